@@ -531,6 +531,7 @@ func (x *TokenUsed) GetNodeId() string {
 type TokenRevoked struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	TokenId       string                 `protobuf:"bytes,1,opt,name=token_id,json=tokenId,proto3" json:"token_id,omitempty"`
+	Reason        string                 `protobuf:"bytes,2,opt,name=reason,proto3" json:"reason,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -568,6 +569,13 @@ func (*TokenRevoked) Descriptor() ([]byte, []int) {
 func (x *TokenRevoked) GetTokenId() string {
 	if x != nil {
 		return x.TokenId
+	}
+	return ""
+}
+
+func (x *TokenRevoked) GetReason() string {
+	if x != nil {
+		return x.Reason
 	}
 	return ""
 }
@@ -1825,6 +1833,7 @@ type RevokeNode struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	NodeId        string                 `protobuf:"bytes,1,opt,name=node_id,json=nodeId,proto3" json:"node_id,omitempty"`
 	Reason        string                 `protobuf:"bytes,2,opt,name=reason,proto3" json:"reason,omitempty"`
+	Force         bool                   `protobuf:"varint,3,opt,name=force,proto3" json:"force,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1871,6 +1880,13 @@ func (x *RevokeNode) GetReason() string {
 		return x.Reason
 	}
 	return ""
+}
+
+func (x *RevokeNode) GetForce() bool {
+	if x != nil {
+		return x.Force
+	}
+	return false
 }
 
 type RotateNodeKey struct {
@@ -2017,6 +2033,7 @@ type RemoveServer struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	NodeId        string                 `protobuf:"bytes,1,opt,name=node_id,json=nodeId,proto3" json:"node_id,omitempty"`
 	Reason        string                 `protobuf:"bytes,2,opt,name=reason,proto3" json:"reason,omitempty"`
+	Force         bool                   `protobuf:"varint,3,opt,name=force,proto3" json:"force,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -2063,6 +2080,13 @@ func (x *RemoveServer) GetReason() string {
 		return x.Reason
 	}
 	return ""
+}
+
+func (x *RemoveServer) GetForce() bool {
+	if x != nil {
+		return x.Force
+	}
+	return false
 }
 
 type RotateGossipKey struct {
@@ -2139,9 +2163,10 @@ const file_skein_v1_events_proto_rawDesc = "" +
 	"\x05token\x18\x01 \x01(\v2\x0f.skein.v1.TokenR\x05token\"?\n" +
 	"\tTokenUsed\x12\x19\n" +
 	"\btoken_id\x18\x01 \x01(\tR\atokenId\x12\x17\n" +
-	"\anode_id\x18\x02 \x01(\tR\x06nodeId\")\n" +
+	"\anode_id\x18\x02 \x01(\tR\x06nodeId\"A\n" +
 	"\fTokenRevoked\x12\x19\n" +
-	"\btoken_id\x18\x01 \x01(\tR\atokenId\"M\n" +
+	"\btoken_id\x18\x01 \x01(\tR\atokenId\x12\x16\n" +
+	"\x06reason\x18\x02 \x01(\tR\x06reason\"M\n" +
 	"\fNodeAdmitted\x12\"\n" +
 	"\x04node\x18\x01 \x01(\v2\x0e.skein.v1.NodeR\x04node\x12\x19\n" +
 	"\btoken_id\x18\x02 \x01(\tR\atokenId\"1\n" +
@@ -2244,21 +2269,23 @@ const file_skein_v1_events_proto_rawDesc = "" +
 	"max_schema\x18\x06 \x01(\rR\tmaxSchema\x1a9\n" +
 	"\vLabelsEntry\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
-	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\"=\n" +
+	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\"S\n" +
 	"\n" +
 	"RevokeNode\x12\x17\n" +
 	"\anode_id\x18\x01 \x01(\tR\x06nodeId\x12\x16\n" +
-	"\x06reason\x18\x02 \x01(\tR\x06reason\"M\n" +
+	"\x06reason\x18\x02 \x01(\tR\x06reason\x12\x14\n" +
+	"\x05force\x18\x03 \x01(\bR\x05force\"M\n" +
 	"\rRotateNodeKey\x12\x17\n" +
 	"\anode_id\x18\x01 \x01(\tR\x06nodeId\x12#\n" +
 	"\rwireguard_key\x18\x02 \x01(\fR\fwireguardKey\"$\n" +
 	"\tAddServer\x12\x17\n" +
 	"\anode_id\x18\x01 \x01(\tR\x06nodeId\"(\n" +
 	"\rPromoteServer\x12\x17\n" +
-	"\anode_id\x18\x01 \x01(\tR\x06nodeId\"?\n" +
+	"\anode_id\x18\x01 \x01(\tR\x06nodeId\"U\n" +
 	"\fRemoveServer\x12\x17\n" +
 	"\anode_id\x18\x01 \x01(\tR\x06nodeId\x12\x16\n" +
-	"\x06reason\x18\x02 \x01(\tR\x06reason\"\x11\n" +
+	"\x06reason\x18\x02 \x01(\tR\x06reason\x12\x14\n" +
+	"\x05force\x18\x03 \x01(\bR\x05force\"\x11\n" +
 	"\x0fRotateGossipKeyB1Z/github.com/skeinmesh/skein/api/skein/v1;skeinv1b\x06proto3"
 
 var (

@@ -213,6 +213,7 @@ type Node struct {
 	AdmittedIndex uint64                 `protobuf:"varint,9,opt,name=admitted_index,json=admittedIndex,proto3" json:"admitted_index,omitempty"` // index of the event that admitted it
 	MinSchema     uint32                 `protobuf:"varint,10,opt,name=min_schema,json=minSchema,proto3" json:"min_schema,omitempty"`            // oldest event schema it can fold
 	MaxSchema     uint32                 `protobuf:"varint,11,opt,name=max_schema,json=maxSchema,proto3" json:"max_schema,omitempty"`            // newest event schema it can fold
+	AgentsOnly    bool                   `protobuf:"varint,12,opt,name=agents_only,json=agentsOnly,proto3" json:"agents_only,omitempty"`         // its token lets no servers in: it may never be one
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -322,6 +323,13 @@ func (x *Node) GetMaxSchema() uint32 {
 		return x.MaxSchema
 	}
 	return 0
+}
+
+func (x *Node) GetAgentsOnly() bool {
+	if x != nil {
+		return x.AgentsOnly
+	}
+	return false
 }
 
 // RevokedNode keeps a revoked node's ID, keys and addresses from coming back.
@@ -819,7 +827,7 @@ const file_skein_v1_state_proto_rawDesc = "" +
 	"\x12archive_max_events\x18\x05 \x01(\x04R\x10archiveMaxEvents\x125\n" +
 	"\x17archive_max_age_seconds\x18\x06 \x01(\x04R\x14archiveMaxAgeSeconds\x12*\n" +
 	"\x11archive_max_bytes\x18\a \x01(\x04R\x0farchiveMaxBytes\x120\n" +
-	"\x14route_node_addresses\x18\b \x01(\bR\x12routeNodeAddresses\"\x8f\x03\n" +
+	"\x14route_node_addresses\x18\b \x01(\bR\x12routeNodeAddresses\"\xb0\x03\n" +
 	"\x04Node\x12\x0e\n" +
 	"\x02id\x18\x01 \x01(\tR\x02id\x12\x12\n" +
 	"\x04name\x18\x02 \x01(\tR\x04name\x12!\n" +
@@ -835,7 +843,9 @@ const file_skein_v1_state_proto_rawDesc = "" +
 	"min_schema\x18\n" +
 	" \x01(\rR\tminSchema\x12\x1d\n" +
 	"\n" +
-	"max_schema\x18\v \x01(\rR\tmaxSchema\x1a9\n" +
+	"max_schema\x18\v \x01(\rR\tmaxSchema\x12\x1f\n" +
+	"\vagents_only\x18\f \x01(\bR\n" +
+	"agentsOnly\x1a9\n" +
 	"\vLabelsEntry\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
 	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\"h\n" +

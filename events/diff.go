@@ -1,0 +1,170 @@
+package events
+
+import (
+	"crypto/sha256"
+	"encoding/base64"
+	"encoding/hex"
+	"fmt"
+	"maps"
+	"slices"
+	"strings"
+	"time"
+
+	"google.golang.org/protobuf/proto"
+	"google.golang.org/protobuf/reflect/protoreflect"
+
+	skeinv1 "github.com/skeinmesh/skein/api/skein/v1"
+)
+
+// Diff says in lines for people what differs from a to b: + for what b has more, - for what it has
+// less, ~ for what changed. Secrets appear as fingerprints only. Answers are left out: they are
+// bookkeeping. Equal states give no lines.
+func Diff(a, b *State) []string {
+	var out []string
+	out = append(out, diffOne("cluster", a.Cluster(), b.Cluster())...)
+	out = append(out, diffOne("settings", a.settings.get(), b.settings.get())...)
+	out = append(out, diffOne("gossip keys", a.GossipKeys(), b.GossipKeys())...)
+	out = append(out, diffTable(&a.nodes, &b.nodes, func(n *skeinv1.Node) (string, string) {
+		return n.GetId(), fmt.Sprintf("node %s (%s)", n.GetName(), n.GetId())
+	})...)
+	out = append(out, diffTable(&a.revoked, &b.revoked, func(r *skeinv1.RevokedNode) (string, string) {
+		return r.GetNode().GetId(), fmt.Sprintf("revoked node %s (%s)", r.GetNode().GetName(), r.GetNode().GetId())
+	})...)
+	out = append(out, diffTable(&a.servers, &b.servers, func(v *skeinv1.Server) (string, string) {
+		name := v.GetNodeId()
+		for _, s := range []*State{b, a} {
+			if n := find(&s.nodes, v.GetNodeId()); n != nil {
+				name = n.GetName() + " (" + v.GetNodeId() + ")"
+				break
+			}
+		}
+		return v.GetNodeId(), "server " + name
+	})...)
+	return append(out, diffTable(&a.tokens, &b.tokens, func(t *skeinv1.Token) (string, string) {
+		return t.GetId(), "token " + t.GetId()
+	})...)
+}
+
+// diffTable compares two tables of entities; name gives an entity's ID and what to call it.
+func diffTable[M proto.Message](a, b *table[M], name func(M) (id, title string)) []string {
+	if a.root == b.root {
+		return nil
+	}
+	before, after := map[string]M{}, map[string]M{}
+	for m := range a.all() {
+		id, _ := name(m)
+		before[id] = m
+	}
+	for m := range b.all() {
+		id, _ := name(m)
+		after[id] = m
+	}
+	all := maps.Clone(before)
+	maps.Copy(all, after)
+	var out []string
+	for _, id := range slices.Sorted(maps.Keys(all)) {
+		old, had := before[id]
+		now, has := after[id]
+		_, title := name(all[id])
+		switch {
+		case !had:
+			out = append(out, "+ "+title+describe(now))
+		case !has:
+			out = append(out, "- "+title+describe(old))
+		default:
+			out = append(out, diffFields("~ "+title, old, now)...)
+		}
+	}
+	return out
+}
+
+func diffOne[M interface {
+	comparable
+	proto.Message
+}](title string, a, b M) []string {
+	var none M
+	switch {
+	case a == b:
+		return nil
+	case a == none:
+		return []string{"+ " + title + describe(b)}
+	case b == none:
+		return []string{"- " + title}
+	}
+	return diffFields("~ "+title, a, b)
+}
+
+// diffFields is one line for each field that differs.
+func diffFields(title string, a, b proto.Message) []string {
+	if proto.Equal(a, b) {
+		return nil
+	}
+	var out []string
+	x, y := a.ProtoReflect(), b.ProtoReflect()
+	for _, f := range sortedFields(x.Descriptor()) {
+		if vx, vy := x.Get(f), y.Get(f); !vx.Equal(vy) {
+			out = append(out, fmt.Sprintf("%s: %s %s → %s", title, f.Name(), show(f, vx), show(f, vy)))
+		}
+	}
+	return out
+}
+
+// describe lists what is set in a new entity, apart from what its title says already.
+func describe(m proto.Message) string {
+	var parts []string
+	r := m.ProtoReflect()
+	for _, f := range sortedFields(r.Descriptor()) {
+		switch f.Name() {
+		case "id", "name", "node_id", "node":
+			continue
+		}
+		if r.Has(f) {
+			parts = append(parts, fmt.Sprintf("%s %s", f.Name(), show(f, r.Get(f))))
+		}
+	}
+	if len(parts) == 0 {
+		return ""
+	}
+	return ": " + strings.Join(parts, ", ")
+}
+
+func sortedFields(d protoreflect.MessageDescriptor) []protoreflect.FieldDescriptor {
+	out := make([]protoreflect.FieldDescriptor, d.Fields().Len())
+	for i := range out {
+		out[i] = d.Fields().Get(i)
+	}
+	slices.SortFunc(out, func(x, y protoreflect.FieldDescriptor) int { return int(x.Number() - y.Number()) })
+	return out
+}
+
+// show is a value for people: times as times, public keys whole, secrets as fingerprints.
+func show(f protoreflect.FieldDescriptor, v protoreflect.Value) string {
+	switch {
+	case f.IsMap():
+		parts := []string{}
+		v.Map().Range(func(k protoreflect.MapKey, v protoreflect.Value) bool {
+			parts = append(parts, k.String()+"="+v.String())
+			return true
+		})
+		slices.Sort(parts)
+		return "{" + strings.Join(parts, " ") + "}"
+	case f.IsList():
+		return fmt.Sprintf("%d of them", v.List().Len())
+	case f.Kind() == protoreflect.BytesKind && len(v.Bytes()) == 0:
+		return "(none)"
+	case f.Kind() == protoreflect.BytesKind && public(f):
+		return base64.StdEncoding.EncodeToString(v.Bytes())
+	case f.Kind() == protoreflect.BytesKind:
+		h := sha256.Sum256(append([]byte("skein fingerprint v1\x00"), v.Bytes()...))
+		return "secret:" + hex.EncodeToString(h[:4])
+	case f.Kind() == protoreflect.Int64Kind && v.Int() != 0:
+		return time.Unix(0, v.Int()).UTC().Format(time.RFC3339) // every int64 of the state is a time
+	case f.Kind() == protoreflect.StringKind:
+		return fmt.Sprintf("%q", v.String())
+	}
+	return v.String()
+}
+
+func public(f protoreflect.FieldDescriptor) bool {
+	return f.Name() == "identity_key" || f.Name() == "wireguard_key"
+}

@@ -1,0 +1,237 @@
+package events
+
+import (
+	"fmt"
+	"net/netip"
+
+	"google.golang.org/protobuf/encoding/protowire"
+	"google.golang.org/protobuf/proto"
+
+	skeinv1 "github.com/skeinmesh/skein/api/skein/v1"
+)
+
+// Fold takes in the next event. It fails only with ErrGap, when the event does not follow the last
+// one, and with ErrUnknownEvent, when this version does not know the event and it may not be skipped;
+// the state is then as before. The state keeps parts of the event: do not change it afterwards.
+//
+// A known event that contradicts the state (an address that is taken, a node that is not there) changes
+// nothing but the index: Decide never makes one, and so no invariant can be broken by one.
+func (s *State) Fold(e *skeinv1.Event) error {
+	if e.GetIndex() != s.index+1 {
+		return fmt.Errorf("%w: the state is at %d and event %d was to follow", ErrGap, s.index, e.GetIndex())
+	}
+	if known := e.GetBody() != nil && e.GetSchema() <= SchemaMax; known {
+		s.fold(e)
+	} else if !e.GetIgnorable() {
+		return fmt.Errorf("%w %d%s of schema %d: this skein folds schemas %d to %d; install the version that the servers run",
+			ErrUnknownEvent, e.GetIndex(), unknownField(e), e.GetSchema(), SchemaMin, SchemaMax)
+	}
+	s.index, s.time = e.GetIndex(), e.GetTime()
+	return nil
+}
+
+// unknownField names the body that was not understood.
+func unknownField(e *skeinv1.Event) string {
+	num, _, n := protowire.ConsumeTag(e.ProtoReflect().GetUnknown())
+	if n < 0 {
+		return ""
+	}
+	return fmt.Sprintf(" (body %d)", num)
+}
+
+func (s *State) fold(e *skeinv1.Event) {
+	switch b := e.GetBody().(type) {
+	case *skeinv1.Event_ClusterCreated:
+		if s.cluster == nil && b.ClusterCreated.GetCluster() != nil {
+			s.cluster = &cell[*skeinv1.Cluster]{value: b.ClusterCreated.GetCluster()}
+			s.setSettings(b.ClusterCreated.GetSettings())
+		}
+	case *skeinv1.Event_SettingsChanged:
+		s.setSettings(b.SettingsChanged.GetSettings())
+	case *skeinv1.Event_TokenCreated:
+		s.addToken(b.TokenCreated.GetToken())
+	case *skeinv1.Event_TokenUsed:
+		s.useToken(b.TokenUsed.GetTokenId())
+	case *skeinv1.Event_TokenRevoked:
+		s.dropToken(b.TokenRevoked.GetTokenId())
+	case *skeinv1.Event_NodeAdmitted:
+		s.admit(b.NodeAdmitted.GetNode())
+	case *skeinv1.Event_NodeChanged:
+		s.change(b.NodeChanged.GetNode())
+	case *skeinv1.Event_NodeRevoked:
+		s.revoke(b.NodeRevoked, e.GetTime())
+	case *skeinv1.Event_NodeKeyRotated:
+		s.rotate(b.NodeKeyRotated)
+	case *skeinv1.Event_ServerAdded:
+		s.setServer(b.ServerAdded.GetNodeId(), false, e.GetTime())
+	case *skeinv1.Event_ServerPromoted:
+		s.setServer(b.ServerPromoted.GetNodeId(), true, e.GetTime())
+	case *skeinv1.Event_ServerRemoved:
+		s.dropServer(b.ServerRemoved.GetNodeId())
+	case *skeinv1.Event_GossipKeyRotated:
+		if k := b.GossipKeyRotated.GetKeys(); k != nil {
+			s.gossipKeys = &cell[*skeinv1.GossipKeys]{value: k}
+		}
+	case *skeinv1.Event_CommandAnswered:
+		if a := b.CommandAnswered.GetAnswer(); a.GetIndex() == e.GetIndex() {
+			s.remember(a)
+		}
+	}
+}
+
+func (s *State) setSettings(v *skeinv1.Settings) {
+	if v != nil {
+		s.settings = &cell[*skeinv1.Settings]{value: v}
+	}
+}
+
+func (s *State) addToken(t *skeinv1.Token) bool {
+	h, ok := hexKey(t.GetId())
+	if !ok || find(&s.tokens, t.GetId()) != nil {
+		return false
+	}
+	s.tokens.put(s.own(), h, t.GetId(), t)
+	return true
+}
+
+func (s *State) useToken(id string) {
+	t := find(&s.tokens, id)
+	if t.GetUsesLeft() == 0 {
+		return
+	}
+	used := proto.CloneOf(t)
+	used.UsesLeft--
+	h, _ := hexKey(id)
+	s.tokens.put(s.own(), h, id, used)
+}
+
+func (s *State) dropToken(id string) {
+	if h, ok := hexKey(id); ok {
+		s.tokens.del(s.own(), h, id)
+	}
+}
+
+// admit adds a node, unless something of it is taken; it reports whether it did.
+func (s *State) admit(n *skeinv1.Node) bool {
+	id := n.GetId()
+	h, ok := hexKey(id)
+	if !ok || find(&s.nodes, id) != nil || find(&s.revoked, id) != nil || s.taken(&s.names, n.GetName(), "") || !s.claim(n) {
+		return false
+	}
+	s.nodes.put(s.own(), h, id, n)
+	s.enter(&s.names, n.GetName(), id)
+	return true
+}
+
+// claim takes a node's key and addresses into the indexes of what may never be given again.
+func (s *State) claim(n *skeinv1.Node) bool {
+	key := string(n.GetWireguardKey())
+	if s.taken(&s.keys, key, "") || s.taken(&s.addresses, n.GetIpv4(), "") || s.taken(&s.addresses, n.GetIpv6(), "") {
+		return false
+	}
+	if n.GetIpv4() != "" && n.GetIpv4() == n.GetIpv6() {
+		return false
+	}
+	s.enter(&s.keys, key, n.GetId())
+	s.enter(&s.addresses, n.GetIpv4(), n.GetId())
+	s.enter(&s.addresses, n.GetIpv6(), n.GetId())
+	if a, err := netip.ParseAddr(n.GetIpv4()); err == nil && a.Is4() {
+		last := s.newest
+		if n.GetAdmittedIndex() > last.index || n.GetAdmittedIndex() == last.index && last.ipv4.Less(a) {
+			s.newest = admission{index: n.GetAdmittedIndex(), ipv4: a}
+		}
+	}
+	return true
+}
+
+// taken reports whether somebody other than the node holds the key. Nobody holds the empty key.
+func (s *State) taken(t *table[string], key, except string) bool {
+	if key == "" {
+		return false
+	}
+	id, ok := t.get(textKey(key), key)
+	return ok && id != except
+}
+
+func (s *State) enter(t *table[string], key, id string) {
+	if key != "" {
+		t.put(s.own(), textKey(key), key, id)
+	}
+}
+
+// change replaces a node. Its key and addresses stay: they have events of their own or never change.
+func (s *State) change(n *skeinv1.Node) {
+	old := find(&s.nodes, n.GetId())
+	if old == nil || s.taken(&s.names, n.GetName(), n.GetId()) || n.GetIpv4() != old.GetIpv4() || n.GetIpv6() != old.GetIpv6() ||
+		n.GetAdmittedIndex() != old.GetAdmittedIndex() ||
+		string(n.GetWireguardKey()) != string(old.GetWireguardKey()) || string(n.GetIdentityKey()) != string(old.GetIdentityKey()) {
+		return
+	}
+	if n.GetName() != old.GetName() {
+		s.names.del(s.own(), textKey(old.GetName()), old.GetName())
+		s.enter(&s.names, n.GetName(), n.GetId())
+	}
+	s.replace(n)
+}
+
+func (s *State) replace(n *skeinv1.Node) {
+	h, _ := hexKey(n.GetId())
+	s.nodes.put(s.own(), h, n.GetId(), n)
+}
+
+func (s *State) rotate(r *skeinv1.NodeKeyRotated) {
+	old := find(&s.nodes, r.GetNodeId())
+	key := string(r.GetWireguardKey())
+	if old == nil || key == "" || s.taken(&s.keys, key, "") {
+		return
+	}
+	n := proto.CloneOf(old)
+	n.WireguardKey = r.GetWireguardKey()
+	s.keys.del(s.own(), textKey(string(old.GetWireguardKey())), string(old.GetWireguardKey()))
+	s.enter(&s.keys, key, n.GetId())
+	s.replace(n)
+}
+
+func (s *State) revoke(r *skeinv1.NodeRevoked, at int64) {
+	n := find(&s.nodes, r.GetNodeId())
+	if n == nil {
+		return
+	}
+	h, _ := hexKey(n.GetId())
+	s.nodes.del(s.own(), h, n.GetId())
+	s.names.del(s.own(), textKey(n.GetName()), n.GetName())
+	s.servers.del(s.own(), h, n.GetId())
+	s.revoked.put(s.own(), h, n.GetId(), &skeinv1.RevokedNode{Node: n, RevokedAt: at, Reason: r.GetReason()})
+}
+
+// setServer makes a live node a server, or a server a voter.
+func (s *State) setServer(id string, voter bool, at int64) {
+	h, ok := hexKey(id)
+	if !ok || find(&s.nodes, id) == nil {
+		return
+	}
+	if old := find(&s.servers, id); (old != nil) == voter && !old.GetVoter() {
+		s.servers.put(s.own(), h, id, &skeinv1.Server{NodeId: id, Voter: voter, Since: at})
+	}
+}
+
+func (s *State) dropServer(id string) {
+	if h, ok := hexKey(id); ok {
+		s.servers.del(s.own(), h, id)
+	}
+}
+
+// remember keeps an answer and forgets the oldest above MaxAnswers. The first answer stands.
+func (s *State) remember(a *skeinv1.Answer) bool {
+	id := a.GetRequestId()
+	if id == "" || s.AnswerTo(id) != nil {
+		return false
+	}
+	s.answers.put(s.own(), textKey(id), id, a)
+	s.order.push(s.own(), id)
+	if s.order.n > MaxAnswers {
+		oldest := s.order.pop()
+		s.answers.del(s.own(), textKey(oldest), oldest)
+	}
+	return true
+}

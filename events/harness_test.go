@@ -1,0 +1,153 @@
+package events
+
+import (
+	"bytes"
+	"crypto/sha256"
+	"encoding/hex"
+	"fmt"
+	"testing"
+	"time"
+
+	"google.golang.org/protobuf/proto"
+
+	skeinv1 "github.com/skeinmesh/skein/api/skein/v1"
+	"github.com/skeinmesh/skein/identity"
+)
+
+const clusterID = "00112233445566778899aabbccddeeff"
+
+// start is the leader's clock at the first command; every command is a second later than the last.
+var start = time.Date(2026, 3, 1, 12, 0, 0, 0, time.UTC)
+
+// world is a leader without a network: it decides, folds, and keeps the log.
+type world struct {
+	t   testing.TB
+	s   *State
+	log []*skeinv1.Event
+	now time.Time
+	n   int
+}
+
+func newWorld(t testing.TB) *world { return &world{t: t, s: NewState(), now: start} }
+
+// newCluster is a world whose cluster has one node, "a", and a token "1".
+func newCluster(t testing.TB) *world {
+	w := newWorld(t)
+	w.must(createCluster("10.4.0.0/16", "a"))
+	w.must(createToken("1", 1000, false))
+	return w
+}
+
+// propose completes the command as a leader does, decides it and folds what follows.
+func (w *world) propose(c *skeinv1.Command) ([]*skeinv1.Event, *skeinv1.Answer, error) {
+	w.t.Helper()
+	w.now = w.now.Add(time.Second)
+	w.n++
+	c.Time = w.now.UnixNano()
+	c.Entropy = entropy(w.n)
+	before := w.s.Hash()
+	evs, a, err := Decide(w.s, c)
+	if w.s.Hash() != before {
+		w.t.Fatal("Decide changed the state")
+	}
+	for _, e := range evs {
+		if err := w.s.Fold(e); err != nil {
+			w.t.Fatalf("fold %v: %v", e, err)
+		}
+	}
+	w.log = append(w.log, evs...)
+	return evs, a, err
+}
+
+// must proposes a command that is not refused.
+func (w *world) must(c *skeinv1.Command) *skeinv1.Answer {
+	w.t.Helper()
+	_, a, err := w.propose(c)
+	if err != nil {
+		w.t.Fatalf("%v: %v", c, err)
+	}
+	return a
+}
+
+func (w *world) id(name string) string {
+	w.t.Helper()
+	n := w.s.NodeByName(name)
+	if n == nil {
+		w.t.Fatalf("no node %q", name)
+	}
+	return n.GetId()
+}
+
+func entropy(n int) []byte {
+	h := sha256.Sum256(fmt.Append(nil, "entropy ", n))
+	return append(h[:], h[:]...)
+}
+
+func key(purpose, name string) []byte {
+	h := sha256.Sum256([]byte(purpose + " " + name))
+	return h[:]
+}
+
+func idOf(name string) identity.ID { return identity.IDOf(key("identity", name)) }
+
+func tokenID(name string) string { return hex.EncodeToString(key("token", name)[:8]) }
+
+func newNode(name string) *skeinv1.NewNode {
+	return &skeinv1.NewNode{
+		Name: name, IdentityKey: key("identity", name), WireguardKey: key("wireguard", name),
+		Labels: map[string]string{"site": "dc", "rack": "r1"}, MinSchema: SchemaMin, MaxSchema: SchemaMax,
+	}
+}
+
+func createCluster(overlay, first string) *skeinv1.Command {
+	return &skeinv1.Command{Body: &skeinv1.Command_CreateCluster{CreateCluster: &skeinv1.CreateCluster{
+		ClusterId: clusterID, OverlayIpv4: overlay, FirstNode: newNode(first),
+	}}}
+}
+
+func createToken(name string, uses uint32, agentsOnly bool) *skeinv1.Command {
+	return &skeinv1.Command{Body: &skeinv1.Command_CreateToken{CreateToken: &skeinv1.CreateToken{
+		Id: tokenID(name), SecretHash: key("secret", name), LifetimeNanos: int64(time.Hour), Uses: uses, AgentsOnly: agentsOnly,
+	}}}
+}
+
+func admit(name, token string, change ...func(*skeinv1.AdmitNode)) *skeinv1.Command {
+	a := &skeinv1.AdmitNode{Node: newNode(name), TokenId: tokenID(token), TokenSecretHash: key("secret", token), ClusterId: clusterID}
+	for _, f := range change {
+		f(a)
+	}
+	return &skeinv1.Command{Body: &skeinv1.Command_AdmitNode{AdmitNode: a}}
+}
+
+func asServer(a *skeinv1.AdmitNode) { a.Node.Server = true }
+
+func revoke(id string) *skeinv1.Command {
+	return &skeinv1.Command{Body: &skeinv1.Command_RevokeNode{RevokeNode: &skeinv1.RevokeNode{NodeId: id, Reason: "stolen"}}}
+}
+
+func promote(id string) *skeinv1.Command {
+	return &skeinv1.Command{Body: &skeinv1.Command_PromoteServer{PromoteServer: &skeinv1.PromoteServer{NodeId: id}}}
+}
+
+func withID(id string, c *skeinv1.Command) *skeinv1.Command {
+	c.RequestId = id
+	return c
+}
+
+// checkSame demands that two states are the same in content and hash.
+func checkSame(t interface {
+	Helper()
+	Fatalf(string, ...any)
+}, what string, want, have *State) {
+	t.Helper()
+	a, b := want.Proto(), have.Proto()
+	if !proto.Equal(a, b) {
+		t.Fatalf("%s: the states differ:\n%v", what, Diff(want, have))
+	}
+	if !bytes.Equal(Canonical(a), Canonical(b)) {
+		t.Fatalf("%s: equal states have other canonical bytes", what)
+	}
+	if want.Hash() != have.Hash() {
+		t.Fatalf("%s: equal states have other hashes", what)
+	}
+}
