@@ -1,0 +1,266 @@
+package fabric
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"net/netip"
+	"os"
+	"os/exec"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+	"github.com/skeinmesh/skein/internal/testenv"
+)
+
+// raise builds a lab for the length of a test. Its name holds the process, so that runs beside each
+// other do not meet.
+func raise(t *testing.T, sites []SiteSpec, hosts ...HostSpec) Plan {
+	t.Helper()
+	testenv.NeedRoot(t)
+	p, err := NewPlan(fmt.Sprintf("t%d%s", os.Getpid(), shortHash(t.Name())), sites, hosts)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if err := Teardown(context.Background(), p.Lab); err != nil {
+			t.Error(err)
+		}
+		if left, _ := Namespaces(p.Lab); len(left) > 0 {
+			t.Errorf("namespaces left: %v", left)
+		}
+	})
+	if err := Build(t.Context(), p); err != nil {
+		t.Fatal(err)
+	}
+	return p
+}
+
+func shortHash(s string) string {
+	h := uint16(1)
+	for _, b := range []byte(s) {
+		h = h*31 + uint16(b)
+	}
+	return fmt.Sprintf("%04x", h)
+}
+
+func (p Plan) host(t *testing.T, name string) Host {
+	t.Helper()
+	h, ok := p.Host(name)
+	if !ok {
+		t.Fatalf("no host %s", name)
+	}
+	return h
+}
+
+// socket opens a UDP socket on a host's own address.
+func (p Plan) socket(t *testing.T, host string, v6 bool, port uint16) *net.UDPConn {
+	t.Helper()
+	h := p.host(t, host)
+	addr := h.Addr
+	if v6 {
+		addr = h.Addr6
+	}
+	var c *net.UDPConn
+	if err := In(HostNS(p.Lab, host), func() (err error) {
+		c, err = net.ListenUDP("udp", net.UDPAddrFromAddrPort(netip.AddrPortFrom(addr, port)))
+		return err
+	}); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { c.Close() })
+	return c
+}
+
+func local(c *net.UDPConn) netip.AddrPort {
+	return c.LocalAddr().(*net.UDPAddr).AddrPort()
+}
+
+// passes sends a datagram and tells as whose it arrives; ok is false when it does not.
+func passes(t *testing.T, a *net.UDPConn, to netip.AddrPort, b *net.UDPConn) (as netip.AddrPort, ok bool) {
+	t.Helper()
+	token := fmt.Sprint(time.Now().UnixNano())
+	if _, err := a.WriteToUDPAddrPort([]byte(token), to); err != nil && !errors.Is(err, syscall.ECONNREFUSED) {
+		return as, false // no route is an answer too
+	}
+	buf := make([]byte, 100)
+	deadline := time.Now().Add(60 * time.Millisecond)
+	for {
+		b.SetReadDeadline(deadline)
+		n, from, err := b.ReadFromUDPAddrPort(buf)
+		if errors.Is(err, os.ErrDeadlineExceeded) {
+			return as, false
+		}
+		if err == nil && string(buf[:n]) == token {
+			return netip.AddrPortFrom(from.Addr().Unmap(), from.Port()), true
+		}
+	}
+}
+
+func TestPlanNumbersEverything(t *testing.T) {
+	p, err := NewPlan("x", []SiteSpec{{Name: "dc", NAT: None, IPv6: true}, {Name: "home", NAT: FullCone}, {Name: "cloud", NAT: OneToOne}},
+		[]HostSpec{{"dc1", "dc"}, {"home1", "home"}, {"cloud1", "cloud"}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	var got []string
+	for _, h := range p.Hosts {
+		got = append(got, fmt.Sprintf("%d %s %s public %s %s", h.Number, h.Name, h.Addr, h.Public, h.Addr6))
+	}
+	want := []string{
+		"1 dc1 198.18.1.11 public 198.18.1.11 2001:db8:1::b",
+		"2 home1 192.168.2.12 public 198.18.2.1 invalid IP",
+		"3 cloud1 192.168.3.13 public 198.18.3.13 invalid IP",
+	}
+	if d := cmp.Diff(want, got); d != "" {
+		t.Error(d)
+	}
+	if _, err := NewPlan("x", nil, []HostSpec{{"a", "nowhere"}}); err == nil {
+		t.Error("a host in an unknown site was accepted")
+	}
+	if _, err := NewPlan("x", []SiteSpec{{Name: "dc"}}, make([]HostSpec, MaxHosts+1)); err == nil {
+		t.Error("more hosts than DSCP values were accepted")
+	}
+}
+
+func TestNamespacesOfLabsWithLikeNames(t *testing.T) {
+	all := []string{"skdemo-inet", "skdemo-r-dc", "skdemo-dc1", "skdemo-2-inet", "skdemo-2-dc1", "other", "skdem-x"}
+	if d := cmp.Diff([]string{"skdemo-dc1", "skdemo-inet", "skdemo-r-dc"}, belonging("demo", all)); d != "" {
+		t.Error(d)
+	}
+	if d := cmp.Diff([]string{"skdemo-2-dc1", "skdemo-2-inet"}, belonging("demo-2", all)); d != "" {
+		t.Error(d)
+	}
+	for _, bad := range []string{"inet", "r-dc", "b-inet"} {
+		if CheckNodeName(bad) == nil {
+			t.Errorf("node name %q accepted", bad)
+		}
+	}
+}
+
+func TestPublicSitesReachEachOtherBothFamilies(t *testing.T) {
+	p := raise(t, []SiteSpec{{Name: "a", NAT: None, IPv6: true}, {Name: "b", NAT: None, IPv6: true}},
+		HostSpec{"a1", "a"}, HostSpec{"a2", "a"}, HostSpec{"b1", "b"})
+	for _, v6 := range []bool{false, true} {
+		a1, a2, b1 := p.socket(t, "a1", v6, 1000), p.socket(t, "a2", v6, 1000), p.socket(t, "b1", v6, 1000)
+		for _, pair := range [][2]*net.UDPConn{{a1, b1}, {b1, a1}, {a1, a2}} {
+			as, ok := passes(t, pair[0], local(pair[1]), pair[1])
+			if !ok || as != local(pair[0]) {
+				t.Errorf("from %s to %s: arrived %v as %s", local(pair[0]), local(pair[1]), ok, as)
+			}
+		}
+	}
+}
+
+func TestDropsHitOnlyTheirSenderAndProtocol(t *testing.T) {
+	p := raise(t, []SiteSpec{{Name: "dc", NAT: None, IPv6: true}, {Name: "home", NAT: PortRestrictedCone}},
+		HostSpec{"dc1", "dc"}, HostSpec{"dc2", "dc"}, HostSpec{"home1", "home"})
+	dc1, dc2, home := p.socket(t, "dc1", false, 1000), p.socket(t, "dc2", false, 1000), p.socket(t, "home1", false, 1000)
+	dc1v6, dc2v6 := p.socket(t, "dc1", true, 1000), p.socket(t, "dc2", true, 1000)
+	expect := func(what string, a, b *net.UDPConn, want bool) {
+		t.Helper()
+		if _, ok := passes(t, a, local(b), b); ok != want {
+			t.Errorf("%s: arrived %v, want %v", what, ok, want)
+		}
+	}
+	set := func(host string, drops ...Drop) {
+		t.Helper()
+		if err := SetDrops(p.Lab, host, drops); err != nil {
+			t.Fatal(err)
+		}
+	}
+	tcp := func(want bool) {
+		t.Helper()
+		if ok := p.tcpReaches(t, "home1", "dc1"); ok != want {
+			t.Errorf("TCP from home1 to dc1: %v, want %v", ok, want)
+		}
+	}
+	expect("before", home, dc1, true)
+	tcp(true)
+	set("dc1", Drop{From: p.host(t, "home1").Number, Proto: syscall.IPPROTO_UDP})
+	expect("udp from home1 dropped behind its NAT", home, dc1, false)
+	expect("the other receiver", home, dc2, true)
+	expect("another sender", dc2, dc1, true)
+	tcp(true)
+	set("dc1", Drop{From: p.host(t, "home1").Number}, Drop{From: p.host(t, "dc2").Number})
+	tcp(false)
+	expect("same site", dc2, dc1, false)
+	expect("same site, IPv6", dc2v6, dc1v6, false)
+	expect("the way back is another fault", dc1v6, dc2v6, true)
+	set("dc1")
+	expect("healed", home, dc1, true)
+	expect("healed, IPv6", dc2v6, dc1v6, true)
+}
+
+// tcpReaches opens a TCP connection between two hosts, over IPv4.
+func (p Plan) tcpReaches(t *testing.T, from, to string) bool {
+	t.Helper()
+	var l net.Listener
+	if err := In(HostNS(p.Lab, to), func() (err error) {
+		l, err = net.Listen("tcp4", netip.AddrPortFrom(p.host(t, to).Addr, 0).String())
+		return err
+	}); err != nil {
+		t.Fatal(err)
+	}
+	defer l.Close()
+	return In(HostNS(p.Lab, from), func() error {
+		c, err := net.DialTimeout("tcp4", l.Addr().String(), 150*time.Millisecond)
+		if err == nil {
+			c.Close()
+		}
+		return err
+	}) == nil
+}
+
+func TestDelayWorksOrSaysWhyNot(t *testing.T) {
+	testenv.NeedRoot(t)
+	p, err := NewPlan(fmt.Sprintf("t%dd", os.Getpid()), []SiteSpec{{Name: "a", NAT: None, Delay: 30 * time.Millisecond}, {Name: "b", NAT: None}},
+		[]HostSpec{{"a1", "a"}, {"b1", "b"}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { Teardown(context.Background(), p.Lab) })
+	err = Build(t.Context(), p)
+	if errors.Is(err, ErrNoNetem) {
+		return // said plainly: that is what this kernel can do
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	start := time.Now()
+	if !p.tcpReaches(t, "a1", "b1") || time.Since(start) < 60*time.Millisecond {
+		t.Errorf("a round trip took %v with 30ms each way", time.Since(start))
+	}
+}
+
+func TestTeardownEndsWhatLivesInside(t *testing.T) {
+	p := raise(t, []SiteSpec{{Name: "a", NAT: None}}, HostSpec{"a1", "a"})
+	cmd := exec.Command("/bin/sleep", "1000")
+	cmd.SysProcAttr = &syscall.SysProcAttr{Setsid: true}
+	if err := In(HostNS(p.Lab, "a1"), cmd.Start); err != nil {
+		t.Fatal(err)
+	}
+	done := make(chan error, 1)
+	go func() { done <- cmd.Wait() }()
+	if pids, err := Inside(p.Lab); err != nil || len(pids) != 1 || pids[0] != cmd.Process.Pid {
+		t.Errorf("processes inside: %v, %v; want %d", pids, err, cmd.Process.Pid)
+	}
+	if err := Teardown(t.Context(), p.Lab); err != nil {
+		t.Fatal(err)
+	}
+	if err := <-done; err == nil {
+		t.Error("the process was not killed")
+	}
+	if err := Teardown(t.Context(), p.Lab); err != nil {
+		t.Errorf("a second time: %v", err)
+	}
+	if err := Build(t.Context(), p); err != nil {
+		t.Errorf("the name is not free again: %v", err)
+	}
+	if err := Build(t.Context(), p); err == nil {
+		t.Error("a second lab of the same name was built")
+	}
+}

@@ -1,0 +1,265 @@
+package lab
+
+import (
+	"bytes"
+	"errors"
+	"fmt"
+	"os"
+	"regexp"
+	"slices"
+	"strings"
+
+	"github.com/goccy/go-yaml"
+	"github.com/goccy/go-yaml/ast"
+	"github.com/goccy/go-yaml/parser"
+
+	"github.com/skeinmesh/skein/chaos/lab/fabric"
+)
+
+// maxFile bounds a lab file, in bytes.
+const maxFile = 1 << 20
+
+// laterNATs are in the format (DESIGN.md section 14) and not in this build.
+var laterNATs = []string{"symmetric-sequential", "double"}
+
+var nameRule = regexp.MustCompile(`^[a-z0-9]([a-z0-9-]{0,30}[a-z0-9])?$`)
+
+// Load reads and checks a lab file. Its error tells every mistake, one a line: file, line, key, what
+// is wrong and what is allowed.
+func Load(path string) (*Spec, error) {
+	st, err := os.Stat(path)
+	if err == nil && st.Size() > maxFile {
+		err = fmt.Errorf("it has %d bytes, a lab file has at most %d", st.Size(), maxFile)
+	}
+	var src []byte
+	if err == nil {
+		src, err = os.ReadFile(path)
+	}
+	if err != nil {
+		return nil, fmt.Errorf("lab file %s: %w", path, err)
+	}
+	return Parse(path, src)
+}
+
+// Parse is Load for a file that has been read; file is its name in messages.
+func Parse(file string, src []byte) (*Spec, error) {
+	if len(src) > maxFile {
+		return nil, fmt.Errorf("lab file %s: has %d bytes, a lab file has at most %d", file, len(src), maxFile)
+	}
+	tree, err := parser.ParseBytes(src, 0)
+	if err != nil {
+		return nil, syntaxError(file, err)
+	}
+	d := &decoder{file: file}
+	s := &Spec{File: file, Source: bytes.Clone(src)}
+	root := ast.Node(nil)
+	for _, doc := range tree.Docs {
+		if doc.Body == nil {
+			continue
+		}
+		if root != nil {
+			return nil, fmt.Errorf("%s: holds more than one YAML document; a lab is one", file)
+		}
+		root = doc.Body
+	}
+	if root == nil {
+		return nil, fmt.Errorf("%s: is empty; a lab has name, sites, nodes and steps (docs/lab.md)", file)
+	}
+	r := &reader{d: d, s: s}
+	r.read(value{d: d, node: root})
+	if len(d.errs) > 0 {
+		return nil, errors.Join(d.errs...)
+	}
+	return s, nil
+}
+
+func syntaxError(file string, err error) error {
+	var syntax *yaml.SyntaxError
+	if errors.As(err, &syntax) && syntax.Token != nil && syntax.Token.Position != nil {
+		return fmt.Errorf("%s:%d: no valid YAML: %s", file, syntax.Token.Position.Line, syntax.Message)
+	}
+	return fmt.Errorf("%s: no valid YAML: %w", file, err)
+}
+
+// reader fills a Spec from a tree. Steps are read last, when all names are known.
+type reader struct {
+	d     *decoder
+	s     *Spec
+	lines map[string]int // of nodes
+}
+
+func (r *reader) read(root value) {
+	var steps *value
+	var nodes, named bool
+	root.mapping(
+		field{"name", func(v value) { named = true; r.s.Name = r.name(v, v.text("a name")) }},
+		field{"sites", func(v value) { v.entries("a mapping from names to sites", r.site) }},
+		field{"config", func(v value) { r.s.Config = r.config(v) }},
+		field{"nodes", func(v value) { nodes = true; v.entries("a mapping from names to nodes", r.node) }},
+		field{"steps", func(v value) { steps = &v }},
+	)
+	if !named {
+		root.fail("the key \"name\" is missing: a lab's name is part of its namespaces' names")
+	}
+	if !nodes {
+		root.fail("the key \"nodes\" is missing: a lab has at least one node")
+	} else if len(r.d.errs) == 0 { // else its findings would be consequences of those
+		r.checkNodes(root)
+	}
+	if steps != nil {
+		if steps.node == nil || kindOf(steps.node) == "empty" {
+			return
+		}
+		steps.each("steps", r.step)
+	}
+}
+
+func (r *reader) name(v value, name string) string {
+	if name != "" && !nameRule.MatchString(name) {
+		v.fail("%q is no name; allowed: up to 32 of a-z, 0-9 and -, not - at the ends", name)
+	}
+	return name
+}
+
+func (r *reader) site(name string, v value) {
+	s := fabric.SiteSpec{Name: r.name(v, name)}
+	ipv6 := (*bool)(nil)
+	before := len(r.d.errs)
+	v.mapping(
+		field{"nat", func(v value) { s.NAT = r.nat(v) }},
+		field{"ipv6", func(v value) { b := v.boolean(); ipv6 = &b }},
+		field{"delay", func(v value) { s.Delay = v.duration() }},
+		field{"hairpin", func(v value) { v.fail("is not supported yet by this build: its NATs do not hairpin") }},
+		field{"portmap", func(v value) { v.fail("is not supported yet by this build: its routers do not map ports on request") }},
+	)
+	if s.NAT == "" && len(r.d.errs) == before {
+		v.fail("the key \"nat\" is missing; allowed: %s", natNames())
+	}
+	s.IPv6 = s.NAT == fabric.None
+	if ipv6 != nil {
+		s.IPv6 = *ipv6
+	}
+	r.s.Sites = append(r.s.Sites, s)
+}
+
+func natNames() string {
+	var names []string
+	for _, n := range fabric.NATs() {
+		names = append(names, string(n))
+	}
+	return strings.Join(names, ", ")
+}
+
+func (r *reader) nat(v value) fabric.NAT {
+	if s, ok := v.node.(*ast.StringNode); ok && slices.Contains(laterNATs, s.Value) {
+		v.fail("%q is not supported yet by this build; allowed: %s", s.Value, natNames())
+		return fabric.None
+	}
+	if kindOf(v.node) == "empty" {
+		v.fail("is empty; allowed: %s", natNames())
+		return fabric.None
+	}
+	return fabric.NAT(v.oneOf(strings.Split(natNames(), ", ")...))
+}
+
+// labKeys are the config keys that the lab sets itself.
+var labKeys = []string{"name", "stateDir", "runDir"}
+
+func (r *reader) config(v value) map[string]any {
+	config := v.free()
+	for _, k := range labKeys {
+		if _, ok := config[k]; ok {
+			v.fail("the key %q is set by the lab itself: leave it out", k)
+		}
+	}
+	return config
+}
+
+func (r *reader) node(name string, v value) {
+	before := len(r.d.errs)
+	n := Node{Name: r.name(v, name)}
+	if r.lines == nil {
+		r.lines = map[string]int{}
+	}
+	r.lines[name] = v.line()
+	if err := fabric.CheckNodeName(name); err != nil {
+		v.fail("%v", err)
+	}
+	if name == "all" {
+		v.fail("\"all\" means all nodes in steps: choose another name")
+	}
+	v.mapping(
+		field{"site", func(v value) {
+			n.Site = v.text("the name of a site")
+			if !slices.ContainsFunc(r.s.Sites, func(s fabric.SiteSpec) bool { return s.Name == n.Site }) && n.Site != "" {
+				v.fail("there is no site %q above; allowed: %s", n.Site, strings.Join(r.siteNames(), ", "))
+			}
+		}},
+		field{"server", func(v value) { n.Server = v.boolean() }},
+		field{"relay", func(v value) { n.Relay = v.oneOf("auto", "true", "false") }},
+		field{"init", func(v value) { n.Init = v.boolean() }},
+		field{"config", func(v value) { n.Config = r.config(v) }},
+	)
+	if n.Site == "" && len(r.d.errs) == before {
+		v.fail("the key \"site\" is missing; allowed: %s", strings.Join(r.siteNames(), ", "))
+	}
+	r.s.Nodes = append(r.s.Nodes, n)
+}
+
+func (r *reader) siteNames() []string {
+	var names []string
+	for _, s := range r.s.Sites {
+		names = append(names, s.Name)
+	}
+	return names
+}
+
+// checkNodes looks at the nodes together, and settles who creates the cluster.
+func (r *reader) checkNodes(root value) {
+	if len(r.s.Nodes) > fabric.MaxHosts {
+		root.fail("%d nodes; allowed: up to %d", len(r.s.Nodes), fabric.MaxHosts)
+	}
+	if len(r.s.Sites) > fabric.MaxSites {
+		root.fail("%d sites; allowed: up to %d", len(r.s.Sites), fabric.MaxSites)
+	}
+	var asked []string
+	server := -1
+	for i, n := range r.s.Nodes {
+		if n.Init {
+			asked = append(asked, n.Name)
+			if !n.Server {
+				r.d.failAt(r.lines[n.Name], "nodes."+n.Name, "creates the cluster (init: true) and so must be a server: add server: true")
+			}
+		}
+		if n.Server && server < 0 {
+			server = i
+		}
+	}
+	switch {
+	case server < 0:
+		root.fail("no node is a server: add server: true to at least one of %s", strings.Join(r.s.NodeNames(), ", "))
+		return
+	case len(asked) > 1:
+		root.fail("%s all have init: true; one node creates the cluster, the others join", strings.Join(asked, ", "))
+		return
+	case len(asked) == 0:
+		r.s.Nodes[server].Init = true
+	}
+	r.checkReachable(r.s.Initialiser())
+}
+
+// checkReachable makes sure that the others can join through the initialiser.
+func (r *reader) checkReachable(first Node) {
+	for _, s := range r.s.Sites {
+		if s.Name != first.Site || s.NAT == fabric.None || s.NAT == fabric.OneToOne {
+			continue
+		}
+		for _, n := range r.s.Nodes {
+			if n.Site != first.Site {
+				r.d.failAt(r.lines[first.Name], "nodes."+first.Name,
+					"creates the cluster behind a NAT (%s), where %s could not reach it to join: put it, or the node with init: true, into a site with nat: none or one-to-one", s.NAT, n.Name)
+				return
+			}
+		}
+	}
+}

@@ -1,0 +1,208 @@
+package lab
+
+import (
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+	"github.com/google/go-cmp/cmp/cmpopts"
+
+	"github.com/skeinmesh/skein/chaos/lab/fabric"
+)
+
+func TestLoadTheDesignsExample(t *testing.T) {
+	got, err := Load("../../examples/three-sites.yaml")
+	if err != nil {
+		t.Fatal(err)
+	}
+	yes := true
+	all := []string{"dc1", "home1", "cloud1"}
+	want := &Spec{
+		File: "../../examples/three-sites.yaml", Name: "three-sites",
+		Sites: []fabric.SiteSpec{{Name: "dc", NAT: fabric.None, IPv6: true}, {Name: "home", NAT: fabric.PortRestrictedCone}, {Name: "cloud", NAT: fabric.Symmetric}},
+		Nodes: []Node{{Name: "dc1", Site: "dc", Server: true, Relay: "true", Init: true}, {Name: "home1", Site: "home"}, {Name: "cloud1", Site: "cloud"}},
+		Steps: []Step{
+			{Line: 11, Text: "wait: converged, within: 30s", Within: 30 * time.Second, Action: Wait{Converged: true, Nodes: all}},
+			{Line: 12, Text: "expect: {from: home1, to: cloud1, reach: true, path: direct}, within: 10s", Within: 10 * time.Second,
+				Action: Expect{From: []string{"home1"}, To: []string{"cloud1"}, Reach: &yes, Path: []string{"direct"}, Count: 1}},
+			{Line: 13, Text: "partition: [[dc1], [home1, cloud1]]", Action: Partition{[][]string{{"dc1"}, {"home1", "cloud1"}}}},
+			{Line: 14, Text: "kill: dc1", Action: Kill{[]string{"dc1"}}},
+			{Line: 15, Text: "heal: all", Action: Heal{All: true, Nodes: all}},
+		},
+	}
+	if d := cmp.Diff(want, got, cmpopts.IgnoreFields(Spec{}, "Source")); d != "" {
+		t.Error(d)
+	}
+}
+
+func TestEveryExampleLoads(t *testing.T) {
+	files, err := filepath.Glob("../../examples/*.yaml")
+	if err != nil || len(files) == 0 {
+		t.Fatal("no examples", err)
+	}
+	names := map[string]string{}
+	for _, f := range files {
+		s, err := Load(f)
+		if err != nil {
+			t.Error(err)
+			continue
+		}
+		if s.Name != strings.TrimSuffix(filepath.Base(f), ".yaml") {
+			t.Errorf("%s: its name is %q", f, s.Name)
+		}
+		if other, ok := names[s.Name]; ok {
+			t.Errorf("%s and %s are both named %s", f, other, s.Name)
+		}
+		names[s.Name] = f
+	}
+}
+
+// base is a good lab that the cases below spoil.
+const base = `name: x
+sites:
+  dc: {nat: none}
+  home: {nat: full-cone}
+nodes:
+  a: {site: dc, server: true}
+  b: {site: home}
+`
+
+func TestMistakesAreNamed(t *testing.T) {
+	cases := []struct{ name, file, want string }{
+		{"unknown key at the top", base + "stepz: []\n", `f.yaml:8: unknown key "stepz" (did you mean "steps"?); allowed: name, sites, config, nodes, steps`},
+		{"unknown key in a site", strings.Replace(base, "dc: {nat: none}", "dc: {nat: none, natt: x}", 1), `f.yaml:3: sites.dc: unknown key "natt" (did you mean "nat"?); allowed: nat, ipv6, delay, hairpin, portmap`},
+		{"unknown NAT", strings.Replace(base, "full-cone", "ful-cone", 1), `f.yaml:4: sites.home.nat: "ful-cone" is not known (did you mean "full-cone"?); allowed: none, one-to-one, full-cone, restricted-cone, port-restricted-cone, symmetric, udp-blocked`},
+		{"a NAT of a later build", strings.Replace(base, "full-cone", "double", 1), `f.yaml:4: sites.home.nat: "double" is not supported yet by this build; allowed: none, one-to-one, full-cone, restricted-cone, port-restricted-cone, symmetric, udp-blocked`},
+		{"hairpin", strings.Replace(base, "nat: full-cone", "nat: full-cone, hairpin: true", 1), `f.yaml:4: sites.home.hairpin: is not supported yet by this build: its NATs do not hairpin`},
+		{"wrong type", strings.Replace(base, "server: true", "server: maybe", 1), `f.yaml:6: nodes.a.server: is "maybe"; allowed: true or false`},
+		{"a list for a mapping", "name: x\nsites: [a]\nnodes: {}\n", `f.yaml:2: sites: is a list; allowed: a mapping from names to sites`},
+		{"unknown site", strings.Replace(base, "site: home", "site: hom", 1), `f.yaml:7: nodes.b.site: there is no site "hom" above; allowed: dc, home`},
+		{"no server", strings.Replace(base, ", server: true", "", 1), `f.yaml:1: no node is a server: add server: true to at least one of a, b`},
+		{"two initialisers", strings.Replace(base, "site: dc, server: true}", "site: dc, server: true, init: true}\n  c: {site: dc, server: true, init: true}", 1), `f.yaml:1: a, c all have init: true; one node creates the cluster, the others join`},
+		{"initialiser that is no server", strings.Replace(base, "b: {site: home}", "b: {site: home, init: true}", 1), "f.yaml:7: nodes.b: creates the cluster (init: true) and so must be a server: add server: true\n" +
+			`f.yaml:7: nodes.b: creates the cluster behind a NAT (full-cone), where a could not reach it to join: put it, or the node with init: true, into a site with nat: none or one-to-one`},
+		{"the lab's own config key", strings.Replace(base, "b: {site: home}", "b: {site: home, config: {stateDir: /x}}", 1), `f.yaml:7: nodes.b.config: the key "stateDir" is set by the lab itself: leave it out`},
+		{"reserved name", strings.Replace(base, "b: {", "inet: {", 1), `f.yaml:7: nodes.inet: node name "inet" is kept for the lab's core and routers: choose one that is not "inet", does not begin with "r-" and does not end in "-inet"`},
+		{"duplicate node", base + "  b: {site: dc}\n", `f.yaml:8: no valid YAML: mapping key "b" already defined at [7:3]`},
+		{"bad name", strings.Replace(base, "name: x", "name: X_y", 1), `f.yaml:1: name: "X_y" is no name; allowed: up to 32 of a-z, 0-9 and -, not - at the ends`},
+		{"broken YAML", "name: [x\n", `f.yaml:1: no valid YAML: sequence end token ']' not found`},
+		{"empty", "", `f.yaml: is empty; a lab has name, sites, nodes and steps (docs/lab.md)`},
+		{"an anchor", strings.Replace(base, "{nat: none}", "&x {nat: none}", 1), `f.yaml:3: sites.dc: anchors, aliases and tags are not understood in a lab file: write it out`},
+	}
+	for _, c := range cases {
+		t.Run(c.name, func(t *testing.T) { wantError(t, c.file, c.want) })
+	}
+}
+
+func TestMistakesInSteps(t *testing.T) {
+	cases := []struct{ step, want string }{
+		{"{kil: a}", `unknown key "kil" (did you mean "kill"?); allowed: wait, expect, exec, partition, block, kill, stop, start, heal, log, within, nodes`},
+		{"{kill: c}", `.kill: there is no node "c"; nodes: a, b`},
+		{"{kill: a, stop: b}", `: a step does one thing, this one has kill and stop: make a step of each`},
+		{"{kill: a, within: 3s}", `: the key "within" belongs to wait, expect and exec`},
+		{"{wait: soon}", `.wait: "soon" is not known; allowed: a duration such as 5s, or converged`},
+		{"{wait: converged, within: 5}", `.within: "5" is no duration; allowed: a duration such as 500ms, 30s or 2m`},
+		{"{wait: 5s, nodes: [a]}", `: the key "nodes" belongs to {wait: converged}`},
+		{"{expect: {from: a, to: b}}", `.expect: expects nothing: add reach: true, reach: false, or path`},
+		{"{expect: {from: a, to: a, reach: true}}", `.expect: from and to are the same node`},
+		{"{expect: {from: a, reach: true}}", `.expect: needs both from and to: nodes, site:NAME, or all`},
+		{"{expect: {from: a, to: b, path: wire}}", `.expect.path: "wire" is no path; allowed: direct, relay, none`},
+		{"{expect: {from: a, to: b, reach: true, count: many}}", `.expect.count: is "many"; allowed: a whole number from 1 to 10000`},
+		{"{exec: {command: ls}}", `.exec: the key "node" is missing: where should the command run?`},
+		{"{exec: {node: a, command: ls, matches: '('}}", ".exec.matches: is no regular expression: error parsing regexp: missing closing ): `(`"},
+		{"{partition: [[a], [a, b]]}", `.partition[2]: node "a" is in two groups`},
+		{"{partition: [[a, b]]}", `.partition: the one group holds every node: nothing is cut off from it`},
+		{"{block: {from: a, to: b, proto: sctp}}", `.block.proto: "sctp" is not known (did you mean "tcp"?); allowed: all, udp, tcp, icmp`},
+		{"{stop: site:nowhere}", `.stop: no node is in a site "nowhere"; sites: dc, home`},
+		{"kill", `: is "kill"; allowed: a mapping with the keys wait, expect, exec, partition, block, kill, stop, start, heal, log, within, nodes`},
+	}
+	for _, c := range cases {
+		t.Run(c.step, func(t *testing.T) {
+			want := "f.yaml:9: steps[1]" + c.want
+			if strings.HasPrefix(c.want, "unknown") {
+				want = "f.yaml:9: steps[1]: " + c.want
+			}
+			wantError(t, base+"steps:\n  - "+c.step+"\n", want)
+		})
+	}
+}
+
+func wantError(t *testing.T, file, want string) {
+	t.Helper()
+	_, err := Parse("f.yaml", []byte(file))
+	if err == nil {
+		t.Fatalf("accepted; want %s", want)
+	}
+	if err.Error() != want {
+		t.Errorf("\n got %s\nwant %s", err, want)
+	}
+}
+
+func TestSelectorsAndDefaults(t *testing.T) {
+	s, err := Parse("f.yaml", []byte(base+`steps:
+  - stop: [site:home, a]
+  - partition: [[site:dc]]
+  - wait: converged
+    nodes: a
+  - {exec: {node: all, command: [skein, status], output: running}, within: 3s}
+  - {wait: 1m30s}
+`))
+	if err != nil {
+		t.Fatal(err)
+	}
+	want := []Action{
+		Stop{[]string{"b", "a"}},
+		Partition{[][]string{{"a"}, {"b"}}},
+		Wait{Converged: true, Nodes: []string{"a"}},
+		Exec{Nodes: []string{"a", "b"}, Command: []string{"skein", "status"}, Output: []string{"running"}},
+		Wait{For: 90 * time.Second},
+	}
+	for i, w := range want {
+		if d := cmp.Diff(w, s.Steps[i].Action); d != "" {
+			t.Errorf("step %d: %s", i+1, d)
+		}
+	}
+	if s.Steps[2].Within != defaultConverge || s.Steps[3].Within != 3*time.Second {
+		t.Errorf("within: %v and %v", s.Steps[2].Within, s.Steps[3].Within)
+	}
+}
+
+func TestLoadRefusesWhatIsNoLabFile(t *testing.T) {
+	if _, err := Load("nowhere.yaml"); err == nil || !strings.Contains(err.Error(), "nowhere.yaml") {
+		t.Errorf("missing file: %v", err)
+	}
+	big := filepath.Join(t.TempDir(), "big.yaml")
+	if err := os.WriteFile(big, make([]byte, maxFile+1), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := Load(big); err == nil || !strings.Contains(err.Error(), "at most 1048576") {
+		t.Errorf("a file that is too big: %v", err)
+	}
+}
+
+// FuzzParse: whatever comes in, Parse answers with a Spec that can be numbered, or with an error.
+func FuzzParse(f *testing.F) {
+	f.Add([]byte(base))
+	files, _ := filepath.Glob("../../examples/*.yaml")
+	for _, name := range files {
+		if src, err := os.ReadFile(name); err == nil {
+			f.Add(src)
+		}
+	}
+	f.Add([]byte("name: x\nsites: {a: &b {nat: none}}\nnodes: {c: *b}\nsteps: [{wait: {}}, [], 3, null]"))
+	f.Fuzz(func(t *testing.T, src []byte) {
+		s, err := Parse("f", src)
+		if err != nil {
+			return
+		}
+		if _, err := s.Plan(); err != nil {
+			t.Errorf("accepted, but cannot be built: %v", err)
+		}
+		if !s.Initialiser().Server {
+			t.Error("accepted without an initialiser")
+		}
+	})
+}

@@ -1,0 +1,150 @@
+package lab
+
+import (
+	"regexp"
+	"slices"
+	"time"
+
+	"github.com/skeinmesh/skein/chaos/lab/fabric"
+)
+
+// Spec is a lab file that has been read and checked.
+type Spec struct {
+	File   string // where it was read from, for messages
+	Name   string
+	Sites  []fabric.SiteSpec // in the file's order, like Nodes
+	Nodes  []Node
+	Config map[string]any // for every agent; a node's own goes over it
+	Steps  []Step
+	Source []byte // the file itself, kept with the lab
+}
+
+// Node asks for a host with an agent.
+type Node struct {
+	Name   string
+	Site   string
+	Server bool
+	Relay  string         // auto, true, false, or "" to leave it to the agent
+	Init   bool           // this one creates the cluster; exactly one node of a Spec has it
+	Config map[string]any // goes over what the lab writes into the agent's config file
+}
+
+// Step is one line of a scenario.
+type Step struct {
+	Line   int
+	Text   string        // as written, on one line
+	Within time.Duration // how long to keep trying until it holds
+	Action Action
+}
+
+// Action is what a step does: one of the types below.
+type Action interface{ nodes() []string }
+
+type (
+	// Wait passes time, or waits until the agents agree.
+	Wait struct {
+		For       time.Duration
+		Converged bool
+		Nodes     []string // whose agents have to agree
+	}
+	// Expect states what must come true between each From and each To.
+	Expect struct {
+		From, To []string
+		Reach    *bool    // an echo through the overlay is answered
+		Path     []string // any of direct, relay, none
+		Count    int      // echoes in a row that must all be answered
+		Family   string   // ipv4, ipv6, or "" for both
+		For      time.Duration
+	}
+	// Exec runs a command on nodes.
+	Exec struct {
+		Nodes   []string
+		Command []string
+		Exit    int
+		Output  []string // each must be found in what the command prints
+		Absent  []string // none may be found
+		Matches *regexp.Regexp
+	}
+	// Partition cuts every connection between nodes of different groups.
+	Partition struct{ Groups [][]string }
+	// Block cuts the direct way between nodes.
+	Block struct {
+		From, To []string
+		Proto    string // udp, tcp, icmp, or "" for all
+		Oneway   bool   // only what From sends
+	}
+	// Kill ends agents with SIGKILL.
+	Kill struct{ Nodes []string }
+	// Stop ends agents gracefully.
+	Stop struct{ Nodes []string }
+	// Start starts agents that do not run.
+	Start struct{ Nodes []string }
+	// Heal takes faults back: all of them, or those that touch the nodes. Killed agents start again.
+	Heal struct {
+		All   bool
+		Nodes []string
+	}
+	// Log prints a line.
+	Log struct{ Message string }
+)
+
+func (a Wait) nodes() []string      { return a.Nodes }
+func (a Expect) nodes() []string    { return union(a.From, a.To) }
+func (a Exec) nodes() []string      { return a.Nodes }
+func (a Partition) nodes() []string { return union(a.Groups...) }
+func (a Block) nodes() []string     { return union(a.From, a.To) }
+func (a Kill) nodes() []string      { return a.Nodes }
+func (a Stop) nodes() []string      { return a.Nodes }
+func (a Start) nodes() []string     { return a.Nodes }
+func (a Heal) nodes() []string      { return a.Nodes }
+func (a Log) nodes() []string       { return nil }
+
+func union(lists ...[]string) []string {
+	var all []string
+	for _, l := range lists {
+		for _, n := range l {
+			if !slices.Contains(all, n) {
+				all = append(all, n)
+			}
+		}
+	}
+	return all
+}
+
+// Initialiser is the node that creates the cluster.
+func (s *Spec) Initialiser() Node {
+	for _, n := range s.Nodes {
+		if n.Init {
+			return n
+		}
+	}
+	return Node{}
+}
+
+// Node finds a node by name.
+func (s *Spec) Node(name string) (Node, bool) {
+	for _, n := range s.Nodes {
+		if n.Name == name {
+			return n, true
+		}
+	}
+	return Node{}, false
+}
+
+// NodeNames lists all nodes, in the file's order.
+func (s *Spec) NodeNames() []string {
+	names := make([]string, 0, len(s.Nodes))
+	for _, n := range s.Nodes {
+		names = append(names, n.Name)
+	}
+	return names
+}
+
+// Plan numbers the lab's network.
+func (s *Spec) Plan() (fabric.Plan, error) {
+	var hosts []fabric.HostSpec
+	for _, n := range s.Nodes {
+		hosts = append(hosts, fabric.HostSpec{Name: n.Name, Site: n.Site})
+	}
+	return fabric.NewPlan(s.Name, s.Sites, hosts)
+}

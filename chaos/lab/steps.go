@@ -1,0 +1,260 @@
+package lab
+
+import (
+	"regexp"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/goccy/go-yaml/ast"
+)
+
+// How long a step keeps trying when it does not say.
+const (
+	defaultConverge = 60 * time.Second
+	defaultExpect   = 10 * time.Second
+)
+
+const stepKinds = "wait, expect, exec, partition, block, kill, stop, start, heal, log"
+
+// step reads one step: a mapping with one key that says what to do, and perhaps within.
+func (r *reader) step(_ int, v value) {
+	step := Step{Line: v.line(), Text: compact(v.node)}
+	within := time.Duration(-1)
+	var kinds []string
+	before := len(r.d.errs)
+	kind := func(key string, read func(value) Action) field {
+		return field{key, func(v value) { kinds = append(kinds, key); step.Action = read(v) }}
+	}
+	var waitNodes []string
+	v.mapping(
+		kind("wait", r.wait), kind("expect", r.expect), kind("exec", r.exec),
+		kind("partition", r.partition), kind("block", r.block),
+		kind("kill", func(v value) Action { return Kill{r.who(v)} }),
+		kind("stop", func(v value) Action { return Stop{r.who(v)} }),
+		kind("start", func(v value) Action { return Start{r.who(v)} }),
+		kind("heal", r.heal),
+		kind("log", func(v value) Action { return Log{v.text("a line of text")} }),
+		field{"within", func(v value) { within = v.duration() }},
+		field{"nodes", func(v value) { waitNodes = r.who(v) }},
+	)
+	switch {
+	case len(r.d.errs) > before:
+		return // more would be consequences
+	case len(kinds) == 0:
+		v.fail("a step needs one of the keys %s", stepKinds)
+		return
+	case len(kinds) > 1:
+		v.fail("a step does one thing, this one has %s: make a step of each", strings.Join(kinds, " and "))
+		return
+	}
+	r.settle(v, &step, within, waitNodes)
+	r.s.Steps = append(r.s.Steps, step)
+}
+
+// settle fills in within, and refuses it and nodes where they mean nothing.
+func (r *reader) settle(v value, step *Step, within time.Duration, waitNodes []string) {
+	wait, isWait := step.Action.(Wait)
+	if waitNodes != nil {
+		if !isWait || !wait.Converged {
+			v.fail("the key \"nodes\" belongs to {wait: converged}")
+		}
+		wait.Nodes = waitNodes
+		step.Action = wait
+	}
+	switch a := step.Action.(type) {
+	case Wait:
+		step.Within = defaultConverge
+		if !a.Converged && within >= 0 {
+			v.fail("the key \"within\" means nothing with a plain duration to wait")
+		}
+	case Expect:
+		step.Within = defaultExpect
+	case Exec:
+		step.Within = 0
+	default:
+		if within >= 0 {
+			v.fail("the key \"within\" belongs to wait, expect and exec")
+		}
+	}
+	if within >= 0 {
+		step.Within = within
+	}
+}
+
+func (r *reader) wait(v value) Action {
+	if s, ok := v.node.(*ast.StringNode); ok && s.Value == "converged" {
+		return Wait{Converged: true, Nodes: r.s.NodeNames()}
+	}
+	s := v.text("a duration such as 5s, or converged")
+	d, err := time.ParseDuration(s)
+	if s != "" && (err != nil || d < 0) {
+		v.fail("%q is not known; allowed: a duration such as 5s, or converged", s)
+	}
+	return Wait{For: d}
+}
+
+func (r *reader) expect(v value) Action {
+	e := Expect{Count: 1}
+	v.mapping(
+		field{"from", func(v value) { e.From = r.who(v) }},
+		field{"to", func(v value) { e.To = r.who(v) }},
+		field{"reach", func(v value) { b := v.boolean(); e.Reach = &b }},
+		field{"path", func(v value) {
+			for _, s := range v.texts("direct, relay, none") {
+				if !slices.Contains([]string{"direct", "relay", "none"}, s) {
+					v.fail("%q is no path; allowed: direct, relay, none", s)
+				}
+				e.Path = append(e.Path, s)
+			}
+		}},
+		field{"count", func(v value) { e.Count = v.integer(1, 10000) }},
+		field{"family", func(v value) { e.Family = v.oneOf("ipv4", "ipv6") }},
+		field{"for", func(v value) { e.For = v.duration() }},
+	)
+	if len(e.From) == 0 || len(e.To) == 0 {
+		v.fail("needs both from and to: nodes, site:NAME, or all")
+	}
+	if e.Reach == nil && len(e.Path) == 0 {
+		v.fail("expects nothing: add reach: true, reach: false, or path")
+	}
+	if !slices.ContainsFunc(e.From, func(f string) bool { return len(e.To) > 1 || !slices.Contains(e.To, f) }) && len(e.From) > 0 {
+		v.fail("from and to are the same node")
+	}
+	return e
+}
+
+func (r *reader) exec(v value) Action {
+	var e Exec
+	v.mapping(
+		field{"node", func(v value) { e.Nodes = r.who(v) }},
+		field{"command", func(v value) { e.Command = command(v) }},
+		field{"exit", func(v value) { e.Exit = v.integer(0, 255) }},
+		field{"output", func(v value) { e.Output = v.texts("text that the command prints") }},
+		field{"absent", func(v value) { e.Absent = v.texts("text that the command does not print") }},
+		field{"matches", func(v value) {
+			re, err := regexp.Compile(v.text("a regular expression"))
+			if err != nil {
+				v.fail("is no regular expression: %v", err)
+			}
+			e.Matches = re
+		}},
+	)
+	if len(e.Nodes) == 0 {
+		v.fail("the key \"node\" is missing: where should the command run?")
+	}
+	if len(e.Command) == 0 {
+		v.fail("the key \"command\" is missing: a line for the shell, or a list of words")
+	}
+	return e
+}
+
+// command reads a list of words as they are, and a line for the shell.
+func command(v value) []string {
+	if v.isList() {
+		return v.texts("a word")
+	}
+	if line := v.text("a line for the shell, or a list of words"); line != "" {
+		return []string{"/bin/sh", "-c", line}
+	}
+	return nil
+}
+
+func (r *reader) partition(v value) Action {
+	var p Partition
+	seen := map[string]bool{}
+	v.each("groups, each a list of nodes", func(_ int, v value) {
+		group := r.who(v)
+		for _, n := range group {
+			if seen[n] {
+				v.fail("node %q is in two groups", n)
+			}
+			seen[n] = true
+		}
+		p.Groups = append(p.Groups, group)
+	})
+	if len(p.Groups) == 1 { // one group: cut off from all others
+		var rest []string
+		for _, n := range r.s.NodeNames() {
+			if !seen[n] {
+				rest = append(rest, n)
+			}
+		}
+		if len(rest) == 0 {
+			v.fail("the one group holds every node: nothing is cut off from it")
+		}
+		p.Groups = append(p.Groups, rest)
+	}
+	if len(p.Groups) == 0 {
+		v.fail("is empty; allowed: groups such as [[a, b], [c]]")
+	}
+	return p
+}
+
+func (r *reader) block(v value) Action {
+	var b Block
+	v.mapping(
+		field{"from", func(v value) { b.From = r.who(v) }},
+		field{"to", func(v value) { b.To = r.who(v) }},
+		field{"proto", func(v value) {
+			if b.Proto = v.oneOf("all", "udp", "tcp", "icmp"); b.Proto == "all" {
+				b.Proto = ""
+			}
+		}},
+		field{"oneway", func(v value) { b.Oneway = v.boolean() }},
+	)
+	if len(b.From) == 0 || len(b.To) == 0 {
+		v.fail("needs both from and to: nodes, site:NAME, or all")
+	}
+	return b
+}
+
+func (r *reader) heal(v value) Action {
+	if s, ok := v.node.(*ast.StringNode); ok && s.Value == "all" {
+		return Heal{All: true, Nodes: r.s.NodeNames()}
+	}
+	return Heal{Nodes: r.who(v)}
+}
+
+// who reads nodes: a name, site:NAME, all, or a list of these.
+func (r *reader) who(v value) []string {
+	var all []string
+	for _, s := range v.texts("the name of a node, site:NAME, or all") {
+		site, isSite := strings.CutPrefix(s, "site:")
+		switch {
+		case s == "":
+		case s == "all":
+			all = union(all, r.s.NodeNames())
+		case isSite:
+			var members []string
+			for _, n := range r.s.Nodes {
+				if n.Site == site {
+					members = append(members, n.Name)
+				}
+			}
+			if len(members) == 0 {
+				v.fail("no node is in a site %q; sites: %s", site, strings.Join(r.siteNames(), ", "))
+			}
+			all = union(all, members)
+		case !slices.Contains(r.s.NodeNames(), s):
+			hint := ""
+			if near := nearest(s, r.s.NodeNames()); near != "" {
+				hint = " (did you mean \"" + near + "\"?)"
+			}
+			v.fail("there is no node %q%s; nodes: %s", s, hint, strings.Join(r.s.NodeNames(), ", "))
+		default:
+			all = union(all, []string{s})
+		}
+	}
+	return all
+}
+
+// compact writes a step on one line, for progress.
+func compact(n ast.Node) string {
+	line := strings.Join(strings.Fields(n.String()), " ")
+	line = strings.TrimSuffix(strings.TrimPrefix(line, "{"), "}")
+	if len(line) > 200 {
+		line = line[:197] + "..."
+	}
+	return line
+}
