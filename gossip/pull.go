@@ -14,6 +14,8 @@ const (
 	maxPulls    = 4 // streams we open at once
 	pullTimeout = 10 * time.Second
 	dialTimeout = 3 * time.Second
+	// manySources is when asking each owner for its record gives way to comparing everything with one.
+	manySources = 8
 	maxTries    = 6 // of one wanted record; later, anti-entropy finds it again
 	retryFirst  = 250 * time.Millisecond
 	retryMost   = 4 * time.Second
@@ -56,6 +58,7 @@ type puller struct {
 	syncing   map[identity.ID]bool
 	fruitless map[identity.ID]difference
 	running   int
+	next      time.Time // when run looks again by itself
 	lastPut   time.Time
 	unsettled int
 }
@@ -88,7 +91,9 @@ func (p *puller) need(m mark, source identity.ID, delay time.Duration) {
 	default:
 		return
 	}
-	signal(p.wake)
+	if at.Before(p.next) {
+		signal(p.wake)
+	}
 }
 
 func (p *puller) wanted(m mark) bool {
@@ -173,6 +178,7 @@ func (p *puller) dispatch(now time.Time) time.Duration {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	next := time.Minute
+	defer func() { p.next = now.Add(next) }()
 	due := make(map[identity.ID][]mark)
 	for id, w := range p.wants {
 		switch {
@@ -184,6 +190,10 @@ func (p *puller) dispatch(now time.Time) time.Duration {
 		default:
 			due[w.source] = append(due[w.source], w.mark)
 		}
+	}
+	if len(due) > manySources {
+		p.compareInstead(due, now)
+		due, next = nil, min(next, retryMost/2)
 	}
 	for source, marks := range due {
 		if p.running >= maxPulls {
@@ -208,6 +218,21 @@ func (p *puller) dispatch(now time.Time) time.Duration {
 		p.wg.Go(func() { p.sync(peer, theirs) })
 	}
 	return next
+}
+
+// compareInstead asks one peer for everything instead of many for their own; what it lacks too is
+// asked for as usual a little later.
+func (p *puller) compareInstead(due map[identity.ID][]mark, now time.Time) {
+	peer, ok := p.pick(identity.ID{})
+	for source, marks := range due {
+		if !ok {
+			peer, ok = source, true
+		}
+		for _, m := range marks {
+			p.wants[m.ID].at = now.Add(jitter(retryMost))
+		}
+	}
+	p.syncs[peer] = [hashPayload]byte{}
 }
 
 func (p *puller) stream(peer identity.ID, marks []mark) (int, error) {

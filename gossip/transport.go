@@ -42,9 +42,9 @@ const (
 	maxStreams = 128
 
 	// What memberlist's encrypted messages look like (security.go and net.go there, protocol 2 and later).
-	encryptedMessage  = 10     // type byte of an encrypted message on a stream
-	encryptionVersion = 1      // AES-GCM without padding
-	encryptedOverhead = 29     // version, nonce, tag
+	encryptedMessage  = 10 // type byte of an encrypted message on a stream
+	encryptionVersion = 1  // AES-GCM without padding
+	encryptedOverhead = 29 // version, nonce, tag
 	maxStreamMessage  = 16 << 20
 )
 
