@@ -875,6 +875,7 @@ type SubscribeResponse_Heartbeat struct {
 	Index         uint64                 `protobuf:"varint,1,opt,name=index,proto3" json:"index,omitempty"`
 	Time          int64                  `protobuf:"varint,2,opt,name=time,proto3" json:"time,omitempty"`
 	Leader        string                 `protobuf:"bytes,3,opt,name=leader,proto3" json:"leader,omitempty"`
+	Hash          []byte                 `protobuf:"bytes,4,opt,name=hash,proto3" json:"hash,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -928,6 +929,13 @@ func (x *SubscribeResponse_Heartbeat) GetLeader() string {
 		return x.Leader
 	}
 	return ""
+}
+
+func (x *SubscribeResponse_Heartbeat) GetHash() []byte {
+	if x != nil {
+		return x.Hash
+	}
+	return nil
 }
 
 type JoinToken_Seed struct {
@@ -1046,15 +1054,16 @@ const file_skein_v1_cluster_proto_rawDesc = "" +
 	"\x0fProposeResponse\x12(\n" +
 	"\x06answer\x18\x01 \x01(\v2\x10.skein.v1.AnswerR\x06answer\"(\n" +
 	"\x10SubscribeRequest\x12\x14\n" +
-	"\x05after\x18\x01 \x01(\x04R\x05after\"\x89\x02\n" +
+	"\x05after\x18\x01 \x01(\x04R\x05after\"\x9d\x02\n" +
 	"\x11SubscribeResponse\x12-\n" +
 	"\bsnapshot\x18\x01 \x01(\v2\x0f.skein.v1.StateH\x00R\bsnapshot\x12'\n" +
 	"\x05batch\x18\x02 \x01(\v2\x0f.skein.v1.BatchH\x00R\x05batch\x12E\n" +
-	"\theartbeat\x18\x03 \x01(\v2%.skein.v1.SubscribeResponse.HeartbeatH\x00R\theartbeat\x1aM\n" +
+	"\theartbeat\x18\x03 \x01(\v2%.skein.v1.SubscribeResponse.HeartbeatH\x00R\theartbeat\x1aa\n" +
 	"\tHeartbeat\x12\x14\n" +
 	"\x05index\x18\x01 \x01(\x04R\x05index\x12\x12\n" +
 	"\x04time\x18\x02 \x01(\x03R\x04time\x12\x16\n" +
-	"\x06leader\x18\x03 \x01(\tR\x06leaderB\x06\n" +
+	"\x06leader\x18\x03 \x01(\tR\x06leader\x12\x12\n" +
+	"\x04hash\x18\x04 \x01(\fR\x04hashB\x06\n" +
 	"\x04body\"\"\n" +
 	"\x10ReadStateRequest\x12\x0e\n" +
 	"\x02at\x18\x01 \x01(\x04R\x02at\"N\n" +

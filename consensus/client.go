@@ -1,0 +1,225 @@
+package consensus
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"math/rand/v2"
+	"sync"
+	"time"
+
+	"connectrpc.com/connect"
+	"google.golang.org/protobuf/proto"
+
+	skeinv1 "github.com/skeinmesh/skein/api/skein/v1"
+	"github.com/skeinmesh/skein/events"
+	"github.com/skeinmesh/skein/identity"
+)
+
+// ClientConfig says for whom a Client asks.
+type ClientConfig struct {
+	Self    identity.ID
+	Replica *Replica
+	Dialer  Dialer
+	Conns   *Conns         // to share [own ones over Dialer]
+	Local   func() *Server // nil, or returning nil: this node is no server
+	Log     *slog.Logger
+}
+
+const (
+	proposeHold    = 30 * time.Second // for a command whose context has no deadline
+	proposeAttempt = 4 * time.Second  // one server's time to answer, forwarding included
+	retryMin       = 50 * time.Millisecond
+	retryMax       = time.Second
+)
+
+// Client hands commands to whoever leads, reads history, and keeps the replica of a node that does not
+// get the log by Raft up to date.
+type Client struct {
+	cfg ClientConfig
+	log *slog.Logger
+
+	mu     sync.Mutex
+	leader identity.ID // as last heard; zero if unknown
+	status FollowStatus
+}
+
+// NewClient makes a client.
+func NewClient(cfg ClientConfig) *Client {
+	if cfg.Conns == nil {
+		cfg.Conns = NewConns(cfg.Dialer)
+	}
+	return &Client{cfg: cfg, log: cfg.Log.With("room", "consensus")}
+}
+
+// Propose commits a command. It tries the local server, the leader, then all servers, again and again
+// with the same request ID until one answers or the context ends (after 30 s if it has no deadline). A
+// refusal is an *events.Error.
+func (c *Client) Propose(ctx context.Context, cmd *skeinv1.Command) (*skeinv1.Answer, error) {
+	cmd = proto.CloneOf(cmd)
+	if cmd.RequestId == "" {
+		cmd.RequestId = NewRequestID()
+	}
+	if _, ok := ctx.Deadline(); !ok {
+		var cancel context.CancelFunc
+		ctx, cancel = context.WithTimeout(ctx, proposeHold)
+		defer cancel()
+	}
+	wait := retryMin
+	for {
+		a, err := c.proposeOnce(ctx, cmd)
+		var refusal *events.Error
+		if err == nil || errors.As(err, &refusal) {
+			return a, err
+		}
+		c.log.Debug("a command waits for a leader", "request", cmd.RequestId, "err", err)
+		select {
+		case <-time.After(wait/2 + rand.N(wait/2)):
+			wait = min(2*wait, retryMax)
+		case <-ctx.Done():
+			return nil, fmt.Errorf("%w: command %s: %w", ErrUncertain, cmd.RequestId, err)
+		}
+	}
+}
+
+// proposeOnce asks every server that may help once.
+func (c *Client) proposeOnce(ctx context.Context, cmd *skeinv1.Command) (*skeinv1.Answer, error) {
+	failure := fmt.Errorf("%w: this node knows no other server", ErrNoServer)
+	if s := c.local(); s != nil {
+		own := proto.CloneOf(cmd)
+		own.Issuer = c.cfg.Self.String()
+		attempt, cancel := context.WithTimeout(ctx, proposeAttempt)
+		a, err := s.Propose(attempt, own)
+		cancel()
+		var other *NotLeaderError
+		if !errors.As(err, &other) {
+			return a, err
+		}
+		failure = err
+		c.heardLeader(other.Leader)
+	}
+	for _, id := range c.servers() {
+		a, err := c.proposeTo(ctx, id, cmd)
+		var refusal *events.Error
+		if err == nil || errors.As(err, &refusal) {
+			return a, err
+		}
+		failure = fmt.Errorf("server %s: %w", id, err)
+		if ctx.Err() != nil {
+			break
+		}
+	}
+	return nil, failure
+}
+
+func (c *Client) proposeTo(ctx context.Context, id identity.ID, cmd *skeinv1.Command) (*skeinv1.Answer, error) {
+	ctx, cancel := context.WithTimeout(ctx, proposeAttempt)
+	defer cancel()
+	r, err := c.cfg.Conns.Cluster(id).Propose(ctx, &skeinv1.ProposeRequest{Command: cmd})
+	switch code := connect.CodeOf(err); {
+	case err == nil && r.GetAnswer().GetErrorCode() != "":
+		return nil, &events.Error{Code: events.Code(r.GetAnswer().GetErrorCode()), Message: r.GetAnswer().GetErrorMessage()}
+	case err == nil:
+		return r.GetAnswer(), nil
+	case code == connect.CodePermissionDenied || code == connect.CodeInvalidArgument:
+		return nil, &events.Error{Code: events.Code(code.String()), Message: connectMessage(err)}
+	}
+	return nil, err
+}
+
+func connectMessage(err error) string {
+	var e *connect.Error
+	if errors.As(err, &e) {
+		return e.Message()
+	}
+	return err.Error()
+}
+
+func (c *Client) local() *Server {
+	if c.cfg.Local == nil {
+		return nil
+	}
+	return c.cfg.Local()
+}
+
+// servers are the other servers: the leader first, voters before the rest, otherwise in random order
+// so that agents spread.
+func (c *Client) servers() []identity.ID {
+	c.mu.Lock()
+	leader := c.leader
+	c.mu.Unlock()
+	var voters, rest []identity.ID
+	for _, s := range c.cfg.Replica.State().Servers() {
+		id, err := identity.ParseID(s.NodeId)
+		switch {
+		case err != nil || id == c.cfg.Self || id == leader:
+		case s.Voter:
+			voters = append(voters, id)
+		default:
+			rest = append(rest, id)
+		}
+	}
+	rand.Shuffle(len(voters), func(i, j int) { voters[i], voters[j] = voters[j], voters[i] })
+	out := append(voters, rest...)
+	if c.cfg.Replica.State().Server(leader) != nil && leader != c.cfg.Self {
+		out = append([]identity.ID{leader}, out...)
+	}
+	return out
+}
+
+// Leader is the leader as this node last heard, from its own server or the one it follows.
+func (c *Client) Leader() (identity.ID, bool) {
+	if s := c.local(); s != nil {
+		if id, ok := s.Leader(); ok {
+			return id, true
+		}
+	}
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return c.leader, !c.leader.IsZero()
+}
+
+func (c *Client) heardLeader(id identity.ID) {
+	c.mu.Lock()
+	c.leader = id
+	c.mu.Unlock()
+}
+
+// ReadState is the state at an index (0: the newest here), from the own archive or that of a server.
+func (c *Client) ReadState(ctx context.Context, at uint64) (*events.State, error) {
+	state, err := c.cfg.Replica.At(at)
+	if err == nil || !errors.Is(err, ErrGone) {
+		return state, err
+	}
+	failure := err
+	for _, id := range c.servers() {
+		attempt, cancel := context.WithTimeout(ctx, proposeAttempt)
+		r, err := c.cfg.Conns.Cluster(id).ReadState(attempt, &skeinv1.ReadStateRequest{At: at})
+		cancel()
+		if err == nil {
+			return events.FromProto(r.GetState())
+		}
+		if connect.CodeOf(err) != connect.CodeNotFound {
+			failure = errors.Join(failure, fmt.Errorf("server %s: %w", id, err))
+		}
+	}
+	return nil, failure
+}
+
+// ReadEvents reads events from the own archive, or from a server's if that reaches further back.
+func (c *Client) ReadEvents(ctx context.Context, after uint64, limit int) (evs []*skeinv1.Event, firstAvailable, last uint64, err error) {
+	evs, firstAvailable, last, err = c.cfg.Replica.Events(after, limit)
+	if err != nil || after+1 >= firstAvailable {
+		return evs, firstAvailable, last, err
+	}
+	for _, id := range c.servers() {
+		attempt, cancel := context.WithTimeout(ctx, proposeAttempt)
+		r, err := c.cfg.Conns.Cluster(id).ReadEvents(attempt, &skeinv1.ReadEventsRequest{After: after, Limit: uint32(max(limit, 0))})
+		cancel()
+		if err == nil && r.GetFirstAvailable() < firstAvailable {
+			return r.GetEvents(), r.GetFirstAvailable(), r.GetLast(), nil
+		}
+	}
+	return evs, firstAvailable, last, nil
+}

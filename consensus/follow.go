@@ -1,0 +1,215 @@
+package consensus
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"time"
+
+	skeinv1 "github.com/skeinmesh/skein/api/skein/v1"
+	"github.com/skeinmesh/skein/events"
+	"github.com/skeinmesh/skein/identity"
+)
+
+const (
+	streamSilence = 3 * time.Second // three missed heartbeats: another server is asked
+	leaderless    = 5 * time.Second // a server without a leader for so long is left if others are there
+	followMin     = 100 * time.Millisecond
+	followMax     = 5 * time.Second
+	raftSilence   = 5 * time.Second // a server that heard no leader for so long follows like an agent
+)
+
+// FollowStatus is where a following node stands.
+type FollowStatus struct {
+	Server    identity.ID // the server followed; zero while none is
+	LastHeard time.Time   // last message
+	Index     uint64      // the server's index then
+	Err       error       // why the last stream ended, nil once a new one works
+}
+
+// Status is where Follow stands.
+func (c *Client) Status() FollowStatus {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return c.status
+}
+
+// Follow keeps the replica up to date from any server until the context ends, and changes the server
+// when one falls silent. On a server it rests while Raft brings the log; it steps in when no leader is
+// heard, because a server that was away may not know the servers that lead now. It returns an error
+// only when this node cannot go on by itself: an event it does not know, or a damaged file.
+func (c *Client) Follow(ctx context.Context) error {
+	wait := followMin
+	for ctx.Err() == nil {
+		if !c.raftIsSilent() {
+			if !pause(ctx, time.Second) {
+				break
+			}
+			continue
+		}
+		progress := false
+		for _, id := range c.followOrder() {
+			heard, err := c.followOne(ctx, id)
+			if ctx.Err() != nil {
+				return ctx.Err()
+			}
+			if errors.Is(err, events.ErrUnknownEvent) || errors.Is(err, ErrCorrupt) || errors.Is(err, ErrClosed) {
+				return fmt.Errorf("follow server %s: %w", id, err)
+			}
+			c.ended(id, err)
+			if progress = heard; heard {
+				break // choose anew among all
+			}
+		}
+		if progress {
+			wait = followMin
+		}
+		if !pause(ctx, wait/2+rand.N(wait)) {
+			break
+		}
+		wait = min(2*wait, followMax)
+	}
+	return ctx.Err()
+}
+
+func pause(ctx context.Context, d time.Duration) bool {
+	select {
+	case <-time.After(d):
+		return true
+	case <-ctx.Done():
+		return false
+	}
+}
+
+// raftIsSilent reports whether the log must come by subscription.
+func (c *Client) raftIsSilent() bool {
+	s := c.local()
+	return s == nil || time.Since(s.LastContact()) > raftSilence
+}
+
+// followOrder is random, without preference for the leader, so that the load spreads; the server that
+// failed last comes last.
+func (c *Client) followOrder() []identity.ID {
+	ids := c.servers()
+	rand.Shuffle(len(ids), func(i, j int) { ids[i], ids[j] = ids[j], ids[i] })
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	for i, id := range ids {
+		if id == c.status.Server {
+			ids[i], ids[len(ids)-1] = ids[len(ids)-1], ids[i]
+			break
+		}
+	}
+	return ids
+}
+
+func (c *Client) ended(id identity.ID, err error) {
+	c.mu.Lock()
+	repeated := c.status.Err != nil && c.status.Server == id
+	c.status.Server, c.status.Err = id, err
+	c.mu.Unlock()
+	switch {
+	case errors.Is(err, ErrDiverged):
+		c.log.Error("this node's agreed history differs from a server's", "server", id, "err", err, "next", divergedNext)
+	case !repeated:
+		c.log.Info("a subscription ended", "server", id, "err", err)
+	}
+}
+
+// followOne follows one server until its stream ends, and reports whether anything came.
+func (c *Client) followOne(ctx context.Context, id identity.ID) (heard bool, err error) {
+	ctx, cancel := context.WithCancelCause(ctx)
+	defer cancel(nil)
+	watchdog := time.AfterFunc(streamSilence, func() { cancel(fmt.Errorf("nothing heard for %s", streamSilence)) })
+	defer watchdog.Stop()
+	stream, err := c.cfg.Conns.Cluster(id).Subscribe(ctx, &skeinv1.SubscribeRequest{After: c.cfg.Replica.State().Index()})
+	if err != nil {
+		return false, followError(ctx, err)
+	}
+	defer stream.Close()
+	led := time.Now()
+	for stream.Receive() {
+		watchdog.Reset(streamSilence)
+		m := stream.Msg()
+		if err := c.take(m, !heard); err != nil {
+			return heard, err
+		}
+		if h := m.GetHeartbeat(); h != nil {
+			leader, _ := identity.ParseID(h.GetLeader())
+			if c.heardLeader(leader); !leader.IsZero() {
+				led = time.Now()
+			}
+		}
+		if !heard {
+			c.log.Info("following the agreed state", "server", id, "index", c.cfg.Replica.State().Index())
+		}
+		heard = true
+		c.mu.Lock()
+		c.status = FollowStatus{Server: id, LastHeard: time.Now(), Index: max(c.status.Index, indexOf(m))}
+		c.mu.Unlock()
+		switch {
+		case !c.raftIsSilent():
+			return heard, errors.New("the log comes by Raft again")
+		case time.Since(led) > leaderless && len(c.servers()) > 1:
+			return heard, errors.New("it has no leader")
+		}
+	}
+	return heard, followError(ctx, stream.Err())
+}
+
+func followError(ctx context.Context, err error) error {
+	if cause := context.Cause(ctx); cause != nil {
+		return cause
+	}
+	if err == nil {
+		return errors.New("the server ended the stream")
+	}
+	return err
+}
+
+func indexOf(m *skeinv1.SubscribeResponse) uint64 {
+	switch b := m.GetBody().(type) {
+	case *skeinv1.SubscribeResponse_Snapshot:
+		return b.Snapshot.GetIndex()
+	case *skeinv1.SubscribeResponse_Batch:
+		return last(b.Batch)
+	case *skeinv1.SubscribeResponse_Heartbeat_:
+		return b.Heartbeat.GetIndex()
+	}
+	return 0
+}
+
+// take applies one message. Raft may have brought some of it meanwhile, on a server.
+func (c *Client) take(m *skeinv1.SubscribeResponse, first bool) error {
+	r := c.cfg.Replica
+	switch b := m.GetBody().(type) {
+	case *skeinv1.SubscribeResponse_Snapshot:
+		if b.Snapshot.GetIndex() <= r.State().Index() {
+			return nil
+		}
+		return r.Reset(b.Snapshot)
+	case *skeinv1.SubscribeResponse_Batch:
+		if err := checkBatch(b.Batch); err != nil {
+			return err
+		}
+		return r.catchUp(b.Batch)
+	case *skeinv1.SubscribeResponse_Heartbeat_:
+		return c.compare(b.Heartbeat, first)
+	}
+	return nil
+}
+
+// compare finds out whether the server has the same history: at the same index always, and once per
+// stream at an older one, which shows servers that were recovered from too little.
+func (c *Client) compare(h *skeinv1.SubscribeResponse_Heartbeat, first bool) error {
+	state := c.cfg.Replica.State()
+	if len(h.GetHash()) != 32 || h.GetIndex() > state.Index() || h.GetIndex() < state.Index() && !first || h.GetIndex() == 0 {
+		return nil
+	}
+	state, err := c.cfg.Replica.At(h.GetIndex())
+	if err != nil || state.Index() != h.GetIndex() || state.Hash() == [32]byte(h.GetHash()) {
+		return nil
+	}
+	return fmt.Errorf("index %d: %w", h.GetIndex(), ErrDiverged)
+}

@@ -1,0 +1,346 @@
+package consensus
+
+import (
+	"context"
+	"crypto/sha256"
+	"encoding/hex"
+	"errors"
+	"fmt"
+	"log/slog"
+	"net"
+	"net/http"
+	"os"
+	"testing"
+	"time"
+
+	skeinv1 "github.com/skeinmesh/skein/api/skein/v1"
+	"github.com/skeinmesh/skein/events"
+	"github.com/skeinmesh/skein/identity"
+)
+
+const testCluster = "000102030405060708090a0b0c0d0e0f"
+
+// node is one member with everything of this package running, as an agent runs it.
+type node struct {
+	c      *cluster
+	name   string
+	key    *identity.Key
+	wg     identity.WireGuardKey
+	id     identity.ID
+	dir    string
+	server bool
+
+	replica *Replica
+	raft    *Server
+	conns   *Conns
+	client  *Client
+	http    *http.Server
+	rpc     net.Listener
+	stop    context.CancelFunc
+	ended   chan error // of Follow
+}
+
+// cluster is some nodes on one network.
+type cluster struct {
+	t     testing.TB
+	net   *network
+	log   *slog.Logger
+	nodes []*node
+	tune  func(*ServerConfig)
+	tag   string
+}
+
+func newCluster(t testing.TB) *cluster {
+	c := &cluster{t: t, net: newNetwork(), log: slog.New(slog.DiscardHandler)}
+	if os.Getenv("SKEIN_TEST_LOG") != "" {
+		c.log = slog.New(slog.NewTextHandler(os.Stderr, &slog.HandlerOptions{Level: slog.LevelDebug}))
+	}
+	t.Cleanup(func() {
+		for _, n := range c.nodes {
+			n.close()
+		}
+	})
+	return c
+}
+
+// add makes a member that is not running yet.
+func (c *cluster) add(name string, server bool) *node {
+	seed := sha256.Sum256([]byte(c.tag + name))
+	n := &node{c: c, name: name, key: identity.KeyFromSeed(seed[:]), dir: c.t.TempDir(), server: server}
+	n.wg = identity.WireGuardKey(sha256.Sum256([]byte("wg" + c.tag + name)))
+	n.id = n.key.ID()
+	c.nodes = append(c.nodes, n)
+	return n
+}
+
+func (n *node) newNode() *skeinv1.NewNode {
+	public, err := n.wg.Public()
+	if err != nil {
+		n.c.t.Fatal(err)
+	}
+	return &skeinv1.NewNode{Name: n.name, IdentityKey: n.key.Public(), WireguardKey: public[:], Server: n.server,
+		MinSchema: events.SchemaMin, MaxSchema: events.SchemaMax}
+}
+
+// start runs the node from its directory.
+func (n *node) start(bootstrap bool) {
+	n.c.t.Helper()
+	if err := n.tryStart(bootstrap); err != nil {
+		n.c.t.Fatalf("start %s: %v", n.name, err)
+	}
+}
+
+func (n *node) tryStart(bootstrap bool) (err error) {
+	log := n.c.log.With("node", n.name)
+	if n.replica, err = OpenReplica(n.dir, log); err != nil {
+		return err
+	}
+	d := dialer{n.c.net, n.id}
+	n.conns = NewConns(d)
+	if n.server {
+		cfg := ServerConfig{Dir: n.dir, ID: n.id, Dialer: d, Listener: n.c.net.listen(n.id, identity.ALPNRaft), Replica: n.replica, Log: log,
+			Bootstrap: bootstrap, Conns: n.conns, Election: 200 * time.Millisecond, Stability: 200 * time.Millisecond, CareInterval: 50 * time.Millisecond}
+		if n.c.tune != nil {
+			n.c.tune(&cfg)
+		}
+		if n.raft, err = StartServer(cfg); err != nil {
+			n.replica.Close()
+			return err
+		}
+	}
+	local := func() *Server { return n.raft }
+	mux := http.NewServeMux()
+	mux.Handle(NewService(ServiceConfig{Self: n.id, Replica: n.replica, Server: local, Conns: n.conns, Log: log}).Handler())
+	n.http, n.rpc = NewHTTPServer(mux, log), n.c.net.listen(n.id, identity.ALPNRPC)
+	go n.http.Serve(PlainListener(n.rpc))
+	n.client = NewClient(ClientConfig{Self: n.id, Replica: n.replica, Conns: n.conns, Local: local, Log: log})
+	ctx, cancel := context.WithCancel(context.Background())
+	n.stop, n.ended = cancel, make(chan error, 1)
+	go func(client *Client, ended chan error) { ended <- client.Follow(ctx) }(n.client, n.ended)
+	return nil
+}
+
+func (n *node) running() bool { return n.stop != nil }
+
+// close stops the node in order.
+func (n *node) close() {
+	if !n.running() {
+		return
+	}
+	n.halt()
+	if n.raft != nil {
+		if err := n.raft.Shutdown(context.Background()); err != nil {
+			n.c.t.Errorf("shut down %s: %v", n.name, err)
+		}
+		n.raft = nil
+	}
+	if err := n.replica.Close(); err != nil {
+		n.c.t.Errorf("close the replica of %s: %v", n.name, err)
+	}
+}
+
+// crash ends the node as a killed process ends: nothing is handed over and nothing more is written.
+func (n *node) crash() {
+	n.replica.mu.Lock()
+	n.replica.tail.Lock()
+	n.replica.tail.closed = true
+	close(n.replica.tail.changed)
+	n.replica.tail.Unlock()
+	n.replica.store.db.Close()
+	n.replica.mu.Unlock()
+	var others []identity.ID
+	for _, o := range n.c.nodes {
+		if o != n {
+			others = append(others, o.id)
+		}
+	}
+	n.c.net.cut([]identity.ID{n.id}, others)
+	n.halt()
+	if n.raft != nil {
+		n.raft.shutdown()
+		n.raft.raft.Shutdown().Error()
+		close(n.raft.stopped)
+		n.raft.running.Wait()
+		n.raft.transport.Close()
+		n.raft.files.close()
+		n.raft = nil
+	}
+	n.c.net.uncut(n.id)
+}
+
+func (n *node) halt() {
+	n.stop()
+	<-n.ended
+	n.stop = nil
+	n.http.Close()
+	n.rpc.Close()
+	n.conns.Close()
+}
+
+func (n *network) uncut(id identity.ID) {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	for k := range n.cuts {
+		if k[0] == id || k[1] == id {
+			delete(n.cuts, k)
+		}
+	}
+}
+
+// form starts a cluster of voters s1, s2, …
+func (c *cluster) form(voters int) {
+	c.t.Helper()
+	first := c.add("s1", true)
+	first.start(true)
+	c.create(first)
+	for i := 1; i < voters; i++ {
+		c.join(c.add(fmt.Sprintf("s%d", i+1), true))
+	}
+	c.eventually("all servers vote", func() error {
+		for _, n := range c.nodes {
+			if s := n.replica.State().Server(n.id); n.server && (s == nil || !s.Voter || n.raft.voters() != voters) {
+				return fmt.Errorf("%s does not", n.name)
+			}
+		}
+		return nil
+	})
+}
+
+func (c *cluster) create(first *node) {
+	c.t.Helper()
+	c.propose(first, &skeinv1.Command{Body: &skeinv1.Command_CreateCluster{CreateCluster: &skeinv1.CreateCluster{ClusterId: testCluster, FirstNode: first.newNode()}}})
+}
+
+// join admits a node by a token, gives it the state as skein-join does, and starts it.
+func (c *cluster) join(n *node) {
+	c.t.Helper()
+	seed := c.nodes[0]
+	for _, o := range c.nodes {
+		if o.running() && o != n {
+			seed = o
+			break
+		}
+	}
+	secret := sha256.Sum256([]byte(n.name))
+	token := hex.EncodeToString(secret[:8])
+	c.propose(seed, tokenCommand(token, secret[:]))
+	c.propose(seed, &skeinv1.Command{Body: &skeinv1.Command_AdmitNode{AdmitNode: &skeinv1.AdmitNode{
+		Node: n.newNode(), TokenId: token, TokenSecretHash: secret[:], ClusterId: testCluster}}})
+	c.eventually("the seed knows the new node", func() error {
+		if seed.replica.State().Node(n.id) == nil {
+			return errors.New("not yet")
+		}
+		return nil
+	})
+	r, err := OpenReplica(n.dir, c.log)
+	if err == nil {
+		err = r.Reset(seed.replica.State().Proto())
+	}
+	if err == nil {
+		err = r.Close()
+	}
+	if err != nil {
+		c.t.Fatal(err)
+	}
+	n.start(false)
+}
+
+func tokenCommand(id string, hash []byte) *skeinv1.Command {
+	return &skeinv1.Command{Body: &skeinv1.Command_CreateToken{CreateToken: &skeinv1.CreateToken{
+		Id: id, SecretHash: hash, LifetimeNanos: int64(time.Hour), Uses: 1}}}
+}
+
+// token is a command that can be told apart by its number.
+func token(i int) *skeinv1.Command {
+	hash := sha256.Sum256(fmt.Append(nil, i))
+	return tokenCommand(tokenID(i), hash[:])
+}
+
+func tokenID(i int) string { return fmt.Sprintf("%016x", i) }
+
+func (c *cluster) propose(n *node, cmd *skeinv1.Command) *skeinv1.Answer {
+	c.t.Helper()
+	ctx, cancel := context.WithTimeout(context.Background(), 20*time.Second)
+	defer cancel()
+	a, err := n.client.Propose(ctx, cmd)
+	if err != nil {
+		c.t.Fatalf("propose on %s: %v", n.name, err)
+	}
+	return a
+}
+
+// eventually waits for a condition.
+func (c *cluster) eventually(what string, f func() error) {
+	c.t.Helper()
+	eventually(c.t, what, f)
+}
+
+func eventually(t testing.TB, what string, f func() error) {
+	t.Helper()
+	deadline := time.Now().Add(20 * time.Second)
+	for {
+		err := f()
+		if err == nil {
+			return
+		}
+		if time.Now().After(deadline) {
+			t.Fatalf("%s: %v", what, err)
+		}
+		time.Sleep(5 * time.Millisecond) // between two looks at the condition
+	}
+}
+
+// leader waits for one and returns it.
+func (c *cluster) leader() (leader *node) {
+	c.t.Helper()
+	c.eventually("a server leads", func() error {
+		for _, n := range c.nodes {
+			if n.running() && n.raft != nil && n.raft.IsLeader() {
+				leader = n
+				return nil
+			}
+		}
+		return errors.New("none does")
+	})
+	return leader
+}
+
+// agree waits until all running nodes have the same index and hash.
+func (c *cluster) agree() {
+	c.t.Helper()
+	c.eventually("all running nodes agree", func() error {
+		var first *node
+		for _, n := range c.nodes {
+			switch {
+			case !n.running():
+			case first == nil:
+				first = n
+			default:
+				a, b := first.replica.State(), n.replica.State()
+				if a.Index() != b.Index() {
+					return fmt.Errorf("%s is at %d, %s at %d", first.name, a.Index(), n.name, b.Index())
+				}
+				if a.Hash() != b.Hash() {
+					c.t.Fatalf("%s and %s differ at index %d:\n%v", first.name, n.name, a.Index(), events.Diff(a, b))
+				}
+			}
+		}
+		return nil
+	})
+}
+
+func ids(nodes ...*node) (out []identity.ID) {
+	for _, n := range nodes {
+		out = append(out, n.id)
+	}
+	return out
+}
+
+func (c *cluster) others(n *node) (out []*node) {
+	for _, o := range c.nodes {
+		if o != n {
+			out = append(out, o)
+		}
+	}
+	return out
+}

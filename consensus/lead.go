@@ -1,0 +1,301 @@
+package consensus
+
+import (
+	"context"
+	"crypto/rand"
+	"errors"
+	"fmt"
+	"log/slog"
+	"sync"
+	"time"
+
+	"github.com/hashicorp/raft"
+	"google.golang.org/protobuf/proto"
+
+	skeinv1 "github.com/skeinmesh/skein/api/skein/v1"
+	"github.com/skeinmesh/skein/events"
+)
+
+const (
+	maxInFlight   = 2         // log entries on their way: while the disks work on one, commands gather for the next
+	maxCommands   = 1024      // in one log entry
+	maxEntryBytes = 256 << 10 // of events in one log entry, not counting what the last command adds
+	queueLength   = 4096      // commands waiting to be decided
+	entropyBytes  = 64
+	maxCommand    = 64 << 10 // bytes of one command
+)
+
+// proposal is one caller's command and, when done is closed, its outcome.
+type proposal struct {
+	command *skeinv1.Command
+	answer  *skeinv1.Answer
+	err     error
+	done    chan struct{}
+}
+
+func (p *proposal) finish(a *skeinv1.Answer, err error) {
+	p.answer, p.err = a, err
+	close(p.done)
+}
+
+// term is one stretch of leadership. Its loop owns the speculative state.
+type term struct {
+	server *Server
+	log    *slog.Logger
+	in     chan *proposal
+	cancel context.CancelFunc
+	done   chan struct{} // closed when the loop has ended and nothing is in flight
+}
+
+// watchLeadership takes every notification as an end and a beginning: the channel coalesces, so that
+// a leadership lost and won again can show as one notification or as the same value twice.
+func (s *Server) watchLeadership(ctx context.Context) {
+	defer s.running.Done()
+	var current *term
+	stop := func() {
+		if current != nil {
+			s.term.Store(nil)
+			current.cancel()
+			<-current.done
+			current = nil
+		}
+	}
+	defer stop()
+	for {
+		select {
+		case leads := <-s.raft.LeaderCh():
+			stop()
+			if leads {
+				current = s.startTerm(ctx)
+			}
+		case <-ctx.Done():
+			return
+		}
+	}
+}
+
+func (s *Server) startTerm(ctx context.Context) *term {
+	ctx, cancel := context.WithCancel(ctx)
+	t := &term{server: s, log: s.log, in: make(chan *proposal, queueLength), cancel: cancel, done: make(chan struct{})}
+	s.health.reset()
+	s.log.Info("this server leads", "raft-term", s.raft.CurrentTerm())
+	s.term.Store(t)
+	go func() {
+		defer close(t.done)
+		var care sync.WaitGroup
+		care.Add(1)
+		go func() { defer care.Done(); t.care(ctx) }()
+		t.loop(ctx)
+		cancel() // the loop may have noticed the end of the leadership first
+		care.Wait()
+		s.log.Info("this server leads no longer")
+	}()
+	return t
+}
+
+// propose queues a command and waits for its outcome.
+func (t *term) propose(ctx context.Context, c *skeinv1.Command) (*skeinv1.Answer, error) {
+	if n := proto.Size(c); n > maxCommand {
+		return nil, &events.Error{Code: events.InvalidArgument, Message: fmt.Sprintf("the command has %d bytes, at most %d are allowed", n, maxCommand)}
+	}
+	c = proto.CloneOf(c)
+	if c.RequestId == "" {
+		c.RequestId = NewRequestID()
+	}
+	p := &proposal{command: c, done: make(chan struct{})}
+	select {
+	case t.in <- p:
+	case <-t.done:
+		return nil, t.server.notLeader()
+	case <-ctx.Done():
+		return nil, ctx.Err()
+	}
+	select {
+	case <-p.done:
+		return p.answer, p.err
+	case <-ctx.Done():
+		return nil, fmt.Errorf("%w (%w)", ErrUncertain, ctx.Err())
+	case <-t.done:
+	}
+	select {
+	case <-p.done:
+		return p.answer, p.err
+	default:
+		return nil, t.server.notLeader() // it stayed in the queue
+	}
+}
+
+// entry is one group of commands on its way through the log.
+type entry struct {
+	proposals []*proposal
+	batch     *skeinv1.Batch
+	before    *entry        // the one appended before it
+	settled   chan struct{} // closed when err is known
+	err       error
+}
+
+// loop decides and appends until the leadership ends.
+func (t *term) loop(ctx context.Context) {
+	var spec *events.State // nil: to be taken anew from the replica
+	var newest *entry
+	inFlight, settled := 0, make(chan *entry, maxInFlight)
+	defer func() {
+		for ; inFlight > 0; inFlight-- {
+			<-settled
+		}
+	}()
+	for {
+		if spec == nil && inFlight == 0 {
+			newest = nil
+			if spec = t.fresh(ctx); spec == nil {
+				return
+			}
+		}
+		in := t.in
+		if inFlight == maxInFlight || spec == nil {
+			in = nil
+		}
+		select {
+		case p := <-in:
+			e, next, err := t.decide(spec, p)
+			e.before, newest = newest, e
+			if spec = next; err != nil {
+				t.log.Error("a decision cannot be folded; the speculative state is taken anew", "err", err)
+				spec = nil
+			}
+			inFlight++
+			t.append(e, settled)
+		case e := <-settled:
+			inFlight--
+			e.before = nil // let go of the chain
+			if e.err != nil {
+				spec = nil
+			}
+		case <-ctx.Done():
+			return
+		}
+	}
+}
+
+// fresh waits for everything in the log to be folded and takes that state. It returns nil when the
+// leadership has ended.
+func (t *term) fresh(ctx context.Context) *events.State {
+	for ctx.Err() == nil {
+		err := t.server.wait(t.server.raft.Barrier(0))
+		if err == nil {
+			state, at := t.server.cfg.Replica.State(), t.server.fsm.at.Load()
+			if state.Index() == at {
+				return state.Clone()
+			}
+			t.log.Error("this server leads but its replica is ahead of the log: it takes no commands", "replica", state.Index(), "log", at, "next", divergedNext)
+		} else if errors.Is(err, raft.ErrRaftShutdown) || t.server.raft.State() != raft.Leader {
+			return nil
+		}
+		select {
+		case <-ctx.Done():
+		case <-time.After(t.server.cfg.Election / 5):
+		}
+	}
+	return nil
+}
+
+// decide takes the first command and all that wait behind it into one entry, and moves the
+// speculative state. Its error means that the state must be taken anew.
+func (t *term) decide(spec *events.State, first *proposal) (*entry, *events.State, error) {
+	e := &entry{batch: &skeinv1.Batch{Base: spec.Index()}, settled: make(chan struct{})}
+	size := 0
+	for p := first; p != nil; {
+		e.proposals = append(e.proposals, p)
+		var evs []*skeinv1.Event
+		stamp(p.command, spec.Time(), time.Now())
+		if evs, p.answer, p.err = events.Decide(spec, p.command); p.err == nil {
+			for _, ev := range evs {
+				if err := spec.Fold(ev); err != nil {
+					p.answer, p.err = nil, fmt.Errorf("decide: %w", err)
+					return e, nil, p.err
+				}
+				size += proto.Size(ev)
+			}
+			e.batch.Events = append(e.batch.Events, evs...)
+		}
+		if p = nil; len(e.proposals) < maxCommands && size < maxEntryBytes {
+			select {
+			case p = <-t.in:
+			default:
+			}
+		}
+	}
+	return e, spec, nil
+}
+
+// stamp gives a command what Decide may not look up itself. Time never runs backwards in the log, so
+// that a leader whose clock is behind cannot revive what has expired.
+func stamp(c *skeinv1.Command, newest int64, now time.Time) {
+	c.Time = max(newest, now.UnixNano())
+	c.Entropy = make([]byte, entropyBytes)
+	rand.Read(c.Entropy)
+}
+
+// append hands the entry to Raft and settles its proposals when it is known what became of it.
+func (t *term) append(e *entry, settled chan<- *entry) {
+	var future raft.Future
+	if len(e.batch.Events) > 0 {
+		if data, err := EncodeBatch(e.batch); err != nil {
+			e.err = err
+		} else {
+			future = t.server.raft.Apply(data, peerTimeout)
+		}
+	}
+	before := e.before
+	go func() {
+		if before != nil {
+			<-before.settled
+			if e.err == nil && before.err != nil {
+				e.err = before.err
+			}
+		}
+		if e.err == nil || future != nil {
+			if err := t.outcome(future); e.err == nil {
+				e.err = err
+			}
+		}
+		for _, p := range e.proposals {
+			if e.err != nil {
+				p.finish(nil, fmt.Errorf("%w: %w", ErrUncertain, e.err))
+			} else {
+				p.finish(p.answer, p.err)
+			}
+		}
+		close(e.settled)
+		settled <- e
+	}()
+}
+
+// outcome waits for an entry to be committed and folded. An entry without events waits for proof that
+// this server still leads: its answers were read from the state.
+func (t *term) outcome(future raft.Future) error {
+	if future == nil {
+		return t.server.wait(t.server.raft.VerifyLeader())
+	}
+	if err := t.server.wait(future); err != nil {
+		return err
+	}
+	if apply, ok := future.(raft.ApplyFuture); ok {
+		if err, ok := apply.Response().(error); ok {
+			return err
+		}
+	}
+	return nil
+}
+
+// wait is the outcome of a future. The library forgets some futures when it shuts down.
+func (s *Server) wait(f raft.Future) error {
+	done := make(chan error, 1)
+	go func() { done <- f.Error() }()
+	select {
+	case err := <-done:
+		return err
+	case <-s.stopped:
+		return raft.ErrRaftShutdown
+	}
+}

@@ -1,0 +1,408 @@
+package consensus
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"os"
+	"path/filepath"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	skeinv1 "github.com/skeinmesh/skein/api/skein/v1"
+	"github.com/skeinmesh/skein/events"
+)
+
+const (
+	replicaFile = "replica.db"
+	tailEvents  = 2048                   // newest events kept in memory for subscribers
+	lazyDelay   = 200 * time.Millisecond // how long a server's replica may lag behind the Raft log on disk
+	lazyEvents  = 4096                   // or by how many events
+	lazyMost    = 1 << 16                // above so many unwritten events Apply waits for the disk, and fails if that does
+)
+
+// Replica is a node's durable copy of the agreed state with an archive of events. On an agent every
+// Apply is on disk when it returns. A server's replica is written with a short delay, since its Raft
+// log is on disk already and replays what is missing.
+type Replica struct {
+	log  *slog.Logger
+	path string
+
+	state atomic.Pointer[events.State]
+
+	mu    sync.Mutex // one writer at a time: Apply, Reset, flush, Close
+	store *store
+	lazy  bool
+	timer *time.Timer // runs flush while there are unwritten events
+
+	tail tail
+}
+
+// tail is the newest events in memory; those above durable are not on disk yet.
+type tail struct {
+	sync.RWMutex
+	evs     []*skeinv1.Event // contiguous, the last is the state's index
+	durable uint64           // last event on disk
+	first   uint64           // first event in the archive
+	changed chan struct{}    // closed when the state changes
+	closed  bool
+}
+
+// ReplicaOption changes how a replica is opened.
+type ReplicaOption func(*replicaOptions)
+
+type replicaOptions struct{ cluster string }
+
+// ExpectCluster makes opening fail with ErrForeignCluster if the directory holds another cluster's state.
+func ExpectCluster(id string) ReplicaOption { return func(o *replicaOptions) { o.cluster = id } }
+
+// OpenReplica opens the replica in a state directory, or starts an empty one. A damaged file is an
+// ErrCorrupt that says how to recover; it is left as it is. Only one process may have it open.
+func OpenReplica(dir string, log *slog.Logger, options ...ReplicaOption) (*Replica, error) {
+	var o replicaOptions
+	for _, option := range options {
+		option(&o)
+	}
+	if err := os.MkdirAll(dir, 0o700); err != nil {
+		return nil, fmt.Errorf("make the state directory: %w", err)
+	}
+	path := filepath.Join(dir, replicaFile)
+	s, err := openStore(path)
+	if err != nil {
+		return nil, fmt.Errorf("open the replica: %w", err)
+	}
+	if o.cluster != "" && s.cluster != "" && s.cluster != o.cluster {
+		s.db.Close()
+		return nil, fmt.Errorf("open the replica in %s: %w: it holds cluster %s, wanted is %s; use another --state-dir or move this one away",
+			dir, ErrForeignCluster, s.cluster, o.cluster)
+	}
+	state, evs, err := s.load(tailEvents)
+	if err != nil {
+		s.db.Close()
+		return nil, fmt.Errorf("open the replica: %w", err)
+	}
+	r := &Replica{log: log, path: path, store: s}
+	r.tail.evs, r.tail.durable, r.tail.first, r.tail.changed = evs, s.last, s.first, make(chan struct{})
+	r.state.Store(state)
+	return r, nil
+}
+
+// State is the newest state. It is shared: clone it to fold anything into it.
+func (r *Replica) State() *events.State { return r.state.Load() }
+
+// Apply folds a batch that was decided on exactly this replica's index, else it returns ErrBase. It
+// applies all or nothing.
+func (r *Replica) Apply(b *skeinv1.Batch) error {
+	if err := checkBatch(b); err != nil {
+		return err
+	}
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if index := r.State().Index(); b.Base != index {
+		return fmt.Errorf("apply a batch: %w: batch %d, replica %d", ErrBase, b.Base, index)
+	}
+	return r.apply(b.Events)
+}
+
+// catchUp folds those events of a batch that the replica does not have.
+func (r *Replica) catchUp(b *skeinv1.Batch) error {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	index := r.State().Index()
+	if last(b) <= index {
+		return nil
+	}
+	if b.Base > index {
+		return fmt.Errorf("catch up: %w: batch %d, replica %d", ErrBase, b.Base, index)
+	}
+	return r.apply(b.Events[index-b.Base:])
+}
+
+func (r *Replica) apply(evs []*skeinv1.Event) error {
+	if r.isClosed() {
+		return fmt.Errorf("apply events: %s: %w", r.path, ErrClosed)
+	}
+	next := r.State().Clone()
+	for _, e := range evs {
+		if err := next.Fold(e); err != nil {
+			return fmt.Errorf("apply event %d: %w", e.Index, err)
+		}
+	}
+	if err := r.sameCluster(next); err != nil {
+		return err
+	}
+	if !r.lazy {
+		if err := r.store.append(evs, next); err != nil {
+			return fmt.Errorf("store events: %w", err)
+		}
+	} else if r.unwritten() >= lazyMost {
+		if err := r.flush(); err != nil {
+			return err
+		}
+	}
+	next.Hash() // digests are computed once here and not by every reader
+	r.publish(next, evs)
+	if r.lazy {
+		r.schedule()
+	}
+	return nil
+}
+
+// Reset replaces the replica by a newer state, as a snapshot from a server brings it. The archive
+// starts anew after it. A state that is not newer is an error: the applied index never goes back.
+func (r *Replica) Reset(s *skeinv1.State) error {
+	next, err := events.FromProto(s)
+	if err != nil {
+		return fmt.Errorf("reset the replica: %w", err)
+	}
+	return r.reset(next)
+}
+
+func (r *Replica) reset(next *events.State) error {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if r.isClosed() {
+		return fmt.Errorf("reset: %s: %w", r.path, ErrClosed)
+	}
+	if index := r.State().Index(); next.Index() <= index {
+		return fmt.Errorf("reset the replica to index %d: it is at %d already and never goes back", next.Index(), index)
+	}
+	if err := r.sameCluster(next); err != nil {
+		return err
+	}
+	if err := r.store.reset(next); err != nil {
+		return fmt.Errorf("reset the replica: %w", err)
+	}
+	next.Hash()
+	r.publish(next, nil)
+	return nil
+}
+
+func (r *Replica) sameCluster(next *events.State) error {
+	have, got := r.State().Cluster().GetId(), next.Cluster().GetId()
+	if have != "" && have != got {
+		return fmt.Errorf("%w: this state directory holds cluster %s, the state is of cluster %q", ErrForeignCluster, have, got)
+	}
+	return nil
+}
+
+// publish makes a state visible. No events: the tail starts anew.
+func (r *Replica) publish(next *events.State, evs []*skeinv1.Event) {
+	t := &r.tail
+	t.Lock()
+	defer t.Unlock()
+	if evs == nil {
+		t.evs = nil
+	}
+	t.evs = append(t.evs, evs...)
+	if !r.lazy || evs == nil {
+		t.durable, t.first = r.store.last, r.store.first
+	}
+	t.trim()
+	r.state.Store(next)
+	close(t.changed)
+	t.changed = make(chan struct{})
+}
+
+// trim drops old events from memory, never those that are not on disk.
+func (t *tail) trim() {
+	if len(t.evs) < 2*tailEvents {
+		return
+	}
+	drop := len(t.evs) - tailEvents
+	if behind := int(t.evs[len(t.evs)-1].Index - t.durable); drop > len(t.evs)-behind {
+		drop = len(t.evs) - behind
+	}
+	if drop > 0 {
+		t.evs = append(make([]*skeinv1.Event, 0, 2*tailEvents), t.evs[drop:]...)
+	}
+}
+
+func (r *Replica) unwritten() int {
+	r.tail.RLock()
+	defer r.tail.RUnlock()
+	return int(r.State().Index() - r.tail.durable)
+}
+
+// makeLazy lets the replica lag behind on disk: for a server, whose Raft log is on disk before.
+func (r *Replica) makeLazy() {
+	r.mu.Lock()
+	r.lazy = true
+	r.mu.Unlock()
+}
+
+// schedule writes soon, or at once when much is unwritten.
+func (r *Replica) schedule() {
+	delay := lazyDelay
+	if r.unwritten() >= lazyEvents {
+		delay = 0
+	}
+	if r.timer == nil {
+		r.timer = time.AfterFunc(delay, r.flushLater)
+	} else if delay == 0 {
+		r.timer.Reset(0)
+	}
+}
+
+func (r *Replica) flushLater() {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if r.isClosed() {
+		return
+	}
+	r.timer = nil
+	if err := r.flush(); err != nil {
+		r.log.Error("the replica cannot be written; it goes on in memory and tries again", "err", err, "unwritten", r.unwritten())
+		r.timer = time.AfterFunc(5*lazyDelay, r.flushLater)
+	}
+}
+
+// flush writes what is not on disk. The caller holds mu.
+func (r *Replica) flush() error {
+	t := &r.tail
+	t.RLock()
+	state := r.State()
+	evs := t.evs[len(t.evs)-int(state.Index()-t.durable):]
+	t.RUnlock()
+	if len(evs) == 0 {
+		return nil
+	}
+	if err := r.store.append(evs, state); err != nil {
+		return fmt.Errorf("write the replica: %w", err)
+	}
+	t.Lock()
+	t.durable, t.first = r.store.last, r.store.first
+	t.trim()
+	t.Unlock()
+	return nil
+}
+
+// Sync returns when everything applied is on disk.
+func (r *Replica) Sync() error {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if r.isClosed() {
+		return fmt.Errorf("sync: %s: %w", r.path, ErrClosed)
+	}
+	return r.flush()
+}
+
+// Events returns up to limit events after an index, oldest first, and the range that can be had. If
+// the index is older than the archive, the events begin with the first available.
+func (r *Replica) Events(after uint64, limit int) (evs []*skeinv1.Event, firstAvailable, lastIndex uint64, err error) {
+	t := &r.tail
+	t.RLock()
+	firstAvailable, lastIndex = t.first, r.State().Index()
+	inMemory := lastIndex - uint64(len(t.evs)) // the index before the first in memory
+	if after >= lastIndex || limit <= 0 {
+		t.RUnlock()
+		return nil, firstAvailable, lastIndex, nil
+	}
+	if after >= inMemory {
+		evs = t.evs[after-inMemory:]
+		evs = append([]*skeinv1.Event(nil), evs[:min(limit, len(evs))]...)
+		t.RUnlock()
+		return evs, firstAvailable, lastIndex, nil
+	}
+	t.RUnlock()
+	if r.isClosed() {
+		return nil, 0, 0, fmt.Errorf("read events: %s: %w", r.path, ErrClosed)
+	}
+	evs, first, err := r.store.read(after, limit)
+	if err != nil {
+		return nil, 0, 0, fmt.Errorf("read events: %w", err)
+	}
+	if first != 0 {
+		firstAvailable = first
+	}
+	return evs, firstAvailable, lastIndex, nil
+}
+
+// At is the state at an index; 0 is the newest. An index outside the archive is ErrGone.
+func (r *Replica) At(index uint64) (*events.State, error) {
+	t := &r.tail
+	t.RLock()
+	state, durable := r.State(), t.durable
+	pending := t.evs[len(t.evs)-int(state.Index()-durable):]
+	t.RUnlock()
+	if index == 0 || index == state.Index() {
+		return state, nil
+	}
+	if index > state.Index() {
+		return nil, fmt.Errorf("%w: index %d was asked for, the newest is %d", ErrGone, index, state.Index())
+	}
+	if r.isClosed() {
+		return nil, fmt.Errorf("read the state at index %d: %s: %w", index, r.path, ErrClosed)
+	}
+	s, err := r.store.at(min(index, durable))
+	if err != nil {
+		if errors.Is(err, ErrGone) {
+			return nil, fmt.Errorf("%w: index %d was asked for, the archive begins at %d", ErrGone, index, r.firstAvailable())
+		}
+		return nil, fmt.Errorf("read the state at index %d: %w", index, err)
+	}
+	for _, e := range pending {
+		if e.Index > index {
+			break
+		}
+		if err := s.Fold(e); err != nil {
+			return nil, fmt.Errorf("read the state at index %d: %w", index, err)
+		}
+	}
+	return s, nil
+}
+
+func (r *Replica) firstAvailable() uint64 {
+	r.tail.RLock()
+	defer r.tail.RUnlock()
+	return r.tail.first
+}
+
+// Wait returns when the state's index is greater than after, or with the context's error.
+func (r *Replica) Wait(ctx context.Context, after uint64) error {
+	for {
+		r.tail.RLock()
+		changed, closed := r.tail.changed, r.tail.closed
+		r.tail.RUnlock()
+		switch {
+		case r.State().Index() > after:
+			return nil
+		case closed:
+			return fmt.Errorf("wait for index %d: %s: %w", after+1, r.path, ErrClosed)
+		}
+		select {
+		case <-changed:
+		case <-ctx.Done():
+			return ctx.Err()
+		}
+	}
+}
+
+func (r *Replica) isClosed() bool {
+	r.tail.RLock()
+	defer r.tail.RUnlock()
+	return r.tail.closed
+}
+
+// Close writes what is unwritten and releases the file. The last state stays readable.
+func (r *Replica) Close() error {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if r.isClosed() {
+		return nil
+	}
+	if r.timer != nil {
+		r.timer.Stop()
+	}
+	err := r.flush()
+	r.tail.Lock()
+	r.tail.closed = true
+	close(r.tail.changed)
+	r.tail.Unlock()
+	if e := r.store.db.Close(); err == nil && e != nil {
+		err = fmt.Errorf("close the replica: %w", e)
+	}
+	return err
+}

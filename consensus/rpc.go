@@ -1,0 +1,146 @@
+package consensus
+
+import (
+	"context"
+	"crypto/rand"
+	"encoding/hex"
+	"log/slog"
+	"net"
+	"net/http"
+	"time"
+
+	"connectrpc.com/connect"
+
+	"github.com/skeinmesh/skein/api/skein/v1/skeinv1connect"
+	"github.com/skeinmesh/skein/identity"
+)
+
+const (
+	pingAfter    = 2 * time.Second // of silence on an RPC connection
+	pingTimeout  = 2 * time.Second
+	idleTimeout  = 2 * time.Minute
+	maxMessage   = 64 << 20 // a state in a snapshot
+	maxRequest   = 1 << 20  // what a service reads
+	writeTimeout = 10 * time.Second
+)
+
+// NewRequestID makes a random request ID.
+func NewRequestID() string {
+	var b [16]byte
+	rand.Read(b[:])
+	return hex.EncodeToString(b[:])
+}
+
+func http2Only() *http.Protocols {
+	p := new(http.Protocols)
+	p.SetUnencryptedHTTP2(true) // the streams of the control net are encrypted already
+	return p
+}
+
+// Conns keeps one HTTP/2 connection per node over the control net.
+type Conns struct {
+	client    *http.Client
+	transport *http.Transport
+}
+
+// NewConns makes connections as they are needed.
+func NewConns(d Dialer) *Conns {
+	transport := &http.Transport{
+		Protocols: http2Only(),
+		HTTP2:     &http.HTTP2Config{SendPingTimeout: pingAfter, PingTimeout: pingTimeout, WriteByteTimeout: writeTimeout},
+		DialContext: func(ctx context.Context, _, address string) (net.Conn, error) {
+			host, _, err := net.SplitHostPort(address)
+			if err != nil {
+				return nil, err
+			}
+			id, err := identity.ParseID(host)
+			if err != nil {
+				return nil, err
+			}
+			c, err := d.Dial(ctx, id, identity.ALPNRPC)
+			if err != nil {
+				return nil, err
+			}
+			return plainConn{c}, nil
+		},
+		IdleConnTimeout: idleTimeout,
+	}
+	return &Conns{client: &http.Client{Transport: transport}, transport: transport}
+}
+
+// HTTP is the client for other services of nodes; the URL of a node is URL(id).
+func (c *Conns) HTTP() *http.Client { return c.client }
+
+// URL is the base URL of a node for HTTP.
+func URL(id identity.ID) string { return "http://" + id.String() }
+
+// Cluster is the ClusterService of a node.
+func (c *Conns) Cluster(id identity.ID) skeinv1connect.ClusterServiceClient {
+	return skeinv1connect.NewClusterServiceClient(c.client, URL(id), connect.WithReadMaxBytes(maxMessage))
+}
+
+// Close closes idle connections.
+func (c *Conns) Close() { c.transport.CloseIdleConnections() }
+
+// plainConn hides that a connection is TLS: net/http would look for the protocol h2 in it.
+type plainConn struct{ net.Conn }
+
+type peerKey struct{}
+
+// PeerFromContext is the node that sent a request.
+func PeerFromContext(ctx context.Context) (identity.ID, bool) {
+	id, ok := ctx.Value(peerKey{}).(identity.ID)
+	return id, ok
+}
+
+// WithPeer makes a context in which a node is the sender, for handlers that are called directly.
+func WithPeer(ctx context.Context, id identity.ID) context.Context {
+	return context.WithValue(ctx, peerKey{}, id)
+}
+
+type writerKey struct{}
+
+// writeDeadline limits the next write of a stream, so that a subscriber who does not read is cut.
+func writeDeadline(ctx context.Context, d time.Duration) {
+	if w, ok := ctx.Value(writerKey{}).(http.ResponseWriter); ok {
+		_ = http.NewResponseController(w).SetWriteDeadline(time.Now().Add(d)) // not all writers can; then the pings cut
+	}
+}
+
+// NewHTTPServer serves handlers to the nodes that connect with ALPN skein-rpc; give it the listener of
+// authenticated streams by Serve. Handlers learn by PeerFromContext who calls.
+func NewHTTPServer(h http.Handler, log *slog.Logger) *http.Server {
+	return &http.Server{
+		Handler: http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+			h.ServeHTTP(w, r.WithContext(context.WithValue(r.Context(), writerKey{}, w)))
+		}),
+		Protocols:         http2Only(),
+		HTTP2:             &http.HTTP2Config{SendPingTimeout: pingAfter, PingTimeout: pingTimeout, WriteByteTimeout: writeTimeout, MaxConcurrentStreams: 64},
+		ReadHeaderTimeout: 5 * time.Second,
+		MaxHeaderBytes:    32 << 10,
+		IdleTimeout:       2 * idleTimeout,
+		ErrorLog:          slog.NewLogLogger(log.Handler(), slog.LevelDebug),
+		ConnContext: func(ctx context.Context, c net.Conn) context.Context {
+			if p, ok := c.(plainConn); ok {
+				c = p.Conn
+			}
+			if id, ok := peerOf(c); ok {
+				return WithPeer(ctx, id)
+			}
+			return ctx
+		},
+	}
+}
+
+// PlainListener hides from net/http that a listener's connections are TLS.
+func PlainListener(l net.Listener) net.Listener { return plainListener{l} }
+
+type plainListener struct{ net.Listener }
+
+func (l plainListener) Accept() (net.Conn, error) {
+	c, err := l.Listener.Accept()
+	if err != nil {
+		return nil, err
+	}
+	return plainConn{c}, nil
+}

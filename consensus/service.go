@@ -1,0 +1,339 @@
+package consensus
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"math"
+	"net/http"
+	"sync/atomic"
+	"time"
+
+	"connectrpc.com/connect"
+	"google.golang.org/protobuf/proto"
+
+	skeinv1 "github.com/skeinmesh/skein/api/skein/v1"
+	"github.com/skeinmesh/skein/api/skein/v1/skeinv1connect"
+	"github.com/skeinmesh/skein/events"
+	"github.com/skeinmesh/skein/identity"
+)
+
+const (
+	leaderHold     = time.Second     // how long a server holds a command while nobody leads
+	forwardTimeout = 2 * time.Second // for the leader's answer to a forwarded command
+	heartbeatEvery = time.Second
+	streamEvents   = 256  // in one message of a subscription
+	maxSubscribers = 4096 // per server
+	maxReadEvents  = 1000 // in one answer
+)
+
+// ServiceConfig says what a Service serves.
+type ServiceConfig struct {
+	Self    identity.ID
+	Replica *Replica
+	Server  func() *Server // nil, or returning nil: this node is no server
+	Conns   *Conns         // for forwarding
+	Log     *slog.Logger
+	// FilterTest answers a STUN request in another node's stead; nil if this node cannot.
+	FilterTest func(ctx context.Context, peer identity.ID, r *skeinv1.FilterTestRequest) error
+}
+
+// Service is the ClusterService of a node: every server has one, and other nodes may.
+type Service struct {
+	cfg         ServiceConfig
+	log         *slog.Logger
+	subscribers atomic.Int64
+}
+
+var _ skeinv1connect.ClusterServiceHandler = (*Service)(nil)
+
+// NewService makes the service.
+func NewService(cfg ServiceConfig) *Service {
+	return &Service{cfg: cfg, log: cfg.Log.With("room", "consensus")}
+}
+
+// Handler is the path and handler to mount.
+func (s *Service) Handler() (string, http.Handler) {
+	return skeinv1connect.NewClusterServiceHandler(s, connect.WithReadMaxBytes(maxRequest))
+}
+
+func (s *Service) server() *Server {
+	if s.cfg.Server == nil {
+		return nil
+	}
+	return s.cfg.Server()
+}
+
+// member is the caller, if it is a member of the cluster.
+func (s *Service) member(ctx context.Context) (identity.ID, error) {
+	id, ok := PeerFromContext(ctx)
+	if !ok {
+		return id, connect.NewError(connect.CodeUnauthenticated, errors.New("the caller is unknown: it did not come over the control net"))
+	}
+	if err := checkMember(s.cfg.Replica.State(), id); err != nil {
+		return id, err
+	}
+	return id, nil
+}
+
+// checkMember refuses a revoked node for good and an unknown one for now: it may have been admitted
+// after this replica's index.
+func checkMember(state *events.State, id identity.ID) error {
+	switch {
+	case state.Node(id) != nil:
+		return nil
+	case state.Revoked(id) != nil:
+		return connect.NewError(connect.CodePermissionDenied, fmt.Errorf("node %s was revoked", id))
+	}
+	return connect.NewError(connect.CodeUnavailable, fmt.Errorf("node %s is not a member as of index %d", id, state.Index()))
+}
+
+// Propose commits a command or forwards it to the leader, once. A refusal is an answer with an error
+// code; an RPC error means that the caller should try again, elsewhere or later, unless it denies permission.
+func (s *Service) Propose(ctx context.Context, r *skeinv1.ProposeRequest) (*skeinv1.ProposeResponse, error) {
+	peer, err := s.member(ctx)
+	if err != nil {
+		return nil, err
+	}
+	if r.GetCommand() == nil || r.GetCommand().GetRequestId() == "" {
+		return nil, connect.NewError(connect.CodeInvalidArgument, errors.New("the command is missing or carries no request ID"))
+	}
+	c := proto.CloneOf(r.GetCommand())
+	state := s.cfg.Replica.State()
+	if !r.GetForwarded() {
+		c.Issuer = peer.String()
+	} else if state.Server(peer) == nil {
+		return nil, connect.NewError(connect.CodePermissionDenied, fmt.Errorf("node %s is no server and may not forward commands", peer))
+	}
+	if err := authorise(state, c); err != nil {
+		return answered(nil, err)
+	}
+	server := s.server()
+	if server == nil {
+		return nil, connect.NewError(connect.CodeUnavailable, errors.New("this node is no server"))
+	}
+	a, err := s.commit(ctx, server, c, r.GetForwarded())
+	return answered(a, err)
+}
+
+// authorise says what a member may propose. The cluster is created at home only, a server is promoted
+// by servers only, and a node's key is rotated by the node itself.
+func authorise(state *events.State, c *skeinv1.Command) error {
+	id, err := identity.ParseID(c.GetIssuer())
+	if err != nil {
+		return &events.Error{Code: events.InvalidArgument, Message: "the command's issuer: " + err.Error()}
+	}
+	if err := checkMember(state, id); err != nil {
+		return err
+	}
+	deny := func(why string) error {
+		return &events.Error{Code: events.PermissionDenied, Message: fmt.Sprintf("node %s may not do this: %s", id, why)}
+	}
+	switch b := c.GetBody().(type) {
+	case *skeinv1.Command_CreateCluster:
+		return deny("a cluster is created on its first node with skein up --init")
+	case *skeinv1.Command_PromoteServer:
+		if state.Server(id) == nil {
+			return deny("only servers promote servers")
+		}
+	case *skeinv1.Command_RotateNodeKey:
+		if b.RotateNodeKey.GetNodeId() != id.String() {
+			return deny("a node rotates its own key only")
+		}
+	}
+	return nil
+}
+
+// commit holds a command for a short while if nobody leads.
+func (s *Service) commit(ctx context.Context, server *Server, c *skeinv1.Command, forwarded bool) (*skeinv1.Answer, error) {
+	hold := time.NewTimer(leaderHold)
+	defer hold.Stop()
+	for {
+		news := server.leader.wait()
+		a, err := server.Propose(ctx, c)
+		var other *NotLeaderError
+		if !errors.As(err, &other) {
+			if err == nil {
+				s.log.Debug("committed", "request", c.GetRequestId(), "issuer", c.GetIssuer(), "index", a.GetIndex())
+			}
+			return a, err
+		}
+		if !other.Leader.IsZero() && !forwarded {
+			return s.forward(ctx, other.Leader, c)
+		}
+		select {
+		case <-news:
+		case <-time.After(leaderHold / 20): // leadership may begin a moment after its news
+		case <-hold.C:
+			return nil, err
+		case <-ctx.Done():
+			return nil, ctx.Err()
+		}
+	}
+}
+
+func (s *Service) forward(ctx context.Context, leader identity.ID, c *skeinv1.Command) (*skeinv1.Answer, error) {
+	ctx, cancel := context.WithTimeout(ctx, forwardTimeout)
+	defer cancel()
+	r, err := s.cfg.Conns.Cluster(leader).Propose(ctx, &skeinv1.ProposeRequest{Command: c, Forwarded: true})
+	if err != nil {
+		return nil, fmt.Errorf("%w: forward to node %s: %w", ErrUncertain, leader, err)
+	}
+	return r.GetAnswer(), nil
+}
+
+// answered puts a refusal into the answer, and makes everything else an RPC error.
+func answered(a *skeinv1.Answer, err error) (*skeinv1.ProposeResponse, error) {
+	var refusal *events.Error
+	switch {
+	case err == nil:
+		return &skeinv1.ProposeResponse{Answer: a}, nil
+	case errors.As(err, &refusal):
+		return &skeinv1.ProposeResponse{Answer: &skeinv1.Answer{ErrorCode: string(refusal.Code), ErrorMessage: refusal.Message}}, nil
+	}
+	var rpc *connect.Error
+	if errors.As(err, &rpc) && rpc.Code() == connect.CodePermissionDenied {
+		return nil, rpc
+	}
+	return nil, connect.NewError(connect.CodeUnavailable, err)
+}
+
+// Subscribe streams batches from an index on, after a snapshot if the archive no longer reaches back.
+// Nothing is queued for a subscriber: it reads from the archive at its own pace, and one that does not
+// read for writeTimeout is cut.
+func (s *Service) Subscribe(ctx context.Context, r *skeinv1.SubscribeRequest, out *connect.ServerStream[skeinv1.SubscribeResponse]) error {
+	peer, err := s.member(ctx)
+	if err != nil {
+		return err
+	}
+	if s.subscribers.Add(1) > maxSubscribers {
+		s.subscribers.Add(-1)
+		return connect.NewError(connect.CodeResourceExhausted, fmt.Errorf("this server has %d subscribers: ask another", maxSubscribers))
+	}
+	defer s.subscribers.Add(-1)
+	send := func(m *skeinv1.SubscribeResponse) error {
+		writeDeadline(ctx, writeTimeout)
+		return out.Send(m)
+	}
+	at := r.GetAfter()
+	if err := send(s.heartbeat()); err != nil { // the answer begins at once, also when nothing is new
+		return err
+	}
+	tick := time.NewTicker(heartbeatEvery)
+	defer tick.Stop()
+	for {
+		if at, err = s.sendNews(at, send); err != nil {
+			return err
+		}
+		changed := make(chan struct{})
+		wait, stop := context.WithCancel(ctx)
+		go func() { defer close(changed); _ = s.cfg.Replica.Wait(wait, at) }()
+		select {
+		case <-changed:
+		case <-tick.C:
+			if err = send(s.heartbeat()); err == nil {
+				err = checkMember(s.cfg.Replica.State(), peer)
+			}
+		case <-ctx.Done():
+			err = ctx.Err()
+		}
+		stop()
+		<-changed
+		if err == nil && s.cfg.Replica.isClosed() {
+			err = connect.NewError(connect.CodeUnavailable, errors.New("this server is stopping"))
+		}
+		if err != nil {
+			return err
+		}
+	}
+}
+
+// sendNews sends all that is newer than an index and returns the new one.
+func (s *Service) sendNews(at uint64, send func(*skeinv1.SubscribeResponse) error) (uint64, error) {
+	for {
+		evs, first, _, err := s.cfg.Replica.Events(at, streamEvents)
+		if err != nil {
+			return at, connect.NewError(connect.CodeInternal, err)
+		}
+		var m *skeinv1.SubscribeResponse
+		switch state := s.cfg.Replica.State(); {
+		case at+1 < first && state.Index() > at:
+			m = &skeinv1.SubscribeResponse{Body: &skeinv1.SubscribeResponse_Snapshot{Snapshot: state.Proto()}}
+			at = state.Index()
+		case len(evs) == 0:
+			return at, nil
+		default:
+			m = &skeinv1.SubscribeResponse{Body: &skeinv1.SubscribeResponse_Batch{Batch: &skeinv1.Batch{Base: at, Events: evs}}}
+			at += uint64(len(evs))
+		}
+		if err := send(m); err != nil {
+			return at, err
+		}
+	}
+}
+
+// heartbeat tells where this server is. The hash lets a follower at the same index see whether both
+// have the same history.
+func (s *Service) heartbeat() *skeinv1.SubscribeResponse {
+	state := s.cfg.Replica.State()
+	hash := state.Hash()
+	h := &skeinv1.SubscribeResponse_Heartbeat{Index: state.Index(), Time: time.Now().UnixNano(), Hash: hash[:]}
+	if server := s.server(); server != nil {
+		if id, ok := server.Leader(); ok {
+			h.Leader = id.String()
+		}
+	}
+	return &skeinv1.SubscribeResponse{Body: &skeinv1.SubscribeResponse_Heartbeat_{Heartbeat: h}}
+}
+
+// ReadState is the state at an index.
+func (s *Service) ReadState(ctx context.Context, r *skeinv1.ReadStateRequest) (*skeinv1.ReadStateResponse, error) {
+	if _, err := s.member(ctx); err != nil {
+		return nil, err
+	}
+	state, err := s.cfg.Replica.At(r.GetAt())
+	if err != nil {
+		return nil, readError(err)
+	}
+	hash := state.Hash()
+	return &skeinv1.ReadStateResponse{State: state.Proto(), Hash: hash[:]}, nil
+}
+
+// ReadEvents reads the archive. Asked for what comes after the greatest index, it tells the range alone.
+func (s *Service) ReadEvents(ctx context.Context, r *skeinv1.ReadEventsRequest) (*skeinv1.ReadEventsResponse, error) {
+	if _, err := s.member(ctx); err != nil {
+		return nil, err
+	}
+	limit := r.GetLimit()
+	if limit == 0 || limit > maxReadEvents {
+		limit = maxReadEvents
+	}
+	evs, first, last, err := s.cfg.Replica.Events(min(r.GetAfter(), math.MaxUint64-1), int(limit))
+	if err != nil {
+		return nil, readError(err)
+	}
+	return &skeinv1.ReadEventsResponse{Events: evs, FirstAvailable: first, Last: last}, nil
+}
+
+func readError(err error) error {
+	if errors.Is(err, ErrGone) {
+		return connect.NewError(connect.CodeNotFound, err)
+	}
+	return connect.NewError(connect.CodeInternal, err)
+}
+
+// FilterTest answers a STUN request in another node's stead.
+func (s *Service) FilterTest(ctx context.Context, r *skeinv1.FilterTestRequest) (*skeinv1.FilterTestResponse, error) {
+	peer, err := s.member(ctx)
+	if err != nil {
+		return nil, err
+	}
+	if s.cfg.FilterTest == nil {
+		return nil, connect.NewError(connect.CodeUnimplemented, errors.New("this node answers no STUN requests"))
+	}
+	if err := s.cfg.FilterTest(ctx, peer, r); err != nil {
+		return nil, connect.NewError(connect.CodeFailedPrecondition, err)
+	}
+	return &skeinv1.FilterTestResponse{}, nil
+}

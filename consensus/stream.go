@@ -1,0 +1,83 @@
+package consensus
+
+import (
+	"context"
+	"crypto/tls"
+	"fmt"
+	"log/slog"
+	"net"
+	"time"
+
+	"github.com/hashicorp/raft"
+
+	"github.com/skeinmesh/skein/identity"
+)
+
+// Dialer opens an authenticated stream to a node: the control net.
+type Dialer interface {
+	Dial(ctx context.Context, node identity.ID, alpn string) (net.Conn, error)
+}
+
+// peerOf is the node that a connection has proved to come from.
+func peerOf(c net.Conn) (identity.ID, bool) {
+	switch c := c.(type) {
+	case interface{ Peer() identity.ID }:
+		id := c.Peer()
+		return id, !id.IsZero()
+	case *tls.Conn:
+		if key, err := identity.PeerKey(c.ConnectionState()); err == nil {
+			return identity.IDOf(key), true
+		}
+	}
+	return identity.ID{}, false
+}
+
+// nodeAddr is a node's ID as a network address: Raft's configuration names servers by nothing else,
+// so that it stays true whatever way the control net takes.
+type nodeAddr identity.ID
+
+func (a nodeAddr) Network() string { return "skein" }
+func (a nodeAddr) String() string  { return identity.ID(a).String() }
+
+// streamLayer lets Raft's transport speak over the control net.
+type streamLayer struct {
+	self    identity.ID
+	dialer  Dialer
+	in      net.Listener
+	replica *Replica
+	log     *slog.Logger
+}
+
+func (l *streamLayer) Dial(address raft.ServerAddress, timeout time.Duration) (net.Conn, error) {
+	id, err := identity.ParseID(string(address))
+	if err != nil {
+		return nil, fmt.Errorf("dial Raft peer: %w", err)
+	}
+	ctx := context.Background()
+	if timeout > 0 {
+		var cancel context.CancelFunc
+		ctx, cancel = context.WithTimeout(ctx, timeout)
+		defer cancel()
+	}
+	return l.dialer.Dial(ctx, id, identity.ALPNRaft)
+}
+
+// Accept lets in servers alone: any other member could forge the log. A server that this node does
+// not know yet is let in once the replica, which also follows other servers, has caught up.
+func (l *streamLayer) Accept() (net.Conn, error) {
+	for {
+		c, err := l.in.Accept()
+		if err != nil {
+			return nil, err
+		}
+		id, ok := peerOf(c)
+		if ok && l.replica.State().Server(id) != nil {
+			return c, nil
+		}
+		l.log.Warn("refused a Raft connection: the other end is not a server", "node", id)
+		c.Close()
+	}
+}
+
+func (l *streamLayer) Close() error   { return l.in.Close() }
+func (l *streamLayer) Addr() net.Addr { return nodeAddr(l.self) }
