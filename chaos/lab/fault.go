@@ -1,0 +1,197 @@
+package lab
+
+import (
+	"cmp"
+	"context"
+	"fmt"
+	"maps"
+	"slices"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/skeinmesh/skein/chaos/lab/fabric"
+)
+
+// cut is one fault: what From sends does not arrive at To.
+type cut struct {
+	From  string `json:"from"`
+	To    string `json:"to"`
+	Proto string `json:"proto,omitempty"` // udp, tcp, icmp; "": everything
+}
+
+func sortCuts(cuts map[cut]bool) []cut {
+	return slices.SortedFunc(maps.Keys(cuts), func(a, b cut) int {
+		return cmp.Or(cmp.Compare(a.From, b.From), cmp.Compare(a.To, b.To), cmp.Compare(a.Proto, b.Proto))
+	})
+}
+
+func (p Partition) cuts() []cut {
+	var out []cut
+	for i, group := range p.Groups {
+		for j, other := range p.Groups {
+			if i == j {
+				continue
+			}
+			out = append(out, between(group, other, "")...)
+		}
+	}
+	return out
+}
+
+func (b Block) cuts() []cut {
+	out := between(b.From, b.To, b.Proto)
+	if !b.Oneway {
+		out = append(out, between(b.To, b.From, b.Proto)...)
+	}
+	return out
+}
+
+func between(from, to []string, proto string) []cut {
+	var out []cut
+	for _, f := range from {
+		for _, t := range to {
+			if f != t {
+				out = append(out, cut{f, t, proto})
+			}
+		}
+	}
+	return out
+}
+
+// healed tells which cuts touch none of the nodes.
+func healed(cuts map[cut]bool, nodes []string) map[cut]bool {
+	left := map[cut]bool{}
+	for c := range cuts {
+		if !slices.Contains(nodes, c.From) && !slices.Contains(nodes, c.To) {
+			left[c] = true
+		}
+	}
+	return left
+}
+
+var protoNumbers = map[string][]uint8{
+	"": {0}, "udp": {unix.IPPROTO_UDP}, "tcp": {unix.IPPROTO_TCP}, "icmp": {unix.IPPROTO_ICMP, unix.IPPROTO_ICMPV6},
+}
+
+// drops translates cuts for each receiver.
+func drops(plan fabric.Plan, cuts map[cut]bool) map[string][]fabric.Drop {
+	out := map[string][]fabric.Drop{}
+	for _, c := range sortCuts(cuts) {
+		from, _ := plan.Host(c.From)
+		for _, p := range protoNumbers[c.Proto] {
+			out[c.To] = append(out[c.To], fabric.Drop{From: from.Number, Proto: p})
+		}
+	}
+	return out
+}
+
+// setCuts makes the faults those of want, touching only the hosts whose faults change.
+func (l *Lab) setCuts(change func(map[cut]bool) map[cut]bool) error {
+	l.mu.Lock()
+	want := change(maps.Clone(l.cuts))
+	before, after := drops(l.Plan, l.cuts), drops(l.Plan, want)
+	for _, h := range l.Plan.Hosts {
+		if slices.Equal(before[h.Name], after[h.Name]) {
+			continue
+		}
+		if err := fabric.SetDrops(l.Spec.Name, h.Name, after[h.Name]); err != nil {
+			l.mu.Unlock()
+			return err
+		}
+	}
+	l.cuts = want
+	l.mu.Unlock()
+	return l.save()
+}
+
+func (l *Lab) addCuts(more []cut) error {
+	for _, c := range more {
+		for _, n := range []string{c.From, c.To} {
+			if _, err := l.agent(n); err != nil {
+				return err
+			}
+		}
+		if _, ok := protoNumbers[c.Proto]; !ok {
+			return fmt.Errorf("protocol %q is not known; allowed: udp, tcp, icmp, or none for all", c.Proto)
+		}
+	}
+	return l.setCuts(func(cuts map[cut]bool) map[cut]bool {
+		for _, c := range more {
+			cuts[c] = true
+		}
+		return cuts
+	})
+}
+
+// Partition cuts everything between nodes of different groups; nodes in no group are not touched.
+func (l *Lab) Partition(groups ...[]string) error { return l.addCuts(Partition{groups}.cuts()) }
+
+// Block cuts the direct way between nodes.
+func (l *Lab) Block(b Block) error { return l.addCuts(b.cuts()) }
+
+// Heal takes back the faults that touch the nodes, or with none named all faults, and starts the
+// agents among them that were killed. Agents that were stopped stay so: that was no fault.
+func (l *Lab) Heal(ctx context.Context, nodes ...string) error {
+	if len(nodes) == 0 {
+		nodes = l.Spec.NodeNames()
+	}
+	agents, err := l.pick(nodes)
+	if err != nil {
+		return err
+	}
+	if err := l.setCuts(func(cuts map[cut]bool) map[cut]bool { return healed(cuts, nodes) }); err != nil {
+		return err
+	}
+	var killed []string
+	for _, a := range agents {
+		if a.record().Condition == Killed {
+			killed = append(killed, a.node.Name)
+		}
+	}
+	return l.Start(ctx, killed...)
+}
+
+// Kill ends agents with SIGKILL.
+func (l *Lab) Kill(ctx context.Context, nodes ...string) error {
+	return l.end(ctx, nodes, unix.SIGKILL, Killed)
+}
+
+// Stop ends agents gracefully, with SIGTERM.
+func (l *Lab) Stop(ctx context.Context, nodes ...string) error {
+	return l.end(ctx, nodes, unix.SIGTERM, Stopped)
+}
+
+func (l *Lab) end(ctx context.Context, nodes []string, sig unix.Signal, then Condition) error {
+	agents, err := l.pick(nodes)
+	if err != nil {
+		return err
+	}
+	err = each(agents, func(a *agent) error { return a.end(ctx, sig, then) })
+	if serr := l.save(); err == nil {
+		err = serr
+	}
+	return err
+}
+
+// Start starts agents again and waits until they answer. One that had been a member resumes from its
+// state; one that had not yet joined tries again.
+func (l *Lab) Start(ctx context.Context, nodes ...string) error {
+	agents, err := l.pick(nodes)
+	if err != nil {
+		return err
+	}
+	return each(agents, func(a *agent) error {
+		var extra []string
+		switch {
+		case a.record().Joined:
+		case a.node.Init:
+			extra = []string{"--init"}
+		default:
+			extra = []string{"--join-file", l.tokenFile()}
+		}
+		if err := l.launch(a, extra...); err != nil {
+			return err
+		}
+		return a.ready(ctx, false)
+	})
+}

@@ -1,0 +1,353 @@
+package lab
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/goccy/go-yaml"
+
+	skeinv1 "github.com/skeinmesh/skein/api/skein/v1"
+	"github.com/skeinmesh/skein/api/skein/v1/skeinv1connect"
+	"github.com/skeinmesh/skein/chaos/lab/fabric"
+)
+
+// DefaultDir is where labs keep their directories, one per name.
+const DefaultDir = "/run/skein-lab"
+
+// maxSocketPath is the longest path of a unix socket, in bytes (sun_path in unix(7)).
+const maxSocketPath = 107
+
+// Options say how a lab is brought up.
+type Options struct {
+	Dir       string       // where labs keep their directories; default DefaultDir
+	Binary    string       // the skein program; default the one that runs now
+	Env       []string     // more environment for agents and commands
+	Progress  func(string) // told what happens, a line each; may be nil
+	Artifacts string       // where Up leaves logs and states when it fails; "": nowhere
+}
+
+// Lab is a lab that is up.
+type Lab struct {
+	Spec *Spec
+	Plan fabric.Plan
+	Dir  string // this lab's own directory
+
+	opts   Options
+	agents []*agent
+	mu     sync.Mutex // guards cuts and the record on disk
+	cuts   map[cut]bool
+}
+
+// Up builds the network, starts every agent and waits until all are running members. On an error,
+// or when ctx ends, everything is taken down again.
+func Up(ctx context.Context, spec *Spec, opts Options) (*Lab, error) {
+	l, err := raise(ctx, spec, opts)
+	if err == nil || l == nil {
+		return l, err
+	}
+	if opts.Artifacts != "" {
+		if dir, aerr := l.SaveArtifacts(context.WithoutCancel(ctx), opts.Artifacts); aerr == nil {
+			err = fmt.Errorf("%w\nlogs and states are in %s", err, dir)
+		}
+	}
+	return nil, errors.Join(err, l.Down(context.WithoutCancel(ctx)))
+}
+
+// raise is Up without the clearing away. It returns no Lab when nothing was begun.
+func raise(ctx context.Context, spec *Spec, opts Options) (*Lab, error) {
+	if os.Geteuid() != 0 {
+		return nil, errors.New("a lab needs root, for network namespaces: run it with sudo")
+	}
+	plan, err := spec.Plan()
+	if err != nil {
+		return nil, err
+	}
+	if opts.Binary == "" {
+		if opts.Binary, err = os.Executable(); err != nil {
+			return nil, fmt.Errorf("find the skein program: %w", err)
+		}
+	}
+	l := newLab(spec, plan, opts)
+	if err := l.free(); err != nil {
+		return nil, err
+	}
+	if err := l.lay(); err != nil {
+		return l, err
+	}
+	l.progress("network: %d sites, %d nodes", len(plan.Sites), len(plan.Hosts))
+	if err := fabric.Build(ctx, plan); err != nil {
+		return l, fmt.Errorf("build the network of lab %s: %w", spec.Name, err)
+	}
+	return l, l.join(ctx)
+}
+
+func newLab(spec *Spec, plan fabric.Plan, opts Options) *Lab {
+	if opts.Dir == "" {
+		opts.Dir = DefaultDir
+	}
+	l := &Lab{Spec: spec, Plan: plan, Dir: filepath.Join(opts.Dir, spec.Name), opts: opts, cuts: map[cut]bool{}}
+	for _, n := range spec.Nodes {
+		host, _ := plan.Host(n.Name)
+		l.agents = append(l.agents, newAgent(l, n, host))
+	}
+	return l
+}
+
+// free makes sure that no lab of this name is up or was left behind.
+func (l *Lab) free() error {
+	left, err := fabric.Namespaces(l.Spec.Name)
+	if err != nil {
+		return err
+	}
+	_, err = os.Stat(l.Dir)
+	if len(left) > 0 || err == nil {
+		return fmt.Errorf("a lab named %s is up, or was left behind by a crash: `skein lab down %s` removes it", l.Spec.Name, l.Spec.Name)
+	}
+	for _, a := range l.agents {
+		if n := len(a.socket()); n > maxSocketPath {
+			return fmt.Errorf("the socket's path %s has %d bytes, the system allows %d: choose a shorter directory", a.socket(), n, maxSocketPath)
+		}
+	}
+	return nil
+}
+
+// lay makes the directories and the agents' config files, and notes the lab on disk.
+func (l *Lab) lay() error {
+	if err := os.MkdirAll(filepath.Join(l.Dir, "bin"), 0o700); err != nil {
+		return fmt.Errorf("lab directory: %w", err)
+	}
+	if err := os.Symlink(l.opts.Binary, l.binary()); err != nil {
+		return fmt.Errorf("lab directory: %w", err)
+	}
+	if err := os.WriteFile(filepath.Join(l.Dir, "lab.yaml"), l.Spec.Source, 0o600); err != nil {
+		return fmt.Errorf("lab directory: %w", err)
+	}
+	for _, a := range l.agents {
+		for _, dir := range []string{a.stateDir(), a.runDir()} {
+			if err := os.MkdirAll(dir, 0o700); err != nil {
+				return fmt.Errorf("node %s: %w", a.node.Name, err)
+			}
+		}
+		b, err := yaml.Marshal(l.config(a.node))
+		if err != nil {
+			return fmt.Errorf("node %s: config: %w", a.node.Name, err)
+		}
+		if err := os.WriteFile(a.configFile(), b, 0o600); err != nil {
+			return fmt.Errorf("node %s: config: %w", a.node.Name, err)
+		}
+	}
+	return l.save()
+}
+
+// config is what the lab writes for an agent, with the file's own settings over it.
+func (l *Lab) config(n Node) map[string]any {
+	c := map[string]any{"name": n.Name, "site": n.Site}
+	if n.Server {
+		c["server"] = true
+	}
+	if n.Relay != "" {
+		c["relay"] = n.Relay
+	}
+	return merge(merge(c, l.Spec.Config), n.Config)
+}
+
+// merge lays one mapping over another, into their sub-mappings.
+func merge(under, over map[string]any) map[string]any {
+	out := map[string]any{}
+	for k, v := range under {
+		out[k] = v
+	}
+	for k, v := range over {
+		a, aok := out[k].(map[string]any)
+		b, bok := v.(map[string]any)
+		if aok && bok {
+			v = merge(a, b)
+		}
+		out[k] = v
+	}
+	return out
+}
+
+// binary is the skein program under a name of its own, so that `skein` is found inside the lab.
+func (l *Lab) binary() string { return filepath.Join(l.Dir, "bin", "skein") }
+
+// environ is the environment of a node's processes.
+func (l *Lab) environ(a *agent) []string {
+	env := []string{"PATH=" + filepath.Join(l.Dir, "bin") + ":" + os.Getenv("PATH")}
+	for _, k := range []string{"HOME", "TERM", "LANG", "NO_COLOR", "SSL_CERT_DIR", "GOTRACEBACK", "GOCOVERDIR"} {
+		if v, ok := os.LookupEnv(k); ok {
+			env = append(env, k+"="+v)
+		}
+	}
+	env = append(env, "SKEIN_STATE_DIR="+a.stateDir(), "SKEIN_RUN_DIR="+a.runDir(), "SKEIN_LAB="+l.Spec.Name, "SKEIN_NODE="+a.node.Name)
+	return append(env, l.opts.Env...)
+}
+
+func (l *Lab) progress(format string, args ...any) {
+	if l.opts.Progress != nil {
+		l.opts.Progress(fmt.Sprintf(format, args...))
+	}
+}
+
+// join creates the cluster on the initialiser and lets all others join at once.
+func (l *Lab) join(ctx context.Context) error {
+	first, err := l.agent(l.Spec.Initialiser().Name)
+	if err != nil {
+		return err
+	}
+	start := time.Now()
+	if err := l.launch(first, "--init"); err != nil {
+		return err
+	}
+	if err := first.ready(ctx, true); err != nil {
+		return err
+	}
+	l.progress("cluster created by %s in %s", first.node.Name, round(time.Since(start)))
+	var others []*agent
+	for _, a := range l.agents {
+		if a != first {
+			others = append(others, a)
+		}
+	}
+	if len(others) > 0 {
+		if err := l.admit(ctx, first, others); err != nil {
+			return err
+		}
+		l.progress("%d nodes joined in %s", len(others), round(time.Since(start)))
+	}
+	return l.save()
+}
+
+func (l *Lab) admit(ctx context.Context, first *agent, others []*agent) error {
+	token, err := first.client.CreateToken(ctx, &skeinv1.CreateTokenRequest{Uses: uint32(len(others)), LifetimeNanos: int64(time.Hour), Label: "lab"})
+	if err != nil {
+		return fmt.Errorf("node %s: create a token: %w", first.node.Name, err)
+	}
+	if err := os.WriteFile(l.tokenFile(), []byte(token.GetToken()+"\n"), 0o600); err != nil {
+		return fmt.Errorf("token: %w", err)
+	}
+	return each(others, func(a *agent) error {
+		if err := l.launch(a, "--join-file", l.tokenFile()); err != nil {
+			return err
+		}
+		return a.ready(ctx, true)
+	})
+}
+
+func (l *Lab) tokenFile() string { return filepath.Join(l.Dir, "token") }
+
+// launch starts an agent and notes its process on disk at once, for a later `skein lab down`.
+func (l *Lab) launch(a *agent, extra ...string) error {
+	return errors.Join(a.launch(l, extra...), l.save())
+}
+
+// Down ends every agent and removes all that the lab made. It works on a Lab that is half up, too.
+func (l *Lab) Down(ctx context.Context) error { return Down(ctx, l.Spec.Name, l.opts.Dir) }
+
+// Down takes a lab down by its name, whatever state it is in: also after a crash of whoever brought
+// it up. What it finds it removes; finding nothing is no error. dir is as in Options.
+func Down(ctx context.Context, name, dir string) error {
+	if !nameRule.MatchString(name) {
+		return fmt.Errorf("%q is no name of a lab", name)
+	}
+	if dir == "" {
+		dir = DefaultDir
+	}
+	if err := fabric.Teardown(ctx, name); err != nil {
+		return fmt.Errorf("take down lab %s: %w", name, err)
+	}
+	if err := os.RemoveAll(filepath.Join(dir, name)); err != nil {
+		return fmt.Errorf("take down lab %s: %w", name, err)
+	}
+	return nil
+}
+
+func (l *Lab) agent(name string) (*agent, error) {
+	for _, a := range l.agents {
+		if a.node.Name == name {
+			return a, nil
+		}
+	}
+	return nil, fmt.Errorf("lab %s has no node %q; nodes: %s", l.Spec.Name, name, strings.Join(l.Spec.NodeNames(), ", "))
+}
+
+func (l *Lab) pick(names []string) ([]*agent, error) {
+	var out []*agent
+	for _, n := range names {
+		a, err := l.agent(n)
+		if err != nil {
+			return nil, err
+		}
+		out = append(out, a)
+	}
+	return out, nil
+}
+
+// Info is what there is to know of a node from outside.
+type Info struct {
+	Name, Site string
+	Host       fabric.Host
+	Namespace  string
+	Dir        string // its state, run, skein.yaml and agent.log
+	Log        string
+	Condition  Condition
+	PID        int
+	Alive      bool
+	Joined     bool
+	Overlay    []string // its overlay addresses, as far as it has told them
+}
+
+// Node tells about a node.
+func (l *Lab) Node(name string) (Info, error) {
+	a, err := l.agent(name)
+	if err != nil {
+		return Info{}, err
+	}
+	rec := a.record()
+	info := Info{Name: name, Site: a.node.Site, Host: a.host, Namespace: a.ns, Dir: a.dir, Log: a.logFile(),
+		Condition: rec.Condition, PID: rec.Process.PID, Alive: rec.Process.alive(), Joined: rec.Joined}
+	if rec.IPv4.IsValid() {
+		info.Overlay = append(info.Overlay, rec.IPv4.String())
+	}
+	if rec.IPv6.IsValid() {
+		info.Overlay = append(info.Overlay, rec.IPv6.String())
+	}
+	return info, nil
+}
+
+// Client returns the API of a node's agent.
+func (l *Lab) Client(name string) (skeinv1connect.AgentServiceClient, error) {
+	a, err := l.agent(name)
+	if err != nil {
+		return nil, err
+	}
+	return a.client, nil
+}
+
+// Running lists the nodes whose agents should run now.
+func (l *Lab) Running() []string {
+	var names []string
+	for _, a := range l.agents {
+		if a.record().Condition == Running {
+			names = append(names, a.node.Name)
+		}
+	}
+	return names
+}
+
+func round(d time.Duration) time.Duration {
+	if d < time.Second {
+		return d.Round(time.Millisecond)
+	}
+	return d.Round(10 * time.Millisecond)
+}
+
+// sorted returns a copy in order.
+func sorted(names []string) []string { return slices.Sorted(slices.Values(names)) }

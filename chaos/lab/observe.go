@@ -1,0 +1,263 @@
+package lab
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"net/netip"
+	"slices"
+	"strings"
+	"time"
+
+	skeinv1 "github.com/skeinmesh/skein/api/skein/v1"
+	"github.com/skeinmesh/skein/chaos/lab/fabric"
+	"github.com/skeinmesh/skein/chaos/lab/ping"
+)
+
+// How often a condition is looked at again.
+const (
+	lookAgain    = 100 * time.Millisecond
+	echoInterval = 20 * time.Millisecond // between echoes of one expectation
+)
+
+// eventually tries until check holds, and then for as long as it has to keep holding; the error of the
+// last try is returned when within is over. What check reports as final is not tried again.
+func eventually(ctx context.Context, within, hold time.Duration, check func(context.Context) error) error {
+	start := time.Now()
+	var held time.Time
+	for {
+		err := check(ctx)
+		var f finalError
+		switch {
+		case ctx.Err() != nil:
+			return ctx.Err()
+		case errors.As(err, &f):
+			return f.error
+		case err == nil && held.IsZero():
+			held = time.Now()
+		case err != nil:
+			held = time.Time{}
+		}
+		if err == nil && time.Since(held) >= hold {
+			return nil
+		}
+		if err != nil && time.Since(start) >= within {
+			return fmt.Errorf("not so within %s: %w", within, err)
+		}
+		select {
+		case <-ctx.Done():
+			return ctx.Err()
+		case <-time.After(lookAgain):
+		}
+	}
+}
+
+// finalError is one that time does not mend.
+type finalError struct{ error }
+
+// WaitConverged waits until the agents of the nodes (none named: all) that should be running have
+// applied the same index with the same state hash and hold the same records.
+func (l *Lab) WaitConverged(ctx context.Context, within time.Duration, nodes ...string) error {
+	if len(nodes) == 0 {
+		nodes = l.Spec.NodeNames()
+	}
+	agents, err := l.pick(nodes)
+	if err != nil {
+		return err
+	}
+	return eventually(ctx, within, 0, func(ctx context.Context) error {
+		var up []*agent
+		for _, a := range agents {
+			if a.record().Condition == Running {
+				up = append(up, a)
+			}
+		}
+		return converged(ctx, up)
+	})
+}
+
+func converged(ctx context.Context, agents []*agent) error {
+	views := make([]*skeinv1.StatusResponse, len(agents))
+	if err := each(agents, func(a *agent) (err error) {
+		if err := a.died(); err != nil {
+			return finalError{err}
+		}
+		views[slices.Index(agents, a)], err = a.status(ctx)
+		return err
+	}); err != nil {
+		return err
+	}
+	return agree(views)
+}
+
+// agree compares what agents say of their state and records.
+func agree(views []*skeinv1.StatusResponse) error {
+	var table []string
+	same := true
+	for _, v := range views {
+		table = append(table, fmt.Sprintf("    %-16s index %d state %.12s records %.12s", v.GetName(), v.GetIndex(), v.GetStateHash(), v.GetRecordsHash()))
+		same = same && v.GetIndex() == views[0].GetIndex() && v.GetRecordsHash() == views[0].GetRecordsHash() && v.GetStateHash() == views[0].GetStateHash()
+	}
+	for _, v := range views {
+		for _, w := range views {
+			if v.GetIndex() == w.GetIndex() && v.GetStateHash() != w.GetStateHash() {
+				return finalError{fmt.Errorf("two agents differ at the same index, which must never be:\n%s", strings.Join(table, "\n"))}
+			}
+		}
+	}
+	if !same {
+		return fmt.Errorf("the agents do not agree:\n%s", strings.Join(table, "\n"))
+	}
+	return nil
+}
+
+// Expect waits until an expectation holds.
+func (l *Lab) Expect(ctx context.Context, within time.Duration, e Expect) error {
+	type pair struct{ from, to string }
+	var pairs []pair
+	for _, f := range e.From {
+		for _, t := range e.To {
+			if f != t {
+				pairs = append(pairs, pair{f, t})
+			}
+		}
+	}
+	return eventually(ctx, within, e.For, func(ctx context.Context) error {
+		errs := make([]error, len(pairs))
+		done := make(chan int)
+		for i, p := range pairs {
+			go func() {
+				errs[i] = l.holds(ctx, e, p.from, p.to)
+				done <- i
+			}()
+		}
+		for range pairs {
+			<-done
+		}
+		return errors.Join(errs...)
+	})
+}
+
+func (l *Lab) holds(ctx context.Context, e Expect, from, to string) error {
+	if len(e.Path) > 0 {
+		if err := l.pathIs(ctx, e.Path, from, to); err != nil {
+			return err
+		}
+	}
+	if e.Reach == nil {
+		return nil
+	}
+	targets, err := l.overlay(to, e.Family)
+	if err != nil {
+		return err
+	}
+	for _, dst := range targets {
+		s, err := l.Ping(from, dst, echoInterval, e.Count)
+		if err != nil {
+			return finalError{err}
+		}
+		r := s.Finish()
+		switch {
+		case *e.Reach && r.Received < e.Count:
+			return fmt.Errorf("%s does not reach %s: %d of %d echoes to %s were answered", from, to, r.Received, e.Count, dst)
+		case !*e.Reach && r.Received > 0:
+			return fmt.Errorf("%s still reaches %s: %d of %d echoes to %s were answered", from, to, r.Received, e.Count, dst)
+		}
+	}
+	return nil
+}
+
+func (l *Lab) pathIs(ctx context.Context, allowed []string, from, to string) error {
+	p, err := l.Path(ctx, from, to)
+	if err != nil {
+		return err
+	}
+	got := p.GetPath()
+	if got == "" {
+		got = "none"
+	}
+	if slices.Contains(allowed, got) {
+		return nil
+	}
+	why := ""
+	if p.GetReason() != "" {
+		why = " (" + p.GetReason() + ")"
+	}
+	return fmt.Errorf("the path from %s to %s is %s%s, not %s", from, to, got, why, strings.Join(allowed, " or "))
+}
+
+// Path asks an agent for its view of a peer. A peer it does not have has no path.
+func (l *Lab) Path(ctx context.Context, from, to string) (*skeinv1.PeerView, error) {
+	a, err := l.agent(from)
+	if err != nil {
+		return nil, err
+	}
+	ctx, cancel := context.WithTimeout(ctx, 2*time.Second)
+	defer cancel()
+	r, err := a.client.Peers(ctx, &skeinv1.PeersRequest{})
+	if err != nil {
+		return nil, fmt.Errorf("ask %s for its peers: %w", from, err)
+	}
+	for _, p := range r.GetPeers() {
+		if p.GetName() == to {
+			return p, nil
+		}
+	}
+	return &skeinv1.PeerView{Name: to, Path: "none", Reason: "not a peer"}, nil
+}
+
+// overlay lists a node's overlay addresses, of one family or both.
+func (l *Lab) overlay(name, family string) ([]netip.Addr, error) {
+	a, err := l.agent(name)
+	if err != nil {
+		return nil, err
+	}
+	rec := a.record()
+	var out []netip.Addr
+	if rec.IPv4.IsValid() && family != "ipv6" {
+		out = append(out, rec.IPv4)
+	}
+	if rec.IPv6.IsValid() && family != "ipv4" {
+		out = append(out, rec.IPv6)
+	}
+	if len(out) == 0 {
+		return nil, fmt.Errorf("node %s has never told its overlay address", name)
+	}
+	return out, nil
+}
+
+// Overlay returns a node's overlay address of a family, ipv4 or ipv6.
+func (l *Lab) Overlay(name, family string) (netip.Addr, error) {
+	all, err := l.overlay(name, family)
+	if err != nil {
+		return netip.Addr{}, err
+	}
+	return all[0], nil
+}
+
+// Ping starts a stream of echoes from a node to an address: count of them, or 0 until it is stopped.
+// They leave from inside the node's namespace.
+func (l *Lab) Ping(from string, dst netip.Addr, interval time.Duration, count int) (*ping.Stream, error) {
+	a, err := l.agent(from)
+	if err != nil {
+		return nil, err
+	}
+	var conn net.PacketConn
+	if err := fabric.In(a.ns, func() (err error) {
+		conn, err = ping.Open(dst)
+		return err
+	}); err != nil {
+		return nil, fmt.Errorf("node %s: %w", from, err)
+	}
+	return ping.Start(conn, dst, interval, count), nil
+}
+
+// PingNode is Ping to a node's IPv4 overlay address.
+func (l *Lab) PingNode(from, to string, interval time.Duration, count int) (*ping.Stream, error) {
+	dst, err := l.Overlay(to, "ipv4")
+	if err != nil {
+		return nil, err
+	}
+	return l.Ping(from, dst, interval, count)
+}

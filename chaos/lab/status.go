@@ -1,0 +1,105 @@
+package lab
+
+import (
+	"context"
+	"fmt"
+	"time"
+
+	skeinv1 "github.com/skeinmesh/skein/api/skein/v1"
+)
+
+// Status is how a lab stands.
+type Status struct {
+	Name  string       `json:"name"`
+	File  string       `json:"file"`
+	Dir   string       `json:"dir"`
+	Nodes []NodeStatus `json:"nodes"`
+	Cuts  []cut        `json:"cuts"`
+}
+
+// NodeStatus is how a node stands.
+type NodeStatus struct {
+	Name      string            `json:"name"`
+	Site      string            `json:"site"`
+	NAT       string            `json:"nat"`
+	Address   string            `json:"address"` // on the underlay
+	IPv4      string            `json:"ipv4"`    // on the overlay
+	IPv6      string            `json:"ipv6"`
+	PID       int               `json:"pid"`
+	Condition Condition         `json:"condition"` // what the lab wants
+	Alive     bool              `json:"alive"`
+	Phase     string            `json:"phase"` // what the agent says, or why it does not
+	Server    bool              `json:"server"`
+	Leader    bool              `json:"leader"`
+	Index     uint64            `json:"index"`
+	Paths     map[string]string `json:"paths"` // peer → direct, relay, none
+	Log       string            `json:"log"`
+}
+
+// Status asks every agent.
+func (l *Lab) Status(ctx context.Context) Status {
+	l.mu.Lock()
+	s := Status{Name: l.Spec.Name, File: l.Spec.File, Dir: l.Dir, Nodes: make([]NodeStatus, len(l.agents)), Cuts: sortCuts(l.cuts)}
+	l.mu.Unlock()
+	index := map[*agent]int{}
+	for i, a := range l.agents {
+		index[a] = i
+	}
+	_ = each(l.agents, func(a *agent) error { // what does not answer says so in its row
+		s.Nodes[index[a]] = l.nodeStatus(ctx, a)
+		return nil
+	})
+	return s
+}
+
+func (l *Lab) nodeStatus(ctx context.Context, a *agent) NodeStatus {
+	rec := a.record()
+	site, _ := l.Plan.Site(a.node.Site)
+	n := NodeStatus{Name: a.node.Name, Site: a.node.Site, NAT: string(site.NAT), Address: a.host.Addr.String(), PID: rec.Process.PID,
+		Condition: rec.Condition, Alive: rec.Process.alive(), Server: a.node.Server, Log: a.logFile(), Paths: map[string]string{}}
+	if rec.IPv4.IsValid() {
+		n.IPv4 = rec.IPv4.String()
+	}
+	if rec.IPv6.IsValid() {
+		n.IPv6 = rec.IPv6.String()
+	}
+	if !n.Alive {
+		n.Phase = "down"
+		return n
+	}
+	st, err := a.status(ctx)
+	if err != nil {
+		n.Phase = "silent"
+		return n
+	}
+	n.Phase, n.Index, n.Leader = st.GetPhase(), st.GetIndex(), st.GetLeader() != "" && st.GetLeader() == st.GetNodeId()
+	ctx, cancel := context.WithTimeout(ctx, 2*time.Second)
+	defer cancel()
+	peers, err := a.client.Peers(ctx, &skeinv1.PeersRequest{})
+	if err != nil {
+		return n
+	}
+	for _, p := range peers.GetPeers() {
+		n.Paths[p.GetName()] = p.GetPath()
+	}
+	return n
+}
+
+// peersOf describes an agent's peers, a line each.
+func (l *Lab) peersOf(ctx context.Context, a *agent) []string {
+	ctx, cancel := context.WithTimeout(ctx, 2*time.Second)
+	defer cancel()
+	r, err := a.client.Peers(ctx, &skeinv1.PeersRequest{})
+	if err != nil {
+		return []string{"peers: " + err.Error()}
+	}
+	var lines []string
+	for _, p := range r.GetPeers() {
+		where := p.GetEndpoint()
+		if p.GetPath() == "relay" {
+			where = "over " + p.GetRelayName()
+		}
+		lines = append(lines, fmt.Sprintf("peer %-14s %-6s %-24s rtt %-8s %s", p.GetName(), p.GetPath(), where, round(time.Duration(p.GetRttNanos())), p.GetReason()))
+	}
+	return sortLines(lines)
+}
