@@ -9,6 +9,7 @@ import (
 	"strconv"
 
 	"github.com/vishvananda/netlink"
+	"golang.org/x/sys/unix"
 )
 
 // Interface names inside the lab's namespaces.
@@ -262,9 +263,13 @@ func enslave(h *netlink.Handle, port, bridge string) error {
 }
 
 func addrAdd(h *netlink.Handle, link string, p netip.Prefix) error {
+	a := &netlink.Addr{IPNet: ipNet(p)}
+	if p.Addr().Is6() {
+		a.Flags = unix.IFA_F_NODAD // usable at once
+	}
 	l, err := h.LinkByName(link)
 	if err == nil {
-		err = h.AddrAdd(l, &netlink.Addr{IPNet: ipNet(p)})
+		err = h.AddrAdd(l, a)
 	}
 	if err != nil {
 		return fmt.Errorf("add %s to %s: %w", p, link, err)
