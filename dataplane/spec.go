@@ -77,4 +77,5 @@ type PeerStatus struct {
 type Report struct {
 	Writes map[string]int   // subsystem -> messages sent to the kernel
 	Errors map[string]error // subsystem -> first error; the other subsystems went on
+	Notes  []string         // what this host cannot do or what the Spec got wrong, without being an error
 }

@@ -602,6 +602,7 @@ type RecordDigest struct {
 	NodeId        string                 `protobuf:"bytes,1,opt,name=node_id,json=nodeId,proto3" json:"node_id,omitempty"`
 	Epoch         uint64                 `protobuf:"varint,2,opt,name=epoch,proto3" json:"epoch,omitempty"`
 	Seq           uint64                 `protobuf:"varint,3,opt,name=seq,proto3" json:"seq,omitempty"`
+	Sum           []byte                 `protobuf:"bytes,4,opt,name=sum,proto3" json:"sum,omitempty"` // first 8 bytes of SHA-256 over the encoded Record
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -657,10 +658,18 @@ func (x *RecordDigest) GetSeq() uint64 {
 	return 0
 }
 
+func (x *RecordDigest) GetSum() []byte {
+	if x != nil {
+		return x.Sum
+	}
+	return nil
+}
+
 // Digests is what push/pull carries; each side then asks for what it lacks.
 type Digests struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Have          []*RecordDigest        `protobuf:"bytes,1,rep,name=have,proto3" json:"have,omitempty"`
+	From          string                 `protobuf:"bytes,2,opt,name=from,proto3" json:"from,omitempty"` // node ID of the sender, a hint whom to ask
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -700,6 +709,13 @@ func (x *Digests) GetHave() []*RecordDigest {
 		return x.Have
 	}
 	return nil
+}
+
+func (x *Digests) GetFrom() string {
+	if x != nil {
+		return x.From
+	}
+	return ""
 }
 
 type Records struct {
@@ -804,13 +820,15 @@ const file_skein_v1_record_proto_rawDesc = "" +
 	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\"D\n" +
 	"\fSignedRecord\x12\x16\n" +
 	"\x06record\x18\x01 \x01(\fR\x06record\x12\x1c\n" +
-	"\tsignature\x18\x02 \x01(\fR\tsignature\"O\n" +
+	"\tsignature\x18\x02 \x01(\fR\tsignature\"a\n" +
 	"\fRecordDigest\x12\x17\n" +
 	"\anode_id\x18\x01 \x01(\tR\x06nodeId\x12\x14\n" +
 	"\x05epoch\x18\x02 \x01(\x04R\x05epoch\x12\x10\n" +
-	"\x03seq\x18\x03 \x01(\x04R\x03seq\"5\n" +
+	"\x03seq\x18\x03 \x01(\x04R\x03seq\x12\x10\n" +
+	"\x03sum\x18\x04 \x01(\fR\x03sum\"I\n" +
 	"\aDigests\x12*\n" +
-	"\x04have\x18\x01 \x03(\v2\x16.skein.v1.RecordDigestR\x04have\";\n" +
+	"\x04have\x18\x01 \x03(\v2\x16.skein.v1.RecordDigestR\x04have\x12\x12\n" +
+	"\x04from\x18\x02 \x01(\tR\x04from\";\n" +
 	"\aRecords\x120\n" +
 	"\arecords\x18\x01 \x03(\v2\x16.skein.v1.SignedRecordR\arecords*\xb9\x01\n" +
 	"\aNatType\x12\x14\n" +

@@ -1,0 +1,106 @@
+package path
+
+import (
+	"fmt"
+	"time"
+)
+
+// beat keeps watch over the direct path in use: heartbeats while there is traffic, keepalives while
+// there is none, and death when the answers stay away.
+func (s *step) beat() {
+	i := s.active()
+	if i < 0 {
+		return
+	}
+	if s.dead() {
+		s.die(i)
+		return
+	}
+	if !s.now.Before(s.nextBeat(i)) {
+		s.ping(i)
+	}
+}
+
+func (s *step) busy() bool { return s.now.Before(s.BusyUntil) }
+
+// rto is how long an answer may take.
+func (s *step) rto() time.Duration { return min(max(s.SRTT+4*s.RTTVar, rtoMin), rtoMax) }
+
+// overdue counts pings whose answers should have come.
+func (s *step) overdue() int {
+	n := 0
+	for _, t := range s.Pending {
+		if s.now.Sub(t) >= s.rto() {
+			n++
+		}
+	}
+	return n
+}
+
+func (s *step) patience() time.Duration {
+	if s.now.Before(s.SlackUntil) {
+		return deadAfter + s.Slack
+	}
+	return deadAfter
+}
+
+func (s *step) dead() bool {
+	if len(s.Pending) == 0 {
+		return false
+	}
+	if s.busy() {
+		return s.now.Sub(s.Pending[0]) >= s.patience() && s.overdue() >= deadMissed
+	}
+	return s.overdue() > idleRetries
+}
+
+// nextBeat is when the next ping on the path in use is due.
+func (s *step) nextBeat(i int) time.Time {
+	last := s.Probes[i].LastSent
+	switch {
+	case s.busy() && s.overdue() > 0:
+		return last.Add(fastBeat)
+	case s.busy():
+		return last.Add(heartbeat)
+	case len(s.Pending) > 0:
+		return last.Add(max(idleRetry, s.rto()))
+	}
+	return last.Add(s.jitter(s.keepalive(), int(s.Probes[i].Sent)))
+}
+
+// beatWake is when beat has something to do again.
+func (s *step) beatWake(i int) time.Time {
+	at := s.nextBeat(i)
+	if len(s.Pending) == 0 {
+		return at
+	}
+	if s.busy() {
+		if s.overdue() == 0 {
+			at = earlier(at, s.Pending[0].Add(s.rto()))
+		}
+		if n := len(s.Pending); n >= deadMissed {
+			at = earlier(at, later(s.Pending[0].Add(s.patience()), s.Pending[deadMissed-1].Add(s.rto())))
+		}
+	} else if len(s.Pending) > idleRetries {
+		at = earlier(at, s.Pending[idleRetries].Add(s.rto()))
+	}
+	return at
+}
+
+// die gives up the direct path in use. Its endpoint is not trusted again before a hold that grows with each death.
+func (s *step) die(i int) {
+	p := &s.Probes[i]
+	if s.now.Sub(s.Path.Since) >= calmAfter {
+		p.Flaps = 0
+	}
+	p.Flaps = min(p.Flaps+1, 10)
+	p.Died, p.Streak = s.now, 0
+	p.HoldUntil = s.now.Add(min(holdFirst<<(p.Flaps-1), holdMax))
+	s.Lost = fmt.Sprintf("The direct path to %s died: %d pings in %d ms had no answer.", p.Endpoint, len(s.Pending), s.now.Sub(s.Pending[0]).Milliseconds())
+	hold := p.HoldUntil
+	s.Pending = nil
+	s.Path.Alive = false
+	s.Retries = 0
+	s.startBurst(true)
+	s.NextRetry = hold
+}

@@ -1,0 +1,119 @@
+package path
+
+import "time"
+
+// startBurst pings every sensible candidate now and in the next seconds, and asks the peer to do the
+// same at the same moment.
+func (s *step) startBurst(punch bool) {
+	s.forget()
+	if !s.Plan.Probe {
+		s.NextRetry = time.Time{}
+		return
+	}
+	active := s.active()
+	for i := range s.Probes {
+		p := &s.Probes[i]
+		if i == active || !p.Planned && p.Answered == 0 {
+			continue
+		}
+		p.BurstAt, p.Next = s.now.Add(p.After), 0
+	}
+	s.BurstAt, s.BurstTo = s.now, s.now.Add(burstFor)
+	s.NextRetry = s.BurstTo.Add(s.retryDelay())
+	if active >= 0 {
+		s.NextRetry = s.now.Add(s.jitter(s.directRetry(), s.Retries))
+	}
+	if punch {
+		s.punch(false)
+	}
+}
+
+// retryDelay grows from attempt to attempt, up to the setting.
+func (s *step) retryDelay() time.Duration {
+	d := min(retryFirst<<min(s.Retries, 10), s.directRetry())
+	if !s.Path.Alive && s.Relay.ID.IsZero() {
+		d = min(d, retryDown)
+	}
+	return s.jitter(d, s.Retries)
+}
+
+// burst sends the pings that are due.
+func (s *step) burst() {
+	if !s.NextRetry.IsZero() && !s.now.Before(s.NextRetry) {
+		s.retry()
+	}
+	active := s.active()
+	for i := range s.Probes {
+		p := &s.Probes[i]
+		if i == active {
+			p.Next = len(pacing)
+		}
+		at, ok := p.due()
+		if !ok || s.now.Before(at) {
+			continue
+		}
+		for ok && !s.now.Before(at) { // steps that were slept through count as one
+			p.Next++
+			at, ok = p.due()
+		}
+		if active >= 0 && !s.worthwhile(i, active) {
+			p.Next = len(pacing)
+			continue
+		}
+		s.ping(i)
+	}
+}
+
+// retry is the regular attempt: at a direct path for relayed peers, at a better one for others.
+func (s *step) retry() {
+	s.Retries++
+	if s.active() < 0 {
+		s.startBurst(true)
+		return
+	}
+	s.NextRetry = s.now.Add(s.jitter(s.directRetry(), s.Retries))
+	for i := range s.Probes {
+		if p := &s.Probes[i]; p.Planned {
+			p.BurstAt, p.Next = s.now.Add(-pacing[len(pacing)-1]), len(pacing)-1 // a single ping
+		}
+	}
+}
+
+// worthwhile reports whether an endpoint could replace the direct one in use.
+func (s *step) worthwhile(i, active int) bool {
+	return !(s.Probes[active].Type == host && s.Probes[i].Type != host)
+}
+
+// due is when the endpoint's next ping of its burst is due, if any is left.
+func (p *Probe) due() (time.Time, bool) {
+	if p.Known {
+		if p.Next < len(pacing) {
+			return p.BurstAt.Add(pacing[p.Next]), true
+		}
+		return time.Time{}, false
+	}
+	if p.Next < len(learnedPacing) {
+		return p.BurstAt.Add(learnedPacing[p.Next]), true
+	}
+	return time.Time{}, false
+}
+
+// nextWake is the earliest time at which a step would do something; zero: never.
+func (s *step) nextWake() time.Time {
+	at := s.NextRetry
+	active := s.active()
+	if active >= 0 {
+		at = earlier(at, s.beatWake(active))
+	} else if s.now.Before(s.BurstTo) {
+		at = earlier(at, s.BurstTo) // then the reason changes
+	}
+	for i := range s.Probes {
+		if t, ok := s.Probes[i].due(); ok && i != active {
+			at = earlier(at, t)
+		}
+	}
+	if !at.IsZero() && !at.After(s.now) {
+		at = s.now.Add(time.Millisecond)
+	}
+	return at
+}

@@ -1,0 +1,169 @@
+package path
+
+import (
+	"fmt"
+	"time"
+)
+
+// settle chooses the path after everything else of a step is done.
+func (s *step) settle() {
+	active := s.active()
+	if i := s.find(s.fresh); i >= 0 && i != active && s.usable(i) {
+		if active < 0 {
+			s.useDirect(i, "direct-proven")
+			return
+		}
+		if s.better(i, active) {
+			if s.Probes[i].Streak >= 2 {
+				s.useDirect(i, "direct-better")
+				return
+			}
+			s.ping(i) // once more, to be sure
+		}
+	}
+	if active >= 0 {
+		return
+	}
+	s.useRelay()
+}
+
+// usable reports whether an answer just now is enough to trust an endpoint.
+func (s *step) usable(i int) bool {
+	p := &s.Probes[i]
+	if p.Flaps == 0 || s.Relay.ID.IsZero() && !s.Path.Alive {
+		return true
+	}
+	if s.sent.Before(p.Died) && s.now.Sub(p.Died) <= lateWindow && p.Flaps == 1 {
+		// The answer was late, not lost: the path lives and more patience is due.
+		s.Slack = min(max(s.Slack, s.now.Sub(s.sent)-deadAfter+heartbeat), slackMax)
+		s.SlackUntil = s.now.Add(slackFor)
+		return true
+	}
+	if s.now.Before(p.HoldUntil) {
+		return false
+	}
+	if p.Streak < holdStreak {
+		s.ping(i)
+		return false
+	}
+	return true
+}
+
+// better reports whether a should replace b, both working. The margins keep near-equals from taking turns.
+func (s *step) better(a, b int) bool {
+	p, q := &s.Probes[a], &s.Probes[b]
+	now, rtt := s.SRTT, p.RTT
+	if ah, bh := p.Type == host, q.Type == host; ah != bh {
+		if ah {
+			return rtt <= now+now/2+hostHandicap
+		}
+		return now > rtt+rtt/2+hostHandicap
+	}
+	return rtt+max(betterBy, now/5) < now
+}
+
+func (s *step) useDirect(i int, rule string) {
+	p := &s.Probes[i]
+	s.Path = Path{
+		Kind: Direct, Endpoint: p.Endpoint, Since: s.now, RTT: p.RTT, Alive: true, Rule: rule,
+		Reason: fmt.Sprintf("A ping to %s (%s) was answered after %s, so packets pass both ways.", p.Endpoint, p.label(), round(p.RTT)),
+	}
+	if rule == "direct-better" {
+		s.Path.Reason = fmt.Sprintf("%s (%s) answers after %s, clearly sooner or nearer than the endpoint used before.", p.Endpoint, p.label(), round(p.RTT))
+	}
+	s.Pending, s.Lost = nil, ""
+	s.SRTT, s.RTTVar = p.RTT, p.RTT/2
+	s.LastPong = s.now
+	s.BusyUntil = later(s.BusyUntil, s.now.Add(busyFor)) // watch a new path closely
+	s.Retries = 0
+	s.NextRetry = s.now.Add(s.jitter(s.directRetry(), 0))
+	p.Next = len(pacing)
+	for k := range s.Probes {
+		if k != i && !s.worthwhile(k, i) {
+			s.Probes[k].Next = len(pacing)
+		}
+	}
+}
+
+// useRelay takes the relay, or says that there is nothing to take.
+func (s *step) useRelay() {
+	next := Path{Kind: Relay, Relay: s.Relay.ID, RTT: s.Relay.RTT, Alive: true}
+	if s.Relay.ID.IsZero() {
+		next = Path{}
+		if s.Path.Kind == Direct {
+			next = Path{Kind: Direct, Endpoint: s.Path.Endpoint} // the last that worked, until something else does
+		}
+	}
+	rule := s.ruleWithoutDirect()
+	next.Since = s.Path.Since
+	if !next.same(s.Path) {
+		next.Since = s.now
+	}
+	next.Rule, next.Reason = s.Path.Rule, s.Path.Reason
+	if rule != s.Path.Rule || !next.same(s.Path) {
+		next.Rule, next.Reason = rule, s.reasonWithoutDirect(rule)
+	}
+	s.Path = next
+}
+
+// ruleWithoutDirect names why there is no direct path.
+func (s *step) ruleWithoutDirect() string {
+	switch {
+	case !s.Known:
+		return "no-record"
+	case s.Lost != "":
+		return "direct-dead"
+	case !s.Plan.Probe:
+		return s.Plan.Rule
+	case s.now.Before(s.BurstTo):
+		return "relay-first"
+	}
+	return "no-answer"
+}
+
+func (s *step) reasonWithoutDirect(rule string) string {
+	text := ""
+	switch rule {
+	case "no-record":
+		text = "Nothing has been heard of this peer yet."
+	case "direct-dead":
+		text = s.Lost
+	case "relay-first":
+		text = "Direct paths are being probed."
+	case "no-answer":
+		text = fmt.Sprintf("None of %d endpoints answered.", len(s.Plan.Targets))
+	default:
+		text = s.Plan.Reason
+	}
+	if s.Relay.ID.IsZero() {
+		text += " Both ends share no relay now."
+	}
+	return text
+}
+
+// label tells what kind of endpoint a probe is.
+func (p *Probe) label() string {
+	name := "learned"
+	switch p.Type {
+	case host:
+		name = "host"
+	case srflx:
+		name = "srflx"
+	case prflx:
+		name = "prflx"
+	case forced:
+		name = "forced"
+	}
+	if p.Source != "" {
+		name += ", " + p.Source
+	}
+	return name
+}
+
+// round makes a duration readable.
+func round(d time.Duration) time.Duration {
+	if d >= 10*time.Millisecond {
+		return d.Round(time.Millisecond)
+	}
+	return d.Round(10 * time.Microsecond)
+}

@@ -1,0 +1,225 @@
+package path
+
+import (
+	"fmt"
+	"net/netip"
+	"strings"
+	"text/tabwriter"
+	"time"
+
+	skeinv1 "github.com/skeinmesh/skein/api/skein/v1"
+	"github.com/skeinmesh/skein/identity"
+)
+
+// ProbeLine is what became of one endpoint.
+type ProbeLine struct {
+	Endpoint               netip.AddrPort
+	Source                 string // candidate type and what found it
+	Sent, Answered         uint32
+	LastSent, LastAnswered time.Time
+	RTT                    time.Duration
+	Outcome                string
+}
+
+// Explanation tells why the path to a peer is what it is.
+type Explanation struct {
+	Peer        identity.ID
+	At          time.Time
+	Path        Path
+	Self, Peers Node   // what both ends say of themselves
+	Strategy    string // what this pair of NATs allows
+	Probes      []ProbeLine
+	Decided     string // rule and reason
+	NextTry     time.Time
+	WouldChange []string
+}
+
+// Explain tells why the path to a peer is what it is; false if the peer is not known.
+func (m *Manager) Explain(id identity.ID) (Explanation, bool) {
+	type answer struct {
+		e  Explanation
+		ok bool
+	}
+	c := make(chan answer, 1)
+	m.run(func(m *Manager, now time.Time) {
+		p, ok := m.o.peers[id]
+		if !ok {
+			c <- answer{}
+			return
+		}
+		c <- answer{Explain(p.machine, now), true}
+	})
+	select {
+	case a := <-c:
+		return a.e, a.ok
+	case <-m.ended:
+		return Explanation{}, false
+	}
+}
+
+// Explain is the same for a machine at hand. It is pure.
+func Explain(m Machine, now time.Time) Explanation {
+	e := Explanation{
+		Peer: m.Peer, At: now, Path: m.Path, Self: m.Self, Peers: m.Remote, NextTry: m.NextRetry,
+		Strategy: m.Plan.Rule + ": " + m.Plan.Reason,
+		Decided:  m.Path.Rule + ": " + m.Path.Reason,
+	}
+	if !m.Known {
+		e.Strategy = "no-record: The peer's record has not been heard yet."
+	}
+	for i := range m.Probes {
+		p := &m.Probes[i]
+		e.Probes = append(e.Probes, ProbeLine{
+			Endpoint: p.Endpoint, Source: p.label(), Sent: p.Sent, Answered: p.Answered,
+			LastSent: p.LastSent, LastAnswered: p.LastAnswered, RTT: p.RTT, Outcome: outcome(m, p, now),
+		})
+	}
+	for _, k := range m.Plan.Skipped {
+		if !hasProbe(m, k.Addr) {
+			e.Probes = append(e.Probes, ProbeLine{Endpoint: k.Addr, Source: (&Probe{Type: k.Type, Source: k.Source}).label(), Outcome: "not probed: " + k.Why})
+		}
+	}
+	e.WouldChange = wouldChange(m, now)
+	return e
+}
+
+func hasProbe(m Machine, a netip.AddrPort) bool { return (&step{Machine: m}).find(a) >= 0 }
+
+func outcome(m Machine, p *Probe, now time.Time) string {
+	_, more := p.due()
+	switch {
+	case m.Path.Kind == Direct && m.Path.Endpoint == p.Endpoint && m.Path.Alive:
+		return "in use"
+	case p.Error != "":
+		return "not sent: " + p.Error
+	case p.Flaps > 0 && now.Before(p.HoldUntil):
+		return fmt.Sprintf("died %s ago, on trial for another %s", round(now.Sub(p.Died)), round(p.HoldUntil.Sub(now)))
+	case p.Flaps > 0 && p.LastAnswered.Before(p.Died):
+		return fmt.Sprintf("died %s ago, silent since", round(now.Sub(p.Died)))
+	case p.Answered > 0:
+		return "works"
+	case more:
+		return "being probed"
+	case p.Sent > 0 && !p.Heard.IsZero():
+		return "the peer's pings arrive from there, ours are not answered"
+	case p.Sent > 0:
+		return "no answer"
+	case !p.Planned:
+		return "not probed: " + m.Plan.Reason
+	}
+	return "not probed yet"
+}
+
+// wouldChange lists what would bring a better path.
+func wouldChange(m Machine, now time.Time) []string {
+	var out []string
+	if m.Path.Kind == Direct && m.Path.Alive {
+		return []string{fmt.Sprintf("%d pings without an answer would move traffic to %s.", deadMissed, fallback(m))}
+	}
+	if !m.Known {
+		return []string{"The peer's record, by gossip or from its Kubernetes node, would start the search."}
+	}
+	switch m.Plan.Rule {
+	case "udp-blocked":
+		out = append(out, "Let UDP out at the end whose NAT type is blocked.")
+	case "symmetric-symmetric", "port-restricted-symmetric":
+		out = append(out, "A forwarded port at either end: port mapping on the router (PCP, NAT-PMP, UPnP) or forceEndpoint in the configuration.",
+			"A NAT with a stable port at the symmetric end, or IPv6 at both.")
+	case "no-candidate":
+		out = append(out, "An address in the peer's record that this host can reach, by IPv4 or IPv6.")
+	}
+	if m.Plan.Probe && !m.NextRetry.IsZero() {
+		out = append(out, fmt.Sprintf("An answer to the next attempt, in %s.", round(max(m.NextRetry.Sub(now), 0))))
+		if m.Self.NAT != natNone && m.Remote.NAT != natNone {
+			out = append(out, "A firewall at either end that lets UDP to WireGuard's port pass.")
+		}
+	}
+	if m.Relay.ID.IsZero() {
+		out = append(out, "A relay that both ends can reach would carry traffic meanwhile.")
+	}
+	return append(out, "A changed record or network at either end starts a new attempt at once.")
+}
+
+func fallback(m Machine) string {
+	if m.Relay.ID.IsZero() {
+		return "nowhere, since both ends share no relay"
+	}
+	return "relay " + m.Relay.ID.String()
+}
+
+// String is the explanation as text, for terminals and golden tests.
+func (e Explanation) String() string {
+	var b strings.Builder
+	state := "alive"
+	if !e.Path.Alive {
+		state = "not alive"
+	}
+	fmt.Fprintf(&b, "peer      %s\npath      %s, %s for %s", e.Peer, e.Path, state, round(e.At.Sub(e.Path.Since)))
+	if e.Path.RTT > 0 {
+		fmt.Fprintf(&b, ", rtt %s", round(e.Path.RTT))
+	}
+	fmt.Fprintf(&b, "\ndecided   %s\nstrategy  %s\nnat       self %s, peer %s\n", e.Decided, e.Strategy, natName(e.Self.NAT), natName(e.Peers.NAT))
+	w := tabwriter.NewWriter(&b, 0, 0, 2, ' ', 0)
+	fmt.Fprintln(w, "\nENDPOINT\tSOURCE\tSENT\tANSWERED\tRTT\tOUTCOME")
+	for _, p := range e.Probes {
+		rtt := "-"
+		if p.Answered > 0 {
+			rtt = round(p.RTT).String()
+		}
+		fmt.Fprintf(w, "%s\t%s\t%d\t%d\t%s\t%s\n", p.Endpoint, p.Source, p.Sent, p.Answered, rtt, p.Outcome)
+	}
+	_ = w.Flush() // a strings.Builder takes everything
+	b.WriteString("\nwould change it:\n")
+	for _, s := range e.WouldChange {
+		b.WriteString("- " + s + "\n")
+	}
+	return b.String()
+}
+
+func natName(t skeinv1.NatType) string {
+	return strings.ToLower(strings.ReplaceAll(strings.TrimPrefix(t.String(), "NAT_TYPE_"), "_", "-"))
+}
+
+// Reader reads a journal; see agent/journal.
+type Reader interface {
+	Read(since, until time.Time, keep func(*skeinv1.JournalEntry) bool) ([]*skeinv1.JournalEntry, error)
+}
+
+// Past is what the journal knows of the path to a peer at some time.
+type Past struct {
+	At       time.Time
+	Path     string // as PathDecision has it; empty when the journal does not reach back
+	Rule     string
+	Reason   string
+	Since    time.Time
+	History  []*skeinv1.JournalEntry // what led to it, oldest first, without traces
+	Restarts bool                    // the agent started between the decision and At, so that no path was known
+}
+
+// historyMax bounds Past.History.
+const historyMax = 40
+
+// ExplainAt reads from the journal which path a peer had at a time and what came before.
+func ExplainAt(j Reader, id identity.ID, at time.Time) (Past, error) {
+	peer := id.String()
+	entries, err := j.Read(time.Time{}, at, func(e *skeinv1.JournalEntry) bool {
+		if in := e.GetPathInput(); in != nil {
+			return in.GetKind() != kindTrace && (in.GetPeer() == peer || in.GetPeer() == "")
+		}
+		return e.GetPathDecision().GetPeer() == peer || e.GetAgentStarted() != nil || e.GetNatObserved() != nil
+	})
+	if err != nil {
+		return Past{}, fmt.Errorf("path of peer %s at %s: %w", peer, at.Format(time.RFC3339), err)
+	}
+	p := Past{At: at}
+	for _, e := range entries {
+		if d := e.GetPathDecision(); d != nil {
+			p.Path, p.Rule, p.Reason, p.Since, p.Restarts = d.GetTo(), d.GetRule(), d.GetReason(), time.Unix(0, e.GetTime()), false
+		}
+		if e.GetAgentStarted() != nil {
+			p.Restarts = p.Path != ""
+		}
+	}
+	p.History = entries[max(0, len(entries)-historyMax):]
+	return p, nil
+}

@@ -1,0 +1,333 @@
+package path
+
+import (
+	"container/heap"
+	"context"
+	"net/netip"
+	"time"
+
+	skeinv1 "github.com/skeinmesh/skein/api/skein/v1"
+	"github.com/skeinmesh/skein/identity"
+)
+
+// owned is the state that only the loop touches.
+type owned struct {
+	settings Settings
+	self     *Node
+	peers    map[identity.ID]*peer
+	timers   timers
+	pings    map[[12]byte]pinged // outstanding
+	order    []sentPing          // the same, oldest first
+	spare    []event
+	dirty    bool      // some path changed
+	stale    bool      // only an RTT or a reason changed
+	built    time.Time // when Paths was last built
+}
+
+type pinged struct {
+	peer identity.ID
+	to   netip.AddrPort
+	at   time.Time
+}
+
+type sentPing struct {
+	tx [12]byte
+	at time.Time
+}
+
+// peer is a machine with its place in the timer heap and the inputs that led to its state.
+type peer struct {
+	machine Machine
+	wake    time.Time // zero: never
+	place   int       // in timers; -1: not there
+	trace   trace
+	counted bool
+	last    Counters
+	relay   RelayChoice
+}
+
+// timers is a heap of peers by wake time.
+type timers []*peer
+
+func (t timers) Len() int           { return len(t) }
+func (t timers) Less(i, j int) bool { return t[i].wake.Before(t[j].wake) }
+func (t timers) Swap(i, j int)      { t[i], t[j] = t[j], t[i]; t[i].place, t[j].place = i, j }
+func (t *timers) Push(x any)        { p := x.(*peer); p.place = len(*t); *t = append(*t, p) }
+func (t *timers) Pop() any {
+	old := *t
+	p := old[len(old)-1]
+	old[len(old)-1] = nil
+	*t, p.place = old[:len(old)-1], -1
+	return p
+}
+
+func (m *Manager) loop(ctx context.Context) {
+	timer := time.NewTimer(time.Hour)
+	defer timer.Stop()
+	for {
+		// What has arrived comes before what is due: an answer that waits must not look like a missing one.
+		m.drain()
+		m.due()
+		m.publish()
+		if len(m.o.timers) > 0 {
+			timer.Reset(max(m.o.timers[0].wake.Sub(m.cfg.Clock()), 0))
+		} else {
+			timer.Reset(time.Hour)
+		}
+		select {
+		case <-ctx.Done():
+			return
+		case <-m.wake:
+		case <-timer.C:
+		}
+	}
+}
+
+func (m *Manager) drain() {
+	for {
+		m.mu.Lock()
+		batch := m.queue
+		m.queue, m.noisy = m.o.spare[:0], 0
+		m.mu.Unlock()
+		for _, e := range batch {
+			m.handle(e)
+		}
+		clear(batch)
+		m.o.spare = batch
+		if len(batch) == 0 {
+			return
+		}
+	}
+}
+
+func (m *Manager) handle(e event) {
+	now := m.cfg.Clock()
+	if e.do != nil {
+		e.do(m, now)
+		return
+	}
+	p, ok := m.o.peers[e.peer]
+	if !ok {
+		return
+	}
+	if e.in.Kind == InputPong {
+		sent, ok := m.o.pings[e.tx]
+		if !ok || sent.peer != e.peer {
+			m.metrics.pongsUnknown.Add(1)
+			return
+		}
+		delete(m.o.pings, e.tx)
+		m.metrics.pongsReceived.Add(1)
+		if sent.to != e.in.Endpoint {
+			// Answered, but from elsewhere: that proves no endpoint, it only tells of one.
+			e.in = Input{Kind: InputPing, Endpoint: e.in.Endpoint}
+		} else {
+			now = later(sent.at, e.at) // the moment of arrival, not of this turn
+			e.in.RTT, e.in.Sent = now.Sub(sent.at), sent.at
+		}
+	}
+	if e.in.Kind == InputPunch || e.in.Kind == InputPing && (&step{Machine: p.machine}).find(e.in.Endpoint) < 0 {
+		m.note(now, e.peer, e.in)
+	}
+	m.step(p, now, e.in)
+}
+
+// due ticks the machines whose time has come.
+func (m *Manager) due() {
+	now := m.cfg.Clock()
+	for len(m.o.timers) > 0 && !m.o.timers[0].wake.After(now) {
+		m.step(m.o.timers[0], now, Input{Kind: InputTick})
+	}
+	for len(m.o.order) > 0 && now.Sub(m.o.order[0].at) > outstanding {
+		delete(m.o.pings, m.o.order[0].tx)
+		m.o.order = m.o.order[1:]
+	}
+}
+
+// step runs one machine and does what it asks for.
+func (m *Manager) step(p *peer, now time.Time, in Input) {
+	before := p.machine.Path
+	p.trace.add(p.machine, now, in)
+	next, actions := Step(p.machine, now, in)
+	lastPong := p.machine.LastPong
+	p.machine = next
+	var failed []Input
+	for _, a := range actions {
+		switch a.Kind {
+		case ActionPing:
+			if err := m.ping(p, next.Now, a.Endpoint); err != nil {
+				failed = append(failed, Input{Kind: InputSendFailed, Endpoint: a.Endpoint, Error: err.Error()})
+			}
+		case ActionPunch:
+			m.punch(p, a.Reply)
+		case ActionUse:
+			m.use(p, before, lastPong)
+		case ActionWake:
+			m.schedule(p, a.At)
+		}
+	}
+	if next.Path.RTT != before.RTT || next.Path.Rule != before.Rule {
+		m.o.stale = true
+	}
+	for _, in := range failed {
+		m.step(p, now, in)
+	}
+}
+
+func (m *Manager) schedule(p *peer, at time.Time) {
+	p.wake = at
+	switch {
+	case at.IsZero() && p.place >= 0:
+		heap.Remove(&m.o.timers, p.place)
+	case at.IsZero():
+	case p.place < 0:
+		heap.Push(&m.o.timers, p)
+	default:
+		heap.Fix(&m.o.timers, p.place)
+	}
+}
+
+func (m *Manager) ping(p *peer, now time.Time, to netip.AddrPort) error {
+	m.metrics.pingsSent.Add(1)
+	tx, err := m.cfg.Prober.SendPing(p.machine.Peer, to)
+	if err != nil {
+		m.metrics.pingErrors.Add(1)
+		return err
+	}
+	m.o.pings[tx] = pinged{p.machine.Peer, to, now}
+	m.o.order = append(m.o.order, sentPing{tx, now})
+	return nil
+}
+
+func (m *Manager) punch(p *peer, reply bool) {
+	if m.cfg.Signal == nil {
+		return
+	}
+	punch := &skeinv1.Signal_Punch{Reply: reply}
+	if m.o.self != nil {
+		for _, c := range sorted(m.o.self.Candidates) {
+			if c.Type != relayC && len(punch.Addresses) < punchMax {
+				punch.Addresses = append(punch.Addresses, c.Addr.String())
+			}
+		}
+	}
+	s := &skeinv1.Signal{From: m.cfg.Self.String(), Body: &skeinv1.Signal_Punch_{Punch: punch}}
+	select {
+	case m.signals <- signalTo{p.machine.Peer, s}:
+		m.metrics.punchesSent.Add(1)
+	default:
+		m.metrics.punchErrors.Add(1)
+	}
+}
+
+// use makes a new path known, and keeps how it came about.
+func (m *Manager) use(p *peer, before Path, lastPong time.Time) {
+	now := p.machine.Path
+	m.o.dirty = true
+	m.metrics.switched(before, now, p.machine.Now, lastPong)
+	m.log.Info("path", "peer", p.machine.Peer, "from", before.String(), "to", now.String(), "alive", now.Alive, "rule", now.Rule)
+	m.decided(p, before)
+}
+
+func (m *Manager) add(id identity.ID, now time.Time) *peer {
+	p := &peer{machine: NewMachine(id, now), place: -1}
+	m.o.peers[id] = p
+	m.o.dirty = true
+	if s := m.o.settings; s.DirectRetry > 0 || s.Keepalive > 0 || len(s.Exclude) > 0 {
+		m.step(p, now, Input{Kind: InputSettings, Settings: &s})
+	}
+	if m.o.self != nil {
+		m.step(p, now, Input{Kind: InputSelf, Node: m.o.self})
+	}
+	m.setRelay(p, now, m.choose(id))
+	return p
+}
+
+func (m *Manager) remove(id identity.ID) {
+	p, ok := m.o.peers[id]
+	if !ok {
+		return
+	}
+	m.schedule(p, time.Time{})
+	delete(m.o.peers, id)
+	m.o.dirty = true
+}
+
+func (m *Manager) choose(id identity.ID) RelayChoice {
+	if m.cfg.Relays == nil {
+		return RelayChoice{}
+	}
+	relay, rtt, ok := m.cfg.Relays.Choose(id)
+	if !ok {
+		return RelayChoice{}
+	}
+	return RelayChoice{ID: relay, RTT: rtt}
+}
+
+func (m *Manager) setRelay(p *peer, now time.Time, r RelayChoice) {
+	if p.relay == r {
+		return
+	}
+	in := Input{Kind: InputRelay, Relay: r}
+	if p.relay.ID != r.ID {
+		m.note(now, p.machine.Peer, in)
+	}
+	p.relay = r
+	m.step(p, now, in)
+}
+
+func (m *Manager) broadcast(now time.Time, in Input) {
+	for _, p := range m.o.peers {
+		m.step(p, now, in)
+	}
+}
+
+// traffic compares counters with the last reading.
+func (m *Manager) traffic(p *peer, now time.Time, c Counters) {
+	c.Endpoint = unmap(c.Endpoint)
+	rx, tx := c.RxBytes-p.last.RxBytes, c.TxBytes-p.last.TxBytes
+	moved := c.Endpoint != p.last.Endpoint
+	first := !p.counted || c.RxBytes < p.last.RxBytes || c.TxBytes < p.last.TxBytes
+	p.last, p.counted = c, true
+	if moved && c.Endpoint.IsValid() && !c.Endpoint.Addr().IsLoopback() && rx > 0 && !first {
+		m.step(p, now, Input{Kind: InputEndpointSeen, Endpoint: c.Endpoint})
+	}
+	if !first && (carries(rx) || carries(tx)) {
+		m.step(p, now, Input{Kind: InputTraffic})
+	}
+}
+
+// carries tells packets from WireGuard's own upkeep between two readings: a keepalive is 32 bytes, a handshake
+// 148 and 92, and a packet with something in it at least 64.
+func carries(n uint64) bool {
+	switch n {
+	case 0, 32, 92, 92 + 32, 148, 148 + 32, 148 + 92, 148 + 92 + 32:
+		return false
+	}
+	return true
+}
+
+// publish replaces the snapshot when it is due.
+func (m *Manager) publish() {
+	if !m.o.dirty && !m.o.stale {
+		return
+	}
+	now := m.cfg.Clock()
+	if !m.o.dirty && now.Sub(m.o.built) < refresh {
+		return
+	}
+	paths := make(map[identity.ID]Path, len(m.o.peers))
+	for id, p := range m.o.peers {
+		paths[id] = p.machine.Path
+	}
+	m.paths.Store(&paths)
+	m.metrics.count(paths)
+	dirty := m.o.dirty
+	m.o.dirty, m.o.stale, m.o.built = false, false, now
+	if dirty {
+		select {
+		case m.changed <- struct{}{}:
+		default:
+		}
+	}
+}

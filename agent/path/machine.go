@@ -1,0 +1,411 @@
+package path
+
+import (
+	"encoding/binary"
+	"net/netip"
+	"slices"
+	"time"
+
+	skeinv1 "github.com/skeinmesh/skein/api/skein/v1"
+	"github.com/skeinmesh/skein/identity"
+)
+
+// Machine is all that is known and wished about the path to one peer. It is a value: Step returns
+// a new one and leaves the old one as it was. Its fields are exported so that the journal can keep
+// it; only Step changes them.
+type Machine struct {
+	Peer     identity.ID
+	Settings Settings
+	Self     Node
+	Remote   Node
+	Known    bool // a record of the peer has been seen
+	Plan     Plan
+	Relay    RelayChoice
+	Path     Path
+	Probes   []Probe
+
+	Now       time.Time // of the last step
+	Woken     time.Time // the last wish to be woken
+	BusyUntil time.Time // heartbeats until then
+	BurstAt   time.Time // start of the last burst
+	BurstTo   time.Time // when it can bring no more answers
+	NextRetry time.Time // next burst; zero: none wanted
+	Retries   int
+	PunchAt   time.Time // last punch sent
+
+	// Of the direct path in use.
+	Pending      []time.Time // pings sent after the newest answered one
+	SRTT, RTTVar time.Duration
+	Slack        time.Duration // late answers have shown that this much more patience is due
+	SlackUntil   time.Time
+	Lost         string    // what ended the last direct path, a sentence; empty since the next one
+	LastPong     time.Time // on the path in use
+}
+
+// Probe is what is known of one endpoint of the peer.
+type Probe struct {
+	Endpoint     netip.AddrPort
+	Type         skeinv1.CandidateType
+	Source       string
+	Known        bool // in the peer's signed record
+	Planned      bool // the strategy wants it probed
+	After        time.Duration
+	Sent         uint32
+	Answered     uint32
+	Unanswered   uint32 // pings since the last answer
+	FirstSeen    time.Time
+	LastSent     time.Time
+	LastAnswered time.Time
+	Heard        time.Time // last ping of the peer from there
+	RTT          time.Duration
+	Streak       uint8     // answers in a row
+	BurstAt      time.Time // start of this endpoint's burst
+	Next         int       // next step of it
+	WindowAt     time.Time
+	WindowSent   uint8
+	Died         time.Time // when a path over it last died
+	HoldUntil    time.Time // not trusted before
+	Flaps        uint8
+	Error        string // why the last ping could not be sent
+}
+
+// NewMachine is the machine of a peer of which nothing is known yet.
+func NewMachine(peer identity.ID, now time.Time) Machine {
+	return Machine{Peer: peer, Now: now, Path: Path{Since: now, Rule: "no-record", Reason: "Nothing has been heard of this peer yet."}}
+}
+
+// step is one Step in the making.
+type step struct {
+	Machine
+	now     time.Time
+	fresh   netip.AddrPort // endpoint that answered in this step, if any
+	sent    time.Time      // when the answered ping was sent
+	actions []Action
+}
+
+// Step folds one input into a machine. It is pure: the same values always give the same result.
+func Step(m Machine, now time.Time, in Input) (Machine, []Action) {
+	if now.Before(m.Now) {
+		now = m.Now
+	}
+	s := &step{Machine: m, now: now}
+	s.Now = now
+	s.Probes = slices.Clone(m.Probes)
+	s.Pending = slices.Clone(m.Pending)
+	before := m.Path
+	s.take(in)
+	s.beat()
+	s.burst()
+	s.settle()
+	if !s.Path.same(before) {
+		s.actions = append(s.actions, Action{Kind: ActionUse, Path: s.Path})
+	}
+	if at := s.nextWake(); !at.Equal(m.Woken) || in.Kind == InputTick {
+		s.Woken = at
+		s.actions = append(s.actions, Action{Kind: ActionWake, At: at})
+	}
+	return s.Machine, s.actions
+}
+
+func (s *step) take(in Input) {
+	switch in.Kind {
+	case InputSelf:
+		if in.Node != nil && !in.Node.Equal(s.Self) {
+			s.Self = *in.Node
+			s.replan()
+		}
+	case InputPeer:
+		if in.Node != nil && !(s.Known && in.Node.Equal(s.Remote)) {
+			s.Remote, s.Known = *in.Node, true
+			s.replan()
+		}
+	case InputSettings:
+		if in.Settings != nil {
+			s.takeSettings(*in.Settings)
+		}
+	case InputRelay:
+		s.takeRelay(in.Relay)
+	case InputNetwork:
+		for i := range s.Probes {
+			s.Probes[i].HoldUntil, s.Probes[i].Flaps = time.Time{}, 0
+		}
+		s.restart()
+	case InputPong:
+		s.takePong(unmap(in.Endpoint), in.RTT, in.Sent)
+	case InputPing:
+		s.takePing(unmap(in.Endpoint))
+	case InputEndpointSeen:
+		if e := unmap(in.Endpoint); s.find(e) < 0 {
+			s.takePing(e)
+		}
+	case InputPunch:
+		s.takePunch(in.Addresses, in.Reply)
+	case InputTraffic:
+		s.BusyUntil = later(s.BusyUntil, s.now.Add(busyFor))
+	case InputSendFailed:
+		if i := s.find(unmap(in.Endpoint)); i >= 0 {
+			s.Probes[i].Error = in.Error
+		}
+	}
+}
+
+func (s *step) takeSettings(n Settings) {
+	old := s.Settings
+	s.Settings = n
+	if !slices.Equal(old.Exclude, n.Exclude) {
+		s.replan()
+	}
+	if !s.NextRetry.IsZero() {
+		s.NextRetry = earlier(s.NextRetry, s.now.Add(s.directRetry()))
+	}
+}
+
+func (s *step) takeRelay(r RelayChoice) {
+	had := !s.Relay.ID.IsZero()
+	s.Relay = r
+	if had && r.ID.IsZero() && s.Path.Kind == Relay {
+		s.restart() // no relay is left: look for a direct way at once
+	}
+}
+
+// replan asks Strategy again after either end has changed, and starts over.
+func (s *step) replan() {
+	if !s.Known {
+		return
+	}
+	s.Plan = Strategy(s.Self, s.Remote, s.Settings.Exclude)
+	for i := range s.Probes {
+		s.Probes[i].Known, s.Probes[i].Planned = false, false
+	}
+	for _, t := range s.Plan.Targets {
+		s.enlist(t.Candidate, t.After, true)
+	}
+	for _, k := range s.Plan.Skipped {
+		if i := s.find(k.Addr); i >= 0 {
+			s.Probes[i].Known = true
+		}
+	}
+	s.Probes = slices.DeleteFunc(s.Probes, func(p Probe) bool {
+		return !p.Known && p.Type != prflx && !(s.Path.Kind == Direct && s.Path.Endpoint == p.Endpoint)
+	})
+	s.restart()
+}
+
+// enlist puts a candidate of the record among the probes.
+func (s *step) enlist(c Candidate, after time.Duration, planned bool) {
+	i := s.find(c.Addr)
+	if i < 0 {
+		s.Probes = append(s.Probes, Probe{Endpoint: c.Addr, FirstSeen: s.now, Next: len(pacing)})
+		i = len(s.Probes) - 1
+	}
+	p := &s.Probes[i]
+	p.Type, p.Source, p.Known, p.Planned, p.After = c.Type, c.Source, true, planned, after
+}
+
+// restart looks for a direct path as if for the first time.
+func (s *step) restart() {
+	s.Retries = 0
+	s.BusyUntil = later(s.BusyUntil, s.now.Add(verifyFor))
+	s.startBurst(true)
+}
+
+// learn remembers an address that only a packet or a punch told us, if there is room.
+func (s *step) learn(e netip.AddrPort, source string) int {
+	if unfit(Candidate{Addr: e}, s.Self, s.Settings.Exclude) != "" {
+		return -1
+	}
+	s.forget()
+	learned := 0
+	for _, p := range s.Probes {
+		if !p.Known {
+			learned++
+		}
+	}
+	if learned >= learnedMax {
+		return -1
+	}
+	s.Probes = append(s.Probes, Probe{Endpoint: e, Type: prflx, Source: source, FirstSeen: s.now, Next: len(pacing)})
+	return len(s.Probes) - 1
+}
+
+// forget drops learned addresses that have led nowhere for a while.
+func (s *step) forget() {
+	active := s.active()
+	var keep netip.AddrPort
+	if active >= 0 {
+		keep = s.Probes[active].Endpoint
+	}
+	s.Probes = slices.DeleteFunc(s.Probes, func(p Probe) bool {
+		last := later(later(p.FirstSeen, p.LastSent), later(p.LastAnswered, p.HoldUntil))
+		return !p.Known && p.Endpoint != keep && s.now.Sub(last) > learnedFor
+	})
+}
+
+func (s *step) takePing(e netip.AddrPort) {
+	i := s.find(e)
+	if i < 0 {
+		if i = s.learn(e, "probe"); i < 0 {
+			return
+		}
+	}
+	p := &s.Probes[i]
+	p.Heard = s.now
+	if i == s.active() || s.now.Sub(p.LastAnswered) < trustAnswer || s.now.Sub(p.LastSent) < pingBackGap {
+		return
+	}
+	if p.Next >= len(pacing) && !p.Known {
+		p.BurstAt, p.Next = s.now, 0 // the budget bounds it
+		return
+	}
+	s.ping(i)
+}
+
+func (s *step) takePunch(addrs []netip.AddrPort, reply bool) {
+	if s.now.Sub(s.BurstAt) >= punchGap || s.BurstAt.IsZero() {
+		s.startBurst(false)
+		if !reply {
+			s.punch(true)
+		}
+	}
+	s.BusyUntil = later(s.BusyUntil, s.now.Add(verifyFor)) // the peer may have lost what we still use
+	for _, e := range addrs[:min(len(addrs), punchMax)] {
+		e = unmap(e)
+		i := s.find(e)
+		if i < 0 {
+			i = s.learn(e, "punch")
+		}
+		if i >= 0 && !s.Probes[i].Known && s.Probes[i].Next >= len(pacing) {
+			s.Probes[i].BurstAt, s.Probes[i].Next = s.now, 0
+		}
+	}
+}
+
+func (s *step) takePong(e netip.AddrPort, rtt time.Duration, sent time.Time) {
+	i := s.find(e)
+	if i < 0 || rtt < 0 || rtt > rttLimit {
+		return
+	}
+	p := &s.Probes[i]
+	if p.Sent == 0 || sent.After(p.LastSent) {
+		return // no ping of ours can have caused this
+	}
+	if s.now.Sub(p.LastAnswered) > streakGap {
+		p.Streak, p.RTT = 0, rtt
+	}
+	p.RTT += (rtt - p.RTT) / 8
+	p.Streak = min(p.Streak+1, 100)
+	p.Answered++
+	p.Unanswered, p.Error, p.LastAnswered = 0, "", s.now
+	s.fresh, s.sent = e, sent
+	if i == s.active() {
+		s.LastPong = s.now
+		s.Pending = slices.DeleteFunc(s.Pending, func(t time.Time) bool { return !t.After(sent) })
+		s.measure(rtt)
+		s.Path.RTT = s.SRTT
+	}
+}
+
+// measure is RFC 6298's estimator.
+func (s *step) measure(rtt time.Duration) {
+	s.RTTVar += ((s.SRTT - rtt).Abs() - s.RTTVar) / 4
+	s.SRTT += (rtt - s.SRTT) / 8
+}
+
+func (s *step) find(e netip.AddrPort) int {
+	for i := range s.Probes {
+		if s.Probes[i].Endpoint == e {
+			return i
+		}
+	}
+	return -1
+}
+
+// active is the probe of the direct path in use while it lives, or -1.
+func (s *step) active() int {
+	if s.Path.Kind != Direct || !s.Path.Alive {
+		return -1
+	}
+	return s.find(s.Path.Endpoint)
+}
+
+// ping sends one if the endpoint's budget allows.
+func (s *step) ping(i int) {
+	p := &s.Probes[i]
+	if p.LastSent.Equal(s.now) && p.Sent > 0 {
+		return
+	}
+	active := i == s.active()
+	if !active {
+		if !p.Known && !p.proven(s.now) && p.Unanswered >= learnedPings {
+			return
+		}
+		if s.now.Sub(p.WindowAt) >= windowFor || p.WindowAt.IsZero() {
+			p.WindowAt, p.WindowSent = s.now, 0
+		}
+		if p.WindowSent >= windowPings {
+			return
+		}
+		p.WindowSent++
+	}
+	p.Sent++
+	p.Unanswered++
+	p.LastSent = s.now
+	if active {
+		s.Pending = append(s.Pending, s.now)
+		if len(s.Pending) > pendingMax {
+			s.Pending = slices.Delete(s.Pending, 1, 2) // the oldest tells how long it has been
+		}
+	}
+	s.actions = append(s.actions, Action{Kind: ActionPing, Endpoint: p.Endpoint})
+}
+
+func (s *step) punch(reply bool) {
+	if !reply && s.now.Sub(s.PunchAt) < punchGap && !s.PunchAt.IsZero() {
+		return
+	}
+	s.PunchAt = s.now
+	s.actions = append(s.actions, Action{Kind: ActionPunch, Reply: reply})
+}
+
+func (s *step) directRetry() time.Duration {
+	if s.Settings.DirectRetry > 0 {
+		return s.Settings.DirectRetry
+	}
+	return directRetry
+}
+
+func (s *step) keepalive() time.Duration {
+	k := idleKeepalive
+	for _, o := range []time.Duration{s.Settings.Keepalive, s.Self.Keepalive, s.Remote.Keepalive} {
+		if o > 0 {
+			k = min(k, o)
+		}
+	}
+	return k
+}
+
+// jitter spreads a duration over its last tenth, differently for each peer and turn.
+func (s *step) jitter(d time.Duration, turn int) time.Duration {
+	x := (binary.BigEndian.Uint64(s.Peer[:]) + uint64(turn)) * 0x9e3779b97f4a7c15 // Fibonacci hashing
+	return d - d/10*time.Duration(x>>56)/256
+}
+
+// proven reports whether the endpoint has answered lately, so that it surely is the peer's.
+func (p *Probe) proven(now time.Time) bool {
+	return p.Answered > 0 && now.Sub(p.LastAnswered) < provenFor
+}
+
+func later(a, b time.Time) time.Time {
+	if b.After(a) {
+		return b
+	}
+	return a
+}
+
+// earlier ignores zero times, which mean never.
+func earlier(a, b time.Time) time.Time {
+	if a.IsZero() || !b.IsZero() && b.Before(a) {
+		return b
+	}
+	return a
+}

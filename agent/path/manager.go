@@ -1,0 +1,273 @@
+package path
+
+import (
+	"context"
+	"log/slog"
+	"net/netip"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	skeinv1 "github.com/skeinmesh/skein/api/skein/v1"
+	"github.com/skeinmesh/skein/identity"
+)
+
+// Prober sends an authenticated ping from WireGuard's port. It must not block.
+type Prober interface {
+	SendPing(peer identity.ID, to netip.AddrPort) (txid [12]byte, err error)
+}
+
+// Relays knows which relay both ends share and would be used now. It must not block.
+type Relays interface {
+	Choose(peer identity.ID) (relay identity.ID, rtt time.Duration, ok bool)
+}
+
+// Journal keeps what was observed and decided. It must not block.
+type Journal interface {
+	Append(*skeinv1.JournalEntry)
+}
+
+// Config is what a Manager needs.
+type Config struct {
+	Self    identity.ID
+	Prober  Prober
+	Signal  func(peer identity.ID, s *skeinv1.Signal) error // called from one goroutine of its own; may block shortly
+	Relays  Relays                                          // nil: no relays
+	Journal Journal                                         // nil: none
+	Clock   func() time.Time                                // nil: time.Now
+	Log     *slog.Logger                                    // nil: slog.Default()
+}
+
+// Counters are what WireGuard counted for a peer.
+type Counters struct {
+	RxBytes, TxBytes uint64
+	Endpoint         netip.AddrPort // where WireGuard last heard the peer; may be a local proxy
+}
+
+const (
+	queueMax    = 16384            // waiting pings and pongs; later ones are dropped, which looks like loss
+	signalsMax  = 256              // waiting punches
+	outstanding = 12 * time.Second // how long a ping's answer is recognised: beyond rttLimit
+	refresh     = time.Second      // how old the RTTs in Paths may be
+)
+
+// Manager runs one Machine per peer.
+type Manager struct {
+	cfg     Config
+	log     *slog.Logger
+	metrics Metrics
+	paths   atomic.Pointer[map[identity.ID]Path]
+	changed chan struct{}
+	signals chan signalTo
+	wake    chan struct{}
+	stop    context.CancelFunc
+	ended   <-chan struct{}
+	done    sync.WaitGroup
+
+	mu     sync.Mutex
+	queue  []event
+	noisy  int // pings and pongs in queue
+	closed bool
+
+	o owned // by the loop alone
+}
+
+type signalTo struct {
+	peer   identity.ID
+	signal *skeinv1.Signal
+}
+
+// event is one call waiting for the loop.
+type event struct {
+	at   time.Time
+	peer identity.ID
+	in   Input
+	tx   [12]byte
+	do   func(*Manager, time.Time) // instead of an input
+}
+
+// NewManager starts a manager. Close ends it.
+func NewManager(cfg Config) *Manager {
+	if cfg.Clock == nil {
+		cfg.Clock = time.Now
+	}
+	if cfg.Log == nil {
+		cfg.Log = slog.Default()
+	}
+	ctx, stop := context.WithCancel(context.Background())
+	m := &Manager{
+		cfg: cfg, log: cfg.Log.With("part", "path"), stop: stop, ended: ctx.Done(),
+		changed: make(chan struct{}, 1), wake: make(chan struct{}, 1), signals: make(chan signalTo, signalsMax),
+		o: owned{peers: map[identity.ID]*peer{}, pings: map[[12]byte]pinged{}},
+	}
+	m.paths.Store(&map[identity.ID]Path{})
+	m.done.Go(func() { m.loop(ctx) })
+	m.done.Go(func() { m.signalLoop(ctx) })
+	return m
+}
+
+// Close stops the manager. Paths keeps its last answer.
+func (m *Manager) Close() {
+	m.mu.Lock()
+	m.closed = true
+	m.mu.Unlock()
+	m.stop()
+	m.done.Wait()
+}
+
+// Paths is the path to every known peer: an immutable snapshot.
+func (m *Manager) Paths() map[identity.ID]Path { return *m.paths.Load() }
+
+// Changed receives after the way to some peer has changed; many changes may be one. For one consumer.
+func (m *Manager) Changed() <-chan struct{} { return m.changed }
+
+// SetSettings takes the mesh's settings.
+func (m *Manager) SetSettings(s Settings) {
+	m.run(func(m *Manager, now time.Time) {
+		m.o.settings = s
+		m.broadcast(now, Input{Kind: InputSettings, Settings: &s})
+	})
+}
+
+// SetSelf takes this host's own record, whenever it changes.
+func (m *Manager) SetSelf(r *skeinv1.Record) {
+	n := NodeOf(r)
+	m.run(func(m *Manager, now time.Time) {
+		if m.o.self != nil && m.o.self.Equal(n) {
+			return
+		}
+		m.o.self = &n
+		m.note(now, identity.ID{}, Input{Kind: InputSelf, Node: &n})
+		m.broadcast(now, Input{Kind: InputSelf, Node: &n})
+	})
+}
+
+// SetPeer takes a peer's record. A change that does not concern paths costs nothing.
+func (m *Manager) SetPeer(id identity.ID, r *skeinv1.Record) {
+	n := NodeOf(r)
+	m.run(func(m *Manager, now time.Time) {
+		p, ok := m.o.peers[id]
+		if !ok {
+			p = m.add(id, now)
+		} else if p.machine.Known && p.machine.Remote.Equal(n) {
+			return
+		}
+		in := Input{Kind: InputPeer, Node: &n}
+		m.note(now, id, in)
+		m.step(p, now, in)
+	})
+}
+
+// RemovePeer forgets a peer that left the mesh.
+func (m *Manager) RemovePeer(id identity.ID) {
+	m.run(func(m *Manager, _ time.Time) { m.remove(id) })
+}
+
+// RelaysChanged asks Relays again for every peer.
+func (m *Manager) RelaysChanged() {
+	m.run(func(m *Manager, now time.Time) {
+		for id, p := range m.o.peers {
+			m.setRelay(p, now, m.choose(id))
+		}
+	})
+}
+
+// RelayUpdate says which relay is now used for one peer; the zero ID means none.
+func (m *Manager) RelayUpdate(id, relay identity.ID, rtt time.Duration) {
+	m.run(func(m *Manager, now time.Time) {
+		if p, ok := m.o.peers[id]; ok {
+			m.setRelay(p, now, RelayChoice{ID: relay, RTT: rtt})
+		}
+	})
+}
+
+// NetworkChanged says that a link or address of this host changed: every path is checked at once.
+func (m *Manager) NetworkChanged() {
+	m.run(func(m *Manager, now time.Time) {
+		in := Input{Kind: InputNetwork}
+		m.note(now, identity.ID{}, in)
+		m.broadcast(now, in)
+	})
+}
+
+// PingReceived says that an authenticated ping of the peer came from an address. Answering it is
+// the caller's; this only learns from it.
+func (m *Manager) PingReceived(id identity.ID, from netip.AddrPort, at time.Time) {
+	m.metrics.pingsReceived.Add(1)
+	m.push(event{at: at, peer: id, in: Input{Kind: InputPing, Endpoint: unmap(from)}})
+}
+
+// PongReceived says that an authenticated pong of the peer came from an address at a time.
+func (m *Manager) PongReceived(id identity.ID, from netip.AddrPort, tx [12]byte, at time.Time) {
+	m.push(event{at: at, peer: id, in: Input{Kind: InputPong, Endpoint: unmap(from)}, tx: tx})
+}
+
+// Punch takes the peer's request to probe its addresses now.
+func (m *Manager) Punch(id identity.ID, p *skeinv1.Signal_Punch) {
+	m.metrics.punchesReceived.Add(1)
+	in := Input{Kind: InputPunch, Reply: p.GetReply()}
+	for _, a := range p.GetAddresses()[:min(len(p.GetAddresses()), punchMax)] {
+		if e, err := netip.ParseAddrPort(a); err == nil {
+			in.Addresses = append(in.Addresses, unmap(e))
+		}
+	}
+	m.push(event{at: m.cfg.Clock(), peer: id, in: in})
+}
+
+// Traffic takes WireGuard's counters, read at any pace; once a second is enough.
+func (m *Manager) Traffic(c map[identity.ID]Counters) {
+	m.run(func(m *Manager, now time.Time) {
+		for id, n := range c {
+			if p, ok := m.o.peers[id]; ok {
+				m.traffic(p, now, n)
+			}
+		}
+	})
+}
+
+// push queues an input; it drops pings and pongs when the loop is far behind.
+func (m *Manager) push(e event) {
+	m.mu.Lock()
+	if m.closed || m.noisy >= queueMax {
+		m.mu.Unlock()
+		m.metrics.dropped.Add(1)
+		return
+	}
+	m.noisy++
+	m.queue = append(m.queue, e)
+	m.mu.Unlock()
+	m.poke()
+}
+
+// run queues a call into the loop; it is never dropped.
+func (m *Manager) run(do func(*Manager, time.Time)) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if m.closed {
+		return
+	}
+	m.queue = append(m.queue, event{do: do})
+	m.poke()
+}
+
+func (m *Manager) poke() {
+	select {
+	case m.wake <- struct{}{}:
+	default:
+	}
+}
+
+// signalLoop sends punches, so that a slow relay never holds up the machines.
+func (m *Manager) signalLoop(ctx context.Context) {
+	for {
+		select {
+		case <-ctx.Done():
+			return
+		case s := <-m.signals:
+			if err := m.cfg.Signal(s.peer, s.signal); err != nil {
+				m.metrics.punchErrors.Add(1)
+				m.log.Debug("punch not sent", "peer", s.peer, "err", err)
+			}
+		}
+	}
+}

@@ -1,0 +1,174 @@
+package path
+
+import (
+	"encoding/binary"
+	"net/netip"
+	"sync"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	skeinv1 "github.com/skeinmesh/skein/api/skein/v1"
+	"github.com/skeinmesh/skein/identity"
+)
+
+// wire joins managers: what one pings arrives at the other, as long as the wire is whole.
+type wire struct {
+	mu       sync.Mutex
+	delay    time.Duration
+	cut      bool
+	tx       uint64
+	managers map[identity.ID]*Manager
+	at       map[netip.AddrPort]identity.ID
+	addr     map[identity.ID]netip.AddrPort
+	sent     int
+}
+
+func newWire() *wire {
+	return &wire{delay: 5 * time.Millisecond, managers: map[identity.ID]*Manager{}, at: map[netip.AddrPort]identity.ID{}, addr: map[identity.ID]netip.AddrPort{}}
+}
+
+type wireEnd struct {
+	w    *wire
+	self identity.ID
+}
+
+func (e wireEnd) SendPing(peer identity.ID, to netip.AddrPort) ([12]byte, error) {
+	w := e.w
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	w.tx++
+	w.sent++
+	var tx [12]byte
+	binary.BigEndian.PutUint64(tx[4:], w.tx)
+	id, ok := w.at[to]
+	if w.cut || !ok || id != peer {
+		return tx, nil
+	}
+	self, other := w.managers[e.self], w.managers[id]
+	time.AfterFunc(w.delay, func() {
+		if other != nil {
+			other.PingReceived(e.self, w.addr[e.self], time.Now())
+		}
+		time.AfterFunc(w.delay, func() {
+			w.mu.Lock()
+			cut := w.cut
+			w.mu.Unlock()
+			if !cut {
+				self.PongReceived(id, to, tx, time.Now())
+			}
+		})
+	})
+	return tx, nil
+}
+
+func (e wireEnd) Choose(identity.ID) (identity.ID, time.Duration, bool) {
+	return relayID, 50 * time.Millisecond, true
+}
+
+// memory is a journal for tests.
+type memory struct {
+	mu      sync.Mutex
+	entries []*skeinv1.JournalEntry
+}
+
+func (j *memory) Append(e *skeinv1.JournalEntry) {
+	j.mu.Lock()
+	defer j.mu.Unlock()
+	e.Seq = uint64(len(j.entries)) + 1
+	j.entries = append(j.entries, e)
+}
+
+func (j *memory) Read(since, until time.Time, keep func(*skeinv1.JournalEntry) bool) ([]*skeinv1.JournalEntry, error) {
+	j.mu.Lock()
+	defer j.mu.Unlock()
+	var out []*skeinv1.JournalEntry
+	for _, e := range j.entries {
+		if !(since.IsZero() || e.GetTime() >= since.UnixNano()) || !(until.IsZero() || e.GetTime() <= until.UnixNano()) || keep != nil && !keep(e) {
+			continue
+		}
+		out = append(out, e)
+	}
+	return out, nil
+}
+
+// join starts a manager on the wire.
+func (w *wire) join(id identity.ID, addr string, j Journal) *Manager {
+	e := wireEnd{w, id}
+	m := NewManager(Config{Self: id, Prober: e, Relays: e, Journal: j, Signal: func(peer identity.ID, s *skeinv1.Signal) error {
+		w.mu.Lock()
+		other := w.managers[peer]
+		w.mu.Unlock()
+		if other != nil {
+			time.AfterFunc(25*time.Millisecond, func() { other.Punch(id, s.GetPunch()) })
+		}
+		return nil
+	}})
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	w.managers[id], w.at[ap(addr)], w.addr[id] = m, id, ap(addr)
+	return m
+}
+
+func recordOf(addr string) *skeinv1.Record {
+	return &skeinv1.Record{NatType: natNone, Candidates: []*skeinv1.Candidate{{Type: host, Address: addr, Source: "interface"}}}
+}
+
+func TestManagerFindsAndLosesADirectPath(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w, j := newWire(), &memory{}
+		a, b := nodeIDs[0], nodeIDs[1]
+		ma, mb := w.join(a, "203.0.113.1:51820", j), w.join(b, "203.0.113.2:51820", nil)
+		defer ma.Close()
+		defer mb.Close()
+		ma.SetSelf(recordOf("203.0.113.1:51820"))
+		mb.SetSelf(recordOf("203.0.113.2:51820"))
+		ma.SetPeer(b, recordOf("203.0.113.2:51820"))
+		mb.SetPeer(a, recordOf("203.0.113.1:51820"))
+		<-ma.Changed()
+		synctest.Wait()
+		if p := ma.Paths()[b]; p.Kind != Relay || p.Relay != relayID {
+			t.Fatalf("at first %s (%s), want the relay", p, p.Rule)
+		}
+		time.Sleep(time.Second)
+		for id, m := range map[identity.ID]*Manager{b: ma, a: mb} {
+			if p := m.Paths()[id]; p.Kind != Direct || !p.Alive {
+				t.Fatalf("after a second %s (%s), want direct", p, p.Rule)
+			}
+		}
+		n := uint64(0)
+		busy := func(d time.Duration) {
+			for end := time.Now().Add(d); time.Now().Before(end); time.Sleep(time.Second) {
+				n += 1000
+				ma.Traffic(map[identity.ID]Counters{b: {RxBytes: n, TxBytes: n}})
+			}
+		}
+		busy(10 * time.Second)
+		w.mu.Lock()
+		w.cut = true
+		w.mu.Unlock()
+		cut := time.Now()
+		for p := ma.Paths()[b]; p.Kind != Relay; p = ma.Paths()[b] {
+			<-ma.Changed()
+		}
+		if d := time.Since(cut); d > 750*time.Millisecond {
+			t.Errorf("relay after %s", d)
+		}
+		if m := ma.Metrics(); m.Upgrades != 1 || m.Downgrades != 1 || m.Blackouts.Count != 1 || m.Blackouts.Max > 950*time.Millisecond {
+			t.Errorf("metrics %+v", m)
+		}
+		again, err := Replay(j.entries)
+		if err != nil || len(again) != 3 {
+			t.Fatalf("replayed %d decisions, want 3: %v", len(again), err)
+		}
+		for _, r := range again {
+			if !r.Same() {
+				t.Errorf("replay decided %v, recorded %v", r.Again, r.Recorded)
+			}
+		}
+		past, err := ExplainAt(j, b, cut)
+		if err != nil || past.Path != "direct:203.0.113.2:51820" || past.Rule != "direct-proven" {
+			t.Errorf("path at the cut %+v, %v", past, err)
+		}
+	})
+}

@@ -1,0 +1,81 @@
+package path
+
+import "time"
+
+// Heartbeats on a direct path that carries traffic. The worst case for noticing a cut is one
+// interval until the first lost ping plus deadAfter: 700 ms, which leaves 300 ms of the promised
+// second for the switch and for a busy machine.
+const (
+	heartbeat  = 200 * time.Millisecond
+	deadAfter  = 500 * time.Millisecond // age of the oldest unanswered ping
+	fastBeat   = 50 * time.Millisecond  // pace once an answer is overdue: about ten tries before giving up, so that 5 % loss each way is no death
+	deadMissed = 4                      // overdue pings needed besides: a process that slept through deadAfter has sent fewer, and gets to try again
+	busyFor    = 3 * time.Second        // how long traffic counts as present; counters are read about once a second
+	verifyFor  = time.Second            // heartbeats without traffic after a hint that the path may have changed
+)
+
+// Idle direct paths.
+const (
+	idleKeepalive = 25 * time.Second       // below the 30 s that the shortest common UDP mapping lives (RFC 4787 asks for 120 s)
+	idleRetry     = 200 * time.Millisecond // between quick retries after an unanswered keepalive
+	idleRetries   = 3
+)
+
+// Waiting for an answer (RFC 6298 with floors that suit a machine with two busy cores).
+const (
+	rtoMin     = 80 * time.Millisecond
+	rtoMax     = time.Second
+	rttLimit   = 10 * time.Second // an answer older than this proves nothing about now
+	lateWindow = 2 * time.Second  // an answer this long after the death shows that the path was only slow
+	slackMax   = time.Second      // how far late answers may stretch deadAfter
+	slackFor   = 5 * time.Minute  // how long they do
+)
+
+// Damping: a path that dies again and again comes back after 1, 2, 4 … 60 s.
+const (
+	holdFirst  = time.Second
+	holdMax    = time.Minute
+	calmAfter  = 2 * time.Minute // a path that lived this long has no past
+	holdStreak = 3               // answers in a row before a path that died is trusted again
+	streakGap  = 5 * time.Second // answers further apart than this are not in a row
+)
+
+// Probing.
+const (
+	directRetry  = 120 * time.Second      // setting directRetryIntervalSeconds
+	retryFirst   = 5 * time.Second        // after a burst without an answer: 5, 10, 20 … s up to directRetry
+	retryDown    = 10 * time.Second       // cap while there is no path at all
+	punchGap     = time.Second            // between two punches to one peer, and between two bursts they cause
+	pingBackGap  = 50 * time.Millisecond  // between two answers in kind to a peer's pings
+	trustAnswer  = 2 * time.Second        // an endpoint that answered this recently needs no ping in return
+	sameIPOthers = 350 * time.Millisecond // head start of the LAN behind a shared public address
+
+	windowFor    = 10 * time.Second // an endpoint that does not answer gets
+	windowPings  = 14               // so many pings in so long: two bursts
+	learnedPings = 3                // pings to an unproven address outside the record
+	learnedFor   = 2 * time.Minute  // how long such an address and its spent budget are remembered
+	provenFor    = 10 * time.Minute // how long an answer proves that the address is the peer's
+	learnedMax   = 16               // such addresses per peer at a time
+	targetsMax   = 16               // candidates probed of one record
+	punchMax     = 16               // addresses in one punch
+	pendingMax   = 64               // unanswered pings remembered on the path in use
+)
+
+// Choosing between direct endpoints that work.
+const (
+	betterBy     = 5 * time.Millisecond  // and a fifth of the present RTT
+	hostHandicap = 10 * time.Millisecond // the LAN is kept unless another way is this much and half again faster
+)
+
+// pacing are the times of a burst's pings. The first ones are close together because the peer's
+// punch arrives within a relay's round trip; the last covers a slow signal.
+var pacing = [...]time.Duration{
+	0, 50 * time.Millisecond, 150 * time.Millisecond, 350 * time.Millisecond,
+	750 * time.Millisecond, 1500 * time.Millisecond, 2500 * time.Millisecond,
+}
+
+// learnedPacing are those for an address that only a packet told us.
+var learnedPacing = [learnedPings]time.Duration{0, 150 * time.Millisecond, 500 * time.Millisecond}
+
+// burstFor is how long a burst can bring answers.
+const burstFor = 3500 * time.Millisecond

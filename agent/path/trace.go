@@ -1,0 +1,168 @@
+package path
+
+import (
+	"encoding/json"
+	"fmt"
+	"net/netip"
+	"time"
+
+	skeinv1 "github.com/skeinmesh/skein/api/skein/v1"
+	"github.com/skeinmesh/skein/identity"
+)
+
+// kindTrace is the journal's name for a Trace: enough to replay one decision exactly.
+const kindTrace = "trace"
+
+// traceLen bounds the inputs of one generation; a trace holds one to two, which is about three
+// seconds of heartbeats in both directions.
+const traceLen = 24
+
+// Timed is an input with its time.
+type Timed struct {
+	At    time.Time
+	Input Input
+}
+
+// Trace is a machine and what it was then told. Folding the inputs gives the recorded decision again.
+type Trace struct {
+	Machine Machine
+	Inputs  []Timed
+}
+
+// trace collects a Trace in memory. Machines are values, so keeping an old one is keeping a copy.
+type trace struct {
+	old, cur Trace
+}
+
+func (t *trace) add(m Machine, now time.Time, in Input) {
+	if len(t.cur.Inputs) >= traceLen {
+		t.old, t.cur = t.cur, Trace{Inputs: t.old.Inputs[:0]}
+	}
+	if len(t.cur.Inputs) == 0 {
+		t.cur.Machine = m
+	}
+	t.cur.Inputs = append(t.cur.Inputs, Timed{now, in})
+}
+
+// take returns what was collected and starts anew.
+func (t *trace) take() Trace {
+	out := Trace{Machine: t.cur.Machine}
+	if len(t.old.Inputs) > 0 {
+		out.Machine = t.old.Machine
+	}
+	out.Inputs = append(append(out.Inputs, t.old.Inputs...), t.cur.Inputs...)
+	t.old.Inputs, t.cur.Inputs = t.old.Inputs[:0], t.cur.Inputs[:0]
+	return out
+}
+
+// note writes an input that changes something into the journal, for people to read.
+func (m *Manager) note(now time.Time, id identity.ID, in Input) {
+	if m.cfg.Journal == nil {
+		return
+	}
+	e := &skeinv1.PathInput{Kind: in.Kind.String(), RttNanos: int64(in.RTT)}
+	if !id.IsZero() {
+		e.Peer = id.String()
+	}
+	if in.Endpoint.IsValid() {
+		e.Endpoint = in.Endpoint.String()
+	}
+	in.Endpoint, in.RTT, in.Sent = netip.AddrPort{}, 0, time.Time{}
+	if b, err := json.Marshal(in); err == nil {
+		e.Detail = string(b)
+	}
+	m.write(now, &skeinv1.JournalEntry{Body: &skeinv1.JournalEntry_PathInput{PathInput: e}})
+}
+
+// decided writes a change of path: what proved or disproved it, the decision, and the trace to replay it.
+func (m *Manager) decided(p *peer, before Path) {
+	t := p.trace.take()
+	if m.cfg.Journal == nil {
+		return
+	}
+	now, id, path := p.machine.Now, p.machine.Peer.String(), p.machine.Path
+	input := func(in *skeinv1.PathInput) {
+		in.Peer = id
+		m.write(now, &skeinv1.JournalEntry{Body: &skeinv1.JournalEntry_PathInput{PathInput: in}})
+	}
+	if before.Kind == Direct && before.Alive && p.machine.Lost != "" {
+		input(&skeinv1.PathInput{Kind: InputSendFailed.String(), Endpoint: before.Endpoint.String(), Detail: quoted(p.machine.Lost)})
+	}
+	if path.Kind == Direct && path.Alive {
+		input(&skeinv1.PathInput{Kind: InputPong.String(), Endpoint: path.Endpoint.String(), RttNanos: int64(path.RTT)})
+	}
+	if b, err := json.Marshal(t); err == nil {
+		input(&skeinv1.PathInput{Kind: kindTrace, Detail: string(b)})
+	}
+	m.write(now, &skeinv1.JournalEntry{Body: &skeinv1.JournalEntry_PathDecision{PathDecision: decision(p.machine.Peer, before, path)}})
+}
+
+func (m *Manager) write(now time.Time, e *skeinv1.JournalEntry) {
+	e.Time = now.UnixNano()
+	m.cfg.Journal.Append(e)
+}
+
+func decision(peer identity.ID, from, to Path) *skeinv1.PathDecision {
+	return &skeinv1.PathDecision{Peer: peer.String(), From: from.String(), To: to.String(), Rule: to.Rule, Reason: to.Reason}
+}
+
+func quoted(s string) string {
+	b, err := json.Marshal(s)
+	if err != nil {
+		return ""
+	}
+	return string(b)
+}
+
+// Replayed is one decision of the journal and the same decision made again.
+type Replayed struct {
+	At              time.Time
+	Recorded, Again *skeinv1.PathDecision // Again is nil when the fold decided nothing
+	Trace           Trace
+}
+
+// Same reports whether both decisions agree.
+func (r Replayed) Same() bool {
+	a, b := r.Recorded, r.Again
+	return b != nil && a.GetPeer() == b.GetPeer() && a.GetFrom() == b.GetFrom() && a.GetTo() == b.GetTo() && a.GetRule() == b.GetRule() && a.GetReason() == b.GetReason()
+}
+
+// Replay folds the traces of a journal through Step and gives each decision beside the recorded one.
+func Replay(entries []*skeinv1.JournalEntry) ([]Replayed, error) {
+	var out []Replayed
+	traces := map[string]Trace{} // by peer, waiting for the decision that follows
+	for _, e := range entries {
+		if in := e.GetPathInput(); in.GetKind() == kindTrace {
+			var t Trace
+			if err := json.Unmarshal([]byte(in.GetDetail()), &t); err != nil {
+				return out, fmt.Errorf("journal entry %d, trace of peer %s: %w", e.GetSeq(), in.GetPeer(), err)
+			}
+			traces[in.GetPeer()] = t
+		}
+		d := e.GetPathDecision()
+		t, ok := traces[d.GetPeer()]
+		if d == nil || !ok {
+			continue
+		}
+		delete(traces, d.GetPeer())
+		out = append(out, Replayed{At: time.Unix(0, e.GetTime()), Recorded: d, Again: t.fold(), Trace: t})
+	}
+	return out, nil
+}
+
+// fold gives the last decision of a trace.
+func (t Trace) fold() *skeinv1.PathDecision {
+	var last *skeinv1.PathDecision
+	m := t.Machine
+	for _, in := range t.Inputs {
+		before := m.Path
+		var actions []Action
+		m, actions = Step(m, in.At, in.Input)
+		for _, a := range actions {
+			if a.Kind == ActionUse {
+				last = decision(m.Peer, before, a.Path)
+			}
+		}
+	}
+	return last
+}

@@ -1,0 +1,191 @@
+package path
+
+import (
+	"fmt"
+	"net/netip"
+	"slices"
+	"time"
+
+	skeinv1 "github.com/skeinmesh/skein/api/skein/v1"
+	"github.com/skeinmesh/skein/identity"
+)
+
+// Kind tells how packets travel.
+type Kind uint8
+
+// The kinds of path.
+const (
+	None Kind = iota
+	Relay
+	Direct
+)
+
+// String is the kind as users read it.
+func (k Kind) String() string {
+	switch k {
+	case Relay:
+		return "relay"
+	case Direct:
+		return "direct"
+	}
+	return "none"
+}
+
+// Path is how WireGuard reaches one peer.
+type Path struct {
+	Kind     Kind
+	Endpoint netip.AddrPort // of a direct path
+	Relay    identity.ID    // of a relayed path
+	Since    time.Time
+	RTT      time.Duration // 0: not measured
+	Rule     string        // short name of the rule that decided
+	Reason   string        // one plain sentence
+	Alive    bool          // answered lately; a relayed path lives as long as its relay's session
+}
+
+// String is the path as the journal keeps it: relay:<id>, direct:<addr:port> or none.
+func (p Path) String() string {
+	switch p.Kind {
+	case Relay:
+		return "relay:" + p.Relay.String()
+	case Direct:
+		return "direct:" + p.Endpoint.String()
+	}
+	return "none"
+}
+
+// same reports whether two paths carry packets the same way.
+func (p Path) same(o Path) bool {
+	return p.Kind == o.Kind && p.Endpoint == o.Endpoint && p.Relay == o.Relay && p.Alive == o.Alive
+}
+
+// Candidate is one way that a record offers to reach a node's WireGuard port.
+type Candidate struct {
+	Type   skeinv1.CandidateType
+	Addr   netip.AddrPort
+	Source string
+}
+
+// Node is what one end of a path says of itself.
+type Node struct {
+	NAT        skeinv1.NatType
+	Candidates []Candidate
+	Site       string
+	Keepalive  time.Duration // 0: not asked for
+}
+
+// Equal reports whether two nodes are the same as far as paths go.
+func (n Node) Equal(o Node) bool {
+	return n.NAT == o.NAT && n.Site == o.Site && n.Keepalive == o.Keepalive && slices.Equal(n.Candidates, o.Candidates)
+}
+
+// NodeOf takes from a record what paths need. Addresses that do not parse are left out: the
+// record's verification has refused them already.
+func NodeOf(r *skeinv1.Record) Node {
+	n := Node{NAT: r.GetNatType(), Site: r.GetSite(), Keepalive: time.Duration(r.GetPersistentKeepalive()) * time.Second}
+	for _, c := range r.GetCandidates() {
+		if a, err := netip.ParseAddrPort(c.GetAddress()); err == nil {
+			n.Candidates = append(n.Candidates, Candidate{Type: c.GetType(), Addr: unmap(a), Source: c.GetSource()})
+		}
+	}
+	if a, err := netip.ParseAddrPort(r.GetForcedEndpoint()); err == nil {
+		f := Candidate{Type: skeinv1.CandidateType_CANDIDATE_TYPE_FORCED, Addr: unmap(a), Source: "config"}
+		if !slices.ContainsFunc(n.Candidates, func(c Candidate) bool { return c.Addr == f.Addr && c.Type == f.Type }) {
+			n.Candidates = append(n.Candidates, f)
+		}
+	}
+	return n
+}
+
+func unmap(a netip.AddrPort) netip.AddrPort { return netip.AddrPortFrom(a.Addr().Unmap(), a.Port()) }
+
+// Settings are the mesh's settings that paths follow; zero values mean the defaults.
+type Settings struct {
+	DirectRetry time.Duration  // between attempts at a direct path for a relayed peer
+	Keepalive   time.Duration  // between pings on an idle direct path
+	Exclude     []netip.Prefix // addresses inside the tunnel: never an endpoint
+}
+
+// RelayChoice is the relay that both ends share and that would be used now; the zero ID means none.
+type RelayChoice struct {
+	ID  identity.ID
+	RTT time.Duration
+}
+
+// InputKind names an input.
+type InputKind uint8
+
+// The inputs of a Machine.
+const (
+	InputTick         InputKind = iota // time has passed
+	InputSelf                          // Node: what this host now says of itself
+	InputPeer                          // Node: what the peer's record says
+	InputRelay                         // Relay: the relay now chosen for the pair, or none
+	InputSettings                      // Settings
+	InputNetwork                       // a link or address of this host changed
+	InputPong                          // Endpoint, RTT, Sent: a ping to Endpoint was answered from there
+	InputPing                          // Endpoint: an authenticated ping of the peer came from there
+	InputPunch                         // Addresses, Reply: the peer asks to probe it now
+	InputTraffic                       // WireGuard carried packets of this peer
+	InputSendFailed                    // Endpoint, Error: a ping could not be sent
+	InputEndpointSeen                  // Endpoint: WireGuard accepted a packet from there
+)
+
+var inputNames = [...]string{"tick", "self", "record", "relay", "settings", "network", "probe_ok", "ping_received", "punch", "traffic", "probe_lost", "endpoint_seen"}
+
+// String is the kind as the journal keeps it.
+func (k InputKind) String() string {
+	if int(k) < len(inputNames) {
+		return inputNames[k]
+	}
+	return fmt.Sprintf("input %d", k)
+}
+
+// Input is one observation. Which fields count depends on Kind.
+type Input struct {
+	Kind      InputKind
+	Endpoint  netip.AddrPort   `json:",omitzero"`
+	RTT       time.Duration    `json:",omitzero"`
+	Sent      time.Time        `json:",omitzero"` // when the answered ping was sent
+	Node      *Node            `json:",omitempty"`
+	Relay     RelayChoice      `json:",omitzero"`
+	Settings  *Settings        `json:",omitempty"`
+	Addresses []netip.AddrPort `json:",omitempty"`
+	Reply     bool             `json:",omitempty"`
+	Error     string           `json:",omitempty"`
+}
+
+// ActionKind names an action.
+type ActionKind uint8
+
+// The actions of a Machine.
+const (
+	ActionPing  ActionKind = iota // send an authenticated ping to Endpoint
+	ActionPunch                   // signal the peer to probe this host's addresses now
+	ActionUse                     // WireGuard shall use Path
+	ActionWake                    // call Step with a tick at At; replaces the earlier wish
+)
+
+// Action is what the shell shall do. Which fields count depends on Kind.
+type Action struct {
+	Kind     ActionKind
+	Endpoint netip.AddrPort
+	Reply    bool // the punch answers the peer's
+	Path     Path
+	At       time.Time
+}
+
+// String is the action in one word and its value.
+func (a Action) String() string {
+	switch a.Kind {
+	case ActionPing:
+		return "ping " + a.Endpoint.String()
+	case ActionPunch:
+		return fmt.Sprintf("punch reply=%t", a.Reply)
+	case ActionUse:
+		return fmt.Sprintf("use %s alive=%t (%s)", a.Path, a.Path.Alive, a.Path.Rule)
+	case ActionWake:
+		return "wake " + a.At.Format("15:04:05.000")
+	}
+	return fmt.Sprintf("action %d", a.Kind)
+}

@@ -1,0 +1,9 @@
+// Package nft keeps the nftables table "inet skein": two sets of destinations that go through the
+// tunnel, and two chains that mark packets for them.
+//
+// Diff is pure. What it returns is written as one transaction, or several when it is too large for a
+// socket buffer; a changed destination costs one or two messages however large the sets are. The table
+// is wholly ours: what somebody adds to it is pruned, and no other table is ever touched.
+//
+// A Reconciler belongs to one goroutine. Sources: DESIGN.md section 9, the KubeSpan seed, FIELD.md.
+package nft

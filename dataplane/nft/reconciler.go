@@ -1,0 +1,317 @@
+package nft
+
+import (
+	"errors"
+	"fmt"
+	"maps"
+	"os"
+	"slices"
+
+	"github.com/google/nftables"
+	"github.com/mdlayher/netlink"
+	"golang.org/x/sys/unix"
+
+	"github.com/skeinmesh/skein/dataplane"
+)
+
+const (
+	socketBuffer     = 8 << 20 // bytes; the default 208 KiB refuses large transactions
+	elementsPerMsg   = 400     // ranges in one message: an attribute is at most 64 KiB
+	elementsPerBatch = 8000    // ranges in one transaction
+)
+
+// Reconciler keeps the table as the Spec says. It remembers the table, so that an unchanged Spec costs
+// no message and no dump.
+type Reconciler struct {
+	conn  *nftables.Conn
+	port  uint32
+	table *nftables.Table
+	cache *State
+	fails int
+}
+
+// NewReconciler opens a netlink socket in the calling thread's network namespace.
+func NewReconciler() (*Reconciler, error) {
+	r := &Reconciler{table: &nftables.Table{Name: dataplane.NftTable, Family: nftables.TableFamilyINet}}
+	var err error
+	r.conn, err = nftables.New(nftables.AsLasting(), nftables.WithSockOptions(func(c *netlink.Conn) error {
+		// Without CAP_NET_ADMIN over the host's first namespace the kernel grants less; then so be it.
+		_ = c.SetReadBuffer(socketBuffer)
+		_ = c.SetWriteBuffer(socketBuffer)
+		raw, err := c.SyscallConn()
+		if err != nil {
+			return err
+		}
+		return raw.Control(func(fd uintptr) {
+			if sa, err := unix.Getsockname(int(fd)); err == nil {
+				r.port = portID(sa)
+			}
+		})
+	}))
+	if err != nil {
+		return nil, fmt.Errorf("opening nftables' netlink socket: %w", err)
+	}
+	return r, nil
+}
+
+// Name of the subsystem in reports.
+func (r *Reconciler) Name() string { return "nft" }
+
+// PortID is the netlink address of this reconciler: notifications that carry it are our own.
+func (r *Reconciler) PortID() uint32 { return r.port }
+
+// Forget makes the next Reconcile read the table first.
+func (r *Reconciler) Forget() { r.cache = nil }
+
+// Close closes the socket; the table stays.
+func (r *Reconciler) Close() error { return r.conn.CloseLasting() }
+
+// Mend is Reconcile.
+func (r *Reconciler) Mend(s dataplane.Spec) (int, []string, error) { return r.Reconcile(s) }
+
+// Reconcile makes the table what the Spec says and returns how many messages that took.
+func (r *Reconciler) Reconcile(s dataplane.Spec) (writes int, notes []string, err error) {
+	defer func() {
+		if err != nil {
+			r.cache = nil
+			r.fails++
+		} else {
+			r.fails = 0
+		}
+	}()
+	if r.cache == nil {
+		st, err := r.read()
+		if err != nil {
+			return 0, nil, err
+		}
+		r.cache = &st
+	}
+	want := Want(s.Targets)
+	ops := Diff(want, *r.cache, s.Complete)
+	if len(ops) == 0 {
+		return 0, nil, nil
+	}
+	if r.fails > 1 { // small steps do not help: start over
+		all := want
+		if !s.Complete {
+			all = union(want, *r.cache)
+		}
+		ops = []Op{rebuild(all)}
+	}
+	next, err := r.cache.Apply(ops)
+	if err != nil {
+		return 0, nil, fmt.Errorf("nftables table inet %s: %w", dataplane.NftTable, err)
+	}
+	writes, err = r.write(ops)
+	if err != nil {
+		return writes, nil, fmt.Errorf("writing nftables table inet %s: %w", dataplane.NftTable, err)
+	}
+	r.cache = &next
+	return writes, nil, nil
+}
+
+// Diff tells what Reconcile would do, from a fresh read.
+func (r *Reconciler) Diff(s dataplane.Spec) ([]string, error) {
+	actual, err := r.read()
+	if err != nil {
+		return nil, err
+	}
+	var out []string
+	for _, op := range Diff(Want(s.Targets), actual, s.Complete) {
+		out = append(out, op.String())
+	}
+	return out, nil
+}
+
+// Purge deletes the table and says whether it was there.
+func (r *Reconciler) Purge() (bool, error) {
+	st, err := r.read()
+	if err != nil || !st.Table {
+		return false, err
+	}
+	r.cache = nil
+	r.conn.DelTable(r.table)
+	if err := r.conn.Flush(); err != nil && !errors.Is(err, os.ErrNotExist) {
+		return false, fmt.Errorf("deleting nftables table inet %s: %w", dataplane.NftTable, err)
+	}
+	return true, nil
+}
+
+func (r *Reconciler) read() (State, error) {
+	s := State{Chains: map[string]Chain{}, Sets: map[string]Set{}}
+	fail := func(what string, err error) (State, error) {
+		return State{}, fmt.Errorf("reading nftables table inet %s, %s: %w", dataplane.NftTable, what, err)
+	}
+	tables, err := r.conn.ListTablesOfFamily(nftables.TableFamilyINet)
+	if err != nil {
+		return fail("tables", err)
+	}
+	i := slices.IndexFunc(tables, func(t *nftables.Table) bool { return t.Name == r.table.Name && t.Family == r.table.Family })
+	if i < 0 {
+		return s, nil
+	}
+	s.Table = tables[i].Flags == 0 // a dormant table does nothing: as good as none
+	chains, err := r.conn.ListChainsOfTableFamily(nftables.TableFamilyINet)
+	if err != nil {
+		return fail("chains", err)
+	}
+	for _, c := range chains {
+		if c.Table.Name != r.table.Name {
+			continue
+		}
+		rules, err := r.conn.GetRules(r.table, c)
+		if err != nil {
+			return fail("rules of "+c.Name, err)
+		}
+		ch := Chain{Kind: chainKind(c)}
+		for _, rule := range rules {
+			ch.Rules = append(ch.Rules, ruleText(rule.Exprs))
+		}
+		s.Chains[c.Name] = ch
+	}
+	sets, err := r.conn.GetSets(r.table)
+	if err != nil {
+		return fail("sets", err)
+	}
+	for _, set := range sets {
+		es, err := r.conn.GetSetElements(set)
+		if err != nil {
+			return fail("elements of "+set.Name, err)
+		}
+		s.Sets[set.Name] = Set{Kind: setKind(set), Ranges: fromElements(es)}
+	}
+	return s, nil
+}
+
+// write sends the operations, in as few transactions as the sizes allow.
+func (r *Reconciler) write(ops []Op) (int, error) {
+	w := writer{r: r}
+	for _, o := range ops {
+		if err := w.op(o); err != nil {
+			return w.sent, err
+		}
+	}
+	return w.sent, w.flush()
+}
+
+type writer struct {
+	r       *Reconciler
+	sent    int // messages the kernel took
+	pending int // messages of the open transaction
+	ranges  int // in the open transaction
+}
+
+func (w *writer) flush() error {
+	if w.pending == 0 {
+		return nil
+	}
+	if err := w.r.conn.Flush(); err != nil {
+		return err
+	}
+	w.sent += w.pending
+	w.pending, w.ranges = 0, 0
+	return nil
+}
+
+func (w *writer) op(o Op) error {
+	c, t := w.r.conn, w.r.table
+	switch o.Verb {
+	case Rebuild:
+		c.AddTable(t) // so that deleting it cannot fail
+		c.DelTable(t)
+		c.AddTable(t)
+		w.pending += 3
+		for _, n := range slices.Sorted(maps.Keys(o.All.Sets)) {
+			if err := w.op(Op{Verb: AddSet, Name: n, Kind: o.All.Sets[n].Kind}); err != nil {
+				return err
+			}
+		}
+		for _, n := range slices.Sorted(maps.Keys(o.All.Chains)) {
+			ch := o.All.Chains[n]
+			if err := w.op(Op{Verb: AddChain, Name: n, Kind: ch.Kind, Rules: ch.Rules}); err != nil {
+				return err
+			}
+		}
+		for _, n := range slices.Sorted(maps.Keys(o.All.Sets)) {
+			s := o.All.Sets[n]
+			if err := w.elements(Op{Verb: AddElements, Name: n, Kind: s.Kind, Ranges: s.Ranges}); err != nil {
+				return err
+			}
+		}
+	case AddSet:
+		if err := c.AddSet(w.set(o), nil); err != nil {
+			return err
+		}
+		w.pending++
+		return w.elements(o)
+	case AddChain:
+		c.AddChain(w.chain(o))
+		w.pending++
+		w.rules(o)
+	case SetRules:
+		c.FlushChain(w.chain(o))
+		w.pending++
+		w.rules(o)
+	case DelChain:
+		c.FlushChain(w.chain(o))
+		c.DelChain(w.chain(o))
+		w.pending += 2
+	case DelSet:
+		c.DelSet(w.set(o))
+		w.pending++
+	case DelElements, AddElements:
+		return w.elements(o)
+	}
+	return nil
+}
+
+func (w *writer) rules(o Op) {
+	for _, e := range ruleExprs() {
+		w.r.conn.AddRule(&nftables.Rule{Table: w.r.table, Chain: w.chain(o), Exprs: e})
+		w.pending++
+	}
+}
+
+func (w *writer) elements(o Op) error {
+	for part := range slices.Chunk(o.Ranges, elementsPerMsg) {
+		if w.ranges+len(part) > elementsPerBatch {
+			if err := w.flush(); err != nil {
+				return err
+			}
+		}
+		var err error
+		if o.Verb == DelElements {
+			err = w.r.conn.SetDeleteElements(w.set(o), toElements(part))
+		} else {
+			err = w.r.conn.SetAddElements(w.set(o), toElements(part))
+		}
+		if err != nil {
+			return err
+		}
+		w.pending++
+		w.ranges += len(part)
+	}
+	return nil
+}
+
+func (w *writer) set(o Op) *nftables.Set {
+	id := uint32(1) // given here, or the library counts in a global
+	if o.Kind == kindIPv6 {
+		id = 2
+	}
+	return &nftables.Set{Table: w.r.table, Name: o.Name, ID: id, Interval: true, KeyType: keyType(o.Kind)}
+}
+
+func (w *writer) chain(o Op) *nftables.Chain {
+	accept := nftables.ChainPolicyAccept
+	c := &nftables.Chain{Table: w.r.table, Name: o.Name, Policy: &accept, Priority: nftables.ChainPriorityFilter}
+	switch o.Kind {
+	case kindPrerouting:
+		c.Type, c.Hooknum = nftables.ChainTypeFilter, nftables.ChainHookPrerouting
+	case kindOutgoing:
+		c.Type, c.Hooknum = nftables.ChainTypeRoute, nftables.ChainHookOutput
+	default:
+		c.Policy, c.Priority = nil, nil
+	}
+	return c
+}

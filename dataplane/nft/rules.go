@@ -1,0 +1,209 @@
+package nft
+
+import (
+	"bytes"
+	"encoding/binary"
+	"fmt"
+	"net/netip"
+	"slices"
+	"strings"
+
+	"github.com/google/nftables"
+	"github.com/google/nftables/binaryutil"
+	"github.com/google/nftables/expr"
+	"golang.org/x/sys/unix"
+
+	"github.com/skeinmesh/skein/dataplane"
+)
+
+const reg = 1 // the register our rules work in
+
+// ruleExprs are the kernel's form of the rules, in the order of rulesText.
+func ruleExprs() [][]expr.Any {
+	mark := func(v uint32) []byte { return binaryutil.NativeEndian.PutUint32(v) }
+	fromWG := []expr.Any{
+		&expr.Meta{Key: expr.MetaKeyMARK, Register: reg},
+		&expr.Bitwise{SourceRegister: reg, DestRegister: reg, Len: 4, Mask: mark(dataplane.MarkMask), Xor: mark(0)},
+		&expr.Cmp{Op: expr.CmpOpEq, Register: reg, Data: mark(dataplane.MarkWG)},
+		&expr.Verdict{Kind: expr.VerdictAccept},
+	}
+	toTunnel := func(proto byte, offset, length uint32, set string) []expr.Any {
+		return []expr.Any{
+			&expr.Meta{Key: expr.MetaKeyNFPROTO, Register: reg},
+			&expr.Cmp{Op: expr.CmpOpEq, Register: reg, Data: []byte{proto}},
+			&expr.Payload{DestRegister: reg, Base: expr.PayloadBaseNetworkHeader, Offset: offset, Len: length},
+			&expr.Lookup{SourceRegister: reg, SetName: set},
+			&expr.Meta{Key: expr.MetaKeyMARK, Register: reg},
+			&expr.Bitwise{SourceRegister: reg, DestRegister: reg, Len: 4, Mask: mark(^uint32(dataplane.MarkMask)), Xor: mark(dataplane.MarkRoute)},
+			&expr.Meta{Key: expr.MetaKeyMARK, SourceRegister: true, Register: reg},
+			&expr.Verdict{Kind: expr.VerdictAccept},
+		}
+	}
+	return [][]expr.Any{
+		fromWG,
+		toTunnel(unix.NFPROTO_IPV4, 16, 4, dataplane.SetTargetsIPv4),
+		toTunnel(unix.NFPROTO_IPV6, 24, 16, dataplane.SetTargetsIPv6),
+	}
+}
+
+// ruleText names what a rule read from the kernel means: one of ours, or a dump of its expressions.
+func ruleText(exprs []expr.Any) string {
+	have := dump(exprs)
+	for i, ours := range ruleExprs() {
+		if dump(ours) == have {
+			return rulesText()[i]
+		}
+	}
+	return have
+}
+
+// dump writes expressions without what differs between saying and reading back: set IDs, empty fields.
+func dump(exprs []expr.Any) string {
+	var parts []string
+	for _, e := range exprs {
+		switch e := e.(type) {
+		case *expr.Meta:
+			parts = append(parts, fmt.Sprintf("meta(%d,%v,%d)", e.Key, e.SourceRegister, e.Register))
+		case *expr.Bitwise:
+			parts = append(parts, fmt.Sprintf("bitwise(%d,%d,%x,%x)", e.SourceRegister, e.DestRegister, e.Mask, e.Xor))
+		case *expr.Cmp:
+			parts = append(parts, fmt.Sprintf("cmp(%d,%d,%x)", e.Op, e.Register, e.Data))
+		case *expr.Payload:
+			parts = append(parts, fmt.Sprintf("payload(%d,%d,%d,%d,%d)", e.OperationType, e.DestRegister, e.Base, e.Offset, e.Len))
+		case *expr.Lookup:
+			parts = append(parts, fmt.Sprintf("lookup(%d,%s,%v)", e.SourceRegister, e.SetName, e.Invert))
+		case *expr.Verdict:
+			parts = append(parts, fmt.Sprintf("verdict(%d,%s)", e.Kind, e.Chain))
+		default:
+			parts = append(parts, fmt.Sprintf("%T", e))
+		}
+	}
+	return strings.Join(parts, " ")
+}
+
+// chainKind puts a chain's nature in nft's words.
+func chainKind(c *nftables.Chain) string {
+	hook, prio, policy := "none", int32(0), "accept"
+	if c.Hooknum != nil {
+		switch *c.Hooknum {
+		case *nftables.ChainHookPrerouting:
+			hook = "prerouting"
+		case *nftables.ChainHookOutput:
+			hook = "output"
+		default:
+			hook = fmt.Sprint(*c.Hooknum)
+		}
+	}
+	if c.Priority != nil {
+		prio = int32(*c.Priority)
+	}
+	if c.Policy != nil && *c.Policy != nftables.ChainPolicyAccept {
+		policy = "drop"
+	}
+	return fmt.Sprintf("type %s hook %s priority %d policy %s", c.Type, hook, prio, policy)
+}
+
+func setKind(s *nftables.Set) string {
+	k := s.KeyType.Name
+	if s.Interval {
+		k += " interval"
+	}
+	for _, f := range []struct {
+		on   bool
+		name string
+	}{{s.IsMap, "map"}, {s.HasTimeout, "timeout"}, {s.Constant, "constant"}, {s.Dynamic, "dynamic"}} {
+		if f.on {
+			k += " " + f.name
+		}
+	}
+	return k
+}
+
+func addr(key []byte) (netip.Addr, bool) { return netip.AddrFromSlice(key) }
+
+// fromElements pairs the starts and ends of an interval set. A start without an end of its own lasts
+// until the next start, the last one to the end of the address space.
+func fromElements(es []nftables.SetElement) []Range {
+	es = slices.Clone(es)
+	slices.SortFunc(es, func(a, b nftables.SetElement) int {
+		if c := bytes.Compare(a.Key, b.Key); c != 0 {
+			return c
+		}
+		return endFirst(a) - endFirst(b)
+	})
+	var out []Range
+	open := false
+	for _, e := range es {
+		a, ok := addr(e.Key)
+		if !ok {
+			continue
+		}
+		if open {
+			out[len(out)-1].To = a.Prev()
+		}
+		open = !e.IntervalEnd
+		if open {
+			out = append(out, Range{From: a})
+		}
+	}
+	if open {
+		n := &out[len(out)-1]
+		n.To = last(netip.PrefixFrom(n.From, 0))
+	}
+	return out
+}
+
+func endFirst(e nftables.SetElement) int {
+	if e.IntervalEnd {
+		return 0
+	}
+	return 1
+}
+
+func toElements(rs []Range) []nftables.SetElement {
+	out := make([]nftables.SetElement, 0, 2*len(rs))
+	for _, r := range rs {
+		out = append(out, nftables.SetElement{Key: r.From.AsSlice()})
+		if end := r.To.Next(); end.IsValid() { // else it lasts to the end of the address space
+			out = append(out, nftables.SetElement{Key: end.AsSlice(), IntervalEnd: true})
+		}
+	}
+	return out
+}
+
+func keyType(kind string) nftables.SetDatatype {
+	if kind == kindIPv6 {
+		return nftables.TypeIP6Addr
+	}
+	return nftables.TypeIPAddr
+}
+
+// portID reads the address the kernel gave a netlink socket.
+func portID(sa unix.Sockaddr) uint32 {
+	if n, ok := sa.(*unix.SockaddrNetlink); ok {
+		return n.Pid
+	}
+	return 0
+}
+
+// ForeignTable reads an nftables notification: the table it is about, and whether it could be read.
+// In every message about tables, chains, sets, elements and rules the table's name is attribute 1.
+func ForeignTable(payload []byte) (family byte, table string, ok bool) {
+	const header, attr, nameType, typeMask = 4, 4, 1, 0x3fff
+	if len(payload) < header {
+		return 0, "", false
+	}
+	family = payload[0]
+	for b := payload[header:]; len(b) >= attr; {
+		n := int(binary.NativeEndian.Uint16(b))
+		t := binary.NativeEndian.Uint16(b[2:]) & typeMask
+		if n < attr || n > len(b) {
+			return 0, "", false
+		}
+		if t == nameType {
+			return family, strings.TrimRight(string(b[attr:n]), "\x00"), true
+		}
+		b = b[min((n+3)&^3, len(b)):]
+	}
+	return 0, "", false
+}

@@ -1,0 +1,242 @@
+package plane
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"runtime"
+	"sync"
+	"time"
+
+	"github.com/mdlayher/netlink"
+	"github.com/vishvananda/netns"
+	"golang.org/x/time/rate"
+
+	"github.com/skeinmesh/skein/dataplane"
+	"github.com/skeinmesh/skein/dataplane/nft"
+	"github.com/skeinmesh/skein/dataplane/route"
+	"github.com/skeinmesh/skein/dataplane/wireguard"
+)
+
+const (
+	// settle gathers the notifications of one change before it is looked at.
+	settle = 20 * time.Millisecond
+	// statusEvery is how often peers are read to see what no notification tells.
+	statusEvery = 600 * time.Millisecond
+	// resyncEvery is how often everything is read again, should a notification have been missed.
+	resyncEvery = time.Minute
+	// mendEvery and mendBurst limit mending, so that a quarrel with another program stays cheap.
+	mendEvery = 250 * time.Millisecond
+	mendBurst = 4
+	// A failed subsystem is tried again after retryFirst, then twice as late, up to retryLast.
+	retryFirst = 250 * time.Millisecond
+	retryLast  = 15 * time.Second
+)
+
+// ErrClosed is returned by every method after Close.
+var ErrClosed = errors.New("the data plane is closed")
+
+// Options of Open and Purge.
+type Options struct {
+	Link   string // skein0 if empty
+	Driver string // auto, kernel or userspace
+	MTU    int    // of a new TUN link until the first Spec; dataplane.MTU if 0
+	Log    *slog.Logger
+	// OnForeign is told that a change somebody else made to a subsystem (wireguard, nft, route) was mended.
+	// It runs on the plane's goroutine: it must not block, nor call the plane.
+	OnForeign func(subsystem string)
+	// Namespace to work in; nil: the process's own.
+	Namespace *netns.NsHandle
+}
+
+// subsystem is one reconciler.
+type subsystem interface {
+	Name() string
+	Reconcile(dataplane.Spec) (writes int, notes []string, err error)
+	Mend(dataplane.Spec) (writes int, notes []string, err error)
+	Diff(dataplane.Spec) ([]string, error)
+	Forget()
+	Close() error
+}
+
+// Plane is the running data plane.
+type Plane struct {
+	opts  Options
+	work  chan func()
+	dirty chan touched
+	quit  chan struct{}
+	done  chan struct{}
+	once  sync.Once
+
+	// Owned by the goroutine.
+	wg         *wireguard.Reconciler
+	nft        *nft.Reconciler
+	route      *route.Reconciler
+	parts      []*part
+	watch      *watcher
+	spec       *dataplane.Spec
+	driver     string
+	lastStatus time.Time
+	watchers   sync.WaitGroup
+}
+
+// part is a subsystem with what its mending needs.
+type part struct {
+	subsystem
+	mends   *rate.Limiter
+	dirty   bool
+	due     time.Time     // not before, when dirty
+	backoff time.Duration // after the last failure; 0: it works
+}
+
+// Open creates or adopts the link and starts to watch. Nothing else is written before the first Apply.
+func Open(ctx context.Context, o Options) (*Plane, error) {
+	o = o.filled()
+	p := &Plane{opts: o, work: make(chan func()), dirty: make(chan touched, 64), quit: make(chan struct{}), done: make(chan struct{})}
+	started := make(chan error, 1)
+	go p.run(started)
+	if err := <-started; err != nil {
+		return nil, err
+	}
+	return p, nil
+}
+
+func (o Options) filled() Options {
+	if o.Link == "" {
+		o.Link = dataplane.LinkName
+	}
+	if o.MTU == 0 {
+		o.MTU = dataplane.MTU
+	}
+	if o.Log == nil {
+		o.Log = slog.New(slog.DiscardHandler)
+	}
+	if o.OnForeign == nil {
+		o.OnForeign = func(string) {}
+	}
+	return o
+}
+
+// Driver is kernel or userspace: which one runs.
+func (p *Plane) Driver() string { return p.driver }
+
+// Apply makes the kernel what the Spec says. Every subsystem is tried; the error joins theirs, and they
+// are tried again by themselves until they succeed or another Spec comes.
+func (p *Plane) Apply(ctx context.Context, s dataplane.Spec) (r dataplane.Report, err error) {
+	doErr := p.do(ctx, func() { r, err = p.apply(s) })
+	return r, errors.Join(doErr, err)
+}
+
+// Peers reads what the device knows of its peers, sorted by key.
+func (p *Plane) Peers(ctx context.Context) (peers []dataplane.PeerStatus, err error) {
+	doErr := p.do(ctx, func() { peers, err = p.status() })
+	return peers, errors.Join(doErr, err)
+}
+
+// Diff tells line by line what Apply of this Spec would change, from a fresh read of the kernel.
+func (p *Plane) Diff(ctx context.Context, s dataplane.Spec) (lines []string, err error) {
+	doErr := p.do(ctx, func() {
+		for _, part := range p.parts {
+			ls, e := part.Diff(s)
+			err = errors.Join(err, e)
+			for _, l := range ls {
+				lines = append(lines, part.Name()+": "+l)
+			}
+		}
+	})
+	return lines, errors.Join(doErr, err)
+}
+
+// Close stops mending and lets go of the kernel, leaving everything in place. A userspace device ends
+// with it, and table 180 then refuses what was to enter the tunnel.
+func (p *Plane) Close() error {
+	p.once.Do(func() { close(p.quit) })
+	<-p.done
+	return nil
+}
+
+// do runs f on the plane's goroutine.
+func (p *Plane) do(ctx context.Context, f func()) error {
+	finished := make(chan struct{})
+	select {
+	case p.work <- func() { f(); close(finished) }:
+	case <-p.done:
+		return ErrClosed
+	case <-ctx.Done():
+		return ctx.Err()
+	}
+	<-finished // f is bounded: it only talks to the kernel
+	return nil
+}
+
+// enter locks the calling goroutine to a thread in the wanted namespace. The thread is not given back.
+func enter(ns *netns.NsHandle) error {
+	if ns == nil {
+		return nil
+	}
+	runtime.LockOSThread()
+	if err := netns.Set(*ns); err != nil {
+		return fmt.Errorf("entering network namespace: %w", err)
+	}
+	return nil
+}
+
+func (p *Plane) open() (err error) {
+	if err := enter(p.opts.Namespace); err != nil {
+		return err
+	}
+	defer func() {
+		if err != nil {
+			_ = p.closeParts()
+		}
+	}()
+	o := p.opts
+	if p.watch, err = openWatcher(); err != nil {
+		return err
+	}
+	if p.wg, err = wireguard.NewReconciler(wireguard.OpenConfig{Link: o.Link, MTU: o.MTU, Driver: o.Driver, Log: o.Log}); err != nil {
+		return err
+	}
+	p.driver = p.wg.Driver()
+	p.parts = append(p.parts, newPart(p.wg))
+	if p.route, err = route.NewReconciler(o.Link); err != nil {
+		return err
+	}
+	p.parts = append(p.parts, newPart(p.route))
+	if p.nft, err = nft.NewReconciler(); err != nil {
+		return err
+	}
+	p.parts = append(p.parts, newPart(p.nft))
+	return nil
+}
+
+func newPart(s subsystem) *part {
+	return &part{subsystem: s, mends: rate.NewLimiter(rate.Every(mendEvery), mendBurst)}
+}
+
+func (p *Plane) closeParts() error {
+	var errs []error
+	if p.watch != nil {
+		errs = append(errs, p.watch.close())
+	}
+	for _, part := range p.parts {
+		errs = append(errs, part.Close())
+	}
+	return errors.Join(errs...)
+}
+
+func (p *Plane) startWatching(index int) {
+	own := p.nft.PortID()
+	links := &linkFilter{name: p.opts.Link, index: index}
+	report := func(t touched) {
+		select {
+		case p.dirty <- t:
+		case <-p.quit:
+		}
+	}
+	p.watchers.Go(func() {
+		watch(p.watch.nf, func(m netlink.Message) touched { return classifyNft(m, own) }, report)
+	})
+	p.watchers.Go(func() { watch(p.watch.rt, links.classify, report) })
+}

@@ -1,0 +1,146 @@
+package plane
+
+import (
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"os"
+	"strings"
+
+	"github.com/mdlayher/netlink"
+	"golang.org/x/sys/unix"
+
+	"github.com/skeinmesh/skein/dataplane"
+	"github.com/skeinmesh/skein/dataplane/nft"
+)
+
+// Notification groups of rtnetlink, as RTMGRP bits.
+const rtGroups = 1<<(unix.RTNLGRP_LINK-1) |
+	1<<(unix.RTNLGRP_IPV4_IFADDR-1) | 1<<(unix.RTNLGRP_IPV6_IFADDR-1) |
+	1<<(unix.RTNLGRP_IPV4_ROUTE-1) | 1<<(unix.RTNLGRP_IPV6_ROUTE-1) |
+	1<<(unix.RTNLGRP_IPV4_RULE-1) | 1<<(unix.RTNLGRP_IPV6_RULE-1)
+
+// touched says which subsystems a notification concerns.
+type touched struct{ wireguard, nft, route bool }
+
+func (t touched) any() bool { return t.wireguard || t.nft || t.route }
+
+var everything = touched{wireguard: true, nft: true, route: true}
+
+// watcher receives the kernel's notifications.
+type watcher struct {
+	rt, nf *netlink.Conn
+}
+
+// openWatcher subscribes in the calling thread's network namespace.
+func openWatcher() (*watcher, error) {
+	rt, err := netlink.Dial(unix.NETLINK_ROUTE, &netlink.Config{Groups: rtGroups})
+	if err != nil {
+		return nil, fmt.Errorf("subscribing to rtnetlink: %w", err)
+	}
+	nf, err := netlink.Dial(unix.NETLINK_NETFILTER, nil)
+	if err == nil {
+		err = nf.JoinGroup(unix.NFNLGRP_NFTABLES)
+	}
+	if err != nil {
+		return nil, errors.Join(fmt.Errorf("subscribing to nftables: %w", err), rt.Close())
+	}
+	const buffer = 2 << 20 // bytes; what overflows is made good by reading everything
+	_ = rt.SetReadBuffer(buffer)
+	_ = nf.SetReadBuffer(buffer)
+	return &watcher{rt: rt, nf: nf}, nil
+}
+
+func (w *watcher) close() error { return errors.Join(w.rt.Close(), w.nf.Close()) }
+
+// watch calls report for every notification that concerns us, until the connection is closed.
+func watch(c *netlink.Conn, classify func(netlink.Message) touched, report func(touched)) {
+	for {
+		msgs, err := c.Receive()
+		switch {
+		case errors.Is(err, unix.ENOBUFS): // some were lost
+			report(everything)
+			continue
+		case errors.Is(err, os.ErrClosed), errors.Is(err, unix.EBADF):
+			return
+		case err != nil:
+			report(everything)
+			return
+		}
+		var t touched
+		for _, m := range msgs {
+			n := classify(m)
+			t.wireguard, t.nft, t.route = t.wireguard || n.wireguard, t.nft || n.nft, t.route || n.route
+		}
+		if t.any() {
+			report(t)
+		}
+	}
+}
+
+// classifyNft looks for changes of our table by others than own.
+func classifyNft(m netlink.Message, own uint32) touched {
+	if m.Header.PID == own {
+		return touched{}
+	}
+	if f, table, ok := nft.ForeignTable(m.Data); ok && f == unix.NFPROTO_INET && table == dataplane.NftTable {
+		return touched{nft: true}
+	}
+	return touched{}
+}
+
+// linkFilter looks for changes of our link, its addresses, our rules and our table. Our own changes
+// cannot be told apart; reading back is cheap.
+type linkFilter struct {
+	name  string
+	index int // of the link, follows its notifications
+}
+
+func (f *linkFilter) classify(m netlink.Message) touched {
+	const ifinfo, ifaddr, rtmsg = unix.SizeofIfInfomsg, unix.SizeofIfAddrmsg, unix.SizeofRtMsg
+	switch m.Header.Type {
+	case unix.RTM_NEWLINK, unix.RTM_DELLINK:
+		if len(m.Data) < ifinfo {
+			return touched{}
+		}
+		index := int(int32(binary.NativeEndian.Uint32(m.Data[4:])))
+		named := strings.TrimRight(string(attribute(m.Data[ifinfo:], unix.IFLA_IFNAME)), "\x00") == f.name
+		if !named && index != f.index {
+			return touched{}
+		}
+		if named {
+			f.index = index
+		}
+		return touched{route: true, wireguard: m.Header.Type == unix.RTM_DELLINK}
+	case unix.RTM_NEWADDR, unix.RTM_DELADDR:
+		if len(m.Data) >= ifaddr && f.index != 0 && int(int32(binary.NativeEndian.Uint32(m.Data[4:]))) == f.index {
+			return touched{route: true}
+		}
+	case unix.RTM_NEWROUTE, unix.RTM_DELROUTE, unix.RTM_NEWRULE, unix.RTM_DELRULE:
+		if len(m.Data) < rtmsg {
+			return touched{}
+		}
+		table := uint32(m.Data[4])
+		if a := attribute(m.Data[rtmsg:], unix.RTA_TABLE); len(a) == 4 {
+			table = binary.NativeEndian.Uint32(a)
+		}
+		return touched{route: table == dataplane.RouteTable}
+	}
+	return touched{}
+}
+
+// attribute returns the first attribute of this type, nil if there is none or the bytes are no attributes.
+func attribute(b []byte, kind uint16) []byte {
+	const head, typeMask = 4, 0x3fff
+	for len(b) >= head {
+		n := int(binary.NativeEndian.Uint16(b))
+		if n < head || n > len(b) {
+			return nil
+		}
+		if binary.NativeEndian.Uint16(b[2:])&typeMask == kind {
+			return b[head:n]
+		}
+		b = b[min((n+3)&^3, len(b)):]
+	}
+	return nil
+}

@@ -1,0 +1,164 @@
+package route
+
+import (
+	"errors"
+	"fmt"
+	"net/netip"
+	"slices"
+)
+
+// Verb says what an Op does.
+type Verb uint8
+
+// The things that can happen.
+const (
+	SetRPFilter Verb = iota
+	SetMTU
+	AddRoute
+	AddRule
+	SetUp
+	AddAddress
+	DelAddress
+	DelRule
+	DelRoute
+)
+
+// Op is one change, one message to the kernel (or one write to a sysctl).
+type Op struct {
+	Verb    Verb
+	Number  int // MTU or rp_filter
+	Address netip.Prefix
+	Rule    Rule
+	Route   Route
+}
+
+// ErrNoLink says that the link is not there (yet): the driver makes it.
+var ErrNoLink = errors.New("link is not there")
+
+// Diff returns what turns actual into want. What refuses packets comes before what sends them, and
+// removals come last, only with prune.
+func Diff(want, actual State, prune bool) []Op {
+	var ops []Op
+	link := actual.Link.Index != 0
+	for _, r := range want.Routes {
+		if r.Unreachable && !slices.Contains(actual.Routes, r) {
+			ops = append(ops, Op{Verb: AddRoute, Route: r})
+		}
+	}
+	for _, r := range want.Rules {
+		if !slices.Contains(actual.Rules, r) {
+			ops = append(ops, Op{Verb: AddRule, Rule: r})
+		}
+	}
+	if link {
+		ops = append(ops, diffLink(want, actual, prune)...)
+	}
+	if !prune {
+		return ops
+	}
+	left := slices.Clone(want.Rules)
+	for _, r := range actual.Rules {
+		if i := slices.Index(left, r); i >= 0 { // a second copy of ours is one too many
+			left = slices.Delete(left, i, i+1)
+			continue
+		}
+		ops = append(ops, Op{Verb: DelRule, Rule: r})
+	}
+	for _, r := range actual.Routes {
+		if !slices.Contains(want.Routes, r) {
+			ops = append(ops, Op{Verb: DelRoute, Route: r})
+		}
+	}
+	return ops
+}
+
+func diffLink(want, actual State, prune bool) []Op {
+	var ops []Op
+	if want.RPFilter >= 0 && want.RPFilter != actual.RPFilter {
+		ops = append(ops, Op{Verb: SetRPFilter, Number: want.RPFilter})
+	}
+	if want.Link.MTU != actual.Link.MTU {
+		ops = append(ops, Op{Verb: SetMTU, Number: want.Link.MTU})
+	}
+	if !actual.Link.Up {
+		ops = append(ops, Op{Verb: SetUp})
+	}
+	for _, a := range want.Addresses {
+		if !slices.Contains(actual.Addresses, a) {
+			ops = append(ops, Op{Verb: AddAddress, Address: a})
+		}
+	}
+	for _, r := range want.Routes {
+		if !r.Unreachable && !slices.Contains(actual.Routes, r) {
+			ops = append(ops, Op{Verb: AddRoute, Route: r})
+		}
+	}
+	for _, a := range actual.Addresses {
+		if prune && !slices.Contains(want.Addresses, a) {
+			ops = append(ops, Op{Verb: DelAddress, Address: a})
+		}
+	}
+	return ops
+}
+
+// Apply is what the kernel does with the operations, as a pure function.
+func (s State) Apply(ops []Op) State {
+	s.Addresses, s.Rules, s.Routes = slices.Clone(s.Addresses), slices.Clone(s.Rules), slices.Clone(s.Routes)
+	for _, o := range ops {
+		switch o.Verb {
+		case SetRPFilter:
+			s.RPFilter = o.Number
+		case SetMTU:
+			s.Link.MTU = o.Number
+		case SetUp:
+			s.Link.Up = true
+		case AddAddress:
+			s.Addresses = append(s.Addresses, o.Address)
+			slices.SortFunc(s.Addresses, comparePrefix)
+		case DelAddress:
+			s.Addresses = remove(s.Addresses, o.Address)
+		case AddRule:
+			s.Rules = append(s.Rules, o.Rule)
+		case DelRule:
+			s.Rules = remove(s.Rules, o.Rule)
+		case AddRoute:
+			s.Routes = append(s.Routes, o.Route)
+		case DelRoute:
+			s.Routes = remove(s.Routes, o.Route)
+		}
+	}
+	return s
+}
+
+// remove takes the first x away.
+func remove[T comparable](s []T, x T) []T {
+	if i := slices.Index(s, x); i >= 0 {
+		return slices.Delete(s, i, i+1)
+	}
+	return s
+}
+
+// String tells the operation in one line.
+func (o Op) String() string {
+	switch o.Verb {
+	case SetRPFilter:
+		return fmt.Sprintf("set rp_filter of the link to %d", o.Number)
+	case SetMTU:
+		return fmt.Sprintf("set MTU %d", o.Number)
+	case SetUp:
+		return "set link up"
+	case AddAddress:
+		return "add address " + o.Address.String()
+	case DelAddress:
+		return "delete address " + o.Address.String()
+	case AddRule:
+		return "add rule " + o.Rule.String()
+	case DelRule:
+		return "delete rule " + o.Rule.String()
+	case AddRoute:
+		return "add route " + o.Route.String()
+	case DelRoute:
+		return "delete route " + o.Route.String()
+	}
+	return "unknown operation"
+}

@@ -1,0 +1,302 @@
+package route
+
+import (
+	"errors"
+	"fmt"
+	"net"
+	"net/netip"
+	"os"
+	"slices"
+	"strconv"
+	"strings"
+
+	"github.com/vishvananda/netlink"
+	"golang.org/x/sys/unix"
+
+	"github.com/skeinmesh/skein/dataplane"
+)
+
+// Reconciler keeps link, rules and routes as the Spec says. It remembers what it read and wrote, so
+// that an unchanged Spec costs no message and no dump.
+type Reconciler struct {
+	h      *netlink.Handle
+	routes *netlink.Handle // for listing routes: checks requests strictly, which the library's others do not pass
+	link   string
+	cache  *State
+	host   Host
+}
+
+// NewReconciler opens a netlink socket in the calling thread's network namespace.
+func NewReconciler(link string) (*Reconciler, error) {
+	h, err := netlink.NewHandle(unix.NETLINK_ROUTE)
+	if err != nil {
+		return nil, fmt.Errorf("opening rtnetlink socket: %w", err)
+	}
+	routes, err := netlink.NewHandle(unix.NETLINK_ROUTE)
+	if err != nil {
+		h.Close()
+		return nil, fmt.Errorf("opening rtnetlink socket: %w", err)
+	}
+	// With strict checking the kernel itself sends only the table asked for. Old kernels have it not.
+	_ = routes.SetStrictCheck(true)
+	return &Reconciler{h: h, routes: routes, link: link}, nil
+}
+
+// Name of the subsystem in reports.
+func (r *Reconciler) Name() string { return "route" }
+
+// Forget makes the next Reconcile read the kernel first.
+func (r *Reconciler) Forget() { r.cache = nil }
+
+// Close closes the socket; everything stays.
+func (r *Reconciler) Close() error {
+	r.h.Close()
+	r.routes.Close()
+	return nil
+}
+
+// Mend is Reconcile.
+func (r *Reconciler) Mend(s dataplane.Spec) (int, []string, error) { return r.Reconcile(s) }
+
+// Reconcile makes the kernel what the Spec says and returns how many messages that took.
+func (r *Reconciler) Reconcile(s dataplane.Spec) (writes int, notes []string, err error) {
+	defer func() {
+		if err != nil {
+			r.cache = nil
+		}
+	}()
+	if r.cache == nil {
+		if err := r.load(); err != nil {
+			return 0, nil, err
+		}
+	}
+	want, notes := Want(s.Link, r.host)
+	var first error
+	for _, op := range Diff(want, *r.cache, s.Complete) {
+		err := r.apply(op)
+		switch {
+		case err == nil:
+			writes++
+			next := r.cache.Apply([]Op{op})
+			r.cache = &next
+		case op.Verb == SetRPFilter: // a container's /proc/sys may be read-only; the tunnel works without, mostly
+			notes = append(notes, fmt.Sprintf("%s: %v: packets from pods of other nodes may be dropped", op, err))
+		case first == nil:
+			first = fmt.Errorf("%s: %w", op, err) // the rest need not fail with it
+		}
+	}
+	if first == nil && r.cache.Link.Index == 0 {
+		first = fmt.Errorf("%s: %w", r.link, ErrNoLink)
+	}
+	return writes, notes, first
+}
+
+// Diff tells what Reconcile would do, from a fresh read.
+func (r *Reconciler) Diff(s dataplane.Spec) ([]string, error) {
+	actual, host, err := r.read()
+	if err != nil {
+		return nil, err
+	}
+	want, _ := Want(s.Link, host)
+	if actual.Link.Index == 0 { // what will be there once the driver has made it
+		actual.Link.Index = 1
+	}
+	var out []string
+	for _, op := range Diff(want, actual, s.Complete) {
+		out = append(out, op.String())
+	}
+	return out, nil
+}
+
+// Purge removes our rules and routes and says how many.
+func (r *Reconciler) Purge() (int, error) {
+	s, _, err := r.read()
+	if err != nil {
+		return 0, err
+	}
+	r.cache = nil
+	n := 0
+	var errs []error
+	for _, op := range Diff(State{}, State{Rules: s.Rules, Routes: s.Routes}, true) {
+		if err := r.apply(op); err != nil {
+			errs = append(errs, fmt.Errorf("%s: %w", op, err))
+			continue
+		}
+		n++
+	}
+	return n, errors.Join(errs...)
+}
+
+func (r *Reconciler) load() error {
+	s, h, err := r.read()
+	if err != nil {
+		return err
+	}
+	r.cache, r.host = &s, h
+	return nil
+}
+
+func (r *Reconciler) read() (State, Host, error) {
+	h := r.readHost()
+	s := State{RPFilter: -1}
+	l, err := r.h.LinkByName(r.link)
+	switch {
+	case errors.As(err, &netlink.LinkNotFoundError{}):
+	case err != nil:
+		return s, h, fmt.Errorf("reading link %s: %w", r.link, err)
+	default:
+		a := l.Attrs()
+		s.Link = Link{Name: a.Name, Index: a.Index, Up: a.Flags&net.FlagUp != 0, MTU: a.MTU}
+		if v, ok := readInt(rpFilterPath(r.link)); ok {
+			s.RPFilter = v
+		}
+		if s.Addresses, err = r.readAddresses(l); err != nil {
+			return s, h, err
+		}
+	}
+	for _, f := range []Family{IPv4, IPv6} {
+		if f == IPv6 && !h.IPv6 {
+			continue
+		}
+		rules, err := r.readRules(f)
+		if err != nil {
+			return s, h, err
+		}
+		routes, err := r.readRoutes(f, s.Link.Index)
+		if err != nil {
+			return s, h, err
+		}
+		s.Rules, s.Routes = append(s.Rules, rules...), append(s.Routes, routes...)
+	}
+	return s, h, nil
+}
+
+func (r *Reconciler) readAddresses(l netlink.Link) ([]netip.Prefix, error) {
+	list, err := r.h.AddrList(l, netlink.FAMILY_ALL)
+	if err != nil {
+		return nil, fmt.Errorf("reading addresses of link %s: %w", r.link, err)
+	}
+	var out []netip.Prefix
+	for _, a := range list {
+		ip, ok := netip.AddrFromSlice(a.IP)
+		if ip = ip.Unmap(); !ok || ip.IsLinkLocalUnicast() {
+			continue
+		}
+		bits, _ := a.Mask.Size()
+		out = append(out, netip.PrefixFrom(ip, bits))
+	}
+	slices.SortFunc(out, comparePrefix)
+	return out, nil
+}
+
+func (r *Reconciler) readRules(f Family) ([]Rule, error) {
+	list, err := r.h.RuleListFiltered(f.af(), &netlink.Rule{Priority: dataplane.RulePriority, Table: dataplane.RouteTable},
+		netlink.RT_FILTER_PRIORITY|netlink.RT_FILTER_TABLE)
+	if err != nil {
+		return nil, fmt.Errorf("reading %s rules: %w", f, err)
+	}
+	var out []Rule
+	for _, k := range list {
+		if k.Priority == dataplane.RulePriority && k.Table == dataplane.RouteTable && k.Protocol == dataplane.RouteProtocol {
+			out = append(out, fromRule(f, k))
+		}
+	}
+	return out, nil
+}
+
+func (r *Reconciler) readRoutes(f Family, link int) ([]Route, error) {
+	list, err := r.routes.RouteListFiltered(f.af(), &netlink.Route{Table: dataplane.RouteTable, Protocol: dataplane.RouteProtocol},
+		netlink.RT_FILTER_TABLE|netlink.RT_FILTER_PROTOCOL)
+	if errors.Is(err, unix.ENOENT) { // no such table yet
+		return nil, nil
+	}
+	if err != nil {
+		return nil, fmt.Errorf("reading %s routes of table %d: %w", f, dataplane.RouteTable, err)
+	}
+	var out []Route
+	for _, k := range list {
+		if k.Table == dataplane.RouteTable && k.Protocol == dataplane.RouteProtocol {
+			out = append(out, fromRoute(f, k, link))
+		}
+	}
+	return out, nil
+}
+
+func (r *Reconciler) apply(o Op) error {
+	link := &netlink.Device{LinkAttrs: netlink.LinkAttrs{Name: r.link}}
+	if r.cache != nil {
+		link.Index = r.cache.Link.Index
+	}
+	switch o.Verb {
+	case SetRPFilter:
+		return os.WriteFile(rpFilterPath(r.link), []byte(strconv.Itoa(o.Number)), 0o644)
+	case SetMTU:
+		return r.h.LinkSetMTU(link, o.Number)
+	case SetUp:
+		err := r.h.LinkSetUp(link)
+		if errors.Is(err, unix.EADDRINUSE) { // kernel WireGuard opens its port now
+			return fmt.Errorf("%w: another program has WireGuard's UDP port: stop it or set ports.wireguard", err)
+		}
+		return err
+	case AddAddress:
+		return ignore(r.h.AddrReplace(link, toAddr(o.Address)), unix.EEXIST)
+	case DelAddress:
+		return ignore(r.h.AddrDel(link, toAddr(o.Address)), unix.EADDRNOTAVAIL)
+	case AddRule:
+		return ignore(r.h.RuleAdd(toRule(o.Rule)), unix.EEXIST)
+	case DelRule:
+		return ignore(r.h.RuleDel(toRule(o.Rule)), unix.ENOENT)
+	case AddRoute:
+		return r.h.RouteReplace(toRoute(o.Route, link.Index))
+	case DelRoute:
+		return ignore(r.delRoute(o.Route, link.Index), unix.ESRCH)
+	}
+	return nil
+}
+
+// delRoute deletes a route of ours; one that is neither of the two is looked up again by its text.
+func (r *Reconciler) delRoute(o Route, link int) error {
+	if o.Other == "" {
+		return r.h.RouteDel(toRoute(o, link))
+	}
+	list, err := r.routes.RouteListFiltered(o.Family.af(), &netlink.Route{Table: dataplane.RouteTable}, netlink.RT_FILTER_TABLE)
+	if err != nil {
+		return err
+	}
+	for _, k := range list {
+		if k.Table == dataplane.RouteTable && k.Protocol == dataplane.RouteProtocol && fromRoute(o.Family, k, link) == o {
+			return r.h.RouteDel(&k)
+		}
+	}
+	return nil
+}
+
+func ignore(err, harmless error) error {
+	if errors.Is(err, harmless) {
+		return nil
+	}
+	return err
+}
+
+func (r *Reconciler) readHost() Host {
+	var h Host
+	h.RPFilterAll, h.HasRPFilter = readInt(rpFilterPath("all"))
+	off, ok := readInt("/proc/sys/net/ipv6/conf/all/disable_ipv6")
+	h.IPv6 = ok
+	h.IPv6OnLink = ok && off == 0
+	if v, ok := readInt("/proc/sys/net/ipv6/conf/" + r.link + "/disable_ipv6"); ok && v != 0 {
+		h.IPv6OnLink = false
+	}
+	return h
+}
+
+func rpFilterPath(link string) string { return "/proc/sys/net/ipv4/conf/" + link + "/rp_filter" }
+
+func readInt(path string) (int, bool) {
+	b, err := os.ReadFile(path)
+	if err != nil {
+		return 0, false
+	}
+	n, err := strconv.Atoi(strings.TrimSpace(string(b)))
+	return n, err == nil
+}

@@ -1,0 +1,133 @@
+package route
+
+import (
+	"fmt"
+	"net/netip"
+	"slices"
+
+	"github.com/skeinmesh/skein/dataplane"
+)
+
+// Family is an address family, 4 or 6.
+type Family uint8
+
+// The two families.
+const (
+	IPv4 Family = 4
+	IPv6 Family = 6
+)
+
+// String is ipv4 or ipv6.
+func (f Family) String() string { return fmt.Sprintf("ipv%d", uint8(f)) }
+
+// fallbackMetric puts the unreachable route behind every other.
+const fallbackMetric = 30000
+
+// State is what the kernel has, or shall have, of ours.
+type State struct {
+	Link      Link
+	Addresses []netip.Prefix // of our link, sorted, without link-local ones
+	Rules     []Rule         // ours by protocol, priority and table
+	Routes    []Route        // ours by protocol and table
+	RPFilter  int            // of our link; -1: the host has no such setting
+}
+
+// Link is the link's own state. Index is 0 when there is none; it is read, never wanted.
+type Link struct {
+	Name  string
+	Index int
+	Up    bool
+	MTU   int
+}
+
+// Rule is a policy rule at our priority. Other is whatever else it selects by: never ours.
+type Rule struct {
+	Family Family
+	Mark   uint32
+	Mask   uint32
+	Other  string
+}
+
+// Route is a default route of our table: through our link, or unreachable.
+type Route struct {
+	Family      Family
+	Unreachable bool
+	Other       string // set for a route of ours that is none of the two
+}
+
+// Host is what limits the wish on this host.
+type Host struct {
+	IPv6        bool // the kernel has it
+	IPv6OnLink  bool // and our link may use it
+	RPFilterAll int  // net.ipv4.conf.all.rp_filter
+	HasRPFilter bool
+}
+
+// Want is the state for this link on this host.
+func Want(l dataplane.Link, h Host) (State, []string) {
+	s := State{Link: Link{Name: l.Name, Up: true, MTU: l.MTU}, RPFilter: -1}
+	var notes []string
+	if h.HasRPFilter {
+		s.RPFilter = wantRPFilter(h.RPFilterAll)
+	}
+	families := []Family{IPv4}
+	if h.IPv6 {
+		families = append(families, IPv6)
+	}
+	if !h.IPv6OnLink {
+		notes = append(notes, "IPv6 is disabled on this host: the tunnel carries IPv4 only (sysctl net.ipv6.conf.*.disable_ipv6, or the kernel's ipv6.disable)")
+	}
+	for _, a := range l.Addresses {
+		if a.Addr().Is4() || h.IPv6OnLink {
+			s.Addresses = append(s.Addresses, a)
+		}
+	}
+	slices.SortFunc(s.Addresses, comparePrefix)
+	s.Addresses = slices.Compact(s.Addresses)
+	for _, f := range families {
+		s.Rules = append(s.Rules, Rule{Family: f, Mark: dataplane.MarkRoute, Mask: dataplane.MarkMask})
+		if f == IPv4 || h.IPv6OnLink {
+			s.Routes = append(s.Routes, Route{Family: f})
+		}
+		s.Routes = append(s.Routes, Route{Family: f, Unreachable: true})
+	}
+	return s, notes
+}
+
+// wantRPFilter is the link's setting for which strict reverse path filtering does not drop what comes
+// out of the tunnel: the main table need not lead back there. The kernel uses the greater of this and
+// conf.all, and WireGuard has checked the source already.
+func wantRPFilter(all int) int {
+	const off, loose = 0, 2
+	if all == off {
+		return off
+	}
+	return loose
+}
+
+func comparePrefix(a, b netip.Prefix) int {
+	if c := a.Addr().Compare(b.Addr()); c != 0 {
+		return c
+	}
+	return a.Bits() - b.Bits()
+}
+
+// String is the rule in ip's words.
+func (r Rule) String() string {
+	s := fmt.Sprintf("%s %d: fwmark %#x/%#x lookup %d proto %d", r.Family, dataplane.RulePriority, r.Mark, r.Mask, dataplane.RouteTable, dataplane.RouteProtocol)
+	if r.Other != "" {
+		s += " " + r.Other
+	}
+	return s
+}
+
+// String is the route in ip's words.
+func (r Route) String() string {
+	if r.Other != "" {
+		return r.Family.String() + " " + r.Other
+	}
+	if r.Unreachable {
+		return fmt.Sprintf("%s unreachable default table %d metric %d proto %d", r.Family, dataplane.RouteTable, fallbackMetric, dataplane.RouteProtocol)
+	}
+	return fmt.Sprintf("%s default through the link table %d proto %d", r.Family, dataplane.RouteTable, dataplane.RouteProtocol)
+}

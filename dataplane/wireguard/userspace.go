@@ -1,0 +1,180 @@
+package wireguard
+
+import (
+	"bytes"
+	"errors"
+	"fmt"
+	"sync/atomic"
+	"syscall"
+
+	"github.com/vishvananda/netlink"
+	"golang.org/x/sys/unix"
+	"golang.zx2c4.com/wireguard/conn"
+	"golang.zx2c4.com/wireguard/device"
+	"golang.zx2c4.com/wireguard/tun"
+
+	"github.com/skeinmesh/skein/dataplane"
+)
+
+const tunPath = "/dev/net/tun"
+
+type userspaceDevice struct {
+	name string
+	tun  *quietTUN
+	dev  *device.Device
+	up   bool
+	text bytes.Buffer
+}
+
+func openUserspace(c OpenConfig) (Device, int, error) {
+	created := 0
+	_, kind, err := linkKind(c.Link)
+	if err != nil {
+		return nil, 0, err
+	}
+	switch kind {
+	case "":
+	case "wireguard": // a former run used the kernel's
+		if _, err := DeleteLink(c.Link); err != nil {
+			return nil, 0, err
+		}
+		created++
+	case "tuntap":
+	default:
+		return nil, 0, foreignLink(c.Link, kind)
+	}
+	t, err := openTUN(c.Link, c.MTU)
+	if err != nil {
+		return nil, created, err
+	}
+	quietLink(c.Link)
+	log := c.Log
+	d := device.NewDevice(t, conn.NewDefaultBind(), &device.Logger{
+		Verbosef: device.DiscardLogf,
+		Errorf:   func(f string, a ...any) { log.Debug("wireguard-go", "message", fmt.Sprintf(f, a...)) },
+	})
+	// The agent's prober decides endpoints; a peer must not pull its own away from under it.
+	d.DisableSomeRoamingForBrokenMobileSemantics()
+	return &userspaceDevice{name: c.Link, tun: t, dev: d}, created + 1, nil
+}
+
+func openTUN(name string, mtu int) (*quietTUN, error) {
+	fd, err := unix.Open(tunPath, unix.O_RDWR|unix.O_CLOEXEC, 0)
+	if err != nil {
+		return nil, fmt.Errorf("opening %s: %w: load the module tun, or give the container this device", tunPath, err)
+	}
+	ifr, err := unix.NewIfreq(name)
+	if err == nil {
+		ifr.SetUint16(unix.IFF_TUN | unix.IFF_NO_PI | unix.IFF_VNET_HDR)
+		err = unix.IoctlIfreq(fd, unix.TUNSETIFF, ifr)
+	}
+	if err != nil {
+		unix.Close(fd)
+		switch {
+		case errors.Is(err, unix.EBUSY):
+			return nil, fmt.Errorf("TUN link %s: %w: another process holds it, stop that agent first", name, err)
+		case errors.Is(err, unix.EPERM):
+			return nil, fmt.Errorf("TUN link %s: %w: run as root or with CAP_NET_ADMIN", name, err)
+		}
+		return nil, fmt.Errorf("creating TUN link %s: %w", name, err)
+	}
+	t, _, err := tun.CreateUnmonitoredTUNFromFD(fd)
+	if err != nil {
+		unix.Close(fd)
+		return nil, fmt.Errorf("opening TUN link %s: %w", name, err)
+	}
+	q := &quietTUN{Device: t, events: make(chan tun.Event, 1)}
+	q.mtu.Store(int32(mtu))
+	return q, nil
+}
+
+// quietLink keeps IPv6 from giving the link an address of its own and soliciting routers in the
+// tunnel, as kernel WireGuard does. Without IPv6 it fails, and need not succeed.
+func quietLink(name string) {
+	if l, err := netlink.LinkByName(name); err == nil {
+		const genModeNone = 1 // IN6_ADDR_GEN_MODE_NONE
+		_ = netlink.LinkSetIP6AddrGenMode(l, genModeNone)
+	}
+}
+
+// quietTUN is a TUN device whose MTU and state we tell, instead of wireguard-go watching the link:
+// its watchers open sockets in whatever network namespace their thread happens to be.
+type quietTUN struct {
+	tun.Device
+	mtu    atomic.Int32
+	events chan tun.Event
+	closed atomic.Bool
+}
+
+func (t *quietTUN) MTU() (int, error)        { return int(t.mtu.Load()), nil }
+func (t *quietTUN) Events() <-chan tun.Event { return t.events }
+
+func (t *quietTUN) Close() error {
+	if t.closed.CompareAndSwap(false, true) {
+		close(t.events)
+	}
+	return t.Device.Close()
+}
+
+func (d *userspaceDevice) Driver() string        { return Userspace }
+func (d *userspaceDevice) Done() <-chan struct{} { return d.dev.Wait() }
+
+func (d *userspaceDevice) SetMTU(bytes int) {
+	if int(d.tun.mtu.Swap(int32(bytes))) == bytes || d.gone() {
+		return
+	}
+	select {
+	case d.tun.events <- tun.EventMTUUpdate:
+	default: // an update is pending and will read the new value
+	}
+}
+
+func (d *userspaceDevice) gone() bool {
+	select {
+	case <-d.dev.Wait():
+		return true
+	default:
+		return d.tun.closed.Load()
+	}
+}
+
+func (d *userspaceDevice) Read() (State, []dataplane.PeerStatus, error) {
+	if d.gone() {
+		return State{}, nil, ErrGone
+	}
+	d.text.Reset()
+	if err := d.dev.IpcGetOperation(&d.text); err != nil {
+		return State{}, nil, fmt.Errorf("reading WireGuard device %s: %w", d.name, err)
+	}
+	return decode(d.text.Bytes())
+}
+
+func (d *userspaceDevice) Write(batch []Op) error {
+	if d.gone() {
+		return ErrGone
+	}
+	port := 0
+	for _, op := range batch {
+		if op.Port != nil {
+			port = *op.Port
+		}
+	}
+	err := d.dev.IpcSet(encode(batch))
+	if err == nil && !d.up {
+		if err = d.dev.Up(); err == nil {
+			d.up = true
+		}
+	}
+	if errors.Is(err, syscall.EADDRINUSE) {
+		return portInUse(port, syscall.EADDRINUSE)
+	}
+	if err != nil {
+		return fmt.Errorf("configuring WireGuard device %s: %w", d.name, err)
+	}
+	return nil
+}
+
+func (d *userspaceDevice) Close() error {
+	d.dev.Close()
+	return nil
+}

@@ -1,0 +1,175 @@
+package candidate
+
+import (
+	"context"
+	"crypto/rand"
+	"errors"
+	"fmt"
+	"net/netip"
+	"sync"
+	"time"
+
+	"github.com/pion/stun/v3"
+)
+
+// retransmit is when a question is sent, counted from its start: a lost packet costs a fraction of the whole.
+var retransmit = [...]time.Duration{0, 100 * time.Millisecond, 300 * time.Millisecond, 700 * time.Millisecond}
+
+// errUnsupported is the answer of a server that cannot do a filtering test.
+var errUnsupported = errors.New("the STUN server does not offer this test")
+
+// asker matches answers with questions. Its owner feeds it what its socket receives.
+type asker struct {
+	send func(to netip.AddrPort, b []byte) error
+
+	mu      sync.Mutex
+	waiting map[[stun.TransactionIDSize]byte]*question
+	echoes  map[[stun.TransactionIDSize]byte]chan struct{} // our own requests that a NAT may turn round
+}
+
+type question struct {
+	to     netip.AddrPort
+	want   want
+	answer chan response // holds one
+}
+
+func newAsker(send func(netip.AddrPort, []byte) error) *asker {
+	return &asker{
+		send:    send,
+		waiting: make(map[[stun.TransactionIDSize]byte]*question),
+		echoes:  make(map[[stun.TransactionIDSize]byte]chan struct{}),
+	}
+}
+
+// deliver takes a datagram; what answers no question under way, or comes from where it may not, is dropped.
+func (a *asker) deliver(from netip.AddrPort, b []byte) {
+	if a.idle() {
+		return
+	}
+	r, err := decodeResponse(b, netip.AddrPortFrom(from.Addr().Unmap(), from.Port()))
+	if errors.Is(err, errNoAnswer) {
+		a.echo(r.tx)
+	}
+	if err != nil {
+		return
+	}
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	q := a.waiting[r.tx]
+	if q == nil || !q.due(r) {
+		return
+	}
+	select {
+	case q.answer <- r:
+	default: // an earlier copy is there
+	}
+}
+
+func (a *asker) idle() bool {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	return len(a.waiting) == 0 && len(a.echoes) == 0
+}
+
+// listen waits for one of our own requests to come back in; the channel is closed when it does.
+func (a *asker) listen(tx [stun.TransactionIDSize]byte) (heard <-chan struct{}, stop func()) {
+	c := make(chan struct{})
+	a.mu.Lock()
+	a.echoes[tx] = c
+	a.mu.Unlock()
+	return c, func() {
+		a.mu.Lock()
+		delete(a.echoes, tx)
+		a.mu.Unlock()
+	}
+}
+
+func (a *asker) echo(tx [stun.TransactionIDSize]byte) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	if c := a.echoes[tx]; c != nil {
+		close(c)
+		delete(a.echoes, tx)
+	}
+}
+
+// due says whether an answer comes from where it may. A server that ignores the wish answers from where it was asked.
+func (q *question) due(r response) bool {
+	switch {
+	case r.from == q.to:
+		return true
+	case r.code != 0:
+		return false
+	case q.want == wantOtherPort || q.want == wantSilentPort:
+		return r.from.Addr() == q.to.Addr()
+	case q.want == wantOtherAddress:
+		return r.from.Addr() != q.to.Addr()
+	default:
+		return false
+	}
+}
+
+// ask sends a binding request until it is answered or ctx ends. The second result is the round-trip time.
+func (a *asker) ask(ctx context.Context, to netip.AddrPort, w want) (response, time.Duration, error) {
+	q := &question{to: to, want: w, answer: make(chan response, 1)}
+	var tx [stun.TransactionIDSize]byte
+	_, _ = rand.Read(tx[:])
+	b, err := encodeRequest(tx, w)
+	if err != nil {
+		return response{}, 0, err
+	}
+	a.mu.Lock()
+	a.waiting[tx] = q
+	a.mu.Unlock()
+	defer func() {
+		a.mu.Lock()
+		delete(a.waiting, tx)
+		a.mu.Unlock()
+	}()
+
+	start := time.Now()
+	var sent time.Time
+	var sendErr error
+	timer := time.NewTimer(0)
+	defer timer.Stop()
+	for i := 0; ; {
+		select {
+		case r := <-q.answer:
+			return r, time.Since(sent), check(r, q)
+		case <-timer.C:
+			sent = time.Now()
+			sendErr = a.send(to, b)
+			if i++; i < len(retransmit) {
+				timer.Reset(time.Until(start.Add(retransmit[i])))
+			}
+		case <-ctx.Done():
+			if sendErr != nil {
+				return response{}, 0, fmt.Errorf("ask STUN server %s: %w", to, sendErr)
+			}
+			return response{}, 0, fmt.Errorf("ask STUN server %s: no answer: %w", to, ctx.Err())
+		}
+	}
+}
+
+func check(r response, q *question) error {
+	switch {
+	case r.code == stun.CodeUnknownAttribute, r.code == 0 && q.want != wantHere && r.from == q.to:
+		return errUnsupported
+	case r.code != 0:
+		return fmt.Errorf("STUN server %s answered with error %d", q.to, r.code)
+	default:
+		return nil
+	}
+}
+
+// answerOf makes a test's outcome of ask's.
+func answerOf(err error) Answer {
+	switch {
+	case err == nil:
+		return Received
+	case errors.Is(err, context.DeadlineExceeded):
+		return Silent
+	default:
+		return NotTested
+	}
+}

@@ -1,0 +1,215 @@
+package candidate
+
+import (
+	"fmt"
+	"net/netip"
+	"slices"
+	"time"
+
+	skeinv1 "github.com/skeinmesh/skein/api/skein/v1"
+)
+
+// Behaviour is how a NAT maps or filters, in the words of RFC 4787.
+type Behaviour string
+
+// Behaviours of mapping and of filtering.
+const (
+	Unknown                 Behaviour = "unknown"
+	EndpointIndependent     Behaviour = "endpoint-independent"
+	AddressDependent        Behaviour = "address-dependent"
+	AddressAndPortDependent Behaviour = "address-and-port-dependent"
+)
+
+// Answer is the outcome of one filtering test.
+type Answer uint8
+
+// Outcomes: the test could not be made, the packet came, the packet did not come although it was surely sent.
+const (
+	NotTested Answer = iota
+	Received
+	Silent
+)
+
+// Observation is what one STUN server saw as the address of WireGuard's port.
+type Observation struct {
+	Server netip.AddrPort
+	Mapped netip.AddrPort
+	RTT    time.Duration
+}
+
+// Evidence is what was observed in one address family.
+type Evidence struct {
+	Port         uint16       // WireGuard's
+	Local        []netip.Addr // addresses of this host
+	Servers      int          // asked
+	Observations []Observation
+
+	WireGuardPort Answer // WireGuard's port hears a contacted address from a port it never sent to
+	OtherPort     Answer // a fresh socket hears a contacted address from another port
+	OtherAddress  Answer // a fresh socket hears an address it never sent to
+}
+
+// Assessment is what follows from Evidence.
+type Assessment struct {
+	NAT        skeinv1.NatType
+	Mapping    Behaviour
+	Filtering  Behaviour
+	Translated bool           // somebody between the servers and us rewrites addresses
+	Mapped     netip.AddrPort // the address to publish, when Mapping allows one or as the best guess
+	Advice     []string
+}
+
+// Assess says what NAT the evidence shows.
+func Assess(e Evidence) Assessment {
+	seen := e.vantage()
+	a := Assessment{Mapping: mapping(seen), Filtering: filtering(e)}
+	if len(seen) > 0 {
+		a.Mapped = seen[0].Mapped
+		a.Translated = !e.isLocal(a.Mapped)
+	}
+	a.NAT = e.natType(a, len(seen))
+	a.Advice = e.advice(a)
+	return a
+}
+
+func (e Evidence) natType(a Assessment, seen int) skeinv1.NatType {
+	switch {
+	case e.Servers == 0 && slices.ContainsFunc(e.Local, public):
+		return skeinv1.NatType_NAT_TYPE_NONE // assumed: else the first public node would never learn that it is one
+	case e.Servers == 0:
+		return skeinv1.NatType_NAT_TYPE_UNKNOWN
+	case seen == 0:
+		return skeinv1.NatType_NAT_TYPE_BLOCKED
+	case a.Mapping == AddressDependent || a.Mapping == AddressAndPortDependent:
+		return skeinv1.NatType_NAT_TYPE_SYMMETRIC
+	case !a.Translated && e.WireGuardPort == Silent:
+		return skeinv1.NatType_NAT_TYPE_PORT_RESTRICTED_CONE // a firewall without translation punches the same
+	case !a.Translated:
+		return skeinv1.NatType_NAT_TYPE_NONE
+	case a.Mapping == Unknown:
+		return skeinv1.NatType_NAT_TYPE_UNKNOWN
+	case a.Filtering == EndpointIndependent:
+		return skeinv1.NatType_NAT_TYPE_FULL_CONE
+	case a.Filtering == AddressDependent:
+		return skeinv1.NatType_NAT_TYPE_RESTRICTED_CONE
+	default:
+		return skeinv1.NatType_NAT_TYPE_PORT_RESTRICTED_CONE // untested: assume what is hardest to pass
+	}
+}
+
+// isLocal reports whether a mapped address is WireGuard's port on this host itself.
+func (e Evidence) isLocal(mapped netip.AddrPort) bool {
+	return mapped.Port() == e.Port && slices.Contains(e.Local, mapped.Addr())
+}
+
+// vantage keeps the observations made from furthest out: a server on our side of a NAT, or between two, sees an address
+// that is true for its neighbours alone and would make the NAT look symmetric.
+func (e Evidence) vantage() []Observation {
+	rank := func(o Observation) int {
+		switch {
+		case public(o.Mapped.Addr()):
+			return 2
+		case !e.isLocal(o.Mapped):
+			return 1
+		default:
+			return 0
+		}
+	}
+	best := 0
+	for _, o := range e.Observations {
+		best = max(best, rank(o))
+	}
+	var out []Observation
+	for _, o := range e.Observations {
+		if rank(o) == best {
+			out = append(out, o)
+		}
+	}
+	return out
+}
+
+// mapping compares what different servers saw. One server with one port tells nothing.
+func mapping(seen []Observation) Behaviour {
+	same, asked := true, map[netip.AddrPort]bool{}
+	byAddr := map[netip.Addr]netip.AddrPort{}
+	portsAgree, twoPorts := true, false
+	for _, o := range seen {
+		asked[o.Server] = true
+		same = same && o.Mapped == seen[0].Mapped
+		if first, ok := byAddr[o.Server.Addr()]; ok {
+			twoPorts = true
+			portsAgree = portsAgree && first == o.Mapped
+		} else {
+			byAddr[o.Server.Addr()] = o.Mapped
+		}
+	}
+	switch {
+	case len(asked) < 2:
+		return Unknown
+	case same:
+		return EndpointIndependent
+	case twoPorts && portsAgree:
+		return AddressDependent
+	default:
+		return AddressAndPortDependent
+	}
+}
+
+// filtering weighs the three tests. WireGuard's own port has the last word, for better (a forwarding) and for worse (a firewall).
+func filtering(e Evidence) Behaviour {
+	fresh := Unknown
+	switch {
+	case e.OtherAddress == Received:
+		fresh = EndpointIndependent
+	case e.OtherPort == Received:
+		fresh = AddressDependent // also when no second node could be asked: the careful reading
+	case e.OtherPort == Silent:
+		fresh = AddressAndPortDependent
+	}
+	switch {
+	case e.WireGuardPort == Silent:
+		return AddressAndPortDependent
+	case e.WireGuardPort == Received && fresh == AddressAndPortDependent:
+		return EndpointIndependent // this port alone is open: it is forwarded, or the firewall lets it in
+	case e.WireGuardPort == Received && fresh == Unknown:
+		return AddressDependent
+	default:
+		return fresh
+	}
+}
+
+func (e Evidence) advice(a Assessment) []string {
+	var out []string
+	say := func(format string, args ...any) { out = append(out, fmt.Sprintf(format, args...)) }
+	switch a.NAT {
+	case skeinv1.NatType_NAT_TYPE_NONE:
+		if e.Servers == 0 {
+			say("no STUN server is known: this host counts as public because it has a public address; name stunServers, or add a second public node, to have that checked")
+		}
+	case skeinv1.NatType_NAT_TYPE_UNKNOWN:
+		if e.Servers == 0 {
+			say("no STUN server is known: set stunServers, or run a public node with STUN")
+		} else {
+			say("only one STUN server with one port answered: name a second one in stunServers to learn the NAT's kind")
+		}
+	case skeinv1.NatType_NAT_TYPE_BLOCKED:
+		say("none of %d STUN servers answered: UDP seems blocked; let UDP out, or traffic stays on relays", e.Servers)
+	case skeinv1.NatType_NAT_TYPE_SYMMETRIC:
+		say("the NAT gives every destination another port: direct paths work only to nodes that are public or behind a full or restricted cone; forward UDP port %d to this host to change that", e.Port)
+	case skeinv1.NatType_NAT_TYPE_PORT_RESTRICTED_CONE:
+		if !a.Translated {
+			say("no NAT, but a firewall drops what this host did not ask for: open UDP port %d to be reachable by every node", e.Port)
+		}
+	}
+	if a.Translated && a.Mapping == EndpointIndependent && e.OtherPort == NotTested && e.WireGuardPort == NotTested {
+		say("filtering could not be tested, because no server that answered offers RFC 5780: assumed port-restricted")
+	}
+	return out
+}
+
+var sharedAddressSpace = netip.MustParsePrefix("100.64.0.0/10") // RFC 6598, carrier-grade NAT
+
+// public reports whether an address can be met in the internet's routes. Documentation ranges count, since laboratories use them.
+func public(a netip.Addr) bool {
+	return a.IsGlobalUnicast() && !a.IsPrivate() && !sharedAddressSpace.Contains(a)
+}

@@ -1,0 +1,191 @@
+package candidate
+
+import (
+	"context"
+	"crypto/rand"
+	"errors"
+	"net"
+	"net/netip"
+	"sync"
+	"time"
+)
+
+const (
+	mappingTime   = 1500 * time.Millisecond // for all servers together
+	mappingGrace  = 250 * time.Millisecond  // for the rest once two servers have answered
+	filteringTime = 1200 * time.Millisecond
+	hairpinTime   = 400 * time.Millisecond
+)
+
+// seen is what one server showed in the mapping phase.
+type seen struct {
+	server       netip.AddrPort
+	observations []Observation
+	other        netip.AddrPort // its alternate port, when it has one
+}
+
+// observe asks all servers, and the alternate port of those that have one, from WireGuard's port. The result keeps the servers' order.
+func observe(ctx context.Context, a *asker, servers []netip.AddrPort) []seen {
+	ctx, cancel := context.WithTimeout(ctx, mappingTime)
+	defer cancel()
+	out := make([]seen, len(servers))
+	finished := make(chan bool, len(servers))
+	var running sync.WaitGroup
+	for i, server := range servers {
+		running.Go(func() {
+			out[i] = observeOne(ctx, a, server)
+			finished <- len(out[i].observations) > 0
+		})
+	}
+	for answered, n := 0, 0; n < len(servers); n++ {
+		if <-finished {
+			answered++
+		}
+		if answered == 2 {
+			time.AfterFunc(mappingGrace, cancel)
+		}
+	}
+	running.Wait()
+	return out
+}
+
+func observeOne(ctx context.Context, a *asker, server netip.AddrPort) seen {
+	s := seen{server: server}
+	r, rtt, err := a.ask(ctx, server, wantHere)
+	if err != nil {
+		return s
+	}
+	s.observations = append(s.observations, Observation{Server: server, Mapped: r.mapped, RTT: rtt})
+	if r.other.Port() == 0 || r.other.Port() == server.Port() {
+		return s
+	}
+	// Only the port is used: a server behind one-to-one NAT names its inner address.
+	s.other = netip.AddrPortFrom(server.Addr(), r.other.Port())
+	if r, rtt, err := a.ask(ctx, s.other, wantHere); err == nil {
+		s.observations = append(s.observations, Observation{Server: s.other, Mapped: r.mapped, RTT: rtt})
+	}
+	return s
+}
+
+// filterTests are the outcomes of the three tests, and whether the NAT turns packets round to its own side.
+type filterTests struct {
+	wireGuardPort, otherPort, otherAddress Answer
+	hairpin                                bool
+}
+
+// freshSocket is a marked UDP socket that has talked to nobody yet.
+type freshSocket struct {
+	*asker
+	conn *net.UDPConn
+	done sync.WaitGroup
+}
+
+func openFresh(network string, mark uint32) (*freshSocket, error) {
+	conn, err := listenUDP(network, 0, mark)
+	if err != nil {
+		return nil, err
+	}
+	f := &freshSocket{conn: conn}
+	f.asker = newAsker(func(to netip.AddrPort, b []byte) error {
+		_, err := conn.WriteToUDPAddrPort(b, to)
+		return err
+	})
+	f.done.Go(func() {
+		b := make([]byte, maxSTUN)
+		for {
+			n, from, err := conn.ReadFromUDPAddrPort(b)
+			if errors.Is(err, net.ErrClosed) {
+				return
+			}
+			if err == nil {
+				f.deliver(from, b[:n])
+			}
+		}
+	})
+	return f, nil
+}
+
+func (f *freshSocket) close() {
+	f.conn.Close()
+	f.done.Wait()
+}
+
+// testFiltering asks one RFC 5780 server for answers from elsewhere: wg from WireGuard's port, and beside it a fresh socket.
+// mapped is WireGuard's address outside when it is a translated one, for the hairpin test.
+func testFiltering(ctx context.Context, wg *asker, mark uint32, server, mapped netip.AddrPort) filterTests {
+	var t filterTests
+	var running sync.WaitGroup
+	running.Go(func() { t.wireGuardPort = test(ctx, wg, server, wantSilentPort) })
+	running.Go(func() { testFresh(ctx, wg, mark, server, mapped, &t) })
+	running.Wait()
+	return t
+}
+
+// testFresh fills in what a socket learns that has talked to this one server only.
+func testFresh(ctx context.Context, wg *asker, mark uint32, server, mapped netip.AddrPort, t *filterTests) {
+	network := "udp4"
+	if server.Addr().Is6() {
+		network = "udp6"
+	}
+	fresh, err := openFresh(network, mark)
+	if err != nil {
+		return
+	}
+	defer fresh.close()
+	first, cancel := context.WithTimeout(ctx, filteringTime)
+	defer cancel()
+	base, _, err := fresh.ask(first, server, wantHere)
+	if err != nil {
+		return
+	}
+	portCtx, enough := context.WithCancel(ctx)
+	defer enough()
+	var running sync.WaitGroup
+	running.Go(func() { t.otherPort = test(portCtx, fresh.asker, server, wantOtherPort) })
+	running.Go(func() {
+		if t.otherAddress = test(ctx, fresh.asker, server, wantOtherAddress); t.otherAddress == Received {
+			enough() // whoever lets strangers in lets their other ports in
+		}
+	})
+	if mapped.IsValid() {
+		running.Go(func() { t.hairpin = testHairpin(ctx, wg, fresh.asker, mapped, base.mapped) })
+	}
+	running.Wait()
+}
+
+func test(ctx context.Context, a *asker, server netip.AddrPort, w want) Answer {
+	ctx, cancel := context.WithTimeout(ctx, filteringTime)
+	defer cancel()
+	_, _, err := a.ask(ctx, server, w)
+	return answerOf(err)
+}
+
+// testHairpin sends from the fresh socket to WireGuard's outside address. WireGuard's port sends the other way meanwhile,
+// so that a NAT which filters lets the packet in if it turns packets round at all.
+func testHairpin(ctx context.Context, wg, fresh *asker, mapped, freshMapped netip.AddrPort) bool {
+	ctx, cancel := context.WithTimeout(ctx, hairpinTime)
+	defer cancel()
+	var tx, back [12]byte
+	_, _ = rand.Read(tx[:])
+	_, _ = rand.Read(back[:])
+	there, err1 := encodeRequest(tx, wantHere)
+	opening, err2 := encodeRequest(back, wantHere)
+	if err1 != nil || err2 != nil {
+		return false
+	}
+	heard, stop := wg.listen(tx)
+	defer stop()
+	again := time.NewTicker(hairpinTime / 4)
+	defer again.Stop()
+	for {
+		_ = wg.send(freshMapped, opening)
+		_ = fresh.send(mapped, there)
+		select {
+		case <-heard:
+			return true
+		case <-again.C:
+		case <-ctx.Done():
+			return false
+		}
+	}
+}

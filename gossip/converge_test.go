@@ -1,0 +1,57 @@
+package gossip
+
+import (
+	"fmt"
+	"slices"
+	"testing"
+	"testing/synctest"
+	"time"
+)
+
+func TestSevenNodesSeeAChange(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := newSim(t, 7, 1)
+		defer s.end()
+		s.net.loss = 0.02
+		s.within(10*time.Second, "seven nodes agree", s.agreed(s.nodes))
+		s.within(10*time.Second, "seven nodes alive", s.meshed(s.nodes))
+		var times []time.Duration
+		for i := range 200 {
+			n := s.nodes[i%7]
+			site := fmt.Sprintf("change-%d", i)
+			if err := n.g.Publish(simRecord(site)); err != nil {
+				t.Fatal(err)
+			}
+			times = append(times, s.within(10*time.Second, "all see the change", sees(s.nodes, n.key.ID(), site)))
+			time.Sleep(300 * time.Millisecond)
+		}
+		slices.Sort(times)
+		t.Logf("p50 %s p99 %s max %s", times[99], times[197], times[199])
+		if p99 := times[197]; p99 > 500*time.Millisecond {
+			t.Errorf("p99 %s, want at most 500ms", p99)
+		}
+	})
+}
+
+func TestTwoHundredNodesSeeAChange(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := newSim(t, 200, 2)
+		defer s.end()
+		s.net.loss = 0.02
+		formed := s.within(time.Minute, "200 nodes agree", s.agreed(s.nodes))
+		s.within(time.Minute, "200 nodes alive", s.meshed(s.nodes))
+		var worst time.Duration
+		for i := range 5 {
+			n := s.nodes[i*31]
+			site := fmt.Sprintf("change-%d", i)
+			if err := n.g.Publish(simRecord(site)); err != nil {
+				t.Fatal(err)
+			}
+			worst = max(worst, s.within(10*time.Second, "all see the change", sees(s.nodes, n.key.ID(), site)))
+		}
+		t.Logf("formed in %s, worst change %s", formed, worst)
+		if worst > 2*time.Second {
+			t.Errorf("a change took %s, want at most 2s", worst)
+		}
+	})
+}

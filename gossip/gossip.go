@@ -1,0 +1,351 @@
+package gossip
+
+import (
+	"context"
+	"crypto/ed25519"
+	"errors"
+	"fmt"
+	"log/slog"
+	"math/rand/v2"
+	"net"
+	"sync"
+	"time"
+
+	"github.com/hashicorp/memberlist"
+
+	skeinv1 "github.com/skeinmesh/skein/api/skein/v1"
+	"github.com/skeinmesh/skein/identity"
+)
+
+// Config is what a node needs to gossip.
+type Config struct {
+	Self      identity.ID
+	Key       *identity.Key
+	Roster    Roster
+	Transport Transport
+	// Streams gives connections of ALPN skein-gossip that have a method Peer() identity.ID. Close closes it.
+	Streams net.Listener
+	Packets <-chan Packet
+	Keys    *skeinv1.GossipKeys
+	Dir     string // records are kept here between starts; empty: not kept
+	Log     *slog.Logger
+	Epoch   uint64 // from NextEpoch
+
+	// PacketBytes is the largest packet given to Transport.SendPacket; 0 means 1200, which fits the
+	// tunnel's MTU on every path that IPv6 allows.
+	PacketBytes int
+
+	// verify stands in for checkSignature in simulations of many nodes in one process.
+	verify func(*skeinv1.SignedRecord, identity.ID, Roster) error
+}
+
+const (
+	defaultPacketBytes = 1200
+	minPacketBytes     = 512
+	// packetReserve is what encryption, framing and a ping or a membership message take of a packet
+	// that also carries a record.
+	packetReserve = 240
+
+	inboxSize = 1024 // broadcasts waiting for their signature to be checked
+
+	// keyUseDelay is how long a new gossip key is only accepted, so that the others learn of it first.
+	keyUseDelay = 3 * time.Second
+	// rosterRefresh re-reads the roster even when nobody said that it changed.
+	rosterRefresh = 5 * time.Second
+	// metaSpacing bounds how often a new (epoch, seq) is announced.
+	metaSpacing  = 100 * time.Millisecond
+	leaveTimeout = 300 * time.Millisecond
+)
+
+// Gossip is a running node.
+type Gossip struct {
+	cfg     Config
+	log     *slog.Logger
+	table   *table
+	stats   stats
+	roster  rosterCache
+	alive   aliveSet
+	ring    *memberlist.Keyring
+	ml      *memberlist.Memberlist
+	net     *mlTransport
+	queue   *memberlist.TransmitLimitedQueue
+	pull    *puller
+	rejoin  *rejoiner
+	ctx     context.Context
+	cancel  context.CancelFunc
+	wg      sync.WaitGroup
+	closing sync.Once
+
+	inbox   chan []byte
+	digests chan []byte   // of push/pull, encoded
+	changed chan struct{} // for the user
+	dirty   chan struct{} // for the disk
+	renewed chan struct{} // own number changed: announce it
+
+	keyMu    sync.Mutex
+	keyTimer *time.Timer
+
+	own ownRecord
+}
+
+// Start loads the known records, starts memberlist and looks for the other members.
+func Start(cfg Config) (*Gossip, error) {
+	keys, err := checkConfig(&cfg)
+	if err != nil {
+		return nil, fmt.Errorf("start gossip: %w", err)
+	}
+	g := &Gossip{
+		cfg: cfg, log: cfg.Log, table: newTable(),
+		inbox: make(chan []byte, inboxSize), digests: make(chan []byte, 16),
+		changed: make(chan struct{}, 1), dirty: make(chan struct{}, 1), renewed: make(chan struct{}, 1),
+	}
+	g.ctx, g.cancel = context.WithCancel(context.Background())
+	g.own.epoch = cfg.Epoch
+	g.roster.self, g.roster.selfKey = cfg.Self, cfg.Key.Public()
+	g.roster.refresh(cfg.Roster)
+	g.net = newTransport(cfg.Self, cfg.Transport, g.roster.member, &g.stats)
+	// Even the smallest mesh gets the retransmissions of a hundred nodes: they cost little there, and
+	// without them one broadcast in twenty misses a node.
+	g.queue = &memberlist.TransmitLimitedQueue{RetransmitMult: retransmitMult, NumNodes: func() int { return max(10, g.alive.count()) }}
+	x := &exchange{self: cfg.Self, table: g.table, member: g.roster.member, take: g.take}
+	g.pull = newPuller(g.ctx, x, g.net.dial, g.alive.others, &g.stats)
+	g.rejoin = newRejoiner(g)
+	if err := g.load(); err != nil {
+		g.cancel()
+		return nil, fmt.Errorf("start gossip: %w", err)
+	}
+	if g.ring, err = memberlist.NewKeyring(keys, keys[0]); err == nil {
+		g.ml, err = memberlist.Create(g.memberlistConfig())
+	}
+	if err != nil {
+		g.cancel()
+		return nil, fmt.Errorf("start gossip: %w", err)
+	}
+	g.run(func() { g.net.forward(cfg.Packets, g.rejoin.heard) })
+	g.run(func() { g.net.accept(cfg.Streams, g.serve) })
+	g.run(g.ingest)
+	g.run(g.mergeDigests)
+	g.run(g.announce)
+	g.run(g.refreshRoster)
+	g.run(g.pull.run)
+	g.run(g.rejoin.run)
+	if cfg.Dir != "" {
+		g.run(g.keepOnDisk)
+	}
+	return g, nil
+}
+
+func checkConfig(cfg *Config) ([][]byte, error) {
+	switch {
+	case cfg.Key == nil || cfg.Key.ID() != cfg.Self:
+		return nil, fmt.Errorf("the identity key is not that of node %s", cfg.Self)
+	case cfg.Roster == nil || cfg.Transport == nil || cfg.Streams == nil || cfg.Packets == nil:
+		return nil, errors.New("roster, transport, streams and packets are all needed")
+	case cfg.Epoch >= maxNumber:
+		return nil, fmt.Errorf("epoch %d is beyond %d", cfg.Epoch, uint64(maxNumber))
+	}
+	if cfg.PacketBytes == 0 {
+		cfg.PacketBytes = defaultPacketBytes
+	}
+	if cfg.PacketBytes < minPacketBytes {
+		return nil, fmt.Errorf("packets of %d bytes are too small, want at least %d", cfg.PacketBytes, minPacketBytes)
+	}
+	if cfg.Log == nil {
+		cfg.Log = slog.New(slog.DiscardHandler)
+	}
+	if cfg.verify == nil {
+		cfg.verify = checkSignature
+	}
+	return keyList(cfg.Keys)
+}
+
+func (g *Gossip) run(f func()) { g.wg.Go(f) }
+
+// Close says goodbye, stops everything and writes the records.
+func (g *Gossip) Close() { g.stop(true) }
+
+func (g *Gossip) stop(leave bool) {
+	g.closing.Do(func() {
+		if leave {
+			if err := g.ml.Leave(leaveTimeout); err != nil {
+				g.log.Debug("could not say goodbye to everybody", "err", err)
+			}
+		}
+		g.cancel()
+		g.keyMu.Lock()
+		if g.keyTimer != nil {
+			g.keyTimer.Stop()
+		}
+		g.keyMu.Unlock()
+		_ = g.ml.Shutdown()
+		_ = g.cfg.Streams.Close()
+		g.wg.Wait()
+	})
+}
+
+// Records is the newest record of each member, as an immutable snapshot.
+func (g *Gossip) Records() map[identity.ID]Entry { return g.table.entries() }
+
+// Hash covers every member's (epoch, seq) and content, sorted by ID: nodes with equal hashes hold
+// equal records.
+func (g *Gossip) Hash() [32]byte { return g.table.hash() }
+
+// Alive reports whether memberlist sees a member alive. It is a hint and lags by seconds.
+func (g *Gossip) Alive(id identity.ID) bool {
+	return id == g.cfg.Self || g.alive.has(id) && g.roster.member(id)
+}
+
+// Changed receives a value after records or liveness changed; changes in quick succession come as one.
+func (g *Gossip) Changed() <-chan struct{} { return g.changed }
+
+// Stats counts what happened since the start.
+func (g *Gossip) Stats() Stats { return g.stats.snapshot() }
+
+// Merge takes in records that came another way: a join answer, node annotations. It returns how many
+// were new, and one error for each that was refused.
+func (g *Gossip) Merge(records []*skeinv1.SignedRecord) (n int, errs []error) {
+	for _, s := range records {
+		fresh, _, err := g.accept(s)
+		if err != nil {
+			errs = append(errs, err)
+		}
+		if fresh {
+			n++
+		}
+	}
+	return n, errs
+}
+
+// RosterChanged tells that members were admitted or revoked. Records of nodes that left are dropped
+// at once, new members are contacted.
+func (g *Gossip) RosterChanged() {
+	added, removed := g.roster.refresh(g.cfg.Roster)
+	if removed > 0 {
+		g.table.keep(g.roster.member)
+		g.alive.keep(g.roster.member)
+		g.touched()
+	}
+	if added > 0 {
+		g.rejoin.wakeUp()
+		g.pull.syncRandom() // records of the new members may have been refused before
+	}
+}
+
+// SetKeys changes the gossip keys. All are accepted from now on. A new primary encrypts a little
+// later, once the others have had time to learn of it, unless the old one is no longer accepted.
+func (g *Gossip) SetKeys(k *skeinv1.GossipKeys) error {
+	keys, err := keyList(k)
+	if err != nil {
+		return fmt.Errorf("set gossip keys: %w", err)
+	}
+	g.keyMu.Lock()
+	defer g.keyMu.Unlock()
+	if g.keyTimer != nil {
+		g.keyTimer.Stop()
+		g.keyTimer = nil
+	}
+	primary := keys[0]
+	if current := g.ring.GetPrimaryKey(); contains(keys[1:], current) {
+		primary = current
+		g.keyTimer = time.AfterFunc(keyUseDelay, func() { g.useKeys(keys) })
+	}
+	if err := installKeys(g.ring, keys, primary); err != nil {
+		return fmt.Errorf("set gossip keys: %w", err)
+	}
+	return nil
+}
+
+func (g *Gossip) useKeys(keys [][]byte) {
+	g.keyMu.Lock()
+	defer g.keyMu.Unlock()
+	if g.ctx.Err() != nil || !contains(g.ring.GetKeys(), keys[0]) {
+		return
+	}
+	if err := installKeys(g.ring, keys, keys[0]); err != nil {
+		g.log.Error("cannot use the new gossip key", "err", err)
+	}
+}
+
+func (g *Gossip) refreshRoster() {
+	t := time.NewTicker(rosterRefresh)
+	defer t.Stop()
+	for {
+		select {
+		case <-g.ctx.Done():
+			return
+		case <-t.C:
+			g.RosterChanged()
+		}
+	}
+}
+
+// touched tells the user and the disk that something changed.
+func (g *Gossip) touched() {
+	signal(g.changed)
+	signal(g.dirty)
+}
+
+func signal(c chan<- struct{}) {
+	select {
+	case c <- struct{}{}:
+	default:
+	}
+}
+
+// jitter spreads d over half to one and a half of itself.
+func jitter(d time.Duration) time.Duration {
+	return d/2 + rand.N(d+1)
+}
+
+// rosterCache lets callbacks ask for members without calling out.
+type rosterCache struct {
+	self    identity.ID
+	selfKey ed25519.PublicKey // a node is always a member to itself
+	mu      sync.RWMutex
+	members map[identity.ID]ed25519.PublicKey
+}
+
+func (c *rosterCache) refresh(r Roster) (added, removed int) {
+	members := map[identity.ID]ed25519.PublicKey{c.self: c.selfKey}
+	for _, id := range r.Members() {
+		if key, ok := r.Key(id); ok {
+			members[id] = key
+		}
+	}
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	for id := range members {
+		if _, ok := c.members[id]; !ok {
+			added++
+		}
+	}
+	removed = len(c.members) + added - len(members)
+	c.members = members
+	return added, removed
+}
+
+func (c *rosterCache) member(id identity.ID) bool {
+	_, ok := c.Key(id)
+	return ok
+}
+
+// Key makes the cache a Roster itself.
+func (c *rosterCache) Key(id identity.ID) (ed25519.PublicKey, bool) {
+	c.mu.RLock()
+	defer c.mu.RUnlock()
+	k, ok := c.members[id]
+	return k, ok
+}
+
+// Members are all members but the node itself.
+func (c *rosterCache) Members() []identity.ID {
+	c.mu.RLock()
+	defer c.mu.RUnlock()
+	ids := make([]identity.ID, 0, len(c.members))
+	for id := range c.members {
+		if id != c.self {
+			ids = append(ids, id)
+		}
+	}
+	return ids
+}

@@ -1,0 +1,298 @@
+package gossip
+
+import (
+	"fmt"
+	"sync"
+	"time"
+
+	"github.com/hashicorp/memberlist"
+	"google.golang.org/protobuf/proto"
+
+	skeinv1 "github.com/skeinmesh/skein/api/skein/v1"
+	"github.com/skeinmesh/skein/identity"
+)
+
+// broadcastRecord is the kind byte of a user message: it, a mark, an encoded SignedRecord.
+const broadcastRecord = 1
+
+// ownRecord is what this node says of itself.
+type ownRecord struct {
+	mu         sync.Mutex
+	epoch, seq uint64          // last used
+	last       *skeinv1.Record // as the user gave it
+	large      bool
+	jumps      int // in quick succession
+	jumped     time.Time
+}
+
+const (
+	// jumpQuiet is how long no foreign record of ours must be seen for the next jump to be immediate.
+	jumpQuiet   = time.Minute
+	maxJumpWait = 30 * time.Second
+)
+
+// Publish makes r this node's record: fills in node ID, epoch, seq and time, signs and broadcasts it.
+// A record beyond the limits of Verify is refused and the former one stays.
+func (g *Gossip) Publish(r *skeinv1.Record) error {
+	g.own.mu.Lock()
+	defer g.own.mu.Unlock()
+	r = proto.CloneOf(r)
+	if err := g.publishLocked(r); err != nil {
+		g.stats.refused(err)
+		return fmt.Errorf("publish own record: %w", err)
+	}
+	g.own.last = r
+	return nil
+}
+
+func (g *Gossip) publishLocked(r *skeinv1.Record) error {
+	r.NodeId, r.Epoch, r.Seq = g.cfg.Self.String(), g.own.epoch, g.own.seq+1
+	if r.GetTime() == 0 {
+		r.Time = time.Now().UnixNano()
+	}
+	s, err := Sign(g.cfg.Key, r)
+	if err != nil {
+		return err
+	}
+	if r, _, err = decodeRecord(s); err != nil {
+		return err
+	}
+	g.own.seq++
+	m := markOf(g.cfg.Self, r, s)
+	g.table.put(Entry{Record: r, Signed: s, ReceivedAt: time.Now()}, m)
+	g.own.large = !g.broadcast(m, s)
+	g.stats.add(&g.stats.Published)
+	signal(g.renewed)
+	g.pull.changed()
+	g.touched()
+	return nil
+}
+
+// foreignOwn deals with a record of this node that this run did not write: the state directory was
+// restored, or two hosts share an identity. The next number is beyond the one seen; the current content
+// is published again, at once the first time and slower and slower while it goes on.
+func (g *Gossip) foreignOwn(m mark) {
+	g.own.mu.Lock()
+	defer g.own.mu.Unlock()
+	if m.Epoch < g.own.epoch || m.Epoch == g.own.epoch && m.Seq < g.own.seq {
+		return
+	}
+	g.stats.add(&g.stats.Jumps)
+	raised := m.Epoch > g.own.epoch
+	g.own.epoch, g.own.seq = m.Epoch, m.Seq
+	if raised && g.cfg.Dir != "" {
+		if err := raiseEpoch(g.cfg.Dir, m.Epoch); err != nil {
+			g.log.Error("cannot note the higher epoch", "err", err)
+		}
+	}
+	if time.Since(g.own.jumped) > jumpQuiet {
+		g.own.jumps = 0
+	}
+	g.own.jumps++
+	g.own.jumped = time.Now()
+	if g.own.jumps == 3 {
+		g.log.Warn("records of this node keep coming from elsewhere: does another host use a copy of its state directory?", "node", g.cfg.Self)
+	}
+	if g.own.last == nil {
+		return // the next Publish will be beyond it
+	}
+	if g.own.jumps == 1 {
+		g.republishLocked()
+		return
+	}
+	wait := min(maxJumpWait, time.Second<<min(g.own.jumps-2, 10))
+	time.AfterFunc(wait, func() {
+		g.own.mu.Lock()
+		defer g.own.mu.Unlock()
+		if g.ctx.Err() == nil {
+			g.republishLocked()
+		}
+	})
+}
+
+func (g *Gossip) republishLocked() {
+	if err := g.publishLocked(proto.CloneOf(g.own.last)); err != nil {
+		g.log.Error("cannot publish the own record again", "err", err)
+	}
+}
+
+func markOf(id identity.ID, r *skeinv1.Record, s *skeinv1.SignedRecord) mark {
+	return mark{ID: id, Epoch: r.GetEpoch(), Seq: r.GetSeq(), Sum: sumOf(s.GetRecord())}
+}
+
+// broadcast queues a record for the others; false when it is too large for a packet.
+func (g *Gossip) broadcast(m mark, s *skeinv1.SignedRecord) bool {
+	size := 1 + markSize + proto.Size(s)
+	if size > g.cfg.PacketBytes-packetReserve {
+		return false
+	}
+	b := m.append(append(make([]byte, 0, size), broadcastRecord))
+	b, err := proto.MarshalOptions{}.MarshalAppend(b, s)
+	if err != nil {
+		return false
+	}
+	g.queue.QueueBroadcast(&recordBroadcast{name: m.ID.String(), msg: b})
+	return true
+}
+
+// decodeBroadcast reads a user message. The signed record is left encoded.
+func decodeBroadcast(b []byte) (m mark, signed []byte, err error) {
+	if len(b) < 1+markSize || b[0] != broadcastRecord {
+		return mark{}, nil, errFrame
+	}
+	// The mark is laid out as in metadata, behind one byte.
+	meta := [metaSize]byte{metaVersion}
+	copy(meta[1:], b[1:])
+	m, _, err = decodeMeta(meta[:])
+	return m, b[1+markSize:], err
+}
+
+// recordBroadcast replaces an older one of the same node in the queue.
+type recordBroadcast struct {
+	name string
+	msg  []byte
+}
+
+var _ memberlist.NamedBroadcast = (*recordBroadcast)(nil)
+
+func (b *recordBroadcast) Name() string    { return b.name }
+func (b *recordBroadcast) Message() []byte { return b.msg }
+func (b *recordBroadcast) Finished()       {}
+func (b *recordBroadcast) Invalidates(o memberlist.Broadcast) bool {
+	r, ok := o.(*recordBroadcast)
+	return ok && r.name == b.name
+}
+
+// accept merges one record from outside. fresh: it is now the one we hold.
+func (g *Gossip) accept(s *skeinv1.SignedRecord) (fresh bool, m mark, err error) {
+	r, id, err := decodeRecord(s)
+	if err != nil {
+		g.refuse(err)
+		return false, m, err
+	}
+	m = markOf(id, r, s)
+	switch g.table.check(m) {
+	case outcomeSame:
+		g.stats.add(&g.stats.Duplicates)
+		return false, m, nil
+	case outcomeOld:
+		g.stats.add(&g.stats.Old)
+		return false, m, nil
+	}
+	if err := g.cfg.verify(s, id, &g.roster); err != nil {
+		g.refuse(err)
+		return false, m, err
+	}
+	result := g.table.put(Entry{Record: r, Signed: s, ReceivedAt: time.Now()}, m)
+	if !g.roster.member(id) { // revoked between check and put
+		g.table.keep(g.roster.member)
+		return false, m, &RefusedError{Node: id, Reason: ErrUnknownNode}
+	}
+	switch result {
+	case outcomeSame:
+		g.stats.add(&g.stats.Duplicates)
+	case outcomeOld:
+		g.stats.add(&g.stats.Old)
+	case outcomeTaken, outcomeKept:
+		g.stats.add(&g.stats.Equivocations)
+		g.log.Warn("a node signed two records with the same number", "node", id, "epoch", m.Epoch, "seq", m.Seq)
+	}
+	fresh = result == outcomeNew || result == outcomeTaken
+	if fresh {
+		g.stats.add(&g.stats.Accepted)
+		g.pull.changed()
+		g.touched()
+	}
+	if id == g.cfg.Self && result != outcomeSame && result != outcomeOld {
+		g.foreignOwn(m)
+	}
+	return fresh, m, nil
+}
+
+func (g *Gossip) refuse(err error) {
+	g.stats.refused(err)
+	g.log.Debug("refused a record", "err", err)
+}
+
+// take merges records that came over a stream; they are not broadcast again.
+func (g *Gossip) take(records []*skeinv1.SignedRecord) int {
+	n, _ := g.Merge(records)
+	return n
+}
+
+// ingest verifies what broadcasts brought, and passes on what was new.
+func (g *Gossip) ingest() {
+	for {
+		select {
+		case <-g.ctx.Done():
+			return
+		case b := <-g.inbox:
+			s := &skeinv1.SignedRecord{}
+			if err := unmarshal.Unmarshal(b, s); err != nil {
+				g.refuse(&RefusedError{Reason: ErrMalformed, Detail: err.Error()})
+				continue
+			}
+			if fresh, m, _ := g.accept(s); fresh && m.ID != g.cfg.Self {
+				g.broadcast(m, s)
+			}
+		}
+	}
+}
+
+// load takes in the records of the last run; those of nodes that are no longer members stay out.
+func (g *Gossip) load() error {
+	if g.cfg.Dir == "" {
+		return nil
+	}
+	records, err := loadRecords(g.cfg.Dir)
+	if err != nil {
+		return err
+	}
+	g.Merge(records)
+	return nil
+}
+
+const (
+	diskSpacing = time.Second
+	// diskRate slows writing down for large files: a file of 64 KiB at most once a second.
+	diskRate = 64 << 10
+)
+
+// keepOnDisk writes the records some time after they changed, and at the end.
+func (g *Gossip) keepOnDisk() {
+	written := [32]byte{}
+	spacing := diskSpacing
+	write := func() {
+		hash := g.table.hash()
+		if hash == written {
+			return
+		}
+		records := g.table.signed()
+		bytes := 0
+		for _, s := range records {
+			bytes += len(s.GetRecord())
+		}
+		spacing = diskSpacing * time.Duration(1+bytes/diskRate)
+		if err := saveRecords(g.cfg.Dir, records); err != nil {
+			g.stats.add(&g.stats.DiskErrors)
+			g.log.Error("cannot keep the records on disk", "err", err)
+			return
+		}
+		g.stats.add(&g.stats.DiskWrites)
+		written = hash
+	}
+	defer write()
+	for {
+		select {
+		case <-g.ctx.Done():
+			return
+		case <-g.dirty:
+		}
+		select { // more changes will follow the first
+		case <-g.ctx.Done():
+			return
+		case <-time.After(spacing):
+		}
+		write()
+	}
+}

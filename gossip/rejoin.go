@@ -1,0 +1,136 @@
+package gossip
+
+import (
+	"math/rand/v2"
+	"sync"
+	"time"
+
+	"github.com/skeinmesh/skein/identity"
+)
+
+const (
+	rejoinTick    = 500 * time.Millisecond
+	maxRejoins    = 4 // at once, and started per tick
+	rejoinFirst   = 500 * time.Millisecond
+	rejoinMost    = 10 * time.Second
+	rejoinAlone   = 3 * time.Second // the most, while nobody at all is alive
+	rejoinSettled = 2 * time.Second // after a join that worked, until memberlist should know
+	heardSpacing  = time.Second     // between attempts because of packets from a node thought dead
+)
+
+type attempt struct {
+	next    time.Time
+	started time.Time
+	fails   int
+	busy    bool
+}
+
+// rejoiner contacts members that memberlist does not see alive, for ever. memberlist itself forgets
+// dead nodes, and two halves of a mesh that have forgotten each other would stay apart.
+type rejoiner struct {
+	g    *Gossip
+	wake chan struct{}
+	wg   sync.WaitGroup
+
+	mu       sync.Mutex
+	attempts map[identity.ID]*attempt
+	busy     int
+}
+
+func newRejoiner(g *Gossip) *rejoiner {
+	return &rejoiner{g: g, wake: make(chan struct{}, 1), attempts: make(map[identity.ID]*attempt)}
+}
+
+func (r *rejoiner) wakeUp() { signal(r.wake) }
+
+// heard is told of every packet: a node that sends but is not alive to us is worth an attempt now.
+func (r *rejoiner) heard(id identity.ID) {
+	if r.g.alive.has(id) || id == r.g.cfg.Self {
+		return
+	}
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	a, ok := r.attempts[id]
+	if !ok || a.busy || time.Since(a.started) < heardSpacing || !a.next.After(time.Now()) {
+		return
+	}
+	a.next, a.fails = time.Now(), 0
+	signal(r.wake)
+}
+
+func (r *rejoiner) run() {
+	defer r.wg.Wait()
+	for {
+		r.dispatch(time.Now())
+		select {
+		case <-r.g.ctx.Done():
+			return
+		case <-time.After(jitter(rejoinTick)):
+		case <-r.wake:
+			// Not sooner than this, however often we are woken.
+			select {
+			case <-r.g.ctx.Done():
+				return
+			case <-time.After(rejoinTick / 10):
+			}
+		}
+	}
+}
+
+func (r *rejoiner) dispatch(now time.Time) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	var due []identity.ID
+	missing := make(map[identity.ID]bool)
+	for _, id := range r.g.roster.Members() {
+		if r.g.alive.has(id) {
+			continue
+		}
+		missing[id] = true
+		a, ok := r.attempts[id]
+		if !ok {
+			a = &attempt{next: now}
+			r.attempts[id] = a
+		}
+		if !a.busy && !a.next.After(now) {
+			due = append(due, id)
+		}
+	}
+	for id, a := range r.attempts {
+		if !missing[id] && !a.busy {
+			delete(r.attempts, id)
+		}
+	}
+	rand.Shuffle(len(due), func(i, j int) { due[i], due[j] = due[j], due[i] })
+	for _, id := range due[:min(len(due), max(0, maxRejoins-r.busy))] {
+		a := r.attempts[id]
+		a.busy, a.started = true, now
+		r.busy++
+		r.wg.Go(func() { r.join(id) })
+	}
+}
+
+func (r *rejoiner) join(id identity.ID) {
+	_, err := r.g.ml.Join([]string{joinName(id)})
+	s := &r.g.stats
+	if err == nil {
+		s.add(&s.Rejoins)
+	} else {
+		s.add(&s.RejoinFail)
+	}
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.busy--
+	a := r.attempts[id]
+	a.busy = false
+	if err == nil {
+		a.fails, a.next = 0, time.Now().Add(rejoinSettled)
+		return
+	}
+	most := rejoinMost
+	if r.g.alive.count() == 0 {
+		most = rejoinAlone
+	}
+	a.next = time.Now().Add(jitter(min(most, rejoinFirst<<min(a.fails, 10))))
+	a.fails++
+}

@@ -1,0 +1,197 @@
+package gossip
+
+import (
+	"bytes"
+	"crypto/sha256"
+	"slices"
+	"sync"
+	"time"
+
+	skeinv1 "github.com/skeinmesh/skein/api/skein/v1"
+	"github.com/skeinmesh/skein/identity"
+)
+
+// Entry is the newest record known of a node. It is immutable.
+type Entry struct {
+	Record     *skeinv1.Record
+	Signed     *skeinv1.SignedRecord
+	ReceivedAt time.Time // when this version was taken in, by our clock
+}
+
+type outcome int
+
+const (
+	outcomeNew   outcome = iota // taken in
+	outcomeSame                 // exactly what we hold
+	outcomeOld                  // older than what we hold
+	outcomeTaken                // equivocation: same number, the new content won
+	outcomeKept                 // equivocation: same number, the held content stays
+)
+
+type row struct {
+	Entry
+	mark mark
+}
+
+// table holds the newest record of each node. Derived values are made when asked for and kept until
+// the next change.
+type table struct {
+	mu       sync.Mutex
+	rows     map[identity.ID]row
+	marks    []mark // sorted by ID; nil: make again
+	snapshot map[identity.ID]Entry
+	sum      [sha256.Size]byte
+	hashed   bool
+}
+
+func newTable() *table { return &table{rows: make(map[identity.ID]row)} }
+
+// put merges one verified record.
+func (t *table) put(e Entry, m mark) outcome {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	old, ok := t.rows[m.ID]
+	result := compare(old.mark, ok, m)
+	if result == outcomeNew || result == outcomeTaken {
+		t.rows[m.ID] = row{e, m}
+		t.changed()
+	}
+	return result
+}
+
+// check says what put would do, so that signatures of what is already known are not verified again.
+func (t *table) check(m mark) outcome {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	old, ok := t.rows[m.ID]
+	return compare(old.mark, ok, m)
+}
+
+func compare(old mark, have bool, m mark) outcome {
+	switch {
+	case !have:
+		return outcomeNew
+	case old == m:
+		return outcomeSame
+	case old.sameNumber(m) && m.newer(old):
+		return outcomeTaken
+	case old.sameNumber(m):
+		return outcomeKept
+	case m.newer(old):
+		return outcomeNew
+	}
+	return outcomeOld
+}
+
+func (t *table) changed() { t.marks, t.snapshot, t.hashed = nil, nil, false }
+
+func (t *table) get(id identity.ID) (row, bool) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	r, ok := t.rows[id]
+	return r, ok
+}
+
+// keep drops every record whose owner is not kept and returns how many went.
+func (t *table) keep(kept func(identity.ID) bool) int {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	n := 0
+	for id := range t.rows {
+		if !kept(id) {
+			delete(t.rows, id)
+			n++
+		}
+	}
+	if n > 0 {
+		t.changed()
+	}
+	return n
+}
+
+// entries is the immutable snapshot that Records returns.
+func (t *table) entries() map[identity.ID]Entry {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	if t.snapshot == nil {
+		t.snapshot = make(map[identity.ID]Entry, len(t.rows))
+		for id, r := range t.rows {
+			t.snapshot[id] = r.Entry
+		}
+	}
+	return t.snapshot
+}
+
+// digest is every mark, sorted by ID. The caller must not change it.
+func (t *table) digest() []mark {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	return t.digestLocked()
+}
+
+func (t *table) digestLocked() []mark {
+	if t.marks == nil {
+		t.marks = make([]mark, 0, len(t.rows))
+		for _, r := range t.rows {
+			t.marks = append(t.marks, r.mark)
+		}
+		slices.SortFunc(t.marks, func(a, b mark) int { return bytes.Compare(a.ID[:], b.ID[:]) })
+	}
+	return t.marks
+}
+
+// hash covers the sorted marks: equal hashes mean equal records.
+func (t *table) hash() [sha256.Size]byte {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	if !t.hashed {
+		b := make([]byte, 0, len(t.rows)*markSize)
+		for _, m := range t.digestLocked() {
+			b = m.append(b)
+		}
+		t.sum, t.hashed = sha256.Sum256(b), true
+	}
+	return t.sum
+}
+
+// diff compares with what another node has: what we could send it, and what we would want of it.
+func (t *table) diff(theirs []mark, wanted func(identity.ID) bool) (send []*skeinv1.SignedRecord, want []mark) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	have := make(map[identity.ID]mark, len(theirs))
+	for _, m := range theirs {
+		have[m.ID] = m
+		if old, ok := t.rows[m.ID]; (!ok || m.newer(old.mark)) && wanted(m.ID) {
+			want = append(want, m)
+		}
+	}
+	for _, m := range t.digestLocked() {
+		if their, ok := have[m.ID]; !ok || m.newer(their) {
+			send = append(send, t.rows[m.ID].Signed)
+		}
+	}
+	return send, want
+}
+
+// newerThan returns those of the named records that are at least as new as asked for.
+func (t *table) newerThan(asked []mark) (send []*skeinv1.SignedRecord) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	for _, m := range asked {
+		if r, ok := t.rows[m.ID]; ok && !m.newer(r.mark) {
+			send = append(send, r.Signed)
+		}
+	}
+	return send
+}
+
+// signed is every record as its owner signed it, sorted by ID.
+func (t *table) signed() []*skeinv1.SignedRecord {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	out := make([]*skeinv1.SignedRecord, 0, len(t.rows))
+	for _, m := range t.digestLocked() {
+		out = append(out, t.rows[m.ID].Signed)
+	}
+	return out
+}

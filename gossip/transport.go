@@ -1,0 +1,281 @@
+package gossip
+
+import (
+	"bufio"
+	"context"
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"net"
+	"net/netip"
+	"sync"
+	"time"
+
+	"github.com/hashicorp/memberlist"
+
+	"github.com/skeinmesh/skein/identity"
+)
+
+// Transport is the control net.
+type Transport interface {
+	// SendPacket sends a packet, best effort. The buffer is not used again by the caller.
+	SendPacket(node identity.ID, b []byte) error
+	Dial(ctx context.Context, node identity.ID, alpn string) (net.Conn, error)
+}
+
+// Packet came in over the control net; From is who the net says sent it.
+type Packet struct {
+	From identity.ID
+	Data []byte
+	At   time.Time
+}
+
+// peerConn is what the control net's connections are.
+type peerConn interface{ Peer() identity.ID }
+
+const (
+	// memberlistPort is part of the address memberlist insists on; nobody listens on it for us.
+	memberlistPort = 7946
+	// peekTimeout is how long an accepted stream may take to say which protocol it speaks.
+	peekTimeout = 5 * time.Second
+	// maxStreams bounds the streams that are served at once.
+	maxStreams = 128
+
+	// What memberlist's encrypted messages look like (security.go and net.go there, protocol 2 and later).
+	encryptedMessage  = 10 // type byte of an encrypted message on a stream
+	encryptionVersion = 1  // AES-GCM without padding
+	encryptedOverhead = 29 // version, nonce, tag
+	maxStreamMessage  = 16 << 20
+)
+
+var (
+	errShortPacket  = errors.New("packet is too short to be encrypted gossip")
+	errPacketFormat = errors.New("packet is not encrypted gossip")
+	errNotMember    = errors.New("not a member of the cluster")
+	errClosed       = errors.New("gossip is closed")
+)
+
+// checkPacket refuses what memberlist could not use: it only speaks encrypted, in one format.
+func checkPacket(b []byte) error {
+	if len(b) <= encryptedOverhead {
+		return errShortPacket
+	}
+	if b[0] != encryptionVersion {
+		return errPacketFormat
+	}
+	return nil
+}
+
+// checkStreamHead refuses a memberlist stream by its first bytes: type, length, format. An empty
+// message would make memberlist read past the end of what it decrypted.
+func checkStreamHead(b []byte) error {
+	if len(b) < 6 || b[0] != encryptedMessage || b[5] != encryptionVersion {
+		return errors.New("stream is not encrypted gossip")
+	}
+	if n := binary.BigEndian.Uint32(b[1:]); n <= encryptedOverhead || n > maxStreamMessage {
+		return fmt.Errorf("stream message of %d bytes, the limits are %d and %d", n, encryptedOverhead, maxStreamMessage)
+	}
+	return nil
+}
+
+// syntheticAddr is the address memberlist shows for a node. Nothing is ever sent to it: names are
+// node IDs and messages go by name.
+func syntheticAddr(id identity.ID) netip.AddrPort {
+	var a [16]byte
+	a[0] = 0xfd
+	copy(a[8:], id[:])
+	return netip.AddrPortFrom(netip.AddrFrom16(a), memberlistPort)
+}
+
+// mlTransport lets memberlist talk over the control net, to members only.
+type mlTransport struct {
+	self    identity.ID
+	net     Transport
+	member  func(identity.ID) bool
+	stats   *stats
+	packets chan *memberlist.Packet
+	streams chan net.Conn
+	done    chan struct{}
+	stop    sync.Once
+}
+
+func newTransport(self identity.ID, n Transport, member func(identity.ID) bool, s *stats) *mlTransport {
+	return &mlTransport{
+		self: self, net: n, member: member, stats: s,
+		packets: make(chan *memberlist.Packet), streams: make(chan net.Conn), done: make(chan struct{}),
+	}
+}
+
+var _ memberlist.NodeAwareTransport = (*mlTransport)(nil)
+
+func (t *mlTransport) FinalAdvertiseAddr(string, int) (net.IP, int, error) {
+	a := syntheticAddr(t.self)
+	return net.IP(a.Addr().AsSlice()), int(a.Port()), nil
+}
+
+// WriteToAddress never fails: memberlist would take an error as its own fault and not suspect the
+// other node, and a packet that got lost later would look no different.
+func (t *mlTransport) WriteToAddress(b []byte, a memberlist.Address) (time.Time, error) {
+	now := time.Now()
+	id, err := parseID(a.Name)
+	if err != nil || !t.member(id) {
+		t.stats.add(&t.stats.Strangers)
+		return now, nil
+	}
+	if err := t.net.SendPacket(id, b); err != nil {
+		t.stats.add(&t.stats.SendErrors)
+	}
+	return now, nil
+}
+
+func (t *mlTransport) WriteTo([]byte, string) (time.Time, error) {
+	return time.Time{}, errors.New("gossip sends by node name only")
+}
+
+func (t *mlTransport) DialTimeout(string, time.Duration) (net.Conn, error) {
+	return nil, errors.New("gossip dials by node name only")
+}
+
+func (t *mlTransport) DialAddressTimeout(a memberlist.Address, timeout time.Duration) (net.Conn, error) {
+	id, err := parseID(a.Name)
+	if err != nil {
+		return nil, err
+	}
+	ctx, cancel := context.WithTimeout(context.Background(), min(timeout, dialTimeout))
+	defer cancel()
+	return t.dial(ctx, id)
+}
+
+func (t *mlTransport) dial(ctx context.Context, id identity.ID) (net.Conn, error) {
+	if !t.member(id) {
+		t.stats.add(&t.stats.Strangers)
+		return nil, fmt.Errorf("dial node %s: %w", id, errNotMember)
+	}
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	go func() {
+		select {
+		case <-t.done:
+			cancel()
+		case <-ctx.Done():
+		}
+	}()
+	return t.net.Dial(ctx, id, identity.ALPNGossip)
+}
+
+func (t *mlTransport) PacketCh() <-chan *memberlist.Packet { return t.packets }
+func (t *mlTransport) StreamCh() <-chan net.Conn           { return t.streams }
+
+func (t *mlTransport) Shutdown() error {
+	t.stop.Do(func() { close(t.done) })
+	return nil
+}
+
+// forward hands the packets of members to memberlist until in is closed or the transport stops.
+func (t *mlTransport) forward(in <-chan Packet, heard func(identity.ID)) {
+	for {
+		select {
+		case <-t.done:
+			return
+		case p, ok := <-in:
+			if !ok {
+				return
+			}
+			if !t.member(p.From) {
+				t.stats.add(&t.stats.Strangers)
+				continue
+			}
+			if checkPacket(p.Data) != nil {
+				t.stats.add(&t.stats.BadFrames)
+				continue
+			}
+			heard(p.From)
+			at := p.At
+			if at.IsZero() {
+				at = time.Now()
+			}
+			from := net.UDPAddrFromAddrPort(syntheticAddr(p.From))
+			select {
+			case t.packets <- &memberlist.Packet{Buf: p.Data, From: from, Timestamp: at}:
+			case <-t.done:
+				return
+			}
+		}
+	}
+}
+
+// accept takes streams until the listener is closed. Those of the record protocol go to serve, the
+// others to memberlist.
+func (t *mlTransport) accept(l net.Listener, serve func(net.Conn, identity.ID)) {
+	slots := make(chan struct{}, maxStreams)
+	for {
+		conn, err := l.Accept()
+		if err != nil {
+			select {
+			case <-t.done:
+				return
+			default:
+			}
+			if errors.Is(err, net.ErrClosed) {
+				return
+			}
+			select {
+			case <-t.done:
+				return
+			case <-time.After(100 * time.Millisecond): // out of descriptors, most likely
+			}
+			continue
+		}
+		p, ok := conn.(peerConn)
+		if !ok || !t.member(p.Peer()) {
+			t.stats.add(&t.stats.Strangers)
+			_ = conn.Close()
+			continue
+		}
+		select {
+		case slots <- struct{}{}:
+		default:
+			t.stats.add(&t.stats.Busy)
+			_ = conn.Close()
+			continue
+		}
+		go func() {
+			defer func() { <-slots }()
+			t.dispatch(conn, p.Peer(), serve)
+		}()
+	}
+}
+
+func (t *mlTransport) dispatch(conn net.Conn, peer identity.ID, serve func(net.Conn, identity.ID)) {
+	_ = conn.SetDeadline(time.Now().Add(peekTimeout))
+	r := bufio.NewReaderSize(conn, 4096)
+	head, err := r.Peek(1)
+	if err != nil {
+		_ = conn.Close()
+		return
+	}
+	c := &peeked{Conn: conn, r: r}
+	if head[0] == streamMagic {
+		serve(c, peer)
+		return
+	}
+	head, _ = r.Peek(6)
+	if checkStreamHead(head) != nil {
+		t.stats.add(&t.stats.BadFrames)
+		_ = conn.Close()
+		return
+	}
+	select {
+	case t.streams <- c:
+	case <-t.done:
+		_ = conn.Close()
+	}
+}
+
+// peeked is a connection whose first bytes have been looked at.
+type peeked struct {
+	net.Conn
+	r *bufio.Reader
+}
+
+func (p *peeked) Read(b []byte) (int, error) { return p.r.Read(b) }

@@ -1,0 +1,430 @@
+package relay
+
+import (
+	"context"
+	"fmt"
+	"math/rand/v2"
+	"slices"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/skeinmesh/skein/identity"
+)
+
+const (
+	// A lost relay is suspected within 1.4 s: a ping at most pingEvery after the last that was
+	// answered, suspectAfter, and one tick. Suspected relays are used last; dead ones are dialled anew.
+	pulse        = 200 * time.Millisecond
+	pingEvery    = 2 * pulse
+	suspectAfter = 900 * time.Millisecond
+	deadAfter    = 3 * time.Second
+
+	firstRetry  = 150 * time.Millisecond
+	minBackoff  = time.Second
+	maxBackoff  = 30 * time.Second
+	steadyAfter = 5 * time.Second // a session that lived this long ends the backoff
+
+	rttSamples  = 8
+	maxAccepts  = 64 // streams that one relay may offer at a time
+	maxOutgoing = 16 // pings not answered
+)
+
+// client keeps a session with one relay.
+type client struct {
+	pool   *Pool
+	relay  Relay // addresses may change: see dialAddresses
+	ctx    context.Context
+	cancel context.CancelFunc
+	retry  chan struct{}        // dial now, whatever the backoff
+	accept chan struct{}        // counts streams being accepted
+	wire   atomic.Pointer[wire] // of a session that answers; nil: none
+
+	mu        sync.Mutex
+	addresses []string
+	status    clientState
+	pings     []ping
+	rtts      [rttSamples]time.Duration
+	rttCount  int
+	lastErr   error
+
+	rxPackets, rxBytes, txPackets, txBytes, txDropped, reconnects, gone atomic.Uint64
+}
+
+type ping struct {
+	token uint64
+	at    time.Duration
+}
+
+// clientState is what choosing a relay needs to know.
+type clientState struct {
+	connected, suspect bool
+	rtt, published     time.Duration // least of the last samples; the same, held until it matters
+}
+
+func newClient(p *Pool, r Relay) *client {
+	c := &client{
+		pool: p, relay: r, addresses: r.Addresses,
+		retry: make(chan struct{}, 1), accept: make(chan struct{}, maxAccepts),
+	}
+	c.ctx, c.cancel = context.WithCancel(p.ctx)
+	return c
+}
+
+func (c *client) state() clientState {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return c.status
+}
+
+func (c *client) dialAddresses() []string {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return c.addresses
+}
+
+func (c *client) setAddresses(a []string) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if !slices.Equal(a, c.addresses) {
+		c.addresses = slices.Clone(a)
+		select {
+		case c.retry <- struct{}{}:
+		default:
+		}
+	}
+}
+
+// queue is where packets for this relay go; nil without a session.
+func (c *client) queue() *queue {
+	if c == nil {
+		return nil
+	}
+	if w := c.wire.Load(); w != nil {
+		return w.q
+	}
+	return nil
+}
+
+// send queues one packet. It is false when there is no session; c may be nil.
+func (c *client) send(now time.Duration, node identity.ID, channel byte, b []byte) bool {
+	q := c.queue()
+	if q == nil || !q.push(now, node, channel, b) {
+		return false
+	}
+	q.kick()
+	return true
+}
+
+// run dials and serves until the relay is no longer wanted.
+func (c *client) run() {
+	defer c.cancel()
+	for failures := 0; ; failures++ {
+		began := time.Now()
+		err := c.once()
+		if c.ctx.Err() != nil {
+			return
+		}
+		if time.Since(began) > steadyAfter+dialTimeout {
+			failures = 0
+		}
+		c.mu.Lock()
+		c.lastErr = err
+		c.mu.Unlock()
+		c.pool.cfg.Log.Debug("relay session ended", "relay", c.relay.ID, "error", err, "failures", failures)
+		timer := time.NewTimer(backoff(failures, rand.Float64()))
+		select {
+		case <-c.ctx.Done():
+			timer.Stop()
+			return
+		case <-c.retry:
+			timer.Stop()
+		case <-timer.C:
+		}
+		c.reconnects.Add(1)
+	}
+}
+
+// backoff is the wait before the next try: the first comes quickly, the others 1 s to 30 s apart, half
+// of it at random, so that the clients of a restarted relay do not come all at once.
+func backoff(failures int, random float64) time.Duration {
+	d := firstRetry
+	if failures > 0 {
+		d = min(minBackoff<<min(failures-1, 10), maxBackoff)
+	}
+	return d/2 + time.Duration(random*float64(d)/2)
+}
+
+// once is one session from the dial to its end.
+func (c *client) once() error {
+	conn, err := c.pool.dialRelay(c.ctx, c.relay, c.dialAddresses(), identity.ALPNRelay)
+	if err != nil {
+		return err
+	}
+	w := newWire(conn, newQueue(&c.pool.packets, sendPackets, sendBytes), c.pool.now)
+	stop := context.AfterFunc(c.ctx, func() { w.end(errClosed) })
+	defer stop()
+	c.mu.Lock()
+	c.pings, c.rttCount = c.pings[:0], 0
+	c.mu.Unlock()
+	c.ping(w)
+	var wg sync.WaitGroup
+	wg.Go(w.writeLoop)
+	wg.Go(func() { c.watch(w) })
+	w.end(c.readLoop(w))
+	wg.Wait()
+	c.wire.Store(nil)
+	c.mu.Lock()
+	c.status = clientState{}
+	c.mu.Unlock()
+	c.txDropped.Add(w.q.dropped.Load())
+	c.txPackets.Add(w.q.sent.Load())
+	c.txBytes.Add(w.q.sentBytes.Load())
+	left := w.q.reclaim()
+	c.pool.relaysChanged()
+	c.pool.resend(left)
+	return w.why
+}
+
+// watch pings the relay and judges by its answers.
+func (c *client) watch(w *wire) {
+	tick := time.NewTicker(pulse)
+	defer tick.Stop()
+	for last := c.pool.now(); ; {
+		select {
+		case <-w.done:
+			return
+		case <-tick.C:
+		}
+		now := c.pool.now()
+		if now-last >= pingEvery-pulse/2 {
+			last = now
+			c.ping(w)
+		}
+		c.judge(w, now)
+	}
+}
+
+func (c *client) ping(w *wire) {
+	pg := ping{rand.Uint64(), c.pool.now()}
+	c.mu.Lock()
+	if len(c.pings) < maxOutgoing {
+		c.pings = append(c.pings, pg)
+	}
+	c.mu.Unlock()
+	w.q.pushControl(func(b []byte) []byte { return appendToken(b, framePing, pg.token) })
+}
+
+func (c *client) judge(w *wire, now time.Duration) {
+	c.mu.Lock()
+	var waited time.Duration
+	if len(c.pings) > 0 {
+		waited = now - c.pings[0].at
+	}
+	suspect := waited > max(suspectAfter, 3*c.status.rtt)
+	dead := waited > max(deadAfter, 6*c.status.rtt)
+	turned := suspect && c.status.connected && !c.status.suspect
+	if turned {
+		c.status.suspect = true
+	}
+	c.mu.Unlock()
+	switch {
+	case dead:
+		w.end(fmt.Errorf("no answer for %s", waited.Round(time.Millisecond)))
+	case turned:
+		c.pool.relaysChanged()
+		c.pool.resend(w.q.reclaim()) // what waits here goes another way, if there is one
+	}
+}
+
+// pong takes an answer in. Only tokens that were sent count.
+func (c *client) pong(w *wire, token uint64) {
+	now := c.pool.now()
+	c.mu.Lock()
+	i := slices.IndexFunc(c.pings, func(p ping) bool { return p.token == token })
+	if i < 0 {
+		c.mu.Unlock()
+		return
+	}
+	c.rtts[c.rttCount%rttSamples] = max(now-c.pings[i].at, 1)
+	c.rttCount++
+	c.pings = slices.Delete(c.pings, 0, i+1)
+	st := &c.status
+	st.rtt = slices.Min(c.rtts[:min(c.rttCount, rttSamples)])
+	changed := !st.connected || st.suspect
+	if d := (st.rtt - st.published).Abs(); st.published == 0 || d > max(st.published/4, 3*time.Millisecond) {
+		st.published, changed = st.rtt, true
+	}
+	st.connected, st.suspect = true, false
+	c.wire.Store(w)
+	if changed {
+		c.lastErr = nil
+	}
+	c.mu.Unlock()
+	if changed {
+		c.pool.relaysChanged()
+	}
+}
+
+// readLoop takes what the relay sends until the session ends.
+func (c *client) readLoop(w *wire) error {
+	r := newFrameReader()
+	s := sink{client: c}
+	for {
+		if err := r.fill(w.conn); err != nil {
+			return fmt.Errorf("read from relay %s: %w", c.relay.ID, err)
+		}
+		s.begin(c.pool)
+		w.heard.Store(int64(s.now))
+		for {
+			t, body, ok, err := r.next()
+			if err != nil {
+				return fmt.Errorf("relay %s: %w", c.relay.ID, err)
+			}
+			if !ok {
+				break
+			}
+			if err := c.frame(w, &s, t, body); err != nil {
+				return err
+			}
+		}
+		s.flush()
+	}
+}
+
+func (c *client) frame(w *wire, s *sink, t frameType, body []byte) error {
+	switch t {
+	case frameData:
+		node, channel, payload := decodeData(body)
+		s.data(node, channel, payload)
+	case framePong:
+		c.pong(w, decodeToken(body))
+	case frameGone:
+		c.gone.Add(1)
+		var refused []waiting
+		if len(body) >= dataPrefix {
+			node, channel, payload := decodeData(body)
+			refused = []waiting{{node, channel, slices.Clone(payload)}}
+		}
+		c.pool.absent(c, decodeNode(body), refused)
+	case frameHere:
+		c.pool.present(c, c.pool.peer(decodeNode(body)), s.now)
+	case frameOffer:
+		c.offered(decodeOffer(body))
+	case frameHello:
+		if h := decodeHello(body); h.version != 1 {
+			return fmt.Errorf("relay %s speaks version %d, this node 1: upgrade the older", c.relay.ID, h.version)
+		}
+	default:
+		if t < ignorable {
+			return fmt.Errorf("relay %s: %w: a relay may not send frame type 0x%02x", c.relay.ID, errProtocol, byte(t))
+		}
+	}
+	return nil
+}
+
+// offered takes its end of a stream that a peer asked for.
+func (c *client) offered(o offer) {
+	select {
+	case c.accept <- struct{}{}:
+	default:
+		return // the asker hears of it by the relay's timeout
+	}
+	c.pool.wg.Go(func() {
+		defer func() { <-c.accept }()
+		conn, err := c.pool.splice(c.ctx, c, appendAccept(nil, o.stream, o.secret))
+		if err != nil {
+			c.pool.cfg.Log.Debug("stream offer not taken", "relay", c.relay.ID, "from", o.from, "error", err)
+			return
+		}
+		go c.pool.cfg.OnStream(conn, o.from)
+	})
+}
+
+// sink hands the packets of one read burst on.
+type sink struct {
+	client  *client
+	now     time.Duration
+	peer    *peerState // of the last packet
+	proxies *Proxies
+	batch   proxyBatch
+	packets uint64
+	bytes   uint64
+}
+
+func (s *sink) begin(p *Pool) {
+	s.now, s.proxies = p.now(), p.proxies.Load()
+}
+
+func (s *sink) data(from identity.ID, channel byte, payload []byte) {
+	c := s.client
+	if s.peer == nil || s.peer.id != from {
+		s.peer = c.pool.peer(from)
+	}
+	c.pool.heardFrom(c, s.peer, s.now)
+	s.packets++
+	s.bytes += uint64(len(payload))
+	if channel == ChannelWireGuard && s.proxies != nil {
+		s.proxies.deliver(&s.batch, from, payload)
+		return
+	}
+	c.pool.cfg.OnPacket(from, channel, payload)
+}
+
+func (s *sink) flush() {
+	if s.proxies != nil {
+		s.proxies.flush(&s.batch)
+	}
+	s.client.rxPackets.Add(s.packets)
+	s.client.rxBytes.Add(s.bytes)
+	s.packets, s.bytes = 0, 0
+	s.peer = nil
+}
+
+// RelayStats tells how a relay does.
+type RelayStats struct {
+	Relay              identity.ID
+	Addresses          []string
+	Connected          bool // has a session
+	Suspect            bool // the session does not answer at the moment
+	RTT                time.Duration
+	RxPackets, RxBytes uint64
+	TxPackets, TxBytes uint64
+	Dropped            uint64 // waited too long, or the send queue was full
+	Gone               uint64 // packets refused since their peer had no session
+	Reconnects         uint64
+	LastError          string
+}
+
+// Stats lists all relays of the pool, by ID.
+func (p *Pool) Stats() []RelayStats {
+	p.mu.RLock()
+	defer p.mu.RUnlock()
+	all := make([]RelayStats, 0, len(p.relays))
+	for _, c := range p.relays {
+		all = append(all, c.stats())
+	}
+	slices.SortFunc(all, func(a, b RelayStats) int { return slices.Compare(a.Relay[:], b.Relay[:]) })
+	return all
+}
+
+func (c *client) stats() RelayStats {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	s := RelayStats{
+		Relay: c.relay.ID, Addresses: c.addresses,
+		Connected: c.status.connected, Suspect: c.status.suspect, RTT: c.status.rtt,
+		RxPackets: c.rxPackets.Load(), RxBytes: c.rxBytes.Load(),
+		TxPackets: c.txPackets.Load(), TxBytes: c.txBytes.Load(),
+		Dropped: c.txDropped.Load(), Gone: c.gone.Load(), Reconnects: c.reconnects.Load(),
+	}
+	if q := c.queue(); q != nil {
+		s.Dropped += q.dropped.Load()
+		s.TxPackets += q.sent.Load()
+		s.TxBytes += q.sentBytes.Load()
+	}
+	if c.lastErr != nil {
+		s.LastError = c.lastErr.Error()
+	}
+	return s
+}

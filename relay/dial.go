@@ -1,0 +1,176 @@
+package relay
+
+import (
+	"context"
+	"crypto/tls"
+	"errors"
+	"fmt"
+	"net"
+	"slices"
+	"time"
+
+	"github.com/skeinmesh/skein/identity"
+)
+
+const (
+	// dialTimeout bounds a connection to a relay, handshake included.
+	dialTimeout = 5 * time.Second
+	// stagger is RFC 8305's delay between addresses.
+	stagger = 250 * time.Millisecond
+)
+
+// dialRelay connects to a relay at whichever address first proves the relay's key. An address that is
+// dead, or where someone else answers, holds the others up by 250 ms at most.
+func (p *Pool) dialRelay(ctx context.Context, r Relay, addresses []string, alpn string) (*tls.Conn, error) {
+	if len(addresses) == 0 {
+		return nil, fmt.Errorf("dial relay %s: it offers no address", r.ID)
+	}
+	config, err := p.cfg.Key.ClientTLS(alpn, identity.Expect(r.Key))
+	if err != nil {
+		return nil, fmt.Errorf("dial relay %s: %w", r.ID, err)
+	}
+	config.DynamicRecordSizingDisabled = true
+	ctx, cancel := context.WithTimeout(ctx, dialTimeout)
+	defer cancel()
+
+	type result struct {
+		conn *tls.Conn
+		err  error
+	}
+	results := make(chan result, len(addresses))
+	try := func(address string) {
+		conn, err := p.dialAddress(ctx, address, config)
+		results <- result{conn, err}
+	}
+	var errs []error
+	next := time.NewTimer(0)
+	defer next.Stop()
+	for started, ended := 0, 0; ; {
+		select {
+		case <-next.C:
+			if started < len(addresses) {
+				go try(addresses[started])
+				started++
+				next.Reset(stagger)
+			}
+		case r := <-results:
+			ended++
+			if r.err == nil {
+				go func() { // late winners close; cancel ends the rest
+					for range started - ended {
+						if late := <-results; late.conn != nil {
+							late.conn.NetConn().Close()
+						}
+					}
+				}()
+				return r.conn, nil
+			}
+			errs = append(errs, r.err)
+			if ended == len(addresses) {
+				return nil, errors.Join(errs...)
+			}
+			if started < len(addresses) && started == ended {
+				next.Reset(0)
+			}
+		}
+	}
+}
+
+func (p *Pool) dialAddress(ctx context.Context, address string, config *tls.Config) (*tls.Conn, error) {
+	d := net.Dialer{Control: p.cfg.Control, KeepAlive: -1} // tune sets keepalives
+	conn, err := d.DialContext(ctx, "tcp", address)
+	if err != nil {
+		return nil, fmt.Errorf("dial relay: %w", err)
+	}
+	t := tls.Client(conn, config)
+	if err := t.HandshakeContext(ctx); err != nil {
+		conn.Close()
+		return nil, fmt.Errorf("dial relay at %s: handshake: %w", address, err)
+	}
+	return t, nil
+}
+
+var errNotHere = errors.New("the peer has no session with this relay")
+
+// Dial opens a byte stream to a peer through a relay that both have a session with. The stream is
+// half-close aware (CloseWrite) and secret to the relay only if its ends encrypt it.
+func (p *Pool) Dial(ctx context.Context, peer identity.ID) (net.Conn, error) {
+	s := p.peer(peer)
+	options, clients := p.options(s, p.now(), false)
+	slices.SortFunc(options, func(a, b option) int {
+		switch {
+		case better(a, b):
+			return -1
+		case better(b, a):
+			return 1
+		}
+		return 0
+	})
+	var errs []error
+	for _, o := range options {
+		conn, err := p.dialVia(ctx, clients[o.relay], peer)
+		if err == nil {
+			return conn, nil
+		}
+		if errors.Is(err, errNotHere) {
+			p.absent(clients[o.relay], peer, nil)
+		}
+		errs = append(errs, err)
+		if ctx.Err() != nil {
+			break
+		}
+	}
+	if len(errs) == 0 {
+		return nil, fmt.Errorf("dial node %s: %w: no relay is known", peer, ErrNoRelay)
+	}
+	return nil, fmt.Errorf("dial node %s: %w: %w", peer, ErrNoRelay, errors.Join(errs...))
+}
+
+func (p *Pool) dialVia(ctx context.Context, c *client, peer identity.ID) (net.Conn, error) {
+	conn, err := p.splice(ctx, c, appendNode(nil, frameConnect, peer))
+	if err != nil {
+		return nil, fmt.Errorf("through relay %s: %w", c.relay.ID, err)
+	}
+	return conn, nil
+}
+
+// splice opens a connection for one end of a stream, and asks for the other end.
+func (p *Pool) splice(ctx context.Context, c *client, request []byte) (*tls.Conn, error) {
+	conn, err := p.dialRelay(ctx, c.relay, c.dialAddresses(), identity.ALPNSplice)
+	if err != nil {
+		return nil, err
+	}
+	tune(conn.NetConn(), streamUserTimeout, 0)
+	stop := context.AfterFunc(ctx, func() { conn.NetConn().Close() })
+	err = ask(conn, request)
+	if !stop() {
+		err = context.Cause(ctx)
+	}
+	if err != nil {
+		conn.NetConn().Close()
+		return nil, err
+	}
+	return conn, nil
+}
+
+func ask(conn *tls.Conn, request []byte) error {
+	// The relay waits acceptTimeout for the peer and then says so; a little longer is a dead relay.
+	if err := conn.SetDeadline(time.Now().Add(acceptTimeout + 2*time.Second)); err != nil {
+		return fmt.Errorf("ask for the stream: %w", err)
+	}
+	if _, err := conn.Write(request); err != nil {
+		return fmt.Errorf("ask for the stream: %w", err)
+	}
+	body, err := readFrame(conn, frameReply)
+	if err != nil {
+		return fmt.Errorf("read the relay's answer: %w", err)
+	}
+	switch code, reason := decodeReply(body); code {
+	case replyOK:
+		return conn.SetDeadline(time.Time{})
+	case replyNotHere:
+		return errNotHere
+	default:
+		return fmt.Errorf("the relay refused the stream: %q", reason)
+	}
+}

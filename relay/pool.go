@@ -1,0 +1,446 @@
+package relay
+
+import (
+	"context"
+	"crypto/ed25519"
+	"errors"
+	"fmt"
+	"log/slog"
+	"net"
+	"slices"
+	"sync"
+	"sync/atomic"
+	"syscall"
+	"time"
+
+	"github.com/skeinmesh/skein/identity"
+)
+
+// Relay is a relay that a node may use.
+type Relay struct {
+	ID        identity.ID
+	Addresses []string // host:port; tried one after the other, 250 ms apart
+	Key       ed25519.PublicKey
+}
+
+// Link is a session with a relay and its round-trip time.
+type Link struct {
+	Relay identity.ID
+	RTT   time.Duration
+}
+
+// PoolConfig configures a Pool.
+type PoolConfig struct {
+	Self identity.ID
+	Key  *identity.Key
+	// OnPacket gets what peers send, except WireGuard's packets while Proxies exist. It must not block.
+	OnPacket func(from identity.ID, channel byte, b []byte)
+	// OnStream gets a stream that a peer opened, in a goroutine of its own. The relay's word is all
+	// that says who the peer is: prove it inside the stream.
+	OnStream func(c net.Conn, from identity.ID)
+	// Control, if set, prepares each socket, such as with SO_MARK.
+	Control func(network, address string, c syscall.RawConn) error
+	Log     *slog.Logger
+}
+
+// ErrNoRelay is returned when no relay can carry to a peer.
+var ErrNoRelay = errors.New("no common relay with the peer")
+
+const (
+	// goneHold is how long a relay's word that a peer is absent counts; "here" ends it sooner.
+	goneHold = 2 * time.Second
+	// seenHold is how long a packet that came from a relay tells that the peer is there.
+	seenHold = 30 * time.Second
+	// reviewEvery bounds how long a peer's choice stands without a new look.
+	reviewEvery = time.Second
+	// sendPackets and sendBytes bound what waits for one relay.
+	sendPackets = 2048
+	sendBytes   = 4 << 20
+	maxPeers    = 1 << 16
+)
+
+// Pool is a node's sessions with its relays.
+type Pool struct {
+	cfg     PoolConfig
+	start   time.Time
+	packets packetPool
+	ctx     context.Context
+	cancel  context.CancelFunc
+	wg      sync.WaitGroup
+	changed chan struct{}
+
+	mu     sync.RWMutex
+	relays map[identity.ID]*client
+	peers  map[identity.ID]*peerState
+
+	generation atomic.Uint64 // grows when any relay changes
+	limbo      limbo
+	proxies    atomic.Pointer[Proxies]
+}
+
+// peerState is what the pool knows about one peer.
+type peerState struct {
+	id         identity.ID
+	generation atomic.Uint64 // of the pool, when current was chosen; 0: choose anew
+	review     atomic.Int64
+	current    atomic.Pointer[client]
+	via        atomic.Pointer[client] // whose packets came last
+	noted      atomic.Int64           // when via was last put into seen
+
+	mu     sync.Mutex
+	listed map[identity.ID]time.Duration // from the peer's record
+	gone   map[identity.ID]time.Duration // until when
+	seen   map[identity.ID]time.Duration // last packet
+	rtt    time.Duration                 // of the current choice
+}
+
+// NewPool makes a pool without relays.
+func NewPool(cfg PoolConfig) *Pool {
+	if cfg.Log == nil {
+		cfg.Log = slog.New(slog.DiscardHandler)
+	}
+	if cfg.OnPacket == nil {
+		cfg.OnPacket = func(identity.ID, byte, []byte) {}
+	}
+	if cfg.OnStream == nil {
+		cfg.OnStream = func(c net.Conn, _ identity.ID) { c.Close() }
+	}
+	p := &Pool{
+		cfg:     cfg,
+		start:   time.Now(),
+		changed: make(chan struct{}, 1),
+		relays:  map[identity.ID]*client{},
+		peers:   map[identity.ID]*peerState{},
+	}
+	p.generation.Store(1)
+	p.ctx, p.cancel = context.WithCancel(context.Background())
+	return p
+}
+
+func (p *Pool) now() time.Duration { return time.Since(p.start) }
+
+// SetRelays makes the pool keep a session with each of these relays and no other.
+func (p *Pool) SetRelays(relays []Relay) {
+	p.mu.Lock()
+	var drop []*client
+	want := map[identity.ID]bool{}
+	if p.ctx.Err() != nil {
+		relays = nil
+	}
+	for _, r := range relays {
+		want[r.ID] = true
+		c := p.relays[r.ID]
+		if c != nil && c.relay.Key.Equal(r.Key) {
+			c.setAddresses(r.Addresses)
+			continue
+		}
+		if c != nil {
+			drop = append(drop, c)
+		}
+		c = newClient(p, r)
+		p.relays[r.ID] = c
+		p.wg.Go(c.run)
+	}
+	for id, c := range p.relays {
+		if !want[id] {
+			delete(p.relays, id)
+			drop = append(drop, c)
+		}
+	}
+	p.mu.Unlock()
+	for _, c := range drop {
+		c.cancel()
+	}
+	if len(drop) > 0 {
+		p.relaysChanged()
+	}
+}
+
+// SetPeerLinks tells with which relays a peer has sessions, as its record lists them.
+func (p *Pool) SetPeerLinks(peer identity.ID, links []Link) {
+	s := p.peer(peer)
+	s.mu.Lock()
+	old := s.listed
+	s.listed = make(map[identity.ID]time.Duration, len(links))
+	for _, l := range links {
+		s.listed[l.Relay] = max(l.RTT, 1)
+		if _, had := old[l.Relay]; !had {
+			delete(s.gone, l.Relay)
+		}
+	}
+	s.mu.Unlock()
+	s.generation.Store(0)
+	p.release()
+}
+
+// Forget drops what is known about a peer.
+func (p *Pool) Forget(peer identity.ID) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	delete(p.peers, peer)
+}
+
+func (p *Pool) peer(id identity.ID) *peerState {
+	p.mu.RLock()
+	s := p.peers[id]
+	p.mu.RUnlock()
+	if s != nil {
+		return s
+	}
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if s = p.peers[id]; s == nil {
+		s = &peerState{
+			id:     id,
+			listed: map[identity.ID]time.Duration{},
+			gone:   map[identity.ID]time.Duration{},
+			seen:   map[identity.ID]time.Duration{},
+		}
+		// A relay that invents senders must not fill the memory.
+		if len(p.peers) < maxPeers {
+			p.peers[id] = s
+		}
+	}
+	return s
+}
+
+// route returns the client that carries to a peer, or nil. The usual case takes no lock.
+func (p *Pool) route(s *peerState, now time.Duration) *client {
+	if s.generation.Load() == p.generation.Load() && now < time.Duration(s.review.Load()) {
+		return s.current.Load()
+	}
+	return p.choose(s, now)
+}
+
+func (p *Pool) choose(s *peerState, now time.Duration) *client {
+	generation := p.generation.Load()
+	options, clients := p.options(s, now, true)
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	var current identity.ID
+	if c := s.current.Load(); c != nil {
+		current = c.relay.ID
+	}
+	o, ok := pick(options, current)
+	s.current.Store(clients[o.relay])
+	s.rtt = o.rtt()
+	s.review.Store(int64(now + reviewEvery))
+	s.generation.Store(generation)
+	if !ok {
+		return nil
+	}
+	if o.relay != current {
+		p.signal()
+	}
+	return clients[o.relay]
+}
+
+// options lists the relays for a peer; only those with a session, or all.
+func (p *Pool) options(s *peerState, now time.Duration, connected bool) ([]option, map[identity.ID]*client) {
+	p.mu.RLock()
+	defer p.mu.RUnlock()
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	options := make([]option, 0, len(p.relays))
+	clients := make(map[identity.ID]*client, len(p.relays))
+	for id, c := range p.relays {
+		st := c.state()
+		if connected && !st.connected {
+			continue
+		}
+		o := option{relay: id, healthy: st.connected && !st.suspect, own: st.published, peer: s.listed[id], know: unlisted}
+		seen, hasSeen := s.seen[id]
+		switch {
+		case now < s.gone[id]:
+			o.know = knownGone
+		case o.peer != 0, hasSeen && now-seen < seenHold:
+			o.know = knownHere
+		case len(s.listed) == 0:
+			o.know = unknown
+		}
+		options = append(options, o)
+		clients[id] = c
+	}
+	return options, clients
+}
+
+// Choose tells which relay carries to a peer now, and the RTT over both hops as far as it is known.
+func (p *Pool) Choose(peer identity.ID) (relay identity.ID, rtt time.Duration, ok bool) {
+	s := p.peer(peer)
+	c := p.route(s, p.now())
+	if c == nil {
+		return identity.ID{}, 0, false
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return c.relay.ID, s.rtt, true
+}
+
+// Send queues a packet for a peer at the best relay. While no relay can carry to the peer, WireGuard's
+// packets and signals are kept for three seconds, so that a first handshake is not lost; gossip, which
+// repeats itself, gets ErrNoRelay.
+func (p *Pool) Send(peer identity.ID, channel byte, b []byte) error {
+	if len(b) > MaxPayload {
+		return fmt.Errorf("send %d bytes to node %s: a relay carries at most %d", len(b), peer, MaxPayload)
+	}
+	now := p.now()
+	s := p.peer(peer)
+	if p.route(s, now).send(now, peer, channel, b) {
+		return nil
+	}
+	if p.ctx.Err() != nil {
+		return fmt.Errorf("send to node %s: relay pool: %w", peer, errClosed)
+	}
+	if channel == ChannelGossip {
+		return fmt.Errorf("send to node %s: %w", peer, ErrNoRelay)
+	}
+	p.limbo.keep(now, waiting{peer, channel, slices.Clone(b)})
+	if p.route(s, now) != nil { // something changed meanwhile, and its release may have come too early
+		p.release()
+	}
+	return nil
+}
+
+// SendVia queues a packet at one relay, whatever Choose says.
+func (p *Pool) SendVia(relay, peer identity.ID, channel byte, b []byte) error {
+	if len(b) > MaxPayload {
+		return fmt.Errorf("send %d bytes to node %s: a relay carries at most %d", len(b), peer, MaxPayload)
+	}
+	p.mu.RLock()
+	c := p.relays[relay]
+	p.mu.RUnlock()
+	if c.send(p.now(), peer, channel, b) {
+		return nil
+	}
+	return fmt.Errorf("send to node %s: no session with relay %s", peer, relay)
+}
+
+// resend gives packets another chance that a relay could not deliver.
+func (p *Pool) resend(all []waiting) {
+	now := p.now()
+	for _, w := range all {
+		if p.route(p.peer(w.node), now).send(now, w.node, w.channel, w.payload) {
+			continue
+		}
+		if w.channel != ChannelGossip {
+			p.limbo.keep(now, w)
+		}
+	}
+}
+
+// release sends what waits in limbo, since something has changed.
+func (p *Pool) release() { p.resend(p.limbo.take(p.now())) }
+
+// relaysChanged makes every peer's choice anew.
+func (p *Pool) relaysChanged() {
+	p.generation.Add(1)
+	p.signal()
+	p.release()
+}
+
+func (p *Pool) signal() {
+	select {
+	case p.changed <- struct{}{}:
+	default:
+	}
+}
+
+// absent notes that a relay has no session of a peer, and sends the refused packet another way.
+func (p *Pool) absent(c *client, peer identity.ID, refused []waiting) {
+	s := p.peer(peer)
+	s.mu.Lock()
+	s.gone[c.relay.ID] = p.now() + goneHold
+	delete(s.seen, c.relay.ID)
+	s.mu.Unlock()
+	s.via.Store(nil)
+	s.generation.Store(0)
+	p.resend(refused)
+}
+
+// present notes that a peer has a session with a relay.
+func (p *Pool) present(c *client, s *peerState, now time.Duration) {
+	s.mu.Lock()
+	_, wasGone := s.gone[c.relay.ID]
+	last, wasSeen := s.seen[c.relay.ID]
+	delete(s.gone, c.relay.ID)
+	s.seen[c.relay.ID] = now
+	s.mu.Unlock()
+	s.noted.Store(int64(now))
+	s.via.Store(c)
+	if wasGone || !wasSeen || now-last > seenHold {
+		s.generation.Store(0)
+		p.signal()
+		p.release()
+	}
+}
+
+// heardFrom notes a packet's way; once a second is enough.
+func (p *Pool) heardFrom(c *client, s *peerState, now time.Duration) {
+	if s.via.Load() != c || now-time.Duration(s.noted.Load()) > time.Second {
+		p.present(c, s, now)
+	}
+}
+
+// Links lists the healthy sessions, by relay. RTTs change only when it matters, so that a record that
+// holds them does not change with every ping.
+func (p *Pool) Links() []Link {
+	p.mu.RLock()
+	defer p.mu.RUnlock()
+	var links []Link
+	for id, c := range p.relays {
+		if st := c.state(); st.connected && !st.suspect && st.published > 0 {
+			links = append(links, Link{id, st.published})
+		}
+	}
+	slices.SortFunc(links, func(a, b Link) int { return slices.Compare(a.Relay[:], b.Relay[:]) })
+	return links
+}
+
+// Changed signals that sessions, their health or RTT, or a peer's relay have changed. Signals coalesce; one consumer.
+func (p *Pool) Changed() <-chan struct{} { return p.changed }
+
+// Close ends all sessions and waits for their goroutines.
+func (p *Pool) Close() error {
+	p.cancel()
+	p.SetRelays(nil)
+	p.wg.Wait()
+	return nil
+}
+
+// limbo keeps the few packets that no relay can carry at the moment.
+type limbo struct {
+	mu   sync.Mutex
+	kept []kept
+}
+
+type kept struct {
+	at time.Duration
+	waiting
+}
+
+const (
+	limboPackets = 256
+	limboAge     = 3 * time.Second
+)
+
+func (l *limbo) keep(now time.Duration, w waiting) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if len(l.kept) >= limboPackets {
+		l.kept = slices.Delete(l.kept, 0, 1)
+	}
+	l.kept = append(l.kept, kept{now, w})
+}
+
+func (l *limbo) take(now time.Duration) []waiting {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	var all []waiting
+	for _, k := range l.kept {
+		if now-k.at <= limboAge {
+			all = append(all, k.waiting)
+		}
+	}
+	l.kept = l.kept[:0]
+	return all
+}

@@ -1,0 +1,169 @@
+package relay
+
+import (
+	"fmt"
+	"net"
+	"net/netip"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/skeinmesh/skein/identity"
+)
+
+// wireguard stands for WireGuard's socket.
+type wireguard struct {
+	*net.UDPConn
+	proxies *Proxies
+}
+
+func (w wireguard) addr() netip.AddrPort { return w.LocalAddr().(*net.UDPAddr).AddrPort() }
+
+func startWireGuard(t testing.TB, n *testNode, opt ProxyOptions) wireguard {
+	t.Helper()
+	c, err := net.ListenUDP("udp4", net.UDPAddrFromAddrPort(netip.MustParseAddrPort("127.0.0.1:0")))
+	if err != nil {
+		t.Fatal(err)
+	}
+	_ = c.SetReadBuffer(4 << 20)
+	w := wireguard{UDPConn: c}
+	w.proxies = NewProxies(n.Pool, w.addr, opt)
+	t.Cleanup(func() { w.proxies.Close(); c.Close() })
+	return w
+}
+
+func (w wireguard) want(t testing.TB, want string) netip.AddrPort {
+	t.Helper()
+	b := make([]byte, 65536)
+	if err := w.SetReadDeadline(time.Now().Add(10 * time.Second)); err != nil {
+		t.Fatal(err)
+	}
+	n, from, err := w.ReadFromUDPAddrPort(b)
+	if err != nil || string(b[:n]) != want {
+		t.Fatalf("WireGuard got %.40q, %v; want %.40q", b[:n], err, want)
+	}
+	return from
+}
+
+func (w wireguard) send(t testing.TB, to netip.AddrPort, s string) {
+	t.Helper()
+	if _, err := w.WriteToUDPAddrPort([]byte(s), to); err != nil {
+		t.Fatal(err)
+	}
+}
+
+func TestProxiesCarryWireGuard(t *testing.T) {
+	m := newMembers()
+	r := startRelay(t, m)
+	a, b := startNode(t, m, r), startNode(t, m, r)
+	made := make(chan netip.AddrPort, 1)
+	wa := startWireGuard(t, a, ProxyOptions{})
+	wb := startWireGuard(t, b, ProxyOptions{OnNew: func(peer identity.ID, at netip.AddrPort) {
+		if peer == a.id {
+			made <- at
+		}
+	}})
+	endpoint := wa.proxies.Endpoint(b.id)
+	wa.send(t, endpoint, "initiation")
+	from := wb.want(t, "initiation") // b did not know a, and the first packet still arrives
+	if at := <-made; at != from || wb.proxies.Endpoint(a.id) != from {
+		t.Errorf("packet from %s, proxy announced at %s, endpoint %s", from, at, wb.proxies.Endpoint(a.id))
+	}
+	wb.send(t, from, "response")
+	if at := wa.want(t, "response"); at != endpoint {
+		t.Errorf("answer from %s, want the peer's endpoint %s", at, endpoint)
+	}
+	large := string(make([]byte, 60000))
+	wa.send(t, endpoint, large)
+	wb.want(t, large)
+
+	// Both sessions break; the addresses stay.
+	r.kill()
+	waitFor(t, "the loss to be noticed", func() bool { return len(a.Links())+len(b.Links()) == 0 })
+	r.listen(t, r.address)
+	for _, n := range []*testNode{a, b} {
+		waitFor(t, "the session to return", func() bool { return n.connected(r.key.ID()) })
+	}
+	wa.send(t, endpoint, "after")
+	if at := wb.want(t, "after"); at != from {
+		t.Errorf("after a reconnect packets come from %s, want %s", at, from)
+	}
+}
+
+func TestProxyTakesOnlyWireGuardsDatagrams(t *testing.T) {
+	m := newMembers()
+	r := startRelay(t, m)
+	a, b := startNode(t, m, r), startNode(t, m, r)
+	wa, wb := startWireGuard(t, a, ProxyOptions{}), startWireGuard(t, b, ProxyOptions{})
+	endpoint := wa.proxies.Endpoint(b.id)
+	stranger, err := net.DialUDP("udp4", nil, net.UDPAddrFromAddrPort(endpoint))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer stranger.Close()
+	for range 10 {
+		_, _ = stranger.Write([]byte("injected")) // refused, which the next write reports
+	}
+	wa.send(t, endpoint, "genuine")
+	wb.want(t, "genuine")
+	if n := wa.proxies.Stats().ToPeers; n != 1 {
+		t.Errorf("%d packets taken, want WireGuard's one", n)
+	}
+}
+
+func TestProxyFollowsWireGuardsPort(t *testing.T) {
+	m := newMembers()
+	r := startRelay(t, m)
+	a, b := startNode(t, m, r), startNode(t, m, r)
+	var at atomic.Pointer[netip.AddrPort]
+	at.Store(&netip.AddrPort{})
+	x := NewProxies(a.Pool, func() netip.AddrPort { return *at.Load() }, ProxyOptions{})
+	defer x.Close()
+	endpoint := x.Endpoint(b.id) // before WireGuard is up
+	if !endpoint.IsValid() {
+		t.Fatal("no endpoint before WireGuard is up")
+	}
+	wb := startWireGuard(t, b, ProxyOptions{})
+	for i := range 2 {
+		c, err := net.ListenUDP("udp4", net.UDPAddrFromAddrPort(netip.MustParseAddrPort("127.0.0.1:0")))
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer c.Close()
+		port := c.LocalAddr().(*net.UDPAddr).AddrPort()
+		at.Store(&port)
+		if err := x.Refresh(); err != nil {
+			t.Fatal(err)
+		}
+		w := wireguard{UDPConn: c}
+		w.send(t, endpoint, fmt.Sprint(i))
+		back := wb.want(t, fmt.Sprint(i))
+		wb.send(t, back, "back")
+		w.want(t, "back")
+	}
+}
+
+func TestUnknownPeersMakeNoProxy(t *testing.T) {
+	m := newMembers()
+	r := startRelay(t, m)
+	a, b, c := startNode(t, m, r), startNode(t, m, r), startNode(t, m, r)
+	wb := startWireGuard(t, b, ProxyOptions{Known: func(id identity.ID) bool { return id == c.id }})
+	for _, n := range []*testNode{a, c} {
+		if err := n.Send(b.id, ChannelWireGuard, []byte(n.id.String())); err != nil {
+			t.Fatal(err)
+		}
+	}
+	wb.want(t, c.id.String())
+	if n := wb.proxies.Stats().Proxies; n != 1 {
+		t.Errorf("%d proxies, want 1", n)
+	}
+	// Removing a peer closes its socket; asking again opens another.
+	old := wb.proxies.Endpoint(c.id)
+	wb.proxies.Remove(c.id)
+	if n := wb.proxies.Stats().Proxies; n != 0 {
+		t.Errorf("%d proxies after Remove, want 0 (old one at %s)", n, old)
+	}
+	if !wb.proxies.Endpoint(c.id).IsValid() {
+		t.Error("no new endpoint after Remove")
+	}
+}

@@ -1,0 +1,323 @@
+package relay
+
+import (
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/skeinmesh/skein/identity"
+)
+
+const (
+	// batchBytes fills one TLS record, so that control frames wait for one record at most.
+	batchBytes = 16 << 10
+	// quantum is what a flow may send per round; a full-sized packet fits.
+	quantum = 2 << 10
+	// maxAge ends a packet's wait: later than this a copy has been sent or nobody wants it any more.
+	maxAge = time.Second
+	// smallPacket is the buffer of nearly all packets. Larger ones have a class of their own.
+	smallPacket = 2 << 10
+	// controlBytes bounds the control frames that wait for one session.
+	controlBytes = 256 << 10
+)
+
+// packet waits in a queue.
+type packet struct {
+	next    *packet
+	at      time.Duration // when it was queued
+	channel byte
+	n       int
+	buf     []byte
+}
+
+// packetPool lends packet buffers in two sizes.
+type packetPool struct{ small, large sync.Pool }
+
+func (pp *packetPool) get(n int) *packet {
+	pool, size := &pp.small, smallPacket
+	if n > smallPacket {
+		pool, size = &pp.large, maxFrame
+	}
+	if p, _ := pool.Get().(*packet); p != nil {
+		return p
+	}
+	return &packet{buf: make([]byte, size)}
+}
+
+func (pp *packetPool) put(p *packet) {
+	p.next = nil
+	if len(p.buf) == smallPacket {
+		pp.small.Put(p)
+	} else {
+		pp.large.Put(p)
+	}
+}
+
+// flow is the packets of one node in a lane.
+type flow struct {
+	id         identity.ID
+	head, tail *packet
+	bytes      int // memory held
+	deficit    int
+	prev, next *flow // ring of the lane's flows that have packets
+}
+
+// lane serves its flows in turn (deficit round robin), so that one who floods costs others little.
+// When it is full, the oldest packet of the longest flow is dropped.
+type lane struct {
+	flows    map[identity.ID]*flow
+	turn     *flow // whose turn it is
+	fattest  *flow // approximately: kept at pushes, and pops take from all alike
+	spare    *flow
+	packets  int
+	bytes    int
+	maxCount int
+	maxBytes int
+}
+
+// queue is what waits for one session: control frames, packets of the control net, WireGuard's packets.
+// Many push, one takes.
+type queue struct {
+	mu      sync.Mutex
+	pool    *packetPool
+	control []byte
+	lanes   [2]lane // urgent, bulk
+	closed  bool
+
+	sleeping  atomic.Bool
+	wake      chan struct{}
+	dropped   atomic.Uint64 // packets
+	sent      atomic.Uint64 // packets
+	sentBytes atomic.Uint64
+}
+
+const (
+	laneUrgent = 0
+	laneBulk   = 1
+)
+
+func newQueue(pool *packetPool, maxPackets, maxBytes int) *queue {
+	q := &queue{pool: pool, wake: make(chan struct{}, 1)}
+	for i := range q.lanes {
+		q.lanes[i] = lane{flows: map[identity.ID]*flow{}, maxCount: maxPackets, maxBytes: maxBytes}
+	}
+	// The control net needs little; a quarter keeps a flood on its channels from holding much.
+	q.lanes[laneUrgent].maxCount, q.lanes[laneUrgent].maxBytes = max(maxPackets/4, 16), max(maxBytes/4, 2*maxFrame)
+	return q
+}
+
+// pushControl queues a control frame made by add. It is refused when too many wait already.
+func (q *queue) pushControl(add func([]byte) []byte) bool {
+	q.mu.Lock()
+	ok := !q.closed && len(q.control) < controlBytes
+	if ok {
+		q.control = add(q.control)
+	}
+	q.mu.Unlock()
+	q.kick()
+	return ok
+}
+
+// push queues a copy of a packet and drops the oldest when full. It is false when the queue is closed.
+// The caller kicks when its burst ends.
+func (q *queue) push(now time.Duration, node identity.ID, channel byte, payload []byte) bool {
+	p := q.pool.get(len(payload))
+	p.at, p.channel, p.n = now, channel, copy(p.buf, payload)
+	l := &q.lanes[laneBulk]
+	if channel != ChannelWireGuard {
+		l = &q.lanes[laneUrgent]
+	}
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	if q.closed {
+		q.pool.put(p)
+		return false
+	}
+	l.push(node, p)
+	for l.packets > l.maxCount || l.bytes > l.maxBytes {
+		f := l.fattest
+		if f == nil || f.head == nil {
+			f = l.flows[node]
+		}
+		q.dropped.Add(1)
+		q.pool.put(l.pop(f))
+	}
+	return true
+}
+
+// kick wakes the taker if it sleeps.
+func (q *queue) kick() {
+	if q.sleeping.CompareAndSwap(true, false) {
+		select {
+		case q.wake <- struct{}{}:
+		default:
+		}
+	}
+}
+
+// take waits until something is queued and appends a batch of whole frames. It is false at the end.
+func (q *queue) take(b []byte, now func() time.Duration) ([]byte, bool) {
+	for {
+		q.mu.Lock()
+		if q.closed {
+			q.mu.Unlock()
+			return b, false
+		}
+		if len(q.control) > 0 {
+			b = append(b, q.control...)
+			q.control = q.control[:0]
+		}
+		t := now()
+		// Half a batch for the control net while WireGuard's packets wait; neither starves.
+		b = q.drain(laneUrgent, b, len(b)+batchBytes/2, t)
+		b = q.drain(laneBulk, b, max(len(b), batchBytes), t)
+		b = q.drain(laneUrgent, b, max(len(b), batchBytes), t)
+		if len(b) > 0 {
+			q.mu.Unlock()
+			return b, true
+		}
+		q.sleeping.Store(true)
+		q.mu.Unlock()
+		<-q.wake
+	}
+}
+
+func (q *queue) drain(which int, b []byte, limit int, now time.Duration) []byte {
+	l := &q.lanes[which]
+	for l.turn != nil {
+		f := l.turn
+		if now-f.head.at > maxAge {
+			q.dropped.Add(1)
+			q.pool.put(l.pop(f))
+			continue
+		}
+		size := headerSize + dataPrefix + f.head.n
+		if len(b) > 0 && len(b)+size > limit {
+			break
+		}
+		if f.deficit < size {
+			f.deficit += quantum
+			l.turn = f.next
+			continue
+		}
+		f.deficit -= size
+		id, p := f.id, l.pop(f)
+		b = appendData(b, id, p.channel, p.buf[:p.n])
+		q.sent.Add(1)
+		q.sentBytes.Add(uint64(p.n))
+		q.pool.put(p)
+	}
+	return b
+}
+
+// forget drops what a node has queued here.
+func (q *queue) forget(node identity.ID) {
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	for i := range q.lanes {
+		l := &q.lanes[i]
+		for f := l.flows[node]; f != nil; f = l.flows[node] {
+			q.pool.put(l.pop(f))
+		}
+	}
+}
+
+// waiting is a packet taken back from a queue that cannot send it.
+type waiting struct {
+	node    identity.ID
+	channel byte
+	payload []byte
+}
+
+// reclaim empties the queue of packets, and returns them in order per flow.
+func (q *queue) reclaim() []waiting {
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	var all []waiting
+	for i := range q.lanes {
+		l := &q.lanes[i]
+		for l.turn != nil {
+			id, p := l.turn.id, l.pop(l.turn)
+			all = append(all, waiting{id, p.channel, append([]byte(nil), p.buf[:p.n]...)})
+			q.pool.put(p)
+		}
+	}
+	return all
+}
+
+// close ends the taker. What is still queued can be reclaimed.
+func (q *queue) close() {
+	q.mu.Lock()
+	q.closed = true
+	q.mu.Unlock()
+	q.kick()
+}
+
+func (l *lane) push(id identity.ID, p *packet) {
+	f := l.flows[id]
+	if f == nil {
+		f = l.spare
+		if f == nil {
+			f = &flow{}
+		}
+		l.spare = nil
+		*f = flow{id: id}
+		l.flows[id] = f
+		l.enter(f)
+	}
+	if f.tail == nil {
+		f.head = p
+	} else {
+		f.tail.next = p
+	}
+	f.tail = p
+	f.bytes += len(p.buf)
+	l.bytes += len(p.buf)
+	l.packets++
+	if l.fattest == nil || f.bytes > l.fattest.bytes {
+		l.fattest = f
+	}
+}
+
+// pop takes the oldest packet of a flow, and the flow out of the lane when it was the last.
+func (l *lane) pop(f *flow) *packet {
+	p := f.head
+	f.head = p.next
+	p.next = nil
+	f.bytes -= len(p.buf)
+	l.bytes -= len(p.buf)
+	l.packets--
+	if f.head == nil {
+		f.tail = nil
+		l.leave(f)
+		delete(l.flows, f.id)
+		if l.fattest == f {
+			l.fattest = nil
+		}
+		l.spare = f
+	}
+	return p
+}
+
+// enter puts a flow at the end of the round.
+func (l *lane) enter(f *flow) {
+	if l.turn == nil {
+		f.prev, f.next, l.turn = f, f, f
+		return
+	}
+	last := l.turn.prev
+	f.prev, f.next = last, l.turn
+	last.next, l.turn.prev = f, f
+}
+
+func (l *lane) leave(f *flow) {
+	if f.next == f {
+		l.turn = nil
+	} else {
+		f.prev.next, f.next.prev = f.next, f.prev
+		if l.turn == f {
+			l.turn = f.next
+		}
+	}
+	f.prev, f.next = nil, nil
+}

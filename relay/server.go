@@ -1,0 +1,385 @@
+package relay
+
+import (
+	"crypto/tls"
+	"errors"
+	"fmt"
+	"log/slog"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/skeinmesh/skein/identity"
+)
+
+// ServerConfig configures a relay. Zero limits mean the defaults.
+type ServerConfig struct {
+	Self identity.ID
+	Log  *slog.Logger
+	// Member, if set, is asked once more when a session or stream is already registered, so that
+	// a node revoked during its handshake does not slip in behind Kick.
+	Member func(identity.ID) bool
+
+	MaxSessions         int           // 4096
+	MaxStreams          int           // 2048 in all
+	MaxStreamsPerClient int           // 128
+	QueuePackets        int           // per destination: 1024
+	QueueBytes          int           // per destination: 2 MiB
+	IdleTimeout         time.Duration // 10 s without a byte ends a session
+}
+
+func (c *ServerConfig) defaults() {
+	set := func(v *int, d int) {
+		if *v <= 0 {
+			*v = d
+		}
+	}
+	set(&c.MaxSessions, 4096)
+	set(&c.MaxStreams, 2048)
+	set(&c.MaxStreamsPerClient, 128)
+	set(&c.QueuePackets, 1024)
+	set(&c.QueueBytes, 2<<20)
+	if c.IdleTimeout <= 0 {
+		c.IdleTimeout = 10 * time.Second
+	}
+	if c.Log == nil {
+		c.Log = slog.New(slog.DiscardHandler)
+	}
+	if c.Member == nil {
+		c.Member = func(identity.ID) bool { return true }
+	}
+}
+
+// maxWatched bounds the absent nodes whose arrival one session hears of.
+const maxWatched = 1024
+
+// Server relays between the nodes that have a session with it.
+type Server struct {
+	cfg   ServerConfig
+	pool  packetPool
+	start time.Time
+
+	mu       sync.RWMutex
+	sessions map[identity.ID]*session
+	watchers map[identity.ID]map[*session]struct{} // by absent node
+	streams  streamTable
+	closed   bool
+
+	stop     chan struct{}
+	counters serverCounters
+}
+
+type serverCounters struct{ packets, bytes, unroutable, dropped, replaced, refused atomic.Uint64 }
+
+// ServerStats is a snapshot of a relay's counters.
+type ServerStats struct {
+	Sessions, Streams   int
+	Packets, Bytes      uint64 // forwarded
+	Dropped             uint64 // by full or slow destinations
+	Unroutable          uint64 // for nodes with no session here
+	Replaced, Refused   uint64 // sessions
+	StreamsTotal        uint64
+	StreamBytes         uint64
+	PendingStreamOffers int
+}
+
+// session is one node's connection. Its reader runs in HandleSession.
+type session struct {
+	*wire
+	id      identity.ID
+	watched map[identity.ID]struct{} // guarded by Server.mu
+}
+
+// NewServer makes a relay and starts its timekeeper; Close ends it.
+func NewServer(cfg ServerConfig) *Server {
+	cfg.defaults()
+	s := &Server{
+		cfg:      cfg,
+		start:    time.Now(),
+		sessions: map[identity.ID]*session{},
+		watchers: map[identity.ID]map[*session]struct{}{},
+		streams:  newStreamTable(),
+		stop:     make(chan struct{}),
+	}
+	go s.keepTime()
+	return s
+}
+
+func (s *Server) now() time.Duration { return time.Since(s.start) }
+
+// HandleSession serves the session of a node that has proven its identity, and returns when it ends.
+// The handshake must be complete. It owns conn.
+func (s *Server) HandleSession(conn *tls.Conn, peer identity.ID) {
+	x := &session{
+		wire:    newWire(conn, newQueue(&s.pool, s.cfg.QueuePackets, s.cfg.QueueBytes), s.now),
+		id:      peer,
+		watched: map[identity.ID]struct{}{},
+	}
+	x.q.pushControl(func(b []byte) []byte {
+		return appendHello(b, hello{
+			version:     1,
+			queueBytes:  uint32(s.cfg.QueueBytes),
+			queueCount:  uint32(s.cfg.QueuePackets),
+			streams:     uint16(min(s.cfg.MaxStreamsPerClient, 65535)),
+			idleSeconds: uint16(min(s.cfg.IdleTimeout/time.Second, 65535)),
+		})
+	})
+	if err := s.register(x); err != nil {
+		s.counters.refused.Add(1)
+		x.end(err)
+		s.cfg.Log.Warn("relay session refused", "node", peer, "error", err)
+		return
+	}
+	defer s.unregister(x)
+	if !s.cfg.Member(peer) {
+		x.end(errKicked)
+	}
+	s.cfg.Log.Debug("relay session open", "node", peer, "address", conn.RemoteAddr())
+	go x.writeLoop()
+	x.end(s.readLoop(x))
+	s.counters.dropped.Add(x.q.dropped.Load())
+	s.cfg.Log.Debug("relay session ended", "node", peer, "reason", x.why)
+}
+
+func (s *Server) register(x *session) error {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	old := s.sessions[x.id]
+	switch {
+	case s.closed:
+		return errClosed
+	case old == nil && len(s.sessions) >= s.cfg.MaxSessions:
+		return fmt.Errorf("this relay has its limit of %d sessions", s.cfg.MaxSessions)
+	case old != nil:
+		s.counters.replaced.Add(1)
+		s.unwatch(old)
+		old.end(errReplaced)
+	}
+	s.sessions[x.id] = x
+	for w := range s.watchers[x.id] {
+		delete(w.watched, x.id)
+		w.q.pushControl(func(b []byte) []byte { return appendNode(b, frameHere, x.id) })
+	}
+	delete(s.watchers, x.id)
+	return nil
+}
+
+func (s *Server) unregister(x *session) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.sessions[x.id] == x {
+		delete(s.sessions, x.id)
+	}
+	s.unwatch(x)
+}
+
+// unwatch forgets whom a session waits for. The caller holds mu.
+func (s *Server) unwatch(x *session) {
+	for id := range x.watched {
+		delete(s.watchers[id], x)
+		if len(s.watchers[id]) == 0 {
+			delete(s.watchers, id)
+		}
+	}
+	clear(x.watched)
+}
+
+func (s *Server) session(id identity.ID) *session {
+	s.mu.RLock()
+	defer s.mu.RUnlock()
+	return s.sessions[id]
+}
+
+// readLoop forwards what a node sends, until its session ends.
+func (s *Server) readLoop(x *session) error {
+	r := newFrameReader()
+	f := forwarder{s: s, from: x}
+	for {
+		if err := r.fill(x.conn); err != nil {
+			return fmt.Errorf("read: %w", err)
+		}
+		f.now = s.now()
+		x.heard.Store(int64(f.now))
+		for {
+			t, body, ok, err := r.next()
+			if err != nil {
+				return err
+			}
+			if !ok {
+				break
+			}
+			if err := f.frame(t, body); err != nil {
+				return err
+			}
+		}
+		f.flush()
+	}
+}
+
+// forwarder moves the packets of one read burst, and wakes each destination once.
+type forwarder struct {
+	s              *Server
+	from           *session
+	to             *session // the destination last used
+	now            time.Duration
+	touched        []*session
+	packets, bytes uint64
+}
+
+func (f *forwarder) frame(t frameType, body []byte) error {
+	switch {
+	case t == frameData:
+		f.data(body)
+	case t == framePing:
+		token := decodeToken(body)
+		f.from.q.pushControl(func(b []byte) []byte { return appendToken(b, framePong, token) })
+	case t >= ignorable:
+	default:
+		return fmt.Errorf("%w: a client may not send frame type 0x%02x", errProtocol, byte(t))
+	}
+	return nil
+}
+
+func (f *forwarder) data(body []byte) {
+	node, channel, payload := decodeData(body)
+	if f.to == nil || f.to.id != node || f.to.ended() {
+		if f.to = f.s.session(node); f.to == nil {
+			f.s.gone(f.from, node, channel, payload)
+			return
+		}
+	}
+	// The source is who sits at this connection, whatever the frame says.
+	f.to.q.push(f.now, f.from.id, channel, payload)
+	f.packets++
+	f.bytes += uint64(len(payload))
+	for _, t := range f.touched {
+		if t == f.to {
+			return
+		}
+	}
+	f.touched = append(f.touched, f.to)
+}
+
+func (f *forwarder) flush() {
+	for i, t := range f.touched {
+		t.q.kick()
+		f.touched[i] = nil
+	}
+	f.touched = f.touched[:0]
+	f.s.counters.packets.Add(f.packets)
+	f.s.counters.bytes.Add(f.bytes)
+	f.packets, f.bytes = 0, 0
+}
+
+func (x *session) ended() bool {
+	select {
+	case <-x.done:
+		return true
+	default:
+		return false
+	}
+}
+
+// gone hands a packet back whose destination has no session here, and remembers to say when it comes.
+func (s *Server) gone(x *session, node identity.ID, channel byte, payload []byte) {
+	s.counters.unroutable.Add(1)
+	x.q.pushControl(func(b []byte) []byte { return appendRefused(b, node, channel, payload) })
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.sessions[x.id] != x || len(x.watched) >= maxWatched {
+		return
+	}
+	if s.sessions[node] != nil { // it came this moment
+		x.q.pushControl(func(b []byte) []byte { return appendNode(b, frameHere, node) })
+		return
+	}
+	if s.watchers[node] == nil {
+		s.watchers[node] = map[*session]struct{}{}
+	}
+	s.watchers[node][x] = struct{}{}
+	x.watched[node] = struct{}{}
+}
+
+// Kick ends a node's session and streams, and drops what it still has queued for others. The agent
+// calls it when a node is revoked, after its own TLS verification has begun to refuse the node.
+func (s *Server) Kick(id identity.ID) {
+	s.mu.RLock()
+	x := s.sessions[id]
+	others := make([]*session, 0, len(s.sessions))
+	for _, o := range s.sessions {
+		others = append(others, o)
+	}
+	s.mu.RUnlock()
+	if x != nil {
+		x.end(errKicked)
+	}
+	for _, o := range others {
+		o.q.forget(id)
+	}
+	s.streams.kick(id)
+}
+
+// keepTime ends sessions that are silent or stuck. One goroutine for all spares a timer per read and write.
+func (s *Server) keepTime() {
+	tick := time.NewTicker(min(time.Second, s.cfg.IdleTimeout/4))
+	defer tick.Stop()
+	for {
+		select {
+		case <-s.stop:
+			return
+		case <-tick.C:
+		}
+		now := s.now()
+		s.mu.RLock()
+		for _, x := range s.sessions {
+			switch {
+			case x.silent(now) > s.cfg.IdleTimeout-s.cfg.IdleTimeout/8:
+				x.end(errSilent)
+			case x.stuck(now) > min(stuckWrite, s.cfg.IdleTimeout):
+				x.end(errStuck)
+			}
+		}
+		s.mu.RUnlock()
+	}
+}
+
+// Connected reports whether a node has a session here.
+func (s *Server) Connected(id identity.ID) bool { return s.session(id) != nil }
+
+// Stats returns the counters.
+func (s *Server) Stats() ServerStats {
+	s.mu.RLock()
+	sessions, dropped := len(s.sessions), s.counters.dropped.Load()
+	for _, x := range s.sessions {
+		dropped += x.q.dropped.Load()
+	}
+	s.mu.RUnlock()
+	st := ServerStats{
+		Sessions:   sessions,
+		Packets:    s.counters.packets.Load(),
+		Bytes:      s.counters.bytes.Load(),
+		Dropped:    dropped,
+		Unroutable: s.counters.unroutable.Load(),
+		Replaced:   s.counters.replaced.Load(),
+		Refused:    s.counters.refused.Load(),
+	}
+	s.streams.stats(&st)
+	return st
+}
+
+// Close ends every session and stream.
+func (s *Server) Close() error {
+	s.mu.Lock()
+	if s.closed {
+		s.mu.Unlock()
+		return errors.New("relay server: closed already")
+	}
+	s.closed = true
+	close(s.stop)
+	for _, x := range s.sessions {
+		x.end(errClosed)
+	}
+	s.mu.Unlock()
+	s.streams.close()
+	return nil
+}

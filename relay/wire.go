@@ -1,0 +1,118 @@
+package relay
+
+import (
+	"crypto/tls"
+	"errors"
+	"fmt"
+	"net"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"golang.org/x/sys/unix"
+)
+
+const (
+	// sessionUserTimeout ends a session whose bytes nobody acknowledges.
+	sessionUserTimeout = 8 * time.Second
+	// streamUserTimeout is longer: whoever reads a stream may well stop for a while.
+	streamUserTimeout = 60 * time.Second
+	// unsentBytes keeps the kernel from hoarding bytes not sent yet: what waits, waits in our queue,
+	// where control frames overtake and the oldest is dropped.
+	unsentBytes = 128 << 10
+	// stuckWrite ends a session whose other side has stopped reading.
+	stuckWrite = 10 * time.Second
+)
+
+// wire is one end of a session: a queue and the goroutine that writes it out.
+type wire struct {
+	conn    *tls.Conn
+	q       *queue
+	now     func() time.Duration
+	heard   atomic.Int64 // when bytes last came
+	writing atomic.Int64 // since when a Write lasts; 0: none does
+
+	once sync.Once
+	done chan struct{}
+	why  error // set before done is closed
+}
+
+func newWire(conn *tls.Conn, q *queue, now func() time.Duration) *wire {
+	w := &wire{conn: conn, q: q, now: now, done: make(chan struct{})}
+	w.heard.Store(int64(now()))
+	tune(conn.NetConn(), sessionUserTimeout, unsentBytes)
+	return w
+}
+
+// writeLoop writes batches until the wire ends.
+func (w *wire) writeLoop() {
+	var b []byte
+	for {
+		var ok bool
+		if b, ok = w.q.take(b[:0], w.now); !ok {
+			return
+		}
+		w.writing.Store(int64(max(w.now(), 1)))
+		_, err := w.conn.Write(b)
+		w.writing.Store(0)
+		if err != nil {
+			w.end(fmt.Errorf("write: %w", err))
+			return
+		}
+		if cap(b) > 2*maxFrame {
+			b = nil
+		}
+	}
+}
+
+// stuck tells how long the present Write has lasted.
+func (w *wire) stuck(now time.Duration) time.Duration {
+	if t := w.writing.Load(); t != 0 {
+		return now - time.Duration(t)
+	}
+	return 0
+}
+
+// silent tells how long nothing has come.
+func (w *wire) silent(now time.Duration) time.Duration {
+	return now - time.Duration(w.heard.Load())
+}
+
+// end closes the wire at once, without waiting for a Write that hangs. The first reason stays.
+func (w *wire) end(why error) {
+	w.once.Do(func() {
+		w.why = why
+		close(w.done)
+		w.q.close()
+		w.conn.NetConn().Close()
+	})
+}
+
+// tune sets a TCP connection's options; other connections (tests' pipes) have none.
+func tune(c net.Conn, userTimeout time.Duration, unsent int) {
+	t, ok := c.(*net.TCPConn)
+	if !ok {
+		return
+	}
+	// Best effort: a kernel that refuses an option only notices later what keepalives notice anyway.
+	_ = t.SetNoDelay(true)
+	_ = t.SetKeepAliveConfig(net.KeepAliveConfig{Enable: true, Idle: 15 * time.Second, Interval: 5 * time.Second, Count: 3})
+	raw, err := t.SyscallConn()
+	if err != nil {
+		return
+	}
+	_ = raw.Control(func(fd uintptr) {
+		_ = unix.SetsockoptInt(int(fd), unix.IPPROTO_TCP, unix.TCP_USER_TIMEOUT, int(userTimeout.Milliseconds()))
+		if unsent > 0 {
+			_ = unix.SetsockoptInt(int(fd), unix.IPPROTO_TCP, unix.TCP_NOTSENT_LOWAT, unsent)
+		}
+	})
+}
+
+var (
+	errReplaced = errors.New("replaced by a newer session of the same node")
+	errKicked   = errors.New("the node is no longer a member")
+	errSilent   = errors.New("nothing heard any more")
+	errStuck    = errors.New("the other side stopped reading")
+	errClosed   = errors.New("closed")
+)
