@@ -17,7 +17,7 @@ func Canonical(m proto.Message) []byte {
 	if m == nil {
 		return nil
 	}
-	return appendCanonical(nil, m.ProtoReflect())
+	return appendMessage(nil, m)
 }
 
 // piece is a field to be written: a known one, or the raw bytes of an unknown one.
@@ -70,11 +70,12 @@ func appendList(b []byte, f protoreflect.FieldDescriptor, l protoreflect.List) [
 		}
 		return b
 	}
-	var packed []byte
-	for i := range l.Len() {
-		packed = appendValue(packed, f.Kind(), l.Get(i))
-	}
-	return protowire.AppendBytes(protowire.AppendTag(b, f.Number(), protowire.BytesType), packed)
+	return appendSized(protowire.AppendTag(b, f.Number(), protowire.BytesType), func(b []byte) []byte {
+		for i := range l.Len() {
+			b = appendValue(b, f.Kind(), l.Get(i))
+		}
+		return b
+	})
 }
 
 func appendMap(b []byte, f protoreflect.FieldDescriptor, m protoreflect.Map) []byte {
@@ -84,11 +85,10 @@ func appendMap(b []byte, f protoreflect.FieldDescriptor, m protoreflect.Map) []b
 		return true
 	})
 	slices.SortFunc(keys, compareKeys)
-	var entry []byte
 	for _, k := range keys {
-		entry = appendField(entry[:0], f.MapKey(), k.Value())
-		entry = appendField(entry, f.MapValue(), m.Get(k))
-		b = protowire.AppendBytes(protowire.AppendTag(b, f.Number(), protowire.BytesType), entry)
+		b = appendSized(protowire.AppendTag(b, f.Number(), protowire.BytesType), func(b []byte) []byte {
+			return appendField(appendField(b, f.MapKey(), k.Value()), f.MapValue(), m.Get(k))
+		})
 	}
 	return b
 }
@@ -150,6 +150,6 @@ func appendValue(b []byte, k protoreflect.Kind, v protoreflect.Value) []byte {
 	case protoreflect.BytesKind:
 		return protowire.AppendBytes(b, v.Bytes())
 	default:
-		return protowire.AppendBytes(b, appendCanonical(nil, v.Message()))
+		return appendSized(b, func(b []byte) []byte { return appendMessage(b, v.Message().Interface()) })
 	}
 }

@@ -66,11 +66,12 @@ func (d *decision) readmit(old *skeinv1.Node, want *skeinv1.NewNode) error {
 		return refuse(AlreadyExists, "the identity key of %s has the node ID %s of %s: move identity.pem out of its state directory to get a new one", want.GetName(), old.GetId(), old.GetName())
 	}
 	d.answer.Node = old
-	low, high := schemaRange(want.GetMinSchema(), want.GetMaxSchema())
 	if err := d.emitKey(want.GetWireguardKey()); err != nil {
 		return err
 	}
-	d.emitChange(func(n *skeinv1.Node) { n.MinSchema, n.MaxSchema = low, high })
+	next := proto.CloneOf(d.answer.GetNode())
+	next.MinSchema, next.MaxSchema = schemaRange(want.GetMinSchema(), want.GetMaxSchema())
+	d.emitChange(next)
 	return nil
 }
 
@@ -164,17 +165,15 @@ func (d *decision) changeNode(c *skeinv1.ChangeNode) error {
 		return err
 	}
 	d.answer.Node = n
-	d.emitChange(func(to *skeinv1.Node) { proto.Reset(to); proto.Merge(to, next) })
+	d.emitChange(next)
 	return nil
 }
 
-// emitChange changes the node of the answer, if the change is one.
-func (d *decision) emitChange(change func(*skeinv1.Node)) {
-	n := proto.CloneOf(d.answer.GetNode())
-	change(n)
-	if !proto.Equal(n, d.answer.GetNode()) {
-		d.emit(&skeinv1.Event{Body: &skeinv1.Event_NodeChanged{NodeChanged: &skeinv1.NodeChanged{Node: n}}})
-		d.answer.Node = n
+// emitChange makes the node of the answer the next one, if they differ.
+func (d *decision) emitChange(next *skeinv1.Node) {
+	if !proto.Equal(next, d.answer.GetNode()) {
+		d.emit(&skeinv1.Event{Body: &skeinv1.Event_NodeChanged{NodeChanged: &skeinv1.NodeChanged{Node: next}}})
+		d.answer.Node = next
 	}
 }
 

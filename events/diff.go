@@ -70,7 +70,7 @@ func diffTable[M proto.Message](a, b *table[M], name func(M) (id, title string))
 		case !had:
 			out = append(out, "+ "+title+describe(now))
 		case !has:
-			out = append(out, "- "+title+describe(old))
+			out = append(out, "- "+title)
 		default:
 			out = append(out, diffFields("~ "+title, old, now)...)
 		}
@@ -109,7 +109,7 @@ func diffFields(title string, a, b proto.Message) []string {
 	return out
 }
 
-// describe lists what is set in a new entity, apart from what its title says already.
+// describe lists what is set in a new entity, apart from keys and what its title says already.
 func describe(m proto.Message) string {
 	var parts []string
 	r := m.ProtoReflect()
@@ -118,7 +118,7 @@ func describe(m proto.Message) string {
 		case "id", "name", "node_id", "node":
 			continue
 		}
-		if r.Has(f) {
+		if r.Has(f) && f.Kind() != protoreflect.BytesKind {
 			parts = append(parts, fmt.Sprintf("%s %s", f.Name(), show(f, r.Get(f))))
 		}
 	}
@@ -149,7 +149,17 @@ func show(f protoreflect.FieldDescriptor, v protoreflect.Value) string {
 		slices.Sort(parts)
 		return "{" + strings.Join(parts, " ") + "}"
 	case f.IsList():
-		return fmt.Sprintf("%d of them", v.List().Len())
+		parts := []string{}
+		for i := range v.List().Len() {
+			parts = append(parts, showOne(f, v.List().Get(i)))
+		}
+		return "[" + strings.Join(parts, " ") + "]"
+	}
+	return showOne(f, v)
+}
+
+func showOne(f protoreflect.FieldDescriptor, v protoreflect.Value) string {
+	switch {
 	case f.Kind() == protoreflect.BytesKind && len(v.Bytes()) == 0:
 		return "(none)"
 	case f.Kind() == protoreflect.BytesKind && public(f):

@@ -3,8 +3,10 @@ package events
 import (
 	"bytes"
 	"crypto/sha256"
+	"encoding/base64"
 	"encoding/hex"
 	"fmt"
+	"strings"
 	"testing"
 	"time"
 
@@ -151,3 +153,63 @@ func checkSame(t interface {
 		t.Fatalf("%s: equal states have other hashes", what)
 	}
 }
+
+func changeNode(name, newName string, labels map[string]string) *skeinv1.Command {
+	return &skeinv1.Command{Body: &skeinv1.Command_ChangeNode{ChangeNode: &skeinv1.ChangeNode{
+		NodeId: idOf(name).String(), Name: newName, Labels: labels, SetLabels: labels != nil,
+	}}}
+}
+
+func rotateKey(name, k string) *skeinv1.Command {
+	return &skeinv1.Command{Body: &skeinv1.Command_RotateNodeKey{RotateNodeKey: &skeinv1.RotateNodeKey{
+		NodeId: idOf(name).String(), WireguardKey: key("wireguard", k),
+	}}}
+}
+
+func changeSettings(s *skeinv1.Settings, fields ...string) *skeinv1.Command {
+	return &skeinv1.Command{Body: &skeinv1.Command_ChangeSettings{ChangeSettings: &skeinv1.ChangeSettings{Settings: s, Fields: fields}}}
+}
+
+func addServer(id string) *skeinv1.Command {
+	return &skeinv1.Command{Body: &skeinv1.Command_AddServer{AddServer: &skeinv1.AddServer{NodeId: id}}}
+}
+
+func removeServer(id string) *skeinv1.Command {
+	return &skeinv1.Command{Body: &skeinv1.Command_RemoveServer{RemoveServer: &skeinv1.RemoveServer{NodeId: id, Reason: "tired"}}}
+}
+
+func revokeToken(name string) *skeinv1.Command {
+	return &skeinv1.Command{Body: &skeinv1.Command_RevokeToken{RevokeToken: &skeinv1.RevokeToken{TokenId: tokenID(name)}}}
+}
+
+func rotateGossip() *skeinv1.Command {
+	return &skeinv1.Command{Body: &skeinv1.Command_RotateGossipKey{RotateGossipKey: &skeinv1.RotateGossipKey{}}}
+}
+
+// brief is an event in a few words.
+func brief(e *skeinv1.Event) string {
+	r := e.ProtoReflect()
+	f := r.WhichOneof(r.Descriptor().Oneofs().ByName("body"))
+	words := []string{string(r.Get(f).Message().Descriptor().Name())}
+	switch b := e.GetBody().(type) {
+	case *skeinv1.Event_NodeAdmitted:
+		words = append(words, b.NodeAdmitted.GetNode().GetName(), b.NodeAdmitted.GetNode().GetIpv4())
+	case *skeinv1.Event_NodeChanged:
+		words = append(words, b.NodeChanged.GetNode().GetName())
+	case *skeinv1.Event_TokenUsed:
+		words = append(words, b.TokenUsed.GetTokenId())
+	case *skeinv1.Event_TokenRevoked:
+		words = append(words, b.TokenRevoked.GetTokenId())
+	case *skeinv1.Event_NodeRevoked:
+		words = append(words, b.NodeRevoked.GetReason())
+	case *skeinv1.Event_ServerRemoved:
+		words = append(words, b.ServerRemoved.GetReason())
+	case *skeinv1.Event_CommandAnswered:
+		words = append(words, b.CommandAnswered.GetAnswer().GetRequestId())
+	}
+	return strings.Join(words, " ")
+}
+
+func hexOf(b []byte) string { return hex.EncodeToString(b) }
+
+func base64Of(b []byte) string { return base64.StdEncoding.EncodeToString(b) }

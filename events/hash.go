@@ -26,4 +26,4 @@ func (s *State) Hash() [32]byte {
 	return sha256.Sum256(b)
 }
 
-func encode[M proto.Message](b []byte, m M) []byte { return appendCanonical(b, m.ProtoReflect()) }
+func encode[M proto.Message](b []byte, m M) []byte { return appendMessage(b, m) }

@@ -68,7 +68,7 @@ func (c *cell[M]) sum() [32]byte {
 	if d := c.digest.Load(); d != nil {
 		return *d
 	}
-	d := sha256.Sum256(appendCanonical([]byte{leafDigest}, c.value.ProtoReflect()))
+	d := sha256.Sum256(appendMessage([]byte{leafDigest}, c.value))
 	c.digest.Store(&d)
 	return d
 }

@@ -1,0 +1,130 @@
+package events
+
+import (
+	"testing"
+
+	"google.golang.org/protobuf/proto"
+
+	skeinv1 "github.com/skeinmesh/skein/api/skein/v1"
+)
+
+// FuzzDecodeBatch folds whatever decodes: nothing panics, and the state that comes of it is sound, which
+// means that its snapshot can be read again and has the same hash.
+func FuzzDecodeBatch(f *testing.F) {
+	w := newCluster(f)
+	w.must(withID("r", admit("b", "1", asServer)))
+	w.must(revoke(id("b")))
+	for _, log := range [][]*skeinv1.Event{w.log, w.log[:3], nil} {
+		b, err := proto.Marshal(&skeinv1.Batch{Events: log})
+		if err != nil {
+			f.Fatal(err)
+		}
+		f.Add(b)
+	}
+	f.Add([]byte{0x12, 0x02, 0x08, 0x01})
+	f.Fuzz(func(t *testing.T, b []byte) {
+		batch, err := DecodeBatch(b)
+		if err != nil {
+			return
+		}
+		s, again := NewState(), NewState()
+		for i, e := range batch.GetEvents() {
+			e.Index = uint64(i + 1) // whatever the base is
+			if s.Fold(e) != nil {
+				break
+			}
+			if err := again.Fold(proto.CloneOf(e)); err != nil {
+				t.Fatal(err)
+			}
+			again = again.Clone()
+		}
+		checkSame(t, "folded twice", s, again)
+		checkSame(t, "snapshot", s, mustFromProto(t, s))
+		Diff(NewState(), s)
+	})
+}
+
+// FuzzDecodeState: a snapshot is refused, or it is a state that can be written and read again.
+func FuzzDecodeState(f *testing.F) {
+	w := newCluster(f)
+	w.must(withID("r", admit("b", "1", asServer)))
+	w.must(admit("c", "1"))
+	w.must(revoke(id("b")))
+	for _, s := range []*State{w.s, NewState()} {
+		b, err := proto.Marshal(s.Proto())
+		if err != nil {
+			f.Fatal(err)
+		}
+		f.Add(b)
+	}
+	f.Fuzz(func(t *testing.T, b []byte) {
+		s, err := DecodeState(b)
+		if err != nil {
+			return
+		}
+		checkSame(t, "again", s, mustFromProto(t, s))
+		c := &skeinv1.Command{Time: 1, Entropy: entropy(1), Body: admit("x", "1").Body}
+		if _, _, err := Decide(s, c); err != nil && CodeOf(err) == "" {
+			t.Fatal(err)
+		}
+	})
+}
+
+// FuzzDecodeCommand: any command is refused with a code, or its events fold and keep the invariants.
+func FuzzDecodeCommand(f *testing.F) {
+	w := newCluster(f)
+	w.must(admit("b", "1", asServer))
+	for _, c := range []*skeinv1.Command{
+		createCluster("10.4.0.0/16", "a"), createToken("2", 1, true), revokeToken("1"), admit("c", "1"), changeNode("b", "c", map[string]string{"k": "v"}),
+		revoke(id("b")), rotateKey("b", "new"), addServer(id("b")), promote(id("b")), removeServer(id("a")), rotateGossip(),
+		changeSettings(&skeinv1.Settings{BirthdayAttack: "enabled"}, "birthday_attack"),
+	} {
+		c.Time, c.Entropy, c.RequestId = w.now.UnixNano(), entropy(1), "r"
+		b, err := proto.Marshal(c)
+		if err != nil {
+			f.Fatal(err)
+		}
+		f.Add(b)
+	}
+	f.Fuzz(func(t *testing.T, b []byte) {
+		c, err := DecodeCommand(b)
+		if err != nil {
+			return
+		}
+		s := w.s.Clone()
+		evs, _, err := Decide(s, c)
+		if err != nil && CodeOf(err) == "" {
+			t.Fatalf("refused without a code: %v", err)
+		}
+		if _, err := proto.Marshal(&skeinv1.Batch{Events: evs}); err != nil {
+			t.Fatalf("the events cannot be written: %v", err)
+		}
+		for _, e := range evs {
+			if err := s.Fold(e); err != nil {
+				t.Fatal(err)
+			}
+		}
+		checkInvariants(t, s)
+		checkVoters(t, s)
+		checkSame(t, "snapshot", s, mustFromProto(t, s))
+	})
+}
+
+func TestDecodeLimits(t *testing.T) {
+	if _, err := DecodeCommand(make([]byte, MaxCommandBytes+1)); err == nil {
+		t.Error("a command over the limit was read")
+	}
+	if _, err := DecodeBatch(make([]byte, MaxBatchBytes+1)); err == nil {
+		t.Error("a batch over the limit was read")
+	}
+	if _, err := DecodeState([]byte("no snapshot")); err == nil {
+		t.Error("a damaged snapshot was read")
+	}
+	gap, err := proto.Marshal(&skeinv1.Batch{Base: 4, Events: []*skeinv1.Event{{Index: 5}, {Index: 7}}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := DecodeBatch(gap); err == nil {
+		t.Error("a batch with a gap was read")
+	}
+}
