@@ -1,0 +1,343 @@
+package main
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"os/signal"
+	"strings"
+	"syscall"
+	"text/tabwriter"
+	"time"
+
+	"github.com/spf13/cobra"
+
+	"github.com/skeinmesh/skein/chaos/lab"
+)
+
+// newLabCmd makes `skein lab`: a cluster of real agents behind real NATs, on one machine.
+func newLabCmd() *cobra.Command {
+	var dir string
+	c := &cobra.Command{
+		Use:   "lab",
+		Short: "Run a mesh on this machine: hosts and NATs in network namespaces, faults, scenarios",
+		Long: "Run a mesh of real agents on this machine, each in a network namespace of its own, behind real NATs,\n" +
+			"as a YAML file describes it (docs/lab.md). It needs root and touches nothing outside its namespaces.",
+		Example: "  skein lab run examples/three-sites.yaml\n  skein lab up examples/three-sites.yaml\n  skein lab exec home1 -- skein status\n  skein lab down",
+	}
+	c.PersistentFlags().StringVar(&dir, "dir", lab.DefaultDir, "where labs keep their directories")
+	c.AddCommand(newLabUpCmd(&dir), newLabStatusCmd(&dir), newLabExecCmd(&dir), newLabRunCmd(&dir), newLabDownCmd(&dir))
+	return c
+}
+
+func newLabUpCmd(dir *string) *cobra.Command {
+	var artifacts string
+	c := &cobra.Command{
+		Use:     "up FILE",
+		Short:   "Bring a lab up and leave it up",
+		Example: "  skein lab up examples/three-sites.yaml",
+		Args:    cobra.ExactArgs(1),
+		RunE: func(cmd *cobra.Command, args []string) error {
+			spec, err := lab.Load(args[0])
+			if err != nil {
+				return err
+			}
+			ctx, stop := labContext(cmd.Context())
+			defer stop()
+			l, err := lab.Up(ctx, spec, lab.Options{Dir: *dir, Progress: labProgress(labNotes(cmd)), Artifacts: artifacts})
+			if err != nil {
+				return err
+			}
+			if labJSON(cmd) {
+				return labPrintJSON(cmd.OutOrStdout(), l.Status(ctx))
+			}
+			labHints(cmd.OutOrStdout(), l)
+			return nil
+		},
+	}
+	c.Flags().StringVar(&artifacts, "artifacts", "lab-failures", "where logs and states are kept when it fails")
+	return c
+}
+
+func labHints(w io.Writer, l *lab.Lab) {
+	node := l.Spec.Nodes[len(l.Spec.Nodes)-1].Name
+	info, err := l.Node(node)
+	if err != nil {
+		return
+	}
+	fmt.Fprintf(w, `
+Lab %s is up. Look around:
+  skein lab status                        every node, and the paths between them
+  skein lab exec %s -- skein peers    any command, as on that host
+  skein lab exec %s -- sh             a shell there
+  ip netns exec %s ip addr
+  tail -f %s
+  skein lab down %s                     take it down
+`, l.Spec.Name, node, node, info.Namespace, info.Log, l.Spec.Name)
+}
+
+func newLabStatusCmd(dir *string) *cobra.Command {
+	return &cobra.Command{
+		Use:     "status [NAME|FILE]",
+		Short:   "Show a lab's nodes and the paths between them",
+		Example: "  skein lab status\n  skein lab status three-sites -o json",
+		Args:    cobra.MaximumNArgs(1),
+		RunE: func(cmd *cobra.Command, args []string) error {
+			l, err := labFind(*dir, args)
+			if err != nil {
+				return err
+			}
+			st := l.Status(cmd.Context())
+			if labJSON(cmd) {
+				return labPrintJSON(cmd.OutOrStdout(), st)
+			}
+			labTable(cmd.OutOrStdout(), st)
+			return nil
+		},
+	}
+}
+
+func newLabExecCmd(dir *string) *cobra.Command {
+	var name string
+	c := &cobra.Command{
+		Use:   "exec NODE -- COMMAND…",
+		Short: "Run a command on a lab's node",
+		Long: "Run a command inside a node's network namespace, with the environment that makes skein's commands\n" +
+			"ask that node's agent. The exit status is the command's.",
+		Example: "  skein lab exec home1 -- skein status\n  skein lab exec home1 -- ip route show table 180",
+		Args:    cobra.MinimumNArgs(2),
+		RunE: func(cmd *cobra.Command, args []string) error {
+			var which []string
+			if name != "" {
+				which = []string{name}
+			}
+			l, err := labFind(*dir, which)
+			if err != nil {
+				return err
+			}
+			// The command itself hears Ctrl-C from the terminal; what it does then is its own affair.
+			ctx := context.WithoutCancel(cmd.Context())
+			exit, err := l.ExecIO(ctx, args[0], args[1:], lab.Stdio{In: cmd.InOrStdin(), Out: cmd.OutOrStdout(), Err: cmd.ErrOrStderr()})
+			if err == nil && exit != 0 {
+				os.Exit(exit) // the command's own status, and it has said why itself
+			}
+			return err
+		},
+	}
+	c.Flags().StringVar(&name, "lab", "", "the lab's name; needed when several are up")
+	c.Flags().SetInterspersed(false) // what follows the node is the command's
+	return c
+}
+
+func newLabRunCmd(dir *string) *cobra.Command {
+	var opts lab.RunOptions
+	c := &cobra.Command{
+		Use:   "run FILE…",
+		Short: "Bring a lab up, run its steps, take it down",
+		Long: "Bring each file's lab up, run its steps and take it down again, one after the other. The exit status is\n" +
+			"0 only when every step of every file held. A failed run leaves logs, states and the kernel's tables in a folder.",
+		Example: "  skein lab run examples/three-sites.yaml\n  skein lab run -o json examples/*.yaml",
+		Args:    cobra.MinimumNArgs(1),
+		RunE: func(cmd *cobra.Command, args []string) error {
+			var specs []*lab.Spec
+			var errs []error
+			for _, file := range args {
+				spec, err := lab.Load(file)
+				specs, errs = append(specs, spec), append(errs, err)
+			}
+			if err := errors.Join(errs...); err != nil {
+				return err
+			}
+			ctx, stop := labContext(cmd.Context())
+			defer stop()
+			opts.Dir = *dir
+			var results []*lab.Result
+			for _, spec := range specs {
+				if ctx.Err() != nil {
+					break
+				}
+				res, err := labRunOne(ctx, cmd, spec, opts)
+				results, errs = append(results, res), append(errs, err)
+			}
+			if labJSON(cmd) {
+				errs = append(errs, labPrintJSON(cmd.OutOrStdout(), results))
+			}
+			return errors.Join(errs...)
+		},
+	}
+	c.Flags().StringVar(&opts.Artifacts, "artifacts", "lab-failures", "where a failed run leaves its folder")
+	c.Flags().BoolVar(&opts.Keep, "keep", false, "leave the lab up at the end")
+	return c
+}
+
+func labRunOne(ctx context.Context, cmd *cobra.Command, spec *lab.Spec, opts lab.RunOptions) (*lab.Result, error) {
+	w := labNotes(cmd)
+	fmt.Fprintf(w, "lab %s (%s): %d sites, %d nodes, %d steps\n", spec.Name, spec.File, len(spec.Sites), len(spec.Nodes), len(spec.Steps))
+	opts.Progress = labProgress(w)
+	res, err := lab.Run(ctx, spec, opts)
+	held := 0
+	for _, s := range res.Steps {
+		if s.OK {
+			held++
+		}
+	}
+	verdict := "ok"
+	if err != nil {
+		verdict = "FAILED"
+	}
+	fmt.Fprintf(w, "lab %s: %s, %d of %d steps held, %.1fs\n", spec.Name, verdict, held, len(spec.Steps), res.Seconds)
+	return res, err
+}
+
+func newLabDownCmd(dir *string) *cobra.Command {
+	var all bool
+	c := &cobra.Command{
+		Use:   "down [NAME|FILE]",
+		Short: "Take a lab down, whatever state it is in",
+		Long: "Take a lab down: its processes, namespaces with all links, rules and routes, and its directory. It works\n" +
+			"after a crash too, and finding nothing is no error.",
+		Example: "  skein lab down\n  skein lab down three-sites\n  skein lab down --all",
+		Args:    cobra.MaximumNArgs(1),
+		RunE: func(cmd *cobra.Command, args []string) error {
+			names, err := labNames(*dir, args, all)
+			if err != nil {
+				return err
+			}
+			// Not to be broken off half way: it takes a second.
+			ctx := context.WithoutCancel(cmd.Context())
+			for _, name := range names {
+				if derr := lab.Down(ctx, name, *dir); derr != nil {
+					err = errors.Join(err, derr)
+					continue
+				}
+				fmt.Fprintf(labNotes(cmd), "lab %s is down\n", name)
+			}
+			return err
+		},
+	}
+	c.Flags().BoolVar(&all, "all", false, "every lab there is")
+	return c
+}
+
+// labNames tells which labs are meant.
+func labNames(dir string, args []string, all bool) ([]string, error) {
+	if len(args) == 1 && !all {
+		name, err := labName(args[0])
+		return []string{name}, err
+	}
+	names, err := lab.List(dir)
+	if err != nil || all || len(names) < 2 {
+		return names, err
+	}
+	return nil, fmt.Errorf("several labs are up: say which one of %s", strings.Join(names, ", "))
+}
+
+// labName takes a lab's name, or the file that has it.
+func labName(arg string) (string, error) {
+	if !strings.ContainsAny(arg, "/.") {
+		return arg, nil
+	}
+	spec, err := lab.Load(arg)
+	if err != nil {
+		return "", err
+	}
+	return spec.Name, nil
+}
+
+func labFind(dir string, args []string) (*lab.Lab, error) {
+	names, err := labNames(dir, args, false)
+	if err != nil {
+		return nil, err
+	}
+	if len(names) == 0 {
+		return nil, errors.New("no lab is up: `skein lab up FILE` brings one up")
+	}
+	return lab.Attach(names[0], lab.Options{Dir: dir})
+}
+
+// labContext ends with a signal, so that what was begun is taken down again.
+func labContext(ctx context.Context) (context.Context, context.CancelFunc) {
+	return signal.NotifyContext(ctx, os.Interrupt, syscall.SIGTERM, syscall.SIGHUP)
+}
+
+// labJSON tells whether JSON was asked for.
+func labJSON(cmd *cobra.Command) bool {
+	f := cmd.Flag("output")
+	return f != nil && f.Value.String() == "json"
+}
+
+// labNotes is where people read what goes on: not in the way of JSON.
+func labNotes(cmd *cobra.Command) io.Writer {
+	if labJSON(cmd) {
+		return cmd.ErrOrStderr()
+	}
+	return cmd.OutOrStdout()
+}
+
+func labProgress(w io.Writer) func(string) {
+	start := time.Now()
+	return func(line string) {
+		fmt.Fprintf(w, "%6.1fs  %s\n", time.Since(start).Seconds(), strings.ReplaceAll(line, "\n", "\n         "))
+	}
+}
+
+func labPrintJSON(w io.Writer, v any) error {
+	e := json.NewEncoder(w)
+	e.SetIndent("", "  ")
+	return e.Encode(v)
+}
+
+// labTable shows the nodes, then the paths as a matrix.
+func labTable(out io.Writer, st lab.Status) {
+	w := tabwriter.NewWriter(out, 0, 0, 2, ' ', 0)
+	fmt.Fprintln(w, "#\tNODE\tSITE\tNAT\tADDRESS\tOVERLAY\tPID\tPHASE\tINDEX")
+	for i, n := range st.Nodes {
+		role := ""
+		switch {
+		case n.Leader:
+			role = " (leader)"
+		case n.Server:
+			role = " (server)"
+		}
+		fmt.Fprintf(w, "%d\t%s%s\t%s\t%s\t%s\t%s\t%d\t%s\t%d\n", i+1, n.Name, role, n.Site, n.NAT, n.Address, n.IPv4, n.PID, n.Phase, n.Index)
+	}
+	w.Flush()
+	fmt.Fprintln(out, "\nPATHS, as the row's agent sees them: d direct, r relay, - none, ? not told")
+	fmt.Fprint(out, "      ")
+	for i := range st.Nodes {
+		fmt.Fprintf(out, "%3d", i+1)
+	}
+	fmt.Fprintln(out)
+	for i, n := range st.Nodes {
+		fmt.Fprintf(out, "%4d  ", i+1)
+		for j, m := range st.Nodes {
+			fmt.Fprintf(out, "%3s", labPathMark(i == j, n, m.Name))
+		}
+		fmt.Fprintf(out, "  %s\n", n.Name)
+	}
+	for _, c := range st.Cuts {
+		proto := "everything"
+		if c.Proto != "" {
+			proto = c.Proto
+		}
+		fmt.Fprintf(out, "cut: %s from %s to %s\n", proto, c.From, c.To)
+	}
+}
+
+func labPathMark(self bool, n lab.NodeStatus, peer string) string {
+	path, known := n.Paths[peer]
+	switch {
+	case self:
+		return "."
+	case !known:
+		return "?"
+	case path == "direct":
+		return "d"
+	case path == "relay":
+		return "r"
+	}
+	return "-"
+}
