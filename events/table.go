@@ -4,7 +4,6 @@ import (
 	"crypto/sha256"
 	"encoding/binary"
 	"iter"
-	"strings"
 	"sync/atomic"
 )
 
@@ -232,11 +231,14 @@ func hexKey(id string) (uint64, bool) {
 	}
 	var v uint64
 	for i := 0; i < len(id); i++ {
-		d := strings.IndexByte("0123456789abcdef", id[i])
-		if d < 0 {
+		switch c := id[i]; {
+		case '0' <= c && c <= '9':
+			v = v<<4 | uint64(c-'0')
+		case 'a' <= c && c <= 'f':
+			v = v<<4 | uint64(c-'a'+10)
+		default:
 			return 0, false
 		}
-		v = v<<4 | uint64(d)
 	}
 	return v, true
 }
