@@ -24,7 +24,9 @@ type ClientConfig struct {
 	Dialer  Dialer
 	Conns   *Conns         // to share [own ones over Dialer]
 	Local   func() *Server // nil, or returning nil: this node is no server
-	Log     *slog.Logger
+	// OnHeartbeat is told what a followed server says once a second. It must not block; nil: nobody asks.
+	OnHeartbeat func(*skeinv1.SubscribeResponse_Heartbeat)
+	Log         *slog.Logger
 }
 
 const (

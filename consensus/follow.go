@@ -195,6 +195,9 @@ func (c *Client) take(m *skeinv1.SubscribeResponse, first bool) error {
 		}
 		return r.catchUp(b.Batch)
 	case *skeinv1.SubscribeResponse_Heartbeat_:
+		if c.cfg.OnHeartbeat != nil {
+			c.cfg.OnHeartbeat(b.Heartbeat)
+		}
 		return c.compare(b.Heartbeat, first)
 	}
 	return nil

@@ -347,7 +347,7 @@ type sink struct {
 	now     time.Duration
 	peer    *peerState // of the last packet
 	proxies *Proxies
-	batch   sendBatch
+	batch   proxyBatch
 	packets uint64
 	bytes   uint64
 }

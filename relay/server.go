@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
-	"slices"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -195,7 +194,6 @@ func (s *Server) session(id identity.ID) *session {
 func (s *Server) readLoop(x *session) error {
 	r := newFrameReader()
 	f := forwarder{s: s, from: x}
-	defer f.release()
 	for {
 		if err := r.fill(x.conn); err != nil {
 			return fmt.Errorf("read: %w", err)
@@ -218,24 +216,20 @@ func (s *Server) readLoop(x *session) error {
 	}
 }
 
-// forwarder moves the packets of one read burst. It locks a destination once per run of packets for it,
-// and wakes each destination once.
+// forwarder moves the packets of one read burst, and wakes each destination once.
 type forwarder struct {
 	s              *Server
 	from           *session
-	to             *session // the destination whose queue is locked
+	to             *session // the destination last used
 	now            time.Duration
 	touched        []*session
 	packets, bytes uint64
 }
 
 func (f *forwarder) frame(t frameType, body []byte) error {
-	if t == frameData {
-		f.data(body)
-		return nil
-	}
-	f.release()
 	switch {
+	case t == frameData:
+		f.data(body)
 	case t == framePing:
 		token := decodeToken(body)
 		f.from.q.pushControl(func(b []byte) []byte { return appendToken(b, framePong, token) })
@@ -248,36 +242,25 @@ func (f *forwarder) frame(t frameType, body []byte) error {
 
 func (f *forwarder) data(body []byte) {
 	node, channel, payload := decodeData(body)
-	if f.to == nil || f.to.id != node {
-		f.release()
-		to := f.s.session(node)
-		if to == nil {
+	if f.to == nil || f.to.id != node || f.to.ended() {
+		if f.to = f.s.session(node); f.to == nil {
 			f.s.gone(f.from, node, channel, payload)
 			return
 		}
-		to.q.mu.Lock()
-		f.to = to
 	}
 	// The source is who sits at this connection, whatever the frame says.
-	f.to.q.add(f.now, f.from.id, channel, payload)
+	f.to.q.push(f.now, f.from.id, channel, payload)
 	f.packets++
 	f.bytes += uint64(len(payload))
-}
-
-// release unlocks the present destination.
-func (f *forwarder) release() {
-	if f.to == nil {
-		return
+	for _, t := range f.touched {
+		if t == f.to {
+			return
+		}
 	}
-	f.to.q.mu.Unlock()
-	if !slices.Contains(f.touched, f.to) {
-		f.touched = append(f.touched, f.to)
-	}
-	f.to = nil
+	f.touched = append(f.touched, f.to)
 }
 
 func (f *forwarder) flush() {
-	f.release()
 	for i, t := range f.touched {
 		t.q.kick()
 		f.touched[i] = nil
@@ -286,6 +269,15 @@ func (f *forwarder) flush() {
 	f.s.counters.packets.Add(f.packets)
 	f.s.counters.bytes.Add(f.bytes)
 	f.packets, f.bytes = 0, 0
+}
+
+func (x *session) ended() bool {
+	select {
+	case <-x.done:
+		return true
+	default:
+		return false
+	}
 }
 
 // gone hands a packet back whose destination has no session here, and remembers to say when it comes.

@@ -14,7 +14,7 @@ type Status struct {
 	File  string       `json:"file"`
 	Dir   string       `json:"dir"`
 	Nodes []NodeStatus `json:"nodes"`
-	Cuts  []Cut        `json:"cuts"`
+	Cuts  []cut        `json:"cuts"`
 }
 
 // NodeStatus is how a node stands.

@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"slices"
 	"time"
 
 	"github.com/vishvananda/netlink"
@@ -64,20 +63,18 @@ func (p *Plane) loop() {
 		next := p.mendDue()
 		mend.Reset(next)
 		died = p.wg.Done()
-		if died != nil && p.part(p.wg).dirty { // already known; the timer has it
+		if died != nil && p.parts[0].dirty { // already known; the timer has it
 			died = nil
 		}
 	}
 }
 
-func (p *Plane) part(s subsystem) *part {
-	return p.parts[slices.IndexFunc(p.parts, func(x *part) bool { return x.subsystem == s })]
-}
-
 // mark notes that subsystems may differ from the Spec, to be looked at after a while.
 func (p *Plane) mark(t touched, after time.Duration) {
 	for _, part := range p.parts {
-		hit := part == p.part(p.wg) && t.wireguard || part == p.part(p.route) && t.route || part == p.part(p.nft) && t.nft
+		hit := part.subsystem == subsystem(p.wg) && t.wireguard ||
+			part.subsystem == subsystem(p.route) && t.route ||
+			part.subsystem == subsystem(p.nft) && t.nft
 		if !hit {
 			continue
 		}
@@ -121,10 +118,6 @@ func (p *Plane) mend(part *part) {
 	retry := part.backoff > 0
 	writes, _, err := part.Mend(*p.spec)
 	p.settled(part, err)
-	if writes > 0 && part == p.part(p.wg) { // the link may be a new one
-		p.mark(touched{route: true}, 0)
-		p.part(p.route).due = time.Now()
-	}
 	switch {
 	case err != nil && !retry:
 		p.opts.Log.Warn("cannot mend the data plane, trying again", "subsystem", part.Name(), "error", err)

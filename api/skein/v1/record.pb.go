@@ -336,6 +336,7 @@ type Record struct {
 	MinSchema           uint32                 `protobuf:"varint,23,opt,name=min_schema,json=minSchema,proto3" json:"min_schema,omitempty"`
 	MaxSchema           uint32                 `protobuf:"varint,24,opt,name=max_schema,json=maxSchema,proto3" json:"max_schema,omitempty"`
 	Time                int64                  `protobuf:"varint,25,opt,name=time,proto3" json:"time,omitempty"` // the node's clock when it wrote this, Unix ns; for display and clock warnings only
+	Role                string                 `protobuf:"bytes,26,opt,name=role,proto3" json:"role,omitempty"`  // "": agent; "relay": relays and does nothing else
 	unknownFields       protoimpl.UnknownFields
 	sizeCache           protoimpl.SizeCache
 }
@@ -543,6 +544,13 @@ func (x *Record) GetTime() int64 {
 		return x.Time
 	}
 	return 0
+}
+
+func (x *Record) GetRole() string {
+	if x != nil {
+		return x.Role
+	}
+	return ""
 }
 
 type SignedRecord struct {
@@ -778,7 +786,7 @@ const file_skein_v1_record_proto_rawDesc = "" +
 	"\tRelayLink\x12\x17\n" +
 	"\anode_id\x18\x01 \x01(\tR\x06nodeId\x12\x1d\n" +
 	"\n" +
-	"rtt_micros\x18\x02 \x01(\rR\trttMicros\"\xbf\a\n" +
+	"rtt_micros\x18\x02 \x01(\rR\trttMicros\"\xd3\a\n" +
 	"\x06Record\x12\x17\n" +
 	"\anode_id\x18\x01 \x01(\tR\x06nodeId\x12\x14\n" +
 	"\x05epoch\x18\x02 \x01(\x04R\x05epoch\x12\x10\n" +
@@ -814,7 +822,8 @@ const file_skein_v1_record_proto_rawDesc = "" +
 	"min_schema\x18\x17 \x01(\rR\tminSchema\x12\x1d\n" +
 	"\n" +
 	"max_schema\x18\x18 \x01(\rR\tmaxSchema\x12\x12\n" +
-	"\x04time\x18\x19 \x01(\x03R\x04time\x1a9\n" +
+	"\x04time\x18\x19 \x01(\x03R\x04time\x12\x12\n" +
+	"\x04role\x18\x1a \x01(\tR\x04role\x1a9\n" +
 	"\vLabelsEntry\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
 	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\"D\n" +

@@ -1,0 +1,237 @@
+package agent
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"net/netip"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/skeinmesh/skein/agent/config"
+	"github.com/skeinmesh/skein/agent/control"
+	"github.com/skeinmesh/skein/agent/journal"
+	"github.com/skeinmesh/skein/agent/path"
+	"github.com/skeinmesh/skein/agent/probe"
+	skeinv1 "github.com/skeinmesh/skein/api/skein/v1"
+	"github.com/skeinmesh/skein/consensus"
+	"github.com/skeinmesh/skein/dataplane"
+	"github.com/skeinmesh/skein/dataplane/plane"
+	"github.com/skeinmesh/skein/events"
+	"github.com/skeinmesh/skein/gossip"
+	"github.com/skeinmesh/skein/gossip/candidate"
+	"github.com/skeinmesh/skein/identity"
+	"github.com/skeinmesh/skein/relay"
+)
+
+// Phases of the agent, as status and readiness tell them.
+const (
+	PhaseStarting = "starting"
+	PhaseJoining  = "joining"
+	PhaseRunning  = "running"
+	PhaseRelay    = "relay"
+)
+
+// Options is what `skein up` was told.
+type Options struct {
+	Config  config.Config
+	Init    bool
+	Token   string // join token
+	Role    string // "agent" or "relay"
+	Version string
+	Log     *slog.Logger
+}
+
+// Agent is one running daemon.
+type Agent struct {
+	opts    Options
+	cfg     config.Config
+	log     *slog.Logger
+	key     *identity.Key
+	wgKey   identity.WireGuardKey
+	id      identity.ID
+	cluster identity.ClusterID
+	epoch   uint64
+	started time.Time
+
+	replica    *consensus.Replica
+	client     *consensus.Client
+	server     atomic.Pointer[consensus.Server]
+	roster     *roster
+	gossip     *gossip.Gossip
+	control    *control.Net
+	pool       *relay.Pool
+	proxies    *relay.Proxies
+	relay      *relay.Server
+	stun       *candidate.StunServer
+	front      *front
+	prober     *probe.Prober
+	discoverer *candidate.Discoverer
+	socket     *probe.Socket
+	conns      *consensus.Conns
+	paths      *path.Manager
+	journal    *journal.Journal
+	plane      *plane.Plane
+
+	problems *problems
+	metrics  *metrics
+	wake     chan struct{}
+	gossipIn chan gossip.Packet
+	down     chan bool // a request to stop; true: purge
+
+	phase     atomic.Value // string
+	clock     atomic.Int64 // this host's clock minus the leader's, ns
+	clockSeen atomic.Bool
+	writes    atomic.Uint64
+	netcheck  atomic.Pointer[candidate.Result]
+	stats     atomic.Pointer[map[dataplane.Key]dataplane.PeerStatus] // as the device has it
+	applied   atomic.Bool                                            // a Spec has been applied without error
+
+	mu        sync.Mutex // guards what the loop leaves for the API to read
+	spec      dataplane.Spec
+	published *skeinv1.Record
+
+	loop loopState // the loop's alone
+}
+
+// Run starts the agent and returns when it was told to stop, or could not start.
+func Run(ctx context.Context, opts Options) error {
+	a := &Agent{
+		opts: opts, cfg: opts.Config, log: opts.Log, started: time.Now(),
+		wake: make(chan struct{}, 1), gossipIn: make(chan gossip.Packet, 1024), down: make(chan bool, 1),
+		problems: newProblems(),
+	}
+	a.phase.Store(PhaseStarting)
+	unlock, err := lockState(a.cfg.StateDir)
+	if err != nil {
+		return err
+	}
+	defer unlock()
+	if err := checkHost(a.cfg); err != nil {
+		return err
+	}
+	if a.key, a.wgKey, err = identity.LoadOrCreate(a.cfg.StateDir); err != nil {
+		return err
+	}
+	a.id = a.key.ID()
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	if err := a.open(ctx); err != nil {
+		return errors.Join(err, a.close())
+	}
+	return errors.Join(a.run(ctx), a.close())
+}
+
+// wakeUp makes the loop run once more. It never blocks.
+func (a *Agent) wakeUp() {
+	select {
+	case a.wake <- struct{}{}:
+	default:
+	}
+}
+
+func (a *Agent) signedRecords() []*skeinv1.SignedRecord {
+	var out []*skeinv1.SignedRecord
+	for _, e := range a.gossip.Records() {
+		out = append(out, e.Signed)
+	}
+	return out
+}
+
+// tunnelUp tells the control net whether the tunnel to a node carries packets: over a direct path
+// that answers. Over a relay the session itself is the shorter way.
+func (a *Agent) tunnelUp(id identity.ID) bool {
+	if a.paths == nil {
+		return false
+	}
+	p := a.paths.Paths()[id]
+	return p.Kind == path.Direct && p.Alive
+}
+
+// leader is the node that leads the cluster, as far as this one knows.
+func (a *Agent) leader() (identity.ID, bool) {
+	if s := a.server.Load(); s != nil {
+		return s.Leader()
+	}
+	return a.client.Leader()
+}
+
+func (a *Agent) isServer() bool {
+	return a.replica.State().Server(a.id) != nil
+}
+
+// self is this node's entry in the agreed state, nil before it has one.
+func (a *Agent) self() *skeinv1.Node { return a.replica.State().Node(a.id) }
+
+func (a *Agent) overlayAddrs() []netip.Addr {
+	v4, v6, _ := a.roster.Overlay(a.id)
+	return []netip.Addr{v4, v6}
+}
+
+// newNode is how this host presents itself for admission.
+func (a *Agent) newNode() (*skeinv1.NewNode, error) {
+	wg, err := a.wgKey.Public()
+	if err != nil {
+		return nil, err
+	}
+	return &skeinv1.NewNode{
+		Name: a.cfg.Name, IdentityKey: a.key.Public(), WireguardKey: wg[:], Labels: a.cfg.Labels,
+		Server: a.cfg.Server != nil && *a.cfg.Server, MinSchema: events.SchemaMin, MaxSchema: events.SchemaMax,
+	}, nil
+}
+
+// enter makes sure that this node is a member: by what its disk says, or by --init or --join.
+func (a *Agent) enter(ctx context.Context) (*skeinv1.JoinResponse, bool, error) {
+	s := a.replica.State()
+	if c := s.Cluster(); c != nil && c.GetId() != "" {
+		return nil, false, a.resume(s)
+	}
+	switch {
+	case a.opts.Init:
+		return nil, true, nil
+	case a.opts.Token != "":
+		a.phase.Store(PhaseJoining)
+		token, err := DecodeToken(a.opts.Token)
+		if err != nil {
+			return nil, false, err
+		}
+		node, err := a.newNode()
+		if err != nil {
+			return nil, false, err
+		}
+		r, err := join(ctx, a.key, token, node, a.log)
+		if err != nil {
+			return nil, false, err
+		}
+		if r.GetState().GetCluster().GetId() != token.GetClusterId() {
+			return nil, false, fmt.Errorf("the seed answered for cluster %s, the token is of cluster %s: get a new token", r.GetState().GetCluster().GetId(), token.GetClusterId())
+		}
+		return r, false, a.replica.Reset(r.GetState())
+	}
+	return nil, false, fmt.Errorf("this host belongs to no cluster yet (state directory %s is empty): create one with `skein up --init`, or join one with `skein up --join TOKEN`", a.cfg.StateDir)
+}
+
+func (a *Agent) resume(s *events.State) error {
+	have := s.Cluster().GetId()
+	if a.opts.Init {
+		a.log.Info("the cluster exists already; resuming", "cluster", have)
+	}
+	if a.opts.Token != "" {
+		token, err := DecodeToken(a.opts.Token)
+		if err != nil {
+			return err
+		}
+		if token.GetClusterId() != have {
+			return fmt.Errorf("state directory %s belongs to cluster %s, the token is of cluster %s: use another --state-dir, or leave the old cluster first (skein down --purge, then move the directory away)", a.cfg.StateDir, have, token.GetClusterId())
+		}
+	}
+	if r := s.Revoked(a.id); r != nil {
+		return fmt.Errorf("this node was revoked (%s): move %s away to get a new identity, and join with a new token", r.GetReason(), a.cfg.StateDir)
+	}
+	if s.Node(a.id) == nil {
+		return fmt.Errorf("state directory %s is of cluster %s, but its identity key %s is not a member's: the key file was replaced; restore %s/identity.pem", a.cfg.StateDir, have, a.id, a.cfg.StateDir)
+	}
+	return nil
+}

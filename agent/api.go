@@ -1,0 +1,343 @@
+package agent
+
+import (
+	"context"
+	"crypto/rand"
+	"crypto/sha256"
+	"encoding/hex"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"net"
+	"net/http"
+	"net/netip"
+	"os"
+	"path/filepath"
+	"strconv"
+	"time"
+
+	"connectrpc.com/connect"
+
+	"github.com/skeinmesh/skein/agent/config"
+	"github.com/skeinmesh/skein/agent/projection"
+	skeinv1 "github.com/skeinmesh/skein/api/skein/v1"
+	"github.com/skeinmesh/skein/api/skein/v1/skeinv1connect"
+	"github.com/skeinmesh/skein/dataplane"
+	"github.com/skeinmesh/skein/events"
+	"github.com/skeinmesh/skein/identity"
+)
+
+// proposeHold is how long a command from the command line may wait for a leader.
+const proposeHold = 15 * time.Second
+
+// api is the local API; each method reads what the agent has, or proposes a command.
+type api struct{ a *Agent }
+
+var _ skeinv1connect.AgentServiceHandler = api{}
+
+// serveAPI listens on the agent's socket until ctx ends.
+func (a *Agent) serveAPI(ctx context.Context) error {
+	if err := os.MkdirAll(a.cfg.RunDir, 0o755); err != nil {
+		return fmt.Errorf("run directory: %w", err)
+	}
+	path := filepath.Join(a.cfg.RunDir, config.SocketName)
+	if c, err := net.Dial("unix", path); err == nil {
+		c.Close()
+		return fmt.Errorf("another agent answers on %s: stop it with `skein down`, or give this one its own --run-dir", path)
+	}
+	if err := os.Remove(path); err != nil && !errors.Is(err, os.ErrNotExist) {
+		return fmt.Errorf("remove a stale socket: %w", err)
+	}
+	l, err := net.Listen("unix", path)
+	if err != nil {
+		return fmt.Errorf("API socket: %w", err)
+	}
+	if err := os.Chmod(path, 0o660); err != nil {
+		l.Close()
+		return fmt.Errorf("API socket: %w", err)
+	}
+	mux := http.NewServeMux()
+	mux.Handle(skeinv1connect.NewAgentServiceHandler(api{a}, connect.WithReadMaxBytes(1<<20)))
+	protocols := new(http.Protocols)
+	protocols.SetHTTP1(true)
+	protocols.SetUnencryptedHTTP2(true)
+	srv := &http.Server{Handler: mux, Protocols: protocols, ReadHeaderTimeout: 5 * time.Second, BaseContext: func(net.Listener) context.Context { return ctx }}
+	go srv.Serve(l)
+	context.AfterFunc(ctx, func() { srv.Close() })
+	return nil
+}
+
+// asConnect gives an error the code of the API.
+func asConnect(err error) error {
+	var e *events.Error
+	switch {
+	case err == nil:
+		return nil
+	case errors.As(err, &e):
+		var code connect.Code
+		if code.UnmarshalText([]byte(e.Code)) != nil {
+			code = connect.CodeInternal
+		}
+		return connect.NewError(code, err)
+	case errors.Is(err, context.DeadlineExceeded):
+		return connect.NewError(connect.CodeUnavailable, fmt.Errorf("no server decided in time: %w (is a majority of the servers up? see `skein status`)", err))
+	}
+	var c *connect.Error
+	if errors.As(err, &c) {
+		return err
+	}
+	return connect.NewError(connect.CodeUnavailable, err)
+}
+
+// propose hands a command to the cluster and waits until its effect is visible on this node.
+func (a *Agent) propose(ctx context.Context, c *skeinv1.Command) (*skeinv1.Answer, error) {
+	if a.client == nil {
+		return nil, connect.NewError(connect.CodeUnavailable, errors.New("the agent has not joined a cluster yet"))
+	}
+	ctx, cancel := context.WithTimeout(ctx, proposeHold)
+	defer cancel()
+	c.RequestId = newRequestID()
+	answer, err := a.client.Propose(ctx, c)
+	if err != nil {
+		return nil, asConnect(err)
+	}
+	if answer.GetIndex() > 0 {
+		if err := a.replica.Wait(ctx, answer.GetIndex()-1); err != nil {
+			return nil, asConnect(err)
+		}
+	}
+	return answer, nil
+}
+
+// find is a member by name or ID.
+func (a *Agent) find(nameOrID string) (*skeinv1.Node, identity.ID, error) {
+	s := a.replica.State()
+	if n := s.NodeByName(nameOrID); n != nil {
+		id, err := identity.ParseID(n.GetId())
+		return n, id, err
+	}
+	if id, err := identity.ParseID(nameOrID); err == nil {
+		if n := s.Node(id); n != nil {
+			return n, id, nil
+		}
+	}
+	return nil, identity.ID{}, connect.NewError(connect.CodeNotFound, fmt.Errorf("no member is called %q; see `skein nodes`", nameOrID))
+}
+
+func (s api) CreateToken(ctx context.Context, r *skeinv1.CreateTokenRequest) (*skeinv1.CreateTokenResponse, error) {
+	a := s.a
+	seeds := a.seeds()
+	if len(seeds) == 0 {
+		return nil, connect.NewError(connect.CodeFailedPrecondition, errors.New("no member offers a port to join at: set `relay: true` in the configuration of a node that others can reach, and restart it"))
+	}
+	var secret [32]byte
+	var id [8]byte
+	rand.Read(secret[:])
+	rand.Read(id[:])
+	hash := sha256.Sum256(secret[:])
+	answer, err := a.propose(ctx, &skeinv1.Command{Body: &skeinv1.Command_CreateToken{CreateToken: &skeinv1.CreateToken{
+		Id: hex.EncodeToString(id[:]), SecretHash: hash[:], LifetimeNanos: r.GetLifetimeNanos(), Uses: r.GetUses(), Label: r.GetLabel(), AgentsOnly: r.GetAgentsOnly(),
+	}}})
+	if err != nil {
+		return nil, err
+	}
+	text, err := EncodeToken(&skeinv1.JoinToken{ClusterId: a.cluster.String(), Seeds: seeds, TokenId: answer.GetToken().GetId(), Secret: secret[:]})
+	if err != nil {
+		return nil, err
+	}
+	return &skeinv1.CreateTokenResponse{Token: text, Info: answer.GetToken()}, nil
+}
+
+func (s api) ListTokens(context.Context, *skeinv1.ListTokensRequest) (*skeinv1.ListTokensResponse, error) {
+	return &skeinv1.ListTokensResponse{Tokens: s.a.replica.State().Tokens()}, nil
+}
+
+func (s api) RevokeToken(ctx context.Context, r *skeinv1.RevokeTokenRequest) (*skeinv1.RevokeTokenResponse, error) {
+	_, err := s.a.propose(ctx, &skeinv1.Command{Body: &skeinv1.Command_RevokeToken{RevokeToken: &skeinv1.RevokeToken{TokenId: r.GetTokenId()}}})
+	return &skeinv1.RevokeTokenResponse{}, err
+}
+
+func (s api) RevokeNode(ctx context.Context, r *skeinv1.RevokeNodeRequest) (*skeinv1.RevokeNodeResponse, error) {
+	n, _, err := s.a.find(r.GetNode())
+	if err != nil {
+		return nil, err
+	}
+	answer, err := s.a.propose(ctx, &skeinv1.Command{Body: &skeinv1.Command_RevokeNode{RevokeNode: &skeinv1.RevokeNode{NodeId: n.GetId(), Reason: r.GetReason()}}})
+	if err != nil {
+		return nil, err
+	}
+	return &skeinv1.RevokeNodeResponse{Node: n, Index: answer.GetIndex()}, nil
+}
+
+func (s api) Settings(ctx context.Context, r *skeinv1.SettingsRequest) (*skeinv1.SettingsResponse, error) {
+	if len(r.GetFields()) > 0 {
+		_, err := s.a.propose(ctx, &skeinv1.Command{Body: &skeinv1.Command_ChangeSettings{ChangeSettings: &skeinv1.ChangeSettings{Settings: r.GetChange(), Fields: r.GetFields()}}})
+		if err != nil {
+			return nil, err
+		}
+	}
+	st := s.a.replica.State()
+	return &skeinv1.SettingsResponse{Settings: st.Settings(), Index: st.Index()}, nil
+}
+
+// eventsPage is how many events one read of the archive takes.
+const eventsPage = 512
+
+func (s api) Events(ctx context.Context, r *skeinv1.EventsRequest, stream *connect.ServerStream[skeinv1.EventsResponse]) error {
+	after := r.GetSince()
+	if after > 0 {
+		after--
+	}
+	sent := uint32(0)
+	for {
+		page, first, _, err := s.a.replica.Events(after, eventsPage)
+		if err != nil {
+			return asConnect(err)
+		}
+		if r.GetSince() > 0 && r.GetSince() < first && sent == 0 {
+			return connect.NewError(connect.CodeOutOfRange, fmt.Errorf("event %d is no longer kept here; the oldest is %d", r.GetSince(), first))
+		}
+		for _, e := range page {
+			if err := stream.Send(&skeinv1.EventsResponse{Event: redact(e)}); err != nil {
+				return err
+			}
+			after = e.GetIndex()
+			if sent++; sent == r.GetLimit() {
+				return nil
+			}
+		}
+		switch {
+		case len(page) > 0:
+		case !r.GetFollow():
+			return nil
+		default:
+			if err := s.a.replica.Wait(ctx, after); err != nil {
+				return nil // the client went away
+			}
+		}
+	}
+}
+
+// stateAt is the agreed state at an index, from this node's archive or else from a server's.
+func (a *Agent) stateAt(ctx context.Context, at uint64) (*events.State, error) {
+	if at == 0 {
+		return a.replica.State(), nil
+	}
+	st, err := a.replica.At(at)
+	if err == nil {
+		return st, nil
+	}
+	if at > a.replica.State().Index() {
+		return nil, connect.NewError(connect.CodeOutOfRange, err)
+	}
+	ctx, cancel := context.WithTimeout(ctx, proposeHold)
+	defer cancel()
+	remote, rerr := a.client.ReadState(ctx, at)
+	if rerr != nil {
+		return nil, connect.NewError(connect.CodeOutOfRange, fmt.Errorf("%w; nor has a server: %w", err, rerr))
+	}
+	return remote, nil
+}
+
+func (s api) State(ctx context.Context, r *skeinv1.StateRequest) (*skeinv1.StateResponse, error) {
+	st, err := s.a.stateAt(ctx, r.GetAt())
+	if err != nil {
+		return nil, asConnect(err)
+	}
+	h := st.Hash()
+	return &skeinv1.StateResponse{State: redactState(st.Proto()), Hash: hex.EncodeToString(h[:])}, nil
+}
+
+func (s api) Diff(ctx context.Context, r *skeinv1.DiffRequest) (*skeinv1.DiffResponse, error) {
+	from, err := s.a.stateAt(ctx, r.GetFrom())
+	if err != nil {
+		return nil, asConnect(err)
+	}
+	to, err := s.a.stateAt(ctx, r.GetTo())
+	if err != nil {
+		return nil, asConnect(err)
+	}
+	return &skeinv1.DiffResponse{Lines: events.Diff(from, to)}, nil
+}
+
+func (s api) Plan(ctx context.Context, r *skeinv1.PlanRequest) (*skeinv1.PlanResponse, error) {
+	a := s.a
+	st, err := a.stateAt(ctx, r.GetAt())
+	if err != nil {
+		return nil, asConnect(err)
+	}
+	self := a.id
+	if r.GetNode() != "" {
+		if _, self, err = a.find(r.GetNode()); err != nil {
+			return nil, err
+		}
+	}
+	in := a.projectionInput(st)
+	if self != a.id {
+		if r.GetDiff() {
+			return nil, connect.NewError(connect.CodeInvalidArgument, errors.New("--diff compares with this host's kernel; ask the other node itself for its own"))
+		}
+		in.Self, in.Endpoints = self, map[identity.ID]netip.AddrPort{}
+	}
+	spec, _ := projection.Project(in)
+	out := &skeinv1.PlanResponse{Text: projection.Text(spec, a.keyName(st))}
+	if r.GetDiff() {
+		if out.Changes, err = a.plane.Diff(ctx, spec); err != nil {
+			return nil, asConnect(err)
+		}
+	}
+	out.SpecJson, err = json.Marshal(publicSpec(spec, a.keyName(st)))
+	return out, err
+}
+
+// keyName names a WireGuard key's owner.
+func (a *Agent) keyName(st *events.State) func(dataplane.Key) string {
+	names := map[dataplane.Key]string{}
+	for _, n := range st.Nodes() {
+		if len(n.GetWireguardKey()) == len(dataplane.Key{}) {
+			names[dataplane.Key(n.GetWireguardKey())] = n.GetName()
+		}
+	}
+	return func(k dataplane.Key) string {
+		if n, ok := names[k]; ok {
+			return n
+		}
+		return hex.EncodeToString(k[:4])
+	}
+}
+
+type specView struct {
+	Link      dataplane.Link      `json:"link"`
+	Port      int                 `json:"port"`
+	Mark      string              `json:"mark"`
+	Peers     map[string]specPeer `json:"peers"`
+	Targets   []netip.Prefix      `json:"targets"`
+	Completed bool                `json:"complete"`
+}
+
+type specPeer struct {
+	Endpoint   string         `json:"endpoint"`
+	Keepalive  string         `json:"keepalive"`
+	AllowedIPs []netip.Prefix `json:"allowedIPs"`
+}
+
+// publicSpec is a Spec without its secrets.
+func publicSpec(s dataplane.Spec, name func(dataplane.Key) string) specView {
+	v := specView{Link: s.Link, Port: s.WireGuard.Port, Mark: "0x" + strconv.FormatUint(uint64(s.WireGuard.Mark), 16), Peers: map[string]specPeer{}, Targets: s.Targets, Completed: s.Complete}
+	for k, p := range s.WireGuard.Peers {
+		e := ""
+		if p.Endpoint.IsValid() {
+			e = p.Endpoint.String()
+		}
+		v.Peers[name(k)] = specPeer{Endpoint: e, Keepalive: p.Keepalive.String(), AllowedIPs: p.AllowedIPs}
+	}
+	return v
+}
+
+func (s api) Down(_ context.Context, r *skeinv1.DownRequest) (*skeinv1.DownResponse, error) {
+	select {
+	case s.a.down <- r.GetPurge():
+	default:
+	}
+	return &skeinv1.DownResponse{}, nil
+}

@@ -1,0 +1,218 @@
+// Package config is the agent's configuration: the file /etc/skein/skein.yaml, its defaults and its
+// checks. A Config that Load returns is valid; it is not changed afterwards.
+package config
+
+import (
+	"errors"
+	"fmt"
+	"io/fs"
+	"net"
+	"net/netip"
+	"os"
+	"regexp"
+	"slices"
+	"strconv"
+	"strings"
+
+	"github.com/skeinmesh/skein/internal/strictyaml"
+)
+
+// Places that are fixed by DESIGN.md section 14.
+const (
+	DefaultFile     = "/etc/skein/skein.yaml"
+	DefaultStateDir = "/var/lib/skein"
+	DefaultRunDir   = "/run/skein"
+	SocketName      = "agent.sock"
+)
+
+// Config is the file. Keys are camelCase; everything may be left out.
+type Config struct {
+	Name   string            `yaml:"name"`   // default: the host's name
+	Site   string            `yaml:"site"`   // Kilo's location
+	Server *bool             `yaml:"server"` // takes part in Raft; absent: as the cluster has it
+	Relay  string            `yaml:"relay"`  // auto | true | false
+	Leader bool              `yaml:"leader"` // wish to lead the site
+	Labels map[string]string `yaml:"labels"`
+
+	InternalIP          string   `yaml:"internalIP"`
+	ForceEndpoint       string   `yaml:"forceEndpoint"`       // host:port
+	PersistentKeepalive uint32   `yaml:"persistentKeepalive"` // seconds
+	StunServers         []string `yaml:"stunServers"`         // host:port; default: the mesh's public nodes
+	NodeAddresses       []string `yaml:"nodeAddresses"`       // private prefixes that peers shall route to this node
+	RouteNodeAddresses  *bool    `yaml:"routeNodeAddresses"`  // take the peers' nodeAddresses; default: the cluster's setting
+
+	NatTraversal               NatTraversal `yaml:"natTraversal"`
+	HandshakeTimeoutSeconds    uint32       `yaml:"handshakeTimeoutSeconds"`
+	DirectRetryIntervalSeconds uint32       `yaml:"directRetryIntervalSeconds"`
+
+	Ports     Ports     `yaml:"ports"`
+	Dataplane Dataplane `yaml:"dataplane"`
+	Overlay   Overlay   `yaml:"overlay"` // read by `skein up --init` only
+	StateDir  string    `yaml:"stateDir"`
+	RunDir    string    `yaml:"runDir"`
+	Log       Log       `yaml:"log"`
+}
+
+// NatTraversal is named as WireKube names it.
+type NatTraversal struct {
+	BirthdayAttack string `yaml:"birthdayAttack"` // enabled | disabled
+}
+
+// Ports are where the agent listens.
+type Ports struct {
+	WireGuard uint16 `yaml:"wireguard"` // UDP
+	Stun      uint16 `yaml:"stun"`      // UDP, on public nodes; the port above it is used too
+	Relay     uint16 `yaml:"relay"`     // TCP, on public nodes
+	Control   uint16 `yaml:"control"`   // TCP and UDP, overlay addresses only
+	Metrics   string `yaml:"metrics"`   // addr:port; "off": none
+}
+
+// Dataplane chooses drivers.
+type Dataplane struct {
+	WireGuard string `yaml:"wireguard"` // auto | kernel | userspace
+	Link      string `yaml:"link"`
+}
+
+// Overlay is the cluster's address range.
+type Overlay struct {
+	IPv4 string `yaml:"ipv4"`
+}
+
+// Log says how much and how.
+type Log struct {
+	Level  string `yaml:"level"`  // debug | info | warn | error
+	Format string `yaml:"format"` // text | json
+}
+
+// Relay settings.
+const (
+	Auto = "auto"
+	On   = "true"
+	Off  = "false"
+)
+
+// Default is the configuration of a host that says nothing.
+func Default() Config {
+	name, _ := os.Hostname()
+	name, _, _ = strings.Cut(strings.ToLower(name), ".")
+	return Config{
+		Name:      name,
+		Relay:     Auto,
+		Ports:     Ports{WireGuard: 51820, Stun: 3478, Relay: 7443, Control: 7946, Metrics: "127.0.0.1:9469"},
+		Dataplane: Dataplane{WireGuard: Auto, Link: "skein0"},
+		Overlay:   Overlay{IPv4: "10.4.0.0/16"},
+		StateDir:  DefaultStateDir,
+		RunDir:    DefaultRunDir,
+		Log:       Log{Level: "info", Format: "text"},
+	}
+}
+
+// Load reads a file over the defaults. A missing file is an error only when it was asked for by name.
+func Load(file string, asked bool) (Config, error) {
+	c := Default()
+	b, err := os.ReadFile(file)
+	switch {
+	case errors.Is(err, fs.ErrNotExist) && !asked:
+	case err != nil:
+		return c, fmt.Errorf("configuration file: %w", err)
+	default:
+		if err := strictyaml.Unmarshal(file, b, &c); err != nil {
+			return c, err
+		}
+	}
+	if err := c.Check(); err != nil {
+		return c, fmt.Errorf("%s: %w", file, err)
+	}
+	return c, nil
+}
+
+var nameRE = regexp.MustCompile(`^[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?$`)
+
+// Check says what is wrong with the values, by key.
+func (c *Config) Check() error {
+	if !nameRE.MatchString(c.Name) {
+		return fmt.Errorf("name: %q is no host label; allowed: a-z, 0-9 and -, at most 63, not at the ends", c.Name)
+	}
+	for _, one := range []struct{ key, have, allowed string }{
+		{"relay", c.Relay, "auto true false"},
+		{"dataplane.wireguard", c.Dataplane.WireGuard, "auto kernel userspace"},
+		{"natTraversal.birthdayAttack", c.NatTraversal.BirthdayAttack, " enabled disabled"},
+		{"log.level", c.Log.Level, "debug info warn error"},
+		{"log.format", c.Log.Format, "text json"},
+	} {
+		if !slices.Contains(strings.Split(one.allowed, " "), one.have) {
+			return fmt.Errorf("%s: %q is not allowed; allowed: %s", one.key, one.have, strings.Join(strings.Fields(one.allowed), ", "))
+		}
+	}
+	if n := len(c.Dataplane.Link); n == 0 || n > 15 || strings.ContainsAny(c.Dataplane.Link, "/ \t:") {
+		return fmt.Errorf("dataplane.link: %q is no interface name; 1 to 15 characters without / : or blanks", c.Dataplane.Link)
+	}
+	if err := c.checkPorts(); err != nil {
+		return err
+	}
+	return c.checkAddresses()
+}
+
+func (c *Config) checkPorts() error {
+	seen := map[string]string{}
+	for _, p := range []struct {
+		key, proto string
+		port       uint16
+	}{
+		{"ports.wireguard", "udp", c.Ports.WireGuard},
+		{"ports.stun", "udp", c.Ports.Stun},
+		{"ports.relay", "tcp", c.Ports.Relay},
+		{"ports.control", "tcp", c.Ports.Control},
+		{"ports.control", "udp", c.Ports.Control},
+	} {
+		if p.port == 0 {
+			return fmt.Errorf("%s: 0 is not allowed; want 1 to 65535", p.key)
+		}
+		id := p.proto + strconv.Itoa(int(p.port))
+		if other, ok := seen[id]; ok {
+			return fmt.Errorf("%s: port %d/%s is taken by %s", p.key, p.port, p.proto, other)
+		}
+		seen[id] = p.key
+	}
+	if c.Ports.Stun == 65535 {
+		return errors.New("ports.stun: 65535 leaves no room for the alternate port above it")
+	}
+	if c.Ports.Metrics != "off" {
+		if _, err := netip.ParseAddrPort(c.Ports.Metrics); err != nil {
+			return fmt.Errorf("ports.metrics: %q: want addr:port or off", c.Ports.Metrics)
+		}
+	}
+	return nil
+}
+
+func (c *Config) checkAddresses() error {
+	if c.InternalIP != "" {
+		if _, err := netip.ParseAddr(c.InternalIP); err != nil {
+			return fmt.Errorf("internalIP: %q is no IP address", c.InternalIP)
+		}
+	}
+	for _, hp := range append([]string{c.ForceEndpoint}, c.StunServers...) {
+		if hp == "" {
+			continue
+		}
+		host, port, err := net.SplitHostPort(hp)
+		n, perr := strconv.ParseUint(port, 10, 16)
+		if err != nil || perr != nil || host == "" || n == 0 {
+			return fmt.Errorf("forceEndpoint, stunServers: %q: want host:port", hp)
+		}
+	}
+	for _, a := range c.NodeAddresses {
+		p, err := netip.ParsePrefix(a)
+		if err != nil || p.Masked() != p {
+			return fmt.Errorf("nodeAddresses: %q: want a prefix without host bits, such as 192.168.7.0/24", a)
+		}
+	}
+	p, err := netip.ParsePrefix(c.Overlay.IPv4)
+	if err != nil || !p.Addr().Is4() || p.Masked() != p || p.Bits() > 28 {
+		return fmt.Errorf("overlay.ipv4: %q: want an IPv4 prefix of /28 or larger without host bits", c.Overlay.IPv4)
+	}
+	if c.DirectRetryIntervalSeconds > 86400 || c.HandshakeTimeoutSeconds > 3600 || c.PersistentKeepalive > 3600 {
+		return errors.New("directRetryIntervalSeconds, handshakeTimeoutSeconds, persistentKeepalive: want at most 86400, 3600 and 3600 seconds")
+	}
+	return nil
+}

@@ -1,0 +1,11 @@
+// Package control is the control net: authenticated streams and small packets between nodes for
+// Raft, gossip and RPC, by two independent ways. The first is the tunnel (the peer's overlay
+// address), the second the relay session; neither needs the other, so that a wrong data plane can
+// always be repaired.
+//
+// Streams are TLS 1.3; both ends prove their identity key against the roster, and ALPN splits them.
+// Packets that come by the tunnel are attributed by their overlay source address, which WireGuard
+// has authenticated, those that come by a relay by the session they came in on.
+//
+// All methods are safe for concurrent use. Source: DESIGN.md section 7.
+package control

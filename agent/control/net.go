@@ -1,0 +1,413 @@
+package control
+
+import (
+	"context"
+	"crypto/ed25519"
+	"crypto/tls"
+	"errors"
+	"fmt"
+	"log/slog"
+	"net"
+	"net/netip"
+	"slices"
+	"strconv"
+	"sync"
+	"syscall"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/skeinmesh/skein/identity"
+)
+
+// Timing of the two ways.
+const (
+	relayHeadStart   = 300 * time.Millisecond // what the tunnel gets before the relay is tried as well
+	handshakeTimeout = 5 * time.Second
+	dialTimeout      = 8 * time.Second
+	backlog          = 64 // accepted streams per protocol that nobody has taken yet
+)
+
+// MaxPacket is the largest packet, in bytes, that SendPacket takes: it fits the tunnel's MTU unfragmented.
+const MaxPacket = 1300
+
+// Channels that packets are sorted by. Channel 0 is the relay's own, for WireGuard.
+const (
+	ChannelGossip byte = 1
+	ChannelSignal byte = 2
+)
+
+// Errors a caller decides by.
+var (
+	ErrNotMember = errors.New("not a member of this cluster")
+	ErrNoWay     = errors.New("neither the tunnel nor a relay reaches the node")
+	ErrTooLarge  = errors.New("packet is larger than the control net carries")
+)
+
+// Roster is who is a member.
+type Roster interface {
+	Key(id identity.ID) (ed25519.PublicKey, bool)
+	// Overlay are the node's addresses in the tunnel.
+	Overlay(id identity.ID) (v4, v6 netip.Addr, ok bool)
+	// Owner is the node that has an overlay address.
+	Owner(addr netip.Addr) (identity.ID, bool)
+}
+
+// Relay is the second way.
+type Relay interface {
+	Dial(ctx context.Context, peer identity.ID) (net.Conn, error)
+	Send(peer identity.ID, channel byte, b []byte) error
+}
+
+// Config is what the control net stands on.
+type Config struct {
+	Key    *identity.Key
+	Roster Roster
+	Relay  Relay
+	Port   uint16 // TCP and UDP, on the overlay addresses
+	Link   string // the tunnel; streams are bound to it, so that none leaves in the clear while it is away
+	// TunnelUp tells whether the tunnel to a node carries packets, as far as is known now.
+	TunnelUp func(identity.ID) bool
+	// OnPacket takes what arrives. It must not block; b is its own.
+	OnPacket func(from identity.ID, channel byte, b []byte)
+	Log      *slog.Logger
+}
+
+// Net is one node's end of the control net.
+type Net struct {
+	cfg    Config
+	server *tls.Config
+	ctx    context.Context
+	stop   context.CancelFunc
+	wg     sync.WaitGroup
+	// streams are the accepted ones by protocol; the map never changes.
+	streams map[string]*stream
+
+	mu    sync.Mutex
+	open  map[*Conn]struct{}
+	tcp   []net.Listener
+	udp   []*net.UDPConn
+	bound []netip.Addr
+}
+
+// New makes a control net that carries nothing yet but relayed streams; Bind opens the tunnel's side.
+func New(cfg Config) (*Net, error) {
+	n := &Net{cfg: cfg, streams: map[string]*stream{}, open: map[*Conn]struct{}{}}
+	n.ctx, n.stop = context.WithCancel(context.Background())
+	var err error
+	n.server, err = cfg.Key.ServerTLS([]string{identity.ALPNRaft, identity.ALPNRPC, identity.ALPNGossip}, func(_ string, key ed25519.PublicKey) error {
+		return n.member(key)
+	})
+	if err != nil {
+		return nil, err
+	}
+	for _, alpn := range []string{identity.ALPNRaft, identity.ALPNRPC, identity.ALPNGossip} {
+		n.streams[alpn] = &stream{alpn: alpn, conns: make(chan net.Conn, backlog)}
+	}
+	return n, nil
+}
+
+func (n *Net) member(key ed25519.PublicKey) error {
+	id := identity.IDOf(key)
+	known, ok := n.cfg.Roster.Key(id)
+	if !ok || !known.Equal(key) {
+		return fmt.Errorf("node %s: %w", id, ErrNotMember)
+	}
+	return nil
+}
+
+// Listen gives the streams of one protocol. Streams that arrive while no listener of the protocol is
+// open wait for the next one, a few of them.
+func (n *Net) Listen(alpn string) net.Listener {
+	return &listener{stream: n.streams[alpn], closed: make(chan struct{}), done: n.ctx.Done()}
+}
+
+// Bind listens on this node's overlay addresses. The addresses need not exist yet. Calling it again
+// with the same addresses does nothing.
+func (n *Net) Bind(addrs ...netip.Addr) error {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	lc := net.ListenConfig{Control: freeBind}
+	for _, a := range addrs {
+		if !a.IsValid() || slices.Contains(n.bound, a) {
+			continue
+		}
+		at := netip.AddrPortFrom(a, n.cfg.Port).String()
+		tcp, err := lc.Listen(n.ctx, "tcp", at)
+		if err != nil {
+			return fmt.Errorf("control net: listen on %s/tcp: %w (set ports.control to another port if it is taken)", at, err)
+		}
+		pc, err := lc.ListenPacket(n.ctx, "udp", at)
+		if err != nil {
+			tcp.Close()
+			return fmt.Errorf("control net: listen on %s/udp: %w (set ports.control to another port if it is taken)", at, err)
+		}
+		udp := pc.(*net.UDPConn)
+		n.tcp, n.udp, n.bound = append(n.tcp, tcp), append(n.udp, udp), append(n.bound, a)
+		n.wg.Add(2)
+		go n.accept(tcp)
+		go n.receive(udp)
+	}
+	return nil
+}
+
+// freeBind lets a socket have an address that the link gets only later, and keep it when the link is made anew.
+func freeBind(network, _ string, c syscall.RawConn) error {
+	var err error
+	e := c.Control(func(fd uintptr) {
+		err = unix.SetsockoptInt(int(fd), unix.IPPROTO_IP, unix.IP_FREEBIND, 1)
+		if network == "tcp6" || network == "udp6" {
+			err = unix.SetsockoptInt(int(fd), unix.IPPROTO_IPV6, unix.IPV6_FREEBIND, 1)
+		}
+	})
+	return errors.Join(e, err)
+}
+
+// Close ends all listeners and waits for the accept loops. Streams that were handed out stay.
+func (n *Net) Close() {
+	n.stop()
+	n.mu.Lock()
+	for _, l := range n.tcp {
+		l.Close()
+	}
+	for _, c := range n.udp {
+		c.Close()
+	}
+	n.mu.Unlock()
+	n.wg.Wait()
+}
+
+// Dial opens an authenticated stream to a node: by the tunnel, and when that does not answer at
+// once, by a relay too; the first that is up is used.
+func (n *Net) Dial(ctx context.Context, node identity.ID, alpn string) (net.Conn, error) {
+	key, ok := n.cfg.Roster.Key(node)
+	if !ok {
+		return nil, fmt.Errorf("dial node %s: %w", node, ErrNotMember)
+	}
+	conf, err := n.cfg.Key.ClientTLS(alpn, identity.Expect(key))
+	if err != nil {
+		return nil, err
+	}
+	ctx, cancel := context.WithTimeout(ctx, dialTimeout)
+	defer cancel()
+	type result struct {
+		conn *Conn
+		err  error
+	}
+	results := make(chan result) // unbuffered: a result that comes too late is closed by its maker
+	try := func(raw func() (net.Conn, error), way string) {
+		c, err := n.secure(ctx, raw, conf, node, way)
+		select {
+		case results <- result{c, err}:
+		case <-ctx.Done():
+			if c != nil {
+				c.Close()
+			}
+		}
+	}
+	pending := 1
+	go try(func() (net.Conn, error) { return n.dialTunnel(ctx, node) }, "tunnel")
+	relay := func() {
+		pending++
+		go try(func() (net.Conn, error) { return n.cfg.Relay.Dial(ctx, node) }, "relay")
+	}
+	head := time.NewTimer(relayHeadStart)
+	defer head.Stop()
+	relaying := false
+	if !n.cfg.TunnelUp(node) {
+		relay()
+		relaying = true
+	}
+	var errs []error
+	for pending > 0 {
+		select {
+		case r := <-results:
+			pending--
+			if r.err == nil {
+				return r.conn, nil
+			}
+			errs = append(errs, r.err)
+			if !relaying {
+				relay()
+				relaying = true
+			}
+		case <-head.C:
+			if !relaying {
+				relay()
+				relaying = true
+			}
+		case <-ctx.Done():
+			return nil, fmt.Errorf("dial node %s: %w: %w", node, ErrNoWay, errors.Join(append(errs, ctx.Err())...))
+		}
+	}
+	return nil, fmt.Errorf("dial node %s: %w: %w", node, ErrNoWay, errors.Join(errs...))
+}
+
+func (n *Net) dialTunnel(ctx context.Context, node identity.ID) (net.Conn, error) {
+	v4, v6, ok := n.cfg.Roster.Overlay(node)
+	if !ok {
+		return nil, ErrNotMember
+	}
+	d := net.Dialer{KeepAliveConfig: keepAlive}
+	if n.cfg.Link != "" {
+		d.Control = func(_, _ string, c syscall.RawConn) error {
+			var err error
+			e := c.Control(func(fd uintptr) { err = unix.BindToDevice(int(fd), n.cfg.Link) })
+			return errors.Join(e, err)
+		}
+	}
+	to := v6
+	if v4.IsValid() {
+		to = v4
+	}
+	return d.DialContext(ctx, "tcp", netip.AddrPortFrom(to, n.cfg.Port).String())
+}
+
+var keepAlive = net.KeepAliveConfig{Enable: true, Idle: 5 * time.Second, Interval: 2 * time.Second, Count: 3}
+
+func (n *Net) secure(ctx context.Context, raw func() (net.Conn, error), conf *tls.Config, node identity.ID, way string) (*Conn, error) {
+	c, err := raw()
+	if err != nil {
+		return nil, fmt.Errorf("%s: %w", way, err)
+	}
+	t := tls.Client(c, conf)
+	if err := t.HandshakeContext(ctx); err != nil {
+		c.Close()
+		return nil, fmt.Errorf("%s: TLS: %w", way, err)
+	}
+	return n.track(t, node, way), nil
+}
+
+func (n *Net) track(t *tls.Conn, peer identity.ID, way string) *Conn {
+	c := &Conn{Conn: t, peer: peer, way: way, net: n}
+	n.mu.Lock()
+	n.open[c] = struct{}{}
+	n.mu.Unlock()
+	return c
+}
+
+// Kick closes all streams with a node that is no longer a member.
+func (n *Net) Kick(node identity.ID) {
+	n.mu.Lock()
+	var cut []*Conn
+	for c := range n.open {
+		if c.peer == node {
+			cut = append(cut, c)
+		}
+	}
+	n.mu.Unlock()
+	for _, c := range cut {
+		c.Conn.NetConn().Close() // without TLS's farewell: the other end may not be reading
+		c.Close()
+	}
+}
+
+// TakeStream takes in a raw stream that a relay joined to one of ours.
+func (n *Net) TakeStream(c net.Conn, _ identity.ID) {
+	n.wg.Go(func() { n.serve(c, "relay") })
+}
+
+func (n *Net) accept(l net.Listener) {
+	defer n.wg.Done()
+	for {
+		c, err := l.Accept()
+		if err != nil {
+			if n.ctx.Err() != nil {
+				return
+			}
+			n.cfg.Log.Warn("control net: accept", "err", err)
+			select { // out of file descriptors, most likely: give others time to close some
+			case <-time.After(100 * time.Millisecond):
+			case <-n.ctx.Done():
+				return
+			}
+			continue
+		}
+		n.wg.Go(func() { n.serve(c, "tunnel") })
+	}
+}
+
+func (n *Net) serve(c net.Conn, way string) {
+	ctx, cancel := context.WithTimeout(n.ctx, handshakeTimeout)
+	defer cancel()
+	t := tls.Server(c, n.server)
+	if err := t.HandshakeContext(ctx); err != nil {
+		n.cfg.Log.Debug("control net: handshake refused", "from", c.RemoteAddr().String(), "way", way, "err", err)
+		c.Close()
+		return
+	}
+	state := t.ConnectionState()
+	key, err := identity.PeerKey(state)
+	l := n.streams[state.NegotiatedProtocol]
+	if err != nil || l == nil {
+		c.Close()
+		return
+	}
+	conn := n.track(t, identity.IDOf(key), way)
+	select {
+	case l.conns <- conn:
+	case <-ctx.Done():
+		conn.Close()
+	}
+}
+
+// SendPacket sends a packet to a node, by the tunnel when that is up and else by a relay. It is lost
+// without notice when the network loses it.
+func (n *Net) SendPacket(node identity.ID, channel byte, b []byte) error {
+	if len(b) > MaxPacket {
+		return fmt.Errorf("send %d bytes to node %s: %w (at most %d)", len(b), node, ErrTooLarge, MaxPacket)
+	}
+	if n.cfg.TunnelUp(node) && n.sendTunnel(node, channel, b) == nil {
+		return nil
+	}
+	err := n.cfg.Relay.Send(node, channel, b)
+	if err == nil {
+		return nil
+	}
+	if e := n.sendTunnel(node, channel, b); e != nil {
+		return fmt.Errorf("send to node %s: %w: %w", node, ErrNoWay, errors.Join(err, e))
+	}
+	return nil
+}
+
+func (n *Net) sendTunnel(node identity.ID, channel byte, b []byte) error {
+	v4, v6, ok := n.cfg.Roster.Overlay(node)
+	if !ok {
+		return ErrNotMember
+	}
+	n.mu.Lock()
+	socks := n.udp
+	n.mu.Unlock()
+	for _, c := range socks {
+		local := c.LocalAddr().(*net.UDPAddr).AddrPort().Addr().Unmap()
+		to := v6
+		if local.Is4() {
+			to = v4
+		}
+		if !to.IsValid() || to.Is4() != local.Is4() {
+			continue
+		}
+		_, err := c.WriteToUDPAddrPort(append([]byte{channel}, b...), netip.AddrPortFrom(to, n.cfg.Port))
+		return err
+	}
+	return errors.New("the tunnel's side is not bound to port " + strconv.Itoa(int(n.cfg.Port)) + " yet")
+}
+
+func (n *Net) receive(c *net.UDPConn) {
+	defer n.wg.Done()
+	buf := make([]byte, 64<<10)
+	for {
+		size, from, err := c.ReadFromUDPAddrPort(buf)
+		if err != nil {
+			if n.ctx.Err() != nil {
+				return
+			}
+			continue // such as an ICMP error for an earlier packet
+		}
+		id, ok := n.cfg.Roster.Owner(from.Addr().Unmap())
+		if !ok || size < 1 || size > MaxPacket+1 {
+			continue
+		}
+		n.cfg.OnPacket(id, buf[0], append([]byte(nil), buf[1:size]...))
+	}
+}

@@ -1,0 +1,136 @@
+package agent
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net/netip"
+	"time"
+
+	"github.com/skeinmesh/skein/agent/projection"
+	skeinv1 "github.com/skeinmesh/skein/api/skein/v1"
+	"github.com/skeinmesh/skein/consensus"
+	"github.com/skeinmesh/skein/dataplane"
+	"github.com/skeinmesh/skein/gossip/candidate"
+	"github.com/skeinmesh/skein/identity"
+)
+
+// openDiscovery prepares the search for this host's own addresses, and on public hosts the STUN server
+// by which others find theirs.
+func (a *Agent) openDiscovery() error {
+	internal, _ := netip.ParseAddr(a.cfg.InternalIP)
+	var err error
+	a.discoverer, err = candidate.New(candidate.Config{
+		Socket: a.socket, Port: int(a.cfg.Ports.WireGuard), Mark: dataplane.MarkWG, Servers: a.cfg.StunServers,
+		ForcedEndpoint: a.cfg.ForceEndpoint, InternalIP: internal, SkipLinks: []string{a.cfg.Dataplane.Link},
+		SkipPrefixes: projection.Overlays(a.replica.State().Cluster()), OnResult: a.onDiscovered, Log: a.log,
+	})
+	if err != nil {
+		return err
+	}
+	return a.openStun()
+}
+
+func (a *Agent) openStun() error {
+	if a.front == nil || !a.hasPublicAddress() {
+		return nil
+	}
+	var err error
+	a.stun, err = candidate.ListenSTUN(candidate.StunConfig{
+		Port: int(a.cfg.Ports.Stun), Mark: dataplane.MarkWG, ChangeIP: a.askFilterTest, Log: a.log,
+	})
+	if err != nil {
+		return fmt.Errorf("%w (another program has the port? set ports.stun in the configuration)", err)
+	}
+	return nil
+}
+
+// onStun hands STUN answers that came to WireGuard's port to whoever asked.
+func (a *Agent) onStun(from netip.AddrPort, local netip.Addr, payload []byte, at time.Time) {
+	a.discoverer.HandleSTUN(from, local, payload, at)
+}
+
+func (a *Agent) onDiscovered(r candidate.Result) {
+	old := a.netcheck.Swap(&r)
+	entry := &skeinv1.NatObserved{NatType: r.NAT, Detail: fmt.Sprintf("mapping %s, filtering %s", r.Mapping, r.Filtering)}
+	for _, m := range r.Mapped {
+		entry.Mapped = append(entry.Mapped, mappedText(m))
+	}
+	a.journal.Append(&skeinv1.JournalEntry{Time: r.At.UnixNano(), Body: &skeinv1.JournalEntry_NatObserved{NatObserved: entry}})
+	if old != nil {
+		a.paths.NetworkChanged()
+	}
+	a.wakeUp()
+}
+
+func mappedText(o candidate.Observation) string { return o.Server.String() + ": " + o.Mapped.String() }
+
+// askFilterTest has another public node answer a STUN client from an address that the client has not
+// contacted (RFC 5780): one that answers STUN itself, from another address than ours.
+func (a *Agent) askFilterTest(ctx context.Context, to netip.AddrPort, tx [12]byte) error {
+	var errs []error
+	for id, e := range a.gossip.Records() {
+		if id == a.id || len(e.Record.GetStunAddresses()) == 0 || !a.gossip.Alive(id) {
+			continue
+		}
+		_, err := a.conns.Cluster(id).FilterTest(ctx, &skeinv1.FilterTestRequest{Address: to.String(), TransactionId: tx[:]})
+		if err == nil {
+			return nil
+		}
+		errs = append(errs, err)
+	}
+	return errors.Join(append(errs, errors.New("no other public node answered in this one's stead"))...)
+}
+
+// answerFilterTest is the other half.
+func (a *Agent) answerFilterTest(_ context.Context, _ identity.ID, r *skeinv1.FilterTestRequest) error {
+	to, err := netip.ParseAddrPort(r.GetAddress())
+	if err != nil || len(r.GetTransactionId()) != 12 {
+		return fmt.Errorf("filter test: address %q or transaction ID of %d bytes is malformed", r.GetAddress(), len(r.GetTransactionId()))
+	}
+	if a.stun == nil {
+		return errors.New("this node answers no STUN")
+	}
+	return a.stun.Answer(to, [12]byte(r.GetTransactionId()))
+}
+
+// rpcService is what this node answers to others.
+func (a *Agent) rpcService() *consensus.Service {
+	return consensus.NewService(consensus.ServiceConfig{
+		Self: a.id, Replica: a.replica, Server: a.server.Load, Conns: a.conns, Log: a.log, FilterTest: a.answerFilterTest,
+	})
+}
+
+// follow keeps the replica up to date where Raft does not.
+func (a *Agent) follow(ctx context.Context) {
+	for {
+		err := a.client.Follow(ctx)
+		if ctx.Err() != nil {
+			return
+		}
+		a.report("agreed state", failure, err.Error(), "see docs/recovery.md")
+		if !wait(ctx, 10*time.Second) {
+			return
+		}
+	}
+}
+
+func (a *Agent) onHeartbeat(h *skeinv1.SubscribeResponse_Heartbeat) { a.noteClock(h.GetTime()) }
+
+// clockLimit is how wrong a host's clock may be before its user is told.
+const clockLimit = 30 * time.Second
+
+// noteClock compares the leader's clock with this host's.
+func (a *Agent) noteClock(leader int64) {
+	if leader == 0 {
+		return
+	}
+	d := time.Since(time.Unix(0, leader))
+	a.clock.Store(int64(d))
+	a.clockSeen.Store(true)
+	message := ""
+	if d.Abs() > clockLimit {
+		message = fmt.Sprintf("this host's clock is %s off the leader's", d.Round(time.Second))
+	}
+	a.report("clock", warning, message, "the mesh works all the same, but times in `events` and `explain --at` mislead: start an NTP client")
+}

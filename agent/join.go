@@ -1,0 +1,144 @@
+package agent
+
+import (
+	"context"
+	"crypto/rand"
+	"crypto/sha256"
+	"crypto/tls"
+	"encoding/hex"
+	"errors"
+	"fmt"
+	"log/slog"
+	"net"
+	"time"
+
+	skeinv1 "github.com/skeinmesh/skein/api/skein/v1"
+	"github.com/skeinmesh/skein/dataplane"
+	"github.com/skeinmesh/skein/events"
+	"github.com/skeinmesh/skein/identity"
+)
+
+const (
+	joinTimeout  = 10 * time.Second // one attempt at one seed
+	joinPatience = 2 * time.Minute  // all attempts together
+)
+
+// ErrJoinRefused is final: the cluster answered, and the answer is no.
+var ErrJoinRefused = errors.New("the cluster refused this node")
+
+// join asks the token's seeds, one after the other and again, until one has had this node admitted.
+func join(ctx context.Context, key *identity.Key, token *skeinv1.JoinToken, node *skeinv1.NewNode, log *slog.Logger) (*skeinv1.JoinResponse, error) {
+	ctx, cancel := context.WithTimeout(ctx, joinPatience)
+	defer cancel()
+	request := &skeinv1.JoinRequest{
+		ClusterId: token.GetClusterId(), TokenId: token.GetTokenId(), TokenSecret: token.GetSecret(),
+		Node: node, RequestId: newRequestID(),
+	}
+	for pause := 200 * time.Millisecond; ; pause = min(2*pause, 5*time.Second) {
+		var errs []error
+		for _, seed := range token.GetSeeds() {
+			r, err := joinAt(ctx, key, seed, request)
+			if err == nil {
+				return r, nil
+			}
+			if errors.Is(err, ErrJoinRefused) {
+				return nil, err
+			}
+			log.Info("seed did not admit this node yet", "seed", seed.GetAddress(), "err", err)
+			errs = append(errs, fmt.Errorf("seed %s: %w", seed.GetAddress(), err))
+		}
+		if !wait(ctx, pause) {
+			return nil, fmt.Errorf("no seed of the token admitted this node within %s: %w (is one of them up, and its TCP port reachable from here?)", joinPatience, errors.Join(errs...))
+		}
+	}
+}
+
+func joinAt(ctx context.Context, key *identity.Key, seed *skeinv1.JoinToken_Seed, request *skeinv1.JoinRequest) (*skeinv1.JoinResponse, error) {
+	ctx, cancel := context.WithTimeout(ctx, joinTimeout)
+	defer cancel()
+	conf, err := key.ClientTLS(identity.ALPNJoin, identity.Expect(seed.GetIdentityKey()))
+	if err != nil {
+		return nil, err
+	}
+	d := tls.Dialer{NetDialer: &net.Dialer{Control: markSocket(dataplane.MarkWG)}, Config: conf}
+	c, err := d.DialContext(ctx, "tcp", seed.GetAddress())
+	if err != nil {
+		return nil, err
+	}
+	defer c.Close()
+	stop := context.AfterFunc(ctx, func() { c.Close() })
+	defer stop()
+	if err := writeMessage(c, request); err != nil {
+		return nil, fmt.Errorf("send the join request: %w", err)
+	}
+	r := &skeinv1.JoinResponse{}
+	if err := readMessage(c, r, maxJoinResponse); err != nil {
+		return nil, err
+	}
+	switch r.GetErrorCode() {
+	case "":
+		return r, nil
+	case "unavailable", "deadline_exceeded":
+		return nil, errors.New(r.GetErrorMessage())
+	}
+	return nil, fmt.Errorf("%w: %s", ErrJoinRefused, r.GetErrorMessage())
+}
+
+// serveJoin answers one joiner.
+func (a *Agent) serveJoin(ctx context.Context, c *tls.Conn, peer identity.ID) {
+	ctx, cancel := context.WithTimeout(ctx, joinTimeout)
+	defer cancel()
+	stop := context.AfterFunc(ctx, func() { c.Close() })
+	defer stop()
+	request := &skeinv1.JoinRequest{}
+	if err := readMessage(c, request, maxJoinRequest); err != nil {
+		a.log.Debug("join request", "from", c.RemoteAddr().String(), "err", err)
+		return
+	}
+	response, err := a.admit(ctx, request, peer)
+	if err != nil {
+		code := events.Code("unavailable")
+		var e *events.Error
+		if errors.As(err, &e) {
+			code = e.Code
+		}
+		response = &skeinv1.JoinResponse{ErrorCode: string(code), ErrorMessage: err.Error(), Time: time.Now().UnixNano()}
+		a.log.Info("joiner not admitted", "node", peer.String(), "name", request.GetNode().GetName(), "err", err)
+	}
+	if err := writeMessage(c, response); err != nil {
+		a.log.Info("answer to a joiner", "node", peer.String(), "err", err)
+	}
+}
+
+func (a *Agent) admit(ctx context.Context, request *skeinv1.JoinRequest, peer identity.ID) (*skeinv1.JoinResponse, error) {
+	if identity.IDOf(request.GetNode().GetIdentityKey()) != peer {
+		return nil, &events.Error{Code: events.PermissionDenied, Message: "the request names another identity key than the connection has proved"}
+	}
+	secret := sha256.Sum256(request.GetTokenSecret())
+	// Leave time to answer, so that the joiner hears why.
+	pctx, cancel := context.WithTimeout(ctx, joinTimeout-2*time.Second)
+	defer cancel()
+	answer, err := a.client.Propose(pctx, &skeinv1.Command{
+		RequestId: request.GetRequestId(),
+		Body: &skeinv1.Command_AdmitNode{AdmitNode: &skeinv1.AdmitNode{
+			Node: request.GetNode(), TokenId: request.GetTokenId(), TokenSecretHash: secret[:], ClusterId: request.GetClusterId(),
+		}},
+	})
+	if err != nil {
+		return nil, err
+	}
+	if answer.GetIndex() > 0 {
+		if err := a.replica.Wait(ctx, answer.GetIndex()-1); err != nil {
+			return nil, fmt.Errorf("wait for the admission to arrive here: %w", err)
+		}
+	}
+	return &skeinv1.JoinResponse{
+		State: a.replica.State().Proto(), Records: a.signedRecords(), Node: answer.GetNode(), Time: time.Now().UnixNano(),
+	}, nil
+}
+
+func newRequestID() string {
+	var b [16]byte
+	rand.Read(b[:])
+	return hex.EncodeToString(b[:])
+}

@@ -1,0 +1,469 @@
+package agent
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net/http"
+	"net/netip"
+	"os"
+	"path/filepath"
+	"slices"
+	"time"
+
+	"google.golang.org/protobuf/proto"
+
+	"github.com/skeinmesh/skein/agent/config"
+	"github.com/skeinmesh/skein/agent/control"
+	"github.com/skeinmesh/skein/agent/path"
+	"github.com/skeinmesh/skein/agent/projection"
+	skeinv1 "github.com/skeinmesh/skein/api/skein/v1"
+	"github.com/skeinmesh/skein/consensus"
+	"github.com/skeinmesh/skein/dataplane"
+	"github.com/skeinmesh/skein/dataplane/plane"
+	"github.com/skeinmesh/skein/events"
+	"github.com/skeinmesh/skein/gossip"
+	"github.com/skeinmesh/skein/identity"
+	"github.com/skeinmesh/skein/relay"
+)
+
+const (
+	trafficEvery = 250 * time.Millisecond // how soon a peer that begins to talk gets heartbeats
+	syncSpacing  = 5 * time.Millisecond   // gathers wake-ups that come together
+	tickEvery    = time.Second
+)
+
+// errRevoked ends an agent whose node was thrown out.
+var errRevoked = errors.New("this node was revoked")
+
+// loopState is what the loop remembers between two rounds. No other goroutine touches it.
+type loopState struct {
+	state   *events.State
+	members map[identity.ID]identity.WireGuardKey
+	records map[identity.ID]*skeinv1.Record
+	relays  []relay.Relay
+	stun    []string
+	retry   time.Time // when a failed Apply is tried again
+	own     recordClock
+}
+
+// run serves and reconciles until ctx ends, or the agent is told to stop, or cannot go on.
+func (a *Agent) run(ctx context.Context) error {
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	if err := a.control.Bind(a.overlayAddrs()...); err != nil {
+		return err
+	}
+	a.serve(ctx)
+	if err := a.serveAPI(ctx); err != nil {
+		return err
+	}
+	defer os.Remove(filepath.Join(a.cfg.RunDir, config.SocketName))
+	if err := a.metrics.serve(ctx); err != nil {
+		return err
+	}
+	a.phase.Store(PhaseRunning)
+	if a.relayOnly() {
+		a.phase.Store(PhaseRelay)
+	}
+	a.log.Info("agent is up", "node", a.id.String(), "name", a.cfg.Name, "cluster", a.cluster.String(), "epoch", a.epoch, "index", a.replica.State().Index())
+	purge, err := a.loopUntil(ctx)
+	cancel()
+	if a.front != nil {
+		a.front.wg.Wait()
+	}
+	if errors.Is(err, errRevoked) || purge {
+		err = errors.Join(err, a.purge())
+	}
+	return err
+}
+
+func (a *Agent) loopUntil(ctx context.Context) (purge bool, err error) {
+	a.loop.members, a.loop.records = map[identity.ID]identity.WireGuardKey{}, map[identity.ID]*skeinv1.Record{}
+	tick := time.NewTicker(tickEvery)
+	defer tick.Stop()
+	traffic := time.NewTicker(trafficEvery)
+	defer traffic.Stop()
+	var pathChanged <-chan struct{}
+	if a.paths != nil {
+		pathChanged = a.paths.Changed()
+	}
+	a.wakeUp()
+	for {
+		select {
+		case <-ctx.Done():
+			return false, nil
+		case purge := <-a.down:
+			return purge, nil
+		case <-traffic.C:
+			a.readTraffic(ctx)
+			continue
+		case <-a.gossip.Changed():
+		case <-pathChanged:
+		case <-a.pool.Changed():
+			if a.paths != nil {
+				a.paths.RelaysChanged()
+			}
+		case <-tick.C:
+		case <-a.wake:
+		}
+		if !wait(ctx, syncSpacing) {
+			return false, nil
+		}
+		if err := a.sync(ctx); err != nil {
+			return false, err
+		}
+	}
+}
+
+// sync brings every part up to the newest state, records and paths, and the kernel with them.
+func (a *Agent) sync(ctx context.Context) error {
+	if err := a.syncState(); err != nil {
+		return err
+	}
+	a.syncRecords()
+	a.publish()
+	a.metrics.observe()
+	if a.plane != nil && !time.Now().Before(a.loop.retry) {
+		a.apply(ctx)
+	}
+	return nil
+}
+
+// syncState follows what the log has decided since the last round.
+func (a *Agent) syncState() error {
+	st := a.replica.State()
+	if st == a.loop.state {
+		return nil
+	}
+	old := a.loop.state
+	a.loop.state = st
+	if r := st.Revoked(a.id); r != nil {
+		return fmt.Errorf("%w (%s): its links are removed; move %s away to get a new identity, and join with a new token", errRevoked, r.GetReason(), a.cfg.StateDir)
+	}
+	a.roster.update(st)
+	now := map[identity.ID]identity.WireGuardKey{}
+	for _, id := range a.roster.Members() {
+		m, _ := a.roster.get(id)
+		now[id] = m.wg
+		if known, ok := a.loop.members[id]; id != a.id && (!ok || known != m.wg) {
+			a.addPeer(id, m)
+		}
+	}
+	for id := range a.loop.members {
+		if _, ok := now[id]; !ok {
+			a.dropPeer(id)
+		}
+	}
+	a.loop.members = now
+	if old == nil || !proto.Equal(old.GossipKeys(), st.GossipKeys()) {
+		if err := a.gossip.SetKeys(st.GossipKeys()); err != nil {
+			a.report("gossip keys", failure, err.Error(), "")
+		}
+	}
+	a.gossip.RosterChanged()
+	a.followServerRole()
+	if a.paths != nil {
+		set := st.Settings()
+		s := path.Settings{
+			DirectRetry: seconds(set.GetDirectRetryIntervalSeconds()), Keepalive: seconds(set.GetPersistentKeepaliveSeconds()),
+			Exclude: projection.Overlays(st.Cluster()),
+		}
+		if a.cfg.DirectRetryIntervalSeconds > 0 {
+			s.DirectRetry = seconds(a.cfg.DirectRetryIntervalSeconds)
+		}
+		a.paths.SetSettings(s)
+	}
+	return nil
+}
+
+func seconds(n uint32) time.Duration { return time.Duration(n) * time.Second }
+
+func (a *Agent) addPeer(id identity.ID, m member) {
+	if a.prober == nil {
+		return
+	}
+	key, err := identity.PairKey(a.wgKey, m.wg, a.cluster, "probe")
+	if err != nil {
+		a.report("peer "+m.name, warning, err.Error(), "its WireGuard key is unusable; revoke the node and let it join again")
+		return
+	}
+	a.prober.SetPeer(id, key)
+}
+
+func (a *Agent) dropPeer(id identity.ID) {
+	delete(a.loop.records, id)
+	if a.prober != nil {
+		a.prober.RemovePeer(id)
+		a.paths.RemovePeer(id)
+	}
+	a.proxies.Remove(id)
+	a.pool.Forget(id)
+	if a.relay != nil {
+		a.relay.Kick(id)
+	}
+	a.control.Kick(id)
+}
+
+// syncRecords follows what the members say of themselves.
+func (a *Agent) syncRecords() {
+	var relays []relay.Relay
+	var stun []string
+	for id, e := range a.gossip.Records() {
+		r := e.Record
+		key, ok := a.roster.Key(id)
+		if !ok {
+			continue
+		}
+		if r.GetRelay() != nil {
+			relays = append(relays, relay.Relay{ID: id, Addresses: r.GetRelay().GetAddresses(), Key: key})
+		}
+		if id == a.id {
+			continue
+		}
+		stun = append(stun, r.GetStunAddresses()...)
+		if a.loop.records[id] == r {
+			continue
+		}
+		a.loop.records[id] = r
+		links := make([]relay.Link, 0, len(r.GetRelayLinks()))
+		for _, l := range r.GetRelayLinks() {
+			if rid, err := identity.ParseID(l.GetNodeId()); err == nil {
+				links = append(links, relay.Link{Relay: rid, RTT: time.Duration(l.GetRttMicros()) * time.Microsecond})
+			}
+		}
+		a.pool.SetPeerLinks(id, links)
+		a.checkHash(id, r)
+		if a.paths != nil && r.GetRole() != roleRelay {
+			a.paths.SetPeer(id, r)
+		}
+	}
+	slices.SortFunc(relays, func(x, y relay.Relay) int { return slices.Compare(x.ID[:], y.ID[:]) })
+	same := func(x, y relay.Relay) bool {
+		return x.ID == y.ID && slices.Equal(x.Addresses, y.Addresses) && x.Key.Equal(y.Key)
+	}
+	if !slices.EqualFunc(relays, a.loop.relays, same) {
+		a.loop.relays = relays
+		a.pool.SetRelays(relays)
+		if a.paths != nil {
+			a.paths.RelaysChanged()
+		}
+	}
+	if len(a.cfg.StunServers) > 0 {
+		stun = a.cfg.StunServers
+	}
+	slices.Sort(stun)
+	stun = slices.Compact(stun)
+	if a.discoverer != nil && !slices.Equal(stun, a.loop.stun) {
+		a.loop.stun = stun
+		a.discoverer.SetServers(stun)
+	}
+}
+
+// projectionInput is all that a Spec follows from, with a given agreed state.
+func (a *Agent) projectionInput(st *events.State) projection.Input {
+	in := projection.Input{
+		Self: a.id, State: st, Records: map[identity.ID]*skeinv1.Record{}, Endpoints: map[identity.ID]netip.AddrPort{},
+		Complete: st.Index() > 0,
+		Host: projection.Host{
+			PrivateKey: a.wgKey, Link: a.cfg.Dataplane.Link, Port: int(a.cfg.Ports.WireGuard), MTU: a.tunnelMTU(),
+			RouteNodeAddresses: st.Settings().GetRouteNodeAddresses(),
+		},
+	}
+	if a.cfg.RouteNodeAddresses != nil {
+		in.Host.RouteNodeAddresses = *a.cfg.RouteNodeAddresses
+	}
+	own := a.ownRecord()
+	switch {
+	case a.cfg.PersistentKeepalive > 0:
+		in.Host.Keepalive = seconds(a.cfg.PersistentKeepalive)
+	case own.GetNatType() != skeinv1.NatType_NAT_TYPE_NONE:
+		in.Host.Keepalive = seconds(st.Settings().GetPersistentKeepaliveSeconds())
+	}
+	for id, e := range a.gossip.Records() {
+		in.Records[id] = e.Record
+	}
+	for id, p := range a.currentPaths() {
+		switch p.Kind {
+		case path.Direct:
+			in.Endpoints[id] = p.Endpoint
+		case path.Relay:
+			in.Endpoints[id] = a.proxies.Endpoint(id)
+		}
+	}
+	return in
+}
+
+// apply projects and makes the kernel follow.
+func (a *Agent) apply(ctx context.Context) {
+	spec, refused := projection.Project(a.projectionInput(a.loop.state))
+	a.reportRefusals(refused)
+	report, err := a.plane.Apply(ctx, spec)
+	if err != nil {
+		if ctx.Err() == nil {
+			a.report("data plane", failure, err.Error(), "")
+		}
+		return
+	}
+	writes := 0
+	for _, n := range report.Writes {
+		writes += n
+	}
+	a.writes.Add(uint64(writes))
+	for _, subsystem := range []string{"wireguard", "nft", "route"} {
+		message := ""
+		if e := report.Errors[subsystem]; e != nil {
+			message = e.Error()
+			a.loop.retry = time.Now().Add(tickEvery)
+		}
+		a.report("data plane: "+subsystem, failure, message, "it is tried again every second; the other subsystems go on")
+		if n := report.Writes[subsystem]; n > 0 || message != "" {
+			a.journal.Append(&skeinv1.JournalEntry{Time: time.Now().UnixNano(), Body: &skeinv1.JournalEntry_Reconciled{Reconciled: &skeinv1.Reconciled{
+				Subsystem: subsystem, Writes: uint32(n), Error: message,
+			}}})
+		}
+	}
+	a.mu.Lock()
+	a.spec = spec
+	a.mu.Unlock()
+	a.applied.Store(len(report.Errors) == 0)
+}
+
+func (a *Agent) reportRefusals(refused []projection.Refusal) {
+	message := ""
+	for i, r := range refused {
+		if i == 3 {
+			message += fmt.Sprintf("; and %d more", len(refused)-i)
+			break
+		}
+		if i > 0 {
+			message += "; "
+		}
+		message += a.roster.Name(r.Peer) + ": " + r.Reason
+	}
+	a.report("peers' requests", warning, message, "these requests are ignored; correct nodeAddresses in the configuration of these nodes")
+}
+
+// readTraffic tells the paths which peers talk.
+func (a *Agent) readTraffic(ctx context.Context) {
+	if a.plane == nil {
+		return
+	}
+	all, err := a.plane.Peers(ctx)
+	if err != nil {
+		return // Apply reports what is wrong with the device
+	}
+	byKey := make(map[dataplane.Key]dataplane.PeerStatus, len(all))
+	for _, p := range all {
+		byKey[p.PublicKey] = p
+	}
+	a.stats.Store(&byKey)
+	counters := make(map[identity.ID]path.Counters, len(all))
+	for id, wg := range a.loop.members {
+		if p, ok := byKey[dataplane.Key(wg)]; ok {
+			counters[id] = path.Counters{RxBytes: p.RxBytes, TxBytes: p.TxBytes, Endpoint: p.Endpoint}
+		}
+	}
+	a.paths.Traffic(counters)
+}
+
+// serve starts what runs beside the loop.
+func (a *Agent) serve(ctx context.Context) {
+	go a.watchState(ctx)
+	go a.follow(ctx)
+	go a.serveRPC(ctx)
+	if a.front != nil {
+		go a.front.serve(ctx)
+	}
+	if a.socket != nil {
+		go a.socket.Serve(a.prober.Handle)
+	}
+	if a.discoverer != nil {
+		go a.discoverer.Run(ctx)
+	}
+}
+
+// watchState wakes the loop for every change of the agreed state.
+func (a *Agent) watchState(ctx context.Context) {
+	for index := a.replica.State().Index(); ; index = a.replica.State().Index() {
+		if a.replica.Wait(ctx, index) != nil {
+			return
+		}
+		a.wakeUp()
+	}
+}
+
+// serveRPC answers the other nodes.
+func (a *Agent) serveRPC(ctx context.Context) {
+	mux := http.NewServeMux()
+	mux.Handle(a.rpcService().Handler())
+	srv := consensus.NewHTTPServer(mux, a.log)
+	context.AfterFunc(ctx, func() { srv.Close() })
+	if err := srv.Serve(consensus.PlainListener(a.control.Listen(identity.ALPNRPC))); err != nil && !errors.Is(err, http.ErrServerClosed) && ctx.Err() == nil {
+		a.report("rpc", failure, err.Error(), "restart the agent")
+	}
+}
+
+// onPacket takes a packet of the control net.
+func (a *Agent) onPacket(from identity.ID, channel byte, b []byte) {
+	switch channel {
+	case control.ChannelGossip:
+		select {
+		case a.gossipIn <- gossip.Packet{From: from, Data: b, At: time.Now()}:
+		default: // memberlist is far behind: a lost packet, as UDP has them
+		}
+	case control.ChannelSignal:
+		a.takeSignal(from, b)
+	}
+}
+
+func (a *Agent) sendSignal(peer identity.ID, s *skeinv1.Signal) error {
+	s.From = a.id.String()
+	b, err := proto.Marshal(s)
+	if err != nil {
+		return fmt.Errorf("encode a signal: %w", err)
+	}
+	return a.control.SendPacket(peer, control.ChannelSignal, b)
+}
+
+func (a *Agent) takeSignal(from identity.ID, b []byte) {
+	s := &skeinv1.Signal{}
+	if err := proto.Unmarshal(b, s); err != nil || s.GetFrom() != from.String() || a.paths == nil {
+		return
+	}
+	if p := s.GetPunch(); p != nil {
+		a.paths.Punch(from, p)
+	}
+}
+
+// onForeign notes that somebody else changed what is ours, and that it was mended.
+func (a *Agent) onForeign(subsystem string) {
+	a.metrics.foreign.WithLabelValues(subsystem).Inc()
+	a.journal.Append(&skeinv1.JournalEntry{Time: time.Now().UnixNano(), Body: &skeinv1.JournalEntry_Reconciled{Reconciled: &skeinv1.Reconciled{Subsystem: subsystem, Foreign: true, Cause: "changed by somebody else, and mended"}}})
+}
+
+// report sets or clears a problem and logs it once.
+func (a *Agent) report(subject, severity, message, advice string) {
+	if !a.problems.set(subject, severity, message, advice) {
+		return
+	}
+	if message == "" {
+		a.log.Info("problem is gone", "subject", subject)
+		return
+	}
+	a.log.Warn("problem", "subject", subject, "severity", severity, "message", message)
+}
+
+// purge removes everything that is ours from the kernel.
+func (a *Agent) purge() error {
+	if a.plane == nil {
+		return nil
+	}
+	if err := a.plane.Close(); err != nil {
+		return err
+	}
+	a.plane = nil
+	ctx, cancel := context.WithTimeout(context.Background(), 10*time.Second)
+	defer cancel()
+	return plane.Purge(ctx, plane.Options{Link: a.cfg.Dataplane.Link, Driver: a.cfg.Dataplane.WireGuard, Log: a.log})
+}

@@ -1,0 +1,174 @@
+package agent
+
+import (
+	"context"
+	"fmt"
+	"net"
+	"net/http"
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
+	"github.com/prometheus/client_golang/prometheus/collectors"
+	"github.com/prometheus/client_golang/prometheus/promhttp"
+
+	skeinv1 "github.com/skeinmesh/skein/api/skein/v1"
+)
+
+// metrics are what the agent tells Prometheus, on ports.metrics, besides /healthz and /readyz.
+type metrics struct {
+	a        *Agent
+	registry *prometheus.Registry
+
+	foreign *prometheus.CounterVec
+	info    *prometheus.GaugeVec
+	index   prometheus.Gauge
+	nodes   *prometheus.GaugeVec
+	peers   *prometheus.GaugeVec
+	leader  prometheus.Gauge
+	trouble *prometheus.GaugeVec
+}
+
+func newMetrics(a *Agent) *metrics {
+	m := &metrics{a: a, registry: prometheus.NewRegistry()}
+	gauge := func(name, help string) prometheus.Gauge {
+		g := prometheus.NewGauge(prometheus.GaugeOpts{Name: name, Help: help})
+		m.registry.MustRegister(g)
+		return g
+	}
+	gauges := func(name, help string, labels ...string) *prometheus.GaugeVec {
+		g := prometheus.NewGaugeVec(prometheus.GaugeOpts{Name: name, Help: help}, labels)
+		m.registry.MustRegister(g)
+		return g
+	}
+	m.foreign = prometheus.NewCounterVec(prometheus.CounterOpts{Name: "skein_dataplane_mended_total", Help: "Changes by somebody else that were mended, by subsystem."}, []string{"subsystem"})
+	m.registry.MustRegister(m.foreign, collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
+	m.registry.MustRegister(prometheus.NewCounterFunc(prometheus.CounterOpts{Name: "skein_dataplane_writes_total", Help: "Messages to the kernel that changed something."}, func() float64 { return float64(a.writes.Load()) }))
+	m.info = gauges("skein_info", "Always 1; the labels say what runs.", "version", "node", "name", "driver", "nat")
+	m.index = gauge("skein_state_index", "Last applied event.")
+	m.nodes = gauges("skein_nodes", "Members, by whether gossip sees them.", "alive")
+	m.peers = gauges("skein_peers", "Peers by path.", "path")
+	m.leader = gauge("skein_is_leader", "1 on the node that leads the cluster.")
+	m.trouble = gauges("skein_problems", "Problems that status shows, by severity.", "severity")
+	m.registry.MustRegister(roomCollector{a})
+	return m
+}
+
+// observe sets the gauges from the newest values.
+func (m *metrics) observe() {
+	a := m.a
+	driver := ""
+	if a.plane != nil {
+		driver = a.plane.Driver()
+	}
+	own := a.ownRecord()
+	m.info.Reset()
+	m.info.WithLabelValues(a.opts.Version, a.id.String(), a.cfg.Name, driver, natName(own.GetNatType())).Set(1)
+	m.index.Set(float64(a.replica.State().Index()))
+	alive, all := 0, a.roster.Members()
+	for _, id := range all {
+		if id == a.id || a.gossip.Alive(id) {
+			alive++
+		}
+	}
+	m.nodes.WithLabelValues("true").Set(float64(alive))
+	m.nodes.WithLabelValues("false").Set(float64(len(all) - alive))
+	count := map[string]int{"direct": 0, "relay": 0, "down": 0}
+	for _, p := range a.currentPaths() {
+		count[transport(p)]++
+	}
+	for k, n := range count {
+		m.peers.WithLabelValues(k).Set(float64(n))
+	}
+	m.leader.Set(0)
+	if s := a.server.Load(); s != nil && s.IsLeader() {
+		m.leader.Set(1)
+	}
+	trouble := map[string]int{warning: 0, failure: 0}
+	for _, p := range a.problems.list() {
+		trouble[p.GetSeverity()]++
+	}
+	for k, n := range trouble {
+		m.trouble.WithLabelValues(k).Set(float64(n))
+	}
+}
+
+// roomCollector reads the counters that the rooms keep themselves, when it is asked.
+type roomCollector struct{ a *Agent }
+
+var (
+	descRelayClient = prometheus.NewDesc("skein_relay_session_bytes_total", "Bytes through relay sessions of this node.", []string{"relay", "direction"}, nil)
+	descRelayDrops  = prometheus.NewDesc("skein_relay_session_dropped_total", "Packets for a relay that waited too long or found the queue full.", []string{"relay"}, nil)
+	descRelayRTT    = prometheus.NewDesc("skein_relay_session_rtt_seconds", "Round-trip time to a relay.", []string{"relay"}, nil)
+	descPeerBytes   = prometheus.NewDesc("skein_peer_bytes_total", "Bytes that WireGuard counted for a peer.", []string{"peer", "direction"}, nil)
+	descProbes      = prometheus.NewDesc("skein_probe_packets_total", "Probe packets, by kind.", []string{"kind"}, nil)
+)
+
+// Describe sends nothing: the collector is unchecked, since its relays and peers come and go.
+func (c roomCollector) Describe(chan<- *prometheus.Desc) {}
+
+// Collect reads the rooms.
+func (c roomCollector) Collect(out chan<- prometheus.Metric) {
+	counter := func(d *prometheus.Desc, v uint64, labels ...string) {
+		out <- prometheus.MustNewConstMetric(d, prometheus.CounterValue, float64(v), labels...)
+	}
+	for _, s := range c.a.pool.Stats() {
+		name := c.a.roster.Name(s.Relay)
+		counter(descRelayClient, s.RxBytes, name, "rx")
+		counter(descRelayClient, s.TxBytes, name, "tx")
+		counter(descRelayDrops, s.Dropped, name)
+		out <- prometheus.MustNewConstMetric(descRelayRTT, prometheus.GaugeValue, s.RTT.Seconds(), name)
+	}
+	if all := c.a.stats.Load(); all != nil {
+		for _, id := range c.a.roster.Members() {
+			m, _ := c.a.roster.get(id)
+			if p, ok := (*all)[[32]byte(m.wg)]; ok {
+				counter(descPeerBytes, p.RxBytes, m.name, "rx")
+				counter(descPeerBytes, p.TxBytes, m.name, "tx")
+			}
+		}
+	}
+	if c.a.prober != nil {
+		s := c.a.prober.Stats()
+		counter(descProbes, s.PingsSent, "ping_sent")
+		counter(descProbes, s.PongsSent, "pong_sent")
+		counter(descProbes, s.PingsReceived, "ping_received")
+		counter(descProbes, s.PongsReceived, "pong_received")
+		counter(descProbes, s.Strangers+s.BadMAC+s.Replayed+s.Unsolicited, "refused")
+	}
+}
+
+// serve answers /metrics, /healthz and /readyz until ctx ends.
+func (m *metrics) serve(ctx context.Context) error {
+	addr := m.a.cfg.Ports.Metrics
+	if addr == "off" {
+		return nil
+	}
+	l, err := net.Listen("tcp", addr)
+	if err != nil {
+		return fmt.Errorf("metrics and health: %w (set ports.metrics to another address, or to off)", err)
+	}
+	mux := http.NewServeMux()
+	mux.Handle("/metrics", promhttp.HandlerFor(m.registry, promhttp.HandlerOpts{}))
+	mux.HandleFunc("/healthz", func(w http.ResponseWriter, _ *http.Request) { fmt.Fprintln(w, "ok") })
+	mux.HandleFunc("/readyz", m.ready)
+	srv := &http.Server{Handler: mux, ReadHeaderTimeout: 5 * time.Second}
+	go srv.Serve(l)
+	context.AfterFunc(ctx, func() { srv.Close() })
+	return nil
+}
+
+// ready: the data plane holds what it should, and nothing is known to be broken. It does not ask for a
+// leader or a quorum: forwarding goes on without.
+func (m *metrics) ready(w http.ResponseWriter, _ *http.Request) {
+	a := m.a
+	switch p := a.problems.failing(); {
+	case !a.applied.Load() && !a.relayOnly():
+		http.Error(w, "the data plane has not been set up yet", http.StatusServiceUnavailable)
+	case p != nil:
+		http.Error(w, p.GetSubject()+": "+p.GetMessage(), http.StatusServiceUnavailable)
+	default:
+		fmt.Fprintln(w, "ok")
+	}
+}
+
+func natName(n skeinv1.NatType) string { return n.String() }

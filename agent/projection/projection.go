@@ -1,0 +1,233 @@
+// Package projection turns what is agreed, observed and decided into the Spec of this host's kernel.
+//
+// Project is pure: the same input gives the same Spec, whatever the order in which it became known.
+// A peer that cannot be projected is reported and left out; the rest goes on. Source: DESIGN.md
+// sections 3 and 9.
+package projection
+
+import (
+	"bytes"
+	"fmt"
+	"net/netip"
+	"slices"
+	"time"
+
+	skeinv1 "github.com/skeinmesh/skein/api/skein/v1"
+	"github.com/skeinmesh/skein/dataplane"
+	"github.com/skeinmesh/skein/events"
+	"github.com/skeinmesh/skein/identity"
+)
+
+// Input is everything that a Spec follows from.
+type Input struct {
+	Self    identity.ID
+	State   *events.State
+	Records map[identity.ID]*skeinv1.Record
+	// Endpoints is where WireGuard sends for each peer: a direct address or a local relay proxy.
+	Endpoints map[identity.ID]netip.AddrPort
+	Host      Host
+	// Complete is set once state, records and paths have spoken.
+	Complete bool
+}
+
+// Host is what only this host knows.
+type Host struct {
+	PrivateKey         identity.WireGuardKey
+	Link               string
+	Port               int
+	MTU                int           // bytes; 0: the default
+	Keepalive          time.Duration // 0: none
+	RouteNodeAddresses bool
+}
+
+// Refusal is something a peer asked for and does not get.
+type Refusal struct {
+	Peer   identity.ID
+	Reason string
+}
+
+// Project computes the Spec.
+func Project(in Input) (dataplane.Spec, []Refusal) {
+	spec := dataplane.Spec{
+		Link: dataplane.Link{Name: in.Host.Link, MTU: in.Host.MTU},
+		WireGuard: dataplane.WireGuard{
+			PrivateKey: dataplane.Key(in.Host.PrivateKey),
+			Port:       in.Host.Port,
+			Mark:       dataplane.MarkWG,
+		},
+		Complete: in.Complete,
+	}
+	if spec.Link.MTU == 0 {
+		spec.Link.MTU = dataplane.MTU
+	}
+	nodes := in.State.Nodes()
+	spec.WireGuard.Peers = make(map[dataplane.Key]dataplane.Peer, len(nodes))
+	overlays := Overlays(in.State.Cluster())
+	var refused []Refusal
+	granted := newPrefixes(overlays)
+	for _, n := range nodes {
+		id, err := identity.ParseID(n.GetId())
+		if err != nil {
+			refused = append(refused, Refusal{id, err.Error()})
+			continue
+		}
+		if id == in.Self {
+			spec.Link.Addresses = ownAddresses(n, overlays)
+			continue
+		}
+		peer, err := in.peer(id, n)
+		if err != nil {
+			refused = append(refused, Refusal{id, err.Error()})
+			continue
+		}
+		if in.Host.RouteNodeAddresses {
+			for _, a := range in.Records[id].GetNodeAddresses() {
+				p, err := granted.grant(a)
+				if err != nil {
+					refused = append(refused, Refusal{id, err.Error()})
+					continue
+				}
+				peer.AllowedIPs = append(peer.AllowedIPs, p)
+			}
+			slices.SortFunc(peer.AllowedIPs, netip.Prefix.Compare)
+		}
+		spec.WireGuard.Peers[dataplane.Key(n.GetWireguardKey())] = peer
+		spec.Targets = append(spec.Targets, peer.AllowedIPs...)
+	}
+	spec.Targets = merge(spec.Targets)
+	return spec, refused
+}
+
+func (in *Input) peer(id identity.ID, n *skeinv1.Node) (dataplane.Peer, error) {
+	if len(n.GetWireguardKey()) != len(dataplane.Key{}) {
+		return dataplane.Peer{}, fmt.Errorf("WireGuard key of %d bytes; want 32", len(n.GetWireguardKey()))
+	}
+	peer := dataplane.Peer{Endpoint: in.Endpoints[id], Keepalive: in.Host.Keepalive}
+	for _, text := range []string{n.GetIpv4(), n.GetIpv6()} {
+		if text == "" {
+			continue
+		}
+		a, err := netip.ParseAddr(text)
+		if err != nil {
+			return dataplane.Peer{}, fmt.Errorf("overlay address %q: %w", text, err)
+		}
+		peer.AllowedIPs = append(peer.AllowedIPs, netip.PrefixFrom(a, a.BitLen()))
+	}
+	psk, err := identity.PresharedKey(in.State.Cluster().GetPskSeed(), in.Self, id)
+	if err != nil {
+		return dataplane.Peer{}, err
+	}
+	peer.PresharedKey = dataplane.Key(psk)
+	return peer, nil
+}
+
+// Overlays are the cluster's address ranges.
+func Overlays(c *skeinv1.Cluster) []netip.Prefix {
+	var out []netip.Prefix
+	for _, text := range []string{c.GetOverlayIpv4(), c.GetOverlayIpv6()} {
+		if p, err := netip.ParsePrefix(text); err == nil {
+			out = append(out, p)
+		}
+	}
+	return out
+}
+
+func ownAddresses(n *skeinv1.Node, overlays []netip.Prefix) []netip.Prefix {
+	var out []netip.Prefix
+	for _, text := range []string{n.GetIpv4(), n.GetIpv6()} {
+		a, err := netip.ParseAddr(text)
+		if err != nil {
+			continue
+		}
+		for _, o := range overlays {
+			if o.Contains(a) {
+				out = append(out, netip.PrefixFrom(a, o.Bits()))
+			}
+		}
+	}
+	return out
+}
+
+// prefixes remembers which prefixes are given, so that none is given twice.
+type prefixes struct{ taken []netip.Prefix }
+
+func newPrefixes(taken []netip.Prefix) *prefixes { return &prefixes{slices.Clone(taken)} }
+
+// private are the ranges a node may ask its peers to route to it. A public prefix would let one
+// member draw the others' internet traffic.
+var private = []netip.Prefix{
+	netip.MustParsePrefix("10.0.0.0/8"),
+	netip.MustParsePrefix("172.16.0.0/12"),
+	netip.MustParsePrefix("192.168.0.0/16"),
+	netip.MustParsePrefix("100.64.0.0/10"), // RFC 6598
+	netip.MustParsePrefix("fc00::/7"),
+}
+
+func (p *prefixes) grant(text string) (netip.Prefix, error) {
+	want, err := netip.ParsePrefix(text)
+	if err != nil || want.Masked() != want {
+		return want, fmt.Errorf("node address %q is no prefix without host bits", text)
+	}
+	inside := func(r netip.Prefix) bool { return r.Bits() <= want.Bits() && r.Contains(want.Addr()) }
+	if !slices.ContainsFunc(private, inside) {
+		return want, fmt.Errorf("node address %s is not private; only private prefixes are routed to a node", want)
+	}
+	for _, t := range p.taken {
+		if t.Overlaps(want) {
+			return want, fmt.Errorf("node address %s overlaps %s, which is the overlay's or another node's", want, t)
+		}
+	}
+	p.taken = append(p.taken, want)
+	return want, nil
+}
+
+// merge sorts prefixes and drops those that another covers.
+func merge(all []netip.Prefix) []netip.Prefix {
+	slices.SortFunc(all, func(a, b netip.Prefix) int {
+		if c := a.Addr().Compare(b.Addr()); c != 0 {
+			return c
+		}
+		return a.Bits() - b.Bits()
+	})
+	out := all[:0]
+	for _, p := range all {
+		if n := len(out); n > 0 && out[n-1].Overlaps(p) {
+			continue
+		}
+		out = append(out, p)
+	}
+	return out
+}
+
+// Text prints a Spec for people, peers in the order of their keys. Secret keys are not shown.
+func Text(s dataplane.Spec, name func(dataplane.Key) string) string {
+	var b bytes.Buffer
+	fmt.Fprintf(&b, "link %s mtu %d", s.Link.Name, s.Link.MTU)
+	for _, a := range s.Link.Addresses {
+		fmt.Fprintf(&b, " %s", a)
+	}
+	fmt.Fprintf(&b, "\nwireguard port %d fwmark %#x\n", s.WireGuard.Port, s.WireGuard.Mark)
+	keys := make([]dataplane.Key, 0, len(s.WireGuard.Peers))
+	for k := range s.WireGuard.Peers {
+		keys = append(keys, k)
+	}
+	slices.SortFunc(keys, func(x, y dataplane.Key) int { return bytes.Compare(x[:], y[:]) })
+	for _, k := range keys {
+		p := s.WireGuard.Peers[k]
+		endpoint := "as it is"
+		if p.Endpoint.IsValid() {
+			endpoint = p.Endpoint.String()
+		}
+		fmt.Fprintf(&b, "peer %s endpoint %s keepalive %s allowed", name(k), endpoint, p.Keepalive)
+		for _, a := range p.AllowedIPs {
+			fmt.Fprintf(&b, " %s", a)
+		}
+		b.WriteByte('\n')
+	}
+	for _, t := range s.Targets {
+		fmt.Fprintf(&b, "target %s\n", t)
+	}
+	fmt.Fprintf(&b, "rule %d fwmark %#x/%#x table %d\nroute default dev %s table %d\n",
+		dataplane.RulePriority, dataplane.MarkRoute, dataplane.MarkMask, dataplane.RouteTable, s.Link.Name, dataplane.RouteTable)
+	return b.String()
+}

@@ -1,0 +1,321 @@
+package agent
+
+import (
+	"fmt"
+	"net"
+	"net/netip"
+	"slices"
+	"strconv"
+	"time"
+
+	"google.golang.org/protobuf/proto"
+
+	"github.com/skeinmesh/skein/agent/config"
+	"github.com/skeinmesh/skein/agent/path"
+	skeinv1 "github.com/skeinmesh/skein/api/skein/v1"
+	"github.com/skeinmesh/skein/events"
+	"github.com/skeinmesh/skein/identity"
+)
+
+const (
+	roleRelay = "relay" // Record.role of a node that relays and does nothing else
+
+	summaryEvery  = 2 * time.Second // how often what others need not know at once may change the record
+	quietForHash  = 2 * time.Second // the index rests that long before its hash is published
+	rttStep       = 5 * time.Millisecond
+	stateHashSize = 16
+	knownHashes   = 256
+)
+
+// recordClock spaces the changes of this node's record.
+type recordClock struct {
+	summary time.Time // last change of the summary
+	index   uint64    // newest index seen, and since when
+	since   time.Time
+	hashes  map[uint64][]byte // of the indexes this node has published or compared, bounded
+}
+
+// ownRecord is what this node last published, never nil.
+func (a *Agent) ownRecord() *skeinv1.Record {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	if a.published == nil {
+		return &skeinv1.Record{}
+	}
+	return a.published
+}
+
+// publish gossips this node's record if it changed: at once for what paths depend on, now and then
+// for the rest.
+func (a *Agent) publish() {
+	now := time.Now()
+	old := a.ownRecord()
+	next := a.observed()
+	c := &a.loop.own
+	st := a.loop.state
+	if st.Index() != c.index {
+		c.index, c.since = st.Index(), now
+	}
+	urgent := !sameObserved(old, next)
+	if urgent || now.Sub(c.summary) >= summaryEvery {
+		a.summarise(next)
+		if now.Sub(c.since) >= quietForHash {
+			next.AppliedIndex, next.StateHash = st.Index(), a.hashAt(st)
+		} else {
+			next.AppliedIndex, next.StateHash = old.GetAppliedIndex(), old.GetStateHash()
+		}
+	} else {
+		keepSummary(next, old)
+	}
+	next.Time = old.GetTime()
+	if proto.Equal(old, next) {
+		return
+	}
+	next.Time = now.UnixNano()
+	c.summary = now
+	if err := a.gossip.Publish(proto.CloneOf(next)); err != nil {
+		a.report("record", failure, err.Error(), "others do not learn how to reach this node")
+		return
+	}
+	a.report("record", "", "", "")
+	a.mu.Lock()
+	a.published = next
+	a.mu.Unlock()
+	if a.paths != nil {
+		a.paths.SetSelf(next)
+	}
+}
+
+// observed is the part of the record that others act on.
+func (a *Agent) observed() *skeinv1.Record {
+	wg, _ := a.wgKey.Public() // the key was read from disk and has been used to get here
+	r := &skeinv1.Record{
+		WireguardKey: wg[:], Site: a.cfg.Site, LeaderWish: a.cfg.Leader, InternalIp: a.cfg.InternalIP, ForcedEndpoint: a.cfg.ForceEndpoint,
+		PersistentKeepalive: a.cfg.PersistentKeepalive, Labels: a.cfg.Labels, NodeAddresses: a.cfg.NodeAddresses,
+		Version: a.opts.Version, MinSchema: events.SchemaMin, MaxSchema: events.SchemaMax,
+	}
+	if a.relayOnly() {
+		r.Role = roleRelay
+	}
+	if n := a.netcheck.Load(); n != nil {
+		r.NatType, r.Candidates = n.NAT, n.Candidates
+	}
+	offers := a.offers()
+	if a.front != nil && (a.cfg.Relay != config.Off || a.relayOnly()) && len(offers) > 0 {
+		r.Relay = &skeinv1.RelayOffer{Addresses: withPort(offers, a.cfg.Ports.Relay)}
+	}
+	if a.stun != nil {
+		r.StunAddresses = withPort(slices.DeleteFunc(offers, func(h string) bool { ip, err := netip.ParseAddr(h); return err != nil || !public(ip) }), a.cfg.Ports.Stun)
+	}
+	for _, l := range a.pool.Links() {
+		r.RelayLinks = append(r.RelayLinks, &skeinv1.RelayLink{NodeId: l.Relay.String(), RttMicros: uint32(l.RTT.Microseconds())})
+	}
+	slices.SortFunc(r.RelayLinks, func(x, y *skeinv1.RelayLink) int { return compare(x.GetNodeId(), y.GetNodeId()) })
+	old := a.ownRecord()
+	for _, l := range r.RelayLinks { // small changes of a round-trip time are no news
+		for _, o := range old.GetRelayLinks() {
+			d := time.Duration(int64(l.GetRttMicros())-int64(o.GetRttMicros())) * time.Microsecond
+			if o.GetNodeId() == l.GetNodeId() && d.Abs() < max(rttStep, time.Duration(o.GetRttMicros())*time.Microsecond/4) {
+				l.RttMicros = o.GetRttMicros()
+			}
+		}
+	}
+	return r
+}
+
+func (a *Agent) summarise(r *skeinv1.Record) {
+	for _, p := range a.currentPaths() {
+		switch transport(p) {
+		case "direct":
+			r.PeersDirect++
+		case "relay":
+			r.PeersRelay++
+		}
+	}
+	switch {
+	case r.PeersDirect > 0 && r.PeersRelay > 0:
+		r.TransportMode = "mixed"
+	case r.PeersDirect > 0:
+		r.TransportMode = "direct"
+	case r.PeersRelay > 0:
+		r.TransportMode = "relay"
+	}
+}
+
+func keepSummary(next, old *skeinv1.Record) {
+	next.PeersDirect, next.PeersRelay, next.TransportMode = old.GetPeersDirect(), old.GetPeersRelay(), old.GetTransportMode()
+	next.AppliedIndex, next.StateHash = old.GetAppliedIndex(), old.GetStateHash()
+}
+
+// sameObserved compares two records without their summary.
+func sameObserved(a, b *skeinv1.Record) bool {
+	x, y := proto.CloneOf(a), proto.CloneOf(b)
+	for _, r := range []*skeinv1.Record{x, y} {
+		keepSummary(r, &skeinv1.Record{})
+		r.NodeId, r.Epoch, r.Seq, r.Time = "", 0, 0, 0
+	}
+	return proto.Equal(x, y)
+}
+
+// offers are the addresses at which others can open a connection to this host, public ones first.
+func (a *Agent) offers() []string {
+	var pub, private []string
+	if host, _, err := net.SplitHostPort(a.cfg.ForceEndpoint); err == nil {
+		pub = append(pub, host)
+	}
+	add := func(ip netip.Addr) {
+		if public(ip) {
+			pub = append(pub, ip.String())
+		} else {
+			private = append(private, ip.String())
+		}
+	}
+	if n := a.netcheck.Load(); n != nil {
+		for _, c := range n.Candidates {
+			if ap, err := netip.ParseAddrPort(c.GetAddress()); err == nil && c.GetType() == skeinv1.CandidateType_CANDIDATE_TYPE_HOST {
+				add(ap.Addr())
+			}
+		}
+	} else {
+		for _, ip := range hostAddresses(a.cfg.Dataplane.Link) {
+			add(ip)
+		}
+	}
+	// A relay that was asked for, and a server that others join at, may be for one network alone.
+	if a.cfg.Relay == config.On || a.relayOnly() || len(pub) == 0 && a.isServer() {
+		pub = append(pub, private...)
+	}
+	slices.Sort(private)
+	return slices.Compact(pub)
+}
+
+// seeds are where a joiner can knock: this node first, then every member that relays.
+func (a *Agent) seeds() []*skeinv1.JoinToken_Seed {
+	var out []*skeinv1.JoinToken_Seed
+	if a.front != nil {
+		for _, addr := range withPort(a.offers(), a.cfg.Ports.Relay) {
+			out = append(out, &skeinv1.JoinToken_Seed{Address: addr, IdentityKey: a.key.Public()})
+		}
+	}
+	for id, e := range a.gossip.Records() {
+		key, ok := a.roster.Key(id)
+		if !ok || id == a.id {
+			continue
+		}
+		for _, addr := range e.Record.GetRelay().GetAddresses() {
+			out = append(out, &skeinv1.JoinToken_Seed{Address: addr, IdentityKey: key})
+		}
+	}
+	return out[:min(len(out), maxSeeds)]
+}
+
+// hashAt is the state's hash as records carry it; it is remembered so that others' can be compared.
+func (a *Agent) hashAt(st *events.State) []byte {
+	c := &a.loop.own
+	if h, ok := c.hashes[st.Index()]; ok {
+		return h
+	}
+	full := st.Hash()
+	if c.hashes == nil || len(c.hashes) >= knownHashes {
+		c.hashes = map[uint64][]byte{}
+	}
+	c.hashes[st.Index()] = full[:stateHashSize]
+	return full[:stateHashSize]
+}
+
+// checkHash compares another node's hash with this one's at the same index.
+func (a *Agent) checkHash(id identity.ID, r *skeinv1.Record) {
+	if len(r.GetStateHash()) == 0 {
+		return
+	}
+	subject := "state of " + a.roster.Name(id)
+	own, ok := a.loop.own.hashes[r.GetAppliedIndex()]
+	if st := a.loop.state; !ok && st.Index() == r.GetAppliedIndex() {
+		own, ok = a.hashAt(st), true
+	}
+	switch {
+	case !ok:
+	case string(own) != string(r.GetStateHash()):
+		a.report(subject, failure, fmt.Sprintf("at index %d its state hash is %x, here it is %x", r.GetAppliedIndex(), r.GetStateHash(), own),
+			"one of the two replicas is wrong: compare `skein state -o json` on both and see docs/recovery.md")
+	default:
+		a.report(subject, "", "", "")
+	}
+}
+
+func withPort(hosts []string, port uint16) []string {
+	var out []string
+	for _, h := range hosts {
+		out = append(out, net.JoinHostPort(h, strconv.Itoa(int(port))))
+	}
+	return out
+}
+
+var cgnat = netip.MustParsePrefix("100.64.0.0/10")
+
+// public reports whether an address is one that the internet routes, as far as its number tells.
+func public(ip netip.Addr) bool {
+	return ip.IsGlobalUnicast() && !ip.IsPrivate() && !cgnat.Contains(ip)
+}
+
+// hostAddresses are the addresses of this host's links, without the tunnel's own.
+func hostAddresses(tunnel string) []netip.Addr {
+	var out []netip.Addr
+	links, err := net.Interfaces()
+	if err != nil {
+		return nil
+	}
+	for _, l := range links {
+		if l.Name == tunnel || l.Flags&net.FlagUp == 0 || l.Flags&net.FlagLoopback != 0 {
+			continue
+		}
+		addrs, _ := l.Addrs()
+		for _, addr := range addrs {
+			if p, err := netip.ParsePrefix(addr.String()); err == nil && p.Addr().IsGlobalUnicast() {
+				out = append(out, p.Addr().Unmap())
+			}
+		}
+	}
+	return out
+}
+
+func (a *Agent) hasPublicAddress() bool {
+	return slices.ContainsFunc(hostAddresses(a.cfg.Dataplane.Link), public) || a.cfg.ForceEndpoint != ""
+}
+
+// tunnelOverhead is what WireGuard adds to a packet over IPv6, in bytes.
+const tunnelOverhead = 80
+
+// tunnelMTU fits the tunnel into the smallest of this host's links that packets may leave by.
+func (a *Agent) tunnelMTU() int {
+	least := 0
+	links, err := net.Interfaces()
+	if err != nil {
+		return 0
+	}
+	for _, l := range links {
+		if l.Name == a.cfg.Dataplane.Link || l.Flags&net.FlagUp == 0 || l.Flags&net.FlagLoopback != 0 || l.MTU < 1280+tunnelOverhead {
+			continue
+		}
+		if addrs, _ := l.Addrs(); len(addrs) > 0 && (least == 0 || l.MTU < least) {
+			least = l.MTU
+		}
+	}
+	if least == 0 {
+		return 0
+	}
+	return min(least-tunnelOverhead, 1420)
+}
+
+// aliveDirect counts for metrics.
+func aliveDirect(p path.Path) bool { return p.Kind == path.Direct && p.Alive }
+
+func compare(a, b string) int {
+	switch {
+	case a < b:
+		return -1
+	case a > b:
+		return 1
+	}
+	return 0
+}

@@ -1,0 +1,87 @@
+package agent
+
+import (
+	"crypto/ed25519"
+	"net/netip"
+	"sync/atomic"
+
+	"github.com/skeinmesh/skein/events"
+	"github.com/skeinmesh/skein/identity"
+)
+
+// roster is who is a member, as the newest applied state has it. Readers see one whole version.
+type roster struct{ current atomic.Pointer[members] }
+
+type members struct {
+	nodes map[identity.ID]member
+	owner map[netip.Addr]identity.ID
+	ids   []identity.ID // sorted
+}
+
+type member struct {
+	key    ed25519.PublicKey
+	wg     identity.WireGuardKey
+	name   string
+	v4, v6 netip.Addr
+}
+
+func newRoster(s *events.State) *roster {
+	r := &roster{}
+	r.update(s)
+	return r
+}
+
+func (r *roster) update(s *events.State) {
+	m := &members{nodes: map[identity.ID]member{}, owner: map[netip.Addr]identity.ID{}}
+	for _, n := range s.Nodes() {
+		id, err := identity.ParseID(n.GetId())
+		if err != nil || len(n.GetWireguardKey()) != 32 {
+			continue // Decide lets no such node in; a foreign log shall not stop the agent
+		}
+		one := member{key: ed25519.PublicKey(n.GetIdentityKey()), wg: identity.WireGuardKey(n.GetWireguardKey()), name: n.GetName()}
+		one.v4, _ = netip.ParseAddr(n.GetIpv4())
+		one.v6, _ = netip.ParseAddr(n.GetIpv6())
+		m.nodes[id] = one
+		m.ids = append(m.ids, id)
+		for _, a := range []netip.Addr{one.v4, one.v6} {
+			if a.IsValid() {
+				m.owner[a] = id
+			}
+		}
+	}
+	r.current.Store(m)
+}
+
+// Key is a member's identity key.
+func (r *roster) Key(id identity.ID) (ed25519.PublicKey, bool) {
+	m, ok := r.current.Load().nodes[id]
+	return m.key, ok
+}
+
+// Members are all members' IDs, sorted. The slice is shared: do not change it.
+func (r *roster) Members() []identity.ID { return r.current.Load().ids }
+
+// Overlay are a member's addresses in the tunnel.
+func (r *roster) Overlay(id identity.ID) (v4, v6 netip.Addr, ok bool) {
+	m, ok := r.current.Load().nodes[id]
+	return m.v4, m.v6, ok
+}
+
+// Owner is the member that has an overlay address.
+func (r *roster) Owner(a netip.Addr) (identity.ID, bool) {
+	id, ok := r.current.Load().owner[a]
+	return id, ok
+}
+
+// Name is a member's name; of a stranger, its ID.
+func (r *roster) Name(id identity.ID) string {
+	if m, ok := r.current.Load().nodes[id]; ok {
+		return m.name
+	}
+	return id.String()
+}
+
+func (r *roster) get(id identity.ID) (member, bool) {
+	m, ok := r.current.Load().nodes[id]
+	return m, ok
+}

@@ -1,0 +1,312 @@
+package agent
+
+import (
+	"context"
+	"crypto/rand"
+	"crypto/tls"
+	"errors"
+	"fmt"
+	"net"
+	"net/netip"
+	"path/filepath"
+	"strconv"
+	"syscall"
+	"time"
+
+	"github.com/skeinmesh/skein/agent/config"
+	"github.com/skeinmesh/skein/agent/control"
+	"github.com/skeinmesh/skein/agent/journal"
+	"github.com/skeinmesh/skein/agent/path"
+	"github.com/skeinmesh/skein/agent/probe"
+	skeinv1 "github.com/skeinmesh/skein/api/skein/v1"
+	"github.com/skeinmesh/skein/consensus"
+	"github.com/skeinmesh/skein/dataplane"
+	"github.com/skeinmesh/skein/dataplane/plane"
+	"github.com/skeinmesh/skein/gossip"
+	"github.com/skeinmesh/skein/identity"
+	"github.com/skeinmesh/skein/relay"
+)
+
+const (
+	journalEntries = 50_000
+	createTimeout  = 30 * time.Second
+)
+
+// open makes this node a member and starts every part. What it started is ended by close, also after an error.
+func (a *Agent) open(ctx context.Context) error {
+	var err error
+	if a.replica, err = consensus.OpenReplica(a.cfg.StateDir, a.log); err != nil {
+		return err
+	}
+	joined, create, err := a.enter(ctx)
+	if err != nil {
+		return err
+	}
+	if a.epoch, err = gossip.NextEpoch(a.cfg.StateDir); err != nil {
+		return err
+	}
+	a.roster = newRoster(a.replica.State())
+	a.metrics = newMetrics(a)
+	a.openRelayClient()
+	if a.control, err = control.New(control.Config{
+		Key: a.key, Roster: a.roster, Relay: a.pool, Port: a.cfg.Ports.Control, Link: a.cfg.Dataplane.Link,
+		TunnelUp: a.tunnelUp, OnPacket: a.onPacket, Log: a.log.With("room", "control"),
+	}); err != nil {
+		return err
+	}
+	a.conns = consensus.NewConns(a.control)
+	a.client = consensus.NewClient(consensus.ClientConfig{
+		Self: a.id, Replica: a.replica, Dialer: a.control, Conns: a.conns, Local: a.server.Load, Log: a.log, OnHeartbeat: a.onHeartbeat,
+	})
+	if create {
+		if err := a.create(ctx); err != nil {
+			return err
+		}
+	}
+	if a.cluster, err = identity.ParseClusterID(a.replica.State().Cluster().GetId()); err != nil {
+		return fmt.Errorf("agreed state: %w", err)
+	}
+	a.roster.update(a.replica.State())
+	if err := a.openRelayServer(); err != nil {
+		return err
+	}
+	if err := a.openGossip(joined); err != nil {
+		return err
+	}
+	if joined != nil {
+		a.noteClock(joined.GetTime())
+	}
+	if !a.relayOnly() {
+		if err := a.openPaths(ctx); err != nil {
+			return err
+		}
+	}
+	a.followServerRole()
+	return nil
+}
+
+func (a *Agent) relayOnly() bool { return a.opts.Role == "relay" }
+
+// create makes the cluster with this node as its first server.
+func (a *Agent) create(ctx context.Context) error {
+	ctx, cancel := context.WithTimeout(ctx, createTimeout)
+	defer cancel()
+	if err := a.startServer(true); err != nil {
+		return err
+	}
+	var id identity.ClusterID
+	rand.Read(id[:])
+	node, err := a.newNode()
+	if err != nil {
+		return err
+	}
+	node.Server = true
+	_, err = a.client.Propose(ctx, &skeinv1.Command{RequestId: newRequestID(), Body: &skeinv1.Command_CreateCluster{CreateCluster: &skeinv1.CreateCluster{
+		ClusterId: id.String(), OverlayIpv4: a.cfg.Overlay.IPv4, FirstNode: node, Settings: &skeinv1.Settings{
+			HandshakeTimeoutSeconds: a.cfg.HandshakeTimeoutSeconds, DirectRetryIntervalSeconds: a.cfg.DirectRetryIntervalSeconds,
+			BirthdayAttack: a.cfg.NatTraversal.BirthdayAttack, RouteNodeAddresses: a.cfg.RouteNodeAddresses != nil && *a.cfg.RouteNodeAddresses,
+		},
+	}}})
+	if err != nil {
+		return fmt.Errorf("create the cluster: %w", err)
+	}
+	if err := a.replica.Wait(ctx, 0); err != nil {
+		return fmt.Errorf("create the cluster: %w", err)
+	}
+	a.log.Info("cluster created", "cluster", id.String(), "node", a.id.String())
+	return nil
+}
+
+func (a *Agent) startServer(bootstrap bool) error {
+	s, err := consensus.StartServer(consensus.ServerConfig{
+		Dir: a.cfg.StateDir, ID: a.id, Dialer: a.control, Listener: a.control.Listen(identity.ALPNRaft),
+		Replica: a.replica, Log: a.log, Bootstrap: bootstrap, Conns: a.conns,
+	})
+	if err != nil {
+		return fmt.Errorf("start the server: %w", err)
+	}
+	a.server.Store(s)
+	return nil
+}
+
+// followServerRole starts or ends this node's part in Raft as the agreed state has it.
+func (a *Agent) followServerRole() {
+	running := a.server.Load()
+	switch {
+	case running == nil && a.isServer():
+		if err := a.startServer(false); err != nil {
+			a.report("server", failure, err.Error(), "this node takes no part in decisions until it is mended; see docs/recovery.md")
+			return
+		}
+		a.report("server", "", "", "")
+	case running != nil && !a.isServer():
+		a.server.Store(nil)
+		ctx, cancel := context.WithTimeout(context.Background(), 5*time.Second)
+		defer cancel()
+		if err := running.Shutdown(ctx); err != nil {
+			a.log.Warn("end the server", "err", err)
+		}
+	}
+}
+
+func (a *Agent) openRelayClient() {
+	a.pool = relay.NewPool(relay.PoolConfig{
+		Self: a.id, Key: a.key, Control: markSocket(dataplane.MarkWG), Log: a.log,
+		OnPacket: func(from identity.ID, channel byte, b []byte) { a.onPacket(from, channel, b) },
+		OnStream: func(c net.Conn, from identity.ID) { a.control.TakeStream(c, from) },
+	})
+	wg := netip.AddrPortFrom(netip.AddrFrom4([4]byte{127, 0, 0, 1}), a.cfg.Ports.WireGuard)
+	a.proxies = relay.NewProxies(a.pool, func() netip.AddrPort { return wg }, relay.ProxyOptions{
+		Known: func(id identity.ID) bool { _, ok := a.roster.Key(id); return ok && !a.relayOnly() },
+		OnNew: func(identity.ID, netip.AddrPort) { a.wakeUp() },
+		Log:   a.log,
+	})
+}
+
+// openRelayServer opens the port for relay sessions and joins where this node has it: on servers, and on
+// nodes that relay.
+func (a *Agent) openRelayServer() error {
+	if a.cfg.Relay == config.Off && !a.isServer() && !a.relayOnly() {
+		return nil
+	}
+	if a.cfg.Relay == config.Auto && !a.isServer() && !a.relayOnly() && !a.hasPublicAddress() {
+		return nil
+	}
+	a.relay = relay.NewServer(relay.ServerConfig{Self: a.id, Log: a.log, Member: func(id identity.ID) bool { _, ok := a.roster.Key(id); return ok }})
+	var err error
+	a.front, err = openFront(a.key, a.roster, ":"+strconv.Itoa(int(a.cfg.Ports.Relay)), map[string]func(context.Context, *tls.Conn, identity.ID){
+		identity.ALPNRelay:  func(_ context.Context, c *tls.Conn, peer identity.ID) { a.relay.HandleSession(c, peer) },
+		identity.ALPNSplice: func(_ context.Context, c *tls.Conn, peer identity.ID) { a.relay.HandleSplice(c, peer) },
+		identity.ALPNJoin:   a.serveJoin,
+	}, a.log)
+	return err
+}
+
+func (a *Agent) openGossip(joined *skeinv1.JoinResponse) error {
+	var err error
+	a.gossip, err = gossip.Start(gossip.Config{
+		Self: a.id, Key: a.key, Roster: a.roster, Transport: gossipTransport{a.control}, Streams: a.control.Listen(identity.ALPNGossip),
+		Packets: a.gossipIn, Keys: a.replica.State().GossipKeys(), Dir: a.cfg.StateDir, Log: a.log, Epoch: a.epoch,
+	})
+	if err != nil {
+		return err
+	}
+	if joined != nil {
+		_, errs := a.gossip.Merge(joined.GetRecords())
+		for _, err := range errs {
+			a.log.Warn("a record that came with the admission", "err", err)
+		}
+	}
+	return nil
+}
+
+// gossipTransport is the control net as gossip sees it.
+type gossipTransport struct{ *control.Net }
+
+func (t gossipTransport) SendPacket(id identity.ID, b []byte) error {
+	return t.Net.SendPacket(id, control.ChannelGossip, b)
+}
+
+// openPaths opens what finds and carries paths: the journal, WireGuard, its probe socket, discovery.
+func (a *Agent) openPaths(ctx context.Context) error {
+	var err error
+	if a.journal, err = journal.Open(filepath.Join(a.cfg.StateDir, "journal.db"), journalEntries); err != nil {
+		a.report("journal", warning, err.Error(), "the journal of this run is kept in memory only")
+		a.journal = journal.Memory(journalEntries)
+	}
+	a.journal.Append(&skeinv1.JournalEntry{Time: time.Now().UnixNano(), Body: &skeinv1.JournalEntry_AgentStarted{AgentStarted: &skeinv1.AgentStarted{
+		Version: a.opts.Version, Epoch: a.epoch, Index: a.replica.State().Index(),
+	}}})
+	if err := portFree(a.cfg.Ports.WireGuard); err != nil {
+		return err
+	}
+	a.plane, err = plane.Open(ctx, plane.Options{
+		Link: a.cfg.Dataplane.Link, Driver: a.cfg.Dataplane.WireGuard, Log: a.log, OnForeign: a.onForeign,
+	})
+	if err != nil {
+		return err
+	}
+	socket, err := probe.Open(probe.Config{Port: int(a.cfg.Ports.WireGuard), Mark: dataplane.MarkWG, Log: a.log})
+	if err != nil {
+		return err
+	}
+	a.socket = socket
+	a.prober = probe.NewProber(probe.ProberConfig{
+		Self: a.id, Epoch: a.epoch, Socket: socket, Log: a.log,
+		OnPing: func(p probe.Ping) { a.paths.PingReceived(p.Peer, p.From, p.At) },
+		OnPong: func(p probe.Pong) { a.paths.PongReceived(p.Peer, p.From, p.Tx, p.At) },
+		OnSTUN: a.onStun,
+	})
+	a.paths = path.NewManager(path.Config{
+		Self: a.id, Prober: pinger{a.prober}, Signal: a.sendSignal, Relays: a.pool, Journal: a.journal, Log: a.log,
+	})
+	if err := a.openDiscovery(); err != nil {
+		return err
+	}
+	return nil
+}
+
+// pinger gives the prober's transaction IDs their plain type.
+type pinger struct{ p *probe.Prober }
+
+func (p pinger) SendPing(peer identity.ID, to netip.AddrPort) ([12]byte, error) {
+	tx, err := p.p.SendPing(peer, to)
+	return tx, err
+}
+
+// portFree tells early and plainly that WireGuard's port is taken: by another program, since a link of
+// our own that a former run left behind is adopted.
+func portFree(port uint16) error {
+	c, err := net.ListenUDP("udp", &net.UDPAddr{Port: int(port)})
+	if err == nil {
+		return c.Close()
+	}
+	if errors.Is(err, syscall.EADDRINUSE) {
+		if _, e := net.InterfaceByName(dataplane.LinkName); e == nil {
+			return nil
+		}
+		return fmt.Errorf("UDP port %d is taken by another program: stop it, or set ports.wireguard in the configuration", port)
+	}
+	return fmt.Errorf("UDP port %d: %w", port, err)
+}
+
+// close ends every part in the opposite order. The kernel keeps what it can carry without the agent.
+func (a *Agent) close() error {
+	var errs []error
+	if a.paths != nil {
+		a.paths.Close()
+	}
+	if s := a.server.Load(); s != nil {
+		ctx, cancel := context.WithTimeout(context.Background(), 5*time.Second)
+		errs = append(errs, s.Shutdown(ctx))
+		cancel()
+	}
+	if a.gossip != nil {
+		a.gossip.Close()
+	}
+	if a.conns != nil {
+		a.conns.Close()
+	}
+	if a.control != nil {
+		a.control.Close()
+	}
+	if a.proxies != nil {
+		errs = append(errs, a.proxies.Close())
+	}
+	if a.pool != nil {
+		a.pool.Close()
+	}
+	if a.socket != nil {
+		errs = append(errs, a.socket.Close())
+	}
+	if a.plane != nil {
+		errs = append(errs, a.plane.Close())
+	}
+	if a.journal != nil {
+		errs = append(errs, a.journal.Close())
+	}
+	if a.replica != nil {
+		errs = append(errs, a.replica.Close())
+	}
+	return errors.Join(errs...)
+}

@@ -1,0 +1,272 @@
+package agent
+
+import (
+	"context"
+	"encoding/hex"
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+	"time"
+
+	"connectrpc.com/connect"
+	"github.com/skeinmesh/skein/agent/path"
+
+	skeinv1 "github.com/skeinmesh/skein/api/skein/v1"
+	"github.com/skeinmesh/skein/dataplane"
+	"github.com/skeinmesh/skein/gossip"
+	"github.com/skeinmesh/skein/identity"
+)
+
+func (s api) Status(context.Context, *skeinv1.StatusRequest) (*skeinv1.StatusResponse, error) {
+	a := s.a
+	r := &skeinv1.StatusResponse{
+		NodeId: a.id.String(), Name: a.cfg.Name, Version: a.opts.Version, Site: a.cfg.Site, Epoch: a.epoch,
+		StartedAt: a.started.UnixNano(), Problems: a.problems.list(), Phase: a.phase.Load().(string), ReconcileWrites: a.writes.Load(),
+	}
+	if a.replica == nil || r.Phase != PhaseRunning && r.Phase != PhaseRelay {
+		return r, nil
+	}
+	st := a.replica.State()
+	hash := st.Hash()
+	r.ClusterId, r.Index, r.StateHash = a.cluster.String(), st.Index(), hex.EncodeToString(hash[:])
+	records := a.gossip.Hash()
+	r.RecordsHash = hex.EncodeToString(records[:])
+	if n := a.self(); n != nil {
+		r.Name, r.Ipv4, r.Ipv6 = n.GetName(), n.GetIpv4(), n.GetIpv6()
+	}
+	if v := st.Server(a.id); v != nil {
+		r.Server, r.Voter = true, v.GetVoter()
+	}
+	if id, ok := a.leader(); ok {
+		r.Leader, r.LeaderName = id.String(), a.roster.Name(id)
+	}
+	for _, v := range st.Servers() {
+		id, _ := identity.ParseID(v.GetNodeId())
+		r.Servers = append(r.Servers, &skeinv1.ServerStatus{NodeId: v.GetNodeId(), Name: a.roster.Name(id), Voter: v.GetVoter(), Leader: v.GetNodeId() == r.Leader, Reachable: id == a.id || a.gossip.Alive(id)})
+	}
+	for _, id := range a.roster.Members() {
+		r.Nodes++
+		if id == a.id || a.gossip.Alive(id) {
+			r.NodesAlive++
+		}
+	}
+	if a.plane != nil {
+		r.WireguardDriver = a.plane.Driver()
+	}
+	if a.clockSeen.Load() {
+		r.ClockOffsetNanos = a.clock.Load()
+	}
+	own := a.ownRecord()
+	r.NatType, r.Relay = own.GetNatType(), own.GetRelay() != nil
+	r.PeersDirect, r.PeersRelay, r.TransportMode = own.GetPeersDirect(), own.GetPeersRelay(), own.GetTransportMode()
+	r.Peers = r.Nodes - 1
+	r.PeersDown = r.Peers - min(r.Peers, r.PeersDirect+r.PeersRelay)
+	return r, nil
+}
+
+func (s api) Nodes(context.Context, *skeinv1.NodesRequest) (*skeinv1.NodesResponse, error) {
+	a := s.a
+	records, paths := a.gossip.Records(), a.currentPaths()
+	r := &skeinv1.NodesResponse{}
+	for _, n := range a.replica.State().Nodes() {
+		r.Nodes = append(r.Nodes, a.nodeView(n, records, paths))
+	}
+	slices.SortFunc(r.Nodes, func(x, y *skeinv1.NodeView) int {
+		return strings.Compare(x.GetNode().GetName(), y.GetNode().GetName())
+	})
+	return r, nil
+}
+
+func (s api) ShowNode(_ context.Context, r *skeinv1.ShowNodeRequest) (*skeinv1.ShowNodeResponse, error) {
+	n, _, err := s.a.find(r.GetNode())
+	if err != nil {
+		return nil, err
+	}
+	return &skeinv1.ShowNodeResponse{Node: s.a.nodeView(n, s.a.gossip.Records(), s.a.currentPaths())}, nil
+}
+
+func (a *Agent) nodeView(n *skeinv1.Node, records map[identity.ID]gossip.Entry, paths map[identity.ID]path.Path) *skeinv1.NodeView {
+	id, _ := identity.ParseID(n.GetId())
+	v := &skeinv1.NodeView{Node: n, Self: id == a.id}
+	if e, ok := records[id]; ok {
+		v.Record, v.RecordAgeNanos = e.Record, int64(time.Since(e.ReceivedAt))
+	}
+	v.Alive = v.Self || a.gossip.Alive(id)
+	if srv := a.replica.State().Server(id); srv != nil {
+		v.Server, v.Voter = true, srv.GetVoter()
+	}
+	leader, ok := a.leader()
+	v.Leader = ok && leader == id
+	v.Path = transport(paths[id])
+	if v.Self {
+		v.Path = "self"
+	}
+	return v
+}
+
+// transport is a path in one word.
+func transport(p path.Path) string {
+	switch {
+	case p.Kind == path.Direct && p.Alive:
+		return "direct"
+	case p.Kind == path.Relay:
+		return "relay"
+	}
+	return "down"
+}
+
+func (a *Agent) currentPaths() map[identity.ID]path.Path {
+	if a.paths == nil {
+		return nil
+	}
+	return a.paths.Paths()
+}
+
+func (s api) Peers(context.Context, *skeinv1.PeersRequest) (*skeinv1.PeersResponse, error) {
+	a := s.a
+	r := &skeinv1.PeersResponse{PeerTransports: map[string]string{}}
+	records, paths := a.gossip.Records(), a.currentPaths()
+	for _, n := range a.replica.State().Nodes() {
+		id, err := identity.ParseID(n.GetId())
+		if err != nil || id == a.id {
+			continue
+		}
+		v := a.peerView(n, id, records[id].Record, paths[id])
+		r.Peers = append(r.Peers, v)
+		r.PeerTransports[v.GetName()] = transport(paths[id])
+	}
+	slices.SortFunc(r.Peers, func(x, y *skeinv1.PeerView) int { return strings.Compare(x.GetName(), y.GetName()) })
+	return r, nil
+}
+
+func (a *Agent) peerView(n *skeinv1.Node, id identity.ID, record *skeinv1.Record, p path.Path) *skeinv1.PeerView {
+	v := &skeinv1.PeerView{
+		NodeId: n.GetId(), Name: n.GetName(), Ipv4: n.GetIpv4(), Ipv6: n.GetIpv6(), NatType: record.GetNatType(),
+		Path: "none", RttNanos: int64(p.RTT), Reason: p.Reason, Rule: p.Rule, Alive: p.Alive,
+	}
+	if !p.Since.IsZero() {
+		v.Since = p.Since.UnixNano()
+	}
+	switch p.Kind {
+	case path.Direct:
+		v.Path, v.Endpoint = "direct", p.Endpoint.String()
+	case path.Relay:
+		v.Path, v.Relay, v.RelayName = "relay", p.Relay.String(), a.roster.Name(p.Relay)
+	}
+	if len(n.GetWireguardKey()) != len(dataplane.Key{}) {
+		return v
+	}
+	k := dataplane.Key(n.GetWireguardKey())
+	if all := a.stats.Load(); all != nil {
+		if st, ok := (*all)[k]; ok {
+			v.RxBytes, v.TxBytes = st.RxBytes, st.TxBytes
+			if !st.LastHandshake.IsZero() {
+				v.LastHandshake = st.LastHandshake.UnixNano()
+			}
+		}
+	}
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	for _, p := range a.spec.WireGuard.Peers[k].AllowedIPs {
+		v.AllowedIps = append(v.AllowedIps, p.String())
+	}
+	return v
+}
+
+func (s api) Netcheck(ctx context.Context, r *skeinv1.NetcheckRequest) (*skeinv1.NetcheckResponse, error) {
+	a := s.a
+	if r.GetRefresh() && a.discoverer != nil {
+		ctx, cancel := context.WithTimeout(ctx, 10*time.Second)
+		defer cancel()
+		if _, err := a.discoverer.Check(ctx); err != nil {
+			return nil, asConnect(err)
+		}
+	}
+	out := &skeinv1.NetcheckResponse{}
+	if n := a.netcheck.Load(); n != nil {
+		out = &skeinv1.NetcheckResponse{
+			NatType: n.NAT, Udp: n.UDP, Ipv4: n.IPv4, Ipv6: n.IPv6, Candidates: n.Candidates, Advice: n.Advice,
+			Hairpin: n.Hairpin, Mapping: string(n.Mapping), Filtering: string(n.Filtering), CheckedAt: n.At.UnixNano(),
+		}
+		for _, m := range n.Mapped {
+			out.Mapped = append(out.Mapped, mappedText(m))
+		}
+	}
+	for _, l := range a.pool.Stats() {
+		out.Relays = append(out.Relays, &skeinv1.RelayCheck{
+			NodeId: l.Relay.String(), Name: a.roster.Name(l.Relay), Address: strings.Join(l.Addresses, " "), Connected: l.Connected, RttNanos: int64(l.RTT), Error: l.LastError,
+		})
+	}
+	return out, nil
+}
+
+func (s api) ExplainPeer(_ context.Context, r *skeinv1.ExplainPeerRequest) (*skeinv1.ExplainPeerResponse, error) {
+	a := s.a
+	n, id, err := a.find(r.GetPeer())
+	if err != nil {
+		return nil, err
+	}
+	if a.paths == nil {
+		return nil, connect.NewError(connect.CodeFailedPrecondition, errors.New("this node only relays; it has no paths of its own"))
+	}
+	if id == a.id {
+		return nil, connect.NewError(connect.CodeInvalidArgument, fmt.Errorf("%s is this node itself; name a peer", n.GetName()))
+	}
+	record := a.gossip.Records()[id].Record
+	out := &skeinv1.ExplainPeerResponse{Record: record, Self: a.ownRecord()}
+	if r.GetAt() > 0 {
+		return a.explainPast(n, id, out, time.Unix(0, r.GetAt()))
+	}
+	e, ok := a.paths.Explain(id)
+	out.Peer = a.peerView(n, id, record, e.Path)
+	if !ok {
+		out.Decided = "nothing: no record of this node has arrived yet, so nobody knows how to reach it"
+		out.WouldChange = []string{"the node comes up and gossip brings its record"}
+		return out, nil
+	}
+	out.Strategy, out.Decided, out.WouldChange = e.Strategy, e.Decided, e.WouldChange
+	for _, p := range e.Probes {
+		v := &skeinv1.ProbeView{Endpoint: p.Endpoint.String(), Source: p.Source, Sent: p.Sent, Answered: p.Answered, RttNanos: int64(p.RTT), Outcome: p.Outcome}
+		v.LastSent, v.LastAnswered = nanos(p.LastSent), nanos(p.LastAnswered)
+		out.Probes = append(out.Probes, v)
+	}
+	if past, err := path.ExplainAt(a.journal, id, time.Now()); err == nil {
+		out.History = past.History
+	}
+	return out, nil
+}
+
+// explainPast answers from the journal.
+func (a *Agent) explainPast(n *skeinv1.Node, id identity.ID, out *skeinv1.ExplainPeerResponse, at time.Time) (*skeinv1.ExplainPeerResponse, error) {
+	past, err := path.ExplainAt(a.journal, id, at)
+	if err != nil {
+		return nil, asConnect(err)
+	}
+	out.Peer = &skeinv1.PeerView{NodeId: n.GetId(), Name: n.GetName(), Path: "none", Reason: past.Reason, Rule: past.Rule, Since: nanos(past.Since)}
+	kind, where, _ := strings.Cut(past.Path, ":")
+	switch kind {
+	case "relay":
+		rid, _ := identity.ParseID(where)
+		out.Peer.Path, out.Peer.Relay, out.Peer.RelayName = kind, where, a.roster.Name(rid)
+	case "direct":
+		out.Peer.Path, out.Peer.Endpoint = kind, where
+	}
+	switch {
+	case past.Path == "":
+		out.Decided = "the journal does not reach back that far, or no path had been decided yet"
+	case past.Restarts:
+		out.Decided = "the agent had just started, and no path was decided yet; before, " + past.Rule + ": " + past.Reason
+	default:
+		out.Decided = past.Rule + ": " + past.Reason
+	}
+	out.History = past.History
+	return out, nil
+}
+
+func nanos(t time.Time) int64 {
+	if t.IsZero() {
+		return 0
+	}
+	return t.UnixNano()
+}

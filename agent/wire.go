@@ -1,0 +1,47 @@
+package agent
+
+import (
+	"encoding/binary"
+	"fmt"
+	"io"
+
+	"google.golang.org/protobuf/proto"
+)
+
+// Sizes of messages on a join stream, in bytes. A state of some ten thousand nodes fits.
+const (
+	maxJoinRequest  = 64 << 10
+	maxJoinResponse = 64 << 20
+)
+
+// writeMessage writes a length (4 bytes, big endian) and an encoded message.
+func writeMessage(w io.Writer, m proto.Message) error {
+	b, err := proto.MarshalOptions{}.MarshalAppend(make([]byte, 4), m)
+	if err != nil {
+		return fmt.Errorf("encode %s: %w", m.ProtoReflect().Descriptor().Name(), err)
+	}
+	binary.BigEndian.PutUint32(b, uint32(len(b)-4))
+	_, err = w.Write(b)
+	return err
+}
+
+// readMessage reads what writeMessage wrote, at most limit bytes. It allocates what has arrived, not
+// what was announced.
+func readMessage(r io.Reader, m proto.Message, limit uint32) error {
+	var head [4]byte
+	if _, err := io.ReadFull(r, head[:]); err != nil {
+		return fmt.Errorf("read the length of %s: %w", m.ProtoReflect().Descriptor().Name(), err)
+	}
+	n := binary.BigEndian.Uint32(head[:])
+	if n > limit {
+		return fmt.Errorf("%s of %d bytes is too large (at most %d)", m.ProtoReflect().Descriptor().Name(), n, limit)
+	}
+	b, err := io.ReadAll(io.LimitReader(r, int64(n)))
+	if err == nil && uint32(len(b)) < n {
+		err = io.ErrUnexpectedEOF
+	}
+	if err != nil {
+		return fmt.Errorf("read %s: %w", m.ProtoReflect().Descriptor().Name(), err)
+	}
+	return proto.Unmarshal(b, m)
+}

@@ -1,0 +1,330 @@
+package main
+
+import (
+	"errors"
+	"fmt"
+	"strings"
+	"time"
+
+	"github.com/spf13/cobra"
+	"google.golang.org/protobuf/encoding/protojson"
+
+	"github.com/skeinmesh/skein/agent"
+	skeinv1 "github.com/skeinmesh/skein/api/skein/v1"
+)
+
+func candidateText(t skeinv1.CandidateType) string {
+	return strings.ToLower(strings.TrimPrefix(t.String(), "CANDIDATE_TYPE_"))
+}
+
+func newTokenCmd(g *globals) *cobra.Command {
+	var uses uint32
+	var ttl time.Duration
+	var label string
+	var agentsOnly bool
+	create := &cobra.Command{
+		Use: "create", Short: "Print a token that lets hosts join", Example: "  skein token create\n  skein token create --uses 10 --ttl 24h", Args: noArgs,
+		RunE: func(c *cobra.Command, _ []string) error {
+			if uses == 0 || ttl <= 0 {
+				return usageError{errors.New("--uses and --ttl must be above zero")}
+			}
+			r, err := g.client().CreateToken(c.Context(), &skeinv1.CreateTokenRequest{Uses: uses, LifetimeNanos: int64(ttl), Label: label, AgentsOnly: agentsOnly})
+			if err != nil {
+				return g.plain(err)
+			}
+			if g.output == "json" {
+				return printProto(c.OutOrStdout(), r)
+			}
+			fmt.Fprintln(c.OutOrStdout(), r.GetToken())
+			return nil
+		},
+	}
+	create.Flags().Uint32Var(&uses, "uses", 1, "how many hosts may join with it")
+	create.Flags().DurationVar(&ttl, "ttl", time.Hour, "how long it is valid")
+	create.Flags().StringVar(&label, "label", "", "a note for `skein token list`")
+	create.Flags().BoolVar(&agentsOnly, "agents-only", false, "hosts that join with it may not be servers")
+	list := &cobra.Command{
+		Use: "list", Short: "Tokens that still let hosts join", Example: "  skein token list", Args: noArgs,
+		RunE: func(c *cobra.Command, _ []string) error {
+			r, err := g.client().ListTokens(c.Context(), &skeinv1.ListTokensRequest{})
+			if err != nil {
+				return g.plain(err)
+			}
+			if g.output == "json" {
+				return printProto(c.OutOrStdout(), r)
+			}
+			t := table{head: []string{"ID", "USES LEFT", "EXPIRES IN", "SERVERS", "LABEL"}}
+			for _, k := range r.GetTokens() {
+				left := "expired"
+				if d := time.Until(time.Unix(0, k.GetExpiresAt())); d > 0 {
+					left = short(d)
+				}
+				t.add(k.GetId(), fmt.Sprintf("%d of %d", k.GetUsesLeft(), k.GetUses()), left, yesNo(!k.GetAgentsOnly()), dash(k.GetLabel()))
+			}
+			t.print(c.OutOrStdout())
+			return nil
+		},
+	}
+	revoke := &cobra.Command{
+		Use: "revoke ID", Short: "Make a token useless", Example: "  skein token revoke 0f1e2d3c4b5a6978", Args: exactly(1, "one token ID, as `skein token list` shows it"),
+		RunE: func(c *cobra.Command, args []string) error {
+			r, err := g.client().RevokeToken(c.Context(), &skeinv1.RevokeTokenRequest{TokenId: args[0]})
+			if err != nil {
+				return g.plain(err)
+			}
+			if g.output == "json" {
+				return printProto(c.OutOrStdout(), r)
+			}
+			fmt.Fprintf(c.OutOrStdout(), "token %s revoked\n", args[0])
+			return nil
+		},
+	}
+	return group("token", "Tokens for joining", create, list, revoke)
+}
+
+func newNodeCmd(g *globals) *cobra.Command {
+	show := &cobra.Command{
+		Use: "show NODE", Short: "All that is known of a member", Example: "  skein node show home1", Args: exactly(1, "one node's name or ID"),
+		RunE: func(c *cobra.Command, args []string) error {
+			r, err := g.client().ShowNode(c.Context(), &skeinv1.ShowNodeRequest{Node: args[0]})
+			if err != nil {
+				return g.plain(err)
+			}
+			if g.output == "json" {
+				return printProto(c.OutOrStdout(), r)
+			}
+			w, n := c.OutOrStdout(), r.GetNode()
+			printNodes(w, []*skeinv1.NodeView{n})
+			fmt.Fprintf(w, "ipv6      %s\nadmitted  %s, by event %d\nlabels    %v\n", n.GetNode().GetIpv6(),
+				time.Unix(0, n.GetNode().GetAdmittedAt()).Format(time.RFC3339), n.GetNode().GetAdmittedIndex(), n.GetNode().GetLabels())
+			for _, k := range n.GetRecord().GetCandidates() {
+				fmt.Fprintf(w, "candidate %-8s %s (from %s)\n", candidateText(k.GetType()), k.GetAddress(), dash(k.GetSource()))
+			}
+			return nil
+		},
+	}
+	var reason string
+	revoke := &cobra.Command{
+		Use: "revoke NODE", Short: "Throw a member out, everywhere and for good", Example: "  skein node revoke home1 --reason stolen", Args: exactly(1, "one node's name or ID"),
+		RunE: func(c *cobra.Command, args []string) error {
+			r, err := g.client().RevokeNode(c.Context(), &skeinv1.RevokeNodeRequest{Node: args[0], Reason: reason})
+			if err != nil {
+				return g.plain(err)
+			}
+			if g.output == "json" {
+				return printProto(c.OutOrStdout(), r)
+			}
+			fmt.Fprintf(c.OutOrStdout(), "node %s (%s) revoked by event %d\n", r.GetNode().GetName(), r.GetNode().GetId(), r.GetIndex())
+			return nil
+		},
+	}
+	revoke.Flags().StringVar(&reason, "reason", "", "why, for the record")
+	return group("node", "Members", show, revoke)
+}
+
+func newEventsCmd(g *globals) *cobra.Command {
+	var from uint64
+	var follow bool
+	c := &cobra.Command{
+		Use: "events", Short: "The log of what the cluster decided", Example: "  skein events --since 10\n  skein events --follow", Args: noArgs,
+		RunE: func(c *cobra.Command, _ []string) error {
+			stream, err := g.client().Events(c.Context(), &skeinv1.EventsRequest{Since: from, Follow: follow})
+			if err != nil {
+				return g.plain(err)
+			}
+			defer stream.Close()
+			for stream.Receive() {
+				e := stream.Msg().GetEvent()
+				if g.output == "json" {
+					if err := printProto(c.OutOrStdout(), e); err != nil {
+						return err
+					}
+					continue
+				}
+				fmt.Fprintln(c.OutOrStdout(), eventLine(e))
+			}
+			if c.Context().Err() != nil { // Ctrl-C ends --follow as it should
+				return nil
+			}
+			return g.plain(stream.Err())
+		},
+	}
+	c.Flags().Uint64Var(&from, "since", 0, "first index to show (default: the oldest kept)")
+	c.Flags().BoolVar(&follow, "follow", false, "go on with what is decided from now on")
+	return c
+}
+
+// eventLine is an event in one line: index, time, what happened, the facts.
+func eventLine(e *skeinv1.Event) string {
+	m := e.ProtoReflect()
+	field := m.WhichOneof(m.Descriptor().Oneofs().ByName("body"))
+	if field == nil {
+		return fmt.Sprintf("%6d  %s  (unknown to this version)", e.GetIndex(), time.Unix(0, e.GetTime()).Format("2006-01-02 15:04:05"))
+	}
+	b, _ := protojson.Marshal(m.Get(field).Message().Interface())
+	facts := strings.Join(strings.Fields(string(b)), " ")
+	return fmt.Sprintf("%6d  %s  %-18s %s", e.GetIndex(), time.Unix(0, e.GetTime()).Format("2006-01-02 15:04:05"), field.Name(), cut(facts, 200))
+}
+
+func newStateCmd(g *globals) *cobra.Command {
+	var at uint64
+	c := &cobra.Command{
+		Use: "state", Short: "The agreed state, now or at an index", Example: "  skein state\n  skein state --at 17 -o json", Args: noArgs,
+		RunE: func(c *cobra.Command, _ []string) error {
+			r, err := g.client().State(c.Context(), &skeinv1.StateRequest{At: at})
+			if err != nil {
+				return g.plain(err)
+			}
+			if g.output == "json" {
+				return printProto(c.OutOrStdout(), r)
+			}
+			w, s := c.OutOrStdout(), r.GetState()
+			fmt.Fprintf(w, "index %d, hash %s\ncluster %s, overlay %s %s\n", s.GetIndex(), r.GetHash(), s.GetCluster().GetId(), s.GetCluster().GetOverlayIpv4(), s.GetCluster().GetOverlayIpv6())
+			servers := map[string]string{}
+			for _, v := range s.GetServers() {
+				servers[v.GetNodeId()] = "server"
+				if v.GetVoter() {
+					servers[v.GetNodeId()] = "voter"
+				}
+			}
+			t := table{head: []string{"NAME", "ID", "IPV4", "ROLE", "ADMITTED BY", "LABELS"}}
+			for _, n := range s.GetNodes() {
+				role := servers[n.GetId()]
+				if role == "" {
+					role = "agent"
+				}
+				t.add(n.GetName(), n.GetId(), n.GetIpv4(), role, fmt.Sprintf("event %d", n.GetAdmittedIndex()), fmt.Sprint(n.GetLabels()))
+			}
+			for _, n := range s.GetRevoked() {
+				t.add(n.GetNode().GetName(), n.GetNode().GetId(), n.GetNode().GetIpv4(), "revoked", "-", n.GetReason())
+			}
+			t.print(w)
+			return nil
+		},
+	}
+	c.Flags().Uint64Var(&at, "at", 0, "the index to show (default: the newest)")
+	return c
+}
+
+func newDiffCmd(g *globals) *cobra.Command {
+	return &cobra.Command{
+		Use: "diff A B", Short: "What changed between two indexes", Example: "  skein diff 10 20", Args: exactly(2, "two indexes"),
+		RunE: func(c *cobra.Command, args []string) error {
+			var from, to uint64
+			if _, err := fmt.Sscan(args[0]+" "+args[1], &from, &to); err != nil {
+				return usageError{fmt.Errorf("%s %s: want two indexes, such as 10 20", args[0], args[1])}
+			}
+			r, err := g.client().Diff(c.Context(), &skeinv1.DiffRequest{From: from, To: to})
+			if err != nil {
+				return g.plain(err)
+			}
+			if g.output == "json" {
+				return printProto(c.OutOrStdout(), r)
+			}
+			for _, l := range r.GetLines() {
+				fmt.Fprintln(c.OutOrStdout(), l)
+			}
+			return nil
+		},
+	}
+}
+
+func newPlanCmd(g *globals) *cobra.Command {
+	var node string
+	var at uint64
+	var diff bool
+	c := &cobra.Command{
+		Use: "plan", Short: "What the kernel should hold, and what would change", Example: "  skein plan\n  skein plan --diff\n  skein plan --node home1 --at 17", Args: noArgs,
+		RunE: func(c *cobra.Command, _ []string) error {
+			r, err := g.client().Plan(c.Context(), &skeinv1.PlanRequest{Node: node, At: at, Diff: diff})
+			if err != nil {
+				return g.plain(err)
+			}
+			if g.output == "json" {
+				return printProto(c.OutOrStdout(), r)
+			}
+			w := c.OutOrStdout()
+			if !diff {
+				fmt.Fprint(w, r.GetText())
+				return nil
+			}
+			for _, l := range r.GetChanges() {
+				fmt.Fprintln(w, l)
+			}
+			if len(r.GetChanges()) == 0 {
+				fmt.Fprintln(w, "nothing to change: the kernel holds what it should")
+			}
+			return nil
+		},
+	}
+	c.Flags().StringVar(&node, "node", "", "plan for another node, as far as this one can tell")
+	c.Flags().Uint64Var(&at, "at", 0, "with the agreed state of this index")
+	c.Flags().BoolVar(&diff, "diff", false, "only what differs between the plan and the kernel")
+	return c
+}
+
+func newSettingsCmd(g *globals) *cobra.Command {
+	var direct, keepalive uint32
+	var route bool
+	c := &cobra.Command{
+		Use: "settings", Short: "Show or change the cluster's settings", Example: "  skein settings\n  skein settings --direct-retry 60", Args: noArgs,
+		RunE: func(c *cobra.Command, _ []string) error {
+			r := &skeinv1.SettingsRequest{Change: &skeinv1.Settings{DirectRetryIntervalSeconds: direct, PersistentKeepaliveSeconds: keepalive, RouteNodeAddresses: route}}
+			for flag, field := range map[string]string{"direct-retry": "direct_retry_interval_seconds", "keepalive": "persistent_keepalive_seconds", "route-node-addresses": "route_node_addresses"} {
+				if c.Flags().Changed(flag) {
+					r.Fields = append(r.Fields, field)
+				}
+			}
+			s, err := g.client().Settings(c.Context(), r)
+			if err != nil {
+				return g.plain(err)
+			}
+			if g.output == "json" {
+				return printProto(c.OutOrStdout(), s)
+			}
+			t := table{head: []string{"SETTING", "VALUE"}}
+			m := s.GetSettings().ProtoReflect()
+			for i := range m.Descriptor().Fields().Len() {
+				f := m.Descriptor().Fields().Get(i)
+				t.add(string(f.Name()), m.Get(f).String())
+			}
+			t.print(c.OutOrStdout())
+			return nil
+		},
+	}
+	c.Flags().Uint32Var(&direct, "direct-retry", 0, "seconds between attempts at a direct path for a relayed pair")
+	c.Flags().Uint32Var(&keepalive, "keepalive", 0, "seconds between keepalives behind NAT")
+	c.Flags().BoolVar(&route, "route-node-addresses", false, "route the private prefixes that nodes offer")
+	return c
+}
+
+func newServerCmd(g *globals) *cobra.Command {
+	var yes bool
+	c := &cobra.Command{
+		Use: "recover", Short: "After the loss of a majority for good: make this stopped server the only voter",
+		Long: "Make this server the only voter of its cluster, after a majority of the servers is lost for good.\n\n" +
+			"The agent must be stopped. What only the lost servers knew is gone. The lost servers must never start\n" +
+			"again with their old state directories. See docs/recovery.md.",
+		Example: "  skein server recover --yes", Args: noArgs,
+		RunE: func(c *cobra.Command, _ []string) error {
+			if !yes {
+				return usageError{errors.New("this cannot be undone: read `skein server recover --help`, then add --yes")}
+			}
+			cfg, err := g.load()
+			if err != nil {
+				return err
+			}
+			r, err := agent.Recover(cfg, logger(cfg.Log))
+			if err != nil {
+				return err
+			}
+			if g.output == "json" {
+				return printJSON(c.OutOrStdout(), r)
+			}
+			fmt.Fprintf(c.OutOrStdout(), "this server is now the only voter, at event %d; the old Raft files are in %s\nstart it with `skein up`, then let new servers join\n", r.Index, r.Backup)
+			return nil
+		},
+	}
+	c.Flags().BoolVar(&yes, "yes", false, "really do it")
+	return group("server", "Servers", c)
+}

@@ -1,0 +1,172 @@
+package main
+
+import (
+	"bytes"
+	"encoding/json"
+	"fmt"
+	"io"
+	"os"
+	"strings"
+	"time"
+	"unicode/utf8"
+
+	"golang.org/x/term"
+	"google.golang.org/protobuf/encoding/protojson"
+	"google.golang.org/protobuf/proto"
+
+	skeinv1 "github.com/skeinmesh/skein/api/skein/v1"
+)
+
+// printProto writes a message as JSON: the fields of the API, in lowerCamelCase, with all values.
+func printProto(w io.Writer, m proto.Message) error {
+	b, err := protojson.MarshalOptions{EmitUnpopulated: true}.Marshal(m)
+	if err != nil {
+		return fmt.Errorf("encode as JSON: %w", err)
+	}
+	return printJSON(w, json.RawMessage(b))
+}
+
+// printJSON writes indented JSON. It also undoes protojson's deliberately unstable spacing.
+func printJSON(w io.Writer, v any) error {
+	b, err := json.Marshal(v)
+	if err != nil {
+		return fmt.Errorf("encode as JSON: %w", err)
+	}
+	var out bytes.Buffer
+	if err := json.Indent(&out, b, "", "  "); err != nil {
+		return fmt.Errorf("encode as JSON: %w", err)
+	}
+	out.WriteByte('\n')
+	_, err = w.Write(out.Bytes())
+	return err
+}
+
+// tableWidth is what every table fits into.
+const tableWidth = 100
+
+// table lays out rows in columns; the last column is cut so that a line fits.
+type table struct {
+	head []string
+	rows [][]string
+}
+
+func (t *table) add(cells ...string) { t.rows = append(t.rows, cells) }
+
+func (t *table) print(w io.Writer) {
+	width := make([]int, len(t.head))
+	for _, r := range append([][]string{t.head}, t.rows...) {
+		for i, c := range r {
+			width[i] = max(width[i], utf8.RuneCountInString(c))
+		}
+	}
+	last := len(t.head) - 1
+	used := 0
+	for _, n := range width[:last] {
+		used += n + 2
+	}
+	width[last] = max(min(width[last], tableWidth-used), 8)
+	paint := painter(w)
+	for i, r := range append([][]string{t.head}, t.rows...) {
+		var line strings.Builder
+		for j, c := range r {
+			if j == last {
+				line.WriteString(paint(cut(c, width[j]), i == 0))
+				break
+			}
+			line.WriteString(paint(c, i == 0))
+			line.WriteString(strings.Repeat(" ", width[j]-utf8.RuneCountInString(c)+2))
+		}
+		fmt.Fprintln(w, strings.TrimRight(line.String(), " "))
+	}
+}
+
+func cut(s string, n int) string {
+	if utf8.RuneCountInString(s) <= n {
+		return s
+	}
+	return string([]rune(s)[:n-1]) + "…"
+}
+
+// painter colours words that say how things stand, on a terminal only.
+func painter(w io.Writer) func(s string, head bool) string {
+	f, ok := w.(*os.File)
+	if !ok || !term.IsTerminal(int(f.Fd())) || os.Getenv("NO_COLOR") != "" {
+		return func(s string, _ bool) string { return s }
+	}
+	return func(s string, head bool) string {
+		switch {
+		case head:
+			return "\x1b[1m" + s + "\x1b[0m"
+		case s == "direct" || s == "yes" || s == "connected":
+			return "\x1b[32m" + s + "\x1b[0m"
+		case s == "relay":
+			return "\x1b[33m" + s + "\x1b[0m"
+		case s == "down" || s == "none" || s == "error":
+			return "\x1b[31m" + s + "\x1b[0m"
+		}
+		return s
+	}
+}
+
+func natText(n skeinv1.NatType) string {
+	return strings.ReplaceAll(strings.ToLower(strings.TrimPrefix(n.String(), "NAT_TYPE_")), "_", "-")
+}
+
+func yesNo(b bool) string {
+	if b {
+		return "yes"
+	}
+	return "no"
+}
+
+func dash(s string) string {
+	if s == "" {
+		return "-"
+	}
+	return s
+}
+
+func since(ns int64) string {
+	if ns == 0 {
+		return "never"
+	}
+	return short(time.Since(time.Unix(0, ns)))
+}
+
+// short is a duration in at most two units.
+func short(d time.Duration) string {
+	switch {
+	case d < 0:
+		return "-" + short(-d)
+	case d < time.Millisecond:
+		return d.Round(time.Microsecond).String()
+	case d < time.Second:
+		return fmt.Sprintf("%.1fms", float64(d)/1e6)
+	case d < time.Minute:
+		return fmt.Sprintf("%.0fs", d.Seconds())
+	case d < time.Hour:
+		return fmt.Sprintf("%dm%ds", int(d.Minutes()), int(d.Seconds())%60)
+	case d < 48*time.Hour:
+		return fmt.Sprintf("%dh%dm", int(d.Hours()), int(d.Minutes())%60)
+	}
+	return fmt.Sprintf("%dd", int(d.Hours()/24))
+}
+
+func rtt(ns int64) string {
+	if ns == 0 {
+		return "-"
+	}
+	return fmt.Sprintf("%.1fms", float64(ns)/1e6)
+}
+
+func size(n uint64) string {
+	const units = "KMGTPE"
+	if n < 1024 {
+		return fmt.Sprintf("%dB", n)
+	}
+	f, i := float64(n)/1024, 0
+	for f >= 1024 && i < len(units)-1 {
+		f, i = f/1024, i+1
+	}
+	return fmt.Sprintf("%.1f%ciB", f, units[i])
+}

@@ -1,0 +1,249 @@
+package main
+
+import (
+	"errors"
+	"fmt"
+	"io"
+	"time"
+
+	"github.com/spf13/cobra"
+
+	skeinv1 "github.com/skeinmesh/skein/api/skein/v1"
+)
+
+func newStatusCmd(g *globals) *cobra.Command {
+	return &cobra.Command{
+		Use: "status", Short: "This node at a glance", Example: "  skein status\n  skein status -o json", Args: noArgs,
+		RunE: func(c *cobra.Command, _ []string) error {
+			s, err := g.client().Status(c.Context(), &skeinv1.StatusRequest{})
+			if err != nil {
+				return g.plain(err)
+			}
+			if g.output == "json" {
+				return printProto(c.OutOrStdout(), s)
+			}
+			printStatus(c.OutOrStdout(), s)
+			return nil
+		},
+	}
+}
+
+func printStatus(w io.Writer, s *skeinv1.StatusResponse) {
+	line := func(k, format string, a ...any) {
+		fmt.Fprintf(w, "%-10s %s\n", k, cut(fmt.Sprintf(format, a...), tableWidth-11))
+	}
+	role := "agent"
+	switch {
+	case s.GetVoter():
+		role = "server (voter)"
+	case s.GetServer():
+		role = "server (not a voter yet)"
+	}
+	if s.GetRelay() {
+		role += ", relay"
+	}
+	line("node", "%s (%s), %s, skein %s, up %s", s.GetName(), s.GetNodeId(), s.GetPhase(), s.GetVersion(), since(s.GetStartedAt()))
+	line("cluster", "%s", dash(s.GetClusterId()))
+	line("addresses", "%s  %s", dash(s.GetIpv4()), dash(s.GetIpv6()))
+	line("role", "%s, site %q", role, s.GetSite())
+	leader := "none known: existing paths and addresses go on, nothing new is decided"
+	if s.GetLeader() != "" {
+		leader = s.GetLeaderName()
+	}
+	line("leader", "%s", leader)
+	line("state", "index %d, hash %.16s", s.GetIndex(), s.GetStateHash())
+	line("nat", "%s, WireGuard in %s", natText(s.GetNatType()), s.GetWireguardDriver())
+	line("peers", "%d: %d direct, %d by relay, %d down (mode %s)", s.GetPeers(), s.GetPeersDirect(), s.GetPeersRelay(), s.GetPeersDown(), dash(s.GetTransportMode()))
+	line("nodes", "%d, %d alive", s.GetNodes(), s.GetNodesAlive())
+	for _, p := range s.GetProblems() {
+		fmt.Fprintf(w, "%-10s %s: %s\n", p.GetSeverity(), p.GetSubject(), p.GetMessage())
+		if p.GetAdvice() != "" {
+			fmt.Fprintf(w, "%-10s %s\n", "", p.GetAdvice())
+		}
+	}
+}
+
+func newNodesCmd(g *globals) *cobra.Command {
+	return &cobra.Command{
+		Use: "nodes", Short: "All members", Example: "  skein nodes\n  skein nodes -o json", Args: noArgs,
+		RunE: func(c *cobra.Command, _ []string) error {
+			r, err := g.client().Nodes(c.Context(), &skeinv1.NodesRequest{})
+			if err != nil {
+				return g.plain(err)
+			}
+			if g.output == "json" {
+				return printProto(c.OutOrStdout(), r)
+			}
+			printNodes(c.OutOrStdout(), r.GetNodes())
+			return nil
+		},
+	}
+}
+
+func printNodes(w io.Writer, nodes []*skeinv1.NodeView) {
+	t := table{head: []string{"NAME", "ID", "IPV4", "SITE", "NAT", "ROLE", "PATH", "ALIVE", "RECORD"}}
+	for _, n := range nodes {
+		role := "agent"
+		switch {
+		case n.GetLeader():
+			role = "leader"
+		case n.GetVoter():
+			role = "voter"
+		case n.GetServer():
+			role = "server"
+		}
+		if n.GetRecord().GetRelay() != nil {
+			role += "+relay"
+		}
+		record := "-"
+		if n.GetRecord() != nil {
+			record = fmt.Sprintf("%d.%d", n.GetRecord().GetEpoch(), n.GetRecord().GetSeq())
+		}
+		t.add(n.GetNode().GetName(), n.GetNode().GetId(), n.GetNode().GetIpv4(), dash(n.GetRecord().GetSite()),
+			natText(n.GetRecord().GetNatType()), role, n.GetPath(), yesNo(n.GetAlive()), record)
+	}
+	t.print(w)
+}
+
+func newPeersCmd(g *globals) *cobra.Command {
+	return &cobra.Command{
+		Use: "peers", Short: "How each peer is reached", Example: "  skein peers\n  skein peers -o json", Args: noArgs,
+		RunE: func(c *cobra.Command, _ []string) error {
+			r, err := g.client().Peers(c.Context(), &skeinv1.PeersRequest{})
+			if err != nil {
+				return g.plain(err)
+			}
+			if g.output == "json" {
+				return printProto(c.OutOrStdout(), r)
+			}
+			printPeers(c.OutOrStdout(), r.GetPeers())
+			return nil
+		},
+	}
+}
+
+func printPeers(w io.Writer, peers []*skeinv1.PeerView) {
+	t := table{head: []string{"NAME", "PATH", "VIA", "RTT", "SINCE", "RX", "TX", "WHY"}}
+	for _, p := range peers {
+		via, path := p.GetEndpoint(), p.GetPath()
+		if p.GetRelayName() != "" {
+			via = p.GetRelayName()
+		}
+		if !p.GetAlive() && path == "direct" {
+			path = "down"
+		}
+		t.add(p.GetName(), path, dash(via), rtt(p.GetRttNanos()), since(p.GetSince()), size(p.GetRxBytes()), size(p.GetTxBytes()), p.GetReason())
+	}
+	t.print(w)
+}
+
+func newNetcheckCmd(g *globals) *cobra.Command {
+	var refresh bool
+	c := &cobra.Command{
+		Use: "netcheck", Short: "This host's NAT, addresses and relays", Example: "  skein netcheck\n  skein netcheck --refresh -o json", Args: noArgs,
+		RunE: func(c *cobra.Command, _ []string) error {
+			r, err := g.client().Netcheck(c.Context(), &skeinv1.NetcheckRequest{Refresh: refresh})
+			if err != nil {
+				return g.plain(err)
+			}
+			if g.output == "json" {
+				return printProto(c.OutOrStdout(), r)
+			}
+			w := c.OutOrStdout()
+			fmt.Fprintf(w, "NAT         %s (mapping %s, filtering %s)\n", natText(r.GetNatType()), dash(r.GetMapping()), dash(r.GetFiltering()))
+			fmt.Fprintf(w, "UDP         %s   IPv4 %s   IPv6 %s   checked %s ago\n", yesNo(r.GetUdp()), yesNo(r.GetIpv4()), yesNo(r.GetIpv6()), since(r.GetCheckedAt()))
+			for _, m := range r.GetMapped() {
+				fmt.Fprintf(w, "mapped      %s\n", m)
+			}
+			t := table{head: []string{"CANDIDATE", "TYPE", "PRIORITY", "SOURCE"}}
+			for _, k := range r.GetCandidates() {
+				t.add(k.GetAddress(), candidateText(k.GetType()), fmt.Sprint(k.GetPriority()), k.GetSource())
+			}
+			t.print(w)
+			t = table{head: []string{"RELAY", "ADDRESS", "STATE", "RTT", "ERROR"}}
+			for _, k := range r.GetRelays() {
+				state := "down"
+				if k.GetConnected() {
+					state = "connected"
+				}
+				t.add(k.GetName(), k.GetAddress(), state, rtt(k.GetRttNanos()), dash(k.GetError()))
+			}
+			t.print(w)
+			for _, a := range r.GetAdvice() {
+				fmt.Fprintln(w, a)
+			}
+			return nil
+		},
+	}
+	c.Flags().BoolVar(&refresh, "refresh", false, "look again now instead of showing the last result")
+	return c
+}
+
+func newExplainCmd(g *globals) *cobra.Command {
+	var at string
+	peer := &cobra.Command{
+		Use: "peer NODE", Short: "Why a peer is reached the way it is", Example: "  skein explain peer home1\n  skein explain peer home1 --at 5m\n  skein explain peer home1 --at 2026-01-02T15:04:05Z",
+		Args: exactly(1, "one node's name or ID"),
+		RunE: func(c *cobra.Command, args []string) error {
+			ns, err := parseTime(at, time.Now())
+			if err != nil {
+				return usageError{err}
+			}
+			r, err := g.client().ExplainPeer(c.Context(), &skeinv1.ExplainPeerRequest{Peer: args[0], At: ns})
+			if err != nil {
+				return g.plain(err)
+			}
+			if g.output == "json" {
+				return printProto(c.OutOrStdout(), r)
+			}
+			printExplain(c.OutOrStdout(), r)
+			return nil
+		},
+	}
+	peer.Flags().StringVar(&at, "at", "", "a time (RFC 3339) or an age (such as 5m) instead of now")
+	return group("explain", "Say why something is as it is", peer)
+}
+
+// parseTime reads a time or an age; empty is 0, for now.
+func parseTime(s string, now time.Time) (int64, error) {
+	if s == "" {
+		return 0, nil
+	}
+	if d, err := time.ParseDuration(s); err == nil && d >= 0 {
+		return now.Add(-d).UnixNano(), nil
+	}
+	t, err := time.Parse(time.RFC3339Nano, s)
+	if err != nil {
+		return 0, errors.New("--at " + s + ": want a time such as 2026-01-02T15:04:05Z or an age such as 5m")
+	}
+	return t.UnixNano(), nil
+}
+
+func printExplain(w io.Writer, r *skeinv1.ExplainPeerResponse) {
+	p := r.GetPeer()
+	via := p.GetEndpoint()
+	if p.GetRelayName() != "" {
+		via = "relay " + p.GetRelayName()
+	}
+	fmt.Fprintf(w, "peer      %s (%s)\npath      %s %s, for %s, RTT %s\ndecided   %s\nstrategy  %s\n",
+		p.GetName(), p.GetNodeId(), p.GetPath(), via, since(p.GetSince()), rtt(p.GetRttNanos()), r.GetDecided(), r.GetStrategy())
+	fmt.Fprintf(w, "NAT       here %s, there %s\n", natText(r.GetSelf().GetNatType()), natText(r.GetRecord().GetNatType()))
+	for _, k := range r.GetRecord().GetCandidates() {
+		fmt.Fprintf(w, "candidate %-8s %s (from %s)\n", candidateText(k.GetType()), k.GetAddress(), dash(k.GetSource()))
+	}
+	if len(r.GetProbes()) > 0 {
+		t := table{head: []string{"PROBED", "SOURCE", "SENT", "ANSWERED", "LAST ANSWER", "RTT", "OUTCOME"}}
+		for _, b := range r.GetProbes() {
+			t.add(b.GetEndpoint(), dash(b.GetSource()), fmt.Sprint(b.GetSent()), fmt.Sprint(b.GetAnswered()), since(b.GetLastAnswered()), rtt(b.GetRttNanos()), dash(b.GetOutcome()))
+		}
+		t.print(w)
+	}
+	for _, s := range r.GetWouldChange() {
+		fmt.Fprintf(w, "would change it: %s\n", s)
+	}
+	for _, e := range r.GetHistory() {
+		if d := e.GetPathDecision(); d != nil {
+			fmt.Fprintf(w, "%s  %s -> %s  %s: %s\n", time.Unix(0, e.GetTime()).Format("15:04:05.000"), d.GetFrom(), d.GetTo(), d.GetRule(), d.GetReason())
+		}
+	}
+}
