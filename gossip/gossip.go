@@ -94,22 +94,7 @@ func Start(cfg Config) (*Gossip, error) {
 	if err != nil {
 		return nil, fmt.Errorf("start gossip: %w", err)
 	}
-	g := &Gossip{
-		cfg: cfg, log: cfg.Log, table: newTable(),
-		inbox: make(chan []byte, inboxSize), digests: make(chan []byte, 16),
-		changed: make(chan struct{}, 1), dirty: make(chan struct{}, 1), renewed: make(chan struct{}, 1),
-	}
-	g.ctx, g.cancel = context.WithCancel(context.Background())
-	g.own.epoch = cfg.Epoch
-	g.roster.self, g.roster.selfKey = cfg.Self, cfg.Key.Public()
-	g.roster.refresh(cfg.Roster)
-	g.net = newTransport(cfg.Self, cfg.Transport, g.roster.member, &g.stats)
-	// Even the smallest mesh gets the retransmissions of a hundred nodes: they cost little there, and
-	// without them one broadcast in twenty misses a node.
-	g.queue = &memberlist.TransmitLimitedQueue{RetransmitMult: retransmitMult, NumNodes: func() int { return max(10, g.alive.count()) }}
-	x := &exchange{self: cfg.Self, table: g.table, member: g.roster.member, take: g.take}
-	g.pull = newPuller(g.ctx, x, g.net.dial, g.alive.others, &g.stats)
-	g.rejoin = newRejoiner(g)
+	g := newGossip(cfg)
 	if err := g.load(); err != nil {
 		g.cancel()
 		return nil, fmt.Errorf("start gossip: %w", err)
@@ -133,6 +118,30 @@ func Start(cfg Config) (*Gossip, error) {
 		g.run(g.keepOnDisk)
 	}
 	return g, nil
+}
+
+// newGossip makes a node that holds records but does not run yet.
+func newGossip(cfg Config) *Gossip {
+	g := &Gossip{
+		cfg: cfg, log: cfg.Log, table: newTable(),
+		inbox: make(chan []byte, inboxSize), digests: make(chan []byte, 16),
+		changed: make(chan struct{}, 1), dirty: make(chan struct{}, 1), renewed: make(chan struct{}, 1),
+	}
+	g.ctx, g.cancel = context.WithCancel(context.Background())
+	g.own.epoch = cfg.Epoch
+	g.roster.self, g.roster.selfKey = cfg.Self, cfg.Key.Public()
+	g.roster.refresh(cfg.Roster)
+	g.net = newTransport(cfg.Self, cfg.Transport, g.roster.member, &g.stats)
+	// Even the smallest mesh gets the retransmissions of a hundred nodes: they cost little there, and
+	// without them one broadcast in twenty misses a node.
+	g.queue = &memberlist.TransmitLimitedQueue{RetransmitMult: retransmitMult, NumNodes: func() int { return max(10, g.alive.count()) }}
+	g.pull = newPuller(g.ctx, g.exchange(), g.net.dial, g.alive.others, &g.stats)
+	g.rejoin = newRejoiner(g)
+	return g
+}
+
+func (g *Gossip) exchange() *exchange {
+	return &exchange{self: g.cfg.Self, table: g.table, member: g.roster.member, take: g.take}
 }
 
 func checkConfig(cfg *Config) ([][]byte, error) {
@@ -177,6 +186,11 @@ func (g *Gossip) stop(leave bool) {
 			g.keyTimer.Stop()
 		}
 		g.keyMu.Unlock()
+		g.own.mu.Lock()
+		if g.own.timer != nil {
+			g.own.timer.Stop()
+		}
+		g.own.mu.Unlock()
 		_ = g.ml.Shutdown()
 		_ = g.cfg.Streams.Close()
 		g.wg.Wait()

@@ -1,6 +1,7 @@
 package gossip
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"io"
@@ -27,7 +28,7 @@ const (
 	// confirmations by others up to twice that.
 	suspicionMult        = 4
 	suspicionMaxMult     = 2
-	awarenessMax         = 4
+	awarenessMax         = 2
 	gossipInterval       = 100 * time.Millisecond
 	gossipNodes          = 4
 	pushPullInterval     = 15 * time.Second
@@ -304,7 +305,7 @@ func (a *aliveSet) keep(kept func(identity.ID) bool) {
 // memberlistLogger passes memberlist's lines on: complaints as warnings at a bounded rate, the rest
 // only to those who debug.
 func memberlistLogger(l *slog.Logger) *log.Logger {
-	if !l.Enabled(nil, slog.LevelWarn) { //nolint:staticcheck // no context here
+	if !l.Enabled(context.Background(), slog.LevelWarn) {
 		return log.New(io.Discard, "", 0) // which does not even format
 	}
 	return log.New(&lineWriter{log: l, limit: rate.NewLimiter(memberlistErrorsRate, 5)}, "", 0)
@@ -320,7 +321,7 @@ func (w *lineWriter) Write(b []byte) (int, error) {
 	text, isError := strings.CutPrefix(line, "[ERR] memberlist: ")
 	if isError && w.limit.Allow() {
 		w.log.Warn("memberlist complains", "text", text)
-	} else if w.log.Enabled(nil, slog.LevelDebug) { //nolint:staticcheck // no context here
+	} else if w.log.Enabled(context.Background(), slog.LevelDebug) {
 		w.log.Debug("memberlist says", "text", line)
 	}
 	return len(b), nil

@@ -303,8 +303,7 @@ func (g *Gossip) serve(conn net.Conn, peer identity.ID) {
 	defer conn.Close()
 	defer context.AfterFunc(g.ctx, func() { _ = conn.Close() })()
 	_ = conn.SetDeadline(time.Now().Add(pullTimeout))
-	x := &exchange{self: g.cfg.Self, table: g.table, member: g.roster.member, take: g.take}
-	if err := x.answer(conn); err != nil && g.ctx.Err() == nil {
+	if err := g.exchange().answer(conn); err != nil && g.ctx.Err() == nil {
 		g.stats.add(&g.stats.BadFrames)
 		g.log.Debug("record stream ended early", "peer", peer, "err", err)
 	}

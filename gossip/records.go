@@ -1,6 +1,7 @@
 package gossip
 
 import (
+	"crypto/ed25519"
 	"fmt"
 	"sync"
 	"time"
@@ -21,51 +22,102 @@ type ownRecord struct {
 	epoch, seq uint64          // last used
 	last       *skeinv1.Record // as the user gave it
 	large      bool
-	jumps      int // in quick succession
+	at         time.Time   // of the newest version
+	timer      *time.Timer // a version will be made of last
+	jumps      int         // in quick succession
 	jumped     time.Time
 }
 
 const (
+	// publishSpacing bounds how often a new version is made, however often Publish is called.
+	publishSpacing = 100 * time.Millisecond
 	// jumpQuiet is how long no foreign record of ours must be seen for the next jump to be immediate.
 	jumpQuiet   = time.Minute
 	maxJumpWait = 30 * time.Second
 )
 
 // Publish makes r this node's record: fills in node ID, epoch, seq and time, signs and broadcasts it.
-// A record beyond the limits of Verify is refused and the former one stays.
+// A record beyond the limits of Verify is refused and the former one stays. What only repeats the
+// former one is no change; of changes in quick succession the last is what the others see.
 func (g *Gossip) Publish(r *skeinv1.Record) error {
 	g.own.mu.Lock()
 	defer g.own.mu.Unlock()
 	r = proto.CloneOf(r)
-	if err := g.publishLocked(r); err != nil {
+	r.NodeId, r.Epoch, r.Seq = g.cfg.Self.String(), 0, 0
+	if err := checkOwn(r); err != nil {
 		g.stats.refused(err)
 		return fmt.Errorf("publish own record: %w", err)
 	}
+	if old := g.own.last; old != nil && sameContent(old, r) {
+		return nil
+	}
 	g.own.last = r
+	g.publishSoon(publishSpacing - time.Since(g.own.at))
 	return nil
 }
 
-func (g *Gossip) publishLocked(r *skeinv1.Record) error {
-	r.NodeId, r.Epoch, r.Seq = g.cfg.Self.String(), g.own.epoch, g.own.seq+1
+// checkOwn is decodeRecord for a record that is still to be numbered and signed.
+func checkOwn(r *skeinv1.Record) error {
+	const room = ed25519.SignatureSize + 3*10 // the signature; epoch, seq and time as varints
+	b, err := proto.Marshal(r)
+	if err != nil {
+		return fmt.Errorf("encode: %w", err)
+	}
+	_, _, err = decodeRecord(&skeinv1.SignedRecord{Record: b, Signature: make([]byte, room)})
+	return err
+}
+
+// sameContent compares two records as Publish got them, but for the time.
+func sameContent(a, b *skeinv1.Record) bool {
+	if a.GetTime() != b.GetTime() {
+		b = proto.CloneOf(b)
+		b.Time = a.GetTime()
+	}
+	return proto.Equal(a, b)
+}
+
+// publishSoon makes a version of the last record given, after a wait unless one is under way.
+func (g *Gossip) publishSoon(wait time.Duration) {
+	if wait <= 0 {
+		g.publishNow()
+		return
+	}
+	if g.own.timer != nil {
+		return
+	}
+	g.own.timer = time.AfterFunc(wait, func() {
+		g.own.mu.Lock()
+		defer g.own.mu.Unlock()
+		if g.own.timer != nil && g.ctx.Err() == nil {
+			g.publishNow()
+		}
+	})
+}
+
+func (g *Gossip) publishNow() {
+	if g.own.timer != nil {
+		g.own.timer.Stop()
+		g.own.timer = nil
+	}
+	r := proto.CloneOf(g.own.last)
+	r.Epoch, r.Seq = g.own.epoch, g.own.seq+1
 	if r.GetTime() == 0 {
 		r.Time = time.Now().UnixNano()
 	}
 	s, err := Sign(g.cfg.Key, r)
 	if err != nil {
-		return err
-	}
-	if r, _, err = decodeRecord(s); err != nil {
-		return err
+		g.log.Error("cannot publish the own record", "err", err)
+		return
 	}
 	g.own.seq++
+	g.own.at = time.Now()
 	m := markOf(g.cfg.Self, r, s)
-	g.table.put(Entry{Record: r, Signed: s, ReceivedAt: time.Now()}, m)
+	g.table.put(Entry{Record: r, Signed: s, ReceivedAt: g.own.at}, m)
 	g.own.large = !g.broadcast(m, s)
 	g.stats.add(&g.stats.Published)
 	signal(g.renewed)
 	g.pull.changed()
 	g.touched()
-	return nil
 }
 
 // foreignOwn deals with a record of this node that this run did not write: the state directory was
@@ -97,23 +149,10 @@ func (g *Gossip) foreignOwn(m mark) {
 		return // the next Publish will be beyond it
 	}
 	if g.own.jumps == 1 {
-		g.republishLocked()
+		g.publishNow()
 		return
 	}
-	wait := min(maxJumpWait, time.Second<<min(g.own.jumps-2, 10))
-	time.AfterFunc(wait, func() {
-		g.own.mu.Lock()
-		defer g.own.mu.Unlock()
-		if g.ctx.Err() == nil {
-			g.republishLocked()
-		}
-	})
-}
-
-func (g *Gossip) republishLocked() {
-	if err := g.publishLocked(proto.CloneOf(g.own.last)); err != nil {
-		g.log.Error("cannot publish the own record again", "err", err)
-	}
+	g.publishSoon(min(maxJumpWait, time.Second<<min(g.own.jumps-2, 10)))
 }
 
 func markOf(id identity.ID, r *skeinv1.Record, s *skeinv1.SignedRecord) mark {

@@ -122,6 +122,9 @@ func (s *simNet) route(from, to identity.ID, lossy bool) (*simNode, time.Duratio
 }
 
 func (n *simNode) SendPacket(to identity.ID, b []byte) error {
+	if len(b) > defaultPacketBytes {
+		panic(fmt.Sprintf("packet of %d bytes", len(b)))
+	}
 	n.net.mu.Lock()
 	n.net.packets++
 	n.net.bytes += len(b)

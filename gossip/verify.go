@@ -229,7 +229,7 @@ func checkEndpoint(name string, a netip.AddrPort) error {
 	case a.Port() == 0:
 		return malformed("%s %s: port 0", name, a)
 	case ip.Zone() != "":
-		return badAddress("%s %s: a zone means nothing to others", name, a)
+		return badAddress("%s %q: a zone means nothing to others", name, a.String())
 	case ip.Is4In6():
 		return badAddress("%s %s: write it as plain IPv4", name, a)
 	case ip.IsUnspecified(), ip.IsMulticast(), ip.IsLoopback(), ip == netip.AddrFrom4([4]byte{255, 255, 255, 255}):
@@ -277,7 +277,7 @@ func checkEndpoints(r *skeinv1.Record) error {
 			ip = p.Addr()
 		}
 		if ip.Zone() != "" || ip.IsUnspecified() || ip.IsMulticast() || ip.IsLoopback() {
-			return badAddress("internal_ip %s: not an address of a host", ip)
+			return badAddress("internal_ip %q: not an address of a host", ip.String())
 		}
 	}
 	for name, list := range map[string][]string{"relay address": r.GetRelay().GetAddresses(), "stun_addresses": r.GetStunAddresses()} {
