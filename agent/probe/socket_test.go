@@ -85,7 +85,7 @@ func TestPingBesideTheOwnerOfThePort(t *testing.T) {
 					t.Errorf("bob saw %+v", ping)
 				}
 				pong := within(t, a.pongs)
-				if pong.Tx != tx || pong.From != to || pong.To != to || pong.Observed != from || pong.RTT <= 0 || pong.RTT > time.Second {
+				if pong.Tx != tx || pong.From != to || pong.To != to || pong.Observed != from || pong.RTT <= 0 || pong.RTT > 5*time.Second {
 					t.Errorf("alice saw %+v", pong)
 				}
 				// The owner gets the ping as well: so it was a valid datagram, with a good checksum, from WireGuard's port.

@@ -37,6 +37,9 @@ type Observation struct {
 	RTT    time.Duration
 }
 
+// String is the observation as people read it.
+func (o Observation) String() string { return fmt.Sprintf("%s: %s", o.Server, o.Mapped) }
+
 // Evidence is what was observed in one address family.
 type Evidence struct {
 	Port         uint16       // WireGuard's

@@ -45,7 +45,9 @@ type Config struct {
 	OnResult       func(Result)   // called from Run's goroutine when something changed; must not block
 	Log            *slog.Logger
 
-	lookup lookup
+	lookup lookup // tests set these
+	hosts  func() ([]link, []address, error)
+	watch  func(done <-chan struct{}, changed func(), lost func(error)) error
 }
 
 // Discoverer keeps finding out how this host can be reached.
@@ -101,6 +103,9 @@ func New(c Config) (*Discoverer, error) {
 	}
 	if c.lookup == nil {
 		c.lookup = systemLookup
+	}
+	if c.hosts == nil {
+		c.hosts, c.watch = readHost, watchHost
 	}
 	return &Discoverer{
 		c: c, wg: newAsker(c.Socket.Send),
@@ -286,13 +291,23 @@ func (d *Discoverer) full(ctx context.Context) Result {
 		return d.Result()
 	}
 	d.run.found, d.run.ran, d.run.fullAt = f, true, r.At
-	if r.UDP {
+	if answered := answering(d.run.answered); answered > 1 || answered == len(d.run.answered) && r.UDP {
 		d.run.attempt = 0
 	} else {
 		d.run.attempt++
 	}
 	d.publish(r)
 	return r
+}
+
+// answering counts the servers that answered last time they were asked.
+func answering(servers map[netip.AddrPort]bool) (n int) {
+	for _, yes := range servers {
+		if yes {
+			n++
+		}
+	}
+	return n
 }
 
 // doubtful says whether a change rests on something that did not come, and nothing else.
@@ -314,7 +329,7 @@ func (d *Discoverer) hosts() ([]netip.Addr, error) {
 	d.mu.Lock()
 	skip := d.skip
 	d.mu.Unlock()
-	links, addrs, err := readHost()
+	links, addrs, err := d.c.hosts()
 	if err != nil {
 		return nil, err
 	}
@@ -427,7 +442,7 @@ func (d *Discoverer) testFamily(ctx context.Context, f *findings, results []seen
 func (d *Discoverer) watch(ctx context.Context) {
 	for ctx.Err() == nil {
 		done, lost := make(chan struct{}), make(chan error, 1)
-		err := watchHost(done, d.notify, func(err error) {
+		err := d.c.watch(done, d.notify, func(err error) {
 			select {
 			case lost <- err:
 			default:

@@ -11,6 +11,7 @@ import (
 	"os"
 	"os/exec"
 	"strings"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -125,14 +126,14 @@ func ordinary(conn *net.UDPConn, server netip.AddrPort) (string, error) {
 // servers starts n public STUN servers, each of which asks the next one for answers from another address.
 func servers(t *testing.T, internet *nattest.Net, n int) []string {
 	t.Helper()
-	running := make([]*StunServer, n)
+	running := make([]atomic.Pointer[StunServer], n)
 	var names []string
 	for i := range n {
 		host := internet.Host(nattest.Public)
 		c := StunConfig{Port: 3478, Mark: 0x20}
 		if n > 1 {
 			c.ChangeIP = func(_ context.Context, addr netip.AddrPort, tx [12]byte) error {
-				return running[(i+1)%n].Answer(addr, tx)
+				return running[(i+1)%n].Load().Answer(addr, tx)
 			}
 		}
 		host.Do(func() {
@@ -141,7 +142,7 @@ func servers(t *testing.T, internet *nattest.Net, n int) []string {
 				t.Fatal(err)
 			}
 			t.Cleanup(func() { s.Close() })
-			running[i] = s
+			running[i].Store(s)
 		})
 		names = append(names, netip.AddrPortFrom(host.Addr, 3478).String(), netip.AddrPortFrom(host.Addr6, 3478).String())
 	}
@@ -163,7 +164,11 @@ func run(t *testing.T, host *nattest.Host, servers []string) (report, func(chang
 		if in, err = c.StdinPipe(); err != nil {
 			return err
 		}
-		t.Cleanup(func() { c.Wait() })
+		t.Cleanup(func() {
+			if err := c.Wait(); err != nil {
+				t.Errorf("the child ended badly: %v", err)
+			}
+		})
 		t.Cleanup(func() { in.Close() })
 		decoder = json.NewDecoder(out)
 		return c.Start()

@@ -48,7 +48,7 @@ type StunServer struct {
 	sources  *limiter
 	total    *limiter
 	answers  *limiter
-	asking   chan struct{}
+	asking   asking
 	ctx      context.Context // ends the questions to other nodes
 	stop     context.CancelFunc
 	running  sync.WaitGroup
@@ -74,7 +74,7 @@ func ListenSTUN(c StunConfig) (*StunServer, error) {
 	}
 	s := &StunServer{
 		c: c, sources: newLimiter(sourceRate, sourceBurst), total: newLimiter(totalRate, totalBurst),
-		answers: newLimiter(answerRate, answerBurst), asking: make(chan struct{}, maxAsking),
+		answers: newLimiter(answerRate, answerBurst), asking: asking{under: make(map[netip.AddrPort]bool)},
 	}
 	s.ctx, s.stop = context.WithCancel(context.Background())
 	var errs [2]error
@@ -208,16 +208,36 @@ func (s *StunServer) request(f *stunFamily, on via, local netip.Addr, from netip
 		s.send(f, r.via, local, from, r.bytes)
 		return
 	}
-	select {
-	case s.asking <- struct{}{}:
-	default: // too many under way; the client asks again
-		s.dropped.Add(1)
+	if !s.asking.begin(from) {
+		s.dropped.Add(1) // repeated while under way, or too many; the client asks again
 		return
 	}
 	s.running.Go(func() {
-		defer func() { <-s.asking }()
+		defer s.asking.end(from)
 		s.ask(f, local, from, r)
 	})
+}
+
+// asking holds the questions to other nodes under way: one per client, and few in all.
+type asking struct {
+	mu    sync.Mutex
+	under map[netip.AddrPort]bool
+}
+
+func (a *asking) begin(from netip.AddrPort) bool {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	if a.under[from] || len(a.under) >= maxAsking {
+		return false
+	}
+	a.under[from] = true
+	return true
+}
+
+func (a *asking) end(from netip.AddrPort) {
+	a.mu.Lock()
+	delete(a.under, from)
+	a.mu.Unlock()
 }
 
 // ask has another node answer, and says so to the client when that cannot be.

@@ -58,7 +58,8 @@ func New(t testing.TB) *Net {
 	testenv.NeedRoot(t)
 	n := &Net{t: t, core: namespace(t), next: 1}
 	h := n.handle(n.core)
-	must(t, h.LinkAdd(&netlink.Bridge{LinkAttrs: netlink.LinkAttrs{Name: "core"}}))
+	snooping := false // else neighbour solicitations get lost until hosts have reported their groups
+	must(t, h.LinkAdd(&netlink.Bridge{LinkAttrs: netlink.LinkAttrs{Name: "core"}, MulticastSnooping: &snooping}))
 	up(t, h, "core")
 	return n
 }

@@ -1,0 +1,343 @@
+package candidate
+
+import (
+	"context"
+	"errors"
+	"net/netip"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	skeinv1 "github.com/skeinmesh/skein/api/skein/v1"
+)
+
+// world is a simulated NAT with STUN servers behind it, in virtual time. The servers have no alternate port, so that no test
+// needs a real socket.
+type world struct {
+	*Discoverer
+	t *testing.T
+
+	mu      sync.Mutex
+	mapped  netip.AddrPort
+	away    bool // no server answers
+	addrs   []string
+	asked   map[netip.AddrPort]int
+	results []Result
+	changed func()
+	lost    func(error)
+	watches int
+}
+
+func (w *world) IPv4() bool { return true }
+func (w *world) IPv6() bool { return false }
+
+func (w *world) Send(to netip.AddrPort, b []byte) error {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	w.asked[to]++
+	if w.away {
+		return nil
+	}
+	r, ok := respond(b, w.mapped, serving{})
+	if !ok {
+		return errors.New("no STUN request")
+	}
+	time.AfterFunc(10*time.Millisecond, func() {
+		// Two copies in one datagram, as the kernel may join them.
+		w.HandleSTUN(to, netip.Addr{}, slices.Concat(r.bytes, r.bytes), time.Now())
+	})
+	return nil
+}
+
+func newWorld(t *testing.T, servers ...string) *world {
+	w := &world{t: t, mapped: ap("198.51.100.9:7"), addrs: []string{"192.168.1.2"}, asked: map[netip.AddrPort]int{}}
+	var err error
+	w.Discoverer, err = New(Config{
+		Socket: w, Port: port, Servers: servers,
+		OnResult: func(r Result) {
+			w.mu.Lock()
+			w.results = append(w.results, r)
+			w.mu.Unlock()
+		},
+		hosts: func() ([]link, []address, error) {
+			w.mu.Lock()
+			defer w.mu.Unlock()
+			var out []address
+			for _, a := range addrs(w.addrs...) {
+				out = append(out, address{link: 1, addr: a})
+			}
+			return []link{{index: 1, name: "eth0", up: true}}, out, nil
+		},
+		watch: func(_ <-chan struct{}, changed func(), lost func(error)) error {
+			w.mu.Lock()
+			w.changed, w.lost = changed, lost
+			w.watches++
+			w.mu.Unlock()
+			return nil
+		},
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	ctx, cancel := context.WithCancel(context.Background())
+	done := make(chan error)
+	go func() { done <- w.Run(ctx) }()
+	t.Cleanup(func() {
+		cancel()
+		if err := <-done; err != nil {
+			t.Error(err)
+		}
+		if _, err := w.Check(context.Background()); !errors.Is(err, ErrStopped) {
+			t.Errorf("a check after the end: %v", err)
+		}
+	})
+	return w
+}
+
+func (w *world) set(f func()) {
+	w.mu.Lock()
+	f()
+	w.mu.Unlock()
+}
+
+// after lets virtual time pass and returns what was told since the last call.
+func (w *world) after(d time.Duration) []Result {
+	time.Sleep(d)
+	synctest.Wait()
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	out := w.results
+	w.results = nil
+	return out
+}
+
+func (w *world) requests() (n int) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	for _, k := range w.asked {
+		n += k
+	}
+	clear(w.asked)
+	return n
+}
+
+func (w *world) one(rs []Result) Result {
+	w.t.Helper()
+	if len(rs) != 1 {
+		w.t.Fatalf("%d results were told, want 1: %+v", len(rs), rs)
+	}
+	return rs[0]
+}
+
+const two = "203.0.113.1:3478,203.0.113.2"
+
+func bubble(t *testing.T, servers string, f func(t *testing.T, w *world)) {
+	synctest.Test(t, func(t *testing.T) {
+		var list []string
+		if servers != "" {
+			list = strings.Split(servers, ",")
+		}
+		f(t, newWorld(t, list...))
+	})
+}
+
+func TestMappingIsKeptAliveAndWatched(t *testing.T) {
+	bubble(t, two, func(t *testing.T, w *world) {
+		// The early result says unknown, the sure one a cone.
+		first := w.after(2 * time.Second)
+		if len(first) != 2 || first[0].NAT != skeinv1.NatType_NAT_TYPE_UNKNOWN || first[1].NAT != skeinv1.NatType_NAT_TYPE_PORT_RESTRICTED_CONE {
+			t.Fatalf("told %+v", first)
+		}
+		w.requests()
+		if rs := w.after(5 * time.Minute); len(rs) != 0 {
+			t.Errorf("told %d times though nothing changed", len(rs))
+		}
+		if n := w.requests(); n < 2*13 || n > 2*17 {
+			t.Errorf("%d requests in 5 minutes, want about two every %s", n, keepEvery)
+		}
+		w.set(func() { w.mapped = ap("198.51.100.9:8") })
+		if r := w.one(w.after(keepEvery + 5*time.Second)); r.Candidates[0].Address != "198.51.100.9:8" {
+			t.Errorf("after the mapping changed: %v", r.Candidates)
+		}
+	})
+}
+
+func TestServersGoAndComeBack(t *testing.T) {
+	bubble(t, two, func(t *testing.T, w *world) {
+		w.after(2 * time.Second)
+		w.set(func() { w.away = true })
+		if r := w.one(w.after(time.Minute)); r.NAT != skeinv1.NatType_NAT_TYPE_BLOCKED || r.UDP {
+			t.Errorf("without servers: %+v", r)
+		}
+		w.set(func() { w.away = false })
+		if r := w.one(w.after(retryLast + 10*time.Second)); r.NAT != skeinv1.NatType_NAT_TYPE_PORT_RESTRICTED_CONE || !r.UDP {
+			t.Errorf("with servers again: %+v", r)
+		}
+	})
+}
+
+func TestShortOutageIsNoNews(t *testing.T) {
+	bubble(t, two, func(t *testing.T, w *world) {
+		w.after(2 * time.Second)
+		for range 20 {
+			w.set(func() { w.away = true })
+			w.Refresh()
+			w.after(settle + mappingTime + 100*time.Millisecond) // one whole run fails
+			w.set(func() { w.away = false })
+			if rs := w.after(5 * time.Second); len(rs) != 0 {
+				t.Fatalf("told %+v", rs)
+			}
+		}
+	})
+}
+
+func TestNewAddressesAreFollowed(t *testing.T) {
+	bubble(t, two, func(t *testing.T, w *world) {
+		w.after(2 * time.Second)
+		w.requests()
+		w.changed() // something else about a link
+		if rs := w.after(2 * settle); len(rs) != 0 || w.requests() != 0 {
+			t.Error("the same addresses made a run")
+		}
+		w.set(func() { w.addrs = append(w.addrs, "10.9.8.7") })
+		w.changed()
+		if r := w.one(w.after(time.Second)); len(r.Candidates) != 3 {
+			t.Errorf("candidates %v", r.Candidates)
+		}
+		w.SetSkipPrefixes([]netip.Prefix{netip.MustParsePrefix("10.9.0.0/16")})
+		if r := w.one(w.after(time.Second)); len(r.Candidates) != 2 {
+			t.Errorf("candidates %v", r.Candidates)
+		}
+		// Cut off from the kernel's notifications, it subscribes again and looks.
+		w.set(func() { w.addrs = append(w.addrs, "10.5.5.5") })
+		w.lost(errors.New("no buffer space"))
+		if r := w.one(w.after(3 * time.Second)); len(r.Candidates) != 3 {
+			t.Errorf("candidates %v", r.Candidates)
+		}
+		w.set(func() {
+			if w.watches != 2 {
+				t.Errorf("subscribed %d times, want 2", w.watches)
+			}
+		})
+	})
+}
+
+func TestServersCanBeChanged(t *testing.T) {
+	bubble(t, "", func(t *testing.T, w *world) {
+		if r := w.one(w.after(time.Second)); r.NAT != skeinv1.NatType_NAT_TYPE_UNKNOWN || len(r.Candidates) != 1 || !r.IPv4 {
+			t.Errorf("without servers: %+v", r)
+		}
+		list := append(strings.Split(two, ","), "192.168.1.2:3478", "no port:", "[2001:db8::1]:3478")
+		w.SetServers(list)
+		if r := w.one(w.after(2 * time.Second)); !r.UDP || len(r.Mapped) != 2 {
+			t.Errorf("with servers: %+v", r)
+		}
+		w.requests()
+		w.SetServers(list)
+		if w.after(time.Second); w.requests() != 0 {
+			t.Error("the same servers made a run")
+		}
+	})
+}
+
+func TestCheckRunsAtOnce(t *testing.T) {
+	bubble(t, two, func(t *testing.T, w *world) {
+		w.after(2 * time.Second)
+		w.set(func() { w.mapped = ap("198.51.100.9:8") })
+		r, err := w.Check(t.Context())
+		if err != nil || r.Mapped[0].Mapped != ap("198.51.100.9:8") || w.Result().Mapped[0].Mapped != r.Mapped[0].Mapped {
+			t.Errorf("%+v, %v", r, err)
+		}
+		ctx, cancel := context.WithCancel(t.Context())
+		cancel()
+		w.set(func() { w.away = true })
+		if _, err := w.Check(ctx); !errors.Is(err, context.Canceled) {
+			t.Errorf("a cancelled check: %v", err)
+		}
+	})
+}
+
+func TestDeadServersArePassedOver(t *testing.T) {
+	var all []netip.AddrPort
+	for i := range 10 {
+		all = append(all, netip.AddrPortFrom(netip.AddrFrom4([4]byte{203, 0, 113, byte(i)}), 3478))
+	}
+	asked := map[netip.AddrPort]bool{}
+	for attempt := range 3 {
+		chosen := chooseServers(all, nil, attempt)
+		if len(chosen) != maxServers {
+			t.Errorf("attempt %d asks %v", attempt, chosen)
+		}
+		for _, s := range chosen {
+			asked[s] = true
+		}
+	}
+	if len(asked) != len(all) {
+		t.Errorf("three attempts asked %d of %d servers", len(asked), len(all))
+	}
+	if got := chooseServers(all, map[netip.AddrPort]bool{all[9]: true}, 0); got[0] != all[9] {
+		t.Errorf("the one that answers is not asked first: %v", got)
+	}
+	same := []netip.AddrPort{ap("203.0.113.1:3478"), ap("203.0.113.1:3479"), ap("[2001:db8::1]:3478")}
+	if got := chooseServers(same, nil, 0); len(got) != 2 {
+		t.Errorf("one address was taken for two servers: %v", got)
+	}
+}
+
+func TestResolver(t *testing.T) {
+	up := true
+	r := resolver{known: map[string][]netip.Addr{}, lookup: func(_ context.Context, host string) ([]netip.Addr, error) {
+		if !up || host != "home.example" {
+			return nil, errors.New("no such host")
+		}
+		return addrs("2001:db8::1", "198.51.100.1"), nil
+	}}
+	tests := []struct{ in, port, want string }{
+		{"198.51.100.7:99", "", "198.51.100.7:99"},
+		{"198.51.100.7", "3478", "198.51.100.7:3478"},
+		{"[2001:db8::7]:99", "3478", "[2001:db8::7]:99"},
+		{"2001:db8::7", "3478", "[2001:db8::7]:3478"},
+		{"home.example:99", "", "198.51.100.1:99 [2001:db8::1]:99"},
+		{"home.example", "", "error: want host:port"},
+		{"home.example:0", "", "error: want host:port with a port"},
+		{"home.example:x", "3478", "error: want host:port with a port"},
+		{":99", "", "error: want host:port"},
+		{"away.example:99", "", "error: away.example"},
+	}
+	for range 2 { // the second time the name service is away, and what it said is remembered
+		for _, tt := range tests {
+			found, err := r.endpoint(t.Context(), tt.in, tt.port)
+			if want, isErr := strings.CutPrefix(tt.want, "error: "); isErr {
+				if err == nil || !strings.Contains(err.Error(), want) {
+					t.Errorf("%q: %v, %v; want an error with %q", tt.in, found, err, want)
+				}
+				continue
+			}
+			var got []string
+			for _, a := range found {
+				got = append(got, a.String())
+			}
+			if err != nil || strings.Join(got, " ") != tt.want {
+				t.Errorf("%q: %v, %v; want %s", tt.in, got, err, tt.want)
+			}
+		}
+		up = false
+	}
+}
+
+func TestNewRefusesBadConfiguration(t *testing.T) {
+	for want, c := range map[string]Config{
+		"port is 0":      {},
+		"forceEndpoint":  {Port: 1, ForcedEndpoint: "home.example"},
+		"stunServers":    {Port: 1, Servers: []string{"203.0.113.1:99999"}},
+		"port is 70000,": {Port: 70000},
+	} {
+		c.Socket = &world{}
+		if _, err := New(c); err == nil || !strings.Contains(err.Error(), want) {
+			t.Errorf("%+v: %v, want an error with %q", c, err, want)
+		}
+	}
+}
