@@ -37,7 +37,14 @@ func (s *step) overdue() int {
 	return n
 }
 
+func (s *step) doubt() bool {
+	return s.now.Before(s.DoubtUntil) && s.LastPong.Before(s.DoubtUntil.Add(-verifyFor))
+}
+
 func (s *step) patience() time.Duration {
+	if s.doubt() {
+		return doubtAfter
+	}
 	if s.now.Before(s.SlackUntil) {
 		return deadAfter + s.Slack
 	}
@@ -58,7 +65,7 @@ func (s *step) dead() bool {
 func (s *step) nextBeat(i int) time.Time {
 	last := s.Probes[i].LastSent
 	switch {
-	case s.busy() && s.overdue() > 0:
+	case s.busy() && (s.overdue() > 0 || s.doubt()):
 		return last.Add(fastBeat)
 	case s.busy():
 		return last.Add(heartbeat)
@@ -98,6 +105,7 @@ func (s *step) die(i int) {
 	p.HoldUntil = s.now.Add(min(holdFirst<<(p.Flaps-1), holdMax))
 	s.Lost = fmt.Sprintf("The direct path to %s died: %d pings in %d ms had no answer.", p.Endpoint, len(s.Pending), s.now.Sub(s.Pending[0]).Milliseconds())
 	hold := p.HoldUntil
+	s.SilentSince = s.Pending[0]
 	s.Pending = nil
 	s.Path.Alive = false
 	s.Retries = 0

@@ -2,6 +2,7 @@ package path
 
 import (
 	"fmt"
+	"net/netip"
 	"time"
 )
 
@@ -11,6 +12,10 @@ func (s *step) settle() {
 	if i := s.find(s.fresh); i >= 0 && i != active && s.usable(i) {
 		if active < 0 {
 			s.useDirect(i, "direct-proven")
+			return
+		}
+		if s.fresh == s.Follow {
+			s.useDirect(i, "direct-follows")
 			return
 		}
 		if s.better(i, active) {
@@ -33,10 +38,7 @@ func (s *step) usable(i int) bool {
 	if p.Flaps == 0 || s.Relay.ID.IsZero() && !s.Path.Alive {
 		return true
 	}
-	if s.sent.Before(p.Died) && s.now.Sub(p.Died) <= lateWindow && p.Flaps == 1 {
-		// The answer was late, not lost: the path lives and more patience is due.
-		s.Slack = min(max(s.Slack, s.now.Sub(s.sent)-deadAfter+heartbeat), slackMax)
-		s.SlackUntil = s.now.Add(slackFor)
+	if s.wasLate(p) {
 		return true
 	}
 	if s.now.Before(p.HoldUntil) {
@@ -49,8 +51,36 @@ func (s *step) usable(i int) bool {
 	return true
 }
 
+// wasLate reports whether an endpoint was given up for an answer that was only late: then the path lives, the
+// death does not count, and more patience is due. A machine that is short of CPU looks like this.
+func (s *step) wasLate(p *Probe) bool {
+	if !s.sent.Before(p.Died) || s.now.Sub(p.Died) > lateWindow || p.Died.IsZero() {
+		return false
+	}
+	if s.now.After(s.SlackUntil) {
+		s.Lates, s.Slack = 0, 0
+	}
+	if s.Lates >= latesMax {
+		return false
+	}
+	limit := slackFirst
+	if s.Lates > 0 {
+		limit = slackMax
+	}
+	s.Lates++
+	s.Slack = min(max(s.Slack, s.now.Sub(s.SilentSince)-deadAfter+fastBeat), limit)
+	s.SlackUntil = s.now.Add(slackFor)
+	p.Flaps--
+	p.HoldUntil = time.Time{}
+	p.RTT = s.SRTT // the delay was the machine's, not the way's
+	return true
+}
+
 // better reports whether a should replace b, both working. The margins keep near-equals from taking turns.
 func (s *step) better(a, b int) bool {
+	if s.Path.Rule == "direct-follows" && s.now.Sub(s.Path.Since) < calmAfter {
+		return false // what both ends use beats what is best for one
+	}
 	p, q := &s.Probes[a], &s.Probes[b]
 	now, rtt := s.SRTT, p.RTT
 	if ah, bh := p.Type == host, q.Type == host; ah != bh {
@@ -68,9 +98,13 @@ func (s *step) useDirect(i int, rule string) {
 		Kind: Direct, Endpoint: p.Endpoint, Since: s.now, RTT: p.RTT, Alive: true, Rule: rule,
 		Reason: fmt.Sprintf("A ping to %s (%s) was answered after %s, so packets pass both ways.", p.Endpoint, p.label(), round(p.RTT)),
 	}
-	if rule == "direct-better" {
+	switch rule {
+	case "direct-better":
 		s.Path.Reason = fmt.Sprintf("%s (%s) answers after %s, clearly sooner or nearer than the endpoint used before.", p.Endpoint, p.label(), round(p.RTT))
+	case "direct-follows":
+		s.Path.Reason = fmt.Sprintf("The peer sends from %s (%s), which answers after %s, so both ends use the same way.", p.Endpoint, p.label(), round(p.RTT))
 	}
+	s.Follow = netip.AddrPort{}
 	s.Pending, s.Lost = nil, ""
 	s.SRTT, s.RTTVar = p.RTT, p.RTT/2
 	s.LastPong = s.now
@@ -131,7 +165,7 @@ func (s *step) reasonWithoutDirect(rule string) string {
 	case "relay-first":
 		text = "Direct paths are being probed."
 	case "no-answer":
-		text = fmt.Sprintf("None of %d endpoints answered.", len(s.Plan.Targets))
+		text = fmt.Sprintf("No endpoint answered, of %d probed.", len(s.Plan.Targets))
 	default:
 		text = s.Plan.Reason
 	}
@@ -162,6 +196,9 @@ func (p *Probe) label() string {
 
 // round makes a duration readable.
 func round(d time.Duration) time.Duration {
+	if d >= time.Second {
+		return d.Round(100 * time.Millisecond)
+	}
 	if d >= 10*time.Millisecond {
 		return d.Round(time.Millisecond)
 	}

@@ -98,14 +98,14 @@ func outcome(m Machine, p *Probe, now time.Time) string {
 		return fmt.Sprintf("died %s ago, silent since", round(now.Sub(p.Died)))
 	case p.Answered > 0:
 		return "works"
+	case p.Unanswered >= 3 && now.Sub(p.Heard) < streakGap:
+		return "the peer's pings arrive from there, ours are not answered"
 	case more:
 		return "being probed"
-	case p.Sent > 0 && !p.Heard.IsZero():
-		return "the peer's pings arrive from there, ours are not answered"
 	case p.Sent > 0:
 		return "no answer"
 	case !p.Planned:
-		return "not probed: " + m.Plan.Reason
+		return "not probed: " + m.Plan.Rule
 	}
 	return "not probed yet"
 }
@@ -114,7 +114,7 @@ func outcome(m Machine, p *Probe, now time.Time) string {
 func wouldChange(m Machine, now time.Time) []string {
 	var out []string
 	if m.Path.Kind == Direct && m.Path.Alive {
-		return []string{fmt.Sprintf("%d pings without an answer would move traffic to %s.", deadMissed, fallback(m))}
+		return []string{fmt.Sprintf("Silence for %s under traffic, or %d lost pings in a row without, would move it to %s.", deadAfter, idleRetries+1, fallback(m))}
 	}
 	if !m.Known {
 		return []string{"The peer's record, by gossip or from its Kubernetes node, would start the search."}

@@ -122,14 +122,17 @@ func (m *Manager) handle(e event) {
 			// Answered, but from elsewhere: that proves no endpoint, it only tells of one.
 			e.in = Input{Kind: InputPing, Endpoint: e.in.Endpoint}
 		} else {
-			now = later(sent.at, e.at) // the moment of arrival, not of this turn
+			if !e.at.IsZero() {
+				now = later(sent.at, e.at) // the moment of arrival, not of this turn
+			}
 			e.in.RTT, e.in.Sent = now.Sub(sent.at), sent.at
 		}
 	}
-	if e.in.Kind == InputPunch || e.in.Kind == InputPing && (&step{Machine: p.machine}).find(e.in.Endpoint) < 0 {
-		m.note(now, e.peer, e.in)
-	}
+	known, burst := len(p.machine.Probes), p.machine.BurstAt
 	m.step(p, now, e.in)
+	if e.in.Kind == InputPunch && !burst.Equal(p.machine.BurstAt) || e.in.Kind == InputPing && known < len(p.machine.Probes) {
+		m.note(now, e.peer, e.in) // only what began something: a peer cannot flood the journal
+	}
 }
 
 // due ticks the machines whose time has come.
@@ -230,7 +233,7 @@ func (m *Manager) use(p *peer, before Path, lastPong time.Time) {
 }
 
 func (m *Manager) add(id identity.ID, now time.Time) *peer {
-	p := &peer{machine: NewMachine(id, now), place: -1}
+	p := &peer{machine: NewMachine(m.cfg.Self, id, now), place: -1}
 	m.o.peers[id] = p
 	m.o.dirty = true
 	if s := m.o.settings; s.DirectRetry > 0 || s.Keepalive > 0 || len(s.Exclude) > 0 {

@@ -1,6 +1,7 @@
 package path
 
 import (
+	"bytes"
 	"encoding/binary"
 	"net/netip"
 	"slices"
@@ -14,6 +15,7 @@ import (
 // a new one and leaves the old one as it was. Its fields are exported so that the journal can keep
 // it; only Step changes them.
 type Machine struct {
+	SelfID   identity.ID
 	Peer     identity.ID
 	Settings Settings
 	Self     Node
@@ -24,22 +26,26 @@ type Machine struct {
 	Path     Path
 	Probes   []Probe
 
-	Now       time.Time // of the last step
-	Woken     time.Time // the last wish to be woken
-	BusyUntil time.Time // heartbeats until then
-	BurstAt   time.Time // start of the last burst
-	BurstTo   time.Time // when it can bring no more answers
-	NextRetry time.Time // next burst; zero: none wanted
-	Retries   int
-	PunchAt   time.Time // last punch sent
+	Now        time.Time // of the last step
+	Woken      time.Time // the last wish to be woken
+	BusyUntil  time.Time // heartbeats until then
+	DoubtUntil time.Time // the peer may have found the path dead: look closely until then
+	BurstAt    time.Time // start of the last burst
+	BurstTo    time.Time // when it can bring no more answers
+	NextRetry  time.Time // next burst; zero: none wanted
+	Retries    int
+	PunchAt    time.Time // last punch sent
 
 	// Of the direct path in use.
 	Pending      []time.Time // pings sent after the newest answered one
 	SRTT, RTTVar time.Duration
 	Slack        time.Duration // late answers have shown that this much more patience is due
 	SlackUntil   time.Time
-	Lost         string    // what ended the last direct path, a sentence; empty since the next one
-	LastPong     time.Time // on the path in use
+	Lates        uint8          // late answers that brought a path back, while slack is given
+	SilentSince  time.Time      // the first unanswered ping of the path that died last
+	Lost         string         // what ended the last direct path, a sentence; empty since the next one
+	LastPong     time.Time      // on the path in use
+	Follow       netip.AddrPort // where the peer sends from, to be used as soon as it answers
 }
 
 // Probe is what is known of one endpoint of the peer.
@@ -70,8 +76,8 @@ type Probe struct {
 }
 
 // NewMachine is the machine of a peer of which nothing is known yet.
-func NewMachine(peer identity.ID, now time.Time) Machine {
-	return Machine{Peer: peer, Now: now, Path: Path{Since: now, Rule: "no-record", Reason: "Nothing has been heard of this peer yet."}}
+func NewMachine(self, peer identity.ID, now time.Time) Machine {
+	return Machine{SelfID: self, Peer: peer, Now: now, Path: Path{Since: now, Rule: "no-record", Reason: "Nothing has been heard of this peer yet."}}
 }
 
 // step is one Step in the making.
@@ -135,9 +141,7 @@ func (s *step) take(in Input) {
 	case InputPing:
 		s.takePing(unmap(in.Endpoint))
 	case InputEndpointSeen:
-		if e := unmap(in.Endpoint); s.find(e) < 0 {
-			s.takePing(e)
-		}
+		s.takeSeen(unmap(in.Endpoint))
 	case InputPunch:
 		s.takePunch(in.Addresses, in.Reply)
 	case InputTraffic:
@@ -260,6 +264,22 @@ func (s *step) takePing(e netip.AddrPort) {
 	s.ping(i)
 }
 
+// takeSeen hears where WireGuard's own packets come from. It is worth a ping when it is new, and when both ends
+// use different direct ways: WireGuard would follow each packet to and fro, so the end with the higher ID gives in.
+func (s *step) takeSeen(e netip.AddrPort) {
+	i := s.find(e)
+	if i < 0 {
+		s.takePing(e)
+		return
+	}
+	a := s.active()
+	if a < 0 || a == i || bytes.Compare(s.SelfID[:], s.Peer[:]) < 0 || s.now.Sub(s.Path.Since) < streakGap {
+		return
+	}
+	s.Follow = e
+	s.ping(i)
+}
+
 func (s *step) takePunch(addrs []netip.AddrPort, reply bool) {
 	if s.now.Sub(s.BurstAt) >= punchGap || s.BurstAt.IsZero() {
 		s.startBurst(false)
@@ -267,7 +287,10 @@ func (s *step) takePunch(addrs []netip.AddrPort, reply bool) {
 			s.punch(true)
 		}
 	}
-	s.BusyUntil = later(s.BusyUntil, s.now.Add(verifyFor)) // the peer may have lost what we still use
+	s.BusyUntil = later(s.BusyUntil, s.now.Add(verifyFor))
+	if !reply {
+		s.DoubtUntil = s.now.Add(verifyFor) // the peer may have lost what we still use
+	}
 	for _, e := range addrs[:min(len(addrs), punchMax)] {
 		e = unmap(e)
 		i := s.find(e)

@@ -46,7 +46,7 @@ type Counters struct {
 
 const (
 	queueMax    = 16384            // waiting pings and pongs; later ones are dropped, which looks like loss
-	signalsMax  = 256              // waiting punches
+	signalsMax  = 4096             // waiting punches: one for each peer of a large mesh at the start
 	outstanding = 12 * time.Second // how long a ping's answer is recognised: beyond rttLimit
 	refresh     = time.Second      // how old the RTTs in Paths may be
 )
@@ -95,14 +95,19 @@ func NewManager(cfg Config) *Manager {
 		cfg.Log = slog.Default()
 	}
 	ctx, stop := context.WithCancel(context.Background())
+	m := newManager(cfg, ctx, stop)
+	m.done.Go(func() { m.loop(ctx) })
+	m.done.Go(func() { m.signalLoop(ctx) })
+	return m
+}
+
+func newManager(cfg Config, ctx context.Context, stop context.CancelFunc) *Manager {
 	m := &Manager{
 		cfg: cfg, log: cfg.Log.With("part", "path"), stop: stop, ended: ctx.Done(),
 		changed: make(chan struct{}, 1), wake: make(chan struct{}, 1), signals: make(chan signalTo, signalsMax),
 		o: owned{peers: map[identity.ID]*peer{}, pings: map[[12]byte]pinged{}},
 	}
 	m.paths.Store(&map[identity.ID]Path{})
-	m.done.Go(func() { m.loop(ctx) })
-	m.done.Go(func() { m.signalLoop(ctx) })
 	return m
 }
 

@@ -172,3 +172,98 @@ func TestManagerFindsAndLosesADirectPath(t *testing.T) {
 		}
 	})
 }
+
+// eventually waits for what the manager's goroutine does next.
+func eventually(t *testing.T, m *Manager, what string, ok func() bool) {
+	t.Helper()
+	deadline := time.After(10 * time.Second)
+	for !ok() {
+		select {
+		case <-m.Changed():
+		case <-time.After(100 * time.Millisecond):
+		case <-deadline:
+			t.Fatalf("%s: not within ten seconds", what)
+		}
+	}
+}
+
+func TestManagerPeersComeAndGo(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w := newWire()
+		a, b := nodeIDs[0], nodeIDs[1]
+		m := w.join(a, "203.0.113.1:51820", nil)
+		if _, ok := m.Explain(b); ok {
+			t.Error("explains a stranger")
+		}
+		m.SetSelf(recordOf("203.0.113.1:51820"))
+		m.SetPeer(b, recordOf("203.0.113.2:51820"))
+		eventually(t, m, "the relay", func() bool { return m.Paths()[b].Kind == Relay })
+		m.RelayUpdate(b, identity.ID{}, 0)
+		eventually(t, m, "no relay", func() bool { return m.Paths()[b].Kind == None })
+		m.RelaysChanged()
+		eventually(t, m, "the relay again", func() bool { return m.Paths()[b].Kind == Relay })
+		if e, ok := m.Explain(b); !ok || e.Path.Kind != Relay || len(e.Probes) != 1 {
+			t.Errorf("explanation %+v", e)
+		}
+		m.SetSettings(Settings{Exclude: []netip.Prefix{netip.MustParsePrefix("203.0.113.0/24")}})
+		eventually(t, m, "an excluded address", func() bool { return m.Paths()[b].Rule == "no-candidate" || m.refreshed(b) })
+		m.RemovePeer(b)
+		eventually(t, m, "removed", func() bool { return len(m.Paths()) == 0 })
+		m.PingReceived(b, ap("203.0.113.2:51820"), time.Now())
+		m.NetworkChanged()
+		synctest.Wait()
+		if len(m.Paths()) != 0 {
+			t.Error("a stranger's ping made a peer")
+		}
+		m.Close()
+		m.Close()
+		m.SetPeer(b, recordOf("203.0.113.2:51820"))
+		if _, ok := m.Explain(b); ok {
+			t.Error("explains after the end")
+		}
+	})
+}
+
+// refreshed asks for the rule past the snapshot, which may be a second old.
+func (m *Manager) refreshed(id identity.ID) bool {
+	e, _ := m.Explain(id)
+	return e.Path.Rule == "no-candidate"
+}
+
+// Only an answer to a ping of ours, from the address that was pinged, proves a path.
+func TestManagerForgedPongs(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w := newWire()
+		w.cut = true
+		b := nodeIDs[1]
+		m := w.join(nodeIDs[0], "203.0.113.1:51820", nil)
+		defer m.Close()
+		m.SetPeer(b, recordOf("203.0.113.2:51820"))
+		synctest.Wait()
+		var tx [12]byte
+		tx[11] = 1 // the first ping's
+		m.PongReceived(b, ap("203.0.113.2:51820"), [12]byte{9}, time.Now())
+		m.PongReceived(identity.ID{77}, ap("203.0.113.2:51820"), tx, time.Now())
+		m.PongReceived(b, ap("203.0.113.3:51820"), tx, time.Now()) // from elsewhere
+		synctest.Wait()
+		if p := m.Paths()[b]; p.Kind != Relay {
+			t.Errorf("%s after forged answers", p)
+		}
+		m.PongReceived(b, ap("203.0.113.2:51820"), tx, time.Now()) // used up
+		synctest.Wait()
+		if p := m.Paths()[b]; p.Kind != Relay {
+			t.Errorf("%s after a replayed answer", p)
+		}
+		if n := m.Metrics(); n.PongsUnknown != 2 || n.PongsReceived != 1 {
+			t.Errorf("metrics %+v", n)
+		}
+	})
+}
+
+func TestCarries(t *testing.T) {
+	for n, want := range map[uint64]bool{0: false, 32: false, 148: false, 92: false, 180: false, 64: true, 128: true, 1452: true} {
+		if carries(n) != want {
+			t.Errorf("%d bytes: %t", n, !want)
+		}
+	}
+}

@@ -2,6 +2,7 @@ package path
 
 import (
 	"container/heap"
+	"encoding/json"
 	"fmt"
 	"math/rand/v2"
 	"net/netip"
@@ -16,18 +17,20 @@ import (
 // from one seed.
 
 type sim struct {
-	t     testing.TB
-	now   time.Time
-	rnd   *rand.Rand
-	q     simQueue
-	seq   int
-	nodes [2]*simNode
-	loss  float64                                   // of each packet on the direct way
-	delay time.Duration                             // one way, direct
-	relay time.Duration                             // one way, over the relay
-	cut   func(from, to int, e netip.AddrPort) bool // drops direct packets
-	late  func(to int) time.Duration                // extra delay at the receiver
-	log   []string
+	t        testing.TB
+	now      time.Time
+	rnd      *rand.Rand
+	q        simQueue
+	seq      int
+	nodes    [2]*simNode
+	loss     float64                                   // of each packet on the direct way
+	delay    time.Duration                             // one way, direct
+	relay    time.Duration                             // one way, over the relay
+	cut      func(from, to int, e netip.AddrPort) bool // drops direct packets
+	hairpin  bool
+	stall    func(node int) time.Duration // how long this node's process still sleeps
+	log      []string
+	traceMax int // bytes of the largest trace
 }
 
 type simNode struct {
@@ -46,6 +49,7 @@ type simNode struct {
 	switches  int
 	echoes    []time.Time
 	trafficAt time.Time
+	trace     trace
 }
 
 type natTable struct {
@@ -79,7 +83,7 @@ var (
 func ap(s string) netip.AddrPort { return netip.MustParseAddrPort(s) }
 
 func newSim(t testing.TB, seed uint64, a, b skeinv1.NatType) *sim {
-	s := &sim{t: t, now: simStart, rnd: rand.New(rand.NewPCG(seed, 1)), delay: 10 * time.Millisecond, relay: 25 * time.Millisecond}
+	s := &sim{t: t, now: simStart, rnd: rand.New(rand.NewPCG(seed, 1)), delay: 10 * time.Millisecond, relay: 25 * time.Millisecond, hairpin: true}
 	for i, nat := range []skeinv1.NatType{a, b} {
 		n := &simNode{id: i, nat: nat, lan: i, outer: netip.AddrFrom4([4]byte{203, 0, 113, byte(10 + i)}), pingsTo: map[netip.AddrPort]int{}}
 		n.inner = netip.AddrPortFrom(netip.AddrFrom4([4]byte{192, 168, byte(1 + i), 2}), 51820)
@@ -87,7 +91,7 @@ func newSim(t testing.TB, seed uint64, a, b skeinv1.NatType) *sim {
 			n.inner = netip.AddrPortFrom(n.outer, 51820)
 		}
 		n.maps = &natTable{port: 40000 + uint16(s.rnd.IntN(1000)), out: map[string]uint16{}, owner: map[uint16]*simNode{}, contacts: map[uint16]map[netip.AddrPort]bool{}}
-		n.m = NewMachine(nodeIDs[1-i], s.now)
+		n.m = NewMachine(nodeIDs[i], nodeIDs[1-i], s.now)
 		s.nodes[i] = n
 	}
 	return s
@@ -180,21 +184,26 @@ func (s *sim) send(from *simNode, dst netip.AddrPort, deliver func(to *simNode, 
 			case to != nil || n == from:
 			case n.nat == natNone && n.inner == dst:
 				to = n
-			case n.lan != from.lan && n.outer == dst.Addr():
+			case n.lan != from.lan && n.outer == dst.Addr() && (s.hairpin || n.outer != from.outer):
 				to = n.admits(dst.Port(), src)
 			}
 		}
 		if to == nil || s.cut != nil && s.cut(from.id, to.id, dst) {
 			return
 		}
-		if s.late != nil {
-			if d := s.late(to.id); d > 0 {
-				s.after(d, func() { deliver(to, src) })
-				return
-			}
-		}
-		deliver(to, src)
+		s.awake(to, 0, func() { deliver(to, src) })
 	})
+}
+
+// awake runs something once the node's process runs; what arrived comes before what is due.
+func (s *sim) awake(n *simNode, after time.Duration, do func()) {
+	if s.stall != nil {
+		if d := s.stall(n.id); d > 0 {
+			s.after(d+after, do)
+			return
+		}
+	}
+	do()
 }
 
 func (s *sim) after(d time.Duration, do func()) {
@@ -215,6 +224,7 @@ func (s *sim) run(d time.Duration) {
 func (s *sim) input(n *simNode, in Input) {
 	before := n.m.Path
 	var actions []Action
+	n.trace.add(n.m, s.now, in)
 	n.m, actions = Step(n.m, s.now, in)
 	for _, a := range actions {
 		switch a.Kind {
@@ -243,6 +253,24 @@ func (s *sim) used(n *simNode, from, to Path) {
 		n.direct = time.Time{}
 	}
 	n.switches++
+	s.replay(n, decision(n.m.Peer, from, to))
+}
+
+// replay checks that every decision of every simulation comes out again from its trace, by way of JSON.
+func (s *sim) replay(n *simNode, want *skeinv1.PathDecision) {
+	s.t.Helper()
+	b, err := json.Marshal(n.trace.take())
+	if err != nil {
+		s.t.Fatal(err)
+	}
+	var t Trace
+	if err := json.Unmarshal(b, &t); err != nil {
+		s.t.Fatal(err)
+	}
+	if r := (Replayed{Recorded: want, Again: t.fold()}); !r.Same() {
+		s.t.Errorf("replay decided %v, want %v", r.Again, want)
+	}
+	s.traceMax = max(s.traceMax, len(b))
 }
 
 func (s *sim) wake(n *simNode, at time.Time) {
@@ -252,9 +280,11 @@ func (s *sim) wake(n *simNode, at time.Time) {
 		return
 	}
 	s.after(at.Sub(s.now), func() {
-		if n.wakeSeq == mine {
-			s.input(n, Input{Kind: InputTick})
-		}
+		s.awake(n, time.Microsecond, func() {
+			if n.wakeSeq == mine {
+				s.input(n, Input{Kind: InputTick})
+			}
+		})
 	})
 }
 

@@ -93,7 +93,7 @@ func Strategy(self, peer Node, exclude []netip.Prefix) Plan {
 			continue
 		case why != "":
 		case !ok && !(near && c.Type == host) && !reachable(c, self, peer):
-			why = p.Reason
+			why = "futile, " + rule
 		case len(p.Targets) == targetsMax:
 			why = "The record has more candidates than are probed."
 		}

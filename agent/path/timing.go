@@ -10,6 +10,7 @@ const (
 	deadAfter  = 500 * time.Millisecond // age of the oldest unanswered ping
 	fastBeat   = 50 * time.Millisecond  // pace once an answer is overdue: about ten tries before giving up, so that 5 % loss each way is no death
 	deadMissed = 4                      // overdue pings needed besides: a process that slept through deadAfter has sent fewer, and gets to try again
+	doubtAfter = 250 * time.Millisecond // instead of deadAfter, when the peer's punch says that it has no path: it has waited already
 	busyFor    = 3 * time.Second        // how long traffic counts as present; counters are read about once a second
 	verifyFor  = time.Second            // heartbeats without traffic after a hint that the path may have changed
 )
@@ -25,10 +26,12 @@ const (
 const (
 	rtoMin     = 80 * time.Millisecond
 	rtoMax     = time.Second
-	rttLimit   = 10 * time.Second // an answer older than this proves nothing about now
-	lateWindow = 2 * time.Second  // an answer this long after the death shows that the path was only slow
-	slackMax   = time.Second      // how far late answers may stretch deadAfter
-	slackFor   = 5 * time.Minute  // how long they do
+	rttLimit   = 10 * time.Second       // an answer older than this proves nothing about now
+	lateWindow = 2 * time.Second        // an answer this long after the death shows that the path was only slow
+	slackFirst = 250 * time.Millisecond // how far a late answer stretches deadAfter: detection stays within a second
+	slackMax   = time.Second            // and how far several do: such a machine cannot hold a second anyway
+	slackFor   = time.Minute            // how long they do
+	latesMax   = 4                      // late answers in that time that bring a path back at once; then it is damped like any other
 )
 
 // Damping: a path that dies again and again comes back after 1, 2, 4 … 60 s.

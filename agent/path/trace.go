@@ -13,9 +13,9 @@ import (
 // kindTrace is the journal's name for a Trace: enough to replay one decision exactly.
 const kindTrace = "trace"
 
-// traceLen bounds the inputs of one generation; a trace holds one to two, which is about three
+// traceLen bounds the inputs of one generation; a trace holds one to two, which is about two
 // seconds of heartbeats in both directions.
-const traceLen = 24
+const traceLen = 16
 
 // Timed is an input with its time.
 type Timed struct {
