@@ -17,6 +17,8 @@ const (
 	// answered, suspectAfter, and one tick. Suspected relays are used last; dead ones are dialled anew.
 	pulse        = 200 * time.Millisecond
 	pingEvery    = 2 * pulse
+	pingIdle     = 6 * pulse // when no packet has passed for idleAfter
+	idleAfter    = 5 * time.Second
 	suspectAfter = 900 * time.Millisecond
 	deadAfter    = 3 * time.Second
 
@@ -190,14 +192,23 @@ func (c *client) once() error {
 func (c *client) watch(w *wire) {
 	tick := time.NewTicker(pulse)
 	defer tick.Stop()
-	for last := c.pool.now(); ; {
+	last := c.pool.now()
+	busy, passed := last, uint64(0)
+	for {
 		select {
 		case <-w.done:
 			return
 		case <-tick.C:
 		}
 		now := c.pool.now()
-		if now-last >= pingEvery-pulse/2 {
+		if n := c.rxPackets.Load() + w.q.sent.Load(); n != passed {
+			busy, passed = now, n
+		}
+		every := pingEvery
+		if now-busy > idleAfter {
+			every = pingIdle
+		}
+		if now-last >= every-pulse/2 {
 			last = now
 			c.ping(w)
 		}
@@ -347,7 +358,7 @@ type sink struct {
 	now     time.Duration
 	peer    *peerState // of the last packet
 	proxies *Proxies
-	batch   proxyBatch
+	batch   sendBatch
 	packets uint64
 	bytes   uint64
 }

@@ -10,7 +10,8 @@
 //   - No reader ever waits for a slow destination: each destination has a bounded queue that drops
 //     its oldest packets, and senders share it fairly.
 //   - Control frames leave before packets, and packets of the control net before WireGuard's.
-//   - A relay sees WireGuard's and TLS's ciphertext only; it can lose packets but not read or forge them.
+//   - A relay is trusted to deliver and with nothing else: it sees ciphertext of WireGuard and of the TLS
+//     inside streams, and what travels on the channels of gossip and signals must prove its sender itself.
 //
 // All exported methods may be called concurrently. Slices given to callbacks are valid only
 // until the callback returns. See DESIGN.md here for the frames; sources are DESIGN.md sections 7, 8

@@ -168,7 +168,13 @@ func (p *Pool) SetPeerLinks(peer identity.ID, links []Link) {
 			delete(s.gone, l.Relay)
 		}
 	}
+	for id := range old {
+		if _, has := s.listed[id]; !has {
+			delete(s.seen, id) // the peer says that it has left, or cannot hear that relay any more
+		}
+	}
 	s.mu.Unlock()
+	s.via.Store(nil)
 	s.generation.Store(0)
 	p.release()
 }

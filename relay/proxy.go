@@ -40,6 +40,7 @@ type Proxies struct {
 	closed bool
 	done   sync.WaitGroup
 
+	plain                    atomic.Bool // the kernel refuses UDP_SEGMENT
 	toPeers, fromPeers, lost atomic.Uint64
 }
 
@@ -237,23 +238,31 @@ func (x *Proxies) forward(y *proxy, b *receiveBatch, n int) {
 	p := x.pool
 	now := p.now()
 	q := p.route(p.peer(y.peer), now).queue()
-	var packets uint64
+	if q == nil {
+		// Kept for a moment until a relay is there. What fails for good, WireGuard sends again.
+		b.each(n, func(one []byte) bool { return p.Send(y.peer, ChannelWireGuard, one) == nil })
+		return
+	}
+	q.mu.Lock()
+	packets := b.each(n, func(one []byte) bool { return q.add(now, y.peer, ChannelWireGuard, one) })
+	q.mu.Unlock()
+	q.kick()
+	x.toPeers.Add(packets)
+}
+
+// each calls f with every datagram of a burst, and counts those that it took.
+func (b *receiveBatch) each(n int, f func([]byte) bool) (taken uint64) {
 	for i := range n {
 		rest, segment := b.message(i)
 		for len(rest) > 0 {
 			one := rest[:min(segment, len(rest))]
 			rest = rest[len(one):]
-			packets++
-			if q == nil || !q.push(now, y.peer, ChannelWireGuard, one) {
-				// Kept for a moment until a relay is there. What fails for good, WireGuard sends again.
-				_ = p.Send(y.peer, ChannelWireGuard, one)
+			if f(one) {
+				taken++
 			}
 		}
 	}
-	if q != nil {
-		q.kick()
-	}
-	x.toPeers.Add(packets)
+	return taken
 }
 
 // deliver collects a peer's packets for WireGuard; they must stay in place until flush.
@@ -279,7 +288,7 @@ func (x *Proxies) deliver(b *sendBatch, from identity.ID, payload []byte) {
 				x.opt.OnNew(from, y.endpoint)
 			}
 		}
-		b.to = y
+		b.to, b.plain = y, &x.plain
 	}
 	if !b.add(payload) {
 		y := b.to
@@ -294,7 +303,7 @@ func (x *Proxies) flush(b *sendBatch) {
 	if b.to == nil {
 		return
 	}
-	n := b.n
+	n := b.packets
 	sent := 0
 	if x.aim(b.to) == nil && b.to.target.Load().IsValid() {
 		sent = b.send(b.to.raw)

@@ -4,11 +4,15 @@ import (
 	"fmt"
 	"net"
 	"net/netip"
+	"runtime"
+	"slices"
+	"strings"
 	"sync/atomic"
 	"testing"
 	"time"
 
 	"github.com/skeinmesh/skein/identity"
+	"github.com/skeinmesh/skein/internal/testenv"
 )
 
 // wireguard stands for WireGuard's socket.
@@ -165,5 +169,78 @@ func TestUnknownPeersMakeNoProxy(t *testing.T) {
 	}
 	if !wb.proxies.Endpoint(c.id).IsValid() {
 		t.Error("no new endpoint after Remove")
+	}
+}
+
+// TestProxyKeepsDatagramsApart sends bursts whose equal sizes invite the kernel to join them; each datagram
+// must arrive as it was sent, in order.
+func TestProxyKeepsDatagramsApart(t *testing.T) {
+	for _, plain := range []bool{false, true} {
+		m := newMembers()
+		r := startRelay(t, m)
+		a, b := startNode(t, m, r), startNode(t, m, r)
+		wa, wb := startWireGuard(t, a, ProxyOptions{}), startWireGuard(t, b, ProxyOptions{})
+		wb.proxies.plain.Store(plain)
+		endpoint := wa.proxies.Endpoint(b.id)
+		var want []string
+		for i, size := range []int{1452, 1452, 1452, 80, 1452, 1452, 32, 32, 32, 32, 1452, 148, 9000, 9000, 9000, 1} {
+			s := strings.Repeat(string(rune('a'+i)), size)
+			want = append(want, s)
+		}
+		for range 20 {
+			for _, s := range want {
+				wa.send(t, endpoint, s)
+			}
+			for _, s := range want {
+				wb.want(t, s)
+			}
+		}
+		if wb.proxies.plain.Load() != plain {
+			t.Log("this kernel refuses UDP_SEGMENT")
+		}
+	}
+}
+
+func TestSendBatchJoinsEqualSizes(t *testing.T) {
+	var b sendBatch
+	b.plain = new(atomic.Bool)
+	for _, n := range []int{100, 100, 60, 100, 100, 200, 100} {
+		b.add(make([]byte, n))
+	}
+	var have []uint64
+	for i := range b.messages {
+		have = append(have, uint64(b.headers[i].hdr.Iovlen))
+	}
+	if want := []uint64{3, 2, 2}; !slices.Equal(have, want) {
+		t.Errorf("packets per message %v, want %v", have, want)
+	}
+	if first := b.flatten(1); first != 3 || b.messages != 7 {
+		t.Errorf("flattened from %d to %d messages, want 3 to 7", first, b.messages)
+	}
+}
+
+// TestProxiesAreSmall holds a thousand peers' proxies and looks at the memory.
+func TestProxiesAreSmall(t *testing.T) {
+	const n = 1000
+	p := NewPool(PoolConfig{})
+	defer p.Close()
+	x := NewProxies(p, func() netip.AddrPort { return netip.AddrPortFrom(netip.AddrFrom4([4]byte{127, 0, 0, 1}), 9) }, ProxyOptions{})
+	defer x.Close()
+	memory := func() uint64 {
+		var m runtime.MemStats
+		runtime.GC()
+		runtime.ReadMemStats(&m)
+		return m.HeapAlloc + m.StackInuse
+	}
+	before := memory()
+	for i := range n {
+		if !x.Endpoint(identity.ID{1, byte(i >> 8), byte(i)}).IsValid() {
+			testenv.Missing(t, "this process may not open a thousand sockets: raise the limit of open files")
+		}
+	}
+	if each := (memory() - before) / n; each > 16<<10 {
+		t.Errorf("%d bytes per proxy, want at most 16 KiB", each)
+	} else {
+		t.Logf("%d bytes per proxy", each)
 	}
 }

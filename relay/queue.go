@@ -9,8 +9,9 @@ import (
 )
 
 const (
-	// batchBytes fills one TLS record, so that control frames wait for one record at most.
-	batchBytes = 16 << 10
+	// batchBytes is four TLS records: few enough that a control frame hardly waits, and enough that
+	// the taker need not fight for the queue's lock with those who flood it.
+	batchBytes = 64 << 10
 	// quantum is what a flow may send per round; a full-sized packet fits.
 	quantum = 2 << 10
 	// maxAge ends a packet's wait: later than this a copy has been sent or nobody wants it any more.
@@ -68,7 +69,7 @@ type lane struct {
 	flows    map[identity.ID]*flow
 	turn     *flow // whose turn it is
 	fattest  *flow // approximately: kept at pushes, and pops take from all alike
-	spare    *flow
+	spare    *flow // empty ones, as many as there once were at a time
 	packets  int
 	bytes    int
 	maxCount int
@@ -121,17 +122,21 @@ func (q *queue) pushControl(add func([]byte) []byte) bool {
 // push queues a copy of a packet and drops the oldest when full. It is false when the queue is closed.
 // The caller kicks when its burst ends.
 func (q *queue) push(now time.Duration, node identity.ID, channel byte, payload []byte) bool {
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	return q.add(now, node, channel, payload)
+}
+
+// add is push for a caller that holds mu over a burst.
+func (q *queue) add(now time.Duration, node identity.ID, channel byte, payload []byte) bool {
+	if q.closed {
+		return false
+	}
 	p := q.pool.get(len(payload))
 	p.at, p.channel, p.n = now, channel, copy(p.buf, payload)
 	l := &q.lanes[laneBulk]
 	if channel != ChannelWireGuard {
 		l = &q.lanes[laneUrgent]
-	}
-	q.mu.Lock()
-	defer q.mu.Unlock()
-	if q.closed {
-		q.pool.put(p)
-		return false
 	}
 	l.push(node, p)
 	for l.packets > l.maxCount || l.bytes > l.maxBytes {
@@ -201,7 +206,8 @@ func (q *queue) drain(which int, b []byte, limit int, now time.Duration) []byte 
 			continue
 		}
 		f.deficit -= size
-		id, p := f.id, l.pop(f)
+		id := f.id
+		p := l.pop(f)
 		b = appendData(b, id, p.channel, p.buf[:p.n])
 		q.sent.Add(1)
 		q.sentBytes.Add(uint64(p.n))
@@ -237,7 +243,8 @@ func (q *queue) reclaim() []waiting {
 	for i := range q.lanes {
 		l := &q.lanes[i]
 		for l.turn != nil {
-			id, p := l.turn.id, l.pop(l.turn)
+			id := l.turn.id
+			p := l.pop(l.turn)
 			all = append(all, waiting{id, p.channel, append([]byte(nil), p.buf[:p.n]...)})
 			q.pool.put(p)
 		}
@@ -259,8 +266,9 @@ func (l *lane) push(id identity.ID, p *packet) {
 		f = l.spare
 		if f == nil {
 			f = &flow{}
+		} else {
+			l.spare = f.next
 		}
-		l.spare = nil
 		*f = flow{id: id}
 		l.flows[id] = f
 		l.enter(f)
@@ -294,7 +302,7 @@ func (l *lane) pop(f *flow) *packet {
 		if l.fattest == f {
 			l.fattest = nil
 		}
-		l.spare = f
+		f.next, l.spare = l.spare, f
 	}
 	return p
 }

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"slices"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -86,8 +87,9 @@ type ServerStats struct {
 // session is one node's connection. Its reader runs in HandleSession.
 type session struct {
 	*wire
-	id      identity.ID
-	watched map[identity.ID]struct{} // guarded by Server.mu
+	id       identity.ID
+	watched  map[identity.ID]struct{} // guarded by Server.mu
+	finished chan struct{}            // closed when its reader forwards nothing any more
 }
 
 // NewServer makes a relay and starts its timekeeper; Close ends it.
@@ -111,10 +113,12 @@ func (s *Server) now() time.Duration { return time.Since(s.start) }
 // The handshake must be complete. It owns conn.
 func (s *Server) HandleSession(conn *tls.Conn, peer identity.ID) {
 	x := &session{
-		wire:    newWire(conn, newQueue(&s.pool, s.cfg.QueuePackets, s.cfg.QueueBytes), s.now),
-		id:      peer,
-		watched: map[identity.ID]struct{}{},
+		wire:     newWire(conn, newQueue(&s.pool, s.cfg.QueuePackets, s.cfg.QueueBytes), s.now),
+		id:       peer,
+		watched:  map[identity.ID]struct{}{},
+		finished: make(chan struct{}),
 	}
+	defer close(x.finished)
 	x.q.pushControl(func(b []byte) []byte {
 		return appendHello(b, hello{
 			version:     1,
@@ -194,6 +198,7 @@ func (s *Server) session(id identity.ID) *session {
 func (s *Server) readLoop(x *session) error {
 	r := newFrameReader()
 	f := forwarder{s: s, from: x}
+	defer f.release()
 	for {
 		if err := r.fill(x.conn); err != nil {
 			return fmt.Errorf("read: %w", err)
@@ -216,20 +221,24 @@ func (s *Server) readLoop(x *session) error {
 	}
 }
 
-// forwarder moves the packets of one read burst, and wakes each destination once.
+// forwarder moves the packets of one read burst. It locks a destination once per run of packets for it,
+// and wakes each destination once.
 type forwarder struct {
 	s              *Server
 	from           *session
-	to             *session // the destination last used
+	to             *session // the destination whose queue is locked
 	now            time.Duration
 	touched        []*session
 	packets, bytes uint64
 }
 
 func (f *forwarder) frame(t frameType, body []byte) error {
-	switch {
-	case t == frameData:
+	if t == frameData {
 		f.data(body)
+		return nil
+	}
+	f.release()
+	switch {
 	case t == framePing:
 		token := decodeToken(body)
 		f.from.q.pushControl(func(b []byte) []byte { return appendToken(b, framePong, token) })
@@ -242,25 +251,36 @@ func (f *forwarder) frame(t frameType, body []byte) error {
 
 func (f *forwarder) data(body []byte) {
 	node, channel, payload := decodeData(body)
-	if f.to == nil || f.to.id != node || f.to.ended() {
-		if f.to = f.s.session(node); f.to == nil {
+	if f.to == nil || f.to.id != node {
+		f.release()
+		to := f.s.session(node)
+		if to == nil {
 			f.s.gone(f.from, node, channel, payload)
 			return
 		}
+		to.q.mu.Lock()
+		f.to = to
 	}
 	// The source is who sits at this connection, whatever the frame says.
-	f.to.q.push(f.now, f.from.id, channel, payload)
+	f.to.q.add(f.now, f.from.id, channel, payload)
 	f.packets++
 	f.bytes += uint64(len(payload))
-	for _, t := range f.touched {
-		if t == f.to {
-			return
-		}
+}
+
+// release unlocks the present destination.
+func (f *forwarder) release() {
+	if f.to == nil {
+		return
 	}
-	f.touched = append(f.touched, f.to)
+	f.to.q.mu.Unlock()
+	if !slices.Contains(f.touched, f.to) {
+		f.touched = append(f.touched, f.to)
+	}
+	f.to = nil
 }
 
 func (f *forwarder) flush() {
+	f.release()
 	for i, t := range f.touched {
 		t.q.kick()
 		f.touched[i] = nil
@@ -269,15 +289,6 @@ func (f *forwarder) flush() {
 	f.s.counters.packets.Add(f.packets)
 	f.s.counters.bytes.Add(f.bytes)
 	f.packets, f.bytes = 0, 0
-}
-
-func (x *session) ended() bool {
-	select {
-	case <-x.done:
-		return true
-	default:
-		return false
-	}
 }
 
 // gone hands a packet back whose destination has no session here, and remembers to say when it comes.
@@ -312,6 +323,7 @@ func (s *Server) Kick(id identity.ID) {
 	s.mu.RUnlock()
 	if x != nil {
 		x.end(errKicked)
+		<-x.finished // readers wait for nobody, so this is at once
 	}
 	for _, o := range others {
 		o.q.forget(id)

@@ -2,8 +2,8 @@ package relay
 
 import (
 	"encoding/binary"
-	"errors"
 	"net/netip"
+	"sync/atomic"
 	"syscall"
 	"unsafe"
 
@@ -104,36 +104,70 @@ func (b *receiveBatch) message(i int) (data []byte, segment int) {
 	return data, len(data)
 }
 
-// sendBatch collects packets for one proxy's socket.
+// maxTrain is what one message with UDP_SEGMENT may hold: the kernel's limit of segments, and of a datagram.
+const (
+	maxTrain      = 64
+	maxTrainBytes = 65000
+)
+
+// sendBatch collects packets for one proxy's socket. Packets of equal size that follow each other go as
+// one message that the kernel cuts up again (UDP_SEGMENT), unless plain says that it does not.
 type sendBatch struct {
-	to      *proxy
-	n, sent int
-	headers [sendMessages]mmsghdr
-	iovecs  [sendMessages]unix.Iovec
-	call    func(fd uintptr)
+	to    *proxy
+	plain *atomic.Bool
+
+	packets  int // iovecs in use
+	messages int // headers in use
+	segment  int // size of the packets in the last message
+	bytes    int // in the last message
+	ended    bool
+	sent     int
+	headers  [sendMessages]mmsghdr
+	iovecs   [sendMessages]unix.Iovec
+	control  [sendMessages][24]byte
+	call     func(fd uintptr)
 }
 
-// proxyBatch is what a session's reader collects between two reads.
-type proxyBatch = sendBatch
-
+// add takes a packet, which must stay in place until send. It is false when the batch is full.
 func (b *sendBatch) add(p []byte) bool {
-	if b.n == sendMessages {
+	if b.packets == sendMessages {
 		return false
 	}
-	b.iovecs[b.n].Base = &p[0]
-	b.iovecs[b.n].SetLen(len(p))
-	b.headers[b.n].hdr.Iov = &b.iovecs[b.n]
-	b.headers[b.n].hdr.SetIovlen(1)
-	b.n++
+	v := &b.iovecs[b.packets]
+	v.Base = &p[0]
+	v.SetLen(len(p))
+	b.packets++
+	if b.messages > 0 && !b.ended && len(p) <= b.segment && b.bytes+len(p) <= maxTrainBytes && !b.plain.Load() {
+		h := &b.headers[b.messages-1].hdr
+		h.SetIovlen(int(h.Iovlen) + 1)
+		b.bytes += len(p)
+		b.ended = len(p) < b.segment || int(h.Iovlen) == maxTrain // a shorter one can only be the last
+		return true
+	}
+	b.headers[b.messages].hdr = unix.Msghdr{Iov: v}
+	b.headers[b.messages].hdr.SetIovlen(1)
+	b.messages++
+	b.segment, b.bytes, b.ended = len(p), len(p), false
 	return true
 }
 
-// send writes the batch, never waits, and returns how many datagrams went.
+// send writes the batch, never waits, and returns how many packets went.
 func (b *sendBatch) send(raw syscall.RawConn) int {
 	if b.call == nil {
 		b.call = b.write
 	}
 	b.sent = 0
+	for i := range b.messages {
+		h := &b.headers[i].hdr
+		if h.Iovlen > 1 {
+			c := (*unix.Cmsghdr)(unsafe.Pointer(&b.control[i][0]))
+			c.Level, c.Type = unix.IPPROTO_UDP, unix.UDP_SEGMENT
+			c.SetLen(unix.CmsgLen(2))
+			binary.NativeEndian.PutUint16(b.control[i][unix.CmsgLen(0):], uint16(h.Iov.Len))
+			h.Control = &b.control[i][0]
+			h.SetControllen(unix.CmsgSpace(2))
+		}
+	}
 	if raw.Control(b.call) != nil {
 		return 0
 	}
@@ -142,23 +176,48 @@ func (b *sendBatch) send(raw syscall.RawConn) int {
 
 func (b *sendBatch) write(fd uintptr) {
 	failures := 0
-	for i := 0; i < b.n; {
-		n, _, errno := unix.Syscall6(unix.SYS_SENDMMSG, fd, uintptr(unsafe.Pointer(&b.headers[i])), uintptr(b.n-i), unix.MSG_DONTWAIT, 0, 0)
+	for i := 0; i < b.messages; {
+		n, _, errno := unix.Syscall6(unix.SYS_SENDMMSG, fd, uintptr(unsafe.Pointer(&b.headers[i])), uintptr(b.messages-i), unix.MSG_DONTWAIT, 0, 0)
 		if errno == 0 {
-			i += int(n)
-			b.sent += int(n)
+			for ; n > 0; n-- {
+				b.sent += int(b.headers[i].hdr.Iovlen)
+				i++
+			}
 			continue
 		}
-		// ECONNREFUSED reports an earlier datagram; this one has not been tried yet.
-		if failures++; failures > 2 || !errors.Is(errno, unix.ECONNREFUSED) && !errors.Is(errno, unix.EINTR) {
+		failures++
+		switch {
+		case failures > 3:
+			return
+		case errno == unix.ECONNREFUSED, errno == unix.EINTR:
+			// ECONNREFUSED reports an earlier datagram; this one has not been tried yet.
+		case b.headers[i].hdr.Iovlen > 1 && (errno == unix.EINVAL || errno == unix.EIO || errno == unix.ENOPROTOOPT || errno == unix.EOPNOTSUPP):
+			b.plain.Store(true)
+			i = b.flatten(i)
+		default:
 			return
 		}
 	}
 }
 
+// flatten turns what is not sent yet into one message per packet, and returns the first of them.
+func (b *sendBatch) flatten(from int) int {
+	first := 0
+	for i := range from {
+		first += int(b.headers[i].hdr.Iovlen)
+	}
+	for i := first; i < b.packets; i++ {
+		b.headers[i].hdr = unix.Msghdr{Iov: &b.iovecs[i]}
+		b.headers[i].hdr.SetIovlen(1)
+	}
+	// Messages before the first are done; their headers are not read again.
+	b.messages = b.packets
+	return first
+}
+
 func (b *sendBatch) clear() {
-	for i := range b.n {
+	for i := range b.packets {
 		b.iovecs[i].Base = nil
 	}
-	b.to, b.n = nil, 0
+	b.to, b.packets, b.messages = nil, 0, 0
 }
