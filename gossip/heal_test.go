@@ -188,6 +188,27 @@ func TestCleanStopIsNoticedAtOnce(t *testing.T) {
 	})
 }
 
+// A peer that takes a stream and says nothing must not hold up the end.
+func TestCloseDoesNotWaitForAStalledPeer(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := &sim{t: t, net: newSimNet(19), roster: newRoster(simKey(0), simKey(1))}
+		stalled := s.net.join(simKey(1))
+		n := s.start(0, Config{})
+		conn, err := stalled.Accept()
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer conn.Close()
+		time.Sleep(time.Second)
+		start := time.Now()
+		n.g.Close()
+		if took := time.Since(start); took > time.Second {
+			t.Errorf("closing took %s", took)
+		}
+		s.end()
+	})
+}
+
 // Nobody flaps while a fifth of the packets is lost.
 func TestNoFlappingUnderLoss(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
@@ -211,14 +232,14 @@ func TestRevokedNodeIsIgnored(t *testing.T) {
 		s := newSim(t, 6, 11)
 		defer s.end()
 		s.formed()
-		revoked, rest := s.nodes[5], s.nodes[:5]
+		rest := s.nodes[:5]
 		// The revoked node keeps the roster it had: it still believes in itself.
 		own := newRoster()
 		for i := range 6 {
 			own.add(simKey(i))
 		}
 		s.stop(5)
-		revoked = s.start(5, Config{Epoch: 2, Roster: own})
+		revoked := s.start(5, Config{Epoch: 2, Roster: own})
 		s.formed()
 
 		s.roster.remove(revoked.key.ID())

@@ -6,8 +6,10 @@ import (
 	"encoding/binary"
 	"errors"
 	"fmt"
+	"maps"
 	"net"
 	"net/netip"
+	"slices"
 	"sync"
 	"time"
 
@@ -52,7 +54,6 @@ var (
 	errShortPacket  = errors.New("packet is too short to be encrypted gossip")
 	errPacketFormat = errors.New("packet is not encrypted gossip")
 	errNotMember    = errors.New("not a member of the cluster")
-	errClosed       = errors.New("gossip is closed")
 )
 
 // checkPacket refuses what memberlist could not use: it only speaks encrypted, in one format.
@@ -97,12 +98,42 @@ type mlTransport struct {
 	streams chan net.Conn
 	done    chan struct{}
 	stop    sync.Once
+
+	mu    sync.Mutex
+	conns map[*mlConn]struct{} // that memberlist has: it would wait for them when it stops
+}
+
+// mlConn is a stream in memberlist's hands.
+type mlConn struct {
+	net.Conn
+	t *mlTransport
+}
+
+func (c *mlConn) Close() error {
+	c.t.mu.Lock()
+	delete(c.t.conns, c)
+	c.t.mu.Unlock()
+	return c.Conn.Close()
+}
+
+func (t *mlTransport) track(conn net.Conn) *mlConn {
+	c := &mlConn{conn, t}
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	select {
+	case <-t.done:
+		_ = conn.Close()
+	default:
+		t.conns[c] = struct{}{}
+	}
+	return c
 }
 
 func newTransport(self identity.ID, n Transport, member func(identity.ID) bool, s *stats) *mlTransport {
 	return &mlTransport{
 		self: self, net: n, member: member, stats: s,
 		packets: make(chan *memberlist.Packet), streams: make(chan net.Conn), done: make(chan struct{}),
+		conns: make(map[*mlConn]struct{}),
 	}
 }
 
@@ -143,7 +174,11 @@ func (t *mlTransport) DialAddressTimeout(a memberlist.Address, timeout time.Dura
 	}
 	ctx, cancel := context.WithTimeout(context.Background(), min(timeout, dialTimeout))
 	defer cancel()
-	return t.dial(ctx, id)
+	conn, err := t.dial(ctx, id)
+	if err != nil {
+		return nil, err
+	}
+	return t.track(conn), nil
 }
 
 func (t *mlTransport) dial(ctx context.Context, id identity.ID) (net.Conn, error) {
@@ -167,7 +202,15 @@ func (t *mlTransport) PacketCh() <-chan *memberlist.Packet { return t.packets }
 func (t *mlTransport) StreamCh() <-chan net.Conn           { return t.streams }
 
 func (t *mlTransport) Shutdown() error {
-	t.stop.Do(func() { close(t.done) })
+	t.stop.Do(func() {
+		t.mu.Lock()
+		close(t.done)
+		conns := slices.Collect(maps.Keys(t.conns))
+		t.mu.Unlock()
+		for _, c := range conns {
+			_ = c.Conn.Close()
+		}
+	})
 	return nil
 }
 
@@ -265,10 +308,11 @@ func (t *mlTransport) dispatch(conn net.Conn, peer identity.ID, serve func(net.C
 		_ = conn.Close()
 		return
 	}
+	tracked := t.track(c)
 	select {
-	case t.streams <- c:
+	case t.streams <- tracked:
 	case <-t.done:
-		_ = conn.Close()
+		_ = tracked.Close()
 	}
 }
 
