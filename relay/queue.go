@@ -150,6 +150,12 @@ func (q *queue) add(now time.Duration, node identity.ID, channel byte, payload [
 	return true
 }
 
+// crowded tells that half of the bulk lane is in use. The caller holds mu.
+func (q *queue) crowded() bool {
+	l := &q.lanes[laneBulk]
+	return l.packets > l.maxCount/2 || l.bytes > l.maxBytes/2
+}
+
 // kick wakes the taker if it sleeps.
 func (q *queue) kick() {
 	if q.sleeping.CompareAndSwap(true, false) {

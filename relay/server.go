@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"runtime"
 	"slices"
 	"sync"
 	"sync/atomic"
@@ -229,6 +230,7 @@ type forwarder struct {
 	to             *session // the destination whose queue is locked
 	now            time.Duration
 	touched        []*session
+	crowded        bool
 	packets, bytes uint64
 }
 
@@ -272,6 +274,7 @@ func (f *forwarder) release() {
 	if f.to == nil {
 		return
 	}
+	f.crowded = f.crowded || f.to.q.crowded()
 	f.to.q.mu.Unlock()
 	if !slices.Contains(f.touched, f.to) {
 		f.touched = append(f.touched, f.to)
@@ -289,6 +292,10 @@ func (f *forwarder) flush() {
 	f.s.counters.packets.Add(f.packets)
 	f.s.counters.bytes.Add(f.bytes)
 	f.packets, f.bytes = 0, 0
+	if f.crowded {
+		f.crowded = false
+		runtime.Gosched() // what is read now would only be dropped: let the writers go first
+	}
 }
 
 // gone hands a packet back whose destination has no session here, and remembers to say when it comes.
