@@ -45,6 +45,7 @@ type Evidence struct {
 	Port         uint16       // WireGuard's
 	Local        []netip.Addr // addresses of this host
 	Servers      int          // asked
+	Doubtful     bool         // none answered, and nothing shows that any of them is up
 	Observations []Observation
 
 	WireGuardPort Answer // WireGuard's port hears a contacted address from a port it never sent to
@@ -77,9 +78,9 @@ func Assess(e Evidence) Assessment {
 
 func (e Evidence) natType(a Assessment, seen int) skeinv1.NatType {
 	switch {
-	case e.Servers == 0 && slices.ContainsFunc(e.Local, public):
+	case e.unanswered() && slices.ContainsFunc(e.Local, public):
 		return skeinv1.NatType_NAT_TYPE_NONE // assumed: else the first public node would never learn that it is one
-	case e.Servers == 0:
+	case e.unanswered():
 		return skeinv1.NatType_NAT_TYPE_UNKNOWN
 	case seen == 0:
 		return skeinv1.NatType_NAT_TYPE_BLOCKED
@@ -98,6 +99,11 @@ func (e Evidence) natType(a Assessment, seen int) skeinv1.NatType {
 	default:
 		return skeinv1.NatType_NAT_TYPE_PORT_RESTRICTED_CONE // untested: assume what is hardest to pass
 	}
+}
+
+// unanswered says that nobody could be asked, for want of servers or because all seem to be away.
+func (e Evidence) unanswered() bool {
+	return e.Servers == 0 || e.Doubtful && len(e.Observations) == 0
 }
 
 // isLocal reports whether a mapped address is WireGuard's port on this host itself.
@@ -184,6 +190,10 @@ func filtering(e Evidence) Behaviour {
 func (e Evidence) advice(a Assessment) []string {
 	var out []string
 	say := func(format string, args ...any) { out = append(out, fmt.Sprintf(format, args...)) }
+	if e.Servers > 0 && e.unanswered() {
+		say("none of %d STUN servers answered, and it cannot be told whether they are up: asking again", e.Servers)
+		return out
+	}
 	switch a.NAT {
 	case skeinv1.NatType_NAT_TYPE_NONE:
 		if e.Servers == 0 {

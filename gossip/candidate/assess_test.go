@@ -94,6 +94,8 @@ func TestAssess(t *testing.T) {
 		{"no servers, carrier's address", Evidence{Local: addrs("100.64.3.4")}, skeinv1.NatType_NAT_TYPE_UNKNOWN, "set stunServers"},
 		{"no answers", Evidence{Local: inside, Servers: 3}, skeinv1.NatType_NAT_TYPE_BLOCKED, "none of 3 STUN servers"},
 		{"no answers on a public address", Evidence{Local: outside, Servers: 3}, skeinv1.NatType_NAT_TYPE_BLOCKED, "UDP seems blocked"},
+		{"no answers from servers that may be away", Evidence{Local: inside, Servers: 3, Doubtful: true}, skeinv1.NatType_NAT_TYPE_UNKNOWN, "asking again"},
+		{"the same on a public address", Evidence{Local: outside, Servers: 3, Doubtful: true}, skeinv1.NatType_NAT_TYPE_NONE, "asking again"},
 		{"one answer", Evidence{Local: inside, Servers: 2, Observations: sights(a, out)}, skeinv1.NatType_NAT_TYPE_UNKNOWN, "name a second one"},
 		{"symmetric", Evidence{Local: inside, Servers: 2, Observations: sights(a, out, b, out2)}, skeinv1.NatType_NAT_TYPE_SYMMETRIC, "forward UDP port 51820"},
 		{"public", Evidence{Local: outside, Servers: 2, Observations: sights(a, "198.51.100.7:51820", b, "198.51.100.7:51820"), WireGuardPort: Received}, skeinv1.NatType_NAT_TYPE_NONE, ""},

@@ -18,7 +18,7 @@ const (
 	keepEvery    = 20 * time.Second // behind NAT; RFC 4787 asks NATs for two minutes, many keep 30 s
 	lookEvery    = time.Minute      // without NAT
 	fullEvery    = 10 * time.Minute
-	retryFirst   = 5 * time.Second // while no server answers
+	retryFirst   = 2 * time.Second // while no server answers
 	retryLast    = time.Minute
 	settle       = 200 * time.Millisecond // changes of addresses come in flocks
 	resubscribe  = time.Second
@@ -42,8 +42,13 @@ type Config struct {
 	InternalIP     netip.Addr     // published as host candidate besides those of the interfaces
 	SkipLinks      []string       // the overlay's own link
 	SkipPrefixes   []netip.Prefix // the overlay's addresses
-	OnResult       func(Result)   // called from Run's goroutine when something changed; must not block
-	Log            *slog.Logger
+	// Alive says whether the node behind a STUN server's address is known to be up by another way, such as a relay session of
+	// another host. It tells blocked UDP from servers that are away: a host cut off with its neighbours must not declare itself unreachable to them.
+	// Without it, silence at the start counts as blocked, and silence later as servers away.
+	Alive func(server netip.AddrPort) bool
+
+	OnResult func(Result) // called from Run's goroutine when something changed; must not block
+	Log      *slog.Logger
 
 	lookup lookup // tests set these
 	hosts  func() ([]link, []address, error)
@@ -73,6 +78,7 @@ type state struct {
 	answered map[netip.AddrPort]bool
 	attempt  int
 	found    findings
+	good     findings // the last in which somebody answered
 	ran      bool
 	fullAt   time.Time
 }
@@ -222,7 +228,7 @@ func (d *Discoverer) pause() time.Duration {
 	p := lookEvery
 	switch {
 	case !d.Result().UDP && d.run.attempt > 0:
-		p = min(retryFirst<<min(d.run.attempt-1, 4), retryLast)
+		p = min(retryFirst<<min(d.run.attempt-1, 5), retryLast)
 	case d.run.found.translated():
 		p = keepEvery
 	}
@@ -291,6 +297,9 @@ func (d *Discoverer) full(ctx context.Context) Result {
 		return d.Result()
 	}
 	d.run.found, d.run.ran, d.run.fullAt = f, true, r.At
+	if r.UDP {
+		d.run.good = f
+	}
 	if answered := answering(d.run.answered); answered > 1 || answered == len(d.run.answered) && r.UDP {
 		d.run.attempt = 0
 	} else {
@@ -354,9 +363,26 @@ func (d *Discoverer) discover(ctx context.Context) (findings, Result) {
 	for _, s := range results {
 		d.run.answered[s.server] = len(s.observations) > 0
 	}
+	d.weighSilence(&f, servers)
 	d.early(f)
 	d.testFamily(ctx, &f, results)
 	return f, f.result()
+}
+
+// weighSilence decides what it means that nobody answered.
+func (d *Discoverer) weighSilence(f *findings, servers []netip.AddrPort) {
+	if len(servers) == 0 || len(f.v4.Observations)+len(f.v6.Observations) > 0 {
+		return
+	}
+	known := len(d.run.good.v4.Observations)+len(d.run.good.v6.Observations) > 0 && slices.Equal(f.local, d.run.good.local)
+	switch {
+	case d.c.Alive != nil && slices.ContainsFunc(servers, d.c.Alive):
+		// They are up and UDP does not reach them.
+	case known:
+		f.v4, f.v6, f.hairpin, f.kept = d.run.good.v4, d.run.good.v6, d.run.good.hairpin, true
+	case d.c.Alive != nil:
+		f.v4.Doubtful, f.v6.Doubtful = true, true
+	}
 }
 
 // chosen looks the servers up and leaves out those that cannot be asked, are we ourselves, or lie in the overlay.
@@ -367,11 +393,7 @@ func (d *Discoverer) chosen(ctx context.Context, local []netip.Addr) []netip.Add
 	has4 := d.c.Socket.IPv4() && slices.ContainsFunc(local, netip.Addr.Is4)
 	has6 := d.c.Socket.IPv6() && slices.ContainsFunc(local, netip.Addr.Is6)
 	var all []netip.AddrPort
-	for _, name := range names {
-		found, err := d.run.resolver.endpoint(ctx, name, defaultPort)
-		if err != nil {
-			d.c.Log.Warn("a STUN server could not be looked up", "server", name, "error", err)
-		}
+	for _, found := range d.lookUp(ctx, names) {
 		for _, s := range found {
 			inside := slices.ContainsFunc(skip, func(p netip.Prefix) bool { return p.Contains(s.Addr()) })
 			if !inside && !slices.Contains(local, s.Addr()) && (s.Addr().Is4() && has4 || s.Addr().Is6() && has6) {
@@ -385,6 +407,22 @@ func (d *Discoverer) chosen(ctx context.Context, local []netip.Addr) []netip.Add
 	}
 	d.run.answered = known // forgets servers that are gone
 	return chooseServers(all, known, d.run.attempt)
+}
+
+// lookUp resolves the servers' names at once, since a name service that is away takes its time for each.
+func (d *Discoverer) lookUp(ctx context.Context, names []string) [][]netip.AddrPort {
+	out := make([][]netip.AddrPort, len(names))
+	var running sync.WaitGroup
+	for i, name := range names {
+		running.Go(func() {
+			var err error
+			if out[i], err = d.run.resolver.endpoint(ctx, name, defaultPort); err != nil {
+				d.c.Log.Warn("a STUN server could not be looked up", "server", name, "error", err)
+			}
+		})
+	}
+	running.Wait()
+	return out
 }
 
 func (d *Discoverer) evidence(local []netip.Addr, results []seen, v4 bool) Evidence {

@@ -214,6 +214,7 @@ func TestBehindRealNATs(t *testing.T) {
 		{nattest.Firewalled, port, EndpointIndependent, AddressAndPortDependent, 0},
 		{nattest.OneToOne, full, EndpointIndependent, EndpointIndependent, PriorityReflexive},
 		{nattest.FullCone, full, EndpointIndependent, EndpointIndependent, PriorityReflexive},
+		{nattest.Hairpin, full, EndpointIndependent, EndpointIndependent, PriorityReflexive},
 		{nattest.RestrictedCone, restricted, EndpointIndependent, AddressDependent, PriorityReflexive},
 		{nattest.PortRestricted, port, EndpointIndependent, AddressAndPortDependent, PriorityReflexive},
 		{nattest.Forwarded, full, EndpointIndependent, EndpointIndependent, PriorityReflexive},
@@ -233,6 +234,9 @@ func TestBehindRealNATs(t *testing.T) {
 			}
 			if r.UDP != (tt.kind != nattest.Blocked) {
 				t.Errorf("UDP %v", r.UDP)
+			}
+			if r.Hairpin != (tt.kind == nattest.Hairpin) {
+				t.Errorf("hairpin %v", r.Hairpin)
 			}
 			checkCandidates(t, host, r, tt.reflexive)
 			for _, o := range r.Mapped {

@@ -29,6 +29,7 @@ type world struct {
 	changed func()
 	lost    func(error)
 	watches int
+	alive   bool // the servers are known to be up by another way
 }
 
 func (w *world) IPv4() bool { return true }
@@ -52,10 +53,10 @@ func (w *world) Send(to netip.AddrPort, b []byte) error {
 	return nil
 }
 
-func newWorld(t *testing.T, servers ...string) *world {
+func newWorld(t *testing.T, adjust func(*Config, *world), servers ...string) *world {
 	w := &world{t: t, mapped: ap("198.51.100.9:7"), addrs: []string{"192.168.1.2"}, asked: map[netip.AddrPort]int{}}
 	var err error
-	w.Discoverer, err = New(Config{
+	c := Config{
 		Socket: w, Port: port, Servers: servers,
 		OnResult: func(r Result) {
 			w.mu.Lock()
@@ -78,7 +79,11 @@ func newWorld(t *testing.T, servers ...string) *world {
 			w.mu.Unlock()
 			return nil
 		},
-	})
+	}
+	if adjust != nil {
+		adjust(&c, w)
+	}
+	w.Discoverer, err = New(c)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -135,12 +140,24 @@ func (w *world) one(rs []Result) Result {
 const two = "203.0.113.1:3478,203.0.113.2"
 
 func bubble(t *testing.T, servers string, f func(t *testing.T, w *world)) {
+	bubbleWith(t, servers, nil, f)
+}
+
+func withAlive(c *Config, w *world) {
+	c.Alive = func(netip.AddrPort) bool {
+		w.mu.Lock()
+		defer w.mu.Unlock()
+		return w.alive
+	}
+}
+
+func bubbleWith(t *testing.T, servers string, adjust func(*Config, *world), f func(t *testing.T, w *world)) {
 	synctest.Test(t, func(t *testing.T) {
 		var list []string
 		if servers != "" {
 			list = strings.Split(servers, ",")
 		}
-		f(t, newWorld(t, list...))
+		f(t, newWorld(t, adjust, list...))
 	})
 }
 
@@ -165,16 +182,49 @@ func TestMappingIsKeptAliveAndWatched(t *testing.T) {
 	})
 }
 
+// A site that is cut off from all servers must go on telling its neighbours how to reach it.
 func TestServersGoAndComeBack(t *testing.T) {
-	bubble(t, two, func(t *testing.T, w *world) {
-		w.after(2 * time.Second)
+	for name, adjust := range map[string]func(*Config, *world){"without another way to know": nil, "known to be down": withAlive} {
+		t.Run(name, func(t *testing.T) {
+			bubbleWith(t, two, adjust, func(t *testing.T, w *world) {
+				before := w.after(2 * time.Second)[1]
+				w.set(func() { w.away = true })
+				r := w.one(w.after(time.Minute))
+				if r.NAT != before.NAT || r.UDP || !r.sameCandidates(before) || !strings.Contains(strings.Join(r.Advice, " "), "stays in use") {
+					t.Errorf("without servers: %+v", r)
+				}
+				w.set(func() { w.away = false })
+				if r := w.one(w.after(retryLast + 10*time.Second)); !r.Equal(before) {
+					t.Errorf("with servers again: %+v", r)
+				}
+				// In another network the old knowledge is worth nothing.
+				w.set(func() { w.away, w.addrs = true, []string{"192.168.77.2"} })
+				w.changed()
+				if r := w.one(w.after(30 * time.Second)); len(r.Candidates) != 1 || r.NAT == before.NAT {
+					t.Errorf("elsewhere without servers: %+v", r)
+				}
+			})
+		})
+	}
+}
+
+func TestSilenceOfServersThatAreUpMeansBlocked(t *testing.T) {
+	bubbleWith(t, two, withAlive, func(t *testing.T, w *world) {
 		w.set(func() { w.away = true })
-		if r := w.one(w.after(time.Minute)); r.NAT != skeinv1.NatType_NAT_TYPE_BLOCKED || r.UDP {
-			t.Errorf("without servers: %+v", r)
+		if r := w.one(w.after(mappingTime + time.Second)); r.NAT != skeinv1.NatType_NAT_TYPE_UNKNOWN {
+			t.Errorf("before anything is known of the servers: %+v", r)
+		}
+		w.set(func() { w.alive = true })
+		if r := w.one(w.after(30 * time.Second)); r.NAT != skeinv1.NatType_NAT_TYPE_BLOCKED || r.UDP {
+			t.Errorf("when they are known to be up: %+v", r)
 		}
 		w.set(func() { w.away = false })
-		if r := w.one(w.after(retryLast + 10*time.Second)); r.NAT != skeinv1.NatType_NAT_TYPE_PORT_RESTRICTED_CONE || !r.UDP {
-			t.Errorf("with servers again: %+v", r)
+		if r := w.one(w.after(retryLast + 10*time.Second)); r.NAT != skeinv1.NatType_NAT_TYPE_PORT_RESTRICTED_CONE {
+			t.Errorf("when UDP passes: %+v", r)
+		}
+		w.set(func() { w.away = true })
+		if r := w.one(w.after(time.Minute)); r.NAT != skeinv1.NatType_NAT_TYPE_BLOCKED || len(r.Mapped) != 0 {
+			t.Errorf("when UDP passes no more: %+v", r)
 		}
 	})
 }

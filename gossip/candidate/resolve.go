@@ -1,12 +1,15 @@
 package candidate
 
 import (
+	"cmp"
 	"context"
+	"errors"
 	"fmt"
 	"net"
 	"net/netip"
 	"slices"
 	"strconv"
+	"sync"
 	"time"
 )
 
@@ -15,6 +18,8 @@ const (
 	maxServers  = 4 // asked per address family and run
 	defaultPort = "3478"
 )
+
+var errNoAddress = errors.New("the name has no address")
 
 // lookup finds the addresses of a host name.
 type lookup func(ctx context.Context, host string) ([]netip.Addr, error)
@@ -42,6 +47,7 @@ func splitEndpoint(s, port string) (string, uint16, error) {
 // resolver looks names up and keeps the last answer for when the name service is away.
 type resolver struct {
 	lookup lookup
+	mu     sync.Mutex
 	known  map[string][]netip.Addr
 }
 
@@ -51,20 +57,16 @@ func (r *resolver) endpoint(ctx context.Context, s, port string) ([]netip.AddrPo
 	if err != nil {
 		return nil, err
 	}
-	addrs := []netip.Addr{}
+	var addrs []netip.Addr
 	if a, err := netip.ParseAddr(host); err == nil {
 		addrs = append(addrs, a)
 	} else {
 		ctx, cancel := context.WithTimeout(ctx, resolveTime)
 		defer cancel()
 		found, err := r.lookup(ctx, host)
-		switch {
-		case err == nil:
-			r.known[host] = found
-		case len(r.known[host]) == 0:
-			return nil, fmt.Errorf("look up %q: %w", host, err)
+		if addrs = r.remember(host, found, err); len(addrs) == 0 {
+			return nil, fmt.Errorf("look up %q: %w", host, cmp.Or(err, errNoAddress))
 		}
-		addrs = r.known[host]
 	}
 	var out []netip.AddrPort
 	for _, is := range []func(netip.Addr) bool{netip.Addr.Is4, netip.Addr.Is6} {
@@ -75,6 +77,15 @@ func (r *resolver) endpoint(ctx context.Context, s, port string) ([]netip.AddrPo
 		}
 	}
 	return out, nil
+}
+
+func (r *resolver) remember(host string, found []netip.Addr, err error) []netip.Addr {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if err == nil {
+		r.known[host] = found
+	}
+	return r.known[host]
 }
 
 // chooseServers picks whom to ask: those that answered last, then the others, starting further on at every attempt so that

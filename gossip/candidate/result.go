@@ -53,6 +53,7 @@ type findings struct {
 	forced   []netip.AddrPort
 	v4, v6   Evidence
 	hairpin  bool
+	kept     bool // nobody answered this time; v4, v6 and hairpin are those of the last time somebody did
 	at       time.Time
 }
 
@@ -73,6 +74,10 @@ func (f findings) result() Result {
 		UDP:    seen4 || seen6, Hairpin: f.hairpin, At: f.at,
 		IPv4: seen4 || f.v4.Servers == 0 && slices.ContainsFunc(f.local, netip.Addr.Is4),
 		IPv6: seen6 || f.v6.Servers == 0 && slices.ContainsFunc(f.local, netip.Addr.Is6),
+	}
+	if f.kept {
+		r.UDP = false
+		r.Advice = append(r.Advice, "no STUN server answers now: what was known of the NAT stays in use, and they are asked again")
 	}
 	add := func(t skeinv1.CandidateType, address netip.AddrPort, priority uint32, source string) {
 		s := address.String()

@@ -26,6 +26,7 @@ const (
 	Firewalled     Kind = "firewalled"      // the same, and only answers come in
 	OneToOne       Kind = "one-to-one"      // an outside address of its own
 	FullCone       Kind = "full-cone"       // mapped and filtered independently of the endpoint
+	Hairpin        Kind = "hairpin"         // a full cone that turns packets to its own outside address round
 	RestrictedCone Kind = "restricted-cone" // lets in the addresses that were sent to
 	PortRestricted Kind = "port-restricted" // lets in the addresses and ports that were sent to
 	Forwarded      Kind = "forwarded"       // port-restricted, with WireGuard's port forwarded

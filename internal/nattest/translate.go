@@ -52,6 +52,9 @@ func translate(t testing.TB, ns netns.NsHandle, kind Kind, inside, outside netip
 	switch kind {
 	case OneToOne, FullCone:
 		pre(iif("wan"), udp(), dnat(inside))
+	case Hairpin:
+		pre(udp(), load(ipHeader, ipDestination, 4, reg), equal(outside.AsSlice()), dnat(inside))
+		post(oif("lan"), load(ipHeader, ipSource, 4, reg), equal(inside.AsSlice()), []expr.Any{&expr.Masq{}})
 	case RestrictedCone:
 		set := &nftables.Set{
 			Table: table, Name: "contacted", Dynamic: true, HasTimeout: true, Timeout: contactKept, Concatenation: true,
