@@ -112,6 +112,30 @@ func agree(views []*skeinv1.StatusResponse) error {
 	return nil
 }
 
+// pairError is what is wrong between two nodes.
+type pairError struct {
+	from, to string
+	error
+}
+
+func (e pairError) Unwrap() error { return e.error }
+
+// pairsIn finds the pairs that an error speaks of.
+func pairsIn(err error) []pairError {
+	var out []pairError
+	switch e := err.(type) {
+	case pairError:
+		return []pairError{e}
+	case interface{ Unwrap() []error }:
+		for _, x := range e.Unwrap() {
+			out = append(out, pairsIn(x)...)
+		}
+	case interface{ Unwrap() error }:
+		return pairsIn(e.Unwrap())
+	}
+	return out
+}
+
 // Expect waits until an expectation holds.
 func (l *Lab) Expect(ctx context.Context, within time.Duration, e Expect) error {
 	type pair struct{ from, to string }
@@ -128,7 +152,9 @@ func (l *Lab) Expect(ctx context.Context, within time.Duration, e Expect) error 
 		done := make(chan int)
 		for i, p := range pairs {
 			go func() {
-				errs[i] = l.holds(ctx, e, p.from, p.to)
+				if err := l.holds(ctx, e, p.from, p.to); err != nil {
+					errs[i] = pairError{p.from, p.to, err}
+				}
 				done <- i
 			}()
 		}
@@ -152,12 +178,21 @@ func (l *Lab) holds(ctx context.Context, e Expect, from, to string) error {
 	if err != nil {
 		return err
 	}
-	for _, dst := range targets {
-		s, err := l.Ping(from, dst, echoInterval, e.Count)
-		if err != nil {
+	streams := make([]*ping.Stream, len(targets))
+	for i, dst := range targets {
+		if streams[i], err = l.Ping(from, dst, echoInterval, e.Count); err != nil {
+			for _, s := range streams[:i] {
+				s.Stop()
+			}
 			return finalError{err}
 		}
-		r := s.Finish()
+	}
+	reports := make([]ping.Report, len(targets))
+	for i, s := range streams {
+		reports[i] = s.Finish()
+	}
+	for i, dst := range targets {
+		r := reports[i]
 		switch {
 		case *e.Reach && r.Received < e.Count:
 			return fmt.Errorf("%s does not reach %s: %d of %d echoes to %s were answered", from, to, r.Received, e.Count, dst)

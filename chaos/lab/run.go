@@ -109,7 +109,7 @@ func (l *Lab) runSteps(ctx context.Context, res *Result) error {
 			err = fmt.Errorf("%s:%d: step %d (%s): %w", l.Spec.File, step.Line, i+1, step.Text, err)
 			if ctx.Err() == nil {
 				l.progress("%s", r.Error)
-				l.opinions(ctx, step.Action)
+				l.opinions(ctx, step.Action, err)
 			}
 			return err
 		}
@@ -152,27 +152,26 @@ func (l *Lab) runStep(ctx context.Context, s Step) error {
 	return fmt.Errorf("a step of the kind %T cannot be run", s.Action)
 }
 
-// opinions prints what every agent that a step involves thinks.
-func (l *Lab) opinions(ctx context.Context, a Action) {
-	const most = 8
+// opinions prints what every agent thinks that the failure involves: those of the pairs that fail, or
+// else those that the step names.
+func (l *Lab) opinions(ctx context.Context, a Action, err error) {
+	const mostPairs, mostNodes = 3, 6
 	ctx, cancel := context.WithTimeout(ctx, 20*time.Second)
 	defer cancel()
+	pairs := pairsIn(err)
+	pairs = pairs[:min(len(pairs), mostPairs)]
 	nodes := a.nodes()
-	for _, n := range nodes[:min(len(nodes), most)] {
+	if len(pairs) > 0 {
+		nodes = nil
+		for _, p := range pairs {
+			nodes = union(nodes, []string{p.from, p.to})
+		}
+	}
+	for _, n := range nodes[:min(len(nodes), mostNodes)] {
 		l.progress("%s", l.opinion(ctx, n))
 	}
-	e, ok := a.(Expect)
-	if !ok {
-		return
-	}
-	shown := 0
-	for _, from := range e.From {
-		for _, to := range e.To {
-			if from != to && shown < most {
-				shown++
-				l.progress("%s", l.explain(ctx, from, to))
-			}
-		}
+	for _, p := range pairs {
+		l.progress("%s", l.explain(ctx, p.from, p.to))
 	}
 }
 

@@ -219,7 +219,7 @@ func (r *reader) heal(v value) Action {
 // who reads nodes: a name, site:NAME, all, or a list of these.
 func (r *reader) who(v value) []string {
 	var all []string
-	for _, s := range v.texts("the name of a node, site:NAME, or all") {
+	for _, s := range v.selectors() {
 		site, isSite := strings.CutPrefix(s, "site:")
 		switch {
 		case s == "":
@@ -247,6 +247,23 @@ func (r *reader) who(v value) []string {
 		}
 	}
 	return all
+}
+
+// selectors reads the words of who. Inside brackets YAML readers may take site:NAME for a mapping; it
+// means the same.
+func (v value) selectors() []string {
+	const what = "the name of a node, site:NAME, or all"
+	if v.isList() {
+		var all []string
+		v.each(what, func(_ int, v value) { all = append(all, v.selectors()...) })
+		return all
+	}
+	if v.isMapping() {
+		if pairs := v.pairs(what); len(pairs) == 1 && v.key(pairs[0]) == "site" {
+			return []string{"site:" + v.at("site", pairs[0].Value).text("the name of a site")}
+		}
+	}
+	return []string{v.text(what + ", or a list")}
 }
 
 // compact writes a step on one line, for progress.

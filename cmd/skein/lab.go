@@ -120,7 +120,11 @@ func newLabExecCmd(dir *string) *cobra.Command {
 			}
 			// The command itself hears Ctrl-C from the terminal; what it does then is its own affair.
 			ctx := context.WithoutCancel(cmd.Context())
-			exit, err := l.ExecIO(ctx, args[0], args[1:], lab.Stdio{In: cmd.InOrStdin(), Out: cmd.OutOrStdout(), Err: cmd.ErrOrStderr()})
+			command := args[1:]
+			if command[0] == "--" {
+				command = command[1:]
+			}
+			exit, err := l.ExecIO(ctx, args[0], command, lab.Stdio{In: cmd.InOrStdin(), Out: cmd.OutOrStdout(), Err: cmd.ErrOrStderr()})
 			if err == nil && exit != 0 {
 				os.Exit(exit) // the command's own status, and it has said why itself
 			}
