@@ -1,6 +1,7 @@
 package agent
 
 import (
+	"bytes"
 	"context"
 	"crypto/rand"
 	"crypto/tls"
@@ -152,7 +153,8 @@ func (a *Agent) followServerRole() {
 func (a *Agent) openRelayClient() {
 	a.pool = relay.NewPool(relay.PoolConfig{
 		Self: a.id, Key: a.key, Control: markSocket(dataplane.MarkWG), Log: a.log,
-		OnPacket: func(from identity.ID, channel byte, b []byte) { a.onPacket(from, channel, b) },
+		// The pool reads the next frames into the same buffer; gossip takes its packets later.
+		OnPacket: func(from identity.ID, channel byte, b []byte) { a.onPacket(from, channel, bytes.Clone(b)) },
 		OnStream: func(c net.Conn, from identity.ID) { a.control.TakeStream(c, from) },
 	})
 	wg := netip.AddrPortFrom(netip.AddrFrom4([4]byte{127, 0, 0, 1}), a.cfg.Ports.WireGuard)

@@ -169,6 +169,7 @@ func checkShape(r *skeinv1.Record) error {
 		{"site", r.GetSite(), maxName},
 		{"version", r.GetVersion(), maxShortString},
 		{"transport_mode", r.GetTransportMode(), maxShortString},
+		{"role", r.GetRole(), maxShortString},
 	} {
 		if err := checkText(f.name, f.value, f.max); err != nil {
 			return err
