@@ -13,6 +13,7 @@ import (
 	"time"
 
 	bolt "go.etcd.io/bbolt"
+	berrors "go.etcd.io/bbolt/errors"
 	"google.golang.org/protobuf/proto"
 
 	skeinv1 "github.com/skeinmesh/skein/api/skein/v1"
@@ -71,7 +72,7 @@ func Open(path string, maxEntries int) (*Journal, error) {
 	})
 	switch {
 	case err == nil:
-	case errors.Is(err, bolt.ErrTimeout):
+	case errors.Is(err, berrors.ErrTimeout):
 		return nil, fmt.Errorf("journal %s: %w; stop that agent or give this one another state directory", path, ErrInUse)
 	case errors.Is(err, os.ErrPermission):
 		return nil, fmt.Errorf("journal %s: %w", path, err)
@@ -237,11 +238,11 @@ func (j *Journal) store(tx *bolt.Tx, batch []*skeinv1.JournalEntry) error {
 	return nil
 }
 
-// Err is the last write's failure, nil once a later one succeeded. Dropped counts entries that a failing disk cost.
-func (j *Journal) Err() (err error, dropped uint64) {
+// Err is the last write's failure, nil once a later one succeeded; dropped counts entries that a failing disk cost.
+func (j *Journal) Err() (dropped uint64, err error) {
 	j.mu.Lock()
 	defer j.mu.Unlock()
-	return j.lastErr, j.dropped
+	return j.dropped, j.lastErr
 }
 
 // writer gathers entries for a while and then writes them together.

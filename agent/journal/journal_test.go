@@ -138,6 +138,27 @@ func TestInUse(t *testing.T) {
 	}
 }
 
+// A disk that fails costs no caller anything; what it misses is counted and reported.
+func TestFailingDisk(t *testing.T) {
+	j, err := Open(filepath.Join(t.TempDir(), "journal.db"), 10000)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer j.Close()
+	if err := j.db.Close(); err != nil { // the file is gone from under it
+		t.Fatal(err)
+	}
+	for i := range pendingMax + 5 {
+		j.Append(entry(i + 1))
+	}
+	if err := j.Flush(); err == nil || !strings.Contains(err.Error(), j.path) {
+		t.Errorf("flush: %v", err)
+	}
+	if dropped, err := j.Err(); err == nil || dropped != 5 {
+		t.Errorf("dropped %d, %v", dropped, err)
+	}
+}
+
 func BenchmarkAppend(b *testing.B) {
 	j, err := Open(filepath.Join(b.TempDir(), "journal.db"), 10000)
 	if err != nil {

@@ -19,9 +19,10 @@ type owned struct {
 	pings    map[[12]byte]pinged // outstanding
 	order    []sentPing          // the same, oldest first
 	spare    []event
-	dirty    bool      // some path changed
-	stale    bool      // only an RTT or a reason changed
-	built    time.Time // when Paths was last built
+	punches  []signalTo // of this turn
+	dirty    bool       // some path changed
+	stale    bool       // only an RTT or a reason changed
+	built    time.Time  // when Paths was last built
 }
 
 type pinged struct {
@@ -69,6 +70,7 @@ func (m *Manager) loop(ctx context.Context) {
 		m.drain()
 		m.due()
 		m.publish()
+		m.signal() // after publish, so that no punch takes the path that has just died
 		if len(m.o.timers) > 0 {
 			timer.Reset(max(m.o.timers[0].wake.Sub(m.cfg.Clock()), 0))
 		} else {
@@ -215,12 +217,21 @@ func (m *Manager) punch(p *peer, reply bool) {
 		}
 	}
 	s := &skeinv1.Signal{From: m.cfg.Self.String(), Body: &skeinv1.Signal_Punch_{Punch: punch}}
-	select {
-	case m.signals <- signalTo{p.machine.Peer, s}:
-		m.metrics.punchesSent.Add(1)
-	default:
-		m.metrics.punchErrors.Add(1)
+	m.o.punches = append(m.o.punches, signalTo{p.machine.Peer, s})
+}
+
+// signal hands the turn's punches to the goroutine that sends them.
+func (m *Manager) signal() {
+	for _, s := range m.o.punches {
+		select {
+		case m.signals <- s:
+			m.metrics.punchesSent.Add(1)
+		default:
+			m.metrics.punchErrors.Add(1)
+		}
 	}
+	clear(m.o.punches)
+	m.o.punches = m.o.punches[:0]
 }
 
 // use makes a new path known, and keeps how it came about.
@@ -236,7 +247,7 @@ func (m *Manager) add(id identity.ID, now time.Time) *peer {
 	p := &peer{machine: NewMachine(m.cfg.Self, id, now), place: -1}
 	m.o.peers[id] = p
 	m.o.dirty = true
-	if s := m.o.settings; s.DirectRetry > 0 || s.Keepalive > 0 || len(s.Exclude) > 0 {
+	if s := m.o.settings; !s.equal(Settings{}) {
 		m.step(p, now, Input{Kind: InputSettings, Settings: &s})
 	}
 	if m.o.self != nil {

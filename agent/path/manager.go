@@ -129,6 +129,9 @@ func (m *Manager) Changed() <-chan struct{} { return m.changed }
 // SetSettings takes the mesh's settings.
 func (m *Manager) SetSettings(s Settings) {
 	m.run(func(m *Manager, now time.Time) {
+		if s.equal(m.o.settings) {
+			return
+		}
 		m.o.settings = s
 		m.broadcast(now, Input{Kind: InputSettings, Settings: &s})
 	})

@@ -4,6 +4,7 @@ import (
 	"encoding/binary"
 	"net/netip"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -22,6 +23,7 @@ type wire struct {
 	at       map[netip.AddrPort]identity.ID
 	addr     map[identity.ID]netip.AddrPort
 	sent     int
+	wrongWay atomic.Int64
 }
 
 func newWire() *wire {
@@ -97,8 +99,11 @@ func (w *wire) join(id identity.ID, addr string, j Journal) *Manager {
 	e := wireEnd{w, id}
 	m := NewManager(Config{Self: id, Prober: e, Relays: e, Journal: j, Signal: func(peer identity.ID, s *skeinv1.Signal) error {
 		w.mu.Lock()
-		other := w.managers[peer]
+		other, self, cut := w.managers[peer], w.managers[id], w.cut
 		w.mu.Unlock()
+		if p := self.Paths()[peer]; cut && p.Kind == Direct && p.Alive {
+			w.wrongWay.Add(1) // the control net would send this punch over the dead path
+		}
 		if other != nil {
 			time.AfterFunc(25*time.Millisecond, func() { other.Punch(id, s.GetPunch()) })
 		}
@@ -156,6 +161,9 @@ func TestManagerFindsAndLosesADirectPath(t *testing.T) {
 		}
 		if m := ma.Metrics(); m.Upgrades != 1 || m.Downgrades != 1 || m.Blackouts.Count != 1 || m.Blackouts.Max > 950*time.Millisecond {
 			t.Errorf("metrics %+v", m)
+		}
+		if n := w.wrongWay.Load(); n > 0 {
+			t.Errorf("%d punches left before the new path was known", n)
 		}
 		again, err := Replay(j.entries)
 		if err != nil || len(again) != 3 {

@@ -106,6 +106,10 @@ type Settings struct {
 	Exclude     []netip.Prefix // addresses inside the tunnel: never an endpoint
 }
 
+func (s Settings) equal(o Settings) bool {
+	return s.DirectRetry == o.DirectRetry && s.Keepalive == o.Keepalive && slices.Equal(s.Exclude, o.Exclude)
+}
+
 // RelayChoice is the relay that both ends share and that would be used now; the zero ID means none.
 type RelayChoice struct {
 	ID  identity.ID

@@ -73,7 +73,7 @@ func Want(targets []netip.Prefix) State {
 
 func rulesText() []string {
 	set := func(l3, set string) string {
-		return fmt.Sprintf("%s daddr @%s meta mark set meta mark & %#08x | %#08x accept", l3, set, uint32(^uint32(dataplane.MarkMask)), dataplane.MarkRoute)
+		return fmt.Sprintf("%s daddr @%s meta mark set meta mark & %#08x | %#08x accept", l3, set, ^uint32(dataplane.MarkMask)|dataplane.MarkRoute, dataplane.MarkRoute)
 	}
 	return []string{
 		fmt.Sprintf("meta mark & %#08x == %#08x accept", dataplane.MarkMask, dataplane.MarkWG),

@@ -88,6 +88,7 @@ type part struct {
 	dirty   bool
 	due     time.Time     // not before, when dirty
 	backoff time.Duration // after the last failure; 0: it works
+	foreign bool          // what is being tried again began with somebody else's change
 }
 
 // Open creates or adopts the link and starts to watch. Nothing else is written before the first Apply.

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"time"
 
 	"github.com/vishvananda/netlink"
@@ -63,18 +64,20 @@ func (p *Plane) loop() {
 		next := p.mendDue()
 		mend.Reset(next)
 		died = p.wg.Done()
-		if died != nil && p.parts[0].dirty { // already known; the timer has it
+		if died != nil && p.part(p.wg).dirty { // already known; the timer has it
 			died = nil
 		}
 	}
 }
 
+func (p *Plane) part(s subsystem) *part {
+	return p.parts[slices.IndexFunc(p.parts, func(x *part) bool { return x.subsystem == s })]
+}
+
 // mark notes that subsystems may differ from the Spec, to be looked at after a while.
 func (p *Plane) mark(t touched, after time.Duration) {
 	for _, part := range p.parts {
-		hit := part.subsystem == subsystem(p.wg) && t.wireguard ||
-			part.subsystem == subsystem(p.route) && t.route ||
-			part.subsystem == subsystem(p.nft) && t.nft
+		hit := part == p.part(p.wg) && t.wireguard || part == p.part(p.route) && t.route || part == p.part(p.nft) && t.nft
 		if !hit {
 			continue
 		}
@@ -117,15 +120,27 @@ func (p *Plane) mendDue() time.Duration {
 func (p *Plane) mend(part *part) {
 	retry := part.backoff > 0
 	writes, _, err := part.Mend(*p.spec)
+	if err != nil && !retry { // it may have changed while it was read
+		var more int
+		more, _, err = part.Mend(*p.spec)
+		writes += more
+	}
 	p.settled(part, err)
+	if writes > 0 && part == p.part(p.wg) { // the link may be a new one
+		p.mark(touched{route: true}, 0)
+		p.part(p.route).due = time.Now()
+	}
+	part.foreign = part.foreign || !retry && (writes > 0 || err != nil)
 	switch {
 	case err != nil && !retry:
 		p.opts.Log.Warn("cannot mend the data plane, trying again", "subsystem", part.Name(), "error", err)
-	case err == nil && retry:
-		p.opts.Log.Info("data plane works again", "subsystem", part.Name(), "writes", writes)
-	case err == nil && writes > 0:
+	case err != nil:
+	case part.foreign:
+		part.foreign = false
 		p.opts.Log.Warn("somebody changed what is ours, mended", "subsystem", part.Name(), "writes", writes)
 		p.opts.OnForeign(part.Name())
+	case retry:
+		p.opts.Log.Info("data plane works again", "subsystem", part.Name(), "writes", writes)
 	}
 }
 
@@ -151,6 +166,7 @@ func (p *Plane) apply(s dataplane.Spec) (dataplane.Report, error) {
 			writes += more
 		}
 		p.settled(part, err)
+		part.foreign = false
 		r.Writes[part.Name()] = writes
 		r.Notes = append(r.Notes, notes...)
 		if err != nil {
