@@ -1,0 +1,29 @@
+package kerneltest
+
+// Paths in the guest.
+const (
+	ModuleTable = "/lib/modules/table.json"
+	PlanFile    = "/plan.json"
+)
+
+// What the guest says on the serial line. Up is its first line, Passed or Failed its last.
+const (
+	Up     = "skein-guest: up"
+	Passed = "skein-guest: PASSED"
+	Failed = "skein-guest: FAILED"
+)
+
+// Plan is what to run, in order.
+type Plan struct {
+	Preload []string `json:"preload"` // modules; all others are loaded when the kernel asks
+	Env     []string `json:"env"`
+	Steps   []Step   `json:"steps"`
+}
+
+// Step is one program. A test binary's output is shortened to its results unless it fails.
+type Step struct {
+	Name string   `json:"name"`
+	Dir  string   `json:"dir"`
+	Args []string `json:"args"`
+	Test bool     `json:"test"`
+}

@@ -1,0 +1,153 @@
+// Tier runs test packages, and lab files, against kernel WireGuard: natively where this machine's kernel
+// has it, else in a QEMU guest.
+//
+//	go run ./internal/kerneltest/tier [-lab examples/kernel-small.yaml] [packages]
+package main
+
+import (
+	"context"
+	"errors"
+	"flag"
+	"fmt"
+	"os"
+	"os/exec"
+	"os/signal"
+	"path/filepath"
+	"strings"
+	"time"
+
+	"github.com/skeinmesh/skein/internal/kerneltest"
+)
+
+var defaultPackages = []string{"./dataplane/wireguard", "./dataplane/nft", "./dataplane/route", "./dataplane/plane"}
+
+type options struct {
+	labs    []string
+	skein   string
+	cache   string
+	run     string
+	guest   bool
+	fresh   bool
+	timeout time.Duration
+}
+
+func main() {
+	var o options
+	flag.Func("lab", "lab file to run with `skein lab run FILE`; may be given several times", func(s string) error {
+		o.labs = append(o.labs, s)
+		return nil
+	})
+	flag.StringVar(&o.skein, "skein", "bin/skein", "static skein binary, for -lab")
+	flag.StringVar(&o.cache, "cache", ".cache/kernel", "where the guest's kernel is kept")
+	flag.StringVar(&o.run, "run", "", "run only tests that match, as go test -run")
+	flag.BoolVar(&o.guest, "guest", false, "use the guest even where this kernel has WireGuard")
+	flag.BoolVar(&o.fresh, "fresh", false, "look for a newer kernel package than the cached one")
+	flag.DurationVar(&o.timeout, "timeout", 3*time.Minute, "limit for the run")
+	flag.Parse()
+	packages := flag.Args()
+	if len(packages) == 0 {
+		packages = defaultPackages
+	}
+	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt)
+	defer stop()
+	start := time.Now()
+	if err := tier(ctx, o, packages); err != nil {
+		fmt.Fprintf(os.Stderr, "kernel tier: %v\n", err)
+		os.Exit(1)
+	}
+	fmt.Printf("kernel tier passed in %s\n", time.Since(start).Round(100*time.Millisecond))
+}
+
+func tier(ctx context.Context, o options, packages []string) error {
+	work, err := os.MkdirTemp("", "skein-kernel-tier-")
+	if err != nil {
+		return err
+	}
+	defer os.RemoveAll(work)
+	tests, err := build(ctx, work, packages)
+	if err != nil {
+		return err
+	}
+	env := []string{"SKEIN_WANT_KERNEL=1", "SKEIN_REQUIRE_ALL=1"}
+	ctx, cancel := context.WithTimeoutCause(ctx, o.timeout, fmt.Errorf("not done within %s", o.timeout))
+	defer cancel()
+	if !o.guest && os.Geteuid() == 0 && kerneltest.NativeWireGuard() {
+		fmt.Println("this kernel has WireGuard: running natively")
+		return native(o, tests, env)
+	}
+	return guest(ctx, o, work, tests, env)
+}
+
+type testBinary struct{ pkg, file, dir string }
+
+// build compiles static test binaries, and guestinit.
+func build(ctx context.Context, work string, packages []string) ([]testBinary, error) {
+	fmt.Println("building", strings.Join(packages, " "))
+	var out []testBinary
+	for i, p := range packages {
+		t := testBinary{pkg: strings.TrimPrefix(p, "./"), file: filepath.Join(work, fmt.Sprintf("t%d.test", i)), dir: p}
+		if err := goBuild(ctx, "test", "-c", "-trimpath", "-ldflags=-s -w", "-o", t.file, p); err != nil {
+			return nil, err
+		}
+		if _, err := os.Stat(t.file); err != nil {
+			return nil, fmt.Errorf("%s has no tests", p)
+		}
+		out = append(out, t)
+	}
+	return out, goBuild(ctx, "build", "-trimpath", "-ldflags=-s -w", "-o", filepath.Join(work, "init"), "./internal/kerneltest/guestinit")
+}
+
+func goBuild(ctx context.Context, args ...string) error {
+	c := exec.CommandContext(ctx, "go", args...)
+	c.Env = append(os.Environ(), "CGO_ENABLED=0")
+	c.Stdout, c.Stderr = os.Stdout, os.Stderr
+	if err := c.Run(); err != nil {
+		return fmt.Errorf("go %s: %w", strings.Join(args, " "), err)
+	}
+	return nil
+}
+
+func (o options) testArgs(binary string) []string {
+	args := []string{binary, "-test.v", "-test.timeout=150s"}
+	if o.run != "" {
+		args = append(args, "-test.run", o.run)
+	}
+	return args
+}
+
+func native(o options, tests []testBinary, env []string) error {
+	env = append(os.Environ(), env...)
+	var errs []error
+	for _, t := range tests {
+		errs = append(errs, kerneltest.RunStep(os.Stdout, kerneltest.Step{Name: t.pkg, Dir: t.dir, Args: o.testArgs(t.file), Test: true}, env))
+	}
+	for _, l := range o.labs {
+		errs = append(errs, kerneltest.RunStep(os.Stdout, kerneltest.Step{Name: "lab " + l, Args: []string{o.skein, "lab", "run", l}}, env))
+	}
+	return errors.Join(errs...)
+}
+
+func guest(ctx context.Context, o options, work string, tests []testBinary, env []string) error {
+	im, err := kerneltest.FindImage(ctx, o.cache, o.fresh, func(s string) { fmt.Println(s) })
+	if err != nil {
+		return err
+	}
+	fmt.Printf("this kernel has no WireGuard, or is not to be used: guest with Debian's %s\n", im.Version)
+	p := kerneltest.Payload{
+		Plan:  kerneltest.Plan{Preload: []string{"wireguard", "nf_tables", "tun", "veth"}, Env: env},
+		Init:  filepath.Join(work, "init"),
+		Files: map[string]string{}, Trees: map[string]string{},
+	}
+	for i, t := range tests {
+		dir := fmt.Sprintf("/t/%d", i)
+		p.Files[dir+"/test"] = t.file
+		p.Trees[dir+"/testdata"] = filepath.Join(t.dir, "testdata")
+		p.Plan.Steps = append(p.Plan.Steps, kerneltest.Step{Name: t.pkg, Dir: dir, Args: o.testArgs(dir + "/test"), Test: true})
+	}
+	for _, l := range o.labs {
+		at := "/lab/" + filepath.Base(l)
+		p.Files["/bin/skein"], p.Files[at] = o.skein, l
+		p.Plan.Steps = append(p.Plan.Steps, kerneltest.Step{Name: "lab " + l, Dir: "/lab", Args: []string{"/bin/skein", "lab", "run", at}})
+	}
+	return kerneltest.RunGuest(ctx, im, p, o.cache, os.Stdout)
+}

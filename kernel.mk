@@ -1,0 +1,7 @@
+# The kernel tier: data-plane tests and KERNEL_LABS against kernel WireGuard, in a QEMU guest where this
+# kernel has none. KERNEL_FLAGS go to internal/kerneltest/tier, for instance -guest or -run NAME.
+KERNEL_LABS ?= $(wildcard examples/kernel-small.yaml)
+
+.PHONY: test-kernel
+test-kernel: $(if $(KERNEL_LABS),build)
+	.ci/kernel-tier $(addprefix -lab ,$(KERNEL_LABS)) $(KERNEL_FLAGS)
