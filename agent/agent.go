@@ -1,6 +1,7 @@
 package agent
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -36,12 +37,14 @@ const (
 
 // Options is what `skein up` was told.
 type Options struct {
-	Config  config.Config
-	Init    bool
-	Token   string // join token
-	Role    string // "agent" or "relay"
-	Version string
-	Log     *slog.Logger
+	Config config.Config
+	Init   bool
+	Token  string // join token
+	// JoinPatience bounds the attempts to join; 0 means the default.
+	JoinPatience time.Duration
+	Role         string // "agent" or "relay"
+	Version      string
+	Log          *slog.Logger
 }
 
 // Agent is one running daemon.
@@ -79,7 +82,9 @@ type Agent struct {
 	metrics  *metrics
 	wake     chan struct{}
 	gossipIn chan gossip.Packet
-	down     chan bool // a request to stop; true: purge
+	down     chan downOrder
+
+	socketOpen bool // the API's socket is this agent's
 
 	phase     atomic.Value // string
 	clock     atomic.Int64 // this host's clock minus the leader's, ns
@@ -100,18 +105,23 @@ type Agent struct {
 func Run(ctx context.Context, opts Options) error {
 	a := &Agent{
 		opts: opts, cfg: opts.Config, log: opts.Log, started: time.Now(),
-		wake: make(chan struct{}, 1), gossipIn: make(chan gossip.Packet, 1024), down: make(chan bool, 1),
+		wake: make(chan struct{}, 1), gossipIn: make(chan gossip.Packet, 1024), down: make(chan downOrder),
 		problems: newProblems(),
 	}
 	a.phase.Store(PhaseStarting)
-	unlock, err := lockState(a.cfg.StateDir)
+	if err := checkHost(); err != nil {
+		return err
+	}
+	defer a.removeSocket()
+	link := a.cfg.Dataplane.Link
+	if a.relayOnly() {
+		link = ""
+	}
+	unlock, err := lockHost(a.cfg, link)
 	if err != nil {
 		return err
 	}
 	defer unlock()
-	if err := checkHost(a.cfg); err != nil {
-		return err
-	}
 	if a.key, a.wgKey, err = identity.LoadOrCreate(a.cfg.StateDir); err != nil {
 		return err
 	}
@@ -201,7 +211,7 @@ func (a *Agent) enter(ctx context.Context) (*skeinv1.JoinResponse, bool, error) 
 		if err != nil {
 			return nil, false, err
 		}
-		r, err := join(ctx, a.key, token, node, a.log)
+		r, err := join(ctx, a.key, token, node, cmp.Or(a.opts.JoinPatience, JoinPatience), a.log)
 		if err != nil {
 			return nil, false, err
 		}

@@ -35,26 +35,25 @@ type api struct{ a *Agent }
 
 var _ skeinv1connect.AgentServiceHandler = api{}
 
-// serveAPI listens on the agent's socket until ctx ends.
-func (a *Agent) serveAPI(ctx context.Context) error {
-	if err := os.MkdirAll(a.cfg.RunDir, 0o755); err != nil {
-		return fmt.Errorf("run directory: %w", err)
-	}
+// apiGrace is how long a request that is being answered may hold up the end of the agent.
+const apiGrace = 2 * time.Second
+
+// serveAPI listens on the agent's socket until stop is called, which lets answers under way finish. The
+// socket's file stays until the agent has ended; see Run.
+func (a *Agent) serveAPI(ctx context.Context) (stop func(), err error) {
 	path := filepath.Join(a.cfg.RunDir, config.SocketName)
-	if c, err := net.Dial("unix", path); err == nil {
-		c.Close()
-		return fmt.Errorf("another agent answers on %s: stop it with `skein down`, or give this one its own --run-dir", path)
-	}
 	if err := os.Remove(path); err != nil && !errors.Is(err, os.ErrNotExist) {
-		return fmt.Errorf("remove a stale socket: %w", err)
+		return nil, fmt.Errorf("remove a stale socket: %w", err)
 	}
-	l, err := net.Listen("unix", path)
+	l, err := net.ListenUnix("unix", &net.UnixAddr{Name: path, Net: "unix"})
 	if err != nil {
-		return fmt.Errorf("API socket: %w", err)
+		return nil, fmt.Errorf("API socket: %w", err)
 	}
+	l.SetUnlinkOnClose(false)
+	a.socketOpen = true
 	if err := os.Chmod(path, 0o660); err != nil {
 		l.Close()
-		return fmt.Errorf("API socket: %w", err)
+		return nil, fmt.Errorf("API socket: %w", err)
 	}
 	mux := http.NewServeMux()
 	mux.Handle(skeinv1connect.NewAgentServiceHandler(api{a}, connect.WithReadMaxBytes(1<<20)))
@@ -63,8 +62,20 @@ func (a *Agent) serveAPI(ctx context.Context) error {
 	protocols.SetUnencryptedHTTP2(true)
 	srv := &http.Server{Handler: mux, Protocols: protocols, ReadHeaderTimeout: 5 * time.Second, BaseContext: func(net.Listener) context.Context { return ctx }}
 	go srv.Serve(l)
-	context.AfterFunc(ctx, func() { srv.Close() })
-	return nil
+	return func() {
+		grace, cancel := context.WithTimeout(context.Background(), apiGrace)
+		defer cancel()
+		if srv.Shutdown(grace) != nil {
+			srv.Close()
+		}
+	}, nil
+}
+
+// removeSocket tells `skein down` that the agent is gone.
+func (a *Agent) removeSocket() {
+	if a.socketOpen {
+		os.Remove(filepath.Join(a.cfg.RunDir, config.SocketName))
+	}
 }
 
 // asConnect gives an error the code of the API.
@@ -334,10 +345,12 @@ func publicSpec(s dataplane.Spec, name func(dataplane.Key) string) specView {
 	return v
 }
 
-func (s api) Down(_ context.Context, r *skeinv1.DownRequest) (*skeinv1.DownResponse, error) {
+func (s api) Down(ctx context.Context, r *skeinv1.DownRequest) (*skeinv1.DownResponse, error) {
+	order := downOrder{purge: r.GetPurge(), done: make(chan error, 1)}
 	select {
-	case s.a.down <- r.GetPurge():
-	default:
+	case s.a.down <- order:
+	case <-ctx.Done():
+		return nil, connect.NewError(connect.CodeUnavailable, errors.New("the agent is stopping already"))
 	}
-	return &skeinv1.DownResponse{}, nil
+	return &skeinv1.DownResponse{}, asConnect(<-order.done)
 }

@@ -30,11 +30,11 @@ type front struct {
 	log      *slog.Logger
 	tls      *tls.Config
 	listener net.Listener
-	wg       sync.WaitGroup
+	done     chan struct{} // closed when serve and all handlers have ended
 }
 
 func openFront(key *identity.Key, r *roster, addr string, handlers map[string]func(context.Context, *tls.Conn, identity.ID), log *slog.Logger) (*front, error) {
-	f := &front{roster: r, handlers: handlers, log: log}
+	f := &front{roster: r, handlers: handlers, log: log, done: make(chan struct{})}
 	var protocols []string
 	for alpn := range handlers {
 		protocols = append(protocols, alpn)
@@ -60,8 +60,11 @@ func (f *front) verify(alpn string, key ed25519.PublicKey) error {
 	return nil
 }
 
-// serve accepts until ctx ends.
+// serve accepts until ctx ends, and waits for the handlers.
 func (f *front) serve(ctx context.Context) {
+	defer close(f.done)
+	var wg sync.WaitGroup
+	defer wg.Wait()
 	stop := context.AfterFunc(ctx, func() { f.listener.Close() })
 	defer stop()
 	slots := semaphore.NewWeighted(frontHandshakes)
@@ -79,7 +82,7 @@ func (f *front) serve(ctx context.Context) {
 			wait(ctx, 100*time.Millisecond)
 			continue
 		}
-		f.wg.Go(func() {
+		wg.Go(func() {
 			t, alpn, peer, err := f.handshake(ctx, c)
 			slots.Release(1)
 			if err != nil {
@@ -91,7 +94,6 @@ func (f *front) serve(ctx context.Context) {
 			f.handlers[alpn](ctx, t, peer)
 		})
 	}
-	f.wg.Wait()
 }
 
 func (f *front) handshake(ctx context.Context, c net.Conn) (*tls.Conn, string, identity.ID, error) {

@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"net"
 	"os"
 	"path/filepath"
 	"strconv"
@@ -17,21 +18,74 @@ import (
 	"github.com/skeinmesh/skein/identity"
 )
 
+// lockHost holds the state directory, the run directory and the link for this process alone, before
+// anything is read or changed; link "": there is none. What it holds ends with the process, however that ends.
+func lockHost(cfg config.Config, link string) (unlock func(), err error) {
+	state, err := lockState(cfg.StateDir)
+	if err != nil {
+		return nil, err
+	}
+	if err := os.MkdirAll(cfg.RunDir, 0o755); err != nil {
+		state()
+		return nil, fmt.Errorf("run directory: %w", err)
+	}
+	run, err := lockFile(filepath.Join(cfg.RunDir, "lock"))
+	if err != nil {
+		state()
+		return nil, inUse(err, "run directory %s is in use by another agent%s: stop it with `skein down`, or give this one its own --run-dir", cfg.RunDir)
+	}
+	if link == "" {
+		return func() { run(); state() }, nil
+	}
+	release, err := lockLink(link)
+	if err != nil {
+		state()
+		run()
+		return nil, err
+	}
+	return func() { release(); run(); state() }, nil
+}
+
 // lockState makes the state directory (0700) and holds it for this process alone.
 func lockState(dir string) (func(), error) {
 	if err := os.MkdirAll(dir, 0o700); err != nil {
 		return nil, fmt.Errorf("state directory: %w", err)
 	}
-	path := filepath.Join(dir, "lock")
+	unlock, err := lockFile(filepath.Join(dir, "lock"))
+	if err != nil {
+		return nil, inUse(err, "state directory %s is in use by another agent%s: stop it with `skein down`, or give this one its own --state-dir and --run-dir", dir)
+	}
+	return unlock, nil
+}
+
+// errLocked says which process holds a lock file.
+type errLocked struct{ pid string }
+
+func (e errLocked) Error() string { return "in use by process " + e.pid }
+
+// inUse words an errLocked for a user; format takes the directory and the process.
+func inUse(err error, format, dir string) error {
+	var l errLocked
+	if !errors.As(err, &l) {
+		return err
+	}
+	process := ""
+	if l.pid != "" {
+		process = " (process " + l.pid + ")"
+	}
+	return fmt.Errorf(format, dir, process)
+}
+
+func lockFile(path string) (func(), error) {
 	f, err := os.OpenFile(path, os.O_RDWR|os.O_CREATE, 0o600)
 	if err != nil {
-		return nil, fmt.Errorf("state directory: %w", err)
+		return nil, fmt.Errorf("lock file: %w", err)
 	}
 	if err := unix.Flock(int(f.Fd()), unix.LOCK_EX|unix.LOCK_NB); err != nil {
 		b, _ := os.ReadFile(path)
 		f.Close()
 		if errors.Is(err, unix.EWOULDBLOCK) {
-			return nil, fmt.Errorf("state directory %s is in use by another agent (process %s): stop it with `skein down`, or give this one its own --state-dir and --run-dir", dir, strings.TrimSpace(string(b)))
+			return nil, errLocked{strings.TrimSpace(string(b))}
 		}
 		return nil, fmt.Errorf("lock %s: %w", path, err)
 	}
@@ -40,8 +94,21 @@ func lockState(dir string) (func(), error) {
 	return func() { f.Close() }, nil
 }
 
+// lockLink makes sure that no second agent adopts the link of a running one. Abstract unix sockets are
+// a network namespace's own, as links are.
+func lockLink(link string) (func(), error) {
+	l, err := net.ListenUnix("unix", &net.UnixAddr{Name: "@skein-link-" + link, Net: "unix"})
+	if errors.Is(err, unix.EADDRINUSE) {
+		return nil, fmt.Errorf("the link %s belongs to another agent that runs on this host: stop that one, or set dataplane.link and the ports in the configuration", link)
+	}
+	if err != nil {
+		return nil, fmt.Errorf("hold the link %s: %w", link, err)
+	}
+	return func() { l.Close() }, nil
+}
+
 // checkHost says in one sentence what this process lacks.
-func checkHost(config.Config) error {
+func checkHost() error {
 	var missing []string
 	have, err := capabilities()
 	if err != nil {

@@ -9,7 +9,10 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"maps"
 	"net"
+	"slices"
+	"strings"
 	"time"
 
 	skeinv1 "github.com/skeinmesh/skein/api/skein/v1"
@@ -19,23 +22,27 @@ import (
 )
 
 const (
-	joinTimeout  = 10 * time.Second // one attempt at one seed
-	joinPatience = 2 * time.Minute  // all attempts together
+	joinTimeout = 10 * time.Second // one attempt at one seed
+
+	// JoinPatience is how long a joiner tries, all attempts together, when it is not told otherwise.
+	JoinPatience = 2 * time.Minute
 )
 
 // ErrJoinRefused is final: the cluster answered, and the answer is no.
 var ErrJoinRefused = errors.New("the cluster refused this node")
 
-// join asks the token's seeds, one after the other and again, until one has had this node admitted.
-func join(ctx context.Context, key *identity.Key, token *skeinv1.JoinToken, node *skeinv1.NewNode, log *slog.Logger) (*skeinv1.JoinResponse, error) {
-	ctx, cancel := context.WithTimeout(ctx, joinPatience)
+// join asks the token's seeds, one after the other and again, until one has had this node admitted or
+// patience ends.
+func join(ctx context.Context, key *identity.Key, token *skeinv1.JoinToken, node *skeinv1.NewNode, patience time.Duration, log *slog.Logger) (*skeinv1.JoinResponse, error) {
+	whole := ctx
+	ctx, cancel := context.WithTimeout(ctx, patience)
 	defer cancel()
 	request := &skeinv1.JoinRequest{
 		ClusterId: token.GetClusterId(), TokenId: token.GetTokenId(), TokenSecret: token.GetSecret(),
 		Node: node, RequestId: newRequestID(),
 	}
+	failures := map[string]error{} // of each seed, the newest that says something
 	for pause := 200 * time.Millisecond; ; pause = min(2*pause, 5*time.Second) {
-		var errs []error
 		for _, seed := range token.GetSeeds() {
 			r, err := joinAt(ctx, key, seed, request)
 			if err == nil {
@@ -45,12 +52,28 @@ func join(ctx context.Context, key *identity.Key, token *skeinv1.JoinToken, node
 				return nil, err
 			}
 			log.Info("seed did not admit this node yet", "seed", seed.GetAddress(), "err", err)
-			errs = append(errs, fmt.Errorf("seed %s: %w", seed.GetAddress(), err))
+			// What was cut off by the end of our patience says less than what came before.
+			if ctx.Err() == nil || failures[seed.GetAddress()] == nil {
+				failures[seed.GetAddress()] = err
+			}
 		}
-		if !wait(ctx, pause) {
-			return nil, fmt.Errorf("no seed of the token admitted this node within %s: %w (is one of them up, and its TCP port reachable from here?)", joinPatience, errors.Join(errs...))
+		if wait(ctx, pause) {
+			continue
 		}
+		if whole.Err() != nil { // told to stop
+			return nil, fmt.Errorf("joining was interrupted: %w", whole.Err())
+		}
+		return nil, fmt.Errorf("no seed of the token admitted this node within %s: %s (is one of them up, and its TCP port reachable from here?)", patience, inWords(failures))
 	}
+}
+
+// inWords lists what the seeds said, in order.
+func inWords(failures map[string]error) string {
+	var all []string
+	for _, seed := range slices.Sorted(maps.Keys(failures)) {
+		all = append(all, fmt.Sprintf("seed %s: %s", seed, failures[seed]))
+	}
+	return strings.Join(all, "; ")
 }
 
 func joinAt(ctx context.Context, key *identity.Key, seed *skeinv1.JoinToken_Seed, request *skeinv1.JoinRequest) (*skeinv1.JoinResponse, error) {

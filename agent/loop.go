@@ -6,14 +6,11 @@ import (
 	"fmt"
 	"net/http"
 	"net/netip"
-	"os"
-	"path/filepath"
 	"slices"
 	"time"
 
 	"google.golang.org/protobuf/proto"
 
-	"github.com/skeinmesh/skein/agent/config"
 	"github.com/skeinmesh/skein/agent/control"
 	"github.com/skeinmesh/skein/agent/path"
 	"github.com/skeinmesh/skein/agent/projection"
@@ -36,6 +33,12 @@ const (
 // errRevoked ends an agent whose node was thrown out.
 var errRevoked = errors.New("this node was revoked")
 
+// downOrder is a request to stop.
+type downOrder struct {
+	purge bool
+	done  chan error // told how the purge went; room for one
+}
+
 // loopState is what the loop remembers between two rounds. No other goroutine touches it.
 type loopState struct {
 	state   *events.State
@@ -55,10 +58,11 @@ func (a *Agent) run(ctx context.Context) error {
 		return err
 	}
 	a.serve(ctx)
-	if err := a.serveAPI(ctx); err != nil {
+	stopAPI, err := a.serveAPI(ctx)
+	if err != nil {
 		return err
 	}
-	defer os.Remove(filepath.Join(a.cfg.RunDir, config.SocketName))
+	defer stopAPI()
 	if err := a.metrics.serve(ctx); err != nil {
 		return err
 	}
@@ -67,18 +71,25 @@ func (a *Agent) run(ctx context.Context) error {
 		a.phase.Store(PhaseRelay)
 	}
 	a.log.Info("agent is up", "node", a.id.String(), "name", a.cfg.Name, "cluster", a.cluster.String(), "epoch", a.epoch, "index", a.replica.State().Index())
-	purge, err := a.loopUntil(ctx)
+	order, err := a.loopUntil(ctx)
 	cancel()
+	if a.relay != nil {
+		err = errors.Join(err, a.relay.Close())
+	}
 	if a.front != nil {
-		a.front.wg.Wait()
+		<-a.front.done
 	}
-	if errors.Is(err, errRevoked) || purge {
-		err = errors.Join(err, a.purge())
+	var purged error
+	if errors.Is(err, errRevoked) || order.purge {
+		purged = a.purge()
 	}
-	return err
+	if order.done != nil {
+		order.done <- purged
+	}
+	return errors.Join(err, purged)
 }
 
-func (a *Agent) loopUntil(ctx context.Context) (purge bool, err error) {
+func (a *Agent) loopUntil(ctx context.Context) (downOrder, error) {
 	a.loop.members, a.loop.records = map[identity.ID]identity.WireGuardKey{}, map[identity.ID]*skeinv1.Record{}
 	tick := time.NewTicker(tickEvery)
 	defer tick.Stop()
@@ -92,9 +103,9 @@ func (a *Agent) loopUntil(ctx context.Context) (purge bool, err error) {
 	for {
 		select {
 		case <-ctx.Done():
-			return false, nil
-		case purge := <-a.down:
-			return purge, nil
+			return downOrder{}, nil
+		case order := <-a.down:
+			return order, nil
 		case <-traffic.C:
 			a.readTraffic(ctx)
 			continue
@@ -108,10 +119,10 @@ func (a *Agent) loopUntil(ctx context.Context) (purge bool, err error) {
 		case <-a.wake:
 		}
 		if !wait(ctx, syncSpacing) {
-			return false, nil
+			return downOrder{}, nil
 		}
 		if err := a.sync(ctx); err != nil {
-			return false, err
+			return downOrder{}, err
 		}
 	}
 }

@@ -219,7 +219,7 @@ func (a *Agent) openPaths(ctx context.Context) error {
 	a.journal.Append(&skeinv1.JournalEntry{Time: time.Now().UnixNano(), Body: &skeinv1.JournalEntry_AgentStarted{AgentStarted: &skeinv1.AgentStarted{
 		Version: a.opts.Version, Epoch: a.epoch, Index: a.replica.State().Index(),
 	}}})
-	if err := portFree(a.cfg.Ports.WireGuard); err != nil {
+	if err := portFree(a.cfg.Ports.WireGuard, a.cfg.Dataplane.Link); err != nil {
 		return err
 	}
 	a.plane, err = plane.Open(ctx, plane.Options{
@@ -258,13 +258,13 @@ func (p pinger) SendPing(peer identity.ID, to netip.AddrPort) ([12]byte, error) 
 
 // portFree tells early and plainly that WireGuard's port is taken: by another program, since a link of
 // our own that a former run left behind is adopted.
-func portFree(port uint16) error {
+func portFree(port uint16, link string) error {
 	c, err := net.ListenUDP("udp", &net.UDPAddr{Port: int(port)})
 	if err == nil {
 		return c.Close()
 	}
 	if errors.Is(err, syscall.EADDRINUSE) {
-		if _, e := net.InterfaceByName(dataplane.LinkName); e == nil {
+		if _, e := net.InterfaceByName(link); e == nil {
 			return nil
 		}
 		return fmt.Errorf("UDP port %d is taken by another program: stop it, or set ports.wireguard in the configuration", port)

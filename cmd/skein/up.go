@@ -49,6 +49,7 @@ func logger(c config.Log) *slog.Logger {
 func newUpCmd(g *globals) *cobra.Command {
 	var initCluster bool
 	var token, tokenFile, role string
+	var patience time.Duration
 	c := &cobra.Command{
 		Use:   "up [--init | --join TOKEN]",
 		Short: "Run the agent: create a cluster, join one, or resume",
@@ -64,6 +65,9 @@ func newUpCmd(g *globals) *cobra.Command {
 			if role != "agent" && role != "relay" {
 				return usageError{fmt.Errorf("--role %s: allowed: agent, relay", role)}
 			}
+			if patience <= 0 {
+				return usageError{fmt.Errorf("--join-timeout %s: want more than zero", patience)}
+			}
 			if tokenFile != "" {
 				b, err := os.ReadFile(tokenFile)
 				if err != nil {
@@ -76,13 +80,14 @@ func newUpCmd(g *globals) *cobra.Command {
 				return err
 			}
 			return agent.Run(cmd.Context(), agent.Options{
-				Config: c, Init: initCluster, Token: token, Role: role, Version: versionText(), Log: logger(c.Log),
+				Config: c, Init: initCluster, Token: token, JoinPatience: patience, Role: role, Version: versionText(), Log: logger(c.Log),
 			})
 		},
 	}
 	c.Flags().BoolVar(&initCluster, "init", false, "create a cluster with this node as its first server")
 	c.Flags().StringVar(&token, "join", "", "join the cluster that printed this token")
 	c.Flags().StringVar(&tokenFile, "join-file", "", "read the token from a file, so that it shows in no process list")
+	c.Flags().DurationVar(&patience, "join-timeout", agent.JoinPatience, "how long to try to join before giving up")
 	c.Flags().StringVar(&role, "role", "agent", "agent, or relay: relay for the members and nothing else")
 	return c
 }
