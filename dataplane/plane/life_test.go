@@ -13,6 +13,7 @@ import (
 	"github.com/google/nftables"
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
+	"golang.zx2c4.com/wireguard/wgctrl/wgtypes"
 
 	"github.com/skeinmesh/skein/dataplane"
 	"github.com/skeinmesh/skein/dataplane/plane"
@@ -213,6 +214,33 @@ func TestNothingIsPrunedBeforeComplete(t *testing.T) {
 	if peers, err := a.plane.Peers(t.Context()); err != nil || len(peers) != 2 {
 		t.Errorf("%d peers, %v", len(peers), err)
 	}
+}
+
+// The agent decides endpoints: what a peer or a stranger moved is put back by the next Apply, and is no
+// foreign damage before.
+func TestEndpointIsPutBackByApplyOnly(t *testing.T) {
+	a := newHost(t, 1)
+	if a.plane.Driver() != "kernel" {
+		t.Log("a userspace device does not let a peer move its endpoint")
+		return
+	}
+	here, there := netip.MustParseAddrPort("192.0.2.9:51820"), netip.MustParseAddrPort("203.0.113.9:9")
+	k := newKeyPair(t).public
+	s := withPeer(a.spec(), k, here, pfx("10.4.0.9/32"))
+	a.apply(t, s)
+	a.Must("move endpoint", changePeer(func(p wgtypes.Peer) wgtypes.PeerConfig {
+		return wgtypes.PeerConfig{PublicKey: p.PublicKey, UpdateOnly: true, Endpoint: net.UDPAddrFromAddrPort(there)}
+	}))
+	for range 3 {
+		peers, err := a.plane.Peers(t.Context())
+		if err != nil || len(peers) != 1 || peers[0].Endpoint != there {
+			t.Fatalf("peers: %+v %v", peers, err)
+		}
+	}
+	if w := a.apply(t, s).Writes["wireguard"]; w != 1 {
+		t.Errorf("%d messages to put the endpoint back", w)
+	}
+	a.clean(t, s)
 }
 
 // A change of many peers loses no packet of another.

@@ -71,8 +71,7 @@ type Plane struct {
 
 	// Owned by the goroutine.
 	wg         *wireguard.Reconciler
-	nft        *nft.Reconciler
-	route      *route.Reconciler
+	nftPort    uint32 // the netlink address of our own nftables messages
 	parts      []*part
 	watch      *watcher
 	spec       *dataplane.Spec
@@ -193,24 +192,38 @@ func (p *Plane) open() (err error) {
 		}
 	}()
 	o := p.opts
-	if p.watch, err = openWatcher(); err != nil {
-		return err
-	}
 	if p.wg, err = wireguard.NewReconciler(wireguard.OpenConfig{Link: o.Link, MTU: o.MTU, Driver: o.Driver, Log: o.Log}); err != nil {
 		return err
 	}
 	p.driver = p.wg.Driver()
 	p.parts = append(p.parts, newPart(p.wg))
-	if p.route, err = route.NewReconciler(o.Link); err != nil {
-		return err
+	if r, err := route.NewReconciler(o.Link); err != nil {
+		p.parts = append(p.parts, newPart(broken{"route", err}))
+	} else {
+		p.parts = append(p.parts, newPart(r))
 	}
-	p.parts = append(p.parts, newPart(p.route))
-	if p.nft, err = nft.NewReconciler(); err != nil {
-		return err
+	if r, err := nft.NewReconciler(); err != nil {
+		p.parts = append(p.parts, newPart(broken{"nft", err}))
+	} else {
+		p.nftPort = r.PortID()
+		p.parts = append(p.parts, newPart(r))
 	}
-	p.parts = append(p.parts, newPart(p.nft))
+	p.watch = openWatcher(o.Log)
 	return nil
 }
+
+// broken stands for a subsystem that this host has not, so that the others work all the same.
+type broken struct {
+	name string
+	err  error
+}
+
+func (b broken) Name() string                                    { return b.name }
+func (b broken) Reconcile(dataplane.Spec) (int, []string, error) { return 0, nil, b.err }
+func (b broken) Mend(dataplane.Spec) (int, []string, error)      { return 0, nil, b.err }
+func (b broken) Diff(dataplane.Spec) ([]string, error)           { return nil, b.err }
+func (b broken) Forget()                                         {}
+func (b broken) Close() error                                    { return nil }
 
 func newPart(s subsystem) *part {
 	return &part{subsystem: s, mends: rate.NewLimiter(rate.Every(mendEvery), mendBurst)}
@@ -228,7 +241,7 @@ func (p *Plane) closeParts() error {
 }
 
 func (p *Plane) startWatching(index int) {
-	own := p.nft.PortID()
+	own := p.nftPort
 	links := &linkFilter{name: p.opts.Link, index: index}
 	report := func(t touched) {
 		select {
@@ -236,8 +249,12 @@ func (p *Plane) startWatching(index int) {
 		case <-p.quit:
 		}
 	}
-	p.watchers.Go(func() {
-		watch(p.watch.nf, func(m netlink.Message) touched { return classifyNft(m, own) }, report)
-	})
-	p.watchers.Go(func() { watch(p.watch.rt, links.classify, report) })
+	if p.watch.nf != nil {
+		p.watchers.Go(func() {
+			watch(p.watch.nf, func(m netlink.Message) touched { return classifyNft(m, own) }, report)
+		})
+	}
+	if p.watch.rt != nil {
+		p.watchers.Go(func() { watch(p.watch.rt, links.classify, report) })
+	}
 }

@@ -109,7 +109,7 @@ func withHost(s dataplane.Spec, o *host, underlay netip.Addr) dataplane.Spec {
 		netip.PrefixFrom(o.overlay4(), 32), netip.PrefixFrom(o.overlay6(), 128))
 }
 
-func (h *host) apply(t *testing.T, s dataplane.Spec) dataplane.Report {
+func (h *host) apply(t testing.TB, s dataplane.Spec) dataplane.Report {
 	t.Helper()
 	r, err := h.plane.Apply(t.Context(), s)
 	if err != nil {

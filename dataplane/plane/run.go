@@ -64,21 +64,20 @@ func (p *Plane) loop() {
 		next := p.mendDue()
 		mend.Reset(next)
 		died = p.wg.Done()
-		if died != nil && p.part(p.wg).dirty { // already known; the timer has it
+		if died != nil && p.part("wireguard").dirty { // already known; the timer has it
 			died = nil
 		}
 	}
 }
 
-func (p *Plane) part(s subsystem) *part {
-	return p.parts[slices.IndexFunc(p.parts, func(x *part) bool { return x.subsystem == s })]
+func (p *Plane) part(name string) *part {
+	return p.parts[slices.IndexFunc(p.parts, func(x *part) bool { return x.Name() == name })]
 }
 
 // mark notes that subsystems may differ from the Spec, to be looked at after a while.
 func (p *Plane) mark(t touched, after time.Duration) {
 	for _, part := range p.parts {
-		hit := part == p.part(p.wg) && t.wireguard || part == p.part(p.route) && t.route || part == p.part(p.nft) && t.nft
-		if !hit {
+		if hit := map[string]bool{"wireguard": t.wireguard, "route": t.route, "nft": t.nft}[part.Name()]; !hit {
 			continue
 		}
 		part.Forget()
@@ -126,9 +125,9 @@ func (p *Plane) mend(part *part) {
 		writes += more
 	}
 	p.settled(part, err)
-	if writes > 0 && part == p.part(p.wg) { // the link may be a new one
+	if writes > 0 && part == p.part("wireguard") { // the link may be a new one
 		p.mark(touched{route: true}, 0)
-		p.part(p.route).due = time.Now()
+		p.part("route").due = time.Now()
 	}
 	part.foreign = part.foreign || !retry && (writes > 0 || err != nil)
 	switch {

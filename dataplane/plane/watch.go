@@ -3,7 +3,7 @@ package plane
 import (
 	"encoding/binary"
 	"errors"
-	"fmt"
+	"log/slog"
 	"os"
 	"strings"
 
@@ -27,31 +27,45 @@ func (t touched) any() bool { return t.wireguard || t.nft || t.route }
 
 var everything = touched{wireguard: true, nft: true, route: true}
 
-// watcher receives the kernel's notifications.
+// watcher receives the kernel's notifications. A connection that could not be opened is nil: then the
+// resync finds what changed.
 type watcher struct {
 	rt, nf *netlink.Conn
 }
 
 // openWatcher subscribes in the calling thread's network namespace.
-func openWatcher() (*watcher, error) {
-	rt, err := netlink.Dial(unix.NETLINK_ROUTE, &netlink.Config{Groups: rtGroups})
-	if err != nil {
-		return nil, fmt.Errorf("subscribing to rtnetlink: %w", err)
-	}
-	nf, err := netlink.Dial(unix.NETLINK_NETFILTER, nil)
-	if err == nil {
-		err = nf.JoinGroup(unix.NFNLGRP_NFTABLES)
-	}
-	if err != nil {
-		return nil, errors.Join(fmt.Errorf("subscribing to nftables: %w", err), rt.Close())
-	}
+func openWatcher(log *slog.Logger) *watcher {
 	const buffer = 2 << 20 // bytes; what overflows is made good by reading everything
-	_ = rt.SetReadBuffer(buffer)
-	_ = nf.SetReadBuffer(buffer)
-	return &watcher{rt: rt, nf: nf}, nil
+	w := &watcher{}
+	var err error
+	if w.rt, err = netlink.Dial(unix.NETLINK_ROUTE, &netlink.Config{Groups: rtGroups}); err != nil {
+		log.Warn("no notifications of links and routes: foreign changes are mended late", "error", err)
+		w.rt = nil
+	} else {
+		_ = w.rt.SetReadBuffer(buffer)
+	}
+	if w.nf, err = netlink.Dial(unix.NETLINK_NETFILTER, nil); err == nil {
+		if err = w.nf.JoinGroup(unix.NFNLGRP_NFTABLES); err != nil {
+			_ = w.nf.Close()
+		}
+	}
+	if err != nil {
+		log.Warn("no notifications of nftables: foreign changes are mended late", "error", err)
+		w.nf = nil
+	} else {
+		_ = w.nf.SetReadBuffer(buffer)
+	}
+	return w
 }
 
-func (w *watcher) close() error { return errors.Join(w.rt.Close(), w.nf.Close()) }
+func (w *watcher) close() (err error) {
+	for _, c := range []*netlink.Conn{w.rt, w.nf} {
+		if c != nil {
+			err = errors.Join(err, c.Close())
+		}
+	}
+	return err
+}
 
 // watch calls report for every notification that concerns us, until the connection is closed.
 func watch(c *netlink.Conn, classify func(netlink.Message) touched, report func(touched)) {

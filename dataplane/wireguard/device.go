@@ -30,6 +30,8 @@ type Device interface {
 	Driver() string
 	// Read returns the configuration and what the device knows of its peers, or ErrGone.
 	Read() (State, []dataplane.PeerStatus, error)
+	// Status is Read where somebody else can change the device; else it reads the peers' status only.
+	Status() (*State, []dataplane.PeerStatus, error)
 	// Write applies one batch as one message.
 	Write(batch []Op) error
 	// SetMTU tells the link's MTU to a driver that pads packets itself.

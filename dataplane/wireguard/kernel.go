@@ -85,6 +85,11 @@ func (d *kernelDevice) Read() (State, []dataplane.PeerStatus, error) {
 	return s, status, nil
 }
 
+func (d *kernelDevice) Status() (*State, []dataplane.PeerStatus, error) {
+	s, peers, err := d.Read()
+	return &s, peers, err
+}
+
 func (d *kernelDevice) Write(batch []Op) error {
 	var c wgtypes.Config
 	for _, op := range batch {

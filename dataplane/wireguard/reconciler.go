@@ -108,16 +108,26 @@ func (r *Reconciler) load(writes *int) error {
 // Status reads the device. changed says that somebody else changed more than endpoints since the last
 // Reconcile or Status; the next Mend puts it right.
 func (r *Reconciler) Status() (peers []dataplane.PeerStatus, changed bool, err error) {
-	s, peers, err := r.dev.Read()
+	s, peers, err := r.dev.Status()
 	if err != nil {
 		r.cache = nil
 		return nil, errors.Is(err, ErrGone), err
 	}
-	if r.cache != nil {
-		changed = len(Diff(*r.cache, s, Options{Prune: true, KeepEndpoints: true})) > 0
-		r.cache = &s
+	if r.cache == nil {
+		return peers, false, nil
 	}
-	return peers, changed, nil
+	if s != nil {
+		changed = len(Diff(*r.cache, *s, Options{Prune: true, KeepEndpoints: true})) > 0
+		r.cache = s
+		return peers, changed, nil
+	}
+	for _, p := range peers { // who roamed is put right by the next Reconcile
+		if c, ok := r.cache.Peers[p.PublicKey]; ok && c.Endpoint != p.Endpoint {
+			c.Endpoint = p.Endpoint
+			r.cache.Peers[p.PublicKey] = c
+		}
+	}
+	return peers, false, nil
 }
 
 // Diff tells what Reconcile would do, from a fresh read.

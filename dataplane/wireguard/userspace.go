@@ -138,7 +138,15 @@ func (d *userspaceDevice) gone() bool {
 	}
 }
 
-func (d *userspaceDevice) Read() (State, []dataplane.PeerStatus, error) {
+func (d *userspaceDevice) Read() (State, []dataplane.PeerStatus, error) { return d.read(true) }
+
+// Status reads no state: the device is inside this process, and nobody else changes it.
+func (d *userspaceDevice) Status() (*State, []dataplane.PeerStatus, error) {
+	_, peers, err := d.read(false)
+	return nil, peers, err
+}
+
+func (d *userspaceDevice) read(withState bool) (State, []dataplane.PeerStatus, error) {
 	if d.gone() {
 		return State{}, nil, ErrGone
 	}
@@ -146,7 +154,8 @@ func (d *userspaceDevice) Read() (State, []dataplane.PeerStatus, error) {
 	if err := d.dev.IpcGetOperation(&d.text); err != nil {
 		return State{}, nil, fmt.Errorf("reading WireGuard device %s: %w", d.name, err)
 	}
-	return decode(d.text.Bytes())
+	defer clear(d.text.Bytes()) // there are keys in it
+	return decode(d.text.Bytes(), withState)
 }
 
 func (d *userspaceDevice) Write(batch []Op) error {

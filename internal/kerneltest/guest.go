@@ -111,22 +111,10 @@ func boot(ctx context.Context, im Image, initrd string, out io.Writer, accel, cp
 	}
 	first := time.AfterFunc(patience, func() { cancel(errNoWord) })
 	defer first.Stop()
-	verdict := ""
-	sc := bufio.NewScanner(pipe)
-	sc.Buffer(nil, maxKept)
-	for sc.Scan() {
-		line := strings.TrimRight(sc.Text(), "\r")
-		switch strings.TrimSpace(line) {
-		case Up:
-			first.Stop()
-			fmt.Fprintf(out, "guest is up after %s (%s)\n", time.Since(start).Round(100*time.Millisecond), accel)
-			verdict = Up
-		case Passed, Failed:
-			verdict = strings.TrimSpace(line)
-		default:
-			fmt.Fprintln(out, line)
-		}
-	}
+	verdict := listen(pipe, out, func() {
+		first.Stop()
+		fmt.Fprintf(out, "guest is up after %s (%s)\n", time.Since(start).Round(100*time.Millisecond), accel)
+	})
 	err = q.Wait()
 	switch {
 	case verdict == Passed:
@@ -141,6 +129,26 @@ func boot(ctx context.Context, im Image, initrd string, out io.Writer, accel, cp
 		return fmt.Errorf("%w: %v %s", errNoWord, err, strings.TrimSpace(complaint.String()))
 	}
 	return fmt.Errorf("the guest ended without a verdict: %v %s", err, strings.TrimSpace(complaint.String()))
+}
+
+// listen shows what the guest says until it is silent, and returns its last verdict: Passed or Failed,
+// Up if it said no more than that, or nothing.
+func listen(serial io.Reader, out io.Writer, up func()) (verdict string) {
+	sc := bufio.NewScanner(serial)
+	sc.Buffer(nil, maxKept)
+	for sc.Scan() {
+		line := strings.TrimRight(sc.Text(), "\r")
+		switch strings.TrimSpace(line) {
+		case Up:
+			verdict = Up
+			up()
+		case Passed, Failed:
+			verdict = strings.TrimSpace(line)
+		default:
+			fmt.Fprintln(out, line)
+		}
+	}
+	return verdict
 }
 
 // noKVMFile remembers for this boot of the machine that KVM was tried in vain.

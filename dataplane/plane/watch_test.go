@@ -1,0 +1,99 @@
+package plane
+
+import (
+	"encoding/binary"
+	"testing"
+
+	"github.com/mdlayher/netlink"
+	"golang.org/x/sys/unix"
+
+	"github.com/skeinmesh/skein/dataplane"
+)
+
+func attr(kind uint16, value []byte) []byte {
+	b := binary.NativeEndian.AppendUint16(nil, uint16(4+len(value)))
+	b = binary.NativeEndian.AppendUint16(b, kind)
+	b = append(b, value...)
+	return append(b, make([]byte, (4-len(b)%4)%4)...)
+}
+
+func message(kind uint16, fixed []byte, attrs ...[]byte) netlink.Message {
+	m := netlink.Message{Header: netlink.Header{Type: netlink.HeaderType(kind)}, Data: fixed}
+	for _, a := range attrs {
+		m.Data = append(m.Data, a...)
+	}
+	return m
+}
+
+// ifinfo is an ifinfomsg or ifaddrmsg: both have the link's index at offset 4.
+func ifinfo(size, index int) []byte {
+	b := make([]byte, size)
+	binary.NativeEndian.PutUint32(b[4:], uint32(index))
+	return b
+}
+
+func inTable(table byte) []byte {
+	b := make([]byte, unix.SizeofRtMsg)
+	b[4] = table
+	return b
+}
+
+func TestOnlyOursIsNoticed(t *testing.T) {
+	name := func(s string) []byte { return attr(unix.IFLA_IFNAME, append([]byte(s), 0)) }
+	big := func(n uint32) []byte { return attr(unix.RTA_TABLE, binary.NativeEndian.AppendUint32(nil, n)) }
+	route, gone := touched{route: true}, touched{route: true, wireguard: true}
+	for what, c := range map[string]struct {
+		m    netlink.Message
+		want touched
+	}{
+		"our link":              {message(unix.RTM_NEWLINK, ifinfo(unix.SizeofIfInfomsg, 5), name("skein0")), route},
+		"our link gone":         {message(unix.RTM_DELLINK, ifinfo(unix.SizeofIfInfomsg, 5), name("skein0")), gone},
+		"our link, renamed":     {message(unix.RTM_NEWLINK, ifinfo(unix.SizeofIfInfomsg, 5), name("other")), route},
+		"another link":          {message(unix.RTM_NEWLINK, ifinfo(unix.SizeofIfInfomsg, 6), name("eth0")), touched{}},
+		"our address":           {message(unix.RTM_DELADDR, ifinfo(unix.SizeofIfAddrmsg, 5)), route},
+		"another link's":        {message(unix.RTM_DELADDR, ifinfo(unix.SizeofIfAddrmsg, 6)), touched{}},
+		"route in our table":    {message(unix.RTM_DELROUTE, inTable(dataplane.RouteTable)), route},
+		"rule to our table":     {message(unix.RTM_NEWRULE, inTable(dataplane.RouteTable)), route},
+		"route in main":         {message(unix.RTM_NEWROUTE, inTable(unix.RT_TABLE_MAIN)), touched{}},
+		"table above 255":       {message(unix.RTM_NEWROUTE, inTable(0), big(1000)), touched{}},
+		"our table as a number": {message(unix.RTM_NEWROUTE, inTable(0), big(dataplane.RouteTable)), route},
+		"cut short":             {message(unix.RTM_NEWLINK, []byte{1, 2}), touched{}},
+		"something else":        {message(unix.RTM_NEWNEIGH, inTable(dataplane.RouteTable)), touched{}},
+	} {
+		f := &linkFilter{name: dataplane.LinkName, index: 5}
+		if got := f.classify(c.m); got != c.want {
+			t.Errorf("%s: %+v, want %+v", what, got, c.want)
+		}
+	}
+}
+
+func TestOwnNftChangesAreNotForeign(t *testing.T) {
+	const own = 77
+	head := func(family byte) []byte { return []byte{family, 0, 0, 0} }
+	ours := message(0, head(unix.NFPROTO_INET), attr(1, []byte(dataplane.NftTable+"\x00")))
+	if got := classifyNft(ours, own); !got.nft {
+		t.Error("a foreign change of our table was not noticed")
+	}
+	ours.Header.PID = own
+	if got := classifyNft(ours, own); got.any() {
+		t.Error("our own change was taken for a foreign one")
+	}
+	for what, m := range map[string]netlink.Message{
+		"another table":  message(0, head(unix.NFPROTO_INET), attr(1, []byte("filter\x00"))),
+		"another family": message(0, head(unix.NFPROTO_IPV4), attr(1, []byte(dataplane.NftTable+"\x00"))),
+	} {
+		if got := classifyNft(m, own); got.any() {
+			t.Errorf("%s was taken for ours", what)
+		}
+	}
+}
+
+func FuzzClassify(f *testing.F) {
+	f.Add(uint16(unix.RTM_NEWLINK), message(0, ifinfo(unix.SizeofIfInfomsg, 5), attr(unix.IFLA_IFNAME, []byte("skein0\x00"))).Data)
+	f.Add(uint16(unix.RTM_NEWROUTE), message(0, inTable(0), attr(unix.RTA_TABLE, []byte{180, 0, 0, 0})).Data)
+	f.Fuzz(func(t *testing.T, kind uint16, b []byte) {
+		m := message(kind, b)
+		(&linkFilter{name: dataplane.LinkName, index: 5}).classify(m)
+		classifyNft(m, 1)
+	})
+}
