@@ -22,11 +22,15 @@ var errNoWord = errors.New("the guest did not start")
 
 // Payload is what goes into the guest beside the kernel and its modules.
 type Payload struct {
-	Plan  Plan
-	Init  string            // path of guestinit's static binary
-	Files map[string]string // path in the guest → file here, made executable
-	Trees map[string]string // path in the guest → directory here
+	Plan    Plan
+	Init    string            // path of guestinit's static binary
+	Busybox string            // path of a static busybox, for lab steps that are shell lines; may be empty
+	Files   map[string]string // path in the guest → file here, made executable
+	Trees   map[string]string // path in the guest → directory here
 }
+
+// applets are busybox's in the guest. None is named ip or tc: those would shadow iproute2's.
+var applets = []string{"sh", "cat", "echo", "env", "grep", "head", "kill", "ls", "ping", "ping6", "ps", "sed", "sleep", "sort", "tail", "test", "timeout", "wc", "awk", "nc"}
 
 // pack writes the initramfs: the cached modules, then the payload.
 func pack(im Image, p Payload, to string) error {
@@ -55,6 +59,12 @@ func pack(im Image, p Payload, to string) error {
 	a.charDevice("dev/console", 5, 1)
 	a.copyFile("init", 0o755, p.Init)
 	a.symlink("sbin/modprobe", "/init")
+	if p.Busybox != "" {
+		a.copyFile("bin/busybox", 0o755, p.Busybox)
+		for _, applet := range applets {
+			a.symlink("bin/"+applet, "busybox")
+		}
+	}
 	plan, err := json.Marshal(p.Plan)
 	if err != nil {
 		return err

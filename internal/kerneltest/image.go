@@ -4,6 +4,7 @@ import (
 	"bufio"
 	"compress/gzip"
 	"context"
+	"crypto/sha256"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -39,7 +40,7 @@ func FindImage(ctx context.Context, cache string, fresh bool, progress func(stri
 	if err != nil {
 		return Image{}, err
 	}
-	im := imageIn(filepath.Join(cache, version), version)
+	im := imageIn(filepath.Join(cache, imageName(version)), version)
 	if im.complete() {
 		return im, nil
 	}
@@ -68,9 +69,15 @@ func FindImage(ctx context.Context, cache string, fresh bool, progress func(stri
 	if err := makeImage(root, made); err != nil {
 		return Image{}, fmt.Errorf("making the guest's image: %w", err)
 	}
-	target := filepath.Join(cache, version)
+	target := filepath.Join(cache, imageName(version))
 	_ = os.RemoveAll(target)
 	return im, os.Rename(filepath.Join(work, "image"), target)
+}
+
+// imageName is an image's folder: another list of modules makes another image.
+func imageName(version string) string {
+	sum := sha256.Sum256([]byte(strings.Join(wanted, ",")))
+	return fmt.Sprintf("%s_%x", version, sum[:4])
 }
 
 func imageIn(dir, version string) Image {
@@ -84,11 +91,11 @@ func (im Image) complete() bool {
 }
 
 func cachedImage(cache string) (Image, bool) {
-	dirs, _ := filepath.Glob(filepath.Join(cache, "*", "modules.cpio.gz"))
+	dirs, _ := filepath.Glob(filepath.Join(cache, imageName("*")))
 	slices.Sort(dirs)
 	for _, d := range slices.Backward(dirs) {
-		dir := filepath.Dir(d)
-		if im := imageIn(dir, filepath.Base(dir)); im.complete() && !strings.HasPrefix(filepath.Base(dir), "making-") {
+		version := strings.TrimSuffix(filepath.Base(d), imageName(""))
+		if im := imageIn(d, version); im.complete() {
 			return im, true
 		}
 	}

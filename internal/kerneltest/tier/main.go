@@ -144,6 +144,11 @@ func guest(ctx context.Context, o options, work string, tests []testBinary, env 
 		p.Trees[dir+"/testdata"] = filepath.Join(t.dir, "testdata")
 		p.Plan.Steps = append(p.Plan.Steps, kerneltest.Step{Name: t.pkg, Dir: dir, Args: o.testArgs(dir + "/test"), Test: true})
 	}
+	if len(o.labs) > 0 {
+		if p.Busybox, err = exec.LookPath("busybox"); err != nil {
+			return fmt.Errorf("the guest's shell: %w: install busybox-static", err)
+		}
+	}
 	for _, l := range o.labs {
 		at := "/lab/" + filepath.Base(l)
 		p.Files["/bin/skein"], p.Files[at] = o.skein, l
