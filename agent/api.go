@@ -173,7 +173,7 @@ func (s api) RevokeNode(ctx context.Context, r *skeinv1.RevokeNodeRequest) (*ske
 	if err != nil {
 		return nil, err
 	}
-	answer, err := s.a.propose(ctx, &skeinv1.Command{Body: &skeinv1.Command_RevokeNode{RevokeNode: &skeinv1.RevokeNode{NodeId: n.GetId(), Reason: r.GetReason()}}})
+	answer, err := s.a.propose(ctx, &skeinv1.Command{Body: &skeinv1.Command_RevokeNode{RevokeNode: &skeinv1.RevokeNode{NodeId: n.GetId(), Reason: r.GetReason(), Force: r.GetForce()}}})
 	if err != nil {
 		return nil, err
 	}

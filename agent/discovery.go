@@ -40,7 +40,7 @@ func (a *Agent) openStun() error {
 		Port: int(a.cfg.Ports.Stun), Mark: dataplane.MarkWG, ChangeIP: a.askFilterTest, Log: a.log,
 	})
 	if err != nil {
-		return fmt.Errorf("%w (another program has the port? set ports.stun in the configuration)", err)
+		return err
 	}
 	return nil
 }

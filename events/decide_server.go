@@ -79,7 +79,7 @@ func (d *decision) checkQuorumWithout(n *skeinv1.Node, force bool) error {
 	case voters == 1:
 		return refuse(FailedPrecondition, "%s is the cluster's only voter, and without it nothing can be agreed any more: set server: true on another node and wait until it votes", n.GetName())
 	case voters == 3 && d.s.servers.n == 3 && !force:
-		return refuse(FailedPrecondition, "without %s two voters would be left, and the cluster would stand still when either fails: add another server first, or force it", n.GetName())
+		return refuse(FailedPrecondition, "without %s two voters would be left, and the cluster would stand still when either fails: add another server first, or repeat it with --force", n.GetName())
 	}
 	return nil
 }

@@ -14,6 +14,7 @@ import (
 	"strconv"
 	"strings"
 
+	"github.com/skeinmesh/skein/agent/projection"
 	"github.com/skeinmesh/skein/internal/strictyaml"
 )
 
@@ -121,17 +122,32 @@ func Load(file string, asked bool) (Config, error) {
 		}
 	}
 	if err := c.Check(); err != nil {
+		var k *KeyError
+		if errors.As(err, &k) {
+			if line := strictyaml.Line(b, k.Key); line > 0 {
+				return c, fmt.Errorf("%s:%d: %w", file, line, err)
+			}
+		}
 		return c, fmt.Errorf("%s: %w", file, err)
 	}
 	return c, nil
 }
 
+// KeyError is a value that is not allowed.
+type KeyError struct{ Key, Problem string }
+
+func (e *KeyError) Error() string { return e.Key + ": " + e.Problem }
+
+func wrong(key, format string, args ...any) error {
+	return &KeyError{Key: key, Problem: fmt.Sprintf(format, args...)}
+}
+
 var nameRE = regexp.MustCompile(`^[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?$`)
 
-// Check says what is wrong with the values, by key.
+// Check says what is wrong with the values, as a *KeyError.
 func (c *Config) Check() error {
 	if !nameRE.MatchString(c.Name) {
-		return fmt.Errorf("name: %q is no host label; allowed: a-z, 0-9 and -, at most 63, not at the ends", c.Name)
+		return wrong("name", "%q is no host label; allowed: a-z, 0-9 and -, at most 63, not at the ends", c.Name)
 	}
 	for _, one := range []struct{ key, have, allowed string }{
 		{"relay", c.Relay, "auto true false"},
@@ -141,16 +157,19 @@ func (c *Config) Check() error {
 		{"log.format", c.Log.Format, "text json"},
 	} {
 		if !slices.Contains(strings.Split(one.allowed, " "), one.have) {
-			return fmt.Errorf("%s: %q is not allowed; allowed: %s", one.key, one.have, strings.Join(strings.Fields(one.allowed), ", "))
+			return wrong(one.key, "%q is not allowed; allowed: %s", one.have, strings.Join(strings.Fields(one.allowed), ", "))
 		}
 	}
 	if n := len(c.Dataplane.Link); n == 0 || n > 15 || strings.ContainsAny(c.Dataplane.Link, "/ \t:") {
-		return fmt.Errorf("dataplane.link: %q is no interface name; 1 to 15 characters without / : or blanks", c.Dataplane.Link)
+		return wrong("dataplane.link", "%q is no interface name; want 1 to 15 characters without / : or blanks", c.Dataplane.Link)
 	}
 	if err := c.checkPorts(); err != nil {
 		return err
 	}
-	return c.checkAddresses()
+	if err := c.checkAddresses(); err != nil {
+		return err
+	}
+	return c.checkTimes()
 }
 
 func (c *Config) checkPorts() error {
@@ -166,20 +185,20 @@ func (c *Config) checkPorts() error {
 		{"ports.control", "udp", c.Ports.Control},
 	} {
 		if p.port == 0 {
-			return fmt.Errorf("%s: 0 is not allowed; want 1 to 65535", p.key)
+			return wrong(p.key, "0 is not allowed; want 1 to 65535")
 		}
 		id := p.proto + strconv.Itoa(int(p.port))
 		if other, ok := seen[id]; ok {
-			return fmt.Errorf("%s: port %d/%s is taken by %s", p.key, p.port, p.proto, other)
+			return wrong(p.key, "port %d/%s is taken by %s", p.port, p.proto, other)
 		}
 		seen[id] = p.key
 	}
 	if c.Ports.Stun == 65535 {
-		return errors.New("ports.stun: 65535 leaves no room for the alternate port above it")
+		return wrong("ports.stun", "65535 leaves no room for the alternate port above it")
 	}
 	if c.Ports.Metrics != "off" {
 		if _, err := netip.ParseAddrPort(c.Ports.Metrics); err != nil {
-			return fmt.Errorf("ports.metrics: %q: want addr:port or off", c.Ports.Metrics)
+			return wrong("ports.metrics", "%q: want addr:port or off", c.Ports.Metrics)
 		}
 	}
 	return nil
@@ -188,31 +207,51 @@ func (c *Config) checkPorts() error {
 func (c *Config) checkAddresses() error {
 	if c.InternalIP != "" {
 		if _, err := netip.ParseAddr(c.InternalIP); err != nil {
-			return fmt.Errorf("internalIP: %q is no IP address", c.InternalIP)
+			return wrong("internalIP", "%q is no IP address", c.InternalIP)
 		}
 	}
-	for _, hp := range append([]string{c.ForceEndpoint}, c.StunServers...) {
-		if hp == "" {
-			continue
-		}
-		host, port, err := net.SplitHostPort(hp)
-		n, perr := strconv.ParseUint(port, 10, 16)
-		if err != nil || perr != nil || host == "" || n == 0 {
-			return fmt.Errorf("forceEndpoint, stunServers: %q: want host:port", hp)
+	if c.ForceEndpoint != "" && !hostPort(c.ForceEndpoint) {
+		return wrong("forceEndpoint", "%q: want host:port", c.ForceEndpoint)
+	}
+	for _, s := range c.StunServers {
+		if !hostPort(s) {
+			return wrong("stunServers", "%q: want host:port", s)
 		}
 	}
 	for _, a := range c.NodeAddresses {
 		p, err := netip.ParsePrefix(a)
 		if err != nil || p.Masked() != p {
-			return fmt.Errorf("nodeAddresses: %q: want a prefix without host bits, such as 192.168.7.0/24", a)
+			return wrong("nodeAddresses", "%q: want a prefix without host bits, such as 192.168.7.0/24", a)
+		}
+		if !projection.Private(p) {
+			return wrong("nodeAddresses", "%s is not private; peers route only private prefixes to a node: 10/8, 172.16/12, 192.168/16, 100.64/10, fc00::/7", p)
 		}
 	}
 	p, err := netip.ParsePrefix(c.Overlay.IPv4)
 	if err != nil || !p.Addr().Is4() || p.Masked() != p || p.Bits() > 28 {
-		return fmt.Errorf("overlay.ipv4: %q: want an IPv4 prefix of /28 or larger without host bits", c.Overlay.IPv4)
+		return wrong("overlay.ipv4", "%q: want an IPv4 prefix of /28 or larger without host bits", c.Overlay.IPv4)
 	}
-	if c.DirectRetryIntervalSeconds > 86400 || c.HandshakeTimeoutSeconds > 3600 || c.PersistentKeepalive > 3600 {
-		return errors.New("directRetryIntervalSeconds, handshakeTimeoutSeconds, persistentKeepalive: want at most 86400, 3600 and 3600 seconds")
+	return nil
+}
+
+func hostPort(s string) bool {
+	host, port, err := net.SplitHostPort(s)
+	n, perr := strconv.ParseUint(port, 10, 16)
+	return err == nil && perr == nil && host != "" && n > 0
+}
+
+func (c *Config) checkTimes() error {
+	for _, t := range []struct {
+		key        string
+		have, most uint32
+	}{
+		{"directRetryIntervalSeconds", c.DirectRetryIntervalSeconds, 86400},
+		{"handshakeTimeoutSeconds", c.HandshakeTimeoutSeconds, 3600},
+		{"persistentKeepalive", c.PersistentKeepalive, 3600},
+	} {
+		if t.have > t.most {
+			return wrong(t.key, "%d is not allowed; want at most %d seconds", t.have, t.most)
+		}
 	}
 	return nil
 }

@@ -163,13 +163,17 @@ var private = []netip.Prefix{
 	netip.MustParsePrefix("fc00::/7"),
 }
 
+// Private reports whether a node may ask its peers to route a prefix to it.
+func Private(want netip.Prefix) bool {
+	return slices.ContainsFunc(private, func(r netip.Prefix) bool { return r.Bits() <= want.Bits() && r.Contains(want.Addr()) })
+}
+
 func (p *prefixes) grant(text string) (netip.Prefix, error) {
 	want, err := netip.ParsePrefix(text)
 	if err != nil || want.Masked() != want {
 		return want, fmt.Errorf("node address %q is no prefix without host bits", text)
 	}
-	inside := func(r netip.Prefix) bool { return r.Bits() <= want.Bits() && r.Contains(want.Addr()) }
-	if !slices.ContainsFunc(private, inside) {
+	if !Private(want) {
 		return want, fmt.Errorf("node address %s is not private; only private prefixes are routed to a node", want)
 	}
 	for _, t := range p.taken {

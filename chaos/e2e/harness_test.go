@@ -11,6 +11,7 @@ import (
 	"os/exec"
 	"path/filepath"
 	"regexp"
+	"slices"
 	"strings"
 	"sync"
 	"syscall"
@@ -18,6 +19,7 @@ import (
 	"time"
 
 	"github.com/goccy/go-yaml"
+	"golang.org/x/sys/unix"
 
 	skeinv1 "github.com/skeinmesh/skein/api/skein/v1"
 	"github.com/skeinmesh/skein/api/skein/v1/skeinv1connect"
@@ -33,6 +35,7 @@ type site struct {
 	host    string // of the lab
 	dir     string
 	user    *syscall.SysProcAttr
+	only    []uintptr // capabilities left to processes that run as root; nil: all
 	clients skeinv1connect.AgentServiceClient
 }
 
@@ -55,14 +58,15 @@ func newSite(t *testing.T, host, name string, config map[string]any) *site {
 		t.Fatal(err)
 	}
 	s.write("skein.yaml", b)
-	t.Cleanup(func() {
-		if t.Failed() {
-			b, _ := os.ReadFile(filepath.Join(dir, "log"))
-			t.Logf("log of %s:\n%s", name, b)
-		}
-		os.RemoveAll(dir)
-	})
+	t.Cleanup(func() { os.RemoveAll(dir) })
 	return s
+}
+
+// in is the same site for a sub-test.
+func (s *site) in(t *testing.T) *site {
+	c := *s
+	c.t = t
+	return &c
 }
 
 func (s *site) path(name string) string  { return filepath.Join(s.dir, name) }
@@ -99,9 +103,29 @@ func (s *site) command(args ...string) *exec.Cmd {
 // start runs a command in the host's namespace, and never in this process's own.
 func (s *site) start(c *exec.Cmd) {
 	s.t.Helper()
-	if err := fabric.In(fabric.HostNS(labName, s.host), c.Start); err != nil {
+	err := fabric.In(fabric.HostNS(labName, s.host), func() error {
+		if err := s.dropCapabilities(); err != nil {
+			return err
+		}
+		return c.Start()
+	})
+	if err != nil {
 		s.t.Fatal(err)
 	}
+}
+
+// dropCapabilities takes all but `only` from what this thread's children can have. The thread ends with
+// its work.
+func (s *site) dropCapabilities() error {
+	for bit := uintptr(0); s.only != nil && bit <= unix.CAP_LAST_CAP; bit++ {
+		if slices.Contains(s.only, bit) {
+			continue
+		}
+		if err := unix.Prctl(unix.PR_CAPBSET_DROP, bit, 0, 0, 0); err != nil && err != unix.EINVAL {
+			return fmt.Errorf("drop capability %d: %w", bit, err)
+		}
+	}
+	return nil
 }
 
 // run waits for a command and gives both outputs and the exit status.
@@ -163,13 +187,13 @@ func cutLast(s, sep string) (before, after string, found bool) {
 	return s, "", false
 }
 
-var placeholder = regexp.MustCompile(`\\\{([a-z./]*)\\\}`)
+var placeholder = regexp.MustCompile(`\\\{[a-z0-9./\\]*\\\}`)
 
 // like turns a complaint with … and {path} into an expression.
 func (s *site) like(want string) *regexp.Regexp {
 	e := regexp.QuoteMeta(want)
 	e = placeholder.ReplaceAllStringFunc(e, func(m string) string {
-		return regexp.QuoteMeta(s.path(strings.Trim(m, `\{}`)))
+		return regexp.QuoteMeta(s.path(strings.Trim(strings.ReplaceAll(m, `\.`, "."), `\{}`)))
 	})
 	return regexp.MustCompile(`^` + strings.ReplaceAll(e, "…", `[^\n]*`) + `$`)
 }
@@ -272,6 +296,8 @@ func (s *site) status() *skeinv1.StatusResponse {
 	}
 	return st
 }
+
+var errNotYet = errors.New("not yet")
 
 // eventually waits for a condition.
 func eventually(t *testing.T, what string, check func() error) {

@@ -41,8 +41,7 @@ func TestJoinTokens(t *testing.T) {
 		{"expired", token(t, "--ttl", "1ns"), refused + "join token … expired at …: make a new one on a member with skein token create"},
 	} {
 		t.Run(c.name, func(t *testing.T) {
-			s := *s
-			s.t = t
+			s := s.in(t)
 			args := s.upArgs()
 			if c.token != "" {
 				args = s.upArgs("--join", c.token)
@@ -51,8 +50,7 @@ func TestJoinTokens(t *testing.T) {
 		})
 	}
 	t.Run("revoked", func(t *testing.T) {
-		s := *s
-		s.t = t
+		s := s.in(t)
 		var k struct {
 			Token string
 			Info  struct{ ID string }
@@ -68,8 +66,7 @@ func TestJoinTokens(t *testing.T) {
 		s.fails(1, refused+"the name peer is taken by node … (10.4.0.…): choose another, or revoke that node first with skein node revoke peer", s.upArgs("--join", token(t))...)
 	})
 	t.Run("seed unreachable", func(t *testing.T) {
-		s := *s
-		s.t = t
+		s := s.in(t)
 		gone := altered(t, func(k *skeinv1.JoinToken) {
 			for _, seed := range k.GetSeeds() {
 				seed.Address = "127.0.0.1:9"
@@ -79,8 +76,7 @@ func TestJoinTokens(t *testing.T) {
 			s.upArgs("--join", gone, "--join-timeout", "1s")...)
 	})
 	t.Run("seed is another", func(t *testing.T) {
-		s := *s
-		s.t = t
+		s := s.in(t)
 		other, err := identity.NewKey()
 		if err != nil {
 			t.Fatal(err)

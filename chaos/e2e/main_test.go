@@ -24,7 +24,8 @@ sites:
   dc: {nat: none}
 nodes:
   seed:  {site: dc, server: true, relay: true}
-  peer:  {site: dc, config: {nodeAddresses: [192.168.77.0/24, 8.8.8.0/24]}}
+  peer:  {site: dc, server: true, config: {nodeAddresses: [192.168.77.0/24, 10.4.0.0/24]}}
+  third: {site: dc, server: true}
   spare: {site: dc}
 config: {routeNodeAddresses: true}
 `

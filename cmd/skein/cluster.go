@@ -104,10 +104,11 @@ func newNodeCmd(g *globals) *cobra.Command {
 		},
 	}
 	var reason string
+	var force bool
 	revoke := &cobra.Command{
 		Use: "revoke NODE", Short: "Throw a member out, everywhere and for good", Example: "  skein node revoke home1 --reason stolen", Args: exactly(1, "one node's name or ID"),
 		RunE: func(c *cobra.Command, args []string) error {
-			r, err := g.client().RevokeNode(c.Context(), &skeinv1.RevokeNodeRequest{Node: args[0], Reason: reason})
+			r, err := g.client().RevokeNode(c.Context(), &skeinv1.RevokeNodeRequest{Node: args[0], Reason: reason, Force: force})
 			if err != nil {
 				return g.plain(err)
 			}
@@ -119,6 +120,7 @@ func newNodeCmd(g *globals) *cobra.Command {
 		},
 	}
 	revoke.Flags().StringVar(&reason, "reason", "", "why, for the record")
+	revoke.Flags().BoolVar(&force, "force", false, "also when it leaves only two voters")
 	return group("node", "Members", show, revoke)
 }
 

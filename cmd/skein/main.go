@@ -82,6 +82,7 @@ func newRoot() *cobra.Command {
 		newTokenCmd(g), newNodeCmd(g), newEventsCmd(g), newStateCmd(g), newDiffCmd(g), newExplainCmd(g),
 		newPlanCmd(g), newSettingsCmd(g), newServerCmd(g), newVersionCmd(g), newLabCmd(),
 	)
+	strict(root)
 	root.CompletionOptions.SetDefaultShellCompDirective(cobra.ShellCompDirectiveNoFileComp)
 	return root
 }
@@ -127,11 +128,33 @@ func exactly(n int, what string) cobra.PositionalArgs {
 	}
 }
 
+// strict makes every complaint about arguments a usage error, and a missing or unknown subcommand one too.
+func strict(c *cobra.Command) {
+	for _, sub := range c.Commands() {
+		strict(sub)
+	}
+	if c.HasSubCommands() && !c.Runnable() {
+		c.Args, c.RunE = noArgs, needSubcommand
+	}
+	if check := c.Args; check != nil {
+		c.Args = func(c *cobra.Command, args []string) error {
+			err := check(c, args)
+			var u usageError
+			if err == nil || errors.As(err, &u) {
+				return err
+			}
+			return usageError{fmt.Errorf("%s: %w; see `%s --help`", c.CommandPath(), err, c.CommandPath())}
+		}
+	}
+}
+
+func needSubcommand(c *cobra.Command, _ []string) error {
+	return usageError{fmt.Errorf("%s needs a subcommand; see `%s --help`", c.CommandPath(), c.CommandPath())}
+}
+
 // group makes a command that only holds others.
 func group(use, short string, subs ...*cobra.Command) *cobra.Command {
-	c := &cobra.Command{Use: use, Short: short, Args: noArgs, RunE: func(c *cobra.Command, _ []string) error {
-		return usageError{fmt.Errorf("%s needs a subcommand; see `%s --help`", c.CommandPath(), c.CommandPath())}
-	}}
+	c := &cobra.Command{Use: use, Short: short, Args: noArgs, RunE: needSubcommand}
 	for _, s := range subs {
 		if c.Example == "" {
 			c.Example = s.Example

@@ -5,6 +5,7 @@ package strictyaml
 import (
 	"errors"
 	"fmt"
+	"math"
 	"reflect"
 	"sort"
 	"strings"
@@ -86,9 +87,7 @@ func check(file, path string, n ast.Node, t reflect.Type) error {
 			return wrong(file, path, n, "true or false")
 		}
 	case reflect.Int, reflect.Int32, reflect.Int64, reflect.Uint, reflect.Uint16, reflect.Uint32, reflect.Uint64:
-		if n.Type() != ast.IntegerType {
-			return wrong(file, path, n, "a whole number")
-		}
+		return checkNumber(file, path, n, t)
 	case reflect.String:
 		switch n.Type() {
 		case ast.MappingType, ast.MappingValueType, ast.SequenceType:
@@ -96,6 +95,64 @@ func check(file, path string, n ast.Node, t reflect.Type) error {
 		}
 	}
 	return nil
+}
+
+func checkNumber(file, path string, n ast.Node, t reflect.Type) error {
+	i, ok := n.(*ast.IntegerNode)
+	if !ok {
+		return wrong(file, path, n, "a whole number")
+	}
+	v := reflect.New(t).Elem()
+	if v.CanInt() {
+		low, high := int64(math.MinInt64)>>(64-t.Bits()), int64(math.MaxInt64)>>(64-t.Bits())
+		x, ok := i.Value.(int64)
+		if u, isU := i.Value.(uint64); isU && u <= math.MaxInt64 {
+			x, ok = int64(u), true
+		}
+		if !ok || x < low || x > high {
+			return wrong(file, path, n, fmt.Sprintf("a whole number from %d to %d", low, high))
+		}
+		return nil
+	}
+	high := uint64(math.MaxUint64) >> (64 - t.Bits())
+	if u, ok := i.Value.(uint64); !ok || u > high {
+		return wrong(file, path, n, fmt.Sprintf("a whole number from 0 to %d", high))
+	}
+	return nil
+}
+
+// Line finds the line of a key, written with dots as in this package's errors. 0: it is not there.
+func Line(data []byte, key string) int {
+	f, err := parser.ParseBytes(data, 0)
+	if err != nil {
+		return 0
+	}
+	for _, d := range f.Docs {
+		if line := lineIn(d.Body, "", key); line > 0 {
+			return line
+		}
+	}
+	return 0
+}
+
+func lineIn(n ast.Node, path, key string) int {
+	if n == nil {
+		return 0
+	}
+	values, err := mapping("", path, n)
+	if err != nil {
+		return 0
+	}
+	for _, v := range values {
+		at := join(path, v.Key.GetToken().Value)
+		if at == key {
+			return v.Key.GetToken().Position.Line
+		}
+		if strings.HasPrefix(key, at+".") {
+			return lineIn(v.Value, at, key)
+		}
+	}
+	return 0
 }
 
 func decodesItself(t reflect.Type) bool {

@@ -1582,6 +1582,7 @@ type RevokeNodeRequest struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Node          string                 `protobuf:"bytes,1,opt,name=node,proto3" json:"node,omitempty"`
 	Reason        string                 `protobuf:"bytes,2,opt,name=reason,proto3" json:"reason,omitempty"`
+	Force         bool                   `protobuf:"varint,3,opt,name=force,proto3" json:"force,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1628,6 +1629,13 @@ func (x *RevokeNodeRequest) GetReason() string {
 		return x.Reason
 	}
 	return ""
+}
+
+func (x *RevokeNodeRequest) GetForce() bool {
+	if x != nil {
+		return x.Force
+	}
+	return false
 }
 
 type RevokeNodeResponse struct {
@@ -2679,10 +2687,11 @@ const file_skein_v1_agent_proto_rawDesc = "" +
 	"\x0fShowNodeRequest\x12\x12\n" +
 	"\x04node\x18\x01 \x01(\tR\x04node\":\n" +
 	"\x10ShowNodeResponse\x12&\n" +
-	"\x04node\x18\x01 \x01(\v2\x12.skein.v1.NodeViewR\x04node\"?\n" +
+	"\x04node\x18\x01 \x01(\v2\x12.skein.v1.NodeViewR\x04node\"U\n" +
 	"\x11RevokeNodeRequest\x12\x12\n" +
 	"\x04node\x18\x01 \x01(\tR\x04node\x12\x16\n" +
-	"\x06reason\x18\x02 \x01(\tR\x06reason\"N\n" +
+	"\x06reason\x18\x02 \x01(\tR\x06reason\x12\x14\n" +
+	"\x05force\x18\x03 \x01(\bR\x05force\"N\n" +
 	"\x12RevokeNodeResponse\x12\"\n" +
 	"\x04node\x18\x01 \x01(\v2\x0e.skein.v1.NodeR\x04node\x12\x14\n" +
 	"\x05index\x18\x02 \x01(\x04R\x05index\"U\n" +
