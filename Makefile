@@ -1,10 +1,49 @@
+# skein. The two commands: `make demo` and `make test`. Both run as root on a clean Debian or Ubuntu with Go.
 export PATH := $(CURDIR)/bin/tools:$(PATH)
+GO_SOURCES := $(shell git ls-files '*.go' go.mod go.sum 2>/dev/null)
 
-.PHONY: build generate
+.PHONY: build demo test test-unit test-race test-lab lint generate check-generated clean setup
 
-build:
-	CGO_ENABLED=0 go build -trimpath -o bin/skein ./cmd/skein
+build: bin/skein
 
-generate:
+bin/skein: $(GO_SOURCES) chaos/demo/demo.yaml
+	CGO_ENABLED=0 go build -trimpath -o $@ ./cmd/skein
+
+# The main job, shown. KEEP=1 leaves the mesh up.
+demo: setup build
+	bin/skein lab demo
+
+# Every test tier, with a summary at the end.
+test:
+	.ci/test
+
+setup:
+	@.ci/setup
+
+test-unit: setup
+	go test -timeout 10m ./...
+
+# Where goroutines share memory.
+test-race: setup
+	CGO_ENABLED=1 go test -race -short -timeout 10m ./agent/... ./consensus ./gossip ./relay
+
+# Every scenario in examples/, with real agents behind real NATs. FILES narrows it.
+FILES ?= $(sort $(wildcard examples/*.yaml))
+test-lab: setup build
+	bin/skein lab run $(FILES)
+
+lint: setup
+	.ci/lint
+
+generate: setup
 	GOBIN=$(CURDIR)/bin/tools go install tool
 	protoc -I api --go_out=api --go_opt=paths=source_relative --connect-go_out=api --connect-go_opt=paths=source_relative,simple api/skein/v1/*.proto
+
+# Fails when the committed code is not what the schema generates.
+check-generated: generate
+	git diff --exit-code -- api
+
+clean:
+	rm -rf bin .cache lab-failures
+
+include $(wildcard *.mk)

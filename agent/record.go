@@ -6,12 +6,12 @@ import (
 	"net/netip"
 	"slices"
 	"strconv"
+	"strings"
 	"time"
 
 	"google.golang.org/protobuf/proto"
 
 	"github.com/skeinmesh/skein/agent/config"
-	"github.com/skeinmesh/skein/agent/path"
 	skeinv1 "github.com/skeinmesh/skein/api/skein/v1"
 	"github.com/skeinmesh/skein/events"
 	"github.com/skeinmesh/skein/identity"
@@ -110,7 +110,7 @@ func (a *Agent) observed() *skeinv1.Record {
 	for _, l := range a.pool.Links() {
 		r.RelayLinks = append(r.RelayLinks, &skeinv1.RelayLink{NodeId: l.Relay.String(), RttMicros: uint32(l.RTT.Microseconds())})
 	}
-	slices.SortFunc(r.RelayLinks, func(x, y *skeinv1.RelayLink) int { return compare(x.GetNodeId(), y.GetNodeId()) })
+	slices.SortFunc(r.RelayLinks, func(x, y *skeinv1.RelayLink) int { return strings.Compare(x.GetNodeId(), y.GetNodeId()) })
 	old := a.ownRecord()
 	for _, l := range r.RelayLinks { // small changes of a round-trip time are no news
 		for _, o := range old.GetRelayLinks() {
@@ -305,17 +305,4 @@ func (a *Agent) tunnelMTU() int {
 		return 0
 	}
 	return min(least-tunnelOverhead, 1420)
-}
-
-// aliveDirect counts for metrics.
-func aliveDirect(p path.Path) bool { return p.Kind == path.Direct && p.Alive }
-
-func compare(a, b string) int {
-	switch {
-	case a < b:
-		return -1
-	case a > b:
-		return 1
-	}
-	return 0
 }

@@ -12,21 +12,21 @@ import (
 	"github.com/skeinmesh/skein/chaos/lab/fabric"
 )
 
-// cut is one fault: what From sends does not arrive at To.
-type cut struct {
+// Cut is one fault: what From sends does not arrive at To.
+type Cut struct {
 	From  string `json:"from"`
 	To    string `json:"to"`
 	Proto string `json:"proto,omitempty"` // udp, tcp, icmp; "": everything
 }
 
-func sortCuts(cuts map[cut]bool) []cut {
-	return slices.SortedFunc(maps.Keys(cuts), func(a, b cut) int {
+func sortCuts(cuts map[Cut]bool) []Cut {
+	return slices.SortedFunc(maps.Keys(cuts), func(a, b Cut) int {
 		return cmp.Or(cmp.Compare(a.From, b.From), cmp.Compare(a.To, b.To), cmp.Compare(a.Proto, b.Proto))
 	})
 }
 
-func (p Partition) cuts() []cut {
-	var out []cut
+func (p Partition) cuts() []Cut {
+	var out []Cut
 	for i, group := range p.Groups {
 		for j, other := range p.Groups {
 			if i == j {
@@ -38,7 +38,7 @@ func (p Partition) cuts() []cut {
 	return out
 }
 
-func (b Block) cuts() []cut {
+func (b Block) cuts() []Cut {
 	out := between(b.From, b.To, b.Proto)
 	if !b.Oneway {
 		out = append(out, between(b.To, b.From, b.Proto)...)
@@ -46,12 +46,12 @@ func (b Block) cuts() []cut {
 	return out
 }
 
-func between(from, to []string, proto string) []cut {
-	var out []cut
+func between(from, to []string, proto string) []Cut {
+	var out []Cut
 	for _, f := range from {
 		for _, t := range to {
 			if f != t {
-				out = append(out, cut{f, t, proto})
+				out = append(out, Cut{f, t, proto})
 			}
 		}
 	}
@@ -59,8 +59,8 @@ func between(from, to []string, proto string) []cut {
 }
 
 // healed tells which cuts touch none of the nodes.
-func healed(cuts map[cut]bool, nodes []string) map[cut]bool {
-	left := map[cut]bool{}
+func healed(cuts map[Cut]bool, nodes []string) map[Cut]bool {
+	left := map[Cut]bool{}
 	for c := range cuts {
 		if !slices.Contains(nodes, c.From) && !slices.Contains(nodes, c.To) {
 			left[c] = true
@@ -74,7 +74,7 @@ var protoNumbers = map[string][]uint8{
 }
 
 // drops translates cuts for each receiver.
-func drops(plan fabric.Plan, cuts map[cut]bool) map[string][]fabric.Drop {
+func drops(plan fabric.Plan, cuts map[Cut]bool) map[string][]fabric.Drop {
 	out := map[string][]fabric.Drop{}
 	for _, c := range sortCuts(cuts) {
 		from, _ := plan.Host(c.From)
@@ -86,7 +86,7 @@ func drops(plan fabric.Plan, cuts map[cut]bool) map[string][]fabric.Drop {
 }
 
 // setCuts makes the faults those of want, touching only the hosts whose faults change.
-func (l *Lab) setCuts(change func(map[cut]bool) map[cut]bool) error {
+func (l *Lab) setCuts(change func(map[Cut]bool) map[Cut]bool) error {
 	l.mu.Lock()
 	want := change(maps.Clone(l.cuts))
 	before, after := drops(l.Plan, l.cuts), drops(l.Plan, want)
@@ -104,7 +104,7 @@ func (l *Lab) setCuts(change func(map[cut]bool) map[cut]bool) error {
 	return l.save()
 }
 
-func (l *Lab) addCuts(more []cut) error {
+func (l *Lab) addCuts(more []Cut) error {
 	for _, c := range more {
 		for _, n := range []string{c.From, c.To} {
 			if _, err := l.agent(n); err != nil {
@@ -115,7 +115,7 @@ func (l *Lab) addCuts(more []cut) error {
 			return fmt.Errorf("protocol %q is not known; allowed: udp, tcp, icmp, or none for all", c.Proto)
 		}
 	}
-	return l.setCuts(func(cuts map[cut]bool) map[cut]bool {
+	return l.setCuts(func(cuts map[Cut]bool) map[Cut]bool {
 		for _, c := range more {
 			cuts[c] = true
 		}
@@ -139,7 +139,7 @@ func (l *Lab) Heal(ctx context.Context, nodes ...string) error {
 	if err != nil {
 		return err
 	}
-	if err := l.setCuts(func(cuts map[cut]bool) map[cut]bool { return healed(cuts, nodes) }); err != nil {
+	if err := l.setCuts(func(cuts map[Cut]bool) map[Cut]bool { return healed(cuts, nodes) }); err != nil {
 		return err
 	}
 	var killed []string

@@ -42,7 +42,7 @@ type Lab struct {
 	opts   Options
 	agents []*agent
 	mu     sync.Mutex // guards cuts and the record on disk
-	cuts   map[cut]bool
+	cuts   map[Cut]bool
 }
 
 // Up builds the network, starts every agent and waits until all are running members. On an error,
@@ -92,7 +92,7 @@ func newLab(spec *Spec, plan fabric.Plan, opts Options) *Lab {
 	if opts.Dir == "" {
 		opts.Dir = DefaultDir
 	}
-	l := &Lab{Spec: spec, Plan: plan, Dir: filepath.Join(opts.Dir, spec.Name), opts: opts, cuts: map[cut]bool{}}
+	l := &Lab{Spec: spec, Plan: plan, Dir: filepath.Join(opts.Dir, spec.Name), opts: opts, cuts: map[Cut]bool{}}
 	for _, n := range spec.Nodes {
 		host, _ := plan.Host(n.Name)
 		l.agents = append(l.agents, newAgent(l, n, host))

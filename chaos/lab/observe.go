@@ -138,6 +138,7 @@ func pairsIn(err error) []pairError {
 
 // Expect waits until an expectation holds.
 func (l *Lab) Expect(ctx context.Context, within time.Duration, e Expect) error {
+	e.Count = max(e.Count, 1)
 	type pair struct{ from, to string }
 	var pairs []pair
 	for _, f := range e.From {

@@ -17,7 +17,7 @@ type record struct {
 	Binary string                 `json:"binary"`
 	Env    []string               `json:"env,omitempty"`
 	Agents map[string]agentRecord `json:"agents"`
-	Cuts   []cut                  `json:"cuts,omitempty"`
+	Cuts   []Cut                  `json:"cuts,omitempty"`
 }
 
 func recordFile(dir string) string { return filepath.Join(dir, "lab.json") }

@@ -14,7 +14,7 @@ type Status struct {
 	File  string       `json:"file"`
 	Dir   string       `json:"dir"`
 	Nodes []NodeStatus `json:"nodes"`
-	Cuts  []cut        `json:"cuts"`
+	Cuts  []Cut        `json:"cuts"`
 }
 
 // NodeStatus is how a node stands.
