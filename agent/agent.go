@@ -86,13 +86,14 @@ type Agent struct {
 
 	socketOpen bool // the API's socket is this agent's
 
-	phase     atomic.Value // string
-	clock     atomic.Int64 // this host's clock minus the leader's, ns
-	clockSeen atomic.Bool
-	writes    atomic.Uint64
-	netcheck  atomic.Pointer[candidate.Result]
-	stats     atomic.Pointer[map[dataplane.Key]dataplane.PeerStatus] // as the device has it
-	applied   atomic.Bool                                            // a Spec has been applied without error
+	phase      atomic.Value // string
+	clock      atomic.Int64 // this host's clock minus the leader's, ns
+	clockSeen  atomic.Bool
+	writes     atomic.Uint64
+	netcheck   atomic.Pointer[candidate.Result]
+	packetKeys sync.Map                                               // WireGuard key of a member -> key of control packets with it
+	stats      atomic.Pointer[map[dataplane.Key]dataplane.PeerStatus] // as the device has it
+	applied    atomic.Bool                                            // a Spec has been applied without error
 
 	mu        sync.Mutex // guards what the loop leaves for the API to read
 	spec      dataplane.Spec
@@ -151,9 +152,14 @@ func (a *Agent) signedRecords() []*skeinv1.SignedRecord {
 }
 
 // tunnelUp tells the control net whether the tunnel to a node carries packets: over a direct path
-// that answers. Over a relay the session itself is the shorter way.
+// that answers, with a WireGuard session. Over a relay the relay's own session is the shorter way.
 func (a *Agent) tunnelUp(id identity.ID) bool {
 	if a.paths == nil {
+		return false
+	}
+	m, known := a.roster.get(id)
+	peers := a.stats.Load()
+	if !known || peers == nil || (*peers)[dataplane.Key(m.wg)].LastHandshake.IsZero() {
 		return false
 	}
 	p := a.paths.Paths()[id]

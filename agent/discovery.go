@@ -5,7 +5,10 @@ import (
 	"errors"
 	"fmt"
 	"net/netip"
+	"slices"
 	"time"
+
+	"google.golang.org/protobuf/proto"
 
 	"github.com/skeinmesh/skein/agent/projection"
 	skeinv1 "github.com/skeinmesh/skein/api/skein/v1"
@@ -23,7 +26,7 @@ func (a *Agent) openDiscovery() error {
 	a.discoverer, err = candidate.New(candidate.Config{
 		Socket: a.socket, Port: int(a.cfg.Ports.WireGuard), Mark: dataplane.MarkWG, Servers: a.cfg.StunServers,
 		ForcedEndpoint: a.cfg.ForceEndpoint, InternalIP: internal, SkipLinks: []string{a.cfg.Dataplane.Link},
-		SkipPrefixes: projection.Overlays(a.replica.State().Cluster()), OnResult: a.onDiscovered, Log: a.log,
+		SkipPrefixes: projection.Overlays(a.replica.State().Cluster()), OnResult: a.onDiscovered, Alive: a.stunAlive, Log: a.log,
 	})
 	if err != nil {
 		return err
@@ -57,10 +60,26 @@ func (a *Agent) onDiscovered(r candidate.Result) {
 		entry.Mapped = append(entry.Mapped, mappedText(m))
 	}
 	a.journal.Append(&skeinv1.JournalEntry{Time: r.At.UnixNano(), Body: &skeinv1.JournalEntry_NatObserved{NatObserved: entry}})
-	if old != nil {
+	if old != nil && !sameCandidates(old.Candidates, r.Candidates) {
 		a.paths.NetworkChanged()
 	}
 	a.wakeUp()
+}
+
+func sameCandidates(a, b []*skeinv1.Candidate) bool {
+	return slices.EqualFunc(a, b, func(x, y *skeinv1.Candidate) bool { return proto.Equal(x, y) })
+}
+
+// stunAlive tells whether the node that answers STUN at an address is known to be up by another way: a
+// relay session with it. Then its silence means that UDP is blocked.
+func (a *Agent) stunAlive(server netip.AddrPort) bool {
+	records := a.gossip.Records()
+	for _, l := range a.pool.Links() {
+		if l.Relay != a.id && slices.Contains(records[l.Relay].Record.GetStunAddresses(), server.String()) {
+			return true
+		}
+	}
+	return false
 }
 
 func mappedText(o candidate.Observation) string { return o.Server.String() + ": " + o.Mapped.String() }

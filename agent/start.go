@@ -1,7 +1,6 @@
 package agent
 
 import (
-	"bytes"
 	"context"
 	"crypto/rand"
 	"crypto/tls"
@@ -51,7 +50,7 @@ func (a *Agent) open(ctx context.Context) error {
 	a.openRelayClient()
 	if a.control, err = control.New(control.Config{
 		Key: a.key, Roster: a.roster, Relay: a.pool, Port: a.cfg.Ports.Control, Link: a.cfg.Dataplane.Link,
-		TunnelUp: a.tunnelUp, OnPacket: a.onPacket, Log: a.log.With("room", "control"),
+		TunnelUp: a.tunnelUp, PacketKey: a.packetKey, OnPacket: a.onPacket, Log: a.log.With("room", "control"),
 	}); err != nil {
 		return err
 	}
@@ -150,11 +149,33 @@ func (a *Agent) followServerRole() {
 	}
 }
 
+// packetKey is the key of control packets between this node and a member. It follows from their
+// WireGuard keys, so a rotated key gives another.
+func (a *Agent) packetKey(id identity.ID) ([32]byte, bool) {
+	m, ok := a.roster.get(id)
+	if !ok {
+		return [32]byte{}, false
+	}
+	if k, ok := a.packetKeys.Load(m.wg); ok {
+		return k.([32]byte), true
+	}
+	cluster, err := identity.ParseClusterID(a.replica.State().Cluster().GetId())
+	if err != nil {
+		return [32]byte{}, false
+	}
+	k, err := identity.PairKey(a.wgKey, m.wg, cluster, "control packet")
+	if err != nil {
+		return [32]byte{}, false
+	}
+	a.packetKeys.Store(m.wg, k)
+	return k, true
+}
+
 func (a *Agent) openRelayClient() {
 	a.pool = relay.NewPool(relay.PoolConfig{
 		Self: a.id, Key: a.key, Control: markSocket(dataplane.MarkWG), Log: a.log,
 		// The pool reads the next frames into the same buffer; gossip takes its packets later.
-		OnPacket: func(from identity.ID, channel byte, b []byte) { a.onPacket(from, channel, bytes.Clone(b)) },
+		OnPacket: func(from identity.ID, channel byte, b []byte) { a.control.TakePacket(from, channel, b) },
 		OnStream: func(c net.Conn, from identity.ID) { a.control.TakeStream(c, from) },
 	})
 	wg := netip.AddrPortFrom(netip.AddrFrom4([4]byte{127, 0, 0, 1}), a.cfg.Ports.WireGuard)

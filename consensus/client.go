@@ -32,6 +32,7 @@ type ClientConfig struct {
 const (
 	proposeHold    = 30 * time.Second // for a command whose context has no deadline
 	proposeAttempt = 4 * time.Second  // one server's time to answer, forwarding included
+	hedgeAfter     = 400 * time.Millisecond
 	retryMin       = 50 * time.Millisecond
 	retryMax       = time.Second
 )
@@ -101,18 +102,56 @@ func (c *Client) proposeOnce(ctx context.Context, cmd *skeinv1.Command) (*skeinv
 		failure = err
 		c.heardLeader(other.Leader)
 	}
-	for _, id := range c.servers() {
-		a, err := c.proposeTo(ctx, id, cmd)
-		var refusal *events.Error
-		if err == nil || errors.As(err, &refusal) {
-			return a, err
+	return c.askServers(ctx, cmd, failure)
+}
+
+// askServers asks one server after the other: the next as soon as one has failed, or has been silent for
+// a while, since a server that was killed says nothing. Being asked twice changes nothing: the request
+// ID is the same. The first answer counts.
+func (c *Client) askServers(ctx context.Context, cmd *skeinv1.Command, failure error) (*skeinv1.Answer, error) {
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	type result struct {
+		id     identity.ID
+		answer *skeinv1.Answer
+		err    error
+	}
+	servers := c.servers()
+	results := make(chan result, len(servers))
+	asked, open := 0, 0
+	ask := func() {
+		id := servers[asked]
+		asked, open = asked+1, open+1
+		go func() {
+			a, err := c.proposeTo(ctx, id, cmd)
+			results <- result{id, a, err}
+		}()
+	}
+	next := time.NewTicker(hedgeAfter)
+	defer next.Stop()
+	for {
+		if open == 0 {
+			if asked == len(servers) {
+				return nil, failure
+			}
+			ask()
 		}
-		failure = fmt.Errorf("server %s: %w", id, err)
-		if ctx.Err() != nil {
-			break
+		select {
+		case r := <-results:
+			open--
+			var refusal *events.Error
+			if r.err == nil || errors.As(r.err, &refusal) {
+				return r.answer, r.err
+			}
+			failure = fmt.Errorf("server %s: %w", r.id, r.err)
+		case <-next.C:
+			if asked < len(servers) {
+				ask()
+			}
+		case <-ctx.Done():
+			return nil, fmt.Errorf("%w: %w", ctx.Err(), failure)
 		}
 	}
-	return nil, failure
 }
 
 func (c *Client) proposeTo(ctx context.Context, id identity.ID, cmd *skeinv1.Command) (*skeinv1.Answer, error) {

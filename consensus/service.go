@@ -160,7 +160,11 @@ func (s *Service) commit(ctx context.Context, server *Server, c *skeinv1.Command
 			return a, err
 		}
 		if !other.Leader.IsZero() && !forwarded {
-			return s.forward(ctx, other.Leader, c)
+			a, err := s.forward(ctx, other.Leader, c, news)
+			if !errors.Is(err, errNewLeader) {
+				return a, err
+			}
+			continue
 		}
 		select {
 		case <-news:
@@ -173,10 +177,27 @@ func (s *Service) commit(ctx context.Context, server *Server, c *skeinv1.Command
 	}
 }
 
-func (s *Service) forward(ctx context.Context, leader identity.ID, c *skeinv1.Command) (*skeinv1.Answer, error) {
+// errNewLeader ends a forward to a leader that leads no more.
+var errNewLeader = errors.New("the leader changed")
+
+// forward hands a command to the leader. It gives up with errNewLeader as soon as the leader changes: the
+// old one may be dead, and then nothing but a time-out would tell.
+func (s *Service) forward(ctx context.Context, leader identity.ID, c *skeinv1.Command, news <-chan struct{}) (*skeinv1.Answer, error) {
 	ctx, cancel := context.WithTimeout(ctx, forwardTimeout)
 	defer cancel()
-	r, err := s.cfg.Conns.Cluster(leader).Propose(ctx, &skeinv1.ProposeRequest{Command: c, Forwarded: true})
+	changed, giveUp := context.WithCancelCause(ctx)
+	defer giveUp(nil)
+	go func() {
+		select {
+		case <-news:
+			giveUp(errNewLeader)
+		case <-changed.Done():
+		}
+	}()
+	r, err := s.cfg.Conns.Cluster(leader).Propose(changed, &skeinv1.ProposeRequest{Command: c, Forwarded: true})
+	if err != nil && errors.Is(context.Cause(changed), errNewLeader) {
+		return nil, errNewLeader
+	}
 	if err != nil {
 		return nil, fmt.Errorf("%w: forward to node %s: %w", ErrUncertain, leader, err)
 	}

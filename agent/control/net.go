@@ -1,8 +1,11 @@
 package control
 
 import (
+	"bytes"
 	"context"
 	"crypto/ed25519"
+	"crypto/hmac"
+	"crypto/sha256"
 	"crypto/tls"
 	"errors"
 	"fmt"
@@ -68,6 +71,9 @@ type Config struct {
 	Link   string // the tunnel; streams are bound to it, so that none leaves in the clear while it is away
 	// TunnelUp tells whether the tunnel to a node carries packets, as far as is known now.
 	TunnelUp func(identity.ID) bool
+	// PacketKey is a key that only this node and another know. Packets by a relay carry a code made with
+	// it: a relay's word for who sent them is not enough.
+	PacketKey func(identity.ID) (key [32]byte, ok bool)
 	// OnPacket takes what arrives. It must not block; b is its own.
 	OnPacket func(from identity.ID, channel byte, b []byte)
 	Log      *slog.Logger
@@ -360,7 +366,7 @@ func (n *Net) SendPacket(node identity.ID, channel byte, b []byte) error {
 	if n.cfg.TunnelUp(node) && n.sendTunnel(node, channel, b) == nil {
 		return nil
 	}
-	err := n.cfg.Relay.Send(node, channel, b)
+	err := n.sendRelay(node, channel, b)
 	if err == nil {
 		return nil
 	}
@@ -368,6 +374,36 @@ func (n *Net) SendPacket(node identity.ID, channel byte, b []byte) error {
 		return fmt.Errorf("send to node %s: %w: %w", node, ErrNoWay, errors.Join(err, e))
 	}
 	return nil
+}
+
+func (n *Net) sendRelay(node identity.ID, channel byte, b []byte) error {
+	key, ok := n.cfg.PacketKey(node)
+	if !ok {
+		return ErrNotMember
+	}
+	return n.cfg.Relay.Send(node, channel, append(packetCode(key, n.cfg.Key.ID(), channel, b), b...))
+}
+
+// TakePacket takes in a packet that a relay says is from a node, and drops it when it is not.
+func (n *Net) TakePacket(from identity.ID, channel byte, b []byte) {
+	key, ok := n.cfg.PacketKey(from)
+	if !ok || len(b) < codeSize || len(b) > MaxPacket+codeSize || !hmac.Equal(b[:codeSize], packetCode(key, from, channel, b[codeSize:])) {
+		return
+	}
+	n.cfg.OnPacket(from, channel, bytes.Clone(b[codeSize:]))
+}
+
+// codeSize is the length of a packet's authentication code in bytes: HMAC-SHA256, truncated.
+const codeSize = 16
+
+// packetCode authenticates a packet's sender, channel and content. Both ends have the same key, so the
+// sender is part of it: else a relay could send a packet back.
+func packetCode(key [32]byte, sender identity.ID, channel byte, b []byte) []byte {
+	m := hmac.New(sha256.New, key[:])
+	m.Write(sender[:])
+	m.Write([]byte{channel})
+	m.Write(b)
+	return m.Sum(nil)[:codeSize]
 }
 
 func (n *Net) sendTunnel(node identity.ID, channel byte, b []byte) error {

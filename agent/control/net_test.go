@@ -111,14 +111,15 @@ func trio(t *testing.T) (w *wire, nodes []*node) {
 		}
 		var err error
 		n.net, err = control.New(control.Config{
-			Key: k, Roster: r, Relay: wireEnd{w, k.ID()}, Port: port, OnPacket: received, Log: slog.New(slog.DiscardHandler),
+			Key: k, Roster: r, Relay: wireEnd{w, k.ID()}, Port: port,
+			PacketKey: func(id identity.ID) ([32]byte, bool) { return [32]byte{7}, true }, OnPacket: received, Log: slog.New(slog.DiscardHandler),
 			TunnelUp: func(identity.ID) bool { n.mu.Lock(); defer n.mu.Unlock(); return n.tunnel },
 		})
 		if err != nil {
 			t.Fatal(err)
 		}
 		t.Cleanup(n.net.Close)
-		w.nodes[n.id], w.got[n.id] = n.net, received
+		w.nodes[n.id], w.got[n.id] = n.net, n.net.TakePacket
 		nodes = append(nodes, n)
 	}
 	return w, nodes
@@ -235,6 +236,26 @@ func TestPackets(t *testing.T) {
 			t.Fatal(err)
 		}
 		want("2 x")
+	}
+	// What a relay invents, changes, or sends back to where it came from is dropped.
+	w.got[n[1].id](n[0].id, control.ChannelSignal, []byte("0123456789abcdefx"))
+	caught := make(chan []byte, 1)
+	w.got[n[1].id] = func(_ identity.ID, _ byte, b []byte) { caught <- b }
+	n[0].tunnel, w.down = false, false
+	if err := n[0].net.SendPacket(n[1].id, control.ChannelSignal, []byte("y")); err != nil {
+		t.Fatal(err)
+	}
+	sealed := <-caught
+	n[0].net.TakePacket(n[1].id, control.ChannelSignal, sealed)
+	n[1].net.TakePacket(n[0].id, control.ChannelGossip, sealed)
+	n[1].net.TakePacket(n[0].id, control.ChannelSignal, sealed)
+	want("2 y")
+	select {
+	case p := <-n[0].packets:
+		t.Fatalf("a packet that was sent back was taken: %q", p)
+	case p := <-n[1].packets:
+		t.Fatalf("a changed packet was taken: %q", p)
+	default:
 	}
 	if err := n[0].net.SendPacket(n[1].id, 1, make([]byte, control.MaxPacket+1)); !errors.Is(err, control.ErrTooLarge) {
 		t.Fatal(err)
