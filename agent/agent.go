@@ -247,7 +247,7 @@ func (a *Agent) resume(s *events.State) error {
 		return fmt.Errorf("this node was revoked (%s): move %s away to get a new identity, and join with a new token", r.GetReason(), a.cfg.StateDir)
 	}
 	if s.Node(a.id) == nil {
-		return fmt.Errorf("state directory %s is of cluster %s, but its identity key %s is not a member's: the key file was replaced; restore %s/identity.pem", a.cfg.StateDir, have, a.id, a.cfg.StateDir)
+		return fmt.Errorf("state directory %s is of cluster %s, but its identity key %s is no member's: identity.pem or replica.db was replaced; restore the one that belongs to the other, or move the directory away and join with a new token", a.cfg.StateDir, have, a.id)
 	}
 	return nil
 }

@@ -28,6 +28,7 @@ const (
 	trafficEvery = 250 * time.Millisecond // how soon a peer that begins to talk gets heartbeats
 	syncSpacing  = 5 * time.Millisecond   // gathers wake-ups that come together
 	tickEvery    = time.Second
+	farewell     = 500 * time.Millisecond
 )
 
 // errRevoked ends an agent whose node was thrown out.
@@ -213,7 +214,9 @@ func (a *Agent) dropPeer(id identity.ID) {
 	if a.relay != nil {
 		a.relay.Kick(id)
 	}
-	a.control.Kick(id)
+	// New streams are refused from now on. Those that are open live a moment longer: by one of them the
+	// node itself may hear that it was revoked, and end.
+	time.AfterFunc(farewell, func() { a.control.Kick(id) })
 }
 
 // syncRecords follows what the members say of themselves.

@@ -93,7 +93,7 @@ func (s *site) clientAt(socket string) skeinv1connect.AgentServiceClient {
 // command is `skein args…` on the site's host with its directories.
 func (s *site) command(args ...string) *exec.Cmd {
 	s.t.Helper()
-	c := exec.Command(binary(s.t), args...)
+	c := exec.Command(program(s.t), args...)
 	c.Dir = s.dir
 	c.Env = []string{"PATH=" + os.Getenv("PATH"), "SKEIN_STATE_DIR=" + s.path("state"), "SKEIN_RUN_DIR=" + s.path("run")}
 	c.SysProcAttr = s.user

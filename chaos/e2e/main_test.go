@@ -67,7 +67,7 @@ var skein = sync.OnceValues(func() (string, error) {
 	return path, nil
 })
 
-func binary(t *testing.T) string {
+func program(t *testing.T) string {
 	t.Helper()
 	path, err := skein()
 	if err != nil {
@@ -86,7 +86,7 @@ var (
 func shared(t *testing.T) *lab.Lab {
 	t.Helper()
 	testenv.NeedRoot(t)
-	bin := binary(t)
+	bin := program(t)
 	raise.Do(func() {
 		ctx, cancel := context.WithTimeout(context.Background(), 2*time.Minute)
 		defer cancel()
