@@ -6,20 +6,26 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"strconv"
+	"strings"
 	"sync"
+	"syscall"
 	"testing"
 	"time"
 
 	skeinv1 "github.com/skeinmesh/skein/api/skein/v1"
 	"github.com/skeinmesh/skein/chaos/lab"
+	"github.com/skeinmesh/skein/chaos/lab/fabric"
 	"github.com/skeinmesh/skein/internal/testenv"
 )
 
-// labName is also the beginning of the namespaces' names.
-const labName = "badinput"
+// labName is also the beginning of the namespaces' names. It holds this process's number, so that two
+// runs do not meet.
+var labName = labPrefix + strconv.Itoa(os.Getpid())
+
+const labPrefix = "bad"
 
 const labFile = `
-name: badinput
 sites:
   dc: {nat: none}
 nodes:
@@ -90,10 +96,10 @@ func shared(t *testing.T) *lab.Lab {
 	raise.Do(func() {
 		ctx, cancel := context.WithTimeout(context.Background(), 2*time.Minute)
 		defer cancel()
-		if labErr = lab.Down(ctx, labName, filepath.Join(base, "lab")); labErr != nil { // a former run's
+		if labErr = clearAway(ctx); labErr != nil {
 			return
 		}
-		spec, err := lab.Parse("lab.yaml", []byte(labFile))
+		spec, err := lab.Parse("lab.yaml", []byte("name: "+labName+labFile))
 		if labErr = err; err != nil {
 			return
 		}
@@ -112,4 +118,23 @@ func shared(t *testing.T) *lab.Lab {
 		t.Fatalf("raise the lab: %v", labErr)
 	}
 	return theLab
+}
+
+// clearAway takes down what runs that were killed have left behind.
+func clearAway(ctx context.Context) error {
+	labs, err := fabric.Labs()
+	if err != nil {
+		return err
+	}
+	for _, name := range labs {
+		number, ok := strings.CutPrefix(name, labPrefix)
+		pid, err := strconv.Atoi(number)
+		if !ok || err != nil || syscall.Kill(pid, 0) == nil {
+			continue
+		}
+		if err := lab.Down(ctx, name, filepath.Join(base, "lab")); err != nil {
+			return err
+		}
+	}
+	return nil
 }

@@ -49,6 +49,13 @@ func onThread(fn func() error) error {
 	done := make(chan error, 1)
 	go func() {
 		runtime.LockOSThread() // never unlocked: the thread goes away with this goroutine
+		if unix.Gettid() == unix.Getpid() {
+			// The first thread cannot go away, and it is what others see of this process: in a lab's
+			// namespace it would be taken for one of the lab's processes. Keep it busy meanwhile.
+			defer runtime.UnlockOSThread()
+			done <- onThread(fn)
+			return
+		}
 		done <- fn()
 	}()
 	return <-done
