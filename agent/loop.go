@@ -441,11 +441,12 @@ func (a *Agent) sendSignal(peer identity.ID, s *skeinv1.Signal) error {
 }
 
 func (a *Agent) takeSignal(from identity.ID, b []byte) {
-	s := &skeinv1.Signal{}
-	if err := proto.Unmarshal(b, s); err != nil || s.GetFrom() != from.String() || a.paths == nil {
+	s, err := decodeSignal(from, b)
+	if err != nil {
+		a.log.Debug("signal refused", "from", from.String(), "err", err)
 		return
 	}
-	if p := s.GetPunch(); p != nil {
+	if p := s.GetPunch(); p != nil && a.paths != nil {
 		a.paths.Punch(from, p)
 	}
 }

@@ -6,10 +6,14 @@ import (
 	"io"
 
 	"google.golang.org/protobuf/proto"
+
+	skeinv1 "github.com/skeinmesh/skein/api/skein/v1"
+	"github.com/skeinmesh/skein/identity"
 )
 
-// Sizes of messages on a join stream, in bytes. A state of some ten thousand nodes fits.
+// Sizes of messages, in bytes. A state of some ten thousand nodes fits into a join's answer.
 const (
+	maxSignal       = 2 << 10
 	maxJoinRequest  = 64 << 10
 	maxJoinResponse = 64 << 20
 )
@@ -44,4 +48,19 @@ func readMessage(r io.Reader, m proto.Message, limit uint32) error {
 		return fmt.Errorf("read %s: %w", m.ProtoReflect().Descriptor().Name(), err)
 	}
 	return proto.Unmarshal(b, m)
+}
+
+// decodeSignal reads a signal that a node sent; the control net has proved who that is.
+func decodeSignal(from identity.ID, b []byte) (*skeinv1.Signal, error) {
+	if len(b) > maxSignal {
+		return nil, fmt.Errorf("signal of %d bytes is too large (at most %d)", len(b), maxSignal)
+	}
+	s := &skeinv1.Signal{}
+	if err := proto.Unmarshal(b, s); err != nil {
+		return nil, fmt.Errorf("decode a signal: %w", err)
+	}
+	if s.GetFrom() != from.String() {
+		return nil, fmt.Errorf("the signal says it is from %.40q", s.GetFrom())
+	}
+	return s, nil
 }
