@@ -9,7 +9,6 @@ import (
 
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
-	"golang.zx2c4.com/wireguard/conn"
 	"golang.zx2c4.com/wireguard/device"
 	"golang.zx2c4.com/wireguard/tun"
 
@@ -49,7 +48,7 @@ func openUserspace(c OpenConfig) (Device, int, error) {
 	}
 	quietLink(c.Link)
 	log := c.Log
-	d := device.NewDevice(t, conn.NewDefaultBind(), &device.Logger{
+	d := device.NewDevice(t, newMeshBind(), &device.Logger{
 		Verbosef: device.DiscardLogf,
 		Errorf:   func(f string, a ...any) { log.Debug("wireguard-go", "message", fmt.Sprintf(f, a...)) },
 	})

@@ -1,0 +1,271 @@
+package wireguard
+
+import (
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"net"
+	"net/netip"
+	"runtime"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/vishvananda/netlink"
+	"golang.org/x/sys/unix"
+	"golang.zx2c4.com/wireguard/conn"
+	"golang.zx2c4.com/wireguard/device"
+	"golang.zx2c4.com/wireguard/tun/tuntest"
+	"golang.zx2c4.com/wireguard/wgctrl/wgtypes"
+
+	"github.com/skeinmesh/skein/internal/testenv"
+)
+
+func initiationMessage(index uint32) []byte {
+	p := make([]byte, device.MessageInitiationSize)
+	binary.LittleEndian.PutUint32(p, device.MessageInitiationType)
+	binary.LittleEndian.PutUint32(p[4:], index)
+	return p
+}
+
+func responseMessage(receiver uint32) []byte {
+	p := make([]byte, device.MessageResponseSize)
+	binary.LittleEndian.PutUint32(p, device.MessageResponseType)
+	binary.LittleEndian.PutUint32(p[8:], receiver)
+	return p
+}
+
+// A Bind that has sent to IPv4 sends to the right IPv6 address after it, whatever the order. It needs
+// an address other than ::1, which the kernel takes :: for.
+func TestBindSendsToBothFamilies(t *testing.T) {
+	testenv.NeedRoot(t)
+	b := newMeshBind()
+	var sinks [2]*net.UDPConn
+	if err := inNewNamespace(func() error {
+		lo, err := netlink.LinkByName("lo")
+		if err != nil {
+			return err
+		}
+		addr := &netlink.Addr{IPNet: &net.IPNet{IP: net.ParseIP("fd00::5"), Mask: net.CIDRMask(128, 128)}, Flags: unix.IFA_F_NODAD}
+		if err := errors.Join(netlink.LinkSetUp(lo), netlink.AddrAdd(lo, addr)); err != nil {
+			return err
+		}
+		for i, addr := range []string{"127.0.0.1:0", "[fd00::5]:0"} {
+			if sinks[i], err = net.ListenUDP("udp", net.UDPAddrFromAddrPort(netip.MustParseAddrPort(addr))); err != nil {
+				return err
+			}
+		}
+		_, _, err = b.Open(0)
+		return err
+	}); err != nil {
+		t.Fatal(err)
+	}
+	defer b.Close()
+	buf := make([]byte, 100)
+	for n := range 40 {
+		sink := sinks[n%2]
+		ep, err := b.ParseEndpoint(sink.LocalAddr().String())
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := b.Send([][]byte{fmt.Appendf(nil, "%d", n)}, ep); err != nil {
+			t.Fatal(err)
+		}
+		sink.SetReadDeadline(time.Now().Add(5 * time.Second))
+		size, err := sink.Read(buf)
+		if err != nil || string(buf[:size]) != fmt.Sprint(n) {
+			t.Fatalf("packet %d to %s: %q, %v", n, ep.DstToString(), buf[:size], err)
+		}
+	}
+	for _, s := range sinks {
+		s.Close()
+	}
+}
+
+// inNewNamespace runs fn on a thread of its own in a new network namespace; its sockets live on there.
+func inNewNamespace(fn func() error) error {
+	done := make(chan error)
+	go func() {
+		runtime.LockOSThread() // never unlocked: the thread ends with this goroutine
+		if err := unix.Unshare(unix.CLONE_NEWNET); err != nil {
+			done <- err
+			return
+		}
+		done <- fn()
+	}()
+	return <-done
+}
+
+// Of two initiations that cross, the one with the lower index stands at both ends.
+func TestCrossingInitiations(t *testing.T) {
+	var passed atomic.Int64 // timers look at the clock too
+	passes := func(d time.Duration) { passed.Add(int64(d)) }
+	b := newMeshBind()
+	b.now = func() time.Time { return time.Unix(1000, passed.Load()) }
+	_, _, err := b.Open(0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer b.Close()
+	peer, err := net.ListenUDP("udp", net.UDPAddrFromAddrPort(netip.MustParseAddrPort("127.0.0.1:0")))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer peer.Close()
+	ep, err := b.ParseEndpoint(peer.LocalAddr().String())
+	if err != nil {
+		t.Fatal(err)
+	}
+	// comes lets a packet in and tells whether wireguard-go sees it.
+	comes := func(p []byte) bool {
+		t.Helper()
+		fn := b.watch(func(packets [][]byte, sizes []int, eps []conn.Endpoint) (int, error) {
+			sizes[0], eps[0] = copy(packets[0], p), ep
+			return 1, nil
+		})
+		sizes := []int{0}
+		if _, err := fn([][]byte{make([]byte, 2000)}, sizes, make([]conn.Endpoint, 1)); err != nil {
+			t.Fatal(err)
+		}
+		return sizes[0] == len(p)
+	}
+	starts := func(index uint32) {
+		t.Helper()
+		if err := b.Send([][]byte{initiationMessage(index)}, ep); err != nil {
+			t.Fatal(err)
+		}
+		heard(t, peer, index)
+	}
+	if !comes(initiationMessage(5)) {
+		t.Error("an initiation was dropped though we had started none")
+	}
+	starts(100)
+	if comes(initiationMessage(101)) {
+		t.Error("the higher index of the other side was let in")
+	}
+	heard(t, peer, 100) // repeated, in case the first came too early
+	if !comes(responseMessage(77)) || comes(initiationMessage(101)) {
+		t.Error("an answer to something else ended our initiation")
+	}
+	heard(t, peer, 100)
+	if !comes(responseMessage(100)) || comes(initiationMessage(101)) || comes(initiationMessage(99)) {
+		t.Error("an initiation right behind the answer was let in")
+	}
+	passes(settleWindow + 1)
+	if !comes(initiationMessage(101)) {
+		t.Error("an initiation some time after the answer was dropped")
+	}
+	starts(100)
+	if !comes(initiationMessage(99)) {
+		t.Error("the lower index of the other side was dropped")
+	}
+	if comes(responseMessage(100)) {
+		t.Error("an answer to the initiation that yielded was let in")
+	}
+	starts(200)
+	passes(crossWindow + 1)
+	if !comes(initiationMessage(201)) {
+		t.Error("an initiation long after ours was dropped")
+	}
+	if !comes([]byte("short")) {
+		t.Error("another packet was dropped")
+	}
+}
+
+func heard(t *testing.T, peer *net.UDPConn, index uint32) {
+	t.Helper()
+	buf := make([]byte, 2000)
+	peer.SetReadDeadline(time.Now().Add(5 * time.Second))
+	n, err := peer.Read(buf)
+	if err != nil || !isInitiation(buf[:n]) || senderIndex(buf) != index {
+		t.Fatalf("the peer heard %d bytes, %v; want initiation %d", n, err, index)
+	}
+}
+
+// Two devices that start at the same moment have a session at once. With the library's Bind a quarter
+// of the rounds fail; about one in three thousand still does, when a device starts between consuming
+// the other's initiation and answering it.
+func TestDevicesThatStartTogether(t *testing.T) {
+	const rounds, tolerated = 40, 2
+	late := 0
+	for range rounds {
+		tunA, tunB, stop := pair(t)
+		ping := tuntest.Ping(netip.MustParseAddr("10.0.0.2"), netip.MustParseAddr("10.0.0.1"))
+		pong := tuntest.Ping(netip.MustParseAddr("10.0.0.1"), netip.MustParseAddr("10.0.0.2"))
+		var together sync.WaitGroup
+		together.Go(func() { tunA.Outbound <- ping })
+		together.Go(func() { tunB.Outbound <- pong })
+		together.Wait()
+		patience := time.After(3 * time.Second) // the library's own retry comes after five
+		ok := true
+		for _, in := range []chan []byte{tunA.Inbound, tunB.Inbound} {
+			select {
+			case <-in:
+			case <-patience:
+				ok = false
+			}
+		}
+		if !ok {
+			late++
+		}
+		stop()
+	}
+	if late > tolerated {
+		t.Errorf("in %d of %d rounds the session did not come at once", late, rounds)
+	}
+}
+
+func pair(t *testing.T) (a, b *tuntest.ChannelTUN, stop func()) {
+	t.Helper()
+	a, b = tuntest.NewChannelTUN(), tuntest.NewChannelTUN()
+	quiet := &device.Logger{Verbosef: device.DiscardLogf, Errorf: device.DiscardLogf}
+	da, db := device.NewDevice(a.TUN(), newMeshBind(), quiet), device.NewDevice(b.TUN(), newMeshBind(), quiet)
+	wire(t, da, db)
+	return a, b, func() { da.Close(); db.Close() }
+}
+
+// wire makes two devices each other's peer, on loopback.
+func wire(t *testing.T, da, db *device.Device) {
+	t.Helper()
+	ka, kb := newKey(t), newKey(t)
+	ports := map[*device.Device]int{}
+	for d, k := range map[*device.Device]wgtypes.Key{da: ka, db: kb} {
+		if err := d.IpcSet(fmt.Sprintf("private_key=%x\nlisten_port=0\n", k[:])); err != nil {
+			t.Fatal(err)
+		}
+		if err := d.Up(); err != nil {
+			t.Fatal(err)
+		}
+		text, err := d.IpcGet()
+		if err != nil {
+			t.Fatal(err)
+		}
+		var port int
+		for line := range strings.Lines(text) {
+			if _, err := fmt.Sscanf(line, "listen_port=%d", &port); err == nil {
+				ports[d] = port
+			}
+		}
+	}
+	for _, side := range []struct {
+		d     *device.Device
+		key   wgtypes.Key
+		port  int
+		allow string
+	}{{da, kb.PublicKey(), ports[db], "10.0.0.2/32"}, {db, ka.PublicKey(), ports[da], "10.0.0.1/32"}} {
+		if err := side.d.IpcSet(fmt.Sprintf("public_key=%x\nendpoint=127.0.0.1:%d\nallowed_ip=%s\n", side.key[:], side.port, side.allow)); err != nil {
+			t.Fatal(err)
+		}
+	}
+}
+
+func newKey(t *testing.T) wgtypes.Key {
+	t.Helper()
+	k, err := wgtypes.GeneratePrivateKey()
+	if err != nil {
+		t.Fatal(err)
+	}
+	return k
+}
