@@ -108,4 +108,3 @@ func runExample(t *testing.T, file, binary string) {
 		_ = lab.Down(context.Background(), spec.Name, dir)
 	}
 }
-

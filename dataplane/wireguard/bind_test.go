@@ -57,6 +57,9 @@ func TestBindSendsToBothFamilies(t *testing.T) {
 				return err
 			}
 		}
+		if err := usable(sinks[1]); err != nil {
+			return err
+		}
 		_, _, err = b.Open(0)
 		return err
 	}); err != nil {
@@ -82,6 +85,21 @@ func TestBindSendsToBothFamilies(t *testing.T) {
 	for _, s := range sinks {
 		s.Close()
 	}
+}
+
+// usable waits until a new IPv6 address carries packets: the kernel adds its route a moment later.
+func usable(c *net.UDPConn) error {
+	buf := make([]byte, 10)
+	for deadline := time.Now().Add(5 * time.Second); time.Now().Before(deadline); {
+		if _, err := c.WriteTo([]byte("hello"), c.LocalAddr()); err != nil {
+			continue
+		}
+		c.SetReadDeadline(time.Now().Add(20 * time.Millisecond))
+		if _, err := c.Read(buf); err == nil {
+			return nil
+		}
+	}
+	return errors.New("the address does not come up")
 }
 
 // inNewNamespace runs fn on a thread of its own in a new network namespace; its sockets live on there.
