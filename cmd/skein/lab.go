@@ -2,7 +2,6 @@ package main
 
 import (
 	"context"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
@@ -27,10 +26,24 @@ func newLabCmd() *cobra.Command {
 		Long: "Run a mesh of real agents on this machine, each in a network namespace of its own, behind real NATs,\n" +
 			"as a YAML file describes it (docs/lab.md). It needs root and touches nothing outside its namespaces.",
 		Example: "  skein lab run examples/three-sites.yaml\n  skein lab up examples/three-sites.yaml\n  skein lab exec home1 -- skein status\n  skein lab down",
+		Args:    noArgs,
+		RunE: func(c *cobra.Command, _ []string) error {
+			return usageError{fmt.Errorf("%s needs a subcommand; see `%s --help`", c.CommandPath(), c.CommandPath())}
+		},
 	}
 	c.PersistentFlags().StringVar(&dir, "dir", lab.DefaultDir, "where labs keep their directories")
 	c.AddCommand(newLabUpCmd(&dir), newLabStatusCmd(&dir), newLabExecCmd(&dir), newLabRunCmd(&dir), newLabDownCmd(&dir), newLabDemoCmd(&dir))
 	return c
+}
+
+// labArgs makes a wrong number of arguments a mistake in usage.
+func labArgs(check cobra.PositionalArgs) cobra.PositionalArgs {
+	return func(c *cobra.Command, args []string) error {
+		if err := check(c, args); err != nil {
+			return usageError{fmt.Errorf("%w; usage: %s", err, c.UseLine())}
+		}
+		return nil
+	}
 }
 
 func newLabUpCmd(dir *string) *cobra.Command {
@@ -39,7 +52,7 @@ func newLabUpCmd(dir *string) *cobra.Command {
 		Use:     "up FILE",
 		Short:   "Bring a lab up and leave it up",
 		Example: "  skein lab up examples/three-sites.yaml",
-		Args:    cobra.ExactArgs(1),
+		Args:    labArgs(cobra.ExactArgs(1)),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			spec, err := lab.Load(args[0])
 			if err != nil {
@@ -52,7 +65,7 @@ func newLabUpCmd(dir *string) *cobra.Command {
 				return err
 			}
 			if labJSON(cmd) {
-				return labPrintJSON(cmd.OutOrStdout(), l.Status(ctx))
+				return printJSON(cmd.OutOrStdout(), l.Status(ctx))
 			}
 			labHints(cmd.OutOrStdout(), l)
 			return nil
@@ -84,7 +97,7 @@ func newLabStatusCmd(dir *string) *cobra.Command {
 		Use:     "status [NAME|FILE]",
 		Short:   "Show a lab's nodes and the paths between them",
 		Example: "  skein lab status\n  skein lab status three-sites -o json",
-		Args:    cobra.MaximumNArgs(1),
+		Args:    labArgs(cobra.MaximumNArgs(1)),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			l, err := labFind(*dir, args)
 			if err != nil {
@@ -92,7 +105,7 @@ func newLabStatusCmd(dir *string) *cobra.Command {
 			}
 			st := l.Status(cmd.Context())
 			if labJSON(cmd) {
-				return labPrintJSON(cmd.OutOrStdout(), st)
+				return printJSON(cmd.OutOrStdout(), st)
 			}
 			labTable(cmd.OutOrStdout(), st)
 			return nil
@@ -108,7 +121,7 @@ func newLabExecCmd(dir *string) *cobra.Command {
 		Long: "Run a command inside a node's network namespace, with the environment that makes skein's commands\n" +
 			"ask that node's agent. The exit status is the command's.",
 		Example: "  skein lab exec home1 -- skein status\n  skein lab exec home1 -- ip route show table 180",
-		Args:    cobra.MinimumNArgs(2),
+		Args:    labArgs(cobra.MinimumNArgs(2)),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			var which []string
 			if name != "" {
@@ -144,7 +157,7 @@ func newLabRunCmd(dir *string) *cobra.Command {
 		Long: "Bring each file's lab up, run its steps and take it down again, one after the other. The exit status is\n" +
 			"0 only when every step of every file held. A failed run leaves logs, states and the kernel's tables in a folder.",
 		Example: "  skein lab run examples/three-sites.yaml\n  skein lab run -o json examples/*.yaml",
-		Args:    cobra.MinimumNArgs(1),
+		Args:    labArgs(cobra.MinimumNArgs(1)),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			var specs []*lab.Spec
 			var errs []error
@@ -167,7 +180,7 @@ func newLabRunCmd(dir *string) *cobra.Command {
 				results, errs = append(results, res), append(errs, err)
 			}
 			if labJSON(cmd) {
-				errs = append(errs, labPrintJSON(cmd.OutOrStdout(), results))
+				errs = append(errs, printJSON(cmd.OutOrStdout(), results))
 			}
 			return errors.Join(errs...)
 		},
@@ -204,7 +217,7 @@ func newLabDownCmd(dir *string) *cobra.Command {
 		Long: "Take a lab down: its processes, namespaces with all links, rules and routes, and its directory. It works\n" +
 			"after a crash too, and finding nothing is no error.",
 		Example: "  skein lab down\n  skein lab down three-sites\n  skein lab down --all",
-		Args:    cobra.MaximumNArgs(1),
+		Args:    labArgs(cobra.MaximumNArgs(1)),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			names, err := labNames(*dir, args, all)
 			if err != nil {
@@ -286,12 +299,6 @@ func labProgress(w io.Writer) func(string) {
 	return func(line string) {
 		fmt.Fprintf(w, "%6.1fs  %s\n", time.Since(start).Seconds(), strings.ReplaceAll(line, "\n", "\n         "))
 	}
-}
-
-func labPrintJSON(w io.Writer, v any) error {
-	e := json.NewEncoder(w)
-	e.SetIndent("", "  ")
-	return e.Encode(v)
 }
 
 // labTable shows the nodes, then the paths as a matrix.
