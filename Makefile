@@ -21,16 +21,16 @@ setup:
 	@.ci/setup
 
 test-unit: setup
-	go test -timeout 10m ./...
+	go test -timeout 15m $$(go list ./... | grep -v /examples$$)
 
 # Where goroutines share memory.
 test-race: setup
 	CGO_ENABLED=1 go test -race -short -timeout 10m ./agent/... ./consensus ./gossip ./relay
 
-# Every scenario in examples/, with real agents behind real NATs. FILES narrows it.
-FILES ?= $(sort $(wildcard examples/*.yaml))
-test-lab: setup build
-	bin/skein lab run $(FILES)
+# Every scenario in examples/, with real agents behind real NATs. RUN narrows it: make test-lab RUN=ipv6
+RUN ?= .
+test-lab: setup
+	go test -count=1 -timeout 20m -v -run 'TestExamples/$(RUN)' ./examples
 
 lint: setup
 	.ci/lint

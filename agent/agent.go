@@ -151,19 +151,21 @@ func (a *Agent) signedRecords() []*skeinv1.SignedRecord {
 	return out
 }
 
-// tunnelUp tells the control net whether the tunnel to a node carries packets: over a direct path
-// that answers, with a WireGuard session. Over a relay the relay's own session is the shorter way.
-func (a *Agent) tunnelUp(id identity.ID) bool {
+// tunnel tells the control net what is known of the tunnel to a node. Over a relay the relay's own
+// session is the shorter way.
+func (a *Agent) tunnel(id identity.ID) control.Tunnel {
 	if a.paths == nil {
-		return false
+		return control.Down
+	}
+	if p := a.paths.Paths()[id]; p.Kind != path.Direct || !p.Alive {
+		return control.Down
 	}
 	m, known := a.roster.get(id)
 	peers := a.stats.Load()
 	if !known || peers == nil || (*peers)[dataplane.Key(m.wg)].LastHandshake.IsZero() {
-		return false
+		return control.Likely
 	}
-	p := a.paths.Paths()[id]
-	return p.Kind == path.Direct && p.Alive
+	return control.Up
 }
 
 // leader is the node that leads the cluster, as far as this one knows.

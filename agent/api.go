@@ -288,7 +288,7 @@ func (s api) Plan(ctx context.Context, r *skeinv1.PlanRequest) (*skeinv1.PlanRes
 		if r.GetDiff() {
 			return nil, connect.NewError(connect.CodeInvalidArgument, errors.New("--diff compares with this host's kernel; ask the other node itself for its own"))
 		}
-		in.Self, in.Endpoints = self, map[identity.ID]netip.AddrPort{}
+		in.Self, in.Endpoints = self, map[identity.ID]projection.Endpoint{}
 	}
 	spec, _ := projection.Project(in)
 	out := &skeinv1.PlanResponse{Text: projection.Text(spec, a.keyName(st))}

@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"net/http"
-	"net/netip"
 	"slices"
 	"time"
 
@@ -277,7 +276,7 @@ func (a *Agent) syncRecords() {
 // projectionInput is all that a Spec follows from, with a given agreed state.
 func (a *Agent) projectionInput(st *events.State) projection.Input {
 	in := projection.Input{
-		Self: a.id, State: st, Records: map[identity.ID]*skeinv1.Record{}, Endpoints: map[identity.ID]netip.AddrPort{},
+		Self: a.id, State: st, Records: map[identity.ID]*skeinv1.Record{}, Endpoints: map[identity.ID]projection.Endpoint{},
 		Complete: st.Index() > 0,
 		Host: projection.Host{
 			PrivateKey: a.wgKey, Link: a.cfg.Dataplane.Link, Port: int(a.cfg.Ports.WireGuard), MTU: a.tunnelMTU(),
@@ -300,9 +299,9 @@ func (a *Agent) projectionInput(st *events.State) projection.Input {
 	for id, p := range a.currentPaths() {
 		switch p.Kind {
 		case path.Direct:
-			in.Endpoints[id] = p.Endpoint
+			in.Endpoints[id] = projection.Endpoint{Addr: p.Endpoint, Proven: true}
 		case path.Relay:
-			in.Endpoints[id] = a.proxies.Endpoint(id)
+			in.Endpoints[id] = projection.Endpoint{Addr: a.proxies.Endpoint(id)}
 		}
 	}
 	return in

@@ -50,7 +50,7 @@ func (a *Agent) open(ctx context.Context) error {
 	a.openRelayClient()
 	if a.control, err = control.New(control.Config{
 		Key: a.key, Roster: a.roster, Relay: a.pool, Port: a.cfg.Ports.Control, Link: a.cfg.Dataplane.Link,
-		TunnelUp: a.tunnelUp, PacketKey: a.packetKey, OnPacket: a.onPacket, Log: a.log.With("room", "control"),
+		Tunnel: a.tunnel, PacketKey: a.packetKey, OnPacket: a.onPacket, Log: a.log.With("room", "control"),
 	}); err != nil {
 		return err
 	}

@@ -25,7 +25,7 @@ import (
 
 // Timing of the two ways.
 const (
-	relayHeadStart   = 300 * time.Millisecond // what the tunnel gets before the relay is tried as well
+	headStart        = 300 * time.Millisecond // what the better way gets before the other is tried as well
 	handshakeTimeout = 5 * time.Second
 	dialTimeout      = 8 * time.Second
 	backlog          = 64 // accepted streams per protocol that nobody has taken yet
@@ -62,6 +62,17 @@ type Relay interface {
 	Send(peer identity.ID, channel byte, b []byte) error
 }
 
+// Tunnel is what is known of the tunnel to a node.
+type Tunnel int
+
+// What may be known. A stream may try a tunnel that is only likely, and so begin its session; a packet
+// goes where packets have gone before.
+const (
+	Down   Tunnel = iota // no direct path: a relay is the shorter way
+	Likely               // the direct path answers
+	Up                   // and WireGuard has a session
+)
+
 // Config is what the control net stands on.
 type Config struct {
 	Key    *identity.Key
@@ -69,8 +80,8 @@ type Config struct {
 	Relay  Relay
 	Port   uint16 // TCP and UDP, on the overlay addresses
 	Link   string // the tunnel; streams are bound to it, so that none leaves in the clear while it is away
-	// TunnelUp tells whether the tunnel to a node carries packets, as far as is known now.
-	TunnelUp func(identity.ID) bool
+	// Tunnel tells what is known of the tunnel to a node now.
+	Tunnel func(identity.ID) Tunnel
 	// PacketKey is a key that only this node and another know. Packets by a relay carry a code made with
 	// it: a relay's word for who sent them is not enough.
 	PacketKey func(identity.ID) (key [32]byte, ok bool)
@@ -183,8 +194,8 @@ func (n *Net) Close() {
 	n.wg.Wait()
 }
 
-// Dial opens an authenticated stream to a node: by the tunnel, and when that does not answer at
-// once, by a relay too; the first that is up is used.
+// Dial opens an authenticated stream to a node: by the tunnel if its path is direct, else by a relay, and
+// when that does not answer at once, by the other way too; the first that is up is used.
 func (n *Net) Dial(ctx context.Context, node identity.ID, alpn string) (net.Conn, error) {
 	key, ok := n.cfg.Roster.Key(node)
 	if !ok {
@@ -211,19 +222,23 @@ func (n *Net) Dial(ctx context.Context, node identity.ID, alpn string) (net.Conn
 			}
 		}
 	}
-	pending := 1
-	go try(func() (net.Conn, error) { return n.dialTunnel(ctx, node) }, "tunnel")
-	relay := func() {
-		pending++
-		go try(func() (net.Conn, error) { return n.cfg.Relay.Dial(ctx, node) }, "relay")
+	ways := []func(){
+		func() { try(func() (net.Conn, error) { return n.dialTunnel(ctx, node) }, "tunnel") },
+		func() { try(func() (net.Conn, error) { return n.cfg.Relay.Dial(ctx, node) }, "relay") },
 	}
-	head := time.NewTimer(relayHeadStart)
+	if n.cfg.Tunnel(node) == Down {
+		slices.Reverse(ways)
+	}
+	pending := 0
+	next := func() {
+		if len(ways) > 0 {
+			go ways[0]()
+			ways, pending = ways[1:], pending+1
+		}
+	}
+	next()
+	head := time.NewTimer(headStart)
 	defer head.Stop()
-	relaying := false
-	if !n.cfg.TunnelUp(node) {
-		relay()
-		relaying = true
-	}
 	var errs []error
 	for pending > 0 {
 		select {
@@ -233,15 +248,9 @@ func (n *Net) Dial(ctx context.Context, node identity.ID, alpn string) (net.Conn
 				return r.conn, nil
 			}
 			errs = append(errs, r.err)
-			if !relaying {
-				relay()
-				relaying = true
-			}
+			next()
 		case <-head.C:
-			if !relaying {
-				relay()
-				relaying = true
-			}
+			next()
 		case <-ctx.Done():
 			return nil, fmt.Errorf("dial node %s: %w: %w", node, ErrNoWay, errors.Join(append(errs, ctx.Err())...))
 		}
@@ -363,7 +372,7 @@ func (n *Net) SendPacket(node identity.ID, channel byte, b []byte) error {
 	if len(b) > MaxPacket {
 		return fmt.Errorf("send %d bytes to node %s: %w (at most %d)", len(b), node, ErrTooLarge, MaxPacket)
 	}
-	if n.cfg.TunnelUp(node) && n.sendTunnel(node, channel, b) == nil {
+	if n.cfg.Tunnel(node) == Up && n.sendTunnel(node, channel, b) == nil {
 		return nil
 	}
 	err := n.sendRelay(node, channel, b)

@@ -76,7 +76,7 @@ func (w wireEnd) Send(peer identity.ID, channel byte, b []byte) error {
 type node struct {
 	id      identity.ID
 	net     *control.Net
-	tunnel  bool
+	tunnel  control.Tunnel
 	mu      sync.Mutex
 	packets chan string
 }
@@ -113,7 +113,7 @@ func trio(t *testing.T) (w *wire, nodes []*node) {
 		n.net, err = control.New(control.Config{
 			Key: k, Roster: r, Relay: wireEnd{w, k.ID()}, Port: port,
 			PacketKey: func(id identity.ID) ([32]byte, bool) { return [32]byte{7}, true }, OnPacket: received, Log: slog.New(slog.DiscardHandler),
-			TunnelUp: func(identity.ID) bool { n.mu.Lock(); defer n.mu.Unlock(); return n.tunnel },
+			Tunnel: func(identity.ID) control.Tunnel { n.mu.Lock(); defer n.mu.Unlock(); return n.tunnel },
 		})
 		if err != nil {
 			t.Fatal(err)
@@ -177,7 +177,7 @@ func TestTunnelFirst(t *testing.T) {
 	w, n := trio(t)
 	bind(t, 0, n[0])
 	bind(t, 1, n[1])
-	n[0].tunnel = true
+	n[0].tunnel = control.Up
 	if way := echo(t, n[0], n[1]).Way(); way != "tunnel" || w.dials != 0 {
 		t.Fatalf("way %s after %d relay dials", way, w.dials)
 	}
@@ -185,7 +185,7 @@ func TestTunnelFirst(t *testing.T) {
 
 func TestRelayWhenTheTunnelIsDead(t *testing.T) {
 	_, n := trio(t)
-	n[0].tunnel = true // believed up, and nobody listens
+	n[0].tunnel = control.Likely // believed up, and nobody listens
 	if way := echo(t, n[0], n[1]).Way(); way != "relay" {
 		t.Fatalf("way %s", way)
 	}
@@ -230,7 +230,10 @@ func TestPackets(t *testing.T) {
 			t.Fatal("nothing arrived")
 		}
 	}
-	for _, c := range []struct{ tunnel, relayDown bool }{{true, true}, {false, false}, {false, true}} {
+	for _, c := range []struct {
+		tunnel    control.Tunnel
+		relayDown bool
+	}{{control.Up, true}, {control.Likely, false}, {control.Down, false}, {control.Down, true}} {
 		n[0].tunnel, w.down = c.tunnel, c.relayDown
 		if err := n[0].net.SendPacket(n[1].id, control.ChannelSignal, []byte("x")); err != nil {
 			t.Fatal(err)
@@ -241,7 +244,7 @@ func TestPackets(t *testing.T) {
 	w.got[n[1].id](n[0].id, control.ChannelSignal, []byte("0123456789abcdefx"))
 	caught := make(chan []byte, 1)
 	w.got[n[1].id] = func(_ identity.ID, _ byte, b []byte) { caught <- b }
-	n[0].tunnel, w.down = false, false
+	n[0].tunnel, w.down = control.Down, false
 	if err := n[0].net.SendPacket(n[1].id, control.ChannelSignal, []byte("y")); err != nil {
 		t.Fatal(err)
 	}

@@ -23,11 +23,20 @@ type Input struct {
 	Self    identity.ID
 	State   *events.State
 	Records map[identity.ID]*skeinv1.Record
-	// Endpoints is where WireGuard sends for each peer: a direct address or a local relay proxy.
-	Endpoints map[identity.ID]netip.AddrPort
+	// Endpoints is where WireGuard sends for each peer.
+	Endpoints map[identity.ID]Endpoint
 	Host      Host
 	// Complete is set once state, records and paths have spoken.
 	Complete bool
+}
+
+// Endpoint is where WireGuard sends for a peer: an address of the peer's, or a local relay proxy.
+type Endpoint struct {
+	Addr netip.AddrPort
+	// Proven is set when the peer has answered from this address. Only then does a keepalive make sense:
+	// it keeps a NAT's mapping, which a proxy does not need, and it begins a handshake, which is lost and
+	// not tried again for five seconds when the peer does not know this node yet.
+	Proven bool
 }
 
 // Host is what only this host knows.
@@ -102,7 +111,10 @@ func (in *Input) peer(id identity.ID, n *skeinv1.Node) (dataplane.Peer, error) {
 	if len(n.GetWireguardKey()) != len(dataplane.Key{}) {
 		return dataplane.Peer{}, fmt.Errorf("WireGuard key of %d bytes; want 32", len(n.GetWireguardKey()))
 	}
-	peer := dataplane.Peer{Endpoint: in.Endpoints[id], Keepalive: in.Host.Keepalive}
+	peer := dataplane.Peer{Endpoint: in.Endpoints[id].Addr}
+	if in.Endpoints[id].Proven {
+		peer.Keepalive = in.Host.Keepalive
+	}
 	for _, text := range []string{n.GetIpv4(), n.GetIpv6()} {
 		if text == "" {
 			continue

@@ -67,7 +67,7 @@ func input(s *events.State, ids []identity.ID) projection.Input {
 	return projection.Input{
 		Self: ids[0], State: s, Complete: true,
 		Records:   map[identity.ID]*skeinv1.Record{},
-		Endpoints: map[identity.ID]netip.AddrPort{},
+		Endpoints: map[identity.ID]projection.Endpoint{},
 		Host:      projection.Host{Link: "skein0", Port: 51820, Keepalive: 25 * time.Second},
 	}
 }
@@ -75,8 +75,8 @@ func input(s *events.State, ids []identity.ID) projection.Input {
 func TestGolden(t *testing.T) {
 	s, ids := mesh(t, 4)
 	in := input(s, ids)
-	in.Endpoints[ids[1]] = netip.MustParseAddrPort("198.18.0.1:51820")
-	in.Endpoints[ids[2]] = netip.MustParseAddrPort("127.0.0.1:40001")
+	in.Endpoints[ids[1]] = projection.Endpoint{Addr: netip.MustParseAddrPort("198.18.0.1:51820"), Proven: true}
+	in.Endpoints[ids[2]] = projection.Endpoint{Addr: netip.MustParseAddrPort("127.0.0.1:40001")}
 	in.Host.RouteNodeAddresses = true
 	in.Records[ids[1]] = &skeinv1.Record{NodeAddresses: []string{"192.168.7.0/24"}}
 	spec, refused := projection.Project(in)
@@ -159,7 +159,7 @@ func BenchmarkProject1000(b *testing.B) {
 	s, ids := mesh(b, 1001)
 	in := input(s, ids)
 	for i, id := range ids[1:] {
-		in.Endpoints[id] = netip.AddrPortFrom(netip.AddrFrom4([4]byte{198, 18, byte(i >> 8), byte(i)}), 51820)
+		in.Endpoints[id] = projection.Endpoint{Addr: netip.AddrPortFrom(netip.AddrFrom4([4]byte{198, 18, byte(i >> 8), byte(i)}), 51820), Proven: true}
 		in.Records[id] = &skeinv1.Record{}
 	}
 	for b.Loop() {

@@ -312,7 +312,13 @@ func (d *demo) leaderKilled(ctx context.Context) error {
 			return "", err
 		}
 		took := time.Since(killed)
-		s, err := d.status(ctx, "home1")
+		s, err := until(ctx, 10*time.Second, func() (*skeinv1.StatusResponse, error) {
+			s, err := d.status(ctx, "home1")
+			if err == nil && (s.GetLeader() == "" || s.GetLeaderName() == leader) {
+				err = errors.New("home1 has not heard of the new leader")
+			}
+			return s, err
+		})
 		if err != nil {
 			return "", err
 		}
