@@ -157,8 +157,8 @@ func (a *Agent) tunnel(id identity.ID) control.Tunnel {
 	if a.paths == nil {
 		return control.Down
 	}
-	if p := a.paths.Paths()[id]; p.Kind != path.Direct || !p.Alive {
-		return control.Down
+	if p := a.paths.Paths()[id]; p.Kind != path.Direct || !p.Alive || p.Silent {
+		return control.Down // of a silent peer only the kernel would answer
 	}
 	m, known := a.roster.get(id)
 	peers := a.stats.Load()

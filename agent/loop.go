@@ -48,6 +48,8 @@ type loopState struct {
 	stun    []string
 	retry   time.Time // when a failed Apply is tried again
 	own     recordClock
+	roamed  roaming
+	counted bool // traffic has been read once
 }
 
 // run serves and reconciles until ctx ends, or the agent is told to stop, or cannot go on.
@@ -95,9 +97,9 @@ func (a *Agent) loopUntil(ctx context.Context) (downOrder, error) {
 	defer tick.Stop()
 	traffic := time.NewTicker(trafficEvery)
 	defer traffic.Stop()
-	var pathChanged <-chan struct{}
+	var pathChanged, count <-chan struct{}
 	if a.paths != nil {
-		pathChanged = a.paths.Changed()
+		pathChanged, count = a.paths.Changed(), a.paths.Count()
 	}
 	a.wakeUp()
 	for {
@@ -107,6 +109,9 @@ func (a *Agent) loopUntil(ctx context.Context) (downOrder, error) {
 		case order := <-a.down:
 			return order, nil
 		case <-traffic.C:
+			a.readTraffic(ctx)
+			continue
+		case <-count:
 			a.readTraffic(ctx)
 			continue
 		case <-a.gossip.Changed():
@@ -136,6 +141,10 @@ func (a *Agent) sync(ctx context.Context) error {
 	a.publish()
 	a.metrics.observe()
 	if a.plane != nil && !time.Now().Before(a.loop.retry) {
+		if !a.loop.counted && a.loop.state.Index() > 0 {
+			a.readTraffic(ctx) // what WireGuard did before this agent, as long as it shows
+			a.loop.counted = true
+		}
 		a.apply(ctx)
 	}
 	return nil
@@ -362,6 +371,7 @@ func (a *Agent) readTraffic(ctx context.Context) {
 	if a.plane == nil {
 		return
 	}
+	at := time.Now()
 	all, err := a.plane.Peers(ctx)
 	if err != nil {
 		return // Apply reports what is wrong with the device
@@ -374,10 +384,13 @@ func (a *Agent) readTraffic(ctx context.Context) {
 	counters := make(map[identity.ID]path.Counters, len(all))
 	for id, wg := range a.loop.members {
 		if p, ok := byKey[dataplane.Key(wg)]; ok {
-			counters[id] = path.Counters{RxBytes: p.RxBytes, TxBytes: p.TxBytes, Endpoint: p.Endpoint}
+			counters[id] = path.Counters{RxBytes: p.RxBytes, TxBytes: p.TxBytes, Endpoint: p.Endpoint, Handshake: p.LastHandshake, At: at}
 		}
 	}
 	a.paths.Traffic(counters)
+	if a.loop.roamed.look(a.spec.WireGuard.Peers, all, at) {
+		a.apply(ctx) // reading them has told the data plane where they are; now it puts them back
+	}
 }
 
 // serve starts what runs beside the loop.

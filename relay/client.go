@@ -262,7 +262,8 @@ func (c *client) pong(w *wire, token uint64) {
 	c.pings = slices.Delete(c.pings, 0, i+1)
 	st := &c.status
 	st.rtt = slices.Min(c.rtts[:min(c.rttCount, rttSamples)])
-	changed := !st.connected || st.suspect
+	began := !st.connected
+	changed := began || st.suspect
 	if d := (st.rtt - st.published).Abs(); st.published == 0 || d > max(st.published/4, 3*time.Millisecond) {
 		st.published, changed = st.rtt, true
 	}
@@ -272,6 +273,9 @@ func (c *client) pong(w *wire, token uint64) {
 		c.lastErr = nil
 	}
 	c.mu.Unlock()
+	if began {
+		c.pool.askAgain(c)
+	}
 	if changed {
 		c.pool.relaysChanged()
 	}

@@ -34,9 +34,9 @@ const (
 	frameHello   frameType = 0x01 // relay to client: limits
 	framePing    frameType = 0x02 // client to relay
 	framePong    frameType = 0x03 // relay to client: the ping's token
-	frameData    frameType = 0x10 // to the relay: destination; from the relay: source
+	frameData    frameType = 0x10 // to the relay: destination; from the relay: source. Empty WireGuard data to the relay asks: is that node here?
 	frameGone    frameType = 0x11 // relay to client: no session of that node here; the refused packet may follow
-	frameHere    frameType = 0x12 // relay to client: a node that was reported gone has come
+	frameHere    frameType = 0x12 // relay to client: a node that was reported gone has come, or was asked for
 	frameOffer   frameType = 0x20 // relay to client: a stream waits for you
 	frameConnect frameType = 0x21 // splice: join me to that node
 	frameAccept  frameType = 0x22 // splice: I take that offer

@@ -47,8 +47,9 @@ type PoolConfig struct {
 var ErrNoRelay = errors.New("no common relay with the peer")
 
 const (
-	// goneHold is how long a relay's word that a peer is absent counts; "here" ends it sooner.
-	goneHold = 2 * time.Second
+	// A relay's word that a peer is absent counts until the relay says that it has come, or something else of the
+	// peer shows it. After goneHold, and in a new session, the relay is asked again, should its word be lost.
+	goneHold = 15 * time.Second
 	// seenHold is how long a packet that came from a relay tells that the peer is there.
 	seenHold = 30 * time.Second
 	// reviewEvery bounds how long a peer's choice stands without a new look.
@@ -86,10 +87,11 @@ type peerState struct {
 	current    atomic.Pointer[client]
 	via        atomic.Pointer[client] // whose packets came last
 	noted      atomic.Int64           // when via was last put into seen
+	absent     atomic.Bool            // no relay can carry, and one says that the peer is not there
 
 	mu     sync.Mutex
 	listed map[identity.ID]time.Duration // from the peer's record
-	gone   map[identity.ID]time.Duration // until when
+	gone   map[identity.ID]time.Duration // when the relay was last heard or asked about it
 	seen   map[identity.ID]time.Duration // last packet
 	rtt    time.Duration                 // of the current choice
 }
@@ -161,11 +163,12 @@ func (p *Pool) SetPeerLinks(peer identity.ID, links []Link) {
 	s := p.peer(peer)
 	s.mu.Lock()
 	old := s.listed
+	var ask []identity.ID
 	s.listed = make(map[identity.ID]time.Duration, len(links))
 	for _, l := range links {
 		s.listed[l.Relay] = max(l.RTT, 1)
-		if _, had := old[l.Relay]; !had {
-			delete(s.gone, l.Relay)
+		if _, isGone := s.gone[l.Relay]; isGone {
+			ask = append(ask, l.Relay) // the record may be newer than the relay's word, or only late
 		}
 	}
 	for id := range old {
@@ -176,6 +179,9 @@ func (p *Pool) SetPeerLinks(peer identity.ID, links []Link) {
 	s.mu.Unlock()
 	s.via.Store(nil)
 	s.generation.Store(0)
+	for _, id := range ask {
+		_ = p.SendVia(id, peer, ChannelWireGuard, nil) // without a session it is asked when there is one
+	}
 	p.release()
 }
 
@@ -230,13 +236,15 @@ func (p *Pool) choose(s *peerState, now time.Duration) *client {
 	o, ok := pick(options, current)
 	s.current.Store(clients[o.relay])
 	s.rtt = o.rtt()
+	absent := !ok && slices.ContainsFunc(options, func(o option) bool { return o.know == knownGone })
+	turned := s.absent.Swap(absent) != absent
 	s.review.Store(int64(now + reviewEvery))
 	s.generation.Store(generation)
+	if o.relay != current || turned {
+		p.signal()
+	}
 	if !ok {
 		return nil
-	}
-	if o.relay != current {
-		p.signal()
 	}
 	return clients[o.relay]
 }
@@ -256,9 +264,14 @@ func (p *Pool) options(s *peerState, now time.Duration, connected bool) ([]optio
 		}
 		o := option{relay: id, healthy: st.connected && !st.suspect, own: st.published, peer: s.listed[id], know: unlisted}
 		seen, hasSeen := s.seen[id]
+		said, isGone := s.gone[id]
 		switch {
-		case now < s.gone[id]:
+		case isGone:
 			o.know = knownGone
+			if now-said > goneHold && st.connected {
+				s.gone[id] = now
+				c.send(now, s.id, ChannelWireGuard, nil)
+			}
 		case o.peer != 0, hasSeen && now-seen < seenHold:
 			o.know = knownHere
 		case len(s.listed) == 0:
@@ -280,6 +293,37 @@ func (p *Pool) Choose(peer identity.ID) (relay identity.ID, rtt time.Duration, o
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	return c.relay.ID, s.rtt, true
+}
+
+// Absent tells whether no relay can carry to a peer because relays say that it is not there.
+func (p *Pool) Absent(peer identity.ID) bool {
+	s := p.peer(peer)
+	p.route(s, p.now())
+	return s.absent.Load()
+}
+
+// Ask asks the relay that would be used whether the peer is there, and if it is not, the next one. What comes out is
+// told by Changed and Choose.
+func (p *Pool) Ask(peer identity.ID) {
+	now := p.now()
+	p.route(p.peer(peer), now).send(now, peer, ChannelWireGuard, nil)
+}
+
+// askAgain asks a relay with which a session has just begun about everybody whom it called absent.
+func (p *Pool) askAgain(c *client) {
+	p.mu.RLock()
+	var ask []identity.ID
+	for id, s := range p.peers {
+		s.mu.Lock()
+		if _, isGone := s.gone[c.relay.ID]; isGone {
+			ask = append(ask, id)
+		}
+		s.mu.Unlock()
+	}
+	p.mu.RUnlock()
+	for _, id := range ask {
+		c.send(p.now(), id, ChannelWireGuard, nil)
+	}
 }
 
 // Send queues a packet for a peer at the best relay. While no relay can carry to the peer, WireGuard's
@@ -328,7 +372,7 @@ func (p *Pool) resend(all []waiting) {
 		if p.route(p.peer(w.node), now).send(now, w.node, w.channel, w.payload) {
 			continue
 		}
-		if w.channel != ChannelGossip {
+		if w.channel != ChannelGossip && len(w.payload) > 0 {
 			p.limbo.keep(now, w)
 		}
 	}
@@ -355,11 +399,12 @@ func (p *Pool) signal() {
 func (p *Pool) absent(c *client, peer identity.ID, refused []waiting) {
 	s := p.peer(peer)
 	s.mu.Lock()
-	s.gone[c.relay.ID] = p.now() + goneHold
+	s.gone[c.relay.ID] = p.now()
 	delete(s.seen, c.relay.ID)
 	s.mu.Unlock()
 	s.via.Store(nil)
 	s.generation.Store(0)
+	p.route(s, p.now())
 	p.resend(refused)
 }
 

@@ -253,6 +253,11 @@ func (f *forwarder) frame(t frameType, body []byte) error {
 
 func (f *forwarder) data(body []byte) {
 	node, channel, payload := decodeData(body)
+	if len(payload) == 0 && channel == ChannelWireGuard { // a question: is that node here?
+		f.release()
+		f.s.tell(f.from, node)
+		return
+	}
 	if f.to == nil || f.to.id != node {
 		f.release()
 		to := f.s.session(node)
@@ -296,6 +301,15 @@ func (f *forwarder) flush() {
 		f.crowded = false
 		runtime.Gosched() // what is read now would only be dropped: let the writers go first
 	}
+}
+
+// tell answers a client that asks whether a node has a session here.
+func (s *Server) tell(x *session, node identity.ID) {
+	if s.session(node) == nil {
+		s.gone(x, node, ChannelWireGuard, nil)
+		return
+	}
+	x.q.pushControl(func(b []byte) []byte { return appendNode(b, frameHere, node) })
 }
 
 // gone hands a packet back whose destination has no session here, and remembers to say when it comes.

@@ -8,14 +8,24 @@ import (
 // beat keeps watch over the direct path in use: heartbeats while there is traffic, keepalives while
 // there is none, and death when the answers stay away.
 func (s *step) beat() {
+	s.followTunnel()
 	i := s.active()
 	if i < 0 {
 		return
 	}
-	if s.dead() {
-		s.die(i)
+	if s.Path.Silent {
+		s.beatSilent(i)
 		return
 	}
+	if s.dead() {
+		if s.tunnelLives() {
+			s.silence()
+		} else {
+			s.die(i)
+		}
+		return
+	}
+	s.check()
 	if !s.now.Before(s.nextBeat(i)) {
 		s.ping(i)
 	}
@@ -65,6 +75,12 @@ func (s *step) dead() bool {
 func (s *step) nextBeat(i int) time.Time {
 	last := s.Probes[i].LastSent
 	switch {
+	case s.Path.Silent && s.now.Sub(s.SilentAt) < busyFor:
+		return last.Add(heartbeat)
+	case s.Path.Silent && s.busy():
+		return last.Add(silentBeat)
+	case s.Path.Silent:
+		return last.Add(s.jitter(s.keepalive(), int(s.Probes[i].Sent)))
 	case s.busy() && (s.overdue() > 0 || s.doubt()):
 		return last.Add(fastBeat)
 	case s.busy():
@@ -78,9 +94,13 @@ func (s *step) nextBeat(i int) time.Time {
 // beatWake is when beat has something to do again.
 func (s *step) beatWake(i int) time.Time {
 	at := s.nextBeat(i)
+	if s.Path.Silent {
+		return earlier(at, s.tunnelEnd())
+	}
 	if len(s.Pending) == 0 {
 		return at
 	}
+	at = earlier(at, s.nextCheck())
 	if s.busy() {
 		if s.overdue() == 0 {
 			at = earlier(at, s.Pending[0].Add(s.rto()))
@@ -103,11 +123,18 @@ func (s *step) die(i int) {
 	p.Flaps = min(p.Flaps+1, 10)
 	p.Died, p.Streak = s.now, 0
 	p.HoldUntil = s.now.Add(min(holdFirst<<(p.Flaps-1), holdMax))
-	s.Lost = fmt.Sprintf("The direct path to %s died: %d pings in %d ms had no answer.", p.Endpoint, len(s.Pending), s.now.Sub(s.Pending[0]).Milliseconds())
+	s.SilentSince = s.now
+	if len(s.Pending) > 0 {
+		s.SilentSince = s.Pending[0]
+	}
+	s.Lost = fmt.Sprintf("The direct path to %s died: %d pings in %d ms had no answer.", p.Endpoint, len(s.Pending), s.now.Sub(s.SilentSince).Milliseconds())
+	if s.Path.Silent {
+		s.Lost = fmt.Sprintf("The direct path to %s died: the peer's agent does not answer, and WireGuard does not hear the peer any more.", p.Endpoint)
+	}
 	hold := p.HoldUntil
-	s.SilentSince = s.Pending[0]
 	s.Pending = nil
-	s.Path.Alive = false
+	s.Path.Alive, s.Path.Silent = false, false
+	s.DirectEnd = s.now
 	s.Retries = 0
 	s.startBurst(true)
 	s.NextRetry = hold

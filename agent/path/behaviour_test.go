@@ -10,7 +10,7 @@ import (
 // cutAll drops every direct packet.
 func cutAll(int, int, netip.AddrPort) bool { return true }
 
-func wantPaths(t *testing.T, s *sim, when string, kind Kind, alive bool) {
+func wantPaths(t testing.TB, s *sim, when string, kind Kind, alive bool) {
 	t.Helper()
 	for _, n := range s.nodes {
 		if p := n.m.Path; p.Kind != kind || p.Alive != alive {
@@ -67,7 +67,7 @@ func TestNoRelay(t *testing.T) {
 	s.cut = cutAll
 	s.run(2 * time.Second)
 	for _, n := range s.nodes {
-		s.input(n, Input{Kind: InputRelay, Relay: RelayChoice{relayID, 0}})
+		s.input(n, Input{Kind: InputRelay, Relay: RelayChoice{ID: relayID, RTT: 0}})
 	}
 	wantPaths(t, s, "a relay appears", Relay, true)
 }
@@ -77,14 +77,14 @@ func TestRelayFollowsItsUpdates(t *testing.T) {
 	s.start(true)
 	s.run(time.Second)
 	n := s.nodes[0]
-	other := RelayChoice{[8]byte{7}, time.Millisecond}
+	other := RelayChoice{ID: [8]byte{7}, RTT: time.Millisecond}
 	s.input(n, Input{Kind: InputRelay, Relay: other})
 	if n.m.Path.Relay != other.ID || !n.m.Path.Alive || n.m.Path.RTT != other.RTT {
 		t.Errorf("after the change %+v", n.m.Path)
 	}
 	since := n.m.Path.Since
 	s.run(time.Second)
-	s.input(n, Input{Kind: InputRelay, Relay: RelayChoice{other.ID, 2 * time.Millisecond}})
+	s.input(n, Input{Kind: InputRelay, Relay: RelayChoice{ID: other.ID, RTT: 2 * time.Millisecond}})
 	if n.m.Path.RTT != 2*time.Millisecond || n.m.Path.Since != since {
 		t.Errorf("a new RTT is no new path: %+v", n.m.Path)
 	}

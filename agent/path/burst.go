@@ -31,7 +31,7 @@ func (s *step) startBurst(punch bool) {
 // retryDelay grows from attempt to attempt, up to the setting.
 func (s *step) retryDelay() time.Duration {
 	d := min(retryFirst<<min(s.Retries, 10), s.directRetry())
-	if !s.Path.Alive && s.Relay.ID.IsZero() {
+	if !s.Path.Alive && s.Relay.ID.IsZero() && !s.Relay.Absent { // who is absent is announced
 		d = min(d, retryDown)
 	}
 	return s.jitter(d, s.Retries)
@@ -106,6 +106,9 @@ func (s *step) nextWake() time.Time {
 		at = earlier(at, s.beatWake(active))
 	} else if s.now.Before(s.BurstTo) {
 		at = earlier(at, s.BurstTo) // then the reason changes
+	}
+	if s.Path.Kind == None && s.Relay.Absent && s.LastDirect.IsValid() {
+		at = earlier(at, s.AwaySince.Add(awayAfter))
 	}
 	for i := range s.Probes {
 		if t, ok := s.Probes[i].due(); ok && i != active {

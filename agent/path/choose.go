@@ -10,7 +10,7 @@ import (
 func (s *step) settle() {
 	active := s.active()
 	if i := s.find(s.fresh); i >= 0 && i != active && s.usable(i) {
-		if active < 0 {
+		if active < 0 || s.Path.Silent {
 			s.useDirect(i, "direct-proven")
 			return
 		}
@@ -104,7 +104,7 @@ func (s *step) useDirect(i int, rule string) {
 	case "direct-follows":
 		s.Path.Reason = fmt.Sprintf("The peer sends from %s (%s), which answers after %s, so both ends use the same way.", p.Endpoint, p.label(), round(p.RTT))
 	}
-	s.Follow = netip.AddrPort{}
+	s.Follow, s.LastDirect = netip.AddrPort{}, p.Endpoint
 	s.Pending, s.Lost = nil, ""
 	s.SRTT, s.RTTVar = p.RTT, p.RTT/2
 	s.LastPong = s.now
@@ -124,11 +124,17 @@ func (s *step) useRelay() {
 	next := Path{Kind: Relay, Relay: s.Relay.ID, RTT: s.Relay.RTT, Alive: true}
 	if s.Relay.ID.IsZero() {
 		next = Path{}
-		if s.Path.Kind == Direct {
+		switch {
+		case s.Path.Kind == Direct:
 			next = Path{Kind: Direct, Endpoint: s.Path.Endpoint} // the last that worked, until something else does
+		case s.backToDirect():
+			next = Path{Kind: Direct, Endpoint: s.LastDirect}
 		}
 	}
 	rule := s.ruleWithoutDirect()
+	if next.Kind == Direct && s.Relay.Absent {
+		rule = "peer-away"
+	}
 	next.Since = s.Path.Since
 	if !next.same(s.Path) {
 		next.Since = s.now
@@ -162,6 +168,8 @@ func (s *step) reasonWithoutDirect(rule string) string {
 		text = "Nothing has been heard of this peer yet."
 	case "direct-dead":
 		text = s.Lost
+	case "peer-away":
+		return fmt.Sprintf("The peer's agent answers no ping and has no session with a relay. Its tunnel may live all the same, so the last endpoint that worked stays.")
 	case "relay-first":
 		text = "Direct paths are being probed."
 	case "no-answer":
@@ -169,7 +177,10 @@ func (s *step) reasonWithoutDirect(rule string) string {
 	default:
 		text = s.Plan.Reason
 	}
-	if s.Relay.ID.IsZero() {
+	switch {
+	case s.Relay.Absent:
+		text += " The relays say that the peer is not there."
+	case s.Relay.ID.IsZero():
 		text += " Both ends share no relay now."
 	}
 	return text

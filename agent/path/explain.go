@@ -88,6 +88,8 @@ func hasProbe(m Machine, a netip.AddrPort) bool { return (&step{Machine: m}).fin
 func outcome(m Machine, p *Probe, now time.Time) string {
 	_, more := p.due()
 	switch {
+	case m.Path.Kind == Direct && m.Path.Endpoint == p.Endpoint && m.Path.Silent:
+		return "in use: WireGuard hears the peer there, its agent is silent"
 	case m.Path.Kind == Direct && m.Path.Endpoint == p.Endpoint && m.Path.Alive:
 		return "in use"
 	case p.Error != "":
@@ -113,6 +115,12 @@ func outcome(m Machine, p *Probe, now time.Time) string {
 // wouldChange lists what would bring a better path.
 func wouldChange(m Machine, now time.Time) []string {
 	var out []string
+	if m.Path.Silent {
+		return []string{
+			"The peer's agent, when it is started again: it answers, and the path is proven as usual.",
+			fmt.Sprintf("%s of sending without hearing anything from the peer would move it to %s.", muteAfter, fallback(m)),
+		}
+	}
 	if m.Path.Kind == Direct && m.Path.Alive {
 		return []string{fmt.Sprintf("Silence for %s under traffic, or %d lost pings in a row without, would move it to %s.", deadAfter, idleRetries+1, fallback(m))}
 	}
@@ -141,6 +149,9 @@ func wouldChange(m Machine, now time.Time) []string {
 }
 
 func fallback(m Machine) string {
+	if m.Relay.Absent {
+		return "not alive, since the relays say that the peer is not there"
+	}
 	if m.Relay.ID.IsZero() {
 		return "nowhere, since both ends share no relay"
 	}
@@ -151,7 +162,10 @@ func fallback(m Machine) string {
 func (e Explanation) String() string {
 	var b strings.Builder
 	state := "alive"
-	if !e.Path.Alive {
+	switch {
+	case e.Path.Silent:
+		state = "alive, its agent silent"
+	case !e.Path.Alive:
 		state = "not alive"
 	}
 	fmt.Fprintf(&b, "peer      %s\npath      %s, %s for %s", e.Peer, e.Path, state, round(e.At.Sub(e.Path.Since)))

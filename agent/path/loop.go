@@ -42,8 +42,7 @@ type peer struct {
 	wake    time.Time // zero: never
 	place   int       // in timers; -1: not there
 	trace   trace
-	counted bool
-	last    Counters
+	last    *Counters // nil: none yet
 	relay   RelayChoice
 }
 
@@ -167,6 +166,8 @@ func (m *Manager) step(p *peer, now time.Time, in Input) {
 			m.punch(p, a.Reply)
 		case ActionUse:
 			m.use(p, before, lastPong)
+		case ActionCheck:
+			m.check(next.Peer)
 		case ActionWake:
 			m.schedule(p, a.At)
 		}
@@ -202,6 +203,17 @@ func (m *Manager) ping(p *peer, now time.Time, to netip.AddrPort) error {
 	m.o.pings[tx] = pinged{p.machine.Peer, to, now}
 	m.o.order = append(m.o.order, sentPing{tx, now})
 	return nil
+}
+
+// check has the counters read, and the relays asked.
+func (m *Manager) check(id identity.ID) {
+	if m.cfg.Relays != nil {
+		m.cfg.Relays.Ask(id)
+	}
+	select {
+	case m.count <- struct{}{}:
+	default:
+	}
 }
 
 func (m *Manager) punch(p *peer, reply bool) {
@@ -273,7 +285,7 @@ func (m *Manager) choose(id identity.ID) RelayChoice {
 	}
 	relay, rtt, ok := m.cfg.Relays.Choose(id)
 	if !ok {
-		return RelayChoice{}
+		return RelayChoice{Absent: m.cfg.Relays.Absent(id)}
 	}
 	return RelayChoice{ID: relay, RTT: rtt}
 }
@@ -283,7 +295,7 @@ func (m *Manager) setRelay(p *peer, now time.Time, r RelayChoice) {
 		return
 	}
 	in := Input{Kind: InputRelay, Relay: r}
-	if p.relay.ID != r.ID {
+	if p.relay.ID != r.ID || p.relay.Absent != r.Absent {
 		m.note(now, p.machine.Peer, in)
 	}
 	p.relay = r
@@ -299,17 +311,49 @@ func (m *Manager) broadcast(now time.Time, in Input) {
 // traffic compares counters with the last reading.
 func (m *Manager) traffic(p *peer, now time.Time, c Counters) {
 	c.Endpoint = unmap(c.Endpoint)
-	rx, tx := c.RxBytes-p.last.RxBytes, c.TxBytes-p.last.TxBytes
-	moved := c.Endpoint != p.last.Endpoint
-	first := !p.counted || c.RxBytes < p.last.RxBytes || c.TxBytes < p.last.TxBytes
-	p.last, p.counted = c, true
-	if moved && c.Endpoint.IsValid() && !c.Endpoint.Addr().IsLoopback() && rx > 0 && !first {
-		m.step(p, now, Input{Kind: InputEndpointSeen, Endpoint: c.Endpoint})
+	if c.At.IsZero() || c.At.After(now) {
+		c.At = now
 	}
-	if !first && (carries(rx) || carries(tx)) {
-		m.step(p, now, Input{Kind: InputTraffic})
+	last := p.last
+	p.last = &c
+	if last == nil {
+		if c.direct() && now.Sub(c.Handshake) < sessionFor {
+			in := Input{Kind: InputAdopted, Endpoint: c.Endpoint}
+			m.note(now, p.machine.Peer, in)
+			m.step(p, now, in)
+		}
+		return
+	}
+	for _, in := range observe(*last, c) {
+		m.step(p, now, in)
 	}
 }
+
+func (c Counters) direct() bool { return c.Endpoint.IsValid() && !c.Endpoint.Addr().IsLoopback() }
+
+// observe tells what two readings show.
+func observe(last, c Counters) (ins []Input) {
+	if c.RxBytes < last.RxBytes || c.TxBytes < last.TxBytes {
+		return nil // another device
+	}
+	rx, tx := c.RxBytes-last.RxBytes, c.TxBytes-last.TxBytes
+	moved := c.Endpoint != last.Endpoint
+	if moved && c.direct() && rx > 0 {
+		ins = append(ins, Input{Kind: InputEndpointSeen, Endpoint: c.Endpoint})
+	}
+	switch {
+	case carries(rx) && moved: // some of it may have come another way
+		ins = append(ins, Input{Kind: InputTraffic, Endpoint: c.Endpoint})
+	case carries(rx):
+		ins = append(ins, Input{Kind: InputTraffic, Endpoint: c.Endpoint, Sent: last.At})
+	case carries(tx):
+		ins = append(ins, Input{Kind: InputTraffic})
+	}
+	return ins
+}
+
+// sessionFor is how long after a handshake WireGuard accepts packets of that session (REJECT_AFTER_TIME).
+const sessionFor = 180 * time.Second
 
 // carries tells packets from WireGuard's own upkeep between two readings: a keepalive is 32 bytes, a handshake
 // 148 and 92, and a packet with something in it at least 64.

@@ -35,6 +35,17 @@ type Machine struct {
 	NextRetry  time.Time // next burst; zero: none wanted
 	Retries    int
 	PunchAt    time.Time // last punch sent
+	AwaySince  time.Time // when the relays began to call the peer absent
+
+	// Of the peer's agent and tunnel, which may die apart.
+	AgentAt    time.Time      // last word of the agent: ping, pong or punch
+	HeardFrom  netip.AddrPort // where WireGuard heard the peer last
+	HeardAt    time.Time      // the reading that showed it
+	HeardAfter time.Time      // the reading before
+	Mute       time.Time      // since when WireGuard sends without hearing
+	SilentAt   time.Time      // when the path became silent
+	CheckOf    time.Time      // the silence that was checked, by its first ping
+	Checks     uint8          // how often
 
 	// Of the direct path in use.
 	Pending      []time.Time // pings sent after the newest answered one
@@ -45,6 +56,8 @@ type Machine struct {
 	SilentSince  time.Time      // the first unanswered ping of the path that died last
 	Lost         string         // what ended the last direct path, a sentence; empty since the next one
 	LastPong     time.Time      // on the path in use
+	DirectEnd    time.Time      // when the last one died
+	LastDirect   netip.AddrPort // endpoint of the last one
 	Follow       netip.AddrPort // where the peer sends from, to be used as soon as it answers
 }
 
@@ -145,7 +158,9 @@ func (s *step) take(in Input) {
 	case InputPunch:
 		s.takePunch(in.Addresses, in.Reply)
 	case InputTraffic:
-		s.BusyUntil = later(s.BusyUntil, s.now.Add(busyFor))
+		s.takeTraffic(unmap(in.Endpoint), in.Sent)
+	case InputAdopted:
+		s.takeAdopted(unmap(in.Endpoint))
 	case InputSendFailed:
 		if i := s.find(unmap(in.Endpoint)); i >= 0 {
 			s.Probes[i].Error = in.Error
@@ -165,10 +180,16 @@ func (s *step) takeSettings(n Settings) {
 }
 
 func (s *step) takeRelay(r RelayChoice) {
-	had := !s.Relay.ID.IsZero()
+	old := s.Relay
 	s.Relay = r
-	if had && r.ID.IsZero() && s.Path.Kind == Relay {
+	if r.Absent && !old.Absent {
+		s.AwaySince = s.now
+	}
+	switch {
+	case !old.ID.IsZero() && r.ID.IsZero() && s.Path.Kind == Relay:
 		s.restart() // no relay is left: look for a direct way at once
+	case old.Absent && !r.ID.IsZero() && s.active() < 0:
+		s.restart() // the peer is back
 	}
 }
 
@@ -246,6 +267,12 @@ func (s *step) forget() {
 }
 
 func (s *step) takePing(e netip.AddrPort) {
+	s.AgentAt = s.now
+	s.tryBack(e)
+}
+
+// tryBack pings an address from which something of the peer came.
+func (s *step) tryBack(e netip.AddrPort) {
 	i := s.find(e)
 	if i < 0 {
 		if i = s.learn(e, "probe"); i < 0 {
@@ -269,7 +296,7 @@ func (s *step) takePing(e netip.AddrPort) {
 func (s *step) takeSeen(e netip.AddrPort) {
 	i := s.find(e)
 	if i < 0 {
-		s.takePing(e)
+		s.tryBack(e)
 		return
 	}
 	a := s.active()
@@ -281,6 +308,7 @@ func (s *step) takeSeen(e netip.AddrPort) {
 }
 
 func (s *step) takePunch(addrs []netip.AddrPort, reply bool) {
+	s.AgentAt = s.now
 	if s.now.Sub(s.BurstAt) >= punchGap || s.BurstAt.IsZero() {
 		s.startBurst(false)
 		if !reply {
@@ -319,7 +347,7 @@ func (s *step) takePong(e netip.AddrPort, rtt time.Duration, sent time.Time) {
 	p.Streak = min(p.Streak+1, 100)
 	p.Answered++
 	p.Unanswered, p.Error, p.LastAnswered = 0, "", s.now
-	s.fresh, s.sent = e, sent
+	s.fresh, s.sent, s.AgentAt = e, sent, s.now
 	if i == s.active() {
 		s.LastPong = s.now
 		s.Pending = slices.DeleteFunc(s.Pending, func(t time.Time) bool { return !t.After(sent) })

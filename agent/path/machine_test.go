@@ -20,7 +20,7 @@ type stepper struct {
 func newStepper(t *testing.T, self, peer Node) *stepper {
 	s := &stepper{t: t, now: simStart, m: NewMachine(nodeIDs[0], nodeIDs[1], simStart)}
 	s.in(0, Input{Kind: InputSelf, Node: &self})
-	s.in(0, Input{Kind: InputRelay, Relay: RelayChoice{relayID, time.Millisecond}})
+	s.in(0, Input{Kind: InputRelay, Relay: RelayChoice{ID: relayID, RTT: time.Millisecond}})
 	s.in(0, Input{Kind: InputPeer, Node: &peer})
 	return s
 }
@@ -72,7 +72,7 @@ func TestFirstSteps(t *testing.T) {
 	peer := node(natRestricted, cand(srflx, "203.0.113.2:2000"))
 	m := NewMachine(nodeIDs[0], nodeIDs[1], simStart)
 	s := &stepper{t: t, m: m, now: simStart}
-	s.want(s.in(0, Input{Kind: InputRelay, Relay: RelayChoice{relayID, time.Millisecond}}), "use relay:0900000000000000 alive=true (no-record)")
+	s.want(s.in(0, Input{Kind: InputRelay, Relay: RelayChoice{ID: relayID, RTT: time.Millisecond}}), "use relay:0900000000000000 alive=true (no-record)")
 	s.want(s.in(0, Input{Kind: InputPeer, Node: &peer}), "punch reply=false", "ping 203.0.113.2:2000")
 	if s.m.Path.Rule != "relay-first" {
 		t.Errorf("rule %s", s.m.Path.Rule)
@@ -220,7 +220,7 @@ func randomInput(r func(int) int) Input {
 	case InputSelf, InputPeer:
 		in.Node = nd()
 	case InputRelay:
-		in.Relay = RelayChoice{identity.ID{byte(r(3))}, time.Duration(r(100))}
+		in.Relay = RelayChoice{ID: identity.ID{byte(r(3))}, RTT: time.Duration(r(100))}
 	case InputSettings:
 		in.Settings = &Settings{DirectRetry: time.Duration(r(200)) * time.Second, Keepalive: time.Duration(r(60)) * time.Second}
 	case InputPunch:

@@ -20,6 +20,10 @@ type Prober interface {
 // Relays knows which relay both ends share and would be used now. It must not block.
 type Relays interface {
 	Choose(peer identity.ID) (relay identity.ID, rtt time.Duration, ok bool)
+	// Absent tells whether there is none because the relays say that the peer is not there.
+	Absent(peer identity.ID) bool
+	// Ask asks the relays whether the peer is there. What comes out is told by RelaysChanged.
+	Ask(peer identity.ID)
 }
 
 // Journal keeps what was observed and decided. It must not block.
@@ -42,6 +46,8 @@ type Config struct {
 type Counters struct {
 	RxBytes, TxBytes uint64
 	Endpoint         netip.AddrPort // where WireGuard last heard the peer; may be a local proxy
+	Handshake        time.Time      // the last one; zero: never
+	At               time.Time      // just before the counters were read; zero: now
 }
 
 const (
@@ -59,6 +65,7 @@ type Manager struct {
 	paths   atomic.Pointer[map[identity.ID]Path]
 	changed chan struct{}
 	signals chan signalTo
+	count   chan struct{}
 	wake    chan struct{}
 	stop    context.CancelFunc
 	ended   <-chan struct{}
@@ -104,7 +111,7 @@ func NewManager(cfg Config) *Manager {
 func newManager(cfg Config, ctx context.Context, stop context.CancelFunc) *Manager {
 	m := &Manager{
 		cfg: cfg, log: cfg.Log.With("part", "path"), stop: stop, ended: ctx.Done(),
-		changed: make(chan struct{}, 1), wake: make(chan struct{}, 1), signals: make(chan signalTo, signalsMax),
+		changed: make(chan struct{}, 1), count: make(chan struct{}, 1), wake: make(chan struct{}, 1), signals: make(chan signalTo, signalsMax),
 		o: owned{peers: map[identity.ID]*peer{}, pings: map[[12]byte]pinged{}},
 	}
 	m.paths.Store(&map[identity.ID]Path{})
@@ -125,6 +132,9 @@ func (m *Manager) Paths() map[identity.ID]Path { return *m.paths.Load() }
 
 // Changed receives after the way to some peer has changed; many changes may be one. For one consumer.
 func (m *Manager) Changed() <-chan struct{} { return m.changed }
+
+// Count receives when the counters should be read at once, because a path's fate hangs on them. For one consumer.
+func (m *Manager) Count() <-chan struct{} { return m.count }
 
 // SetSettings takes the mesh's settings.
 func (m *Manager) SetSettings(s Settings) {
@@ -180,11 +190,11 @@ func (m *Manager) RelaysChanged() {
 	})
 }
 
-// RelayUpdate says which relay is now used for one peer; the zero ID means none.
-func (m *Manager) RelayUpdate(id, relay identity.ID, rtt time.Duration) {
+// RelayUpdate says which relay is now used for one peer.
+func (m *Manager) RelayUpdate(id identity.ID, r RelayChoice) {
 	m.run(func(m *Manager, now time.Time) {
 		if p, ok := m.o.peers[id]; ok {
-			m.setRelay(p, now, RelayChoice{ID: relay, RTT: rtt})
+			m.setRelay(p, now, r)
 		}
 	})
 }
@@ -222,7 +232,7 @@ func (m *Manager) Punch(id identity.ID, p *skeinv1.Signal_Punch) {
 	m.push(event{at: m.cfg.Clock(), peer: id, in: in})
 }
 
-// Traffic takes WireGuard's counters, read at any pace; once a second is enough.
+// Traffic takes WireGuard's counters, read at any pace; four times a second is enough. See Count.
 func (m *Manager) Traffic(c map[identity.ID]Counters) {
 	m.run(func(m *Manager, now time.Time) {
 		for id, n := range c {

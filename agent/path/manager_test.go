@@ -68,6 +68,9 @@ func (e wireEnd) Choose(identity.ID) (identity.ID, time.Duration, bool) {
 	return relayID, 50 * time.Millisecond, true
 }
 
+func (e wireEnd) Absent(identity.ID) bool { return false }
+func (e wireEnd) Ask(identity.ID)         {}
+
 // memory is a journal for tests.
 type memory struct {
 	mu      sync.Mutex
@@ -206,7 +209,7 @@ func TestManagerPeersComeAndGo(t *testing.T) {
 		m.SetSelf(recordOf("203.0.113.1:51820"))
 		m.SetPeer(b, recordOf("203.0.113.2:51820"))
 		eventually(t, m, "the relay", func() bool { return m.Paths()[b].Kind == Relay })
-		m.RelayUpdate(b, identity.ID{}, 0)
+		m.RelayUpdate(b, RelayChoice{ID: identity.ID{}, RTT: 0})
 		eventually(t, m, "no relay", func() bool { return m.Paths()[b].Kind == None })
 		m.RelaysChanged()
 		eventually(t, m, "the relay again", func() bool { return m.Paths()[b].Kind == Relay })

@@ -67,6 +67,9 @@ func (c *Metrics) switched(from, to Path, now, lastPong time.Time) {
 		c.blackout.Max = max(c.blackout.Max, d)
 		c.mu.Unlock()
 	case to.Kind == Direct && to.Alive && from.Kind == Direct && from.Alive:
+		if from.Endpoint == to.Endpoint {
+			return // the peer's agent went or came
+		}
 		c.reroutes.Add(1)
 	case to.Kind == Direct && to.Alive:
 		c.upgrades.Add(1)

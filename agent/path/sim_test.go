@@ -30,7 +30,9 @@ type sim struct {
 	hairpin  bool
 	stall    func(node int) time.Duration // how long this node's process still sleeps
 	log      []string
-	traceMax int // bytes of the largest trace
+	traceMax int                      // bytes of the largest trace
+	onUse    func(n *simNode, p Path) // the shell of silent_test.go
+	onCheck  func(n *simNode)
 }
 
 type simNode struct {
@@ -159,8 +161,15 @@ func (n *simNode) admits(port uint16, src netip.AddrPort) *simNode {
 	return nil
 }
 
-// send carries a UDP packet; deliver runs at the receiver with the source address it sees.
+// send carries a UDP packet to a process; deliver runs at the receiver with the source address it sees.
 func (s *sim) send(from *simNode, dst netip.AddrPort, deliver func(to *simNode, src netip.AddrPort)) {
+	s.carry(from, dst, func(to *simNode, src netip.AddrPort) {
+		s.awake(to, 0, func() { deliver(to, src) })
+	})
+}
+
+// carry is send to a kernel, which never sleeps.
+func (s *sim) carry(from *simNode, dst netip.AddrPort, deliver func(to *simNode, src netip.AddrPort)) {
 	var to *simNode
 	src := from.inner
 	for _, n := range s.nodes {
@@ -191,7 +200,7 @@ func (s *sim) send(from *simNode, dst netip.AddrPort, deliver func(to *simNode, 
 		if to == nil || s.cut != nil && s.cut(from.id, to.id, dst) {
 			return
 		}
-		s.awake(to, 0, func() { deliver(to, src) })
+		deliver(to, src)
 	})
 }
 
@@ -236,6 +245,13 @@ func (s *sim) input(n *simNode, in Input) {
 			s.wake(n, a.At)
 		case ActionUse:
 			s.used(n, before, a.Path)
+			if s.onUse != nil {
+				s.onUse(n, a.Path)
+			}
+		case ActionCheck:
+			if s.onCheck != nil {
+				s.onCheck(n)
+			}
 		}
 	}
 }
@@ -320,7 +336,7 @@ func (s *sim) start(withRelay bool) {
 		s.after(time.Duration(i)*40*time.Millisecond, func() {
 			s.input(n, Input{Kind: InputSelf, Node: &recs[i]})
 			if withRelay {
-				s.input(n, Input{Kind: InputRelay, Relay: RelayChoice{relayID, 2 * s.relay}})
+				s.input(n, Input{Kind: InputRelay, Relay: RelayChoice{ID: relayID, RTT: 2 * s.relay}})
 			}
 			s.input(n, Input{Kind: InputPeer, Node: &recs[1-i]})
 		})

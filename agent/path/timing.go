@@ -22,6 +22,18 @@ const (
 	idleRetries   = 3
 )
 
+// Paths whose peer has no agent.
+const (
+	verdictIn  = 80 * time.Millisecond   // before a death: the last reading of the counters
+	silentBeat = time.Second             // between pings, with traffic
+	muteAfter  = 1500 * time.Millisecond // sending without hearing anything: one ping a second may lose one
+	unheardFor = 3 * time.Second         // without hearing the peer, when a relay claims to reach it
+	agentQuiet = 2 * time.Second         // no word of an agent that relays call absent, too
+	agentGone  = 3 * retryDown           // no word of an agent that relays say nothing about
+	awaySoon   = 3 * time.Second         // after the death of a direct path
+	awayAfter  = time.Second             // otherwise: a peer may just be renewing its session
+)
+
 // Waiting for an answer (RFC 6298 with floors that suit a machine with two busy cores).
 const (
 	rtoMin     = 80 * time.Millisecond

@@ -88,7 +88,7 @@ func (m *Manager) decided(p *peer, before Path) {
 	if before.Kind == Direct && before.Alive && p.machine.Lost != "" {
 		input(&skeinv1.PathInput{Kind: InputSendFailed.String(), Endpoint: before.Endpoint.String(), Detail: quoted(p.machine.Lost)})
 	}
-	if path.Kind == Direct && path.Alive {
+	if path.Kind == Direct && path.Alive && !path.Silent {
 		input(&skeinv1.PathInput{Kind: InputPong.String(), Endpoint: path.Endpoint.String(), RttNanos: int64(path.RTT)})
 	}
 	if b, err := json.Marshal(t); err == nil {

@@ -41,6 +41,7 @@ type Path struct {
 	Rule     string        // short name of the rule that decided
 	Reason   string        // one plain sentence
 	Alive    bool          // answered lately; a relayed path lives as long as its relay's session
+	Silent   bool          // alive by WireGuard's counters alone: the peer's agent does not answer
 }
 
 // String is the path as the journal keeps it: relay:<id>, direct:<addr:port> or none.
@@ -56,7 +57,7 @@ func (p Path) String() string {
 
 // same reports whether two paths carry packets the same way.
 func (p Path) same(o Path) bool {
-	return p.Kind == o.Kind && p.Endpoint == o.Endpoint && p.Relay == o.Relay && p.Alive == o.Alive
+	return p.Kind == o.Kind && p.Endpoint == o.Endpoint && p.Relay == o.Relay && p.Alive == o.Alive && p.Silent == o.Silent
 }
 
 // Candidate is one way that a record offers to reach a node's WireGuard port.
@@ -112,8 +113,9 @@ func (s Settings) equal(o Settings) bool {
 
 // RelayChoice is the relay that both ends share and that would be used now; the zero ID means none.
 type RelayChoice struct {
-	ID  identity.ID
-	RTT time.Duration
+	ID     identity.ID
+	RTT    time.Duration
+	Absent bool // there is none because the relays say that the peer is not there
 }
 
 // InputKind names an input.
@@ -130,12 +132,13 @@ const (
 	InputPong                          // Endpoint, RTT, Sent: a ping to Endpoint was answered from there
 	InputPing                          // Endpoint: an authenticated ping of the peer came from there
 	InputPunch                         // Addresses, Reply: the peer asks to probe it now
-	InputTraffic                       // WireGuard carried packets of this peer
+	InputTraffic                       // WireGuard carried packets of this peer; Endpoint: it heard the peer there, after Sent
 	InputSendFailed                    // Endpoint, Error: a ping could not be sent
 	InputEndpointSeen                  // Endpoint: WireGuard accepted a packet from there
+	InputAdopted                       // Endpoint: where WireGuard talked to the peer before this agent started
 )
 
-var inputNames = [...]string{"tick", "self", "record", "relay", "settings", "network", "probe_ok", "ping_received", "punch", "traffic", "probe_lost", "endpoint_seen"}
+var inputNames = [...]string{"tick", "self", "record", "relay", "settings", "network", "probe_ok", "ping_received", "punch", "traffic", "probe_lost", "endpoint_seen", "adopted"}
 
 // String is the kind as the journal keeps it.
 func (k InputKind) String() string {
@@ -150,7 +153,7 @@ type Input struct {
 	Kind      InputKind
 	Endpoint  netip.AddrPort   `json:",omitzero"`
 	RTT       time.Duration    `json:",omitzero"`
-	Sent      time.Time        `json:",omitzero"` // when the answered ping was sent
+	Sent      time.Time        `json:",omitzero"` // when the answered ping was sent, or the counters were read before
 	Node      *Node            `json:",omitempty"`
 	Relay     RelayChoice      `json:",omitzero"`
 	Settings  *Settings        `json:",omitempty"`
@@ -167,6 +170,7 @@ const (
 	ActionPing  ActionKind = iota // send an authenticated ping to Endpoint
 	ActionPunch                   // signal the peer to probe this host's addresses now
 	ActionUse                     // WireGuard shall use Path
+	ActionCheck                   // read WireGuard's counters soon, and ask the relay whether the peer is there
 	ActionWake                    // call Step with a tick at At; replaces the earlier wish
 )
 
@@ -188,6 +192,8 @@ func (a Action) String() string {
 		return fmt.Sprintf("punch reply=%t", a.Reply)
 	case ActionUse:
 		return fmt.Sprintf("use %s alive=%t (%s)", a.Path, a.Path.Alive, a.Path.Rule)
+	case ActionCheck:
+		return "check"
 	case ActionWake:
 		return "wake " + a.At.Format("15:04:05.000")
 	}

@@ -1,0 +1,358 @@
+package path
+
+import (
+	"math/rand/v2"
+	"net/netip"
+	"testing"
+	"time"
+
+	skeinv1 "github.com/skeinmesh/skein/api/skein/v1"
+)
+
+// The simulation with WireGuard of its own: it sends where it was told or where it last heard the peer, counts, and goes
+// on without its agent. Relays know who is connected.
+
+type kernel struct {
+	*sim
+	ends    [2]*end
+	oneWay  bool          // the second node answers nothing
+	every   time.Duration // between packets
+	worst   time.Duration // longest silence among the echoes since start
+	started time.Time
+	last    time.Time
+	sent    int
+	echoed  int
+}
+
+type end struct {
+	wg       netip.AddrPort // where it sends
+	c, read  Counters
+	hasRead  bool
+	agent    bool // runs
+	tunnel   bool // forwards
+	sessions bool // the relays have a session of it
+}
+
+var proxy = ap("127.0.0.1:40000")
+
+func newKernel(t testing.TB, seed uint64, nat skeinv1.NatType) *kernel {
+	k := &kernel{sim: newSim(t, seed, nat, natPortRestricted), every: 20 * time.Millisecond}
+	for i := range k.ends {
+		k.ends[i] = &end{agent: true, tunnel: true, sessions: true}
+	}
+	k.stall = func(node int) time.Duration {
+		if k.ends[node].agent {
+			return 0
+		}
+		return time.Hour // what arrives for a dead agent is lost
+	}
+	k.onUse = func(n *simNode, p Path) {
+		switch p.Kind {
+		case Relay:
+			k.ends[n.id].wg = proxy
+		case Direct:
+			k.ends[n.id].wg = p.Endpoint
+		}
+	}
+	k.onCheck = func(n *simNode) {
+		k.after(2*time.Millisecond, func() { k.count(n) })
+		k.after(2*k.relay, func() { k.word(n) })
+	}
+	k.start(true)
+	k.run(5 * time.Second)
+	wantPaths(t, k.sim, "at the start", Direct, true)
+	k.counting()
+	return k
+}
+
+// word is what the relay says about the other node.
+func (k *kernel) word(n *simNode) {
+	c := RelayChoice{ID: relayID, RTT: 2 * k.relay}
+	if !k.ends[1-n.id].sessions {
+		c = RelayChoice{Absent: true}
+	}
+	if k.ends[n.id].agent && n.m.Relay != c {
+		k.input(n, Input{Kind: InputRelay, Relay: c})
+	}
+}
+
+// counting reads the counters like the agent's loop.
+func (k *kernel) counting() {
+	for i, n := range k.nodes {
+		var tick func()
+		tick = func() {
+			k.count(n)
+			k.after(250*time.Millisecond, tick)
+		}
+		k.after(time.Duration(i)*90*time.Millisecond, tick)
+	}
+}
+
+func (k *kernel) count(n *simNode) {
+	e := k.ends[n.id]
+	if !e.agent {
+		return
+	}
+	e.c.At, e.c.Endpoint = k.now, e.wg
+	last, had := e.read, e.hasRead
+	e.read, e.hasRead = e.c, true
+	if !had {
+		k.input(n, Input{Kind: InputAdopted, Endpoint: e.wg})
+		return
+	}
+	for _, in := range observe(last, e.c) {
+		k.input(n, in)
+	}
+}
+
+// packet carries 100 bytes of the tunnel; got runs when it has arrived.
+func (k *kernel) packet(n *simNode, got func(to *simNode)) {
+	from, to := k.ends[n.id], k.ends[1-n.id]
+	if !from.tunnel {
+		return
+	}
+	from.c.TxBytes += 100
+	arrive := func(src netip.AddrPort) {
+		if to.tunnel {
+			to.c.RxBytes += 100
+			to.wg = src
+			got(k.nodes[1-n.id])
+		}
+	}
+	if from.wg != proxy {
+		// Past the agents: WireGuard needs none.
+		k.carry(n, from.wg, func(_ *simNode, src netip.AddrPort) { arrive(src) })
+		return
+	}
+	if !from.agent {
+		return
+	}
+	k.after(k.relay, func() {
+		switch {
+		case !to.sessions:
+			k.after(k.relay, func() { k.word(n) })
+		case to.agent:
+			arrive(proxy)
+		}
+	})
+}
+
+// ping runs an echo through the tunnel from the first node.
+func (k *kernel) echo(d time.Duration) {
+	k.started, k.last, k.worst, k.sent, k.echoed = k.now, k.now, 0, 0, 0
+	end := k.now.Add(d)
+	var tick func()
+	tick = func() {
+		if !k.now.Before(end) {
+			return
+		}
+		k.sent++
+		k.packet(k.nodes[0], func(b *simNode) {
+			if k.oneWay {
+				k.echoed++
+				return
+			}
+			k.packet(b, func(*simNode) {
+				k.echoed++
+				k.worst = max(k.worst, k.now.Sub(k.last))
+				k.last = k.now
+			})
+		})
+		k.after(k.every, tick)
+	}
+	tick()
+}
+
+func (k *kernel) lost() int { return k.sent - k.echoed }
+
+// kill ends the second node's agent; a hung one keeps its session with the relay for a while.
+func (k *kernel) kill(hung time.Duration) {
+	k.ends[1].agent = false
+	k.after(hung, func() { k.ends[1].sessions = false })
+}
+
+// restart begins a new agent with what the disk and the kernel have.
+func (k *kernel) restart() {
+	n, e := k.nodes[1], k.ends[1]
+	n.m = NewMachine(nodeIDs[1], nodeIDs[0], k.now)
+	n.trace = trace{}
+	n.wakeSeq++
+	e.agent, e.hasRead = true, false
+	recs := [2]Node{k.record(k.nodes[0]), k.record(n)}
+	k.input(n, Input{Kind: InputSelf, Node: &recs[1]})
+	k.input(n, Input{Kind: InputPeer, Node: &recs[0]})
+	if e.tunnel {
+		k.count(n)
+	}
+	k.after(100*time.Millisecond, func() {
+		e.sessions = true
+		k.word(n)
+		k.word(k.nodes[0])
+	})
+}
+
+func (k *kernel) want(when string, kind Kind, alive, silent bool, rule string) {
+	k.t.Helper()
+	p := k.nodes[0].m.Path
+	if p.Kind != kind || p.Alive != alive || p.Silent != silent || p.Rule != rule {
+		k.dump()
+		k.t.Fatalf("%s: %s alive=%t silent=%t (%s: %s), want %s alive=%t silent=%t (%s)", when, p, p.Alive, p.Silent, p.Rule, p.Reason, kind, alive, silent, rule)
+	}
+}
+
+// An agent that is killed, or hangs, takes nothing from the tunnel, nor does its return.
+func TestAgentAway(t *testing.T) {
+	for name, c := range map[string]struct{ every, hung time.Duration }{
+		"killed, 50 packets a second":  {20 * time.Millisecond, 0},
+		"killed, one packet a second":  {time.Second, 0},
+		"killed, a packet in a minute": {time.Minute, 0},
+		"hangs, 50 packets a second":   {20 * time.Millisecond, 10 * time.Second},
+		"hangs, 5 packets a second":    {200 * time.Millisecond, 10 * time.Second},
+	} {
+		t.Run(name, func(t *testing.T) {
+			for seed := range uint64(5) {
+				k := newKernel(t, seed, natPortRestricted)
+				k.every = c.every
+				k.echo(3 * time.Minute)
+				k.run(2*time.Second + time.Duration(seed)*37*time.Millisecond)
+				k.kill(c.hung)
+				k.run(2 * time.Minute)
+				if p := k.nodes[0].m.Path; p.Kind != Direct || c.every <= time.Second && !p.Silent {
+					k.dump()
+					t.Fatalf("without the agent: %s silent=%t (%s)", p, p.Silent, p.Rule)
+				}
+				if k.lost() > 2 { // two may be under way
+					k.dump()
+					t.Fatalf("%d packets of %d lost without the agent", k.lost(), k.sent)
+				}
+				switches := k.nodes[0].switches
+				if c.every <= time.Second && switches > 6 {
+					k.dump()
+					t.Fatalf("%d switches", switches)
+				}
+				k.restart()
+				k.run(5 * time.Second)
+				wantPaths(t, k.sim, "the agent is back", Direct, true)
+				k.want("the agent is back", Direct, true, false, "direct-proven")
+				k.run(2 * time.Minute)
+				if k.lost() > 0 {
+					k.dump()
+					t.Fatalf("%d packets of %d lost", k.lost(), k.sent)
+				}
+			}
+		})
+	}
+}
+
+// An idle pair whose relays say that the peer is gone stays on the endpoint that worked last, without flapping.
+func TestIdlePeerAway(t *testing.T) {
+	k := newKernel(t, 1, natPortRestricted)
+	k.run(30 * time.Second)
+	switches := k.nodes[0].switches
+	k.kill(0)
+	k.run(10 * time.Minute)
+	k.want("idle", Direct, false, false, "peer-away")
+	if n := k.nodes[0].switches - switches; n > 1 {
+		k.dump()
+		t.Errorf("%d switches, want one: from alive to not known to be", n)
+	}
+	k.echo(10 * time.Second)
+	k.run(2 * time.Second)
+	k.want("traffic", Direct, true, true, "direct-silent")
+	k.run(10 * time.Second)
+	if k.lost() > 0 {
+		t.Errorf("%d packets lost", k.lost())
+	}
+}
+
+// The relay that took a dead direct path over turns out not to have the peer: back to the last endpoint, at once.
+func TestRelayWithoutThePeer(t *testing.T) {
+	k := newKernel(t, 1, natPortRestricted)
+	k.cut = cutAll
+	k.echo(time.Minute)
+	k.run(5 * time.Second)
+	k.want("cut", Relay, true, false, "direct-dead")
+	k.kill(0)
+	k.cut = nil
+	k.run(1500 * time.Millisecond)
+	k.want("agent killed on the relay, the direct way mended", Direct, false, false, "peer-away")
+	k.run(3 * time.Second)
+	k.want("tunnel heard", Direct, true, true, "direct-silent")
+	k.restart()
+	k.run(5 * time.Second)
+	k.want("agent back", Direct, true, false, "direct-proven")
+}
+
+// Where the tunnel dies with its agent, or with its host, nothing pretends that it lives.
+func TestTunnelDiesWithItsAgent(t *testing.T) {
+	k := newKernel(t, 1, natPortRestricted)
+	k.echo(5 * time.Minute)
+	k.run(3 * time.Second)
+	k.ends[1].tunnel = false
+	k.kill(0)
+	k.run(time.Minute)
+	k.want("dead", Direct, false, false, "peer-away")
+	k.ends[1].tunnel, k.ends[1].wg = true, netip.AddrPort{}
+	k.restart()
+	k.ends[1].hasRead, k.ends[1].read = true, k.ends[1].c
+	k.run(5 * time.Second)
+	k.want("back", Direct, true, false, "direct-proven")
+	// The agent first, then the host.
+	k = newKernel(t, 2, natPortRestricted)
+	k.echo(5 * time.Minute)
+	k.run(3 * time.Second)
+	k.kill(0)
+	k.run(5 * time.Second)
+	k.want("agent killed", Direct, true, true, "direct-silent")
+	k.ends[1].tunnel = false
+	k.run(muteAfter + 600*time.Millisecond)
+	k.want("host dead", Direct, false, false, "peer-away")
+}
+
+// Real cuts, one-way ones, too, are never taken for a silent agent: the relay has the traffic within a second.
+func TestCutsWithCounters(t *testing.T) {
+	over := 0
+	for seed := range uint64(200) {
+		rnd := rand.New(rand.NewPCG(seed, 3))
+		k := newKernel(t, seed, natPortRestricted)
+		k.loss = []float64{0, 0, 0.05}[seed%3]
+		k.every = []time.Duration{20 * time.Millisecond, 5 * time.Millisecond, 50 * time.Millisecond}[rnd.IntN(3)]
+		k.delay = []time.Duration{time.Millisecond, 10 * time.Millisecond, 60 * time.Millisecond}[rnd.IntN(3)]
+		k.echo(9 * time.Second)
+		k.run(2*time.Second + time.Duration(rnd.IntN(1000))*time.Millisecond)
+		way := rnd.IntN(3)
+		k.cut = func(from, to int, _ netip.AddrPort) bool { return way == 2 || from == way }
+		k.worst, k.last = 0, k.now
+		k.run(5 * time.Second)
+		for _, n := range k.nodes {
+			if n.m.Path.Kind != Relay {
+				k.dump()
+				t.Fatalf("seed %d, cut %d: node %d has %s (%s)", seed, way, n.id, n.m.Path, n.m.Path.Rule)
+			}
+		}
+		if k.worst > time.Second {
+			over++
+			t.Logf("seed %d, cut %d, loss %.2f, delay %s: dark for %s", seed, way, k.loss, k.delay, k.worst)
+		}
+	}
+	if over > 2 {
+		t.Errorf("%d of 200 cuts took more than a second", over)
+	}
+}
+
+// A peer without its agent that gets another address is followed by WireGuard, and by the path.
+func TestSilentPeerRoams(t *testing.T) {
+	k := newKernel(t, 1, natNone)
+	k.echo(time.Minute)
+	k.run(3 * time.Second)
+	k.kill(0)
+	k.run(5 * time.Second)
+	b := k.nodes[1]
+	b.maps.out = map[string]uint16{} // its NAT forgets
+	k.packet(b, func(*simNode) {})
+	k.run(2 * time.Second)
+	k.want("roamed", Direct, true, true, "direct-silent")
+	if got, want := k.nodes[0].m.Path.Endpoint, k.ends[0].wg; got != want {
+		t.Errorf("path leads to %s, WireGuard sends to %s", got, want)
+	}
+}

@@ -1,0 +1,55 @@
+package agent
+
+import (
+	"net/netip"
+	"time"
+
+	"github.com/skeinmesh/skein/dataplane"
+)
+
+const (
+	roamFor  = 200 * time.Millisecond // how long WireGuard may send elsewhere before it is put right
+	roamCalm = 10 * time.Second       // between two times
+)
+
+// roaming watches for peers to which WireGuard sends otherwise than it was told. It follows each authentic packet,
+// also a late one that came over a path just given up, and then sends where nobody hears it. Putting it back once
+// is enough for that. When both ends use different ways that both work, it would only be moved again: such a
+// peer is left to the loop's regular round.
+type roaming map[dataplane.Key]roamer
+
+type roamer struct {
+	wanted      netip.AddrPort
+	since, last time.Time // when it was first seen elsewhere, and when it was last put back; zero: not
+}
+
+// look compares what was applied with what the device shows, and reports whether something shall be put back now.
+func (r *roaming) look(want map[dataplane.Key]dataplane.Peer, have []dataplane.PeerStatus, now time.Time) (mend bool) {
+	next := make(roaming)
+	for _, p := range have {
+		w := want[p.PublicKey].Endpoint
+		if !w.IsValid() {
+			continue
+		}
+		x := (*r)[p.PublicKey]
+		if x.wanted != w {
+			x = roamer{wanted: w} // a new decision
+		}
+		switch {
+		case same(w, p.Endpoint):
+			x.since = time.Time{}
+		case x.since.IsZero():
+			x.since = now
+		case now.Sub(x.since) >= roamFor && now.Sub(x.last) >= roamCalm:
+			x.since, x.last = time.Time{}, now
+			mend = true
+		}
+		next[p.PublicKey] = x
+	}
+	*r = next
+	return mend
+}
+
+func same(a, b netip.AddrPort) bool {
+	return a.Port() == b.Port() && a.Addr().Unmap() == b.Addr().Unmap()
+}

@@ -1,0 +1,52 @@
+package agent
+
+import (
+	"net/netip"
+	"testing"
+	"time"
+
+	"github.com/skeinmesh/skein/dataplane"
+)
+
+func TestRoamingIsPutRight(t *testing.T) {
+	direct, proxy := netip.MustParseAddrPort("203.0.113.2:51820"), netip.MustParseAddrPort("127.0.0.1:40001")
+	key := dataplane.Key{1}
+	want := func(e netip.AddrPort) map[dataplane.Key]dataplane.Peer {
+		return map[dataplane.Key]dataplane.Peer{key: {Endpoint: e}}
+	}
+	start := time.Date(2026, 1, 2, 3, 4, 5, 0, time.UTC)
+	var r roaming
+	look := func(w, have netip.AddrPort, ms int) bool {
+		t.Helper()
+		return r.look(want(w), []dataplane.PeerStatus{{PublicKey: key, Endpoint: have}}, start.Add(time.Duration(ms)*time.Millisecond))
+	}
+	if look(direct, direct, 0) || look(proxy, direct, 250) {
+		t.Error("a peer that has just been switched is put back at once")
+	}
+	if !look(proxy, direct, 500) {
+		t.Error("a late packet moved it to the old path, and it stays there")
+	}
+	if look(proxy, proxy, 750) || look(netip.AddrPort{}, direct, 1000) {
+		t.Error("a peer at its place, or with none, is put back")
+	}
+	times := 0
+	for ms := 2000; ms < 62000; ms += 250 { // the peer sends another way, for good
+		if look(direct, proxy, ms) {
+			times++
+		}
+	}
+	if times < 3 || times > 6 {
+		t.Errorf("put back %d times in a minute, want few", times)
+	}
+	mapped := netip.AddrPortFrom(netip.AddrFrom16(direct.Addr().As16()), direct.Port())
+	if look(direct, mapped, 63000) || look(direct, mapped, 200000) {
+		t.Error("one address written in two ways is taken for two")
+	}
+	if look(direct, proxy, 201000) || !look(direct, proxy, 201250) {
+		t.Error("after a calm time the patience is not short again")
+	}
+	r.look(nil, nil, start)
+	if len(r) != 0 {
+		t.Error("a peer that left is remembered")
+	}
+}

@@ -1,0 +1,85 @@
+package relay
+
+import (
+	"testing"
+	"time"
+
+	"github.com/skeinmesh/skein/identity"
+)
+
+// A relay's word that a peer is away stands until the relay says otherwise: neither time, nor a late record, nor a new
+// session with the relay makes it a way again. Asking tells without a packet to lose.
+func TestAbsenceIsSticky(t *testing.T) {
+	m := newMembers()
+	r := startRelay(t, m)
+	a := startNode(t, m, r)
+	b := newNode(t, m, newKey(t))
+	a.SetPeerLinks(b.id, []Link{{r.key.ID(), time.Millisecond}})
+	chosen := func() bool { _, _, ok := a.Choose(b.id); return ok }
+	if !chosen() || a.Absent(b.id) {
+		t.Fatal("a listed relay is not chosen")
+	}
+	for len(a.Changed()) > 0 {
+		<-a.Changed()
+	}
+	a.Ask(b.id)
+	waitFor(t, "the relay's word", func() bool { return a.Absent(b.id) && !chosen() })
+	select {
+	case <-a.Changed():
+	case <-time.After(5 * time.Second):
+		t.Fatal("absence is not told")
+	}
+	asked := func() uint64 { return a.Stats()[0].Gone }
+	before := asked()
+	a.SetPeerLinks(b.id, []Link{{r.key.ID(), 2 * time.Millisecond}}) // a record that was under way
+	if chosen() {
+		t.Error("a late record undoes the relay's word")
+	}
+	waitFor(t, "the relay to be asked after a record", func() bool { return asked() > before })
+	before = asked()
+	a.relays[r.key.ID()].wire.Load().end(errClosed)
+	waitFor(t, "the relay to be asked in a new session", func() bool { return asked() > before })
+	if chosen() || !a.Absent(b.id) {
+		t.Error("a new session undoes the relay's word")
+	}
+	before = asked()
+	s := a.peer(b.id)
+	s.mu.Lock()
+	s.gone[r.key.ID()] -= goneHold // as if that long had passed
+	s.mu.Unlock()
+	a.relaysChanged()
+	waitFor(t, "the relay to be asked after a while", func() bool { chosen(); return asked() > before })
+	if chosen() {
+		t.Error("time undoes the relay's word")
+	}
+	b.use(r)
+	waitFor(t, "the peer to be there", func() bool { return chosen() && !a.Absent(b.id) })
+	b.Ask(a.id)
+	waitFor(t, "an answer about a present peer", func() bool {
+		s := b.peer(a.id)
+		s.mu.Lock()
+		defer s.mu.Unlock()
+		_, seen := s.seen[r.key.ID()]
+		return seen
+	})
+	if len(a.packets) > 0 || len(b.packets) > 0 {
+		t.Error("a question was delivered as a packet")
+	}
+}
+
+// Asking goes on to the next relay when the first says no.
+func TestAskFindsTheRelayThatHasThePeer(t *testing.T) {
+	m := newMembers()
+	r1, r2 := startRelay(t, m), startRelay(t, m)
+	a := startNode(t, m, r1, r2)
+	b := startNode(t, m, r2)
+	a.SetPeerLinks(b.id, []Link{{r1.key.ID(), time.Microsecond}, {r2.key.ID(), time.Second}})
+	if id, _, _ := a.Choose(b.id); id != r1.key.ID() {
+		t.Fatalf("chose %s, want the near relay", id)
+	}
+	a.Ask(b.id)
+	waitFor(t, "the relay that has the peer", func() bool {
+		id, _, ok := a.Choose(b.id)
+		return ok && id == r2.key.ID() && id != identity.ID{}
+	})
+}
