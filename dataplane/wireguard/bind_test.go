@@ -20,6 +20,7 @@ import (
 	"golang.zx2c4.com/wireguard/tun/tuntest"
 	"golang.zx2c4.com/wireguard/wgctrl/wgtypes"
 
+	"github.com/skeinmesh/skein/dataplane"
 	"github.com/skeinmesh/skein/internal/testenv"
 )
 
@@ -235,6 +236,38 @@ func TestDevicesThatStartTogether(t *testing.T) {
 	}
 }
 
+// A packet that came before its peer's endpoint leaves as soon as the endpoint is known.
+func TestPacketBeforeEndpoint(t *testing.T) {
+	a, b := tuntest.NewChannelTUN(), tuntest.NewChannelTUN()
+	quiet := &device.Logger{Verbosef: device.DiscardLogf, Errorf: device.DiscardLogf}
+	failed := make(chan struct{}, 10)
+	noisy := &device.Logger{Verbosef: device.DiscardLogf, Errorf: func(string, ...any) {
+		select {
+		case failed <- struct{}{}:
+		default:
+		}
+	}}
+	da, db := device.NewDevice(a.TUN(), newMeshBind(), noisy), device.NewDevice(b.TUN(), newMeshBind(), quiet)
+	defer da.Close()
+	defer db.Close()
+	keyB, portB := wire(t, da, db)
+	if err := da.IpcSet(fmt.Sprintf("public_key=%x\nremove=true\npublic_key=%x\nallowed_ip=10.0.0.2/32\n", keyB[:], keyB[:])); err != nil {
+		t.Fatal(err)
+	}
+	a.Outbound <- tuntest.Ping(netip.MustParseAddr("10.0.0.2"), netip.MustParseAddr("10.0.0.1"))
+	<-failed // no known endpoint for peer
+	d := &userspaceDevice{dev: da, up: true, tun: &quietTUN{}, met: map[dataplane.Key]bool{}}
+	op := Op{Peer: &PeerOp{Action: Update, Key: dataplane.Key(keyB), Endpoint: netip.AddrPortFrom(netip.MustParseAddr("127.0.0.1"), uint16(portB))}}
+	if err := d.Write([]Op{op}); err != nil {
+		t.Fatal(err)
+	}
+	select {
+	case <-b.Inbound:
+	case <-time.After(3 * time.Second): // the library's own retry comes after five
+		t.Error("the packet waits for the next handshake")
+	}
+}
+
 func pair(t *testing.T) (a, b *tuntest.ChannelTUN, stop func()) {
 	t.Helper()
 	a, b = tuntest.NewChannelTUN(), tuntest.NewChannelTUN()
@@ -244,8 +277,8 @@ func pair(t *testing.T) (a, b *tuntest.ChannelTUN, stop func()) {
 	return a, b, func() { da.Close(); db.Close() }
 }
 
-// wire makes two devices each other's peer, on loopback.
-func wire(t *testing.T, da, db *device.Device) {
+// wire makes two devices each other's peer, on loopback, and tells how the second is reached.
+func wire(t *testing.T, da, db *device.Device) (publicB wgtypes.Key, portB int) {
 	t.Helper()
 	ka, kb := newKey(t), newKey(t)
 	ports := map[*device.Device]int{}
@@ -277,6 +310,7 @@ func wire(t *testing.T, da, db *device.Device) {
 			t.Fatal(err)
 		}
 	}
+	return kb.PublicKey(), ports[db]
 }
 
 func newKey(t *testing.T) wgtypes.Key {

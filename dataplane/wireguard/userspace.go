@@ -23,6 +23,7 @@ type userspaceDevice struct {
 	dev  *device.Device
 	up   bool
 	text bytes.Buffer
+	met  map[dataplane.Key]bool // who is known to have had a session
 }
 
 func openUserspace(c OpenConfig) (Device, int, error) {
@@ -54,7 +55,7 @@ func openUserspace(c OpenConfig) (Device, int, error) {
 	})
 	// The agent's prober decides endpoints; a peer must not pull its own away from under it.
 	d.DisableSomeRoamingForBrokenMobileSemantics()
-	return &userspaceDevice{name: c.Link, tun: t, dev: d}, created + 1, nil
+	return &userspaceDevice{name: c.Link, tun: t, dev: d, met: map[dataplane.Key]bool{}}, created + 1, nil
 }
 
 func openTUN(name string, mtu int) (*quietTUN, error) {
@@ -179,6 +180,7 @@ func (d *userspaceDevice) Write(batch []Op) error {
 	if err != nil {
 		return fmt.Errorf("configuring WireGuard device %s: %w", d.name, err)
 	}
+	d.hurry(batch)
 	return nil
 }
 
