@@ -4,7 +4,9 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
 	"net"
+	"os"
 	"sync"
 	"time"
 
@@ -98,7 +100,7 @@ func (d dialer) Dial(ctx context.Context, to identity.ID, alpn string) (net.Conn
 }
 
 func (n *network) connect(from, to identity.ID, l *listener) (net.Conn, error) {
-	a, b := net.Pipe()
+	a, b := bufferedPipe()
 	if n.tcp {
 		var err error
 		if a, b, err = tcpPair(); err != nil {
@@ -154,16 +156,15 @@ func (n *network) heal() {
 	clear(n.cuts)
 }
 
-// wire is one end of a stream. When it is silenced, reads and writes go to a pipe that nobody serves,
-// so that they end by deadline or Close alone.
+// wire is one end of a stream. When it is silenced, what is written vanishes and nothing arrives, so
+// that it ends by deadline or Close alone.
 type wire struct {
 	net.Conn
 	n          *network
 	self, peer identity.ID
 
-	mu        sync.Mutex
-	hole      net.Conn
-	deadlines [2]time.Time
+	mu     sync.Mutex
+	silent bool
 }
 
 func newWire(n *network, c net.Conn, self, peer identity.ID) *wire {
@@ -174,59 +175,136 @@ func (w *wire) Peer() identity.ID { return w.peer }
 
 func (w *wire) silence() {
 	w.mu.Lock()
-	defer w.mu.Unlock()
-	if w.hole == nil {
-		w.hole, _ = net.Pipe()
-		w.hole.SetReadDeadline(w.deadlines[0])
-		w.hole.SetWriteDeadline(w.deadlines[1])
-	}
+	w.silent = true
+	w.mu.Unlock()
 }
 
-func (w *wire) conn() net.Conn {
+func (w *wire) Write(b []byte) (int, error) {
 	w.mu.Lock()
-	defer w.mu.Unlock()
-	if w.hole != nil {
-		return w.hole
+	silent := w.silent
+	w.mu.Unlock()
+	if silent {
+		return len(b), nil // the kernel's buffer takes it
 	}
-	return w.Conn
-}
-
-func (w *wire) Read(b []byte) (int, error)  { return w.conn().Read(b) }
-func (w *wire) Write(b []byte) (int, error) { return w.conn().Write(b) }
-
-func (w *wire) SetDeadline(t time.Time) error {
-	_ = w.SetReadDeadline(t)
-	return w.SetWriteDeadline(t)
-}
-
-func (w *wire) SetReadDeadline(t time.Time) error {
-	w.mu.Lock()
-	defer w.mu.Unlock()
-	w.deadlines[0] = t
-	if w.hole != nil {
-		w.hole.SetReadDeadline(t)
-	}
-	return w.Conn.SetReadDeadline(t)
-}
-
-func (w *wire) SetWriteDeadline(t time.Time) error {
-	w.mu.Lock()
-	defer w.mu.Unlock()
-	w.deadlines[1] = t
-	if w.hole != nil {
-		w.hole.SetWriteDeadline(t)
-	}
-	return w.Conn.SetWriteDeadline(t)
+	return w.Conn.Write(b)
 }
 
 func (w *wire) Close() error {
-	w.mu.Lock()
-	if w.hole != nil {
-		w.hole.Close()
-	}
-	w.mu.Unlock()
 	w.n.mu.Lock()
 	delete(w.n.conns, w)
 	w.n.mu.Unlock()
 	return w.Conn.Close()
+}
+
+// half is one direction of a stream with a buffer, as a kernel gives one: without it a writer would
+// hold its locks until the other end reads, and virtual time cannot pass while somebody waits for a lock.
+type half struct {
+	mu       sync.Mutex
+	buf      []byte
+	closed   bool          // by either end
+	changed  chan struct{} // closed at every change
+	deadline [2]time.Time  // of its reader and of its writer
+}
+
+const halfSize = 256 << 10
+
+func (h *half) change(f func()) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	f()
+	close(h.changed)
+	h.changed = make(chan struct{})
+}
+
+// wait blocks until the half changes or the deadline passes; it is called with mu held and unlocks it.
+func (h *half) wait(deadline time.Time) {
+	changed := h.changed
+	h.mu.Unlock()
+	if deadline.IsZero() {
+		<-changed
+		return
+	}
+	t := time.NewTimer(time.Until(deadline))
+	defer t.Stop()
+	select {
+	case <-changed:
+	case <-t.C:
+	}
+}
+
+func expired(t time.Time) bool { return !t.IsZero() && !time.Now().Before(t) }
+
+func (h *half) read(b []byte) (int, error) {
+	for {
+		h.mu.Lock()
+		switch {
+		case expired(h.deadline[0]):
+			h.mu.Unlock()
+			return 0, os.ErrDeadlineExceeded
+		case len(h.buf) > 0:
+			n := copy(b, h.buf)
+			h.mu.Unlock()
+			h.change(func() { h.buf = h.buf[n:] })
+			return n, nil
+		case h.closed:
+			h.mu.Unlock()
+			return 0, io.EOF
+		}
+		h.wait(h.deadline[0])
+	}
+}
+
+func (h *half) write(b []byte) (n int, err error) {
+	for len(b) > 0 {
+		h.mu.Lock()
+		switch {
+		case h.closed:
+			h.mu.Unlock()
+			return n, io.ErrClosedPipe
+		case expired(h.deadline[1]):
+			h.mu.Unlock()
+			return n, os.ErrDeadlineExceeded
+		case len(h.buf) < halfSize:
+			h.mu.Unlock()
+			took := min(len(b), halfSize)
+			h.change(func() { h.buf = append(h.buf, b[:took]...) })
+			n, b = n+took, b[took:]
+			continue
+		}
+		h.wait(h.deadline[1])
+	}
+	return n, nil
+}
+
+type halves struct{ in, out *half }
+
+func bufferedPipe() (a, b net.Conn) {
+	x, y := &half{changed: make(chan struct{})}, &half{changed: make(chan struct{})}
+	return halves{x, y}, halves{y, x}
+}
+
+func (c halves) Read(b []byte) (int, error)  { return c.in.read(b) }
+func (c halves) Write(b []byte) (int, error) { return c.out.write(b) }
+func (c halves) LocalAddr() net.Addr         { return nodeAddr{} }
+func (c halves) RemoteAddr() net.Addr        { return nodeAddr{} }
+
+func (c halves) Close() error {
+	c.in.change(func() { c.in.closed, c.in.buf = true, nil })
+	c.out.change(func() { c.out.closed = true })
+	return nil
+}
+
+func (c halves) SetDeadline(t time.Time) error {
+	_ = c.SetReadDeadline(t)
+	return c.SetWriteDeadline(t)
+}
+
+func (c halves) SetReadDeadline(t time.Time) error {
+	c.in.change(func() { c.in.deadline[0] = t })
+	return nil
+}
+
+func (c halves) SetWriteDeadline(t time.Time) error {
+	c.out.change(func() { c.out.deadline[1] = t })
+	return nil
 }

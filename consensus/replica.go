@@ -292,21 +292,10 @@ func (r *Replica) Sync() error {
 // Events returns up to limit events after an index, oldest first, and the range that can be had. If
 // the index is older than the archive, the events begin with the first available.
 func (r *Replica) Events(after uint64, limit int) (evs []*skeinv1.Event, firstAvailable, lastIndex uint64, err error) {
-	t := &r.tail
-	t.RLock()
-	firstAvailable, lastIndex = t.first, r.State().Index()
-	inMemory := lastIndex - uint64(len(t.evs)) // the index before the first in memory
-	if after >= lastIndex || limit <= 0 {
-		t.RUnlock()
-		return nil, firstAvailable, lastIndex, nil
-	}
-	if after >= inMemory {
-		evs = t.evs[after-inMemory:]
-		evs = append([]*skeinv1.Event(nil), evs[:min(limit, len(evs))]...)
-		t.RUnlock()
+	evs, firstAvailable, lastIndex, complete := r.tail.after(after, limit, r.State)
+	if complete {
 		return evs, firstAvailable, lastIndex, nil
 	}
-	t.RUnlock()
 	if r.isClosed() {
 		return nil, 0, 0, fmt.Errorf("read events: %s: %w", r.path, ErrClosed)
 	}
@@ -317,7 +306,29 @@ func (r *Replica) Events(after uint64, limit int) (evs []*skeinv1.Event, firstAv
 	if first != 0 {
 		firstAvailable = first
 	}
+	if n := len(evs); n < limit { // what is not on disk yet
+		rest, _, _, complete := r.tail.after(max(after+1, firstAvailable)-1+uint64(n), limit-n, r.State)
+		if complete {
+			evs = append(evs, rest...)
+		}
+	}
 	return evs, firstAvailable, lastIndex, nil
+}
+
+// after returns events from memory; complete is false if older ones are on disk alone.
+func (t *tail) after(after uint64, limit int, state func() *events.State) (evs []*skeinv1.Event, first, last uint64, complete bool) {
+	t.RLock()
+	defer t.RUnlock()
+	first, last = t.first, state().Index()
+	before := last - uint64(len(t.evs)) // the index before the first in memory
+	if after >= last || limit <= 0 {
+		return nil, first, last, true
+	}
+	if after < before {
+		return nil, first, last, false
+	}
+	evs = t.evs[after-before:]
+	return append([]*skeinv1.Event(nil), evs[:min(limit, len(evs))]...), first, last, true
 }
 
 // At is the state at an index; 0 is the newest. An index outside the archive is ErrGone.

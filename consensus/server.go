@@ -103,8 +103,12 @@ func StartServer(cfg ServerConfig) (*Server, error) {
 		return nil, fmt.Errorf("start Raft: %w", err)
 	}
 	s.transport = raft.NewNetworkTransportWithConfig(&raft.NetworkTransportConfig{
-		Stream:  &streamLayer{self: cfg.ID, dialer: cfg.Dialer, in: cfg.Listener, replica: cfg.Replica, log: s.log},
+		Stream:  &streamLayer{self: cfg.ID, dialer: cfg.Dialer, in: cfg.Listener, replica: cfg.Replica, log: s.log, open: make(map[*serverConn]bool)},
 		MaxPool: 3, Timeout: peerTimeout, Logger: rlog, MsgpackUseNewTimeFormat: true,
+		// No pipelining: when a follower refuses an entry while another is on its way, the library's
+		// pipeline (1.8.0) blocks for ever between sender and decoder; that follower then gets no more
+		// entries and Shutdown hangs. Group commit leaves little for it to win.
+		MaxRPCsInFlight: 1,
 	})
 	rc := s.raftConfig()
 	rc.Logger = rlog

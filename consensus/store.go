@@ -46,8 +46,8 @@ func limitsOf(s *events.State) limits {
 }
 
 const (
-	checkpointEvents = 16384    // folding so many at a start costs some tens of milliseconds
-	checkpointBytes  = 16 << 20 // of events
+	checkpointEvents = 32768    // folding so many at a start costs a tenth of a second
+	checkpointBytes  = 32 << 20 // of events
 	storeFormat      = "skein replica 1"
 	replicaNext      = "if it is a server's, stop it and move the file away: the Raft log and the other servers bring it back; " +
 		"if it is another agent's, move it away and join again with a token: the node keeps its name and addresses (docs/recovery.md)"
@@ -315,10 +315,10 @@ func (s *store) maintain(tx *bbolt.Tx, state *events.State) error {
 	}
 	every, everyBytes := uint64(checkpointEvents), uint64(checkpointBytes)
 	if l.events > 0 {
-		every = min(every, max(l.events/8, 16))
+		every = min(every, max(l.events/4, 16))
 	}
 	if l.bytes > 0 {
-		everyBytes = min(everyBytes, max(l.bytes/8, 64<<10))
+		everyBytes = min(everyBytes, max(l.bytes/4, 64<<10))
 	}
 	changed := l != s.limits && s.limits != limits{}
 	s.limits = l
@@ -340,8 +340,8 @@ func (s *store) maintain(tx *bbolt.Tx, state *events.State) error {
 func (s *store) prune(tx *bbolt.Tx, l limits, now int64) error {
 	to, start := -1, checkpoint{index: s.first - 1}
 	for i, c := range s.checkpoints {
-		over := l.events > 0 && s.last-start.index > l.events-l.events/8 ||
-			l.bytes > 0 && s.bytes-start.below > l.bytes-l.bytes/8 ||
+		over := l.events > 0 && s.last-start.index > l.events-l.events/4 ||
+			l.bytes > 0 && s.bytes-start.below > l.bytes-l.bytes/4 ||
 			l.age > 0 && c.time < now-l.age
 		if !over {
 			break

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"log/slog"
 	"net"
+	"sync"
 	"time"
 
 	"github.com/hashicorp/raft"
@@ -46,6 +47,10 @@ type streamLayer struct {
 	in      net.Listener
 	replica *Replica
 	log     *slog.Logger
+
+	mu     sync.Mutex
+	open   map[*serverConn]bool // accepted; the transport would leave them open when it closes
+	closed bool
 }
 
 func (l *streamLayer) Dial(address raft.ServerAddress, timeout time.Duration) (net.Conn, error) {
@@ -71,13 +76,53 @@ func (l *streamLayer) Accept() (net.Conn, error) {
 			return nil, err
 		}
 		id, ok := peerOf(c)
-		if ok && l.replica.State().Server(id) != nil {
-			return c, nil
+		if !ok || l.replica.State().Server(id) == nil {
+			l.log.Warn("refused a Raft connection: the other end is not a server", "node", id)
+			c.Close()
+			continue
 		}
-		l.log.Warn("refused a Raft connection: the other end is not a server", "node", id)
-		c.Close()
+		s := &serverConn{Conn: c, layer: l, peer: id}
+		l.mu.Lock()
+		if l.closed {
+			c.Close()
+		}
+		l.open[s] = true
+		l.mu.Unlock()
+		return s, nil
 	}
 }
 
-func (l *streamLayer) Close() error   { return l.in.Close() }
+func (l *streamLayer) Close() error {
+	err := l.in.Close()
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.closed = true
+	for c := range l.open {
+		c.Conn.Close()
+	}
+	return err
+}
+
 func (l *streamLayer) Addr() net.Addr { return nodeAddr(l.self) }
+
+// serverConn is an accepted stream. It ends when the other end is no server any more.
+type serverConn struct {
+	net.Conn
+	layer *streamLayer
+	peer  identity.ID
+}
+
+func (c *serverConn) Read(b []byte) (int, error) {
+	n, err := c.Conn.Read(b)
+	if err == nil && c.layer.replica.State().Server(c.peer) == nil {
+		return 0, fmt.Errorf("node %s is no server any more", c.peer)
+	}
+	return n, err
+}
+
+func (c *serverConn) Close() error {
+	c.layer.mu.Lock()
+	delete(c.layer.open, c)
+	c.layer.mu.Unlock()
+	return c.Conn.Close()
+}

@@ -1,0 +1,398 @@
+package consensus
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"os"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"google.golang.org/protobuf/proto"
+
+	skeinv1 "github.com/skeinmesh/skein/api/skein/v1"
+	"github.com/skeinmesh/skein/events"
+)
+
+var quiet = slog.New(slog.DiscardHandler)
+
+// history makes batches of a cluster's first commands without Raft.
+type history struct {
+	t     testing.TB
+	state *events.State
+	n     int
+}
+
+func newHistory(t testing.TB) (*history, *skeinv1.Batch) {
+	h := &history{t: t, state: events.NewState()}
+	c := &cluster{t: t}
+	n := c.add("first", true)
+	return h, h.batch(&skeinv1.Command{Body: &skeinv1.Command_CreateCluster{CreateCluster: &skeinv1.CreateCluster{ClusterId: testCluster, FirstNode: n.newNode()}}})
+}
+
+func (h *history) batch(commands ...*skeinv1.Command) *skeinv1.Batch {
+	h.t.Helper()
+	b := &skeinv1.Batch{Base: h.state.Index()}
+	for _, c := range commands {
+		c.RequestId = fmt.Sprintf("request-%d", h.n)
+		h.n++
+		stamp(c, h.state.Time(), time.Unix(1_000_000+int64(h.n), 0))
+		evs, _, err := events.Decide(h.state, c)
+		if err != nil {
+			h.t.Fatal(err)
+		}
+		for _, e := range evs {
+			if err := h.state.Fold(e); err != nil {
+				h.t.Fatal(err)
+			}
+		}
+		b.Events = append(b.Events, evs...)
+	}
+	return b
+}
+
+// tokens is a batch of some commands.
+func (h *history) tokens(n int) *skeinv1.Batch {
+	var commands []*skeinv1.Command
+	for range n {
+		commands = append(commands, token(h.n+len(commands)))
+	}
+	return h.batch(commands...)
+}
+
+// labels is a batch of commands that can be repeated for ever.
+func (h *history) labels(n int) *skeinv1.Batch {
+	var commands []*skeinv1.Command
+	for range n {
+		commands = append(commands, label(h.state.Nodes()[0].Id, h.n+len(commands)))
+	}
+	return h.batch(commands...)
+}
+
+func label(node string, i int) *skeinv1.Command {
+	return &skeinv1.Command{Body: &skeinv1.Command_ChangeNode{ChangeNode: &skeinv1.ChangeNode{
+		NodeId: node, Labels: map[string]string{"n": strconv.Itoa(i)}, SetLabels: true}}}
+}
+
+func openReplica(t testing.TB, dir string) *Replica {
+	t.Helper()
+	r, err := OpenReplica(dir, quiet)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { r.Close() })
+	return r
+}
+
+func must(t testing.TB, err error) {
+	t.Helper()
+	if err != nil {
+		t.Fatal(err)
+	}
+}
+
+func TestReplicaKnowsEveryIndexAfterReopening(t *testing.T) {
+	for _, lazy := range []bool{false, true} {
+		t.Run(fmt.Sprintf("lazy=%t", lazy), func(t *testing.T) {
+			dir := t.TempDir()
+			r := openReplica(t, dir)
+			if lazy {
+				r.makeLazy()
+			}
+			h, b := newHistory(t)
+			must(t, r.Apply(b))
+			hashes := map[uint64][32]byte{r.State().Index(): r.State().Hash()}
+			for i := range 40 {
+				must(t, r.Apply(h.tokens(1+i%5)))
+				hashes[r.State().Index()] = r.State().Hash()
+			}
+			check := func() {
+				t.Helper()
+				for index, want := range hashes {
+					s, err := r.At(index)
+					if err != nil || s.Hash() != want {
+						t.Errorf("state at %d: %v, right hash: %t", index, err, err == nil && s.Hash() == want)
+					}
+				}
+				evs, first, last, err := r.Events(0, 1<<20)
+				if err != nil || first != 1 || last != h.state.Index() || uint64(len(evs)) != last {
+					t.Fatalf("%d events of %d..%d, %v", len(evs), first, last, err)
+				}
+				for i, e := range evs {
+					if e.Index != uint64(i+1) {
+						t.Fatalf("event %d stands at place %d", e.Index, i+1)
+					}
+				}
+			}
+			check()
+			must(t, r.Close())
+			r = openReplica(t, dir)
+			if r.State().Hash() != h.state.Hash() {
+				t.Fatal("another state after reopening")
+			}
+			check()
+		})
+	}
+}
+
+func TestReplicaRefusesWhatDoesNotFollow(t *testing.T) {
+	r := openReplica(t, t.TempDir())
+	h, first := newHistory(t)
+	must(t, r.Apply(first))
+	second, third := h.tokens(2), h.tokens(1)
+	before := r.State()
+	gap := proto.CloneOf(second)
+	gap.Events[1].Index++
+	for name, b := range map[string]*skeinv1.Batch{"older": first, "newer": third, "gap": gap, "empty": {Base: before.Index()}} {
+		if err := r.Apply(b); err == nil {
+			t.Errorf("%s batch was applied", name)
+		}
+	}
+	if err := r.Apply(third); !errors.Is(err, ErrBase) {
+		t.Errorf("want ErrBase, have %v", err)
+	}
+	if r.State() != before {
+		t.Fatal("a refused batch changed the state")
+	}
+	must(t, r.Apply(second))
+}
+
+func TestAppliedIndexNeverGoesBack(t *testing.T) {
+	r := openReplica(t, t.TempDir())
+	h, b := newHistory(t)
+	must(t, r.Apply(b))
+	old := r.State().Proto()
+	must(t, r.Apply(h.tokens(1)))
+	for _, s := range []*skeinv1.State{old, r.State().Proto(), {}} {
+		if err := r.Reset(s); err == nil {
+			t.Errorf("a replica at %d was reset to %d", r.State().Index(), s.Index)
+		}
+	}
+	h.tokens(3)
+	must(t, r.Reset(h.state.Proto()))
+	if evs, first, last, err := r.Events(0, 10); err != nil || len(evs) != 0 || first != last+1 {
+		t.Fatalf("after a reset: %d events, first %d, last %d, %v", len(evs), first, last, err)
+	}
+	must(t, r.Apply(h.tokens(1)))
+	if _, err := r.At(3); !errors.Is(err, ErrGone) {
+		t.Fatalf("index before the reset: %v, want ErrGone", err)
+	}
+}
+
+func TestArchiveKeepsItsLimits(t *testing.T) {
+	limits := map[string]*skeinv1.Settings{
+		"events": {ArchiveMaxEvents: 1000},
+		"bytes":  {ArchiveMaxBytes: 1 << 20},
+		"age":    {ArchiveMaxAgeSeconds: 3600, ArchiveMaxEvents: 4000},
+	}
+	for name, settings := range limits {
+		t.Run(name, func(t *testing.T) {
+			dir := t.TempDir()
+			r := openReplica(t, dir)
+			h, b := newHistory(t)
+			must(t, r.Apply(b))
+			must(t, r.Apply(h.batch(&skeinv1.Command{Body: &skeinv1.Command_ChangeSettings{ChangeSettings: &skeinv1.ChangeSettings{
+				Settings: settings, Fields: []string{"archive_max_events", "archive_max_bytes", "archive_max_age_seconds"}}}})))
+			for range 400 {
+				must(t, r.Apply(h.labels(20)))
+			}
+			check := func() {
+				t.Helper()
+				_, first, last, err := r.Events(0, 1)
+				if err != nil || first == 1 {
+					t.Fatalf("the archive is %d..%d, %v", first, last, err)
+				}
+				if n := last - first + 1; settings.ArchiveMaxEvents > 0 && n > settings.ArchiveMaxEvents || n < 500 {
+					t.Errorf("%d events are kept", n)
+				}
+				if settings.ArchiveMaxBytes > 0 && r.store.bytes > settings.ArchiveMaxBytes {
+					t.Errorf("%d bytes are kept", r.store.bytes)
+				}
+				for index := first - 1; index <= last; index += 37 {
+					if s, err := r.At(index); err != nil || s.Index() != index {
+						t.Fatalf("state at %d of %d..%d: %v", index, first, last, err)
+					}
+				}
+				if _, err := r.At(1); !errors.Is(err, ErrGone) {
+					t.Errorf("state at 1: %v, want ErrGone", err)
+				}
+			}
+			check()
+			bytes, checkpoints := r.store.bytes, fmt.Sprint(r.store.checkpoints)
+			must(t, r.Close())
+			r = openReplica(t, dir)
+			check()
+			if r.store.bytes != bytes || fmt.Sprint(r.store.checkpoints) != checkpoints {
+				t.Errorf("after reopening %d bytes and checkpoints %v, before %d and %v", r.store.bytes, r.store.checkpoints, bytes, checkpoints)
+			}
+		})
+	}
+}
+
+// A server's replica that is killed comes back as it was a moment before, and folds what it lacks.
+func TestLazyReplicaComesBackWithAPrefix(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		dir := t.TempDir()
+		r := openReplica(t, dir)
+		r.makeLazy()
+		h, b := newHistory(t)
+		must(t, r.Apply(b))
+		written := r.State().Index()
+		time.Sleep(2 * lazyDelay) // virtual: the first batch is written
+		var lost []*skeinv1.Batch
+		for range 3 {
+			lost = append(lost, h.tokens(2))
+			must(t, r.Apply(lost[len(lost)-1]))
+		}
+		r.store.db.Close() // as if killed
+		again := openReplica(t, dir)
+		if got := again.State().Index(); got != written {
+			t.Fatalf("came back at %d, want %d", got, written)
+		}
+		for _, b := range lost {
+			must(t, again.catchUp(b))
+		}
+		if again.State().Hash() != h.state.Hash() {
+			t.Fatal("another state after catching up")
+		}
+		must(t, again.Close())
+	})
+}
+
+func TestLazyReplicaThatCannotWriteGoesOnInMemoryForAWhile(t *testing.T) {
+	r := openReplica(t, t.TempDir())
+	r.makeLazy()
+	h, b := newHistory(t)
+	must(t, r.Apply(b))
+	r.store.db.Close() // every write fails from here on
+	for r.unwritten() < lazyMost {
+		must(t, r.Apply(h.labels(500)))
+	}
+	if err := r.Apply(h.labels(1)); err == nil || !strings.Contains(err.Error(), replicaFile) {
+		t.Fatalf("with %d unwritten events: %v, want an error that names the file", r.unwritten(), err)
+	}
+}
+
+func TestWaitReturnsWithTheNextEvent(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		r := openReplica(t, t.TempDir())
+		h, b := newHistory(t)
+		ctx, cancel := context.WithTimeout(context.Background(), time.Second)
+		defer cancel()
+		if err := r.Wait(ctx, 0); !errors.Is(err, context.DeadlineExceeded) {
+			t.Fatalf("an empty replica: %v", err)
+		}
+		must(t, r.Apply(b))
+		must(t, r.Wait(context.Background(), 0))
+		done := make(chan error, 1)
+		go func() { done <- r.Wait(context.Background(), r.State().Index()) }()
+		synctest.Wait()
+		select {
+		case err := <-done:
+			t.Fatalf("returned early: %v", err)
+		default:
+		}
+		must(t, r.Apply(h.tokens(1)))
+		must(t, <-done)
+		go func() { done <- r.Wait(context.Background(), r.State().Index()) }()
+		synctest.Wait()
+		must(t, r.Close())
+		if err := <-done; !errors.Is(err, ErrClosed) {
+			t.Fatalf("after Close: %v", err)
+		}
+	})
+}
+
+func TestForeignClusterIsRefused(t *testing.T) {
+	dir := t.TempDir()
+	r := openReplica(t, dir)
+	_, b := newHistory(t)
+	must(t, r.Apply(b))
+	foreign := r.State().Proto()
+	foreign = proto.CloneOf(foreign)
+	foreign.Cluster.Id, foreign.Index = strings.Repeat("f", 32), foreign.Index+5
+	if err := r.Reset(foreign); !errors.Is(err, ErrForeignCluster) {
+		t.Errorf("reset to another cluster's state: %v", err)
+	}
+	must(t, r.Close())
+	if _, err := OpenReplica(dir, quiet, ExpectCluster(foreign.Cluster.Id)); !errors.Is(err, ErrForeignCluster) || !strings.Contains(err.Error(), testCluster) {
+		t.Errorf("opened for another cluster: %v", err)
+	}
+	r, err := OpenReplica(dir, quiet, ExpectCluster(testCluster))
+	must(t, err)
+	must(t, r.Close())
+}
+
+func TestSecondProcessIsRefused(t *testing.T) {
+	dir := t.TempDir()
+	openReplica(t, dir)
+	if _, err := OpenReplica(dir, quiet); !errors.Is(err, ErrInUse) || !strings.Contains(err.Error(), "second agent") {
+		t.Fatalf("opened twice: %v", err)
+	}
+}
+
+// Every byte of damage is either harmless or reported with the file's name and the way out, and the
+// file is left as it was.
+func TestDamagedReplicaIsReportedAndLeftAlone(t *testing.T) {
+	dir := t.TempDir()
+	r := openReplica(t, dir)
+	h, b := newHistory(t)
+	must(t, r.Apply(b))
+	for range 60 {
+		must(t, r.Apply(h.tokens(3)))
+	}
+	hash := r.State().Hash()
+	must(t, r.Close())
+	good, err := os.ReadFile(filepath.Join(dir, replicaFile))
+	must(t, err)
+	reported := 0
+	for name, bad := range damages(good) {
+		dir := t.TempDir()
+		path := filepath.Join(dir, replicaFile)
+		must(t, os.WriteFile(path, bad, 0o600))
+		r, err := OpenReplica(dir, quiet)
+		switch {
+		case err == nil:
+			if r.State().Hash() != hash && r.State().Index() >= h.state.Index() {
+				t.Errorf("%s: a wrong state was taken", name)
+			}
+			must(t, r.Close())
+			continue
+		case !errors.Is(err, ErrCorrupt) || !strings.Contains(err.Error(), path) || !strings.Contains(err.Error(), "recovery.md"):
+			t.Errorf("%s: the error does not say what to do: %v", name, err)
+		}
+		reported++
+		if after, err := os.ReadFile(path); err != nil || !bytes.Equal(after, bad) {
+			t.Errorf("%s: the damaged file was changed", name)
+		}
+	}
+	if reported < 20 {
+		t.Fatalf("only %d damages were noticed", reported)
+	}
+}
+
+// damages are copies of a file with flipped, zeroed and missing parts.
+func damages(good []byte) map[string][]byte {
+	out := map[string][]byte{"text": []byte(strings.Repeat("not a database\n", 1000))}
+	step := max(len(good)/60, 1)
+	for at := 0; at < len(good); at += step {
+		flipped, zeroed := bytes.Clone(good), bytes.Clone(good)
+		for i := at; i < min(at+8, len(good)); i++ {
+			flipped[i] ^= 0x55
+		}
+		page := at / 4096 * 4096
+		clear(zeroed[page:min(page+4096, len(good))])
+		out[fmt.Sprintf("flip at %d", at)] = flipped
+		out[fmt.Sprintf("zeroed page %d", page/4096)] = zeroed
+		if at > 0 {
+			out[fmt.Sprintf("cut at %d", at)] = good[:at]
+		}
+	}
+	return out
+}
