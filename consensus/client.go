@@ -34,7 +34,7 @@ const (
 	proposeAttempt = 4 * time.Second  // one server's time to answer, forwarding included
 	hedgeAfter     = 400 * time.Millisecond
 	retryMin       = 50 * time.Millisecond
-	retryMax       = time.Second
+	retryMax       = 300 * time.Millisecond
 )
 
 // Client hands commands to whoever leads, reads history, and keeps the replica of a node that does not

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"strings"
 	"sync"
 	"testing"
@@ -36,20 +37,20 @@ func TestKilledLeaderCostsThreeSecondsAtMost(t *testing.T) {
 		c.form(3)
 		agent := c.add("agent", false)
 		c.join(agent)
-		var worst time.Duration
-		for i := range 12 {
+		var all []time.Duration
+		for i := range 40 {
 			old := c.leader()
 			killed := time.Now()
 			old.crash()
 			c.propose(agent, token(i))
-			took := time.Since(killed)
-			if worst = max(worst, took); took > 3*time.Second {
-				t.Errorf("round %d: the next commit came after %s", i, took)
-			}
+			all = append(all, time.Since(killed))
 			old.start(false)
 			c.agree()
 		}
-		t.Logf("worst of 12: %s", worst)
+		slices.Sort(all)
+		if t.Logf("p50 %s, p90 %s, worst %s of %d", all[20], all[36], all[39], len(all)); all[39] > 3*time.Second {
+			t.Errorf("a commit came %s after the leader's end, want at most 3 s", all[39])
+		}
 	})
 }
 

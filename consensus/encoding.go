@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"hash/crc32"
+	"math"
 
 	"google.golang.org/protobuf/proto"
 
@@ -75,6 +76,9 @@ func DecodeBatch(b []byte) (*skeinv1.Batch, error) {
 func checkBatch(b *skeinv1.Batch) error {
 	if len(b.Events) == 0 || len(b.Events) > maxBatchEvents {
 		return fmt.Errorf("batch on index %d holds %d events, want 1 to %d", b.Base, len(b.Events), maxBatchEvents)
+	}
+	if b.Base > math.MaxUint64-maxBatchEvents {
+		return fmt.Errorf("batch on index %d: there is no room behind it", b.Base)
 	}
 	for i, e := range b.Events {
 		if e == nil || e.Index != b.Base+1+uint64(i) {

@@ -17,7 +17,8 @@ const (
 	leaderless    = 5 * time.Second // a server without a leader for so long is left if others are there
 	followMin     = 100 * time.Millisecond
 	followMax     = 5 * time.Second
-	raftSilence   = 5 * time.Second // a server that heard no leader for so long follows like an agent
+	compareEvery  = 10 * time.Second // with the history of a server that is behind
+	raftSilence   = 5 * time.Second  // a server that heard no leader for so long follows like an agent
 )
 
 // FollowStatus is where a following node stands.
@@ -128,14 +129,20 @@ func (c *Client) followOne(ctx context.Context, id identity.ID) (heard bool, err
 		return false, followError(ctx, err)
 	}
 	defer stream.Close()
-	led := time.Now()
+	led, compared := time.Now(), time.Time{}
 	for stream.Receive() {
 		watchdog.Reset(streamSilence)
 		m := stream.Msg()
-		if err := c.take(m, !heard); err != nil {
+		if err := c.take(m); err != nil {
 			return heard, err
 		}
 		if h := m.GetHeartbeat(); h != nil {
+			if behind := h.GetIndex() < c.cfg.Replica.State().Index(); !behind || time.Since(compared) > compareEvery {
+				if err := c.compare(h); err != nil {
+					return heard, err
+				}
+				compared = time.Now()
+			}
 			leader, _ := identity.ParseID(h.GetLeader())
 			if c.heardLeader(leader); !leader.IsZero() {
 				led = time.Now()
@@ -181,7 +188,7 @@ func indexOf(m *skeinv1.SubscribeResponse) uint64 {
 }
 
 // take applies one message. Raft may have brought some of it meanwhile, on a server.
-func (c *Client) take(m *skeinv1.SubscribeResponse, first bool) error {
+func (c *Client) take(m *skeinv1.SubscribeResponse) error {
 	r := c.cfg.Replica
 	switch b := m.GetBody().(type) {
 	case *skeinv1.SubscribeResponse_Snapshot:
@@ -194,25 +201,19 @@ func (c *Client) take(m *skeinv1.SubscribeResponse, first bool) error {
 			return err
 		}
 		return r.catchUp(b.Batch)
-	case *skeinv1.SubscribeResponse_Heartbeat_:
-		if c.cfg.OnHeartbeat != nil {
-			c.cfg.OnHeartbeat(b.Heartbeat)
-		}
-		return c.compare(b.Heartbeat, first)
 	}
 	return nil
 }
 
-// compare finds out whether the server has the same history: at the same index always, and once per
-// stream at an older one, which shows servers that were recovered from too little.
-func (c *Client) compare(h *skeinv1.SubscribeResponse_Heartbeat, first bool) error {
-	state := c.cfg.Replica.State()
-	if len(h.GetHash()) != 32 || h.GetIndex() > state.Index() || h.GetIndex() < state.Index() && !first || h.GetIndex() == 0 {
+// compare finds out whether the server has the same history. Servers that were recovered from too
+// little are behind at first, so that their index is looked up in the own archive.
+func (c *Client) compare(h *skeinv1.SubscribeResponse_Heartbeat) error {
+	if len(h.GetHash()) != 32 || h.GetIndex() == 0 || h.GetIndex() > c.cfg.Replica.State().Index() {
 		return nil
 	}
 	state, err := c.cfg.Replica.At(h.GetIndex())
-	if err != nil || state.Index() != h.GetIndex() || state.Hash() == [32]byte(h.GetHash()) {
-		return nil
+	if err != nil || state.Hash() == [32]byte(h.GetHash()) {
+		return nil // an index that the archive does not hold tells nothing
 	}
 	return fmt.Errorf("index %d: %w", h.GetIndex(), ErrDiverged)
 }

@@ -8,7 +8,6 @@ import (
 
 	"github.com/hashicorp/raft"
 
-	skeinv1 "github.com/skeinmesh/skein/api/skein/v1"
 	"github.com/skeinmesh/skein/events"
 )
 
@@ -37,45 +36,30 @@ func (f *fsm) stop(err error) error {
 }
 
 // Apply folds one entry; its answer is nil or an error.
-func (f *fsm) Apply(l *raft.Log) any { return f.ApplyBatch([]*raft.Log{l})[0] }
+func (f *fsm) Apply(l *raft.Log) any {
+	if err := f.apply(l); err != nil {
+		return err
+	}
+	return nil
+}
 
-// ApplyBatch folds many entries as one change of the replica.
-func (f *fsm) ApplyBatch(logs []*raft.Log) []any {
-	answers := make([]any, len(logs))
-	merged := &skeinv1.Batch{Base: f.at.Load()}
-	taken := make([]bool, len(logs))
-	for i, l := range logs {
-		if l.Type != raft.LogCommand {
-			continue
-		}
-		b, err := DecodeBatch(l.Data)
-		switch {
-		case f.halted.Load() != nil:
-			answers[i] = *f.halted.Load()
-		case err != nil:
-			answers[i] = f.stop(fmt.Errorf("Raft log entry %d: %w; %s", l.Index, err, raftNext))
-		case b.Base != last(merged):
-			answers[i] = fmt.Errorf("Raft log entry %d: %w: batch %d, log %d", l.Index, ErrBase, b.Base, last(merged))
-			f.log.Error("refused a log entry that was decided on another index", "entry", l.Index, "base", b.Base, "index", last(merged), "events", len(b.Events))
-		default:
-			merged.Events = append(merged.Events, b.Events...)
-			taken[i] = true
-		}
+func (f *fsm) apply(l *raft.Log) error {
+	if halted := f.halted.Load(); halted != nil {
+		return *halted
 	}
-	if len(merged.Events) == 0 || f.halted.Load() != nil {
-		return answers
+	b, err := DecodeBatch(l.Data)
+	if err != nil {
+		return f.stop(fmt.Errorf("Raft log entry %d: %w; %s", l.Index, err, raftNext))
 	}
-	if err := f.replica.catchUp(merged); err != nil {
-		err = f.stop(err)
-		for i := range logs {
-			if taken[i] {
-				answers[i] = err
-			}
-		}
-		return answers
+	if at := f.at.Load(); b.Base != at {
+		f.log.Error("refused a log entry that was decided on another index", "entry", l.Index, "base", b.Base, "index", at, "events", len(b.Events))
+		return fmt.Errorf("Raft log entry %d: %w: batch %d, log %d", l.Index, ErrBase, b.Base, at)
 	}
-	f.at.Store(last(merged))
-	return answers
+	if err := f.replica.catchUp(b); err != nil {
+		return f.stop(err)
+	}
+	f.at.Store(last(b))
+	return nil
 }
 
 // Snapshot takes the state that the Raft log has reached.

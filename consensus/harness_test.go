@@ -35,6 +35,7 @@ type node struct {
 	replica *Replica
 	raft    *Server
 	conns   *Conns
+	service *Service
 	client  *Client
 	live    atomic.Pointer[Client] // client while the node runs
 	http    *http.Server
@@ -120,7 +121,8 @@ func (n *node) tryStart(bootstrap bool) (err error) {
 	server := n.raft
 	local := func() *Server { return server }
 	mux := http.NewServeMux()
-	mux.Handle(NewService(ServiceConfig{Self: n.id, Replica: n.replica, Server: local, Conns: n.conns, Log: log}).Handler())
+	n.service = NewService(ServiceConfig{Self: n.id, Replica: n.replica, Server: local, Conns: n.conns, Log: log})
+	mux.Handle(n.service.Handler())
 	n.http, n.rpc = NewHTTPServer(mux, log), n.c.net.listen(n.id, identity.ALPNRPC)
 	go n.http.Serve(PlainListener(n.rpc))
 	n.client = NewClient(ClientConfig{Self: n.id, Replica: n.replica, Conns: n.conns, Local: local, Log: log})
@@ -156,6 +158,7 @@ func (n *node) close() {
 // crash ends the node as a killed process ends: nothing is handed over and nothing more is written.
 func (n *node) crash() {
 	n.live.Store(nil)
+	n.replica.disk.Lock()
 	n.replica.mu.Lock()
 	n.replica.tail.Lock()
 	n.replica.tail.closed = true
@@ -163,6 +166,7 @@ func (n *node) crash() {
 	n.replica.tail.Unlock()
 	n.replica.store.db.Close()
 	n.replica.mu.Unlock()
+	n.replica.disk.Unlock()
 	var others []identity.ID
 	for _, o := range n.c.nodes {
 		if o != n {

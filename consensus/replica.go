@@ -32,10 +32,13 @@ type Replica struct {
 
 	state atomic.Pointer[events.State]
 
-	mu    sync.Mutex // one writer at a time: Apply, Reset, flush, Close
+	disk  sync.Mutex // one writer of the file at a time; taken before mu
 	store *store
+
+	mu    sync.Mutex // one writer of the state at a time
 	lazy  bool
 	timer *time.Timer // runs flush while there are unwritten events
+	later []group     // unwritten
 
 	tail tail
 }
@@ -98,18 +101,45 @@ func (r *Replica) Apply(b *skeinv1.Batch) error {
 	if err := checkBatch(b); err != nil {
 		return err
 	}
-	r.mu.Lock()
-	defer r.mu.Unlock()
+	unlock, err := r.write()
+	if err != nil {
+		return err
+	}
+	defer unlock()
 	if index := r.State().Index(); b.Base != index {
 		return fmt.Errorf("apply a batch: %w: batch %d, replica %d", ErrBase, b.Base, index)
 	}
 	return r.apply(b.Events)
 }
 
+// write takes the locks that applying needs: a lazy replica does not wait for the disk, unless too
+// much is unwritten.
+func (r *Replica) write() (unlock func(), err error) {
+	r.mu.Lock()
+	if r.lazy {
+		if r.unwritten() < lazyMost {
+			return r.mu.Unlock, nil
+		}
+		r.mu.Unlock()
+		if err := r.Sync(); err != nil {
+			return nil, err
+		}
+		r.mu.Lock()
+		return r.mu.Unlock, nil
+	}
+	r.mu.Unlock()
+	r.disk.Lock()
+	r.mu.Lock()
+	return func() { r.mu.Unlock(); r.disk.Unlock() }, nil
+}
+
 // catchUp folds those events of a batch that the replica does not have.
 func (r *Replica) catchUp(b *skeinv1.Batch) error {
-	r.mu.Lock()
-	defer r.mu.Unlock()
+	unlock, err := r.write()
+	if err != nil {
+		return err
+	}
+	defer unlock()
 	index := r.State().Index()
 	if last(b) <= index {
 		return nil
@@ -133,14 +163,10 @@ func (r *Replica) apply(evs []*skeinv1.Event) error {
 	if err := r.sameCluster(next); err != nil {
 		return err
 	}
-	if !r.lazy {
-		if err := r.store.append(evs, next); err != nil {
-			return fmt.Errorf("store events: %w", err)
-		}
-	} else if r.unwritten() >= lazyMost {
-		if err := r.flush(); err != nil {
-			return err
-		}
+	if r.lazy {
+		r.later = append(r.later, group{evs, next})
+	} else if err := r.store.append([]group{{evs, next}}); err != nil {
+		return fmt.Errorf("store events: %w", err)
 	}
 	next.Hash() // digests are computed once here and not by every reader
 	r.publish(next, evs)
@@ -161,6 +187,8 @@ func (r *Replica) Reset(s *skeinv1.State) error {
 }
 
 func (r *Replica) reset(next *events.State) error {
+	r.disk.Lock()
+	defer r.disk.Unlock()
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	if r.isClosed() {
@@ -176,6 +204,7 @@ func (r *Replica) reset(next *events.State) error {
 		return fmt.Errorf("reset the replica: %w", err)
 	}
 	next.Hash()
+	r.later = nil
 	r.publish(next, nil)
 	return nil
 }
@@ -228,9 +257,11 @@ func (r *Replica) unwritten() int {
 
 // makeLazy lets the replica lag behind on disk: for a server, whose Raft log is on disk before.
 func (r *Replica) makeLazy() {
+	r.disk.Lock()
+	defer r.disk.Unlock()
 	r.mu.Lock()
+	defer r.mu.Unlock()
 	r.lazy = true
-	r.mu.Unlock()
 }
 
 // schedule writes soon, or at once when much is unwritten.
@@ -247,31 +278,39 @@ func (r *Replica) schedule() {
 }
 
 func (r *Replica) flushLater() {
-	r.mu.Lock()
-	defer r.mu.Unlock()
+	r.disk.Lock()
+	defer r.disk.Unlock()
 	if r.isClosed() {
 		return
 	}
+	err := r.flush()
+	r.mu.Lock()
+	defer r.mu.Unlock()
 	r.timer = nil
-	if err := r.flush(); err != nil {
+	if err != nil {
 		r.log.Error("the replica cannot be written; it goes on in memory and tries again", "err", err, "unwritten", r.unwritten())
 		r.timer = time.AfterFunc(5*lazyDelay, r.flushLater)
+	} else if len(r.later) > 0 {
+		r.schedule()
 	}
 }
 
-// flush writes what is not on disk. The caller holds mu.
+// flush writes what is not on disk. The caller holds disk; applying goes on meanwhile.
 func (r *Replica) flush() error {
-	t := &r.tail
-	t.RLock()
-	state := r.State()
-	evs := t.evs[len(t.evs)-int(state.Index()-t.durable):]
-	t.RUnlock()
-	if len(evs) == 0 {
+	r.mu.Lock()
+	groups := r.later
+	r.later = nil
+	r.mu.Unlock()
+	if len(groups) == 0 {
 		return nil
 	}
-	if err := r.store.append(evs, state); err != nil {
+	if err := r.store.append(groups); err != nil {
+		r.mu.Lock()
+		r.later = append(groups, r.later...)
+		r.mu.Unlock()
 		return fmt.Errorf("write the replica: %w", err)
 	}
+	t := &r.tail
 	t.Lock()
 	t.durable, t.first = r.store.last, r.store.first
 	t.trim()
@@ -279,10 +318,10 @@ func (r *Replica) flush() error {
 	return nil
 }
 
-// Sync returns when everything applied is on disk.
+// Sync returns when everything applied before is on disk.
 func (r *Replica) Sync() error {
-	r.mu.Lock()
-	defer r.mu.Unlock()
+	r.disk.Lock()
+	defer r.disk.Unlock()
 	if r.isClosed() {
 		return fmt.Errorf("sync: %s: %w", r.path, ErrClosed)
 	}
@@ -399,19 +438,21 @@ func (r *Replica) isClosed() bool {
 
 // Close writes what is unwritten and releases the file. The last state stays readable.
 func (r *Replica) Close() error {
-	r.mu.Lock()
-	defer r.mu.Unlock()
+	r.disk.Lock()
+	defer r.disk.Unlock()
 	if r.isClosed() {
 		return nil
 	}
+	r.mu.Lock()
 	if r.timer != nil {
 		r.timer.Stop()
 	}
-	err := r.flush()
 	r.tail.Lock()
-	r.tail.closed = true
+	r.tail.closed = true // nothing is applied from here on
 	close(r.tail.changed)
 	r.tail.Unlock()
+	r.mu.Unlock()
+	err := r.flush()
 	if e := r.store.db.Close(); err == nil && e != nil {
 		err = fmt.Errorf("close the replica: %w", e)
 	}

@@ -199,8 +199,8 @@ func TestArchiveKeepsItsLimits(t *testing.T) {
 			must(t, r.Apply(b))
 			must(t, r.Apply(h.batch(&skeinv1.Command{Body: &skeinv1.Command_ChangeSettings{ChangeSettings: &skeinv1.ChangeSettings{
 				Settings: settings, Fields: []string{"archive_max_events", "archive_max_bytes", "archive_max_age_seconds"}}}})))
-			for range 400 {
-				must(t, r.Apply(h.labels(20)))
+			for range 160 {
+				must(t, r.Apply(h.labels(50)))
 			}
 			check := func() {
 				t.Helper()

@@ -26,6 +26,7 @@ const (
 	streamEvents   = 256  // in one message of a subscription
 	maxSubscribers = 4096 // per server
 	maxReadEvents  = 1000 // in one answer
+	compressAbove  = 8 << 10
 )
 
 // ServiceConfig says what a Service serves.
@@ -55,7 +56,7 @@ func NewService(cfg ServiceConfig) *Service {
 
 // Handler is the path and handler to mount.
 func (s *Service) Handler() (string, http.Handler) {
-	return skeinv1connect.NewClusterServiceHandler(s, connect.WithReadMaxBytes(maxRequest))
+	return skeinv1connect.NewClusterServiceHandler(s, connect.WithReadMaxBytes(maxRequest), connect.WithCompressMinBytes(compressAbove))
 }
 
 func (s *Service) server() *Server {

@@ -268,32 +268,47 @@ func (s *store) read(after uint64, limit int) (out []*skeinv1.Event, first uint6
 	return out, first, err
 }
 
-// append writes events, and a checkpoint of the state after them when one is due, in one transaction.
-func (s *store) append(evs []*skeinv1.Event, after *events.State) error {
+// group is events that were applied together, and the state after them.
+type group struct {
+	events []*skeinv1.Event
+	after  *events.State
+}
+
+// append writes events, and checkpoints between groups where they are due, in one transaction.
+func (s *store) append(groups []group) error {
 	next := *s
 	next.checkpoints = append([]checkpoint(nil), s.checkpoints...)
 	err := s.update(func(tx *bbolt.Tx) error {
-		b := tx.Bucket(bucketEvents)
-		b.FillPercent = 0.95 // keys only grow
-		for _, e := range evs {
-			v, err := encodeEvent(e)
-			if err != nil {
+		for _, g := range groups {
+			if err := next.put(tx, g); err != nil {
 				return err
 			}
-			if err := b.Put(indexKey(e.Index), v); err != nil {
-				return err
-			}
-			next.last, next.bytes = e.Index, next.bytes+uint64(8+len(v))
 		}
-		if err := next.name(tx, after); err != nil {
-			return err
-		}
-		return next.maintain(tx, after)
+		return nil
 	})
 	if err == nil {
 		*s = next
 	}
 	return err
+}
+
+func (s *store) put(tx *bbolt.Tx, g group) error {
+	b := tx.Bucket(bucketEvents)
+	b.FillPercent = 0.95 // keys only grow
+	for _, e := range g.events {
+		v, err := encodeEvent(e)
+		if err != nil {
+			return err
+		}
+		if err := b.Put(indexKey(e.Index), v); err != nil {
+			return err
+		}
+		s.last, s.bytes = e.Index, s.bytes+uint64(8+len(v))
+	}
+	if err := s.name(tx, g.after); err != nil {
+		return err
+	}
+	return s.maintain(tx, g.after)
 }
 
 // name records the cluster as soon as it is known.

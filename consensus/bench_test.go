@@ -1,0 +1,184 @@
+package consensus
+
+import (
+	"context"
+	"crypto/sha256"
+	"fmt"
+	"runtime"
+	"slices"
+	"sync"
+	"testing"
+	"time"
+
+	skeinv1 "github.com/skeinmesh/skein/api/skein/v1"
+	"github.com/skeinmesh/skein/events"
+)
+
+// Three voters on this machine, every entry fsynced by each, over TCP on loopback; 512 callers wait for
+// their own answers. The goal is 2,000 commands/s.
+func BenchmarkCommit(b *testing.B) {
+	c := newCluster(b)
+	c.net.tcp = true
+	c.form(3)
+	leader := c.leader()
+	id := leader.id.String()
+	before := leader.raft.Stats().LogIndex
+	propose := func(i int) error {
+		_, err := leader.raft.Propose(context.Background(), label(id, i))
+		return err
+	}
+	latencies := hammer(b, 512, propose)
+	report(b, latencies)
+	b.ReportMetric(float64(len(latencies))/float64(leader.raft.Stats().LogIndex-before), "commands/entry")
+}
+
+// The same through an agent: RPC to a server, which may forward it.
+func BenchmarkCommitFromAgent(b *testing.B) {
+	c := newCluster(b)
+	c.net.tcp = true
+	c.form(3)
+	agent := c.add("agent", false)
+	c.join(agent)
+	id := agent.id.String()
+	report(b, hammer(b, 128, func(i int) error {
+		_, err := agent.client.Propose(context.Background(), label(id, i))
+		return err
+	}))
+}
+
+// One command after another: the price of a commit.
+func BenchmarkCommitOne(b *testing.B) {
+	c := newCluster(b)
+	c.net.tcp = true
+	c.form(3)
+	leader := c.leader()
+	id := leader.id.String()
+	report(b, hammer(b, 1, func(i int) error {
+		_, err := leader.raft.Propose(context.Background(), label(id, i))
+		return err
+	}))
+}
+
+func hammer(b *testing.B, callers int, f func(i int) error) []time.Duration {
+	var mu sync.Mutex
+	var wg sync.WaitGroup
+	next, all := 0, make([]time.Duration, 0, b.N)
+	b.ResetTimer()
+	for range callers {
+		wg.Add(1)
+		go func() {
+			defer wg.Done()
+			for {
+				mu.Lock()
+				i := next
+				next++
+				mu.Unlock()
+				if i >= b.N {
+					return
+				}
+				began := time.Now()
+				if err := f(i); err != nil {
+					b.Error(err)
+					return
+				}
+				mu.Lock()
+				all = append(all, time.Since(began))
+				mu.Unlock()
+			}
+		}()
+	}
+	wg.Wait()
+	b.StopTimer()
+	return all
+}
+
+func report(b *testing.B, all []time.Duration) {
+	if len(all) == 0 {
+		return
+	}
+	slices.Sort(all)
+	ms := func(d time.Duration) float64 { return float64(d.Microseconds()) / 1000 }
+	b.ReportMetric(float64(len(all))/b.Elapsed().Seconds(), "commands/s")
+	b.ReportMetric(ms(all[len(all)/2]), "p50-ms")
+	b.ReportMetric(ms(all[len(all)*99/100]), "p99-ms")
+}
+
+// grown is a state with many nodes.
+func grown(tb testing.TB, nodes int) *events.State {
+	h, _ := newHistory(tb)
+	p := h.state.Proto()
+	for i := range nodes {
+		key := sha256.Sum256(fmt.Append(nil, i))
+		p.Nodes = append(p.Nodes, &skeinv1.Node{
+			Id: fmt.Sprintf("%016x", i+1), Name: fmt.Sprintf("node-%d", i), IdentityKey: key[:], WireguardKey: append([]byte{1}, key[1:]...),
+			Ipv4: fmt.Sprintf("10.4.%d.%d", 1+i/250, 1+i%250), Ipv6: fmt.Sprintf("fd00:102:304::%x", i+1),
+			Labels: map[string]string{"rack": fmt.Sprint(i % 40)}, AdmittedIndex: 1, MinSchema: 1, MaxSchema: 1,
+		})
+	}
+	s, err := events.FromProto(p)
+	if err != nil {
+		tb.Fatal(err)
+	}
+	return s
+}
+
+// BenchmarkFollower is what a follower pays per event, durably, in a cluster of 1,000 nodes: in batches
+// of ten commands as a busy leader makes them. It reports the memory that its replica holds then.
+func BenchmarkFollower(b *testing.B) {
+	r := openReplica(b, b.TempDir())
+	h := &history{t: b, state: grown(b, 1000)}
+	before := heap()
+	if err := r.reset(h.state.Clone()); err != nil {
+		b.Fatal(err)
+	}
+	n := 0
+	for b.Loop() {
+		b.StopTimer()
+		batch := h.labels(10)
+		b.StartTimer()
+		if err := r.Apply(batch); err != nil {
+			b.Fatal(err)
+		}
+		n += len(batch.Events)
+	}
+	b.ReportMetric(float64(n)/b.Elapsed().Seconds(), "events/s")
+	h.state = nil
+	b.ReportMetric((heap()-before)/(1<<20), "MiB")
+	runtime.KeepAlive(r)
+}
+
+func heap() float64 {
+	runtime.GC()
+	runtime.GC()
+	var m runtime.MemStats
+	runtime.ReadMemStats(&m)
+	return float64(m.HeapAlloc)
+}
+
+// BenchmarkOpen is a restart with 100,000 events in the archive: every byte is checked.
+func BenchmarkOpen(b *testing.B) {
+	dir := b.TempDir()
+	r, err := OpenReplica(dir, quiet)
+	if err != nil {
+		b.Fatal(err)
+	}
+	r.makeLazy()
+	h, first := newHistory(b)
+	for batch := first; h.state.Index() < 100_000; batch = h.labels(500) {
+		if err := r.Apply(batch); err != nil {
+			b.Fatal(err)
+		}
+	}
+	if err := r.Close(); err != nil {
+		b.Fatal(err)
+	}
+	for b.Loop() {
+		r, err := OpenReplica(dir, quiet)
+		if err != nil {
+			b.Fatal(err)
+		}
+		b.StopTimer()
+		r.Close()
+		b.StartTimer()
+	}
+}

@@ -1,0 +1,270 @@
+package consensus
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net/http"
+	"strings"
+	"testing"
+	"time"
+
+	"connectrpc.com/connect"
+
+	skeinv1 "github.com/skeinmesh/skein/api/skein/v1"
+	"github.com/skeinmesh/skein/api/skein/v1/skeinv1connect"
+	"github.com/skeinmesh/skein/events"
+	"github.com/skeinmesh/skein/identity"
+)
+
+func (c *cluster) followed(agent *node) (server *node) {
+	c.t.Helper()
+	c.eventually("the agent follows a server", func() error {
+		id := agent.client.Status().Server
+		for _, n := range c.nodes {
+			if n.id == id && agent.client.Status().Err == nil {
+				server = n
+				return nil
+			}
+		}
+		return errors.New("none")
+	})
+	return server
+}
+
+// complete checks that the archive has every event from a first one on.
+func complete(t *testing.T, n *node, from uint64) {
+	t.Helper()
+	evs, first, last, err := n.replica.Events(from-1, 1<<20)
+	if err != nil || first > from || uint64(len(evs)) != last-from+1 {
+		t.Fatalf("%s has %d events of %d..%d, want all from %d (%v)", n.name, len(evs), first, last, from, err)
+	}
+	for i, e := range evs {
+		if e.Index != from+uint64(i) {
+			t.Fatalf("%s: event %d at the place of %d", n.name, e.Index, from+uint64(i))
+		}
+	}
+}
+
+func TestSubscriberGoesOnWithAnotherServer(t *testing.T) {
+	for _, silent := range []bool{false, true} {
+		t.Run(fmt.Sprintf("silent=%t", silent), func(t *testing.T) {
+			simulate(t, func(t *testing.T, c *cluster) {
+				c.form(3)
+				agent := c.add("agent", false)
+				c.join(agent)
+				from := agent.replica.State().Index() + 1
+				for i := range 6 {
+					server := c.followed(agent)
+					ended := time.Now()
+					if silent {
+						c.net.cut(ids(agent), ids(server))
+					} else {
+						server.crash()
+					}
+					c.propose(agent, token(i))
+					c.eventually("the agent has the new event", func() error {
+						if agent.replica.State().Token(tokenID(i)) == nil {
+							return errors.New("not yet")
+						}
+						return nil
+					})
+					if took := time.Since(ended); took > 6*time.Second {
+						t.Errorf("round %d took %s", i, took)
+					}
+					if silent {
+						c.net.heal()
+					} else {
+						server.start(false)
+					}
+					c.agree()
+				}
+				complete(t, agent, from)
+			})
+		})
+	}
+}
+
+func TestAgentResumesFromItsReplicaAndCatchesUp(t *testing.T) {
+	simulate(t, func(t *testing.T, c *cluster) {
+		c.form(3)
+		agent := c.add("agent", false)
+		c.join(agent)
+		from := agent.replica.State().Index() + 1
+		c.agree()
+		hash := agent.replica.State().Hash()
+		agent.crash()
+		for i := range 50 {
+			c.propose(c.nodes[0], token(i))
+		}
+		for _, n := range c.nodes[:3] {
+			n.close()
+		}
+		agent.start(false)
+		if agent.replica.State().Hash() != hash {
+			t.Fatal("with all servers away the agent does not know what it knew")
+		}
+		for _, n := range c.nodes[:3] {
+			n.start(false)
+		}
+		c.agree()
+		complete(t, agent, from)
+	})
+}
+
+func TestAgentThatWasAwayTooLongGetsASnapshot(t *testing.T) {
+	simulate(t, func(t *testing.T, c *cluster) {
+		c.form(1)
+		agent := c.add("agent", false)
+		c.join(agent)
+		s := c.nodes[0]
+		c.propose(s, &skeinv1.Command{Body: &skeinv1.Command_ChangeSettings{ChangeSettings: &skeinv1.ChangeSettings{
+			Settings: &skeinv1.Settings{ArchiveMaxEvents: 1000}, Fields: []string{"archive_max_events"}}}})
+		agent.close()
+		for i := range 2000 {
+			c.propose(s, label(s.id.String(), i))
+		}
+		must(t, s.replica.Sync())
+		if _, first, _, err := s.replica.Events(0, 1); err != nil || first < 500 {
+			t.Fatalf("the archive begins at %d (%v): the test needs a shorter one", first, err)
+		}
+		agent.start(false)
+		c.agree()
+		if _, first, last, err := agent.replica.Events(0, 1); err != nil || first <= 1 || last != s.replica.State().Index() {
+			t.Fatalf("the agent's archive is %d..%d, %v", first, last, err)
+		}
+		old, err := agent.client.ReadState(context.Background(), s.replica.firstAvailable()+1)
+		if err != nil || old.Index() != s.replica.firstAvailable()+1 {
+			t.Fatalf("an old state from the server's archive: %v", err)
+		}
+	})
+}
+
+// A server that was away while all the servers it knew were replaced is not let back by Raft alone:
+// it does not know the new leader. It learns of it by following, as agents do.
+func TestServerThatWasAwayLearnsOfNewServers(t *testing.T) {
+	simulate(t, func(t *testing.T, c *cluster) {
+		c.form(3)
+		away := c.nodes[2]
+		away.crash()
+		c.join(c.add("s4", true))
+		c.join(c.add("s5", true))
+		c.eventually("five voters", func() error {
+			if n := c.leader().raft.voters(); n != 5 {
+				return fmt.Errorf("%d", n)
+			}
+			return nil
+		})
+		for c.leader() != c.nodes[3] && c.leader() != c.nodes[4] {
+			old := c.leader()
+			old.close()
+			c.leader()
+			old.start(false)
+			c.agree()
+		}
+		away.start(false)
+		c.propose(c.nodes[0], token(1))
+		c.agree()
+	})
+}
+
+func TestAgentStopsAtAnEventItDoesNotKnow(t *testing.T) {
+	simulate(t, func(t *testing.T, c *cluster) {
+		r := openReplica(t, t.TempDir())
+		_, b := newHistory(t)
+		must(t, r.Apply(b))
+		server := c.fakeServer(r.State(), func(out *connect.ServerStream[skeinv1.SubscribeResponse], after uint64) error {
+			return out.Send(&skeinv1.SubscribeResponse{Body: &skeinv1.SubscribeResponse_Batch{Batch: &skeinv1.Batch{
+				Base: after, Events: []*skeinv1.Event{{Index: after + 1, Schema: events.SchemaMax + 1}}}}})
+		})
+		defer server()
+		self := identity.ID{1}
+		conns := NewConns(dialer{c.net, self})
+		defer conns.Close()
+		client := NewClient(ClientConfig{Self: self, Replica: r, Conns: conns, Log: quiet})
+		if err := client.Follow(context.Background()); !errors.Is(err, events.ErrUnknownEvent) {
+			t.Fatalf("it ended with %v", err)
+		}
+		must(t, r.Close())
+	})
+}
+
+// fakeServer serves Subscribe in place of a state's only server.
+func (c *cluster) fakeServer(state *events.State, f func(*connect.ServerStream[skeinv1.SubscribeResponse], uint64) error) (stop func()) {
+	id, err := identity.ParseID(state.Servers()[0].NodeId)
+	must(c.t, err)
+	mux := http.NewServeMux()
+	mux.Handle(skeinv1connect.NewClusterServiceHandler(fakeService{f: f}))
+	server, l := NewHTTPServer(mux, quiet), c.net.listen(id, identity.ALPNRPC)
+	go server.Serve(PlainListener(l))
+	return func() { server.Close(); l.Close() }
+}
+
+type fakeService struct {
+	skeinv1connect.UnimplementedClusterServiceHandler
+	f func(*connect.ServerStream[skeinv1.SubscribeResponse], uint64) error
+}
+
+func (s fakeService) Subscribe(_ context.Context, r *skeinv1.SubscribeRequest, out *connect.ServerStream[skeinv1.SubscribeResponse]) error {
+	return s.f(out, r.After)
+}
+
+func TestSubscriberThatDoesNotReadIsCut(t *testing.T) {
+	simulate(t, func(t *testing.T, c *cluster) {
+		c.form(1)
+		s := c.nodes[0]
+		agent := c.add("agent", false)
+		c.join(agent)
+		agent.stop() // no Follow of its own
+		<-agent.ended
+		stream, err := agent.conns.Cluster(s.id).Subscribe(context.Background(), &skeinv1.SubscribeRequest{})
+		must(t, err)
+		defer stream.Close()
+		stream.Receive()
+		pad := strings.Repeat("x", 60)
+		go func() {
+			for i := range 4000 { // more than all windows and buffers hold
+				if s.current() == nil {
+					return
+				}
+				cmd := label(s.id.String(), i)
+				for j := range 20 {
+					cmd.GetChangeNode().Labels[fmt.Sprint("pad", j)] = pad
+				}
+				if _, err := s.raft.Propose(context.Background(), cmd); err != nil {
+					return
+				}
+			}
+		}()
+		c.eventually("the server cuts it", func() error {
+			if n := s.service.subscribers.Load(); n > 0 {
+				return fmt.Errorf("%d subscribers", n)
+			}
+			return nil
+		})
+		agent.ended <- nil
+		s.live.Store(nil)
+	})
+}
+
+func TestRevokedNodeIsCutOff(t *testing.T) {
+	simulate(t, func(t *testing.T, c *cluster) {
+		c.form(1)
+		s := c.nodes[0]
+		agent := c.add("agent", false)
+		c.join(agent)
+		c.agree()
+		c.followed(agent)
+		c.propose(s, &skeinv1.Command{Body: &skeinv1.Command_RevokeNode{RevokeNode: &skeinv1.RevokeNode{NodeId: agent.id.String(), Reason: "test"}}})
+		c.eventually("its subscription ends", func() error {
+			if n := s.service.subscribers.Load(); n > 0 {
+				return fmt.Errorf("%d subscribers", n)
+			}
+			return nil
+		})
+		_, err := agent.client.Propose(context.Background(), token(1))
+		if events.CodeOf(err) != events.PermissionDenied {
+			t.Fatalf("a revoked node's command: %v", err)
+		}
+	})
+}

@@ -1,0 +1,95 @@
+package consensus
+
+import (
+	"context"
+	"math"
+	"testing"
+
+	"connectrpc.com/connect"
+
+	skeinv1 "github.com/skeinmesh/skein/api/skein/v1"
+	"github.com/skeinmesh/skein/events"
+	"github.com/skeinmesh/skein/identity"
+)
+
+func TestWhoMayProposeWhat(t *testing.T) {
+	simulate(t, func(t *testing.T, c *cluster) {
+		c.form(1)
+		agent := c.add("agent", false)
+		c.join(agent)
+		c.agree()
+		server, stranger := c.nodes[0].id, identity.ID{9}
+		create := &skeinv1.Command{Body: &skeinv1.Command_CreateCluster{CreateCluster: &skeinv1.CreateCluster{}}}
+		promote := &skeinv1.Command{Body: &skeinv1.Command_PromoteServer{PromoteServer: &skeinv1.PromoteServer{NodeId: server.String()}}}
+		rotate := func(id identity.ID) *skeinv1.Command {
+			return &skeinv1.Command{Body: &skeinv1.Command_RotateNodeKey{RotateNodeKey: &skeinv1.RotateNodeKey{NodeId: id.String(), WireguardKey: make([]byte, 32)}}}
+		}
+		for name, q := range map[string]struct {
+			from      identity.ID
+			command   *skeinv1.Command
+			forwarded bool
+			code      connect.Code // of the RPC
+			refusal   events.Code  // of the command
+		}{
+			"nobody":                         {identity.ID{}, token(1), false, connect.CodeUnauthenticated, ""},
+			"a stranger may try later":       {stranger, token(1), false, connect.CodeUnavailable, ""},
+			"a member":                       {agent.id, token(2), false, 0, ""},
+			"a second cluster":               {server, create, false, 0, events.PermissionDenied},
+			"an agent promotes":              {agent.id, promote, false, 0, events.PermissionDenied},
+			"a server promotes":              {server, promote, false, 0, ""},
+			"another's key":                  {agent.id, rotate(server), false, 0, events.PermissionDenied},
+			"an agent forwards":              {agent.id, token(3), true, connect.CodePermissionDenied, ""},
+			"no request ID, no command":      {agent.id, nil, false, connect.CodeInvalidArgument, ""},
+			"a command that is not possible": {agent.id, rotate(agent.id), false, 0, events.InvalidArgument},
+		} {
+			ctx := context.Background()
+			if !q.from.IsZero() {
+				ctx = WithPeer(ctx, q.from)
+			}
+			if q.command != nil {
+				q.command.RequestId = NewRequestID()
+				q.command.Issuer = server.String() // a lie that the service does not believe
+			}
+			r, err := c.nodes[0].service.Propose(ctx, &skeinv1.ProposeRequest{Command: q.command, Forwarded: q.forwarded})
+			if code := connect.CodeOf(err); (err != nil || q.code != 0) && code != q.code {
+				t.Errorf("%s: %v, want %s", name, err, q.code)
+			}
+			if got := events.Code(r.GetAnswer().GetErrorCode()); got != q.refusal {
+				t.Errorf("%s: refused as %q (%s), want %q", name, got, r.GetAnswer().GetErrorMessage(), q.refusal)
+			}
+		}
+	})
+}
+
+func TestReadsFromAServersArchive(t *testing.T) {
+	simulate(t, func(t *testing.T, c *cluster) {
+		c.form(1)
+		agent := c.add("agent", false)
+		c.join(agent)
+		for i := range 5 {
+			c.propose(agent, token(i))
+		}
+		c.agree()
+		evs, first, last, err := agent.client.ReadEvents(context.Background(), 0, 3)
+		if err != nil || first != 1 || len(evs) != 3 || evs[0].Index != 1 || last != agent.replica.State().Index() {
+			t.Fatalf("%d events of %d..%d, %v", len(evs), first, last, err)
+		}
+		for at := uint64(1); at <= last; at++ {
+			mine, err := agent.client.ReadState(context.Background(), at)
+			if err != nil {
+				t.Fatal(err)
+			}
+			if theirs, err := c.nodes[0].replica.At(at); err != nil || theirs.Hash() != mine.Hash() {
+				t.Fatalf("state at %d differs (%v)", at, err)
+			}
+		}
+		if _, err := agent.client.ReadState(context.Background(), last+100); err == nil {
+			t.Fatal("a state of the future was read")
+		}
+		ctx := WithPeer(context.Background(), agent.id)
+		r, err := c.nodes[0].service.ReadEvents(ctx, &skeinv1.ReadEventsRequest{After: math.MaxUint64})
+		if err != nil || len(r.Events) != 0 || r.Last != last {
+			t.Fatalf("the range: %v, %v", r, err)
+		}
+	})
+}
