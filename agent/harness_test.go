@@ -1,0 +1,118 @@
+package agent
+
+import (
+	"bytes"
+	"crypto/sha256"
+	"io"
+	"log/slog"
+	"testing"
+	"time"
+
+	"github.com/skeinmesh/skein/agent/config"
+	skeinv1 "github.com/skeinmesh/skein/api/skein/v1"
+	"github.com/skeinmesh/skein/events"
+	"github.com/skeinmesh/skein/identity"
+	"github.com/skeinmesh/skein/internal/testenv"
+)
+
+// host is what a member has on its disk.
+type host struct {
+	name string
+	key  *identity.Key
+	wg   identity.WireGuardKey
+}
+
+func newHost(t testing.TB, name string) host {
+	t.Helper()
+	key, err := identity.NewKey()
+	if err != nil {
+		t.Fatal(err)
+	}
+	wg, err := identity.NewWireGuardKey()
+	if err != nil {
+		t.Fatal(err)
+	}
+	return host{name, key, wg}
+}
+
+func (h host) node(t testing.TB) *skeinv1.NewNode {
+	t.Helper()
+	pub, err := h.wg.Public()
+	if err != nil {
+		t.Fatal(err)
+	}
+	return &skeinv1.NewNode{Name: h.name, IdentityKey: h.key.Public(), WireguardKey: pub[:], MinSchema: events.SchemaMin, MaxSchema: events.SchemaMax}
+}
+
+// world is a cluster whose log is decided by hand, at times of the test's choosing.
+type world struct {
+	t     testing.TB
+	now   time.Time // the leader's clock
+	state *events.State
+}
+
+var (
+	testSecret  = bytes.Repeat([]byte{7}, 32)
+	testTokenID = "0f1e2d3c4b5a6978"
+)
+
+// newWorld is a cluster with these members and a token for an hour.
+func newWorld(t testing.TB, members ...host) *world {
+	t.Helper()
+	w := &world{t: t, now: time.Date(2026, 3, 1, 12, 0, 0, 0, time.UTC), state: events.NewState()}
+	first := members[0].node(t)
+	first.Server = true
+	w.must(&skeinv1.Command{Body: &skeinv1.Command_CreateCluster{CreateCluster: &skeinv1.CreateCluster{ClusterId: testCluster, OverlayIpv4: "10.4.0.0/16", FirstNode: first}}})
+	hash := sha256.Sum256(testSecret)
+	w.must(&skeinv1.Command{Body: &skeinv1.Command_CreateToken{CreateToken: &skeinv1.CreateToken{Id: testTokenID, SecretHash: hash[:], LifetimeNanos: int64(time.Hour), Uses: 100}}})
+	for _, h := range members[1:] {
+		w.must(w.admission(h))
+	}
+	return w
+}
+
+func (w *world) admission(h host) *skeinv1.Command {
+	hash := sha256.Sum256(testSecret)
+	return &skeinv1.Command{Body: &skeinv1.Command_AdmitNode{AdmitNode: &skeinv1.AdmitNode{Node: h.node(w.t), TokenId: testTokenID, TokenSecretHash: hash[:], ClusterId: testCluster}}}
+}
+
+func (w *world) decide(c *skeinv1.Command) error {
+	c.Time, c.Entropy = w.now.UnixNano(), bytes.Repeat([]byte{byte(w.state.Index() + 1)}, 64)
+	evs, _, err := events.Decide(w.state, c)
+	if err != nil {
+		return err
+	}
+	next := w.state.Clone()
+	for _, e := range evs {
+		if err := next.Fold(e); err != nil {
+			return err
+		}
+	}
+	w.state = next
+	return nil
+}
+
+func (w *world) must(c *skeinv1.Command) {
+	w.t.Helper()
+	if err := w.decide(c); err != nil {
+		w.t.Fatal(err)
+	}
+}
+
+func quiet() *slog.Logger { return slog.New(slog.NewTextHandler(io.Discard, nil)) }
+
+// newTestAgent is an agent that nothing has been started of.
+func newTestAgent(h host, st *events.State) *Agent {
+	a := &Agent{
+		cfg: config.Default(), log: quiet(), started: time.Now(), key: h.key, wgKey: h.wg, id: h.key.ID(),
+		wake: make(chan struct{}, 1), problems: newProblems(), roster: newRoster(st),
+	}
+	a.cfg.Name = h.name
+	return a
+}
+
+// needMark asks for what dialing a seed needs: marked sockets.
+func needMark(t testing.TB) {
+	t.Helper()
+	testenv.NeedRoot(t)
+}

@@ -1,0 +1,127 @@
+package agent
+
+import (
+	"context"
+	"crypto/ed25519"
+	"crypto/tls"
+	"errors"
+	"strings"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	skeinv1 "github.com/skeinmesh/skein/api/skein/v1"
+	"github.com/skeinmesh/skein/events"
+	"github.com/skeinmesh/skein/identity"
+)
+
+// seedThat runs a front whose join handler answers with what answer returns; nil: nothing.
+func seedThat(t *testing.T, answer func(n int32, r *skeinv1.JoinRequest) *skeinv1.JoinResponse) (*skeinv1.JoinToken_Seed, *atomic.Int32) {
+	t.Helper()
+	h := newHost(t, "seed")
+	asked := &atomic.Int32{}
+	_, address := serveFrontWith(t, h.key, newRoster(newWorld(t, h).state), nil, map[string]func(context.Context, *tls.Conn, identity.ID){
+		identity.ALPNJoin: func(_ context.Context, c *tls.Conn, _ identity.ID) {
+			r := &skeinv1.JoinRequest{}
+			if err := readMessage(c, r, maxJoinRequest); err != nil {
+				t.Errorf("the request: %v", err)
+				return
+			}
+			if m := answer(asked.Add(1), r); m != nil {
+				_ = writeMessage(c, m)
+			}
+		},
+	})
+	return &skeinv1.JoinToken_Seed{Address: address, IdentityKey: h.key.Public()}, asked
+}
+
+func joinWith(t *testing.T, patience time.Duration, seeds ...*skeinv1.JoinToken_Seed) (*skeinv1.JoinResponse, error) {
+	t.Helper()
+	needMark(t)
+	h := newHost(t, "new")
+	token := testToken()
+	token.Seeds = seeds
+	return join(t.Context(), h.key, token, h.node(t), patience, quiet())
+}
+
+func TestJoin(t *testing.T) {
+	admitted := &skeinv1.JoinResponse{State: &skeinv1.State{Index: 7}}
+	says := func(code, message string) func(int32, *skeinv1.JoinRequest) *skeinv1.JoinResponse {
+		return func(int32, *skeinv1.JoinRequest) *skeinv1.JoinResponse {
+			return &skeinv1.JoinResponse{ErrorCode: code, ErrorMessage: message}
+		}
+	}
+	t.Run("a seed without a leader is asked again, with the same request", func(t *testing.T) {
+		ids := map[string]bool{}
+		seed, asked := seedThat(t, func(n int32, r *skeinv1.JoinRequest) *skeinv1.JoinResponse {
+			ids[r.GetRequestId()] = true
+			if n < 3 {
+				return &skeinv1.JoinResponse{ErrorCode: "unavailable", ErrorMessage: "no leader"}
+			}
+			return admitted
+		})
+		r, err := joinWith(t, time.Minute, seed)
+		if err != nil || r.GetState().GetIndex() != 7 || asked.Load() != 3 || len(ids) != 1 {
+			t.Errorf("after %d questions with IDs %v: %v, %v", asked.Load(), ids, r, err)
+		}
+	})
+	t.Run("a refusal is final", func(t *testing.T) {
+		seed, asked := seedThat(t, says("permission_denied", "the token is used up"))
+		_, err := joinWith(t, time.Minute, seed)
+		if !errors.Is(err, ErrJoinRefused) || !strings.HasSuffix(err.Error(), "the token is used up") || asked.Load() != 1 {
+			t.Errorf("after %d questions: %v", asked.Load(), err)
+		}
+	})
+	t.Run("the next seed is asked when one hangs up, or is another than the token says", func(t *testing.T) {
+		mute, _ := seedThat(t, func(int32, *skeinv1.JoinRequest) *skeinv1.JoinResponse { return nil })
+		impostor, asked := seedThat(t, says("permission_denied", "give me your secret"))
+		impostor.IdentityKey = newHost(t, "x").key.Public()
+		good, _ := seedThat(t, func(int32, *skeinv1.JoinRequest) *skeinv1.JoinResponse { return admitted })
+		if _, err := joinWith(t, time.Minute, mute, impostor, good); err != nil {
+			t.Error(err)
+		}
+		if asked.Load() != 0 {
+			t.Error("the token's secret went to a seed that is not the token's")
+		}
+	})
+	t.Run("patience ends", func(t *testing.T) {
+		seed, _ := seedThat(t, says("unavailable", "no leader"))
+		_, err := joinWith(t, 300*time.Millisecond, seed)
+		want := "no seed of the token admitted this node within 300ms: seed " + seed.GetAddress() + ": no leader (is one of them up, and its TCP port reachable from here?)"
+		if err == nil || err.Error() != want {
+			t.Errorf("have %v\nwant %s", err, want)
+		}
+	})
+	t.Run("it is told to stop", func(t *testing.T) {
+		needMark(t)
+		h := newHost(t, "new")
+		ctx, cancel := context.WithCancel(t.Context())
+		token := testToken()
+		seed, _ := seedThat(t, func(int32, *skeinv1.JoinRequest) *skeinv1.JoinResponse {
+			cancel()
+			return &skeinv1.JoinResponse{ErrorCode: "unavailable"}
+		})
+		token.Seeds = []*skeinv1.JoinToken_Seed{seed}
+		if _, err := join(ctx, h.key, token, h.node(t), time.Minute, quiet()); !errors.Is(err, context.Canceled) || !strings.HasPrefix(err.Error(), "joining was interrupted") {
+			t.Errorf("have %v", err)
+		}
+	})
+}
+
+// A joiner may ask for itself only: a token does not let it put another's key into the log.
+func TestAdmissionOfAnothersKey(t *testing.T) {
+	needMark(t)
+	member, joiner, victim := newHost(t, "a"), newHost(t, "b"), newHost(t, "c")
+	a := newTestAgent(member, newWorld(t, member).state)
+	_, address := serveFrontWith(t, member.key, a.roster, nil, map[string]func(context.Context, *tls.Conn, identity.ID){identity.ALPNJoin: a.serveJoin})
+	request := &skeinv1.JoinRequest{ClusterId: testCluster, TokenId: testTokenID, TokenSecret: testSecret, Node: victim.node(t), RequestId: "r"}
+	seed := &skeinv1.JoinToken_Seed{Address: address, IdentityKey: ed25519.PublicKey(member.key.Public())}
+	_, err := joinAt(t.Context(), joiner.key, seed, request)
+	if !errors.Is(err, ErrJoinRefused) || !strings.Contains(err.Error(), "another identity key than the connection has proved") {
+		t.Errorf("have %v", err)
+	}
+	var refused *events.Error
+	if _, err := a.admit(t.Context(), &skeinv1.JoinRequest{}, joiner.key.ID()); !errors.As(err, &refused) || refused.Code != events.PermissionDenied {
+		t.Errorf("a request without a key: %v", err)
+	}
+}

@@ -1,0 +1,157 @@
+package agent
+
+import (
+	"context"
+	"errors"
+	"net"
+	"net/netip"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"google.golang.org/protobuf/proto"
+
+	skeinv1 "github.com/skeinmesh/skein/api/skein/v1"
+	"github.com/skeinmesh/skein/consensus"
+	"github.com/skeinmesh/skein/gossip"
+	"github.com/skeinmesh/skein/gossip/candidate"
+	"github.com/skeinmesh/skein/identity"
+	"github.com/skeinmesh/skein/relay"
+)
+
+// nowhere is a control net that reaches nobody.
+type nowhere struct{ closed chan struct{} }
+
+var errNowhere = errors.New("nobody is there")
+
+func (nowhere) SendPacket(identity.ID, []byte) error { return errNowhere }
+func (nowhere) Dial(context.Context, identity.ID, string) (net.Conn, error) {
+	return nil, errNowhere
+}
+func (n nowhere) Accept() (net.Conn, error) { <-n.closed; return nil, net.ErrClosed }
+func (n nowhere) Close() error              { close(n.closed); return nil }
+func (nowhere) Addr() net.Addr              { return &net.TCPAddr{} }
+
+func TestRecordIsPublished(t *testing.T) {
+	h, other := newHost(t, "a"), newHost(t, "b")
+	w := newWorld(t, h)
+	replica, err := consensus.OpenReplica(t.TempDir(), quiet())
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer replica.Close()
+	if err := replica.Reset(w.state.Proto()); err != nil {
+		t.Fatal(err)
+	}
+	synctest.Test(t, func(t *testing.T) {
+		a := newTestAgent(h, w.state)
+		a.replica, a.loop.state = replica, w.state
+		a.pool = relay.NewPool(relay.PoolConfig{Self: a.id, Key: h.key, Log: quiet()})
+		defer a.pool.Close()
+		none := nowhere{make(chan struct{})}
+		a.gossip, err = gossip.Start(gossip.Config{
+			Self: a.id, Key: h.key, Roster: a.roster, Transport: none, Streams: none, Packets: make(chan gossip.Packet),
+			Keys: w.state.GossipKeys(), Log: quiet(), Epoch: 1,
+		})
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer a.gossip.Close()
+		published := func() *skeinv1.Record { return a.gossip.Records()[a.id].Record }
+		seq := func() uint64 { return published().GetSeq() }
+
+		a.publish()
+		first := published()
+		if first.GetVersion() != a.opts.Version || len(first.GetWireguardKey()) != 32 || len(first.GetStateHash()) != 0 {
+			t.Errorf("the first record is %v", first)
+		}
+		for range 50 { // an agent that idles says nothing
+			time.Sleep(100 * time.Millisecond)
+			a.publish()
+		}
+		quietSeq := seq()
+		if quietSeq > first.GetSeq()+1 || published().GetAppliedIndex() != w.state.Index() || len(published().GetStateHash()) != stateHashSize {
+			t.Errorf("after five quiet seconds the record is number %d, was %d: %v", quietSeq, first.GetSeq(), published())
+		}
+
+		// What paths depend on goes out at once.
+		a.netcheck.Store(&candidate.Result{NAT: skeinv1.NatType_NAT_TYPE_SYMMETRIC})
+		a.publish()
+		if seq() != quietSeq+1 || published().GetNatType() != skeinv1.NatType_NAT_TYPE_SYMMETRIC {
+			t.Errorf("a new NAT type is not published at once: %v", published())
+		}
+
+		// A busy log is not: its index waits until it rests.
+		before := seq()
+		for i := range 30 {
+			if i == 0 {
+				w.must(w.admission(other))
+			} else {
+				w.must(&skeinv1.Command{Body: &skeinv1.Command_CreateToken{CreateToken: &skeinv1.CreateToken{
+					Id: testTokenID[:14] + string(rune('a'+i/16)) + "0123456789abcdef"[i%16:][:1], SecretHash: testSecret, LifetimeNanos: int64(time.Hour), Uses: 1,
+				}}})
+			}
+			a.loop.state = w.state
+			a.publish()
+			time.Sleep(100 * time.Millisecond)
+		}
+		if seq() != before || published().GetAppliedIndex() == w.state.Index() {
+			t.Errorf("thirty events made %d records", seq()-before)
+		}
+		time.Sleep(quietForHash)
+		a.publish()
+		if seq() != before+1 || published().GetAppliedIndex() != w.state.Index() {
+			t.Errorf("the index at rest is %d, the record says %d", w.state.Index(), published().GetAppliedIndex())
+		}
+	})
+}
+
+func TestSameObserved(t *testing.T) {
+	a := &skeinv1.Record{NodeId: "1", Epoch: 1, Seq: 2, Time: 3, AppliedIndex: 4, StateHash: []byte("h"), PeersDirect: 5, TransportMode: "mixed", Site: "dc"}
+	b := proto.CloneOf(a)
+	b.NodeId, b.Epoch, b.Seq, b.Time, b.AppliedIndex, b.StateHash, b.PeersDirect, b.PeersRelay, b.TransportMode = "", 0, 0, 0, 0, nil, 0, 9, ""
+	if !sameObserved(a, b) {
+		t.Error("a summary is no news")
+	}
+	b.Site = "home"
+	if sameObserved(a, b) {
+		t.Error("another site is news")
+	}
+	if a.GetSeq() != 2 || len(a.GetStateHash()) == 0 {
+		t.Error("comparing changed a record")
+	}
+}
+
+func TestPublic(t *testing.T) {
+	for text, want := range map[string]bool{
+		"8.8.8.8": true, "2001:4860::1": true, "198.18.1.1": true,
+		"10.1.2.3": false, "192.168.1.1": false, "172.31.0.1": false, "100.64.0.1": false, "fd00::1": false, "fe80::1": false, "127.0.0.1": false, "169.254.1.1": false,
+	} {
+		if have := public(netip.MustParseAddr(text)); have != want {
+			t.Errorf("%s: public %t, want %t", text, have, want)
+		}
+	}
+}
+
+func TestCheckHash(t *testing.T) {
+	h, other := newHost(t, "a"), newHost(t, "b")
+	w := newWorld(t, h, other)
+	a := newTestAgent(h, w.state)
+	a.loop.state = w.state
+	index, id := w.state.Index(), other.key.ID()
+	good := a.hashAt(w.state)
+	a.checkHash(id, &skeinv1.Record{AppliedIndex: index, StateHash: good})
+	a.checkHash(id, &skeinv1.Record{AppliedIndex: index + 100, StateHash: []byte("of the future...")})
+	if l := a.problems.list(); len(l) != 0 {
+		t.Errorf("equal states are a problem: %v", l)
+	}
+	a.checkHash(id, &skeinv1.Record{AppliedIndex: index, StateHash: []byte("another history.")})
+	l := a.problems.list()
+	if len(l) != 1 || l[0].GetSubject() != "state of b" || l[0].GetSeverity() != failure || l[0].GetAdvice() == "" {
+		t.Errorf("a different state is told as %v", l)
+	}
+	a.checkHash(id, &skeinv1.Record{AppliedIndex: index, StateHash: good})
+	if l := a.problems.list(); len(l) != 0 {
+		t.Errorf("it stays a problem: %v", l)
+	}
+}

@@ -1,0 +1,50 @@
+package agent
+
+import (
+	"net/netip"
+	"slices"
+	"testing"
+
+	skeinv1 "github.com/skeinmesh/skein/api/skein/v1"
+	"github.com/skeinmesh/skein/identity"
+)
+
+func TestRoster(t *testing.T) {
+	a, b, c := newHost(t, "a"), newHost(t, "b"), newHost(t, "c")
+	w := newWorld(t, a, b)
+	r := newRoster(w.state)
+	if ids := r.Members(); len(ids) != 2 || !slices.IsSortedFunc(ids, func(x, y identity.ID) int { return slices.Compare(x[:], y[:]) }) {
+		t.Errorf("members are %v", ids)
+	}
+	if key, ok := r.Key(b.key.ID()); !ok || !key.Equal(b.key.Public()) {
+		t.Error("b's key is not b's")
+	}
+	if _, ok := r.Key(c.key.ID()); ok {
+		t.Error("a stranger has a key")
+	}
+	v4, v6, ok := r.Overlay(b.key.ID())
+	if !ok || v4 != netip.MustParseAddr("10.4.0.2") || !v6.Is6() {
+		t.Errorf("b has %s and %s", v4, v6)
+	}
+	for _, addr := range []netip.Addr{v4, v6} {
+		if id, ok := r.Owner(addr); !ok || id != b.key.ID() {
+			t.Errorf("%s is %s's", addr, id)
+		}
+	}
+	if r.Name(b.key.ID()) != "b" || r.Name(c.key.ID()) != c.key.ID().String() {
+		t.Error("names")
+	}
+
+	before := r.Members()
+	w.must(&skeinv1.Command{Body: &skeinv1.Command_RevokeNode{RevokeNode: &skeinv1.RevokeNode{NodeId: b.key.ID().String()}}})
+	r.update(w.state)
+	if _, ok := r.Key(b.key.ID()); ok {
+		t.Error("a revoked node still has a key")
+	}
+	if _, ok := r.Owner(v4); ok {
+		t.Error("a revoked node still owns its address")
+	}
+	if len(before) != 2 || len(r.Members()) != 1 {
+		t.Errorf("a reader's members changed under it: %v, now %v", before, r.Members())
+	}
+}
