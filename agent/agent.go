@@ -89,6 +89,8 @@ type Agent struct {
 	phase      atomic.Value // string
 	clock      atomic.Int64 // this host's clock minus the leader's, ns
 	clockSeen  atomic.Bool
+	heard      atomic.Int64                 // when the log was last heard of, ns
+	expelled   atomic.Pointer[revokedError] // a server said that this node was revoked
 	writes     atomic.Uint64
 	netcheck   atomic.Pointer[candidate.Result]
 	packetKeys sync.Map                                               // WireGuard key of a member -> key of control packets with it
@@ -109,6 +111,7 @@ func Run(ctx context.Context, opts Options) error {
 		wake: make(chan struct{}, 1), gossipIn: make(chan gossip.Packet, 1024), down: make(chan downOrder),
 		problems: newProblems(),
 	}
+	a.heard.Store(a.started.UnixNano())
 	a.phase.Store(PhaseStarting)
 	if err := checkHost(); err != nil {
 		return err

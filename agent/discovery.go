@@ -134,7 +134,10 @@ func (a *Agent) follow(ctx context.Context) {
 	}
 }
 
-func (a *Agent) onHeartbeat(h *skeinv1.SubscribeResponse_Heartbeat) { a.noteClock(h.GetTime()) }
+func (a *Agent) onHeartbeat(h *skeinv1.SubscribeResponse_Heartbeat) {
+	a.heard.Store(time.Now().UnixNano())
+	a.noteClock(h.GetTime())
+}
 
 // clockLimit is how wrong a host's clock may be before its user is told.
 const clockLimit = 30 * time.Second

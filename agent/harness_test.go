@@ -10,6 +10,7 @@ import (
 
 	"github.com/skeinmesh/skein/agent/config"
 	skeinv1 "github.com/skeinmesh/skein/api/skein/v1"
+	"github.com/skeinmesh/skein/consensus"
 	"github.com/skeinmesh/skein/events"
 	"github.com/skeinmesh/skein/identity"
 	"github.com/skeinmesh/skein/internal/testenv"
@@ -115,4 +116,18 @@ func newTestAgent(h host, st *events.State) *Agent {
 func needMark(t testing.TB) {
 	t.Helper()
 	testenv.NeedRoot(t)
+}
+
+// newReplica holds a world's state, on disk.
+func newReplica(t testing.TB, w *world) *consensus.Replica {
+	t.Helper()
+	r, err := consensus.OpenReplica(t.TempDir(), quiet())
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { r.Close() })
+	if err := r.Reset(w.state.Proto()); err != nil {
+		t.Fatal(err)
+	}
+	return r
 }

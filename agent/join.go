@@ -103,6 +103,8 @@ func joinAt(ctx context.Context, key *identity.Key, seed *skeinv1.JoinToken_Seed
 		return r, nil
 	case "unavailable", "deadline_exceeded":
 		return nil, errors.New(r.GetErrorMessage())
+	case codeRevoked:
+		return nil, &revokedError{r.GetErrorMessage()}
 	}
 	return nil, fmt.Errorf("%w: %s", ErrJoinRefused, r.GetErrorMessage())
 }
@@ -116,6 +118,10 @@ func (a *Agent) serveJoin(ctx context.Context, c *tls.Conn, peer identity.ID) {
 	request := &skeinv1.JoinRequest{}
 	if err := readMessage(c, request, maxJoinRequest); err != nil {
 		a.log.Debug("join request", "from", c.RemoteAddr().String(), "err", err)
+		return
+	}
+	if request.GetTokenId() == "" {
+		_ = writeMessage(c, a.answerInquiry(peer))
 		return
 	}
 	response, err := a.admit(ctx, request, peer)

@@ -113,6 +113,7 @@ func TestAdmissionOfAnothersKey(t *testing.T) {
 	needMark(t)
 	member, joiner, victim := newHost(t, "a"), newHost(t, "b"), newHost(t, "c")
 	a := newTestAgent(member, newWorld(t, member).state)
+	a.replica = newReplica(t, newWorld(t, member))
 	_, address := serveFrontWith(t, member.key, a.roster, nil, map[string]func(context.Context, *tls.Conn, identity.ID){identity.ALPNJoin: a.serveJoin})
 	request := &skeinv1.JoinRequest{ClusterId: testCluster, TokenId: testTokenID, TokenSecret: testSecret, Node: victim.node(t), RequestId: "r"}
 	seed := &skeinv1.JoinToken_Seed{Address: address, IdentityKey: ed25519.PublicKey(member.key.Public())}
@@ -120,8 +121,29 @@ func TestAdmissionOfAnothersKey(t *testing.T) {
 	if !errors.Is(err, ErrJoinRefused) || !strings.Contains(err.Error(), "another identity key than the connection has proved") {
 		t.Errorf("have %v", err)
 	}
+	request.TokenId = ""
+	if _, err := joinAt(t.Context(), joiner.key, seed, request); !errors.Is(err, ErrJoinRefused) || !strings.Contains(err.Error(), "holds no token") {
+		t.Errorf("without a token: %v", err)
+	}
 	var refused *events.Error
 	if _, err := a.admit(t.Context(), &skeinv1.JoinRequest{}, joiner.key.ID()); !errors.As(err, &refused) || refused.Code != events.PermissionDenied {
 		t.Errorf("a request without a key: %v", err)
+	}
+}
+
+// A node that hears nothing of the log may ask a server whether it was revoked.
+func TestRevokedNodeAsks(t *testing.T) {
+	needMark(t)
+	server, node := newHost(t, "a"), newHost(t, "b")
+	w := newWorld(t, server, node)
+	w.must(&skeinv1.Command{Body: &skeinv1.Command_RevokeNode{RevokeNode: &skeinv1.RevokeNode{NodeId: node.key.ID().String(), Reason: "stolen"}}})
+	a := newTestAgent(server, w.state)
+	a.replica = newReplica(t, w)
+	_, address := serveFrontWith(t, server.key, a.roster, nil, map[string]func(context.Context, *tls.Conn, identity.ID){identity.ALPNJoin: a.serveJoin})
+	seed := &skeinv1.JoinToken_Seed{Address: address, IdentityKey: server.key.Public()}
+	_, err := joinAt(t.Context(), node.key, seed, &skeinv1.JoinRequest{ClusterId: testCluster, Node: node.node(t)})
+	var r *revokedError
+	if !errors.As(err, &r) || r.reason != "stolen" || !errors.Is(err, ErrJoinRefused) {
+		t.Errorf("have %v", err)
 	}
 }

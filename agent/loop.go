@@ -47,6 +47,7 @@ type loopState struct {
 	relays  []relay.Relay
 	stun    []string
 	retry   time.Time // when a failed Apply is tried again
+	asked   time.Time // when the servers were last asked whether this node is still a member
 	own     recordClock
 	roamed  roaming
 	counted bool // traffic has been read once
@@ -121,6 +122,7 @@ func (a *Agent) loopUntil(ctx context.Context) (downOrder, error) {
 				a.paths.RelaysChanged()
 			}
 		case <-tick.C:
+			a.inquire(ctx)
 		case <-a.wake:
 		}
 		if !wait(ctx, syncSpacing) {
@@ -152,6 +154,9 @@ func (a *Agent) sync(ctx context.Context) error {
 
 // syncState follows what the log has decided since the last round.
 func (a *Agent) syncState() error {
+	if r := a.expelled.Load(); r != nil {
+		return a.revoked(r.reason)
+	}
 	st := a.replica.State()
 	if st == a.loop.state {
 		return nil
@@ -159,7 +164,7 @@ func (a *Agent) syncState() error {
 	old := a.loop.state
 	a.loop.state = st
 	if r := st.Revoked(a.id); r != nil {
-		return fmt.Errorf("%w (%s): its links are removed; move %s away to get a new identity, and join with a new token", errRevoked, r.GetReason(), a.cfg.StateDir)
+		return a.revoked(r.GetReason())
 	}
 	a.roster.update(st)
 	now := map[identity.ID]identity.WireGuardKey{}
@@ -195,6 +200,10 @@ func (a *Agent) syncState() error {
 		a.paths.SetSettings(s)
 	}
 	return nil
+}
+
+func (a *Agent) revoked(reason string) error {
+	return fmt.Errorf("%w (%s): its links are removed; move %s away to get a new identity, and join with a new token", errRevoked, reason, a.cfg.StateDir)
 }
 
 func seconds(n uint32) time.Duration { return time.Duration(n) * time.Second }

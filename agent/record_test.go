@@ -12,7 +12,6 @@ import (
 	"google.golang.org/protobuf/proto"
 
 	skeinv1 "github.com/skeinmesh/skein/api/skein/v1"
-	"github.com/skeinmesh/skein/consensus"
 	"github.com/skeinmesh/skein/gossip"
 	"github.com/skeinmesh/skein/gossip/candidate"
 	"github.com/skeinmesh/skein/identity"
@@ -35,20 +34,14 @@ func (nowhere) Addr() net.Addr              { return &net.TCPAddr{} }
 func TestRecordIsPublished(t *testing.T) {
 	h, other := newHost(t, "a"), newHost(t, "b")
 	w := newWorld(t, h)
-	replica, err := consensus.OpenReplica(t.TempDir(), quiet())
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer replica.Close()
-	if err := replica.Reset(w.state.Proto()); err != nil {
-		t.Fatal(err)
-	}
+	replica := newReplica(t, w)
 	synctest.Test(t, func(t *testing.T) {
 		a := newTestAgent(h, w.state)
 		a.replica, a.loop.state = replica, w.state
 		a.pool = relay.NewPool(relay.PoolConfig{Self: a.id, Key: h.key, Log: quiet()})
 		defer a.pool.Close()
 		none := nowhere{make(chan struct{})}
+		var err error
 		a.gossip, err = gossip.Start(gossip.Config{
 			Self: a.id, Key: h.key, Roster: a.roster, Transport: none, Streams: none, Packets: make(chan gossip.Packet),
 			Keys: w.state.GossipKeys(), Log: quiet(), Epoch: 1,

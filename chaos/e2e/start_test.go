@@ -172,8 +172,8 @@ func TestUsage(t *testing.T) {
 		{[]string{"explain", "peer"}, "skein explain peer takes one …; see `skein explain peer --help`"},
 		{[]string{"explain", "peer", "x", "--at", "teatime"}, `--at …teatime…`},
 		{[]string{"server", "recover"}, "this cannot be undone: read `skein server recover --help`, then add --yes"},
-		{[]string{"lab", "up"}, "skein lab up: accepts 1 arg(s), received 0; see `skein lab up --help`"},
-		{[]string{"lab", "run"}, "skein lab run: requires at least 1 arg(s), only received 0; see `skein lab run --help`"},
+		{[]string{"lab", "up"}, "accepts 1 arg(s), received 0; usage: skein lab up FILE [flags]"},
+		{[]string{"lab", "run"}, "requires at least 1 arg(s), only received 0; usage: skein lab run FILE… [flags]"},
 	} {
 		t.Run(strings.Join(c.args, " "), func(t *testing.T) { s.in(t).fails(2, c.complaint, c.args...) })
 	}
