@@ -56,7 +56,7 @@ func newLabSoakCmd(dir *string) *cobra.Command {
 				err = errors.Join(fmt.Errorf("%w\nlogs and states are in %s", err, where), serr)
 			}
 			if labJSON(c) {
-				return errors.Join(err, labPrintJSON(c.OutOrStdout(), report))
+				return errors.Join(err, printJSON(c.OutOrStdout(), report))
 			}
 			kills := 0
 			for _, n := range report.Kills {
