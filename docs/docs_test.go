@@ -1,0 +1,271 @@
+// Package docs_test holds the documents to the code: links resolve, commands and flags exist, and
+// docs/config.md and docs/metrics.md name exactly what the agent has.
+package docs_test
+
+import (
+	"os"
+	"os/exec"
+	"path/filepath"
+	"reflect"
+	"regexp"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+
+	"github.com/skeinmesh/skein/agent/config"
+)
+
+const root = ".."
+
+// documents are all Markdown files of the project.
+func documents(t *testing.T) []string {
+	t.Helper()
+	var out []string
+	err := filepath.WalkDir(root, func(path string, d os.DirEntry, err error) error {
+		if err != nil {
+			return err
+		}
+		if d.IsDir() && (d.Name() == "bin" || d.Name() == "lab-failures" || path != root && strings.HasPrefix(d.Name(), ".")) {
+			return filepath.SkipDir
+		}
+		if strings.HasSuffix(path, ".md") {
+			out = append(out, path)
+		}
+		return nil
+	})
+	if err != nil || len(out) < 10 {
+		t.Fatalf("%d documents, error %v", len(out), err)
+	}
+	return out
+}
+
+func read(t *testing.T, path string) string {
+	t.Helper()
+	b, err := os.ReadFile(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return string(b)
+}
+
+var linkRE = regexp.MustCompile(`\]\(([^)\s]+)\)`)
+
+func TestLinks(t *testing.T) {
+	for _, file := range documents(t) {
+		for _, m := range linkRE.FindAllStringSubmatch(read(t, file), -1) {
+			to, _, _ := strings.Cut(m[1], "#")
+			if to == "" || strings.Contains(to, "://") {
+				continue
+			}
+			if _, err := os.Stat(filepath.Join(filepath.Dir(file), to)); err != nil {
+				t.Errorf("%s: link to %s leads nowhere", file, m[1])
+			}
+		}
+	}
+}
+
+// cli asks the real command line, built once, for help.
+type cli struct {
+	binary string
+	mu     sync.Mutex
+	help   map[string]string
+}
+
+func newCLI(t *testing.T) *cli {
+	t.Helper()
+	c := &cli{binary: filepath.Join(t.TempDir(), "skein"), help: map[string]string{}}
+	if out, err := exec.Command("go", "build", "-o", c.binary, "../cmd/skein").CombinedOutput(); err != nil {
+		t.Fatalf("build skein: %v\n%s", err, out)
+	}
+	return c
+}
+
+// helpOf is the help of a command; ok is false when there is no such command.
+func (c *cli) helpOf(words ...string) (text string, ok bool) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	key := strings.Join(words, " ")
+	if text, ok = c.help[key]; !ok {
+		out, err := exec.Command(c.binary, append(slices.Clone(words), "--help")...).CombinedOutput()
+		if err == nil {
+			text = string(out)
+		}
+		c.help[key] = text
+	}
+	// cobra answers for the nearest parent; the usage line tells for whom.
+	usage := "skein"
+	if len(words) > 0 {
+		usage += " " + key
+	}
+	return text, regexp.MustCompile(`(?m)^  ` + regexp.QuoteMeta(usage) + `( |$)`).MatchString(text)
+}
+
+var (
+	blockRE   = regexp.MustCompile("(?ms)^```(?:sh|console|)\n(.*?)^```")
+	spanRE    = regexp.MustCompile("`([^`\n]+)`")
+	wordRE    = regexp.MustCompile(`^[a-z][a-z-]*$`)
+	flagRE    = regexp.MustCompile(`^--?[a-z][a-z-]*`)
+	commandRE = regexp.MustCompile(`(?:^|[|&;$(\s])skein((?:[ \t]+[^\s|&;<>)]+)*)`)
+)
+
+// commands are the uses of skein in the code of a document, as words after its name.
+func commands(text string) [][]string {
+	var code []string
+	for _, m := range blockRE.FindAllStringSubmatch(text, -1) {
+		code = append(code, strings.Split(m[1], "\n")...)
+	}
+	for _, m := range spanRE.FindAllStringSubmatch(blockRE.ReplaceAllString(text, ""), -1) {
+		if strings.HasPrefix(m[1], "skein ") {
+			code = append(code, m[1])
+		}
+	}
+	var out [][]string
+	for _, line := range code {
+		line, _, _ = strings.Cut(line, " #")
+		if line = strings.TrimPrefix(strings.TrimSpace(line), "$ "); !strings.HasPrefix(line, "skein ") {
+			continue
+		}
+		// What `lab exec NODE --` runs is a command of its own.
+		for _, one := range strings.Split(line, " -- ") {
+			for _, m := range commandRE.FindAllStringSubmatch(one, -1) {
+				out = append(out, strings.Fields(m[1]))
+			}
+		}
+	}
+	return out
+}
+
+// TestCommands checks the README and docs/ alone: files of design may speak of what is to come.
+func TestCommands(t *testing.T) {
+	c := newCLI(t)
+	files, err := filepath.Glob("*.md")
+	if err != nil {
+		t.Fatal(err)
+	}
+	decisions, _ := filepath.Glob("decisions/*.md")
+	seen := 0
+	for _, file := range append(append(files, decisions...), "../README.md") {
+		for _, words := range commands(read(t, file)) {
+			seen++
+			checkCommand(t, c, file, words)
+		}
+	}
+	if seen < 20 {
+		t.Errorf("only %d commands found: does this test still read the documents?", seen)
+	}
+}
+
+func checkCommand(t *testing.T, c *cli, file string, words []string) {
+	t.Helper()
+	var path []string
+	help, _ := c.helpOf()
+	for _, w := range words {
+		if !wordRE.MatchString(w) {
+			break
+		}
+		text, ok := c.helpOf(append(slices.Clone(path), w)...)
+		if !ok {
+			if len(path) == 0 || strings.Contains(help, "Available Commands:") {
+				t.Errorf("%s: skein %s: there is no command %q", file, strings.Join(words, " "), w)
+				return
+			}
+			break // an argument
+		}
+		path, help = append(path, w), text
+	}
+	for _, w := range words {
+		w = strings.Trim(w, "[]")
+		if flag := flagRE.FindString(w); flag != "" && flag != "--help" && !regexp.MustCompile(regexp.QuoteMeta(flag)+`\b`).MatchString(help) {
+			t.Errorf("%s: skein %s: there is no flag %s", file, strings.Join(words, " "), flag)
+		}
+	}
+}
+
+// keys are the configuration's keys, as a path with dots.
+func keys(t reflect.Type, prefix string) []string {
+	var out []string
+	for i := range t.NumField() {
+		f := t.Field(i)
+		key := prefix + f.Tag.Get("yaml")
+		if f.Type.Kind() == reflect.Struct {
+			out = append(out, keys(f.Type, key+".")...)
+			continue
+		}
+		out = append(out, key)
+	}
+	slices.Sort(out)
+	return out
+}
+
+// firstColumn are the names that begin a table's rows in a document, up to the section named end.
+func firstColumn(t *testing.T, file, name, end string) []string {
+	t.Helper()
+	text := read(t, file)
+	if end != "" {
+		text, _, _ = strings.Cut(text, end)
+	}
+	var out []string
+	for _, m := range regexp.MustCompile("(?m)^\\| `("+name+")` \\|").FindAllStringSubmatch(text, -1) {
+		out = append(out, m[1])
+	}
+	slices.Sort(out)
+	return out
+}
+
+func same(t *testing.T, file string, documented, real []string) {
+	t.Helper()
+	for _, k := range real {
+		if !slices.Contains(documented, k) {
+			t.Errorf("%s: does not tell of %s", file, k)
+		}
+	}
+	for _, k := range documented {
+		if !slices.Contains(real, k) {
+			t.Errorf("%s: tells of %s, which does not exist", file, k)
+		}
+	}
+	if len(slices.Compact(slices.Clone(documented))) != len(documented) {
+		t.Errorf("%s: tells of something twice", file)
+	}
+}
+
+func TestConfigKeys(t *testing.T) {
+	same(t, "config.md", firstColumn(t, "config.md", `[A-Za-z0-9.]+`, "## The cluster's settings"), keys(reflect.TypeFor[config.Config](), ""))
+}
+
+// TestConfigExample loads the examples as an agent would.
+func TestConfigExample(t *testing.T) {
+	for _, doc := range []string{"config.md", "../README.md"} {
+		for _, m := range regexp.MustCompile("(?ms)^```yaml\n(.*?)^```").FindAllStringSubmatch(read(t, doc), -1) {
+			file := filepath.Join(t.TempDir(), "skein.yaml")
+			if err := os.WriteFile(file, []byte(m[1]), 0o600); err != nil {
+				t.Fatal(err)
+			}
+			if _, err := config.Load(file, true); err != nil {
+				t.Errorf("%s: an example is refused: %v", doc, err)
+			}
+		}
+	}
+}
+
+var metricRE = regexp.MustCompile(`"(skein_[a-z_]+)"`)
+
+func TestMetrics(t *testing.T) {
+	var real []string
+	for _, m := range metricRE.FindAllStringSubmatch(read(t, "../agent/metrics.go"), -1) {
+		real = append(real, m[1])
+	}
+	same(t, "metrics.md", firstColumn(t, "metrics.md", `skein_[a-z_]+`, ""), real)
+	for _, file := range []string{"../deploy/prometheus/skein.rules.yaml", "../deploy/grafana/skein.json"} {
+		used := regexp.MustCompile(`skein_[a-z_]+`).FindAllString(read(t, file), -1)
+		if len(used) == 0 {
+			t.Errorf("%s uses no metric", file)
+		}
+		for _, m := range used {
+			if !slices.Contains(real, m) {
+				t.Errorf("%s: metric %s does not exist", file, m)
+			}
+		}
+	}
+}
