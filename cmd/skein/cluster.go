@@ -3,6 +3,8 @@ package main
 import (
 	"errors"
 	"fmt"
+	"maps"
+	"slices"
 	"strings"
 	"time"
 
@@ -15,6 +17,14 @@ import (
 
 func candidateText(t skeinv1.CandidateType) string {
 	return strings.ToLower(strings.TrimPrefix(t.String(), "CANDIDATE_TYPE_"))
+}
+
+func labelText(labels map[string]string) string {
+	var all []string
+	for _, k := range slices.Sorted(maps.Keys(labels)) {
+		all = append(all, k+"="+labels[k])
+	}
+	return dash(strings.Join(all, " "))
 }
 
 func newTokenCmd(g *globals) *cobra.Command {
@@ -95,8 +105,8 @@ func newNodeCmd(g *globals) *cobra.Command {
 			}
 			w, n := c.OutOrStdout(), r.GetNode()
 			printNodes(w, []*skeinv1.NodeView{n})
-			fmt.Fprintf(w, "ipv6      %s\nadmitted  %s, by event %d\nlabels    %v\n", n.GetNode().GetIpv6(),
-				time.Unix(0, n.GetNode().GetAdmittedAt()).Format(time.RFC3339), n.GetNode().GetAdmittedIndex(), n.GetNode().GetLabels())
+			fmt.Fprintf(w, "ipv6      %s\nadmitted  %s, by event %d\nlabels    %s\n", n.GetNode().GetIpv6(),
+				time.Unix(0, n.GetNode().GetAdmittedAt()).Format(time.RFC3339), n.GetNode().GetAdmittedIndex(), labelText(n.GetNode().GetLabels()))
 			for _, k := range n.GetRecord().GetCandidates() {
 				fmt.Fprintf(w, "candidate %-8s %s (from %s)\n", candidateText(k.GetType()), k.GetAddress(), dash(k.GetSource()))
 			}
@@ -195,7 +205,7 @@ func newStateCmd(g *globals) *cobra.Command {
 				if role == "" {
 					role = "agent"
 				}
-				t.add(n.GetName(), n.GetId(), n.GetIpv4(), role, fmt.Sprintf("event %d", n.GetAdmittedIndex()), fmt.Sprint(n.GetLabels()))
+				t.add(n.GetName(), n.GetId(), n.GetIpv4(), role, fmt.Sprintf("event %d", n.GetAdmittedIndex()), labelText(n.GetLabels()))
 			}
 			for _, n := range s.GetRevoked() {
 				t.add(n.GetNode().GetName(), n.GetNode().GetId(), n.GetNode().GetIpv4(), "revoked", "-", n.GetReason())

@@ -223,7 +223,7 @@ func printExplain(w io.Writer, r *skeinv1.ExplainPeerResponse) {
 	p := r.GetPeer()
 	via := p.GetEndpoint()
 	if p.GetRelayName() != "" {
-		via = "relay " + p.GetRelayName()
+		via = p.GetRelayName()
 	}
 	fmt.Fprintf(w, "peer      %s (%s)\npath      %s %s, for %s, RTT %s\ndecided   %s\nstrategy  %s\n",
 		p.GetName(), p.GetNodeId(), p.GetPath(), via, since(p.GetSince()), rtt(p.GetRttNanos()), r.GetDecided(), r.GetStrategy())
