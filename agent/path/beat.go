@@ -31,7 +31,10 @@ func (s *step) beat() {
 	}
 }
 
-func (s *step) busy() bool { return s.now.Before(s.BusyUntil) }
+// busy tells whether there is traffic, or a question asked while there was some is still open.
+func (s *step) busy() bool {
+	return s.now.Before(s.BusyUntil) || len(s.Pending) > 0 && s.Pending[0].Before(s.BusyUntil)
+}
 
 // rto is how long an answer may take.
 func (s *step) rto() time.Duration { return min(max(s.SRTT+4*s.RTTVar, rtoMin), rtoMax) }
@@ -75,7 +78,7 @@ func (s *step) dead() bool {
 func (s *step) nextBeat(i int) time.Time {
 	last := s.Probes[i].LastSent
 	switch {
-	case s.Path.Silent && s.now.Sub(s.SilentAt) < busyFor:
+	case s.Path.Silent && s.now.Sub(s.SilentAt) < watchFor:
 		return last.Add(heartbeat)
 	case s.Path.Silent && s.busy():
 		return last.Add(silentBeat)

@@ -108,7 +108,7 @@ func (s *step) useDirect(i int, rule string) {
 	s.Pending, s.Lost = nil, ""
 	s.SRTT, s.RTTVar = p.RTT, p.RTT/2
 	s.LastPong = s.now
-	s.BusyUntil = later(s.BusyUntil, s.now.Add(busyFor)) // watch a new path closely
+	s.BusyUntil = later(s.BusyUntil, s.now.Add(watchFor))
 	s.Retries = 0
 	s.NextRetry = s.now.Add(s.jitter(s.directRetry(), 0))
 	p.Next = len(pacing)

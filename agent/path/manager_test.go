@@ -146,7 +146,7 @@ func TestManagerFindsAndLosesADirectPath(t *testing.T) {
 		}
 		n := uint64(0)
 		busy := func(d time.Duration) {
-			for end := time.Now().Add(d); time.Now().Before(end); time.Sleep(time.Second) {
+			for end := time.Now().Add(d); time.Now().Before(end); time.Sleep(countersEvery) {
 				n += 1000
 				ma.Traffic(map[identity.ID]Counters{b: {RxBytes: n, TxBytes: n}})
 			}

@@ -151,7 +151,7 @@ func (s *step) takeAdopted(e netip.AddrPort) {
 	s.Path.Rule = "direct-adopted"
 	s.Path.Reason = fmt.Sprintf("WireGuard was in touch with the peer at %s when this agent started. The peer's agent has not answered yet.", e)
 	s.Pending, s.SRTT, s.RTTVar, s.HeardAt = nil, 0, 0, s.now
-	s.BusyUntil = later(s.BusyUntil, s.now.Add(busyFor))
+	s.BusyUntil = later(s.BusyUntil, s.now.Add(watchFor))
 }
 
 // backToDirect reports whether the last endpoint that worked is a better guess than a relay that says the peer is away:

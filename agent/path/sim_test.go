@@ -353,7 +353,10 @@ func (s *sim) data(n *simNode, deliver func(to *simNode)) {
 	}
 }
 
-// traffic runs a ping at 50 a second inside the tunnel from the first node, with counters read every second.
+// countersEvery is how often the agent reads WireGuard's counters.
+const countersEvery = 250 * time.Millisecond
+
+// traffic runs a ping at 50 a second inside the tunnel from the first node, with counters read as the agent reads them.
 func (s *sim) traffic(d time.Duration) {
 	a := s.nodes[0]
 	end := s.now.Add(d)
@@ -374,11 +377,11 @@ func (s *sim) traffic(d time.Duration) {
 			return
 		}
 		for _, n := range s.nodes {
-			if s.now.Sub(n.trafficAt) <= time.Second {
+			if s.now.Sub(n.trafficAt) <= countersEvery {
 				s.input(n, Input{Kind: InputTraffic})
 			}
 		}
-		s.after(time.Second, count)
+		s.after(countersEvery, count)
 	}
 	tick()
 	count()

@@ -11,7 +11,8 @@ const (
 	fastBeat   = 50 * time.Millisecond  // pace once an answer is overdue: about ten tries before giving up, so that 5 % loss each way is no death
 	deadMissed = 4                      // overdue pings needed besides: a process that slept through deadAfter has sent fewer, and gets to try again
 	doubtAfter = 250 * time.Millisecond // instead of deadAfter, when the peer's punch says that it has no path: it has waited already
-	busyFor    = 3 * time.Second        // how long traffic counts as present; counters are read about once a second
+	busyFor    = 750 * time.Millisecond // how long traffic counts as present: three readings of the counters, so that a lone packet of gossip costs few heartbeats
+	watchFor   = 3 * time.Second        // heartbeats on a new path, traffic or not
 	verifyFor  = time.Second            // heartbeats without traffic after a hint that the path may have changed
 )
 
