@@ -65,6 +65,20 @@ func TestLinks(t *testing.T) {
 	}
 }
 
+// TestReadmeKnowsAll: who starts at the README finds every document.
+func TestReadmeKnowsAll(t *testing.T) {
+	readme := read(t, "../README.md")
+	files, err := filepath.Glob("*.md")
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, file := range files {
+		if !strings.Contains(readme, "docs/"+file) {
+			t.Errorf("README.md does not mention docs/%s", file)
+		}
+	}
+}
+
 // cli asks the real command line, built once, for help.
 type cli struct {
 	binary string

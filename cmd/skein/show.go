@@ -151,7 +151,11 @@ func newNetcheckCmd(g *globals) *cobra.Command {
 			}
 			w := c.OutOrStdout()
 			fmt.Fprintf(w, "NAT         %s (mapping %s, filtering %s)\n", natText(r.GetNatType()), dash(r.GetMapping()), dash(r.GetFiltering()))
-			fmt.Fprintf(w, "UDP         %s   IPv4 %s   IPv6 %s   checked %s ago\n", yesNo(r.GetUdp()), yesNo(r.GetIpv4()), yesNo(r.GetIpv6()), since(r.GetCheckedAt()))
+			udp := yesNo(r.GetUdp())
+			if !r.GetUdp() && r.GetNatType() != skeinv1.NatType_NAT_TYPE_BLOCKED {
+				udp = "not tested" // nobody was there to answer
+			}
+			fmt.Fprintf(w, "UDP         %s   IPv4 %s   IPv6 %s   checked %s ago\n", udp, yesNo(r.GetIpv4()), yesNo(r.GetIpv6()), since(r.GetCheckedAt()))
 			for _, m := range r.GetMapped() {
 				fmt.Fprintf(w, "mapped      %s\n", m)
 			}
