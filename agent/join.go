@@ -139,6 +139,15 @@ func (a *Agent) serveJoin(ctx context.Context, c *tls.Conn, peer identity.ID) {
 	}
 }
 
+// awaitCandidates waits a little, just after the start, until this node's own record says where it is.
+// Without a relay a joiner has nothing else to find it by.
+func (a *Agent) awaitCandidates(ctx context.Context) {
+	ctx, cancel := context.WithTimeout(ctx, 2*time.Second)
+	defer cancel()
+	for len(a.gossip.Records()[a.id].Record.GetCandidates()) == 0 && !a.relayOnly() && wait(ctx, 20*time.Millisecond) {
+	}
+}
+
 func (a *Agent) admit(ctx context.Context, request *skeinv1.JoinRequest, peer identity.ID) (*skeinv1.JoinResponse, error) {
 	if identity.IDOf(request.GetNode().GetIdentityKey()) != peer {
 		return nil, &events.Error{Code: events.PermissionDenied, Message: "the request names another identity key than the connection has proved"}
@@ -161,6 +170,7 @@ func (a *Agent) admit(ctx context.Context, request *skeinv1.JoinRequest, peer id
 			return nil, fmt.Errorf("wait for the admission to arrive here: %w", err)
 		}
 	}
+	a.awaitCandidates(ctx)
 	return &skeinv1.JoinResponse{
 		State: a.replica.State().Proto(), Records: a.signedRecords(), Node: answer.GetNode(), Time: time.Now().UnixNano(),
 	}, nil

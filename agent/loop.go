@@ -41,16 +41,17 @@ type downOrder struct {
 
 // loopState is what the loop remembers between two rounds. No other goroutine touches it.
 type loopState struct {
-	state   *events.State
-	members map[identity.ID]identity.WireGuardKey
-	records map[identity.ID]*skeinv1.Record
-	relays  []relay.Relay
-	stun    []string
-	retry   time.Time // when a failed Apply is tried again
-	asked   time.Time // when the servers were last asked whether this node is still a member
-	own     recordClock
-	roamed  roaming
-	counted bool // traffic has been read once
+	state    *events.State
+	members  map[identity.ID]identity.WireGuardKey
+	unprobed map[identity.ID]member // members that the prober does not know yet
+	records  map[identity.ID]*skeinv1.Record
+	relays   []relay.Relay
+	stun     []string
+	retry    time.Time // when a failed Apply is tried again
+	asked    time.Time // when the servers were last asked whether this node is still a member
+	own      recordClock
+	roamed   roaming
+	counted  bool // traffic has been read once
 }
 
 // run serves and reconciles until ctx ends, or the agent is told to stop, or cannot go on.
@@ -94,6 +95,7 @@ func (a *Agent) run(ctx context.Context) error {
 
 func (a *Agent) loopUntil(ctx context.Context) (downOrder, error) {
 	a.loop.members, a.loop.records = map[identity.ID]identity.WireGuardKey{}, map[identity.ID]*skeinv1.Record{}
+	a.loop.unprobed = map[identity.ID]member{}
 	tick := time.NewTicker(tickEvery)
 	defer tick.Stop()
 	traffic := time.NewTicker(trafficEvery)
@@ -172,7 +174,7 @@ func (a *Agent) syncState() error {
 		m, _ := a.roster.get(id)
 		now[id] = m.wg
 		if known, ok := a.loop.members[id]; id != a.id && (!ok || known != m.wg) {
-			a.addPeer(id, m)
+			a.loop.unprobed[id] = m
 		}
 	}
 	for id := range a.loop.members {
@@ -208,20 +210,23 @@ func (a *Agent) revoked(reason string) error {
 
 func seconds(n uint32) time.Duration { return time.Duration(n) * time.Second }
 
-func (a *Agent) addPeer(id identity.ID, m member) {
-	if a.prober == nil {
-		return
+// answerProbes lets the prober answer the peers that WireGuard now has, and not before: a pong says that
+// a handshake would be answered too, and one that is not is tried again only after five seconds.
+func (a *Agent) answerProbes() {
+	for id, m := range a.loop.unprobed {
+		delete(a.loop.unprobed, id)
+		key, err := identity.PairKey(a.wgKey, m.wg, a.cluster, "probe")
+		if err != nil {
+			a.report("peer "+m.name, warning, err.Error(), "its WireGuard key is unusable; revoke the node and let it join again")
+			continue
+		}
+		a.prober.SetPeer(id, key)
 	}
-	key, err := identity.PairKey(a.wgKey, m.wg, a.cluster, "probe")
-	if err != nil {
-		a.report("peer "+m.name, warning, err.Error(), "its WireGuard key is unusable; revoke the node and let it join again")
-		return
-	}
-	a.prober.SetPeer(id, key)
 }
 
 func (a *Agent) dropPeer(id identity.ID) {
 	delete(a.loop.records, id)
+	delete(a.loop.unprobed, id)
 	if a.prober != nil {
 		a.prober.RemovePeer(id)
 		a.paths.RemovePeer(id)
@@ -358,6 +363,9 @@ func (a *Agent) apply(ctx context.Context) {
 	a.spec = spec
 	a.mu.Unlock()
 	a.applied.Store(len(report.Errors) == 0)
+	if report.Errors["wireguard"] == nil {
+		a.answerProbes()
+	}
 }
 
 func (a *Agent) reportRefusals(refused []projection.Refusal) {

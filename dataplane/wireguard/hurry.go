@@ -6,10 +6,11 @@ import (
 	"github.com/skeinmesh/skein/dataplane"
 )
 
-// hurry lets peers whose endpoint has just been set, and who have never had a session, start their
-// handshake now. wireguard-go counts an attempt that had nowhere to go like any other and waits five
+// hurry lets peers whose endpoint is about to be set, and who have never had a session, start their
+// handshake then. wireguard-go counts an attempt that had nowhere to go like any other and waits five
 // seconds for the next, also when the peer's endpoint comes a moment after the first packet to it;
-// in a mesh, that is the rule. Without packets waiting nothing is sent.
+// in a mesh, that is the rule. It runs before the endpoint is set: setting it sends what waits, once,
+// and a second initiation right after would spoil the answer to the first.
 func (d *userspaceDevice) hurry(batch []Op) {
 	var fresh []dataplane.Key
 	for _, op := range batch {
@@ -36,7 +37,6 @@ func (d *userspaceDevice) hurry(batch []Op) {
 		}
 		if p := d.dev.LookupPeer(device.NoisePublicKey(key)); p != nil {
 			p.ExpireCurrentKeypairs() // there are none; it is the attempt that is forgotten
-			p.SendStagedPackets()
 		}
 	}
 }

@@ -168,6 +168,7 @@ func (d *userspaceDevice) Write(batch []Op) error {
 			port = *op.Port
 		}
 	}
+	d.hurry(batch)
 	err := d.dev.IpcSet(encode(batch))
 	if err == nil && !d.up {
 		if err = d.dev.Up(); err == nil {
@@ -180,7 +181,6 @@ func (d *userspaceDevice) Write(batch []Op) error {
 	if err != nil {
 		return fmt.Errorf("configuring WireGuard device %s: %w", d.name, err)
 	}
-	d.hurry(batch)
 	return nil
 }
 
