@@ -262,13 +262,31 @@ func (t *term) append(e *entry, settled chan<- *entry) {
 		for _, p := range e.proposals {
 			if e.err != nil {
 				p.finish(nil, fmt.Errorf("%w: %w", ErrUncertain, e.err))
-			} else {
-				p.finish(p.answer, p.err)
+				continue
 			}
+			t.tell(p)
+			p.finish(p.answer, p.err)
 		}
 		close(e.settled)
 		settled <- e
 	}()
+}
+
+// tell logs who did what. Secrets are in neither line.
+func (t *term) tell(p *proposal) {
+	if !t.log.Enabled(context.Background(), slog.LevelInfo) {
+		return
+	}
+	m := p.command.ProtoReflect()
+	kind := "none"
+	if f := m.WhichOneof(m.Descriptor().Oneofs().ByName("body")); f != nil {
+		kind = string(f.Name())
+	}
+	if p.err != nil {
+		t.log.Info("command refused", "command", kind, "issuer", p.command.GetIssuer(), "request", p.command.GetRequestId(), "err", p.err)
+		return
+	}
+	t.log.Info("command committed", "command", kind, "issuer", p.command.GetIssuer(), "request", p.command.GetRequestId(), "index", p.answer.GetIndex())
 }
 
 // outcome waits for an entry to be committed and folded. An entry without events waits for proof that

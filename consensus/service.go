@@ -155,9 +155,6 @@ func (s *Service) commit(ctx context.Context, server *Server, c *skeinv1.Command
 		a, err := server.Propose(ctx, c)
 		var other *NotLeaderError
 		if !errors.As(err, &other) {
-			if err == nil {
-				s.log.Debug("committed", "request", c.GetRequestId(), "issuer", c.GetIssuer(), "index", a.GetIndex())
-			}
 			return a, err
 		}
 		if !other.Leader.IsZero() && !forwarded {
