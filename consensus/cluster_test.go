@@ -336,3 +336,17 @@ func TestTimeNeverRunsBackwards(t *testing.T) {
 		t.Fatalf("a clock that is behind by an hour gave %d", c.Time)
 	}
 }
+
+func TestServerThatBecomesAnAgentWritesAtOnceAgain(t *testing.T) {
+	simulate(t, func(t *testing.T, c *cluster) {
+		c.form(1)
+		s := c.nodes[0]
+		c.propose(s, token(1))
+		must(t, s.raft.Shutdown(context.Background()))
+		h := &history{t: t, state: s.replica.State().Clone(), n: 100}
+		must(t, s.replica.Apply(h.tokens(1)))
+		if n := s.replica.unwritten(); n != 0 {
+			t.Fatalf("%d events are not on disk", n)
+		}
+	})
+}

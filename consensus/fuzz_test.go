@@ -8,7 +8,7 @@ import (
 	skeinv1 "github.com/skeinmesh/skein/api/skein/v1"
 )
 
-func FuzzDecodeBatch(f *testing.F) {
+func FuzzBatchRoundTrip(f *testing.F) {
 	h, b := newHistory(f)
 	for _, b := range []*skeinv1.Batch{b, h.tokens(3)} {
 		data, err := EncodeBatch(b)
@@ -40,7 +40,7 @@ func FuzzDecodeBatch(f *testing.F) {
 	})
 }
 
-func FuzzDecodeState(f *testing.F) {
+func FuzzStateRoundTrip(f *testing.F) {
 	h, _ := newHistory(f)
 	h.tokens(3)
 	data, err := EncodeState(h.state)

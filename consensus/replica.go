@@ -264,6 +264,25 @@ func (r *Replica) makeLazy() {
 	r.lazy = true
 }
 
+// makeDurable ends that, when the node is no server any more.
+func (r *Replica) makeDurable() error {
+	r.disk.Lock()
+	defer r.disk.Unlock()
+	for !r.isClosed() {
+		if err := r.flush(); err != nil {
+			return err
+		}
+		r.mu.Lock()
+		if len(r.later) == 0 {
+			r.lazy = false
+			r.mu.Unlock()
+			return nil
+		}
+		r.mu.Unlock()
+	}
+	return nil
+}
+
 // schedule writes soon, or at once when much is unwritten.
 func (r *Replica) schedule() {
 	delay := lazyDelay

@@ -328,6 +328,9 @@ func (s *Server) stop(ctx context.Context) error {
 	if e := s.files.close(); err == nil {
 		err = e
 	}
+	if e := s.cfg.Replica.makeDurable(); err == nil {
+		err = e
+	}
 	if err != nil {
 		return fmt.Errorf("stop Raft: %w", err)
 	}
