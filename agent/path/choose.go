@@ -169,7 +169,7 @@ func (s *step) reasonWithoutDirect(rule string) string {
 	case "direct-dead":
 		text = s.Lost
 	case "peer-away":
-		return fmt.Sprintf("The peer's agent answers no ping and has no session with a relay. Its tunnel may live all the same, so the last endpoint that worked stays.")
+		return "The peer's agent answers no ping and has no session with a relay. Its tunnel may live all the same, so the last endpoint that worked stays."
 	case "relay-first":
 		text = "Direct paths are being probed."
 	case "no-answer":

@@ -90,9 +90,9 @@ type (
 
 func (a Wait) nodes() []string      { return a.Nodes }
 func (a Expect) nodes() []string    { return union(a.From, a.To) }
-func (a Exec) nodes() []string      { return a.Nodes }
-func (a Partition) nodes() []string { return union(a.Groups...) }
-func (a Block) nodes() []string     { return union(a.From, a.To) }
+func (e Exec) nodes() []string      { return e.Nodes }
+func (p Partition) nodes() []string { return union(p.Groups...) }
+func (b Block) nodes() []string     { return union(b.From, b.To) }
 func (a Kill) nodes() []string      { return a.Nodes }
 func (a Stop) nodes() []string      { return a.Nodes }
 func (a Start) nodes() []string     { return a.Nodes }
