@@ -191,3 +191,36 @@ func startAndStop(dir string, id identity.ID) error {
 	}
 	return s.Shutdown(context.Background())
 }
+
+// What docs/recovery.md says of a server whose replica was moved away.
+func TestServerComesBackWithoutItsReplica(t *testing.T) {
+	for _, servers := range []int{1, 3} {
+		simulate(t, func(t *testing.T, c *cluster) {
+			c.tune = func(cfg *ServerConfig) {
+				cfg.SnapshotThreshold, cfg.SnapshotInterval, cfg.TrailingEntries = 20, time.Second, 5
+			}
+			c.form(servers)
+			for i := range 60 {
+				c.propose(c.nodes[0], token(i))
+			}
+			time.Sleep(10 * time.Second) // virtual: the log is compacted
+			c.propose(c.nodes[0], token(100))
+			c.agree()
+			hash := c.nodes[0].replica.State().Hash()
+			for _, n := range c.nodes {
+				n.close()
+			}
+			must(t, os.Rename(filepath.Join(c.nodes[0].dir, replicaFile), filepath.Join(c.nodes[0].dir, "moved")))
+			for _, n := range c.nodes {
+				n.start(false)
+			}
+			c.leader()
+			c.agree()
+			if c.nodes[0].replica.State().Hash() != hash {
+				t.Errorf("%d servers: another state came back", servers)
+			}
+			c.propose(c.nodes[0], token(101))
+			c.agree()
+		})
+	}
+}
