@@ -162,7 +162,9 @@ func BenchmarkOpen(b *testing.B) {
 	if err != nil {
 		b.Fatal(err)
 	}
-	r.makeLazy()
+	if err := r.makeLazy(); err != nil {
+		b.Fatal(err)
+	}
 	h, first := newHistory(b)
 	for batch := first; h.state.Index() < 100_000; batch = h.labels(500) {
 		if err := r.Apply(batch); err != nil {

@@ -56,7 +56,9 @@ func Recover(dir string, self identity.ID, log *slog.Logger) (*Recovery, error) 
 	if err := copyTree(folder, out.Backup); err != nil {
 		return nil, fmt.Errorf("back up the Raft folder: %w", err)
 	}
-	replica.makeLazy()
+	if err := replica.makeLazy(); err != nil {
+		return nil, err
+	}
 	machine := &fsm{replica: replica, log: log, newest: true}
 	if err := rewriteRaft(files, machine, self, log); err != nil {
 		return nil, fmt.Errorf("recover %s: %w; the folder as it was is in %s", folder, err, out.Backup)

@@ -25,7 +25,7 @@ const (
 
 // Replica is a node's durable copy of the agreed state with an archive of events. On an agent every
 // Apply is on disk when it returns. A server's replica is written with a short delay, since its Raft
-// log is on disk already and replays what is missing.
+// log is on disk already and replays what is missing; until then a spill keeps it from kill -9.
 type Replica struct {
 	log  *slog.Logger
 	path string
@@ -39,6 +39,7 @@ type Replica struct {
 	lazy  bool
 	timer *time.Timer // runs flush while there are unwritten events
 	later []group     // unwritten
+	spill *spill      // holds what is in later, for kill -9; nil: not lazy, or its files cannot be had
 
 	tail tail
 }
@@ -89,7 +90,29 @@ func OpenReplica(dir string, log *slog.Logger, options ...ReplicaOption) (*Repli
 	r := &Replica{log: log, path: path, store: s}
 	r.tail.evs, r.tail.durable, r.tail.first, r.tail.changed = evs, s.last, s.first, make(chan struct{})
 	r.state.Store(state)
+	if err := r.takeSpilled(); err != nil {
+		s.db.Close()
+		return nil, fmt.Errorf("open the replica: %w", err)
+	}
 	return r, nil
+}
+
+// takeSpilled brings in what a killed process had shown and not yet written.
+func (r *Replica) takeSpilled() error {
+	batches, err := spilled(r.path)
+	if err != nil {
+		return err
+	}
+	for _, b := range batches {
+		if index := r.State().Index(); b.Base > index || last(b) <= index {
+			continue
+		}
+		if err := r.catchUp(b); err != nil {
+			r.log.Warn("the newest events wait for Raft", "from", b.Base+1, "err", err)
+			break
+		}
+	}
+	return nil
 }
 
 // State is the newest state. It is shared: clone it to fold anything into it.
@@ -165,6 +188,9 @@ func (r *Replica) apply(evs []*skeinv1.Event) error {
 	}
 	if r.lazy {
 		r.later = append(r.later, group{evs, next})
+		if err := r.spill.add(&skeinv1.Batch{Base: evs[0].Index - 1, Events: evs}); err != nil && len(r.later) == 1 {
+			r.log.Warn("kill -9 within the next moment would cost the newest events until Raft has a leader", "err", err)
+		}
 	} else if err := r.store.append([]group{{evs, next}}); err != nil {
 		return fmt.Errorf("store events: %w", err)
 	}
@@ -206,7 +232,7 @@ func (r *Replica) reset(next *events.State) error {
 	next.Hash()
 	r.later = nil
 	r.publish(next, nil)
-	return nil
+	return r.spill.drop(true)
 }
 
 func (r *Replica) sameCluster(next *events.State) error {
@@ -256,12 +282,20 @@ func (r *Replica) unwritten() int {
 }
 
 // makeLazy lets the replica lag behind on disk: for a server, whose Raft log is on disk before.
-func (r *Replica) makeLazy() {
+func (r *Replica) makeLazy() error {
 	r.disk.Lock()
 	defer r.disk.Unlock()
 	r.mu.Lock()
 	defer r.mu.Unlock()
+	if r.lazy {
+		return nil
+	}
+	var err error
+	if r.spill, err = openSpill(r.path); err != nil {
+		return err
+	}
 	r.lazy = true
+	return nil
 }
 
 // makeDurable ends that, when the node is no server any more.
@@ -319,6 +353,7 @@ func (r *Replica) flush() error {
 	r.mu.Lock()
 	groups := r.later
 	r.later = nil
+	turned := len(groups) > 0 && r.spill.turn()
 	r.mu.Unlock()
 	if len(groups) == 0 {
 		return nil
@@ -334,6 +369,11 @@ func (r *Replica) flush() error {
 	t.durable, t.first = r.store.last, r.store.first
 	t.trim()
 	t.Unlock()
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if all := len(r.later) == 0; all || turned {
+		return r.spill.drop(all)
+	}
 	return nil
 }
 
@@ -472,6 +512,7 @@ func (r *Replica) Close() error {
 	r.tail.Unlock()
 	r.mu.Unlock()
 	err := r.flush()
+	r.spill.close()
 	if e := r.store.db.Close(); err == nil && e != nil {
 		err = fmt.Errorf("close the replica: %w", e)
 	}

@@ -103,7 +103,7 @@ func TestReplicaKnowsEveryIndexAfterReopening(t *testing.T) {
 			dir := t.TempDir()
 			r := openReplica(t, dir)
 			if lazy {
-				r.makeLazy()
+				must(t, r.makeLazy())
 			}
 			h, b := newHistory(t)
 			must(t, r.Apply(b))
@@ -235,39 +235,92 @@ func TestArchiveKeepsItsLimits(t *testing.T) {
 	}
 }
 
-// A server's replica that is killed comes back as it was a moment before, and folds what it lacks.
-func TestLazyReplicaComesBackWithAPrefix(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		dir := t.TempDir()
-		r := openReplica(t, dir)
-		r.makeLazy()
-		h, b := newHistory(t)
-		must(t, r.Apply(b))
-		written := r.State().Index()
-		time.Sleep(2 * lazyDelay) // virtual: the first batch is written
-		var lost []*skeinv1.Batch
-		for range 3 {
-			lost = append(lost, h.tokens(2))
-			must(t, r.Apply(lost[len(lost)-1]))
+// A server's replica that is killed comes back where everybody has seen it; when the power fails instead, with
+// a prefix, and it folds what it lacks.
+func TestLazyReplicaComesBack(t *testing.T) {
+	for name, spoil := range map[string]func(path string, size int64) error{
+		"killed":                nil,
+		"half a frame":          func(path string, size int64) error { return os.Truncate(path, size-3) },
+		"a flipped bit":         flipBit,
+		"nothing left":          func(path string, _ int64) error { return os.Truncate(path, 0) },
+		"the file is not there": func(path string, _ int64) error { return os.Remove(path) },
+	} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				dir := t.TempDir()
+				r := openReplica(t, dir)
+				must(t, r.makeLazy())
+				h, b := newHistory(t)
+				must(t, r.Apply(b))
+				written := r.State().Index()
+				time.Sleep(2 * lazyDelay) // virtual: the first batch is written
+				var late []*skeinv1.Batch
+				for range 3 {
+					late = append(late, h.tokens(2))
+					must(t, r.Apply(late[len(late)-1]))
+				}
+				r.timer.Stop()
+				r.store.db.Close() // as if killed
+				want := h.state.Index()
+				if spoil != nil {
+					must(t, spoil(spillPath(r.path, r.spill.use), r.spill.bytes[r.spill.use]))
+				}
+				again := openReplica(t, dir)
+				got := again.State().Index()
+				if spoil == nil && got != want || got < written || got > want {
+					t.Fatalf("came back at %d, want %d", got, want)
+				}
+				for _, b := range late {
+					must(t, again.catchUp(b))
+				}
+				if again.State().Hash() != h.state.Hash() {
+					t.Fatal("another state after catching up")
+				}
+				must(t, again.Close())
+			})
+		})
+	}
+}
+
+func flipBit(path string, size int64) error {
+	b, err := os.ReadFile(path)
+	if err != nil {
+		return err
+	}
+	b[size/2] ^= 1
+	return os.WriteFile(path, b, 0o600)
+}
+
+// What is in the archive needs no second place: the spill does not grow with the life of a server.
+func TestSpillIsEmptiedByEachWrite(t *testing.T) {
+	r := openReplica(t, t.TempDir())
+	must(t, r.makeLazy())
+	h, b := newHistory(t)
+	must(t, r.Apply(b))
+	for range 10 {
+		must(t, r.Apply(h.tokens(5)))
+		must(t, r.Sync())
+		if r.spill.bytes != [2]int64{} {
+			t.Fatalf("%d bytes are spilled after a write", r.spill.bytes)
 		}
-		r.store.db.Close() // as if killed
-		again := openReplica(t, dir)
-		if got := again.State().Index(); got != written {
-			t.Fatalf("came back at %d, want %d", got, written)
+	}
+	must(t, r.Close())
+}
+
+func FuzzReadSpill(f *testing.F) {
+	f.Add([]byte{0, 0, 0, 1, 0})
+	f.Fuzz(func(t *testing.T, b []byte) {
+		for _, batch := range readSpill(bytes.NewReader(b)) {
+			if err := checkBatch(batch); err != nil {
+				t.Fatal(err)
+			}
 		}
-		for _, b := range lost {
-			must(t, again.catchUp(b))
-		}
-		if again.State().Hash() != h.state.Hash() {
-			t.Fatal("another state after catching up")
-		}
-		must(t, again.Close())
 	})
 }
 
 func TestLazyReplicaThatCannotWriteGoesOnInMemoryForAWhile(t *testing.T) {
 	r := openReplica(t, t.TempDir())
-	r.makeLazy()
+	must(t, r.makeLazy())
 	h, b := newHistory(t)
 	must(t, r.Apply(b))
 	r.store.db.Close() // every write fails from here on

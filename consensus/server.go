@@ -96,7 +96,10 @@ func StartServer(cfg ServerConfig) (*Server, error) {
 		return nil, err
 	}
 	s.files = files
-	cfg.Replica.makeLazy()
+	if err := cfg.Replica.makeLazy(); err != nil {
+		files.close()
+		return nil, fmt.Errorf("start Raft: %w", err)
+	}
 	s.fsm = &fsm{replica: cfg.Replica, log: s.log, halt: s.halt}
 	cache, err := raft.NewLogCache(cacheEntries, files.log)
 	if err != nil {
