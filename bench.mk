@@ -1,0 +1,7 @@
+# Every figure that is promised, measured, beside its target. WRITE=docs/bench.md keeps the table; BENCH_FLAGS go
+# to `skein lab bench`, for instance --quick (three minutes) or --only memory.
+BENCH_FLAGS ?=
+
+.PHONY: bench
+bench: setup build
+	bin/skein lab bench $(if $(WRITE),--write $(WRITE)) $(BENCH_FLAGS)

@@ -1,0 +1,81 @@
+package bench
+
+import (
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/skeinmesh/skein/chaos/lab"
+)
+
+func TestQuantiles(t *testing.T) {
+	var s sample
+	for i := range 100 {
+		s.add(time.Duration(i+1)*time.Millisecond, "run")
+	}
+	for percent, want := range map[int]time.Duration{50: 50 * time.Millisecond, 95: 95 * time.Millisecond, 99: 99 * time.Millisecond, 100: 100 * time.Millisecond} {
+		if got := s.quantile(percent); got != want {
+			t.Errorf("p%d is %s, want %s", percent, got, want)
+		}
+	}
+	if f := s.figure("x", 99, 99*time.Millisecond, ""); f.Verdict != Reached || len(f.Detail) != 1 {
+		t.Errorf("%+v", f)
+	}
+	if f := s.figure("x", 100, 99*time.Millisecond, ""); f.Verdict != Missed {
+		t.Errorf("%+v", f)
+	}
+	if f := (&sample{}).figure("x", 99, time.Second, ""); f.Verdict != Failed {
+		t.Errorf("without a run: %+v", f)
+	}
+}
+
+func TestParseBench(t *testing.T) {
+	m, err := parseBench([]byte("goos: linux\nBenchmarkCommit/leader-2   20000  100 ns/op  5123 commits/s\nBenchmarkCommit/follower-2 20000 100 ns/op 4001.5 commits/s\nPASS\n"))
+	if err != nil || m["leader/commits/s"] != 5123 || m["follower/commits/s"] != 4001.5 {
+		t.Errorf("%v %v", m, err)
+	}
+	m, err = parseBench([]byte("BenchmarkProject1000-2 100 4000000 ns/op\n"))
+	if err != nil || m["ns/op"] != 4e6 {
+		t.Errorf("%v %v", m, err)
+	}
+	for _, bad := range []string{"", "PASS\n", "BenchmarkX-2 10 fast ns/op\n"} {
+		if m, err := parseBench([]byte(bad)); err == nil {
+			t.Errorf("%q gives %v", bad, m)
+		}
+	}
+}
+
+func TestParseCounts(t *testing.T) {
+	m, err := testMetrics([]byte("    life_test.go:179: endpoint: map[nft:0 route:0 wireguard:1] in 3ms\n    life_test.go:198: nothing: map[nft:0 route:0 wireguard:0] in 3ms\n--- PASS: TestX (0.1s)\n"))
+	if err != nil || m["endpoint"] != 1 || m["nothing"] != 0 {
+		t.Errorf("%v %v", m, err)
+	}
+	if _, err := testMetrics([]byte("--- SKIP: TestX\n")); err == nil {
+		t.Error("a skipped test counts as run")
+	}
+}
+
+func TestReport(t *testing.T) {
+	r := &Report{CPUs: 2, Figures: []Figure{
+		{Name: "a", Target: "≤ 1 s", Got: "2 s", How: "a|b", Verdict: Missed, Detail: []string{"x: 2 s"}},
+		{Name: "b", Target: "≤ 1 s", Got: "0.5 s", Verdict: Reached},
+		{Name: "  beside b", Got: "0.6 s"},
+	}}
+	var text, doc strings.Builder
+	r.Text(&text)
+	r.Markdown(&doc)
+	if r.Reached() || !strings.Contains(text.String(), "1 of 2 targets reached") || !strings.Contains(text.String(), "x: 2 s") {
+		t.Errorf("%s", text.String())
+	}
+	if !strings.Contains(doc.String(), `| a | ≤ 1 s | 2 s | MISSED | 0.0 | a\|b |`) {
+		t.Errorf("%s", doc.String())
+	}
+}
+
+func TestLabsAreValid(t *testing.T) {
+	for name, source := range map[string][]byte{"bench.yaml": meshLab, "fleet.yaml": fleetLab} {
+		if _, err := lab.Parse(name, source); err != nil {
+			t.Error(err)
+		}
+	}
+}

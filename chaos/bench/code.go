@@ -1,0 +1,190 @@
+package bench
+
+import (
+	"bufio"
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"regexp"
+	"strconv"
+	"strings"
+	"time"
+)
+
+// job is one figure that a Go benchmark or test beside the code gives.
+type job struct {
+	name, target, how string
+	pkg, run          string // a benchmark, or with test a test's name
+	count             string // -benchtime
+	test              bool
+	judge             func(metrics) (got string, reached bool)
+}
+
+// metrics are what a benchmark reported, unit → value; of sub-benchmarks, name/unit.
+type metrics map[string]float64
+
+func jobs() []job {
+	return []job{
+		{name: "a record change seen by 200 simulated nodes", target: "≤ 2 s", pkg: "./gossip", run: "BenchmarkConvergence/nodes=200", count: "10x",
+			how: "200 nodes in one process on virtual time, 5–40 ms one way, 2 % loss; from Publish to the last node",
+			judge: func(m metrics) (string, bool) {
+				return fmt.Sprintf("p50 %.0f ms, p99 %.0f ms", m["p50-ms"], m["p99-ms"]), m["p99-ms"] > 0 && m["p99-ms"] <= 2000
+			}},
+		{name: "commits with three voters and fsync", target: "≥ 2,000/s", pkg: "./consensus", run: "BenchmarkCommit", count: "20000x",
+			how: "512 callers that each wait for their answer; three Raft servers in one process, TCP on loopback, every log entry synced to this disk by each",
+			judge: func(m metrics) (string, bool) {
+				return fmt.Sprintf("%s/s; answer p50 %.0f ms, p99 %.0f ms", thousands(m["commands/s"]), m["p50-ms"], m["p99-ms"]), m["commands/s"] >= 2000
+			}},
+		{name: "  the same, asked on an agent", pkg: "./consensus", run: "BenchmarkCommitFromAgent", count: "5000x",
+			how: "128 callers on a node that is no server; by RPC to a server, which may forward",
+			judge: func(m metrics) (string, bool) {
+				return fmt.Sprintf("%s/s; answer p50 %.0f ms, p99 %.0f ms", thousands(m["commands/s"]), m["p50-ms"], m["p99-ms"]), true
+			}},
+		{name: "Fold", target: "≥ 500,000 events/s", pkg: "./events", run: "BenchmarkFold", count: "2s",
+			how: "a mixed log of a cluster of 1,000 nodes, one processor's time, collection of garbage included",
+			judge: func(m metrics) (string, bool) {
+				return fmt.Sprintf("%s/s by the clock, %s/s of processor time", thousands(m["events/s"]), thousands(m["events/cpu-s"])), m["events/s"] >= 500_000 || m["events/cpu-s"] >= 500_000
+			}},
+		{name: "projection of 1,000 peers", target: "≤ 20 ms", pkg: "./agent/projection", run: "BenchmarkProject1000", count: "2s",
+			how: "state, records and endpoints of 1,000 peers to a whole Spec",
+			judge: func(m metrics) (string, bool) {
+				return fmt.Sprintf("%.1f ms", m["ns/op"]/1e6), m["ns/op"] > 0 && m["ns/op"] <= 20e6
+			}},
+		{name: "one changed peer among 1,000: messages", target: "constant", pkg: "./dataplane/plane", run: "TestOneChangeAmongAThousandPeers", test: true,
+			how: "counted at the netlink and UAPI sockets, in a network namespace", judge: oneChange},
+		{name: "unchanged restart: netlink writes", target: "0", pkg: "./dataplane/plane", run: "TestRestartAdoptsAndWritesNothing", test: true,
+			how: "plane closed, opened and applied again: nft tables here; link, peers, rules and routes with kernel WireGuard (`make test-kernel`). A userspace link ends with its process and has to be made again",
+			judge: func(m metrics) (string, bool) {
+				return "0 for what outlives the process", m["passed"] == 1
+			}},
+	}
+}
+
+// code runs what measures one program by itself.
+func (b *bench) code(ctx context.Context) (out []Figure) {
+	if _, err := os.Stat(filepath.Join(b.opts.Source, "go.mod")); err != nil {
+		return []Figure{notMeasured("rates of the code", "", fmt.Errorf("%w: run it in the source's directory, or name that with --source", err))}
+	}
+	for _, j := range jobs() {
+		b.note("code: %s", j.name)
+		m, err := b.goTest(ctx, j)
+		if err != nil {
+			out = append(out, notMeasured(j.name, j.target, err))
+			continue
+		}
+		got, reached := j.judge(m)
+		f := Figure{Name: j.name, Target: j.target, Got: got, How: j.how, Load: loadAverage()}
+		if j.target != "" {
+			f.Verdict = verdict(reached)
+		}
+		out = append(out, f)
+	}
+	return out
+}
+
+func (b *bench) goTest(ctx context.Context, j job) (metrics, error) {
+	ctx, cancel := context.WithTimeout(ctx, 5*time.Minute)
+	defer cancel()
+	args := []string{"test", j.pkg, "-count=1", "-timeout=280s"}
+	if j.test {
+		args = append(args, "-v", "-run", "^"+j.run+"$")
+	} else {
+		var parts []string
+		for _, p := range strings.Split(j.run, "/") {
+			parts = append(parts, "^"+p+"$")
+		}
+		args = append(args, "-run", "^$", "-bench", strings.Join(parts, "/"), "-benchtime", j.time(b.opts.Quick))
+	}
+	cmd := exec.CommandContext(ctx, "go", args...)
+	cmd.Dir = b.opts.Source
+	text, err := cmd.CombinedOutput()
+	if err != nil {
+		return nil, fmt.Errorf("go %s: %w\n%s", strings.Join(args, " "), err, text)
+	}
+	if j.test {
+		return testMetrics(text)
+	}
+	return parseBench(text)
+}
+
+// time is the benchmark's length; a quick look takes a fifth.
+func (j job) time(quick bool) string {
+	n, err := strconv.Atoi(strings.TrimSuffix(j.count, "x"))
+	switch {
+	case quick && err == nil:
+		return fmt.Sprintf("%dx", max(1, n/5))
+	case quick:
+		return "500ms"
+	}
+	return j.count
+}
+
+// parseBench reads the lines of `go test -bench`: name, count, then pairs of value and unit.
+func parseBench(text []byte) (metrics, error) {
+	m := metrics{}
+	lines := bufio.NewScanner(bytes.NewReader(text))
+	for lines.Scan() {
+		f := strings.Fields(lines.Text())
+		if len(f) < 4 || !strings.HasPrefix(f[0], "Benchmark") {
+			continue
+		}
+		_, sub, _ := strings.Cut(strings.TrimRight(strings.TrimRight(f[0], "0123456789"), "-"), "/")
+		for i := 2; i+1 < len(f); i += 2 {
+			v, err := strconv.ParseFloat(f[i], 64)
+			if err != nil {
+				return nil, fmt.Errorf("benchmark's line %q: %w", lines.Text(), err)
+			}
+			m[f[i+1]] = v
+			if sub != "" {
+				m[sub+"/"+f[i+1]] = v
+			}
+		}
+	}
+	if len(m) == 0 {
+		return nil, fmt.Errorf("no benchmark reported anything:\n%s", text)
+	}
+	return m, lines.Err()
+}
+
+// oneChangeLine is what TestOneChangeAmongAThousandPeers logs for each change.
+var oneChangeLine = regexp.MustCompile(`: (endpoint|one more block|one block less|peer gone|nothing): map\[nft:(\d+) route:(\d+) wireguard:(\d+)\]`)
+
+// testMetrics is what a test that passed counted.
+func testMetrics(text []byte) (metrics, error) {
+	if !bytes.Contains(text, []byte("--- PASS")) {
+		return nil, errors.New("the test did not run: it needs root and network namespaces")
+	}
+	m := metrics{"passed": 1}
+	for _, g := range oneChangeLine.FindAllSubmatch(text, -1) {
+		sum := 0.0
+		for _, n := range g[2:] {
+			v, err := strconv.ParseFloat(string(n), 64)
+			if err != nil {
+				return nil, err
+			}
+			sum += v
+		}
+		m[string(g[1])] = sum
+	}
+	return m, nil
+}
+
+func oneChange(m metrics) (string, bool) {
+	if _, ok := m["endpoint"]; !ok {
+		return "the test passed, but its counts are not understood", false
+	}
+	return fmt.Sprintf("endpoint %.0f, block added %.0f, block taken %.0f, peer gone %.0f, nothing %.0f", m["endpoint"], m["one more block"], m["one block less"], m["peer gone"], m["nothing"]),
+		m["endpoint"] <= 1 && m["one more block"] <= 2 && m["one block less"] <= 2 && m["peer gone"] <= 3 && m["nothing"] == 0
+}
+
+func thousands(v float64) string {
+	s := strconv.FormatInt(int64(v), 10)
+	for i := len(s) - 3; i > 0; i -= 3 {
+		s = s[:i] + "," + s[i:]
+	}
+	return s
+}

@@ -1,0 +1,160 @@
+package bench
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+
+	skeinv1 "github.com/skeinmesh/skein/api/skein/v1"
+	"github.com/skeinmesh/skein/chaos/lab"
+)
+
+const (
+	fleetSize   = 1001     // with the node that is measured
+	memoryLimit = 64 << 20 // bytes
+)
+
+// memory measures what agents hold that know a thousand peers: real `skein up` processes in a lab, whose
+// server was given the members and their records by the product's own packages.
+func (b *bench) memory(ctx context.Context) []Figure {
+	const name, target = "agent memory with 1,000 known peers", "≤ 64 MiB"
+	got, err := b.measureMemory(ctx)
+	if err != nil {
+		return []Figure{notMeasured(name, target, err)}
+	}
+	line := func(name, target, node, how string) Figure {
+		m := got[node]
+		f := Figure{Name: name, Target: target, Load: loadAverage(), How: how,
+			Got: fmt.Sprintf("%.1f MiB steady, %.1f MiB at most (private: %.1f)", mib(m.steady), mib(m.peak), mib(m.private))}
+		if target != "" {
+			f.Verdict = verdict(m.steady <= memoryLimit)
+		}
+		return f
+	}
+	return []Figure{
+		line(name, target, "home1", "RSS of a real agent behind a NAT, userspace WireGuard, all peers in state, records, paths and device; median of 20 s after it has settled"),
+		line("  the same, on a server that also relays", "", "dc1", "RSS of the single server, which also relays"),
+	}
+}
+
+func mib(n int) float64 { return float64(n) / (1 << 20) }
+
+type residence struct{ steady, peak, private int } // bytes
+
+func (b *bench) measureMemory(ctx context.Context) (_ map[string]residence, err error) {
+	l, down, err := b.raise(ctx, fleetLab)
+	if err != nil {
+		return nil, err
+	}
+	defer func() { err = errors.Join(err, down()) }()
+	if err := l.Stop(ctx, "dc1", "home1"); err != nil {
+		return nil, err
+	}
+	info, err := l.Node("dc1")
+	if err != nil {
+		return nil, err
+	}
+	b.note("memory: admitting %d members", fleetSize)
+	if err := admitFleet(ctx, filepath.Join(info.Dir, "state"), fleetSize-2); err != nil {
+		return nil, fmt.Errorf("prepare a state of %d members: %w", fleetSize, err)
+	}
+	if err := l.Start(ctx, "dc1", "home1"); err != nil {
+		return nil, err
+	}
+	for _, node := range []string{"home1", "dc1"} {
+		if err := b.until(ctx, 2*time.Minute, func() error { return knowsFleet(ctx, l, node) }); err != nil {
+			return nil, err
+		}
+		b.note("memory: %s knows all", node)
+	}
+	out := map[string]residence{}
+	for _, node := range []string{"home1", "dc1"} {
+		if out[node], err = watchMemory(ctx, l, node, b.opts.pick(20*time.Second, 6*time.Second)); err != nil {
+			return nil, err
+		}
+	}
+	return out, nil
+}
+
+// knowsFleet tells whether an agent has a record of every member, and every peer in its device's Spec.
+func knowsFleet(ctx context.Context, l *lab.Lab, node string) error {
+	c, err := l.Client(node)
+	if err != nil {
+		return err
+	}
+	r, err := c.Peers(ctx, &skeinv1.PeersRequest{})
+	if err != nil {
+		return err
+	}
+	records, configured := 0, 0
+	for _, p := range r.GetPeers() {
+		if p.GetNatType() != skeinv1.NatType_NAT_TYPE_UNKNOWN {
+			records++
+		}
+		if len(p.GetAllowedIps()) > 0 {
+			configured++
+		}
+	}
+	if records < fleetSize-1 || configured < fleetSize-1 {
+		return fmt.Errorf("%s has records of %d and configured %d of its %d peers, want %d", node, records, configured, len(r.GetPeers()), fleetSize-1)
+	}
+	return nil
+}
+
+// watchMemory reads an agent's resident memory until it has stayed the same within 2 % for a while.
+func watchMemory(ctx context.Context, l *lab.Lab, node string, settled time.Duration) (residence, error) {
+	info, err := l.Node(node)
+	if err != nil {
+		return residence{}, err
+	}
+	var r residence
+	var window []int
+	n := int(settled / time.Second)
+	for range 90 {
+		rss, err := procStatus(info.PID, "VmRSS")
+		if err != nil {
+			return r, err
+		}
+		window = append(window, rss)
+		if len(window) > n {
+			window = window[1:]
+			lo, hi := slices.Min(window), slices.Max(window)
+			if hi-lo <= hi/50 {
+				break
+			}
+		}
+		select {
+		case <-ctx.Done():
+			return r, ctx.Err()
+		case <-time.After(time.Second):
+		}
+	}
+	slices.Sort(window)
+	r.steady = window[len(window)/2]
+	if r.peak, err = procStatus(info.PID, "VmHWM"); err == nil {
+		r.private, err = procStatus(info.PID, "RssAnon")
+	}
+	return r, err
+}
+
+// procStatus reads a line of /proc/PID/status, in bytes.
+func procStatus(pid int, key string) (int, error) {
+	text, err := os.ReadFile(fmt.Sprintf("/proc/%d/status", pid))
+	if err != nil {
+		return 0, err
+	}
+	for line := range strings.Lines(string(text)) {
+		k, v, _ := strings.Cut(line, ":")
+		if f := strings.Fields(v); k == key && len(f) == 2 {
+			kib, err := strconv.Atoi(f[0])
+			return kib << 10, err
+		}
+	}
+	return 0, fmt.Errorf("process %d has no %s", pid, key)
+}

@@ -1,0 +1,112 @@
+package bench
+
+import (
+	"fmt"
+	"io"
+	"runtime"
+	"strings"
+	"text/tabwriter"
+	"time"
+)
+
+// Report is all that a run has measured.
+type Report struct {
+	At      time.Time `json:"at"`
+	CPUs    int       `json:"cpus"`
+	Quick   bool      `json:"quick"`
+	Seconds float64   `json:"seconds"`
+	Figures []Figure  `json:"figures"`
+}
+
+func newReport(quick bool) *Report {
+	return &Report{At: time.Now(), CPUs: runtime.NumCPU(), Quick: quick}
+}
+
+// Reached is true when every figure that has a target reached it.
+func (r *Report) Reached() bool {
+	for _, f := range r.Figures {
+		if f.Verdict == Missed || f.Verdict == Failed {
+			return false
+		}
+	}
+	return true
+}
+
+func (r *Report) counts() (reached, all int) {
+	for _, f := range r.Figures {
+		if f.Verdict == Beside {
+			continue
+		}
+		all++
+		if f.Verdict == Reached {
+			reached++
+		}
+	}
+	return reached, all
+}
+
+func (r *Report) summary() string {
+	reached, all := r.counts()
+	kind := "the whole bench"
+	if r.Quick {
+		kind = "a quick look (--quick)"
+	}
+	return fmt.Sprintf("%d of %d targets reached; %s on %d processors in %s.", reached, all, kind, r.CPUs, time.Duration(r.Seconds*float64(time.Second)).Round(time.Second))
+}
+
+func (f Figure) mark() string {
+	switch f.Verdict {
+	case Reached:
+		return "ok"
+	case Missed:
+		return "MISSED"
+	case Failed:
+		return "FAILED"
+	}
+	return ""
+}
+
+// Text writes the table for a terminal.
+func (r *Report) Text(w io.Writer) {
+	t := tabwriter.NewWriter(w, 0, 0, 2, ' ', 0)
+	fmt.Fprintln(t, "FIGURE\tTARGET\tGOT\t\tLOAD\tHOW")
+	for _, f := range r.Figures {
+		fmt.Fprintf(t, "%s\t%s\t%s\t%s\t%.1f\t%s\n", f.Name, f.Target, f.Got, f.mark(), f.Load, f.How)
+	}
+	t.Flush()
+	for _, f := range r.Figures {
+		if f.Verdict == Reached || len(f.Detail) == 0 {
+			continue
+		}
+		fmt.Fprintf(w, "\n%s: %s\n", strings.TrimSpace(f.Name), f.mark())
+		for _, d := range f.Detail {
+			fmt.Fprintf(w, "    %s\n", d)
+		}
+	}
+	fmt.Fprintln(w, "\n"+r.summary())
+}
+
+// Markdown writes the report as docs/bench.md keeps it.
+func (r *Report) Markdown(w io.Writer) {
+	fmt.Fprintf(w, `# Measured
+
+Written by `+"`make bench WRITE=docs/bench.md`"+` on %s. %s
+
+"Load" is the kernel's one-minute mean of processes ready to run when the figure was taken; on a machine that
+does other work too, times are longer than they need to be. Hosts are network namespaces on one machine: between
+them lies no distance, and all agents share its processors.
+
+| figure | target | got | | load | how |
+|---|---|---|---|---|---|
+`, r.At.UTC().Format("2006-01-02"), r.summary())
+	cell := strings.NewReplacer("|", `\|`, "\n", " ")
+	for _, f := range r.Figures {
+		fmt.Fprintf(w, "| %s | %s | %s | %s | %.1f | %s |\n", cell.Replace(strings.TrimSpace(f.Name)), f.Target, cell.Replace(f.Got), f.mark(), f.Load, cell.Replace(f.How))
+	}
+	for _, f := range r.Figures {
+		if f.Verdict != Missed || len(f.Detail) == 0 {
+			continue
+		}
+		fmt.Fprintf(w, "\nMissed by \"%s\": %s.\n", strings.TrimSpace(f.Name), strings.Join(f.Detail, "; "))
+	}
+}

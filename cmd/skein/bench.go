@@ -1,0 +1,56 @@
+package main
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"strings"
+
+	"github.com/spf13/cobra"
+
+	"github.com/skeinmesh/skein/chaos/bench"
+)
+
+// newLabBenchCmd makes `skein lab bench`: the figures that are promised, measured.
+func newLabBenchCmd(dir *string) *cobra.Command {
+	var opts bench.Options
+	var write string
+	c := &cobra.Command{
+		Use:   "bench",
+		Short: "Measure what is promised: times between hosts, memory, rates",
+		Long: "Measure every figure that is promised and print it beside its target. Times between hosts come from real\n" +
+			"agents in a lab; rates of the code from its Go benchmarks, for which it needs the source and Go.\n" +
+			"The exit status is 0 only when every target is reached.",
+		Example: "  skein lab bench\n  skein lab bench --quick\n  skein lab bench --only memory",
+		Args:    noArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			ctx, stop := labContext(cmd.Context())
+			defer stop()
+			opts.Dir, opts.Progress = *dir, labProgress(cmd.ErrOrStderr())
+			r, err := bench.Run(ctx, opts)
+			if err != nil {
+				return err
+			}
+			if labJSON(cmd) {
+				err = printJSON(cmd.OutOrStdout(), r)
+			} else {
+				r.Text(cmd.OutOrStdout())
+			}
+			if write != "" {
+				var text strings.Builder
+				r.Markdown(&text)
+				err = errors.Join(err, os.WriteFile(write, []byte(text.String()), 0o644))
+			}
+			if err == nil && !r.Reached() {
+				err = fmt.Errorf("not every target is reached")
+			}
+			return err
+		},
+	}
+	c.Flags().BoolVar(&opts.Quick, "quick", false, "fewer runs: a first look in three minutes")
+	c.Flags().StringSliceVar(&opts.Only, "only", nil, "measure only these groups: "+strings.Join(bench.Groups(), ", "))
+	c.Flags().StringVar(&opts.Source, "source", ".", "where the source is")
+	c.Flags().StringVar(&opts.Artifacts, "artifacts", "lab-failures", "where logs are kept when a target is missed")
+	c.Flags().StringVar(&write, "write", "", "write the report to this file, as Markdown")
+	return c
+}
