@@ -21,12 +21,6 @@ var elsewhere = map[string]string{
 	"kernel-small": "the kernel tier runs it, in a guest where the host has no WireGuard",
 }
 
-// shortfalls are the examples that are known not to hold with this build, with the step at which they
-// must fail and a word of why. When one begins to hold, its line here must go.
-var shortfalls = map[string]struct{ step, why string }{
-	"three-sites": {"step 2 ", "relay"}, // a port-restricted cone meets a symmetric NAT: needs birthday probing
-}
-
 // parallel is how many labs run at once. An agent needs little, but a loaded machine is a slow one.
 var parallel = max(1, runtime.NumCPU()/2)
 
@@ -90,17 +84,6 @@ func runExample(t *testing.T, file, binary string) {
 		said = append(said, s)
 		mu.Unlock()
 	}}})
-	if known, ok := shortfalls[name]; ok {
-		switch {
-		case err == nil:
-			t.Error("it holds now: take it off the list of shortfalls")
-		case !strings.Contains(err.Error(), known.step) || !strings.Contains(err.Error(), known.why):
-			t.Errorf("it falls short in another way than known (%s, %s): %v", known.step, known.why, err)
-		default:
-			t.Logf("falls short as known: %v", err)
-		}
-		return
-	}
 	if err != nil {
 		t.Errorf("%v\n%s", err, strings.Join(said, "\n"))
 		return
