@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"net"
 	"net/netip"
 	"sync"
 	"sync/atomic"
@@ -78,11 +79,12 @@ type Agent struct {
 	journal    *journal.Journal
 	plane      *plane.Plane
 
-	problems *problems
-	metrics  *metrics
-	wake     chan struct{}
-	gossipIn chan gossip.Packet
-	down     chan downOrder
+	problems    *problems
+	metrics     *metrics
+	metricsPort net.Listener // nil: none
+	wake        chan struct{}
+	gossipIn    chan gossip.Packet
+	down        chan downOrder
 
 	socketOpen bool // the API's socket is this agent's
 
@@ -126,6 +128,12 @@ func Run(ctx context.Context, opts Options) error {
 		return err
 	}
 	defer unlock()
+	if a.metricsPort, err = listenMetrics(a.cfg.Ports.Metrics); err != nil {
+		return err
+	}
+	if a.metricsPort != nil {
+		defer a.metricsPort.Close()
+	}
 	if a.key, a.wgKey, err = identity.LoadOrCreate(a.cfg.StateDir); err != nil {
 		return err
 	}
@@ -249,7 +257,7 @@ func (a *Agent) resume(s *events.State) error {
 		}
 	}
 	if r := s.Revoked(a.id); r != nil {
-		return fmt.Errorf("this node was revoked (%s): move %s away to get a new identity, and join with a new token", r.GetReason(), a.cfg.StateDir)
+		return fmt.Errorf("this node was revoked (%s): move %s away to get a new identity, and join with a new token", reasonText(r.GetReason()), a.cfg.StateDir)
 	}
 	if s.Node(a.id) == nil {
 		return fmt.Errorf("state directory %s is of cluster %s, but its identity key %s is no member's: identity.pem or replica.db was replaced; restore the one that belongs to the other, or move the directory away and join with a new token", a.cfg.StateDir, have, a.id)

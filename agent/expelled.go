@@ -26,7 +26,15 @@ const codeRevoked = "revoked"
 type revokedError struct{ reason string }
 
 func (e *revokedError) Error() string {
-	return fmt.Sprintf("this node was revoked (%s): move its state directory away to get a new identity, and join with a new token", e.reason)
+	return fmt.Sprintf("this node was revoked (%s): move its state directory away to get a new identity, and join with a new token", reasonText(e.reason))
+}
+
+// reasonText is why a node was revoked.
+func reasonText(reason string) string {
+	if reason == "" {
+		return "no reason was given"
+	}
+	return reason
 }
 
 func (e *revokedError) Is(target error) bool { return target == ErrJoinRefused }

@@ -51,6 +51,9 @@ func lockState(dir string) (func(), error) {
 	if err := os.MkdirAll(dir, 0o700); err != nil {
 		return nil, fmt.Errorf("state directory: %w", err)
 	}
+	if err := os.Chmod(dir, 0o700); err != nil { // it may have been made by hand, for everybody to read
+		return nil, fmt.Errorf("state directory: %w", err)
+	}
 	unlock, err := lockFile(filepath.Join(dir, "lock"))
 	if err != nil {
 		return nil, inUse(err, "state directory %s is in use by another agent%s: stop it with `skein down`, or give this one its own --state-dir and --run-dir", dir)

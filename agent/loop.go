@@ -67,9 +67,7 @@ func (a *Agent) run(ctx context.Context) error {
 		return err
 	}
 	defer stopAPI()
-	if err := a.metrics.serve(ctx); err != nil {
-		return err
-	}
+	a.metrics.serve(ctx, a.metricsPort)
 	a.phase.Store(PhaseRunning)
 	if a.relayOnly() {
 		a.phase.Store(PhaseRelay)
@@ -205,7 +203,7 @@ func (a *Agent) syncState() error {
 }
 
 func (a *Agent) revoked(reason string) error {
-	return fmt.Errorf("%w (%s): its links are removed; move %s away to get a new identity, and join with a new token", errRevoked, reason, a.cfg.StateDir)
+	return fmt.Errorf("%w (%s): its links are removed; move %s away to get a new identity, and join with a new token", errRevoked, reasonText(reason), a.cfg.StateDir)
 }
 
 func seconds(n uint32) time.Duration { return time.Duration(n) * time.Second }

@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"net"
 	"net/http"
+	"strings"
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
@@ -137,15 +138,23 @@ func (c roomCollector) Collect(out chan<- prometheus.Metric) {
 	}
 }
 
-// serve answers /metrics, /healthz and /readyz until ctx ends.
-func (m *metrics) serve(ctx context.Context) error {
-	addr := m.a.cfg.Ports.Metrics
+// listenMetrics takes the port for metrics and health, nil if none is wanted. It comes before anything is
+// decided about this node, so that a port that is taken leaves nothing half done.
+func listenMetrics(addr string) (net.Listener, error) {
 	if addr == "off" {
-		return nil
+		return nil, nil
 	}
 	l, err := net.Listen("tcp", addr)
 	if err != nil {
-		return fmt.Errorf("metrics and health: %w (set ports.metrics to another address, or to off)", err)
+		return nil, fmt.Errorf("metrics and health: %w (set ports.metrics to another address, or to off)", err)
+	}
+	return l, nil
+}
+
+// serve answers /metrics, /healthz and /readyz until ctx ends.
+func (m *metrics) serve(ctx context.Context, l net.Listener) {
+	if l == nil {
+		return
 	}
 	mux := http.NewServeMux()
 	mux.Handle("/metrics", promhttp.HandlerFor(m.registry, promhttp.HandlerOpts{}))
@@ -154,7 +163,6 @@ func (m *metrics) serve(ctx context.Context) error {
 	srv := &http.Server{Handler: mux, ReadHeaderTimeout: 5 * time.Second}
 	go srv.Serve(l)
 	context.AfterFunc(ctx, func() { srv.Close() })
-	return nil
 }
 
 // ready: the data plane holds what it should, and nothing is known to be broken. It does not ask for a
@@ -171,4 +179,7 @@ func (m *metrics) ready(w http.ResponseWriter, _ *http.Request) {
 	}
 }
 
-func natName(n skeinv1.NatType) string { return n.String() }
+// natName is a NAT type as the command line prints it.
+func natName(n skeinv1.NatType) string {
+	return strings.ReplaceAll(strings.ToLower(strings.TrimPrefix(n.String(), "NAT_TYPE_")), "_", "-")
+}
