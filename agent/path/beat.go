@@ -17,7 +17,12 @@ func (s *step) beat() {
 		s.beatSilent(i)
 		return
 	}
-	if s.dead() {
+	if s.Path.Rule == doubted && s.fresh == s.Path.Endpoint {
+		s.useDirect(i, "direct-proven")
+		return
+	}
+	s.check()
+	if s.dead() && s.heardOut() {
 		if s.tunnelLives() {
 			s.silence()
 		} else {
@@ -25,7 +30,6 @@ func (s *step) beat() {
 		}
 		return
 	}
-	s.check()
 	if !s.now.Before(s.nextBeat(i)) {
 		s.ping(i)
 	}
@@ -104,6 +108,9 @@ func (s *step) beatWake(i int) time.Time {
 		return at
 	}
 	at = earlier(at, s.nextCheck())
+	if s.dead() && s.Checks > 1 && s.CheckOf.Equal(s.Pending[0]) {
+		return earlier(at, s.CheckedAt.Add(verdictIn))
+	}
 	if s.busy() {
 		if s.overdue() == 0 {
 			at = earlier(at, s.Pending[0].Add(s.rto()))

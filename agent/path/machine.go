@@ -46,6 +46,7 @@ type Machine struct {
 	SilentAt   time.Time      // when the path became silent
 	CheckOf    time.Time      // the silence that was checked, by its first ping
 	Checks     uint8          // how often
+	CheckedAt  time.Time      // last
 
 	// Of the direct path in use.
 	Pending      []time.Time // pings sent after the newest answered one

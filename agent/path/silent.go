@@ -49,6 +49,7 @@ func (s *step) check() {
 		s.CheckOf, s.Checks = s.Pending[0], 0
 	}
 	s.Checks++
+	s.CheckedAt = s.now
 	s.actions = append(s.actions, Action{Kind: ActionCheck})
 }
 
@@ -68,6 +69,14 @@ func (s *step) nextCheck() time.Time {
 	return later(first, s.Pending[0].Add(idleRetries*max(idleRetry, s.rto())))
 }
 
+// heardOut reports whether both checks have had their time, which a process that slept past them has to give.
+func (s *step) heardOut() bool {
+	return s.Checks > 1 && s.CheckOf.Equal(s.Pending[0]) && s.now.Sub(s.CheckedAt) >= verdictIn
+}
+
+// doubted is the rule while an agent that was silent is heard again, but has not answered yet.
+const doubted = "direct-doubted"
+
 // silence keeps a path by WireGuard's word alone.
 func (s *step) silence() {
 	s.Path.Alive, s.Path.Silent, s.Path.Rule = true, true, "direct-silent"
@@ -85,7 +94,7 @@ func (s *step) beatSilent(i int) {
 	case s.fresh.IsValid(): // settle looks at it
 	case s.AgentAt.After(s.SilentAt):
 		// The agent is back, or the way is cut in our direction only. It has little time to answer.
-		s.Path.Silent, s.Path.Rule = false, "direct-proven"
+		s.Path.Silent, s.Path.Rule = false, doubted
 		s.Path.Reason = "The peer's agent is heard again, and asked whether it hears this host."
 		s.Pending, s.DoubtUntil = nil, s.now.Add(verifyFor)
 		s.BusyUntil = later(s.BusyUntil, s.now.Add(verifyFor))

@@ -41,6 +41,7 @@ type Lab struct {
 
 	opts   Options
 	agents []*agent
+	pings  []running  // by the one who runs the steps
 	mu     sync.Mutex // guards cuts and the record on disk
 	cuts   map[Cut]bool
 }

@@ -99,7 +99,7 @@ func TestMistakesAreNamed(t *testing.T) {
 
 func TestMistakesInSteps(t *testing.T) {
 	cases := []struct{ step, want string }{
-		{"{kil: a}", `unknown key "kil" (did you mean "kill"?); allowed: wait, expect, exec, partition, block, kill, stop, start, heal, log, within, nodes`},
+		{"{kil: a}", `unknown key "kil" (did you mean "kill"?); allowed: wait, expect, ping, exec, partition, block, kill, stop, start, heal, log, within, nodes`},
 		{"{kill: c}", `.kill: there is no node "c"; nodes: a, b`},
 		{"{kill: a, stop: b}", `: a step does one thing, this one has kill and stop: make a step of each`},
 		{"{kill: a, within: 3s}", `: the key "within" belongs to wait, expect and exec`},
@@ -117,7 +117,9 @@ func TestMistakesInSteps(t *testing.T) {
 		{"{partition: [[a, b]]}", `.partition: the one group holds every node: nothing is cut off from it`},
 		{"{block: {from: a, to: b, proto: sctp}}", `.block.proto: "sctp" is not known (did you mean "tcp"?); allowed: all, udp, tcp, icmp`},
 		{"{stop: site:nowhere}", `.stop: no node is in a site "nowhere"; sites: dc, home`},
-		{"kill", `: is "kill"; allowed: a mapping with the keys wait, expect, exec, partition, block, kill, stop, start, heal, log, within, nodes`},
+		{"{ping: {from: a, to: b, lost: 0}}", `.ping: either starts echoes, with from and to, or ends them and says how many may be lost: {lost: 0}`},
+		{"{ping: {from: a}}", ".ping: needs both from and to: nodes, site:NAME, or all"},
+		{"kill", `: is "kill"; allowed: a mapping with the keys wait, expect, ping, exec, partition, block, kill, stop, start, heal, log, within, nodes`},
 	}
 	for _, c := range cases {
 		t.Run(c.step, func(t *testing.T) {

@@ -94,6 +94,12 @@ func (l *Lab) RunSteps(ctx context.Context) (*Result, error) {
 }
 
 func (l *Lab) runSteps(ctx context.Context, res *Result) error {
+	defer func() {
+		for _, p := range l.pings {
+			p.stream.Stop()
+		}
+		l.pings = nil
+	}()
 	for i, step := range l.Spec.Steps {
 		start := time.Now()
 		err := l.runStep(ctx, step)
@@ -131,6 +137,11 @@ func (l *Lab) runStep(ctx context.Context, s Step) error {
 		}
 	case Expect:
 		return l.Expect(ctx, s.Within, a)
+	case Ping:
+		if len(a.From) == 0 {
+			return l.EndPings(a.Lost)
+		}
+		return l.StartPings(ctx, a.From, a.To, a.Every)
 	case Exec:
 		return l.runExec(ctx, s.Within, a)
 	case Partition:

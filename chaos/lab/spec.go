@@ -56,6 +56,12 @@ type (
 		Family   string   // ipv4, ipv6, or "" for both
 		For      time.Duration
 	}
+	// Ping starts echoes through the overlay that go on during the next steps; without From it ends them.
+	Ping struct {
+		From, To []string
+		Every    time.Duration
+		Lost     int // how many of each stream's echoes may be lost; with the end
+	}
 	// Exec runs a command on nodes.
 	Exec struct {
 		Nodes   []string
@@ -93,6 +99,7 @@ func (a Expect) nodes() []string    { return union(a.From, a.To) }
 func (e Exec) nodes() []string      { return e.Nodes }
 func (p Partition) nodes() []string { return union(p.Groups...) }
 func (b Block) nodes() []string     { return union(b.From, b.To) }
+func (p Ping) nodes() []string      { return union(p.From, p.To) }
 func (a Kill) nodes() []string      { return a.Nodes }
 func (a Stop) nodes() []string      { return a.Nodes }
 func (a Start) nodes() []string     { return a.Nodes }

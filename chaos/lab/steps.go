@@ -15,7 +15,7 @@ const (
 	defaultExpect   = 10 * time.Second
 )
 
-const stepKinds = "wait, expect, exec, partition, block, kill, stop, start, heal, log"
+const stepKinds = "wait, expect, ping, exec, partition, block, kill, stop, start, heal, log"
 
 // step reads one step: a mapping with one key that says what to do, and perhaps within.
 func (r *reader) step(_ int, v value) {
@@ -28,7 +28,7 @@ func (r *reader) step(_ int, v value) {
 	}
 	var waitNodes []string
 	v.mapping(
-		kind("wait", r.wait), kind("expect", r.expect), kind("exec", r.exec),
+		kind("wait", r.wait), kind("expect", r.expect), kind("ping", r.ping), kind("exec", r.exec),
 		kind("partition", r.partition), kind("block", r.block),
 		kind("kill", func(v value) Action { return Kill{r.who(v)} }),
 		kind("stop", func(v value) Action { return Stop{r.who(v)} }),
@@ -122,6 +122,24 @@ func (r *reader) expect(v value) Action {
 		v.fail("from and to are the same node")
 	}
 	return e
+}
+
+func (r *reader) ping(v value) Action {
+	p := Ping{Every: defaultEvery}
+	ends, starts := false, false
+	v.mapping(
+		field{"from", func(v value) { p.From, starts = r.who(v), true }},
+		field{"to", func(v value) { p.To, starts = r.who(v), true }},
+		field{"every", func(v value) { p.Every, starts = max(v.duration(), time.Millisecond), true }},
+		field{"lost", func(v value) { p.Lost, ends = v.integer(0, 1000000), true }},
+	)
+	switch {
+	case starts == ends:
+		v.fail("either starts echoes, with from and to, or ends them and says how many may be lost: {lost: 0}")
+	case starts && (len(p.From) == 0 || len(p.To) == 0):
+		v.fail("needs both from and to: nodes, site:NAME, or all")
+	}
+	return p
 }
 
 func (r *reader) exec(v value) Action {
