@@ -20,6 +20,9 @@ const crossWindow = time.Second
 // settleWindow is how long after an answer an initiation, either side's, counts as made before it.
 const settleWindow = 250 * time.Millisecond
 
+// busyWindow is how long a handshake may take on a good path.
+const busyWindow = 200 * time.Millisecond
+
 // answerWithin is how long wireguard-go may take from an initiation to its response.
 const answerWithin = 25 * time.Millisecond
 
@@ -46,11 +49,12 @@ const answerWithin = 25 * time.Millisecond
 type meshBind struct {
 	now func() time.Time
 
-	mu      sync.Mutex
-	four    conn.Bind                     // receives for both families, sends IPv4; a new one with each Open
-	six     conn.Bind                     // sends IPv6
-	started map[netip.AddrPort]initiation // ours, lately
-	heard   map[netip.AddrPort]initiation // theirs, let in lately; open or answered
+	mu        sync.Mutex
+	four      conn.Bind                     // receives for both families, sends IPv4; a new one with each Open
+	six       conn.Bind                     // sends IPv6
+	started   map[netip.AddrPort]initiation // ours, lately
+	heard     map[netip.AddrPort]initiation // theirs, let in lately; open or answered
+	responded map[netip.AddrPort]time.Time  // where responses went lately
 }
 
 // initiation is one that was sent lately.
@@ -71,7 +75,7 @@ const (
 
 func newMeshBind() *meshBind {
 	four := conn.NewStdNetBind()
-	return &meshBind{now: time.Now, four: four, six: four, started: map[netip.AddrPort]initiation{}, heard: map[netip.AddrPort]initiation{}}
+	return &meshBind{now: time.Now, four: four, six: four, started: map[netip.AddrPort]initiation{}, heard: map[netip.AddrPort]initiation{}, responded: map[netip.AddrPort]time.Time{}}
 }
 
 // Open opens the sockets with a new Bind, and makes its twin before either has sent anything.
@@ -85,6 +89,7 @@ func (b *meshBind) Open(port uint16) ([]conn.ReceiveFunc, uint16, error) {
 	b.four, b.six = four, twin(four)
 	clear(b.started)
 	clear(b.heard)
+	clear(b.responded)
 	b.mu.Unlock()
 	for i, fn := range receive {
 		receive[i] = b.watch(fn)
@@ -168,6 +173,8 @@ func (b *meshBind) sendHeld(packet []byte, at netip.AddrPort) {
 func (b *meshBind) responding(index uint32, at netip.AddrPort) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
+	b.expire()
+	b.responded[at] = b.now()
 	if theirs, ok := b.heard[at]; ok && theirs.index == index {
 		b.heard[at] = initiation{at: b.now(), index: index, outcome: answered}
 	}
@@ -227,12 +234,25 @@ func (b *meshBind) remember(packet []byte, at netip.AddrPort) {
 	b.started[at] = initiation{at: b.now(), index: senderIndex(packet), packet: bytes.Clone(packet)}
 }
 
+// busy tells whether a handshake with an endpoint is under way: an initiation or a response of ours
+// left for there a moment ago.
+func (b *meshBind) busy(at netip.AddrPort) bool {
+	at = netip.AddrPortFrom(at.Addr().Unmap(), at.Port())
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	now := b.now()
+	ours, started := b.started[at]
+	last, responded := b.responded[at]
+	return started && now.Sub(ours.at) < busyWindow || responded && now.Sub(last) < busyWindow
+}
+
 // expire forgets what is older than any window: few entries, for they live for a second.
 func (b *meshBind) expire() {
 	now := b.now()
 	for _, m := range []map[netip.AddrPort]initiation{b.started, b.heard} {
 		maps.DeleteFunc(m, func(_ netip.AddrPort, i initiation) bool { return now.Sub(i.at) > crossWindow })
 	}
+	maps.DeleteFunc(b.responded, func(_ netip.AddrPort, at time.Time) bool { return now.Sub(at) > crossWindow })
 }
 
 // watch looks through what comes in for handshakes that cross ours.

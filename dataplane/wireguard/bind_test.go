@@ -247,7 +247,8 @@ func TestPacketBeforeEndpoint(t *testing.T) {
 		default:
 		}
 	}}
-	da, db := device.NewDevice(a.TUN(), newMeshBind(), noisy), device.NewDevice(b.TUN(), newMeshBind(), quiet)
+	bind := newMeshBind()
+	da, db := device.NewDevice(a.TUN(), bind, noisy), device.NewDevice(b.TUN(), newMeshBind(), quiet)
 	defer da.Close()
 	defer db.Close()
 	keyB, portB := wire(t, da, db)
@@ -256,8 +257,47 @@ func TestPacketBeforeEndpoint(t *testing.T) {
 	}
 	a.Outbound <- tuntest.Ping(netip.MustParseAddr("10.0.0.2"), netip.MustParseAddr("10.0.0.1"))
 	<-failed // no known endpoint for peer
-	d := &userspaceDevice{dev: da, up: true, tun: &quietTUN{}, met: map[dataplane.Key]bool{}}
+	d := &userspaceDevice{dev: da, up: true, tun: &quietTUN{}, first: newHurrier(da, bind.busy)}
+	defer d.first.close()
 	op := Op{Peer: &PeerOp{Action: Update, Key: dataplane.Key(keyB), Endpoint: netip.AddrPortFrom(netip.MustParseAddr("127.0.0.1"), uint16(portB))}}
+	if err := d.Write([]Op{op}); err != nil {
+		t.Fatal(err)
+	}
+	select {
+	case <-b.Inbound:
+	case <-time.After(3 * time.Second): // the library's own retry comes after five
+		t.Error("the packet waits for the next handshake")
+	}
+}
+
+// A first packet to a peer that does not know us yet arrives as soon as it does.
+func TestPacketBeforeThePeerKnowsUs(t *testing.T) {
+	a, b := tuntest.NewChannelTUN(), tuntest.NewChannelTUN()
+	quiet := &device.Logger{Verbosef: device.DiscardLogf, Errorf: device.DiscardLogf}
+	unknown := make(chan struct{}, 10)
+	noisy := &device.Logger{Errorf: device.DiscardLogf, Verbosef: func(format string, _ ...any) {
+		if strings.Contains(format, "invalid initiation") {
+			unknown <- struct{}{}
+		}
+	}}
+	bind := newMeshBind()
+	da, db := device.NewDevice(a.TUN(), newMeshBind(), quiet), device.NewDevice(b.TUN(), bind, noisy)
+	defer da.Close()
+	defer db.Close()
+	keyA, portA := wire(t, db, da)
+	if err := db.IpcSet("replace_peers=true\n"); err != nil {
+		t.Fatal(err)
+	}
+	a.Outbound <- tuntest.Ping(netip.MustParseAddr("10.0.0.1"), netip.MustParseAddr("10.0.0.2"))
+	select {
+	case <-unknown:
+	case <-time.After(5 * time.Second):
+		t.Fatal("no initiation came")
+	}
+	d := &userspaceDevice{dev: db, up: true, tun: &quietTUN{}, first: newHurrier(db, bind.busy)}
+	defer d.first.close()
+	op := Op{Peer: &PeerOp{Action: Add, Key: dataplane.Key(keyA), Endpoint: netip.AddrPortFrom(netip.MustParseAddr("127.0.0.1"), uint16(portA)),
+		Gain: []netip.Prefix{netip.MustParsePrefix("10.0.0.2/32")}}}
 	if err := d.Write([]Op{op}); err != nil {
 		t.Fatal(err)
 	}

@@ -1,42 +1,160 @@
 package wireguard
 
 import (
+	"bytes"
+	"net/netip"
+	"slices"
+	"sync"
+	"time"
+
 	"golang.zx2c4.com/wireguard/device"
 
 	"github.com/skeinmesh/skein/dataplane"
 )
 
-// hurry lets peers whose endpoint is about to be set, and who have never had a session, start their
-// handshake then. wireguard-go counts an attempt that had nowhere to go like any other and waits five
-// seconds for the next, also when the peer's endpoint comes a moment after the first packet to it;
-// in a mesh, that is the rule. It runs before the endpoint is set: setting it sends what waits, once,
-// and a second initiation right after would spoil the answer to the first.
-func (d *userspaceDevice) hurry(batch []Op) {
-	var fresh []dataplane.Key
+// hurryAfter is when a first handshake is tried again, counted from one try to the next. After these
+// wireguard-go's own five seconds hold.
+var hurryAfter = []time.Duration{0, 300 * time.Millisecond, 700 * time.Millisecond, 1500 * time.Millisecond}
+
+// hurrier makes first handshakes happen at once: with peers whose endpoint has just been set and who
+// have never had a session. Two things would else cost them wireguard-go's five seconds between
+// attempts, and in a mesh they are the rule: a first packet that came before the endpoint, whose attempt
+// had nowhere to go and counts all the same; and a first initiation that came before the other side knew
+// the peer. Whoever learns of the other last is heard, so everybody tries, and tries again soon.
+type hurrier struct {
+	dev  *device.Device
+	busy func(netip.AddrPort) bool // a handshake with that endpoint is under way
+
+	mu     sync.Mutex
+	met    map[dataplane.Key]bool           // had a session when last looked at
+	where  map[dataplane.Key]netip.AddrPort // the endpoints then
+	fresh  map[dataplane.Key]*firstTries
+	timer  *time.Timer
+	closed bool
+	text   bytes.Buffer
+}
+
+type firstTries struct {
+	endpoints []netip.AddrPort // the one it has now, and those it had since it was set first
+	done      int              // of hurryAfter
+	due       time.Time
+}
+
+func newHurrier(dev *device.Device, busy func(netip.AddrPort) bool) *hurrier {
+	return &hurrier{dev: dev, busy: busy, met: map[dataplane.Key]bool{}, where: map[dataplane.Key]netip.AddrPort{}, fresh: map[dataplane.Key]*firstTries{}}
+}
+
+// changes looks at the device before it is written to: at a peer's former endpoint, which it may have
+// from a packet, a handshake may be under way.
+func (h *hurrier) changes(batch []Op) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
 	for _, op := range batch {
-		if op.Peer != nil && op.Peer.Endpoint.IsValid() && !d.met[op.Peer.Key] {
-			fresh = append(fresh, op.Peer.Key)
+		if p := op.Peer; p != nil && p.Endpoint.IsValid() && p.Action == Update && !h.met[p.Key] {
+			h.look()
+			return
 		}
 	}
-	if len(fresh) == 0 {
+}
+
+// changed looks at what has just been written to the device.
+func (h *hurrier) changed(batch []Op) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	now := time.Now()
+	for _, op := range batch {
+		switch p := op.Peer; {
+		case p == nil:
+		case p.Action == Remove:
+			delete(h.met, p.Key)
+			delete(h.where, p.Key)
+			delete(h.fresh, p.Key)
+		case p.Endpoint.IsValid() && !h.met[p.Key]:
+			t := h.fresh[p.Key]
+			if t == nil {
+				t = &firstTries{endpoints: []netip.AddrPort{h.where[p.Key]}, due: now}
+				h.fresh[p.Key] = t
+			} // else a try may be under way by the former endpoint: it has its time
+			t.endpoints = append(t.endpoints, p.Endpoint)
+		}
+	}
+	h.run(now)
+}
+
+// run tries what is due and sets the timer for what is next. The caller holds mu.
+func (h *hurrier) run(now time.Time) {
+	if len(h.fresh) == 0 || h.closed {
 		return
 	}
-	_, peers, err := d.read(false)
-	if err != nil {
-		return // the next read of the device will say so
-	}
-	clear(d.met)
-	for _, p := range peers {
-		if !p.LastHandshake.IsZero() {
-			d.met[p.PublicKey] = true
-		}
-	}
-	for _, key := range fresh {
-		if d.met[key] {
+	h.look()
+	var next time.Time
+	for key, t := range h.fresh {
+		if h.met[key] {
+			delete(h.fresh, key)
 			continue
 		}
-		if p := d.dev.LookupPeer(device.NoisePublicKey(key)); p != nil {
-			p.ExpireCurrentKeypairs() // there are none; it is the attempt that is forgotten
+		if !t.due.After(now) {
+			h.try(key, t.endpoints)
+			t.done++
+			if t.done == len(hurryAfter) {
+				delete(h.fresh, key)
+				continue
+			}
+			t.due = now.Add(hurryAfter[t.done])
 		}
+		if next.IsZero() || t.due.Before(next) {
+			next = t.due
+		}
+	}
+	if next.IsZero() {
+		return
+	}
+	if h.timer != nil {
+		h.timer.Stop()
+	}
+	h.timer = time.AfterFunc(max(next.Sub(now), 10*time.Millisecond), func() {
+		h.mu.Lock()
+		defer h.mu.Unlock()
+		h.run(time.Now())
+	})
+}
+
+// look finds out who has a session.
+func (h *hurrier) look() {
+	h.text.Reset()
+	if err := h.dev.IpcGetOperation(&h.text); err != nil {
+		return // the device's next reader will say so
+	}
+	defer clear(h.text.Bytes()) // there are keys in it
+	_, peers, err := decode(h.text.Bytes(), false)
+	if err != nil {
+		return
+	}
+	for _, p := range peers {
+		h.where[p.PublicKey] = p.Endpoint
+		if !p.LastHandshake.IsZero() {
+			h.met[p.PublicKey] = true
+		}
+	}
+}
+
+// try starts a handshake, unless one is under way. A second initiation would be taken for a replay of
+// the first, whose answer we would no longer understand; and one that we have answered would be undone.
+func (h *hurrier) try(key dataplane.Key, endpoints []netip.AddrPort) {
+	if slices.ContainsFunc(endpoints, h.busy) {
+		return
+	}
+	if p := h.dev.LookupPeer(device.NoisePublicKey(key)); p != nil {
+		p.ExpireCurrentKeypairs() // there are none; it is the former attempt that is forgotten
+		p.SendKeepalive()         // goes behind the packets that wait, if any do
+	}
+}
+
+func (h *hurrier) close() {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	h.closed = true
+	if h.timer != nil {
+		h.timer.Stop()
 	}
 }

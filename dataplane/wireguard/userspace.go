@@ -18,12 +18,12 @@ import (
 const tunPath = "/dev/net/tun"
 
 type userspaceDevice struct {
-	name string
-	tun  *quietTUN
-	dev  *device.Device
-	up   bool
-	text bytes.Buffer
-	met  map[dataplane.Key]bool // who is known to have had a session
+	name  string
+	tun   *quietTUN
+	dev   *device.Device
+	up    bool
+	text  bytes.Buffer
+	first *hurrier
 }
 
 func openUserspace(c OpenConfig) (Device, int, error) {
@@ -49,13 +49,14 @@ func openUserspace(c OpenConfig) (Device, int, error) {
 	}
 	quietLink(c.Link)
 	log := c.Log
-	d := device.NewDevice(t, newMeshBind(), &device.Logger{
+	bind := newMeshBind()
+	d := device.NewDevice(t, bind, &device.Logger{
 		Verbosef: device.DiscardLogf,
 		Errorf:   func(f string, a ...any) { log.Debug("wireguard-go", "message", fmt.Sprintf(f, a...)) },
 	})
 	// The agent's prober decides endpoints; a peer must not pull its own away from under it.
 	d.DisableSomeRoamingForBrokenMobileSemantics()
-	return &userspaceDevice{name: c.Link, tun: t, dev: d, met: map[dataplane.Key]bool{}}, created + 1, nil
+	return &userspaceDevice{name: c.Link, tun: t, dev: d, first: newHurrier(d, bind.busy)}, created + 1, nil
 }
 
 func openTUN(name string, mtu int) (*quietTUN, error) {
@@ -168,7 +169,7 @@ func (d *userspaceDevice) Write(batch []Op) error {
 			port = *op.Port
 		}
 	}
-	d.hurry(batch)
+	d.first.changes(batch)
 	err := d.dev.IpcSet(encode(batch))
 	if err == nil && !d.up {
 		if err = d.dev.Up(); err == nil {
@@ -181,10 +182,12 @@ func (d *userspaceDevice) Write(batch []Op) error {
 	if err != nil {
 		return fmt.Errorf("configuring WireGuard device %s: %w", d.name, err)
 	}
+	d.first.changed(batch)
 	return nil
 }
 
 func (d *userspaceDevice) Close() error {
+	d.first.close()
 	d.dev.Close()
 	return nil
 }
