@@ -86,7 +86,8 @@ type Agent struct {
 	gossipIn    chan gossip.Packet
 	down        chan downOrder
 
-	socketOpen bool // the API's socket is this agent's
+	before     map[identity.ID]dataplane.Key // peers known from the disk at the start, with their WireGuard keys
+	socketOpen bool                          // the API's socket is this agent's
 
 	phase      atomic.Value // string
 	clock      atomic.Int64 // this host's clock minus the leader's, ns

@@ -340,7 +340,11 @@ func publicSpec(s dataplane.Spec, name func(dataplane.Key) string) specView {
 		if p.Endpoint.IsValid() {
 			e = p.Endpoint.String()
 		}
-		v.Peers[name(k)] = specPeer{Endpoint: e, Keepalive: p.Keepalive.String(), AllowedIPs: p.AllowedIPs}
+		keepalive := ""
+		if p.Keepalive != dataplane.KeepaliveAsItIs {
+			keepalive = p.Keepalive.String()
+		}
+		v.Peers[name(k)] = specPeer{Endpoint: e, Keepalive: keepalive, AllowedIPs: p.AllowedIPs}
 	}
 	return v
 }

@@ -297,7 +297,7 @@ func (a *Agent) syncRecords() {
 // projectionInput is all that a Spec follows from, with a given agreed state.
 func (a *Agent) projectionInput(st *events.State) projection.Input {
 	in := projection.Input{
-		Self: a.id, State: st, Records: map[identity.ID]*skeinv1.Record{}, Endpoints: map[identity.ID]projection.Endpoint{},
+		Self: a.id, State: st, Records: map[identity.ID]*skeinv1.Record{}, Endpoints: map[identity.ID]projection.Endpoint{}, Knock: a.knock(),
 		Complete: st.Index() > 0,
 		Host: projection.Host{
 			PrivateKey: a.wgKey, Link: a.cfg.Dataplane.Link, Port: int(a.cfg.Ports.WireGuard), MTU: a.tunnelMTU(),
@@ -326,6 +326,39 @@ func (a *Agent) projectionInput(st *events.State) projection.Input {
 		}
 	}
 	return in
+}
+
+// knock lists the members that this node has known since before it started, that answer, and with whom the
+// device has had no handshake. A userspace device loses its sessions with the agent, and the other end does
+// not know: it would send into the void for 15 s.
+func (a *Agent) knock() map[identity.ID]bool {
+	if a.plane == nil || len(a.before) == 0 {
+		return nil
+	}
+	all := a.stats.Load()
+	if all == nil && a.plane.Driver() == "kernel" {
+		return nil // it may have kept its sessions
+	}
+	out := map[identity.ID]bool{}
+	for id, key := range a.before {
+		if all != nil && !(*all)[key].LastHandshake.IsZero() || !a.gossip.Alive(id) {
+			continue
+		}
+		out[id] = true
+	}
+	return out
+}
+
+// membersBefore are the peers in the state that a resuming agent finds on its disk.
+func (a *Agent) membersBefore() map[identity.ID]dataplane.Key {
+	out := map[identity.ID]dataplane.Key{}
+	for _, n := range a.replica.State().Nodes() {
+		id, err := identity.ParseID(n.GetId())
+		if err == nil && id != a.id && len(n.GetWireguardKey()) == len(dataplane.Key{}) {
+			out[id] = dataplane.Key(n.GetWireguardKey())
+		}
+	}
+	return out
 }
 
 // apply projects and makes the kernel follow.

@@ -45,6 +45,9 @@ func (a *Agent) open(ctx context.Context) error {
 	if a.epoch, err = gossip.NextEpoch(a.cfg.StateDir); err != nil {
 		return err
 	}
+	if joined == nil && !create {
+		a.before = a.membersBefore()
+	}
 	a.roster = newRoster(a.replica.State())
 	a.metrics = newMetrics(a)
 	a.openRelayClient()

@@ -56,11 +56,14 @@ type WireGuard struct {
 	Peers      map[Key]Peer // by public key
 }
 
+// KeepaliveAsItIs leaves a peer's keepalive as the device has it.
+const KeepaliveAsItIs = -time.Second
+
 // Peer is one WireGuard peer.
 type Peer struct {
 	PresharedKey Key
 	Endpoint     netip.AddrPort // invalid: leave what the kernel has
-	Keepalive    time.Duration  // 0: none
+	Keepalive    time.Duration  // 0: none; KeepaliveAsItIs leaves it
 	AllowedIPs   []netip.Prefix // sorted
 }
 

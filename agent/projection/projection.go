@@ -25,7 +25,10 @@ type Input struct {
 	Records map[identity.ID]*skeinv1.Record
 	// Endpoints is where WireGuard sends for each peer.
 	Endpoints map[identity.ID]Endpoint
-	Host      Host
+	// Knock tells of peers that may remember a session which this host has lost: what they send is lost
+	// too, until a handshake, and a keepalive makes one at once.
+	Knock map[identity.ID]bool
+	Host  Host
 	// Complete is set once state, records and paths have spoken.
 	Complete bool
 }
@@ -107,12 +110,20 @@ func Project(in Input) (dataplane.Spec, []Refusal) {
 	return spec, refused
 }
 
+// knock is the keepalive until a session is there again, where none is asked for.
+const knock = 25 * time.Second
+
 func (in *Input) peer(id identity.ID, n *skeinv1.Node) (dataplane.Peer, error) {
 	if len(n.GetWireguardKey()) != len(dataplane.Key{}) {
 		return dataplane.Peer{}, fmt.Errorf("WireGuard key of %d bytes; want 32", len(n.GetWireguardKey()))
 	}
 	peer := dataplane.Peer{Endpoint: in.Endpoints[id].Addr}
-	if in.Endpoints[id].Proven {
+	switch e := in.Endpoints[id]; {
+	case !e.Addr.IsValid():
+		peer.Keepalive = dataplane.KeepaliveAsItIs
+	case in.Knock[id]:
+		peer.Keepalive = max(in.Host.Keepalive, knock)
+	case e.Proven:
 		peer.Keepalive = in.Host.Keepalive
 	}
 	for _, text := range []string{n.GetIpv4(), n.GetIpv6()} {
@@ -234,7 +245,11 @@ func Text(s dataplane.Spec, name func(dataplane.Key) string) string {
 		if p.Endpoint.IsValid() {
 			endpoint = p.Endpoint.String()
 		}
-		fmt.Fprintf(&b, "peer %s endpoint %s keepalive %s allowed", name(k), endpoint, p.Keepalive)
+		keepalive := "as it is"
+		if p.Keepalive != dataplane.KeepaliveAsItIs {
+			keepalive = p.Keepalive.String()
+		}
+		fmt.Fprintf(&b, "peer %s endpoint %s keepalive %s allowed", name(k), endpoint, keepalive)
 		for _, a := range p.AllowedIPs {
 			fmt.Fprintf(&b, " %s", a)
 		}

@@ -168,3 +168,30 @@ func BenchmarkProject1000(b *testing.B) {
 		}
 	}
 }
+
+func TestKeepalive(t *testing.T) {
+	s, ids := mesh(t, 2)
+	peer, there := ids[1], netip.MustParseAddrPort("198.18.0.1:51820")
+	for _, c := range []struct {
+		name      string
+		own, want time.Duration
+		endpoint  projection.Endpoint
+		knock     bool
+	}{
+		{name: "behind a NAT", own: 20 * time.Second, want: 20 * time.Second, endpoint: projection.Endpoint{Addr: there, Proven: true}},
+		{name: "public", endpoint: projection.Endpoint{Addr: there, Proven: true}},
+		{name: "over a relay", own: 20 * time.Second, endpoint: projection.Endpoint{Addr: there}},
+		{name: "over a relay, to one that remembers a session", want: 25 * time.Second, endpoint: projection.Endpoint{Addr: there}, knock: true},
+		{name: "public, to one that remembers a session", want: 25 * time.Second, endpoint: projection.Endpoint{Addr: there, Proven: true}, knock: true},
+		{name: "no path yet", own: 20 * time.Second, want: dataplane.KeepaliveAsItIs, knock: true},
+	} {
+		in := input(s, ids)
+		in.Host.Keepalive, in.Endpoints[peer], in.Knock = c.own, c.endpoint, map[identity.ID]bool{peer: c.knock}
+		spec, _ := projection.Project(in)
+		for _, p := range spec.WireGuard.Peers {
+			if p.Keepalive != c.want {
+				t.Errorf("%s: keepalive %s, want %s", c.name, p.Keepalive, c.want)
+			}
+		}
+	}
+}

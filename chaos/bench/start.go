@@ -20,7 +20,7 @@ const (
 // they do so directly.
 func (f *field) starts(ctx context.Context) []Figure {
 	m := &meetings{}
-	rounds := f.opts.runs(21, 4)
+	rounds := f.opts.runs(21, 7)
 	f.note("starts: %d restarts", rounds)
 	for i := range rounds {
 		// One node alone, or two at once, so that both ends of a pair are new.

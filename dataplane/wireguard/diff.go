@@ -121,7 +121,7 @@ func diffPeer(k dataplane.Key, w, a dataplane.Peer, exists bool, o Options) Peer
 	if w.Endpoint.IsValid() && w.Endpoint != a.Endpoint && !(exists && o.KeepEndpoints) {
 		p.Endpoint = w.Endpoint
 	}
-	if w.Keepalive != a.Keepalive {
+	if w.Keepalive != a.Keepalive && w.Keepalive != dataplane.KeepaliveAsItIs {
 		p.Keepalive = &w.Keepalive
 	}
 	if !slices.Equal(w.AllowedIPs, a.AllowedIPs) {

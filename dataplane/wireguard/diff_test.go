@@ -49,6 +49,7 @@ func TestDiff(t *testing.T) {
 		{"new-device", State{}, deviceOf(peers{key(2): withPSK, key(3): peer("", "10.4.0.3/32", "fd00::3/128")}), Options{}},
 		{"unchanged", deviceOf(peers{key(2): withPSK}), deviceOf(peers{key(2): withPSK}), Options{Prune: true}},
 		{"endpoint-switch", deviceOf(peers{key(2): peer("192.0.2.2:51820", "10.4.0.2/32")}), deviceOf(peers{key(2): peer("127.0.0.1:4000", "10.4.0.2/32")}), Options{Prune: true}},
+		{"keepalive-unknown-stays", deviceOf(peers{key(2): withPSK}), deviceOf(peers{key(2): {PresharedKey: key(7), Keepalive: dataplane.KeepaliveAsItIs, Endpoint: withPSK.Endpoint, AllowedIPs: withPSK.AllowedIPs}}), Options{Prune: true}},
 		{"endpoint-unknown-stays", deviceOf(peers{key(2): peer("192.0.2.2:51820", "10.4.0.2/32")}), deviceOf(peers{key(2): peer("", "10.4.0.2/32")}), Options{Prune: true}},
 		{"roamed-peer-when-mending", deviceOf(peers{key(2): peer("203.0.113.2:9", "10.4.0.2/32")}), deviceOf(peers{key(2): peer("192.0.2.2:51820", "10.4.0.2/32")}), Options{Prune: true, KeepEndpoints: true}},
 		{"allowed-ip-added", deviceOf(peers{key(2): peer("", "10.4.0.2/32")}), deviceOf(peers{key(2): peer("", "10.4.0.2/32", "10.100.0.0/27")}), Options{Prune: true}},
