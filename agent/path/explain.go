@@ -228,7 +228,10 @@ func ExplainAt(j Reader, id identity.ID, at time.Time) (Past, error) {
 	p := Past{At: at}
 	for _, e := range entries {
 		if d := e.GetPathDecision(); d != nil {
-			p.Path, p.Rule, p.Reason, p.Since, p.Restarts = d.GetTo(), d.GetRule(), d.GetReason(), time.Unix(0, e.GetTime()), false
+			if d.GetTo() != p.Path || p.Restarts {
+				p.Since = time.Unix(0, e.GetTime())
+			}
+			p.Path, p.Rule, p.Reason, p.Restarts = d.GetTo(), d.GetRule(), d.GetReason(), false
 		}
 		if e.GetAgentStarted() != nil {
 			p.Restarts = p.Path != ""

@@ -175,6 +175,9 @@ func (m *Manager) step(p *peer, now time.Time, in Input) {
 	if next.Path.RTT != before.RTT || next.Path.Rule != before.Rule {
 		m.o.stale = true
 	}
+	if next.Path.Rule != before.Rule && next.Path.same(before) {
+		m.reasoned(p, before)
+	}
 	for _, in := range failed {
 		m.step(p, now, in)
 	}

@@ -97,6 +97,13 @@ func (m *Manager) decided(p *peer, before Path) {
 	m.write(now, &skeinv1.JournalEntry{Body: &skeinv1.JournalEntry_PathDecision{PathDecision: decision(p.machine.Peer, before, path)}})
 }
 
+// reasoned writes that the same path is used for another reason. There is nothing to replay about it.
+func (m *Manager) reasoned(p *peer, before Path) {
+	if m.cfg.Journal != nil {
+		m.write(p.machine.Now, &skeinv1.JournalEntry{Body: &skeinv1.JournalEntry_PathDecision{PathDecision: decision(p.machine.Peer, before, p.machine.Path)}})
+	}
+}
+
 func (m *Manager) write(now time.Time, e *skeinv1.JournalEntry) {
 	e.Time = now.UnixNano()
 	m.cfg.Journal.Append(e)

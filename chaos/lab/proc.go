@@ -45,7 +45,8 @@ func stat(pid int) (start uint64, zombie bool, err error) {
 		return 0, false, errors.New("its stat file is too short")
 	}
 	start, err = strconv.ParseUint(fields[19], 10, 64)
-	return start, fields[0] == "Z", err
+	// The first thread may be a zombie while others still run, and hold files and locks.
+	return start, fields[0] == "Z" && (fields[17] == "0" || fields[17] == "1"), err
 }
 
 // alive tells whether it still runs.

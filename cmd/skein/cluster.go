@@ -3,13 +3,14 @@ package main
 import (
 	"errors"
 	"fmt"
+	"io"
 	"maps"
 	"slices"
 	"strings"
 	"time"
 
 	"github.com/spf13/cobra"
-	"google.golang.org/protobuf/encoding/protojson"
+	"google.golang.org/protobuf/reflect/protoreflect"
 
 	"github.com/skeinmesh/skein/agent"
 	skeinv1 "github.com/skeinmesh/skein/api/skein/v1"
@@ -103,13 +104,7 @@ func newNodeCmd(g *globals) *cobra.Command {
 			if g.output == "json" {
 				return printProto(c.OutOrStdout(), r)
 			}
-			w, n := c.OutOrStdout(), r.GetNode()
-			printNodes(w, []*skeinv1.NodeView{n})
-			fmt.Fprintf(w, "ipv6      %s\nadmitted  %s, by event %d\nlabels    %s\n", n.GetNode().GetIpv6(),
-				time.Unix(0, n.GetNode().GetAdmittedAt()).Format(time.RFC3339), n.GetNode().GetAdmittedIndex(), labelText(n.GetNode().GetLabels()))
-			for _, k := range n.GetRecord().GetCandidates() {
-				fmt.Fprintf(w, "candidate %-8s %s (from %s)\n", candidateText(k.GetType()), k.GetAddress(), dash(k.GetSource()))
-			}
+			printNode(c.OutOrStdout(), r.GetNode())
 			return nil
 		},
 	}
@@ -132,6 +127,37 @@ func newNodeCmd(g *globals) *cobra.Command {
 	revoke.Flags().StringVar(&reason, "reason", "", "why, for the record")
 	revoke.Flags().BoolVar(&force, "force", false, "also when it leaves only two voters")
 	return group("node", "Members", show, revoke)
+}
+
+func printNode(w io.Writer, n *skeinv1.NodeView) {
+	line := func(k, format string, a ...any) {
+		fmt.Fprintln(w, wrap(fmt.Sprintf("%-10s %s", k, fmt.Sprintf(format, a...)), 11))
+	}
+	r := n.GetRecord()
+	line("node", "%s (%s), %s", n.GetNode().GetName(), n.GetNode().GetId(), role(n))
+	line("addresses", "%s  %s", n.GetNode().GetIpv4(), n.GetNode().GetIpv6())
+	line("admitted", "%s, by event %d", time.Unix(0, n.GetNode().GetAdmittedAt()).Format(time.RFC3339), n.GetNode().GetAdmittedIndex())
+	line("labels", "%s", labelsText(n.GetNode().GetLabels()))
+	line("path", "%s, %s", n.GetPath(), map[bool]string{true: "alive", false: "not heard of lately"}[n.GetAlive()])
+	if r == nil {
+		line("record", "none has arrived yet")
+		return
+	}
+	age := "its own"
+	if !n.GetSelf() {
+		age = "arrived " + short(time.Duration(n.GetRecordAgeNanos())) + " ago"
+	}
+	line("record", "%d.%d, %s, by skein %s", r.GetEpoch(), r.GetSeq(), age, dash(r.GetVersion()))
+	line("site", "%s", dash(r.GetSite()))
+	line("NAT", "%s", natText(r.GetNatType()))
+	line("peers", "%d direct, %d by relay", r.GetPeersDirect(), r.GetPeersRelay())
+	line("applied", "index %d, hash %.16x", r.GetAppliedIndex(), r.GetStateHash())
+	if r.GetRelay() != nil {
+		line("relay", "%s", strings.Join(r.GetRelay().GetAddresses(), " "))
+	}
+	for _, k := range r.GetCandidates() {
+		line("candidate", "%s (%s, from %s)", k.GetAddress(), candidateText(k.GetType()), dash(k.GetSource()))
+	}
 }
 
 func newEventsCmd(g *globals) *cobra.Command {
@@ -166,16 +192,50 @@ func newEventsCmd(g *globals) *cobra.Command {
 	return c
 }
 
-// eventLine is an event in one line: index, time, what happened, the facts.
+// eventLine is an event in one line that fits: index, time, what happened, the facts. Keys and hashes are for
+// -o json.
 func eventLine(e *skeinv1.Event) string {
 	m := e.ProtoReflect()
+	start := fmt.Sprintf("%6d  %s  ", e.GetIndex(), time.Unix(0, e.GetTime()).Format("2006-01-02 15:04:05"))
 	field := m.WhichOneof(m.Descriptor().Oneofs().ByName("body"))
-	if field == nil {
-		return fmt.Sprintf("%6d  %s  (unknown to this version)", e.GetIndex(), time.Unix(0, e.GetTime()).Format("2006-01-02 15:04:05"))
+	switch {
+	case field == nil:
+		return start + "(unknown to this version)"
+	case e.GetCommandAnswered() != nil:
+		return start + fmt.Sprintf("%-17s request %.8s", field.Name(), e.GetCommandAnswered().GetAnswer().GetRequestId())
 	}
-	b, _ := protojson.Marshal(m.Get(field).Message().Interface())
-	facts := strings.Join(strings.Fields(string(b)), " ")
-	return fmt.Sprintf("%6d  %s  %-18s %s", e.GetIndex(), time.Unix(0, e.GetTime()).Format("2006-01-02 15:04:05"), field.Name(), cut(facts, 200))
+	return cut(start+fmt.Sprintf("%-17s %s", field.Name(), strings.Join(facts(m.Get(field).Message(), nil), " ")), tableWidth)
+}
+
+// facts lists the fields of a message that a person reads, and those of the messages in it.
+func facts(m protoreflect.Message, out []string) []string {
+	fields := m.Descriptor().Fields()
+	for i := range fields.Len() {
+		f := fields.Get(i)
+		if !m.Has(f) {
+			continue
+		}
+		name, v := string(f.Name()), m.Get(f)
+		switch {
+		case f.Kind() == protoreflect.BytesKind:
+		case f.IsMap():
+			v.Map().Range(func(k protoreflect.MapKey, v protoreflect.Value) bool {
+				out = append(out, fmt.Sprintf("%s.%s=%s", name, k, v))
+				return true
+			})
+		case f.IsList():
+			out = append(out, fmt.Sprintf("%s=%d", name, v.List().Len()))
+		case f.Message() != nil:
+			out = facts(v.Message(), out)
+		case strings.HasSuffix(name, "_at"):
+			out = append(out, name+"="+time.Unix(0, v.Int()).Format("15:04:05"))
+		case f.Enum() != nil:
+			out = append(out, fmt.Sprintf("%s=%s", name, f.Enum().Values().ByNumber(v.Enum()).Name()))
+		default:
+			out = append(out, fmt.Sprintf("%s=%s", name, v))
+		}
+	}
+	return out
 }
 
 func newStateCmd(g *globals) *cobra.Command {
@@ -200,6 +260,7 @@ func newStateCmd(g *globals) *cobra.Command {
 				}
 			}
 			t := table{head: []string{"NAME", "ID", "IPV4", "ROLE", "ADMITTED BY", "LABELS"}}
+			slices.SortFunc(s.Nodes, func(a, b *skeinv1.Node) int { return strings.Compare(a.GetName(), b.GetName()) })
 			for _, n := range s.GetNodes() {
 				role := servers[n.GetId()]
 				if role == "" {
@@ -234,7 +295,10 @@ func newDiffCmd(g *globals) *cobra.Command {
 				return printProto(c.OutOrStdout(), r)
 			}
 			for _, l := range r.GetLines() {
-				fmt.Fprintln(c.OutOrStdout(), l)
+				fmt.Fprintln(c.OutOrStdout(), wrap(l, 4))
+			}
+			if len(r.GetLines()) == 0 {
+				fmt.Fprintln(c.OutOrStdout(), "nothing changed")
 			}
 			return nil
 		},
@@ -257,11 +321,13 @@ func newPlanCmd(g *globals) *cobra.Command {
 			}
 			w := c.OutOrStdout()
 			if !diff {
-				fmt.Fprint(w, r.GetText())
+				for l := range strings.Lines(r.GetText()) {
+					fmt.Fprintln(w, wrap(strings.TrimSuffix(l, "\n"), 4))
+				}
 				return nil
 			}
 			for _, l := range r.GetChanges() {
-				fmt.Fprintln(w, l)
+				fmt.Fprintln(w, wrap(l, 4))
 			}
 			if len(r.GetChanges()) == 0 {
 				fmt.Fprintln(w, "nothing to change: the kernel holds what it should")

@@ -5,7 +5,9 @@ import (
 	"encoding/json"
 	"fmt"
 	"io"
+	"maps"
 	"os"
+	"slices"
 	"strings"
 	"time"
 	"unicode/utf8"
@@ -85,6 +87,30 @@ func cut(s string, n int) string {
 		return s
 	}
 	return string([]rune(s)[:n-1]) + "…"
+}
+
+// wrap breaks a text into lines that fit, at spaces; every line but the first is indented.
+func wrap(s string, indent int) string {
+	var out strings.Builder
+	for width := tableWidth; utf8.RuneCountInString(s) > width; width = tableWidth - indent {
+		head := string([]rune(s)[:width+1])
+		at := strings.LastIndex(strings.TrimRight(head, " "), " ")
+		if at <= 0 || out.Len() == 0 && at <= indent {
+			break // one long word
+		}
+		out.WriteString(strings.TrimRight(s[:at], " ") + "\n" + strings.Repeat(" ", indent))
+		s = strings.TrimLeft(s[at:], " ")
+	}
+	return out.String() + s
+}
+
+// labelsText is labels as k=v, in order.
+func labelsText(m map[string]string) string {
+	var out []string
+	for _, k := range slices.Sorted(maps.Keys(m)) {
+		out = append(out, k+"="+m[k])
+	}
+	return dash(strings.Join(out, " "))
 }
 
 // painter colours words that say how things stand, on a terminal only.

@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"strings"
 	"time"
 
 	"github.com/spf13/cobra"
@@ -83,26 +84,30 @@ func newNodesCmd(g *globals) *cobra.Command {
 func printNodes(w io.Writer, nodes []*skeinv1.NodeView) {
 	t := table{head: []string{"NAME", "ID", "IPV4", "SITE", "NAT", "ROLE", "PATH", "ALIVE", "RECORD"}}
 	for _, n := range nodes {
-		role := "agent"
-		switch {
-		case n.GetLeader():
-			role = "leader"
-		case n.GetVoter():
-			role = "voter"
-		case n.GetServer():
-			role = "server"
-		}
-		if n.GetRecord().GetRelay() != nil {
-			role += "+relay"
-		}
 		record := "-"
 		if n.GetRecord() != nil {
 			record = fmt.Sprintf("%d.%d", n.GetRecord().GetEpoch(), n.GetRecord().GetSeq())
 		}
 		t.add(n.GetNode().GetName(), n.GetNode().GetId(), n.GetNode().GetIpv4(), dash(n.GetRecord().GetSite()),
-			natText(n.GetRecord().GetNatType()), role, n.GetPath(), yesNo(n.GetAlive()), record)
+			natText(n.GetRecord().GetNatType()), role(n), n.GetPath(), yesNo(n.GetAlive()), record)
 	}
 	t.print(w)
+}
+
+func role(n *skeinv1.NodeView) string {
+	role := "agent"
+	switch {
+	case n.GetLeader():
+		role = "leader"
+	case n.GetVoter():
+		role = "voter"
+	case n.GetServer():
+		role = "server"
+	}
+	if n.GetRecord().GetRelay() != nil {
+		role += "+relay"
+	}
+	return role
 }
 
 func newPeersCmd(g *globals) *cobra.Command {
@@ -132,7 +137,7 @@ func printPeers(w io.Writer, peers []*skeinv1.PeerView) {
 		if !p.GetAlive() && path == "direct" {
 			path = "down"
 		}
-		t.add(p.GetName(), path, dash(via), rtt(p.GetRttNanos()), since(p.GetSince()), size(p.GetRxBytes()), size(p.GetTxBytes()), p.GetReason())
+		t.add(p.GetName(), path, dash(via), rtt(p.GetRttNanos()), since(p.GetSince()), size(p.GetRxBytes()), size(p.GetTxBytes()), dash(p.GetRule()))
 	}
 	t.print(w)
 }
@@ -156,10 +161,13 @@ func newNetcheckCmd(g *globals) *cobra.Command {
 				udp = "not tested" // nobody was there to answer
 			}
 			fmt.Fprintf(w, "UDP         %s   IPv4 %s   IPv6 %s   checked %s ago\n", udp, yesNo(r.GetIpv4()), yesNo(r.GetIpv6()), since(r.GetCheckedAt()))
+			t := table{head: []string{"ASKED", "SEES THIS HOST AS"}}
 			for _, m := range r.GetMapped() {
-				fmt.Fprintf(w, "mapped      %s\n", m)
+				server, mapped, _ := strings.Cut(m, ": ")
+				t.add(server, mapped)
 			}
-			t := table{head: []string{"CANDIDATE", "TYPE", "PRIORITY", "SOURCE"}}
+			t.print(w)
+			t = table{head: []string{"CANDIDATE", "TYPE", "PRIORITY", "SOURCE"}}
 			for _, k := range r.GetCandidates() {
 				t.add(k.GetAddress(), candidateText(k.GetType()), fmt.Sprint(k.GetPriority()), k.GetSource())
 			}
@@ -174,7 +182,7 @@ func newNetcheckCmd(g *globals) *cobra.Command {
 			}
 			t.print(w)
 			for _, a := range r.GetAdvice() {
-				fmt.Fprintln(w, a)
+				fmt.Fprintln(w, wrap("advice      "+a, 12))
 			}
 			return nil
 		},
@@ -200,7 +208,7 @@ func newExplainCmd(g *globals) *cobra.Command {
 			if g.output == "json" {
 				return printProto(c.OutOrStdout(), r)
 			}
-			printExplain(c.OutOrStdout(), r)
+			printExplain(c.OutOrStdout(), r, g.names(c), ns > 0)
 			return nil
 		},
 	}
@@ -223,31 +231,79 @@ func parseTime(s string, now time.Time) (int64, error) {
 	return t.UnixNano(), nil
 }
 
-func printExplain(w io.Writer, r *skeinv1.ExplainPeerResponse) {
+// printExplain shows what explains a path: now, or past, when only the journal speaks.
+func printExplain(w io.Writer, r *skeinv1.ExplainPeerResponse, names *strings.Replacer, past bool) {
 	p := r.GetPeer()
-	via := p.GetEndpoint()
-	if p.GetRelayName() != "" {
-		via = p.GetRelayName()
+	line := func(k, format string, a ...any) {
+		if text := fmt.Sprintf(format, a...); text != "" {
+			fmt.Fprintln(w, wrap(fmt.Sprintf("%-10s %s", k, names.Replace(text)), 11))
+		}
 	}
-	fmt.Fprintf(w, "peer      %s (%s)\npath      %s %s, for %s, RTT %s\ndecided   %s\nstrategy  %s\n",
-		p.GetName(), p.GetNodeId(), p.GetPath(), via, since(p.GetSince()), rtt(p.GetRttNanos()), r.GetDecided(), r.GetStrategy())
-	fmt.Fprintf(w, "NAT       here %s, there %s\n", natText(r.GetSelf().GetNatType()), natText(r.GetRecord().GetNatType()))
+	way := p.GetPath()
+	switch {
+	case p.GetRelayName() != "":
+		way += " over " + p.GetRelayName()
+	case p.GetEndpoint() != "":
+		way += " to " + p.GetEndpoint()
+	}
+	fmt.Fprintf(w, "%-10s %s (%s)\n", "peer", p.GetName(), p.GetNodeId())
+	if past {
+		line("path", "%s, since %s", way, moment(p.GetSince()))
+	} else {
+		line("path", "%s, for %s, RTT %s", way, since(p.GetSince()), rtt(p.GetRttNanos()))
+	}
+	line("decided", "%s", r.GetDecided())
+	if !strings.HasPrefix(r.GetDecided(), r.GetStrategy()) {
+		line("strategy", "%s", r.GetStrategy())
+	}
+	if past {
+		printHistory(w, r.GetHistory(), names)
+		return
+	}
+	line("NAT", "here %s, there %s", natText(r.GetSelf().GetNatType()), natText(r.GetRecord().GetNatType()))
 	for _, k := range r.GetRecord().GetCandidates() {
-		fmt.Fprintf(w, "candidate %-8s %s (from %s)\n", candidateText(k.GetType()), k.GetAddress(), dash(k.GetSource()))
+		line("candidate", "%s (%s, from %s)", k.GetAddress(), candidateText(k.GetType()), dash(k.GetSource()))
+	}
+	for _, s := range r.GetWouldChange() {
+		line("to change", "%s", s)
 	}
 	if len(r.GetProbes()) > 0 {
-		t := table{head: []string{"PROBED", "SOURCE", "SENT", "ANSWERED", "LAST ANSWER", "RTT", "OUTCOME"}}
+		t := table{head: []string{"PROBED", "SOURCE", "SENT", "ANSWERED", "LAST", "RTT", "OUTCOME"}}
 		for _, b := range r.GetProbes() {
 			t.add(b.GetEndpoint(), dash(b.GetSource()), fmt.Sprint(b.GetSent()), fmt.Sprint(b.GetAnswered()), since(b.GetLastAnswered()), rtt(b.GetRttNanos()), dash(b.GetOutcome()))
 		}
 		t.print(w)
 	}
-	for _, s := range r.GetWouldChange() {
-		fmt.Fprintf(w, "would change it: %s\n", s)
-	}
-	for _, e := range r.GetHistory() {
+	printHistory(w, r.GetHistory(), names)
+}
+
+func printHistory(w io.Writer, entries []*skeinv1.JournalEntry, names *strings.Replacer) {
+	for _, e := range entries {
 		if d := e.GetPathDecision(); d != nil {
-			fmt.Fprintf(w, "%s  %s -> %s  %s: %s\n", time.Unix(0, e.GetTime()).Format("15:04:05.000"), d.GetFrom(), d.GetTo(), d.GetRule(), d.GetReason())
+			way := d.GetFrom() + " -> " + d.GetTo()
+			if d.GetFrom() == d.GetTo() {
+				way = d.GetTo()
+			}
+			fmt.Fprintln(w, wrap(names.Replace(fmt.Sprintf("%s  %s  %s: %s", moment(e.GetTime()), way, d.GetRule(), d.GetReason())), 25))
 		}
 	}
+}
+
+// moment is a time of day to the millisecond, with its date.
+func moment(ns int64) string {
+	if ns == 0 {
+		return "never"
+	}
+	return time.Unix(0, ns).Format("2006-01-02 15:04:05.000")
+}
+
+// names turns node IDs into names, as far as this node knows them.
+func (g *globals) names(c *cobra.Command) *strings.Replacer {
+	var pairs []string
+	if r, err := g.client().Nodes(c.Context(), &skeinv1.NodesRequest{}); err == nil {
+		for _, n := range r.GetNodes() {
+			pairs = append(pairs, n.GetNode().GetId(), n.GetNode().GetName())
+		}
+	}
+	return strings.NewReplacer(pairs...)
 }

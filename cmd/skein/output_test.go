@@ -1,0 +1,96 @@
+package main
+
+import (
+	"bytes"
+	"encoding/json"
+	"strings"
+	"testing"
+	"unicode/utf8"
+
+	skeinv1 "github.com/skeinmesh/skein/api/skein/v1"
+)
+
+func TestWrap(t *testing.T) {
+	long := strings.Repeat("word ", 50)
+	for name, s := range map[string]string{
+		"short": "advice     nothing to say", "long": "advice     " + long, "exact": strings.Repeat("x", tableWidth),
+		"one word": "advice     " + strings.Repeat("x", 2*tableWidth), "umlauts": "advice     " + strings.Repeat("ä ö ü ", 60),
+	} {
+		got := wrap(s, 11)
+		if words := strings.Fields(got); strings.Join(words, " ") != strings.Join(strings.Fields(s), " ") {
+			t.Errorf("%s: words were lost:\n%s", name, got)
+		}
+		for i, line := range strings.Split(got, "\n") {
+			if utf8.RuneCountInString(line) > tableWidth && strings.Contains(strings.TrimSpace(line)[11:], " ") {
+				t.Errorf("%s: line %d has more than %d columns:\n%s", name, i, tableWidth, got)
+			}
+			if i > 0 && !strings.HasPrefix(line, strings.Repeat(" ", 11)) {
+				t.Errorf("%s: line %d is not indented:\n%s", name, i, got)
+			}
+		}
+	}
+}
+
+func TestEventLinesFitAndHideKeys(t *testing.T) {
+	key := bytes.Repeat([]byte{0xab}, 32)
+	node := &skeinv1.Node{Id: "b33ad742981917ca", Name: "home1", IdentityKey: key, WireguardKey: key, Ipv4: "10.4.0.5", Ipv6: "fd65:229d:4b83:0:b33a:d742:9819:17ca", Labels: map[string]string{"rack": "7"}}
+	for _, c := range []struct {
+		event *skeinv1.Event
+		want  string
+	}{
+		{&skeinv1.Event{Body: &skeinv1.Event_NodeAdmitted{NodeAdmitted: &skeinv1.NodeAdmitted{Node: node}}}, "node_admitted     id=b33ad742981917ca name=home1 ipv4=10.4.0.5"},
+		{&skeinv1.Event{Body: &skeinv1.Event_CommandAnswered{CommandAnswered: &skeinv1.CommandAnswered{Answer: &skeinv1.Answer{RequestId: "536eec87c1fcabbc", Node: node}}}}, "command_answered  request 536eec87"},
+		{&skeinv1.Event{}, "(unknown to this version)"},
+	} {
+		got := eventLine(c.event)
+		if !strings.Contains(got, c.want) {
+			t.Errorf("got  %s\nwant %s", got, c.want)
+		}
+		if utf8.RuneCountInString(got) > tableWidth || strings.Contains(got, "q6ur") {
+			t.Errorf("too wide, or shows a key: %s", got)
+		}
+	}
+}
+
+// What -o json prints can be read by a program that does not know protobuf: every field is there, also the
+// empty ones, and the same message gives the same bytes.
+func TestJSONIsStable(t *testing.T) {
+	var first string
+	for range 20 {
+		var b bytes.Buffer
+		if err := printProto(&b, &skeinv1.StatusResponse{Name: "dc1", Index: 7, NatType: skeinv1.NatType_NAT_TYPE_SYMMETRIC}); err != nil {
+			t.Fatal(err)
+		}
+		if first == "" {
+			first = b.String()
+		}
+		if b.String() != first {
+			t.Fatalf("another form of the same message:\n%s\n%s", first, b.String())
+		}
+	}
+	var got map[string]any
+	if err := json.Unmarshal([]byte(first), &got); err != nil {
+		t.Fatal(err)
+	}
+	for k, want := range map[string]any{"name": "dc1", "index": "7", "natType": "NAT_TYPE_SYMMETRIC", "leaderName": "", "voter": false} {
+		if got[k] != want {
+			t.Errorf("%s is %v, want %v", k, got[k], want)
+		}
+	}
+	if p, ok := got["problems"].([]any); !ok || len(p) != 0 {
+		t.Errorf("problems is %v, want an empty list", got["problems"])
+	}
+}
+
+func TestPeersFitIntoTheWidth(t *testing.T) {
+	var b bytes.Buffer
+	printPeers(&b, []*skeinv1.PeerView{{
+		Name: "web-frontend-17", Path: "direct", Alive: true, Endpoint: "[2001:db8:1:2:3:4:5:6]:51820", RttNanos: 123456789,
+		RxBytes: 900 << 30, TxBytes: 900 << 30, Rule: "port-restricted-symmetric", Reason: strings.Repeat("why ", 40),
+	}})
+	for line := range strings.Lines(b.String()) {
+		if n := utf8.RuneCountInString(strings.TrimSuffix(line, "\n")); n > tableWidth {
+			t.Errorf("%d columns: %s", n, line)
+		}
+	}
+}
