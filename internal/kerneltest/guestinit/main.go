@@ -64,6 +64,9 @@ func run() error {
 	if err := modprobe(plan.Preload); err != nil {
 		return err
 	}
+	if err := loopback(); err != nil {
+		return err
+	}
 	var u unix.Utsname
 	if err := unix.Uname(&u); err == nil {
 		fmt.Printf("kernel %s\n", unix.ByteSliceToString(u.Release[:]))
@@ -146,6 +149,24 @@ func insert(file string) error {
 	defer f.Close()
 	if err := unix.FinitModule(int(f.Fd()), "", 0); err != nil && err != unix.EEXIST {
 		return fmt.Errorf("loading %s: %w", file, err)
+	}
+	return nil
+}
+
+// loopback brings lo up, which elsewhere the distribution does.
+func loopback() error {
+	s, err := unix.Socket(unix.AF_INET, unix.SOCK_DGRAM|unix.SOCK_CLOEXEC, 0)
+	if err != nil {
+		return fmt.Errorf("bringing lo up: %w", err)
+	}
+	defer unix.Close(s)
+	r, err := unix.NewIfreq("lo")
+	if err != nil {
+		return fmt.Errorf("bringing lo up: %w", err)
+	}
+	r.SetUint16(unix.IFF_UP)
+	if err := unix.IoctlIfreq(s, unix.SIOCSIFFLAGS, r); err != nil {
+		return fmt.Errorf("bringing lo up: %w", err)
 	}
 	return nil
 }
