@@ -23,6 +23,17 @@ const settleWindow = 250 * time.Millisecond
 // busyWindow is how long a handshake may take on a good path.
 const busyWindow = 200 * time.Millisecond
 
+// knockWindow is how long an initiation tells that somebody at that endpoint wants a session: as long as
+// wireguard-go waits before it repeats one that was not answered.
+const knockWindow = 6 * time.Second
+
+// A flood of forged initiations must cost no more than the real ones: maxTracked endpoints are remembered,
+// the rest passes as it would without us, and what is old is looked for no more often than sweepEvery.
+const (
+	maxTracked = 4096
+	sweepEvery = 100 * time.Millisecond
+)
+
 // answerWithin is how long wireguard-go may take from an initiation to its response.
 const answerWithin = 25 * time.Millisecond
 
@@ -55,6 +66,8 @@ type meshBind struct {
 	started   map[netip.AddrPort]initiation // ours, lately
 	heard     map[netip.AddrPort]initiation // theirs, let in lately; open or answered
 	responded map[netip.AddrPort]time.Time  // where responses went lately
+	knocked   map[netip.AddrPort]time.Time  // where initiations came from lately
+	swept     time.Time
 }
 
 // initiation is one that was sent lately.
@@ -75,7 +88,7 @@ const (
 
 func newMeshBind() *meshBind {
 	four := conn.NewStdNetBind()
-	return &meshBind{now: time.Now, four: four, six: four, started: map[netip.AddrPort]initiation{}, heard: map[netip.AddrPort]initiation{}, responded: map[netip.AddrPort]time.Time{}}
+	return &meshBind{now: time.Now, four: four, six: four, started: map[netip.AddrPort]initiation{}, heard: map[netip.AddrPort]initiation{}, responded: map[netip.AddrPort]time.Time{}, knocked: map[netip.AddrPort]time.Time{}}
 }
 
 // Open opens the sockets with a new Bind, and makes its twin before either has sent anything.
@@ -246,9 +259,22 @@ func (b *meshBind) busy(at netip.AddrPort) bool {
 	return started && now.Sub(ours.at) < busyWindow || responded && now.Sub(last) < busyWindow
 }
 
-// expire forgets what is older than any window: few entries, for they live for a second.
+// wanted tells whether an initiation came from an endpoint that may still wait for its answer.
+func (b *meshBind) wanted(at netip.AddrPort) bool {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	last, ok := b.knocked[netip.AddrPortFrom(at.Addr().Unmap(), at.Port())]
+	return ok && b.now().Sub(last) < knockWindow
+}
+
+// expire forgets what is older than any window.
 func (b *meshBind) expire() {
 	now := b.now()
+	if now.Sub(b.swept) < sweepEvery {
+		return
+	}
+	b.swept = now
+	maps.DeleteFunc(b.knocked, func(_ netip.AddrPort, at time.Time) bool { return now.Sub(at) > knockWindow })
 	for _, m := range []map[netip.AddrPort]initiation{b.started, b.heard} {
 		maps.DeleteFunc(m, func(_ netip.AddrPort, i initiation) bool { return now.Sub(i.at) > crossWindow })
 	}
@@ -284,6 +310,12 @@ func (b *meshBind) admitInitiation(theirs uint32, ep conn.Endpoint) bool {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	b.expire()
+	if len(b.heard) >= maxTracked {
+		return true
+	}
+	if len(b.knocked) < maxTracked {
+		b.knocked[at] = b.now()
+	}
 	if again, ok := b.heard[at]; ok && again.index == theirs && b.now().Sub(again.at) <= answerWithin {
 		return false
 	}

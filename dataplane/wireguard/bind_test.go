@@ -261,7 +261,7 @@ func TestPacketBeforeEndpoint(t *testing.T) {
 	}
 	a.Outbound <- tuntest.Ping(netip.MustParseAddr("10.0.0.2"), netip.MustParseAddr("10.0.0.1"))
 	<-failed // no known endpoint for peer
-	d := &userspaceDevice{dev: da, up: true, tun: &quietTUN{}, first: newHurrier(da, bind.busy)}
+	d := &userspaceDevice{dev: da, up: true, tun: &quietTUN{}, first: newHurrier(da, bind)}
 	defer d.first.close()
 	op := Op{Peer: &PeerOp{Action: Update, Key: dataplane.Key(keyB), Endpoint: netip.AddrPortFrom(netip.MustParseAddr("127.0.0.1"), uint16(portB))}}
 	if err := d.Write([]Op{op}); err != nil {
@@ -298,7 +298,7 @@ func TestPacketBeforeThePeerKnowsUs(t *testing.T) {
 	case <-time.After(5 * time.Second):
 		t.Fatal("no initiation came")
 	}
-	d := &userspaceDevice{dev: db, up: true, tun: &quietTUN{}, first: newHurrier(db, bind.busy)}
+	d := &userspaceDevice{dev: db, up: true, tun: &quietTUN{}, first: newHurrier(db, bind)}
 	defer d.first.close()
 	op := Op{Peer: &PeerOp{Action: Add, Key: dataplane.Key(keyA), Endpoint: netip.AddrPortFrom(netip.MustParseAddr("127.0.0.1"), uint16(portA)),
 		Gain: []netip.Prefix{netip.MustParsePrefix("10.0.0.2/32")}}}

@@ -20,10 +20,12 @@ var hurryAfter = []time.Duration{0, 300 * time.Millisecond, 700 * time.Milliseco
 // have never had a session. Two things would else cost them wireguard-go's five seconds between
 // attempts, and in a mesh they are the rule: a first packet that came before the endpoint, whose attempt
 // had nowhere to go and counts all the same; and a first initiation that came before the other side knew
-// the peer. Whoever learns of the other last is heard, so everybody tries, and tries again soon.
+// the peer. Whoever learns of the other last is heard, so it tries if the other has asked, and whoever has
+// packets waiting tries again soon. Where neither is so, there is no session, as WireGuard has it.
 type hurrier struct {
-	dev  *device.Device
-	busy func(netip.AddrPort) bool // a handshake with that endpoint is under way
+	dev    *device.Device
+	busy   func(netip.AddrPort) bool // a handshake with that endpoint is under way
+	wanted func(netip.AddrPort) bool // somebody there asked for a session lately
 
 	mu     sync.Mutex
 	met    map[dataplane.Key]bool           // had a session when last looked at
@@ -40,8 +42,8 @@ type firstTries struct {
 	due       time.Time
 }
 
-func newHurrier(dev *device.Device, busy func(netip.AddrPort) bool) *hurrier {
-	return &hurrier{dev: dev, busy: busy, met: map[dataplane.Key]bool{}, where: map[dataplane.Key]netip.AddrPort{}, fresh: map[dataplane.Key]*firstTries{}}
+func newHurrier(dev *device.Device, bind *meshBind) *hurrier {
+	return &hurrier{dev: dev, busy: bind.busy, wanted: bind.wanted, met: map[dataplane.Key]bool{}, where: map[dataplane.Key]netip.AddrPort{}, fresh: map[dataplane.Key]*firstTries{}}
 }
 
 // changes looks at the device before it is written to: at a peer's former endpoint, which it may have
@@ -146,7 +148,11 @@ func (h *hurrier) try(key dataplane.Key, endpoints []netip.AddrPort) {
 	}
 	if p := h.dev.LookupPeer(device.NoisePublicKey(key)); p != nil {
 		p.ExpireCurrentKeypairs() // there are none; it is the former attempt that is forgotten
-		p.SendKeepalive()         // goes behind the packets that wait, if any do
+		if slices.ContainsFunc(endpoints, h.wanted) {
+			p.SendKeepalive() // goes behind the packets that wait, if any do
+			return
+		}
+		p.SendStagedPackets() // nothing waits, nothing is sent: a thousand quiet peers cost nothing
 	}
 }
 

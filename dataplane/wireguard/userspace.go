@@ -56,7 +56,7 @@ func openUserspace(c OpenConfig) (Device, int, error) {
 	})
 	// The agent's prober decides endpoints; a peer must not pull its own away from under it.
 	d.DisableSomeRoamingForBrokenMobileSemantics()
-	return &userspaceDevice{name: c.Link, tun: t, dev: d, first: newHurrier(d, bind.busy)}, created + 1, nil
+	return &userspaceDevice{name: c.Link, tun: t, dev: d, first: newHurrier(d, bind)}, created + 1, nil
 }
 
 func openTUN(name string, mtu int) (*quietTUN, error) {
