@@ -107,12 +107,8 @@ func goBuild(ctx context.Context, args ...string) error {
 	return nil
 }
 
-// notHere are the tests of wireguard-go's handshakes. They have no kernel in them, the unit tier runs them,
-// and their timing means nothing under emulation.
-const notHere = "^(TestBindSendsToBothFamilies|TestCrossingInitiations|TestDevicesThatStartTogether|TestPacketBefore.*)$"
-
 func (o options) testArgs(binary string) []string {
-	args := []string{binary, "-test.v", "-test.timeout=150s", "-test.skip", notHere}
+	args := []string{binary, "-test.v", "-test.timeout=150s"}
 	if o.run != "" {
 		args = append(args, "-test.run", o.run)
 	}
