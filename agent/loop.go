@@ -46,6 +46,7 @@ type loopState struct {
 	unprobed map[identity.ID]member // members that the prober does not know yet
 	records  map[identity.ID]*skeinv1.Record
 	relays   []relay.Relay
+	reached  map[identity.ID]time.Time // relays with a direct path, and since when
 	stun     []string
 	retry    time.Time // when a failed Apply is tried again
 	asked    time.Time // when the servers were last asked whether this node is still a member
@@ -117,6 +118,7 @@ func (a *Agent) loopUntil(ctx context.Context) (downOrder, error) {
 			continue
 		case <-a.gossip.Changed():
 		case <-pathChanged:
+			a.retryRelays()
 		case <-a.pool.Changed():
 			if a.paths != nil {
 				a.paths.RelaysChanged()
@@ -132,6 +134,23 @@ func (a *Agent) loopUntil(ctx context.Context) (downOrder, error) {
 			return downOrder{}, err
 		}
 	}
+}
+
+// retryRelays dials the relays anew that have just been reached directly: they are back.
+func (a *Agent) retryRelays() {
+	paths := a.currentPaths()
+	now := map[identity.ID]time.Time{}
+	for _, r := range a.loop.relays {
+		p := paths[r.ID]
+		if p.Kind != path.Direct || !p.Alive {
+			continue
+		}
+		now[r.ID] = p.Since
+		if !a.loop.reached[r.ID].Equal(p.Since) {
+			a.pool.Retry(r.ID)
+		}
+	}
+	a.loop.reached = now
 }
 
 // sync brings every part up to the newest state, records and paths, and the kernel with them.

@@ -107,7 +107,7 @@ func (c *Client) followOrder() []identity.ID {
 
 func (c *Client) ended(id identity.ID, err error) {
 	c.mu.Lock()
-	repeated := c.status.Err != nil && c.status.Server == id
+	repeated := c.status.Err != nil // with whichever server: all of them may be away for hours
 	c.status.Server, c.status.Err = id, err
 	c.mu.Unlock()
 	switch {

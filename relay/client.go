@@ -90,10 +90,15 @@ func (c *client) setAddresses(a []string) {
 	defer c.mu.Unlock()
 	if !slices.Equal(a, c.addresses) {
 		c.addresses = slices.Clone(a)
-		select {
-		case c.retry <- struct{}{}:
-		default:
-		}
+		c.again()
+	}
+}
+
+// again ends a backoff.
+func (c *client) again() {
+	select {
+	case c.retry <- struct{}{}:
+	default:
 	}
 }
 

@@ -432,6 +432,16 @@ func (p *Pool) heardFrom(c *client, s *peerState, now time.Duration) {
 	}
 }
 
+// Retry dials a relay now instead of after its backoff: something shows that its host is up.
+func (p *Pool) Retry(relay identity.ID) {
+	p.mu.RLock()
+	c := p.relays[relay]
+	p.mu.RUnlock()
+	if c != nil && !c.state().connected {
+		c.again()
+	}
+}
+
 // Links lists the healthy sessions, by relay. RTTs change only when it matters, so that a record that
 // holds them does not change with every ping.
 func (p *Pool) Links() []Link {

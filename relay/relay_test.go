@@ -442,6 +442,27 @@ func TestReconnectKeepsTrying(t *testing.T) {
 	b.want(t, got{a.id, ChannelSignal, "kept over the break"})
 }
 
+// Who knows that a relay's host is back need not wait for the backoff, which has grown meanwhile.
+func TestRetryEndsTheBackoff(t *testing.T) {
+	m := newMembers()
+	r := startRelay(t, m)
+	n := startNode(t, m, r)
+	waitFor(t, "the session", func() bool { return n.connected(r.key.ID()) })
+	r.kill()
+	dials := func() uint64 { return n.Stats()[0].Reconnects }
+	waitFor(t, "a backoff of some seconds", func() bool {
+		n.Retry(r.key.ID())
+		return dials() >= 6
+	})
+	r.listen(t, r.address)
+	n.Retry(r.key.ID())
+	began := time.Now()
+	waitFor(t, "the session again", func() bool { return n.connected(r.key.ID()) })
+	if d := time.Since(began); d > 2*time.Second {
+		t.Errorf("took %s, as long as the backoff", d)
+	}
+}
+
 func TestStreams(t *testing.T) {
 	m := newMembers()
 	r := startRelay(t, m)
