@@ -52,7 +52,7 @@ func newTokenCmd(g *globals) *cobra.Command {
 	}
 	create.Flags().Uint32Var(&uses, "uses", 1, "how many hosts may join with it")
 	create.Flags().DurationVar(&ttl, "ttl", time.Hour, "how long it is valid")
-	create.Flags().StringVar(&label, "label", "", "a note for `skein token list`")
+	create.Flags().StringVar(&label, "label", "", "a note, shown by skein token list")
 	create.Flags().BoolVar(&agentsOnly, "agents-only", false, "hosts that join with it may not be servers")
 	list := &cobra.Command{
 		Use: "list", Short: "Tokens that still let hosts join", Example: "  skein token list", Args: noArgs,
@@ -171,6 +171,7 @@ func newEventsCmd(g *globals) *cobra.Command {
 				return g.plain(err)
 			}
 			defer stream.Close()
+			names := g.names(c)
 			for stream.Receive() {
 				e := stream.Msg().GetEvent()
 				if g.output == "json" {
@@ -179,7 +180,7 @@ func newEventsCmd(g *globals) *cobra.Command {
 					}
 					continue
 				}
-				fmt.Fprintln(c.OutOrStdout(), eventLine(e))
+				fmt.Fprintln(c.OutOrStdout(), eventLine(e, names))
 			}
 			if c.Context().Err() != nil { // Ctrl-C ends --follow as it should
 				return nil
@@ -194,7 +195,7 @@ func newEventsCmd(g *globals) *cobra.Command {
 
 // eventLine is an event in one line that fits: index, time, what happened, the facts. Keys and hashes are for
 // -o json.
-func eventLine(e *skeinv1.Event) string {
+func eventLine(e *skeinv1.Event, names *strings.Replacer) string {
 	m := e.ProtoReflect()
 	start := fmt.Sprintf("%6d  %s  ", e.GetIndex(), time.Unix(0, e.GetTime()).Format("2006-01-02 15:04:05"))
 	field := m.WhichOneof(m.Descriptor().Oneofs().ByName("body"))
@@ -204,7 +205,11 @@ func eventLine(e *skeinv1.Event) string {
 	case e.GetCommandAnswered() != nil:
 		return start + fmt.Sprintf("%-17s request %.8s", field.Name(), e.GetCommandAnswered().GetAnswer().GetRequestId())
 	}
-	return cut(start+fmt.Sprintf("%-17s %s", field.Name(), strings.Join(facts(m.Get(field).Message(), nil), " ")), tableWidth)
+	what := strings.Join(facts(m.Get(field).Message(), nil), " ")
+	if e.GetNodeAdmitted() == nil { // there the ID itself is the news
+		what = names.Replace(what)
+	}
+	return cut(start+fmt.Sprintf("%-17s %s", field.Name(), what), tableWidth)
 }
 
 // facts lists the fields of a message that a person reads, and those of the messages in it.
@@ -217,7 +222,7 @@ func facts(m protoreflect.Message, out []string) []string {
 		}
 		name, v := string(f.Name()), m.Get(f)
 		switch {
-		case f.Kind() == protoreflect.BytesKind:
+		case f.Kind() == protoreflect.BytesKind, name == "created_at", name == "admitted_at", name == "admitted_index": // as the event says
 		case f.IsMap():
 			v.Map().Range(func(k protoreflect.MapKey, v protoreflect.Value) bool {
 				out = append(out, fmt.Sprintf("%s.%s=%s", name, k, v))
@@ -228,7 +233,7 @@ func facts(m protoreflect.Message, out []string) []string {
 		case f.Message() != nil:
 			out = facts(v.Message(), out)
 		case strings.HasSuffix(name, "_at"):
-			out = append(out, name+"="+time.Unix(0, v.Int()).Format("15:04:05"))
+			out = append(out, name+"="+time.Unix(0, v.Int()).Format("2006-01-02T15:04:05"))
 		case f.Enum() != nil:
 			out = append(out, fmt.Sprintf("%s=%s", name, f.Enum().Values().ByNumber(v.Enum()).Name()))
 		default:

@@ -40,9 +40,10 @@ func TestEventLinesFitAndHideKeys(t *testing.T) {
 	}{
 		{&skeinv1.Event{Body: &skeinv1.Event_NodeAdmitted{NodeAdmitted: &skeinv1.NodeAdmitted{Node: node}}}, "node_admitted     id=b33ad742981917ca name=home1 ipv4=10.4.0.5"},
 		{&skeinv1.Event{Body: &skeinv1.Event_CommandAnswered{CommandAnswered: &skeinv1.CommandAnswered{Answer: &skeinv1.Answer{RequestId: "536eec87c1fcabbc", Node: node}}}}, "command_answered  request 536eec87"},
+		{&skeinv1.Event{Body: &skeinv1.Event_ServerPromoted{ServerPromoted: &skeinv1.ServerPromoted{NodeId: node.Id}}}, "server_promoted   node_id=home1"},
 		{&skeinv1.Event{}, "(unknown to this version)"},
 	} {
-		got := eventLine(c.event)
+		got := eventLine(c.event, strings.NewReplacer(node.Id, node.Name))
 		if !strings.Contains(got, c.want) {
 			t.Errorf("got  %s\nwant %s", got, c.want)
 		}
