@@ -231,7 +231,11 @@ func (a *Agent) enter(ctx context.Context) (*skeinv1.JoinResponse, bool, error) 
 		if err != nil {
 			return nil, false, err
 		}
-		r, err := join(ctx, a.key, token, node, cmp.Or(a.opts.JoinPatience, JoinPatience), a.log)
+		record, err := a.firstRecord()
+		if err != nil {
+			return nil, false, err
+		}
+		r, err := join(ctx, a.key, token, node, record, cmp.Or(a.opts.JoinPatience, JoinPatience), a.log)
 		if err != nil {
 			return nil, false, err
 		}

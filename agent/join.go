@@ -33,13 +33,13 @@ var ErrJoinRefused = errors.New("the cluster refused this node")
 
 // join asks the token's seeds, one after the other and again, until one has had this node admitted or
 // patience ends.
-func join(ctx context.Context, key *identity.Key, token *skeinv1.JoinToken, node *skeinv1.NewNode, patience time.Duration, log *slog.Logger) (*skeinv1.JoinResponse, error) {
+func join(ctx context.Context, key *identity.Key, token *skeinv1.JoinToken, node *skeinv1.NewNode, record *skeinv1.SignedRecord, patience time.Duration, log *slog.Logger) (*skeinv1.JoinResponse, error) {
 	whole := ctx
 	ctx, cancel := context.WithTimeout(ctx, patience)
 	defer cancel()
 	request := &skeinv1.JoinRequest{
 		ClusterId: token.GetClusterId(), TokenId: token.GetTokenId(), TokenSecret: token.GetSecret(),
-		Node: node, RequestId: newRequestID(),
+		Node: node, Record: record, RequestId: newRequestID(),
 	}
 	failures := map[string]error{} // of each seed, the newest that says something
 	for pause := 200 * time.Millisecond; ; pause = min(2*pause, 5*time.Second) {
@@ -139,6 +139,19 @@ func (a *Agent) serveJoin(ctx context.Context, c *tls.Conn, peer identity.ID) {
 	}
 }
 
+// takeFirstRecord spreads what a joiner says of itself. It may have no other way to say so yet: nobody
+// has its addresses, and it may be the mesh's first relay.
+func (a *Agent) takeFirstRecord(r *skeinv1.SignedRecord) {
+	if r == nil {
+		return
+	}
+	a.roster.update(a.replica.State())
+	a.gossip.RosterChanged()
+	if _, errs := a.gossip.Merge([]*skeinv1.SignedRecord{r}); len(errs) > 0 {
+		a.log.Warn("a joiner's first record", "err", errors.Join(errs...))
+	}
+}
+
 // awaitCandidates waits a little, just after the start, until this node's own record says where it is.
 // Without a relay a joiner has nothing else to find it by.
 func (a *Agent) awaitCandidates(ctx context.Context) {
@@ -170,6 +183,7 @@ func (a *Agent) admit(ctx context.Context, request *skeinv1.JoinRequest, peer id
 			return nil, fmt.Errorf("wait for the admission to arrive here: %w", err)
 		}
 	}
+	a.takeFirstRecord(request.GetRecord())
 	a.awaitCandidates(ctx)
 	return &skeinv1.JoinResponse{
 		State: a.replica.State().Proto(), Records: a.signedRecords(), Node: answer.GetNode(), Time: time.Now().UnixNano(),

@@ -41,7 +41,7 @@ func joinWith(t *testing.T, patience time.Duration, seeds ...*skeinv1.JoinToken_
 	h := newHost(t, "new")
 	token := testToken()
 	token.Seeds = seeds
-	return join(t.Context(), h.key, token, h.node(t), patience, quiet())
+	return join(t.Context(), h.key, token, h.node(t), nil, patience, quiet())
 }
 
 func TestJoin(t *testing.T) {
@@ -102,7 +102,7 @@ func TestJoin(t *testing.T) {
 			return &skeinv1.JoinResponse{ErrorCode: "unavailable"}
 		})
 		token.Seeds = []*skeinv1.JoinToken_Seed{seed}
-		if _, err := join(ctx, h.key, token, h.node(t), time.Minute, quiet()); !errors.Is(err, context.Canceled) || !strings.HasPrefix(err.Error(), "joining was interrupted") {
+		if _, err := join(ctx, h.key, token, h.node(t), nil, time.Minute, quiet()); !errors.Is(err, context.Canceled) || !strings.HasPrefix(err.Error(), "joining was interrupted") {
 			t.Errorf("have %v", err)
 		}
 	})

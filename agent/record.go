@@ -14,6 +14,8 @@ import (
 	"github.com/skeinmesh/skein/agent/config"
 	skeinv1 "github.com/skeinmesh/skein/api/skein/v1"
 	"github.com/skeinmesh/skein/events"
+	"github.com/skeinmesh/skein/gossip"
+	"github.com/skeinmesh/skein/gossip/candidate"
 	"github.com/skeinmesh/skein/identity"
 )
 
@@ -88,15 +90,7 @@ func (a *Agent) publish() {
 
 // observed is the part of the record that others act on.
 func (a *Agent) observed() *skeinv1.Record {
-	wg, _ := a.wgKey.Public() // the key was read from disk and has been used to get here
-	r := &skeinv1.Record{
-		WireguardKey: wg[:], Site: a.cfg.Site, LeaderWish: a.cfg.Leader, InternalIp: a.cfg.InternalIP, ForcedEndpoint: a.cfg.ForceEndpoint,
-		PersistentKeepalive: a.cfg.PersistentKeepalive, Labels: a.cfg.Labels, NodeAddresses: a.cfg.NodeAddresses,
-		Version: a.opts.Version, MinSchema: events.SchemaMin, MaxSchema: events.SchemaMax,
-	}
-	if a.relayOnly() {
-		r.Role = roleRelay
-	}
+	r := a.claimed()
 	if n := a.netcheck.Load(); n != nil {
 		r.NatType, r.Candidates = n.NAT, n.Candidates
 	}
@@ -121,6 +115,43 @@ func (a *Agent) observed() *skeinv1.Record {
 		}
 	}
 	return r
+}
+
+// claimed is the part that follows from the configuration alone.
+func (a *Agent) claimed() *skeinv1.Record {
+	wg, _ := a.wgKey.Public() // the key was read from disk and has been used to get here
+	r := &skeinv1.Record{
+		WireguardKey: wg[:], Site: a.cfg.Site, LeaderWish: a.cfg.Leader, InternalIp: a.cfg.InternalIP, ForcedEndpoint: a.cfg.ForceEndpoint,
+		PersistentKeepalive: a.cfg.PersistentKeepalive, Labels: a.cfg.Labels, NodeAddresses: a.cfg.NodeAddresses,
+		Version: a.opts.Version, MinSchema: events.SchemaMin, MaxSchema: events.SchemaMax,
+	}
+	if a.relayOnly() {
+		r.Role = roleRelay
+	}
+	return r
+}
+
+// firstRecord is what a joiner says of itself before any part of it runs: its links' addresses, and
+// whether it will relay. It has an epoch of its own, so that the agent's real record comes after it.
+func (a *Agent) firstRecord() (*skeinv1.SignedRecord, error) {
+	epoch, err := gossip.NextEpoch(a.cfg.StateDir)
+	if err != nil {
+		return nil, err
+	}
+	r := a.claimed()
+	r.NodeId, r.Epoch, r.Seq, r.Time = a.id.String(), epoch, 1, time.Now().UnixNano()
+	addrs := hostAddresses(a.cfg.Dataplane.Link)
+	if !a.relayOnly() {
+		for _, ip := range addrs {
+			r.Candidates = append(r.Candidates, &skeinv1.Candidate{
+				Type: skeinv1.CandidateType_CANDIDATE_TYPE_HOST, Address: netip.AddrPortFrom(ip, a.cfg.Ports.WireGuard).String(), Priority: candidate.PriorityHost, Source: "interface",
+			})
+		}
+	}
+	if offers := a.offers(); len(offers) > 0 && (a.cfg.Relay == config.On || a.relayOnly() || a.cfg.Relay == config.Auto && a.hasPublicAddress()) {
+		r.Relay = &skeinv1.RelayOffer{Addresses: withPort(offers, a.cfg.Ports.Relay)}
+	}
+	return gossip.Sign(a.key, r)
 }
 
 func (a *Agent) summarise(r *skeinv1.Record) {
