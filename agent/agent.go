@@ -33,7 +33,6 @@ const (
 	PhaseStarting = "starting"
 	PhaseJoining  = "joining"
 	PhaseRunning  = "running"
-	PhaseRelay    = "relay"
 )
 
 // Options is what `skein up` was told.

@@ -70,9 +70,6 @@ func (a *Agent) run(ctx context.Context) error {
 	defer stopAPI()
 	a.metrics.serve(ctx, a.metricsPort)
 	a.phase.Store(PhaseRunning)
-	if a.relayOnly() {
-		a.phase.Store(PhaseRelay)
-	}
 	a.log.Info("agent is up", "node", a.id.String(), "name", a.cfg.Name, "cluster", a.cluster.String(), "epoch", a.epoch, "index", a.replica.State().Index())
 	order, err := a.loopUntil(ctx)
 	cancel()

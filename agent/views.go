@@ -24,7 +24,7 @@ func (s api) Status(context.Context, *skeinv1.StatusRequest) (*skeinv1.StatusRes
 		NodeId: a.id.String(), Name: a.cfg.Name, Version: a.opts.Version, Site: a.cfg.Site, Epoch: a.epoch,
 		StartedAt: a.started.UnixNano(), Problems: a.problems.list(), Phase: a.phase.Load().(string), ReconcileWrites: a.writes.Load(),
 	}
-	if a.replica == nil || r.Phase != PhaseRunning && r.Phase != PhaseRelay {
+	if a.replica == nil || r.Phase != PhaseRunning {
 		return r, nil
 	}
 	st := a.replica.State()
@@ -60,9 +60,23 @@ func (s api) Status(context.Context, *skeinv1.StatusRequest) (*skeinv1.StatusRes
 	own := a.ownRecord()
 	r.NatType, r.Relay = own.GetNatType(), own.GetRelay() != nil
 	r.PeersDirect, r.PeersRelay, r.TransportMode = own.GetPeersDirect(), own.GetPeersRelay(), own.GetTransportMode()
-	r.Peers = r.Nodes - 1
+	r.Peers = a.tunnelPeers()
 	r.PeersDown = r.Peers - min(r.Peers, r.PeersDirect+r.PeersRelay)
 	return r, nil
+}
+
+// tunnelPeers counts the members that this node has a tunnel to: not those that only relay.
+func (a *Agent) tunnelPeers() (n uint32) {
+	if a.relayOnly() {
+		return 0
+	}
+	records := a.gossip.Records()
+	for _, id := range a.roster.Members() {
+		if id != a.id && records[id].Record.GetRole() != roleRelay {
+			n++
+		}
+	}
+	return n
 }
 
 func (s api) Nodes(context.Context, *skeinv1.NodesRequest) (*skeinv1.NodesResponse, error) {
@@ -99,6 +113,9 @@ func (a *Agent) nodeView(n *skeinv1.Node, records map[identity.ID]gossip.Entry, 
 	leader, ok := a.leader()
 	v.Leader = ok && leader == id
 	v.Path = transport(paths[id])
+	if v.Record.GetRole() == roleRelay {
+		v.Path = "none"
+	}
 	if v.Self {
 		v.Path = "self"
 	}

@@ -197,6 +197,7 @@ func (r *reader) node(name string, v value) {
 		}},
 		field{"server", func(v value) { n.Server = v.boolean() }},
 		field{"relay", func(v value) { n.Relay = v.oneOf("auto", "true", "false") }},
+		field{"role", func(v value) { n.Role = v.oneOf("agent", "relay") }},
 		field{"init", func(v value) { n.Init = v.boolean() }},
 		field{"config", func(v value) { n.Config = r.config(v) }},
 	)

@@ -25,6 +25,7 @@ type Node struct {
 	Site   string
 	Server bool
 	Relay  string         // auto, true, false, or "" to leave it to the agent
+	Role   string         // relay: it relays and does nothing else; "" or agent: all of it
 	Init   bool           // this one creates the cluster; exactly one node of a Spec has it
 	Config map[string]any // goes over what the lab writes into the agent's config file
 }

@@ -40,7 +40,10 @@ func printStatus(w io.Writer, s *skeinv1.StatusResponse) {
 	case s.GetServer():
 		role = "server (not a voter yet)"
 	}
-	if s.GetRelay() {
+	switch {
+	case s.GetRelay() && s.GetWireguardDriver() == "":
+		role += ", relays and does nothing else"
+	case s.GetRelay():
 		role += ", relay"
 	}
 	line("node", "%s (%s), %s, skein %s, up %s", s.GetName(), s.GetNodeId(), s.GetPhase(), s.GetVersion(), since(s.GetStartedAt()))
@@ -104,7 +107,10 @@ func role(n *skeinv1.NodeView) string {
 	case n.GetServer():
 		role = "server"
 	}
-	if n.GetRecord().GetRelay() != nil {
+	switch {
+	case n.GetRecord().GetRole() == "relay":
+		return "relay"
+	case n.GetRecord().GetRelay() != nil:
 		role += "+relay"
 	}
 	return role
