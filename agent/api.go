@@ -199,14 +199,22 @@ func (s api) Events(ctx context.Context, r *skeinv1.EventsRequest, stream *conne
 	if after > 0 {
 		after--
 	}
+	read := func(after uint64) ([]*skeinv1.Event, uint64, uint64, error) {
+		return s.a.replica.Events(after, eventsPage)
+	}
+	if r.GetSince() > 0 { // what was asked for by its index may be asked of a server, too
+		read = func(after uint64) ([]*skeinv1.Event, uint64, uint64, error) {
+			return s.a.client.ReadEvents(ctx, after, eventsPage)
+		}
+	}
 	sent := uint32(0)
 	for {
-		page, first, _, err := s.a.replica.Events(after, eventsPage)
+		page, first, _, err := read(after)
 		if err != nil {
 			return asConnect(err)
 		}
 		if r.GetSince() > 0 && r.GetSince() < first && sent == 0 {
-			return connect.NewError(connect.CodeOutOfRange, fmt.Errorf("event %d is no longer kept here; the oldest is %d", r.GetSince(), first))
+			return connect.NewError(connect.CodeOutOfRange, fmt.Errorf("event %d is no longer kept, here or by a server that answers; the oldest is %d", r.GetSince(), first))
 		}
 		for _, e := range page {
 			if err := stream.Send(&skeinv1.EventsResponse{Event: redact(e)}); err != nil {

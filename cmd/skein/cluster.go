@@ -209,7 +209,7 @@ func eventLine(e *skeinv1.Event, names *strings.Replacer) string {
 	if e.GetNodeAdmitted() == nil { // there the ID itself is the news
 		what = names.Replace(what)
 	}
-	return cut(start+fmt.Sprintf("%-17s %s", field.Name(), what), tableWidth)
+	return cut(strings.TrimRight(start+fmt.Sprintf("%-17s %s", field.Name(), what), " "), tableWidth)
 }
 
 // facts lists the fields of a message that a person reads, and those of the messages in it.
