@@ -54,6 +54,7 @@ func TestAbsenceIsSticky(t *testing.T) {
 	}
 	b.use(r)
 	waitFor(t, "the peer to be there", func() bool { return chosen() && !a.Absent(b.id) })
+	waitFor(t, "the peer's own end of its session", func() bool { return len(b.Links()) > 0 })
 	b.Ask(a.id)
 	waitFor(t, "an answer about a present peer", func() bool {
 		s := b.peer(a.id)
