@@ -168,7 +168,11 @@ func (a *Agent) tunnel(id identity.ID) control.Tunnel {
 	if a.paths == nil {
 		return control.Down
 	}
-	if p := a.paths.Paths()[id]; p.Kind != path.Direct || !p.Alive || p.Silent {
+	p := a.paths.Paths()[id]
+	if p.Kind == path.None && len(a.pool.Links()) > 0 {
+		return control.Away
+	}
+	if p.Kind != path.Direct || !p.Alive || p.Silent {
 		return control.Down // of a silent peer only the kernel would answer
 	}
 	m, known := a.roster.get(id)

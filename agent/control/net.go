@@ -71,6 +71,7 @@ const (
 	Down   Tunnel = iota // no direct path: a relay is the shorter way
 	Likely               // the direct path answers
 	Up                   // and WireGuard has a session
+	Away                 // no path at all, while relays can be asked: a packet would only wait in the device
 )
 
 // Config is what the control net stands on.
@@ -226,8 +227,11 @@ func (n *Net) Dial(ctx context.Context, node identity.ID, alpn string) (net.Conn
 		func() { try(func() (net.Conn, error) { return n.dialTunnel(ctx, node) }, "tunnel") },
 		func() { try(func() (net.Conn, error) { return n.cfg.Relay.Dial(ctx, node) }, "relay") },
 	}
-	if n.cfg.Tunnel(node) == Down {
+	switch n.cfg.Tunnel(node) {
+	case Down:
 		slices.Reverse(ways)
+	case Away:
+		ways = ways[1:]
 	}
 	pending := 0
 	next := func() {
@@ -372,12 +376,16 @@ func (n *Net) SendPacket(node identity.ID, channel byte, b []byte) error {
 	if len(b) > MaxPacket {
 		return fmt.Errorf("send %d bytes to node %s: %w (at most %d)", len(b), node, ErrTooLarge, MaxPacket)
 	}
-	if n.cfg.Tunnel(node) == Up && n.sendTunnel(node, channel, b) == nil {
+	tunnel := n.cfg.Tunnel(node)
+	if tunnel == Up && n.sendTunnel(node, channel, b) == nil {
 		return nil
 	}
 	err := n.sendRelay(node, channel, b)
 	if err == nil {
 		return nil
+	}
+	if tunnel == Away {
+		return fmt.Errorf("send to node %s: %w: %w", node, ErrNoWay, err)
 	}
 	if e := n.sendTunnel(node, channel, b); e != nil {
 		return fmt.Errorf("send to node %s: %w: %w", node, ErrNoWay, errors.Join(err, e))
