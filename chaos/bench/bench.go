@@ -118,6 +118,11 @@ const lookAgain = 10 * time.Millisecond
 
 // until looks again and again until check holds.
 func (b *bench) until(ctx context.Context, within time.Duration, check func() error) error {
+	return b.untilEvery(ctx, lookAgain, within, check)
+}
+
+// untilEvery is until for looks that cost the agents more.
+func (b *bench) untilEvery(ctx context.Context, pause, within time.Duration, check func() error) error {
 	deadline := time.Now().Add(within)
 	for {
 		err := check()
@@ -130,7 +135,7 @@ func (b *bench) until(ctx context.Context, within time.Duration, check func() er
 		select {
 		case <-ctx.Done():
 			return errors.Join(ctx.Err(), err)
-		case <-time.After(lookAgain):
+		case <-time.After(pause):
 		}
 	}
 }
