@@ -1,5 +1,6 @@
 # skein. The two commands: `make demo` and `make test`. Both run as root on a clean Debian or Ubuntu with Go.
 export PATH := $(CURDIR)/bin/tools:$(PATH)
+VERSION := $(shell git describe --tags --always --dirty 2>/dev/null || echo devel)
 GO_SOURCES := $(shell git ls-files '*.go' go.mod go.sum 2>/dev/null)
 
 .PHONY: build demo test test-unit test-race test-lab lint generate check-generated clean setup
@@ -7,7 +8,7 @@ GO_SOURCES := $(shell git ls-files '*.go' go.mod go.sum 2>/dev/null)
 build: bin/skein
 
 bin/skein: $(GO_SOURCES) chaos/demo/demo.yaml
-	CGO_ENABLED=0 go build -trimpath -o $@ ./cmd/skein
+	CGO_ENABLED=0 go build -trimpath -ldflags "-X main.version=$(VERSION)" -o $@ ./cmd/skein
 
 # The main job, shown. KEEP=1 leaves the mesh up.
 demo: setup build
