@@ -55,6 +55,17 @@ func TestParseCounts(t *testing.T) {
 	}
 }
 
+// What a userspace device cannot show must not count as reached.
+func TestRestartInUserspaceIsInPart(t *testing.T) {
+	m, err := testMetrics([]byte("msg=\"kernel has no WireGuard, running it in this process\"\n--- PASS: TestX (0.1s)\n"))
+	if err != nil || m["userspace"] != 1 {
+		t.Fatalf("%v %v", m, err)
+	}
+	if (&Report{Figures: []Figure{{Verdict: Reached}, {Verdict: Partly}}}).Reached() {
+		t.Error("a figure measured in part counts as reached")
+	}
+}
+
 func TestReport(t *testing.T) {
 	r := &Report{CPUs: 2, Figures: []Figure{
 		{Name: "a", Target: "≤ 1 s", Got: "2 s", How: "a|b", Verdict: Missed, Detail: []string{"x: 2 s"}},

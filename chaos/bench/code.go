@@ -57,9 +57,12 @@ func jobs() []job {
 		{name: "one changed peer among 1,000: messages", target: "constant", pkg: "./dataplane/plane", run: "TestOneChangeAmongAThousandPeers", test: true,
 			how: "counted at the netlink and UAPI sockets, in a network namespace", judge: oneChange},
 		{name: "unchanged restart: netlink writes", target: "0", pkg: "./dataplane/plane", run: "TestRestartAdoptsAndWritesNothing", test: true,
-			how: "plane closed, opened and applied again: nft tables here; link, peers, rules and routes with kernel WireGuard (`make test-kernel`). A userspace link ends with its process and has to be made again",
+			how: "the data plane closed, opened and applied again with the same Spec; a whole agent's restart is not in it. With userspace WireGuard only nft outlives the process: link, peers, rules and routes are made again",
 			judge: func(m metrics) (string, bool) {
-				return "0 for what outlives the process", m["passed"] == 1
+				if m["userspace"] == 1 {
+					return "nft 0; link, peers, rules and routes not measured, this kernel has no WireGuard", false
+				}
+				return "0", true
 			}},
 	}
 }
@@ -80,6 +83,9 @@ func (b *bench) code(ctx context.Context) (out []Figure) {
 		f := Figure{Name: j.name, Target: j.target, Got: got, How: j.how, Load: loadAverage()}
 		if j.target != "" {
 			f.Verdict = verdict(reached)
+		}
+		if j.test && m["userspace"] == 1 && !reached && strings.Contains(got, "not measured") {
+			f.Verdict = Partly
 		}
 		out = append(out, f)
 	}
@@ -159,6 +165,9 @@ func testMetrics(text []byte) (metrics, error) {
 		return nil, errors.New("the test did not run: it needs root and network namespaces")
 	}
 	m := metrics{"passed": 1}
+	if bytes.Contains(text, []byte("kernel has no WireGuard")) {
+		m["userspace"] = 1
+	}
 	for _, g := range oneChangeLine.FindAllSubmatch(text, -1) {
 		sum := 0.0
 		for _, n := range g[2:] {

@@ -16,6 +16,7 @@ const (
 	Reached Verdict = "reached"
 	Missed  Verdict = "missed"
 	Failed  Verdict = "not measured"
+	Partly  Verdict = "measured in part" // what was measured holds; the rest cannot be taken on this host
 	Beside  Verdict = "" // told beside a figure, without a target of its own
 )
 

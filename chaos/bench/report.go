@@ -25,7 +25,7 @@ func newReport(quick bool) *Report {
 // Reached is true when every figure that has a target reached it.
 func (r *Report) Reached() bool {
 	for _, f := range r.Figures {
-		if f.Verdict == Missed || f.Verdict == Failed {
+		if f.Verdict != Reached && f.Verdict != Beside {
 			return false
 		}
 	}
@@ -62,6 +62,8 @@ func (f Figure) mark() string {
 		return "MISSED"
 	case Failed:
 		return "FAILED"
+	case Partly:
+		return "in part"
 	}
 	return ""
 }
