@@ -17,7 +17,7 @@ const (
 	Missed  Verdict = "missed"
 	Failed  Verdict = "not measured"
 	Partly  Verdict = "measured in part" // what was measured holds; the rest cannot be taken on this host
-	Beside  Verdict = "" // told beside a figure, without a target of its own
+	Beside  Verdict = ""                 // told beside a figure, without a target of its own
 )
 
 // Figure is one line of the report.
