@@ -2,6 +2,7 @@ package relay
 
 import (
 	"fmt"
+	"math"
 	"net"
 	"net/netip"
 	"runtime"
@@ -238,9 +239,13 @@ func TestProxiesAreSmall(t *testing.T) {
 			testenv.Missing(t, "this process may not open a thousand sockets: raise the limit of open files")
 		}
 	}
-	if each := (memory() - before) / n; each > 16<<10 {
-		t.Errorf("%d bytes per proxy, want at most 16 KiB", each)
-	} else {
-		t.Logf("%d bytes per proxy", each)
+	// What the start took goes with the next collections; what stays is the proxies'.
+	each := uint64(math.MaxUint64)
+	for deadline := time.Now().Add(5 * time.Second); each > 16<<10 && time.Now().Before(deadline); {
+		each = min(each, (max(memory(), before)-before)/n)
 	}
+	if each > 16<<10 {
+		t.Errorf("%d bytes per proxy, want at most 16 KiB", each)
+	}
+	t.Logf("%d bytes per proxy", each)
 }
