@@ -365,3 +365,29 @@ func newKey(t *testing.T) wgtypes.Key {
 	}
 	return k
 }
+
+// A flood of forged initiations fills no more than its bound, passes on to wireguard-go, and is forgotten.
+func TestForgedInitiationsAreBounded(t *testing.T) {
+	b := newMeshBind()
+	now := time.Unix(1e9, 0)
+	b.now = func() time.Time { return now }
+	from := func(i int) netip.AddrPort {
+		return netip.AddrPortFrom(netip.AddrFrom4([4]byte{198, 18, byte(i >> 8), byte(i)}), 51820)
+	}
+	for i := range 2 * maxTracked {
+		if !b.admitInitiation(uint32(i), &conn.StdNetEndpoint{AddrPort: from(i)}) {
+			t.Fatalf("initiation %d was dropped", i)
+		}
+	}
+	if len(b.heard) > maxTracked || len(b.knocked) > maxTracked {
+		t.Errorf("%d heard and %d knocked are remembered, want at most %d", len(b.heard), len(b.knocked), maxTracked)
+	}
+	if !b.wanted(from(0)) || b.wanted(from(2*maxTracked-1)) {
+		t.Error("want the first to be remembered and the last not")
+	}
+	now = now.Add(knockWindow + time.Second)
+	b.admitInitiation(1, &conn.StdNetEndpoint{AddrPort: from(1)})
+	if len(b.heard) != 1 || len(b.knocked) != 1 {
+		t.Errorf("%d heard and %d knocked are left after the window, want the new one alone", len(b.heard), len(b.knocked))
+	}
+}
