@@ -59,7 +59,14 @@ func TestSecondAgent(t *testing.T) {
 	s := newSite(t, "spare", "alone", nil)
 	p := s.running("--init")
 	pid := strconv.Itoa(p.cmd.Process.Pid)
-	before := kernel(t, "spare")
+	var before string
+	eventually(t, "the first agent's data plane", func() error { // it answers a moment before its first Apply
+		last := before
+		if before = kernel(t, "spare"); before != last || !strings.Contains(before, "inet 10.4.0.1/16") {
+			return errNotYet
+		}
+		return nil
+	})
 
 	s.fails(1, "state directory {state} is in use by another agent (process "+pid+"): stop it with `skein down`, or give this one its own --state-dir and --run-dir", s.upArgs()...)
 	s.fails(1, "run directory {run} is in use by another agent (process "+pid+"): stop it with `skein down`, or give this one its own --run-dir",
