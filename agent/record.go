@@ -17,6 +17,7 @@ import (
 	"github.com/skeinmesh/skein/gossip"
 	"github.com/skeinmesh/skein/gossip/candidate"
 	"github.com/skeinmesh/skein/identity"
+	"github.com/skeinmesh/skein/internal/addr"
 )
 
 const (
@@ -99,7 +100,7 @@ func (a *Agent) observed() *skeinv1.Record {
 		r.Relay = &skeinv1.RelayOffer{Addresses: withPort(offers, a.cfg.Ports.Relay)}
 	}
 	if a.stun != nil {
-		r.StunAddresses = withPort(slices.DeleteFunc(offers, func(h string) bool { ip, err := netip.ParseAddr(h); return err != nil || !public(ip) }), a.cfg.Ports.Stun)
+		r.StunAddresses = withPort(slices.DeleteFunc(offers, func(h string) bool { ip, err := netip.ParseAddr(h); return err != nil || !addr.Public(ip) }), a.cfg.Ports.Stun)
 	}
 	for _, l := range a.pool.Links() {
 		r.RelayLinks = append(r.RelayLinks, &skeinv1.RelayLink{NodeId: l.Relay.String(), RttMicros: uint32(l.RTT.Microseconds())})
@@ -195,7 +196,7 @@ func (a *Agent) offers() []string {
 		pub = append(pub, host)
 	}
 	add := func(ip netip.Addr) {
-		if public(ip) {
+		if addr.Public(ip) {
 			pub = append(pub, ip.String())
 		} else {
 			private = append(private, ip.String())
@@ -216,16 +217,21 @@ func (a *Agent) offers() []string {
 	if a.cfg.Relay == config.On || a.relayOnly() || len(pub) == 0 && a.isServer() {
 		pub = append(pub, private...)
 	}
-	slices.Sort(private)
-	return slices.Compact(pub)
+	var out []string
+	for _, h := range pub {
+		if !slices.Contains(out, h) {
+			out = append(out, h)
+		}
+	}
+	return out
 }
 
 // seeds are where a joiner can knock: this node first, then every member that relays.
 func (a *Agent) seeds() []*skeinv1.JoinToken_Seed {
 	var out []*skeinv1.JoinToken_Seed
 	if a.front != nil {
-		for _, addr := range withPort(a.offers(), a.cfg.Ports.Relay) {
-			out = append(out, &skeinv1.JoinToken_Seed{Address: addr, IdentityKey: a.key.Public()})
+		for _, at := range withPort(a.offers(), a.cfg.Ports.Relay) {
+			out = append(out, &skeinv1.JoinToken_Seed{Address: at, IdentityKey: a.key.Public()})
 		}
 	}
 	for id, e := range a.gossip.Records() {
@@ -233,8 +239,8 @@ func (a *Agent) seeds() []*skeinv1.JoinToken_Seed {
 		if !ok || id == a.id {
 			continue
 		}
-		for _, addr := range e.Record.GetRelay().GetAddresses() {
-			out = append(out, &skeinv1.JoinToken_Seed{Address: addr, IdentityKey: key})
+		for _, at := range e.Record.GetRelay().GetAddresses() {
+			out = append(out, &skeinv1.JoinToken_Seed{Address: at, IdentityKey: key})
 		}
 	}
 	return out[:min(len(out), maxSeeds)]
@@ -282,13 +288,6 @@ func withPort(hosts []string, port uint16) []string {
 	return out
 }
 
-var cgnat = netip.MustParsePrefix("100.64.0.0/10")
-
-// public reports whether an address is one that the internet routes, as far as its number tells.
-func public(ip netip.Addr) bool {
-	return ip.IsGlobalUnicast() && !ip.IsPrivate() && !cgnat.Contains(ip)
-}
-
 // hostAddresses are the addresses of this host's links, without the tunnel's own.
 func hostAddresses(tunnel string) []netip.Addr {
 	var out []netip.Addr
@@ -301,8 +300,8 @@ func hostAddresses(tunnel string) []netip.Addr {
 			continue
 		}
 		addrs, _ := l.Addrs()
-		for _, addr := range addrs {
-			if p, err := netip.ParsePrefix(addr.String()); err == nil && p.Addr().IsGlobalUnicast() {
+		for _, one := range addrs {
+			if p, err := netip.ParsePrefix(one.String()); err == nil && p.Addr().IsGlobalUnicast() {
 				out = append(out, p.Addr().Unmap())
 			}
 		}
@@ -311,7 +310,7 @@ func hostAddresses(tunnel string) []netip.Addr {
 }
 
 func (a *Agent) hasPublicAddress() bool {
-	return slices.ContainsFunc(hostAddresses(a.cfg.Dataplane.Link), public) || a.cfg.ForceEndpoint != ""
+	return slices.ContainsFunc(hostAddresses(a.cfg.Dataplane.Link), addr.Public) || a.cfg.ForceEndpoint != ""
 }
 
 // tunnelOverhead is what WireGuard adds to a packet over IPv6, in bytes.

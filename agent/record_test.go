@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"net"
-	"net/netip"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -112,17 +111,6 @@ func TestSameObserved(t *testing.T) {
 	}
 	if a.GetSeq() != 2 || len(a.GetStateHash()) == 0 {
 		t.Error("comparing changed a record")
-	}
-}
-
-func TestPublic(t *testing.T) {
-	for text, want := range map[string]bool{
-		"8.8.8.8": true, "2001:4860::1": true, "198.18.1.1": true,
-		"10.1.2.3": false, "192.168.1.1": false, "172.31.0.1": false, "100.64.0.1": false, "fd00::1": false, "fe80::1": false, "127.0.0.1": false, "169.254.1.1": false,
-	} {
-		if have := public(netip.MustParseAddr(text)); have != want {
-			t.Errorf("%s: public %t, want %t", text, have, want)
-		}
 	}
 }
 

@@ -309,6 +309,8 @@ func (r *Replica) makeDurable() error {
 		r.mu.Lock()
 		if len(r.later) == 0 {
 			r.lazy = false
+			r.spill.close()
+			r.spill = nil
 			r.mu.Unlock()
 			return nil
 		}

@@ -210,7 +210,11 @@ func throughBytes(t fatal, s *State) *State {
 	if err != nil {
 		t.Fatalf("marshal: %v", err)
 	}
-	out, err := DecodeState(b)
+	p := &skeinv1.State{}
+	if err := proto.Unmarshal(b, p); err != nil {
+		t.Fatalf("unmarshal: %v", err)
+	}
+	out, err := FromProto(p)
 	if err != nil {
 		t.Fatalf("%v", err)
 	}

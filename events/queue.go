@@ -5,8 +5,7 @@ import "slices"
 const chunkSize = 64
 
 // queue is a persistent first-in-first-out list of request IDs, in chunks so that a clone copies
-// little. A copied struct must be
-// changed by another owner than before.
+// little. A copied struct must be changed by another owner than before.
 type queue struct {
 	chunks [][]string // all but the last are full
 	head   int        // taken from the first chunk

@@ -11,6 +11,7 @@ import (
 
 	skeinv1 "github.com/skeinmesh/skein/api/skein/v1"
 	"github.com/skeinmesh/skein/identity"
+	"github.com/skeinmesh/skein/internal/addr"
 )
 
 // Bounds of what a command may bring into the state.
@@ -34,14 +35,6 @@ const (
 // DefaultOverlayIPv4 is the overlay of a cluster that asks for none.
 const DefaultOverlayIPv4 = "10.4.0.0/16"
 
-// private are the ranges that an IPv4 overlay may lie in (RFC 1918, RFC 6598).
-func private() []netip.Prefix {
-	return []netip.Prefix{
-		netip.MustParsePrefix("10.0.0.0/8"), netip.MustParsePrefix("172.16.0.0/12"),
-		netip.MustParsePrefix("192.168.0.0/16"), netip.MustParsePrefix("100.64.0.0/10"),
-	}
-}
-
 func checkOverlay(s string) (netip.Prefix, error) {
 	p, err := netip.ParsePrefix(s)
 	if err != nil || !p.Addr().Is4() {
@@ -53,10 +46,8 @@ func checkOverlay(s string) (netip.Prefix, error) {
 	if p.Bits() > maxOverlayBits {
 		return p, refuse(InvalidArgument, "overlay %s: it is too small; use a /%d or larger, it can never grow", s, maxOverlayBits)
 	}
-	for _, r := range private() {
-		if r.Bits() <= p.Bits() && r.Contains(p.Addr()) {
-			return p, nil
-		}
+	if addr.Private(p) {
+		return p, nil
 	}
 	return p, refuse(InvalidArgument, "overlay %s: it is not private; use a part of 10.0.0.0/8, 172.16.0.0/12, 192.168.0.0/16 or 100.64.0.0/10", s)
 }

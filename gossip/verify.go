@@ -14,6 +14,7 @@ import (
 
 	skeinv1 "github.com/skeinmesh/skein/api/skein/v1"
 	"github.com/skeinmesh/skein/identity"
+	"github.com/skeinmesh/skein/internal/addr"
 )
 
 // Limits of a record.
@@ -320,18 +321,7 @@ func checkLabels(r *skeinv1.Record) error {
 	return nil
 }
 
-// privatePrefixes are the only networks a node may ask others to route to it: RFC 1918, RFC 6598
-// (100.64/10) and RFC 4193 (ULA).
-func privatePrefixes() [5]netip.Prefix {
-	return [...]netip.Prefix{
-		netip.PrefixFrom(netip.AddrFrom4([4]byte{10}), 8),
-		netip.PrefixFrom(netip.AddrFrom4([4]byte{172, 16}), 12),
-		netip.PrefixFrom(netip.AddrFrom4([4]byte{192, 168}), 16),
-		netip.PrefixFrom(netip.AddrFrom4([4]byte{100, 64}), 10),
-		netip.PrefixFrom(netip.AddrFrom16([16]byte{0xfc}), 7),
-	}
-}
-
+// checkNodeAddresses lets a node ask others to route private networks to it, and no others.
 func checkNodeAddresses(r *skeinv1.Record) error {
 	if n := len(r.GetNodeAddresses()); n > maxNodeAddresses {
 		return malformed("%d node_addresses, the limit is %d", n, maxNodeAddresses)
@@ -344,18 +334,9 @@ func checkNodeAddresses(r *skeinv1.Record) error {
 		if p != p.Masked() {
 			return malformed("node_addresses: %s has host bits, want %s", p, p.Masked())
 		}
-		if !isPrivate(p) {
-			return badAddress("node_addresses: %s is not private (10/8, 172.16/12, 192.168/16, 100.64/10, fc00::/7)", p)
+		if !addr.Private(p) {
+			return badAddress("node_addresses: %s is not private (%s)", p, addr.PrivateText)
 		}
 	}
 	return nil
-}
-
-func isPrivate(p netip.Prefix) bool {
-	for _, private := range privatePrefixes() {
-		if p.Bits() >= private.Bits() && private.Contains(p.Addr()) {
-			return true
-		}
-	}
-	return false
 }

@@ -14,7 +14,7 @@ import (
 	"strconv"
 	"strings"
 
-	"github.com/skeinmesh/skein/agent/projection"
+	"github.com/skeinmesh/skein/internal/addr"
 	"github.com/skeinmesh/skein/internal/strictyaml"
 )
 
@@ -223,8 +223,8 @@ func (c *Config) checkAddresses() error {
 		if err != nil || p.Masked() != p {
 			return wrong("nodeAddresses", "%q: want a prefix without host bits, such as 192.168.7.0/24", a)
 		}
-		if !projection.Private(p) {
-			return wrong("nodeAddresses", "%s is not private; peers route only private prefixes to a node: 10/8, 172.16/12, 192.168/16, 100.64/10, fc00::/7", p)
+		if !addr.Private(p) {
+			return wrong("nodeAddresses", "%s is not private; peers route only private prefixes to a node: %s", p, addr.PrivateText)
 		}
 	}
 	p, err := netip.ParsePrefix(c.Overlay.IPv4)

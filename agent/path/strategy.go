@@ -7,6 +7,7 @@ import (
 	"time"
 
 	skeinv1 "github.com/skeinmesh/skein/api/skein/v1"
+	"github.com/skeinmesh/skein/internal/addr"
 )
 
 // Short names of NAT and candidate types, which this package uses a lot.
@@ -123,7 +124,7 @@ func reachable(c Candidate, self, peer Node) bool {
 	if self.NAT == natBlocked || peer.NAT == natBlocked {
 		return false
 	}
-	return isOpen(c) || c.Type == host && c.Addr.Addr().Is6() && public(c.Addr.Addr())
+	return isOpen(c) || c.Type == host && c.Addr.Addr().Is6() && addr.Public(c.Addr.Addr())
 }
 
 // isOpen tells candidates that accept packets from everybody: configured, granted by the router, or a public address.
@@ -132,7 +133,7 @@ func isOpen(c Candidate) bool {
 	case "pcp", "natpmp", "upnp", "imds":
 		return true
 	}
-	return c.Type == forced || c.Type == host && c.Addr.Addr().Is4() && public(c.Addr.Addr())
+	return c.Type == forced || c.Type == host && c.Addr.Addr().Is4() && addr.Public(c.Addr.Addr())
 }
 
 // openNAT is the node's NAT as others meet it: a forwarded port makes any NAT a full cone.
@@ -141,11 +142,6 @@ func openNAT(n Node) skeinv1.NatType {
 		return natFullCone
 	}
 	return n.NAT
-}
-
-// public tells addresses of the internet. 100.64.0.0/10 is a carrier's own NAT (RFC 6598).
-func public(a netip.Addr) bool {
-	return a.IsGlobalUnicast() && !a.IsPrivate() && !netip.PrefixFrom(netip.AddrFrom4([4]byte{100, 64}), 10).Contains(a)
 }
 
 // unfit says why no packet should go to a candidate at all.

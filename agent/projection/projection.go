@@ -16,6 +16,7 @@ import (
 	"github.com/skeinmesh/skein/dataplane"
 	"github.com/skeinmesh/skein/events"
 	"github.com/skeinmesh/skein/identity"
+	"github.com/skeinmesh/skein/internal/addr"
 )
 
 // Input is everything that a Spec follows from.
@@ -176,27 +177,12 @@ type prefixes struct{ taken []netip.Prefix }
 
 func newPrefixes(taken []netip.Prefix) *prefixes { return &prefixes{slices.Clone(taken)} }
 
-// private are the ranges a node may ask its peers to route to it. A public prefix would let one
-// member draw the others' internet traffic.
-var private = []netip.Prefix{
-	netip.MustParsePrefix("10.0.0.0/8"),
-	netip.MustParsePrefix("172.16.0.0/12"),
-	netip.MustParsePrefix("192.168.0.0/16"),
-	netip.MustParsePrefix("100.64.0.0/10"), // RFC 6598
-	netip.MustParsePrefix("fc00::/7"),
-}
-
-// Private reports whether a node may ask its peers to route a prefix to it.
-func Private(want netip.Prefix) bool {
-	return slices.ContainsFunc(private, func(r netip.Prefix) bool { return r.Bits() <= want.Bits() && r.Contains(want.Addr()) })
-}
-
 func (p *prefixes) grant(text string) (netip.Prefix, error) {
 	want, err := netip.ParsePrefix(text)
 	if err != nil || want.Masked() != want {
 		return want, fmt.Errorf("node address %q is no prefix without host bits", text)
 	}
-	if !Private(want) {
+	if !addr.Private(want) { // a public prefix would let one member draw the others' internet traffic
 		return want, fmt.Errorf("node address %s is not private; only private prefixes are routed to a node", want)
 	}
 	for _, t := range p.taken {

@@ -4,7 +4,6 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"maps"
 	"slices"
 	"strings"
 	"time"
@@ -18,14 +17,6 @@ import (
 
 func candidateText(t skeinv1.CandidateType) string {
 	return strings.ToLower(strings.TrimPrefix(t.String(), "CANDIDATE_TYPE_"))
-}
-
-func labelText(labels map[string]string) string {
-	var all []string
-	for _, k := range slices.Sorted(maps.Keys(labels)) {
-		all = append(all, k+"="+labels[k])
-	}
-	return dash(strings.Join(all, " "))
 }
 
 func newTokenCmd(g *globals) *cobra.Command {
@@ -271,7 +262,7 @@ func newStateCmd(g *globals) *cobra.Command {
 				if role == "" {
 					role = "agent"
 				}
-				t.add(n.GetName(), n.GetId(), n.GetIpv4(), role, fmt.Sprintf("event %d", n.GetAdmittedIndex()), labelText(n.GetLabels()))
+				t.add(n.GetName(), n.GetId(), n.GetIpv4(), role, fmt.Sprintf("event %d", n.GetAdmittedIndex()), labelsText(n.GetLabels()))
 			}
 			for _, n := range s.GetRevoked() {
 				t.add(n.GetNode().GetName(), n.GetNode().GetId(), n.GetNode().GetIpv4(), "revoked", "-", n.GetReason())

@@ -36,23 +36,13 @@ func newLabCmd() *cobra.Command {
 	return c
 }
 
-// labArgs makes a wrong number of arguments a mistake in usage.
-func labArgs(check cobra.PositionalArgs) cobra.PositionalArgs {
-	return func(c *cobra.Command, args []string) error {
-		if err := check(c, args); err != nil {
-			return usageError{fmt.Errorf("%w; usage: %s", err, c.UseLine())}
-		}
-		return nil
-	}
-}
-
 func newLabUpCmd(dir *string) *cobra.Command {
 	var artifacts string
 	c := &cobra.Command{
 		Use:     "up FILE",
 		Short:   "Bring a lab up and leave it up",
 		Example: "  skein lab up examples/three-sites.yaml",
-		Args:    labArgs(cobra.ExactArgs(1)),
+		Args:    cobra.ExactArgs(1),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			spec, err := lab.Load(args[0])
 			if err != nil {
@@ -97,7 +87,7 @@ func newLabStatusCmd(dir *string) *cobra.Command {
 		Use:     "status [NAME|FILE]",
 		Short:   "Show a lab's nodes and the paths between them",
 		Example: "  skein lab status\n  skein lab status three-sites -o json",
-		Args:    labArgs(cobra.MaximumNArgs(1)),
+		Args:    cobra.MaximumNArgs(1),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			l, err := labFind(*dir, args)
 			if err != nil {
@@ -121,7 +111,7 @@ func newLabExecCmd(dir *string) *cobra.Command {
 		Long: "Run a command inside a node's network namespace, with the environment that makes skein's commands\n" +
 			"ask that node's agent. The exit status is the command's.",
 		Example: "  skein lab exec home1 -- skein status\n  skein lab exec home1 -- ip route show table 180",
-		Args:    labArgs(cobra.MinimumNArgs(2)),
+		Args:    cobra.MinimumNArgs(2),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			var which []string
 			if name != "" {
@@ -157,7 +147,7 @@ func newLabRunCmd(dir *string) *cobra.Command {
 		Long: "Bring each file's lab up, run its steps and take it down again, one after the other. The exit status is\n" +
 			"0 only when every step of every file held. A failed run leaves logs, states and the kernel's tables in a folder.",
 		Example: "  skein lab run examples/three-sites.yaml\n  skein lab run -o json examples/*.yaml",
-		Args:    labArgs(cobra.MinimumNArgs(1)),
+		Args:    cobra.MinimumNArgs(1),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			var specs []*lab.Spec
 			var errs []error
@@ -217,7 +207,7 @@ func newLabDownCmd(dir *string) *cobra.Command {
 		Long: "Take a lab down: its processes, namespaces with all links, rules and routes, and its directory. It works\n" +
 			"after a crash too, and finding nothing is no error.",
 		Example: "  skein lab down\n  skein lab down three-sites\n  skein lab down --all",
-		Args:    labArgs(cobra.MaximumNArgs(1)),
+		Args:    cobra.MaximumNArgs(1),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			names, err := labNames(*dir, args, all)
 			if err != nil {

@@ -7,6 +7,7 @@ import (
 	"time"
 
 	skeinv1 "github.com/skeinmesh/skein/api/skein/v1"
+	"github.com/skeinmesh/skein/internal/addr"
 )
 
 // Behaviour is how a NAT maps or filters, in the words of RFC 4787.
@@ -78,7 +79,7 @@ func Assess(e Evidence) Assessment {
 
 func (e Evidence) natType(a Assessment, seen int) skeinv1.NatType {
 	switch {
-	case e.unanswered() && slices.ContainsFunc(e.Local, public):
+	case e.unanswered() && slices.ContainsFunc(e.Local, addr.Public):
 		return skeinv1.NatType_NAT_TYPE_NONE // assumed: else the first public node would never learn that it is one
 	case e.unanswered():
 		return skeinv1.NatType_NAT_TYPE_UNKNOWN
@@ -116,7 +117,7 @@ func (e Evidence) isLocal(mapped netip.AddrPort) bool {
 func (e Evidence) vantage() []Observation {
 	rank := func(o Observation) int {
 		switch {
-		case public(o.Mapped.Addr()):
+		case addr.Public(o.Mapped.Addr()):
 			return 2
 		case !e.isLocal(o.Mapped):
 			return 1
@@ -218,11 +219,4 @@ func (e Evidence) advice(a Assessment) []string {
 		say("filtering could not be tested, because no server that answered offers RFC 5780: assumed port-restricted")
 	}
 	return out
-}
-
-var sharedAddressSpace = netip.MustParsePrefix("100.64.0.0/10") // RFC 6598, carrier-grade NAT
-
-// public reports whether an address can be met in the internet's routes. Documentation ranges count, since laboratories use them.
-func public(a netip.Addr) bool {
-	return a.IsGlobalUnicast() && !a.IsPrivate() && !sharedAddressSpace.Contains(a)
 }

@@ -10,6 +10,8 @@ import (
 
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
+
+	"github.com/skeinmesh/skein/internal/addr"
 )
 
 // maxHosts bounds the host candidates of one node; a record holds 64 candidates of all kinds.
@@ -53,7 +55,7 @@ func hostAddresses(links []link, addrs []address, skipLinks []string, skip []net
 	}
 	rank := func(a netip.Addr) int {
 		r := 0
-		if !public(a) {
+		if !addr.Public(a) {
 			r += 2
 		}
 		if a.Is6() {
