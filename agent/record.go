@@ -93,7 +93,7 @@ func (a *Agent) publish() {
 func (a *Agent) observed() *skeinv1.Record {
 	r := a.claimed()
 	if n := a.netcheck.Load(); n != nil {
-		r.NatType, r.Candidates = n.NAT, n.Candidates
+		r.NatType, r.Candidates, r.Traits = n.NAT, n.Candidates, n.Traits()
 	}
 	offers := a.offers()
 	if a.front != nil && (a.cfg.Relay != config.Off || a.relayOnly()) && len(offers) > 0 {

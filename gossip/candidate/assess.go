@@ -49,6 +49,8 @@ type Evidence struct {
 	Doubtful     bool         // none answered, and nothing shows that any of them is up
 	Observations []Observation
 
+	Sequences     [][]uint16 // outside ports of fresh sockets, each in the order in which it contacted new destinations
+
 	WireGuardPort Answer // WireGuard's port hears a contacted address from a port it never sent to
 	OtherPort     Answer // a fresh socket hears a contacted address from another port
 	OtherAddress  Answer // a fresh socket hears an address it never sent to
@@ -60,6 +62,8 @@ type Assessment struct {
 	Mapping    Behaviour
 	Filtering  Behaviour
 	Translated bool           // somebody between the servers and us rewrites addresses
+	Preserving bool           // every server saw WireGuard's own port number
+	PortStep   int            // from one new mapping's port to the next one's; 0: not predictable
 	Mapped     netip.AddrPort // the address to publish, when Mapping allows one or as the best guess
 	Advice     []string
 }
@@ -71,10 +75,19 @@ func Assess(e Evidence) Assessment {
 	if len(seen) > 0 {
 		a.Mapped = seen[0].Mapped
 		a.Translated = !e.isLocal(a.Mapped)
+		a.Preserving = !slices.ContainsFunc(seen, func(o Observation) bool { return o.Mapped.Port() != e.Port })
+	}
+	if a.dependent() {
+		a.PortStep = portStep(e.Sequences)
 	}
 	a.NAT = e.natType(a, len(seen))
 	a.Advice = e.advice(a)
 	return a
+}
+
+// dependent says that the mapped port differs between destinations.
+func (a Assessment) dependent() bool {
+	return a.Mapping == AddressDependent || a.Mapping == AddressAndPortDependent
 }
 
 func (e Evidence) natType(a Assessment, seen int) skeinv1.NatType {
@@ -85,7 +98,7 @@ func (e Evidence) natType(a Assessment, seen int) skeinv1.NatType {
 		return skeinv1.NatType_NAT_TYPE_UNKNOWN
 	case seen == 0:
 		return skeinv1.NatType_NAT_TYPE_BLOCKED
-	case a.Mapping == AddressDependent || a.Mapping == AddressAndPortDependent:
+	case a.dependent():
 		return skeinv1.NatType_NAT_TYPE_SYMMETRIC
 	case !a.Translated && e.WireGuardPort == Silent:
 		return skeinv1.NatType_NAT_TYPE_PORT_RESTRICTED_CONE // a firewall without translation punches the same
@@ -138,6 +151,14 @@ func (e Evidence) vantage() []Observation {
 	return out
 }
 
+// destinations are the servers that answered, furthest out only, so that a sequence is one NAT's.
+func (e Evidence) destinations() (out []netip.AddrPort) {
+	for _, o := range e.vantage() {
+		out = append(out, o.Server)
+	}
+	return out
+}
+
 // mapping compares what different servers saw. One server with one port tells nothing.
 func mapping(seen []Observation) Behaviour {
 	same, asked := true, map[netip.AddrPort]bool{}
@@ -162,6 +183,39 @@ func mapping(seen []Observation) Behaviour {
 		return AddressDependent
 	default:
 		return AddressAndPortDependent
+	}
+}
+
+// maxStep is the widest step between two mappings that still counts as a sequence. Others behind the same NAT widen it.
+const maxStep = 32
+
+// portStep finds the step of a NAT that hands out ports in order: the smallest one seen, if at least two of the steps lie close
+// together in one direction and at most one does not, such as where the range of ports wraps round.
+func portStep(sequences [][]uint16) int {
+	var up, down, off int // how many
+	least := maxStep + 1
+	for _, s := range sequences {
+		for i := 1; i < len(s); i++ {
+			d := int(s[i]) - int(s[i-1])
+			switch {
+			case d > 0 && d <= maxStep:
+				up++
+				least = min(least, d)
+			case d < 0 && d >= -maxStep:
+				down++
+				least = min(least, -d)
+			default:
+				off++
+			}
+		}
+	}
+	switch {
+	case up >= 2 && down+off <= 1:
+		return least
+	case down >= 2 && up+off <= 1:
+		return -least
+	default:
+		return 0
 	}
 }
 

@@ -79,6 +79,42 @@ func TestFiltering(t *testing.T) {
 	}
 }
 
+func TestPortStep(t *testing.T) {
+	tests := []struct {
+		name string
+		seen [][]uint16
+		want int
+	}{
+		{"nothing", nil, 0},
+		{"one step alone may be chance", [][]uint16{{5000, 5001}}, 0},
+		{"one by one", [][]uint16{{5000, 5001, 5002, 5003}}, 1},
+		{"two sockets at one server with two ports", [][]uint16{{5000, 5002}, {5004, 5006}}, 2},
+		{"a counter for each socket", [][]uint16{{5000, 5001}, {60000, 60001}}, 1},
+		{"downwards", [][]uint16{{5003, 5002, 5001}}, -1},
+		{"others in between", [][]uint16{{5000, 5001, 5004, 5005}, {5009, 5010}}, 1},
+		{"wrapping round", [][]uint16{{29998, 29999, 20000, 20001}}, 1},
+		{"the highest port and the lowest", [][]uint16{{65534, 65535, 1024, 1025}}, 1},
+		{"random", [][]uint16{{31111, 60222, 1077, 44044}, {9, 50000, 222, 7}}, 0},
+		{"random, with neighbours by chance", [][]uint16{{31111, 31112, 1077, 44044}, {9, 50000, 222, 223}}, 0},
+		{"back and forth", [][]uint16{{5000, 5001, 5000, 5001, 5000}}, 0},
+		{"the same port for all", [][]uint16{{5000, 5000, 5000}}, 0},
+	}
+	for _, tt := range tests {
+		if got := portStep(tt.seen); got != tt.want {
+			t.Errorf("%s: %d, want %d", tt.name, got, tt.want)
+		}
+	}
+	// A cone has no next mapping to predict.
+	e := Evidence{Port: port, Local: addrs("192.168.1.2"), Servers: 2, Observations: sights("203.0.113.1:3478", "198.51.100.9:1", "203.0.113.2:3478", "198.51.100.9:1"), Sequences: [][]uint16{{1, 2, 3}}}
+	if a := Assess(e); a.PortStep != 0 || a.Preserving {
+		t.Errorf("cone: %+v", a)
+	}
+	e.Observations = sights("203.0.113.1:3478", "198.51.100.9:51820", "203.0.113.2:3478", "198.51.100.9:51820")
+	if a := Assess(e); !a.Preserving {
+		t.Errorf("cone that keeps the port: %+v", a)
+	}
+}
+
 func TestAssess(t *testing.T) {
 	const a, b = "203.0.113.1:3478", "203.0.113.2:3478"
 	const out, out2 = "198.51.100.9:1024", "198.51.100.9:1025"

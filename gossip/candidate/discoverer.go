@@ -194,6 +194,19 @@ func (d *Discoverer) Check(ctx context.Context) (Result, error) {
 	}
 }
 
+// NewestMapping asks a server that answered lately from a fresh socket, and returns the address that the NAT gave this socket: behind
+// a symmetric NAT with a PortStep, the next mapping follows from it. It does not touch WireGuard's port.
+func (d *Discoverer) NewestMapping(ctx context.Context) (netip.AddrPort, error) {
+	err := errors.New("no STUN server has answered yet")
+	for _, o := range d.Result().Mapped {
+		var m netip.AddrPort
+		if m, err = mapFresh(ctx, d.c.Mark, o.Server); err == nil {
+			return m, nil
+		}
+	}
+	return netip.AddrPort{}, fmt.Errorf("learn the NAT's newest mapping: %w", err)
+}
+
 // Run discovers until ctx ends. It is called once.
 func (d *Discoverer) Run(ctx context.Context) error {
 	var watching sync.WaitGroup
@@ -458,8 +471,12 @@ func (d *Discoverer) testFamily(ctx context.Context, f *findings, results []seen
 		e = &f.v6
 	}
 	mapped := netip.AddrPort{}
-	if a := Assess(*e); a.Translated {
+	a := Assess(*e)
+	if a.Translated {
 		mapped = a.Mapped
+	}
+	if a.dependent() {
+		e.Sequences = followSequence(ctx, d.c.Mark, e.destinations())
 	}
 	tries := 0
 	for _, s := range results {

@@ -40,6 +40,7 @@ type report struct {
 	Result   Result
 	Early    Result            // the first result that was told
 	Ordinary map[string]string // server -> how it sees an ordinary socket on the same port
+	Newest   []netip.AddrPort // mappings of fresh sockets, one after the other
 	Took     time.Duration
 }
 
@@ -80,6 +81,11 @@ func child(servers []string, in io.Reader, out io.Writer) error {
 		}
 		if first.Ordinary[o.Server.String()], err = ordinary(owner, o.Server); err != nil {
 			return err
+		}
+	}
+	for range 3 {
+		if m, err := d.NewestMapping(ctx); err == nil {
+			first.Newest = append(first.Newest, m)
 		}
 	}
 	encoder := json.NewEncoder(out)
@@ -219,6 +225,7 @@ func TestBehindRealNATs(t *testing.T) {
 		{nattest.PortRestricted, port, EndpointIndependent, AddressAndPortDependent, PriorityReflexive},
 		{nattest.Forwarded, full, EndpointIndependent, EndpointIndependent, PriorityReflexive},
 		{nattest.Symmetric, symmetric, AddressAndPortDependent, AddressAndPortDependent, PrioritySymmetric},
+		{nattest.Sequential, symmetric, AddressAndPortDependent, AddressAndPortDependent, PrioritySymmetric},
 		{nattest.Blocked, blocked, Unknown, Unknown, 0},
 	}
 	for _, tt := range tests {
@@ -237,6 +244,23 @@ func TestBehindRealNATs(t *testing.T) {
 			}
 			if r.Hairpin != (tt.kind == nattest.Hairpin) {
 				t.Errorf("hairpin %v", r.Hairpin)
+			}
+			step := 0
+			if tt.kind == nattest.Sequential {
+				step = 1
+			}
+			if r.PortStep != step {
+				t.Errorf("port step %d, want %d", r.PortStep, step)
+			}
+			if n := got.Newest; tt.kind == nattest.Sequential && (len(n) != 3 || int(n[1].Port()) != int(n[0].Port())+step || int(n[2].Port()) != int(n[1].Port())+step) {
+				t.Errorf("newest mappings %v do not follow each other", n)
+			}
+			if (len(got.Newest) == 0) != (tt.kind == nattest.Blocked) {
+				t.Errorf("newest mappings %v", got.Newest)
+			}
+			random := tt.kind == nattest.Symmetric || tt.kind == nattest.Sequential || tt.kind == nattest.Blocked
+			if r.Preserving == random {
+				t.Errorf("port preserving %v", r.Preserving)
 			}
 			checkCandidates(t, host, r, tt.reflexive)
 			for _, o := range r.Mapped {

@@ -15,6 +15,9 @@ const (
 	mappingGrace  = 250 * time.Millisecond  // for the rest once two servers have answered
 	filteringTime = 1200 * time.Millisecond
 	hairpinTime   = 400 * time.Millisecond
+	sequenceTime  = 1500 * time.Millisecond
+	sequences     = 2 // fresh sockets that look for a step between ports
+	maxSequence   = 4 // destinations of each
 )
 
 // seen is what one server showed in the mapping phase.
@@ -123,11 +126,7 @@ func testFiltering(ctx context.Context, wg *asker, mark uint32, server, mapped n
 
 // testFresh fills in what a socket learns that has talked to this one server only.
 func testFresh(ctx context.Context, wg *asker, mark uint32, server, mapped netip.AddrPort, t *filterTests) {
-	network := "udp4"
-	if server.Addr().Is6() {
-		network = "udp6"
-	}
-	fresh, err := openFresh(network, mark)
+	fresh, err := openFresh(network(server.Addr()), mark)
 	if err != nil {
 		return
 	}
@@ -188,4 +187,56 @@ func testHairpin(ctx context.Context, wg, fresh *asker, mapped, freshMapped neti
 			return false
 		}
 	}
+}
+
+// followSequence has fresh sockets contact one destination after another, so that a NAT which hands out ports in order shows it.
+// WireGuard's own port will not do: the NAT has mappings for it to all of them already.
+func followSequence(ctx context.Context, mark uint32, servers []netip.AddrPort) [][]uint16 {
+	ctx, cancel := context.WithTimeout(ctx, sequenceTime)
+	defer cancel()
+	servers = servers[:min(len(servers), maxSequence)]
+	var out [][]uint16
+	for range sequences {
+		ports, err := followOne(ctx, mark, servers)
+		if err != nil {
+			break
+		}
+		out = append(out, ports)
+	}
+	return out
+}
+
+func followOne(ctx context.Context, mark uint32, servers []netip.AddrPort) ([]uint16, error) {
+	fresh, err := openFresh(network(servers[0].Addr()), mark)
+	if err != nil {
+		return nil, err
+	}
+	defer fresh.close()
+	var ports []uint16
+	for _, s := range servers {
+		if r, _, err := fresh.ask(ctx, s, wantHere); err == nil {
+			ports = append(ports, r.mapped.Port())
+		}
+	}
+	return ports, ctx.Err()
+}
+
+// mapFresh returns how one server sees a fresh socket.
+func mapFresh(ctx context.Context, mark uint32, server netip.AddrPort) (netip.AddrPort, error) {
+	ctx, cancel := context.WithTimeout(ctx, filteringTime)
+	defer cancel()
+	fresh, err := openFresh(network(server.Addr()), mark)
+	if err != nil {
+		return netip.AddrPort{}, err
+	}
+	defer fresh.close()
+	r, _, err := fresh.ask(ctx, server, wantHere)
+	return r.mapped, err
+}
+
+func network(a netip.Addr) string {
+	if a.Is6() {
+		return "udp6"
+	}
+	return "udp4"
 }

@@ -27,6 +27,8 @@ type Result struct {
 	IPv4       bool // works towards the internet, or is at least there when nobody could be asked
 	IPv6       bool
 	Hairpin    bool // the NAT turns packets to its own outside address round
+	Preserving bool // the NAT leaves WireGuard's port its number
+	PortStep   int  // a symmetric NAT's next mapping has the last one's port plus this; 0: not predictable
 	Advice     []string
 	At         time.Time
 }
@@ -35,8 +37,23 @@ type Result struct {
 func (r Result) Equal(o Result) bool {
 	return r.NAT == o.NAT && r.Mapping == o.Mapping && r.Filtering == o.Filtering &&
 		r.UDP == o.UDP && r.IPv4 == o.IPv4 && r.IPv6 == o.IPv6 && r.Hairpin == o.Hairpin &&
+		r.Preserving == o.Preserving && r.PortStep == o.PortStep &&
 		slices.Equal(r.Advice, o.Advice) && r.sameCandidates(o) &&
 		slices.EqualFunc(r.Mapped, o.Mapped, func(a, b Observation) bool { return a.Server == b.Server && a.Mapped == b.Mapped })
+}
+
+// Traits is what a record says of the NAT beyond its type.
+func (r Result) Traits() *skeinv1.NatTraits {
+	return &skeinv1.NatTraits{
+		Mapping: behaviours[r.Mapping], Filtering: behaviours[r.Filtering], Hairpin: r.Hairpin,
+		PortPreserving: r.Preserving, PortStep: int32(r.PortStep),
+	}
+}
+
+var behaviours = map[Behaviour]skeinv1.NatBehaviour{
+	EndpointIndependent:     skeinv1.NatBehaviour_NAT_BEHAVIOUR_ENDPOINT_INDEPENDENT,
+	AddressDependent:        skeinv1.NatBehaviour_NAT_BEHAVIOUR_ADDRESS_DEPENDENT,
+	AddressAndPortDependent: skeinv1.NatBehaviour_NAT_BEHAVIOUR_ADDRESS_AND_PORT_DEPENDENT,
 }
 
 func (r Result) sameCandidates(o Result) bool {
@@ -70,6 +87,7 @@ func (f findings) result() Result {
 	}
 	r := Result{
 		NAT: main.NAT, Mapping: main.Mapping, Filtering: main.Filtering, Advice: main.Advice,
+		Preserving: main.Preserving, PortStep: main.PortStep,
 		Mapped: slices.Concat(f.v4.Observations, f.v6.Observations),
 		UDP:    seen4 || seen6, Hairpin: f.hairpin, At: f.at,
 		IPv4: seen4 || f.v4.Servers == 0 && slices.ContainsFunc(f.local, netip.Addr.Is4),

@@ -31,6 +31,7 @@ const (
 	PortRestricted Kind = "port-restricted" // lets in the addresses and ports that were sent to
 	Forwarded      Kind = "forwarded"       // port-restricted, with WireGuard's port forwarded
 	Symmetric      Kind = "symmetric"       // another port for each destination
+	Sequential     Kind = "sequential"      // the same, each port the last one plus one
 	Blocked        Kind = "blocked"         // no UDP
 )
 

@@ -71,9 +71,13 @@ func translate(t testing.TB, ns netns.NsHandle, kind Kind, inside, outside netip
 	case Blocked:
 		forward(udp(), drop())
 	}
-	if kind == OneToOne {
+	switch kind {
+	case OneToOne:
 		post(oif("wan"), snat(outside))
-	} else {
+	case Sequential:
+		post(oif("wan"), udp(), sequential(outside))
+		post(oif("wan"), []expr.Any{&expr.Masq{}})
+	default:
 		post(oif("wan"), []expr.Any{&expr.Masq{FullyRandom: kind == Symmetric}})
 	}
 	must(t, c.Flush())
@@ -125,6 +129,17 @@ func drop() []expr.Any { return []expr.Any{&expr.Verdict{Kind: expr.VerdictDrop}
 
 func dnat(to netip.Addr) []expr.Any { return nat(expr.NATTypeDestNAT, to) }
 func snat(to netip.Addr) []expr.Any { return nat(expr.NATTypeSourceNAT, to) }
+
+// sequential takes the next port for every new flow.
+func sequential(outside netip.Addr) []expr.Any {
+	const first, many = 20000, 10000
+	return []expr.Any{
+		&expr.Immediate{Register: reg, Data: outside.AsSlice()},
+		&expr.Numgen{Register: reg2, Modulus: many, Type: unix.NFT_NG_INCREMENTAL, Offset: first},
+		&expr.Byteorder{SourceRegister: reg2, DestRegister: reg2, Op: expr.ByteorderHton, Len: 2, Size: 2},
+		&expr.NAT{Type: expr.NATTypeSourceNAT, Family: unix.NFPROTO_IPV4, RegAddrMin: reg, RegProtoMin: reg2},
+	}
+}
 
 func nat(kind expr.NATType, to netip.Addr) []expr.Any {
 	return []expr.Any{

@@ -83,6 +83,59 @@ func (NatType) EnumDescriptor() ([]byte, []int) {
 	return file_skein_v1_record_proto_rawDescGZIP(), []int{0}
 }
 
+// NatBehaviour is how a NAT maps or filters, RFC 4787 sections 4.1 and 5.
+type NatBehaviour int32
+
+const (
+	NatBehaviour_NAT_BEHAVIOUR_UNKNOWN                    NatBehaviour = 0
+	NatBehaviour_NAT_BEHAVIOUR_ENDPOINT_INDEPENDENT       NatBehaviour = 1
+	NatBehaviour_NAT_BEHAVIOUR_ADDRESS_DEPENDENT          NatBehaviour = 2
+	NatBehaviour_NAT_BEHAVIOUR_ADDRESS_AND_PORT_DEPENDENT NatBehaviour = 3
+)
+
+// Enum value maps for NatBehaviour.
+var (
+	NatBehaviour_name = map[int32]string{
+		0: "NAT_BEHAVIOUR_UNKNOWN",
+		1: "NAT_BEHAVIOUR_ENDPOINT_INDEPENDENT",
+		2: "NAT_BEHAVIOUR_ADDRESS_DEPENDENT",
+		3: "NAT_BEHAVIOUR_ADDRESS_AND_PORT_DEPENDENT",
+	}
+	NatBehaviour_value = map[string]int32{
+		"NAT_BEHAVIOUR_UNKNOWN":                    0,
+		"NAT_BEHAVIOUR_ENDPOINT_INDEPENDENT":       1,
+		"NAT_BEHAVIOUR_ADDRESS_DEPENDENT":          2,
+		"NAT_BEHAVIOUR_ADDRESS_AND_PORT_DEPENDENT": 3,
+	}
+)
+
+func (x NatBehaviour) Enum() *NatBehaviour {
+	p := new(NatBehaviour)
+	*p = x
+	return p
+}
+
+func (x NatBehaviour) String() string {
+	return protoimpl.X.EnumStringOf(x.Descriptor(), protoreflect.EnumNumber(x))
+}
+
+func (NatBehaviour) Descriptor() protoreflect.EnumDescriptor {
+	return file_skein_v1_record_proto_enumTypes[1].Descriptor()
+}
+
+func (NatBehaviour) Type() protoreflect.EnumType {
+	return &file_skein_v1_record_proto_enumTypes[1]
+}
+
+func (x NatBehaviour) Number() protoreflect.EnumNumber {
+	return protoreflect.EnumNumber(x)
+}
+
+// Deprecated: Use NatBehaviour.Descriptor instead.
+func (NatBehaviour) EnumDescriptor() ([]byte, []int) {
+	return file_skein_v1_record_proto_rawDescGZIP(), []int{1}
+}
+
 type CandidateType int32
 
 const (
@@ -125,11 +178,11 @@ func (x CandidateType) String() string {
 }
 
 func (CandidateType) Descriptor() protoreflect.EnumDescriptor {
-	return file_skein_v1_record_proto_enumTypes[1].Descriptor()
+	return file_skein_v1_record_proto_enumTypes[2].Descriptor()
 }
 
 func (CandidateType) Type() protoreflect.EnumType {
-	return &file_skein_v1_record_proto_enumTypes[1]
+	return &file_skein_v1_record_proto_enumTypes[2]
 }
 
 func (x CandidateType) Number() protoreflect.EnumNumber {
@@ -138,7 +191,84 @@ func (x CandidateType) Number() protoreflect.EnumNumber {
 
 // Deprecated: Use CandidateType.Descriptor instead.
 func (CandidateType) EnumDescriptor() ([]byte, []int) {
-	return file_skein_v1_record_proto_rawDescGZIP(), []int{1}
+	return file_skein_v1_record_proto_rawDescGZIP(), []int{2}
+}
+
+// NatTraits is what more is known of the NAT in front of a node's WireGuard port than its type says.
+type NatTraits struct {
+	state          protoimpl.MessageState `protogen:"open.v1"`
+	Mapping        NatBehaviour           `protobuf:"varint,1,opt,name=mapping,proto3,enum=skein.v1.NatBehaviour" json:"mapping,omitempty"`
+	Filtering      NatBehaviour           `protobuf:"varint,2,opt,name=filtering,proto3,enum=skein.v1.NatBehaviour" json:"filtering,omitempty"`
+	Hairpin        bool                   `protobuf:"varint,3,opt,name=hairpin,proto3" json:"hairpin,omitempty"`                                     // turns packets to its own outside address round
+	PortPreserving bool                   `protobuf:"varint,4,opt,name=port_preserving,json=portPreserving,proto3" json:"port_preserving,omitempty"` // WireGuard's port has the same number outside, towards every server that was asked
+	PortStep       int32                  `protobuf:"zigzag32,5,opt,name=port_step,json=portStep,proto3" json:"port_step,omitempty"`                 // each new mapping has the last one's port plus this; 0: not predictable, or not symmetric
+	unknownFields  protoimpl.UnknownFields
+	sizeCache      protoimpl.SizeCache
+}
+
+func (x *NatTraits) Reset() {
+	*x = NatTraits{}
+	mi := &file_skein_v1_record_proto_msgTypes[0]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *NatTraits) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*NatTraits) ProtoMessage() {}
+
+func (x *NatTraits) ProtoReflect() protoreflect.Message {
+	mi := &file_skein_v1_record_proto_msgTypes[0]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use NatTraits.ProtoReflect.Descriptor instead.
+func (*NatTraits) Descriptor() ([]byte, []int) {
+	return file_skein_v1_record_proto_rawDescGZIP(), []int{0}
+}
+
+func (x *NatTraits) GetMapping() NatBehaviour {
+	if x != nil {
+		return x.Mapping
+	}
+	return NatBehaviour_NAT_BEHAVIOUR_UNKNOWN
+}
+
+func (x *NatTraits) GetFiltering() NatBehaviour {
+	if x != nil {
+		return x.Filtering
+	}
+	return NatBehaviour_NAT_BEHAVIOUR_UNKNOWN
+}
+
+func (x *NatTraits) GetHairpin() bool {
+	if x != nil {
+		return x.Hairpin
+	}
+	return false
+}
+
+func (x *NatTraits) GetPortPreserving() bool {
+	if x != nil {
+		return x.PortPreserving
+	}
+	return false
+}
+
+func (x *NatTraits) GetPortStep() int32 {
+	if x != nil {
+		return x.PortStep
+	}
+	return 0
 }
 
 // Candidate is one way to reach a node's WireGuard port.
@@ -154,7 +284,7 @@ type Candidate struct {
 
 func (x *Candidate) Reset() {
 	*x = Candidate{}
-	mi := &file_skein_v1_record_proto_msgTypes[0]
+	mi := &file_skein_v1_record_proto_msgTypes[1]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -166,7 +296,7 @@ func (x *Candidate) String() string {
 func (*Candidate) ProtoMessage() {}
 
 func (x *Candidate) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_record_proto_msgTypes[0]
+	mi := &file_skein_v1_record_proto_msgTypes[1]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -179,7 +309,7 @@ func (x *Candidate) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Candidate.ProtoReflect.Descriptor instead.
 func (*Candidate) Descriptor() ([]byte, []int) {
-	return file_skein_v1_record_proto_rawDescGZIP(), []int{0}
+	return file_skein_v1_record_proto_rawDescGZIP(), []int{1}
 }
 
 func (x *Candidate) GetType() CandidateType {
@@ -220,7 +350,7 @@ type RelayOffer struct {
 
 func (x *RelayOffer) Reset() {
 	*x = RelayOffer{}
-	mi := &file_skein_v1_record_proto_msgTypes[1]
+	mi := &file_skein_v1_record_proto_msgTypes[2]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -232,7 +362,7 @@ func (x *RelayOffer) String() string {
 func (*RelayOffer) ProtoMessage() {}
 
 func (x *RelayOffer) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_record_proto_msgTypes[1]
+	mi := &file_skein_v1_record_proto_msgTypes[2]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -245,7 +375,7 @@ func (x *RelayOffer) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RelayOffer.ProtoReflect.Descriptor instead.
 func (*RelayOffer) Descriptor() ([]byte, []int) {
-	return file_skein_v1_record_proto_rawDescGZIP(), []int{1}
+	return file_skein_v1_record_proto_rawDescGZIP(), []int{2}
 }
 
 func (x *RelayOffer) GetAddresses() []string {
@@ -266,7 +396,7 @@ type RelayLink struct {
 
 func (x *RelayLink) Reset() {
 	*x = RelayLink{}
-	mi := &file_skein_v1_record_proto_msgTypes[2]
+	mi := &file_skein_v1_record_proto_msgTypes[3]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -278,7 +408,7 @@ func (x *RelayLink) String() string {
 func (*RelayLink) ProtoMessage() {}
 
 func (x *RelayLink) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_record_proto_msgTypes[2]
+	mi := &file_skein_v1_record_proto_msgTypes[3]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -291,7 +421,7 @@ func (x *RelayLink) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RelayLink.ProtoReflect.Descriptor instead.
 func (*RelayLink) Descriptor() ([]byte, []int) {
-	return file_skein_v1_record_proto_rawDescGZIP(), []int{2}
+	return file_skein_v1_record_proto_rawDescGZIP(), []int{3}
 }
 
 func (x *RelayLink) GetNodeId() string {
@@ -335,15 +465,16 @@ type Record struct {
 	Version             string                 `protobuf:"bytes,22,opt,name=version,proto3" json:"version,omitempty"`
 	MinSchema           uint32                 `protobuf:"varint,23,opt,name=min_schema,json=minSchema,proto3" json:"min_schema,omitempty"`
 	MaxSchema           uint32                 `protobuf:"varint,24,opt,name=max_schema,json=maxSchema,proto3" json:"max_schema,omitempty"`
-	Time                int64                  `protobuf:"varint,25,opt,name=time,proto3" json:"time,omitempty"` // the node's clock when it wrote this, Unix ns; for display and clock warnings only
-	Role                string                 `protobuf:"bytes,26,opt,name=role,proto3" json:"role,omitempty"`  // "": agent; "relay": relays and does nothing else
+	Time                int64                  `protobuf:"varint,25,opt,name=time,proto3" json:"time,omitempty"`    // the node's clock when it wrote this, Unix ns; for display and clock warnings only
+	Role                string                 `protobuf:"bytes,26,opt,name=role,proto3" json:"role,omitempty"`     // "": agent; "relay": relays and does nothing else
+	Traits              *NatTraits             `protobuf:"bytes,27,opt,name=traits,proto3" json:"traits,omitempty"` // unset until the NAT has been looked at
 	unknownFields       protoimpl.UnknownFields
 	sizeCache           protoimpl.SizeCache
 }
 
 func (x *Record) Reset() {
 	*x = Record{}
-	mi := &file_skein_v1_record_proto_msgTypes[3]
+	mi := &file_skein_v1_record_proto_msgTypes[4]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -355,7 +486,7 @@ func (x *Record) String() string {
 func (*Record) ProtoMessage() {}
 
 func (x *Record) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_record_proto_msgTypes[3]
+	mi := &file_skein_v1_record_proto_msgTypes[4]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -368,7 +499,7 @@ func (x *Record) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Record.ProtoReflect.Descriptor instead.
 func (*Record) Descriptor() ([]byte, []int) {
-	return file_skein_v1_record_proto_rawDescGZIP(), []int{3}
+	return file_skein_v1_record_proto_rawDescGZIP(), []int{4}
 }
 
 func (x *Record) GetNodeId() string {
@@ -553,6 +684,13 @@ func (x *Record) GetRole() string {
 	return ""
 }
 
+func (x *Record) GetTraits() *NatTraits {
+	if x != nil {
+		return x.Traits
+	}
+	return nil
+}
+
 type SignedRecord struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Record        []byte                 `protobuf:"bytes,1,opt,name=record,proto3" json:"record,omitempty"`       // an encoded Record
@@ -563,7 +701,7 @@ type SignedRecord struct {
 
 func (x *SignedRecord) Reset() {
 	*x = SignedRecord{}
-	mi := &file_skein_v1_record_proto_msgTypes[4]
+	mi := &file_skein_v1_record_proto_msgTypes[5]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -575,7 +713,7 @@ func (x *SignedRecord) String() string {
 func (*SignedRecord) ProtoMessage() {}
 
 func (x *SignedRecord) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_record_proto_msgTypes[4]
+	mi := &file_skein_v1_record_proto_msgTypes[5]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -588,7 +726,7 @@ func (x *SignedRecord) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SignedRecord.ProtoReflect.Descriptor instead.
 func (*SignedRecord) Descriptor() ([]byte, []int) {
-	return file_skein_v1_record_proto_rawDescGZIP(), []int{4}
+	return file_skein_v1_record_proto_rawDescGZIP(), []int{5}
 }
 
 func (x *SignedRecord) GetRecord() []byte {
@@ -617,7 +755,7 @@ type RecordDigest struct {
 
 func (x *RecordDigest) Reset() {
 	*x = RecordDigest{}
-	mi := &file_skein_v1_record_proto_msgTypes[5]
+	mi := &file_skein_v1_record_proto_msgTypes[6]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -629,7 +767,7 @@ func (x *RecordDigest) String() string {
 func (*RecordDigest) ProtoMessage() {}
 
 func (x *RecordDigest) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_record_proto_msgTypes[5]
+	mi := &file_skein_v1_record_proto_msgTypes[6]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -642,7 +780,7 @@ func (x *RecordDigest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RecordDigest.ProtoReflect.Descriptor instead.
 func (*RecordDigest) Descriptor() ([]byte, []int) {
-	return file_skein_v1_record_proto_rawDescGZIP(), []int{5}
+	return file_skein_v1_record_proto_rawDescGZIP(), []int{6}
 }
 
 func (x *RecordDigest) GetNodeId() string {
@@ -684,7 +822,7 @@ type Digests struct {
 
 func (x *Digests) Reset() {
 	*x = Digests{}
-	mi := &file_skein_v1_record_proto_msgTypes[6]
+	mi := &file_skein_v1_record_proto_msgTypes[7]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -696,7 +834,7 @@ func (x *Digests) String() string {
 func (*Digests) ProtoMessage() {}
 
 func (x *Digests) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_record_proto_msgTypes[6]
+	mi := &file_skein_v1_record_proto_msgTypes[7]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -709,7 +847,7 @@ func (x *Digests) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Digests.ProtoReflect.Descriptor instead.
 func (*Digests) Descriptor() ([]byte, []int) {
-	return file_skein_v1_record_proto_rawDescGZIP(), []int{6}
+	return file_skein_v1_record_proto_rawDescGZIP(), []int{7}
 }
 
 func (x *Digests) GetHave() []*RecordDigest {
@@ -735,7 +873,7 @@ type Records struct {
 
 func (x *Records) Reset() {
 	*x = Records{}
-	mi := &file_skein_v1_record_proto_msgTypes[7]
+	mi := &file_skein_v1_record_proto_msgTypes[8]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -747,7 +885,7 @@ func (x *Records) String() string {
 func (*Records) ProtoMessage() {}
 
 func (x *Records) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_record_proto_msgTypes[7]
+	mi := &file_skein_v1_record_proto_msgTypes[8]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -760,7 +898,7 @@ func (x *Records) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Records.ProtoReflect.Descriptor instead.
 func (*Records) Descriptor() ([]byte, []int) {
-	return file_skein_v1_record_proto_rawDescGZIP(), []int{7}
+	return file_skein_v1_record_proto_rawDescGZIP(), []int{8}
 }
 
 func (x *Records) GetRecords() []*SignedRecord {
@@ -774,7 +912,13 @@ var File_skein_v1_record_proto protoreflect.FileDescriptor
 
 const file_skein_v1_record_proto_rawDesc = "" +
 	"\n" +
-	"\x15skein/v1/record.proto\x12\bskein.v1\"\x86\x01\n" +
+	"\x15skein/v1/record.proto\x12\bskein.v1\"\xd3\x01\n" +
+	"\tNatTraits\x120\n" +
+	"\amapping\x18\x01 \x01(\x0e2\x16.skein.v1.NatBehaviourR\amapping\x124\n" +
+	"\tfiltering\x18\x02 \x01(\x0e2\x16.skein.v1.NatBehaviourR\tfiltering\x12\x18\n" +
+	"\ahairpin\x18\x03 \x01(\bR\ahairpin\x12'\n" +
+	"\x0fport_preserving\x18\x04 \x01(\bR\x0eportPreserving\x12\x1b\n" +
+	"\tport_step\x18\x05 \x01(\x11R\bportStep\"\x86\x01\n" +
 	"\tCandidate\x12+\n" +
 	"\x04type\x18\x01 \x01(\x0e2\x17.skein.v1.CandidateTypeR\x04type\x12\x18\n" +
 	"\aaddress\x18\x02 \x01(\tR\aaddress\x12\x1a\n" +
@@ -786,7 +930,7 @@ const file_skein_v1_record_proto_rawDesc = "" +
 	"\tRelayLink\x12\x17\n" +
 	"\anode_id\x18\x01 \x01(\tR\x06nodeId\x12\x1d\n" +
 	"\n" +
-	"rtt_micros\x18\x02 \x01(\rR\trttMicros\"\xd3\a\n" +
+	"rtt_micros\x18\x02 \x01(\rR\trttMicros\"\x80\b\n" +
 	"\x06Record\x12\x17\n" +
 	"\anode_id\x18\x01 \x01(\tR\x06nodeId\x12\x14\n" +
 	"\x05epoch\x18\x02 \x01(\x04R\x05epoch\x12\x10\n" +
@@ -823,7 +967,8 @@ const file_skein_v1_record_proto_rawDesc = "" +
 	"\n" +
 	"max_schema\x18\x18 \x01(\rR\tmaxSchema\x12\x12\n" +
 	"\x04time\x18\x19 \x01(\x03R\x04time\x12\x12\n" +
-	"\x04role\x18\x1a \x01(\tR\x04role\x1a9\n" +
+	"\x04role\x18\x1a \x01(\tR\x04role\x12+\n" +
+	"\x06traits\x18\x1b \x01(\v2\x13.skein.v1.NatTraitsR\x06traits\x1a9\n" +
 	"\vLabelsEntry\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
 	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\"D\n" +
@@ -847,7 +992,12 @@ const file_skein_v1_record_proto_rawDesc = "" +
 	"\x18NAT_TYPE_RESTRICTED_CONE\x10\x03\x12!\n" +
 	"\x1dNAT_TYPE_PORT_RESTRICTED_CONE\x10\x04\x12\x16\n" +
 	"\x12NAT_TYPE_SYMMETRIC\x10\x05\x12\x14\n" +
-	"\x10NAT_TYPE_BLOCKED\x10\x06*\xb1\x01\n" +
+	"\x10NAT_TYPE_BLOCKED\x10\x06*\xa4\x01\n" +
+	"\fNatBehaviour\x12\x19\n" +
+	"\x15NAT_BEHAVIOUR_UNKNOWN\x10\x00\x12&\n" +
+	"\"NAT_BEHAVIOUR_ENDPOINT_INDEPENDENT\x10\x01\x12#\n" +
+	"\x1fNAT_BEHAVIOUR_ADDRESS_DEPENDENT\x10\x02\x12,\n" +
+	"(NAT_BEHAVIOUR_ADDRESS_AND_PORT_DEPENDENT\x10\x03*\xb1\x01\n" +
 	"\rCandidateType\x12\x1e\n" +
 	"\x1aCANDIDATE_TYPE_UNSPECIFIED\x10\x00\x12\x17\n" +
 	"\x13CANDIDATE_TYPE_HOST\x10\x01\x12\x18\n" +
@@ -868,35 +1018,40 @@ func file_skein_v1_record_proto_rawDescGZIP() []byte {
 	return file_skein_v1_record_proto_rawDescData
 }
 
-var file_skein_v1_record_proto_enumTypes = make([]protoimpl.EnumInfo, 2)
-var file_skein_v1_record_proto_msgTypes = make([]protoimpl.MessageInfo, 9)
+var file_skein_v1_record_proto_enumTypes = make([]protoimpl.EnumInfo, 3)
+var file_skein_v1_record_proto_msgTypes = make([]protoimpl.MessageInfo, 10)
 var file_skein_v1_record_proto_goTypes = []any{
 	(NatType)(0),         // 0: skein.v1.NatType
-	(CandidateType)(0),   // 1: skein.v1.CandidateType
-	(*Candidate)(nil),    // 2: skein.v1.Candidate
-	(*RelayOffer)(nil),   // 3: skein.v1.RelayOffer
-	(*RelayLink)(nil),    // 4: skein.v1.RelayLink
-	(*Record)(nil),       // 5: skein.v1.Record
-	(*SignedRecord)(nil), // 6: skein.v1.SignedRecord
-	(*RecordDigest)(nil), // 7: skein.v1.RecordDigest
-	(*Digests)(nil),      // 8: skein.v1.Digests
-	(*Records)(nil),      // 9: skein.v1.Records
-	nil,                  // 10: skein.v1.Record.LabelsEntry
+	(NatBehaviour)(0),    // 1: skein.v1.NatBehaviour
+	(CandidateType)(0),   // 2: skein.v1.CandidateType
+	(*NatTraits)(nil),    // 3: skein.v1.NatTraits
+	(*Candidate)(nil),    // 4: skein.v1.Candidate
+	(*RelayOffer)(nil),   // 5: skein.v1.RelayOffer
+	(*RelayLink)(nil),    // 6: skein.v1.RelayLink
+	(*Record)(nil),       // 7: skein.v1.Record
+	(*SignedRecord)(nil), // 8: skein.v1.SignedRecord
+	(*RecordDigest)(nil), // 9: skein.v1.RecordDigest
+	(*Digests)(nil),      // 10: skein.v1.Digests
+	(*Records)(nil),      // 11: skein.v1.Records
+	nil,                  // 12: skein.v1.Record.LabelsEntry
 }
 var file_skein_v1_record_proto_depIdxs = []int32{
-	1,  // 0: skein.v1.Candidate.type:type_name -> skein.v1.CandidateType
-	2,  // 1: skein.v1.Record.candidates:type_name -> skein.v1.Candidate
-	0,  // 2: skein.v1.Record.nat_type:type_name -> skein.v1.NatType
-	3,  // 3: skein.v1.Record.relay:type_name -> skein.v1.RelayOffer
-	4,  // 4: skein.v1.Record.relay_links:type_name -> skein.v1.RelayLink
-	10, // 5: skein.v1.Record.labels:type_name -> skein.v1.Record.LabelsEntry
-	7,  // 6: skein.v1.Digests.have:type_name -> skein.v1.RecordDigest
-	6,  // 7: skein.v1.Records.records:type_name -> skein.v1.SignedRecord
-	8,  // [8:8] is the sub-list for method output_type
-	8,  // [8:8] is the sub-list for method input_type
-	8,  // [8:8] is the sub-list for extension type_name
-	8,  // [8:8] is the sub-list for extension extendee
-	0,  // [0:8] is the sub-list for field type_name
+	1,  // 0: skein.v1.NatTraits.mapping:type_name -> skein.v1.NatBehaviour
+	1,  // 1: skein.v1.NatTraits.filtering:type_name -> skein.v1.NatBehaviour
+	2,  // 2: skein.v1.Candidate.type:type_name -> skein.v1.CandidateType
+	4,  // 3: skein.v1.Record.candidates:type_name -> skein.v1.Candidate
+	0,  // 4: skein.v1.Record.nat_type:type_name -> skein.v1.NatType
+	5,  // 5: skein.v1.Record.relay:type_name -> skein.v1.RelayOffer
+	6,  // 6: skein.v1.Record.relay_links:type_name -> skein.v1.RelayLink
+	12, // 7: skein.v1.Record.labels:type_name -> skein.v1.Record.LabelsEntry
+	3,  // 8: skein.v1.Record.traits:type_name -> skein.v1.NatTraits
+	9,  // 9: skein.v1.Digests.have:type_name -> skein.v1.RecordDigest
+	8,  // 10: skein.v1.Records.records:type_name -> skein.v1.SignedRecord
+	11, // [11:11] is the sub-list for method output_type
+	11, // [11:11] is the sub-list for method input_type
+	11, // [11:11] is the sub-list for extension type_name
+	11, // [11:11] is the sub-list for extension extendee
+	0,  // [0:11] is the sub-list for field type_name
 }
 
 func init() { file_skein_v1_record_proto_init() }
@@ -909,8 +1064,8 @@ func file_skein_v1_record_proto_init() {
 		File: protoimpl.DescBuilder{
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_skein_v1_record_proto_rawDesc), len(file_skein_v1_record_proto_rawDesc)),
-			NumEnums:      2,
-			NumMessages:   9,
+			NumEnums:      3,
+			NumMessages:   10,
 			NumExtensions: 0,
 			NumServices:   0,
 		},
