@@ -49,7 +49,7 @@ type Evidence struct {
 	Doubtful     bool         // none answered, and nothing shows that any of them is up
 	Observations []Observation
 
-	Sequences     [][]uint16 // outside ports of fresh sockets, each in the order in which it contacted new destinations
+	Sequences [][]uint16 // outside ports of fresh sockets, each in the order in which it contacted new destinations
 
 	WireGuardPort Answer // WireGuard's port hears a contacted address from a port it never sent to
 	OtherPort     Answer // a fresh socket hears a contacted address from another port

@@ -40,7 +40,7 @@ type report struct {
 	Result   Result
 	Early    Result            // the first result that was told
 	Ordinary map[string]string // server -> how it sees an ordinary socket on the same port
-	Newest   []netip.AddrPort // mappings of fresh sockets, one after the other
+	Newest   []netip.AddrPort  // mappings of fresh sockets, one after the other
 	Took     time.Duration
 }
 
