@@ -69,9 +69,9 @@ func scalar(t *rapid.T, f protoreflect.FieldDescriptor) protoreflect.Value {
 		return protoreflect.ValueOfBool(rapid.Bool().Draw(t, "bool"))
 	case protoreflect.EnumKind:
 		return protoreflect.ValueOfEnum(protoreflect.EnumNumber(rapid.Int32Range(-1, 3).Draw(t, "enum")))
-	case protoreflect.Int32Kind:
+	case protoreflect.Int32Kind, protoreflect.Sint32Kind:
 		return protoreflect.ValueOfInt32(rapid.Int32().Draw(t, "int32"))
-	case protoreflect.Int64Kind:
+	case protoreflect.Int64Kind, protoreflect.Sint64Kind:
 		return protoreflect.ValueOfInt64(rapid.Int64().Draw(t, "int64"))
 	case protoreflect.Uint32Kind:
 		return protoreflect.ValueOfUint32(rapid.Uint32().Draw(t, "uint32"))
