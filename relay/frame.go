@@ -41,7 +41,15 @@ const (
 	frameConnect frameType = 0x21 // splice: join me to that node
 	frameAccept  frameType = 0x22 // splice: I take that offer
 	frameReply   frameType = 0x23 // splice: joined, or why not
-	ignorable    frameType = 0x80
+
+	frameReserve frameType = 0x30 // client to relay: reserve a pair of UDP ports with that node
+	frameFailed  frameType = 0x31 // client to relay: that pair is ready, and nothing comes through
+	frameGiveUp  frameType = 0x32 // client to relay: that pair is not needed any more
+
+	ignorable   frameType = 0x80
+	framePair   frameType = 0x90 // relay to client: a pair is reserved, whoever asked for it
+	frameState  frameType = 0x91 // relay to client: a pair became ready, or ended
+	frameDenied frameType = 0x92 // relay to client: no pair with that node, and why
 )
 
 // errProtocol is what a peer that breaks the frame format gets.
@@ -63,6 +71,7 @@ type hello struct {
 	queueCount  uint32 // packets per destination
 	streams     uint16 // spliced streams per client
 	idleSeconds uint16 // silence after which the relay ends the session
+	udp         bool   // reserves pairs of UDP ports; a relay that does not know of them sends nothing here
 }
 
 // offer invites a client to take one end of a stream.
@@ -87,12 +96,13 @@ func appendHeader(b []byte, t frameType, body int) []byte {
 }
 
 func appendHello(b []byte, h hello) []byte {
-	b = appendHeader(b, frameHello, helloSize)
+	b = appendHeader(b, frameHello, helloSize+1)
 	b = append(b, h.version)
 	b = binary.BigEndian.AppendUint32(b, h.queueBytes)
 	b = binary.BigEndian.AppendUint32(b, h.queueCount)
 	b = binary.BigEndian.AppendUint16(b, h.streams)
-	return binary.BigEndian.AppendUint16(b, h.idleSeconds)
+	b = binary.BigEndian.AppendUint16(b, h.idleSeconds)
+	return append(b, flag(h.udp))
 }
 
 func appendToken(b []byte, t frameType, token uint64) []byte {
@@ -172,6 +182,8 @@ func checkHeader(t frameType, n int) error {
 		lo, hi = acceptSize, acceptSize
 	case frameReply:
 		lo, hi = 1, 1+maxReason
+	case frameReserve, frameFailed, frameGiveUp, framePair, frameState, frameDenied:
+		lo, hi = pairFrameSizes(t)
 	default:
 		if t < ignorable {
 			return fmt.Errorf("%w: unknown frame type 0x%02x", errProtocol, byte(t))
@@ -192,6 +204,7 @@ func decodeHello(b []byte) hello {
 		queueCount:  binary.BigEndian.Uint32(b[5:]),
 		streams:     binary.BigEndian.Uint16(b[9:]),
 		idleSeconds: binary.BigEndian.Uint16(b[11:]),
+		udp:         len(b) > helloSize && b[helloSize]&1 != 0,
 	}
 }
 

@@ -10,7 +10,7 @@ import (
 
 func sampleFrames() []byte {
 	id := identity.ID{1, 2, 3, 4, 5, 6, 7, 8}
-	b := appendHello(nil, hello{1, 2, 3, 4, 5})
+	b := appendHello(nil, hello{1, 2, 3, 4, 5, true})
 	b = appendToken(b, framePing, 7)
 	b = appendData(b, id, 2, []byte("payload"))
 	b = appendRefused(b, id, 1, []byte("refused"))
@@ -18,14 +18,15 @@ func sampleFrames() []byte {
 	b = appendNode(b, frameHere, id)
 	b = appendOffer(b, offer{9, id, [16]byte{1}})
 	b = appendAccept(b, 9, [16]byte{1})
-	return appendReply(b, replyTimeout, "too late")
+	b = appendReply(b, replyTimeout, "too late")
+	return append(b, samplePairFrames()...)
 }
 
 func TestFrameReaderCutsAnywhere(t *testing.T) {
 	b := append(sampleFrames(), appendData(nil, identity.ID{}, 0, make([]byte, MaxPayload))...)
 	r, n := newFrameReader(), 0
 	src := iotest.OneByteReader(bytes.NewReader(b))
-	for n < 10 {
+	for n < 16 {
 		if err := r.fill(src); err != nil {
 			t.Fatal(err)
 		}
@@ -73,7 +74,7 @@ func FuzzFrames(f *testing.F) {
 func encodeAgain(typ frameType, body []byte) []byte {
 	switch typ {
 	case frameHello:
-		if len(body) == helloSize {
+		if len(body) == helloSize+1 && body[helloSize] <= 1 {
 			return appendHello(nil, decodeHello(body))
 		}
 	case framePing, framePong:
@@ -97,5 +98,5 @@ func encodeAgain(typ frameType, body []byte) []byte {
 		c, s := decodeReply(body)
 		return appendReply(nil, c, s)
 	}
-	return nil
+	return encodePairAgain(typ, body)
 }

@@ -777,7 +777,7 @@ type PeerView struct {
 	Ipv4          string                 `protobuf:"bytes,3,opt,name=ipv4,proto3" json:"ipv4,omitempty"`
 	Ipv6          string                 `protobuf:"bytes,4,opt,name=ipv6,proto3" json:"ipv6,omitempty"`
 	Path          string                 `protobuf:"bytes,5,opt,name=path,proto3" json:"path,omitempty"`         // direct | relay | none
-	Endpoint      string                 `protobuf:"bytes,6,opt,name=endpoint,proto3" json:"endpoint,omitempty"` // for direct
+	Endpoint      string                 `protobuf:"bytes,6,opt,name=endpoint,proto3" json:"endpoint,omitempty"` // for direct, and for relay with detail udp
 	Relay         string                 `protobuf:"bytes,7,opt,name=relay,proto3" json:"relay,omitempty"`       // node ID, for relay
 	RelayName     string                 `protobuf:"bytes,8,opt,name=relay_name,json=relayName,proto3" json:"relay_name,omitempty"`
 	RttNanos      int64                  `protobuf:"varint,9,opt,name=rtt_nanos,json=rttNanos,proto3" json:"rtt_nanos,omitempty"` // of the current path
@@ -789,7 +789,8 @@ type PeerView struct {
 	Reason        string                 `protobuf:"bytes,15,opt,name=reason,proto3" json:"reason,omitempty"`                                     // why this path and not a better one
 	Rule          string                 `protobuf:"bytes,16,opt,name=rule,proto3" json:"rule,omitempty"`
 	AllowedIps    []string               `protobuf:"bytes,17,rep,name=allowed_ips,json=allowedIps,proto3" json:"allowed_ips,omitempty"`
-	Alive         bool                   `protobuf:"varint,18,opt,name=alive,proto3" json:"alive,omitempty"` // answered on the current path lately
+	Alive         bool                   `protobuf:"varint,18,opt,name=alive,proto3" json:"alive,omitempty"`  // answered on the current path lately
+	Detail        string                 `protobuf:"bytes,19,opt,name=detail,proto3" json:"detail,omitempty"` // of a relayed path: udp (through the relay's reserved ports) | session
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -948,6 +949,13 @@ func (x *PeerView) GetAlive() bool {
 		return x.Alive
 	}
 	return false
+}
+
+func (x *PeerView) GetDetail() string {
+	if x != nil {
+		return x.Detail
+	}
+	return ""
 }
 
 type NetcheckRequest struct {
@@ -2619,7 +2627,7 @@ const file_skein_v1_agent_proto_rawDesc = "" +
 	"\x0fpeer_transports\x18\x02 \x03(\v2+.skein.v1.PeersResponse.PeerTransportsEntryR\x0epeerTransports\x1aA\n" +
 	"\x13PeerTransportsEntry\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
-	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\"\xe5\x03\n" +
+	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\"\xfd\x03\n" +
 	"\bPeerView\x12\x17\n" +
 	"\anode_id\x18\x01 \x01(\tR\x06nodeId\x12\x12\n" +
 	"\x04name\x18\x02 \x01(\tR\x04name\x12\x12\n" +
@@ -2641,7 +2649,8 @@ const file_skein_v1_agent_proto_rawDesc = "" +
 	"\x04rule\x18\x10 \x01(\tR\x04rule\x12\x1f\n" +
 	"\vallowed_ips\x18\x11 \x03(\tR\n" +
 	"allowedIps\x12\x14\n" +
-	"\x05alive\x18\x12 \x01(\bR\x05alive\"+\n" +
+	"\x05alive\x18\x12 \x01(\bR\x05alive\x12\x16\n" +
+	"\x06detail\x18\x13 \x01(\tR\x06detail\"+\n" +
 	"\x0fNetcheckRequest\x12\x18\n" +
 	"\arefresh\x18\x01 \x01(\bR\arefresh\"\xfe\x02\n" +
 	"\x10NetcheckResponse\x12,\n" +

@@ -344,6 +344,7 @@ func (x *Candidate) GetSource() string {
 type RelayOffer struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Addresses     []string               `protobuf:"bytes,1,rep,name=addresses,proto3" json:"addresses,omitempty"` // host:port of the TLS listener
+	Udp           string                 `protobuf:"bytes,2,opt,name=udp,proto3" json:"udp,omitempty"`             // who forwards UDP between reserved ports: kernel | userspace; empty: nobody
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -383,6 +384,13 @@ func (x *RelayOffer) GetAddresses() []string {
 		return x.Addresses
 	}
 	return nil
+}
+
+func (x *RelayOffer) GetUdp() string {
+	if x != nil {
+		return x.Udp
+	}
+	return ""
 }
 
 // RelayLink tells which relays a node has a session with.
@@ -923,10 +931,11 @@ const file_skein_v1_record_proto_rawDesc = "" +
 	"\x04type\x18\x01 \x01(\x0e2\x17.skein.v1.CandidateTypeR\x04type\x12\x18\n" +
 	"\aaddress\x18\x02 \x01(\tR\aaddress\x12\x1a\n" +
 	"\bpriority\x18\x03 \x01(\rR\bpriority\x12\x16\n" +
-	"\x06source\x18\x04 \x01(\tR\x06source\"*\n" +
+	"\x06source\x18\x04 \x01(\tR\x06source\"<\n" +
 	"\n" +
 	"RelayOffer\x12\x1c\n" +
-	"\taddresses\x18\x01 \x03(\tR\taddresses\"C\n" +
+	"\taddresses\x18\x01 \x03(\tR\taddresses\x12\x10\n" +
+	"\x03udp\x18\x02 \x01(\tR\x03udp\"C\n" +
 	"\tRelayLink\x12\x17\n" +
 	"\anode_id\x18\x01 \x01(\tR\x06nodeId\x12\x1d\n" +
 	"\n" +
