@@ -1,6 +1,7 @@
 package dataplane
 
 import (
+	"fmt"
 	"net/netip"
 	"time"
 )
@@ -20,6 +21,11 @@ const (
 	SetTargetsIPv4  = "skein_targets_ipv4"
 	SetTargetsIPv6  = "skein_targets_ipv6"
 
+	ChainRewriteIn  = "skein_rewrite_in" // these four are there only while there is a PortRewrite
+	ChainRewriteOut = "skein_rewrite_out"
+	SetRewriteIn    = "skein_rewrite_ports"
+	MapRewriteOut   = "skein_rewrite_peers"
+
 	RulePriority  = 32500
 	RouteTable    = 180
 	RouteProtocol = 30
@@ -34,10 +40,31 @@ type Spec struct {
 	Link      Link
 	// Targets are the destinations that go through the tunnel: every peer's AllowedIPs, merged and sorted.
 	Targets []netip.Prefix
+	// PortRewrites lead the packets of some peers through another UDP port than WireGuard's.
+	PortRewrites []PortRewrite
 	// Complete is false until every source (state, records, configuration) has spoken once;
 	// nothing is removed from the kernel before.
 	Complete bool
 }
+
+// PortRewrite makes what WireGuard's port sends to Remote leave from the port Local, and hands what comes from
+// Remote to Local to WireGuard's port. Birthday probing finds NAT mappings that belong to other ports; this is how
+// WireGuard gets to use one. There is one for a Remote, and only IPv4 has them.
+type PortRewrite struct {
+	Local  uint16
+	Remote netip.AddrPort
+}
+
+// Compare orders rewrites by Remote, then by Local.
+func (r PortRewrite) Compare(o PortRewrite) int {
+	if c := r.Remote.Compare(o.Remote); c != 0 {
+		return c
+	}
+	return int(r.Local) - int(o.Local)
+}
+
+// String is the rewrite as a user reads it.
+func (r PortRewrite) String() string { return fmt.Sprintf("%s via port %d", r.Remote, r.Local) }
 
 // Link is the tunnel interface.
 type Link struct {

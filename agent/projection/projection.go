@@ -30,6 +30,8 @@ type Input struct {
 	// too, until a handshake, and a keepalive makes one at once.
 	Knock map[identity.ID]bool
 	Host  Host
+	// PortRewrites lead WireGuard's packets for some peers through ports that birthday probing has opened.
+	PortRewrites []dataplane.PortRewrite
 	// Complete is set once state, records and paths have spoken.
 	Complete bool
 }
@@ -68,7 +70,8 @@ func Project(in Input) (dataplane.Spec, []Refusal) {
 			Port:       in.Host.Port,
 			Mark:       dataplane.MarkWG,
 		},
-		Complete: in.Complete,
+		PortRewrites: slices.SortedFunc(slices.Values(in.PortRewrites), dataplane.PortRewrite.Compare),
+		Complete:     in.Complete,
 	}
 	if spec.Link.MTU == 0 {
 		spec.Link.MTU = dataplane.MTU
@@ -240,6 +243,9 @@ func Text(s dataplane.Spec, name func(dataplane.Key) string) string {
 			fmt.Fprintf(&b, " %s", a)
 		}
 		b.WriteByte('\n')
+	}
+	for _, r := range s.PortRewrites {
+		fmt.Fprintf(&b, "port %s\n", r)
 	}
 	for _, t := range s.Targets {
 		fmt.Fprintf(&b, "target %s\n", t)

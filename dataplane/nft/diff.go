@@ -5,6 +5,8 @@ import (
 	"maps"
 	"slices"
 	"strings"
+
+	"github.com/skeinmesh/skein/dataplane"
 )
 
 // Verb says what an Op does.
@@ -24,12 +26,13 @@ const (
 
 // Op is one change.
 type Op struct {
-	Verb   Verb
-	Name   string // of the chain or set
-	Kind   string
-	Rules  []string
-	Ranges []Range
-	All    State // of Rebuild
+	Verb     Verb
+	Name     string // of the chain or set
+	Kind     string
+	Rules    []string
+	Ranges   []Range
+	Rewrites []dataplane.PortRewrite
+	All      State // of Rebuild
 }
 
 // Diff returns what turns actual into want, as one transaction. Without prune no element, chain or set
@@ -46,15 +49,16 @@ func Diff(want, actual State, prune bool) []Op {
 		w := want.Sets[n]
 		a, ok := actual.Sets[n]
 		if !ok {
-			ops = append(ops, Op{Verb: AddSet, Name: n, Kind: w.Kind, Ranges: w.Ranges})
+			ops = append(ops, Op{Verb: AddSet, Name: n, Kind: w.Kind, Ranges: w.Ranges, Rewrites: w.Rewrites})
 			continue
 		}
-		gone, added := compare(w.Ranges, a.Ranges)
-		if len(gone) > 0 {
-			ops = append(ops, Op{Verb: DelElements, Name: n, Kind: w.Kind, Ranges: gone})
+		gone, added := compare(w.Ranges, a.Ranges, byStart)
+		ended, begun := compare(w.Rewrites, a.Rewrites, dataplane.PortRewrite.Compare)
+		if len(gone)+len(ended) > 0 {
+			ops = append(ops, Op{Verb: DelElements, Name: n, Kind: w.Kind, Ranges: gone, Rewrites: ended})
 		}
-		if len(added) > 0 {
-			ops = append(ops, Op{Verb: AddElements, Name: n, Kind: w.Kind, Ranges: added})
+		if len(added)+len(begun) > 0 {
+			ops = append(ops, Op{Verb: AddElements, Name: n, Kind: w.Kind, Ranges: added, Rewrites: begun})
 		}
 	}
 	for _, n := range slices.Sorted(maps.Keys(want.Chains)) {
@@ -80,11 +84,12 @@ func Diff(want, actual State, prune bool) []Op {
 }
 
 // rebuild makes everything anew, without what is not ours.
-func rebuild(want State) Op {
-	ours := Want(nil)
-	all := State{Table: true, Chains: ours.Chains, Sets: ours.Sets}
+func rebuild(w State) Op {
+	all := want(nil)
+	all.Port = w.Port
+	all.setRewrites(w.Sets[dataplane.MapRewriteOut].Rewrites)
 	for n := range all.Sets {
-		all.Sets[n] = want.Sets[n]
+		all.Sets[n] = w.Sets[n]
 	}
 	return Op{Verb: Rebuild, All: all}
 }
@@ -106,7 +111,8 @@ func damaged(want, actual State) bool {
 
 // union is want with everything of actual that does not contradict it.
 func union(want, actual State) State {
-	u := State{Table: true, Chains: maps.Clone(want.Chains), Sets: maps.Clone(want.Sets)}
+	u := State{Table: true, Port: want.Port, Chains: maps.Clone(want.Chains), Sets: maps.Clone(want.Sets)}
+	u.setRewrites(mergeRewrites(want.Sets[dataplane.MapRewriteOut].Rewrites, actual.Sets[dataplane.MapRewriteOut].Rewrites))
 	for n, a := range actual.Chains {
 		if _, ok := u.Chains[n]; !ok {
 			u.Chains[n] = a
@@ -116,7 +122,7 @@ func union(want, actual State) State {
 		w, ok := u.Sets[n]
 		if !ok {
 			u.Sets[n] = a
-		} else if w.Kind == a.Kind {
+		} else if w.Kind == a.Kind && len(w.Rewrites) == 0 {
 			w.Ranges = merge(w.Ranges, a.Ranges)
 			u.Sets[n] = w
 		}
@@ -146,8 +152,22 @@ func merge(a, b []Range) []Range {
 	return out
 }
 
-// compare walks two sorted lists.
-func compare(want, actual []Range) (gone, added []Range) {
+// mergeRewrites is want with those of actual that are for other peers. Both are sorted.
+func mergeRewrites(want, actual []dataplane.PortRewrite) []dataplane.PortRewrite {
+	out := slices.Clone(want)
+	for _, a := range actual {
+		if !slices.ContainsFunc(want, func(w dataplane.PortRewrite) bool { return w.Remote == a.Remote }) {
+			out = append(out, a)
+		}
+	}
+	slices.SortFunc(out, dataplane.PortRewrite.Compare)
+	return out
+}
+
+func byStart(a, b Range) int { return a.From.Compare(b.From) }
+
+// compare walks two lists that are sorted by order.
+func compare[T comparable](want, actual []T, order func(a, b T) int) (gone, added []T) {
 	i, j := 0, 0
 	for i < len(want) || j < len(actual) {
 		switch {
@@ -157,7 +177,7 @@ func compare(want, actual []Range) (gone, added []Range) {
 			gone, j = append(gone, actual[j]), j+1
 		case want[i] == actual[j]:
 			i, j = i+1, j+1
-		case want[i].From.Compare(actual[j].From) < 0:
+		case order(want[i], actual[j]) < 0:
 			added, i = append(added, want[i]), i+1
 		default:
 			gone, j = append(gone, actual[j]), j+1
@@ -179,7 +199,7 @@ func (s State) Apply(ops []Op) (State, error) {
 		}
 		switch o.Verb {
 		case AddSet:
-			s.Sets[o.Name] = Set{Kind: o.Kind, Ranges: o.Ranges}
+			s.Sets[o.Name] = Set{Kind: o.Kind, Ranges: o.Ranges, Rewrites: o.Rewrites}
 		case AddChain, SetRules:
 			s.Chains[o.Name] = Chain{Kind: o.Kind, Rules: o.Rules}
 		case DelChain:
@@ -193,6 +213,9 @@ func (s State) Apply(ops []Op) (State, error) {
 				return s, err
 			}
 			set.Ranges = r
+			if set.Rewrites, err = rewrites(set.Rewrites, o); err != nil {
+				return s, err
+			}
 			s.Sets[o.Name] = set
 		}
 	}
@@ -200,7 +223,7 @@ func (s State) Apply(ops []Op) (State, error) {
 }
 
 func elements(have []Range, o Op) ([]Range, error) {
-	gone, added := compare(o.Ranges, have)
+	gone, added := compare(o.Ranges, have, byStart)
 	if o.Verb == DelElements {
 		if len(added) > 0 {
 			return nil, fmt.Errorf("%s: no such element", o)
@@ -217,17 +240,35 @@ func elements(have []Range, o Op) ([]Range, error) {
 	return all, nil
 }
 
+func rewrites(have []dataplane.PortRewrite, o Op) ([]dataplane.PortRewrite, error) {
+	gone, added := compare(o.Rewrites, have, dataplane.PortRewrite.Compare)
+	if o.Verb == DelElements {
+		if len(added) > 0 {
+			return nil, fmt.Errorf("%s: no such element", o)
+		}
+		return gone, nil
+	}
+	all := slices.Concat(have, o.Rewrites)
+	slices.SortFunc(all, dataplane.PortRewrite.Compare)
+	for i := 1; i < len(all); i++ {
+		if all[i].Remote == all[i-1].Remote {
+			return nil, fmt.Errorf("%s: there is %s", o, all[i-1])
+		}
+	}
+	return all, nil
+}
+
 // String tells the operation in one line.
 func (o Op) String() string {
 	switch o.Verb {
 	case Rebuild:
 		n := 0
 		for _, s := range o.All.Sets {
-			n += len(s.Ranges)
+			n += len(s.Ranges) + len(s.Rewrites)
 		}
 		return fmt.Sprintf("rebuild table: %d chains, %d sets, %d elements", len(o.All.Chains), len(o.All.Sets), n)
 	case AddSet:
-		return "add set " + o.Name + " (" + o.Kind + ")" + list(o.Ranges)
+		return "add set " + o.Name + " (" + o.Kind + ")" + list(o.Ranges) + list(o.Rewrites)
 	case AddChain:
 		return "add chain " + o.Name + " (" + o.Kind + "): " + strings.Join(o.Rules, "; ")
 	case SetRules:
@@ -237,14 +278,14 @@ func (o Op) String() string {
 	case DelSet:
 		return "delete set " + o.Name
 	case DelElements:
-		return "delete from " + o.Name + list(o.Ranges)
+		return "delete from " + o.Name + list(o.Ranges) + list(o.Rewrites)
 	case AddElements:
-		return "add to " + o.Name + list(o.Ranges)
+		return "add to " + o.Name + list(o.Ranges) + list(o.Rewrites)
 	}
 	return "unknown operation"
 }
 
-func list(rs []Range) string {
+func list[T fmt.Stringer](rs []T) string {
 	var b strings.Builder
 	for _, r := range rs {
 		b.WriteString(" " + r.String())

@@ -17,7 +17,7 @@ import (
 	"github.com/skeinmesh/skein/internal/golden"
 )
 
-var equal = cmp.Options{cmpopts.EquateComparable(Range{}), cmpopts.EquateEmpty()}
+var equal = cmp.Options{cmpopts.EquateComparable(Range{}, dataplane.PortRewrite{}), cmpopts.EquateEmpty()}
 
 func targets(ss ...string) (out []netip.Prefix) {
 	for _, s := range ss {
@@ -28,35 +28,57 @@ func targets(ss ...string) (out []netip.Prefix) {
 
 // altered is a copy of our table with something done to it.
 func altered(f func(*State), ss ...string) State {
-	s := Want(targets(ss...))
+	s := want(targets(ss...))
 	f(&s)
 	return s
 }
 
+// rewriting is the table of a Spec with these port rewrites.
+func rewriting(rs ...dataplane.PortRewrite) State {
+	s, _ := Want(dataplane.Spec{WireGuard: dataplane.WireGuard{Port: 51820}, PortRewrites: rs})
+	return s
+}
+
+func via(local uint16, remote string) dataplane.PortRewrite {
+	return dataplane.PortRewrite{Local: local, Remote: netip.MustParseAddrPort(remote)}
+}
+
 func TestDiff(t *testing.T) {
+	a, b := via(40001, "203.0.113.7:51820"), via(40002, "203.0.113.9:4500")
+	otherPort, _ := Want(dataplane.Spec{WireGuard: dataplane.WireGuard{Port: 4242}, PortRewrites: []dataplane.PortRewrite{a}})
+	halfGone := rewriting(a, b)
+	delete(halfGone.Sets, dataplane.SetRewriteIn)
+
 	base := []string{"10.4.0.1/32", "10.100.0.0/27", "fd00::1/128"}
 	cases := []struct {
 		name         string
 		want, actual State
 		prune        bool
 	}{
-		{"fresh", Want(targets(base...)), State{}, true},
-		{"unchanged", Want(targets(base...)), Want(targets(base...)), true},
-		{"targets-change", Want(targets("10.4.0.1/32", "10.100.0.32/27", "fd00::1/128")), Want(targets(base...)), true},
-		{"prefix-grows", Want(targets("10.4.0.0/16")), Want(targets("10.4.0.1/32", "10.4.7.0/24")), true},
-		{"before-complete", Want(targets("10.4.0.2/32", "10.100.0.0/24")), Want(targets(base...)), false},
-		{"rules-damaged", Want(nil), altered(func(s *State) {
+		{"fresh", want(targets(base...)), State{}, true},
+		{"unchanged", want(targets(base...)), want(targets(base...)), true},
+		{"targets-change", want(targets("10.4.0.1/32", "10.100.0.32/27", "fd00::1/128")), want(targets(base...)), true},
+		{"prefix-grows", want(targets("10.4.0.0/16")), want(targets("10.4.0.1/32", "10.4.7.0/24")), true},
+		{"before-complete", want(targets("10.4.0.2/32", "10.100.0.0/24")), want(targets(base...)), false},
+		{"rules-damaged", want(nil), altered(func(s *State) {
 			s.Chains[dataplane.ChainOutgoing] = Chain{Kind: kindOutgoing, Rules: []string{"meta(3) verdict(1)"}}
 		}), true},
-		{"chain-missing", Want(nil), altered(func(s *State) { delete(s.Chains, dataplane.ChainPrerouting) }), true},
-		{"set-missing", Want(targets(base...)), altered(func(s *State) { delete(s.Sets, dataplane.SetTargetsIPv6) }, base...), true},
-		{"chain-of-another-kind", Want(targets(base...)), altered(func(s *State) {
+		{"chain-missing", want(nil), altered(func(s *State) { delete(s.Chains, dataplane.ChainPrerouting) }), true},
+		{"set-missing", want(targets(base...)), altered(func(s *State) { delete(s.Sets, dataplane.SetTargetsIPv6) }, base...), true},
+		{"chain-of-another-kind", want(targets(base...)), altered(func(s *State) {
 			s.Chains[dataplane.ChainOutgoing] = Chain{Kind: "type filter hook output priority 0 policy drop"}
 		}, base...), true},
-		{"strangers-in-our-table", Want(nil), altered(func(s *State) {
+		{"strangers-in-our-table", want(nil), altered(func(s *State) {
 			s.Chains["stranger"], s.Sets["odd"] = Chain{Kind: "type  hook none priority 0 policy accept"}, Set{Kind: "mark"}
 		}), true},
-		{"strangers-before-complete", Want(nil), altered(func(s *State) {
+		{"first-rewrite", rewriting(a), rewriting(), true},
+		{"rewrite-changes", rewriting(via(40003, "203.0.113.7:51820"), b), rewriting(a), true},
+		{"last-rewrite-goes", rewriting(), rewriting(a), true},
+		{"rewrites-before-complete", rewriting(via(40003, "203.0.113.7:51820")), rewriting(a, b), false},
+		{"rewrites-of-another-port", otherPort, rewriting(a), true},
+		{"rewrites-damaged", rewriting(a, b), halfGone, true},
+		{"table-gone-with-rewrites", rewriting(a), State{}, true},
+		{"strangers-before-complete", want(nil), altered(func(s *State) {
 			s.Chains["stranger"], s.Sets["odd"] = Chain{Kind: "type  hook none priority 0 policy accept"}, Set{Kind: "mark"}
 		}), false},
 	}
@@ -93,7 +115,7 @@ func genTargets(t *rapid.T, name string) []netip.Prefix {
 
 func TestApplyingTheDiffGivesWhatIsWanted(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
-		a, b := Want(genTargets(t, "actual")), Want(genTargets(t, "want"))
+		a, b := want(genTargets(t, "actual")), want(genTargets(t, "want"))
 		got, err := a.Apply(Diff(b, a, true))
 		if err != nil {
 			t.Fatal(err) // the kernel would refuse an overlap too
@@ -107,7 +129,7 @@ func TestApplyingTheDiffGivesWhatIsWanted(t *testing.T) {
 func TestBeforeCompleteEverythingOldAndNewIsCovered(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		old, now := genTargets(t, "actual"), genTargets(t, "want")
-		a, b := Want(old), Want(now)
+		a, b := want(old), want(now)
 		got, err := a.Apply(Diff(b, a, false))
 		if err != nil {
 			t.Fatal(err)
@@ -128,7 +150,7 @@ func TestBeforeCompleteEverythingOldAndNewIsCovered(t *testing.T) {
 // The kernel gives elements back in any order, with or without an end between adjacent ranges.
 func TestElementsReadBackAreTheRanges(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
-		for _, set := range Want(genTargets(t, "targets")).Sets {
+		for _, set := range want(genTargets(t, "targets")).Sets {
 			es := toElements(set.Ranges)
 			if rapid.Bool().Draw(t, "nft's way") { // an end that is also a start is left out
 				es = slices.DeleteFunc(es, func(e nftables.SetElement) bool {
@@ -148,6 +170,12 @@ func TestRulesReadBackAreRecognised(t *testing.T) {
 		if got := ruleText(e); got != rulesText()[i] {
 			t.Errorf("rule %d: %s", i, got)
 		}
+	}
+	if got := ruleText(rewriteInExprs(4242)); got != rewriteInText(4242) {
+		t.Errorf("the rule for what comes in: %s", got)
+	}
+	if got := ruleText(rewriteOutExprs(4242)); got != rewriteOutText(4242) {
+		t.Errorf("the rule for what goes out: %s", got)
 	}
 	foreign := []expr.Any{&expr.Meta{Key: expr.MetaKeyMARK, Register: 1}, &expr.Counter{}, &expr.Verdict{Kind: expr.VerdictDrop}}
 	if got := ruleText(foreign); slices.Contains(rulesText(), got) {
@@ -183,11 +211,11 @@ func thousand() (out []netip.Prefix) {
 
 func BenchmarkDiff1000Peers(b *testing.B) {
 	all := thousand()
-	actual := Want(all)
+	actual := want(all)
 	all[1500] = netip.MustParsePrefix("10.200.0.0/27")
 	b.ReportAllocs()
 	for b.Loop() {
-		if ops := Diff(Want(all), actual, true); len(ops) != 2 {
+		if ops := Diff(want(all), actual, true); len(ops) != 2 {
 			b.Fatal(ops)
 		}
 	}

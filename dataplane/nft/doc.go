@@ -1,6 +1,10 @@
 // Package nft keeps the nftables table "inet skein": two sets of destinations that go through the
 // tunnel, and two chains that mark packets for them.
 //
+// While some peer is reached through another port than WireGuard's (dataplane.PortRewrite), two more chains rewrite
+// ports, before conntrack on the way in and after it on the way out, without any state: a rewrite holds from the
+// moment it is written, for flows that are under way too, and conntrack and firewalls see WireGuard's port alone.
+//
 // Diff is pure. What it returns is written as one transaction, or several when it is too large for a
 // socket buffer; a changed destination costs one or two messages however large the sets are. The table
 // is wholly ours: what somebody adds to it is pruned, and no other table is ever touched.

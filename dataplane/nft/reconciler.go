@@ -8,6 +8,7 @@ import (
 	"slices"
 
 	"github.com/google/nftables"
+	"github.com/google/nftables/expr"
 	"github.com/mdlayher/netlink"
 	"golang.org/x/sys/unix"
 
@@ -86,10 +87,10 @@ func (r *Reconciler) Reconcile(s dataplane.Spec) (writes int, notes []string, er
 		}
 		r.cache = &st
 	}
-	want := Want(s.Targets)
+	want, notes := Want(s)
 	ops := Diff(want, *r.cache, s.Complete)
 	if len(ops) == 0 {
-		return 0, nil, nil
+		return 0, notes, nil
 	}
 	if r.fails > 1 { // small steps do not help: start over
 		all := want
@@ -102,12 +103,18 @@ func (r *Reconciler) Reconcile(s dataplane.Spec) (writes int, notes []string, er
 	if err != nil {
 		return 0, nil, fmt.Errorf("nftables table inet %s: %w", dataplane.NftTable, err)
 	}
-	writes, err = r.write(ops)
+	writes, err = r.write(ops, want.Port)
 	if err != nil {
 		return writes, nil, fmt.Errorf("writing nftables table inet %s: %w", dataplane.NftTable, err)
 	}
 	r.cache = &next
-	return writes, nil, nil
+	return writes, notes, nil
+}
+
+// Rewrites reads the port rewrites that the kernel has, of a former run too.
+func (r *Reconciler) Rewrites() ([]dataplane.PortRewrite, error) {
+	st, err := r.read()
+	return st.Sets[dataplane.MapRewriteOut].Rewrites, err
 }
 
 // Diff tells what Reconcile would do, from a fresh read.
@@ -117,7 +124,8 @@ func (r *Reconciler) Diff(s dataplane.Spec) ([]string, error) {
 		return nil, err
 	}
 	var out []string
-	for _, op := range Diff(Want(s.Targets), actual, s.Complete) {
+	want, _ := Want(s)
+	for _, op := range Diff(want, actual, s.Complete) {
 		out = append(out, op.String())
 	}
 	return out, nil
@@ -178,14 +186,20 @@ func (r *Reconciler) read() (State, error) {
 		if err != nil {
 			return fail("elements of "+set.Name, err)
 		}
-		s.Sets[set.Name] = Set{Kind: setKind(set), Ranges: fromElements(es)}
+		have := Set{Kind: setKind(set)}
+		if have.Kind == kindPorts || have.Kind == kindPeers {
+			have.Rewrites = fromRewriteElements(es)
+		} else {
+			have.Ranges = fromElements(es)
+		}
+		s.Sets[set.Name] = have
 	}
 	return s, nil
 }
 
 // write sends the operations, in as few transactions as the sizes allow.
-func (r *Reconciler) write(ops []Op) (int, error) {
-	w := writer{r: r}
+func (r *Reconciler) write(ops []Op, port int) (int, error) {
+	w := writer{r: r, port: port}
 	for _, o := range ops {
 		if err := w.op(o); err != nil {
 			return w.sent, err
@@ -196,6 +210,7 @@ func (r *Reconciler) write(ops []Op) (int, error) {
 
 type writer struct {
 	r       *Reconciler
+	port    int // WireGuard's
 	sent    int // messages the kernel took
 	pending int // messages of the open transaction
 	ranges  int // in the open transaction
@@ -234,7 +249,7 @@ func (w *writer) op(o Op) error {
 		}
 		for _, n := range slices.Sorted(maps.Keys(o.All.Sets)) {
 			s := o.All.Sets[n]
-			if err := w.elements(Op{Verb: AddElements, Name: n, Kind: s.Kind, Ranges: s.Ranges}); err != nil {
+			if err := w.elements(Op{Verb: AddElements, Name: n, Kind: s.Kind, Ranges: s.Ranges, Rewrites: s.Rewrites}); err != nil {
 				return err
 			}
 		}
@@ -266,7 +281,14 @@ func (w *writer) op(o Op) error {
 }
 
 func (w *writer) rules(o Op) {
-	for _, e := range ruleExprs() {
+	exprs := ruleExprs()
+	switch o.Kind {
+	case kindRewriteIn:
+		exprs = [][]expr.Any{rewriteInExprs(w.port)}
+	case kindRewriteOut:
+		exprs = [][]expr.Any{rewriteOutExprs(w.port)}
+	}
+	for _, e := range exprs {
 		w.r.conn.AddRule(&nftables.Rule{Table: w.r.table, Chain: w.chain(o), Exprs: e})
 		w.pending++
 	}
@@ -274,32 +296,40 @@ func (w *writer) rules(o Op) {
 
 func (w *writer) elements(o Op) error {
 	for part := range slices.Chunk(o.Ranges, elementsPerMsg) {
-		if w.ranges+len(part) > elementsPerBatch {
-			if err := w.flush(); err != nil {
-				return err
-			}
-		}
-		var err error
-		if o.Verb == DelElements {
-			err = w.r.conn.SetDeleteElements(w.set(o), toElements(part))
-		} else {
-			err = w.r.conn.SetAddElements(w.set(o), toElements(part))
-		}
-		if err != nil {
+		if err := w.some(o, len(part), toElements(part)); err != nil {
 			return err
 		}
-		w.pending++
-		w.ranges += len(part)
+	}
+	for part := range slices.Chunk(o.Rewrites, elementsPerMsg) {
+		if err := w.some(o, len(part), rewriteElements(o.Kind, part)); err != nil {
+			return err
+		}
 	}
 	return nil
 }
 
-func (w *writer) set(o Op) *nftables.Set {
-	id := uint32(1) // given here, or the library counts in a global
-	if o.Kind == kindIPv6 {
-		id = 2
+func (w *writer) some(o Op, n int, es []nftables.SetElement) error {
+	if w.ranges+n > elementsPerBatch {
+		if err := w.flush(); err != nil {
+			return err
+		}
 	}
-	return &nftables.Set{Table: w.r.table, Name: o.Name, ID: id, Interval: true, KeyType: keyType(o.Kind)}
+	do := w.r.conn.SetAddElements
+	if o.Verb == DelElements {
+		do = w.r.conn.SetDeleteElements
+	}
+	if err := do(w.set(o), es); err != nil {
+		return err
+	}
+	w.pending++
+	w.ranges += n
+	return nil
+}
+
+func (w *writer) set(o Op) *nftables.Set {
+	s := setOf(o.Kind)
+	s.Table, s.Name = w.r.table, o.Name
+	return s
 }
 
 func (w *writer) chain(o Op) *nftables.Chain {
@@ -310,6 +340,10 @@ func (w *writer) chain(o Op) *nftables.Chain {
 		c.Type, c.Hooknum = nftables.ChainTypeFilter, nftables.ChainHookPrerouting
 	case kindOutgoing:
 		c.Type, c.Hooknum = nftables.ChainTypeRoute, nftables.ChainHookOutput
+	case kindRewriteIn:
+		c.Type, c.Hooknum, c.Priority = nftables.ChainTypeFilter, nftables.ChainHookPrerouting, nftables.ChainPriorityRaw
+	case kindRewriteOut:
+		c.Type, c.Hooknum, c.Priority = nftables.ChainTypeFilter, nftables.ChainHookPostrouting, nftables.ChainPriorityRef(300)
 	default:
 		c.Policy, c.Priority = nil, nil
 	}

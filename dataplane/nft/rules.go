@@ -46,9 +46,125 @@ func ruleExprs() [][]expr.Any {
 	}
 }
 
+// Registers for a key of several parts: the first three 32-bit ones, as the kernel names them.
+const (
+	part1 = reg
+	part2 = unix.NFT_REG32_01
+	part3 = unix.NFT_REG32_02
+	reg2  = unix.NFT_REG_2
+)
+
+// Offsets in the IPv4 and UDP headers.
+const (
+	ipSource, ipDestination           = 12, 16
+	udpSource, udpDestination, udpSum = 0, 2, 6
+	header, transport                 = expr.PayloadBaseNetworkHeader, expr.PayloadBaseTransportHeader
+)
+
+func load(base expr.PayloadBase, offset, length, register uint32) expr.Any {
+	return &expr.Payload{DestRegister: register, Base: base, Offset: offset, Len: length}
+}
+
+// setPort writes a port of the UDP header, and the checksum with it.
+func setPort(offset, from uint32) expr.Any {
+	return &expr.Payload{OperationType: expr.PayloadWrite, SourceRegister: from, Base: transport, Offset: offset, Len: 2,
+		CsumType: expr.CsumTypeInet, CsumOffset: udpSum}
+}
+
+func isUDP4() []expr.Any {
+	return []expr.Any{
+		&expr.Meta{Key: expr.MetaKeyNFPROTO, Register: reg},
+		&expr.Cmp{Op: expr.CmpOpEq, Register: reg, Data: []byte{unix.NFPROTO_IPV4}},
+		&expr.Meta{Key: expr.MetaKeyL4PROTO, Register: reg},
+		&expr.Cmp{Op: expr.CmpOpEq, Register: reg, Data: []byte{unix.IPPROTO_UDP}},
+	}
+}
+
+// rewriteInExprs hand what comes from a peer to its port over to WireGuard's.
+func rewriteInExprs(port int) []expr.Any {
+	return append(isUDP4(),
+		load(header, ipSource, 4, part1), load(transport, udpSource, 2, part2), load(transport, udpDestination, 2, part3),
+		&expr.Lookup{SourceRegister: reg, SetName: dataplane.SetRewriteIn},
+		&expr.Immediate{Register: reg, Data: binary.BigEndian.AppendUint16(nil, uint16(port))},
+		setPort(udpDestination, reg))
+}
+
+// rewriteOutExprs let what WireGuard's port sends to a peer leave by the peer's port.
+func rewriteOutExprs(port int) []expr.Any {
+	return append(isUDP4(),
+		load(transport, udpSource, 2, reg),
+		&expr.Cmp{Op: expr.CmpOpEq, Register: reg, Data: binary.BigEndian.AppendUint16(nil, uint16(port))},
+		load(header, ipDestination, 4, part1), load(transport, udpDestination, 2, part2),
+		&expr.Lookup{SourceRegister: reg, DestRegister: reg2, IsDestRegSet: true, SetName: dataplane.MapRewriteOut},
+		setPort(udpSource, reg2))
+}
+
+// rewriteText names a rewriting rule, whatever port it is for; "" if it is none.
+func rewriteText(exprs []expr.Any, have string) string {
+	for _, e := range exprs {
+		var data []byte
+		switch e := e.(type) {
+		case *expr.Immediate:
+			data = e.Data
+		case *expr.Cmp:
+			data = e.Data
+		}
+		if len(data) != 2 {
+			continue
+		}
+		port := int(binary.BigEndian.Uint16(data))
+		switch have {
+		case dump(rewriteInExprs(port)):
+			return rewriteInText(port)
+		case dump(rewriteOutExprs(port)):
+			return rewriteOutText(port)
+		}
+	}
+	return ""
+}
+
+// rewriteElements are the elements of one of the two sets of rewrites.
+func rewriteElements(kind string, rs []dataplane.PortRewrite) []nftables.SetElement {
+	port := func(b []byte, p uint16) []byte { return append(binary.BigEndian.AppendUint16(b, p), 0, 0) } // parts of a key fill words
+	var out []nftables.SetElement
+	for _, r := range rs {
+		e := nftables.SetElement{Key: port(r.Remote.Addr().AsSlice(), r.Remote.Port())}
+		if kind == kindPorts {
+			e.Key = port(e.Key, r.Local)
+		} else {
+			e.Val = binary.BigEndian.AppendUint16(nil, r.Local)
+		}
+		out = append(out, e)
+	}
+	return out
+}
+
+// fromRewriteElements reads them back, sorted; what is not of this shape is left out.
+func fromRewriteElements(es []nftables.SetElement) []dataplane.PortRewrite {
+	var out []dataplane.PortRewrite
+	for _, e := range es {
+		local := e.Val
+		if len(e.Key) == 12 {
+			local = e.Key[8:]
+		}
+		if len(e.Key) < 8 || len(local) < 2 {
+			continue
+		}
+		out = append(out, dataplane.PortRewrite{
+			Local:  binary.BigEndian.Uint16(local),
+			Remote: netip.AddrPortFrom(netip.AddrFrom4([4]byte(e.Key[:4])), binary.BigEndian.Uint16(e.Key[4:])),
+		})
+	}
+	slices.SortFunc(out, dataplane.PortRewrite.Compare)
+	return out
+}
+
 // ruleText names what a rule read from the kernel means: one of ours, or a dump of its expressions.
 func ruleText(exprs []expr.Any) string {
 	have := dump(exprs)
+	if text := rewriteText(exprs, have); text != "" {
+		return text
+	}
 	for i, ours := range ruleExprs() {
 		if dump(ours) == have {
 			return rulesText()[i]
@@ -69,9 +185,17 @@ func dump(exprs []expr.Any) string {
 		case *expr.Cmp:
 			parts = append(parts, fmt.Sprintf("cmp(%d,%d,%x)", e.Op, e.Register, e.Data))
 		case *expr.Payload:
-			parts = append(parts, fmt.Sprintf("payload(%d,%d,%d,%d,%d)", e.OperationType, e.DestRegister, e.Base, e.Offset, e.Len))
+			parts = append(parts, fmt.Sprintf("payload(%d,%d,%d,%d,%d)", e.OperationType, e.DestRegister+e.SourceRegister, e.Base, e.Offset, e.Len))
+			if e.OperationType == expr.PayloadWrite {
+				parts = append(parts, fmt.Sprintf("checksum(%d,%d)", e.CsumType, e.CsumOffset))
+			}
+		case *expr.Immediate:
+			parts = append(parts, fmt.Sprintf("immediate(%d,%x)", e.Register, e.Data))
 		case *expr.Lookup:
 			parts = append(parts, fmt.Sprintf("lookup(%d,%s,%v)", e.SourceRegister, e.SetName, e.Invert))
+			if e.IsDestRegSet {
+				parts = append(parts, fmt.Sprintf("into(%d)", e.DestRegister))
+			}
 		case *expr.Verdict:
 			parts = append(parts, fmt.Sprintf("verdict(%d,%s)", e.Kind, e.Chain))
 		default:
@@ -90,6 +214,8 @@ func chainKind(c *nftables.Chain) string {
 			hook = "prerouting"
 		case *nftables.ChainHookOutput:
 			hook = "output"
+		case *nftables.ChainHookPostrouting:
+			hook = "postrouting"
 		default:
 			hook = fmt.Sprint(*c.Hooknum)
 		}
@@ -105,6 +231,9 @@ func chainKind(c *nftables.Chain) string {
 
 func setKind(s *nftables.Set) string {
 	k := s.KeyType.Name
+	if s.IsMap && s.DataType.Name != nftables.TypeInetService.Name {
+		k += " to " + s.DataType.Name
+	}
 	if s.Interval {
 		k += " interval"
 	}
@@ -171,11 +300,23 @@ func toElements(rs []Range) []nftables.SetElement {
 	return out
 }
 
-func keyType(kind string) nftables.SetDatatype {
-	if kind == kindIPv6 {
-		return nftables.TypeIP6Addr
+// setIDs are given here, or the library counts in a global.
+var setIDs = map[string]uint32{kindIPv4: 1, kindIPv6: 2, kindPorts: 3, kindPeers: 4}
+
+func setOf(kind string) *nftables.Set {
+	s := &nftables.Set{ID: setIDs[kind]}
+	switch kind {
+	case kindPorts:
+		s.Concatenation, s.KeyType = true, nftables.MustConcatSetType(nftables.TypeIPAddr, nftables.TypeInetService, nftables.TypeInetService)
+	case kindPeers:
+		s.Concatenation, s.KeyType = true, nftables.MustConcatSetType(nftables.TypeIPAddr, nftables.TypeInetService)
+		s.IsMap, s.DataType = true, nftables.TypeInetService
+	case kindIPv6:
+		s.Interval, s.KeyType = true, nftables.TypeIP6Addr
+	default:
+		s.Interval, s.KeyType = true, nftables.TypeIPAddr
 	}
-	return nftables.TypeIPAddr
+	return s
 }
 
 // portID reads the address the kernel gave a netlink socket.

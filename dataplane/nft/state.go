@@ -11,6 +11,7 @@ import (
 // State is the content of our table.
 type State struct {
 	Table  bool
+	Port   int // WireGuard's, that rewrites lead to; of what is wanted only
 	Chains map[string]Chain
 	Sets   map[string]Set
 }
@@ -21,10 +22,12 @@ type Chain struct {
 	Rules []string // in nft's words
 }
 
-// Set is an interval set. Kind is the type of its elements and its flags in nft's words.
+// Set is an interval set, or one of the two that hold the port rewrites. Kind is the type of its elements and its
+// flags in nft's words.
 type Set struct {
-	Kind   string
-	Ranges []Range // sorted, without overlaps
+	Kind     string
+	Ranges   []Range                 // sorted, without overlaps
+	Rewrites []dataplane.PortRewrite // sorted
 }
 
 // Range is an inclusive range of addresses of one family.
@@ -52,10 +55,59 @@ const (
 	kindOutgoing   = "type route hook output priority 0 policy accept"
 	kindIPv4       = "ipv4_addr interval"
 	kindIPv6       = "ipv6_addr interval"
+
+	// Before conntrack on the way in and after it on the way out: the host's own firewall sees WireGuard's port alone.
+	kindRewriteIn  = "type filter hook prerouting priority -300 policy accept"
+	kindRewriteOut = "type filter hook postrouting priority 300 policy accept"
+	kindPorts      = "ipv4_addr . inet_service . inet_service"
+	kindPeers      = "ipv4_addr . inet_service map"
 )
 
-// Want is the table for these destinations.
-func Want(targets []netip.Prefix) State {
+// Want is the table of a Spec, and notes about what in it cannot be.
+func Want(s dataplane.Spec) (State, []string) {
+	w := want(s.Targets)
+	w.Port = s.WireGuard.Port
+	rewrites, notes := usable(s.PortRewrites)
+	w.setRewrites(rewrites)
+	return w, notes
+}
+
+// usable sorts the rewrites and leaves out those that the table has no place for.
+func usable(all []dataplane.PortRewrite) (out []dataplane.PortRewrite, notes []string) {
+	for _, r := range slices.SortedFunc(slices.Values(all), dataplane.PortRewrite.Compare) {
+		switch {
+		case !r.Remote.Addr().Is4() || r.Remote.Port() == 0 || r.Local == 0:
+			notes = append(notes, fmt.Sprintf("port rewrite %s is left out: it takes an IPv4 address and ports other than 0", r))
+		case len(out) > 0 && out[len(out)-1].Remote == r.Remote:
+			notes = append(notes, fmt.Sprintf("port rewrite %s is left out: there is another one for the same peer", r))
+		default:
+			out = append(out, r)
+		}
+	}
+	return out, notes
+}
+
+// setRewrites puts the chains and sets there that the rewrites need; none need none.
+func (s *State) setRewrites(rs []dataplane.PortRewrite) {
+	if len(rs) == 0 {
+		return
+	}
+	s.Chains[dataplane.ChainRewriteIn] = Chain{Kind: kindRewriteIn, Rules: []string{rewriteInText(s.Port)}}
+	s.Chains[dataplane.ChainRewriteOut] = Chain{Kind: kindRewriteOut, Rules: []string{rewriteOutText(s.Port)}}
+	s.Sets[dataplane.SetRewriteIn] = Set{Kind: kindPorts, Rewrites: rs}
+	s.Sets[dataplane.MapRewriteOut] = Set{Kind: kindPeers, Rewrites: rs}
+}
+
+func rewriteInText(port int) string {
+	return fmt.Sprintf("ip saddr . udp sport . udp dport @%s udp dport set %d", dataplane.SetRewriteIn, port)
+}
+
+func rewriteOutText(port int) string {
+	return fmt.Sprintf("udp sport %d udp sport set ip daddr . udp dport map @%s", port, dataplane.MapRewriteOut)
+}
+
+// want is the table for these destinations.
+func want(targets []netip.Prefix) State {
 	four, six := ranges(targets)
 	rules := rulesText()
 	return State{

@@ -71,7 +71,8 @@ type Plane struct {
 
 	// Owned by the goroutine.
 	wg         *wireguard.Reconciler
-	nftPort    uint32 // the netlink address of our own nftables messages
+	nft        *nft.Reconciler // nil: this host has no nftables
+	nftPort    uint32          // the netlink address of our own nftables messages
 	parts      []*part
 	watch      *watcher
 	spec       *dataplane.Spec
@@ -132,6 +133,16 @@ func (p *Plane) Apply(ctx context.Context, s dataplane.Spec) (r dataplane.Report
 func (p *Plane) Peers(ctx context.Context) (peers []dataplane.PeerStatus, err error) {
 	doErr := p.do(ctx, func() { peers, err = p.status() })
 	return peers, errors.Join(doErr, err)
+}
+
+// Rewrites reads the port rewrites that the kernel has, of a former run too.
+func (p *Plane) Rewrites(ctx context.Context) (rs []dataplane.PortRewrite, err error) {
+	doErr := p.do(ctx, func() {
+		if p.nft != nil {
+			rs, err = p.nft.Rewrites()
+		}
+	})
+	return rs, errors.Join(doErr, err)
 }
 
 // Diff tells line by line what Apply of this Spec would change, from a fresh read of the kernel.
@@ -205,7 +216,7 @@ func (p *Plane) open() (err error) {
 	if r, err := nft.NewReconciler(); err != nil {
 		p.parts = append(p.parts, newPart(broken{"nft", err}))
 	} else {
-		p.nftPort = r.PortID()
+		p.nft, p.nftPort = r, r.PortID()
 		p.parts = append(p.parts, newPart(r))
 	}
 	p.watch = openWatcher(o.Log)
