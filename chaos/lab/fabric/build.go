@@ -51,7 +51,7 @@ func Build(ctx context.Context, p Plan) error {
 			return fmt.Errorf("site %s: %w", s.Name, err)
 		}
 	}
-	return nil
+	return ready(ctx, p)
 }
 
 func buildSite(p Plan, s Site) error {

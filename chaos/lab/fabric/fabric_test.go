@@ -13,6 +13,8 @@ import (
 	"time"
 
 	"github.com/google/go-cmp/cmp"
+	"github.com/vishvananda/netlink"
+
 	"github.com/skeinmesh/skein/internal/testenv"
 )
 
@@ -236,6 +238,25 @@ func TestDelayWorksOrSaysWhyNot(t *testing.T) {
 	start := time.Now()
 	if !p.tcpReaches(t, "a1", "b1") || time.Since(start) < 60*time.Millisecond {
 		t.Errorf("a round trip took %v with 30ms each way", time.Since(start))
+	}
+}
+
+// A lab that is built carries its first packet: the kernel brings links up some time after it was told to.
+func TestBuiltMeansUp(t *testing.T) {
+	p := raise(t, []SiteSpec{{Name: "a", NAT: None, IPv6: true}, {Name: "empty", NAT: FullCone}}, HostSpec{"a1", "a"}, HostSpec{"a2", "a"})
+	for ns, want := range map[string]int{HostNS(p.Lab, "a1"): 1, Router(p.Lab, "a"): 4, Core(p.Lab): 2} {
+		up := 0
+		if err := on(ns, func(h *netlink.Handle) error {
+			links, err := h.LinkList()
+			for _, l := range links {
+				if l.Attrs().OperState == netlink.OperUp {
+					up++
+				}
+			}
+			return err
+		}); err != nil || up != want {
+			t.Errorf("%s: %d links up, want %d (%v)", ns, up, want, err)
+		}
 	}
 }
 
