@@ -43,7 +43,7 @@ type firstTries struct {
 }
 
 func newHurrier(dev *device.Device, bind *meshBind) *hurrier {
-	return &hurrier{dev: dev, busy: bind.busy, wanted: bind.wanted, met: map[dataplane.Key]bool{}, where: map[dataplane.Key]netip.AddrPort{}, fresh: map[dataplane.Key]*firstTries{}}
+	return &hurrier{dev: dev, busy: bind.cross.busy, wanted: bind.cross.wanted, met: map[dataplane.Key]bool{}, where: map[dataplane.Key]netip.AddrPort{}, fresh: map[dataplane.Key]*firstTries{}}
 }
 
 // changes looks at the device before it is written to: at a peer's former endpoint, which it may have

@@ -1,0 +1,294 @@
+package wireguard
+
+import (
+	"bytes"
+	"encoding/binary"
+	"maps"
+	"net/netip"
+	"sync"
+	"time"
+
+	"golang.zx2c4.com/wireguard/device"
+)
+
+const (
+	// crossWindow is how long after our own handshake initiation one from the other side counts as crossing
+	// it: a generous round trip, and well below the five seconds after which either repeats it.
+	crossWindow = time.Second
+	// settleWindow is how long after an answer an initiation, either side's, counts as made before it.
+	settleWindow = 250 * time.Millisecond
+	// busyWindow is how long a handshake may take on a good path.
+	busyWindow = 200 * time.Millisecond
+	// knockWindow is how long an initiation tells that somebody at that endpoint wants a session: as long as
+	// wireguard-go waits before it repeats one that was not answered.
+	knockWindow = 6 * time.Second
+	// answerWithin is how long wireguard-go may take from an initiation to its response.
+	answerWithin = 25 * time.Millisecond
+	// repeatAfter is when an initiation that stands, and was not answered, is sent again.
+	repeatAfter = 2 * answerWithin
+	// insistAfter is when one that the other side may have passed over is sent again, and yieldAfter from when
+	// on such a one is let in: the first must be answered by then, if it can be.
+	insistAfter = 300 * time.Millisecond
+	yieldAfter  = 200 * time.Millisecond
+	// A flood of forged initiations must cost no more than the real ones: with maxTracked endpoints remembered
+	// the rest passes as it would without us, and what is old is looked for no more often than sweepEvery.
+	maxTracked = 4096
+	sweepEvery = 100 * time.Millisecond
+)
+
+// crossing looks after handshakes that cross, which a mesh meets at once and a road warrior hardly ever:
+// a probe that succeeds makes both ends of a path start at the same moment. Each initiation then wipes out
+// the other end's, nobody can use an answer, and both wait five seconds for the next try; or worse,
+// initiation and response are consumed at the same time, the keys of the two handshakes are mixed, and
+// packets pass one way only.
+//
+// Both ends see both initiations' random sender indexes, so they agree without a word: the lower one
+// stands. Its sender drops the other, and repeats its own when no answer comes, for it may have come before
+// the other side knew us. The other lets it in and drops what may still answer its own. An initiation right
+// behind an answer is dropped, on the way out as on the way in: it was made before the session was noticed.
+// One of ours that is made while theirs is being answered waits until it is. If it is not, ours has wiped
+// out theirs, and only ours can still be answered: it is sent, and once more if the other side has passed
+// over it, which lets in the second when its own has not been answered either.
+//
+// A forged packet can make us pass over an initiation or a response here. The handshake then takes
+// place at the next try; it needs the address, the port and the moment of one to do even that.
+type crossing struct {
+	send func(packet []byte, at netip.AddrPort)
+
+	mu    sync.Mutex
+	paths map[netip.AddrPort]*meeting
+	swept time.Time
+}
+
+// meeting is what passed lately between us and one endpoint.
+type meeting struct {
+	ours, theirs initiation // the last ones
+	passedOver   initiation // the last of theirs that was not let in for ours
+	held         time.Time  // when one of ours was held back
+	responded    time.Time  // when a response went there
+	knocked      time.Time  // when an initiation came from there
+}
+
+type initiation struct {
+	at      time.Time // sent or heard, then answered; zero: none
+	index   uint32
+	packet  []byte // of ours
+	outcome outcome
+}
+
+type outcome int
+
+const (
+	open outcome = iota
+	answered
+	yielded // ours, to the other side's
+)
+
+func newCrossing(send func(packet []byte, at netip.AddrPort)) *crossing {
+	return &crossing{send: send, paths: map[netip.AddrPort]*meeting{}}
+}
+
+// reset forgets everything.
+func (c *crossing) reset() {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	clear(c.paths)
+}
+
+// leaves decides whether a packet of ours is sent now.
+func (c *crossing) leaves(p []byte, to netip.AddrPort) bool {
+	switch {
+	case isResponse(p):
+		c.responding(receiverIndex(p), to)
+	case isInitiation(p):
+		return c.starting(p, to)
+	}
+	return true
+}
+
+// admit decides whether wireguard-go sees a packet of theirs.
+func (c *crossing) admit(p []byte, from netip.AddrPort) bool {
+	switch {
+	case isInitiation(p):
+		return c.admitInitiation(senderIndex(p), from)
+	case isResponse(p):
+		return c.admitResponse(receiverIndex(p), from)
+	}
+	return true
+}
+
+// starting decides about an initiation of ours.
+func (c *crossing) starting(p []byte, to netip.AddrPort) bool {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	m := c.meet(to)
+	switch theirs := m.theirs; {
+	case !theirs.within(settleWindow):
+	case theirs.outcome == answered:
+		return false
+	case theirs.within(answerWithin):
+		m.held = time.Now()
+		p = bytes.Clone(p)
+		time.AfterFunc(answerWithin, func() { c.release(p, to) })
+		return false
+	}
+	m.ours = initiation{at: time.Now(), index: senderIndex(p), packet: bytes.Clone(p)}
+	return true
+}
+
+// release sends an initiation that was held back, unless theirs has been answered meanwhile.
+func (c *crossing) release(p []byte, to netip.AddrPort) {
+	c.mu.Lock()
+	m := c.meet(to)
+	if m.theirs.outcome == answered && m.theirs.within(settleWindow) {
+		c.mu.Unlock()
+		return
+	}
+	m.ours = initiation{at: time.Now(), index: senderIndex(p), packet: p}
+	c.repeat(m.ours, to, insistAfter)
+	c.mu.Unlock()
+	c.send(p, to)
+}
+
+// repeat sends an initiation of ours again if it is still open some time later.
+func (c *crossing) repeat(ours initiation, to netip.AddrPort, after time.Duration) {
+	time.AfterFunc(after, func() {
+		c.mu.Lock()
+		m := c.paths[to]
+		still := m != nil && m.ours.index == ours.index && m.ours.outcome == open
+		c.mu.Unlock()
+		if still {
+			c.send(ours.packet, to)
+		}
+	})
+}
+
+// responding notes that an initiation of theirs is being answered.
+func (c *crossing) responding(index uint32, to netip.AddrPort) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	m := c.meet(to)
+	m.responded = time.Now()
+	if m.theirs.index == index {
+		m.theirs.at, m.theirs.outcome = time.Now(), answered
+		m.ours.yield()
+	}
+}
+
+// admitInitiation decides about the other side's initiation.
+func (c *crossing) admitInitiation(index uint32, from netip.AddrPort) bool {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.forget()
+	if len(c.paths) >= maxTracked && c.paths[from] == nil {
+		return true
+	}
+	m, now := c.meet(from), time.Now()
+	m.knocked = now
+	again := m.theirs.index == index && m.theirs.within(crossWindow)
+	if again && m.theirs.within(answerWithin) {
+		return false // two workers would both answer it
+	}
+	ours := &m.ours
+	switch {
+	case ours.outcome == answered && ours.within(settleWindow):
+		return false
+	case again:
+		// Let in before, and perhaps wiped out by ours, which then must not yield; the answer will tell.
+		if m.theirs.outcome == open {
+			m.theirs.at = now
+		}
+		return true
+	case ours.outcome == open && ours.within(crossWindow) && ours.index < index && !m.insists(index):
+		if m.passedOver.index != index {
+			m.passedOver = initiation{at: now, index: index}
+			c.repeat(*ours, from, repeatAfter)
+		}
+		return false
+	}
+	ours.yield()
+	m.theirs = initiation{at: now, index: index}
+	return true
+}
+
+// insists tells whether an initiation has been passed over long enough.
+func (m *meeting) insists(index uint32) bool {
+	return m.passedOver.index == index && !m.passedOver.within(yieldAfter) && m.passedOver.within(crossWindow)
+}
+
+// admitResponse decides about a response, which ends an initiation of ours.
+func (c *crossing) admitResponse(index uint32, from netip.AddrPort) bool {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	m := c.paths[from]
+	if m == nil || m.ours.index != index || !m.ours.within(crossWindow) {
+		return true
+	}
+	if m.ours.outcome == yielded {
+		return false
+	}
+	m.ours.at, m.ours.outcome = time.Now(), answered
+	return true
+}
+
+// busy tells whether a handshake with an endpoint is under way: an initiation or a response of ours
+// left for there a moment ago.
+func (c *crossing) busy(at netip.AddrPort) bool {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	m := c.paths[unmapped(at)]
+	return m != nil && (m.ours.within(busyWindow) || within(m.responded, busyWindow) || within(m.held, busyWindow))
+}
+
+// wanted tells whether an initiation came from an endpoint that may still wait for its answer.
+func (c *crossing) wanted(at netip.AddrPort) bool {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	m := c.paths[unmapped(at)]
+	return m != nil && within(m.knocked, knockWindow)
+}
+
+// meet returns what is remembered of an endpoint. The caller holds mu.
+func (c *crossing) meet(at netip.AddrPort) *meeting {
+	c.forget()
+	m := c.paths[at]
+	if m == nil {
+		m = &meeting{}
+		c.paths[at] = m
+	}
+	return m
+}
+
+// forget drops what is older than any window.
+func (c *crossing) forget() {
+	if now := time.Now(); now.Sub(c.swept) >= sweepEvery {
+		c.swept = now
+		maps.DeleteFunc(c.paths, func(_ netip.AddrPort, m *meeting) bool { return m.old() })
+	}
+}
+
+func (m *meeting) old() bool {
+	return !m.ours.within(crossWindow) && !m.theirs.within(crossWindow) && !within(m.responded, crossWindow) && !within(m.knocked, knockWindow)
+}
+
+func (i *initiation) within(d time.Duration) bool { return within(i.at, d) }
+
+func (i *initiation) yield() {
+	if i.outcome == open {
+		i.outcome = yielded
+	}
+}
+
+func within(at time.Time, d time.Duration) bool { return !at.IsZero() && time.Since(at) <= d }
+
+func isInitiation(p []byte) bool {
+	return len(p) == device.MessageInitiationSize && binary.LittleEndian.Uint32(p) == device.MessageInitiationType
+}
+
+func isResponse(p []byte) bool {
+	return len(p) == device.MessageResponseSize && binary.LittleEndian.Uint32(p) == device.MessageResponseType
+}
+
+// senderIndex is where an initiation names itself, receiverIndex where a response names it.
+func senderIndex(initiation []byte) uint32 { return binary.LittleEndian.Uint32(initiation[4:]) }
+func receiverIndex(response []byte) uint32 { return binary.LittleEndian.Uint32(response[8:]) }
