@@ -25,6 +25,7 @@ const (
 	maxRelayLinks    = 64
 	maxLabels        = 64
 	maxNodeAddresses = 32
+	maxOutcomes      = 8
 	maxShortString   = 64
 	maxName          = 253      // a DNS name
 	maxLabelKey      = 253 + 64 // prefix/name
@@ -176,7 +177,7 @@ func checkShape(r *skeinv1.Record) error {
 			return err
 		}
 	}
-	for _, check := range []func(*skeinv1.Record) error{checkCandidates, checkEndpoints, checkLabels, checkNodeAddresses} {
+	for _, check := range []func(*skeinv1.Record) error{checkCandidates, checkEndpoints, checkLabels, checkNodeAddresses, checkOutcomes} {
 		if err := check(r); err != nil {
 			return err
 		}
@@ -315,6 +316,22 @@ func checkLabels(r *skeinv1.Record) error {
 			return err
 		}
 		if err := checkText("label "+k, v, maxName); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+func checkOutcomes(r *skeinv1.Record) error {
+	if n := len(r.GetOutcomes()); n > maxOutcomes {
+		return malformed("%d outcomes, the limit is %d", n, maxOutcomes)
+	}
+	for _, o := range r.GetOutcomes() {
+		ip, ok := netip.AddrFromSlice(o.GetAddress())
+		if !ok {
+			return malformed("outcomes: address of %d bytes, want 4 or 16", len(o.GetAddress()))
+		}
+		if err := checkEndpoint("outcomes", netip.AddrPortFrom(ip, 1)); err != nil {
 			return err
 		}
 	}

@@ -100,7 +100,7 @@ func (p *Probe) due() (time.Time, bool) {
 
 // nextWake is the earliest time at which a step would do something; zero: never.
 func (s *step) nextWake() time.Time {
-	at := s.NextRetry
+	at := earlier(s.NextRetry, s.guessWake())
 	active := s.active()
 	if active >= 0 {
 		at = earlier(at, s.beatWake(active))

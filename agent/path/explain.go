@@ -32,6 +32,7 @@ type Explanation struct {
 	Decided     string // rule and reason
 	NextTry     time.Time
 	WouldChange []string
+	Guess       *GuessLine // nil: ports need not, or may not, be guessed
 }
 
 // Explain tells why the path to a peer is what it is; false if the peer is not known.
@@ -79,7 +80,7 @@ func Explain(m Machine, now time.Time) Explanation {
 			e.Probes = append(e.Probes, ProbeLine{Endpoint: k.Addr, Source: (&Probe{Type: k.Type, Source: k.Source}).label(), Outcome: "not probed: " + k.Why})
 		}
 	}
-	e.WouldChange = wouldChange(m, now)
+	e.WouldChange, e.Guess = wouldChange(m, now), m.Guessing.explain()
 	return e
 }
 
@@ -133,6 +134,13 @@ func wouldChange(m Machine, now time.Time) []string {
 	case "symmetric-symmetric", "port-restricted-symmetric":
 		out = append(out, "A forwarded port at either end: port mapping on the router (PCP, NAT-PMP, UPnP) or forceEndpoint in the configuration.",
 			"A NAT with a stable port at the symmetric end, or IPv6 at both.")
+	case "birthday", "port-prediction", "birthday-both":
+		if g := m.Guessing; g.Since.IsZero() {
+			out = append(out, fmt.Sprintf("A hit of the next attempt at guessing ports, in %s.", round(max(g.Next.Sub(now), 0))))
+		} else {
+			out = append(out, "A hit of the attempt at guessing ports that is under way.")
+		}
+		out = append(out, "A forwarded port at either end: port mapping on the router (PCP, NAT-PMP, UPnP) or forceEndpoint in the configuration.")
 	case "no-candidate":
 		out = append(out, "An address in the peer's record that this host can reach, by IPv4 or IPv6.")
 	}
@@ -173,6 +181,9 @@ func (e Explanation) String() string {
 		fmt.Fprintf(&b, ", rtt %s", round(e.Path.RTT))
 	}
 	fmt.Fprintf(&b, "\ndecided   %s\nstrategy  %s\nnat       self %s, peer %s\n", e.Decided, e.Strategy, natName(e.Self.NAT), natName(e.Peers.NAT))
+	if e.Guess != nil {
+		fmt.Fprintf(&b, "guessing  %s\n", e.Guess.text(e.At))
+	}
 	w := tabwriter.NewWriter(&b, 0, 0, 2, ' ', 0)
 	fmt.Fprintln(w, "\nENDPOINT\tSOURCE\tSENT\tANSWERED\tRTT\tOUTCOME")
 	for _, p := range e.Probes {

@@ -168,6 +168,10 @@ func (m *Manager) step(p *peer, now time.Time, in Input) {
 			m.use(p, before, lastPong)
 		case ActionCheck:
 			m.check(next.Peer)
+		case ActionGuess:
+			if m.cfg.Guess != nil {
+				m.cfg.Guess(next.Peer, a.Guess)
+			}
 		case ActionWake:
 			m.schedule(p, a.At)
 		}

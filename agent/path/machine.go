@@ -29,6 +29,7 @@ type Machine struct {
 	Now        time.Time // of the last step
 	Woken      time.Time // the last wish to be woken
 	BusyUntil  time.Time // heartbeats until then
+	Guessing   Guessing
 	DoubtUntil time.Time // the peer may have found the path dead: look closely until then
 	BurstAt    time.Time // start of the last burst
 	BurstTo    time.Time // when it can bring no more answers
@@ -117,6 +118,7 @@ func Step(m Machine, now time.Time, in Input) (Machine, []Action) {
 	s.beat()
 	s.burst()
 	s.settle()
+	s.guess()
 	if !s.Path.same(before) {
 		s.actions = append(s.actions, Action{Kind: ActionUse, Path: s.Path})
 	}
@@ -162,6 +164,10 @@ func (s *step) take(in Input) {
 		s.takeTraffic(unmap(in.Endpoint), in.Sent)
 	case InputAdopted:
 		s.takeAdopted(unmap(in.Endpoint))
+	case InputGuess:
+		if in.Guess != nil {
+			s.takeGuess(unmap(in.Endpoint), *in.Guess)
+		}
 	case InputSendFailed:
 		if i := s.find(unmap(in.Endpoint)); i >= 0 {
 			s.Probes[i].Error = in.Error
@@ -172,7 +178,7 @@ func (s *step) take(in Input) {
 func (s *step) takeSettings(n Settings) {
 	old := s.Settings
 	s.Settings = n
-	if !slices.Equal(old.Exclude, n.Exclude) {
+	if !slices.Equal(old.Exclude, n.Exclude) || !old.sameGuessing(n) {
 		s.replan()
 	}
 	if !s.NextRetry.IsZero() {
@@ -199,7 +205,7 @@ func (s *step) replan() {
 	if !s.Known {
 		return
 	}
-	s.Plan = Strategy(s.Self, s.Remote, s.Settings.Exclude)
+	s.Plan = s.strategy()
 	for i := range s.Probes {
 		s.Probes[i].Known, s.Probes[i].Planned = false, false
 	}

@@ -38,6 +38,7 @@ type Config struct {
 	Signal  func(peer identity.ID, s *skeinv1.Signal) error // called from one goroutine of its own; may block shortly
 	Relays  Relays                                          // nil: no relays
 	Journal Journal                                         // nil: none
+	Guess   func(peer identity.ID, g Guess)                 // begins to guess ports, the zero Guess ends it; must not block. Guessed takes what comes out
 	Clock   func() time.Time                                // nil: time.Now
 	Log     *slog.Logger                                    // nil: slog.Default()
 }
@@ -218,6 +219,17 @@ func (m *Manager) PingReceived(id identity.ID, from netip.AddrPort, at time.Time
 // PongReceived says that an authenticated pong of the peer came from an address at a time.
 func (m *Manager) PongReceived(id identity.ID, from netip.AddrPort, tx [12]byte, at time.Time) {
 	m.push(event{at: at, peer: id, in: Input{Kind: InputPong, Endpoint: unmap(from)}, tx: tx})
+}
+
+// Guessed takes what became of an attempt at guessing ports: at is where the peer was heard, when that is a hit.
+func (m *Manager) Guessed(id identity.ID, at netip.AddrPort, ev GuessEvent) {
+	m.run(func(m *Manager, now time.Time) {
+		if p, ok := m.o.peers[id]; ok {
+			in := Input{Kind: InputGuess, Endpoint: unmap(at), Guess: &ev}
+			m.note(now, id, in)
+			m.step(p, now, in)
+		}
+	})
 }
 
 // Punch takes the peer's request to probe its addresses now.

@@ -46,6 +46,7 @@ type Plan struct {
 	Probe   bool   // some target is worth a ping
 	Targets []Target
 	Skipped []Skip
+	Guess   Guess // ports may be guessed when nothing of the above answers
 }
 
 // Pair is what two kinds of NAT allow between addresses that they translate: the name of the rule, the reason

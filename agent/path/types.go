@@ -2,6 +2,7 @@ package path
 
 import (
 	"fmt"
+	"maps"
 	"net/netip"
 	"slices"
 	"time"
@@ -73,17 +74,18 @@ type Node struct {
 	Candidates []Candidate
 	Site       string
 	Keepalive  time.Duration // 0: not asked for
+	PortStep   int           // of a symmetric NAT that counts its ports; 0: not predictable
 }
 
 // Equal reports whether two nodes are the same as far as paths go.
 func (n Node) Equal(o Node) bool {
-	return n.NAT == o.NAT && n.Site == o.Site && n.Keepalive == o.Keepalive && slices.Equal(n.Candidates, o.Candidates)
+	return n.NAT == o.NAT && n.Site == o.Site && n.Keepalive == o.Keepalive && n.PortStep == o.PortStep && slices.Equal(n.Candidates, o.Candidates)
 }
 
 // NodeOf takes from a record what paths need. Addresses that do not parse are left out: the
 // record's verification has refused them already.
 func NodeOf(r *skeinv1.Record) Node {
-	n := Node{NAT: r.GetNatType(), Site: r.GetSite(), Keepalive: time.Duration(r.GetPersistentKeepalive()) * time.Second}
+	n := Node{NAT: r.GetNatType(), Site: r.GetSite(), Keepalive: time.Duration(r.GetPersistentKeepalive()) * time.Second, PortStep: portStep(r)}
 	for _, c := range r.GetCandidates() {
 		if a, err := netip.ParseAddrPort(c.GetAddress()); err == nil {
 			n.Candidates = append(n.Candidates, Candidate{Type: c.GetType(), Addr: unmap(a), Source: c.GetSource()})
@@ -105,10 +107,18 @@ type Settings struct {
 	DirectRetry time.Duration  // between attempts at a direct path for a relayed peer
 	Keepalive   time.Duration  // between pings on an idle direct path
 	Exclude     []netip.Prefix // addresses inside the tunnel: never an endpoint
+
+	NoGuessing    bool            // ports are never guessed on this host
+	BirthdayBoth  bool            // two symmetric NATs guess at both ends
+	BirthdayPeers map[string]bool // the same for single peers, by ID; counts more than BirthdayBoth
 }
 
 func (s Settings) equal(o Settings) bool {
-	return s.DirectRetry == o.DirectRetry && s.Keepalive == o.Keepalive && slices.Equal(s.Exclude, o.Exclude)
+	return s.DirectRetry == o.DirectRetry && s.Keepalive == o.Keepalive && slices.Equal(s.Exclude, o.Exclude) && s.sameGuessing(o)
+}
+
+func (s Settings) sameGuessing(o Settings) bool {
+	return s.NoGuessing == o.NoGuessing && s.BirthdayBoth == o.BirthdayBoth && maps.Equal(s.BirthdayPeers, o.BirthdayPeers)
 }
 
 // RelayChoice is the relay that both ends share and that would be used now; the zero ID means none.
@@ -136,9 +146,10 @@ const (
 	InputSendFailed                    // Endpoint, Error: a ping could not be sent
 	InputEndpointSeen                  // Endpoint: WireGuard accepted a packet from there
 	InputAdopted                       // Endpoint: where WireGuard talked to the peer before this agent started
+	InputGuess                         // Guess: what became of guessing ports; Endpoint: a hit
 )
 
-var inputNames = [...]string{"tick", "self", "record", "relay", "settings", "network", "probe_ok", "ping_received", "punch", "traffic", "probe_lost", "endpoint_seen", "adopted"}
+var inputNames = [...]string{"tick", "self", "record", "relay", "settings", "network", "probe_ok", "ping_received", "punch", "traffic", "probe_lost", "endpoint_seen", "adopted", "guess"}
 
 // String is the kind as the journal keeps it.
 func (k InputKind) String() string {
@@ -160,6 +171,7 @@ type Input struct {
 	Addresses []netip.AddrPort `json:",omitempty"`
 	Reply     bool             `json:",omitempty"`
 	Error     string           `json:",omitempty"`
+	Guess     *GuessEvent      `json:",omitempty"`
 }
 
 // ActionKind names an action.
@@ -171,6 +183,7 @@ const (
 	ActionPunch                   // signal the peer to probe this host's addresses now
 	ActionUse                     // WireGuard shall use Path
 	ActionCheck                   // read WireGuard's counters soon, and ask the relay whether the peer is there
+	ActionGuess                   // guess ports with the peer as Guess says; the zero Guess ends that
 	ActionWake                    // call Step with a tick at At; replaces the earlier wish
 )
 
@@ -181,6 +194,7 @@ type Action struct {
 	Reply    bool // the punch answers the peer's
 	Path     Path
 	At       time.Time
+	Guess    Guess
 }
 
 // String is the action in one word and its value.
@@ -194,6 +208,8 @@ func (a Action) String() string {
 		return fmt.Sprintf("use %s alive=%t (%s)", a.Path, a.Path.Alive, a.Path.Rule)
 	case ActionCheck:
 		return "check"
+	case ActionGuess:
+		return "guess " + a.Guess.Kind.String()
 	case ActionWake:
 		return "wake " + a.At.Format("15:04:05.000")
 	}

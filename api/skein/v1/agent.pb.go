@@ -2160,6 +2160,7 @@ type ExplainPeerResponse struct {
 	History       []*JournalEntry        `protobuf:"bytes,6,rep,name=history,proto3" json:"history,omitempty"`
 	Decided       string                 `protobuf:"bytes,7,opt,name=decided,proto3" json:"decided,omitempty"`                            // which rule decided and why
 	WouldChange   []string               `protobuf:"bytes,8,rep,name=would_change,json=wouldChange,proto3" json:"would_change,omitempty"` // what would change it
+	Guess         *PortGuessView         `protobuf:"bytes,9,opt,name=guess,proto3" json:"guess,omitempty"`                                // unset where ports need not, or may not, be guessed
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -2250,6 +2251,106 @@ func (x *ExplainPeerResponse) GetWouldChange() []string {
 	return nil
 }
 
+func (x *ExplainPeerResponse) GetGuess() *PortGuessView {
+	if x != nil {
+		return x.Guess
+	}
+	return nil
+}
+
+// PortGuessView is how guessing ports with a peer goes.
+type PortGuessView struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Rule          string                 `protobuf:"bytes,1,opt,name=rule,proto3" json:"rule,omitempty"` // birthday, port-prediction, birthday-both
+	Role          string                 `protobuf:"bytes,2,opt,name=role,proto3" json:"role,omitempty"` // one port tries many, many sockets try one, both
+	Running       bool                   `protobuf:"varint,3,opt,name=running,proto3" json:"running,omitempty"`
+	Tries         uint32                 `protobuf:"varint,4,opt,name=tries,proto3" json:"tries,omitempty"`    // in a row that failed
+	Outcome       string                 `protobuf:"bytes,5,opt,name=outcome,proto3" json:"outcome,omitempty"` // of the last one
+	At            int64                  `protobuf:"varint,6,opt,name=at,proto3" json:"at,omitempty"`          // Unix ns
+	Next          int64                  `protobuf:"varint,7,opt,name=next,proto3" json:"next,omitempty"`      // Unix ns; 0: when something changes
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *PortGuessView) Reset() {
+	*x = PortGuessView{}
+	mi := &file_skein_v1_agent_proto_msgTypes[33]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *PortGuessView) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*PortGuessView) ProtoMessage() {}
+
+func (x *PortGuessView) ProtoReflect() protoreflect.Message {
+	mi := &file_skein_v1_agent_proto_msgTypes[33]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use PortGuessView.ProtoReflect.Descriptor instead.
+func (*PortGuessView) Descriptor() ([]byte, []int) {
+	return file_skein_v1_agent_proto_rawDescGZIP(), []int{33}
+}
+
+func (x *PortGuessView) GetRule() string {
+	if x != nil {
+		return x.Rule
+	}
+	return ""
+}
+
+func (x *PortGuessView) GetRole() string {
+	if x != nil {
+		return x.Role
+	}
+	return ""
+}
+
+func (x *PortGuessView) GetRunning() bool {
+	if x != nil {
+		return x.Running
+	}
+	return false
+}
+
+func (x *PortGuessView) GetTries() uint32 {
+	if x != nil {
+		return x.Tries
+	}
+	return 0
+}
+
+func (x *PortGuessView) GetOutcome() string {
+	if x != nil {
+		return x.Outcome
+	}
+	return ""
+}
+
+func (x *PortGuessView) GetAt() int64 {
+	if x != nil {
+		return x.At
+	}
+	return 0
+}
+
+func (x *PortGuessView) GetNext() int64 {
+	if x != nil {
+		return x.Next
+	}
+	return 0
+}
+
 type ProbeView struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Endpoint      string                 `protobuf:"bytes,1,opt,name=endpoint,proto3" json:"endpoint,omitempty"`
@@ -2266,7 +2367,7 @@ type ProbeView struct {
 
 func (x *ProbeView) Reset() {
 	*x = ProbeView{}
-	mi := &file_skein_v1_agent_proto_msgTypes[33]
+	mi := &file_skein_v1_agent_proto_msgTypes[34]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2278,7 +2379,7 @@ func (x *ProbeView) String() string {
 func (*ProbeView) ProtoMessage() {}
 
 func (x *ProbeView) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_agent_proto_msgTypes[33]
+	mi := &file_skein_v1_agent_proto_msgTypes[34]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2291,7 +2392,7 @@ func (x *ProbeView) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ProbeView.ProtoReflect.Descriptor instead.
 func (*ProbeView) Descriptor() ([]byte, []int) {
-	return file_skein_v1_agent_proto_rawDescGZIP(), []int{33}
+	return file_skein_v1_agent_proto_rawDescGZIP(), []int{34}
 }
 
 func (x *ProbeView) GetEndpoint() string {
@@ -2361,7 +2462,7 @@ type PlanRequest struct {
 
 func (x *PlanRequest) Reset() {
 	*x = PlanRequest{}
-	mi := &file_skein_v1_agent_proto_msgTypes[34]
+	mi := &file_skein_v1_agent_proto_msgTypes[35]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2373,7 +2474,7 @@ func (x *PlanRequest) String() string {
 func (*PlanRequest) ProtoMessage() {}
 
 func (x *PlanRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_agent_proto_msgTypes[34]
+	mi := &file_skein_v1_agent_proto_msgTypes[35]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2386,7 +2487,7 @@ func (x *PlanRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PlanRequest.ProtoReflect.Descriptor instead.
 func (*PlanRequest) Descriptor() ([]byte, []int) {
-	return file_skein_v1_agent_proto_rawDescGZIP(), []int{34}
+	return file_skein_v1_agent_proto_rawDescGZIP(), []int{35}
 }
 
 func (x *PlanRequest) GetNode() string {
@@ -2421,7 +2522,7 @@ type PlanResponse struct {
 
 func (x *PlanResponse) Reset() {
 	*x = PlanResponse{}
-	mi := &file_skein_v1_agent_proto_msgTypes[35]
+	mi := &file_skein_v1_agent_proto_msgTypes[36]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2433,7 +2534,7 @@ func (x *PlanResponse) String() string {
 func (*PlanResponse) ProtoMessage() {}
 
 func (x *PlanResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_agent_proto_msgTypes[35]
+	mi := &file_skein_v1_agent_proto_msgTypes[36]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2446,7 +2547,7 @@ func (x *PlanResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PlanResponse.ProtoReflect.Descriptor instead.
 func (*PlanResponse) Descriptor() ([]byte, []int) {
-	return file_skein_v1_agent_proto_rawDescGZIP(), []int{35}
+	return file_skein_v1_agent_proto_rawDescGZIP(), []int{36}
 }
 
 func (x *PlanResponse) GetText() string {
@@ -2479,7 +2580,7 @@ type DownRequest struct {
 
 func (x *DownRequest) Reset() {
 	*x = DownRequest{}
-	mi := &file_skein_v1_agent_proto_msgTypes[36]
+	mi := &file_skein_v1_agent_proto_msgTypes[37]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2491,7 +2592,7 @@ func (x *DownRequest) String() string {
 func (*DownRequest) ProtoMessage() {}
 
 func (x *DownRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_agent_proto_msgTypes[36]
+	mi := &file_skein_v1_agent_proto_msgTypes[37]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2504,7 +2605,7 @@ func (x *DownRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DownRequest.ProtoReflect.Descriptor instead.
 func (*DownRequest) Descriptor() ([]byte, []int) {
-	return file_skein_v1_agent_proto_rawDescGZIP(), []int{36}
+	return file_skein_v1_agent_proto_rawDescGZIP(), []int{37}
 }
 
 func (x *DownRequest) GetPurge() bool {
@@ -2522,7 +2623,7 @@ type DownResponse struct {
 
 func (x *DownResponse) Reset() {
 	*x = DownResponse{}
-	mi := &file_skein_v1_agent_proto_msgTypes[37]
+	mi := &file_skein_v1_agent_proto_msgTypes[38]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2534,7 +2635,7 @@ func (x *DownResponse) String() string {
 func (*DownResponse) ProtoMessage() {}
 
 func (x *DownResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_agent_proto_msgTypes[37]
+	mi := &file_skein_v1_agent_proto_msgTypes[38]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2547,7 +2648,7 @@ func (x *DownResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DownResponse.ProtoReflect.Descriptor instead.
 func (*DownResponse) Descriptor() ([]byte, []int) {
-	return file_skein_v1_agent_proto_rawDescGZIP(), []int{37}
+	return file_skein_v1_agent_proto_rawDescGZIP(), []int{38}
 }
 
 var File_skein_v1_agent_proto protoreflect.FileDescriptor
@@ -2728,7 +2829,7 @@ const file_skein_v1_agent_proto_rawDesc = "" +
 	"\x05lines\x18\x01 \x03(\tR\x05lines\"8\n" +
 	"\x12ExplainPeerRequest\x12\x12\n" +
 	"\x04peer\x18\x01 \x01(\tR\x04peer\x12\x0e\n" +
-	"\x02at\x18\x02 \x01(\x03R\x02at\"\xc5\x02\n" +
+	"\x02at\x18\x02 \x01(\x03R\x02at\"\xf4\x02\n" +
 	"\x13ExplainPeerResponse\x12&\n" +
 	"\x04peer\x18\x01 \x01(\v2\x12.skein.v1.PeerViewR\x04peer\x12(\n" +
 	"\x06record\x18\x02 \x01(\v2\x10.skein.v1.RecordR\x06record\x12$\n" +
@@ -2737,7 +2838,16 @@ const file_skein_v1_agent_proto_rawDesc = "" +
 	"\x06probes\x18\x05 \x03(\v2\x13.skein.v1.ProbeViewR\x06probes\x120\n" +
 	"\ahistory\x18\x06 \x03(\v2\x16.skein.v1.JournalEntryR\ahistory\x12\x18\n" +
 	"\adecided\x18\a \x01(\tR\adecided\x12!\n" +
-	"\fwould_change\x18\b \x03(\tR\vwouldChange\"\xe8\x01\n" +
+	"\fwould_change\x18\b \x03(\tR\vwouldChange\x12-\n" +
+	"\x05guess\x18\t \x01(\v2\x17.skein.v1.PortGuessViewR\x05guess\"\xa5\x01\n" +
+	"\rPortGuessView\x12\x12\n" +
+	"\x04rule\x18\x01 \x01(\tR\x04rule\x12\x12\n" +
+	"\x04role\x18\x02 \x01(\tR\x04role\x12\x18\n" +
+	"\arunning\x18\x03 \x01(\bR\arunning\x12\x14\n" +
+	"\x05tries\x18\x04 \x01(\rR\x05tries\x12\x18\n" +
+	"\aoutcome\x18\x05 \x01(\tR\aoutcome\x12\x0e\n" +
+	"\x02at\x18\x06 \x01(\x03R\x02at\x12\x12\n" +
+	"\x04next\x18\a \x01(\x03R\x04next\"\xe8\x01\n" +
 	"\tProbeView\x12\x1a\n" +
 	"\bendpoint\x18\x01 \x01(\tR\bendpoint\x12\x16\n" +
 	"\x06source\x18\x02 \x01(\tR\x06source\x12\x12\n" +
@@ -2790,7 +2900,7 @@ func file_skein_v1_agent_proto_rawDescGZIP() []byte {
 	return file_skein_v1_agent_proto_rawDescData
 }
 
-var file_skein_v1_agent_proto_msgTypes = make([]protoimpl.MessageInfo, 39)
+var file_skein_v1_agent_proto_msgTypes = make([]protoimpl.MessageInfo, 40)
 var file_skein_v1_agent_proto_goTypes = []any{
 	(*StatusRequest)(nil),       // 0: skein.v1.StatusRequest
 	(*StatusResponse)(nil),      // 1: skein.v1.StatusResponse
@@ -2825,85 +2935,87 @@ var file_skein_v1_agent_proto_goTypes = []any{
 	(*DiffResponse)(nil),        // 30: skein.v1.DiffResponse
 	(*ExplainPeerRequest)(nil),  // 31: skein.v1.ExplainPeerRequest
 	(*ExplainPeerResponse)(nil), // 32: skein.v1.ExplainPeerResponse
-	(*ProbeView)(nil),           // 33: skein.v1.ProbeView
-	(*PlanRequest)(nil),         // 34: skein.v1.PlanRequest
-	(*PlanResponse)(nil),        // 35: skein.v1.PlanResponse
-	(*DownRequest)(nil),         // 36: skein.v1.DownRequest
-	(*DownResponse)(nil),        // 37: skein.v1.DownResponse
-	nil,                         // 38: skein.v1.PeersResponse.PeerTransportsEntry
-	(NatType)(0),                // 39: skein.v1.NatType
-	(*Node)(nil),                // 40: skein.v1.Node
-	(*Record)(nil),              // 41: skein.v1.Record
-	(*Candidate)(nil),           // 42: skein.v1.Candidate
-	(*Token)(nil),               // 43: skein.v1.Token
-	(*Settings)(nil),            // 44: skein.v1.Settings
-	(*Event)(nil),               // 45: skein.v1.Event
-	(*State)(nil),               // 46: skein.v1.State
-	(*JournalEntry)(nil),        // 47: skein.v1.JournalEntry
+	(*PortGuessView)(nil),       // 33: skein.v1.PortGuessView
+	(*ProbeView)(nil),           // 34: skein.v1.ProbeView
+	(*PlanRequest)(nil),         // 35: skein.v1.PlanRequest
+	(*PlanResponse)(nil),        // 36: skein.v1.PlanResponse
+	(*DownRequest)(nil),         // 37: skein.v1.DownRequest
+	(*DownResponse)(nil),        // 38: skein.v1.DownResponse
+	nil,                         // 39: skein.v1.PeersResponse.PeerTransportsEntry
+	(NatType)(0),                // 40: skein.v1.NatType
+	(*Node)(nil),                // 41: skein.v1.Node
+	(*Record)(nil),              // 42: skein.v1.Record
+	(*Candidate)(nil),           // 43: skein.v1.Candidate
+	(*Token)(nil),               // 44: skein.v1.Token
+	(*Settings)(nil),            // 45: skein.v1.Settings
+	(*Event)(nil),               // 46: skein.v1.Event
+	(*State)(nil),               // 47: skein.v1.State
+	(*JournalEntry)(nil),        // 48: skein.v1.JournalEntry
 }
 var file_skein_v1_agent_proto_depIdxs = []int32{
-	39, // 0: skein.v1.StatusResponse.nat_type:type_name -> skein.v1.NatType
+	40, // 0: skein.v1.StatusResponse.nat_type:type_name -> skein.v1.NatType
 	2,  // 1: skein.v1.StatusResponse.problems:type_name -> skein.v1.Problem
 	3,  // 2: skein.v1.StatusResponse.servers:type_name -> skein.v1.ServerStatus
 	6,  // 3: skein.v1.NodesResponse.nodes:type_name -> skein.v1.NodeView
-	40, // 4: skein.v1.NodeView.node:type_name -> skein.v1.Node
-	41, // 5: skein.v1.NodeView.record:type_name -> skein.v1.Record
+	41, // 4: skein.v1.NodeView.node:type_name -> skein.v1.Node
+	42, // 5: skein.v1.NodeView.record:type_name -> skein.v1.Record
 	9,  // 6: skein.v1.PeersResponse.peers:type_name -> skein.v1.PeerView
-	38, // 7: skein.v1.PeersResponse.peer_transports:type_name -> skein.v1.PeersResponse.PeerTransportsEntry
-	39, // 8: skein.v1.PeerView.nat_type:type_name -> skein.v1.NatType
-	39, // 9: skein.v1.NetcheckResponse.nat_type:type_name -> skein.v1.NatType
-	42, // 10: skein.v1.NetcheckResponse.candidates:type_name -> skein.v1.Candidate
+	39, // 7: skein.v1.PeersResponse.peer_transports:type_name -> skein.v1.PeersResponse.PeerTransportsEntry
+	40, // 8: skein.v1.PeerView.nat_type:type_name -> skein.v1.NatType
+	40, // 9: skein.v1.NetcheckResponse.nat_type:type_name -> skein.v1.NatType
+	43, // 10: skein.v1.NetcheckResponse.candidates:type_name -> skein.v1.Candidate
 	12, // 11: skein.v1.NetcheckResponse.relays:type_name -> skein.v1.RelayCheck
-	43, // 12: skein.v1.CreateTokenResponse.info:type_name -> skein.v1.Token
-	43, // 13: skein.v1.ListTokensResponse.tokens:type_name -> skein.v1.Token
+	44, // 12: skein.v1.CreateTokenResponse.info:type_name -> skein.v1.Token
+	44, // 13: skein.v1.ListTokensResponse.tokens:type_name -> skein.v1.Token
 	6,  // 14: skein.v1.ShowNodeResponse.node:type_name -> skein.v1.NodeView
-	40, // 15: skein.v1.RevokeNodeResponse.node:type_name -> skein.v1.Node
-	44, // 16: skein.v1.SettingsRequest.change:type_name -> skein.v1.Settings
-	44, // 17: skein.v1.SettingsResponse.settings:type_name -> skein.v1.Settings
-	45, // 18: skein.v1.EventsResponse.event:type_name -> skein.v1.Event
-	46, // 19: skein.v1.StateResponse.state:type_name -> skein.v1.State
+	41, // 15: skein.v1.RevokeNodeResponse.node:type_name -> skein.v1.Node
+	45, // 16: skein.v1.SettingsRequest.change:type_name -> skein.v1.Settings
+	45, // 17: skein.v1.SettingsResponse.settings:type_name -> skein.v1.Settings
+	46, // 18: skein.v1.EventsResponse.event:type_name -> skein.v1.Event
+	47, // 19: skein.v1.StateResponse.state:type_name -> skein.v1.State
 	9,  // 20: skein.v1.ExplainPeerResponse.peer:type_name -> skein.v1.PeerView
-	41, // 21: skein.v1.ExplainPeerResponse.record:type_name -> skein.v1.Record
-	41, // 22: skein.v1.ExplainPeerResponse.self:type_name -> skein.v1.Record
-	33, // 23: skein.v1.ExplainPeerResponse.probes:type_name -> skein.v1.ProbeView
-	47, // 24: skein.v1.ExplainPeerResponse.history:type_name -> skein.v1.JournalEntry
-	0,  // 25: skein.v1.AgentService.Status:input_type -> skein.v1.StatusRequest
-	4,  // 26: skein.v1.AgentService.Nodes:input_type -> skein.v1.NodesRequest
-	7,  // 27: skein.v1.AgentService.Peers:input_type -> skein.v1.PeersRequest
-	10, // 28: skein.v1.AgentService.Netcheck:input_type -> skein.v1.NetcheckRequest
-	13, // 29: skein.v1.AgentService.CreateToken:input_type -> skein.v1.CreateTokenRequest
-	15, // 30: skein.v1.AgentService.ListTokens:input_type -> skein.v1.ListTokensRequest
-	17, // 31: skein.v1.AgentService.RevokeToken:input_type -> skein.v1.RevokeTokenRequest
-	19, // 32: skein.v1.AgentService.ShowNode:input_type -> skein.v1.ShowNodeRequest
-	21, // 33: skein.v1.AgentService.RevokeNode:input_type -> skein.v1.RevokeNodeRequest
-	23, // 34: skein.v1.AgentService.Settings:input_type -> skein.v1.SettingsRequest
-	25, // 35: skein.v1.AgentService.Events:input_type -> skein.v1.EventsRequest
-	27, // 36: skein.v1.AgentService.State:input_type -> skein.v1.StateRequest
-	29, // 37: skein.v1.AgentService.Diff:input_type -> skein.v1.DiffRequest
-	31, // 38: skein.v1.AgentService.ExplainPeer:input_type -> skein.v1.ExplainPeerRequest
-	34, // 39: skein.v1.AgentService.Plan:input_type -> skein.v1.PlanRequest
-	36, // 40: skein.v1.AgentService.Down:input_type -> skein.v1.DownRequest
-	1,  // 41: skein.v1.AgentService.Status:output_type -> skein.v1.StatusResponse
-	5,  // 42: skein.v1.AgentService.Nodes:output_type -> skein.v1.NodesResponse
-	8,  // 43: skein.v1.AgentService.Peers:output_type -> skein.v1.PeersResponse
-	11, // 44: skein.v1.AgentService.Netcheck:output_type -> skein.v1.NetcheckResponse
-	14, // 45: skein.v1.AgentService.CreateToken:output_type -> skein.v1.CreateTokenResponse
-	16, // 46: skein.v1.AgentService.ListTokens:output_type -> skein.v1.ListTokensResponse
-	18, // 47: skein.v1.AgentService.RevokeToken:output_type -> skein.v1.RevokeTokenResponse
-	20, // 48: skein.v1.AgentService.ShowNode:output_type -> skein.v1.ShowNodeResponse
-	22, // 49: skein.v1.AgentService.RevokeNode:output_type -> skein.v1.RevokeNodeResponse
-	24, // 50: skein.v1.AgentService.Settings:output_type -> skein.v1.SettingsResponse
-	26, // 51: skein.v1.AgentService.Events:output_type -> skein.v1.EventsResponse
-	28, // 52: skein.v1.AgentService.State:output_type -> skein.v1.StateResponse
-	30, // 53: skein.v1.AgentService.Diff:output_type -> skein.v1.DiffResponse
-	32, // 54: skein.v1.AgentService.ExplainPeer:output_type -> skein.v1.ExplainPeerResponse
-	35, // 55: skein.v1.AgentService.Plan:output_type -> skein.v1.PlanResponse
-	37, // 56: skein.v1.AgentService.Down:output_type -> skein.v1.DownResponse
-	41, // [41:57] is the sub-list for method output_type
-	25, // [25:41] is the sub-list for method input_type
-	25, // [25:25] is the sub-list for extension type_name
-	25, // [25:25] is the sub-list for extension extendee
-	0,  // [0:25] is the sub-list for field type_name
+	42, // 21: skein.v1.ExplainPeerResponse.record:type_name -> skein.v1.Record
+	42, // 22: skein.v1.ExplainPeerResponse.self:type_name -> skein.v1.Record
+	34, // 23: skein.v1.ExplainPeerResponse.probes:type_name -> skein.v1.ProbeView
+	48, // 24: skein.v1.ExplainPeerResponse.history:type_name -> skein.v1.JournalEntry
+	33, // 25: skein.v1.ExplainPeerResponse.guess:type_name -> skein.v1.PortGuessView
+	0,  // 26: skein.v1.AgentService.Status:input_type -> skein.v1.StatusRequest
+	4,  // 27: skein.v1.AgentService.Nodes:input_type -> skein.v1.NodesRequest
+	7,  // 28: skein.v1.AgentService.Peers:input_type -> skein.v1.PeersRequest
+	10, // 29: skein.v1.AgentService.Netcheck:input_type -> skein.v1.NetcheckRequest
+	13, // 30: skein.v1.AgentService.CreateToken:input_type -> skein.v1.CreateTokenRequest
+	15, // 31: skein.v1.AgentService.ListTokens:input_type -> skein.v1.ListTokensRequest
+	17, // 32: skein.v1.AgentService.RevokeToken:input_type -> skein.v1.RevokeTokenRequest
+	19, // 33: skein.v1.AgentService.ShowNode:input_type -> skein.v1.ShowNodeRequest
+	21, // 34: skein.v1.AgentService.RevokeNode:input_type -> skein.v1.RevokeNodeRequest
+	23, // 35: skein.v1.AgentService.Settings:input_type -> skein.v1.SettingsRequest
+	25, // 36: skein.v1.AgentService.Events:input_type -> skein.v1.EventsRequest
+	27, // 37: skein.v1.AgentService.State:input_type -> skein.v1.StateRequest
+	29, // 38: skein.v1.AgentService.Diff:input_type -> skein.v1.DiffRequest
+	31, // 39: skein.v1.AgentService.ExplainPeer:input_type -> skein.v1.ExplainPeerRequest
+	35, // 40: skein.v1.AgentService.Plan:input_type -> skein.v1.PlanRequest
+	37, // 41: skein.v1.AgentService.Down:input_type -> skein.v1.DownRequest
+	1,  // 42: skein.v1.AgentService.Status:output_type -> skein.v1.StatusResponse
+	5,  // 43: skein.v1.AgentService.Nodes:output_type -> skein.v1.NodesResponse
+	8,  // 44: skein.v1.AgentService.Peers:output_type -> skein.v1.PeersResponse
+	11, // 45: skein.v1.AgentService.Netcheck:output_type -> skein.v1.NetcheckResponse
+	14, // 46: skein.v1.AgentService.CreateToken:output_type -> skein.v1.CreateTokenResponse
+	16, // 47: skein.v1.AgentService.ListTokens:output_type -> skein.v1.ListTokensResponse
+	18, // 48: skein.v1.AgentService.RevokeToken:output_type -> skein.v1.RevokeTokenResponse
+	20, // 49: skein.v1.AgentService.ShowNode:output_type -> skein.v1.ShowNodeResponse
+	22, // 50: skein.v1.AgentService.RevokeNode:output_type -> skein.v1.RevokeNodeResponse
+	24, // 51: skein.v1.AgentService.Settings:output_type -> skein.v1.SettingsResponse
+	26, // 52: skein.v1.AgentService.Events:output_type -> skein.v1.EventsResponse
+	28, // 53: skein.v1.AgentService.State:output_type -> skein.v1.StateResponse
+	30, // 54: skein.v1.AgentService.Diff:output_type -> skein.v1.DiffResponse
+	32, // 55: skein.v1.AgentService.ExplainPeer:output_type -> skein.v1.ExplainPeerResponse
+	36, // 56: skein.v1.AgentService.Plan:output_type -> skein.v1.PlanResponse
+	38, // 57: skein.v1.AgentService.Down:output_type -> skein.v1.DownResponse
+	42, // [42:58] is the sub-list for method output_type
+	26, // [26:42] is the sub-list for method input_type
+	26, // [26:26] is the sub-list for extension type_name
+	26, // [26:26] is the sub-list for extension extendee
+	0,  // [0:26] is the sub-list for field type_name
 }
 
 func init() { file_skein_v1_agent_proto_init() }
@@ -2921,7 +3033,7 @@ func file_skein_v1_agent_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_skein_v1_agent_proto_rawDesc), len(file_skein_v1_agent_proto_rawDesc)),
 			NumEnums:      0,
-			NumMessages:   39,
+			NumMessages:   40,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

@@ -21,6 +21,113 @@ const (
 	_ = protoimpl.EnforceVersion(protoimpl.MaxVersion - 20)
 )
 
+type Signal_Birthday_Phase int32
+
+const (
+	Signal_Birthday_PHASE_UNSPECIFIED Signal_Birthday_Phase = 0
+	Signal_Birthday_START             Signal_Birthday_Phase = 1
+	Signal_Birthday_ACCEPT            Signal_Birthday_Phase = 2
+	Signal_Birthday_REFUSE            Signal_Birthday_Phase = 3
+	Signal_Birthday_END               Signal_Birthday_Phase = 4
+)
+
+// Enum value maps for Signal_Birthday_Phase.
+var (
+	Signal_Birthday_Phase_name = map[int32]string{
+		0: "PHASE_UNSPECIFIED",
+		1: "START",
+		2: "ACCEPT",
+		3: "REFUSE",
+		4: "END",
+	}
+	Signal_Birthday_Phase_value = map[string]int32{
+		"PHASE_UNSPECIFIED": 0,
+		"START":             1,
+		"ACCEPT":            2,
+		"REFUSE":            3,
+		"END":               4,
+	}
+)
+
+func (x Signal_Birthday_Phase) Enum() *Signal_Birthday_Phase {
+	p := new(Signal_Birthday_Phase)
+	*p = x
+	return p
+}
+
+func (x Signal_Birthday_Phase) String() string {
+	return protoimpl.X.EnumStringOf(x.Descriptor(), protoreflect.EnumNumber(x))
+}
+
+func (Signal_Birthday_Phase) Descriptor() protoreflect.EnumDescriptor {
+	return file_skein_v1_cluster_proto_enumTypes[0].Descriptor()
+}
+
+func (Signal_Birthday_Phase) Type() protoreflect.EnumType {
+	return &file_skein_v1_cluster_proto_enumTypes[0]
+}
+
+func (x Signal_Birthday_Phase) Number() protoreflect.EnumNumber {
+	return protoreflect.EnumNumber(x)
+}
+
+// Deprecated: Use Signal_Birthday_Phase.Descriptor instead.
+func (Signal_Birthday_Phase) EnumDescriptor() ([]byte, []int) {
+	return file_skein_v1_cluster_proto_rawDescGZIP(), []int{13, 1, 0}
+}
+
+type Signal_Birthday_Role int32
+
+const (
+	Signal_Birthday_ROLE_UNSPECIFIED Signal_Birthday_Role = 0
+	Signal_Birthday_ONE              Signal_Birthday_Role = 1
+	Signal_Birthday_MANY             Signal_Birthday_Role = 2
+	Signal_Birthday_BOTH             Signal_Birthday_Role = 3
+)
+
+// Enum value maps for Signal_Birthday_Role.
+var (
+	Signal_Birthday_Role_name = map[int32]string{
+		0: "ROLE_UNSPECIFIED",
+		1: "ONE",
+		2: "MANY",
+		3: "BOTH",
+	}
+	Signal_Birthday_Role_value = map[string]int32{
+		"ROLE_UNSPECIFIED": 0,
+		"ONE":              1,
+		"MANY":             2,
+		"BOTH":             3,
+	}
+)
+
+func (x Signal_Birthday_Role) Enum() *Signal_Birthday_Role {
+	p := new(Signal_Birthday_Role)
+	*p = x
+	return p
+}
+
+func (x Signal_Birthday_Role) String() string {
+	return protoimpl.X.EnumStringOf(x.Descriptor(), protoreflect.EnumNumber(x))
+}
+
+func (Signal_Birthday_Role) Descriptor() protoreflect.EnumDescriptor {
+	return file_skein_v1_cluster_proto_enumTypes[1].Descriptor()
+}
+
+func (Signal_Birthday_Role) Type() protoreflect.EnumType {
+	return &file_skein_v1_cluster_proto_enumTypes[1]
+}
+
+func (x Signal_Birthday_Role) Number() protoreflect.EnumNumber {
+	return protoreflect.EnumNumber(x)
+}
+
+// Deprecated: Use Signal_Birthday_Role.Descriptor instead.
+func (Signal_Birthday_Role) EnumDescriptor() ([]byte, []int) {
+	return file_skein_v1_cluster_proto_rawDescGZIP(), []int{13, 1, 1}
+}
+
 type ProposeRequest struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Command       *Command               `protobuf:"bytes,1,opt,name=command,proto3" json:"command,omitempty"`
@@ -802,6 +909,7 @@ type Signal struct {
 	// Types that are valid to be assigned to Body:
 	//
 	//	*Signal_Punch_
+	//	*Signal_Birthday_
 	Body          isSignal_Body `protobuf_oneof:"body"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -860,6 +968,15 @@ func (x *Signal) GetPunch() *Signal_Punch {
 	return nil
 }
 
+func (x *Signal) GetBirthday() *Signal_Birthday {
+	if x != nil {
+		if x, ok := x.Body.(*Signal_Birthday_); ok {
+			return x.Birthday
+		}
+	}
+	return nil
+}
+
 type isSignal_Body interface {
 	isSignal_Body()
 }
@@ -868,7 +985,13 @@ type Signal_Punch_ struct {
 	Punch *Signal_Punch `protobuf:"bytes,2,opt,name=punch,proto3,oneof"`
 }
 
+type Signal_Birthday_ struct {
+	Birthday *Signal_Birthday `protobuf:"bytes,3,opt,name=birthday,proto3,oneof"`
+}
+
 func (*Signal_Punch_) isSignal_Body() {}
+
+func (*Signal_Birthday_) isSignal_Body() {}
 
 type SubscribeResponse_Heartbeat struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
@@ -1043,6 +1166,107 @@ func (x *Signal_Punch) GetReply() bool {
 	return false
 }
 
+// Birthday agrees on a joint attempt to find a pair of open ports: both ends begin when each has heard the other.
+type Signal_Birthday struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Phase         Signal_Birthday_Phase  `protobuf:"varint,1,opt,name=phase,proto3,enum=skein.v1.Signal_Birthday_Phase" json:"phase,omitempty"`
+	Session       uint64                 `protobuf:"varint,2,opt,name=session,proto3" json:"session,omitempty"`                              // random; the lower one counts when both ends start at once
+	Role          Signal_Birthday_Role   `protobuf:"varint,3,opt,name=role,proto3,enum=skein.v1.Signal_Birthday_Role" json:"role,omitempty"` // of the sender
+	Addresses     []string               `protobuf:"bytes,4,rep,name=addresses,proto3" json:"addresses,omitempty"`                           // ONE: addr:port of WireGuard's port outside; else the addresses of the NAT; at most 4
+	Base          uint32                 `protobuf:"varint,5,opt,name=base,proto3" json:"base,omitempty"`                                    // newest port that the sender's NAT gave to a new socket; 0: not predictable
+	Step          int32                  `protobuf:"zigzag32,6,opt,name=step,proto3" json:"step,omitempty"`                                  // of the next ones
+	Reason        string                 `protobuf:"bytes,7,opt,name=reason,proto3" json:"reason,omitempty"`                                 // REFUSE, END
+	RetryNanos    int64                  `protobuf:"varint,8,opt,name=retry_nanos,json=retryNanos,proto3" json:"retry_nanos,omitempty"`      // REFUSE: when to ask again
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *Signal_Birthday) Reset() {
+	*x = Signal_Birthday{}
+	mi := &file_skein_v1_cluster_proto_msgTypes[17]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *Signal_Birthday) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*Signal_Birthday) ProtoMessage() {}
+
+func (x *Signal_Birthday) ProtoReflect() protoreflect.Message {
+	mi := &file_skein_v1_cluster_proto_msgTypes[17]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use Signal_Birthday.ProtoReflect.Descriptor instead.
+func (*Signal_Birthday) Descriptor() ([]byte, []int) {
+	return file_skein_v1_cluster_proto_rawDescGZIP(), []int{13, 1}
+}
+
+func (x *Signal_Birthday) GetPhase() Signal_Birthday_Phase {
+	if x != nil {
+		return x.Phase
+	}
+	return Signal_Birthday_PHASE_UNSPECIFIED
+}
+
+func (x *Signal_Birthday) GetSession() uint64 {
+	if x != nil {
+		return x.Session
+	}
+	return 0
+}
+
+func (x *Signal_Birthday) GetRole() Signal_Birthday_Role {
+	if x != nil {
+		return x.Role
+	}
+	return Signal_Birthday_ROLE_UNSPECIFIED
+}
+
+func (x *Signal_Birthday) GetAddresses() []string {
+	if x != nil {
+		return x.Addresses
+	}
+	return nil
+}
+
+func (x *Signal_Birthday) GetBase() uint32 {
+	if x != nil {
+		return x.Base
+	}
+	return 0
+}
+
+func (x *Signal_Birthday) GetStep() int32 {
+	if x != nil {
+		return x.Step
+	}
+	return 0
+}
+
+func (x *Signal_Birthday) GetReason() string {
+	if x != nil {
+		return x.Reason
+	}
+	return ""
+}
+
+func (x *Signal_Birthday) GetRetryNanos() int64 {
+	if x != nil {
+		return x.RetryNanos
+	}
+	return 0
+}
+
 var File_skein_v1_cluster_proto protoreflect.FileDescriptor
 
 const file_skein_v1_cluster_proto_rawDesc = "" +
@@ -1106,13 +1330,37 @@ const file_skein_v1_cluster_proto_rawDesc = "" +
 	"\x06secret\x18\x04 \x01(\fR\x06secret\x1aC\n" +
 	"\x04Seed\x12\x18\n" +
 	"\aaddress\x18\x01 \x01(\tR\aaddress\x12!\n" +
-	"\fidentity_key\x18\x02 \x01(\fR\videntityKey\"\x91\x01\n" +
+	"\fidentity_key\x18\x02 \x01(\fR\videntityKey\"\xe2\x04\n" +
 	"\x06Signal\x12\x12\n" +
 	"\x04from\x18\x01 \x01(\tR\x04from\x12.\n" +
-	"\x05punch\x18\x02 \x01(\v2\x16.skein.v1.Signal.PunchH\x00R\x05punch\x1a;\n" +
+	"\x05punch\x18\x02 \x01(\v2\x16.skein.v1.Signal.PunchH\x00R\x05punch\x127\n" +
+	"\bbirthday\x18\x03 \x01(\v2\x19.skein.v1.Signal.BirthdayH\x00R\bbirthday\x1a;\n" +
 	"\x05Punch\x12\x1c\n" +
 	"\taddresses\x18\x01 \x03(\tR\taddresses\x12\x14\n" +
-	"\x05reply\x18\x02 \x01(\bR\x05replyB\x06\n" +
+	"\x05reply\x18\x02 \x01(\bR\x05reply\x1a\x95\x03\n" +
+	"\bBirthday\x125\n" +
+	"\x05phase\x18\x01 \x01(\x0e2\x1f.skein.v1.Signal.Birthday.PhaseR\x05phase\x12\x18\n" +
+	"\asession\x18\x02 \x01(\x04R\asession\x122\n" +
+	"\x04role\x18\x03 \x01(\x0e2\x1e.skein.v1.Signal.Birthday.RoleR\x04role\x12\x1c\n" +
+	"\taddresses\x18\x04 \x03(\tR\taddresses\x12\x12\n" +
+	"\x04base\x18\x05 \x01(\rR\x04base\x12\x12\n" +
+	"\x04step\x18\x06 \x01(\x11R\x04step\x12\x16\n" +
+	"\x06reason\x18\a \x01(\tR\x06reason\x12\x1f\n" +
+	"\vretry_nanos\x18\b \x01(\x03R\n" +
+	"retryNanos\"J\n" +
+	"\x05Phase\x12\x15\n" +
+	"\x11PHASE_UNSPECIFIED\x10\x00\x12\t\n" +
+	"\x05START\x10\x01\x12\n" +
+	"\n" +
+	"\x06ACCEPT\x10\x02\x12\n" +
+	"\n" +
+	"\x06REFUSE\x10\x03\x12\a\n" +
+	"\x03END\x10\x04\"9\n" +
+	"\x04Role\x12\x14\n" +
+	"\x10ROLE_UNSPECIFIED\x10\x00\x12\a\n" +
+	"\x03ONE\x10\x01\x12\b\n" +
+	"\x04MANY\x10\x02\x12\b\n" +
+	"\x04BOTH\x10\x03B\x06\n" +
 	"\x04body2\xf0\x02\n" +
 	"\x0eClusterService\x12>\n" +
 	"\aPropose\x12\x18.skein.v1.ProposeRequest\x1a\x19.skein.v1.ProposeResponse\x12F\n" +
@@ -1135,64 +1383,71 @@ func file_skein_v1_cluster_proto_rawDescGZIP() []byte {
 	return file_skein_v1_cluster_proto_rawDescData
 }
 
-var file_skein_v1_cluster_proto_msgTypes = make([]protoimpl.MessageInfo, 17)
+var file_skein_v1_cluster_proto_enumTypes = make([]protoimpl.EnumInfo, 2)
+var file_skein_v1_cluster_proto_msgTypes = make([]protoimpl.MessageInfo, 18)
 var file_skein_v1_cluster_proto_goTypes = []any{
-	(*ProposeRequest)(nil),              // 0: skein.v1.ProposeRequest
-	(*ProposeResponse)(nil),             // 1: skein.v1.ProposeResponse
-	(*SubscribeRequest)(nil),            // 2: skein.v1.SubscribeRequest
-	(*SubscribeResponse)(nil),           // 3: skein.v1.SubscribeResponse
-	(*ReadStateRequest)(nil),            // 4: skein.v1.ReadStateRequest
-	(*ReadStateResponse)(nil),           // 5: skein.v1.ReadStateResponse
-	(*ReadEventsRequest)(nil),           // 6: skein.v1.ReadEventsRequest
-	(*ReadEventsResponse)(nil),          // 7: skein.v1.ReadEventsResponse
-	(*FilterTestRequest)(nil),           // 8: skein.v1.FilterTestRequest
-	(*FilterTestResponse)(nil),          // 9: skein.v1.FilterTestResponse
-	(*JoinRequest)(nil),                 // 10: skein.v1.JoinRequest
-	(*JoinResponse)(nil),                // 11: skein.v1.JoinResponse
-	(*JoinToken)(nil),                   // 12: skein.v1.JoinToken
-	(*Signal)(nil),                      // 13: skein.v1.Signal
-	(*SubscribeResponse_Heartbeat)(nil), // 14: skein.v1.SubscribeResponse.Heartbeat
-	(*JoinToken_Seed)(nil),              // 15: skein.v1.JoinToken.Seed
-	(*Signal_Punch)(nil),                // 16: skein.v1.Signal.Punch
-	(*Command)(nil),                     // 17: skein.v1.Command
-	(*Answer)(nil),                      // 18: skein.v1.Answer
-	(*State)(nil),                       // 19: skein.v1.State
-	(*Batch)(nil),                       // 20: skein.v1.Batch
-	(*Event)(nil),                       // 21: skein.v1.Event
-	(*NewNode)(nil),                     // 22: skein.v1.NewNode
-	(*SignedRecord)(nil),                // 23: skein.v1.SignedRecord
-	(*Node)(nil),                        // 24: skein.v1.Node
+	(Signal_Birthday_Phase)(0),          // 0: skein.v1.Signal.Birthday.Phase
+	(Signal_Birthday_Role)(0),           // 1: skein.v1.Signal.Birthday.Role
+	(*ProposeRequest)(nil),              // 2: skein.v1.ProposeRequest
+	(*ProposeResponse)(nil),             // 3: skein.v1.ProposeResponse
+	(*SubscribeRequest)(nil),            // 4: skein.v1.SubscribeRequest
+	(*SubscribeResponse)(nil),           // 5: skein.v1.SubscribeResponse
+	(*ReadStateRequest)(nil),            // 6: skein.v1.ReadStateRequest
+	(*ReadStateResponse)(nil),           // 7: skein.v1.ReadStateResponse
+	(*ReadEventsRequest)(nil),           // 8: skein.v1.ReadEventsRequest
+	(*ReadEventsResponse)(nil),          // 9: skein.v1.ReadEventsResponse
+	(*FilterTestRequest)(nil),           // 10: skein.v1.FilterTestRequest
+	(*FilterTestResponse)(nil),          // 11: skein.v1.FilterTestResponse
+	(*JoinRequest)(nil),                 // 12: skein.v1.JoinRequest
+	(*JoinResponse)(nil),                // 13: skein.v1.JoinResponse
+	(*JoinToken)(nil),                   // 14: skein.v1.JoinToken
+	(*Signal)(nil),                      // 15: skein.v1.Signal
+	(*SubscribeResponse_Heartbeat)(nil), // 16: skein.v1.SubscribeResponse.Heartbeat
+	(*JoinToken_Seed)(nil),              // 17: skein.v1.JoinToken.Seed
+	(*Signal_Punch)(nil),                // 18: skein.v1.Signal.Punch
+	(*Signal_Birthday)(nil),             // 19: skein.v1.Signal.Birthday
+	(*Command)(nil),                     // 20: skein.v1.Command
+	(*Answer)(nil),                      // 21: skein.v1.Answer
+	(*State)(nil),                       // 22: skein.v1.State
+	(*Batch)(nil),                       // 23: skein.v1.Batch
+	(*Event)(nil),                       // 24: skein.v1.Event
+	(*NewNode)(nil),                     // 25: skein.v1.NewNode
+	(*SignedRecord)(nil),                // 26: skein.v1.SignedRecord
+	(*Node)(nil),                        // 27: skein.v1.Node
 }
 var file_skein_v1_cluster_proto_depIdxs = []int32{
-	17, // 0: skein.v1.ProposeRequest.command:type_name -> skein.v1.Command
-	18, // 1: skein.v1.ProposeResponse.answer:type_name -> skein.v1.Answer
-	19, // 2: skein.v1.SubscribeResponse.snapshot:type_name -> skein.v1.State
-	20, // 3: skein.v1.SubscribeResponse.batch:type_name -> skein.v1.Batch
-	14, // 4: skein.v1.SubscribeResponse.heartbeat:type_name -> skein.v1.SubscribeResponse.Heartbeat
-	19, // 5: skein.v1.ReadStateResponse.state:type_name -> skein.v1.State
-	21, // 6: skein.v1.ReadEventsResponse.events:type_name -> skein.v1.Event
-	22, // 7: skein.v1.JoinRequest.node:type_name -> skein.v1.NewNode
-	23, // 8: skein.v1.JoinRequest.record:type_name -> skein.v1.SignedRecord
-	19, // 9: skein.v1.JoinResponse.state:type_name -> skein.v1.State
-	23, // 10: skein.v1.JoinResponse.records:type_name -> skein.v1.SignedRecord
-	24, // 11: skein.v1.JoinResponse.node:type_name -> skein.v1.Node
-	15, // 12: skein.v1.JoinToken.seeds:type_name -> skein.v1.JoinToken.Seed
-	16, // 13: skein.v1.Signal.punch:type_name -> skein.v1.Signal.Punch
-	0,  // 14: skein.v1.ClusterService.Propose:input_type -> skein.v1.ProposeRequest
-	2,  // 15: skein.v1.ClusterService.Subscribe:input_type -> skein.v1.SubscribeRequest
-	4,  // 16: skein.v1.ClusterService.ReadState:input_type -> skein.v1.ReadStateRequest
-	6,  // 17: skein.v1.ClusterService.ReadEvents:input_type -> skein.v1.ReadEventsRequest
-	8,  // 18: skein.v1.ClusterService.FilterTest:input_type -> skein.v1.FilterTestRequest
-	1,  // 19: skein.v1.ClusterService.Propose:output_type -> skein.v1.ProposeResponse
-	3,  // 20: skein.v1.ClusterService.Subscribe:output_type -> skein.v1.SubscribeResponse
-	5,  // 21: skein.v1.ClusterService.ReadState:output_type -> skein.v1.ReadStateResponse
-	7,  // 22: skein.v1.ClusterService.ReadEvents:output_type -> skein.v1.ReadEventsResponse
-	9,  // 23: skein.v1.ClusterService.FilterTest:output_type -> skein.v1.FilterTestResponse
-	19, // [19:24] is the sub-list for method output_type
-	14, // [14:19] is the sub-list for method input_type
-	14, // [14:14] is the sub-list for extension type_name
-	14, // [14:14] is the sub-list for extension extendee
-	0,  // [0:14] is the sub-list for field type_name
+	20, // 0: skein.v1.ProposeRequest.command:type_name -> skein.v1.Command
+	21, // 1: skein.v1.ProposeResponse.answer:type_name -> skein.v1.Answer
+	22, // 2: skein.v1.SubscribeResponse.snapshot:type_name -> skein.v1.State
+	23, // 3: skein.v1.SubscribeResponse.batch:type_name -> skein.v1.Batch
+	16, // 4: skein.v1.SubscribeResponse.heartbeat:type_name -> skein.v1.SubscribeResponse.Heartbeat
+	22, // 5: skein.v1.ReadStateResponse.state:type_name -> skein.v1.State
+	24, // 6: skein.v1.ReadEventsResponse.events:type_name -> skein.v1.Event
+	25, // 7: skein.v1.JoinRequest.node:type_name -> skein.v1.NewNode
+	26, // 8: skein.v1.JoinRequest.record:type_name -> skein.v1.SignedRecord
+	22, // 9: skein.v1.JoinResponse.state:type_name -> skein.v1.State
+	26, // 10: skein.v1.JoinResponse.records:type_name -> skein.v1.SignedRecord
+	27, // 11: skein.v1.JoinResponse.node:type_name -> skein.v1.Node
+	17, // 12: skein.v1.JoinToken.seeds:type_name -> skein.v1.JoinToken.Seed
+	18, // 13: skein.v1.Signal.punch:type_name -> skein.v1.Signal.Punch
+	19, // 14: skein.v1.Signal.birthday:type_name -> skein.v1.Signal.Birthday
+	0,  // 15: skein.v1.Signal.Birthday.phase:type_name -> skein.v1.Signal.Birthday.Phase
+	1,  // 16: skein.v1.Signal.Birthday.role:type_name -> skein.v1.Signal.Birthday.Role
+	2,  // 17: skein.v1.ClusterService.Propose:input_type -> skein.v1.ProposeRequest
+	4,  // 18: skein.v1.ClusterService.Subscribe:input_type -> skein.v1.SubscribeRequest
+	6,  // 19: skein.v1.ClusterService.ReadState:input_type -> skein.v1.ReadStateRequest
+	8,  // 20: skein.v1.ClusterService.ReadEvents:input_type -> skein.v1.ReadEventsRequest
+	10, // 21: skein.v1.ClusterService.FilterTest:input_type -> skein.v1.FilterTestRequest
+	3,  // 22: skein.v1.ClusterService.Propose:output_type -> skein.v1.ProposeResponse
+	5,  // 23: skein.v1.ClusterService.Subscribe:output_type -> skein.v1.SubscribeResponse
+	7,  // 24: skein.v1.ClusterService.ReadState:output_type -> skein.v1.ReadStateResponse
+	9,  // 25: skein.v1.ClusterService.ReadEvents:output_type -> skein.v1.ReadEventsResponse
+	11, // 26: skein.v1.ClusterService.FilterTest:output_type -> skein.v1.FilterTestResponse
+	22, // [22:27] is the sub-list for method output_type
+	17, // [17:22] is the sub-list for method input_type
+	17, // [17:17] is the sub-list for extension type_name
+	17, // [17:17] is the sub-list for extension extendee
+	0,  // [0:17] is the sub-list for field type_name
 }
 
 func init() { file_skein_v1_cluster_proto_init() }
@@ -1210,19 +1465,21 @@ func file_skein_v1_cluster_proto_init() {
 	}
 	file_skein_v1_cluster_proto_msgTypes[13].OneofWrappers = []any{
 		(*Signal_Punch_)(nil),
+		(*Signal_Birthday_)(nil),
 	}
 	type x struct{}
 	out := protoimpl.TypeBuilder{
 		File: protoimpl.DescBuilder{
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_skein_v1_cluster_proto_rawDesc), len(file_skein_v1_cluster_proto_rawDesc)),
-			NumEnums:      0,
-			NumMessages:   17,
+			NumEnums:      2,
+			NumMessages:   18,
 			NumExtensions: 0,
 			NumServices:   1,
 		},
 		GoTypes:           file_skein_v1_cluster_proto_goTypes,
 		DependencyIndexes: file_skein_v1_cluster_proto_depIdxs,
+		EnumInfos:         file_skein_v1_cluster_proto_enumTypes,
 		MessageInfos:      file_skein_v1_cluster_proto_msgTypes,
 	}.Build()
 	File_skein_v1_cluster_proto = out.File

@@ -194,6 +194,58 @@ func (CandidateType) EnumDescriptor() ([]byte, []int) {
 	return file_skein_v1_record_proto_rawDescGZIP(), []int{2}
 }
 
+type PairOutcome_Rule int32
+
+const (
+	PairOutcome_RULE_UNSPECIFIED PairOutcome_Rule = 0
+	PairOutcome_BIRTHDAY         PairOutcome_Rule = 1
+	PairOutcome_PREDICTION       PairOutcome_Rule = 2
+	PairOutcome_BIRTHDAY_BOTH    PairOutcome_Rule = 3
+)
+
+// Enum value maps for PairOutcome_Rule.
+var (
+	PairOutcome_Rule_name = map[int32]string{
+		0: "RULE_UNSPECIFIED",
+		1: "BIRTHDAY",
+		2: "PREDICTION",
+		3: "BIRTHDAY_BOTH",
+	}
+	PairOutcome_Rule_value = map[string]int32{
+		"RULE_UNSPECIFIED": 0,
+		"BIRTHDAY":         1,
+		"PREDICTION":       2,
+		"BIRTHDAY_BOTH":    3,
+	}
+)
+
+func (x PairOutcome_Rule) Enum() *PairOutcome_Rule {
+	p := new(PairOutcome_Rule)
+	*p = x
+	return p
+}
+
+func (x PairOutcome_Rule) String() string {
+	return protoimpl.X.EnumStringOf(x.Descriptor(), protoreflect.EnumNumber(x))
+}
+
+func (PairOutcome_Rule) Descriptor() protoreflect.EnumDescriptor {
+	return file_skein_v1_record_proto_enumTypes[3].Descriptor()
+}
+
+func (PairOutcome_Rule) Type() protoreflect.EnumType {
+	return &file_skein_v1_record_proto_enumTypes[3]
+}
+
+func (x PairOutcome_Rule) Number() protoreflect.EnumNumber {
+	return protoreflect.EnumNumber(x)
+}
+
+// Deprecated: Use PairOutcome_Rule.Descriptor instead.
+func (PairOutcome_Rule) EnumDescriptor() ([]byte, []int) {
+	return file_skein_v1_record_proto_rawDescGZIP(), []int{5, 0}
+}
+
 // NatTraits is what more is known of the NAT in front of a node's WireGuard port than its type says.
 type NatTraits struct {
 	state          protoimpl.MessageState `protogen:"open.v1"`
@@ -473,9 +525,11 @@ type Record struct {
 	Version             string                 `protobuf:"bytes,22,opt,name=version,proto3" json:"version,omitempty"`
 	MinSchema           uint32                 `protobuf:"varint,23,opt,name=min_schema,json=minSchema,proto3" json:"min_schema,omitempty"`
 	MaxSchema           uint32                 `protobuf:"varint,24,opt,name=max_schema,json=maxSchema,proto3" json:"max_schema,omitempty"`
-	Time                int64                  `protobuf:"varint,25,opt,name=time,proto3" json:"time,omitempty"`    // the node's clock when it wrote this, Unix ns; for display and clock warnings only
-	Role                string                 `protobuf:"bytes,26,opt,name=role,proto3" json:"role,omitempty"`     // "": agent; "relay": relays and does nothing else
-	Traits              *NatTraits             `protobuf:"bytes,27,opt,name=traits,proto3" json:"traits,omitempty"` // unset until the NAT has been looked at
+	Time                int64                  `protobuf:"varint,25,opt,name=time,proto3" json:"time,omitempty"`                                  // the node's clock when it wrote this, Unix ns; for display and clock warnings only
+	Role                string                 `protobuf:"bytes,26,opt,name=role,proto3" json:"role,omitempty"`                                   // "": agent; "relay": relays and does nothing else
+	Traits              *NatTraits             `protobuf:"bytes,27,opt,name=traits,proto3" json:"traits,omitempty"`                               // unset until the NAT has been looked at
+	NatMappings         uint32                 `protobuf:"varint,30,opt,name=nat_mappings,json=natMappings,proto3" json:"nat_mappings,omitempty"` // in the node's NAT, made lately by guessing ports; nodes behind one address share a budget
+	Outcomes            []*PairOutcome         `protobuf:"bytes,31,rep,name=outcomes,proto3" json:"outcomes,omitempty"`                           // the newest ones, at most 8
 	unknownFields       protoimpl.UnknownFields
 	sizeCache           protoimpl.SizeCache
 }
@@ -699,6 +753,97 @@ func (x *Record) GetTraits() *NatTraits {
 	return nil
 }
 
+func (x *Record) GetNatMappings() uint32 {
+	if x != nil {
+		return x.NatMappings
+	}
+	return 0
+}
+
+func (x *Record) GetOutcomes() []*PairOutcome {
+	if x != nil {
+		return x.Outcomes
+	}
+	return nil
+}
+
+// PairOutcome is how guessing ports went between the node's public address and another one.
+type PairOutcome struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Address       []byte                 `protobuf:"bytes,1,opt,name=address,proto3" json:"address,omitempty"` // the other public address, 4 or 16 bytes
+	Rule          PairOutcome_Rule       `protobuf:"varint,2,opt,name=rule,proto3,enum=skein.v1.PairOutcome_Rule" json:"rule,omitempty"`
+	Won           uint32                 `protobuf:"varint,3,opt,name=won,proto3" json:"won,omitempty"`   // attempts, at most 255 each
+	Lost          uint32                 `protobuf:"varint,4,opt,name=lost,proto3" json:"lost,omitempty"` // since the last one that was won
+	At            int64                  `protobuf:"varint,5,opt,name=at,proto3" json:"at,omitempty"`     // the last one, Unix seconds by the node's clock
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *PairOutcome) Reset() {
+	*x = PairOutcome{}
+	mi := &file_skein_v1_record_proto_msgTypes[5]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *PairOutcome) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*PairOutcome) ProtoMessage() {}
+
+func (x *PairOutcome) ProtoReflect() protoreflect.Message {
+	mi := &file_skein_v1_record_proto_msgTypes[5]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use PairOutcome.ProtoReflect.Descriptor instead.
+func (*PairOutcome) Descriptor() ([]byte, []int) {
+	return file_skein_v1_record_proto_rawDescGZIP(), []int{5}
+}
+
+func (x *PairOutcome) GetAddress() []byte {
+	if x != nil {
+		return x.Address
+	}
+	return nil
+}
+
+func (x *PairOutcome) GetRule() PairOutcome_Rule {
+	if x != nil {
+		return x.Rule
+	}
+	return PairOutcome_RULE_UNSPECIFIED
+}
+
+func (x *PairOutcome) GetWon() uint32 {
+	if x != nil {
+		return x.Won
+	}
+	return 0
+}
+
+func (x *PairOutcome) GetLost() uint32 {
+	if x != nil {
+		return x.Lost
+	}
+	return 0
+}
+
+func (x *PairOutcome) GetAt() int64 {
+	if x != nil {
+		return x.At
+	}
+	return 0
+}
+
 type SignedRecord struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Record        []byte                 `protobuf:"bytes,1,opt,name=record,proto3" json:"record,omitempty"`       // an encoded Record
@@ -709,7 +854,7 @@ type SignedRecord struct {
 
 func (x *SignedRecord) Reset() {
 	*x = SignedRecord{}
-	mi := &file_skein_v1_record_proto_msgTypes[5]
+	mi := &file_skein_v1_record_proto_msgTypes[6]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -721,7 +866,7 @@ func (x *SignedRecord) String() string {
 func (*SignedRecord) ProtoMessage() {}
 
 func (x *SignedRecord) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_record_proto_msgTypes[5]
+	mi := &file_skein_v1_record_proto_msgTypes[6]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -734,7 +879,7 @@ func (x *SignedRecord) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SignedRecord.ProtoReflect.Descriptor instead.
 func (*SignedRecord) Descriptor() ([]byte, []int) {
-	return file_skein_v1_record_proto_rawDescGZIP(), []int{5}
+	return file_skein_v1_record_proto_rawDescGZIP(), []int{6}
 }
 
 func (x *SignedRecord) GetRecord() []byte {
@@ -763,7 +908,7 @@ type RecordDigest struct {
 
 func (x *RecordDigest) Reset() {
 	*x = RecordDigest{}
-	mi := &file_skein_v1_record_proto_msgTypes[6]
+	mi := &file_skein_v1_record_proto_msgTypes[7]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -775,7 +920,7 @@ func (x *RecordDigest) String() string {
 func (*RecordDigest) ProtoMessage() {}
 
 func (x *RecordDigest) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_record_proto_msgTypes[6]
+	mi := &file_skein_v1_record_proto_msgTypes[7]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -788,7 +933,7 @@ func (x *RecordDigest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RecordDigest.ProtoReflect.Descriptor instead.
 func (*RecordDigest) Descriptor() ([]byte, []int) {
-	return file_skein_v1_record_proto_rawDescGZIP(), []int{6}
+	return file_skein_v1_record_proto_rawDescGZIP(), []int{7}
 }
 
 func (x *RecordDigest) GetNodeId() string {
@@ -830,7 +975,7 @@ type Digests struct {
 
 func (x *Digests) Reset() {
 	*x = Digests{}
-	mi := &file_skein_v1_record_proto_msgTypes[7]
+	mi := &file_skein_v1_record_proto_msgTypes[8]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -842,7 +987,7 @@ func (x *Digests) String() string {
 func (*Digests) ProtoMessage() {}
 
 func (x *Digests) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_record_proto_msgTypes[7]
+	mi := &file_skein_v1_record_proto_msgTypes[8]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -855,7 +1000,7 @@ func (x *Digests) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Digests.ProtoReflect.Descriptor instead.
 func (*Digests) Descriptor() ([]byte, []int) {
-	return file_skein_v1_record_proto_rawDescGZIP(), []int{7}
+	return file_skein_v1_record_proto_rawDescGZIP(), []int{8}
 }
 
 func (x *Digests) GetHave() []*RecordDigest {
@@ -881,7 +1026,7 @@ type Records struct {
 
 func (x *Records) Reset() {
 	*x = Records{}
-	mi := &file_skein_v1_record_proto_msgTypes[8]
+	mi := &file_skein_v1_record_proto_msgTypes[9]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -893,7 +1038,7 @@ func (x *Records) String() string {
 func (*Records) ProtoMessage() {}
 
 func (x *Records) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_record_proto_msgTypes[8]
+	mi := &file_skein_v1_record_proto_msgTypes[9]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -906,7 +1051,7 @@ func (x *Records) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Records.ProtoReflect.Descriptor instead.
 func (*Records) Descriptor() ([]byte, []int) {
-	return file_skein_v1_record_proto_rawDescGZIP(), []int{8}
+	return file_skein_v1_record_proto_rawDescGZIP(), []int{9}
 }
 
 func (x *Records) GetRecords() []*SignedRecord {
@@ -939,7 +1084,7 @@ const file_skein_v1_record_proto_rawDesc = "" +
 	"\tRelayLink\x12\x17\n" +
 	"\anode_id\x18\x01 \x01(\tR\x06nodeId\x12\x1d\n" +
 	"\n" +
-	"rtt_micros\x18\x02 \x01(\rR\trttMicros\"\x80\b\n" +
+	"rtt_micros\x18\x02 \x01(\rR\trttMicros\"\xd6\b\n" +
 	"\x06Record\x12\x17\n" +
 	"\anode_id\x18\x01 \x01(\tR\x06nodeId\x12\x14\n" +
 	"\x05epoch\x18\x02 \x01(\x04R\x05epoch\x12\x10\n" +
@@ -977,10 +1122,24 @@ const file_skein_v1_record_proto_rawDesc = "" +
 	"max_schema\x18\x18 \x01(\rR\tmaxSchema\x12\x12\n" +
 	"\x04time\x18\x19 \x01(\x03R\x04time\x12\x12\n" +
 	"\x04role\x18\x1a \x01(\tR\x04role\x12+\n" +
-	"\x06traits\x18\x1b \x01(\v2\x13.skein.v1.NatTraitsR\x06traits\x1a9\n" +
+	"\x06traits\x18\x1b \x01(\v2\x13.skein.v1.NatTraitsR\x06traits\x12!\n" +
+	"\fnat_mappings\x18\x1e \x01(\rR\vnatMappings\x121\n" +
+	"\boutcomes\x18\x1f \x03(\v2\x15.skein.v1.PairOutcomeR\boutcomes\x1a9\n" +
 	"\vLabelsEntry\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
-	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\"D\n" +
+	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\"\xdc\x01\n" +
+	"\vPairOutcome\x12\x18\n" +
+	"\aaddress\x18\x01 \x01(\fR\aaddress\x12.\n" +
+	"\x04rule\x18\x02 \x01(\x0e2\x1a.skein.v1.PairOutcome.RuleR\x04rule\x12\x10\n" +
+	"\x03won\x18\x03 \x01(\rR\x03won\x12\x12\n" +
+	"\x04lost\x18\x04 \x01(\rR\x04lost\x12\x0e\n" +
+	"\x02at\x18\x05 \x01(\x03R\x02at\"M\n" +
+	"\x04Rule\x12\x14\n" +
+	"\x10RULE_UNSPECIFIED\x10\x00\x12\f\n" +
+	"\bBIRTHDAY\x10\x01\x12\x0e\n" +
+	"\n" +
+	"PREDICTION\x10\x02\x12\x11\n" +
+	"\rBIRTHDAY_BOTH\x10\x03\"D\n" +
 	"\fSignedRecord\x12\x16\n" +
 	"\x06record\x18\x01 \x01(\fR\x06record\x12\x1c\n" +
 	"\tsignature\x18\x02 \x01(\fR\tsignature\"a\n" +
@@ -1027,40 +1186,44 @@ func file_skein_v1_record_proto_rawDescGZIP() []byte {
 	return file_skein_v1_record_proto_rawDescData
 }
 
-var file_skein_v1_record_proto_enumTypes = make([]protoimpl.EnumInfo, 3)
-var file_skein_v1_record_proto_msgTypes = make([]protoimpl.MessageInfo, 10)
+var file_skein_v1_record_proto_enumTypes = make([]protoimpl.EnumInfo, 4)
+var file_skein_v1_record_proto_msgTypes = make([]protoimpl.MessageInfo, 11)
 var file_skein_v1_record_proto_goTypes = []any{
-	(NatType)(0),         // 0: skein.v1.NatType
-	(NatBehaviour)(0),    // 1: skein.v1.NatBehaviour
-	(CandidateType)(0),   // 2: skein.v1.CandidateType
-	(*NatTraits)(nil),    // 3: skein.v1.NatTraits
-	(*Candidate)(nil),    // 4: skein.v1.Candidate
-	(*RelayOffer)(nil),   // 5: skein.v1.RelayOffer
-	(*RelayLink)(nil),    // 6: skein.v1.RelayLink
-	(*Record)(nil),       // 7: skein.v1.Record
-	(*SignedRecord)(nil), // 8: skein.v1.SignedRecord
-	(*RecordDigest)(nil), // 9: skein.v1.RecordDigest
-	(*Digests)(nil),      // 10: skein.v1.Digests
-	(*Records)(nil),      // 11: skein.v1.Records
-	nil,                  // 12: skein.v1.Record.LabelsEntry
+	(NatType)(0),          // 0: skein.v1.NatType
+	(NatBehaviour)(0),     // 1: skein.v1.NatBehaviour
+	(CandidateType)(0),    // 2: skein.v1.CandidateType
+	(PairOutcome_Rule)(0), // 3: skein.v1.PairOutcome.Rule
+	(*NatTraits)(nil),     // 4: skein.v1.NatTraits
+	(*Candidate)(nil),     // 5: skein.v1.Candidate
+	(*RelayOffer)(nil),    // 6: skein.v1.RelayOffer
+	(*RelayLink)(nil),     // 7: skein.v1.RelayLink
+	(*Record)(nil),        // 8: skein.v1.Record
+	(*PairOutcome)(nil),   // 9: skein.v1.PairOutcome
+	(*SignedRecord)(nil),  // 10: skein.v1.SignedRecord
+	(*RecordDigest)(nil),  // 11: skein.v1.RecordDigest
+	(*Digests)(nil),       // 12: skein.v1.Digests
+	(*Records)(nil),       // 13: skein.v1.Records
+	nil,                   // 14: skein.v1.Record.LabelsEntry
 }
 var file_skein_v1_record_proto_depIdxs = []int32{
 	1,  // 0: skein.v1.NatTraits.mapping:type_name -> skein.v1.NatBehaviour
 	1,  // 1: skein.v1.NatTraits.filtering:type_name -> skein.v1.NatBehaviour
 	2,  // 2: skein.v1.Candidate.type:type_name -> skein.v1.CandidateType
-	4,  // 3: skein.v1.Record.candidates:type_name -> skein.v1.Candidate
+	5,  // 3: skein.v1.Record.candidates:type_name -> skein.v1.Candidate
 	0,  // 4: skein.v1.Record.nat_type:type_name -> skein.v1.NatType
-	5,  // 5: skein.v1.Record.relay:type_name -> skein.v1.RelayOffer
-	6,  // 6: skein.v1.Record.relay_links:type_name -> skein.v1.RelayLink
-	12, // 7: skein.v1.Record.labels:type_name -> skein.v1.Record.LabelsEntry
-	3,  // 8: skein.v1.Record.traits:type_name -> skein.v1.NatTraits
-	9,  // 9: skein.v1.Digests.have:type_name -> skein.v1.RecordDigest
-	8,  // 10: skein.v1.Records.records:type_name -> skein.v1.SignedRecord
-	11, // [11:11] is the sub-list for method output_type
-	11, // [11:11] is the sub-list for method input_type
-	11, // [11:11] is the sub-list for extension type_name
-	11, // [11:11] is the sub-list for extension extendee
-	0,  // [0:11] is the sub-list for field type_name
+	6,  // 5: skein.v1.Record.relay:type_name -> skein.v1.RelayOffer
+	7,  // 6: skein.v1.Record.relay_links:type_name -> skein.v1.RelayLink
+	14, // 7: skein.v1.Record.labels:type_name -> skein.v1.Record.LabelsEntry
+	4,  // 8: skein.v1.Record.traits:type_name -> skein.v1.NatTraits
+	9,  // 9: skein.v1.Record.outcomes:type_name -> skein.v1.PairOutcome
+	3,  // 10: skein.v1.PairOutcome.rule:type_name -> skein.v1.PairOutcome.Rule
+	11, // 11: skein.v1.Digests.have:type_name -> skein.v1.RecordDigest
+	10, // 12: skein.v1.Records.records:type_name -> skein.v1.SignedRecord
+	13, // [13:13] is the sub-list for method output_type
+	13, // [13:13] is the sub-list for method input_type
+	13, // [13:13] is the sub-list for extension type_name
+	13, // [13:13] is the sub-list for extension extendee
+	0,  // [0:13] is the sub-list for field type_name
 }
 
 func init() { file_skein_v1_record_proto_init() }
@@ -1073,8 +1236,8 @@ func file_skein_v1_record_proto_init() {
 		File: protoimpl.DescBuilder{
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_skein_v1_record_proto_rawDesc), len(file_skein_v1_record_proto_rawDesc)),
-			NumEnums:      3,
-			NumMessages:   10,
+			NumEnums:      4,
+			NumMessages:   11,
 			NumExtensions: 0,
 			NumServices:   0,
 		},

@@ -1,0 +1,198 @@
+package path
+
+import (
+	"net/netip"
+	"testing"
+	"time"
+
+	skeinv1 "github.com/skeinmesh/skein/api/skein/v1"
+	"github.com/skeinmesh/skein/identity"
+)
+
+func behind(nat skeinv1.NatType, outside string, step int) Node {
+	return Node{NAT: nat, PortStep: step, Candidates: []Candidate{
+		{Type: host, Addr: ap("192.168.1.2:51820"), Source: "interface"}, {Type: srflx, Addr: ap(outside), Source: "stun"},
+	}}
+}
+
+func TestWhoGuesses(t *testing.T) {
+	const here, there = "203.0.113.1:40000", "198.51.100.1:50000"
+	open := behind(natPortRestricted, there, 0)
+	open.Candidates = append(open.Candidates, Candidate{Type: forced, Addr: ap("198.51.100.1:51820"), Source: "config"})
+	unknown := behind(natPortRestricted, there, 0)
+	unknown.Candidates = unknown.Candidates[:1]
+	cases := []struct {
+		name       string
+		self, peer Node
+		set        Settings
+		want       Guess
+		rule       string
+	}{
+		{"port-restricted with symmetric", behind(natPortRestricted, here, 0), behind(natSymmetric, there, 0), Settings{}, Guess{GuessBirthday, GuessOne}, "birthday"},
+		{"symmetric with port-restricted", behind(natSymmetric, here, 0), behind(natPortRestricted, there, 0), Settings{}, Guess{GuessBirthday, GuessMany}, "birthday"},
+		{"port-restricted with a symmetric one that counts", behind(natPortRestricted, here, 0), behind(natSymmetric, there, 2), Settings{}, Guess{GuessPrediction, GuessOne}, "port-prediction"},
+		{"a symmetric one that counts with port-restricted", behind(natSymmetric, here, -1), behind(natPortRestricted, there, 0), Settings{}, Guess{GuessPrediction, GuessMany}, "port-prediction"},
+		{"both count", behind(natSymmetric, here, 1), behind(natSymmetric, there, 1), Settings{}, Guess{GuessPrediction, GuessTwin}, "port-prediction"},
+		{"one counts, both symmetric", behind(natSymmetric, here, 1), behind(natSymmetric, there, 0), Settings{}, Guess{}, "symmetric-symmetric"},
+		{"both symmetric", behind(natSymmetric, here, 0), behind(natSymmetric, there, 0), Settings{}, Guess{}, "symmetric-symmetric"},
+		{"both symmetric, enabled", behind(natSymmetric, here, 0), behind(natSymmetric, there, 0), Settings{BirthdayBoth: true}, Guess{GuessBoth, GuessTwin}, "birthday-both"},
+		{"both symmetric, enabled for the peer", behind(natSymmetric, here, 0), behind(natSymmetric, there, 0), Settings{BirthdayPeers: map[string]bool{nodeIDs[1].String(): true}}, Guess{GuessBoth, GuessTwin}, "birthday-both"},
+		{"both symmetric, disabled for the peer", behind(natSymmetric, here, 0), behind(natSymmetric, there, 0), Settings{BirthdayBoth: true, BirthdayPeers: map[string]bool{nodeIDs[1].String(): false}}, Guess{}, "symmetric-symmetric"},
+		{"disabled on this host", behind(natPortRestricted, here, 0), behind(natSymmetric, there, 0), Settings{NoGuessing: true}, Guess{}, "port-restricted-symmetric"},
+		{"behind one address", behind(natPortRestricted, here, 0), behind(natSymmetric, "203.0.113.1:7", 0), Settings{}, Guess{}, "no-candidate"},
+		{"the address is not known yet", behind(natSymmetric, here, 0), unknown, Settings{}, Guess{}, "port-restricted-symmetric"},
+		{"restricted with symmetric needs none", behind(natRestricted, here, 0), behind(natSymmetric, there, 0), Settings{}, Guess{}, "cone-symmetric"},
+		{"a forwarded port needs none", behind(natSymmetric, here, 0), open, Settings{}, Guess{}, "full-cone"},
+		{"no UDP", behind(natBlocked, here, 0), behind(natSymmetric, there, 0), Settings{}, Guess{}, "udp-blocked"},
+	}
+	for _, c := range cases {
+		t.Run(c.name, func(t *testing.T) {
+			s := step{Machine: Machine{SelfID: nodeIDs[0], Peer: nodeIDs[1], Self: c.self, Remote: c.peer, Settings: c.set}}
+			p := s.strategy()
+			if p.Guess != c.want || p.Rule != c.rule || p.Reason == "" {
+				t.Errorf("guess %+v by rule %q (%s), want %+v by %q", p.Guess, p.Rule, p.Reason, c.want, c.rule)
+			}
+		})
+	}
+}
+
+// guesser is a machine whose peer can be reached by guessing alone.
+type guesser struct {
+	t   *testing.T
+	m   Machine
+	now time.Time
+}
+
+func newGuesser(t *testing.T, self, peer identity.ID) *guesser {
+	g := &guesser{t: t, m: NewMachine(self, peer, simStart), now: simStart}
+	a, b := behind(natSymmetric, "203.0.113.1:40000", 0), behind(natPortRestricted, "198.51.100.1:50000", 0)
+	g.do(Input{Kind: InputSelf, Node: &a})
+	g.do(Input{Kind: InputPeer, Node: &b})
+	return g
+}
+
+// do takes a step and returns what it asks for besides being woken.
+func (g *guesser) do(in Input) (out []Action) {
+	var actions []Action
+	g.m, actions = Step(g.m, g.now, in)
+	for _, a := range actions {
+		if a.Kind != ActionWake {
+			out = append(out, a)
+		}
+	}
+	return out
+}
+
+// until lets time pass, woken as asked for, until an action of a kind comes, and returns how long that took.
+func (g *guesser) until(kind ActionKind, limit time.Duration) (Action, time.Duration) {
+	g.t.Helper()
+	began := g.now
+	for !g.m.Woken.IsZero() && g.m.Woken.Sub(began) <= limit {
+		g.now = later(g.now, g.m.Woken)
+		for _, a := range g.do(Input{Kind: InputTick}) {
+			if a.Kind == kind {
+				return a, g.now.Sub(began)
+			}
+		}
+	}
+	g.t.Fatalf("no action of kind %d within %s", kind, limit)
+	return Action{}, 0
+}
+
+func (g *guesser) outcome(p GuessPhase, e string) []Action {
+	in := Input{Kind: InputGuess, Guess: &GuessEvent{Phase: p, Text: "it went so", Retry: 7 * time.Second}}
+	if e != "" {
+		in.Endpoint = netip.MustParseAddrPort(e)
+	}
+	return g.do(in)
+}
+
+func has(as []Action, k ActionKind) bool {
+	for _, a := range as {
+		if a.Kind == k {
+			return true
+		}
+	}
+	return false
+}
+
+func TestGuessingStartsWithTheRelayAndBacksOff(t *testing.T) {
+	g := newGuesser(t, nodeIDs[0], nodeIDs[1])
+	g.now = g.now.Add(time.Minute)
+	if as := g.do(Input{Kind: InputTick}); has(as, ActionGuess) {
+		t.Fatal("it guesses although nothing can carry the request")
+	}
+	if as := g.do(Input{Kind: InputRelay, Relay: RelayChoice{ID: relayID}}); !has(as, ActionGuess) {
+		t.Fatalf("no attempt when the relay is there: %v", as)
+	}
+	for i, want := range []time.Duration{30 * time.Second, time.Minute, 2 * time.Minute, 4 * time.Minute, 8 * time.Minute, 16 * time.Minute, 32 * time.Minute, time.Hour, time.Hour} {
+		g.outcome(GuessFailed, "")
+		_, took := g.until(ActionGuess, 2*time.Hour)
+		if took > want || took < want*9/10 {
+			t.Errorf("after %d failures the next attempt comes in %s, want %s or a tenth less", i+1, took, want)
+		}
+	}
+	g.outcome(GuessRefused, "")
+	if _, took := g.until(ActionGuess, time.Minute); took != 7*time.Second {
+		t.Errorf("after a refusal for 7s the next comes in %s", took)
+	}
+	if _, took := g.until(ActionGuess, 2*time.Hour); took < guessLost {
+		t.Errorf("an attempt that nobody reports on is given up after %s", took)
+	}
+}
+
+func TestAHitIsProvenByPings(t *testing.T) {
+	g := newGuesser(t, nodeIDs[0], nodeIDs[1])
+	g.do(Input{Kind: InputRelay, Relay: RelayChoice{ID: relayID}})
+	const at = "198.51.100.1:50000"
+	if as := g.outcome(GuessHit, at); !has(as, ActionPing) || has(as, ActionUse) {
+		t.Fatalf("a hit leads to %v, want a ping and no switch before it is answered", as)
+	}
+	g.now = g.now.Add(20 * time.Millisecond)
+	as := g.do(Input{Kind: InputPong, Endpoint: ap(at), RTT: 20 * time.Millisecond, Sent: g.now.Add(-20 * time.Millisecond)})
+	if !has(as, ActionUse) || g.m.Path.Kind != Direct || g.m.Path.Endpoint != ap(at) {
+		t.Fatalf("an answered ping leads to %v, path %s", as, g.m.Path)
+	}
+	if p := g.m.Probes[g.m.active0()]; p.Source != "birthday" {
+		t.Errorf("the endpoint's source is %q", p.Source)
+	}
+	// It dies; first the same port is tried again, then others.
+	g.do(Input{Kind: InputTraffic})
+	for g.m.Path.Kind == Direct {
+		g.until(ActionUse, time.Minute)
+	}
+	if a, _ := g.until(ActionPing, guessBack); a.Endpoint != ap(at) {
+		t.Errorf("after the death it pings %s", a.Endpoint)
+	}
+	if _, took := g.until(ActionGuess, time.Minute); took > guessBack {
+		t.Errorf("the next attempt comes %s after that", took)
+	}
+}
+
+func (m Machine) active0() int { return (&step{Machine: m}).active() }
+
+func TestOnlyOneEndBegins(t *testing.T) {
+	low, high := newGuesser(t, nodeIDs[0], nodeIDs[1]), newGuesser(t, nodeIDs[1], nodeIDs[0])
+	relay := Input{Kind: InputRelay, Relay: RelayChoice{ID: relayID}}
+	if !has(low.do(relay), ActionGuess) || has(high.do(relay), ActionGuess) {
+		t.Fatal("want the node with the lower ID to begin and the other to wait")
+	}
+	high.outcome(GuessBegan, "")
+	if _, took := high.until(ActionGuess, time.Hour); took < guessLost {
+		t.Errorf("it begins an attempt of its own %s after the peer's", took)
+	}
+}
+
+func TestAnAttemptEndsWhenItIsNotNeeded(t *testing.T) {
+	g := newGuesser(t, nodeIDs[0], nodeIDs[1])
+	g.do(Input{Kind: InputRelay, Relay: RelayChoice{ID: relayID}})
+	at := ap("198.51.100.1:61000")
+	if as := g.do(Input{Kind: InputPing, Endpoint: at}); !has(as, ActionPing) {
+		t.Fatalf("the peer's ping leads to %v", as)
+	}
+	g.now = g.now.Add(time.Millisecond)
+	as := g.do(Input{Kind: InputPong, Endpoint: at, RTT: time.Millisecond, Sent: g.now.Add(-time.Millisecond)})
+	if !has(as, ActionUse) || !has(as, ActionGuess) {
+		t.Fatalf("a proven path leads to %v, want the attempt ended", as)
+	}
+}
