@@ -33,6 +33,9 @@ func (l *Lab) SaveArtifacts(ctx context.Context, base string) (string, error) {
 		copyFile(recordFile(l.Dir), filepath.Join(dir, "lab.json")),
 		dump(fabric.Core(l.Spec.Name), filepath.Join(dir, "core-kernel.txt")),
 	}
+	if _, err := os.Stat(l.routerDir("")); err == nil {
+		errs = append(errs, copyTree(l.routerDir(""), filepath.Join(dir, "routers")))
+	}
 	for _, s := range l.Plan.Sites {
 		errs = append(errs, dump(fabric.Router(l.Spec.Name, s.Name), filepath.Join(dir, "router-"+s.Name+"-kernel.txt")))
 	}

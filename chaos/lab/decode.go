@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"math"
+	"net/netip"
 	"slices"
 	"strings"
 	"time"
@@ -199,6 +200,21 @@ func (v value) duration() time.Duration {
 		return 0
 	}
 	return d
+}
+
+// network reads a private IPv4 /24.
+func (v value) network() netip.Prefix {
+	const what = "a private network such as 192.168.1.0/24"
+	s := v.text(what)
+	if s == "" {
+		return netip.Prefix{}
+	}
+	p, err := netip.ParsePrefix(s)
+	if err != nil || !p.Addr().Is4() || p.Bits() != 24 || p != p.Masked() || !p.Addr().IsPrivate() {
+		v.fail("%q is no network that hosts can be in; allowed: %s", s, what)
+		return netip.Prefix{}
+	}
+	return p
 }
 
 // free reads a mapping without looking into it.

@@ -39,11 +39,12 @@ type Lab struct {
 	Plan fabric.Plan
 	Dir  string // this lab's own directory
 
-	opts   Options
-	agents []*agent
-	pings  []running  // by the one who runs the steps
-	mu     sync.Mutex // guards cuts and the record on disk
-	cuts   map[Cut]bool
+	opts    Options
+	agents  []*agent
+	pings   []running  // by the one who runs the steps
+	mu      sync.Mutex // guards what follows and the record on disk
+	cuts    map[Cut]bool
+	daemons map[string]process // of routers that map ports, by site
 }
 
 // Up builds the network, starts every agent and waits until all are running members. On an error,
@@ -82,9 +83,12 @@ func raise(ctx context.Context, spec *Spec, opts Options) (*Lab, error) {
 	if err := l.lay(); err != nil {
 		return l, err
 	}
-	l.progress("network: %d sites, %d nodes", len(plan.Sites), len(plan.Hosts))
+	l.progress("network: %d sites, %d nodes", len(spec.Sites), len(plan.Hosts))
 	if err := fabric.Build(ctx, plan); err != nil {
 		return l, fmt.Errorf("build the network of lab %s: %w", spec.Name, err)
+	}
+	if err := l.startPortmaps(ctx); err != nil {
+		return l, err
 	}
 	return l, l.join(ctx)
 }
@@ -93,7 +97,7 @@ func newLab(spec *Spec, plan fabric.Plan, opts Options) *Lab {
 	if opts.Dir == "" {
 		opts.Dir = DefaultDir
 	}
-	l := &Lab{Spec: spec, Plan: plan, Dir: filepath.Join(opts.Dir, spec.Name), opts: opts, cuts: map[Cut]bool{}}
+	l := &Lab{Spec: spec, Plan: plan, Dir: filepath.Join(opts.Dir, spec.Name), opts: opts, cuts: map[Cut]bool{}, daemons: map[string]process{}}
 	for _, n := range spec.Nodes {
 		host, _ := plan.Host(n.Name)
 		l.agents = append(l.agents, newAgent(l, n, host))

@@ -19,9 +19,6 @@ import (
 // maxFile bounds a lab file, in bytes.
 const maxFile = 1 << 20
 
-// laterNATs are in the format (DESIGN.md section 14) and not in this build.
-var laterNATs = []string{"symmetric-sequential", "double"}
-
 var nameRule = regexp.MustCompile(`^[a-z0-9]([a-z0-9-]{0,30}[a-z0-9])?$`)
 
 // Load reads and checks a lab file. Its error tells every mistake, one a line: file, line, key, what
@@ -85,6 +82,7 @@ func syntaxError(file string, err error) error {
 type reader struct {
 	d     *decoder
 	s     *Spec
+	sites []siteDraft
 	lines map[string]int // of nodes
 }
 
@@ -104,6 +102,7 @@ func (r *reader) read(root value) {
 	if !nodes {
 		root.fail("the key \"nodes\" is missing: a lab has at least one node")
 	} else if len(r.d.errs) == 0 { // else its findings would be consequences of those
+		r.checkSites()
 		r.checkNodes(root)
 	}
 	if steps != nil {
@@ -122,24 +121,88 @@ func (r *reader) name(v value, name string) string {
 }
 
 func (r *reader) site(name string, v value) {
-	s := fabric.SiteSpec{Name: r.name(v, name)}
-	ipv6 := (*bool)(nil)
+	s := siteDraft{SiteSpec: fabric.SiteSpec{Name: r.name(v, name)}, value: v}
 	before := len(r.d.errs)
 	v.mapping(
 		field{"nat", func(v value) { s.NAT = r.nat(v) }},
-		field{"ipv6", func(v value) { b := v.boolean(); ipv6 = &b }},
+		field{"ipv4", func(v value) { s.NoIPv4 = !v.boolean() }},
+		field{"ipv6", func(v value) { b := v.boolean(); s.ipv6 = &b }},
+		field{"hairpin", func(v value) { b := v.boolean(); s.hairpin = &b }},
+		field{"portmap", func(v value) { s.Portmap = r.portmap(v) }},
+		field{"behind", func(v value) { s.Behind = v.text("the name of a site") }},
+		field{"lan", func(v value) { s.LAN = v.network() }},
 		field{"delay", func(v value) { s.Delay = v.duration() }},
-		field{"hairpin", func(v value) { v.fail("is not supported yet by this build: its NATs do not hairpin") }},
-		field{"portmap", func(v value) { v.fail("is not supported yet by this build: its routers do not map ports on request") }},
 	)
 	if s.NAT == "" && len(r.d.errs) == before {
 		v.fail("the key \"nat\" is missing; allowed: %s", natNames())
 	}
-	s.IPv6 = s.NAT == fabric.None
-	if ipv6 != nil {
-		s.IPv6 = *ipv6
+	s.settle()
+	r.sites = append(r.sites, s)
+	r.s.Sites = append(r.s.Sites, s.SiteSpec)
+}
+
+// siteDraft is a site as it is read, with what was said of defaults.
+type siteDraft struct {
+	fabric.SiteSpec
+	value         value
+	ipv6, hairpin *bool
+}
+
+// settle fills in defaults and refuses what does not go together.
+func (s *siteDraft) settle() {
+	s.IPv6, s.Hairpin = s.NAT == fabric.None, s.NAT == fabric.OneToOne
+	if s.ipv6 != nil {
+		s.IPv6 = *s.ipv6
 	}
-	r.s.Sites = append(r.s.Sites, s)
+	if s.hairpin != nil {
+		s.Hairpin = *s.hairpin
+	}
+	switch {
+	case s.NAT == "":
+	case s.NoIPv4 && !s.IPv6:
+		s.value.fail("has neither IPv4 nor IPv6: add ipv6: true")
+	case s.NoIPv4 && (s.hairpin != nil || s.Portmap != nil || s.LAN.IsValid()):
+		s.value.fail("hairpin, portmap and lan are about IPv4, which it has not (ipv4: false)")
+	case s.Hairpin && !s.NAT.CanHairpin():
+		s.value.fail("nat: %s cannot have hairpin: true: nothing is translated, or the filtering lets nothing in from the NAT's own address", s.NAT)
+	case s.Portmap != nil && !s.NAT.CanMap():
+		s.value.fail("nat: %s cannot have portmap: its router has no ports to give away", s.NAT)
+	case s.LAN.IsValid() && s.NAT == fabric.None:
+		s.value.fail("nat: none cannot have lan: its hosts have public addresses")
+	case s.Behind != "" && (s.NAT == fabric.None || s.NAT == fabric.OneToOne || s.NAT == fabric.Double):
+		s.value.fail("nat: %s cannot be behind another site: allowed are the kinds where hosts share one address", s.NAT)
+	}
+}
+
+// checkSites looks at the sites together.
+func (r *reader) checkSites() {
+	for _, s := range r.sites {
+		if s.Behind == "" {
+			continue
+		}
+		i := slices.IndexFunc(r.sites, func(o siteDraft) bool { return o.Name == s.Behind })
+		switch {
+		case i < 0 || s.Behind == s.Name:
+			s.value.fail("is behind %q, which is no other site; allowed: %s", s.Behind, strings.Join(r.siteNames(), ", "))
+		case r.sites[i].Behind != "":
+			s.value.fail("is behind %s, which is behind %s itself; allowed is one behind another", s.Behind, r.sites[i].Behind)
+		case r.sites[i].NAT == fabric.Double || r.sites[i].NoIPv4:
+			s.value.fail("is behind %s, whose network no router can be in (nat: double, or ipv4: false)", s.Behind)
+		}
+	}
+}
+
+func (r *reader) portmap(v value) []string {
+	list := v.texts(strings.Join(fabric.Portmaps(), ", "))
+	for _, p := range list {
+		if !slices.Contains(fabric.Portmaps(), p) {
+			v.fail("%q is not known; allowed: %s", p, strings.Join(fabric.Portmaps(), ", "))
+		}
+	}
+	if len(list) == 0 {
+		v.fail("is empty; allowed: %s", strings.Join(fabric.Portmaps(), ", "))
+	}
+	return list
 }
 
 func natNames() string {
@@ -151,10 +214,6 @@ func natNames() string {
 }
 
 func (r *reader) nat(v value) fabric.NAT {
-	if s, ok := v.node.(*ast.StringNode); ok && slices.Contains(laterNATs, s.Value) {
-		v.fail("%q is not supported yet by this build; allowed: %s", s.Value, natNames())
-		return fabric.None
-	}
 	if kindOf(v.node) == "empty" {
 		v.fail("is empty; allowed: %s", natNames())
 		return fabric.None
@@ -251,16 +310,30 @@ func (r *reader) checkNodes(root value) {
 
 // checkReachable makes sure that the others can join through the initialiser.
 func (r *reader) checkReachable(first Node) {
-	for _, s := range r.s.Sites {
-		if s.Name != first.Site || s.NAT == fabric.None || s.NAT == fabric.OneToOne {
+	i := slices.IndexFunc(r.s.Sites, func(s fabric.SiteSpec) bool { return s.Name == first.Site })
+	if i < 0 {
+		return
+	}
+	at := r.s.Sites[i]
+	for _, n := range r.s.Nodes {
+		i := slices.IndexFunc(r.s.Sites, func(s fabric.SiteSpec) bool { return s.Name == n.Site })
+		if i < 0 || n.Site == first.Site {
 			continue
 		}
-		for _, n := range r.s.Nodes {
-			if n.Site != first.Site {
-				r.d.failAt(r.lines[first.Name], "nodes."+first.Name,
-					"creates the cluster behind a NAT (%s), where %s could not reach it to join: put it, or the node with init: true, into a site with nat: none or one-to-one", s.NAT, n.Name)
-				return
-			}
+		from, common := r.s.Sites[i], ""
+		switch {
+		case at.NAT != fabric.None && at.NAT != fabric.OneToOne:
+			r.d.failAt(r.lines[first.Name], "nodes."+first.Name,
+				"creates the cluster behind a NAT (%s), where %s could not reach it to join: put it, or the node with init: true, into a site with nat: none or one-to-one", at.NAT, n.Name)
+			return
+		case from.NoIPv4 && !at.IPv6:
+			common = "IPv6"
+		case at.NoIPv4 && !from.IPv6:
+			common = "IPv4"
+		}
+		if common != "" {
+			r.d.failAt(r.lines[first.Name], "nodes."+first.Name, "creates the cluster, and %s could not reach it to join: %s has %s only", n.Name, n.Site, common)
+			return
 		}
 	}
 }

@@ -1,6 +1,7 @@
 package lab
 
 import (
+	"net/netip"
 	"os"
 	"path/filepath"
 	"strings"
@@ -33,7 +34,7 @@ func TestLoadTheDesignsExample(t *testing.T) {
 			{Line: 18, Text: "heal: all", Action: Heal{All: true, Nodes: all}},
 		},
 	}
-	if d := cmp.Diff(want, got, cmpopts.IgnoreFields(Spec{}, "Source")); d != "" {
+	if d := cmp.Diff(want, got, cmpopts.IgnoreFields(Spec{}, "Source"), cmpopts.EquateComparable(netip.Prefix{})); d != "" {
 		t.Error(d)
 	}
 }
@@ -73,10 +74,16 @@ nodes:
 func TestMistakesAreNamed(t *testing.T) {
 	cases := []struct{ name, file, want string }{
 		{"unknown key at the top", base + "stepz: []\n", `f.yaml:8: unknown key "stepz" (did you mean "steps"?); allowed: name, sites, config, nodes, steps`},
-		{"unknown key in a site", strings.Replace(base, "dc: {nat: none}", "dc: {nat: none, natt: x}", 1), `f.yaml:3: sites.dc: unknown key "natt" (did you mean "nat"?); allowed: nat, ipv6, delay, hairpin, portmap`},
-		{"unknown NAT", strings.Replace(base, "full-cone", "ful-cone", 1), `f.yaml:4: sites.home.nat: "ful-cone" is not known (did you mean "full-cone"?); allowed: none, one-to-one, full-cone, restricted-cone, port-restricted-cone, symmetric, udp-blocked`},
-		{"a NAT of a later build", strings.Replace(base, "full-cone", "double", 1), `f.yaml:4: sites.home.nat: "double" is not supported yet by this build; allowed: none, one-to-one, full-cone, restricted-cone, port-restricted-cone, symmetric, udp-blocked`},
-		{"hairpin", strings.Replace(base, "nat: full-cone", "nat: full-cone, hairpin: true", 1), `f.yaml:4: sites.home.hairpin: is not supported yet by this build: its NATs do not hairpin`},
+		{"unknown key in a site", strings.Replace(base, "dc: {nat: none}", "dc: {nat: none, natt: x}", 1), `f.yaml:3: sites.dc: unknown key "natt" (did you mean "nat"?); allowed: nat, ipv4, ipv6, hairpin, portmap, behind, lan, delay`},
+		{"unknown NAT", strings.Replace(base, "full-cone", "ful-cone", 1), `f.yaml:4: sites.home.nat: "ful-cone" is not known (did you mean "full-cone"?); allowed: none, one-to-one, full-cone, restricted-cone, port-restricted-cone, symmetric, symmetric-sequential, double, udp-blocked`},
+		{"a symmetric NAT that hairpins", strings.Replace(base, "nat: full-cone", "nat: symmetric, hairpin: true", 1), `f.yaml:4: sites.home: nat: symmetric cannot have hairpin: true: nothing is translated, or the filtering lets nothing in from the NAT's own address`},
+		{"a public site that maps ports", strings.Replace(base, "nat: full-cone", "nat: none, portmap: [pcp]", 1), `f.yaml:4: sites.home: nat: none cannot have portmap: its router has no ports to give away`},
+		{"an unknown port-mapping protocol", strings.Replace(base, "nat: full-cone", "nat: full-cone, portmap: [pcp, stun]", 1), `f.yaml:4: sites.home.portmap: "stun" is not known; allowed: pcp, natpmp, upnp`},
+		{"no address at all", strings.Replace(base, "nat: full-cone", "nat: full-cone, ipv4: false", 1), `f.yaml:4: sites.home: has neither IPv4 nor IPv6: add ipv6: true`},
+		{"behind nobody", strings.Replace(base, "nat: full-cone", "nat: full-cone, behind: isp", 1), `f.yaml:4: sites.home: is behind "isp", which is no other site; allowed: dc, home`},
+		{"three in a row", strings.Replace(base, "nat: full-cone}", "nat: full-cone, behind: isp}\n  isp: {nat: full-cone, behind: dc}", 1), `f.yaml:4: sites.home: is behind isp, which is behind dc itself; allowed is one behind another`},
+		{"a public LAN", strings.Replace(base, "nat: full-cone", "nat: full-cone, lan: 8.8.8.0/24", 1), `f.yaml:4: sites.home.lan: "8.8.8.0/24" is no network that hosts can be in; allowed: a private network such as 192.168.1.0/24`},
+		{"no family in common", strings.Replace(strings.Replace(base, "nat: full-cone", "nat: full-cone, ipv4: false, ipv6: true", 1), "nat: none", "nat: none, ipv6: false", 1), `f.yaml:6: nodes.a: creates the cluster, and b could not reach it to join: home has IPv6 only`},
 		{"wrong type", strings.Replace(base, "server: true", "server: maybe", 1), `f.yaml:6: nodes.a.server: is "maybe"; allowed: true or false`},
 		{"a list for a mapping", "name: x\nsites: [a]\nnodes: {}\n", `f.yaml:2: sites: is a list; allowed: a mapping from names to sites`},
 		{"unknown site", strings.Replace(base, "site: home", "site: hom", 1), `f.yaml:7: nodes.b.site: there is no site "hom" above; allowed: dc, home`},

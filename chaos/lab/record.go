@@ -4,6 +4,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"maps"
 	"os"
 	"path/filepath"
 
@@ -18,6 +19,8 @@ type record struct {
 	Env    []string               `json:"env,omitempty"`
 	Agents map[string]agentRecord `json:"agents"`
 	Cuts   []Cut                  `json:"cuts,omitempty"`
+
+	Daemons map[string]process `json:"daemons,omitempty"` // of routers, by site
 }
 
 func recordFile(dir string) string { return filepath.Join(dir, "lab.json") }
@@ -26,7 +29,7 @@ func recordFile(dir string) string { return filepath.Join(dir, "lab.json") }
 func (l *Lab) save() error {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	r := record{Name: l.Spec.Name, File: l.Spec.File, Binary: l.opts.Binary, Env: l.opts.Env, Agents: map[string]agentRecord{}, Cuts: sortCuts(l.cuts)}
+	r := record{Name: l.Spec.Name, File: l.Spec.File, Binary: l.opts.Binary, Env: l.opts.Env, Agents: map[string]agentRecord{}, Cuts: sortCuts(l.cuts), Daemons: l.daemons}
 	for _, a := range l.agents {
 		r.Agents[a.node.Name] = a.record()
 	}
@@ -82,6 +85,7 @@ func Attach(name string, opts Options) (*Lab, error) {
 	for _, c := range r.Cuts {
 		l.cuts[c] = true
 	}
+	maps.Copy(l.daemons, r.Daemons)
 	return l, nil
 }
 

@@ -22,12 +22,9 @@ const (
 // coreAddr is the core's own address and every router's next hop.
 var coreAddr = netip.MustParseAddr("198.19.255.254")
 
-// Link-local next hops on each veth between a router and the core, and on each LAN.
-var (
-	coreLL   = netip.MustParseAddr("fe80::1")
-	routerLL = netip.MustParseAddr("fe80::2")
-	gateway6 = netip.MustParseAddr("fe80::1")
-)
+// gateway6 is the link-local address of the next hop outwards: the core's on each veth to a router, a
+// router's on its LAN.
+var gateway6 = netip.MustParseAddr("fe80::1")
 
 // Build makes the namespaces, links, routes, NATs and stamps of the plan. After an error, or when ctx
 // ends, what was made so far is left for Teardown.
@@ -62,10 +59,21 @@ func buildSite(p Plan, s Site) error {
 	if err := prepare(router, true); err != nil {
 		return err
 	}
-	if err := connectCore(p.Lab, s, router); err != nil {
+	next := coreAddr
+	if up, ok := p.Site(s.Behind); ok {
+		next = up.gateway()
+		if err := connectRouter(p.Lab, s, up, router); err != nil {
+			return err
+		}
+	} else if err := connectCore(p.Lab, s, router); err != nil {
 		return err
 	}
-	if err := on(router, func(h *netlink.Handle) error { return routerSide(h, s) }); err != nil {
+	if s.LAN6.IsValid() {
+		if err := routeToSite6(p, s); err != nil {
+			return err
+		}
+	}
+	if err := on(router, func(h *netlink.Handle) error { return routerSide(h, s, next) }); err != nil {
 		return err
 	}
 	for _, host := range p.hostsOf(s.Name) {
@@ -73,13 +81,21 @@ func buildSite(p Plan, s Site) error {
 			return fmt.Errorf("node %s: %w", host.Name, err)
 		}
 	}
-	if err := translate(router, s, p.hostsOf(s.Name)); err != nil {
+	if err := translate(router, s, p.clientsOf(s)); err != nil {
 		return fmt.Errorf("nat %s: %w", s.NAT, err)
 	}
-	return delay(p.Lab, s, router)
+	return delay(p, s, router)
 }
 
-// coreLink names the core's end of the veth to a site.
+// gateway is the router's IPv4 address in its LAN.
+func (s Site) gateway() netip.Addr { return s.LAN.Addr().Next() }
+
+// outsideLL is the router's link-local address on its link outwards.
+func (s Site) outsideLL() netip.Addr {
+	return netip.AddrFrom16([16]byte{0: 0xfe, 1: 0x80, 14: 1, 15: byte(s.Number)})
+}
+
+// coreLink names the far end of the veth from a site's router: in the core, or in the router that it is behind.
 func coreLink(s Site) string { return "s" + strconv.Itoa(s.Number) }
 
 func connectCore(lab string, s Site, router string) error {
@@ -98,17 +114,36 @@ func connectCore(lab string, s Site, router string) error {
 		if err := routeAdd(h, name, public, s.Public); err != nil {
 			return err
 		}
-		if !s.LAN6.IsValid() {
-			return nil
-		}
-		if err := addrAdd(h, name, netip.PrefixFrom(coreLL, 64)); err != nil {
-			return err
-		}
-		return routeAdd(h, name, s.LAN6, routerLL)
+		return addrAdd(h, name, netip.PrefixFrom(gateway6, 64))
 	})
 }
 
-func routerSide(h *netlink.Handle, s Site) error {
+// connectRouter puts a router into the network of the site that it is behind.
+func connectRouter(lab string, s, up Site, router string) error {
+	outer := Router(lab, up.Name)
+	if err := veth(outer, coreLink(s), router, wanLink); err != nil {
+		return err
+	}
+	return on(outer, func(h *netlink.Handle) error { return enslave(h, coreLink(s), lanLink) })
+}
+
+// routeToSite6 leads a site's IPv6 network to its router.
+func routeToSite6(p Plan, s Site) error {
+	up, nested := p.Site(s.Behind)
+	first := s
+	if nested {
+		first = up
+	}
+	if err := on(Core(p.Lab), func(h *netlink.Handle) error {
+		return routeAdd(h, coreLink(first), s.LAN6, first.outsideLL())
+	}); err != nil || !nested {
+		return err
+	}
+	return on(Router(p.Lab, up.Name), func(h *netlink.Handle) error { return routeAdd(h, lanLink, s.LAN6, s.outsideLL()) })
+}
+
+// routerSide sets up a router's links; next is its next hop outwards.
+func routerSide(h *netlink.Handle, s Site, next netip.Addr) error {
 	bridge := &netlink.Bridge{LinkAttrs: netlink.LinkAttrs{Name: lanLink}}
 	snooping := false
 	bridge.MulticastSnooping = &snooping // else neighbour discovery waits for a querier
@@ -120,20 +155,20 @@ func routerSide(h *netlink.Handle, s Site) error {
 			return err
 		}
 	}
+	// Each router forwards IPv6, also for sites behind it; hosts have it where the site has a network.
 	steps := []error{
-		addrAdd(h, lanLink, netip.PrefixFrom(s.LAN.Addr().Next(), 24)),
-		routeAdd(h, wanLink, netip.PrefixFrom(coreAddr, 32), netip.Addr{}),
-		routeAdd(h, wanLink, netip.PrefixFrom(netip.IPv4Unspecified(), 0), coreAddr),
+		addrAdd(h, lanLink, netip.PrefixFrom(s.gateway(), 24)),
+		addrAdd(h, wanLink, netip.PrefixFrom(s.outsideLL(), 64)),
+		addrAdd(h, lanLink, netip.PrefixFrom(gateway6, 64)),
+		routeAdd(h, wanLink, netip.PrefixFrom(next, 32), netip.Addr{}),
+		routeAdd(h, wanLink, netip.PrefixFrom(netip.IPv4Unspecified(), 0), next),
+		routeAdd(h, wanLink, netip.PrefixFrom(netip.IPv6Unspecified(), 0), gateway6),
 	}
 	if !s.NAT.public() {
-		steps = append(steps, addrAdd(h, wanLink, netip.PrefixFrom(s.Public, 32)))
+		steps = append(steps, addrAdd(h, wanLink, netip.PrefixFrom(s.Outside, 32)))
 	}
 	if s.LAN6.IsValid() {
-		steps = append(steps,
-			addrAdd(h, wanLink, netip.PrefixFrom(routerLL, 64)),
-			addrAdd(h, lanLink, netip.PrefixFrom(gateway6, 64)),
-			addrAdd(h, lanLink, netip.PrefixFrom(s.LAN6.Addr().Next(), 64)),
-			routeAdd(h, wanLink, netip.PrefixFrom(netip.IPv6Unspecified(), 0), coreLL))
+		steps = append(steps, addrAdd(h, lanLink, netip.PrefixFrom(s.LAN6.Addr().Next(), 64)))
 	}
 	return errors.Join(steps...)
 }
@@ -157,20 +192,27 @@ func buildHost(lab string, s Site, host Host) error {
 		if err := linkUp(h, HostLink); err != nil {
 			return err
 		}
-		steps := []error{
-			addrAdd(h, HostLink, netip.PrefixFrom(host.Addr, 24)),
-			routeAdd(h, HostLink, netip.PrefixFrom(netip.IPv4Unspecified(), 0), s.LAN.Addr().Next()),
-		}
-		if host.Addr6.IsValid() {
-			steps = append(steps,
-				addrAdd(h, HostLink, netip.PrefixFrom(host.Addr6, 64)),
-				routeAdd(h, HostLink, netip.PrefixFrom(netip.IPv6Unspecified(), 0), gateway6))
-		}
-		return errors.Join(steps...)
+		return number(h, s, host)
 	}); err != nil {
 		return err
 	}
 	return installStamp(name, host.Number)
+}
+
+// number gives a host's link its addresses and routes.
+func number(h *netlink.Handle, s Site, host Host) error {
+	var steps []error
+	if host.Addr.IsValid() {
+		steps = append(steps,
+			addrAdd(h, HostLink, netip.PrefixFrom(host.Addr, 24)),
+			routeAdd(h, HostLink, netip.PrefixFrom(netip.IPv4Unspecified(), 0), s.gateway()))
+	}
+	if host.Addr6.IsValid() {
+		steps = append(steps,
+			addrAdd(h, HostLink, netip.PrefixFrom(host.Addr6, 64)),
+			routeAdd(h, HostLink, netip.PrefixFrom(netip.IPv6Unspecified(), 0), gateway6))
+	}
+	return errors.Join(steps...)
 }
 
 // prepare sets what a new namespace needs before its first link: addresses usable at once (no
@@ -187,6 +229,9 @@ func prepare(name string, router bool) error {
 		settings = append(settings, [][2]string{
 			{"net/ipv4/ip_forward", "1"}, {"net/ipv6/conf/all/forwarding", "1"},
 			{"net/ipv4/conf/all/send_redirects", "0"}, {"net/ipv4/conf/default/send_redirects", "0"},
+			// Where the machine has br_netfilter, the LAN's bridge would translate and then bridge what has to
+			// be routed: a packet that goes back out of the port that it came from would be lost.
+			{"net/bridge/bridge-nf-call-iptables", "0"}, {"net/bridge/bridge-nf-call-ip6tables", "0"},
 		}...)
 	}
 	if err := In(name, func() error {
@@ -302,11 +347,15 @@ func ipNet(p netip.Prefix) *net.IPNet {
 var ErrNoNetem = errors.New("this kernel has no netem (sch_netem), which `delay` needs: leave delay out, or use a kernel that has it")
 
 // delay holds packets back between the site and the core, in each direction.
-func delay(lab string, s Site, router string) error {
+func delay(p Plan, s Site, router string) error {
 	if s.Delay == 0 {
 		return nil
 	}
-	for ns, link := range map[string]string{Core(lab): coreLink(s), router: wanLink} {
+	outer := Core(p.Lab)
+	if s.Behind != "" {
+		outer = Router(p.Lab, s.Behind)
+	}
+	for ns, link := range map[string]string{outer: coreLink(s), router: wanLink} {
 		if err := on(ns, func(h *netlink.Handle) error {
 			l, err := h.LinkByName(link)
 			if err != nil {

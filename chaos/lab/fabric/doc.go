@@ -1,5 +1,6 @@
 // Package fabric builds the lab's internet out of network namespaces: a core, one router per site
-// with its NAT, and one host per node. It talks netlink only; no external program is run.
+// with its NAT, and one host per node. It talks netlink only; the one program that it runs is miniupnpd,
+// in the routers that map ports.
 //
 // Invariants: nothing is made in the caller's own network namespace; the only traces outside the
 // lab's namespaces are their names in /run/netns, all of the form sk<lab>-…, and Teardown removes

@@ -132,6 +132,15 @@ func inRuleset(ns string, fam nftables.TableFamily, table string, fn func(*rules
 	return nil
 }
 
+// replaceRuleset is inRuleset for a table that starts empty: what was in it goes in the same transaction.
+func replaceRuleset(ns string, fam nftables.TableFamily, table string, fn func(*ruleset)) error {
+	return inRuleset(ns, fam, table, func(rs *ruleset) {
+		rs.conn.DelTable(rs.table)
+		rs.table = rs.conn.AddTable(rs.table)
+		fn(rs)
+	})
+}
+
 func (rs *ruleset) chain(name string, kind nftables.ChainType, hook *nftables.ChainHook, priority nftables.ChainPriority) *nftables.Chain {
 	return rs.conn.AddChain(&nftables.Chain{Name: name, Table: rs.table, Type: kind, Hooknum: hook, Priority: &priority})
 }
