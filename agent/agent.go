@@ -24,6 +24,8 @@ import (
 	"github.com/skeinmesh/skein/events"
 	"github.com/skeinmesh/skein/gossip"
 	"github.com/skeinmesh/skein/gossip/candidate"
+	"github.com/skeinmesh/skein/gossip/candidate/reflexive"
+	"github.com/skeinmesh/skein/gossip/candidate/stunserver"
 	"github.com/skeinmesh/skein/identity"
 	"github.com/skeinmesh/skein/relay"
 )
@@ -68,15 +70,18 @@ type Agent struct {
 	pool       *relay.Pool
 	proxies    *relay.Proxies
 	relay      *relay.Server
-	stun       *candidate.StunServer
+	stun       *stunserver.Server
 	front      *front
 	prober     *probe.Prober
 	discoverer *candidate.Discoverer
-	socket     *probe.Socket
-	conns      *consensus.Conns
-	paths      *path.Manager
-	journal    *journal.Journal
-	plane      *plane.Plane
+	reflexive  *reflexive.Step
+	// discovering is closed when the discoverer has ended.
+	discovering chan struct{}
+	socket      *probe.Socket
+	conns       *consensus.Conns
+	paths       *path.Manager
+	journal     *journal.Journal
+	plane       *plane.Plane
 
 	problems    *problems
 	metrics     *metrics

@@ -8,29 +8,44 @@ import (
 	"slices"
 	"time"
 
-	"google.golang.org/protobuf/proto"
-
 	"github.com/skeinmesh/skein/agent/projection"
 	skeinv1 "github.com/skeinmesh/skein/api/skein/v1"
 	"github.com/skeinmesh/skein/consensus"
 	"github.com/skeinmesh/skein/dataplane"
 	"github.com/skeinmesh/skein/gossip/candidate"
+	"github.com/skeinmesh/skein/gossip/candidate/forced"
+	"github.com/skeinmesh/skein/gossip/candidate/hostaddr"
+	"github.com/skeinmesh/skein/gossip/candidate/reflexive"
+	"github.com/skeinmesh/skein/gossip/candidate/stunserver"
 	"github.com/skeinmesh/skein/identity"
 )
+
+const subjectDiscovery = "discovery by " // and the step's source
 
 // openDiscovery prepares the search for this host's own addresses, and on public hosts the STUN server
 // by which others find theirs.
 func (a *Agent) openDiscovery() error {
 	internal, _ := netip.ParseAddr(a.cfg.InternalIP)
 	var err error
-	a.discoverer, err = candidate.New(candidate.Config{
-		Socket: a.socket, Port: int(a.cfg.Ports.WireGuard), Mark: dataplane.MarkWG, Servers: a.cfg.StunServers,
-		ForcedEndpoint: a.cfg.ForceEndpoint, InternalIP: internal, SkipLinks: []string{a.cfg.Dataplane.Link},
-		SkipPrefixes: projection.Overlays(a.replica.State().Cluster()), OnResult: a.onDiscovered, Alive: a.stunAlive, Log: a.log,
+	a.reflexive, err = reflexive.New(reflexive.Config{
+		Socket: a.socket, Port: int(a.cfg.Ports.WireGuard), Mark: dataplane.MarkWG, Servers: a.cfg.StunServers, Alive: a.stunAlive, Log: a.log,
 	})
 	if err != nil {
 		return err
 	}
+	var steps []candidate.Step
+	if a.cfg.ForceEndpoint != "" {
+		f, err := forced.New(a.cfg.ForceEndpoint, nil, a.log)
+		if err != nil {
+			return err
+		}
+		steps = append(steps, f)
+	}
+	steps = append(steps, a.reflexive, hostaddr.Step{Port: a.cfg.Ports.WireGuard, Internal: internal})
+	a.discoverer = candidate.New(candidate.Config{
+		Steps: steps, NAT: a.reflexive, OnResult: a.onDiscovered, Log: a.log,
+		Network: hostaddr.Kernel{SkipLinks: []string{a.cfg.Dataplane.Link}, Overlay: projection.Overlays(a.replica.State().Cluster())},
+	})
 	return a.openStun()
 }
 
@@ -39,7 +54,7 @@ func (a *Agent) openStun() error {
 		return nil
 	}
 	var err error
-	a.stun, err = candidate.ListenSTUN(candidate.StunConfig{
+	a.stun, err = stunserver.Listen(stunserver.Config{
 		Port: int(a.cfg.Ports.Stun), Mark: dataplane.MarkWG, ChangeIP: a.askFilterTest, Log: a.log,
 	})
 	if err != nil {
@@ -50,7 +65,7 @@ func (a *Agent) openStun() error {
 
 // onStun hands STUN answers that came to WireGuard's port to whoever asked.
 func (a *Agent) onStun(from netip.AddrPort, local netip.Addr, payload []byte, at time.Time) {
-	a.discoverer.HandleSTUN(from, local, payload, at)
+	a.reflexive.HandleSTUN(from, local, payload, at)
 }
 
 func (a *Agent) onDiscovered(r candidate.Result) {
@@ -59,15 +74,21 @@ func (a *Agent) onDiscovered(r candidate.Result) {
 	for _, m := range r.Mapped {
 		entry.Mapped = append(entry.Mapped, mappedText(m))
 	}
+	for _, p := range r.Problems {
+		a.report(subjectDiscovery+p.Source, warning, p.Text, p.Help)
+	}
+	if old != nil {
+		for _, p := range old.Problems {
+			if !slices.ContainsFunc(r.Problems, func(q candidate.Problem) bool { return q.Source == p.Source }) {
+				a.report(subjectDiscovery+p.Source, "", "", "")
+			}
+		}
+	}
 	a.journal.Append(&skeinv1.JournalEntry{Time: r.At.UnixNano(), Body: &skeinv1.JournalEntry_NatObserved{NatObserved: entry}})
-	if old != nil && !sameCandidates(old.Candidates, r.Candidates) {
+	if old != nil && !old.SameCandidates(r) {
 		a.paths.NetworkChanged()
 	}
 	a.wakeUp()
-}
-
-func sameCandidates(a, b []*skeinv1.Candidate) bool {
-	return slices.EqualFunc(a, b, func(x, y *skeinv1.Candidate) bool { return proto.Equal(x, y) })
 }
 
 // stunAlive tells whether the node that answers STUN at an address is known to be up by another way: a

@@ -73,6 +73,9 @@ func (a *Agent) run(ctx context.Context) error {
 	a.log.Info("agent is up", "node", a.id.String(), "name", a.cfg.Name, "cluster", a.cluster.String(), "epoch", a.epoch, "index", a.replica.State().Index())
 	order, err := a.loopUntil(ctx)
 	cancel()
+	if a.discoverer != nil {
+		<-a.discovering // it gives back what routers granted
+	}
 	if a.relay != nil {
 		err = errors.Join(err, a.relay.Close())
 	}
@@ -306,7 +309,7 @@ func (a *Agent) syncRecords() {
 	stun = slices.Compact(stun)
 	if a.discoverer != nil && !slices.Equal(stun, a.loop.stun) {
 		a.loop.stun = stun
-		a.discoverer.SetServers(stun)
+		a.reflexive.SetServers(stun)
 	}
 }
 
@@ -469,7 +472,11 @@ func (a *Agent) serve(ctx context.Context) {
 		go a.socket.Serve(a.prober.Handle)
 	}
 	if a.discoverer != nil {
-		go a.discoverer.Run(ctx)
+		a.discovering = make(chan struct{})
+		go func() {
+			defer close(a.discovering)
+			a.discoverer.Run(ctx)
+		}()
 	}
 }
 

@@ -67,7 +67,7 @@ func TestRecordIsPublished(t *testing.T) {
 		}
 
 		// What paths depend on goes out at once.
-		a.netcheck.Store(&candidate.Result{NAT: skeinv1.NatType_NAT_TYPE_SYMMETRIC})
+		a.netcheck.Store(&candidate.Result{NATReport: candidate.NATReport{NAT: skeinv1.NatType_NAT_TYPE_SYMMETRIC}})
 		a.publish()
 		if seq() != quietSeq+1 || published().GetNatType() != skeinv1.NatType_NAT_TYPE_SYMMETRIC {
 			t.Errorf("a new NAT type is not published at once: %v", published())

@@ -2,318 +2,279 @@ package candidate
 
 import (
 	"context"
-	"encoding/json"
 	"errors"
 	"fmt"
-	"io"
-	"net"
 	"net/netip"
-	"os"
-	"os/exec"
+	"slices"
 	"strings"
-	"sync/atomic"
+	"sync"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	skeinv1 "github.com/skeinmesh/skein/api/skein/v1"
-
-	"github.com/skeinmesh/skein/agent/probe"
-	"github.com/skeinmesh/skein/internal/nattest"
 )
 
-// A Discoverer opens sockets from several goroutines, so it runs in a child process that is in the host's namespace as a whole.
-const childServers = "SKEIN_CANDIDATE_CHILD"
-
-func TestMain(m *testing.M) {
-	if servers := os.Getenv(childServers); servers != "" {
-		if err := child(strings.Split(servers, ","), os.Stdin, os.Stdout); err != nil {
-			fmt.Fprintln(os.Stderr, err)
-			os.Exit(1)
-		}
-		return
-	}
-	os.Exit(m.Run())
+// script is a step that does as the test says.
+type script struct {
+	source   string
+	look     func(ctx context.Context, r Request) Found
+	mu       sync.Mutex
+	asked    []Request
+	released bool
 }
 
-// report is what the child saw.
-type report struct {
-	Result   Result
-	Early    Result            // the first result that was told
-	Ordinary map[string]string // server -> how it sees an ordinary socket on the same port
-	Newest   []netip.AddrPort  // mappings of fresh sockets, one after the other
-	Took     time.Duration
+func (s *script) Source() string { return s.source }
+
+func (s *script) Look(ctx context.Context, r Request) Found {
+	s.mu.Lock()
+	s.asked = append(s.asked, r)
+	s.mu.Unlock()
+	return s.look(ctx, r)
 }
 
-// child plays a host on which somebody else, as WireGuard does, owns the port. It writes one report, and another for each line it reads.
-func child(servers []string, in io.Reader, out io.Writer) error {
-	owner, err := listenUDP("udp4", nattest.WireGuardPort, 0)
-	if err != nil {
-		return err
-	}
-	owner6, err := listenUDP("udp6", nattest.WireGuardPort, 0)
-	if err != nil {
-		return err
-	}
-	defer owner6.Close()
-	socket, err := probe.Open(probe.Config{Port: nattest.WireGuardPort, Mark: 0x20})
-	if err != nil {
-		return err
-	}
-	defer socket.Close()
-	told := make(chan Result, 100)
-	d, err := New(Config{Socket: socket, Port: nattest.WireGuardPort, Mark: 0x20, Servers: servers, OnResult: func(r Result) { told <- r }})
-	if err != nil {
-		return err
-	}
-	socket.Serve(d.HandleSTUN)
-	ctx, cancel := context.WithTimeout(context.Background(), 30*time.Second)
-	defer cancel()
-	start := time.Now()
-	go d.Run(ctx)
-	r, err := d.Check(ctx) // the second run: the first one has told its early result
-	if err != nil {
-		return err
-	}
-	first := report{Result: r, Early: <-told, Ordinary: map[string]string{}, Took: time.Since(start)}
-	for _, o := range r.Mapped {
-		if !o.Server.Addr().Is4() {
-			continue
-		}
-		if first.Ordinary[o.Server.String()], err = ordinary(owner, o.Server); err != nil {
-			return err
-		}
-	}
-	for range 3 {
-		if m, err := d.NewestMapping(ctx); err == nil {
-			first.Newest = append(first.Newest, m)
-		}
-	}
-	encoder := json.NewEncoder(out)
-	if err := encoder.Encode(first); err != nil {
-		return err
-	}
-	// What follows are changes that the host's addresses bring about.
-	for len(told) > 0 {
-		<-told
-	}
-	if _, err := in.Read(make([]byte, 1)); err != nil {
-		return nil
-	}
-	select {
-	case r := <-told:
-		return encoder.Encode(report{Result: r})
-	case <-ctx.Done():
-		return errors.New("nothing was told of the new address")
-	}
+func (s *script) Release(context.Context) { s.released = true }
+
+func (s *script) requests() []Request {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	out := s.asked
+	s.asked = nil
+	return out
 }
 
-// ordinary asks a server through a plain UDP socket.
-func ordinary(conn *net.UDPConn, server netip.AddrPort) (string, error) {
-	request, err := encodeRequest([12]byte{1, 2, 3}, wantHere)
-	if err != nil {
-		return "", err
-	}
-	if _, err := conn.WriteToUDPAddrPort(request, server); err != nil {
-		return "", err
-	}
-	_ = conn.SetReadDeadline(time.Now().Add(5 * time.Second))
-	for b := make([]byte, 2000); ; {
-		n, from, err := conn.ReadFromUDPAddrPort(b)
-		if err != nil {
-			return "", fmt.Errorf("ask %s through an ordinary socket: %w", server, err)
-		}
-		r, err := decodeResponse(b[:n], netip.AddrPortFrom(from.Addr().Unmap(), from.Port()))
-		if err == nil && r.tx == [12]byte{1, 2, 3} && r.from == server {
-			return r.mapped.String(), nil
-		}
-	}
+// wire is a network that the test changes.
+type wire struct {
+	mu      sync.Mutex
+	host    Host
+	err     error
+	changed func()
 }
 
-// servers starts n public STUN servers, each of which asks the next one for answers from another address.
-func servers(t *testing.T, internet *nattest.Net, n int) []string {
-	t.Helper()
-	running := make([]atomic.Pointer[StunServer], n)
-	var names []string
-	for i := range n {
-		host := internet.Host(nattest.Public)
-		c := StunConfig{Port: 3478, Mark: 0x20}
-		if n > 1 {
-			c.ChangeIP = func(_ context.Context, addr netip.AddrPort, tx [12]byte) error {
-				return running[(i+1)%n].Load().Answer(addr, tx)
+func (w *wire) Read() (Host, error) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	return w.host, w.err
+}
+
+func (w *wire) Watch(ctx context.Context, changed func()) error {
+	w.mu.Lock()
+	w.changed = changed
+	w.mu.Unlock()
+	<-ctx.Done()
+	return ctx.Err()
+}
+
+func (w *wire) move(addr string) {
+	w.mu.Lock()
+	w.host = Host{Addrs: []netip.Addr{netip.MustParseAddr(addr)}}
+	w.mu.Unlock()
+	w.changed()
+}
+
+func host(addr, source string) *skeinv1.Candidate {
+	return Make(skeinv1.CandidateType_CANDIDATE_TYPE_HOST, netip.MustParseAddrPort(addr), PriorityHost, source)
+}
+
+// chain runs steps, the first of which looks at the NAT, until the test ends.
+func chain(t *testing.T, w *wire, steps ...Step) (*Discoverer, func() []Result) {
+	var mu sync.Mutex
+	var told []Result
+	d := New(Config{Steps: steps, NAT: steps[0], Network: w, OnResult: func(r Result) {
+		mu.Lock()
+		told = append(told, r)
+		mu.Unlock()
+	}})
+	ctx, cancel := context.WithCancel(context.Background())
+	done := make(chan error)
+	go func() { done <- d.Run(ctx) }()
+	t.Cleanup(func() {
+		cancel()
+		if err := <-done; err != nil {
+			t.Error(err)
+		}
+		for _, s := range steps {
+			if !s.(*script).released {
+				t.Errorf("step %s was not released", s.Source())
 			}
 		}
-		host.Do(func() {
-			s, err := ListenSTUN(c)
-			if err != nil {
-				t.Fatal(err)
-			}
-			t.Cleanup(func() { s.Close() })
-			running[i].Store(s)
-		})
-		names = append(names, netip.AddrPortFrom(host.Addr, 3478).String(), netip.AddrPortFrom(host.Addr6, 3478).String())
+		if _, err := d.Check(context.Background()); !errors.Is(err, ErrStopped) {
+			t.Errorf("a check after the end: %v", err)
+		}
+	})
+	return d, func() []Result {
+		synctest.Wait()
+		mu.Lock()
+		defer mu.Unlock()
+		out := told
+		told = nil
+		return out
 	}
-	return names
 }
 
-// run starts the child on a host and returns its first report, and a function that lets it wait for a change and report again.
-func run(t *testing.T, host *nattest.Host, servers []string) (report, func(change func()) report) {
-	t.Helper()
-	var decoder *json.Decoder
-	var in io.WriteCloser
-	err := host.Command(func(c *exec.Cmd) error {
-		c.Env = append(os.Environ(), childServers+"="+strings.Join(servers, ","))
-		c.Stderr = os.Stderr
-		out, err := c.StdoutPipe()
-		if err != nil {
-			return err
-		}
-		if in, err = c.StdinPipe(); err != nil {
-			return err
-		}
-		t.Cleanup(func() {
-			if err := c.Wait(); err != nil {
-				t.Errorf("the child ended badly: %v", err)
-			}
-		})
-		t.Cleanup(func() { in.Close() })
-		decoder = json.NewDecoder(out)
-		return c.Start()
-	}, os.Args[0])
-	if err != nil {
-		t.Fatal(err)
+func sources(r Result) string {
+	var out []string
+	for _, c := range r.Candidates {
+		out = append(out, c.Address+" "+c.Source)
 	}
-	read := func() report {
-		t.Helper()
-		var r report
-		if err := decoder.Decode(&r); err != nil {
-			t.Fatalf("the child gave no report: %v", err)
+	return strings.Join(out, ", ")
+}
+
+func TestNothingIsToldBeforeTheNATIsKnown(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		nat := &script{source: "stun", look: func(ctx context.Context, r Request) Found {
+			pause(ctx, time.Second)
+			r.Early(Found{NAT: &NATReport{At: time.Now()}, Candidates: []*skeinv1.Candidate{host("198.51.100.9:1", "stun")}})
+			pause(ctx, time.Second)
+			return Found{NAT: &NATReport{At: time.Now(), Hairpin: true}, Candidates: []*skeinv1.Candidate{host("198.51.100.9:1", "stun")}}
+		}}
+		links := &script{source: "interface", look: func(_ context.Context, r Request) Found {
+			return Found{Candidates: []*skeinv1.Candidate{host("198.51.100.9:1", "interface"), host("10.0.0.1:1", "interface")}, Problem: "broken", Help: "mend it"}
+		}}
+		w := &wire{host: Host{Addrs: []netip.Addr{netip.MustParseAddr("10.0.0.1")}}}
+		d, told := chain(t, w, nat, links)
+		time.Sleep(900 * time.Millisecond)
+		if rs := told(); len(rs) != 0 {
+			t.Errorf("told %+v before the NAT was known", rs)
 		}
+		time.Sleep(200 * time.Millisecond)
+		rs := told()
+		if len(rs) != 1 || sources(rs[0]) != "198.51.100.9:1 stun, 10.0.0.1:1 interface" {
+			t.Fatalf("early: %+v", rs)
+		}
+		if p := rs[0].Problems; len(p) != 1 || p[0] != (Problem{"interface", "broken", "mend it"}) {
+			t.Errorf("problems %v", p)
+		}
+		time.Sleep(time.Second)
+		if rs := told(); len(rs) != 1 || !rs[0].Hairpin || !d.Result().Equal(rs[0]) {
+			t.Errorf("sure: %+v", rs)
+		}
+	})
+}
+
+func TestStepsLookWhenTheirTimeComes(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		var wake func()
+		nat := &script{source: "stun", look: func(_ context.Context, r Request) Found {
+			wake = r.Wake
+			return Found{NAT: &NATReport{At: time.Now()}, Again: 10 * time.Second}
+		}}
+		links := &script{source: "interface", look: func(context.Context, Request) Found { return Found{} }}
+		w := &wire{}
+		_, told := chain(t, w, nat, links)
+		time.Sleep(time.Minute)
+		told()
+		rs := nat.requests()
+		if len(rs) < 6 || len(rs) > 8 || !rs[0].Full || !rs[0].Fresh || rs[1].Full || rs[1].Fresh {
+			t.Errorf("asked %d times in a minute: %+v", len(rs), rs)
+		}
+		if n := len(links.requests()); n != 1 {
+			t.Errorf("a step that wants nothing was asked %d times", n)
+		}
+		wake()
+		synctest.Wait()
+		if rs := nat.requests(); len(rs) != 1 || !rs[0].Full || rs[0].Fresh {
+			t.Errorf("woken: %+v", rs)
+		}
+		w.changed() // of something that does not matter
+		time.Sleep(2 * settle)
+		if n := len(links.requests()); n != 0 {
+			t.Errorf("asked %d times on the same network", n)
+		}
+	})
+}
+
+func TestNewNetworkCutsALookShort(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		nat := &script{source: "stun", look: func(_ context.Context, r Request) Found {
+			return Found{NAT: &NATReport{At: time.Now()}}
+		}}
+		slow := &script{source: "upnp", look: func(ctx context.Context, r Request) Found {
+			if r.Host.Addrs[0].String() == "10.0.0.1" && !pause(ctx, time.Hour) {
+				return Found{Candidates: []*skeinv1.Candidate{host("192.0.2.1:1", "upnp")}} // nobody may hear of it
+			}
+			return Found{Candidates: []*skeinv1.Candidate{host(fmt.Sprintf("%s:1", r.Host.Addrs[0]), "upnp")}}
+		}}
+		w := &wire{host: Host{Addrs: []netip.Addr{netip.MustParseAddr("10.0.0.1")}}}
+		_, told := chain(t, w, nat, slow)
+		time.Sleep(time.Second)
+		w.move("10.0.0.2")
+		time.Sleep(time.Second)
+		rs := told()
+		if len(rs) == 0 || sources(rs[len(rs)-1]) != "10.0.0.2:1 upnp" || slices.ContainsFunc(rs, func(r Result) bool { return strings.Contains(sources(r), "192.0.2.1") }) {
+			t.Errorf("told %+v", rs)
+		}
+		if rs := slow.requests(); len(rs) != 2 || !rs[1].Fresh {
+			t.Errorf("asked %+v", rs)
+		}
+	})
+}
+
+func TestCheckWaitsForEveryStep(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		n := 0
+		nat := &script{source: "stun", look: func(context.Context, Request) Found { return Found{NAT: &NATReport{At: time.Now()}} }}
+		slow := &script{source: "pcp", look: func(ctx context.Context, _ Request) Found {
+			pause(ctx, 3*time.Second)
+			n++
+			return Found{Candidates: []*skeinv1.Candidate{host(fmt.Sprintf("192.0.2.1:%d", n), "pcp")}}
+		}}
+		d, _ := chain(t, &wire{}, nat, slow)
+		time.Sleep(time.Second) // the first look is under way; a check wants one that begins now
+		r, err := d.Check(t.Context())
+		if err != nil || sources(r) != "192.0.2.1:2 pcp" {
+			t.Errorf("%s, %v", sources(r), err)
+		}
+		ctx, cancel := context.WithTimeout(t.Context(), time.Second)
+		defer cancel()
+		if _, err := d.Check(ctx); !errors.Is(err, context.DeadlineExceeded) {
+			t.Errorf("a check that takes too long: %v", err)
+		}
+	})
+}
+
+func TestUnreadableHostKeepsTheLast(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		nat := &script{source: "stun", look: func(_ context.Context, r Request) Found { return Found{NAT: &NATReport{At: time.Now()}} }}
+		w := &wire{host: Host{Addrs: []netip.Addr{netip.MustParseAddr("10.0.0.1")}}}
+		d, _ := chain(t, w, nat)
+		time.Sleep(time.Second)
+		w.mu.Lock()
+		w.err, w.host = errors.New("netlink says no"), Host{}
+		w.mu.Unlock()
+		w.changed()
+		time.Sleep(time.Second)
+		if r, err := d.Check(t.Context()); err != nil || len(r.Host.Addrs) != 1 {
+			t.Errorf("%+v, %v", r.Host, err)
+		}
+	})
+}
+
+func TestResultsAreComparedByWhatMatters(t *testing.T) {
+	seen := Observation{Server: netip.MustParseAddrPort("203.0.113.1:3478"), Mapped: netip.MustParseAddrPort("198.51.100.9:7")}
+	make := func(change func(*Result)) Result {
+		r := Result{NATReport: NATReport{Mapped: []Observation{seen}}, Candidates: []*skeinv1.Candidate{host("10.0.0.1:1", "interface")}, Notes: []Note{{Source: "pcp"}}}
+		change(&r)
 		return r
 	}
-	return read(), func(change func()) report {
-		t.Helper()
-		if _, err := in.Write([]byte("\n")); err != nil {
-			t.Fatal(err)
-		}
-		change()
-		return read()
-	}
-}
-
-func TestBehindRealNATs(t *testing.T) {
-	const (
-		none       = skeinv1.NatType_NAT_TYPE_NONE
-		full       = skeinv1.NatType_NAT_TYPE_FULL_CONE
-		restricted = skeinv1.NatType_NAT_TYPE_RESTRICTED_CONE
-		port       = skeinv1.NatType_NAT_TYPE_PORT_RESTRICTED_CONE
-		symmetric  = skeinv1.NatType_NAT_TYPE_SYMMETRIC
-		blocked    = skeinv1.NatType_NAT_TYPE_BLOCKED
-	)
-	tests := []struct {
-		kind      nattest.Kind
-		nat       skeinv1.NatType
-		mapping   Behaviour
-		filtering Behaviour
-		reflexive uint32 // priority of the reflexive candidate; 0: none
-	}{
-		{nattest.Public, none, EndpointIndependent, EndpointIndependent, 0},
-		{nattest.Firewalled, port, EndpointIndependent, AddressAndPortDependent, 0},
-		{nattest.OneToOne, full, EndpointIndependent, EndpointIndependent, PriorityReflexive},
-		{nattest.FullCone, full, EndpointIndependent, EndpointIndependent, PriorityReflexive},
-		{nattest.Hairpin, full, EndpointIndependent, EndpointIndependent, PriorityReflexive},
-		{nattest.RestrictedCone, restricted, EndpointIndependent, AddressDependent, PriorityReflexive},
-		{nattest.PortRestricted, port, EndpointIndependent, AddressAndPortDependent, PriorityReflexive},
-		{nattest.Forwarded, full, EndpointIndependent, EndpointIndependent, PriorityReflexive},
-		{nattest.Symmetric, symmetric, AddressAndPortDependent, AddressAndPortDependent, PrioritySymmetric},
-		{nattest.Sequential, symmetric, AddressAndPortDependent, AddressAndPortDependent, PrioritySymmetric},
-		{nattest.Blocked, blocked, Unknown, Unknown, 0},
-	}
-	for _, tt := range tests {
-		t.Run(string(tt.kind), func(t *testing.T) {
-			t.Parallel()
-			internet := nattest.New(t)
-			names := servers(t, internet, 3)
-			host := internet.Host(tt.kind)
-			got, _ := run(t, host, names)
-			r := got.Result
-			if r.NAT != tt.nat || r.Mapping != tt.mapping || r.Filtering != tt.filtering {
-				t.Errorf("found %v, mapping %s, filtering %s; want %v, %s, %s\n%+v", r.NAT, r.Mapping, r.Filtering, tt.nat, tt.mapping, tt.filtering, r)
-			}
-			if r.UDP != (tt.kind != nattest.Blocked) {
-				t.Errorf("UDP %v", r.UDP)
-			}
-			if r.Hairpin != (tt.kind == nattest.Hairpin) {
-				t.Errorf("hairpin %v", r.Hairpin)
-			}
-			step := 0
-			if tt.kind == nattest.Sequential {
-				step = 1
-			}
-			if r.PortStep != step {
-				t.Errorf("port step %d, want %d", r.PortStep, step)
-			}
-			if n := got.Newest; tt.kind == nattest.Sequential && (len(n) != 3 || int(n[1].Port()) != int(n[0].Port())+step || int(n[2].Port()) != int(n[1].Port())+step) {
-				t.Errorf("newest mappings %v do not follow each other", n)
-			}
-			if (len(got.Newest) == 0) != (tt.kind == nattest.Blocked) {
-				t.Errorf("newest mappings %v", got.Newest)
-			}
-			random := tt.kind == nattest.Symmetric || tt.kind == nattest.Sequential || tt.kind == nattest.Blocked
-			if r.Preserving == random {
-				t.Errorf("port preserving %v", r.Preserving)
-			}
-			checkCandidates(t, host, r, tt.reflexive)
-			for _, o := range r.Mapped {
-				if want, ok := got.Ordinary[o.Server.String()]; ok && want != o.Mapped.String() {
-					t.Errorf("%s sees the raw socket as %s and an ordinary one on the same port as %s", o.Server, o.Mapped, want)
-				}
-			}
-			if tt.kind != nattest.Blocked && len(got.Ordinary) < 6 {
-				t.Errorf("only %d server ports were asked", len(got.Ordinary))
-			}
-			t.Logf("two runs took %s; first told: %v with %d candidates", got.Took.Round(time.Millisecond), got.Early.NAT, len(got.Early.Candidates))
-		})
-	}
-}
-
-func checkCandidates(t *testing.T, host *nattest.Host, r Result, reflexive uint32) {
-	t.Helper()
-	own := netip.AddrPortFrom(host.Addr, nattest.WireGuardPort).String()
-	var hosts, outside int
-	for _, c := range r.Candidates {
-		switch {
-		case c.Type == skeinv1.CandidateType_CANDIDATE_TYPE_HOST && c.Address == own && c.Priority == PriorityHost:
-			hosts++
-		case c.Type == skeinv1.CandidateType_CANDIDATE_TYPE_SRFLX && c.Priority == reflexive && strings.HasPrefix(c.Address, host.Outside.String()+":"):
-			outside++
-		case c.Type == skeinv1.CandidateType_CANDIDATE_TYPE_SRFLX:
-			t.Errorf("candidate %v, want one of %s with priority %d", c, host.Outside, reflexive)
+	same := make(func(*Result) {})
+	for name, change := range map[string]func(*Result){
+		"time":       func(r *Result) { r.At = r.At.Add(1) },
+		"round trip": func(r *Result) { r.Mapped[0].RTT = 5 },
+	} {
+		if !same.Equal(make(change)) {
+			t.Errorf("another %s makes results differ", name)
 		}
 	}
-	if hosts != 1 || (outside == 1) != (reflexive > 0) {
-		t.Errorf("candidates %v: want host %s and %d reflexive", r.Candidates, own, min(reflexive, 1))
-	}
-}
-
-func TestOneServerAlone(t *testing.T) {
-	internet := nattest.New(t)
-	names := servers(t, internet, 1)
-	got, _ := run(t, internet.Host(nattest.FullCone), names)
-	// No other node can answer, so full and restricted cones look the same; the careful reading is told.
-	if got.Result.NAT != skeinv1.NatType_NAT_TYPE_RESTRICTED_CONE {
-		t.Errorf("found %v, want a restricted cone: %+v", got.Result.NAT, got)
-	}
-}
-
-func TestNewAddressIsTold(t *testing.T) {
-	internet := nattest.New(t)
-	host := internet.Host(nattest.PortRestricted)
-	_, again := run(t, host, servers(t, internet, 2))
-	r := again(func() { host.AddAddress("eth0", "10.9.8.7/24") }).Result
-	for _, c := range r.Candidates {
-		if c.Address == "10.9.8.7:51820" {
-			return
+	for name, change := range map[string]func(*Result){
+		"mapped address": func(r *Result) { r.Mapped[0].Mapped = netip.MustParseAddrPort("198.51.100.9:9") },
+		"candidate":      func(r *Result) { r.Candidates[0].Source = "imds" },
+		"port step":      func(r *Result) { r.PortStep = 1 },
+		"problem":        func(r *Result) { r.Problems = []Problem{{}} },
+		"note":           func(r *Result) { r.Notes[0].OK = true },
+	} {
+		if same.Equal(make(change)) {
+			t.Errorf("another %s is no news", name)
 		}
 	}
-	t.Errorf("the new address is missing from %v", r.Candidates)
 }

@@ -1,9 +1,12 @@
 package candidate
 
 import (
+	"fmt"
 	"net/netip"
 	"slices"
 	"time"
+
+	"google.golang.org/protobuf/proto"
 
 	skeinv1 "github.com/skeinmesh/skein/api/skein/v1"
 )
@@ -11,15 +14,38 @@ import (
 // Priorities of candidates; relays are no business of this package.
 const (
 	PriorityForced    = 300
-	PriorityReflexive = 200
+	PriorityReflexive = 200 // also of what a router or a cloud's metadata service grants
 	PriorityHost      = 100
 	PrioritySymmetric = 50 // a reflexive address that holds for the STUN server alone
 )
 
-// Result is what a discovery found. It is never changed after it was made.
-type Result struct {
+// maxCandidates is what a record may hold.
+const maxCandidates = 64
+
+// Behaviour is how a NAT maps or filters, in the words of RFC 4787.
+type Behaviour string
+
+// Behaviours of mapping and of filtering.
+const (
+	Unknown                 Behaviour = "unknown"
+	EndpointIndependent     Behaviour = "endpoint-independent"
+	AddressDependent        Behaviour = "address-dependent"
+	AddressAndPortDependent Behaviour = "address-and-port-dependent"
+)
+
+// Observation is what one STUN server saw as the address of WireGuard's port.
+type Observation struct {
+	Server netip.AddrPort
+	Mapped netip.AddrPort
+	RTT    time.Duration
+}
+
+// String is the observation as people read it.
+func (o Observation) String() string { return fmt.Sprintf("%s: %s", o.Server, o.Mapped) }
+
+// NATReport is what is known of the NAT in front of this host.
+type NATReport struct {
 	NAT        skeinv1.NatType
-	Candidates []*skeinv1.Candidate
 	Mapped     []Observation
 	Mapping    Behaviour
 	Filtering  Behaviour
@@ -33,13 +59,37 @@ type Result struct {
 	At         time.Time
 }
 
-// Equal compares what others would care for: not when it was measured, nor the round-trip times.
+// equal compares what others would care for: not when it was measured, nor the round-trip times.
+func (n NATReport) equal(o NATReport) bool {
+	return n.NAT == o.NAT && n.Mapping == o.Mapping && n.Filtering == o.Filtering &&
+		n.UDP == o.UDP && n.IPv4 == o.IPv4 && n.IPv6 == o.IPv6 && n.Hairpin == o.Hairpin &&
+		n.Preserving == o.Preserving && n.PortStep == o.PortStep && slices.Equal(n.Advice, o.Advice) &&
+		slices.EqualFunc(n.Mapped, o.Mapped, func(a, b Observation) bool { return a.Server == b.Server && a.Mapped == b.Mapped })
+}
+
+// Result is what all steps found together. It is never changed after it was made.
+type Result struct {
+	NATReport
+	Candidates []*skeinv1.Candidate
+	Notes      []Note
+	Problems   []Problem
+	Host       Host
+}
+
+// Problem is what an operator should mend.
+type Problem struct{ Source, Text, Help string }
+
+// Equal compares what others would care for.
 func (r Result) Equal(o Result) bool {
-	return r.NAT == o.NAT && r.Mapping == o.Mapping && r.Filtering == o.Filtering &&
-		r.UDP == o.UDP && r.IPv4 == o.IPv4 && r.IPv6 == o.IPv6 && r.Hairpin == o.Hairpin &&
-		r.Preserving == o.Preserving && r.PortStep == o.PortStep &&
-		slices.Equal(r.Advice, o.Advice) && r.sameCandidates(o) &&
-		slices.EqualFunc(r.Mapped, o.Mapped, func(a, b Observation) bool { return a.Server == b.Server && a.Mapped == b.Mapped })
+	return r.equal(o.NATReport) && r.SameCandidates(o) && slices.Equal(r.Notes, o.Notes) && slices.Equal(r.Problems, o.Problems) && r.Host.Equal(o.Host)
+}
+
+// SameCandidates compares the candidates alone.
+func (r Result) SameCandidates(o Result) bool { return SameCandidates(r.Candidates, o.Candidates) }
+
+// SameCandidates compares two lists of candidates.
+func SameCandidates(a, b []*skeinv1.Candidate) bool {
+	return slices.EqualFunc(a, b, func(x, y *skeinv1.Candidate) bool { return proto.Equal(x, y) })
 }
 
 // Traits is what a record says of the NAT beyond its type.
@@ -56,73 +106,29 @@ var behaviours = map[Behaviour]skeinv1.NatBehaviour{
 	AddressAndPortDependent: skeinv1.NatBehaviour_NAT_BEHAVIOUR_ADDRESS_AND_PORT_DEPENDENT,
 }
 
-func (r Result) sameCandidates(o Result) bool {
-	return slices.EqualFunc(r.Candidates, o.Candidates, func(a, b *skeinv1.Candidate) bool {
-		return a.Type == b.Type && a.Address == b.Address && a.Priority == b.Priority && a.Source == b.Source
-	})
-}
-
-// findings are what one run saw.
-type findings struct {
-	port     uint16
-	local    []netip.Addr
-	internal netip.Addr // from the configuration
-	forced   []netip.AddrPort
-	v4, v6   Evidence
-	hairpin  bool
-	kept     bool // nobody answered this time; v4, v6 and hairpin are those of the last time somebody did
-	at       time.Time
-}
-
-// result draws the conclusions.
-func (f findings) result() Result {
-	a4, a6 := Assess(f.v4), Assess(f.v6)
-	seen4, seen6 := len(f.v4.Observations) > 0, len(f.v6.Observations) > 0
-	main := a4
-	if !seen4 && (seen6 || f.v4.Servers == 0 && f.v6.Servers > 0) {
-		main = a6 // IPv4 says nothing, IPv6 does
-	}
-	if f.v4.Servers == 0 && f.v6.Servers == 0 {
-		main = Assess(Evidence{Port: f.port, Local: f.local})
-	}
-	r := Result{
-		NAT: main.NAT, Mapping: main.Mapping, Filtering: main.Filtering, Advice: main.Advice,
-		Preserving: main.Preserving, PortStep: main.PortStep,
-		Mapped: slices.Concat(f.v4.Observations, f.v6.Observations),
-		UDP:    seen4 || seen6, Hairpin: f.hairpin, At: f.at,
-		IPv4: seen4 || f.v4.Servers == 0 && slices.ContainsFunc(f.local, netip.Addr.Is4),
-		IPv6: seen6 || f.v6.Servers == 0 && slices.ContainsFunc(f.local, netip.Addr.Is6),
-	}
-	if f.kept {
-		r.UDP = false
-		r.Advice = append(r.Advice, "no STUN server answers now: what was known of the NAT stays in use, and they are asked again")
-	}
-	add := func(t skeinv1.CandidateType, address netip.AddrPort, priority uint32, source string) {
-		s := address.String()
-		if !slices.ContainsFunc(r.Candidates, func(c *skeinv1.Candidate) bool { return c.Address == s }) {
-			r.Candidates = append(r.Candidates, &skeinv1.Candidate{Type: t, Address: s, Priority: priority, Source: source})
+// merge makes one Result of what the steps found, in their order: the first to name an address has it.
+func merge(host Host, steps []Step, found []Found) Result {
+	r := Result{Host: host}
+	seen := map[string]bool{}
+	for i, f := range found {
+		for _, c := range f.Candidates {
+			if !seen[c.Address] && len(r.Candidates) < maxCandidates {
+				seen[c.Address] = true
+				r.Candidates = append(r.Candidates, c)
+			}
 		}
-	}
-	for _, a := range f.forced {
-		add(skeinv1.CandidateType_CANDIDATE_TYPE_FORCED, a, PriorityForced, "config")
-	}
-	for _, a := range []Assessment{a4, a6} {
-		switch {
-		case !a.Translated:
-		case a.NAT == skeinv1.NatType_NAT_TYPE_SYMMETRIC:
-			add(skeinv1.CandidateType_CANDIDATE_TYPE_SRFLX, a.Mapped, PrioritySymmetric, "stun")
-		default:
-			add(skeinv1.CandidateType_CANDIDATE_TYPE_SRFLX, a.Mapped, PriorityReflexive, "stun")
+		if f.NAT != nil {
+			r.NATReport = *f.NAT
 		}
-	}
-	if f.internal.IsValid() {
-		add(skeinv1.CandidateType_CANDIDATE_TYPE_HOST, netip.AddrPortFrom(f.internal, f.port), PriorityHost, "config")
-	}
-	for _, a := range f.local {
-		add(skeinv1.CandidateType_CANDIDATE_TYPE_HOST, netip.AddrPortFrom(a, f.port), PriorityHost, "interface")
+		r.Notes = append(r.Notes, f.Notes...)
+		if f.Problem != "" {
+			r.Problems = append(r.Problems, Problem{Source: steps[i].Source(), Text: f.Problem, Help: f.Help})
+		}
 	}
 	return r
 }
 
-// translated reports whether some NAT keeps a mapping for us that needs refreshing.
-func (f findings) translated() bool { return Assess(f.v4).Translated || Assess(f.v6).Translated }
+// Make is a candidate of a step's source.
+func Make(t skeinv1.CandidateType, address netip.AddrPort, priority uint32, source string) *skeinv1.Candidate {
+	return &skeinv1.Candidate{Type: t, Address: address.String(), Priority: priority, Source: source}
+}

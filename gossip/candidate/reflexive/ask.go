@@ -1,4 +1,4 @@
-package candidate
+package reflexive
 
 import (
 	"context"
@@ -10,6 +10,8 @@ import (
 	"time"
 
 	"github.com/pion/stun/v3"
+
+	"github.com/skeinmesh/skein/gossip/candidate/stunmsg"
 )
 
 // retransmit is when a question is sent, counted from its start: a lost packet costs a fraction of the whole.
@@ -23,21 +25,21 @@ type asker struct {
 	send func(to netip.AddrPort, b []byte) error
 
 	mu      sync.Mutex
-	waiting map[[stun.TransactionIDSize]byte]*question
-	echoes  map[[stun.TransactionIDSize]byte]chan struct{} // our own requests that a NAT may turn round
+	waiting map[stunmsg.TxID]*question
+	echoes  map[stunmsg.TxID]chan struct{} // our own requests that a NAT may turn round
 }
 
 type question struct {
 	to     netip.AddrPort
-	want   want
-	answer chan response // holds one
+	want   stunmsg.Want
+	answer chan stunmsg.Response // holds one
 }
 
 func newAsker(send func(netip.AddrPort, []byte) error) *asker {
 	return &asker{
 		send:    send,
-		waiting: make(map[[stun.TransactionIDSize]byte]*question),
-		echoes:  make(map[[stun.TransactionIDSize]byte]chan struct{}),
+		waiting: make(map[stunmsg.TxID]*question),
+		echoes:  make(map[stunmsg.TxID]chan struct{}),
 	}
 }
 
@@ -46,16 +48,16 @@ func (a *asker) deliver(from netip.AddrPort, b []byte) {
 	if a.idle() {
 		return
 	}
-	r, err := decodeResponse(b, netip.AddrPortFrom(from.Addr().Unmap(), from.Port()))
-	if errors.Is(err, errNoAnswer) {
-		a.echo(r.tx)
+	r, err := stunmsg.DecodeResponse(b, netip.AddrPortFrom(from.Addr().Unmap(), from.Port()))
+	if errors.Is(err, stunmsg.ErrNoAnswer) {
+		a.echo(r.Tx)
 	}
 	if err != nil {
 		return
 	}
 	a.mu.Lock()
 	defer a.mu.Unlock()
-	q := a.waiting[r.tx]
+	q := a.waiting[r.Tx]
 	if q == nil || !q.due(r) {
 		return
 	}
@@ -72,7 +74,7 @@ func (a *asker) idle() bool {
 }
 
 // listen waits for one of our own requests to come back in; the channel is closed when it does.
-func (a *asker) listen(tx [stun.TransactionIDSize]byte) (heard <-chan struct{}, stop func()) {
+func (a *asker) listen(tx stunmsg.TxID) (heard <-chan struct{}, stop func()) {
 	c := make(chan struct{})
 	a.mu.Lock()
 	a.echoes[tx] = c
@@ -84,7 +86,7 @@ func (a *asker) listen(tx [stun.TransactionIDSize]byte) (heard <-chan struct{}, 
 	}
 }
 
-func (a *asker) echo(tx [stun.TransactionIDSize]byte) {
+func (a *asker) echo(tx stunmsg.TxID) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	if c := a.echoes[tx]; c != nil {
@@ -94,29 +96,29 @@ func (a *asker) echo(tx [stun.TransactionIDSize]byte) {
 }
 
 // due says whether an answer comes from where it may. A server that ignores the wish answers from where it was asked.
-func (q *question) due(r response) bool {
+func (q *question) due(r stunmsg.Response) bool {
 	switch {
-	case r.from == q.to:
+	case r.From == q.to:
 		return true
-	case r.code != 0:
+	case r.Code != 0:
 		return false
-	case q.want == wantOtherPort || q.want == wantSilentPort:
-		return r.from.Addr() == q.to.Addr()
-	case q.want == wantOtherAddress:
-		return r.from.Addr() != q.to.Addr()
+	case q.want == stunmsg.OtherPort || q.want == stunmsg.SilentPort:
+		return r.From.Addr() == q.to.Addr()
+	case q.want == stunmsg.OtherAddress:
+		return r.From.Addr() != q.to.Addr()
 	default:
 		return false
 	}
 }
 
 // ask sends a binding request until it is answered or ctx ends. The second result is the round-trip time.
-func (a *asker) ask(ctx context.Context, to netip.AddrPort, w want) (response, time.Duration, error) {
-	q := &question{to: to, want: w, answer: make(chan response, 1)}
-	var tx [stun.TransactionIDSize]byte
+func (a *asker) ask(ctx context.Context, to netip.AddrPort, w stunmsg.Want) (stunmsg.Response, time.Duration, error) {
+	q := &question{to: to, want: w, answer: make(chan stunmsg.Response, 1)}
+	var tx stunmsg.TxID
 	_, _ = rand.Read(tx[:])
-	b, err := encodeRequest(tx, w)
+	b, err := stunmsg.EncodeRequest(tx, w)
 	if err != nil {
-		return response{}, 0, err
+		return stunmsg.Response{}, 0, err
 	}
 	a.mu.Lock()
 	a.waiting[tx] = q
@@ -144,19 +146,19 @@ func (a *asker) ask(ctx context.Context, to netip.AddrPort, w want) (response, t
 			}
 		case <-ctx.Done():
 			if sendErr != nil {
-				return response{}, 0, fmt.Errorf("ask STUN server %s: %w", to, sendErr)
+				return stunmsg.Response{}, 0, fmt.Errorf("ask STUN server %s: %w", to, sendErr)
 			}
-			return response{}, 0, fmt.Errorf("ask STUN server %s: no answer: %w", to, ctx.Err())
+			return stunmsg.Response{}, 0, fmt.Errorf("ask STUN server %s: no answer: %w", to, ctx.Err())
 		}
 	}
 }
 
-func check(r response, q *question) error {
+func check(r stunmsg.Response, q *question) error {
 	switch {
-	case r.code == stun.CodeUnknownAttribute, r.code == 0 && q.want != wantHere && r.from == q.to:
+	case r.Code == stun.CodeUnknownAttribute, r.Code == 0 && q.want != stunmsg.Here && r.From == q.to:
 		return errUnsupported
-	case r.code != 0:
-		return fmt.Errorf("STUN server %s answered with error %d", q.to, r.code)
+	case r.Code != 0:
+		return fmt.Errorf("STUN server %s answered with error %d", q.to, r.Code)
 	default:
 		return nil
 	}

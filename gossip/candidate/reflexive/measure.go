@@ -1,4 +1,4 @@
-package candidate
+package reflexive
 
 import (
 	"context"
@@ -8,6 +8,10 @@ import (
 	"net/netip"
 	"sync"
 	"time"
+
+	"github.com/skeinmesh/skein/gossip/candidate"
+	"github.com/skeinmesh/skein/gossip/candidate/stunmsg"
+	"github.com/skeinmesh/skein/internal/sock"
 )
 
 const (
@@ -23,7 +27,7 @@ const (
 // seen is what one server showed in the mapping phase.
 type seen struct {
 	server       netip.AddrPort
-	observations []Observation
+	observations []candidate.Observation
 	other        netip.AddrPort // its alternate port, when it has one
 }
 
@@ -54,26 +58,26 @@ func observe(ctx context.Context, a *asker, servers []netip.AddrPort) []seen {
 
 func observeOne(ctx context.Context, a *asker, server netip.AddrPort) seen {
 	s := seen{server: server}
-	r, rtt, err := a.ask(ctx, server, wantHere)
+	r, rtt, err := a.ask(ctx, server, stunmsg.Here)
 	if err != nil {
 		return s
 	}
-	s.observations = append(s.observations, Observation{Server: server, Mapped: r.mapped, RTT: rtt})
-	if r.other.Port() == 0 || r.other.Port() == server.Port() {
+	s.observations = append(s.observations, candidate.Observation{Server: server, Mapped: r.Mapped, RTT: rtt})
+	if r.Other.Port() == 0 || r.Other.Port() == server.Port() {
 		return s
 	}
 	// Only the port is used: a server behind one-to-one NAT names its inner address.
-	s.other = netip.AddrPortFrom(server.Addr(), r.other.Port())
-	if r, rtt, err := a.ask(ctx, s.other, wantHere); err == nil {
-		s.observations = append(s.observations, Observation{Server: s.other, Mapped: r.mapped, RTT: rtt})
+	s.other = netip.AddrPortFrom(server.Addr(), r.Other.Port())
+	if r, rtt, err := a.ask(ctx, s.other, stunmsg.Here); err == nil {
+		s.observations = append(s.observations, candidate.Observation{Server: s.other, Mapped: r.Mapped, RTT: rtt})
 	}
 	return s
 }
 
 // filterTests are the outcomes of the three tests, and whether the NAT turns packets round to its own side.
 type filterTests struct {
-	wireGuardPort, otherPort, otherAddress Answer
-	hairpin                                bool
+	Tests
+	hairpin bool
 }
 
 // freshSocket is a marked UDP socket that has talked to nobody yet.
@@ -84,7 +88,7 @@ type freshSocket struct {
 }
 
 func openFresh(network string, mark uint32) (*freshSocket, error) {
-	conn, err := listenUDP(network, 0, mark)
+	conn, err := sock.ListenUDP(network, netip.AddrPort{}, mark)
 	if err != nil {
 		return nil, err
 	}
@@ -94,7 +98,7 @@ func openFresh(network string, mark uint32) (*freshSocket, error) {
 		return err
 	})
 	f.done.Go(func() {
-		b := make([]byte, maxSTUN)
+		b := make([]byte, stunmsg.MaxSize)
 		for {
 			n, from, err := conn.ReadFromUDPAddrPort(b)
 			if errors.Is(err, net.ErrClosed) {
@@ -118,7 +122,7 @@ func (f *freshSocket) close() {
 func testFiltering(ctx context.Context, wg *asker, mark uint32, server, mapped netip.AddrPort) filterTests {
 	var t filterTests
 	var running sync.WaitGroup
-	running.Go(func() { t.wireGuardPort = test(ctx, wg, server, wantSilentPort) })
+	running.Go(func() { t.WireGuardPort = test(ctx, wg, server, stunmsg.SilentPort) })
 	running.Go(func() { testFresh(ctx, wg, mark, server, mapped, &t) })
 	running.Wait()
 	return t
@@ -133,26 +137,26 @@ func testFresh(ctx context.Context, wg *asker, mark uint32, server, mapped netip
 	defer fresh.close()
 	first, cancel := context.WithTimeout(ctx, filteringTime)
 	defer cancel()
-	base, _, err := fresh.ask(first, server, wantHere)
+	base, _, err := fresh.ask(first, server, stunmsg.Here)
 	if err != nil {
 		return
 	}
 	portCtx, enough := context.WithCancel(ctx)
 	defer enough()
 	var running sync.WaitGroup
-	running.Go(func() { t.otherPort = test(portCtx, fresh.asker, server, wantOtherPort) })
+	running.Go(func() { t.OtherPort = test(portCtx, fresh.asker, server, stunmsg.OtherPort) })
 	running.Go(func() {
-		if t.otherAddress = test(ctx, fresh.asker, server, wantOtherAddress); t.otherAddress == Received {
+		if t.OtherAddress = test(ctx, fresh.asker, server, stunmsg.OtherAddress); t.OtherAddress == Received {
 			enough() // whoever lets strangers in lets their other ports in
 		}
 	})
 	if mapped.IsValid() {
-		running.Go(func() { t.hairpin = testHairpin(ctx, wg, fresh.asker, mapped, base.mapped) })
+		running.Go(func() { t.hairpin = testHairpin(ctx, wg, fresh.asker, mapped, base.Mapped) })
 	}
 	running.Wait()
 }
 
-func test(ctx context.Context, a *asker, server netip.AddrPort, w want) Answer {
+func test(ctx context.Context, a *asker, server netip.AddrPort, w stunmsg.Want) Answer {
 	ctx, cancel := context.WithTimeout(ctx, filteringTime)
 	defer cancel()
 	_, _, err := a.ask(ctx, server, w)
@@ -167,8 +171,8 @@ func testHairpin(ctx context.Context, wg, fresh *asker, mapped, freshMapped neti
 	var tx, back [12]byte
 	_, _ = rand.Read(tx[:])
 	_, _ = rand.Read(back[:])
-	there, err1 := encodeRequest(tx, wantHere)
-	opening, err2 := encodeRequest(back, wantHere)
+	there, err1 := stunmsg.EncodeRequest(tx, stunmsg.Here)
+	opening, err2 := stunmsg.EncodeRequest(back, stunmsg.Here)
 	if err1 != nil || err2 != nil {
 		return false
 	}
@@ -214,8 +218,8 @@ func followOne(ctx context.Context, mark uint32, servers []netip.AddrPort) ([]ui
 	defer fresh.close()
 	var ports []uint16
 	for _, s := range servers {
-		if r, _, err := fresh.ask(ctx, s, wantHere); err == nil {
-			ports = append(ports, r.mapped.Port())
+		if r, _, err := fresh.ask(ctx, s, stunmsg.Here); err == nil {
+			ports = append(ports, r.Mapped.Port())
 		}
 	}
 	return ports, ctx.Err()
@@ -230,8 +234,8 @@ func mapFresh(ctx context.Context, mark uint32, server netip.AddrPort) (netip.Ad
 		return netip.AddrPort{}, err
 	}
 	defer fresh.close()
-	r, _, err := fresh.ask(ctx, server, wantHere)
-	return r.mapped, err
+	r, _, err := fresh.ask(ctx, server, stunmsg.Here)
+	return r.Mapped, err
 }
 
 func network(a netip.Addr) string {

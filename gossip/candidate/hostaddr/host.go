@@ -1,15 +1,10 @@
-package candidate
+package hostaddr
 
 import (
 	"cmp"
-	"fmt"
-	"net"
 	"net/netip"
 	"slices"
 	"strings"
-
-	"github.com/vishvananda/netlink"
-	"golang.org/x/sys/unix"
 
 	"github.com/skeinmesh/skein/internal/addr"
 )
@@ -35,6 +30,7 @@ type link struct {
 type address struct {
 	link     int
 	addr     netip.Addr
+	bits     int  // of its network
 	unusable bool // tentative, failed, deprecated or temporary
 }
 
@@ -73,68 +69,4 @@ func hostAddresses(links []link, addrs []address, skipLinks []string, skip []net
 		}
 	}
 	return out
-}
-
-// readHost asks the kernel for links and addresses.
-func readHost() ([]link, []address, error) {
-	ls, err := netlink.LinkList()
-	if err != nil {
-		return nil, nil, fmt.Errorf("list links: %w", err)
-	}
-	as, err := netlink.AddrList(nil, netlink.FAMILY_ALL)
-	if err != nil {
-		return nil, nil, fmt.Errorf("list addresses: %w", err)
-	}
-	var links []link
-	for _, l := range ls {
-		a := l.Attrs()
-		down := a.OperState == netlink.OperDown || a.OperState == netlink.OperLowerLayerDown
-		links = append(links, link{
-			index: a.Index, name: a.Name, kind: l.Type(),
-			up: a.Flags&net.FlagUp != 0 && !down, loopback: a.Flags&net.FlagLoopback != 0,
-		})
-	}
-	const bad = unix.IFA_F_TENTATIVE | unix.IFA_F_DADFAILED | unix.IFA_F_DEPRECATED | unix.IFA_F_TEMPORARY
-	var addrs []address
-	for _, a := range as {
-		ip, ok := netip.AddrFromSlice(a.IP)
-		if !ok {
-			continue
-		}
-		ip = ip.Unmap()
-		// On IPv4 the bit of IFA_F_TEMPORARY means "secondary", which is a fine address.
-		addrs = append(addrs, address{link: a.LinkIndex, addr: ip, unusable: ip.Is6() && a.Flags&bad != 0})
-	}
-	return links, addrs, nil
-}
-
-// watchHost calls changed whenever the kernel tells of a link or an address, until done is closed. When the
-// subscription ends for another reason, lost is called once.
-func watchHost(done <-chan struct{}, changed func(), lost func(error)) error {
-	addrs := make(chan netlink.AddrUpdate, 64)
-	links := make(chan netlink.LinkUpdate, 64)
-	ended := func(err error) {
-		select {
-		case <-done:
-		default:
-			lost(err)
-		}
-	}
-	if err := netlink.AddrSubscribeWithOptions(addrs, done, netlink.AddrSubscribeOptions{ErrorCallback: ended}); err != nil {
-		return fmt.Errorf("watch addresses: %w", err)
-	}
-	if err := netlink.LinkSubscribeWithOptions(links, done, netlink.LinkSubscribeOptions{ErrorCallback: func(error) {}}); err != nil {
-		return fmt.Errorf("watch links: %w", err)
-	}
-	go func() {
-		for range addrs {
-			changed()
-		}
-	}()
-	go func() {
-		for range links {
-			changed()
-		}
-	}()
-	return nil
 }

@@ -1,4 +1,4 @@
-package candidate
+package stunserver
 
 import (
 	"hash/maphash"

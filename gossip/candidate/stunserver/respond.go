@@ -1,11 +1,12 @@
-package candidate
+package stunserver
 
 import (
 	"encoding/binary"
-	"fmt"
 	"net/netip"
 
 	"github.com/pion/stun/v3"
+
+	"github.com/skeinmesh/skein/gossip/candidate/stunmsg"
 )
 
 // via is one of the server's sockets in one address family.
@@ -23,7 +24,7 @@ type reply struct {
 	via     via
 	bytes   []byte
 	another bool // ask another node to answer; bytes go out from here if that fails
-	tx      [stun.TransactionIDSize]byte
+	tx      stunmsg.TxID
 }
 
 // serving is what respond must know of its server.
@@ -37,7 +38,7 @@ type serving struct {
 // respond decides the answer to a datagram; false means none. The answer is never longer than the request, except that
 // one with only an address (44 bytes at most) always goes out, since otherwise plain clients would get nothing.
 func respond(b []byte, from netip.AddrPort, s serving) (reply, bool) {
-	m, err := decodeMessage(b)
+	m, err := stunmsg.Decode(b)
 	if err != nil || m.Type != stun.BindingRequest {
 		return reply{}, false
 	}
@@ -50,33 +51,23 @@ func respond(b []byte, from netip.AddrPort, s serving) (reply, bool) {
 	switch {
 	case !ok:
 		return reply{}, false
-	case change&changeAddress != 0:
+	case change&stunmsg.ChangeAddress != 0:
 		r.bytes = refusal(m.TransactionID, stun.UnknownAttributes{stun.AttrChangeRequest}, len(b))
-		r.another = s.another && len(b) >= requestSize
+		r.another = s.another && len(b) >= stunmsg.RequestSize
 		return r, r.bytes != nil
-	case change&changePort != 0 && s.on == viaPrimary:
+	case change&stunmsg.ChangePort != 0 && s.on == viaPrimary:
 		r.via = viaAlternate
-	case change&changePort != 0:
+	case change&stunmsg.ChangePort != 0:
 		r.via = viaPrimary
-	case m.Contains(attrSilentPort):
+	case m.Contains(stunmsg.AttrSilentPort):
 		r.via = viaSilent
 	}
-	r.bytes, err = success(m.TransactionID, from)
+	r.bytes, err = stunmsg.Success(m.TransactionID, from)
 	if err != nil {
 		return reply{}, false
 	}
 	r.bytes = addDetails(r.bytes, len(b), s)
 	return r, true
-}
-
-// success is the smallest answer: the address that the request came from.
-func success(tx [stun.TransactionIDSize]byte, mapped netip.AddrPort) ([]byte, error) {
-	m, err := stun.Build(stun.NewTransactionIDSetter(tx), stun.BindingSuccess,
-		&stun.XORMappedAddress{IP: mapped.Addr().Unmap().AsSlice(), Port: int(mapped.Port())})
-	if err != nil {
-		return nil, fmt.Errorf("encode STUN answer: %w", err)
-	}
-	return m.Raw, nil
 }
 
 // addDetails adds OTHER-ADDRESS and RESPONSE-ORIGIN as far as the request was long enough to pay for them.
@@ -101,7 +92,7 @@ func addDetails(b []byte, limit int, s serving) []byte {
 }
 
 // refusal is error 420 with the attributes that were not understood, or nil where that would amplify.
-func refusal(tx [stun.TransactionIDSize]byte, unknown stun.UnknownAttributes, limit int) []byte {
+func refusal(tx stunmsg.TxID, unknown stun.UnknownAttributes, limit int) []byte {
 	m, err := stun.Build(stun.NewTransactionIDSetter(tx), stun.BindingError,
 		stun.ErrorCodeAttribute{Code: stun.CodeUnknownAttribute}, unknown[:min(len(unknown), 4)])
 	if err != nil || len(m.Raw) > max(limit, 44) {

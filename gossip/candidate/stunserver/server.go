@@ -1,4 +1,4 @@
-package candidate
+package stunserver
 
 import (
 	"context"
@@ -9,12 +9,15 @@ import (
 	"net/netip"
 	"sync"
 	"sync/atomic"
-	"syscall"
 	"time"
 
 	"golang.org/x/net/ipv4"
 	"golang.org/x/net/ipv6"
 	"golang.org/x/sys/unix"
+
+	"github.com/skeinmesh/skein/gossip/candidate/stunmsg"
+
+	"github.com/skeinmesh/skein/internal/sock"
 )
 
 const (
@@ -25,26 +28,26 @@ const (
 	askTimeout              = 2 * time.Second
 )
 
-// StunConfig makes a STUN server.
-type StunConfig struct {
+// Config makes a Server.
+type Config struct {
 	Port      int    // primary UDP port, usually 3478
 	Alternate int    // 0: Port + 1
 	Mark      uint32 // SO_MARK on all it sends, so that answers never enter the tunnel
 
 	// ChangeIP asks another public node to run Answer for the same address and transaction. Without it, or when it
 	// fails, clients are told that another address cannot be had. It must not pick a node that shares our address.
-	ChangeIP func(ctx context.Context, addr netip.AddrPort, tx [12]byte) error
+	ChangeIP func(ctx context.Context, addr netip.AddrPort, tx stunmsg.TxID) error
 
 	Log *slog.Logger
 }
 
-// StunStats counts since the start.
-type StunStats struct{ Requests, Answers, Dropped, Asked uint64 }
+// Stats counts since the start.
+type Stats struct{ Requests, Answers, Dropped, Asked uint64 }
 
-// StunServer answers binding requests on a primary and an alternate port, in both address families.
-type StunServer struct {
-	c        StunConfig
-	families [2]*stunFamily // IPv4, IPv6; nil: the host has none
+// Server answers binding requests on a primary and an alternate port, in both address families.
+type Server struct {
+	c        Config
+	families [2]*family // IPv4, IPv6; nil: the host has none
 	sources  *limiter
 	total    *limiter
 	answers  *limiter
@@ -56,13 +59,13 @@ type StunServer struct {
 	requests, answered, dropped, asked atomic.Uint64
 }
 
-type stunFamily struct {
+type family struct {
 	ipv6  bool
 	conns [sockets]*net.UDPConn
 }
 
-// ListenSTUN starts a server.
-func ListenSTUN(c StunConfig) (*StunServer, error) {
+// Listen starts a server.
+func Listen(c Config) (*Server, error) {
 	if c.Alternate == 0 {
 		c.Alternate = c.Port + 1
 	}
@@ -72,7 +75,7 @@ func ListenSTUN(c StunConfig) (*StunServer, error) {
 	if c.Log == nil {
 		c.Log = slog.New(slog.DiscardHandler)
 	}
-	s := &StunServer{
+	s := &Server{
 		c: c, sources: newLimiter(sourceRate, sourceBurst), total: newLimiter(totalRate, totalBurst),
 		answers: newLimiter(answerRate, answerBurst), asking: asking{under: make(map[netip.AddrPort]bool)},
 	}
@@ -98,10 +101,10 @@ func ListenSTUN(c StunConfig) (*StunServer, error) {
 	return s, nil
 }
 
-func listenFamily(network string, c StunConfig) (*stunFamily, error) {
-	f := &stunFamily{ipv6: network == "udp6"}
+func listenFamily(network string, c Config) (*family, error) {
+	f := &family{ipv6: network == "udp6"}
 	for i, port := range []int{c.Port, c.Alternate, 0} {
-		conn, err := listenUDP(network, port, c.Mark)
+		conn, err := sock.ListenUDP(network, netip.AddrPortFrom(netip.Addr{}, uint16(port)), c.Mark)
 		if err == nil {
 			f.conns[i] = conn
 			err = f.wantDestination(conn)
@@ -114,37 +117,14 @@ func listenFamily(network string, c StunConfig) (*stunFamily, error) {
 	return f, nil
 }
 
-// listenUDP opens a marked socket on every address of one family.
-func listenUDP(network string, port int, mark uint32) (*net.UDPConn, error) {
-	lc := net.ListenConfig{Control: func(_, _ string, c syscall.RawConn) error {
-		var err error
-		if cerr := c.Control(func(fd uintptr) {
-			if mark != 0 {
-				err = unix.SetsockoptInt(int(fd), unix.SOL_SOCKET, unix.SO_MARK, int(mark))
-			}
-		}); cerr != nil {
-			return cerr
-		}
-		if err != nil {
-			return fmt.Errorf("set mark %#x: %w", mark, err)
-		}
-		return nil
-	}}
-	conn, err := lc.ListenPacket(context.Background(), network, fmt.Sprintf(":%d", port))
-	if err != nil {
-		return nil, err
-	}
-	return conn.(*net.UDPConn), nil
-}
-
-func (f *stunFamily) wantDestination(conn *net.UDPConn) error {
+func (f *family) wantDestination(conn *net.UDPConn) error {
 	if f.ipv6 {
 		return ipv6.NewPacketConn(conn).SetControlMessage(ipv6.FlagDst, true)
 	}
 	return ipv4.NewPacketConn(conn).SetControlMessage(ipv4.FlagDst, true)
 }
 
-func (f *stunFamily) close() {
+func (f *family) close() {
 	for _, c := range f.conns {
 		if c != nil {
 			c.Close()
@@ -153,7 +133,7 @@ func (f *stunFamily) close() {
 }
 
 // Close ends the server and waits for its goroutines.
-func (s *StunServer) Close() error {
+func (s *Server) Close() error {
 	s.stop()
 	for _, f := range s.families {
 		if f != nil {
@@ -165,12 +145,12 @@ func (s *StunServer) Close() error {
 }
 
 // Stats reads the counters.
-func (s *StunServer) Stats() StunStats {
-	return StunStats{Requests: s.requests.Load(), Answers: s.answered.Load(), Dropped: s.dropped.Load(), Asked: s.asked.Load()}
+func (s *Server) Stats() Stats {
+	return Stats{Requests: s.requests.Load(), Answers: s.answered.Load(), Dropped: s.dropped.Load(), Asked: s.asked.Load()}
 }
 
-func (s *StunServer) serve(f *stunFamily, on via) {
-	b, oob := make([]byte, maxSTUN), make([]byte, 128)
+func (s *Server) serve(f *family, on via) {
+	b, oob := make([]byte, stunmsg.MaxSize), make([]byte, 128)
 	for {
 		n, on2, _, from, err := f.conns[on].ReadMsgUDPAddrPort(b, oob)
 		if errors.Is(err, net.ErrClosed) {
@@ -190,7 +170,7 @@ func (s *StunServer) serve(f *stunFamily, on via) {
 	}
 }
 
-func (s *StunServer) request(f *stunFamily, on via, local netip.Addr, from netip.AddrPort, b []byte) {
+func (s *Server) request(f *family, on via, local netip.Addr, from netip.AddrPort, b []byte) {
 	port := s.c.Port
 	if on == viaAlternate {
 		port = s.c.Alternate
@@ -241,7 +221,7 @@ func (a *asking) end(from netip.AddrPort) {
 }
 
 // ask has another node answer, and says so to the client when that cannot be.
-func (s *StunServer) ask(f *stunFamily, local netip.Addr, from netip.AddrPort, r reply) {
+func (s *Server) ask(f *family, local netip.Addr, from netip.AddrPort, r reply) {
 	ctx, cancel := context.WithTimeout(s.ctx, askTimeout)
 	defer cancel()
 	s.asked.Add(1)
@@ -252,7 +232,7 @@ func (s *StunServer) ask(f *stunFamily, local netip.Addr, from netip.AddrPort, r
 }
 
 // Answer sends the answer to a request that another node took in, from this node's alternate port.
-func (s *StunServer) Answer(addr netip.AddrPort, tx [12]byte) error {
+func (s *Server) Answer(addr netip.AddrPort, tx stunmsg.TxID) error {
 	addr = netip.AddrPortFrom(addr.Addr().Unmap(), addr.Port())
 	if !addr.Addr().IsGlobalUnicast() || addr.Port() == 0 {
 		return fmt.Errorf("answer a STUN request for another node: %s is no address to answer to", addr)
@@ -267,7 +247,7 @@ func (s *StunServer) Answer(addr netip.AddrPort, tx [12]byte) error {
 	if !s.answers.allow(addr.Addr(), time.Now()) {
 		return fmt.Errorf("answer a STUN request for another node: too many for %s; ask again in a second", addr.Addr())
 	}
-	b, err := success(tx, addr)
+	b, err := stunmsg.Success(tx, addr)
 	if err != nil {
 		return err
 	}
@@ -279,13 +259,13 @@ func (s *StunServer) Answer(addr netip.AddrPort, tx [12]byte) error {
 }
 
 // send answers from the very address that was asked; a host may have several.
-func (s *StunServer) send(f *stunFamily, from via, local netip.Addr, to netip.AddrPort, b []byte) {
+func (s *Server) send(f *family, from via, local netip.Addr, to netip.AddrPort, b []byte) {
 	if _, _, err := f.conns[from].WriteMsgUDPAddrPort(b, f.source(local), to); err == nil {
 		s.answered.Add(1)
 	}
 }
 
-func (f *stunFamily) destination(oob []byte) netip.Addr {
+func (f *family) destination(oob []byte) netip.Addr {
 	var ip net.IP
 	if f.ipv6 {
 		var cm ipv6.ControlMessage
@@ -302,7 +282,7 @@ func (f *stunFamily) destination(oob []byte) netip.Addr {
 	return a.Unmap()
 }
 
-func (f *stunFamily) source(local netip.Addr) []byte {
+func (f *family) source(local netip.Addr) []byte {
 	switch {
 	case !local.IsValid():
 		return nil

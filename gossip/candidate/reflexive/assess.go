@@ -1,24 +1,13 @@
-package candidate
+package reflexive
 
 import (
 	"fmt"
 	"net/netip"
 	"slices"
-	"time"
 
 	skeinv1 "github.com/skeinmesh/skein/api/skein/v1"
+	"github.com/skeinmesh/skein/gossip/candidate"
 	"github.com/skeinmesh/skein/internal/addr"
-)
-
-// Behaviour is how a NAT maps or filters, in the words of RFC 4787.
-type Behaviour string
-
-// Behaviours of mapping and of filtering.
-const (
-	Unknown                 Behaviour = "unknown"
-	EndpointIndependent     Behaviour = "endpoint-independent"
-	AddressDependent        Behaviour = "address-dependent"
-	AddressAndPortDependent Behaviour = "address-and-port-dependent"
 )
 
 // Answer is the outcome of one filtering test.
@@ -31,24 +20,18 @@ const (
 	Silent
 )
 
-// Observation is what one STUN server saw as the address of WireGuard's port.
-type Observation struct {
-	Server netip.AddrPort
-	Mapped netip.AddrPort
-	RTT    time.Duration
-}
-
-// String is the observation as people read it.
-func (o Observation) String() string { return fmt.Sprintf("%s: %s", o.Server, o.Mapped) }
-
 // Evidence is what was observed in one address family.
 type Evidence struct {
 	Port         uint16       // WireGuard's
 	Local        []netip.Addr // addresses of this host
 	Servers      int          // asked
 	Doubtful     bool         // none answered, and nothing shows that any of them is up
-	Observations []Observation
+	Observations []candidate.Observation
+	Tests
+}
 
+// Tests are the outcomes of what was tried beyond asking.
+type Tests struct {
 	Sequences [][]uint16 // outside ports of fresh sockets, each in the order in which it contacted new destinations
 
 	WireGuardPort Answer // WireGuard's port hears a contacted address from a port it never sent to
@@ -59,8 +42,8 @@ type Evidence struct {
 // Assessment is what follows from Evidence.
 type Assessment struct {
 	NAT        skeinv1.NatType
-	Mapping    Behaviour
-	Filtering  Behaviour
+	Mapping    candidate.Behaviour
+	Filtering  candidate.Behaviour
 	Translated bool           // somebody between the servers and us rewrites addresses
 	Preserving bool           // every server saw WireGuard's own port number
 	PortStep   int            // from one new mapping's port to the next one's; 0: not predictable
@@ -75,7 +58,7 @@ func Assess(e Evidence) Assessment {
 	if len(seen) > 0 {
 		a.Mapped = seen[0].Mapped
 		a.Translated = !e.isLocal(a.Mapped)
-		a.Preserving = !slices.ContainsFunc(seen, func(o Observation) bool { return o.Mapped.Port() != e.Port })
+		a.Preserving = !slices.ContainsFunc(seen, func(o candidate.Observation) bool { return o.Mapped.Port() != e.Port })
 	}
 	if a.dependent() {
 		a.PortStep = portStep(e.Sequences)
@@ -87,7 +70,7 @@ func Assess(e Evidence) Assessment {
 
 // dependent says that the mapped port differs between destinations.
 func (a Assessment) dependent() bool {
-	return a.Mapping == AddressDependent || a.Mapping == AddressAndPortDependent
+	return a.Mapping == candidate.AddressDependent || a.Mapping == candidate.AddressAndPortDependent
 }
 
 func (e Evidence) natType(a Assessment, seen int) skeinv1.NatType {
@@ -104,11 +87,11 @@ func (e Evidence) natType(a Assessment, seen int) skeinv1.NatType {
 		return skeinv1.NatType_NAT_TYPE_PORT_RESTRICTED_CONE // a firewall without translation punches the same
 	case !a.Translated:
 		return skeinv1.NatType_NAT_TYPE_NONE
-	case a.Mapping == Unknown:
+	case a.Mapping == candidate.Unknown:
 		return skeinv1.NatType_NAT_TYPE_UNKNOWN
-	case a.Filtering == EndpointIndependent:
+	case a.Filtering == candidate.EndpointIndependent:
 		return skeinv1.NatType_NAT_TYPE_FULL_CONE
-	case a.Filtering == AddressDependent:
+	case a.Filtering == candidate.AddressDependent:
 		return skeinv1.NatType_NAT_TYPE_RESTRICTED_CONE
 	default:
 		return skeinv1.NatType_NAT_TYPE_PORT_RESTRICTED_CONE // untested: assume what is hardest to pass
@@ -127,8 +110,8 @@ func (e Evidence) isLocal(mapped netip.AddrPort) bool {
 
 // vantage keeps the observations made from furthest out: a server on our side of a NAT, or between two, sees an address
 // that is true for its neighbours alone and would make the NAT look symmetric.
-func (e Evidence) vantage() []Observation {
-	rank := func(o Observation) int {
+func (e Evidence) vantage() []candidate.Observation {
+	rank := func(o candidate.Observation) int {
 		switch {
 		case addr.Public(o.Mapped.Addr()):
 			return 2
@@ -142,7 +125,7 @@ func (e Evidence) vantage() []Observation {
 	for _, o := range e.Observations {
 		best = max(best, rank(o))
 	}
-	var out []Observation
+	var out []candidate.Observation
 	for _, o := range e.Observations {
 		if rank(o) == best {
 			out = append(out, o)
@@ -160,7 +143,7 @@ func (e Evidence) destinations() (out []netip.AddrPort) {
 }
 
 // mapping compares what different servers saw. One server with one port tells nothing.
-func mapping(seen []Observation) Behaviour {
+func mapping(seen []candidate.Observation) candidate.Behaviour {
 	same, asked := true, map[netip.AddrPort]bool{}
 	byAddr := map[netip.Addr]netip.AddrPort{}
 	portsAgree, twoPorts := true, false
@@ -176,13 +159,13 @@ func mapping(seen []Observation) Behaviour {
 	}
 	switch {
 	case len(asked) < 2:
-		return Unknown
+		return candidate.Unknown
 	case same:
-		return EndpointIndependent
+		return candidate.EndpointIndependent
 	case twoPorts && portsAgree:
-		return AddressDependent
+		return candidate.AddressDependent
 	default:
-		return AddressAndPortDependent
+		return candidate.AddressAndPortDependent
 	}
 }
 
@@ -220,23 +203,23 @@ func portStep(sequences [][]uint16) int {
 }
 
 // filtering weighs the three tests. WireGuard's own port has the last word, for better (a forwarding) and for worse (a firewall).
-func filtering(e Evidence) Behaviour {
-	fresh := Unknown
+func filtering(e Evidence) candidate.Behaviour {
+	fresh := candidate.Unknown
 	switch {
 	case e.OtherAddress == Received:
-		fresh = EndpointIndependent
+		fresh = candidate.EndpointIndependent
 	case e.OtherPort == Received:
-		fresh = AddressDependent // also when no second node could be asked: the careful reading
+		fresh = candidate.AddressDependent // also when no second node could be asked: the careful reading
 	case e.OtherPort == Silent:
-		fresh = AddressAndPortDependent
+		fresh = candidate.AddressAndPortDependent
 	}
 	switch {
 	case e.WireGuardPort == Silent:
-		return AddressAndPortDependent
-	case e.WireGuardPort == Received && fresh == AddressAndPortDependent:
-		return EndpointIndependent // this port alone is open: it is forwarded, or the firewall lets it in
-	case e.WireGuardPort == Received && fresh == Unknown:
-		return AddressDependent
+		return candidate.AddressAndPortDependent
+	case e.WireGuardPort == Received && fresh == candidate.AddressAndPortDependent:
+		return candidate.EndpointIndependent // this port alone is open: it is forwarded, or the firewall lets it in
+	case e.WireGuardPort == Received && fresh == candidate.Unknown:
+		return candidate.AddressDependent
 	default:
 		return fresh
 	}
@@ -269,7 +252,7 @@ func (e Evidence) advice(a Assessment) []string {
 			say("no NAT, but a firewall drops what this host did not ask for: open UDP port %d to be reachable by every node", e.Port)
 		}
 	}
-	if a.Translated && a.Mapping == EndpointIndependent && e.OtherPort == NotTested && e.WireGuardPort == NotTested {
+	if a.Translated && a.Mapping == candidate.EndpointIndependent && e.OtherPort == NotTested && e.WireGuardPort == NotTested {
 		say("filtering could not be tested, because no server that answered offers RFC 5780: assumed port-restricted")
 	}
 	return out
