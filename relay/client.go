@@ -41,6 +41,7 @@ type client struct {
 	retry  chan struct{}        // dial now, whatever the backoff
 	accept chan struct{}        // counts streams being accepted
 	wire   atomic.Pointer[wire] // of a session that answers; nil: none
+	udp    atomic.Bool          // the relay reserves UDP ports
 
 	mu        sync.Mutex
 	addresses []string
@@ -332,9 +333,17 @@ func (c *client) frame(w *wire, s *sink, t frameType, body []byte) error {
 	case frameOffer:
 		c.offered(decodeOffer(body))
 	case frameHello:
-		if h := decodeHello(body); h.version != 1 {
+		h := decodeHello(body)
+		if h.version != 1 {
 			return fmt.Errorf("relay %s speaks version %d, this node 1: upgrade the older", c.relay.ID, h.version)
 		}
+		c.offersUDP(w, h.udp)
+	case framePair:
+		c.granted(w, decodeGrant(body))
+	case frameState:
+		c.pairTold(decodeState(body))
+	case frameDenied:
+		c.denied(decodeDenied(body))
 	default:
 		if t < ignorable {
 			return fmt.Errorf("relay %s: %w: a relay may not send frame type 0x%02x", c.relay.ID, errProtocol, byte(t))

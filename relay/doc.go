@@ -2,7 +2,8 @@
 //
 // A Server runs in public agents and gets TLS connections whose identity is already proven. A Pool
 // is a node's side: one session with each relay, the choice of a relay per peer, packets, streams.
-// Proxies give WireGuard a local UDP address for each relayed peer.
+// Proxies give WireGuard a local UDP address for each relayed peer. UDP reserves pairs of ports through which
+// packets pass the relay as plain UDP, in its kernel or in this process.
 //
 // What always holds:
 //   - The source of a packet is the identity that the relay saw proven, never what a client says.

@@ -38,6 +38,10 @@ type PoolConfig struct {
 	// OnStream gets a stream that a peer opened, in a goroutine of its own. The relay's word is all
 	// that says who the peer is: prove it inside the stream.
 	OnStream func(c net.Conn, from identity.ID)
+	// OnReserved hears of UDP ports that relays reserve for this node and a peer. It must not block.
+	OnReserved func(Reservation)
+	// Known, if set, tells the peers with which this node takes part in a reservation.
+	Known func(identity.ID) bool
 	// Control, if set, prepares each socket, such as with SO_MARK.
 	Control func(network, address string, c syscall.RawConn) error
 	Log     *slog.Logger
@@ -76,6 +80,7 @@ type Pool struct {
 
 	generation atomic.Uint64 // grows when any relay changes
 	limbo      limbo
+	reserved   *reservations
 	proxies    atomic.Pointer[Proxies]
 }
 
@@ -107,12 +112,20 @@ func NewPool(cfg PoolConfig) *Pool {
 	if cfg.OnStream == nil {
 		cfg.OnStream = func(c net.Conn, _ identity.ID) { c.Close() }
 	}
+	if cfg.OnReserved == nil {
+		cfg.OnReserved = func(Reservation) {}
+	}
+	if cfg.Known == nil {
+		cfg.Known = func(identity.ID) bool { return true }
+	}
 	p := &Pool{
 		cfg:     cfg,
 		start:   time.Now(),
 		changed: make(chan struct{}, 1),
 		relays:  map[identity.ID]*client{},
 		peers:   map[identity.ID]*peerState{},
+
+		reserved: newReservations(),
 	}
 	p.generation.Store(1)
 	p.ctx, p.cancel = context.WithCancel(context.Background())
@@ -152,6 +165,7 @@ func (p *Pool) SetRelays(relays []Relay) {
 	p.mu.Unlock()
 	for _, c := range drop {
 		c.cancel()
+		p.reserved.forget(c.relay.ID)
 	}
 	if len(drop) > 0 {
 		p.relaysChanged()
@@ -187,6 +201,7 @@ func (p *Pool) SetPeerLinks(peer identity.ID, links []Link) {
 
 // Forget drops what is known about a peer.
 func (p *Pool) Forget(peer identity.ID) {
+	p.reserved.forget(peer)
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	delete(p.peers, peer)

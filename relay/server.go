@@ -21,6 +21,8 @@ type ServerConfig struct {
 	// Member, if set, is asked once more when a session or stream is already registered, so that
 	// a node revoked during its handshake does not slip in behind Kick.
 	Member func(identity.ID) bool
+	// UDP, if set, reserves pairs of UDP ports for the clients. The server owns it.
+	UDP *UDP
 
 	MaxSessions         int           // 4096
 	MaxStreams          int           // 2048 in all
@@ -104,6 +106,9 @@ func NewServer(cfg ServerConfig) *Server {
 		streams:  newStreamTable(),
 		stop:     make(chan struct{}),
 	}
+	if cfg.UDP != nil {
+		cfg.UDP.attach(s)
+	}
 	go s.keepTime()
 	return s
 }
@@ -127,6 +132,7 @@ func (s *Server) HandleSession(conn *tls.Conn, peer identity.ID) {
 			queueCount:  uint32(s.cfg.QueuePackets),
 			streams:     uint16(min(s.cfg.MaxStreamsPerClient, 65535)),
 			idleSeconds: uint16(min(s.cfg.IdleTimeout/time.Second, 65535)),
+			udp:         s.cfg.UDP != nil,
 		})
 	})
 	if err := s.register(x); err != nil {
@@ -244,6 +250,8 @@ func (f *forwarder) frame(t frameType, body []byte) error {
 	case t == framePing:
 		token := decodeToken(body)
 		f.from.q.pushControl(func(b []byte) []byte { return appendToken(b, framePong, token) })
+	case f.s.cfg.UDP != nil && (t == frameReserve || t == frameFailed || t == frameGiveUp):
+		f.s.cfg.UDP.frame(f.from, t, body)
 	case t >= ignorable:
 	default:
 		return fmt.Errorf("%w: a client may not send frame type 0x%02x", errProtocol, byte(t))
@@ -350,6 +358,9 @@ func (s *Server) Kick(id identity.ID) {
 		o.q.forget(id)
 	}
 	s.streams.kick(id)
+	if s.cfg.UDP != nil {
+		s.cfg.UDP.kick(id)
+	}
 }
 
 // keepTime ends sessions that are silent or stuck. One goroutine for all spares a timer per read and write.
@@ -414,5 +425,8 @@ func (s *Server) Close() error {
 	}
 	s.mu.Unlock()
 	s.streams.close()
+	if s.cfg.UDP != nil {
+		s.cfg.UDP.close()
+	}
 	return nil
 }

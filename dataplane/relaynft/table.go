@@ -1,0 +1,368 @@
+package relaynft
+
+import (
+	"errors"
+	"fmt"
+	"net/netip"
+	"os"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/google/nftables"
+	"github.com/mdlayher/netlink"
+	"golang.org/x/sys/unix"
+)
+
+// TableName is the table's, in family inet.
+const TableName = "skein_relay"
+
+const (
+	// lifetime is how long the kernel forwards for a relay that does not renew.
+	lifetime = 15 * time.Minute
+	// adoptFor is how long flows of a former run go on: its clients have a new session long before, and new ports.
+	adoptFor = time.Minute
+)
+
+// Mapping is one pair: the addresses of ours that its ends send to, and where their packets come from. All are of one family.
+type Mapping struct {
+	ALocal, ARemote netip.AddrPort
+	BLocal, BRemote netip.AddrPort
+}
+
+func (m Mapping) zero() bool { return m == Mapping{} }
+
+// Config opens a Table.
+type Config struct {
+	// NetNS is the file descriptor of the network namespace; 0: the calling thread's.
+	NetNS int
+	// Proc is where the namespace's /proc/sys is read; "": /proc/sys. For tests.
+	Proc string
+}
+
+// Table is our table in the kernel.
+type Table struct {
+	proc string
+
+	mu    sync.Mutex
+	nft   *nftables.Conn
+	ct    *conntrack
+	table *nftables.Table
+	stale map[flow]time.Time // of a former run, and when they end
+	timer *time.Timer
+}
+
+// flow is what a client sends to its reserved port.
+type flow struct{ from, to netip.AddrPort }
+
+// Open makes the table, or takes over one that a former run has left: what that forwarded goes on for a minute.
+func Open(c Config) (*Table, error) {
+	t := &Table{
+		proc: c.Proc, table: &nftables.Table{Name: TableName, Family: nftables.TableFamilyINet},
+		stale: map[flow]time.Time{},
+	}
+	if t.proc == "" {
+		t.proc = "/proc/sys"
+	}
+	var err error
+	options := []nftables.ConnOption{nftables.AsLasting()}
+	if c.NetNS != 0 {
+		options = append(options, nftables.WithNetNSFd(c.NetNS))
+	}
+	if t.nft, err = nftables.New(options...); err != nil {
+		return nil, fmt.Errorf("opening nftables' netlink socket: %w", err)
+	}
+	if t.ct, err = openConntrack(c.NetNS); err != nil {
+		return nil, errors.Join(err, t.nft.CloseLasting())
+	}
+	if err := t.build(); err != nil {
+		return nil, errors.Join(err, t.Close())
+	}
+	return t, nil
+}
+
+// Close lets go of the kernel, and leaves everything in place.
+func (t *Table) Close() error {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	if t.timer != nil {
+		t.timer.Stop()
+	}
+	return errors.Join(t.nft.CloseLasting(), t.ct.close())
+}
+
+// build writes chains and rules anew in one transaction, and keeps the elements that are there.
+func (t *Table) build() error {
+	exists, err := t.exists()
+	if err != nil {
+		return err
+	}
+	if exists {
+		t.adopt()
+	}
+	if err = t.write(); err != nil && exists {
+		// Something has our name and another shape.
+		t.stale = map[flow]time.Time{}
+		t.nft.DelTable(t.table)
+		if err = t.nft.Flush(); err == nil {
+			err = t.write()
+		}
+	}
+	if err != nil {
+		return fmt.Errorf("writing nftables table inet %s: %w", TableName, err)
+	}
+	return nil
+}
+
+func (t *Table) exists() (bool, error) {
+	tables, err := t.nft.ListTablesOfFamily(nftables.TableFamilyINet)
+	if err != nil {
+		return false, fmt.Errorf("reading nftables' tables: %w", err)
+	}
+	for _, x := range tables {
+		if x.Name == TableName {
+			return true, nil
+		}
+	}
+	return false, nil
+}
+
+func (t *Table) write() error {
+	t.nft.AddTable(t.table)
+	for _, s := range t.maps() {
+		if err := t.nft.AddSet(s, nil); err != nil {
+			return err
+		}
+	}
+	for _, c := range chains(t.table) {
+		t.nft.AddChain(c.Chain)
+		t.nft.FlushChain(c.Chain)
+		for _, exprs := range c.rules {
+			t.nft.AddRule(&nftables.Rule{Table: t.table, Chain: c.Chain, Exprs: exprs})
+		}
+	}
+	return t.nft.Flush()
+}
+
+// adopt notes what a former run has left. The caller is alone with t.
+func (t *Table) adopt() {
+	end := time.Now().Add(adoptFor)
+	for _, name := range []string{mapFlows4, mapFlows6} {
+		elements, err := t.nft.GetSetElements(t.named(name))
+		if err != nil {
+			continue // it has another shape, and write will find out
+		}
+		for _, e := range elements {
+			if f, ok := decodeFlow(e.Key); ok {
+				t.stale[f] = end
+			}
+		}
+	}
+	if len(t.stale) > 0 {
+		t.timer = time.AfterFunc(adoptFor, func() { _ = t.endStale() })
+	}
+}
+
+// Stale tells whether a former run's flows still use a port, so that it must not be reserved again yet.
+func (t *Table) Stale(port uint16) bool {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	for f := range t.stale {
+		if f.to.Port() == port {
+			return true
+		}
+	}
+	return false
+}
+
+// endStale ends what a former run has left.
+func (t *Table) endStale() error {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	var flows []flow
+	for f := range t.stale {
+		flows = append(flows, f)
+	}
+	clear(t.stale)
+	err := t.drop(flows)
+	return errors.Join(err, t.ct.forget(flows))
+}
+
+// Map replaces a mapping by another, in one transaction; the zero Mapping stands for none. The flows are then taken out of
+// the connection table, which else would go on as before.
+func (t *Table) Map(old, new Mapping) error {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	err := t.replace(old, new)
+	if err != nil {
+		// Somebody has changed the table: make it whole, and remove what is in the way.
+		if err = t.build(); err == nil {
+			if err = t.drop(append(flows(old), flows(new)...)); err == nil {
+				err = t.replace(Mapping{}, new)
+			}
+		}
+	}
+	if err != nil {
+		return fmt.Errorf("writing a pair into nftables table inet %s: %w", TableName, err)
+	}
+	return t.ct.forget(append(flows(old), flows(new)...))
+}
+
+// replace adds the old elements before it deletes them: some may have run out, and what is not there cannot be deleted.
+func (t *Table) replace(old, new Mapping) error {
+	for _, step := range []struct {
+		m   Mapping
+		del bool
+	}{{old, false}, {old, true}, {new, false}} {
+		if step.m.zero() {
+			continue
+		}
+		for _, e := range elements(step.m) {
+			s := t.named(e.set)
+			var err error
+			if step.del {
+				err = t.nft.SetDeleteElements(s, e.elements)
+			} else {
+				err = t.nft.SetAddElements(s, e.elements)
+			}
+			if err != nil {
+				return err
+			}
+		}
+	}
+	return t.nft.Flush()
+}
+
+// drop deletes all elements that lead the flows anywhere, and those that belong to them in the other map.
+func (t *Table) drop(gone []flow) error {
+	for _, names := range [][2]string{{mapFlows4, mapSources4}, {mapFlows6, mapSources6}} {
+		have, err := t.nft.GetSetElements(t.named(names[0]))
+		if err != nil {
+			return err
+		}
+		var keys, sources []nftables.SetElement
+		for _, e := range have {
+			f, ok := decodeFlow(e.Key)
+			to, ok2 := decodeEnd(e.Val)
+			if !ok || !ok2 || !contains(gone, f) {
+				continue
+			}
+			keys = append(keys, nftables.SetElement{Key: e.Key})
+			source := flow{f.from, to}
+			sources = append(sources, nftables.SetElement{Key: source.key()})
+		}
+		if len(keys) == 0 {
+			continue
+		}
+		there, err := t.nft.GetSetElements(t.named(names[1]))
+		if err != nil {
+			return err
+		}
+		if err := t.nft.SetDeleteElements(t.named(names[0]), keys); err != nil {
+			return err
+		}
+		if sources = both(sources, there); len(sources) > 0 {
+			if err := t.nft.SetDeleteElements(t.named(names[1]), sources); err != nil {
+				return err
+			}
+		}
+	}
+	err := t.nft.Flush()
+	if errors.Is(err, os.ErrNotExist) {
+		return nil // it ran out meanwhile
+	}
+	return err
+}
+
+// both keeps of a what is in b.
+func both(a, b []nftables.SetElement) (out []nftables.SetElement) {
+	have := map[string]bool{}
+	for _, e := range b {
+		have[string(e.Key)] = true
+	}
+	for _, e := range a {
+		if have[string(e.Key)] {
+			out = append(out, e)
+		}
+	}
+	return out
+}
+
+func contains(all []flow, f flow) bool {
+	for _, x := range all {
+		if x == f {
+			return true
+		}
+	}
+	return false
+}
+
+// Used tells whether the kernel has forwarded packets of the mapping lately: as long as it remembers one of its flows.
+func (t *Table) Used(m Mapping) (bool, error) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	for _, f := range flows(m) {
+		if used, err := t.ct.translated(f); used || err != nil {
+			return used, err
+		}
+	}
+	return false, nil
+}
+
+// Ready is nil when this host forwards packets of the family.
+func (t *Table) Ready(ipv6 bool) error {
+	name := "net/ipv4/ip_forward"
+	if ipv6 {
+		name = "net/ipv6/conf/all/forwarding"
+	}
+	b, err := os.ReadFile(t.proc + "/" + name)
+	if err != nil {
+		return fmt.Errorf("reading whether this host forwards packets: %w", err)
+	}
+	if strings.TrimSpace(string(b)) == "0" {
+		return fmt.Errorf("%s is 0, so this host's kernel forwards nothing: set it to 1 to relay in the kernel", strings.ReplaceAll(name, "/", "."))
+	}
+	return nil
+}
+
+// Purge deletes the table, and takes its flows out of the connection table. What is not there is no error.
+func Purge(c Config) error {
+	conn, err := nftables.New(nftables.WithNetNSFd(c.NetNS))
+	if err != nil {
+		return fmt.Errorf("opening nftables' netlink socket: %w", err)
+	}
+	t := &Table{nft: conn, table: &nftables.Table{Name: TableName, Family: nftables.TableFamilyINet}, stale: map[flow]time.Time{}}
+	exists, err := t.exists()
+	if err != nil || !exists {
+		return err
+	}
+	var left []flow
+	for _, name := range []string{mapFlows4, mapFlows6} {
+		elements, _ := conn.GetSetElements(t.named(name)) // of another shape: then there is nothing of ours
+		for _, e := range elements {
+			if f, ok := decodeFlow(e.Key); ok {
+				left = append(left, f)
+			}
+		}
+	}
+	conn.DelTable(t.table)
+	if err := conn.Flush(); err != nil && !errors.Is(err, os.ErrNotExist) {
+		return fmt.Errorf("deleting nftables table inet %s: %w", TableName, err)
+	}
+	ct, err := openConntrack(c.NetNS)
+	if err != nil {
+		return err
+	}
+	return errors.Join(ct.forget(left), ct.close())
+}
+
+func flows(m Mapping) []flow {
+	if m.zero() {
+		return nil
+	}
+	return []flow{{m.ARemote, m.ALocal}, {m.BRemote, m.BLocal}}
+}
+
+func dial(ns int) (*netlink.Conn, error) {
+	return netlink.Dial(unix.NETLINK_NETFILTER, &netlink.Config{NetNS: ns})
+}

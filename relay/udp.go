@@ -1,0 +1,377 @@
+package relay
+
+import (
+	"cmp"
+	"crypto/rand"
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"log/slog"
+	"net/netip"
+	"sync"
+	"sync/atomic"
+	"syscall"
+	"time"
+
+	"github.com/vishvananda/netns"
+
+	"github.com/skeinmesh/skein/identity"
+)
+
+// Mapping is all that forwarding a pair takes: the relay's address and reserved port as each end reaches it, and
+// where each end's packets come from.
+type Mapping struct {
+	ALocal, ARemote netip.AddrPort
+	BLocal, BRemote netip.AddrPort
+}
+
+// IsZero reports whether there is none.
+func (m Mapping) IsZero() bool { return m == Mapping{} }
+
+// Kernel forwards pairs inside the kernel.
+type Kernel interface {
+	// Map replaces a mapping by another; the zero Mapping stands for none. What the kernel remembers of the flows is
+	// forgotten, so that the next packet goes the new way.
+	Map(old, new Mapping) error
+	// Used tells whether the kernel has let packets of a mapping pass in the last minutes.
+	Used(Mapping) (bool, error)
+	// Ready is nil when this host forwards packets of the family.
+	Ready(ipv6 bool) error
+}
+
+// UDPConfig configures the UDP relay. Zero limits mean the defaults.
+type UDPConfig struct {
+	First, Last    uint16                 // of the ports that may be reserved
+	Kernel         Kernel                 // nil: packets are forwarded by this process
+	Avoid          func(port uint16) bool // ports not to reserve for now; nil: none
+	PairsPerClient int                    // that one client may ask for: 256
+	Idle           time.Duration          // after which an unused pair ends: 3 min
+	// Control prepares each socket, such as with SO_MARK.
+	Control func(network, address string, c syscall.RawConn) error
+	// Namespace is where the sockets are opened; nil: the process's own.
+	Namespace *netns.NsHandle
+	Log       *slog.Logger
+}
+
+const (
+	defaultPairs = 256
+	defaultIdle  = 3 * time.Minute
+	// provingTime is what both ends have to prove their mappings.
+	provingTime = time.Minute
+	// challengeGap is the least time between two challenges of one end.
+	challengeGap = 10 * time.Millisecond
+	// mendGap is the least time between two repairs of one pair's entries in the kernel.
+	mendGap = time.Second
+	// kernelRetry is how long new pairs avoid a kernel that drops what it should forward.
+	kernelRetry = 10 * time.Minute
+	// refreshKernel keeps entries from running out, which have a lifetime so that they do not outlive a relay for long.
+	refreshKernel = 5 * time.Minute
+)
+
+// UDP reserves pairs of ports, proves who is at their ends, and has packets between them forwarded: by the kernel, or
+// by this process where that cannot.
+type UDP struct {
+	cfg     UDPConfig
+	server  *Server // set by NewServer
+	buffers chan *udpBurst
+	done    sync.WaitGroup
+	stop    chan struct{}
+
+	mu      sync.Mutex // guards what follows; pair.mu may be taken under it, not the other way round
+	pairs   map[PairID]*pair
+	byNodes map[nodes]*pair
+	asked   map[identity.ID]int // pairs that each client asked for
+	next    uint16              // where the search for free ports goes on
+	closed  bool
+
+	blocked  atomic.Int64 // Unix ns: until then the kernel is known to drop what it should forward
+	counters udpCounters
+}
+
+type udpCounters struct {
+	reserved, ready, ended, denied, rebound, refused, fellBack, mended atomic.Uint64
+	packets, bytes, lost                                               atomic.Uint64
+}
+
+// UDPStats is a snapshot of the UDP relay's counters.
+type UDPStats struct {
+	Pairs, Ready, InKernel int
+	Ports                  int    // that may be reserved
+	Reserved, Ended        uint64 // pairs so far
+	Denied                 uint64 // requests
+	Proven, Rebound        uint64 // mappings, and those that changed on a pair that was ready
+	Refused                uint64 // datagrams that proved nothing
+	FellBack               uint64 // pairs that the kernel did not forward
+	Mended                 uint64 // pairs whose entries somebody else had removed
+	Packets, Bytes, Lost   uint64 // forwarded by this process
+}
+
+// nodes names the two ends, the lesser ID first.
+type nodes struct{ a, b identity.ID }
+
+func nodesOf(x, y identity.ID) nodes {
+	if cmp.Compare(string(x[:]), string(y[:])) > 0 {
+		x, y = y, x
+	}
+	return nodes{x, y}
+}
+
+// pair is two reserved ports and who is at them.
+type pair struct {
+	id    PairID
+	nodes nodes
+	asker identity.ID
+	made  time.Time
+
+	mu       sync.Mutex
+	ends     [2]end
+	mapping  Mapping // zero until both ends are proven
+	inKernel bool
+	since    time.Time // when the mapping was written last
+	mended   time.Time
+	over     bool
+	passed   atomic.Int64 // when this process forwarded a packet or took a bind, Unix ns
+}
+
+// end is one client's half. Guarded by pair.mu but for port, which does not change.
+type end struct {
+	node    identity.ID
+	port    *port
+	session *session // that was told the key
+	key     [pairKeySize]byte
+	counter uint64         // of the newest bind
+	remote  netip.AddrPort // proven; invalid: not yet
+	local   netip.AddrPort // where it sends to
+	asked   netip.AddrPort // who was challenged last
+	nonce   [nonceSize]byte
+	at      time.Time // when
+}
+
+// NewUDP makes a UDP relay for ServerConfig.UDP. Nothing is opened before a client asks.
+func NewUDP(cfg UDPConfig) (*UDP, error) {
+	if cfg.First == 0 || cfg.Last <= cfg.First {
+		return nil, fmt.Errorf("ports %d-%d cannot be reserved for a UDP relay: want at least two", cfg.First, cfg.Last)
+	}
+	if cfg.PairsPerClient <= 0 {
+		cfg.PairsPerClient = defaultPairs
+	}
+	if cfg.Idle <= 0 {
+		cfg.Idle = defaultIdle
+	}
+	if cfg.Log == nil {
+		cfg.Log = slog.New(slog.DiscardHandler)
+	}
+	return &UDP{
+		cfg: cfg, next: cfg.First, stop: make(chan struct{}), buffers: newBursts(),
+		pairs: map[PairID]*pair{}, byNodes: map[nodes]*pair{}, asked: map[identity.ID]int{},
+	}, nil
+}
+
+// Driver is kernel or userspace: who forwards the next pair of IPv4 addresses. why tells what keeps the kernel from it, if
+// it was wanted.
+func (u *UDP) Driver() (name string, why error) {
+	if u.cfg.Kernel == nil {
+		return "userspace", nil
+	}
+	if err := u.cfg.Kernel.Ready(false); err != nil {
+		return "userspace", err
+	}
+	if u.kernelDrops() {
+		return "userspace", errDropped
+	}
+	return "kernel", nil
+}
+
+var errDropped = errors.New("this host's firewall drops what the relay should forward: accept forwarded packets that ct status dnat marks")
+
+// reserve answers a client that wants a pair with a node.
+func (u *UDP) reserve(from *session, node identity.ID) {
+	to := u.server.session(node)
+	if node == from.id || node == u.server.cfg.Self || from.id == u.server.cfg.Self || to == nil {
+		u.deny(from, node, deniedNotHere)
+		return
+	}
+	u.mu.Lock()
+	defer u.mu.Unlock()
+	p := u.byNodes[nodesOf(from.id, node)]
+	if p == nil {
+		var d denial
+		if p, d = u.open(from.id, node); p == nil {
+			u.deny(from, node, d)
+			return
+		}
+	}
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	for i := range p.ends {
+		e := &p.ends[i]
+		x := from
+		if e.node != from.id {
+			x = to
+		}
+		u.grant(p, i, x)
+	}
+	if !p.mapping.IsZero() {
+		from.q.pushControl(func(b []byte) []byte { return appendState(b, p.id, pairReady) })
+	}
+}
+
+func (u *UDP) deny(x *session, node identity.ID, d denial) {
+	u.counters.denied.Add(1)
+	x.q.pushControl(func(b []byte) []byte { return appendDenied(b, node, d) })
+}
+
+// grant tells an end its port and key. A new session gets a new key: its client may have forgotten how far it had counted.
+func (u *UDP) grant(p *pair, side int, x *session) {
+	e := &p.ends[side]
+	if e.session != x {
+		e.session, e.counter = x, 0
+		_, _ = rand.Read(e.key[:]) // crypto/rand.Read never fails
+	}
+	g := grant{pair: p.id, peer: p.ends[1-side].node, port: e.port.number, key: e.key}
+	x.q.pushControl(func(b []byte) []byte { return appendGrant(b, g) })
+}
+
+// open makes a pair. The caller holds mu.
+func (u *UDP) open(asker, node identity.ID) (*pair, denial) {
+	switch {
+	case u.closed:
+		return nil, deniedOff
+	case u.asked[asker] >= u.cfg.PairsPerClient:
+		return nil, deniedQuota
+	}
+	now := time.Now()
+	p := &pair{id: newPairID(), nodes: nodesOf(asker, node), asker: asker, made: now}
+	p.passed.Store(now.UnixNano())
+	for i, id := range [2]identity.ID{p.nodes.a, p.nodes.b} {
+		l, err := u.openPort(p, i)
+		if err != nil {
+			u.cfg.Log.Warn("no port for a relayed pair", "error", err)
+			if i == 1 {
+				p.ends[0].port.close()
+			}
+			return nil, deniedFull
+		}
+		p.ends[i] = end{node: id, port: l}
+	}
+	u.pairs[p.id], u.byNodes[p.nodes] = p, p
+	u.asked[asker]++
+	u.counters.reserved.Add(1)
+	for i := range p.ends {
+		u.done.Go(func() { u.read(p, i) })
+	}
+	return p, 0
+}
+
+func newPairID() PairID {
+	var b [8]byte
+	_, _ = rand.Read(b[:])
+	return PairID(binary.BigEndian.Uint64(b[:]))
+}
+
+// bind takes what came to a reserved port and is not forwarded.
+func (u *UDP) bind(p *pair, side int, from, local netip.AddrPort, b []byte) {
+	for len(b) > 0 {
+		m, rest, err := parseBind(b)
+		if err != nil || m.kind != typeBind || m.pair != p.id || !u.prove(p, side, from, local, m, b) {
+			u.counters.refused.Add(1)
+			return
+		}
+		b = rest
+	}
+}
+
+// prove takes one bind. It proves a mapping only when it carries the nonce that was sent to where it comes from: a copy
+// of somebody's bind, sent from elsewhere, moves nothing.
+func (u *UDP) prove(p *pair, side int, from, local netip.AddrPort, m bindMessage, b []byte) bool {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	e := &p.ends[side]
+	if p.over || e.session == nil || m.counter <= e.counter || proveBind(b, &e.key) != nil {
+		return false
+	}
+	e.counter = m.counter
+	now := time.Now()
+	p.passed.Store(now.UnixNano())
+	if from == e.remote && local == e.local {
+		if p.inKernel && now.Sub(p.since) > mendGap && now.Sub(p.mended) > mendGap {
+			// The kernel should have forwarded this: its entries are gone, or it remembers the flow from before.
+			p.mended = now
+			u.counters.mended.Add(1)
+			u.write(p, p.mapping)
+		}
+		return true
+	}
+	if m.nonce != [nonceSize]byte{} && from == e.asked && m.nonce == e.nonce {
+		u.settle(p, e, from, local)
+		return true
+	}
+	if now.Sub(e.at) < challengeGap && from == e.asked {
+		return true
+	}
+	e.asked, e.at = from, now
+	_, _ = rand.Read(e.nonce[:])
+	e.port.send(from, local, appendBind(nil, bindMessage{kind: typeChallenge, pair: p.id, counter: m.counter, nonce: e.nonce}, &e.key))
+	return true
+}
+
+// settle notes an end's proven mapping, and forwards when there are both. The caller holds pair.mu.
+func (u *UDP) settle(p *pair, e *end, from, local netip.AddrPort) {
+	e.remote, e.local = from, local
+	e.asked, e.nonce = netip.AddrPort{}, [nonceSize]byte{}
+	u.counters.ready.Add(1)
+	a, b := &p.ends[0], &p.ends[1]
+	if !a.remote.IsValid() || !b.remote.IsValid() {
+		return
+	}
+	if !p.mapping.IsZero() {
+		u.counters.rebound.Add(1)
+	}
+	u.write(p, Mapping{ALocal: a.local, ARemote: a.remote, BLocal: b.local, BRemote: b.remote})
+	u.tell(p, pairReady)
+}
+
+// write has a mapping forwarded, by the kernel if it can. The caller holds pair.mu.
+func (u *UDP) write(p *pair, m Mapping) {
+	p.since = time.Now()
+	old := Mapping{}
+	if p.inKernel {
+		old = p.mapping
+	}
+	p.mapping = m
+	if u.kernelCan(m) {
+		p.forward(Mapping{})
+		err := u.cfg.Kernel.Map(old, m)
+		if err == nil {
+			p.inKernel = true
+			return
+		}
+		u.cfg.Log.Warn("the kernel does not take a relayed pair, forwarding it in userspace", "error", err)
+	} else if !old.IsZero() {
+		if err := u.cfg.Kernel.Map(old, Mapping{}); err != nil {
+			u.cfg.Log.Warn("a relayed pair's entries stay in the kernel until they run out", "error", err)
+		}
+	}
+	p.inKernel = false
+	p.forward(m)
+}
+
+// kernelCan tells whether the kernel is to forward: it translates addresses of one family only.
+func (u *UDP) kernelCan(m Mapping) bool {
+	ipv6 := m.ARemote.Addr().Is6()
+	if u.cfg.Kernel == nil || ipv6 != m.BRemote.Addr().Is6() || u.cfg.Kernel.Ready(ipv6) != nil {
+		return false
+	}
+	return !u.kernelDrops()
+}
+
+func (u *UDP) kernelDrops() bool { return time.Now().UnixNano() < u.blocked.Load() }
+
+// tell sends both ends a pair's state.
+func (u *UDP) tell(p *pair, s pairState) {
+	for i := range p.ends {
+		if x := u.server.session(p.ends[i].node); x != nil && x == p.ends[i].session {
+			x.q.pushControl(func(b []byte) []byte { return appendState(b, p.id, s) })
+		}
+	}
+}

@@ -1,0 +1,191 @@
+package relay
+
+import (
+	"time"
+
+	"github.com/skeinmesh/skein/identity"
+)
+
+// attach gives the UDP relay the server whose sessions it serves, and starts its timekeeper.
+func (u *UDP) attach(s *Server) {
+	u.server = s
+	u.done.Go(u.keepTime)
+}
+
+// frame takes what a client says about pairs.
+func (u *UDP) frame(from *session, t frameType, body []byte) {
+	switch t {
+	case frameReserve:
+		u.reserve(from, decodeNode(body))
+	case frameFailed:
+		u.failed(from.id, decodePairID(body))
+	case frameGiveUp:
+		if p := u.pairOf(from.id, decodePairID(body)); p != nil {
+			u.end(p)
+		}
+	}
+}
+
+// pairOf finds a pair if the node is one of its ends.
+func (u *UDP) pairOf(node identity.ID, id PairID) *pair {
+	u.mu.Lock()
+	defer u.mu.Unlock()
+	if p := u.pairs[id]; p != nil && (p.nodes.a == node || p.nodes.b == node) {
+		return p
+	}
+	return nil
+}
+
+// failed hears that nothing comes through a pair. When the kernel has not seen its packets either, the host's firewall
+// drops what should be forwarded, and this process forwards instead.
+func (u *UDP) failed(node identity.ID, id PairID) {
+	p := u.pairOf(node, id)
+	if p == nil {
+		return
+	}
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if p.over || !p.inKernel || time.Since(p.since) < mendGap {
+		return
+	}
+	if used, err := u.cfg.Kernel.Used(p.mapping); used && err == nil {
+		return // it does forward: the fault is on somebody's way to the relay
+	}
+	if !u.kernelDrops() {
+		u.cfg.Log.Warn("the kernel does not forward a relayed pair; pairs are forwarded in userspace for a while", "cause", errDropped, "for", kernelRetry)
+	}
+	u.blocked.Store(time.Now().Add(kernelRetry).UnixNano())
+	u.counters.fellBack.Add(1)
+	u.write(p, p.mapping)
+	u.tell(p, pairReady)
+}
+
+// end ends a pair: nothing more is forwarded, and its ports are free.
+func (u *UDP) end(p *pair) {
+	u.mu.Lock()
+	known := u.pairs[p.id] == p
+	if known {
+		delete(u.pairs, p.id)
+		delete(u.byNodes, p.nodes)
+		if u.asked[p.asker]--; u.asked[p.asker] <= 0 {
+			delete(u.asked, p.asker)
+		}
+	}
+	u.mu.Unlock()
+	if !known {
+		return
+	}
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.over = true
+	p.forward(Mapping{})
+	if p.inKernel {
+		if err := u.cfg.Kernel.Map(p.mapping, Mapping{}); err != nil {
+			u.cfg.Log.Warn("an ended pair's entries stay in the kernel until they run out", "error", err)
+		}
+	}
+	p.ends[0].port.close()
+	p.ends[1].port.close()
+	u.counters.ended.Add(1)
+	u.tell(p, pairEnded)
+}
+
+// kick ends the pairs of a node that is no member any more.
+func (u *UDP) kick(id identity.ID) {
+	for _, p := range u.all() {
+		if p.nodes.a == id || p.nodes.b == id {
+			u.end(p)
+		}
+	}
+}
+
+func (u *UDP) all() []*pair {
+	u.mu.Lock()
+	defer u.mu.Unlock()
+	out := make([]*pair, 0, len(u.pairs))
+	for _, p := range u.pairs {
+		out = append(out, p)
+	}
+	return out
+}
+
+// keepTime ends what nobody uses, and keeps the kernel's entries of the rest from running out.
+func (u *UDP) keepTime() {
+	tick := time.NewTicker(max(u.cfg.Idle/8, 10*time.Millisecond))
+	defer tick.Stop()
+	for {
+		select {
+		case <-u.stop:
+			return
+		case <-tick.C:
+		}
+		for _, p := range u.all() {
+			if u.idle(p, time.Now()) {
+				u.end(p)
+			}
+		}
+	}
+}
+
+// idle tells whether a pair has had its time. Sessions do not count: the kernel forwards for a client whose agent is away.
+func (u *UDP) idle(p *pair, now time.Time) bool {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if p.mapping.IsZero() {
+		return now.Sub(p.made) > provingTime
+	}
+	if p.inKernel {
+		used, err := u.cfg.Kernel.Used(p.mapping)
+		if used || err != nil { // who cannot look does not judge
+			p.passed.Store(now.UnixNano())
+		}
+		if now.Sub(p.since) > refreshKernel {
+			u.write(p, p.mapping)
+		}
+	}
+	return now.Sub(time.Unix(0, p.passed.Load())) > u.cfg.Idle
+}
+
+// close lets go of the sockets. What the kernel forwards it goes on forwarding until its entries run out, so that a relay
+// whose agent is renewed costs its clients nothing.
+func (u *UDP) close() {
+	u.mu.Lock()
+	if u.closed {
+		u.mu.Unlock()
+		return
+	}
+	u.closed = true
+	u.mu.Unlock()
+	close(u.stop)
+	for _, p := range u.all() {
+		p.mu.Lock()
+		p.over = true
+		p.forward(Mapping{})
+		p.ends[0].port.close()
+		p.ends[1].port.close()
+		p.mu.Unlock()
+	}
+	u.done.Wait()
+}
+
+// Stats returns the counters.
+func (u *UDP) Stats() UDPStats {
+	c := &u.counters
+	st := UDPStats{
+		Ports: int(u.cfg.Last) - int(u.cfg.First) + 1, Reserved: c.reserved.Load(), Ended: c.ended.Load(), Denied: c.denied.Load(),
+		Proven: c.ready.Load(), Rebound: c.rebound.Load(), Refused: c.refused.Load(), FellBack: c.fellBack.Load(), Mended: c.mended.Load(),
+		Packets: c.packets.Load(), Bytes: c.bytes.Load(), Lost: c.lost.Load(),
+	}
+	for _, p := range u.all() {
+		p.mu.Lock()
+		st.Pairs++
+		if !p.mapping.IsZero() {
+			st.Ready++
+		}
+		if p.inKernel {
+			st.InKernel++
+		}
+		p.mu.Unlock()
+	}
+	return st
+}
