@@ -36,13 +36,13 @@ const (
 	Running Condition = "running"
 	Killed  Condition = "killed"
 	Stopped Condition = "stopped"
+	Paused  Condition = "paused"
 	Never   Condition = "not started"
 )
 
 // agent is one node's process and the way to it.
 type agent struct {
 	node   Node
-	host   fabric.Host
 	ns     string
 	dir    string // state, run, skein.yaml and agent.log are in it
 	client skeinv1connect.AgentServiceClient
@@ -62,8 +62,8 @@ type agentRecord struct {
 	IPv6      netip.Addr `json:"ipv6"`
 }
 
-func newAgent(l *Lab, n Node, host fabric.Host) *agent {
-	a := &agent{node: n, host: host, ns: fabric.HostNS(l.Spec.Name, n.Name), dir: filepath.Join(l.Dir, "nodes", n.Name)}
+func newAgent(l *Lab, n Node) *agent {
+	a := &agent{node: n, ns: fabric.HostNS(l.Spec.Name, n.Name), dir: filepath.Join(l.Dir, "nodes", n.Name)}
 	a.rec.Condition = Never
 	a.client = skeinv1connect.NewAgentServiceClient(unixClient(a.socket()), "http://skein")
 	return a
@@ -142,7 +142,7 @@ func (a *agent) end(ctx context.Context, sig unix.Signal, then Condition) error 
 	p, exited := a.rec.Process, a.exited
 	a.rec.Condition = then
 	a.mu.Unlock()
-	if err := p.signal(sig); err != nil {
+	if err := errors.Join(p.signal(sig), p.signal(unix.SIGCONT)); err != nil { // one that is paused hears nothing else
 		return fmt.Errorf("node %s: %w", a.node.Name, err)
 	}
 	ctx, cancel := context.WithTimeout(ctx, stopWithin)
@@ -154,6 +154,20 @@ func (a *agent) end(ctx context.Context, sig unix.Signal, then Condition) error 
 	if exited != nil {
 		<-exited // reaped, and its log is complete
 	}
+	return nil
+}
+
+// turn takes a process from one condition to another by a signal that does not end it.
+func (a *agent) turn(sig unix.Signal, from, to Condition) error {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	if a.rec.Condition != from || !a.rec.Process.alive() {
+		return fmt.Errorf("node %s: its agent is %s, not %s", a.node.Name, a.rec.Condition, from)
+	}
+	if err := a.rec.Process.signal(sig); err != nil {
+		return fmt.Errorf("node %s: %w", a.node.Name, err)
+	}
+	a.rec.Condition = to
 	return nil
 }
 

@@ -3,6 +3,7 @@ package lab
 import (
 	"cmp"
 	"context"
+	"errors"
 	"fmt"
 	"maps"
 	"slices"
@@ -14,14 +15,17 @@ import (
 
 // Cut is one fault: what From sends does not arrive at To.
 type Cut struct {
-	From  string `json:"from"`
-	To    string `json:"to"`
-	Proto string `json:"proto,omitempty"` // udp, tcp, icmp; "": everything
+	From    string `json:"from"`
+	To      string `json:"to"`
+	Proto   string `json:"proto,omitempty"`   // udp, tcp, icmp; "": everything
+	Percent int    `json:"percent,omitempty"` // of a hundred packets, at random; 0: all
+	Above   int    `json:"above,omitempty"`   // only packets longer than this, in bytes; 0: of any length
 }
 
 func sortCuts(cuts map[Cut]bool) []Cut {
 	return slices.SortedFunc(maps.Keys(cuts), func(a, b Cut) int {
-		return cmp.Or(cmp.Compare(a.From, b.From), cmp.Compare(a.To, b.To), cmp.Compare(a.Proto, b.Proto))
+		return cmp.Or(cmp.Compare(a.From, b.From), cmp.Compare(a.To, b.To), cmp.Compare(a.Proto, b.Proto),
+			cmp.Compare(a.Above, b.Above), cmp.Compare(a.Percent, b.Percent))
 	})
 }
 
@@ -32,26 +36,28 @@ func (p Partition) cuts() []Cut {
 			if i == j {
 				continue
 			}
-			out = append(out, between(group, other, "")...)
+			out = append(out, between(group, other, Cut{})...)
 		}
 	}
 	return out
 }
 
 func (b Block) cuts() []Cut {
-	out := between(b.From, b.To, b.Proto)
+	like := Cut{Proto: b.Proto, Percent: b.Percent, Above: b.Above}
+	out := between(b.From, b.To, like)
 	if !b.Oneway {
-		out = append(out, between(b.To, b.From, b.Proto)...)
+		out = append(out, between(b.To, b.From, like)...)
 	}
 	return out
 }
 
-func between(from, to []string, proto string) []Cut {
+func between(from, to []string, like Cut) []Cut {
 	var out []Cut
 	for _, f := range from {
 		for _, t := range to {
 			if f != t {
-				out = append(out, Cut{f, t, proto})
+				like.From, like.To = f, t
+				out = append(out, like)
 			}
 		}
 	}
@@ -79,10 +85,20 @@ func drops(plan fabric.Plan, cuts map[Cut]bool) map[string][]fabric.Drop {
 	for _, c := range sortCuts(cuts) {
 		from, _ := plan.Host(c.From)
 		for _, p := range protoNumbers[c.Proto] {
-			out[c.To] = append(out[c.To], fabric.Drop{From: from.Number, Proto: p})
+			out[c.To] = append(out[c.To], fabric.Drop{From: from.Number, Proto: p, Percent: c.Percent, Above: c.Above})
 		}
 	}
 	return out
+}
+
+// measured tells whether the length of what a node sends matters to a fault.
+func measured(cuts map[Cut]bool, from string) bool {
+	for c := range cuts {
+		if c.From == from && c.Above != 0 {
+			return true
+		}
+	}
+	return false
 }
 
 // setCuts makes the faults those of want, touching only the hosts whose faults change.
@@ -91,10 +107,14 @@ func (l *Lab) setCuts(change func(map[Cut]bool) map[Cut]bool) error {
 	want := change(maps.Clone(l.cuts))
 	before, after := drops(l.Plan, l.cuts), drops(l.Plan, want)
 	for _, h := range l.Plan.Hosts {
-		if slices.Equal(before[h.Name], after[h.Name]) {
-			continue
+		var err error
+		if !slices.Equal(before[h.Name], after[h.Name]) {
+			err = fabric.SetDrops(l.Spec.Name, h.Name, after[h.Name])
 		}
-		if err := fabric.SetDrops(l.Spec.Name, h.Name, after[h.Name]); err != nil {
+		if single := measured(want, h.Name); err == nil && single != measured(l.cuts, h.Name) {
+			err = fabric.Segment(l.Spec.Name, h.Name, single)
+		}
+		if err != nil {
 			l.mu.Unlock()
 			return err
 		}
@@ -129,11 +149,15 @@ func (l *Lab) Partition(groups ...[]string) error { return l.addCuts(Partition{g
 // Block cuts the direct way between nodes.
 func (l *Lab) Block(b Block) error { return l.addCuts(b.cuts()) }
 
-// Heal takes back the faults that touch the nodes, or with none named all faults, and starts the
-// agents among them that were killed. Agents that were stopped stay so: that was no fault.
+// Heal takes back the faults that touch the nodes, or with none named all faults: also what their sites'
+// routers were made. It resumes and starts the agents among them that were paused or killed. Agents that
+// were stopped stay so, and nodes that moved stay where they are: that was no fault.
 func (l *Lab) Heal(ctx context.Context, nodes ...string) error {
 	if len(nodes) == 0 {
 		nodes = l.Spec.NodeNames()
+	}
+	if err := l.healNATs(nodes); err != nil {
+		return err
 	}
 	agents, err := l.pick(nodes)
 	if err != nil {
@@ -142,13 +166,38 @@ func (l *Lab) Heal(ctx context.Context, nodes ...string) error {
 	if err := l.setCuts(func(cuts map[Cut]bool) map[Cut]bool { return healed(cuts, nodes) }); err != nil {
 		return err
 	}
-	var killed []string
+	var killed, paused []string
 	for _, a := range agents {
-		if a.record().Condition == Killed {
+		switch a.record().Condition {
+		case Killed:
 			killed = append(killed, a.node.Name)
+		case Paused:
+			paused = append(paused, a.node.Name)
 		}
 	}
-	return l.Start(ctx, killed...)
+	return errors.Join(l.Resume(paused...), l.Start(ctx, killed...))
+}
+
+// Pause makes agents stand still until they are resumed: they hold what they have and answer nothing.
+func (l *Lab) Pause(nodes ...string) error { return l.signal(nodes, unix.SIGSTOP, Running, Paused) }
+
+// Resume lets paused agents go on.
+func (l *Lab) Resume(nodes ...string) error { return l.signal(nodes, unix.SIGCONT, Paused, Running) }
+
+func (l *Lab) signal(nodes []string, sig unix.Signal, from, to Condition) error {
+	if len(nodes) == 0 {
+		return nil
+	}
+	agents, err := l.pick(nodes)
+	if err != nil {
+		return err
+	}
+	for _, a := range agents {
+		if err := a.turn(sig, from, to); err != nil {
+			return err
+		}
+	}
+	return l.save()
 }
 
 // Kill ends agents with SIGKILL.

@@ -36,8 +36,8 @@ type Options struct {
 // Lab is a lab that is up.
 type Lab struct {
 	Spec *Spec
-	Plan fabric.Plan
-	Dir  string // this lab's own directory
+	Plan fabric.Plan // as it was built; Network tells how it is
+	Dir  string      // this lab's own directory
 
 	opts    Options
 	agents  []*agent
@@ -45,6 +45,8 @@ type Lab struct {
 	mu      sync.Mutex // guards what follows and the record on disk
 	cuts    map[Cut]bool
 	daemons map[string]process // of routers that map ports, by site
+	now     fabric.Plan
+	changes []Change
 }
 
 // Up builds the network, starts every agent and waits until all are running members. On an error,
@@ -97,10 +99,9 @@ func newLab(spec *Spec, plan fabric.Plan, opts Options) *Lab {
 	if opts.Dir == "" {
 		opts.Dir = DefaultDir
 	}
-	l := &Lab{Spec: spec, Plan: plan, Dir: filepath.Join(opts.Dir, spec.Name), opts: opts, cuts: map[Cut]bool{}, daemons: map[string]process{}}
+	l := &Lab{Spec: spec, Plan: plan, Dir: filepath.Join(opts.Dir, spec.Name), opts: opts, cuts: map[Cut]bool{}, daemons: map[string]process{}, now: plan}
 	for _, n := range spec.Nodes {
-		host, _ := plan.Host(n.Name)
-		l.agents = append(l.agents, newAgent(l, n, host))
+		l.agents = append(l.agents, newAgent(l, n))
 	}
 	return l
 }
@@ -316,7 +317,8 @@ func (l *Lab) Node(name string) (Info, error) {
 		return Info{}, err
 	}
 	rec := a.record()
-	info := Info{Name: name, Site: a.node.Site, Host: a.host, Namespace: a.ns, Dir: a.dir, Log: a.logFile(),
+	host, _ := l.Network().Host(name)
+	info := Info{Name: name, Site: host.Site, Host: host, Namespace: a.ns, Dir: a.dir, Log: a.logFile(),
 		Condition: rec.Condition, PID: rec.Process.PID, Alive: rec.Process.alive(), Joined: rec.Joined}
 	if rec.IPv4.IsValid() {
 		info.Overlay = append(info.Overlay, rec.IPv4.String())

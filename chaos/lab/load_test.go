@@ -106,10 +106,10 @@ func TestMistakesAreNamed(t *testing.T) {
 
 func TestMistakesInSteps(t *testing.T) {
 	cases := []struct{ step, want string }{
-		{"{kil: a}", `unknown key "kil" (did you mean "kill"?); allowed: wait, expect, ping, exec, partition, block, kill, stop, start, heal, log, within, nodes`},
+		{"{kil: a}", `unknown key "kil" (did you mean "kill"?); allowed: wait, expect, ping, transfer, exec, partition, block, nat, rebind, move, pause, resume, kill, stop, start, heal, log, within, nodes`},
 		{"{kill: c}", `.kill: there is no node "c"; nodes: a, b`},
 		{"{kill: a, stop: b}", `: a step does one thing, this one has kill and stop: make a step of each`},
-		{"{kill: a, within: 3s}", `: the key "within" belongs to wait, expect and exec`},
+		{"{kill: a, within: 3s}", `: the key "within" belongs to wait, expect, transfer and exec`},
 		{"{wait: soon}", `.wait: "soon" is not known; allowed: a duration such as 5s, or converged`},
 		{"{wait: converged, within: 5}", `.within: "5" is no duration; allowed: a duration such as 500ms, 30s or 2m`},
 		{"{wait: 5s, nodes: [a]}", `: the key "nodes" belongs to {wait: converged}`},
@@ -124,9 +124,15 @@ func TestMistakesInSteps(t *testing.T) {
 		{"{partition: [[a, b]]}", `.partition: the one group holds every node: nothing is cut off from it`},
 		{"{block: {from: a, to: b, proto: sctp}}", `.block.proto: "sctp" is not known (did you mean "tcp"?); allowed: all, udp, tcp, icmp`},
 		{"{stop: site:nowhere}", `.stop: no node is in a site "nowhere"; sites: dc, home`},
-		{"{ping: {from: a, to: b, lost: 0}}", `.ping: either starts echoes, with from and to, or ends them and says how many may be lost: {lost: 0}`},
+		{"{ping: {from: a, to: b, lost: 0}}", `.ping: either starts echoes, with from and to, or ends them and says how many may be lost: {lost: 0}, or for how long: {longest: 1s}`},
 		{"{ping: {from: a}}", ".ping: needs both from and to: nodes, site:NAME, or all"},
-		{"kill", `: is "kill"; allowed: a mapping with the keys wait, expect, ping, exec, partition, block, kill, stop, start, heal, log, within, nodes`},
+		{"{nat: {site: home, kind: double}}", `.nat: full-cone cannot become double while the lab is up: only kinds that give all hosts one address can, and not double`},
+		{"{nat: {site: hom, kind: symmetric}}", `.nat.site: there is no site "hom"; allowed: dc, home`},
+		{"{rebind: [home, dc]}", `.rebind[2]: site dc has nat: none, which has no mappings to forget`},
+		{"{move: {node: all, to: home}}", ".move.node: one node moves at a time\nf.yaml:9: steps[1].move: needs both node and to: the name of a site"},
+		{"{transfer: {from: a}}", ".transfer: needs both from and to: nodes, site:NAME, or all"},
+		{"{block: {from: a, to: b, percent: 100}}", `.block.percent: is "100"; allowed: a whole number from 1 to 99`},
+		{"kill", `: is "kill"; allowed: a mapping with the keys wait, expect, ping, transfer, exec, partition, block, nat, rebind, move, pause, resume, kill, stop, start, heal, log, within, nodes`},
 	}
 	for _, c := range cases {
 		t.Run(c.step, func(t *testing.T) {

@@ -181,7 +181,7 @@ func (l *Lab) holds(ctx context.Context, e Expect, from, to string) error {
 	}
 	streams := make([]*ping.Stream, len(targets))
 	for i, dst := range targets {
-		if streams[i], err = l.Ping(from, dst, echoInterval, e.Count); err != nil {
+		if streams[i], err = l.pingSized(from, dst, echoInterval, e.Count, e.Size); err != nil {
 			for _, s := range streams[:i] {
 				s.Stop()
 			}
@@ -275,6 +275,11 @@ func (l *Lab) Overlay(name, family string) (netip.Addr, error) {
 // Ping starts a stream of echoes from a node to an address: count of them, or 0 until it is stopped.
 // They leave from inside the node's namespace.
 func (l *Lab) Ping(from string, dst netip.Addr, interval time.Duration, count int) (*ping.Stream, error) {
+	return l.pingSized(from, dst, interval, count, 0)
+}
+
+// pingSized is Ping with so many bytes of data in each echo.
+func (l *Lab) pingSized(from string, dst netip.Addr, interval time.Duration, count, size int) (*ping.Stream, error) {
 	a, err := l.agent(from)
 	if err != nil {
 		return nil, err
@@ -286,7 +291,7 @@ func (l *Lab) Ping(from string, dst netip.Addr, interval time.Duration, count in
 	}); err != nil {
 		return nil, fmt.Errorf("node %s: %w", from, err)
 	}
-	return ping.Start(conn, dst, interval, count), nil
+	return ping.Start(conn, dst, interval, count, size), nil
 }
 
 // PingNode is Ping to a node's IPv4 overlay address.

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"sync"
 	"time"
 
 	"github.com/skeinmesh/skein/chaos/lab/ping"
@@ -22,15 +23,19 @@ type running struct {
 }
 
 // StartPings begins a stream of echoes from each node to each other, after each has been answered once.
-func (l *Lab) StartPings(ctx context.Context, from, to []string, every time.Duration) error {
+func (l *Lab) StartPings(ctx context.Context, p Ping) error {
 	ctx, cancel := context.WithTimeout(ctx, firstAnswer)
 	defer cancel()
-	for _, f := range from {
-		for _, t := range to {
+	for _, f := range p.From {
+		for _, t := range p.To {
 			if f == t {
 				continue
 			}
-			s, err := l.PingNode(f, t, every, 0)
+			dst, err := l.Overlay(t, "ipv4")
+			if err != nil {
+				return err
+			}
+			s, err := l.pingSized(f, dst, p.Every, 0, p.Size)
 			if err != nil {
 				return err
 			}
@@ -43,15 +48,25 @@ func (l *Lab) StartPings(ctx context.Context, from, to []string, every time.Dura
 	return nil
 }
 
-// EndPings ends all streams, and fails when one lost more echoes than allowed.
-func (l *Lab) EndPings(lost int) error {
+// EndPings ends all streams, and fails when one lost more echoes than allowed (lost, -1: any number), or had
+// none answered for longer than allowed (longest, 0: any time).
+func (l *Lab) EndPings(lost int, longest time.Duration) error {
+	reports := make([]ping.Report, len(l.pings))
+	var wg sync.WaitGroup
+	for i, p := range l.pings {
+		wg.Go(func() { reports[i] = p.stream.Stop() })
+	}
+	wg.Wait()
 	var errs []error
-	for _, p := range l.pings {
-		r := p.stream.Stop()
+	for i, p := range l.pings {
+		r := reports[i]
 		text := fmt.Sprintf("%s to %s: %d of %d echoes lost, longest time without an answer %s", p.from, p.to, r.Lost(), r.Sent, round(r.Longest()))
 		l.progress("%s", text)
-		if r.Lost() > lost {
+		if lost >= 0 && r.Lost() > lost {
 			errs = append(errs, fmt.Errorf("%s; allowed: %d", text, lost))
+		}
+		if longest > 0 && r.Longest() > longest {
+			errs = append(errs, fmt.Errorf("%s; allowed: %s", text, longest))
 		}
 	}
 	l.pings = nil

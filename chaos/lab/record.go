@@ -21,6 +21,7 @@ type record struct {
 	Cuts   []Cut                  `json:"cuts,omitempty"`
 
 	Daemons map[string]process `json:"daemons,omitempty"` // of routers, by site
+	Changes []Change           `json:"changes,omitempty"`
 }
 
 func recordFile(dir string) string { return filepath.Join(dir, "lab.json") }
@@ -29,7 +30,7 @@ func recordFile(dir string) string { return filepath.Join(dir, "lab.json") }
 func (l *Lab) save() error {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	r := record{Name: l.Spec.Name, File: l.Spec.File, Binary: l.opts.Binary, Env: l.opts.Env, Agents: map[string]agentRecord{}, Cuts: sortCuts(l.cuts), Daemons: l.daemons}
+	r := record{Name: l.Spec.Name, File: l.Spec.File, Binary: l.opts.Binary, Env: l.opts.Env, Agents: map[string]agentRecord{}, Cuts: sortCuts(l.cuts), Daemons: l.daemons, Changes: l.changes}
 	for _, a := range l.agents {
 		r.Agents[a.node.Name] = a.record()
 	}
@@ -86,6 +87,12 @@ func Attach(name string, opts Options) (*Lab, error) {
 		l.cuts[c] = true
 	}
 	maps.Copy(l.daemons, r.Daemons)
+	for _, c := range r.Changes {
+		if l.now, err = c.apply(l.now); err != nil {
+			return nil, fmt.Errorf("lab %s: its record %s: %w", name, recordFile(dir), err)
+		}
+	}
+	l.changes = r.Changes
 	return l, nil
 }
 

@@ -139,15 +139,27 @@ func (l *Lab) runStep(ctx context.Context, s Step) error {
 		return l.Expect(ctx, s.Within, a)
 	case Ping:
 		if len(a.From) == 0 {
-			return l.EndPings(a.Lost)
+			return l.EndPings(a.Lost, a.Longest)
 		}
-		return l.StartPings(ctx, a.From, a.To, a.Every)
+		return l.StartPings(ctx, a)
+	case Transfer:
+		return l.Transfer(ctx, s.Within, a)
 	case Exec:
 		return l.runExec(ctx, s.Within, a)
 	case Partition:
 		return l.Partition(a.Groups...)
 	case Block:
 		return l.Block(a)
+	case SetNAT:
+		return l.SetNAT(a.Site, a.NAT)
+	case Rebind:
+		return l.Rebind(ctx, a.Sites...)
+	case Move:
+		return l.Move(a.Node, a.To)
+	case Pause:
+		return l.Pause(a.Nodes...)
+	case Resume:
+		return l.Resume(a.Nodes...)
 	case Kill:
 		return l.Kill(ctx, a.Nodes...)
 	case Stop:

@@ -54,6 +54,7 @@ type (
 		Reach    *bool    // an echo through the overlay is answered
 		Path     []string // any of direct, relay, none
 		Count    int      // echoes in a row that must all be answered
+		Size     int      // bytes of data in each; 0: few
 		Family   string   // ipv4, ipv6, or "" for both
 		For      time.Duration
 	}
@@ -61,7 +62,14 @@ type (
 	Ping struct {
 		From, To []string
 		Every    time.Duration
-		Lost     int // how many of each stream's echoes may be lost; with the end
+		Size     int           // bytes of data in each echo; 0: few
+		Lost     int           // how many of each stream's echoes may be lost, -1: any number; with the end
+		Longest  time.Duration // how long none may have been answered, 0: any time; with the end
+	}
+	// Transfer sends bytes over TCP through the overlay and waits until they have arrived.
+	Transfer struct {
+		From, To []string
+		Bytes    int
 	}
 	// Exec runs a command on nodes.
 	Exec struct {
@@ -79,7 +87,22 @@ type (
 		From, To []string
 		Proto    string // udp, tcp, icmp, or "" for all
 		Oneway   bool   // only what From sends
+		Percent  int    // so many of a hundred packets, at random; 0: all
+		Above    int    // only packets longer than this, in bytes with the IP header; 0: of any length
 	}
+	// SetNAT makes a site's router another kind of NAT.
+	SetNAT struct {
+		Site string
+		NAT  fabric.NAT
+	}
+	// Rebind makes routers forget their mappings; new ones get other ports.
+	Rebind struct{ Sites []string }
+	// Move carries a node to another site, or gives it another address in its own.
+	Move struct{ Node, To string }
+	// Pause makes agents stand still (SIGSTOP) until they are resumed.
+	Pause struct{ Nodes []string }
+	// Resume lets them go on.
+	Resume struct{ Nodes []string }
 	// Kill ends agents with SIGKILL.
 	Kill struct{ Nodes []string }
 	// Stop ends agents gracefully.
@@ -101,6 +124,12 @@ func (e Exec) nodes() []string      { return e.Nodes }
 func (p Partition) nodes() []string { return union(p.Groups...) }
 func (b Block) nodes() []string     { return union(b.From, b.To) }
 func (p Ping) nodes() []string      { return union(p.From, p.To) }
+func (t Transfer) nodes() []string  { return union(t.From, t.To) }
+func (m Move) nodes() []string      { return []string{m.Node} }
+func (a SetNAT) nodes() []string    { return nil }
+func (a Rebind) nodes() []string    { return nil }
+func (a Pause) nodes() []string     { return a.Nodes }
+func (a Resume) nodes() []string    { return a.Nodes }
 func (a Kill) nodes() []string      { return a.Nodes }
 func (a Stop) nodes() []string      { return a.Nodes }
 func (a Start) nodes() []string     { return a.Nodes }

@@ -54,8 +54,10 @@ func (l *Lab) Status(ctx context.Context) Status {
 
 func (l *Lab) nodeStatus(ctx context.Context, a *agent) NodeStatus {
 	rec := a.record()
-	site, _ := l.Plan.Site(a.node.Site)
-	n := NodeStatus{Name: a.node.Name, Site: a.node.Site, NAT: string(site.NAT), Address: a.host.Address().String(), PID: rec.Process.PID,
+	now := l.Network()
+	host, _ := now.Host(a.node.Name)
+	site, _ := now.Site(host.Site)
+	n := NodeStatus{Name: a.node.Name, Site: site.Name, NAT: string(site.NAT), Address: host.Address().String(), PID: rec.Process.PID,
 		Condition: rec.Condition, Alive: rec.Process.alive(), Server: a.node.Server, Log: a.logFile(), Paths: map[string]string{}}
 	if rec.IPv4.IsValid() {
 		n.IPv4 = rec.IPv4.String()

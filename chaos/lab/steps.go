@@ -7,15 +7,19 @@ import (
 	"time"
 
 	"github.com/goccy/go-yaml/ast"
+
+	"github.com/skeinmesh/skein/chaos/lab/fabric"
+	"github.com/skeinmesh/skein/chaos/lab/ping"
 )
 
 // How long a step keeps trying when it does not say.
 const (
 	defaultConverge = 60 * time.Second
 	defaultExpect   = 10 * time.Second
+	defaultTransfer = 10 * time.Second
 )
 
-const stepKinds = "wait, expect, ping, exec, partition, block, kill, stop, start, heal, log"
+const stepKinds = "wait, expect, ping, transfer, exec, partition, block, nat, rebind, move, pause, resume, kill, stop, start, heal, log"
 
 // step reads one step: a mapping with one key that says what to do, and perhaps within.
 func (r *reader) step(_ int, v value) {
@@ -28,8 +32,11 @@ func (r *reader) step(_ int, v value) {
 	}
 	var waitNodes []string
 	v.mapping(
-		kind("wait", r.wait), kind("expect", r.expect), kind("ping", r.ping), kind("exec", r.exec),
+		kind("wait", r.wait), kind("expect", r.expect), kind("ping", r.ping), kind("transfer", r.transfer), kind("exec", r.exec),
 		kind("partition", r.partition), kind("block", r.block),
+		kind("nat", r.setNAT), kind("rebind", r.rebind), kind("move", r.move),
+		kind("pause", func(v value) Action { return Pause{r.who(v)} }),
+		kind("resume", func(v value) Action { return Resume{r.who(v)} }),
 		kind("kill", func(v value) Action { return Kill{r.who(v)} }),
 		kind("stop", func(v value) Action { return Stop{r.who(v)} }),
 		kind("start", func(v value) Action { return Start{r.who(v)} }),
@@ -70,11 +77,13 @@ func (r *reader) settle(v value, step *Step, within time.Duration, waitNodes []s
 		}
 	case Expect:
 		step.Within = defaultExpect
+	case Transfer:
+		step.Within = defaultTransfer
 	case Exec:
 		step.Within = 0
 	default:
 		if within >= 0 {
-			v.fail("the key \"within\" belongs to wait, expect and exec")
+			v.fail("the key \"within\" belongs to wait, expect, transfer and exec")
 		}
 	}
 	if within >= 0 {
@@ -109,6 +118,7 @@ func (r *reader) expect(v value) Action {
 			}
 		}},
 		field{"count", func(v value) { e.Count = v.integer(1, 10000) }},
+		field{"size", func(v value) { e.Size = v.echoSize() }},
 		field{"family", func(v value) { e.Family = v.oneOf("ipv4", "ipv6") }},
 		field{"for", func(v value) { e.For = v.duration() }},
 	)
@@ -124,22 +134,104 @@ func (r *reader) expect(v value) Action {
 	return e
 }
 
+func (v value) echoSize() int { return v.integer(ping.MinSize, ping.MaxSize) }
+
 func (r *reader) ping(v value) Action {
-	p := Ping{Every: defaultEvery}
+	p := Ping{Every: defaultEvery, Lost: -1}
 	ends, starts := false, false
 	v.mapping(
 		field{"from", func(v value) { p.From, starts = r.who(v), true }},
 		field{"to", func(v value) { p.To, starts = r.who(v), true }},
 		field{"every", func(v value) { p.Every, starts = max(v.duration(), time.Millisecond), true }},
+		field{"size", func(v value) { p.Size, starts = v.echoSize(), true }},
 		field{"lost", func(v value) { p.Lost, ends = v.integer(0, 1000000), true }},
+		field{"longest", func(v value) { p.Longest, ends = v.duration(), true }},
 	)
 	switch {
 	case starts == ends:
-		v.fail("either starts echoes, with from and to, or ends them and says how many may be lost: {lost: 0}")
+		v.fail("either starts echoes, with from and to, or ends them and says how many may be lost: {lost: 0}, or for how long: {longest: 1s}")
 	case starts && (len(p.From) == 0 || len(p.To) == 0):
 		v.fail("needs both from and to: nodes, site:NAME, or all")
 	}
 	return p
+}
+
+func (r *reader) transfer(v value) Action {
+	t := Transfer{Bytes: 1 << 20}
+	v.mapping(
+		field{"from", func(v value) { t.From = r.who(v) }},
+		field{"to", func(v value) { t.To = r.who(v) }},
+		field{"bytes", func(v value) { t.Bytes = v.integer(1, 1<<30) }},
+	)
+	if len(t.From) == 0 || len(t.To) == 0 {
+		v.fail("needs both from and to: nodes, site:NAME, or all")
+	}
+	return t
+}
+
+// siteName reads the name of a site whose router can be changed.
+func (r *reader) siteName(v value) (name string, nat fabric.NAT) {
+	name = v.text("the name of a site")
+	for _, s := range r.s.Sites {
+		if s.Name == name {
+			return name, s.NAT
+		}
+	}
+	if name != "" {
+		v.fail("there is no site %q; allowed: %s", name, strings.Join(r.siteNames(), ", "))
+	}
+	return name, ""
+}
+
+func (r *reader) setNAT(v value) Action {
+	var a SetNAT
+	var now fabric.NAT
+	v.mapping(
+		field{"site", func(v value) { a.Site, now = r.siteName(v) }},
+		field{"kind", func(v value) { a.NAT = r.nat(v) }},
+	)
+	switch {
+	case a.Site == "" || a.NAT == "":
+		v.fail("needs both site and kind")
+	case now != "" && (!now.CanChange() || !a.NAT.CanChange()):
+		v.fail("%s cannot become %s while the lab is up: only kinds that give all hosts one address can, and not double", now, a.NAT)
+	}
+	return a
+}
+
+func (r *reader) rebind(v value) Action {
+	var a Rebind
+	one := func(v value) {
+		name, nat := r.siteName(v)
+		if nat == fabric.None || nat == fabric.OneToOne {
+			v.fail("site %s has nat: %s, which has no mappings to forget", name, nat)
+		}
+		a.Sites = append(a.Sites, name)
+	}
+	if !v.isList() {
+		one(v)
+		return a
+	}
+	v.each("names of sites", func(_ int, v value) { one(v) })
+	return a
+}
+
+func (r *reader) move(v value) Action {
+	var m Move
+	v.mapping(
+		field{"node", func(v value) {
+			if list := r.who(v); len(list) == 1 {
+				m.Node = list[0]
+			} else {
+				v.fail("one node moves at a time")
+			}
+		}},
+		field{"to", func(v value) { m.To, _ = r.siteName(v) }},
+	)
+	if m.Node == "" || m.To == "" {
+		v.fail("needs both node and to: the name of a site")
+	}
+	return m
 }
 
 func (r *reader) exec(v value) Action {
@@ -220,6 +312,8 @@ func (r *reader) block(v value) Action {
 			}
 		}},
 		field{"oneway", func(v value) { b.Oneway = v.boolean() }},
+		field{"percent", func(v value) { b.Percent = v.integer(1, 99) }},
+		field{"above", func(v value) { b.Above = v.integer(1, 65534) }},
 	)
 	if len(b.From) == 0 || len(b.To) == 0 {
 		v.fail("needs both from and to: nodes, site:NAME, or all")

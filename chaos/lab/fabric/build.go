@@ -181,7 +181,7 @@ func buildHost(lab string, s Site, host Host) error {
 	if err := prepare(name, false); err != nil {
 		return err
 	}
-	port := "h" + strconv.Itoa(host.Number)
+	port := hostPort(host)
 	if err := veth(router, port, name, HostLink); err != nil {
 		return err
 	}
@@ -198,6 +198,9 @@ func buildHost(lab string, s Site, host Host) error {
 	}
 	return installStamp(name, host.Number)
 }
+
+// hostPort names the router's end of a host's link.
+func hostPort(host Host) string { return "h" + strconv.Itoa(host.Number) }
 
 // number gives a host's link its addresses and routes.
 func number(h *netlink.Handle, s Site, host Host) error {

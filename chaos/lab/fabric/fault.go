@@ -1,12 +1,14 @@
 package fabric
 
 import (
+	"cmp"
 	"encoding/binary"
 	"fmt"
 	"slices"
 
 	"github.com/google/nftables"
 	"github.com/google/nftables/expr"
+	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
 )
 
@@ -19,8 +21,33 @@ const (
 
 // Drop tells a host to drop what comes from another.
 type Drop struct {
-	From  int   // the sender's number
-	Proto uint8 // 0: every protocol
+	From    int   // the sender's number
+	Proto   uint8 // 0: every protocol
+	Percent int   // so many of a hundred packets, at random; 0: all
+	Above   int   // only packets longer than this, in bytes with the IP header; 0: of any length
+}
+
+func (d Drop) matches() rule {
+	var r rule
+	if d.Proto != 0 {
+		r = proto(d.Proto)
+	}
+	if d.Above != 0 {
+		r = append(r, &expr.Meta{Key: expr.MetaKeyLEN, Register: reg1}, toNetwork(), compare(expr.CmpOpGt, d.Above))
+	}
+	if d.Percent != 0 {
+		r = append(r, &expr.Numgen{Register: reg1, Modulus: 100, Type: unix.NFT_NG_RANDOM}, toNetwork(), compare(expr.CmpOpLt, d.Percent))
+	}
+	return r
+}
+
+// toNetwork turns a number in reg1 round, because comparing goes byte by byte.
+func toNetwork() expr.Any {
+	return &expr.Byteorder{SourceRegister: reg1, DestRegister: reg1, Op: expr.ByteorderHton, Len: 4, Size: 4}
+}
+
+func compare(op expr.CmpOp, with int) expr.Any {
+	return &expr.Cmp{Op: op, Register: reg1, Data: binary.BigEndian.AppendUint32(nil, uint32(with))}
 }
 
 func hostChains(rs *ruleset) (stamp, faults *nftables.Chain) {
@@ -66,7 +93,9 @@ func isDSCP(mask, value uint16) rule {
 // a fault is between hosts, not on their wire.
 func SetDrops(lab, host string, drops []Drop) error {
 	drops = slices.Clone(drops)
-	slices.SortFunc(drops, func(a, b Drop) int { return a.From*256 + int(a.Proto) - b.From*256 - int(b.Proto) })
+	slices.SortFunc(drops, func(a, b Drop) int {
+		return cmp.Or(cmp.Compare(a.From, b.From), cmp.Compare(a.Proto, b.Proto), cmp.Compare(a.Above, b.Above), cmp.Compare(a.Percent, b.Percent))
+	})
 	drops = slices.Compact(drops)
 	err := inRuleset(HostNS(lab, host), nftables.TableFamilyINet, hostTable, func(rs *ruleset) {
 		_, faults := hostChains(rs)
@@ -80,11 +109,7 @@ func SetDrops(lab, host string, drops []Drop) error {
 			&expr.Cmp{Op: expr.CmpOpLte, Register: reg1, Data: []byte{137}},
 		}, accept())
 		for _, d := range drops {
-			var only rule
-			if d.Proto != 0 {
-				only = proto(d.Proto)
-			}
-			n := uint16(d.From)
+			only, n := d.matches(), uint16(d.From)
 			rs.add(faults, from(HostLink), family(unix.NFPROTO_IPV4), isDSCP(0x00fc, n<<2), only, drop())
 			rs.add(faults, from(HostLink), family(unix.NFPROTO_IPV6), isDSCP(0x0fc0, n<<6), only, drop())
 		}
@@ -93,4 +118,23 @@ func SetDrops(lab, host string, drops []Drop) error {
 		return fmt.Errorf("faults of node %s: %w", host, err)
 	}
 	return nil
+}
+
+// Segment makes a host's link carry packets as they would be on a wire, one by one (true), or as many
+// together as the kernel likes. Faults that look at the length of packets need it at the sender.
+func Segment(lab, host string, single bool) error {
+	most := 65535
+	if single {
+		most = 1
+	}
+	return on(HostNS(lab, host), func(h *netlink.Handle) error {
+		l, err := h.LinkByName(HostLink)
+		if err == nil {
+			err = h.LinkSetGSOMaxSegs(l, most)
+		}
+		if err != nil {
+			return fmt.Errorf("segments of %s: %w", HostLink, err)
+		}
+		return nil
+	})
 }

@@ -224,10 +224,11 @@ func (n *nat) hairpin(clients []client) {
 // firewall6 guards a site's IPv6: nothing is translated, but where the IPv4 side is not open either
 // only answers come in, and a site that blocks UDP blocks it here too.
 func firewall6(router string, s Site) error {
-	if s.NAT == None || s.NAT == OneToOne || s.NAT == FullCone {
-		return nil
-	}
+	open := s.NAT == None || s.NAT == OneToOne || s.NAT == FullCone
 	return replaceRuleset(router, nftables.TableFamilyIPv6, natTable, func(rs *ruleset) {
+		if open {
+			return
+		}
 		forward := rs.chain("forward", nftables.ChainTypeFilter, nftables.ChainHookForward, *nftables.ChainPriorityFilter)
 		if s.NAT == UDPBlocked {
 			rs.add(forward, from(wanLink), proto(unix.IPPROTO_UDP), drop())

@@ -252,11 +252,17 @@ func (h Host) Address() netip.Addr {
 	return h.Addr6
 }
 
+// movedHosts is where the last bytes of those begin who have got another address in the same network.
+const movedHosts = 140
+
 // place gives a host its addresses in a site. In a network that the lab file names hosts are numbered
 // from 11 on, so that two sites with the same network have the same addresses.
 func (h *Host) place(site *Site) {
-	h.Site, h.index = site.Name, site.take()
 	last := byte(10 + h.Number)
+	if again := h.Address(); h.Site == site.Name && again.IsValid() && again.AsSlice()[len(again.AsSlice())-1] == last {
+		last = byte(movedHosts + h.Number)
+	}
+	h.Site, h.index = site.Name, site.take()
 	if site.SiteSpec.LAN.IsValid() {
 		last = byte(11 + h.index)
 	}

@@ -57,8 +57,8 @@ func TestStreamToLoopback(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		o := Start(other, a, time.Millisecond, 0) // its echoes must not be taken for ours
-		s := Start(conn, a, time.Millisecond, 50)
+		o := Start(other, a, time.Millisecond, 0, 0) // its echoes must not be taken for ours
+		s := Start(conn, a, time.Millisecond, 50, 3000)
 		r := s.Finish()
 		if r.Sent != 50 || r.Received != 50 || r.Lost() != 0 || r.Duplicates != 0 || r.Max == 0 {
 			t.Errorf("%s: %+v", dst, r)
@@ -71,7 +71,7 @@ func TestStreamToLoopback(t *testing.T) {
 
 // FuzzDecode: no packet makes the receiver stumble.
 func FuzzDecode(f *testing.F) {
-	s := &Stream{dst: netip.MustParseAddr("127.0.0.1")}
+	s := &Stream{dst: netip.MustParseAddr("127.0.0.1"), size: MinSize}
 	f.Add(s.echo(3))
 	f.Fuzz(func(t *testing.T, b []byte) {
 		s.decode(b, &net.IPAddr{IP: s.dst.AsSlice()})

@@ -44,6 +44,7 @@ type Stream struct {
 	dst  netip.Addr
 	id   uint16 // with nonce, tells our answers from those of others on the same host
 	n    [8]byte
+	size int // bytes of data in each echo
 
 	mu     sync.Mutex
 	tally  Tally
@@ -54,10 +55,17 @@ type Stream struct {
 	received sync.WaitGroup
 }
 
+// Sizes of an echo's data, in bytes: what it needs itself, and what fits into an IPv4 packet.
+const (
+	MinSize = 16
+	MaxSize = 65507
+)
+
 // Start sends count echoes (0: until Stop), one per interval, through conn, which the Stream then owns.
-func Start(conn net.PacketConn, dst netip.Addr, interval time.Duration, count int) *Stream {
+// Each carries size bytes of data, at least MinSize.
+func Start(conn net.PacketConn, dst netip.Addr, interval time.Duration, count, size int) *Stream {
 	ctx, cancel := context.WithCancel(context.Background())
-	s := &Stream{conn: conn, dst: dst, id: uint16(rand.Uint32()), stop: cancel, answer: make(chan struct{})}
+	s := &Stream{conn: conn, dst: dst, id: uint16(rand.Uint32()), size: min(max(size, MinSize), MaxSize), stop: cancel, answer: make(chan struct{})}
 	binary.BigEndian.PutUint64(s.n[:], rand.Uint64())
 	s.sending.Go(func() { s.send(ctx, interval, count) })
 	s.received.Go(s.receive)
@@ -89,7 +97,9 @@ func (s *Stream) echo(number int) []byte {
 	if s.dst.Is6() {
 		kind = ipv6.ICMPTypeEchoRequest
 	}
-	data := binary.BigEndian.AppendUint64(append([]byte(nil), s.n[:]...), uint64(number))
+	data := make([]byte, s.size)
+	copy(data, s.n[:])
+	binary.BigEndian.PutUint64(data[8:], uint64(number))
 	m := icmp.Message{Type: kind, Body: &icmp.Echo{ID: int(s.id), Seq: number & 0xffff, Data: data}}
 	b, err := m.Marshal(nil) // the kernel fills in the checksum of IPv6
 	if err != nil {
@@ -99,7 +109,7 @@ func (s *Stream) echo(number int) []byte {
 }
 
 func (s *Stream) receive() {
-	buf := make([]byte, 1500)
+	buf := make([]byte, 1<<16)
 	for {
 		n, from, err := s.conn.ReadFrom(buf)
 		now := time.Now()
@@ -139,7 +149,7 @@ func (s *Stream) decode(b []byte, from net.Addr) (int, bool) {
 		return 0, false
 	}
 	echo, ok := m.Body.(*icmp.Echo)
-	if !ok || echo.ID != int(s.id) || len(echo.Data) != 16 || [8]byte(echo.Data) != s.n {
+	if !ok || echo.ID != int(s.id) || len(echo.Data) != s.size || [8]byte(echo.Data) != s.n {
 		return 0, false
 	}
 	return int(binary.BigEndian.Uint64(echo.Data[8:])), true

@@ -1,0 +1,107 @@
+package lab
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"net/netip"
+	"time"
+
+	"github.com/skeinmesh/skein/chaos/lab/fabric"
+)
+
+// Transfer sends bytes over one TCP connection from each node to each other, through the overlay (IPv4), and
+// waits until the receivers have them all. It fails when that takes longer than within.
+func (l *Lab) Transfer(ctx context.Context, within time.Duration, t Transfer) error {
+	ctx, cancel := context.WithTimeout(ctx, within)
+	defer cancel()
+	var errs []error
+	for _, f := range t.From {
+		for _, to := range t.To {
+			if f == to {
+				continue
+			}
+			start := time.Now()
+			if err := l.transfer(ctx, f, to, t.Bytes); err != nil {
+				errs = append(errs, pairError{f, to, fmt.Errorf("%d bytes from %s to %s did not arrive within %s: %w", t.Bytes, f, to, within, err)})
+				continue
+			}
+			l.progress("%d bytes from %s to %s in %s", t.Bytes, f, to, round(time.Since(start)))
+		}
+	}
+	return errors.Join(errs...)
+}
+
+func (l *Lab) transfer(ctx context.Context, from, to string, size int) error {
+	a, err := l.agent(from)
+	if err != nil {
+		return err
+	}
+	b, err := l.agent(to)
+	if err != nil {
+		return err
+	}
+	dst, err := l.Overlay(to, "ipv4")
+	if err != nil {
+		return err
+	}
+	var listener net.Listener
+	if err := fabric.In(b.ns, func() (err error) {
+		listener, err = net.Listen("tcp4", netip.AddrPortFrom(dst, 0).String())
+		return err
+	}); err != nil {
+		return err
+	}
+	stop := context.AfterFunc(ctx, func() { listener.Close() })
+	defer func() { stop(); listener.Close() }()
+	sent := make(chan error, 1)
+	go func() { sent <- send(ctx, a.ns, listener.Addr().String(), size) }()
+	got, err := receive(ctx, listener)
+	if serr := <-sent; err == nil {
+		err = serr
+	}
+	if err == nil && got != int64(size) {
+		err = io.ErrUnexpectedEOF
+	}
+	if err != nil {
+		return fmt.Errorf("%d bytes arrived: %w", got, err)
+	}
+	return nil
+}
+
+func send(ctx context.Context, ns, to string, size int) error {
+	var c net.Conn
+	deadline, _ := ctx.Deadline()
+	if err := fabric.In(ns, func() (err error) {
+		c, err = net.DialTimeout("tcp4", to, time.Until(deadline))
+		return err
+	}); err != nil {
+		return err
+	}
+	defer c.Close()
+	if err := c.SetDeadline(deadline); err != nil {
+		return err
+	}
+	_, err := io.CopyN(c, zeros{}, int64(size))
+	return err
+}
+
+// zeros is a source that does not end.
+type zeros struct{}
+
+func (zeros) Read(b []byte) (int, error) { clear(b); return len(b), nil }
+
+func receive(ctx context.Context, l net.Listener) (int64, error) {
+	c, err := l.Accept()
+	if err != nil {
+		return 0, err
+	}
+	defer c.Close()
+	deadline, _ := ctx.Deadline()
+	if err := c.SetDeadline(deadline); err != nil {
+		return 0, err
+	}
+	return io.Copy(io.Discard, c)
+}
