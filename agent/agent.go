@@ -21,6 +21,7 @@ import (
 	"github.com/skeinmesh/skein/consensus"
 	"github.com/skeinmesh/skein/dataplane"
 	"github.com/skeinmesh/skein/dataplane/plane"
+	"github.com/skeinmesh/skein/dataplane/relaynft"
 	"github.com/skeinmesh/skein/events"
 	"github.com/skeinmesh/skein/gossip"
 	"github.com/skeinmesh/skein/gossip/candidate"
@@ -61,20 +62,24 @@ type Agent struct {
 	epoch   uint64
 	started time.Time
 
-	replica    *consensus.Replica
-	client     *consensus.Client
-	server     atomic.Pointer[consensus.Server]
-	roster     *roster
-	gossip     *gossip.Gossip
-	control    *control.Net
-	pool       *relay.Pool
-	proxies    *relay.Proxies
-	relay      *relay.Server
-	stun       *stunserver.Server
-	front      *front
-	prober     *probe.Prober
-	discoverer *candidate.Discoverer
-	reflexive  *reflexive.Step
+	replica     *consensus.Replica
+	client      *consensus.Client
+	server      atomic.Pointer[consensus.Server]
+	roster      *roster
+	gossip      *gossip.Gossip
+	control     *control.Net
+	pool        *relay.Pool
+	proxies     *relay.Proxies
+	relay       *relay.Server
+	udp         *relay.UDP // of relay; nil: it forwards no UDP
+	relayTable  *relaynft.Table
+	relayWhy    error // why the kernel forwards none
+	relayUnlock func()
+	stun        *stunserver.Server
+	front       *front
+	prober      *probe.Prober
+	discoverer  *candidate.Discoverer
+	reflexive   *reflexive.Step
 	// discovering is closed when the discoverer has ended.
 	discovering chan struct{}
 	socket      *probe.Socket

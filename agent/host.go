@@ -100,12 +100,21 @@ func lockFile(path string) (func(), error) {
 // lockLink makes sure that no second agent adopts the link of a running one. Abstract unix sockets are
 // a network namespace's own, as links are.
 func lockLink(link string) (func(), error) {
-	l, err := net.ListenUnix("unix", &net.UnixAddr{Name: "@skein-link-" + link, Net: "unix"})
+	unlock, err := lockName("skein-link-" + link)
 	if errors.Is(err, unix.EADDRINUSE) {
 		return nil, fmt.Errorf("the link %s belongs to another agent that runs on this host: stop that one, or set dataplane.link and the ports in the configuration", link)
 	}
 	if err != nil {
 		return nil, fmt.Errorf("hold the link %s: %w", link, err)
+	}
+	return unlock, nil
+}
+
+// lockName holds a name within this network namespace.
+func lockName(name string) (func(), error) {
+	l, err := net.ListenUnix("unix", &net.UnixAddr{Name: "@" + name, Net: "unix"})
+	if err != nil {
+		return nil, err
 	}
 	return func() { l.Close() }, nil
 }

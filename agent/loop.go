@@ -124,6 +124,7 @@ func (a *Agent) loopUntil(ctx context.Context) (downOrder, error) {
 				a.paths.RelaysChanged()
 			}
 		case <-tick.C:
+			a.checkUDPRelay()
 			a.inquire(ctx)
 		case <-a.wake:
 		}
@@ -341,6 +342,10 @@ func (a *Agent) projectionInput(st *events.State) projection.Input {
 		case path.Direct:
 			in.Endpoints[id] = projection.Endpoint{Addr: p.Endpoint, Proven: true}
 		case path.Relay:
+			if p.UDP() {
+				in.Endpoints[id] = projection.Endpoint{Addr: p.Endpoint, Proven: true}
+				break
+			}
 			in.Endpoints[id] = projection.Endpoint{Addr: a.proxies.Endpoint(id)}
 		}
 	}
@@ -554,14 +559,15 @@ func (a *Agent) report(subject, severity, message, advice string) {
 
 // purge removes everything that is ours from the kernel.
 func (a *Agent) purge() error {
+	relayed := a.closeRelayTable(true)
 	if a.plane == nil {
-		return nil
+		return relayed
 	}
 	if err := a.plane.Close(); err != nil {
-		return err
+		return errors.Join(relayed, err)
 	}
 	a.plane = nil
 	ctx, cancel := context.WithTimeout(context.Background(), 10*time.Second)
 	defer cancel()
-	return plane.Purge(ctx, plane.Options{Link: a.cfg.Dataplane.Link, Driver: a.cfg.Dataplane.WireGuard, Log: a.log})
+	return errors.Join(relayed, plane.Purge(ctx, plane.Options{Link: a.cfg.Dataplane.Link, Driver: a.cfg.Dataplane.WireGuard, Log: a.log}))
 }

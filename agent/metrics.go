@@ -101,6 +101,11 @@ var (
 	descRelayDrops  = prometheus.NewDesc("skein_relay_session_dropped_total", "Packets for a relay that waited too long or found the queue full.", []string{"relay"}, nil)
 	descRelayRTT    = prometheus.NewDesc("skein_relay_session_rtt_seconds", "Round-trip time to a relay.", []string{"relay"}, nil)
 	descPeerBytes   = prometheus.NewDesc("skein_peer_bytes_total", "Bytes that WireGuard counted for a peer.", []string{"peer", "direction"}, nil)
+	descRelayUDP    = prometheus.NewDesc("skein_relay_udp_peers", "Peers reached by UDP through a relay's reserved port; skein_peers counts them as relay.", nil, nil)
+	descUDPPairs    = prometheus.NewDesc("skein_relay_udp_pairs", "Pairs of clients with ports reserved at this relay, by state: reserved, kernel, userspace.", []string{"state"}, nil)
+	descUDPPackets  = prometheus.NewDesc("skein_relay_udp_packets_total", "Datagrams at this relay's reserved ports that this process handled; those in the kernel pass it by.", []string{"outcome"}, nil)
+	descUDPBytes    = prometheus.NewDesc("skein_relay_udp_bytes_total", "Bytes that this process forwarded between reserved ports.", nil, nil)
+	descUDPEvents   = prometheus.NewDesc("skein_relay_udp_events_total", "What happened to pairs at this relay: reserved, ended, denied, proven, rebound, fell_back, mended.", []string{"event"}, nil)
 	descProbes      = prometheus.NewDesc("skein_probe_packets_total", "Probe packets, by kind.", []string{"kind"}, nil)
 )
 
@@ -128,6 +133,10 @@ func (c roomCollector) Collect(out chan<- prometheus.Metric) {
 			}
 		}
 	}
+	if c.a.paths != nil {
+		out <- prometheus.MustNewConstMetric(descRelayUDP, prometheus.GaugeValue, float64(c.a.paths.Metrics().PeersUDP))
+	}
+	c.a.collectUDPRelay(out)
 	if c.a.prober != nil {
 		s := c.a.prober.Stats()
 		counter(descProbes, s.PingsSent, "ping_sent")

@@ -178,8 +178,10 @@ func (a *Agent) openRelayClient() {
 	a.pool = relay.NewPool(relay.PoolConfig{
 		Self: a.id, Key: a.key, Control: markSocket(dataplane.MarkWG), Log: a.log,
 		// The pool reads the next frames into the same buffer; gossip takes its packets later.
-		OnPacket: func(from identity.ID, channel byte, b []byte) { a.control.TakePacket(from, channel, b) },
-		OnStream: func(c net.Conn, from identity.ID) { a.control.TakeStream(c, from) },
+		OnPacket:   func(from identity.ID, channel byte, b []byte) { a.control.TakePacket(from, channel, b) },
+		OnStream:   func(c net.Conn, from identity.ID) { a.control.TakeStream(c, from) },
+		OnReserved: a.onReserved,
+		Known:      func(id identity.ID) bool { _, ok := a.roster.Key(id); return ok && a.paths != nil },
 	})
 	wg := netip.AddrPortFrom(netip.AddrFrom4([4]byte{127, 0, 0, 1}), a.cfg.Ports.WireGuard)
 	a.proxies = relay.NewProxies(a.pool, func() netip.AddrPort { return wg }, relay.ProxyOptions{
@@ -198,8 +200,11 @@ func (a *Agent) openRelayServer() error {
 	if a.cfg.Relay == config.Auto && !a.isServer() && !a.relayOnly() && !a.hasPublicAddress() {
 		return nil
 	}
-	a.relay = relay.NewServer(relay.ServerConfig{Self: a.id, Log: a.log, Member: func(id identity.ID) bool { _, ok := a.roster.Key(id); return ok }})
 	var err error
+	if a.udp, err = a.openUDPRelay(); err != nil {
+		return err
+	}
+	a.relay = relay.NewServer(relay.ServerConfig{Self: a.id, Log: a.log, UDP: a.udp, Member: func(id identity.ID) bool { _, ok := a.roster.Key(id); return ok }})
 	a.front, err = openFront(a.key, a.roster, ":"+strconv.Itoa(int(a.cfg.Ports.Relay)), map[string]func(context.Context, *tls.Conn, identity.ID){
 		identity.ALPNRelay:  func(_ context.Context, c *tls.Conn, peer identity.ID) { a.relay.HandleSession(c, peer) },
 		identity.ALPNSplice: func(_ context.Context, c *tls.Conn, peer identity.ID) { a.relay.HandleSplice(c, peer) },
@@ -261,23 +266,16 @@ func (a *Agent) openPaths(ctx context.Context) error {
 		Self: a.id, Epoch: a.epoch, Socket: socket, Log: a.log,
 		OnPing: func(p probe.Ping) { a.paths.PingReceived(p.Peer, p.From, p.At) },
 		OnPong: func(p probe.Pong) { a.paths.PongReceived(p.Peer, p.From, p.Tx, p.At) },
-		OnSTUN: a.onStun,
+		OnSTUN: a.onStun, OnRelay: a.onRelay,
 	})
 	a.paths = path.NewManager(path.Config{
-		Self: a.id, Prober: pinger{a.prober}, Signal: a.sendSignal, Relays: a.pool, Journal: a.journal, Log: a.log,
+		Self: a.id, Prober: pinger{a}, Signal: a.sendSignal, Relays: a.pool, Journal: a.journal, Log: a.log,
+		Ports: a.pool,
 	})
 	if err := a.openDiscovery(); err != nil {
 		return err
 	}
 	return nil
-}
-
-// pinger gives the prober's transaction IDs their plain type.
-type pinger struct{ p *probe.Prober }
-
-func (p pinger) SendPing(peer identity.ID, to netip.AddrPort) ([12]byte, error) {
-	tx, err := p.p.SendPing(peer, to)
-	return tx, err
 }
 
 // portFree tells early and plainly that WireGuard's port is taken: by another program, since a link of
@@ -325,6 +323,7 @@ func (a *Agent) close() error {
 	if a.socket != nil {
 		errs = append(errs, a.socket.Close())
 	}
+	errs = append(errs, a.closeRelayTable(false))
 	if a.plane != nil {
 		errs = append(errs, a.plane.Close())
 	}

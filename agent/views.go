@@ -54,6 +54,7 @@ func (s api) Status(context.Context, *skeinv1.StatusRequest) (*skeinv1.StatusRes
 	if a.plane != nil {
 		r.WireguardDriver = a.plane.Driver()
 	}
+	r.RelayUdp = a.udpText()
 	if a.clockSeen.Load() {
 		r.ClockOffsetNanos = a.clock.Load()
 	}
@@ -127,7 +128,7 @@ func transport(p path.Path) string {
 	switch {
 	case p.Kind == path.Direct && p.Alive:
 		return "direct"
-	case p.Kind == path.Relay:
+	case p.Kind == path.Relay && p.Alive:
 		return "relay"
 	}
 	return "down"
@@ -169,7 +170,10 @@ func (a *Agent) peerView(n *skeinv1.Node, id identity.ID, record *skeinv1.Record
 	case path.Direct:
 		v.Path, v.Endpoint = "direct", p.Endpoint.String()
 	case path.Relay:
-		v.Path, v.Relay, v.RelayName = "relay", p.Relay.String(), a.roster.Name(p.Relay)
+		v.Path, v.Relay, v.RelayName, v.Detail = "relay", p.Relay.String(), a.roster.Name(p.Relay), "session"
+		if p.UDP() {
+			v.Endpoint, v.Detail = p.Endpoint.String(), "udp"
+		}
 	}
 	if len(n.GetWireguardKey()) != len(dataplane.Key{}) {
 		return v
@@ -264,8 +268,12 @@ func (a *Agent) explainPast(n *skeinv1.Node, id identity.ID, out *skeinv1.Explai
 	kind, where, _ := strings.Cut(past.Path, ":")
 	switch kind {
 	case "relay":
+		where, port, udp := strings.Cut(where, ",")
 		rid, _ := identity.ParseID(where)
-		out.Peer.Path, out.Peer.Relay, out.Peer.RelayName = kind, where, a.roster.Name(rid)
+		out.Peer.Path, out.Peer.Relay, out.Peer.RelayName, out.Peer.Detail = kind, where, a.roster.Name(rid), "session"
+		if udp {
+			out.Peer.Endpoint, out.Peer.Detail = port, "udp"
+		}
 	case "direct":
 		out.Peer.Path, out.Peer.Endpoint = kind, where
 	}

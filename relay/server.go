@@ -145,6 +145,9 @@ func (s *Server) HandleSession(conn *tls.Conn, peer identity.ID) {
 	if !s.cfg.Member(peer) {
 		x.end(errKicked)
 	}
+	if s.cfg.UDP != nil {
+		s.cfg.UDP.came(x)
+	}
 	s.cfg.Log.Debug("relay session open", "node", peer, "address", conn.RemoteAddr())
 	go x.writeLoop()
 	x.end(s.readLoop(x))

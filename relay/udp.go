@@ -177,12 +177,13 @@ func (u *UDP) Driver() (name string, why error) {
 		return "userspace", err
 	}
 	if u.kernelDrops() {
-		return "userspace", errDropped
+		return "userspace", ErrForwardingDropped
 	}
 	return "kernel", nil
 }
 
-var errDropped = errors.New("this host's firewall drops what the relay should forward: accept forwarded packets that ct status dnat marks")
+// ErrForwardingDropped is what Driver tells when the kernel was seen not to forward.
+var ErrForwardingDropped = errors.New("this host's firewall drops what the relay should forward: accept forwarded packets that ct status dnat marks")
 
 // reserve answers a client that wants a pair with a node.
 func (u *UDP) reserve(from *session, node identity.ID) {

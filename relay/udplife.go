@@ -26,6 +26,25 @@ func (u *UDP) frame(from *session, t frameType, body []byte) {
 	}
 }
 
+// came tells a node in a new session of the pairs that it has already.
+func (u *UDP) came(x *session) {
+	for _, p := range u.all() {
+		for i := range p.ends {
+			if p.ends[i].node != x.id {
+				continue
+			}
+			p.mu.Lock()
+			if !p.over {
+				u.grant(p, i, x)
+				if !p.mapping.IsZero() {
+					x.q.pushControl(func(b []byte) []byte { return appendState(b, p.id, pairReady) })
+				}
+			}
+			p.mu.Unlock()
+		}
+	}
+}
+
 // pairOf finds a pair if the node is one of its ends.
 func (u *UDP) pairOf(node identity.ID, id PairID) *pair {
 	u.mu.Lock()
@@ -52,7 +71,7 @@ func (u *UDP) failed(node identity.ID, id PairID) {
 		return // it does forward: the fault is on somebody's way to the relay
 	}
 	if !u.kernelDrops() {
-		u.cfg.Log.Warn("the kernel does not forward a relayed pair; pairs are forwarded in userspace for a while", "cause", errDropped, "for", kernelRetry)
+		u.cfg.Log.Warn("the kernel does not forward a relayed pair; pairs are forwarded in userspace for a while", "cause", ErrForwardingDropped, "for", kernelRetry)
 	}
 	u.blocked.Store(time.Now().Add(kernelRetry).UnixNano())
 	u.counters.fellBack.Add(1)

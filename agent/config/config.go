@@ -66,12 +66,15 @@ type Ports struct {
 	Relay     uint16 `yaml:"relay"`     // TCP, on public nodes
 	Control   uint16 `yaml:"control"`   // TCP and UDP, overlay addresses only
 	Metrics   string `yaml:"metrics"`   // addr:port; "off": none
+	// UDPRelay are the ports that a relay reserves for pairs of its clients, first-last, UDP.
+	UDPRelay string `yaml:"udpRelay"`
 }
 
 // Dataplane chooses drivers.
 type Dataplane struct {
 	WireGuard string `yaml:"wireguard"` // auto | kernel | userspace
 	Link      string `yaml:"link"`
+	Relay     string `yaml:"relay"` // auto | kernel | userspace | off: who forwards UDP for others
 }
 
 // Overlay is the cluster's address range.
@@ -92,6 +95,13 @@ const (
 	Off  = "false"
 )
 
+// Who forwards, besides Auto.
+const (
+	Kernel    = "kernel"
+	Userspace = "userspace"
+	NoUDP     = "off"
+)
+
 // Default is the configuration of a host that says nothing.
 func Default() Config {
 	name, _ := os.Hostname()
@@ -99,8 +109,8 @@ func Default() Config {
 	return Config{
 		Name:      name,
 		Relay:     Auto,
-		Ports:     Ports{WireGuard: 51820, Stun: 3478, Relay: 7443, Control: 7946, Metrics: "127.0.0.1:9469"},
-		Dataplane: Dataplane{WireGuard: Auto, Link: "skein0"},
+		Ports:     Ports{WireGuard: 51820, Stun: 3478, Relay: 7443, Control: 7946, Metrics: "127.0.0.1:9469", UDPRelay: "24000-28999"},
+		Dataplane: Dataplane{WireGuard: Auto, Link: "skein0", Relay: Auto},
 		Overlay:   Overlay{IPv4: "10.4.0.0/16"},
 		StateDir:  DefaultStateDir,
 		RunDir:    DefaultRunDir,
@@ -152,6 +162,7 @@ func (c *Config) Check() error {
 	for _, one := range []struct{ key, have, allowed string }{
 		{"relay", c.Relay, "auto true false"},
 		{"dataplane.wireguard", c.Dataplane.WireGuard, "auto kernel userspace"},
+		{"dataplane.relay", c.Dataplane.Relay, "auto kernel userspace off"},
 		{"natTraversal.birthdayAttack", c.NatTraversal.BirthdayAttack, " enabled disabled"},
 		{"log.level", c.Log.Level, "debug info warn error"},
 		{"log.format", c.Log.Format, "text json"},
@@ -193,12 +204,39 @@ func (c *Config) checkPorts() error {
 		}
 		seen[id] = p.key
 	}
+	if err := c.checkUDPRelay(); err != nil {
+		return err
+	}
 	if c.Ports.Stun == 65535 {
 		return wrong("ports.stun", "65535 leaves no room for the alternate port above it")
 	}
 	if c.Ports.Metrics != "off" {
 		if _, err := netip.ParseAddrPort(c.Ports.Metrics); err != nil {
 			return wrong("ports.metrics", "%q: want addr:port or off", c.Ports.Metrics)
+		}
+	}
+	return nil
+}
+
+// UDPRelayRange is UDPRelay in numbers.
+func (p Ports) UDPRelayRange() (first, last uint16, err error) {
+	a, b, ok := strings.Cut(p.UDPRelay, "-")
+	x, err1 := strconv.ParseUint(strings.TrimSpace(a), 10, 16)
+	y, err2 := strconv.ParseUint(strings.TrimSpace(b), 10, 16)
+	if !ok || err1 != nil || err2 != nil || x == 0 || y <= x {
+		return 0, 0, wrong("ports.udpRelay", "%q: want first-last, such as 24000-28999, with room for two ports at least", p.UDPRelay)
+	}
+	return uint16(x), uint16(y), nil
+}
+
+func (c *Config) checkUDPRelay() error {
+	first, last, err := c.Ports.UDPRelayRange()
+	if err != nil {
+		return err
+	}
+	for key, port := range map[string]uint16{"ports.wireguard": c.Ports.WireGuard, "ports.stun": c.Ports.Stun, "ports.control": c.Ports.Control} {
+		if port >= first && port <= last {
+			return wrong("ports.udpRelay", "%s holds port %d of %s", c.Ports.UDPRelay, port, key)
 		}
 	}
 	return nil

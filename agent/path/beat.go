@@ -5,7 +5,7 @@ import (
 	"time"
 )
 
-// beat keeps watch over the direct path in use: heartbeats while there is traffic, keepalives while
+// beat keeps watch over the path in use, if it is pinged: heartbeats while there is traffic, keepalives while
 // there is none, and death when the answers stay away.
 func (s *step) beat() {
 	s.followTunnel()
@@ -18,7 +18,7 @@ func (s *step) beat() {
 		return
 	}
 	if s.Path.Rule == doubted && s.fresh == s.Path.Endpoint {
-		s.useDirect(i, "direct-proven")
+		s.use(i, "direct-proven")
 		return
 	}
 	s.check()
@@ -124,7 +124,7 @@ func (s *step) beatWake(i int) time.Time {
 	return at
 }
 
-// die gives up the direct path in use. Its endpoint is not trusted again before a hold that grows with each death.
+// die gives up the path in use. Its endpoint is not trusted again before a hold that grows with each death.
 func (s *step) die(i int) {
 	p := &s.Probes[i]
 	if s.now.Sub(s.Path.Since) >= calmAfter {
@@ -136,6 +136,10 @@ func (s *step) die(i int) {
 	s.SilentSince = s.now
 	if len(s.Pending) > 0 {
 		s.SilentSince = s.Pending[0]
+	}
+	if p.Type == relayC {
+		s.diePort(i)
+		return
 	}
 	s.Lost = fmt.Sprintf("The direct path to %s died: %d pings in %d ms had no answer.", p.Endpoint, len(s.Pending), s.now.Sub(s.SilentSince).Milliseconds())
 	if s.Path.Silent {

@@ -13,14 +13,14 @@ func (s *step) startBurst(punch bool) {
 	active := s.active()
 	for i := range s.Probes {
 		p := &s.Probes[i]
-		if i == active || !p.Planned && p.Answered == 0 {
+		if i == active || p.Type == relayC || !p.Planned && p.Answered == 0 {
 			continue
 		}
 		p.BurstAt, p.Next = s.now.Add(p.After), 0
 	}
 	s.BurstAt, s.BurstTo = s.now, s.now.Add(burstFor)
 	s.NextRetry = s.BurstTo.Add(s.retryDelay())
-	if active >= 0 {
+	if s.direct() >= 0 {
 		s.NextRetry = s.now.Add(s.jitter(s.directRetry(), s.Retries))
 	}
 	if punch {
@@ -67,7 +67,7 @@ func (s *step) burst() {
 // retry is the regular attempt: at a direct path for relayed peers, at a better one for others.
 func (s *step) retry() {
 	s.Retries++
-	if s.active() < 0 {
+	if s.direct() < 0 {
 		s.startBurst(true)
 		return
 	}
@@ -79,14 +79,14 @@ func (s *step) retry() {
 	}
 }
 
-// worthwhile reports whether an endpoint could replace the direct one in use.
+// worthwhile reports whether an endpoint could replace the one in use.
 func (s *step) worthwhile(i, active int) bool {
-	return !(s.Probes[active].Type == host && s.Probes[i].Type != host)
+	return !s.above(active, i) && !(s.Probes[active].Type == host && s.Probes[i].Type != host)
 }
 
 // due is when the endpoint's next ping of its burst is due, if any is left.
 func (p *Probe) due() (time.Time, bool) {
-	if p.Known {
+	if p.Known || p.Type == relayC {
 		if p.Next < len(pacing) {
 			return p.BurstAt.Add(pacing[p.Next]), true
 		}
@@ -100,7 +100,7 @@ func (p *Probe) due() (time.Time, bool) {
 
 // nextWake is the earliest time at which a step would do something; zero: never.
 func (s *step) nextWake() time.Time {
-	at := earlier(s.NextRetry, s.guessWake())
+	at := earlier(earlier(s.NextRetry, s.guessWake()), s.reserveWake())
 	active := s.active()
 	if active >= 0 {
 		at = earlier(at, s.beatWake(active))

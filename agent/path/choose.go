@@ -10,17 +10,20 @@ import (
 func (s *step) settle() {
 	active := s.active()
 	if i := s.find(s.fresh); i >= 0 && i != active && s.usable(i) {
-		if active < 0 || s.Path.Silent {
-			s.useDirect(i, "direct-proven")
+		if active < 0 || s.Path.Silent || s.above(i, active) {
+			s.use(i, "direct-proven")
 			return
 		}
+		if s.above(active, i) {
+			return // a relay's port is second to any direct path
+		}
 		if s.fresh == s.Follow {
-			s.useDirect(i, "direct-follows")
+			s.use(i, "direct-follows")
 			return
 		}
 		if s.better(i, active) {
 			if s.Probes[i].Streak >= 2 {
-				s.useDirect(i, "direct-better")
+				s.use(i, "direct-better")
 				return
 			}
 			s.ping(i) // once more, to be sure
@@ -92,7 +95,12 @@ func (s *step) better(a, b int) bool {
 	return rtt+max(betterBy, now/5) < now
 }
 
-func (s *step) useDirect(i int, rule string) {
+// use takes an endpoint that has just answered.
+func (s *step) use(i int, rule string) {
+	if s.Probes[i].Type == relayC {
+		s.usePort(i)
+		return
+	}
 	p := &s.Probes[i]
 	s.Path = Path{
 		Kind: Direct, Endpoint: p.Endpoint, Since: s.now, RTT: p.RTT, Alive: true, Rule: rule,
@@ -104,19 +112,25 @@ func (s *step) useDirect(i int, rule string) {
 	case "direct-follows":
 		s.Path.Reason = fmt.Sprintf("The peer sends from %s (%s), which answers after %s, so both ends use the same way.", p.Endpoint, p.label(), round(p.RTT))
 	}
-	s.Follow, s.LastDirect = netip.AddrPort{}, p.Endpoint
-	s.Pending, s.Lost = nil, ""
-	s.SRTT, s.RTTVar = p.RTT, p.RTT/2
-	s.LastPong = s.now
-	s.BusyUntil = later(s.BusyUntil, s.now.Add(watchFor))
+	s.LastDirect, s.Lost = p.Endpoint, ""
 	s.Retries = 0
 	s.NextRetry = s.now.Add(s.jitter(s.directRetry(), 0))
-	p.Next = len(pacing)
+	s.watch(i)
 	for k := range s.Probes {
 		if k != i && !s.worthwhile(k, i) {
 			s.Probes[k].Next = len(pacing)
 		}
 	}
+}
+
+// watch begins to look after the path in use.
+func (s *step) watch(i int) {
+	p := &s.Probes[i]
+	s.Follow, s.Pending = netip.AddrPort{}, nil
+	s.SRTT, s.RTTVar = p.RTT, p.RTT/2
+	s.LastPong = s.now
+	s.BusyUntil = later(s.BusyUntil, s.now.Add(watchFor))
+	p.Next = len(pacing)
 }
 
 // useRelay takes the relay, or says that there is nothing to take.
@@ -125,8 +139,8 @@ func (s *step) useRelay() {
 	if s.Relay.ID.IsZero() {
 		next = Path{}
 		switch {
-		case s.Path.Kind == Direct:
-			next = Path{Kind: Direct, Endpoint: s.Path.Endpoint} // the last that worked, until something else does
+		case s.Path.probed():
+			next = Path{Kind: s.Path.Kind, Endpoint: s.Path.Endpoint, Relay: s.Path.Relay} // the last that worked, until something else does
 		case s.backToDirect():
 			next = Path{Kind: Direct, Endpoint: s.LastDirect}
 		}
@@ -177,6 +191,9 @@ func (s *step) reasonWithoutDirect(rule string) string {
 	default:
 		text = s.Plan.Reason
 	}
+	if s.UDPLost != "" {
+		text += " " + s.UDPLost
+	}
 	switch {
 	case s.Relay.Absent:
 		text += " The relays say that the peer is not there."
@@ -198,6 +215,8 @@ func (p *Probe) label() string {
 		name = "prflx"
 	case forced:
 		name = "forced"
+	case relayC:
+		return "relay"
 	}
 	if p.Source != "" {
 		name += ", " + p.Source

@@ -89,9 +89,9 @@ func hasProbe(m Machine, a netip.AddrPort) bool { return (&step{Machine: m}).fin
 func outcome(m Machine, p *Probe, now time.Time) string {
 	_, more := p.due()
 	switch {
-	case m.Path.Kind == Direct && m.Path.Endpoint == p.Endpoint && m.Path.Silent:
+	case m.Path.probed() && m.Path.Endpoint == p.Endpoint && m.Path.Silent:
 		return "in use: WireGuard hears the peer there, its agent is silent"
-	case m.Path.Kind == Direct && m.Path.Endpoint == p.Endpoint && m.Path.Alive:
+	case m.Path.probed() && m.Path.Endpoint == p.Endpoint && m.Path.Alive:
 		return "in use"
 	case p.Error != "":
 		return "not sent: " + p.Error
@@ -105,6 +105,8 @@ func outcome(m Machine, p *Probe, now time.Time) string {
 		return "the peer's pings arrive from there, ours are not answered"
 	case more:
 		return "being probed"
+	case p.Type == relayC && !p.Ready:
+		return "reserved; the relay has not seen both ends yet"
 	case p.Sent > 0:
 		return "no answer"
 	case !p.Planned:

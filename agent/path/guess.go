@@ -169,11 +169,11 @@ func (s *step) guess() {
 			g.Next = s.now.Add(guessDefer) // one end begins, so that two requests need not cross
 		}
 	}
-	if s.active() >= 0 && !g.Since.IsZero() {
+	if s.direct() >= 0 && !g.Since.IsZero() {
 		g.Since = time.Time{}
 		s.actions = append(s.actions, Action{Kind: ActionGuess})
 	}
-	if g.Of.Kind == GuessNone || s.active() >= 0 {
+	if g.Of.Kind == GuessNone || s.direct() >= 0 {
 		return
 	}
 	if s.DirectEnd.After(g.Died) {
@@ -195,7 +195,7 @@ func (s *step) guess() {
 func (s *step) guessWake() time.Time {
 	g := &s.Guessing
 	switch {
-	case g.Of.Kind == GuessNone || s.active() >= 0:
+	case g.Of.Kind == GuessNone || s.direct() >= 0:
 		return time.Time{}
 	case !g.Since.IsZero():
 		return g.Since.Add(guessLost)
@@ -226,7 +226,7 @@ func (p *Probe) guessed() bool {
 func (s *step) takeGuess(e netip.AddrPort, ev GuessEvent) {
 	g := &s.Guessing
 	if ev.Phase == GuessBegan {
-		if s.active() < 0 {
+		if s.direct() < 0 {
 			g.Since = s.now
 		}
 		return

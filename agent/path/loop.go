@@ -172,6 +172,14 @@ func (m *Manager) step(p *peer, now time.Time, in Input) {
 			if m.cfg.Guess != nil {
 				m.cfg.Guess(next.Peer, a.Guess)
 			}
+		case ActionReserve:
+			m.reserve(p, a.Relay)
+		case ActionPortDeaf, ActionGiveBack:
+			if m.cfg.Ports != nil && a.Kind == ActionPortDeaf {
+				m.cfg.Ports.ReservationFailed(a.Relay, next.Peer)
+			} else if m.cfg.Ports != nil {
+				m.cfg.Ports.GiveUpReservation(a.Relay, next.Peer)
+			}
 		case ActionWake:
 			m.schedule(p, a.At)
 		}
@@ -184,6 +192,16 @@ func (m *Manager) step(p *peer, now time.Time, in Input) {
 	}
 	for _, in := range failed {
 		m.step(p, now, in)
+	}
+}
+
+// reserve asks for a port. What comes out is told by Reserved.
+func (m *Manager) reserve(p *peer, relay identity.ID) {
+	if m.cfg.Ports == nil {
+		return
+	}
+	if err := m.cfg.Ports.Reserve(relay, p.machine.Peer); err != nil {
+		m.log.Debug("no port reserved", "peer", p.machine.Peer, "err", err)
 	}
 }
 

@@ -29,7 +29,10 @@ type Machine struct {
 	Now        time.Time // of the last step
 	Woken      time.Time // the last wish to be woken
 	BusyUntil  time.Time // heartbeats until then
+	TrafficAt  time.Time // when WireGuard last carried something
 	Guessing   Guessing
+	Reserving  Reserving
+	UDPLost    string    // what ended the use of a relay's port, a sentence; empty since the next one
 	DoubtUntil time.Time // the peer may have found the path dead: look closely until then
 	BurstAt    time.Time // start of the last burst
 	BurstTo    time.Time // when it can bring no more answers
@@ -49,7 +52,7 @@ type Machine struct {
 	Checks     uint8          // how often
 	CheckedAt  time.Time      // last
 
-	// Of the direct path in use.
+	// Of the path in use, when it is pinged.
 	Pending      []time.Time // pings sent after the newest answered one
 	SRTT, RTTVar time.Duration
 	Slack        time.Duration // late answers have shown that this much more patience is due
@@ -88,6 +91,12 @@ type Probe struct {
 	HoldUntil    time.Time // not trusted before
 	Flaps        uint8
 	Error        string // why the last ping could not be sent
+
+	// Of a port that a relay has reserved.
+	Relay   identity.ID
+	Ready   bool  // both ends are proven: it should carry
+	Unheard bool  // the relay was told that it does not
+	Turns   uint8 // bursts in a row without an answer
 }
 
 // NewMachine is the machine of a peer of which nothing is known yet.
@@ -117,6 +126,7 @@ func Step(m Machine, now time.Time, in Input) (Machine, []Action) {
 	s.take(in)
 	s.beat()
 	s.burst()
+	s.reserve()
 	s.settle()
 	s.guess()
 	if !s.Path.same(before) {
@@ -168,6 +178,8 @@ func (s *step) take(in Input) {
 		if in.Guess != nil {
 			s.takeGuess(unmap(in.Endpoint), *in.Guess)
 		}
+	case InputReserved:
+		s.takeReserved(in.Relay.ID, unmap(in.Endpoint), in.Reply, in.Error)
 	case InputSendFailed:
 		if i := s.find(unmap(in.Endpoint)); i >= 0 {
 			s.Probes[i].Error = in.Error
@@ -195,7 +207,7 @@ func (s *step) takeRelay(r RelayChoice) {
 	switch {
 	case !old.ID.IsZero() && r.ID.IsZero() && s.Path.Kind == Relay:
 		s.restart() // no relay is left: look for a direct way at once
-	case old.Absent && !r.ID.IsZero() && s.active() < 0:
+	case old.Absent && !r.ID.IsZero() && s.direct() < 0:
 		s.restart() // the peer is back
 	}
 }
@@ -218,7 +230,7 @@ func (s *step) replan() {
 		}
 	}
 	s.Probes = slices.DeleteFunc(s.Probes, func(p Probe) bool {
-		return !p.Known && p.Type != prflx && !(s.Path.Kind == Direct && s.Path.Endpoint == p.Endpoint)
+		return !p.Known && p.Type != prflx && p.Type != relayC && !(s.Path.Kind == Direct && s.Path.Endpoint == p.Endpoint)
 	})
 	s.restart()
 }
@@ -249,7 +261,7 @@ func (s *step) learn(e netip.AddrPort, source string) int {
 	s.forget()
 	learned := 0
 	for _, p := range s.Probes {
-		if !p.Known {
+		if !p.Known && p.Type != relayC {
 			learned++
 		}
 	}
@@ -269,7 +281,7 @@ func (s *step) forget() {
 	}
 	s.Probes = slices.DeleteFunc(s.Probes, func(p Probe) bool {
 		last := later(later(p.FirstSeen, p.LastSent), later(p.LastAnswered, p.HoldUntil))
-		return !p.Known && p.Endpoint != keep && s.now.Sub(last) > learnedFor
+		return !p.Known && p.Type != relayC && p.Endpoint != keep && s.now.Sub(last) > learnedFor
 	})
 }
 
@@ -307,7 +319,7 @@ func (s *step) takeSeen(e netip.AddrPort) {
 		return
 	}
 	a := s.active()
-	if a < 0 || a == i || bytes.Compare(s.SelfID[:], s.Peer[:]) < 0 || s.now.Sub(s.Path.Since) < streakGap {
+	if a < 0 || a == i || s.above(a, i) || bytes.Compare(s.SelfID[:], s.Peer[:]) < 0 || s.now.Sub(s.Path.Since) < streakGap {
 		return
 	}
 	s.Follow = e
@@ -378,9 +390,9 @@ func (s *step) find(e netip.AddrPort) int {
 	return -1
 }
 
-// active is the probe of the direct path in use while it lives, or -1.
+// active is the probe of the path in use while it lives, or -1: of a direct one, or of a relay's port.
 func (s *step) active() int {
-	if s.Path.Kind != Direct || !s.Path.Alive {
+	if !s.Path.probed() || !s.Path.Alive {
 		return -1
 	}
 	return s.find(s.Path.Endpoint)
@@ -394,7 +406,7 @@ func (s *step) ping(i int) {
 	}
 	active := i == s.active()
 	if !active {
-		if !p.Known && !p.proven(s.now) && p.Unanswered >= learnedPings {
+		if !p.Known && p.Type != relayC && !p.proven(s.now) && p.Unanswered >= learnedPings {
 			return
 		}
 		if s.now.Sub(p.WindowAt) >= windowFor || p.WindowAt.IsZero() {

@@ -26,6 +26,15 @@ type Relays interface {
 	Ask(peer identity.ID)
 }
 
+// Ports asks relays for UDP ports. What comes out is told by Reserved. It must not block.
+type Ports interface {
+	Reserve(relay, peer identity.ID) error
+	// ReservationFailed tells the relay that nothing comes through.
+	ReservationFailed(relay, peer identity.ID)
+	// GiveUpReservation lets the relay have the port back.
+	GiveUpReservation(relay, peer identity.ID)
+}
+
 // Journal keeps what was observed and decided. It must not block.
 type Journal interface {
 	Append(*skeinv1.JournalEntry)
@@ -39,6 +48,7 @@ type Config struct {
 	Relays  Relays                                          // nil: no relays
 	Journal Journal                                         // nil: none
 	Guess   func(peer identity.ID, g Guess)                 // begins to guess ports, the zero Guess ends it; must not block. Guessed takes what comes out
+	Ports   Ports                                           // nil: relays reserve no ports
 	Clock   func() time.Time                                // nil: time.Now
 	Log     *slog.Logger                                    // nil: slog.Default()
 }
@@ -226,6 +236,18 @@ func (m *Manager) Guessed(id identity.ID, at netip.AddrPort, ev GuessEvent) {
 	m.run(func(m *Manager, now time.Time) {
 		if p, ok := m.o.peers[id]; ok {
 			in := Input{Kind: InputGuess, Endpoint: unmap(at), Guess: &ev}
+			m.note(now, id, in)
+			m.step(p, now, in)
+		}
+	})
+}
+
+// Reserved takes the port that a relay has reserved for packets to a peer, and whether it carries yet; without an endpoint, why
+// there is none, or no more.
+func (m *Manager) Reserved(id, relay identity.ID, at netip.AddrPort, ready bool, refused string) {
+	m.run(func(m *Manager, now time.Time) {
+		if p, ok := m.o.peers[id]; ok {
+			in := Input{Kind: InputReserved, Relay: RelayChoice{ID: relay}, Endpoint: unmap(at), Reply: ready, Error: refused}
 			m.note(now, id, in)
 			m.step(p, now, in)
 		}

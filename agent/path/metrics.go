@@ -14,7 +14,9 @@ type Metrics struct {
 	pongsReceived, pongsUnknown, dropped        atomic.Uint64
 	punchesSent, punchErrors, punchesReceived   atomic.Uint64
 	upgrades, downgrades, reroutes, relaySwaps  atomic.Uint64
+	portsUsed, portsLost                        atomic.Uint64
 	peersDirect, peersRelay, peersNone, peersUp atomic.Int64
+	peersPort                                   atomic.Int64
 
 	mu       sync.Mutex
 	blackout Blackouts
@@ -34,7 +36,9 @@ type Numbers struct {
 	InputsDropped                              uint64
 	PunchesSent, PunchErrors, PunchesReceived  uint64
 	Upgrades, Downgrades, Reroutes, RelaySwaps uint64 // to direct, from direct, between endpoints, between relays
+	PortsUsed, PortsLost                       uint64 // from a relay's session to its reserved port, and back
 	PeersDirect, PeersRelay, PeersNone         int64
+	PeersUDP                                   int64 // of PeersRelay: by a reserved port
 	PeersAlive                                 int64
 	Blackouts                                  Blackouts
 }
@@ -51,14 +55,19 @@ func (m *Manager) Metrics() Numbers {
 		PunchesSent: c.punchesSent.Load(), PunchErrors: c.punchErrors.Load(), PunchesReceived: c.punchesReceived.Load(),
 		Upgrades: c.upgrades.Load(), Downgrades: c.downgrades.Load(), Reroutes: c.reroutes.Load(), RelaySwaps: c.relaySwaps.Load(),
 		PeersDirect: c.peersDirect.Load(), PeersRelay: c.peersRelay.Load(), PeersNone: c.peersNone.Load(), PeersAlive: c.peersUp.Load(),
+		PortsUsed: c.portsUsed.Load(), PortsLost: c.portsLost.Load(), PeersUDP: c.peersPort.Load(),
 		Blackouts: b,
 	}
 }
 
 func (c *Metrics) switched(from, to Path, now, lastPong time.Time) {
 	switch {
-	case from.Kind == Direct && from.Alive && !(to.Kind == Direct && to.Alive):
-		c.downgrades.Add(1)
+	case from.probed() && from.Alive && !(to.probed() && to.Alive):
+		if from.UDP() {
+			c.portsLost.Add(1)
+		} else {
+			c.downgrades.Add(1)
+		}
 		d := now.Sub(lastPong)
 		c.mu.Lock()
 		c.blackout.Count++
@@ -73,19 +82,24 @@ func (c *Metrics) switched(from, to Path, now, lastPong time.Time) {
 		c.reroutes.Add(1)
 	case to.Kind == Direct && to.Alive:
 		c.upgrades.Add(1)
-	case from.Kind == Relay && to.Kind == Relay:
+	case to.UDP() && to.Alive:
+		c.portsUsed.Add(1)
+	case from.Kind == Relay && to.Kind == Relay && from.Relay != to.Relay:
 		c.relaySwaps.Add(1)
 	}
 }
 
 func (c *Metrics) count(paths map[identity.ID]Path) {
-	var direct, relay, none, up int64
+	var direct, relay, none, up, port int64
 	for _, p := range paths {
 		switch p.Kind {
 		case Direct:
 			direct++
 		case Relay:
 			relay++
+			if p.UDP() {
+				port++
+			}
 		default:
 			none++
 		}
@@ -97,4 +111,5 @@ func (c *Metrics) count(paths map[identity.ID]Path) {
 	c.peersRelay.Store(relay)
 	c.peersNone.Store(none)
 	c.peersUp.Store(up)
+	c.peersPort.Store(port)
 }

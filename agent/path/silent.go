@@ -12,7 +12,7 @@ import (
 
 // takeTraffic takes what WireGuard carried since the reading before: where it heard the peer, if it did.
 func (s *step) takeTraffic(from netip.AddrPort, since time.Time) {
-	s.BusyUntil = later(s.BusyUntil, s.now.Add(busyFor))
+	s.BusyUntil, s.TrafficAt = later(s.BusyUntil, s.now.Add(busyFor)), s.now
 	switch {
 	case !from.IsValid():
 		if s.Mute.IsZero() {
@@ -81,7 +81,10 @@ const doubted = "direct-doubted"
 func (s *step) silence() {
 	s.Path.Alive, s.Path.Silent, s.Path.Rule = true, true, "direct-silent"
 	s.Path.Reason = fmt.Sprintf("The peer's agent answers no ping, but WireGuard hears the peer at %s: its tunnel lives, and no relay reaches it without its agent.", s.Path.Endpoint)
-	s.SilentAt, s.LastDirect = s.now, s.Path.Endpoint
+	s.SilentAt = s.now
+	if s.Path.Kind == Direct {
+		s.LastDirect = s.Path.Endpoint
+	}
 	s.DoubtUntil, s.Mute = time.Time{}, time.Time{}
 	s.Lost = ""
 }
@@ -90,7 +93,7 @@ func (s *step) silence() {
 func (s *step) beatSilent(i int) {
 	switch {
 	case s.fresh == s.Path.Endpoint:
-		s.useDirect(i, "direct-proven")
+		s.use(i, "direct-proven")
 	case s.fresh.IsValid(): // settle looks at it
 	case s.AgentAt.After(s.SilentAt):
 		// The agent is back, or the way is cut in our direction only. It has little time to answer.
@@ -127,17 +130,18 @@ func (s *step) tunnelEnd() time.Time {
 // followTunnel goes with a peer that has no agent to tell its new address: WireGuard roams, and the path with it.
 // A path given up comes back the same way.
 func (s *step) followTunnel() {
-	if s.Path.Kind != Direct || s.Path.Alive && !s.Path.Silent || !s.HeardAt.Equal(s.now) || s.HeardAfter.IsZero() {
+	if !s.Path.probed() || s.Path.Alive && !s.Path.Silent || !s.HeardAt.Equal(s.now) || s.HeardAfter.IsZero() {
 		return
 	}
 	quiet := s.now.Sub(s.AgentAt)
 	if quiet < agentQuiet || !s.Relay.Absent && quiet < agentGone || s.Path.Silent && s.HeardFrom == s.Path.Endpoint {
 		return
 	}
-	if s.know(s.HeardFrom) < 0 {
+	i := s.know(s.HeardFrom)
+	if i < 0 {
 		return
 	}
-	s.Path.Endpoint = s.HeardFrom
+	s.lead(i)
 	s.silence()
 }
 
@@ -152,10 +156,12 @@ func (s *step) know(e netip.AddrPort) int {
 // takeAdopted takes the endpoint over which WireGuard talked to the peer when this agent started: better a tunnel
 // that works than a relay that may not reach the peer's agent.
 func (s *step) takeAdopted(e netip.AddrPort) {
-	if s.LastDirect.IsValid() || s.Path.Kind == Direct || s.know(e) < 0 {
+	i := s.know(e)
+	if s.LastDirect.IsValid() || s.Path.probed() || i < 0 {
 		return
 	}
-	s.Path = Path{Kind: Direct, Endpoint: e, Since: s.now}
+	s.Path = Path{Since: s.now}
+	s.lead(i)
 	s.silence()
 	s.Path.Rule = "direct-adopted"
 	s.Path.Reason = fmt.Sprintf("WireGuard was in touch with the peer at %s when this agent started. The peer's agent has not answered yet.", e)

@@ -35,7 +35,7 @@ func (k Kind) String() string {
 // Path is how WireGuard reaches one peer.
 type Path struct {
 	Kind     Kind
-	Endpoint netip.AddrPort // of a direct path
+	Endpoint netip.AddrPort // of a direct path; of a relayed one: the port that the relay has reserved, not valid when packets travel in its session
 	Relay    identity.ID    // of a relayed path
 	Since    time.Time
 	RTT      time.Duration // 0: not measured
@@ -45,10 +45,13 @@ type Path struct {
 	Silent   bool          // alive by WireGuard's counters alone: the peer's agent does not answer
 }
 
-// String is the path as the journal keeps it: relay:<id>, direct:<addr:port> or none.
+// String is the path as the journal keeps it: relay:<id>, relay:<id>,<addr:port>, direct:<addr:port> or none.
 func (p Path) String() string {
 	switch p.Kind {
 	case Relay:
+		if p.Endpoint.IsValid() {
+			return "relay:" + p.Relay.String() + "," + p.Endpoint.String()
+		}
 		return "relay:" + p.Relay.String()
 	case Direct:
 		return "direct:" + p.Endpoint.String()
@@ -147,9 +150,10 @@ const (
 	InputEndpointSeen                  // Endpoint: WireGuard accepted a packet from there
 	InputAdopted                       // Endpoint: where WireGuard talked to the peer before this agent started
 	InputGuess                         // Guess: what became of guessing ports; Endpoint: a hit
+	InputReserved                      // Relay.ID, Endpoint: the port that a relay has reserved, Reply: it carries; without Endpoint, Error: there is none
 )
 
-var inputNames = [...]string{"tick", "self", "record", "relay", "settings", "network", "probe_ok", "ping_received", "punch", "traffic", "probe_lost", "endpoint_seen", "adopted", "guess"}
+var inputNames = [...]string{"tick", "self", "record", "relay", "settings", "network", "probe_ok", "ping_received", "punch", "traffic", "probe_lost", "endpoint_seen", "adopted", "guess", "reserved"}
 
 // String is the kind as the journal keeps it.
 func (k InputKind) String() string {
@@ -179,12 +183,15 @@ type ActionKind uint8
 
 // The actions of a Machine.
 const (
-	ActionPing  ActionKind = iota // send an authenticated ping to Endpoint
-	ActionPunch                   // signal the peer to probe this host's addresses now
-	ActionUse                     // WireGuard shall use Path
-	ActionCheck                   // read WireGuard's counters soon, and ask the relay whether the peer is there
-	ActionGuess                   // guess ports with the peer as Guess says; the zero Guess ends that
-	ActionWake                    // call Step with a tick at At; replaces the earlier wish
+	ActionPing     ActionKind = iota // send an authenticated ping to Endpoint
+	ActionPunch                      // signal the peer to probe this host's addresses now
+	ActionUse                        // WireGuard shall use Path
+	ActionCheck                      // read WireGuard's counters soon, and ask the relay whether the peer is there
+	ActionGuess                      // guess ports with the peer as Guess says; the zero Guess ends that
+	ActionReserve                    // ask Relay to reserve a port
+	ActionPortDeaf                   // tell Relay that nothing comes through its port
+	ActionGiveBack                   // let Relay have its port back
+	ActionWake                       // call Step with a tick at At; replaces the earlier wish
 )
 
 // Action is what the shell shall do. Which fields count depends on Kind.
@@ -195,6 +202,7 @@ type Action struct {
 	Path     Path
 	At       time.Time
 	Guess    Guess
+	Relay    identity.ID
 }
 
 // String is the action in one word and its value.
@@ -210,6 +218,12 @@ func (a Action) String() string {
 		return "check"
 	case ActionGuess:
 		return "guess " + a.Guess.Kind.String()
+	case ActionReserve:
+		return "reserve at relay " + a.Relay.String()
+	case ActionPortDeaf:
+		return "nothing comes through the port of relay " + a.Relay.String()
+	case ActionGiveBack:
+		return "give back the port of relay " + a.Relay.String()
 	case ActionWake:
 		return "wake " + a.At.Format("15:04:05.000")
 	}

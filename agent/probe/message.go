@@ -38,6 +38,8 @@ const (
 const (
 	magic   = 0xf5736b6e // 0xf5 "skn": no WireGuard type, and outside the range of STUN, DTLS and TURN (RFC 7983)
 	version = 1
+	// versionRelay marks what a relay and its clients say to each other on its reserved ports (package relay).
+	versionRelay = 0x80
 )
 
 // Type says what a message is.
@@ -100,6 +102,11 @@ func Parse(b []byte) (Message, error) {
 		m.Observed = netip.AddrPortFrom(addr, binary.BigEndian.Uint16(b[offPort:]))
 	}
 	return m, nil
+}
+
+// isRelay tells messages of relays.
+func isRelay(b []byte) bool {
+	return len(b) > offVersion && binary.BigEndian.Uint32(b) == magic && b[offVersion] == versionRelay
 }
 
 // Codec writes and proves the messages of one pair of nodes. It is not safe for concurrent use.

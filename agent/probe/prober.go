@@ -58,7 +58,9 @@ type ProberConfig struct {
 	OnPing func(Ping)
 	OnPong func(Pong)
 	OnSTUN Handler // what is STUN, untouched
-	Log    *slog.Logger
+	// OnRelay gets, untouched, what has our magic and the version of relays' messages.
+	OnRelay Handler
+	Log     *slog.Logger
 }
 
 // ProberStats counts datagrams since the start.
@@ -149,6 +151,10 @@ func (p *Prober) Handle(from netip.AddrPort, local netip.Addr, payload []byte, a
 	for len(payload) > 0 {
 		m, err := Parse(payload)
 		if err != nil {
+			if isRelay(payload) && p.c.OnRelay != nil {
+				p.c.OnRelay(from, local, payload, at)
+				return
+			}
 			if payload[0]>>6 == 0 && p.c.OnSTUN != nil {
 				p.c.OnSTUN(from, local, payload, at)
 			}

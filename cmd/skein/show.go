@@ -140,6 +140,9 @@ func printPeers(w io.Writer, peers []*skeinv1.PeerView) {
 		if p.GetRelayName() != "" {
 			via = p.GetRelayName()
 		}
+		if p.GetDetail() == "udp" {
+			via += " (udp)"
+		}
 		if !p.GetAlive() && path == "direct" {
 			path = "down"
 		}
@@ -249,6 +252,9 @@ func printExplain(w io.Writer, r *skeinv1.ExplainPeerResponse, names *strings.Re
 	switch {
 	case p.GetRelayName() != "":
 		way += " over " + p.GetRelayName()
+		if p.GetDetail() == "udp" {
+			way += " by UDP through " + p.GetEndpoint()
+		}
 	case p.GetEndpoint() != "":
 		way += " to " + p.GetEndpoint()
 	}

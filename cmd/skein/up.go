@@ -18,6 +18,7 @@ import (
 	"github.com/skeinmesh/skein/agent/config"
 	skeinv1 "github.com/skeinmesh/skein/api/skein/v1"
 	"github.com/skeinmesh/skein/dataplane/plane"
+	"github.com/skeinmesh/skein/dataplane/relaynft"
 )
 
 // load reads the configuration file and puts the global flags over it.
@@ -106,7 +107,7 @@ func newDownCmd(g *globals) *cobra.Command {
 		Use:   "down",
 		Short: "Stop the agent; with --purge remove what skein put into the kernel",
 		Long: "Stop the agent on this host. With kernel WireGuard the tunnel goes on carrying packets until the next\n" +
-			"start; --purge removes link, rules, routes and the nft table, and only those. The state directory stays:\n" +
+			"start; --purge removes link, rules, routes and the nft tables, and only those. The state directory stays:\n" +
 			"it is this node's identity.",
 		Example: "  skein down\n  skein down --purge",
 		Args:    noArgs,
@@ -121,7 +122,7 @@ func newDownCmd(g *globals) *cobra.Command {
 				if err != nil {
 					return err
 				}
-				return plane.Purge(cmd.Context(), plane.Options{Link: cfg.Dataplane.Link, Log: logger(cfg.Log)})
+				return errors.Join(relaynft.Purge(relaynft.Config{}), plane.Purge(cmd.Context(), plane.Options{Link: cfg.Dataplane.Link, Log: logger(cfg.Log)}))
 			}
 			return g.plain(err)
 		},

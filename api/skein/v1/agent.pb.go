@@ -90,6 +90,7 @@ type StatusResponse struct {
 	Phase            string                 `protobuf:"bytes,29,opt,name=phase,proto3" json:"phase,omitempty"`                                                  // starting | joining | running
 	ClockOffsetNanos int64                  `protobuf:"varint,30,opt,name=clock_offset_nanos,json=clockOffsetNanos,proto3" json:"clock_offset_nanos,omitempty"` // this host's clock minus the leader's, when known
 	ReconcileWrites  uint64                 `protobuf:"varint,31,opt,name=reconcile_writes,json=reconcileWrites,proto3" json:"reconcile_writes,omitempty"`      // netlink writes since start
+	RelayUdp         string                 `protobuf:"bytes,32,opt,name=relay_udp,json=relayUdp,proto3" json:"relay_udp,omitempty"`                            // who forwards UDP for others: kernel | userspace, and why not the kernel; empty: nobody
 	unknownFields    protoimpl.UnknownFields
 	sizeCache        protoimpl.SizeCache
 }
@@ -339,6 +340,13 @@ func (x *StatusResponse) GetReconcileWrites() uint64 {
 		return x.ReconcileWrites
 	}
 	return 0
+}
+
+func (x *StatusResponse) GetRelayUdp() string {
+	if x != nil {
+		return x.RelayUdp
+	}
+	return ""
 }
 
 // Problem is something a user should know: what, why, and what to do.
@@ -2656,7 +2664,7 @@ var File_skein_v1_agent_proto protoreflect.FileDescriptor
 const file_skein_v1_agent_proto_rawDesc = "" +
 	"\n" +
 	"\x14skein/v1/agent.proto\x12\bskein.v1\x1a\x15skein/v1/events.proto\x1a\x16skein/v1/journal.proto\x1a\x15skein/v1/record.proto\x1a\x14skein/v1/state.proto\"\x0f\n" +
-	"\rStatusRequest\"\xbc\a\n" +
+	"\rStatusRequest\"\xd9\a\n" +
 	"\x0eStatusResponse\x12\x1d\n" +
 	"\n" +
 	"cluster_id\x18\x01 \x01(\tR\tclusterId\x12\x17\n" +
@@ -2696,7 +2704,8 @@ const file_skein_v1_agent_proto_rawDesc = "" +
 	"\frecords_hash\x18\x1c \x01(\tR\vrecordsHash\x12\x14\n" +
 	"\x05phase\x18\x1d \x01(\tR\x05phase\x12,\n" +
 	"\x12clock_offset_nanos\x18\x1e \x01(\x03R\x10clockOffsetNanos\x12)\n" +
-	"\x10reconcile_writes\x18\x1f \x01(\x04R\x0freconcileWrites\"\x87\x01\n" +
+	"\x10reconcile_writes\x18\x1f \x01(\x04R\x0freconcileWrites\x12\x1b\n" +
+	"\trelay_udp\x18  \x01(\tR\brelayUdp\"\x87\x01\n" +
 	"\aProblem\x12\x18\n" +
 	"\asubject\x18\x01 \x01(\tR\asubject\x12\x18\n" +
 	"\amessage\x18\x02 \x01(\tR\amessage\x12\x16\n" +

@@ -1,0 +1,174 @@
+package agent
+
+import (
+	"errors"
+	"fmt"
+	"net/netip"
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
+
+	"github.com/skeinmesh/skein/agent/config"
+	"github.com/skeinmesh/skein/dataplane"
+	"github.com/skeinmesh/skein/dataplane/relaynft"
+	"github.com/skeinmesh/skein/identity"
+	"github.com/skeinmesh/skein/relay"
+)
+
+// relayTable is the kernel's forwarding as the relay wants it.
+type relayTable struct{ *relaynft.Table }
+
+func (t relayTable) Map(old, new relay.Mapping) error {
+	return t.Table.Map(relaynft.Mapping(old), relaynft.Mapping(new))
+}
+
+func (t relayTable) Used(m relay.Mapping) (bool, error) { return t.Table.Used(relaynft.Mapping(m)) }
+
+// openUDPRelay makes what forwards UDP between reserved ports, nil if this node does not.
+func (a *Agent) openUDPRelay() (*relay.UDP, error) {
+	if a.cfg.Dataplane.Relay == config.NoUDP {
+		return nil, nil
+	}
+	first, last, err := a.cfg.Ports.UDPRelayRange()
+	if err != nil {
+		return nil, err
+	}
+	cfg := relay.UDPConfig{First: first, Last: last, Control: markSocket(dataplane.MarkWG), Log: a.log.With("room", "relay")}
+	if a.cfg.Dataplane.Relay != config.Userspace {
+		if err := a.openRelayTable(); err != nil {
+			if a.cfg.Dataplane.Relay == config.Kernel {
+				a.report("UDP relay", warning, "dataplane.relay is kernel, and "+err.Error(), "no UDP is relayed; relay sessions are not concerned")
+				return nil, nil
+			}
+			a.relayWhy = err
+		} else {
+			cfg.Kernel, cfg.Avoid = relayTable{a.relayTable}, a.relayTable.Stale
+		}
+	}
+	return relay.NewUDP(cfg)
+}
+
+// openRelayTable takes the kernel's table, which one agent of a network namespace can have.
+func (a *Agent) openRelayTable() error {
+	unlock, err := lockName("skein-relay-table")
+	if err != nil {
+		return errors.New("another agent on this host relays UDP in the kernel")
+	}
+	if a.relayTable, err = relaynft.Open(relaynft.Config{}); err != nil {
+		unlock()
+		return err
+	}
+	if a.cfg.Dataplane.Relay == config.Kernel {
+		if err := a.relayTable.Ready(false); err != nil {
+			err = errors.Join(err, a.relayTable.Close())
+			a.relayTable = nil
+			unlock()
+			return err
+		}
+	}
+	a.relayUnlock = unlock
+	return nil
+}
+
+// closeRelayTable lets go of the table, and with purge removes it.
+func (a *Agent) closeRelayTable(purge bool) error {
+	if a.relayTable == nil {
+		return nil
+	}
+	err := a.relayTable.Close()
+	a.relayTable = nil
+	if purge {
+		err = errors.Join(err, relaynft.Purge(relaynft.Config{}))
+	}
+	a.relayUnlock()
+	return err
+}
+
+// udpDriver is who forwards UDP here, as the record says it; empty: nobody.
+func (a *Agent) udpDriver() string {
+	if a.udp == nil {
+		return ""
+	}
+	name, _ := a.udp.Driver()
+	return name
+}
+
+// udpText is udpDriver for people: with what keeps the kernel from it.
+func (a *Agent) udpText() string {
+	if a.udp == nil {
+		return ""
+	}
+	name, why := a.udp.Driver()
+	if why == nil {
+		why = a.relayWhy
+	}
+	if why != nil && name == config.Userspace {
+		return name + " (" + why.Error() + ")"
+	}
+	return name
+}
+
+// checkUDPRelay tells the user when the kernel does not do what it should. That it forwards nothing at all is no problem unless
+// the configuration asks for it: auto means this process then.
+func (a *Agent) checkUDPRelay() {
+	if a.udp == nil {
+		return
+	}
+	_, why := a.udp.Driver()
+	if why == nil || !errors.Is(why, relay.ErrForwardingDropped) && a.cfg.Dataplane.Relay != config.Kernel {
+		a.report("UDP relay", "", "", "")
+		return
+	}
+	a.report("UDP relay", warning, why.Error(), "UDP is relayed by this process meanwhile: slower, and otherwise the same")
+}
+
+// pinger sends pings from WireGuard's port, and ahead of those to a relay's reserved port what shows the relay where they
+// come from.
+type pinger struct{ a *Agent }
+
+// SendPing pings a peer at an endpoint.
+func (p pinger) SendPing(peer identity.ID, to netip.AddrPort) ([12]byte, error) {
+	if b, ok := p.a.pool.Bind(to); ok {
+		if err := p.a.socket.Send(to, b); err != nil {
+			return [12]byte{}, fmt.Errorf("show relay port %s this host's mapping: %w", to, err)
+		}
+	}
+	tx, err := p.a.prober.SendPing(peer, to)
+	return tx, err
+}
+
+// onRelay takes what a relay has sent to WireGuard's port.
+func (a *Agent) onRelay(from netip.AddrPort, local netip.Addr, payload []byte, _ time.Time) {
+	if answer, ok := a.pool.TakeChallenge(from, payload); ok {
+		if err := a.socket.SendFrom(local, from, answer); err != nil {
+			a.log.Debug("a relay's challenge could not be answered", "from", from, "err", err)
+		}
+	}
+}
+
+// onReserved takes what a relay says of its ports.
+func (a *Agent) onReserved(r relay.Reservation) {
+	if a.paths != nil {
+		a.paths.Reserved(r.Peer, r.Relay, r.Endpoint, r.Ready, r.Refused)
+	}
+}
+
+// collectUDPRelay tells how the relay's reserved ports do.
+func (a *Agent) collectUDPRelay(out chan<- prometheus.Metric) {
+	if a.udp == nil {
+		return
+	}
+	s := a.udp.Stats()
+	for state, n := range map[string]int{"reserved": s.Pairs - s.Ready, "kernel": s.InKernel, "userspace": s.Ready - s.InKernel} {
+		out <- prometheus.MustNewConstMetric(descUDPPairs, prometheus.GaugeValue, float64(n), state)
+	}
+	for outcome, n := range map[string]uint64{"forwarded": s.Packets, "lost": s.Lost, "refused": s.Refused} {
+		out <- prometheus.MustNewConstMetric(descUDPPackets, prometheus.CounterValue, float64(n), outcome)
+	}
+	out <- prometheus.MustNewConstMetric(descUDPBytes, prometheus.CounterValue, float64(s.Bytes))
+	for event, n := range map[string]uint64{
+		"reserved": s.Reserved, "ended": s.Ended, "denied": s.Denied, "proven": s.Proven, "rebound": s.Rebound, "fell_back": s.FellBack, "mended": s.Mended,
+	} {
+		out <- prometheus.MustNewConstMetric(descUDPEvents, prometheus.CounterValue, float64(n), event)
+	}
+}
