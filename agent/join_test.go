@@ -86,8 +86,8 @@ func TestJoin(t *testing.T) {
 	})
 	t.Run("patience ends", func(t *testing.T) {
 		seed, _ := seedThat(t, says("unavailable", "no leader"))
-		_, err := joinWith(t, 300*time.Millisecond, seed)
-		want := "no seed of the token admitted this node within 300ms: seed " + seed.GetAddress() + ": no leader (is one of them up, and its TCP port reachable from here?)"
+		_, err := joinWith(t, time.Second, seed)
+		want := "no seed of the token admitted this node within 1s: seed " + seed.GetAddress() + ": no leader (is one of them up, and its TCP port reachable from here?)"
 		if err == nil || err.Error() != want {
 			t.Errorf("have %v\nwant %s", err, want)
 		}

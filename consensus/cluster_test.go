@@ -54,6 +54,24 @@ func TestKilledLeaderCostsThreeSecondsAtMost(t *testing.T) {
 	})
 }
 
+// The new leader has an entry of the old one in its log before it knows that the entry is committed. Until it has
+// folded it, it must not refuse what rests on it: a refusal makes no entry that the base guard could catch.
+func TestNewLeaderDecidesOnAllThatWasCommitted(t *testing.T) {
+	simulate(t, func(t *testing.T, c *cluster) {
+		c.form(3)
+		agent := c.add("agent", false)
+		c.join(agent)
+		for i := range 10 {
+			old := c.leader()
+			c.propose(old, token(i))
+			old.crash()
+			c.propose(agent, revokeToken(i))
+			old.start(false)
+			c.agree()
+		}
+	})
+}
+
 func TestStoppedLeaderHandsOver(t *testing.T) {
 	simulate(t, func(t *testing.T, c *cluster) {
 		c.form(3)
@@ -75,6 +93,10 @@ func TestPartitionedLeaderLosesNothingAndRejoins(t *testing.T) {
 		old := c.leader()
 		others := c.others(old)
 		c.net.cut(ids(old), ids(others...))
+		// It still believes that it leads, and may refuse nothing by what may be the past.
+		if _, err := old.raft.Propose(context.Background(), revokeToken(2)); events.CodeOf(err) != "" || err == nil {
+			t.Fatalf("a leader that was cut off answered from its own state: %v", err)
+		}
 
 		ctx, cancel := context.WithTimeout(context.Background(), 3*time.Second)
 		defer cancel()
@@ -127,7 +149,7 @@ func TestRefusalReachesTheCaller(t *testing.T) {
 		agent := c.add("agent", false)
 		c.join(agent)
 		for _, n := range c.nodes {
-			_, err := n.client.Propose(context.Background(), &skeinv1.Command{Body: &skeinv1.Command_RevokeToken{RevokeToken: &skeinv1.RevokeToken{TokenId: tokenID(9)}}})
+			_, err := n.client.Propose(context.Background(), revokeToken(9))
 			if events.CodeOf(err) != events.NotFound {
 				t.Errorf("%s: %v, want not found", n.name, err)
 			}
@@ -223,6 +245,32 @@ func TestRefusedAppendResetsTheSpeculativeState(t *testing.T) {
 		c.propose(s, token(2))
 		if s.replica.State().Token(tokenID(1)) != nil || s.replica.State().Token(tokenID(2)) == nil {
 			t.Fatal("the leader went on from a wrong state")
+		}
+	})
+}
+
+// An entry without events carries answers that were read from the speculative state. When the entry before it
+// failed, that state never was.
+func TestAnswersBehindAFailedEntryAreUncertain(t *testing.T) {
+	simulate(t, func(t *testing.T, c *cluster) {
+		c.form(1)
+		s := c.nodes[0].raft
+		index := c.nodes[0].replica.State().Index()
+		newProposal := func() *proposal {
+			return &proposal{command: token(1), answer: &skeinv1.Answer{}, done: make(chan struct{})}
+		}
+		newEntry := func(b *skeinv1.Batch, before *entry) *entry {
+			return &entry{proposals: []*proposal{newProposal()}, batch: b, before: before, settled: make(chan struct{})}
+		}
+		first := newEntry(&skeinv1.Batch{Base: index + 7, Events: []*skeinv1.Event{{Index: index + 8, Time: 1, Schema: 1}}}, nil)
+		second := newEntry(&skeinv1.Batch{Base: index + 8}, first)
+		settled := make(chan *entry, 2)
+		s.term.Load().append(first, settled)
+		s.term.Load().append(second, settled)
+		for range 2 {
+			if e := <-settled; !errors.Is(e.proposals[0].err, ErrUncertain) || e.proposals[0].answer != nil {
+				t.Errorf("entry on %d: answered %v, %v", e.batch.Base, e.proposals[0].answer, e.proposals[0].err)
+			}
 		}
 	})
 }

@@ -293,6 +293,10 @@ func token(i int) *skeinv1.Command {
 	return tokenCommand(tokenID(i), hash[:])
 }
 
+func revokeToken(i int) *skeinv1.Command {
+	return &skeinv1.Command{Body: &skeinv1.Command_RevokeToken{RevokeToken: &skeinv1.RevokeToken{TokenId: tokenID(i)}}}
+}
+
 func tokenID(i int) string { return fmt.Sprintf("%016x", i) }
 
 func (c *cluster) propose(n *node, cmd *skeinv1.Command) *skeinv1.Answer {

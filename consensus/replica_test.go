@@ -3,11 +3,13 @@ package consensus
 import (
 	"bytes"
 	"context"
+	"encoding/binary"
 	"errors"
 	"fmt"
 	"log/slog"
 	"os"
 	"path/filepath"
+	"slices"
 	"strconv"
 	"strings"
 	"testing"
@@ -154,13 +156,36 @@ func TestReplicaRefusesWhatDoesNotFollow(t *testing.T) {
 			t.Errorf("%s batch was applied", name)
 		}
 	}
-	if err := r.Apply(third); !errors.Is(err, ErrBase) {
-		t.Errorf("want ErrBase, have %v", err)
+	for name, b := range map[string]*skeinv1.Batch{"older": first, "newer": third} {
+		if err := r.Apply(b); !errors.Is(err, ErrBase) {
+			t.Errorf("%s batch: want ErrBase, have %v", name, err)
+		}
 	}
 	if r.State() != before {
 		t.Fatal("a refused batch changed the state")
 	}
 	must(t, r.Apply(second))
+}
+
+// A subscription cuts the log at other places than Raft does: of a batch whose beginning is known the rest is folded.
+func TestCatchUpTakesTheRestOfABatch(t *testing.T) {
+	r := openReplica(t, t.TempDir())
+	h, first := newHistory(t)
+	must(t, r.Apply(first))
+	b := h.tokens(3)
+	must(t, r.Apply(&skeinv1.Batch{Base: b.Base, Events: b.Events[:2]}))
+	later := h.tokens(1)
+	if err := r.catchUp(later); !errors.Is(err, ErrBase) {
+		t.Errorf("over a gap: %v, want ErrBase", err)
+	}
+	for range 2 { // the second time all of it is known
+		must(t, r.catchUp(b))
+		must(t, r.catchUp(first))
+	}
+	must(t, r.catchUp(later))
+	if r.State().Hash() != h.state.Hash() {
+		t.Fatalf("it is at %d, want %d", r.State().Index(), h.state.Index())
+	}
 }
 
 func TestAppliedIndexNeverGoesBack(t *testing.T) {
@@ -307,8 +332,67 @@ func TestSpillIsEmptiedByEachWrite(t *testing.T) {
 	must(t, r.Close())
 }
 
+// While one file's events are put into the archive, the other takes what comes, and must keep it.
+func TestSpillKeepsWhatComesDuringAWrite(t *testing.T) {
+	dir := t.TempDir()
+	r := openReplica(t, dir)
+	must(t, r.makeLazy())
+	h, b := newHistory(t)
+	must(t, r.Apply(b))
+	writing, err := r.store.db.Begin(true) // holds the flush up
+	must(t, err)
+	flushed := make(chan error, 1)
+	go func() { flushed <- r.Sync() }()
+	eventually(t, "the flush has begun", func() error {
+		r.mu.Lock()
+		defer r.mu.Unlock()
+		if len(r.later) > 0 {
+			return errors.New("not yet")
+		}
+		return nil
+	})
+	must(t, r.Apply(h.tokens(2)))
+	must(t, writing.Rollback())
+	must(t, <-flushed)
+	r.disk.Lock() // as if killed: no further flush
+	r.tail.Lock()
+	r.tail.closed = true
+	r.tail.Unlock()
+	r.store.db.Close()
+	r.disk.Unlock()
+	if got := openReplica(t, dir).State(); got.Hash() != h.state.Hash() {
+		t.Fatalf("killed after the write it came back at %d, want %d", got.Index(), h.state.Index())
+	}
+}
+
+// What was applied before a reset is part of the new state. Written after it, it would tear the archive.
+func TestResetForgetsWhatIsUnwritten(t *testing.T) {
+	dir := t.TempDir()
+	r := openReplica(t, dir)
+	must(t, r.makeLazy())
+	h, b := newHistory(t)
+	must(t, r.Apply(b))
+	must(t, r.Apply(h.tokens(2)))
+	h.tokens(3)
+	must(t, r.Reset(h.state.Proto()))
+	must(t, r.Apply(h.tokens(1)))
+	must(t, r.Close())
+	r = openReplica(t, dir)
+	if evs, first, last, err := r.Events(0, 100); err != nil || len(evs) != 2 || last != h.state.Index() || first != last-1 || r.State().Hash() != h.state.Hash() {
+		t.Errorf("after a reset and an event: %d events of %d..%d, %v", len(evs), first, last, err)
+	}
+}
+
 func FuzzReadSpill(f *testing.F) {
 	f.Add([]byte{0, 0, 0, 1, 0})
+	_, b := newHistory(f)
+	sealed, err := EncodeBatch(b)
+	if err != nil {
+		f.Fatal(err)
+	}
+	frame := append(binary.BigEndian.AppendUint32(nil, uint32(len(sealed))), sealed...)
+	f.Add(append(slices.Clone(frame), frame...))
+	f.Add(frame[:len(frame)-1])
 	f.Fuzz(func(t *testing.T, b []byte) {
 		for _, batch := range readSpill(bytes.NewReader(b)) {
 			if err := checkBatch(batch); err != nil {

@@ -81,8 +81,11 @@ func TestCommands(t *testing.T) {
 			fails(InvalidArgument, "16 lower-case hex digits", &skeinv1.Command{Body: &skeinv1.Command_CreateToken{CreateToken: &skeinv1.CreateToken{Id: "mine"}}}),
 			does(revokeToken("2"), "TokenRevoked "+tokenID("2")),
 			fails(NotFound, "skein token list", revokeToken("2")),
-			later(30 * 24 * time.Hour),
-			does(createToken("4", 1, false), "TokenRevoked "+token1, "TokenCreated"),
+			later(7*24*time.Hour - time.Minute), // so long a late joiner hears that it expired
+			does(createToken("4", 1, false), "TokenCreated"),
+			fails(PermissionDenied, "expired at", admit("late", "1")),
+			later(time.Hour + time.Minute),
+			does(createToken("5", 1, false), "TokenRevoked "+token1, "TokenCreated"),
 		}},
 		{"join", false, []step{
 			does(withID("r1", admit("b", "1")), "NodeAdmitted b 10.4.0.2", "TokenUsed "+token1, "CommandAnswered r1"),
@@ -104,8 +107,9 @@ func TestCommands(t *testing.T) {
 			fails(PermissionDenied, "lets no servers in", admit("c", "agents", asServer)),
 			does(admit("c", "agents"), "NodeAdmitted c 10.4.0.3", "TokenUsed "+tokenID("agents")),
 			fails(PermissionDenied, "may not be a server", addServer(id("c"))),
-			later(time.Hour),
-			fails(PermissionDenied, "expired at 2026-03-01T13:00:02Z", admit("d", "1")),
+			later(59*time.Minute + 47*time.Second), // a second before
+			does(admit("d", "1"), "NodeAdmitted d 10.4.0.4", "TokenUsed "+token1),
+			fails(PermissionDenied, "expired at 2026-03-01T13:00:02Z", admit("e", "1")), // at this very moment
 		}},
 		{"join with bad values", false, []step{
 			fails(InvalidArgument, "needs a name", admit("", "1")),
@@ -344,6 +348,17 @@ func TestAddressesGoOn(t *testing.T) {
 	if have := w.must(admit("d", "1")).GetNode().GetIpv4(); have != "10.4.0.4" {
 		t.Fatalf("d got %s", have)
 	}
+	// It is the order of giving that counts, not that of the addresses.
+	for i, ip := range []string{"10.4.0.200", "10.4.0.100"} {
+		n := &skeinv1.Node{Id: id(ip), Name: fmt.Sprint("by-hand-", i), WireguardKey: key("wireguard", ip), Ipv4: ip, AdmittedIndex: w.s.Index() + 1}
+		e := &skeinv1.Event{Index: w.s.Index() + 1, Time: w.s.Time(), Schema: 1, Body: &skeinv1.Event_NodeAdmitted{NodeAdmitted: &skeinv1.NodeAdmitted{Node: n}}}
+		if err := w.s.Fold(e); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if have := w.must(admit("e", "1")).GetNode().GetIpv4(); have != "10.4.0.101" {
+		t.Fatalf("e got %s", have)
+	}
 }
 
 // TestSchemaOfServers: an event type is appended only when every server can fold it.
@@ -387,6 +402,33 @@ func TestTokensAreBounded(t *testing.T) {
 		w.decide(c)
 	}
 	if _, _, err := w.propose(createToken("more", 1, false)); CodeOf(err) != ResourceExhausted || !strings.Contains(err.Error(), "skein token revoke") {
+		t.Fatalf("answered %v", err)
+	}
+}
+
+// Many expired tokens go a few at a time, so that no command makes a huge entry.
+func TestExpiredTokensGoInPortions(t *testing.T) {
+	w := newCluster(t)
+	for i := range 2*dropAtOnce - 1 {
+		w.must(createToken(fmt.Sprint("t", i), 1, false))
+	}
+	w.now = w.now.Add(30 * 24 * time.Hour)
+	for _, left := range []int{dropAtOnce + 1, 2, 3} {
+		w.must(createToken(fmt.Sprint("left", left), 1, false))
+		if have := len(w.s.Tokens()); have != left {
+			t.Errorf("%d tokens are left, want %d", have, left)
+		}
+	}
+}
+
+// A node ID is a part of the key's hash. Who finds another key with a member's ID is not that member.
+func TestAnotherKeyWithAMembersID(t *testing.T) {
+	w := newCluster(t)
+	n := &skeinv1.Node{Id: id("x"), Name: "victim", IdentityKey: key("identity", "victim"), WireguardKey: key("wireguard", "victim"), Ipv4: "10.4.0.9", AdmittedIndex: w.s.Index() + 1}
+	if err := w.s.Fold(&skeinv1.Event{Index: w.s.Index() + 1, Time: w.s.Time(), Schema: 1, Body: &skeinv1.Event_NodeAdmitted{NodeAdmitted: &skeinv1.NodeAdmitted{Node: n}}}); err != nil {
+		t.Fatal(err)
+	}
+	if _, _, err := w.propose(admit("x", "1")); CodeOf(err) != AlreadyExists || !strings.Contains(err.Error(), "has the node ID") {
 		t.Fatalf("answered %v", err)
 	}
 }

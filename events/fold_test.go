@@ -77,7 +77,7 @@ func TestGap(t *testing.T) {
 // TestContradictions: facts that cannot be change nothing but the index.
 func TestContradictions(t *testing.T) {
 	w := newCluster(t)
-	w.must(admit("b", "1"))
+	w.must(withID("r", admit("b", "1")))
 	w.must(admit("c", "1"))
 	w.must(revoke(id("c")))
 	a, c := w.s.NodeByName("a"), w.s.Revoked(idOf("c")).GetNode()
@@ -110,6 +110,9 @@ func TestContradictions(t *testing.T) {
 		"no ID":                   admitted(func(n *skeinv1.Node) { n.Id = "x" }),
 		"no node":                 {Body: &skeinv1.Event_NodeAdmitted{}},
 		"a change of address":     changed(func(n *skeinv1.Node) { n.Ipv4 = "10.4.0.78" }),
+		"a change of IPv6":        changed(func(n *skeinv1.Node) { n.Ipv6 = "fd00::78" }),
+		"a change of identity":    changed(func(n *skeinv1.Node) { n.IdentityKey = key("identity", "y") }),
+		"a change of admission":   changed(func(n *skeinv1.Node) { n.AdmittedIndex++ }),
 		"a change of key":         changed(func(n *skeinv1.Node) { n.WireguardKey = key("wireguard", "y") }),
 		"a change to a name":      changed(func(n *skeinv1.Node) { n.Name = "b" }),
 		"a change of nobody":      changed(func(n *skeinv1.Node) { n.Id = id("x") }),
@@ -120,6 +123,7 @@ func TestContradictions(t *testing.T) {
 		"a demoted voter":         {Body: &skeinv1.Event_ServerAdded{ServerAdded: &skeinv1.ServerAdded{NodeId: id("a")}}},
 		"another cluster":         {Body: &skeinv1.Event_ClusterCreated{ClusterCreated: &skeinv1.ClusterCreated{Cluster: &skeinv1.Cluster{Id: "x"}}}},
 		"a token twice":           {Body: &skeinv1.Event_TokenCreated{TokenCreated: &skeinv1.TokenCreated{Token: &skeinv1.Token{Id: tokenID("1")}}}},
+		"a second answer":         {Body: &skeinv1.Event_CommandAnswered{CommandAnswered: &skeinv1.CommandAnswered{Answer: &skeinv1.Answer{RequestId: "r", Index: w.s.Index() + 1}}}},
 		"an answer to nobody":     {Body: &skeinv1.Event_CommandAnswered{CommandAnswered: &skeinv1.CommandAnswered{}}},
 	} {
 		s := w.s.Clone()

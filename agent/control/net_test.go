@@ -76,12 +76,13 @@ func (w wireEnd) Send(peer identity.ID, channel byte, b []byte) error {
 type node struct {
 	id      identity.ID
 	net     *control.Net
+	port    uint16
 	tunnel  control.Tunnel
 	mu      sync.Mutex
 	packets chan string
 }
 
-// pair makes two members and a stranger who share a relay.
+// trio makes two members and a stranger who share a relay.
 func trio(t *testing.T) (w *wire, nodes []*node) {
 	t.Helper()
 	w = &wire{nodes: map[identity.ID]*control.Net{}, got: map[identity.ID]func(identity.ID, byte, []byte){}}
@@ -101,7 +102,7 @@ func trio(t *testing.T) (w *wire, nodes []*node) {
 	delete(members.keys, keys[2].ID())
 	port := freePort(t)
 	for i, k := range keys {
-		n := &node{id: k.ID(), packets: make(chan string, 16)}
+		n := &node{id: k.ID(), port: port, packets: make(chan string, 16)}
 		r := members
 		if i == 2 {
 			r = everybody
@@ -141,7 +142,11 @@ func bind(t *testing.T, i int, n *node) {
 	}
 }
 
-func echo(t *testing.T, from, to *node) *control.Conn {
+// pipe is both ends of a stream.
+type pipe struct{ from, to *control.Conn }
+
+// dial opens a stream.
+func dial(t *testing.T, from, to *node) pipe {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(t.Context(), 5*time.Second)
 	defer cancel()
@@ -159,18 +164,26 @@ func echo(t *testing.T, from, to *node) *control.Conn {
 	t.Cleanup(func() { c.Close() })
 	select {
 	case a := <-accepted:
-		defer a.Close()
+		t.Cleanup(func() { a.Close() })
 		if have := a.(*control.Conn).Peer(); have != from.id {
 			t.Fatalf("accepted from %s, want %s", have, from.id)
 		}
-		go func() { io.WriteString(c, "hello"); c.(*control.Conn).CloseWrite(); io.Copy(io.Discard, c) }()
-		if b, err := io.ReadAll(a); err != nil || string(b) != "hello" {
-			t.Fatalf("have %q, %v", b, err)
-		}
+		return pipe{c.(*control.Conn), a.(*control.Conn)}
 	case <-ctx.Done():
 		t.Fatal("nothing was accepted")
 	}
-	return c.(*control.Conn)
+	return pipe{}
+}
+
+// echo is a stream that was seen to carry bytes.
+func echo(t *testing.T, from, to *node) *control.Conn {
+	t.Helper()
+	p := dial(t, from, to)
+	go func() { io.WriteString(p.from, "hello"); p.from.CloseWrite(); io.Copy(io.Discard, p.from) }()
+	if b, err := io.ReadAll(p.to); err != nil || string(b) != "hello" {
+		t.Fatalf("have %q, %v", b, err)
+	}
+	return p.from
 }
 
 func TestTunnelFirst(t *testing.T) {
@@ -206,12 +219,88 @@ func TestStrangersAreRefused(t *testing.T) {
 	if _, err := n[0].net.Dial(t.Context(), n[2].id, identity.ALPNRPC); !errors.Is(err, control.ErrNotMember) {
 		t.Fatalf("dialled a stranger: %v", err)
 	}
-	c, err := n[2].net.Dial(t.Context(), n[1].id, identity.ALPNRPC)
-	if err == nil { // in TLS 1.3 the client learns at its first read
-		_, err = c.Read(make([]byte, 1))
+	accepted := make(chan net.Conn, 2)
+	l := n[1].net.Listen(identity.ALPNRPC)
+	go func() {
+		for c, err := l.Accept(); err == nil; c, err = l.Accept() {
+			accepted <- c
+		}
+	}()
+	t.Cleanup(func() { l.Close() })
+	for _, tunnel := range []control.Tunnel{control.Up, control.Down} { // by either way
+		n[2].tunnel = tunnel
+		c, err := n[2].net.Dial(t.Context(), n[1].id, identity.ALPNRPC)
+		if err == nil { // in TLS 1.3 the client learns at its first read
+			_ = c.SetDeadline(time.Now().Add(5 * time.Second))
+			_, err = c.Read(make([]byte, 1))
+			c.Close()
+		}
+		if err == nil || !strings.Contains(err.Error(), "bad certificate") {
+			t.Errorf("with tunnel %d: a stranger was answered %v", tunnel, err)
+		}
 	}
-	if err == nil || errors.Is(err, io.EOF) && !strings.Contains(err.Error(), "EOF") {
-		t.Fatal("a stranger was let in")
+	n[0].tunnel = control.Up
+	c, err := n[0].net.Dial(t.Context(), n[1].id, identity.ALPNRPC) // after the others, so that they would be here
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer c.Close()
+	if got := (<-accepted).(*control.Conn).Peer(); got != n[0].id {
+		t.Errorf("accepted %s, who is no member", got)
+	}
+}
+
+// Who is thrown out loses the streams that are open, and nobody else does.
+func TestKick(t *testing.T) {
+	_, n := trio(t)
+	bind(t, 0, n[0])
+	bind(t, 1, n[1])
+	n[0].tunnel, n[1].tunnel = control.Up, control.Up
+	there, back := dial(t, n[0], n[1]), dial(t, n[1], n[0])
+	n[0].net.Kick(n[2].id)
+	for _, s := range []pipe{there, back} {
+		if _, err := s.from.Write([]byte("x")); err != nil {
+			t.Fatalf("another node was kicked, and this stream broke: %v", err)
+		}
+		if _, err := io.ReadFull(s.to, make([]byte, 1)); err != nil {
+			t.Fatalf("another node was kicked, and this stream broke: %v", err)
+		}
+	}
+	n[0].net.Kick(n[1].id)
+	for name, c := range map[string]*control.Conn{"dialled": there.from, "accepted": back.to, "the other end of the dialled": there.to, "the other end of the accepted": back.from} {
+		_ = c.SetDeadline(time.Now().Add(5 * time.Second))
+		var timeout net.Error
+		if _, err := c.Read(make([]byte, 1)); err == nil || errors.As(err, &timeout) && timeout.Timeout() {
+			t.Errorf("the %s stream is still open: %v", name, err)
+		}
+	}
+}
+
+// A packet that comes through the tunnel is its address's owner's; who owns none is no member.
+func TestPacketsOfUnknownAddressesAreDropped(t *testing.T) {
+	_, n := trio(t)
+	bind(t, 0, n[0])
+	bind(t, 1, n[1])
+	to := net.UDPAddrFromAddrPort(netip.AddrPortFrom(netip.AddrFrom4([4]byte{127, 77, 0, 2}), n[1].port))
+	c, err := net.DialUDP("udp4", &net.UDPAddr{IP: net.IPv4(127, 77, 0, 99)}, to)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer c.Close()
+	if _, err := c.Write([]byte("\x02forged")); err != nil {
+		t.Fatal(err)
+	}
+	n[0].tunnel = control.Up
+	if err := n[0].net.SendPacket(n[1].id, control.ChannelSignal, []byte("honest")); err != nil {
+		t.Fatal(err)
+	}
+	select {
+	case have := <-n[1].packets:
+		if have != n[0].id.String()+" 2 honest" {
+			t.Errorf("taken: %q", have)
+		}
+	case <-time.After(5 * time.Second):
+		t.Fatal("nothing arrived")
 	}
 }
 
