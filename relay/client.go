@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"math/rand/v2"
+	"runtime"
 	"slices"
 	"sync"
 	"sync/atomic"
@@ -169,7 +170,7 @@ func (c *client) once() error {
 	if err != nil {
 		return err
 	}
-	w := newWire(conn, newQueue(&c.pool.packets, sendPackets, sendBytes), c.pool.now)
+	w := newWire(conn, newQueue(&c.pool.packets, sendPackets, sendBytes, clientStanding), &c.pool.load, c.pool.now)
 	stop := context.AfterFunc(c.ctx, func() { w.end(errClosed) })
 	defer stop()
 	c.mu.Lock()
@@ -239,7 +240,8 @@ func (c *client) judge(w *wire, now time.Duration) {
 		waited = now - c.pings[0].at
 	}
 	suspect := waited > max(suspectAfter, 3*c.status.rtt)
-	dead := waited > max(deadAfter, 6*c.status.rtt)
+	// A relay that delivers but answers late is overloaded: to dial anew would only add to its load.
+	dead := waited > max(deadAfter, 6*c.status.rtt) && (w.silent(now) > deadAfter || waited > stuckWrite)
 	turned := suspect && c.status.connected && !c.status.suspect
 	if turned {
 		c.status.suspect = true
@@ -291,12 +293,14 @@ func (c *client) pong(w *wire, token uint64) {
 func (c *client) readLoop(w *wire) error {
 	r := newFrameReader()
 	s := sink{client: c}
+	turn := 0
 	for {
-		if err := r.fill(w.conn); err != nil {
+		n, err := r.fill(w.conn)
+		if err != nil {
 			return fmt.Errorf("read from relay %s: %w", c.relay.ID, err)
 		}
 		s.begin(c.pool)
-		w.heard.Store(int64(s.now))
+		w.read(s.now, n)
 		for {
 			t, body, ok, err := r.next()
 			if err != nil {
@@ -310,6 +314,10 @@ func (c *client) readLoop(w *wire) error {
 			}
 		}
 		s.flush()
+		if turn += n; turn >= turnBytes {
+			turn = 0
+			runtime.Gosched()
+		}
 	}
 }
 
@@ -332,6 +340,8 @@ func (c *client) frame(w *wire, s *sink, t frameType, body []byte) error {
 		c.pool.present(c, c.pool.peer(decodeNode(body)), s.now)
 	case frameOffer:
 		c.offered(decodeOffer(body))
+	case frameWindow:
+		w.q.grant(decodeWindow(body))
 	case frameHello:
 		h := decodeHello(body)
 		if h.version != 1 {

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"math"
 
 	"github.com/skeinmesh/skein/identity"
 )
@@ -47,6 +48,7 @@ const (
 	frameGiveUp  frameType = 0x32 // client to relay: that pair is not needed any more
 
 	ignorable   frameType = 0x80
+	frameWindow frameType = 0x80 // both: bytes read so far, and how many may be under way
 	framePair   frameType = 0x90 // relay to client: a pair is reserved, whoever asked for it
 	frameState  frameType = 0x91 // relay to client: a pair became ready, or ended
 	frameDenied frameType = 0x92 // relay to client: no pair with that node, and why
@@ -61,6 +63,7 @@ const (
 	helloSize  = 1 + 4 + 4 + 2 + 2
 	offerSize  = 8 + 8 + secretSize
 	acceptSize = 8 + secretSize
+	windowSize = 8 + 4
 	maxReason  = 200
 )
 
@@ -146,6 +149,11 @@ func appendReply(b []byte, code replyCode, reason string) []byte {
 	return append(append(b, byte(code)), reason...)
 }
 
+func appendWindow(b []byte, total uint64, size uint32) []byte {
+	b = binary.BigEndian.AppendUint64(appendHeader(b, frameWindow, windowSize), total)
+	return binary.BigEndian.AppendUint32(b, size)
+}
+
 // parse finds the first frame in b. size is 0 while the frame is not whole; need tells then how
 // many bytes it takes, as far as that is known.
 func parse(b []byte) (t frameType, body []byte, size, need int, err error) {
@@ -184,6 +192,8 @@ func checkHeader(t frameType, n int) error {
 		lo, hi = 1, 1+maxReason
 	case frameReserve, frameFailed, frameGiveUp, framePair, frameState, frameDenied:
 		lo, hi = pairFrameSizes(t)
+	case frameWindow:
+		lo = windowSize
 	default:
 		if t < ignorable {
 			return fmt.Errorf("%w: unknown frame type 0x%02x", errProtocol, byte(t))
@@ -224,6 +234,15 @@ func decodeAccept(b []byte) (stream uint64, secret [secretSize]byte) {
 	return binary.BigEndian.Uint64(b), [secretSize]byte(b[8:])
 }
 
+// decodeWindow returns up to which byte the sender may go.
+func decodeWindow(b []byte) (granted uint64) {
+	total, size := binary.BigEndian.Uint64(b), binary.BigEndian.Uint32(b[8:])
+	if size == 0 || total > math.MaxInt64 {
+		return unlimited
+	}
+	return total + uint64(size)
+}
+
 func decodeReply(b []byte) (replyCode, string) { return replyCode(b[0]), string(b[1:]) }
 
 // frameReader cuts a byte stream into frames without an allocation per frame.
@@ -238,8 +257,8 @@ const readBuffer = 20 << 10
 
 func newFrameReader() *frameReader { return &frameReader{buf: make([]byte, readBuffer)} }
 
-// fill reads once from the connection.
-func (r *frameReader) fill(c io.Reader) error {
+// fill reads once from the connection, and tells how many bytes came.
+func (r *frameReader) fill(c io.Reader) (int, error) {
 	if r.start > 0 {
 		r.end = copy(r.buf, r.buf[r.start:r.end])
 		r.start = 0
@@ -250,12 +269,12 @@ func (r *frameReader) fill(c io.Reader) error {
 	n, err := c.Read(r.buf[r.end:])
 	r.end += n
 	if n > 0 {
-		return nil // an error comes again with the next Read
+		return n, nil // an error comes again with the next Read
 	}
 	if err == nil {
 		err = io.ErrNoProgress
 	}
-	return err
+	return 0, err
 }
 
 // next returns the next whole frame; ok is false when more must be read first. The body is valid

@@ -27,7 +27,7 @@ func TestFrameReaderCutsAnywhere(t *testing.T) {
 	r, n := newFrameReader(), 0
 	src := iotest.OneByteReader(bytes.NewReader(b))
 	for n < 16 {
-		if err := r.fill(src); err != nil {
+		if _, err := r.fill(src); err != nil {
 			t.Fatal(err)
 		}
 		for {

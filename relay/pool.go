@@ -69,6 +69,7 @@ type Pool struct {
 	cfg     PoolConfig
 	start   time.Time
 	packets packetPool
+	load    load
 	ctx     context.Context
 	cancel  context.CancelFunc
 	wg      sync.WaitGroup

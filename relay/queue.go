@@ -9,13 +9,19 @@ import (
 )
 
 const (
-	// batchBytes is four TLS records: few enough that a control frame hardly waits, and enough that
+	// batchBytes is at most four TLS records: few enough that a control frame hardly waits, and enough that
 	// the taker need not fight for the queue's lock with those who flood it.
 	batchBytes = 64 << 10
 	// quantum is what a flow may send per round; a full-sized packet fits.
 	quantum = 2 << 10
 	// maxAge ends a packet's wait: later than this a copy has been sent or nobody wants it any more.
 	maxAge = time.Second
+	// A flow whose packets have waited longer than standing for as long as patience has more than its way can
+	// carry: a longer queue would not carry more, only later.
+	// A relay waits longer than a client: where it has no processor to write, its clients should send less.
+	clientStanding = 50 * time.Millisecond
+	serverStanding = 250 * time.Millisecond
+	patience       = 100 * time.Millisecond
 	// smallPacket is the buffer of nearly all packets. Larger ones have a class of their own.
 	smallPacket = 2 << 10
 	// controlBytes bounds the control frames that wait for one session.
@@ -60,7 +66,8 @@ type flow struct {
 	head, tail *packet
 	bytes      int // memory held
 	deficit    int
-	prev, next *flow // ring of the lane's flows that have packets
+	late       time.Duration // since when packets have left later than standing; 0: the last one did not
+	prev, next *flow         // ring of the lane's flows that have packets
 }
 
 // lane serves its flows in turn (deficit round robin), so that one who floods costs others little.
@@ -79,11 +86,14 @@ type lane struct {
 // queue is what waits for one session: control frames, packets of the control net, WireGuard's packets.
 // Many push, one takes.
 type queue struct {
-	mu      sync.Mutex
-	pool    *packetPool
-	control []byte
-	lanes   [2]lane // urgent, bulk
-	closed  bool
+	mu       sync.Mutex
+	pool     *packetPool
+	control  []byte
+	lanes    [2]lane // urgent, bulk
+	closed   bool
+	standing time.Duration
+	taken    uint64 // bytes
+	granted  uint64 // up to which byte packets may be taken; control frames always may
 
 	sleeping  atomic.Bool
 	wake      chan struct{}
@@ -97,8 +107,8 @@ const (
 	laneBulk   = 1
 )
 
-func newQueue(pool *packetPool, maxPackets, maxBytes int) *queue {
-	q := &queue{pool: pool, wake: make(chan struct{}, 1)}
+func newQueue(pool *packetPool, maxPackets, maxBytes int, standing time.Duration) *queue {
+	q := &queue{pool: pool, standing: standing, wake: make(chan struct{}, 1), granted: unlimited}
 	for i := range q.lanes {
 		q.lanes[i] = lane{flows: map[identity.ID]*flow{}, maxCount: maxPackets, maxBytes: maxBytes}
 	}
@@ -150,12 +160,6 @@ func (q *queue) add(now time.Duration, node identity.ID, channel byte, payload [
 	return true
 }
 
-// crowded tells that half of the bulk lane is in use. The caller holds mu.
-func (q *queue) crowded() bool {
-	l := &q.lanes[laneBulk]
-	return l.packets > l.maxCount/2 || l.bytes > l.maxBytes/2
-}
-
 // kick wakes the taker if it sleeps.
 func (q *queue) kick() {
 	if q.sleeping.CompareAndSwap(true, false) {
@@ -166,8 +170,8 @@ func (q *queue) kick() {
 	}
 }
 
-// take waits until something is queued and appends a batch of whole frames. It is false at the end.
-func (q *queue) take(b []byte, now func() time.Duration) ([]byte, bool) {
+// take waits until something is queued and appends a batch of whole frames, of about limit bytes. It is false at the end.
+func (q *queue) take(b []byte, limit int, now func() time.Duration) ([]byte, bool) {
 	for {
 		q.mu.Lock()
 		if q.closed {
@@ -178,12 +182,15 @@ func (q *queue) take(b []byte, now func() time.Duration) ([]byte, bool) {
 			b = append(b, q.control...)
 			q.control = q.control[:0]
 		}
-		t := now()
-		// Half a batch for the control net while WireGuard's packets wait; neither starves.
-		b = q.drain(laneUrgent, b, len(b)+batchBytes/2, t)
-		b = q.drain(laneBulk, b, max(len(b), batchBytes), t)
-		b = q.drain(laneUrgent, b, max(len(b), batchBytes), t)
+		if q.granted > q.taken {
+			t, room := now(), int(min(uint64(limit), q.granted-q.taken))
+			// Half a batch for the control net while WireGuard's packets wait; neither starves.
+			b = q.drain(laneUrgent, b, len(b)+room/2, t)
+			b = q.drain(laneBulk, b, max(len(b), room), t)
+			b = q.drain(laneUrgent, b, max(len(b), room), t)
+		}
 		if len(b) > 0 {
+			q.taken += uint64(len(b))
 			q.mu.Unlock()
 			return b, true
 		}
@@ -193,11 +200,19 @@ func (q *queue) take(b []byte, now func() time.Duration) ([]byte, bool) {
 	}
 }
 
+// grant lets packets be taken up to a byte.
+func (q *queue) grant(granted uint64) {
+	q.mu.Lock()
+	q.granted = granted
+	q.mu.Unlock()
+	q.kick()
+}
+
 func (q *queue) drain(which int, b []byte, limit int, now time.Duration) []byte {
 	l := &q.lanes[which]
 	for l.turn != nil {
 		f := l.turn
-		if now-f.head.at > maxAge {
+		if f.overdue(now, q.standing) {
 			q.dropped.Add(1)
 			q.pool.put(l.pop(f))
 			continue
@@ -220,6 +235,19 @@ func (q *queue) drain(which int, b []byte, limit int, now time.Duration) []byte 
 		q.pool.put(p)
 	}
 	return b
+}
+
+// overdue tells whether a flow's oldest packet has waited too long to be sent.
+func (f *flow) overdue(now, standing time.Duration) bool {
+	age := now - f.head.at
+	if age <= standing {
+		f.late = 0
+		return false
+	}
+	if f.late == 0 {
+		f.late = now
+	}
+	return age > maxAge || now-f.late > patience
 }
 
 // forget drops what a node has queued here.

@@ -30,7 +30,7 @@ func takeAll(t *testing.T, q *queue, now time.Duration) []sent {
 		if empty {
 			return all
 		}
-		b, ok := q.take(nil, at(now))
+		b, ok := q.take(nil, batchBytes, at(now))
 		if !ok {
 			t.Fatal("queue closed")
 		}
@@ -51,7 +51,7 @@ func takeAll(t *testing.T, q *queue, now time.Duration) []sent {
 }
 
 func TestQueueDropsTheOldest(t *testing.T) {
-	q := newQueue(&packetPool{}, 3, 1<<20)
+	q := newQueue(&packetPool{}, 3, 1<<20, serverStanding)
 	for i := range byte(5) {
 		q.push(0, node(1), ChannelWireGuard, []byte{i})
 	}
@@ -62,7 +62,7 @@ func TestQueueDropsTheOldest(t *testing.T) {
 }
 
 func TestQueueBoundsBytes(t *testing.T) {
-	q := newQueue(&packetPool{}, 1000, 4*maxFrame)
+	q := newQueue(&packetPool{}, 1000, 4*maxFrame, serverStanding)
 	for range 50 {
 		q.push(0, node(1), ChannelWireGuard, make([]byte, MaxPayload))
 	}
@@ -72,7 +72,7 @@ func TestQueueBoundsBytes(t *testing.T) {
 }
 
 func TestQueueIsFair(t *testing.T) {
-	q := newQueue(&packetPool{}, 100, 1<<20)
+	q := newQueue(&packetPool{}, 100, 1<<20, serverStanding)
 	for range 1000 {
 		q.push(0, node(1), ChannelWireGuard, make([]byte, 1400)) // floods
 	}
@@ -92,7 +92,7 @@ func TestQueueIsFair(t *testing.T) {
 }
 
 func TestQueuePutsControlFirst(t *testing.T) {
-	q := newQueue(&packetPool{}, 100, 1<<20)
+	q := newQueue(&packetPool{}, 100, 1<<20, serverStanding)
 	q.push(0, node(1), ChannelWireGuard, []byte{1})
 	q.push(0, node(1), ChannelGossip, []byte{2})
 	q.pushControl(func(b []byte) []byte { return appendToken(b, framePong, 1) })
@@ -103,7 +103,7 @@ func TestQueuePutsControlFirst(t *testing.T) {
 }
 
 func TestQueueStarvesNeitherLane(t *testing.T) {
-	q := newQueue(&packetPool{}, 10000, 64<<20)
+	q := newQueue(&packetPool{}, 10000, 64<<20, serverStanding)
 	for range 2000 {
 		q.push(0, node(1), ChannelWireGuard, make([]byte, 1400))
 		q.push(0, node(1), ChannelGossip, make([]byte, 1400))
@@ -118,7 +118,7 @@ func TestQueueStarvesNeitherLane(t *testing.T) {
 }
 
 func TestQueueForgetsTheOldAndTheKicked(t *testing.T) {
-	q := newQueue(&packetPool{}, 100, 1<<20)
+	q := newQueue(&packetPool{}, 100, 1<<20, serverStanding)
 	q.push(0, node(1), ChannelWireGuard, []byte{1})
 	q.push(2*maxAge, node(1), ChannelWireGuard, []byte{2})
 	q.push(2*maxAge, node(2), ChannelSignal, []byte{3})
@@ -129,7 +129,7 @@ func TestQueueForgetsTheOldAndTheKicked(t *testing.T) {
 }
 
 func TestQueueControlIsBounded(t *testing.T) {
-	q := newQueue(&packetPool{}, 100, 1<<20)
+	q := newQueue(&packetPool{}, 100, 1<<20, serverStanding)
 	n := 0
 	for q.pushControl(func(b []byte) []byte { return appendToken(b, framePong, 1) }) {
 		if n++; n > controlBytes {
@@ -141,7 +141,7 @@ func TestQueueControlIsBounded(t *testing.T) {
 // TestQueueAgainstModel pushes and takes at random: order per flow holds, and nothing is counted wrong.
 func TestQueueAgainstModel(t *testing.T) {
 	r := rand.New(rand.NewPCG(1, 2))
-	q := newQueue(&packetPool{}, 64, 1<<20)
+	q := newQueue(&packetPool{}, 64, 1<<20, serverStanding)
 	last := map[identity.ID]int{}
 	var pushed, taken uint64
 	check := func(all []sent, seqs map[identity.ID][]int) {

@@ -61,6 +61,7 @@ const maxWatched = 1024
 type Server struct {
 	cfg   ServerConfig
 	pool  packetPool
+	load  load
 	start time.Time
 
 	mu       sync.RWMutex
@@ -119,7 +120,7 @@ func (s *Server) now() time.Duration { return time.Since(s.start) }
 // The handshake must be complete. It owns conn.
 func (s *Server) HandleSession(conn *tls.Conn, peer identity.ID) {
 	x := &session{
-		wire:     newWire(conn, newQueue(&s.pool, s.cfg.QueuePackets, s.cfg.QueueBytes), s.now),
+		wire:     newWire(conn, newQueue(&s.pool, s.cfg.QueuePackets, s.cfg.QueueBytes, serverStanding), &s.load, s.now),
 		id:       peer,
 		watched:  map[identity.ID]struct{}{},
 		finished: make(chan struct{}),
@@ -208,13 +209,15 @@ func (s *Server) session(id identity.ID) *session {
 func (s *Server) readLoop(x *session) error {
 	r := newFrameReader()
 	f := forwarder{s: s, from: x}
-	defer f.release()
+	turn := 0
+	defer f.flush() // a burst that ends with a broken frame began with whole ones
 	for {
-		if err := r.fill(x.conn); err != nil {
+		n, err := r.fill(x.conn)
+		if err != nil {
 			return fmt.Errorf("read: %w", err)
 		}
 		f.now = s.now()
-		x.heard.Store(int64(f.now))
+		x.read(f.now, n)
 		for {
 			t, body, ok, err := r.next()
 			if err != nil {
@@ -228,6 +231,10 @@ func (s *Server) readLoop(x *session) error {
 			}
 		}
 		f.flush()
+		if turn += n; turn >= turnBytes {
+			turn = 0
+			runtime.Gosched()
+		}
 	}
 }
 
@@ -239,7 +246,6 @@ type forwarder struct {
 	to             *session // the destination whose queue is locked
 	now            time.Duration
 	touched        []*session
-	crowded        bool
 	packets, bytes uint64
 }
 
@@ -255,6 +261,8 @@ func (f *forwarder) frame(t frameType, body []byte) error {
 		f.from.q.pushControl(func(b []byte) []byte { return appendToken(b, framePong, token) })
 	case f.s.cfg.UDP != nil && (t == frameReserve || t == frameFailed || t == frameGiveUp):
 		f.s.cfg.UDP.frame(f.from, t, body)
+	case t == frameWindow:
+		f.from.q.grant(decodeWindow(body))
 	case t >= ignorable:
 	default:
 		return fmt.Errorf("%w: a client may not send frame type 0x%02x", errProtocol, byte(t))
@@ -290,7 +298,6 @@ func (f *forwarder) release() {
 	if f.to == nil {
 		return
 	}
-	f.crowded = f.crowded || f.to.q.crowded()
 	f.to.q.mu.Unlock()
 	if !slices.Contains(f.touched, f.to) {
 		f.touched = append(f.touched, f.to)
@@ -308,10 +315,6 @@ func (f *forwarder) flush() {
 	f.s.counters.packets.Add(f.packets)
 	f.s.counters.bytes.Add(f.bytes)
 	f.packets, f.bytes = 0, 0
-	if f.crowded {
-		f.crowded = false
-		runtime.Gosched() // what is read now would only be dropped: let the writers go first
-	}
 }
 
 // tell answers a client that asks whether a node has a session here.

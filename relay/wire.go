@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"net"
+	"runtime"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -17,9 +18,9 @@ const (
 	sessionUserTimeout = 8 * time.Second
 	// streamUserTimeout is longer: whoever reads a stream may well stop for a while.
 	streamUserTimeout = 60 * time.Second
-	// unsentBytes keeps the kernel from hoarding bytes not sent yet: what waits, waits in our queue,
-	// where control frames overtake and the oldest is dropped.
-	unsentBytes = 128 << 10
+	// turnBytes are what a reader takes before others have their turn. Go's scheduler would let it go on for 10 ms, which makes
+	// packets late and shares uneven where processors are scarce; with less, writers would write scraps.
+	turnBytes = 64 << 10
 	// stuckWrite ends a session whose other side has stopped reading.
 	stuckWrite = 10 * time.Second
 )
@@ -32,15 +33,21 @@ type wire struct {
 	heard   atomic.Int64 // when bytes last came
 	writing atomic.Int64 // since when a Write lasts; 0: none does
 
+	rx     meter // of the reader, as is window
+	window window
+	load   *load
+	tx     meter // of the writer, as is unsent
+	unsent int
+
 	once sync.Once
 	done chan struct{}
 	why  error // set before done is closed
 }
 
-func newWire(conn *tls.Conn, q *queue, now func() time.Duration) *wire {
-	w := &wire{conn: conn, q: q, now: now, done: make(chan struct{})}
+func newWire(conn *tls.Conn, q *queue, l *load, now func() time.Duration) *wire {
+	w := &wire{conn: conn, q: q, load: l, now: now, unsent: maxUnsent, done: make(chan struct{})}
 	w.heard.Store(int64(now()))
-	tune(conn.NetConn(), sessionUserTimeout, unsentBytes)
+	tune(conn.NetConn(), sessionUserTimeout, maxUnsent)
 	return w
 }
 
@@ -49,7 +56,7 @@ func (w *wire) writeLoop() {
 	var b []byte
 	for {
 		var ok bool
-		if b, ok = w.q.take(b[:0], w.now); !ok {
+		if b, ok = w.q.take(b[:0], batchBytes, w.now); !ok {
 			return
 		}
 		w.writing.Store(int64(max(w.now(), 1)))
@@ -59,6 +66,8 @@ func (w *wire) writeLoop() {
 			w.end(fmt.Errorf("write: %w", err))
 			return
 		}
+		w.wrote(w.now(), len(b))
+		runtime.Gosched()
 		if cap(b) > 2*maxFrame {
 			b = nil
 		}

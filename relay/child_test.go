@@ -1,0 +1,171 @@
+package relay
+
+import (
+	"bufio"
+	"crypto/ed25519"
+	"encoding/base64"
+	"encoding/json"
+	"fmt"
+	"io"
+	"net"
+	"os"
+	"os/exec"
+	"runtime"
+	"strconv"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/skeinmesh/skein/identity"
+)
+
+// A relay in a process of its own, so that its processor time is told apart from its clients', and so that
+// it can be killed and stopped as a whole.
+
+const childEnv = "SKEIN_TEST_RELAY"
+
+func TestMain(m *testing.M) {
+	if n, err := strconv.Atoi(os.Getenv("SKEIN_TEST_CPU")); err == nil {
+		pin(n)
+	}
+	switch {
+	case os.Getenv(childEnv) != "":
+		childRelay()
+		return
+	}
+	os.Exit(m.Run())
+}
+
+// childRelay is the child's main: it tells its key and address, answers each line with its statistics, and ends with its input.
+func childRelay() {
+	key, err := identity.NewKey()
+	if err != nil {
+		panic(err)
+	}
+	r := &testRelay{key: key, conns: map[net.Conn]bool{}}
+	cfg := ServerConfig{Self: key.ID()}
+	if text := os.Getenv("SKEIN_TEST_CONFIG"); text != "" {
+		if err := json.Unmarshal([]byte(text), &cfg); err != nil {
+			panic(err)
+		}
+	}
+	r.server = NewServer(cfg)
+	if err := r.open("127.0.0.1:0"); err != nil {
+		panic(err)
+	}
+	fmt.Printf("%s %s\n", base64.StdEncoding.EncodeToString(key.Public()), r.address)
+	in := bufio.NewScanner(os.Stdin)
+	for in.Scan() {
+		b, err := json.Marshal(r.server.Stats())
+		if err != nil {
+			panic(err)
+		}
+		fmt.Printf("%s\n", b)
+	}
+}
+
+// pin ties this process to one processor, where there is more than one.
+func pin(cpu int) {
+	if runtime.NumCPU() < 2 {
+		return
+	}
+	runtime.GOMAXPROCS(1)
+	var set unix.CPUSet
+	set.Set(cpu % runtime.NumCPU())
+	tasks, _ := os.ReadDir("/proc/self/task")
+	for _, t := range tasks {
+		if id, err := strconv.Atoi(t.Name()); err == nil {
+			_ = unix.SchedSetaffinity(id, &set) // only makes figures steadier
+		}
+	}
+}
+
+// child is a relay in another process.
+type child struct {
+	cmd     *exec.Cmd
+	in      io.WriteCloser
+	out     *bufio.Scanner
+	address string
+	key     ed25519.PublicKey
+}
+
+func startChild(t testing.TB, env ...string) *child {
+	t.Helper()
+	c := &child{cmd: exec.Command(os.Args[0])}
+	c.cmd.Env = append(append(os.Environ(), childEnv+"=1"), env...)
+	c.cmd.Stderr = os.Stderr
+	var err error
+	if c.in, err = c.cmd.StdinPipe(); err != nil {
+		t.Fatal(err)
+	}
+	out, err := c.cmd.StdoutPipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := c.cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(c.kill)
+	c.out = bufio.NewScanner(out)
+	if !c.out.Scan() {
+		t.Fatal("the relay's process said nothing")
+	}
+	key, address, _ := strings.Cut(c.out.Text(), " ")
+	raw, err := base64.StdEncoding.DecodeString(key)
+	if err != nil {
+		t.Fatal(err)
+	}
+	c.key, c.address = raw, address
+	return c
+}
+
+func (c *child) relay() Relay {
+	return Relay{ID: identity.IDOf(c.key), Addresses: []string{c.address}, Key: c.key}
+}
+
+func (c *child) signal(s syscall.Signal) { _ = c.cmd.Process.Signal(s) }
+
+func (c *child) kill() {
+	c.signal(syscall.SIGKILL)
+	_ = c.cmd.Wait()
+}
+
+func (c *child) stats(t testing.TB) (s ServerStats) {
+	t.Helper()
+	if _, err := io.WriteString(c.in, "stats\n"); err != nil || !c.out.Scan() {
+		t.Fatal("the relay's process is gone:", err)
+	}
+	if err := json.Unmarshal(c.out.Bytes(), &s); err != nil {
+		t.Fatal(err)
+	}
+	return s
+}
+
+// cpu is the processor time that the relay has used.
+func (c *child) cpu(t testing.TB) time.Duration {
+	t.Helper()
+	b, err := os.ReadFile(fmt.Sprintf("/proc/%d/schedstat", c.cmd.Process.Pid))
+	if err != nil {
+		t.Fatal(err)
+	}
+	var total int64
+	tasks, err := os.ReadDir(fmt.Sprintf("/proc/%d/task", c.cmd.Process.Pid))
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, task := range tasks {
+		if b, err = os.ReadFile(fmt.Sprintf("/proc/%d/task/%s/schedstat", c.cmd.Process.Pid, task.Name())); err != nil {
+			continue // a thread that has just ended
+		}
+		first, _, _ := strings.Cut(string(b), " ")
+		n, err := strconv.ParseInt(first, 10, 64)
+		if err != nil {
+			t.Fatal(err)
+		}
+		total += n
+	}
+	return time.Duration(total)
+}
