@@ -3,5 +3,6 @@
 BENCH_FLAGS ?=
 
 .PHONY: bench
-bench: setup build
+bench: build
+	.ci/setup iperf3
 	bin/skein lab bench $(if $(WRITE),--write $(WRITE)) $(BENCH_FLAGS)

@@ -17,11 +17,11 @@ import (
 )
 
 const (
-	// batchSize is how many packets pass between wireguard-go and the Bind at a time. Each costs a buffer of
-	// 64 KiB for each socket.
-	batchSize = 128
-	// readMessages is how many messages, each of which may be a train, are read at a time.
-	readMessages = 16
+	// batchSize is how many packets pass from the network to wireguard-go at a time. It keeps a buffer of
+	// 64 KiB for each, for each socket.
+	batchSize = 32
+	// readMessages is how many messages, each of which may be a train, are read from the network at a time.
+	readMessages = 8
 )
 
 // meshBind is wireguard-go's way to the network: a socket for each family on one port, many packets per

@@ -311,7 +311,7 @@ func wire(t *testing.T, da, db *device.Device) (publicB wgtypes.Key, portB int) 
 	return kb.PublicKey(), ports[db]
 }
 
-func newKey(t *testing.T) wgtypes.Key {
+func newKey(t testing.TB) wgtypes.Key {
 	t.Helper()
 	k, err := wgtypes.GeneratePrivateKey()
 	if err != nil {

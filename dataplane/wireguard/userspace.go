@@ -17,6 +17,10 @@ import (
 
 const tunPath = "/dev/net/tun"
 
+// tunBatch is how many packets the kernel gives us at a time, as one that we cut up. The link's limit on that
+// is set to the same. wireguard-go keeps a buffer of 64 KiB for each, where its own choice is 128.
+const tunBatch = 64
+
 type userspaceDevice struct {
 	name  string
 	tun   *quietTUN
@@ -47,7 +51,10 @@ func openUserspace(c OpenConfig) (Device, int, error) {
 	if err != nil {
 		return nil, created, err
 	}
-	quietLink(c.Link)
+	if err := setUp(c.Link); err != nil {
+		t.Close()
+		return nil, created + 1, err
+	}
 	log := c.Log
 	bind := newMeshBind()
 	d := device.NewDevice(t, bind, &device.Logger{
@@ -89,13 +96,19 @@ func openTUN(name string, mtu int) (*quietTUN, error) {
 	return q, nil
 }
 
-// quietLink keeps IPv6 from giving the link an address of its own and soliciting routers in the
-// tunnel, as kernel WireGuard does. Without IPv6 it fails, and need not succeed.
-func quietLink(name string) {
-	if l, err := netlink.LinkByName(name); err == nil {
-		const genModeNone = 1 // IN6_ADDR_GEN_MODE_NONE
-		_ = netlink.LinkSetIP6AddrGenMode(l, genModeNone)
+// setUp limits what the link gives us at a time, and keeps IPv6 from giving it an address of its own and
+// soliciting routers in the tunnel, as kernel WireGuard does. Without IPv6 the latter fails, and need not succeed.
+func setUp(name string) error {
+	l, err := netlink.LinkByName(name)
+	if err == nil {
+		err = netlink.LinkSetGSOMaxSegs(l, tunBatch)
 	}
+	if err != nil {
+		return fmt.Errorf("setting up TUN link %s: %w", name, err)
+	}
+	const genModeNone = 1 // IN6_ADDR_GEN_MODE_NONE
+	_ = netlink.LinkSetIP6AddrGenMode(l, genModeNone)
+	return nil
 }
 
 // quietTUN is a TUN device whose MTU and state we tell, instead of wireguard-go watching the link:
@@ -106,6 +119,9 @@ type quietTUN struct {
 	events chan tun.Event
 	closed atomic.Bool
 }
+
+// BatchSize is the most packets that are read at a time.
+func (t *quietTUN) BatchSize() int { return tunBatch }
 
 func (t *quietTUN) MTU() (int, error)        { return int(t.mtu.Load()), nil }
 func (t *quietTUN) Events() <-chan tun.Event { return t.events }
