@@ -35,6 +35,7 @@ const (
 	hedgeAfter     = 400 * time.Millisecond
 	retryMin       = 50 * time.Millisecond
 	retryMax       = 300 * time.Millisecond
+	behindFor      = 300 * time.Millisecond // how long a followed server may take to bring what is agreed
 )
 
 // Client hands commands to whoever leads, reads history, and keeps the replica of a node that does not
@@ -46,6 +47,8 @@ type Client struct {
 	mu     sync.Mutex
 	leader identity.ID // as last heard; zero if unknown
 	status FollowStatus
+	leave  context.CancelCauseFunc // ends the subscription under way; nil: there is none
+	hurry  chan struct{}           // ends the rest between two
 }
 
 // NewClient makes a client.
@@ -53,7 +56,7 @@ func NewClient(cfg ClientConfig) *Client {
 	if cfg.Conns == nil {
 		cfg.Conns = NewConns(cfg.Dialer)
 	}
-	return &Client{cfg: cfg, log: cfg.Log.With("room", "consensus")}
+	return &Client{cfg: cfg, log: cfg.Log.With("room", "consensus"), hurry: make(chan struct{}, 1)}
 }
 
 // Propose commits a command. It tries the local server, the leader, then all servers, again and again
@@ -74,6 +77,7 @@ func (c *Client) Propose(ctx context.Context, cmd *skeinv1.Command) (*skeinv1.An
 		a, err := c.proposeOnce(ctx, cmd)
 		var refusal *events.Error
 		if err == nil || errors.As(err, &refusal) {
+			c.expect(a.GetIndex())
 			return a, err
 		}
 		c.log.Debug("a command waits for a leader", "request", cmd.RequestId, "err", err)
@@ -84,6 +88,28 @@ func (c *Client) Propose(ctx context.Context, cmd *skeinv1.Command) (*skeinv1.An
 			return nil, fmt.Errorf("%w: command %s: %w", ErrUncertain, cmd.RequestId, err)
 		}
 	}
+}
+
+// expect leaves the followed server if it does not bring an index soon that is known to be agreed: it may be the
+// leader whose end made the command wait. Nor does it rest between two tries then.
+func (c *Client) expect(index uint64) {
+	if c.cfg.Replica.State().Index() >= index {
+		return
+	}
+	time.AfterFunc(behindFor, func() {
+		if c.cfg.Replica.State().Index() >= index {
+			return
+		}
+		c.mu.Lock()
+		defer c.mu.Unlock()
+		if c.leave != nil {
+			c.leave(fmt.Errorf("index %d is agreed, and %s later not here", index, behindFor))
+		}
+		select {
+		case c.hurry <- struct{}{}:
+		default:
+		}
+	})
 }
 
 // proposeOnce asks every server that may help once.

@@ -10,6 +10,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/hashicorp/raft"
 	"google.golang.org/protobuf/proto"
 
 	skeinv1 "github.com/skeinmesh/skein/api/skein/v1"
@@ -31,25 +32,38 @@ func TestThreeServersAndAnAgentAgree(t *testing.T) {
 	})
 }
 
-// The bound of the project: the next commit at most 3 s after the leader's end, with the default timings.
-func TestKilledLeaderCostsThreeSecondsAtMost(t *testing.T) {
+// The bound of the project is 3 s, on a busy machine and by networks with round-trip times. Here both cost nothing, and
+// the default timings leave a margin: the next commit, and its sight on an agent that may have followed the leader.
+func TestKilledLeaderIsReplacedSoon(t *testing.T) {
 	simulate(t, func(t *testing.T, c *cluster) {
 		c.form(3)
 		agent := c.add("agent", false)
 		c.join(agent)
-		var all []time.Duration
+		var commits, all []time.Duration
 		for i := range 40 {
 			old := c.leader()
 			killed := time.Now()
 			old.crash()
 			c.propose(agent, token(i))
+			commits = append(commits, time.Since(killed))
+			for agent.replica.State().Token(tokenID(i)) == nil {
+				if err := agent.replica.Wait(t.Context(), agent.replica.State().Index()); err != nil {
+					t.Fatal(err)
+				}
+			}
 			all = append(all, time.Since(killed))
 			old.start(false)
 			c.agree()
+			time.Sleep(3 * time.Second) // virtual: else the leader's end waits for a dial that is still under way
 		}
+		slices.Sort(commits)
 		slices.Sort(all)
-		if t.Logf("p50 %s, p90 %s, worst %s of %d", all[20], all[36], all[39], len(all)); all[39] > 3*time.Second {
-			t.Errorf("a commit came %s after the leader's end, want at most 3 s", all[39])
+		t.Logf("commit: p50 %s, worst %s; seen: p50 %s, worst %s; of %d", commits[20], commits[39], all[20], all[39], len(all))
+		if commits[36] > 1200*time.Millisecond || all[36] > 1500*time.Millisecond {
+			t.Errorf("nine in ten commits came %s after the leader's end and were seen after %s, want at most 1.2 s and 1.5 s", commits[36], all[36])
+		}
+		if all[39] > 2500*time.Millisecond { // two candidates may still collide
+			t.Errorf("a commit was seen %s after the leader's end, want at most 2.5 s", all[39])
 		}
 	})
 }
@@ -70,6 +84,30 @@ func TestNewLeaderDecidesOnAllThatWasCommitted(t *testing.T) {
 			c.agree()
 		}
 	})
+}
+
+// watchLeader looks often, and must find nothing as long as the leader is there.
+func TestLeaderThatIsHeardStays(t *testing.T) {
+	simulate(t, func(t *testing.T, c *cluster) {
+		c.form(5)
+		leader, term := c.leader(), c.leader().raft.raft.CurrentTerm()
+		for i := range 100 {
+			time.Sleep(6 * time.Second)
+			c.propose(leader, token(i))
+		}
+		if now := c.leader(); now != leader || now.raft.raft.CurrentTerm() != term {
+			t.Errorf("%s leads in term %d, want %s in term %d", now.name, now.raft.raft.CurrentTerm(), leader.name, term)
+		}
+	})
+}
+
+func TestVotersStandInTurn(t *testing.T) {
+	servers := []raft.Server{{ID: "d"}, {ID: "b"}, {ID: "a", Suffrage: raft.Nonvoter}, {ID: "c"}, {ID: "e"}}
+	for self, want := range map[raft.ServerID]int{"a": -1, "b": 0, "c": -1, "d": 1, "e": 2, "x": -1} {
+		if got := turnOf(self, "c", servers); got != want {
+			t.Errorf("turn of %s with leader c: %d, want %d", self, got, want)
+		}
+	}
 }
 
 func TestStoppedLeaderHandsOver(t *testing.T) {

@@ -66,10 +66,13 @@ func (c *Client) Follow(ctx context.Context) error {
 		if progress {
 			wait = followMin
 		}
-		if !pause(ctx, wait/2+rand.N(wait)) {
-			break
+		select {
+		case <-time.After(wait/2 + rand.N(wait)):
+			wait = min(2*wait, followMax)
+		case <-c.hurry:
+			wait = followMin
+		case <-ctx.Done():
 		}
-		wait = min(2*wait, followMax)
 	}
 	return ctx.Err()
 }
@@ -122,6 +125,8 @@ func (c *Client) ended(id identity.ID, err error) {
 func (c *Client) followOne(ctx context.Context, id identity.ID) (heard bool, err error) {
 	ctx, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
+	c.following(cancel)
+	defer c.following(nil)
 	watchdog := time.AfterFunc(streamSilence, func() { cancel(fmt.Errorf("nothing heard for %s", streamSilence)) })
 	defer watchdog.Stop()
 	stream, err := c.cfg.Conns.Cluster(id).Subscribe(ctx, &skeinv1.SubscribeRequest{After: c.cfg.Replica.State().Index()})
@@ -163,6 +168,12 @@ func (c *Client) followOne(ctx context.Context, id identity.ID) (heard bool, err
 		}
 	}
 	return heard, followError(ctx, stream.Err())
+}
+
+func (c *Client) following(leave context.CancelCauseFunc) {
+	c.mu.Lock()
+	c.leave = leave
+	c.mu.Unlock()
 }
 
 func followError(ctx context.Context, err error) error {

@@ -20,7 +20,8 @@ import (
 )
 
 const (
-	leaderHold     = time.Second     // how long a server holds a command while nobody leads
+	leaderHold     = 3 * time.Second // how long a server holds a command while nobody leads; less than proposeAttempt
+	leaderAgain    = 50 * time.Millisecond
 	forwardTimeout = 2 * time.Second // for the leader's answer to a forwarded command
 	heartbeatEvery = time.Second
 	streamEvents   = 256  // in one message of a subscription
@@ -166,7 +167,7 @@ func (s *Service) commit(ctx context.Context, server *Server, c *skeinv1.Command
 		}
 		select {
 		case <-news:
-		case <-time.After(leaderHold / 20): // leadership may begin a moment after its news
+		case <-time.After(leaderAgain): // leadership may begin a moment after its news
 		case <-hold.C:
 			return nil, err
 		case <-ctx.Done():
