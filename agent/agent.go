@@ -12,6 +12,7 @@ import (
 	"sync/atomic"
 	"time"
 
+	"github.com/skeinmesh/skein/agent/birthday"
 	"github.com/skeinmesh/skein/agent/config"
 	"github.com/skeinmesh/skein/agent/control"
 	"github.com/skeinmesh/skein/agent/journal"
@@ -85,6 +86,9 @@ type Agent struct {
 	socket      *probe.Socket
 	conns       *consensus.Conns
 	paths       *path.Manager
+	guess       *birthday.Engine
+	rewrites    rewrites
+	settings    atomic.Pointer[path.Settings] // that paths follow
 	journal     *journal.Journal
 	plane       *plane.Plane
 

@@ -217,6 +217,7 @@ func (a *Agent) syncState() error {
 		if a.cfg.DirectRetryIntervalSeconds > 0 {
 			s.DirectRetry = seconds(a.cfg.DirectRetryIntervalSeconds)
 		}
+		a.guessSettings(set, &s)
 		a.paths.SetSettings(s)
 	}
 	return nil
@@ -318,7 +319,7 @@ func (a *Agent) syncRecords() {
 func (a *Agent) projectionInput(st *events.State) projection.Input {
 	in := projection.Input{
 		Self: a.id, State: st, Records: map[identity.ID]*skeinv1.Record{}, Endpoints: map[identity.ID]projection.Endpoint{}, Knock: a.knock(),
-		Complete: st.Index() > 0,
+		Complete: st.Index() > 0, PortRewrites: a.rewrites.list(),
 		Host: projection.Host{
 			PrivateKey: a.wgKey, Link: a.cfg.Dataplane.Link, Port: int(a.cfg.Ports.WireGuard), MTU: a.tunnelMTU(),
 			RouteNodeAddresses: st.Settings().GetRouteNodeAddresses(),
@@ -387,6 +388,7 @@ func (a *Agent) membersBefore() map[identity.ID]dataplane.Key {
 
 // apply projects and makes the kernel follow.
 func (a *Agent) apply(ctx context.Context) {
+	a.followRewrites(time.Now())
 	spec, refused := projection.Project(a.projectionInput(a.loop.state))
 	a.reportRefusals(refused)
 	report, err := a.plane.Apply(ctx, spec)
@@ -420,6 +422,9 @@ func (a *Agent) apply(ctx context.Context) {
 	a.applied.Store(len(report.Errors) == 0)
 	if report.Errors["wireguard"] == nil {
 		a.answerProbes()
+	}
+	if report.Errors["nft"] == nil {
+		a.rewritten()
 	}
 }
 
@@ -533,6 +538,9 @@ func (a *Agent) takeSignal(from identity.ID, b []byte) {
 	if err != nil {
 		a.log.Debug("signal refused", "from", from.String(), "err", err)
 		return
+	}
+	if b := s.GetBirthday(); b != nil && a.guess != nil {
+		a.guess.TakeSignal(from, b)
 	}
 	if p := s.GetPunch(); p != nil && a.paths != nil {
 		a.paths.Punch(from, p)

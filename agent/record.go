@@ -95,6 +95,7 @@ func (a *Agent) observed() *skeinv1.Record {
 	if n := a.netcheck.Load(); n != nil {
 		r.NatType, r.Candidates, r.Traits = n.NAT, n.Candidates, n.Traits()
 	}
+	a.guessedRecord(r)
 	offers := a.offers()
 	if a.front != nil && (a.cfg.Relay != config.Off || a.relayOnly()) && len(offers) > 0 {
 		r.Relay = &skeinv1.RelayOffer{Addresses: withPort(offers, a.cfg.Ports.Relay), Udp: a.udpDriver()}

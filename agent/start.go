@@ -264,13 +264,13 @@ func (a *Agent) openPaths(ctx context.Context) error {
 	a.socket = socket
 	a.prober = probe.NewProber(probe.ProberConfig{
 		Self: a.id, Epoch: a.epoch, Socket: socket, Log: a.log,
-		OnPing: func(p probe.Ping) { a.paths.PingReceived(p.Peer, p.From, p.At) },
-		OnPong: func(p probe.Pong) { a.paths.PongReceived(p.Peer, p.From, p.Tx, p.At) },
-		OnSTUN: a.onStun, OnRelay: a.onRelay,
+		OnPing: a.onPing, OnPong: a.onPong, OnSTUN: a.onStun, OnRelay: a.onRelay,
 	})
+	a.openGuessing(ctx)
 	a.paths = path.NewManager(path.Config{
 		Self: a.id, Prober: pinger{a}, Signal: a.sendSignal, Relays: a.pool, Journal: a.journal, Log: a.log,
 		Ports: a.pool,
+		Guess: a.guessPorts,
 	})
 	if err := a.openDiscovery(); err != nil {
 		return err
@@ -297,6 +297,9 @@ func portFree(port uint16, link string) error {
 // close ends every part in the opposite order. The kernel keeps what it can carry without the agent.
 func (a *Agent) close() error {
 	var errs []error
+	if a.guess != nil {
+		a.guess.Close()
+	}
 	if a.paths != nil {
 		a.paths.Close()
 	}

@@ -252,6 +252,12 @@ func (s api) ExplainPeer(_ context.Context, r *skeinv1.ExplainPeerRequest) (*ske
 		v.LastSent, v.LastAnswered = nanos(p.LastSent), nanos(p.LastAnswered)
 		out.Probes = append(out.Probes, v)
 	}
+	if g := e.Guess; g != nil {
+		out.Guess = &skeinv1.PortGuessView{
+			Rule: g.Rule, Role: g.Role, Running: g.Running, Tries: uint32(g.Tries), Outcome: g.Outcome, At: nanos(g.At), Next: nanos(g.Next),
+			Probes: uint32(g.Probes), Sockets: uint32(g.Sockets), TookNanos: int64(g.Took),
+		}
+	}
 	if past, err := path.ExplainAt(a.journal, id, time.Now()); err == nil {
 		out.History = past.History
 	}

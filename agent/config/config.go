@@ -42,9 +42,10 @@ type Config struct {
 	NodeAddresses       []string `yaml:"nodeAddresses"`       // private prefixes that peers shall route to this node
 	RouteNodeAddresses  *bool    `yaml:"routeNodeAddresses"`  // take the peers' nodeAddresses; default: the cluster's setting
 
-	NatTraversal               NatTraversal `yaml:"natTraversal"`
-	HandshakeTimeoutSeconds    uint32       `yaml:"handshakeTimeoutSeconds"`
-	DirectRetryIntervalSeconds uint32       `yaml:"directRetryIntervalSeconds"`
+	NatTraversal               NatTraversal    `yaml:"natTraversal"`
+	Peers                      map[string]Peer `yaml:"peers"` // by name
+	HandshakeTimeoutSeconds    uint32          `yaml:"handshakeTimeoutSeconds"`
+	DirectRetryIntervalSeconds uint32          `yaml:"directRetryIntervalSeconds"`
 
 	Ports     Ports     `yaml:"ports"`
 	Dataplane Dataplane `yaml:"dataplane"`
@@ -56,7 +57,13 @@ type Config struct {
 
 // NatTraversal is named as WireKube names it.
 type NatTraversal struct {
-	BirthdayAttack string `yaml:"birthdayAttack"` // enabled | disabled
+	BirthdayAttack string `yaml:"birthdayAttack"` // enabled | disabled; read by `skein up --init` only
+	PortGuessing   string `yaml:"portGuessing"`   // enabled | disabled; of this host
+}
+
+// Peer is what this host does differently with one peer.
+type Peer struct {
+	BirthdayAttack string `yaml:"birthdayAttack"` // enabled | disabled; default: the cluster's setting
 }
 
 // Ports are where the agent listens.
@@ -107,14 +114,15 @@ func Default() Config {
 	name, _ := os.Hostname()
 	name, _, _ = strings.Cut(strings.ToLower(name), ".")
 	return Config{
-		Name:      name,
-		Relay:     Auto,
-		Ports:     Ports{WireGuard: 51820, Stun: 3478, Relay: 7443, Control: 7946, Metrics: "127.0.0.1:9469", UDPRelay: "24000-28999"},
-		Dataplane: Dataplane{WireGuard: Auto, Link: "skein0", Relay: Auto},
-		Overlay:   Overlay{IPv4: "10.4.0.0/16"},
-		StateDir:  DefaultStateDir,
-		RunDir:    DefaultRunDir,
-		Log:       Log{Level: "info", Format: "text"},
+		Name:         name,
+		Relay:        Auto,
+		Ports:        Ports{WireGuard: 51820, Stun: 3478, Relay: 7443, Control: 7946, Metrics: "127.0.0.1:9469", UDPRelay: "24000-28999"},
+		NatTraversal: NatTraversal{PortGuessing: "enabled"},
+		Dataplane:    Dataplane{WireGuard: Auto, Link: "skein0", Relay: Auto},
+		Overlay:      Overlay{IPv4: "10.4.0.0/16"},
+		StateDir:     DefaultStateDir,
+		RunDir:       DefaultRunDir,
+		Log:          Log{Level: "info", Format: "text"},
 	}
 }
 
@@ -164,11 +172,20 @@ func (c *Config) Check() error {
 		{"dataplane.wireguard", c.Dataplane.WireGuard, "auto kernel userspace"},
 		{"dataplane.relay", c.Dataplane.Relay, "auto kernel userspace off"},
 		{"natTraversal.birthdayAttack", c.NatTraversal.BirthdayAttack, " enabled disabled"},
+		{"natTraversal.portGuessing", c.NatTraversal.PortGuessing, "enabled disabled"},
 		{"log.level", c.Log.Level, "debug info warn error"},
 		{"log.format", c.Log.Format, "text json"},
 	} {
 		if !slices.Contains(strings.Split(one.allowed, " "), one.have) {
 			return wrong(one.key, "%q is not allowed; allowed: %s", one.have, strings.Join(strings.Fields(one.allowed), ", "))
+		}
+	}
+	for name, p := range c.Peers {
+		if !nameRE.MatchString(name) {
+			return wrong("peers", "%q is no node's name; allowed: a-z, 0-9 and -, at most 63, not at the ends", name)
+		}
+		if !slices.Contains([]string{"", "enabled", "disabled"}, p.BirthdayAttack) {
+			return wrong("peers."+name+".birthdayAttack", "%q is not allowed; allowed: enabled, disabled", p.BirthdayAttack)
 		}
 	}
 	if n := len(c.Dataplane.Link); n == 0 || n > 15 || strings.ContainsAny(c.Dataplane.Link, "/ \t:") {

@@ -6,6 +6,7 @@ import (
 	"time"
 
 	skeinv1 "github.com/skeinmesh/skein/api/skein/v1"
+	"github.com/skeinmesh/skein/identity"
 )
 
 // Where probing known addresses cannot work because nobody knows the port that a NAT will use, ports can be guessed. This
@@ -79,17 +80,23 @@ type GuessEvent struct {
 	Phase GuessPhase
 	Text  string        // one sentence
 	Retry time.Duration // GuessRefused
+	// What it took, of an attempt that was carried out.
+	Probes  int // packets from WireGuard's port
+	Sockets int
+	Took    time.Duration
 }
 
 // Guessing is how guessing with one peer goes.
 type Guessing struct {
 	Of      Guess     // what the plan said; another plan starts anew
 	Since   time.Time // start of the running attempt; zero: none
+	Hit     bool      // it has found something, which no ping has proven yet
 	Next    time.Time // no attempt before
 	Tries   int       // attempts in a row without a hit
 	Outcome string    // of the last one
 	At      time.Time
-	Died    time.Time // of the last path whose death was noticed here
+	Last    GuessEvent // what the last one took
+	Died    time.Time  // of the last path whose death was noticed here
 }
 
 // Times of guessing. A failed attempt costs up to some thousand packets and mappings, so the pauses are long.
@@ -106,7 +113,7 @@ const (
 // strategy is Strategy with guessing added where that is all that is left.
 func (s *step) strategy() Plan {
 	p := Strategy(s.Self, s.Remote, s.Settings.Exclude)
-	g, reason := guessFor(s.Self, s.Remote, s.Settings, s.Settings.both(s.Peer))
+	g, reason := GuessFor(s.Self, s.Remote, s.Settings, s.Peer)
 	switch {
 	case g.Kind == GuessNone && reason != "" && !p.Probe:
 		p.Reason += " " + reason
@@ -119,8 +126,8 @@ func (s *step) strategy() Plan {
 	return p
 }
 
-// guessFor is what guessing ports can do for two nodes, and why, in a sentence.
-func guessFor(self, peer Node, set Settings, both bool) (Guess, string) {
+// GuessFor is what guessing ports can do for two nodes, and why, in a sentence; empty where it is not the question.
+func GuessFor(self, peer Node, set Settings, id identity.ID) (Guess, string) {
 	a, b := openNAT(self), openNAT(peer)
 	symmetric := a == natSymmetric || b == natSymmetric
 	other := a == natPortRestricted || b == natPortRestricted || a == b
@@ -131,7 +138,7 @@ func guessFor(self, peer Node, set Settings, both bool) (Guess, string) {
 		return Guess{}, "Guessing ports is disabled on this host (natTraversal.portGuessing)."
 	case a == b && self.PortStep != 0 && peer.PortStep != 0:
 		return Guess{GuessPrediction, GuessTwin}, "Both ends are behind symmetric NATs that count their ports, so each end tries those that come next at the other."
-	case a == b && both:
+	case a == b && set.both(id):
 		return Guess{GuessBoth, GuessTwin}, "Both ends are behind symmetric NATs; many sockets at each try random ports of the other, since birthdayAttack is enabled."
 	case a == b:
 		return Guess{}, "Guessing ports at both ends is not enabled (birthdayAttack)."
@@ -169,8 +176,8 @@ func (s *step) guess() {
 			g.Next = s.now.Add(guessDefer) // one end begins, so that two requests need not cross
 		}
 	}
-	if s.direct() >= 0 && !g.Since.IsZero() {
-		g.Since = time.Time{}
+	if s.direct() >= 0 && (g.Hit || !g.Since.IsZero()) {
+		g.Since, g.Hit = time.Time{}, false
 		s.actions = append(s.actions, Action{Kind: ActionGuess})
 	}
 	if g.Of.Kind == GuessNone || s.direct() >= 0 {
@@ -231,7 +238,12 @@ func (s *step) takeGuess(e netip.AddrPort, ev GuessEvent) {
 		}
 		return
 	}
-	g.Since, g.Outcome, g.At = time.Time{}, ev.Text, s.now
+	if ev.Phase == GuessHit && (g.Hit || s.direct() >= 0) {
+		s.hit(e) // the peer's next packet from there
+		return
+	}
+	g.Since, g.Hit = time.Time{}, ev.Phase == GuessHit
+	g.Outcome, g.At, g.Last = ev.Text, s.now, ev
 	switch ev.Phase {
 	case GuessHit:
 		g.Tries, g.Next = 0, s.now.Add(guessSettle)
@@ -267,7 +279,7 @@ func (s *step) hit(e netip.AddrPort) {
 }
 
 // both tells whether guessing at both ends is enabled with a peer.
-func (s Settings) both(peer fmt.Stringer) bool {
+func (s Settings) both(peer identity.ID) bool {
 	if v, ok := s.BirthdayPeers[peer.String()]; ok {
 		return v
 	}
@@ -279,7 +291,7 @@ func (g Guessing) explain() *GuessLine {
 	if g.Of.Kind == GuessNone {
 		return nil
 	}
-	return &GuessLine{Rule: g.Of.Kind.String(), Role: g.Of.Role.String(), Running: !g.Since.IsZero(), Tries: g.Tries, Outcome: g.Outcome, At: g.At, Next: g.Next}
+	return &GuessLine{Rule: g.Of.Kind.String(), Role: g.Of.Role.String(), Running: !g.Since.IsZero(), Tries: g.Tries, Outcome: g.Outcome, At: g.At, Next: g.Next, Probes: g.Last.Probes, Sockets: g.Last.Sockets, Took: g.Last.Took}
 }
 
 // GuessLine is how guessing ports with a peer goes, for Explanation.
@@ -289,6 +301,9 @@ type GuessLine struct {
 	Tries      int    // in a row that failed
 	Outcome    string // of the last attempt
 	At, Next   time.Time
+	Probes     int // of the last attempt, from WireGuard's port
+	Sockets    int
+	Took       time.Duration
 }
 
 // text is the line without its name.

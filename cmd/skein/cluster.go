@@ -340,11 +340,12 @@ func newPlanCmd(g *globals) *cobra.Command {
 func newSettingsCmd(g *globals) *cobra.Command {
 	var direct, keepalive uint32
 	var route bool
+	var birthday string
 	c := &cobra.Command{
 		Use: "settings", Short: "Show or change the cluster's settings", Example: "  skein settings\n  skein settings --direct-retry 60", Args: noArgs,
 		RunE: func(c *cobra.Command, _ []string) error {
-			r := &skeinv1.SettingsRequest{Change: &skeinv1.Settings{DirectRetryIntervalSeconds: direct, PersistentKeepaliveSeconds: keepalive, RouteNodeAddresses: route}}
-			for flag, field := range map[string]string{"direct-retry": "direct_retry_interval_seconds", "keepalive": "persistent_keepalive_seconds", "route-node-addresses": "route_node_addresses"} {
+			r := &skeinv1.SettingsRequest{Change: &skeinv1.Settings{DirectRetryIntervalSeconds: direct, PersistentKeepaliveSeconds: keepalive, RouteNodeAddresses: route, BirthdayAttack: birthday}}
+			for flag, field := range map[string]string{"direct-retry": "direct_retry_interval_seconds", "keepalive": "persistent_keepalive_seconds", "route-node-addresses": "route_node_addresses", "birthday-attack": "birthday_attack"} {
 				if c.Flags().Changed(flag) {
 					r.Fields = append(r.Fields, field)
 				}
@@ -369,6 +370,7 @@ func newSettingsCmd(g *globals) *cobra.Command {
 	c.Flags().Uint32Var(&direct, "direct-retry", 0, "seconds between attempts at a direct path for a relayed pair")
 	c.Flags().Uint32Var(&keepalive, "keepalive", 0, "seconds between keepalives behind NAT")
 	c.Flags().BoolVar(&route, "route-node-addresses", false, "route the private prefixes that nodes offer")
+	c.Flags().StringVar(&birthday, "birthday-attack", "", "guess ports at both ends between two symmetric NATs: enabled or disabled")
 	return c
 }
 

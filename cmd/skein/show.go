@@ -273,6 +273,9 @@ func printExplain(w io.Writer, r *skeinv1.ExplainPeerResponse, names *strings.Re
 		return
 	}
 	line("NAT", "here %s, there %s", natText(r.GetSelf().GetNatType()), natText(r.GetRecord().GetNatType()))
+	if q := r.GetGuess(); q != nil {
+		line("guessing", "%s", guessText(q))
+	}
 	for _, k := range r.GetRecord().GetCandidates() {
 		line("candidate", "%s (%s, from %s)", k.GetAddress(), candidateText(k.GetType()), dash(k.GetSource()))
 	}
@@ -287,6 +290,21 @@ func printExplain(w io.Writer, r *skeinv1.ExplainPeerResponse, names *strings.Re
 		t.print(w)
 	}
 	printHistory(w, r.GetHistory(), names)
+}
+
+// guessText tells how guessing ports goes: rule, tries, outcome, next try.
+func guessText(q *skeinv1.PortGuessView) string {
+	out := q.GetRule() + " (" + q.GetRole() + ")"
+	switch {
+	case q.GetRunning():
+		out += ", an attempt is under way"
+	case q.GetTries() > 0:
+		out += fmt.Sprintf(", %d failed, the next in %s", q.GetTries(), short(time.Until(time.Unix(0, q.GetNext()))))
+	}
+	if q.GetOutcome() != "" {
+		out += fmt.Sprintf("; %s ago: %s", since(q.GetAt()), q.GetOutcome())
+	}
+	return out
 }
 
 func printHistory(w io.Writer, entries []*skeinv1.JournalEntry, names *strings.Replacer) {

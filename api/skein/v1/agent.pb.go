@@ -2272,10 +2272,13 @@ type PortGuessView struct {
 	Rule          string                 `protobuf:"bytes,1,opt,name=rule,proto3" json:"rule,omitempty"` // birthday, port-prediction, birthday-both
 	Role          string                 `protobuf:"bytes,2,opt,name=role,proto3" json:"role,omitempty"` // one port tries many, many sockets try one, both
 	Running       bool                   `protobuf:"varint,3,opt,name=running,proto3" json:"running,omitempty"`
-	Tries         uint32                 `protobuf:"varint,4,opt,name=tries,proto3" json:"tries,omitempty"`    // in a row that failed
-	Outcome       string                 `protobuf:"bytes,5,opt,name=outcome,proto3" json:"outcome,omitempty"` // of the last one
-	At            int64                  `protobuf:"varint,6,opt,name=at,proto3" json:"at,omitempty"`          // Unix ns
-	Next          int64                  `protobuf:"varint,7,opt,name=next,proto3" json:"next,omitempty"`      // Unix ns; 0: when something changes
+	Tries         uint32                 `protobuf:"varint,4,opt,name=tries,proto3" json:"tries,omitempty"`     // in a row that failed
+	Outcome       string                 `protobuf:"bytes,5,opt,name=outcome,proto3" json:"outcome,omitempty"`  // of the last one
+	At            int64                  `protobuf:"varint,6,opt,name=at,proto3" json:"at,omitempty"`           // Unix ns
+	Next          int64                  `protobuf:"varint,7,opt,name=next,proto3" json:"next,omitempty"`       // Unix ns; 0: when something changes
+	Probes        uint32                 `protobuf:"varint,8,opt,name=probes,proto3" json:"probes,omitempty"`   // of the last attempt, sent from WireGuard's port
+	Sockets       uint32                 `protobuf:"varint,9,opt,name=sockets,proto3" json:"sockets,omitempty"` // of the last attempt, opened
+	TookNanos     int64                  `protobuf:"varint,10,opt,name=took_nanos,json=tookNanos,proto3" json:"took_nanos,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -2355,6 +2358,27 @@ func (x *PortGuessView) GetAt() int64 {
 func (x *PortGuessView) GetNext() int64 {
 	if x != nil {
 		return x.Next
+	}
+	return 0
+}
+
+func (x *PortGuessView) GetProbes() uint32 {
+	if x != nil {
+		return x.Probes
+	}
+	return 0
+}
+
+func (x *PortGuessView) GetSockets() uint32 {
+	if x != nil {
+		return x.Sockets
+	}
+	return 0
+}
+
+func (x *PortGuessView) GetTookNanos() int64 {
+	if x != nil {
+		return x.TookNanos
 	}
 	return 0
 }
@@ -2848,7 +2872,7 @@ const file_skein_v1_agent_proto_rawDesc = "" +
 	"\ahistory\x18\x06 \x03(\v2\x16.skein.v1.JournalEntryR\ahistory\x12\x18\n" +
 	"\adecided\x18\a \x01(\tR\adecided\x12!\n" +
 	"\fwould_change\x18\b \x03(\tR\vwouldChange\x12-\n" +
-	"\x05guess\x18\t \x01(\v2\x17.skein.v1.PortGuessViewR\x05guess\"\xa5\x01\n" +
+	"\x05guess\x18\t \x01(\v2\x17.skein.v1.PortGuessViewR\x05guess\"\xf6\x01\n" +
 	"\rPortGuessView\x12\x12\n" +
 	"\x04rule\x18\x01 \x01(\tR\x04rule\x12\x12\n" +
 	"\x04role\x18\x02 \x01(\tR\x04role\x12\x18\n" +
@@ -2856,7 +2880,12 @@ const file_skein_v1_agent_proto_rawDesc = "" +
 	"\x05tries\x18\x04 \x01(\rR\x05tries\x12\x18\n" +
 	"\aoutcome\x18\x05 \x01(\tR\aoutcome\x12\x0e\n" +
 	"\x02at\x18\x06 \x01(\x03R\x02at\x12\x12\n" +
-	"\x04next\x18\a \x01(\x03R\x04next\"\xe8\x01\n" +
+	"\x04next\x18\a \x01(\x03R\x04next\x12\x16\n" +
+	"\x06probes\x18\b \x01(\rR\x06probes\x12\x18\n" +
+	"\asockets\x18\t \x01(\rR\asockets\x12\x1d\n" +
+	"\n" +
+	"took_nanos\x18\n" +
+	" \x01(\x03R\ttookNanos\"\xe8\x01\n" +
 	"\tProbeView\x12\x1a\n" +
 	"\bendpoint\x18\x01 \x01(\tR\bendpoint\x12\x16\n" +
 	"\x06source\x18\x02 \x01(\tR\x06source\x12\x12\n" +

@@ -82,7 +82,7 @@ const (
 	Signal_Birthday_ROLE_UNSPECIFIED Signal_Birthday_Role = 0
 	Signal_Birthday_ONE              Signal_Birthday_Role = 1
 	Signal_Birthday_MANY             Signal_Birthday_Role = 2
-	Signal_Birthday_BOTH             Signal_Birthday_Role = 3
+	Signal_Birthday_TWIN             Signal_Birthday_Role = 3
 )
 
 // Enum value maps for Signal_Birthday_Role.
@@ -91,13 +91,13 @@ var (
 		0: "ROLE_UNSPECIFIED",
 		1: "ONE",
 		2: "MANY",
-		3: "BOTH",
+		3: "TWIN",
 	}
 	Signal_Birthday_Role_value = map[string]int32{
 		"ROLE_UNSPECIFIED": 0,
 		"ONE":              1,
 		"MANY":             2,
-		"BOTH":             3,
+		"TWIN":             3,
 	}
 )
 
@@ -1170,13 +1170,14 @@ func (x *Signal_Punch) GetReply() bool {
 type Signal_Birthday struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Phase         Signal_Birthday_Phase  `protobuf:"varint,1,opt,name=phase,proto3,enum=skein.v1.Signal_Birthday_Phase" json:"phase,omitempty"`
-	Session       uint64                 `protobuf:"varint,2,opt,name=session,proto3" json:"session,omitempty"`                              // random; the lower one counts when both ends start at once
+	Session       uint64                 `protobuf:"varint,2,opt,name=session,proto3" json:"session,omitempty"`                              // random; names the attempt
 	Role          Signal_Birthday_Role   `protobuf:"varint,3,opt,name=role,proto3,enum=skein.v1.Signal_Birthday_Role" json:"role,omitempty"` // of the sender
-	Addresses     []string               `protobuf:"bytes,4,rep,name=addresses,proto3" json:"addresses,omitempty"`                           // ONE: addr:port of WireGuard's port outside; else the addresses of the NAT; at most 4
-	Base          uint32                 `protobuf:"varint,5,opt,name=base,proto3" json:"base,omitempty"`                                    // newest port that the sender's NAT gave to a new socket; 0: not predictable
-	Step          int32                  `protobuf:"zigzag32,6,opt,name=step,proto3" json:"step,omitempty"`                                  // of the next ones
-	Reason        string                 `protobuf:"bytes,7,opt,name=reason,proto3" json:"reason,omitempty"`                                 // REFUSE, END
-	RetryNanos    int64                  `protobuf:"varint,8,opt,name=retry_nanos,json=retryNanos,proto3" json:"retry_nanos,omitempty"`      // REFUSE: when to ask again
+	Base          uint32                 `protobuf:"varint,4,opt,name=base,proto3" json:"base,omitempty"`                                    // newest port that the sender's NAT gave to a new socket; 0: not predictable
+	Step          int32                  `protobuf:"zigzag32,5,opt,name=step,proto3" json:"step,omitempty"`                                  // of the next ones
+	Hit           bool                   `protobuf:"varint,6,opt,name=hit,proto3" json:"hit,omitempty"`                                      // END: the sender was reached
+	Tx            []byte                 `protobuf:"bytes,7,opt,name=tx,proto3" json:"tx,omitempty"`                                         // END after a hit at one of many sockets: the ping that tells the receiver which of its own
+	Reason        string                 `protobuf:"bytes,8,opt,name=reason,proto3" json:"reason,omitempty"`                                 // REFUSE, END
+	RetryNanos    int64                  `protobuf:"varint,9,opt,name=retry_nanos,json=retryNanos,proto3" json:"retry_nanos,omitempty"`      // REFUSE: when to ask again
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1232,13 +1233,6 @@ func (x *Signal_Birthday) GetRole() Signal_Birthday_Role {
 	return Signal_Birthday_ROLE_UNSPECIFIED
 }
 
-func (x *Signal_Birthday) GetAddresses() []string {
-	if x != nil {
-		return x.Addresses
-	}
-	return nil
-}
-
 func (x *Signal_Birthday) GetBase() uint32 {
 	if x != nil {
 		return x.Base
@@ -1251,6 +1245,20 @@ func (x *Signal_Birthday) GetStep() int32 {
 		return x.Step
 	}
 	return 0
+}
+
+func (x *Signal_Birthday) GetHit() bool {
+	if x != nil {
+		return x.Hit
+	}
+	return false
+}
+
+func (x *Signal_Birthday) GetTx() []byte {
+	if x != nil {
+		return x.Tx
+	}
+	return nil
 }
 
 func (x *Signal_Birthday) GetReason() string {
@@ -1330,23 +1338,24 @@ const file_skein_v1_cluster_proto_rawDesc = "" +
 	"\x06secret\x18\x04 \x01(\fR\x06secret\x1aC\n" +
 	"\x04Seed\x12\x18\n" +
 	"\aaddress\x18\x01 \x01(\tR\aaddress\x12!\n" +
-	"\fidentity_key\x18\x02 \x01(\fR\videntityKey\"\xe2\x04\n" +
+	"\fidentity_key\x18\x02 \x01(\fR\videntityKey\"\xe6\x04\n" +
 	"\x06Signal\x12\x12\n" +
 	"\x04from\x18\x01 \x01(\tR\x04from\x12.\n" +
 	"\x05punch\x18\x02 \x01(\v2\x16.skein.v1.Signal.PunchH\x00R\x05punch\x127\n" +
 	"\bbirthday\x18\x03 \x01(\v2\x19.skein.v1.Signal.BirthdayH\x00R\bbirthday\x1a;\n" +
 	"\x05Punch\x12\x1c\n" +
 	"\taddresses\x18\x01 \x03(\tR\taddresses\x12\x14\n" +
-	"\x05reply\x18\x02 \x01(\bR\x05reply\x1a\x95\x03\n" +
+	"\x05reply\x18\x02 \x01(\bR\x05reply\x1a\x99\x03\n" +
 	"\bBirthday\x125\n" +
 	"\x05phase\x18\x01 \x01(\x0e2\x1f.skein.v1.Signal.Birthday.PhaseR\x05phase\x12\x18\n" +
 	"\asession\x18\x02 \x01(\x04R\asession\x122\n" +
-	"\x04role\x18\x03 \x01(\x0e2\x1e.skein.v1.Signal.Birthday.RoleR\x04role\x12\x1c\n" +
-	"\taddresses\x18\x04 \x03(\tR\taddresses\x12\x12\n" +
-	"\x04base\x18\x05 \x01(\rR\x04base\x12\x12\n" +
-	"\x04step\x18\x06 \x01(\x11R\x04step\x12\x16\n" +
-	"\x06reason\x18\a \x01(\tR\x06reason\x12\x1f\n" +
-	"\vretry_nanos\x18\b \x01(\x03R\n" +
+	"\x04role\x18\x03 \x01(\x0e2\x1e.skein.v1.Signal.Birthday.RoleR\x04role\x12\x12\n" +
+	"\x04base\x18\x04 \x01(\rR\x04base\x12\x12\n" +
+	"\x04step\x18\x05 \x01(\x11R\x04step\x12\x10\n" +
+	"\x03hit\x18\x06 \x01(\bR\x03hit\x12\x0e\n" +
+	"\x02tx\x18\a \x01(\fR\x02tx\x12\x16\n" +
+	"\x06reason\x18\b \x01(\tR\x06reason\x12\x1f\n" +
+	"\vretry_nanos\x18\t \x01(\x03R\n" +
 	"retryNanos\"J\n" +
 	"\x05Phase\x12\x15\n" +
 	"\x11PHASE_UNSPECIFIED\x10\x00\x12\t\n" +
@@ -1360,7 +1369,7 @@ const file_skein_v1_cluster_proto_rawDesc = "" +
 	"\x10ROLE_UNSPECIFIED\x10\x00\x12\a\n" +
 	"\x03ONE\x10\x01\x12\b\n" +
 	"\x04MANY\x10\x02\x12\b\n" +
-	"\x04BOTH\x10\x03B\x06\n" +
+	"\x04TWIN\x10\x03B\x06\n" +
 	"\x04body2\xf0\x02\n" +
 	"\x0eClusterService\x12>\n" +
 	"\aPropose\x12\x18.skein.v1.ProposeRequest\x1a\x19.skein.v1.ProposeResponse\x12F\n" +

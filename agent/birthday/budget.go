@@ -1,0 +1,159 @@
+package birthday
+
+import (
+	"fmt"
+	"net/netip"
+	"time"
+)
+
+// A gateway has some tens of thousands of mappings for all its hosts, and a home router a few thousand. Hosts behind one
+// public address share MaxMappings; an entry counts for mappingFor after it was made, which is longer than most NATs
+// keep one that nobody answers.
+const (
+	MaxMappings = 4096
+	mappingFor  = time.Minute
+
+	// An address that nobody has proven to be the peer's gets this many attempts in targetFor, whoever asks for them:
+	// a member that names a victim's address makes it receive some 80 packets a second at most, for seven seconds.
+	targetTries = 3
+	targetFor   = 10 * time.Minute
+
+	maxManySockets = 2 // attempts with many sockets at once
+	maxOnePort     = 2 // attempts from WireGuard's port at once
+	busyRetry      = 2 * time.Second
+	sharedRetry    = 5 * time.Second
+	targetsKept    = 1024
+)
+
+// Refusal is why an attempt may not begin now.
+type Refusal struct {
+	Text  string
+	Retry time.Duration
+}
+
+func (r *Refusal) Error() string {
+	return fmt.Sprintf("%s; try again in %s", r.Text, r.Retry.Round(time.Second))
+}
+
+// Budget counts what guessing costs this host's NAT and others' addresses. It is not safe for concurrent use.
+type Budget struct {
+	spent   []spent
+	many    int
+	one     int
+	targets map[netip.Addr][]time.Time // attempts without a hit
+}
+
+type spent struct {
+	n  int
+	at time.Time // zero: reserved by an attempt under way
+	id uint64
+}
+
+// NewBudget is one of which nothing is spent.
+func NewBudget() *Budget { return &Budget{targets: map[netip.Addr][]time.Time{}} }
+
+// Begin reserves what an attempt may cost at most. Others is what nodes behind the same public address use.
+func (b *Budget) Begin(id uint64, now time.Time, many bool, cost, others int, target netip.Addr) error {
+	b.expire(now)
+	switch {
+	case many && b.many >= maxManySockets, !many && b.one >= maxOnePort:
+		return &Refusal{"other attempts are under way", busyRetry}
+	case len(b.targets[target]) >= targetTries:
+		return &Refusal{fmt.Sprintf("%d attempts towards %s have failed lately", len(b.targets[target]), target), b.targets[target][0].Add(targetFor).Sub(now)}
+	case len(b.targets) >= targetsKept:
+		return &Refusal{"too many addresses were tried lately", targetFor / 10}
+	}
+	if err := b.room(now, cost, others); err != nil {
+		return err
+	}
+	b.spent = append(b.spent, spent{cost, time.Time{}, id})
+	if many {
+		b.many++
+	} else {
+		b.one++
+	}
+	return nil
+}
+
+// More reserves more for an attempt under way.
+func (b *Budget) More(id uint64, now time.Time, n, others int) bool {
+	if b.room(now, n, others) != nil {
+		return false
+	}
+	for i := range b.spent {
+		if b.spent[i].id == id && b.spent[i].at.IsZero() {
+			b.spent[i].n += n
+			return true
+		}
+	}
+	return false
+}
+
+func (b *Budget) room(now time.Time, cost, others int) error {
+	if used := b.Used(now) + others; used+cost > MaxMappings {
+		return &Refusal{fmt.Sprintf("%d mappings of the %d for this public address are in use", used, MaxMappings), b.relief(now, others)}
+	}
+	return nil
+}
+
+// End notes what the attempt has really cost, and whether it has proven the address.
+func (b *Budget) End(id uint64, now time.Time, many bool, cost int, target netip.Addr, hit bool) {
+	for i := range b.spent {
+		if b.spent[i].id == id && b.spent[i].at.IsZero() {
+			b.spent[i] = spent{cost, now, id}
+			if many {
+				b.many--
+			} else {
+				b.one--
+			}
+			if hit {
+				delete(b.targets, target)
+			} else if cost > 0 {
+				b.targets[target] = append(b.targets[target], now)
+			}
+			return
+		}
+	}
+}
+
+// Used is how many mappings count now.
+func (b *Budget) Used(now time.Time) int {
+	b.expire(now)
+	n := 0
+	for _, s := range b.spent {
+		n += s.n
+	}
+	return n
+}
+
+// relief is when some mappings stop counting: soon, where an attempt is under way that may need less than it has.
+func (b *Budget) relief(now time.Time, others int) time.Duration {
+	d := mappingFor
+	if b.many+b.one > 0 || others > 0 {
+		d = sharedRetry
+	}
+	for _, s := range b.spent {
+		if !s.at.IsZero() {
+			d = min(d, s.at.Add(mappingFor).Sub(now))
+		}
+	}
+	return max(d, busyRetry)
+}
+
+func (b *Budget) expire(now time.Time) {
+	kept := b.spent[:0]
+	for _, s := range b.spent {
+		if s.at.IsZero() || now.Sub(s.at) < mappingFor {
+			kept = append(kept, s)
+		}
+	}
+	b.spent = kept
+	for a, times := range b.targets {
+		for len(times) > 0 && now.Sub(times[0]) >= targetFor {
+			times = times[1:]
+		}
+		if b.targets[a] = times; len(times) == 0 {
+			delete(b.targets, a)
+		}
+	}
+}

@@ -1,0 +1,254 @@
+package birthday
+
+import (
+	"context"
+	"net"
+	"net/netip"
+	"os"
+	"testing"
+	"time"
+
+	"github.com/skeinmesh/skein/agent/probe"
+	skeinv1 "github.com/skeinmesh/skein/api/skein/v1"
+	"github.com/skeinmesh/skein/dataplane"
+	"github.com/skeinmesh/skein/dataplane/nft"
+	"github.com/skeinmesh/skein/identity"
+	"github.com/skeinmesh/skein/internal/nattest"
+)
+
+const wgPort = 51820
+
+var (
+	alice = identity.ID{1}
+	bob   = identity.ID{2}
+)
+
+// station is a host whose WireGuard port an ordinary socket holds, with prober, engine and data plane.
+type station struct {
+	t       *testing.T
+	id      identity.ID
+	host    *nattest.Host
+	owner   *net.UDPConn
+	prober  *probe.Prober
+	engine  *Engine
+	nft     *nft.Reconciler
+	sit     Situation
+	events  chan Event
+	pings   chan probe.Ping
+	pongs   chan probe.Pong
+	newest  func(context.Context) (netip.AddrPort, error)
+	signals chan *skeinv1.Signal_Birthday // to the peer; nil: they are lost
+}
+
+func newStation(t *testing.T, id, peer identity.ID, host *nattest.Host, sit Situation) *station {
+	t.Helper()
+	s := &station{t: t, id: id, host: host, sit: sit, events: make(chan Event, 64), pings: make(chan probe.Ping, 4096), pongs: make(chan probe.Pong, 4096)}
+	var socket *probe.Socket
+	host.Do(func() {
+		var err error
+		if s.owner, err = net.ListenUDP("udp4", &net.UDPAddr{Port: wgPort}); err != nil {
+			t.Fatal(err)
+		}
+		if socket, err = probe.Open(probe.Config{Port: wgPort, Mark: dataplane.MarkWG}); err != nil {
+			t.Fatal(err)
+		}
+		if s.nft, err = nft.NewReconciler(); err != nil {
+			t.Fatal(err)
+		}
+	})
+	t.Cleanup(func() { s.owner.Close() })
+	t.Cleanup(func() { s.nft.Close() })
+	s.prober = probe.NewProber(probe.ProberConfig{Self: id, Epoch: 1, Socket: socket,
+		OnPing: func(p probe.Ping) { s.engine.PingReceived(p.Peer, p.From); offer(s.pings, p) },
+		OnPong: func(p probe.Pong) { s.engine.PongReceived(p.Peer, p.From); offer(s.pongs, p) },
+	})
+	s.prober.SetPeer(peer, [32]byte{7})
+	// A goroutine that is started inside a namespace need not stay there; the sockets of an attempt must.
+	s.engine = New(Config{
+		Prober: s.prober, Mark: dataplane.MarkWG,
+		Situation: func(identity.ID) (Situation, error) { return s.sit, nil },
+		Report:    func(_ identity.ID, e Event) { s.events <- e },
+		Signal: func(_ identity.ID, b *skeinv1.Signal) error {
+			if s.signals != nil {
+				s.signals <- b.GetBirthday()
+			}
+			return nil
+		},
+		Newest: func(ctx context.Context) (netip.AddrPort, error) { return s.newest(ctx) },
+	})
+	s.engine.within = host.Do
+	t.Cleanup(s.engine.Close)
+	t.Cleanup(func() { socket.Close() })
+	socket.Serve(s.prober.Handle)
+	return s
+}
+
+func offer[T any](c chan T, v T) {
+	select {
+	case c <- v:
+	default:
+	}
+}
+
+// connect carries signals between two stations, as the relay does.
+func connect(t *testing.T, a, b *station, delay time.Duration) {
+	for _, p := range [][2]*station{{a, b}, {b, a}} {
+		p[0].signals = make(chan *skeinv1.Signal_Birthday, 256)
+		stop := make(chan struct{})
+		t.Cleanup(func() { close(stop) })
+		go func() {
+			for {
+				select {
+				case s := <-p[0].signals:
+					time.AfterFunc(delay, func() { p[1].engine.TakeSignal(p[0].id, s) })
+				case <-stop:
+					return
+				}
+			}
+		}()
+	}
+}
+
+// phase waits for an event of a phase.
+func (s *station) phase(want Phase, within time.Duration) Event {
+	s.t.Helper()
+	limit := time.After(within)
+	for {
+		select {
+		case e := <-s.events:
+			if e.Phase == want {
+				return e
+			}
+			if e.Phase != Began {
+				s.t.Fatalf("node %s: %+v, want phase %d", s.id, e, want)
+			}
+		case <-limit:
+			s.t.Fatalf("node %s: no event of phase %d within %s", s.id, want, within)
+		}
+	}
+}
+
+// lead has the data plane lead WireGuard's packets through the socket that was hit.
+func (s *station) lead(e Event) {
+	s.t.Helper()
+	spec := dataplane.Spec{Complete: true, WireGuard: dataplane.WireGuard{Port: wgPort}}
+	if e.Local != 0 {
+		spec.PortRewrites = []dataplane.PortRewrite{{Local: e.Local, Remote: e.Remote}}
+	}
+	if _, notes, err := s.nft.Reconcile(spec); err != nil || len(notes) > 0 {
+		s.t.Fatal(err, notes)
+	}
+}
+
+// talks shows that pings from WireGuard's port, and what its owner sends, reach the peer and come back.
+func talks(t *testing.T, a, b *station, atA, atB Event) {
+	t.Helper()
+	for _, p := range []struct {
+		from, to *station
+		at       netip.AddrPort
+		sees     netip.AddrPort
+	}{{a, b, atA.Remote, atB.Remote}, {b, a, atB.Remote, atA.Remote}} {
+		tx, err := p.from.prober.SendPing(p.to.id, p.at)
+		if err != nil {
+			t.Fatal(err)
+		}
+		limit := time.After(5 * time.Second)
+		for answered := false; !answered; {
+			select {
+			case pong := <-p.from.pongs:
+				answered = pong.Tx == tx && pong.From == p.at
+			case <-limit:
+				t.Fatalf("node %s: no answer from %s", p.from.id, p.at)
+			}
+		}
+		if _, err := p.from.owner.WriteToUDPAddrPort([]byte("as WireGuard from "+p.from.id.String()), p.at); err != nil {
+			t.Fatal(err)
+		}
+		_ = p.to.owner.SetReadDeadline(time.Now().Add(5 * time.Second))
+		for buf := make([]byte, 2048); ; {
+			n, from, err := p.to.owner.ReadFromUDPAddrPort(buf)
+			if err != nil {
+				t.Fatalf("node %s did not get WireGuard's packet: %v", p.to.id, err)
+			}
+			if string(buf[:n]) == "as WireGuard from "+p.from.id.String() {
+				if from != p.sees {
+					t.Errorf("node %s sees it come from %s, and would answer to %s", p.to.id, from, p.sees)
+				}
+				break
+			}
+		}
+	}
+}
+
+func openFiles(t *testing.T) int {
+	t.Helper()
+	list, err := os.ReadDir("/proc/self/fd")
+	if err != nil {
+		t.Fatal(err)
+	}
+	return len(list)
+}
+
+func within(t *testing.T, what string, limit time.Duration, ok func() bool) {
+	t.Helper()
+	for deadline := time.Now().Add(limit); !ok(); time.Sleep(5 * time.Millisecond) {
+		if time.Now().After(deadline) {
+			t.Fatalf("%s: not within %s", what, limit)
+		}
+	}
+}
+
+// portRestricted and symmetric are two hosts that only guessing can join.
+func portRestrictedAndSymmetric(t *testing.T, rule skeinv1.PairOutcome_Rule, kind nattest.Kind) (one, many *station) {
+	internet := nattest.New(t)
+	a, b := internet.Host(nattest.PortRestricted), internet.Host(kind)
+	cone, symmetric := netip.AddrPortFrom(a.Outside, wgPort), netip.AddrPortFrom(b.Outside, 7)
+	one = newStation(t, alice, bob, a, Situation{Role: One, Rule: rule, Mine: cone, Theirs: symmetric})
+	many = newStation(t, bob, alice, b, Situation{Role: Many, Rule: rule, Mine: symmetric, Theirs: cone})
+	connect(t, one, many, 10*time.Millisecond)
+	return one, many
+}
+
+func TestPortRestrictedMeetsSymmetric(t *testing.T) {
+	one, many := portRestrictedAndSymmetric(t, skeinv1.PairOutcome_BIRTHDAY, nattest.Symmetric)
+	before := openFiles(t)
+	for i, begins := range []*station{one, many, one} {
+		one.drain()
+		many.drain()
+		begins.engine.Start(map[*station]identity.ID{one: bob, many: alice}[begins])
+		m := many.phase(Hit, 15*time.Second)
+		many.lead(m)
+		many.engine.Settle(alice)
+		if _, err := many.prober.SendPing(alice, m.Remote); err != nil {
+			t.Fatal(err)
+		}
+		o := one.phase(Hit, 5*time.Second)
+		if m.Local == 0 || m.Remote.Addr() != one.sit.Mine.Addr() || o.Local != 0 || o.Remote.Addr() != many.sit.Mine.Addr() {
+			t.Fatalf("hits %+v and %+v", m, o)
+		}
+		if o.Probes > MaxProbes || m.Sockets > MaxSockets {
+			t.Errorf("%d probes, %d sockets", o.Probes, m.Sockets)
+		}
+		t.Logf("run %d: %s / %s", i, m.Text, o.Text)
+		talks(t, one, many, o, m)
+		one.engine.Stop(bob)
+		many.engine.Stop(alice)
+		within(t, "all sockets closed", 5*time.Second, func() bool {
+			return openFiles(t) <= before && one.engine.Stats().Running+many.engine.Stats().Running == 0
+		})
+		many.lead(Event{})
+	}
+	if n := many.engine.Stats(); n.Hits != 3 || n.Mappings > 3*MaxSockets {
+		t.Errorf("%+v", n)
+	}
+}
+
+func (s *station) drain() {
+	for {
+		select {
+		case <-s.events:
+		default:
+			return
+		}
+	}
+}
