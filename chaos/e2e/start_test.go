@@ -15,7 +15,7 @@ import (
 func TestConfigFile(t *testing.T) {
 	s := newSite(t, "spare", "newcomer", nil)
 	for _, c := range []struct{ name, file, complaint string }{
-		{"unknown key", "name: a\nports:\n  wiregard: 51820\n", `{skein.yaml}:3: unknown key "ports.wiregard"; allowed here: control, metrics, relay, stun, wireguard`},
+		{"unknown key", "name: a\nports:\n  wiregard: 51820\n", `{skein.yaml}:3: unknown key "ports.wiregard"; allowed here: control, metrics, relay, stun, udpRelay, wireguard`},
 		{"unknown key at the top", "nmae: a\n", `{skein.yaml}:1: unknown key "nmae"; allowed here: dataplane, directRetryIntervalSeconds, forceEndpoint, handshakeTimeoutSeconds, internalIP, labels, leader, log, name, natTraversal, nodeAddresses, overlay, peers, persistentKeepalive, ports, relay, routeNodeAddresses, runDir, server, site, stateDir, stunServers`},
 		{"text for a number", "name: a\nports: {wireguard: many}\n", `{skein.yaml}:2: ports.wireguard: want a whole number, have "many"`},
 		{"number beyond the range", "ports: {wireguard: 70000}\n", `{skein.yaml}:1: ports.wireguard: want a whole number from 0 to 65535, have "70000"`},
@@ -48,10 +48,10 @@ func TestLabFile(t *testing.T) {
 	good := "name: other\nsites:\n  dc: {nat: none}\nnodes:\n  a: {site: dc, server: true}\n"
 	for _, c := range []struct{ name, file, complaint string }{
 		{"unknown key", good + "steeps: []\n", `{lab.yaml}:6: unknown key "steeps" (did you mean "steps"?); allowed: name, sites, config, nodes, steps`},
-		{"unknown NAT", strings.Replace(good, "none", "magic", 1), `{lab.yaml}:3: sites.dc.nat: "magic" is not known; allowed: none, one-to-one, full-cone, restricted-cone, port-restricted-cone, symmetric, udp-blocked`},
+		{"unknown NAT", strings.Replace(good, "none", "magic", 1), `{lab.yaml}:3: sites.dc.nat: "magic" is not known; allowed: none, one-to-one, full-cone, restricted-cone, port-restricted-cone, symmetric, symmetric-sequential, double, udp-blocked`},
 		{"unknown site", strings.Replace(good, "site: dc", "site: moon", 1), `{lab.yaml}:5: nodes.a.site: there is no site "moon" above; allowed: dc`},
 		{"wrong type", strings.Replace(good, "server: true", "server: maybe", 1), `{lab.yaml}:5: nodes.a.server: is "maybe"; allowed: true or false`},
-		{"unknown step", good + "steps:\n  - {explode: a}\n", `{lab.yaml}:7: steps[1]: unknown key "explode"; allowed: wait, expect, ping, exec, partition, block, kill, stop, start, heal, log, within, nodes`},
+		{"unknown step", good + "steps:\n  - {explode: a}\n", `{lab.yaml}:7: steps[1]: unknown key "explode"; allowed: wait, expect, ping, transfer, exec, partition, block, nat, rebind, move, pause, resume, kill, stop, start, heal, log, within, nodes`},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			s := s.in(t)
@@ -172,8 +172,8 @@ func TestUsage(t *testing.T) {
 		{[]string{"explain", "peer"}, "skein explain peer takes one …; see `skein explain peer --help`"},
 		{[]string{"explain", "peer", "x", "--at", "teatime"}, `--at …teatime…`},
 		{[]string{"server", "recover"}, "this cannot be undone: read `skein server recover --help`, then add --yes"},
-		{[]string{"lab", "up"}, "accepts 1 arg(s), received 0; usage: skein lab up FILE [flags]"},
-		{[]string{"lab", "run"}, "requires at least 1 arg(s), only received 0; usage: skein lab run FILE… [flags]"},
+		{[]string{"lab", "up"}, "skein lab up: accepts 1 arg(s), received 0; see `skein lab up --help`"},
+		{[]string{"lab", "run"}, "skein lab run: requires at least 1 arg(s), only received 0; see `skein lab run --help`"},
 	} {
 		t.Run(strings.Join(c.args, " "), func(t *testing.T) { s.in(t).fails(2, c.complaint, c.args...) })
 	}
