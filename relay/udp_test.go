@@ -45,7 +45,7 @@ type udpRelay struct {
 	table *relaynft.Table // nil: userspace
 }
 
-func startUDP(t *testing.T, host *nattest.Host, m *members, driver string, change ...func(*UDPConfig)) *udpRelay {
+func startUDP(t testing.TB, host *nattest.Host, m *members, driver string, change ...func(*UDPConfig)) *udpRelay {
 	t.Helper()
 	r := &udpRelay{host: host}
 	host.Do(func() {
@@ -76,7 +76,7 @@ func startUDP(t *testing.T, host *nattest.Host, m *members, driver string, chang
 	return r
 }
 
-func forwarding(t *testing.T, h *nattest.Host, value string) {
+func forwarding(t testing.TB, h *nattest.Host, value string) {
 	h.Do(func() {
 		for _, name := range []string{"ipv4/ip_forward", "ipv6/conf/all/forwarding"} {
 			if err := os.WriteFile("/proc/sys/net/"+name, []byte(value), 0o644); err != nil {
@@ -86,7 +86,7 @@ func forwarding(t *testing.T, h *nattest.Host, value string) {
 	})
 }
 
-func (r *udpRelay) shell(t *testing.T, line string) string {
+func (r *udpRelay) shell(t testing.TB, line string) string {
 	t.Helper()
 	var out []byte
 	err := r.host.Command(func(c *exec.Cmd) (err error) { out, err = c.CombinedOutput(); return err }, "sh", "-c", line)
@@ -99,23 +99,26 @@ func (r *udpRelay) shell(t *testing.T, line string) string {
 // udpEnd is a member whose WireGuard port is a socket on a host of the little internet.
 type udpEnd struct {
 	*testNode
-	t     *testing.T
+	t     testing.TB
 	host  *nattest.Host
 	relay *udpRelay
 
+	onPacket func([]byte) // what comes in the session; set before anything is sent
+
 	mu       sync.Mutex
 	conn     *net.UDPConn
+	ended    chan struct{} // its reader has
 	reserved map[identity.ID]Reservation
 	heard    map[string]netip.AddrPort // payload -> where it came from
 	binds    [][]byte                  // that were sent
 }
 
-func startEnd(t *testing.T, m *members, host *nattest.Host, r *udpRelay) *udpEnd {
+func startEnd(t testing.TB, m *members, host *nattest.Host, r *udpRelay) *udpEnd {
 	t.Helper()
 	e := &udpEnd{t: t, host: host, relay: r, reserved: map[identity.ID]Reservation{}, heard: map[string]netip.AddrPort{}}
 	key := newKey(t)
 	m.allow(key.ID())
-	pool := NewPool(PoolConfig{Self: key.ID(), Key: key, OnReserved: func(x Reservation) {
+	pool := NewPool(PoolConfig{Self: key.ID(), Key: key, OnPacket: func(_ identity.ID, _ byte, b []byte) { e.onPacket(b) }, OnReserved: func(x Reservation) {
 		e.mu.Lock()
 		e.reserved[x.Peer] = x
 		e.mu.Unlock()
@@ -140,13 +143,15 @@ func (e *udpEnd) open() {
 	})
 	e.mu.Lock()
 	old := e.conn
-	e.conn = c
+	e.conn, e.ended = c, make(chan struct{})
+	ended := e.ended
 	e.mu.Unlock()
 	if old != nil {
 		old.Close()
 	}
 	e.t.Cleanup(func() { c.Close() })
 	go func() {
+		defer close(ended)
 		b := make([]byte, 65536)
 		for {
 			n, from, err := c.ReadFromUDPAddrPort(b)
@@ -164,6 +169,13 @@ func (e *udpEnd) open() {
 			e.mu.Unlock()
 		}
 	}()
+}
+
+// takeOver ends the reader and leaves the socket to the caller.
+func (e *udpEnd) takeOver() {
+	e.conn.SetReadDeadline(time.Unix(1, 0))
+	<-e.ended
+	e.conn.SetReadDeadline(time.Time{})
 }
 
 // endpoint is a reserved port as the pool knows it: at the address of the session, which here is the loopback.
@@ -205,7 +217,7 @@ func (e *udpEnd) from(payload string) (netip.AddrPort, bool) {
 }
 
 // join reserves a pair and proves both ends.
-func join(t *testing.T, a, b *udpEnd) {
+func join(t testing.TB, a, b *udpEnd) {
 	t.Helper()
 	if err := a.Reserve(a.relay.key.ID(), b.id); err != nil {
 		t.Fatal(err)
@@ -214,7 +226,7 @@ func join(t *testing.T, a, b *udpEnd) {
 	proven(t, a, b)
 }
 
-func proven(t *testing.T, a, b *udpEnd) {
+func proven(t testing.TB, a, b *udpEnd) {
 	t.Helper()
 	waitFor(t, "the proof of both mappings", func() bool {
 		a.knock(b)
@@ -226,7 +238,7 @@ func proven(t *testing.T, a, b *udpEnd) {
 var said int
 
 // passes sends both ways until both have heard, and tells from where.
-func passes(t *testing.T, a, b *udpEnd) (atA, atB netip.AddrPort) {
+func passes(t testing.TB, a, b *udpEnd) (atA, atB netip.AddrPort) {
 	t.Helper()
 	said++
 	x, y := fmt.Sprintf("a to b %d", said), fmt.Sprintf("b to a %d", said)
