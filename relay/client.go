@@ -1,7 +1,9 @@
 package relay
 
 import (
+	"cmp"
 	"context"
+	"errors"
 	"fmt"
 	"math/rand/v2"
 	"runtime"
@@ -51,6 +53,12 @@ type client struct {
 	rtts      [rttSamples]time.Duration
 	rttCount  int
 	lastErr   error
+	failedAt  time.Duration // when lastErr came, or the relay became suspect
+	need      need
+	// The RTT outlives its session, so that a relay that is not dialed can be compared.
+	knownRTT, measuredAt time.Duration
+
+	used atomic.Int64 // when a peer's packets last passed, or were to
 
 	rxPackets, rxBytes, txPackets, txBytes, txDropped, reconnects, gone atomic.Uint64
 }
@@ -68,7 +76,7 @@ type clientState struct {
 
 func newClient(p *Pool, r Relay) *client {
 	c := &client{
-		pool: p, relay: r, addresses: r.Addresses,
+		pool: p, relay: r, addresses: r.Addresses, need: needNone,
 		retry: make(chan struct{}, 1), accept: make(chan struct{}, maxAccepts),
 	}
 	c.ctx, c.cancel = context.WithCancel(p.ctx)
@@ -129,17 +137,29 @@ func (c *client) send(now time.Duration, node identity.ID, channel byte, b []byt
 func (c *client) run() {
 	defer c.cancel()
 	for failures := 0; ; failures++ {
+		for c.needIs(needNone) {
+			failures = 0
+			select {
+			case <-c.ctx.Done():
+				return
+			case <-c.retry:
+			}
+		}
 		began := time.Now()
 		err := c.once()
 		if c.ctx.Err() != nil {
 			return
 		}
+		if errors.Is(err, errNotNeeded) {
+			continue
+		}
 		if time.Since(began) > steadyAfter+dialTimeout {
 			failures = 0
 		}
 		c.mu.Lock()
-		c.lastErr = err
+		c.lastErr, c.failedAt = err, c.pool.now()
 		c.mu.Unlock()
+		c.pool.planAgain()
 		c.pool.cfg.Log.Debug("relay session ended", "relay", c.relay.ID, "error", err, "failures", failures)
 		timer := time.NewTimer(backoff(failures, rand.Float64()))
 		select {
@@ -207,9 +227,14 @@ func (c *client) watch(w *wire) {
 			return
 		case <-tick.C:
 		}
+		if c.needIs(needNone) { // it may have turned so before the session began
+			w.end(errNotNeeded)
+			return
+		}
 		now := c.pool.now()
 		if n := c.rxPackets.Load() + w.q.sent.Load(); n != passed {
 			busy, passed = now, n
+			c.demand(now)
 		}
 		every := pingEvery
 		if now-busy > idleAfter {
@@ -244,7 +269,7 @@ func (c *client) judge(w *wire, now time.Duration) {
 	dead := waited > max(deadAfter, 6*c.status.rtt) && (w.silent(now) > deadAfter || waited > stuckWrite)
 	turned := suspect && c.status.connected && !c.status.suspect
 	if turned {
-		c.status.suspect = true
+		c.status.suspect, c.failedAt = true, now
 	}
 	c.mu.Unlock()
 	switch {
@@ -270,8 +295,13 @@ func (c *client) pong(w *wire, token uint64) {
 	c.pings = slices.Delete(c.pings, 0, i+1)
 	st := &c.status
 	st.rtt = slices.Min(c.rtts[:min(c.rttCount, rttSamples)])
+	if c.knownRTT = st.rtt; c.rttCount >= measured {
+		c.measuredAt = now
+	} else if c.measuredAt == 0 {
+		c.knownRTT = 0 // the first round trip has a handshake's work in it
+	}
 	began := !st.connected
-	changed := began || st.suspect
+	changed := began || st.suspect || c.rttCount == measured
 	if d := (st.rtt - st.published).Abs(); st.published == 0 || d > max(st.published/4, 3*time.Millisecond) {
 		st.published, changed = st.rtt, true
 	}
@@ -424,8 +454,9 @@ func (s *sink) flush() {
 type RelayStats struct {
 	Relay              identity.ID
 	Addresses          []string
-	Connected          bool // has a session
-	Suspect            bool // the session does not answer at the moment
+	Need               string // warm | trial | on-demand | standby: why there is a session, or none
+	Connected          bool   // has a session
+	Suspect            bool   // the session does not answer at the moment
 	RTT                time.Duration
 	RxPackets, RxBytes uint64
 	TxPackets, TxBytes uint64
@@ -452,7 +483,7 @@ func (c *client) stats() RelayStats {
 	defer c.mu.Unlock()
 	s := RelayStats{
 		Relay: c.relay.ID, Addresses: c.addresses,
-		Connected: c.status.connected, Suspect: c.status.suspect, RTT: c.status.rtt,
+		Connected: c.status.connected, Suspect: c.status.suspect, RTT: cmp.Or(c.status.rtt, c.knownRTT), Need: string(c.need),
 		RxPackets: c.rxPackets.Load(), RxBytes: c.rxBytes.Load(),
 		TxPackets: c.txPackets.Load(), TxBytes: c.txBytes.Load(),
 		Dropped: c.txDropped.Load(), Gone: c.gone.Load(), Reconnects: c.reconnects.Load(),

@@ -1,6 +1,7 @@
 package relay
 
 import (
+	"cmp"
 	"context"
 	"crypto/ed25519"
 	"errors"
@@ -54,6 +55,8 @@ const (
 	// A relay's word that a peer is absent counts until the relay says that it has come, or something else of the
 	// peer shows it. After goneHold, and in a new session, the relay is asked again, should its word be lost.
 	goneHold = 15 * time.Second
+	// goneUnheard is how long such a word counts without a session, in which the relay could tell of the peer's return.
+	goneUnheard = time.Minute
 	// seenHold is how long a packet that came from a relay tells that the peer is there.
 	seenHold = 30 * time.Second
 	// reviewEvery bounds how long a peer's choice stands without a new look.
@@ -66,14 +69,16 @@ const (
 
 // Pool is a node's sessions with its relays.
 type Pool struct {
-	cfg     PoolConfig
-	start   time.Time
-	packets packetPool
-	load    load
-	ctx     context.Context
-	cancel  context.CancelFunc
-	wg      sync.WaitGroup
-	changed chan struct{}
+	cfg      PoolConfig
+	start    time.Time
+	packets  packetPool
+	load     load
+	ctx      context.Context
+	cancel   context.CancelFunc
+	wg       sync.WaitGroup
+	changed  chan struct{}
+	replan   chan struct{}
+	planning sync.Mutex
 
 	mu     sync.RWMutex
 	relays map[identity.ID]*client
@@ -91,9 +96,10 @@ type peerState struct {
 	generation atomic.Uint64 // of the pool, when current was chosen; 0: choose anew
 	review     atomic.Int64
 	current    atomic.Pointer[client]
-	via        atomic.Pointer[client] // whose packets came last
-	noted      atomic.Int64           // when via was last put into seen
-	absent     atomic.Bool            // no relay can carry, and one says that the peer is not there
+	via        atomic.Pointer[client]    // whose packets came last
+	noted      atomic.Int64              // when via was last put into seen
+	needs      atomic.Pointer[[]*client] // relays to dial when there are packets; nil: none
+	absent     atomic.Bool               // no relay can carry, and one says that the peer is not there
 
 	mu     sync.Mutex
 	listed map[identity.ID]time.Duration // from the peer's record
@@ -123,6 +129,7 @@ func NewPool(cfg PoolConfig) *Pool {
 		cfg:     cfg,
 		start:   time.Now(),
 		changed: make(chan struct{}, 1),
+		replan:  make(chan struct{}, 1),
 		relays:  map[identity.ID]*client{},
 		peers:   map[identity.ID]*peerState{},
 
@@ -130,12 +137,14 @@ func NewPool(cfg PoolConfig) *Pool {
 	}
 	p.generation.Store(1)
 	p.ctx, p.cancel = context.WithCancel(context.Background())
+	p.wg.Go(p.manage)
 	return p
 }
 
 func (p *Pool) now() time.Duration { return time.Since(p.start) }
 
-// SetRelays makes the pool keep a session with each of these relays and no other.
+// SetRelays tells the pool which relays there are. It keeps sessions with the two nearest, and with others while peers
+// that cannot be reached by these need them.
 func (p *Pool) SetRelays(relays []Relay) {
 	p.mu.Lock()
 	var drop []*client
@@ -168,6 +177,7 @@ func (p *Pool) SetRelays(relays []Relay) {
 		c.cancel()
 		p.reserved.forget(c.relay.ID)
 	}
+	p.applyPlan()
 	if len(drop) > 0 {
 		p.relaysChanged()
 	}
@@ -175,7 +185,7 @@ func (p *Pool) SetRelays(relays []Relay) {
 
 // SetPeerLinks tells with which relays a peer has sessions, as its record lists them.
 func (p *Pool) SetPeerLinks(peer identity.ID, links []Link) {
-	s := p.peer(peer)
+	s, idle := p.peer(peer), p.idle()
 	s.mu.Lock()
 	old := s.listed
 	var ask []identity.ID
@@ -184,6 +194,9 @@ func (p *Pool) SetPeerLinks(peer identity.ID, links []Link) {
 		s.listed[l.Relay] = max(l.RTT, 1)
 		if _, isGone := s.gone[l.Relay]; isGone {
 			ask = append(ask, l.Relay) // the record may be newer than the relay's word, or only late
+			if idle[l.Relay] != nil {
+				delete(s.gone, l.Relay) // it could not be asked, nor tell
+			}
 		}
 	}
 	for id := range old {
@@ -240,9 +253,21 @@ func (p *Pool) route(s *peerState, now time.Duration) *client {
 	return p.choose(s, now)
 }
 
+// carry is route for a packet: a peer for which no session is sure to do gets others dialed.
+func (p *Pool) carry(s *peerState, now time.Duration) *client {
+	c := p.route(s, now)
+	if others := s.needs.Load(); others != nil {
+		for _, o := range *others {
+			o.demand(now)
+		}
+	}
+	return c
+}
+
 func (p *Pool) choose(s *peerState, now time.Duration) *client {
 	generation := p.generation.Load()
 	options, clients := p.options(s, now, true)
+	idle := p.idle() // before the peer's lock: others take both the other way round
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	var current identity.ID
@@ -252,6 +277,7 @@ func (p *Pool) choose(s *peerState, now time.Duration) *client {
 	o, ok := pick(options, current)
 	s.current.Store(clients[o.relay])
 	s.rtt = o.rtt()
+	s.needs.Store(s.dial(idle, o, ok))
 	absent := !ok && slices.ContainsFunc(options, func(o option) bool { return o.know == knownGone })
 	turned := s.absent.Swap(absent) != absent
 	s.review.Store(int64(now + reviewEvery))
@@ -265,8 +291,44 @@ func (p *Pool) choose(s *peerState, now time.Duration) *client {
 	return clients[o.relay]
 }
 
-// options lists the relays for a peer; only those with a session, or all.
-func (p *Pool) options(s *peerState, now time.Duration, connected bool) ([]option, map[identity.ID]*client) {
+// idle lists the relays that the pool has no session with.
+func (p *Pool) idle() map[identity.ID]*client {
+	p.mu.RLock()
+	defer p.mu.RUnlock()
+	var idle map[identity.ID]*client
+	for id, c := range p.relays {
+		if c.queue() == nil {
+			if idle == nil {
+				idle = make(map[identity.ID]*client)
+			}
+			idle[id] = c
+		}
+	}
+	return idle
+}
+
+// dial lists the relays without a session that a peer's packets need: those where the peer should be, or when nothing is left
+// to try, all that have not called it gone. The caller holds the peer's lock.
+func (s *peerState) dial(idle map[identity.ID]*client, best option, ok bool) *[]*client {
+	if ok && best.know == knownHere && best.healthy {
+		return nil
+	}
+	var dial []*client
+	for id, c := range idle {
+		_, isGone := s.gone[id]
+		if !isGone && (s.listed[id] != 0 || !ok) {
+			dial = append(dial, c)
+		}
+	}
+	if len(dial) == 0 {
+		return nil
+	}
+	return &dial
+}
+
+// options lists the relays for a peer: all, or only those with a session and those where the peer is known to be, which can
+// be dialed.
+func (p *Pool) options(s *peerState, now time.Duration, usable bool) ([]option, map[identity.ID]*client) {
 	p.mu.RLock()
 	defer p.mu.RUnlock()
 	s.mu.Lock()
@@ -275,12 +337,16 @@ func (p *Pool) options(s *peerState, now time.Duration, connected bool) ([]optio
 	clients := make(map[identity.ID]*client, len(p.relays))
 	for id, c := range p.relays {
 		st := c.state()
-		if connected && !st.connected {
+		said, isGone := s.gone[id]
+		if isGone && !st.connected && now-said > goneUnheard {
+			delete(s.gone, id)
+			isGone = false
+		}
+		if usable && !st.connected && (isGone || s.listed[id] == 0 || c.failing()) {
 			continue
 		}
-		o := option{relay: id, healthy: st.connected && !st.suspect, own: st.published, peer: s.listed[id], know: unlisted}
+		o := option{relay: id, healthy: st.connected && !st.suspect, own: cmp.Or(st.published, c.lastRTT()), peer: s.listed[id], know: unlisted}
 		seen, hasSeen := s.seen[id]
-		said, isGone := s.gone[id]
 		switch {
 		case isGone:
 			o.know = knownGone
@@ -322,7 +388,7 @@ func (p *Pool) Absent(peer identity.ID) bool {
 // told by Changed and Choose.
 func (p *Pool) Ask(peer identity.ID) {
 	now := p.now()
-	p.route(p.peer(peer), now).send(now, peer, ChannelWireGuard, nil)
+	p.carry(p.peer(peer), now).send(now, peer, ChannelWireGuard, nil)
 }
 
 // askAgain asks a relay with which a session has just begun about everybody whom it called absent.
@@ -351,7 +417,7 @@ func (p *Pool) Send(peer identity.ID, channel byte, b []byte) error {
 	}
 	now := p.now()
 	s := p.peer(peer)
-	if p.route(s, now).send(now, peer, channel, b) {
+	if p.carry(s, now).send(now, peer, channel, b) {
 		return nil
 	}
 	if p.ctx.Err() != nil {
@@ -361,7 +427,7 @@ func (p *Pool) Send(peer identity.ID, channel byte, b []byte) error {
 		return fmt.Errorf("send to node %s: %w", peer, ErrNoRelay)
 	}
 	p.limbo.keep(now, waiting{peer, channel, slices.Clone(b)})
-	if p.route(s, now) != nil { // something changed meanwhile, and its release may have come too early
+	if p.route(s, now).queue() != nil { // something changed meanwhile, and its release may have come too early
 		p.release()
 	}
 	return nil
@@ -385,7 +451,7 @@ func (p *Pool) SendVia(relay, peer identity.ID, channel byte, b []byte) error {
 func (p *Pool) resend(all []waiting) {
 	now := p.now()
 	for _, w := range all {
-		if p.route(p.peer(w.node), now).send(now, w.node, w.channel, w.payload) {
+		if p.carry(p.peer(w.node), now).send(now, w.node, w.channel, w.payload) {
 			continue
 		}
 		if w.channel != ChannelGossip && len(w.payload) > 0 {
@@ -402,6 +468,7 @@ func (p *Pool) relaysChanged() {
 	p.generation.Add(1)
 	p.signal()
 	p.release()
+	p.planAgain()
 }
 
 func (p *Pool) signal() {
@@ -458,16 +525,25 @@ func (p *Pool) Retry(relay identity.ID) {
 	}
 }
 
-// Links lists the healthy sessions, by relay. RTTs change only when it matters, so that a record that
+// Links lists the healthy sessions that are to last, by relay. RTTs change only when it matters, so that a record that
 // holds them does not change with every ping.
 func (p *Pool) Links() []Link {
 	p.mu.RLock()
 	defer p.mu.RUnlock()
-	var links []Link
+	var links, passing []Link
 	for id, c := range p.relays {
-		if st := c.state(); st.connected && !st.suspect && st.published > 0 {
-			links = append(links, Link{id, st.published})
+		st := c.state()
+		if !st.connected || st.suspect || st.published == 0 {
+			continue
 		}
+		if c.needIs(needTrial) {
+			passing = append(passing, Link{id, st.published})
+			continue
+		}
+		links = append(links, Link{id, st.published})
+	}
+	if len(links) < warmRelays {
+		links = append(links, passing...)
 	}
 	slices.SortFunc(links, func(a, b Link) int { return slices.Compare(a.Relay[:], b.Relay[:]) })
 	return links

@@ -237,7 +237,7 @@ func (x *Proxies) forward(y *proxy, b *receiveBatch, n int) {
 	}
 	p := x.pool
 	now := p.now()
-	q := p.route(p.peer(y.peer), now).queue()
+	q := p.carry(p.peer(y.peer), now).queue()
 	if q == nil {
 		// Kept for a moment until a relay is there. What fails for good, WireGuard sends again.
 		b.each(n, func(one []byte) bool { return p.Send(y.peer, ChannelWireGuard, one) == nil })

@@ -119,9 +119,10 @@ func tune(c net.Conn, userTimeout time.Duration, unsent int) {
 }
 
 var (
-	errReplaced = errors.New("replaced by a newer session of the same node")
-	errKicked   = errors.New("the node is no longer a member")
-	errSilent   = errors.New("nothing heard any more")
-	errStuck    = errors.New("the other side stopped reading")
-	errClosed   = errors.New("closed")
+	errReplaced  = errors.New("replaced by a newer session of the same node")
+	errKicked    = errors.New("the node is no longer a member")
+	errSilent    = errors.New("nothing heard any more")
+	errStuck     = errors.New("the other side stopped reading")
+	errNotNeeded = errors.New("nobody needs this relay now")
+	errClosed    = errors.New("closed")
 )

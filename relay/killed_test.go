@@ -1,0 +1,121 @@
+package relay
+
+import (
+	"encoding/binary"
+	"slices"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/skeinmesh/skein/identity"
+)
+
+// relayLost runs traffic both ways between two nodes over one of three relays, each a process, sends that one a signal, and
+// returns the longest silence of either way.
+func relayLost(t testing.TB, sig syscall.Signal) time.Duration {
+	t.Helper()
+	var children []*child
+	var list []Relay
+	for range 3 {
+		c := startChild(t)
+		children = append(children, c)
+		list = append(list, c.relay())
+	}
+	nodes := [2]*testNode{newNode(t, nil, newKey(t)), newNode(t, nil, newKey(t))}
+	gaps := [2]*silence{}
+	for i, n := range nodes {
+		gaps[i] = &silence{}
+		n.cfg.OnPacket = func(identity.ID, byte, []byte) { gaps[i].heard() }
+		n.SetRelays(list)
+	}
+	for _, n := range nodes {
+		waitFor(t, "two warm sessions", func() bool { return len(n.Links()) == 2 && len(n.sessions()) == 2 })
+	}
+	nodes[0].SetPeerLinks(nodes[1].id, nodes[1].Links())
+	nodes[1].SetPeerLinks(nodes[0].id, nodes[0].Links())
+	stop, ended := make(chan struct{}), make(chan struct{})
+	go func() {
+		defer close(ended)
+		tick := time.NewTicker(20 * time.Millisecond)
+		defer tick.Stop()
+		for i := uint64(0); ; i++ {
+			select {
+			case <-stop:
+				return
+			case <-tick.C:
+			}
+			for k, n := range nodes {
+				_ = n.Send(nodes[1-k].id, ChannelWireGuard, binary.BigEndian.AppendUint64(nil, i))
+				// What a record would tell within some tenths of a second.
+				nodes[1-k].listedBy(n)
+			}
+		}
+	}()
+	defer func() { close(stop); <-ended }()
+	one := func() (identity.ID, bool) {
+		a, b := nodes[0].choice(nodes[1].id), nodes[1].choice(nodes[0].id)
+		return a, a == b && a != (identity.ID{})
+	}
+	waitFor(t, "both ways over one relay", func() bool { _, ok := one(); return ok && gaps[0].count() > 20 && gaps[1].count() > 20 })
+	used, _ := one()
+	i := slices.IndexFunc(children, func(c *child) bool { return identity.IDOf(c.key) == used })
+	for _, g := range gaps {
+		g.reset()
+	}
+	children[i].signal(sig)
+	lost := time.Now()
+	waitFor(t, "traffic both ways by another relay", func() bool {
+		return time.Since(lost) > 3*time.Second && gaps[0].since() < 200*time.Millisecond && gaps[1].since() < 200*time.Millisecond
+	})
+	if sig == syscall.SIGSTOP {
+		children[i].signal(syscall.SIGCONT)
+	}
+	return max(gaps[0].longest(), gaps[1].longest())
+}
+
+// listedBy takes the links of a peer over as its record would bring them, when they have changed.
+func (n *testNode) listedBy(peer *testNode) {
+	links := peer.Links()
+	s := n.peer(peer.id)
+	s.mu.Lock()
+	same := len(links) == len(s.listed)
+	for _, l := range links {
+		same = same && s.listed[l.Relay] != 0
+	}
+	s.mu.Unlock()
+	if !same {
+		n.SetPeerLinks(peer.id, links)
+	}
+}
+
+func TestRelayLost(t *testing.T) {
+	for name, sig := range map[string]syscall.Signal{"killed": syscall.SIGKILL, "stopped": syscall.SIGSTOP} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			d := relayLost(t, sig)
+			t.Logf("silent for %s", d.Round(time.Millisecond))
+			if d > 3*time.Second { // the promise is 2 s, and `make bench` holds it to that
+				t.Errorf("silent for %s", d)
+			}
+		})
+	}
+}
+
+// BenchmarkRelayLost is the time without packets when a relay is killed, and when it just stops.
+func BenchmarkRelayLost(b *testing.B) {
+	for _, c := range []struct {
+		name string
+		sig  syscall.Signal
+	}{{"killed", syscall.SIGKILL}, {"stopped", syscall.SIGSTOP}} {
+		b.Run(c.name, func(b *testing.B) {
+			var all []time.Duration
+			for range b.N {
+				all = append(all, relayLost(b, c.sig))
+			}
+			slices.Sort(all)
+			b.ReportMetric(float64(all[len(all)/2].Milliseconds()), "p50-ms")
+			b.ReportMetric(float64(all[max((len(all)*99+99)/100, 1)-1].Milliseconds()), "p99-ms")
+			b.ReportMetric(float64(all[len(all)-1].Milliseconds()), "worst-ms")
+		})
+	}
+}

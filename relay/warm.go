@@ -1,0 +1,231 @@
+package relay
+
+import (
+	"cmp"
+	"slices"
+	"time"
+
+	"github.com/skeinmesh/skein/identity"
+)
+
+const (
+	// warmRelays are the healthy sessions that a node keeps whether or not anybody uses them: one to use and one to
+	// turn to when that is lost.
+	warmRelays = 2
+	// trials are the relays not measured yet that a node dials at a time.
+	trials = 2
+	// measured is how many round trips make a relay's RTT known, and remeasure when it is too old to go by.
+	measured  = 3
+	remeasure = 15 * time.Minute
+	// retryFailed is when a relay that could never be reached is tried again, retrySoon by a node that has no two others.
+	retryFailed = 2 * time.Minute
+	retrySoon   = 5 * time.Second
+	// demandHold is how long a session beyond the warm ones stays after its last use.
+	demandHold = time.Minute
+	planEvery  = time.Second
+)
+
+// standing is what the choice of sessions goes by, for one relay.
+type standing struct {
+	id      identity.ID
+	rtt     time.Duration // 0: never measured
+	at      time.Duration // when it was measured
+	healthy bool          // has a session that answers
+	failed  bool          // could not be reached, or does not answer
+	since   time.Duration // failed since
+	warm    bool          // was warm in the last plan
+	used    time.Duration // last use, or a peer's need; 0: never
+	bound   bool          // holds UDP ports
+}
+
+// need is why a node keeps a session with a relay.
+type need string
+
+const (
+	needNone   need = "standby"
+	needWarm   need = "warm"
+	needTrial  need = "trial"
+	needDemand need = "on-demand"
+)
+
+// plan decides with which relays a node keeps a session: the nearest ones until two are healthy, those that peers need,
+// and for a moment those not measured yet.
+func plan(all []standing, now time.Duration) map[identity.ID]need {
+	needs := make(map[identity.ID]need, len(all))
+	ranked := slices.Clone(all)
+	slices.SortFunc(ranked, func(a, b standing) int {
+		if d := cmp.Compare(rankRTT(a), rankRTT(b)); d != 0 {
+			return d
+		}
+		return slices.Compare(a.id[:], b.id[:])
+	})
+	healthy := 0
+	for _, s := range ranked {
+		known := s.rtt > 0 || len(all) <= warmRelays
+		if healthy < warmRelays && known {
+			needs[s.id] = needWarm
+			if s.healthy {
+				healthy++
+			}
+		}
+	}
+	free := trials
+	slices.SortStableFunc(ranked, func(a, b standing) int { // who failed tries after the others, and in turn
+		switch {
+		case a.failed != b.failed && a.failed:
+			return 1
+		case a.failed != b.failed:
+			return -1
+		case a.failed:
+			return cmp.Compare(a.since, b.since)
+		}
+		return 0
+	})
+	for _, s := range ranked {
+		switch {
+		case needs[s.id] == needWarm:
+		case s.bound || s.used > 0 && now-s.used < demandHold:
+			needs[s.id] = needDemand
+		case free > 0 && s.untried(now, healthy):
+			free--
+			needs[s.id] = needTrial
+		default:
+			needs[s.id] = needNone
+		}
+	}
+	return needs
+}
+
+// untried tells whether a relay is to be dialed for its RTT, or since too few others answer.
+func (s standing) untried(now time.Duration, healthy int) bool {
+	switch {
+	case s.failed:
+		return now-s.since > retryFailed || healthy < warmRelays && now-s.since > retrySoon
+	case s.rtt == 0:
+		return true
+	}
+	return now-s.at > remeasure && !s.healthy
+}
+
+// rankRTT is a relay's RTT with the advantage of one that is warm already: another must be better by a fifth and 5 ms.
+func rankRTT(s standing) time.Duration {
+	switch {
+	case s.rtt == 0:
+		return 1 << 62
+	case s.warm:
+		return max(s.rtt-max(s.rtt/5, 5*time.Millisecond), 0)
+	}
+	return s.rtt
+}
+
+// manage keeps the sessions that plan wants.
+func (p *Pool) manage() {
+	tick := time.NewTicker(planEvery)
+	defer tick.Stop()
+	for {
+		select {
+		case <-p.ctx.Done():
+			return
+		case <-tick.C:
+		case <-p.replan:
+		}
+		p.applyPlan()
+	}
+}
+
+func (p *Pool) planAgain() {
+	select {
+	case p.replan <- struct{}{}:
+	default:
+	}
+}
+
+func (p *Pool) applyPlan() {
+	p.planning.Lock()
+	defer p.planning.Unlock()
+	now := p.now()
+	p.mu.RLock()
+	clients := make([]*client, 0, len(p.relays))
+	for _, c := range p.relays {
+		clients = append(clients, c)
+	}
+	p.mu.RUnlock()
+	all := make([]standing, len(clients))
+	for i, c := range clients {
+		all[i] = c.standing(p.reserved.bound(c.relay.ID))
+	}
+	needs := plan(all, now)
+	for _, c := range clients {
+		c.setNeed(needs[c.relay.ID])
+	}
+}
+
+func (c *client) standing(bound bool) standing {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	s := standing{
+		id: c.relay.ID, rtt: c.knownRTT, at: c.measuredAt, healthy: c.status.connected && !c.status.suspect,
+		failed: c.status.suspect || !c.status.connected && c.lastErr != nil, since: c.failedAt,
+		warm: c.need == needWarm, used: time.Duration(c.used.Load()), bound: bound,
+	}
+	return s
+}
+
+// setNeed starts or ends the session.
+func (c *client) setNeed(n need) {
+	c.mu.Lock()
+	old := c.need
+	c.need = n
+	c.mu.Unlock()
+	switch {
+	case old == n:
+	case n == needNone:
+		if w := c.wire.Load(); w != nil {
+			w.end(errNotNeeded)
+		}
+	case old == needNone:
+		c.again()
+	}
+}
+
+func (c *client) needIs(n need) bool {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return c.need == n
+}
+
+// failing tells whether the last try to reach the relay came to nothing.
+func (c *client) failing() bool {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return !c.status.connected && c.lastErr != nil
+}
+
+// lastRTT is the relay's RTT when it was last measured.
+func (c *client) lastRTT() time.Duration {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return c.knownRTT
+}
+
+// demand says that a peer needs this relay, or uses it. c may be nil.
+func (c *client) demand(now time.Duration) {
+	if c == nil {
+		return
+	}
+	if old := time.Duration(c.used.Swap(int64(max(now, 1)))); old == 0 || now-old > demandHold/2 {
+		c.pool.planAgain()
+	}
+}
+
+// bound tells whether a relay holds ports for this node.
+func (r *reservations) bound(relay identity.ID) bool {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	for l := range r.byOf {
+		if l.relay == relay {
+			return true
+		}
+	}
+	return false
+}

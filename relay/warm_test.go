@@ -1,0 +1,158 @@
+package relay
+
+import (
+	"fmt"
+	"maps"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/skeinmesh/skein/identity"
+)
+
+func TestPlan(t *testing.T) {
+	const ms, now = time.Millisecond, time.Hour
+	is := func(id byte, rtt time.Duration, change ...func(*standing)) standing {
+		s := standing{id: identity.ID{id}, rtt: rtt, at: now - time.Minute, healthy: rtt > 0}
+		for _, c := range change {
+			c(&s)
+		}
+		return s
+	}
+	warm := func(s *standing) { s.warm = true }
+	idle := func(s *standing) { s.healthy = false }
+	dead := func(since time.Duration) func(*standing) {
+		return func(s *standing) { s.healthy, s.failed, s.since = false, true, now-since }
+	}
+	used := func(ago time.Duration) func(*standing) { return func(s *standing) { s.used = now - ago } }
+	for _, c := range []struct {
+		name string
+		all  []standing
+		want string
+	}{
+		{"none", nil, ""},
+		{"two are always warm", []standing{is(1, 0), is(2, 0, dead(time.Second))}, "1 warm, 2 warm"},
+		{"at the start", []standing{is(1, 0), is(2, 0), is(3, 0), is(4, 0)}, "1 trial, 2 trial, 3 standby, 4 standby"},
+		{"the nearest two", []standing{is(1, 30*ms), is(2, 10*ms), is(3, 20*ms)}, "1 standby, 2 warm, 3 warm"},
+		{"a little better is not worth a change", []standing{is(1, 22*ms, warm), is(2, 10*ms, warm), is(3, 20*ms, idle)}, "1 warm, 2 warm, 3 standby"},
+		{"much better is, once it answers", []standing{is(1, 40*ms, warm), is(2, 10*ms, warm), is(3, 20*ms, idle)}, "1 warm, 2 warm, 3 warm"},
+		{"then the other goes", []standing{is(1, 40*ms, warm), is(2, 10*ms, warm), is(3, 20*ms, warm)}, "1 standby, 2 warm, 3 warm"},
+		{"a lost one is replaced, and tried on", []standing{is(1, 5*ms, warm, dead(time.Second)), is(2, 10*ms, warm), is(3, 20*ms, idle)}, "1 warm, 2 warm, 3 warm"},
+		{"until it is back", []standing{is(1, 5*ms, warm), is(2, 10*ms, warm), is(3, 20*ms, warm)}, "1 warm, 2 warm, 3 standby"},
+		{"a peer's need", []standing{is(1, 5*ms, warm), is(2, 10*ms, warm), is(3, 20*ms, idle, used(59*time.Second)), is(4, 20*ms, idle, used(61*time.Second))}, "1 warm, 2 warm, 3 on-demand, 4 standby"},
+		{"held ports", []standing{is(1, 5*ms, warm), is(2, 10*ms, warm), is(3, 20*ms, func(s *standing) { s.bound = true })}, "1 warm, 2 warm, 3 on-demand"},
+		{"unknown ones get a trial", []standing{is(1, 5*ms, warm), is(2, 10*ms, warm), is(3, 0)}, "1 warm, 2 warm, 3 trial"},
+		{"those that failed after the others, the oldest first", []standing{is(1, 5*ms, warm), is(2, 0, dead(6*time.Second)), is(3, 0, dead(7*time.Second)), is(4, 0)}, "1 warm, 2 standby, 3 trial, 4 trial"},
+		{"those that have just failed not at all", []standing{is(1, 5*ms, warm), is(2, 0, dead(4*time.Second)), is(3, 0, dead(3*time.Second))}, "1 warm, 2 standby, 3 standby"},
+		{"where two answer, failed ones seldom", []standing{is(1, 5*ms, warm), is(2, 6*ms, warm), is(3, 0, dead(time.Minute)), is(4, 0, dead(3*time.Minute))}, "1 warm, 2 warm, 3 standby, 4 trial"},
+		{"old figures are taken anew", []standing{is(1, 5*ms, warm), is(2, 6*ms, warm), is(3, 50*ms, idle, func(s *standing) { s.at = now - remeasure - 1 })}, "1 warm, 2 warm, 3 trial"},
+	} {
+		needs := plan(c.all, now)
+		var got []string
+		for _, id := range slices.SortedFunc(maps.Keys(needs), func(a, b identity.ID) int { return slices.Compare(a[:], b[:]) }) {
+			got = append(got, fmt.Sprintf("%d %s", id[0], needs[id]))
+		}
+		if text := strings.Join(got, ", "); text != c.want {
+			t.Errorf("%s: %s; want %s", c.name, text, c.want)
+		}
+	}
+}
+
+func (n *testNode) sessions() (ids []identity.ID) {
+	for _, s := range n.Stats() {
+		if s.Connected {
+			ids = append(ids, s.Relay)
+		}
+	}
+	return ids
+}
+
+// A node keeps two sessions of five, and takes another when one is lost.
+func TestTwoRelaysStayWarm(t *testing.T) {
+	m := newMembers()
+	relays := map[identity.ID]*testRelay{}
+	var list []*testRelay
+	for range 5 {
+		r := startRelay(t, m)
+		relays[r.key.ID()] = r
+		list = append(list, r)
+	}
+	n := newNode(t, m, newKey(t))
+	n.use(list...)
+	settled := func() bool {
+		warm, rtts := 0, 0
+		for _, s := range n.Stats() {
+			if s.Need == string(needWarm) && s.Connected {
+				warm++
+			}
+			if s.RTT > 0 {
+				rtts++
+			}
+		}
+		return warm == 2 && rtts == 5 && len(n.sessions()) == 2
+	}
+	waitFor(t, "all five measured, two kept", settled)
+	if links := n.Links(); len(links) != 2 {
+		t.Errorf("links %v, want those that last", links)
+	}
+	lost := n.sessions()[0]
+	relays[lost].kill()
+	waitFor(t, "another instead of the lost one", func() bool {
+		s := n.sessions()
+		return len(s) == 2 && !slices.Contains(s, lost)
+	})
+	relays[lost].listen(t, relays[lost].address)
+	n.Retry(lost)
+	waitFor(t, "two sessions and no more, with the lost one back", func() bool {
+		for _, s := range n.Stats() {
+			if s.Relay == lost && (s.LastError != "" || s.RTT == 0) {
+				return false
+			}
+		}
+		return settled()
+	})
+}
+
+// Peers without a common session meet at a relay that one of them dials for it.
+func TestARelayIsDialedForAPeer(t *testing.T) {
+	m := newMembers()
+	r1, r2, r3 := startRelay(t, m), startRelay(t, m), startRelay(t, m)
+	a, b := newNode(t, m, newKey(t)), newNode(t, m, newKey(t))
+	a.use(r1, r2, r3)
+	waitFor(t, "two warm sessions", func() bool { return len(a.sessions()) == 2 && len(a.Links()) == 2 })
+	third := r1
+	for _, r := range []*testRelay{r1, r2, r3} {
+		if !slices.Contains(a.sessions(), r.key.ID()) {
+			third = r
+		}
+	}
+	b.use(third)
+	waitFor(t, "the peer's session", func() bool { return b.connected(third.key.ID()) })
+	a.SetPeerLinks(b.id, b.Links())
+	if err := a.Send(b.id, ChannelWireGuard, []byte("hello")); err != nil {
+		t.Fatal(err)
+	}
+	b.want(t, got{a.id, ChannelWireGuard, "hello"})
+	if c := a.choice(b.id); c != third.key.ID() {
+		t.Errorf("goes by %s, want %s where the peer is", c, third.key.ID())
+	}
+	if a.Absent(b.id) {
+		t.Error("the peer counts as absent")
+	}
+	// The peer answers by the relay where it was reached, without any record.
+	if err := b.Send(a.id, ChannelWireGuard, []byte("and back")); err != nil {
+		t.Fatal(err)
+	}
+	a.want(t, got{b.id, ChannelWireGuard, "and back"})
+	// A peer of which nothing is known is looked for everywhere.
+	c := newNode(t, m, newKey(t))
+	c.use(third)
+	waitFor(t, "the stranger's session", func() bool { return c.connected(third.key.ID()) })
+	d := newNode(t, m, newKey(t))
+	d.use(r1, r2, r3)
+	if err := d.Send(c.id, ChannelSignal, []byte("anybody?")); err != nil {
+		t.Fatal(err)
+	}
+	c.want(t, got{d.id, ChannelSignal, "anybody?"})
+}
