@@ -131,7 +131,7 @@ func TestThousandPeers(t *testing.T) {
 	perPeer := float64(e.m.Metrics().PingsSent-sent) / 1000
 	size := (int64(after.HeapAlloc) - int64(before.HeapAlloc)) / 1000
 	t.Logf("%.1f pings per idle peer in ten minutes, %d bytes of memory per peer", perPeer, size)
-	if perPeer > 45 || size > 32<<10 {
+	if perPeer > 45 || size > 12<<10 {
 		t.Errorf("too much for idle peers")
 	}
 	if d := e.m.Metrics(); d.PeersDirect != 1000 || d.Downgrades != 0 || len(e.m.o.pings) > 2000 {

@@ -3,6 +3,7 @@ package path
 import (
 	"container/heap"
 	"context"
+	"maps"
 	"net/netip"
 	"time"
 
@@ -18,6 +19,7 @@ type owned struct {
 	timers   timers
 	pings    map[[12]byte]pinged // outstanding
 	order    []sentPing          // the same, oldest first
+	crowd    int                 // the most there were in pings
 	spare    []event
 	punches  []signalTo // of this turn
 	dirty    bool       // some path changed
@@ -145,6 +147,10 @@ func (m *Manager) due() {
 	for len(m.o.order) > 0 && now.Sub(m.o.order[0].at) > outstanding {
 		delete(m.o.pings, m.o.order[0].tx)
 		m.o.order = m.o.order[1:]
+	}
+	if m.o.crowd = max(m.o.crowd, len(m.o.pings)); m.o.crowd > 1024 && len(m.o.pings) < m.o.crowd/8 {
+		// Maps never shrink, and a start pings everybody at once.
+		m.o.pings, m.o.crowd = maps.Collect(maps.All(m.o.pings)), len(m.o.pings)
 	}
 }
 

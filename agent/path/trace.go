@@ -29,29 +29,75 @@ type Trace struct {
 	Inputs  []Timed
 }
 
-// trace collects a Trace in memory. Machines are values, so keeping an old one is keeping a copy.
+// trace collects a Trace in memory. Machines are values, so keeping an old one is keeping a copy; a thousand idle
+// peers keep one each, and little else.
 type trace struct {
-	old, cur Trace
+	old, cur *generation
 }
 
+type generation struct {
+	machine Machine
+	inputs  []moment
+}
+
+// moment is a Timed; most inputs are ticks.
+type moment struct {
+	at    time.Time
+	input *Input // nil: a tick
+}
+
+// traceFor is how long ago an input can have led to the next one's decision, for those who read it. Any
+// machine with the inputs since gives the decision again.
+const traceFor = 10 * time.Second
+
 func (t *trace) add(m Machine, now time.Time, in Input) {
-	if len(t.cur.Inputs) >= traceLen {
-		t.old, t.cur = t.cur, Trace{Inputs: t.old.Inputs[:0]}
+	if c := t.cur; c != nil && len(c.inputs) > 0 && now.Sub(c.inputs[len(c.inputs)-1].at) > traceFor {
+		t.old = nil
+		c.begin(m)
 	}
-	if len(t.cur.Inputs) == 0 {
-		t.cur.Machine = m
+	if t.cur == nil || len(t.cur.inputs) >= traceLen {
+		next := t.old
+		if next == nil {
+			next = &generation{}
+		}
+		next.begin(m)
+		t.old, t.cur = t.cur, next
 	}
-	t.cur.Inputs = append(t.cur.Inputs, Timed{now, in})
+	if len(t.cur.inputs) == 0 {
+		t.cur.machine = m
+	}
+	n := moment{at: now}
+	if in.Kind != InputTick {
+		keep := in
+		n.input = &keep
+	}
+	t.cur.inputs = append(t.cur.inputs, n)
+}
+
+func (g *generation) begin(m Machine) {
+	clear(g.inputs)
+	g.machine, g.inputs = m, g.inputs[:0]
 }
 
 // take returns what was collected and starts anew.
 func (t *trace) take() Trace {
-	out := Trace{Machine: t.cur.Machine}
-	if len(t.old.Inputs) > 0 {
-		out.Machine = t.old.Machine
+	var out Trace
+	for i, g := range []*generation{t.old, t.cur} {
+		if g == nil || len(g.inputs) == 0 && i == 0 {
+			continue
+		}
+		if len(out.Inputs) == 0 {
+			out.Machine = g.machine
+		}
+		for _, n := range g.inputs {
+			in := Input{Kind: InputTick}
+			if n.input != nil {
+				in = *n.input
+			}
+			out.Inputs = append(out.Inputs, Timed{n.at, in})
+		}
+		g.inputs = g.inputs[:0]
 	}
-	out.Inputs = append(append(out.Inputs, t.old.Inputs...), t.cur.Inputs...)
-	t.old.Inputs, t.cur.Inputs = t.old.Inputs[:0], t.cur.Inputs[:0]
 	return out
 }
 

@@ -1,7 +1,9 @@
 package probe
 
 import (
+	"maps"
 	"net/netip"
+	"slices"
 	"time"
 
 	"github.com/skeinmesh/skein/identity"
@@ -19,6 +21,7 @@ type ping struct {
 // forgetting the oldest, and forgets what has waited for too long whenever one is added.
 type outstanding struct {
 	byTx  map[TxID]ping
+	most  int    // that there were in it
 	order []TxID // may name pings that were answered
 	head  int
 }
@@ -34,6 +37,11 @@ func (o *outstanding) add(tx TxID, p ping) {
 	}
 	if o.head > 64 && o.head*2 > len(o.order) {
 		o.order = o.order[:copy(o.order, o.order[o.head:])]
+		o.head = 0
+	}
+	if o.most = max(o.most, len(o.byTx)); o.most > 1024 && len(o.byTx) < o.most/8 {
+		// Maps never shrink, and a start pings everybody at once.
+		o.byTx, o.order, o.most = maps.Collect(maps.All(o.byTx)), slices.Clone(o.order[o.head:]), len(o.byTx)
 		o.head = 0
 	}
 	o.byTx[tx] = p

@@ -20,10 +20,12 @@ type Plan struct {
 	Steps   []Step   `json:"steps"`
 }
 
-// Step is one program. A test binary's output is shortened to its results unless it fails.
+// Step is one program. A test binary's output is shortened to its results unless it fails. Of a program that
+// reports, the exit status says nothing.
 type Step struct {
-	Name string   `json:"name"`
-	Dir  string   `json:"dir"`
-	Args []string `json:"args"`
-	Test bool     `json:"test"`
+	Name   string   `json:"name"`
+	Dir    string   `json:"dir"`
+	Args   []string `json:"args"`
+	Test   bool     `json:"test"`
+	Report bool     `json:"report"`
 }

@@ -2,6 +2,7 @@
 // has it, else in a QEMU guest.
 //
 //	go run ./internal/kerneltest/tier [-lab examples/kernel-small.yaml] [packages]
+//	go run ./internal/kerneltest/tier -bench memory
 package main
 
 import (
@@ -23,6 +24,7 @@ var defaultPackages = []string{"./dataplane/wireguard", "./dataplane/nft", "./da
 
 type options struct {
 	labs    []string
+	bench   string
 	skein   string
 	cache   string
 	run     string
@@ -37,7 +39,8 @@ func main() {
 		o.labs = append(o.labs, s)
 		return nil
 	})
-	flag.StringVar(&o.skein, "skein", "bin/skein", "static skein binary, for -lab")
+	flag.StringVar(&o.bench, "bench", "", "groups of figures to measure with `skein lab bench --only`, instead of tests; a target that is missed is no failure")
+	flag.StringVar(&o.skein, "skein", "bin/skein", "static skein binary, for -lab and -bench")
 	flag.StringVar(&o.cache, "cache", ".cache/kernel", "where the guest's kernel is kept")
 	flag.StringVar(&o.run, "run", "", "run only tests that match, as go test -run")
 	flag.BoolVar(&o.guest, "guest", false, "use the guest even where this kernel has WireGuard")
@@ -45,7 +48,7 @@ func main() {
 	flag.DurationVar(&o.timeout, "timeout", 3*time.Minute, "limit for the run")
 	flag.Parse()
 	packages := flag.Args()
-	if len(packages) == 0 {
+	if len(packages) == 0 && o.bench == "" {
 		packages = defaultPackages
 	}
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt)
@@ -82,7 +85,7 @@ type testBinary struct{ pkg, file, dir string }
 
 // build compiles static test binaries, and guestinit.
 func build(ctx context.Context, work string, packages []string) ([]testBinary, error) {
-	fmt.Println("building", strings.Join(packages, " "))
+	fmt.Println("building", strings.Join(append(packages, "guestinit"), " "))
 	var out []testBinary
 	for i, p := range packages {
 		t := testBinary{pkg: strings.TrimPrefix(p, "./"), file: filepath.Join(work, fmt.Sprintf("t%d.test", i)), dir: p}
@@ -115,6 +118,11 @@ func (o options) testArgs(binary string) []string {
 	return args
 }
 
+// benchArgs measure figures, with a skein program at path.
+func (o options) benchArgs(path string) []string {
+	return []string{path, "lab", "bench", "--only", o.bench}
+}
+
 func native(o options, tests []testBinary, env []string) error {
 	env = append(os.Environ(), env...)
 	var errs []error
@@ -123,6 +131,9 @@ func native(o options, tests []testBinary, env []string) error {
 	}
 	for _, l := range o.labs {
 		errs = append(errs, kerneltest.RunStep(os.Stdout, kerneltest.Step{Name: "lab " + l, Args: []string{o.skein, "lab", "run", l}}, env))
+	}
+	if o.bench != "" {
+		errs = append(errs, kerneltest.RunStep(os.Stdout, kerneltest.Step{Name: "bench " + o.bench, Args: o.benchArgs(o.skein), Report: true}, env))
 	}
 	return errors.Join(errs...)
 }
@@ -143,6 +154,10 @@ func guest(ctx context.Context, o options, work string, tests []testBinary, env 
 		p.Files[dir+"/test"] = t.file
 		p.Trees[dir+"/testdata"] = filepath.Join(t.dir, "testdata")
 		p.Plan.Steps = append(p.Plan.Steps, kerneltest.Step{Name: t.pkg, Dir: dir, Args: o.testArgs(dir + "/test"), Test: true})
+	}
+	if o.bench != "" {
+		p.Files["/bin/skein"] = o.skein
+		p.Plan.Steps = append(p.Plan.Steps, kerneltest.Step{Name: "bench " + o.bench, Dir: "/tmp", Args: o.benchArgs("/bin/skein"), Report: true})
 	}
 	if len(o.labs) > 0 {
 		if p.Busybox, err = exec.LookPath("busybox"); err != nil {
