@@ -31,6 +31,9 @@ type Options struct {
 	Env       []string     // more environment for agents and commands
 	Progress  func(string) // told what happens, a line each; may be nil
 	Artifacts string       // where Up leaves logs and states when it fails; "": nowhere
+	AtOnce    int          // how many agents join at the same time; 0: all
+
+	Joined func(l *Lab, node string) // called for each node when its agent is a running member, from several goroutines; may be nil
 }
 
 // Lab is a lab that is up.
@@ -212,7 +215,7 @@ func (l *Lab) join(ctx context.Context) error {
 	if err := l.launch(first, "--init"); err != nil {
 		return err
 	}
-	if err := first.ready(ctx, true); err != nil {
+	if err := l.joined(ctx, first); err != nil {
 		return err
 	}
 	l.progress("cluster created by %s in %s", first.node.Name, round(time.Since(start)))
@@ -239,12 +242,32 @@ func (l *Lab) admit(ctx context.Context, first *agent, others []*agent) error {
 	if err := os.WriteFile(l.tokenFile(), []byte(token.GetToken()+"\n"), 0o600); err != nil {
 		return fmt.Errorf("token: %w", err)
 	}
+	atOnce := l.opts.AtOnce
+	if atOnce <= 0 {
+		atOnce = len(others)
+	}
+	seats := make(chan struct{}, atOnce)
 	return each(others, func(a *agent) error {
+		select {
+		case seats <- struct{}{}:
+		case <-ctx.Done():
+			return ctx.Err()
+		}
+		defer func() { <-seats }()
 		if err := l.launch(a, "--join-file", l.tokenFile()); err != nil {
 			return err
 		}
-		return a.ready(ctx, true)
+		return l.joined(ctx, a)
 	})
+}
+
+// joined waits until an agent is a running member, and says so.
+func (l *Lab) joined(ctx context.Context, a *agent) error {
+	err := a.ready(ctx, true)
+	if err == nil && l.opts.Joined != nil {
+		l.opts.Joined(l, a.node.Name)
+	}
+	return err
 }
 
 func (l *Lab) tokenFile() string { return filepath.Join(l.Dir, "token") }

@@ -32,7 +32,7 @@ func newLabCmd() *cobra.Command {
 		},
 	}
 	c.PersistentFlags().StringVar(&dir, "dir", lab.DefaultDir, "where labs keep their directories")
-	c.AddCommand(newLabUpCmd(&dir), newLabStatusCmd(&dir), newLabExecCmd(&dir), newLabRunCmd(&dir), newLabDownCmd(&dir), newLabDemoCmd(&dir), newLabSoakCmd(&dir), newLabBenchCmd(&dir))
+	c.AddCommand(newLabUpCmd(&dir), newLabStatusCmd(&dir), newLabExecCmd(&dir), newLabRunCmd(&dir), newLabDownCmd(&dir), newLabDemoCmd(&dir), newLabSoakCmd(&dir), newLabBenchCmd(&dir), newLabMatrixCmd(&dir))
 	return c
 }
 

@@ -1,0 +1,74 @@
+package main
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"strings"
+
+	"github.com/spf13/cobra"
+
+	"github.com/skeinmesh/skein/chaos/matrix"
+)
+
+// newLabMatrixCmd makes `skein lab matrix`: every kind of NAT with every other.
+func newLabMatrixCmd(dir *string) *cobra.Command {
+	var opts matrix.Options
+	var write string
+	var quick bool
+	c := &cobra.Command{
+		Use:   "matrix",
+		Short: "Try every kind of NAT with every other: expected path, path, times",
+		Long: "Bring up two nodes of each kind of NAT in one mesh and see which path each pair of kinds gets, and how\n" +
+			"soon. The exit status is 0 only when every pair gets the path that is expected (docs/nat-traversal.md).",
+		Example: "  skein lab matrix\n  skein lab matrix --quick\n  skein lab matrix --kinds symmetric,double",
+		Args:    noArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			switch {
+			case quick && len(opts.Kinds) > 0:
+				return usageError{errors.New("--quick and --kinds both choose kinds: give one of them")}
+			case write != "" && (quick || len(opts.Kinds) > 0):
+				return usageError{errors.New("--write keeps the whole matrix: leave out --quick and --kinds")}
+			case quick:
+				opts.Kinds = matrix.Quick
+			}
+			ctx, stop := labContext(cmd.Context())
+			defer stop()
+			opts.Dir, opts.Progress = *dir, labProgress(cmd.ErrOrStderr())
+			r, err := matrix.Run(ctx, opts)
+			if err != nil {
+				return err
+			}
+			if labJSON(cmd) {
+				err = printJSON(cmd.OutOrStdout(), r)
+			} else {
+				r.Text(cmd.OutOrStdout())
+			}
+			if write != "" {
+				err = errors.Join(err, writeMatrix(write, r))
+			}
+			if err == nil && !r.OK() {
+				err = errors.New("not every pair came out as expected")
+			}
+			return err
+		},
+	}
+	c.Flags().StringSliceVar(&opts.Kinds, "kinds", nil, "only these kinds: "+strings.Join(matrix.Kinds(), ", "))
+	c.Flags().BoolVar(&quick, "quick", false, "only "+strings.Join(matrix.Quick, ", "))
+	c.Flags().DurationVar(&opts.Patience, "patience", 0, "how long to wait for pairs that are not as expected (default 3m)")
+	c.Flags().StringVar(&opts.Artifacts, "artifacts", "lab-failures", "where logs are kept when a pair is not as expected")
+	c.Flags().StringVar(&write, "write", "", "put the matrix into this Markdown file, between its marks")
+	return c
+}
+
+func writeMatrix(file string, r *matrix.Report) error {
+	b, err := os.ReadFile(file)
+	if err != nil {
+		return fmt.Errorf("--write: %w", err)
+	}
+	text, err := r.Insert(string(b))
+	if err != nil {
+		return fmt.Errorf("--write %s: %w", file, err)
+	}
+	return os.WriteFile(file, []byte(text), 0o644)
+}
