@@ -26,12 +26,12 @@ func TestLoadTheDesignsExample(t *testing.T) {
 		Sites: []fabric.SiteSpec{{Name: "dc", NAT: fabric.None, IPv6: true}, {Name: "home", NAT: fabric.PortRestrictedCone}, {Name: "cloud", NAT: fabric.Symmetric}},
 		Nodes: []Node{{Name: "dc1", Site: "dc", Server: true, Relay: "true", Init: true}, {Name: "home1", Site: "home"}, {Name: "cloud1", Site: "cloud"}},
 		Steps: []Step{
-			{Line: 14, Text: "wait: converged, within: 30s", Within: 30 * time.Second, Action: Wait{Converged: true, Nodes: all}},
-			{Line: 15, Text: "expect: {from: home1, to: cloud1, reach: true, path: relay}, within: 10s", Within: 10 * time.Second,
-				Action: Expect{From: []string{"home1"}, To: []string{"cloud1"}, Reach: &yes, Path: []string{"relay"}, Count: 1}},
-			{Line: 16, Text: "partition: [[dc1], [home1, cloud1]]", Action: Partition{[][]string{{"dc1"}, {"home1", "cloud1"}}}},
-			{Line: 17, Text: "kill: dc1", Action: Kill{[]string{"dc1"}}},
-			{Line: 18, Text: "heal: all", Action: Heal{All: true, Nodes: all}},
+			{Line: 13, Text: "wait: converged, within: 30s", Within: 30 * time.Second, Action: Wait{Converged: true, Nodes: all}},
+			{Line: 14, Text: "expect: {from: home1, to: cloud1, reach: true, path: direct}, within: 10s", Within: 10 * time.Second,
+				Action: Expect{From: []string{"home1"}, To: []string{"cloud1"}, Reach: &yes, Path: []string{"direct"}, Count: 1}},
+			{Line: 15, Text: "partition: [[dc1], [home1, cloud1]]", Action: Partition{[][]string{{"dc1"}, {"home1", "cloud1"}}}},
+			{Line: 16, Text: "kill: dc1", Action: Kill{[]string{"dc1"}}},
+			{Line: 17, Text: "heal: all", Action: Heal{All: true, Nodes: all}},
 		},
 	}
 	if d := cmp.Diff(want, got, cmpopts.IgnoreFields(Spec{}, "Source"), cmpopts.EquateComparable(netip.Prefix{})); d != "" {
