@@ -38,11 +38,12 @@ const (
 // WireGuardPort is the port that Forwarded forwards.
 const WireGuardPort = 51820
 
-// Net is one internet: 203.0.113.0/24 and 2001:db8::/64 on a bridge.
+// Net is one internet: 203.0.113.0/24, or another /24, and 2001:db8::/64 on a bridge.
 type Net struct {
-	t    testing.TB
-	core netns.NsHandle
-	next byte
+	t       testing.TB
+	core    netns.NsHandle
+	network [3]byte
+	next    byte
 }
 
 // Host is one namespace on it.
@@ -52,13 +53,21 @@ type Host struct {
 	Addr    netip.Addr // its own IPv4 address
 	Addr6   netip.Addr // IPv6; the zero Addr behind a NAT
 	Outside netip.Addr // its IPv4 address as others see it
+	Router  *Host      // the one it stands behind: link lan inside, wan outside; nil: none
 }
 
 // New makes an empty internet that ends with the test.
 func New(t testing.TB) *Net {
 	t.Helper()
+	return At(t, netip.MustParsePrefix("203.0.113.0/24"))
+}
+
+// At is New with another IPv4 network, a /24: some programs do not take documentation's for public.
+func At(t testing.TB, network netip.Prefix) *Net {
+	t.Helper()
 	testenv.NeedRoot(t)
-	n := &Net{t: t, core: namespace(t), next: 1}
+	b := network.Addr().As4()
+	n := &Net{t: t, core: namespace(t), network: [3]byte(b[:3]), next: 1}
 	h := n.handle(n.core)
 	snooping := false // else neighbour solicitations get lost until hosts have reported their groups
 	must(t, h.LinkAdd(&netlink.Bridge{LinkAttrs: netlink.LinkAttrs{Name: "core"}, MulticastSnooping: &snooping}))
@@ -70,7 +79,7 @@ func New(t testing.TB) *Net {
 func (n *Net) Host(kind Kind) *Host {
 	n.t.Helper()
 	n.next++
-	outside := netip.AddrFrom4([4]byte{203, 0, 113, n.next})
+	outside := netip.AddrFrom4([4]byte{n.network[0], n.network[1], n.network[2], n.next})
 	switch kind {
 	case Public, Firewalled:
 		h := n.segment(n.next, outside)
@@ -83,7 +92,7 @@ func (n *Net) Host(kind Kind) *Host {
 	inside := namespace(n.t)
 	a, b := n.handle(router.ns), n.handle(inside)
 	must(n.t, a.LinkAdd(&netlink.Veth{LinkAttrs: netlink.LinkAttrs{Name: "lan"}, PeerName: "eth0", PeerNamespace: netlink.NsFd(inside)}))
-	h := &Host{t: n.t, ns: inside, Addr: netip.MustParseAddr("192.168.1.2"), Outside: outside}
+	h := &Host{t: n.t, ns: inside, Addr: netip.MustParseAddr("192.168.1.2"), Outside: outside, Router: router}
 	address(n.t, a, "lan", "192.168.1.1/24")
 	address(n.t, b, "eth0", "192.168.1.2/24")
 	up(n.t, a, "lan")
