@@ -2,12 +2,14 @@ package agent
 
 import (
 	"context"
+	"crypto/sha256"
 	"errors"
 	"fmt"
 	"net/netip"
 	"slices"
 	"time"
 
+	"github.com/skeinmesh/skein/agent/config"
 	"github.com/skeinmesh/skein/agent/projection"
 	skeinv1 "github.com/skeinmesh/skein/api/skein/v1"
 	"github.com/skeinmesh/skein/consensus"
@@ -15,12 +17,17 @@ import (
 	"github.com/skeinmesh/skein/gossip/candidate"
 	"github.com/skeinmesh/skein/gossip/candidate/forced"
 	"github.com/skeinmesh/skein/gossip/candidate/hostaddr"
+	"github.com/skeinmesh/skein/gossip/candidate/imds"
+	"github.com/skeinmesh/skein/gossip/candidate/portmap"
 	"github.com/skeinmesh/skein/gossip/candidate/reflexive"
 	"github.com/skeinmesh/skein/gossip/candidate/stunserver"
 	"github.com/skeinmesh/skein/identity"
 )
 
-const subjectDiscovery = "discovery by " // and the step's source
+const (
+	subjectDiscovery = "discovery by " // and the step's source
+	firmware         = "/sys/class/dmi/id"
+)
 
 // openDiscovery prepares the search for this host's own addresses, and on public hosts the STUN server
 // by which others find theirs.
@@ -33,20 +40,40 @@ func (a *Agent) openDiscovery() error {
 	if err != nil {
 		return err
 	}
-	var steps []candidate.Step
-	if a.cfg.ForceEndpoint != "" {
-		f, err := forced.New(a.cfg.ForceEndpoint, nil, a.log)
-		if err != nil {
-			return err
-		}
-		steps = append(steps, f)
+	steps, err := a.discoverySteps(internal)
+	if err != nil {
+		return err
 	}
-	steps = append(steps, a.reflexive, hostaddr.Step{Port: a.cfg.Ports.WireGuard, Internal: internal})
 	a.discoverer = candidate.New(candidate.Config{
 		Steps: steps, NAT: a.reflexive, OnResult: a.onDiscovered, Log: a.log,
 		Network: hostaddr.Kernel{SkipLinks: []string{a.cfg.Dataplane.Link}, Overlay: projection.Overlays(a.replica.State().Cluster())},
 	})
 	return a.openStun()
+}
+
+// discoverySteps are in the order of trust: where two find the same address, it is the earlier one's.
+func (a *Agent) discoverySteps(internal netip.Addr) ([]candidate.Step, error) {
+	var steps []candidate.Step
+	if a.cfg.ForceEndpoint != "" {
+		f, err := forced.New(a.cfg.ForceEndpoint, nil, a.log)
+		if err != nil {
+			return nil, err
+		}
+		steps = append(steps, f)
+	}
+	if protocols := a.cfg.NatTraversal.Protocols(); len(protocols) > 0 {
+		secret := sha256.Sum256(append([]byte("skein port mapping\x00"), a.wgKey[:]...))
+		m, err := portmap.New(portmap.Config{Port: a.cfg.Ports.WireGuard, Mark: dataplane.MarkWG, Protocols: protocols, Secret: secret[:], Log: a.log})
+		if err != nil {
+			return nil, err
+		}
+		steps = append(steps, m)
+	}
+	steps = append(steps, a.reflexive)
+	if a.cfg.NatTraversal.IMDS == config.On || a.cfg.NatTraversal.IMDS == config.Auto && imds.Likely(firmware) {
+		steps = append(steps, imds.New(a.cfg.Ports.WireGuard, dataplane.MarkWG, a.log))
+	}
+	return append(steps, hostaddr.Step{Port: a.cfg.Ports.WireGuard, Internal: internal}), nil
 }
 
 func (a *Agent) openStun() error {

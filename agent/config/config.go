@@ -57,8 +57,18 @@ type Config struct {
 
 // NatTraversal is named as WireKube names it.
 type NatTraversal struct {
-	BirthdayAttack string `yaml:"birthdayAttack"` // enabled | disabled; read by `skein up --init` only
-	PortGuessing   string `yaml:"portGuessing"`   // enabled | disabled; of this host
+	BirthdayAttack string   `yaml:"birthdayAttack"` // enabled | disabled; read by `skein up --init` only
+	PortGuessing   string   `yaml:"portGuessing"`   // enabled | disabled; of this host
+	PortMapping    []string `yaml:"portMapping"`    // of pcp, natpmp, upnp; absent: all
+	IMDS           string   `yaml:"imds"`           // auto | true | false
+}
+
+// Protocols are those by which the router is asked for a port.
+func (n NatTraversal) Protocols() []string {
+	if n.PortMapping == nil {
+		return []string{"pcp", "natpmp", "upnp"}
+	}
+	return n.PortMapping
 }
 
 // Peer is what this host does differently with one peer.
@@ -117,7 +127,7 @@ func Default() Config {
 		Name:         name,
 		Relay:        Auto,
 		Ports:        Ports{WireGuard: 51820, Stun: 3478, Relay: 7443, Control: 7946, Metrics: "127.0.0.1:9469", UDPRelay: "24000-28999"},
-		NatTraversal: NatTraversal{PortGuessing: "enabled"},
+		NatTraversal: NatTraversal{PortGuessing: "enabled", IMDS: Auto},
 		Dataplane:    Dataplane{WireGuard: Auto, Link: "skein0", Relay: Auto},
 		Overlay:      Overlay{IPv4: "10.4.0.0/16"},
 		StateDir:     DefaultStateDir,
@@ -171,6 +181,7 @@ func (c *Config) Check() error {
 		{"relay", c.Relay, "auto true false"},
 		{"dataplane.wireguard", c.Dataplane.WireGuard, "auto kernel userspace"},
 		{"dataplane.relay", c.Dataplane.Relay, "auto kernel userspace off"},
+		{"natTraversal.imds", c.NatTraversal.IMDS, "auto true false"},
 		{"natTraversal.birthdayAttack", c.NatTraversal.BirthdayAttack, " enabled disabled"},
 		{"natTraversal.portGuessing", c.NatTraversal.PortGuessing, "enabled disabled"},
 		{"log.level", c.Log.Level, "debug info warn error"},
@@ -267,6 +278,11 @@ func (c *Config) checkAddresses() error {
 	}
 	if c.ForceEndpoint != "" && !hostPort(c.ForceEndpoint) {
 		return wrong("forceEndpoint", "%q: want host:port", c.ForceEndpoint)
+	}
+	for _, p := range c.NatTraversal.PortMapping {
+		if !slices.Contains(NatTraversal{}.Protocols(), p) {
+			return wrong("natTraversal.portMapping", "%q is not allowed; allowed: pcp, natpmp, upnp, or an empty list for none", p)
+		}
 	}
 	for _, s := range c.StunServers {
 		if !hostPort(s) {

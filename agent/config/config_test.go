@@ -38,6 +38,8 @@ func TestLoadRefuses(t *testing.T) {
 		{"same port twice", "name: a\nports: {relay: 7946}\n", `port 7946/tcp is taken by ports.relay`},
 		{"port 0", "name: a\nports: {stun: 0}\n", `ports.stun: 0 is not allowed`},
 		{"bad endpoint", "name: a\nforceEndpoint: nowhere\n", `"nowhere": want host:port`},
+		{"port mapping", "name: a\nnatTraversal: {portMapping: [pcp, ssdp]}\n", `natTraversal.portMapping: "ssdp" is not allowed; allowed: pcp, natpmp, upnp`},
+		{"metadata", "name: a\nnatTraversal: {imds: maybe}\n", `natTraversal.imds: "maybe" is not allowed; allowed: auto, true, false`},
 		{"host bits", "name: a\noverlay: {ipv4: 10.4.1.0/16}\n", `overlay.ipv4`},
 		{"tiny overlay", "name: a\noverlay: {ipv4: 10.4.1.0/30}\n", `overlay.ipv4`},
 		{"link name", "name: a\ndataplane: {link: a-name-that-is-too-long}\n", `dataplane.link`},
@@ -48,6 +50,15 @@ func TestLoadRefuses(t *testing.T) {
 				t.Fatalf("have %v, want %s", err, c.want)
 			}
 		})
+	}
+}
+
+func TestPortMappingCanBeSwitchedOff(t *testing.T) {
+	for in, want := range map[string]string{"name: a\n": "pcp natpmp upnp", "natTraversal: {portMapping: []}\n": "", "natTraversal: {portMapping: [upnp]}\n": "upnp"} {
+		c, err := load(t, in)
+		if got := strings.Join(c.NatTraversal.Protocols(), " "); err != nil || got != want {
+			t.Errorf("%q: %q, %v; want %q", in, got, err, want)
+		}
 	}
 }
 

@@ -157,7 +157,7 @@ func (l *Lab) lay() error {
 
 // config is what the lab writes for an agent, with the file's own settings over it.
 func (l *Lab) config(n Node) map[string]any {
-	c := map[string]any{"name": n.Name, "site": n.Site}
+	c := map[string]any{"name": n.Name, "site": n.Site, "natTraversal": map[string]any{"imds": "false"}} // wherever the lab itself runs
 	if n.Server {
 		c["server"] = true
 	}

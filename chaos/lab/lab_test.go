@@ -422,7 +422,7 @@ func TestConfigLiesOverWhatTheLabWrites(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	want := "log:\n  format: json\n  level: warn\nname: a\nrelay: \"true\"\nserver: true\nsite: x\n"
+	want := "log:\n  format: json\n  level: warn\nname: a\nnatTraversal:\n  imds: \"false\"\nrelay: \"true\"\nserver: true\nsite: x\n"
 	if string(got) != want {
 		t.Errorf("got\n%s\nwant\n%s", got, want)
 	}
