@@ -14,6 +14,7 @@ import (
 	"time"
 
 	"github.com/vishvananda/netns"
+	"golang.org/x/time/rate"
 
 	"github.com/skeinmesh/skein/identity"
 )
@@ -56,6 +57,8 @@ type UDPConfig struct {
 const (
 	defaultPairs = 256
 	defaultIdle  = 3 * time.Minute
+	// requestsPerSecond is what one client may ask, after a burst of as many as it may have pairs.
+	requestsPerSecond = 10
 	// provingTime is what both ends have to prove their mappings.
 	provingTime = time.Minute
 	// challengeGap is the least time between two challenges of one end.
@@ -80,8 +83,9 @@ type UDP struct {
 	mu      sync.Mutex // guards what follows; pair.mu may be taken under it, not the other way round
 	pairs   map[PairID]*pair
 	byNodes map[nodes]*pair
-	asked   map[identity.ID]int // pairs that each client asked for
-	next    uint16              // where the search for free ports goes on
+	asked   map[identity.ID]int           // pairs that each client asked for
+	pace    map[identity.ID]*rate.Limiter // of each client's requests
+	next    uint16                        // where the search for free ports goes on
 	closed  bool
 
 	blocked  atomic.Int64 // Unix ns: until then the kernel is known to drop what it should forward
@@ -163,7 +167,7 @@ func NewUDP(cfg UDPConfig) (*UDP, error) {
 	}
 	return &UDP{
 		cfg: cfg, next: cfg.First, stop: make(chan struct{}), buffers: newBursts(),
-		pairs: map[PairID]*pair{}, byNodes: map[nodes]*pair{}, asked: map[identity.ID]int{},
+		pairs: map[PairID]*pair{}, byNodes: map[nodes]*pair{}, asked: map[identity.ID]int{}, pace: map[identity.ID]*rate.Limiter{},
 	}, nil
 }
 

@@ -102,6 +102,7 @@ type udpEnd struct {
 	t     testing.TB
 	host  *nattest.Host
 	relay *udpRelay
+	ipv6  bool // it sends to the relay's IPv6 address
 
 	onPacket func([]byte) // what comes in the session; set before anything is sent
 
@@ -113,9 +114,12 @@ type udpEnd struct {
 	binds    [][]byte                  // that were sent
 }
 
-func startEnd(t testing.TB, m *members, host *nattest.Host, r *udpRelay) *udpEnd {
+func startEnd(t testing.TB, m *members, host *nattest.Host, r *udpRelay, change ...func(*udpEnd)) *udpEnd {
 	t.Helper()
 	e := &udpEnd{t: t, host: host, relay: r, reserved: map[identity.ID]Reservation{}, heard: map[string]netip.AddrPort{}}
+	for _, c := range change {
+		c(e)
+	}
 	key := newKey(t)
 	m.allow(key.ID())
 	pool := NewPool(PoolConfig{Self: key.ID(), Key: key, OnPacket: func(_ identity.ID, _ byte, b []byte) { e.onPacket(b) }, OnReserved: func(x Reservation) {
@@ -135,6 +139,9 @@ func startEnd(t testing.TB, m *members, host *nattest.Host, r *udpRelay) *udpEnd
 func (e *udpEnd) open() {
 	var c *net.UDPConn
 	network := "udp4"
+	if e.ipv6 {
+		network = "udp6"
+	}
 	e.host.Do(func() {
 		var err error
 		if c, err = net.ListenUDP(network, nil); err != nil {
@@ -191,7 +198,11 @@ func (e *udpEnd) reservation(peer *udpEnd) Reservation {
 
 // port is where this end sends what is for a peer.
 func (e *udpEnd) port(peer *udpEnd) netip.AddrPort {
-	return netip.AddrPortFrom(e.relay.host.Addr, e.reservation(peer).Endpoint.Port())
+	at := e.relay.host.Addr
+	if e.ipv6 {
+		at = e.relay.host.Addr6
+	}
+	return netip.AddrPortFrom(at, e.reservation(peer).Endpoint.Port())
 }
 
 // knock sends what goes ahead of a ping.
@@ -295,6 +306,27 @@ func TestOneMappingMayHaveManyPairs(t *testing.T) {
 			if atA != a.port(b) || atB != b.port(a) {
 				t.Errorf("packets come from %s and %s, want the reserved ports %s and %s", atA, atB, a.port(b), b.port(a))
 			}
+		}
+	})
+}
+
+func TestUDPSpeaksIPv6AndBetweenFamilies(t *testing.T) {
+	eachDriver(t, func(t *testing.T, driver string) {
+		n, m := nattest.New(t), newMembers()
+		r := startUDP(t, n.Host(nattest.Public), m, driver)
+		six := func(e *udpEnd) { e.ipv6 = true }
+		a, b := startEnd(t, m, n.Host(nattest.Public), r, six), startEnd(t, m, n.Host(nattest.Public), r, six)
+		c := startEnd(t, m, n.Host(nattest.Symmetric), r)
+		join(t, a, b)
+		join(t, a, c)
+		for _, other := range []*udpEnd{b, c} {
+			atA, atOther := passes(t, a, other)
+			if atA != a.port(other) || atOther != other.port(a) {
+				t.Errorf("packets come from %s and %s, want the reserved ports %s and %s", atA, atOther, a.port(other), other.port(a))
+			}
+		}
+		if st := r.udp.Stats(); driver == "kernel" && st.InKernel != 1 { // it does not translate between families
+			t.Errorf("%+v", st)
 		}
 	})
 }
@@ -533,4 +565,37 @@ func TestASessionAfterTheFirstKeepsThePair(t *testing.T) {
 		waitFor(t, "the rebinding", func() bool { a.knock(b); return r.udp.Stats().Rebound > binds.Rebound })
 		passes(t, a, b)
 	})
+}
+
+func TestAClientsRequestsArePaced(t *testing.T) {
+	n, m := nattest.New(t), newMembers()
+	r := startUDP(t, n.Host(nattest.Public), m, "userspace")
+	h := n.Host(nattest.Public)
+	a, b := startEnd(t, m, h, r), startEnd(t, m, h, r)
+	for range 1000 {
+		if err := a.Reserve(r.key.ID(), b.id); err != nil {
+			t.Fatal(err)
+		}
+	}
+	waitFor(t, "the refusal of some", func() bool { return r.udp.Stats().Denied >= 1000-256-16-100 })
+	if st := r.udp.Stats(); st.Pairs != 1 {
+		t.Errorf("%d pairs", st.Pairs)
+	}
+	join(t, b, a) // the other end is not concerned
+	passes(t, a, b)
+}
+
+func TestAFloodAtAReservedPortWakesNobody(t *testing.T) {
+	n, m := nattest.New(t), newMembers()
+	r := startUDP(t, n.Host(nattest.Public), m, "kernel")
+	a, b, c := startEnd(t, m, n.Host(nattest.Public), r), startEnd(t, m, n.Host(nattest.Public), r), startEnd(t, m, n.Host(nattest.Public), r)
+	join(t, a, b)
+	passes(t, a, b)
+	for range 2000 {
+		c.conn.WriteToUDPAddrPort(make([]byte, 1400), a.port(b))
+	}
+	passes(t, a, b) // what was sent before has been dropped by now
+	if st := r.udp.Stats(); st.Refused != 0 {
+		t.Errorf("%d datagrams of a stranger reached this process", st.Refused)
+	}
 }

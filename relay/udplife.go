@@ -3,6 +3,8 @@ package relay
 import (
 	"time"
 
+	"golang.org/x/time/rate"
+
 	"github.com/skeinmesh/skein/identity"
 )
 
@@ -14,6 +16,12 @@ func (u *UDP) attach(s *Server) {
 
 // frame takes what a client says about pairs.
 func (u *UDP) frame(from *session, t frameType, body []byte) {
+	if !u.allowed(from.id) {
+		if t == frameReserve {
+			u.deny(from, decodeNode(body), deniedQuota)
+		}
+		return
+	}
 	switch t {
 	case frameReserve:
 		u.reserve(from, decodeNode(body))
@@ -24,6 +32,18 @@ func (u *UDP) frame(from *session, t frameType, body []byte) {
 			u.end(p)
 		}
 	}
+}
+
+// allowed paces a client's requests, which cost sockets here and frames elsewhere.
+func (u *UDP) allowed(id identity.ID) bool {
+	u.mu.Lock()
+	defer u.mu.Unlock()
+	l := u.pace[id]
+	if l == nil {
+		l = rate.NewLimiter(requestsPerSecond, u.cfg.PairsPerClient+16)
+		u.pace[id] = l
+	}
+	return l.Allow()
 }
 
 // came tells a node in a new session of the pairs that it has already.
@@ -116,6 +136,9 @@ func (u *UDP) kick(id identity.ID) {
 			u.end(p)
 		}
 	}
+	u.mu.Lock()
+	delete(u.pace, id)
+	u.mu.Unlock()
 }
 
 func (u *UDP) all() []*pair {

@@ -76,6 +76,7 @@ func (u *UDP) listen(n uint16) (l *port, err error) {
 		return nil, fmt.Errorf("open UDP port %d: %w", n, err)
 	}
 	if l.raw, err = l.conn.SyscallConn(); err == nil {
+		l.filter(true)
 		err = l.prepare()
 	}
 	if err != nil {
@@ -124,6 +125,26 @@ func (l *port) prepare() error {
 	return errors.Join(cerr, err)
 }
 
+// onlyBinds is the filter of a port whose packets this process does not forward: what is no bind is dropped before it wakes
+// anybody. It sees datagrams from their UDP header on.
+var onlyBinds = []unix.SockFilter{
+	{Code: unix.BPF_LD | unix.BPF_W | unix.BPF_ABS, K: 8},
+	{Code: unix.BPF_JMP | unix.BPF_JEQ | unix.BPF_K, K: bindMagic, Jf: 1},
+	{Code: unix.BPF_RET | unix.BPF_K, K: 0x40000},
+	{Code: unix.BPF_RET | unix.BPF_K, K: 0},
+}
+
+// filter takes binds alone, or everything. Without it strangers only cost more.
+func (l *port) filter(on bool) {
+	_ = l.raw.Control(func(fd uintptr) {
+		if on {
+			_ = unix.SetsockoptSockFprog(int(fd), unix.SOL_SOCKET, unix.SO_ATTACH_FILTER, &unix.SockFprog{Len: uint16(len(onlyBinds)), Filter: &onlyBinds[0]})
+		} else {
+			_ = unix.SetsockoptInt(int(fd), unix.SOL_SOCKET, unix.SO_DETACH_FILTER, 0)
+		}
+	})
+}
+
 func (l *port) close() { _ = l.conn.Close() }
 
 // send sends one datagram from an address of ours. It never waits: what cannot be sent now is lost, as on a full link.
@@ -150,6 +171,8 @@ func (l *port) source(a netip.Addr) []byte {
 // forward makes this process forward a mapping; the zero one: nothing.
 func (p *pair) forward(m Mapping) {
 	a, b := p.ends[0].port, p.ends[1].port
+	a.filter(m.IsZero())
+	b.filter(m.IsZero())
 	if m.IsZero() {
 		a.way.Store(nil)
 		b.way.Store(nil)

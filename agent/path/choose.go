@@ -10,12 +10,12 @@ import (
 func (s *step) settle() {
 	active := s.active()
 	if i := s.find(s.fresh); i >= 0 && i != active && s.usable(i) {
-		if active < 0 || s.Path.Silent || s.above(i, active) {
+		if active < 0 || s.Path.Silent || s.above(i, active) || s.renews(i, active) {
 			s.use(i, "direct-proven")
 			return
 		}
-		if s.above(active, i) {
-			return // a relay's port is second to any direct path
+		if s.above(active, i) || s.Probes[i].Old {
+			return // a relay's port is second to any direct path, and one that ended to all
 		}
 		if s.fresh == s.Follow {
 			s.use(i, "direct-follows")

@@ -93,6 +93,8 @@ func outcome(m Machine, p *Probe, now time.Time) string {
 		return "in use: WireGuard hears the peer there, its agent is silent"
 	case m.Path.probed() && m.Path.Endpoint == p.Endpoint && m.Path.Alive:
 		return "in use"
+	case p.Type == relayC && p.Old:
+		return "ended"
 	case p.Error != "":
 		return "not sent: " + p.Error
 	case p.Flaps > 0 && now.Before(p.HoldUntil):

@@ -95,6 +95,7 @@ type Probe struct {
 	// Of a port that a relay has reserved.
 	Relay   identity.ID
 	Ready   bool  // both ends are proven: it should carry
+	Old     bool  // ended, or replaced: remembered so that what still comes from there is not taken for a direct endpoint
 	Unheard bool  // the relay was told that it does not
 	Turns   uint8 // bursts in a row without an answer
 }
@@ -281,7 +282,7 @@ func (s *step) forget() {
 	}
 	s.Probes = slices.DeleteFunc(s.Probes, func(p Probe) bool {
 		last := later(later(p.FirstSeen, p.LastSent), later(p.LastAnswered, p.HoldUntil))
-		return !p.Known && p.Type != relayC && p.Endpoint != keep && s.now.Sub(last) > learnedFor
+		return !p.Known && (p.Type != relayC || p.Old) && p.Endpoint != keep && s.now.Sub(last) > learnedFor
 	})
 }
 

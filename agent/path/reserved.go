@@ -59,6 +59,12 @@ func (s *step) lead(i int) {
 // above reports whether a is a direct endpoint and b a relay's port.
 func (s *step) above(a, b int) bool { return s.Probes[a].Type != relayC && s.Probes[b].Type == relayC }
 
+// renews reports whether a is the port that a relay has given in place of b, from before it was started again: b ends soon.
+func (s *step) renews(a, b int) bool {
+	p, q := &s.Probes[a], &s.Probes[b]
+	return p.port() && q.Type == relayC && p.Relay == q.Relay && p.FirstSeen.After(q.FirstSeen)
+}
+
 // takeReserved takes what a relay says of the port it has reserved, or has not.
 func (s *step) takeReserved(relay identity.ID, e netip.AddrPort, ready bool, refused string) {
 	if !e.IsValid() {
@@ -74,7 +80,7 @@ func (s *step) takeReserved(relay identity.ID, e netip.AddrPort, ready bool, ref
 		i = len(s.Probes) - 1
 	}
 	p := &s.Probes[i]
-	p.Type, p.Source, p.Relay, p.Known, p.Planned = relayC, "relay", relay, false, false
+	p.Type, p.Source, p.Relay, p.Known, p.Planned, p.Old = relayC, "relay", relay, false, false, false
 	if ready {
 		p.Ready, p.Unheard, p.WindowSent, p.Turns = true, false, 0, 0
 	}
@@ -87,10 +93,16 @@ func (s *step) takeReserved(relay identity.ID, e netip.AddrPort, ready bool, ref
 	if s.direct() < 0 && i != s.active() {
 		p.BurstAt, p.Next = later(s.now, p.HoldUntil), 0
 	}
-	inUse := s.Path.Endpoint
-	s.Probes = slices.DeleteFunc(s.Probes, func(o Probe) bool { // of a former run of the relay
-		return o.Type == relayC && o.Relay == relay && o.Endpoint != e && o.Endpoint != inUse
-	})
+	s.retire(relay, e, s.Path.Endpoint) // what else there is comes from a former run of the relay
+}
+
+// retire marks a relay's ports as old, but those to keep.
+func (s *step) retire(relay identity.ID, keep ...netip.AddrPort) {
+	for i := range s.Probes {
+		if p := &s.Probes[i]; p.Type == relayC && p.Relay == relay && !slices.Contains(keep, p.Endpoint) {
+			p.Old, p.Ready, p.Next = true, false, len(pacing)
+		}
+	}
 }
 
 // dropPorts forgets a relay's ports: it has ended them.
@@ -100,16 +112,19 @@ func (s *step) dropPorts(relay identity.ID, refused string) {
 		s.Pending = nil
 		s.Path.Alive, s.Path.Silent = false, false
 	}
-	s.Probes = slices.DeleteFunc(s.Probes, func(p Probe) bool { return p.Type == relayC && p.Relay == relay })
+	s.retire(relay)
 	if s.Reserving.Of == relay {
 		s.Reserving.Refused = refused
 	}
 }
 
-// ports counts the reserved ports.
+// port reports whether a probe is of a port that a relay holds for us now.
+func (p *Probe) port() bool { return p.Type == relayC && !p.Old }
+
+// ports counts them.
 func (s *step) ports() (n int) {
 	for i := range s.Probes {
-		if s.Probes[i].Type == relayC {
+		if s.Probes[i].port() {
 			n++
 		}
 	}
@@ -165,7 +180,7 @@ func (s *step) reserveAt() time.Time {
 		return time.Time{}
 	}
 	for i := range s.Probes {
-		if p := &s.Probes[i]; p.Type == relayC && p.Relay == s.Relay.ID {
+		if p := &s.Probes[i]; p.port() && p.Relay == s.Relay.ID {
 			return time.Time{}
 		}
 	}
@@ -180,7 +195,7 @@ func (s *step) reserveAt() time.Time {
 func (s *step) retryPorts() {
 	for i := range s.Probes {
 		p := &s.Probes[i]
-		if p.Type != relayC || i == s.active() {
+		if !p.port() || i == s.active() {
 			continue
 		}
 		if at := p.deafAt(); p.Ready && !p.Unheard && !at.IsZero() && !s.now.Before(at) {
@@ -219,7 +234,7 @@ func (s *step) reserveWake() time.Time {
 	at = earlier(at, s.reserveAt())
 	for i := range s.Probes {
 		p := &s.Probes[i]
-		if p.Type != relayC || i == s.active() {
+		if !p.port() || i == s.active() {
 			continue
 		}
 		at = earlier(at, p.againAt())
@@ -242,6 +257,7 @@ func (s *step) usePort(i int) {
 	s.UDPLost = ""
 	p.Turns = 0
 	s.watch(i)
+	s.retire(p.Relay, p.Endpoint)
 }
 
 // diePort gives up a relay's port that was in use. Its hold is set.

@@ -200,20 +200,27 @@ func TestAPortEnds(t *testing.T) {
 
 func TestARestartedRelaysPortReplacesTheOld(t *testing.T) {
 	s := onPort(t)
+	s.in(time.Millisecond, Input{Kind: InputTick})
 	s.want(s.reserved(portNew, true), "ping "+portNew.String())
 	if p := s.m.Path; p.Endpoint != portAt {
 		t.Errorf("path %s before the new port has answered", p)
 	}
-	died := s.now
-	for s.now.Sub(died) < 5*time.Second { // the old one falls silent
-		for _, a := range s.in(25*time.Millisecond, Input{Kind: InputTick}) {
-			if a == "ping "+portNew.String() {
-				s.pong(portNew)
-			}
-		}
-		s.in(0, Input{Kind: InputTraffic})
+	s.pong(portAt)
+	if p := s.m.Path; p.Endpoint != portAt {
+		t.Errorf("path %s before the new port has answered", p)
 	}
+	s.pong(portNew) // the old one lives, but not for long
 	if p := s.m.Path; p.Endpoint != portNew {
+		t.Errorf("path %s", p)
+	}
+	// The peer is not there yet: what comes from the old port is no direct endpoint.
+	for range 5 {
+		s.in(100*time.Millisecond, Input{Kind: InputPing, Endpoint: portAt})
+		s.pong(portAt)
+		s.in(0, Input{Kind: InputTick})
+		s.pong(portNew)
+	}
+	if p := s.m.Path; p.Endpoint != portNew || !p.UDP() {
 		t.Errorf("path %s", p)
 	}
 }

@@ -57,6 +57,9 @@ func printStatus(w io.Writer, s *skeinv1.StatusResponse) {
 	line("leader", "%s", leader)
 	line("state", "index %d, hash %.16s", s.GetIndex(), s.GetStateHash())
 	line("nat", "%s, WireGuard in %s", natText(s.GetNatType()), s.GetWireguardDriver())
+	if s.GetRelayUdp() != "" {
+		line("relay UDP", "forwarded by: %s", s.GetRelayUdp())
+	}
 	line("peers", "%d: %d direct, %d by relay, %d down (mode %s)", s.GetPeers(), s.GetPeersDirect(), s.GetPeersRelay(), s.GetPeersDown(), dash(s.GetTransportMode()))
 	line("nodes", "%d, %d alive", s.GetNodes(), s.GetNodesAlive())
 	for _, p := range s.GetProblems() {
