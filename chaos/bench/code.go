@@ -57,6 +57,11 @@ func jobs() []job {
 		{name: "UDP through a relay's kernel", pkg: "./relay", run: "BenchmarkRelayed", count: "3x",
 			how:   "trains of 16 full datagrams, as wireguard-go sends them, from one network namespace to another, at most 512 under way; in brackets sent one by one, as kernel WireGuard does. A datagram of 148 bytes there and back on an idle line gives the times. One run for all, the best of three rounds each; the processors are the ends' too. The session is on the loopback, without the little internet's bridge",
 			judge: relayed},
+		{name: "heartbeats for 1,000 idle and 50 busy peers", target: "≤ 2 % of one core", pkg: "./agent/probe", run: "BenchmarkHeartbeats", count: "20x",
+			how: "path manager, prober and raw socket of one process over a veth; all peers answer and watch back; processor time, with the half of the kernel's work on the other side that a veth lets the sender do",
+			judge: func(m metrics) (string, bool) {
+				return fmt.Sprintf("%.1f %% with %.0f pings/s", m["%core"], m["pings/s"]), m["pings/s"] > 0 && m["%core"] <= 2
+			}},
 		{name: "one changed peer among 1,000: messages", target: "constant", pkg: "./dataplane/plane", run: "TestOneChangeAmongAThousandPeers", test: true,
 			how: "counted at the netlink and UAPI sockets, in a network namespace", judge: oneChange},
 		{name: "unchanged restart: netlink writes", target: "0", pkg: "./dataplane/plane", run: "TestRestartAdoptsAndWritesNothing", test: true,

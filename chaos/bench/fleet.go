@@ -51,7 +51,7 @@ func admitFleet(ctx context.Context, dir string, n int) error {
 }
 
 func propose(ctx context.Context, server *consensus.Server, replica *consensus.Replica, n int) error {
-	ctx, cancel := context.WithTimeout(ctx, 2*time.Minute)
+	ctx, cancel := context.WithTimeout(ctx, 6*time.Minute) // an emulated guest is slow
 	defer cancel()
 	var id [8]byte
 	rand.Read(id[:])

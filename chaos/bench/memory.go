@@ -68,7 +68,7 @@ func (b *bench) measureMemory(ctx context.Context) (_ map[string]residence, err 
 		return nil, err
 	}
 	for _, node := range []string{"home1", "dc1"} {
-		if err := b.untilEvery(ctx, time.Second, 2*time.Minute, func() error { return knowsFleet(ctx, l, node) }); err != nil {
+		if err := b.untilEvery(ctx, time.Second, 6*time.Minute, func() error { return knowsFleet(ctx, l, node) }); err != nil {
 			return nil, err
 		}
 		b.note("memory: %s knows all", node)
