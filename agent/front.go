@@ -11,16 +11,11 @@ import (
 	"sync"
 	"time"
 
-	"golang.org/x/sync/semaphore"
-
 	"github.com/skeinmesh/skein/agent/control"
 	"github.com/skeinmesh/skein/identity"
 )
 
-const (
-	frontHandshakeTimeout = 5 * time.Second
-	frontHandshakes       = 256 // at the same time; a flood waits in the kernel's queue
-)
+const frontHandshakeTimeout = 5 * time.Second
 
 // front is the TLS port of a public node: relay sessions, spliced streams and joins, told apart by ALPN.
 // Members alone get past the handshake, but for joiners, who have a token instead.
@@ -30,6 +25,7 @@ type front struct {
 	log      *slog.Logger
 	tls      *tls.Config
 	listener net.Listener
+	door     door
 	done     chan struct{} // closed when serve and all handlers have ended
 }
 
@@ -67,14 +63,9 @@ func (f *front) serve(ctx context.Context) {
 	defer wg.Wait()
 	stop := context.AfterFunc(ctx, func() { f.listener.Close() })
 	defer stop()
-	slots := semaphore.NewWeighted(frontHandshakes)
 	for {
-		if slots.Acquire(ctx, 1) != nil {
-			break
-		}
 		c, err := f.listener.Accept()
 		if err != nil {
-			slots.Release(1)
 			if ctx.Err() != nil || errors.Is(err, net.ErrClosed) {
 				break
 			}
@@ -82,9 +73,14 @@ func (f *front) serve(ctx context.Context) {
 			wait(ctx, 100*time.Millisecond)
 			continue
 		}
+		leave, err := f.door.enter(time.Now(), remote(c))
+		if err != nil {
+			turnAway(c)
+			continue
+		}
 		wg.Go(func() {
 			t, alpn, peer, err := f.handshake(ctx, c)
-			slots.Release(1)
+			leave()
 			if err != nil {
 				f.log.Debug("relay and join port: handshake refused", "from", c.RemoteAddr().String(), "err", err)
 				c.Close()

@@ -55,6 +55,18 @@ func ask(t *testing.T, address string, key *identity.Key, alpn string, clock fun
 	return string(b), err
 }
 
+// askOver is ask over a connection that is there.
+func askOver(t *testing.T, c net.Conn, key *identity.Key, alpn string) (string, error) {
+	t.Helper()
+	conf, err := key.ClientTLS(alpn, func(ed25519.PublicKey) error { return nil })
+	if err != nil {
+		t.Fatal(err)
+	}
+	_ = c.SetDeadline(time.Now().Add(10 * time.Second))
+	b, err := io.ReadAll(tls.Client(c, conf))
+	return string(b), err
+}
+
 func TestFront(t *testing.T) {
 	a, b, stranger := newHost(t, "a"), newHost(t, "b"), newHost(t, "x")
 	w := newWorld(t, a, b)

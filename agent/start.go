@@ -204,7 +204,12 @@ func (a *Agent) openRelayServer() error {
 	if a.udp, err = a.openUDPRelay(); err != nil {
 		return err
 	}
-	a.relay = relay.NewServer(relay.ServerConfig{Self: a.id, Log: a.log, UDP: a.udp, Member: func(id identity.ID) bool { _, ok := a.roster.Key(id); return ok }})
+	l := a.cfg.RelayLimits
+	a.relay = relay.NewServer(relay.ServerConfig{
+		Self: a.id, Log: a.log, UDP: a.udp, Member: func(id identity.ID) bool { _, ok := a.roster.Key(id); return ok },
+		MaxSessions: int(l.Sessions), MaxStreamsPerClient: int(l.ClientStreams), MaxMemory: int(l.MemoryMiB) << 20,
+		ClientBytes: int(l.ClientMbit) * 1e6 / 8, ClientPackets: int(l.ClientPackets),
+	})
 	a.front, err = openFront(a.key, a.roster, ":"+strconv.Itoa(int(a.cfg.Ports.Relay)), map[string]func(context.Context, *tls.Conn, identity.ID){
 		identity.ALPNRelay:  func(_ context.Context, c *tls.Conn, peer identity.ID) { a.relay.HandleSession(c, peer) },
 		identity.ALPNSplice: func(_ context.Context, c *tls.Conn, peer identity.ID) { a.relay.HandleSplice(c, peer) },

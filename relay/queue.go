@@ -37,14 +37,18 @@ type packet struct {
 	buf     []byte
 }
 
-// packetPool lends packet buffers in two sizes.
-type packetPool struct{ small, large sync.Pool }
+// packetPool lends packet buffers in two sizes, and batches to write.
+type packetPool struct {
+	small, large, batches sync.Pool
+	budget
+}
 
 func (pp *packetPool) get(n int) *packet {
 	pool, size := &pp.small, smallPacket
 	if n > smallPacket {
 		pool, size = &pp.large, maxFrame
 	}
+	pp.used.Add(int64(size))
 	if p, _ := pool.Get().(*packet); p != nil {
 		return p
 	}
@@ -53,10 +57,27 @@ func (pp *packetPool) get(n int) *packet {
 
 func (pp *packetPool) put(p *packet) {
 	p.next = nil
+	pp.used.Add(-int64(len(p.buf)))
 	if len(p.buf) == smallPacket {
 		pp.small.Put(p)
 	} else {
 		pp.large.Put(p)
+	}
+}
+
+// batch lends a buffer for take.
+func (pp *packetPool) batch() *[]byte {
+	if b, _ := pp.batches.Get().(*[]byte); b != nil {
+		return b
+	}
+	b := make([]byte, 0, batchBytes+maxFrame)
+	return &b
+}
+
+// done takes a batch back.
+func (pp *packetPool) done(b *[]byte) {
+	if cap(*b) <= 4*maxFrame {
+		pp.batches.Put(b)
 	}
 }
 
@@ -122,7 +143,9 @@ func (q *queue) pushControl(add func([]byte) []byte) bool {
 	q.mu.Lock()
 	ok := !q.closed && len(q.control) < controlBytes
 	if ok {
+		n := len(q.control)
 		q.control = add(q.control)
+		q.pool.used.Add(int64(len(q.control) - n))
 	}
 	q.mu.Unlock()
 	q.kick()
@@ -149,7 +172,7 @@ func (q *queue) add(now time.Duration, node identity.ID, channel byte, payload [
 		l = &q.lanes[laneUrgent]
 	}
 	l.push(node, p)
-	for l.packets > l.maxCount || l.bytes > l.maxBytes {
+	for most := min(l.maxBytes, q.pool.allow()); l.packets > l.maxCount || l.bytes > most; {
 		f := l.fattest
 		if f == nil || f.head == nil {
 			f = l.flows[node]
@@ -170,33 +193,55 @@ func (q *queue) kick() {
 	}
 }
 
-// take waits until something is queued and appends a batch of whole frames, of about limit bytes. It is false at the end.
-func (q *queue) take(b []byte, limit int, now func() time.Duration) ([]byte, bool) {
+// take waits until something is queued and returns a batch of whole frames, of about limit bytes, to be given back to the
+// pool. It is nil at the end.
+func (q *queue) take(limit int, now func() time.Duration) *[]byte {
 	for {
-		q.mu.Lock()
-		if q.closed {
-			q.mu.Unlock()
-			return b, false
+		if batch := q.gather(limit, now); batch == nil || len(*batch) > 0 {
+			return batch
 		}
-		if len(q.control) > 0 {
-			b = append(b, q.control...)
-			q.control = q.control[:0]
-		}
-		if q.granted > q.taken {
-			t, room := now(), int(min(uint64(limit), q.granted-q.taken))
-			// Half a batch for the control net while WireGuard's packets wait; neither starves.
-			b = q.drain(laneUrgent, b, len(b)+room/2, t)
-			b = q.drain(laneBulk, b, max(len(b), room), t)
-			b = q.drain(laneUrgent, b, max(len(b), room), t)
-		}
-		if len(b) > 0 {
-			q.taken += uint64(len(b))
-			q.mu.Unlock()
-			return b, true
-		}
-		q.sleeping.Store(true)
-		q.mu.Unlock()
 		<-q.wake
+	}
+}
+
+// gather is take that does not wait: its batch is empty when nothing is queued.
+func (q *queue) gather(limit int, now func() time.Duration) *[]byte {
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	if q.closed {
+		return nil
+	}
+	batch := q.pool.batch()
+	b := (*batch)[:0]
+	if len(q.control) > 0 {
+		b = append(b, q.control...)
+		q.dropControl()
+	}
+	if q.granted > q.taken {
+		t, room := now(), int(min(uint64(limit), q.granted-q.taken))
+		// Half a batch for the control net while WireGuard's packets wait; neither starves.
+		b = q.drain(laneUrgent, b, len(b)+room/2, t)
+		b = q.drain(laneBulk, b, max(len(b), room), t)
+		b = q.drain(laneUrgent, b, max(len(b), room), t)
+	}
+	q.taken += uint64(len(b))
+	*batch = b
+	if len(b) == 0 {
+		q.sleeping.Store(true)
+		q.pool.batches.Put(batch)
+		return &nothing
+	}
+	return batch
+}
+
+// nothing is the empty batch.
+var nothing []byte
+
+// dropControl forgets the control frames. The caller holds mu.
+func (q *queue) dropControl() {
+	q.pool.used.Add(-int64(len(q.control)))
+	if q.control = q.control[:0]; cap(q.control) > smallPacket {
+		q.control = nil
 	}
 }
 
@@ -258,6 +303,18 @@ func (q *queue) forget(node identity.ID) {
 		l := &q.lanes[i]
 		for f := l.flows[node]; f != nil; f = l.flows[node] {
 			q.pool.put(l.pop(f))
+		}
+	}
+}
+
+// discard drops all that a closed queue holds.
+func (q *queue) discard() {
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	q.dropControl()
+	for i := range q.lanes {
+		for l := &q.lanes[i]; l.turn != nil; {
+			q.pool.put(l.pop(l.turn))
 		}
 	}
 }

@@ -30,10 +30,11 @@ func takeAll(t *testing.T, q *queue, now time.Duration) []sent {
 		if empty {
 			return all
 		}
-		b, ok := q.take(nil, batchBytes, at(now))
-		if !ok {
+		batch := q.take(batchBytes, at(now))
+		if batch == nil {
 			t.Fatal("queue closed")
 		}
+		b := *batch
 		for len(b) > 0 {
 			typ, body, size, _, err := parse(b)
 			if err != nil || size == 0 {

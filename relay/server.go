@@ -30,6 +30,9 @@ type ServerConfig struct {
 	QueuePackets        int           // per destination: 1024
 	QueueBytes          int           // per destination: 2 MiB
 	IdleTimeout         time.Duration // 10 s without a byte ends a session
+	MaxMemory           int           // bytes of queues and sessions: 256 MiB
+	ClientBytes         int           // bytes per second that one client may send; 0: no limit
+	ClientPackets       int           // packets per second that one client may send; 0: no limit
 }
 
 func (c *ServerConfig) defaults() {
@@ -43,6 +46,7 @@ func (c *ServerConfig) defaults() {
 	set(&c.MaxStreamsPerClient, 128)
 	set(&c.QueuePackets, 1024)
 	set(&c.QueueBytes, 2<<20)
+	set(&c.MaxMemory, 256<<20)
 	if c.IdleTimeout <= 0 {
 		c.IdleTimeout = 10 * time.Second
 	}
@@ -74,7 +78,7 @@ type Server struct {
 	counters serverCounters
 }
 
-type serverCounters struct{ packets, bytes, unroutable, dropped, replaced, refused atomic.Uint64 }
+type serverCounters struct{ packets, bytes, unroutable, dropped, replaced, refused, limited atomic.Uint64 }
 
 // ServerStats is a snapshot of a relay's counters.
 type ServerStats struct {
@@ -83,6 +87,8 @@ type ServerStats struct {
 	Dropped             uint64 // by full or slow destinations
 	Unroutable          uint64 // for nodes with no session here
 	Replaced, Refused   uint64 // sessions
+	Limited             uint64 // times that a client had to wait for its rate
+	Memory, MaxMemory   int64  // bytes of queues and sessions
 	StreamsTotal        uint64
 	StreamBytes         uint64
 	PendingStreamOffers int
@@ -94,6 +100,7 @@ type session struct {
 	id       identity.ID
 	watched  map[identity.ID]struct{} // guarded by Server.mu
 	finished chan struct{}            // closed when its reader forwards nothing any more
+	quota    quota                    // of its reader
 }
 
 // NewServer makes a relay and starts its timekeeper; Close ends it.
@@ -110,6 +117,7 @@ func NewServer(cfg ServerConfig) *Server {
 	if cfg.UDP != nil {
 		cfg.UDP.attach(s)
 	}
+	s.pool.limit = int64(cfg.MaxMemory)
 	go s.keepTime()
 	return s
 }
@@ -124,6 +132,7 @@ func (s *Server) HandleSession(conn *tls.Conn, peer identity.ID) {
 		id:       peer,
 		watched:  map[identity.ID]struct{}{},
 		finished: make(chan struct{}),
+		quota:    quota{bucket{rate: float64(s.cfg.ClientBytes)}, bucket{rate: float64(s.cfg.ClientPackets)}},
 	}
 	defer close(x.finished)
 	x.q.pushControl(func(b []byte) []byte {
@@ -139,6 +148,7 @@ func (s *Server) HandleSession(conn *tls.Conn, peer identity.ID) {
 	if err := s.register(x); err != nil {
 		s.counters.refused.Add(1)
 		x.end(err)
+		x.q.discard()
 		s.cfg.Log.Warn("relay session refused", "node", peer, "error", err)
 		return
 	}
@@ -152,6 +162,7 @@ func (s *Server) HandleSession(conn *tls.Conn, peer identity.ID) {
 	s.cfg.Log.Debug("relay session open", "node", peer, "address", conn.RemoteAddr())
 	go x.writeLoop()
 	x.end(s.readLoop(x))
+	x.q.discard()
 	s.counters.dropped.Add(x.q.dropped.Load())
 	s.cfg.Log.Debug("relay session ended", "node", peer, "reason", x.why)
 }
@@ -165,11 +176,14 @@ func (s *Server) register(x *session) error {
 		return errClosed
 	case old == nil && len(s.sessions) >= s.cfg.MaxSessions:
 		return fmt.Errorf("this relay has its limit of %d sessions", s.cfg.MaxSessions)
+	case old == nil && s.pool.used.Load()+sessionCost > s.pool.limit:
+		return fmt.Errorf("this relay has its limit of %d MiB of memory", s.pool.limit>>20)
 	case old != nil:
 		s.counters.replaced.Add(1)
 		s.unwatch(old)
 		old.end(errReplaced)
 	}
+	s.pool.used.Add(sessionCost)
 	s.sessions[x.id] = x
 	for w := range s.watchers[x.id] {
 		delete(w.watched, x.id)
@@ -180,6 +194,7 @@ func (s *Server) register(x *session) error {
 }
 
 func (s *Server) unregister(x *session) {
+	s.pool.used.Add(-sessionCost)
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if s.sessions[x.id] == x {
@@ -230,7 +245,11 @@ func (s *Server) readLoop(x *session) error {
 				return err
 			}
 		}
-		f.flush()
+		packets := f.flush()
+		if d := x.quota.take(f.now, n, packets); d > 0 {
+			s.counters.limited.Add(1)
+			x.pause(d)
+		}
 		if turn += n; turn >= turnBytes {
 			turn = 0
 			runtime.Gosched()
@@ -305,7 +324,7 @@ func (f *forwarder) release() {
 	f.to = nil
 }
 
-func (f *forwarder) flush() {
+func (f *forwarder) flush() (packets int) {
 	f.release()
 	for i, t := range f.touched {
 		t.q.kick()
@@ -314,7 +333,9 @@ func (f *forwarder) flush() {
 	f.touched = f.touched[:0]
 	f.s.counters.packets.Add(f.packets)
 	f.s.counters.bytes.Add(f.bytes)
+	packets = int(f.packets)
 	f.packets, f.bytes = 0, 0
+	return packets
 }
 
 // tell answers a client that asks whether a node has a session here.
@@ -412,6 +433,8 @@ func (s *Server) Stats() ServerStats {
 		Unroutable: s.counters.unroutable.Load(),
 		Replaced:   s.counters.replaced.Load(),
 		Refused:    s.counters.refused.Load(),
+		Limited:    s.counters.limited.Load(),
+		Memory:     s.pool.used.Load(), MaxMemory: s.pool.limit,
 	}
 	s.streams.stats(&st)
 	return st

@@ -53,24 +53,21 @@ func newWire(conn *tls.Conn, q *queue, l *load, now func() time.Duration) *wire 
 
 // writeLoop writes batches until the wire ends.
 func (w *wire) writeLoop() {
-	var b []byte
 	for {
-		var ok bool
-		if b, ok = w.q.take(b[:0], batchBytes, w.now); !ok {
+		b := w.q.take(batchBytes, w.now)
+		if b == nil {
 			return
 		}
 		w.writing.Store(int64(max(w.now(), 1)))
-		_, err := w.conn.Write(b)
+		n, err := w.conn.Write(*b)
 		w.writing.Store(0)
+		w.q.pool.done(b)
 		if err != nil {
 			w.end(fmt.Errorf("write: %w", err))
 			return
 		}
-		w.wrote(w.now(), len(b))
+		w.wrote(w.now(), n)
 		runtime.Gosched()
-		if cap(b) > 2*maxFrame {
-			b = nil
-		}
 	}
 }
 

@@ -47,6 +47,8 @@ type Config struct {
 	HandshakeTimeoutSeconds    uint32          `yaml:"handshakeTimeoutSeconds"`
 	DirectRetryIntervalSeconds uint32          `yaml:"directRetryIntervalSeconds"`
 
+	RelayLimits RelayLimits `yaml:"relayLimits"`
+
 	Ports     Ports     `yaml:"ports"`
 	Dataplane Dataplane `yaml:"dataplane"`
 	Overlay   Overlay   `yaml:"overlay"` // read by `skein up --init` only
@@ -85,6 +87,15 @@ type Ports struct {
 	Metrics   string `yaml:"metrics"`   // addr:port; "off": none
 	// UDPRelay are the ports that a relay reserves for pairs of its clients, first-last, UDP.
 	UDPRelay string `yaml:"udpRelay"`
+}
+
+// RelayLimits bound what a node that relays does for others.
+type RelayLimits struct {
+	MemoryMiB     uint32 `yaml:"memoryMiB"`     // of queues and sessions
+	ClientMbit    uint32 `yaml:"clientMbit"`    // per second that one client may send; 0: no limit
+	ClientPackets uint32 `yaml:"clientPackets"` // per second that one client may send; 0: no limit
+	ClientStreams uint32 `yaml:"clientStreams"` // that one client may have open
+	Sessions      uint32 `yaml:"sessions"`      // clients at a time
 }
 
 // Dataplane chooses drivers.
@@ -127,6 +138,7 @@ func Default() Config {
 		Name:         name,
 		Relay:        Auto,
 		Ports:        Ports{WireGuard: 51820, Stun: 3478, Relay: 7443, Control: 7946, Metrics: "127.0.0.1:9469", UDPRelay: "24000-28999"},
+		RelayLimits:  RelayLimits{MemoryMiB: 256, ClientStreams: 128, Sessions: 4096},
 		NatTraversal: NatTraversal{PortGuessing: "enabled", IMDS: Auto},
 		Dataplane:    Dataplane{WireGuard: Auto, Link: "skein0", Relay: Auto},
 		Overlay:      Overlay{IPv4: "10.4.0.0/16"},
@@ -203,6 +215,9 @@ func (c *Config) Check() error {
 		return wrong("dataplane.link", "%q is no interface name; want 1 to 15 characters without / : or blanks", c.Dataplane.Link)
 	}
 	if err := c.checkPorts(); err != nil {
+		return err
+	}
+	if err := c.checkRelayLimits(); err != nil {
 		return err
 	}
 	if err := c.checkAddresses(); err != nil {
@@ -309,6 +324,28 @@ func hostPort(s string) bool {
 	host, port, err := net.SplitHostPort(s)
 	n, perr := strconv.ParseUint(port, 10, 16)
 	return err == nil && perr == nil && host != "" && n > 0
+}
+
+func (c *Config) checkRelayLimits() error {
+	l := c.RelayLimits
+	for _, t := range []struct {
+		key               string
+		have, least, most uint32
+	}{
+		{"memoryMiB", l.MemoryMiB, 16, 1 << 20},
+		{"clientMbit", l.ClientMbit, 0, 1 << 20},
+		{"clientPackets", l.ClientPackets, 0, 1 << 30},
+		{"clientStreams", l.ClientStreams, 1, 65535},
+		{"sessions", l.Sessions, 1, 1 << 20},
+	} {
+		if t.have < t.least || t.have > t.most {
+			return wrong("relayLimits."+t.key, "%d is not allowed; want %d to %d", t.have, t.least, t.most)
+		}
+	}
+	if l.ClientPackets > 0 && l.ClientPackets < 100 {
+		return wrong("relayLimits.clientPackets", "%d is not allowed; want 0 (no limit) or at least 100: fewer would not carry a node's own gossip", l.ClientPackets)
+	}
+	return nil
 }
 
 func (c *Config) checkTimes() error {

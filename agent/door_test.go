@@ -1,0 +1,136 @@
+package agent
+
+import (
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"net/netip"
+	"testing"
+	"time"
+
+	"github.com/skeinmesh/skein/identity"
+)
+
+func TestDoor(t *testing.T) {
+	now := time.Unix(1000, 0)
+	one := netip.MustParseAddr("192.0.2.1")
+	var d door
+	var leave []func()
+	enter := func(from netip.Addr, want error) {
+		t.Helper()
+		l, err := d.enter(now, from)
+		if !errors.Is(err, want) {
+			t.Fatalf("%s: %v, want %v", from, err, want)
+		}
+		if l != nil {
+			leave = append(leave, l)
+		}
+	}
+	for range doorPerSource {
+		enter(one, nil)
+	}
+	enter(one, errDoorSource)
+	enter(netip.MustParseAddr("::ffff:192.0.2.1"), errDoorSource)
+	// Many sources together fill the places, and one that comes new still finds some.
+	for i := byte(2); d.open < doorHandshakes; i++ {
+		for range min(doorPerSource, doorHandshakes-d.open) {
+			enter(netip.AddrFrom4([4]byte{192, 0, 2, i}), nil)
+		}
+	}
+	enter(netip.MustParseAddr("192.0.2.2"), errDoorSource)
+	enter(netip.MustParseAddr("2001:db8::1"), nil)
+	for range doorFew - 1 {
+		enter(netip.MustParseAddr("2001:db8::2"), nil) // the same /64
+	}
+	enter(netip.MustParseAddr("2001:db8::3"), errDoorFull)
+	for i := 0; d.open < doorHandshakes+doorReserve; i++ {
+		enter(netip.AddrFrom4([4]byte{10, 0, byte(i >> 8), byte(i)}), nil)
+	}
+	enter(netip.MustParseAddr("198.51.100.1"), errDoorFull)
+	for _, l := range leave {
+		l()
+	}
+	if open, refused := d.stats(); open != 0 || refused != 5 {
+		t.Errorf("%d under way and %d refused, want 0 and 5", open, refused)
+	}
+	// How often a source may come is limited too.
+	n := 0
+	for {
+		l, err := d.enter(now, one)
+		if err != nil {
+			if !errors.Is(err, errDoorRate) {
+				t.Fatal(err)
+			}
+			break
+		}
+		l()
+		n++
+	}
+	if n != doorBurst-doorPerSource {
+		t.Errorf("%d more connections at once, want %d", n, doorBurst-doorPerSource)
+	}
+	now = now.Add(time.Second)
+	for range doorRate {
+		enter(one, nil)
+		leave[len(leave)-1]()
+	}
+	enter(one, errDoorRate)
+	// What is quiet is forgotten, what is not is kept.
+	now = now.Add(time.Minute)
+	enter(netip.MustParseAddr("203.0.113.9"), nil)
+	for i := range 2 * doorSources {
+		if l, err := d.enter(now, netip.AddrFrom4([4]byte{10, 1, byte(i >> 8), byte(i)})); err == nil {
+			l()
+		}
+		now = now.Add(100 * time.Millisecond)
+	}
+	if len(d.sources) > doorSources+1 || d.sources[sourceOf(netip.MustParseAddr("203.0.113.9"))] == nil {
+		t.Errorf("%d sources are remembered", len(d.sources))
+	}
+}
+
+// Connections that never say a word hold no member up, though they come from the member's own address.
+func TestFrontSurvivesAFlood(t *testing.T) {
+	a, b := newHost(t, "a"), newHost(t, "b")
+	w := newWorld(t, a, b)
+	f, address := serveFront(t, a.key, newRoster(w.state), nil)
+	var mute []net.Conn
+	defer func() {
+		for _, c := range mute {
+			c.Close()
+		}
+	}()
+	refused := func() uint64 { _, n := f.door.stats(); return n }
+	for i := 0; refused() < 20; i++ {
+		if i > 1000 {
+			t.Fatal("1000 mute connections, and hardly any was refused")
+		}
+		if c, err := net.Dial("tcp", address); err == nil { // a refusal may show here already
+			mute = append(mute, c)
+		}
+	}
+	// From another address a member gets in while all these wait.
+	other := net.Dialer{LocalAddr: &net.TCPAddr{IP: net.IPv4(127, 0, 0, 2)}, Timeout: 10 * time.Second}
+	c, err := other.Dial("tcp", address)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer c.Close()
+	began := time.Now()
+	said, err := askOver(t, c, b.key, identity.ALPNRelay)
+	if err != nil || said != fmt.Sprintf("%s %s", identity.ALPNRelay, b.key.ID()) {
+		t.Fatalf("%q, %v", said, err)
+	}
+	if d := time.Since(began); d > frontHandshakeTimeout/2 {
+		t.Errorf("a member waited %s", d)
+	}
+	// The mute ones are ended in time.
+	_ = mute[0].SetReadDeadline(time.Now().Add(2 * frontHandshakeTimeout))
+	if _, err := io.ReadAll(mute[0]); errors.Is(err, net.ErrClosed) {
+		t.Fatal(err)
+	}
+	if d := time.Since(began); d > 2*frontHandshakeTimeout {
+		t.Errorf("a mute connection was kept for %s", d)
+	}
+}
