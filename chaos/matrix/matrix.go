@@ -34,6 +34,7 @@ const (
 	askEvery  = 50 * time.Millisecond  // between echoes until the first is answered
 	lookEvery = 500 * time.Millisecond // at paths
 	hold      = 2 * time.Second        // that all have to stay as expected
+	slow      = 10 * time.Second       // a first packet that took longer is worth its logs
 )
 
 // Outcome is what became of a pair.
@@ -139,7 +140,7 @@ func measure(ctx context.Context, m mesh, opts Options) (out []Outcome, err erro
 	for _, p := range m.pairs {
 		out = append(out, f.outcome(ctx, l, p))
 	}
-	if bad := slices.ContainsFunc(out, func(o Outcome) bool { return !o.OK }); bad && opts.Artifacts != "" {
+	if bad := slices.ContainsFunc(out, func(o Outcome) bool { return !o.OK || o.First > slow }); bad && opts.Artifacts != "" {
 		dir, err := l.SaveArtifacts(ctx, opts.Artifacts)
 		if err == nil && opts.Progress != nil {
 			opts.Progress("logs and states are in " + dir)

@@ -320,12 +320,23 @@ func labTable(out io.Writer, st lab.Status) {
 		fmt.Fprintf(out, "  %s\n", n.Name)
 	}
 	for _, c := range st.Cuts {
-		proto := "everything"
-		if c.Proto != "" {
-			proto = c.Proto
-		}
-		fmt.Fprintf(out, "cut: %s from %s to %s\n", proto, c.From, c.To)
+		fmt.Fprintf(out, "cut: %s from %s to %s\n", labCutWhat(c), c.From, c.To)
 	}
+}
+
+// labCutWhat says which packets a fault takes.
+func labCutWhat(c lab.Cut) string {
+	what := "everything"
+	if c.Proto != "" {
+		what = c.Proto
+	}
+	if c.Percent != 0 {
+		what = fmt.Sprintf("%d %% of %s", c.Percent, what)
+	}
+	if c.Above != 0 {
+		what += fmt.Sprintf(" above %d bytes", c.Above)
+	}
+	return what
 }
 
 func labPathMark(self bool, n lab.NodeStatus, peer string) string {
