@@ -80,7 +80,7 @@ func (a *Agent) situation(peer identity.ID) (birthday.Situation, error) {
 	mine, theirs := path.Mapped4(self), path.Mapped4(other)
 	switch p := a.paths.Paths()[peer]; {
 	case g.Kind == path.GuessNone && why == "":
-		return birthday.Situation{}, errors.New("this pair of NATs needs no guessing, or cannot be helped by it")
+		return birthday.Situation{}, &birthday.Refusal{Text: "as far as is known there, this pair of NATs needs no guessing", Retry: time.Second}
 	case g.Kind == path.GuessNone:
 		return birthday.Situation{}, errors.New(why)
 	case p.Kind == path.Direct && p.Alive && !p.Silent:

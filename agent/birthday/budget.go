@@ -22,6 +22,7 @@ const (
 	maxOnePort     = 2 // attempts from WireGuard's port at once
 	busyRetry      = 2 * time.Second
 	sharedRetry    = 5 * time.Second
+	refusedRetry   = 5 * time.Minute // what an operator has disabled, and the like
 	targetsKept    = 1024
 )
 
@@ -40,6 +41,7 @@ type Budget struct {
 	spent   []spent
 	many    int
 	one     int
+	alone   bool                       // the one attempt with many sockets suffers no other
 	targets map[netip.Addr][]time.Time // attempts without a hit
 }
 
@@ -52,22 +54,34 @@ type spent struct {
 // NewBudget is one of which nothing is spent.
 func NewBudget() *Budget { return &Budget{targets: map[netip.Addr][]time.Time{}} }
 
-// Begin reserves what an attempt may cost at most. Others is what nodes behind the same public address use.
-func (b *Budget) Begin(id uint64, now time.Time, many bool, cost, others int, target netip.Addr) error {
+// Ask is an attempt that wants to begin.
+type Ask struct {
+	ID     uint64
+	Many   bool // it opens sockets
+	Alone  bool // it counts on the NAT's next ports being its own
+	Cost   int  // mappings
+	Others int  // mappings that nodes behind the same public address use
+	Target netip.Addr
+}
+
+// Begin reserves what an attempt costs at first.
+func (b *Budget) Begin(a Ask, now time.Time) error {
 	b.expire(now)
+	id, target := a.ID, a.Target
 	switch {
-	case many && b.many >= maxManySockets, !many && b.one >= maxOnePort:
+	case a.Many && (b.many >= maxManySockets || b.alone || a.Alone && b.many > 0), !a.Many && b.one >= maxOnePort:
 		return &Refusal{"other attempts are under way", busyRetry}
 	case len(b.targets[target]) >= targetTries:
 		return &Refusal{fmt.Sprintf("%d attempts towards %s have failed lately", len(b.targets[target]), target), b.targets[target][0].Add(targetFor).Sub(now)}
 	case len(b.targets) >= targetsKept:
 		return &Refusal{"too many addresses were tried lately", targetFor / 10}
 	}
-	if err := b.room(now, cost, others); err != nil {
+	if err := b.room(now, a.Cost, a.Others); err != nil {
 		return err
 	}
-	b.spent = append(b.spent, spent{cost, time.Time{}, id})
-	if many {
+	b.spent = append(b.spent, spent{a.Cost, time.Time{}, id})
+	if a.Many {
+		b.alone = a.Alone
 		b.many++
 	} else {
 		b.one++
@@ -97,12 +111,14 @@ func (b *Budget) room(now time.Time, cost, others int) error {
 }
 
 // End notes what the attempt has really cost, and whether it has proven the address.
-func (b *Budget) End(id uint64, now time.Time, many bool, cost int, target netip.Addr, hit bool) {
+func (b *Budget) End(a Ask, now time.Time, cost int, hit bool) {
+	target := a.Target
 	for i := range b.spent {
-		if b.spent[i].id == id && b.spent[i].at.IsZero() {
-			b.spent[i] = spent{cost, now, id}
-			if many {
+		if b.spent[i].id == a.ID && b.spent[i].at.IsZero() {
+			b.spent[i] = spent{cost, now, a.ID}
+			if a.Many {
 				b.many--
+				b.alone = b.alone && b.many > 0
 			} else {
 				b.one--
 			}

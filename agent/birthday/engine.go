@@ -164,9 +164,11 @@ func (e *Engine) Close() {
 // Start begins an attempt with a peer, unless one is under way. Its outcome is reported.
 func (e *Engine) Start(peer identity.ID) { e.start(peer, nil) }
 
-// Stop ends the attempt with a peer, if there is one. It is not reported.
+// Stop ends the attempt with a peer, if there is one, since the path has become direct. Where this end tries ports, that
+// is a hit which the path has noticed before the attempt has, and reported as one; else nothing is reported.
 func (e *Engine) Stop(peer identity.ID) {
 	if s := e.session(peer); s != nil {
+		s.direct.Store(true)
 		s.cancel()
 	}
 }
@@ -274,7 +276,15 @@ func (e *Engine) permit(s *session) (Advice, error) {
 	if a.NotBefore.After(now) {
 		return a, &Refusal{fmt.Sprintf("guessing between %s and %s has failed lately", s.sit.Mine.Addr(), s.sit.Theirs.Addr()), a.NotBefore.Sub(now)}
 	}
-	return a, e.budget.Begin(s.budgetID, now, s.sit.many(), s.sit.cost(), others, s.sit.Theirs.Addr())
+	return a, e.budget.Begin(s.ask(others), now)
+}
+
+// ask is the session as the budget sees it.
+func (s *session) ask(others int) Ask {
+	return Ask{
+		ID: s.budgetID, Many: s.sit.many(), Alone: s.sit.Role == Twin && s.sit.Rule == skeinv1.PairOutcome_PREDICTION,
+		Cost: s.sit.cost(), Others: others, Target: s.sit.Theirs.Addr(),
+	}
 }
 
 func (e *Engine) others() int {
@@ -299,7 +309,7 @@ func (e *Engine) finish(s *session, ev Event, cost int) {
 	e.saving.Lock() // before mu, so that snapshots are written in their order
 	defer e.saving.Unlock()
 	e.mu.Lock()
-	e.budget.End(s.budgetID, now, s.sit.many(), cost, s.sit.Theirs.Addr(), ev.Phase == Hit || s.ctx.Err() != nil)
+	e.budget.End(s.ask(0), now, cost, ev.Phase == Hit || s.ctx.Err() != nil)
 	if noted {
 		e.memory.Note(s.sit.Mine.Addr(), s.sit.Theirs.Addr(), s.sit.Rule, ev.Phase == Hit, now)
 	}

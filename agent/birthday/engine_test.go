@@ -252,3 +252,79 @@ func (s *station) drain() {
 		}
 	}
 }
+
+// counting gives a station whose NAT counts its ports what measures them: a fresh socket that asks a STUN server. Here the
+// server is a host that tells what it sees.
+func (s *station) counting(t *testing.T, internet *nattest.Net) {
+	t.Helper()
+	server := internet.Host(nattest.Public)
+	var c *net.UDPConn
+	server.Do(func() {
+		var err error
+		if c, err = net.ListenUDP("udp4", &net.UDPAddr{Port: 3478}); err != nil {
+			t.Fatal(err)
+		}
+	})
+	t.Cleanup(func() { c.Close() })
+	go func() {
+		b := make([]byte, 16)
+		for {
+			_, from, err := c.ReadFromUDPAddrPort(b)
+			if err != nil {
+				return
+			}
+			_, _ = c.WriteToUDPAddrPort([]byte(from.String()), from)
+		}
+	}()
+	s.newest = func(context.Context) (at netip.AddrPort, err error) {
+		var fresh *net.UDPConn
+		s.host.Do(func() {
+			fresh, err = net.DialUDP("udp4", nil, net.UDPAddrFromAddrPort(netip.AddrPortFrom(server.Addr, 3478)))
+		})
+		if err != nil {
+			return at, err
+		}
+		defer fresh.Close()
+		_ = fresh.SetDeadline(time.Now().Add(3 * time.Second))
+		b := make([]byte, 64)
+		if _, err = fresh.Write([]byte("?")); err != nil {
+			return at, err
+		}
+		n, err := fresh.Read(b)
+		if err != nil {
+			return at, err
+		}
+		return netip.ParseAddrPort(string(b[:n]))
+	}
+}
+
+func TestTwoCountingNATsMeet(t *testing.T) {
+	internet := nattest.New(t)
+	a, b := internet.Host(nattest.Sequential), internet.Host(nattest.Sequential)
+	outA, outB := netip.AddrPortFrom(a.Outside, 7), netip.AddrPortFrom(b.Outside, 7)
+	sit := Situation{Role: Twin, Rule: skeinv1.PairOutcome_PREDICTION, Step: 1, Mine: outA, Theirs: outB, Decides: true}
+	one := newStation(t, alice, bob, a, sit)
+	sit.Mine, sit.Theirs, sit.Decides = outB, outA, false
+	two := newStation(t, bob, alice, b, sit)
+	one.counting(t, internet)
+	two.counting(t, internet)
+	connect(t, one, two, 10*time.Millisecond)
+	before := openFiles(t)
+	for i := range 2 {
+		one.engine.Start(bob)
+		o, w := one.phase(Hit, 10*time.Second), two.phase(Hit, 10*time.Second)
+		one.lead(o)
+		two.lead(w)
+		t.Logf("run %d: %s / %s", i, o.Text, w.Text)
+		talks(t, one, two, o, w)
+		one.engine.Stop(bob)
+		two.engine.Stop(alice)
+		within(t, "all sockets closed", 5*time.Second, func() bool {
+			return openFiles(t) <= before && one.engine.Stats().Running+two.engine.Stats().Running == 0
+		})
+		one.lead(Event{})
+		two.lead(Event{})
+		one.drain()
+		two.drain()
+	}
+}

@@ -32,6 +32,9 @@ func (s *session) search() Event {
 	for {
 		select {
 		case <-s.ctx.Done():
+			if s.direct.Load() && s.sit.Role == One && s.probes > 0 {
+				return Event{Phase: Hit}
+			}
 			s.say(&skeinv1.Signal_Birthday{Phase: skeinv1.Signal_Birthday_END, Reason: errCancelled.Error()})
 			return Event{Phase: Failed, Text: errCancelled.Error()}
 		case <-deadline.C:
@@ -69,7 +72,7 @@ func (s *session) take(in event) (Event, bool) {
 	switch {
 	case in.signal != nil:
 		return s.takeSignal(in.signal)
-	case in.ping && s.sit.Role == One && in.from != s.sit.Theirs:
+	case in.ping && in.from.Addr() == s.sit.Theirs.Addr(): // from elsewhere pings come over other ways, such as a relay
 		return Event{Phase: Hit, Remote: in.from}, true
 	case in.packet && (s.sit.Role == Many || s.sit.Role == Twin && s.sit.Decides):
 		return s.hit(found{in.socket, in.from}), true

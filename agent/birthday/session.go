@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"net/netip"
+	"sync/atomic"
 	"time"
 
 	"github.com/skeinmesh/skein/agent/probe"
@@ -23,6 +24,8 @@ type session struct {
 	in       chan event
 	ctx      context.Context
 	cancel   context.CancelFunc
+
+	direct atomic.Bool // why ctx has ended
 
 	advice  Advice
 	base    uint16 // newest port of this end's NAT; 0: not predicted
@@ -74,7 +77,7 @@ func (s *session) run(unfit error) {
 	if err != nil {
 		var r *Refusal
 		if !errors.As(err, &r) {
-			r = &Refusal{err.Error(), pauseFirst}
+			r = &Refusal{err.Error(), refusedRetry}
 		}
 		st.refused.Add(1)
 		if s.theirs != nil {
@@ -108,7 +111,7 @@ func (s *session) run(unfit error) {
 		ev.Text = fmt.Sprintf("A port was found in %s: %s.", ev.Took.Round(10*time.Millisecond), s.effort())
 	case Failed:
 		if s.ctx.Err() != nil {
-			return
+			return // nobody wants to know any more
 		}
 		st.failed.Add(1)
 	case Refused:
@@ -123,7 +126,7 @@ func (s *session) run(unfit error) {
 }
 
 func (s *session) report(ev Event) {
-	if s.ctx.Err() == nil {
+	if s.ctx.Err() == nil || ev.Phase == Hit {
 		s.e.c.Report(s.peer, ev)
 	}
 }

@@ -93,6 +93,7 @@ type Guessing struct {
 	Hit     bool      // it has found something, which no ping has proven yet
 	Next    time.Time // no attempt before
 	Tries   int       // attempts in a row without a hit
+	Refused int       // requests in a row that were refused
 	Outcome string    // of the last one
 	At      time.Time
 	Last    GuessEvent // what the last one took
@@ -104,6 +105,7 @@ const (
 	guessFirst  = 30 * time.Second // after a failed attempt: 30 s, 1, 2, 4 … min up to guessLast
 	guessLast   = time.Hour
 	guessSilent = 10 * time.Second // after one that the peer did not answer: 10, 20, 40 … s up to the setting
+	guessAsk    = 15 * time.Second // at most after a refusal that names no longer time: 1, 2, 4 … s
 	guessDefer  = 500 * time.Millisecond
 	guessLost   = 45 * time.Second // an attempt that nobody reports on any more
 	guessSettle = 5 * time.Second  // after a hit, for pings to prove it
@@ -238,18 +240,23 @@ func (s *step) takeGuess(e netip.AddrPort, ev GuessEvent) {
 		}
 		return
 	}
-	if ev.Phase == GuessHit && (g.Hit || s.direct() >= 0) {
-		s.hit(e) // the peer's next packet from there
-		return
+	if ev.Phase == GuessHit {
+		s.hit(e)
+		if ev == g.Last {
+			return // the peer's next packet from there
+		}
 	}
-	g.Since, g.Hit = time.Time{}, ev.Phase == GuessHit
+	g.Since, g.Hit = time.Time{}, ev.Phase == GuessHit && s.direct() < 0
 	g.Outcome, g.At, g.Last = ev.Text, s.now, ev
+	if ev.Phase != GuessRefused {
+		g.Refused = 0
+	}
 	switch ev.Phase {
 	case GuessHit:
 		g.Tries, g.Next = 0, s.now.Add(guessSettle)
-		s.hit(e)
 	case GuessRefused:
-		g.Next = s.now.Add(max(ev.Retry, time.Second))
+		g.Refused++
+		g.Next = s.now.Add(max(ev.Retry, min(time.Second<<min(g.Refused-1, 10), guessAsk)))
 	case GuessSilent:
 		g.Tries++
 		g.Next = s.now.Add(s.jitter(min(guessSilent<<min(g.Tries-1, 10), s.directRetry()), g.Tries))
