@@ -106,6 +106,10 @@ var (
 	descUDPPackets  = prometheus.NewDesc("skein_relay_udp_packets_total", "Datagrams at this relay's reserved ports that this process handled; those in the kernel pass it by.", []string{"outcome"}, nil)
 	descUDPBytes    = prometheus.NewDesc("skein_relay_udp_bytes_total", "Bytes that this process forwarded between reserved ports.", nil, nil)
 	descUDPEvents   = prometheus.NewDesc("skein_relay_udp_events_total", "What happened to pairs at this relay: reserved, ended, denied, proven, rebound, fell_back, mended.", []string{"event"}, nil)
+	descGuesses     = prometheus.NewDesc("skein_birthday_attempts_total", "Attempts at guessing ports with a peer, by outcome.", []string{"outcome"}, nil)
+	descGuessCost   = prometheus.NewDesc("skein_birthday_packets_total", "What guessing ports has cost: probes from WireGuard's port, sockets opened.", []string{"kind"}, nil)
+	descGuessNow    = prometheus.NewDesc("skein_birthday_mappings", "Mappings of this host's NAT that guessing ports counts as in use.", nil, nil)
+	descRewrites    = prometheus.NewDesc("skein_port_rewrites", "Peers whose packets nftables leads through another UDP port.", nil, nil)
 	descProbes      = prometheus.NewDesc("skein_probe_packets_total", "Probe packets, by kind.", []string{"kind"}, nil)
 )
 
@@ -137,6 +141,16 @@ func (c roomCollector) Collect(out chan<- prometheus.Metric) {
 		out <- prometheus.MustNewConstMetric(descRelayUDP, prometheus.GaugeValue, float64(c.a.paths.Metrics().PeersUDP))
 	}
 	c.a.collectUDPRelay(out)
+	if c.a.guess != nil {
+		s := c.a.guess.Stats()
+		for outcome, n := range map[string]uint64{"hit": s.Hits, "failed": s.Failed, "refused": s.Refused, "silent": s.Silent} {
+			counter(descGuesses, n, outcome)
+		}
+		counter(descGuessCost, s.Probes, "probe")
+		counter(descGuessCost, s.Sockets, "socket")
+		out <- prometheus.MustNewConstMetric(descGuessNow, prometheus.GaugeValue, float64(s.Mappings))
+		out <- prometheus.MustNewConstMetric(descRewrites, prometheus.GaugeValue, float64(len(c.a.rewrites.list())))
+	}
 	if c.a.prober != nil {
 		s := c.a.prober.Stats()
 		counter(descProbes, s.PingsSent, "ping_sent")

@@ -205,6 +205,8 @@ func portRestrictedAndSymmetric(t *testing.T, rule skeinv1.PairOutcome_Rule, kin
 	cone, symmetric := netip.AddrPortFrom(a.Outside, wgPort), netip.AddrPortFrom(b.Outside, 7)
 	one = newStation(t, alice, bob, a, Situation{Role: One, Rule: rule, Mine: cone, Theirs: symmetric})
 	many = newStation(t, bob, alice, b, Situation{Role: Many, Rule: rule, Mine: symmetric, Theirs: cone})
+	one.counting(t, internet)
+	many.counting(t, internet)
 	connect(t, one, many, 10*time.Millisecond)
 	return one, many
 }
@@ -276,7 +278,7 @@ func (s *station) counting(t *testing.T, internet *nattest.Net) {
 			_, _ = c.WriteToUDPAddrPort([]byte(from.String()), from)
 		}
 	}()
-	s.newest = func(context.Context) (at netip.AddrPort, err error) {
+	ask := func() (at netip.AddrPort, err error) {
 		var fresh *net.UDPConn
 		s.host.Do(func() {
 			fresh, err = net.DialUDP("udp4", nil, net.UDPAddrFromAddrPort(netip.AddrPortFrom(server.Addr, 3478)))
@@ -285,7 +287,7 @@ func (s *station) counting(t *testing.T, internet *nattest.Net) {
 			return at, err
 		}
 		defer fresh.Close()
-		_ = fresh.SetDeadline(time.Now().Add(3 * time.Second))
+		_ = fresh.SetDeadline(time.Now().Add(500 * time.Millisecond))
 		b := make([]byte, 64)
 		if _, err = fresh.Write([]byte("?")); err != nil {
 			return at, err
@@ -296,6 +298,8 @@ func (s *station) counting(t *testing.T, internet *nattest.Net) {
 		}
 		return netip.ParseAddrPort(string(b[:n]))
 	}
+	s.newest = func(context.Context) (netip.AddrPort, error) { return ask() }
+	within(t, "links that carry packets", 10*time.Second, func() bool { _, err := ask(); return err == nil })
 }
 
 func TestTwoCountingNATsMeet(t *testing.T) {
@@ -327,4 +331,17 @@ func TestTwoCountingNATsMeet(t *testing.T) {
 		one.drain()
 		two.drain()
 	}
+}
+
+func newSocket(t *testing.T, h *nattest.Host) *net.UDPConn {
+	t.Helper()
+	var c *net.UDPConn
+	h.Do(func() {
+		var err error
+		if c, err = net.ListenUDP("udp4", nil); err != nil {
+			t.Fatal(err)
+		}
+	})
+	t.Cleanup(func() { c.Close() })
+	return c
 }

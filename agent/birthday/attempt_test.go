@@ -1,0 +1,212 @@
+package birthday
+
+import (
+	"errors"
+	"net/netip"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/skeinmesh/skein/agent/probe"
+	skeinv1 "github.com/skeinmesh/skein/api/skein/v1"
+	"github.com/skeinmesh/skein/identity"
+	"github.com/skeinmesh/skein/internal/nattest"
+)
+
+func TestPredictedPortsComeFirst(t *testing.T) {
+	one, many := portRestrictedAndSymmetric(t, skeinv1.PairOutcome_PREDICTION, nattest.Sequential)
+	many.sit.Step = 1
+	one.engine.Start(bob)
+	m := many.phase(Hit, 15*time.Second)
+	many.lead(m)
+	many.engine.Settle(alice)
+	if _, err := many.prober.SendPing(alice, m.Remote); err != nil {
+		t.Fatal(err)
+	}
+	o := one.phase(Hit, 5*time.Second)
+	if o.Probes > predictSockets+predictSlack || m.Sockets > predictSockets {
+		t.Errorf("%d probes, %d sockets, for ports that can be told beforehand", o.Probes, m.Sockets)
+	}
+	talks(t, one, many, o, m)
+}
+
+func TestBothAskAtOnce(t *testing.T) {
+	one, many := portRestrictedAndSymmetric(t, skeinv1.PairOutcome_BIRTHDAY, nattest.Symmetric)
+	one.engine.Start(bob)
+	many.engine.Start(alice)
+	m := many.phase(Hit, 15*time.Second)
+	many.lead(m)
+	many.engine.Settle(alice)
+	if _, err := many.prober.SendPing(alice, m.Remote); err != nil {
+		t.Fatal(err)
+	}
+	talks(t, one, many, one.phase(Hit, 5*time.Second), m)
+	if a, b := one.engine.Stats(), many.engine.Stats(); a.Attempts != 1 || b.Attempts != 1 {
+		t.Errorf("%d and %d attempts, want one joint one", a.Attempts, b.Attempts)
+	}
+}
+
+func TestAPeerThatIsSilent(t *testing.T) {
+	one, many := portRestrictedAndSymmetric(t, skeinv1.PairOutcome_BIRTHDAY, nattest.Symmetric)
+	one.signals = nil
+	before := openFiles(t)
+	one.engine.Start(bob)
+	e := one.phase(Silent, 2*requestWait)
+	if n := one.engine.Stats(); e.Probes != 0 || n.Mappings != 0 || many.engine.Stats().Running != 0 || openFiles(t) > before {
+		t.Errorf("%+v after a peer that did not answer: %+v", n, e)
+	}
+}
+
+func TestAPeerThatRefuses(t *testing.T) {
+	one, many := portRestrictedAndSymmetric(t, skeinv1.PairOutcome_BIRTHDAY, nattest.Symmetric)
+	for _, c := range []struct {
+		name  string
+		sit   Situation
+		says  string
+		retry time.Duration
+	}{
+		{"it has failed lately", many.sit, "has failed lately", pauseFirst},
+		{"it takes the same part", Situation{Role: One, Rule: skeinv1.PairOutcome_BIRTHDAY, Mine: many.sit.Mine, Theirs: many.sit.Theirs}, "do not agree", busyRetry},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			if c.retry == pauseFirst {
+				many.engine.mu.Lock()
+				many.engine.memory.Note(many.sit.Mine.Addr(), many.sit.Theirs.Addr(), many.sit.Rule, false, time.Now())
+				many.engine.mu.Unlock()
+			}
+			many.sit = c.sit
+			one.engine.Start(bob)
+			e := one.phase(Refused, 5*time.Second)
+			if !strings.Contains(e.Text, c.says) || e.Retry > c.retry || e.Retry < c.retry-3*time.Second || e.Probes != 0 {
+				t.Errorf("%+v, want one that says %q and to come again in %s", e, c.says, c.retry)
+			}
+			within(t, "the end", 3*time.Second, func() bool { return one.engine.Stats().Running == 0 })
+		})
+	}
+	if n := many.engine.Stats(); n.Sockets != 0 || n.Mappings != 0 {
+		t.Errorf("who refuses has spent %+v", n)
+	}
+}
+
+func TestUnfitPairsAreNotStarted(t *testing.T) {
+	one, _ := portRestrictedAndSymmetric(t, skeinv1.PairOutcome_BIRTHDAY, nattest.Symmetric)
+	e := New(Config{Prober: one.prober, Report: func(_ identity.ID, e Event) { one.events <- e }, Situation: func(identity.ID) (Situation, error) {
+		return Situation{}, errors.New("it is disabled")
+	}, Signal: func(identity.ID, *skeinv1.Signal) error { t.Error("a signal was sent"); return nil }})
+	defer e.Close()
+	e.Start(bob)
+	if ev := one.phase(Refused, 3*time.Second); ev.Retry != refusedRetry || !strings.Contains(ev.Text, "it is disabled") {
+		t.Errorf("%+v", ev)
+	}
+}
+
+// An attempt that is not needed any more closes its sockets and tells the peer, who ends too.
+func TestCancelledInTheMiddle(t *testing.T) {
+	one, many := portRestrictedAndSymmetric(t, skeinv1.PairOutcome_BIRTHDAY, nattest.Symmetric)
+	one.sit.Theirs = netip.MustParseAddrPort("203.0.113.250:7") // nobody is there, so nothing is hit
+	before := openFiles(t)
+	many.engine.Start(alice)
+	many.phase(Began, 5*time.Second)
+	within(t, "many sockets", 5*time.Second, func() bool { return openFiles(t) > before+100 })
+	many.engine.Stop(alice)
+	within(t, "sockets closed and both ends done", 5*time.Second, func() bool {
+		return openFiles(t) <= before && one.engine.Stats().Running+many.engine.Stats().Running == 0
+	})
+	if e := one.phase(Failed, time.Second); !strings.Contains(e.Text, errCancelled.Error()) {
+		t.Errorf("the other end is told %q", e.Text)
+	}
+	one.engine.Close()
+	many.engine.Close()
+	many.engine.Start(alice) // after the end nothing starts
+	if n := many.engine.Stats(); n.Running != 0 || openFiles(t) > before {
+		t.Errorf("after Close %+v", n)
+	}
+}
+
+// Two symmetric NATs that do not count hardly ever meet. The attempt keeps its bounds and says so.
+func TestTwoSymmetricNATsKeepTheBounds(t *testing.T) {
+	internet := nattest.New(t)
+	a, b := internet.Host(nattest.Symmetric), internet.Host(nattest.Symmetric)
+	outA, outB := netip.AddrPortFrom(a.Outside, 7), netip.AddrPortFrom(b.Outside, 7)
+	sit := Situation{Role: Twin, Rule: skeinv1.PairOutcome_BIRTHDAY_BOTH, Mine: outA, Theirs: outB, Decides: true}
+	one := newStation(t, alice, bob, a, sit)
+	sit.Mine, sit.Theirs, sit.Decides = outB, outA, false
+	two := newStation(t, bob, alice, b, sit)
+	connect(t, one, two, 10*time.Millisecond)
+	before := openFiles(t)
+	two.engine.Start(alice)
+	for _, s := range []*station{one, two} {
+		e := s.phase(Failed, 10*time.Second)
+		if e.Probes > twinProbes || e.Sockets != MaxSockets || e.Text == "" {
+			t.Errorf("%+v", e)
+		}
+	}
+	within(t, "sockets closed", 5*time.Second, func() bool { return openFiles(t) <= before })
+}
+
+// What does not prove the pair's key, was seen before, or is of another member, is no hit.
+func TestForgedAndReplayedPacketsAreNoHits(t *testing.T) {
+	internet := nattest.New(t)
+	host := internet.Host(nattest.Public)
+	at := netip.AddrPortFrom(host.Addr, wgPort)
+	s := newStation(t, bob, alice, host, Situation{Role: Many, Rule: skeinv1.PairOutcome_BIRTHDAY, Mine: at, Theirs: netip.MustParseAddrPort("203.0.113.250:51820")})
+	s.prober.SetPeer(identity.ID{9}, [32]byte{8})
+	mallory := internet.Host(nattest.Public)
+	in := make(chan *skeinv1.Signal_Birthday, 16)
+	s.signals = in
+	s.engine.TakeSignal(alice, &skeinv1.Signal_Birthday{Phase: skeinv1.Signal_Birthday_START, Role: One, Session: 1})
+	s.phase(Began, 3*time.Second)
+	var fan *fan
+	within(t, "sockets", 5*time.Second, func() bool {
+		ss := s.engine.session(alice)
+		fan = ss.fan
+		return fan.size() == MaxSockets
+	})
+	good := probe.NewCodec([32]byte{7})
+	seen := good.EncodePing(nil, probe.Message{Sender: alice, Tx: probe.NewTxID(), Epoch: 1, Counter: 5})
+	if _, ok := s.prober.Authenticate(seen, time.Now()); !ok {
+		t.Fatal("a genuine ping is refused")
+	}
+	forged := probe.NewCodec([32]byte{1}).EncodePing(nil, probe.Message{Sender: alice, Tx: probe.NewTxID(), Epoch: 1, Counter: 6})
+	other := probe.NewCodec([32]byte{8}).EncodePing(nil, probe.Message{Sender: identity.ID{9}, Tx: probe.NewTxID(), Epoch: 1, Counter: 1})
+	pong := good.EncodePong(nil, probe.Message{Sender: alice, Tx: probe.NewTxID(), Epoch: 1})
+	sender := newSocket(t, mallory)
+	for i := range 20 {
+		for _, b := range [][]byte{seen, forged, other, pong, {1, 2, 3}, nil} {
+			if _, err := sender.WriteToUDPAddrPort(b, netip.AddrPortFrom(host.Addr, fan.port(i))); err != nil {
+				t.Fatal(err)
+			}
+		}
+	}
+	genuine := good.EncodePing(nil, probe.Message{Sender: alice, Tx: probe.NewTxID(), Epoch: 1, Counter: 7})
+	if _, err := sender.WriteToUDPAddrPort(genuine, netip.AddrPortFrom(host.Addr, fan.port(200))); err != nil {
+		t.Fatal(err)
+	}
+	if e := s.phase(Hit, 5*time.Second); e.Local != fan.port(200) {
+		t.Errorf("the hit is at port %d, want %d, where the only genuine packet went", e.Local, fan.port(200))
+	}
+	if n := s.prober.Stats(); n.BadMAC != 20 || n.Replayed != 39 || n.Unsolicited != 20 || n.PongsSent != 0 {
+		t.Errorf("%+v; nothing that comes to these sockets is answered", n)
+	}
+}
+
+// Signals that make no sense change nothing.
+func TestSignalsWithoutSense(t *testing.T) {
+	one, many := portRestrictedAndSymmetric(t, skeinv1.PairOutcome_BIRTHDAY, nattest.Symmetric)
+	for _, b := range []*skeinv1.Signal_Birthday{nil, {}, {Phase: 99}, {Phase: skeinv1.Signal_Birthday_END, Hit: true, Tx: []byte("short")}, {Phase: skeinv1.Signal_Birthday_ACCEPT}, {Phase: skeinv1.Signal_Birthday_REFUSE, RetryNanos: -1}} {
+		many.engine.TakeSignal(alice, b)
+	}
+	if n := many.engine.Stats(); n.Running != 0 {
+		t.Fatalf("an attempt began by %+v", n)
+	}
+	many.sit.Role = Twin
+	many.sit.Rule = skeinv1.PairOutcome_PREDICTION
+	for _, base := range []uint32{0, 65536, 1 << 31} {
+		many.engine.TakeSignal(alice, &skeinv1.Signal_Birthday{Phase: skeinv1.Signal_Birthday_START, Role: Twin, Session: 1, Base: base, Step: 1 << 30})
+		within(t, "the end", 3*time.Second, func() bool { return many.engine.Stats().Running == 0 })
+	}
+	if n := many.engine.Stats(); n.Attempts != 0 || n.Refused != 3 {
+		t.Errorf("bases that are no ports led to %+v", n)
+	}
+	_ = one
+}
