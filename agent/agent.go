@@ -76,7 +76,7 @@ type Agent struct {
 	relayTable  *relaynft.Table
 	relayWhy    error // why the kernel forwards none
 	relayUnlock func()
-	stun        *stunserver.Server
+	stun        atomic.Pointer[stunserver.Server]
 	front       *front
 	prober      *probe.Prober
 	discoverer  *candidate.Discoverer

@@ -22,6 +22,7 @@ import (
 	"github.com/skeinmesh/skein/gossip/candidate/reflexive"
 	"github.com/skeinmesh/skein/gossip/candidate/stunserver"
 	"github.com/skeinmesh/skein/identity"
+	"github.com/skeinmesh/skein/internal/addr"
 )
 
 const (
@@ -77,21 +78,27 @@ func (a *Agent) discoverySteps(internal netip.Addr) ([]candidate.Step, error) {
 }
 
 func (a *Agent) openStun() error {
-	if a.front == nil || !a.hasPublicAddress() {
+	if a.front == nil || !a.hasPublicAddress() || a.stun.Load() != nil {
 		return nil
 	}
-	var err error
-	a.stun, err = stunserver.Listen(stunserver.Config{
+	s, err := stunserver.Listen(stunserver.Config{
 		Port: int(a.cfg.Ports.Stun), Mark: dataplane.MarkWG, ChangeIP: a.askFilterTest, Log: a.log,
 	})
 	if err != nil {
 		return err
 	}
+	a.stun.Store(s)
 	return nil
 }
 
-// onStun hands STUN answers that came to WireGuard's port to whoever asked.
+// onStun hands STUN answers that came to WireGuard's port to whoever asked. A host that answers STUN answers here too: a firewall on
+// the other side may drop STUN's own port and nothing else.
 func (a *Agent) onStun(from netip.AddrPort, local netip.Addr, payload []byte, at time.Time) {
+	if s := a.stun.Load(); s != nil && len(payload) > 1 && payload[0] == 0 && payload[1] == 1 { // a binding request
+		if b, ok := s.Plain(payload, from); ok {
+			_ = a.socket.SendFrom(local, from, b)
+		}
+	}
 	a.reflexive.HandleSTUN(from, local, payload, at)
 }
 
@@ -130,6 +137,18 @@ func (a *Agent) stunAlive(server netip.AddrPort) bool {
 	return false
 }
 
+// publicPorts are where a public node's WireGuard port is reached from everywhere.
+func publicPorts(r *skeinv1.Record) (out []netip.AddrPort) {
+	for _, c := range r.GetCandidates() {
+		a, err := netip.ParseAddrPort(c.GetAddress())
+		open := c.GetType() == skeinv1.CandidateType_CANDIDATE_TYPE_FORCED || c.GetType() == skeinv1.CandidateType_CANDIDATE_TYPE_HOST && addr.Public(a.Addr())
+		if err == nil && open && len(out) < 2 {
+			out = append(out, a)
+		}
+	}
+	return out
+}
+
 func mappedText(o candidate.Observation) string { return o.Server.String() + ": " + o.Mapped.String() }
 
 // askFilterTest has another public node answer a STUN client from an address that the client has not
@@ -155,10 +174,11 @@ func (a *Agent) answerFilterTest(_ context.Context, _ identity.ID, r *skeinv1.Fi
 	if err != nil || len(r.GetTransactionId()) != 12 {
 		return fmt.Errorf("filter test: address %q or transaction ID of %d bytes is malformed", r.GetAddress(), len(r.GetTransactionId()))
 	}
-	if a.stun == nil {
+	s := a.stun.Load()
+	if s == nil {
 		return errors.New("this node answers no STUN")
 	}
-	return a.stun.Answer(to, [12]byte(r.GetTransactionId()))
+	return s.Answer(to, [12]byte(r.GetTransactionId()))
 }
 
 // rpcService is what this node answers to others.

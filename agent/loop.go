@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"net/http"
+	"net/netip"
 	"slices"
 	"time"
 
@@ -264,6 +265,7 @@ func (a *Agent) dropPeer(id identity.ID) {
 func (a *Agent) syncRecords() {
 	var relays []relay.Relay
 	var stun []string
+	var spare []netip.AddrPort
 	for id, e := range a.gossip.Records() {
 		r := e.Record
 		key, ok := a.roster.Key(id)
@@ -277,6 +279,9 @@ func (a *Agent) syncRecords() {
 			continue
 		}
 		stun = append(stun, r.GetStunAddresses()...)
+		if len(r.GetStunAddresses()) > 0 {
+			spare = append(spare, publicPorts(r)...)
+		}
 		if a.loop.records[id] == r {
 			continue
 		}
@@ -312,6 +317,9 @@ func (a *Agent) syncRecords() {
 	if a.discoverer != nil && !slices.Equal(stun, a.loop.stun) {
 		a.loop.stun = stun
 		a.reflexive.SetServers(stun)
+	}
+	if a.reflexive != nil {
+		a.reflexive.SetSpare(spare)
 	}
 }
 

@@ -100,7 +100,7 @@ func (a *Agent) observed() *skeinv1.Record {
 	if a.front != nil && (a.cfg.Relay != config.Off || a.relayOnly()) && len(offers) > 0 {
 		r.Relay = &skeinv1.RelayOffer{Addresses: withPort(offers, a.cfg.Ports.Relay), Udp: a.udpDriver()}
 	}
-	if a.stun != nil {
+	if a.stun.Load() != nil {
 		r.StunAddresses = withPort(slices.DeleteFunc(offers, func(h string) bool { ip, err := netip.ParseAddr(h); return err != nil || !addr.Public(ip) }), a.cfg.Ports.Stun)
 	}
 	for _, l := range a.pool.Links() {

@@ -15,6 +15,7 @@ import (
 	skeinv1 "github.com/skeinmesh/skein/api/skein/v1"
 	"github.com/skeinmesh/skein/dataplane"
 	"github.com/skeinmesh/skein/gossip"
+	"github.com/skeinmesh/skein/gossip/candidate"
 	"github.com/skeinmesh/skein/identity"
 )
 
@@ -205,11 +206,20 @@ func (s api) Netcheck(ctx context.Context, r *skeinv1.NetcheckRequest) (*skeinv1
 		}
 	}
 	out := &skeinv1.NetcheckResponse{}
-	if n := a.netcheck.Load(); n != nil {
+	if n := a.checked(); n != nil {
 		out = &skeinv1.NetcheckResponse{
-			NatType: n.NAT, Udp: n.UDP, Ipv4: n.IPv4, Ipv6: n.IPv6, Candidates: n.Candidates, Advice: n.Advice,
+			NatType: n.NAT, Udp: n.UDP, Ipv4: n.IPv4, Ipv6: n.IPv6, Candidates: n.Candidates,
 			Hairpin: n.Hairpin, Mapping: string(n.Mapping), Filtering: string(n.Filtering), CheckedAt: n.At.UnixNano(),
+			PortPreserving: n.Preserving, PortStep: int32(n.PortStep),
 		}
+		out.Advice = n.AllAdvice(a.cfg.Ports.WireGuard)
+		for _, note := range n.Notes {
+			out.Notes = append(out.Notes, &skeinv1.DiscoveryNote{Source: note.Source, Ok: note.OK, Text: note.Text})
+		}
+		for _, g := range n.Host.Gateways {
+			out.Gateways = append(out.Gateways, g.Addr.String())
+		}
+		out.TunnelMtu = uint32(a.tunnelMTU())
 		for _, m := range n.Mapped {
 			out.Mapped = append(out.Mapped, mappedText(m))
 		}
@@ -220,6 +230,16 @@ func (s api) Netcheck(ctx context.Context, r *skeinv1.NetcheckRequest) (*skeinv1
 		})
 	}
 	return out, nil
+}
+
+// checked is the newest result, which is told to the rest of the agent only when it is news.
+func (a *Agent) checked() *candidate.Result {
+	if a.discoverer != nil {
+		if r := a.discoverer.Result(); !r.At.IsZero() {
+			return &r
+		}
+	}
+	return a.netcheck.Load()
 }
 
 func (s api) ExplainPeer(_ context.Context, r *skeinv1.ExplainPeerRequest) (*skeinv1.ExplainPeerResponse, error) {

@@ -154,55 +154,6 @@ func printPeers(w io.Writer, peers []*skeinv1.PeerView) {
 	t.print(w)
 }
 
-func newNetcheckCmd(g *globals) *cobra.Command {
-	var refresh bool
-	c := &cobra.Command{
-		Use: "netcheck", Short: "This host's NAT, addresses and relays", Example: "  skein netcheck\n  skein netcheck --refresh -o json", Args: noArgs,
-		RunE: func(c *cobra.Command, _ []string) error {
-			r, err := g.client().Netcheck(c.Context(), &skeinv1.NetcheckRequest{Refresh: refresh})
-			if err != nil {
-				return g.plain(err)
-			}
-			if g.output == "json" {
-				return printProto(c.OutOrStdout(), r)
-			}
-			w := c.OutOrStdout()
-			fmt.Fprintf(w, "NAT         %s (mapping %s, filtering %s)\n", natText(r.GetNatType()), dash(r.GetMapping()), dash(r.GetFiltering()))
-			udp := yesNo(r.GetUdp())
-			if !r.GetUdp() && r.GetNatType() != skeinv1.NatType_NAT_TYPE_BLOCKED {
-				udp = "not tested" // nobody was there to answer
-			}
-			fmt.Fprintf(w, "UDP         %s   IPv4 %s   IPv6 %s   checked %s ago\n", udp, yesNo(r.GetIpv4()), yesNo(r.GetIpv6()), since(r.GetCheckedAt()))
-			t := table{head: []string{"ASKED", "SEES THIS HOST AS"}}
-			for _, m := range r.GetMapped() {
-				server, mapped, _ := strings.Cut(m, ": ")
-				t.add(server, mapped)
-			}
-			t.print(w)
-			t = table{head: []string{"CANDIDATE", "TYPE", "PRIORITY", "SOURCE"}}
-			for _, k := range r.GetCandidates() {
-				t.add(k.GetAddress(), candidateText(k.GetType()), fmt.Sprint(k.GetPriority()), k.GetSource())
-			}
-			t.print(w)
-			t = table{head: []string{"RELAY", "ADDRESS", "STATE", "RTT", "ERROR"}}
-			for _, k := range r.GetRelays() {
-				state := "down"
-				if k.GetConnected() {
-					state = "connected"
-				}
-				t.add(k.GetName(), k.GetAddress(), state, rtt(k.GetRttNanos()), dash(k.GetError()))
-			}
-			t.print(w)
-			for _, a := range r.GetAdvice() {
-				fmt.Fprintln(w, wrap("advice      "+a, 12))
-			}
-			return nil
-		},
-	}
-	c.Flags().BoolVar(&refresh, "refresh", false, "look again now instead of showing the last result")
-	return c
-}
-
 func newExplainCmd(g *globals) *cobra.Command {
 	var at string
 	peer := &cobra.Command{
@@ -279,8 +230,13 @@ func printExplain(w io.Writer, r *skeinv1.ExplainPeerResponse, names *strings.Re
 	if q := r.GetGuess(); q != nil {
 		line("guessing", "%s", guessText(q))
 	}
-	for _, k := range r.GetRecord().GetCandidates() {
-		line("candidate", "%s (%s, from %s)", k.GetAddress(), candidateText(k.GetType()), dash(k.GetSource()))
+	for _, end := range []struct {
+		who    string
+		record *skeinv1.Record
+	}{{"here", r.GetSelf()}, {"there", r.GetRecord()}} {
+		for _, k := range end.record.GetCandidates() {
+			line("candidate", "%s %s (%s, from %s)", end.who, k.GetAddress(), candidateText(k.GetType()), dash(k.GetSource()))
+		}
 	}
 	for _, s := range r.GetWouldChange() {
 		line("to change", "%s", s)

@@ -1011,21 +1011,26 @@ func (x *NetcheckRequest) GetRefresh() bool {
 }
 
 type NetcheckResponse struct {
-	state         protoimpl.MessageState `protogen:"open.v1"`
-	NatType       NatType                `protobuf:"varint,1,opt,name=nat_type,json=natType,proto3,enum=skein.v1.NatType" json:"nat_type,omitempty"`
-	Udp           bool                   `protobuf:"varint,2,opt,name=udp,proto3" json:"udp,omitempty"`
-	Ipv4          bool                   `protobuf:"varint,3,opt,name=ipv4,proto3" json:"ipv4,omitempty"`
-	Ipv6          bool                   `protobuf:"varint,4,opt,name=ipv6,proto3" json:"ipv6,omitempty"`
-	Mapped        []string               `protobuf:"bytes,5,rep,name=mapped,proto3" json:"mapped,omitempty"` // server -> mapped address, as "server: address"
-	Candidates    []*Candidate           `protobuf:"bytes,6,rep,name=candidates,proto3" json:"candidates,omitempty"`
-	Relays        []*RelayCheck          `protobuf:"bytes,7,rep,name=relays,proto3" json:"relays,omitempty"`
-	Advice        []string               `protobuf:"bytes,8,rep,name=advice,proto3" json:"advice,omitempty"`
-	Hairpin       bool                   `protobuf:"varint,9,opt,name=hairpin,proto3" json:"hairpin,omitempty"`
-	Mapping       string                 `protobuf:"bytes,10,opt,name=mapping,proto3" json:"mapping,omitempty"` // endpoint-independent | address-dependent | address-and-port-dependent | unknown
-	Filtering     string                 `protobuf:"bytes,11,opt,name=filtering,proto3" json:"filtering,omitempty"`
-	CheckedAt     int64                  `protobuf:"varint,12,opt,name=checked_at,json=checkedAt,proto3" json:"checked_at,omitempty"`
-	unknownFields protoimpl.UnknownFields
-	sizeCache     protoimpl.SizeCache
+	state          protoimpl.MessageState `protogen:"open.v1"`
+	NatType        NatType                `protobuf:"varint,1,opt,name=nat_type,json=natType,proto3,enum=skein.v1.NatType" json:"nat_type,omitempty"`
+	Udp            bool                   `protobuf:"varint,2,opt,name=udp,proto3" json:"udp,omitempty"`
+	Ipv4           bool                   `protobuf:"varint,3,opt,name=ipv4,proto3" json:"ipv4,omitempty"`
+	Ipv6           bool                   `protobuf:"varint,4,opt,name=ipv6,proto3" json:"ipv6,omitempty"`
+	Mapped         []string               `protobuf:"bytes,5,rep,name=mapped,proto3" json:"mapped,omitempty"` // server -> mapped address, as "server: address"
+	Candidates     []*Candidate           `protobuf:"bytes,6,rep,name=candidates,proto3" json:"candidates,omitempty"`
+	Relays         []*RelayCheck          `protobuf:"bytes,7,rep,name=relays,proto3" json:"relays,omitempty"`
+	Advice         []string               `protobuf:"bytes,8,rep,name=advice,proto3" json:"advice,omitempty"`
+	Hairpin        bool                   `protobuf:"varint,9,opt,name=hairpin,proto3" json:"hairpin,omitempty"`
+	Mapping        string                 `protobuf:"bytes,10,opt,name=mapping,proto3" json:"mapping,omitempty"` // endpoint-independent | address-dependent | address-and-port-dependent | unknown
+	Filtering      string                 `protobuf:"bytes,11,opt,name=filtering,proto3" json:"filtering,omitempty"`
+	CheckedAt      int64                  `protobuf:"varint,12,opt,name=checked_at,json=checkedAt,proto3" json:"checked_at,omitempty"`
+	PortPreserving bool                   `protobuf:"varint,13,opt,name=port_preserving,json=portPreserving,proto3" json:"port_preserving,omitempty"` // WireGuard's port has the same number outside
+	PortStep       int32                  `protobuf:"zigzag32,14,opt,name=port_step,json=portStep,proto3" json:"port_step,omitempty"`                 // of a symmetric NAT; 0: not predictable
+	Notes          []*DiscoveryNote       `protobuf:"bytes,15,rep,name=notes,proto3" json:"notes,omitempty"`                                          // what the steps of discovery did: pcp, natpmp, upnp, imds
+	Gateways       []string               `protobuf:"bytes,16,rep,name=gateways,proto3" json:"gateways,omitempty"`                                    // of the default routes, best first
+	TunnelMtu      uint32                 `protobuf:"varint,17,opt,name=tunnel_mtu,json=tunnelMtu,proto3" json:"tunnel_mtu,omitempty"`                // bytes that fit into the tunnel by this host's links
+	unknownFields  protoimpl.UnknownFields
+	sizeCache      protoimpl.SizeCache
 }
 
 func (x *NetcheckResponse) Reset() {
@@ -1142,6 +1147,101 @@ func (x *NetcheckResponse) GetCheckedAt() int64 {
 	return 0
 }
 
+func (x *NetcheckResponse) GetPortPreserving() bool {
+	if x != nil {
+		return x.PortPreserving
+	}
+	return false
+}
+
+func (x *NetcheckResponse) GetPortStep() int32 {
+	if x != nil {
+		return x.PortStep
+	}
+	return 0
+}
+
+func (x *NetcheckResponse) GetNotes() []*DiscoveryNote {
+	if x != nil {
+		return x.Notes
+	}
+	return nil
+}
+
+func (x *NetcheckResponse) GetGateways() []string {
+	if x != nil {
+		return x.Gateways
+	}
+	return nil
+}
+
+func (x *NetcheckResponse) GetTunnelMtu() uint32 {
+	if x != nil {
+		return x.TunnelMtu
+	}
+	return 0
+}
+
+type DiscoveryNote struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Source        string                 `protobuf:"bytes,1,opt,name=source,proto3" json:"source,omitempty"`
+	Ok            bool                   `protobuf:"varint,2,opt,name=ok,proto3" json:"ok,omitempty"`
+	Text          string                 `protobuf:"bytes,3,opt,name=text,proto3" json:"text,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *DiscoveryNote) Reset() {
+	*x = DiscoveryNote{}
+	mi := &file_skein_v1_agent_proto_msgTypes[12]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *DiscoveryNote) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*DiscoveryNote) ProtoMessage() {}
+
+func (x *DiscoveryNote) ProtoReflect() protoreflect.Message {
+	mi := &file_skein_v1_agent_proto_msgTypes[12]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use DiscoveryNote.ProtoReflect.Descriptor instead.
+func (*DiscoveryNote) Descriptor() ([]byte, []int) {
+	return file_skein_v1_agent_proto_rawDescGZIP(), []int{12}
+}
+
+func (x *DiscoveryNote) GetSource() string {
+	if x != nil {
+		return x.Source
+	}
+	return ""
+}
+
+func (x *DiscoveryNote) GetOk() bool {
+	if x != nil {
+		return x.Ok
+	}
+	return false
+}
+
+func (x *DiscoveryNote) GetText() string {
+	if x != nil {
+		return x.Text
+	}
+	return ""
+}
+
 type RelayCheck struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	NodeId        string                 `protobuf:"bytes,1,opt,name=node_id,json=nodeId,proto3" json:"node_id,omitempty"`
@@ -1156,7 +1256,7 @@ type RelayCheck struct {
 
 func (x *RelayCheck) Reset() {
 	*x = RelayCheck{}
-	mi := &file_skein_v1_agent_proto_msgTypes[12]
+	mi := &file_skein_v1_agent_proto_msgTypes[13]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1168,7 +1268,7 @@ func (x *RelayCheck) String() string {
 func (*RelayCheck) ProtoMessage() {}
 
 func (x *RelayCheck) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_agent_proto_msgTypes[12]
+	mi := &file_skein_v1_agent_proto_msgTypes[13]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1181,7 +1281,7 @@ func (x *RelayCheck) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RelayCheck.ProtoReflect.Descriptor instead.
 func (*RelayCheck) Descriptor() ([]byte, []int) {
-	return file_skein_v1_agent_proto_rawDescGZIP(), []int{12}
+	return file_skein_v1_agent_proto_rawDescGZIP(), []int{13}
 }
 
 func (x *RelayCheck) GetNodeId() string {
@@ -1238,7 +1338,7 @@ type CreateTokenRequest struct {
 
 func (x *CreateTokenRequest) Reset() {
 	*x = CreateTokenRequest{}
-	mi := &file_skein_v1_agent_proto_msgTypes[13]
+	mi := &file_skein_v1_agent_proto_msgTypes[14]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1250,7 +1350,7 @@ func (x *CreateTokenRequest) String() string {
 func (*CreateTokenRequest) ProtoMessage() {}
 
 func (x *CreateTokenRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_agent_proto_msgTypes[13]
+	mi := &file_skein_v1_agent_proto_msgTypes[14]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1263,7 +1363,7 @@ func (x *CreateTokenRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CreateTokenRequest.ProtoReflect.Descriptor instead.
 func (*CreateTokenRequest) Descriptor() ([]byte, []int) {
-	return file_skein_v1_agent_proto_rawDescGZIP(), []int{13}
+	return file_skein_v1_agent_proto_rawDescGZIP(), []int{14}
 }
 
 func (x *CreateTokenRequest) GetUses() uint32 {
@@ -1304,7 +1404,7 @@ type CreateTokenResponse struct {
 
 func (x *CreateTokenResponse) Reset() {
 	*x = CreateTokenResponse{}
-	mi := &file_skein_v1_agent_proto_msgTypes[14]
+	mi := &file_skein_v1_agent_proto_msgTypes[15]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1316,7 +1416,7 @@ func (x *CreateTokenResponse) String() string {
 func (*CreateTokenResponse) ProtoMessage() {}
 
 func (x *CreateTokenResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_agent_proto_msgTypes[14]
+	mi := &file_skein_v1_agent_proto_msgTypes[15]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1329,7 +1429,7 @@ func (x *CreateTokenResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CreateTokenResponse.ProtoReflect.Descriptor instead.
 func (*CreateTokenResponse) Descriptor() ([]byte, []int) {
-	return file_skein_v1_agent_proto_rawDescGZIP(), []int{14}
+	return file_skein_v1_agent_proto_rawDescGZIP(), []int{15}
 }
 
 func (x *CreateTokenResponse) GetToken() string {
@@ -1354,7 +1454,7 @@ type ListTokensRequest struct {
 
 func (x *ListTokensRequest) Reset() {
 	*x = ListTokensRequest{}
-	mi := &file_skein_v1_agent_proto_msgTypes[15]
+	mi := &file_skein_v1_agent_proto_msgTypes[16]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1366,7 +1466,7 @@ func (x *ListTokensRequest) String() string {
 func (*ListTokensRequest) ProtoMessage() {}
 
 func (x *ListTokensRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_agent_proto_msgTypes[15]
+	mi := &file_skein_v1_agent_proto_msgTypes[16]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1379,7 +1479,7 @@ func (x *ListTokensRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListTokensRequest.ProtoReflect.Descriptor instead.
 func (*ListTokensRequest) Descriptor() ([]byte, []int) {
-	return file_skein_v1_agent_proto_rawDescGZIP(), []int{15}
+	return file_skein_v1_agent_proto_rawDescGZIP(), []int{16}
 }
 
 type ListTokensResponse struct {
@@ -1391,7 +1491,7 @@ type ListTokensResponse struct {
 
 func (x *ListTokensResponse) Reset() {
 	*x = ListTokensResponse{}
-	mi := &file_skein_v1_agent_proto_msgTypes[16]
+	mi := &file_skein_v1_agent_proto_msgTypes[17]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1403,7 +1503,7 @@ func (x *ListTokensResponse) String() string {
 func (*ListTokensResponse) ProtoMessage() {}
 
 func (x *ListTokensResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_agent_proto_msgTypes[16]
+	mi := &file_skein_v1_agent_proto_msgTypes[17]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1416,7 +1516,7 @@ func (x *ListTokensResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListTokensResponse.ProtoReflect.Descriptor instead.
 func (*ListTokensResponse) Descriptor() ([]byte, []int) {
-	return file_skein_v1_agent_proto_rawDescGZIP(), []int{16}
+	return file_skein_v1_agent_proto_rawDescGZIP(), []int{17}
 }
 
 func (x *ListTokensResponse) GetTokens() []*Token {
@@ -1435,7 +1535,7 @@ type RevokeTokenRequest struct {
 
 func (x *RevokeTokenRequest) Reset() {
 	*x = RevokeTokenRequest{}
-	mi := &file_skein_v1_agent_proto_msgTypes[17]
+	mi := &file_skein_v1_agent_proto_msgTypes[18]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1447,7 +1547,7 @@ func (x *RevokeTokenRequest) String() string {
 func (*RevokeTokenRequest) ProtoMessage() {}
 
 func (x *RevokeTokenRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_agent_proto_msgTypes[17]
+	mi := &file_skein_v1_agent_proto_msgTypes[18]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1460,7 +1560,7 @@ func (x *RevokeTokenRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RevokeTokenRequest.ProtoReflect.Descriptor instead.
 func (*RevokeTokenRequest) Descriptor() ([]byte, []int) {
-	return file_skein_v1_agent_proto_rawDescGZIP(), []int{17}
+	return file_skein_v1_agent_proto_rawDescGZIP(), []int{18}
 }
 
 func (x *RevokeTokenRequest) GetTokenId() string {
@@ -1478,7 +1578,7 @@ type RevokeTokenResponse struct {
 
 func (x *RevokeTokenResponse) Reset() {
 	*x = RevokeTokenResponse{}
-	mi := &file_skein_v1_agent_proto_msgTypes[18]
+	mi := &file_skein_v1_agent_proto_msgTypes[19]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1490,7 +1590,7 @@ func (x *RevokeTokenResponse) String() string {
 func (*RevokeTokenResponse) ProtoMessage() {}
 
 func (x *RevokeTokenResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_agent_proto_msgTypes[18]
+	mi := &file_skein_v1_agent_proto_msgTypes[19]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1503,7 +1603,7 @@ func (x *RevokeTokenResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RevokeTokenResponse.ProtoReflect.Descriptor instead.
 func (*RevokeTokenResponse) Descriptor() ([]byte, []int) {
-	return file_skein_v1_agent_proto_rawDescGZIP(), []int{18}
+	return file_skein_v1_agent_proto_rawDescGZIP(), []int{19}
 }
 
 type ShowNodeRequest struct {
@@ -1515,7 +1615,7 @@ type ShowNodeRequest struct {
 
 func (x *ShowNodeRequest) Reset() {
 	*x = ShowNodeRequest{}
-	mi := &file_skein_v1_agent_proto_msgTypes[19]
+	mi := &file_skein_v1_agent_proto_msgTypes[20]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1527,7 +1627,7 @@ func (x *ShowNodeRequest) String() string {
 func (*ShowNodeRequest) ProtoMessage() {}
 
 func (x *ShowNodeRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_agent_proto_msgTypes[19]
+	mi := &file_skein_v1_agent_proto_msgTypes[20]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1540,7 +1640,7 @@ func (x *ShowNodeRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ShowNodeRequest.ProtoReflect.Descriptor instead.
 func (*ShowNodeRequest) Descriptor() ([]byte, []int) {
-	return file_skein_v1_agent_proto_rawDescGZIP(), []int{19}
+	return file_skein_v1_agent_proto_rawDescGZIP(), []int{20}
 }
 
 func (x *ShowNodeRequest) GetNode() string {
@@ -1559,7 +1659,7 @@ type ShowNodeResponse struct {
 
 func (x *ShowNodeResponse) Reset() {
 	*x = ShowNodeResponse{}
-	mi := &file_skein_v1_agent_proto_msgTypes[20]
+	mi := &file_skein_v1_agent_proto_msgTypes[21]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1571,7 +1671,7 @@ func (x *ShowNodeResponse) String() string {
 func (*ShowNodeResponse) ProtoMessage() {}
 
 func (x *ShowNodeResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_agent_proto_msgTypes[20]
+	mi := &file_skein_v1_agent_proto_msgTypes[21]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1584,7 +1684,7 @@ func (x *ShowNodeResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ShowNodeResponse.ProtoReflect.Descriptor instead.
 func (*ShowNodeResponse) Descriptor() ([]byte, []int) {
-	return file_skein_v1_agent_proto_rawDescGZIP(), []int{20}
+	return file_skein_v1_agent_proto_rawDescGZIP(), []int{21}
 }
 
 func (x *ShowNodeResponse) GetNode() *NodeView {
@@ -1605,7 +1705,7 @@ type RevokeNodeRequest struct {
 
 func (x *RevokeNodeRequest) Reset() {
 	*x = RevokeNodeRequest{}
-	mi := &file_skein_v1_agent_proto_msgTypes[21]
+	mi := &file_skein_v1_agent_proto_msgTypes[22]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1617,7 +1717,7 @@ func (x *RevokeNodeRequest) String() string {
 func (*RevokeNodeRequest) ProtoMessage() {}
 
 func (x *RevokeNodeRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_agent_proto_msgTypes[21]
+	mi := &file_skein_v1_agent_proto_msgTypes[22]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1630,7 +1730,7 @@ func (x *RevokeNodeRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RevokeNodeRequest.ProtoReflect.Descriptor instead.
 func (*RevokeNodeRequest) Descriptor() ([]byte, []int) {
-	return file_skein_v1_agent_proto_rawDescGZIP(), []int{21}
+	return file_skein_v1_agent_proto_rawDescGZIP(), []int{22}
 }
 
 func (x *RevokeNodeRequest) GetNode() string {
@@ -1664,7 +1764,7 @@ type RevokeNodeResponse struct {
 
 func (x *RevokeNodeResponse) Reset() {
 	*x = RevokeNodeResponse{}
-	mi := &file_skein_v1_agent_proto_msgTypes[22]
+	mi := &file_skein_v1_agent_proto_msgTypes[23]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1676,7 +1776,7 @@ func (x *RevokeNodeResponse) String() string {
 func (*RevokeNodeResponse) ProtoMessage() {}
 
 func (x *RevokeNodeResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_agent_proto_msgTypes[22]
+	mi := &file_skein_v1_agent_proto_msgTypes[23]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1689,7 +1789,7 @@ func (x *RevokeNodeResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RevokeNodeResponse.ProtoReflect.Descriptor instead.
 func (*RevokeNodeResponse) Descriptor() ([]byte, []int) {
-	return file_skein_v1_agent_proto_rawDescGZIP(), []int{22}
+	return file_skein_v1_agent_proto_rawDescGZIP(), []int{23}
 }
 
 func (x *RevokeNodeResponse) GetNode() *Node {
@@ -1716,7 +1816,7 @@ type SettingsRequest struct {
 
 func (x *SettingsRequest) Reset() {
 	*x = SettingsRequest{}
-	mi := &file_skein_v1_agent_proto_msgTypes[23]
+	mi := &file_skein_v1_agent_proto_msgTypes[24]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1728,7 +1828,7 @@ func (x *SettingsRequest) String() string {
 func (*SettingsRequest) ProtoMessage() {}
 
 func (x *SettingsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_agent_proto_msgTypes[23]
+	mi := &file_skein_v1_agent_proto_msgTypes[24]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1741,7 +1841,7 @@ func (x *SettingsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SettingsRequest.ProtoReflect.Descriptor instead.
 func (*SettingsRequest) Descriptor() ([]byte, []int) {
-	return file_skein_v1_agent_proto_rawDescGZIP(), []int{23}
+	return file_skein_v1_agent_proto_rawDescGZIP(), []int{24}
 }
 
 func (x *SettingsRequest) GetChange() *Settings {
@@ -1768,7 +1868,7 @@ type SettingsResponse struct {
 
 func (x *SettingsResponse) Reset() {
 	*x = SettingsResponse{}
-	mi := &file_skein_v1_agent_proto_msgTypes[24]
+	mi := &file_skein_v1_agent_proto_msgTypes[25]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1780,7 +1880,7 @@ func (x *SettingsResponse) String() string {
 func (*SettingsResponse) ProtoMessage() {}
 
 func (x *SettingsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_agent_proto_msgTypes[24]
+	mi := &file_skein_v1_agent_proto_msgTypes[25]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1793,7 +1893,7 @@ func (x *SettingsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SettingsResponse.ProtoReflect.Descriptor instead.
 func (*SettingsResponse) Descriptor() ([]byte, []int) {
-	return file_skein_v1_agent_proto_rawDescGZIP(), []int{24}
+	return file_skein_v1_agent_proto_rawDescGZIP(), []int{25}
 }
 
 func (x *SettingsResponse) GetSettings() *Settings {
@@ -1821,7 +1921,7 @@ type EventsRequest struct {
 
 func (x *EventsRequest) Reset() {
 	*x = EventsRequest{}
-	mi := &file_skein_v1_agent_proto_msgTypes[25]
+	mi := &file_skein_v1_agent_proto_msgTypes[26]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1833,7 +1933,7 @@ func (x *EventsRequest) String() string {
 func (*EventsRequest) ProtoMessage() {}
 
 func (x *EventsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_agent_proto_msgTypes[25]
+	mi := &file_skein_v1_agent_proto_msgTypes[26]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1846,7 +1946,7 @@ func (x *EventsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use EventsRequest.ProtoReflect.Descriptor instead.
 func (*EventsRequest) Descriptor() ([]byte, []int) {
-	return file_skein_v1_agent_proto_rawDescGZIP(), []int{25}
+	return file_skein_v1_agent_proto_rawDescGZIP(), []int{26}
 }
 
 func (x *EventsRequest) GetSince() uint64 {
@@ -1879,7 +1979,7 @@ type EventsResponse struct {
 
 func (x *EventsResponse) Reset() {
 	*x = EventsResponse{}
-	mi := &file_skein_v1_agent_proto_msgTypes[26]
+	mi := &file_skein_v1_agent_proto_msgTypes[27]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1891,7 +1991,7 @@ func (x *EventsResponse) String() string {
 func (*EventsResponse) ProtoMessage() {}
 
 func (x *EventsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_agent_proto_msgTypes[26]
+	mi := &file_skein_v1_agent_proto_msgTypes[27]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1904,7 +2004,7 @@ func (x *EventsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use EventsResponse.ProtoReflect.Descriptor instead.
 func (*EventsResponse) Descriptor() ([]byte, []int) {
-	return file_skein_v1_agent_proto_rawDescGZIP(), []int{26}
+	return file_skein_v1_agent_proto_rawDescGZIP(), []int{27}
 }
 
 func (x *EventsResponse) GetEvent() *Event {
@@ -1923,7 +2023,7 @@ type StateRequest struct {
 
 func (x *StateRequest) Reset() {
 	*x = StateRequest{}
-	mi := &file_skein_v1_agent_proto_msgTypes[27]
+	mi := &file_skein_v1_agent_proto_msgTypes[28]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1935,7 +2035,7 @@ func (x *StateRequest) String() string {
 func (*StateRequest) ProtoMessage() {}
 
 func (x *StateRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_agent_proto_msgTypes[27]
+	mi := &file_skein_v1_agent_proto_msgTypes[28]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1948,7 +2048,7 @@ func (x *StateRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StateRequest.ProtoReflect.Descriptor instead.
 func (*StateRequest) Descriptor() ([]byte, []int) {
-	return file_skein_v1_agent_proto_rawDescGZIP(), []int{27}
+	return file_skein_v1_agent_proto_rawDescGZIP(), []int{28}
 }
 
 func (x *StateRequest) GetAt() uint64 {
@@ -1968,7 +2068,7 @@ type StateResponse struct {
 
 func (x *StateResponse) Reset() {
 	*x = StateResponse{}
-	mi := &file_skein_v1_agent_proto_msgTypes[28]
+	mi := &file_skein_v1_agent_proto_msgTypes[29]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1980,7 +2080,7 @@ func (x *StateResponse) String() string {
 func (*StateResponse) ProtoMessage() {}
 
 func (x *StateResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_agent_proto_msgTypes[28]
+	mi := &file_skein_v1_agent_proto_msgTypes[29]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1993,7 +2093,7 @@ func (x *StateResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StateResponse.ProtoReflect.Descriptor instead.
 func (*StateResponse) Descriptor() ([]byte, []int) {
-	return file_skein_v1_agent_proto_rawDescGZIP(), []int{28}
+	return file_skein_v1_agent_proto_rawDescGZIP(), []int{29}
 }
 
 func (x *StateResponse) GetState() *State {
@@ -2020,7 +2120,7 @@ type DiffRequest struct {
 
 func (x *DiffRequest) Reset() {
 	*x = DiffRequest{}
-	mi := &file_skein_v1_agent_proto_msgTypes[29]
+	mi := &file_skein_v1_agent_proto_msgTypes[30]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2032,7 +2132,7 @@ func (x *DiffRequest) String() string {
 func (*DiffRequest) ProtoMessage() {}
 
 func (x *DiffRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_agent_proto_msgTypes[29]
+	mi := &file_skein_v1_agent_proto_msgTypes[30]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2045,7 +2145,7 @@ func (x *DiffRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DiffRequest.ProtoReflect.Descriptor instead.
 func (*DiffRequest) Descriptor() ([]byte, []int) {
-	return file_skein_v1_agent_proto_rawDescGZIP(), []int{29}
+	return file_skein_v1_agent_proto_rawDescGZIP(), []int{30}
 }
 
 func (x *DiffRequest) GetFrom() uint64 {
@@ -2071,7 +2171,7 @@ type DiffResponse struct {
 
 func (x *DiffResponse) Reset() {
 	*x = DiffResponse{}
-	mi := &file_skein_v1_agent_proto_msgTypes[30]
+	mi := &file_skein_v1_agent_proto_msgTypes[31]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2083,7 +2183,7 @@ func (x *DiffResponse) String() string {
 func (*DiffResponse) ProtoMessage() {}
 
 func (x *DiffResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_agent_proto_msgTypes[30]
+	mi := &file_skein_v1_agent_proto_msgTypes[31]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2096,7 +2196,7 @@ func (x *DiffResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DiffResponse.ProtoReflect.Descriptor instead.
 func (*DiffResponse) Descriptor() ([]byte, []int) {
-	return file_skein_v1_agent_proto_rawDescGZIP(), []int{30}
+	return file_skein_v1_agent_proto_rawDescGZIP(), []int{31}
 }
 
 func (x *DiffResponse) GetLines() []string {
@@ -2116,7 +2216,7 @@ type ExplainPeerRequest struct {
 
 func (x *ExplainPeerRequest) Reset() {
 	*x = ExplainPeerRequest{}
-	mi := &file_skein_v1_agent_proto_msgTypes[31]
+	mi := &file_skein_v1_agent_proto_msgTypes[32]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2128,7 +2228,7 @@ func (x *ExplainPeerRequest) String() string {
 func (*ExplainPeerRequest) ProtoMessage() {}
 
 func (x *ExplainPeerRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_agent_proto_msgTypes[31]
+	mi := &file_skein_v1_agent_proto_msgTypes[32]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2141,7 +2241,7 @@ func (x *ExplainPeerRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExplainPeerRequest.ProtoReflect.Descriptor instead.
 func (*ExplainPeerRequest) Descriptor() ([]byte, []int) {
-	return file_skein_v1_agent_proto_rawDescGZIP(), []int{31}
+	return file_skein_v1_agent_proto_rawDescGZIP(), []int{32}
 }
 
 func (x *ExplainPeerRequest) GetPeer() string {
@@ -2175,7 +2275,7 @@ type ExplainPeerResponse struct {
 
 func (x *ExplainPeerResponse) Reset() {
 	*x = ExplainPeerResponse{}
-	mi := &file_skein_v1_agent_proto_msgTypes[32]
+	mi := &file_skein_v1_agent_proto_msgTypes[33]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2187,7 +2287,7 @@ func (x *ExplainPeerResponse) String() string {
 func (*ExplainPeerResponse) ProtoMessage() {}
 
 func (x *ExplainPeerResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_agent_proto_msgTypes[32]
+	mi := &file_skein_v1_agent_proto_msgTypes[33]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2200,7 +2300,7 @@ func (x *ExplainPeerResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExplainPeerResponse.ProtoReflect.Descriptor instead.
 func (*ExplainPeerResponse) Descriptor() ([]byte, []int) {
-	return file_skein_v1_agent_proto_rawDescGZIP(), []int{32}
+	return file_skein_v1_agent_proto_rawDescGZIP(), []int{33}
 }
 
 func (x *ExplainPeerResponse) GetPeer() *PeerView {
@@ -2285,7 +2385,7 @@ type PortGuessView struct {
 
 func (x *PortGuessView) Reset() {
 	*x = PortGuessView{}
-	mi := &file_skein_v1_agent_proto_msgTypes[33]
+	mi := &file_skein_v1_agent_proto_msgTypes[34]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2297,7 +2397,7 @@ func (x *PortGuessView) String() string {
 func (*PortGuessView) ProtoMessage() {}
 
 func (x *PortGuessView) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_agent_proto_msgTypes[33]
+	mi := &file_skein_v1_agent_proto_msgTypes[34]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2310,7 +2410,7 @@ func (x *PortGuessView) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PortGuessView.ProtoReflect.Descriptor instead.
 func (*PortGuessView) Descriptor() ([]byte, []int) {
-	return file_skein_v1_agent_proto_rawDescGZIP(), []int{33}
+	return file_skein_v1_agent_proto_rawDescGZIP(), []int{34}
 }
 
 func (x *PortGuessView) GetRule() string {
@@ -2399,7 +2499,7 @@ type ProbeView struct {
 
 func (x *ProbeView) Reset() {
 	*x = ProbeView{}
-	mi := &file_skein_v1_agent_proto_msgTypes[34]
+	mi := &file_skein_v1_agent_proto_msgTypes[35]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2411,7 +2511,7 @@ func (x *ProbeView) String() string {
 func (*ProbeView) ProtoMessage() {}
 
 func (x *ProbeView) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_agent_proto_msgTypes[34]
+	mi := &file_skein_v1_agent_proto_msgTypes[35]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2424,7 +2524,7 @@ func (x *ProbeView) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ProbeView.ProtoReflect.Descriptor instead.
 func (*ProbeView) Descriptor() ([]byte, []int) {
-	return file_skein_v1_agent_proto_rawDescGZIP(), []int{34}
+	return file_skein_v1_agent_proto_rawDescGZIP(), []int{35}
 }
 
 func (x *ProbeView) GetEndpoint() string {
@@ -2494,7 +2594,7 @@ type PlanRequest struct {
 
 func (x *PlanRequest) Reset() {
 	*x = PlanRequest{}
-	mi := &file_skein_v1_agent_proto_msgTypes[35]
+	mi := &file_skein_v1_agent_proto_msgTypes[36]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2506,7 +2606,7 @@ func (x *PlanRequest) String() string {
 func (*PlanRequest) ProtoMessage() {}
 
 func (x *PlanRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_agent_proto_msgTypes[35]
+	mi := &file_skein_v1_agent_proto_msgTypes[36]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2519,7 +2619,7 @@ func (x *PlanRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PlanRequest.ProtoReflect.Descriptor instead.
 func (*PlanRequest) Descriptor() ([]byte, []int) {
-	return file_skein_v1_agent_proto_rawDescGZIP(), []int{35}
+	return file_skein_v1_agent_proto_rawDescGZIP(), []int{36}
 }
 
 func (x *PlanRequest) GetNode() string {
@@ -2554,7 +2654,7 @@ type PlanResponse struct {
 
 func (x *PlanResponse) Reset() {
 	*x = PlanResponse{}
-	mi := &file_skein_v1_agent_proto_msgTypes[36]
+	mi := &file_skein_v1_agent_proto_msgTypes[37]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2566,7 +2666,7 @@ func (x *PlanResponse) String() string {
 func (*PlanResponse) ProtoMessage() {}
 
 func (x *PlanResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_agent_proto_msgTypes[36]
+	mi := &file_skein_v1_agent_proto_msgTypes[37]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2579,7 +2679,7 @@ func (x *PlanResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PlanResponse.ProtoReflect.Descriptor instead.
 func (*PlanResponse) Descriptor() ([]byte, []int) {
-	return file_skein_v1_agent_proto_rawDescGZIP(), []int{36}
+	return file_skein_v1_agent_proto_rawDescGZIP(), []int{37}
 }
 
 func (x *PlanResponse) GetText() string {
@@ -2612,7 +2712,7 @@ type DownRequest struct {
 
 func (x *DownRequest) Reset() {
 	*x = DownRequest{}
-	mi := &file_skein_v1_agent_proto_msgTypes[37]
+	mi := &file_skein_v1_agent_proto_msgTypes[38]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2624,7 +2724,7 @@ func (x *DownRequest) String() string {
 func (*DownRequest) ProtoMessage() {}
 
 func (x *DownRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_agent_proto_msgTypes[37]
+	mi := &file_skein_v1_agent_proto_msgTypes[38]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2637,7 +2737,7 @@ func (x *DownRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DownRequest.ProtoReflect.Descriptor instead.
 func (*DownRequest) Descriptor() ([]byte, []int) {
-	return file_skein_v1_agent_proto_rawDescGZIP(), []int{37}
+	return file_skein_v1_agent_proto_rawDescGZIP(), []int{38}
 }
 
 func (x *DownRequest) GetPurge() bool {
@@ -2655,7 +2755,7 @@ type DownResponse struct {
 
 func (x *DownResponse) Reset() {
 	*x = DownResponse{}
-	mi := &file_skein_v1_agent_proto_msgTypes[38]
+	mi := &file_skein_v1_agent_proto_msgTypes[39]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2667,7 +2767,7 @@ func (x *DownResponse) String() string {
 func (*DownResponse) ProtoMessage() {}
 
 func (x *DownResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_agent_proto_msgTypes[38]
+	mi := &file_skein_v1_agent_proto_msgTypes[39]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2680,7 +2780,7 @@ func (x *DownResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DownResponse.ProtoReflect.Descriptor instead.
 func (*DownResponse) Descriptor() ([]byte, []int) {
-	return file_skein_v1_agent_proto_rawDescGZIP(), []int{38}
+	return file_skein_v1_agent_proto_rawDescGZIP(), []int{39}
 }
 
 var File_skein_v1_agent_proto protoreflect.FileDescriptor
@@ -2786,7 +2886,7 @@ const file_skein_v1_agent_proto_rawDesc = "" +
 	"\x05alive\x18\x12 \x01(\bR\x05alive\x12\x16\n" +
 	"\x06detail\x18\x13 \x01(\tR\x06detail\"+\n" +
 	"\x0fNetcheckRequest\x12\x18\n" +
-	"\arefresh\x18\x01 \x01(\bR\arefresh\"\xfe\x02\n" +
+	"\arefresh\x18\x01 \x01(\bR\arefresh\"\xae\x04\n" +
 	"\x10NetcheckResponse\x12,\n" +
 	"\bnat_type\x18\x01 \x01(\x0e2\x11.skein.v1.NatTypeR\anatType\x12\x10\n" +
 	"\x03udp\x18\x02 \x01(\bR\x03udp\x12\x12\n" +
@@ -2803,7 +2903,17 @@ const file_skein_v1_agent_proto_rawDesc = "" +
 	" \x01(\tR\amapping\x12\x1c\n" +
 	"\tfiltering\x18\v \x01(\tR\tfiltering\x12\x1d\n" +
 	"\n" +
-	"checked_at\x18\f \x01(\x03R\tcheckedAt\"\xa4\x01\n" +
+	"checked_at\x18\f \x01(\x03R\tcheckedAt\x12'\n" +
+	"\x0fport_preserving\x18\r \x01(\bR\x0eportPreserving\x12\x1b\n" +
+	"\tport_step\x18\x0e \x01(\x11R\bportStep\x12-\n" +
+	"\x05notes\x18\x0f \x03(\v2\x17.skein.v1.DiscoveryNoteR\x05notes\x12\x1a\n" +
+	"\bgateways\x18\x10 \x03(\tR\bgateways\x12\x1d\n" +
+	"\n" +
+	"tunnel_mtu\x18\x11 \x01(\rR\ttunnelMtu\"K\n" +
+	"\rDiscoveryNote\x12\x16\n" +
+	"\x06source\x18\x01 \x01(\tR\x06source\x12\x0e\n" +
+	"\x02ok\x18\x02 \x01(\bR\x02ok\x12\x12\n" +
+	"\x04text\x18\x03 \x01(\tR\x04text\"\xa4\x01\n" +
 	"\n" +
 	"RelayCheck\x12\x17\n" +
 	"\anode_id\x18\x01 \x01(\tR\x06nodeId\x12\x12\n" +
@@ -2938,7 +3048,7 @@ func file_skein_v1_agent_proto_rawDescGZIP() []byte {
 	return file_skein_v1_agent_proto_rawDescData
 }
 
-var file_skein_v1_agent_proto_msgTypes = make([]protoimpl.MessageInfo, 40)
+var file_skein_v1_agent_proto_msgTypes = make([]protoimpl.MessageInfo, 41)
 var file_skein_v1_agent_proto_goTypes = []any{
 	(*StatusRequest)(nil),       // 0: skein.v1.StatusRequest
 	(*StatusResponse)(nil),      // 1: skein.v1.StatusResponse
@@ -2952,108 +3062,110 @@ var file_skein_v1_agent_proto_goTypes = []any{
 	(*PeerView)(nil),            // 9: skein.v1.PeerView
 	(*NetcheckRequest)(nil),     // 10: skein.v1.NetcheckRequest
 	(*NetcheckResponse)(nil),    // 11: skein.v1.NetcheckResponse
-	(*RelayCheck)(nil),          // 12: skein.v1.RelayCheck
-	(*CreateTokenRequest)(nil),  // 13: skein.v1.CreateTokenRequest
-	(*CreateTokenResponse)(nil), // 14: skein.v1.CreateTokenResponse
-	(*ListTokensRequest)(nil),   // 15: skein.v1.ListTokensRequest
-	(*ListTokensResponse)(nil),  // 16: skein.v1.ListTokensResponse
-	(*RevokeTokenRequest)(nil),  // 17: skein.v1.RevokeTokenRequest
-	(*RevokeTokenResponse)(nil), // 18: skein.v1.RevokeTokenResponse
-	(*ShowNodeRequest)(nil),     // 19: skein.v1.ShowNodeRequest
-	(*ShowNodeResponse)(nil),    // 20: skein.v1.ShowNodeResponse
-	(*RevokeNodeRequest)(nil),   // 21: skein.v1.RevokeNodeRequest
-	(*RevokeNodeResponse)(nil),  // 22: skein.v1.RevokeNodeResponse
-	(*SettingsRequest)(nil),     // 23: skein.v1.SettingsRequest
-	(*SettingsResponse)(nil),    // 24: skein.v1.SettingsResponse
-	(*EventsRequest)(nil),       // 25: skein.v1.EventsRequest
-	(*EventsResponse)(nil),      // 26: skein.v1.EventsResponse
-	(*StateRequest)(nil),        // 27: skein.v1.StateRequest
-	(*StateResponse)(nil),       // 28: skein.v1.StateResponse
-	(*DiffRequest)(nil),         // 29: skein.v1.DiffRequest
-	(*DiffResponse)(nil),        // 30: skein.v1.DiffResponse
-	(*ExplainPeerRequest)(nil),  // 31: skein.v1.ExplainPeerRequest
-	(*ExplainPeerResponse)(nil), // 32: skein.v1.ExplainPeerResponse
-	(*PortGuessView)(nil),       // 33: skein.v1.PortGuessView
-	(*ProbeView)(nil),           // 34: skein.v1.ProbeView
-	(*PlanRequest)(nil),         // 35: skein.v1.PlanRequest
-	(*PlanResponse)(nil),        // 36: skein.v1.PlanResponse
-	(*DownRequest)(nil),         // 37: skein.v1.DownRequest
-	(*DownResponse)(nil),        // 38: skein.v1.DownResponse
-	nil,                         // 39: skein.v1.PeersResponse.PeerTransportsEntry
-	(NatType)(0),                // 40: skein.v1.NatType
-	(*Node)(nil),                // 41: skein.v1.Node
-	(*Record)(nil),              // 42: skein.v1.Record
-	(*Candidate)(nil),           // 43: skein.v1.Candidate
-	(*Token)(nil),               // 44: skein.v1.Token
-	(*Settings)(nil),            // 45: skein.v1.Settings
-	(*Event)(nil),               // 46: skein.v1.Event
-	(*State)(nil),               // 47: skein.v1.State
-	(*JournalEntry)(nil),        // 48: skein.v1.JournalEntry
+	(*DiscoveryNote)(nil),       // 12: skein.v1.DiscoveryNote
+	(*RelayCheck)(nil),          // 13: skein.v1.RelayCheck
+	(*CreateTokenRequest)(nil),  // 14: skein.v1.CreateTokenRequest
+	(*CreateTokenResponse)(nil), // 15: skein.v1.CreateTokenResponse
+	(*ListTokensRequest)(nil),   // 16: skein.v1.ListTokensRequest
+	(*ListTokensResponse)(nil),  // 17: skein.v1.ListTokensResponse
+	(*RevokeTokenRequest)(nil),  // 18: skein.v1.RevokeTokenRequest
+	(*RevokeTokenResponse)(nil), // 19: skein.v1.RevokeTokenResponse
+	(*ShowNodeRequest)(nil),     // 20: skein.v1.ShowNodeRequest
+	(*ShowNodeResponse)(nil),    // 21: skein.v1.ShowNodeResponse
+	(*RevokeNodeRequest)(nil),   // 22: skein.v1.RevokeNodeRequest
+	(*RevokeNodeResponse)(nil),  // 23: skein.v1.RevokeNodeResponse
+	(*SettingsRequest)(nil),     // 24: skein.v1.SettingsRequest
+	(*SettingsResponse)(nil),    // 25: skein.v1.SettingsResponse
+	(*EventsRequest)(nil),       // 26: skein.v1.EventsRequest
+	(*EventsResponse)(nil),      // 27: skein.v1.EventsResponse
+	(*StateRequest)(nil),        // 28: skein.v1.StateRequest
+	(*StateResponse)(nil),       // 29: skein.v1.StateResponse
+	(*DiffRequest)(nil),         // 30: skein.v1.DiffRequest
+	(*DiffResponse)(nil),        // 31: skein.v1.DiffResponse
+	(*ExplainPeerRequest)(nil),  // 32: skein.v1.ExplainPeerRequest
+	(*ExplainPeerResponse)(nil), // 33: skein.v1.ExplainPeerResponse
+	(*PortGuessView)(nil),       // 34: skein.v1.PortGuessView
+	(*ProbeView)(nil),           // 35: skein.v1.ProbeView
+	(*PlanRequest)(nil),         // 36: skein.v1.PlanRequest
+	(*PlanResponse)(nil),        // 37: skein.v1.PlanResponse
+	(*DownRequest)(nil),         // 38: skein.v1.DownRequest
+	(*DownResponse)(nil),        // 39: skein.v1.DownResponse
+	nil,                         // 40: skein.v1.PeersResponse.PeerTransportsEntry
+	(NatType)(0),                // 41: skein.v1.NatType
+	(*Node)(nil),                // 42: skein.v1.Node
+	(*Record)(nil),              // 43: skein.v1.Record
+	(*Candidate)(nil),           // 44: skein.v1.Candidate
+	(*Token)(nil),               // 45: skein.v1.Token
+	(*Settings)(nil),            // 46: skein.v1.Settings
+	(*Event)(nil),               // 47: skein.v1.Event
+	(*State)(nil),               // 48: skein.v1.State
+	(*JournalEntry)(nil),        // 49: skein.v1.JournalEntry
 }
 var file_skein_v1_agent_proto_depIdxs = []int32{
-	40, // 0: skein.v1.StatusResponse.nat_type:type_name -> skein.v1.NatType
+	41, // 0: skein.v1.StatusResponse.nat_type:type_name -> skein.v1.NatType
 	2,  // 1: skein.v1.StatusResponse.problems:type_name -> skein.v1.Problem
 	3,  // 2: skein.v1.StatusResponse.servers:type_name -> skein.v1.ServerStatus
 	6,  // 3: skein.v1.NodesResponse.nodes:type_name -> skein.v1.NodeView
-	41, // 4: skein.v1.NodeView.node:type_name -> skein.v1.Node
-	42, // 5: skein.v1.NodeView.record:type_name -> skein.v1.Record
+	42, // 4: skein.v1.NodeView.node:type_name -> skein.v1.Node
+	43, // 5: skein.v1.NodeView.record:type_name -> skein.v1.Record
 	9,  // 6: skein.v1.PeersResponse.peers:type_name -> skein.v1.PeerView
-	39, // 7: skein.v1.PeersResponse.peer_transports:type_name -> skein.v1.PeersResponse.PeerTransportsEntry
-	40, // 8: skein.v1.PeerView.nat_type:type_name -> skein.v1.NatType
-	40, // 9: skein.v1.NetcheckResponse.nat_type:type_name -> skein.v1.NatType
-	43, // 10: skein.v1.NetcheckResponse.candidates:type_name -> skein.v1.Candidate
-	12, // 11: skein.v1.NetcheckResponse.relays:type_name -> skein.v1.RelayCheck
-	44, // 12: skein.v1.CreateTokenResponse.info:type_name -> skein.v1.Token
-	44, // 13: skein.v1.ListTokensResponse.tokens:type_name -> skein.v1.Token
-	6,  // 14: skein.v1.ShowNodeResponse.node:type_name -> skein.v1.NodeView
-	41, // 15: skein.v1.RevokeNodeResponse.node:type_name -> skein.v1.Node
-	45, // 16: skein.v1.SettingsRequest.change:type_name -> skein.v1.Settings
-	45, // 17: skein.v1.SettingsResponse.settings:type_name -> skein.v1.Settings
-	46, // 18: skein.v1.EventsResponse.event:type_name -> skein.v1.Event
-	47, // 19: skein.v1.StateResponse.state:type_name -> skein.v1.State
-	9,  // 20: skein.v1.ExplainPeerResponse.peer:type_name -> skein.v1.PeerView
-	42, // 21: skein.v1.ExplainPeerResponse.record:type_name -> skein.v1.Record
-	42, // 22: skein.v1.ExplainPeerResponse.self:type_name -> skein.v1.Record
-	34, // 23: skein.v1.ExplainPeerResponse.probes:type_name -> skein.v1.ProbeView
-	48, // 24: skein.v1.ExplainPeerResponse.history:type_name -> skein.v1.JournalEntry
-	33, // 25: skein.v1.ExplainPeerResponse.guess:type_name -> skein.v1.PortGuessView
-	0,  // 26: skein.v1.AgentService.Status:input_type -> skein.v1.StatusRequest
-	4,  // 27: skein.v1.AgentService.Nodes:input_type -> skein.v1.NodesRequest
-	7,  // 28: skein.v1.AgentService.Peers:input_type -> skein.v1.PeersRequest
-	10, // 29: skein.v1.AgentService.Netcheck:input_type -> skein.v1.NetcheckRequest
-	13, // 30: skein.v1.AgentService.CreateToken:input_type -> skein.v1.CreateTokenRequest
-	15, // 31: skein.v1.AgentService.ListTokens:input_type -> skein.v1.ListTokensRequest
-	17, // 32: skein.v1.AgentService.RevokeToken:input_type -> skein.v1.RevokeTokenRequest
-	19, // 33: skein.v1.AgentService.ShowNode:input_type -> skein.v1.ShowNodeRequest
-	21, // 34: skein.v1.AgentService.RevokeNode:input_type -> skein.v1.RevokeNodeRequest
-	23, // 35: skein.v1.AgentService.Settings:input_type -> skein.v1.SettingsRequest
-	25, // 36: skein.v1.AgentService.Events:input_type -> skein.v1.EventsRequest
-	27, // 37: skein.v1.AgentService.State:input_type -> skein.v1.StateRequest
-	29, // 38: skein.v1.AgentService.Diff:input_type -> skein.v1.DiffRequest
-	31, // 39: skein.v1.AgentService.ExplainPeer:input_type -> skein.v1.ExplainPeerRequest
-	35, // 40: skein.v1.AgentService.Plan:input_type -> skein.v1.PlanRequest
-	37, // 41: skein.v1.AgentService.Down:input_type -> skein.v1.DownRequest
-	1,  // 42: skein.v1.AgentService.Status:output_type -> skein.v1.StatusResponse
-	5,  // 43: skein.v1.AgentService.Nodes:output_type -> skein.v1.NodesResponse
-	8,  // 44: skein.v1.AgentService.Peers:output_type -> skein.v1.PeersResponse
-	11, // 45: skein.v1.AgentService.Netcheck:output_type -> skein.v1.NetcheckResponse
-	14, // 46: skein.v1.AgentService.CreateToken:output_type -> skein.v1.CreateTokenResponse
-	16, // 47: skein.v1.AgentService.ListTokens:output_type -> skein.v1.ListTokensResponse
-	18, // 48: skein.v1.AgentService.RevokeToken:output_type -> skein.v1.RevokeTokenResponse
-	20, // 49: skein.v1.AgentService.ShowNode:output_type -> skein.v1.ShowNodeResponse
-	22, // 50: skein.v1.AgentService.RevokeNode:output_type -> skein.v1.RevokeNodeResponse
-	24, // 51: skein.v1.AgentService.Settings:output_type -> skein.v1.SettingsResponse
-	26, // 52: skein.v1.AgentService.Events:output_type -> skein.v1.EventsResponse
-	28, // 53: skein.v1.AgentService.State:output_type -> skein.v1.StateResponse
-	30, // 54: skein.v1.AgentService.Diff:output_type -> skein.v1.DiffResponse
-	32, // 55: skein.v1.AgentService.ExplainPeer:output_type -> skein.v1.ExplainPeerResponse
-	36, // 56: skein.v1.AgentService.Plan:output_type -> skein.v1.PlanResponse
-	38, // 57: skein.v1.AgentService.Down:output_type -> skein.v1.DownResponse
-	42, // [42:58] is the sub-list for method output_type
-	26, // [26:42] is the sub-list for method input_type
-	26, // [26:26] is the sub-list for extension type_name
-	26, // [26:26] is the sub-list for extension extendee
-	0,  // [0:26] is the sub-list for field type_name
+	40, // 7: skein.v1.PeersResponse.peer_transports:type_name -> skein.v1.PeersResponse.PeerTransportsEntry
+	41, // 8: skein.v1.PeerView.nat_type:type_name -> skein.v1.NatType
+	41, // 9: skein.v1.NetcheckResponse.nat_type:type_name -> skein.v1.NatType
+	44, // 10: skein.v1.NetcheckResponse.candidates:type_name -> skein.v1.Candidate
+	13, // 11: skein.v1.NetcheckResponse.relays:type_name -> skein.v1.RelayCheck
+	12, // 12: skein.v1.NetcheckResponse.notes:type_name -> skein.v1.DiscoveryNote
+	45, // 13: skein.v1.CreateTokenResponse.info:type_name -> skein.v1.Token
+	45, // 14: skein.v1.ListTokensResponse.tokens:type_name -> skein.v1.Token
+	6,  // 15: skein.v1.ShowNodeResponse.node:type_name -> skein.v1.NodeView
+	42, // 16: skein.v1.RevokeNodeResponse.node:type_name -> skein.v1.Node
+	46, // 17: skein.v1.SettingsRequest.change:type_name -> skein.v1.Settings
+	46, // 18: skein.v1.SettingsResponse.settings:type_name -> skein.v1.Settings
+	47, // 19: skein.v1.EventsResponse.event:type_name -> skein.v1.Event
+	48, // 20: skein.v1.StateResponse.state:type_name -> skein.v1.State
+	9,  // 21: skein.v1.ExplainPeerResponse.peer:type_name -> skein.v1.PeerView
+	43, // 22: skein.v1.ExplainPeerResponse.record:type_name -> skein.v1.Record
+	43, // 23: skein.v1.ExplainPeerResponse.self:type_name -> skein.v1.Record
+	35, // 24: skein.v1.ExplainPeerResponse.probes:type_name -> skein.v1.ProbeView
+	49, // 25: skein.v1.ExplainPeerResponse.history:type_name -> skein.v1.JournalEntry
+	34, // 26: skein.v1.ExplainPeerResponse.guess:type_name -> skein.v1.PortGuessView
+	0,  // 27: skein.v1.AgentService.Status:input_type -> skein.v1.StatusRequest
+	4,  // 28: skein.v1.AgentService.Nodes:input_type -> skein.v1.NodesRequest
+	7,  // 29: skein.v1.AgentService.Peers:input_type -> skein.v1.PeersRequest
+	10, // 30: skein.v1.AgentService.Netcheck:input_type -> skein.v1.NetcheckRequest
+	14, // 31: skein.v1.AgentService.CreateToken:input_type -> skein.v1.CreateTokenRequest
+	16, // 32: skein.v1.AgentService.ListTokens:input_type -> skein.v1.ListTokensRequest
+	18, // 33: skein.v1.AgentService.RevokeToken:input_type -> skein.v1.RevokeTokenRequest
+	20, // 34: skein.v1.AgentService.ShowNode:input_type -> skein.v1.ShowNodeRequest
+	22, // 35: skein.v1.AgentService.RevokeNode:input_type -> skein.v1.RevokeNodeRequest
+	24, // 36: skein.v1.AgentService.Settings:input_type -> skein.v1.SettingsRequest
+	26, // 37: skein.v1.AgentService.Events:input_type -> skein.v1.EventsRequest
+	28, // 38: skein.v1.AgentService.State:input_type -> skein.v1.StateRequest
+	30, // 39: skein.v1.AgentService.Diff:input_type -> skein.v1.DiffRequest
+	32, // 40: skein.v1.AgentService.ExplainPeer:input_type -> skein.v1.ExplainPeerRequest
+	36, // 41: skein.v1.AgentService.Plan:input_type -> skein.v1.PlanRequest
+	38, // 42: skein.v1.AgentService.Down:input_type -> skein.v1.DownRequest
+	1,  // 43: skein.v1.AgentService.Status:output_type -> skein.v1.StatusResponse
+	5,  // 44: skein.v1.AgentService.Nodes:output_type -> skein.v1.NodesResponse
+	8,  // 45: skein.v1.AgentService.Peers:output_type -> skein.v1.PeersResponse
+	11, // 46: skein.v1.AgentService.Netcheck:output_type -> skein.v1.NetcheckResponse
+	15, // 47: skein.v1.AgentService.CreateToken:output_type -> skein.v1.CreateTokenResponse
+	17, // 48: skein.v1.AgentService.ListTokens:output_type -> skein.v1.ListTokensResponse
+	19, // 49: skein.v1.AgentService.RevokeToken:output_type -> skein.v1.RevokeTokenResponse
+	21, // 50: skein.v1.AgentService.ShowNode:output_type -> skein.v1.ShowNodeResponse
+	23, // 51: skein.v1.AgentService.RevokeNode:output_type -> skein.v1.RevokeNodeResponse
+	25, // 52: skein.v1.AgentService.Settings:output_type -> skein.v1.SettingsResponse
+	27, // 53: skein.v1.AgentService.Events:output_type -> skein.v1.EventsResponse
+	29, // 54: skein.v1.AgentService.State:output_type -> skein.v1.StateResponse
+	31, // 55: skein.v1.AgentService.Diff:output_type -> skein.v1.DiffResponse
+	33, // 56: skein.v1.AgentService.ExplainPeer:output_type -> skein.v1.ExplainPeerResponse
+	37, // 57: skein.v1.AgentService.Plan:output_type -> skein.v1.PlanResponse
+	39, // 58: skein.v1.AgentService.Down:output_type -> skein.v1.DownResponse
+	43, // [43:59] is the sub-list for method output_type
+	27, // [27:43] is the sub-list for method input_type
+	27, // [27:27] is the sub-list for extension type_name
+	27, // [27:27] is the sub-list for extension extendee
+	0,  // [0:27] is the sub-list for field type_name
 }
 
 func init() { file_skein_v1_agent_proto_init() }
@@ -3071,7 +3183,7 @@ func file_skein_v1_agent_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_skein_v1_agent_proto_rawDesc), len(file_skein_v1_agent_proto_rawDesc)),
 			NumEnums:      0,
-			NumMessages:   40,
+			NumMessages:   41,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

@@ -53,7 +53,7 @@ type Assessment struct {
 
 // Assess says what NAT the evidence shows.
 func Assess(e Evidence) Assessment {
-	seen := e.vantage()
+	seen, lies := e.believed()
 	a := Assessment{Mapping: mapping(seen), Filtering: filtering(e)}
 	if len(seen) > 0 {
 		a.Mapped = seen[0].Mapped
@@ -65,6 +65,11 @@ func Assess(e Evidence) Assessment {
 	}
 	a.NAT = e.natType(a, len(seen))
 	a.Advice = e.advice(a)
+	for i, o := range lies {
+		if i == 0 || lies[i-1].Server.Addr() != o.Server.Addr() {
+			a.Advice = append(a.Advice, fmt.Sprintf("STUN server %s sees this host as %s, unlike the others: it is not believed; take it off stunServers, or see what runs there", o.Server, o.Mapped))
+		}
+	}
 	return a
 }
 
@@ -136,7 +141,8 @@ func (e Evidence) vantage() []candidate.Observation {
 
 // destinations are the servers that answered, furthest out only, so that a sequence is one NAT's.
 func (e Evidence) destinations() (out []netip.AddrPort) {
-	for _, o := range e.vantage() {
+	seen, _ := e.believed()
+	for _, o := range seen {
 		out = append(out, o.Server)
 	}
 	return out
@@ -246,7 +252,7 @@ func (e Evidence) advice(a Assessment) []string {
 	case skeinv1.NatType_NAT_TYPE_BLOCKED:
 		say("none of %d STUN servers answered: UDP seems blocked; let UDP out, or traffic stays on relays", e.Servers)
 	case skeinv1.NatType_NAT_TYPE_SYMMETRIC:
-		say("the NAT gives every destination another port: direct paths work only to nodes that are public or behind a full or restricted cone; forward UDP port %d to this host to change that", e.Port)
+		say("the NAT gives every destination another port: public nodes and cones are reached directly; towards a port-restricted cone or another symmetric NAT a port has to be guessed, or traffic stays on relays")
 	case skeinv1.NatType_NAT_TYPE_PORT_RESTRICTED_CONE:
 		if !a.Translated {
 			say("no NAT, but a firewall drops what this host did not ask for: open UDP port %d to be reachable by every node", e.Port)

@@ -134,7 +134,7 @@ func TestAssess(t *testing.T) {
 		{"no answers from servers that may be away", Evidence{Local: inside, Servers: 3, Doubtful: true}, skeinv1.NatType_NAT_TYPE_UNKNOWN, "asking again"},
 		{"the same on a public address", Evidence{Local: outside, Servers: 3, Doubtful: true}, skeinv1.NatType_NAT_TYPE_NONE, "asking again"},
 		{"one answer", Evidence{Local: inside, Servers: 2, Observations: sights(a, out)}, skeinv1.NatType_NAT_TYPE_UNKNOWN, "name a second one"},
-		{"symmetric", Evidence{Local: inside, Servers: 2, Observations: sights(a, out, b, out2)}, skeinv1.NatType_NAT_TYPE_SYMMETRIC, "forward UDP port 51820"},
+		{"symmetric", Evidence{Local: inside, Servers: 2, Observations: sights(a, out, b, out2)}, skeinv1.NatType_NAT_TYPE_SYMMETRIC, "every destination another port"},
 		{"public", Evidence{Local: outside, Servers: 2, Observations: sights(a, "198.51.100.7:51820", b, "198.51.100.7:51820"), Tests: Tests{WireGuardPort: Received}}, skeinv1.NatType_NAT_TYPE_NONE, ""},
 		{"public, seen by one", Evidence{Local: outside, Servers: 1, Observations: sights(a, "198.51.100.7:51820")}, skeinv1.NatType_NAT_TYPE_NONE, ""},
 		{"public, other ports closed", Evidence{Local: outside, Servers: 2, Observations: sights(a, "198.51.100.7:51820", b, "198.51.100.7:51820"), Tests: Tests{WireGuardPort: Received, OtherPort: Silent, OtherAddress: Silent}}, skeinv1.NatType_NAT_TYPE_NONE, ""},

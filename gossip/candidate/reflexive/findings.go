@@ -16,6 +16,7 @@ type findings struct {
 	v4, v6  Evidence
 	hairpin bool
 	kept    bool // nobody answered this time; v4, v6 and hairpin are those of the last time somebody did
+	spare   bool // no STUN server answered, but WireGuard ports of peers did
 	at      time.Time
 }
 
@@ -41,6 +42,9 @@ func (f findings) report() candidate.NATReport {
 	if f.kept {
 		r.UDP = false
 		r.Advice = append(r.Advice, "no STUN server answers now: what was known of the NAT stays in use, and they are asked again")
+	}
+	if f.spare {
+		r.Advice = append(r.Advice, "STUN servers do not answer here, WireGuard ports of peers do: something drops the STUN port; direct paths work all the same")
 	}
 	return r
 }

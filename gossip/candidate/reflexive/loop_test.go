@@ -24,17 +24,18 @@ type world struct {
 	step *Step
 	t    *testing.T
 
-	mu      sync.Mutex
-	mapped  netip.AddrPort
-	away    bool // no server answers
-	addrs   []string
-	overlay []netip.Prefix
-	asked   map[netip.AddrPort]int
-	results []candidate.Result
-	changed func()
-	lost    chan error
-	watches int
-	alive   bool // the servers are known to be up by another way
+	mu       sync.Mutex
+	mapped   netip.AddrPort
+	away     bool   // no server answers
+	filtered uint16 // no server answers at this port
+	addrs    []string
+	overlay  []netip.Prefix
+	asked    map[netip.AddrPort]int
+	results  []candidate.Result
+	changed  func()
+	lost     chan error
+	watches  int
+	alive    bool // the servers are known to be up by another way
 }
 
 func (w *world) IPv4() bool { return true }
@@ -44,7 +45,7 @@ func (w *world) Send(to netip.AddrPort, b []byte) error {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	w.asked[to]++
-	if w.away {
+	if w.away || to.Port() == w.filtered {
 		return nil
 	}
 	m, err := stunmsg.Decode(b)
@@ -243,6 +244,31 @@ func TestSilenceOfServersThatAreUpMeansBlocked(t *testing.T) {
 		w.set(func() { w.away = true })
 		if r := w.one(w.after(time.Minute)); r.NAT != skeinv1.NatType_NAT_TYPE_BLOCKED || len(r.Mapped) != 0 {
 			t.Errorf("when UDP passes no more: %+v", r)
+		}
+	})
+}
+
+// A firewall that drops STUN's port alone does not make a host blocked: the WireGuard ports of public peers are asked instead.
+func TestFilteredSTUNPortIsNotBlockedUDP(t *testing.T) {
+	bubbleWith(t, two, withAlive, func(t *testing.T, w *world) {
+		w.set(func() { w.filtered, w.alive = 3478, true })
+		if r := w.one(w.after(2*mappingTime + time.Second)); r.NAT != skeinv1.NatType_NAT_TYPE_BLOCKED {
+			t.Errorf("without peers to ask: %v", r.NAT)
+		}
+		w.step.SetSpare([]netip.AddrPort{ap("203.0.113.1:51820"), ap("203.0.113.2:51820"), ap("192.168.1.2:51820")})
+		rs := w.after(time.Minute)
+		r := rs[len(rs)-1]
+		if r.NAT != skeinv1.NatType_NAT_TYPE_PORT_RESTRICTED_CONE || !r.UDP || len(r.Mapped) != 2 || !strings.Contains(strings.Join(r.Advice, " "), "drops the STUN port") {
+			t.Errorf("with peers to ask: %+v", r)
+		}
+		w.requests()
+		if rs := w.after(5 * time.Minute); len(rs) != 0 {
+			t.Errorf("told %+v though nothing changed", rs)
+		}
+		w.set(func() { w.filtered = 0 })
+		w.step.wake()
+		if rs := w.after(10 * time.Second); len(rs) != 1 || strings.Contains(strings.Join(rs[0].Advice, " "), "drops the STUN port") {
+			t.Errorf("when the port is open: %+v", rs)
 		}
 	})
 }

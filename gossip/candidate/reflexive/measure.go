@@ -16,7 +16,7 @@ import (
 
 const (
 	mappingTime   = 1500 * time.Millisecond // for all servers together
-	mappingGrace  = 250 * time.Millisecond  // for the rest once two servers have answered
+	mappingGrace  = 250 * time.Millisecond  // for the rest once it is clear enough
 	filteringTime = 1200 * time.Millisecond
 	hairpinTime   = 400 * time.Millisecond
 	sequenceTime  = 1500 * time.Millisecond
@@ -31,24 +31,31 @@ type seen struct {
 	other        netip.AddrPort // its alternate port, when it has one
 }
 
-// observe asks all servers, and the alternate port of those that have one, from WireGuard's port. The result keeps the servers' order.
+// observe asks all servers, and the alternate port of those that have one, from WireGuard's port. Those that are late are given up
+// once two agree, or three have answered. The result keeps the servers' order.
 func observe(ctx context.Context, a *asker, servers []netip.AddrPort) []seen {
 	ctx, cancel := context.WithTimeout(ctx, mappingTime)
 	defer cancel()
 	out := make([]seen, len(servers))
-	finished := make(chan bool, len(servers))
+	finished := make(chan int, len(servers))
 	var running sync.WaitGroup
 	for i, server := range servers {
 		running.Go(func() {
 			out[i] = observeOne(ctx, a, server)
-			finished <- len(out[i].observations) > 0
+			finished <- i
 		})
 	}
-	for answered, n := 0, 0; n < len(servers); n++ {
-		if <-finished {
-			answered++
+	answers := map[netip.AddrPort]int{}
+	answered, enough := 0, false
+	for range servers {
+		s := out[<-finished]
+		if len(s.observations) == 0 {
+			continue
 		}
-		if answered == 2 {
+		answered++
+		answers[s.observations[0].Mapped]++
+		if !enough && (answers[s.observations[0].Mapped] == 2 || answered == 3) {
+			enough = true
 			time.AfterFunc(mappingGrace, cancel)
 		}
 	}

@@ -53,6 +53,7 @@ type Step struct {
 
 	mu      sync.Mutex // guards what follows
 	servers []string
+	spare   []netip.AddrPort // asked when no server answers
 	wake    func()
 	mapped  []candidate.Observation // of the last run
 
@@ -114,6 +115,14 @@ func (s *Step) SetServers(servers []string) {
 	if !same && wake != nil {
 		wake()
 	}
+}
+
+// SetSpare names other ports that answer STUN, such as the WireGuard ports of public peers: they are asked when none of the servers
+// answers, since a firewall may drop STUN's own port and let the rest of UDP through. Any goroutine may call it.
+func (s *Step) SetSpare(spare []netip.AddrPort) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.spare = slices.Clone(spare)
 }
 
 // NewestMapping asks a server that answered lately from a fresh socket, and returns the address that the NAT gave this socket: behind
@@ -236,6 +245,11 @@ func (s *Step) discover(ctx context.Context, r candidate.Request) (findings, can
 	f := findings{port: uint16(s.c.Port), local: r.Host.Addrs, at: time.Now()}
 	servers := s.chosen(ctx, r.Host)
 	results := observe(ctx, s.wg, servers)
+	if len(servers) > 0 && !slices.ContainsFunc(results, func(x seen) bool { return len(x.observations) > 0 }) {
+		if spare := observe(ctx, s.wg, s.chosenSpare(r.Host)); len(spare) > 0 && slices.ContainsFunc(spare, func(x seen) bool { return len(x.observations) > 0 }) {
+			results, f.spare = spare, true
+		}
+	}
 	f.v4, f.v6 = s.evidence(f.local, results, true), s.evidence(f.local, results, false)
 	if ctx.Err() != nil {
 		return f, f.report()
@@ -273,23 +287,34 @@ func (s *Step) chosen(ctx context.Context, host candidate.Host) []netip.AddrPort
 	s.mu.Lock()
 	names := s.servers
 	s.mu.Unlock()
-	has4 := s.c.Socket.IPv4() && slices.ContainsFunc(host.Addrs, netip.Addr.Is4)
-	has6 := s.c.Socket.IPv6() && slices.ContainsFunc(host.Addrs, netip.Addr.Is6)
-	var all []netip.AddrPort
-	for _, found := range s.lookUp(ctx, names) {
-		for _, a := range found {
-			inside := slices.ContainsFunc(host.Overlay, func(p netip.Prefix) bool { return p.Contains(a.Addr()) })
-			if !inside && !slices.Contains(host.Addrs, a.Addr()) && (a.Addr().Is4() && has4 || a.Addr().Is6() && has6) {
-				all = append(all, a)
-			}
-		}
-	}
+	all := s.askable(slices.Concat(s.lookUp(ctx, names)...), host)
 	known := map[netip.AddrPort]bool{}
 	for _, a := range all {
 		known[a] = s.run.answered[a]
 	}
 	s.run.answered = known // forgets servers that are gone
 	return chooseServers(all, known, s.run.attempt)
+}
+
+// chosenSpare picks some of the other ports.
+func (s *Step) chosenSpare(host candidate.Host) []netip.AddrPort {
+	s.mu.Lock()
+	spare := s.spare
+	s.mu.Unlock()
+	return chooseServers(s.askable(spare, host), nil, s.run.attempt)
+}
+
+// askable leaves out what cannot be asked, is we ourselves, or lies in the overlay.
+func (s *Step) askable(servers []netip.AddrPort, host candidate.Host) (out []netip.AddrPort) {
+	has4 := s.c.Socket.IPv4() && slices.ContainsFunc(host.Addrs, netip.Addr.Is4)
+	has6 := s.c.Socket.IPv6() && slices.ContainsFunc(host.Addrs, netip.Addr.Is6)
+	for _, a := range servers {
+		inside := slices.ContainsFunc(host.Overlay, func(p netip.Prefix) bool { return p.Contains(a.Addr()) })
+		if !inside && !slices.Contains(host.Addrs, a.Addr()) && (a.Addr().Is4() && has4 || a.Addr().Is6() && has6) {
+			out = append(out, a)
+		}
+	}
+	return out
 }
 
 // lookUp resolves the servers' names at once, since a name service that is away takes its time for each.
