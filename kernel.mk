@@ -5,3 +5,8 @@ KERNEL_LABS ?= $(wildcard examples/kernel-small.yaml)
 .PHONY: test-kernel
 test-kernel: $(if $(KERNEL_LABS),build)
 	.ci/kernel-tier $(addprefix -lab ,$(KERNEL_LABS)) $(KERNEL_FLAGS)
+
+# What an agent takes with kernel WireGuard, measured in the guest where this kernel has none.
+.PHONY: bench-kernel
+bench-kernel: build
+	.ci/kernel-tier -bench memory -timeout 20m $(KERNEL_FLAGS)

@@ -26,6 +26,7 @@ import (
 
 const (
 	trafficEvery = 250 * time.Millisecond // how soon a peer that begins to talk gets heartbeats
+	manyPeers    = 1000                   // for each so many once more
 	syncSpacing  = 5 * time.Millisecond   // gathers wake-ups that come together
 	tickEvery    = time.Second
 	farewell     = 500 * time.Millisecond
@@ -54,6 +55,7 @@ type loopState struct {
 	own      recordClock
 	roamed   roaming
 	counted  bool // traffic has been read once
+	skipped  int  // ticks since
 }
 
 // run serves and reconciles until ctx ends, or the agent is told to stop, or cannot go on.
@@ -112,7 +114,10 @@ func (a *Agent) loopUntil(ctx context.Context) (downOrder, error) {
 		case order := <-a.down:
 			return order, nil
 		case <-traffic.C:
-			a.readTraffic(ctx)
+			// In a large mesh less often: each reading costs in proportion to its peers.
+			if a.loop.skipped++; a.loop.skipped > min(len(a.loop.members)/manyPeers, 3) {
+				a.readTraffic(ctx)
+			}
 			continue
 		case <-count:
 			a.readTraffic(ctx)
@@ -456,6 +461,7 @@ func (a *Agent) readTraffic(ctx context.Context) {
 	if a.plane == nil {
 		return
 	}
+	a.loop.skipped = 0
 	at := time.Now()
 	all, err := a.plane.Peers(ctx)
 	if err != nil {

@@ -33,7 +33,6 @@ type hurrier struct {
 	fresh  map[dataplane.Key]*firstTries
 	timer  *time.Timer
 	closed bool
-	text   bytes.Buffer
 }
 
 type firstTries struct {
@@ -123,12 +122,12 @@ func (h *hurrier) run(now time.Time) {
 
 // look finds out who has a session.
 func (h *hurrier) look() {
-	h.text.Reset()
-	if err := h.dev.IpcGetOperation(&h.text); err != nil {
+	var text bytes.Buffer // not kept: a thousand peers need a megabyte, and first handshakes are soon over
+	if err := h.dev.IpcGetOperation(&text); err != nil {
 		return // the device's next reader will say so
 	}
-	defer clear(h.text.Bytes()) // there are keys in it
-	_, peers, err := decode(h.text.Bytes(), false)
+	defer clear(text.Bytes()) // there are keys in it
+	_, peers, err := decode(text.Bytes(), false)
 	if err != nil {
 		return
 	}
