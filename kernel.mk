@@ -1,6 +1,6 @@
 # The kernel tier: data-plane tests and KERNEL_LABS against kernel WireGuard, in a QEMU guest where this
 # kernel has none. KERNEL_FLAGS go to internal/kerneltest/tier, for instance -guest or -run NAME.
-KERNEL_LABS ?= $(wildcard examples/kernel-small.yaml)
+KERNEL_LABS ?= $(wildcard examples/kernel-*.yaml)
 
 .PHONY: test-kernel
 test-kernel: $(if $(KERNEL_LABS),build)

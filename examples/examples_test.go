@@ -18,7 +18,8 @@ import (
 
 // elsewhere are the examples that another tier runs, and which.
 var elsewhere = map[string]string{
-	"kernel-small": "the kernel tier runs it, in a guest where the host has no WireGuard",
+	"kernel-small":     "the kernel tier runs it, in a guest where the host has no WireGuard",
+	"kernel-relay-udp": "the same",
 }
 
 // parallel is how many labs run at once. An agent needs little, but a loaded machine is a slow one.

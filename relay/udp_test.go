@@ -5,13 +5,13 @@ import (
 	"net"
 	"net/netip"
 	"os"
-	"os/exec"
 	"slices"
 	"strings"
 	"sync"
 	"testing"
 	"time"
 
+	"github.com/google/nftables"
 	"github.com/vishvananda/netns"
 
 	"github.com/skeinmesh/skein/dataplane/relaynft"
@@ -86,14 +86,57 @@ func forwarding(t testing.TB, h *nattest.Host, value string) {
 	})
 }
 
-func (r *udpRelay) shell(t testing.TB, line string) string {
+// sysctl sets what the relay's namespace has for itself.
+func (r *udpRelay) sysctl(t testing.TB, name, value string) {
 	t.Helper()
-	var out []byte
-	err := r.host.Command(func(c *exec.Cmd) (err error) { out, err = c.CombinedOutput(); return err }, "sh", "-c", line)
+	r.host.Do(func() {
+		if err := os.WriteFile("/proc/sys/"+name, []byte(value), 0o644); err != nil {
+			t.Error(err)
+		}
+	})
+}
+
+// nft is a connection to the nftables of the relay's namespace.
+func (r *udpRelay) nft(t testing.TB) *nftables.Conn {
+	t.Helper()
+	c, err := nftables.New(nftables.WithNetNSFd(int(r.ns)))
 	if err != nil {
-		t.Fatalf("%s: %v\n%s", line, err, out)
+		t.Fatal(err)
 	}
-	return string(out)
+	return c
+}
+
+// ours is the relay's table, nil if there is none.
+func (r *udpRelay) ours(t testing.TB) *nftables.Table {
+	t.Helper()
+	tables, err := r.nft(t).ListTablesOfFamily(nftables.TableFamilyINet)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, x := range tables {
+		if x.Name == relaynft.TableName {
+			return x
+		}
+	}
+	return nil
+}
+
+// entries counts the elements of all maps of the relay's table.
+func (r *udpRelay) entries(t testing.TB) (n int) {
+	t.Helper()
+	c := r.nft(t)
+	sets, err := c.GetSets(r.ours(t))
+	if err != nil || len(sets) != 4 {
+		t.Fatalf("%d maps, %v", len(sets), err)
+	}
+	for _, s := range sets {
+		e, err := c.GetSetElements(s)
+		if err != nil {
+			t.Fatal(err)
+		}
+		n += len(e)
+	}
+	return n
 }
 
 // udpEnd is a member whose WireGuard port is a socket on a host of the little internet.
@@ -389,7 +432,8 @@ func TestUnusedPairsEndAndTheirPortsAreFree(t *testing.T) {
 		n, m := nattest.New(t), newMembers()
 		r := startUDP(t, n.Host(nattest.Public), m, driver, func(c *UDPConfig) { c.Idle = 500 * time.Millisecond; c.First, c.Last = 24000, 24001 })
 		// The kernel remembers a UDP flow for so long after its last packet.
-		r.shell(t, "sysctl -qw net.netfilter.nf_conntrack_udp_timeout=1 net.netfilter.nf_conntrack_udp_timeout_stream=1")
+		r.sysctl(t, "net/netfilter/nf_conntrack_udp_timeout", "1")
+		r.sysctl(t, "net/netfilter/nf_conntrack_udp_timeout_stream", "1")
 		a, b, c := startEnd(t, m, n.Host(nattest.Public), r), startEnd(t, m, n.Host(nattest.Public), r), startEnd(t, m, n.Host(nattest.Public), r)
 		join(t, a, b)
 		passes(t, a, b)
@@ -398,12 +442,13 @@ func TestUnusedPairsEndAndTheirPortsAreFree(t *testing.T) {
 		}
 		waitFor(t, "the refusal while all ports are taken", func() bool { return a.reservation(c).Refused == deniedFull.String() })
 		waitFor(t, "the end of the pair", func() bool { return r.udp.Stats().Pairs == 0 && a.reservation(b).Refused != "" })
+		if driver == "kernel" && r.entries(t) != 0 {
+			t.Errorf("%d entries of the ended pair are left", r.entries(t))
+		}
 		join(t, a, c)
 		passes(t, a, c)
-		if driver == "kernel" {
-			if out := r.shell(t, "nft list table inet skein_relay"); strings.Contains(out, b.host.Addr.String()) {
-				t.Errorf("entries of the ended pair are left:\n%s", out)
-			}
+		if driver == "kernel" && r.entries(t) != 4 {
+			t.Errorf("%d entries of one pair, want two for each end", r.entries(t))
 		}
 	})
 }
@@ -479,7 +524,12 @@ func TestWithoutForwardingInTheKernelThisProcessForwards(t *testing.T) {
 func TestAFirewallThatDropsIsNoticed(t *testing.T) {
 	n, m := nattest.New(t), newMembers()
 	r := startUDP(t, n.Host(nattest.Public), m, "kernel")
-	r.shell(t, "nft add table ip other; nft add chain ip other forward '{ type filter hook forward priority 0; policy drop; }'")
+	c, drop := r.nft(t), nftables.ChainPolicyDrop
+	other := c.AddTable(&nftables.Table{Family: nftables.TableFamilyIPv4, Name: "other"})
+	c.AddChain(&nftables.Chain{Table: other, Name: "forward", Type: nftables.ChainTypeFilter, Hooknum: nftables.ChainHookForward, Priority: nftables.ChainPriorityFilter, Policy: &drop})
+	if err := c.Flush(); err != nil {
+		t.Fatal(err)
+	}
 	a, b := startEnd(t, m, n.Host(nattest.Symmetric), r), startEnd(t, m, n.Host(nattest.Symmetric), r)
 	join(t, a, b)
 	waitFor(t, "the fall back to userspace", func() bool {
@@ -518,8 +568,8 @@ func TestFlowsOutliveTheirRelaysAgent(t *testing.T) {
 	if err := relaynft.Purge(relaynft.Config{NetNS: int(r.ns)}); err != nil {
 		t.Fatal(err)
 	}
-	if out := r.shell(t, "nft list tables"); strings.Contains(out, "skein_relay") {
-		t.Errorf("after the purge: %s", out)
+	if r.ours(t) != nil {
+		t.Error("the table is there after the purge")
 	}
 	a.send(b, "after the purge")
 	c := startUDP(t, host, m, "kernel")
@@ -537,7 +587,11 @@ func TestATableThatSomebodyDeletedIsMended(t *testing.T) {
 	a, b := startEnd(t, m, n.Host(nattest.Symmetric), r), startEnd(t, m, n.Host(nattest.Symmetric), r)
 	join(t, a, b)
 	passes(t, a, b)
-	r.shell(t, "nft delete table inet skein_relay; conntrack -F 2>/dev/null || true")
+	nft := r.nft(t)
+	nft.DelTable(r.ours(t))
+	if err := nft.Flush(); err != nil {
+		t.Fatal(err)
+	}
 	a.open() // whose new mapping has no entry in the connection table
 	waitFor(t, "the table to be mended", func() bool { a.knock(b); b.knock(a); return r.udp.Stats().Rebound > 0 })
 	passes(t, a, b)

@@ -104,7 +104,8 @@ func mark(ipv6 bool, m string) []expr.Any {
 	native := binaryutil.NativeEndian.PutUint32
 	rule := append(translated(), key(ipv6)...)
 	return append(rule,
-		&expr.Lookup{SourceRegister: firstReg, SetName: m},
+		// The result is not needed; but kernels before 6.14 or so look up in a map only for one.
+		&expr.Lookup{SourceRegister: firstReg, DestRegister: firstReg, IsDestRegSet: true, SetName: m},
 		&expr.Meta{Key: expr.MetaKeyMARK, Register: 1},
 		&expr.Bitwise{SourceRegister: 1, DestRegister: 1, Len: 4, Mask: native(^uint32(dataplane.MarkMask)), Xor: native(dataplane.MarkWG)},
 		&expr.Meta{Key: expr.MetaKeyMARK, SourceRegister: true, Register: 1},

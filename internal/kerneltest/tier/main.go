@@ -20,7 +20,7 @@ import (
 	"github.com/skeinmesh/skein/internal/kerneltest"
 )
 
-var defaultPackages = []string{"./dataplane/wireguard", "./dataplane/nft", "./dataplane/route", "./dataplane/plane"}
+var defaultPackages = []string{"./dataplane/wireguard", "./dataplane/nft", "./dataplane/relaynft", "./dataplane/route", "./dataplane/plane"}
 
 type options struct {
 	labs    []string
@@ -45,7 +45,7 @@ func main() {
 	flag.StringVar(&o.run, "run", "", "run only tests that match, as go test -run")
 	flag.BoolVar(&o.guest, "guest", false, "use the guest even where this kernel has WireGuard")
 	flag.BoolVar(&o.fresh, "fresh", false, "look for a newer kernel package than the cached one")
-	flag.DurationVar(&o.timeout, "timeout", 3*time.Minute, "limit for the run")
+	flag.DurationVar(&o.timeout, "timeout", 6*time.Minute, "limit for the run")
 	flag.Parse()
 	packages := flag.Args()
 	if len(packages) == 0 && o.bench == "" {
