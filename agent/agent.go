@@ -72,17 +72,18 @@ type Agent struct {
 	pool        *relay.Pool
 	proxies     *relay.Proxies
 	relay       *relay.Server
-	udp         *relay.UDP // of relay; nil: it forwards no UDP
+	udp         atomic.Pointer[relay.UDP] // of relay; nil: it forwards no UDP
 	relayTable  *relaynft.Table
 	relayWhy    error // why the kernel forwards none
 	relayUnlock func()
 	stun        atomic.Pointer[stunserver.Server]
-	front       *front
+	front       atomic.Pointer[front]
 	prober      *probe.Prober
 	discoverer  *candidate.Discoverer
 	reflexive   *reflexive.Step
 	// discovering is closed when the discoverer has ended.
 	discovering chan struct{}
+	moved       atomic.Bool // this host's addresses have changed
 	socket      *probe.Socket
 	conns       *consensus.Conns
 	paths       *path.Manager

@@ -78,7 +78,7 @@ func (a *Agent) discoverySteps(internal netip.Addr) ([]candidate.Step, error) {
 }
 
 func (a *Agent) openStun() error {
-	if a.front == nil || !a.hasPublicAddress() || a.stun.Load() != nil {
+	if a.front.Load() == nil || !a.hasPublicAddress() || a.stun.Load() != nil {
 		return nil
 	}
 	s, err := stunserver.Listen(stunserver.Config{
@@ -89,6 +89,26 @@ func (a *Agent) openStun() error {
 	}
 	a.stun.Store(s)
 	return nil
+}
+
+// followAddresses opens what a public host offers to others when this one has become public. What is open stays open: an address that
+// went away may come back, and nobody is sent to one that is not in the record.
+func (a *Agent) followAddresses(ctx context.Context) {
+	message := ""
+	if a.front.Load() == nil {
+		err := a.openRelayServer()
+		if f := a.front.Load(); err == nil && f != nil {
+			a.log.Info("this host has become public: it relays for others now")
+			go f.serve(ctx)
+		}
+		if err != nil {
+			message = err.Error()
+		}
+	}
+	if err := a.openStun(); err != nil {
+		message = err.Error()
+	}
+	a.report("public host", warning, message, "this host is public and offers others nothing: free the port, or set another one in the configuration")
 }
 
 // onStun hands STUN answers that came to WireGuard's port to whoever asked. A host that answers STUN answers here too: a firewall on
@@ -119,6 +139,9 @@ func (a *Agent) onDiscovered(r candidate.Result) {
 		}
 	}
 	a.journal.Append(&skeinv1.JournalEntry{Time: r.At.UnixNano(), Body: &skeinv1.JournalEntry_NatObserved{NatObserved: entry}})
+	if old != nil && !old.Host.Equal(r.Host) {
+		a.moved.Store(true)
+	}
 	if old != nil && !old.SameCandidates(r) {
 		a.paths.NetworkChanged()
 	}

@@ -82,8 +82,8 @@ func (a *Agent) run(ctx context.Context) error {
 	if a.relay != nil {
 		err = errors.Join(err, a.relay.Close())
 	}
-	if a.front != nil {
-		<-a.front.done
+	if f := a.front.Load(); f != nil {
+		<-f.done
 	}
 	var purged error
 	if errors.Is(err, errRevoked) || order.purge {
@@ -166,6 +166,9 @@ func (a *Agent) sync(ctx context.Context) error {
 		return err
 	}
 	a.syncRecords()
+	if a.moved.Swap(false) {
+		a.followAddresses(ctx)
+	}
 	a.publish()
 	a.metrics.observe()
 	if a.plane != nil && !time.Now().Before(a.loop.retry) {
@@ -489,8 +492,8 @@ func (a *Agent) serve(ctx context.Context) {
 	go a.watchState(ctx)
 	go a.follow(ctx)
 	go a.serveRPC(ctx)
-	if a.front != nil {
-		go a.front.serve(ctx)
+	if f := a.front.Load(); f != nil {
+		go f.serve(ctx)
 	}
 	if a.socket != nil {
 		go a.socket.Serve(a.prober.Handle)

@@ -97,7 +97,7 @@ func (a *Agent) observed() *skeinv1.Record {
 	}
 	a.guessedRecord(r)
 	offers := a.offers()
-	if a.front != nil && (a.cfg.Relay != config.Off || a.relayOnly()) && len(offers) > 0 {
+	if a.front.Load() != nil && (a.cfg.Relay != config.Off || a.relayOnly()) && len(offers) > 0 {
 		r.Relay = &skeinv1.RelayOffer{Addresses: withPort(offers, a.cfg.Ports.Relay), Udp: a.udpDriver()}
 	}
 	if a.stun.Load() != nil {
@@ -230,7 +230,7 @@ func (a *Agent) offers() []string {
 // seeds are where a joiner can knock: this node first, then every member that relays.
 func (a *Agent) seeds() []*skeinv1.JoinToken_Seed {
 	var out []*skeinv1.JoinToken_Seed
-	if a.front != nil {
+	if a.front.Load() != nil {
 		for _, at := range withPort(a.offers(), a.cfg.Ports.Relay) {
 			out = append(out, &skeinv1.JoinToken_Seed{Address: at, IdentityKey: a.key.Public()})
 		}

@@ -200,22 +200,30 @@ func (a *Agent) openRelayServer() error {
 	if a.cfg.Relay == config.Auto && !a.isServer() && !a.relayOnly() && !a.hasPublicAddress() {
 		return nil
 	}
-	var err error
-	if a.udp, err = a.openUDPRelay(); err != nil {
-		return err
-	}
-	l := a.cfg.RelayLimits
-	a.relay = relay.NewServer(relay.ServerConfig{
-		Self: a.id, Log: a.log, UDP: a.udp, Member: func(id identity.ID) bool { _, ok := a.roster.Key(id); return ok },
-		MaxSessions: int(l.Sessions), MaxStreamsPerClient: int(l.ClientStreams), MaxMemory: int(l.MemoryMiB) << 20,
-		ClientBytes: int(l.ClientMbit) * 1e6 / 8, ClientPackets: int(l.ClientPackets),
-	})
-	a.front, err = openFront(a.key, a.roster, ":"+strconv.Itoa(int(a.cfg.Ports.Relay)), map[string]func(context.Context, *tls.Conn, identity.ID){
+	f, err := openFront(a.key, a.roster, ":"+strconv.Itoa(int(a.cfg.Ports.Relay)), map[string]func(context.Context, *tls.Conn, identity.ID){
 		identity.ALPNRelay:  func(_ context.Context, c *tls.Conn, peer identity.ID) { a.relay.HandleSession(c, peer) },
 		identity.ALPNSplice: func(_ context.Context, c *tls.Conn, peer identity.ID) { a.relay.HandleSplice(c, peer) },
 		identity.ALPNJoin:   a.serveJoin,
 	}, a.log)
-	return err
+	if err != nil {
+		return err
+	}
+	udp, err := a.openUDPRelay()
+	if err != nil {
+		f.listener.Close()
+		return err
+	}
+	l := a.cfg.RelayLimits
+	a.relay = relay.NewServer(relay.ServerConfig{
+		Self: a.id, Log: a.log, UDP: udp, Member: func(id identity.ID) bool { _, ok := a.roster.Key(id); return ok },
+		MaxSessions: int(l.Sessions), MaxStreamsPerClient: int(l.ClientStreams), MaxMemory: int(l.MemoryMiB) << 20,
+		ClientBytes: int(l.ClientMbit) * 1e6 / 8, ClientPackets: int(l.ClientPackets),
+	})
+	if udp != nil {
+		a.udp.Store(udp)
+	}
+	a.front.Store(f)
+	return nil
 }
 
 func (a *Agent) openGossip(joined *skeinv1.JoinResponse) error {

@@ -86,19 +86,21 @@ func (a *Agent) closeRelayTable(purge bool) error {
 
 // udpDriver is who forwards UDP here, as the record says it; empty: nobody.
 func (a *Agent) udpDriver() string {
-	if a.udp == nil {
+	udp := a.udp.Load()
+	if udp == nil {
 		return ""
 	}
-	name, _ := a.udp.Driver()
+	name, _ := udp.Driver()
 	return name
 }
 
 // udpText is udpDriver for people: with what keeps the kernel from it.
 func (a *Agent) udpText() string {
-	if a.udp == nil {
+	udp := a.udp.Load()
+	if udp == nil {
 		return ""
 	}
-	name, why := a.udp.Driver()
+	name, why := udp.Driver()
 	if why == nil {
 		why = a.relayWhy
 	}
@@ -111,10 +113,11 @@ func (a *Agent) udpText() string {
 // checkUDPRelay tells the user when the kernel does not do what it should. That it forwards nothing at all is no problem unless
 // the configuration asks for it: auto means this process then.
 func (a *Agent) checkUDPRelay() {
-	if a.udp == nil {
+	udp := a.udp.Load()
+	if udp == nil {
 		return
 	}
-	_, why := a.udp.Driver()
+	_, why := udp.Driver()
 	if why == nil || !errors.Is(why, relay.ErrForwardingDropped) && a.cfg.Dataplane.Relay != config.Kernel {
 		a.report("UDP relay", "", "", "")
 		return
@@ -155,10 +158,11 @@ func (a *Agent) onReserved(r relay.Reservation) {
 
 // collectUDPRelay tells how the relay's reserved ports do.
 func (a *Agent) collectUDPRelay(out chan<- prometheus.Metric) {
-	if a.udp == nil {
+	udp := a.udp.Load()
+	if udp == nil {
 		return
 	}
-	s := a.udp.Stats()
+	s := udp.Stats()
 	for state, n := range map[string]int{"reserved": s.Pairs - s.Ready, "kernel": s.InKernel, "userspace": s.Ready - s.InKernel} {
 		out <- prometheus.MustNewConstMetric(descUDPPairs, prometheus.GaugeValue, float64(n), state)
 	}
