@@ -165,6 +165,7 @@ func (a *Agent) sync(ctx context.Context) error {
 	if err := a.syncState(); err != nil {
 		return err
 	}
+	a.followMTU()
 	a.syncRecords()
 	if a.moved.Swap(false) {
 		a.followAddresses(ctx)
@@ -221,7 +222,7 @@ func (a *Agent) syncState() error {
 		set := st.Settings()
 		s := path.Settings{
 			DirectRetry: seconds(set.GetDirectRetryIntervalSeconds()), Keepalive: seconds(set.GetPersistentKeepaliveSeconds()),
-			Exclude: projection.Overlays(st.Cluster()),
+			Exclude: projection.Overlays(st.Cluster()), MTU: a.linkMTU(),
 		}
 		if a.cfg.DirectRetryIntervalSeconds > 0 {
 			s.DirectRetry = seconds(a.cfg.DirectRetryIntervalSeconds)
@@ -357,10 +358,10 @@ func (a *Agent) projectionInput(st *events.State) projection.Input {
 	for id, p := range a.currentPaths() {
 		switch p.Kind {
 		case path.Direct:
-			in.Endpoints[id] = projection.Endpoint{Addr: p.Endpoint, Proven: true}
+			in.Endpoints[id] = projection.Endpoint{Addr: p.Endpoint, Proven: true, MTU: p.MTU}
 		case path.Relay:
 			if p.UDP() {
-				in.Endpoints[id] = projection.Endpoint{Addr: p.Endpoint, Proven: true}
+				in.Endpoints[id] = projection.Endpoint{Addr: p.Endpoint, Proven: true, MTU: p.MTU}
 				break
 			}
 			in.Endpoints[id] = projection.Endpoint{Addr: a.proxies.Endpoint(id)}

@@ -13,6 +13,7 @@ import (
 
 	"github.com/skeinmesh/skein/agent/config"
 	skeinv1 "github.com/skeinmesh/skein/api/skein/v1"
+	"github.com/skeinmesh/skein/dataplane"
 	"github.com/skeinmesh/skein/events"
 	"github.com/skeinmesh/skein/gossip"
 	"github.com/skeinmesh/skein/gossip/candidate"
@@ -316,6 +317,26 @@ func (a *Agent) hasPublicAddress() bool {
 
 // tunnelOverhead is what WireGuard adds to a packet over IPv6, in bytes.
 const tunnelOverhead = 80
+
+// linkMTU is the tunnel's MTU, in bytes.
+func (a *Agent) linkMTU() int {
+	if mtu := a.tunnelMTU(); mtu > 0 {
+		return mtu
+	}
+	return dataplane.MTU
+}
+
+// followMTU tells the paths when the tunnel's MTU has changed with this host's links.
+func (a *Agent) followMTU() {
+	s := a.settings.Load()
+	if a.paths == nil || s == nil || s.MTU == a.linkMTU() {
+		return
+	}
+	n := *s
+	n.MTU = a.linkMTU()
+	a.settings.Store(&n)
+	a.paths.SetSettings(n)
+}
 
 // tunnelMTU fits the tunnel into the smallest of this host's links that packets may leave by.
 func (a *Agent) tunnelMTU() int {

@@ -140,6 +140,12 @@ func (p pinger) SendPing(peer identity.ID, to netip.AddrPort) ([12]byte, error) 
 	return tx, err
 }
 
+// SendPingSize is SendPing with padding. It follows a small one, which has shown the relay what is to be shown.
+func (p pinger) SendPingSize(peer identity.ID, to netip.AddrPort, size int) ([12]byte, error) {
+	tx, err := p.a.prober.SendPingSize(peer, to, size)
+	return tx, err
+}
+
 // onRelay takes what a relay has sent to WireGuard's port.
 func (a *Agent) onRelay(from netip.AddrPort, local netip.Addr, payload []byte, _ time.Time) {
 	if answer, ok := a.pool.TakeChallenge(from, payload); ok {

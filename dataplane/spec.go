@@ -21,6 +21,8 @@ const (
 	SetTargetsIPv4  = "skein_targets_ipv4"
 	SetTargetsIPv6  = "skein_targets_ipv6"
 
+	ChainClamp = "skein_clamp"
+
 	ChainRewriteIn  = "skein_rewrite_in" // these four are there only while there is a PortRewrite
 	ChainRewriteOut = "skein_rewrite_out"
 	SetRewriteIn    = "skein_rewrite_ports"
@@ -73,6 +75,14 @@ type Link struct {
 	// Addresses carry the overlay's prefix length, so that the kernel picks them as source address
 	// for every overlay destination.
 	Addresses []netip.Prefix
+	// Narrow are destinations whose way carries smaller packets only, sorted.
+	Narrow []Narrow
+}
+
+// Narrow is a destination of the tunnel for which the link's MTU is too large.
+type Narrow struct {
+	Prefix netip.Prefix
+	MTU    int // bytes
 }
 
 // WireGuard is the device's configuration.

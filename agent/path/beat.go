@@ -32,6 +32,7 @@ func (s *step) beat() {
 	}
 	if !s.now.Before(s.nextBeat(i)) {
 		s.ping(i)
+		s.wideBeat(i)
 	}
 }
 

@@ -41,6 +41,10 @@ type echo struct {
 	queue []event
 }
 
+func (e *echo) SendPingSize(peer identity.ID, to netip.AddrPort, _ int) ([12]byte, error) {
+	return e.SendPing(peer, to)
+}
+
 func (e *echo) SendPing(peer identity.ID, to netip.AddrPort) ([12]byte, error) {
 	e.tx++
 	var tx [12]byte

@@ -72,6 +72,9 @@ func (s *step) retry() {
 		return
 	}
 	s.NextRetry = s.now.Add(s.jitter(s.directRetry(), s.Retries))
+	if s.Path.MTU > 0 {
+		s.tryWide(s.direct()) // it may carry more again
+	}
 	for i := range s.Probes {
 		if p := &s.Probes[i]; p.Planned {
 			p.BurstAt, p.Next = s.now.Add(-pacing[len(pacing)-1]), len(pacing)-1 // a single ping
@@ -100,7 +103,7 @@ func (p *Probe) due() (time.Time, bool) {
 
 // nextWake is the earliest time at which a step would do something; zero: never.
 func (s *step) nextWake() time.Time {
-	at := earlier(earlier(s.NextRetry, s.guessWake()), s.reserveWake())
+	at := earlier(earlier(s.NextRetry, s.guessWake()), earlier(s.reserveWake(), s.wideWake()))
 	active := s.active()
 	if active >= 0 {
 		at = earlier(at, s.beatWake(active))

@@ -9,7 +9,7 @@ import (
 // settle chooses the path after everything else of a step is done.
 func (s *step) settle() {
 	active := s.active()
-	if i := s.find(s.fresh); i >= 0 && i != active && s.usable(i) {
+	if i := s.find(s.fresh); i >= 0 && i != active && s.usable(i) && s.fits(i) {
 		if active < 0 || s.Path.Silent || s.above(i, active) || s.renews(i, active) {
 			s.use(i, "direct-proven")
 			return
@@ -112,6 +112,7 @@ func (s *step) use(i int, rule string) {
 	case "direct-follows":
 		s.Path.Reason = fmt.Sprintf("The peer sends from %s (%s), which answers after %s, so both ends use the same way.", p.Endpoint, p.label(), round(p.RTT))
 	}
+	s.narrowed(p)
 	s.LastDirect, s.Lost = p.Endpoint, ""
 	s.Retries = 0
 	s.NextRetry = s.now.Add(s.jitter(s.directRetry(), 0))

@@ -7,7 +7,8 @@
 // thousand idle peers cost nothing between their keepalives.
 //
 // Invariants:
-//   - a direct path is used only after a ping of ours to that very endpoint was answered;
+//   - a direct path is used only after a ping of ours to that very endpoint was answered, and one as large as the tunnel's
+//     packets, unless there is no other way;
 //   - an address that is not in the peer's signed record gets at most three pings before it answers;
 //   - an endpoint that never answered gets a bounded number of pings in any window;
 //   - a path that stays the same causes no action and no write.

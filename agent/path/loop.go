@@ -30,6 +30,7 @@ type owned struct {
 type pinged struct {
 	peer identity.ID
 	to   netip.AddrPort
+	size int // as Action has it
 	at   time.Time
 }
 
@@ -128,7 +129,7 @@ func (m *Manager) handle(e event) {
 			if !e.at.IsZero() {
 				now = later(sent.at, e.at) // the moment of arrival, not of this turn
 			}
-			e.in.RTT, e.in.Sent = now.Sub(sent.at), sent.at
+			e.in.RTT, e.in.Sent, e.in.Size = now.Sub(sent.at), sent.at, sent.size
 		}
 	}
 	known, burst := len(p.machine.Probes), p.machine.BurstAt
@@ -165,7 +166,7 @@ func (m *Manager) step(p *peer, now time.Time, in Input) {
 	for _, a := range actions {
 		switch a.Kind {
 		case ActionPing:
-			if err := m.ping(p, next.Now, a.Endpoint); err != nil {
+			if err := m.ping(p, next.Now, a.Endpoint, a.Size); err != nil && a.Size == 0 { // a padded one may be too long for this host's own link
 				failed = append(failed, Input{Kind: InputSendFailed, Endpoint: a.Endpoint, Error: err.Error()})
 			}
 		case ActionPunch:
@@ -224,14 +225,19 @@ func (m *Manager) schedule(p *peer, at time.Time) {
 	}
 }
 
-func (m *Manager) ping(p *peer, now time.Time, to netip.AddrPort) error {
+func (m *Manager) ping(p *peer, now time.Time, to netip.AddrPort, size int) (err error) {
+	var tx [12]byte
 	m.metrics.pingsSent.Add(1)
-	tx, err := m.cfg.Prober.SendPing(p.machine.Peer, to)
+	if size == 0 {
+		tx, err = m.cfg.Prober.SendPing(p.machine.Peer, to)
+	} else {
+		tx, err = m.cfg.Prober.SendPingSize(p.machine.Peer, to, Wire(size, p.machine.Settings.MTU))
+	}
 	if err != nil {
 		m.metrics.pingErrors.Add(1)
 		return err
 	}
-	m.o.pings[tx] = pinged{p.machine.Peer, to, now}
+	m.o.pings[tx] = pinged{p.machine.Peer, to, size, now}
 	m.o.order = append(m.o.order, sentPing{tx, now})
 	return nil
 }

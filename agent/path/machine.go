@@ -91,6 +91,7 @@ type Probe struct {
 	HoldUntil    time.Time // not trusted before
 	Flaps        uint8
 	Error        string // why the last ping could not be sent
+	Wide         Wide
 
 	// Of a port that a relay has reserved.
 	Relay   identity.ID
@@ -128,8 +129,11 @@ func Step(m Machine, now time.Time, in Input) (Machine, []Action) {
 	s.beat()
 	s.burst()
 	s.reserve()
+	s.widen()
 	s.settle()
 	s.guess()
+	s.widen() // what has just begun
+	s.Path.MTU = s.pathMTU()
 	if !s.Path.same(before) {
 		s.actions = append(s.actions, Action{Kind: ActionUse, Path: s.Path})
 	}
@@ -161,10 +165,11 @@ func (s *step) take(in Input) {
 	case InputNetwork:
 		for i := range s.Probes {
 			s.Probes[i].HoldUntil, s.Probes[i].Flaps = time.Time{}, 0
+			s.Probes[i].Wide.Narrow = time.Time{}
 		}
 		s.restart()
 	case InputPong:
-		s.takePong(unmap(in.Endpoint), in.RTT, in.Sent)
+		s.takePong(unmap(in.Endpoint), in.RTT, in.Sent, in.Size)
 	case InputPing:
 		s.takePing(unmap(in.Endpoint))
 	case InputEndpointSeen:
@@ -190,6 +195,7 @@ func (s *step) take(in Input) {
 
 func (s *step) takeSettings(n Settings) {
 	old := s.Settings
+	s.resize(n.MTU)
 	s.Settings = n
 	if !slices.Equal(old.Exclude, n.Exclude) || !old.sameGuessing(n) {
 		s.replan()
@@ -351,13 +357,13 @@ func (s *step) takePunch(addrs []netip.AddrPort, reply bool) {
 	}
 }
 
-func (s *step) takePong(e netip.AddrPort, rtt time.Duration, sent time.Time) {
+func (s *step) takePong(e netip.AddrPort, rtt time.Duration, sent time.Time, size int) {
 	i := s.find(e)
 	if i < 0 || rtt < 0 || rtt > rttLimit {
 		return
 	}
 	p := &s.Probes[i]
-	if p.Sent == 0 || sent.After(p.LastSent) {
+	if p.Sent == 0 || sent.After(later(p.LastSent, p.Wide.Sent)) {
 		return // no ping of ours can have caused this
 	}
 	if s.now.Sub(p.LastAnswered) > streakGap {
@@ -367,11 +373,16 @@ func (s *step) takePong(e netip.AddrPort, rtt time.Duration, sent time.Time) {
 	p.Streak = min(p.Streak+1, 100)
 	p.Answered++
 	p.Unanswered, p.Error, p.LastAnswered = 0, "", s.now
+	if size > 0 {
+		s.takeWide(i, size)
+	}
 	s.fresh, s.sent, s.AgentAt = e, sent, s.now
 	if i == s.active() {
 		s.LastPong = s.now
 		s.Pending = slices.DeleteFunc(s.Pending, func(t time.Time) bool { return !t.After(sent) })
-		s.measure(rtt)
+		if size == 0 {
+			s.measure(rtt)
+		}
 		s.Path.RTT = s.SRTT
 	}
 }

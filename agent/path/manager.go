@@ -15,6 +15,8 @@ import (
 // Prober sends an authenticated ping from WireGuard's port. It must not block.
 type Prober interface {
 	SendPing(peer identity.ID, to netip.AddrPort) (txid [12]byte, err error)
+	// SendPingSize pads the UDP payload to size bytes, and asks for an answer of that size.
+	SendPingSize(peer identity.ID, to netip.AddrPort, size int) (txid [12]byte, err error)
 }
 
 // Relays knows which relay both ends share and would be used now. It must not block.

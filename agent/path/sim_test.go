@@ -28,7 +28,8 @@ type sim struct {
 	relay    time.Duration                             // one way, over the relay
 	cut      func(from, to int, e netip.AddrPort) bool // drops direct packets
 	hairpin  bool
-	stall    func(node int) time.Duration // how long this node's process still sleeps
+	carries  func(from, to int, size int) bool // tells padded packets that pass; nil: all do
+	stall    func(node int) time.Duration      // how long this node's process still sleeps
 	log      []string
 	traceMax int                      // bytes of the largest trace
 	onUse    func(n *simNode, p Path) // the shell of silent_test.go
@@ -45,6 +46,7 @@ type simNode struct {
 	maps      *natTable
 	wakeSeq   int
 	pings     int
+	padded    int
 	pingsTo   map[netip.AddrPort]int
 	first     time.Time // first path of any kind
 	direct    time.Time // since when direct without a break
@@ -238,7 +240,7 @@ func (s *sim) input(n *simNode, in Input) {
 	for _, a := range actions {
 		switch a.Kind {
 		case ActionPing:
-			s.ping(n, a.Endpoint)
+			s.ping(n, a.Endpoint, a.Size)
 		case ActionPunch:
 			s.punch(n, a.Reply)
 		case ActionWake:
@@ -304,14 +306,21 @@ func (s *sim) wake(n *simNode, at time.Time) {
 	})
 }
 
-func (s *sim) ping(n *simNode, to netip.AddrPort) {
+func (s *sim) ping(n *simNode, to netip.AddrPort, size int) {
+	passes := func(from, to int) bool { return size == 0 || s.carries == nil || s.carries(from, to, size) }
 	sent := s.now
 	n.pings++
+	if size > 0 {
+		n.padded++
+	}
 	n.pingsTo[to]++
 	s.send(n, to, func(peer *simNode, src netip.AddrPort) {
+		if !passes(n.id, peer.id) {
+			return
+		}
 		s.send(peer, src, func(back *simNode, from netip.AddrPort) {
-			if back == n && from == to {
-				s.input(n, Input{Kind: InputPong, Endpoint: to, RTT: s.now.Sub(sent), Sent: sent})
+			if back == n && from == to && passes(peer.id, n.id) {
+				s.input(n, Input{Kind: InputPong, Endpoint: to, RTT: s.now.Sub(sent), Sent: sent, Size: size})
 			}
 		})
 		s.input(peer, Input{Kind: InputPing, Endpoint: src})

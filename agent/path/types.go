@@ -42,6 +42,7 @@ type Path struct {
 	Rule     string        // short name of the rule that decided
 	Reason   string        // one plain sentence
 	Alive    bool          // answered lately; a relayed path lives as long as its relay's session
+	MTU      int           // largest packet of the tunnel that it carries; 0: all of them
 	Silent   bool          // alive by WireGuard's counters alone: the peer's agent does not answer
 }
 
@@ -61,7 +62,7 @@ func (p Path) String() string {
 
 // same reports whether two paths carry packets the same way.
 func (p Path) same(o Path) bool {
-	return p.Kind == o.Kind && p.Endpoint == o.Endpoint && p.Relay == o.Relay && p.Alive == o.Alive && p.Silent == o.Silent
+	return p.Kind == o.Kind && p.Endpoint == o.Endpoint && p.Relay == o.Relay && p.Alive == o.Alive && p.Silent == o.Silent && p.MTU == o.MTU
 }
 
 // Candidate is one way that a record offers to reach a node's WireGuard port.
@@ -110,6 +111,7 @@ type Settings struct {
 	DirectRetry time.Duration  // between attempts at a direct path for a relayed peer
 	Keepalive   time.Duration  // between pings on an idle direct path
 	Exclude     []netip.Prefix // addresses inside the tunnel: never an endpoint
+	MTU         int            // largest packet of the tunnel; 0: it is not tried what paths carry
 
 	NoGuessing    bool            // ports are never guessed on this host
 	BirthdayBoth  bool            // two symmetric NATs guess at both ends
@@ -117,7 +119,7 @@ type Settings struct {
 }
 
 func (s Settings) equal(o Settings) bool {
-	return s.DirectRetry == o.DirectRetry && s.Keepalive == o.Keepalive && slices.Equal(s.Exclude, o.Exclude) && s.sameGuessing(o)
+	return s.DirectRetry == o.DirectRetry && s.Keepalive == o.Keepalive && s.MTU == o.MTU && slices.Equal(s.Exclude, o.Exclude) && s.sameGuessing(o)
 }
 
 func (s Settings) sameGuessing(o Settings) bool {
@@ -168,6 +170,7 @@ type Input struct {
 	Kind      InputKind
 	Endpoint  netip.AddrPort   `json:",omitzero"`
 	RTT       time.Duration    `json:",omitzero"`
+	Size      int              `json:",omitzero"` // of the answered ping, as a packet of the tunnel; 0: it was not padded
 	Sent      time.Time        `json:",omitzero"` // when the answered ping was sent, or the counters were read before
 	Node      *Node            `json:",omitempty"`
 	Relay     RelayChoice      `json:",omitzero"`
@@ -198,6 +201,7 @@ const (
 type Action struct {
 	Kind     ActionKind
 	Endpoint netip.AddrPort
+	Size     int  // of a ping: padded as a packet of the tunnel of that size would be; 0: not
 	Reply    bool // the punch answers the peer's
 	Path     Path
 	At       time.Time
@@ -209,6 +213,9 @@ type Action struct {
 func (a Action) String() string {
 	switch a.Kind {
 	case ActionPing:
+		if a.Size > 0 {
+			return fmt.Sprintf("ping %s size=%d", a.Endpoint, a.Size)
+		}
 		return "ping " + a.Endpoint.String()
 	case ActionPunch:
 		return fmt.Sprintf("punch reply=%t", a.Reply)

@@ -83,6 +83,11 @@ func (p pinger) SendPing(id identity.ID, to netip.AddrPort) ([12]byte, error) {
 	return [12]byte(tx), err
 }
 
+func (p pinger) SendPingSize(id identity.ID, to netip.AddrPort, size int) ([12]byte, error) {
+	tx, err := p.Prober.SendPingSize(id, to, size)
+	return [12]byte(tx), err
+}
+
 // BenchmarkHeartbeats is what watching over peers costs: the path manager, the prober and its raw socket, with
 // 1,000 direct peers, of which 50 have traffic, over a veth. Every peer answers, and watches us as we watch it.
 // An iteration is a second; %core is the processor time of this process.
@@ -111,6 +116,7 @@ func BenchmarkHeartbeats(b *testing.B) {
 		return &skeinv1.Record{NatType: skeinv1.NatType_NAT_TYPE_NONE, Candidates: []*skeinv1.Candidate{{
 			Type: skeinv1.CandidateType_CANDIDATE_TYPE_HOST, Address: netip.AddrPortFrom(a, heartbeatPort).String(), Source: "interface"}}}
 	}
+	m.SetSettings(path.Settings{MTU: 1420})
 	m.SetSelf(record(netip.MustParseAddr("198.19.0.1")))
 	for i := range peers {
 		prober.SetPeer(crowdID(i), crowdKey(i))

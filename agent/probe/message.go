@@ -16,7 +16,7 @@ import (
 // Sizes in bytes.
 const (
 	Size    = 80   // of a ping or pong without padding
-	MaxSize = 1400 // of one with padding
+	MaxSize = 1452 // of one with padding: it fills plain Ethernet over IPv6, as the tunnel does
 
 	signedSize = 64
 	macSize    = Size - signedSize
@@ -33,6 +33,7 @@ const (
 	offCounter  = 36
 	offObserved = 44
 	offPort     = 60
+	offFlags    = 62
 )
 
 const (
@@ -41,6 +42,9 @@ const (
 	// versionRelay marks what a relay and its clients say to each other on its reserved ports (package relay).
 	versionRelay = 0x80
 )
+
+// flagEcho asks for a pong as long as the ping.
+const flagEcho = 1
 
 // Type says what a message is.
 type Type uint8
@@ -72,6 +76,7 @@ type Message struct {
 	Epoch    uint64         // of the sender's agent, grows at each start
 	Counter  uint64         // of the sender towards this peer within the epoch
 	Observed netip.AddrPort // pong: where the ping was seen to come from
+	Echo     bool           // ping: the pong shall be as long
 	Length   int            // whole datagram with padding
 }
 
@@ -97,6 +102,7 @@ func Parse(b []byte) (Message, error) {
 	copy(m.Tx[:], b[offTx:])
 	m.Epoch = binary.BigEndian.Uint64(b[offEpoch:])
 	m.Counter = binary.BigEndian.Uint64(b[offCounter:])
+	m.Echo = b[offFlags]&flagEcho != 0
 	if m.Type == TypePong {
 		addr := netip.AddrFrom16([16]byte(b[offObserved:offPort])).Unmap()
 		m.Observed = netip.AddrPortFrom(addr, binary.BigEndian.Uint16(b[offPort:]))
@@ -150,6 +156,9 @@ func (c *Codec) encode(b []byte, m Message) []byte {
 		a := m.Observed.Addr().As16()
 		copy(p[offObserved:], a[:])
 		binary.BigEndian.PutUint16(p[offPort:], m.Observed.Port())
+	}
+	if m.Echo {
+		p[offFlags] |= flagEcho
 	}
 	copy(p[signedSize:Size], c.sign(p[:signedSize]))
 	return b

@@ -125,7 +125,8 @@ func (p *Prober) SendPing(id identity.ID, to netip.AddrPort) (TxID, error) {
 	return p.SendPingSize(id, to, Size)
 }
 
-// SendPingSize is SendPing with a datagram of a given size, at most MaxSize, to learn whether such datagrams pass.
+// SendPingSize is SendPing with a datagram of a given size, at most MaxSize, to learn whether such datagrams pass there
+// and back: the pong is as long.
 func (p *Prober) SendPingSize(id identity.ID, to netip.AddrPort, size int) (TxID, error) {
 	tx := NewTxID()
 	to = netip.AddrPortFrom(to.Addr().Unmap(), to.Port())
@@ -136,7 +137,7 @@ func (p *Prober) SendPingSize(id identity.ID, to netip.AddrPort, size int) (TxID
 		return tx, fmt.Errorf("ping node %s: %w", id, ErrUnknownPeer)
 	}
 	q.counter++
-	p.buffer = q.codec.EncodePing(p.buffer[:0], Message{Sender: p.c.Self, Tx: tx, Epoch: p.c.Epoch, Counter: q.counter, Length: size})
+	p.buffer = q.codec.EncodePing(p.buffer[:0], Message{Sender: p.c.Self, Tx: tx, Epoch: p.c.Epoch, Counter: q.counter, Length: size, Echo: size > Size})
 	now := time.Now()
 	if err := p.c.Socket.SendFrom(netip.Addr{}, to, p.buffer); err != nil {
 		return tx, fmt.Errorf("ping node %s: %w", id, err)
@@ -201,7 +202,11 @@ func (p *Prober) answer(q *peer, m Message, from netip.AddrPort, local netip.Add
 		return false
 	}
 	p.stats.pingsReceived.Add(1)
-	p.buffer = q.codec.EncodePong(p.buffer[:0], Message{Sender: p.c.Self, Tx: m.Tx, Epoch: p.c.Epoch, Observed: from})
+	answer := Message{Sender: p.c.Self, Tx: m.Tx, Epoch: p.c.Epoch, Observed: from}
+	if m.Echo {
+		answer.Length = m.Length
+	}
+	p.buffer = q.codec.EncodePong(p.buffer[:0], answer)
 	if err := p.c.Socket.SendFrom(local, from, p.buffer); err != nil {
 		p.c.Log.Debug("a ping could not be answered", "peer", m.Sender, "from", from, "error", err)
 	} else {

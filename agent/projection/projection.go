@@ -39,6 +39,8 @@ type Input struct {
 // Endpoint is where WireGuard sends for a peer: an address of the peer's, or a local relay proxy.
 type Endpoint struct {
 	Addr netip.AddrPort
+	// MTU is the largest packet of the tunnel that the way to there carries; 0: the link's.
+	MTU int
 	// Proven is set when the peer has answered from this address. Only then does a keepalive make sense:
 	// it keeps a NAT's mapping, which a proxy does not need, and it begins a handshake, which is lost and
 	// not tried again for five seconds when the peer does not know this node yet.
@@ -108,9 +110,15 @@ func Project(in Input) (dataplane.Spec, []Refusal) {
 			slices.SortFunc(peer.AllowedIPs, netip.Prefix.Compare)
 		}
 		spec.WireGuard.Peers[dataplane.Key(n.GetWireguardKey())] = peer
+		if mtu := in.Endpoints[id].MTU; mtu > 0 && mtu < spec.Link.MTU {
+			for _, p := range peer.AllowedIPs {
+				spec.Link.Narrow = append(spec.Link.Narrow, dataplane.Narrow{Prefix: p, MTU: mtu})
+			}
+		}
 		spec.Targets = append(spec.Targets, peer.AllowedIPs...)
 	}
 	spec.Targets = merge(spec.Targets)
+	slices.SortFunc(spec.Link.Narrow, func(a, b dataplane.Narrow) int { return a.Prefix.Compare(b.Prefix) })
 	return spec, refused
 }
 
@@ -249,6 +257,9 @@ func Text(s dataplane.Spec, name func(dataplane.Key) string) string {
 	}
 	for _, t := range s.Targets {
 		fmt.Fprintf(&b, "target %s\n", t)
+	}
+	for _, n := range s.Link.Narrow {
+		fmt.Fprintf(&b, "route %s dev %s mtu %d table %d\n", n.Prefix, s.Link.Name, n.MTU, dataplane.RouteTable)
 	}
 	fmt.Fprintf(&b, "rule %d fwmark %#x/%#x table %d\nroute default dev %s table %d\n",
 		dataplane.RulePriority, dataplane.MarkRoute, dataplane.MarkMask, dataplane.RouteTable, s.Link.Name, dataplane.RouteTable)

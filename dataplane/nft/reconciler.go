@@ -285,6 +285,8 @@ func (w *writer) rules(o Op) {
 	switch o.Kind {
 	case kindRewriteIn:
 		exprs = [][]expr.Any{rewriteInExprs(w.port)}
+	case kindClamp:
+		exprs = [][]expr.Any{clampExprs()}
 	case kindRewriteOut:
 		exprs = [][]expr.Any{rewriteOutExprs(w.port)}
 	}
@@ -340,6 +342,8 @@ func (w *writer) chain(o Op) *nftables.Chain {
 		c.Type, c.Hooknum = nftables.ChainTypeFilter, nftables.ChainHookPrerouting
 	case kindOutgoing:
 		c.Type, c.Hooknum = nftables.ChainTypeRoute, nftables.ChainHookOutput
+	case kindClamp:
+		c.Type, c.Hooknum, c.Priority = nftables.ChainTypeFilter, nftables.ChainHookPostrouting, nftables.ChainPriorityMangle
 	case kindRewriteIn:
 		c.Type, c.Hooknum, c.Priority = nftables.ChainTypeFilter, nftables.ChainHookPrerouting, nftables.ChainPriorityRaw
 	case kindRewriteOut:

@@ -46,6 +46,26 @@ func ruleExprs() [][]expr.Any {
 	}
 }
 
+// clampExprs make both ends of a TCP connection through the tunnel send segments that fit the route's MTU: what forwards, or
+// has asked another route first, does not know it. The kernel never raises the option (nft_exthdr).
+func clampExprs() []expr.Any {
+	const flags, synRst, syn, maxseg, size = 13, 0x06, 0x02, 2, 2
+	mark := func(v uint32) []byte { return binaryutil.NativeEndian.PutUint32(v) }
+	return []expr.Any{
+		&expr.Meta{Key: expr.MetaKeyMARK, Register: reg},
+		&expr.Bitwise{SourceRegister: reg, DestRegister: reg, Len: 4, Mask: mark(dataplane.MarkMask), Xor: mark(0)},
+		&expr.Cmp{Op: expr.CmpOpEq, Register: reg, Data: mark(dataplane.MarkRoute)},
+		&expr.Meta{Key: expr.MetaKeyL4PROTO, Register: reg},
+		&expr.Cmp{Op: expr.CmpOpEq, Register: reg, Data: []byte{unix.IPPROTO_TCP}},
+		load(transport, flags, 1, reg),
+		&expr.Bitwise{SourceRegister: reg, DestRegister: reg, Len: 1, Mask: []byte{synRst}, Xor: []byte{0}},
+		&expr.Cmp{Op: expr.CmpOpEq, Register: reg, Data: []byte{syn}},
+		&expr.Rt{Register: reg, Key: expr.RtTCPMSS},
+		&expr.Byteorder{SourceRegister: reg, DestRegister: reg, Op: expr.ByteorderHton, Len: size, Size: size},
+		&expr.Exthdr{SourceRegister: reg, Type: maxseg, Offset: 2, Len: size, Op: expr.ExthdrOpTcpopt},
+	}
+}
+
 // Registers for a key of several parts: the first three 32-bit ones, as the kernel names them.
 const (
 	part1 = reg
@@ -165,6 +185,9 @@ func ruleText(exprs []expr.Any) string {
 	if text := rewriteText(exprs, have); text != "" {
 		return text
 	}
+	if have == dump(clampExprs()) {
+		return clampText()
+	}
 	for i, ours := range ruleExprs() {
 		if dump(ours) == have {
 			return rulesText()[i]
@@ -196,6 +219,9 @@ func dump(exprs []expr.Any) string {
 			if e.IsDestRegSet {
 				parts = append(parts, fmt.Sprintf("into(%d)", e.DestRegister))
 			}
+		case *expr.Rt, *expr.Byteorder: // the library does not read them back
+		case *expr.Exthdr:
+			parts = append(parts, fmt.Sprintf("exthdr(%d,%d,%d,%d,%d)", e.SourceRegister, e.Type, e.Offset, e.Len, e.Op))
 		case *expr.Verdict:
 			parts = append(parts, fmt.Sprintf("verdict(%d,%s)", e.Kind, e.Chain))
 		default:

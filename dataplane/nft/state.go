@@ -56,6 +56,9 @@ const (
 	kindIPv4       = "ipv4_addr interval"
 	kindIPv6       = "ipv6_addr interval"
 
+	// Of what enters the tunnel the route is known here, and with it how large a packet may be.
+	kindClamp = "type filter hook postrouting priority -150 policy accept"
+
 	// Before conntrack on the way in and after it on the way out: the host's own firewall sees WireGuard's port alone.
 	kindRewriteIn  = "type filter hook prerouting priority -300 policy accept"
 	kindRewriteOut = "type filter hook postrouting priority 300 policy accept"
@@ -115,12 +118,17 @@ func want(targets []netip.Prefix) State {
 		Chains: map[string]Chain{
 			dataplane.ChainPrerouting: {Kind: kindPrerouting, Rules: rules},
 			dataplane.ChainOutgoing:   {Kind: kindOutgoing, Rules: rules},
+			dataplane.ChainClamp:      {Kind: kindClamp, Rules: []string{clampText()}},
 		},
 		Sets: map[string]Set{
 			dataplane.SetTargetsIPv4: {Kind: kindIPv4, Ranges: four},
 			dataplane.SetTargetsIPv6: {Kind: kindIPv6, Ranges: six},
 		},
 	}
+}
+
+func clampText() string {
+	return fmt.Sprintf("meta mark & %#08x == %#08x tcp flags & (syn | rst) == syn tcp option maxseg size set rt mtu", dataplane.MarkMask, dataplane.MarkRoute)
 }
 
 func rulesText() []string {

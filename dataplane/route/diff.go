@@ -65,7 +65,7 @@ func Diff(want, actual State, prune bool) []Op {
 		ops = append(ops, Op{Verb: DelRule, Rule: r})
 	}
 	for _, r := range actual.Routes {
-		if !slices.Contains(want.Routes, r) {
+		if !slices.Contains(want.Routes, r) && !slices.ContainsFunc(want.Routes, func(w Route) bool { return w.replaces(r) }) {
 			ops = append(ops, Op{Verb: DelRoute, Route: r})
 		}
 	}
@@ -122,7 +122,7 @@ func (s State) Apply(ops []Op) State {
 		case DelRule:
 			s.Rules = remove(s.Rules, o.Rule)
 		case AddRoute:
-			s.Routes = append(s.Routes, o.Route)
+			s.Routes = append(slices.DeleteFunc(s.Routes, o.Route.replaces), o.Route)
 		case DelRoute:
 			s.Routes = remove(s.Routes, o.Route)
 		}

@@ -60,6 +60,27 @@ func TestDiff(t *testing.T) {
 			s.Routes[0] = Route{Family: IPv4, Other: "default via 192.0.2.1"}
 		}), true},
 	}
+	narrow := func(mtu int, ss ...string) State {
+		l := link()
+		for _, s := range ss {
+			l.Narrow = append(l.Narrow, dataplane.Narrow{Prefix: netip.MustParsePrefix(s), MTU: mtu})
+		}
+		w, _ := Want(l, full)
+		return w
+	}
+	has := func(s State) State { s.Link.Index = 7; return s }
+	for name, c := range map[string][2]State{
+		"narrow":         {narrow(1328, "10.4.0.7/32", "fd00::7/128"), there(full, nil)},
+		"narrower":       {narrow(1280, "10.4.0.7/32", "fd00::7/128"), has(narrow(1328, "10.4.0.7/32", "fd00::7/128"))},
+		"narrow-no-more": {want(full), has(narrow(1328, "10.4.0.7/32", "fd00::7/128"))},
+		"wide-enough":    {narrow(1420, "10.4.0.7/32"), there(full, nil)},
+	} {
+		cases = append(cases, struct {
+			name         string
+			want, actual State
+			prune        bool
+		}{name, c[0], c[1], true})
+	}
 	for _, c := range cases {
 		t.Run(c.name, func(t *testing.T) {
 			ops := Diff(c.want, c.actual, c.prune)

@@ -62,6 +62,9 @@ func toRoute(r Route, link int) *netlink.Route {
 		k.Type, k.Priority = unix.RTN_UNREACHABLE, fallbackMetric
 		return k
 	}
+	if r.Dst.IsValid() {
+		k.Dst, k.MTU = &net.IPNet{IP: r.Dst.Addr().AsSlice(), Mask: net.CIDRMask(r.Dst.Bits(), r.Dst.Addr().BitLen())}, r.MTU
+	}
 	k.LinkIndex = link
 	if r.Family == IPv4 {
 		k.Scope = netlink.SCOPE_LINK
@@ -75,12 +78,17 @@ func fromRoute(f Family, k netlink.Route, link int) Route {
 		ones, _ = k.Dst.Mask.Size()
 	}
 	isDefault := k.Dst == nil || ones == 0 && k.Dst.IP.IsUnspecified()
-	plain := isDefault && len(k.Gw) == 0 && len(k.MultiPath) == 0 && k.Src == nil && k.Tos == 0
+	plain := len(k.Gw) == 0 && len(k.MultiPath) == 0 && k.Src == nil && k.Tos == 0
 	switch {
-	case plain && k.Type == unix.RTN_UNREACHABLE && k.Priority == fallbackMetric:
+	case plain && isDefault && k.Type == unix.RTN_UNREACHABLE && k.Priority == fallbackMetric:
 		return Route{Family: f, Unreachable: true}
 	case plain && k.Type == unix.RTN_UNICAST && k.LinkIndex == link && link != 0 && k.Priority < fallbackMetric:
-		return Route{Family: f}
+		if isDefault {
+			return Route{Family: f}
+		}
+		if dst, ok := netip.AddrFromSlice(k.Dst.IP); ok && k.MTU > 0 {
+			return Route{Family: f, Dst: netip.PrefixFrom(dst.Unmap(), ones), MTU: k.MTU}
+		}
 	}
 	return Route{Family: f, Other: fmt.Sprintf("type %d %s metric %d", k.Type, k, k.Priority)}
 }

@@ -48,11 +48,19 @@ type Rule struct {
 	Other  string
 }
 
-// Route is a default route of our table: through our link, or unreachable.
+// Route is a route of our table: the default one through our link, the unreachable one behind it, or one that says how large
+// packets to a destination may be.
 type Route struct {
 	Family      Family
 	Unreachable bool
-	Other       string // set for a route of ours that is none of the two
+	Dst         netip.Prefix // not valid: everything
+	MTU         int          // with Dst
+	Other       string       // set for a route of ours that is none of these
+}
+
+// replaces reports whether adding a route takes the other's place.
+func (r Route) replaces(o Route) bool {
+	return r != o && r.Family == o.Family && r.Unreachable == o.Unreachable && r.Dst == o.Dst && r.Other == "" && o.Other == ""
 }
 
 // Host is what limits the wish on this host.
@@ -91,6 +99,15 @@ func Want(l dataplane.Link, h Host) (State, []string) {
 		}
 		s.Routes = append(s.Routes, Route{Family: f, Unreachable: true})
 	}
+	for _, n := range l.Narrow {
+		f := IPv4
+		if n.Prefix.Addr().Is6() {
+			f = IPv6
+		}
+		if n.MTU > 0 && n.MTU < l.MTU && (f == IPv4 || h.IPv6 && h.IPv6OnLink) {
+			s.Routes = append(s.Routes, Route{Family: f, Dst: n.Prefix.Masked(), MTU: n.MTU})
+		}
+	}
 	return s, notes
 }
 
@@ -128,6 +145,9 @@ func (r Route) String() string {
 	}
 	if r.Unreachable {
 		return fmt.Sprintf("%s unreachable default table %d metric %d proto %d", r.Family, dataplane.RouteTable, fallbackMetric, dataplane.RouteProtocol)
+	}
+	if r.Dst.IsValid() {
+		return fmt.Sprintf("%s %s through the link mtu %d table %d proto %d", r.Family, r.Dst, r.MTU, dataplane.RouteTable, dataplane.RouteProtocol)
 	}
 	return fmt.Sprintf("%s default through the link table %d proto %d", r.Family, dataplane.RouteTable, dataplane.RouteProtocol)
 }
