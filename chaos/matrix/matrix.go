@@ -45,6 +45,7 @@ type Outcome struct {
 	Got    string        `json:"got"` // direct, relay, none; both where the ends differ
 	OK     bool          `json:"ok"`
 	IPv6   bool          `json:"ipv6,omitempty"` // the direct path's
+	UDP    bool          `json:"udp,omitempty"`  // the relayed path goes through UDP ports of the relay, at both ends
 	Rule   string        `json:"rule"`
 	First  time.Duration `json:"first_packet"` // -1: none
 	Direct time.Duration `json:"direct"`       // until both ends were direct; -1: never
@@ -309,6 +310,7 @@ func peersOf(ctx context.Context, l *lab.Lab, node string) (map[string]*skeinv1.
 func (f *field) outcome(ctx context.Context, l *lab.Lab, p Pair) Outcome {
 	o := Outcome{Pair: p.String(), Kinds: p.Kinds, Want: p.Want.String(), First: -1, Direct: -1}
 	var got []string
+	o.UDP = true
 	for _, e := range [][2]string{{p.From, p.To}, {p.To, p.From}} {
 		v, err := l.Path(ctx, e[0], e[1])
 		if err != nil {
@@ -318,6 +320,7 @@ func (f *field) outcome(ctx context.Context, l *lab.Lab, p Pair) Outcome {
 		if path := v.GetPath(); !slices.Contains(got, path) {
 			got = append(got, path)
 		}
+		o.UDP = o.UDP && v.GetPath() == "relay" && v.GetDetail() == "udp"
 		o.Rule, o.IPv6 = v.GetRule(), v.GetPath() == "direct" && strings.HasPrefix(v.GetEndpoint(), "[")
 		if v.GetPath() != p.Want.Path() {
 			o.Why = e[0] + ": " + v.GetReason()

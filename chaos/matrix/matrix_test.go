@@ -84,13 +84,14 @@ func TestReportGoesBetweenTheMarks(t *testing.T) {
 		{Pair: "none × symmetric", Kinds: [2]string{"none", "symmetric"}, Want: "direct, by birthday probing", Got: "direct", OK: true, First: 30 * time.Millisecond, Direct: 2 * time.Second},
 		{Pair: "symmetric × symmetric", Kinds: [2]string{"symmetric", "symmetric"}, Want: "relay", Got: "none", First: -1, Direct: -1, Why: "the relay is away"},
 		{Pair: "x", Kinds: [2]string{Together, "a LAN"}, Want: "direct", Got: "direct", OK: true, First: 0, Direct: time.Millisecond},
+		{Pair: "y", Kinds: [2]string{Together, "two homes"}, Want: "relay", Got: "relay", OK: true, UDP: true, First: 0, Direct: -1},
 	}}
 	got, err := r.Insert("before\n" + Begin + "\nold\n" + End + "\nafter\n")
 	if err != nil {
 		t.Fatal(err)
 	}
-	for _, want := range []string{"before\n" + Begin + "\nMeasured on 2026-11-21: 3 of 4 pairs as expected", "| **none** | direct 1.2s *6*<br>20ms | direct 2s *b*<br>30ms |",
-		"| **symmetric** |  | **none**<br>– |", "| a LAN | direct 1ms<br>0s |", "Not as expected: symmetric × symmetric is none, not relay. the relay is away", End + "\nafter\n"} {
+	for _, want := range []string{"before\n" + Begin + "\nMeasured on 2026-11-21: 4 of 5 pairs as expected", "| **none** | direct 1.2s *6*<br>20ms | direct 2s *b*<br>30ms |",
+		"| **symmetric** |  | **none**<br>– |", "| a LAN | direct 1ms<br>0s |", "| two homes | relay *u*<br>0s |", "Not as expected: symmetric × symmetric is none, not relay. the relay is away", End + "\nafter\n"} {
 		if !strings.Contains(got, want) {
 			t.Errorf("lacks %q:\n%s", want, got)
 		}

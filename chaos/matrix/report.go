@@ -53,7 +53,7 @@ func (r *Report) Text(w io.Writer) {
 func (r *Report) Markdown(w io.Writer) {
 	fmt.Fprintf(w, "Measured on %s: %s\n\n", r.At.UTC().Format("2006-01-02"), r.summary())
 	fmt.Fprintln(w, "Each cell: the path that the pair got, the time until both ends used it directly, and below it the time to the first answered packet.")
-	fmt.Fprintln(w, "*b*: by birthday probing. *p*: by port prediction. *6*: over IPv6.")
+	fmt.Fprintln(w, "*b*: by birthday probing. *p*: by port prediction. *6*: over IPv6. *u*: through UDP ports of the relay, which pairs with traffic ask for; else in its TLS session.")
 	fmt.Fprintln(w)
 	fmt.Fprintln(w, "| | "+strings.Join(r.Kinds, " | ")+" |")
 	fmt.Fprintln(w, "|---"+strings.Repeat("|---", len(r.Kinds))+"|")
@@ -89,8 +89,13 @@ func (r *Report) Markdown(w io.Writer) {
 }
 
 func (o Outcome) path() string {
-	if o.IPv6 {
+	switch {
+	case o.IPv6:
 		return o.Got + " (IPv6)"
+	case o.UDP:
+		return o.Got + " (UDP)"
+	case o.Got == "relay":
+		return o.Got + " (TCP)"
 	}
 	return o.Got
 }
@@ -101,6 +106,8 @@ func (o Outcome) cell() string {
 		text += " " + took(o.Direct)
 	}
 	switch {
+	case o.UDP:
+		text += " *u*"
 	case o.IPv6:
 		text += " *6*"
 	case o.Got == "direct" && strings.Contains(o.Want, "birthday"):
