@@ -183,19 +183,24 @@ func (a *Agent) tunnel(id identity.ID) control.Tunnel {
 	if a.paths == nil {
 		return control.Down
 	}
-	p := a.paths.Paths()[id]
-	if p.Kind == path.None && len(a.pool.Links()) > 0 {
+	return tunnelOver(a.paths.Paths()[id], func() bool { return len(a.pool.Links()) > 0 }, func() bool {
+		m, known := a.roster.get(id)
+		peers := a.stats.Load()
+		return known && peers != nil && !(*peers)[dataplane.Key(m.wg)].LastHandshake.IsZero()
+	})
+}
+
+// tunnelOver is what a path says of the tunnel, with relays to ask and a session of WireGuard's or without.
+func tunnelOver(p path.Path, relays, session func() bool) control.Tunnel {
+	switch {
+	case p.Kind == path.None && relays():
 		return control.Away
-	}
-	if p.Kind != path.Direct || !p.Alive || p.Silent {
+	case p.Kind != path.Direct || !p.Alive || p.Silent:
 		return control.Down // of a silent peer only the kernel would answer
+	case session():
+		return control.Up
 	}
-	m, known := a.roster.get(id)
-	peers := a.stats.Load()
-	if !known || peers == nil || (*peers)[dataplane.Key(m.wg)].LastHandshake.IsZero() {
-		return control.Likely
-	}
-	return control.Up
+	return control.Likely
 }
 
 // leader is the node that leads the cluster, as far as this one knows.

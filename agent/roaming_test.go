@@ -20,13 +20,16 @@ func TestRoamingIsPutRight(t *testing.T) {
 		t.Helper()
 		return r.look(want(w), []dataplane.PeerStatus{{PublicKey: key, Endpoint: have}}, start.Add(time.Duration(ms)*time.Millisecond))
 	}
-	if look(direct, direct, 0) || look(proxy, direct, 250) {
+	if look(direct, direct, 0) || look(proxy, direct, 250) || look(proxy, direct, 300) {
 		t.Error("a peer that has just been switched is put back at once")
 	}
 	if !look(proxy, direct, 500) {
 		t.Error("a late packet moved it to the old path, and it stays there")
 	}
-	if look(proxy, proxy, 750) || look(netip.AddrPort{}, direct, 1000) {
+	if look(direct, direct, 600) || look(direct, proxy, 650) || !look(direct, proxy, 900) {
+		t.Error("a new decision has to wait because of what befell the one before")
+	}
+	if look(proxy, proxy, 950) || look(netip.AddrPort{}, direct, 1000) {
 		t.Error("a peer at its place, or with none, is put back")
 	}
 	times := 0

@@ -29,7 +29,9 @@ type simNet struct {
 	mute     func(from, to identity.ID) bool
 	packets  int
 	bytes    int
-	verified sync.Map // signatures known to be good: each node of a process need not check them again
+	// dials under way now, and the most there were
+	dials, mostDials int
+	verified         sync.Map // signatures known to be good: each node of a process need not check them again
 }
 
 func newSimNet(seed uint64) *simNet {
@@ -142,10 +144,19 @@ func (n *simNode) SendPacket(to identity.ID, b []byte) error {
 	return nil
 }
 
+func (s *simNet) dialing(change int) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.dials += change
+	s.mostDials = max(s.mostDials, s.dials)
+}
+
 func (n *simNode) Dial(ctx context.Context, to identity.ID, alpn string) (net.Conn, error) {
 	if alpn != identity.ALPNGossip {
 		return nil, fmt.Errorf("dialled ALPN %s", alpn)
 	}
+	n.net.dialing(1)
+	defer n.net.dialing(-1)
 	peer, delay, ok := n.net.route(n.key.ID(), to, false)
 	if !ok {
 		<-ctx.Done() // a partition swallows

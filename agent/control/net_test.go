@@ -1,6 +1,7 @@
 package control_test
 
 import (
+	"bytes"
 	"context"
 	"crypto/ed25519"
 	"errors"
@@ -347,6 +348,9 @@ func TestPackets(t *testing.T) {
 	sealed := <-caught
 	n[0].net.TakePacket(n[1].id, control.ChannelSignal, sealed)
 	n[1].net.TakePacket(n[0].id, control.ChannelGossip, sealed)
+	n[1].net.TakePacket(n[0].id, control.ChannelSignal, append(bytes.Clone(sealed[:len(sealed)-1]), 'z'))
+	n[1].net.TakePacket(n[0].id, control.ChannelSignal, append(bytes.Clone(sealed), 'z'))
+	n[1].net.TakePacket(n[0].id, control.ChannelSignal, sealed[:15])
 	n[1].net.TakePacket(n[0].id, control.ChannelSignal, sealed)
 	want("2 y")
 	select {

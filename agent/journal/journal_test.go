@@ -58,6 +58,32 @@ func TestEntriesSurviveAndAreBounded(t *testing.T) {
 	}
 }
 
+// Written a few at a time, the file holds the newest and each of them once.
+func TestDiskKeepsTheNewest(t *testing.T) {
+	j, err := Open(filepath.Join(t.TempDir(), "journal.db"), 100)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer j.Close()
+	for round := range 6 {
+		for range 30 {
+			j.Append(entry(1))
+		}
+		if err := j.Flush(); err != nil {
+			t.Fatal(err)
+		}
+		es, appended := read(t, j), 30*(round+1)
+		if want := min(100, appended); len(es) != want {
+			t.Fatalf("%d of %d entries are kept, want %d", len(es), appended, want)
+		}
+		for i, e := range es {
+			if want := uint64(appended - len(es) + i + 1); e.GetSeq() != want {
+				t.Fatalf("entry %d stands where %d should", e.GetSeq(), want)
+			}
+		}
+	}
+}
+
 func TestMemory(t *testing.T) {
 	j := Memory(20)
 	for i := range 50 {

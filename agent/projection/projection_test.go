@@ -143,6 +143,63 @@ func TestRefusesWhatIsNotANodesOwn(t *testing.T) {
 	}
 }
 
+// Both ends of a pair have the same preshared key, and no other pair has it.
+func TestPresharedKeysAreOfAPair(t *testing.T) {
+	s, ids := mesh(t, 4)
+	wg := map[dataplane.Key]identity.ID{}
+	for _, n := range s.Nodes() {
+		id, err := identity.ParseID(n.GetId())
+		if err != nil {
+			t.Fatal(err)
+		}
+		wg[dataplane.Key(n.GetWireguardKey())] = id
+	}
+	keys := map[[2]identity.ID]dataplane.Key{}
+	for _, self := range ids {
+		in := input(s, ids)
+		in.Self = self
+		spec, _ := projection.Project(in)
+		if len(spec.WireGuard.Peers) != len(ids)-1 {
+			t.Fatalf("%d peers, want everybody else", len(spec.WireGuard.Peers))
+		}
+		for k, p := range spec.WireGuard.Peers {
+			keys[[2]identity.ID{self, wg[k]}] = p.PresharedKey
+		}
+	}
+	owner := map[dataplane.Key][2]identity.ID{}
+	for pair, k := range keys {
+		if k != keys[[2]identity.ID{pair[1], pair[0]}] || k.IsZero() {
+			t.Errorf("the ends %s and %s have different preshared keys", pair[0], pair[1])
+		}
+		if other, ok := owner[k]; ok && other != [2]identity.ID{pair[1], pair[0]} {
+			t.Errorf("pairs %v and %v share a preshared key", pair, other)
+		}
+		owner[k] = pair
+	}
+}
+
+// A peer that cannot be projected is left out; the others are not.
+func TestOneBadPeerIsLeftOut(t *testing.T) {
+	s, ids := mesh(t, 3)
+	bad := &skeinv1.Node{Id: "ffffffffffffff00", Name: "bad", IdentityKey: make([]byte, 32), WireguardKey: []byte("short"), Ipv4: "10.4.9.9", AdmittedIndex: s.Index() + 1}
+	if err := s.Fold(&skeinv1.Event{Index: s.Index() + 1, Time: s.Time(), Schema: 1, Body: &skeinv1.Event_NodeAdmitted{NodeAdmitted: &skeinv1.NodeAdmitted{Node: bad}}}); err != nil {
+		t.Fatal(err)
+	}
+	bad = &skeinv1.Node{Id: "0000000000000001", Name: "worse", IdentityKey: make([]byte, 32), WireguardKey: []byte("shorter"), Ipv4: "10.4.9.8", AdmittedIndex: s.Index() + 1}
+	if err := s.Fold(&skeinv1.Event{Index: s.Index() + 1, Time: s.Time(), Schema: 1, Body: &skeinv1.Event_NodeAdmitted{NodeAdmitted: &skeinv1.NodeAdmitted{Node: bad}}}); err != nil {
+		t.Fatal(err)
+	}
+	in := input(s, ids)
+	in.Complete = false
+	spec, refused := projection.Project(in)
+	if len(refused) != 2 || len(spec.WireGuard.Peers) != 2 || len(spec.Link.Addresses) != 2 {
+		t.Errorf("refused %v, %d peers, addresses %v", refused, len(spec.WireGuard.Peers), spec.Link.Addresses)
+	}
+	if spec.Complete {
+		t.Error("what is not complete was projected as complete")
+	}
+}
+
 func TestNodeAddressesNeedTheSetting(t *testing.T) {
 	s, ids := mesh(t, 2)
 	in := input(s, ids)

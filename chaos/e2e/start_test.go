@@ -16,7 +16,7 @@ func TestConfigFile(t *testing.T) {
 	s := newSite(t, "spare", "newcomer", nil)
 	for _, c := range []struct{ name, file, complaint string }{
 		{"unknown key", "name: a\nports:\n  wiregard: 51820\n", `{skein.yaml}:3: unknown key "ports.wiregard"; allowed here: control, metrics, relay, stun, udpRelay, wireguard`},
-		{"unknown key at the top", "nmae: a\n", `{skein.yaml}:1: unknown key "nmae"; allowed here: dataplane, directRetryIntervalSeconds, forceEndpoint, handshakeTimeoutSeconds, internalIP, labels, leader, log, name, natTraversal, nodeAddresses, overlay, peers, persistentKeepalive, ports, relay, routeNodeAddresses, runDir, server, site, stateDir, stunServers`},
+		{"unknown key at the top", "nmae: a\n", `{skein.yaml}:1: unknown key "nmae"; allowed here: dataplane, directRetryIntervalSeconds, …, stateDir, stunServers`},
 		{"text for a number", "name: a\nports: {wireguard: many}\n", `{skein.yaml}:2: ports.wireguard: want a whole number, have "many"`},
 		{"number beyond the range", "ports: {wireguard: 70000}\n", `{skein.yaml}:1: ports.wireguard: want a whole number from 0 to 65535, have "70000"`},
 		{"text for a list", "name: a\n\nnodeAddresses: 192.168.7.0/24\n", `{skein.yaml}:3: nodeAddresses: want a list, have "192.168.7.0/24"`},
@@ -172,8 +172,10 @@ func TestUsage(t *testing.T) {
 		{[]string{"explain", "peer"}, "skein explain peer takes one …; see `skein explain peer --help`"},
 		{[]string{"explain", "peer", "x", "--at", "teatime"}, `--at …teatime…`},
 		{[]string{"server", "recover"}, "this cannot be undone: read `skein server recover --help`, then add --yes"},
-		{[]string{"lab", "up"}, "skein lab up: accepts 1 arg(s), received 0; see `skein lab up --help`"},
-		{[]string{"lab", "run"}, "skein lab run: requires at least 1 arg(s), only received 0; see `skein lab run --help`"},
+		{[]string{"lab", "up"}, "skein lab up takes one lab file; see `skein lab up --help`"},
+		{[]string{"lab", "exec", "a"}, "skein lab exec takes a node and a command, such as `home1 -- skein status`; see `skein lab exec --help`"},
+		{[]string{"lab", "down", "a", "b"}, "skein lab down takes at most one lab's name or file; see `skein lab down --help`"},
+		{[]string{"lab", "run"}, "skein lab run takes one lab file or several; see `skein lab run --help`"},
 	} {
 		t.Run(strings.Join(c.args, " "), func(t *testing.T) { s.in(t).fails(2, c.complaint, c.args...) })
 	}

@@ -4,12 +4,15 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
 	"io/fs"
 	"net"
 	"net/http"
 	"syscall"
 
 	"connectrpc.com/connect"
+	"github.com/spf13/cobra"
+	"google.golang.org/protobuf/proto"
 
 	"github.com/skeinmesh/skein/api/skein/v1/skeinv1connect"
 )
@@ -22,6 +25,18 @@ func (g *globals) client() skeinv1connect.AgentServiceClient {
 		return d.DialContext(ctx, "unix", socket)
 	}}
 	return skeinv1connect.NewAgentServiceClient(&http.Client{Transport: transport}, "http://skein")
+}
+
+// show prints what the agent answered: as JSON when that was asked for, else as people writes it.
+func (g *globals) show(c *cobra.Command, answer proto.Message, err error, people func(io.Writer)) error {
+	switch {
+	case err != nil:
+		return g.plain(err)
+	case g.output == "json":
+		return printProto(c.OutOrStdout(), answer)
+	}
+	people(c.OutOrStdout())
+	return nil
 }
 
 // plain turns an API error into what a user can act on.

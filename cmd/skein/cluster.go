@@ -31,14 +31,7 @@ func newTokenCmd(g *globals) *cobra.Command {
 				return usageError{errors.New("--uses and --ttl must be above zero")}
 			}
 			r, err := g.client().CreateToken(c.Context(), &skeinv1.CreateTokenRequest{Uses: uses, LifetimeNanos: int64(ttl), Label: label, AgentsOnly: agentsOnly})
-			if err != nil {
-				return g.plain(err)
-			}
-			if g.output == "json" {
-				return printProto(c.OutOrStdout(), r)
-			}
-			fmt.Fprintln(c.OutOrStdout(), r.GetToken())
-			return nil
+			return g.show(c, r, err, func(w io.Writer) { fmt.Fprintln(w, r.GetToken()) })
 		},
 	}
 	create.Flags().Uint32Var(&uses, "uses", 1, "how many hosts may join with it")
@@ -49,36 +42,24 @@ func newTokenCmd(g *globals) *cobra.Command {
 		Use: "list", Short: "Tokens that still let hosts join", Example: "  skein token list", Args: noArgs,
 		RunE: func(c *cobra.Command, _ []string) error {
 			r, err := g.client().ListTokens(c.Context(), &skeinv1.ListTokensRequest{})
-			if err != nil {
-				return g.plain(err)
-			}
-			if g.output == "json" {
-				return printProto(c.OutOrStdout(), r)
-			}
-			t := table{head: []string{"ID", "USES LEFT", "EXPIRES IN", "SERVERS", "LABEL"}}
-			for _, k := range r.GetTokens() {
-				left := "expired"
-				if d := time.Until(time.Unix(0, k.GetExpiresAt())); d > 0 {
-					left = short(d)
+			return g.show(c, r, err, func(w io.Writer) {
+				t := table{head: []string{"ID", "USES LEFT", "EXPIRES IN", "SERVERS", "LABEL"}}
+				for _, k := range r.GetTokens() {
+					left := "expired"
+					if d := time.Until(time.Unix(0, k.GetExpiresAt())); d > 0 {
+						left = short(d)
+					}
+					t.add(k.GetId(), fmt.Sprintf("%d of %d", k.GetUsesLeft(), k.GetUses()), left, yesNo(!k.GetAgentsOnly()), dash(k.GetLabel()))
 				}
-				t.add(k.GetId(), fmt.Sprintf("%d of %d", k.GetUsesLeft(), k.GetUses()), left, yesNo(!k.GetAgentsOnly()), dash(k.GetLabel()))
-			}
-			t.print(c.OutOrStdout())
-			return nil
+				t.print(w)
+			})
 		},
 	}
 	revoke := &cobra.Command{
 		Use: "revoke ID", Short: "Make a token useless", Example: "  skein token revoke 0f1e2d3c4b5a6978", Args: exactly(1, "one token ID, as `skein token list` shows it"),
 		RunE: func(c *cobra.Command, args []string) error {
 			r, err := g.client().RevokeToken(c.Context(), &skeinv1.RevokeTokenRequest{TokenId: args[0]})
-			if err != nil {
-				return g.plain(err)
-			}
-			if g.output == "json" {
-				return printProto(c.OutOrStdout(), r)
-			}
-			fmt.Fprintf(c.OutOrStdout(), "token %s revoked\n", args[0])
-			return nil
+			return g.show(c, r, err, func(w io.Writer) { fmt.Fprintf(w, "token %s revoked\n", args[0]) })
 		},
 	}
 	return group("token", "Tokens for joining", create, list, revoke)
@@ -89,14 +70,7 @@ func newNodeCmd(g *globals) *cobra.Command {
 		Use: "show NODE", Short: "All that is known of a member", Example: "  skein node show home1", Args: exactly(1, "one node's name or ID"),
 		RunE: func(c *cobra.Command, args []string) error {
 			r, err := g.client().ShowNode(c.Context(), &skeinv1.ShowNodeRequest{Node: args[0]})
-			if err != nil {
-				return g.plain(err)
-			}
-			if g.output == "json" {
-				return printProto(c.OutOrStdout(), r)
-			}
-			printNode(c.OutOrStdout(), r.GetNode())
-			return nil
+			return g.show(c, r, err, func(w io.Writer) { printNode(w, r.GetNode()) })
 		},
 	}
 	var reason string
@@ -105,14 +79,9 @@ func newNodeCmd(g *globals) *cobra.Command {
 		Use: "revoke NODE", Short: "Throw a member out, everywhere and for good", Example: "  skein node revoke home1 --reason stolen", Args: exactly(1, "one node's name or ID"),
 		RunE: func(c *cobra.Command, args []string) error {
 			r, err := g.client().RevokeNode(c.Context(), &skeinv1.RevokeNodeRequest{Node: args[0], Reason: reason, Force: force})
-			if err != nil {
-				return g.plain(err)
-			}
-			if g.output == "json" {
-				return printProto(c.OutOrStdout(), r)
-			}
-			fmt.Fprintf(c.OutOrStdout(), "node %s (%s) revoked by event %d\n", r.GetNode().GetName(), r.GetNode().GetId(), r.GetIndex())
-			return nil
+			return g.show(c, r, err, func(w io.Writer) {
+				fmt.Fprintf(w, "node %s (%s) revoked by event %d\n", r.GetNode().GetName(), r.GetNode().GetId(), r.GetIndex())
+			})
 		},
 	}
 	revoke.Flags().StringVar(&reason, "reason", "", "why, for the record")
@@ -215,10 +184,12 @@ func facts(m protoreflect.Message, out []string) []string {
 		switch {
 		case f.Kind() == protoreflect.BytesKind, name == "created_at", name == "admitted_at", name == "admitted_index": // as the event says
 		case f.IsMap():
+			at := len(out)
 			v.Map().Range(func(k protoreflect.MapKey, v protoreflect.Value) bool {
 				out = append(out, fmt.Sprintf("%s.%s=%s", name, k, v))
 				return true
 			})
+			slices.Sort(out[at:]) // else every look shows them in another order
 		case f.IsList():
 			out = append(out, fmt.Sprintf("%s=%d", name, v.List().Len()))
 		case f.Message() != nil:
@@ -240,39 +211,36 @@ func newStateCmd(g *globals) *cobra.Command {
 		Use: "state", Short: "The agreed state, now or at an index", Example: "  skein state\n  skein state --at 17 -o json", Args: noArgs,
 		RunE: func(c *cobra.Command, _ []string) error {
 			r, err := g.client().State(c.Context(), &skeinv1.StateRequest{At: at})
-			if err != nil {
-				return g.plain(err)
-			}
-			if g.output == "json" {
-				return printProto(c.OutOrStdout(), r)
-			}
-			w, s := c.OutOrStdout(), r.GetState()
-			fmt.Fprintf(w, "index %d, hash %s\ncluster %s, overlay %s %s\n", s.GetIndex(), r.GetHash(), s.GetCluster().GetId(), s.GetCluster().GetOverlayIpv4(), s.GetCluster().GetOverlayIpv6())
-			servers := map[string]string{}
-			for _, v := range s.GetServers() {
-				servers[v.GetNodeId()] = "server"
-				if v.GetVoter() {
-					servers[v.GetNodeId()] = "voter"
-				}
-			}
-			t := table{head: []string{"NAME", "ID", "IPV4", "ROLE", "ADMITTED BY", "LABELS"}}
-			slices.SortFunc(s.Nodes, func(a, b *skeinv1.Node) int { return strings.Compare(a.GetName(), b.GetName()) })
-			for _, n := range s.GetNodes() {
-				role := servers[n.GetId()]
-				if role == "" {
-					role = "agent"
-				}
-				t.add(n.GetName(), n.GetId(), n.GetIpv4(), role, fmt.Sprintf("event %d", n.GetAdmittedIndex()), labelsText(n.GetLabels()))
-			}
-			for _, n := range s.GetRevoked() {
-				t.add(n.GetNode().GetName(), n.GetNode().GetId(), n.GetNode().GetIpv4(), "revoked", "-", n.GetReason())
-			}
-			t.print(w)
-			return nil
+			return g.show(c, r, err, func(w io.Writer) { printState(w, r) })
 		},
 	}
 	c.Flags().Uint64Var(&at, "at", 0, "the index to show (default: the newest)")
 	return c
+}
+
+func printState(w io.Writer, r *skeinv1.StateResponse) {
+	s := r.GetState()
+	fmt.Fprintf(w, "index %d, hash %s\ncluster %s, overlay %s %s\n", s.GetIndex(), r.GetHash(), s.GetCluster().GetId(), s.GetCluster().GetOverlayIpv4(), s.GetCluster().GetOverlayIpv6())
+	servers := map[string]string{}
+	for _, v := range s.GetServers() {
+		servers[v.GetNodeId()] = "server"
+		if v.GetVoter() {
+			servers[v.GetNodeId()] = "voter"
+		}
+	}
+	t := table{head: []string{"NAME", "ID", "IPV4", "ROLE", "ADMITTED BY", "LABELS"}}
+	slices.SortFunc(s.Nodes, func(a, b *skeinv1.Node) int { return strings.Compare(a.GetName(), b.GetName()) })
+	for _, n := range s.GetNodes() {
+		role := servers[n.GetId()]
+		if role == "" {
+			role = "agent"
+		}
+		t.add(n.GetName(), n.GetId(), n.GetIpv4(), role, fmt.Sprintf("event %d", n.GetAdmittedIndex()), labelsText(n.GetLabels()))
+	}
+	for _, n := range s.GetRevoked() {
+		t.add(n.GetNode().GetName(), n.GetNode().GetId(), n.GetNode().GetIpv4(), "revoked", "-", n.GetReason())
+	}
+	t.print(w)
 }
 
 func newDiffCmd(g *globals) *cobra.Command {
@@ -284,19 +252,7 @@ func newDiffCmd(g *globals) *cobra.Command {
 				return usageError{fmt.Errorf("%s %s: want two indexes, such as 10 20", args[0], args[1])}
 			}
 			r, err := g.client().Diff(c.Context(), &skeinv1.DiffRequest{From: from, To: to})
-			if err != nil {
-				return g.plain(err)
-			}
-			if g.output == "json" {
-				return printProto(c.OutOrStdout(), r)
-			}
-			for _, l := range r.GetLines() {
-				fmt.Fprintln(c.OutOrStdout(), wrap(l, 4))
-			}
-			if len(r.GetLines()) == 0 {
-				fmt.Fprintln(c.OutOrStdout(), "nothing changed")
-			}
-			return nil
+			return g.show(c, r, err, func(w io.Writer) { printLines(w, r.GetLines(), "nothing changed") })
 		},
 	}
 }
@@ -309,26 +265,15 @@ func newPlanCmd(g *globals) *cobra.Command {
 		Use: "plan", Short: "What the kernel should hold, and what would change", Example: "  skein plan\n  skein plan --diff\n  skein plan --node home1 --at 17", Args: noArgs,
 		RunE: func(c *cobra.Command, _ []string) error {
 			r, err := g.client().Plan(c.Context(), &skeinv1.PlanRequest{Node: node, At: at, Diff: diff})
-			if err != nil {
-				return g.plain(err)
-			}
-			if g.output == "json" {
-				return printProto(c.OutOrStdout(), r)
-			}
-			w := c.OutOrStdout()
-			if !diff {
-				for l := range strings.Lines(r.GetText()) {
-					fmt.Fprintln(w, wrap(strings.TrimSuffix(l, "\n"), 4))
+			return g.show(c, r, err, func(w io.Writer) {
+				if !diff {
+					for l := range strings.Lines(r.GetText()) {
+						fmt.Fprintln(w, wrap(strings.TrimSuffix(l, "\n"), 4))
+					}
+					return
 				}
-				return nil
-			}
-			for _, l := range r.GetChanges() {
-				fmt.Fprintln(w, wrap(l, 4))
-			}
-			if len(r.GetChanges()) == 0 {
-				fmt.Fprintln(w, "nothing to change: the kernel holds what it should")
-			}
-			return nil
+				printLines(w, r.GetChanges(), "nothing to change: the kernel holds what it should")
+			})
 		},
 	}
 	c.Flags().StringVar(&node, "node", "", "plan for another node, as far as this one can tell")
@@ -351,20 +296,15 @@ func newSettingsCmd(g *globals) *cobra.Command {
 				}
 			}
 			s, err := g.client().Settings(c.Context(), r)
-			if err != nil {
-				return g.plain(err)
-			}
-			if g.output == "json" {
-				return printProto(c.OutOrStdout(), s)
-			}
-			t := table{head: []string{"SETTING", "VALUE"}}
-			m := s.GetSettings().ProtoReflect()
-			for i := range m.Descriptor().Fields().Len() {
-				f := m.Descriptor().Fields().Get(i)
-				t.add(string(f.Name()), m.Get(f).String())
-			}
-			t.print(c.OutOrStdout())
-			return nil
+			return g.show(c, s, err, func(w io.Writer) {
+				t := table{head: []string{"SETTING", "VALUE"}}
+				m := s.GetSettings().ProtoReflect()
+				for i := range m.Descriptor().Fields().Len() {
+					f := m.Descriptor().Fields().Get(i)
+					t.add(string(f.Name()), m.Get(f).String())
+				}
+				t.print(w)
+			})
 		},
 	}
 	c.Flags().Uint32Var(&direct, "direct-retry", 0, "seconds between attempts at a direct path for a relayed pair")

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"math"
 	"os"
 	"os/signal"
 	"strings"
@@ -42,7 +43,7 @@ func newLabUpCmd(dir *string) *cobra.Command {
 		Use:     "up FILE",
 		Short:   "Bring a lab up and leave it up",
 		Example: "  skein lab up examples/three-sites.yaml",
-		Args:    cobra.ExactArgs(1),
+		Args:    exactly(1, "one lab file"),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			spec, err := lab.Load(args[0])
 			if err != nil {
@@ -87,7 +88,7 @@ func newLabStatusCmd(dir *string) *cobra.Command {
 		Use:     "status [NAME|FILE]",
 		Short:   "Show a lab's nodes and the paths between them",
 		Example: "  skein lab status\n  skein lab status three-sites -o json",
-		Args:    cobra.MaximumNArgs(1),
+		Args:    between(0, 1, "at most one lab's name or file"),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			l, err := labFind(*dir, args)
 			if err != nil {
@@ -111,7 +112,7 @@ func newLabExecCmd(dir *string) *cobra.Command {
 		Long: "Run a command inside a node's network namespace, with the environment that makes skein's commands\n" +
 			"ask that node's agent. The exit status is the command's.",
 		Example: "  skein lab exec home1 -- skein status\n  skein lab exec home1 -- ip route show table 180",
-		Args:    cobra.MinimumNArgs(2),
+		Args:    between(2, math.MaxInt, "a node and a command, such as `home1 -- skein status`"),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			var which []string
 			if name != "" {
@@ -147,7 +148,7 @@ func newLabRunCmd(dir *string) *cobra.Command {
 		Long: "Bring each file's lab up, run its steps and take it down again, one after the other. The exit status is\n" +
 			"0 only when every step of every file held. A failed run leaves logs, states and the kernel's tables in a folder.",
 		Example: "  skein lab run examples/three-sites.yaml\n  skein lab run -o json examples/*.yaml",
-		Args:    cobra.MinimumNArgs(1),
+		Args:    between(1, math.MaxInt, "one lab file or several"),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			var specs []*lab.Spec
 			var errs []error
@@ -207,7 +208,7 @@ func newLabDownCmd(dir *string) *cobra.Command {
 		Long: "Take a lab down: its processes, namespaces with all links, rules and routes, and its directory. It works\n" +
 			"after a crash too, and finding nothing is no error.",
 		Example: "  skein lab down\n  skein lab down three-sites\n  skein lab down --all",
-		Args:    cobra.MaximumNArgs(1),
+		Args:    between(0, 1, "at most one lab's name or file"),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			names, err := labNames(*dir, args, all)
 			if err != nil {

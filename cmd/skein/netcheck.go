@@ -16,14 +16,7 @@ func newNetcheckCmd(g *globals) *cobra.Command {
 		Use: "netcheck", Short: "This host's NAT, addresses and relays", Example: "  skein netcheck\n  skein netcheck --refresh -o json", Args: noArgs,
 		RunE: func(c *cobra.Command, _ []string) error {
 			r, err := g.client().Netcheck(c.Context(), &skeinv1.NetcheckRequest{Refresh: refresh})
-			if err != nil {
-				return g.plain(err)
-			}
-			if g.output == "json" {
-				return printProto(c.OutOrStdout(), r)
-			}
-			printNetcheck(c.OutOrStdout(), r)
-			return nil
+			return g.show(c, r, err, func(w io.Writer) { printNetcheck(w, r) })
 		},
 	}
 	c.Flags().BoolVar(&refresh, "refresh", false, "look again now instead of showing the last result")

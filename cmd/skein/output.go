@@ -104,6 +104,16 @@ func wrap(s string, indent int) string {
 	return out.String() + s
 }
 
+// printLines writes each line so that it fits, or none if there are no lines.
+func printLines(w io.Writer, lines []string, none string) {
+	for _, l := range lines {
+		fmt.Fprintln(w, wrap(l, 4))
+	}
+	if len(lines) == 0 {
+		fmt.Fprintln(w, none)
+	}
+}
+
 // labelsText is labels as k=v, in order.
 func labelsText(m map[string]string) string {
 	var out []string

@@ -17,14 +17,7 @@ func newStatusCmd(g *globals) *cobra.Command {
 		Use: "status", Short: "This node at a glance", Example: "  skein status\n  skein status -o json", Args: noArgs,
 		RunE: func(c *cobra.Command, _ []string) error {
 			s, err := g.client().Status(c.Context(), &skeinv1.StatusRequest{})
-			if err != nil {
-				return g.plain(err)
-			}
-			if g.output == "json" {
-				return printProto(c.OutOrStdout(), s)
-			}
-			printStatus(c.OutOrStdout(), s)
-			return nil
+			return g.show(c, s, err, func(w io.Writer) { printStatus(w, s) })
 		},
 	}
 }
@@ -75,14 +68,7 @@ func newNodesCmd(g *globals) *cobra.Command {
 		Use: "nodes", Short: "All members", Example: "  skein nodes\n  skein nodes -o json", Args: noArgs,
 		RunE: func(c *cobra.Command, _ []string) error {
 			r, err := g.client().Nodes(c.Context(), &skeinv1.NodesRequest{})
-			if err != nil {
-				return g.plain(err)
-			}
-			if g.output == "json" {
-				return printProto(c.OutOrStdout(), r)
-			}
-			printNodes(c.OutOrStdout(), r.GetNodes())
-			return nil
+			return g.show(c, r, err, func(w io.Writer) { printNodes(w, r.GetNodes()) })
 		},
 	}
 }
@@ -124,14 +110,7 @@ func newPeersCmd(g *globals) *cobra.Command {
 		Use: "peers", Short: "How each peer is reached", Example: "  skein peers\n  skein peers -o json", Args: noArgs,
 		RunE: func(c *cobra.Command, _ []string) error {
 			r, err := g.client().Peers(c.Context(), &skeinv1.PeersRequest{})
-			if err != nil {
-				return g.plain(err)
-			}
-			if g.output == "json" {
-				return printProto(c.OutOrStdout(), r)
-			}
-			printPeers(c.OutOrStdout(), r.GetPeers())
-			return nil
+			return g.show(c, r, err, func(w io.Writer) { printPeers(w, r.GetPeers()) })
 		},
 	}
 }
@@ -165,14 +144,7 @@ func newExplainCmd(g *globals) *cobra.Command {
 				return usageError{err}
 			}
 			r, err := g.client().ExplainPeer(c.Context(), &skeinv1.ExplainPeerRequest{Peer: args[0], At: ns})
-			if err != nil {
-				return g.plain(err)
-			}
-			if g.output == "json" {
-				return printProto(c.OutOrStdout(), r)
-			}
-			printExplain(c.OutOrStdout(), r, g.names(c), ns > 0)
-			return nil
+			return g.show(c, r, err, func(w io.Writer) { printExplain(w, r, g.names(c), ns > 0) })
 		},
 	}
 	peer.Flags().StringVar(&at, "at", "", "a time (RFC 3339) or an age (such as 5m) instead of now")

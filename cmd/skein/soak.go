@@ -24,7 +24,7 @@ func newLabSoakCmd(dir *string) *cobra.Command {
 			"and again. Meanwhile the invariants are checked; at the end the mesh has to become whole by itself: all agents\n" +
 			"agree, every pair reaches the other, every pair that can be direct is direct, nothing decided is forgotten.",
 		Example: "  skein lab soak --for 5m\n  skein lab soak --for 1m --seed 7 examples/three-sites.yaml",
-		Args:    cobra.MaximumNArgs(1),
+		Args:    between(0, 1, "at most one lab file"),
 		RunE: func(c *cobra.Command, args []string) (err error) {
 			if opts.For <= 0 {
 				return usageError{errors.New("--for must be above zero")}

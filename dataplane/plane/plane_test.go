@@ -23,7 +23,7 @@ var (
 	addr = netip.MustParseAddr
 )
 
-// driver is what the tests run on: the kernel tier sets SKEIN_WANT_KERNEL=1.
+// wantKernel says that only the kernel driver will do: the kernel tier sets SKEIN_WANT_KERNEL=1.
 func wantKernel() bool { return os.Getenv("SKEIN_WANT_KERNEL") == "1" }
 
 type keyPair struct{ private, public dataplane.Key }
@@ -66,8 +66,8 @@ func (h *host) open(t *testing.T) {
 	}
 	h.plane = p
 	t.Cleanup(func() { _ = p.Close() })
-	if want := map[bool]string{true: "kernel", false: p.Driver()}[wantKernel()]; p.Driver() != want {
-		t.Fatalf("driver is %s, want %s", p.Driver(), want)
+	if wantKernel() && p.Driver() != "kernel" {
+		t.Fatalf("driver is %s, want kernel", p.Driver())
 	}
 }
 

@@ -54,6 +54,10 @@ func TestDiff(t *testing.T) {
 		}), true},
 		{"renumbered", want(full), there(full, func(s *State) { s.Addresses[0] = netip.MustParsePrefix("10.4.0.9/16") }), true},
 		{"renumbered-before-complete", want(full), there(full, func(s *State) { s.Addresses[0] = netip.MustParsePrefix("10.4.0.9/16") }), false},
+		{"strangers-before-complete", want(full), there(full, func(s *State) {
+			s.Rules = append(s.Rules, Rule{Family: IPv4, Mark: 7, Mask: 7})
+			s.Routes = append(s.Routes, Route{Family: IPv6, Other: "default via 2001:db8::1"})
+		}), false},
 		{"rule-twice", want(full), there(full, func(s *State) { s.Rules = append(s.Rules, s.Rules[0]) }), true},
 		{"rule-and-route-damaged", want(full), there(full, func(s *State) {
 			s.Rules[0].Mask = 0xff

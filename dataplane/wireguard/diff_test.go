@@ -57,6 +57,7 @@ func TestDiff(t *testing.T) {
 		{"allowed-ip-moves", deviceOf(peers{key(2): peer("", "10.4.0.2/32", "10.100.0.0/27"), key(3): peer("", "10.4.0.3/32")}),
 			deviceOf(peers{key(2): peer("", "10.4.0.2/32"), key(3): peer("", "10.4.0.3/32", "10.100.0.0/27")}), Options{Prune: true}},
 		{"allowed-ips-swap", deviceOf(peers{key(2): peer("", "10.1.0.0/24"), key(3): peer("", "10.2.0.0/24")}), deviceOf(peers{key(2): peer("", "10.2.0.0/24"), key(3): peer("", "10.1.0.0/24")}), Options{Prune: true}},
+		{"a-part-moves", deviceOf(peers{key(2): peer("", "10.1.0.0/24"), key(3): peer("", "10.4.0.3/32")}), deviceOf(peers{key(2): peer("", "10.1.0.0/25"), key(3): peer("", "10.1.0.128/25", "10.4.0.3/32")}), Options{Prune: true}},
 		{"key-rotated", deviceOf(peers{key(2): peer("192.0.2.2:51820", "10.4.0.2/32")}), deviceOf(peers{key(4): peer("192.0.2.2:51820", "10.4.0.2/32")}), Options{Prune: true}},
 		{"peer-gone", deviceOf(peers{key(2): peer("", "10.4.0.2/32"), key(3): peer("", "10.4.0.3/32")}), deviceOf(peers{key(3): peer("", "10.4.0.3/32")}), Options{Prune: true}},
 		{"peer-gone-before-complete", deviceOf(peers{key(2): peer("", "10.4.0.2/32", "10.100.0.0/27")}), deviceOf(peers{key(3): peer("", "10.4.0.3/32", "10.100.0.0/27")}), Options{}},

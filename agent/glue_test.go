@@ -1,0 +1,307 @@
+package agent
+
+import (
+	"context"
+	"crypto/ed25519"
+	"crypto/tls"
+	"errors"
+	"io"
+	"net"
+	"net/netip"
+	"slices"
+	"strings"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/skeinmesh/skein/agent/config"
+	"github.com/skeinmesh/skein/agent/control"
+	"github.com/skeinmesh/skein/agent/path"
+	skeinv1 "github.com/skeinmesh/skein/api/skein/v1"
+	"github.com/skeinmesh/skein/consensus"
+	"github.com/skeinmesh/skein/gossip"
+	"github.com/skeinmesh/skein/gossip/candidate"
+	"github.com/skeinmesh/skein/identity"
+	"github.com/skeinmesh/skein/relay"
+)
+
+func TestTunnelOverAPath(t *testing.T) {
+	direct := path.Path{Kind: path.Direct, Alive: true}
+	silent := direct
+	silent.Silent = true
+	for _, c := range []struct {
+		name            string
+		p               path.Path
+		relays, session bool
+		want            control.Tunnel
+	}{
+		{"direct", direct, true, true, control.Up},
+		{"direct, without relays", direct, false, true, control.Up},
+		{"direct, and no handshake yet", direct, true, false, control.Likely},
+		{"direct, alive by the kernel alone", silent, true, true, control.Down},
+		{"direct and dead", path.Path{Kind: path.Direct}, true, true, control.Down},
+		{"relayed", path.Path{Kind: path.Relay, Alive: true}, true, true, control.Down},
+		{"nowhere, and the relays say so", path.Path{}, true, true, control.Away},
+		{"nowhere, and no relay to ask", path.Path{}, false, true, control.Down},
+	} {
+		if have := tunnelOver(c.p, func() bool { return c.relays }, func() bool { return c.session }); have != c.want {
+			t.Errorf("%s: %d, want %d", c.name, have, c.want)
+		}
+	}
+}
+
+func TestOffers(t *testing.T) {
+	server, other := newHost(t, "a"), newHost(t, "b")
+	w := newWorld(t, server, other)
+	own, srflx := skeinv1.CandidateType_CANDIDATE_TYPE_HOST, skeinv1.CandidateType_CANDIDATE_TYPE_SRFLX
+	private := &skeinv1.Candidate{Type: own, Address: "192.168.1.7:51820"}
+	public := &skeinv1.Candidate{Type: own, Address: "203.0.113.7:51820"}
+	again := &skeinv1.Candidate{Type: own, Address: "203.0.113.7:51821"}
+	mapped := &skeinv1.Candidate{Type: srflx, Address: "198.51.100.9:51820"}
+	for _, c := range []struct {
+		name   string
+		who    host
+		relay  string
+		role   string
+		forced string
+		has    []*skeinv1.Candidate
+		want   []string
+	}{
+		{"a host behind a NAT", other, config.Auto, "", "", []*skeinv1.Candidate{private, mapped}, nil},
+		{"a public host", other, config.Auto, "", "", []*skeinv1.Candidate{private, public, again, mapped}, []string{"203.0.113.7"}},
+		{"a forced endpoint", other, config.Auto, "", "home.example.net:51820", []*skeinv1.Candidate{private}, []string{"home.example.net"}},
+		{"a relay that was asked for", other, config.On, "", "", []*skeinv1.Candidate{private, public}, []string{"203.0.113.7", "192.168.1.7"}},
+		{"a relay and nothing else", other, config.Auto, "relay", "", []*skeinv1.Candidate{private}, []string{"192.168.1.7"}},
+		{"a server of one network alone", server, config.Auto, "", "", []*skeinv1.Candidate{private, mapped}, []string{"192.168.1.7"}},
+		{"a public server", server, config.Auto, "", "", []*skeinv1.Candidate{private, public}, []string{"203.0.113.7"}},
+	} {
+		a := newTestAgent(c.who, w.state)
+		a.replica = newReplica(t, w)
+		a.cfg.Relay, a.cfg.ForceEndpoint, a.opts.Role = c.relay, c.forced, c.role
+		a.netcheck.Store(&candidate.Result{Candidates: c.has})
+		if have := a.offers(); !slices.Equal(have, c.want) {
+			t.Errorf("%s offers %v, want %v", c.name, have, c.want)
+		}
+	}
+}
+
+// A node asks whether it is still a member when the log has been silent for a while, and not all the time.
+func TestWhenANodeInquires(t *testing.T) {
+	h := newHost(t, "a")
+	w := newWorld(t, h)
+	replica := newReplica(t, w)
+	synctest.Test(t, func(t *testing.T) {
+		a := newTestAgent(h, w.state)
+		a.replica = replica // it knows no other server: nobody is asked really
+		var asked []time.Duration
+		start := time.Now()
+		a.heard.Store(start.UnixNano())
+		for range 40 {
+			before := a.loop.asked
+			a.inquire(t.Context())
+			if a.loop.asked != before {
+				asked = append(asked, time.Since(start))
+			}
+			time.Sleep(time.Second)
+		}
+		if want := []time.Duration{5 * time.Second, 20 * time.Second, 35 * time.Second}; !slices.Equal(asked, want) {
+			t.Errorf("asked after %v, want %v", asked, want)
+		}
+		a.heard.Store(time.Now().UnixNano())
+		a.loop.asked = time.Time{}
+		if a.inquire(t.Context()); !a.loop.asked.IsZero() {
+			t.Error("it asks although it has just heard of the log")
+		}
+	})
+}
+
+// newGossip holds records for an agent, and reaches nobody.
+func newGossip(t *testing.T, a *Agent, w *world) {
+	t.Helper()
+	none := nowhere{make(chan struct{})}
+	var err error
+	a.gossip, err = gossip.Start(gossip.Config{
+		Self: a.id, Key: a.key, Roster: a.roster, Transport: none, Streams: none, Packets: make(chan gossip.Packet),
+		Keys: w.state.GossipKeys(), Log: quiet(), Epoch: 1,
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { a.gossip.Close() })
+}
+
+// relayingAt makes a member's record say that it takes joiners at an address.
+func relayingAt(t *testing.T, a *Agent, h host, address string) {
+	t.Helper()
+	s, err := gossip.Sign(h.key, &skeinv1.Record{NodeId: h.key.ID().String(), Epoch: 1, Seq: 1, Relay: &skeinv1.RelayOffer{Addresses: []string{address}}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, errs := a.gossip.Merge([]*skeinv1.SignedRecord{s}); len(errs) > 0 {
+		t.Fatal(errs)
+	}
+}
+
+// Only a server's word that a node was revoked ends the node's agent: no other answer, and nobody else's.
+func TestWhoseWordExpels(t *testing.T) {
+	needMark(t)
+	says := func(code, reason string) func(context.Context, *tls.Conn, identity.ID) {
+		return func(_ context.Context, c *tls.Conn, _ identity.ID) {
+			_ = readMessage(c, &skeinv1.JoinRequest{}, maxJoinRequest)
+			_ = writeMessage(c, &skeinv1.JoinResponse{ErrorCode: code, ErrorMessage: reason})
+		}
+	}
+	for _, c := range []struct {
+		name, code string
+		byAgent    bool
+		expelled   bool
+	}{
+		{"a server says revoked", codeRevoked, false, true},
+		{"a server refuses otherwise", "permission_denied", false, false},
+		{"a server that has no leader", "unavailable", false, false},
+		{"another member says revoked", codeRevoked, true, false},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			server, node, agent := newHost(t, "a"), newHost(t, "b"), newHost(t, "c")
+			w := newWorld(t, server, node, agent)
+			a := newTestAgent(node, w.state)
+			a.replica = newReplica(t, w)
+			newGossip(t, a, w)
+			speaker := server
+			if c.byAgent {
+				speaker = agent
+			}
+			_, address := serveFrontWith(t, speaker.key, newRoster(w.state), nil, map[string]func(context.Context, *tls.Conn, identity.ID){
+				identity.ALPNJoin: says(c.code, "lost")})
+			relayingAt(t, a, speaker, strings.Replace(address, "127.0.0.1", "localhost", 1))
+			a.askServers(t.Context())
+			if have := a.expelled.Load(); (have != nil) != c.expelled || have != nil && have.reason != "lost" {
+				t.Errorf("expelled: %v", have)
+			}
+		})
+	}
+}
+
+// What is left of a member that was thrown out: nothing.
+func TestDroppedPeerIsForgotten(t *testing.T) {
+	self, gone, stays := newHost(t, "a"), newHost(t, "b"), newHost(t, "c")
+	w := newWorld(t, self, gone, stays)
+	a := newTestAgent(self, w.state)
+	a.pool = relay.NewPool(relay.PoolConfig{Self: a.id, Key: self.key, Log: quiet()})
+	t.Cleanup(func() { a.pool.Close() })
+	a.proxies = relay.NewProxies(a.pool, func() netip.AddrPort { return netip.MustParseAddrPort("127.0.0.1:9") }, relay.ProxyOptions{})
+	a.relay = relay.NewServer(relay.ServerConfig{Self: a.id, Log: quiet(), Member: func(identity.ID) bool { return true }})
+	t.Cleanup(func() { a.relay.Close() })
+	var err error
+	if a.control, err = control.New(control.Config{Key: self.key, Roster: a.roster, Relay: a.pool, Tunnel: a.tunnel, PacketKey: a.packetKey, OnPacket: a.onPacket, Log: quiet()}); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(a.control.Close)
+	_, address := serveFrontWith(t, self.key, a.roster, nil, map[string]func(context.Context, *tls.Conn, identity.ID){
+		identity.ALPNRelay: func(_ context.Context, c *tls.Conn, peer identity.ID) { a.relay.HandleSession(c, peer) }})
+	open := map[string][]net.Conn{}
+	a.loop.records, a.loop.unprobed = map[identity.ID]*skeinv1.Record{}, map[identity.ID]member{}
+	for name, h := range map[string]host{"gone": gone, "stays": stays} {
+		id := h.key.ID()
+		a.loop.records[id], a.loop.unprobed[id] = &skeinv1.Record{}, member{}
+		if !a.proxies.Endpoint(id).IsValid() {
+			t.Fatal("no proxy")
+		}
+		open[name] = []net.Conn{session(t, h, address), stream(t, a, h)}
+	}
+	before := a.proxies.Endpoint(gone.key.ID())
+
+	a.dropPeer(gone.key.ID())
+	ends := func(c net.Conn, within time.Duration) bool {
+		_ = c.SetReadDeadline(time.Now().Add(within))
+		_, err := io.Copy(io.Discard, c)
+		var timeout net.Error
+		return !errors.As(err, &timeout) || !timeout.Timeout()
+	}
+	for i, what := range []string{"relay session", "stream"} {
+		if !ends(open["gone"][i], farewell+2*time.Second) {
+			t.Errorf("its %s is still open", what)
+		}
+		if ends(open["stays"][i], 50*time.Millisecond) {
+			t.Errorf("another member's %s ended", what)
+		}
+	}
+	if len(a.loop.records) != 1 || len(a.loop.unprobed) != 1 {
+		t.Errorf("%d records and %d keys are remembered, want those of one peer", len(a.loop.records), len(a.loop.unprobed))
+	}
+	if a.proxies.Endpoint(gone.key.ID()) == before {
+		t.Error("its proxy is still there")
+	}
+}
+
+// session is a client's connection to the relay, open and said hello to.
+func session(t *testing.T, h host, address string) net.Conn {
+	t.Helper()
+	conf, err := h.key.ClientTLS(identity.ALPNRelay, func(ed25519.PublicKey) error { return nil })
+	if err != nil {
+		t.Fatal(err)
+	}
+	c, err := tls.Dial("tcp", address, conf)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { c.Close() })
+	_ = c.SetReadDeadline(time.Now().Add(10 * time.Second))
+	if _, err := io.ReadFull(c, make([]byte, 3)); err != nil {
+		t.Fatal(err)
+	}
+	return c
+}
+
+// stream is a member's stream of the control net that the agent has taken.
+func stream(t *testing.T, a *Agent, h host) net.Conn {
+	t.Helper()
+	conf, err := h.key.ClientTLS(identity.ALPNRPC, func(ed25519.PublicKey) error { return nil })
+	if err != nil {
+		t.Fatal(err)
+	}
+	near, far := net.Pipe()
+	a.control.TakeStream(far, h.key.ID())
+	c := tls.Client(near, conf)
+	if err := c.HandshakeContext(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	taken, err := a.control.Listen(identity.ALPNRPC).Accept()
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { taken.Close() })
+	t.Cleanup(func() { near.Close() }) // before, or TLS's farewell waits for a reader
+	return c
+}
+
+// A seed that answers for another cluster than the token's is not believed, and nothing is kept of it.
+func TestJoinAnswerOfAnotherCluster(t *testing.T) {
+	needMark(t)
+	h := newHost(t, "new")
+	for _, c := range []struct {
+		cluster string
+		ok      bool
+	}{{testCluster, true}, {strings.Repeat("f", 32), false}} {
+		w := newWorld(t, newHost(t, "a"))
+		state := w.state.Proto()
+		state.Cluster.Id = c.cluster
+		seed, _ := seedThat(t, func(int32, *skeinv1.JoinRequest) *skeinv1.JoinResponse { return &skeinv1.JoinResponse{State: state} })
+		token := testToken()
+		token.Seeds = []*skeinv1.JoinToken_Seed{seed}
+		a := newTestAgent(h, w.state)
+		a.cfg.StateDir = t.TempDir()
+		var err error
+		if a.opts.Token, err = EncodeToken(token); err != nil {
+			t.Fatal(err)
+		}
+		if a.replica, err = consensus.OpenReplica(a.cfg.StateDir, quiet()); err != nil {
+			t.Fatal(err)
+		}
+		_, _, err = a.enter(t.Context())
+		if (err == nil) != c.ok || (a.replica.State().Index() > 0) != c.ok {
+			t.Errorf("cluster %s: %v, the replica is at %d", c.cluster, err, a.replica.State().Index())
+		}
+		a.replica.Close()
+	}
+}

@@ -1,0 +1,111 @@
+package gossip
+
+import (
+	"errors"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/hashicorp/memberlist"
+
+	"github.com/skeinmesh/skein/identity"
+)
+
+// What memberlist asks before it takes a node in.
+func TestOnlyMembersAreTakenIn(t *testing.T) {
+	member, other, stranger := simKey(0).ID(), simKey(1).ID(), simKey(9).ID()
+	g := bareGossip(newRoster(simKey(0), simKey(1)))
+	node := func(id identity.ID, change func(*memberlist.Node)) *memberlist.Node {
+		at := syntheticAddr(id)
+		n := &memberlist.Node{Name: id.String(), Addr: at.Addr().AsSlice(), Port: at.Port(), Meta: encodeMeta(mark{ID: id}, false), State: memberlist.StateAlive}
+		if change != nil {
+			change(n)
+		}
+		return n
+	}
+	d := (*delegate)(g)
+	for name, c := range map[string]struct {
+		n  *memberlist.Node
+		in bool
+	}{
+		"a member":              {node(member, nil), true},
+		"itself":                {node(g.cfg.Self, nil), true},
+		"a stranger":            {node(stranger, nil), false},
+		"no ID":                 {node(member, func(n *memberlist.Node) { n.Name = "dc1" }), false},
+		"another's address":     {node(member, func(n *memberlist.Node) { n.Addr = syntheticAddr(other).Addr().AsSlice() }), false},
+		"another port":          {node(member, func(n *memberlist.Node) { n.Port++ }), false},
+		"no metadata":           {node(member, func(n *memberlist.Node) { n.Meta = nil }), false},
+		"another's metadata":    {node(member, func(n *memberlist.Node) { n.Meta = encodeMeta(mark{ID: other}, false) }), false},
+		"metadata of a version": {node(member, func(n *memberlist.Node) { n.Meta[0] = 2 }), false},
+	} {
+		if err := d.NotifyAlive(c.n); (err == nil) != c.in {
+			t.Errorf("%s: %v", name, err)
+		}
+	}
+	dead := node(member, func(n *memberlist.Node) { n.State = memberlist.StateDead })
+	for name, c := range map[string]struct {
+		mesh []*memberlist.Node
+		in   bool
+	}{
+		"a mesh with a member":      {[]*memberlist.Node{node(stranger, nil), node(member, nil)}, true},
+		"strangers":                 {[]*memberlist.Node{node(stranger, nil)}, false},
+		"strangers and a dead node": {[]*memberlist.Node{node(stranger, nil), dead}, false},
+		"nobody":                    {nil, false},
+	} {
+		if err := d.NotifyMerge(c.mesh); (err == nil) != c.in || !c.in && !errors.Is(err, errNotMember) {
+			t.Errorf("merge with %s: %v", name, err)
+		}
+	}
+}
+
+// Who is asked for a version sends that one or a newer, and nothing else.
+func TestOldVersionsAreNotSent(t *testing.T) {
+	table := newTable()
+	held := mark{ID: identity.ID{1}, Epoch: 2, Seq: 5}
+	table.put(Entry{}, held)
+	for _, c := range []struct {
+		asked mark
+		want  int
+	}{{held, 1}, {mark{ID: held.ID, Epoch: 2, Seq: 4}, 1}, {mark{ID: held.ID, Epoch: 2, Seq: 6}, 0}, {mark{ID: held.ID, Epoch: 3}, 0}, {mark{ID: identity.ID{2}}, 0}} {
+		if got := len(table.newerThan([]mark{c.asked})); got != c.want {
+			t.Errorf("asked for %+v: %d records, want %d", c.asked, got, c.want)
+		}
+	}
+}
+
+// Two pairs are apart for an hour: each of the four still asks, however often it was in vain.
+func TestRejoinNeverSlowsDownForLong(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := newSim(t, 4, 22)
+		defer s.end()
+		s.formed()
+		s.net.mu.Lock()
+		for _, n := range s.nodes[2:] {
+			s.net.side[n.key.ID()] = 1
+		}
+		s.net.mu.Unlock()
+		time.Sleep(time.Hour)
+		s.net.mu.Lock()
+		clear(s.net.side)
+		s.net.mu.Unlock()
+		t.Logf("healed after %s", s.within(15*time.Second, "all alive again", s.meshed(s.nodes)))
+	})
+}
+
+// A node that comes up while everybody else is away must not dial a whole fleet at once.
+func TestRejoinDialsFewAtOnce(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := &sim{t: t, net: newSimNet(23), roster: newRoster()}
+		defer s.end()
+		for i := range 100 {
+			s.roster.add(simKey(i))
+		}
+		s.start(0, Config{})
+		time.Sleep(time.Minute)
+		s.net.mu.Lock()
+		defer s.net.mu.Unlock()
+		if s.net.mostDials == 0 || s.net.mostDials > maxRejoins {
+			t.Errorf("%d streams were dialled at once, want at most %d", s.net.mostDials, maxRejoins)
+		}
+	})
+}
