@@ -196,6 +196,64 @@ func checkCommand(t *testing.T, c *cli, file string, words []string) {
 	}
 }
 
+var testRE = regexp.MustCompile("`(?:([a-z/]+) )?((?:Test|Fuzz)[A-Z][A-Za-z0-9]*)(?:/[^`]*)?`")
+
+// allTests are the names of all tests by their package's folder.
+func allTests(t *testing.T) map[string][]string {
+	t.Helper()
+	out := map[string][]string{}
+	err := filepath.WalkDir(root, func(path string, d os.DirEntry, err error) error {
+		switch {
+		case err != nil:
+			return err
+		case d.IsDir() && path != root && strings.HasPrefix(d.Name(), "."):
+			return filepath.SkipDir
+		case strings.HasSuffix(path, "_test.go"):
+			dir := strings.TrimPrefix(filepath.ToSlash(filepath.Dir(path)), root+"/")
+			for _, m := range regexp.MustCompile(`(?m)^func ((?:Test|Fuzz)\w+)\(`).FindAllStringSubmatch(read(t, path), -1) {
+				out[dir] = append(out[dir], m[1])
+			}
+		}
+		return nil
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return out
+}
+
+// TestBadInputNamesTests: each test that the page of bad input names is there, in the package that it names
+// (once for all tests behind it in a cell, and perhaps by the last parts of its path), and each fuzz test is on the page.
+func TestBadInputNamesTests(t *testing.T) {
+	all, named := allTests(t), map[string]bool{}
+	for _, cell := range regexp.MustCompile(`[|\n]`).Split(read(t, "bad-input.md"), -1) {
+		in := "chaos/e2e"
+		for _, m := range testRE.FindAllStringSubmatch(cell, -1) {
+			if m[1] != "" {
+				in = m[1]
+			}
+			named[m[2]] = true
+			found := false
+			for dir, tests := range all {
+				found = found || (dir == in || strings.HasSuffix(dir, "/"+in)) && slices.Contains(tests, m[2])
+			}
+			if !found {
+				t.Errorf("bad-input.md: there is no %s in %s", m[2], in)
+			}
+		}
+	}
+	if len(named) < 60 {
+		t.Errorf("only %d tests found: does this test still read the page?", len(named))
+	}
+	for dir, tests := range all {
+		for _, name := range tests {
+			if strings.HasPrefix(name, "Fuzz") && !named[name] {
+				t.Errorf("bad-input.md does not tell of %s in %s", name, dir)
+			}
+		}
+	}
+}
+
 // keys are the configuration's keys, as a path with dots.
 func keys(t reflect.Type, prefix string) []string {
 	var out []string

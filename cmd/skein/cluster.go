@@ -39,7 +39,7 @@ func newTokenCmd(g *globals) *cobra.Command {
 	create.Flags().StringVar(&label, "label", "", "a note, shown by skein token list")
 	create.Flags().BoolVar(&agentsOnly, "agents-only", false, "hosts that join with it may not be servers")
 	list := &cobra.Command{
-		Use: "list", Short: "Tokens that still let hosts join", Example: "  skein token list", Args: noArgs,
+		Use: "list", Short: "All tokens, also those that are used up or have expired", Example: "  skein token list", Args: noArgs,
 		RunE: func(c *cobra.Command, _ []string) error {
 			r, err := g.client().ListTokens(c.Context(), &skeinv1.ListTokensRequest{})
 			return g.show(c, r, err, func(w io.Writer) {
