@@ -144,7 +144,10 @@ func (a *Agent) guessedRecord(r *skeinv1.Record) {
 // through it, and not before: the peer would switch, and lose what it sends.
 func (a *Agent) onGuess(peer identity.ID, e birthday.Event) {
 	if e.Phase == birthday.Hit && e.Local != 0 {
-		a.rewrites.add(rewrite{PortRewrite: dataplane.PortRewrite{Local: e.Local, Remote: e.Remote}, peer: peer, used: time.Now(), event: e})
+		old := a.rewrites.add(rewrite{PortRewrite: dataplane.PortRewrite{Local: e.Local, Remote: e.Remote}, peer: peer, used: time.Now(), event: e})
+		if old != nil {
+			a.dropProxy(e.Remote, old)
+		}
 		a.wakeUp()
 		return
 	}
@@ -167,12 +170,49 @@ func (a *Agent) rewritten() {
 	}
 }
 
+// proxyRewrites does in this process what the kernel cannot: nftables has failed.
+func (a *Agent) proxyRewrites(ctx context.Context) {
+	for _, r := range a.rewrites.news() {
+		a.guess.Settle(r.peer) // closes the socket, whose port the proxy takes over
+		go func() {
+			wg := netip.AddrPortFrom(netip.AddrFrom4([4]byte{127, 0, 0, 1}), a.cfg.Ports.WireGuard)
+			p, err := birthday.OpenProxy(ctx, r.Local, r.Remote, wg, dataplane.MarkWG, func(from netip.AddrPort, b []byte, at time.Time) {
+				a.prober.Handle(from, netip.Addr{}, b, at)
+			})
+			if err != nil {
+				a.log.Warn("a port that was found by guessing cannot be used", "peer", r.peer, "err", err)
+				return
+			}
+			a.prober.SetDetour(r.Remote, p)
+			if !a.rewrites.proxied(r.Remote, p) {
+				a.dropProxy(r.Remote, p)
+				return
+			}
+			a.tellGuess(r.peer, r.event)
+		}()
+	}
+}
+
+func (a *Agent) dropProxy(at netip.AddrPort, p *birthday.Proxy) {
+	a.prober.SetDetour(at, nil)
+	p.Close()
+}
+
+// closeProxies ends what only this process keeps alive.
+func (a *Agent) closeProxies() {
+	for at, p := range a.rewrites.expire(nil, time.Now().Add(rewriteRests)) {
+		a.dropProxy(at, p)
+	}
+}
+
 // followRewrites drops rewrites that nobody uses, and tells paths of those that a former run left.
 func (a *Agent) followRewrites(now time.Time) {
 	if a.guess == nil {
 		return
 	}
-	a.rewrites.expire(a.currentPaths(), now)
+	for at, p := range a.rewrites.expire(a.currentPaths(), now) {
+		a.dropProxy(at, p)
+	}
 	for _, at := range a.rewrites.strays() {
 		for id, r := range a.loop.records {
 			if slices.ContainsFunc(path.NodeOf(r).Candidates, func(c path.Candidate) bool { return c.Addr == at }) {
@@ -216,6 +256,7 @@ type rewrite struct {
 	used  time.Time   // last time a path used it
 	event birthday.Event
 	told  bool
+	proxy *birthday.Proxy // instead of a rule in the kernel
 }
 
 func (w *rewrites) adopt(have []dataplane.PortRewrite, now time.Time) {
@@ -224,14 +265,18 @@ func (w *rewrites) adopt(have []dataplane.PortRewrite, now time.Time) {
 	}
 }
 
-// add takes a rewrite in the place of an older one to the same address.
-func (w *rewrites) add(r rewrite) {
+// add takes a rewrite in the place of an older one to the same address, and gives that one's proxy.
+func (w *rewrites) add(r rewrite) (old *birthday.Proxy) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	if w.all == nil {
 		w.all = map[netip.AddrPort]*rewrite{}
 	}
+	if o := w.all[r.Remote]; o != nil {
+		old = o.proxy
+	}
 	w.all[r.Remote] = &r
+	return old
 }
 
 // list is what the data plane shall hold.
@@ -240,9 +285,32 @@ func (w *rewrites) list() []dataplane.PortRewrite {
 	defer w.mu.Unlock()
 	var out []dataplane.PortRewrite
 	for _, r := range w.all {
-		out = append(out, r.PortRewrite)
+		if r.proxy == nil {
+			out = append(out, r.PortRewrite)
+		}
 	}
 	return out
+}
+
+// proxied notes that a proxy does what a rewrite should; false if nobody wants it any more.
+func (w *rewrites) proxied(at netip.AddrPort, p *birthday.Proxy) bool {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	r, ok := w.all[at]
+	if ok {
+		r.proxy = p
+	}
+	return ok
+}
+
+// through is where WireGuard sends for an endpoint: to a proxy, or there.
+func (w *rewrites) through(at netip.AddrPort) netip.AddrPort {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	if r, ok := w.all[at]; ok && r.proxy != nil {
+		return r.proxy.Endpoint()
+	}
+	return at
 }
 
 // news are those that were not told yet; now they are.
@@ -279,10 +347,11 @@ func (w *rewrites) claim(at netip.AddrPort, peer identity.ID, e birthday.Event) 
 	}
 }
 
-// expire drops what no path has used for long.
-func (w *rewrites) expire(paths map[identity.ID]path.Path, now time.Time) {
+// expire drops what no path has used for long, and gives the proxies that are not needed any more.
+func (w *rewrites) expire(paths map[identity.ID]path.Path, now time.Time) map[netip.AddrPort]*birthday.Proxy {
 	w.mu.Lock()
 	defer w.mu.Unlock()
+	ended := map[netip.AddrPort]*birthday.Proxy{}
 	for _, p := range paths {
 		if p.Kind == path.Direct {
 			if r, ok := w.all[p.Endpoint]; ok {
@@ -297,6 +366,10 @@ func (w *rewrites) expire(paths map[identity.ID]path.Path, now time.Time) {
 		}
 		if now.Sub(r.used) >= rest {
 			delete(w.all, at)
+			if r.proxy != nil {
+				ended[at] = r.proxy
+			}
 		}
 	}
+	return ended
 }

@@ -358,7 +358,7 @@ func (a *Agent) projectionInput(st *events.State) projection.Input {
 	for id, p := range a.currentPaths() {
 		switch p.Kind {
 		case path.Direct:
-			in.Endpoints[id] = projection.Endpoint{Addr: p.Endpoint, Proven: true, MTU: p.MTU}
+			in.Endpoints[id] = projection.Endpoint{Addr: a.rewrites.through(p.Endpoint), Proven: true, MTU: p.MTU}
 		case path.Relay:
 			if p.UDP() {
 				in.Endpoints[id] = projection.Endpoint{Addr: p.Endpoint, Proven: true, MTU: p.MTU}
@@ -412,6 +412,9 @@ func (a *Agent) apply(ctx context.Context) {
 	if err != nil {
 		if ctx.Err() == nil {
 			a.report("data plane", failure, err.Error(), "")
+		}
+		if report.Errors["nft"] != nil {
+			a.proxyRewrites(ctx)
 		}
 		return
 	}

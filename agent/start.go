@@ -312,6 +312,7 @@ func (a *Agent) close() error {
 	var errs []error
 	if a.guess != nil {
 		a.guess.Close()
+		a.closeProxies()
 	}
 	if a.paths != nil {
 		a.paths.Close()

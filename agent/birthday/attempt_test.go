@@ -48,7 +48,7 @@ func TestBothAskAtOnce(t *testing.T) {
 
 func TestAPeerThatIsSilent(t *testing.T) {
 	one, many := portRestrictedAndSymmetric(t, skeinv1.PairOutcome_BIRTHDAY, nattest.Symmetric)
-	one.signals = nil
+	one.mute.Store(true)
 	before := openFiles(t)
 	one.engine.Start(bob)
 	e := one.phase(Silent, 2*requestWait)

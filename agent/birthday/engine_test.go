@@ -5,6 +5,7 @@ import (
 	"net"
 	"net/netip"
 	"os"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -38,6 +39,7 @@ type station struct {
 	pongs   chan probe.Pong
 	newest  func(context.Context) (netip.AddrPort, error)
 	signals chan *skeinv1.Signal_Birthday // to the peer; nil: they are lost
+	mute    atomic.Bool                   // likewise
 }
 
 func newStation(t *testing.T, id, peer identity.ID, host *nattest.Host, sit Situation) *station {
@@ -69,7 +71,7 @@ func newStation(t *testing.T, id, peer identity.ID, host *nattest.Host, sit Situ
 		Situation: func(identity.ID) (Situation, error) { return s.sit, nil },
 		Report:    func(_ identity.ID, e Event) { s.events <- e },
 		Signal: func(_ identity.ID, b *skeinv1.Signal) error {
-			if s.signals != nil {
+			if s.signals != nil && !s.mute.Load() {
 				s.signals <- b.GetBirthday()
 			}
 			return nil

@@ -28,6 +28,29 @@ func (p *Prober) PingBy(s Sender, id identity.ID, to netip.AddrPort) (TxID, erro
 	return tx, nil
 }
 
+// SetDetour has pings and pongs to an address leave by another socket than WireGuard's; nil ends that. What comes back to that
+// socket goes to Handle.
+func (p *Prober) SetDetour(to netip.AddrPort, s Sender) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if s == nil {
+		delete(p.detours, to)
+		return
+	}
+	if p.detours == nil {
+		p.detours = map[netip.AddrPort]Sender{}
+	}
+	p.detours[to] = s
+}
+
+// by is the socket that leads to an address.
+func (p *Prober) by(to netip.AddrPort) Sender {
+	if s := p.detours[to]; s != nil {
+		return s
+	}
+	return p.c.Socket
+}
+
 // Authenticate proves that a peer wrote the ping or pong at the start of b, which came to another socket than WireGuard's. A
 // copy of a ping counts no more than an answer that nobody waits for. Nothing is answered: that is the caller's.
 func (p *Prober) Authenticate(b []byte, at time.Time) (Message, bool) {

@@ -73,10 +73,11 @@ type ProberStats struct {
 type Prober struct {
 	c ProberConfig
 
-	mu     sync.Mutex // guards what follows
-	peers  map[identity.ID]*peer
-	sent   outstanding
-	buffer []byte
+	mu      sync.Mutex // guards what follows
+	peers   map[identity.ID]*peer
+	sent    outstanding
+	detours map[netip.AddrPort]Sender
+	buffer  []byte
 
 	stats struct {
 		pingsSent, pongsSent, pingsReceived, pongsReceived atomic.Uint64
@@ -139,7 +140,7 @@ func (p *Prober) SendPingSize(id identity.ID, to netip.AddrPort, size int) (TxID
 	q.counter++
 	p.buffer = q.codec.EncodePing(p.buffer[:0], Message{Sender: p.c.Self, Tx: tx, Epoch: p.c.Epoch, Counter: q.counter, Length: size, Echo: size > Size})
 	now := time.Now()
-	if err := p.c.Socket.SendFrom(netip.Addr{}, to, p.buffer); err != nil {
+	if err := p.by(to).SendFrom(netip.Addr{}, to, p.buffer); err != nil {
 		return tx, fmt.Errorf("ping node %s: %w", id, err)
 	}
 	p.sent.add(tx, ping{peer: id, to: to, size: len(p.buffer), at: now})
@@ -207,7 +208,7 @@ func (p *Prober) answer(q *peer, m Message, from netip.AddrPort, local netip.Add
 		answer.Length = m.Length
 	}
 	p.buffer = q.codec.EncodePong(p.buffer[:0], answer)
-	if err := p.c.Socket.SendFrom(local, from, p.buffer); err != nil {
+	if err := p.by(from).SendFrom(local, from, p.buffer); err != nil {
 		p.c.Log.Debug("a ping could not be answered", "peer", m.Sender, "from", from, "error", err)
 	} else {
 		p.stats.pongsSent.Add(1)

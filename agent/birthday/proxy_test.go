@@ -1,0 +1,94 @@
+package birthday
+
+import (
+	"net"
+	"net/netip"
+	"testing"
+	"time"
+
+	skeinv1 "github.com/skeinmesh/skein/api/skein/v1"
+	"github.com/skeinmesh/skein/dataplane"
+	"github.com/skeinmesh/skein/internal/nattest"
+)
+
+// Where the kernel cannot rewrite ports, pings and WireGuard's packets go through the proxy and take the mapping that was hit.
+func TestProxyCarriesWhatTheKernelCannot(t *testing.T) {
+	one, many := portRestrictedAndSymmetric(t, skeinv1.PairOutcome_BIRTHDAY, nattest.Symmetric)
+	before := openFiles(t)
+	one.engine.Start(bob)
+	m := many.phase(Hit, 15*time.Second)
+	many.engine.Settle(alice)
+	var proxy *Proxy
+	var err error
+	many.host.Do(func() {
+		proxy, err = OpenProxy(t.Context(), m.Local, m.Remote, netip.AddrPortFrom(netip.MustParseAddr("127.0.0.1"), wgPort), dataplane.MarkWG,
+			func(from netip.AddrPort, b []byte, at time.Time) { many.prober.Handle(from, netip.Addr{}, b, at) })
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	many.prober.SetDetour(m.Remote, proxy)
+	if _, err := many.prober.SendPing(alice, m.Remote); err != nil {
+		t.Fatal(err)
+	}
+	o := one.phase(Hit, 5*time.Second)
+	tx, err := one.prober.SendPing(bob, o.Remote)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for limit := time.After(5 * time.Second); ; {
+		select {
+		case p := <-one.pongs:
+			if p.Tx != tx {
+				continue
+			}
+			if p.From != o.Remote {
+				t.Errorf("answered from %s, want %s", p.From, o.Remote)
+			}
+		case <-limit:
+			t.Fatal("no answer through the proxy")
+		}
+		break
+	}
+	exchange(t, many.owner, proxy.Endpoint(), one.owner, o.Remote)
+	stranger := newSocket(t, many.host)
+	for _, to := range []netip.AddrPort{proxy.Endpoint(), netip.AddrPortFrom(netip.MustParseAddr("127.0.0.1"), m.Local)} {
+		if _, err := stranger.WriteToUDPAddrPort([]byte("from a stranger"), to); err != nil {
+			t.Fatal(err)
+		}
+	}
+	exchange(t, many.owner, proxy.Endpoint(), one.owner, o.Remote)
+
+	many.prober.SetDetour(m.Remote, nil)
+	proxy.Close()
+	one.engine.Stop(bob)
+	many.engine.Stop(alice)
+	stranger.Close()
+	within(t, "sockets closed", 5*time.Second, func() bool { return openFiles(t) <= before })
+}
+
+// exchange sends from one socket to an address, which another socket must read, and back; nothing of a stranger may come.
+func exchange(t *testing.T, a *net.UDPConn, to netip.AddrPort, b *net.UDPConn, back netip.AddrPort) {
+	t.Helper()
+	for _, p := range []struct {
+		from, into *net.UDPConn
+		to         netip.AddrPort
+	}{{a, b, to}, {b, a, back}} {
+		if _, err := p.from.WriteToUDPAddrPort([]byte("as WireGuard"), p.to); err != nil {
+			t.Fatal(err)
+		}
+		_ = p.into.SetReadDeadline(time.Now().Add(5 * time.Second))
+		for buf := make([]byte, 2048); ; {
+			n, _, err := p.into.ReadFromUDPAddrPort(buf)
+			if err != nil {
+				t.Fatal(err)
+			}
+			if string(buf[:n]) == "as WireGuard" {
+				break
+			}
+			if string(buf[:n]) == "from a stranger" {
+				t.Fatal("a stranger's packet went through")
+			}
+		}
+	}
+}
