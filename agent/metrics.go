@@ -97,20 +97,30 @@ func (m *metrics) observe() {
 type roomCollector struct{ a *Agent }
 
 var (
-	descRelayClient = prometheus.NewDesc("skein_relay_session_bytes_total", "Bytes through relay sessions of this node.", []string{"relay", "direction"}, nil)
-	descRelayDrops  = prometheus.NewDesc("skein_relay_session_dropped_total", "Packets for a relay that waited too long or found the queue full.", []string{"relay"}, nil)
-	descRelayRTT    = prometheus.NewDesc("skein_relay_session_rtt_seconds", "Round-trip time to a relay.", []string{"relay"}, nil)
-	descPeerBytes   = prometheus.NewDesc("skein_peer_bytes_total", "Bytes that WireGuard counted for a peer.", []string{"peer", "direction"}, nil)
-	descRelayUDP    = prometheus.NewDesc("skein_relay_udp_peers", "Peers reached by UDP through a relay's reserved port; skein_peers counts them as relay.", nil, nil)
-	descUDPPairs    = prometheus.NewDesc("skein_relay_udp_pairs", "Pairs of clients with ports reserved at this relay, by state: reserved, kernel, userspace.", []string{"state"}, nil)
-	descUDPPackets  = prometheus.NewDesc("skein_relay_udp_packets_total", "Datagrams at this relay's reserved ports that this process handled; those in the kernel pass it by.", []string{"outcome"}, nil)
-	descUDPBytes    = prometheus.NewDesc("skein_relay_udp_bytes_total", "Bytes that this process forwarded between reserved ports.", nil, nil)
-	descUDPEvents   = prometheus.NewDesc("skein_relay_udp_events_total", "What happened to pairs at this relay: reserved, ended, denied, proven, rebound, fell_back, mended.", []string{"event"}, nil)
-	descGuesses     = prometheus.NewDesc("skein_birthday_attempts_total", "Attempts at guessing ports with a peer, by outcome.", []string{"outcome"}, nil)
-	descGuessCost   = prometheus.NewDesc("skein_birthday_packets_total", "What guessing ports has cost: probes from WireGuard's port, sockets opened.", []string{"kind"}, nil)
-	descGuessNow    = prometheus.NewDesc("skein_birthday_mappings", "Mappings of this host's NAT that guessing ports counts as in use.", nil, nil)
-	descRewrites    = prometheus.NewDesc("skein_port_rewrites", "Peers whose packets nftables leads through another UDP port.", nil, nil)
-	descProbes      = prometheus.NewDesc("skein_probe_packets_total", "Probe packets, by kind.", []string{"kind"}, nil)
+	descRelayClient   = prometheus.NewDesc("skein_relay_session_bytes_total", "Bytes through relay sessions of this node.", []string{"relay", "direction"}, nil)
+	descRelayDrops    = prometheus.NewDesc("skein_relay_session_dropped_total", "Packets for a relay that waited too long or found the queue full.", []string{"relay"}, nil)
+	descRelayRTT      = prometheus.NewDesc("skein_relay_session_rtt_seconds", "Round-trip time to a relay.", []string{"relay"}, nil)
+	descPeerBytes     = prometheus.NewDesc("skein_peer_bytes_total", "Bytes that WireGuard counted for a peer.", []string{"peer", "direction"}, nil)
+	descRelayUDP      = prometheus.NewDesc("skein_relay_udp_peers", "Peers reached by UDP through a relay's reserved port; skein_peers counts them as relay.", nil, nil)
+	descUDPPairs      = prometheus.NewDesc("skein_relay_udp_pairs", "Pairs of clients with ports reserved at this relay, by state: reserved, kernel, userspace.", []string{"state"}, nil)
+	descUDPPackets    = prometheus.NewDesc("skein_relay_udp_packets_total", "Datagrams at this relay's reserved ports that this process handled; those in the kernel pass it by.", []string{"outcome"}, nil)
+	descUDPBytes      = prometheus.NewDesc("skein_relay_udp_bytes_total", "Bytes that this process forwarded between reserved ports.", nil, nil)
+	descUDPEvents     = prometheus.NewDesc("skein_relay_udp_events_total", "What happened to pairs at this relay: reserved, ended, denied, proven, rebound, fell_back, mended.", []string{"event"}, nil)
+	descGuesses       = prometheus.NewDesc("skein_birthday_attempts_total", "Attempts at guessing ports with a peer, by outcome.", []string{"outcome"}, nil)
+	descGuessCost     = prometheus.NewDesc("skein_birthday_packets_total", "What guessing ports has cost: probes from WireGuard's port, sockets opened.", []string{"kind"}, nil)
+	descGuessNow      = prometheus.NewDesc("skein_birthday_mappings", "Mappings of this host's NAT that guessing ports counts as in use.", nil, nil)
+	descRewrites      = prometheus.NewDesc("skein_port_rewrites", "Peers whose packets nftables leads through another UDP port.", nil, nil)
+	descProbes        = prometheus.NewDesc("skein_probe_packets_total", "Probe packets, by kind.", []string{"kind"}, nil)
+	descSessionUp     = prometheus.NewDesc("skein_relay_session_up", "1 while a relay session answers. need: warm, on-demand, trial, standby.", []string{"relay", "need"}, nil)
+	descSessionPeers  = prometheus.NewDesc("skein_relay_session_peers", "Peers whose packets would go by this relay now.", []string{"relay"}, nil)
+	descSessionRedial = prometheus.NewDesc("skein_relay_session_reconnects_total", "Times that the session with a relay was dialed again.", []string{"relay"}, nil)
+	descServerClients = prometheus.NewDesc("skein_relay_server_clients", "Clients with a session at this relay.", nil, nil)
+	descServerStreams = prometheus.NewDesc("skein_relay_server_streams", "Streams that this relay joins.", nil, nil)
+	descServerMemory  = prometheus.NewDesc("skein_relay_server_memory_bytes", "What this relay's queues and sessions hold.", nil, nil)
+	descServerLimit   = prometheus.NewDesc("skein_relay_server_memory_limit_bytes", "What they may hold.", nil, nil)
+	descServerBytes   = prometheus.NewDesc("skein_relay_server_bytes_total", "Bytes of packets that this relay forwarded in sessions, and of streams.", []string{"kind"}, nil)
+	descServerPackets = prometheus.NewDesc("skein_relay_server_packets_total", "Packets at this relay, by outcome: forwarded, dropped, unroutable.", []string{"outcome"}, nil)
+	descServerEvents  = prometheus.NewDesc("skein_relay_server_events_total", "At this relay: sessions replaced and refused, clients limited, handshakes_refused.", []string{"event"}, nil)
 )
 
 // Describe sends nothing: the collector is unchecked, since its relays and peers come and go.
@@ -140,6 +150,7 @@ func (c roomCollector) Collect(out chan<- prometheus.Metric) {
 	if c.a.paths != nil {
 		out <- prometheus.MustNewConstMetric(descRelayUDP, prometheus.GaugeValue, float64(c.a.paths.Metrics().PeersUDP))
 	}
+	c.a.collectRelay(out)
 	c.a.collectUDPRelay(out)
 	if c.a.guess != nil {
 		s := c.a.guess.Stats()

@@ -55,6 +55,7 @@ type client struct {
 	lastErr   error
 	failedAt  time.Duration // when lastErr came, or the relay became suspect
 	need      need
+	needAt    time.Duration // since when
 	// The RTT outlives its session, so that a relay that is not dialed can be compared.
 	knownRTT, measuredAt time.Duration
 
@@ -463,18 +464,22 @@ type RelayStats struct {
 	Dropped            uint64 // waited too long, or the send queue was full
 	Gone               uint64 // packets refused since their peer had no session
 	Reconnects         uint64
+	Peers              int // that are reached by it; direct peers would be
 	LastError          string
 }
 
-// Stats lists all relays of the pool, by ID.
+// Stats lists all relays of the pool: those in use first.
 func (p *Pool) Stats() []RelayStats {
+	users := p.users()
 	p.mu.RLock()
 	defer p.mu.RUnlock()
 	all := make([]RelayStats, 0, len(p.relays))
 	for _, c := range p.relays {
-		all = append(all, c.stats())
+		one := c.stats()
+		one.Peers = users[one.Relay]
+		all = append(all, one)
 	}
-	slices.SortFunc(all, func(a, b RelayStats) int { return slices.Compare(a.Relay[:], b.Relay[:]) })
+	slices.SortFunc(all, byNeed)
 	return all
 }
 

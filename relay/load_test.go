@@ -1,6 +1,7 @@
 package relay
 
 import (
+	"crypto/tls"
 	"encoding/binary"
 	"errors"
 	"fmt"
@@ -167,34 +168,120 @@ func BenchmarkLoad(b *testing.B) {
 					b.Cleanup(relay.kill) // before its group goes
 				}
 				l := newLoad(b, relay, clients)
+				var all []map[string]float64
 				for range b.N {
-					measureLoad(b, l)
+					all = append(all, measureLoad(l))
 				}
+				reportMiddle(b, all)
 			})
 		}
 	}
 }
 
-func measureLoad(b *testing.B, l *loaded) {
-	peak := l.run([]float64{0}, 1)
-	pace := peak.goodput / 8 / float64(len(l.pairs))
-	half := l.run([]float64{pace / 2}, 1)
-	one := l.run([]float64{pace}, 1)
-	double := l.run([]float64{2 * pace}, 1.5)
-	report := func(name string, o outcome) {
-		b.ReportMetric(o.goodput/1e9, name+"-Gb/s")
-		b.ReportMetric(o.relayCPU/(o.goodput/1e9), name+"-cpu-s/Gb")
-		b.ReportMetric(float64(o.p50.Microseconds())/1000, name+"-p50-ms")
-		b.ReportMetric(float64(o.p99.Microseconds())/1000, name+"-p99-ms")
+// reportMiddle reports of each figure the middle of all runs.
+func reportMiddle(b *testing.B, all []map[string]float64) {
+	for name := range all[0] {
+		var v []float64
+		for _, m := range all {
+			v = append(v, m[name])
+		}
+		slices.Sort(v)
+		b.ReportMetric(v[len(v)/2], name)
 	}
-	report("peak", peak)
-	report("half", half)
-	report("1x", one)
-	report("2x", double)
-	b.ReportMetric(double.goodput/peak.goodput*100, "2x-%ofpeak")
-	b.ReportMetric(slices.Min(double.each)/slices.Max(double.each), "2x-least/most")
-	b.ReportMetric(float64(double.reconnects), "reconnects")
-	b.Logf("peak %.2f Gb/s (relay %.2f cpu, clients %.2f), 2x relay %.2f clients %.2f cpu, dropped by the relay %d", peak.goodput/1e9, peak.relayCPU, peak.clientCPU, double.relayCPU, double.clientCPU, double.dropped)
+}
+
+func measureLoad(l *loaded) map[string]float64 {
+	m := map[string]float64{}
+	report := func(name string, o outcome) outcome {
+		m[name+"-Gb/s"] = o.goodput / 1e9
+		m[name+"-cpu-s/Gb"] = o.relayCPU / (o.goodput / 1e9)
+		m[name+"-p50-ms"] = float64(o.p50.Microseconds()) / 1000
+		m[name+"-p99-ms"] = float64(o.p99.Microseconds()) / 1000
+		m["reconnects"] += float64(o.reconnects)
+		return o
+	}
+	peak := report("peak", l.run([]float64{0}, 1))
+	pace := peak.goodput / 8 / float64(len(l.pairs))
+	report("half", l.run([]float64{pace / 2}, 1))
+	report("1x", l.run([]float64{pace}, 1))
+	double := report("2x", l.run([]float64{2 * pace}, 1.5))
+	m["2x-%ofpeak"] = double.goodput / peak.goodput * 100
+	m["2x-least/most"] = slices.Min(double.each) / slices.Max(double.each)
+	return m
+}
+
+// BenchmarkOthers measures what well-behaved pairs lose to a client that floods one of the receivers, and to a reader
+// that has stopped while somebody sends to it.
+func BenchmarkOthers(b *testing.B) {
+	relay := startChild(b, "SKEIN_TEST_CPU=1")
+	l := newLoad(b, relay, 8)
+	bad := newLoad(b, relay, 2).pairs[0]
+	stopped := startStoppedReader(b, relay)
+	var all []map[string]float64
+	for range b.N {
+		peak := l.run([]float64{0}, 1)
+		pace := []float64{peak.goodput / 8 / float64(len(l.pairs)) / 3}
+		alone := l.run(pace, 1)
+		m := map[string]float64{"alone-p99-ms": alone.p99.Seconds() * 1000}
+		for name, to := range map[string]identity.ID{"flood": l.pairs[0].id, "slow": stopped} {
+			stop := make(chan struct{})
+			var wg sync.WaitGroup
+			wg.Go(func() {
+				packet := make([]byte, benchPacket-1) // not counted as a pair's own
+				for {
+					select {
+					case <-stop:
+						return
+					default:
+					}
+					for range 64 {
+						_ = bad.from.Send(to, ChannelWireGuard, packet)
+					}
+					time.Sleep(100 * time.Microsecond)
+				}
+			})
+			o := l.run(pace, 1)
+			close(stop)
+			wg.Wait()
+			m[name+"-cost-%"] = (1 - o.goodput/alone.goodput) * 100
+			m[name+"-p99-ms"] = o.p99.Seconds() * 1000
+		}
+		all = append(all, m)
+	}
+	reportMiddle(b, all)
+}
+
+// startStoppedReader keeps a session whose client sends pings and never reads.
+func startStoppedReader(b *testing.B, relay *child) identity.ID {
+	b.Helper()
+	key := newKey(b)
+	config, err := key.ClientTLS(identity.ALPNRelay, identity.Expect(relay.key))
+	if err != nil {
+		b.Fatal(err)
+	}
+	stop := make(chan struct{})
+	ended := make(chan struct{})
+	b.Cleanup(func() { close(stop); <-ended })
+	go func() {
+		defer close(ended)
+		for { // the relay ends sessions that are stuck for 10 s
+			c, err := tls.Dial("tcp", relay.address, config)
+			if err != nil {
+				return
+			}
+			for err == nil {
+				_, err = c.Write(appendToken(nil, framePing, 1))
+				select {
+				case <-stop:
+					c.NetConn().Close()
+					return
+				case <-time.After(500 * time.Millisecond):
+				}
+			}
+			c.NetConn().Close()
+		}
+	}()
+	return key.ID()
 }
 
 // limitCPU lets a process have only a part of a processor, by a control group of version 1 or 2.

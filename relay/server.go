@@ -74,25 +74,13 @@ type Server struct {
 	streams  streamTable
 	closed   bool
 
+	rate rateMeter // of keepTime
+
 	stop     chan struct{}
 	counters serverCounters
 }
 
 type serverCounters struct{ packets, bytes, unroutable, dropped, replaced, refused, limited atomic.Uint64 }
-
-// ServerStats is a snapshot of a relay's counters.
-type ServerStats struct {
-	Sessions, Streams   int
-	Packets, Bytes      uint64 // forwarded
-	Dropped             uint64 // by full or slow destinations
-	Unroutable          uint64 // for nodes with no session here
-	Replaced, Refused   uint64 // sessions
-	Limited             uint64 // times that a client had to wait for its rate
-	Memory, MaxMemory   int64  // bytes of queues and sessions
-	StreamsTotal        uint64
-	StreamBytes         uint64
-	PendingStreamOffers int
-}
 
 // session is one node's connection. Its reader runs in HandleSession.
 type session struct {
@@ -101,6 +89,10 @@ type session struct {
 	watched  map[identity.ID]struct{} // guarded by Server.mu
 	finished chan struct{}            // closed when its reader forwards nothing any more
 	quota    quota                    // of its reader
+	began    time.Time
+	rate     rateMeter // of keepTime
+
+	rxPackets, rxBytes, limited atomic.Uint64
 }
 
 // NewServer makes a relay and starts its timekeeper; Close ends it.
@@ -132,6 +124,7 @@ func (s *Server) HandleSession(conn *tls.Conn, peer identity.ID) {
 		id:       peer,
 		watched:  map[identity.ID]struct{}{},
 		finished: make(chan struct{}),
+		began:    time.Now(),
 		quota:    quota{bucket{rate: float64(s.cfg.ClientBytes)}, bucket{rate: float64(s.cfg.ClientPackets)}},
 	}
 	defer close(x.finished)
@@ -248,6 +241,7 @@ func (s *Server) readLoop(x *session) error {
 		packets := f.flush()
 		if d := x.quota.take(f.now, n, packets); d > 0 {
 			s.counters.limited.Add(1)
+			x.limited.Add(1)
 			x.pause(d)
 		}
 		if turn += n; turn >= turnBytes {
@@ -333,6 +327,8 @@ func (f *forwarder) flush() (packets int) {
 	f.touched = f.touched[:0]
 	f.s.counters.packets.Add(f.packets)
 	f.s.counters.bytes.Add(f.bytes)
+	f.from.rxPackets.Add(f.packets)
+	f.from.rxBytes.Add(f.bytes)
 	packets = int(f.packets)
 	f.packets, f.bytes = 0, 0
 	return packets
@@ -402,7 +398,9 @@ func (s *Server) keepTime() {
 		}
 		now := s.now()
 		s.mu.RLock()
+		s.rate.update(now, s.counters.bytes.Load())
 		for _, x := range s.sessions {
+			x.rate.update(now, x.rxBytes.Load()+x.q.sentBytes.Load())
 			switch {
 			case x.silent(now) > s.cfg.IdleTimeout-s.cfg.IdleTimeout/8:
 				x.end(errSilent)
@@ -416,29 +414,6 @@ func (s *Server) keepTime() {
 
 // Connected reports whether a node has a session here.
 func (s *Server) Connected(id identity.ID) bool { return s.session(id) != nil }
-
-// Stats returns the counters.
-func (s *Server) Stats() ServerStats {
-	s.mu.RLock()
-	sessions, dropped := len(s.sessions), s.counters.dropped.Load()
-	for _, x := range s.sessions {
-		dropped += x.q.dropped.Load()
-	}
-	s.mu.RUnlock()
-	st := ServerStats{
-		Sessions:   sessions,
-		Packets:    s.counters.packets.Load(),
-		Bytes:      s.counters.bytes.Load(),
-		Dropped:    dropped,
-		Unroutable: s.counters.unroutable.Load(),
-		Replaced:   s.counters.replaced.Load(),
-		Refused:    s.counters.refused.Load(),
-		Limited:    s.counters.limited.Load(),
-		Memory:     s.pool.used.Load(), MaxMemory: s.pool.limit,
-	}
-	s.streams.stats(&st)
-	return st
-}
 
 // Close ends every session and stream.
 func (s *Server) Close() error {

@@ -14,6 +14,8 @@ const (
 	warmRelays = 2
 	// trials are the relays not measured yet that a node dials at a time.
 	trials = 2
+	// trialTime is how long a relay on trial is tried when it fails.
+	trialTime = 10 * time.Second
 	// measured is how many round trips make a relay's RTT known, and remeasure when it is too old to go by.
 	measured  = 3
 	remeasure = 15 * time.Minute
@@ -34,6 +36,7 @@ type standing struct {
 	failed  bool          // could not be reached, or does not answer
 	since   time.Duration // failed since
 	warm    bool          // was warm in the last plan
+	trial   time.Duration // on trial since; 0: it is not
 	used    time.Duration // last use, or a peer's need; 0: never
 	bound   bool          // holds UDP ports
 }
@@ -86,6 +89,8 @@ func plan(all []standing, now time.Duration) map[identity.ID]need {
 		case needs[s.id] == needWarm:
 		case s.bound || s.used > 0 && now-s.used < demandHold:
 			needs[s.id] = needDemand
+		case s.failed && s.trial > 0 && now-s.trial < trialTime:
+			needs[s.id] = needTrial // it may not know this node yet: give it some tries, and the others theirs
 		case free > 0 && s.untried(now, healthy):
 			free--
 			needs[s.id] = needTrial
@@ -168,6 +173,9 @@ func (c *client) standing(bound bool) standing {
 		failed: c.status.suspect || !c.status.connected && c.lastErr != nil, since: c.failedAt,
 		warm: c.need == needWarm, used: time.Duration(c.used.Load()), bound: bound,
 	}
+	if c.need == needTrial {
+		s.trial = c.needAt
+	}
 	return s
 }
 
@@ -175,7 +183,9 @@ func (c *client) standing(bound bool) standing {
 func (c *client) setNeed(n need) {
 	c.mu.Lock()
 	old := c.need
-	c.need = n
+	if c.need = n; old != n {
+		c.needAt = max(c.pool.now(), 1)
+	}
 	c.mu.Unlock()
 	switch {
 	case old == n:

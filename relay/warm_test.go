@@ -25,6 +25,7 @@ func TestPlan(t *testing.T) {
 	dead := func(since time.Duration) func(*standing) {
 		return func(s *standing) { s.healthy, s.failed, s.since = false, true, now-since }
 	}
+	trial := func(ago time.Duration) func(*standing) { return func(s *standing) { s.trial = now - ago } }
 	used := func(ago time.Duration) func(*standing) { return func(s *standing) { s.used = now - ago } }
 	for _, c := range []struct {
 		name string
@@ -45,6 +46,7 @@ func TestPlan(t *testing.T) {
 		{"unknown ones get a trial", []standing{is(1, 5*ms, warm), is(2, 10*ms, warm), is(3, 0)}, "1 warm, 2 warm, 3 trial"},
 		{"those that failed after the others, the oldest first", []standing{is(1, 5*ms, warm), is(2, 0, dead(6*time.Second)), is(3, 0, dead(7*time.Second)), is(4, 0)}, "1 warm, 2 standby, 3 trial, 4 trial"},
 		{"those that have just failed not at all", []standing{is(1, 5*ms, warm), is(2, 0, dead(4*time.Second)), is(3, 0, dead(3*time.Second))}, "1 warm, 2 standby, 3 standby"},
+		{"a trial goes on for some tries", []standing{is(1, 0, dead(time.Second), trial(9*time.Second)), is(2, 0, dead(time.Second), trial(11*time.Second)), is(3, 0), is(4, 0), is(5, 0)}, "1 trial, 2 standby, 3 trial, 4 trial, 5 standby"},
 		{"where two answer, failed ones seldom", []standing{is(1, 5*ms, warm), is(2, 6*ms, warm), is(3, 0, dead(time.Minute)), is(4, 0, dead(3*time.Minute))}, "1 warm, 2 warm, 3 standby, 4 trial"},
 		{"old figures are taken anew", []standing{is(1, 5*ms, warm), is(2, 6*ms, warm), is(3, 50*ms, idle, func(s *standing) { s.at = now - remeasure - 1 })}, "1 warm, 2 warm, 3 trial"},
 	} {

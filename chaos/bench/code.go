@@ -75,12 +75,42 @@ func jobs() []job {
 	}
 }
 
+// relayLoad are the figures of a relay under load.
+func relayLoad() (all []job) {
+	for _, clients := range []int{2, 20, 100} {
+		for _, starved := range []bool{false, true} {
+			name, run, how := fmt.Sprintf("relay, %d clients: goodput at twice the load", clients), fmt.Sprintf("BenchmarkLoad/clients=%d", clients), ""
+			if starved {
+				name, run, how = name+", on 15 % of a processor", run+",starved", ", held to 15 % of its time by a control group"
+			}
+			all = append(all, job{name: name, target: "≥ 90 % of the peak", pkg: "./relay", run: run, count: "3x",
+				how: "TLS sessions on loopback, full packets, half of the clients send; the relay a process on one processor" + how + ", the clients another. Peak: a window of 256 packets per pair; 1× offers the peak's rate, 2× twice that; added latency from Send to the receiver; middle of three",
+				judge: func(m metrics) (string, bool) {
+					return fmt.Sprintf("%.0f %%; peak %.2f Gb/s, %.2f s of processor per Gb; added at half load p50 %.1f ms, p99 %.1f ms; at 1× p50 %.0f, p99 %.0f ms; at 2× p50 %.0f, p99 %.0f ms, %.2f s per Gb", m["2x-%ofpeak"], m["peak-Gb/s"],
+						m["peak-cpu-s/Gb"], m["half-p50-ms"], m["half-p99-ms"], m["1x-p50-ms"], m["1x-p99-ms"], m["2x-p50-ms"], m["2x-p99-ms"], m["2x-cpu-s/Gb"]), m["2x-%ofpeak"] >= 90
+				}})
+		}
+	}
+	for _, c := range []struct{ how, run string }{{"killed", "killed"}, {"stopped (it reads no more)", "stopped"}} {
+		all = append(all, job{name: "relay " + c.how + ": packets again", target: "≤ 2.00 s at p99", pkg: "./relay", run: "BenchmarkRelayLost/" + c.run, count: "50x",
+			how: "three relays, each a process; two nodes, 50 packets a second both ways over one of them, which gets a signal; the longest silence of either way, 50 runs",
+			judge: func(m metrics) (string, bool) {
+				return fmt.Sprintf("p50 %.0f ms, p99 %.0f ms, worst %.0f ms", m["p50-ms"], m["p99-ms"], m["worst-ms"]), m["p99-ms"] > 0 && m["p99-ms"] <= 2000
+			}})
+	}
+	return append(all, job{name: "relay: what one that floods, and one that does not read, costs others", target: "< 5 %", pkg: "./relay", run: "BenchmarkOthers", count: "5x",
+		how: "four pairs at a steady third of the peak together; then beside a client that floods one of the receivers, and beside one that sends to a reader that has stopped; middle of five",
+		judge: func(m metrics) (string, bool) {
+			return fmt.Sprintf("flood %.1f %%, slow reader %.1f %%; p99 alone %.1f ms, flood %.1f ms, slow reader %.1f ms", m["flood-cost-%"], m["slow-cost-%"], m["alone-p99-ms"], m["flood-p99-ms"], m["slow-p99-ms"]), m["flood-cost-%"] < 5 && m["slow-cost-%"] < 5
+		}})
+}
+
 // code runs what measures one program by itself.
 func (b *bench) code(ctx context.Context) (out []Figure) {
 	if _, err := os.Stat(filepath.Join(b.opts.Source, "go.mod")); err != nil {
 		return []Figure{notMeasured("rates of the code", "", fmt.Errorf("%w: run it in the source's directory, or name that with --source", err))}
 	}
-	for _, j := range jobs() {
+	for _, j := range append(jobs(), relayLoad()...) {
 		b.note("code: %s", j.name)
 		m, err := b.goTest(ctx, j)
 		if err != nil {

@@ -78,7 +78,7 @@ func newRoot() *cobra.Command {
 		return usageError{fmt.Errorf("%w; see `%s --help`", err, c.CommandPath())}
 	})
 	root.AddCommand(
-		newUpCmd(g), newDownCmd(g), newStatusCmd(g), newNodesCmd(g), newPeersCmd(g), newNetcheckCmd(g),
+		newUpCmd(g), newDownCmd(g), newStatusCmd(g), newNodesCmd(g), newPeersCmd(g), newNetcheckCmd(g), newRelayCmd(g),
 		newTokenCmd(g), newNodeCmd(g), newEventsCmd(g), newStateCmd(g), newDiffCmd(g), newExplainCmd(g),
 		newPlanCmd(g), newSettingsCmd(g), newServerCmd(g), newVersionCmd(g), newLabCmd(),
 	)

@@ -2783,6 +2783,640 @@ func (*DownResponse) Descriptor() ([]byte, []int) {
 	return file_skein_v1_agent_proto_rawDescGZIP(), []int{39}
 }
 
+type RelayRequest struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *RelayRequest) Reset() {
+	*x = RelayRequest{}
+	mi := &file_skein_v1_agent_proto_msgTypes[40]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *RelayRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*RelayRequest) ProtoMessage() {}
+
+func (x *RelayRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_skein_v1_agent_proto_msgTypes[40]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use RelayRequest.ProtoReflect.Descriptor instead.
+func (*RelayRequest) Descriptor() ([]byte, []int) {
+	return file_skein_v1_agent_proto_rawDescGZIP(), []int{40}
+}
+
+type RelayResponse struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Sessions      []*RelaySession        `protobuf:"bytes,1,rep,name=sessions,proto3" json:"sessions,omitempty"` // this node's own, those in use first
+	Server        *RelayServer           `protobuf:"bytes,2,opt,name=server,proto3" json:"server,omitempty"`     // absent: this node does not relay
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *RelayResponse) Reset() {
+	*x = RelayResponse{}
+	mi := &file_skein_v1_agent_proto_msgTypes[41]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *RelayResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*RelayResponse) ProtoMessage() {}
+
+func (x *RelayResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_skein_v1_agent_proto_msgTypes[41]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use RelayResponse.ProtoReflect.Descriptor instead.
+func (*RelayResponse) Descriptor() ([]byte, []int) {
+	return file_skein_v1_agent_proto_rawDescGZIP(), []int{41}
+}
+
+func (x *RelayResponse) GetSessions() []*RelaySession {
+	if x != nil {
+		return x.Sessions
+	}
+	return nil
+}
+
+func (x *RelayResponse) GetServer() *RelayServer {
+	if x != nil {
+		return x.Server
+	}
+	return nil
+}
+
+// RelaySession is how this node does with one relay.
+type RelaySession struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	NodeId        string                 `protobuf:"bytes,1,opt,name=node_id,json=nodeId,proto3" json:"node_id,omitempty"`
+	Name          string                 `protobuf:"bytes,2,opt,name=name,proto3" json:"name,omitempty"`
+	Addresses     []string               `protobuf:"bytes,3,rep,name=addresses,proto3" json:"addresses,omitempty"`
+	State         string                 `protobuf:"bytes,4,opt,name=state,proto3" json:"state,omitempty"`                        // connected | suspect | failing | dialing | standby
+	Need          string                 `protobuf:"bytes,5,opt,name=need,proto3" json:"need,omitempty"`                          // warm | on-demand | trial | standby: why there is a session, or none
+	RttNanos      int64                  `protobuf:"varint,6,opt,name=rtt_nanos,json=rttNanos,proto3" json:"rtt_nanos,omitempty"` // 0: never measured
+	Peers         uint32                 `protobuf:"varint,7,opt,name=peers,proto3" json:"peers,omitempty"`                       // whose packets would go by this relay now
+	RxBytes       uint64                 `protobuf:"varint,8,opt,name=rx_bytes,json=rxBytes,proto3" json:"rx_bytes,omitempty"`
+	TxBytes       uint64                 `protobuf:"varint,9,opt,name=tx_bytes,json=txBytes,proto3" json:"tx_bytes,omitempty"`
+	RxPackets     uint64                 `protobuf:"varint,10,opt,name=rx_packets,json=rxPackets,proto3" json:"rx_packets,omitempty"`
+	TxPackets     uint64                 `protobuf:"varint,11,opt,name=tx_packets,json=txPackets,proto3" json:"tx_packets,omitempty"`
+	Dropped       uint64                 `protobuf:"varint,12,opt,name=dropped,proto3" json:"dropped,omitempty"` // packets that waited too long or found the queue full
+	Reconnects    uint64                 `protobuf:"varint,13,opt,name=reconnects,proto3" json:"reconnects,omitempty"`
+	Error         string                 `protobuf:"bytes,14,opt,name=error,proto3" json:"error,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *RelaySession) Reset() {
+	*x = RelaySession{}
+	mi := &file_skein_v1_agent_proto_msgTypes[42]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *RelaySession) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*RelaySession) ProtoMessage() {}
+
+func (x *RelaySession) ProtoReflect() protoreflect.Message {
+	mi := &file_skein_v1_agent_proto_msgTypes[42]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use RelaySession.ProtoReflect.Descriptor instead.
+func (*RelaySession) Descriptor() ([]byte, []int) {
+	return file_skein_v1_agent_proto_rawDescGZIP(), []int{42}
+}
+
+func (x *RelaySession) GetNodeId() string {
+	if x != nil {
+		return x.NodeId
+	}
+	return ""
+}
+
+func (x *RelaySession) GetName() string {
+	if x != nil {
+		return x.Name
+	}
+	return ""
+}
+
+func (x *RelaySession) GetAddresses() []string {
+	if x != nil {
+		return x.Addresses
+	}
+	return nil
+}
+
+func (x *RelaySession) GetState() string {
+	if x != nil {
+		return x.State
+	}
+	return ""
+}
+
+func (x *RelaySession) GetNeed() string {
+	if x != nil {
+		return x.Need
+	}
+	return ""
+}
+
+func (x *RelaySession) GetRttNanos() int64 {
+	if x != nil {
+		return x.RttNanos
+	}
+	return 0
+}
+
+func (x *RelaySession) GetPeers() uint32 {
+	if x != nil {
+		return x.Peers
+	}
+	return 0
+}
+
+func (x *RelaySession) GetRxBytes() uint64 {
+	if x != nil {
+		return x.RxBytes
+	}
+	return 0
+}
+
+func (x *RelaySession) GetTxBytes() uint64 {
+	if x != nil {
+		return x.TxBytes
+	}
+	return 0
+}
+
+func (x *RelaySession) GetRxPackets() uint64 {
+	if x != nil {
+		return x.RxPackets
+	}
+	return 0
+}
+
+func (x *RelaySession) GetTxPackets() uint64 {
+	if x != nil {
+		return x.TxPackets
+	}
+	return 0
+}
+
+func (x *RelaySession) GetDropped() uint64 {
+	if x != nil {
+		return x.Dropped
+	}
+	return 0
+}
+
+func (x *RelaySession) GetReconnects() uint64 {
+	if x != nil {
+		return x.Reconnects
+	}
+	return 0
+}
+
+func (x *RelaySession) GetError() string {
+	if x != nil {
+		return x.Error
+	}
+	return ""
+}
+
+// RelayServer is how this node does as a relay, in its sessions; UDP ports are counted by themselves.
+type RelayServer struct {
+	state             protoimpl.MessageState `protogen:"open.v1"`
+	Clients           []*RelayClient         `protobuf:"bytes,1,rep,name=clients,proto3" json:"clients,omitempty"`
+	Streams           uint32                 `protobuf:"varint,2,opt,name=streams,proto3" json:"streams,omitempty"`
+	Packets           uint64                 `protobuf:"varint,3,opt,name=packets,proto3" json:"packets,omitempty"` // forwarded
+	Bytes             uint64                 `protobuf:"varint,4,opt,name=bytes,proto3" json:"bytes,omitempty"`
+	BytesPerSecond    uint64                 `protobuf:"varint,5,opt,name=bytes_per_second,json=bytesPerSecond,proto3" json:"bytes_per_second,omitempty"` // lately
+	Dropped           uint64                 `protobuf:"varint,6,opt,name=dropped,proto3" json:"dropped,omitempty"`                                       // packets, by full queues and slow readers
+	Unroutable        uint64                 `protobuf:"varint,7,opt,name=unroutable,proto3" json:"unroutable,omitempty"`                                 // packets for nodes with no session here
+	Replaced          uint64                 `protobuf:"varint,8,opt,name=replaced,proto3" json:"replaced,omitempty"`                                     // sessions that a newer one of the same node ended
+	Refused           uint64                 `protobuf:"varint,9,opt,name=refused,proto3" json:"refused,omitempty"`                                       // sessions, at a limit
+	Limited           uint64                 `protobuf:"varint,10,opt,name=limited,proto3" json:"limited,omitempty"`                                      // times that a client had to wait for its rate
+	MemoryBytes       uint64                 `protobuf:"varint,11,opt,name=memory_bytes,json=memoryBytes,proto3" json:"memory_bytes,omitempty"`           // of queues and sessions
+	StreamBytes       uint64                 `protobuf:"varint,12,opt,name=stream_bytes,json=streamBytes,proto3" json:"stream_bytes,omitempty"`
+	Handshakes        uint32                 `protobuf:"varint,13,opt,name=handshakes,proto3" json:"handshakes,omitempty"`                                        // under way at the TLS port
+	HandshakesRefused uint64                 `protobuf:"varint,14,opt,name=handshakes_refused,json=handshakesRefused,proto3" json:"handshakes_refused,omitempty"` // connections turned away before TLS
+	Limits            *RelayServerLimits     `protobuf:"bytes,15,opt,name=limits,proto3" json:"limits,omitempty"`
+	UdpPairs          uint32                 `protobuf:"varint,16,opt,name=udp_pairs,json=udpPairs,proto3" json:"udp_pairs,omitempty"` // of clients with reserved UDP ports
+	unknownFields     protoimpl.UnknownFields
+	sizeCache         protoimpl.SizeCache
+}
+
+func (x *RelayServer) Reset() {
+	*x = RelayServer{}
+	mi := &file_skein_v1_agent_proto_msgTypes[43]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *RelayServer) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*RelayServer) ProtoMessage() {}
+
+func (x *RelayServer) ProtoReflect() protoreflect.Message {
+	mi := &file_skein_v1_agent_proto_msgTypes[43]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use RelayServer.ProtoReflect.Descriptor instead.
+func (*RelayServer) Descriptor() ([]byte, []int) {
+	return file_skein_v1_agent_proto_rawDescGZIP(), []int{43}
+}
+
+func (x *RelayServer) GetClients() []*RelayClient {
+	if x != nil {
+		return x.Clients
+	}
+	return nil
+}
+
+func (x *RelayServer) GetStreams() uint32 {
+	if x != nil {
+		return x.Streams
+	}
+	return 0
+}
+
+func (x *RelayServer) GetPackets() uint64 {
+	if x != nil {
+		return x.Packets
+	}
+	return 0
+}
+
+func (x *RelayServer) GetBytes() uint64 {
+	if x != nil {
+		return x.Bytes
+	}
+	return 0
+}
+
+func (x *RelayServer) GetBytesPerSecond() uint64 {
+	if x != nil {
+		return x.BytesPerSecond
+	}
+	return 0
+}
+
+func (x *RelayServer) GetDropped() uint64 {
+	if x != nil {
+		return x.Dropped
+	}
+	return 0
+}
+
+func (x *RelayServer) GetUnroutable() uint64 {
+	if x != nil {
+		return x.Unroutable
+	}
+	return 0
+}
+
+func (x *RelayServer) GetReplaced() uint64 {
+	if x != nil {
+		return x.Replaced
+	}
+	return 0
+}
+
+func (x *RelayServer) GetRefused() uint64 {
+	if x != nil {
+		return x.Refused
+	}
+	return 0
+}
+
+func (x *RelayServer) GetLimited() uint64 {
+	if x != nil {
+		return x.Limited
+	}
+	return 0
+}
+
+func (x *RelayServer) GetMemoryBytes() uint64 {
+	if x != nil {
+		return x.MemoryBytes
+	}
+	return 0
+}
+
+func (x *RelayServer) GetStreamBytes() uint64 {
+	if x != nil {
+		return x.StreamBytes
+	}
+	return 0
+}
+
+func (x *RelayServer) GetHandshakes() uint32 {
+	if x != nil {
+		return x.Handshakes
+	}
+	return 0
+}
+
+func (x *RelayServer) GetHandshakesRefused() uint64 {
+	if x != nil {
+		return x.HandshakesRefused
+	}
+	return 0
+}
+
+func (x *RelayServer) GetLimits() *RelayServerLimits {
+	if x != nil {
+		return x.Limits
+	}
+	return nil
+}
+
+func (x *RelayServer) GetUdpPairs() uint32 {
+	if x != nil {
+		return x.UdpPairs
+	}
+	return 0
+}
+
+type RelayServerLimits struct {
+	state                  protoimpl.MessageState `protogen:"open.v1"`
+	MemoryBytes            uint64                 `protobuf:"varint,1,opt,name=memory_bytes,json=memoryBytes,proto3" json:"memory_bytes,omitempty"`
+	Sessions               uint32                 `protobuf:"varint,2,opt,name=sessions,proto3" json:"sessions,omitempty"`
+	Streams                uint32                 `protobuf:"varint,3,opt,name=streams,proto3" json:"streams,omitempty"`
+	StreamsPerClient       uint32                 `protobuf:"varint,4,opt,name=streams_per_client,json=streamsPerClient,proto3" json:"streams_per_client,omitempty"`
+	QueueBytes             uint64                 `protobuf:"varint,5,opt,name=queue_bytes,json=queueBytes,proto3" json:"queue_bytes,omitempty"`                                   // per client
+	ClientBytesPerSecond   uint64                 `protobuf:"varint,6,opt,name=client_bytes_per_second,json=clientBytesPerSecond,proto3" json:"client_bytes_per_second,omitempty"` // 0: no limit
+	ClientPacketsPerSecond uint64                 `protobuf:"varint,7,opt,name=client_packets_per_second,json=clientPacketsPerSecond,proto3" json:"client_packets_per_second,omitempty"`
+	unknownFields          protoimpl.UnknownFields
+	sizeCache              protoimpl.SizeCache
+}
+
+func (x *RelayServerLimits) Reset() {
+	*x = RelayServerLimits{}
+	mi := &file_skein_v1_agent_proto_msgTypes[44]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *RelayServerLimits) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*RelayServerLimits) ProtoMessage() {}
+
+func (x *RelayServerLimits) ProtoReflect() protoreflect.Message {
+	mi := &file_skein_v1_agent_proto_msgTypes[44]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use RelayServerLimits.ProtoReflect.Descriptor instead.
+func (*RelayServerLimits) Descriptor() ([]byte, []int) {
+	return file_skein_v1_agent_proto_rawDescGZIP(), []int{44}
+}
+
+func (x *RelayServerLimits) GetMemoryBytes() uint64 {
+	if x != nil {
+		return x.MemoryBytes
+	}
+	return 0
+}
+
+func (x *RelayServerLimits) GetSessions() uint32 {
+	if x != nil {
+		return x.Sessions
+	}
+	return 0
+}
+
+func (x *RelayServerLimits) GetStreams() uint32 {
+	if x != nil {
+		return x.Streams
+	}
+	return 0
+}
+
+func (x *RelayServerLimits) GetStreamsPerClient() uint32 {
+	if x != nil {
+		return x.StreamsPerClient
+	}
+	return 0
+}
+
+func (x *RelayServerLimits) GetQueueBytes() uint64 {
+	if x != nil {
+		return x.QueueBytes
+	}
+	return 0
+}
+
+func (x *RelayServerLimits) GetClientBytesPerSecond() uint64 {
+	if x != nil {
+		return x.ClientBytesPerSecond
+	}
+	return 0
+}
+
+func (x *RelayServerLimits) GetClientPacketsPerSecond() uint64 {
+	if x != nil {
+		return x.ClientPacketsPerSecond
+	}
+	return 0
+}
+
+type RelayClient struct {
+	state          protoimpl.MessageState `protogen:"open.v1"`
+	NodeId         string                 `protobuf:"bytes,1,opt,name=node_id,json=nodeId,proto3" json:"node_id,omitempty"`
+	Name           string                 `protobuf:"bytes,2,opt,name=name,proto3" json:"name,omitempty"`
+	Address        string                 `protobuf:"bytes,3,opt,name=address,proto3" json:"address,omitempty"`
+	Since          int64                  `protobuf:"varint,4,opt,name=since,proto3" json:"since,omitempty"`                    // Unix nanoseconds
+	RxBytes        uint64                 `protobuf:"varint,5,opt,name=rx_bytes,json=rxBytes,proto3" json:"rx_bytes,omitempty"` // from it
+	TxBytes        uint64                 `protobuf:"varint,6,opt,name=tx_bytes,json=txBytes,proto3" json:"tx_bytes,omitempty"`
+	RxPackets      uint64                 `protobuf:"varint,7,opt,name=rx_packets,json=rxPackets,proto3" json:"rx_packets,omitempty"`
+	TxPackets      uint64                 `protobuf:"varint,8,opt,name=tx_packets,json=txPackets,proto3" json:"tx_packets,omitempty"`
+	BytesPerSecond uint64                 `protobuf:"varint,9,opt,name=bytes_per_second,json=bytesPerSecond,proto3" json:"bytes_per_second,omitempty"` // both ways, lately
+	Dropped        uint64                 `protobuf:"varint,10,opt,name=dropped,proto3" json:"dropped,omitempty"`                                      // packets to it
+	QueueBytes     uint64                 `protobuf:"varint,11,opt,name=queue_bytes,json=queueBytes,proto3" json:"queue_bytes,omitempty"`
+	QueuePackets   uint32                 `protobuf:"varint,12,opt,name=queue_packets,json=queuePackets,proto3" json:"queue_packets,omitempty"`
+	Limited        uint64                 `protobuf:"varint,13,opt,name=limited,proto3" json:"limited,omitempty"`
+	unknownFields  protoimpl.UnknownFields
+	sizeCache      protoimpl.SizeCache
+}
+
+func (x *RelayClient) Reset() {
+	*x = RelayClient{}
+	mi := &file_skein_v1_agent_proto_msgTypes[45]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *RelayClient) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*RelayClient) ProtoMessage() {}
+
+func (x *RelayClient) ProtoReflect() protoreflect.Message {
+	mi := &file_skein_v1_agent_proto_msgTypes[45]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use RelayClient.ProtoReflect.Descriptor instead.
+func (*RelayClient) Descriptor() ([]byte, []int) {
+	return file_skein_v1_agent_proto_rawDescGZIP(), []int{45}
+}
+
+func (x *RelayClient) GetNodeId() string {
+	if x != nil {
+		return x.NodeId
+	}
+	return ""
+}
+
+func (x *RelayClient) GetName() string {
+	if x != nil {
+		return x.Name
+	}
+	return ""
+}
+
+func (x *RelayClient) GetAddress() string {
+	if x != nil {
+		return x.Address
+	}
+	return ""
+}
+
+func (x *RelayClient) GetSince() int64 {
+	if x != nil {
+		return x.Since
+	}
+	return 0
+}
+
+func (x *RelayClient) GetRxBytes() uint64 {
+	if x != nil {
+		return x.RxBytes
+	}
+	return 0
+}
+
+func (x *RelayClient) GetTxBytes() uint64 {
+	if x != nil {
+		return x.TxBytes
+	}
+	return 0
+}
+
+func (x *RelayClient) GetRxPackets() uint64 {
+	if x != nil {
+		return x.RxPackets
+	}
+	return 0
+}
+
+func (x *RelayClient) GetTxPackets() uint64 {
+	if x != nil {
+		return x.TxPackets
+	}
+	return 0
+}
+
+func (x *RelayClient) GetBytesPerSecond() uint64 {
+	if x != nil {
+		return x.BytesPerSecond
+	}
+	return 0
+}
+
+func (x *RelayClient) GetDropped() uint64 {
+	if x != nil {
+		return x.Dropped
+	}
+	return 0
+}
+
+func (x *RelayClient) GetQueueBytes() uint64 {
+	if x != nil {
+		return x.QueueBytes
+	}
+	return 0
+}
+
+func (x *RelayClient) GetQueuePackets() uint32 {
+	if x != nil {
+		return x.QueuePackets
+	}
+	return 0
+}
+
+func (x *RelayClient) GetLimited() uint64 {
+	if x != nil {
+		return x.Limited
+	}
+	return 0
+}
+
 var File_skein_v1_agent_proto protoreflect.FileDescriptor
 
 const file_skein_v1_agent_proto_rawDesc = "" +
@@ -3015,7 +3649,80 @@ const file_skein_v1_agent_proto_rawDesc = "" +
 	"\achanges\x18\x03 \x03(\tR\achanges\"#\n" +
 	"\vDownRequest\x12\x14\n" +
 	"\x05purge\x18\x01 \x01(\bR\x05purge\"\x0e\n" +
-	"\fDownResponse2\x9c\b\n" +
+	"\fDownResponse\"\x0e\n" +
+	"\fRelayRequest\"r\n" +
+	"\rRelayResponse\x122\n" +
+	"\bsessions\x18\x01 \x03(\v2\x16.skein.v1.RelaySessionR\bsessions\x12-\n" +
+	"\x06server\x18\x02 \x01(\v2\x15.skein.v1.RelayServerR\x06server\"\xfa\x02\n" +
+	"\fRelaySession\x12\x17\n" +
+	"\anode_id\x18\x01 \x01(\tR\x06nodeId\x12\x12\n" +
+	"\x04name\x18\x02 \x01(\tR\x04name\x12\x1c\n" +
+	"\taddresses\x18\x03 \x03(\tR\taddresses\x12\x14\n" +
+	"\x05state\x18\x04 \x01(\tR\x05state\x12\x12\n" +
+	"\x04need\x18\x05 \x01(\tR\x04need\x12\x1b\n" +
+	"\trtt_nanos\x18\x06 \x01(\x03R\brttNanos\x12\x14\n" +
+	"\x05peers\x18\a \x01(\rR\x05peers\x12\x19\n" +
+	"\brx_bytes\x18\b \x01(\x04R\arxBytes\x12\x19\n" +
+	"\btx_bytes\x18\t \x01(\x04R\atxBytes\x12\x1d\n" +
+	"\n" +
+	"rx_packets\x18\n" +
+	" \x01(\x04R\trxPackets\x12\x1d\n" +
+	"\n" +
+	"tx_packets\x18\v \x01(\x04R\ttxPackets\x12\x18\n" +
+	"\adropped\x18\f \x01(\x04R\adropped\x12\x1e\n" +
+	"\n" +
+	"reconnects\x18\r \x01(\x04R\n" +
+	"reconnects\x12\x14\n" +
+	"\x05error\x18\x0e \x01(\tR\x05error\"\xa3\x04\n" +
+	"\vRelayServer\x12/\n" +
+	"\aclients\x18\x01 \x03(\v2\x15.skein.v1.RelayClientR\aclients\x12\x18\n" +
+	"\astreams\x18\x02 \x01(\rR\astreams\x12\x18\n" +
+	"\apackets\x18\x03 \x01(\x04R\apackets\x12\x14\n" +
+	"\x05bytes\x18\x04 \x01(\x04R\x05bytes\x12(\n" +
+	"\x10bytes_per_second\x18\x05 \x01(\x04R\x0ebytesPerSecond\x12\x18\n" +
+	"\adropped\x18\x06 \x01(\x04R\adropped\x12\x1e\n" +
+	"\n" +
+	"unroutable\x18\a \x01(\x04R\n" +
+	"unroutable\x12\x1a\n" +
+	"\breplaced\x18\b \x01(\x04R\breplaced\x12\x18\n" +
+	"\arefused\x18\t \x01(\x04R\arefused\x12\x18\n" +
+	"\alimited\x18\n" +
+	" \x01(\x04R\alimited\x12!\n" +
+	"\fmemory_bytes\x18\v \x01(\x04R\vmemoryBytes\x12!\n" +
+	"\fstream_bytes\x18\f \x01(\x04R\vstreamBytes\x12\x1e\n" +
+	"\n" +
+	"handshakes\x18\r \x01(\rR\n" +
+	"handshakes\x12-\n" +
+	"\x12handshakes_refused\x18\x0e \x01(\x04R\x11handshakesRefused\x123\n" +
+	"\x06limits\x18\x0f \x01(\v2\x1b.skein.v1.RelayServerLimitsR\x06limits\x12\x1b\n" +
+	"\tudp_pairs\x18\x10 \x01(\rR\budpPairs\"\xad\x02\n" +
+	"\x11RelayServerLimits\x12!\n" +
+	"\fmemory_bytes\x18\x01 \x01(\x04R\vmemoryBytes\x12\x1a\n" +
+	"\bsessions\x18\x02 \x01(\rR\bsessions\x12\x18\n" +
+	"\astreams\x18\x03 \x01(\rR\astreams\x12,\n" +
+	"\x12streams_per_client\x18\x04 \x01(\rR\x10streamsPerClient\x12\x1f\n" +
+	"\vqueue_bytes\x18\x05 \x01(\x04R\n" +
+	"queueBytes\x125\n" +
+	"\x17client_bytes_per_second\x18\x06 \x01(\x04R\x14clientBytesPerSecond\x129\n" +
+	"\x19client_packets_per_second\x18\a \x01(\x04R\x16clientPacketsPerSecond\"\x82\x03\n" +
+	"\vRelayClient\x12\x17\n" +
+	"\anode_id\x18\x01 \x01(\tR\x06nodeId\x12\x12\n" +
+	"\x04name\x18\x02 \x01(\tR\x04name\x12\x18\n" +
+	"\aaddress\x18\x03 \x01(\tR\aaddress\x12\x14\n" +
+	"\x05since\x18\x04 \x01(\x03R\x05since\x12\x19\n" +
+	"\brx_bytes\x18\x05 \x01(\x04R\arxBytes\x12\x19\n" +
+	"\btx_bytes\x18\x06 \x01(\x04R\atxBytes\x12\x1d\n" +
+	"\n" +
+	"rx_packets\x18\a \x01(\x04R\trxPackets\x12\x1d\n" +
+	"\n" +
+	"tx_packets\x18\b \x01(\x04R\ttxPackets\x12(\n" +
+	"\x10bytes_per_second\x18\t \x01(\x04R\x0ebytesPerSecond\x12\x18\n" +
+	"\adropped\x18\n" +
+	" \x01(\x04R\adropped\x12\x1f\n" +
+	"\vqueue_bytes\x18\v \x01(\x04R\n" +
+	"queueBytes\x12#\n" +
+	"\rqueue_packets\x18\f \x01(\rR\fqueuePackets\x12\x18\n" +
+	"\alimited\x18\r \x01(\x04R\alimited2\xd6\b\n" +
 	"\fAgentService\x12;\n" +
 	"\x06Status\x12\x17.skein.v1.StatusRequest\x1a\x18.skein.v1.StatusResponse\x128\n" +
 	"\x05Nodes\x12\x16.skein.v1.NodesRequest\x1a\x17.skein.v1.NodesResponse\x128\n" +
@@ -3034,7 +3741,8 @@ const file_skein_v1_agent_proto_rawDesc = "" +
 	"\x04Diff\x12\x15.skein.v1.DiffRequest\x1a\x16.skein.v1.DiffResponse\x12J\n" +
 	"\vExplainPeer\x12\x1c.skein.v1.ExplainPeerRequest\x1a\x1d.skein.v1.ExplainPeerResponse\x125\n" +
 	"\x04Plan\x12\x15.skein.v1.PlanRequest\x1a\x16.skein.v1.PlanResponse\x125\n" +
-	"\x04Down\x12\x15.skein.v1.DownRequest\x1a\x16.skein.v1.DownResponseB1Z/github.com/skeinmesh/skein/api/skein/v1;skeinv1b\x06proto3"
+	"\x04Down\x12\x15.skein.v1.DownRequest\x1a\x16.skein.v1.DownResponse\x128\n" +
+	"\x05Relay\x12\x16.skein.v1.RelayRequest\x1a\x17.skein.v1.RelayResponseB1Z/github.com/skeinmesh/skein/api/skein/v1;skeinv1b\x06proto3"
 
 var (
 	file_skein_v1_agent_proto_rawDescOnce sync.Once
@@ -3048,7 +3756,7 @@ func file_skein_v1_agent_proto_rawDescGZIP() []byte {
 	return file_skein_v1_agent_proto_rawDescData
 }
 
-var file_skein_v1_agent_proto_msgTypes = make([]protoimpl.MessageInfo, 41)
+var file_skein_v1_agent_proto_msgTypes = make([]protoimpl.MessageInfo, 47)
 var file_skein_v1_agent_proto_goTypes = []any{
 	(*StatusRequest)(nil),       // 0: skein.v1.StatusRequest
 	(*StatusResponse)(nil),      // 1: skein.v1.StatusResponse
@@ -3090,82 +3798,94 @@ var file_skein_v1_agent_proto_goTypes = []any{
 	(*PlanResponse)(nil),        // 37: skein.v1.PlanResponse
 	(*DownRequest)(nil),         // 38: skein.v1.DownRequest
 	(*DownResponse)(nil),        // 39: skein.v1.DownResponse
-	nil,                         // 40: skein.v1.PeersResponse.PeerTransportsEntry
-	(NatType)(0),                // 41: skein.v1.NatType
-	(*Node)(nil),                // 42: skein.v1.Node
-	(*Record)(nil),              // 43: skein.v1.Record
-	(*Candidate)(nil),           // 44: skein.v1.Candidate
-	(*Token)(nil),               // 45: skein.v1.Token
-	(*Settings)(nil),            // 46: skein.v1.Settings
-	(*Event)(nil),               // 47: skein.v1.Event
-	(*State)(nil),               // 48: skein.v1.State
-	(*JournalEntry)(nil),        // 49: skein.v1.JournalEntry
+	(*RelayRequest)(nil),        // 40: skein.v1.RelayRequest
+	(*RelayResponse)(nil),       // 41: skein.v1.RelayResponse
+	(*RelaySession)(nil),        // 42: skein.v1.RelaySession
+	(*RelayServer)(nil),         // 43: skein.v1.RelayServer
+	(*RelayServerLimits)(nil),   // 44: skein.v1.RelayServerLimits
+	(*RelayClient)(nil),         // 45: skein.v1.RelayClient
+	nil,                         // 46: skein.v1.PeersResponse.PeerTransportsEntry
+	(NatType)(0),                // 47: skein.v1.NatType
+	(*Node)(nil),                // 48: skein.v1.Node
+	(*Record)(nil),              // 49: skein.v1.Record
+	(*Candidate)(nil),           // 50: skein.v1.Candidate
+	(*Token)(nil),               // 51: skein.v1.Token
+	(*Settings)(nil),            // 52: skein.v1.Settings
+	(*Event)(nil),               // 53: skein.v1.Event
+	(*State)(nil),               // 54: skein.v1.State
+	(*JournalEntry)(nil),        // 55: skein.v1.JournalEntry
 }
 var file_skein_v1_agent_proto_depIdxs = []int32{
-	41, // 0: skein.v1.StatusResponse.nat_type:type_name -> skein.v1.NatType
+	47, // 0: skein.v1.StatusResponse.nat_type:type_name -> skein.v1.NatType
 	2,  // 1: skein.v1.StatusResponse.problems:type_name -> skein.v1.Problem
 	3,  // 2: skein.v1.StatusResponse.servers:type_name -> skein.v1.ServerStatus
 	6,  // 3: skein.v1.NodesResponse.nodes:type_name -> skein.v1.NodeView
-	42, // 4: skein.v1.NodeView.node:type_name -> skein.v1.Node
-	43, // 5: skein.v1.NodeView.record:type_name -> skein.v1.Record
+	48, // 4: skein.v1.NodeView.node:type_name -> skein.v1.Node
+	49, // 5: skein.v1.NodeView.record:type_name -> skein.v1.Record
 	9,  // 6: skein.v1.PeersResponse.peers:type_name -> skein.v1.PeerView
-	40, // 7: skein.v1.PeersResponse.peer_transports:type_name -> skein.v1.PeersResponse.PeerTransportsEntry
-	41, // 8: skein.v1.PeerView.nat_type:type_name -> skein.v1.NatType
-	41, // 9: skein.v1.NetcheckResponse.nat_type:type_name -> skein.v1.NatType
-	44, // 10: skein.v1.NetcheckResponse.candidates:type_name -> skein.v1.Candidate
+	46, // 7: skein.v1.PeersResponse.peer_transports:type_name -> skein.v1.PeersResponse.PeerTransportsEntry
+	47, // 8: skein.v1.PeerView.nat_type:type_name -> skein.v1.NatType
+	47, // 9: skein.v1.NetcheckResponse.nat_type:type_name -> skein.v1.NatType
+	50, // 10: skein.v1.NetcheckResponse.candidates:type_name -> skein.v1.Candidate
 	13, // 11: skein.v1.NetcheckResponse.relays:type_name -> skein.v1.RelayCheck
 	12, // 12: skein.v1.NetcheckResponse.notes:type_name -> skein.v1.DiscoveryNote
-	45, // 13: skein.v1.CreateTokenResponse.info:type_name -> skein.v1.Token
-	45, // 14: skein.v1.ListTokensResponse.tokens:type_name -> skein.v1.Token
+	51, // 13: skein.v1.CreateTokenResponse.info:type_name -> skein.v1.Token
+	51, // 14: skein.v1.ListTokensResponse.tokens:type_name -> skein.v1.Token
 	6,  // 15: skein.v1.ShowNodeResponse.node:type_name -> skein.v1.NodeView
-	42, // 16: skein.v1.RevokeNodeResponse.node:type_name -> skein.v1.Node
-	46, // 17: skein.v1.SettingsRequest.change:type_name -> skein.v1.Settings
-	46, // 18: skein.v1.SettingsResponse.settings:type_name -> skein.v1.Settings
-	47, // 19: skein.v1.EventsResponse.event:type_name -> skein.v1.Event
-	48, // 20: skein.v1.StateResponse.state:type_name -> skein.v1.State
+	48, // 16: skein.v1.RevokeNodeResponse.node:type_name -> skein.v1.Node
+	52, // 17: skein.v1.SettingsRequest.change:type_name -> skein.v1.Settings
+	52, // 18: skein.v1.SettingsResponse.settings:type_name -> skein.v1.Settings
+	53, // 19: skein.v1.EventsResponse.event:type_name -> skein.v1.Event
+	54, // 20: skein.v1.StateResponse.state:type_name -> skein.v1.State
 	9,  // 21: skein.v1.ExplainPeerResponse.peer:type_name -> skein.v1.PeerView
-	43, // 22: skein.v1.ExplainPeerResponse.record:type_name -> skein.v1.Record
-	43, // 23: skein.v1.ExplainPeerResponse.self:type_name -> skein.v1.Record
+	49, // 22: skein.v1.ExplainPeerResponse.record:type_name -> skein.v1.Record
+	49, // 23: skein.v1.ExplainPeerResponse.self:type_name -> skein.v1.Record
 	35, // 24: skein.v1.ExplainPeerResponse.probes:type_name -> skein.v1.ProbeView
-	49, // 25: skein.v1.ExplainPeerResponse.history:type_name -> skein.v1.JournalEntry
+	55, // 25: skein.v1.ExplainPeerResponse.history:type_name -> skein.v1.JournalEntry
 	34, // 26: skein.v1.ExplainPeerResponse.guess:type_name -> skein.v1.PortGuessView
-	0,  // 27: skein.v1.AgentService.Status:input_type -> skein.v1.StatusRequest
-	4,  // 28: skein.v1.AgentService.Nodes:input_type -> skein.v1.NodesRequest
-	7,  // 29: skein.v1.AgentService.Peers:input_type -> skein.v1.PeersRequest
-	10, // 30: skein.v1.AgentService.Netcheck:input_type -> skein.v1.NetcheckRequest
-	14, // 31: skein.v1.AgentService.CreateToken:input_type -> skein.v1.CreateTokenRequest
-	16, // 32: skein.v1.AgentService.ListTokens:input_type -> skein.v1.ListTokensRequest
-	18, // 33: skein.v1.AgentService.RevokeToken:input_type -> skein.v1.RevokeTokenRequest
-	20, // 34: skein.v1.AgentService.ShowNode:input_type -> skein.v1.ShowNodeRequest
-	22, // 35: skein.v1.AgentService.RevokeNode:input_type -> skein.v1.RevokeNodeRequest
-	24, // 36: skein.v1.AgentService.Settings:input_type -> skein.v1.SettingsRequest
-	26, // 37: skein.v1.AgentService.Events:input_type -> skein.v1.EventsRequest
-	28, // 38: skein.v1.AgentService.State:input_type -> skein.v1.StateRequest
-	30, // 39: skein.v1.AgentService.Diff:input_type -> skein.v1.DiffRequest
-	32, // 40: skein.v1.AgentService.ExplainPeer:input_type -> skein.v1.ExplainPeerRequest
-	36, // 41: skein.v1.AgentService.Plan:input_type -> skein.v1.PlanRequest
-	38, // 42: skein.v1.AgentService.Down:input_type -> skein.v1.DownRequest
-	1,  // 43: skein.v1.AgentService.Status:output_type -> skein.v1.StatusResponse
-	5,  // 44: skein.v1.AgentService.Nodes:output_type -> skein.v1.NodesResponse
-	8,  // 45: skein.v1.AgentService.Peers:output_type -> skein.v1.PeersResponse
-	11, // 46: skein.v1.AgentService.Netcheck:output_type -> skein.v1.NetcheckResponse
-	15, // 47: skein.v1.AgentService.CreateToken:output_type -> skein.v1.CreateTokenResponse
-	17, // 48: skein.v1.AgentService.ListTokens:output_type -> skein.v1.ListTokensResponse
-	19, // 49: skein.v1.AgentService.RevokeToken:output_type -> skein.v1.RevokeTokenResponse
-	21, // 50: skein.v1.AgentService.ShowNode:output_type -> skein.v1.ShowNodeResponse
-	23, // 51: skein.v1.AgentService.RevokeNode:output_type -> skein.v1.RevokeNodeResponse
-	25, // 52: skein.v1.AgentService.Settings:output_type -> skein.v1.SettingsResponse
-	27, // 53: skein.v1.AgentService.Events:output_type -> skein.v1.EventsResponse
-	29, // 54: skein.v1.AgentService.State:output_type -> skein.v1.StateResponse
-	31, // 55: skein.v1.AgentService.Diff:output_type -> skein.v1.DiffResponse
-	33, // 56: skein.v1.AgentService.ExplainPeer:output_type -> skein.v1.ExplainPeerResponse
-	37, // 57: skein.v1.AgentService.Plan:output_type -> skein.v1.PlanResponse
-	39, // 58: skein.v1.AgentService.Down:output_type -> skein.v1.DownResponse
-	43, // [43:59] is the sub-list for method output_type
-	27, // [27:43] is the sub-list for method input_type
-	27, // [27:27] is the sub-list for extension type_name
-	27, // [27:27] is the sub-list for extension extendee
-	0,  // [0:27] is the sub-list for field type_name
+	42, // 27: skein.v1.RelayResponse.sessions:type_name -> skein.v1.RelaySession
+	43, // 28: skein.v1.RelayResponse.server:type_name -> skein.v1.RelayServer
+	45, // 29: skein.v1.RelayServer.clients:type_name -> skein.v1.RelayClient
+	44, // 30: skein.v1.RelayServer.limits:type_name -> skein.v1.RelayServerLimits
+	0,  // 31: skein.v1.AgentService.Status:input_type -> skein.v1.StatusRequest
+	4,  // 32: skein.v1.AgentService.Nodes:input_type -> skein.v1.NodesRequest
+	7,  // 33: skein.v1.AgentService.Peers:input_type -> skein.v1.PeersRequest
+	10, // 34: skein.v1.AgentService.Netcheck:input_type -> skein.v1.NetcheckRequest
+	14, // 35: skein.v1.AgentService.CreateToken:input_type -> skein.v1.CreateTokenRequest
+	16, // 36: skein.v1.AgentService.ListTokens:input_type -> skein.v1.ListTokensRequest
+	18, // 37: skein.v1.AgentService.RevokeToken:input_type -> skein.v1.RevokeTokenRequest
+	20, // 38: skein.v1.AgentService.ShowNode:input_type -> skein.v1.ShowNodeRequest
+	22, // 39: skein.v1.AgentService.RevokeNode:input_type -> skein.v1.RevokeNodeRequest
+	24, // 40: skein.v1.AgentService.Settings:input_type -> skein.v1.SettingsRequest
+	26, // 41: skein.v1.AgentService.Events:input_type -> skein.v1.EventsRequest
+	28, // 42: skein.v1.AgentService.State:input_type -> skein.v1.StateRequest
+	30, // 43: skein.v1.AgentService.Diff:input_type -> skein.v1.DiffRequest
+	32, // 44: skein.v1.AgentService.ExplainPeer:input_type -> skein.v1.ExplainPeerRequest
+	36, // 45: skein.v1.AgentService.Plan:input_type -> skein.v1.PlanRequest
+	38, // 46: skein.v1.AgentService.Down:input_type -> skein.v1.DownRequest
+	40, // 47: skein.v1.AgentService.Relay:input_type -> skein.v1.RelayRequest
+	1,  // 48: skein.v1.AgentService.Status:output_type -> skein.v1.StatusResponse
+	5,  // 49: skein.v1.AgentService.Nodes:output_type -> skein.v1.NodesResponse
+	8,  // 50: skein.v1.AgentService.Peers:output_type -> skein.v1.PeersResponse
+	11, // 51: skein.v1.AgentService.Netcheck:output_type -> skein.v1.NetcheckResponse
+	15, // 52: skein.v1.AgentService.CreateToken:output_type -> skein.v1.CreateTokenResponse
+	17, // 53: skein.v1.AgentService.ListTokens:output_type -> skein.v1.ListTokensResponse
+	19, // 54: skein.v1.AgentService.RevokeToken:output_type -> skein.v1.RevokeTokenResponse
+	21, // 55: skein.v1.AgentService.ShowNode:output_type -> skein.v1.ShowNodeResponse
+	23, // 56: skein.v1.AgentService.RevokeNode:output_type -> skein.v1.RevokeNodeResponse
+	25, // 57: skein.v1.AgentService.Settings:output_type -> skein.v1.SettingsResponse
+	27, // 58: skein.v1.AgentService.Events:output_type -> skein.v1.EventsResponse
+	29, // 59: skein.v1.AgentService.State:output_type -> skein.v1.StateResponse
+	31, // 60: skein.v1.AgentService.Diff:output_type -> skein.v1.DiffResponse
+	33, // 61: skein.v1.AgentService.ExplainPeer:output_type -> skein.v1.ExplainPeerResponse
+	37, // 62: skein.v1.AgentService.Plan:output_type -> skein.v1.PlanResponse
+	39, // 63: skein.v1.AgentService.Down:output_type -> skein.v1.DownResponse
+	41, // 64: skein.v1.AgentService.Relay:output_type -> skein.v1.RelayResponse
+	48, // [48:65] is the sub-list for method output_type
+	31, // [31:48] is the sub-list for method input_type
+	31, // [31:31] is the sub-list for extension type_name
+	31, // [31:31] is the sub-list for extension extendee
+	0,  // [0:31] is the sub-list for field type_name
 }
 
 func init() { file_skein_v1_agent_proto_init() }
@@ -3183,7 +3903,7 @@ func file_skein_v1_agent_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_skein_v1_agent_proto_rawDesc), len(file_skein_v1_agent_proto_rawDesc)),
 			NumEnums:      0,
-			NumMessages:   41,
+			NumMessages:   47,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

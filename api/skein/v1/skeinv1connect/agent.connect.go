@@ -68,6 +68,8 @@ const (
 	AgentServicePlanProcedure = "/skein.v1.AgentService/Plan"
 	// AgentServiceDownProcedure is the fully-qualified name of the AgentService's Down RPC.
 	AgentServiceDownProcedure = "/skein.v1.AgentService/Down"
+	// AgentServiceRelayProcedure is the fully-qualified name of the AgentService's Relay RPC.
+	AgentServiceRelayProcedure = "/skein.v1.AgentService/Relay"
 )
 
 // AgentServiceClient is a client for the skein.v1.AgentService service.
@@ -88,6 +90,7 @@ type AgentServiceClient interface {
 	ExplainPeer(context.Context, *v1.ExplainPeerRequest) (*v1.ExplainPeerResponse, error)
 	Plan(context.Context, *v1.PlanRequest) (*v1.PlanResponse, error)
 	Down(context.Context, *v1.DownRequest) (*v1.DownResponse, error)
+	Relay(context.Context, *v1.RelayRequest) (*v1.RelayResponse, error)
 }
 
 // NewAgentServiceClient constructs a client for the skein.v1.AgentService service. By default, it
@@ -197,6 +200,12 @@ func NewAgentServiceClient(httpClient connect.HTTPClient, baseURL string, opts .
 			connect.WithSchema(agentServiceMethods.ByName("Down")),
 			connect.WithClientOptions(opts...),
 		),
+		relay: connect.NewClient[v1.RelayRequest, v1.RelayResponse](
+			httpClient,
+			baseURL+AgentServiceRelayProcedure,
+			connect.WithSchema(agentServiceMethods.ByName("Relay")),
+			connect.WithClientOptions(opts...),
+		),
 	}
 }
 
@@ -218,6 +227,7 @@ type agentServiceClient struct {
 	explainPeer *connect.Client[v1.ExplainPeerRequest, v1.ExplainPeerResponse]
 	plan        *connect.Client[v1.PlanRequest, v1.PlanResponse]
 	down        *connect.Client[v1.DownRequest, v1.DownResponse]
+	relay       *connect.Client[v1.RelayRequest, v1.RelayResponse]
 }
 
 // Status calls skein.v1.AgentService.Status.
@@ -360,6 +370,15 @@ func (c *agentServiceClient) Down(ctx context.Context, req *v1.DownRequest) (*v1
 	return nil, err
 }
 
+// Relay calls skein.v1.AgentService.Relay.
+func (c *agentServiceClient) Relay(ctx context.Context, req *v1.RelayRequest) (*v1.RelayResponse, error) {
+	response, err := c.relay.CallUnary(ctx, connect.NewRequest(req))
+	if response != nil {
+		return response.Msg, err
+	}
+	return nil, err
+}
+
 // AgentServiceHandler is an implementation of the skein.v1.AgentService service.
 type AgentServiceHandler interface {
 	Status(context.Context, *v1.StatusRequest) (*v1.StatusResponse, error)
@@ -378,6 +397,7 @@ type AgentServiceHandler interface {
 	ExplainPeer(context.Context, *v1.ExplainPeerRequest) (*v1.ExplainPeerResponse, error)
 	Plan(context.Context, *v1.PlanRequest) (*v1.PlanResponse, error)
 	Down(context.Context, *v1.DownRequest) (*v1.DownResponse, error)
+	Relay(context.Context, *v1.RelayRequest) (*v1.RelayResponse, error)
 }
 
 // NewAgentServiceHandler builds an HTTP handler from the service implementation. It returns the
@@ -483,6 +503,12 @@ func NewAgentServiceHandler(svc AgentServiceHandler, opts ...connect.HandlerOpti
 		connect.WithSchema(agentServiceMethods.ByName("Down")),
 		connect.WithHandlerOptions(opts...),
 	)
+	agentServiceRelayHandler := connect.NewUnaryHandlerSimple(
+		AgentServiceRelayProcedure,
+		svc.Relay,
+		connect.WithSchema(agentServiceMethods.ByName("Relay")),
+		connect.WithHandlerOptions(opts...),
+	)
 	return "/skein.v1.AgentService/", http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		switch r.URL.Path {
 		case AgentServiceStatusProcedure:
@@ -517,6 +543,8 @@ func NewAgentServiceHandler(svc AgentServiceHandler, opts ...connect.HandlerOpti
 			agentServicePlanHandler.ServeHTTP(w, r)
 		case AgentServiceDownProcedure:
 			agentServiceDownHandler.ServeHTTP(w, r)
+		case AgentServiceRelayProcedure:
+			agentServiceRelayHandler.ServeHTTP(w, r)
 		default:
 			http.NotFound(w, r)
 		}
@@ -588,4 +616,8 @@ func (UnimplementedAgentServiceHandler) Plan(context.Context, *v1.PlanRequest) (
 
 func (UnimplementedAgentServiceHandler) Down(context.Context, *v1.DownRequest) (*v1.DownResponse, error) {
 	return nil, connect.NewError(connect.CodeUnimplemented, errors.New("skein.v1.AgentService.Down is not implemented"))
+}
+
+func (UnimplementedAgentServiceHandler) Relay(context.Context, *v1.RelayRequest) (*v1.RelayResponse, error) {
+	return nil, connect.NewError(connect.CodeUnimplemented, errors.New("skein.v1.AgentService.Relay is not implemented"))
 }

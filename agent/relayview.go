@@ -1,0 +1,84 @@
+package agent
+
+import (
+	"context"
+
+	"github.com/prometheus/client_golang/prometheus"
+
+	skeinv1 "github.com/skeinmesh/skein/api/skein/v1"
+)
+
+// Relay tells how this node's relay sessions do, and what it relays for others.
+func (s api) Relay(context.Context, *skeinv1.RelayRequest) (*skeinv1.RelayResponse, error) {
+	out := &skeinv1.RelayResponse{Server: s.a.relayServer()}
+	for _, l := range s.a.pool.Stats() {
+		out.Sessions = append(out.Sessions, &skeinv1.RelaySession{
+			NodeId: l.Relay.String(), Name: s.a.roster.Name(l.Relay), Addresses: l.Addresses, State: l.State(), Need: l.Need, RttNanos: int64(l.RTT),
+			Peers: uint32(l.Peers), RxBytes: l.RxBytes, TxBytes: l.TxBytes, RxPackets: l.RxPackets, TxPackets: l.TxPackets,
+			Dropped: l.Dropped, Reconnects: l.Reconnects, Error: l.LastError,
+		})
+	}
+	return out, nil
+}
+
+// relayServer tells what this node relays; nil: it does not.
+func (a *Agent) relayServer() *skeinv1.RelayServer {
+	if a.relay == nil {
+		return nil
+	}
+	s, l := a.relay.Stats(), a.relay.Limits()
+	out := &skeinv1.RelayServer{
+		Streams: uint32(s.Streams), Packets: s.Packets, Bytes: s.Bytes, BytesPerSecond: s.Rate, Dropped: s.Dropped, Unroutable: s.Unroutable,
+		Replaced: s.Replaced, Refused: s.Refused, Limited: s.Limited, MemoryBytes: uint64(max(s.Memory, 0)), StreamBytes: s.StreamBytes,
+		Limits: &skeinv1.RelayServerLimits{
+			MemoryBytes: uint64(l.MaxMemory), Sessions: uint32(l.MaxSessions), Streams: uint32(l.MaxStreams), StreamsPerClient: uint32(l.MaxStreamsPerClient),
+			QueueBytes: uint64(l.QueueBytes), ClientBytesPerSecond: uint64(l.ClientBytes), ClientPacketsPerSecond: uint64(l.ClientPackets),
+		},
+	}
+	open, refused := a.front.door.stats()
+	out.Handshakes, out.HandshakesRefused = uint32(open), refused
+	if a.udp != nil {
+		out.UdpPairs = uint32(a.udp.Stats().Pairs)
+	}
+	for _, c := range a.relay.Clients() {
+		out.Clients = append(out.Clients, &skeinv1.RelayClient{
+			NodeId: c.ID.String(), Name: a.roster.Name(c.ID), Address: c.Address, Since: c.Since.UnixNano(), RxBytes: c.RxBytes, TxBytes: c.TxBytes,
+			RxPackets: c.RxPackets, TxPackets: c.TxPackets, BytesPerSecond: c.Rate, Dropped: c.Dropped,
+			QueueBytes: uint64(c.QueueBytes), QueuePackets: uint32(c.Packets), Limited: c.Limited,
+		})
+	}
+	return out
+}
+
+// collectRelay tells how relay sessions and the relay server do.
+func (a *Agent) collectRelay(out chan<- prometheus.Metric) {
+	emit := func(kind prometheus.ValueType, d *prometheus.Desc, v float64, labels ...string) {
+		out <- prometheus.MustNewConstMetric(d, kind, v, labels...)
+	}
+	for _, s := range a.pool.Stats() {
+		name, up := a.roster.Name(s.Relay), 0.0
+		if s.Connected && !s.Suspect {
+			up = 1
+		}
+		emit(prometheus.GaugeValue, descSessionUp, up, name, s.Need)
+		emit(prometheus.GaugeValue, descSessionPeers, float64(s.Peers), name)
+		emit(prometheus.CounterValue, descSessionRedial, float64(s.Reconnects), name)
+	}
+	if a.relay == nil {
+		return
+	}
+	s := a.relay.Stats()
+	emit(prometheus.GaugeValue, descServerClients, float64(s.Sessions))
+	emit(prometheus.GaugeValue, descServerStreams, float64(s.Streams))
+	emit(prometheus.GaugeValue, descServerMemory, float64(s.Memory))
+	emit(prometheus.GaugeValue, descServerLimit, float64(s.MaxMemory))
+	emit(prometheus.CounterValue, descServerBytes, float64(s.Bytes), "packets")
+	emit(prometheus.CounterValue, descServerBytes, float64(s.StreamBytes), "streams")
+	_, refused := a.front.door.stats()
+	for outcome, n := range map[string]uint64{"forwarded": s.Packets, "dropped": s.Dropped, "unroutable": s.Unroutable} {
+		emit(prometheus.CounterValue, descServerPackets, float64(n), outcome)
+	}
+	for event, n := range map[string]uint64{"replaced": s.Replaced, "refused": s.Refused, "limited": s.Limited, "handshakes_refused": refused} {
+		emit(prometheus.CounterValue, descServerEvents, float64(n), event)
+	}
+}
