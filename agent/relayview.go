@@ -23,7 +23,8 @@ func (s api) Relay(context.Context, *skeinv1.RelayRequest) (*skeinv1.RelayRespon
 
 // relayServer tells what this node relays; nil: it does not.
 func (a *Agent) relayServer() *skeinv1.RelayServer {
-	if a.relay == nil {
+	front := a.front.Load() // it comes after the relay, which may begin while the agent runs
+	if front == nil {
 		return nil
 	}
 	s, l := a.relay.Stats(), a.relay.Limits()
@@ -35,10 +36,10 @@ func (a *Agent) relayServer() *skeinv1.RelayServer {
 			QueueBytes: uint64(l.QueueBytes), ClientBytesPerSecond: uint64(l.ClientBytes), ClientPacketsPerSecond: uint64(l.ClientPackets),
 		},
 	}
-	open, refused := a.front.door.stats()
+	open, refused := front.door.stats()
 	out.Handshakes, out.HandshakesRefused = uint32(open), refused
-	if a.udp != nil {
-		out.UdpPairs = uint32(a.udp.Stats().Pairs)
+	if udp := a.udp.Load(); udp != nil {
+		out.UdpPairs = uint32(udp.Stats().Pairs)
 	}
 	for _, c := range a.relay.Clients() {
 		out.Clients = append(out.Clients, &skeinv1.RelayClient{
@@ -64,7 +65,8 @@ func (a *Agent) collectRelay(out chan<- prometheus.Metric) {
 		emit(prometheus.GaugeValue, descSessionPeers, float64(s.Peers), name)
 		emit(prometheus.CounterValue, descSessionRedial, float64(s.Reconnects), name)
 	}
-	if a.relay == nil {
+	front := a.front.Load()
+	if front == nil {
 		return
 	}
 	s := a.relay.Stats()
@@ -74,7 +76,7 @@ func (a *Agent) collectRelay(out chan<- prometheus.Metric) {
 	emit(prometheus.GaugeValue, descServerLimit, float64(s.MaxMemory))
 	emit(prometheus.CounterValue, descServerBytes, float64(s.Bytes), "packets")
 	emit(prometheus.CounterValue, descServerBytes, float64(s.StreamBytes), "streams")
-	_, refused := a.front.door.stats()
+	_, refused := front.door.stats()
 	for outcome, n := range map[string]uint64{"forwarded": s.Packets, "dropped": s.Dropped, "unroutable": s.Unroutable} {
 		emit(prometheus.CounterValue, descServerPackets, float64(n), outcome)
 	}
