@@ -251,6 +251,17 @@ func TestStrangersAreRefused(t *testing.T) {
 	}
 }
 
+// A relay that joins a stream to another node than the one that was dialled does not get it past the dialler.
+func TestImpostorAtTheOtherEnd(t *testing.T) {
+	w, n := trio(t)
+	n[0].tunnel = control.Away // the relay is the only way
+	w.nodes[n[1].id] = n[2].net
+	c, err := n[0].net.Dial(t.Context(), n[1].id, identity.ALPNRPC)
+	if !errors.Is(err, identity.ErrUnknownPeer) {
+		t.Fatalf("dialled %s and reached %s: %v, %v", n[1].id, n[2].id, c, err)
+	}
+}
+
 // Who is thrown out loses the streams that are open, and nobody else does.
 func TestKick(t *testing.T) {
 	_, n := trio(t)
