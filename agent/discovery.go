@@ -2,6 +2,7 @@ package agent
 
 import (
 	"context"
+	"crypto/rand"
 	"crypto/sha256"
 	"errors"
 	"fmt"
@@ -64,7 +65,7 @@ func (a *Agent) discoverySteps(internal netip.Addr) ([]candidate.Step, error) {
 	}
 	if protocols := a.cfg.NatTraversal.Protocols(); len(protocols) > 0 {
 		secret := sha256.Sum256(append([]byte("skein port mapping\x00"), a.wgKey[:]...))
-		m, err := portmap.New(portmap.Config{Port: a.cfg.Ports.WireGuard, Mark: dataplane.MarkWG, Protocols: protocols, Secret: secret[:], Log: a.log})
+		m, err := portmap.New(portmap.Config{Port: a.cfg.Ports.WireGuard, Mark: dataplane.MarkWG, Protocols: protocols, Secret: secret[:], Prove: a.proveMapping, Log: a.log})
 		if err != nil {
 			return nil, err
 		}
@@ -191,6 +192,50 @@ func (a *Agent) askFilterTest(ctx context.Context, to netip.AddrPort, tx [12]byt
 	return errors.Join(append(errs, errors.New("no other public node answered in this one's stead"))...)
 }
 
+// Bounds of proving that a router forwards what it granted.
+const (
+	proofNodes = 2
+	proofTries = 2
+	proofWait  = 700 * time.Millisecond
+)
+
+// proveMapping has other public nodes send a packet to what the router granted, from a port that this host has never sent to, and sees
+// whether it arrives.
+func (a *Agent) proveMapping(ctx context.Context, outer netip.AddrPort) portmap.Proof {
+	asked := 0
+	for id, e := range a.gossip.Records() {
+		if id == a.id || len(e.Record.GetStunAddresses()) == 0 || !a.gossip.Alive(id) || asked == proofNodes {
+			continue
+		}
+		sent := false
+		for range proofTries {
+			var tx [12]byte
+			_, _ = rand.Read(tx[:])
+			heard, stop := a.reflexive.Await(tx)
+			inner, cancel := context.WithTimeout(ctx, proofWait)
+			if _, err := a.conns.Cluster(id).FilterTest(inner, &skeinv1.FilterTestRequest{Address: outer.String(), TransactionId: tx[:], Silent: true}); err == nil {
+				sent = true
+			}
+			select {
+			case <-heard:
+				cancel()
+				stop()
+				return portmap.Proven
+			case <-inner.Done():
+			}
+			cancel()
+			stop()
+		}
+		if sent {
+			asked++
+		}
+	}
+	if asked == 0 {
+		return portmap.Unproven // nobody could be asked
+	}
+	return portmap.Disproven
+}
+
 // answerFilterTest is the other half.
 func (a *Agent) answerFilterTest(_ context.Context, _ identity.ID, r *skeinv1.FilterTestRequest) error {
 	to, err := netip.ParseAddrPort(r.GetAddress())
@@ -201,7 +246,7 @@ func (a *Agent) answerFilterTest(_ context.Context, _ identity.ID, r *skeinv1.Fi
 	if s == nil {
 		return errors.New("this node answers no STUN")
 	}
-	return s.Answer(to, [12]byte(r.GetTransactionId()))
+	return s.Answer(to, [12]byte(r.GetTransactionId()), r.GetSilent())
 }
 
 // rpcService is what this node answers to others.

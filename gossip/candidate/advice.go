@@ -43,6 +43,8 @@ func (r Result) aboutRouter(port uint16) string {
 	}
 	asked := slices.ContainsFunc(r.Notes, func(n Note) bool { return slices.Contains(granted, n.Source) })
 	switch {
+	case says("do not arrive"):
+		return fmt.Sprintf("the router grants UDP port %d, and what is sent there does not arrive: look for a firewall, or a second router in front of it", port)
 	case says("double NAT"):
 		return fmt.Sprintf("there are two NATs in a row: forward UDP port %d on both, or make the inner router a bridge", port)
 	case says("it has none"), says("has no address itself"):

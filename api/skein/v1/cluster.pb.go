@@ -580,6 +580,7 @@ type FilterTestRequest struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Address       string                 `protobuf:"bytes,1,opt,name=address,proto3" json:"address,omitempty"`                                  // addr:port, the client's mapped address
 	TransactionId []byte                 `protobuf:"bytes,2,opt,name=transaction_id,json=transactionId,proto3" json:"transaction_id,omitempty"` // 12 bytes
+	Silent        bool                   `protobuf:"varint,3,opt,name=silent,proto3" json:"silent,omitempty"`                                   // from the port that nobody ever sends to
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -626,6 +627,13 @@ func (x *FilterTestRequest) GetTransactionId() []byte {
 		return x.TransactionId
 	}
 	return nil
+}
+
+func (x *FilterTestRequest) GetSilent() bool {
+	if x != nil {
+		return x.Silent
+	}
+	return false
 }
 
 type FilterTestResponse struct {
@@ -1308,10 +1316,11 @@ const file_skein_v1_cluster_proto_rawDesc = "" +
 	"\x12ReadEventsResponse\x12'\n" +
 	"\x06events\x18\x01 \x03(\v2\x0f.skein.v1.EventR\x06events\x12'\n" +
 	"\x0ffirst_available\x18\x02 \x01(\x04R\x0efirstAvailable\x12\x12\n" +
-	"\x04last\x18\x03 \x01(\x04R\x04last\"T\n" +
+	"\x04last\x18\x03 \x01(\x04R\x04last\"l\n" +
 	"\x11FilterTestRequest\x12\x18\n" +
 	"\aaddress\x18\x01 \x01(\tR\aaddress\x12%\n" +
-	"\x0etransaction_id\x18\x02 \x01(\fR\rtransactionId\"\x14\n" +
+	"\x0etransaction_id\x18\x02 \x01(\fR\rtransactionId\x12\x16\n" +
+	"\x06silent\x18\x03 \x01(\bR\x06silent\"\x14\n" +
 	"\x12FilterTestResponse\"\xe0\x01\n" +
 	"\vJoinRequest\x12\x1d\n" +
 	"\n" +

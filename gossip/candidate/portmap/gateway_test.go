@@ -11,6 +11,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"strconv"
 	"strings"
 	"testing"
 	"time"
@@ -50,7 +51,7 @@ type word struct {
 	Arrived string // a datagram at WireGuard's port
 }
 
-// child plays a host with WireGuard's port. Each line it reads is an order: full, check, release, squat, forget.
+// child plays a host with WireGuard's port. Each line it reads is an order: full, check, release, squat, forget, proofs.
 func child(protocols []string, in io.Reader, out *json.Encoder) error {
 	conn, err := sock.ListenUDP("udp4", netip.AddrPortFrom(netip.Addr{}, nattest.WireGuardPort), 0)
 	if err != nil {
@@ -71,7 +72,15 @@ func child(protocols []string, in io.Reader, out *json.Encoder) error {
 			_ = out.Encode(w)
 		}
 	}()
-	s, err := New(Config{Port: nattest.WireGuardPort, Mark: 0x20, Protocols: protocols, Secret: []byte("secret")})
+	verdicts := []Proof{}
+	s, err := New(Config{Port: nattest.WireGuardPort, Mark: 0x20, Protocols: protocols, Secret: []byte("secret"), Prove: func(context.Context, netip.AddrPort) Proof {
+		if len(verdicts) == 0 {
+			return Unproven
+		}
+		v := verdicts[0]
+		verdicts = verdicts[1:]
+		return v
+	}})
 	if err != nil {
 		return err
 	}
@@ -81,7 +90,8 @@ func child(protocols []string, in io.Reader, out *json.Encoder) error {
 		if err != nil {
 			return err
 		}
-		switch lines.Text() {
+		order, arguments, _ := strings.Cut(lines.Text(), " ")
+		switch order {
 		case "squat": // another host of this network has the port already
 			g := host.Gateways[0]
 			local := netip.MustParseAddr("192.168.1.77")
@@ -100,6 +110,13 @@ func child(protocols []string, in io.Reader, out *json.Encoder) error {
 			}
 			if err != nil {
 				return err
+			}
+			words <- word{}
+		case "proofs":
+			verdicts = nil
+			for _, v := range strings.Split(arguments, ",") {
+				n, _ := strconv.Atoi(v)
+				verdicts = append(verdicts, Proof(n))
 			}
 			words <- word{}
 		case "release":
@@ -422,6 +439,39 @@ func TestRouterThatRefuses(t *testing.T) {
 		t.Errorf("found %+v", f)
 	}
 	t.Log(f.Notes)
+}
+
+// A router may grant what it does not do, or what another NAT in front of it does not: proof from outside decides.
+func TestWhatDoesNotArriveIsNotPublished(t *testing.T) {
+	h := newHome(t, internet, PCP)
+	steps := []struct {
+		proofs string // 0: nobody to ask, 1: it arrives, 2: it does not
+		want   bool
+	}{
+		{"0", true},   // believed until somebody can say
+		{"2,1", true}, // one lost packet says nothing
+		{"2,2", true}, // proven once: it is not asked again
+	}
+	for _, tt := range steps {
+		h.order("proofs " + tt.proofs)
+		if f := h.order("check"); (len(f.Candidates) == 1) != tt.want {
+			t.Errorf("%s: %+v", tt.proofs, f)
+		}
+	}
+	h = newHome(t, internet, UPnP)
+	for _, tt := range []struct {
+		proofs string
+		want   bool
+	}{{"2,2", false}, {"0", false}, {"2", false}, {"1", true}} {
+		h.order("proofs " + tt.proofs)
+		f := h.order("full")
+		if n := note(f, UPnP); (len(f.Candidates) == 1) != tt.want || n.OK != tt.want || strings.Contains(n.Text, "do not arrive") == tt.want {
+			t.Errorf("%s: %+v", tt.proofs, f)
+		}
+	}
+	if h.order("release"); h.mappings() != 0 {
+		t.Error("what was not published was not given back")
+	}
 }
 
 func TestRouterThatSpeaksNone(t *testing.T) {

@@ -29,7 +29,8 @@ const (
 	mostOf      = 24 * time.Hour // of a longer grant is believed
 	permanent   = time.Hour      // a mapping without an end is looked after as often
 	checkEvery  = time.Minute
-	lookEvery   = 5 * time.Minute // for a router that speaks none of the protocols
+	proveEvery  = 10 * time.Minute // a router may lose a mapping without a word
+	lookEvery   = 5 * time.Minute  // for a router that speaks none of the protocols
 	retryLeast  = 10 * time.Second
 	announceGap = 5 * time.Second
 )
@@ -44,6 +45,8 @@ type lease struct {
 	forever  bool // it ends only when it is deleted
 	epoch    epoch
 	device   *upnp.Device // of UPnP
+	proof    Proof
+	provenAt time.Time
 }
 
 func (l *lease) renewAt() time.Time   { return l.granted.Add(l.lifetime / 2) }

@@ -25,8 +25,20 @@ type Config struct {
 	Mark      uint32   // SO_MARK of all sockets
 	Protocols []string // that may be used, of Protocols
 	Secret    []byte   // known to this host alone and the same after a restart; names its mappings towards PCP
-	Log       *slog.Logger
+	// Prove has somebody outside send a packet to what was granted, and tells whether it arrived; nil: nobody can be asked.
+	Prove func(ctx context.Context, outer netip.AddrPort) Proof
+	Log   *slog.Logger
 }
+
+// Proof is whether a granted endpoint lets packets in.
+type Proof uint8
+
+// What a proof can say. Disproven is believed when it is said twice in a row.
+const (
+	Unproven Proof = iota
+	Proven
+	Disproven
+)
 
 // Step keeps a mapping at the router.
 type Step struct {
@@ -65,6 +77,7 @@ func (s *Step) Look(ctx context.Context, r candidate.Request) candidate.Found {
 		s.heard = listen(s.c.Log)
 	}
 	s.heard.follow(g.Addr, r.Wake)
+	before := s.lease
 	if s.lease != nil && s.lease.gateway != g {
 		s.lease = nil // that router cannot be reached from here any more
 	}
@@ -74,7 +87,33 @@ func (s *Step) Look(ctx context.Context, r candidate.Request) candidate.Found {
 	if s.lease == nil && ctx.Err() == nil {
 		s.get(ctx, g)
 	}
+	if s.lease != nil && before != nil && s.lease.outer == before.outer {
+		s.lease.proof, s.lease.provenAt = before.proof, before.provenAt
+	}
+	if s.lease != nil && s.c.Prove != nil && r.Early != nil {
+		r.Early(s.found())
+	}
+	s.prove(ctx)
 	return s.found()
+}
+
+// prove sees whether the router does what it says. What nobody could prove is believed, since it is true nearly always; what was
+// disproven is not published any more, and tried again at each check.
+func (s *Step) prove(ctx context.Context) {
+	if s.lease == nil || s.c.Prove == nil || s.lease.proof == Proven && time.Since(s.lease.provenAt) < proveEvery {
+		return
+	}
+	p := s.c.Prove(ctx, s.lease.outer)
+	if p == Disproven && s.lease.proof != Disproven && ctx.Err() == nil {
+		p = s.c.Prove(ctx, s.lease.outer)
+	}
+	if p == Unproven && s.lease.proof != Unproven || ctx.Err() != nil {
+		return // nobody is there to say anything else
+	}
+	if p == Disproven && s.lease.proof != Disproven {
+		s.c.Log.Warn("the router granted a port mapping, but what is sent there does not arrive", "outer", s.lease.outer, "protocol", s.lease.protocol)
+	}
+	s.lease.proof, s.lease.provenAt = p, time.Now()
 }
 
 // choose picks the router to ask, or says why there is none.
@@ -245,11 +284,15 @@ func (s *Step) found() candidate.Found {
 	if l.forever {
 		text += ", until it is deleted"
 	}
-	notes := append([]candidate.Note{{Source: l.protocol, OK: true, Text: text}}, slices.DeleteFunc(slices.Clone(s.notes), func(n candidate.Note) bool { return n.Source == l.protocol })...)
-	return candidate.Found{
-		Candidates: []*skeinv1.Candidate{candidate.Make(skeinv1.CandidateType_CANDIDATE_TYPE_SRFLX, l.outer, candidate.PriorityReflexive, l.protocol)},
-		Notes:      notes, Again: max(again, retryLeast),
+	f := candidate.Found{Again: max(again, retryLeast)}
+	if l.proof == Disproven {
+		text += ", says the router, but packets from outside do not arrive there: a firewall or another NAT is in front of it, or it does not do what it says; not published"
+	} else {
+		f.Candidates = []*skeinv1.Candidate{candidate.Make(skeinv1.CandidateType_CANDIDATE_TYPE_SRFLX, l.outer, candidate.PriorityReflexive, l.protocol)}
 	}
+	others := slices.DeleteFunc(slices.Clone(s.notes), func(n candidate.Note) bool { return n.Source == l.protocol })
+	f.Notes = append([]candidate.Note{{Source: l.protocol, OK: l.proof != Disproven, Text: text}}, others...)
+	return f
 }
 
 // Release gives the mapping back.

@@ -27,6 +27,7 @@ type asker struct {
 	mu      sync.Mutex
 	waiting map[stunmsg.TxID]*question
 	echoes  map[stunmsg.TxID]chan struct{} // our own requests that a NAT may turn round
+	gifts   map[stunmsg.TxID]chan struct{} // answers that others were asked to send, from wherever
 }
 
 type question struct {
@@ -40,6 +41,7 @@ func newAsker(send func(netip.AddrPort, []byte) error) *asker {
 		send:    send,
 		waiting: make(map[stunmsg.TxID]*question),
 		echoes:  make(map[stunmsg.TxID]chan struct{}),
+		gifts:   make(map[stunmsg.TxID]chan struct{}),
 	}
 }
 
@@ -50,11 +52,12 @@ func (a *asker) deliver(from netip.AddrPort, b []byte) {
 	}
 	r, err := stunmsg.DecodeResponse(b, netip.AddrPortFrom(from.Addr().Unmap(), from.Port()))
 	if errors.Is(err, stunmsg.ErrNoAnswer) {
-		a.echo(r.Tx)
+		a.came(a.echoes, r.Tx)
 	}
 	if err != nil {
 		return
 	}
+	a.came(a.gifts, r.Tx)
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	q := a.waiting[r.Tx]
@@ -70,28 +73,37 @@ func (a *asker) deliver(from netip.AddrPort, b []byte) {
 func (a *asker) idle() bool {
 	a.mu.Lock()
 	defer a.mu.Unlock()
-	return len(a.waiting) == 0 && len(a.echoes) == 0
+	return len(a.waiting) == 0 && len(a.echoes) == 0 && len(a.gifts) == 0
 }
 
 // listen waits for one of our own requests to come back in; the channel is closed when it does.
 func (a *asker) listen(tx stunmsg.TxID) (heard <-chan struct{}, stop func()) {
+	return a.expect(a.echoes, tx)
+}
+
+// await waits for an answer that somebody else was asked to send.
+func (a *asker) await(tx stunmsg.TxID) (heard <-chan struct{}, stop func()) {
+	return a.expect(a.gifts, tx)
+}
+
+func (a *asker) expect(m map[stunmsg.TxID]chan struct{}, tx stunmsg.TxID) (<-chan struct{}, func()) {
 	c := make(chan struct{})
 	a.mu.Lock()
-	a.echoes[tx] = c
+	m[tx] = c
 	a.mu.Unlock()
 	return c, func() {
 		a.mu.Lock()
-		delete(a.echoes, tx)
+		delete(m, tx)
 		a.mu.Unlock()
 	}
 }
 
-func (a *asker) echo(tx stunmsg.TxID) {
+func (a *asker) came(m map[stunmsg.TxID]chan struct{}, tx stunmsg.TxID) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
-	if c := a.echoes[tx]; c != nil {
+	if c := m[tx]; c != nil {
 		close(c)
-		delete(a.echoes, tx)
+		delete(m, tx)
 	}
 }
 

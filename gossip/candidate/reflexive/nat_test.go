@@ -147,7 +147,7 @@ func servers(t *testing.T, internet *nattest.Net, n int) []string {
 		c := stunserver.Config{Port: 3478, Mark: 0x20}
 		if n > 1 {
 			c.ChangeIP = func(_ context.Context, addr netip.AddrPort, tx [12]byte) error {
-				return running[(i+1)%n].Load().Answer(addr, tx)
+				return running[(i+1)%n].Load().Answer(addr, tx, false)
 			}
 		}
 		host.Do(func() {

@@ -141,6 +141,10 @@ func (s *Step) NewestMapping(ctx context.Context) (netip.AddrPort, error) {
 	return netip.AddrPort{}, fmt.Errorf("learn the NAT's newest mapping: %w", err)
 }
 
+// Await waits for a STUN answer at WireGuard's port that somebody else is asked to send; the channel is closed when it comes. The ID is the
+// proof: it must be random, and told to nobody but those who shall answer. Any goroutine may call it.
+func (s *Step) Await(tx stunmsg.TxID) (heard <-chan struct{}, stop func()) { return s.wg.await(tx) }
+
 // Look makes a whole run when it was asked for one or the last is old, else it asks two servers whether all is as before, which
 // also keeps the NAT's mapping alive.
 func (s *Step) Look(ctx context.Context, r candidate.Request) candidate.Found {

@@ -66,13 +66,13 @@ func TestServerOnTheWire(t *testing.T) {
 		t.Errorf("the other node was asked %d times, want once", n)
 	}
 	for _, bad := range []string{"127.0.0.1:1", "224.0.0.1:1", "203.0.113.9:0", "[::]:1"} {
-		if err := s.Answer(ap(bad), [12]byte{}); err == nil {
+		if err := s.Answer(ap(bad), [12]byte{}, false); err == nil {
 			t.Errorf("answered to %s", bad)
 		}
 	}
 	limited := false
 	for range 80 {
-		limited = s.Answer(ap("203.0.113.200:9"), [12]byte{}) != nil || limited
+		limited = s.Answer(ap("203.0.113.200:9"), [12]byte{}, false) != nil || limited
 	}
 	if !limited {
 		t.Error("answers for other nodes are not limited")

@@ -231,8 +231,8 @@ func (s *Server) ask(f *family, local netip.Addr, from netip.AddrPort, r reply) 
 	}
 }
 
-// Answer sends the answer to a request that another node took in, from this node's alternate port.
-func (s *Server) Answer(addr netip.AddrPort, tx stunmsg.TxID) error {
+// Answer sends the answer to a request that another node took in, from this node's alternate port, or from the one that is never named.
+func (s *Server) Answer(addr netip.AddrPort, tx stunmsg.TxID, silent bool) error {
 	addr = netip.AddrPortFrom(addr.Addr().Unmap(), addr.Port())
 	if !addr.Addr().IsGlobalUnicast() || addr.Port() == 0 {
 		return fmt.Errorf("answer a STUN request for another node: %s is no address to answer to", addr)
@@ -251,7 +251,11 @@ func (s *Server) Answer(addr netip.AddrPort, tx stunmsg.TxID) error {
 	if err != nil {
 		return err
 	}
-	if _, err := f.conns[viaAlternate].WriteToUDPAddrPort(b, addr); err != nil {
+	from := viaAlternate
+	if silent {
+		from = viaSilent
+	}
+	if _, err := f.conns[from].WriteToUDPAddrPort(b, addr); err != nil {
 		return fmt.Errorf("answer a STUN request for another node: %w", err)
 	}
 	s.answered.Add(1)
