@@ -408,7 +408,8 @@ func TestUDPFollowsAReboundMappingAndNoReplay(t *testing.T) {
 		before := r.udp.Stats()
 
 		// Somebody who heard the binds sends copies from elsewhere, and one that never arrived: the mapping stays.
-		fresh, _ := a.Bind(a.reservation(b).Endpoint)
+		var fresh []byte
+		waitFor(t, "the next bind", func() (ok bool) { fresh, ok = a.Bind(a.reservation(b).Endpoint); return ok })
 		for _, copied := range append(slices.Clone(a.binds), fresh) {
 			thief.conn.WriteToUDPAddrPort(copied, a.port(b))
 		}

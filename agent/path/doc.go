@@ -1,4 +1,5 @@
-// Package path decides how WireGuard reaches each peer: directly at an endpoint, or over a relay.
+// Package path decides how WireGuard reaches each peer: directly at an endpoint, by UDP through a port that a relay has reserved,
+// or in a relay's session.
 //
 // The core is pure. A Machine is a value per peer, and Step folds one Input into it and returns
 // what to do: send a ping, ask the peer to punch, use a path, wake up later. Strategy says which
@@ -7,7 +8,7 @@
 // thousand idle peers cost nothing between their keepalives.
 //
 // Invariants:
-//   - a direct path is used only after a ping of ours to that very endpoint was answered, and one as large as the tunnel's
+//   - a direct path, or a relay's port, is used only after a ping of ours to that very endpoint was answered, and one as large as the tunnel's
 //     packets, unless there is no other way;
 //   - an address that is not in the peer's signed record gets at most three pings before it answers;
 //   - an endpoint that never answered gets a bounded number of pings in any window;

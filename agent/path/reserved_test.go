@@ -1,6 +1,7 @@
 package path
 
 import (
+	"encoding/json"
 	"net/netip"
 	"strings"
 	"testing"
@@ -254,5 +255,33 @@ func TestPortsOfOneRelayOnlyAreRemembered(t *testing.T) {
 	s.in(0, Input{Kind: InputPeer, Node: &peer})
 	if n := (&step{Machine: s.m}).ports(); n != portsMax {
 		t.Errorf("%d ports after a new record", n)
+	}
+}
+
+func TestADecisionForAPortIsReplayed(t *testing.T) {
+	s := futilePair(t)
+	trace := Trace{Machine: s.m}
+	told := func(in Input) []string {
+		trace.Inputs = append(trace.Inputs, Timed{s.now, in})
+		return s.in(0, in)
+	}
+	told(Input{Kind: InputReserved, Relay: RelayChoice{ID: relayID}, Endpoint: portAt, Reply: true})
+	sent := s.now
+	s.now = s.now.Add(3 * time.Millisecond)
+	got := told(Input{Kind: InputPong, Endpoint: portAt, RTT: 3 * time.Millisecond, Sent: sent})
+	if !s.m.Path.UDP() {
+		t.Fatalf("path %s, %q", s.m.Path, got)
+	}
+	b, err := json.Marshal(trace)
+	if err != nil {
+		t.Fatal(err)
+	}
+	var again Trace
+	if err := json.Unmarshal(b, &again); err != nil {
+		t.Fatal(err)
+	}
+	d := again.fold()
+	if d.GetTo() != s.m.Path.String() || d.GetRule() != "relay-udp" || d.GetReason() != s.m.Path.Reason {
+		t.Errorf("replayed: %v", d)
 	}
 }
