@@ -2,6 +2,7 @@ package soak
 
 import (
 	"context"
+	"fmt"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -36,7 +37,7 @@ func TestSoak(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	spec.Name = "soaktest" // beside a lab that somebody keeps
+	spec.Name = fmt.Sprintf("soak%d", os.Getpid()) // beside a lab that somebody keeps, and another run
 	l, err := lab.Up(ctx, spec, lab.Options{Dir: base, Binary: binary})
 	if err != nil {
 		t.Fatal(err)
