@@ -275,12 +275,12 @@ func (s *step) hit(e netip.AddrPort) {
 		}
 	}
 	p := &s.Probes[i]
-	if i == s.active() || p.Unanswered > 0 && s.now.Sub(p.LastSent) < pingBackGap {
-		return
-	}
 	p.Source = s.Plan.Guess.Kind.String()
 	if s.Plan.Guess.Kind == GuessNone {
 		p.Source = GuessBirthday.String() // adopted before the peer's record came
+	}
+	if i == s.active() || p.Unanswered > 0 && s.now.Sub(p.LastSent) < pingBackGap {
+		return
 	}
 	p.BurstAt, p.Next, p.Unanswered, p.WindowSent = s.now, 0, 0, 0
 }
