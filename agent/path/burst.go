@@ -89,14 +89,14 @@ func (s *step) worthwhile(i, active int) bool {
 
 // due is when the endpoint's next ping of its burst is due, if any is left.
 func (p *Probe) due() (time.Time, bool) {
-	if p.Known || p.Type == relayC {
+	if p.Answered > 0 || p.Type == relayC {
 		if p.Next < len(pacing) {
 			return p.BurstAt.Add(pacing[p.Next]), true
 		}
 		return time.Time{}, false
 	}
-	if p.Next < len(learnedPacing) {
-		return p.BurstAt.Add(learnedPacing[p.Next]), true
+	if p.Next < len(firstPacing) {
+		return p.BurstAt.Add(firstPacing[p.Next]), true
 	}
 	return time.Time{}, false
 }

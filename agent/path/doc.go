@@ -10,8 +10,8 @@
 // Invariants:
 //   - a direct path, or a relay's port, is used only after a ping of ours to that very endpoint was answered, and one as large as the tunnel's
 //     packets, unless there is no other way;
-//   - an address that is not in the peer's signed record gets at most three pings before it answers;
-//   - an endpoint that never answered gets a bounded number of pings in any window;
+//   - an address gets three pings before it answers, then rarely one;
+//   - an endpoint that does not answer gets a bounded number of pings in any window;
 //   - a path that stays the same causes no action and no write.
 //
 // Step and Strategy may be called from anywhere. A Manager's methods are safe for concurrent use

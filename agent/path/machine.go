@@ -25,6 +25,7 @@ type Machine struct {
 	Relay    RelayChoice
 	Path     Path
 	Probes   []Probe
+	Spent    []Spent // of addresses that have not answered
 
 	Now        time.Time // of the last step
 	Woken      time.Time // the last wish to be woken
@@ -39,6 +40,7 @@ type Machine struct {
 	NextRetry  time.Time // next burst; zero: none wanted
 	Retries    int
 	PunchAt    time.Time // last punch sent
+	InvitedAt  time.Time // last burst that a punch of the peer began
 	AwaySince  time.Time // when the relays began to call the peer absent
 
 	// Of the peer's agent and tunnel, which may die apart.
@@ -122,7 +124,7 @@ func Step(m Machine, now time.Time, in Input) (Machine, []Action) {
 	}
 	s := &step{Machine: m, now: now}
 	s.Now = now
-	s.Probes = slices.Clone(m.Probes)
+	s.Probes, s.Spent = slices.Clone(m.Probes), slices.Clone(m.Spent)
 	s.Pending = slices.Clone(m.Pending)
 	before := m.Path
 	s.take(in)
@@ -149,6 +151,7 @@ func (s *step) take(in Input) {
 	case InputSelf:
 		if in.Node != nil && !in.Node.Equal(s.Self) {
 			s.Self = *in.Node
+			s.refund()
 			s.replan()
 		}
 	case InputPeer:
@@ -163,6 +166,7 @@ func (s *step) take(in Input) {
 	case InputRelay:
 		s.takeRelay(in.Relay)
 	case InputNetwork:
+		s.refund()
 		for i := range s.Probes {
 			s.Probes[i].HoldUntil, s.Probes[i].Flaps = time.Time{}, 0
 			s.Probes[i].Wide.Narrow = time.Time{}
@@ -294,6 +298,7 @@ func (s *step) forget() {
 
 func (s *step) takePing(e netip.AddrPort) {
 	s.AgentAt = s.now
+	s.credit(e)
 	s.tryBack(e)
 }
 
@@ -336,6 +341,7 @@ func (s *step) takeSeen(e netip.AddrPort) {
 func (s *step) takePunch(addrs []netip.AddrPort, reply bool) {
 	s.AgentAt = s.now
 	if s.now.Sub(s.BurstAt) >= punchGap || s.BurstAt.IsZero() {
+		s.InvitedAt = s.now
 		s.startBurst(false)
 		if !reply {
 			s.punch(true)
@@ -417,17 +423,8 @@ func (s *step) ping(i int) {
 		return
 	}
 	active := i == s.active()
-	if !active {
-		if !p.Known && p.Type != relayC && !p.proven(s.now) && p.Unanswered >= learnedPings {
-			return
-		}
-		if s.now.Sub(p.WindowAt) >= windowFor || p.WindowAt.IsZero() {
-			p.WindowAt, p.WindowSent = s.now, 0
-		}
-		if p.WindowSent >= windowPings {
-			return
-		}
-		p.WindowSent++
+	if !active && !s.mayPing(i) {
+		return
 	}
 	p.Sent++
 	p.Unanswered++

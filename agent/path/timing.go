@@ -66,15 +66,14 @@ const (
 	trustAnswer  = 2 * time.Second        // an endpoint that answered this recently needs no ping in return
 	sameIPOthers = 350 * time.Millisecond // head start of the LAN behind a shared public address
 
-	windowFor    = 10 * time.Second // an endpoint that does not answer gets
-	windowPings  = 14               // so many pings in so long: two bursts
-	learnedPings = 3                // pings to an unproven address outside the record
-	learnedFor   = 2 * time.Minute  // how long such an address and its spent budget are remembered
-	provenFor    = 10 * time.Minute // how long an answer proves that the address is the peer's
-	learnedMax   = 16               // such addresses per peer at a time
-	targetsMax   = 16               // candidates probed of one record
-	punchMax     = 16               // addresses in one punch
-	pendingMax   = 64               // unanswered pings remembered on the path in use
+	windowFor   = 10 * time.Second // an endpoint that has answered before, and does not now, gets
+	windowPings = 14               // so many pings in so long: two bursts
+	learnedFor  = 2 * time.Minute  // how long such an address and its spent budget are remembered
+	provenFor   = 10 * time.Minute // how long an answer proves that the address is the peer's
+	learnedMax  = 16               // such addresses per peer at a time
+	targetsMax  = 16               // candidates probed of one record
+	punchMax    = 16               // addresses in one punch
+	pendingMax  = 64               // unanswered pings remembered on the path in use
 )
 
 // Choosing between direct endpoints that work.
@@ -83,15 +82,16 @@ const (
 	hostHandicap = 10 * time.Millisecond // the LAN is kept unless another way is this much and half again faster
 )
 
-// pacing are the times of a burst's pings. The first ones are close together because the peer's
+// pacing are the times of a burst's pings at an endpoint that has answered before. The first ones are close together because the peer's
 // punch arrives within a relay's round trip; the last covers a slow signal.
 var pacing = [...]time.Duration{
 	0, 50 * time.Millisecond, 150 * time.Millisecond, 350 * time.Millisecond,
 	750 * time.Millisecond, 1500 * time.Millisecond, 2500 * time.Millisecond,
 }
 
-// learnedPacing are those for an address that only a packet told us.
-var learnedPacing = [learnedPings]time.Duration{0, 150 * time.Millisecond, 500 * time.Millisecond}
+// firstPacing are those for an address that has never answered. What opens a NAT is the first; the others are for loss, and
+// for a peer whose signal or start takes longer.
+var firstPacing = [unprovenPings]time.Duration{0, 200 * time.Millisecond, time.Second}
 
 // burstFor is how long a burst can bring answers.
 const burstFor = 3500 * time.Millisecond

@@ -8,7 +8,7 @@ import (
 // A path that carries small packets and drops large ones is no working path: pings pass, and every transfer hangs. So before
 // an endpoint is used, a ping padded to the size of the tunnel's largest packet has to go there and its equally padded
 // answer come back. If only smaller ones do, the tunnel's packets to that peer are made smaller; if none of a sensible size
-// does, the endpoint is not used. While a path is busy one of its heartbeats a second is padded, so that what changes
+// does, the endpoint is not used. While a path is busy a heartbeat every two seconds is padded, so that what changes
 // later is found too.
 
 // Wide is what is known of the size of the packets that an endpoint carries.
@@ -27,7 +27,7 @@ const (
 	mtuLeast  = 1280             // what IPv6 needs (RFC 8200): a path below is not used
 	mtuStep   = 16               // between the sizes tried: WireGuard pads to multiples of it
 	wideFresh = 10 * time.Second // how long an answer to a padded ping says that the next would come, too
-	wideBeat  = time.Second      // between padded heartbeats on a busy path
+	wideBeat  = 2 * time.Second  // between padded heartbeats on a busy path
 	wideLost  = 3                // of them in a row before smaller ones are tried
 	wideLast  = 300 * time.Millisecond
 )
