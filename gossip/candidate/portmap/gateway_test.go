@@ -51,7 +51,7 @@ type word struct {
 	Arrived string // a datagram at WireGuard's port
 }
 
-// child plays a host with WireGuard's port. Each line it reads is an order: full, check, release, squat, forget, proofs.
+// child plays a host with WireGuard's port. Each line it reads is an order: full, check, release, squat, forget, proofs, moved, gone.
 func child(protocols []string, in io.Reader, out *json.Encoder) error {
 	conn, err := sock.ListenUDP("udp4", netip.AddrPortFrom(netip.Addr{}, nattest.WireGuardPort), 0)
 	if err != nil {
@@ -119,6 +119,11 @@ func child(protocols []string, in io.Reader, out *json.Encoder) error {
 				verdicts = append(verdicts, Proof(n))
 			}
 			words <- word{}
+		case "moved": // this host reaches its router from another address now
+			host.Gateways[0].Local = netip.MustParseAddr("192.168.1.77")
+			words <- word{Found: s.Look(ctx, candidate.Request{Host: host, Full: true, Fresh: true})}
+		case "gone":
+			words <- word{Found: s.Look(ctx, candidate.Request{Full: true, Fresh: true})}
 		case "release":
 			s.Release(ctx)
 			words <- word{}
@@ -383,6 +388,27 @@ func TestRouterThatStartsAnewIsAskedAgain(t *testing.T) {
 			}
 			if got := h.granted(h.order("full"), protocol); got != outer {
 				t.Errorf("found %s, before %s", got, outer)
+			}
+		})
+	}
+}
+
+// A mapping belongs to one gateway and one address of this host. With another it is worth nothing, and is asked for anew.
+func TestAnotherGatewayIsAskedAnew(t *testing.T) {
+	for _, protocol := range Protocols {
+		t.Run(protocol, func(t *testing.T) {
+			t.Parallel()
+			h := newHome(t, internet, protocol)
+			before := h.granted(h.order("full"), protocol)
+			after := h.granted(h.order("moved"), protocol)
+			if after == before {
+				t.Errorf("%s leads to the old address", after)
+			}
+			if f := h.order("gone"); len(f.Candidates) != 0 || len(f.Notes) != 1 {
+				t.Errorf("without a gateway: %+v", f)
+			}
+			if got := h.granted(h.order("full"), protocol); got != before {
+				t.Errorf("back again: %s, before %s", got, before)
 			}
 		})
 	}

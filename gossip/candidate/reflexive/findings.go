@@ -64,5 +64,12 @@ func (f findings) candidates() (out []*skeinv1.Candidate) {
 	return out
 }
 
+// trusted are the observations that count.
+func (f findings) trusted() []candidate.Observation {
+	v4, _ := f.v4.believed()
+	v6, _ := f.v6.believed()
+	return slices.Concat(v4, v6)
+}
+
 // translated reports whether some NAT keeps a mapping for us that needs refreshing.
 func (f findings) translated() bool { return Assess(f.v4).Translated || Assess(f.v6).Translated }

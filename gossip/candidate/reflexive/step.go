@@ -225,7 +225,7 @@ func (s *Step) full(ctx context.Context, r candidate.Request) {
 		s.run.attempt++
 	}
 	s.mu.Lock()
-	s.mapped = report.Mapped
+	s.mapped = f.trusted()
 	s.mu.Unlock()
 }
 
