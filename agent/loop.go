@@ -422,6 +422,9 @@ func (a *Agent) apply(ctx context.Context) {
 	for _, n := range report.Writes {
 		writes += n
 	}
+	if writes > 0 {
+		a.log.Debug("the kernel was changed", "writes", report.Writes)
+	}
 	a.writes.Add(uint64(writes))
 	for _, subsystem := range []string{"wireguard", "nft", "route"} {
 		message := ""

@@ -65,7 +65,7 @@ func jobs() []job {
 		{name: "one changed peer among 1,000: messages", target: "constant", pkg: "./dataplane/plane", run: "TestOneChangeAmongAThousandPeers", test: true,
 			how: "counted at the netlink and UAPI sockets, in a network namespace", judge: oneChange},
 		{name: "unchanged restart: netlink writes", target: "0", pkg: "./dataplane/plane", run: "TestRestartAdoptsAndWritesNothing", test: true,
-			how: "the data plane closed, opened and applied again with the same Spec; a whole agent's restart is not in it. With userspace WireGuard only nft outlives the process: link, peers, rules and routes are made again",
+			how: "the data plane closed, opened and applied again with the same Spec; a whole agent's restart with kernel WireGuard is examples/kernel-restart.yaml in the kernel tier. With userspace WireGuard only nft outlives the process: link, peers, rules and routes are made again",
 			judge: func(m metrics) (string, bool) {
 				if m["userspace"] == 1 {
 					return "nft 0; link, peers, rules and routes not measured, this kernel has no WireGuard", false
