@@ -72,7 +72,8 @@ type Agent struct {
 	pool        *relay.Pool
 	proxies     *relay.Proxies
 	relay       *relay.Server
-	udp         atomic.Pointer[relay.UDP] // of relay; nil: it forwards no UDP
+	relayIDs    atomic.Pointer[map[identity.ID]bool] // the members that relay
+	udp         atomic.Pointer[relay.UDP]            // of relay; nil: it forwards no UDP
 	relayTable  *relaynft.Table
 	relayWhy    error // why the kernel forwards none
 	relayUnlock func()

@@ -313,6 +313,11 @@ func (a *Agent) syncRecords() {
 	}
 	if !slices.EqualFunc(relays, a.loop.relays, same) {
 		a.loop.relays = relays
+		known := make(map[identity.ID]bool, len(relays))
+		for _, r := range relays {
+			known[r.ID] = true
+		}
+		a.relayIDs.Store(&known)
 		a.pool.SetRelays(relays)
 		if a.paths != nil {
 			a.paths.RelaysChanged()

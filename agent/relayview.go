@@ -6,6 +6,7 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 
 	skeinv1 "github.com/skeinmesh/skein/api/skein/v1"
+	"github.com/skeinmesh/skein/identity"
 )
 
 // Relay tells how this node's relay sessions do, and what it relays for others.
@@ -19,6 +20,12 @@ func (s api) Relay(context.Context, *skeinv1.RelayRequest) (*skeinv1.RelayRespon
 		})
 	}
 	return out, nil
+}
+
+// isRelay tells whether a member relays, as its record says.
+func (a *Agent) isRelay(id identity.ID) bool {
+	known := a.relayIDs.Load()
+	return known != nil && (*known)[id]
 }
 
 // relayServer tells what this node relays; nil: it does not.

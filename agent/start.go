@@ -181,7 +181,10 @@ func (a *Agent) openRelayClient() {
 		OnPacket:   func(from identity.ID, channel byte, b []byte) { a.control.TakePacket(from, channel, b) },
 		OnStream:   func(c net.Conn, from identity.ID) { a.control.TakeStream(c, from) },
 		OnReserved: a.onReserved,
-		Known:      func(id identity.ID) bool { _, ok := a.roster.Key(id); return ok && a.paths != nil },
+		OnNoWay: func(far, client, node identity.ID) bool {
+			return a.front.Load() != nil && a.relay.NoWay(far, client, node)
+		},
+		Known: func(id identity.ID) bool { _, ok := a.roster.Key(id); return ok && a.paths != nil },
 	})
 	wg := netip.AddrPortFrom(netip.AddrFrom4([4]byte{127, 0, 0, 1}), a.cfg.Ports.WireGuard)
 	a.proxies = relay.NewProxies(a.pool, func() netip.AddrPort { return wg }, relay.ProxyOptions{
@@ -216,6 +219,8 @@ func (a *Agent) openRelayServer() error {
 	l := a.cfg.RelayLimits
 	a.relay = relay.NewServer(relay.ServerConfig{
 		Self: a.id, Log: a.log, UDP: udp, Member: func(id identity.ID) bool { _, ok := a.roster.Key(id); return ok },
+		Relay:       a.isRelay,
+		Forward:     a.pool.Forward,
 		MaxSessions: int(l.Sessions), MaxStreamsPerClient: int(l.ClientStreams), MaxMemory: int(l.MemoryMiB) << 20,
 		ClientBytes: int(l.ClientMbit) * 1e6 / 8, ClientPackets: int(l.ClientPackets),
 	})

@@ -54,6 +54,7 @@ type client struct {
 	rttCount  int
 	lastErr   error
 	failedAt  time.Duration // when lastErr came, or the relay became suspect
+	early     []early       // packets of clients of this node's own relay
 	need      need
 	needAt    time.Duration // since when
 	// The RTT outlives its session, so that a relay that is not dialed can be compared.
@@ -314,6 +315,7 @@ func (c *client) pong(w *wire, token uint64) {
 	c.mu.Unlock()
 	if began {
 		c.pool.askAgain(c)
+		c.sendEarly()
 	}
 	if changed {
 		c.pool.relaysChanged()
@@ -371,6 +373,11 @@ func (c *client) frame(w *wire, s *sink, t frameType, body []byte) error {
 		c.pool.present(c, c.pool.peer(decodeNode(body)), s.now)
 	case frameOffer:
 		c.offered(decodeOffer(body))
+	case frameFar:
+		via, node, channel, payload := decodeFar(body)
+		s.far(via, node, channel, payload)
+	case frameNoWay:
+		c.pool.noWay(c, body)
 	case frameWindow:
 		w.q.grant(decodeWindow(body))
 	case frameHello:
@@ -432,6 +439,11 @@ func (s *sink) data(from identity.ID, channel byte, payload []byte) {
 		s.peer = c.pool.peer(from)
 	}
 	c.pool.heardFrom(c, s.peer, s.now)
+	s.hand(from, channel, payload)
+}
+
+func (s *sink) hand(from identity.ID, channel byte, payload []byte) {
+	c := s.client
 	s.packets++
 	s.bytes += uint64(len(payload))
 	if channel == ChannelWireGuard && s.proxies != nil {
@@ -439,6 +451,12 @@ func (s *sink) data(from identity.ID, channel byte, payload []byte) {
 		return
 	}
 	c.pool.cfg.OnPacket(from, channel, payload)
+}
+
+// far is data that came over two relays.
+func (s *sink) far(via, from identity.ID, channel byte, payload []byte) {
+	s.client.pool.heardFar(s.client, via, from, s.now)
+	s.hand(from, channel, payload)
 }
 
 func (s *sink) flush() {

@@ -194,6 +194,10 @@ func checkHeader(t frameType, n int) error {
 		lo, hi = pairFrameSizes(t)
 	case frameWindow:
 		lo = windowSize
+	case frameForward, frameForwarded, frameFar:
+		lo = farPrefix
+	case frameNoWay:
+		lo = noWaySize
 	default:
 		if t < ignorable {
 			return fmt.Errorf("%w: unknown frame type 0x%02x", errProtocol, byte(t))

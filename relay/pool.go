@@ -43,6 +43,9 @@ type PoolConfig struct {
 	OnReserved func(Reservation)
 	// Known, if set, tells the peers with which this node takes part in a reservation.
 	Known func(identity.ID) bool
+	// OnNoWay hears that a relay has no session of a node to which a client of this node's own relay has sent something. It tells
+	// whether there is such a client.
+	OnNoWay func(far, client, node identity.ID) bool
 	// Control, if set, prepares each socket, such as with SO_MARK.
 	Control func(network, address string, c syscall.RawConn) error
 	Log     *slog.Logger
@@ -86,6 +89,7 @@ type Pool struct {
 
 	generation atomic.Uint64 // grows when any relay changes
 	limbo      limbo
+	farFound   atomic.Bool
 	reserved   *reservations
 	proxies    atomic.Pointer[Proxies]
 }
@@ -99,6 +103,7 @@ type peerState struct {
 	via        atomic.Pointer[client]    // whose packets came last
 	noted      atomic.Int64              // when via was last put into seen
 	needs      atomic.Pointer[[]*client] // relays to dial when there are packets; nil: none
+	farRoute   atomic.Pointer[farRoute]  // used instead of current; nil: none
 	absent     atomic.Bool               // no relay can carry, and one says that the peer is not there
 
 	mu     sync.Mutex
@@ -106,6 +111,7 @@ type peerState struct {
 	gone   map[identity.ID]time.Duration // when the relay was last heard or asked about it
 	seen   map[identity.ID]time.Duration // last packet
 	rtt    time.Duration                 // of the current choice
+	far    farState
 }
 
 // NewPool makes a pool without relays.
@@ -278,7 +284,15 @@ func (p *Pool) choose(s *peerState, now time.Duration) *client {
 	s.current.Store(clients[o.relay])
 	s.rtt = o.rtt()
 	s.needs.Store(s.dial(idle, o, ok))
-	absent := !ok && slices.ContainsFunc(options, func(o option) bool { return o.know == knownGone })
+	var far *farRoute
+	if !ok || o.know != knownHere || clients[o.relay].queue() == nil {
+		far = s.farWay(options, clients, idle, now)
+	}
+	if s.farRoute.Swap(far) == nil && far != nil {
+		p.farFound.Store(true)
+		p.planAgain() // what waits can go now
+	}
+	absent := !ok && far == nil && slices.ContainsFunc(options, func(o option) bool { return o.know == knownGone })
 	turned := s.absent.Swap(absent) != absent
 	s.review.Store(int64(now + reviewEvery))
 	s.generation.Store(generation)
@@ -369,6 +383,9 @@ func (p *Pool) options(s *peerState, now time.Duration, usable bool) ([]option, 
 func (p *Pool) Choose(peer identity.ID) (relay identity.ID, rtt time.Duration, ok bool) {
 	s := p.peer(peer)
 	c := p.route(s, p.now())
+	if f := s.farRoute.Load(); f != nil {
+		c = f.c
+	}
 	if c == nil {
 		return identity.ID{}, 0, false
 	}
@@ -417,7 +434,7 @@ func (p *Pool) Send(peer identity.ID, channel byte, b []byte) error {
 	}
 	now := p.now()
 	s := p.peer(peer)
-	if p.carry(s, now).send(now, peer, channel, b) {
+	if p.send(s, now, channel, b) {
 		return nil
 	}
 	if p.ctx.Err() != nil {
@@ -451,7 +468,7 @@ func (p *Pool) SendVia(relay, peer identity.ID, channel byte, b []byte) error {
 func (p *Pool) resend(all []waiting) {
 	now := p.now()
 	for _, w := range all {
-		if p.carry(p.peer(w.node), now).send(now, w.node, w.channel, w.payload) {
+		if p.send(p.peer(w.node), now, w.channel, w.payload) {
 			continue
 		}
 		if w.channel != ChannelGossip && len(w.payload) > 0 {

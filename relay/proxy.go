@@ -237,14 +237,14 @@ func (x *Proxies) forward(y *proxy, b *receiveBatch, n int) {
 	}
 	p := x.pool
 	now := p.now()
-	q := p.carry(p.peer(y.peer), now).queue()
+	q, far, two := p.way(p.peer(y.peer), now)
 	if q == nil {
 		// Kept for a moment until a relay is there. What fails for good, WireGuard sends again.
 		b.each(n, func(one []byte) bool { return p.Send(y.peer, ChannelWireGuard, one) == nil })
 		return
 	}
 	q.mu.Lock()
-	packets := b.each(n, func(one []byte) bool { return q.add(now, y.peer, ChannelWireGuard, one) })
+	packets := b.each(n, func(one []byte) bool { return q.addTo(now, far, two, y.peer, ChannelWireGuard, one) })
 	q.mu.Unlock()
 	q.kick()
 	x.toPeers.Add(packets)

@@ -33,6 +33,8 @@ type packet struct {
 	next    *packet
 	at      time.Duration // when it was queued
 	channel byte
+	kind    frameType   // 0: data
+	other   identity.ID // of another kind: the second node in the frame
 	n       int
 	buf     []byte
 }
@@ -162,11 +164,16 @@ func (q *queue) push(now time.Duration, node identity.ID, channel byte, payload 
 
 // add is push for a caller that holds mu over a burst.
 func (q *queue) add(now time.Duration, node identity.ID, channel byte, payload []byte) bool {
+	return q.addKind(now, 0, identity.ID{}, node, channel, payload)
+}
+
+// addKind is add for a packet that travels in another frame than data.
+func (q *queue) addKind(now time.Duration, kind frameType, other, node identity.ID, channel byte, payload []byte) bool {
 	if q.closed {
 		return false
 	}
 	p := q.pool.get(len(payload))
-	p.at, p.channel, p.n = now, channel, copy(p.buf, payload)
+	p.at, p.channel, p.kind, p.other, p.n = now, channel, kind, other, copy(p.buf, payload)
 	l := &q.lanes[laneBulk]
 	if channel != ChannelWireGuard {
 		l = &q.lanes[laneUrgent]
@@ -262,7 +269,7 @@ func (q *queue) drain(which int, b []byte, limit int, now time.Duration) []byte 
 			q.pool.put(l.pop(f))
 			continue
 		}
-		size := headerSize + dataPrefix + f.head.n
+		size := headerSize + farPrefix + f.head.n
 		if len(b) > 0 && len(b)+size > limit {
 			break
 		}
@@ -274,7 +281,11 @@ func (q *queue) drain(which int, b []byte, limit int, now time.Duration) []byte 
 		f.deficit -= size
 		id := f.id
 		p := l.pop(f)
-		b = appendData(b, id, p.channel, p.buf[:p.n])
+		if p.kind == 0 {
+			b = appendData(b, id, p.channel, p.buf[:p.n])
+		} else {
+			b = appendFar(b, p.kind, p.other, id, p.channel, p.buf[:p.n])
+		}
 		q.sent.Add(1)
 		q.sentBytes.Add(uint64(p.n))
 		q.pool.put(p)
@@ -336,7 +347,9 @@ func (q *queue) reclaim() []waiting {
 		for l.turn != nil {
 			id := l.turn.id
 			p := l.pop(l.turn)
-			all = append(all, waiting{id, p.channel, append([]byte(nil), p.buf[:p.n]...)})
+			if p.kind != frameForwarded { // others' packets are not this node's to send
+				all = append(all, waiting{id, p.channel, append([]byte(nil), p.buf[:p.n]...)})
+			}
 			q.pool.put(p)
 		}
 	}

@@ -363,7 +363,7 @@ func TestBrokenFramesEndTheSession(t *testing.T) {
 		b := startNode(t, m, r)
 		key := newKey(t)
 		c := rawSession(t, r, key, identity.ALPNRelay)
-		frames := append(appendHeader(nil, ignorable+0x20, 4), 1, 2, 3, 4)
+		frames := append(appendHeader(nil, 0xf0, 4), 1, 2, 3, 4)
 		if _, err := c.Write(appendData(frames, b.id, 0, []byte("after"))); err != nil {
 			t.Fatal(err)
 		}

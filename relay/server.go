@@ -21,6 +21,10 @@ type ServerConfig struct {
 	// Member, if set, is asked once more when a session or stream is already registered, so that
 	// a node revoked during its handshake does not slip in behind Kick.
 	Member func(identity.ID) bool
+	// Relay tells whether a member is a relay, whose word on a packet's origin counts; nil: none is.
+	Relay func(identity.ID) bool
+	// Forward hands a client's packet to another relay; nil: this relay does not. Pool.Forward does it.
+	Forward func(relay, origin, node identity.ID, channel byte, b []byte) bool
 	// UDP, if set, reserves pairs of UDP ports for the clients. The server owns it.
 	UDP *UDP
 
@@ -274,6 +278,10 @@ func (f *forwarder) frame(t frameType, body []byte) error {
 		f.from.q.pushControl(func(b []byte) []byte { return appendToken(b, framePong, token) })
 	case f.s.cfg.UDP != nil && (t == frameReserve || t == frameFailed || t == frameGiveUp):
 		f.s.cfg.UDP.frame(f.from, t, body)
+	case t == frameForward:
+		f.forward(body)
+	case t == frameForwarded:
+		f.forwarded(body)
 	case t == frameWindow:
 		f.from.q.grant(decodeWindow(body))
 	case t >= ignorable:

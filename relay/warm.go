@@ -135,6 +135,9 @@ func (p *Pool) manage() {
 		case <-p.replan:
 		}
 		p.applyPlan()
+		if p.farFound.Swap(false) {
+			p.release()
+		}
 	}
 }
 

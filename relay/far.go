@@ -1,0 +1,268 @@
+package relay
+
+import (
+	"slices"
+	"time"
+
+	"github.com/skeinmesh/skein/identity"
+)
+
+// Two relays in a row, for nodes that share none that both can reach: the sender's relay hands the packet to the relay
+// that the peer's record lists. A relay delivers what another relay hands it to its own clients only, so that no packet
+// makes a third hop or a loop.
+
+// All types may be ignored: a relay that does not know them drops the packet.
+const (
+	frameForward   frameType = 0xa0 // client to relay: relay 8 · destination 8 · channel 1 · payload
+	frameForwarded frameType = 0xa1 // relay to relay: origin 8 · destination 8 · channel 1 · payload
+	frameFar       frameType = 0xa2 // relay to client: relay that handed it over 8 · source 8 · channel 1 · payload
+	frameNoWay     frameType = 0xa3 // relay to client: relay 8 (to a relay: origin) · destination 8 · code 1
+
+	farPrefix = 8 + 8 + 1
+	noWaySize = 8 + 8 + 1
+
+	noWayGone    byte = 0 // the far relay has no session of that node
+	noWayNoRelay byte = 1 // the near relay has no session with the far one
+	farHold           = 30 * time.Second
+	dialPatience      = 500 * time.Millisecond // a relay that takes longer to dial is gone round meanwhile
+	maxEarly          = 64                     // packets that wait for a session with a far relay
+)
+
+// farRoute is a way over two relays.
+type farRoute struct {
+	c   *client
+	via identity.ID // the far relay
+}
+
+type farKey struct{ near, far identity.ID }
+
+// farState is what is known of a peer's ways over two relays. The peer's lock guards it.
+type farState struct {
+	in    farRoute // by which its packets came last
+	at    time.Duration
+	noWay map[farKey]time.Duration
+}
+
+func appendFar(b []byte, t frameType, a, node identity.ID, channel byte, payload []byte) []byte {
+	b = appendHeader(b, t, farPrefix+len(payload))
+	b = append(b, a[:]...)
+	b = append(b, node[:]...)
+	return append(append(b, channel), payload...)
+}
+
+func decodeFar(b []byte) (a, node identity.ID, channel byte, payload []byte) {
+	return identity.ID(b[:8]), identity.ID(b[8:16]), b[16], b[farPrefix:]
+}
+
+// farWay finds a way over two relays: back by the way the peer's packets came, or by the nearest relay here to one that the
+// peer's record lists and this node has no session with. The caller holds the peer's lock.
+func (s *peerState) farWay(options []option, clients, idle map[identity.ID]*client, now time.Duration) *farRoute {
+	if c := s.far.in.c; c != nil && now-s.far.at < farHold && c.queue() != nil && !c.state().suspect {
+		return &farRoute{c, s.far.in.via}
+	}
+	var best *farRoute
+	var least time.Duration
+	for far, rtt := range s.listed {
+		if _, isGone := s.gone[far]; isGone || idle[far] == nil || !idle[far].outOfReach(now) {
+			continue
+		}
+		for _, o := range options {
+			if !o.healthy || o.relay == far || clients[o.relay].queue() == nil {
+				continue
+			}
+			if at, failed := s.far.noWay[farKey{o.relay, far}]; failed && now-at < farHold {
+				continue
+			}
+			sum := o.own + rtt
+			if best == nil || sum < least || sum == least && slices.Compare(far[:], best.via[:]) < 0 {
+				best, least = &farRoute{clients[o.relay], far}, sum
+			}
+		}
+	}
+	return best
+}
+
+// outOfReach tells whether a session with this relay is not to be expected soon.
+func (c *client) outOfReach(now time.Duration) bool {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return !c.status.connected && (c.lastErr != nil || c.need != needNone && now-c.needAt > dialPatience)
+}
+
+// way is where a peer's packets go now: a queue, and the second relay if there are two.
+func (p *Pool) way(s *peerState, now time.Duration) (q *queue, far identity.ID, two bool) {
+	c := p.carry(s, now)
+	if f := s.farRoute.Load(); f != nil {
+		if q := f.c.queue(); q != nil {
+			return q, f.via, true
+		}
+	}
+	return c.queue(), identity.ID{}, false
+}
+
+// send queues one packet where a peer's packets go. It is false when there is no session for it.
+func (p *Pool) send(s *peerState, now time.Duration, channel byte, b []byte) bool {
+	q, far, two := p.way(s, now)
+	if q == nil {
+		return false
+	}
+	q.mu.Lock()
+	ok := q.addTo(now, far, two, s.id, channel, b)
+	q.mu.Unlock()
+	q.kick()
+	return ok
+}
+
+// addTo is add for a way of one or two relays.
+func (q *queue) addTo(now time.Duration, far identity.ID, two bool, node identity.ID, channel byte, b []byte) bool {
+	if two && len(b) > 0 {
+		if len(b) > maxBody-farPrefix {
+			return false
+		}
+		return q.addKind(now, frameForward, far, node, channel, b)
+	}
+	return q.add(now, node, channel, b)
+}
+
+// heardFar takes a packet that came over two relays.
+func (p *Pool) heardFar(c *client, via, from identity.ID, now time.Duration) {
+	s := p.peer(from)
+	s.mu.Lock()
+	isNew := s.far.in != farRoute{c, via} || now-s.far.at > farHold
+	s.far.in, s.far.at = farRoute{c, via}, now
+	s.mu.Unlock()
+	if isNew {
+		s.generation.Store(0)
+		p.signal()
+		p.release()
+	}
+}
+
+// noWay takes a relay's word that a packet could not be handed on.
+func (p *Pool) noWay(c *client, body []byte) {
+	a, node, code := identity.ID(body[:8]), identity.ID(body[8:16]), body[16]
+	if p.cfg.OnNoWay != nil && p.cfg.OnNoWay(c.relay.ID, a, node) {
+		return // it was about a client of this node's own relay
+	}
+	s := p.peer(node)
+	s.mu.Lock()
+	if code == noWayGone {
+		s.gone[a] = p.now()
+	} else {
+		if s.far.noWay == nil || len(s.far.noWay) > 64 {
+			s.far.noWay = map[farKey]time.Duration{}
+		}
+		s.far.noWay[farKey{c.relay.ID, a}] = p.now()
+	}
+	if s.far.in == (farRoute{c, a}) {
+		s.far.in = farRoute{}
+	}
+	s.mu.Unlock()
+	s.generation.Store(0)
+	p.signal()
+}
+
+// Forward hands a packet of a client of this node's relay to another relay. It is false when that is not known or cannot
+// be reached. While the session is being dialed a few packets wait.
+func (p *Pool) Forward(relay, origin, node identity.ID, channel byte, b []byte) bool {
+	p.mu.RLock()
+	c := p.relays[relay]
+	p.mu.RUnlock()
+	if c == nil || relay == p.cfg.Self || c.failing() {
+		return false
+	}
+	now := p.now()
+	c.demand(now)
+	q := c.queue()
+	if q == nil {
+		c.mu.Lock()
+		defer c.mu.Unlock()
+		if len(c.early) < maxEarly {
+			c.early = append(c.early, early{now, origin, node, channel, slices.Clone(b)})
+		}
+		return true
+	}
+	q.mu.Lock()
+	q.addKind(now, frameForwarded, origin, node, channel, b)
+	q.mu.Unlock()
+	q.kick()
+	return true
+}
+
+type early struct {
+	at           time.Duration
+	origin, node identity.ID
+	channel      byte
+	b            []byte
+}
+
+// sendEarly sends what has waited for the session.
+func (c *client) sendEarly() {
+	c.mu.Lock()
+	all := c.early
+	c.early = nil
+	c.mu.Unlock()
+	now := c.pool.now()
+	for _, e := range all {
+		if now-e.at < limboAge {
+			c.pool.Forward(c.relay.ID, e.origin, e.node, e.channel, e.b)
+		}
+	}
+}
+
+// forward moves a client's packet towards another relay.
+func (f *forwarder) forward(body []byte) {
+	far, node, channel, payload := decodeFar(body)
+	if far == f.s.cfg.Self {
+		f.data(appendData(nil, node, channel, payload)[headerSize:])
+		return
+	}
+	f.release()
+	f.packets++
+	f.bytes += uint64(len(payload))
+	if f.s.cfg.Forward == nil || !f.s.cfg.Forward(far, f.from.id, node, channel, payload) {
+		f.s.counters.unroutable.Add(1)
+		f.from.noWay(far, node, noWayNoRelay)
+	}
+}
+
+// forwarded delivers what another relay hands over, to clients of this relay only.
+func (f *forwarder) forwarded(body []byte) {
+	origin, node, channel, payload := decodeFar(body)
+	f.release()
+	if f.s.cfg.Relay == nil || !f.s.cfg.Relay(f.from.id) || !f.s.cfg.Member(origin) {
+		f.s.counters.unroutable.Add(1)
+		return
+	}
+	to := f.s.session(node)
+	if to == nil {
+		f.s.counters.unroutable.Add(1)
+		f.from.noWay(origin, node, noWayGone)
+		return
+	}
+	f.packets++
+	f.bytes += uint64(len(payload))
+	to.q.mu.Lock()
+	to.q.addKind(f.now, frameFar, f.from.id, origin, channel, payload)
+	to.q.mu.Unlock()
+	if !slices.Contains(f.touched, to) {
+		f.touched = append(f.touched, to)
+	}
+}
+
+func (x *session) noWay(a, node identity.ID, code byte) {
+	x.q.pushControl(func(b []byte) []byte {
+		b = append(appendHeader(b, frameNoWay, noWaySize), a[:]...)
+		return append(append(b, node[:]...), code)
+	})
+}
+
+// NoWay tells a client of this relay that a far relay does not have a node. It is false when there is no such client.
+func (s *Server) NoWay(far, client, node identity.ID) bool {
+	x := s.session(client)
+	if x == nil {
+		return false
+	}
+	x.noWay(far, node, noWayGone)
+	return true
+}
