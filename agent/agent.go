@@ -89,6 +89,7 @@ type Agent struct {
 	conns       *consensus.Conns
 	paths       *path.Manager
 	guess       *birthday.Engine
+	reflection  reflection
 	rewrites    rewrites
 	settings    atomic.Pointer[path.Settings] // that paths follow
 	journal     *journal.Journal

@@ -144,6 +144,7 @@ func (a *Agent) onDiscovered(r candidate.Result) {
 		a.moved.Store(true)
 	}
 	if old != nil && !old.SameCandidates(r) {
+		a.reflection.forget()
 		a.paths.NetworkChanged()
 	}
 	a.wakeUp()

@@ -231,6 +231,7 @@ func (a *Agent) onPing(p probe.Ping) {
 func (a *Agent) onPong(p probe.Pong) {
 	if p.From == p.To {
 		a.guess.PongReceived(p.Peer, p.From)
+		a.reflection.saw(p.Observed, p.From.Addr(), p.At)
 	}
 	a.paths.PongReceived(p.Peer, p.From, p.Tx, p.At)
 }

@@ -96,6 +96,7 @@ func (a *Agent) observed() *skeinv1.Record {
 	if n := a.netcheck.Load(); n != nil {
 		r.NatType, r.Candidates, r.Traits = n.NAT, n.Candidates, n.Traits()
 	}
+	r.Candidates = append(slices.Clip(r.Candidates), a.reflection.stable(r.Candidates, time.Now())...)
 	a.guessedRecord(r)
 	offers := a.offers()
 	if a.front.Load() != nil && (a.cfg.Relay != config.Off || a.relayOnly()) && len(offers) > 0 {

@@ -1,0 +1,90 @@
+package agent
+
+import (
+	"net/netip"
+	"slices"
+	"sync"
+	"time"
+
+	skeinv1 "github.com/skeinmesh/skein/api/skein/v1"
+	"github.com/skeinmesh/skein/gossip/candidate"
+	"github.com/skeinmesh/skein/internal/addr"
+)
+
+// A pong tells where the peer saw the ping come from. An address of this host that no STUN server has told, and that peers at
+// different addresses go on seeing alike, works for others too: it goes into the record as a candidate of type prflx. A
+// symmetric NAT shows each peer another port, so that none of these is ever confirmed; and a single member cannot make this
+// host name an address that is not its own.
+
+const (
+	reflectFor     = 10 * time.Second // how long an address must have been seen
+	reflectPongs   = 3                // by each of two peers so many times
+	reflectStale   = 2 * time.Minute  // after which a sighting counts no more
+	reflectMax     = 2                // addresses told
+	reflectTracked = 64               // pairs of address and peer remembered
+)
+
+// reflection remembers how peers see this host. Its methods may be called from anywhere.
+type reflection struct {
+	mu   sync.Mutex
+	seen []sighting
+}
+
+type sighting struct {
+	observed    netip.AddrPort
+	by          netip.Addr
+	first, last time.Time
+	pongs       int
+}
+
+// saw takes what a pong of a peer at an address tells.
+func (r *reflection) saw(observed netip.AddrPort, by netip.Addr, at time.Time) {
+	by = by.Unmap()
+	if !addr.Public(observed.Addr()) || !addr.Public(by) || observed.Port() == 0 {
+		return // inside a LAN each host is seen as it is
+	}
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	i := slices.IndexFunc(r.seen, func(s sighting) bool { return s.observed == observed && s.by == by })
+	if i < 0 {
+		r.seen = slices.DeleteFunc(r.seen, func(s sighting) bool { return at.Sub(s.last) > reflectStale })
+		if len(r.seen) >= reflectTracked {
+			r.seen = slices.Delete(r.seen, 0, 1)
+		}
+		r.seen = append(r.seen, sighting{observed: observed, by: by, first: at})
+		i = len(r.seen) - 1
+	}
+	r.seen[i].last = at
+	r.seen[i].pongs++
+}
+
+// forget begins anew, after this host's addresses have changed.
+func (r *reflection) forget() {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.seen = nil
+}
+
+// stable lists the addresses that are confirmed and not known already, in a fixed order.
+func (r *reflection) stable(known []*skeinv1.Candidate, now time.Time) []*skeinv1.Candidate {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	peers := map[netip.AddrPort]int{}
+	for _, s := range r.seen {
+		if s.pongs >= reflectPongs && s.last.Sub(s.first) >= reflectFor && now.Sub(s.last) <= reflectStale {
+			peers[s.observed]++
+		}
+	}
+	var out []netip.AddrPort
+	for a, n := range peers {
+		if n > 1 && !slices.ContainsFunc(known, func(c *skeinv1.Candidate) bool { return c.GetAddress() == a.String() }) {
+			out = append(out, a)
+		}
+	}
+	slices.SortFunc(out, netip.AddrPort.Compare)
+	var cs []*skeinv1.Candidate
+	for _, a := range out[:min(len(out), reflectMax)] {
+		cs = append(cs, candidate.Make(skeinv1.CandidateType_CANDIDATE_TYPE_PRFLX, a, candidate.PriorityReflexive, "probe"))
+	}
+	return cs
+}

@@ -1,0 +1,67 @@
+package agent
+
+import (
+	"net/netip"
+	"testing"
+	"time"
+
+	skeinv1 "github.com/skeinmesh/skein/api/skein/v1"
+)
+
+func TestReflection(t *testing.T) {
+	start := time.Unix(1000, 0)
+	at := netip.MustParseAddrPort
+	const own, other = "203.0.113.7:40001", "203.0.113.7:40002"
+	type seen struct {
+		observed, by string
+		every        time.Duration
+		pongs        int
+	}
+	known := []*skeinv1.Candidate{{Address: "203.0.113.7:51820"}}
+	for name, c := range map[string]struct {
+		seen  []seen
+		after time.Duration
+		want  string
+	}{
+		"by two peers":                  {[]seen{{own, "198.51.100.1:1", 5 * time.Second, 3}, {own, "198.51.100.2:1", 5 * time.Second, 3}}, 11 * time.Second, own},
+		"by one peer at two ports":      {[]seen{{own, "198.51.100.1:1", 5 * time.Second, 9}, {own, "198.51.100.1:2", 5 * time.Second, 9}}, time.Minute, ""},
+		"a port per peer":               {[]seen{{own, "198.51.100.1:1", 5 * time.Second, 9}, {other, "198.51.100.2:1", 5 * time.Second, 9}}, time.Minute, ""},
+		"not for long":                  {[]seen{{own, "198.51.100.1:1", time.Second, 5}, {own, "198.51.100.2:1", time.Second, 5}}, 6 * time.Second, ""},
+		"once only":                     {[]seen{{own, "198.51.100.1:1", 5 * time.Second, 9}, {own, "198.51.100.2:1", 5 * time.Second, 1}}, time.Minute, ""},
+		"long ago":                      {[]seen{{own, "198.51.100.1:1", 5 * time.Second, 3}, {own, "198.51.100.2:1", 5 * time.Second, 3}}, 5 * time.Minute, ""},
+		"known by STUN":                 {[]seen{{"203.0.113.7:51820", "198.51.100.1:1", 5 * time.Second, 3}, {"203.0.113.7:51820", "198.51.100.2:1", 5 * time.Second, 3}}, 11 * time.Second, ""},
+		"inside a LAN":                  {[]seen{{"192.168.1.2:51820", "198.51.100.1:1", 5 * time.Second, 3}, {"192.168.1.2:51820", "198.51.100.2:1", 5 * time.Second, 3}}, 11 * time.Second, ""},
+		"by a peer in the LAN, and one": {[]seen{{own, "192.168.1.9:1", 5 * time.Second, 3}, {own, "198.51.100.2:1", 5 * time.Second, 3}}, 11 * time.Second, ""},
+	} {
+		t.Run(name, func(t *testing.T) {
+			var r reflection
+			for _, s := range c.seen {
+				for i := range s.pongs {
+					r.saw(at(s.observed), at(s.by).Addr(), start.Add(time.Duration(i)*s.every))
+				}
+			}
+			got := ""
+			for _, k := range r.stable(known, start.Add(c.after)) {
+				got += k.GetAddress()
+			}
+			if got != c.want {
+				t.Errorf("tells %q, want %q", got, c.want)
+			}
+		})
+	}
+}
+
+func TestReflectionIsBounded(t *testing.T) {
+	var r reflection
+	now := time.Unix(1000, 0)
+	for i := range 1000 {
+		for _, by := range []string{"198.51.100.1", "198.51.100.2"} {
+			for k := range reflectPongs {
+				r.saw(netip.AddrPortFrom(netip.MustParseAddr("203.0.113.7"), uint16(1024+i)), netip.MustParseAddr(by), now.Add(time.Duration(k)*reflectFor))
+			}
+		}
+	}
+	if n := len(r.stable(nil, now.Add(time.Minute))); len(r.seen) > reflectTracked || n > reflectMax {
+		t.Errorf("%d sightings, %d addresses", len(r.seen), n)
+	}
+}
