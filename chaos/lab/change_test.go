@@ -3,6 +3,7 @@ package lab
 import (
 	"slices"
 	"strings"
+	"sync"
 	"testing"
 	"time"
 
@@ -140,5 +141,27 @@ func TestNetworkChanges(t *testing.T) {
 	}
 	if err := again.SetNAT("a", fabric.Symmetric); err == nil {
 		t.Error("a public site got a NAT")
+	}
+}
+
+// Agents may join one after the other, and whoever brings a lab up hears of each.
+func TestJoiningInTurn(t *testing.T) {
+	spec, opts, _ := stubLab(t, "  []\n")
+	var mu sync.Mutex
+	var joined []string
+	opts.AtOnce = 1
+	opts.Joined = func(l *Lab, node string) {
+		mu.Lock()
+		defer mu.Unlock()
+		joined = append(joined, node)
+		if others := len(l.Running()); others > len(joined) {
+			t.Errorf("%d agents run when %s is number %d to join", others, node, len(joined))
+		}
+	}
+	if _, err := Up(t.Context(), spec, opts.Options); err != nil {
+		t.Fatal(err)
+	}
+	if len(joined) != 3 || joined[0] != "a1" {
+		t.Errorf("joined: %v", joined)
 	}
 }

@@ -107,6 +107,37 @@ func TestReportGoesBetweenTheMarks(t *testing.T) {
 	}
 }
 
+// The document holds the whole matrix as it was measured, and what it says is what is expected.
+func TestDocumentHoldsTheMatrix(t *testing.T) {
+	b, err := os.ReadFile("../../docs/nat-traversal.md")
+	if err != nil {
+		t.Fatal(err)
+	}
+	_, text, _ := strings.Cut(string(b), Begin)
+	text, _, ok := strings.Cut(text, End)
+	if !ok {
+		t.Fatal("the marks are missing")
+	}
+	rows := map[string][]string{}
+	for _, line := range strings.Split(text, "\n") {
+		if cells := strings.Split(line, " | "); len(cells) > 1 {
+			rows[strings.Trim(cells[0], "| *")] = cells[1:]
+		}
+	}
+	for i, a := range Kinds() {
+		for j, b := range Kinds()[i:] {
+			if cells := rows[a]; len(cells) != len(kinds) || !strings.HasPrefix(cells[i+j], Expected(a, b).Path()) {
+				t.Errorf("%s × %s: the document has %q, expected is %s; `skein lab matrix --write docs/nat-traversal.md` measures anew", a, b, cells, Expected(a, b))
+			}
+		}
+	}
+	for _, p := range together("x").pairs {
+		if cells := rows[p.Kinds[1]]; len(cells) != 1 || !strings.HasPrefix(cells[0], p.Want.Path()) {
+			t.Errorf("%s: the document has %q, expected is %s", p, cells, p.Want)
+		}
+	}
+}
+
 // TestQuickMatrix is the pair matrix for a few kinds, with real agents.
 func TestQuickMatrix(t *testing.T) {
 	if testing.Short() {
