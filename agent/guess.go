@@ -162,17 +162,17 @@ func (a *Agent) tellGuess(peer identity.ID, e birthday.Event) {
 	a.wakeUp() // the record's count of mappings
 }
 
-// rewritten is called when the data plane holds the rewrites.
-func (a *Agent) rewritten() {
-	for _, r := range a.rewrites.news() {
+// rewritten is called when the data plane holds these rewrites.
+func (a *Agent) rewritten(held []dataplane.PortRewrite) {
+	for _, r := range a.rewrites.news(held) {
 		a.tellGuess(r.peer, r.event)
 		a.guess.Settle(r.peer)
 	}
 }
 
 // proxyRewrites does in this process what the kernel cannot: nftables has failed.
-func (a *Agent) proxyRewrites(ctx context.Context) {
-	for _, r := range a.rewrites.news() {
+func (a *Agent) proxyRewrites(ctx context.Context, wanted []dataplane.PortRewrite) {
+	for _, r := range a.rewrites.news(wanted) {
 		a.guess.Settle(r.peer) // closes the socket, whose port the proxy takes over
 		go func() {
 			wg := netip.AddrPortFrom(netip.AddrFrom4([4]byte{127, 0, 0, 1}), a.cfg.Ports.WireGuard)
@@ -314,12 +314,13 @@ func (w *rewrites) through(at netip.AddrPort) netip.AddrPort {
 	return at
 }
 
-// news are those that were not told yet; now they are.
-func (w *rewrites) news() (out []rewrite) {
+// news are those of a Spec that were not told yet; now they are. One that was found while the Spec was being applied is not
+// among them: its peer's packets would still leave by WireGuard's own port.
+func (w *rewrites) news(spec []dataplane.PortRewrite) (out []rewrite) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	for _, r := range w.all {
-		if !r.told {
+		if !r.told && slices.Contains(spec, r.PortRewrite) {
 			r.told = true
 			out = append(out, *r)
 		}

@@ -23,10 +23,13 @@ func TestRewritesLiveAsLongAsTheirPaths(t *testing.T) {
 	start := time.Date(2026, 1, 1, 0, 0, 0, 0, time.UTC)
 	peer, a := identity.ID{7}, rewriteTo(40001, "198.51.100.1:51820")
 	w.add(rewrite{PortRewrite: a, peer: peer, used: start, event: birthday.Event{Phase: birthday.Hit, Local: a.Local, Remote: a.Remote}})
-	if n := w.news(); len(n) != 1 || n[0].peer != peer || n[0].event.Remote != a.Remote {
+	if n := w.news(nil); len(n) != 0 {
+		t.Fatalf("told before the data plane holds it: %+v", n)
+	}
+	if n := w.news(w.list()); len(n) != 1 || n[0].peer != peer || n[0].event.Remote != a.Remote {
 		t.Fatalf("news %+v", n)
 	}
-	if n := w.news(); len(n) != 0 {
+	if n := w.news(w.list()); len(n) != 0 {
 		t.Errorf("told twice: %+v", n)
 	}
 	direct := map[identity.ID]path.Path{peer: {Kind: path.Direct, Endpoint: a.Remote, Alive: true}}
@@ -51,12 +54,12 @@ func TestRewritesOfAFormerRun(t *testing.T) {
 	a, b := rewriteTo(40001, "198.51.100.1:51820"), rewriteTo(40002, "198.51.100.2:51820")
 	var w rewrites
 	w.adopt([]dataplane.PortRewrite{a, b}, start)
-	if len(w.list()) != 2 || len(w.news()) != 0 || len(w.strays()) != 2 {
+	if len(w.list()) != 2 || len(w.news(w.list())) != 0 || len(w.strays()) != 2 {
 		t.Fatalf("after the start: %v", w.list())
 	}
 	peer := identity.ID{7}
 	w.claim(a.Remote, peer, birthday.Event{Phase: birthday.Hit, Remote: a.Remote})
-	if n := w.news(); len(n) != 1 || n[0].peer != peer || n[0].Local != a.Local {
+	if n := w.news(w.list()); len(n) != 1 || n[0].peer != peer || n[0].Local != a.Local {
 		t.Errorf("the peer is told %+v", n)
 	}
 	if s := w.strays(); !slices.Equal(s, []netip.AddrPort{b.Remote}) {

@@ -419,7 +419,7 @@ func (a *Agent) apply(ctx context.Context) {
 			a.report("data plane", failure, err.Error(), "")
 		}
 		if report.Errors["nft"] != nil {
-			a.proxyRewrites(ctx)
+			a.proxyRewrites(ctx, spec.PortRewrites)
 		}
 		return
 	}
@@ -452,7 +452,7 @@ func (a *Agent) apply(ctx context.Context) {
 		a.answerProbes()
 	}
 	if report.Errors["nft"] == nil {
-		a.rewritten()
+		a.rewritten(spec.PortRewrites)
 	}
 }
 
