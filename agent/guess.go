@@ -20,9 +20,10 @@ import (
 // the data plane before anybody is told.
 
 const (
-	rewriteRests = 3 * time.Minute // that no path uses: longer than NATs keep a mapping, so that a path can come back
-	adoptedFor   = time.Minute     // a rewrite of a former run, until its peer is known
-	mappingsStep = 64              // the record's count of mappings is rounded up to a multiple, so that it seldom changes
+	rewriteRests = 3 * time.Minute        // that no path uses: longer than NATs keep a mapping, so that a path can come back
+	adoptedFor   = time.Minute            // a rewrite of a former run, until its peer is known
+	heardEvery   = 500 * time.Millisecond // between two hints that the peer's pings come by a rewrite
+	mappingsStep = 64                     // the record's count of mappings is rounded up to a multiple, so that it seldom changes
 )
 
 var guessRules = map[path.GuessKind]skeinv1.PairOutcome_Rule{
@@ -154,11 +155,15 @@ func (a *Agent) onGuess(peer identity.ID, e birthday.Event) {
 	a.tellGuess(peer, e)
 }
 
+func guessEvent(e birthday.Event) path.GuessEvent {
+	return path.GuessEvent{Phase: guessPhases[e.Phase], Text: e.Text, Retry: e.Retry, Probes: e.Probes, Sockets: e.Sockets, Took: e.Took}
+}
+
 func (a *Agent) tellGuess(peer identity.ID, e birthday.Event) {
 	if e.Phase != birthday.Began {
 		a.log.Info("guessing ports", "peer", peer, "outcome", e.Text, "probes", e.Probes, "sockets", e.Sockets, "took", e.Took)
 	}
-	a.paths.Guessed(peer, e.Remote, path.GuessEvent{Phase: guessPhases[e.Phase], Text: e.Text, Retry: e.Retry, Probes: e.Probes, Sockets: e.Sockets, Took: e.Took})
+	a.paths.Guessed(peer, e.Remote, guessEvent(e))
 	a.wakeUp() // the record's count of mappings
 }
 
@@ -225,6 +230,11 @@ func (a *Agent) followRewrites(now time.Time) {
 // onPing and onPong pass on what came to WireGuard's port.
 func (a *Agent) onPing(p probe.Ping) {
 	a.guess.PingReceived(p.Peer, p.From)
+	if r, ok := a.rewrites.heard(p.Peer, p.From, p.At); ok {
+		if now := a.paths.Paths()[p.Peer]; now.Kind != path.Direct || !now.Alive {
+			a.paths.Guessed(p.Peer, p.From, guessEvent(r.event)) // it gets through, so this host's few pings were lost
+		}
+	}
 	a.paths.PingReceived(p.Peer, p.From, p.At)
 }
 
@@ -253,11 +263,12 @@ type rewrites struct {
 
 type rewrite struct {
 	dataplane.PortRewrite
-	peer  identity.ID // zero: of a former run, and not known yet
-	used  time.Time   // last time a path used it
-	event birthday.Event
-	told  bool
-	proxy *birthday.Proxy // instead of a rule in the kernel
+	peer   identity.ID // zero: of a former run, and not known yet
+	used   time.Time   // last time a path used it
+	event  birthday.Event
+	told   bool
+	pinged time.Time       // last time the peer's ping was passed on
+	proxy  *birthday.Proxy // instead of a rule in the kernel
 }
 
 func (w *rewrites) adopt(have []dataplane.PortRewrite, now time.Time) {
@@ -326,6 +337,18 @@ func (w *rewrites) news(spec []dataplane.PortRewrite) (out []rewrite) {
 		}
 	}
 	return out
+}
+
+// heard gives the rewrite by which a peer's ping came, once in a while.
+func (w *rewrites) heard(peer identity.ID, from netip.AddrPort, now time.Time) (rewrite, bool) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	r, ok := w.all[from]
+	if !ok || !r.told || r.peer != peer || now.Sub(r.pinged) < heardEvery {
+		return rewrite{}, false
+	}
+	r.pinged = now
+	return *r, true
 }
 
 // strays are the addresses of adopted rewrites whose peer is not known yet.

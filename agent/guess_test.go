@@ -29,6 +29,14 @@ func TestRewritesLiveAsLongAsTheirPaths(t *testing.T) {
 	if n := w.news(w.list()); len(n) != 1 || n[0].peer != peer || n[0].event.Remote != a.Remote {
 		t.Fatalf("news %+v", n)
 	}
+	for i, want := range []bool{true, false, true} { // the peer's pings that come this way are passed on, now and then
+		if r, ok := w.heard(peer, a.Remote, start.Add(time.Duration(i)*heardEvery/2)); ok != want || ok && r.event.Remote != a.Remote {
+			t.Errorf("ping %d is passed on: %t, want %t", i, ok, want)
+		}
+	}
+	if _, ok := w.heard(identity.ID{8}, a.Remote, start.Add(time.Hour)); ok {
+		t.Error("another peer's ping is taken for this one's")
+	}
 	if n := w.news(w.list()); len(n) != 0 {
 		t.Errorf("told twice: %+v", n)
 	}
