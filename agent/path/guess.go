@@ -3,6 +3,7 @@ package path
 import (
 	"fmt"
 	"net/netip"
+	"slices"
 	"time"
 
 	skeinv1 "github.com/skeinmesh/skein/api/skein/v1"
@@ -241,9 +242,15 @@ func (s *step) takeGuess(e netip.AddrPort, ev GuessEvent) {
 		return
 	}
 	if ev.Phase == GuessHit {
+		again := ev == g.Last // the peer's next packet from there
+		if again {
+			s.grant(e, 1)
+		} else {
+			s.grant(e, unprovenPings)
+		}
 		s.hit(e)
-		if ev == g.Last {
-			return // the peer's next packet from there
+		if again {
+			return
 		}
 	}
 	g.Since, g.Hit = time.Time{}, ev.Phase == GuessHit && s.direct() < 0
@@ -263,6 +270,21 @@ func (s *step) takeGuess(e netip.AddrPort, ev GuessEvent) {
 	default:
 		g.Tries++
 		g.Next = s.now.Add(s.jitter(min(guessFirst<<min(g.Tries-1, 10), guessLast), g.Tries))
+	}
+}
+
+// grant gives an address that was hit its pings, whatever was spent on it before: as many as for any other address after a
+// new hit, and one for each further packet from there.
+func (s *step) grant(e netip.AddrPort, n uint8) {
+	b := s.spent(e)
+	if b == nil { // an earlier hit at the same NAT makes room
+		if k := slices.IndexFunc(s.Spent, func(b Spent) bool { return b.Endpoint.Addr() == e.Addr() && !s.known(b.Endpoint) }); k >= 0 {
+			s.Spent = slices.Delete(s.Spent, k, k+1)
+			b = s.spent(e)
+		}
+	}
+	if b != nil {
+		b.Left = max(b.Left, n)
 	}
 }
 

@@ -169,6 +169,22 @@ func TestAHitIsProvenByPings(t *testing.T) {
 	}
 }
 
+// What was spent on an address before nobody could know that its port would be hit is no reason not to ping it then.
+func TestAHitIsPingedWhateverWasSpentBefore(t *testing.T) {
+	g := newGuesser(t, nodeIDs[0], nodeIDs[1])
+	g.do(Input{Kind: InputRelay, Relay: RelayChoice{ID: relayID}})
+	const at = "198.51.100.1:50000"
+	for _, port := range []string{"1", "2", "3", "4", "50000"} { // as many of one address as are counted
+		g.m.Spent = append(g.m.Spent, Spent{Endpoint: ap("198.51.100.1:" + port), Last: g.now, Own: Refill{At: g.now}, Invited: Refill{At: g.now}})
+	}
+	for _, e := range []string{at, "198.51.100.1:61000"} {
+		g.now = g.now.Add(time.Second)
+		if as := g.outcome(GuessHit, e); !has(as, ActionPing) {
+			t.Errorf("a hit at %s leads to %v, want a ping", e, as)
+		}
+	}
+}
+
 func (m Machine) active0() int { return (&step{Machine: m}).active() }
 
 func TestOnlyOneEndBegins(t *testing.T) {
