@@ -7,7 +7,6 @@ import (
 	"io/fs"
 	"log/slog"
 	"os"
-	"runtime/debug"
 	"strings"
 	"syscall"
 	"time"
@@ -48,10 +47,6 @@ func logger(c config.Log) *slog.Logger {
 	return slog.New(slog.NewTextHandler(os.Stderr, o))
 }
 
-// gcPercent makes the agent collect garbage before its heap has grown by a third: its memory counts on small
-// hosts, and what it allocates per packet comes from pools. GOGC in the environment overrides it.
-const gcPercent = 30
-
 func newUpCmd(g *globals) *cobra.Command {
 	var initCluster bool
 	var token, tokenFile, role string
@@ -86,7 +81,7 @@ func newUpCmd(g *globals) *cobra.Command {
 				return err
 			}
 			if os.Getenv("GOGC") == "" {
-				debug.SetGCPercent(gcPercent)
+				go tuneGC(cmd.Context())
 			}
 			return agent.Run(cmd.Context(), agent.Options{
 				Config: c, Init: initCluster, Token: token, JoinPatience: patience, Role: role, Version: versionText(), Log: logger(c.Log),
