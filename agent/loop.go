@@ -414,46 +414,51 @@ func (a *Agent) apply(ctx context.Context) {
 	spec, refused := projection.Project(a.projectionInput(a.loop.state))
 	a.reportRefusals(refused)
 	report, err := a.plane.Apply(ctx, spec)
-	if err != nil {
+	if err != nil && len(report.Errors) == 0 { // nothing was tried
 		if ctx.Err() == nil {
 			a.report("data plane", failure, err.Error(), "")
 		}
-		if report.Errors["nft"] != nil {
-			a.proxyRewrites(ctx, spec.PortRewrites)
-		}
 		return
 	}
-	writes := 0
-	for _, n := range report.Writes {
-		writes += n
-	}
-	if writes > 0 {
-		a.log.Debug("the kernel was changed", "writes", report.Writes)
-	}
-	a.writes.Add(uint64(writes))
-	for _, subsystem := range []string{"wireguard", "nft", "route"} {
-		message := ""
-		if e := report.Errors[subsystem]; e != nil {
-			message = e.Error()
-			a.loop.retry = time.Now().Add(tickEvery)
-		}
-		a.report("data plane: "+subsystem, failure, message, "it is tried again every second; the other subsystems go on")
-		if n := report.Writes[subsystem]; n > 0 || message != "" {
-			a.journal.Append(&skeinv1.JournalEntry{Time: time.Now().UnixNano(), Body: &skeinv1.JournalEntry_Reconciled{Reconciled: &skeinv1.Reconciled{
-				Subsystem: subsystem, Writes: uint32(n), Error: message,
-			}}})
-		}
-	}
+	a.report("data plane", failure, "", "")
+	a.noteReport(report)
 	a.mu.Lock()
 	a.spec = spec
 	a.mu.Unlock()
-	a.applied.Store(len(report.Errors) == 0)
 	if report.Errors["wireguard"] == nil {
 		a.answerProbes()
 	}
 	if report.Errors["nft"] == nil {
 		a.rewritten(spec.PortRewrites)
+	} else {
+		a.proxyRewrites(ctx, spec.PortRewrites)
 	}
+}
+
+// noteReport tells what became of each subsystem. One that failed is tried again; the others have gone on.
+func (a *Agent) noteReport(r dataplane.Report) {
+	writes := 0
+	for _, n := range r.Writes {
+		writes += n
+	}
+	if writes > 0 {
+		a.log.Debug("the kernel was changed", "writes", r.Writes)
+	}
+	a.writes.Add(uint64(writes))
+	for _, subsystem := range []string{"wireguard", "nft", "route"} {
+		message := ""
+		if e := r.Errors[subsystem]; e != nil {
+			message = e.Error()
+			a.loop.retry = time.Now().Add(tickEvery)
+		}
+		a.report("data plane: "+subsystem, failure, message, "it is tried again every second; the other subsystems go on")
+		if n := r.Writes[subsystem]; n > 0 || message != "" {
+			a.journal.Append(&skeinv1.JournalEntry{Time: time.Now().UnixNano(), Body: &skeinv1.JournalEntry_Reconciled{Reconciled: &skeinv1.Reconciled{
+				Subsystem: subsystem, Writes: uint32(n), Error: message,
+			}}})
+		}
+	}
+	a.applied.Store(len(r.Errors) == 0)
 }
 
 func (a *Agent) reportRefusals(refused []projection.Refusal) {

@@ -6,6 +6,7 @@ import (
 	"maps"
 	"os"
 	"slices"
+	"sync/atomic"
 
 	"github.com/google/nftables"
 	"github.com/google/nftables/expr"
@@ -25,7 +26,7 @@ const (
 // no message and no dump.
 type Reconciler struct {
 	conn  *nftables.Conn
-	port  uint32
+	port  atomic.Uint32
 	table *nftables.Table
 	cache *State
 	fails int
@@ -34,7 +35,11 @@ type Reconciler struct {
 // NewReconciler opens a netlink socket in the calling thread's network namespace.
 func NewReconciler() (*Reconciler, error) {
 	r := &Reconciler{table: &nftables.Table{Name: dataplane.NftTable, Family: nftables.TableFamilyINet}}
-	var err error
+	return r, r.open()
+}
+
+// open makes the socket.
+func (r *Reconciler) open() (err error) {
 	r.conn, err = nftables.New(nftables.AsLasting(), nftables.WithSockOptions(func(c *netlink.Conn) error {
 		// Without CAP_NET_ADMIN over the host's first namespace the kernel grants less; then so be it.
 		_ = c.SetReadBuffer(socketBuffer)
@@ -45,21 +50,29 @@ func NewReconciler() (*Reconciler, error) {
 		}
 		return raw.Control(func(fd uintptr) {
 			if sa, err := unix.Getsockname(int(fd)); err == nil {
-				r.port = portID(sa)
+				r.port.Store(portID(sa))
 			}
 		})
 	}))
 	if err != nil {
-		return nil, fmt.Errorf("opening nftables' netlink socket: %w", err)
+		return fmt.Errorf("opening nftables' netlink socket: %w", err)
 	}
-	return r, nil
+	return nil
+}
+
+// renew makes a new socket. A transaction that was refused may leave more answers in the old one than were read, and
+// each would be taken for the answer to something later.
+func (r *Reconciler) renew() error {
+	_ = r.conn.CloseLasting() // it is of no use any more
+	return r.open()
 }
 
 // Name of the subsystem in reports.
 func (r *Reconciler) Name() string { return "nft" }
 
-// PortID is the netlink address of this reconciler: notifications that carry it are our own.
-func (r *Reconciler) PortID() uint32 { return r.port }
+// PortID is the netlink address of this reconciler: notifications that carry it are our own. It changes after an
+// error, and may be read from anywhere.
+func (r *Reconciler) PortID() uint32 { return r.port.Load() }
 
 // Forget makes the next Reconcile read the table first.
 func (r *Reconciler) Forget() { r.cache = nil }
@@ -76,6 +89,7 @@ func (r *Reconciler) Reconcile(s dataplane.Spec) (writes int, notes []string, er
 		if err != nil {
 			r.cache = nil
 			r.fails++
+			err = errors.Join(err, r.renew())
 		} else {
 			r.fails = 0
 		}

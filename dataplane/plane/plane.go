@@ -72,7 +72,6 @@ type Plane struct {
 	// Owned by the goroutine.
 	wg         *wireguard.Reconciler
 	nft        *nft.Reconciler // nil: this host has no nftables
-	nftPort    uint32          // the netlink address of our own nftables messages
 	parts      []*part
 	watch      *watcher
 	spec       *dataplane.Spec
@@ -216,7 +215,7 @@ func (p *Plane) open() (err error) {
 	if r, err := nft.NewReconciler(); err != nil {
 		p.parts = append(p.parts, newPart(broken{"nft", err}))
 	} else {
-		p.nft, p.nftPort = r, r.PortID()
+		p.nft = r
 		p.parts = append(p.parts, newPart(r))
 	}
 	p.watch = openWatcher(o.Log)
@@ -252,7 +251,10 @@ func (p *Plane) closeParts() error {
 }
 
 func (p *Plane) startWatching(index int) {
-	own := p.nftPort
+	own := func() uint32 { return 0 }
+	if p.nft != nil {
+		own = p.nft.PortID
+	}
 	links := &linkFilter{name: p.opts.Link, index: index}
 	report := func(t touched) {
 		select {
@@ -262,7 +264,7 @@ func (p *Plane) startWatching(index int) {
 	}
 	if p.watch.nf != nil {
 		p.watchers.Go(func() {
-			watch(p.watch.nf, func(m netlink.Message) touched { return classifyNft(m, own) }, report)
+			watch(p.watch.nf, func(m netlink.Message) touched { return classifyNft(m, own()) }, report)
 		})
 	}
 	if p.watch.rt != nil {

@@ -65,7 +65,8 @@ func Open(c Config) (*Table, error) {
 		t.proc = "/proc/sys"
 	}
 	var err error
-	options := []nftables.ConnOption{nftables.AsLasting()}
+	// A socket for each transaction: a refused one may leave answers behind that would be taken for later ones'.
+	var options []nftables.ConnOption
 	if c.NetNS != 0 {
 		options = append(options, nftables.WithNetNSFd(c.NetNS))
 	}
@@ -73,7 +74,7 @@ func Open(c Config) (*Table, error) {
 		return nil, fmt.Errorf("opening nftables' netlink socket: %w", err)
 	}
 	if t.ct, err = openConntrack(c.NetNS); err != nil {
-		return nil, errors.Join(err, t.nft.CloseLasting())
+		return nil, err
 	}
 	if err := t.build(); err != nil {
 		return nil, errors.Join(err, t.Close())
@@ -88,7 +89,7 @@ func (t *Table) Close() error {
 	if t.timer != nil {
 		t.timer.Stop()
 	}
-	return errors.Join(t.nft.CloseLasting(), t.ct.close())
+	return t.ct.close()
 }
 
 // build writes chains and rules anew in one transaction, and keeps the elements that are there.
