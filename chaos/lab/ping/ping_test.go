@@ -27,7 +27,7 @@ func TestTallyFindsBlackouts(t *testing.T) {
 	end := start.Add(10 * 20 * time.Millisecond)
 
 	got := tally.Report(end.Add(time.Minute), time.Second)
-	want := Report{Sent: 11, Received: 5, Duplicates: 1, Min: time.Millisecond, Median: 6 * time.Millisecond, P99: 9 * time.Millisecond, Max: 9 * time.Millisecond,
+	want := Report{Sent: 11, Received: 5, Duplicates: 1, Min: time.Millisecond, Median: 6 * time.Millisecond, P99: 9 * time.Millisecond, Max: 9 * time.Millisecond, Silence: 66 * time.Millisecond,
 		Blackouts: []Blackout{
 			{Start: start.Add(40 * time.Millisecond), Duration: 60 * time.Millisecond, Lost: 3},
 			{Start: start.Add(120 * time.Millisecond), Duration: 20 * time.Millisecond, Lost: 1},
@@ -36,12 +36,30 @@ func TestTallyFindsBlackouts(t *testing.T) {
 	if d := cmp.Diff(want, got); d != "" {
 		t.Error(d)
 	}
-	if got.Lost() != 6 || got.Longest() != 60*time.Millisecond {
+	if got.Lost() != 6 || got.Longest() != 66*time.Millisecond {
 		t.Errorf("lost %d, longest %v", got.Lost(), got.Longest())
 	}
 	early := tally.Report(end, time.Second)
 	if early.Pending != 6 || early.Lost() != 0 || len(early.Blackouts) != 0 {
 		t.Errorf("while answers may still come: %+v", early)
+	}
+}
+
+// TestAnswersThatComeLate: what a queue held back and then delivered is not lost, and was silence all the same.
+func TestAnswersThatComeLate(t *testing.T) {
+	start := time.Unix(100, 0)
+	at := func(ms int) time.Time { return start.Add(time.Duration(ms) * time.Millisecond) }
+	var tally Tally
+	tally.Received(tally.Sent(at(0)), at(3))
+	for ms := 20; ms <= 800; ms += 20 {
+		tally.Sent(at(ms))
+	}
+	for i := 1; i <= 40; i++ {
+		tally.Received(i, at(801))
+	}
+	r := tally.Report(at(5000), time.Second)
+	if r.Lost() != 0 || len(r.Blackouts) != 0 || r.Longest() != 781*time.Millisecond {
+		t.Errorf("lost %d, blackouts %v, longest %s; want none, none, 781ms", r.Lost(), r.Blackouts, r.Longest())
 	}
 }
 

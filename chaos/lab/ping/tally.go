@@ -12,12 +12,17 @@ type Tally struct {
 	received   int
 	duplicates int
 	strays     int
+	waiting    time.Time     // when the first echo left since the last answer came; zero: none has
+	silence    time.Duration // the longest that such an echo and its followers waited for any answer
 }
 
 // Sent notes that the next echo left and returns its number.
 func (t *Tally) Sent(at time.Time) int {
 	t.sent = append(t.sent, at)
 	t.rtt = append(t.rtt, 0)
+	if t.waiting.IsZero() {
+		t.waiting = at
+	}
 	return len(t.sent) - 1
 }
 
@@ -31,6 +36,10 @@ func (t *Tally) Received(number int, at time.Time) {
 	default:
 		t.rtt[number] = max(at.Sub(t.sent[number]), 1)
 		t.received++
+		if !t.waiting.IsZero() {
+			t.silence = max(t.silence, at.Sub(t.waiting))
+			t.waiting = time.Time{}
+		}
 	}
 }
 
@@ -39,15 +48,16 @@ type Report struct {
 	Sent, Received, Duplicates int
 	Pending                    int // sent too recently to be called lost
 	Min, Median, P99, Max      time.Duration
-	Blackouts                  []Blackout // in order of time
+	Blackouts                  []Blackout    // in order of time
+	Silence                    time.Duration // the longest between an echo and the next answer, to whichever echo
 }
 
 // Lost is how many echoes were not answered in time.
 func (r Report) Lost() int { return r.Sent - r.Received - r.Pending }
 
-// Longest is the longest time without an answered echo.
+// Longest is the longest time for which traffic stood still: echoes were lost, or their answers came late.
 func (r Report) Longest() time.Duration {
-	var longest time.Duration
+	longest := r.Silence
 	for _, b := range r.Blackouts {
 		longest = max(longest, b.Duration)
 	}
@@ -65,7 +75,7 @@ type Blackout struct {
 
 // Report accounts for what is known at a time; an echo is lost when it has no answer after patience.
 func (t *Tally) Report(now time.Time, patience time.Duration) Report {
-	r := Report{Sent: len(t.sent), Received: t.received, Duplicates: t.duplicates}
+	r := Report{Sent: len(t.sent), Received: t.received, Duplicates: t.duplicates, Silence: t.silence}
 	answered := make([]time.Duration, 0, t.received)
 	var dark *Blackout
 	for i, at := range t.sent {
