@@ -226,7 +226,7 @@ func (s api) Netcheck(ctx context.Context, r *skeinv1.NetcheckRequest) (*skeinv1
 	}
 	for _, l := range a.pool.Stats() {
 		out.Relays = append(out.Relays, &skeinv1.RelayCheck{
-			NodeId: l.Relay.String(), Name: a.roster.Name(l.Relay), Address: strings.Join(l.Addresses, " "), Connected: l.Connected, RttNanos: int64(l.RTT), Error: l.LastError,
+			NodeId: l.Relay.String(), Name: a.roster.Name(l.Relay), Address: strings.Join(l.Addresses, " "), Connected: l.Connected, RttNanos: int64(l.RTT), Error: l.LastError, State: l.State(),
 		})
 	}
 	return out, nil

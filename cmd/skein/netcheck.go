@@ -55,11 +55,7 @@ func printNetcheck(w io.Writer, r *skeinv1.NetcheckResponse) {
 	t.print(w)
 	t = table{head: []string{"RELAY", "ADDRESS", "STATE", "RTT", "ERROR"}}
 	for _, k := range r.GetRelays() {
-		state := "down"
-		if k.GetConnected() {
-			state = "connected"
-		}
-		t.add(k.GetName(), k.GetAddress(), state, rtt(k.GetRttNanos()), dash(k.GetError()))
+		t.add(k.GetName(), k.GetAddress(), k.GetState(), rtt(k.GetRttNanos()), dash(k.GetError()))
 	}
 	t.print(w)
 	for _, a := range r.GetAdvice() {

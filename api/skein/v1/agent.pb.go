@@ -1250,6 +1250,7 @@ type RelayCheck struct {
 	Connected     bool                   `protobuf:"varint,4,opt,name=connected,proto3" json:"connected,omitempty"`
 	RttNanos      int64                  `protobuf:"varint,5,opt,name=rtt_nanos,json=rttNanos,proto3" json:"rtt_nanos,omitempty"`
 	Error         string                 `protobuf:"bytes,6,opt,name=error,proto3" json:"error,omitempty"`
+	State         string                 `protobuf:"bytes,7,opt,name=state,proto3" json:"state,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1322,6 +1323,13 @@ func (x *RelayCheck) GetRttNanos() int64 {
 func (x *RelayCheck) GetError() string {
 	if x != nil {
 		return x.Error
+	}
+	return ""
+}
+
+func (x *RelayCheck) GetState() string {
+	if x != nil {
+		return x.State
 	}
 	return ""
 }
@@ -3547,7 +3555,7 @@ const file_skein_v1_agent_proto_rawDesc = "" +
 	"\rDiscoveryNote\x12\x16\n" +
 	"\x06source\x18\x01 \x01(\tR\x06source\x12\x0e\n" +
 	"\x02ok\x18\x02 \x01(\bR\x02ok\x12\x12\n" +
-	"\x04text\x18\x03 \x01(\tR\x04text\"\xa4\x01\n" +
+	"\x04text\x18\x03 \x01(\tR\x04text\"\xba\x01\n" +
 	"\n" +
 	"RelayCheck\x12\x17\n" +
 	"\anode_id\x18\x01 \x01(\tR\x06nodeId\x12\x12\n" +
@@ -3555,7 +3563,8 @@ const file_skein_v1_agent_proto_rawDesc = "" +
 	"\aaddress\x18\x03 \x01(\tR\aaddress\x12\x1c\n" +
 	"\tconnected\x18\x04 \x01(\bR\tconnected\x12\x1b\n" +
 	"\trtt_nanos\x18\x05 \x01(\x03R\brttNanos\x12\x14\n" +
-	"\x05error\x18\x06 \x01(\tR\x05error\"\x86\x01\n" +
+	"\x05error\x18\x06 \x01(\tR\x05error\x12\x14\n" +
+	"\x05state\x18\a \x01(\tR\x05state\"\x86\x01\n" +
 	"\x12CreateTokenRequest\x12\x12\n" +
 	"\x04uses\x18\x01 \x01(\rR\x04uses\x12%\n" +
 	"\x0elifetime_nanos\x18\x02 \x01(\x03R\rlifetimeNanos\x12\x14\n" +
