@@ -63,8 +63,13 @@ func (r *Reconciler) open() (err error) {
 // renew makes a new socket. A transaction that was refused may leave more answers in the old one than were read, and
 // each would be taken for the answer to something later.
 func (r *Reconciler) renew() error {
-	_ = r.conn.CloseLasting() // it is of no use any more
-	return r.open()
+	old := r.conn
+	if err := r.open(); err != nil {
+		r.conn = old // better than none
+		return err
+	}
+	_ = old.CloseLasting() // it is of no use any more
+	return nil
 }
 
 // Name of the subsystem in reports.

@@ -76,6 +76,7 @@ func Open(c Config) (*Table, error) {
 	if t.ct, err = openConntrack(c.NetNS); err != nil {
 		return nil, err
 	}
+	t.adopt()
 	if err := t.build(); err != nil {
 		return nil, errors.Join(err, t.Close())
 	}
@@ -97,9 +98,6 @@ func (t *Table) build() error {
 	exists, err := t.exists()
 	if err != nil {
 		return err
-	}
-	if exists {
-		t.adopt()
 	}
 	if err = t.write(); err != nil && exists {
 		// Something has our name and another shape.
@@ -145,13 +143,13 @@ func (t *Table) write() error {
 	return t.nft.Flush()
 }
 
-// adopt notes what a former run has left. The caller is alone with t.
+// adopt notes what a former run has left, if anything. The caller is alone with t.
 func (t *Table) adopt() {
 	end := time.Now().Add(adoptFor)
 	for _, name := range []string{mapFlows4, mapFlows6} {
 		elements, err := t.nft.GetSetElements(t.named(name))
 		if err != nil {
-			continue // it has another shape, and write will find out
+			continue // it is not there, or has another shape, and write will find out
 		}
 		for _, e := range elements {
 			if f, ok := decodeFlow(e.Key); ok {

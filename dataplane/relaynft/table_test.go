@@ -156,6 +156,9 @@ func TestWhatIsInTheWayIsReplaced(t *testing.T) {
 		if err := table.Map(Mapping{}, p.m); err != nil { // by somebody who does not know of it
 			t.Fatal(err)
 		}
+		if table.Stale(p.m.ALocal.Port()) {
+			t.Error("what this run forwards is called a former run's, and would end with it")
+		}
 		p.both()
 		if err := table.Map(p.m, Mapping{}); err != nil {
 			t.Fatal(err)
