@@ -44,7 +44,7 @@ func newMetrics(a *Agent) *metrics {
 	m.foreign = prometheus.NewCounterVec(prometheus.CounterOpts{Name: "skein_dataplane_mended_total", Help: "Changes by somebody else that were mended, by subsystem."}, []string{"subsystem"})
 	m.registry.MustRegister(m.foreign, collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
 	m.registry.MustRegister(prometheus.NewCounterFunc(prometheus.CounterOpts{Name: "skein_dataplane_writes_total", Help: "Messages to the kernel that changed something."}, func() float64 { return float64(a.writes.Load()) }))
-	m.info = gauges("skein_info", "Always 1; the labels say what runs.", "version", "node", "name", "driver", "nat")
+	m.info = gauges("skein_info", "Always 1; the labels say what runs.", "version", "node", "name", "driver", "nat", "mode")
 	m.index = gauge("skein_state_index", "Last applied event.")
 	m.nodes = gauges("skein_nodes", "Members, by whether gossip sees them.", "alive")
 	m.peers = gauges("skein_peers", "Peers by path.", "path")
@@ -63,7 +63,7 @@ func (m *metrics) observe() {
 	}
 	own := a.ownRecord()
 	m.info.Reset()
-	m.info.WithLabelValues(a.opts.Version, a.id.String(), a.cfg.Name, driver, natName(own.GetNatType())).Set(1)
+	m.info.WithLabelValues(a.opts.Version, a.id.String(), a.cfg.Name, driver, natName(own.GetNatType()), own.GetTransportMode()).Set(1)
 	m.index.Set(float64(a.replica.State().Index()))
 	alive, all := 0, a.roster.Members()
 	for _, id := range all {
@@ -101,6 +101,10 @@ var (
 	descRelayDrops    = prometheus.NewDesc("skein_relay_session_dropped_total", "Packets for a relay that waited too long or found the queue full.", []string{"relay"}, nil)
 	descRelayRTT      = prometheus.NewDesc("skein_relay_session_rtt_seconds", "Round-trip time to a relay.", []string{"relay"}, nil)
 	descPeerBytes     = prometheus.NewDesc("skein_peer_bytes_total", "Bytes that WireGuard counted for a peer.", []string{"peer", "direction"}, nil)
+	descPeerPath      = prometheus.NewDesc("skein_peer_path", "1 for each peer of which a record is known: how packets to it travel now, direct, relay or down.", []string{"peer", "path"}, nil)
+	descPathChanges   = prometheus.NewDesc("skein_path_changes_total", "Changes of peers' paths: to_direct, from_direct, rerouted, other_relay, to_udp, from_udp.", []string{"change"}, nil)
+	descSilence       = prometheus.NewDesc("skein_path_silence_seconds", "How long traffic stood still when a path died, from the last answered ping to the switch.", nil, nil)
+	descPunches       = prometheus.NewDesc("skein_punches_total", "Signals to probe at the same moment: sent, received, failed.", []string{"kind"}, nil)
 	descRelayUDP      = prometheus.NewDesc("skein_relay_udp_peers", "Peers reached by UDP through a relay's reserved port; skein_peers counts them as relay.", nil, nil)
 	descUDPPairs      = prometheus.NewDesc("skein_relay_udp_pairs", "Pairs of clients with ports reserved at this relay, by state: reserved, kernel, userspace.", []string{"state"}, nil)
 	descUDPPackets    = prometheus.NewDesc("skein_relay_udp_packets_total", "Datagrams at this relay's reserved ports that this process handled; those in the kernel pass it by.", []string{"outcome"}, nil)
@@ -148,7 +152,7 @@ func (c roomCollector) Collect(out chan<- prometheus.Metric) {
 		}
 	}
 	if c.a.paths != nil {
-		out <- prometheus.MustNewConstMetric(descRelayUDP, prometheus.GaugeValue, float64(c.a.paths.Metrics().PeersUDP))
+		c.a.collectPaths(out)
 	}
 	c.a.collectRelay(out)
 	c.a.collectUDPRelay(out)
@@ -169,6 +173,24 @@ func (c roomCollector) Collect(out chan<- prometheus.Metric) {
 		counter(descProbes, s.PingsReceived, "ping_received")
 		counter(descProbes, s.PongsReceived, "pong_received")
 		counter(descProbes, s.Strangers+s.BadMAC+s.Replayed+s.Unsolicited, "refused")
+	}
+}
+
+// collectPaths tells how peers are reached, and what became of their paths.
+func (a *Agent) collectPaths(out chan<- prometheus.Metric) {
+	for id, p := range a.currentPaths() {
+		out <- prometheus.MustNewConstMetric(descPeerPath, prometheus.GaugeValue, 1, a.roster.Name(id), transport(p))
+	}
+	n := a.paths.Metrics()
+	out <- prometheus.MustNewConstMetric(descRelayUDP, prometheus.GaugeValue, float64(n.PeersUDP))
+	out <- prometheus.MustNewConstSummary(descSilence, n.Blackouts.Count, n.Blackouts.Sum.Seconds(), nil)
+	for change, v := range map[string]uint64{
+		"to_direct": n.Upgrades, "from_direct": n.Downgrades, "rerouted": n.Reroutes, "other_relay": n.RelaySwaps, "to_udp": n.PortsUsed, "from_udp": n.PortsLost,
+	} {
+		out <- prometheus.MustNewConstMetric(descPathChanges, prometheus.CounterValue, float64(v), change)
+	}
+	for kind, v := range map[string]uint64{"sent": n.PunchesSent, "received": n.PunchesReceived, "failed": n.PunchErrors} {
+		out <- prometheus.MustNewConstMetric(descPunches, prometheus.CounterValue, float64(v), kind)
 	}
 }
 
