@@ -136,11 +136,38 @@ func TestDevicesThatStartTogether(t *testing.T) {
 	}
 }
 
+// stalls measures until it is asked for how long at a time this process did not get to run.
+func stalls(t *testing.T) (longest func() time.Duration) {
+	const every = 2 * time.Millisecond
+	tick, stop, done := time.NewTicker(every), make(chan struct{}), make(chan struct{})
+	var most time.Duration
+	go func() {
+		defer close(done)
+		for last := time.Now(); ; {
+			select {
+			case <-tick.C:
+			case <-stop:
+			}
+			now := time.Now()
+			most, last = max(most, now.Sub(last)-every), now
+			select {
+			case <-stop:
+				return
+			default:
+			}
+		}
+	}()
+	end := sync.OnceFunc(func() { close(stop); <-done; tick.Stop() })
+	t.Cleanup(end)
+	return func() time.Duration { end(); return most }
+}
+
 // A device that starts between consuming the other's initiation and answering it cannot answer any more, whichever
 // of the two has the lower index; about one start in three thousand was so.
 func TestDeviceThatStartsWhileItAnswers(t *testing.T) {
 	higher := map[bool]int{}
 	for round := 0; (higher[true] == 0 || higher[false] == 0) && round < 40; round++ {
+		stalled := stalls(t)
 		a, b := tuntest.NewChannelTUN(), tuntest.NewChannelTUN()
 		bind := newMeshBind()
 		var theirs, ours uint32
@@ -170,11 +197,12 @@ func TestDeviceThatStartsWhileItAnswers(t *testing.T) {
 		wire(t, da, db)
 		b.Outbound <- tuntest.Ping(netip.MustParseAddr("10.0.0.1"), netip.MustParseAddr("10.0.0.2"))
 		patience := time.After(3 * time.Second) // the library's own retry comes after five
+		late := false
 		for _, in := range []chan []byte{a.Inbound, b.Inbound} {
 			select {
 			case <-in:
 			case <-patience:
-				t.Errorf("round %d: the session did not come at once", round)
+				late = true
 			}
 		}
 		bind.cross.mu.Lock()
@@ -182,12 +210,19 @@ func TestDeviceThatStartsWhileItAnswers(t *testing.T) {
 			ours = m.ours.index
 		}
 		bind.cross.mu.Unlock()
+		da.Close()
+		db.Close()
+		if gap := stalled(); gap > yieldAfter/2 { // what happens within the windows of crossing cannot be told then
+			t.Logf("round %d does not count: the machine stood still for %s", round, gap)
+			continue
+		}
+		if late {
+			t.Errorf("round %d: the session did not come at once", round)
+		}
 		if ours == 0 || theirs == 0 {
 			t.Errorf("round %d: the device did not start while it answered", round)
 		}
 		higher[ours > theirs]++
-		da.Close()
-		db.Close()
 	}
 	if higher[true] == 0 || higher[false] == 0 {
 		t.Errorf("rounds by whether ours had the higher index: %v, want both", higher)
