@@ -8,6 +8,7 @@ import (
 	"net"
 	"os"
 	"sync"
+	"testing"
 	"time"
 
 	"github.com/skeinmesh/skein/identity"
@@ -212,6 +213,11 @@ func (h *half) change(f func()) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	f()
+	h.tell()
+}
+
+// tell wakes who waits; it is called with mu held.
+func (h *half) tell() {
 	close(h.changed)
 	h.changed = make(chan struct{})
 }
@@ -243,8 +249,9 @@ func (h *half) read(b []byte) (int, error) {
 			return 0, os.ErrDeadlineExceeded
 		case len(h.buf) > 0:
 			n := copy(b, h.buf)
+			h.buf = h.buf[n:] // at once: Close empties the buffer of who still reads
+			h.tell()
 			h.mu.Unlock()
-			h.change(func() { h.buf = h.buf[n:] })
 			return n, nil
 		case h.closed:
 			h.mu.Unlock()
@@ -265,9 +272,10 @@ func (h *half) write(b []byte) (n int, err error) {
 			h.mu.Unlock()
 			return n, os.ErrDeadlineExceeded
 		case len(h.buf) < halfSize:
-			h.mu.Unlock()
 			took := min(len(b), halfSize)
-			h.change(func() { h.buf = append(h.buf, b[:took]...) })
+			h.buf = append(h.buf, b[:took]...)
+			h.tell()
+			h.mu.Unlock()
 			n, b = n+took, b[took:]
 			continue
 		}
@@ -307,4 +315,22 @@ func (c halves) SetReadDeadline(t time.Time) error {
 func (c halves) SetWriteDeadline(t time.Time) error {
 	c.out.change(func() { c.out.deadline[1] = t })
 	return nil
+}
+
+// A stream is closed while its reader is in the middle of a read, as a killed node's streams are.
+func TestPipeClosedDuringARead(t *testing.T) {
+	sent, got := make([]byte, halfSize), make([]byte, halfSize) // so much that the read takes a while
+	for range 200 {
+		a, b := bufferedPipe()
+		if _, err := a.Write(sent); err != nil {
+			t.Fatal(err)
+		}
+		begun, closed := make(chan struct{}), make(chan struct{})
+		go func() { <-begun; b.Close(); close(closed) }()
+		close(begun)
+		if n, err := b.Read(got); n != len(sent) && err != io.EOF {
+			t.Fatalf("%d bytes, %v", n, err)
+		}
+		<-closed
+	}
 }
