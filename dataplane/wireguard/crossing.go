@@ -30,6 +30,9 @@ const (
 	// on such a one is let in: the first must be answered by then, if it can be.
 	insistAfter = 300 * time.Millisecond
 	yieldAfter  = 200 * time.Millisecond
+	// lostAfter is when any other is: it may be lost, or have come right behind an answer, where none is let in. On
+	// ways slower than that the other side's, which crosses it, would come too late to keep it from being sent.
+	lostAfter = 600 * time.Millisecond
 	// A flood of forged initiations must cost no more than the real ones: with maxTracked endpoints remembered
 	// the rest passes as it would without us, and what is old is looked for no more often than sweepEvery.
 	maxTracked = 4096
@@ -50,6 +53,9 @@ const (
 // out theirs, and only ours can still be answered: it is sent, and once more if the other side has passed
 // over it, which lets in the second when its own has not been answered either.
 //
+// An initiation that is not answered is sent once more, since five seconds are long; whoever has answered it then sends the
+// same answer again, for that may be what was lost.
+//
 // A forged packet can make us pass over an initiation or a response here. The handshake then takes
 // place at the next try; it needs the address, the port and the moment of one to do even that.
 type crossing struct {
@@ -66,6 +72,7 @@ type meeting struct {
 	passedOver   initiation // the last of theirs that was not let in for ours
 	held         time.Time  // when one of ours was held back
 	responded    time.Time  // when a response went there
+	response     []byte     // to the last of theirs
 	knocked      time.Time  // when an initiation came from there
 }
 
@@ -73,6 +80,7 @@ type initiation struct {
 	at      time.Time // sent or heard, then answered; zero: none
 	index   uint32
 	packet  []byte // of ours
+	again   bool   // of ours: sent once more
 	outcome outcome
 }
 
@@ -99,7 +107,7 @@ func (c *crossing) reset() {
 func (c *crossing) leaves(p []byte, to netip.AddrPort) bool {
 	switch {
 	case isResponse(p):
-		c.responding(receiverIndex(p), to)
+		c.responding(p, to)
 	case isInitiation(p):
 		return c.starting(p, to)
 	}
@@ -110,7 +118,11 @@ func (c *crossing) leaves(p []byte, to netip.AddrPort) bool {
 func (c *crossing) admit(p []byte, from netip.AddrPort) bool {
 	switch {
 	case isInitiation(p):
-		return c.admitInitiation(senderIndex(p), from)
+		ok, answer := c.admitInitiation(senderIndex(p), from)
+		if answer != nil {
+			c.send(answer, from)
+		}
+		return ok
 	case isResponse(p):
 		return c.admitResponse(receiverIndex(p), from)
 	}
@@ -133,6 +145,7 @@ func (c *crossing) starting(p []byte, to netip.AddrPort) bool {
 		return false
 	}
 	m.ours = initiation{at: time.Now(), index: senderIndex(p), packet: bytes.Clone(p)}
+	c.repeat(m.ours, to, lostAfter)
 	return true
 }
 
@@ -150,12 +163,15 @@ func (c *crossing) release(p []byte, to netip.AddrPort) {
 	c.send(p, to)
 }
 
-// repeat sends an initiation of ours again if it is still open some time later.
+// repeat sends an initiation of ours once more if it is still open some time later.
 func (c *crossing) repeat(ours initiation, to netip.AddrPort, after time.Duration) {
 	time.AfterFunc(after, func() {
 		c.mu.Lock()
 		m := c.paths[to]
-		still := m != nil && m.ours.index == ours.index && m.ours.outcome == open
+		still := m != nil && m.ours.index == ours.index && m.ours.outcome == open && !m.ours.again
+		if still {
+			m.ours.again = true
+		}
 		c.mu.Unlock()
 		if still {
 			c.send(ours.packet, to)
@@ -164,32 +180,42 @@ func (c *crossing) repeat(ours initiation, to netip.AddrPort, after time.Duratio
 }
 
 // responding notes that an initiation of theirs is being answered.
-func (c *crossing) responding(index uint32, to netip.AddrPort) {
+func (c *crossing) responding(p []byte, to netip.AddrPort) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	m := c.meet(to)
-	m.responded = time.Now()
-	if m.theirs.index == index {
+	m.responded, m.response = time.Now(), nil
+	if m.theirs.index == receiverIndex(p) {
+		m.response = bytes.Clone(p)
 		m.theirs.at, m.theirs.outcome = time.Now(), answered
 		m.ours.yield()
 	}
 }
 
-// admitInitiation decides about the other side's initiation.
-func (c *crossing) admitInitiation(index uint32, from netip.AddrPort) bool {
+// admitInitiation decides about the other side's initiation. One that has been answered already gets the same answer once more.
+func (c *crossing) admitInitiation(index uint32, from netip.AddrPort) (ok bool, answer []byte) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	c.forget()
 	if len(c.paths) >= maxTracked && c.paths[from] == nil {
-		return true
+		return true, nil
 	}
 	m, now := c.meet(from), time.Now()
 	m.knocked = now
 	again := m.theirs.index == index && m.theirs.within(crossWindow)
 	if again && m.theirs.within(answerWithin) {
-		return false // two workers would both answer it
+		return false, nil // two workers would both answer it
 	}
-	ours := &m.ours
+	if again && m.theirs.outcome == answered && m.response != nil {
+		answer, m.response = m.response, nil
+		return false, answer
+	}
+	return m.lets(index, again, func() { c.repeat(m.ours, from, repeatAfter) }), nil
+}
+
+// lets decides about an initiation of theirs by what is under way. repeat sends ours again.
+func (m *meeting) lets(index uint32, again bool, repeat func()) bool {
+	ours, now := &m.ours, time.Now()
 	switch {
 	case ours.outcome == answered && ours.within(settleWindow):
 		return false
@@ -202,7 +228,7 @@ func (c *crossing) admitInitiation(index uint32, from netip.AddrPort) bool {
 	case ours.outcome == open && ours.within(crossWindow) && ours.index < index && !m.insists(index):
 		if m.passedOver.index != index {
 			m.passedOver = initiation{at: now, index: index}
-			c.repeat(*ours, from, repeatAfter)
+			repeat()
 		}
 		return false
 	}
@@ -231,13 +257,14 @@ func (c *crossing) admitResponse(index uint32, from netip.AddrPort) bool {
 	return true
 }
 
-// busy tells whether a handshake with an endpoint is under way: an initiation or a response of ours
-// left for there a moment ago.
+// busy tells whether a handshake with an endpoint is under way: an initiation of ours left for there a moment ago, or a response.
+// With that we have keys, which the other side uses as soon as it has it; an attempt of ours before then would take them
+// from us again, and be passed over there.
 func (c *crossing) busy(at netip.AddrPort) bool {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	m := c.paths[unmapped(at)]
-	return m != nil && (m.ours.within(busyWindow) || within(m.responded, busyWindow) || within(m.held, busyWindow))
+	return m != nil && (m.ours.within(busyWindow) || within(m.responded, crossWindow) || within(m.held, busyWindow))
 }
 
 // wanted tells whether an initiation came from an endpoint that may still wait for its answer.

@@ -30,11 +30,19 @@ type side struct {
 	*crossing
 	at   netip.AddrPort
 	sent []uint32 // initiations that left without wireguard-go's doing: held back or repeated
+
+	replies []uint32 // answers that did, by whose they answer
 }
 
 func newSide() *side {
 	s := &side{at: netip.MustParseAddrPort("192.0.2.1:51820")}
-	s.crossing = newCrossing(func(p []byte, _ netip.AddrPort) { s.sent = append(s.sent, senderIndex(p)) })
+	s.crossing = newCrossing(func(p []byte, _ netip.AddrPort) {
+		if isResponse(p) {
+			s.replies = append(s.replies, receiverIndex(p))
+			return
+		}
+		s.sent = append(s.sent, senderIndex(p))
+	})
 	return s
 }
 
@@ -66,6 +74,41 @@ func TestCrossingInitiations(t *testing.T) {
 			}
 			if sent := s.pass(time.Second); !slices.Equal(sent, []uint32{100}) {
 				t.Errorf("sent again: %d", sent)
+			}
+		},
+		"ours is repeated once when nothing comes back": func(t *testing.T, s *side) {
+			s.starts(100)
+			if sent := s.pass(4 * time.Second); !slices.Equal(sent, []uint32{100}) {
+				t.Errorf("sent again: %d", sent)
+			}
+		},
+		"ours is not repeated when theirs was let in instead": func(t *testing.T, s *side) {
+			s.starts(100)
+			if !s.comes(initiationMessage(99)) || !s.answers(99) {
+				t.Error("not what the rule says")
+			}
+			if sent := s.pass(4 * time.Second); len(sent) > 0 {
+				t.Errorf("sent again: %d", sent)
+			}
+		},
+		"what was answered and comes again gets the same answer, once": func(t *testing.T, s *side) {
+			if !s.comes(initiationMessage(5)) || !s.answers(5) {
+				t.Error("not what the rule says")
+			}
+			s.pass(lostAfter)
+			s.comes(initiationMessage(5))
+			if s.comes(initiationMessage(5)); !slices.Equal(s.replies, []uint32{5}) {
+				t.Errorf("answers sent again: %d", s.replies)
+			}
+		},
+		"while an answer is under way the peer is busy": func(t *testing.T, s *side) {
+			s.comes(initiationMessage(5))
+			s.answers(5)
+			if s.pass(2 * busyWindow); !s.busy(s.at) {
+				t.Error("it is not: an attempt of ours would take the keys away that the answer has made")
+			}
+			if s.pass(crossWindow); s.busy(s.at) {
+				t.Error("it is still")
 			}
 		},
 		"ours is not repeated once it was answered": func(t *testing.T, s *side) {
@@ -182,7 +225,7 @@ func TestRepeatedInitiationIsAnsweredAfterAll(t *testing.T) {
 // A flood of forged initiations fills no more than its bound, passes on to wireguard-go, and is forgotten.
 func TestForgedInitiationsAreBounded(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		c := newCrossing(nil)
+		c := newCrossing(func([]byte, netip.AddrPort) {})
 		from := func(i int) netip.AddrPort {
 			return netip.AddrPortFrom(netip.AddrFrom4([4]byte{198, 18, byte(i >> 8), byte(i)}), 51820)
 		}

@@ -1,0 +1,142 @@
+package wireguard
+
+import (
+	"bytes"
+	"errors"
+	"fmt"
+	"net"
+	"net/netip"
+	"os"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"golang.zx2c4.com/wireguard/device"
+	"golang.zx2c4.com/wireguard/tun/tuntest"
+
+	"github.com/skeinmesh/skein/dataplane"
+)
+
+// An answer that is long on its way is waited for: a try of ours meanwhile would take the keys from us that it has made, and
+// come to the other side right behind it, where it is passed over.
+func TestTryWhileTheAnswerIsUnderWay(t *testing.T) {
+	a, b := tuntest.NewChannelTUN(), tuntest.NewChannelTUN()
+	quiet := &device.Logger{Verbosef: device.DiscardLogf, Errorf: device.DiscardLogf}
+	answered, once := make(chan struct{}), sync.Once{}
+	verbose := &device.Logger{Errorf: device.DiscardLogf, Verbosef: func(format string, _ ...any) {
+		if strings.Contains(format, "Sending handshake response") {
+			once.Do(func() { close(answered) })
+		}
+	}}
+	bind := newMeshBind()
+	da, db := device.NewDevice(a.TUN(), newMeshBind(), quiet), device.NewDevice(b.TUN(), bind, verbose)
+	defer da.Close()
+	defer db.Close()
+	keyA, portA := wire(t, db, da)
+	middle := newJam(t, netip.AddrPortFrom(netip.MustParseAddr("127.0.0.1"), uint16(portA)))
+	middle.lead(t, da, db)
+	a.Outbound <- tuntest.Ping(netip.MustParseAddr("10.0.0.1"), netip.MustParseAddr("10.0.0.2"))
+	<-answered
+	d := &userspaceDevice{dev: db, up: true, tun: &quietTUN{}, first: newHurrier(db, bind)}
+	defer d.first.close()
+	b.Outbound <- tuntest.Ping(netip.MustParseAddr("10.0.0.2"), netip.MustParseAddr("10.0.0.1"))
+	op := Op{Peer: &PeerOp{Action: Update, Key: dataplane.Key(keyA), Endpoint: middle.forB}}
+	if err := d.Write([]Op{op}); err != nil {
+		t.Fatal(err)
+	}
+	patience := time.After(4 * time.Second) // the library's own retry comes after five
+	for _, in := range []chan []byte{a.Inbound, b.Inbound} {
+		select {
+		case <-in:
+		case <-patience:
+			t.Fatal("the packet waits for the next handshake")
+		}
+	}
+}
+
+// jam is a way between two devices that holds up what b sends for a moment, and lets it arrive all at once.
+type jam struct {
+	toA, toB netip.AddrPort
+	sideA    *net.UDPConn // where a sends
+	sideB    *net.UDPConn
+	forB     netip.AddrPort
+}
+
+// jamFor is longer than the first pause between two tries of a first handshake.
+const jamFor = 600 * time.Millisecond
+
+func newJam(t *testing.T, a netip.AddrPort) *jam {
+	j := &jam{toA: a}
+	for _, c := range []**net.UDPConn{&j.sideA, &j.sideB} {
+		u, err := net.ListenUDP("udp4", net.UDPAddrFromAddrPort(netip.MustParseAddrPort("127.0.0.1:0")))
+		if err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(func() { u.Close() })
+		*c = u
+	}
+	j.forB = j.sideB.LocalAddr().(*net.UDPAddr).AddrPort()
+	return j
+}
+
+// lead makes the devices each other's peer through j.
+func (j *jam) lead(t *testing.T, da, db *device.Device) {
+	t.Helper()
+	port := func(d *device.Device) netip.AddrPort {
+		text, err := d.IpcGet()
+		if err != nil {
+			t.Fatal(err)
+		}
+		s, _, err := decode([]byte(text), true)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return netip.AddrPortFrom(netip.MustParseAddr("127.0.0.1"), uint16(s.Port))
+	}
+	j.toB = port(db)
+	_, peers, err := func() (State, []dataplane.PeerStatus, error) {
+		text, _ := da.IpcGet()
+		return decode([]byte(text), false)
+	}()
+	if err != nil || len(peers) != 1 {
+		t.Fatalf("peers of a: %v %v", peers, err)
+	}
+	if err := da.IpcSet(fmt.Sprintf("public_key=%x\nupdate_only=true\nendpoint=%s\n", peers[0].PublicKey[:], j.sideA.LocalAddr())); err != nil {
+		t.Fatal(err)
+	}
+	go j.pass(j.sideA, j.sideB, j.toB, 0)
+	go j.pass(j.sideB, j.sideA, j.toA, jamFor)
+}
+
+// pass carries what comes to one socket on from the other; the first packets together, some time after the first of them.
+func (j *jam) pass(from, by *net.UDPConn, to netip.AddrPort, hold time.Duration) {
+	var held [][]byte
+	var release time.Time
+	b := make([]byte, 2048)
+	for {
+		if len(held) > 0 {
+			_ = from.SetReadDeadline(release)
+		}
+		n, err := from.Read(b)
+		if errors.Is(err, os.ErrDeadlineExceeded) {
+			for _, p := range held {
+				_, _ = by.WriteToUDPAddrPort(p, to)
+			}
+			held, hold = nil, 0
+			_ = from.SetReadDeadline(time.Time{})
+			continue
+		}
+		switch {
+		case err != nil:
+			return
+		case hold == 0:
+			_, _ = by.WriteToUDPAddrPort(b[:n], to)
+		default:
+			if len(held) == 0 {
+				release = time.Now().Add(hold)
+			}
+			held = append(held, bytes.Clone(b[:n]))
+		}
+	}
+}
