@@ -203,6 +203,9 @@ func (a *Agent) syncState() error {
 		now[id] = m.wg
 		if known, ok := a.loop.members[id]; id != a.id && (!ok || known != m.wg) {
 			a.loop.unprobed[id] = m
+			if a.paths != nil && !ok {
+				a.paths.Expect(id)
+			}
 		}
 	}
 	for id := range a.loop.members {
@@ -250,6 +253,7 @@ func (a *Agent) answerProbes() {
 			continue
 		}
 		a.prober.SetPeer(id, key)
+		a.paths.Ready(id)
 	}
 }
 

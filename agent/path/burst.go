@@ -6,7 +6,7 @@ import "time"
 // same at the same moment.
 func (s *step) startBurst(punch bool) {
 	s.forget()
-	if !s.Plan.Probe {
+	if !s.Plan.Probe || s.Unready {
 		s.NextRetry = time.Time{}
 		return
 	}

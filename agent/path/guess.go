@@ -183,7 +183,7 @@ func (s *step) guess() {
 		g.Since, g.Hit = time.Time{}, false
 		s.actions = append(s.actions, Action{Kind: ActionGuess})
 	}
-	if g.Of.Kind == GuessNone || s.direct() >= 0 {
+	if g.Of.Kind == GuessNone || s.direct() >= 0 || s.Unready {
 		return
 	}
 	if s.DirectEnd.After(g.Died) {
@@ -205,7 +205,7 @@ func (s *step) guess() {
 func (s *step) guessWake() time.Time {
 	g := &s.Guessing
 	switch {
-	case g.Of.Kind == GuessNone || s.direct() >= 0:
+	case g.Of.Kind == GuessNone || s.direct() >= 0 || s.Unready:
 		return time.Time{}
 	case !g.Since.IsZero():
 		return g.Since.Add(guessLost)

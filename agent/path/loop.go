@@ -20,6 +20,7 @@ type owned struct {
 	pings    map[[12]byte]pinged // outstanding
 	order    []sentPing          // the same, oldest first
 	crowd    int                 // the most there were in pings
+	unready  map[identity.ID]bool
 	spare    []event
 	punches  []signalTo // of this turn
 	dirty    bool       // some path changed
@@ -294,6 +295,7 @@ func (m *Manager) use(p *peer, before Path, lastPong time.Time) {
 
 func (m *Manager) add(id identity.ID, now time.Time) *peer {
 	p := &peer{machine: NewMachine(m.cfg.Self, id, now), place: -1}
+	p.machine.Unready = m.o.unready[id]
 	m.o.peers[id] = p
 	m.o.dirty = true
 	if s := m.o.settings; !s.equal(Settings{}) {

@@ -26,6 +26,7 @@ type Machine struct {
 	Path     Path
 	Probes   []Probe
 	Spent    []Spent // of addresses that have not answered
+	Unready  bool    // the prober has not got the peer's key yet: no ping can be sent, nor answered
 
 	Now        time.Time // of the last step
 	Woken      time.Time // the last wish to be woken
@@ -191,9 +192,28 @@ func (s *step) take(in Input) {
 	case InputReserved:
 		s.takeReserved(in.Relay.ID, unmap(in.Endpoint), in.Reply, in.Error)
 	case InputSendFailed:
-		if i := s.find(unmap(in.Endpoint)); i >= 0 {
-			s.Probes[i].Error = in.Error
-		}
+		s.takeSendFailed(unmap(in.Endpoint), in.Error)
+	case InputReady:
+		s.Unready = false
+		s.restart()
+	}
+}
+
+// takeSendFailed takes back what a ping that did not leave has cost.
+func (s *step) takeSendFailed(e netip.AddrPort, why string) {
+	i := s.find(e)
+	if i < 0 {
+		return
+	}
+	p := &s.Probes[i]
+	p.Error = why
+	if i == s.active() {
+		return // its silence counts, whatever the cause
+	}
+	p.Sent -= min(p.Sent, 1)
+	p.Unanswered -= min(p.Unanswered, 1)
+	if k := slices.IndexFunc(s.Spent, func(b Spent) bool { return b.Endpoint == e }); k >= 0 && !p.proven(s.now) {
+		s.Spent[k].Left = min(s.Spent[k].Left+1, unprovenPings)
 	}
 }
 
@@ -340,6 +360,9 @@ func (s *step) takeSeen(e netip.AddrPort) {
 
 func (s *step) takePunch(addrs []netip.AddrPort, reply bool) {
 	s.AgentAt = s.now
+	if s.Unready {
+		return // this end begins when it can
+	}
 	if s.now.Sub(s.BurstAt) >= punchGap || s.BurstAt.IsZero() {
 		s.InvitedAt = s.now
 		s.startBurst(false)
@@ -419,7 +442,7 @@ func (s *step) active() int {
 // ping sends one if the endpoint's budget allows.
 func (s *step) ping(i int) {
 	p := &s.Probes[i]
-	if p.LastSent.Equal(s.now) && p.Sent > 0 {
+	if s.Unready || p.LastSent.Equal(s.now) && p.Sent > 0 {
 		return
 	}
 	active := i == s.active()

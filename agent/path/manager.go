@@ -125,7 +125,7 @@ func newManager(cfg Config, ctx context.Context, stop context.CancelFunc) *Manag
 	m := &Manager{
 		cfg: cfg, log: cfg.Log.With("part", "path"), stop: stop, ended: ctx.Done(),
 		changed: make(chan struct{}, 1), count: make(chan struct{}, 1), wake: make(chan struct{}, 1), signals: make(chan signalTo, signalsMax),
-		o: owned{peers: map[identity.ID]*peer{}, pings: map[[12]byte]pinged{}},
+		o: owned{peers: map[identity.ID]*peer{}, pings: map[[12]byte]pinged{}, unready: map[identity.ID]bool{}},
 	}
 	m.paths.Store(&map[identity.ID]Path{})
 	return m
@@ -189,9 +189,34 @@ func (m *Manager) SetPeer(id identity.ID, r *skeinv1.Record) {
 	})
 }
 
+// Expect takes a peer to which no ping can be sent before Ready says so, since the prober lacks its key. It comes before
+// SetPeer.
+func (m *Manager) Expect(id identity.ID) {
+	m.run(func(m *Manager, _ time.Time) {
+		if m.o.peers[id] == nil {
+			m.o.unready[id] = true
+		}
+	})
+}
+
+// Ready takes a peer that pings can be sent to now, and answered.
+func (m *Manager) Ready(id identity.ID) {
+	m.run(func(m *Manager, now time.Time) {
+		delete(m.o.unready, id)
+		if p, ok := m.o.peers[id]; ok && p.machine.Unready {
+			in := Input{Kind: InputReady}
+			m.note(now, id, in)
+			m.step(p, now, in)
+		}
+	})
+}
+
 // RemovePeer forgets a peer that left the mesh.
 func (m *Manager) RemovePeer(id identity.ID) {
-	m.run(func(m *Manager, _ time.Time) { m.remove(id) })
+	m.run(func(m *Manager, _ time.Time) {
+		delete(m.o.unready, id)
+		m.remove(id)
+	})
 }
 
 // RelaysChanged asks Relays again for every peer.

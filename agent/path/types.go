@@ -153,9 +153,10 @@ const (
 	InputAdopted                       // Endpoint: where WireGuard talked to the peer before this agent started
 	InputGuess                         // Guess: what became of guessing ports; Endpoint: a hit
 	InputReserved                      // Relay.ID, Endpoint: the port that a relay has reserved, Reply: it carries; without Endpoint, Error: there is none
+	InputReady                         // the prober has the peer's key: pings can be sent and answered
 )
 
-var inputNames = [...]string{"tick", "self", "record", "relay", "settings", "network", "probe_ok", "ping_received", "punch", "traffic", "probe_lost", "endpoint_seen", "adopted", "guess", "reserved"}
+var inputNames = [...]string{"tick", "self", "record", "relay", "settings", "network", "probe_ok", "ping_received", "punch", "traffic", "probe_lost", "endpoint_seen", "adopted", "guess", "reserved", "ready"}
 
 // String is the kind as the journal keeps it.
 func (k InputKind) String() string {
