@@ -170,7 +170,7 @@ func (s *step) ruleWithoutDirect() string {
 		return "direct-dead"
 	case !s.Plan.Probe:
 		return s.Plan.Rule
-	case s.now.Before(s.BurstTo):
+	case s.Unready || s.now.Before(s.BurstTo):
 		return "relay-first"
 	}
 	return "no-answer"

@@ -3,6 +3,7 @@ package path
 import (
 	"container/heap"
 	"context"
+	"errors"
 	"maps"
 	"net/netip"
 	"time"
@@ -168,7 +169,7 @@ func (m *Manager) step(p *peer, now time.Time, in Input) {
 		switch a.Kind {
 		case ActionPing:
 			if err := m.ping(p, next.Now, a.Endpoint, a.Size); err != nil && a.Size == 0 { // a padded one may be too long for this host's own link
-				failed = append(failed, Input{Kind: InputSendFailed, Endpoint: a.Endpoint, Error: err.Error()})
+				failed = append(failed, Input{Kind: InputSendFailed, Endpoint: a.Endpoint, Error: cause(err)})
 			}
 		case ActionPunch:
 			m.punch(p, a.Reply)
@@ -201,6 +202,14 @@ func (m *Manager) step(p *peer, now time.Time, in Input) {
 	for _, in := range failed {
 		m.step(p, now, in)
 	}
+}
+
+// cause is an error without what was being done: that is known.
+func cause(err error) string {
+	for inner := errors.Unwrap(err); inner != nil; inner = errors.Unwrap(err) {
+		err = inner
+	}
+	return err.Error()
 }
 
 // reserve asks for a port. What comes out is told by Reserved.

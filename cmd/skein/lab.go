@@ -107,7 +107,7 @@ func newLabStatusCmd(dir *string) *cobra.Command {
 func newLabExecCmd(dir *string) *cobra.Command {
 	var name string
 	c := &cobra.Command{
-		Use:   "exec NODE -- COMMAND…",
+		Use:   "exec [--lab NAME] NODE -- COMMAND…",
 		Short: "Run a command on a lab's node",
 		Long: "Run a command inside a node's network namespace, with the environment that makes skein's commands\n" +
 			"ask that node's agent. The exit status is the command's.",
@@ -137,6 +137,7 @@ func newLabExecCmd(dir *string) *cobra.Command {
 	}
 	c.Flags().StringVar(&name, "lab", "", "the lab's name; needed when several are up")
 	c.Flags().SetInterspersed(false) // what follows the node is the command's
+	c.DisableFlagsInUseLine = true
 	return c
 }
 

@@ -46,7 +46,10 @@ func printJSON(w io.Writer, v any) error {
 // tableWidth is what every table fits into.
 const tableWidth = 100
 
-// table lays out rows in columns; the last column is cut so that a line fits.
+// leastColumn is how narrow a column may become.
+const leastColumn = 8
+
+// table lays out rows in columns that fit: the last is cut first, then whichever is widest.
 type table struct {
 	head []string
 	rows [][]string
@@ -55,31 +58,53 @@ type table struct {
 func (t *table) add(cells ...string) { t.rows = append(t.rows, cells) }
 
 func (t *table) print(w io.Writer) {
+	all := append([][]string{t.head}, t.rows...)
 	width := make([]int, len(t.head))
-	for _, r := range append([][]string{t.head}, t.rows...) {
+	for _, r := range all {
 		for i, c := range r {
 			width[i] = max(width[i], utf8.RuneCountInString(c))
 		}
 	}
-	last := len(t.head) - 1
-	used := 0
-	for _, n := range width[:last] {
-		used += n + 2
-	}
-	width[last] = max(min(width[last], tableWidth-used), 8)
+	t.fit(width)
 	paint := painter(w)
-	for i, r := range append([][]string{t.head}, t.rows...) {
+	for i, r := range all {
 		var line strings.Builder
 		for j, c := range r {
-			if j == last {
-				line.WriteString(paint(cut(c, width[j]), i == 0))
-				break
-			}
+			c = cut(c, width[j])
 			line.WriteString(paint(c, i == 0))
 			line.WriteString(strings.Repeat(" ", width[j]-utf8.RuneCountInString(c)+2))
 		}
 		fmt.Fprintln(w, strings.TrimRight(line.String(), " "))
 	}
+}
+
+// fit narrows columns until a line fits, as far as that goes.
+func (t *table) fit(width []int) {
+	over := -2 - tableWidth
+	for _, n := range width {
+		over += n + 2
+	}
+	last := len(width) - 1
+	for ; over > 0; over-- {
+		at := last
+		if !t.mayNarrow(last, width[last]) {
+			at = -1
+			for i, n := range width {
+				if t.mayNarrow(i, n) && (at < 0 || n >= width[at]) {
+					at = i
+				}
+			}
+		}
+		if at < 0 {
+			return
+		}
+		width[at]--
+	}
+}
+
+// mayNarrow leaves alone what is typed again elsewhere.
+func (t *table) mayNarrow(i, width int) bool {
+	return width > max(leastColumn, len(t.head[i])) && t.head[i] != "ID" && t.head[i] != "IPV4"
 }
 
 func cut(s string, n int) string {

@@ -120,3 +120,28 @@ func TestPeersFitIntoTheWidth(t *testing.T) {
 		}
 	}
 }
+
+func TestTablesFit(t *testing.T) {
+	long := strings.Repeat("n", 63)
+	for name, rows := range map[string][][]string{
+		"short names": {{"office1", "8e878f4fdb9830f5", "10.4.0.3", "office", "port-restricted-cone", "leader+relay", "direct", "yes", "2.9"}},
+		"a long name": {{long, "8e878f4fdb9830f5", "10.4.255.254", "office", "port-restricted-cone", "leader+relay", "direct", "yes", "12.345"}},
+		"two long":    {{long, "8e878f4fdb9830f5", "10.4.255.254", long, "port-restricted-cone", "leader+relay", "direct", "yes", "12.345"}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			tab := table{head: []string{"NAME", "ID", "IPV4", "SITE", "NAT", "ROLE", "PATH", "ALIVE", "RECORD"}, rows: rows}
+			var out strings.Builder
+			tab.print(&out)
+			for l := range strings.Lines(out.String()) {
+				if n := utf8.RuneCountInString(strings.TrimSuffix(l, "\n")); n > tableWidth {
+					t.Errorf("%d characters: %s", n, l)
+				}
+			}
+			for _, whole := range []string{"8e878f4fdb9830f5", "10.4.", "direct", "yes"} {
+				if !strings.Contains(out.String(), whole) {
+					t.Errorf("%q is cut:\n%s", whole, out.String())
+				}
+			}
+		})
+	}
+}
