@@ -17,6 +17,7 @@ import (
 	"github.com/skeinmesh/skein/agent/config"
 	"github.com/skeinmesh/skein/agent/control"
 	"github.com/skeinmesh/skein/agent/path"
+	"github.com/skeinmesh/skein/agent/probe"
 	skeinv1 "github.com/skeinmesh/skein/api/skein/v1"
 	"github.com/skeinmesh/skein/consensus"
 	"github.com/skeinmesh/skein/gossip"
@@ -190,6 +191,9 @@ func TestDroppedPeerIsForgotten(t *testing.T) {
 	a.pool = relay.NewPool(relay.PoolConfig{Self: a.id, Key: self.key, Log: quiet()})
 	t.Cleanup(func() { a.pool.Close() })
 	a.proxies = relay.NewProxies(a.pool, func() netip.AddrPort { return netip.MustParseAddrPort("127.0.0.1:9") }, relay.ProxyOptions{})
+	a.prober = probe.NewProber(probe.ProberConfig{Self: a.id, Epoch: 1, Socket: unplugged{}})
+	a.paths = path.NewManager(path.Config{Self: a.id, Prober: pinger{a}, Log: quiet()})
+	t.Cleanup(a.paths.Close)
 	a.relay = relay.NewServer(relay.ServerConfig{Self: a.id, Log: quiet(), Member: func(identity.ID) bool { return true }})
 	t.Cleanup(func() { a.relay.Close() })
 	var err error
@@ -204,12 +208,15 @@ func TestDroppedPeerIsForgotten(t *testing.T) {
 	for name, h := range map[string]host{"gone": gone, "stays": stays} {
 		id := h.key.ID()
 		a.loop.records[id], a.loop.unprobed[id] = &skeinv1.Record{}, member{}
+		a.prober.SetPeer(id, [32]byte{7})
+		a.paths.SetPeer(id, a.loop.records[id])
 		if !a.proxies.Endpoint(id).IsValid() {
 			t.Fatal("no proxy")
 		}
 		open[name] = []net.Conn{session(t, h, address), stream(t, a, h)}
 	}
 	before := a.proxies.Endpoint(gone.key.ID())
+	havePaths(t, a, 2)
 
 	a.dropPeer(gone.key.ID())
 	ends := func(c net.Conn, within time.Duration) bool {
@@ -232,7 +239,37 @@ func TestDroppedPeerIsForgotten(t *testing.T) {
 	if a.proxies.Endpoint(gone.key.ID()) == before {
 		t.Error("its proxy is still there")
 	}
+	for name, c := range map[string]struct {
+		who  host
+		want error
+	}{"the member": {gone, probe.ErrUnknownPeer}, "another": {stays, nil}} {
+		if _, err := a.prober.SendPing(c.who.key.ID(), netip.MustParseAddrPort("198.51.100.1:51820")); !errors.Is(err, c.want) {
+			t.Errorf("%s is pinged: %v, want %v", name, err, c.want)
+		}
+	}
+	havePaths(t, a, 1)
+	if _, ok := a.paths.Paths()[stays.key.ID()]; !ok {
+		t.Error("the wrong peer's path is gone")
+	}
 }
+
+// havePaths waits until the path manager looks after so many peers.
+func havePaths(t *testing.T, a *Agent, want int) {
+	t.Helper()
+	limit := time.After(10 * time.Second)
+	for len(a.paths.Paths()) != want {
+		select {
+		case <-a.paths.Changed():
+		case <-limit:
+			t.Fatalf("%d paths are kept, want %d", len(a.paths.Paths()), want)
+		}
+	}
+}
+
+// unplugged is a host whose packets go nowhere.
+type unplugged struct{}
+
+func (unplugged) SendFrom(netip.Addr, netip.AddrPort, []byte) error { return nil }
 
 // session is a client's connection to the relay, open and said hello to.
 func session(t *testing.T, h host, address string) net.Conn {

@@ -11,11 +11,7 @@ import (
 func FuzzBatchRoundTrip(f *testing.F) {
 	h, b := newHistory(f)
 	for _, b := range []*skeinv1.Batch{b, h.tokens(3)} {
-		data, err := EncodeBatch(b)
-		if err != nil {
-			f.Fatal(err)
-		}
-		f.Add(data)
+		f.Add(sealed(f, b))
 	}
 	f.Add(seal([]byte{0x08, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0x01, 0x12, 0x00})) // base is the greatest index
 	f.Fuzz(func(t *testing.T, data []byte) {

@@ -155,18 +155,23 @@ func (n *node) close() {
 	}
 }
 
+// kill ends a replica as a killed process does: what is unwritten stays so.
+func kill(r *Replica) {
+	r.disk.Lock()
+	defer r.disk.Unlock()
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.tail.Lock()
+	r.tail.closed = true
+	close(r.tail.changed)
+	r.tail.Unlock()
+	r.store.db.Close()
+}
+
 // crash ends the node as a killed process ends: nothing is handed over and nothing more is written.
 func (n *node) crash() {
 	n.live.Store(nil)
-	n.replica.disk.Lock()
-	n.replica.mu.Lock()
-	n.replica.tail.Lock()
-	n.replica.tail.closed = true
-	close(n.replica.tail.changed)
-	n.replica.tail.Unlock()
-	n.replica.store.db.Close()
-	n.replica.mu.Unlock()
-	n.replica.disk.Unlock()
+	kill(n.replica)
 	var others []identity.ID
 	for _, o := range n.c.nodes {
 		if o != n {

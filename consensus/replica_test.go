@@ -332,6 +332,14 @@ func TestSpillIsEmptiedByEachWrite(t *testing.T) {
 	must(t, r.Close())
 }
 
+// sealed is a batch as Raft's log holds it.
+func sealed(t testing.TB, b *skeinv1.Batch) []byte {
+	t.Helper()
+	data, err := EncodeBatch(b)
+	must(t, err)
+	return data
+}
+
 // While one file's events are put into the archive, the other takes what comes, and must keep it.
 func TestSpillKeepsWhatComesDuringAWrite(t *testing.T) {
 	dir := t.TempDir()
@@ -354,12 +362,7 @@ func TestSpillKeepsWhatComesDuringAWrite(t *testing.T) {
 	must(t, r.Apply(h.tokens(2)))
 	must(t, writing.Rollback())
 	must(t, <-flushed)
-	r.disk.Lock() // as if killed: no further flush
-	r.tail.Lock()
-	r.tail.closed = true
-	r.tail.Unlock()
-	r.store.db.Close()
-	r.disk.Unlock()
+	kill(r)
 	if got := openReplica(t, dir).State(); got.Hash() != h.state.Hash() {
 		t.Fatalf("killed after the write it came back at %d, want %d", got.Index(), h.state.Index())
 	}
@@ -386,11 +389,8 @@ func TestResetForgetsWhatIsUnwritten(t *testing.T) {
 func FuzzReadSpill(f *testing.F) {
 	f.Add([]byte{0, 0, 0, 1, 0})
 	_, b := newHistory(f)
-	sealed, err := EncodeBatch(b)
-	if err != nil {
-		f.Fatal(err)
-	}
-	frame := append(binary.BigEndian.AppendUint32(nil, uint32(len(sealed))), sealed...)
+	data := sealed(f, b)
+	frame := append(binary.BigEndian.AppendUint32(nil, uint32(len(data))), data...)
 	f.Add(append(slices.Clone(frame), frame...))
 	f.Add(frame[:len(frame)-1])
 	f.Fuzz(func(t *testing.T, b []byte) {
