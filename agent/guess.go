@@ -242,6 +242,9 @@ func (a *Agent) onPong(p probe.Pong) {
 	if p.From == p.To {
 		a.guess.PongReceived(p.Peer, p.From)
 		a.reflection.saw(p.Observed, p.From.Addr(), p.At)
+		if strange(p.Observed, p.From, a.netcheck.Load()) {
+			a.reflexive.Doubt()
+		}
 	}
 	a.paths.PongReceived(p.Peer, p.From, p.Tx, p.At)
 }

@@ -88,3 +88,13 @@ func (r *reflection) stable(known []*skeinv1.Candidate, now time.Time) []*skeinv
 	}
 	return cs
 }
+
+// strange tells whether a pong shows a mapping of this host's NAT that discovery has not found: the NAT may have given out another one.
+// A NAT that maps by destination shows each peer another, and what comes by a relay's port shows the relay's.
+func strange(observed, from netip.AddrPort, r *candidate.Result) bool {
+	observed, by := netip.AddrPortFrom(observed.Addr().Unmap(), observed.Port()), from.Addr().Unmap()
+	if r == nil || r.Mapping != candidate.EndpointIndependent || !observed.Addr().Is4() || observed.Addr() == by || !addr.Public(observed.Addr()) || !addr.Public(by) {
+		return false
+	}
+	return !slices.ContainsFunc(r.Candidates, func(c *skeinv1.Candidate) bool { return c.GetAddress() == observed.String() })
+}

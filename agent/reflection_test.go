@@ -6,6 +6,7 @@ import (
 	"time"
 
 	skeinv1 "github.com/skeinmesh/skein/api/skein/v1"
+	"github.com/skeinmesh/skein/gossip/candidate"
 )
 
 func TestReflection(t *testing.T) {
@@ -63,5 +64,34 @@ func TestReflectionIsBounded(t *testing.T) {
 	}
 	if n := len(r.stable(nil, now.Add(time.Minute))); len(r.seen) > reflectTracked || n > reflectMax {
 		t.Errorf("%d sightings, %d addresses", len(r.seen), n)
+	}
+}
+
+func TestStrangePong(t *testing.T) {
+	at := netip.MustParseAddrPort
+	cone := &candidate.Result{
+		NATReport:  candidate.NATReport{Mapping: candidate.EndpointIndependent},
+		Candidates: []*skeinv1.Candidate{{Address: "203.0.113.7:51820"}, {Address: "192.168.1.2:51820"}},
+	}
+	symmetric := &candidate.Result{NATReport: candidate.NATReport{Mapping: candidate.AddressAndPortDependent}, Candidates: cone.Candidates}
+	for name, c := range map[string]struct {
+		observed, from string
+		result         *candidate.Result
+		want           bool
+	}{
+		"another port":                {"203.0.113.7:40001", "198.51.100.1:51820", cone, true},
+		"another address":             {"203.0.113.8:51820", "198.51.100.1:51820", cone, true},
+		"what is known":               {"203.0.113.7:51820", "198.51.100.1:51820", cone, false},
+		"as an IPv4-mapped address":   {"[::ffff:203.0.113.7]:51820", "198.51.100.1:51820", cone, false},
+		"before discovery":            {"203.0.113.7:40001", "198.51.100.1:51820", nil, false},
+		"a NAT that maps by peer":     {"203.0.113.7:40001", "198.51.100.1:51820", symmetric, false},
+		"by a relay's port":           {"198.51.100.9:24001", "198.51.100.9:24000", cone, false},
+		"inside a carrier's network":  {"100.64.1.2:40001", "198.51.100.1:51820", cone, false},
+		"by a peer in the LAN":        {"203.0.113.7:40001", "192.168.1.9:51820", cone, false},
+		"IPv6, which nobody rewrites": {"[2001:db8::7]:40001", "[2001:db8::1]:51820", cone, false},
+	} {
+		if got := strange(at(c.observed), at(c.from), c.result); got != c.want {
+			t.Errorf("%s: %t, want %t", name, got, c.want)
+		}
 	}
 }

@@ -287,7 +287,7 @@ func (a *Agent) openPaths(ctx context.Context) error {
 	a.openGuessing(ctx)
 	a.paths = path.NewManager(path.Config{
 		Self: a.id, Prober: pinger{a}, Signal: a.sendSignal, Relays: a.pool, Journal: a.journal, Log: a.log,
-		Ports: a.pool,
+		Ports: a.pool, OnLost: func(identity.ID) { a.reflexive.Doubt() },
 		Guess: a.guessPorts,
 	})
 	if err := a.openDiscovery(); err != nil {

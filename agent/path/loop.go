@@ -300,6 +300,9 @@ func (m *Manager) use(p *peer, before Path, lastPong time.Time) {
 	m.metrics.switched(before, now, p.machine.Now, lastPong)
 	m.log.Info("path", "peer", p.machine.Peer, "from", before.String(), "to", now.String(), "alive", now.Alive, "rule", now.Rule)
 	m.decided(p, before)
+	if m.cfg.OnLost != nil && before.Kind == Direct && before.Alive && !(now.Kind == Direct && now.Alive) {
+		m.cfg.OnLost(p.machine.Peer)
+	}
 }
 
 func (m *Manager) add(id identity.ID, now time.Time) *peer {

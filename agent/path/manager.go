@@ -51,6 +51,7 @@ type Config struct {
 	Journal Journal                                         // nil: none
 	Guess   func(peer identity.ID, g Guess)                 // begins to guess ports, the zero Guess ends it; must not block. Guessed takes what comes out
 	Ports   Ports                                           // nil: relays reserve no ports
+	OnLost  func(peer identity.ID)                          // a direct path has died; must not block. nil: nobody wants to know
 	Clock   func() time.Time                                // nil: time.Now
 	Log     *slog.Logger                                    // nil: slog.Default()
 }

@@ -24,6 +24,7 @@ type wire struct {
 	addr     map[identity.ID]netip.AddrPort
 	sent     int
 	wrongWay atomic.Int64
+	lost     atomic.Int64 // direct paths, by the managers' word
 }
 
 func newWire() *wire {
@@ -104,7 +105,7 @@ func (j *memory) Read(since, until time.Time, keep func(*skeinv1.JournalEntry) b
 // join starts a manager on the wire.
 func (w *wire) join(id identity.ID, addr string, j Journal) *Manager {
 	e := wireEnd{w, id}
-	m := NewManager(Config{Self: id, Prober: e, Relays: e, Journal: j, Signal: func(peer identity.ID, s *skeinv1.Signal) error {
+	m := NewManager(Config{Self: id, Prober: e, Relays: e, Journal: j, OnLost: func(identity.ID) { w.lost.Add(1) }, Signal: func(peer identity.ID, s *skeinv1.Signal) error {
 		w.mu.Lock()
 		other, self, cut := w.managers[peer], w.managers[id], w.cut
 		w.mu.Unlock()
@@ -168,6 +169,9 @@ func TestManagerFindsAndLosesADirectPath(t *testing.T) {
 		}
 		if m := ma.Metrics(); m.Upgrades != 1 || m.Downgrades != 1 || m.Blackouts.Count != 1 || m.Blackouts.Max > 950*time.Millisecond {
 			t.Errorf("metrics %+v", m)
+		}
+		if n := w.lost.Load(); n != 1 {
+			t.Errorf("told of %d lost paths, want 1: the other end is idle and has not noticed", n)
 		}
 		if n := w.wrongWay.Load(); n > 0 {
 			t.Errorf("%d punches left before the new path was known", n)

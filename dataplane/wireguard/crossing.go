@@ -27,12 +27,14 @@ const (
 	// repeatAfter is when an initiation that stands, and was not answered, is sent again.
 	repeatAfter = 2 * answerWithin
 	// insistAfter is when one that the other side may have passed over is sent again, and yieldAfter from when
-	// on such a one is let in: the first must be answered by then, if it can be.
-	insistAfter = 300 * time.Millisecond
-	yieldAfter  = 200 * time.Millisecond
+	// on such a one is let in: the first must be answered by then, if it can be, also on a way that takes half a second.
+	insistAfter = 800 * time.Millisecond
+	yieldAfter  = 700 * time.Millisecond
 	// lostAfter is when any other is: it may be lost, or have come right behind an answer, where none is let in. On
 	// ways slower than that the other side's, which crosses it, would come too late to keep it from being sent.
 	lostAfter = 600 * time.Millisecond
+	// insistFor is how long an initiation stands: wireguard-go makes another one after five seconds.
+	insistFor = 4 * time.Second
 	// A flood of forged initiations must cost no more than the real ones: with maxTracked endpoints remembered
 	// the rest passes as it would without us, and what is old is looked for no more often than sweepEvery.
 	maxTracked = 4096
@@ -267,6 +269,28 @@ func (c *crossing) busy(at netip.AddrPort) bool {
 	return m != nil && (m.ours.within(busyWindow) || within(m.responded, crossWindow) || within(m.held, busyWindow))
 }
 
+// insist sends an initiation of ours once more that went to one of a peer's endpoints and stands unanswered, to the last of them, and
+// tells whether there is one. A new one instead would make what answers the first useless, which on a slow way is still to come.
+func (c *crossing) insist(endpoints []netip.AddrPort) bool {
+	c.mu.Lock()
+	var newest initiation
+	for _, at := range endpoints {
+		if m := c.paths[unmapped(at)]; m != nil && m.ours.outcome == open && m.ours.within(insistFor) && m.ours.at.After(newest.at) {
+			newest = m.ours
+		}
+	}
+	to := unmapped(endpoints[len(endpoints)-1])
+	if newest.packet == nil || !to.IsValid() {
+		c.mu.Unlock()
+		return false
+	}
+	newest.at, newest.again = time.Now(), true
+	c.meet(to).ours = newest
+	c.mu.Unlock()
+	c.send(newest.packet, to)
+	return true
+}
+
 // wanted tells whether an initiation came from an endpoint that may still wait for its answer.
 func (c *crossing) wanted(at netip.AddrPort) bool {
 	c.mu.Lock()
@@ -295,7 +319,7 @@ func (c *crossing) forget() {
 }
 
 func (m *meeting) old() bool {
-	return !m.ours.within(crossWindow) && !m.theirs.within(crossWindow) && !within(m.responded, crossWindow) && !within(m.knocked, knockWindow)
+	return !m.ours.within(insistFor) && !m.theirs.within(crossWindow) && !within(m.responded, crossWindow) && !within(m.knocked, knockWindow)
 }
 
 func (i *initiation) within(d time.Duration) bool { return within(i.at, d) }

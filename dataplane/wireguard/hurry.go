@@ -23,9 +23,8 @@ var hurryAfter = []time.Duration{0, 300 * time.Millisecond, 700 * time.Milliseco
 // the peer. Whoever learns of the other last is heard, so it tries if the other has asked, and whoever has
 // packets waiting tries again soon. Where neither is so, there is no session, as WireGuard has it.
 type hurrier struct {
-	dev    *device.Device
-	busy   func(netip.AddrPort) bool // a handshake with that endpoint is under way
-	wanted func(netip.AddrPort) bool // somebody there asked for a session lately
+	dev   *device.Device
+	cross *crossing
 
 	mu     sync.Mutex
 	met    map[dataplane.Key]bool           // had a session when last looked at
@@ -42,7 +41,7 @@ type firstTries struct {
 }
 
 func newHurrier(dev *device.Device, bind *meshBind) *hurrier {
-	return &hurrier{dev: dev, busy: bind.cross.busy, wanted: bind.cross.wanted, met: map[dataplane.Key]bool{}, where: map[dataplane.Key]netip.AddrPort{}, fresh: map[dataplane.Key]*firstTries{}}
+	return &hurrier{dev: dev, cross: bind.cross, met: map[dataplane.Key]bool{}, where: map[dataplane.Key]netip.AddrPort{}, fresh: map[dataplane.Key]*firstTries{}}
 }
 
 // changes looks at the device before it is written to: at a peer's former endpoint, which it may have
@@ -139,15 +138,15 @@ func (h *hurrier) look() {
 	}
 }
 
-// try starts a handshake, unless one is under way. A second initiation would be taken for a replay of
-// the first, whose answer we would no longer understand; and one that we have answered would be undone.
+// try starts a handshake, unless one is under way, or sends the initiation again that nobody has answered. A second one
+// would be taken for a replay of the first, whose answer we would no longer understand; and one that we have answered would be undone.
 func (h *hurrier) try(key dataplane.Key, endpoints []netip.AddrPort) {
-	if slices.ContainsFunc(endpoints, h.busy) {
+	if slices.ContainsFunc(endpoints, h.cross.busy) || h.cross.insist(endpoints) {
 		return
 	}
 	if p := h.dev.LookupPeer(device.NoisePublicKey(key)); p != nil {
 		p.ExpireCurrentKeypairs() // there are none; it is the former attempt that is forgotten
-		if slices.ContainsFunc(endpoints, h.wanted) {
+		if slices.ContainsFunc(endpoints, h.cross.wanted) {
 			p.SendKeepalive() // goes behind the packets that wait, if any do
 			return
 		}

@@ -4,9 +4,11 @@ import (
 	"bytes"
 	"errors"
 	"fmt"
+	"maps"
 	"net"
 	"net/netip"
 	"os"
+	"slices"
 	"strings"
 	"sync"
 	"testing"
@@ -55,19 +57,59 @@ func TestTryWhileTheAnswerIsUnderWay(t *testing.T) {
 	}
 }
 
+// A try repeats the initiation that stands: of two different ones the first's answer would be useless, and on a way slower than the
+// pause between tries each next one would come before the answer to the last.
+func TestTryRepeatsWhatStands(t *testing.T) {
+	a, b := tuntest.NewChannelTUN(), tuntest.NewChannelTUN()
+	quiet := &device.Logger{Verbosef: device.DiscardLogf, Errorf: device.DiscardLogf}
+	bind := newMeshBind()
+	da, db := device.NewDevice(a.TUN(), bind, quiet), device.NewDevice(b.TUN(), newMeshBind(), quiet)
+	defer da.Close()
+	defer db.Close()
+	_, portA := wire(t, db, da)
+	middle := newJam(t, netip.AddrPortFrom(netip.MustParseAddr("127.0.0.1"), uint16(portA)))
+	keyB := middle.lead(t, da, db)
+	d := &userspaceDevice{dev: da, up: true, tun: &quietTUN{}, first: newHurrier(da, bind)}
+	defer d.first.close()
+	a.Outbound <- tuntest.Ping(netip.MustParseAddr("10.0.0.1"), netip.MustParseAddr("10.0.0.2"))
+	op := Op{Peer: &PeerOp{Action: Update, Key: keyB, Endpoint: middle.forA}}
+	if err := d.Write([]Op{op}); err != nil {
+		t.Fatal(err)
+	}
+	select {
+	case <-b.Inbound:
+	case <-time.After(4 * time.Second): // the library's own retry comes after five
+		t.Fatal("the packet waits for the next handshake")
+	}
+	if started := middle.started(); len(started) != 1 || started[0] < 2 {
+		t.Errorf("initiations, by how often they were sent: %v; want one, and that again", started)
+	}
+}
+
 // jam is a way between two devices that holds up what b sends for a moment, and lets it arrive all at once.
 type jam struct {
 	toA, toB netip.AddrPort
 	sideA    *net.UDPConn // where a sends
 	sideB    *net.UDPConn
+	forA     netip.AddrPort
 	forB     netip.AddrPort
+
+	mu          sync.Mutex
+	initiations map[uint32]int // of a
+}
+
+// started tells how often each of a's initiations was sent.
+func (j *jam) started() []int {
+	j.mu.Lock()
+	defer j.mu.Unlock()
+	return slices.Collect(maps.Values(j.initiations))
 }
 
 // jamFor is longer than the first pause between two tries of a first handshake.
 const jamFor = 600 * time.Millisecond
 
 func newJam(t *testing.T, a netip.AddrPort) *jam {
-	j := &jam{toA: a}
+	j := &jam{toA: a, initiations: map[uint32]int{}}
 	for _, c := range []**net.UDPConn{&j.sideA, &j.sideB} {
 		u, err := net.ListenUDP("udp4", net.UDPAddrFromAddrPort(netip.MustParseAddrPort("127.0.0.1:0")))
 		if err != nil {
@@ -76,37 +118,37 @@ func newJam(t *testing.T, a netip.AddrPort) *jam {
 		t.Cleanup(func() { u.Close() })
 		*c = u
 	}
+	j.forA = j.sideA.LocalAddr().(*net.UDPAddr).AddrPort()
 	j.forB = j.sideB.LocalAddr().(*net.UDPAddr).AddrPort()
 	return j
 }
 
-// lead makes the devices each other's peer through j.
-func (j *jam) lead(t *testing.T, da, db *device.Device) {
+// lead leads a's way to b through j, and tells b's key.
+func (j *jam) lead(t *testing.T, da, db *device.Device) dataplane.Key {
 	t.Helper()
-	port := func(d *device.Device) netip.AddrPort {
+	read := func(d *device.Device) (State, []dataplane.PeerStatus) {
 		text, err := d.IpcGet()
 		if err != nil {
 			t.Fatal(err)
 		}
-		s, _, err := decode([]byte(text), true)
+		s, peers, err := decode([]byte(text), true)
 		if err != nil {
 			t.Fatal(err)
 		}
-		return netip.AddrPortFrom(netip.MustParseAddr("127.0.0.1"), uint16(s.Port))
+		return s, peers
 	}
-	j.toB = port(db)
-	_, peers, err := func() (State, []dataplane.PeerStatus, error) {
-		text, _ := da.IpcGet()
-		return decode([]byte(text), false)
-	}()
-	if err != nil || len(peers) != 1 {
-		t.Fatalf("peers of a: %v %v", peers, err)
+	s, _ := read(db)
+	j.toB = netip.AddrPortFrom(netip.MustParseAddr("127.0.0.1"), uint16(s.Port))
+	_, peers := read(da)
+	if len(peers) != 1 {
+		t.Fatalf("peers of a: %v", peers)
 	}
 	if err := da.IpcSet(fmt.Sprintf("public_key=%x\nupdate_only=true\nendpoint=%s\n", peers[0].PublicKey[:], j.sideA.LocalAddr())); err != nil {
 		t.Fatal(err)
 	}
 	go j.pass(j.sideA, j.sideB, j.toB, 0)
 	go j.pass(j.sideB, j.sideA, j.toA, jamFor)
+	return peers[0].PublicKey
 }
 
 // pass carries what comes to one socket on from the other; the first packets together, some time after the first of them.
@@ -126,6 +168,11 @@ func (j *jam) pass(from, by *net.UDPConn, to netip.AddrPort, hold time.Duration)
 			held, hold = nil, 0
 			_ = from.SetReadDeadline(time.Time{})
 			continue
+		}
+		if from == j.sideA && isInitiation(b[:n]) {
+			j.mu.Lock()
+			j.initiations[senderIndex(b[:n])]++
+			j.mu.Unlock()
 		}
 		switch {
 		case err != nil:

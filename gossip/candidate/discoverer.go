@@ -35,7 +35,7 @@ type Discoverer struct {
 	c       Config
 	changed chan struct{}      // the host may have changed
 	checks  chan chan<- Result // somebody waits for a look at everything
-	wakes   chan int           // a step asks to look
+	wakes   chan wish          // a step asks to look
 	reports chan report
 	stopped chan struct{} // closed when Run returns
 
@@ -48,6 +48,12 @@ type order struct {
 	host        Host
 	full, fresh bool
 	number      uint64 // counts orders to look at everything
+}
+
+// wish is a step's own.
+type wish struct {
+	step int
+	full bool
 }
 
 // report is what a worker brings.
@@ -71,7 +77,7 @@ func New(c Config) *Discoverer {
 	}
 	return &Discoverer{
 		c: c, changed: make(chan struct{}, watchBacklog), checks: make(chan chan<- Result),
-		wakes: make(chan int), reports: make(chan report), stopped: make(chan struct{}),
+		wakes: make(chan wish), reports: make(chan report), stopped: make(chan struct{}),
 	}
 }
 
@@ -167,8 +173,8 @@ func (d *Discoverer) coordinate(ctx context.Context, orders []chan order) {
 			d.readHost(c)
 			d.orderAll(c, orders, false)
 			c.waiting[c.number] = append(c.waiting[c.number], answer)
-		case i := <-d.wakes:
-			place(orders[i], order{host: c.host, full: true, number: c.number})
+		case w := <-d.wakes:
+			place(orders[w.step], order{host: c.host, full: w.full, number: c.number})
 		case r := <-d.reports:
 			if d.take(c, r) {
 				news.Reset(gather)
@@ -202,7 +208,7 @@ func (d *Discoverer) orderAll(c *round, orders []chan order, fresh bool) {
 func place(orders chan order, o order) {
 	select {
 	case old := <-orders:
-		o.fresh = o.fresh || old.fresh
+		o.full, o.fresh = o.full || old.full, o.fresh || old.fresh
 		o.number = max(o.number, old.number)
 	default:
 	}
@@ -292,7 +298,7 @@ func (d *Discoverer) look(ctx context.Context, i int, s Step, o order, orders <-
 	done := make(chan Found, 1)
 	go func() {
 		done <- s.Look(inner, Request{
-			Host: o.host, Full: o.full, Fresh: o.fresh, Early: func(f Found) { send(f, true) }, Wake: func() { d.wake(i) },
+			Host: o.host, Full: o.full, Fresh: o.fresh, Early: func(f Found) { send(f, true) }, Wake: func() { d.wake(wish{i, true}) }, Soon: func() { d.wake(wish{i, false}) },
 		})
 	}()
 	var next *order
@@ -306,7 +312,7 @@ func (d *Discoverer) look(ctx context.Context, i int, s Step, o order, orders <-
 			return f.Again, next
 		case n := <-orders:
 			if next != nil {
-				n.fresh = n.fresh || next.fresh
+				n.full, n.fresh = n.full || next.full, n.fresh || next.fresh
 			}
 			if next = &n; n.fresh {
 				cancel()
@@ -315,10 +321,10 @@ func (d *Discoverer) look(ctx context.Context, i int, s Step, o order, orders <-
 	}
 }
 
-func (d *Discoverer) wake(i int) {
+func (d *Discoverer) wake(w wish) {
 	go func() { // the caller may be the coordinator's own OnResult
 		select {
-		case d.wakes <- i:
+		case d.wakes <- w:
 		case <-d.stopped:
 		}
 	}()

@@ -32,6 +32,7 @@ type Request struct {
 	Fresh bool        // the host's network is another one than at the last look
 	Early func(Found) // tells what is certain already, while Look goes on
 	Wake  func()      // asks for another full look at this step soon; may be called at any time, by any goroutine
+	Soon  func()      // the same for a look as the step's own time brings
 }
 
 // Found is what one step knows.

@@ -201,6 +201,65 @@ func TestMappingIsKeptAliveAndWatched(t *testing.T) {
 	})
 }
 
+// A path that has died, or a peer that sees the host elsewhere, brings a look at once. What it costs is bounded: in vain it is done
+// ever more rarely, and a host without NAT does not look at all.
+func TestDoubtLooksAtOnce(t *testing.T) {
+	bubble(t, two, func(t *testing.T, w *world) {
+		first := w.one(w.after(2 * time.Second))
+		w.requests()
+		w.set(func() { w.mapped = ap("198.51.100.9:8") })
+		w.step.Doubt()
+		if r := w.one(w.after(300 * time.Millisecond)); r.Candidates[0].Address != "198.51.100.9:8" || r.NAT != first.NAT {
+			t.Errorf("after a doubt: %v, NAT %s", r.Candidates, r.NAT)
+		}
+		w.after(3 * time.Minute)
+		w.requests()
+		for range 600 {
+			w.step.Doubt()
+			w.after(100 * time.Millisecond)
+		}
+		// 1+2+4+8+16 s, then as often as without.
+		if n := w.requests(); n < 2*6 || n > 2*(2*3+6) {
+			t.Errorf("%d requests in a minute of doubts in vain, want about %d", n, 2*(6+2))
+		}
+		w.set(func() { w.mapped = ap("198.51.100.9:9") })
+		if r := w.one(w.after(keepEvery + 5*time.Second)); r.Candidates[0].Address != "198.51.100.9:9" {
+			t.Errorf("the last doubt: %v", r.Candidates)
+		}
+	})
+	bubbleWith(t, two, func(_ *Config, w *world) {
+		w.addrs, w.mapped = []string{"198.51.100.9"}, netip.AddrPortFrom(ap("198.51.100.9:1").Addr(), port)
+	}, func(t *testing.T, w *world) {
+		w.after(2 * time.Second)
+		w.requests()
+		w.step.Doubt()
+		w.after(5 * time.Second)
+		if n := w.requests(); n > 0 {
+			t.Errorf("%d requests though no NAT could have changed its mapping", n)
+		}
+	})
+}
+
+// Servers that are silent when a doubt comes are not believed gone, nor UDP blocked, before the regular look says so.
+func TestDoubtInAShortOutageIsNoNews(t *testing.T) {
+	bubbleWith(t, two, withAlive, func(t *testing.T, w *world) {
+		w.set(func() { w.alive = true })
+		w.one(w.after(2 * time.Second))
+		w.set(func() { w.away = true })
+		w.step.Doubt()
+		w.after(2 * time.Second)
+		w.set(func() { w.away = false })
+		if rs := w.after(time.Minute); len(rs) > 0 {
+			t.Errorf("told %+v", rs)
+		}
+		w.set(func() { w.away = true })
+		w.step.Doubt()
+		if r := w.one(w.after(10 * time.Second)); r.NAT != skeinv1.NatType_NAT_TYPE_BLOCKED {
+			t.Errorf("of an outage that stays, this was told in 10 s: %+v", r)
+		}
+	})
+}
+
 // A site that is cut off from all servers must go on telling its neighbours how to reach it.
 func TestServersGoAndComeBack(t *testing.T) {
 	for name, adjust := range map[string]func(*Config, *world){"without another way to know": nil, "known to be down": withAlive} {

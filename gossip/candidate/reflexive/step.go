@@ -55,6 +55,8 @@ type Step struct {
 	servers []string
 	spare   []netip.AddrPort // asked when no server answers
 	wake    func()
+	soon    func()
+	doubts  doubts
 	mapped  []candidate.Observation // of the last run
 
 	run state // owned by Look
@@ -69,6 +71,7 @@ type state struct {
 	good     findings // the last in which somebody answered
 	ran      bool
 	fullAt   time.Time
+	moved    bool // a server sees another mapping than before, or has not answered
 }
 
 // New checks the configuration. Nothing is sent before Look.
@@ -149,12 +152,28 @@ func (s *Step) Await(tx stunmsg.TxID) (heard <-chan struct{}, stop func()) { ret
 // also keeps the NAT's mapping alive.
 func (s *Step) Look(ctx context.Context, r candidate.Request) candidate.Found {
 	s.mu.Lock()
-	s.wake = r.Wake
+	s.wake, s.soon = r.Wake, r.Soon
+	s.doubts.begin(time.Now())
 	s.mu.Unlock()
-	if r.Full || s.due() || !s.unchanged(ctx) {
+	before, silent := s.run.found, false
+	whole := r.Full || s.due()
+	if s.run.moved = false; !whole {
+		s.run.moved, silent = s.compare(ctx)
+	}
+	s.mu.Lock()
+	doubted := s.doubts.due
+	s.mu.Unlock()
+	if whole || s.run.moved || silent && !doubted {
 		s.full(ctx, r)
 	}
-	return s.tell(s.run.found, s.run.report)
+	s.mu.Lock()
+	s.doubts.end(s.run.found.translated(), candidate.SameCandidates(before.candidates(), s.run.found.candidates()))
+	s.mu.Unlock()
+	f := s.tell(s.run.found, s.run.report)
+	if silent && doubted { // whatever made us doubt may have silenced the servers for a moment; the regular look decides
+		f.Again = min(f.Again, retryFirst)
+	}
+	return f
 }
 
 // tell makes a Found of what was found.
@@ -177,8 +196,8 @@ func (s *Step) due() bool {
 	return !s.run.report.UDP || time.Since(s.run.fullAt) >= fullEvery
 }
 
-// unchanged asks two servers what they see.
-func (s *Step) unchanged(ctx context.Context) bool {
+// compare asks two servers whether they see what they saw before, or say nothing.
+func (s *Step) compare(ctx context.Context) (moved, silent bool) {
 	before := map[netip.AddrPort]netip.AddrPort{}
 	var servers []netip.AddrPort
 	for _, o := range s.run.report.Mapped {
@@ -187,23 +206,23 @@ func (s *Step) unchanged(ctx context.Context) bool {
 			servers = append(servers, o.Server)
 		}
 	}
-	if len(servers) == 0 {
-		return true
-	}
 	ctx, cancel := context.WithTimeout(ctx, mappingTime)
 	defer cancel()
-	same := make(chan bool, len(servers))
+	type answer struct{ moved, silent bool }
+	answers := make(chan answer, len(servers))
 	for _, server := range servers {
 		go func() {
 			r, _, err := s.wg.ask(ctx, server, stunmsg.Here)
-			same <- err == nil && r.Mapped == before[server]
+			answers <- answer{err == nil && r.Mapped != before[server], err != nil}
 		}()
 	}
-	all := true
 	for range servers {
-		all = <-same && all
+		a := <-answers
+		if moved, silent = moved || a.moved, silent || a.silent; moved {
+			break // this is enough
+		}
 	}
-	return all
+	return moved, silent
 }
 
 // full makes one whole run.
@@ -262,7 +281,8 @@ func (s *Step) discover(ctx context.Context, r candidate.Request) (findings, can
 		s.run.answered[seen.server] = len(seen.observations) > 0
 	}
 	s.weighSilence(&f, servers)
-	if r.Fresh && r.Early != nil {
+	again := s.run.moved && f.translated() && sameNAT(f, s.run.found) // others should hear of a new mapping before its filtering is tested
+	if (r.Fresh || again) && r.Early != nil {
 		r.Early(s.early(f))
 	}
 	s.testFamily(ctx, &f, results)
@@ -349,9 +369,9 @@ func (s *Step) evidence(local []netip.Addr, results []seen, v4 bool) Evidence {
 }
 
 // early tells the candidates before the filtering tests, which may take a second, so that peers on the same network and cones
-// can begin. It is told on a new network only; later runs change nothing before they are sure.
+// can begin. It is told on a new network, and when the same NAT has given out another mapping; other runs change nothing before they are sure.
 func (s *Step) early(f findings) candidate.Found {
-	if last := s.run.found; s.run.ran && f.translated() && candidate.SameCandidates(f.candidates(), last.candidates()) {
+	if last := s.run.found; s.run.ran && f.translated() && sameNAT(f, last) {
 		f.v4.Tests, f.v6.Tests, f.hairpin = last.v4.Tests, last.v6.Tests, last.hairpin // the same NAT, in all likelihood
 		return s.tell(f, f.report())
 	}
@@ -361,6 +381,19 @@ func (s *Step) early(f findings) candidate.Found {
 		r.Advice = nil
 	}
 	return s.tell(f, r)
+}
+
+// sameNAT tells whether the same NAT shows, though it may have given out new mappings.
+func sameNAT(f, last findings) bool {
+	if !slices.Equal(f.local, last.local) {
+		return false
+	}
+	a, b := f.candidates(), last.candidates()
+	return slices.EqualFunc(a, b, func(x, y *skeinv1.Candidate) bool {
+		m, err1 := netip.ParseAddrPort(x.GetAddress())
+		n, err2 := netip.ParseAddrPort(y.GetAddress())
+		return err1 == nil && err2 == nil && m.Addr() == n.Addr() && x.GetPriority() == y.GetPriority()
+	})
 }
 
 // testFamily tests the filtering in IPv4, or in IPv6 where IPv4 does not answer. Where the first server knows no other node to
