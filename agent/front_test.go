@@ -5,6 +5,7 @@ import (
 	"crypto/ed25519"
 	"crypto/tls"
 	"io"
+	"maps"
 	"net"
 	"strings"
 	"testing"
@@ -98,6 +99,15 @@ func TestFront(t *testing.T) {
 			}
 		})
 	}
+	t.Run("another key with a member's ID", func(t *testing.T) {
+		m := *r.current.Load()
+		m.nodes = maps.Clone(m.nodes)
+		m.nodes[stranger.key.ID()] = m.nodes[b.key.ID()]
+		r.current.Store(&m)
+		if said, err := ask(t, address, stranger.key, identity.ALPNRelay, nil); err == nil {
+			t.Errorf("it let in and said %q", said)
+		}
+	})
 	t.Run("a member that is one no longer", func(t *testing.T) {
 		r.update(newWorld(t, a).state)
 		if said, err := ask(t, address, b.key, identity.ALPNRelay, nil); err == nil {

@@ -175,8 +175,11 @@ func TestVerifySignature(t *testing.T) {
 	}
 	// A roster whose key does not belong to the ID must not help.
 	roster.m[simKey(0).ID()] = simKey(1).Public()
-	if _, err := Verify(good, roster); !errors.Is(err, ErrSignature) {
-		t.Errorf("foreign key in the roster: %v", err)
+	forged := &skeinv1.SignedRecord{Record: good.GetRecord(), Signature: simKey(1).Sign(append([]byte(signatureContext), good.GetRecord()...))}
+	for name, s := range map[string]*skeinv1.SignedRecord{"by the node's own key": good, "by the roster's": forged} {
+		if _, err := Verify(s, roster); !errors.Is(err, ErrSignature) {
+			t.Errorf("foreign key in the roster, signed %s: %v", name, err)
+		}
 	}
 }
 

@@ -4,8 +4,9 @@
 // always be repaired.
 //
 // Streams are TLS 1.3; both ends prove their identity key against the roster, and ALPN splits them.
-// Packets that come by the tunnel are attributed by their overlay source address, which WireGuard
-// has authenticated, those that come by a relay by the session they came in on.
+// Packets that come by the tunnel are attributed by their overlay source address, which WireGuard has
+// authenticated: what comes by another link is dropped. Those that come by a relay carry a code that only
+// the sender can make. Streams and packets by the tunnel leave by its link or not at all.
 //
 // All methods are safe for concurrent use. Source: DESIGN.md section 7.
 package control

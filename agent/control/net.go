@@ -15,12 +15,10 @@ import (
 	"slices"
 	"strconv"
 	"sync"
-	"syscall"
 	"time"
 
-	"golang.org/x/sys/unix"
-
 	"github.com/skeinmesh/skein/identity"
+	"github.com/skeinmesh/skein/internal/mmsg"
 )
 
 // Timing of the two ways.
@@ -80,7 +78,7 @@ type Config struct {
 	Roster Roster
 	Relay  Relay
 	Port   uint16 // TCP and UDP, on the overlay addresses
-	Link   string // the tunnel; streams are bound to it, so that none leaves in the clear while it is away
+	Link   string // the tunnel: nothing leaves in the clear while it is away, and no packet from elsewhere is taken for one of it
 	// Tunnel tells what is known of the tunnel to a node now.
 	Tunnel func(identity.ID) Tunnel
 	// PacketKey is a key that only this node and another know. Packets by a relay carry a code made with
@@ -161,24 +159,18 @@ func (n *Net) Bind(addrs ...netip.Addr) error {
 			return fmt.Errorf("control net: listen on %s/udp: %w (set ports.control to another port if it is taken)", at, err)
 		}
 		udp := pc.(*net.UDPConn)
+		reader, err := mmsg.NewReader(udp, 1)
+		if err != nil {
+			tcp.Close()
+			udp.Close()
+			return fmt.Errorf("control net: %w", err)
+		}
 		n.tcp, n.udp, n.bound = append(n.tcp, tcp), append(n.udp, udp), append(n.bound, a)
 		n.wg.Add(2)
 		go n.accept(tcp)
-		go n.receive(udp)
+		go n.receive(udp, reader)
 	}
 	return nil
-}
-
-// freeBind lets a socket have an address that the link gets only later, and keep it when the link is made anew.
-func freeBind(network, _ string, c syscall.RawConn) error {
-	var err error
-	e := c.Control(func(fd uintptr) {
-		err = unix.SetsockoptInt(int(fd), unix.IPPROTO_IP, unix.IP_FREEBIND, 1)
-		if network == "tcp6" || network == "udp6" {
-			err = unix.SetsockoptInt(int(fd), unix.IPPROTO_IPV6, unix.IPV6_FREEBIND, 1)
-		}
-	})
-	return errors.Join(e, err)
 }
 
 // Close ends all listeners and waits for the accept loops. Streams that were handed out stay.
@@ -269,11 +261,7 @@ func (n *Net) dialTunnel(ctx context.Context, node identity.ID) (net.Conn, error
 	}
 	d := net.Dialer{KeepAliveConfig: keepAlive}
 	if n.cfg.Link != "" {
-		d.Control = func(_, _ string, c syscall.RawConn) error {
-			var err error
-			e := c.Control(func(fd uintptr) { err = unix.BindToDevice(int(fd), n.cfg.Link) })
-			return errors.Join(e, err)
-		}
+		d.Control = bindTo(n.cfg.Link)
 	}
 	to := v6
 	if v4.IsValid() {
@@ -440,27 +428,31 @@ func (n *Net) sendTunnel(node identity.ID, channel byte, b []byte) error {
 		if !to.IsValid() || to.Is4() != local.Is4() {
 			continue
 		}
-		_, err := c.WriteToUDPAddrPort(append([]byte{channel}, b...), netip.AddrPortFrom(to, n.cfg.Port))
+		by, err := byLink(c, n.cfg.Link, local)
+		if err != nil {
+			return err
+		}
+		_, _, err = c.WriteMsgUDPAddrPort(append([]byte{channel}, b...), by, netip.AddrPortFrom(to, n.cfg.Port))
 		return err
 	}
 	return errors.New("the tunnel's side is not bound to port " + strconv.Itoa(int(n.cfg.Port)) + " yet")
 }
 
-func (n *Net) receive(c *net.UDPConn) {
+func (n *Net) receive(c *net.UDPConn, r *mmsg.Reader) {
 	defer n.wg.Done()
-	buf := make([]byte, 64<<10)
 	for {
-		size, from, err := c.ReadFromUDPAddrPort(buf)
-		if err != nil {
-			if n.ctx.Err() != nil {
+		if err := r.Read(); err != nil {
+			if n.ctx.Err() != nil || errors.Is(err, net.ErrClosed) {
 				return
 			}
 			continue // such as an ICMP error for an earlier packet
 		}
-		id, ok := n.cfg.Roster.Owner(from.Addr().Unmap())
-		if !ok || size < 1 || size > MaxPacket+1 {
-			continue
+		for d, ok := r.Next(); ok; d, ok = r.Next() {
+			id, known := n.cfg.Roster.Owner(d.From.Addr())
+			if !known || len(d.Data) < 1 || len(d.Data) > MaxPacket+1 || !cameBy(c, n.cfg.Link, d) {
+				continue
+			}
+			n.cfg.OnPacket(id, d.Data[0], bytes.Clone(d.Data[1:]))
 		}
-		n.cfg.OnPacket(id, buf[0], append([]byte(nil), buf[1:size]...))
 	}
 }

@@ -7,15 +7,23 @@ import (
 	"errors"
 	"io"
 	"log/slog"
+	"maps"
 	"net"
 	"net/netip"
+	"os"
+	"strconv"
 	"strings"
 	"sync"
+	"syscall"
 	"testing"
 	"time"
 
+	"github.com/vishvananda/netlink"
+	"golang.org/x/sys/unix"
+
 	"github.com/skeinmesh/skein/agent/control"
 	"github.com/skeinmesh/skein/identity"
+	"github.com/skeinmesh/skein/internal/testns"
 )
 
 // roster is a fixed membership on loopback addresses.
@@ -78,6 +86,7 @@ type node struct {
 	id      identity.ID
 	net     *control.Net
 	port    uint16
+	keys    map[identity.ID]ed25519.PublicKey // of its roster
 	tunnel  control.Tunnel
 	mu      sync.Mutex
 	packets chan string
@@ -86,8 +95,13 @@ type node struct {
 // trio makes two members and a stranger who share a relay.
 func trio(t *testing.T) (w *wire, nodes []*node) {
 	t.Helper()
+	return trioOver(t, "")
+}
+
+// trioOver is trio with a tunnel by a link.
+func trioOver(t *testing.T, link string) (w *wire, nodes []*node) {
+	t.Helper()
 	w = &wire{nodes: map[identity.ID]*control.Net{}, got: map[identity.ID]func(identity.ID, byte, []byte){}}
-	members := roster{map[identity.ID]ed25519.PublicKey{}, map[identity.ID]netip.Addr{}}
 	everybody := roster{map[identity.ID]ed25519.PublicKey{}, map[identity.ID]netip.Addr{}}
 	var keys []*identity.Key
 	for i := range 3 {
@@ -96,24 +110,21 @@ func trio(t *testing.T) (w *wire, nodes []*node) {
 			t.Fatal(err)
 		}
 		keys = append(keys, k)
-		for _, r := range []roster{members, everybody} {
-			r.keys[k.ID()], r.addrs[k.ID()] = k.Public(), netip.AddrFrom4([4]byte{127, 77, 0, byte(i + 1)})
-		}
+		everybody.keys[k.ID()], everybody.addrs[k.ID()] = k.Public(), netip.AddrFrom4([4]byte{127, 77, 0, byte(i + 1)})
 	}
-	delete(members.keys, keys[2].ID())
 	port := freePort(t)
 	for i, k := range keys {
-		n := &node{id: k.ID(), port: port, packets: make(chan string, 16)}
-		r := members
-		if i == 2 {
-			r = everybody
+		r := roster{maps.Clone(everybody.keys), everybody.addrs}
+		if i != 2 {
+			delete(r.keys, keys[2].ID())
 		}
+		n := &node{id: k.ID(), port: port, keys: r.keys, packets: make(chan string, 16)}
 		received := func(from identity.ID, channel byte, b []byte) {
 			n.packets <- from.String() + " " + string('0'+channel) + " " + string(b)
 		}
 		var err error
 		n.net, err = control.New(control.Config{
-			Key: k, Roster: r, Relay: wireEnd{w, k.ID()}, Port: port,
+			Key: k, Roster: r, Relay: wireEnd{w, k.ID()}, Port: port, Link: link,
 			PacketKey: func(id identity.ID) ([32]byte, bool) { return [32]byte{7}, true }, OnPacket: received, Log: slog.New(slog.DiscardHandler),
 			Tunnel: func(identity.ID) control.Tunnel { n.mu.Lock(); defer n.mu.Unlock(); return n.tunnel },
 		})
@@ -205,6 +216,141 @@ func TestRelayWhenTheTunnelIsDead(t *testing.T) {
 	}
 }
 
+// While the tunnel's link is away, nothing goes where the routes would lead it, in the clear.
+func TestNothingGoesBesideTheTunnel(t *testing.T) {
+	for link, there := range map[string]bool{"lo": true, "skein-none": false} {
+		w, n := trioOver(t, link)
+		bind(t, 0, n[0])
+		bind(t, 1, n[1])
+		n[0].tunnel = control.Up
+		if there { // where packets do go by the link, they arrive
+			if way := echo(t, n[0], n[1]).Way(); way != "tunnel" {
+				t.Errorf("over %s the way is %s", link, way)
+			}
+			w.down = true
+			if err := n[0].net.SendPacket(n[1].id, control.ChannelSignal, []byte("x")); err != nil {
+				t.Errorf("over %s: %v", link, err)
+			}
+			n[1].want(t, n[0].id, "2 x")
+			continue
+		}
+		if way := echo(t, n[0], n[1]).Way(); way != "relay" {
+			t.Errorf("over %s the way is %s", link, way)
+		}
+		w.down = true
+		if c, err := n[0].net.Dial(t.Context(), n[1].id, identity.ALPNRPC); !errors.Is(err, control.ErrNoWay) || !errors.Is(err, syscall.ENODEV) {
+			t.Errorf("a stream over %s: %v, %v", link, c, err)
+		}
+		if err := n[0].net.SendPacket(n[1].id, control.ChannelSignal, []byte("x")); !errors.Is(err, control.ErrNoWay) || !errors.Is(err, syscall.ENODEV) {
+			t.Errorf("a packet over %s: %v", link, err)
+		}
+	}
+}
+
+// want waits for a packet.
+func (n *node) want(t *testing.T, from identity.ID, text string) {
+	t.Helper()
+	select {
+	case have := <-n.packets:
+		if have != from.String()+" "+text {
+			t.Fatalf("have %q, want %q", have, text)
+		}
+	case <-time.After(5 * time.Second):
+		t.Fatalf("%q did not arrive", text)
+	}
+}
+
+// onLink lets a neighbour reach an address over a link where nobody else would look for it.
+func onLink(t *testing.T, here, there *testns.NS, link string, at netip.Addr) {
+	t.Helper()
+	var mac net.HardwareAddr
+	here.Must("its hardware address", func() error {
+		l, err := netlink.LinkByName(link)
+		if err == nil {
+			mac = l.Attrs().HardwareAddr
+		}
+		return err
+	})
+	there.Must("the way by "+link, func() error {
+		l, err := netlink.LinkByName(link)
+		if err != nil {
+			return err
+		}
+		if err := netlink.RouteAdd(&netlink.Route{LinkIndex: l.Attrs().Index, Dst: netlink.NewIPNet(at.AsSlice()), Priority: 9999}); err != nil {
+			return err
+		}
+		return netlink.NeighAdd(&netlink.Neigh{LinkIndex: l.Attrs().Index, IP: at.AsSlice(), HardwareAddr: mac, State: netlink.NUD_PERMANENT})
+	})
+}
+
+// A neighbour on the LAN can put a member's overlay address on a packet. Only what came out of the tunnel is the member's.
+func TestOverlayAddressesFromOutsideTheTunnelAreForged(t *testing.T) {
+	here, there := testns.New(t, "ctl"), testns.New(t, "ctl")
+	key, err := identity.NewKey()
+	if err != nil {
+		t.Fatal(err)
+	}
+	member := identity.ID{1}
+	for _, c := range []struct{ here, there string }{{"10.9.0.1", "10.9.0.2"}, {"fd00:9::1", "fd00:9::2"}} {
+		from, to := netip.MustParseAddr(c.there), netip.MustParseAddr(c.here)
+		lan, tunnel := "lan"+strconv.Itoa(from.BitLen()), "tun"+strconv.Itoa(from.BitLen())
+		bits := from.BitLen() - 8
+		testns.Link(here, there, tunnel, []netip.Prefix{netip.PrefixFrom(to, bits)}, []netip.Prefix{netip.PrefixFrom(from, bits)})
+		testns.Link(here, there, lan, nil, nil)
+		here.Must("no reverse path filter", func() error {
+			for _, name := range []string{"all", lan} {
+				if err := os.WriteFile("/proc/sys/net/ipv4/conf/"+name+"/rp_filter", []byte("0"), 0o644); err != nil {
+					return err
+				}
+			}
+			return nil
+		})
+		onLink(t, here, there, lan, to)
+		packets := make(chan string, 64)
+		n, err := control.New(control.Config{Key: key, Roster: roster{addrs: map[identity.ID]netip.Addr{member: from}}, Port: 7946, Link: tunnel, Log: slog.New(slog.DiscardHandler),
+			OnPacket: func(from identity.ID, channel byte, b []byte) { packets <- string(b) }})
+		if err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(n.Close)
+		here.Must("bind", func() error { return n.Bind(to) })
+		send := func(link, text string) {
+			t.Helper()
+			there.Must("send over "+link, func() error {
+				d := net.Dialer{LocalAddr: net.UDPAddrFromAddrPort(netip.AddrPortFrom(from, 0)), Control: func(_, _ string, c syscall.RawConn) (err error) {
+					e := c.Control(func(fd uintptr) { err = unix.BindToDevice(int(fd), link) })
+					return errors.Join(e, err)
+				}}
+				s, err := d.Dial("udp", netip.AddrPortFrom(to, 7946).String())
+				if err != nil {
+					return err
+				}
+				defer s.Close()
+				_, err = s.Write([]byte("\x02" + text))
+				return err
+			})
+		}
+		for range 20 {
+			send(lan, "forged")
+		}
+		for limit := time.Now().Add(10 * time.Second); ; {
+			send(tunnel, "honest")
+			select {
+			case have := <-packets:
+				if have != "honest" {
+					t.Errorf("taken from outside the tunnel: %q", have)
+				}
+			case <-time.After(20 * time.Millisecond):
+				if time.Now().Before(limit) {
+					continue
+				}
+				t.Error("what comes out of the tunnel is not taken")
+			}
+			break
+		}
+	}
+}
+
 func TestNoWayAtAll(t *testing.T) {
 	w, n := trio(t)
 	w.down = true
@@ -230,15 +376,7 @@ func TestStrangersAreRefused(t *testing.T) {
 	t.Cleanup(func() { l.Close() })
 	for _, tunnel := range []control.Tunnel{control.Up, control.Down} { // by either way
 		n[2].tunnel = tunnel
-		c, err := n[2].net.Dial(t.Context(), n[1].id, identity.ALPNRPC)
-		if err == nil { // in TLS 1.3 the client learns at its first read
-			_ = c.SetDeadline(time.Now().Add(5 * time.Second))
-			_, err = c.Read(make([]byte, 1))
-			c.Close()
-		}
-		if err == nil || !strings.Contains(err.Error(), "bad certificate") {
-			t.Errorf("with tunnel %d: a stranger was answered %v", tunnel, err)
-		}
+		refused(t, n[2], n[1])
 	}
 	n[0].tunnel = control.Up
 	c, err := n[0].net.Dial(t.Context(), n[1].id, identity.ALPNRPC) // after the others, so that they would be here
@@ -248,6 +386,30 @@ func TestStrangersAreRefused(t *testing.T) {
 	defer c.Close()
 	if got := (<-accepted).(*control.Conn).Peer(); got != n[0].id {
 		t.Errorf("accepted %s, who is no member", got)
+	}
+}
+
+// An ID is a part of its key's hash. Who has found another key with a member's ID is not that member.
+func TestAnotherKeyWithAMembersID(t *testing.T) {
+	w, n := trio(t)
+	bind(t, 1, n[1])
+	w.down = true
+	n[1].keys[n[2].id] = n[1].keys[n[0].id] // the member with the third node's ID has another key than that node
+	n[2].tunnel = control.Up
+	refused(t, n[2], n[1])
+}
+
+// refused wants a node to turn another one away.
+func refused(t *testing.T, from, to *node) {
+	t.Helper()
+	c, err := from.net.Dial(t.Context(), to.id, identity.ALPNRPC)
+	if err == nil { // in TLS 1.3 the client learns at its first read
+		_ = c.SetDeadline(time.Now().Add(5 * time.Second))
+		_, err = c.Read(make([]byte, 1))
+		c.Close()
+	}
+	if err == nil || !strings.Contains(err.Error(), "bad certificate") {
+		t.Errorf("with tunnel %d: it was answered %v", from.tunnel, err)
 	}
 }
 
@@ -306,31 +468,14 @@ func TestPacketsOfUnknownAddressesAreDropped(t *testing.T) {
 	if err := n[0].net.SendPacket(n[1].id, control.ChannelSignal, []byte("honest")); err != nil {
 		t.Fatal(err)
 	}
-	select {
-	case have := <-n[1].packets:
-		if have != n[0].id.String()+" 2 honest" {
-			t.Errorf("taken: %q", have)
-		}
-	case <-time.After(5 * time.Second):
-		t.Fatal("nothing arrived")
-	}
+	n[1].want(t, n[0].id, "2 honest")
 }
 
 func TestPackets(t *testing.T) {
 	w, n := trio(t)
 	bind(t, 0, n[0])
 	bind(t, 1, n[1])
-	want := func(text string) {
-		t.Helper()
-		select {
-		case have := <-n[1].packets:
-			if have != n[0].id.String()+" "+text {
-				t.Fatalf("have %q, want %q", have, text)
-			}
-		case <-time.After(5 * time.Second):
-			t.Fatal("nothing arrived")
-		}
-	}
+	want := func(text string) { t.Helper(); n[1].want(t, n[0].id, text) }
 	for _, c := range []struct {
 		tunnel    control.Tunnel
 		relayDown bool
