@@ -84,8 +84,8 @@ func (s *step) better(a, b int) bool {
 	if s.Path.Rule == "direct-follows" && s.now.Sub(s.Path.Since) < calmAfter {
 		return false // what both ends use beats what is best for one
 	}
-	p, q := &s.Probes[a], &s.Probes[b]
-	now, rtt := s.SRTT, p.RTT
+	p, q := &s.Probes[a], &s.Probes[b] // compared by the same measure
+	now, rtt := q.RTT, p.RTT
 	if ah, bh := p.Type == host, q.Type == host; ah != bh {
 		if ah {
 			return rtt <= now+now/2+hostHandicap

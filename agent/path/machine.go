@@ -9,6 +9,7 @@ import (
 
 	skeinv1 "github.com/skeinmesh/skein/api/skein/v1"
 	"github.com/skeinmesh/skein/identity"
+	"github.com/skeinmesh/skein/internal/addr"
 )
 
 // Machine is all that is known and wished about the path to one peer. It is a value: Step returns
@@ -83,11 +84,11 @@ type Probe struct {
 	FirstSeen    time.Time
 	LastSent     time.Time
 	LastAnswered time.Time
-	Heard        time.Time // last ping of the peer from there
-	RTT          time.Duration
-	Streak       uint8     // answers in a row
-	BurstAt      time.Time // start of this endpoint's burst
-	Next         int       // next step of it
+	Heard        time.Time     // last ping of the peer from there
+	RTT          time.Duration // follows the least, and slowly what is more
+	Streak       uint8         // answers in a row
+	BurstAt      time.Time     // start of this endpoint's burst
+	Next         int           // next step of it
 	WindowAt     time.Time
 	WindowSent   uint8
 	Died         time.Time // when a path over it last died
@@ -343,7 +344,8 @@ func (s *step) tryBack(e netip.AddrPort) {
 }
 
 // takeSeen hears where WireGuard's own packets come from. It is worth a ping when it is new, and when both ends
-// use different direct ways: WireGuard would follow each packet to and fro, so the end with the higher ID gives in.
+// use different direct ways: WireGuard would follow each packet to and fro, so the end that is not on the LAN gives in, else the
+// one with the higher ID.
 func (s *step) takeSeen(e netip.AddrPort) {
 	i := s.find(e)
 	if i < 0 {
@@ -351,7 +353,11 @@ func (s *step) takeSeen(e netip.AddrPort) {
 		return
 	}
 	a := s.active()
-	if a < 0 || a == i || s.above(a, i) || bytes.Compare(s.SelfID[:], s.Peer[:]) < 0 || s.now.Sub(s.Path.Since) < streakGap {
+	if a < 0 || a == i || s.above(a, i) || s.now.Sub(s.Path.Since) < streakGap {
+		return
+	}
+	out, seenOut := addr.Public(s.Probes[a].Endpoint.Addr()), addr.Public(e.Addr())
+	if out == seenOut && bytes.Compare(s.SelfID[:], s.Peer[:]) < 0 || seenOut && !out {
 		return
 	}
 	s.Follow = e
@@ -397,6 +403,9 @@ func (s *step) takePong(e netip.AddrPort, rtt time.Duration, sent time.Time, siz
 	}
 	if s.now.Sub(p.LastAnswered) > streakGap {
 		p.Streak, p.RTT = 0, rtt
+	}
+	if rtt < p.RTT { // an answer can only be late: by one that was, the LAN would lose to its own router for minutes
+		p.RTT = rtt
 	}
 	p.RTT += (rtt - p.RTT) / 8
 	p.Streak = min(p.Streak+1, 100)
