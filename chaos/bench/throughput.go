@@ -21,6 +21,7 @@ import (
 
 	"github.com/skeinmesh/skein/chaos/lab"
 	"github.com/skeinmesh/skein/chaos/lab/fabric"
+	"github.com/skeinmesh/skein/dataplane"
 )
 
 //go:embed pair.yaml
@@ -46,7 +47,7 @@ func (b *bench) throughput(ctx context.Context) []Figure {
 	return []Figure{
 		{Name: name, Target: target, Load: loadAverage(), Verdict: verdict(ratio >= 0.95),
 			Got: fmt.Sprintf("%.0f %%: %.2f beside %.2f Gb/s %s", 100*ratio, rate, plainRate, spread),
-			How: "iperf3, one TCP stream, real agents' tunnel and the wireguard-go program in the same namespaces in turns; median of the ratios of neighbouring runs"},
+			How: "iperf3, one TCP stream, real agents' tunnel and the wireguard-go program in the same namespaces in turns, with the same MTU and outside addresses of the same family; median of the ratios of neighbouring runs"},
 		{Name: "  the same by processor time of both ends", Load: loadAverage(),
 			Got: fmt.Sprintf("%.0f %%: %.2f beside %.2f Gb/s per core %s", 100*workRatio, work, plainWork, workSpread),
 			How: "of the agents and of wireguard-go, during the same runs; does not depend on what else this machine does"},
@@ -216,12 +217,17 @@ func (b *bench) layPlain(ctx context.Context, l *lab.Lab) (*plainTunnel, error) 
 			return nil, err
 		}
 	}
+	outside, err := outsideOf(ctx, l)
+	if err != nil {
+		return nil, err
+	}
 	p := &plainTunnel{}
 	for i, node := range []string{"dc1", "dc2"} {
 		ended := make(chan error, 1)
 		p.ended = append(p.ended, ended)
 		go func() {
-			out, exit, err := l.Exec(ctx, node, program, "-f", plainLink(i))
+			// Linux shares processors among sessions (sched(7), autogroup): each has one to itself, as the agents have.
+			out, exit, err := l.Exec(ctx, node, "setsid", program, "-f", plainLink(i))
 			ended <- fmt.Errorf("wireguard-go on %s ended: exit status %d, %w\n%s", node, exit, err, out)
 		}()
 		info, err := l.Node(node)
@@ -234,7 +240,7 @@ func (b *bench) layPlain(ctx context.Context, l *lab.Lab) (*plainTunnel, error) 
 		}
 		public := keys[1-i].PublicKey()
 		text := fmt.Sprintf("set=1\nprivate_key=%x\nlisten_port=%d\npublic_key=%x\nendpoint=%s\nallowed_ip=%s/32\n\n",
-			keys[i][:], plainPort, public[:], netip.AddrPortFrom(other.Host.Addr, plainPort), plainAddr(1-i))
+			keys[i][:], plainPort, public[:], netip.AddrPortFrom(outside(other.Host), plainPort), plainAddr(1-i))
 		if err := b.until(ctx, 10*time.Second, func() error { return configurePlain(i, text) }); err != nil {
 			return p, err
 		}
@@ -244,6 +250,25 @@ func (b *bench) layPlain(ctx context.Context, l *lab.Lab) (*plainTunnel, error) 
 	}
 	p.pids, err = processesOf(program)
 	return p, err
+}
+
+// outsideOf tells a host's address of the family that the agents' tunnel goes over: headers differ in size, and the kernel's
+// work with them.
+func outsideOf(ctx context.Context, l *lab.Lab) (func(fabric.Host) netip.Addr, error) {
+	path, err := l.Path(ctx, "dc1", "dc2")
+	if err != nil {
+		return nil, err
+	}
+	at, err := netip.ParseAddrPort(path.GetEndpoint())
+	if err != nil {
+		return nil, fmt.Errorf("where dc1 reaches dc2: %w", err)
+	}
+	return func(h fabric.Host) netip.Addr {
+		if at.Addr().Is6() {
+			return h.Addr6
+		}
+		return h.Addr
+	}, nil
 }
 
 // processesOf finds who runs a program.
@@ -284,11 +309,28 @@ func configurePlain(i int, text string) error {
 	return err
 }
 
+// addressPlain sets the link up with the MTU of the agents' own. Its address is the loopback link's: agents fit their tunnel
+// into every link that has an address, and would make theirs smaller for this one.
 func addressPlain(i int) error {
+	ours, err := netlink.LinkByName(dataplane.LinkName)
+	if err != nil {
+		return err
+	}
 	link, err := netlink.LinkByName(plainLink(i))
 	if err != nil {
 		return err
 	}
-	addr := plainAddr(i)
-	return errors.Join(netlink.AddrAdd(link, &netlink.Addr{IPNet: &net.IPNet{IP: addr.AsSlice(), Mask: net.CIDRMask(30, 32)}}), netlink.LinkSetUp(link))
+	loopback, err := netlink.LinkByName("lo")
+	if err != nil {
+		return err
+	}
+	const genModeNone = 1 // IN6_ADDR_GEN_MODE_NONE
+	whole := func(a netip.Addr) *net.IPNet { return &net.IPNet{IP: a.AsSlice(), Mask: net.CIDRMask(32, 32)} }
+	return errors.Join(
+		netlink.LinkSetIP6AddrGenMode(link, genModeNone),
+		netlink.LinkSetMTU(link, ours.Attrs().MTU),
+		netlink.LinkSetUp(link),
+		netlink.AddrAdd(loopback, &netlink.Addr{IPNet: whole(plainAddr(i))}),
+		netlink.RouteAdd(&netlink.Route{LinkIndex: link.Attrs().Index, Dst: whole(plainAddr(1 - i)), Src: plainAddr(i).AsSlice()}),
+	)
 }
