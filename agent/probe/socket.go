@@ -13,11 +13,13 @@ import (
 	"time"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/skeinmesh/skein/internal/mmsg"
 )
 
 const (
 	receiveBuffer = 256 << 10 // bytes the kernel queues for us before it drops
-	maxDatagram   = 64 << 10  // the kernel may join datagrams of one flow (UDP GRO)
+	readMessages  = 8         // taken at a time
 	maxPayload    = 1472      // bytes sent in one datagram: plain Ethernet
 	// hopLimit differs from the 64 that WireGuard's packets leave with. The kernel joins datagrams of one flow only when
 	// their TTLs agree; a ping glued to the end of WireGuard's data would pass the filter unseen.
@@ -46,9 +48,10 @@ type Socket struct {
 
 // family is one raw socket.
 type family struct {
-	file *os.File
-	conn syscall.RawConn
-	ipv6 bool
+	file   *os.File
+	conn   syscall.RawConn
+	reader *mmsg.Reader
+	ipv6   bool
 
 	mu  sync.Mutex // guards out
 	out []byte
@@ -109,7 +112,10 @@ func openFamily(port uint16, mark uint32, ipv6 bool) (*family, error) {
 		return nil, fmt.Errorf("%s raw socket: %w", name, err)
 	}
 	f := &family{file: os.NewFile(uintptr(fd), "skein-probe-"+name), ipv6: ipv6}
-	if f.conn, err = f.file.SyscallConn(); err != nil {
+	if f.conn, err = f.file.SyscallConn(); err == nil {
+		f.reader, err = mmsg.NewReader(f.file, readMessages)
+	}
+	if err != nil {
 		f.file.Close()
 		return nil, fmt.Errorf("%s raw socket: %w", name, err)
 	}
@@ -280,54 +286,23 @@ func (s *Socket) Serve(h Handler) {
 }
 
 func (s *Socket) receive(f *family, h Handler) {
-	b := make([]byte, maxDatagram)
-	control := make([]byte, 128)
 	for {
-		var n, cn int
-		var from unix.Sockaddr
-		var err error
-		rerr := f.conn.Read(func(fd uintptr) bool {
-			n, cn, _, from, err = unix.Recvmsg(int(fd), b, control, unix.MSG_DONTWAIT)
-			return err != unix.EAGAIN
-		})
-		if rerr != nil {
-			return // closed
-		}
-		if err != nil {
+		err := f.reader.Read()
+		if errno := syscall.Errno(0); errors.As(err, &errno) {
 			continue // one datagram was lost to an error of its own
 		}
+		if err != nil {
+			return // closed
+		}
 		at := time.Now()
-		if !f.ipv6 {
-			if d, ok := parseIPv4(b[:n], s.port); ok {
+		for p, ok := f.reader.Next(); ok; p, ok = f.reader.Next() {
+			if f.ipv6 {
+				if d, ok := parseUDP(p.Data, s.port); ok {
+					h(netip.AddrPortFrom(p.From.Addr(), d.srcPort), p.To.Addr, d.payload, at)
+				}
+			} else if d, ok := parseIPv4(p.Data, s.port); ok {
 				h(netip.AddrPortFrom(d.src, d.srcPort), d.dst, d.payload, at)
 			}
-			continue
-		}
-		peer, ok := from.(*unix.SockaddrInet6)
-		if !ok {
-			continue
-		}
-		if d, ok := parseUDP(b[:n], s.port); ok {
-			src := netip.AddrFrom16(peer.Addr)
-			if src.IsLinkLocalUnicast() {
-				src = src.WithZone(strconv.Itoa(int(peer.ZoneId)))
-			}
-			h(netip.AddrPortFrom(src, d.srcPort), destination6(control[:cn]), d.payload, at)
 		}
 	}
-}
-
-// destination6 reads which of our addresses an IPv6 packet was sent to.
-func destination6(control []byte) netip.Addr {
-	for len(control) >= unix.SizeofCmsghdr {
-		header, data, rest, err := unix.ParseOneSocketControlMessage(control)
-		if err != nil {
-			break
-		}
-		if header.Level == unix.IPPROTO_IPV6 && header.Type == unix.IPV6_PKTINFO && len(data) >= 16 {
-			return netip.AddrFrom16([16]byte(data[:16]))
-		}
-		control = rest
-	}
-	return netip.Addr{}
 }

@@ -5,6 +5,8 @@
 // golang.org/x/net has the batches too, but makes an address object for every datagram, and leaves trains
 // and local addresses to its caller.
 //
+// A Reader takes what a raw socket receives, too.
+//
 // A Reader belongs to one goroutine. A Writer may be used by several. Both wait by the runtime's poller and
 // end with net.ErrClosed when their socket is closed.
 package mmsg

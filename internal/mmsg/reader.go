@@ -2,7 +2,6 @@ package mmsg
 
 import (
 	"fmt"
-	"net"
 	"net/netip"
 	"syscall"
 	"unsafe"
@@ -40,11 +39,11 @@ type Reader struct {
 	current Datagram
 }
 
-// NewReader makes a Reader that takes up to so many messages per system call; each may be a train.
-func NewReader(c *net.UDPConn, messages int) (*Reader, error) {
+// NewReader makes a Reader of a UDP socket, or of a raw one, that takes up to so many messages per system call; each may be a train.
+func NewReader(c syscall.Conn, messages int) (*Reader, error) {
 	raw, err := c.SyscallConn()
 	if err != nil {
-		return nil, fmt.Errorf("reading from %s: %w", c.LocalAddr(), err)
+		return nil, fmt.Errorf("reading from a socket: %w", err)
 	}
 	r := &Reader{raw: raw, headers: make([]unix.Mmsghdr, messages), iovecs: make([]unix.Iovec, messages), names: make([]unix.RawSockaddrInet6, messages),
 		control: make([]byte, messages*controlBytes), data: make([]byte, messages*messageBytes)}
@@ -80,8 +79,12 @@ func (r *Reader) receive(fd uintptr) bool {
 		h.Namelen = unix.SizeofSockaddrInet6
 		h.SetControllen(controlBytes)
 	}
-	n, _, errno := unix.Syscall6(unix.SYS_RECVMMSG, fd, uintptr(unsafe.Pointer(&r.headers[0])), uintptr(len(r.headers)), unix.MSG_DONTWAIT, 0, 0)
-	if errno == unix.EAGAIN || errno == unix.EINTR {
+	// Only what is empty is waited for: the poller tells of what comes, not of what was there when a signal came between.
+	n, errno := uintptr(0), unix.EINTR
+	for errno == unix.EINTR {
+		n, _, errno = unix.Syscall6(unix.SYS_RECVMMSG, fd, uintptr(unsafe.Pointer(&r.headers[0])), uintptr(len(r.headers)), unix.MSG_DONTWAIT, 0, 0)
+	}
+	if errno == unix.EAGAIN {
 		return false
 	}
 	r.got, r.errno = int(n), errno
