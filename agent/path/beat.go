@@ -30,7 +30,7 @@ func (s *step) beat() {
 		}
 		return
 	}
-	if !s.now.Before(s.nextBeat(i)) {
+	if s.beatDue(i) {
 		s.ping(i)
 		s.wideBeat(i)
 	}
@@ -79,36 +79,48 @@ func (s *step) dead() bool {
 	return s.overdue() > idleRetries
 }
 
-// nextBeat is when the next ping on the path in use is due.
-func (s *step) nextBeat(i int) time.Time {
+// nextBeat is when the next ping on the path in use is due, and how much sooner it may be sent along with others.
+func (s *step) nextBeat(i int) (at time.Time, early time.Duration) {
 	last := s.Probes[i].LastSent
 	switch {
 	case s.Path.Silent && s.now.Sub(s.SilentAt) < watchFor:
-		return last.Add(heartbeat)
+		return last.Add(heartbeat), heartbeatEarly
 	case s.Path.Silent && s.busy():
-		return last.Add(silentBeat)
+		return last.Add(silentBeat), heartbeatEarly
 	case s.Path.Silent:
-		return last.Add(s.jitter(s.keepalive(), int(s.Probes[i].Sent)))
 	case s.busy() && (s.overdue() > 0 || s.doubt()):
-		return last.Add(fastBeat)
+		return last.Add(fastBeat), 0
 	case s.busy():
-		return last.Add(heartbeat)
+		return last.Add(heartbeat), heartbeatEarly
 	case len(s.Pending) > 0:
-		return last.Add(max(idleRetry, s.rto()))
+		return last.Add(max(idleRetry, s.rto())), 0
 	}
-	return last.Add(s.jitter(s.keepalive(), int(s.Probes[i].Sent)))
+	return last.Add(s.jitter(s.keepalive(), int(s.Probes[i].Sent))), s.keepalive() / keepaliveEarly
 }
 
-// beatWake is when beat has something to do again.
-func (s *step) beatWake(i int) time.Time {
-	at := s.nextBeat(i)
+func (s *step) beatDue(i int) bool {
+	at, early := s.nextBeat(i)
+	return !s.now.Before(at.Add(-early))
+}
+
+// beatWake is when beat has something to do again, and how much sooner it may be done.
+func (s *step) beatWake(i int) (time.Time, time.Duration) {
+	beat, early := s.nextBeat(i)
+	if at := earlier(beat, s.beatTrouble()); !at.Equal(beat) {
+		return at, 0
+	}
+	return beat, early
+}
+
+// beatTrouble is when beat has to look whether the path in use still lives; zero: it does.
+func (s *step) beatTrouble() time.Time {
 	if s.Path.Silent {
-		return earlier(at, s.tunnelEnd())
+		return s.tunnelEnd()
 	}
 	if len(s.Pending) == 0 {
-		return at
+		return time.Time{}
 	}
-	at = earlier(at, s.nextCheck())
+	at := s.nextCheck()
 	if s.dead() && s.Checks > 1 && s.CheckOf.Equal(s.Pending[0]) {
 		return earlier(at, s.CheckedAt.Add(verdictIn))
 	}

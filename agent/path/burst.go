@@ -101,12 +101,14 @@ func (p *Probe) due() (time.Time, bool) {
 	return time.Time{}, false
 }
 
-// nextWake is the earliest time at which a step would do something; zero: never.
-func (s *step) nextWake() time.Time {
-	at := earlier(earlier(s.NextRetry, s.guessWake()), earlier(s.reserveWake(), s.wideWake()))
+// nextWake is the earliest time at which a step would do something, zero: never, and how much sooner it may do it.
+func (s *step) nextWake() (at time.Time, early time.Duration) {
+	at = earlier(earlier(s.NextRetry, s.guessWake()), earlier(s.reserveWake(), s.wideWake()))
 	active := s.active()
+	var beat time.Time
 	if active >= 0 {
-		at = earlier(at, s.beatWake(active))
+		beat, early = s.beatWake(active)
+		at = earlier(at, beat)
 	} else if s.now.Before(s.BurstTo) {
 		at = earlier(at, s.BurstTo) // then the reason changes
 	}
@@ -121,5 +123,8 @@ func (s *step) nextWake() time.Time {
 	if !at.IsZero() && !at.After(s.now) {
 		at = s.now.Add(time.Millisecond)
 	}
-	return at
+	if !at.Equal(beat) {
+		early = 0
+	}
+	return at, max(min(early, at.Sub(s.now)-1), 0) // what could be done now has been done
 }

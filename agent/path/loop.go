@@ -18,6 +18,7 @@ type owned struct {
 	self     *Node
 	peers    map[identity.ID]*peer
 	timers   timers
+	woken    []*peer             // of this turn
 	pings    map[[12]byte]pinged // outstanding
 	order    []sentPing          // the same, oldest first
 	crowd    int                 // the most there were in pings
@@ -44,11 +45,17 @@ type sentPing struct {
 // peer is a machine with its place in the timer heap and the inputs that led to its state.
 type peer struct {
 	machine Machine
-	wake    time.Time // zero: never
-	place   int       // in timers; -1: not there
+	wake    time.Time     // zero: never
+	early   time.Duration // so much sooner will do, too
+	place   int           // in timers; -1: not there
 	trace   trace
-	last    *Counters // nil: none yet
+	last    Counters // the last reading; its time is zero before the first
 	relay   RelayChoice
+}
+
+// wakes tells whether a peer is woken in a turn that wakes so many others.
+func (p *peer) wakes(now time.Time, others int) bool {
+	return !p.wake.After(now) || others < togetherMax && !p.wake.Add(-p.early).After(now)
 }
 
 // timers is a heap of peers by wake time.
@@ -141,11 +148,19 @@ func (m *Manager) handle(e event) {
 	}
 }
 
-// due ticks the machines whose time has come.
+// due ticks the machines whose time has come, and with them some of those that do not mind being early: waking up costs more
+// than a ping, so pings leave together where they can.
 func (m *Manager) due() {
 	now := m.cfg.Clock()
-	for len(m.o.timers) > 0 && !m.o.timers[0].wake.After(now) {
-		m.step(m.o.timers[0], now, Input{Kind: InputTick})
+	if len(m.o.timers) > 0 && !m.o.timers[0].wake.After(now) {
+		for len(m.o.timers) > 0 && m.o.timers[0].wakes(now, len(m.o.woken)) {
+			m.o.woken = append(m.o.woken, heap.Pop(&m.o.timers).(*peer))
+		}
+		for _, p := range m.o.woken {
+			m.step(p, now, Input{Kind: InputTick})
+		}
+		clear(m.o.woken)
+		m.o.woken = m.o.woken[:0]
 	}
 	for len(m.o.order) > 0 && now.Sub(m.o.order[0].at) > outstanding {
 		delete(m.o.pings, m.o.order[0].tx)
@@ -190,7 +205,7 @@ func (m *Manager) step(p *peer, now time.Time, in Input) {
 				m.cfg.Ports.GiveUpReservation(a.Relay, next.Peer)
 			}
 		case ActionWake:
-			m.schedule(p, a.At)
+			m.schedule(p, a.At, a.Early)
 		}
 	}
 	if next.Path.RTT != before.RTT || next.Path.Rule != before.Rule {
@@ -222,8 +237,8 @@ func (m *Manager) reserve(p *peer, relay identity.ID) {
 	}
 }
 
-func (m *Manager) schedule(p *peer, at time.Time) {
-	p.wake = at
+func (m *Manager) schedule(p *peer, at time.Time, early time.Duration) {
+	p.wake, p.early = at, early
 	switch {
 	case at.IsZero() && p.place >= 0:
 		heap.Remove(&m.o.timers, p.place)
@@ -325,7 +340,7 @@ func (m *Manager) remove(id identity.ID) {
 	if !ok {
 		return
 	}
-	m.schedule(p, time.Time{})
+	m.schedule(p, time.Time{}, 0)
 	delete(m.o.peers, id)
 	m.o.dirty = true
 }
@@ -366,8 +381,8 @@ func (m *Manager) traffic(p *peer, now time.Time, c Counters) {
 		c.At = now
 	}
 	last := p.last
-	p.last = &c
-	if last == nil {
+	p.last = c
+	if last.At.IsZero() {
 		if c.direct() && now.Sub(c.Handshake) < sessionFor {
 			in := Input{Kind: InputAdopted, Endpoint: c.Endpoint}
 			m.note(now, p.machine.Peer, in)
@@ -375,7 +390,7 @@ func (m *Manager) traffic(p *peer, now time.Time, c Counters) {
 		}
 		return
 	}
-	for _, in := range observe(*last, c) {
+	for _, in := range observe(last, c) {
 		m.step(p, now, in)
 	}
 }

@@ -141,9 +141,9 @@ func Step(m Machine, now time.Time, in Input) (Machine, []Action) {
 	if !s.Path.same(before) {
 		s.actions = append(s.actions, Action{Kind: ActionUse, Path: s.Path})
 	}
-	if at := s.nextWake(); !at.Equal(m.Woken) || in.Kind == InputTick {
+	if at, early := s.nextWake(); !at.Equal(m.Woken) || in.Kind == InputTick {
 		s.Woken = at
-		s.actions = append(s.actions, Action{Kind: ActionWake, At: at})
+		s.actions = append(s.actions, Action{Kind: ActionWake, At: at, Early: early})
 	}
 	return s.Machine, s.actions
 }

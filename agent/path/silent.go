@@ -104,7 +104,7 @@ func (s *step) beatSilent(i int) {
 		s.ping(i)
 	case s.tunnelGone():
 		s.die(i)
-	case !s.now.Before(s.nextBeat(i)):
+	case s.beatDue(i):
 		s.ping(i)
 	}
 }

@@ -35,6 +35,13 @@ const (
 	awayAfter  = time.Second             // otherwise: a peer may just be renewing its session
 )
 
+// How much sooner a ping may leave when others leave, too.
+const (
+	heartbeatEarly = 20 * time.Millisecond
+	keepaliveEarly = 50 // this part of the keepalive: half a second
+	togetherMax    = 64 // so many are woken early at a time: their answers come together, too
+)
+
 // Waiting for an answer (RFC 6298 with floors that suit a machine with two busy cores).
 const (
 	rtoMin     = 80 * time.Millisecond

@@ -195,7 +195,7 @@ const (
 	ActionReserve                    // ask Relay to reserve a port
 	ActionPortDeaf                   // tell Relay that nothing comes through its port
 	ActionGiveBack                   // let Relay have its port back
-	ActionWake                       // call Step with a tick at At; replaces the earlier wish
+	ActionWake                       // call Step with a tick at At, or Early before; replaces the earlier wish
 )
 
 // Action is what the shell shall do. Which fields count depends on Kind.
@@ -206,6 +206,7 @@ type Action struct {
 	Reply    bool // the punch answers the peer's
 	Path     Path
 	At       time.Time
+	Early    time.Duration // how much sooner a wake may come, when others are about to be woken
 	Guess    Guess
 	Relay    identity.ID
 }

@@ -54,6 +54,9 @@ var heartbeatSelf = identity.ID{255}
 
 // crowd answers each ping for the peer whose address it came to, and pings back: whoever is watched watches too.
 func crowd() error {
+	if err := wireGuard(); err != nil {
+		return err
+	}
 	socket, err := probe.Open(probe.Config{Port: heartbeatPort})
 	if err != nil {
 		return err
@@ -73,6 +76,20 @@ func crowd() error {
 	})
 	fmt.Println("ready")
 	select {}
+}
+
+// wireGuard has the port, as the kernel's would, and takes no notice of pings; where nobody has it the kernel complains to the
+// sender of each. It stays until the process ends.
+func wireGuard() error {
+	fd, err := unix.Socket(unix.AF_INET, unix.SOCK_DGRAM|unix.SOCK_CLOEXEC, 0)
+	if err != nil {
+		return err
+	}
+	nothing := unix.SockFilter{Code: unix.BPF_RET | unix.BPF_K}
+	if err := unix.SetsockoptSockFprog(fd, unix.SOL_SOCKET, unix.SO_ATTACH_FILTER, &unix.SockFprog{Len: 1, Filter: &nothing}); err != nil {
+		return err
+	}
+	return unix.Bind(fd, &unix.SockaddrInet4{Port: heartbeatPort})
 }
 
 // pinger is how the agent lets the path manager ping.
@@ -97,8 +114,11 @@ func BenchmarkHeartbeats(b *testing.B) {
 	layCrowd(b, here, there)
 	var socket *probe.Socket
 	here.Do(func() {
-		var err error
-		if socket, err = probe.Open(probe.Config{Port: heartbeatPort}); err != nil {
+		err := wireGuard()
+		if err == nil {
+			socket, err = probe.Open(probe.Config{Port: heartbeatPort})
+		}
+		if err != nil {
 			b.Error(err)
 		}
 	})
@@ -130,7 +150,7 @@ func BenchmarkHeartbeats(b *testing.B) {
 		time.Sleep(100 * time.Millisecond)
 	}
 	traffic := uint64(0)
-	count := func() {
+	count := func(busy int) {
 		traffic += 1000
 		c := make(map[identity.ID]path.Counters, peers)
 		for i := range peers {
@@ -140,20 +160,21 @@ func BenchmarkHeartbeats(b *testing.B) {
 		}
 		m.Traffic(c)
 	}
-	for range 8 { // until the busy ones are watched
-		count()
-		time.Sleep(250 * time.Millisecond)
+	for i := range busy { // they begin to talk one after the other
+		count(i + 1)
+		time.Sleep(70 * time.Millisecond)
 	}
 	sent, began, used := m.Metrics().PingsSent, time.Now(), cpuNow()
 	for b.Loop() {
 		for range 4 {
-			count()
+			count(busy)
 			time.Sleep(250 * time.Millisecond)
 		}
 	}
 	took := time.Since(began)
 	b.ReportMetric(100*float64(cpuNow()-used)/float64(took), "%core")
 	b.ReportMetric(float64(m.Metrics().PingsSent-sent)/took.Seconds(), "pings/s")
+	b.ReportMetric(float64((cpuNow()-used).Microseconds())/float64(m.Metrics().PingsSent-sent), "cpu-µs/ping")
 	if d := m.Metrics(); d.PeersDirect != peers {
 		b.Fatalf("%d of %d peers are still direct", d.PeersDirect, peers)
 	}
