@@ -431,7 +431,7 @@ func TestUDPFollowsAReboundMappingAndNoReplay(t *testing.T) {
 func TestUnusedPairsEndAndTheirPortsAreFree(t *testing.T) {
 	eachDriver(t, func(t *testing.T, driver string) {
 		n, m := nattest.New(t), newMembers()
-		r := startUDP(t, n.Host(nattest.Public), m, driver, func(c *UDPConfig) { c.Idle = 500 * time.Millisecond; c.First, c.Last = 24000, 24001 })
+		r := startUDP(t, n.Host(nattest.Public), m, driver, func(c *UDPConfig) { c.Idle = 2 * time.Second; c.First, c.Last = 24000, 24001 })
 		// The kernel remembers a UDP flow for so long after its last packet.
 		r.sysctl(t, "net/netfilter/nf_conntrack_udp_timeout", "1")
 		r.sysctl(t, "net/netfilter/nf_conntrack_udp_timeout_stream", "1")

@@ -15,9 +15,8 @@ import (
 func TestProxyCarriesWhatTheKernelCannot(t *testing.T) {
 	one, many := portRestrictedAndSymmetric(t, skeinv1.PairOutcome_BIRTHDAY, nattest.Symmetric)
 	before := openFiles(t)
-	one.engine.Start(bob)
-	m := many.phase(Hit, 15*time.Second)
-	many.engine.Settle(alice)
+	m := meet(t, one, many, one)
+	many.engine.Settle(alice) // its port is free for the proxy
 	var proxy *Proxy
 	var err error
 	many.host.Do(func() {
@@ -28,10 +27,7 @@ func TestProxyCarriesWhatTheKernelCannot(t *testing.T) {
 		t.Fatal(err)
 	}
 	many.prober.SetDetour(m.Remote, proxy)
-	if _, err := many.prober.SendPing(alice, m.Remote); err != nil {
-		t.Fatal(err)
-	}
-	o := one.phase(Hit, 5*time.Second)
+	o := heard(t, one, many, m)
 	tx, err := one.prober.SendPing(bob, o.Remote)
 	if err != nil {
 		t.Fatal(err)
