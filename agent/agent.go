@@ -109,6 +109,7 @@ type Agent struct {
 	clock      atomic.Int64 // this host's clock minus the leader's, ns
 	clockSeen  atomic.Bool
 	heard      atomic.Int64                 // when the log was last heard of, ns
+	asking     atomic.Bool                  // the servers, at the port for joiners
 	expelled   atomic.Pointer[revokedError] // a server said that this node was revoked
 	writes     atomic.Uint64
 	netcheck   atomic.Pointer[candidate.Result]

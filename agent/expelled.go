@@ -11,12 +11,19 @@ import (
 	"github.com/skeinmesh/skein/identity"
 )
 
-// A revoked node is refused by everybody at once, and so may not hear of its revocation from the log.
-// When the log is silent it asks the servers at the port for joiners, the one that talks to strangers.
+// A revoked node is refused by everybody at once, and so may not hear of its revocation from the log. A node whose UDP is blocked, and
+// which knows no relay that is up, hears nothing at all, not even of a relay that has joined since. When the log is silent
+// a node asks the servers at the port for joiners, the one that talks to strangers.
 
 const (
 	silence  = 5 * time.Second  // without the log after which a node asks
 	askEvery = 15 * time.Second // while the silence lasts
+
+	lonelySilence = 2 * time.Second // the same for a node that reaches nobody
+	lonelyEvery   = 4 * time.Second
+
+	newsMax    = 1024 // events for such a node at a time
+	newsRelays = 32   // relays' records
 )
 
 // codeRevoked is JoinResponse.error_code for a revoked node; the message is the reason.
@@ -47,33 +54,60 @@ func (a *Agent) inquire(ctx context.Context) {
 			a.heard.Store(now.UnixNano())
 		}
 	}
-	if now.Sub(time.Unix(0, a.heard.Load())) < silence || now.Sub(a.loop.asked) < askEvery {
+	after, every := silence, askEvery
+	if a.lonely() {
+		after, every = lonelySilence, lonelyEvery
+	}
+	if now.Sub(time.Unix(0, a.heard.Load())) < after || now.Sub(a.loop.asked) < every || !a.asking.CompareAndSwap(false, true) {
 		return
 	}
 	a.loop.asked = now
-	go a.askServers(ctx)
+	go func() {
+		defer a.asking.Store(false)
+		a.askServers(ctx)
+	}()
 }
 
-// askServers asks one server after the other until one says that this node was revoked. Servers alone
-// are believed: the log comes from them too.
+// lonely tells whether this node reaches no other: it has no session with a relay, and no path.
+func (a *Agent) lonely() bool {
+	if a.pool == nil || a.relayOnly() || a.isServer() || len(a.pool.Links()) > 0 {
+		return false
+	}
+	for _, p := range a.currentPaths() {
+		if p.Alive {
+			return false
+		}
+	}
+	return true
+}
+
+// askServers asks one server after the other until one says that this node was revoked, or has news for one that reaches nobody.
+// Servers alone are believed: the log comes from them too.
 func (a *Agent) askServers(ctx context.Context) {
 	node, err := a.newNode()
 	if err != nil {
 		return
 	}
 	request := &skeinv1.JoinRequest{ClusterId: a.cluster.String(), Node: node, RequestId: newRequestID()}
+	if a.lonely() {
+		request.MemberIndex = a.replica.State().Index()
+	}
 	for _, v := range a.replica.State().Servers() {
 		id, err := identity.ParseID(v.GetNodeId())
 		key, ok := a.roster.Key(id)
 		if err != nil || !ok || id == a.id {
 			continue
 		}
-		for _, address := range a.gossip.Records()[id].Record.GetRelay().GetAddresses() {
-			_, err := joinAt(ctx, a.key, &skeinv1.JoinToken_Seed{Address: address, IdentityKey: key}, request)
+		for _, address := range doors(a.gossip.Records()[id].Record) {
+			news, err := joinAt(ctx, a.key, &skeinv1.JoinToken_Seed{Address: address, IdentityKey: key}, request)
 			var r *revokedError
 			if errors.As(err, &r) {
 				a.expelled.Store(r)
 				a.wakeUp()
+				return
+			}
+			if err == nil {
+				a.takeNews(news)
 				return
 			}
 			if errors.Is(err, ErrJoinRefused) || ctx.Err() != nil {
@@ -83,8 +117,52 @@ func (a *Agent) askServers(ctx context.Context) {
 	}
 }
 
+// takeNews follows what a server says to a node that reaches nobody, most of all to where there are relays.
+func (a *Agent) takeNews(r *skeinv1.JoinResponse) {
+	have := a.replica.State().Index()
+	var err error
+	switch {
+	case r.GetNews().GetBase() == have && len(r.GetNews().GetEvents()) > 0:
+		err = a.replica.Apply(r.GetNews())
+	case r.GetState().GetIndex() > have:
+		err = a.replica.Reset(r.GetState())
+	}
+	if err != nil {
+		a.log.Warn("news from a server", "err", err)
+		return
+	}
+	a.roster.update(a.replica.State())
+	a.gossip.RosterChanged()
+	n, errs := a.gossip.Merge(r.GetRecords())
+	if n > 0 || len(errs) > 0 || a.replica.State().Index() > have {
+		a.log.Info("this node reaches nobody, and a server has told it of others at the port for joiners", "index", a.replica.State().Index(), "records", n, "refused", len(errs))
+		a.wakeUp()
+	}
+}
+
+// news is what a member is told that reaches nobody.
+func (a *Agent) news(after uint64) *skeinv1.JoinResponse {
+	r := &skeinv1.JoinResponse{Time: time.Now().UnixNano()}
+	evs, first, last, err := a.replica.Events(after, newsMax)
+	switch {
+	case err != nil || after < last && first > after+1:
+		r.State = a.replica.State().Proto()
+	case len(evs) > 0:
+		r.News = &skeinv1.Batch{Base: after, Events: evs}
+	}
+	for id, e := range a.gossip.Records() {
+		if id == a.id || e.Record.GetRelay() != nil && len(r.Records) < newsRelays {
+			r.Records = append(r.Records, e.Signed)
+		}
+	}
+	return r
+}
+
 // answerInquiry is what a node says to one that asks without a token.
-func (a *Agent) answerInquiry(peer identity.ID) *skeinv1.JoinResponse {
+func (a *Agent) answerInquiry(peer identity.ID, request *skeinv1.JoinRequest) *skeinv1.JoinResponse {
+	if _, member := a.roster.Key(peer); member && request.GetMemberIndex() > 0 {
+		return a.news(request.GetMemberIndex())
+	}
 	r := &skeinv1.JoinResponse{Time: time.Now().UnixNano(), ErrorCode: string(events.PermissionDenied), ErrorMessage: "the request holds no token: make one on a member with skein token create"}
 	if was := a.replica.State().Revoked(peer); was != nil {
 		r.ErrorCode, r.ErrorMessage = codeRevoked, was.GetReason()

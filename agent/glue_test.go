@@ -134,7 +134,14 @@ func newGossip(t *testing.T, a *Agent, w *world) {
 // relayingAt makes a member's record say that it takes joiners at an address.
 func relayingAt(t *testing.T, a *Agent, h host, address string) {
 	t.Helper()
-	s, err := gossip.Sign(h.key, &skeinv1.Record{NodeId: h.key.ID().String(), Epoch: 1, Seq: 1, Relay: &skeinv1.RelayOffer{Addresses: []string{address}}})
+	hasRecord(t, a, h, &skeinv1.Record{Relay: &skeinv1.RelayOffer{Addresses: []string{address}}})
+}
+
+// hasRecord gives an agent another member's record.
+func hasRecord(t *testing.T, a *Agent, h host, r *skeinv1.Record) {
+	t.Helper()
+	r.NodeId, r.Epoch, r.Seq = h.key.ID().String(), 1, 1
+	s, err := gossip.Sign(h.key, r)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -180,6 +187,65 @@ func TestWhoseWordExpels(t *testing.T) {
 				t.Errorf("expelled: %v", have)
 			}
 		})
+	}
+}
+
+// A node whose UDP is blocked and that knows no relay hears of one that has joined since: at a server's port for joiners, also
+// when that server does not relay.
+func TestLonelyNodeHearsOfRelays(t *testing.T) {
+	needMark(t)
+	for name, archived := range map[string]bool{"the server has the events": true, "the server has the state alone": false} {
+		t.Run(name, func(t *testing.T) {
+			server, node, late := newHost(t, "a"), newHost(t, "b"), newHost(t, "c")
+			w := newWorld(t, server, node)
+			a, s := newTestAgent(node, w.state), newTestAgent(server, w.state)
+			a.replica, s.replica = newReplica(t, w), newReplica(t, w)
+			before := w.state.Index()
+			w.must(w.admission(late))
+			if archived {
+				if err := s.replica.Apply(&skeinv1.Batch{Base: before, Events: w.log[before:]}); err != nil {
+					t.Fatal(err)
+				}
+			} else if err := s.replica.Reset(w.state.Proto()); err != nil {
+				t.Fatal(err)
+			}
+			s.roster.update(w.state)
+			newGossip(t, a, w)
+			newGossip(t, s, w)
+			relayingAt(t, s, late, "203.0.113.9:7443")
+			_, address := serveFrontWith(t, server.key, s.roster, nil, map[string]func(context.Context, *tls.Conn, identity.ID){identity.ALPNJoin: s.serveJoin})
+			hasRecord(t, a, server, &skeinv1.Record{JoinAddresses: []string{strings.Replace(address, "127.0.0.1", "localhost", 1)}})
+
+			a.askServers(t.Context())
+			if have := a.replica.State().Index(); have != before {
+				t.Errorf("a node that reaches others was told of the log: it is at %d", have)
+			}
+			a.pool = relay.NewPool(relay.PoolConfig{Self: a.id, Key: node.key, Log: quiet()})
+			t.Cleanup(func() { a.pool.Close() })
+			a.askServers(t.Context())
+			if have := a.replica.State().Index(); have != w.state.Index() {
+				t.Errorf("the replica is at %d, want %d", have, w.state.Index())
+			}
+			if r := a.gossip.Records()[late.key.ID()].Record; r.GetRelay() == nil {
+				t.Errorf("the relay's record is not there: %v", r)
+			}
+			if a.expelled.Load() != nil {
+				t.Error("expelled")
+			}
+		})
+	}
+}
+
+// Who is no member hears nothing of the log, whatever it claims to have.
+func TestStrangersHearNoNews(t *testing.T) {
+	server, stranger := newHost(t, "a"), newHost(t, "x")
+	w := newWorld(t, server)
+	s := newTestAgent(server, w.state)
+	s.replica = newReplica(t, w)
+	newGossip(t, s, w)
+	r := s.answerInquiry(stranger.key.ID(), &skeinv1.JoinRequest{MemberIndex: 1})
+	if r.GetErrorCode() == "" || r.GetState() != nil || r.GetNews() != nil || len(r.GetRecords()) > 0 {
+		t.Errorf("a stranger is told %v", r)
 	}
 }
 

@@ -50,6 +50,7 @@ type world struct {
 	t     testing.TB
 	now   time.Time // the leader's clock
 	state *events.State
+	log   []*skeinv1.Event
 }
 
 var (
@@ -89,7 +90,7 @@ func (w *world) decide(c *skeinv1.Command) error {
 			return err
 		}
 	}
-	w.state = next
+	w.state, w.log = next, append(w.log, evs...)
 	return nil
 }
 

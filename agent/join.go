@@ -121,7 +121,7 @@ func (a *Agent) serveJoin(ctx context.Context, c *tls.Conn, peer identity.ID) {
 		return
 	}
 	if request.GetTokenId() == "" {
-		_ = writeMessage(c, a.answerInquiry(peer))
+		_ = writeMessage(c, a.answerInquiry(peer, request))
 		return
 	}
 	response, err := a.admit(ctx, request, peer)

@@ -102,6 +102,9 @@ func (a *Agent) observed() *skeinv1.Record {
 	if a.front.Load() != nil && (a.cfg.Relay != config.Off || a.relayOnly()) && len(offers) > 0 {
 		r.Relay = &skeinv1.RelayOffer{Addresses: withPort(offers, a.cfg.Ports.Relay), Udp: a.udpDriver()}
 	}
+	if r.Relay == nil && a.front.Load() != nil && a.isServer() {
+		r.JoinAddresses = withPort(offers, a.cfg.Ports.Relay)
+	}
 	if a.stun.Load() != nil {
 		r.StunAddresses = withPort(slices.DeleteFunc(offers, func(h string) bool { ip, err := netip.ParseAddr(h); return err != nil || !addr.Public(ip) }), a.cfg.Ports.Stun)
 	}
@@ -229,7 +232,7 @@ func (a *Agent) offers() []string {
 	return out
 }
 
-// seeds are where a joiner can knock: this node first, then every member that relays.
+// seeds are where a joiner can knock: this node first, then every member that relays or is a server.
 func (a *Agent) seeds() []*skeinv1.JoinToken_Seed {
 	var out []*skeinv1.JoinToken_Seed
 	if a.front.Load() != nil {
@@ -242,11 +245,16 @@ func (a *Agent) seeds() []*skeinv1.JoinToken_Seed {
 		if !ok || id == a.id {
 			continue
 		}
-		for _, at := range e.Record.GetRelay().GetAddresses() {
+		for _, at := range doors(e.Record) {
 			out = append(out, &skeinv1.JoinToken_Seed{Address: at, IdentityKey: key})
 		}
 	}
 	return out[:min(len(out), maxSeeds)]
+}
+
+// doors are the addresses of a member's port for relay sessions and joiners.
+func doors(r *skeinv1.Record) []string {
+	return slices.Concat(r.GetRelay().GetAddresses(), r.GetJoinAddresses())
 }
 
 // hashAt is the state's hash as records carry it; it is remembered so that others' can be compared.

@@ -283,7 +283,7 @@ func checkEndpoints(r *skeinv1.Record) error {
 			return badAddress("internal_ip %q: not an address of a host", ip.String())
 		}
 	}
-	for name, list := range map[string][]string{"relay address": r.GetRelay().GetAddresses(), "stun_addresses": r.GetStunAddresses()} {
+	for name, list := range map[string][]string{"relay address": r.GetRelay().GetAddresses(), "stun_addresses": r.GetStunAddresses(), "join_addresses": r.GetJoinAddresses()} {
 		if len(list) > maxHostPorts {
 			return malformed("%d of %s, the limit is %d", len(list), name, maxHostPorts)
 		}

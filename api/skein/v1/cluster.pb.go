@@ -680,7 +680,8 @@ type JoinRequest struct {
 	TokenSecret   []byte                 `protobuf:"bytes,3,opt,name=token_secret,json=tokenSecret,proto3" json:"token_secret,omitempty"` // over TLS to a pinned identity only
 	Node          *NewNode               `protobuf:"bytes,4,opt,name=node,proto3" json:"node,omitempty"`
 	RequestId     string                 `protobuf:"bytes,5,opt,name=request_id,json=requestId,proto3" json:"request_id,omitempty"`
-	Record        *SignedRecord          `protobuf:"bytes,6,opt,name=record,proto3" json:"record,omitempty"` // the joiner's first record
+	Record        *SignedRecord          `protobuf:"bytes,6,opt,name=record,proto3" json:"record,omitempty"`                               // the joiner's first record
+	MemberIndex   uint64                 `protobuf:"varint,7,opt,name=member_index,json=memberIndex,proto3" json:"member_index,omitempty"` // of a member that reaches nobody, which needs no token: the last event it has
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -757,6 +758,13 @@ func (x *JoinRequest) GetRecord() *SignedRecord {
 	return nil
 }
 
+func (x *JoinRequest) GetMemberIndex() uint64 {
+	if x != nil {
+		return x.MemberIndex
+	}
+	return 0
+}
+
 type JoinResponse struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	State         *State                 `protobuf:"bytes,1,opt,name=state,proto3" json:"state,omitempty"`
@@ -765,6 +773,7 @@ type JoinResponse struct {
 	ErrorCode     string                 `protobuf:"bytes,4,opt,name=error_code,json=errorCode,proto3" json:"error_code,omitempty"` // not_found | permission_denied | already_exists | unavailable | ...
 	ErrorMessage  string                 `protobuf:"bytes,5,opt,name=error_message,json=errorMessage,proto3" json:"error_message,omitempty"`
 	Time          int64                  `protobuf:"varint,6,opt,name=time,proto3" json:"time,omitempty"` // the seed's clock, so that a joiner can warn of its own
+	News          *Batch                 `protobuf:"bytes,7,opt,name=news,proto3" json:"news,omitempty"`  // for a member that reaches nobody: what was decided since; state instead when that is not kept any more
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -839,6 +848,13 @@ func (x *JoinResponse) GetTime() int64 {
 		return x.Time
 	}
 	return 0
+}
+
+func (x *JoinResponse) GetNews() *Batch {
+	if x != nil {
+		return x.News
+	}
+	return nil
 }
 
 // JoinToken is what `skein token create` prints, encoded as "skein1_" + base64url.
@@ -1321,7 +1337,7 @@ const file_skein_v1_cluster_proto_rawDesc = "" +
 	"\aaddress\x18\x01 \x01(\tR\aaddress\x12%\n" +
 	"\x0etransaction_id\x18\x02 \x01(\fR\rtransactionId\x12\x16\n" +
 	"\x06silent\x18\x03 \x01(\bR\x06silent\"\x14\n" +
-	"\x12FilterTestResponse\"\xe0\x01\n" +
+	"\x12FilterTestResponse\"\x83\x02\n" +
 	"\vJoinRequest\x12\x1d\n" +
 	"\n" +
 	"cluster_id\x18\x01 \x01(\tR\tclusterId\x12\x19\n" +
@@ -1330,7 +1346,8 @@ const file_skein_v1_cluster_proto_rawDesc = "" +
 	"\x04node\x18\x04 \x01(\v2\x11.skein.v1.NewNodeR\x04node\x12\x1d\n" +
 	"\n" +
 	"request_id\x18\x05 \x01(\tR\trequestId\x12.\n" +
-	"\x06record\x18\x06 \x01(\v2\x16.skein.v1.SignedRecordR\x06record\"\xe3\x01\n" +
+	"\x06record\x18\x06 \x01(\v2\x16.skein.v1.SignedRecordR\x06record\x12!\n" +
+	"\fmember_index\x18\a \x01(\x04R\vmemberIndex\"\x88\x02\n" +
 	"\fJoinResponse\x12%\n" +
 	"\x05state\x18\x01 \x01(\v2\x0f.skein.v1.StateR\x05state\x120\n" +
 	"\arecords\x18\x02 \x03(\v2\x16.skein.v1.SignedRecordR\arecords\x12\"\n" +
@@ -1338,7 +1355,8 @@ const file_skein_v1_cluster_proto_rawDesc = "" +
 	"\n" +
 	"error_code\x18\x04 \x01(\tR\terrorCode\x12#\n" +
 	"\rerror_message\x18\x05 \x01(\tR\ferrorMessage\x12\x12\n" +
-	"\x04time\x18\x06 \x01(\x03R\x04time\"\xd2\x01\n" +
+	"\x04time\x18\x06 \x01(\x03R\x04time\x12#\n" +
+	"\x04news\x18\a \x01(\v2\x0f.skein.v1.BatchR\x04news\"\xd2\x01\n" +
 	"\tJoinToken\x12\x1d\n" +
 	"\n" +
 	"cluster_id\x18\x01 \x01(\tR\tclusterId\x12.\n" +
@@ -1446,26 +1464,27 @@ var file_skein_v1_cluster_proto_depIdxs = []int32{
 	22, // 9: skein.v1.JoinResponse.state:type_name -> skein.v1.State
 	26, // 10: skein.v1.JoinResponse.records:type_name -> skein.v1.SignedRecord
 	27, // 11: skein.v1.JoinResponse.node:type_name -> skein.v1.Node
-	17, // 12: skein.v1.JoinToken.seeds:type_name -> skein.v1.JoinToken.Seed
-	18, // 13: skein.v1.Signal.punch:type_name -> skein.v1.Signal.Punch
-	19, // 14: skein.v1.Signal.birthday:type_name -> skein.v1.Signal.Birthday
-	0,  // 15: skein.v1.Signal.Birthday.phase:type_name -> skein.v1.Signal.Birthday.Phase
-	1,  // 16: skein.v1.Signal.Birthday.role:type_name -> skein.v1.Signal.Birthday.Role
-	2,  // 17: skein.v1.ClusterService.Propose:input_type -> skein.v1.ProposeRequest
-	4,  // 18: skein.v1.ClusterService.Subscribe:input_type -> skein.v1.SubscribeRequest
-	6,  // 19: skein.v1.ClusterService.ReadState:input_type -> skein.v1.ReadStateRequest
-	8,  // 20: skein.v1.ClusterService.ReadEvents:input_type -> skein.v1.ReadEventsRequest
-	10, // 21: skein.v1.ClusterService.FilterTest:input_type -> skein.v1.FilterTestRequest
-	3,  // 22: skein.v1.ClusterService.Propose:output_type -> skein.v1.ProposeResponse
-	5,  // 23: skein.v1.ClusterService.Subscribe:output_type -> skein.v1.SubscribeResponse
-	7,  // 24: skein.v1.ClusterService.ReadState:output_type -> skein.v1.ReadStateResponse
-	9,  // 25: skein.v1.ClusterService.ReadEvents:output_type -> skein.v1.ReadEventsResponse
-	11, // 26: skein.v1.ClusterService.FilterTest:output_type -> skein.v1.FilterTestResponse
-	22, // [22:27] is the sub-list for method output_type
-	17, // [17:22] is the sub-list for method input_type
-	17, // [17:17] is the sub-list for extension type_name
-	17, // [17:17] is the sub-list for extension extendee
-	0,  // [0:17] is the sub-list for field type_name
+	23, // 12: skein.v1.JoinResponse.news:type_name -> skein.v1.Batch
+	17, // 13: skein.v1.JoinToken.seeds:type_name -> skein.v1.JoinToken.Seed
+	18, // 14: skein.v1.Signal.punch:type_name -> skein.v1.Signal.Punch
+	19, // 15: skein.v1.Signal.birthday:type_name -> skein.v1.Signal.Birthday
+	0,  // 16: skein.v1.Signal.Birthday.phase:type_name -> skein.v1.Signal.Birthday.Phase
+	1,  // 17: skein.v1.Signal.Birthday.role:type_name -> skein.v1.Signal.Birthday.Role
+	2,  // 18: skein.v1.ClusterService.Propose:input_type -> skein.v1.ProposeRequest
+	4,  // 19: skein.v1.ClusterService.Subscribe:input_type -> skein.v1.SubscribeRequest
+	6,  // 20: skein.v1.ClusterService.ReadState:input_type -> skein.v1.ReadStateRequest
+	8,  // 21: skein.v1.ClusterService.ReadEvents:input_type -> skein.v1.ReadEventsRequest
+	10, // 22: skein.v1.ClusterService.FilterTest:input_type -> skein.v1.FilterTestRequest
+	3,  // 23: skein.v1.ClusterService.Propose:output_type -> skein.v1.ProposeResponse
+	5,  // 24: skein.v1.ClusterService.Subscribe:output_type -> skein.v1.SubscribeResponse
+	7,  // 25: skein.v1.ClusterService.ReadState:output_type -> skein.v1.ReadStateResponse
+	9,  // 26: skein.v1.ClusterService.ReadEvents:output_type -> skein.v1.ReadEventsResponse
+	11, // 27: skein.v1.ClusterService.FilterTest:output_type -> skein.v1.FilterTestResponse
+	23, // [23:28] is the sub-list for method output_type
+	18, // [18:23] is the sub-list for method input_type
+	18, // [18:18] is the sub-list for extension type_name
+	18, // [18:18] is the sub-list for extension extendee
+	0,  // [0:18] is the sub-list for field type_name
 }
 
 func init() { file_skein_v1_cluster_proto_init() }
