@@ -161,8 +161,10 @@ func (s *step) wideBeat(i int) {
 }
 
 func (s *step) pingWide(i, size int) {
-	s.Probes[i].Wide.Sent = s.now
-	s.actions = append(s.actions, Action{Kind: ActionPing, Endpoint: s.Probes[i].Endpoint, Size: size})
+	p := &s.Probes[i]
+	p.Sent++
+	p.Wide.Sent = s.now
+	s.actions = append(s.actions, Action{Kind: ActionPing, Endpoint: p.Endpoint, Size: size})
 }
 
 // takeWide takes the answer to a padded ping.

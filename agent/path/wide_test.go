@@ -37,6 +37,14 @@ func TestPathThatCarriesEverythingIsDirectAtOnce(t *testing.T) {
 	s.run(500 * time.Millisecond)
 	wantPaths(t, s, "after half a second", Direct, true)
 	wantMTU(t, s, "after half a second", 0)
+	s.run(20 * time.Second)
+	for _, n := range s.nodes {
+		for _, p := range n.m.Probes {
+			if p.Answered > p.Sent {
+				t.Errorf("node %d: %d answers from %s to %d pings", n.id, p.Answered, p.Endpoint, p.Sent)
+			}
+		}
+	}
 }
 
 func TestPathThatDropsLargePacketsIsNotUsed(t *testing.T) {
