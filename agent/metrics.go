@@ -5,14 +5,13 @@ import (
 	"fmt"
 	"net"
 	"net/http"
-	"strings"
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/prometheus/client_golang/prometheus/collectors"
 	"github.com/prometheus/client_golang/prometheus/promhttp"
 
-	skeinv1 "github.com/skeinmesh/skein/api/skein/v1"
+	"github.com/skeinmesh/skein/gossip/candidate"
 )
 
 // metrics are what the agent tells Prometheus, on ports.metrics, besides /healthz and /readyz.
@@ -63,7 +62,7 @@ func (m *metrics) observe() {
 	}
 	own := a.ownRecord()
 	m.info.Reset()
-	m.info.WithLabelValues(a.opts.Version, a.id.String(), a.cfg.Name, driver, natName(own.GetNatType()), own.GetTransportMode()).Set(1)
+	m.info.WithLabelValues(a.opts.Version, a.id.String(), a.cfg.Name, driver, candidate.NATName(own.GetNatType()), own.GetTransportMode()).Set(1)
 	m.index.Set(float64(a.replica.State().Index()))
 	alive, all := 0, a.roster.Members()
 	for _, id := range all {
@@ -233,9 +232,4 @@ func (m *metrics) ready(w http.ResponseWriter, _ *http.Request) {
 	default:
 		fmt.Fprintln(w, "ok")
 	}
-}
-
-// natName is a NAT type as the command line prints it.
-func natName(n skeinv1.NatType) string {
-	return strings.ReplaceAll(strings.ToLower(strings.TrimPrefix(n.String(), "NAT_TYPE_")), "_", "-")
 }

@@ -8,6 +8,7 @@ import (
 	"time"
 
 	skeinv1 "github.com/skeinmesh/skein/api/skein/v1"
+	"github.com/skeinmesh/skein/gossip/candidate"
 	"github.com/skeinmesh/skein/identity"
 )
 
@@ -184,7 +185,7 @@ func (e Explanation) String() string {
 	if e.Path.RTT > 0 {
 		fmt.Fprintf(&b, ", rtt %s", round(e.Path.RTT))
 	}
-	fmt.Fprintf(&b, "\ndecided   %s\nstrategy  %s\nnat       self %s, peer %s\n", e.Decided, e.Strategy, natName(e.Self.NAT), natName(e.Peers.NAT))
+	fmt.Fprintf(&b, "\ndecided   %s\nstrategy  %s\nnat       self %s, peer %s\n", e.Decided, e.Strategy, candidate.NATName(e.Self.NAT), candidate.NATName(e.Peers.NAT))
 	if e.Guess != nil {
 		fmt.Fprintf(&b, "guessing  %s\n", e.Guess.text(e.At))
 	}
@@ -203,10 +204,6 @@ func (e Explanation) String() string {
 		b.WriteString("- " + s + "\n")
 	}
 	return b.String()
-}
-
-func natName(t skeinv1.NatType) string {
-	return strings.ToLower(strings.ReplaceAll(strings.TrimPrefix(t.String(), "NAT_TYPE_"), "_", "-"))
 }
 
 // Reader reads a journal; see agent/journal.

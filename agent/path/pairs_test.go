@@ -8,6 +8,7 @@ import (
 	"time"
 
 	skeinv1 "github.com/skeinmesh/skein/api/skein/v1"
+	"github.com/skeinmesh/skein/gossip/candidate"
 )
 
 var nats = []skeinv1.NatType{natNone, natFullCone, natRestricted, natPortRestricted, natSymmetric, natBlocked}
@@ -21,7 +22,7 @@ func TestPairMatrix(t *testing.T) {
 	}
 	for _, a := range nats {
 		for _, b := range nats {
-			t.Run(natName(a)+"/"+natName(b), func(t *testing.T) {
+			t.Run(candidate.NATName(a)+"/"+candidate.NATName(b), func(t *testing.T) {
 				for seed := range uint64(5) {
 					s := newSim(t, seed, a, b)
 					s.start(true)

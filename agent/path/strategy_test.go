@@ -6,6 +6,7 @@ import (
 	"testing"
 
 	skeinv1 "github.com/skeinmesh/skein/api/skein/v1"
+	"github.com/skeinmesh/skein/gossip/candidate"
 )
 
 func node(nat skeinv1.NatType, cs ...Candidate) Node { return Node{NAT: nat, Candidates: cs} }
@@ -19,7 +20,7 @@ func TestPairIsSymmetric(t *testing.T) {
 			r1, w1, ok1 := Pair(a, b)
 			r2, w2, ok2 := Pair(b, a)
 			if r1 != r2 || w1 != w2 || ok1 != ok2 || r1 == "" || w1 == "" {
-				t.Errorf("%s with %s: %q %v, the other way %q %v", natName(a), natName(b), r1, ok1, r2, ok2)
+				t.Errorf("%s with %s: %q %v, the other way %q %v", candidate.NATName(a), candidate.NATName(b), r1, ok1, r2, ok2)
 			}
 		}
 	}

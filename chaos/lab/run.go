@@ -7,6 +7,8 @@ import (
 	"slices"
 	"strings"
 	"time"
+
+	"github.com/skeinmesh/skein/gossip/candidate"
 )
 
 // RunOptions say how a scenario is run.
@@ -216,7 +218,7 @@ func (l *Lab) opinion(ctx context.Context, node string) string {
 		return b.String()
 	}
 	fmt.Fprintf(&b, "    %s, index %d, state %.12s, records %.12s, leader %q, NAT %s, peers %d direct %d relay %d down",
-		st.GetPhase(), st.GetIndex(), st.GetStateHash(), st.GetRecordsHash(), st.GetLeaderName(), short(st.GetNatType().String()), st.GetPeersDirect(), st.GetPeersRelay(), st.GetPeersDown())
+		st.GetPhase(), st.GetIndex(), st.GetStateHash(), st.GetRecordsHash(), st.GetLeaderName(), candidate.NATName(st.GetNatType()), st.GetPeersDirect(), st.GetPeersRelay(), st.GetPeersDown())
 	for _, p := range st.GetProblems() {
 		fmt.Fprintf(&b, "\n    problem: %s: %s (%s)", p.GetSubject(), p.GetMessage(), p.GetAdvice())
 	}
@@ -232,11 +234,6 @@ func (l *Lab) explain(ctx context.Context, from, to string) string {
 		return fmt.Sprintf("%s cannot explain its peer %s: exit status %d, %v: %s", from, to, exit, err, strings.TrimSpace(out))
 	}
 	return fmt.Sprintf("%s about its peer %s:\n    %s", from, to, strings.ReplaceAll(strings.TrimSpace(out), "\n", "\n    "))
-}
-
-// short turns NAT_TYPE_FULL_CONE into full-cone.
-func short(nat string) string {
-	return strings.ReplaceAll(strings.ToLower(strings.TrimPrefix(nat, "NAT_TYPE_")), "_", "-")
 }
 
 // sortLines puts lines in order.

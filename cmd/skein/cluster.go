@@ -13,6 +13,7 @@ import (
 
 	"github.com/skeinmesh/skein/agent"
 	skeinv1 "github.com/skeinmesh/skein/api/skein/v1"
+	"github.com/skeinmesh/skein/gossip/candidate"
 )
 
 func candidateText(t skeinv1.CandidateType) string {
@@ -109,7 +110,7 @@ func printNode(w io.Writer, n *skeinv1.NodeView) {
 	}
 	line("record", "%d.%d, %s, by skein %s", r.GetEpoch(), r.GetSeq(), age, dash(r.GetVersion()))
 	line("site", "%s", dash(r.GetSite()))
-	line("NAT", "%s", natText(r.GetNatType()))
+	line("NAT", "%s", candidate.NATName(r.GetNatType()))
 	line("peers", "%d direct, %d by relay", r.GetPeersDirect(), r.GetPeersRelay())
 	line("applied", "index %d, hash %.16x", r.GetAppliedIndex(), r.GetStateHash())
 	if r.GetRelay() != nil {

@@ -8,6 +8,7 @@ import (
 	"github.com/spf13/cobra"
 
 	skeinv1 "github.com/skeinmesh/skein/api/skein/v1"
+	"github.com/skeinmesh/skein/gossip/candidate"
 )
 
 func newNetcheckCmd(g *globals) *cobra.Command {
@@ -27,7 +28,7 @@ func printNetcheck(w io.Writer, r *skeinv1.NetcheckResponse) {
 	line := func(k, format string, a ...any) {
 		fmt.Fprintln(w, wrap(fmt.Sprintf("%-11s %s", k, fmt.Sprintf(format, a...)), 12))
 	}
-	line("NAT", "%s (mapping %s, filtering %s)", natText(r.GetNatType()), dash(r.GetMapping()), dash(r.GetFiltering()))
+	line("NAT", "%s (mapping %s, filtering %s)", candidate.NATName(r.GetNatType()), dash(r.GetMapping()), dash(r.GetFiltering()))
 	if traits := natTraits(r); traits != "" {
 		line("", "%s", traits)
 	}

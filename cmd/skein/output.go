@@ -15,8 +15,6 @@ import (
 	"golang.org/x/term"
 	"google.golang.org/protobuf/encoding/protojson"
 	"google.golang.org/protobuf/proto"
-
-	skeinv1 "github.com/skeinmesh/skein/api/skein/v1"
 )
 
 // printProto writes a message as JSON: the fields of the API, in lowerCamelCase, with all values.
@@ -167,10 +165,6 @@ func painter(w io.Writer) func(s string, head bool) string {
 		}
 		return s
 	}
-}
-
-func natText(n skeinv1.NatType) string {
-	return strings.ReplaceAll(strings.ToLower(strings.TrimPrefix(n.String(), "NAT_TYPE_")), "_", "-")
 }
 
 func yesNo(b bool) string {

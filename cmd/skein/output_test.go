@@ -9,6 +9,7 @@ import (
 	"unicode/utf8"
 
 	skeinv1 "github.com/skeinmesh/skein/api/skein/v1"
+	"github.com/skeinmesh/skein/gossip/candidate"
 )
 
 func TestWrap(t *testing.T) {
@@ -89,7 +90,7 @@ func TestWordsForNumbers(t *testing.T) {
 		size(0): "0B", size(1023): "1023B", size(1024): "1.0KiB", size(1536): "1.5KiB", size(5 << 30): "5.0GiB", size(1<<64 - 1): "16.0EiB",
 		short(0): "0s", short(1500 * time.Microsecond): "1.5ms", short(12 * time.Second): "12s", short(61 * time.Second): "1m1s", short(59*time.Minute + 59*time.Second): "59m59s",
 		short(90 * time.Minute): "1h30m", short(47*time.Hour + 59*time.Minute): "47h59m", short(49 * time.Hour): "2d", short(-time.Minute): "-1m0s",
-		rtt(0): "-", rtt(12_345_678): "12.3ms", since(0): "never", natText(skeinv1.NatType_NAT_TYPE_PORT_RESTRICTED_CONE): "port-restricted-cone",
+		rtt(0): "-", rtt(12_345_678): "12.3ms", since(0): "never", candidate.NATName(skeinv1.NatType_NAT_TYPE_PORT_RESTRICTED_CONE): "port-restricted-cone",
 		labelsText(nil): "-", labelsText(map[string]string{"c": "3", "a": "1", "b": "2", "d": "4"}): "a=1 b=2 c=3 d=4",
 	} {
 		if have != want {

@@ -10,6 +10,7 @@ import (
 	"github.com/spf13/cobra"
 
 	skeinv1 "github.com/skeinmesh/skein/api/skein/v1"
+	"github.com/skeinmesh/skein/gossip/candidate"
 )
 
 func newStatusCmd(g *globals) *cobra.Command {
@@ -49,7 +50,7 @@ func printStatus(w io.Writer, s *skeinv1.StatusResponse) {
 	}
 	line("leader", "%s", leader)
 	line("state", "index %d, hash %.16s", s.GetIndex(), s.GetStateHash())
-	line("nat", "%s, WireGuard in %s", natText(s.GetNatType()), s.GetWireguardDriver())
+	line("nat", "%s, WireGuard in %s", candidate.NATName(s.GetNatType()), s.GetWireguardDriver())
 	if s.GetRelayUdp() != "" {
 		line("relay UDP", "forwarded by: %s", s.GetRelayUdp())
 	}
@@ -81,7 +82,7 @@ func printNodes(w io.Writer, nodes []*skeinv1.NodeView) {
 			record = fmt.Sprintf("%d.%d", n.GetRecord().GetEpoch(), n.GetRecord().GetSeq())
 		}
 		t.add(n.GetNode().GetName(), n.GetNode().GetId(), n.GetNode().GetIpv4(), dash(n.GetRecord().GetSite()),
-			natText(n.GetRecord().GetNatType()), role(n), n.GetPath(), yesNo(n.GetAlive()), record)
+			candidate.NATName(n.GetRecord().GetNatType()), role(n), n.GetPath(), yesNo(n.GetAlive()), record)
 	}
 	t.print(w)
 }
@@ -198,7 +199,7 @@ func printExplain(w io.Writer, r *skeinv1.ExplainPeerResponse, names *strings.Re
 		printHistory(w, r.GetHistory(), names)
 		return
 	}
-	line("NAT", "here %s, there %s", natText(r.GetSelf().GetNatType()), natText(r.GetRecord().GetNatType()))
+	line("NAT", "here %s, there %s", candidate.NATName(r.GetSelf().GetNatType()), candidate.NATName(r.GetRecord().GetNatType()))
 	if q := r.GetGuess(); q != nil {
 		line("guessing", "%s", guessText(q))
 	}

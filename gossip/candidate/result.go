@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"net/netip"
 	"slices"
+	"strings"
 	"time"
 
 	"google.golang.org/protobuf/proto"
@@ -32,6 +33,11 @@ const (
 	AddressDependent        Behaviour = "address-dependent"
 	AddressAndPortDependent Behaviour = "address-and-port-dependent"
 )
+
+// NATName is a kind of NAT as people read it and write it, such as port-restricted-cone.
+func NATName(n skeinv1.NatType) string {
+	return strings.ReplaceAll(strings.ToLower(strings.TrimPrefix(n.String(), "NAT_TYPE_")), "_", "-")
+}
 
 // Observation is what one STUN server saw as the address of WireGuard's port.
 type Observation struct {
