@@ -23,7 +23,7 @@ func (f *field) cuts(ctx context.Context) []Figure {
 			pairs = append(pairs, p)
 		}
 	}
-	runs := f.opts.runs(36, 9)
+	runs := f.opts.runs(54, 9)
 	f.note("cuts: %d", runs)
 	for i := range runs {
 		p := pairs[(i*7)%len(pairs)] // neighbours in the list share a node

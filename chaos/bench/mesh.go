@@ -66,7 +66,7 @@ func (f *field) failed(ctx context.Context, err error) []Figure {
 }
 
 func (f *field) measure(ctx context.Context) (out []Figure) {
-	for _, part := range []func(context.Context) []Figure{f.records, f.cuts, f.starts, f.leaders} {
+	for _, part := range []func(context.Context) []Figure{f.records, f.cuts, f.upgrades, f.starts, f.leaders} {
 		out = append(out, part(ctx)...)
 	}
 	if slices.ContainsFunc(out, func(f Figure) bool { return f.Verdict == Missed || f.Verdict == Failed }) {
