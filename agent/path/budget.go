@@ -17,6 +17,7 @@ type Spent struct {
 	Invited  Refill    // for those that the peer's punches ask for: else both ends' attempts would never meet
 	Heard    time.Time // when an authenticated ping from there was last heeded
 	Last     time.Time // ping to it
+	Refunded time.Time // when all was granted again
 }
 
 // Refill grants single pings, ever more rarely.
@@ -31,7 +32,7 @@ const (
 	unprovenPerIP = 4               // addresses that differ in their port alone
 	spentMax      = 64              // addresses counted per peer at a time: no more get anything
 	refillMax     = 2               // granted and not used
-	refillGap     = 4 * time.Second // between two single pings
+	refillGap     = 4 * time.Second // between two single pings, and between two refunds
 )
 
 // take takes a ping that is granted after 5, 10, 20 … s, up to the interval of regular attempts, which are a little apart.
@@ -119,10 +120,11 @@ func (s *step) credit(e netip.AddrPort) {
 }
 
 // refund grants every address of the record its first pings again, when this host's own situation has changed: no peer can cause that.
+// They may have been spent a moment ago and in vain, before this host knew its own address and the peer whom to let in.
 func (s *step) refund() {
 	for i := range s.Spent {
-		if b := &s.Spent[i]; s.now.Sub(b.Last) >= refillGap && s.known(b.Endpoint) {
-			b.Left, b.Own, b.Invited = unprovenPings, Refill{At: s.now}, Refill{At: s.now}
+		if b := &s.Spent[i]; s.now.Sub(b.Refunded) >= refillGap && s.known(b.Endpoint) {
+			b.Left, b.Own, b.Invited, b.Refunded = unprovenPings, Refill{At: s.now}, Refill{At: s.now}, s.now
 		}
 	}
 }

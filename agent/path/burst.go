@@ -17,6 +17,9 @@ func (s *step) startBurst(punch bool) {
 			continue
 		}
 		p.BurstAt, p.Next = s.now.Add(p.After), 0
+		if p.Answered == 0 && p.Sent > 0 && s.now.Sub(p.LastSent) < firstPacing[1] {
+			p.BurstAt, p.Next = p.LastSent, 1 // the burst's first has just left: there are few
+		}
 	}
 	s.BurstAt, s.BurstTo = s.now, s.now.Add(burstFor)
 	s.NextRetry = s.BurstTo.Add(s.retryDelay())

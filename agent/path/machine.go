@@ -153,6 +153,7 @@ func (s *step) take(in Input) {
 	case InputSelf:
 		if in.Node != nil && !in.Node.Equal(s.Self) {
 			s.Self = *in.Node
+			s.PunchAt = time.Time{} // the peer may be told at once where to send now
 			s.refund()
 			s.replan()
 		}
