@@ -175,6 +175,7 @@ func (a *Agent) sync(ctx context.Context) error {
 	if a.plane != nil && !time.Now().Before(a.loop.retry) {
 		if !a.loop.counted && a.loop.state.Index() > 0 {
 			a.readTraffic(ctx) // what WireGuard did before this agent, as long as it shows
+			a.paths.Settle(ctx)
 			a.loop.counted = true
 		}
 		a.apply(ctx)

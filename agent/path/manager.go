@@ -305,6 +305,20 @@ func (m *Manager) Traffic(c map[identity.ID]Counters) {
 	})
 }
 
+// Settle returns when Paths shows what came of everything that was told before, or when the context or the manager ends.
+func (m *Manager) Settle(ctx context.Context) {
+	done := make(chan struct{})
+	m.run(func(m *Manager, _ time.Time) {
+		m.publish()
+		close(done)
+	})
+	select {
+	case <-done:
+	case <-ctx.Done():
+	case <-m.ended:
+	}
+}
+
 // push queues an input; it drops pings and pongs when the loop is far behind.
 func (m *Manager) push(e event) {
 	m.mu.Lock()

@@ -286,3 +286,19 @@ func TestCarries(t *testing.T) {
 		}
 	}
 }
+
+// What WireGuard had before this agent counts before the first Spec is made of the paths: in sum nothing is written.
+func TestSettledPathsHoldWhatWasAdopted(t *testing.T) {
+	for range 200 {
+		m := newWire().join(nodeIDs[0], "192.0.2.1:51820", nil)
+		m.SetPeer(nodeIDs[1], recordOf("192.0.2.2:51820"))
+		m.RelayUpdate(nodeIDs[1], RelayChoice{ID: relayID})
+		m.Traffic(map[identity.ID]Counters{nodeIDs[1]: {Endpoint: ap("192.0.2.2:51820"), Handshake: time.Now().Add(-time.Second)}})
+		m.Settle(t.Context())
+		if p := m.Paths()[nodeIDs[1]]; p.Kind != Direct || p.Rule != "direct-adopted" {
+			t.Fatalf("the path is %s (%s)", p, p.Rule)
+		}
+		m.Close()
+		m.Settle(t.Context()) // returns
+	}
+}
