@@ -500,7 +500,7 @@ func (a *Agent) readTraffic(ctx context.Context) {
 	counters := make(map[identity.ID]path.Counters, len(all))
 	for id, wg := range a.loop.members {
 		if p, ok := byKey[dataplane.Key(wg)]; ok {
-			counters[id] = path.Counters{RxBytes: p.RxBytes, TxBytes: p.TxBytes, Endpoint: p.Endpoint, Handshake: p.LastHandshake, At: at}
+			counters[id] = path.Counters{RxBytes: p.RxBytes, TxBytes: p.TxBytes, Endpoint: p.Endpoint, Handshake: p.LastHandshake, At: at, Relayed: a.proxies.Brought(id)}
 		}
 	}
 	a.paths.Traffic(counters)

@@ -52,6 +52,7 @@ type proxy struct {
 	raw      syscall.RawConn
 	endpoint netip.AddrPort
 	target   atomic.Pointer[netip.AddrPort] // what the socket is connected to
+	brought  atomic.Uint64                  // packets from the peer that WireGuard's socket took
 }
 
 // NewProxies makes the pool hand WireGuard's packets to local sockets. wg tells WireGuard's own address, such as
@@ -169,6 +170,14 @@ func (x *Proxies) Remove(peer identity.ID) {
 	if y != nil {
 		y.conn.Close()
 	}
+}
+
+// Brought counts the packets of a peer that came in a relay's session. It begins anew when the peer's proxy does.
+func (x *Proxies) Brought(peer identity.ID) uint64 {
+	if y := x.get(peer); y != nil {
+		return y.brought.Load()
+	}
+	return 0
 }
 
 // ProxyStats counts what passes the proxies.
@@ -309,6 +318,7 @@ func (x *Proxies) flush(b *sendBatch) {
 		sent = b.send(b.to.raw)
 	}
 	x.fromPeers.Add(uint64(sent))
+	b.to.brought.Add(uint64(sent))
 	x.lost.Add(uint64(n - sent))
 	b.clear()
 }

@@ -397,6 +397,9 @@ func (m *Manager) traffic(p *peer, now time.Time, c Counters) {
 
 func (c Counters) direct() bool { return c.Endpoint.IsValid() && !c.Endpoint.Addr().IsLoopback() }
 
+// overRelay stands for any local proxy.
+var overRelay = netip.AddrPortFrom(netip.AddrFrom4([4]byte{127, 0, 0, 1}), 0)
+
 // observe tells what two readings show.
 func observe(last, c Counters) (ins []Input) {
 	if c.RxBytes < last.RxBytes || c.TxBytes < last.TxBytes {
@@ -408,6 +411,8 @@ func observe(last, c Counters) (ins []Input) {
 		ins = append(ins, Input{Kind: InputEndpointSeen, Endpoint: c.Endpoint})
 	}
 	switch {
+	case carries(rx) && c.Relayed != last.Relayed: // some of it did, whatever the device shows: userspace WireGuard does not follow packets
+		ins = append(ins, Input{Kind: InputTraffic, Endpoint: overRelay})
 	case carries(rx) && moved: // some of it may have come another way
 		ins = append(ins, Input{Kind: InputTraffic, Endpoint: c.Endpoint})
 	case carries(rx):

@@ -59,7 +59,8 @@ type Config struct {
 // Counters are what WireGuard counted for a peer.
 type Counters struct {
 	RxBytes, TxBytes uint64
-	Endpoint         netip.AddrPort // where WireGuard last heard the peer; may be a local proxy
+	Endpoint         netip.AddrPort // where WireGuard last heard the peer; may be a local proxy. Userspace WireGuard tells where it sends instead
+	Relayed          uint64         // packets of the peer that relays' sessions have brought
 	Handshake        time.Time      // the last one; zero: never
 	At               time.Time      // just before the counters were read; zero: now
 }

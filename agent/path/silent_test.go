@@ -16,6 +16,7 @@ type kernel struct {
 	*sim
 	ends    [2]*end
 	oneWay  bool          // the second node answers nothing
+	still   bool          // WireGuard sends where it was told, wherever the peer is heard: it runs in userspace
 	every   time.Duration // between packets
 	worst   time.Duration // longest silence among the echoes since start
 	started time.Time
@@ -115,7 +116,12 @@ func (k *kernel) packet(n *simNode, got func(to *simNode)) {
 	arrive := func(src netip.AddrPort) {
 		if to.tunnel {
 			to.c.RxBytes += 100
-			to.wg = src
+			if src == proxy {
+				to.c.Relayed++
+			}
+			if !k.still {
+				to.wg = src
+			}
 			got(k.nodes[1-n.id])
 		}
 	}
@@ -313,31 +319,54 @@ func TestTunnelDiesWithItsAgent(t *testing.T) {
 func TestCutsWithCounters(t *testing.T) {
 	over := 0
 	for seed := range uint64(200) {
-		rnd := rand.New(rand.NewPCG(seed, 3))
-		k := newKernel(t, seed, natPortRestricted)
-		k.loss = []float64{0, 0, 0.05}[seed%3]
-		k.every = []time.Duration{20 * time.Millisecond, 5 * time.Millisecond, 50 * time.Millisecond}[rnd.IntN(3)]
-		k.delay = []time.Duration{time.Millisecond, 10 * time.Millisecond, 60 * time.Millisecond}[rnd.IntN(3)]
-		k.echo(9 * time.Second)
-		k.run(2*time.Second + time.Duration(rnd.IntN(1000))*time.Millisecond)
-		way := rnd.IntN(3)
-		k.cut = func(from, to int, _ netip.AddrPort) bool { return way == 2 || from == way }
-		k.worst, k.last = 0, k.now
-		k.run(5 * time.Second)
-		for _, n := range k.nodes {
-			if n.m.Path.Kind != Relay {
-				k.dump()
-				t.Fatalf("seed %d, cut %d: node %d has %s (%s)", seed, way, n.id, n.m.Path, n.m.Path.Rule)
-			}
-		}
-		if k.worst > time.Second {
+		if d := cutWithCounters(t, seed, false); d > time.Second {
 			over++
-			t.Logf("seed %d, cut %d, loss %.2f, delay %s: dark for %s", seed, way, k.loss, k.delay, k.worst)
 		}
 	}
 	if over > 2 {
 		t.Errorf("%d of 200 cuts took more than a second", over)
 	}
+}
+
+// A cut that befalls an idle pair is noticed by the end that has something to send, and the other end believes it.
+func TestIdleCutsWithCounters(t *testing.T) {
+	for seed := range uint64(200) {
+		if d := cutWithCounters(t, seed, true); d > 1250*time.Millisecond {
+			t.Errorf("seed %d took %s", seed, d)
+		}
+	}
+}
+
+// cutWithCounters cuts a direct path, and returns for how long the first node's echoes stayed away.
+func cutWithCounters(t *testing.T, seed uint64, idle bool) time.Duration {
+	t.Helper()
+	rnd := rand.New(rand.NewPCG(seed, 3))
+	k := newKernel(t, seed, natPortRestricted)
+	k.loss = []float64{0, 0, 0.05}[seed%3]
+	k.every = []time.Duration{20 * time.Millisecond, 5 * time.Millisecond, 50 * time.Millisecond}[rnd.IntN(3)]
+	k.delay = []time.Duration{time.Millisecond, 10 * time.Millisecond, 60 * time.Millisecond}[rnd.IntN(3)]
+	before, way := 2*time.Second+time.Duration(rnd.IntN(1000))*time.Millisecond, rnd.IntN(3)
+	k.still = rnd.IntN(2) == 0
+	if !idle {
+		k.echo(9 * time.Second)
+	}
+	k.run(before)
+	k.cut = func(from, to int, _ netip.AddrPort) bool { return way == 2 || from == way }
+	if idle {
+		k.echo(6 * time.Second)
+	}
+	k.worst, k.last = 0, k.now
+	k.run(5 * time.Second)
+	for _, n := range k.nodes {
+		if n.m.Path.Kind != Relay {
+			k.dump()
+			t.Fatalf("seed %d, cut %d, in userspace %t: node %d has %s (%s)", seed, way, k.still, n.id, n.m.Path, n.m.Path.Rule)
+		}
+	}
+	if k.worst > time.Second {
+		t.Logf("seed %d, cut %d, in userspace %t, loss %.2f, delay %s: dark for %s", seed, way, k.still, k.loss, k.delay, k.worst)
+	}
+	return k.worst
 }
 
 // A peer without its agent that gets another address is followed by WireGuard, and by the path.

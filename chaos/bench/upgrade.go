@@ -2,6 +2,7 @@ package bench
 
 import (
 	"context"
+	"errors"
 	"fmt"
 
 	"github.com/skeinmesh/skein/chaos/lab"
@@ -40,8 +41,13 @@ func (f *field) upgrades(ctx context.Context) []Figure {
 }
 
 // upgrade lets a relayed pair turn direct under a running ping.
-func (f *field) upgrade(ctx context.Context, p pair) (ping.Report, error) {
+func (f *field) upgrade(ctx context.Context, p pair) (r ping.Report, err error) {
 	none := ping.Report{}
+	defer func() {
+		if err != nil {
+			err = errors.Join(err, f.lab.Heal(ctx, p.from, p.to)) // what is measured next needs it
+		}
+	}()
 	if err := f.until(ctx, formedWithin, func() error { return f.direct(ctx, p) }); err != nil {
 		return none, err
 	}
