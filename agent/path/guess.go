@@ -248,7 +248,7 @@ func (s *step) takeGuess(e netip.AddrPort, ev GuessEvent) {
 		} else {
 			s.grant(e, unprovenPings)
 		}
-		s.hit(e)
+		s.hit(e, again)
 		if again {
 			return
 		}
@@ -288,8 +288,8 @@ func (s *step) grant(e netip.AddrPort, n uint8) {
 	}
 }
 
-// hit takes an endpoint at which an authenticated packet of the peer met a port that was guessed.
-func (s *step) hit(e netip.AddrPort) {
+// hit takes an endpoint at which an authenticated packet of the peer met a port that was guessed, again if that is not the first.
+func (s *step) hit(e netip.AddrPort, again bool) {
 	i := s.find(e)
 	if i < 0 {
 		if i = s.learn(e, ""); i < 0 {
@@ -301,10 +301,15 @@ func (s *step) hit(e netip.AddrPort) {
 	if s.Plan.Guess.Kind == GuessNone {
 		p.Source = GuessBirthday.String() // adopted before the peer's record came
 	}
-	if i == s.active() || p.Unanswered > 0 && s.now.Sub(p.LastSent) < pingBackGap {
+	due := p.LastSent.Add(pingBackGap)
+	if i == s.active() || again && p.Unanswered > 0 && s.now.Before(due) {
 		return
 	}
+	// What left a moment ago went by another port: it is no reason not to ping.
 	p.BurstAt, p.Next, p.Unanswered, p.WindowSent = s.now, 0, 0, 0
+	if s.now.Equal(p.LastSent) {
+		p.BurstAt = due
+	}
 }
 
 // both tells whether guessing at both ends is enabled with a peer.

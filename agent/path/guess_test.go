@@ -185,6 +185,24 @@ func TestAHitIsPingedWhateverWasSpentBefore(t *testing.T) {
 	}
 }
 
+// A ping that left a moment before the hit went by another port, and is no reason not to ping by the one that was found.
+func TestAHitIsPingedRightBehindAnotherPing(t *testing.T) {
+	for _, since := range []time.Duration{0, time.Millisecond, pingBackGap - 1, pingBackGap} {
+		g := newGuesser(t, nodeIDs[0], nodeIDs[1])
+		g.do(Input{Kind: InputRelay, Relay: RelayChoice{ID: relayID}})
+		const at = "198.51.100.1:61000"
+		if as := g.do(Input{Kind: InputPunch, Addresses: []netip.AddrPort{ap(at)}}); !has(as, ActionPing) {
+			t.Fatalf("a punch leads to %v", as)
+		}
+		g.now = g.now.Add(since)
+		if !has(g.outcome(GuessHit, at), ActionPing) {
+			if a, took := g.until(ActionPing, time.Second); a.Endpoint != ap(at) || took > pingBackGap {
+				t.Errorf("hit %s after another ping: the next goes to %s, %s later", since, a.Endpoint, took)
+			}
+		}
+	}
+}
+
 func (m Machine) active0() int { return (&step{Machine: m}).active() }
 
 func TestOnlyOneEndBegins(t *testing.T) {
