@@ -140,7 +140,7 @@ func (a *Agent) onDiscovered(r candidate.Result) {
 		}
 	}
 	a.journal.Append(&skeinv1.JournalEntry{Time: r.At.UnixNano(), Body: &skeinv1.JournalEntry_NatObserved{NatObserved: entry}})
-	if old != nil && !old.Host.Equal(r.Host) {
+	if old == nil || !old.Host.Equal(r.Host) { // the first look may have come after a move, too
 		a.moved.Store(true)
 	}
 	if old != nil && !old.SameCandidates(r) {
