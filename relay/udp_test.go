@@ -146,6 +146,7 @@ type udpEnd struct {
 	host  *nattest.Host
 	relay *udpRelay
 	ipv6  bool // it sends to the relay's IPv6 address
+	holds bool // what was granted counts, also when a later request was refused
 
 	onPacket func([]byte) // what comes in the session; set before anything is sent
 
@@ -167,7 +168,9 @@ func startEnd(t testing.TB, m *members, host *nattest.Host, r *udpRelay, change 
 	m.allow(key.ID())
 	pool := NewPool(PoolConfig{Self: key.ID(), Key: key, OnPacket: func(_ identity.ID, _ byte, b []byte) { e.onPacket(b) }, OnReserved: func(x Reservation) {
 		e.mu.Lock()
-		e.reserved[x.Peer] = x
+		if !e.holds || x.Endpoint.IsValid() || !e.reserved[x.Peer].Endpoint.IsValid() {
+			e.reserved[x.Peer] = x
+		}
 		e.mu.Unlock()
 	}})
 	t.Cleanup(func() { pool.Close() })
@@ -626,7 +629,7 @@ func TestAClientsRequestsArePaced(t *testing.T) {
 	n, m := nattest.New(t), newMembers()
 	r := startUDP(t, n.Host(nattest.Public), m, "userspace")
 	h := n.Host(nattest.Public)
-	a, b := startEnd(t, m, h, r), startEnd(t, m, h, r)
+	a, b := startEnd(t, m, h, r, func(e *udpEnd) { e.holds = true }), startEnd(t, m, h, r) // refusals may still be on their way when b asks
 	for range 1000 {
 		if err := a.Reserve(r.key.ID(), b.id); err != nil {
 			t.Fatal(err)
