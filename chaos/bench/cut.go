@@ -17,12 +17,7 @@ const (
 func (f *field) cuts(ctx context.Context) []Figure {
 	const name, limit = "direct path cut: traffic again", time.Second
 	var twoWay, oneWay, all sample
-	var pairs []pair
-	for _, p := range f.pairs() {
-		if f.canBeDirect(p) {
-			pairs = append(pairs, p)
-		}
-	}
+	pairs := f.directPairs()
 	runs := f.opts.runs(54, 9)
 	f.note("cuts: %d", runs)
 	for i := range runs {

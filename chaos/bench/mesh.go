@@ -140,6 +140,11 @@ func (f *field) pairs() (out []pair) {
 	return out
 }
 
+// directPairs lists those that can be direct.
+func (f *field) directPairs() []pair {
+	return slices.DeleteFunc(f.pairs(), func(p pair) bool { return !f.canBeDirect(p) })
+}
+
 // canBeDirect leaves out the pairs of a port-restricted cone and a symmetric NAT: they meet by guessing ports, which takes
 // as long as it takes and is measured by itself. Everything else in this lab meets by probing.
 func (f *field) canBeDirect(p pair) bool {

@@ -15,12 +15,7 @@ func (f *field) upgrades(ctx context.Context) []Figure {
 	echoes := f.opts.runs(1000, 200)
 	target := fmt.Sprintf("0 of %s", thousands(float64(echoes)))
 	f.note("upgrades under %d echoes", echoes)
-	var pairs []pair
-	for _, p := range f.pairs() {
-		if f.canBeDirect(p) {
-			pairs = append(pairs, p)
-		}
-	}
+	pairs := f.directPairs()
 	lost, done, switches := 0, 0, 0
 	var detail []string
 	for ; done < echoes; switches++ {
