@@ -22,15 +22,15 @@ func kernel(t *testing.T, host string) string {
 		"ip -o link show", "ip -o addr show", "ip rule show", "ip -6 rule show", "ip route show table all", "ip -6 route show table all", "nft -s list ruleset",
 	} {
 		words := strings.Fields(cmd)
-		var out bytes.Buffer
+		var out, errs bytes.Buffer // apart: ip complains of any namespace on the host that goes while it looks
 		c := exec.Command(words[0], words[1:]...)
-		c.Stdout, c.Stderr = &out, &out
+		c.Stdout, c.Stderr = &out, &errs
 		err := fabric.In(fabric.HostNS(labName, host), c.Start)
 		if err == nil {
 			err = c.Wait()
 		}
 		if err != nil {
-			t.Fatalf("%s: %v\n%s", cmd, err, out.String())
+			t.Fatalf("%s: %v\n%s", cmd, err, errs.String())
 		}
 		all.WriteString("# " + cmd + "\n" + out.String())
 	}
