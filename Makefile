@@ -26,7 +26,7 @@ test-unit: setup
 
 # Where goroutines share memory.
 test-race: setup
-	CGO_ENABLED=1 go test -race -short -timeout 10m ./agent/... ./consensus ./gossip ./relay
+	CGO_ENABLED=1 go test -race -short -timeout 10m ./agent/... ./consensus ./gossip ./internal/simtime ./relay
 
 # Every scenario in examples/, with real agents behind real NATs. RUN narrows it: make test-lab RUN=ipv6
 RUN ?= .

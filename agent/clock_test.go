@@ -4,18 +4,18 @@ import (
 	"errors"
 	"strings"
 	"testing"
-	"testing/synctest"
 	"time"
 
 	skeinv1 "github.com/skeinmesh/skein/api/skein/v1"
 	"github.com/skeinmesh/skein/events"
 	"github.com/skeinmesh/skein/gossip"
 	"github.com/skeinmesh/skein/identity"
+	"github.com/skeinmesh/skein/internal/simtime"
 )
 
 // A clock that is wrong by hours must stop nothing; the user is told.
 
-func TestClockIsCompared(t *testing.T) { synctest.Test(t, testClockIsCompared) }
+func TestClockIsCompared(t *testing.T) { simtime.Test(t, testClockIsCompared) }
 
 func testClockIsCompared(t *testing.T) {
 	h := newHost(t, "a")

@@ -11,7 +11,6 @@ import (
 	"slices"
 	"strings"
 	"testing"
-	"testing/synctest"
 	"time"
 
 	"github.com/skeinmesh/skein/agent/config"
@@ -23,6 +22,7 @@ import (
 	"github.com/skeinmesh/skein/gossip"
 	"github.com/skeinmesh/skein/gossip/candidate"
 	"github.com/skeinmesh/skein/identity"
+	"github.com/skeinmesh/skein/internal/simtime"
 	"github.com/skeinmesh/skein/relay"
 )
 
@@ -91,7 +91,7 @@ func TestWhenANodeInquires(t *testing.T) {
 	h := newHost(t, "a")
 	w := newWorld(t, h)
 	replica := newReplica(t, w)
-	synctest.Test(t, func(t *testing.T) {
+	simtime.Test(t, func(t *testing.T) {
 		a := newTestAgent(h, w.state)
 		a.replica = replica // it knows no other server: nobody is asked really
 		var asked []time.Duration

@@ -5,7 +5,6 @@ import (
 	"errors"
 	"net"
 	"testing"
-	"testing/synctest"
 	"time"
 
 	"google.golang.org/protobuf/proto"
@@ -14,6 +13,7 @@ import (
 	"github.com/skeinmesh/skein/gossip"
 	"github.com/skeinmesh/skein/gossip/candidate"
 	"github.com/skeinmesh/skein/identity"
+	"github.com/skeinmesh/skein/internal/simtime"
 	"github.com/skeinmesh/skein/relay"
 )
 
@@ -34,7 +34,7 @@ func TestRecordIsPublished(t *testing.T) {
 	h, other := newHost(t, "a"), newHost(t, "b")
 	w := newWorld(t, h)
 	replica := newReplica(t, w)
-	synctest.Test(t, func(t *testing.T) {
+	simtime.Test(t, func(t *testing.T) {
 		a := newTestAgent(h, w.state)
 		a.replica, a.loop.state = replica, w.state
 		a.pool = relay.NewPool(relay.PoolConfig{Self: a.id, Key: h.key, Log: quiet()})

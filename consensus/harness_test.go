@@ -12,12 +12,12 @@ import (
 	"os"
 	"sync/atomic"
 	"testing"
-	"testing/synctest"
 	"time"
 
 	skeinv1 "github.com/skeinmesh/skein/api/skein/v1"
 	"github.com/skeinmesh/skein/events"
 	"github.com/skeinmesh/skein/identity"
+	"github.com/skeinmesh/skein/internal/simtime"
 )
 
 const testCluster = "000102030405060708090a0b0c0d0e0f"
@@ -57,7 +57,7 @@ type cluster struct {
 // simulate runs a test on virtual time: everything is as in production, timings too, but a wait costs nothing.
 func simulate(t *testing.T, f func(t *testing.T, c *cluster)) {
 	t.Helper()
-	synctest.Test(t, func(t *testing.T) { f(t, newCluster(t)) })
+	simtime.Test(t, func(t *testing.T) { f(t, newCluster(t)) })
 }
 
 func newCluster(t testing.TB) *cluster {

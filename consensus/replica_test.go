@@ -20,6 +20,7 @@ import (
 
 	skeinv1 "github.com/skeinmesh/skein/api/skein/v1"
 	"github.com/skeinmesh/skein/events"
+	"github.com/skeinmesh/skein/internal/simtime"
 )
 
 var quiet = slog.New(slog.DiscardHandler)
@@ -271,7 +272,7 @@ func TestLazyReplicaComesBack(t *testing.T) {
 		"the file is not there": func(path string, _ int64) error { return os.Remove(path) },
 	} {
 		t.Run(name, func(t *testing.T) {
-			synctest.Test(t, func(t *testing.T) {
+			simtime.Test(t, func(t *testing.T) {
 				dir := t.TempDir()
 				r := openReplica(t, dir)
 				must(t, r.makeLazy())
@@ -417,7 +418,7 @@ func TestLazyReplicaThatCannotWriteGoesOnInMemoryForAWhile(t *testing.T) {
 }
 
 func TestWaitReturnsWithTheNextEvent(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
+	simtime.Test(t, func(t *testing.T) {
 		r := openReplica(t, t.TempDir())
 		h, b := newHistory(t)
 		ctx, cancel := context.WithTimeout(context.Background(), time.Second)

@@ -5,11 +5,11 @@ import (
 	"runtime"
 	"slices"
 	"testing"
-	"testing/synctest"
 	"time"
 
 	skeinv1 "github.com/skeinmesh/skein/api/skein/v1"
 	"github.com/skeinmesh/skein/identity"
+	"github.com/skeinmesh/skein/internal/simtime"
 )
 
 // BenchmarkConvergence reports, on virtual time, how long a change takes to reach every node. The
@@ -58,7 +58,7 @@ func (s *sim) traffic(d time.Duration) (packets, bytes int) {
 // inBubble runs f on virtual time, which the testing package offers to tests only.
 func inBubble(b *testing.B, f func(*testing.T)) {
 	all := func(_, _ string) (bool, error) { return true, nil }
-	if !testing.RunTests(all, []testing.InternalTest{{Name: "bubble", F: func(t *testing.T) { synctest.Test(t, f) }}}) {
+	if !testing.RunTests(all, []testing.InternalTest{{Name: "bubble", F: func(t *testing.T) { simtime.Test(t, f) }}}) {
 		b.Fatal("the simulation failed")
 	}
 }

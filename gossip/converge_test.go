@@ -4,12 +4,13 @@ import (
 	"fmt"
 	"slices"
 	"testing"
-	"testing/synctest"
 	"time"
+
+	"github.com/skeinmesh/skein/internal/simtime"
 )
 
 func TestSevenNodesSeeAChange(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
+	simtime.Test(t, func(t *testing.T) {
 		s := newSim(t, 7, 1)
 		defer s.end()
 		s.net.loss = 0.02
@@ -38,7 +39,7 @@ func TestTwoHundredNodesSeeAChange(t *testing.T) {
 	if testing.Short() {
 		n = 60
 	}
-	synctest.Test(t, func(t *testing.T) {
+	simtime.Test(t, func(t *testing.T) {
 		s := newSim(t, n, 2)
 		defer s.end()
 		s.net.loss = 0.02

@@ -7,10 +7,10 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
-	"testing/synctest"
 	"time"
 
 	skeinv1 "github.com/skeinmesh/skein/api/skein/v1"
+	"github.com/skeinmesh/skein/internal/simtime"
 )
 
 func TestNextEpochCounts(t *testing.T) {
@@ -97,7 +97,7 @@ func TestDamagedFileStopsTheStart(t *testing.T) {
 
 // Records survive a start without anybody else, and disk writes are few however much changes.
 func TestRecordsAreKept(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
+	simtime.Test(t, func(t *testing.T) {
 		dir := t.TempDir()
 		s := newSim(t, 4, 20)
 		defer s.end()
@@ -134,7 +134,7 @@ func TestRecordsAreKept(t *testing.T) {
 
 // The epoch file is lost while the records are not: the own record on disk tells.
 func TestEpochIsRaisedByOwnRecordOnDisk(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
+	simtime.Test(t, func(t *testing.T) {
 		dir := t.TempDir()
 		s := newSim(t, 2, 21)
 		defer s.end()

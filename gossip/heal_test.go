@@ -5,11 +5,11 @@ import (
 	"slices"
 	"strings"
 	"testing"
-	"testing/synctest"
 	"time"
 
 	skeinv1 "github.com/skeinmesh/skein/api/skein/v1"
 	"github.com/skeinmesh/skein/identity"
+	"github.com/skeinmesh/skein/internal/simtime"
 )
 
 func (s *sim) formed() {
@@ -27,7 +27,7 @@ func (s *sim) publish(i int, site string) {
 
 // Ten minutes is far beyond the time after which memberlist forgets dead nodes.
 func TestPartitionOfTenMinutesHeals(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
+	simtime.Test(t, func(t *testing.T) {
 		s := newSim(t, 21, 3)
 		defer s.end()
 		s.formed()
@@ -59,7 +59,7 @@ func TestPartitionOfTenMinutesHeals(t *testing.T) {
 
 // A site of three of seven nodes is cut off, as in the demo.
 func TestSiteCutOff(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
+	simtime.Test(t, func(t *testing.T) {
 		s := newSim(t, 7, 18)
 		defer s.end()
 		s.formed()
@@ -84,7 +84,7 @@ func TestSiteCutOff(t *testing.T) {
 
 // One node that nobody can send packets to, while streams work: anti-entropy alone must serve it.
 func TestLostBroadcastsAreRepaired(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
+	simtime.Test(t, func(t *testing.T) {
 		s := newSim(t, 7, 4)
 		defer s.end()
 		s.formed()
@@ -100,7 +100,7 @@ func TestLostBroadcastsAreRepaired(t *testing.T) {
 }
 
 func TestHeavyLossStillConverges(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
+	simtime.Test(t, func(t *testing.T) {
 		s := newSim(t, 12, 5)
 		defer s.end()
 		s.net.loss = 0.3
@@ -113,7 +113,7 @@ func TestHeavyLossStillConverges(t *testing.T) {
 }
 
 func TestLargeRecordIsPulled(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
+	simtime.Test(t, func(t *testing.T) {
 		s := newSim(t, 30, 6)
 		defer s.end()
 		s.formed()
@@ -136,7 +136,7 @@ func TestLargeRecordIsPulled(t *testing.T) {
 }
 
 func TestDeadNodeIsNoticedAndComesBack(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
+	simtime.Test(t, func(t *testing.T) {
 		s := newSim(t, 7, 7)
 		defer s.end()
 		s.formed()
@@ -161,7 +161,7 @@ func TestDeadNodeIsNoticedAndComesBack(t *testing.T) {
 
 // A restart that is quicker than failure detection: the others still hold its old incarnation.
 func TestQuickRestart(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
+	simtime.Test(t, func(t *testing.T) {
 		s := newSim(t, 5, 8)
 		defer s.end()
 		s.formed()
@@ -176,7 +176,7 @@ func TestQuickRestart(t *testing.T) {
 }
 
 func TestCleanStopIsNoticedAtOnce(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
+	simtime.Test(t, func(t *testing.T) {
 		s := newSim(t, 7, 9)
 		defer s.end()
 		s.formed()
@@ -190,7 +190,7 @@ func TestCleanStopIsNoticedAtOnce(t *testing.T) {
 
 // A peer that takes a stream and says nothing must not hold up the end.
 func TestCloseDoesNotWaitForAStalledPeer(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
+	simtime.Test(t, func(t *testing.T) {
 		s := &sim{t: t, net: newSimNet(19), roster: newRoster(simKey(0), simKey(1))}
 		stalled := s.net.join(simKey(1))
 		n := s.start(0, Config{})
@@ -211,7 +211,7 @@ func TestCloseDoesNotWaitForAStalledPeer(t *testing.T) {
 
 // Nobody flaps while a fifth of the packets is lost.
 func TestNoFlappingUnderLoss(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
+	simtime.Test(t, func(t *testing.T) {
 		s := newSim(t, 7, 10)
 		defer s.end()
 		s.formed()
@@ -228,7 +228,7 @@ func TestNoFlappingUnderLoss(t *testing.T) {
 }
 
 func TestRevokedNodeIsIgnored(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
+	simtime.Test(t, func(t *testing.T) {
 		s := newSim(t, 6, 11)
 		defer s.end()
 		s.formed()
@@ -280,7 +280,7 @@ func TestRevokedNodeIsIgnored(t *testing.T) {
 }
 
 func TestAdmittedNodeIsTakenIn(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
+	simtime.Test(t, func(t *testing.T) {
 		s := newSim(t, 4, 12)
 		defer s.end()
 		s.formed()
@@ -305,7 +305,7 @@ func TestAdmittedNodeIsTakenIn(t *testing.T) {
 
 // Keys are rotated while records change; the nodes hear of it up to two seconds apart.
 func TestKeyRotation(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
+	simtime.Test(t, func(t *testing.T) {
 		s := newSim(t, 7, 13)
 		defer s.end()
 		s.formed()
@@ -336,7 +336,7 @@ func TestKeyRotation(t *testing.T) {
 }
 
 func TestWrongKeyShutsOut(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
+	simtime.Test(t, func(t *testing.T) {
 		s := newSim(t, 3, 14)
 		defer s.end()
 		s.formed()
@@ -350,7 +350,7 @@ func TestWrongKeyShutsOut(t *testing.T) {
 }
 
 func TestOwnRecordFromElsewhereIsJumpedOver(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
+	simtime.Test(t, func(t *testing.T) {
 		s := newSim(t, 4, 15)
 		defer s.end()
 		s.formed()
@@ -373,7 +373,7 @@ func TestOwnRecordFromElsewhereIsJumpedOver(t *testing.T) {
 
 // Two hosts with one identity must not drive each other into a storm.
 func TestClonedHostDoesNotStorm(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
+	simtime.Test(t, func(t *testing.T) {
 		s := newSim(t, 3, 16)
 		defer s.end()
 		s.formed()
@@ -398,7 +398,7 @@ func TestClonedHostDoesNotStorm(t *testing.T) {
 }
 
 func TestEquivocationConverges(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
+	simtime.Test(t, func(t *testing.T) {
 		s := newSim(t, 6, 17)
 		defer s.end()
 		s.formed()

@@ -3,12 +3,12 @@ package gossip
 import (
 	"errors"
 	"testing"
-	"testing/synctest"
 	"time"
 
 	"github.com/hashicorp/memberlist"
 
 	"github.com/skeinmesh/skein/identity"
+	"github.com/skeinmesh/skein/internal/simtime"
 )
 
 // What memberlist asks before it takes a node in.
@@ -75,7 +75,7 @@ func TestOldVersionsAreNotSent(t *testing.T) {
 
 // Two pairs are apart for an hour: each of the four still asks, however often it was in vain.
 func TestRejoinNeverSlowsDownForLong(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
+	simtime.Test(t, func(t *testing.T) {
 		s := newSim(t, 4, 22)
 		defer s.end()
 		s.formed()
@@ -94,7 +94,7 @@ func TestRejoinNeverSlowsDownForLong(t *testing.T) {
 
 // A node that comes up while everybody else is away must not dial a whole fleet at once.
 func TestRejoinDialsFewAtOnce(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
+	simtime.Test(t, func(t *testing.T) {
 		s := &sim{t: t, net: newSimNet(23), roster: newRoster()}
 		defer s.end()
 		for i := range 100 {

@@ -11,6 +11,7 @@ import (
 
 	skeinv1 "github.com/skeinmesh/skein/api/skein/v1"
 	"github.com/skeinmesh/skein/identity"
+	"github.com/skeinmesh/skein/internal/simtime"
 )
 
 // wire joins managers: what one pings arrives at the other, as long as the wire is whole.
@@ -128,7 +129,7 @@ func recordOf(addr string) *skeinv1.Record {
 }
 
 func TestManagerFindsAndLosesADirectPath(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
+	simtime.Test(t, func(t *testing.T) {
 		w, j := newWire(), &memory{}
 		a, b := nodeIDs[0], nodeIDs[1]
 		ma, mb := w.join(a, "203.0.113.1:51820", j), w.join(b, "203.0.113.2:51820", nil)
@@ -207,7 +208,7 @@ func eventually(t *testing.T, m *Manager, what string, ok func() bool) {
 }
 
 func TestManagerPeersComeAndGo(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
+	simtime.Test(t, func(t *testing.T) {
 		w := newWire()
 		a, b := nodeIDs[0], nodeIDs[1]
 		m := w.join(a, "203.0.113.1:51820", nil)
@@ -251,7 +252,7 @@ func (m *Manager) refreshed(id identity.ID) bool {
 
 // Only an answer to a ping of ours, from the address that was pinged, proves a path.
 func TestManagerForgedPongs(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
+	simtime.Test(t, func(t *testing.T) {
 		w := newWire()
 		w.cut = true
 		b := nodeIDs[1]

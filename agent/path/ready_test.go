@@ -7,6 +7,7 @@ import (
 	"time"
 
 	skeinv1 "github.com/skeinmesh/skein/api/skein/v1"
+	"github.com/skeinmesh/skein/internal/simtime"
 )
 
 // A new peer's first pings must not be spent before the prober has its key: three were, in a start that took long, and the
@@ -60,7 +61,7 @@ func TestPingNotSentIsNotCounted(t *testing.T) {
 }
 
 func TestManagerWaitsForTheKey(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
+	simtime.Test(t, func(t *testing.T) {
 		w := newWire()
 		a, b := nodeIDs[0], nodeIDs[1]
 		ma, mb := w.join(a, "203.0.113.1:51820", nil), w.join(b, "203.0.113.2:51820", nil)

@@ -4,10 +4,10 @@ import (
 	"errors"
 	"net/netip"
 	"testing"
-	"testing/synctest"
 	"time"
 
 	"github.com/skeinmesh/skein/identity"
+	"github.com/skeinmesh/skein/internal/simtime"
 )
 
 var (
@@ -61,7 +61,7 @@ func newEnd(self, other identity.ID, epoch uint64) *end {
 func (e *end) handle(from netip.AddrPort, b []byte) { e.Handle(from, netip.Addr{}, b, time.Now()) }
 
 func TestPingIsAnsweredAndMeasured(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
+	simtime.Test(t, func(t *testing.T) {
 		a, b := newEnd(alice, bob, 1), newEnd(bob, alice, 1)
 		tx, err := a.SendPingSize(bob, atBob, 1280)
 		if err != nil {
@@ -91,7 +91,7 @@ func TestPingIsAnsweredAndMeasured(t *testing.T) {
 }
 
 func TestWhatIsNotAnswered(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
+	simtime.Test(t, func(t *testing.T) {
 		a, b := newEnd(alice, bob, 5), newEnd(bob, alice, 1)
 		carol := newEnd(identity.ID{3}, bob, 1)
 		send := func(e *end) []byte {
@@ -142,7 +142,7 @@ func TestWhatIsNotAnswered(t *testing.T) {
 }
 
 func TestPongsAreLimited(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
+	simtime.Test(t, func(t *testing.T) {
 		a, b := newEnd(alice, bob, 1), newEnd(bob, alice, 1)
 		for range 3 * pongBurst {
 			_, _ = a.SendPing(bob, atBob)
@@ -157,7 +157,7 @@ func TestPongsAreLimited(t *testing.T) {
 }
 
 func TestLatePongDoesNotCount(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
+	simtime.Test(t, func(t *testing.T) {
 		a, b := newEnd(alice, bob, 1), newEnd(bob, alice, 1)
 		_, _ = a.SendPing(bob, atBob)
 		b.handle(atAlice, a.wire.take(t).b)
@@ -189,7 +189,7 @@ func TestOutstandingIsBounded(t *testing.T) {
 }
 
 func TestJoinedDatagramsAndSTUN(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
+	simtime.Test(t, func(t *testing.T) {
 		a, b := newEnd(alice, bob, 1), newEnd(bob, alice, 1)
 		var joined []byte
 		for range 3 {

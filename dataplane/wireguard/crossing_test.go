@@ -9,6 +9,8 @@ import (
 	"time"
 
 	"golang.zx2c4.com/wireguard/device"
+
+	"github.com/skeinmesh/skein/internal/simtime"
 )
 
 func initiationMessage(index uint32) []byte {
@@ -167,14 +169,14 @@ func TestCrossingInitiations(t *testing.T) {
 			}
 		},
 	} {
-		t.Run(name, func(t *testing.T) { synctest.Test(t, func(t *testing.T) { test(t, newSide()) }) })
+		t.Run(name, func(t *testing.T) { simtime.Test(t, func(t *testing.T) { test(t, newSide()) }) })
 	}
 }
 
 // A device that starts between consuming the other's initiation and answering it wipes it out. Then only
 // its own can be answered, and it is, though it may have the higher index.
 func TestInitiationThatWipesOutTheirs(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
+	simtime.Test(t, func(t *testing.T) {
 		here, there := newSide(), newSide()
 		there.starts(5)
 		if !here.comes(initiationMessage(5)) || here.starts(9) {
@@ -204,7 +206,7 @@ func TestInitiationThatWipesOutTheirs(t *testing.T) {
 
 // An initiation that was let in before we knew its sender is repeated, and answered: ours, started meanwhile, yields.
 func TestRepeatedInitiationIsAnsweredAfterAll(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
+	simtime.Test(t, func(t *testing.T) {
 		s := newSide()
 		if !s.comes(initiationMessage(5)) { // wireguard-go knows nobody by that key
 			t.Fatal("dropped")
@@ -224,7 +226,7 @@ func TestRepeatedInitiationIsAnsweredAfterAll(t *testing.T) {
 
 // A flood of forged initiations fills no more than its bound, passes on to wireguard-go, and is forgotten.
 func TestForgedInitiationsAreBounded(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
+	simtime.Test(t, func(t *testing.T) {
 		c := newCrossing(func([]byte, netip.AddrPort) {})
 		from := func(i int) netip.AddrPort {
 			return netip.AddrPortFrom(netip.AddrFrom4([4]byte{198, 18, byte(i >> 8), byte(i)}), 51820)

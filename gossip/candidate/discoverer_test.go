@@ -13,6 +13,7 @@ import (
 	"time"
 
 	skeinv1 "github.com/skeinmesh/skein/api/skein/v1"
+	"github.com/skeinmesh/skein/internal/simtime"
 )
 
 // script is a step that does as the test says.
@@ -121,7 +122,7 @@ func sources(r Result) string {
 }
 
 func TestNothingIsToldBeforeTheNATIsKnown(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
+	simtime.Test(t, func(t *testing.T) {
 		nat := &script{source: "stun", look: func(ctx context.Context, r Request) Found {
 			pause(ctx, time.Second)
 			r.Early(Found{NAT: &NATReport{At: time.Now()}, Candidates: []*skeinv1.Candidate{host("198.51.100.9:1", "stun")}})
@@ -153,7 +154,7 @@ func TestNothingIsToldBeforeTheNATIsKnown(t *testing.T) {
 }
 
 func TestStepsLookWhenTheirTimeComes(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
+	simtime.Test(t, func(t *testing.T) {
 		var wake func()
 		nat := &script{source: "stun", look: func(_ context.Context, r Request) Found {
 			wake = r.Wake
@@ -185,7 +186,7 @@ func TestStepsLookWhenTheirTimeComes(t *testing.T) {
 }
 
 func TestNewNetworkCutsALookShort(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
+	simtime.Test(t, func(t *testing.T) {
 		nat := &script{source: "stun", look: func(_ context.Context, r Request) Found {
 			return Found{NAT: &NATReport{At: time.Now()}}
 		}}
@@ -211,7 +212,7 @@ func TestNewNetworkCutsALookShort(t *testing.T) {
 }
 
 func TestCheckWaitsForEveryStep(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
+	simtime.Test(t, func(t *testing.T) {
 		n := 0
 		nat := &script{source: "stun", look: func(context.Context, Request) Found { return Found{NAT: &NATReport{At: time.Now()}} }}
 		slow := &script{source: "pcp", look: func(ctx context.Context, _ Request) Found {
@@ -234,7 +235,7 @@ func TestCheckWaitsForEveryStep(t *testing.T) {
 }
 
 func TestUnreadableHostKeepsTheLast(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
+	simtime.Test(t, func(t *testing.T) {
 		nat := &script{source: "stun", look: func(_ context.Context, r Request) Found { return Found{NAT: &NATReport{At: time.Now()}} }}
 		w := &wire{host: Host{Addrs: []netip.Addr{netip.MustParseAddr("10.0.0.1")}}}
 		d, _ := chain(t, w, nat)

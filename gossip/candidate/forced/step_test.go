@@ -7,10 +7,10 @@ import (
 	"net/netip"
 	"strings"
 	"testing"
-	"testing/synctest"
 	"time"
 
 	"github.com/skeinmesh/skein/gossip/candidate"
+	"github.com/skeinmesh/skein/internal/simtime"
 )
 
 func text(f candidate.Found) string {
@@ -40,7 +40,7 @@ func TestAddressesNeedNoLookup(t *testing.T) {
 
 // A name is followed when it changes, kept for a while when it cannot be looked up, and then given up.
 func TestNameIsFollowedAndKept(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
+	simtime.Test(t, func(t *testing.T) {
 		answer, err := []string{"2001:db8::1", "198.51.100.2", "198.51.100.1", "198.51.100.1"}, error(nil)
 		s, _ := New("home.example:99", func(_ context.Context, host string) ([]netip.Addr, error) {
 			if host != "home.example" {
@@ -81,7 +81,7 @@ func TestNameIsFollowedAndKept(t *testing.T) {
 }
 
 func TestHangingNameServiceIsGivenUp(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
+	simtime.Test(t, func(t *testing.T) {
 		s, _ := New("home.example:99", func(ctx context.Context, _ string) ([]netip.Addr, error) {
 			<-ctx.Done()
 			return nil, ctx.Err()

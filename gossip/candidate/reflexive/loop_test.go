@@ -15,6 +15,7 @@ import (
 	"github.com/skeinmesh/skein/gossip/candidate"
 	"github.com/skeinmesh/skein/gossip/candidate/hostaddr"
 	"github.com/skeinmesh/skein/gossip/candidate/stunmsg"
+	"github.com/skeinmesh/skein/internal/simtime"
 )
 
 // world is a simulated NAT with STUN servers behind it, in virtual time, and the chain that discovers it. The servers have no
@@ -172,7 +173,7 @@ func withAlive(c *Config, w *world) {
 }
 
 func bubbleWith(t *testing.T, servers string, adjust func(*Config, *world), f func(t *testing.T, w *world)) {
-	synctest.Test(t, func(t *testing.T) {
+	simtime.Test(t, func(t *testing.T) {
 		var list []string
 		if servers != "" {
 			list = strings.Split(servers, ",")

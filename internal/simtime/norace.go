@@ -1,0 +1,5 @@
+//go:build !race
+
+package simtime
+
+const raceDetector = false
