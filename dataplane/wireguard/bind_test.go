@@ -241,7 +241,8 @@ func TestPacketBeforeEndpoint(t *testing.T) {
 		}
 	}}
 	bind := newMeshBind()
-	da, db := device.NewDevice(a.TUN(), bind, noisy), device.NewDevice(b.TUN(), newMeshBind(), quiet)
+	link := newQuietTUN(a.TUN(), device.DefaultMTU)
+	da, db := device.NewDevice(link, bind, noisy), device.NewDevice(b.TUN(), newMeshBind(), quiet)
 	defer da.Close()
 	defer db.Close()
 	keyB, portB := wire(t, da, db)
@@ -250,7 +251,7 @@ func TestPacketBeforeEndpoint(t *testing.T) {
 	}
 	a.Outbound <- tuntest.Ping(netip.MustParseAddr("10.0.0.2"), netip.MustParseAddr("10.0.0.1"))
 	<-failed // no known endpoint for peer
-	d := &userspaceDevice{dev: da, up: true, tun: &quietTUN{}, first: newHurrier(da, bind)}
+	d := &userspaceDevice{dev: da, up: true, tun: link, first: newHurrier(da, bind, &link.handled)}
 	defer d.first.close()
 	op := Op{Peer: &PeerOp{Action: Update, Key: dataplane.Key(keyB), Endpoint: netip.AddrPortFrom(netip.MustParseAddr("127.0.0.1"), uint16(portB))}}
 	if err := d.Write([]Op{op}); err != nil {
@@ -274,7 +275,8 @@ func TestPacketBeforeThePeerKnowsUs(t *testing.T) {
 		}
 	}}
 	bind := newMeshBind()
-	da, db := device.NewDevice(a.TUN(), newMeshBind(), quiet), device.NewDevice(b.TUN(), bind, noisy)
+	link := newQuietTUN(b.TUN(), device.DefaultMTU)
+	da, db := device.NewDevice(a.TUN(), newMeshBind(), quiet), device.NewDevice(link, bind, noisy)
 	defer da.Close()
 	defer db.Close()
 	keyA, portA := wire(t, db, da)
@@ -287,7 +289,7 @@ func TestPacketBeforeThePeerKnowsUs(t *testing.T) {
 	case <-time.After(5 * time.Second):
 		t.Fatal("no initiation came")
 	}
-	d := &userspaceDevice{dev: db, up: true, tun: &quietTUN{}, first: newHurrier(db, bind)}
+	d := &userspaceDevice{dev: db, up: true, tun: link, first: newHurrier(db, bind, &link.handled)}
 	defer d.first.close()
 	op := Op{Peer: &PeerOp{Action: Add, Key: dataplane.Key(keyA), Endpoint: netip.AddrPortFrom(netip.MustParseAddr("127.0.0.1"), uint16(portA)),
 		Gain: []netip.Prefix{netip.MustParsePrefix("10.0.0.2/32")}}}

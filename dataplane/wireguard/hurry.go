@@ -23,8 +23,9 @@ var hurryAfter = []time.Duration{0, 300 * time.Millisecond, 700 * time.Milliseco
 // the peer. Whoever learns of the other last is heard, so it tries if the other has asked, and whoever has
 // packets waiting tries again soon. Where neither is so, there is no session, as WireGuard has it.
 type hurrier struct {
-	dev   *device.Device
-	cross *crossing
+	dev     *device.Device
+	cross   *crossing
+	packets sync.Locker // held while packets from the link are being handled
 
 	mu     sync.Mutex
 	met    map[dataplane.Key]bool           // had a session when last looked at
@@ -40,8 +41,8 @@ type firstTries struct {
 	due       time.Time
 }
 
-func newHurrier(dev *device.Device, bind *meshBind) *hurrier {
-	return &hurrier{dev: dev, cross: bind.cross, met: map[dataplane.Key]bool{}, where: map[dataplane.Key]netip.AddrPort{}, fresh: map[dataplane.Key]*firstTries{}}
+func newHurrier(dev *device.Device, bind *meshBind, packets sync.Locker) *hurrier {
+	return &hurrier{dev: dev, cross: bind.cross, packets: packets, met: map[dataplane.Key]bool{}, where: map[dataplane.Key]netip.AddrPort{}, fresh: map[dataplane.Key]*firstTries{}}
 }
 
 // changes looks at the device before it is written to: at a peer's former endpoint, which it may have
@@ -140,7 +141,10 @@ func (h *hurrier) look() {
 
 // try starts a handshake, unless one is under way, or sends the initiation again that nobody has answered. A second one
 // would be taken for a replay of the first, whose answer we would no longer understand; and one that we have answered would be undone.
+// A packet that comes just now may be making the first, so it is waited for.
 func (h *hurrier) try(key dataplane.Key, endpoints []netip.AddrPort) {
+	h.packets.Lock()
+	defer h.packets.Unlock()
 	if slices.ContainsFunc(endpoints, h.cross.busy) || h.cross.insist(endpoints) {
 		return
 	}

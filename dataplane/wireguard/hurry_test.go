@@ -32,7 +32,8 @@ func TestTryWhileTheAnswerIsUnderWay(t *testing.T) {
 		}
 	}}
 	bind := newMeshBind()
-	da, db := device.NewDevice(a.TUN(), newMeshBind(), quiet), device.NewDevice(b.TUN(), bind, verbose)
+	link := newQuietTUN(b.TUN(), device.DefaultMTU)
+	da, db := device.NewDevice(a.TUN(), newMeshBind(), quiet), device.NewDevice(link, bind, verbose)
 	defer da.Close()
 	defer db.Close()
 	keyA, portA := wire(t, db, da)
@@ -40,7 +41,7 @@ func TestTryWhileTheAnswerIsUnderWay(t *testing.T) {
 	middle.lead(t, da, db)
 	a.Outbound <- tuntest.Ping(netip.MustParseAddr("10.0.0.1"), netip.MustParseAddr("10.0.0.2"))
 	<-answered
-	d := &userspaceDevice{dev: db, up: true, tun: &quietTUN{}, first: newHurrier(db, bind)}
+	d := &userspaceDevice{dev: db, up: true, tun: link, first: newHurrier(db, bind, &link.handled)}
 	defer d.first.close()
 	b.Outbound <- tuntest.Ping(netip.MustParseAddr("10.0.0.2"), netip.MustParseAddr("10.0.0.1"))
 	op := Op{Peer: &PeerOp{Action: Update, Key: dataplane.Key(keyA), Endpoint: middle.forB}}
@@ -63,13 +64,14 @@ func TestTryRepeatsWhatStands(t *testing.T) {
 	a, b := tuntest.NewChannelTUN(), tuntest.NewChannelTUN()
 	quiet := &device.Logger{Verbosef: device.DiscardLogf, Errorf: device.DiscardLogf}
 	bind := newMeshBind()
-	da, db := device.NewDevice(a.TUN(), bind, quiet), device.NewDevice(b.TUN(), newMeshBind(), quiet)
+	link := newQuietTUN(a.TUN(), device.DefaultMTU)
+	da, db := device.NewDevice(link, bind, quiet), device.NewDevice(b.TUN(), newMeshBind(), quiet)
 	defer da.Close()
 	defer db.Close()
 	_, portA := wire(t, db, da)
 	middle := newJam(t, netip.AddrPortFrom(netip.MustParseAddr("127.0.0.1"), uint16(portA)))
 	keyB := middle.lead(t, da, db)
-	d := &userspaceDevice{dev: da, up: true, tun: &quietTUN{}, first: newHurrier(da, bind)}
+	d := &userspaceDevice{dev: da, up: true, tun: link, first: newHurrier(da, bind, &link.handled)}
 	defer d.first.close()
 	a.Outbound <- tuntest.Ping(netip.MustParseAddr("10.0.0.1"), netip.MustParseAddr("10.0.0.2"))
 	op := Op{Peer: &PeerOp{Action: Update, Key: keyB, Endpoint: middle.forA}}
@@ -83,6 +85,46 @@ func TestTryRepeatsWhatStands(t *testing.T) {
 	}
 	if started := middle.started(); len(started) != 1 || started[0] < 2 {
 		t.Errorf("initiations, by how often they were sent: %v; want one, and that again", started)
+	}
+}
+
+// A try beside a first packet that is making an initiation waits for it. It would forget that one, whose answer would then be
+// useless, and send another, which the peer takes for a replay of it.
+func TestTryBesideAFirstPacket(t *testing.T) {
+	a, b := tuntest.NewChannelTUN(), tuntest.NewChannelTUN()
+	bind, link := newMeshBind(), newQuietTUN(a.TUN(), device.DefaultMTU)
+	var write func() error
+	once, written := sync.Once{}, make(chan error, 1)
+	starting := &device.Logger{Errorf: device.DiscardLogf, Verbosef: func(format string, _ ...any) {
+		if !strings.Contains(format, "Sending handshake initiation") {
+			return
+		}
+		once.Do(func() { // in the goroutine that has the packet and is going to make the initiation
+			done := make(chan struct{})
+			go func() { written <- write(); close(done) }()
+			select {
+			case <-done:
+			case <-time.After(300 * time.Millisecond): // it waits, as it should
+			}
+		})
+	}}
+	quiet := &device.Logger{Verbosef: device.DiscardLogf, Errorf: device.DiscardLogf}
+	da, db := device.NewDevice(link, bind, starting), device.NewDevice(b.TUN(), newMeshBind(), quiet)
+	defer da.Close()
+	defer db.Close()
+	keyB, portB := wire(t, da, db)
+	d := &userspaceDevice{dev: da, up: true, tun: link, first: newHurrier(da, bind, &link.handled)}
+	defer d.first.close()
+	op := Op{Peer: &PeerOp{Action: Update, Key: dataplane.Key(keyB), Endpoint: netip.AddrPortFrom(netip.MustParseAddr("127.0.0.1"), uint16(portB))}}
+	write = func() error { return d.Write([]Op{op}) }
+	a.Outbound <- tuntest.Ping(netip.MustParseAddr("10.0.0.2"), netip.MustParseAddr("10.0.0.1"))
+	select {
+	case <-b.Inbound:
+	case <-time.After(4 * time.Second): // the library's own retry comes after five
+		t.Error("the packet waits for the next handshake")
+	}
+	if err := <-written; err != nil {
+		t.Error(err)
 	}
 }
 

@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"errors"
 	"fmt"
+	"sync"
 	"sync/atomic"
 	"syscall"
 
@@ -63,7 +64,7 @@ func openUserspace(c OpenConfig) (Device, int, error) {
 	})
 	// The agent's prober decides endpoints; a peer must not pull its own away from under it.
 	d.DisableSomeRoamingForBrokenMobileSemantics()
-	return &userspaceDevice{name: c.Link, tun: t, dev: d, first: newHurrier(d, bind)}, created + 1, nil
+	return &userspaceDevice{name: c.Link, tun: t, dev: d, first: newHurrier(d, bind, &t.handled)}, created + 1, nil
 }
 
 func openTUN(name string, mtu int) (*quietTUN, error) {
@@ -91,9 +92,7 @@ func openTUN(name string, mtu int) (*quietTUN, error) {
 		unix.Close(fd)
 		return nil, fmt.Errorf("opening TUN link %s: %w", name, err)
 	}
-	q := &quietTUN{Device: t, events: make(chan tun.Event, 1)}
-	q.mtu.Store(int32(mtu))
-	return q, nil
+	return newQuietTUN(t, mtu), nil
 }
 
 // setUp limits what the link gives us at a time, and keeps IPv6 from giving it an address of its own and
@@ -118,6 +117,29 @@ type quietTUN struct {
 	mtu    atomic.Int32
 	events chan tun.Event
 	closed atomic.Bool
+
+	// handled is held from when packets were read until the next are asked for: while wireguard-go handles them.
+	handled  sync.Mutex
+	handling bool // of the reader, wireguard-go's only one
+}
+
+func newQuietTUN(t tun.Device, mtu int) *quietTUN {
+	q := &quietTUN{Device: t, events: make(chan tun.Event, 1)}
+	q.mtu.Store(int32(mtu))
+	return q
+}
+
+func (t *quietTUN) Read(packets [][]byte, sizes []int, offset int) (int, error) {
+	if t.handling {
+		t.handling = false
+		t.handled.Unlock()
+	}
+	n, err := t.Device.Read(packets, sizes, offset)
+	if err == nil {
+		t.handled.Lock()
+		t.handling = true
+	}
+	return n, err
 }
 
 // BatchSize is the most packets that are read at a time.
