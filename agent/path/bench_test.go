@@ -13,7 +13,7 @@ import (
 	"github.com/skeinmesh/skein/identity"
 )
 
-// A heartbeat's answer and the tick that sends the next one: what a busy direct peer costs five times a second.
+// A heartbeat's answer and the tick that sends the next one: what a busy direct peer costs four times a second.
 func BenchmarkStepHeartbeat(b *testing.B) {
 	e := ap("203.0.113.2:2000")
 	peer := node(natRestricted, cand(host, "192.168.2.2:51820"), cand(host, "10.0.0.2:51820"), cand(srflx, e.String()))

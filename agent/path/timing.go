@@ -3,10 +3,10 @@ package path
 import "time"
 
 // Heartbeats on a direct path that carries traffic. The worst case for noticing a cut is one
-// interval until the first lost ping plus deadAfter: 700 ms, which leaves 300 ms of the promised
+// interval until the first lost ping plus deadAfter: 750 ms, which leaves 250 ms of the promised
 // second for the switch and for a busy machine.
 const (
-	heartbeat  = 200 * time.Millisecond
+	heartbeat  = 250 * time.Millisecond
 	deadAfter  = 500 * time.Millisecond // age of the oldest unanswered ping
 	fastBeat   = 50 * time.Millisecond  // pace once an answer is overdue: about ten tries before giving up, so that 5 % loss each way is no death
 	deadMissed = 4                      // overdue pings needed besides: a process that slept through deadAfter has sent fewer, and gets to try again
@@ -37,7 +37,7 @@ const (
 
 // How much sooner a ping may leave when others leave, too.
 const (
-	heartbeatEarly = 20 * time.Millisecond
+	heartbeatEarly = 100 * time.Millisecond
 	keepaliveEarly = 50 // this part of the keepalive: half a second
 	togetherMax    = 64 // so many are woken early at a time: their answers come together, too
 )

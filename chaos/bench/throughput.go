@@ -93,8 +93,8 @@ func (b *bench) measureThroughput(ctx context.Context) (ours, plain []carried, e
 	if err != nil {
 		return nil, nil, err
 	}
-	seconds := b.opts.runs(4, 2)
-	for n := range b.opts.runs(10, 4) {
+	const seconds = 2 // short ones, and many: single runs differ by a tenth and more on a machine that does other work too
+	for n := range b.opts.runs(24, 4) {
 		// a b, b a, a b …: what changes slowly on this machine is then the same for both
 		for turn := range 2 {
 			to, list, pids := overlay, &ours, agents
