@@ -13,6 +13,7 @@ import (
 
 	"github.com/skeinmesh/skein/agent/control"
 	"github.com/skeinmesh/skein/identity"
+	"github.com/skeinmesh/skein/relay"
 )
 
 const frontHandshakeTimeout = 5 * time.Second
@@ -95,7 +96,7 @@ func (f *front) serve(ctx context.Context) {
 func (f *front) handshake(ctx context.Context, c net.Conn) (*tls.Conn, string, identity.ID, error) {
 	ctx, cancel := context.WithTimeout(ctx, frontHandshakeTimeout)
 	defer cancel()
-	t := tls.Server(c, f.tls)
+	t := tls.Server(relay.Gather(c), f.tls)
 	if err := t.HandshakeContext(ctx); err != nil {
 		return nil, "", identity.ID{}, err
 	}

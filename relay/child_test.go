@@ -67,20 +67,39 @@ func childRelay() {
 	}
 }
 
-// pin ties this process to one processor, where there is more than one.
+// pin ties this process to one processor, whichever its parent had. It only makes figures steadier: where there is no
+// such processor, nothing happens.
 func pin(cpu int) {
-	if runtime.NumCPU() < 2 {
-		return
-	}
-	runtime.GOMAXPROCS(1)
 	var set unix.CPUSet
-	set.Set(cpu % runtime.NumCPU())
+	set.Set(cpu)
+	if unix.SchedSetaffinity(os.Getpid(), &set) == nil {
+		runtime.GOMAXPROCS(1)
+		bind(set)
+	}
+}
+
+// bind ties all threads of this process to processors; new ones inherit that.
+func bind(set unix.CPUSet) {
 	tasks, _ := os.ReadDir("/proc/self/task")
 	for _, t := range tasks {
 		if id, err := strconv.Atoi(t.Name()); err == nil {
-			_ = unix.SchedSetaffinity(id, &set) // only makes figures steadier
+			_ = unix.SchedSetaffinity(id, &set) // a thread that has just ended
 		}
 	}
+}
+
+// pinClients keeps this process off the relay's processor until the benchmark ends.
+func pinClients(b *testing.B) {
+	var before unix.CPUSet
+	if err := unix.SchedGetaffinity(0, &before); err != nil {
+		b.Fatal(err)
+	}
+	procs := runtime.GOMAXPROCS(0)
+	pin(0)
+	b.Cleanup(func() {
+		bind(before)
+		runtime.GOMAXPROCS(procs)
+	})
 }
 
 // child is a relay in another process.

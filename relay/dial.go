@@ -82,7 +82,7 @@ func (p *Pool) dialAddress(ctx context.Context, address string, config *tls.Conf
 	if err != nil {
 		return nil, fmt.Errorf("dial relay: %w", err)
 	}
-	t := tls.Client(conn, config)
+	t := tls.Client(Gather(conn), config)
 	if err := t.HandshakeContext(ctx); err != nil {
 		conn.Close()
 		return nil, fmt.Errorf("dial relay at %s: handshake: %w", address, err)

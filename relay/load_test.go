@@ -24,7 +24,8 @@ type loadPair struct {
 	mu       sync.Mutex
 	latency  []time.Duration
 	packets  atomic.Uint64
-	seen     atomic.Uint64 // the last packet's number
+	run      atomic.Uint64 // number of the present run
+	seen     atomic.Uint64 // the last packet's number in it
 }
 
 // loaded is the clients' side of a measurement.
@@ -54,7 +55,9 @@ func newLoad(b *testing.B, relay *child, clients int) *loaded {
 				return
 			}
 			d := time.Since(l.start) - time.Duration(binary.BigEndian.Uint64(x))
-			p.seen.Store(binary.BigEndian.Uint64(x[8:]))
+			if binary.BigEndian.Uint64(x[16:]) == p.run.Load() { // not left from the run before
+				p.seen.Store(binary.BigEndian.Uint64(x[8:]))
+			}
 			if n := p.packets.Add(1); n%16 == 0 {
 				p.mu.Lock()
 				p.latency = append(p.latency, d)
@@ -128,17 +131,29 @@ func (p *loadPair) reconnects() uint64 {
 	return p.from.Stats()[0].Reconnects + p.to.Stats()[0].Reconnects
 }
 
+// lossAfter is when a window of packets that nothing came of counts as lost.
+const lossAfter = 500 * time.Millisecond
+
 func (l *loaded) offer(p *loadPair, pace float64, stop chan struct{}) {
 	packet := make([]byte, benchPacket)
 	begin, sent := time.Now(), uint64(0)
+	binary.BigEndian.PutUint64(packet[16:], p.run.Add(1))
 	p.seen.Store(0)
+	base, last, progress := uint64(0), uint64(0), begin
 	for {
 		select {
 		case <-stop:
 			return
 		default:
 		}
-		allowed := p.seen.Load() + 256
+		seen := p.seen.Load()
+		switch now := time.Now(); {
+		case seen != last:
+			last, progress = seen, now
+		case now.Sub(progress) > lossAfter: // the whole window is lost: begin another
+			base, progress = sent, now
+		}
+		allowed := max(seen, base) + 256
 		if pace > 0 {
 			allowed = uint64(time.Since(begin).Seconds() * pace / benchPacket)
 		}
@@ -163,6 +178,7 @@ func BenchmarkLoad(b *testing.B) {
 			}
 			b.Run(name, func(b *testing.B) {
 				relay := startChild(b, "SKEIN_TEST_CPU=1")
+				pinClients(b)
 				if starved {
 					limitCPU(b, relay.cmd.Process.Pid, 15)
 					b.Cleanup(relay.kill) // before its group goes
@@ -198,6 +214,7 @@ func measureLoad(l *loaded) map[string]float64 {
 		m[name+"-p50-ms"] = float64(o.p50.Microseconds()) / 1000
 		m[name+"-p99-ms"] = float64(o.p99.Microseconds()) / 1000
 		m["reconnects"] += float64(o.reconnects)
+		m[name+"-relay-cpu"], m[name+"-clients-cpu"] = o.relayCPU, o.clientCPU
 		return o
 	}
 	peak := report("peak", l.run([]float64{0}, 1))
@@ -214,6 +231,7 @@ func measureLoad(l *loaded) map[string]float64 {
 // that has stopped while somebody sends to it.
 func BenchmarkOthers(b *testing.B) {
 	relay := startChild(b, "SKEIN_TEST_CPU=1")
+	pinClients(b)
 	l := newLoad(b, relay, 8)
 	bad := newLoad(b, relay, 2).pairs[0]
 	stopped := startStoppedReader(b, relay)

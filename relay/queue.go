@@ -200,6 +200,13 @@ func (q *queue) kick() {
 	}
 }
 
+// waiting tells how many of WireGuard's packets wait.
+func (q *queue) waiting() int {
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	return q.lanes[laneBulk].packets
+}
+
 // take waits until something is queued and returns a batch of whole frames, of about limit bytes, to be given back to the
 // pool. It is nil at the end.
 func (q *queue) take(limit int, now func() time.Duration) *[]byte {

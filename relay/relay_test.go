@@ -110,7 +110,7 @@ func (r *testRelay) open(address string) error {
 			r.mu.Lock()
 			r.conns[c] = true
 			r.mu.Unlock()
-			r.wg.Go(func() { r.serve(tls.Server(c, config)) })
+			r.wg.Go(func() { r.serve(tls.Server(Gather(c), config)) })
 		}
 	})
 	return nil

@@ -250,7 +250,7 @@ func (s *Server) readLoop(x *session) error {
 		}
 		if turn += n; turn >= turnBytes {
 			turn = 0
-			runtime.Gosched()
+			f.yield()
 		}
 	}
 }
@@ -263,6 +263,7 @@ type forwarder struct {
 	to             *session // the destination whose queue is locked
 	now            time.Duration
 	touched        []*session
+	ahead          *session // the last destination of this turn with more than aheadPackets waiting
 	packets, bytes uint64
 }
 
@@ -319,6 +320,9 @@ func (f *forwarder) release() {
 	if f.to == nil {
 		return
 	}
+	if f.to.q.lanes[laneBulk].packets > aheadPackets {
+		f.ahead = f.to
+	}
 	f.to.q.mu.Unlock()
 	if !slices.Contains(f.touched, f.to) {
 		f.touched = append(f.touched, f.to)
@@ -340,6 +344,19 @@ func (f *forwarder) flush() (packets int) {
 	packets = int(f.packets)
 	f.packets, f.bytes = 0, 0
 	return packets
+}
+
+// yield lets others run; and again while a destination's writer has much to do and could do it, if it had its turn. A reader that got
+// further ahead of it would only fill its queue, of which then the oldest is dropped.
+func (f *forwarder) yield() {
+	runtime.Gosched()
+	for range aheadTurns {
+		if f.ahead == nil || f.ahead.q.waiting() <= aheadPackets || f.ahead.stuck(f.s.now()) > aheadStuck {
+			break
+		}
+		runtime.Gosched()
+	}
+	f.ahead = nil
 }
 
 // tell answers a client that asks whether a node has a session here.

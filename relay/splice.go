@@ -8,7 +8,6 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"net"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -46,8 +45,8 @@ func (t *stream) end() {
 }
 
 func reset(c *tls.Conn) {
-	if tcp, ok := c.NetConn().(*net.TCPConn); ok {
-		_ = tcp.SetLinger(0) // only makes the close below abrupt
+	if t, ok := tcp(c.NetConn()); ok {
+		_ = t.SetLinger(0) // only makes the close below abrupt
 	}
 	c.NetConn().Close()
 }

@@ -2,7 +2,6 @@ package relay
 
 import (
 	"math"
-	"net"
 	"sync"
 	"time"
 
@@ -138,7 +137,7 @@ func (w *wire) read(now time.Duration, n int) {
 
 // unread asks the kernel what waits in the socket.
 func (w *wire) unread() (n int, rtt time.Duration, ok bool) {
-	t, isTCP := w.conn.NetConn().(*net.TCPConn)
+	t, isTCP := tcp(w.conn.NetConn())
 	if !isTCP {
 		return 0, 0, false
 	}
@@ -168,7 +167,7 @@ func (w *wire) wrote(now time.Duration, n int) {
 		return
 	}
 	w.unsent = limit
-	t, isTCP := w.conn.NetConn().(*net.TCPConn)
+	t, isTCP := tcp(w.conn.NetConn())
 	if !isTCP {
 		return
 	}

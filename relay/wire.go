@@ -21,6 +21,11 @@ const (
 	// turnBytes are what a reader takes before others have their turn. Go's scheduler would let it go on for 10 ms, which makes
 	// packets late and shares uneven where processors are scarce; with less, writers would write scraps.
 	turnBytes = 64 << 10
+	// A reader that has brought a destination more than aheadPackets, some three batches, gives up to aheadTurns more turns to its writer. One
+	// that has been at the same write for aheadStuck waits for the network, and no turn helps it.
+	aheadPackets = 128
+	aheadTurns   = 32
+	aheadStuck   = 20 * time.Millisecond
 	// stuckWrite ends a session whose other side has stopped reading.
 	stuckWrite = 10 * time.Second
 )
@@ -59,7 +64,9 @@ func (w *wire) writeLoop() {
 			return
 		}
 		w.writing.Store(int64(max(w.now(), 1)))
-		n, err := w.conn.Write(*b)
+		records := w.q.pool.batch()
+		n, err := together(w.conn.NetConn(), records, func() (int, error) { return w.conn.Write(*b) })
+		w.q.pool.done(records)
 		w.writing.Store(0)
 		w.q.pool.done(b)
 		if err != nil {
@@ -96,7 +103,7 @@ func (w *wire) end(why error) {
 
 // tune sets a TCP connection's options; other connections (tests' pipes) have none.
 func tune(c net.Conn, userTimeout time.Duration, unsent int) {
-	t, ok := c.(*net.TCPConn)
+	t, ok := tcp(c)
 	if !ok {
 		return
 	}
