@@ -18,6 +18,7 @@ type Spent struct {
 	Heard    time.Time // when an authenticated ping from there was last heeded
 	Last     time.Time // ping to it
 	Refunded time.Time // when all was granted again
+	Refunds  uint8     // how often in a row
 }
 
 // Refill grants single pings, ever more rarely.
@@ -28,11 +29,13 @@ type Refill struct {
 }
 
 const (
-	unprovenPings = 3               // pings to an address before it answers
-	unprovenPerIP = 4               // addresses that differ in their port alone
-	spentMax      = 64              // addresses counted per peer at a time: no more get anything
-	refillMax     = 2               // granted and not used
-	refillGap     = 4 * time.Second // between two single pings, and between two refunds
+	unprovenPings = 3                // pings to an address before it answers
+	unprovenPerIP = 4                // addresses that differ in their port alone
+	spentMax      = 64               // addresses counted per peer at a time: no more get anything
+	refillMax     = 2                // granted and not used
+	refillGap     = 4 * time.Second  // between two single pings, and between the first refunds
+	refundsSoon   = 3                // refunds no further apart than that: hosts that start or roam learn of their networks bit by bit
+	refundCalm    = 10 * time.Minute // without a refund: they begin anew
 )
 
 // take takes a ping that is granted after 5, 10, 20 … s, up to the interval of regular attempts, which are a little apart.
@@ -119,12 +122,20 @@ func (s *step) credit(e netip.AddrPort) {
 	}
 }
 
-// refund grants every address of the record its first pings again, when this host's own situation has changed: no peer can cause that.
+// refund grants every address of the record its first pings again, when this host's own situation has changed.
 // They may have been spent a moment ago and in vain, before this host knew its own address and the peer whom to let in.
+// What this host holds for its address it has from others, who may lie: so ever more rarely, while it goes on changing.
 func (s *step) refund() {
 	for i := range s.Spent {
-		if b := &s.Spent[i]; s.now.Sub(b.Refunded) >= refillGap && s.known(b.Endpoint) {
-			b.Left, b.Own, b.Invited, b.Refunded = unprovenPings, Refill{At: s.now}, Refill{At: s.now}, s.now
+		b := &s.Spent[i]
+		since := s.now.Sub(b.Refunded)
+		if since >= refundCalm {
+			b.Refunds = 0
 		}
+		if !s.known(b.Endpoint) || b.Refunds > 0 && since < min(refillGap<<min(max(b.Refunds, refundsSoon)-refundsSoon, 10), s.directRetry()) {
+			continue
+		}
+		b.Left, b.Own, b.Invited = unprovenPings, Refill{At: s.now}, Refill{At: s.now}
+		b.Refunded, b.Refunds = s.now, min(b.Refunds+1, 100)
 	}
 }

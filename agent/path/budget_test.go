@@ -1,6 +1,7 @@
 package path
 
 import (
+	"fmt"
 	"net/netip"
 	"strings"
 	"testing"
@@ -28,6 +29,10 @@ func TestVictimInTheRecord(t *testing.T) {
 			return s.in(0, Input{Kind: InputPunch, Addresses: []netip.AddrPort{victim}})
 		}, 3, 12, 4},
 		"forged": {func(s *stepper, _ int) []string { return s.in(0, Input{Kind: InputPing, Endpoint: victim}) }, 6, 14, 7},
+		"own address changes": {func(s *stepper, i int) []string { // or so two others say, in turn
+			n := node(natNone, cand(host, "203.0.113.1:51820"), cand(srflx, fmt.Sprintf("192.0.2.%d:51820", 1+i%2)))
+			return append(s.in(0, Input{Kind: InputSelf, Node: &n}), s.in(0, Input{Kind: InputNetwork})...)
+		}, 4, 31, 7},
 		"everything": {func(s *stepper, i int) []string {
 			n := []Node{listed, clean}[i%2]
 			all := s.in(0, Input{Kind: InputPeer, Node: &n})
