@@ -235,7 +235,7 @@ func (c *Client) servers() []identity.ID {
 	return out
 }
 
-// Leader is the leader as this node last heard, from its own server or the one it follows.
+// Leader is the leader as this node hears, from its own server or the one it follows; unknown while it hears none.
 func (c *Client) Leader() (identity.ID, bool) {
 	if s := c.local(); s != nil {
 		if id, ok := s.Leader(); ok {
@@ -244,7 +244,10 @@ func (c *Client) Leader() (identity.ID, bool) {
 	}
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	return c.leader, !c.leader.IsZero()
+	if c.leader.IsZero() || time.Since(c.status.LastHeard) > streamSilence {
+		return identity.ID{}, false
+	}
+	return c.leader, true
 }
 
 func (c *Client) heardLeader(id identity.ID) {

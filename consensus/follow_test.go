@@ -85,6 +85,27 @@ func TestSubscriberGoesOnWithAnotherServer(t *testing.T) {
 	}
 }
 
+func TestAgentThatHearsNoServerKnowsNoLeader(t *testing.T) {
+	simulate(t, func(t *testing.T, c *cluster) {
+		c.form(3)
+		agent := c.add("agent", false)
+		c.join(agent)
+		knows := func(want bool) func() error {
+			return func() error {
+				if id, ok := agent.client.Leader(); ok != want || ok && id != c.leader().id {
+					return fmt.Errorf("it says %s, %t", id, ok)
+				}
+				return nil
+			}
+		}
+		c.eventually("the leader is known", knows(true))
+		c.net.cut(ids(agent), ids(c.nodes[:3]...))
+		c.eventually("no leader is known", knows(false))
+		c.net.heal()
+		c.eventually("the leader is known again", knows(true))
+	})
+}
+
 func TestAgentResumesFromItsReplicaAndCatchesUp(t *testing.T) {
 	simulate(t, func(t *testing.T, c *cluster) {
 		c.form(3)
