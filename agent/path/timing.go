@@ -37,7 +37,7 @@ const (
 
 // How much sooner a ping may leave when others leave, too.
 const (
-	heartbeatEarly = 100 * time.Millisecond
+	heartbeatEarly = 125 * time.Millisecond
 	keepaliveEarly = 50 // this part of the keepalive: half a second
 	togetherMax    = 64 // so many are woken early at a time: their answers come together, too
 )
