@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"context"
 	"errors"
+	"fmt"
 	"io/fs"
 	"os"
 	"path/filepath"
@@ -46,12 +47,18 @@ func TestLostQuorumIsRecovered(t *testing.T) {
 		survivor.start(false)
 		a := c.propose(agent, token(11))
 		c.agree()
-		if s := agent.replica.State().Servers(); len(s) != 1 || s[0].NodeId != survivor.id.String() {
-			t.Fatalf("the servers are %v", s)
-		}
-		if _, err := os.Stat(filepath.Join(survivor.dir, raftDir, recoveryFile)); !errors.Is(err, fs.ErrNotExist) {
-			t.Errorf("the recovery is still pending: %v", err)
-		}
+		c.eventually("both lost servers are removed, one after the other", func() error {
+			if s := agent.replica.State().Servers(); len(s) != 1 || s[0].NodeId != survivor.id.String() {
+				return fmt.Errorf("the servers are %v", s)
+			}
+			return nil
+		})
+		c.eventually("the recovery is over", func() error {
+			if _, err := os.Stat(filepath.Join(survivor.dir, raftDir, recoveryFile)); !errors.Is(err, fs.ErrNotExist) {
+				return fmt.Errorf("it is still pending: %v", err)
+			}
+			return nil
+		})
 		c.join(c.add("s4", true)) // the way back to three
 		c.join(c.add("s5", true))
 		c.eventually("three voters again", func() error {
