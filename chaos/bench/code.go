@@ -75,8 +75,8 @@ func jobs() []job {
 	}
 }
 
-// relayLoad are the figures of a relay under load. Beside one that has a whole processor its clients, which do as much work and more, have
-// too little of the other to offer twice as much; what comes of it then says more of them, so only the relay that is held back is judged by it.
+// relayLoad are the figures of a relay under load. Beside one that has a whole processor its clients, which do as much work and more, may have
+// too little of the other to offer twice as much; so what each of them used is told, and the same is measured with the relay held back.
 func relayLoad() (all []job) {
 	const how = "TLS sessions on loopback, full packets, half of the clients send; the relay a process on one processor%s, the clients another. Peak: a window of 256 packets per pair; 1× offers the peak's rate, 2× twice that; added latency from Send to the receiver; middle of %s"
 	text := func(m metrics) string {
@@ -86,9 +86,9 @@ func relayLoad() (all []job) {
 	for _, clients := range []int{2, 20, 100} {
 		name, run := fmt.Sprintf("relay, %d clients", clients), fmt.Sprintf("BenchmarkLoad/clients=%d", clients)
 		all = append(all,
-			job{name: name + ", a whole processor: throughput", pkg: "./relay", run: run, count: "3x", how: fmt.Sprintf(how, "", "three"),
+			job{name: name + ", a whole processor: goodput at twice the load", target: "≥ 90 % of the peak", pkg: "./relay", run: run, count: "3x", how: fmt.Sprintf(how, "", "three"),
 				judge: func(m metrics) (string, bool) {
-					return fmt.Sprintf("%s; of their processors the clients use %.0f %% then, the relay %.0f %%", text(m), 100*m["2x-clients-cpu"], 100*m["2x-relay-cpu"]), true
+					return fmt.Sprintf("%s; of their processors the clients use %.0f %% then, the relay %.0f %%", text(m), 100*m["2x-clients-cpu"], 100*m["2x-relay-cpu"]), m["2x-%ofpeak"] >= 90
 				}},
 			job{name: name + ", 15 % of a processor: goodput at twice the load", target: "≥ 90 % of the peak", pkg: "./relay", run: run + ",starved", count: "9x",
 				how:   fmt.Sprintf(how, ", held to 15 % of its time by a control group", "nine"),
