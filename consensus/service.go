@@ -39,6 +39,8 @@ type ServiceConfig struct {
 	Log     *slog.Logger
 	// FilterTest answers a STUN request in another node's stead; nil if this node cannot.
 	FilterTest func(ctx context.Context, peer identity.ID, r *skeinv1.FilterTestRequest) error
+	// Holder tells which pod of this node has an address; nil if this node has no pods.
+	Holder func(*skeinv1.HolderRequest) (*skeinv1.HolderResponse, error)
 }
 
 // Service is the ClusterService of a node: every server has one, and other nodes may.
@@ -356,4 +358,15 @@ func (s *Service) FilterTest(ctx context.Context, r *skeinv1.FilterTestRequest) 
 		return nil, connect.NewError(connect.CodeFailedPrecondition, err)
 	}
 	return &skeinv1.FilterTestResponse{}, nil
+}
+
+// Holder tells which pod of this node has, or had, an address.
+func (s *Service) Holder(ctx context.Context, r *skeinv1.HolderRequest) (*skeinv1.HolderResponse, error) {
+	if _, err := s.member(ctx); err != nil {
+		return nil, err
+	}
+	if s.cfg.Holder == nil {
+		return nil, connect.NewError(connect.CodeUnimplemented, errors.New("this node gives no addresses to pods"))
+	}
+	return s.cfg.Holder(r)
 }

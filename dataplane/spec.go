@@ -28,6 +28,11 @@ const (
 	SetRewriteIn    = "skein_rewrite_ports"
 	MapRewriteOut   = "skein_rewrite_peers"
 
+	PodRulePriority = 2000          // every packet asks PodTable first
+	PodTable        = 116           // host routes of pods, and what no pod has of this host's blocks
+	ExportTable     = 119           // this host's blocks, for a routing daemon to announce; no rule leads here
+	PodGateway      = "169.254.1.1" // IPv4 next hop of every pod: its own link's end on the host
+
 	RulePriority  = 32500
 	RouteTable    = 180
 	RouteProtocol = 30
@@ -44,9 +49,25 @@ type Spec struct {
 	Targets []netip.Prefix
 	// PortRewrites lead the packets of some peers through another UDP port than WireGuard's.
 	PortRewrites []PortRewrite
+	Pods         Pods
 	// Complete is false until every source (state, records, configuration) has spoken once;
 	// nothing is removed from the kernel before.
 	Complete bool
+}
+
+// Pods is what leads to the pods of this host.
+type Pods struct {
+	// Blocks are the pieces of address pools that are this host's, sorted. They are routes of ExportTable, and
+	// unreachable in PodTable as far as no pod has them, so that nothing for them circles between hosts.
+	Blocks []netip.Prefix
+	// Routes lead to the single pods, sorted by address. One whose link is not there is left out.
+	Routes []PodRoute
+}
+
+// PodRoute is the way to one address of a pod.
+type PodRoute struct {
+	Addr netip.Addr
+	Link string // the pod's link, on the host
 }
 
 // PortRewrite makes what WireGuard's port sends to Remote leave from the port Local, and hands what comes from

@@ -20,7 +20,9 @@ func appendMessage(b []byte, m proto.Message) []byte {
 		case *skeinv1.Token:
 			return appendToken(b, m)
 		case *skeinv1.Answer:
-			return appendAnswer(b, m)
+			if m.Pool == nil && len(m.Blocks) == 0 && m.Static == nil && m.Grant == nil && len(m.Plan) == 0 {
+				return appendAnswer(b, m)
+			}
 		}
 	}
 	return appendCanonical(b, m.ProtoReflect())

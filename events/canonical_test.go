@@ -149,6 +149,13 @@ func setOne(m protoreflect.Message, f protoreflect.FieldDescriptor) {
 	switch {
 	case f.IsMap():
 		m.Mutable(f).Map().Set(protoreflect.ValueOfString("k").MapKey(), protoreflect.ValueOfString("v"))
+	case f.IsList():
+		l := m.Mutable(f).List()
+		if f.Kind() == protoreflect.MessageKind {
+			l.AppendMutable()
+		} else {
+			l.Append(protoreflect.ValueOfString("x"))
+		}
 	case f.Kind() == protoreflect.MessageKind:
 		m.Mutable(f)
 	case f.Kind() == protoreflect.StringKind:

@@ -3425,6 +3425,1747 @@ func (x *RelayClient) GetLimited() uint64 {
 	return 0
 }
 
+type CreatePoolRequest struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Pool          *Pool                  `protobuf:"bytes,1,opt,name=pool,proto3" json:"pool,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *CreatePoolRequest) Reset() {
+	*x = CreatePoolRequest{}
+	mi := &file_skein_v1_agent_proto_msgTypes[46]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *CreatePoolRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*CreatePoolRequest) ProtoMessage() {}
+
+func (x *CreatePoolRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_skein_v1_agent_proto_msgTypes[46]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use CreatePoolRequest.ProtoReflect.Descriptor instead.
+func (*CreatePoolRequest) Descriptor() ([]byte, []int) {
+	return file_skein_v1_agent_proto_rawDescGZIP(), []int{46}
+}
+
+func (x *CreatePoolRequest) GetPool() *Pool {
+	if x != nil {
+		return x.Pool
+	}
+	return nil
+}
+
+type ChangePoolRequest struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Change        *ChangePool            `protobuf:"bytes,1,opt,name=change,proto3" json:"change,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ChangePoolRequest) Reset() {
+	*x = ChangePoolRequest{}
+	mi := &file_skein_v1_agent_proto_msgTypes[47]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ChangePoolRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ChangePoolRequest) ProtoMessage() {}
+
+func (x *ChangePoolRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_skein_v1_agent_proto_msgTypes[47]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ChangePoolRequest.ProtoReflect.Descriptor instead.
+func (*ChangePoolRequest) Descriptor() ([]byte, []int) {
+	return file_skein_v1_agent_proto_rawDescGZIP(), []int{47}
+}
+
+func (x *ChangePoolRequest) GetChange() *ChangePool {
+	if x != nil {
+		return x.Change
+	}
+	return nil
+}
+
+type PoolResponse struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Pool          *Pool                  `protobuf:"bytes,1,opt,name=pool,proto3" json:"pool,omitempty"`
+	Index         uint64                 `protobuf:"varint,2,opt,name=index,proto3" json:"index,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *PoolResponse) Reset() {
+	*x = PoolResponse{}
+	mi := &file_skein_v1_agent_proto_msgTypes[48]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *PoolResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*PoolResponse) ProtoMessage() {}
+
+func (x *PoolResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_skein_v1_agent_proto_msgTypes[48]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use PoolResponse.ProtoReflect.Descriptor instead.
+func (*PoolResponse) Descriptor() ([]byte, []int) {
+	return file_skein_v1_agent_proto_rawDescGZIP(), []int{48}
+}
+
+func (x *PoolResponse) GetPool() *Pool {
+	if x != nil {
+		return x.Pool
+	}
+	return nil
+}
+
+func (x *PoolResponse) GetIndex() uint64 {
+	if x != nil {
+		return x.Index
+	}
+	return 0
+}
+
+type RemovePoolRequest struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Name          string                 `protobuf:"bytes,1,opt,name=name,proto3" json:"name,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *RemovePoolRequest) Reset() {
+	*x = RemovePoolRequest{}
+	mi := &file_skein_v1_agent_proto_msgTypes[49]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *RemovePoolRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*RemovePoolRequest) ProtoMessage() {}
+
+func (x *RemovePoolRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_skein_v1_agent_proto_msgTypes[49]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use RemovePoolRequest.ProtoReflect.Descriptor instead.
+func (*RemovePoolRequest) Descriptor() ([]byte, []int) {
+	return file_skein_v1_agent_proto_rawDescGZIP(), []int{49}
+}
+
+func (x *RemovePoolRequest) GetName() string {
+	if x != nil {
+		return x.Name
+	}
+	return ""
+}
+
+type RemovePoolResponse struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Index         uint64                 `protobuf:"varint,1,opt,name=index,proto3" json:"index,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *RemovePoolResponse) Reset() {
+	*x = RemovePoolResponse{}
+	mi := &file_skein_v1_agent_proto_msgTypes[50]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *RemovePoolResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*RemovePoolResponse) ProtoMessage() {}
+
+func (x *RemovePoolResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_skein_v1_agent_proto_msgTypes[50]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use RemovePoolResponse.ProtoReflect.Descriptor instead.
+func (*RemovePoolResponse) Descriptor() ([]byte, []int) {
+	return file_skein_v1_agent_proto_rawDescGZIP(), []int{50}
+}
+
+func (x *RemovePoolResponse) GetIndex() uint64 {
+	if x != nil {
+		return x.Index
+	}
+	return 0
+}
+
+type PoolsRequest struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Name          string                 `protobuf:"bytes,1,opt,name=name,proto3" json:"name,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *PoolsRequest) Reset() {
+	*x = PoolsRequest{}
+	mi := &file_skein_v1_agent_proto_msgTypes[51]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *PoolsRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*PoolsRequest) ProtoMessage() {}
+
+func (x *PoolsRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_skein_v1_agent_proto_msgTypes[51]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use PoolsRequest.ProtoReflect.Descriptor instead.
+func (*PoolsRequest) Descriptor() ([]byte, []int) {
+	return file_skein_v1_agent_proto_rawDescGZIP(), []int{51}
+}
+
+func (x *PoolsRequest) GetName() string {
+	if x != nil {
+		return x.Name
+	}
+	return ""
+}
+
+type PoolsResponse struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Pools         []*PoolView            `protobuf:"bytes,1,rep,name=pools,proto3" json:"pools,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *PoolsResponse) Reset() {
+	*x = PoolsResponse{}
+	mi := &file_skein_v1_agent_proto_msgTypes[52]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *PoolsResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*PoolsResponse) ProtoMessage() {}
+
+func (x *PoolsResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_skein_v1_agent_proto_msgTypes[52]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use PoolsResponse.ProtoReflect.Descriptor instead.
+func (*PoolsResponse) Descriptor() ([]byte, []int) {
+	return file_skein_v1_agent_proto_rawDescGZIP(), []int{52}
+}
+
+func (x *PoolsResponse) GetPools() []*PoolView {
+	if x != nil {
+		return x.Pools
+	}
+	return nil
+}
+
+type PoolView struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Pool          *Pool                  `protobuf:"bytes,1,opt,name=pool,proto3" json:"pool,omitempty"`
+	Blocks        uint64                 `protobuf:"varint,2,opt,name=blocks,proto3" json:"blocks,omitempty"` // that fit into its subnets; the largest number if there are more
+	Owned         uint64                 `protobuf:"varint,3,opt,name=owned,proto3" json:"owned,omitempty"`
+	Reserved      uint64                 `protobuf:"varint,4,opt,name=reserved,proto3" json:"reserved,omitempty"`
+	Resting       uint64                 `protobuf:"varint,5,opt,name=resting,proto3" json:"resting,omitempty"` // given back, and within the cooldown
+	Free          uint64                 `protobuf:"varint,6,opt,name=free,proto3" json:"free,omitempty"`       // without the resting ones
+	Nodes         uint32                 `protobuf:"varint,7,opt,name=nodes,proto3" json:"nodes,omitempty"`     // that have blocks
+	Holders       []*PoolHolder          `protobuf:"bytes,8,rep,name=holders,proto3" json:"holders,omitempty"`  // those with the most blocks first
+	Grants        []*Grant               `protobuf:"bytes,9,rep,name=grants,proto3" json:"grants,omitempty"`
+	Statics       []*StaticAddress       `protobuf:"bytes,10,rep,name=statics,proto3" json:"statics,omitempty"`
+	Local         *LocalPool             `protobuf:"bytes,11,opt,name=local,proto3" json:"local,omitempty"` // on this node; absent: it uses none of it
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *PoolView) Reset() {
+	*x = PoolView{}
+	mi := &file_skein_v1_agent_proto_msgTypes[53]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *PoolView) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*PoolView) ProtoMessage() {}
+
+func (x *PoolView) ProtoReflect() protoreflect.Message {
+	mi := &file_skein_v1_agent_proto_msgTypes[53]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use PoolView.ProtoReflect.Descriptor instead.
+func (*PoolView) Descriptor() ([]byte, []int) {
+	return file_skein_v1_agent_proto_rawDescGZIP(), []int{53}
+}
+
+func (x *PoolView) GetPool() *Pool {
+	if x != nil {
+		return x.Pool
+	}
+	return nil
+}
+
+func (x *PoolView) GetBlocks() uint64 {
+	if x != nil {
+		return x.Blocks
+	}
+	return 0
+}
+
+func (x *PoolView) GetOwned() uint64 {
+	if x != nil {
+		return x.Owned
+	}
+	return 0
+}
+
+func (x *PoolView) GetReserved() uint64 {
+	if x != nil {
+		return x.Reserved
+	}
+	return 0
+}
+
+func (x *PoolView) GetResting() uint64 {
+	if x != nil {
+		return x.Resting
+	}
+	return 0
+}
+
+func (x *PoolView) GetFree() uint64 {
+	if x != nil {
+		return x.Free
+	}
+	return 0
+}
+
+func (x *PoolView) GetNodes() uint32 {
+	if x != nil {
+		return x.Nodes
+	}
+	return 0
+}
+
+func (x *PoolView) GetHolders() []*PoolHolder {
+	if x != nil {
+		return x.Holders
+	}
+	return nil
+}
+
+func (x *PoolView) GetGrants() []*Grant {
+	if x != nil {
+		return x.Grants
+	}
+	return nil
+}
+
+func (x *PoolView) GetStatics() []*StaticAddress {
+	if x != nil {
+		return x.Statics
+	}
+	return nil
+}
+
+func (x *PoolView) GetLocal() *LocalPool {
+	if x != nil {
+		return x.Local
+	}
+	return nil
+}
+
+type PoolHolder struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	NodeId        string                 `protobuf:"bytes,1,opt,name=node_id,json=nodeId,proto3" json:"node_id,omitempty"`
+	Name          string                 `protobuf:"bytes,2,opt,name=name,proto3" json:"name,omitempty"`
+	Blocks        uint32                 `protobuf:"varint,3,opt,name=blocks,proto3" json:"blocks,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *PoolHolder) Reset() {
+	*x = PoolHolder{}
+	mi := &file_skein_v1_agent_proto_msgTypes[54]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *PoolHolder) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*PoolHolder) ProtoMessage() {}
+
+func (x *PoolHolder) ProtoReflect() protoreflect.Message {
+	mi := &file_skein_v1_agent_proto_msgTypes[54]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use PoolHolder.ProtoReflect.Descriptor instead.
+func (*PoolHolder) Descriptor() ([]byte, []int) {
+	return file_skein_v1_agent_proto_rawDescGZIP(), []int{54}
+}
+
+func (x *PoolHolder) GetNodeId() string {
+	if x != nil {
+		return x.NodeId
+	}
+	return ""
+}
+
+func (x *PoolHolder) GetName() string {
+	if x != nil {
+		return x.Name
+	}
+	return ""
+}
+
+func (x *PoolHolder) GetBlocks() uint32 {
+	if x != nil {
+		return x.Blocks
+	}
+	return 0
+}
+
+type LocalPool struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Blocks        uint32                 `protobuf:"varint,1,opt,name=blocks,proto3" json:"blocks,omitempty"`
+	Used          uint32                 `protobuf:"varint,2,opt,name=used,proto3" json:"used,omitempty"`
+	Free          uint32                 `protobuf:"varint,3,opt,name=free,proto3" json:"free,omitempty"`
+	Resting       uint32                 `protobuf:"varint,4,opt,name=resting,proto3" json:"resting,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *LocalPool) Reset() {
+	*x = LocalPool{}
+	mi := &file_skein_v1_agent_proto_msgTypes[55]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *LocalPool) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*LocalPool) ProtoMessage() {}
+
+func (x *LocalPool) ProtoReflect() protoreflect.Message {
+	mi := &file_skein_v1_agent_proto_msgTypes[55]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use LocalPool.ProtoReflect.Descriptor instead.
+func (*LocalPool) Descriptor() ([]byte, []int) {
+	return file_skein_v1_agent_proto_rawDescGZIP(), []int{55}
+}
+
+func (x *LocalPool) GetBlocks() uint32 {
+	if x != nil {
+		return x.Blocks
+	}
+	return 0
+}
+
+func (x *LocalPool) GetUsed() uint32 {
+	if x != nil {
+		return x.Used
+	}
+	return 0
+}
+
+func (x *LocalPool) GetFree() uint32 {
+	if x != nil {
+		return x.Free
+	}
+	return 0
+}
+
+func (x *LocalPool) GetResting() uint32 {
+	if x != nil {
+		return x.Resting
+	}
+	return 0
+}
+
+type BlocksRequest struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Pool          string                 `protobuf:"bytes,1,opt,name=pool,proto3" json:"pool,omitempty"`
+	Node          string                 `protobuf:"bytes,2,opt,name=node,proto3" json:"node,omitempty"`
+	Reserved      bool                   `protobuf:"varint,3,opt,name=reserved,proto3" json:"reserved,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *BlocksRequest) Reset() {
+	*x = BlocksRequest{}
+	mi := &file_skein_v1_agent_proto_msgTypes[56]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *BlocksRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*BlocksRequest) ProtoMessage() {}
+
+func (x *BlocksRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_skein_v1_agent_proto_msgTypes[56]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use BlocksRequest.ProtoReflect.Descriptor instead.
+func (*BlocksRequest) Descriptor() ([]byte, []int) {
+	return file_skein_v1_agent_proto_rawDescGZIP(), []int{56}
+}
+
+func (x *BlocksRequest) GetPool() string {
+	if x != nil {
+		return x.Pool
+	}
+	return ""
+}
+
+func (x *BlocksRequest) GetNode() string {
+	if x != nil {
+		return x.Node
+	}
+	return ""
+}
+
+func (x *BlocksRequest) GetReserved() bool {
+	if x != nil {
+		return x.Reserved
+	}
+	return false
+}
+
+type BlocksResponse struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Blocks        []*BlockView           `protobuf:"bytes,1,rep,name=blocks,proto3" json:"blocks,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *BlocksResponse) Reset() {
+	*x = BlocksResponse{}
+	mi := &file_skein_v1_agent_proto_msgTypes[57]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *BlocksResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*BlocksResponse) ProtoMessage() {}
+
+func (x *BlocksResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_skein_v1_agent_proto_msgTypes[57]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use BlocksResponse.ProtoReflect.Descriptor instead.
+func (*BlocksResponse) Descriptor() ([]byte, []int) {
+	return file_skein_v1_agent_proto_rawDescGZIP(), []int{57}
+}
+
+func (x *BlocksResponse) GetBlocks() []*BlockView {
+	if x != nil {
+		return x.Blocks
+	}
+	return nil
+}
+
+type BlockView struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Block         *Block                 `protobuf:"bytes,1,opt,name=block,proto3" json:"block,omitempty"`
+	Node          string                 `protobuf:"bytes,2,opt,name=node,proto3" json:"node,omitempty"`
+	Used          uint32                 `protobuf:"varint,3,opt,name=used,proto3" json:"used,omitempty"`
+	Local         bool                   `protobuf:"varint,4,opt,name=local,proto3" json:"local,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *BlockView) Reset() {
+	*x = BlockView{}
+	mi := &file_skein_v1_agent_proto_msgTypes[58]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *BlockView) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*BlockView) ProtoMessage() {}
+
+func (x *BlockView) ProtoReflect() protoreflect.Message {
+	mi := &file_skein_v1_agent_proto_msgTypes[58]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use BlockView.ProtoReflect.Descriptor instead.
+func (*BlockView) Descriptor() ([]byte, []int) {
+	return file_skein_v1_agent_proto_rawDescGZIP(), []int{58}
+}
+
+func (x *BlockView) GetBlock() *Block {
+	if x != nil {
+		return x.Block
+	}
+	return nil
+}
+
+func (x *BlockView) GetNode() string {
+	if x != nil {
+		return x.Node
+	}
+	return ""
+}
+
+func (x *BlockView) GetUsed() uint32 {
+	if x != nil {
+		return x.Used
+	}
+	return 0
+}
+
+func (x *BlockView) GetLocal() bool {
+	if x != nil {
+		return x.Local
+	}
+	return false
+}
+
+type ReserveBlockRequest struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Pool          string                 `protobuf:"bytes,1,opt,name=pool,proto3" json:"pool,omitempty"`
+	Prefix        string                 `protobuf:"bytes,2,opt,name=prefix,proto3" json:"prefix,omitempty"`
+	Reason        string                 `protobuf:"bytes,3,opt,name=reason,proto3" json:"reason,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ReserveBlockRequest) Reset() {
+	*x = ReserveBlockRequest{}
+	mi := &file_skein_v1_agent_proto_msgTypes[59]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ReserveBlockRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ReserveBlockRequest) ProtoMessage() {}
+
+func (x *ReserveBlockRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_skein_v1_agent_proto_msgTypes[59]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ReserveBlockRequest.ProtoReflect.Descriptor instead.
+func (*ReserveBlockRequest) Descriptor() ([]byte, []int) {
+	return file_skein_v1_agent_proto_rawDescGZIP(), []int{59}
+}
+
+func (x *ReserveBlockRequest) GetPool() string {
+	if x != nil {
+		return x.Pool
+	}
+	return ""
+}
+
+func (x *ReserveBlockRequest) GetPrefix() string {
+	if x != nil {
+		return x.Prefix
+	}
+	return ""
+}
+
+func (x *ReserveBlockRequest) GetReason() string {
+	if x != nil {
+		return x.Reason
+	}
+	return ""
+}
+
+type ReleaseBlockRequest struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Pool          string                 `protobuf:"bytes,1,opt,name=pool,proto3" json:"pool,omitempty"`
+	Prefix        string                 `protobuf:"bytes,2,opt,name=prefix,proto3" json:"prefix,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ReleaseBlockRequest) Reset() {
+	*x = ReleaseBlockRequest{}
+	mi := &file_skein_v1_agent_proto_msgTypes[60]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ReleaseBlockRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ReleaseBlockRequest) ProtoMessage() {}
+
+func (x *ReleaseBlockRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_skein_v1_agent_proto_msgTypes[60]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ReleaseBlockRequest.ProtoReflect.Descriptor instead.
+func (*ReleaseBlockRequest) Descriptor() ([]byte, []int) {
+	return file_skein_v1_agent_proto_rawDescGZIP(), []int{60}
+}
+
+func (x *ReleaseBlockRequest) GetPool() string {
+	if x != nil {
+		return x.Pool
+	}
+	return ""
+}
+
+func (x *ReleaseBlockRequest) GetPrefix() string {
+	if x != nil {
+		return x.Prefix
+	}
+	return ""
+}
+
+type BlockResponse struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Block         *Block                 `protobuf:"bytes,1,opt,name=block,proto3" json:"block,omitempty"`
+	Index         uint64                 `protobuf:"varint,2,opt,name=index,proto3" json:"index,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *BlockResponse) Reset() {
+	*x = BlockResponse{}
+	mi := &file_skein_v1_agent_proto_msgTypes[61]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *BlockResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*BlockResponse) ProtoMessage() {}
+
+func (x *BlockResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_skein_v1_agent_proto_msgTypes[61]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use BlockResponse.ProtoReflect.Descriptor instead.
+func (*BlockResponse) Descriptor() ([]byte, []int) {
+	return file_skein_v1_agent_proto_rawDescGZIP(), []int{61}
+}
+
+func (x *BlockResponse) GetBlock() *Block {
+	if x != nil {
+		return x.Block
+	}
+	return nil
+}
+
+func (x *BlockResponse) GetIndex() uint64 {
+	if x != nil {
+		return x.Index
+	}
+	return 0
+}
+
+type ReserveAddressRequest struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Pool          string                 `protobuf:"bytes,1,opt,name=pool,proto3" json:"pool,omitempty"`
+	Address       string                 `protobuf:"bytes,2,opt,name=address,proto3" json:"address,omitempty"`
+	Namespace     string                 `protobuf:"bytes,3,opt,name=namespace,proto3" json:"namespace,omitempty"`
+	Pod           string                 `protobuf:"bytes,4,opt,name=pod,proto3" json:"pod,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ReserveAddressRequest) Reset() {
+	*x = ReserveAddressRequest{}
+	mi := &file_skein_v1_agent_proto_msgTypes[62]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ReserveAddressRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ReserveAddressRequest) ProtoMessage() {}
+
+func (x *ReserveAddressRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_skein_v1_agent_proto_msgTypes[62]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ReserveAddressRequest.ProtoReflect.Descriptor instead.
+func (*ReserveAddressRequest) Descriptor() ([]byte, []int) {
+	return file_skein_v1_agent_proto_rawDescGZIP(), []int{62}
+}
+
+func (x *ReserveAddressRequest) GetPool() string {
+	if x != nil {
+		return x.Pool
+	}
+	return ""
+}
+
+func (x *ReserveAddressRequest) GetAddress() string {
+	if x != nil {
+		return x.Address
+	}
+	return ""
+}
+
+func (x *ReserveAddressRequest) GetNamespace() string {
+	if x != nil {
+		return x.Namespace
+	}
+	return ""
+}
+
+func (x *ReserveAddressRequest) GetPod() string {
+	if x != nil {
+		return x.Pod
+	}
+	return ""
+}
+
+type ReleaseAddressRequest struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Pool          string                 `protobuf:"bytes,1,opt,name=pool,proto3" json:"pool,omitempty"`
+	Address       string                 `protobuf:"bytes,2,opt,name=address,proto3" json:"address,omitempty"`
+	Force         bool                   `protobuf:"varint,3,opt,name=force,proto3" json:"force,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ReleaseAddressRequest) Reset() {
+	*x = ReleaseAddressRequest{}
+	mi := &file_skein_v1_agent_proto_msgTypes[63]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ReleaseAddressRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ReleaseAddressRequest) ProtoMessage() {}
+
+func (x *ReleaseAddressRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_skein_v1_agent_proto_msgTypes[63]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ReleaseAddressRequest.ProtoReflect.Descriptor instead.
+func (*ReleaseAddressRequest) Descriptor() ([]byte, []int) {
+	return file_skein_v1_agent_proto_rawDescGZIP(), []int{63}
+}
+
+func (x *ReleaseAddressRequest) GetPool() string {
+	if x != nil {
+		return x.Pool
+	}
+	return ""
+}
+
+func (x *ReleaseAddressRequest) GetAddress() string {
+	if x != nil {
+		return x.Address
+	}
+	return ""
+}
+
+func (x *ReleaseAddressRequest) GetForce() bool {
+	if x != nil {
+		return x.Force
+	}
+	return false
+}
+
+type StaticResponse struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Address       *StaticAddress         `protobuf:"bytes,1,opt,name=address,proto3" json:"address,omitempty"`
+	Index         uint64                 `protobuf:"varint,2,opt,name=index,proto3" json:"index,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *StaticResponse) Reset() {
+	*x = StaticResponse{}
+	mi := &file_skein_v1_agent_proto_msgTypes[64]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *StaticResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*StaticResponse) ProtoMessage() {}
+
+func (x *StaticResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_skein_v1_agent_proto_msgTypes[64]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use StaticResponse.ProtoReflect.Descriptor instead.
+func (*StaticResponse) Descriptor() ([]byte, []int) {
+	return file_skein_v1_agent_proto_rawDescGZIP(), []int{64}
+}
+
+func (x *StaticResponse) GetAddress() *StaticAddress {
+	if x != nil {
+		return x.Address
+	}
+	return nil
+}
+
+func (x *StaticResponse) GetIndex() uint64 {
+	if x != nil {
+		return x.Index
+	}
+	return 0
+}
+
+type StaticsRequest struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *StaticsRequest) Reset() {
+	*x = StaticsRequest{}
+	mi := &file_skein_v1_agent_proto_msgTypes[65]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *StaticsRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*StaticsRequest) ProtoMessage() {}
+
+func (x *StaticsRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_skein_v1_agent_proto_msgTypes[65]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use StaticsRequest.ProtoReflect.Descriptor instead.
+func (*StaticsRequest) Descriptor() ([]byte, []int) {
+	return file_skein_v1_agent_proto_rawDescGZIP(), []int{65}
+}
+
+type StaticsResponse struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Addresses     []*StaticAddress       `protobuf:"bytes,1,rep,name=addresses,proto3" json:"addresses,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *StaticsResponse) Reset() {
+	*x = StaticsResponse{}
+	mi := &file_skein_v1_agent_proto_msgTypes[66]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *StaticsResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*StaticsResponse) ProtoMessage() {}
+
+func (x *StaticsResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_skein_v1_agent_proto_msgTypes[66]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use StaticsResponse.ProtoReflect.Descriptor instead.
+func (*StaticsResponse) Descriptor() ([]byte, []int) {
+	return file_skein_v1_agent_proto_rawDescGZIP(), []int{66}
+}
+
+func (x *StaticsResponse) GetAddresses() []*StaticAddress {
+	if x != nil {
+		return x.Addresses
+	}
+	return nil
+}
+
+type WhoRequest struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Address       string                 `protobuf:"bytes,1,opt,name=address,proto3" json:"address,omitempty"`
+	AtIndex       uint64                 `protobuf:"varint,2,opt,name=at_index,json=atIndex,proto3" json:"at_index,omitempty"`
+	AtTime        int64                  `protobuf:"varint,3,opt,name=at_time,json=atTime,proto3" json:"at_time,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *WhoRequest) Reset() {
+	*x = WhoRequest{}
+	mi := &file_skein_v1_agent_proto_msgTypes[67]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *WhoRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*WhoRequest) ProtoMessage() {}
+
+func (x *WhoRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_skein_v1_agent_proto_msgTypes[67]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use WhoRequest.ProtoReflect.Descriptor instead.
+func (*WhoRequest) Descriptor() ([]byte, []int) {
+	return file_skein_v1_agent_proto_rawDescGZIP(), []int{67}
+}
+
+func (x *WhoRequest) GetAddress() string {
+	if x != nil {
+		return x.Address
+	}
+	return ""
+}
+
+func (x *WhoRequest) GetAtIndex() uint64 {
+	if x != nil {
+		return x.AtIndex
+	}
+	return 0
+}
+
+func (x *WhoRequest) GetAtTime() int64 {
+	if x != nil {
+		return x.AtTime
+	}
+	return 0
+}
+
+type WhoResponse struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Address       string                 `protobuf:"bytes,1,opt,name=address,proto3" json:"address,omitempty"`
+	Kind          string                 `protobuf:"bytes,2,opt,name=kind,proto3" json:"kind,omitempty"`                       // node | block | reserved | static | free | resting | unknown
+	Says          string                 `protobuf:"bytes,3,opt,name=says,proto3" json:"says,omitempty"`                       // one plain sentence
+	AtIndex       uint64                 `protobuf:"varint,4,opt,name=at_index,json=atIndex,proto3" json:"at_index,omitempty"` // for which it holds
+	AtTime        int64                  `protobuf:"varint,5,opt,name=at_time,json=atTime,proto3" json:"at_time,omitempty"`
+	NodeId        string                 `protobuf:"bytes,6,opt,name=node_id,json=nodeId,proto3" json:"node_id,omitempty"`
+	Node          string                 `protobuf:"bytes,7,opt,name=node,proto3" json:"node,omitempty"` // name
+	Pool          string                 `protobuf:"bytes,8,opt,name=pool,proto3" json:"pool,omitempty"`
+	Block         *Block                 `protobuf:"bytes,9,opt,name=block,proto3" json:"block,omitempty"`
+	EventIndex    uint64                 `protobuf:"varint,10,opt,name=event_index,json=eventIndex,proto3" json:"event_index,omitempty"` // that says so; 0: none
+	EventTime     int64                  `protobuf:"varint,11,opt,name=event_time,json=eventTime,proto3" json:"event_time,omitempty"`
+	Event         string                 `protobuf:"bytes,12,opt,name=event,proto3" json:"event,omitempty"`                             // its name, such as block_allocated
+	Pod           *Holder                `protobuf:"bytes,13,opt,name=pod,proto3" json:"pod,omitempty"`                                 // as the node that has the block says; absent: none, or unknown
+	PodUnknown    string                 `protobuf:"bytes,14,opt,name=pod_unknown,json=podUnknown,proto3" json:"pod_unknown,omitempty"` // why the node's word is missing
+	History       []string               `protobuf:"bytes,15,rep,name=history,proto3" json:"history,omitempty"`                         // of the address, oldest first, a line each
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *WhoResponse) Reset() {
+	*x = WhoResponse{}
+	mi := &file_skein_v1_agent_proto_msgTypes[68]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *WhoResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*WhoResponse) ProtoMessage() {}
+
+func (x *WhoResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_skein_v1_agent_proto_msgTypes[68]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use WhoResponse.ProtoReflect.Descriptor instead.
+func (*WhoResponse) Descriptor() ([]byte, []int) {
+	return file_skein_v1_agent_proto_rawDescGZIP(), []int{68}
+}
+
+func (x *WhoResponse) GetAddress() string {
+	if x != nil {
+		return x.Address
+	}
+	return ""
+}
+
+func (x *WhoResponse) GetKind() string {
+	if x != nil {
+		return x.Kind
+	}
+	return ""
+}
+
+func (x *WhoResponse) GetSays() string {
+	if x != nil {
+		return x.Says
+	}
+	return ""
+}
+
+func (x *WhoResponse) GetAtIndex() uint64 {
+	if x != nil {
+		return x.AtIndex
+	}
+	return 0
+}
+
+func (x *WhoResponse) GetAtTime() int64 {
+	if x != nil {
+		return x.AtTime
+	}
+	return 0
+}
+
+func (x *WhoResponse) GetNodeId() string {
+	if x != nil {
+		return x.NodeId
+	}
+	return ""
+}
+
+func (x *WhoResponse) GetNode() string {
+	if x != nil {
+		return x.Node
+	}
+	return ""
+}
+
+func (x *WhoResponse) GetPool() string {
+	if x != nil {
+		return x.Pool
+	}
+	return ""
+}
+
+func (x *WhoResponse) GetBlock() *Block {
+	if x != nil {
+		return x.Block
+	}
+	return nil
+}
+
+func (x *WhoResponse) GetEventIndex() uint64 {
+	if x != nil {
+		return x.EventIndex
+	}
+	return 0
+}
+
+func (x *WhoResponse) GetEventTime() int64 {
+	if x != nil {
+		return x.EventTime
+	}
+	return 0
+}
+
+func (x *WhoResponse) GetEvent() string {
+	if x != nil {
+		return x.Event
+	}
+	return ""
+}
+
+func (x *WhoResponse) GetPod() *Holder {
+	if x != nil {
+		return x.Pod
+	}
+	return nil
+}
+
+func (x *WhoResponse) GetPodUnknown() string {
+	if x != nil {
+		return x.PodUnknown
+	}
+	return ""
+}
+
+func (x *WhoResponse) GetHistory() []string {
+	if x != nil {
+		return x.History
+	}
+	return nil
+}
+
+// Holder is who has, or had, an address on a node.
+type Holder struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Namespace     string                 `protobuf:"bytes,1,opt,name=namespace,proto3" json:"namespace,omitempty"`
+	Pod           string                 `protobuf:"bytes,2,opt,name=pod,proto3" json:"pod,omitempty"`
+	ContainerId   string                 `protobuf:"bytes,3,opt,name=container_id,json=containerId,proto3" json:"container_id,omitempty"`
+	Interface     string                 `protobuf:"bytes,4,opt,name=interface,proto3" json:"interface,omitempty"`
+	Ipv4          string                 `protobuf:"bytes,5,opt,name=ipv4,proto3" json:"ipv4,omitempty"`
+	Ipv6          string                 `protobuf:"bytes,6,opt,name=ipv6,proto3" json:"ipv6,omitempty"`
+	Since         int64                  `protobuf:"varint,7,opt,name=since,proto3" json:"since,omitempty"`
+	Until         int64                  `protobuf:"varint,8,opt,name=until,proto3" json:"until,omitempty"` // 0: it has it still
+	State         string                 `protobuf:"bytes,9,opt,name=state,proto3" json:"state,omitempty"`  // used | adopted | resting
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *Holder) Reset() {
+	*x = Holder{}
+	mi := &file_skein_v1_agent_proto_msgTypes[69]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *Holder) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*Holder) ProtoMessage() {}
+
+func (x *Holder) ProtoReflect() protoreflect.Message {
+	mi := &file_skein_v1_agent_proto_msgTypes[69]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use Holder.ProtoReflect.Descriptor instead.
+func (*Holder) Descriptor() ([]byte, []int) {
+	return file_skein_v1_agent_proto_rawDescGZIP(), []int{69}
+}
+
+func (x *Holder) GetNamespace() string {
+	if x != nil {
+		return x.Namespace
+	}
+	return ""
+}
+
+func (x *Holder) GetPod() string {
+	if x != nil {
+		return x.Pod
+	}
+	return ""
+}
+
+func (x *Holder) GetContainerId() string {
+	if x != nil {
+		return x.ContainerId
+	}
+	return ""
+}
+
+func (x *Holder) GetInterface() string {
+	if x != nil {
+		return x.Interface
+	}
+	return ""
+}
+
+func (x *Holder) GetIpv4() string {
+	if x != nil {
+		return x.Ipv4
+	}
+	return ""
+}
+
+func (x *Holder) GetIpv6() string {
+	if x != nil {
+		return x.Ipv6
+	}
+	return ""
+}
+
+func (x *Holder) GetSince() int64 {
+	if x != nil {
+		return x.Since
+	}
+	return 0
+}
+
+func (x *Holder) GetUntil() int64 {
+	if x != nil {
+		return x.Until
+	}
+	return 0
+}
+
+func (x *Holder) GetState() string {
+	if x != nil {
+		return x.State
+	}
+	return ""
+}
+
+type PodsRequest struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *PodsRequest) Reset() {
+	*x = PodsRequest{}
+	mi := &file_skein_v1_agent_proto_msgTypes[70]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *PodsRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*PodsRequest) ProtoMessage() {}
+
+func (x *PodsRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_skein_v1_agent_proto_msgTypes[70]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use PodsRequest.ProtoReflect.Descriptor instead.
+func (*PodsRequest) Descriptor() ([]byte, []int) {
+	return file_skein_v1_agent_proto_rawDescGZIP(), []int{70}
+}
+
+type PodsResponse struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Pods          []*PodView             `protobuf:"bytes,1,rep,name=pods,proto3" json:"pods,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *PodsResponse) Reset() {
+	*x = PodsResponse{}
+	mi := &file_skein_v1_agent_proto_msgTypes[71]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *PodsResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*PodsResponse) ProtoMessage() {}
+
+func (x *PodsResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_skein_v1_agent_proto_msgTypes[71]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use PodsResponse.ProtoReflect.Descriptor instead.
+func (*PodsResponse) Descriptor() ([]byte, []int) {
+	return file_skein_v1_agent_proto_rawDescGZIP(), []int{71}
+}
+
+func (x *PodsResponse) GetPods() []*PodView {
+	if x != nil {
+		return x.Pods
+	}
+	return nil
+}
+
+type PodView struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Holder        *Holder                `protobuf:"bytes,1,opt,name=holder,proto3" json:"holder,omitempty"`
+	Pool          string                 `protobuf:"bytes,2,opt,name=pool,proto3" json:"pool,omitempty"`
+	HostInterface string                 `protobuf:"bytes,3,opt,name=host_interface,json=hostInterface,proto3" json:"host_interface,omitempty"`
+	Netns         string                 `protobuf:"bytes,4,opt,name=netns,proto3" json:"netns,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *PodView) Reset() {
+	*x = PodView{}
+	mi := &file_skein_v1_agent_proto_msgTypes[72]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *PodView) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*PodView) ProtoMessage() {}
+
+func (x *PodView) ProtoReflect() protoreflect.Message {
+	mi := &file_skein_v1_agent_proto_msgTypes[72]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use PodView.ProtoReflect.Descriptor instead.
+func (*PodView) Descriptor() ([]byte, []int) {
+	return file_skein_v1_agent_proto_rawDescGZIP(), []int{72}
+}
+
+func (x *PodView) GetHolder() *Holder {
+	if x != nil {
+		return x.Holder
+	}
+	return nil
+}
+
+func (x *PodView) GetPool() string {
+	if x != nil {
+		return x.Pool
+	}
+	return ""
+}
+
+func (x *PodView) GetHostInterface() string {
+	if x != nil {
+		return x.HostInterface
+	}
+	return ""
+}
+
+func (x *PodView) GetNetns() string {
+	if x != nil {
+		return x.Netns
+	}
+	return ""
+}
+
+type ImportRequest struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Import        *ImportPools           `protobuf:"bytes,1,opt,name=import,proto3" json:"import,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ImportRequest) Reset() {
+	*x = ImportRequest{}
+	mi := &file_skein_v1_agent_proto_msgTypes[73]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ImportRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ImportRequest) ProtoMessage() {}
+
+func (x *ImportRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_skein_v1_agent_proto_msgTypes[73]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ImportRequest.ProtoReflect.Descriptor instead.
+func (*ImportRequest) Descriptor() ([]byte, []int) {
+	return file_skein_v1_agent_proto_rawDescGZIP(), []int{73}
+}
+
+func (x *ImportRequest) GetImport() *ImportPools {
+	if x != nil {
+		return x.Import
+	}
+	return nil
+}
+
+type ImportResponse struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Plan          []string               `protobuf:"bytes,1,rep,name=plan,proto3" json:"plan,omitempty"`
+	Index         uint64                 `protobuf:"varint,2,opt,name=index,proto3" json:"index,omitempty"`
+	Changed       bool                   `protobuf:"varint,3,opt,name=changed,proto3" json:"changed,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ImportResponse) Reset() {
+	*x = ImportResponse{}
+	mi := &file_skein_v1_agent_proto_msgTypes[74]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ImportResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ImportResponse) ProtoMessage() {}
+
+func (x *ImportResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_skein_v1_agent_proto_msgTypes[74]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ImportResponse.ProtoReflect.Descriptor instead.
+func (*ImportResponse) Descriptor() ([]byte, []int) {
+	return file_skein_v1_agent_proto_rawDescGZIP(), []int{74}
+}
+
+func (x *ImportResponse) GetPlan() []string {
+	if x != nil {
+		return x.Plan
+	}
+	return nil
+}
+
+func (x *ImportResponse) GetIndex() uint64 {
+	if x != nil {
+		return x.Index
+	}
+	return 0
+}
+
+func (x *ImportResponse) GetChanged() bool {
+	if x != nil {
+		return x.Changed
+	}
+	return false
+}
+
 var File_skein_v1_agent_proto protoreflect.FileDescriptor
 
 const file_skein_v1_agent_proto_rawDesc = "" +
@@ -3731,7 +5472,130 @@ const file_skein_v1_agent_proto_rawDesc = "" +
 	"\vqueue_bytes\x18\v \x01(\x04R\n" +
 	"queueBytes\x12#\n" +
 	"\rqueue_packets\x18\f \x01(\rR\fqueuePackets\x12\x18\n" +
-	"\alimited\x18\r \x01(\x04R\alimited2\xd6\b\n" +
+	"\alimited\x18\r \x01(\x04R\alimited\"7\n" +
+	"\x11CreatePoolRequest\x12\"\n" +
+	"\x04pool\x18\x01 \x01(\v2\x0e.skein.v1.PoolR\x04pool\"A\n" +
+	"\x11ChangePoolRequest\x12,\n" +
+	"\x06change\x18\x01 \x01(\v2\x14.skein.v1.ChangePoolR\x06change\"H\n" +
+	"\fPoolResponse\x12\"\n" +
+	"\x04pool\x18\x01 \x01(\v2\x0e.skein.v1.PoolR\x04pool\x12\x14\n" +
+	"\x05index\x18\x02 \x01(\x04R\x05index\"'\n" +
+	"\x11RemovePoolRequest\x12\x12\n" +
+	"\x04name\x18\x01 \x01(\tR\x04name\"*\n" +
+	"\x12RemovePoolResponse\x12\x14\n" +
+	"\x05index\x18\x01 \x01(\x04R\x05index\"\"\n" +
+	"\fPoolsRequest\x12\x12\n" +
+	"\x04name\x18\x01 \x01(\tR\x04name\"9\n" +
+	"\rPoolsResponse\x12(\n" +
+	"\x05pools\x18\x01 \x03(\v2\x12.skein.v1.PoolViewR\x05pools\"\xf3\x02\n" +
+	"\bPoolView\x12\"\n" +
+	"\x04pool\x18\x01 \x01(\v2\x0e.skein.v1.PoolR\x04pool\x12\x16\n" +
+	"\x06blocks\x18\x02 \x01(\x04R\x06blocks\x12\x14\n" +
+	"\x05owned\x18\x03 \x01(\x04R\x05owned\x12\x1a\n" +
+	"\breserved\x18\x04 \x01(\x04R\breserved\x12\x18\n" +
+	"\aresting\x18\x05 \x01(\x04R\aresting\x12\x12\n" +
+	"\x04free\x18\x06 \x01(\x04R\x04free\x12\x14\n" +
+	"\x05nodes\x18\a \x01(\rR\x05nodes\x12.\n" +
+	"\aholders\x18\b \x03(\v2\x14.skein.v1.PoolHolderR\aholders\x12'\n" +
+	"\x06grants\x18\t \x03(\v2\x0f.skein.v1.GrantR\x06grants\x121\n" +
+	"\astatics\x18\n" +
+	" \x03(\v2\x17.skein.v1.StaticAddressR\astatics\x12)\n" +
+	"\x05local\x18\v \x01(\v2\x13.skein.v1.LocalPoolR\x05local\"Q\n" +
+	"\n" +
+	"PoolHolder\x12\x17\n" +
+	"\anode_id\x18\x01 \x01(\tR\x06nodeId\x12\x12\n" +
+	"\x04name\x18\x02 \x01(\tR\x04name\x12\x16\n" +
+	"\x06blocks\x18\x03 \x01(\rR\x06blocks\"e\n" +
+	"\tLocalPool\x12\x16\n" +
+	"\x06blocks\x18\x01 \x01(\rR\x06blocks\x12\x12\n" +
+	"\x04used\x18\x02 \x01(\rR\x04used\x12\x12\n" +
+	"\x04free\x18\x03 \x01(\rR\x04free\x12\x18\n" +
+	"\aresting\x18\x04 \x01(\rR\aresting\"S\n" +
+	"\rBlocksRequest\x12\x12\n" +
+	"\x04pool\x18\x01 \x01(\tR\x04pool\x12\x12\n" +
+	"\x04node\x18\x02 \x01(\tR\x04node\x12\x1a\n" +
+	"\breserved\x18\x03 \x01(\bR\breserved\"=\n" +
+	"\x0eBlocksResponse\x12+\n" +
+	"\x06blocks\x18\x01 \x03(\v2\x13.skein.v1.BlockViewR\x06blocks\"p\n" +
+	"\tBlockView\x12%\n" +
+	"\x05block\x18\x01 \x01(\v2\x0f.skein.v1.BlockR\x05block\x12\x12\n" +
+	"\x04node\x18\x02 \x01(\tR\x04node\x12\x12\n" +
+	"\x04used\x18\x03 \x01(\rR\x04used\x12\x14\n" +
+	"\x05local\x18\x04 \x01(\bR\x05local\"Y\n" +
+	"\x13ReserveBlockRequest\x12\x12\n" +
+	"\x04pool\x18\x01 \x01(\tR\x04pool\x12\x16\n" +
+	"\x06prefix\x18\x02 \x01(\tR\x06prefix\x12\x16\n" +
+	"\x06reason\x18\x03 \x01(\tR\x06reason\"A\n" +
+	"\x13ReleaseBlockRequest\x12\x12\n" +
+	"\x04pool\x18\x01 \x01(\tR\x04pool\x12\x16\n" +
+	"\x06prefix\x18\x02 \x01(\tR\x06prefix\"L\n" +
+	"\rBlockResponse\x12%\n" +
+	"\x05block\x18\x01 \x01(\v2\x0f.skein.v1.BlockR\x05block\x12\x14\n" +
+	"\x05index\x18\x02 \x01(\x04R\x05index\"u\n" +
+	"\x15ReserveAddressRequest\x12\x12\n" +
+	"\x04pool\x18\x01 \x01(\tR\x04pool\x12\x18\n" +
+	"\aaddress\x18\x02 \x01(\tR\aaddress\x12\x1c\n" +
+	"\tnamespace\x18\x03 \x01(\tR\tnamespace\x12\x10\n" +
+	"\x03pod\x18\x04 \x01(\tR\x03pod\"[\n" +
+	"\x15ReleaseAddressRequest\x12\x12\n" +
+	"\x04pool\x18\x01 \x01(\tR\x04pool\x12\x18\n" +
+	"\aaddress\x18\x02 \x01(\tR\aaddress\x12\x14\n" +
+	"\x05force\x18\x03 \x01(\bR\x05force\"Y\n" +
+	"\x0eStaticResponse\x121\n" +
+	"\aaddress\x18\x01 \x01(\v2\x17.skein.v1.StaticAddressR\aaddress\x12\x14\n" +
+	"\x05index\x18\x02 \x01(\x04R\x05index\"\x10\n" +
+	"\x0eStaticsRequest\"H\n" +
+	"\x0fStaticsResponse\x125\n" +
+	"\taddresses\x18\x01 \x03(\v2\x17.skein.v1.StaticAddressR\taddresses\"Z\n" +
+	"\n" +
+	"WhoRequest\x12\x18\n" +
+	"\aaddress\x18\x01 \x01(\tR\aaddress\x12\x19\n" +
+	"\bat_index\x18\x02 \x01(\x04R\aatIndex\x12\x17\n" +
+	"\aat_time\x18\x03 \x01(\x03R\x06atTime\"\xa0\x03\n" +
+	"\vWhoResponse\x12\x18\n" +
+	"\aaddress\x18\x01 \x01(\tR\aaddress\x12\x12\n" +
+	"\x04kind\x18\x02 \x01(\tR\x04kind\x12\x12\n" +
+	"\x04says\x18\x03 \x01(\tR\x04says\x12\x19\n" +
+	"\bat_index\x18\x04 \x01(\x04R\aatIndex\x12\x17\n" +
+	"\aat_time\x18\x05 \x01(\x03R\x06atTime\x12\x17\n" +
+	"\anode_id\x18\x06 \x01(\tR\x06nodeId\x12\x12\n" +
+	"\x04node\x18\a \x01(\tR\x04node\x12\x12\n" +
+	"\x04pool\x18\b \x01(\tR\x04pool\x12%\n" +
+	"\x05block\x18\t \x01(\v2\x0f.skein.v1.BlockR\x05block\x12\x1f\n" +
+	"\vevent_index\x18\n" +
+	" \x01(\x04R\n" +
+	"eventIndex\x12\x1d\n" +
+	"\n" +
+	"event_time\x18\v \x01(\x03R\teventTime\x12\x14\n" +
+	"\x05event\x18\f \x01(\tR\x05event\x12\"\n" +
+	"\x03pod\x18\r \x01(\v2\x10.skein.v1.HolderR\x03pod\x12\x1f\n" +
+	"\vpod_unknown\x18\x0e \x01(\tR\n" +
+	"podUnknown\x12\x18\n" +
+	"\ahistory\x18\x0f \x03(\tR\ahistory\"\xe3\x01\n" +
+	"\x06Holder\x12\x1c\n" +
+	"\tnamespace\x18\x01 \x01(\tR\tnamespace\x12\x10\n" +
+	"\x03pod\x18\x02 \x01(\tR\x03pod\x12!\n" +
+	"\fcontainer_id\x18\x03 \x01(\tR\vcontainerId\x12\x1c\n" +
+	"\tinterface\x18\x04 \x01(\tR\tinterface\x12\x12\n" +
+	"\x04ipv4\x18\x05 \x01(\tR\x04ipv4\x12\x12\n" +
+	"\x04ipv6\x18\x06 \x01(\tR\x04ipv6\x12\x14\n" +
+	"\x05since\x18\a \x01(\x03R\x05since\x12\x14\n" +
+	"\x05until\x18\b \x01(\x03R\x05until\x12\x14\n" +
+	"\x05state\x18\t \x01(\tR\x05state\"\r\n" +
+	"\vPodsRequest\"5\n" +
+	"\fPodsResponse\x12%\n" +
+	"\x04pods\x18\x01 \x03(\v2\x11.skein.v1.PodViewR\x04pods\"\x84\x01\n" +
+	"\aPodView\x12(\n" +
+	"\x06holder\x18\x01 \x01(\v2\x10.skein.v1.HolderR\x06holder\x12\x12\n" +
+	"\x04pool\x18\x02 \x01(\tR\x04pool\x12%\n" +
+	"\x0ehost_interface\x18\x03 \x01(\tR\rhostInterface\x12\x14\n" +
+	"\x05netns\x18\x04 \x01(\tR\x05netns\">\n" +
+	"\rImportRequest\x12-\n" +
+	"\x06import\x18\x01 \x01(\v2\x15.skein.v1.ImportPoolsR\x06import\"T\n" +
+	"\x0eImportResponse\x12\x12\n" +
+	"\x04plan\x18\x01 \x03(\tR\x04plan\x12\x14\n" +
+	"\x05index\x18\x02 \x01(\x04R\x05index\x12\x18\n" +
+	"\achanged\x18\x03 \x01(\bR\achanged2\xae\x0f\n" +
 	"\fAgentService\x12;\n" +
 	"\x06Status\x12\x17.skein.v1.StatusRequest\x1a\x18.skein.v1.StatusResponse\x128\n" +
 	"\x05Nodes\x12\x16.skein.v1.NodesRequest\x1a\x17.skein.v1.NodesResponse\x128\n" +
@@ -3751,7 +5615,23 @@ const file_skein_v1_agent_proto_rawDesc = "" +
 	"\vExplainPeer\x12\x1c.skein.v1.ExplainPeerRequest\x1a\x1d.skein.v1.ExplainPeerResponse\x125\n" +
 	"\x04Plan\x12\x15.skein.v1.PlanRequest\x1a\x16.skein.v1.PlanResponse\x125\n" +
 	"\x04Down\x12\x15.skein.v1.DownRequest\x1a\x16.skein.v1.DownResponse\x128\n" +
-	"\x05Relay\x12\x16.skein.v1.RelayRequest\x1a\x17.skein.v1.RelayResponseB1Z/github.com/skeinmesh/skein/api/skein/v1;skeinv1b\x06proto3"
+	"\x05Relay\x12\x16.skein.v1.RelayRequest\x1a\x17.skein.v1.RelayResponse\x12A\n" +
+	"\n" +
+	"CreatePool\x12\x1b.skein.v1.CreatePoolRequest\x1a\x16.skein.v1.PoolResponse\x12A\n" +
+	"\n" +
+	"ChangePool\x12\x1b.skein.v1.ChangePoolRequest\x1a\x16.skein.v1.PoolResponse\x12G\n" +
+	"\n" +
+	"RemovePool\x12\x1b.skein.v1.RemovePoolRequest\x1a\x1c.skein.v1.RemovePoolResponse\x128\n" +
+	"\x05Pools\x12\x16.skein.v1.PoolsRequest\x1a\x17.skein.v1.PoolsResponse\x12;\n" +
+	"\x06Blocks\x12\x17.skein.v1.BlocksRequest\x1a\x18.skein.v1.BlocksResponse\x12F\n" +
+	"\fReserveBlock\x12\x1d.skein.v1.ReserveBlockRequest\x1a\x17.skein.v1.BlockResponse\x12F\n" +
+	"\fReleaseBlock\x12\x1d.skein.v1.ReleaseBlockRequest\x1a\x17.skein.v1.BlockResponse\x12K\n" +
+	"\x0eReserveAddress\x12\x1f.skein.v1.ReserveAddressRequest\x1a\x18.skein.v1.StaticResponse\x12K\n" +
+	"\x0eReleaseAddress\x12\x1f.skein.v1.ReleaseAddressRequest\x1a\x18.skein.v1.StaticResponse\x12>\n" +
+	"\aStatics\x12\x18.skein.v1.StaticsRequest\x1a\x19.skein.v1.StaticsResponse\x122\n" +
+	"\x03Who\x12\x14.skein.v1.WhoRequest\x1a\x15.skein.v1.WhoResponse\x125\n" +
+	"\x04Pods\x12\x15.skein.v1.PodsRequest\x1a\x16.skein.v1.PodsResponse\x12;\n" +
+	"\x06Import\x12\x17.skein.v1.ImportRequest\x1a\x18.skein.v1.ImportResponseB1Z/github.com/skeinmesh/skein/api/skein/v1;skeinv1b\x06proto3"
 
 var (
 	file_skein_v1_agent_proto_rawDescOnce sync.Once
@@ -3765,136 +5645,216 @@ func file_skein_v1_agent_proto_rawDescGZIP() []byte {
 	return file_skein_v1_agent_proto_rawDescData
 }
 
-var file_skein_v1_agent_proto_msgTypes = make([]protoimpl.MessageInfo, 47)
+var file_skein_v1_agent_proto_msgTypes = make([]protoimpl.MessageInfo, 76)
 var file_skein_v1_agent_proto_goTypes = []any{
-	(*StatusRequest)(nil),       // 0: skein.v1.StatusRequest
-	(*StatusResponse)(nil),      // 1: skein.v1.StatusResponse
-	(*Problem)(nil),             // 2: skein.v1.Problem
-	(*ServerStatus)(nil),        // 3: skein.v1.ServerStatus
-	(*NodesRequest)(nil),        // 4: skein.v1.NodesRequest
-	(*NodesResponse)(nil),       // 5: skein.v1.NodesResponse
-	(*NodeView)(nil),            // 6: skein.v1.NodeView
-	(*PeersRequest)(nil),        // 7: skein.v1.PeersRequest
-	(*PeersResponse)(nil),       // 8: skein.v1.PeersResponse
-	(*PeerView)(nil),            // 9: skein.v1.PeerView
-	(*NetcheckRequest)(nil),     // 10: skein.v1.NetcheckRequest
-	(*NetcheckResponse)(nil),    // 11: skein.v1.NetcheckResponse
-	(*DiscoveryNote)(nil),       // 12: skein.v1.DiscoveryNote
-	(*RelayCheck)(nil),          // 13: skein.v1.RelayCheck
-	(*CreateTokenRequest)(nil),  // 14: skein.v1.CreateTokenRequest
-	(*CreateTokenResponse)(nil), // 15: skein.v1.CreateTokenResponse
-	(*ListTokensRequest)(nil),   // 16: skein.v1.ListTokensRequest
-	(*ListTokensResponse)(nil),  // 17: skein.v1.ListTokensResponse
-	(*RevokeTokenRequest)(nil),  // 18: skein.v1.RevokeTokenRequest
-	(*RevokeTokenResponse)(nil), // 19: skein.v1.RevokeTokenResponse
-	(*ShowNodeRequest)(nil),     // 20: skein.v1.ShowNodeRequest
-	(*ShowNodeResponse)(nil),    // 21: skein.v1.ShowNodeResponse
-	(*RevokeNodeRequest)(nil),   // 22: skein.v1.RevokeNodeRequest
-	(*RevokeNodeResponse)(nil),  // 23: skein.v1.RevokeNodeResponse
-	(*SettingsRequest)(nil),     // 24: skein.v1.SettingsRequest
-	(*SettingsResponse)(nil),    // 25: skein.v1.SettingsResponse
-	(*EventsRequest)(nil),       // 26: skein.v1.EventsRequest
-	(*EventsResponse)(nil),      // 27: skein.v1.EventsResponse
-	(*StateRequest)(nil),        // 28: skein.v1.StateRequest
-	(*StateResponse)(nil),       // 29: skein.v1.StateResponse
-	(*DiffRequest)(nil),         // 30: skein.v1.DiffRequest
-	(*DiffResponse)(nil),        // 31: skein.v1.DiffResponse
-	(*ExplainPeerRequest)(nil),  // 32: skein.v1.ExplainPeerRequest
-	(*ExplainPeerResponse)(nil), // 33: skein.v1.ExplainPeerResponse
-	(*PortGuessView)(nil),       // 34: skein.v1.PortGuessView
-	(*ProbeView)(nil),           // 35: skein.v1.ProbeView
-	(*PlanRequest)(nil),         // 36: skein.v1.PlanRequest
-	(*PlanResponse)(nil),        // 37: skein.v1.PlanResponse
-	(*DownRequest)(nil),         // 38: skein.v1.DownRequest
-	(*DownResponse)(nil),        // 39: skein.v1.DownResponse
-	(*RelayRequest)(nil),        // 40: skein.v1.RelayRequest
-	(*RelayResponse)(nil),       // 41: skein.v1.RelayResponse
-	(*RelaySession)(nil),        // 42: skein.v1.RelaySession
-	(*RelayServer)(nil),         // 43: skein.v1.RelayServer
-	(*RelayServerLimits)(nil),   // 44: skein.v1.RelayServerLimits
-	(*RelayClient)(nil),         // 45: skein.v1.RelayClient
-	nil,                         // 46: skein.v1.PeersResponse.PeerTransportsEntry
-	(NatType)(0),                // 47: skein.v1.NatType
-	(*Node)(nil),                // 48: skein.v1.Node
-	(*Record)(nil),              // 49: skein.v1.Record
-	(*Candidate)(nil),           // 50: skein.v1.Candidate
-	(*Token)(nil),               // 51: skein.v1.Token
-	(*Settings)(nil),            // 52: skein.v1.Settings
-	(*Event)(nil),               // 53: skein.v1.Event
-	(*State)(nil),               // 54: skein.v1.State
-	(*JournalEntry)(nil),        // 55: skein.v1.JournalEntry
+	(*StatusRequest)(nil),         // 0: skein.v1.StatusRequest
+	(*StatusResponse)(nil),        // 1: skein.v1.StatusResponse
+	(*Problem)(nil),               // 2: skein.v1.Problem
+	(*ServerStatus)(nil),          // 3: skein.v1.ServerStatus
+	(*NodesRequest)(nil),          // 4: skein.v1.NodesRequest
+	(*NodesResponse)(nil),         // 5: skein.v1.NodesResponse
+	(*NodeView)(nil),              // 6: skein.v1.NodeView
+	(*PeersRequest)(nil),          // 7: skein.v1.PeersRequest
+	(*PeersResponse)(nil),         // 8: skein.v1.PeersResponse
+	(*PeerView)(nil),              // 9: skein.v1.PeerView
+	(*NetcheckRequest)(nil),       // 10: skein.v1.NetcheckRequest
+	(*NetcheckResponse)(nil),      // 11: skein.v1.NetcheckResponse
+	(*DiscoveryNote)(nil),         // 12: skein.v1.DiscoveryNote
+	(*RelayCheck)(nil),            // 13: skein.v1.RelayCheck
+	(*CreateTokenRequest)(nil),    // 14: skein.v1.CreateTokenRequest
+	(*CreateTokenResponse)(nil),   // 15: skein.v1.CreateTokenResponse
+	(*ListTokensRequest)(nil),     // 16: skein.v1.ListTokensRequest
+	(*ListTokensResponse)(nil),    // 17: skein.v1.ListTokensResponse
+	(*RevokeTokenRequest)(nil),    // 18: skein.v1.RevokeTokenRequest
+	(*RevokeTokenResponse)(nil),   // 19: skein.v1.RevokeTokenResponse
+	(*ShowNodeRequest)(nil),       // 20: skein.v1.ShowNodeRequest
+	(*ShowNodeResponse)(nil),      // 21: skein.v1.ShowNodeResponse
+	(*RevokeNodeRequest)(nil),     // 22: skein.v1.RevokeNodeRequest
+	(*RevokeNodeResponse)(nil),    // 23: skein.v1.RevokeNodeResponse
+	(*SettingsRequest)(nil),       // 24: skein.v1.SettingsRequest
+	(*SettingsResponse)(nil),      // 25: skein.v1.SettingsResponse
+	(*EventsRequest)(nil),         // 26: skein.v1.EventsRequest
+	(*EventsResponse)(nil),        // 27: skein.v1.EventsResponse
+	(*StateRequest)(nil),          // 28: skein.v1.StateRequest
+	(*StateResponse)(nil),         // 29: skein.v1.StateResponse
+	(*DiffRequest)(nil),           // 30: skein.v1.DiffRequest
+	(*DiffResponse)(nil),          // 31: skein.v1.DiffResponse
+	(*ExplainPeerRequest)(nil),    // 32: skein.v1.ExplainPeerRequest
+	(*ExplainPeerResponse)(nil),   // 33: skein.v1.ExplainPeerResponse
+	(*PortGuessView)(nil),         // 34: skein.v1.PortGuessView
+	(*ProbeView)(nil),             // 35: skein.v1.ProbeView
+	(*PlanRequest)(nil),           // 36: skein.v1.PlanRequest
+	(*PlanResponse)(nil),          // 37: skein.v1.PlanResponse
+	(*DownRequest)(nil),           // 38: skein.v1.DownRequest
+	(*DownResponse)(nil),          // 39: skein.v1.DownResponse
+	(*RelayRequest)(nil),          // 40: skein.v1.RelayRequest
+	(*RelayResponse)(nil),         // 41: skein.v1.RelayResponse
+	(*RelaySession)(nil),          // 42: skein.v1.RelaySession
+	(*RelayServer)(nil),           // 43: skein.v1.RelayServer
+	(*RelayServerLimits)(nil),     // 44: skein.v1.RelayServerLimits
+	(*RelayClient)(nil),           // 45: skein.v1.RelayClient
+	(*CreatePoolRequest)(nil),     // 46: skein.v1.CreatePoolRequest
+	(*ChangePoolRequest)(nil),     // 47: skein.v1.ChangePoolRequest
+	(*PoolResponse)(nil),          // 48: skein.v1.PoolResponse
+	(*RemovePoolRequest)(nil),     // 49: skein.v1.RemovePoolRequest
+	(*RemovePoolResponse)(nil),    // 50: skein.v1.RemovePoolResponse
+	(*PoolsRequest)(nil),          // 51: skein.v1.PoolsRequest
+	(*PoolsResponse)(nil),         // 52: skein.v1.PoolsResponse
+	(*PoolView)(nil),              // 53: skein.v1.PoolView
+	(*PoolHolder)(nil),            // 54: skein.v1.PoolHolder
+	(*LocalPool)(nil),             // 55: skein.v1.LocalPool
+	(*BlocksRequest)(nil),         // 56: skein.v1.BlocksRequest
+	(*BlocksResponse)(nil),        // 57: skein.v1.BlocksResponse
+	(*BlockView)(nil),             // 58: skein.v1.BlockView
+	(*ReserveBlockRequest)(nil),   // 59: skein.v1.ReserveBlockRequest
+	(*ReleaseBlockRequest)(nil),   // 60: skein.v1.ReleaseBlockRequest
+	(*BlockResponse)(nil),         // 61: skein.v1.BlockResponse
+	(*ReserveAddressRequest)(nil), // 62: skein.v1.ReserveAddressRequest
+	(*ReleaseAddressRequest)(nil), // 63: skein.v1.ReleaseAddressRequest
+	(*StaticResponse)(nil),        // 64: skein.v1.StaticResponse
+	(*StaticsRequest)(nil),        // 65: skein.v1.StaticsRequest
+	(*StaticsResponse)(nil),       // 66: skein.v1.StaticsResponse
+	(*WhoRequest)(nil),            // 67: skein.v1.WhoRequest
+	(*WhoResponse)(nil),           // 68: skein.v1.WhoResponse
+	(*Holder)(nil),                // 69: skein.v1.Holder
+	(*PodsRequest)(nil),           // 70: skein.v1.PodsRequest
+	(*PodsResponse)(nil),          // 71: skein.v1.PodsResponse
+	(*PodView)(nil),               // 72: skein.v1.PodView
+	(*ImportRequest)(nil),         // 73: skein.v1.ImportRequest
+	(*ImportResponse)(nil),        // 74: skein.v1.ImportResponse
+	nil,                           // 75: skein.v1.PeersResponse.PeerTransportsEntry
+	(NatType)(0),                  // 76: skein.v1.NatType
+	(*Node)(nil),                  // 77: skein.v1.Node
+	(*Record)(nil),                // 78: skein.v1.Record
+	(*Candidate)(nil),             // 79: skein.v1.Candidate
+	(*Token)(nil),                 // 80: skein.v1.Token
+	(*Settings)(nil),              // 81: skein.v1.Settings
+	(*Event)(nil),                 // 82: skein.v1.Event
+	(*State)(nil),                 // 83: skein.v1.State
+	(*JournalEntry)(nil),          // 84: skein.v1.JournalEntry
+	(*Pool)(nil),                  // 85: skein.v1.Pool
+	(*ChangePool)(nil),            // 86: skein.v1.ChangePool
+	(*Grant)(nil),                 // 87: skein.v1.Grant
+	(*StaticAddress)(nil),         // 88: skein.v1.StaticAddress
+	(*Block)(nil),                 // 89: skein.v1.Block
+	(*ImportPools)(nil),           // 90: skein.v1.ImportPools
 }
 var file_skein_v1_agent_proto_depIdxs = []int32{
-	47, // 0: skein.v1.StatusResponse.nat_type:type_name -> skein.v1.NatType
+	76, // 0: skein.v1.StatusResponse.nat_type:type_name -> skein.v1.NatType
 	2,  // 1: skein.v1.StatusResponse.problems:type_name -> skein.v1.Problem
 	3,  // 2: skein.v1.StatusResponse.servers:type_name -> skein.v1.ServerStatus
 	6,  // 3: skein.v1.NodesResponse.nodes:type_name -> skein.v1.NodeView
-	48, // 4: skein.v1.NodeView.node:type_name -> skein.v1.Node
-	49, // 5: skein.v1.NodeView.record:type_name -> skein.v1.Record
+	77, // 4: skein.v1.NodeView.node:type_name -> skein.v1.Node
+	78, // 5: skein.v1.NodeView.record:type_name -> skein.v1.Record
 	9,  // 6: skein.v1.PeersResponse.peers:type_name -> skein.v1.PeerView
-	46, // 7: skein.v1.PeersResponse.peer_transports:type_name -> skein.v1.PeersResponse.PeerTransportsEntry
-	47, // 8: skein.v1.PeerView.nat_type:type_name -> skein.v1.NatType
-	47, // 9: skein.v1.NetcheckResponse.nat_type:type_name -> skein.v1.NatType
-	50, // 10: skein.v1.NetcheckResponse.candidates:type_name -> skein.v1.Candidate
+	75, // 7: skein.v1.PeersResponse.peer_transports:type_name -> skein.v1.PeersResponse.PeerTransportsEntry
+	76, // 8: skein.v1.PeerView.nat_type:type_name -> skein.v1.NatType
+	76, // 9: skein.v1.NetcheckResponse.nat_type:type_name -> skein.v1.NatType
+	79, // 10: skein.v1.NetcheckResponse.candidates:type_name -> skein.v1.Candidate
 	13, // 11: skein.v1.NetcheckResponse.relays:type_name -> skein.v1.RelayCheck
 	12, // 12: skein.v1.NetcheckResponse.notes:type_name -> skein.v1.DiscoveryNote
-	51, // 13: skein.v1.CreateTokenResponse.info:type_name -> skein.v1.Token
-	51, // 14: skein.v1.ListTokensResponse.tokens:type_name -> skein.v1.Token
+	80, // 13: skein.v1.CreateTokenResponse.info:type_name -> skein.v1.Token
+	80, // 14: skein.v1.ListTokensResponse.tokens:type_name -> skein.v1.Token
 	6,  // 15: skein.v1.ShowNodeResponse.node:type_name -> skein.v1.NodeView
-	48, // 16: skein.v1.RevokeNodeResponse.node:type_name -> skein.v1.Node
-	52, // 17: skein.v1.SettingsRequest.change:type_name -> skein.v1.Settings
-	52, // 18: skein.v1.SettingsResponse.settings:type_name -> skein.v1.Settings
-	53, // 19: skein.v1.EventsResponse.event:type_name -> skein.v1.Event
-	54, // 20: skein.v1.StateResponse.state:type_name -> skein.v1.State
+	77, // 16: skein.v1.RevokeNodeResponse.node:type_name -> skein.v1.Node
+	81, // 17: skein.v1.SettingsRequest.change:type_name -> skein.v1.Settings
+	81, // 18: skein.v1.SettingsResponse.settings:type_name -> skein.v1.Settings
+	82, // 19: skein.v1.EventsResponse.event:type_name -> skein.v1.Event
+	83, // 20: skein.v1.StateResponse.state:type_name -> skein.v1.State
 	9,  // 21: skein.v1.ExplainPeerResponse.peer:type_name -> skein.v1.PeerView
-	49, // 22: skein.v1.ExplainPeerResponse.record:type_name -> skein.v1.Record
-	49, // 23: skein.v1.ExplainPeerResponse.self:type_name -> skein.v1.Record
+	78, // 22: skein.v1.ExplainPeerResponse.record:type_name -> skein.v1.Record
+	78, // 23: skein.v1.ExplainPeerResponse.self:type_name -> skein.v1.Record
 	35, // 24: skein.v1.ExplainPeerResponse.probes:type_name -> skein.v1.ProbeView
-	55, // 25: skein.v1.ExplainPeerResponse.history:type_name -> skein.v1.JournalEntry
+	84, // 25: skein.v1.ExplainPeerResponse.history:type_name -> skein.v1.JournalEntry
 	34, // 26: skein.v1.ExplainPeerResponse.guess:type_name -> skein.v1.PortGuessView
 	42, // 27: skein.v1.RelayResponse.sessions:type_name -> skein.v1.RelaySession
 	43, // 28: skein.v1.RelayResponse.server:type_name -> skein.v1.RelayServer
 	45, // 29: skein.v1.RelayServer.clients:type_name -> skein.v1.RelayClient
 	44, // 30: skein.v1.RelayServer.limits:type_name -> skein.v1.RelayServerLimits
-	0,  // 31: skein.v1.AgentService.Status:input_type -> skein.v1.StatusRequest
-	4,  // 32: skein.v1.AgentService.Nodes:input_type -> skein.v1.NodesRequest
-	7,  // 33: skein.v1.AgentService.Peers:input_type -> skein.v1.PeersRequest
-	10, // 34: skein.v1.AgentService.Netcheck:input_type -> skein.v1.NetcheckRequest
-	14, // 35: skein.v1.AgentService.CreateToken:input_type -> skein.v1.CreateTokenRequest
-	16, // 36: skein.v1.AgentService.ListTokens:input_type -> skein.v1.ListTokensRequest
-	18, // 37: skein.v1.AgentService.RevokeToken:input_type -> skein.v1.RevokeTokenRequest
-	20, // 38: skein.v1.AgentService.ShowNode:input_type -> skein.v1.ShowNodeRequest
-	22, // 39: skein.v1.AgentService.RevokeNode:input_type -> skein.v1.RevokeNodeRequest
-	24, // 40: skein.v1.AgentService.Settings:input_type -> skein.v1.SettingsRequest
-	26, // 41: skein.v1.AgentService.Events:input_type -> skein.v1.EventsRequest
-	28, // 42: skein.v1.AgentService.State:input_type -> skein.v1.StateRequest
-	30, // 43: skein.v1.AgentService.Diff:input_type -> skein.v1.DiffRequest
-	32, // 44: skein.v1.AgentService.ExplainPeer:input_type -> skein.v1.ExplainPeerRequest
-	36, // 45: skein.v1.AgentService.Plan:input_type -> skein.v1.PlanRequest
-	38, // 46: skein.v1.AgentService.Down:input_type -> skein.v1.DownRequest
-	40, // 47: skein.v1.AgentService.Relay:input_type -> skein.v1.RelayRequest
-	1,  // 48: skein.v1.AgentService.Status:output_type -> skein.v1.StatusResponse
-	5,  // 49: skein.v1.AgentService.Nodes:output_type -> skein.v1.NodesResponse
-	8,  // 50: skein.v1.AgentService.Peers:output_type -> skein.v1.PeersResponse
-	11, // 51: skein.v1.AgentService.Netcheck:output_type -> skein.v1.NetcheckResponse
-	15, // 52: skein.v1.AgentService.CreateToken:output_type -> skein.v1.CreateTokenResponse
-	17, // 53: skein.v1.AgentService.ListTokens:output_type -> skein.v1.ListTokensResponse
-	19, // 54: skein.v1.AgentService.RevokeToken:output_type -> skein.v1.RevokeTokenResponse
-	21, // 55: skein.v1.AgentService.ShowNode:output_type -> skein.v1.ShowNodeResponse
-	23, // 56: skein.v1.AgentService.RevokeNode:output_type -> skein.v1.RevokeNodeResponse
-	25, // 57: skein.v1.AgentService.Settings:output_type -> skein.v1.SettingsResponse
-	27, // 58: skein.v1.AgentService.Events:output_type -> skein.v1.EventsResponse
-	29, // 59: skein.v1.AgentService.State:output_type -> skein.v1.StateResponse
-	31, // 60: skein.v1.AgentService.Diff:output_type -> skein.v1.DiffResponse
-	33, // 61: skein.v1.AgentService.ExplainPeer:output_type -> skein.v1.ExplainPeerResponse
-	37, // 62: skein.v1.AgentService.Plan:output_type -> skein.v1.PlanResponse
-	39, // 63: skein.v1.AgentService.Down:output_type -> skein.v1.DownResponse
-	41, // 64: skein.v1.AgentService.Relay:output_type -> skein.v1.RelayResponse
-	48, // [48:65] is the sub-list for method output_type
-	31, // [31:48] is the sub-list for method input_type
-	31, // [31:31] is the sub-list for extension type_name
-	31, // [31:31] is the sub-list for extension extendee
-	0,  // [0:31] is the sub-list for field type_name
+	85, // 31: skein.v1.CreatePoolRequest.pool:type_name -> skein.v1.Pool
+	86, // 32: skein.v1.ChangePoolRequest.change:type_name -> skein.v1.ChangePool
+	85, // 33: skein.v1.PoolResponse.pool:type_name -> skein.v1.Pool
+	53, // 34: skein.v1.PoolsResponse.pools:type_name -> skein.v1.PoolView
+	85, // 35: skein.v1.PoolView.pool:type_name -> skein.v1.Pool
+	54, // 36: skein.v1.PoolView.holders:type_name -> skein.v1.PoolHolder
+	87, // 37: skein.v1.PoolView.grants:type_name -> skein.v1.Grant
+	88, // 38: skein.v1.PoolView.statics:type_name -> skein.v1.StaticAddress
+	55, // 39: skein.v1.PoolView.local:type_name -> skein.v1.LocalPool
+	58, // 40: skein.v1.BlocksResponse.blocks:type_name -> skein.v1.BlockView
+	89, // 41: skein.v1.BlockView.block:type_name -> skein.v1.Block
+	89, // 42: skein.v1.BlockResponse.block:type_name -> skein.v1.Block
+	88, // 43: skein.v1.StaticResponse.address:type_name -> skein.v1.StaticAddress
+	88, // 44: skein.v1.StaticsResponse.addresses:type_name -> skein.v1.StaticAddress
+	89, // 45: skein.v1.WhoResponse.block:type_name -> skein.v1.Block
+	69, // 46: skein.v1.WhoResponse.pod:type_name -> skein.v1.Holder
+	72, // 47: skein.v1.PodsResponse.pods:type_name -> skein.v1.PodView
+	69, // 48: skein.v1.PodView.holder:type_name -> skein.v1.Holder
+	90, // 49: skein.v1.ImportRequest.import:type_name -> skein.v1.ImportPools
+	0,  // 50: skein.v1.AgentService.Status:input_type -> skein.v1.StatusRequest
+	4,  // 51: skein.v1.AgentService.Nodes:input_type -> skein.v1.NodesRequest
+	7,  // 52: skein.v1.AgentService.Peers:input_type -> skein.v1.PeersRequest
+	10, // 53: skein.v1.AgentService.Netcheck:input_type -> skein.v1.NetcheckRequest
+	14, // 54: skein.v1.AgentService.CreateToken:input_type -> skein.v1.CreateTokenRequest
+	16, // 55: skein.v1.AgentService.ListTokens:input_type -> skein.v1.ListTokensRequest
+	18, // 56: skein.v1.AgentService.RevokeToken:input_type -> skein.v1.RevokeTokenRequest
+	20, // 57: skein.v1.AgentService.ShowNode:input_type -> skein.v1.ShowNodeRequest
+	22, // 58: skein.v1.AgentService.RevokeNode:input_type -> skein.v1.RevokeNodeRequest
+	24, // 59: skein.v1.AgentService.Settings:input_type -> skein.v1.SettingsRequest
+	26, // 60: skein.v1.AgentService.Events:input_type -> skein.v1.EventsRequest
+	28, // 61: skein.v1.AgentService.State:input_type -> skein.v1.StateRequest
+	30, // 62: skein.v1.AgentService.Diff:input_type -> skein.v1.DiffRequest
+	32, // 63: skein.v1.AgentService.ExplainPeer:input_type -> skein.v1.ExplainPeerRequest
+	36, // 64: skein.v1.AgentService.Plan:input_type -> skein.v1.PlanRequest
+	38, // 65: skein.v1.AgentService.Down:input_type -> skein.v1.DownRequest
+	40, // 66: skein.v1.AgentService.Relay:input_type -> skein.v1.RelayRequest
+	46, // 67: skein.v1.AgentService.CreatePool:input_type -> skein.v1.CreatePoolRequest
+	47, // 68: skein.v1.AgentService.ChangePool:input_type -> skein.v1.ChangePoolRequest
+	49, // 69: skein.v1.AgentService.RemovePool:input_type -> skein.v1.RemovePoolRequest
+	51, // 70: skein.v1.AgentService.Pools:input_type -> skein.v1.PoolsRequest
+	56, // 71: skein.v1.AgentService.Blocks:input_type -> skein.v1.BlocksRequest
+	59, // 72: skein.v1.AgentService.ReserveBlock:input_type -> skein.v1.ReserveBlockRequest
+	60, // 73: skein.v1.AgentService.ReleaseBlock:input_type -> skein.v1.ReleaseBlockRequest
+	62, // 74: skein.v1.AgentService.ReserveAddress:input_type -> skein.v1.ReserveAddressRequest
+	63, // 75: skein.v1.AgentService.ReleaseAddress:input_type -> skein.v1.ReleaseAddressRequest
+	65, // 76: skein.v1.AgentService.Statics:input_type -> skein.v1.StaticsRequest
+	67, // 77: skein.v1.AgentService.Who:input_type -> skein.v1.WhoRequest
+	70, // 78: skein.v1.AgentService.Pods:input_type -> skein.v1.PodsRequest
+	73, // 79: skein.v1.AgentService.Import:input_type -> skein.v1.ImportRequest
+	1,  // 80: skein.v1.AgentService.Status:output_type -> skein.v1.StatusResponse
+	5,  // 81: skein.v1.AgentService.Nodes:output_type -> skein.v1.NodesResponse
+	8,  // 82: skein.v1.AgentService.Peers:output_type -> skein.v1.PeersResponse
+	11, // 83: skein.v1.AgentService.Netcheck:output_type -> skein.v1.NetcheckResponse
+	15, // 84: skein.v1.AgentService.CreateToken:output_type -> skein.v1.CreateTokenResponse
+	17, // 85: skein.v1.AgentService.ListTokens:output_type -> skein.v1.ListTokensResponse
+	19, // 86: skein.v1.AgentService.RevokeToken:output_type -> skein.v1.RevokeTokenResponse
+	21, // 87: skein.v1.AgentService.ShowNode:output_type -> skein.v1.ShowNodeResponse
+	23, // 88: skein.v1.AgentService.RevokeNode:output_type -> skein.v1.RevokeNodeResponse
+	25, // 89: skein.v1.AgentService.Settings:output_type -> skein.v1.SettingsResponse
+	27, // 90: skein.v1.AgentService.Events:output_type -> skein.v1.EventsResponse
+	29, // 91: skein.v1.AgentService.State:output_type -> skein.v1.StateResponse
+	31, // 92: skein.v1.AgentService.Diff:output_type -> skein.v1.DiffResponse
+	33, // 93: skein.v1.AgentService.ExplainPeer:output_type -> skein.v1.ExplainPeerResponse
+	37, // 94: skein.v1.AgentService.Plan:output_type -> skein.v1.PlanResponse
+	39, // 95: skein.v1.AgentService.Down:output_type -> skein.v1.DownResponse
+	41, // 96: skein.v1.AgentService.Relay:output_type -> skein.v1.RelayResponse
+	48, // 97: skein.v1.AgentService.CreatePool:output_type -> skein.v1.PoolResponse
+	48, // 98: skein.v1.AgentService.ChangePool:output_type -> skein.v1.PoolResponse
+	50, // 99: skein.v1.AgentService.RemovePool:output_type -> skein.v1.RemovePoolResponse
+	52, // 100: skein.v1.AgentService.Pools:output_type -> skein.v1.PoolsResponse
+	57, // 101: skein.v1.AgentService.Blocks:output_type -> skein.v1.BlocksResponse
+	61, // 102: skein.v1.AgentService.ReserveBlock:output_type -> skein.v1.BlockResponse
+	61, // 103: skein.v1.AgentService.ReleaseBlock:output_type -> skein.v1.BlockResponse
+	64, // 104: skein.v1.AgentService.ReserveAddress:output_type -> skein.v1.StaticResponse
+	64, // 105: skein.v1.AgentService.ReleaseAddress:output_type -> skein.v1.StaticResponse
+	66, // 106: skein.v1.AgentService.Statics:output_type -> skein.v1.StaticsResponse
+	68, // 107: skein.v1.AgentService.Who:output_type -> skein.v1.WhoResponse
+	71, // 108: skein.v1.AgentService.Pods:output_type -> skein.v1.PodsResponse
+	74, // 109: skein.v1.AgentService.Import:output_type -> skein.v1.ImportResponse
+	80, // [80:110] is the sub-list for method output_type
+	50, // [50:80] is the sub-list for method input_type
+	50, // [50:50] is the sub-list for extension type_name
+	50, // [50:50] is the sub-list for extension extendee
+	0,  // [0:50] is the sub-list for field type_name
 }
 
 func init() { file_skein_v1_agent_proto_init() }
@@ -3912,7 +5872,7 @@ func file_skein_v1_agent_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_skein_v1_agent_proto_rawDesc), len(file_skein_v1_agent_proto_rawDesc)),
 			NumEnums:      0,
-			NumMessages:   47,
+			NumMessages:   76,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

@@ -1017,6 +1017,102 @@ func (*Signal_Punch_) isSignal_Body() {}
 
 func (*Signal_Birthday_) isSignal_Body() {}
 
+type HolderRequest struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Address       string                 `protobuf:"bytes,1,opt,name=address,proto3" json:"address,omitempty"`
+	At            int64                  `protobuf:"varint,2,opt,name=at,proto3" json:"at,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *HolderRequest) Reset() {
+	*x = HolderRequest{}
+	mi := &file_skein_v1_cluster_proto_msgTypes[14]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *HolderRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*HolderRequest) ProtoMessage() {}
+
+func (x *HolderRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_skein_v1_cluster_proto_msgTypes[14]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use HolderRequest.ProtoReflect.Descriptor instead.
+func (*HolderRequest) Descriptor() ([]byte, []int) {
+	return file_skein_v1_cluster_proto_rawDescGZIP(), []int{14}
+}
+
+func (x *HolderRequest) GetAddress() string {
+	if x != nil {
+		return x.Address
+	}
+	return ""
+}
+
+func (x *HolderRequest) GetAt() int64 {
+	if x != nil {
+		return x.At
+	}
+	return 0
+}
+
+type HolderResponse struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Holders       []*Holder              `protobuf:"bytes,1,rep,name=holders,proto3" json:"holders,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *HolderResponse) Reset() {
+	*x = HolderResponse{}
+	mi := &file_skein_v1_cluster_proto_msgTypes[15]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *HolderResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*HolderResponse) ProtoMessage() {}
+
+func (x *HolderResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_skein_v1_cluster_proto_msgTypes[15]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use HolderResponse.ProtoReflect.Descriptor instead.
+func (*HolderResponse) Descriptor() ([]byte, []int) {
+	return file_skein_v1_cluster_proto_rawDescGZIP(), []int{15}
+}
+
+func (x *HolderResponse) GetHolders() []*Holder {
+	if x != nil {
+		return x.Holders
+	}
+	return nil
+}
+
 type SubscribeResponse_Heartbeat struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Index         uint64                 `protobuf:"varint,1,opt,name=index,proto3" json:"index,omitempty"`
@@ -1029,7 +1125,7 @@ type SubscribeResponse_Heartbeat struct {
 
 func (x *SubscribeResponse_Heartbeat) Reset() {
 	*x = SubscribeResponse_Heartbeat{}
-	mi := &file_skein_v1_cluster_proto_msgTypes[14]
+	mi := &file_skein_v1_cluster_proto_msgTypes[16]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1041,7 +1137,7 @@ func (x *SubscribeResponse_Heartbeat) String() string {
 func (*SubscribeResponse_Heartbeat) ProtoMessage() {}
 
 func (x *SubscribeResponse_Heartbeat) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_cluster_proto_msgTypes[14]
+	mi := &file_skein_v1_cluster_proto_msgTypes[16]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1095,7 +1191,7 @@ type JoinToken_Seed struct {
 
 func (x *JoinToken_Seed) Reset() {
 	*x = JoinToken_Seed{}
-	mi := &file_skein_v1_cluster_proto_msgTypes[15]
+	mi := &file_skein_v1_cluster_proto_msgTypes[17]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1107,7 +1203,7 @@ func (x *JoinToken_Seed) String() string {
 func (*JoinToken_Seed) ProtoMessage() {}
 
 func (x *JoinToken_Seed) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_cluster_proto_msgTypes[15]
+	mi := &file_skein_v1_cluster_proto_msgTypes[17]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1148,7 +1244,7 @@ type Signal_Punch struct {
 
 func (x *Signal_Punch) Reset() {
 	*x = Signal_Punch{}
-	mi := &file_skein_v1_cluster_proto_msgTypes[16]
+	mi := &file_skein_v1_cluster_proto_msgTypes[18]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1160,7 +1256,7 @@ func (x *Signal_Punch) String() string {
 func (*Signal_Punch) ProtoMessage() {}
 
 func (x *Signal_Punch) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_cluster_proto_msgTypes[16]
+	mi := &file_skein_v1_cluster_proto_msgTypes[18]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1208,7 +1304,7 @@ type Signal_Birthday struct {
 
 func (x *Signal_Birthday) Reset() {
 	*x = Signal_Birthday{}
-	mi := &file_skein_v1_cluster_proto_msgTypes[17]
+	mi := &file_skein_v1_cluster_proto_msgTypes[19]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1220,7 +1316,7 @@ func (x *Signal_Birthday) String() string {
 func (*Signal_Birthday) ProtoMessage() {}
 
 func (x *Signal_Birthday) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_cluster_proto_msgTypes[17]
+	mi := &file_skein_v1_cluster_proto_msgTypes[19]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1303,7 +1399,7 @@ var File_skein_v1_cluster_proto protoreflect.FileDescriptor
 
 const file_skein_v1_cluster_proto_rawDesc = "" +
 	"\n" +
-	"\x16skein/v1/cluster.proto\x12\bskein.v1\x1a\x15skein/v1/events.proto\x1a\x15skein/v1/record.proto\x1a\x14skein/v1/state.proto\"[\n" +
+	"\x16skein/v1/cluster.proto\x12\bskein.v1\x1a\x14skein/v1/agent.proto\x1a\x15skein/v1/events.proto\x1a\x15skein/v1/record.proto\x1a\x14skein/v1/state.proto\"[\n" +
 	"\x0eProposeRequest\x12+\n" +
 	"\acommand\x18\x01 \x01(\v2\x11.skein.v1.CommandR\acommand\x12\x1c\n" +
 	"\tforwarded\x18\x02 \x01(\bR\tforwarded\";\n" +
@@ -1397,7 +1493,12 @@ const file_skein_v1_cluster_proto_rawDesc = "" +
 	"\x03ONE\x10\x01\x12\b\n" +
 	"\x04MANY\x10\x02\x12\b\n" +
 	"\x04TWIN\x10\x03B\x06\n" +
-	"\x04body2\xf0\x02\n" +
+	"\x04body\"9\n" +
+	"\rHolderRequest\x12\x18\n" +
+	"\aaddress\x18\x01 \x01(\tR\aaddress\x12\x0e\n" +
+	"\x02at\x18\x02 \x01(\x03R\x02at\"<\n" +
+	"\x0eHolderResponse\x12*\n" +
+	"\aholders\x18\x01 \x03(\v2\x10.skein.v1.HolderR\aholders2\xad\x03\n" +
 	"\x0eClusterService\x12>\n" +
 	"\aPropose\x12\x18.skein.v1.ProposeRequest\x1a\x19.skein.v1.ProposeResponse\x12F\n" +
 	"\tSubscribe\x12\x1a.skein.v1.SubscribeRequest\x1a\x1b.skein.v1.SubscribeResponse0\x01\x12D\n" +
@@ -1405,7 +1506,8 @@ const file_skein_v1_cluster_proto_rawDesc = "" +
 	"\n" +
 	"ReadEvents\x12\x1b.skein.v1.ReadEventsRequest\x1a\x1c.skein.v1.ReadEventsResponse\x12G\n" +
 	"\n" +
-	"FilterTest\x12\x1b.skein.v1.FilterTestRequest\x1a\x1c.skein.v1.FilterTestResponseB1Z/github.com/skeinmesh/skein/api/skein/v1;skeinv1b\x06proto3"
+	"FilterTest\x12\x1b.skein.v1.FilterTestRequest\x1a\x1c.skein.v1.FilterTestResponse\x12;\n" +
+	"\x06Holder\x12\x17.skein.v1.HolderRequest\x1a\x18.skein.v1.HolderResponseB1Z/github.com/skeinmesh/skein/api/skein/v1;skeinv1b\x06proto3"
 
 var (
 	file_skein_v1_cluster_proto_rawDescOnce sync.Once
@@ -1420,7 +1522,7 @@ func file_skein_v1_cluster_proto_rawDescGZIP() []byte {
 }
 
 var file_skein_v1_cluster_proto_enumTypes = make([]protoimpl.EnumInfo, 2)
-var file_skein_v1_cluster_proto_msgTypes = make([]protoimpl.MessageInfo, 18)
+var file_skein_v1_cluster_proto_msgTypes = make([]protoimpl.MessageInfo, 20)
 var file_skein_v1_cluster_proto_goTypes = []any{
 	(Signal_Birthday_Phase)(0),          // 0: skein.v1.Signal.Birthday.Phase
 	(Signal_Birthday_Role)(0),           // 1: skein.v1.Signal.Birthday.Role
@@ -1438,53 +1540,59 @@ var file_skein_v1_cluster_proto_goTypes = []any{
 	(*JoinResponse)(nil),                // 13: skein.v1.JoinResponse
 	(*JoinToken)(nil),                   // 14: skein.v1.JoinToken
 	(*Signal)(nil),                      // 15: skein.v1.Signal
-	(*SubscribeResponse_Heartbeat)(nil), // 16: skein.v1.SubscribeResponse.Heartbeat
-	(*JoinToken_Seed)(nil),              // 17: skein.v1.JoinToken.Seed
-	(*Signal_Punch)(nil),                // 18: skein.v1.Signal.Punch
-	(*Signal_Birthday)(nil),             // 19: skein.v1.Signal.Birthday
-	(*Command)(nil),                     // 20: skein.v1.Command
-	(*Answer)(nil),                      // 21: skein.v1.Answer
-	(*State)(nil),                       // 22: skein.v1.State
-	(*Batch)(nil),                       // 23: skein.v1.Batch
-	(*Event)(nil),                       // 24: skein.v1.Event
-	(*NewNode)(nil),                     // 25: skein.v1.NewNode
-	(*SignedRecord)(nil),                // 26: skein.v1.SignedRecord
-	(*Node)(nil),                        // 27: skein.v1.Node
+	(*HolderRequest)(nil),               // 16: skein.v1.HolderRequest
+	(*HolderResponse)(nil),              // 17: skein.v1.HolderResponse
+	(*SubscribeResponse_Heartbeat)(nil), // 18: skein.v1.SubscribeResponse.Heartbeat
+	(*JoinToken_Seed)(nil),              // 19: skein.v1.JoinToken.Seed
+	(*Signal_Punch)(nil),                // 20: skein.v1.Signal.Punch
+	(*Signal_Birthday)(nil),             // 21: skein.v1.Signal.Birthday
+	(*Command)(nil),                     // 22: skein.v1.Command
+	(*Answer)(nil),                      // 23: skein.v1.Answer
+	(*State)(nil),                       // 24: skein.v1.State
+	(*Batch)(nil),                       // 25: skein.v1.Batch
+	(*Event)(nil),                       // 26: skein.v1.Event
+	(*NewNode)(nil),                     // 27: skein.v1.NewNode
+	(*SignedRecord)(nil),                // 28: skein.v1.SignedRecord
+	(*Node)(nil),                        // 29: skein.v1.Node
+	(*Holder)(nil),                      // 30: skein.v1.Holder
 }
 var file_skein_v1_cluster_proto_depIdxs = []int32{
-	20, // 0: skein.v1.ProposeRequest.command:type_name -> skein.v1.Command
-	21, // 1: skein.v1.ProposeResponse.answer:type_name -> skein.v1.Answer
-	22, // 2: skein.v1.SubscribeResponse.snapshot:type_name -> skein.v1.State
-	23, // 3: skein.v1.SubscribeResponse.batch:type_name -> skein.v1.Batch
-	16, // 4: skein.v1.SubscribeResponse.heartbeat:type_name -> skein.v1.SubscribeResponse.Heartbeat
-	22, // 5: skein.v1.ReadStateResponse.state:type_name -> skein.v1.State
-	24, // 6: skein.v1.ReadEventsResponse.events:type_name -> skein.v1.Event
-	25, // 7: skein.v1.JoinRequest.node:type_name -> skein.v1.NewNode
-	26, // 8: skein.v1.JoinRequest.record:type_name -> skein.v1.SignedRecord
-	22, // 9: skein.v1.JoinResponse.state:type_name -> skein.v1.State
-	26, // 10: skein.v1.JoinResponse.records:type_name -> skein.v1.SignedRecord
-	27, // 11: skein.v1.JoinResponse.node:type_name -> skein.v1.Node
-	23, // 12: skein.v1.JoinResponse.news:type_name -> skein.v1.Batch
-	17, // 13: skein.v1.JoinToken.seeds:type_name -> skein.v1.JoinToken.Seed
-	18, // 14: skein.v1.Signal.punch:type_name -> skein.v1.Signal.Punch
-	19, // 15: skein.v1.Signal.birthday:type_name -> skein.v1.Signal.Birthday
-	0,  // 16: skein.v1.Signal.Birthday.phase:type_name -> skein.v1.Signal.Birthday.Phase
-	1,  // 17: skein.v1.Signal.Birthday.role:type_name -> skein.v1.Signal.Birthday.Role
-	2,  // 18: skein.v1.ClusterService.Propose:input_type -> skein.v1.ProposeRequest
-	4,  // 19: skein.v1.ClusterService.Subscribe:input_type -> skein.v1.SubscribeRequest
-	6,  // 20: skein.v1.ClusterService.ReadState:input_type -> skein.v1.ReadStateRequest
-	8,  // 21: skein.v1.ClusterService.ReadEvents:input_type -> skein.v1.ReadEventsRequest
-	10, // 22: skein.v1.ClusterService.FilterTest:input_type -> skein.v1.FilterTestRequest
-	3,  // 23: skein.v1.ClusterService.Propose:output_type -> skein.v1.ProposeResponse
-	5,  // 24: skein.v1.ClusterService.Subscribe:output_type -> skein.v1.SubscribeResponse
-	7,  // 25: skein.v1.ClusterService.ReadState:output_type -> skein.v1.ReadStateResponse
-	9,  // 26: skein.v1.ClusterService.ReadEvents:output_type -> skein.v1.ReadEventsResponse
-	11, // 27: skein.v1.ClusterService.FilterTest:output_type -> skein.v1.FilterTestResponse
-	23, // [23:28] is the sub-list for method output_type
-	18, // [18:23] is the sub-list for method input_type
-	18, // [18:18] is the sub-list for extension type_name
-	18, // [18:18] is the sub-list for extension extendee
-	0,  // [0:18] is the sub-list for field type_name
+	22, // 0: skein.v1.ProposeRequest.command:type_name -> skein.v1.Command
+	23, // 1: skein.v1.ProposeResponse.answer:type_name -> skein.v1.Answer
+	24, // 2: skein.v1.SubscribeResponse.snapshot:type_name -> skein.v1.State
+	25, // 3: skein.v1.SubscribeResponse.batch:type_name -> skein.v1.Batch
+	18, // 4: skein.v1.SubscribeResponse.heartbeat:type_name -> skein.v1.SubscribeResponse.Heartbeat
+	24, // 5: skein.v1.ReadStateResponse.state:type_name -> skein.v1.State
+	26, // 6: skein.v1.ReadEventsResponse.events:type_name -> skein.v1.Event
+	27, // 7: skein.v1.JoinRequest.node:type_name -> skein.v1.NewNode
+	28, // 8: skein.v1.JoinRequest.record:type_name -> skein.v1.SignedRecord
+	24, // 9: skein.v1.JoinResponse.state:type_name -> skein.v1.State
+	28, // 10: skein.v1.JoinResponse.records:type_name -> skein.v1.SignedRecord
+	29, // 11: skein.v1.JoinResponse.node:type_name -> skein.v1.Node
+	25, // 12: skein.v1.JoinResponse.news:type_name -> skein.v1.Batch
+	19, // 13: skein.v1.JoinToken.seeds:type_name -> skein.v1.JoinToken.Seed
+	20, // 14: skein.v1.Signal.punch:type_name -> skein.v1.Signal.Punch
+	21, // 15: skein.v1.Signal.birthday:type_name -> skein.v1.Signal.Birthday
+	30, // 16: skein.v1.HolderResponse.holders:type_name -> skein.v1.Holder
+	0,  // 17: skein.v1.Signal.Birthday.phase:type_name -> skein.v1.Signal.Birthday.Phase
+	1,  // 18: skein.v1.Signal.Birthday.role:type_name -> skein.v1.Signal.Birthday.Role
+	2,  // 19: skein.v1.ClusterService.Propose:input_type -> skein.v1.ProposeRequest
+	4,  // 20: skein.v1.ClusterService.Subscribe:input_type -> skein.v1.SubscribeRequest
+	6,  // 21: skein.v1.ClusterService.ReadState:input_type -> skein.v1.ReadStateRequest
+	8,  // 22: skein.v1.ClusterService.ReadEvents:input_type -> skein.v1.ReadEventsRequest
+	10, // 23: skein.v1.ClusterService.FilterTest:input_type -> skein.v1.FilterTestRequest
+	16, // 24: skein.v1.ClusterService.Holder:input_type -> skein.v1.HolderRequest
+	3,  // 25: skein.v1.ClusterService.Propose:output_type -> skein.v1.ProposeResponse
+	5,  // 26: skein.v1.ClusterService.Subscribe:output_type -> skein.v1.SubscribeResponse
+	7,  // 27: skein.v1.ClusterService.ReadState:output_type -> skein.v1.ReadStateResponse
+	9,  // 28: skein.v1.ClusterService.ReadEvents:output_type -> skein.v1.ReadEventsResponse
+	11, // 29: skein.v1.ClusterService.FilterTest:output_type -> skein.v1.FilterTestResponse
+	17, // 30: skein.v1.ClusterService.Holder:output_type -> skein.v1.HolderResponse
+	25, // [25:31] is the sub-list for method output_type
+	19, // [19:25] is the sub-list for method input_type
+	19, // [19:19] is the sub-list for extension type_name
+	19, // [19:19] is the sub-list for extension extendee
+	0,  // [0:19] is the sub-list for field type_name
 }
 
 func init() { file_skein_v1_cluster_proto_init() }
@@ -1492,6 +1600,7 @@ func file_skein_v1_cluster_proto_init() {
 	if File_skein_v1_cluster_proto != nil {
 		return
 	}
+	file_skein_v1_agent_proto_init()
 	file_skein_v1_events_proto_init()
 	file_skein_v1_record_proto_init()
 	file_skein_v1_state_proto_init()
@@ -1510,7 +1619,7 @@ func file_skein_v1_cluster_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_skein_v1_cluster_proto_rawDesc), len(file_skein_v1_cluster_proto_rawDesc)),
 			NumEnums:      2,
-			NumMessages:   18,
+			NumMessages:   20,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

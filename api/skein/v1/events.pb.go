@@ -45,6 +45,16 @@ type Event struct {
 	//	*Event_ServerRemoved
 	//	*Event_GossipKeyRotated
 	//	*Event_CommandAnswered
+	//	*Event_PoolCreated
+	//	*Event_PoolChanged
+	//	*Event_PoolRemoved
+	//	*Event_BlockAllocated
+	//	*Event_BlockReserved
+	//	*Event_BlockReleased
+	//	*Event_AddressReserved
+	//	*Event_AddressClaimed
+	//	*Event_AddressReleased
+	//	*Event_GrantSet
 	Body          isEvent_Body `protobuf_oneof:"body"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -248,6 +258,96 @@ func (x *Event) GetCommandAnswered() *CommandAnswered {
 	return nil
 }
 
+func (x *Event) GetPoolCreated() *PoolCreated {
+	if x != nil {
+		if x, ok := x.Body.(*Event_PoolCreated); ok {
+			return x.PoolCreated
+		}
+	}
+	return nil
+}
+
+func (x *Event) GetPoolChanged() *PoolChanged {
+	if x != nil {
+		if x, ok := x.Body.(*Event_PoolChanged); ok {
+			return x.PoolChanged
+		}
+	}
+	return nil
+}
+
+func (x *Event) GetPoolRemoved() *PoolRemoved {
+	if x != nil {
+		if x, ok := x.Body.(*Event_PoolRemoved); ok {
+			return x.PoolRemoved
+		}
+	}
+	return nil
+}
+
+func (x *Event) GetBlockAllocated() *BlockAllocated {
+	if x != nil {
+		if x, ok := x.Body.(*Event_BlockAllocated); ok {
+			return x.BlockAllocated
+		}
+	}
+	return nil
+}
+
+func (x *Event) GetBlockReserved() *BlockReserved {
+	if x != nil {
+		if x, ok := x.Body.(*Event_BlockReserved); ok {
+			return x.BlockReserved
+		}
+	}
+	return nil
+}
+
+func (x *Event) GetBlockReleased() *BlockReleased {
+	if x != nil {
+		if x, ok := x.Body.(*Event_BlockReleased); ok {
+			return x.BlockReleased
+		}
+	}
+	return nil
+}
+
+func (x *Event) GetAddressReserved() *AddressReserved {
+	if x != nil {
+		if x, ok := x.Body.(*Event_AddressReserved); ok {
+			return x.AddressReserved
+		}
+	}
+	return nil
+}
+
+func (x *Event) GetAddressClaimed() *AddressClaimed {
+	if x != nil {
+		if x, ok := x.Body.(*Event_AddressClaimed); ok {
+			return x.AddressClaimed
+		}
+	}
+	return nil
+}
+
+func (x *Event) GetAddressReleased() *AddressReleased {
+	if x != nil {
+		if x, ok := x.Body.(*Event_AddressReleased); ok {
+			return x.AddressReleased
+		}
+	}
+	return nil
+}
+
+func (x *Event) GetGrantSet() *GrantSet {
+	if x != nil {
+		if x, ok := x.Body.(*Event_GrantSet); ok {
+			return x.GrantSet
+		}
+	}
+	return nil
+}
+
 type isEvent_Body interface {
 	isEvent_Body()
 }
@@ -308,6 +408,47 @@ type Event_CommandAnswered struct {
 	CommandAnswered *CommandAnswered `protobuf:"bytes,23,opt,name=command_answered,json=commandAnswered,proto3,oneof"`
 }
 
+type Event_PoolCreated struct {
+	// From schema 2 on:
+	PoolCreated *PoolCreated `protobuf:"bytes,24,opt,name=pool_created,json=poolCreated,proto3,oneof"`
+}
+
+type Event_PoolChanged struct {
+	PoolChanged *PoolChanged `protobuf:"bytes,25,opt,name=pool_changed,json=poolChanged,proto3,oneof"`
+}
+
+type Event_PoolRemoved struct {
+	PoolRemoved *PoolRemoved `protobuf:"bytes,26,opt,name=pool_removed,json=poolRemoved,proto3,oneof"`
+}
+
+type Event_BlockAllocated struct {
+	BlockAllocated *BlockAllocated `protobuf:"bytes,27,opt,name=block_allocated,json=blockAllocated,proto3,oneof"`
+}
+
+type Event_BlockReserved struct {
+	BlockReserved *BlockReserved `protobuf:"bytes,28,opt,name=block_reserved,json=blockReserved,proto3,oneof"`
+}
+
+type Event_BlockReleased struct {
+	BlockReleased *BlockReleased `protobuf:"bytes,29,opt,name=block_released,json=blockReleased,proto3,oneof"`
+}
+
+type Event_AddressReserved struct {
+	AddressReserved *AddressReserved `protobuf:"bytes,30,opt,name=address_reserved,json=addressReserved,proto3,oneof"`
+}
+
+type Event_AddressClaimed struct {
+	AddressClaimed *AddressClaimed `protobuf:"bytes,31,opt,name=address_claimed,json=addressClaimed,proto3,oneof"`
+}
+
+type Event_AddressReleased struct {
+	AddressReleased *AddressReleased `protobuf:"bytes,32,opt,name=address_released,json=addressReleased,proto3,oneof"`
+}
+
+type Event_GrantSet struct {
+	GrantSet *GrantSet `protobuf:"bytes,33,opt,name=grant_set,json=grantSet,proto3,oneof"`
+}
+
 func (*Event_ClusterCreated) isEvent_Body() {}
 
 func (*Event_SettingsChanged) isEvent_Body() {}
@@ -335,6 +476,26 @@ func (*Event_ServerRemoved) isEvent_Body() {}
 func (*Event_GossipKeyRotated) isEvent_Body() {}
 
 func (*Event_CommandAnswered) isEvent_Body() {}
+
+func (*Event_PoolCreated) isEvent_Body() {}
+
+func (*Event_PoolChanged) isEvent_Body() {}
+
+func (*Event_PoolRemoved) isEvent_Body() {}
+
+func (*Event_BlockAllocated) isEvent_Body() {}
+
+func (*Event_BlockReserved) isEvent_Body() {}
+
+func (*Event_BlockReleased) isEvent_Body() {}
+
+func (*Event_AddressReserved) isEvent_Body() {}
+
+func (*Event_AddressClaimed) isEvent_Body() {}
+
+func (*Event_AddressReleased) isEvent_Body() {}
+
+func (*Event_GrantSet) isEvent_Body() {}
 
 type ClusterCreated struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
@@ -1008,6 +1169,502 @@ func (x *CommandAnswered) GetAnswer() *Answer {
 	return nil
 }
 
+type PoolCreated struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Pool          *Pool                  `protobuf:"bytes,1,opt,name=pool,proto3" json:"pool,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *PoolCreated) Reset() {
+	*x = PoolCreated{}
+	mi := &file_skein_v1_events_proto_msgTypes[15]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *PoolCreated) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*PoolCreated) ProtoMessage() {}
+
+func (x *PoolCreated) ProtoReflect() protoreflect.Message {
+	mi := &file_skein_v1_events_proto_msgTypes[15]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use PoolCreated.ProtoReflect.Descriptor instead.
+func (*PoolCreated) Descriptor() ([]byte, []int) {
+	return file_skein_v1_events_proto_rawDescGZIP(), []int{15}
+}
+
+func (x *PoolCreated) GetPool() *Pool {
+	if x != nil {
+		return x.Pool
+	}
+	return nil
+}
+
+type PoolChanged struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Pool          *Pool                  `protobuf:"bytes,1,opt,name=pool,proto3" json:"pool,omitempty"`
+	Change        string                 `protobuf:"bytes,2,opt,name=change,proto3" json:"change,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *PoolChanged) Reset() {
+	*x = PoolChanged{}
+	mi := &file_skein_v1_events_proto_msgTypes[16]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *PoolChanged) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*PoolChanged) ProtoMessage() {}
+
+func (x *PoolChanged) ProtoReflect() protoreflect.Message {
+	mi := &file_skein_v1_events_proto_msgTypes[16]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use PoolChanged.ProtoReflect.Descriptor instead.
+func (*PoolChanged) Descriptor() ([]byte, []int) {
+	return file_skein_v1_events_proto_rawDescGZIP(), []int{16}
+}
+
+func (x *PoolChanged) GetPool() *Pool {
+	if x != nil {
+		return x.Pool
+	}
+	return nil
+}
+
+func (x *PoolChanged) GetChange() string {
+	if x != nil {
+		return x.Change
+	}
+	return ""
+}
+
+type PoolRemoved struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Name          string                 `protobuf:"bytes,1,opt,name=name,proto3" json:"name,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *PoolRemoved) Reset() {
+	*x = PoolRemoved{}
+	mi := &file_skein_v1_events_proto_msgTypes[17]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *PoolRemoved) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*PoolRemoved) ProtoMessage() {}
+
+func (x *PoolRemoved) ProtoReflect() protoreflect.Message {
+	mi := &file_skein_v1_events_proto_msgTypes[17]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use PoolRemoved.ProtoReflect.Descriptor instead.
+func (*PoolRemoved) Descriptor() ([]byte, []int) {
+	return file_skein_v1_events_proto_rawDescGZIP(), []int{17}
+}
+
+func (x *PoolRemoved) GetName() string {
+	if x != nil {
+		return x.Name
+	}
+	return ""
+}
+
+type BlockAllocated struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Block         *Block                 `protobuf:"bytes,1,opt,name=block,proto3" json:"block,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *BlockAllocated) Reset() {
+	*x = BlockAllocated{}
+	mi := &file_skein_v1_events_proto_msgTypes[18]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *BlockAllocated) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*BlockAllocated) ProtoMessage() {}
+
+func (x *BlockAllocated) ProtoReflect() protoreflect.Message {
+	mi := &file_skein_v1_events_proto_msgTypes[18]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use BlockAllocated.ProtoReflect.Descriptor instead.
+func (*BlockAllocated) Descriptor() ([]byte, []int) {
+	return file_skein_v1_events_proto_rawDescGZIP(), []int{18}
+}
+
+func (x *BlockAllocated) GetBlock() *Block {
+	if x != nil {
+		return x.Block
+	}
+	return nil
+}
+
+type BlockReserved struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Block         *Block                 `protobuf:"bytes,1,opt,name=block,proto3" json:"block,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *BlockReserved) Reset() {
+	*x = BlockReserved{}
+	mi := &file_skein_v1_events_proto_msgTypes[19]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *BlockReserved) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*BlockReserved) ProtoMessage() {}
+
+func (x *BlockReserved) ProtoReflect() protoreflect.Message {
+	mi := &file_skein_v1_events_proto_msgTypes[19]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use BlockReserved.ProtoReflect.Descriptor instead.
+func (*BlockReserved) Descriptor() ([]byte, []int) {
+	return file_skein_v1_events_proto_rawDescGZIP(), []int{19}
+}
+
+func (x *BlockReserved) GetBlock() *Block {
+	if x != nil {
+		return x.Block
+	}
+	return nil
+}
+
+type BlockReleased struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Pool          string                 `protobuf:"bytes,1,opt,name=pool,proto3" json:"pool,omitempty"`
+	Number        uint64                 `protobuf:"varint,2,opt,name=number,proto3" json:"number,omitempty"`
+	NodeId        string                 `protobuf:"bytes,3,opt,name=node_id,json=nodeId,proto3" json:"node_id,omitempty"`
+	Reason        string                 `protobuf:"bytes,4,opt,name=reason,proto3" json:"reason,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *BlockReleased) Reset() {
+	*x = BlockReleased{}
+	mi := &file_skein_v1_events_proto_msgTypes[20]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *BlockReleased) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*BlockReleased) ProtoMessage() {}
+
+func (x *BlockReleased) ProtoReflect() protoreflect.Message {
+	mi := &file_skein_v1_events_proto_msgTypes[20]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use BlockReleased.ProtoReflect.Descriptor instead.
+func (*BlockReleased) Descriptor() ([]byte, []int) {
+	return file_skein_v1_events_proto_rawDescGZIP(), []int{20}
+}
+
+func (x *BlockReleased) GetPool() string {
+	if x != nil {
+		return x.Pool
+	}
+	return ""
+}
+
+func (x *BlockReleased) GetNumber() uint64 {
+	if x != nil {
+		return x.Number
+	}
+	return 0
+}
+
+func (x *BlockReleased) GetNodeId() string {
+	if x != nil {
+		return x.NodeId
+	}
+	return ""
+}
+
+func (x *BlockReleased) GetReason() string {
+	if x != nil {
+		return x.Reason
+	}
+	return ""
+}
+
+type AddressReserved struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Address       *StaticAddress         `protobuf:"bytes,1,opt,name=address,proto3" json:"address,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *AddressReserved) Reset() {
+	*x = AddressReserved{}
+	mi := &file_skein_v1_events_proto_msgTypes[21]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *AddressReserved) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*AddressReserved) ProtoMessage() {}
+
+func (x *AddressReserved) ProtoReflect() protoreflect.Message {
+	mi := &file_skein_v1_events_proto_msgTypes[21]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use AddressReserved.ProtoReflect.Descriptor instead.
+func (*AddressReserved) Descriptor() ([]byte, []int) {
+	return file_skein_v1_events_proto_rawDescGZIP(), []int{21}
+}
+
+func (x *AddressReserved) GetAddress() *StaticAddress {
+	if x != nil {
+		return x.Address
+	}
+	return nil
+}
+
+type AddressClaimed struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Pool          string                 `protobuf:"bytes,1,opt,name=pool,proto3" json:"pool,omitempty"`
+	Address       string                 `protobuf:"bytes,2,opt,name=address,proto3" json:"address,omitempty"`
+	NodeId        string                 `protobuf:"bytes,3,opt,name=node_id,json=nodeId,proto3" json:"node_id,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *AddressClaimed) Reset() {
+	*x = AddressClaimed{}
+	mi := &file_skein_v1_events_proto_msgTypes[22]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *AddressClaimed) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*AddressClaimed) ProtoMessage() {}
+
+func (x *AddressClaimed) ProtoReflect() protoreflect.Message {
+	mi := &file_skein_v1_events_proto_msgTypes[22]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use AddressClaimed.ProtoReflect.Descriptor instead.
+func (*AddressClaimed) Descriptor() ([]byte, []int) {
+	return file_skein_v1_events_proto_rawDescGZIP(), []int{22}
+}
+
+func (x *AddressClaimed) GetPool() string {
+	if x != nil {
+		return x.Pool
+	}
+	return ""
+}
+
+func (x *AddressClaimed) GetAddress() string {
+	if x != nil {
+		return x.Address
+	}
+	return ""
+}
+
+func (x *AddressClaimed) GetNodeId() string {
+	if x != nil {
+		return x.NodeId
+	}
+	return ""
+}
+
+type AddressReleased struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Pool          string                 `protobuf:"bytes,1,opt,name=pool,proto3" json:"pool,omitempty"`
+	Address       string                 `protobuf:"bytes,2,opt,name=address,proto3" json:"address,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *AddressReleased) Reset() {
+	*x = AddressReleased{}
+	mi := &file_skein_v1_events_proto_msgTypes[23]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *AddressReleased) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*AddressReleased) ProtoMessage() {}
+
+func (x *AddressReleased) ProtoReflect() protoreflect.Message {
+	mi := &file_skein_v1_events_proto_msgTypes[23]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use AddressReleased.ProtoReflect.Descriptor instead.
+func (*AddressReleased) Descriptor() ([]byte, []int) {
+	return file_skein_v1_events_proto_rawDescGZIP(), []int{23}
+}
+
+func (x *AddressReleased) GetPool() string {
+	if x != nil {
+		return x.Pool
+	}
+	return ""
+}
+
+func (x *AddressReleased) GetAddress() string {
+	if x != nil {
+		return x.Address
+	}
+	return ""
+}
+
+type GrantSet struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Grant         *Grant                 `protobuf:"bytes,1,opt,name=grant,proto3" json:"grant,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *GrantSet) Reset() {
+	*x = GrantSet{}
+	mi := &file_skein_v1_events_proto_msgTypes[24]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *GrantSet) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*GrantSet) ProtoMessage() {}
+
+func (x *GrantSet) ProtoReflect() protoreflect.Message {
+	mi := &file_skein_v1_events_proto_msgTypes[24]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use GrantSet.ProtoReflect.Descriptor instead.
+func (*GrantSet) Descriptor() ([]byte, []int) {
+	return file_skein_v1_events_proto_rawDescGZIP(), []int{24}
+}
+
+func (x *GrantSet) GetGrant() *Grant {
+	if x != nil {
+		return x.Grant
+	}
+	return nil
+}
+
 // Batch is one Raft log entry: the events of one or many commands.
 type Batch struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
@@ -1019,7 +1676,7 @@ type Batch struct {
 
 func (x *Batch) Reset() {
 	*x = Batch{}
-	mi := &file_skein_v1_events_proto_msgTypes[15]
+	mi := &file_skein_v1_events_proto_msgTypes[25]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1031,7 +1688,7 @@ func (x *Batch) String() string {
 func (*Batch) ProtoMessage() {}
 
 func (x *Batch) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_events_proto_msgTypes[15]
+	mi := &file_skein_v1_events_proto_msgTypes[25]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1044,7 +1701,7 @@ func (x *Batch) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Batch.ProtoReflect.Descriptor instead.
 func (*Batch) Descriptor() ([]byte, []int) {
-	return file_skein_v1_events_proto_rawDescGZIP(), []int{15}
+	return file_skein_v1_events_proto_rawDescGZIP(), []int{25}
 }
 
 func (x *Batch) GetBase() uint64 {
@@ -1083,6 +1740,17 @@ type Command struct {
 	//	*Command_PromoteServer
 	//	*Command_RemoveServer
 	//	*Command_RotateGossipKey
+	//	*Command_CreatePool
+	//	*Command_ChangePool
+	//	*Command_RemovePool
+	//	*Command_AllocateBlocks
+	//	*Command_ReserveBlock
+	//	*Command_ReleaseBlocks
+	//	*Command_ReserveAddress
+	//	*Command_ClaimAddress
+	//	*Command_ReleaseAddress
+	//	*Command_SetGrant
+	//	*Command_ImportPools
 	Body          isCommand_Body `protobuf_oneof:"body"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -1090,7 +1758,7 @@ type Command struct {
 
 func (x *Command) Reset() {
 	*x = Command{}
-	mi := &file_skein_v1_events_proto_msgTypes[16]
+	mi := &file_skein_v1_events_proto_msgTypes[26]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1102,7 +1770,7 @@ func (x *Command) String() string {
 func (*Command) ProtoMessage() {}
 
 func (x *Command) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_events_proto_msgTypes[16]
+	mi := &file_skein_v1_events_proto_msgTypes[26]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1115,7 +1783,7 @@ func (x *Command) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Command.ProtoReflect.Descriptor instead.
 func (*Command) Descriptor() ([]byte, []int) {
-	return file_skein_v1_events_proto_rawDescGZIP(), []int{16}
+	return file_skein_v1_events_proto_rawDescGZIP(), []int{26}
 }
 
 func (x *Command) GetRequestId() string {
@@ -1261,6 +1929,105 @@ func (x *Command) GetRotateGossipKey() *RotateGossipKey {
 	return nil
 }
 
+func (x *Command) GetCreatePool() *CreatePool {
+	if x != nil {
+		if x, ok := x.Body.(*Command_CreatePool); ok {
+			return x.CreatePool
+		}
+	}
+	return nil
+}
+
+func (x *Command) GetChangePool() *ChangePool {
+	if x != nil {
+		if x, ok := x.Body.(*Command_ChangePool); ok {
+			return x.ChangePool
+		}
+	}
+	return nil
+}
+
+func (x *Command) GetRemovePool() *RemovePool {
+	if x != nil {
+		if x, ok := x.Body.(*Command_RemovePool); ok {
+			return x.RemovePool
+		}
+	}
+	return nil
+}
+
+func (x *Command) GetAllocateBlocks() *AllocateBlocks {
+	if x != nil {
+		if x, ok := x.Body.(*Command_AllocateBlocks); ok {
+			return x.AllocateBlocks
+		}
+	}
+	return nil
+}
+
+func (x *Command) GetReserveBlock() *ReserveBlock {
+	if x != nil {
+		if x, ok := x.Body.(*Command_ReserveBlock); ok {
+			return x.ReserveBlock
+		}
+	}
+	return nil
+}
+
+func (x *Command) GetReleaseBlocks() *ReleaseBlocks {
+	if x != nil {
+		if x, ok := x.Body.(*Command_ReleaseBlocks); ok {
+			return x.ReleaseBlocks
+		}
+	}
+	return nil
+}
+
+func (x *Command) GetReserveAddress() *ReserveAddress {
+	if x != nil {
+		if x, ok := x.Body.(*Command_ReserveAddress); ok {
+			return x.ReserveAddress
+		}
+	}
+	return nil
+}
+
+func (x *Command) GetClaimAddress() *ClaimAddress {
+	if x != nil {
+		if x, ok := x.Body.(*Command_ClaimAddress); ok {
+			return x.ClaimAddress
+		}
+	}
+	return nil
+}
+
+func (x *Command) GetReleaseAddress() *ReleaseAddress {
+	if x != nil {
+		if x, ok := x.Body.(*Command_ReleaseAddress); ok {
+			return x.ReleaseAddress
+		}
+	}
+	return nil
+}
+
+func (x *Command) GetSetGrant() *SetGrant {
+	if x != nil {
+		if x, ok := x.Body.(*Command_SetGrant); ok {
+			return x.SetGrant
+		}
+	}
+	return nil
+}
+
+func (x *Command) GetImportPools() *ImportPools {
+	if x != nil {
+		if x, ok := x.Body.(*Command_ImportPools); ok {
+			return x.ImportPools
+		}
+	}
+	return nil
+}
+
 type isCommand_Body interface {
 	isCommand_Body()
 }
@@ -1313,6 +2080,50 @@ type Command_RotateGossipKey struct {
 	RotateGossipKey *RotateGossipKey `protobuf:"bytes,21,opt,name=rotate_gossip_key,json=rotateGossipKey,proto3,oneof"`
 }
 
+type Command_CreatePool struct {
+	CreatePool *CreatePool `protobuf:"bytes,22,opt,name=create_pool,json=createPool,proto3,oneof"`
+}
+
+type Command_ChangePool struct {
+	ChangePool *ChangePool `protobuf:"bytes,23,opt,name=change_pool,json=changePool,proto3,oneof"`
+}
+
+type Command_RemovePool struct {
+	RemovePool *RemovePool `protobuf:"bytes,24,opt,name=remove_pool,json=removePool,proto3,oneof"`
+}
+
+type Command_AllocateBlocks struct {
+	AllocateBlocks *AllocateBlocks `protobuf:"bytes,25,opt,name=allocate_blocks,json=allocateBlocks,proto3,oneof"`
+}
+
+type Command_ReserveBlock struct {
+	ReserveBlock *ReserveBlock `protobuf:"bytes,26,opt,name=reserve_block,json=reserveBlock,proto3,oneof"`
+}
+
+type Command_ReleaseBlocks struct {
+	ReleaseBlocks *ReleaseBlocks `protobuf:"bytes,27,opt,name=release_blocks,json=releaseBlocks,proto3,oneof"`
+}
+
+type Command_ReserveAddress struct {
+	ReserveAddress *ReserveAddress `protobuf:"bytes,28,opt,name=reserve_address,json=reserveAddress,proto3,oneof"`
+}
+
+type Command_ClaimAddress struct {
+	ClaimAddress *ClaimAddress `protobuf:"bytes,29,opt,name=claim_address,json=claimAddress,proto3,oneof"`
+}
+
+type Command_ReleaseAddress struct {
+	ReleaseAddress *ReleaseAddress `protobuf:"bytes,30,opt,name=release_address,json=releaseAddress,proto3,oneof"`
+}
+
+type Command_SetGrant struct {
+	SetGrant *SetGrant `protobuf:"bytes,31,opt,name=set_grant,json=setGrant,proto3,oneof"`
+}
+
+type Command_ImportPools struct {
+	ImportPools *ImportPools `protobuf:"bytes,32,opt,name=import_pools,json=importPools,proto3,oneof"`
+}
+
 func (*Command_CreateCluster) isCommand_Body() {}
 
 func (*Command_ChangeSettings) isCommand_Body() {}
@@ -1337,6 +2148,28 @@ func (*Command_RemoveServer) isCommand_Body() {}
 
 func (*Command_RotateGossipKey) isCommand_Body() {}
 
+func (*Command_CreatePool) isCommand_Body() {}
+
+func (*Command_ChangePool) isCommand_Body() {}
+
+func (*Command_RemovePool) isCommand_Body() {}
+
+func (*Command_AllocateBlocks) isCommand_Body() {}
+
+func (*Command_ReserveBlock) isCommand_Body() {}
+
+func (*Command_ReleaseBlocks) isCommand_Body() {}
+
+func (*Command_ReserveAddress) isCommand_Body() {}
+
+func (*Command_ClaimAddress) isCommand_Body() {}
+
+func (*Command_ReleaseAddress) isCommand_Body() {}
+
+func (*Command_SetGrant) isCommand_Body() {}
+
+func (*Command_ImportPools) isCommand_Body() {}
+
 type CreateCluster struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	ClusterId     string                 `protobuf:"bytes,1,opt,name=cluster_id,json=clusterId,proto3" json:"cluster_id,omitempty"`
@@ -1349,7 +2182,7 @@ type CreateCluster struct {
 
 func (x *CreateCluster) Reset() {
 	*x = CreateCluster{}
-	mi := &file_skein_v1_events_proto_msgTypes[17]
+	mi := &file_skein_v1_events_proto_msgTypes[27]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1361,7 +2194,7 @@ func (x *CreateCluster) String() string {
 func (*CreateCluster) ProtoMessage() {}
 
 func (x *CreateCluster) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_events_proto_msgTypes[17]
+	mi := &file_skein_v1_events_proto_msgTypes[27]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1374,7 +2207,7 @@ func (x *CreateCluster) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CreateCluster.ProtoReflect.Descriptor instead.
 func (*CreateCluster) Descriptor() ([]byte, []int) {
-	return file_skein_v1_events_proto_rawDescGZIP(), []int{17}
+	return file_skein_v1_events_proto_rawDescGZIP(), []int{27}
 }
 
 func (x *CreateCluster) GetClusterId() string {
@@ -1415,7 +2248,7 @@ type ChangeSettings struct {
 
 func (x *ChangeSettings) Reset() {
 	*x = ChangeSettings{}
-	mi := &file_skein_v1_events_proto_msgTypes[18]
+	mi := &file_skein_v1_events_proto_msgTypes[28]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1427,7 +2260,7 @@ func (x *ChangeSettings) String() string {
 func (*ChangeSettings) ProtoMessage() {}
 
 func (x *ChangeSettings) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_events_proto_msgTypes[18]
+	mi := &file_skein_v1_events_proto_msgTypes[28]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1440,7 +2273,7 @@ func (x *ChangeSettings) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ChangeSettings.ProtoReflect.Descriptor instead.
 func (*ChangeSettings) Descriptor() ([]byte, []int) {
-	return file_skein_v1_events_proto_rawDescGZIP(), []int{18}
+	return file_skein_v1_events_proto_rawDescGZIP(), []int{28}
 }
 
 func (x *ChangeSettings) GetSettings() *Settings {
@@ -1471,7 +2304,7 @@ type CreateToken struct {
 
 func (x *CreateToken) Reset() {
 	*x = CreateToken{}
-	mi := &file_skein_v1_events_proto_msgTypes[19]
+	mi := &file_skein_v1_events_proto_msgTypes[29]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1483,7 +2316,7 @@ func (x *CreateToken) String() string {
 func (*CreateToken) ProtoMessage() {}
 
 func (x *CreateToken) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_events_proto_msgTypes[19]
+	mi := &file_skein_v1_events_proto_msgTypes[29]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1496,7 +2329,7 @@ func (x *CreateToken) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CreateToken.ProtoReflect.Descriptor instead.
 func (*CreateToken) Descriptor() ([]byte, []int) {
-	return file_skein_v1_events_proto_rawDescGZIP(), []int{19}
+	return file_skein_v1_events_proto_rawDescGZIP(), []int{29}
 }
 
 func (x *CreateToken) GetId() string {
@@ -1550,7 +2383,7 @@ type RevokeToken struct {
 
 func (x *RevokeToken) Reset() {
 	*x = RevokeToken{}
-	mi := &file_skein_v1_events_proto_msgTypes[20]
+	mi := &file_skein_v1_events_proto_msgTypes[30]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1562,7 +2395,7 @@ func (x *RevokeToken) String() string {
 func (*RevokeToken) ProtoMessage() {}
 
 func (x *RevokeToken) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_events_proto_msgTypes[20]
+	mi := &file_skein_v1_events_proto_msgTypes[30]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1575,7 +2408,7 @@ func (x *RevokeToken) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RevokeToken.ProtoReflect.Descriptor instead.
 func (*RevokeToken) Descriptor() ([]byte, []int) {
-	return file_skein_v1_events_proto_rawDescGZIP(), []int{20}
+	return file_skein_v1_events_proto_rawDescGZIP(), []int{30}
 }
 
 func (x *RevokeToken) GetTokenId() string {
@@ -1600,7 +2433,7 @@ type NewNode struct {
 
 func (x *NewNode) Reset() {
 	*x = NewNode{}
-	mi := &file_skein_v1_events_proto_msgTypes[21]
+	mi := &file_skein_v1_events_proto_msgTypes[31]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1612,7 +2445,7 @@ func (x *NewNode) String() string {
 func (*NewNode) ProtoMessage() {}
 
 func (x *NewNode) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_events_proto_msgTypes[21]
+	mi := &file_skein_v1_events_proto_msgTypes[31]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1625,7 +2458,7 @@ func (x *NewNode) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use NewNode.ProtoReflect.Descriptor instead.
 func (*NewNode) Descriptor() ([]byte, []int) {
-	return file_skein_v1_events_proto_rawDescGZIP(), []int{21}
+	return file_skein_v1_events_proto_rawDescGZIP(), []int{31}
 }
 
 func (x *NewNode) GetName() string {
@@ -1689,7 +2522,7 @@ type AdmitNode struct {
 
 func (x *AdmitNode) Reset() {
 	*x = AdmitNode{}
-	mi := &file_skein_v1_events_proto_msgTypes[22]
+	mi := &file_skein_v1_events_proto_msgTypes[32]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1701,7 +2534,7 @@ func (x *AdmitNode) String() string {
 func (*AdmitNode) ProtoMessage() {}
 
 func (x *AdmitNode) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_events_proto_msgTypes[22]
+	mi := &file_skein_v1_events_proto_msgTypes[32]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1714,7 +2547,7 @@ func (x *AdmitNode) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AdmitNode.ProtoReflect.Descriptor instead.
 func (*AdmitNode) Descriptor() ([]byte, []int) {
-	return file_skein_v1_events_proto_rawDescGZIP(), []int{22}
+	return file_skein_v1_events_proto_rawDescGZIP(), []int{32}
 }
 
 func (x *AdmitNode) GetNode() *NewNode {
@@ -1759,7 +2592,7 @@ type ChangeNode struct {
 
 func (x *ChangeNode) Reset() {
 	*x = ChangeNode{}
-	mi := &file_skein_v1_events_proto_msgTypes[23]
+	mi := &file_skein_v1_events_proto_msgTypes[33]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1771,7 +2604,7 @@ func (x *ChangeNode) String() string {
 func (*ChangeNode) ProtoMessage() {}
 
 func (x *ChangeNode) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_events_proto_msgTypes[23]
+	mi := &file_skein_v1_events_proto_msgTypes[33]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1784,7 +2617,7 @@ func (x *ChangeNode) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ChangeNode.ProtoReflect.Descriptor instead.
 func (*ChangeNode) Descriptor() ([]byte, []int) {
-	return file_skein_v1_events_proto_rawDescGZIP(), []int{23}
+	return file_skein_v1_events_proto_rawDescGZIP(), []int{33}
 }
 
 func (x *ChangeNode) GetNodeId() string {
@@ -1840,7 +2673,7 @@ type RevokeNode struct {
 
 func (x *RevokeNode) Reset() {
 	*x = RevokeNode{}
-	mi := &file_skein_v1_events_proto_msgTypes[24]
+	mi := &file_skein_v1_events_proto_msgTypes[34]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1852,7 +2685,7 @@ func (x *RevokeNode) String() string {
 func (*RevokeNode) ProtoMessage() {}
 
 func (x *RevokeNode) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_events_proto_msgTypes[24]
+	mi := &file_skein_v1_events_proto_msgTypes[34]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1865,7 +2698,7 @@ func (x *RevokeNode) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RevokeNode.ProtoReflect.Descriptor instead.
 func (*RevokeNode) Descriptor() ([]byte, []int) {
-	return file_skein_v1_events_proto_rawDescGZIP(), []int{24}
+	return file_skein_v1_events_proto_rawDescGZIP(), []int{34}
 }
 
 func (x *RevokeNode) GetNodeId() string {
@@ -1899,7 +2732,7 @@ type RotateNodeKey struct {
 
 func (x *RotateNodeKey) Reset() {
 	*x = RotateNodeKey{}
-	mi := &file_skein_v1_events_proto_msgTypes[25]
+	mi := &file_skein_v1_events_proto_msgTypes[35]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1911,7 +2744,7 @@ func (x *RotateNodeKey) String() string {
 func (*RotateNodeKey) ProtoMessage() {}
 
 func (x *RotateNodeKey) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_events_proto_msgTypes[25]
+	mi := &file_skein_v1_events_proto_msgTypes[35]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1924,7 +2757,7 @@ func (x *RotateNodeKey) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RotateNodeKey.ProtoReflect.Descriptor instead.
 func (*RotateNodeKey) Descriptor() ([]byte, []int) {
-	return file_skein_v1_events_proto_rawDescGZIP(), []int{25}
+	return file_skein_v1_events_proto_rawDescGZIP(), []int{35}
 }
 
 func (x *RotateNodeKey) GetNodeId() string {
@@ -1950,7 +2783,7 @@ type AddServer struct {
 
 func (x *AddServer) Reset() {
 	*x = AddServer{}
-	mi := &file_skein_v1_events_proto_msgTypes[26]
+	mi := &file_skein_v1_events_proto_msgTypes[36]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1962,7 +2795,7 @@ func (x *AddServer) String() string {
 func (*AddServer) ProtoMessage() {}
 
 func (x *AddServer) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_events_proto_msgTypes[26]
+	mi := &file_skein_v1_events_proto_msgTypes[36]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1975,7 +2808,7 @@ func (x *AddServer) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AddServer.ProtoReflect.Descriptor instead.
 func (*AddServer) Descriptor() ([]byte, []int) {
-	return file_skein_v1_events_proto_rawDescGZIP(), []int{26}
+	return file_skein_v1_events_proto_rawDescGZIP(), []int{36}
 }
 
 func (x *AddServer) GetNodeId() string {
@@ -1994,7 +2827,7 @@ type PromoteServer struct {
 
 func (x *PromoteServer) Reset() {
 	*x = PromoteServer{}
-	mi := &file_skein_v1_events_proto_msgTypes[27]
+	mi := &file_skein_v1_events_proto_msgTypes[37]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2006,7 +2839,7 @@ func (x *PromoteServer) String() string {
 func (*PromoteServer) ProtoMessage() {}
 
 func (x *PromoteServer) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_events_proto_msgTypes[27]
+	mi := &file_skein_v1_events_proto_msgTypes[37]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2019,7 +2852,7 @@ func (x *PromoteServer) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PromoteServer.ProtoReflect.Descriptor instead.
 func (*PromoteServer) Descriptor() ([]byte, []int) {
-	return file_skein_v1_events_proto_rawDescGZIP(), []int{27}
+	return file_skein_v1_events_proto_rawDescGZIP(), []int{37}
 }
 
 func (x *PromoteServer) GetNodeId() string {
@@ -2040,7 +2873,7 @@ type RemoveServer struct {
 
 func (x *RemoveServer) Reset() {
 	*x = RemoveServer{}
-	mi := &file_skein_v1_events_proto_msgTypes[28]
+	mi := &file_skein_v1_events_proto_msgTypes[38]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2052,7 +2885,7 @@ func (x *RemoveServer) String() string {
 func (*RemoveServer) ProtoMessage() {}
 
 func (x *RemoveServer) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_events_proto_msgTypes[28]
+	mi := &file_skein_v1_events_proto_msgTypes[38]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2065,7 +2898,7 @@ func (x *RemoveServer) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RemoveServer.ProtoReflect.Descriptor instead.
 func (*RemoveServer) Descriptor() ([]byte, []int) {
-	return file_skein_v1_events_proto_rawDescGZIP(), []int{28}
+	return file_skein_v1_events_proto_rawDescGZIP(), []int{38}
 }
 
 func (x *RemoveServer) GetNodeId() string {
@@ -2097,7 +2930,7 @@ type RotateGossipKey struct {
 
 func (x *RotateGossipKey) Reset() {
 	*x = RotateGossipKey{}
-	mi := &file_skein_v1_events_proto_msgTypes[29]
+	mi := &file_skein_v1_events_proto_msgTypes[39]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2109,7 +2942,7 @@ func (x *RotateGossipKey) String() string {
 func (*RotateGossipKey) ProtoMessage() {}
 
 func (x *RotateGossipKey) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_events_proto_msgTypes[29]
+	mi := &file_skein_v1_events_proto_msgTypes[39]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2122,14 +2955,788 @@ func (x *RotateGossipKey) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RotateGossipKey.ProtoReflect.Descriptor instead.
 func (*RotateGossipKey) Descriptor() ([]byte, []int) {
-	return file_skein_v1_events_proto_rawDescGZIP(), []int{29}
+	return file_skein_v1_events_proto_rawDescGZIP(), []int{39}
+}
+
+type CreatePool struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Pool          *Pool                  `protobuf:"bytes,1,opt,name=pool,proto3" json:"pool,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *CreatePool) Reset() {
+	*x = CreatePool{}
+	mi := &file_skein_v1_events_proto_msgTypes[40]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *CreatePool) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*CreatePool) ProtoMessage() {}
+
+func (x *CreatePool) ProtoReflect() protoreflect.Message {
+	mi := &file_skein_v1_events_proto_msgTypes[40]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use CreatePool.ProtoReflect.Descriptor instead.
+func (*CreatePool) Descriptor() ([]byte, []int) {
+	return file_skein_v1_events_proto_rawDescGZIP(), []int{40}
+}
+
+func (x *CreatePool) GetPool() *Pool {
+	if x != nil {
+		return x.Pool
+	}
+	return nil
+}
+
+// ChangePool adds subnets, and sets those of the pool's other fields that are named.
+type ChangePool struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Name          string                 `protobuf:"bytes,1,opt,name=name,proto3" json:"name,omitempty"`
+	AddSubnets    []*PoolSubnet          `protobuf:"bytes,2,rep,name=add_subnets,json=addSubnets,proto3" json:"add_subnets,omitempty"`
+	Set           *Pool                  `protobuf:"bytes,3,opt,name=set,proto3" json:"set,omitempty"`
+	Fields        []string               `protobuf:"bytes,4,rep,name=fields,proto3" json:"fields,omitempty"` // of draining, cooldown_seconds, sticky_seconds, max_blocks_per_node, namespaces, allowed, quotas
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ChangePool) Reset() {
+	*x = ChangePool{}
+	mi := &file_skein_v1_events_proto_msgTypes[41]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ChangePool) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ChangePool) ProtoMessage() {}
+
+func (x *ChangePool) ProtoReflect() protoreflect.Message {
+	mi := &file_skein_v1_events_proto_msgTypes[41]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ChangePool.ProtoReflect.Descriptor instead.
+func (*ChangePool) Descriptor() ([]byte, []int) {
+	return file_skein_v1_events_proto_rawDescGZIP(), []int{41}
+}
+
+func (x *ChangePool) GetName() string {
+	if x != nil {
+		return x.Name
+	}
+	return ""
+}
+
+func (x *ChangePool) GetAddSubnets() []*PoolSubnet {
+	if x != nil {
+		return x.AddSubnets
+	}
+	return nil
+}
+
+func (x *ChangePool) GetSet() *Pool {
+	if x != nil {
+		return x.Set
+	}
+	return nil
+}
+
+func (x *ChangePool) GetFields() []string {
+	if x != nil {
+		return x.Fields
+	}
+	return nil
+}
+
+type RemovePool struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Name          string                 `protobuf:"bytes,1,opt,name=name,proto3" json:"name,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *RemovePool) Reset() {
+	*x = RemovePool{}
+	mi := &file_skein_v1_events_proto_msgTypes[42]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *RemovePool) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*RemovePool) ProtoMessage() {}
+
+func (x *RemovePool) ProtoReflect() protoreflect.Message {
+	mi := &file_skein_v1_events_proto_msgTypes[42]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use RemovePool.ProtoReflect.Descriptor instead.
+func (*RemovePool) Descriptor() ([]byte, []int) {
+	return file_skein_v1_events_proto_rawDescGZIP(), []int{42}
+}
+
+func (x *RemovePool) GetName() string {
+	if x != nil {
+		return x.Name
+	}
+	return ""
+}
+
+// AllocateBlocks sees to it that the node has at least `total` blocks of the pool: asked twice, it gives one time. The
+// leader gives at most 16 more at once.
+type AllocateBlocks struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	NodeId        string                 `protobuf:"bytes,1,opt,name=node_id,json=nodeId,proto3" json:"node_id,omitempty"`
+	Pool          string                 `protobuf:"bytes,2,opt,name=pool,proto3" json:"pool,omitempty"`
+	Total         uint32                 `protobuf:"varint,3,opt,name=total,proto3" json:"total,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *AllocateBlocks) Reset() {
+	*x = AllocateBlocks{}
+	mi := &file_skein_v1_events_proto_msgTypes[43]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *AllocateBlocks) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*AllocateBlocks) ProtoMessage() {}
+
+func (x *AllocateBlocks) ProtoReflect() protoreflect.Message {
+	mi := &file_skein_v1_events_proto_msgTypes[43]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use AllocateBlocks.ProtoReflect.Descriptor instead.
+func (*AllocateBlocks) Descriptor() ([]byte, []int) {
+	return file_skein_v1_events_proto_rawDescGZIP(), []int{43}
+}
+
+func (x *AllocateBlocks) GetNodeId() string {
+	if x != nil {
+		return x.NodeId
+	}
+	return ""
+}
+
+func (x *AllocateBlocks) GetPool() string {
+	if x != nil {
+		return x.Pool
+	}
+	return ""
+}
+
+func (x *AllocateBlocks) GetTotal() uint32 {
+	if x != nil {
+		return x.Total
+	}
+	return 0
+}
+
+type ReserveBlock struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Pool          string                 `protobuf:"bytes,1,opt,name=pool,proto3" json:"pool,omitempty"`
+	Prefix        string                 `protobuf:"bytes,2,opt,name=prefix,proto3" json:"prefix,omitempty"`
+	Reason        string                 `protobuf:"bytes,3,opt,name=reason,proto3" json:"reason,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ReserveBlock) Reset() {
+	*x = ReserveBlock{}
+	mi := &file_skein_v1_events_proto_msgTypes[44]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ReserveBlock) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ReserveBlock) ProtoMessage() {}
+
+func (x *ReserveBlock) ProtoReflect() protoreflect.Message {
+	mi := &file_skein_v1_events_proto_msgTypes[44]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ReserveBlock.ProtoReflect.Descriptor instead.
+func (*ReserveBlock) Descriptor() ([]byte, []int) {
+	return file_skein_v1_events_proto_rawDescGZIP(), []int{44}
+}
+
+func (x *ReserveBlock) GetPool() string {
+	if x != nil {
+		return x.Pool
+	}
+	return ""
+}
+
+func (x *ReserveBlock) GetPrefix() string {
+	if x != nil {
+		return x.Prefix
+	}
+	return ""
+}
+
+func (x *ReserveBlock) GetReason() string {
+	if x != nil {
+		return x.Reason
+	}
+	return ""
+}
+
+// ReleaseBlocks gives blocks back: those that belong to the node, or, without a node, reserved ones. What does not
+// belong so is refused, unless it is free already.
+type ReleaseBlocks struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Pool          string                 `protobuf:"bytes,1,opt,name=pool,proto3" json:"pool,omitempty"`
+	Numbers       []uint64               `protobuf:"varint,2,rep,packed,name=numbers,proto3" json:"numbers,omitempty"`
+	NodeId        string                 `protobuf:"bytes,3,opt,name=node_id,json=nodeId,proto3" json:"node_id,omitempty"`
+	Prefix        string                 `protobuf:"bytes,4,opt,name=prefix,proto3" json:"prefix,omitempty"`
+	Reason        string                 `protobuf:"bytes,5,opt,name=reason,proto3" json:"reason,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ReleaseBlocks) Reset() {
+	*x = ReleaseBlocks{}
+	mi := &file_skein_v1_events_proto_msgTypes[45]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ReleaseBlocks) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ReleaseBlocks) ProtoMessage() {}
+
+func (x *ReleaseBlocks) ProtoReflect() protoreflect.Message {
+	mi := &file_skein_v1_events_proto_msgTypes[45]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ReleaseBlocks.ProtoReflect.Descriptor instead.
+func (*ReleaseBlocks) Descriptor() ([]byte, []int) {
+	return file_skein_v1_events_proto_rawDescGZIP(), []int{45}
+}
+
+func (x *ReleaseBlocks) GetPool() string {
+	if x != nil {
+		return x.Pool
+	}
+	return ""
+}
+
+func (x *ReleaseBlocks) GetNumbers() []uint64 {
+	if x != nil {
+		return x.Numbers
+	}
+	return nil
+}
+
+func (x *ReleaseBlocks) GetNodeId() string {
+	if x != nil {
+		return x.NodeId
+	}
+	return ""
+}
+
+func (x *ReleaseBlocks) GetPrefix() string {
+	if x != nil {
+		return x.Prefix
+	}
+	return ""
+}
+
+func (x *ReleaseBlocks) GetReason() string {
+	if x != nil {
+		return x.Reason
+	}
+	return ""
+}
+
+type ReserveAddress struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Pool          string                 `protobuf:"bytes,1,opt,name=pool,proto3" json:"pool,omitempty"`
+	Address       string                 `protobuf:"bytes,2,opt,name=address,proto3" json:"address,omitempty"`
+	Namespace     string                 `protobuf:"bytes,3,opt,name=namespace,proto3" json:"namespace,omitempty"`
+	Pod           string                 `protobuf:"bytes,4,opt,name=pod,proto3" json:"pod,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ReserveAddress) Reset() {
+	*x = ReserveAddress{}
+	mi := &file_skein_v1_events_proto_msgTypes[46]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ReserveAddress) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ReserveAddress) ProtoMessage() {}
+
+func (x *ReserveAddress) ProtoReflect() protoreflect.Message {
+	mi := &file_skein_v1_events_proto_msgTypes[46]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ReserveAddress.ProtoReflect.Descriptor instead.
+func (*ReserveAddress) Descriptor() ([]byte, []int) {
+	return file_skein_v1_events_proto_rawDescGZIP(), []int{46}
+}
+
+func (x *ReserveAddress) GetPool() string {
+	if x != nil {
+		return x.Pool
+	}
+	return ""
+}
+
+func (x *ReserveAddress) GetAddress() string {
+	if x != nil {
+		return x.Address
+	}
+	return ""
+}
+
+func (x *ReserveAddress) GetNamespace() string {
+	if x != nil {
+		return x.Namespace
+	}
+	return ""
+}
+
+func (x *ReserveAddress) GetPod() string {
+	if x != nil {
+		return x.Pod
+	}
+	return ""
+}
+
+type ClaimAddress struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	NodeId        string                 `protobuf:"bytes,1,opt,name=node_id,json=nodeId,proto3" json:"node_id,omitempty"`
+	Pool          string                 `protobuf:"bytes,2,opt,name=pool,proto3" json:"pool,omitempty"`
+	Address       string                 `protobuf:"bytes,3,opt,name=address,proto3" json:"address,omitempty"`
+	Namespace     string                 `protobuf:"bytes,4,opt,name=namespace,proto3" json:"namespace,omitempty"`
+	Pod           string                 `protobuf:"bytes,5,opt,name=pod,proto3" json:"pod,omitempty"`
+	GiveUp        bool                   `protobuf:"varint,6,opt,name=give_up,json=giveUp,proto3" json:"give_up,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ClaimAddress) Reset() {
+	*x = ClaimAddress{}
+	mi := &file_skein_v1_events_proto_msgTypes[47]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ClaimAddress) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ClaimAddress) ProtoMessage() {}
+
+func (x *ClaimAddress) ProtoReflect() protoreflect.Message {
+	mi := &file_skein_v1_events_proto_msgTypes[47]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ClaimAddress.ProtoReflect.Descriptor instead.
+func (*ClaimAddress) Descriptor() ([]byte, []int) {
+	return file_skein_v1_events_proto_rawDescGZIP(), []int{47}
+}
+
+func (x *ClaimAddress) GetNodeId() string {
+	if x != nil {
+		return x.NodeId
+	}
+	return ""
+}
+
+func (x *ClaimAddress) GetPool() string {
+	if x != nil {
+		return x.Pool
+	}
+	return ""
+}
+
+func (x *ClaimAddress) GetAddress() string {
+	if x != nil {
+		return x.Address
+	}
+	return ""
+}
+
+func (x *ClaimAddress) GetNamespace() string {
+	if x != nil {
+		return x.Namespace
+	}
+	return ""
+}
+
+func (x *ClaimAddress) GetPod() string {
+	if x != nil {
+		return x.Pod
+	}
+	return ""
+}
+
+func (x *ClaimAddress) GetGiveUp() bool {
+	if x != nil {
+		return x.GiveUp
+	}
+	return false
+}
+
+type ReleaseAddress struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Pool          string                 `protobuf:"bytes,1,opt,name=pool,proto3" json:"pool,omitempty"`
+	Address       string                 `protobuf:"bytes,2,opt,name=address,proto3" json:"address,omitempty"`
+	Force         bool                   `protobuf:"varint,3,opt,name=force,proto3" json:"force,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ReleaseAddress) Reset() {
+	*x = ReleaseAddress{}
+	mi := &file_skein_v1_events_proto_msgTypes[48]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ReleaseAddress) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ReleaseAddress) ProtoMessage() {}
+
+func (x *ReleaseAddress) ProtoReflect() protoreflect.Message {
+	mi := &file_skein_v1_events_proto_msgTypes[48]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ReleaseAddress.ProtoReflect.Descriptor instead.
+func (*ReleaseAddress) Descriptor() ([]byte, []int) {
+	return file_skein_v1_events_proto_rawDescGZIP(), []int{48}
+}
+
+func (x *ReleaseAddress) GetPool() string {
+	if x != nil {
+		return x.Pool
+	}
+	return ""
+}
+
+func (x *ReleaseAddress) GetAddress() string {
+	if x != nil {
+		return x.Address
+	}
+	return ""
+}
+
+func (x *ReleaseAddress) GetForce() bool {
+	if x != nil {
+		return x.Force
+	}
+	return false
+}
+
+type SetGrant struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	NodeId        string                 `protobuf:"bytes,1,opt,name=node_id,json=nodeId,proto3" json:"node_id,omitempty"`
+	Pool          string                 `protobuf:"bytes,2,opt,name=pool,proto3" json:"pool,omitempty"`
+	Namespace     string                 `protobuf:"bytes,3,opt,name=namespace,proto3" json:"namespace,omitempty"`
+	Addresses     uint32                 `protobuf:"varint,4,opt,name=addresses,proto3" json:"addresses,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *SetGrant) Reset() {
+	*x = SetGrant{}
+	mi := &file_skein_v1_events_proto_msgTypes[49]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *SetGrant) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*SetGrant) ProtoMessage() {}
+
+func (x *SetGrant) ProtoReflect() protoreflect.Message {
+	mi := &file_skein_v1_events_proto_msgTypes[49]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use SetGrant.ProtoReflect.Descriptor instead.
+func (*SetGrant) Descriptor() ([]byte, []int) {
+	return file_skein_v1_events_proto_rawDescGZIP(), []int{49}
+}
+
+func (x *SetGrant) GetNodeId() string {
+	if x != nil {
+		return x.NodeId
+	}
+	return ""
+}
+
+func (x *SetGrant) GetPool() string {
+	if x != nil {
+		return x.Pool
+	}
+	return ""
+}
+
+func (x *SetGrant) GetNamespace() string {
+	if x != nil {
+		return x.Namespace
+	}
+	return ""
+}
+
+func (x *SetGrant) GetAddresses() uint32 {
+	if x != nil {
+		return x.Addresses
+	}
+	return 0
+}
+
+// ImportPools takes all of it or, when anything contradicts what is there, nothing. What is there already as it should be stays.
+type ImportPools struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Pools         []*Pool                `protobuf:"bytes,1,rep,name=pools,proto3" json:"pools,omitempty"`
+	Blocks        []*ImportBlock         `protobuf:"bytes,2,rep,name=blocks,proto3" json:"blocks,omitempty"`
+	DryRun        bool                   `protobuf:"varint,3,opt,name=dry_run,json=dryRun,proto3" json:"dry_run,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ImportPools) Reset() {
+	*x = ImportPools{}
+	mi := &file_skein_v1_events_proto_msgTypes[50]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ImportPools) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ImportPools) ProtoMessage() {}
+
+func (x *ImportPools) ProtoReflect() protoreflect.Message {
+	mi := &file_skein_v1_events_proto_msgTypes[50]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ImportPools.ProtoReflect.Descriptor instead.
+func (*ImportPools) Descriptor() ([]byte, []int) {
+	return file_skein_v1_events_proto_rawDescGZIP(), []int{50}
+}
+
+func (x *ImportPools) GetPools() []*Pool {
+	if x != nil {
+		return x.Pools
+	}
+	return nil
+}
+
+func (x *ImportPools) GetBlocks() []*ImportBlock {
+	if x != nil {
+		return x.Blocks
+	}
+	return nil
+}
+
+func (x *ImportPools) GetDryRun() bool {
+	if x != nil {
+		return x.DryRun
+	}
+	return false
+}
+
+type ImportBlock struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Pool          string                 `protobuf:"bytes,1,opt,name=pool,proto3" json:"pool,omitempty"`
+	Ipv4          string                 `protobuf:"bytes,2,opt,name=ipv4,proto3" json:"ipv4,omitempty"`
+	Ipv6          string                 `protobuf:"bytes,3,opt,name=ipv6,proto3" json:"ipv6,omitempty"`
+	Node          string                 `protobuf:"bytes,4,opt,name=node,proto3" json:"node,omitempty"`
+	Reason        string                 `protobuf:"bytes,5,opt,name=reason,proto3" json:"reason,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ImportBlock) Reset() {
+	*x = ImportBlock{}
+	mi := &file_skein_v1_events_proto_msgTypes[51]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ImportBlock) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ImportBlock) ProtoMessage() {}
+
+func (x *ImportBlock) ProtoReflect() protoreflect.Message {
+	mi := &file_skein_v1_events_proto_msgTypes[51]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ImportBlock.ProtoReflect.Descriptor instead.
+func (*ImportBlock) Descriptor() ([]byte, []int) {
+	return file_skein_v1_events_proto_rawDescGZIP(), []int{51}
+}
+
+func (x *ImportBlock) GetPool() string {
+	if x != nil {
+		return x.Pool
+	}
+	return ""
+}
+
+func (x *ImportBlock) GetIpv4() string {
+	if x != nil {
+		return x.Ipv4
+	}
+	return ""
+}
+
+func (x *ImportBlock) GetIpv6() string {
+	if x != nil {
+		return x.Ipv6
+	}
+	return ""
+}
+
+func (x *ImportBlock) GetNode() string {
+	if x != nil {
+		return x.Node
+	}
+	return ""
+}
+
+func (x *ImportBlock) GetReason() string {
+	if x != nil {
+		return x.Reason
+	}
+	return ""
 }
 
 var File_skein_v1_events_proto protoreflect.FileDescriptor
 
 const file_skein_v1_events_proto_rawDesc = "" +
 	"\n" +
-	"\x15skein/v1/events.proto\x12\bskein.v1\x1a\x14skein/v1/state.proto\"\xa3\b\n" +
+	"\x15skein/v1/events.proto\x12\bskein.v1\x1a\x14skein/v1/state.proto\"\xa8\r\n" +
 	"\x05Event\x12\x14\n" +
 	"\x05index\x18\x01 \x01(\x04R\x05index\x12\x12\n" +
 	"\x04time\x18\x02 \x01(\x03R\x04time\x12\x1d\n" +
@@ -2152,7 +3759,17 @@ const file_skein_v1_events_proto_rawDesc = "" +
 	"\x0fserver_promoted\x18\x14 \x01(\v2\x18.skein.v1.ServerPromotedH\x00R\x0eserverPromoted\x12@\n" +
 	"\x0eserver_removed\x18\x15 \x01(\v2\x17.skein.v1.ServerRemovedH\x00R\rserverRemoved\x12J\n" +
 	"\x12gossip_key_rotated\x18\x16 \x01(\v2\x1a.skein.v1.GossipKeyRotatedH\x00R\x10gossipKeyRotated\x12F\n" +
-	"\x10command_answered\x18\x17 \x01(\v2\x19.skein.v1.CommandAnsweredH\x00R\x0fcommandAnsweredB\x06\n" +
+	"\x10command_answered\x18\x17 \x01(\v2\x19.skein.v1.CommandAnsweredH\x00R\x0fcommandAnswered\x12:\n" +
+	"\fpool_created\x18\x18 \x01(\v2\x15.skein.v1.PoolCreatedH\x00R\vpoolCreated\x12:\n" +
+	"\fpool_changed\x18\x19 \x01(\v2\x15.skein.v1.PoolChangedH\x00R\vpoolChanged\x12:\n" +
+	"\fpool_removed\x18\x1a \x01(\v2\x15.skein.v1.PoolRemovedH\x00R\vpoolRemoved\x12C\n" +
+	"\x0fblock_allocated\x18\x1b \x01(\v2\x18.skein.v1.BlockAllocatedH\x00R\x0eblockAllocated\x12@\n" +
+	"\x0eblock_reserved\x18\x1c \x01(\v2\x17.skein.v1.BlockReservedH\x00R\rblockReserved\x12@\n" +
+	"\x0eblock_released\x18\x1d \x01(\v2\x17.skein.v1.BlockReleasedH\x00R\rblockReleased\x12F\n" +
+	"\x10address_reserved\x18\x1e \x01(\v2\x19.skein.v1.AddressReservedH\x00R\x0faddressReserved\x12C\n" +
+	"\x0faddress_claimed\x18\x1f \x01(\v2\x18.skein.v1.AddressClaimedH\x00R\x0eaddressClaimed\x12F\n" +
+	"\x10address_released\x18  \x01(\v2\x19.skein.v1.AddressReleasedH\x00R\x0faddressReleased\x121\n" +
+	"\tgrant_set\x18! \x01(\v2\x12.skein.v1.GrantSetH\x00R\bgrantSetB\x06\n" +
 	"\x04body\"m\n" +
 	"\x0eClusterCreated\x12+\n" +
 	"\acluster\x18\x01 \x01(\v2\x11.skein.v1.ClusterR\acluster\x12.\n" +
@@ -2188,10 +3805,37 @@ const file_skein_v1_events_proto_rawDesc = "" +
 	"\x10GossipKeyRotated\x12(\n" +
 	"\x04keys\x18\x01 \x01(\v2\x14.skein.v1.GossipKeysR\x04keys\";\n" +
 	"\x0fCommandAnswered\x12(\n" +
-	"\x06answer\x18\x01 \x01(\v2\x10.skein.v1.AnswerR\x06answer\"D\n" +
+	"\x06answer\x18\x01 \x01(\v2\x10.skein.v1.AnswerR\x06answer\"1\n" +
+	"\vPoolCreated\x12\"\n" +
+	"\x04pool\x18\x01 \x01(\v2\x0e.skein.v1.PoolR\x04pool\"I\n" +
+	"\vPoolChanged\x12\"\n" +
+	"\x04pool\x18\x01 \x01(\v2\x0e.skein.v1.PoolR\x04pool\x12\x16\n" +
+	"\x06change\x18\x02 \x01(\tR\x06change\"!\n" +
+	"\vPoolRemoved\x12\x12\n" +
+	"\x04name\x18\x01 \x01(\tR\x04name\"7\n" +
+	"\x0eBlockAllocated\x12%\n" +
+	"\x05block\x18\x01 \x01(\v2\x0f.skein.v1.BlockR\x05block\"6\n" +
+	"\rBlockReserved\x12%\n" +
+	"\x05block\x18\x01 \x01(\v2\x0f.skein.v1.BlockR\x05block\"l\n" +
+	"\rBlockReleased\x12\x12\n" +
+	"\x04pool\x18\x01 \x01(\tR\x04pool\x12\x16\n" +
+	"\x06number\x18\x02 \x01(\x04R\x06number\x12\x17\n" +
+	"\anode_id\x18\x03 \x01(\tR\x06nodeId\x12\x16\n" +
+	"\x06reason\x18\x04 \x01(\tR\x06reason\"D\n" +
+	"\x0fAddressReserved\x121\n" +
+	"\aaddress\x18\x01 \x01(\v2\x17.skein.v1.StaticAddressR\aaddress\"W\n" +
+	"\x0eAddressClaimed\x12\x12\n" +
+	"\x04pool\x18\x01 \x01(\tR\x04pool\x12\x18\n" +
+	"\aaddress\x18\x02 \x01(\tR\aaddress\x12\x17\n" +
+	"\anode_id\x18\x03 \x01(\tR\x06nodeId\"?\n" +
+	"\x0fAddressReleased\x12\x12\n" +
+	"\x04pool\x18\x01 \x01(\tR\x04pool\x12\x18\n" +
+	"\aaddress\x18\x02 \x01(\tR\aaddress\"1\n" +
+	"\bGrantSet\x12%\n" +
+	"\x05grant\x18\x01 \x01(\v2\x0f.skein.v1.GrantR\x05grant\"D\n" +
 	"\x05Batch\x12\x12\n" +
 	"\x04base\x18\x01 \x01(\x04R\x04base\x12'\n" +
-	"\x06events\x18\x02 \x03(\v2\x0f.skein.v1.EventR\x06events\"\xe0\x06\n" +
+	"\x06events\x18\x02 \x03(\v2\x0f.skein.v1.EventR\x06events\"\x89\f\n" +
 	"\aCommand\x12\x1d\n" +
 	"\n" +
 	"request_id\x18\x01 \x01(\tR\trequestId\x12\x12\n" +
@@ -2214,7 +3858,21 @@ const file_skein_v1_events_proto_rawDesc = "" +
 	"add_server\x18\x12 \x01(\v2\x13.skein.v1.AddServerH\x00R\taddServer\x12@\n" +
 	"\x0epromote_server\x18\x13 \x01(\v2\x17.skein.v1.PromoteServerH\x00R\rpromoteServer\x12=\n" +
 	"\rremove_server\x18\x14 \x01(\v2\x16.skein.v1.RemoveServerH\x00R\fremoveServer\x12G\n" +
-	"\x11rotate_gossip_key\x18\x15 \x01(\v2\x19.skein.v1.RotateGossipKeyH\x00R\x0frotateGossipKeyB\x06\n" +
+	"\x11rotate_gossip_key\x18\x15 \x01(\v2\x19.skein.v1.RotateGossipKeyH\x00R\x0frotateGossipKey\x127\n" +
+	"\vcreate_pool\x18\x16 \x01(\v2\x14.skein.v1.CreatePoolH\x00R\n" +
+	"createPool\x127\n" +
+	"\vchange_pool\x18\x17 \x01(\v2\x14.skein.v1.ChangePoolH\x00R\n" +
+	"changePool\x127\n" +
+	"\vremove_pool\x18\x18 \x01(\v2\x14.skein.v1.RemovePoolH\x00R\n" +
+	"removePool\x12C\n" +
+	"\x0fallocate_blocks\x18\x19 \x01(\v2\x18.skein.v1.AllocateBlocksH\x00R\x0eallocateBlocks\x12=\n" +
+	"\rreserve_block\x18\x1a \x01(\v2\x16.skein.v1.ReserveBlockH\x00R\freserveBlock\x12@\n" +
+	"\x0erelease_blocks\x18\x1b \x01(\v2\x17.skein.v1.ReleaseBlocksH\x00R\rreleaseBlocks\x12C\n" +
+	"\x0freserve_address\x18\x1c \x01(\v2\x18.skein.v1.ReserveAddressH\x00R\x0ereserveAddress\x12=\n" +
+	"\rclaim_address\x18\x1d \x01(\v2\x16.skein.v1.ClaimAddressH\x00R\fclaimAddress\x12C\n" +
+	"\x0frelease_address\x18\x1e \x01(\v2\x18.skein.v1.ReleaseAddressH\x00R\x0ereleaseAddress\x121\n" +
+	"\tset_grant\x18\x1f \x01(\v2\x12.skein.v1.SetGrantH\x00R\bsetGrant\x12:\n" +
+	"\fimport_pools\x18  \x01(\v2\x15.skein.v1.ImportPoolsH\x00R\vimportPoolsB\x06\n" +
 	"\x04body\"\xb3\x01\n" +
 	"\rCreateCluster\x12\x1d\n" +
 	"\n" +
@@ -2286,7 +3944,65 @@ const file_skein_v1_events_proto_rawDesc = "" +
 	"\anode_id\x18\x01 \x01(\tR\x06nodeId\x12\x16\n" +
 	"\x06reason\x18\x02 \x01(\tR\x06reason\x12\x14\n" +
 	"\x05force\x18\x03 \x01(\bR\x05force\"\x11\n" +
-	"\x0fRotateGossipKeyB1Z/github.com/skeinmesh/skein/api/skein/v1;skeinv1b\x06proto3"
+	"\x0fRotateGossipKey\"0\n" +
+	"\n" +
+	"CreatePool\x12\"\n" +
+	"\x04pool\x18\x01 \x01(\v2\x0e.skein.v1.PoolR\x04pool\"\x91\x01\n" +
+	"\n" +
+	"ChangePool\x12\x12\n" +
+	"\x04name\x18\x01 \x01(\tR\x04name\x125\n" +
+	"\vadd_subnets\x18\x02 \x03(\v2\x14.skein.v1.PoolSubnetR\n" +
+	"addSubnets\x12 \n" +
+	"\x03set\x18\x03 \x01(\v2\x0e.skein.v1.PoolR\x03set\x12\x16\n" +
+	"\x06fields\x18\x04 \x03(\tR\x06fields\" \n" +
+	"\n" +
+	"RemovePool\x12\x12\n" +
+	"\x04name\x18\x01 \x01(\tR\x04name\"S\n" +
+	"\x0eAllocateBlocks\x12\x17\n" +
+	"\anode_id\x18\x01 \x01(\tR\x06nodeId\x12\x12\n" +
+	"\x04pool\x18\x02 \x01(\tR\x04pool\x12\x14\n" +
+	"\x05total\x18\x03 \x01(\rR\x05total\"R\n" +
+	"\fReserveBlock\x12\x12\n" +
+	"\x04pool\x18\x01 \x01(\tR\x04pool\x12\x16\n" +
+	"\x06prefix\x18\x02 \x01(\tR\x06prefix\x12\x16\n" +
+	"\x06reason\x18\x03 \x01(\tR\x06reason\"\x86\x01\n" +
+	"\rReleaseBlocks\x12\x12\n" +
+	"\x04pool\x18\x01 \x01(\tR\x04pool\x12\x18\n" +
+	"\anumbers\x18\x02 \x03(\x04R\anumbers\x12\x17\n" +
+	"\anode_id\x18\x03 \x01(\tR\x06nodeId\x12\x16\n" +
+	"\x06prefix\x18\x04 \x01(\tR\x06prefix\x12\x16\n" +
+	"\x06reason\x18\x05 \x01(\tR\x06reason\"n\n" +
+	"\x0eReserveAddress\x12\x12\n" +
+	"\x04pool\x18\x01 \x01(\tR\x04pool\x12\x18\n" +
+	"\aaddress\x18\x02 \x01(\tR\aaddress\x12\x1c\n" +
+	"\tnamespace\x18\x03 \x01(\tR\tnamespace\x12\x10\n" +
+	"\x03pod\x18\x04 \x01(\tR\x03pod\"\x9e\x01\n" +
+	"\fClaimAddress\x12\x17\n" +
+	"\anode_id\x18\x01 \x01(\tR\x06nodeId\x12\x12\n" +
+	"\x04pool\x18\x02 \x01(\tR\x04pool\x12\x18\n" +
+	"\aaddress\x18\x03 \x01(\tR\aaddress\x12\x1c\n" +
+	"\tnamespace\x18\x04 \x01(\tR\tnamespace\x12\x10\n" +
+	"\x03pod\x18\x05 \x01(\tR\x03pod\x12\x17\n" +
+	"\agive_up\x18\x06 \x01(\bR\x06giveUp\"T\n" +
+	"\x0eReleaseAddress\x12\x12\n" +
+	"\x04pool\x18\x01 \x01(\tR\x04pool\x12\x18\n" +
+	"\aaddress\x18\x02 \x01(\tR\aaddress\x12\x14\n" +
+	"\x05force\x18\x03 \x01(\bR\x05force\"s\n" +
+	"\bSetGrant\x12\x17\n" +
+	"\anode_id\x18\x01 \x01(\tR\x06nodeId\x12\x12\n" +
+	"\x04pool\x18\x02 \x01(\tR\x04pool\x12\x1c\n" +
+	"\tnamespace\x18\x03 \x01(\tR\tnamespace\x12\x1c\n" +
+	"\taddresses\x18\x04 \x01(\rR\taddresses\"{\n" +
+	"\vImportPools\x12$\n" +
+	"\x05pools\x18\x01 \x03(\v2\x0e.skein.v1.PoolR\x05pools\x12-\n" +
+	"\x06blocks\x18\x02 \x03(\v2\x15.skein.v1.ImportBlockR\x06blocks\x12\x17\n" +
+	"\adry_run\x18\x03 \x01(\bR\x06dryRun\"u\n" +
+	"\vImportBlock\x12\x12\n" +
+	"\x04pool\x18\x01 \x01(\tR\x04pool\x12\x12\n" +
+	"\x04ipv4\x18\x02 \x01(\tR\x04ipv4\x12\x12\n" +
+	"\x04ipv6\x18\x03 \x01(\tR\x04ipv6\x12\x12\n" +
+	"\x04node\x18\x04 \x01(\tR\x04node\x12\x16\n" +
+	"\x06reason\x18\x05 \x01(\tR\x06reasonB1Z/github.com/skeinmesh/skein/api/skein/v1;skeinv1b\x06proto3"
 
 var (
 	file_skein_v1_events_proto_rawDescOnce sync.Once
@@ -2300,7 +4016,7 @@ func file_skein_v1_events_proto_rawDescGZIP() []byte {
 	return file_skein_v1_events_proto_rawDescData
 }
 
-var file_skein_v1_events_proto_msgTypes = make([]protoimpl.MessageInfo, 32)
+var file_skein_v1_events_proto_msgTypes = make([]protoimpl.MessageInfo, 54)
 var file_skein_v1_events_proto_goTypes = []any{
 	(*Event)(nil),            // 0: skein.v1.Event
 	(*ClusterCreated)(nil),   // 1: skein.v1.ClusterCreated
@@ -2317,29 +4033,56 @@ var file_skein_v1_events_proto_goTypes = []any{
 	(*ServerRemoved)(nil),    // 12: skein.v1.ServerRemoved
 	(*GossipKeyRotated)(nil), // 13: skein.v1.GossipKeyRotated
 	(*CommandAnswered)(nil),  // 14: skein.v1.CommandAnswered
-	(*Batch)(nil),            // 15: skein.v1.Batch
-	(*Command)(nil),          // 16: skein.v1.Command
-	(*CreateCluster)(nil),    // 17: skein.v1.CreateCluster
-	(*ChangeSettings)(nil),   // 18: skein.v1.ChangeSettings
-	(*CreateToken)(nil),      // 19: skein.v1.CreateToken
-	(*RevokeToken)(nil),      // 20: skein.v1.RevokeToken
-	(*NewNode)(nil),          // 21: skein.v1.NewNode
-	(*AdmitNode)(nil),        // 22: skein.v1.AdmitNode
-	(*ChangeNode)(nil),       // 23: skein.v1.ChangeNode
-	(*RevokeNode)(nil),       // 24: skein.v1.RevokeNode
-	(*RotateNodeKey)(nil),    // 25: skein.v1.RotateNodeKey
-	(*AddServer)(nil),        // 26: skein.v1.AddServer
-	(*PromoteServer)(nil),    // 27: skein.v1.PromoteServer
-	(*RemoveServer)(nil),     // 28: skein.v1.RemoveServer
-	(*RotateGossipKey)(nil),  // 29: skein.v1.RotateGossipKey
-	nil,                      // 30: skein.v1.NewNode.LabelsEntry
-	nil,                      // 31: skein.v1.ChangeNode.LabelsEntry
-	(*Cluster)(nil),          // 32: skein.v1.Cluster
-	(*Settings)(nil),         // 33: skein.v1.Settings
-	(*Token)(nil),            // 34: skein.v1.Token
-	(*Node)(nil),             // 35: skein.v1.Node
-	(*GossipKeys)(nil),       // 36: skein.v1.GossipKeys
-	(*Answer)(nil),           // 37: skein.v1.Answer
+	(*PoolCreated)(nil),      // 15: skein.v1.PoolCreated
+	(*PoolChanged)(nil),      // 16: skein.v1.PoolChanged
+	(*PoolRemoved)(nil),      // 17: skein.v1.PoolRemoved
+	(*BlockAllocated)(nil),   // 18: skein.v1.BlockAllocated
+	(*BlockReserved)(nil),    // 19: skein.v1.BlockReserved
+	(*BlockReleased)(nil),    // 20: skein.v1.BlockReleased
+	(*AddressReserved)(nil),  // 21: skein.v1.AddressReserved
+	(*AddressClaimed)(nil),   // 22: skein.v1.AddressClaimed
+	(*AddressReleased)(nil),  // 23: skein.v1.AddressReleased
+	(*GrantSet)(nil),         // 24: skein.v1.GrantSet
+	(*Batch)(nil),            // 25: skein.v1.Batch
+	(*Command)(nil),          // 26: skein.v1.Command
+	(*CreateCluster)(nil),    // 27: skein.v1.CreateCluster
+	(*ChangeSettings)(nil),   // 28: skein.v1.ChangeSettings
+	(*CreateToken)(nil),      // 29: skein.v1.CreateToken
+	(*RevokeToken)(nil),      // 30: skein.v1.RevokeToken
+	(*NewNode)(nil),          // 31: skein.v1.NewNode
+	(*AdmitNode)(nil),        // 32: skein.v1.AdmitNode
+	(*ChangeNode)(nil),       // 33: skein.v1.ChangeNode
+	(*RevokeNode)(nil),       // 34: skein.v1.RevokeNode
+	(*RotateNodeKey)(nil),    // 35: skein.v1.RotateNodeKey
+	(*AddServer)(nil),        // 36: skein.v1.AddServer
+	(*PromoteServer)(nil),    // 37: skein.v1.PromoteServer
+	(*RemoveServer)(nil),     // 38: skein.v1.RemoveServer
+	(*RotateGossipKey)(nil),  // 39: skein.v1.RotateGossipKey
+	(*CreatePool)(nil),       // 40: skein.v1.CreatePool
+	(*ChangePool)(nil),       // 41: skein.v1.ChangePool
+	(*RemovePool)(nil),       // 42: skein.v1.RemovePool
+	(*AllocateBlocks)(nil),   // 43: skein.v1.AllocateBlocks
+	(*ReserveBlock)(nil),     // 44: skein.v1.ReserveBlock
+	(*ReleaseBlocks)(nil),    // 45: skein.v1.ReleaseBlocks
+	(*ReserveAddress)(nil),   // 46: skein.v1.ReserveAddress
+	(*ClaimAddress)(nil),     // 47: skein.v1.ClaimAddress
+	(*ReleaseAddress)(nil),   // 48: skein.v1.ReleaseAddress
+	(*SetGrant)(nil),         // 49: skein.v1.SetGrant
+	(*ImportPools)(nil),      // 50: skein.v1.ImportPools
+	(*ImportBlock)(nil),      // 51: skein.v1.ImportBlock
+	nil,                      // 52: skein.v1.NewNode.LabelsEntry
+	nil,                      // 53: skein.v1.ChangeNode.LabelsEntry
+	(*Cluster)(nil),          // 54: skein.v1.Cluster
+	(*Settings)(nil),         // 55: skein.v1.Settings
+	(*Token)(nil),            // 56: skein.v1.Token
+	(*Node)(nil),             // 57: skein.v1.Node
+	(*GossipKeys)(nil),       // 58: skein.v1.GossipKeys
+	(*Answer)(nil),           // 59: skein.v1.Answer
+	(*Pool)(nil),             // 60: skein.v1.Pool
+	(*Block)(nil),            // 61: skein.v1.Block
+	(*StaticAddress)(nil),    // 62: skein.v1.StaticAddress
+	(*Grant)(nil),            // 63: skein.v1.Grant
+	(*PoolSubnet)(nil),       // 64: skein.v1.PoolSubnet
 }
 var file_skein_v1_events_proto_depIdxs = []int32{
 	1,  // 0: skein.v1.Event.cluster_created:type_name -> skein.v1.ClusterCreated
@@ -2356,38 +4099,70 @@ var file_skein_v1_events_proto_depIdxs = []int32{
 	12, // 11: skein.v1.Event.server_removed:type_name -> skein.v1.ServerRemoved
 	13, // 12: skein.v1.Event.gossip_key_rotated:type_name -> skein.v1.GossipKeyRotated
 	14, // 13: skein.v1.Event.command_answered:type_name -> skein.v1.CommandAnswered
-	32, // 14: skein.v1.ClusterCreated.cluster:type_name -> skein.v1.Cluster
-	33, // 15: skein.v1.ClusterCreated.settings:type_name -> skein.v1.Settings
-	33, // 16: skein.v1.SettingsChanged.settings:type_name -> skein.v1.Settings
-	34, // 17: skein.v1.TokenCreated.token:type_name -> skein.v1.Token
-	35, // 18: skein.v1.NodeAdmitted.node:type_name -> skein.v1.Node
-	35, // 19: skein.v1.NodeChanged.node:type_name -> skein.v1.Node
-	36, // 20: skein.v1.GossipKeyRotated.keys:type_name -> skein.v1.GossipKeys
-	37, // 21: skein.v1.CommandAnswered.answer:type_name -> skein.v1.Answer
-	0,  // 22: skein.v1.Batch.events:type_name -> skein.v1.Event
-	17, // 23: skein.v1.Command.create_cluster:type_name -> skein.v1.CreateCluster
-	18, // 24: skein.v1.Command.change_settings:type_name -> skein.v1.ChangeSettings
-	19, // 25: skein.v1.Command.create_token:type_name -> skein.v1.CreateToken
-	20, // 26: skein.v1.Command.revoke_token:type_name -> skein.v1.RevokeToken
-	22, // 27: skein.v1.Command.admit_node:type_name -> skein.v1.AdmitNode
-	23, // 28: skein.v1.Command.change_node:type_name -> skein.v1.ChangeNode
-	24, // 29: skein.v1.Command.revoke_node:type_name -> skein.v1.RevokeNode
-	25, // 30: skein.v1.Command.rotate_node_key:type_name -> skein.v1.RotateNodeKey
-	26, // 31: skein.v1.Command.add_server:type_name -> skein.v1.AddServer
-	27, // 32: skein.v1.Command.promote_server:type_name -> skein.v1.PromoteServer
-	28, // 33: skein.v1.Command.remove_server:type_name -> skein.v1.RemoveServer
-	29, // 34: skein.v1.Command.rotate_gossip_key:type_name -> skein.v1.RotateGossipKey
-	33, // 35: skein.v1.CreateCluster.settings:type_name -> skein.v1.Settings
-	21, // 36: skein.v1.CreateCluster.first_node:type_name -> skein.v1.NewNode
-	33, // 37: skein.v1.ChangeSettings.settings:type_name -> skein.v1.Settings
-	30, // 38: skein.v1.NewNode.labels:type_name -> skein.v1.NewNode.LabelsEntry
-	21, // 39: skein.v1.AdmitNode.node:type_name -> skein.v1.NewNode
-	31, // 40: skein.v1.ChangeNode.labels:type_name -> skein.v1.ChangeNode.LabelsEntry
-	41, // [41:41] is the sub-list for method output_type
-	41, // [41:41] is the sub-list for method input_type
-	41, // [41:41] is the sub-list for extension type_name
-	41, // [41:41] is the sub-list for extension extendee
-	0,  // [0:41] is the sub-list for field type_name
+	15, // 14: skein.v1.Event.pool_created:type_name -> skein.v1.PoolCreated
+	16, // 15: skein.v1.Event.pool_changed:type_name -> skein.v1.PoolChanged
+	17, // 16: skein.v1.Event.pool_removed:type_name -> skein.v1.PoolRemoved
+	18, // 17: skein.v1.Event.block_allocated:type_name -> skein.v1.BlockAllocated
+	19, // 18: skein.v1.Event.block_reserved:type_name -> skein.v1.BlockReserved
+	20, // 19: skein.v1.Event.block_released:type_name -> skein.v1.BlockReleased
+	21, // 20: skein.v1.Event.address_reserved:type_name -> skein.v1.AddressReserved
+	22, // 21: skein.v1.Event.address_claimed:type_name -> skein.v1.AddressClaimed
+	23, // 22: skein.v1.Event.address_released:type_name -> skein.v1.AddressReleased
+	24, // 23: skein.v1.Event.grant_set:type_name -> skein.v1.GrantSet
+	54, // 24: skein.v1.ClusterCreated.cluster:type_name -> skein.v1.Cluster
+	55, // 25: skein.v1.ClusterCreated.settings:type_name -> skein.v1.Settings
+	55, // 26: skein.v1.SettingsChanged.settings:type_name -> skein.v1.Settings
+	56, // 27: skein.v1.TokenCreated.token:type_name -> skein.v1.Token
+	57, // 28: skein.v1.NodeAdmitted.node:type_name -> skein.v1.Node
+	57, // 29: skein.v1.NodeChanged.node:type_name -> skein.v1.Node
+	58, // 30: skein.v1.GossipKeyRotated.keys:type_name -> skein.v1.GossipKeys
+	59, // 31: skein.v1.CommandAnswered.answer:type_name -> skein.v1.Answer
+	60, // 32: skein.v1.PoolCreated.pool:type_name -> skein.v1.Pool
+	60, // 33: skein.v1.PoolChanged.pool:type_name -> skein.v1.Pool
+	61, // 34: skein.v1.BlockAllocated.block:type_name -> skein.v1.Block
+	61, // 35: skein.v1.BlockReserved.block:type_name -> skein.v1.Block
+	62, // 36: skein.v1.AddressReserved.address:type_name -> skein.v1.StaticAddress
+	63, // 37: skein.v1.GrantSet.grant:type_name -> skein.v1.Grant
+	0,  // 38: skein.v1.Batch.events:type_name -> skein.v1.Event
+	27, // 39: skein.v1.Command.create_cluster:type_name -> skein.v1.CreateCluster
+	28, // 40: skein.v1.Command.change_settings:type_name -> skein.v1.ChangeSettings
+	29, // 41: skein.v1.Command.create_token:type_name -> skein.v1.CreateToken
+	30, // 42: skein.v1.Command.revoke_token:type_name -> skein.v1.RevokeToken
+	32, // 43: skein.v1.Command.admit_node:type_name -> skein.v1.AdmitNode
+	33, // 44: skein.v1.Command.change_node:type_name -> skein.v1.ChangeNode
+	34, // 45: skein.v1.Command.revoke_node:type_name -> skein.v1.RevokeNode
+	35, // 46: skein.v1.Command.rotate_node_key:type_name -> skein.v1.RotateNodeKey
+	36, // 47: skein.v1.Command.add_server:type_name -> skein.v1.AddServer
+	37, // 48: skein.v1.Command.promote_server:type_name -> skein.v1.PromoteServer
+	38, // 49: skein.v1.Command.remove_server:type_name -> skein.v1.RemoveServer
+	39, // 50: skein.v1.Command.rotate_gossip_key:type_name -> skein.v1.RotateGossipKey
+	40, // 51: skein.v1.Command.create_pool:type_name -> skein.v1.CreatePool
+	41, // 52: skein.v1.Command.change_pool:type_name -> skein.v1.ChangePool
+	42, // 53: skein.v1.Command.remove_pool:type_name -> skein.v1.RemovePool
+	43, // 54: skein.v1.Command.allocate_blocks:type_name -> skein.v1.AllocateBlocks
+	44, // 55: skein.v1.Command.reserve_block:type_name -> skein.v1.ReserveBlock
+	45, // 56: skein.v1.Command.release_blocks:type_name -> skein.v1.ReleaseBlocks
+	46, // 57: skein.v1.Command.reserve_address:type_name -> skein.v1.ReserveAddress
+	47, // 58: skein.v1.Command.claim_address:type_name -> skein.v1.ClaimAddress
+	48, // 59: skein.v1.Command.release_address:type_name -> skein.v1.ReleaseAddress
+	49, // 60: skein.v1.Command.set_grant:type_name -> skein.v1.SetGrant
+	50, // 61: skein.v1.Command.import_pools:type_name -> skein.v1.ImportPools
+	55, // 62: skein.v1.CreateCluster.settings:type_name -> skein.v1.Settings
+	31, // 63: skein.v1.CreateCluster.first_node:type_name -> skein.v1.NewNode
+	55, // 64: skein.v1.ChangeSettings.settings:type_name -> skein.v1.Settings
+	52, // 65: skein.v1.NewNode.labels:type_name -> skein.v1.NewNode.LabelsEntry
+	31, // 66: skein.v1.AdmitNode.node:type_name -> skein.v1.NewNode
+	53, // 67: skein.v1.ChangeNode.labels:type_name -> skein.v1.ChangeNode.LabelsEntry
+	60, // 68: skein.v1.CreatePool.pool:type_name -> skein.v1.Pool
+	64, // 69: skein.v1.ChangePool.add_subnets:type_name -> skein.v1.PoolSubnet
+	60, // 70: skein.v1.ChangePool.set:type_name -> skein.v1.Pool
+	60, // 71: skein.v1.ImportPools.pools:type_name -> skein.v1.Pool
+	51, // 72: skein.v1.ImportPools.blocks:type_name -> skein.v1.ImportBlock
+	73, // [73:73] is the sub-list for method output_type
+	73, // [73:73] is the sub-list for method input_type
+	73, // [73:73] is the sub-list for extension type_name
+	73, // [73:73] is the sub-list for extension extendee
+	0,  // [0:73] is the sub-list for field type_name
 }
 
 func init() { file_skein_v1_events_proto_init() }
@@ -2411,8 +4186,18 @@ func file_skein_v1_events_proto_init() {
 		(*Event_ServerRemoved)(nil),
 		(*Event_GossipKeyRotated)(nil),
 		(*Event_CommandAnswered)(nil),
+		(*Event_PoolCreated)(nil),
+		(*Event_PoolChanged)(nil),
+		(*Event_PoolRemoved)(nil),
+		(*Event_BlockAllocated)(nil),
+		(*Event_BlockReserved)(nil),
+		(*Event_BlockReleased)(nil),
+		(*Event_AddressReserved)(nil),
+		(*Event_AddressClaimed)(nil),
+		(*Event_AddressReleased)(nil),
+		(*Event_GrantSet)(nil),
 	}
-	file_skein_v1_events_proto_msgTypes[16].OneofWrappers = []any{
+	file_skein_v1_events_proto_msgTypes[26].OneofWrappers = []any{
 		(*Command_CreateCluster)(nil),
 		(*Command_ChangeSettings)(nil),
 		(*Command_CreateToken)(nil),
@@ -2425,6 +4210,17 @@ func file_skein_v1_events_proto_init() {
 		(*Command_PromoteServer)(nil),
 		(*Command_RemoveServer)(nil),
 		(*Command_RotateGossipKey)(nil),
+		(*Command_CreatePool)(nil),
+		(*Command_ChangePool)(nil),
+		(*Command_RemovePool)(nil),
+		(*Command_AllocateBlocks)(nil),
+		(*Command_ReserveBlock)(nil),
+		(*Command_ReleaseBlocks)(nil),
+		(*Command_ReserveAddress)(nil),
+		(*Command_ClaimAddress)(nil),
+		(*Command_ReleaseAddress)(nil),
+		(*Command_SetGrant)(nil),
+		(*Command_ImportPools)(nil),
 	}
 	type x struct{}
 	out := protoimpl.TypeBuilder{
@@ -2432,7 +4228,7 @@ func file_skein_v1_events_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_skein_v1_events_proto_rawDesc), len(file_skein_v1_events_proto_rawDesc)),
 			NumEnums:      0,
-			NumMessages:   32,
+			NumMessages:   54,
 			NumExtensions: 0,
 			NumServices:   0,
 		},

@@ -34,6 +34,7 @@ type JournalEntry struct {
 	//	*JournalEntry_NatObserved
 	//	*JournalEntry_AgentStarted
 	//	*JournalEntry_RelayObserved
+	//	*JournalEntry_PodAddress
 	Body          isJournalEntry_Body `protobuf_oneof:"body"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -144,6 +145,15 @@ func (x *JournalEntry) GetRelayObserved() *RelayObserved {
 	return nil
 }
 
+func (x *JournalEntry) GetPodAddress() *PodAddress {
+	if x != nil {
+		if x, ok := x.Body.(*JournalEntry_PodAddress); ok {
+			return x.PodAddress
+		}
+	}
+	return nil
+}
+
 type isJournalEntry_Body interface {
 	isJournalEntry_Body()
 }
@@ -172,6 +182,10 @@ type JournalEntry_RelayObserved struct {
 	RelayObserved *RelayObserved `protobuf:"bytes,15,opt,name=relay_observed,json=relayObserved,proto3,oneof"`
 }
 
+type JournalEntry_PodAddress struct {
+	PodAddress *PodAddress `protobuf:"bytes,16,opt,name=pod_address,json=podAddress,proto3,oneof"`
+}
+
 func (*JournalEntry_PathInput) isJournalEntry_Body() {}
 
 func (*JournalEntry_PathDecision) isJournalEntry_Body() {}
@@ -183,6 +197,8 @@ func (*JournalEntry_NatObserved) isJournalEntry_Body() {}
 func (*JournalEntry_AgentStarted) isJournalEntry_Body() {}
 
 func (*JournalEntry_RelayObserved) isJournalEntry_Body() {}
+
+func (*JournalEntry_PodAddress) isJournalEntry_Body() {}
 
 // PathInput is an input of the path state machine, enough to replay it.
 type PathInput struct {
@@ -601,11 +617,120 @@ func (x *RelayObserved) GetError() string {
 	return ""
 }
 
+// PodAddress tells what became of a pod's address on this node.
+type PodAddress struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	What          string                 `protobuf:"bytes,1,opt,name=what,proto3" json:"what,omitempty"` // given | taken-back | adopted | leaked | refused
+	Pool          string                 `protobuf:"bytes,2,opt,name=pool,proto3" json:"pool,omitempty"`
+	Ipv4          string                 `protobuf:"bytes,3,opt,name=ipv4,proto3" json:"ipv4,omitempty"`
+	Ipv6          string                 `protobuf:"bytes,4,opt,name=ipv6,proto3" json:"ipv6,omitempty"`
+	Namespace     string                 `protobuf:"bytes,5,opt,name=namespace,proto3" json:"namespace,omitempty"`
+	Pod           string                 `protobuf:"bytes,6,opt,name=pod,proto3" json:"pod,omitempty"`
+	ContainerId   string                 `protobuf:"bytes,7,opt,name=container_id,json=containerId,proto3" json:"container_id,omitempty"`
+	Interface     string                 `protobuf:"bytes,8,opt,name=interface,proto3" json:"interface,omitempty"`
+	Reason        string                 `protobuf:"bytes,9,opt,name=reason,proto3" json:"reason,omitempty"` // of a refusal, or why it was taken back
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *PodAddress) Reset() {
+	*x = PodAddress{}
+	mi := &file_skein_v1_journal_proto_msgTypes[7]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *PodAddress) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*PodAddress) ProtoMessage() {}
+
+func (x *PodAddress) ProtoReflect() protoreflect.Message {
+	mi := &file_skein_v1_journal_proto_msgTypes[7]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use PodAddress.ProtoReflect.Descriptor instead.
+func (*PodAddress) Descriptor() ([]byte, []int) {
+	return file_skein_v1_journal_proto_rawDescGZIP(), []int{7}
+}
+
+func (x *PodAddress) GetWhat() string {
+	if x != nil {
+		return x.What
+	}
+	return ""
+}
+
+func (x *PodAddress) GetPool() string {
+	if x != nil {
+		return x.Pool
+	}
+	return ""
+}
+
+func (x *PodAddress) GetIpv4() string {
+	if x != nil {
+		return x.Ipv4
+	}
+	return ""
+}
+
+func (x *PodAddress) GetIpv6() string {
+	if x != nil {
+		return x.Ipv6
+	}
+	return ""
+}
+
+func (x *PodAddress) GetNamespace() string {
+	if x != nil {
+		return x.Namespace
+	}
+	return ""
+}
+
+func (x *PodAddress) GetPod() string {
+	if x != nil {
+		return x.Pod
+	}
+	return ""
+}
+
+func (x *PodAddress) GetContainerId() string {
+	if x != nil {
+		return x.ContainerId
+	}
+	return ""
+}
+
+func (x *PodAddress) GetInterface() string {
+	if x != nil {
+		return x.Interface
+	}
+	return ""
+}
+
+func (x *PodAddress) GetReason() string {
+	if x != nil {
+		return x.Reason
+	}
+	return ""
+}
+
 var File_skein_v1_journal_proto protoreflect.FileDescriptor
 
 const file_skein_v1_journal_proto_rawDesc = "" +
 	"\n" +
-	"\x16skein/v1/journal.proto\x12\bskein.v1\x1a\x15skein/v1/record.proto\"\xa6\x03\n" +
+	"\x16skein/v1/journal.proto\x12\bskein.v1\x1a\x15skein/v1/record.proto\"\xdf\x03\n" +
 	"\fJournalEntry\x12\x10\n" +
 	"\x03seq\x18\x01 \x01(\x04R\x03seq\x12\x12\n" +
 	"\x04time\x18\x02 \x01(\x03R\x04time\x124\n" +
@@ -618,7 +743,9 @@ const file_skein_v1_journal_proto_rawDesc = "" +
 	"reconciled\x12:\n" +
 	"\fnat_observed\x18\r \x01(\v2\x15.skein.v1.NatObservedH\x00R\vnatObserved\x12=\n" +
 	"\ragent_started\x18\x0e \x01(\v2\x16.skein.v1.AgentStartedH\x00R\fagentStarted\x12@\n" +
-	"\x0erelay_observed\x18\x0f \x01(\v2\x17.skein.v1.RelayObservedH\x00R\rrelayObservedB\x06\n" +
+	"\x0erelay_observed\x18\x0f \x01(\v2\x17.skein.v1.RelayObservedH\x00R\rrelayObserved\x127\n" +
+	"\vpod_address\x18\x10 \x01(\v2\x14.skein.v1.PodAddressH\x00R\n" +
+	"podAddressB\x06\n" +
 	"\x04body\"\x84\x01\n" +
 	"\tPathInput\x12\x12\n" +
 	"\x04peer\x18\x01 \x01(\tR\x04peer\x12\x12\n" +
@@ -651,7 +778,18 @@ const file_skein_v1_journal_proto_rawDesc = "" +
 	"\x05relay\x18\x01 \x01(\tR\x05relay\x12\x1c\n" +
 	"\tconnected\x18\x02 \x01(\bR\tconnected\x12\x1b\n" +
 	"\trtt_nanos\x18\x03 \x01(\x03R\brttNanos\x12\x14\n" +
-	"\x05error\x18\x04 \x01(\tR\x05errorB1Z/github.com/skeinmesh/skein/api/skein/v1;skeinv1b\x06proto3"
+	"\x05error\x18\x04 \x01(\tR\x05error\"\xe5\x01\n" +
+	"\n" +
+	"PodAddress\x12\x12\n" +
+	"\x04what\x18\x01 \x01(\tR\x04what\x12\x12\n" +
+	"\x04pool\x18\x02 \x01(\tR\x04pool\x12\x12\n" +
+	"\x04ipv4\x18\x03 \x01(\tR\x04ipv4\x12\x12\n" +
+	"\x04ipv6\x18\x04 \x01(\tR\x04ipv6\x12\x1c\n" +
+	"\tnamespace\x18\x05 \x01(\tR\tnamespace\x12\x10\n" +
+	"\x03pod\x18\x06 \x01(\tR\x03pod\x12!\n" +
+	"\fcontainer_id\x18\a \x01(\tR\vcontainerId\x12\x1c\n" +
+	"\tinterface\x18\b \x01(\tR\tinterface\x12\x16\n" +
+	"\x06reason\x18\t \x01(\tR\x06reasonB1Z/github.com/skeinmesh/skein/api/skein/v1;skeinv1b\x06proto3"
 
 var (
 	file_skein_v1_journal_proto_rawDescOnce sync.Once
@@ -665,7 +803,7 @@ func file_skein_v1_journal_proto_rawDescGZIP() []byte {
 	return file_skein_v1_journal_proto_rawDescData
 }
 
-var file_skein_v1_journal_proto_msgTypes = make([]protoimpl.MessageInfo, 7)
+var file_skein_v1_journal_proto_msgTypes = make([]protoimpl.MessageInfo, 8)
 var file_skein_v1_journal_proto_goTypes = []any{
 	(*JournalEntry)(nil),  // 0: skein.v1.JournalEntry
 	(*PathInput)(nil),     // 1: skein.v1.PathInput
@@ -674,7 +812,8 @@ var file_skein_v1_journal_proto_goTypes = []any{
 	(*NatObserved)(nil),   // 4: skein.v1.NatObserved
 	(*AgentStarted)(nil),  // 5: skein.v1.AgentStarted
 	(*RelayObserved)(nil), // 6: skein.v1.RelayObserved
-	(NatType)(0),          // 7: skein.v1.NatType
+	(*PodAddress)(nil),    // 7: skein.v1.PodAddress
+	(NatType)(0),          // 8: skein.v1.NatType
 }
 var file_skein_v1_journal_proto_depIdxs = []int32{
 	1, // 0: skein.v1.JournalEntry.path_input:type_name -> skein.v1.PathInput
@@ -683,12 +822,13 @@ var file_skein_v1_journal_proto_depIdxs = []int32{
 	4, // 3: skein.v1.JournalEntry.nat_observed:type_name -> skein.v1.NatObserved
 	5, // 4: skein.v1.JournalEntry.agent_started:type_name -> skein.v1.AgentStarted
 	6, // 5: skein.v1.JournalEntry.relay_observed:type_name -> skein.v1.RelayObserved
-	7, // 6: skein.v1.NatObserved.nat_type:type_name -> skein.v1.NatType
-	7, // [7:7] is the sub-list for method output_type
-	7, // [7:7] is the sub-list for method input_type
-	7, // [7:7] is the sub-list for extension type_name
-	7, // [7:7] is the sub-list for extension extendee
-	0, // [0:7] is the sub-list for field type_name
+	7, // 6: skein.v1.JournalEntry.pod_address:type_name -> skein.v1.PodAddress
+	8, // 7: skein.v1.NatObserved.nat_type:type_name -> skein.v1.NatType
+	8, // [8:8] is the sub-list for method output_type
+	8, // [8:8] is the sub-list for method input_type
+	8, // [8:8] is the sub-list for extension type_name
+	8, // [8:8] is the sub-list for extension extendee
+	0, // [0:8] is the sub-list for field type_name
 }
 
 func init() { file_skein_v1_journal_proto_init() }
@@ -704,6 +844,7 @@ func file_skein_v1_journal_proto_init() {
 		(*JournalEntry_NatObserved)(nil),
 		(*JournalEntry_AgentStarted)(nil),
 		(*JournalEntry_RelayObserved)(nil),
+		(*JournalEntry_PodAddress)(nil),
 	}
 	type x struct{}
 	out := protoimpl.TypeBuilder{
@@ -711,7 +852,7 @@ func file_skein_v1_journal_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_skein_v1_journal_proto_rawDesc), len(file_skein_v1_journal_proto_rawDesc)),
 			NumEnums:      0,
-			NumMessages:   7,
+			NumMessages:   8,
 			NumExtensions: 0,
 			NumServices:   0,
 		},

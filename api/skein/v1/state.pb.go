@@ -614,6 +614,11 @@ type Answer struct {
 	Token         *Token                 `protobuf:"bytes,4,opt,name=token,proto3" json:"token,omitempty"`                          // CreateToken
 	ErrorCode     string                 `protobuf:"bytes,5,opt,name=error_code,json=errorCode,proto3" json:"error_code,omitempty"` // set when the command was refused, never stored
 	ErrorMessage  string                 `protobuf:"bytes,6,opt,name=error_message,json=errorMessage,proto3" json:"error_message,omitempty"`
+	Pool          *Pool                  `protobuf:"bytes,7,opt,name=pool,proto3" json:"pool,omitempty"`     // CreatePool, ChangePool
+	Blocks        []*Block               `protobuf:"bytes,8,rep,name=blocks,proto3" json:"blocks,omitempty"` // AllocateBlocks: those it gave; ReserveBlock: that one
+	Static        *StaticAddress         `protobuf:"bytes,9,opt,name=static,proto3" json:"static,omitempty"` // ReserveAddress, ClaimAddress
+	Grant         *Grant                 `protobuf:"bytes,10,opt,name=grant,proto3" json:"grant,omitempty"`  // SetGrant
+	Plan          []string               `protobuf:"bytes,11,rep,name=plan,proto3" json:"plan,omitempty"`    // ImportPools: what it does or, with dry_run, would do, a line each
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -690,6 +695,41 @@ func (x *Answer) GetErrorMessage() string {
 	return ""
 }
 
+func (x *Answer) GetPool() *Pool {
+	if x != nil {
+		return x.Pool
+	}
+	return nil
+}
+
+func (x *Answer) GetBlocks() []*Block {
+	if x != nil {
+		return x.Blocks
+	}
+	return nil
+}
+
+func (x *Answer) GetStatic() *StaticAddress {
+	if x != nil {
+		return x.Static
+	}
+	return nil
+}
+
+func (x *Answer) GetGrant() *Grant {
+	if x != nil {
+		return x.Grant
+	}
+	return nil
+}
+
+func (x *Answer) GetPlan() []string {
+	if x != nil {
+		return x.Plan
+	}
+	return nil
+}
+
 // State is the snapshot form: every list sorted by ID.
 type State struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
@@ -703,6 +743,11 @@ type State struct {
 	Tokens        []*Token               `protobuf:"bytes,8,rep,name=tokens,proto3" json:"tokens,omitempty"`
 	GossipKeys    *GossipKeys            `protobuf:"bytes,9,opt,name=gossip_keys,json=gossipKeys,proto3" json:"gossip_keys,omitempty"`
 	Answers       []*Answer              `protobuf:"bytes,10,rep,name=answers,proto3" json:"answers,omitempty"` // oldest first, bounded
+	Pools         []*Pool                `protobuf:"bytes,11,rep,name=pools,proto3" json:"pools,omitempty"`     // by name
+	Blocks        []*Block               `protobuf:"bytes,12,rep,name=blocks,proto3" json:"blocks,omitempty"`   // by pool, then number
+	Freed         []*FreedBlock          `protobuf:"bytes,13,rep,name=freed,proto3" json:"freed,omitempty"`     // longest free first
+	Statics       []*StaticAddress       `protobuf:"bytes,14,rep,name=statics,proto3" json:"statics,omitempty"` // by pool, then address
+	Grants        []*Grant               `protobuf:"bytes,15,rep,name=grants,proto3" json:"grants,omitempty"`   // by pool, namespace, node
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -807,6 +852,567 @@ func (x *State) GetAnswers() []*Answer {
 	return nil
 }
 
+func (x *State) GetPools() []*Pool {
+	if x != nil {
+		return x.Pools
+	}
+	return nil
+}
+
+func (x *State) GetBlocks() []*Block {
+	if x != nil {
+		return x.Blocks
+	}
+	return nil
+}
+
+func (x *State) GetFreed() []*FreedBlock {
+	if x != nil {
+		return x.Freed
+	}
+	return nil
+}
+
+func (x *State) GetStatics() []*StaticAddress {
+	if x != nil {
+		return x.Statics
+	}
+	return nil
+}
+
+func (x *State) GetGrants() []*Grant {
+	if x != nil {
+		return x.Grants
+	}
+	return nil
+}
+
+// Pool is a set of subnets from which nodes get blocks of addresses for pods. Its blocks are numbered through all
+// subnets in their order, from 0, so that a subnet more changes no number.
+type Pool struct {
+	state            protoimpl.MessageState `protogen:"open.v1"`
+	Name             string                 `protobuf:"bytes,1,opt,name=name,proto3" json:"name,omitempty"`                                           // like a node's name: a-z, 0-9 and -, at most 63
+	BlockSizeBits    uint32                 `protobuf:"varint,2,opt,name=block_size_bits,json=blockSizeBits,proto3" json:"block_size_bits,omitempty"` // a block has 2^bits addresses of each family
+	Subnets          []*PoolSubnet          `protobuf:"bytes,3,rep,name=subnets,proto3" json:"subnets,omitempty"`                                     // all of one kind: IPv4, IPv6 or dual stack
+	Draining         bool                   `protobuf:"varint,4,opt,name=draining,proto3" json:"draining,omitempty"`                                  // nothing new is taken from it, neither block nor address
+	CreatedAt        int64                  `protobuf:"varint,5,opt,name=created_at,json=createdAt,proto3" json:"created_at,omitempty"`
+	CreatedIndex     uint64                 `protobuf:"varint,6,opt,name=created_index,json=createdIndex,proto3" json:"created_index,omitempty"`
+	CooldownSeconds  uint32                 `protobuf:"varint,7,opt,name=cooldown_seconds,json=cooldownSeconds,proto3" json:"cooldown_seconds,omitempty"`                                   // an address or block that was given back rests so long at least
+	StickySeconds    uint32                 `protobuf:"varint,8,opt,name=sticky_seconds,json=stickySeconds,proto3" json:"sticky_seconds,omitempty"`                                         // an address that was given back waits so long for the same pod (namespace and name) on its node
+	MaxBlocksPerNode uint32                 `protobuf:"varint,9,opt,name=max_blocks_per_node,json=maxBlocksPerNode,proto3" json:"max_blocks_per_node,omitempty"`                            // 0: no limit
+	Namespaces       []string               `protobuf:"bytes,10,rep,name=namespaces,proto3" json:"namespaces,omitempty"`                                                                    // whose pods get addresses from here when nothing else is said; a namespace stands in one pool only. "default" serves all others
+	Allowed          []string               `protobuf:"bytes,11,rep,name=allowed,proto3" json:"allowed,omitempty"`                                                                          // namespaces that may name this pool besides; "*": all
+	Quotas           map[string]uint32      `protobuf:"bytes,12,rep,name=quotas,proto3" json:"quotas,omitempty" protobuf_key:"bytes,1,opt,name=key" protobuf_val:"varint,2,opt,name=value"` // namespace -> addresses it may have from here in the whole cluster; absent: no limit
+	unknownFields    protoimpl.UnknownFields
+	sizeCache        protoimpl.SizeCache
+}
+
+func (x *Pool) Reset() {
+	*x = Pool{}
+	mi := &file_skein_v1_state_proto_msgTypes[9]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *Pool) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*Pool) ProtoMessage() {}
+
+func (x *Pool) ProtoReflect() protoreflect.Message {
+	mi := &file_skein_v1_state_proto_msgTypes[9]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use Pool.ProtoReflect.Descriptor instead.
+func (*Pool) Descriptor() ([]byte, []int) {
+	return file_skein_v1_state_proto_rawDescGZIP(), []int{9}
+}
+
+func (x *Pool) GetName() string {
+	if x != nil {
+		return x.Name
+	}
+	return ""
+}
+
+func (x *Pool) GetBlockSizeBits() uint32 {
+	if x != nil {
+		return x.BlockSizeBits
+	}
+	return 0
+}
+
+func (x *Pool) GetSubnets() []*PoolSubnet {
+	if x != nil {
+		return x.Subnets
+	}
+	return nil
+}
+
+func (x *Pool) GetDraining() bool {
+	if x != nil {
+		return x.Draining
+	}
+	return false
+}
+
+func (x *Pool) GetCreatedAt() int64 {
+	if x != nil {
+		return x.CreatedAt
+	}
+	return 0
+}
+
+func (x *Pool) GetCreatedIndex() uint64 {
+	if x != nil {
+		return x.CreatedIndex
+	}
+	return 0
+}
+
+func (x *Pool) GetCooldownSeconds() uint32 {
+	if x != nil {
+		return x.CooldownSeconds
+	}
+	return 0
+}
+
+func (x *Pool) GetStickySeconds() uint32 {
+	if x != nil {
+		return x.StickySeconds
+	}
+	return 0
+}
+
+func (x *Pool) GetMaxBlocksPerNode() uint32 {
+	if x != nil {
+		return x.MaxBlocksPerNode
+	}
+	return 0
+}
+
+func (x *Pool) GetNamespaces() []string {
+	if x != nil {
+		return x.Namespaces
+	}
+	return nil
+}
+
+func (x *Pool) GetAllowed() []string {
+	if x != nil {
+		return x.Allowed
+	}
+	return nil
+}
+
+func (x *Pool) GetQuotas() map[string]uint32 {
+	if x != nil {
+		return x.Quotas
+	}
+	return nil
+}
+
+type PoolSubnet struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Ipv4          string                 `protobuf:"bytes,1,opt,name=ipv4,proto3" json:"ipv4,omitempty"`
+	Ipv6          string                 `protobuf:"bytes,2,opt,name=ipv6,proto3" json:"ipv6,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *PoolSubnet) Reset() {
+	*x = PoolSubnet{}
+	mi := &file_skein_v1_state_proto_msgTypes[10]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *PoolSubnet) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*PoolSubnet) ProtoMessage() {}
+
+func (x *PoolSubnet) ProtoReflect() protoreflect.Message {
+	mi := &file_skein_v1_state_proto_msgTypes[10]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use PoolSubnet.ProtoReflect.Descriptor instead.
+func (*PoolSubnet) Descriptor() ([]byte, []int) {
+	return file_skein_v1_state_proto_rawDescGZIP(), []int{10}
+}
+
+func (x *PoolSubnet) GetIpv4() string {
+	if x != nil {
+		return x.Ipv4
+	}
+	return ""
+}
+
+func (x *PoolSubnet) GetIpv6() string {
+	if x != nil {
+		return x.Ipv6
+	}
+	return ""
+}
+
+// Block is a piece of a pool that belongs to one node, or to nobody else because it is reserved.
+type Block struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Pool          string                 `protobuf:"bytes,1,opt,name=pool,proto3" json:"pool,omitempty"`
+	Number        uint64                 `protobuf:"varint,2,opt,name=number,proto3" json:"number,omitempty"`
+	Ipv4          string                 `protobuf:"bytes,3,opt,name=ipv4,proto3" json:"ipv4,omitempty"`                   // CIDR
+	Ipv6          string                 `protobuf:"bytes,4,opt,name=ipv6,proto3" json:"ipv6,omitempty"`                   // CIDR
+	NodeId        string                 `protobuf:"bytes,5,opt,name=node_id,json=nodeId,proto3" json:"node_id,omitempty"` // empty: reserved
+	Reason        string                 `protobuf:"bytes,6,opt,name=reason,proto3" json:"reason,omitempty"`               // of a reservation
+	Since         int64                  `protobuf:"varint,7,opt,name=since,proto3" json:"since,omitempty"`
+	Index         uint64                 `protobuf:"varint,8,opt,name=index,proto3" json:"index,omitempty"` // of the event that gave it
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *Block) Reset() {
+	*x = Block{}
+	mi := &file_skein_v1_state_proto_msgTypes[11]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *Block) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*Block) ProtoMessage() {}
+
+func (x *Block) ProtoReflect() protoreflect.Message {
+	mi := &file_skein_v1_state_proto_msgTypes[11]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use Block.ProtoReflect.Descriptor instead.
+func (*Block) Descriptor() ([]byte, []int) {
+	return file_skein_v1_state_proto_rawDescGZIP(), []int{11}
+}
+
+func (x *Block) GetPool() string {
+	if x != nil {
+		return x.Pool
+	}
+	return ""
+}
+
+func (x *Block) GetNumber() uint64 {
+	if x != nil {
+		return x.Number
+	}
+	return 0
+}
+
+func (x *Block) GetIpv4() string {
+	if x != nil {
+		return x.Ipv4
+	}
+	return ""
+}
+
+func (x *Block) GetIpv6() string {
+	if x != nil {
+		return x.Ipv6
+	}
+	return ""
+}
+
+func (x *Block) GetNodeId() string {
+	if x != nil {
+		return x.NodeId
+	}
+	return ""
+}
+
+func (x *Block) GetReason() string {
+	if x != nil {
+		return x.Reason
+	}
+	return ""
+}
+
+func (x *Block) GetSince() int64 {
+	if x != nil {
+		return x.Since
+	}
+	return 0
+}
+
+func (x *Block) GetIndex() uint64 {
+	if x != nil {
+		return x.Index
+	}
+	return 0
+}
+
+// FreedBlock was given back. It is given again only after every block that never was given, and the longest free first.
+type FreedBlock struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Pool          string                 `protobuf:"bytes,1,opt,name=pool,proto3" json:"pool,omitempty"`
+	Number        uint64                 `protobuf:"varint,2,opt,name=number,proto3" json:"number,omitempty"`
+	At            int64                  `protobuf:"varint,3,opt,name=at,proto3" json:"at,omitempty"`
+	Index         uint64                 `protobuf:"varint,4,opt,name=index,proto3" json:"index,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *FreedBlock) Reset() {
+	*x = FreedBlock{}
+	mi := &file_skein_v1_state_proto_msgTypes[12]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *FreedBlock) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*FreedBlock) ProtoMessage() {}
+
+func (x *FreedBlock) ProtoReflect() protoreflect.Message {
+	mi := &file_skein_v1_state_proto_msgTypes[12]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use FreedBlock.ProtoReflect.Descriptor instead.
+func (*FreedBlock) Descriptor() ([]byte, []int) {
+	return file_skein_v1_state_proto_rawDescGZIP(), []int{12}
+}
+
+func (x *FreedBlock) GetPool() string {
+	if x != nil {
+		return x.Pool
+	}
+	return ""
+}
+
+func (x *FreedBlock) GetNumber() uint64 {
+	if x != nil {
+		return x.Number
+	}
+	return 0
+}
+
+func (x *FreedBlock) GetAt() int64 {
+	if x != nil {
+		return x.At
+	}
+	return 0
+}
+
+func (x *FreedBlock) GetIndex() uint64 {
+	if x != nil {
+		return x.Index
+	}
+	return 0
+}
+
+// StaticAddress is kept for one pod, wherever it runs. It lies in a reserved block. One node at a time holds it.
+type StaticAddress struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Pool          string                 `protobuf:"bytes,1,opt,name=pool,proto3" json:"pool,omitempty"`
+	Ipv4          string                 `protobuf:"bytes,2,opt,name=ipv4,proto3" json:"ipv4,omitempty"`
+	Ipv6          string                 `protobuf:"bytes,3,opt,name=ipv6,proto3" json:"ipv6,omitempty"`
+	Namespace     string                 `protobuf:"bytes,4,opt,name=namespace,proto3" json:"namespace,omitempty"`
+	Pod           string                 `protobuf:"bytes,5,opt,name=pod,proto3" json:"pod,omitempty"`                     // name
+	NodeId        string                 `protobuf:"bytes,6,opt,name=node_id,json=nodeId,proto3" json:"node_id,omitempty"` // that holds it; empty: none
+	Since         int64                  `protobuf:"varint,7,opt,name=since,proto3" json:"since,omitempty"`                // of the holder, or of the reservation
+	Index         uint64                 `protobuf:"varint,8,opt,name=index,proto3" json:"index,omitempty"`                // of the last event about it
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *StaticAddress) Reset() {
+	*x = StaticAddress{}
+	mi := &file_skein_v1_state_proto_msgTypes[13]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *StaticAddress) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*StaticAddress) ProtoMessage() {}
+
+func (x *StaticAddress) ProtoReflect() protoreflect.Message {
+	mi := &file_skein_v1_state_proto_msgTypes[13]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use StaticAddress.ProtoReflect.Descriptor instead.
+func (*StaticAddress) Descriptor() ([]byte, []int) {
+	return file_skein_v1_state_proto_rawDescGZIP(), []int{13}
+}
+
+func (x *StaticAddress) GetPool() string {
+	if x != nil {
+		return x.Pool
+	}
+	return ""
+}
+
+func (x *StaticAddress) GetIpv4() string {
+	if x != nil {
+		return x.Ipv4
+	}
+	return ""
+}
+
+func (x *StaticAddress) GetIpv6() string {
+	if x != nil {
+		return x.Ipv6
+	}
+	return ""
+}
+
+func (x *StaticAddress) GetNamespace() string {
+	if x != nil {
+		return x.Namespace
+	}
+	return ""
+}
+
+func (x *StaticAddress) GetPod() string {
+	if x != nil {
+		return x.Pod
+	}
+	return ""
+}
+
+func (x *StaticAddress) GetNodeId() string {
+	if x != nil {
+		return x.NodeId
+	}
+	return ""
+}
+
+func (x *StaticAddress) GetSince() int64 {
+	if x != nil {
+		return x.Since
+	}
+	return 0
+}
+
+func (x *StaticAddress) GetIndex() uint64 {
+	if x != nil {
+		return x.Index
+	}
+	return 0
+}
+
+// Grant is how many addresses of a namespace with a quota a node may have from a pool.
+type Grant struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Pool          string                 `protobuf:"bytes,1,opt,name=pool,proto3" json:"pool,omitempty"`
+	Namespace     string                 `protobuf:"bytes,2,opt,name=namespace,proto3" json:"namespace,omitempty"`
+	NodeId        string                 `protobuf:"bytes,3,opt,name=node_id,json=nodeId,proto3" json:"node_id,omitempty"`
+	Addresses     uint32                 `protobuf:"varint,4,opt,name=addresses,proto3" json:"addresses,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *Grant) Reset() {
+	*x = Grant{}
+	mi := &file_skein_v1_state_proto_msgTypes[14]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *Grant) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*Grant) ProtoMessage() {}
+
+func (x *Grant) ProtoReflect() protoreflect.Message {
+	mi := &file_skein_v1_state_proto_msgTypes[14]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use Grant.ProtoReflect.Descriptor instead.
+func (*Grant) Descriptor() ([]byte, []int) {
+	return file_skein_v1_state_proto_rawDescGZIP(), []int{14}
+}
+
+func (x *Grant) GetPool() string {
+	if x != nil {
+		return x.Pool
+	}
+	return ""
+}
+
+func (x *Grant) GetNamespace() string {
+	if x != nil {
+		return x.Namespace
+	}
+	return ""
+}
+
+func (x *Grant) GetNodeId() string {
+	if x != nil {
+		return x.NodeId
+	}
+	return ""
+}
+
+func (x *Grant) GetAddresses() uint32 {
+	if x != nil {
+		return x.Addresses
+	}
+	return 0
+}
+
 var File_skein_v1_state_proto protoreflect.FileDescriptor
 
 const file_skein_v1_state_proto_rawDesc = "" +
@@ -874,7 +1480,7 @@ const file_skein_v1_state_proto_rawDesc = "" +
 	"\n" +
 	"GossipKeys\x12\x18\n" +
 	"\aprimary\x18\x01 \x01(\fR\aprimary\x12\x1a\n" +
-	"\baccepted\x18\x02 \x03(\fR\baccepted\"\xcc\x01\n" +
+	"\baccepted\x18\x02 \x03(\fR\baccepted\"\x85\x03\n" +
 	"\x06Answer\x12\x1d\n" +
 	"\n" +
 	"request_id\x18\x01 \x01(\tR\trequestId\x12\x14\n" +
@@ -883,7 +1489,13 @@ const file_skein_v1_state_proto_rawDesc = "" +
 	"\x05token\x18\x04 \x01(\v2\x0f.skein.v1.TokenR\x05token\x12\x1d\n" +
 	"\n" +
 	"error_code\x18\x05 \x01(\tR\terrorCode\x12#\n" +
-	"\rerror_message\x18\x06 \x01(\tR\ferrorMessage\"\x9d\x03\n" +
+	"\rerror_message\x18\x06 \x01(\tR\ferrorMessage\x12\"\n" +
+	"\x04pool\x18\a \x01(\v2\x0e.skein.v1.PoolR\x04pool\x12'\n" +
+	"\x06blocks\x18\b \x03(\v2\x0f.skein.v1.BlockR\x06blocks\x12/\n" +
+	"\x06static\x18\t \x01(\v2\x17.skein.v1.StaticAddressR\x06static\x12%\n" +
+	"\x05grant\x18\n" +
+	" \x01(\v2\x0f.skein.v1.GrantR\x05grant\x12\x12\n" +
+	"\x04plan\x18\v \x03(\tR\x04plan\"\xf4\x04\n" +
 	"\x05State\x12\x14\n" +
 	"\x05index\x18\x01 \x01(\x04R\x05index\x12\x12\n" +
 	"\x04time\x18\x02 \x01(\x03R\x04time\x12+\n" +
@@ -896,7 +1508,65 @@ const file_skein_v1_state_proto_rawDesc = "" +
 	"\vgossip_keys\x18\t \x01(\v2\x14.skein.v1.GossipKeysR\n" +
 	"gossipKeys\x12*\n" +
 	"\aanswers\x18\n" +
-	" \x03(\v2\x10.skein.v1.AnswerR\aanswersB1Z/github.com/skeinmesh/skein/api/skein/v1;skeinv1b\x06proto3"
+	" \x03(\v2\x10.skein.v1.AnswerR\aanswers\x12$\n" +
+	"\x05pools\x18\v \x03(\v2\x0e.skein.v1.PoolR\x05pools\x12'\n" +
+	"\x06blocks\x18\f \x03(\v2\x0f.skein.v1.BlockR\x06blocks\x12*\n" +
+	"\x05freed\x18\r \x03(\v2\x14.skein.v1.FreedBlockR\x05freed\x121\n" +
+	"\astatics\x18\x0e \x03(\v2\x17.skein.v1.StaticAddressR\astatics\x12'\n" +
+	"\x06grants\x18\x0f \x03(\v2\x0f.skein.v1.GrantR\x06grants\"\xfc\x03\n" +
+	"\x04Pool\x12\x12\n" +
+	"\x04name\x18\x01 \x01(\tR\x04name\x12&\n" +
+	"\x0fblock_size_bits\x18\x02 \x01(\rR\rblockSizeBits\x12.\n" +
+	"\asubnets\x18\x03 \x03(\v2\x14.skein.v1.PoolSubnetR\asubnets\x12\x1a\n" +
+	"\bdraining\x18\x04 \x01(\bR\bdraining\x12\x1d\n" +
+	"\n" +
+	"created_at\x18\x05 \x01(\x03R\tcreatedAt\x12#\n" +
+	"\rcreated_index\x18\x06 \x01(\x04R\fcreatedIndex\x12)\n" +
+	"\x10cooldown_seconds\x18\a \x01(\rR\x0fcooldownSeconds\x12%\n" +
+	"\x0esticky_seconds\x18\b \x01(\rR\rstickySeconds\x12-\n" +
+	"\x13max_blocks_per_node\x18\t \x01(\rR\x10maxBlocksPerNode\x12\x1e\n" +
+	"\n" +
+	"namespaces\x18\n" +
+	" \x03(\tR\n" +
+	"namespaces\x12\x18\n" +
+	"\aallowed\x18\v \x03(\tR\aallowed\x122\n" +
+	"\x06quotas\x18\f \x03(\v2\x1a.skein.v1.Pool.QuotasEntryR\x06quotas\x1a9\n" +
+	"\vQuotasEntry\x12\x10\n" +
+	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
+	"\x05value\x18\x02 \x01(\rR\x05value:\x028\x01\"4\n" +
+	"\n" +
+	"PoolSubnet\x12\x12\n" +
+	"\x04ipv4\x18\x01 \x01(\tR\x04ipv4\x12\x12\n" +
+	"\x04ipv6\x18\x02 \x01(\tR\x04ipv6\"\xb8\x01\n" +
+	"\x05Block\x12\x12\n" +
+	"\x04pool\x18\x01 \x01(\tR\x04pool\x12\x16\n" +
+	"\x06number\x18\x02 \x01(\x04R\x06number\x12\x12\n" +
+	"\x04ipv4\x18\x03 \x01(\tR\x04ipv4\x12\x12\n" +
+	"\x04ipv6\x18\x04 \x01(\tR\x04ipv6\x12\x17\n" +
+	"\anode_id\x18\x05 \x01(\tR\x06nodeId\x12\x16\n" +
+	"\x06reason\x18\x06 \x01(\tR\x06reason\x12\x14\n" +
+	"\x05since\x18\a \x01(\x03R\x05since\x12\x14\n" +
+	"\x05index\x18\b \x01(\x04R\x05index\"^\n" +
+	"\n" +
+	"FreedBlock\x12\x12\n" +
+	"\x04pool\x18\x01 \x01(\tR\x04pool\x12\x16\n" +
+	"\x06number\x18\x02 \x01(\x04R\x06number\x12\x0e\n" +
+	"\x02at\x18\x03 \x01(\x03R\x02at\x12\x14\n" +
+	"\x05index\x18\x04 \x01(\x04R\x05index\"\xc0\x01\n" +
+	"\rStaticAddress\x12\x12\n" +
+	"\x04pool\x18\x01 \x01(\tR\x04pool\x12\x12\n" +
+	"\x04ipv4\x18\x02 \x01(\tR\x04ipv4\x12\x12\n" +
+	"\x04ipv6\x18\x03 \x01(\tR\x04ipv6\x12\x1c\n" +
+	"\tnamespace\x18\x04 \x01(\tR\tnamespace\x12\x10\n" +
+	"\x03pod\x18\x05 \x01(\tR\x03pod\x12\x17\n" +
+	"\anode_id\x18\x06 \x01(\tR\x06nodeId\x12\x14\n" +
+	"\x05since\x18\a \x01(\x03R\x05since\x12\x14\n" +
+	"\x05index\x18\b \x01(\x04R\x05index\"p\n" +
+	"\x05Grant\x12\x12\n" +
+	"\x04pool\x18\x01 \x01(\tR\x04pool\x12\x1c\n" +
+	"\tnamespace\x18\x02 \x01(\tR\tnamespace\x12\x17\n" +
+	"\anode_id\x18\x03 \x01(\tR\x06nodeId\x12\x1c\n" +
+	"\taddresses\x18\x04 \x01(\rR\taddressesB1Z/github.com/skeinmesh/skein/api/skein/v1;skeinv1b\x06proto3"
 
 var (
 	file_skein_v1_state_proto_rawDescOnce sync.Once
@@ -910,37 +1580,55 @@ func file_skein_v1_state_proto_rawDescGZIP() []byte {
 	return file_skein_v1_state_proto_rawDescData
 }
 
-var file_skein_v1_state_proto_msgTypes = make([]protoimpl.MessageInfo, 10)
+var file_skein_v1_state_proto_msgTypes = make([]protoimpl.MessageInfo, 17)
 var file_skein_v1_state_proto_goTypes = []any{
-	(*Cluster)(nil),     // 0: skein.v1.Cluster
-	(*Settings)(nil),    // 1: skein.v1.Settings
-	(*Node)(nil),        // 2: skein.v1.Node
-	(*RevokedNode)(nil), // 3: skein.v1.RevokedNode
-	(*Server)(nil),      // 4: skein.v1.Server
-	(*Token)(nil),       // 5: skein.v1.Token
-	(*GossipKeys)(nil),  // 6: skein.v1.GossipKeys
-	(*Answer)(nil),      // 7: skein.v1.Answer
-	(*State)(nil),       // 8: skein.v1.State
-	nil,                 // 9: skein.v1.Node.LabelsEntry
+	(*Cluster)(nil),       // 0: skein.v1.Cluster
+	(*Settings)(nil),      // 1: skein.v1.Settings
+	(*Node)(nil),          // 2: skein.v1.Node
+	(*RevokedNode)(nil),   // 3: skein.v1.RevokedNode
+	(*Server)(nil),        // 4: skein.v1.Server
+	(*Token)(nil),         // 5: skein.v1.Token
+	(*GossipKeys)(nil),    // 6: skein.v1.GossipKeys
+	(*Answer)(nil),        // 7: skein.v1.Answer
+	(*State)(nil),         // 8: skein.v1.State
+	(*Pool)(nil),          // 9: skein.v1.Pool
+	(*PoolSubnet)(nil),    // 10: skein.v1.PoolSubnet
+	(*Block)(nil),         // 11: skein.v1.Block
+	(*FreedBlock)(nil),    // 12: skein.v1.FreedBlock
+	(*StaticAddress)(nil), // 13: skein.v1.StaticAddress
+	(*Grant)(nil),         // 14: skein.v1.Grant
+	nil,                   // 15: skein.v1.Node.LabelsEntry
+	nil,                   // 16: skein.v1.Pool.QuotasEntry
 }
 var file_skein_v1_state_proto_depIdxs = []int32{
-	9,  // 0: skein.v1.Node.labels:type_name -> skein.v1.Node.LabelsEntry
+	15, // 0: skein.v1.Node.labels:type_name -> skein.v1.Node.LabelsEntry
 	2,  // 1: skein.v1.RevokedNode.node:type_name -> skein.v1.Node
 	2,  // 2: skein.v1.Answer.node:type_name -> skein.v1.Node
 	5,  // 3: skein.v1.Answer.token:type_name -> skein.v1.Token
-	0,  // 4: skein.v1.State.cluster:type_name -> skein.v1.Cluster
-	1,  // 5: skein.v1.State.settings:type_name -> skein.v1.Settings
-	2,  // 6: skein.v1.State.nodes:type_name -> skein.v1.Node
-	3,  // 7: skein.v1.State.revoked:type_name -> skein.v1.RevokedNode
-	4,  // 8: skein.v1.State.servers:type_name -> skein.v1.Server
-	5,  // 9: skein.v1.State.tokens:type_name -> skein.v1.Token
-	6,  // 10: skein.v1.State.gossip_keys:type_name -> skein.v1.GossipKeys
-	7,  // 11: skein.v1.State.answers:type_name -> skein.v1.Answer
-	12, // [12:12] is the sub-list for method output_type
-	12, // [12:12] is the sub-list for method input_type
-	12, // [12:12] is the sub-list for extension type_name
-	12, // [12:12] is the sub-list for extension extendee
-	0,  // [0:12] is the sub-list for field type_name
+	9,  // 4: skein.v1.Answer.pool:type_name -> skein.v1.Pool
+	11, // 5: skein.v1.Answer.blocks:type_name -> skein.v1.Block
+	13, // 6: skein.v1.Answer.static:type_name -> skein.v1.StaticAddress
+	14, // 7: skein.v1.Answer.grant:type_name -> skein.v1.Grant
+	0,  // 8: skein.v1.State.cluster:type_name -> skein.v1.Cluster
+	1,  // 9: skein.v1.State.settings:type_name -> skein.v1.Settings
+	2,  // 10: skein.v1.State.nodes:type_name -> skein.v1.Node
+	3,  // 11: skein.v1.State.revoked:type_name -> skein.v1.RevokedNode
+	4,  // 12: skein.v1.State.servers:type_name -> skein.v1.Server
+	5,  // 13: skein.v1.State.tokens:type_name -> skein.v1.Token
+	6,  // 14: skein.v1.State.gossip_keys:type_name -> skein.v1.GossipKeys
+	7,  // 15: skein.v1.State.answers:type_name -> skein.v1.Answer
+	9,  // 16: skein.v1.State.pools:type_name -> skein.v1.Pool
+	11, // 17: skein.v1.State.blocks:type_name -> skein.v1.Block
+	12, // 18: skein.v1.State.freed:type_name -> skein.v1.FreedBlock
+	13, // 19: skein.v1.State.statics:type_name -> skein.v1.StaticAddress
+	14, // 20: skein.v1.State.grants:type_name -> skein.v1.Grant
+	10, // 21: skein.v1.Pool.subnets:type_name -> skein.v1.PoolSubnet
+	16, // 22: skein.v1.Pool.quotas:type_name -> skein.v1.Pool.QuotasEntry
+	23, // [23:23] is the sub-list for method output_type
+	23, // [23:23] is the sub-list for method input_type
+	23, // [23:23] is the sub-list for extension type_name
+	23, // [23:23] is the sub-list for extension extendee
+	0,  // [0:23] is the sub-list for field type_name
 }
 
 func init() { file_skein_v1_state_proto_init() }
@@ -954,7 +1642,7 @@ func file_skein_v1_state_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_skein_v1_state_proto_rawDesc), len(file_skein_v1_state_proto_rawDesc)),
 			NumEnums:      0,
-			NumMessages:   10,
+			NumMessages:   17,
 			NumExtensions: 0,
 			NumServices:   0,
 		},

@@ -70,6 +70,36 @@ const (
 	AgentServiceDownProcedure = "/skein.v1.AgentService/Down"
 	// AgentServiceRelayProcedure is the fully-qualified name of the AgentService's Relay RPC.
 	AgentServiceRelayProcedure = "/skein.v1.AgentService/Relay"
+	// AgentServiceCreatePoolProcedure is the fully-qualified name of the AgentService's CreatePool RPC.
+	AgentServiceCreatePoolProcedure = "/skein.v1.AgentService/CreatePool"
+	// AgentServiceChangePoolProcedure is the fully-qualified name of the AgentService's ChangePool RPC.
+	AgentServiceChangePoolProcedure = "/skein.v1.AgentService/ChangePool"
+	// AgentServiceRemovePoolProcedure is the fully-qualified name of the AgentService's RemovePool RPC.
+	AgentServiceRemovePoolProcedure = "/skein.v1.AgentService/RemovePool"
+	// AgentServicePoolsProcedure is the fully-qualified name of the AgentService's Pools RPC.
+	AgentServicePoolsProcedure = "/skein.v1.AgentService/Pools"
+	// AgentServiceBlocksProcedure is the fully-qualified name of the AgentService's Blocks RPC.
+	AgentServiceBlocksProcedure = "/skein.v1.AgentService/Blocks"
+	// AgentServiceReserveBlockProcedure is the fully-qualified name of the AgentService's ReserveBlock
+	// RPC.
+	AgentServiceReserveBlockProcedure = "/skein.v1.AgentService/ReserveBlock"
+	// AgentServiceReleaseBlockProcedure is the fully-qualified name of the AgentService's ReleaseBlock
+	// RPC.
+	AgentServiceReleaseBlockProcedure = "/skein.v1.AgentService/ReleaseBlock"
+	// AgentServiceReserveAddressProcedure is the fully-qualified name of the AgentService's
+	// ReserveAddress RPC.
+	AgentServiceReserveAddressProcedure = "/skein.v1.AgentService/ReserveAddress"
+	// AgentServiceReleaseAddressProcedure is the fully-qualified name of the AgentService's
+	// ReleaseAddress RPC.
+	AgentServiceReleaseAddressProcedure = "/skein.v1.AgentService/ReleaseAddress"
+	// AgentServiceStaticsProcedure is the fully-qualified name of the AgentService's Statics RPC.
+	AgentServiceStaticsProcedure = "/skein.v1.AgentService/Statics"
+	// AgentServiceWhoProcedure is the fully-qualified name of the AgentService's Who RPC.
+	AgentServiceWhoProcedure = "/skein.v1.AgentService/Who"
+	// AgentServicePodsProcedure is the fully-qualified name of the AgentService's Pods RPC.
+	AgentServicePodsProcedure = "/skein.v1.AgentService/Pods"
+	// AgentServiceImportProcedure is the fully-qualified name of the AgentService's Import RPC.
+	AgentServiceImportProcedure = "/skein.v1.AgentService/Import"
 )
 
 // AgentServiceClient is a client for the skein.v1.AgentService service.
@@ -91,6 +121,19 @@ type AgentServiceClient interface {
 	Plan(context.Context, *v1.PlanRequest) (*v1.PlanResponse, error)
 	Down(context.Context, *v1.DownRequest) (*v1.DownResponse, error)
 	Relay(context.Context, *v1.RelayRequest) (*v1.RelayResponse, error)
+	CreatePool(context.Context, *v1.CreatePoolRequest) (*v1.PoolResponse, error)
+	ChangePool(context.Context, *v1.ChangePoolRequest) (*v1.PoolResponse, error)
+	RemovePool(context.Context, *v1.RemovePoolRequest) (*v1.RemovePoolResponse, error)
+	Pools(context.Context, *v1.PoolsRequest) (*v1.PoolsResponse, error)
+	Blocks(context.Context, *v1.BlocksRequest) (*v1.BlocksResponse, error)
+	ReserveBlock(context.Context, *v1.ReserveBlockRequest) (*v1.BlockResponse, error)
+	ReleaseBlock(context.Context, *v1.ReleaseBlockRequest) (*v1.BlockResponse, error)
+	ReserveAddress(context.Context, *v1.ReserveAddressRequest) (*v1.StaticResponse, error)
+	ReleaseAddress(context.Context, *v1.ReleaseAddressRequest) (*v1.StaticResponse, error)
+	Statics(context.Context, *v1.StaticsRequest) (*v1.StaticsResponse, error)
+	Who(context.Context, *v1.WhoRequest) (*v1.WhoResponse, error)
+	Pods(context.Context, *v1.PodsRequest) (*v1.PodsResponse, error)
+	Import(context.Context, *v1.ImportRequest) (*v1.ImportResponse, error)
 }
 
 // NewAgentServiceClient constructs a client for the skein.v1.AgentService service. By default, it
@@ -206,28 +249,119 @@ func NewAgentServiceClient(httpClient connect.HTTPClient, baseURL string, opts .
 			connect.WithSchema(agentServiceMethods.ByName("Relay")),
 			connect.WithClientOptions(opts...),
 		),
+		createPool: connect.NewClient[v1.CreatePoolRequest, v1.PoolResponse](
+			httpClient,
+			baseURL+AgentServiceCreatePoolProcedure,
+			connect.WithSchema(agentServiceMethods.ByName("CreatePool")),
+			connect.WithClientOptions(opts...),
+		),
+		changePool: connect.NewClient[v1.ChangePoolRequest, v1.PoolResponse](
+			httpClient,
+			baseURL+AgentServiceChangePoolProcedure,
+			connect.WithSchema(agentServiceMethods.ByName("ChangePool")),
+			connect.WithClientOptions(opts...),
+		),
+		removePool: connect.NewClient[v1.RemovePoolRequest, v1.RemovePoolResponse](
+			httpClient,
+			baseURL+AgentServiceRemovePoolProcedure,
+			connect.WithSchema(agentServiceMethods.ByName("RemovePool")),
+			connect.WithClientOptions(opts...),
+		),
+		pools: connect.NewClient[v1.PoolsRequest, v1.PoolsResponse](
+			httpClient,
+			baseURL+AgentServicePoolsProcedure,
+			connect.WithSchema(agentServiceMethods.ByName("Pools")),
+			connect.WithClientOptions(opts...),
+		),
+		blocks: connect.NewClient[v1.BlocksRequest, v1.BlocksResponse](
+			httpClient,
+			baseURL+AgentServiceBlocksProcedure,
+			connect.WithSchema(agentServiceMethods.ByName("Blocks")),
+			connect.WithClientOptions(opts...),
+		),
+		reserveBlock: connect.NewClient[v1.ReserveBlockRequest, v1.BlockResponse](
+			httpClient,
+			baseURL+AgentServiceReserveBlockProcedure,
+			connect.WithSchema(agentServiceMethods.ByName("ReserveBlock")),
+			connect.WithClientOptions(opts...),
+		),
+		releaseBlock: connect.NewClient[v1.ReleaseBlockRequest, v1.BlockResponse](
+			httpClient,
+			baseURL+AgentServiceReleaseBlockProcedure,
+			connect.WithSchema(agentServiceMethods.ByName("ReleaseBlock")),
+			connect.WithClientOptions(opts...),
+		),
+		reserveAddress: connect.NewClient[v1.ReserveAddressRequest, v1.StaticResponse](
+			httpClient,
+			baseURL+AgentServiceReserveAddressProcedure,
+			connect.WithSchema(agentServiceMethods.ByName("ReserveAddress")),
+			connect.WithClientOptions(opts...),
+		),
+		releaseAddress: connect.NewClient[v1.ReleaseAddressRequest, v1.StaticResponse](
+			httpClient,
+			baseURL+AgentServiceReleaseAddressProcedure,
+			connect.WithSchema(agentServiceMethods.ByName("ReleaseAddress")),
+			connect.WithClientOptions(opts...),
+		),
+		statics: connect.NewClient[v1.StaticsRequest, v1.StaticsResponse](
+			httpClient,
+			baseURL+AgentServiceStaticsProcedure,
+			connect.WithSchema(agentServiceMethods.ByName("Statics")),
+			connect.WithClientOptions(opts...),
+		),
+		who: connect.NewClient[v1.WhoRequest, v1.WhoResponse](
+			httpClient,
+			baseURL+AgentServiceWhoProcedure,
+			connect.WithSchema(agentServiceMethods.ByName("Who")),
+			connect.WithClientOptions(opts...),
+		),
+		pods: connect.NewClient[v1.PodsRequest, v1.PodsResponse](
+			httpClient,
+			baseURL+AgentServicePodsProcedure,
+			connect.WithSchema(agentServiceMethods.ByName("Pods")),
+			connect.WithClientOptions(opts...),
+		),
+		_import: connect.NewClient[v1.ImportRequest, v1.ImportResponse](
+			httpClient,
+			baseURL+AgentServiceImportProcedure,
+			connect.WithSchema(agentServiceMethods.ByName("Import")),
+			connect.WithClientOptions(opts...),
+		),
 	}
 }
 
 // agentServiceClient implements AgentServiceClient.
 type agentServiceClient struct {
-	status      *connect.Client[v1.StatusRequest, v1.StatusResponse]
-	nodes       *connect.Client[v1.NodesRequest, v1.NodesResponse]
-	peers       *connect.Client[v1.PeersRequest, v1.PeersResponse]
-	netcheck    *connect.Client[v1.NetcheckRequest, v1.NetcheckResponse]
-	createToken *connect.Client[v1.CreateTokenRequest, v1.CreateTokenResponse]
-	listTokens  *connect.Client[v1.ListTokensRequest, v1.ListTokensResponse]
-	revokeToken *connect.Client[v1.RevokeTokenRequest, v1.RevokeTokenResponse]
-	showNode    *connect.Client[v1.ShowNodeRequest, v1.ShowNodeResponse]
-	revokeNode  *connect.Client[v1.RevokeNodeRequest, v1.RevokeNodeResponse]
-	settings    *connect.Client[v1.SettingsRequest, v1.SettingsResponse]
-	events      *connect.Client[v1.EventsRequest, v1.EventsResponse]
-	state       *connect.Client[v1.StateRequest, v1.StateResponse]
-	diff        *connect.Client[v1.DiffRequest, v1.DiffResponse]
-	explainPeer *connect.Client[v1.ExplainPeerRequest, v1.ExplainPeerResponse]
-	plan        *connect.Client[v1.PlanRequest, v1.PlanResponse]
-	down        *connect.Client[v1.DownRequest, v1.DownResponse]
-	relay       *connect.Client[v1.RelayRequest, v1.RelayResponse]
+	status         *connect.Client[v1.StatusRequest, v1.StatusResponse]
+	nodes          *connect.Client[v1.NodesRequest, v1.NodesResponse]
+	peers          *connect.Client[v1.PeersRequest, v1.PeersResponse]
+	netcheck       *connect.Client[v1.NetcheckRequest, v1.NetcheckResponse]
+	createToken    *connect.Client[v1.CreateTokenRequest, v1.CreateTokenResponse]
+	listTokens     *connect.Client[v1.ListTokensRequest, v1.ListTokensResponse]
+	revokeToken    *connect.Client[v1.RevokeTokenRequest, v1.RevokeTokenResponse]
+	showNode       *connect.Client[v1.ShowNodeRequest, v1.ShowNodeResponse]
+	revokeNode     *connect.Client[v1.RevokeNodeRequest, v1.RevokeNodeResponse]
+	settings       *connect.Client[v1.SettingsRequest, v1.SettingsResponse]
+	events         *connect.Client[v1.EventsRequest, v1.EventsResponse]
+	state          *connect.Client[v1.StateRequest, v1.StateResponse]
+	diff           *connect.Client[v1.DiffRequest, v1.DiffResponse]
+	explainPeer    *connect.Client[v1.ExplainPeerRequest, v1.ExplainPeerResponse]
+	plan           *connect.Client[v1.PlanRequest, v1.PlanResponse]
+	down           *connect.Client[v1.DownRequest, v1.DownResponse]
+	relay          *connect.Client[v1.RelayRequest, v1.RelayResponse]
+	createPool     *connect.Client[v1.CreatePoolRequest, v1.PoolResponse]
+	changePool     *connect.Client[v1.ChangePoolRequest, v1.PoolResponse]
+	removePool     *connect.Client[v1.RemovePoolRequest, v1.RemovePoolResponse]
+	pools          *connect.Client[v1.PoolsRequest, v1.PoolsResponse]
+	blocks         *connect.Client[v1.BlocksRequest, v1.BlocksResponse]
+	reserveBlock   *connect.Client[v1.ReserveBlockRequest, v1.BlockResponse]
+	releaseBlock   *connect.Client[v1.ReleaseBlockRequest, v1.BlockResponse]
+	reserveAddress *connect.Client[v1.ReserveAddressRequest, v1.StaticResponse]
+	releaseAddress *connect.Client[v1.ReleaseAddressRequest, v1.StaticResponse]
+	statics        *connect.Client[v1.StaticsRequest, v1.StaticsResponse]
+	who            *connect.Client[v1.WhoRequest, v1.WhoResponse]
+	pods           *connect.Client[v1.PodsRequest, v1.PodsResponse]
+	_import        *connect.Client[v1.ImportRequest, v1.ImportResponse]
 }
 
 // Status calls skein.v1.AgentService.Status.
@@ -379,6 +513,123 @@ func (c *agentServiceClient) Relay(ctx context.Context, req *v1.RelayRequest) (*
 	return nil, err
 }
 
+// CreatePool calls skein.v1.AgentService.CreatePool.
+func (c *agentServiceClient) CreatePool(ctx context.Context, req *v1.CreatePoolRequest) (*v1.PoolResponse, error) {
+	response, err := c.createPool.CallUnary(ctx, connect.NewRequest(req))
+	if response != nil {
+		return response.Msg, err
+	}
+	return nil, err
+}
+
+// ChangePool calls skein.v1.AgentService.ChangePool.
+func (c *agentServiceClient) ChangePool(ctx context.Context, req *v1.ChangePoolRequest) (*v1.PoolResponse, error) {
+	response, err := c.changePool.CallUnary(ctx, connect.NewRequest(req))
+	if response != nil {
+		return response.Msg, err
+	}
+	return nil, err
+}
+
+// RemovePool calls skein.v1.AgentService.RemovePool.
+func (c *agentServiceClient) RemovePool(ctx context.Context, req *v1.RemovePoolRequest) (*v1.RemovePoolResponse, error) {
+	response, err := c.removePool.CallUnary(ctx, connect.NewRequest(req))
+	if response != nil {
+		return response.Msg, err
+	}
+	return nil, err
+}
+
+// Pools calls skein.v1.AgentService.Pools.
+func (c *agentServiceClient) Pools(ctx context.Context, req *v1.PoolsRequest) (*v1.PoolsResponse, error) {
+	response, err := c.pools.CallUnary(ctx, connect.NewRequest(req))
+	if response != nil {
+		return response.Msg, err
+	}
+	return nil, err
+}
+
+// Blocks calls skein.v1.AgentService.Blocks.
+func (c *agentServiceClient) Blocks(ctx context.Context, req *v1.BlocksRequest) (*v1.BlocksResponse, error) {
+	response, err := c.blocks.CallUnary(ctx, connect.NewRequest(req))
+	if response != nil {
+		return response.Msg, err
+	}
+	return nil, err
+}
+
+// ReserveBlock calls skein.v1.AgentService.ReserveBlock.
+func (c *agentServiceClient) ReserveBlock(ctx context.Context, req *v1.ReserveBlockRequest) (*v1.BlockResponse, error) {
+	response, err := c.reserveBlock.CallUnary(ctx, connect.NewRequest(req))
+	if response != nil {
+		return response.Msg, err
+	}
+	return nil, err
+}
+
+// ReleaseBlock calls skein.v1.AgentService.ReleaseBlock.
+func (c *agentServiceClient) ReleaseBlock(ctx context.Context, req *v1.ReleaseBlockRequest) (*v1.BlockResponse, error) {
+	response, err := c.releaseBlock.CallUnary(ctx, connect.NewRequest(req))
+	if response != nil {
+		return response.Msg, err
+	}
+	return nil, err
+}
+
+// ReserveAddress calls skein.v1.AgentService.ReserveAddress.
+func (c *agentServiceClient) ReserveAddress(ctx context.Context, req *v1.ReserveAddressRequest) (*v1.StaticResponse, error) {
+	response, err := c.reserveAddress.CallUnary(ctx, connect.NewRequest(req))
+	if response != nil {
+		return response.Msg, err
+	}
+	return nil, err
+}
+
+// ReleaseAddress calls skein.v1.AgentService.ReleaseAddress.
+func (c *agentServiceClient) ReleaseAddress(ctx context.Context, req *v1.ReleaseAddressRequest) (*v1.StaticResponse, error) {
+	response, err := c.releaseAddress.CallUnary(ctx, connect.NewRequest(req))
+	if response != nil {
+		return response.Msg, err
+	}
+	return nil, err
+}
+
+// Statics calls skein.v1.AgentService.Statics.
+func (c *agentServiceClient) Statics(ctx context.Context, req *v1.StaticsRequest) (*v1.StaticsResponse, error) {
+	response, err := c.statics.CallUnary(ctx, connect.NewRequest(req))
+	if response != nil {
+		return response.Msg, err
+	}
+	return nil, err
+}
+
+// Who calls skein.v1.AgentService.Who.
+func (c *agentServiceClient) Who(ctx context.Context, req *v1.WhoRequest) (*v1.WhoResponse, error) {
+	response, err := c.who.CallUnary(ctx, connect.NewRequest(req))
+	if response != nil {
+		return response.Msg, err
+	}
+	return nil, err
+}
+
+// Pods calls skein.v1.AgentService.Pods.
+func (c *agentServiceClient) Pods(ctx context.Context, req *v1.PodsRequest) (*v1.PodsResponse, error) {
+	response, err := c.pods.CallUnary(ctx, connect.NewRequest(req))
+	if response != nil {
+		return response.Msg, err
+	}
+	return nil, err
+}
+
+// Import calls skein.v1.AgentService.Import.
+func (c *agentServiceClient) Import(ctx context.Context, req *v1.ImportRequest) (*v1.ImportResponse, error) {
+	response, err := c._import.CallUnary(ctx, connect.NewRequest(req))
+	if response != nil {
+		return response.Msg, err
+	}
+	return nil, err
+}
+
 // AgentServiceHandler is an implementation of the skein.v1.AgentService service.
 type AgentServiceHandler interface {
 	Status(context.Context, *v1.StatusRequest) (*v1.StatusResponse, error)
@@ -398,6 +649,19 @@ type AgentServiceHandler interface {
 	Plan(context.Context, *v1.PlanRequest) (*v1.PlanResponse, error)
 	Down(context.Context, *v1.DownRequest) (*v1.DownResponse, error)
 	Relay(context.Context, *v1.RelayRequest) (*v1.RelayResponse, error)
+	CreatePool(context.Context, *v1.CreatePoolRequest) (*v1.PoolResponse, error)
+	ChangePool(context.Context, *v1.ChangePoolRequest) (*v1.PoolResponse, error)
+	RemovePool(context.Context, *v1.RemovePoolRequest) (*v1.RemovePoolResponse, error)
+	Pools(context.Context, *v1.PoolsRequest) (*v1.PoolsResponse, error)
+	Blocks(context.Context, *v1.BlocksRequest) (*v1.BlocksResponse, error)
+	ReserveBlock(context.Context, *v1.ReserveBlockRequest) (*v1.BlockResponse, error)
+	ReleaseBlock(context.Context, *v1.ReleaseBlockRequest) (*v1.BlockResponse, error)
+	ReserveAddress(context.Context, *v1.ReserveAddressRequest) (*v1.StaticResponse, error)
+	ReleaseAddress(context.Context, *v1.ReleaseAddressRequest) (*v1.StaticResponse, error)
+	Statics(context.Context, *v1.StaticsRequest) (*v1.StaticsResponse, error)
+	Who(context.Context, *v1.WhoRequest) (*v1.WhoResponse, error)
+	Pods(context.Context, *v1.PodsRequest) (*v1.PodsResponse, error)
+	Import(context.Context, *v1.ImportRequest) (*v1.ImportResponse, error)
 }
 
 // NewAgentServiceHandler builds an HTTP handler from the service implementation. It returns the
@@ -509,6 +773,84 @@ func NewAgentServiceHandler(svc AgentServiceHandler, opts ...connect.HandlerOpti
 		connect.WithSchema(agentServiceMethods.ByName("Relay")),
 		connect.WithHandlerOptions(opts...),
 	)
+	agentServiceCreatePoolHandler := connect.NewUnaryHandlerSimple(
+		AgentServiceCreatePoolProcedure,
+		svc.CreatePool,
+		connect.WithSchema(agentServiceMethods.ByName("CreatePool")),
+		connect.WithHandlerOptions(opts...),
+	)
+	agentServiceChangePoolHandler := connect.NewUnaryHandlerSimple(
+		AgentServiceChangePoolProcedure,
+		svc.ChangePool,
+		connect.WithSchema(agentServiceMethods.ByName("ChangePool")),
+		connect.WithHandlerOptions(opts...),
+	)
+	agentServiceRemovePoolHandler := connect.NewUnaryHandlerSimple(
+		AgentServiceRemovePoolProcedure,
+		svc.RemovePool,
+		connect.WithSchema(agentServiceMethods.ByName("RemovePool")),
+		connect.WithHandlerOptions(opts...),
+	)
+	agentServicePoolsHandler := connect.NewUnaryHandlerSimple(
+		AgentServicePoolsProcedure,
+		svc.Pools,
+		connect.WithSchema(agentServiceMethods.ByName("Pools")),
+		connect.WithHandlerOptions(opts...),
+	)
+	agentServiceBlocksHandler := connect.NewUnaryHandlerSimple(
+		AgentServiceBlocksProcedure,
+		svc.Blocks,
+		connect.WithSchema(agentServiceMethods.ByName("Blocks")),
+		connect.WithHandlerOptions(opts...),
+	)
+	agentServiceReserveBlockHandler := connect.NewUnaryHandlerSimple(
+		AgentServiceReserveBlockProcedure,
+		svc.ReserveBlock,
+		connect.WithSchema(agentServiceMethods.ByName("ReserveBlock")),
+		connect.WithHandlerOptions(opts...),
+	)
+	agentServiceReleaseBlockHandler := connect.NewUnaryHandlerSimple(
+		AgentServiceReleaseBlockProcedure,
+		svc.ReleaseBlock,
+		connect.WithSchema(agentServiceMethods.ByName("ReleaseBlock")),
+		connect.WithHandlerOptions(opts...),
+	)
+	agentServiceReserveAddressHandler := connect.NewUnaryHandlerSimple(
+		AgentServiceReserveAddressProcedure,
+		svc.ReserveAddress,
+		connect.WithSchema(agentServiceMethods.ByName("ReserveAddress")),
+		connect.WithHandlerOptions(opts...),
+	)
+	agentServiceReleaseAddressHandler := connect.NewUnaryHandlerSimple(
+		AgentServiceReleaseAddressProcedure,
+		svc.ReleaseAddress,
+		connect.WithSchema(agentServiceMethods.ByName("ReleaseAddress")),
+		connect.WithHandlerOptions(opts...),
+	)
+	agentServiceStaticsHandler := connect.NewUnaryHandlerSimple(
+		AgentServiceStaticsProcedure,
+		svc.Statics,
+		connect.WithSchema(agentServiceMethods.ByName("Statics")),
+		connect.WithHandlerOptions(opts...),
+	)
+	agentServiceWhoHandler := connect.NewUnaryHandlerSimple(
+		AgentServiceWhoProcedure,
+		svc.Who,
+		connect.WithSchema(agentServiceMethods.ByName("Who")),
+		connect.WithHandlerOptions(opts...),
+	)
+	agentServicePodsHandler := connect.NewUnaryHandlerSimple(
+		AgentServicePodsProcedure,
+		svc.Pods,
+		connect.WithSchema(agentServiceMethods.ByName("Pods")),
+		connect.WithHandlerOptions(opts...),
+	)
+	agentServiceImportHandler := connect.NewUnaryHandlerSimple(
+		AgentServiceImportProcedure,
+		svc.Import,
+		connect.WithSchema(agentServiceMethods.ByName("Import")),
+		connect.WithHandlerOptions(opts...),
+	)
 	return "/skein.v1.AgentService/", http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		switch r.URL.Path {
 		case AgentServiceStatusProcedure:
@@ -545,6 +887,32 @@ func NewAgentServiceHandler(svc AgentServiceHandler, opts ...connect.HandlerOpti
 			agentServiceDownHandler.ServeHTTP(w, r)
 		case AgentServiceRelayProcedure:
 			agentServiceRelayHandler.ServeHTTP(w, r)
+		case AgentServiceCreatePoolProcedure:
+			agentServiceCreatePoolHandler.ServeHTTP(w, r)
+		case AgentServiceChangePoolProcedure:
+			agentServiceChangePoolHandler.ServeHTTP(w, r)
+		case AgentServiceRemovePoolProcedure:
+			agentServiceRemovePoolHandler.ServeHTTP(w, r)
+		case AgentServicePoolsProcedure:
+			agentServicePoolsHandler.ServeHTTP(w, r)
+		case AgentServiceBlocksProcedure:
+			agentServiceBlocksHandler.ServeHTTP(w, r)
+		case AgentServiceReserveBlockProcedure:
+			agentServiceReserveBlockHandler.ServeHTTP(w, r)
+		case AgentServiceReleaseBlockProcedure:
+			agentServiceReleaseBlockHandler.ServeHTTP(w, r)
+		case AgentServiceReserveAddressProcedure:
+			agentServiceReserveAddressHandler.ServeHTTP(w, r)
+		case AgentServiceReleaseAddressProcedure:
+			agentServiceReleaseAddressHandler.ServeHTTP(w, r)
+		case AgentServiceStaticsProcedure:
+			agentServiceStaticsHandler.ServeHTTP(w, r)
+		case AgentServiceWhoProcedure:
+			agentServiceWhoHandler.ServeHTTP(w, r)
+		case AgentServicePodsProcedure:
+			agentServicePodsHandler.ServeHTTP(w, r)
+		case AgentServiceImportProcedure:
+			agentServiceImportHandler.ServeHTTP(w, r)
 		default:
 			http.NotFound(w, r)
 		}
@@ -620,4 +988,56 @@ func (UnimplementedAgentServiceHandler) Down(context.Context, *v1.DownRequest) (
 
 func (UnimplementedAgentServiceHandler) Relay(context.Context, *v1.RelayRequest) (*v1.RelayResponse, error) {
 	return nil, connect.NewError(connect.CodeUnimplemented, errors.New("skein.v1.AgentService.Relay is not implemented"))
+}
+
+func (UnimplementedAgentServiceHandler) CreatePool(context.Context, *v1.CreatePoolRequest) (*v1.PoolResponse, error) {
+	return nil, connect.NewError(connect.CodeUnimplemented, errors.New("skein.v1.AgentService.CreatePool is not implemented"))
+}
+
+func (UnimplementedAgentServiceHandler) ChangePool(context.Context, *v1.ChangePoolRequest) (*v1.PoolResponse, error) {
+	return nil, connect.NewError(connect.CodeUnimplemented, errors.New("skein.v1.AgentService.ChangePool is not implemented"))
+}
+
+func (UnimplementedAgentServiceHandler) RemovePool(context.Context, *v1.RemovePoolRequest) (*v1.RemovePoolResponse, error) {
+	return nil, connect.NewError(connect.CodeUnimplemented, errors.New("skein.v1.AgentService.RemovePool is not implemented"))
+}
+
+func (UnimplementedAgentServiceHandler) Pools(context.Context, *v1.PoolsRequest) (*v1.PoolsResponse, error) {
+	return nil, connect.NewError(connect.CodeUnimplemented, errors.New("skein.v1.AgentService.Pools is not implemented"))
+}
+
+func (UnimplementedAgentServiceHandler) Blocks(context.Context, *v1.BlocksRequest) (*v1.BlocksResponse, error) {
+	return nil, connect.NewError(connect.CodeUnimplemented, errors.New("skein.v1.AgentService.Blocks is not implemented"))
+}
+
+func (UnimplementedAgentServiceHandler) ReserveBlock(context.Context, *v1.ReserveBlockRequest) (*v1.BlockResponse, error) {
+	return nil, connect.NewError(connect.CodeUnimplemented, errors.New("skein.v1.AgentService.ReserveBlock is not implemented"))
+}
+
+func (UnimplementedAgentServiceHandler) ReleaseBlock(context.Context, *v1.ReleaseBlockRequest) (*v1.BlockResponse, error) {
+	return nil, connect.NewError(connect.CodeUnimplemented, errors.New("skein.v1.AgentService.ReleaseBlock is not implemented"))
+}
+
+func (UnimplementedAgentServiceHandler) ReserveAddress(context.Context, *v1.ReserveAddressRequest) (*v1.StaticResponse, error) {
+	return nil, connect.NewError(connect.CodeUnimplemented, errors.New("skein.v1.AgentService.ReserveAddress is not implemented"))
+}
+
+func (UnimplementedAgentServiceHandler) ReleaseAddress(context.Context, *v1.ReleaseAddressRequest) (*v1.StaticResponse, error) {
+	return nil, connect.NewError(connect.CodeUnimplemented, errors.New("skein.v1.AgentService.ReleaseAddress is not implemented"))
+}
+
+func (UnimplementedAgentServiceHandler) Statics(context.Context, *v1.StaticsRequest) (*v1.StaticsResponse, error) {
+	return nil, connect.NewError(connect.CodeUnimplemented, errors.New("skein.v1.AgentService.Statics is not implemented"))
+}
+
+func (UnimplementedAgentServiceHandler) Who(context.Context, *v1.WhoRequest) (*v1.WhoResponse, error) {
+	return nil, connect.NewError(connect.CodeUnimplemented, errors.New("skein.v1.AgentService.Who is not implemented"))
+}
+
+func (UnimplementedAgentServiceHandler) Pods(context.Context, *v1.PodsRequest) (*v1.PodsResponse, error) {
+	return nil, connect.NewError(connect.CodeUnimplemented, errors.New("skein.v1.AgentService.Pods is not implemented"))
+}
+
+func (UnimplementedAgentServiceHandler) Import(context.Context, *v1.ImportRequest) (*v1.ImportResponse, error) {
+	return nil, connect.NewError(connect.CodeUnimplemented, errors.New("skein.v1.AgentService.Import is not implemented"))
 }

@@ -47,6 +47,8 @@ const (
 	// ClusterServiceFilterTestProcedure is the fully-qualified name of the ClusterService's FilterTest
 	// RPC.
 	ClusterServiceFilterTestProcedure = "/skein.v1.ClusterService/FilterTest"
+	// ClusterServiceHolderProcedure is the fully-qualified name of the ClusterService's Holder RPC.
+	ClusterServiceHolderProcedure = "/skein.v1.ClusterService/Holder"
 )
 
 // ClusterServiceClient is a client for the skein.v1.ClusterService service.
@@ -61,6 +63,8 @@ type ClusterServiceClient interface {
 	ReadEvents(context.Context, *v1.ReadEventsRequest) (*v1.ReadEventsResponse, error)
 	// FilterTest asks a public node to answer a STUN request in another's stead (RFC 5780 CHANGE-REQUEST).
 	FilterTest(context.Context, *v1.FilterTestRequest) (*v1.FilterTestResponse, error)
+	// Holder tells which pod of the asked node has, or had at a time, an address.
+	Holder(context.Context, *v1.HolderRequest) (*v1.HolderResponse, error)
 }
 
 // NewClusterServiceClient constructs a client for the skein.v1.ClusterService service. By default,
@@ -104,6 +108,12 @@ func NewClusterServiceClient(httpClient connect.HTTPClient, baseURL string, opts
 			connect.WithSchema(clusterServiceMethods.ByName("FilterTest")),
 			connect.WithClientOptions(opts...),
 		),
+		holder: connect.NewClient[v1.HolderRequest, v1.HolderResponse](
+			httpClient,
+			baseURL+ClusterServiceHolderProcedure,
+			connect.WithSchema(clusterServiceMethods.ByName("Holder")),
+			connect.WithClientOptions(opts...),
+		),
 	}
 }
 
@@ -114,6 +124,7 @@ type clusterServiceClient struct {
 	readState  *connect.Client[v1.ReadStateRequest, v1.ReadStateResponse]
 	readEvents *connect.Client[v1.ReadEventsRequest, v1.ReadEventsResponse]
 	filterTest *connect.Client[v1.FilterTestRequest, v1.FilterTestResponse]
+	holder     *connect.Client[v1.HolderRequest, v1.HolderResponse]
 }
 
 // Propose calls skein.v1.ClusterService.Propose.
@@ -157,6 +168,15 @@ func (c *clusterServiceClient) FilterTest(ctx context.Context, req *v1.FilterTes
 	return nil, err
 }
 
+// Holder calls skein.v1.ClusterService.Holder.
+func (c *clusterServiceClient) Holder(ctx context.Context, req *v1.HolderRequest) (*v1.HolderResponse, error) {
+	response, err := c.holder.CallUnary(ctx, connect.NewRequest(req))
+	if response != nil {
+		return response.Msg, err
+	}
+	return nil, err
+}
+
 // ClusterServiceHandler is an implementation of the skein.v1.ClusterService service.
 type ClusterServiceHandler interface {
 	// Propose hands a command to a server. A server that does not lead forwards it once.
@@ -169,6 +189,8 @@ type ClusterServiceHandler interface {
 	ReadEvents(context.Context, *v1.ReadEventsRequest) (*v1.ReadEventsResponse, error)
 	// FilterTest asks a public node to answer a STUN request in another's stead (RFC 5780 CHANGE-REQUEST).
 	FilterTest(context.Context, *v1.FilterTestRequest) (*v1.FilterTestResponse, error)
+	// Holder tells which pod of the asked node has, or had at a time, an address.
+	Holder(context.Context, *v1.HolderRequest) (*v1.HolderResponse, error)
 }
 
 // NewClusterServiceHandler builds an HTTP handler from the service implementation. It returns the
@@ -208,6 +230,12 @@ func NewClusterServiceHandler(svc ClusterServiceHandler, opts ...connect.Handler
 		connect.WithSchema(clusterServiceMethods.ByName("FilterTest")),
 		connect.WithHandlerOptions(opts...),
 	)
+	clusterServiceHolderHandler := connect.NewUnaryHandlerSimple(
+		ClusterServiceHolderProcedure,
+		svc.Holder,
+		connect.WithSchema(clusterServiceMethods.ByName("Holder")),
+		connect.WithHandlerOptions(opts...),
+	)
 	return "/skein.v1.ClusterService/", http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		switch r.URL.Path {
 		case ClusterServiceProposeProcedure:
@@ -220,6 +248,8 @@ func NewClusterServiceHandler(svc ClusterServiceHandler, opts ...connect.Handler
 			clusterServiceReadEventsHandler.ServeHTTP(w, r)
 		case ClusterServiceFilterTestProcedure:
 			clusterServiceFilterTestHandler.ServeHTTP(w, r)
+		case ClusterServiceHolderProcedure:
+			clusterServiceHolderHandler.ServeHTTP(w, r)
 		default:
 			http.NotFound(w, r)
 		}
@@ -247,4 +277,8 @@ func (UnimplementedClusterServiceHandler) ReadEvents(context.Context, *v1.ReadEv
 
 func (UnimplementedClusterServiceHandler) FilterTest(context.Context, *v1.FilterTestRequest) (*v1.FilterTestResponse, error) {
 	return nil, connect.NewError(connect.CodeUnimplemented, errors.New("skein.v1.ClusterService.FilterTest is not implemented"))
+}
+
+func (UnimplementedClusterServiceHandler) Holder(context.Context, *v1.HolderRequest) (*v1.HolderResponse, error) {
+	return nil, connect.NewError(connect.CodeUnimplemented, errors.New("skein.v1.ClusterService.Holder is not implemented"))
 }
