@@ -82,7 +82,7 @@ func (d *decision) dispatch() error {
 	case *skeinv1.Command_RotateGossipKey:
 		return d.rotateGossipKey()
 	}
-	return refuse(InvalidArgument, "the leader does not know this command: it runs an older skein than the sender")
+	return d.dispatchPool()
 }
 
 // emit appends an event; the caller fills the body alone.

@@ -76,6 +76,8 @@ func (s *State) fold(e *skeinv1.Event) {
 		if a := b.CommandAnswered.GetAnswer(); a.GetIndex() == e.GetIndex() {
 			s.remember(a)
 		}
+	default:
+		s.foldPool(e)
 	}
 }
 
@@ -129,7 +131,7 @@ func (s *State) claim(n *skeinv1.Node) bool {
 	if s.taken(&s.keys, key, "") || s.taken(&s.addresses, n.GetIpv4(), "") || s.taken(&s.addresses, n.GetIpv6(), "") {
 		return false
 	}
-	if n.GetIpv4() != "" && n.GetIpv4() == n.GetIpv6() {
+	if n.GetIpv4() != "" && n.GetIpv4() == n.GetIpv6() || s.pooled(n.GetIpv4()) || s.pooled(n.GetIpv6()) {
 		return false
 	}
 	s.enter(&s.keys, key, n.GetId())

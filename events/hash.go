@@ -13,7 +13,7 @@ const hashVersion = "skein state v1\x00"
 // Hash is the canonical hash of everything in Proto(): equal states have equal hashes on every
 // machine and in every version that shares the encoding. It costs what changed since the last call.
 func (s *State) Hash() [32]byte {
-	b := make([]byte, 0, len(hashVersion)+16+8*32)
+	b := make([]byte, 0, len(hashVersion)+16+9*32)
 	b = append(b, hashVersion...)
 	b = binary.BigEndian.AppendUint64(b, s.index)
 	b = binary.BigEndian.AppendUint64(b, uint64(s.time))
@@ -21,6 +21,12 @@ func (s *State) Hash() [32]byte {
 		s.cluster.sum(), s.settings.sum(), s.gossipKeys.sum(),
 		s.nodes.sum(encode), s.revoked.sum(encode), s.servers.sum(encode), s.tokens.sum(encode), s.answers.sum(encode),
 	} {
+		b = append(b, d[:]...)
+	}
+	// What schema 2 brought counts only once something of it is there: until then servers of both versions must
+	// agree, while they are upgraded one by one.
+	if s.rooms.n > 0 {
+		d := s.rooms.sum(encodeRoom)
 		b = append(b, d[:]...)
 	}
 	return sha256.Sum256(b)

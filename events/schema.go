@@ -5,7 +5,7 @@ import skeinv1 "github.com/skeinmesh/skein/api/skein/v1"
 // SchemaMin and SchemaMax are the range of event schemas that this version folds.
 const (
 	SchemaMin uint32 = 1
-	SchemaMax uint32 = 1
+	SchemaMax uint32 = 2
 )
 
 // schemaOf is the registry of event bodies: the schema version that introduced each. A body that
@@ -27,6 +27,17 @@ func schemaOf(e *skeinv1.Event) uint32 {
 		*skeinv1.Event_GossipKeyRotated,
 		*skeinv1.Event_CommandAnswered:
 		return 1
+	case *skeinv1.Event_PoolCreated,
+		*skeinv1.Event_PoolChanged,
+		*skeinv1.Event_PoolRemoved,
+		*skeinv1.Event_BlockAllocated,
+		*skeinv1.Event_BlockReserved,
+		*skeinv1.Event_BlockReleased,
+		*skeinv1.Event_AddressReserved,
+		*skeinv1.Event_AddressClaimed,
+		*skeinv1.Event_AddressReleased,
+		*skeinv1.Event_GrantSet:
+		return 2
 	}
 	return 0
 }

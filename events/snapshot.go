@@ -14,6 +14,7 @@ func (s *State) Proto() *skeinv1.State {
 		Cluster: s.Cluster(), Settings: s.settings.get(), GossipKeys: s.GossipKeys(),
 		Nodes: s.Nodes(), Revoked: s.RevokedNodes(), Servers: s.Servers(), Tokens: s.Tokens(),
 		Answers: make([]*skeinv1.Answer, 0, s.order.n),
+		Pools:   s.Pools(), Blocks: s.Blocks(), Freed: s.allFreed(), Statics: s.Statics(), Grants: s.Grants(),
 	}
 	for id := range s.order.all {
 		p.Answers = append(p.Answers, s.AnswerTo(id))
@@ -83,5 +84,5 @@ func (s *State) load(p *skeinv1.State) error {
 		}
 		last = a.GetIndex()
 	}
-	return nil
+	return s.loadPools(p)
 }

@@ -33,6 +33,7 @@ type content struct {
 	servers    table[*skeinv1.Server]
 	tokens     table[*skeinv1.Token]
 	answers    table[*skeinv1.Answer]
+	rooms      table[*room] // pools with their blocks, static addresses and grants, by name
 
 	// What follows is derived from the above and not part of the hash.
 	names     table[string] // name of a live node → its ID
@@ -40,6 +41,13 @@ type content struct {
 	addresses table[string] // overlay address of a node, live or revoked → its ID
 	order     queue         // request IDs of the answers, oldest first
 	newest    admission
+
+	poolNames   []string           // sorted; replaced and never changed, as are spans
+	spans       []span             // all prefixes of all pools, by address
+	namespaces  table[string]      // namespace → the pool that serves it
+	pods        table[[]staticRef] // podKey → its static addresses
+	staticCount int                // static addresses in all pools
+	numbers     int                // blocks in all pools that belong to somebody or did
 }
 
 // admission remembers the address that was given last.
