@@ -91,7 +91,7 @@ func TestHugePool(t *testing.T) {
 	w.must(createPool(pool("p", 5, "fd02:0:0:1::/64")))
 	w.must(reserve("p", "fd02:0:0:1:ffff:ffff:ffff:ffff", "the last"))
 	w.must(allocate("a", "p", 2))
-	if b := w.s.Block("p", 1<<59-1); b.GetIpv6() != "fd02:0:0:1:ffff:ffff:ffff:ffe0/123" || b.GetReason() != "the last" {
+	if b := w.s.Block("p", 1<<59-1); b.GetIpv6() != "fd02::1:ffff:ffff:ffff:ffe0/123" || b.GetReason() != "the last" {
 		t.Fatalf("the last block is %v", b)
 	}
 	if b := w.s.Block("p", 1); b.GetIpv6() != "fd02:0:0:1::20/123" {

@@ -19,6 +19,10 @@ func appendMessage(b []byte, m proto.Message) []byte {
 			return appendNode(b, m)
 		case *skeinv1.Token:
 			return appendToken(b, m)
+		case *skeinv1.Block:
+			return appendBlock(b, m)
+		case *skeinv1.FreedBlock:
+			return appendFreed(b, m)
 		case *skeinv1.Answer:
 			if m.Pool == nil && len(m.Blocks) == 0 && m.Static == nil && m.Grant == nil && len(m.Plan) == 0 {
 				return appendAnswer(b, m)
@@ -58,6 +62,24 @@ func appendToken(b []byte, t *skeinv1.Token) []byte {
 	b = appendNumber(b, 6, uint64(t.GetUses()))
 	b = appendText(b, 7, t.GetLabel())
 	return appendNumber(b, 8, protowire.EncodeBool(t.GetAgentsOnly()))
+}
+
+func appendBlock(b []byte, v *skeinv1.Block) []byte {
+	b = appendText(b, 1, v.GetPool())
+	b = appendNumber(b, 2, v.GetNumber())
+	b = appendText(b, 3, v.GetIpv4())
+	b = appendText(b, 4, v.GetIpv6())
+	b = appendText(b, 5, v.GetNodeId())
+	b = appendText(b, 6, v.GetReason())
+	b = appendNumber(b, 7, uint64(v.GetSince()))
+	return appendNumber(b, 8, v.GetIndex())
+}
+
+func appendFreed(b []byte, v *skeinv1.FreedBlock) []byte {
+	b = appendText(b, 1, v.GetPool())
+	b = appendNumber(b, 2, v.GetNumber())
+	b = appendNumber(b, 3, uint64(v.GetAt()))
+	return appendNumber(b, 4, v.GetIndex())
 }
 
 func appendAnswer(b []byte, a *skeinv1.Answer) []byte {

@@ -20,9 +20,11 @@ func Decide(s *State, c *skeinv1.Command) ([]*skeinv1.Event, *skeinv1.Answer, er
 type decision struct {
 	s      *State
 	c      *skeinv1.Command
+	base   uint64 // index of the last event before it
 	schema func(*skeinv1.Event) uint32
 	events []*skeinv1.Event
 	answer *skeinv1.Answer
+	silent bool // the answer is not remembered: nothing was done, and the same may be asked in earnest
 }
 
 func decide(s *State, c *skeinv1.Command, schema func(*skeinv1.Event) uint32) ([]*skeinv1.Event, *skeinv1.Answer, error) {
@@ -37,14 +39,14 @@ func decide(s *State, c *skeinv1.Command, schema func(*skeinv1.Event) uint32) ([
 	if c.GetTime() <= 0 {
 		return nil, nil, refuse(InvalidArgument, "the command carries no time: only a leader may decide")
 	}
-	d := &decision{s: s, c: c, schema: schema, answer: &skeinv1.Answer{RequestId: c.GetRequestId()}}
+	d := &decision{s: s, c: c, base: s.index, schema: schema, answer: &skeinv1.Answer{RequestId: c.GetRequestId()}}
 	if err := d.dispatch(); err != nil {
 		return nil, nil, err
 	}
-	if c.GetRequestId() != "" {
+	if c.GetRequestId() != "" && !d.silent {
 		d.emit(&skeinv1.Event{Body: &skeinv1.Event_CommandAnswered{CommandAnswered: &skeinv1.CommandAnswered{Answer: d.answer}}})
 	}
-	d.answer.Index = s.index + uint64(len(d.events))
+	d.answer.Index = d.base + uint64(len(d.events))
 	if err := d.checkServers(); err != nil {
 		return nil, nil, err
 	}
@@ -95,7 +97,7 @@ func (d *decision) emit(e *skeinv1.Event) {
 }
 
 // nextIndex is the index of the event that is emitted next.
-func (d *decision) nextIndex() uint64 { return d.s.index + uint64(len(d.events)) + 1 }
+func (d *decision) nextIndex() uint64 { return d.base + uint64(len(d.events)) + 1 }
 
 // checkServers refuses events that a server could not fold: it would stop.
 func (d *decision) checkServers() error {

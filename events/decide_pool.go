@@ -27,6 +27,16 @@ func (d *decision) dispatchPool() error {
 		return d.reserveBlock(b.ReserveBlock)
 	case *skeinv1.Command_ReleaseBlocks:
 		return d.releaseBlocks(b.ReleaseBlocks)
+	case *skeinv1.Command_ReserveAddress:
+		return d.reserveAddress(b.ReserveAddress)
+	case *skeinv1.Command_ClaimAddress:
+		return d.claimAddress(b.ClaimAddress)
+	case *skeinv1.Command_ReleaseAddress:
+		return d.releaseAddress(b.ReleaseAddress)
+	case *skeinv1.Command_SetGrant:
+		return d.setGrant(b.SetGrant)
+	case *skeinv1.Command_ImportPools:
+		return d.importPools(b.ImportPools)
 	}
 	return refuse(InvalidArgument, "the leader does not know this command: it runs an older skein than the sender")
 }

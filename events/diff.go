@@ -40,9 +40,37 @@ func Diff(a, b *State) []string {
 		}
 		return v.GetNodeId(), "server " + name
 	})...)
-	return append(out, diffTable(&a.tokens, &b.tokens, func(t *skeinv1.Token) (string, string) {
+	out = append(out, diffTable(&a.tokens, &b.tokens, func(t *skeinv1.Token) (string, string) {
 		return t.GetId(), "token " + t.GetId()
 	})...)
+	return append(out, diffPools(a, b)...)
+}
+
+// diffPools compares pools and what is in them. That a block rests is bookkeeping, too.
+func diffPools(a, b *State) []string {
+	var out []string
+	names := slices.Concat(a.poolNames, b.poolNames)
+	slices.Sort(names)
+	for _, name := range slices.Compact(names) {
+		var x, y room
+		if r := a.room(name); r != nil {
+			x = *r
+		}
+		if r := b.room(name); r != nil {
+			y = *r
+		}
+		out = append(out, diffOne("pool "+name, x.pool, y.pool)...)
+		out = append(out, diffTable(&x.blocks, &y.blocks, func(v *skeinv1.Block) (string, string) {
+			return fmt.Sprintf("%020d", v.GetNumber()), fmt.Sprintf("block %s of pool %s", blockName(v), name)
+		})...)
+		out = append(out, diffTable(&x.statics, &y.statics, func(v *skeinv1.StaticAddress) (string, string) {
+			return staticAddr(v).StringExpanded(), fmt.Sprintf("static address %s of pool %s", staticAddr(v), name)
+		})...)
+		out = append(out, diffTable(&x.grants, &y.grants, func(v *skeinv1.Grant) (string, string) {
+			return grantKey(v.GetNamespace(), v.GetNodeId()), fmt.Sprintf("grant of pool %s to namespace %s on node %s", name, v.GetNamespace(), v.GetNodeId())
+		})...)
+	}
+	return out
 }
 
 // diffTable compares two tables of entities; name gives an entity's ID and what to call it.
@@ -115,8 +143,12 @@ func describe(m proto.Message) string {
 	r := m.ProtoReflect()
 	for _, f := range sortedFields(r.Descriptor()) {
 		switch f.Name() {
-		case "id", "name", "node_id", "node":
+		case "id", "name", "node", "pool", "number":
 			continue
+		case "node_id":
+			if _, server := m.(*skeinv1.Server); server {
+				continue
+			}
 		}
 		if r.Has(f) && f.Kind() != protoreflect.BytesKind {
 			parts = append(parts, fmt.Sprintf("%s %s", f.Name(), show(f, r.Get(f))))
