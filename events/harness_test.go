@@ -205,6 +205,26 @@ func brief(e *skeinv1.Event) string {
 		words = append(words, b.NodeRevoked.GetReason())
 	case *skeinv1.Event_ServerRemoved:
 		words = append(words, b.ServerRemoved.GetReason())
+	case *skeinv1.Event_PoolCreated:
+		words = append(words, b.PoolCreated.GetPool().GetName())
+	case *skeinv1.Event_PoolChanged:
+		words = append(words, b.PoolChanged.GetPool().GetName(), b.PoolChanged.GetChange())
+	case *skeinv1.Event_PoolRemoved:
+		words = append(words, b.PoolRemoved.GetName())
+	case *skeinv1.Event_BlockAllocated:
+		words = append(words, blockName(b.BlockAllocated.GetBlock()), b.BlockAllocated.GetBlock().GetNodeId())
+	case *skeinv1.Event_BlockReserved:
+		words = append(words, blockName(b.BlockReserved.GetBlock()), b.BlockReserved.GetBlock().GetReason())
+	case *skeinv1.Event_BlockReleased:
+		words = append(words, fmt.Sprint(b.BlockReleased.GetPool(), "/", b.BlockReleased.GetNumber()), b.BlockReleased.GetReason())
+	case *skeinv1.Event_AddressReserved:
+		words = append(words, staticAddr(b.AddressReserved.GetAddress()).String(), b.AddressReserved.GetAddress().GetPod())
+	case *skeinv1.Event_AddressClaimed:
+		words = append(words, b.AddressClaimed.GetAddress(), b.AddressClaimed.GetNodeId())
+	case *skeinv1.Event_AddressReleased:
+		words = append(words, b.AddressReleased.GetAddress())
+	case *skeinv1.Event_GrantSet:
+		words = append(words, b.GrantSet.GetGrant().GetNamespace(), fmt.Sprint(b.GrantSet.GetGrant().GetAddresses()))
 	case *skeinv1.Event_CommandAnswered:
 		words = append(words, b.CommandAnswered.GetAnswer().GetRequestId())
 	}

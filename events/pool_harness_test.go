@@ -124,3 +124,60 @@ func (w *world) refused(c *skeinv1.Command, code Code, words ...string) {
 
 // later moves the leader's clock.
 func (w *world) later(by time.Duration) { w.now = w.now.Add(by) }
+
+func keep(pool, addr, namespace, pod string) *skeinv1.Command {
+	return &skeinv1.Command{Body: &skeinv1.Command_ReserveAddress{ReserveAddress: &skeinv1.ReserveAddress{Pool: pool, Address: addr, Namespace: namespace, Pod: pod}}}
+}
+
+func claim(node, pool, addr, namespace, pod string) *skeinv1.Command {
+	return &skeinv1.Command{Body: &skeinv1.Command_ClaimAddress{ClaimAddress: &skeinv1.ClaimAddress{NodeId: id(node), Pool: pool, Address: addr, Namespace: namespace, Pod: pod}}}
+}
+
+func giveUp(node, pool, addr string) *skeinv1.Command {
+	return &skeinv1.Command{Body: &skeinv1.Command_ClaimAddress{ClaimAddress: &skeinv1.ClaimAddress{NodeId: id(node), Pool: pool, Address: addr, GiveUp: true}}}
+}
+
+func unkeep(pool, addr string, force bool) *skeinv1.Command {
+	return &skeinv1.Command{Body: &skeinv1.Command_ReleaseAddress{ReleaseAddress: &skeinv1.ReleaseAddress{Pool: pool, Address: addr, Force: force}}}
+}
+
+func grant(node, pool, namespace string, addresses uint32) *skeinv1.Command {
+	return &skeinv1.Command{Body: &skeinv1.Command_SetGrant{SetGrant: &skeinv1.SetGrant{NodeId: id(node), Pool: pool, Namespace: namespace, Addresses: addresses}}}
+}
+
+func imports(dry bool, pools []*skeinv1.Pool, blocks ...*skeinv1.ImportBlock) *skeinv1.Command {
+	return &skeinv1.Command{Body: &skeinv1.Command_ImportPools{ImportPools: &skeinv1.ImportPools{Pools: pools, Blocks: blocks, DryRun: dry}}}
+}
+
+func importBlock(pool, ipv4, node, reason string) *skeinv1.ImportBlock {
+	return &skeinv1.ImportBlock{Pool: pool, Ipv4: ipv4, Node: node, Reason: reason}
+}
+
+// poolHistory is a fixed sequence of commands that makes an event of every kind of schema 2.
+func poolHistory(t testing.TB) *world {
+	w := newPools(t)
+	p := pool("default", 4, "10.64.0.0/25,fd02::/121")
+	p.CooldownSeconds, p.Quotas = 30, map[string]uint32{"web": 20, "db": 5}
+	w.must(withID("make", createPool(p)))
+	w.must(extendPool("default", "10.65.0.0/26,fd03::/122"))
+	w.must(withID("blocks", allocate("a", "default", 2)))
+	w.must(allocate("b", "default", 1))
+	w.must(withID("reserve", reserve("default", "10.64.0.64/28", "gateways")))
+	w.must(release("a", "default", 0))
+	w.must(withID("keep", keep("", "10.65.0.5", "web", "zero-0")))
+	w.must(keep("default", "fd03::6", "web", "zero-1"))
+	w.must(withID("claim", claim("b", "default", "10.65.0.5", "web", "zero-0")))
+	w.must(claim("c", "default", "fd03::6", "web", "zero-1"))
+	w.must(giveUp("c", "default", "10.65.0.6"))
+	w.must(unkeep("default", "10.65.0.6", false))
+	w.must(withID("grant", grant("a", "default", "web", 8)))
+	w.must(grant("b", "default", "db", 5))
+	w.must(createPool(pool("v6", 0, "fd05::/124")))
+	w.must(drainPool("v6"))
+	w.must(removePool("v6"))
+	w.must(withID("import", imports(false, []*skeinv1.Pool{pool("coil", 5, "10.70.0.0/24")},
+		importBlock("coil", "10.70.0.64/27", "a", ""), importBlock("coil", "10.70.0.96/27", "gone.example", ""), importBlock("coil", "10.70.0.224/27", "", "routers"))))
+	w.must(allocate("c", "coil", 3))
+	w.must(revoke(id("b")))
+	return w
+}
