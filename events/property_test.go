@@ -54,6 +54,7 @@ func checkInvariants(t fatal, s *State) {
 	for _, r := range s.RevokedNodes() {
 		check(r.GetNode())
 	}
+	checkPools(t, s)
 	for _, v := range s.Servers() {
 		if s.Node(serverID(t, v)) == nil {
 			t.Fatalf("server %s is no member", v.GetNodeId())
@@ -87,7 +88,9 @@ func anyCommand(t *rapid.T) *skeinv1.Command {
 	token := rapid.SampledFrom([]string{"1", "2", "3"})
 	n := func() string { return name.Draw(t, "name") }
 	var c *skeinv1.Command
-	switch rapid.IntRange(0, 13).Draw(t, "command") {
+	switch rapid.IntRange(0, 26).Draw(t, "command") {
+	case 14, 15, 16, 17, 18, 19, 20, 21, 22, 23, 24, 25, 26:
+		c = anyPoolCommand(t, n)
 	case 0:
 		c = createCluster(rapid.SampledFrom([]string{"10.4.0.0/28", "10.4.0.0/16", "1.2.3.4/5", ""}).Draw(t, "overlay"), n())
 	case 1:
@@ -101,6 +104,8 @@ func anyCommand(t *rapid.T) *skeinv1.Command {
 				a.Node.Name = n()
 				a.Node.WireguardKey = key("wireguard", n())
 				a.Node.MaxSchema = uint32(rapid.IntRange(0, 3).Draw(t, "schema"))
+			} else {
+				a.Node.MaxSchema = SchemaMax
 			}
 		})
 	case 7:
@@ -132,7 +137,7 @@ func anyCommand(t *rapid.T) *skeinv1.Command {
 func TestAnyHistory(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		s := NewState()
-		first := []*skeinv1.Command{createCluster("10.4.0.0/28", "a"), createToken("1", 5, false)}
+		first := []*skeinv1.Command{today(createCluster("10.4.0.0/28", "a")), createToken("1", 5, false)}
 		var log []*skeinv1.Event
 		var snapshot *State
 		for i := range rapid.IntRange(2, 60).Draw(t, "length") {
@@ -165,7 +170,12 @@ func TestAnyHistory(t *testing.T) {
 			if answer.GetIndex() > s.Index() {
 				t.Fatalf("the answer %v is ahead of the state at %d", answer, s.Index())
 			}
-			checkRetry(t, s, c, answer)
+			checkPoolRules(t, s)
+			if !c.GetImportPools().GetDryRun() {
+				checkRetry(t, s, c, answer)
+			} else if len(evs) > 0 {
+				t.Fatalf("a dry run gives %v", evs)
+			}
 			log = append(log, evs...)
 			if snapshot == nil && rapid.IntRange(0, 9).Draw(t, "snapshot") == 0 {
 				snapshot = throughBytes(t, s)
