@@ -180,7 +180,7 @@ func anyPoolCommand(t *rapid.T, node func() string) *skeinv1.Command {
 	addr := func() string {
 		return draw("address", "10.64.0.1", "10.64.0.17", "10.64.0.4/30", "10.64.0.5", "10.65.0.1", "fd03::1", "fd02::4", "fd02::4/126", "10.64.0.5/31", "y")
 	}
-	ns := func() string { return draw("namespace", "web", "db", "x/y", "") }
+	ns := func() string { return draw("namespace", "web", "web", "web", "web", "db", "x/y", "") }
 	number := func(most int) uint32 { return uint32(rapid.IntRange(0, most).Draw(t, "number")) }
 	twisted := func(bits uint32) *skeinv1.Pool {
 		p := pool(name(), bits, subnet())
@@ -211,15 +211,15 @@ func anyPoolCommand(t *rapid.T, node func() string) *skeinv1.Command {
 	case 9, 10:
 		return release(draw("owner", node(), ""), name(), uint64(number(5)), uint64(number(5)))
 	case 11:
-		return keep(name(), addr(), ns(), draw("pod", "x-0", "x-1"))
+		return keep("", draw("to keep", "10.65.0.1", "10.65.0.2", addr()), ns(), draw("pod", "x-0", "x-0", "x-1"))
 	case 12:
-		c := claim(node(), name(), addr(), ns(), draw("pod", "x-0", "x-1"))
+		c := claim(node(), "", draw("kept", "10.65.0.1", "10.65.0.1", "10.65.0.2", addr()), "web", draw("pod", "x-0", "x-0", "x-1"))
 		c.GetClaimAddress().GiveUp = number(2) == 0
 		return c
 	case 13:
-		return unkeep(name(), addr(), number(1) == 0)
+		return unkeep("", draw("kept", "10.65.0.1", "10.65.0.2", addr()), number(1) == 0)
 	case 14:
-		return grant(node(), name(), ns(), number(4))
+		return grant(node(), draw("quota", "default", "default", name()), ns(), number(4))
 	}
 	return imports(number(2) == 0, []*skeinv1.Pool{twisted(2)},
 		importBlock(name(), draw("block", "10.64.0.0/30", "10.64.0.4/30", "10.64.0.8/30", "10.64.0.16/30"), draw("for", node(), "no", ""), ""),
@@ -230,6 +230,10 @@ func anyPoolCommand(t *rapid.T, node func() string) *skeinv1.Command {
 func TestAnyPoolHistory(t *testing.T) {
 	base := newPools(t)
 	base.must(createPool(pool("p", 2, "10.64.0.0/28")))
+	limited := pool("default", 1, "10.65.0.0/28,fd03::/124")
+	limited.Quotas = map[string]uint32{"web": 5}
+	base.must(createPool(limited))
+	base.must(keep("", "10.65.0.1", "web", "x-0"))
 	rapid.Check(t, func(t *rapid.T) {
 		s, log := base.s.Clone(), slices.Clone(base.log)
 		now := base.now
