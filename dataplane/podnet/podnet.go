@@ -1,8 +1,35 @@
 package podnet
 
 import (
+	"crypto/sha256"
+	"encoding/hex"
+	"errors"
+	"fmt"
 	"net"
 	"net/netip"
+	"strings"
+
+	"github.com/skeinmesh/skein/dataplane"
+)
+
+// What callers decide by.
+var (
+	// ErrExists says that the pod has an interface of this name already, or the host a link for it.
+	ErrExists = errors.New("exists already")
+	// ErrAddressInUse says that the host has a route of another link to one of the addresses.
+	ErrAddressInUse = errors.New("address is in use on this host")
+	// ErrNoNetNS says that there is no network namespace at the path: it is missing, or something else.
+	ErrNoNetNS = errors.New("no network namespace")
+	// ErrNoIPv6 says that the pod has only an IPv6 address, and this host or the pod's namespace no IPv6.
+	ErrNoIPv6 = errors.New("IPv6 is disabled")
+	// ErrInvalid says that the Attachment itself is wrong.
+	ErrInvalid = errors.New("invalid")
+)
+
+// gateway6 is the address of every host end; it is link-local, so that each link can have the same.
+var (
+	gateway4 = netip.MustParseAddr(dataplane.PodGateway)
+	gateway6 = netip.MustParseAddr("fe80::1")
 )
 
 // Attachment is one interface of one pod: what Add makes and Check expects.
@@ -26,10 +53,84 @@ type Link struct {
 	Gateway6 netip.Addr
 }
 
-// Found is a pod's address as the kernel has it: a host route in dataplane.PodTable.
+// Found is a pod's address as the kernel has it: a host route in dataplane.PodTable, or, where that is missing, what
+// the alias of a link of ours says.
 type Found struct {
 	Addr netip.Addr
 	Link string // the interface that the route names
 	// What the link's alias says of an attachment of ours; all empty for a link that somebody else made.
+	// Pod ends in ~ where it was too long for the alias.
 	ContainerID, Interface, Namespace, Pod string
+}
+
+// HostLink is the name of the link's end on the host: the same for the same attachment, so that it is found again
+// without a record.
+func HostLink(containerID, ifname string) string {
+	sum := sha256.Sum256([]byte(containerID + "/" + ifname))
+	return "sk" + hex.EncodeToString(sum[:6])
+}
+
+// who is the attachment in an error's words.
+func (a Attachment) who() string {
+	if a.Pod == "" {
+		return fmt.Sprintf("container %s, %s", a.ContainerID, a.Interface)
+	}
+	return fmt.Sprintf("pod %s/%s, %s", a.Namespace, a.Pod, a.Interface)
+}
+
+// Limits of what an Attachment may hold.
+const (
+	maxID        = 64
+	maxNamespace = 63
+	maxPod       = 253
+	minMTU       = 68   // IPv4's
+	minMTU6      = 1280 // IPv6's; the kernel takes IPv6 off a link with less
+	maxMTU       = 65535
+)
+
+// validate says what is wrong with the attachment before the kernel is asked.
+func (a Attachment) validate() error {
+	if err := validateName(a.ContainerID, a.Interface); err != nil {
+		return err
+	}
+	bad := func(format string, args ...any) error {
+		return fmt.Errorf("%w: "+format, append([]any{ErrInvalid}, args...)...)
+	}
+	switch {
+	case !a.IPv4.IsValid() && !a.IPv6.IsValid():
+		return bad("no address")
+	case a.IPv4.IsValid() && (!a.IPv4.Is4() || !usable(a.IPv4)):
+		return bad("%s is no address of a pod: want unicast IPv4", a.IPv4)
+	case a.IPv6.IsValid() && (!a.IPv6.Is6() || a.IPv6.Is4In6() || a.IPv6.Zone() != "" || !usable(a.IPv6)):
+		return bad("%s is no address of a pod: want unicast IPv6", a.IPv6)
+	case a.MTU < minMTU || a.MTU > maxMTU:
+		return bad("MTU %d: want %d to %d", a.MTU, minMTU, maxMTU)
+	case a.IPv6.IsValid() && a.MTU < minMTU6:
+		return bad("MTU %d: IPv6 needs at least %d", a.MTU, minMTU6)
+	case len(a.Namespace) > maxNamespace || !plain(a.Namespace):
+		return bad("name of the pod's namespace %.80q", a.Namespace)
+	case len(a.Pod) > maxPod || !plain(a.Pod):
+		return bad("name of the pod %.80q", a.Pod)
+	}
+	return nil
+}
+
+func usable(a netip.Addr) bool {
+	return a.IsGlobalUnicast() && !a.IsLinkLocalUnicast()
+}
+
+func validateName(containerID, ifname string) error {
+	const ifnamsiz = 16 // bytes, with the closing zero
+	if len(containerID) < 1 || len(containerID) > maxID || !plain(containerID) || strings.Contains(containerID, "/") {
+		return fmt.Errorf("%w: container ID %.80q: want 1 to %d characters without spaces and slashes", ErrInvalid, containerID, maxID)
+	}
+	if ifname == "" || len(ifname) >= ifnamsiz || ifname == "." || ifname == ".." || ifname == "lo" || strings.ContainsAny(ifname, "/:%") || !plain(ifname) {
+		return fmt.Errorf("%w: interface name %.80q: want 1 to %d characters without spaces, slashes, colons and percent signs, and not lo", ErrInvalid, ifname, ifnamsiz-1)
+	}
+	return nil
+}
+
+// plain says that s has no spaces and nothing unprintable: it is a word of an alias.
+func plain(s string) bool {
+	return !strings.ContainsFunc(s, func(r rune) bool { return r <= ' ' || r >= 0x7f })
 }

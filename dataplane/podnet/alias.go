@@ -1,0 +1,77 @@
+package podnet
+
+import (
+	"net/netip"
+	"strings"
+)
+
+// An alias says whose a link is: version, container ID, interface, IPv4, IPv6, namespace, pod, with - for what there is
+// not. It says the addresses too, so that none is given again because its route was lost.
+const (
+	aliasVersion = "skein/1"
+	aliasMax     = 255 // bytes, the kernel's
+	aliasNone    = "-"
+	aliasCut     = "~" // ends a pod's name that was too long
+)
+
+// Alias is what the alias of a link says of its pod.
+type Alias struct {
+	ContainerID, Interface string
+	IPv4, IPv6             netip.Addr // invalid: none
+	Namespace, Pod         string
+}
+
+// Has reports whether addr is one of the pod's.
+func (a Alias) Has(addr netip.Addr) bool {
+	return addr.IsValid() && (addr == a.IPv4 || addr == a.IPv6)
+}
+
+// String is the alias as the kernel keeps it, at most 255 bytes.
+func (a Alias) String() string {
+	words := []string{aliasVersion, a.ContainerID, a.Interface, aliasNone, aliasNone, a.Namespace, a.Pod}
+	if a.IPv4.IsValid() {
+		words[3] = a.IPv4.String()
+	}
+	if a.IPv6.IsValid() {
+		words[4] = a.IPv6.String()
+	}
+	for i, w := range words {
+		if w == "" {
+			words[i] = aliasNone
+		}
+	}
+	s := strings.Join(words, " ")
+	if len(s) > aliasMax {
+		s = s[:aliasMax-len(aliasCut)] + aliasCut
+	}
+	return s
+}
+
+// ParseAlias reads the alias of a link of ours; ok is false for any other.
+func ParseAlias(s string) (a Alias, ok bool) {
+	words := strings.Split(s, " ")
+	if len(words) != 7 || words[0] != aliasVersion {
+		return Alias{}, false
+	}
+	for i, w := range words {
+		if w == aliasNone {
+			words[i] = ""
+		}
+	}
+	a = Alias{ContainerID: words[1], Interface: words[2], Namespace: words[5], Pod: words[6]}
+	if validateName(a.ContainerID, a.Interface) != nil {
+		return Alias{}, false
+	}
+	for i, to := range []*netip.Addr{&a.IPv4, &a.IPv6} {
+		w := words[3+i]
+		if w == "" {
+			continue
+		}
+		addr, err := netip.ParseAddr(w)
+		if err != nil || addr.Is4() != (i == 0) {
+			return Alias{}, false
+		}
+		*to = addr
+	}
+	return a, true
+}

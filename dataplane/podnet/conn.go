@@ -1,0 +1,131 @@
+package podnet
+
+import (
+	"errors"
+	"fmt"
+	"os"
+
+	"github.com/mdlayher/netlink"
+	"golang.org/x/sys/unix"
+)
+
+// conn is an rtnetlink socket in one network namespace.
+type conn struct {
+	c    *netlink.Conn
+	sent int // messages
+}
+
+// dial opens a socket in the namespace, or in the calling thread's own for nil. Only the socket is made inside, on a
+// locked thread that comes back at once.
+func dial(ns *os.File) (*conn, error) {
+	cfg := &netlink.Config{}
+	if ns != nil {
+		cfg.NetNS = int(ns.Fd())
+	}
+	c, err := netlink.Dial(unix.NETLINK_ROUTE, cfg)
+	switch {
+	case errors.Is(err, unix.EPERM) && ns != nil:
+		return nil, fmt.Errorf("entering the pod's network namespace %s: %w: this needs CAP_SYS_ADMIN", ns.Name(), err)
+	case err != nil:
+		return nil, fmt.Errorf("opening an rtnetlink socket: %w", err)
+	}
+	_ = c.SetOption(netlink.ExtendedAcknowledge, true) // old kernels have not these two
+	_ = c.SetOption(netlink.GetStrictCheck, true)
+	return &conn{c: c}, nil
+}
+
+func (c *conn) close() { _ = c.c.Close() }
+
+// do sends all requests in one system call and returns the answers to each. The kernel works on those behind one that
+// failed as well; the first error is returned.
+func (c *conn) do(reqs ...request) ([][]netlink.Message, error) {
+	msgs := make([]netlink.Message, len(reqs))
+	for i, r := range reqs {
+		msgs[i] = r.m
+	}
+	c.sent += len(reqs)
+	if _, err := c.c.SendMessages(msgs); err != nil {
+		return nil, fmt.Errorf("%s: %w", reqs[0].what, err)
+	}
+	answers := make([][]netlink.Message, len(reqs))
+	var first error
+	for i, r := range reqs {
+		got, err := c.c.Receive()
+		if err != nil && first == nil {
+			if errors.Is(err, unix.EPERM) {
+				err = fmt.Errorf("%w: this needs CAP_NET_ADMIN", err)
+			}
+			first = fmt.Errorf("%s: %w", r.what, err)
+		}
+		answers[i] = got
+	}
+	return answers, first
+}
+
+// dump asks until the kernel says that nothing changed between the parts of its answer.
+func (c *conn) dump(r request) ([]netlink.Message, error) {
+	const tries = 10
+	var got []netlink.Message
+	for range tries {
+		answers, err := c.do(r)
+		if errors.Is(err, unix.ENOENT) { // no such table yet
+			return nil, nil
+		}
+		if err != nil {
+			return nil, err
+		}
+		got = answers[0]
+		if !interrupted(got) {
+			break
+		}
+	}
+	return got, nil // what others make or remove while it is read is there or not; all else is complete
+}
+
+func interrupted(ms []netlink.Message) bool {
+	for _, m := range ms {
+		if m.Header.Flags&netlink.DumpInterrupted != 0 {
+			return true
+		}
+	}
+	return false
+}
+
+// link reads one link; ok is false when there is none.
+func (c *conn) link(r request) (l link, ok bool, err error) {
+	answers, err := c.do(r)
+	if errors.Is(err, unix.ENODEV) {
+		return link{}, false, nil
+	}
+	if err != nil {
+		return link{}, false, err
+	}
+	if len(answers[0]) == 1 {
+		l, ok = decodeLink(answers[0][0])
+	}
+	if !ok {
+		return link{}, false, fmt.Errorf("%s: the kernel's answer is not understood", r.what)
+	}
+	return l, true, nil
+}
+
+// routes reads a table, both families, of one link where index is not 0.
+func (c *conn) routes(table, index int) ([]route, error) {
+	var out []route
+	for _, f := range []byte{unix.AF_INET, unix.AF_INET6} {
+		ms, err := c.dump(dumpRoutes(f, table, index))
+		if errors.Is(err, unix.EOPNOTSUPP) || errors.Is(err, unix.EAFNOSUPPORT) { // a kernel without IPv6
+			continue
+		}
+		if err != nil {
+			return nil, fmt.Errorf("table %d: %w", table, err)
+		}
+		for _, m := range ms {
+			// Old kernels send every table and link, and those without IPv6 answer with IPv4.
+			if r, ok := decodeRoute(m); ok && r.table == table && (index == 0 || r.index == index) && family(r.dst.Addr()) == f {
+				out = append(out, r)
+			}
+		}
+	}
+	return out, nil
+}

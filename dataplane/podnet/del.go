@@ -1,0 +1,98 @@
+package podnet
+
+import (
+	"errors"
+	"fmt"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/skeinmesh/skein/dataplane"
+)
+
+// Del removes the link of an attachment, and with it addresses and routes. What is gone already is no error, the
+// namespace too, and netns may be empty.
+func Del(netns, ifname, containerID string) error {
+	if err := validateName(containerID, ifname); err != nil {
+		return nil // Add made no such thing
+	}
+	fail := func(err error) error {
+		return fmt.Errorf("container %s, %s: %w", containerID, ifname, err)
+	}
+	host, err := dial(nil)
+	if err != nil {
+		return fail(err)
+	}
+	defer host.close()
+	name := HostLink(containerID, ifname)
+	switch _, err := host.do(deleteLink(name, 0)); {
+	case err == nil:
+		return nil
+	case !errors.Is(err, unix.ENODEV):
+		return fail(err)
+	}
+	if err := delInside(host, netns, ifname, containerID); err != nil {
+		return fail(err)
+	}
+	return nil
+}
+
+// delInside removes the pod's end of a link whose host end has another name than ours: somebody renamed it, or Coil
+// made it. Its host end must be ours by its alias, or have a pod's route; every other interface stays.
+func delInside(host *conn, netns, ifname, containerID string) error {
+	ns, err := openNetNS(netns)
+	if errors.Is(err, ErrNoNetNS) {
+		return nil
+	}
+	if err != nil {
+		return err
+	}
+	defer ns.Close()
+	pod, err := dial(ns)
+	if err != nil {
+		return err
+	}
+	defer pod.close()
+	inside, there, err := pod.link(getLink(ifname))
+	if err != nil || !there || inside.kind != "veth" || inside.peer == 0 {
+		return err
+	}
+	outside, there, err := host.link(getLinkAt(inside.peer))
+	if err != nil || !there || outside.kind != "veth" || outside.peer != inside.index {
+		return err
+	}
+	alias, ours := ParseAlias(outside.alias)
+	ours = ours && alias.ContainerID == containerID && alias.Interface == ifname
+	if !ours {
+		routes, err := host.routes(dataplane.PodTable, outside.index)
+		if err != nil || len(routes) == 0 || outside.alias != "" {
+			return err
+		}
+	}
+	_, err = pod.do(deleteLink(ifname, inside.index))
+	return ignoring(err, unix.ENODEV)
+}
+
+// Purge removes every link that has an alias of ours.
+func Purge() error {
+	c, err := dial(nil)
+	if err != nil {
+		return err
+	}
+	defer c.close()
+	ms, err := c.dump(dumpLinks())
+	if err != nil {
+		return err
+	}
+	var errs []error
+	for _, m := range ms {
+		l, ok := decodeLink(m)
+		if !ok {
+			continue
+		}
+		if _, ours := ParseAlias(l.alias); ours {
+			_, err := c.do(deleteLink(l.name, l.index))
+			errs = append(errs, ignoring(err, unix.ENODEV))
+		}
+	}
+	return errors.Join(errs...)
+}
