@@ -32,12 +32,12 @@ func Check(a Attachment) error {
 
 // view is both ends as the kernel has them.
 type view struct {
-	host, pod              link
-	hasHost, hasPod        bool
-	hostAddrs, podAddrs    []netip.Prefix
-	podRoutes, hostRoutes  []route // of the main table inside, of PodTable outside
-	loUp                   bool
-	hostForwards           bool // IPv6
+	host, pod             link
+	hasHost, hasPod       bool
+	hostAddrs, podAddrs   []netip.Prefix
+	podRoutes, hostRoutes []route // of the main table inside, of PodTable outside
+	loUp                  bool
+	hostForwards          bool // IPv6
 }
 
 func check(a Attachment) (wrong []string, err error) {
@@ -50,10 +50,10 @@ func check(a Attachment) (wrong []string, err error) {
 	if v.host, v.hasHost, err = host.link(getLink(HostLink(a.ContainerID, a.Interface))); err != nil {
 		return nil, err
 	}
-	if v.hostRoutes, err = host.routes(dataplane.PodTable, 0); err != nil {
-		return nil, err
-	}
 	if v.hasHost {
+		if v.hostRoutes, err = host.routes(dataplane.PodTable, v.host.index); err != nil {
+			return nil, err
+		}
 		if v.hostAddrs, err = host.addresses(v.host.index); err != nil {
 			return nil, err
 		}

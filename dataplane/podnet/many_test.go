@@ -1,0 +1,206 @@
+package podnet
+
+import (
+	"fmt"
+	"net/netip"
+	"os"
+	"slices"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/vishvananda/netlink"
+
+	"github.com/skeinmesh/skein/internal/testns"
+)
+
+// A hundred at once, each from its own thread: Coil once took two minutes for eighty.
+func TestAHundredAtOnce(t *testing.T) {
+	const n = 100
+	host := newHost(t)
+	pods := make([]*testns.NS, n)
+	for i := range pods {
+		pods[i] = testns.New(t, "pod")
+	}
+	took := make([]time.Duration, n)
+	all := func(what string, f func(Attachment) error) time.Duration {
+		start := time.Now()
+		var wg sync.WaitGroup
+		for i := range n {
+			wg.Go(func() {
+				host.Do(func() {
+					began := time.Now()
+					if err := f(attachment(i+1, pods[i])); err != nil {
+						t.Errorf("%s: %v", what, err)
+					}
+					took[i] = time.Since(began)
+				})
+			})
+		}
+		wg.Wait()
+		slices.Sort(took)
+		t.Logf("%s: %s for all, p50 %s, p99 %s", what, time.Since(start), took[n/2], took[n*99/100])
+		return time.Since(start)
+	}
+	if d := all("add", func(a Attachment) error { _, err := Add(a); return err }); d > 3*time.Second && os.Getenv("SKEIN_WANT_KERNEL") == "" {
+		t.Errorf("a hundred at once took %s", d)
+	}
+	in(t, host, func() error {
+		fs, err := Scan()
+		if len(fs) != 2*n {
+			t.Errorf("%d addresses found, want %d", len(fs), 2*n)
+		}
+		return err
+	})
+	all("check", Check)
+	all("del", func(a Attachment) error { return Del(a.NetNS, a.Interface, a.ContainerID) })
+	if left := links(t, host); len(left) > 0 {
+		t.Errorf("left: %q", left)
+	}
+}
+
+func TestMessagesOfAnAdd(t *testing.T) {
+	for _, c := range []struct {
+		name string
+		v6   bool
+		most int
+	}{{"dual stack", true, 17}, {"IPv4 only", false, 13}} {
+		host, pod := newHost(t), testns.New(t, "pod")
+		a := attachment(1, pod)
+		if !c.v6 {
+			a.IPv6 = netip.Addr{}
+		}
+		in(t, host, func() error {
+			_, n, err := add(a)
+			t.Logf("%s: %d messages", c.name, n)
+			if n > c.most {
+				t.Errorf("%s: %d messages, want at most %d", c.name, n, c.most)
+			}
+			return err
+		})
+	}
+}
+
+// BenchmarkAdd gives p50 and p99 of Add, one after the other, among what the others made.
+func BenchmarkAdd(b *testing.B) {
+	host := newHost(b)
+	pods := make([]*testns.NS, min(b.N, 500))
+	for i := range pods {
+		pods[i] = testns.New(b, "pod")
+	}
+	var adds, dels []time.Duration
+	b.ResetTimer()
+	for i := range b.N {
+		a := attachment(i%len(pods)+1, pods[i%len(pods)])
+		host.Do(func() {
+			if i >= len(pods) {
+				began := time.Now()
+				if err := Del(a.NetNS, a.Interface, a.ContainerID); err != nil {
+					b.Error(err)
+				}
+				dels = append(dels, time.Since(began))
+			}
+			began := time.Now()
+			if _, err := Add(a); err != nil {
+				b.Error(err)
+			}
+			adds = append(adds, time.Since(began))
+		})
+	}
+	b.StopTimer()
+	report := func(what string, ds []time.Duration) {
+		if len(ds) == 0 {
+			return
+		}
+		slices.Sort(ds)
+		b.ReportMetric(float64(ds[len(ds)/2].Microseconds()), "µs-p50-"+what)
+		b.ReportMetric(float64(ds[len(ds)*99/100].Microseconds()), "µs-p99-"+what)
+	}
+	report("add", adds)
+	report("del", dels)
+	host.Do(func() {
+		began := time.Now()
+		fs, err := Scan()
+		if err != nil {
+			b.Error(err)
+		}
+		b.ReportMetric(float64(time.Since(began).Microseconds()), fmt.Sprintf("µs-scan-%d", len(fs)))
+	})
+}
+
+// What others made: found when it is a pod's route, and never removed unless it is the pod that DEL is about.
+func TestPodsOfOthers(t *testing.T) {
+	host, pod, bystander := newHost(t), testns.New(t, "pod"), testns.New(t, "pod")
+	coil, other := netip.MustParseAddr("10.64.9.9"), netip.MustParseAddr("10.64.9.8")
+	testns.Link(host, pod, "eth0", nil, []netip.Prefix{netip.PrefixFrom(coil, 32)})
+	in(t, host, func() error {
+		l, err := netlink.LinkByName("eth0")
+		if err != nil {
+			return err
+		}
+		if err := netlink.LinkSetName(l, "veth12345678"); err != nil {
+			return err
+		}
+		return exchange(newHostRoute(coil, l.Attrs().Index))
+	})
+	testns.Link(host, bystander, "eth0", nil, []netip.Prefix{netip.PrefixFrom(other, 32)}) // no route: not a pod's as we know them
+	ours := mustAdd(t, host, attachment(1, testns.New(t, "pod")))
+	in(t, host, func() error {
+		fs, err := Scan()
+		if len(fs) != 3 || fs[1].Addr != coil || fs[1].Link != "veth12345678" || fs[1].ContainerID+fs[1].Pod+fs[1].Interface != "" {
+			t.Errorf("found %+v", fs)
+		}
+		return err
+	})
+	in(t, host, Purge)
+	if now := links(t, host); len(now) != 2 || slices.Contains(now, ours.Host) {
+		t.Errorf("after purge: %q", now)
+	}
+	in(t, host, func() error { return Del(pathOf(bystander), "eth0", "unknown") })
+	if now := links(t, bystander); len(now) != 1 {
+		t.Errorf("the interface of a stranger was deleted: %q", now)
+	}
+	in(t, host, func() error { return Del(pathOf(pod), "eth0", "of-coil") })
+	if now := links(t, pod); len(now) != 0 {
+		t.Errorf("the pod that Coil made is still there: %q", now)
+	}
+}
+
+// A renamed link is found by its other end, and a lost route does not make an address free.
+func TestRenamedAndRobbed(t *testing.T) {
+	host, pod := newHost(t), testns.New(t, "pod")
+	a := attachment(1, pod)
+	l := mustAdd(t, host, a)
+	in(t, host, func() error {
+		h, err := netlink.LinkByName(l.Host)
+		if err != nil {
+			return err
+		}
+		if err := netlink.LinkSetDown(h); err != nil { // takes the routes away
+			return err
+		}
+		return netlink.LinkSetName(h, "renamed")
+	})
+	in(t, host, func() error {
+		fs, err := Scan()
+		if len(fs) != 2 || fs[0].Addr != a.IPv4 || fs[1].Addr != a.IPv6 || fs[0].ContainerID != a.ContainerID {
+			t.Errorf("found %+v", fs)
+		}
+		return err
+	})
+	in(t, host, func() error { return Del(pathOf(pod), "eth0", a.ContainerID) })
+	if left := append(links(t, host), links(t, pod)...); len(left) > 0 {
+		t.Errorf("left: %q", left)
+	}
+}
+
+// exchange sends one message.
+func exchange(r request) error {
+	c, err := dial(nil)
+	if err != nil {
+		return err
+	}
+	defer c.close()
+	_, err = c.do(r)
+	return err
+}
