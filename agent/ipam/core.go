@@ -1,0 +1,346 @@
+package ipam
+
+import (
+	"cmp"
+	"net/netip"
+	"slices"
+	"time"
+)
+
+// maxPast bounds what is remembered of addresses that were given back and have rested.
+const maxPast = 2048
+
+// held is a lease with its place.
+type held struct {
+	Lease
+	block   blockKey
+	off     uint32
+	inBlock bool // block and off are set
+	born    time.Time
+}
+
+// seen is an address that the kernel has and no lease of ours explains.
+type seen struct {
+	addr    netip.Addr
+	link    string
+	key     Key // from the link's alias; zero: somebody else's link
+	since   time.Time
+	missing time.Time // since when it is not found any more
+}
+
+type podKey struct{ Pool, Namespace, Pod string }
+
+type span struct {
+	start netip.Addr
+	block *block
+}
+
+// core is what a node knows of its addresses. Its methods decide. What must outlive a restart is changed by apply alone;
+// the rest is what the log (follow) and the kernel (adopt) say. No clock, no file, no lock.
+type core struct {
+	self    string
+	view    view
+	blocks  map[blockKey]*block
+	byPool  map[string][]*block // by number
+	spans   [2][]span           // IPv4 and IPv6, by start
+	leases  map[Key]*held
+	byAddr  map[netip.Addr]*held
+	seen    map[netip.Addr]*seen
+	past    []*past
+	last    map[podKey]*past // the newest of each pod
+	cursors map[blockKey]uint32
+	uses    map[string]time.Time // pool → when a lease was last there
+	quota   map[quotaKey]uint32  // leases out of blocks
+	missing map[Key]time.Time    // leases that an audit did not find in the kernel
+
+	grants  map[quotaKey]*grantUse
+	caps    map[quotaKey]uint32      // grants that are being lowered
+	statics map[netip.Addr]time.Time // held ones without a lease, since when
+	leaving map[netip.Addr]string    // static addresses that are being given up, and with which request ID
+}
+
+func newCore(self string) *core {
+	return &core{
+		self: self, blocks: map[blockKey]*block{}, byPool: map[string][]*block{}, leases: map[Key]*held{}, byAddr: map[netip.Addr]*held{},
+		seen: map[netip.Addr]*seen{}, last: map[podKey]*past{}, cursors: map[blockKey]uint32{}, uses: map[string]time.Time{},
+		quota: map[quotaKey]uint32{}, missing: map[Key]time.Time{}, grants: map[quotaKey]*grantUse{}, caps: map[quotaKey]uint32{},
+		statics: map[netip.Addr]time.Time{}, leaving: map[netip.Addr]string{},
+	}
+}
+
+// apply makes a record so; at is when it was made, by the clock of this run.
+func (c *core) apply(r record, at time.Time) {
+	switch r.Op {
+	case opGive:
+		c.give(r, at)
+	case opFree:
+		c.free(r, at)
+	case opPast:
+		l := r.lease()
+		l.Since, l.Until = time.Unix(0, r.Since), time.Unix(0, r.Until)
+		c.remember(&past{lease: l, freed: at, fast: r.Fast})
+	case opCursor:
+		c.cursors[blockKey{r.Pool, r.Number}] = r.Offset
+	case opUse:
+		c.uses[r.Pool] = at
+	case opUnused:
+		delete(c.uses, r.Pool)
+	}
+}
+
+func (c *core) give(r record, at time.Time) {
+	if c.leases[r.key()] != nil {
+		return
+	}
+	h := &held{Lease: r.lease(), block: blockKey{r.Pool, r.Number}, off: r.Offset, inBlock: r.InBlock, born: at}
+	c.leases[h.Key] = h
+	for _, a := range []netip.Addr{h.IPv4, h.IPv6} {
+		if a.IsValid() {
+			c.byAddr[a] = h
+			delete(c.seen, a)
+		}
+	}
+	if !h.Static {
+		c.quota[quotaKey{h.Pool, h.Namespace}]++
+		c.uses[h.Pool] = at
+	}
+	if h.inBlock {
+		c.cursors[h.block] = h.off
+		if b := c.blocks[h.block]; b != nil {
+			delete(b.rests, h.off)
+		}
+	}
+	c.resettle(h.IPv4, h.IPv6)
+}
+
+// resettle counts anew who holds the offsets of some addresses.
+func (c *core) resettle(addrs ...netip.Addr) {
+	for _, a := range addrs {
+		b, off := c.find(a)
+		if b == nil {
+			continue
+		}
+		v4, v6 := b.addrs(off)
+		n := 0
+		h4, h6 := c.byAddr[v4], c.byAddr[v6]
+		if h4 != nil {
+			n++
+		}
+		if h6 != nil && h6 != h4 {
+			n++
+		}
+		if c.seen[v4] != nil || c.seen[v6] != nil {
+			n++
+		}
+		if n == 0 {
+			delete(b.held, off)
+			b.settle(off)
+		} else {
+			b.held[off] = n
+			b.set(off)
+		}
+	}
+}
+
+func (c *core) free(r record, at time.Time) {
+	h := c.leases[r.key()]
+	if h == nil {
+		return
+	}
+	delete(c.leases, h.Key)
+	delete(c.missing, h.Key)
+	for _, a := range []netip.Addr{h.IPv4, h.IPv6} {
+		if c.byAddr[a] == h {
+			delete(c.byAddr, a)
+		}
+	}
+	l := h.Lease
+	l.Until = time.Unix(0, r.At)
+	p := &past{lease: l, freed: at, fast: r.Fast}
+	if !h.Static {
+		c.uncount(h)
+		c.uses[h.Pool] = at
+	}
+	c.remember(p)
+	c.quiet(at, h.IPv4, h.IPv6)
+}
+
+// quiet resettles addresses and notes when their blocks became empty.
+func (c *core) quiet(at time.Time, addrs ...netip.Addr) {
+	c.resettle(addrs...)
+	for _, a := range addrs {
+		if b, _ := c.find(a); b != nil && len(b.held) == 0 {
+			b.idle = at
+		}
+	}
+}
+
+// remember keeps what was given back, and makes its address rest.
+func (c *core) remember(p *past) {
+	c.past = append(c.past, p)
+	if p.lease.Pod != "" {
+		c.last[podKey{p.lease.Pool, p.lease.Namespace, p.lease.Pod}] = p
+	}
+	c.rest(p)
+	if len(c.past) > maxPast+maxPast/4 {
+		c.forget(p.freed)
+	}
+}
+
+func (c *core) rest(p *past) {
+	if p.lease.Static {
+		return
+	}
+	a := p.lease.IPv4
+	if !a.IsValid() {
+		a = p.lease.IPv6
+	}
+	if b, off := c.find(a); b != nil {
+		if old := b.rests[off]; old == nil || old.freed.Before(p.freed) {
+			b.rest(off, p, c.view.Pools[b.view.Key.Pool])
+		}
+	}
+}
+
+// forget drops the oldest of what has rested.
+func (c *core) forget(now time.Time) {
+	drop := len(c.past) - maxPast
+	c.past = slices.DeleteFunc(c.past, func(p *past) bool {
+		if drop <= 0 || now.Before(p.freed.Add(p.soft(c.view.Pools[p.lease.Pool]))) {
+			return false
+		}
+		drop--
+		if k := (podKey{p.lease.Pool, p.lease.Namespace, p.lease.Pod}); c.last[k] == p {
+			delete(c.last, k)
+		}
+		return true
+	})
+}
+
+// find is the block of this node in which an address lies.
+func (c *core) find(a netip.Addr) (*block, uint32) {
+	if !a.IsValid() {
+		return nil, 0
+	}
+	spans := c.spans[0]
+	if !a.Is4() {
+		spans = c.spans[1]
+	}
+	i, ok := slices.BinarySearchFunc(spans, a, func(s span, a netip.Addr) int { return s.start.Compare(a) })
+	if !ok {
+		i--
+	}
+	if i < 0 {
+		return nil, 0
+	}
+	s := spans[i]
+	p := s.block.view.IPv4
+	if !a.Is4() {
+		p = s.block.view.IPv6
+	}
+	off := minus(a, s.start)
+	if !p.Contains(a) || off >= s.block.size {
+		return nil, 0
+	}
+	return s.block, off
+}
+
+// follow takes in what the log says now.
+func (c *core) follow(v view, now time.Time) {
+	old := c.blocks
+	c.view = v
+	c.blocks = make(map[blockKey]*block, len(v.Blocks))
+	c.byPool, c.spans = map[string][]*block{}, [2][]span{}
+	fresh := map[*block]bool{}
+	for _, bv := range v.Blocks {
+		b := old[bv.Key]
+		if b == nil || b.view != bv {
+			b = newBlock(bv, now)
+			fresh[b] = true
+		}
+		b.sweepAt = now // settings of the pool may be others
+		c.blocks[bv.Key] = b
+		c.byPool[bv.Key.Pool] = append(c.byPool[bv.Key.Pool], b)
+		if bv.IPv4.IsValid() {
+			c.spans[0] = append(c.spans[0], span{bv.IPv4.Addr(), b})
+		}
+		if bv.IPv6.IsValid() {
+			c.spans[1] = append(c.spans[1], span{bv.IPv6.Addr(), b})
+		}
+	}
+	for i := range c.spans {
+		slices.SortFunc(c.spans[i], func(a, b span) int { return a.start.Compare(b.start) })
+	}
+	for _, l := range c.byPool {
+		slices.SortFunc(l, func(a, b *block) int { return cmp.Compare(a.view.Key.Number, b.view.Key.Number) })
+	}
+	c.tidyLeaving(v)
+	if len(fresh) > 0 {
+		c.occupy(fresh)
+	}
+}
+
+// tidyLeaving forgets what the log no longer says.
+func (c *core) tidyLeaving(v view) {
+	holds := map[netip.Addr]bool{}
+	for _, s := range v.Held {
+		holds[s.addr()] = true
+	}
+	for a := range c.leaving {
+		if !holds[a] {
+			delete(c.leaving, a)
+		}
+	}
+	for a := range c.statics {
+		if !holds[a] {
+			delete(c.statics, a)
+		}
+	}
+}
+
+// occupy marks what leases, the kernel and rests have of new blocks.
+func (c *core) occupy(fresh map[*block]bool) {
+	mark := func(a netip.Addr) bool {
+		b, _ := c.find(a)
+		if b == nil || !fresh[b] {
+			return false
+		}
+		c.resettle(a)
+		return true
+	}
+	for _, h := range c.leases {
+		for _, a := range []netip.Addr{h.IPv4, h.IPv6} {
+			if !mark(a) {
+				continue
+			}
+			if b, off := c.find(a); !h.inBlock {
+				h.block, h.off, h.inBlock = b.view.Key, off, true
+				c.moveTo(h, b.view.Key.Pool)
+			}
+		}
+	}
+	for a := range c.seen {
+		mark(a)
+	}
+	for _, p := range c.past {
+		c.rest(p)
+	}
+}
+
+// moveTo counts a lease for the pool whose block turned out to be around it.
+func (c *core) moveTo(h *held, pool string) {
+	if h.Pool == pool || h.Static {
+		return
+	}
+	c.uncount(h)
+	h.Pool = pool
+	c.quota[quotaKey{h.Pool, h.Namespace}]++
+	c.uses[pool] = h.born
+}
+
+func (c *core) uncount(h *held) {
+	q := quotaKey{h.Pool, h.Namespace}
+	if c.quota[q]--; c.quota[q] == 0 {
+		delete(c.quota, q)
+	}
+}

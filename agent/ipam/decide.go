@@ -1,0 +1,413 @@
+package ipam
+
+import (
+	"fmt"
+	"net/netip"
+	"slices"
+	"time"
+
+	"github.com/skeinmesh/skein/dataplane/podnet"
+)
+
+const (
+	youngFor   = time.Minute      // so long a lease is not leaked: its ADD may be under way
+	auditSpace = 30 * time.Second // between the two audits that find a leak
+)
+
+// ask is a request with what the log says about it.
+type ask struct {
+	Request
+	pool   string      // that the pod gets its address from
+	static *staticView // reserved for this pod, and to be given
+}
+
+type needKind uint8
+
+const (
+	needBlock needKind = iota + 1
+	needGrant
+	needClaim
+)
+
+// need is what the log must give before an address can be given.
+type need struct {
+	kind      needKind
+	pool      string
+	namespace string     // of a grant
+	static    staticView // to be claimed
+}
+
+// assign decides about a request: a record to apply, or what to ask the log for, or a refusal.
+func (c *core) assign(q ask, now time.Time) (record, *need, *Error) {
+	if h := c.leases[q.Key]; h != nil {
+		return record{}, nil, &Error{Exists, fmt.Sprintf("interface %s of container %.12s has %s already", q.Key.Interface, q.Key.ContainerID, pair(h.IPv4, h.IPv6)),
+			"take it back first (CNI DEL)"}
+	}
+	if q.static != nil {
+		return c.assignStatic(q)
+	}
+	s, ok := c.view.Pools[q.pool]
+	if !ok {
+		return record{}, nil, &Error{Unavailable, fmt.Sprintf("there is no address pool %s", q.pool), fmt.Sprintf("create it with skein pool create %s --subnet CIDR", q.pool)}
+	}
+	if s.Draining {
+		return record{}, nil, &Error{Exhausted, fmt.Sprintf("pool %s is being drained and gives nothing new", q.pool),
+			"name another pool for this namespace, or end the draining"}
+	}
+	if limit, ok := s.Quotas[q.Namespace]; ok {
+		k := quotaKey{q.pool, q.Namespace}
+		if limit == 0 {
+			return record{}, nil, &Error{Exhausted, fmt.Sprintf("namespace %s may have no address of pool %s: its quota is 0", q.Namespace, q.pool), "raise the quota of the pool"}
+		}
+		if c.quota[k]+1 > c.granted(k) {
+			return record{}, &need{kind: needGrant, pool: q.pool, namespace: q.Namespace}, nil
+		}
+	}
+	for _, b := range c.byPool[q.pool] {
+		b.sweep(now, s)
+	}
+	if len(q.Addresses) > 0 {
+		return c.assignWanted(q, s, now)
+	}
+	if b, off, ok := c.waiting(q, s, now); ok {
+		return c.giveAt(q, b, off), nil, nil
+	}
+	b, off, ok := c.choose(q.pool, s, now)
+	if !ok {
+		return record{}, &need{kind: needBlock, pool: q.pool}, nil
+	}
+	return c.giveAt(q, b, off), nil, nil
+}
+
+func (c *core) giveAt(q ask, b *block, off uint32) record {
+	l := Lease{Key: q.Key, Namespace: q.Namespace, Pod: q.Pod, NetNS: q.NetNS, Network: q.Network, Pool: b.view.Key.Pool}
+	l.IPv4, l.IPv6 = b.addrs(off)
+	r := giveRecord(l)
+	r.Number, r.Offset, r.InBlock = b.view.Key.Number, off, true
+	return r
+}
+
+// waiting is the address that a pod of that name gave back a moment ago, and that waits for it.
+func (c *core) waiting(q ask, s poolView, now time.Time) (*block, uint32, bool) {
+	if s.Sticky <= 0 || q.Pod == "" {
+		return nil, 0, false
+	}
+	p := c.last[podKey{q.pool, q.Namespace, q.Pod}]
+	if p == nil || p.fast || !now.Before(p.freed.Add(s.Sticky)) {
+		return nil, 0, false
+	}
+	a := p.lease.IPv4
+	if !a.IsValid() {
+		a = p.lease.IPv6
+	}
+	b, off := c.find(a)
+	if b == nil || b.leaving != "" || b.rests[off] != p || b.held[off] > 0 {
+		return nil, 0, false
+	}
+	return b, off, true
+}
+
+// choose finds an address: of the used block with the fewest free ones, else of the empty block that was left longest
+// ago, else the one that has waited longest though it should better rest.
+func (c *core) choose(pool string, s poolView, now time.Time) (*block, uint32, bool) {
+	var best *block
+	for _, b := range c.byPool[pool] {
+		if b.leaving == "" && b.nbusy < b.size && (best == nil || b.before(best)) {
+			best = b
+		}
+	}
+	if best != nil {
+		cursor, used := c.cursors[best.view.Key]
+		off, ok := best.next(cursor, used)
+		return best, off, ok
+	}
+	var off uint32
+	var oldest *past
+	for _, b := range c.byPool[pool] {
+		if b.leaving != "" {
+			continue
+		}
+		for o, p := range b.rests {
+			if b.held[o] == 0 && !now.Before(p.freed.Add(p.hard(s))) && (oldest == nil || p.freed.Before(oldest.freed)) {
+				best, off, oldest = b, o, p
+			}
+		}
+	}
+	return best, off, best != nil
+}
+
+// before reports whether a block is to be used rather than another.
+func (b *block) before(o *block) bool {
+	used, other := len(b.held), len(o.held)
+	if (used > 0) != (other > 0) {
+		return used > 0
+	}
+	if used > 0 {
+		return used > other
+	}
+	return b.freed.Before(o.freed)
+}
+
+// assignWanted gives the very addresses that were asked for.
+func (c *core) assignWanted(q ask, s poolView, now time.Time) (record, *need, *Error) {
+	b, off := c.find(q.Addresses[0])
+	for _, a := range q.Addresses[1:] {
+		if b2, off2 := c.find(a); b2 != b || off2 != off {
+			return record{}, nil, &Error{Invalid, fmt.Sprintf("%s and %s do not belong together", q.Addresses[0], a), "ask for one of the two: the other family's follows from it"}
+		}
+	}
+	if b == nil || b.view.Key.Pool != q.pool {
+		return record{}, nil, &Error{Denied, fmt.Sprintf("%s is in no block of pool %s that this node has", q.Addresses[0], q.pool), ""}
+	}
+	if b.leaving != "" {
+		return record{}, nil, &Error{Unavailable, fmt.Sprintf("block %s is being given back", b.view.prefix()), "try again later"}
+	}
+	if b.held[off] > 0 {
+		return record{}, nil, &Error{Denied, c.whoHas(b, off), "remove that pod first, or ask for another address"}
+	}
+	if p := b.rests[off]; p != nil {
+		end := p.freed.Add(p.hard(s))
+		own := q.Pod != "" && p.lease.Pod == q.Pod && p.lease.Namespace == q.Namespace && now.Before(p.freed.Add(s.Sticky))
+		if now.Before(end) && !own {
+			return record{}, nil, &Error{Unavailable, fmt.Sprintf("%s was given back by %s and rests for %s more", q.Addresses[0], called(p.lease), end.Sub(now).Round(time.Second)),
+				"try again later, or ask for another address"}
+		}
+	}
+	return c.giveAt(q, b, off), nil, nil
+}
+
+// whoHas says who occupies an offset.
+func (c *core) whoHas(b *block, off uint32) string {
+	v4, v6 := b.addrs(off)
+	for _, a := range []netip.Addr{v4, v6} {
+		if h := c.byAddr[a]; h != nil {
+			return fmt.Sprintf("%s belongs to %s since %s", a, called(h.Lease), h.Since.UTC().Format(time.RFC3339))
+		}
+		if s := c.seen[a]; s != nil {
+			return fmt.Sprintf("%s is in use: the kernel has a route for it to %s", a, s.link)
+		}
+	}
+	return fmt.Sprintf("%s is in use", pair(v4, v6))
+}
+
+// assignStatic gives a pod the address that is reserved for it, once this node holds it.
+func (c *core) assignStatic(q ask) (record, *need, *Error) {
+	s := *q.static
+	for _, a := range []netip.Addr{s.IPv4, s.IPv6} {
+		if h := c.byAddr[a]; h != nil && a.IsValid() {
+			return record{}, nil, &Error{Unavailable, fmt.Sprintf("%s, reserved for pod %s/%s, is still used by %s", a, s.Namespace, s.Pod, called(h.Lease)),
+				"it is free when that container is gone: try again later"}
+		}
+		if f := c.seen[a]; f != nil {
+			return record{}, nil, &Error{Unavailable, fmt.Sprintf("%s, reserved for pod %s/%s, is in use: the kernel has a route for it to %s", a, s.Namespace, s.Pod, f.link),
+				"remove that link, or wait until it is gone"}
+		}
+	}
+	switch {
+	case c.leaving[s.addr()] != "" || s.Holder == "":
+		return record{}, &need{kind: needClaim, pool: s.Pool, static: s}, nil
+	case s.Holder != c.self:
+		return record{}, nil, &Error{Unavailable, fmt.Sprintf("%s, reserved for pod %s/%s, is held by node %s", s.addr(), s.Namespace, s.Pod, s.Holder),
+			"it is free when that node has taken it back from the pod there: try again later"}
+	}
+	l := Lease{Key: q.Key, Namespace: q.Namespace, Pod: q.Pod, NetNS: q.NetNS, Network: q.Network, Pool: s.Pool, IPv4: s.IPv4, IPv6: s.IPv6, Static: true}
+	return giveRecord(l), nil, nil
+}
+
+func (c *core) release(h *held, reason string) record {
+	return record{Op: opFree, Container: h.Key.ContainerID, Interface: h.Key.Interface, Text: reason, Fast: reason == AddFailed}
+}
+
+// adopt holds what the kernel has against the leases. The records are leases that the kernel alone knew; the addresses
+// those of which something changed.
+func (c *core) adopt(found []podnet.Found, now time.Time) (records []record, changed []netip.Addr) {
+	here := make(map[netip.Addr]bool, len(found))
+	var made []Key
+	fresh := map[Key]*Lease{}
+	for _, f := range found {
+		here[f.Addr] = true
+		k := Key{ContainerID: f.ContainerID, Interface: f.Interface}
+		if h := c.byAddr[f.Addr]; h != nil && h.Key == k {
+			continue
+		}
+		own := k.ContainerID != "" && k.Interface != ""
+		if own && c.byAddr[f.Addr] == nil && c.leases[k] == nil && !c.justFreed(k, f.Addr, now) {
+			if l := fresh[k]; l == nil {
+				made, fresh[k] = append(made, k), &Lease{Key: k, Namespace: f.Namespace, Pod: f.Pod}
+			}
+			if l := fresh[k]; f.Addr.Is4() && !l.IPv4.IsValid() {
+				l.IPv4 = f.Addr
+				continue
+			} else if !f.Addr.Is4() && !l.IPv6.IsValid() {
+				l.IPv6 = f.Addr
+				continue
+			}
+		}
+		if s := c.seen[f.Addr]; s == nil {
+			c.seen[f.Addr] = &seen{addr: f.Addr, link: f.Link, key: k, since: now}
+			changed = append(changed, f.Addr)
+		} else if s.missing = (time.Time{}); s.link != f.Link || s.key != k {
+			s.link, s.key = f.Link, k
+			changed = append(changed, f.Addr)
+		}
+	}
+	for _, k := range made {
+		records = append(records, c.rebuilt(*fresh[k]))
+	}
+	changed = append(changed, c.vanished(here, now)...)
+	c.quiet(now, changed...)
+	return records, changed
+}
+
+// rebuilt is the record of a lease that the kernel knew and the file did not.
+func (c *core) rebuilt(l Lease) record {
+	r := giveRecord(l)
+	for _, a := range []netip.Addr{l.IPv4, l.IPv6} {
+		if b, off := c.find(a); b != nil {
+			r.Pool, r.Number, r.Offset, r.InBlock = b.view.Key.Pool, b.view.Key.Number, off, true
+			return r
+		}
+		for _, s := range c.view.Held {
+			if s.has(a) {
+				r.Pool, r.Static = s.Pool, true
+				return r
+			}
+		}
+	}
+	return r
+}
+
+// justFreed reports whether a lease ended so lately that the kernel may have been read before.
+func (c *core) justFreed(k Key, a netip.Addr, now time.Time) bool {
+	for _, p := range slices.Backward(c.past) {
+		if now.Sub(p.freed) > youngFor {
+			return false
+		}
+		if p.lease.Key == k && (p.lease.IPv4 == a || p.lease.IPv6 == a) {
+			return true
+		}
+	}
+	return false
+}
+
+// vanished frees what the kernel had and has no more: not found twice, so that a route that somebody replaces is not
+// taken for gone.
+func (c *core) vanished(here map[netip.Addr]bool, now time.Time) (changed []netip.Addr) {
+	for a, s := range c.seen {
+		switch {
+		case here[a]:
+			s.missing = time.Time{}
+		case s.missing.IsZero():
+			s.missing = now
+		case now.Sub(s.missing) >= auditSpace:
+			delete(c.seen, a)
+			l := c.seenLease(s)
+			l.Until = now
+			c.remember(&past{lease: l, freed: now})
+			changed = append(changed, a)
+		}
+	}
+	return changed
+}
+
+// seenLease shows what the kernel has as a lease; its interface is the link's name on the host.
+func (c *core) seenLease(s *seen) Lease {
+	l := Lease{Key: Key{Interface: s.link}, Adopted: true, Since: s.since}
+	if s.key != (Key{}) {
+		l.Key = s.key
+	}
+	if s.addr.Is4() {
+		l.IPv4 = s.addr
+	} else {
+		l.IPv6 = s.addr
+	}
+	if b, _ := c.find(s.addr); b != nil {
+		l.Pool = b.view.Key.Pool
+	}
+	return l
+}
+
+// unfound names the leases of which the kernel has neither link nor address, and that are old enough to be leaked.
+func (c *core) unfound(found []podnet.Found, now time.Time) (out []Lease) {
+	links := map[Key]bool{}
+	addrs := map[netip.Addr]bool{}
+	for _, f := range found {
+		addrs[f.Addr] = true
+		if f.ContainerID != "" {
+			links[Key{ContainerID: f.ContainerID, Interface: f.Interface}] = true
+		}
+	}
+	for k, h := range c.leases {
+		if links[k] || addrs[h.IPv4] || addrs[h.IPv6] || now.Sub(h.born) < youngFor {
+			delete(c.missing, k)
+			continue
+		}
+		out = append(out, h.Lease)
+	}
+	return out
+}
+
+// leaked names those of the unfound leases whose pods are gone, and were so at an audit before.
+func (c *core) leaked(unfound []Lease, gone map[Key]bool, now time.Time) (out []*held) {
+	for _, l := range unfound {
+		h := c.leases[l.Key]
+		if h == nil || !h.Since.Equal(l.Since) {
+			continue
+		}
+		first, again := c.missing[l.Key]
+		switch {
+		case !gone[l.Key]:
+			delete(c.missing, l.Key)
+		case !again:
+			c.missing[l.Key] = now
+		case now.Sub(first) >= auditSpace:
+			out = append(out, h)
+		}
+	}
+	slices.SortFunc(out, func(a, b *held) int { return compareLeases(a.Lease, b.Lease) })
+	return out
+}
+
+// listed names the leases of a network that are not valid any more.
+func (c *core) listed(network string, valid map[Key]bool) (invalid []*held) {
+	for k, h := range c.leases {
+		if h.Network == network && network != "" && !valid[k] {
+			invalid = append(invalid, h)
+		}
+	}
+	slices.SortFunc(invalid, func(a, b *held) int { return compareLeases(a.Lease, b.Lease) })
+	return invalid
+}
+
+func compareLeases(a, b Lease) int {
+	x, y := a.IPv4, b.IPv4
+	if !x.IsValid() {
+		x = a.IPv6
+	}
+	if !y.IsValid() {
+		y = b.IPv6
+	}
+	return x.Compare(y)
+}
+
+// called names the holder of a lease to a user.
+func called(l Lease) string {
+	switch {
+	case l.Pod != "":
+		return fmt.Sprintf("pod %s/%s", l.Namespace, l.Pod)
+	case l.Key.ContainerID != "":
+		return fmt.Sprintf("container %.12s", l.Key.ContainerID)
+	}
+	return "somebody else's link " + l.Key.Interface
+}
+
+// pair writes one address or two.
+func pair(a, b netip.Addr) string {
+	switch {
+	case !a.IsValid():
+		return b.String()
+	case !b.IsValid():
+		return a.String()
+	}
+	return a.String() + " and " + b.String()
+}

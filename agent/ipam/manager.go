@@ -1,0 +1,382 @@
+package ipam
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"net/netip"
+	"sync"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	skeinv1 "github.com/skeinmesh/skein/api/skein/v1"
+	"github.com/skeinmesh/skein/dataplane/podnet"
+	"github.com/skeinmesh/skein/events"
+	"github.com/skeinmesh/skein/identity"
+)
+
+// AddFailed is the reason of a Release when no pod ever had the address, since its link could not be made. Such an
+// address need not rest, so that an ADD that fails again and again does not use up the pool.
+const AddFailed = "the link could not be made"
+
+// Config is what a Manager works with.
+type Config struct {
+	Self identity.ID
+	File string // ipam.db in the state directory
+	// Propose commits a command and returns once its effect is in the replica. A refusal is an *events.Error; after any
+	// other error the command may still be committed. A request ID that is set must be kept.
+	Propose  func(context.Context, *skeinv1.Command) (*skeinv1.Answer, error)
+	Now      func() time.Time          // nil: time.Now
+	Uptime   func() time.Duration      // of the kernel; nil: CLOCK_BOOTTIME, or unknown if Now is set
+	BootID   string                    // of the kernel; another one than in the file: all pods of before are gone
+	Log      *slog.Logger              // nil: none
+	OnEvent  func(*skeinv1.PodAddress) // for the journal; must not block
+	OnChange func()                    // addresses in use have changed; must not block
+}
+
+// Manager gives addresses to the pods of this host.
+type Manager struct {
+	cfg  Config
+	self string
+	log  *slog.Logger
+
+	ctx    context.Context // of proposals
+	cancel context.CancelFunc
+	wg     sync.WaitGroup
+	kick   chan struct{}
+
+	mu       sync.Mutex
+	core     *core
+	state    agreed // nil before the first Follow
+	file     *file
+	fileErr  error // of the last write
+	adopted  bool  // the kernel has been read
+	pending  map[Key]*pendingAssign
+	waiting  map[taskKey]int
+	flights  map[taskKey]*flight
+	backoffs map[taskKey]backoff
+	refusals map[taskKey]refusal
+	failed   time.Time // when a proposal last was not decided; zero: the last one was
+	failure  error
+	moved    chan struct{} // closed at the next Follow
+	events   []*skeinv1.PodAddress
+	changed  bool
+}
+
+// pendingAssign is a request that waits for the log.
+type pendingAssign struct{ cancel context.CancelFunc }
+
+// Open reads the file. The notes say what was odd, for the user. Nothing is given before Follow and Adopt were called.
+func Open(cfg Config) (*Manager, []string, error) {
+	if cfg.Now == nil {
+		cfg.Now = time.Now
+		if cfg.Uptime == nil {
+			cfg.Uptime = bootTime
+		}
+	}
+	if cfg.Uptime == nil {
+		cfg.Uptime = func() time.Duration { return 0 }
+	}
+	if cfg.Log == nil {
+		cfg.Log = slog.New(slog.DiscardHandler)
+	}
+	m := &Manager{
+		cfg: cfg, self: cfg.Self.String(), log: cfg.Log.With("room", "ipam"), kick: make(chan struct{}, 1), core: newCore(cfg.Self.String()),
+		file: newFile(cfg.File), pending: map[Key]*pendingAssign{}, waiting: map[taskKey]int{}, flights: map[taskKey]*flight{},
+		backoffs: map[taskKey]backoff{}, refusals: map[taskKey]refusal{}, moved: make(chan struct{}),
+	}
+	notes, err := restore(m.core, m.file, cfg.BootID, m.now())
+	if err != nil {
+		return nil, nil, err
+	}
+	m.ctx, m.cancel = context.WithCancel(context.Background())
+	return m, notes, nil
+}
+
+// bootTime is how long the kernel has run, also while it slept.
+func bootTime() time.Duration {
+	var ts unix.Timespec
+	if unix.ClockGettime(unix.CLOCK_BOOTTIME, &ts) != nil {
+		return 0
+	}
+	return time.Duration(ts.Nano())
+}
+
+func (m *Manager) now() moment { return moment{at: m.cfg.Now(), up: m.cfg.Uptime()} }
+
+// unlock tells what has changed once nobody waits for the lock.
+func (m *Manager) unlock() {
+	list, changed := m.events, m.changed
+	m.events, m.changed = nil, false
+	m.mu.Unlock()
+	for _, e := range list {
+		if m.cfg.OnEvent != nil {
+			m.cfg.OnEvent(e)
+		}
+	}
+	if changed && m.cfg.OnChange != nil {
+		m.cfg.OnChange()
+	}
+}
+
+func (m *Manager) event(what string, l Lease, reason string) {
+	e := &skeinv1.PodAddress{
+		What: what, Pool: l.Pool, Namespace: l.Namespace, Pod: l.Pod, ContainerId: l.Key.ContainerID, Interface: l.Key.Interface, Reason: reason,
+	}
+	if l.IPv4.IsValid() {
+		e.Ipv4 = l.IPv4.String()
+	}
+	if l.IPv6.IsValid() {
+		e.Ipv6 = l.IPv6.String()
+	}
+	m.events = append(m.events, e)
+}
+
+func (m *Manager) wake() {
+	select {
+	case m.kick <- struct{}{}:
+	default:
+	}
+}
+
+// write makes a record so, in the file first.
+func (m *Manager) write(r record, now moment) error {
+	r = now.stamp(r)
+	err := m.file.append(r)
+	m.fileErr = err
+	if err != nil {
+		return err
+	}
+	m.core.apply(r, now.at)
+	return nil
+}
+
+// Follow takes in the newest agreed state.
+func (m *Manager) Follow(s *events.State) { m.follow(fromEvents{s}) }
+
+func (m *Manager) follow(s agreed) {
+	m.mu.Lock()
+	defer m.unlock()
+	if m.state != nil && s.index() <= m.state.index() {
+		return
+	}
+	v, same := s.view(m.self, m.core.view)
+	m.state = s
+	if same {
+		m.core.view.Index = v.Index
+	} else {
+		m.core.follow(v, m.cfg.Now())
+		m.changed = true
+		m.wake()
+	}
+	close(m.moved)
+	m.moved = make(chan struct{})
+}
+
+// Adopt takes in what the kernel has. It is called at the start, and at each audit.
+func (m *Manager) Adopt(found []podnet.Found) {
+	m.mu.Lock()
+	defer m.unlock()
+	m.adopt(found)
+}
+
+func (m *Manager) adopt(found []podnet.Found) {
+	now := m.now()
+	records, changed := m.core.adopt(found, now.at)
+	for _, r := range records {
+		if err := m.write(r, now); err != nil {
+			m.log.Error("what the kernel has could not be written down", "address", pair(r.IPv4, r.IPv6), "err", err)
+			continue
+		}
+		m.event("adopted", r.lease(), "the kernel had it, and the file did not")
+	}
+	for _, a := range changed {
+		if s := m.core.seen[a]; s != nil {
+			m.event("adopted", m.core.seenLease(s), "the kernel has a route for it that is not ours")
+		}
+	}
+	m.changed = m.changed || len(records)+len(changed) > 0
+	if !m.adopted {
+		m.adopted = true
+		m.wake()
+	}
+}
+
+// Assign gives addresses to an attachment. It fails with an *Error. It waits, while ctx lasts, only when nothing is free
+// and a server must decide.
+func (m *Manager) Assign(ctx context.Context, req Request) (Lease, error) {
+	if err := checkRequest(req); err != nil {
+		return Lease{}, err
+	}
+	m.mu.Lock()
+	defer m.unlock()
+	if m.pending[req.Key] != nil {
+		return Lease{}, &Error{Exists, fmt.Sprintf("interface %s of container %.12s is being given an address already", req.Key.Interface, req.Key.ContainerID), "wait for that request"}
+	}
+	l, err := m.assign(ctx, req)
+	if err == nil {
+		return l, nil
+	}
+	refused := Lease{Key: req.Key, Namespace: req.Namespace, Pod: req.Pod, Pool: req.Pool}
+	m.event("refused", refused, err.Error())
+	return l, err
+}
+
+// assign runs with the lock held, and gives it up while it waits.
+func (m *Manager) assign(ctx context.Context, req Request) (Lease, error) {
+	var waits *waiter
+	defer func() {
+		if waits != nil {
+			delete(m.pending, req.Key)
+			waits.cancel()
+		}
+	}()
+	for range maxRounds {
+		if err := m.blind(); err != nil {
+			return Lease{}, err
+		}
+		q, err := m.ask(req)
+		if err != nil {
+			return Lease{}, err
+		}
+		now := m.now()
+		r, need, err := m.core.assign(q, now.at)
+		switch {
+		case err != nil && err.Code == Exists:
+			return m.core.leases[req.Key].Lease, err
+		case err != nil:
+			return Lease{}, m.explain(q, err)
+		case need == nil:
+			return m.given(r, now)
+		}
+		if waits == nil {
+			waits = m.newWaiter(ctx, req.Key)
+		}
+		if err := m.await(waits, *need); err != nil {
+			return Lease{}, err
+		}
+	}
+	return Lease{}, &Error{Unavailable, "others took what the servers gave to this node, again and again", "try again later"}
+}
+
+// given writes a lease down and hands it out.
+func (m *Manager) given(r record, now moment) (Lease, error) {
+	if err := m.write(r, now); err != nil {
+		return Lease{}, &Error{Unavailable, fmt.Sprintf("the address could not be written down: %v", err), "see that the state directory can be written"}
+	}
+	h := m.core.leases[r.key()]
+	if b := m.core.blocks[h.block]; b == nil || len(b.held) == 1 {
+		m.wake() // an empty block less
+	}
+	m.changed = true
+	m.event("given", h.Lease, "")
+	return h.Lease, nil
+}
+
+// blind is why nothing may be given yet.
+func (m *Manager) blind() error {
+	switch {
+	case m.ctx.Err() != nil:
+		return &Error{Unavailable, "the agent is stopping", "try again later"}
+	case m.state == nil:
+		return &Error{Unavailable, "the agent does not know yet which blocks are this node's", "try again later"}
+	case !m.adopted:
+		return &Error{Unavailable, "the agent has not read yet which addresses the kernel has", "try again later"}
+	}
+	return nil
+}
+
+func checkRequest(r Request) error {
+	if r.Key.ContainerID == "" || r.Key.Interface == "" {
+		return &Error{Invalid, "a request needs a container ID and the name of an interface", ""}
+	}
+	families := map[bool]netip.Addr{}
+	for _, a := range r.Addresses {
+		if !a.IsValid() || a.Zone() != "" || a.Is4In6() {
+			return &Error{Invalid, fmt.Sprintf("%s is no address that a pod can have", a), "ask for a plain IPv4 or IPv6 address"}
+		}
+		if other, ok := families[a.Is4()]; ok {
+			return &Error{Invalid, fmt.Sprintf("both %s and %s were asked for", other, a), "ask for one address of a family at most"}
+		}
+		families[a.Is4()] = a
+	}
+	return nil
+}
+
+// Release takes back what an attachment has, and ends its request if that still waits. It is false when nothing was held.
+func (m *Manager) Release(k Key, reason string) (Lease, bool) {
+	m.mu.Lock()
+	defer m.unlock()
+	if p := m.pending[k]; p != nil {
+		p.cancel()
+	}
+	h := m.core.leases[k]
+	if h == nil {
+		return Lease{}, false
+	}
+	return m.takeBack(h, "taken-back", reason), true
+}
+
+// takeBack ends a lease. If that cannot be written down the lease may be there again after a restart, until an audit.
+func (m *Manager) takeBack(h *held, what, reason string) Lease {
+	now := m.now()
+	r := m.core.release(h, reason)
+	if err := m.write(r, now); err != nil {
+		m.log.Error("an address that was given back could not be written down", "address", pair(h.IPv4, h.IPv6), "err", err)
+		m.core.apply(now.stamp(r), now.at)
+	}
+	if b := m.core.blocks[h.block]; b == nil || len(b.held) == 0 {
+		m.wake()
+	}
+	l := h.Lease
+	l.Until = now.at.Round(0)
+	m.changed = true
+	m.event(what, l, reason)
+	return l
+}
+
+// Audit holds the leases against what the kernel has and frees those that are leaked: without link and route, and gone,
+// at two audits that are 30 s or more apart. gone tells whether a lease's network namespace is no longer there.
+func (m *Manager) Audit(found []podnet.Found, gone func(Lease) bool) []Lease {
+	m.mu.Lock()
+	m.adopt(found)
+	unfound := m.core.unfound(found, m.cfg.Now())
+	m.unlock()
+	lost := map[Key]bool{}
+	for _, l := range unfound {
+		// The kernel alone remembered a lease without a path: with its link it is gone.
+		lost[l.Key] = l.NetNS == "" || gone(l)
+	}
+	m.mu.Lock()
+	defer m.unlock()
+	var freed []Lease
+	for _, h := range m.core.leaked(unfound, lost, m.cfg.Now()) {
+		freed = append(freed, m.takeBack(h, "leaked", "its pod is gone and nobody gave it back"))
+	}
+	return freed
+}
+
+// KeepOnly takes back what attachments of a network have that are not valid. Leases whose network nobody knows are left alone.
+func (m *Manager) KeepOnly(network string, valid map[Key]bool) []Lease {
+	m.mu.Lock()
+	defer m.unlock()
+	var freed []Lease
+	for _, h := range m.core.listed(network, valid) {
+		freed = append(freed, m.takeBack(h, "taken-back", "not listed as valid any more (CNI GC)"))
+	}
+	return freed
+}
+
+// Close ends proposals under way and closes the file.
+func (m *Manager) Close() error {
+	m.cancel()
+	m.wg.Wait()
+	m.mu.Lock()
+	defer m.unlock()
+	if err := m.file.close(); err != nil && !errors.Is(err, context.Canceled) {
+		return fmt.Errorf("close %s: %w", m.cfg.File, err)
+	}
+	return nil
+}

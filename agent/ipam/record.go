@@ -1,0 +1,95 @@
+package ipam
+
+import (
+	"cmp"
+	"net/netip"
+	"time"
+)
+
+// record is one line of the file, and the only thing that changes what the core remembers.
+type record struct {
+	Op   op    `json:"op"`
+	At   int64 `json:"at,omitempty"` // Unix ns
+	Up   int64 `json:"up,omitempty"` // ns since the kernel started
+
+	Container string     `json:"c,omitempty"`
+	Interface string     `json:"i,omitempty"`
+	Namespace string     `json:"ns,omitempty"`
+	Pod       string     `json:"pod,omitempty"`
+	NetNS     string     `json:"netns,omitempty"`
+	Network   string     `json:"net,omitempty"`
+	Pool      string     `json:"pool,omitempty"`
+	IPv4      netip.Addr `json:"v4,omitzero"`
+	IPv6      netip.Addr `json:"v6,omitzero"`
+	Static    bool       `json:"static,omitempty"`
+	Adopted   bool       `json:"adopted,omitempty"`
+	Fast      bool       `json:"fast,omitempty"`  // no pod ever had it
+	Number    uint64     `json:"n,omitempty"`     // of a block
+	Offset    uint32     `json:"o,omitempty"`     // in the block
+	InBlock   bool       `json:"b,omitempty"`     // Number and Offset are set
+	Since     int64      `json:"since,omitempty"` // Unix ns, of what is past
+	Until     int64      `json:"until,omitempty"` // likewise
+	Text      string     `json:"t,omitempty"`     // why, or the boot ID
+}
+
+type op string
+
+const (
+	opBoot   op = "boot"   // the kernel's boot ID; first in a file
+	opGive   op = "give"   // a lease
+	opFree   op = "free"   // it was given back
+	opPast   op = "past"   // a lease of which both are known
+	opCursor op = "cursor" // the offset of a block that was used last
+	opUse    op = "use"    // the pool had its last lease then
+	opUnused op = "unused" // the pool is not in use any more
+)
+
+func (r record) key() Key { return Key{ContainerID: r.Container, Interface: r.Interface} }
+
+func (r record) lease() Lease {
+	return Lease{
+		Key: r.key(), Namespace: r.Namespace, Pod: r.Pod, NetNS: r.NetNS, Network: r.Network, Pool: r.Pool,
+		IPv4: r.IPv4, IPv6: r.IPv6, Static: r.Static, Adopted: r.Adopted, Since: time.Unix(0, cmp.Or(r.Since, r.At)),
+	}
+}
+
+func giveRecord(l Lease) record {
+	return record{
+		Op: opGive, Container: l.Key.ContainerID, Interface: l.Key.Interface, Namespace: l.Namespace, Pod: l.Pod, NetNS: l.NetNS,
+		Network: l.Network, Pool: l.Pool, IPv4: l.IPv4, IPv6: l.IPv6, Static: l.Static, Adopted: l.Adopted,
+	}
+}
+
+// pastRecord is stamped with what was measured, which Until may contradict when the clock jumped.
+func pastRecord(p *past, now moment) record {
+	r := giveRecord(p.lease)
+	r.Op, r.Since, r.Until, r.Fast = opPast, p.lease.Since.UnixNano(), p.lease.Until.UnixNano(), p.fast
+	return now.ago(p.freed).stamp(r)
+}
+
+// moment is now, by two clocks.
+type moment struct {
+	at time.Time
+	up time.Duration // since the kernel started; 0: unknown
+}
+
+func (m moment) stamp(r record) record {
+	r.At, r.Up = m.at.UnixNano(), int64(m.up)
+	return r
+}
+
+// ago is the moment of an earlier time of this run.
+func (m moment) ago(t time.Time) moment {
+	d := max(m.at.Sub(t), 0)
+	return moment{at: m.at.Round(0).Add(-d), up: max(m.up-d, 0)}
+}
+
+// since is when a record was made, by the clock of this run. Of two clocks the one that says less time is over is
+// believed, and a time in the future is taken for now: no jump of the clock makes an address rest too short.
+func (m moment) since(r record, sameBoot bool) time.Time {
+	gone := m.at.Round(0).Sub(time.Unix(0, r.At))
+	if up := m.up - time.Duration(r.Up); sameBoot && m.up > 0 && r.Up > 0 && up >= 0 {
+		gone = min(gone, up)
+	}
+	return m.at.Add(-max(gone, 0))
+}
