@@ -19,12 +19,11 @@ const (
 	refusedFor   = time.Second            // a refusal counts for those that come later
 	maxRounds    = 32                     // of one request
 
-	backoffMin  = time.Second
-	backoffMax  = 30 * time.Second
-	refusedMin  = 30 * time.Second // a background task that was refused
-	refusedMax  = 5 * time.Minute
-	planEvery   = 5 * time.Second
-	grantedOnce = 0
+	backoffMin = time.Second
+	backoffMax = 30 * time.Second
+	refusedMin = 30 * time.Second // a background task that was refused
+	refusedMax = 5 * time.Minute
+	planEvery  = 5 * time.Second
 )
 
 var errBehind = errors.New("it is decided, but this node does not see it yet")
@@ -70,15 +69,19 @@ func (n need) key() taskKey {
 
 // await joins or begins the proposal that a request needs, and waits for its end without the lock.
 func (m *Manager) await(w *waiter, n need) error {
-	k := n.key()
-	now := m.cfg.Now()
-	if err := m.hopeless(n, k, now); err != nil {
+	k, what := n.key(), func() task { return m.needed(n) }
+	if n.kind == needClaim && m.core.leaving[n.static.addr()] != "" {
+		// Whether it was given up must be known first.
+		t := m.core.givingUp(n.static)
+		k, what = t.taskKey, func() task { return t }
+	}
+	if err := m.hopeless(n, k, m.cfg.Now()); err != nil {
 		return err
 	}
 	m.waiting[k]++
 	f := m.flights[k]
 	if f == nil {
-		f = m.launch(k, func() (task, bool) { return m.needed(n), true })
+		f = m.launch(k, what)
 	}
 	var probe <-chan time.Time
 	if m.failure != nil {
@@ -169,26 +172,18 @@ func (m *Manager) needed(n need) task {
 }
 
 // launch begins a proposal; what it proposes is made a moment later, when those that come at the same time wait, too.
-func (m *Manager) launch(k taskKey, what func() (task, bool)) *flight {
+func (m *Manager) launch(k taskKey, what func() task) *flight {
 	f := &flight{done: make(chan struct{})}
 	m.flights[k] = f
 	m.wg.Go(func() {
 		m.mu.Lock()
-		t, ok := what()
-		if ok {
-			m.begin(t)
-		}
+		t := what()
 		m.unlock()
-		var err error
-		if ok {
-			err = m.propose(t)
-		}
+		err := m.propose(t)
 		m.mu.Lock()
 		defer m.unlock()
 		delete(m.flights, k)
-		if ok {
-			m.end(t, err)
-		}
+		m.end(t, err)
 		f.err = err
 		close(f.done)
 		m.wake()
@@ -253,7 +248,7 @@ func (m *Manager) lessAndLess(t task) []task {
 func (m *Manager) until(ctx context.Context, index uint64) error {
 	for {
 		m.mu.Lock()
-		moved, have := m.moved, m.state.index()
+		moved, have := m.moved, m.state.Index()
 		m.mu.Unlock()
 		if have >= index {
 			return nil
@@ -362,8 +357,8 @@ func (m *Manager) round() time.Duration {
 			continue
 		}
 		if m.flights[t.taskKey] == nil && !m.clash(t) {
-			m.begin(t) // fenced before the lock is free
-			m.launch(t.taskKey, func() (task, bool) { return t, true })
+			m.begin(t)
+			m.launch(t.taskKey, func() task { return t })
 		}
 	}
 	return max(next, time.Millisecond)

@@ -49,7 +49,8 @@ type Manager struct {
 
 	mu       sync.Mutex
 	core     *core
-	state    agreed // nil before the first Follow
+	state    *events.State // nil before the first Follow
+	sources  sources
 	file     *file
 	fileErr  error // of the last write
 	adopted  bool  // the kernel has been read
@@ -154,23 +155,21 @@ func (m *Manager) write(r record, now moment) error {
 }
 
 // Follow takes in the newest agreed state.
-func (m *Manager) Follow(s *events.State) { m.follow(fromEvents{s}) }
-
-func (m *Manager) follow(s agreed) {
+func (m *Manager) Follow(s *events.State) {
 	m.mu.Lock()
 	defer m.unlock()
-	if m.state != nil && s.index() <= m.state.index() {
+	if m.state != nil && s.Index() <= m.state.Index() {
 		return
 	}
-	v, same := s.view(m.self, m.core.view)
-	m.state = s
-	if same {
-		m.core.view.Index = v.Index
+	sources := readSources(s, m.self)
+	if same := m.state != nil && sources.equal(m.sources); same {
+		m.core.view.Index = s.Index()
 	} else {
-		m.core.follow(v, m.cfg.Now())
+		m.core.follow(sources.view(s.Index()), m.cfg.Now())
 		m.changed = true
 		m.wake()
 	}
+	m.state, m.sources = s, sources
 	close(m.moved)
 	m.moved = make(chan struct{})
 }
@@ -242,12 +241,12 @@ func (m *Manager) assign(ctx context.Context, req Request) (Lease, error) {
 			return Lease{}, err
 		}
 		now := m.now()
-		r, need, err := m.core.assign(q, now.at)
+		r, need, refused := m.core.assign(q, now.at)
 		switch {
-		case err != nil && err.Code == Exists:
-			return m.core.leases[req.Key].Lease, err
-		case err != nil:
-			return Lease{}, m.explain(q, err)
+		case refused != nil && refused.Code == Exists:
+			return m.core.leases[req.Key].Lease, refused
+		case refused != nil:
+			return Lease{}, m.explain(q, refused)
 		case need == nil:
 			return m.given(r, now)
 		}

@@ -244,10 +244,19 @@ func (c *core) giveUps(now time.Time) (tasks []task) {
 			wait = giveUpAfter
 		}
 		if c.leaving[a] != "" || now.Sub(since) >= wait {
-			tasks = append(tasks, task{taskKey: taskKey{kind: taskGiveUp, pool: s.Pool, addr: a}, static: s, id: giveUpID(c.self, s)})
+			tasks = append(tasks, c.givingUp(s))
 		}
 	}
 	return tasks
+}
+
+// givingUp is the task that gives up a static address. It is the same however often it is tried.
+func (c *core) givingUp(s staticView) task {
+	id := c.leaving[s.addr()]
+	if id == "" {
+		id = giveUpID(c.self, s)
+	}
+	return task{taskKey: taskKey{kind: taskGiveUp, pool: s.Pool, addr: s.addr()}, static: s, id: id}
 }
 
 // sortTasks puts what helps pods before what tidies up.

@@ -8,9 +8,9 @@ import (
 
 // record is one line of the file, and the only thing that changes what the core remembers.
 type record struct {
-	Op   op    `json:"op"`
-	At   int64 `json:"at,omitempty"` // Unix ns
-	Up   int64 `json:"up,omitempty"` // ns since the kernel started
+	Op op    `json:"op"`
+	At int64 `json:"at,omitempty"` // Unix ns
+	Up int64 `json:"up,omitempty"` // ns since the kernel started
 
 	Container string     `json:"c,omitempty"`
 	Interface string     `json:"i,omitempty"`
