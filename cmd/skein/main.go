@@ -1,4 +1,4 @@
-// Command skein is the agent, the relay, the command line and the lab.
+// Command skein is the agent, the relay, the CNI plugin, the command line and the lab.
 package main
 
 import (
@@ -14,6 +14,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/skeinmesh/skein/agent/config"
+	"github.com/skeinmesh/skein/cni"
 )
 
 // version is set by the linker for releases.
@@ -30,7 +31,12 @@ type globals struct {
 	configAsked                      bool
 }
 
-func main() { os.Exit(run(os.Args[1:])) }
+func main() {
+	if cni.Called(os.Args, os.Getenv) {
+		os.Exit(cni.Main(versionText()))
+	}
+	os.Exit(run(os.Args[1:]))
+}
 
 func run(args []string) int {
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
@@ -80,7 +86,7 @@ func newRoot() *cobra.Command {
 	root.AddCommand(
 		newUpCmd(g), newDownCmd(g), newStatusCmd(g), newNodesCmd(g), newPeersCmd(g), newNetcheckCmd(g), newRelayCmd(g),
 		newTokenCmd(g), newNodeCmd(g), newEventsCmd(g), newStateCmd(g), newDiffCmd(g), newExplainCmd(g),
-		newPlanCmd(g), newSettingsCmd(g), newServerCmd(g), newVersionCmd(g), newLabCmd(),
+		newPlanCmd(g), newSettingsCmd(g), newServerCmd(g), newVersionCmd(g), newCNICmd(g), newLabCmd(),
 	)
 	strict(root)
 	root.CompletionOptions.SetDefaultShellCompDirective(cobra.ShellCompDirectiveNoFileComp)

@@ -1,0 +1,272 @@
+package cniserver
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"net/netip"
+	"os"
+	"slices"
+	"time"
+
+	"github.com/skeinmesh/skein/agent/ipam"
+	skeinv1 "github.com/skeinmesh/skein/api/skein/v1"
+	"github.com/skeinmesh/skein/cni"
+	"github.com/skeinmesh/skein/dataplane"
+	"github.com/skeinmesh/skein/dataplane/podnet"
+)
+
+// Add gives an attachment addresses and a link.
+func (s *Server) Add(ctx context.Context, r *skeinv1.CNIAddRequest) (*skeinv1.CNIAddResponse, error) {
+	var out *skeinv1.CNIAddResponse
+	err := s.answer(ctx, "ADD", r.GetAttachment(), func(ctx context.Context, key ipam.Key) (err error) {
+		out, err = s.add(ctx, key, r)
+		return err
+	})
+	return out, err
+}
+
+func (s *Server) add(ctx context.Context, key ipam.Key, r *skeinv1.CNIAddRequest) (*skeinv1.CNIAddResponse, error) {
+	req := ipam.Request{Key: key, Namespace: r.GetNamespace(), Pod: r.GetPod(), NetNS: r.GetNetns(), Network: r.GetNetwork(), Pool: r.GetPool()}
+	for _, text := range r.GetIps() {
+		a, err := netip.ParseAddr(text)
+		if err != nil {
+			return nil, refuse(cni.CodeConfig, fmt.Sprintf("%.100q is no address", text), "ask for one IPv4 and one IPv6 address at most")
+		}
+		req.Addresses = append(req.Addresses, a)
+	}
+	if err := s.vacant(ctx, key, r.GetNetns()); err != nil {
+		return nil, err
+	}
+	lease, err := s.cfg.Allocator.Assign(ctx, req)
+	if err != nil {
+		return nil, err
+	}
+	mtu := r.GetMtu()
+	if mtu == 0 {
+		mtu = s.cfg.MTU()
+	}
+	at := attachment(lease, int(mtu))
+	var link podnet.Link
+	made := false
+	err = s.kernel(ctx, func() (err error) {
+		link, err = s.cfg.Network.Add(at)
+		made = err == nil
+		return err
+	})
+	if err == nil {
+		err = ctx.Err() // nobody is there any more who would ever ask for a DEL
+	}
+	if err != nil {
+		return nil, s.undo(ctx, lease, made, err)
+	}
+	out := &skeinv1.CNIAddResponse{HostInterface: link.Host, HostMac: link.HostMAC.String(), Mac: link.MAC.String(), Mtu: mtu, Pool: lease.Pool}
+	if lease.IPv4.IsValid() {
+		out.Ipv4, out.Gateway4 = lease.IPv4.String(), dataplane.PodGateway
+	}
+	if lease.IPv6.IsValid() && link.Gateway6.IsValid() { // not where IPv6 is disabled
+		out.Ipv6, out.Gateway6 = lease.IPv6.String(), link.Gateway6.String()
+	}
+	return out, nil
+}
+
+// attachment is what podnet is told of a lease.
+func attachment(l ipam.Lease, mtu int) podnet.Attachment {
+	return podnet.Attachment{
+		ContainerID: l.Key.ContainerID, Interface: l.Key.Interface, NetNS: l.NetNS,
+		IPv4: l.IPv4, IPv6: l.IPv6, MTU: mtu, Namespace: l.Namespace, Pod: l.Pod,
+	}
+}
+
+// vacant makes sure that an attachment can be made: the namespace is one, and what an earlier ADD left is out of the way.
+func (s *Server) vacant(ctx context.Context, key ipam.Key, netns string) error {
+	if s.cfg.NoteDir != "" && cni.HasNote(s.cfg.NoteDir, key.ContainerID, key.Interface) {
+		if err := s.remove(ctx, key, ""); err != nil {
+			return err
+		}
+	}
+	var there bool
+	err := s.kernel(ctx, func() (err error) {
+		if err = s.cfg.Network.CheckNetNS(netns); err != nil {
+			return netNSError(netns, err)
+		}
+		there, err = s.cfg.Network.Has(key.ContainerID, key.Interface)
+		return err
+	})
+	if err != nil {
+		return err
+	}
+	old, leased := s.cfg.Allocator.Lease(key)
+	switch {
+	case there:
+		return refuse(cni.CodeExists, fmt.Sprintf("%s of container %s exists already%s", key.Interface, key.ContainerID, addressesOf(old)), "DEL must come before another ADD for the same container and interface")
+	case leased: // its link is gone, and with it whoever used the address: a restart, or a namespace that was removed by hand
+		s.cfg.Log.Info("an attachment without a link is replaced", "container", key.ContainerID, "interface", key.Interface, "ipv4", old.IPv4, "ipv6", old.IPv6)
+		return s.release(key)
+	}
+	return nil
+}
+
+// netNSError says what is wrong with a namespace's path.
+func netNSError(path string, err error) error {
+	if _, serr := os.Stat(path); errors.Is(serr, fs.ErrNotExist) {
+		return refuse(cni.CodeUnknown, fmt.Sprintf("CNI_NETNS %.300s: the network namespace is not there", path), "the container has ended, or the agent does not see the directory: it must share the host's /run/netns and /proc")
+	}
+	return refuse(cni.CodeEnvironment, fmt.Sprintf("CNI_NETNS %.300s: %v", path, err), "the runtime must pass the path of the container's network namespace")
+}
+
+func addressesOf(l ipam.Lease) string {
+	text := ""
+	for _, a := range []netip.Addr{l.IPv4, l.IPv6} {
+		if a.IsValid() {
+			text += ", with " + a.String()
+		}
+	}
+	return text
+}
+
+// undo takes back what an ADD has made before it failed with cause, also when its caller is gone. podnet.Add has cleared
+// up after itself when it failed, and the interface of that name may then be somebody else's.
+func (s *Server) undo(ctx context.Context, l ipam.Lease, made bool, cause error) error {
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), undoTimeout)
+	defer cancel()
+	if made {
+		if err := s.kernel(ctx, func() error { return s.cfg.Network.Del(l.NetNS, l.Key.Interface, l.Key.ContainerID) }); err != nil {
+			return errors.Join(cause, fmt.Errorf("undo: %w", err)) // the address stays with the link
+		}
+	}
+	if err := s.release(l.Key); err != nil {
+		return errors.Join(cause, fmt.Errorf("undo: %w", err))
+	}
+	return cause
+}
+
+func (s *Server) release(key ipam.Key) error {
+	if err := s.cfg.Allocator.Release(key); err != nil {
+		return fmt.Errorf("give back the addresses of %s of %s: %w", key.Interface, key.ContainerID, err)
+	}
+	return nil
+}
+
+// remove takes link, addresses and note away; whatever of it is there. The addresses go after the link.
+func (s *Server) remove(ctx context.Context, key ipam.Key, netns string) error {
+	if netns == "" {
+		l, _ := s.cfg.Allocator.Lease(key)
+		netns = l.NetNS
+	}
+	if err := s.kernel(ctx, func() error { return s.cfg.Network.Del(netns, key.Interface, key.ContainerID) }); err != nil {
+		return fmt.Errorf("remove %s of %s: %w", key.Interface, key.ContainerID, err)
+	}
+	if err := s.release(key); err != nil {
+		return err
+	}
+	if s.cfg.NoteDir == "" {
+		return nil
+	}
+	return cni.RemoveNote(s.cfg.NoteDir, key.ContainerID, key.Interface)
+}
+
+// Del takes back what an attachment has.
+func (s *Server) Del(ctx context.Context, r *skeinv1.CNIDelRequest) (*skeinv1.CNIDelResponse, error) {
+	return &skeinv1.CNIDelResponse{}, s.answer(ctx, "DEL", r.GetAttachment(), func(ctx context.Context, key ipam.Key) error {
+		return s.remove(ctx, key, r.GetNetns())
+	})
+}
+
+// Check holds an attachment against what Add made.
+func (s *Server) Check(ctx context.Context, r *skeinv1.CNICheckRequest) (*skeinv1.CNICheckResponse, error) {
+	return &skeinv1.CNICheckResponse{}, s.answer(ctx, "CHECK", r.GetAttachment(), func(ctx context.Context, key ipam.Key) error {
+		return s.check(ctx, key, r)
+	})
+}
+
+func (s *Server) check(ctx context.Context, key ipam.Key, r *skeinv1.CNICheckRequest) error {
+	lease, ok := s.cfg.Allocator.Lease(key)
+	if !ok {
+		return refuse(cni.CodeUnknown, fmt.Sprintf("%s of container %s has no addresses here", key.Interface, key.ContainerID), "it was never added on this node, or was removed since: the runtime must make the container again")
+	}
+	var have []string
+	for _, a := range []netip.Addr{lease.IPv4, lease.IPv6} {
+		if a.IsValid() {
+			have = append(have, a.String())
+		}
+	}
+	for _, text := range r.GetIps() {
+		a, err := netip.ParseAddr(text)
+		if err != nil || !slices.Contains(have, a.Unmap().String()) {
+			return refuse(cni.CodeChanged, fmt.Sprintf("address %.100s of %s of container %s is not reserved for it; reserved: %v", text, key.Interface, key.ContainerID, have), "the runtime must make the container again")
+		}
+	}
+	if len(r.GetIps()) == 0 {
+		return refuse(cni.CodeConfig, fmt.Sprintf("prevResult has no address for %s, reserved are %v", key.Interface, have), "the runtime must pass the result of the ADD")
+	}
+	lease.NetNS = r.GetNetns()
+	err := s.kernel(ctx, func() error {
+		if err := s.cfg.Network.CheckNetNS(lease.NetNS); err != nil {
+			return netNSError(lease.NetNS, err)
+		}
+		if err := s.cfg.Network.Check(attachment(lease, 0)); err != nil { // the mesh's MTU may have changed since; that hurts nobody
+			return refuse(cni.CodeChanged, err.Error(), "something else has changed the container's network: the runtime must make the container again")
+		}
+		return nil
+	})
+	return err
+}
+
+// GC takes back every attachment of a network configuration that is not listed. What cannot be removed is told, after all
+// the others were.
+func (s *Server) GC(ctx context.Context, r *skeinv1.CNIGCRequest) (*skeinv1.CNIGCResponse, error) {
+	began := time.Now()
+	if err := s.ReadNotes(ctx); err != nil {
+		s.cfg.Log.Warn("notes of the CNI plugin", "error", err)
+	}
+	valid := map[ipam.Key]bool{}
+	for _, a := range r.GetValid() {
+		valid[ipam.Key{ContainerID: a.GetContainerId(), Interface: a.GetInterface()}] = true
+	}
+	out := &skeinv1.CNIGCResponse{}
+	var errs []error
+	for _, l := range s.cfg.Allocator.Leases() {
+		if valid[l.Key] || !collectable(l, r.GetNetwork()) {
+			continue
+		}
+		err := s.keys.with(ctx, l.Key, func() error {
+			if now, ok := s.cfg.Allocator.Lease(l.Key); !ok || !now.Since.Equal(l.Since) {
+				return nil // it ended by itself, or another ADD came
+			}
+			return s.remove(ctx, l.Key, "")
+		})
+		if err != nil {
+			errs = append(errs, err)
+			continue
+		}
+		s.cfg.Log.Info("GC has removed an attachment", "network", l.Network, "container", l.Key.ContainerID, "interface", l.Key.Interface, "ipv4", l.IPv4, "ipv6", l.IPv6)
+		out.Removed = append(out.Removed, &skeinv1.CNIAttachment{ContainerId: l.Key.ContainerID, Interface: l.Key.Interface})
+	}
+	return out, s.report("GC", ipam.Key{}, began, errors.Join(errs...))
+}
+
+// collectable tells whether GC for a network may look at a lease: only what was added under that very name. A lease whose
+// network is not known, since it was read from the kernel, is left to the search for leaks, which looks at namespaces.
+func collectable(l ipam.Lease, network string) bool {
+	return network != "" && l.Network == network && l.Until.IsZero()
+}
+
+// Status tells whether an ADD could succeed.
+func (s *Server) Status(ctx context.Context, _ *skeinv1.CNIStatusRequest) (*skeinv1.CNIStatusResponse, error) {
+	began := time.Now()
+	return &skeinv1.CNIStatusResponse{}, s.report("STATUS", ipam.Key{}, began, s.cfg.Condition(ctx).err())
+}
+
+func (c Condition) err() error {
+	switch {
+	case c.Limited != "" && c.NoAdd != "":
+		return refuse(cni.CodeLimited, c.Limited, c.NoAdd)
+	case c.Limited != "":
+		return refuse(cni.CodeLimited, c.Limited, "pods that run may not reach others; see `skein status`")
+	case c.NoAdd != "":
+		return refuse(cni.CodeUnavailable, c.NoAdd, "pods that run are not touched; see `skein status`")
+	}
+	return nil
+}
