@@ -70,6 +70,7 @@ func (p *plugin) run(release string) *types.Error {
 			return e
 		}
 	}
+	os.Setenv("CNI_NETNS_OVERRIDE", "1") // add has looked, before anything was made; DEL must not fail for it
 	funcs := skel.CNIFuncs{Add: p.add, Del: p.del, Check: p.check, GC: p.gc, Status: p.status}
 	return skel.PluginMainFuncsWithError(funcs, version.PluginSupports(Versions()...), "skein's CNI plugin, version "+release+". Container runtimes run it; `skein cni install` puts it in place.")
 }
