@@ -94,6 +94,9 @@ type Agent struct {
 	settings    atomic.Pointer[path.Settings] // that paths follow
 	journal     *journal.Journal
 	plane       *plane.Plane
+	links       hostLinks
+	pods        *pods         // nil: this node only relays
+	podsDone    chan struct{} // closed when nothing is given to pods any more
 
 	problems    *problems
 	metrics     *metrics

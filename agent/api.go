@@ -31,10 +31,7 @@ import (
 const proposeHold = 15 * time.Second
 
 // api is the local API; each method reads what the agent has, or proposes a command.
-type api struct {
-	skeinv1connect.UnimplementedAgentServiceHandler // pools, blocks and pods are not served yet
-	a                                               *Agent
-}
+type api struct{ a *Agent }
 
 var _ skeinv1connect.AgentServiceHandler = api{}
 
@@ -59,7 +56,7 @@ func (a *Agent) serveAPI(ctx context.Context) (stop func(), err error) {
 		return nil, fmt.Errorf("API socket: %w", err)
 	}
 	mux := http.NewServeMux()
-	mux.Handle(skeinv1connect.NewAgentServiceHandler(api{a: a}, connect.WithReadMaxBytes(1<<20)))
+	mux.Handle(skeinv1connect.NewAgentServiceHandler(api{a}, connect.WithReadMaxBytes(1<<20)))
 	protocols := new(http.Protocols)
 	protocols.SetHTTP1(true)
 	protocols.SetUnencryptedHTTP2(true)
@@ -299,7 +296,7 @@ func (s api) Plan(ctx context.Context, r *skeinv1.PlanRequest) (*skeinv1.PlanRes
 		if r.GetDiff() {
 			return nil, connect.NewError(connect.CodeInvalidArgument, errors.New("--diff compares with this host's kernel; ask the other node itself for its own"))
 		}
-		in.Self, in.Endpoints = self, map[identity.ID]projection.Endpoint{}
+		in.Self, in.Endpoints, in.Pods, in.Host.Connected = self, map[identity.ID]projection.Endpoint{}, nil, nil // only that host knows
 	}
 	spec, _ := projection.Project(in)
 	out := &skeinv1.PlanResponse{Text: projection.Text(spec, a.keyName(st))}
@@ -334,6 +331,7 @@ type specView struct {
 	Mark      string              `json:"mark"`
 	Peers     map[string]specPeer `json:"peers"`
 	Targets   []netip.Prefix      `json:"targets"`
+	Pods      dataplane.Pods      `json:"pods"`
 	Completed bool                `json:"complete"`
 }
 
@@ -345,7 +343,7 @@ type specPeer struct {
 
 // publicSpec is a Spec without its secrets.
 func publicSpec(s dataplane.Spec, name func(dataplane.Key) string) specView {
-	v := specView{Link: s.Link, Port: s.WireGuard.Port, Mark: "0x" + strconv.FormatUint(uint64(s.WireGuard.Mark), 16), Peers: map[string]specPeer{}, Targets: s.Targets, Completed: s.Complete}
+	v := specView{Link: s.Link, Port: s.WireGuard.Port, Mark: "0x" + strconv.FormatUint(uint64(s.WireGuard.Mark), 16), Peers: map[string]specPeer{}, Targets: s.Targets, Pods: s.Pods, Completed: s.Complete}
 	for k, p := range s.WireGuard.Peers {
 		e := ""
 		if p.Endpoint.IsValid() {

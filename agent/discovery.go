@@ -253,7 +253,7 @@ func (a *Agent) answerFilterTest(_ context.Context, _ identity.ID, r *skeinv1.Fi
 // rpcService is what this node answers to others.
 func (a *Agent) rpcService() *consensus.Service {
 	return consensus.NewService(consensus.ServiceConfig{
-		Self: a.id, Replica: a.replica, Server: a.server.Load, Conns: a.conns, Log: a.log, FilterTest: a.answerFilterTest,
+		Self: a.id, Replica: a.replica, Server: a.server.Load, Conns: a.conns, Log: a.log, FilterTest: a.answerFilterTest, Holder: a.holder,
 	})
 }
 

@@ -7,6 +7,7 @@ import (
 	"net/http"
 	"net/netip"
 	"slices"
+	"strings"
 	"time"
 
 	"google.golang.org/protobuf/proto"
@@ -78,6 +79,9 @@ func (a *Agent) run(ctx context.Context) error {
 	cancel()
 	if a.discoverer != nil {
 		<-a.discovering // it gives back what routers granted
+	}
+	if a.pods != nil {
+		<-a.podsDone
 	}
 	if a.relay != nil {
 		err = errors.Join(err, a.relay.Close())
@@ -167,6 +171,7 @@ func (a *Agent) sync(ctx context.Context) error {
 	}
 	a.followMTU()
 	a.syncRecords()
+	a.pods.follow()
 	if a.moved.Swap(false) {
 		a.followAddresses(ctx)
 	}
@@ -349,8 +354,9 @@ func (a *Agent) projectionInput(st *events.State) projection.Input {
 		Complete: st.Index() > 0, PortRewrites: a.rewrites.list(),
 		Host: projection.Host{
 			PrivateKey: a.wgKey, Link: a.cfg.Dataplane.Link, Port: int(a.cfg.Ports.WireGuard), MTU: a.tunnelMTU(),
-			RouteNodeAddresses: st.Settings().GetRouteNodeAddresses(),
+			RouteNodeAddresses: st.Settings().GetRouteNodeAddresses(), Connected: a.links.connected(a.cfg.Dataplane.Link),
 		},
+		Pods: a.pods.routes(),
 	}
 	if a.cfg.RouteNodeAddresses != nil {
 		in.Host.RouteNodeAddresses = *a.cfg.RouteNodeAddresses
@@ -467,18 +473,29 @@ func (a *Agent) noteReport(r dataplane.Report) {
 }
 
 func (a *Agent) reportRefusals(refused []projection.Refusal) {
-	message := ""
-	for i, r := range refused {
-		if i == 3 {
-			message += fmt.Sprintf("; and %d more", len(refused)-i)
-			break
+	blocks, requests := a.refusalText(refused, true), a.refusalText(refused, false)
+	a.report("peers' requests", warning, requests, "these requests are ignored; correct nodeAddresses in the configuration of these nodes")
+	a.report("peers' blocks", warning, blocks, "their pods are not reached from here; give this host's network other addresses, or move the pods to another pool (skein pool drain)")
+}
+
+// refusalText names the first few refusals of one kind.
+func (a *Agent) refusalText(refused []projection.Refusal, blocks bool) string {
+	const shown = 3
+	var parts []string
+	more := 0
+	for _, r := range refused {
+		switch {
+		case r.Block.IsValid() != blocks:
+		case len(parts) == shown:
+			more++
+		default:
+			parts = append(parts, a.roster.Name(r.Peer)+": "+r.Reason)
 		}
-		if i > 0 {
-			message += "; "
-		}
-		message += a.roster.Name(r.Peer) + ": " + r.Reason
 	}
-	a.report("peers' requests", warning, message, "these requests are ignored; correct nodeAddresses in the configuration of these nodes")
+	if more > 0 {
+		parts = append(parts, fmt.Sprintf("and %d more", more))
+	}
+	return strings.Join(parts, "; ")
 }
 
 // readTraffic tells the paths which peers talk.
@@ -514,6 +531,14 @@ func (a *Agent) serve(ctx context.Context) {
 	go a.watchState(ctx)
 	go a.follow(ctx)
 	go a.serveRPC(ctx)
+	go a.announceSchema(ctx)
+	if a.pods != nil {
+		a.podsDone = make(chan struct{})
+		go func() {
+			defer close(a.podsDone)
+			a.pods.run(ctx)
+		}()
+	}
 	if f := a.front.Load(); f != nil {
 		go f.serve(ctx)
 	}

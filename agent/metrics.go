@@ -26,6 +26,7 @@ type metrics struct {
 	peers   *prometheus.GaugeVec
 	leader  prometheus.Gauge
 	trouble *prometheus.GaugeVec
+	cni     cniMetrics
 }
 
 func newMetrics(a *Agent) *metrics {
@@ -49,6 +50,7 @@ func newMetrics(a *Agent) *metrics {
 	m.peers = gauges("skein_peers", "Peers by path.", "path")
 	m.leader = gauge("skein_is_leader", "1 on the node that leads the cluster.")
 	m.trouble = gauges("skein_problems", "Problems that status shows, by severity.", "severity")
+	m.cni = newCNIMetrics(m.registry)
 	m.registry.MustRegister(roomCollector{a})
 	return m
 }
@@ -155,6 +157,7 @@ func (c roomCollector) Collect(out chan<- prometheus.Metric) {
 	}
 	c.a.collectRelay(out)
 	c.a.collectUDPRelay(out)
+	c.a.collectPods(out)
 	if c.a.guess != nil {
 		s := c.a.guess.Stats()
 		for outcome, n := range map[string]uint64{"hit": s.Hits, "failed": s.Failed, "refused": s.Refused, "silent": s.Silent} {

@@ -147,7 +147,7 @@ func (a *Agent) firstRecord() (*skeinv1.SignedRecord, error) {
 	}
 	r := a.claimed()
 	r.NodeId, r.Epoch, r.Seq, r.Time = a.id.String(), epoch, 1, time.Now().UnixNano()
-	addrs := hostAddresses(a.cfg.Dataplane.Link)
+	addrs := a.links.hostAddresses(a.cfg.Dataplane.Link)
 	if !a.relayOnly() {
 		for _, ip := range addrs {
 			r.Candidates = append(r.Candidates, &skeinv1.Candidate{
@@ -215,7 +215,7 @@ func (a *Agent) offers() []string {
 			}
 		}
 	} else {
-		for _, ip := range hostAddresses(a.cfg.Dataplane.Link) {
+		for _, ip := range a.links.hostAddresses(a.cfg.Dataplane.Link) {
 			add(ip)
 		}
 	}
@@ -299,29 +299,8 @@ func withPort(hosts []string, port uint16) []string {
 	return out
 }
 
-// hostAddresses are the addresses of this host's links, without the tunnel's own.
-func hostAddresses(tunnel string) []netip.Addr {
-	var out []netip.Addr
-	links, err := net.Interfaces()
-	if err != nil {
-		return nil
-	}
-	for _, l := range links {
-		if l.Name == tunnel || l.Flags&net.FlagUp == 0 || l.Flags&net.FlagLoopback != 0 {
-			continue
-		}
-		addrs, _ := l.Addrs()
-		for _, one := range addrs {
-			if p, err := netip.ParsePrefix(one.String()); err == nil && p.Addr().IsGlobalUnicast() {
-				out = append(out, p.Addr().Unmap())
-			}
-		}
-	}
-	return out
-}
-
 func (a *Agent) hasPublicAddress() bool {
-	return slices.ContainsFunc(hostAddresses(a.cfg.Dataplane.Link), addr.Public) || a.cfg.ForceEndpoint != ""
+	return slices.ContainsFunc(a.links.hostAddresses(a.cfg.Dataplane.Link), addr.Public) || a.cfg.ForceEndpoint != ""
 }
 
 // tunnelOverhead is what WireGuard adds to a packet over IPv6, in bytes.
@@ -349,19 +328,7 @@ func (a *Agent) followMTU() {
 
 // tunnelMTU fits the tunnel into the smallest of this host's links that packets may leave by.
 func (a *Agent) tunnelMTU() int {
-	least := 0
-	links, err := net.Interfaces()
-	if err != nil {
-		return 0
-	}
-	for _, l := range links {
-		if l.Name == a.cfg.Dataplane.Link || l.Flags&net.FlagUp == 0 || l.Flags&net.FlagLoopback != 0 || l.MTU < 1280+tunnelOverhead {
-			continue
-		}
-		if addrs, _ := l.Addrs(); len(addrs) > 0 && (least == 0 || l.MTU < least) {
-			least = l.MTU
-		}
-	}
+	least := a.links.smallestMTU(a.cfg.Dataplane.Link)
 	if least == 0 {
 		return 0
 	}

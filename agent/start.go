@@ -293,7 +293,7 @@ func (a *Agent) openPaths(ctx context.Context) error {
 	if err := a.openDiscovery(); err != nil {
 		return err
 	}
-	return nil
+	return a.openPods()
 }
 
 // portFree tells early and plainly that WireGuard's port is taken: by another program, since a link of
@@ -348,6 +348,9 @@ func (a *Agent) close() error {
 	errs = append(errs, a.closeRelayTable(false))
 	if a.plane != nil {
 		errs = append(errs, a.plane.Close())
+	}
+	if a.pods != nil {
+		errs = append(errs, a.pods.ipam.Close())
 	}
 	if a.journal != nil {
 		errs = append(errs, a.journal.Close())

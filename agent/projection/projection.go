@@ -32,6 +32,8 @@ type Input struct {
 	Host  Host
 	// PortRewrites lead WireGuard's packets for some peers through ports that birthday probing has opened.
 	PortRewrites []dataplane.PortRewrite
+	// Pods are the ways to this host's pods.
+	Pods []dataplane.PodRoute
 	// Complete is set once state, records and paths have spoken.
 	Complete bool
 }
@@ -55,12 +57,16 @@ type Host struct {
 	MTU                int           // bytes; 0: the default
 	Keepalive          time.Duration // 0: none
 	RouteNodeAddresses bool
+	// Connected are the networks on this host's own links. No peer's block may take their traffic.
+	Connected []netip.Prefix
 }
 
-// Refusal is something a peer asked for and does not get.
+// Refusal is something a peer asked for, or the log gives it, and does not get here.
 type Refusal struct {
 	Peer   identity.ID
 	Reason string
+	// Block is set when it is one of the peer's address blocks.
+	Block netip.Prefix
 }
 
 // Project computes the Spec.
@@ -82,33 +88,41 @@ func Project(in Input) (dataplane.Spec, []Refusal) {
 	spec.WireGuard.Peers = make(map[dataplane.Key]dataplane.Peer, len(nodes))
 	overlays := Overlays(in.State.Cluster())
 	var refused []Refusal
-	granted := newPrefixes(overlays)
+	granted := newPrefixes(append(overlays[:len(overlays):len(overlays)], Pools(in.State)...))
 	for _, n := range nodes {
 		id, err := identity.ParseID(n.GetId())
 		if err != nil {
-			refused = append(refused, Refusal{id, err.Error()})
+			refused = append(refused, Refusal{Peer: id, Reason: err.Error()})
 			continue
 		}
 		if id == in.Self {
 			spec.Link.Addresses = ownAddresses(n, overlays)
+			spec.Pods = dataplane.Pods{Blocks: blocksOf(in.State, n.GetId()), Routes: slices.SortedFunc(slices.Values(in.Pods), comparePodRoutes)}
 			continue
 		}
 		peer, err := in.peer(id, n)
 		if err != nil {
-			refused = append(refused, Refusal{id, err.Error()})
+			refused = append(refused, Refusal{Peer: id, Reason: err.Error()})
 			continue
+		}
+		for _, b := range blocksOf(in.State, n.GetId()) {
+			if err := in.Host.mayLead(b); err != nil {
+				refused = append(refused, Refusal{Peer: id, Reason: err.Error(), Block: b})
+				continue
+			}
+			peer.AllowedIPs = append(peer.AllowedIPs, b)
 		}
 		if in.Host.RouteNodeAddresses {
 			for _, a := range in.Records[id].GetNodeAddresses() {
 				p, err := granted.grant(a)
 				if err != nil {
-					refused = append(refused, Refusal{id, err.Error()})
+					refused = append(refused, Refusal{Peer: id, Reason: err.Error()})
 					continue
 				}
 				peer.AllowedIPs = append(peer.AllowedIPs, p)
 			}
-			slices.SortFunc(peer.AllowedIPs, netip.Prefix.Compare)
 		}
+		slices.SortFunc(peer.AllowedIPs, netip.Prefix.Compare)
 		spec.WireGuard.Peers[dataplane.Key(n.GetWireguardKey())] = peer
 		if mtu := in.Endpoints[id].MTU; mtu > 0 && mtu < spec.Link.MTU {
 			for _, p := range peer.AllowedIPs {
@@ -257,6 +271,12 @@ func Text(s dataplane.Spec, name func(dataplane.Key) string) string {
 	}
 	for _, t := range s.Targets {
 		fmt.Fprintf(&b, "target %s\n", t)
+	}
+	for _, p := range s.Pods.Blocks {
+		fmt.Fprintf(&b, "block %s tables %d (unreachable), %d\n", p, dataplane.PodTable, dataplane.ExportTable)
+	}
+	for _, p := range s.Pods.Routes {
+		fmt.Fprintf(&b, "pod %s dev %s table %d\n", p.Addr, p.Link, dataplane.PodTable)
 	}
 	for _, n := range s.Link.Narrow {
 		fmt.Fprintf(&b, "route %s dev %s mtu %d table %d\n", n.Prefix, s.Link.Name, n.MTU, dataplane.RouteTable)

@@ -1,0 +1,59 @@
+package agent
+
+import (
+	"fmt"
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
+)
+
+// cniBuckets are in seconds: an attachment takes some milliseconds, a runtime waits for minutes.
+var cniBuckets = []float64{.001, .0025, .005, .01, .025, .05, .1, .25, .5, 1, 2.5, 5, 10, 30}
+
+var (
+	descPoolBlocks   = prometheus.NewDesc("skein_pool_blocks", "Blocks of an address pool in the whole cluster, by state: owned, reserved, resting, free.", []string{"pool", "state"}, nil)
+	descPodAddresses = prometheus.NewDesc("skein_pod_addresses", "Addresses in this node's blocks, by state: used, free, resting.", []string{"pool", "state"}, nil)
+)
+
+// cniMetrics count what the CNI plugin asks for.
+type cniMetrics struct {
+	took  *prometheus.HistogramVec
+	asked *prometheus.CounterVec
+}
+
+func newCNIMetrics(r *prometheus.Registry) cniMetrics {
+	m := cniMetrics{
+		took:  prometheus.NewHistogramVec(prometheus.HistogramOpts{Name: "skein_cni_request_seconds", Help: "How long the agent took for a request of the CNI plugin.", Buckets: cniBuckets}, []string{"verb"}),
+		asked: prometheus.NewCounterVec(prometheus.CounterOpts{Name: "skein_cni_requests_total", Help: "Requests of the CNI plugin, by CNI error code; 0 is success."}, []string{"verb", "code"}),
+	}
+	r.MustRegister(m.took, m.asked)
+	return m
+}
+
+func (m cniMetrics) observe(verb string, code uint32, took time.Duration) {
+	m.took.WithLabelValues(verb).Observe(took.Seconds())
+	m.asked.WithLabelValues(verb, fmt.Sprint(code)).Inc()
+}
+
+// collectPods tells how full the pools are, in the cluster and here.
+func (a *Agent) collectPods(out chan<- prometheus.Metric) {
+	gauge := func(d *prometheus.Desc, v float64, labels ...string) {
+		out <- prometheus.MustNewConstMetric(d, prometheus.GaugeValue, v, labels...)
+	}
+	st := a.replica.State()
+	for _, p := range st.Pools() {
+		use := st.PoolUse(p.GetName())
+		resting := use.Resting(time.Now())
+		for state, n := range map[string]uint64{"owned": use.Owned, "reserved": use.Reserved, "resting": resting, "free": use.Free() - resting} {
+			gauge(descPoolBlocks, float64(n), p.GetName(), state)
+		}
+	}
+	if a.pods == nil {
+		return
+	}
+	for name, l := range a.pods.ipam.Pools() {
+		gauge(descPodAddresses, float64(l.Used), name, "used")
+		gauge(descPodAddresses, float64(l.Free), name, "free")
+		gauge(descPodAddresses, float64(l.Resting), name, "resting")
+	}
+}

@@ -1,0 +1,196 @@
+package agent
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"strings"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/skeinmesh/skein/agent/cniserver"
+	"github.com/skeinmesh/skein/agent/ipam"
+	skeinv1 "github.com/skeinmesh/skein/api/skein/v1"
+	"github.com/skeinmesh/skein/cni"
+	"github.com/skeinmesh/skein/dataplane"
+	"github.com/skeinmesh/skein/dataplane/podnet"
+)
+
+const (
+	ipamFile   = "ipam.db"
+	bootIDFile = "/proc/sys/kernel/random/boot_id"
+	// auditEvery is how often addresses without a pod are looked for. One that is found twice is freed.
+	auditEvery = time.Minute
+	// subjectPods begins what status says about pods' addresses.
+	subjectPods = "pods: "
+)
+
+// pods is what gives this host's pods their addresses and links.
+type pods struct {
+	a    *Agent
+	ipam *ipam.Manager
+	cni  *cniserver.Server
+	told map[string]bool // subjects of the problems that status shows; of audit's goroutine
+}
+
+// openPods reads who has which address, from its file and from the kernel, before anybody may ask for one.
+func (a *Agent) openPods() error {
+	boot, err := os.ReadFile(bootIDFile)
+	if err != nil {
+		return fmt.Errorf("tell this start of the kernel from others: %w", err)
+	}
+	p := &pods{a: a, told: map[string]bool{}}
+	var odd []string
+	p.ipam, odd, err = ipam.Open(ipam.Config{
+		Self: a.id, File: filepath.Join(a.cfg.StateDir, ipamFile), BootID: strings.TrimSpace(string(boot)), Log: a.log.With("room", "ipam"),
+		Propose: a.propose, OnChange: a.wakeUp,
+		OnEvent: func(e *skeinv1.PodAddress) {
+			a.journal.Append(&skeinv1.JournalEntry{Time: time.Now().UnixNano(), Body: &skeinv1.JournalEntry_PodAddress{PodAddress: e}})
+		},
+	})
+	if err != nil {
+		return err
+	}
+	a.pods = p
+	for _, text := range odd {
+		a.log.Warn("pods' addresses", "note", text)
+	}
+	p.ipam.Follow(a.replica.State())
+	found, err := podnet.Scan()
+	if err != nil {
+		return fmt.Errorf("read which pods this host has: %w", err)
+	}
+	p.ipam.Adopt(found)
+	p.cni = cniserver.New(cniserver.Config{
+		Allocator: allocator{p.ipam}, Network: cniserver.Kernel{}, MTU: func() uint32 { return uint32(a.linkMTU()) }, Condition: p.condition,
+		NoteDir: cni.NoteDir(filepath.Join(a.cfg.RunDir, cniserver.SocketName)), Done: a.metrics.cni.observe, Log: a.log.With("room", "cni"),
+	})
+	return nil
+}
+
+// allocator is the Manager as the CNI server asks it.
+type allocator struct{ *ipam.Manager }
+
+func (m allocator) Release(k ipam.Key) error {
+	m.Manager.Release(k, "deleted")
+	return nil
+}
+
+func (m allocator) Lease(k ipam.Key) (ipam.Lease, bool) { return m.Lookup(k) }
+
+// condition is what the plugin's STATUS tells the container runtime.
+func (p *pods) condition(context.Context) (c cniserver.Condition) {
+	have, err := capabilities()
+	switch {
+	case err != nil:
+		c.NoAdd = err.Error()
+	case have&(1<<unix.CAP_SYS_ADMIN) == 0:
+		c.NoAdd = "the agent lacks CAP_SYS_ADMIN, without which it cannot enter pods' network namespaces: give it to the agent (systemd: AmbientCapabilities=)"
+	default:
+		if err := p.ipam.Ready(); err != nil {
+			c.NoAdd = err.Error()
+		}
+	}
+	if !p.a.applied.Load() {
+		c.Limited = "the data plane is not as it should be; see `skein status`"
+	}
+	return c
+}
+
+// run gives back and asks for blocks, and looks after what pods have left behind.
+func (p *pods) run(ctx context.Context) {
+	go p.ipam.Run(ctx)
+	stop, err := p.cni.Serve(ctx, filepath.Join(p.a.cfg.RunDir, cniserver.SocketName))
+	if err != nil {
+		p.a.report(subjectPods+"CNI", failure, err.Error(), "no pod gets a network until the agent is started again")
+	} else {
+		defer stop()
+	}
+	tick := time.NewTicker(auditEvery)
+	defer tick.Stop()
+	for {
+		select {
+		case <-ctx.Done():
+			return
+		case <-tick.C:
+			p.audit()
+		}
+	}
+}
+
+// audit frees the addresses of pods that are gone without having been taken back.
+func (p *pods) audit() {
+	found, err := podnet.Scan()
+	if err != nil {
+		p.a.report(subjectPods+"audit", warning, err.Error(), "addresses of pods that have vanished are not found until this works again")
+		return
+	}
+	p.a.report(subjectPods+"audit", "", "", "")
+	for _, l := range p.ipam.Audit(found, vanished) {
+		p.a.log.Warn("an address without a pod was freed", "ipv4", l.IPv4, "ipv6", l.IPv6, "namespace", l.Namespace, "pod", l.Pod, "container", l.Key.ContainerID)
+		if err := podnet.Del(l.NetNS, l.Key.Interface, l.Key.ContainerID); err != nil {
+			p.a.log.Warn("remove what a pod left behind", "container", l.Key.ContainerID, "err", err)
+		}
+	}
+}
+
+// vanished tells whether a pod's network namespace is gone.
+func vanished(l ipam.Lease) bool {
+	if l.NetNS == "" {
+		return true
+	}
+	_, err := os.Stat(l.NetNS)
+	return errors.Is(err, fs.ErrNotExist)
+}
+
+// routes are the ways to this host's pods.
+func (p *pods) routes() []dataplane.PodRoute {
+	if p == nil {
+		return nil
+	}
+	var out []dataplane.PodRoute
+	for _, l := range p.ipam.Leases() {
+		link := podLink(l)
+		if link == "" {
+			continue // somebody else's link, and route
+		}
+		if l.IPv4.IsValid() {
+			out = append(out, dataplane.PodRoute{Addr: l.IPv4, Link: link})
+		}
+		if l.IPv6.IsValid() {
+			out = append(out, dataplane.PodRoute{Addr: l.IPv6, Link: link})
+		}
+	}
+	return out
+}
+
+// podLink is the name of the host's end of a pod's link; empty for a link that is not ours.
+func podLink(l ipam.Lease) string {
+	if l.Key.ContainerID == "" {
+		return ""
+	}
+	return podnet.HostLink(l.Key.ContainerID, l.Key.Interface)
+}
+
+// follow takes in the newest agreed state and tells what is wrong. It belongs to the agent's loop.
+func (p *pods) follow() {
+	if p == nil {
+		return
+	}
+	p.ipam.Follow(p.a.loop.state)
+	now := map[string]bool{}
+	for _, x := range p.ipam.Problems() {
+		now[subjectPods+x.Subject] = true
+		p.a.report(subjectPods+x.Subject, warning, x.Message, x.Advice)
+	}
+	for subject := range p.told {
+		if !now[subject] {
+			p.a.report(subject, "", "", "")
+		}
+	}
+	p.told = now
+}

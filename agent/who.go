@@ -1,0 +1,394 @@
+package agent
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net/netip"
+	"slices"
+	"strings"
+	"time"
+
+	"connectrpc.com/connect"
+	"google.golang.org/protobuf/proto"
+
+	"github.com/skeinmesh/skein/agent/ipam"
+	skeinv1 "github.com/skeinmesh/skein/api/skein/v1"
+	"github.com/skeinmesh/skein/events"
+	"github.com/skeinmesh/skein/identity"
+)
+
+const (
+	whoPatience = 3 * time.Second // for the node that has the block
+	whoHistory  = 100             // lines
+)
+
+// Who tells who has an address, or had it, and which event says so. The log knows nodes, blocks and reserved addresses; the pod is
+// known by the node that has the block, which is asked.
+func (s api) Who(ctx context.Context, r *skeinv1.WhoRequest) (*skeinv1.WhoResponse, error) {
+	at, err := netip.ParseAddr(r.GetAddress())
+	if err != nil {
+		return nil, connect.NewError(connect.CodeInvalidArgument, fmt.Errorf("%q is no IP address", r.GetAddress()))
+	}
+	at = at.Unmap()
+	index := r.GetAtIndex()
+	if r.GetAtTime() != 0 {
+		if index, err = s.a.indexAt(r.GetAtTime()); err != nil {
+			return nil, err
+		}
+	}
+	st, err := s.a.stateAt(ctx, index)
+	if err != nil {
+		return nil, asConnect(err)
+	}
+	out := who(st, at)
+	out.AtIndex, out.AtTime = st.Index(), st.Time()
+	var moment int64
+	if r.GetAtIndex() != 0 {
+		moment = st.Time()
+	}
+	if r.GetAtTime() != 0 {
+		moment, out.AtTime = r.GetAtTime(), r.GetAtTime()
+	}
+	s.a.addEvents(out, at, st.Index())
+	s.a.addPod(ctx, out, at, moment)
+	return out, nil
+}
+
+// who is what the agreed state says of an address.
+func who(st *events.State, at netip.Addr) *skeinv1.WhoResponse {
+	out := &skeinv1.WhoResponse{Address: at.String(), Kind: "unknown", Says: fmt.Sprintf("%s lies in no pool and is no member's", at)}
+	text := at.String()
+	for _, n := range st.Nodes() {
+		if n.GetIpv4() == text || n.GetIpv6() == text {
+			out.Kind, out.NodeId, out.Node = "node", n.GetId(), n.GetName()
+			out.EventIndex, out.EventTime = n.GetAdmittedIndex(), n.GetAdmittedAt()
+			out.Says = fmt.Sprintf("%s is the overlay address of node %s", at, n.GetName())
+			return out
+		}
+	}
+	for _, n := range st.RevokedNodes() {
+		if n.GetNode().GetIpv4() == text || n.GetNode().GetIpv6() == text {
+			out.Kind, out.NodeId, out.Node, out.EventTime = "node", n.GetNode().GetId(), n.GetNode().GetName(), n.GetRevokedAt()
+			out.Says = fmt.Sprintf("%s was the overlay address of node %s, which was revoked; nobody gets it again", at, out.Node)
+			return out
+		}
+	}
+	pool, number, block := st.BlockAt(at)
+	if pool == nil {
+		return out
+	}
+	out.Pool, out.Block = pool.GetName(), block
+	if x := st.Static(pool.GetName(), at); x != nil {
+		out.Kind, out.NodeId, out.EventIndex, out.EventTime = "static", x.GetNodeId(), x.GetIndex(), x.GetSince()
+		out.Says = fmt.Sprintf("%s is reserved for pod %s/%s; no node holds it", at, x.GetNamespace(), x.GetPod())
+		if out.Node = nodeName(st, x.GetNodeId()); x.GetNodeId() != "" {
+			out.Says = fmt.Sprintf("%s is reserved for pod %s/%s; node %s holds it", at, x.GetNamespace(), x.GetPod(), out.Node)
+		}
+		return out
+	}
+	switch {
+	case block.GetNodeId() != "":
+		out.Kind, out.NodeId, out.Node, out.EventIndex, out.EventTime = "block", block.GetNodeId(), nodeName(st, block.GetNodeId()), block.GetIndex(), block.GetSince()
+		out.Says = fmt.Sprintf("%s lies in block %s of node %s, pool %s", at, blockText(block, out.Address), out.Node, pool.GetName())
+	case block != nil:
+		out.Kind, out.EventIndex, out.EventTime = "reserved", block.GetIndex(), block.GetSince()
+		out.Says = fmt.Sprintf("%s lies in block %s of pool %s, which is reserved: %s", at, blockText(block, out.Address), pool.GetName(), reasonText(block.GetReason()))
+	default:
+		out.Kind, out.Says = "free", fmt.Sprintf("%s lies in pool %s, in block %d, which nobody has", at, pool.GetName(), number)
+		if i := slices.IndexFunc(st.Freed(pool.GetName()), func(f *skeinv1.FreedBlock) bool { return f.GetNumber() == number }); i >= 0 {
+			f := st.Freed(pool.GetName())[i]
+			out.Kind, out.EventIndex, out.EventTime = "resting", f.GetIndex(), f.GetAt()
+			out.Says = fmt.Sprintf("%s lies in pool %s, in block %d, which was given back and waits its turn", at, pool.GetName(), number)
+		}
+	}
+	return out
+}
+
+// nodeName is a member's name, live or revoked; of a stranger, its ID.
+func nodeName(st *events.State, id string) string {
+	i, err := identity.ParseID(id)
+	switch {
+	case err != nil:
+	case st.Node(i) != nil:
+		return st.Node(i).GetName()
+	case st.Revoked(i) != nil:
+		return st.Revoked(i).GetNode().GetName() + " (revoked)"
+	}
+	return id
+}
+
+// blockText is the block's prefix of the address's family.
+func blockText(b *skeinv1.Block, address string) string {
+	if !strings.Contains(address, ":") {
+		return b.GetIpv4()
+	}
+	return b.GetIpv6()
+}
+
+// indexAt is the last event that was decided at a time or before, as far as this node's archive goes.
+func (a *Agent) indexAt(at int64) (uint64, error) {
+	index := uint64(0)
+	oldest := int64(0)
+	err := a.eachEvent(0, a.replica.State().Index(), func(e *skeinv1.Event) {
+		if oldest == 0 {
+			oldest = e.GetTime()
+		}
+		if e.GetTime() <= at {
+			index = e.GetIndex()
+		}
+	})
+	if err != nil {
+		return 0, asConnect(err)
+	}
+	if index == 0 {
+		return 0, connect.NewError(connect.CodeOutOfRange, fmt.Errorf("the events of this node begin at %s; ask for a later time, or a server that keeps more", time.Unix(0, oldest).Format(time.RFC3339)))
+	}
+	return index, nil
+}
+
+// eachEvent walks this node's archive.
+func (a *Agent) eachEvent(after, last uint64, f func(*skeinv1.Event)) error {
+	for {
+		page, _, _, err := a.replica.Events(after, eventsPage)
+		if err != nil {
+			return err
+		}
+		for _, e := range page {
+			if e.GetIndex() > last {
+				return nil
+			}
+			f(e)
+			after = e.GetIndex()
+		}
+		if len(page) == 0 {
+			return nil
+		}
+	}
+}
+
+// addEvents adds what the archive still has about the address.
+func (a *Agent) addEvents(out *skeinv1.WhoResponse, at netip.Addr, last uint64) {
+	st := a.replica.State()
+	_, number, _ := st.BlockAt(at)
+	_ = a.eachEvent(0, last, func(e *skeinv1.Event) {
+		name, line := concerns(st, e, out, number)
+		if name == "" {
+			return
+		}
+		if e.GetIndex() == out.EventIndex || out.EventIndex == 0 && e.GetNodeRevoked() != nil {
+			out.Event, out.EventIndex, out.EventTime = name, e.GetIndex(), e.GetTime()
+		}
+		if out.History = append(out.History, fmt.Sprintf("%s  event %d: %s", time.Unix(0, e.GetTime()).Format("2006-01-02 15:04:05"), e.GetIndex(), line)); len(out.History) > whoHistory {
+			out.History = out.History[1:]
+		}
+	})
+}
+
+// concerns tells what an event did to an address: the event's name and a line; "" if it has nothing to do with it.
+func concerns(st *events.State, e *skeinv1.Event, w *skeinv1.WhoResponse, number uint64) (name, line string) {
+	text := w.GetAddress()
+	mine := func(pool string, n uint64) bool { return w.GetPool() != "" && pool == w.GetPool() && n == number }
+	static := func(pool, address string) bool {
+		if pool != w.GetPool() || pool == "" {
+			return false
+		}
+		if address == text {
+			return true
+		}
+		x := st.Static(pool, netip.MustParseAddr(text))
+		return x != nil && (address == x.GetIpv4() || address == x.GetIpv6())
+	}
+	field := e.ProtoReflect().WhichOneof(e.ProtoReflect().Descriptor().Oneofs().ByName("body"))
+	if field == nil {
+		return "", ""
+	}
+	name = string(field.Name())
+	switch b := e.GetBody().(type) {
+	case *skeinv1.Event_NodeAdmitted:
+		if n := b.NodeAdmitted.GetNode(); n.GetIpv4() == text || n.GetIpv6() == text {
+			return name, "given to node " + n.GetName()
+		}
+	case *skeinv1.Event_NodeRevoked:
+		if w.GetKind() == "node" && b.NodeRevoked.GetNodeId() == w.GetNodeId() {
+			return name, "node " + w.GetNode() + " revoked"
+		}
+	case *skeinv1.Event_BlockAllocated:
+		if k := b.BlockAllocated.GetBlock(); mine(k.GetPool(), k.GetNumber()) {
+			return name, fmt.Sprintf("block %s given to node %s", blockText(k, text), nodeName(st, k.GetNodeId()))
+		}
+	case *skeinv1.Event_BlockReserved:
+		if k := b.BlockReserved.GetBlock(); mine(k.GetPool(), k.GetNumber()) {
+			return name, fmt.Sprintf("block %s reserved: %s", blockText(k, text), reasonText(k.GetReason()))
+		}
+	case *skeinv1.Event_BlockReleased:
+		if k := b.BlockReleased; mine(k.GetPool(), k.GetNumber()) {
+			return name, "block given back: " + reasonText(k.GetReason())
+		}
+	case *skeinv1.Event_AddressReserved:
+		if x := b.AddressReserved.GetAddress(); x.GetIpv4() == text || x.GetIpv6() == text {
+			return name, fmt.Sprintf("reserved for pod %s/%s", x.GetNamespace(), x.GetPod())
+		}
+	case *skeinv1.Event_AddressClaimed:
+		if x := b.AddressClaimed; static(x.GetPool(), x.GetAddress()) {
+			if x.GetNodeId() == "" {
+				return name, "given up by its node"
+			}
+			return name, "held by node " + nodeName(st, x.GetNodeId())
+		}
+	case *skeinv1.Event_AddressReleased:
+		if x := b.AddressReleased; static(x.GetPool(), x.GetAddress()) {
+			return name, "no longer reserved"
+		}
+	}
+	return "", ""
+}
+
+// addPod asks the node that has the block which pod has the address.
+func (a *Agent) addPod(ctx context.Context, out *skeinv1.WhoResponse, at netip.Addr, moment int64) {
+	id, err := identity.ParseID(out.GetNodeId())
+	if out.GetKind() != "block" && out.GetKind() != "static" || err != nil {
+		return
+	}
+	q := &skeinv1.HolderRequest{Address: at.String(), At: moment}
+	var r *skeinv1.HolderResponse
+	if id == a.id {
+		r, err = a.holder(q)
+	} else {
+		ctx, cancel := context.WithTimeout(ctx, whoPatience)
+		defer cancel()
+		r, err = a.conns.Cluster(id).Holder(ctx, q)
+	}
+	if err != nil {
+		var c *connect.Error
+		if errors.As(err, &c) {
+			err = errors.New(c.Message())
+		}
+		out.PodUnknown = fmt.Sprintf("node %s does not tell: %v", out.GetNode(), err)
+		return
+	}
+	for _, h := range r.GetHolders() {
+		if moment != 0 || h.GetUntil() == 0 {
+			out.Pod = h
+		}
+		if moment == 0 {
+			out.History = append(out.History, holderLine(out.GetNode(), h))
+		}
+	}
+}
+
+func holderLine(node string, h *skeinv1.Holder) string {
+	until := ""
+	if h.GetUntil() != 0 {
+		until = ", until " + time.Unix(0, h.GetUntil()).Format("2006-01-02 15:04:05")
+	}
+	return fmt.Sprintf("%s  node %s: pod %s%s", time.Unix(0, h.GetSince()).Format("2006-01-02 15:04:05"), node, podText(h), until)
+}
+
+func podText(h *skeinv1.Holder) string {
+	switch {
+	case h.GetPod() != "":
+		return h.GetNamespace() + "/" + h.GetPod()
+	case h.GetContainerId() != "":
+		return "of container " + h.GetContainerId()
+	}
+	return "that somebody else made"
+}
+
+// holder tells which of this node's pods has, or had, an address: what is in use now, and what the journal remembers.
+func (a *Agent) holder(r *skeinv1.HolderRequest) (*skeinv1.HolderResponse, error) {
+	at, err := netip.ParseAddr(r.GetAddress())
+	if err != nil {
+		return nil, connect.NewError(connect.CodeInvalidArgument, fmt.Errorf("%.60q is no IP address", r.GetAddress()))
+	}
+	if a.pods == nil {
+		return nil, connect.NewError(connect.CodeFailedPrecondition, errors.New("this node only relays and has no pods"))
+	}
+	entries, err := a.journal.Read(time.Time{}, time.Time{}, func(e *skeinv1.JournalEntry) bool {
+		p := e.GetPodAddress()
+		return p != nil && (p.GetIpv4() == at.String() || p.GetIpv6() == at.String())
+	})
+	if err != nil {
+		return nil, asConnect(err)
+	}
+	all := holders(entries, a.pods.ipam.Holders(at))
+	if r.GetAt() == 0 {
+		return &skeinv1.HolderResponse{Holders: all}, nil
+	}
+	out := &skeinv1.HolderResponse{}
+	for _, h := range all {
+		if h.GetSince() <= r.GetAt() && (h.GetUntil() == 0 || r.GetAt() < h.GetUntil()) {
+			out.Holders = []*skeinv1.Holder{h}
+		}
+	}
+	return out, nil
+}
+
+// holders puts what the journal tells and what is held now together, oldest first.
+func holders(entries []*skeinv1.JournalEntry, now []ipam.Lease) []*skeinv1.Holder {
+	var out []*skeinv1.Holder
+	open := func(p *skeinv1.PodAddress) *skeinv1.Holder {
+		for _, h := range slices.Backward(out) {
+			if h.GetUntil() == 0 && h.GetContainerId() == p.GetContainerId() && h.GetInterface() == p.GetInterface() {
+				return h
+			}
+		}
+		return nil
+	}
+	for _, e := range entries {
+		p := e.GetPodAddress()
+		switch h := open(p); p.GetWhat() {
+		case "given", "adopted":
+			if h == nil {
+				state := map[string]string{"given": "used", "adopted": "adopted"}[p.GetWhat()]
+				out = append(out, &skeinv1.Holder{Namespace: p.GetNamespace(), Pod: p.GetPod(), ContainerId: p.GetContainerId(), Interface: p.GetInterface(),
+					Ipv4: p.GetIpv4(), Ipv6: p.GetIpv6(), Since: e.GetTime(), State: state})
+			}
+		case "taken-back", "leaked":
+			if h != nil {
+				h.Until, h.State = e.GetTime(), "resting"
+			}
+		}
+	}
+	for _, l := range now {
+		h := holderOf(l)
+		same := func(o *skeinv1.Holder) bool {
+			return o.GetContainerId() == h.GetContainerId() && o.GetInterface() == h.GetInterface() && (o.GetUntil() == 0 || h.GetUntil() != 0)
+		}
+		if i := slices.IndexFunc(out, same); i >= 0 {
+			proto.Merge(out[i], &skeinv1.Holder{State: h.GetState(), Until: h.GetUntil()})
+			continue
+		}
+		out = append(out, h)
+	}
+	slices.SortStableFunc(out, func(x, y *skeinv1.Holder) int { return int(min(max(x.GetSince()-y.GetSince(), -1), 1)) })
+	return out
+}
+
+func holderOf(l ipam.Lease) *skeinv1.Holder {
+	h := &skeinv1.Holder{Namespace: l.Namespace, Pod: l.Pod, ContainerId: l.Key.ContainerID, Interface: l.Key.Interface, Since: l.Since.UnixNano(), State: "used"}
+	if l.IPv4.IsValid() {
+		h.Ipv4 = l.IPv4.String()
+	}
+	if l.IPv6.IsValid() {
+		h.Ipv6 = l.IPv6.String()
+	}
+	if l.Adopted {
+		h.State = "adopted"
+	}
+	if !l.Until.IsZero() {
+		h.Until, h.State = l.Until.UnixNano(), "resting"
+	}
+	return h
+}
+
+func (s api) Pods(context.Context, *skeinv1.PodsRequest) (*skeinv1.PodsResponse, error) {
+	out := &skeinv1.PodsResponse{}
+	if s.a.pods == nil {
+		return out, nil
+	}
+	for _, l := range s.a.pods.ipam.Leases() {
+		out.Pods = append(out.Pods, &skeinv1.PodView{Holder: holderOf(l), Pool: l.Pool, HostInterface: podLink(l), Netns: l.NetNS})
+	}
+	return out, nil
+}
