@@ -4,12 +4,10 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"slices"
 	"strings"
 	"time"
 
 	"github.com/spf13/cobra"
-	"google.golang.org/protobuf/reflect/protoreflect"
 
 	"github.com/skeinmesh/skein/agent"
 	skeinv1 "github.com/skeinmesh/skein/api/skein/v1"
@@ -154,58 +152,6 @@ func newEventsCmd(g *globals) *cobra.Command {
 	return c
 }
 
-// eventLine is an event in one line that fits: index, time, what happened, the facts. Keys and hashes are for
-// -o json.
-func eventLine(e *skeinv1.Event, names *strings.Replacer) string {
-	m := e.ProtoReflect()
-	start := fmt.Sprintf("%6d  %s  ", e.GetIndex(), time.Unix(0, e.GetTime()).Format("2006-01-02 15:04:05"))
-	field := m.WhichOneof(m.Descriptor().Oneofs().ByName("body"))
-	switch {
-	case field == nil:
-		return start + "(unknown to this version)"
-	case e.GetCommandAnswered() != nil:
-		return start + fmt.Sprintf("%-17s request %.8s", field.Name(), e.GetCommandAnswered().GetAnswer().GetRequestId())
-	}
-	what := strings.Join(facts(m.Get(field).Message(), nil), " ")
-	if e.GetNodeAdmitted() == nil { // there the ID itself is the news
-		what = names.Replace(what)
-	}
-	return cut(strings.TrimRight(start+fmt.Sprintf("%-17s %s", field.Name(), what), " "), tableWidth)
-}
-
-// facts lists the fields of a message that a person reads, and those of the messages in it.
-func facts(m protoreflect.Message, out []string) []string {
-	fields := m.Descriptor().Fields()
-	for i := range fields.Len() {
-		f := fields.Get(i)
-		if !m.Has(f) {
-			continue
-		}
-		name, v := string(f.Name()), m.Get(f)
-		switch {
-		case f.Kind() == protoreflect.BytesKind, name == "created_at", name == "admitted_at", name == "admitted_index": // as the event says
-		case f.IsMap():
-			at := len(out)
-			v.Map().Range(func(k protoreflect.MapKey, v protoreflect.Value) bool {
-				out = append(out, fmt.Sprintf("%s.%s=%s", name, k, v))
-				return true
-			})
-			slices.Sort(out[at:]) // else every look shows them in another order
-		case f.IsList():
-			out = append(out, fmt.Sprintf("%s=%d", name, v.List().Len()))
-		case f.Message() != nil:
-			out = facts(v.Message(), out)
-		case strings.HasSuffix(name, "_at"):
-			out = append(out, name+"="+time.Unix(0, v.Int()).Format("2006-01-02T15:04:05"))
-		case f.Enum() != nil:
-			out = append(out, fmt.Sprintf("%s=%s", name, f.Enum().Values().ByNumber(v.Enum()).Name()))
-		default:
-			out = append(out, fmt.Sprintf("%s=%s", name, v))
-		}
-	}
-	return out
-}
-
 func newStateCmd(g *globals) *cobra.Command {
 	var at uint64
 	c := &cobra.Command{
@@ -217,31 +163,6 @@ func newStateCmd(g *globals) *cobra.Command {
 	}
 	c.Flags().Uint64Var(&at, "at", 0, "the index to show (default: the newest)")
 	return c
-}
-
-func printState(w io.Writer, r *skeinv1.StateResponse) {
-	s := r.GetState()
-	fmt.Fprintf(w, "index %d, hash %s\ncluster %s, overlay %s %s\n", s.GetIndex(), r.GetHash(), s.GetCluster().GetId(), s.GetCluster().GetOverlayIpv4(), s.GetCluster().GetOverlayIpv6())
-	servers := map[string]string{}
-	for _, v := range s.GetServers() {
-		servers[v.GetNodeId()] = "server"
-		if v.GetVoter() {
-			servers[v.GetNodeId()] = "voter"
-		}
-	}
-	t := table{head: []string{"NAME", "ID", "IPV4", "ROLE", "ADMITTED BY", "LABELS"}}
-	slices.SortFunc(s.Nodes, func(a, b *skeinv1.Node) int { return strings.Compare(a.GetName(), b.GetName()) })
-	for _, n := range s.GetNodes() {
-		role := servers[n.GetId()]
-		if role == "" {
-			role = "agent"
-		}
-		t.add(n.GetName(), n.GetId(), n.GetIpv4(), role, fmt.Sprintf("event %d", n.GetAdmittedIndex()), labelsText(n.GetLabels()))
-	}
-	for _, n := range s.GetRevoked() {
-		t.add(n.GetNode().GetName(), n.GetNode().GetId(), n.GetNode().GetIpv4(), "revoked", "-", n.GetReason())
-	}
-	t.print(w)
 }
 
 func newDiffCmd(g *globals) *cobra.Command {

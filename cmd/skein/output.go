@@ -102,7 +102,11 @@ func (t *table) fit(width []int) {
 
 // mayNarrow leaves alone what is typed again elsewhere.
 func (t *table) mayNarrow(i, width int) bool {
-	return width > max(leastColumn, len(t.head[i])) && t.head[i] != "ID" && t.head[i] != "IPV4"
+	switch t.head[i] {
+	case "ID", "IPV4", "IPV6", "PREFIX", "KEPT ADDRESS":
+		return false
+	}
+	return width > max(leastColumn, len(t.head[i]))
 }
 
 func cut(s string, n int) string {
