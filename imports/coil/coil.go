@@ -166,8 +166,7 @@ func (r *reading) takePool(o *object) error {
 		return o.errorf("spec.subnets", "there is no subnet")
 	}
 	if o.meta.deleted {
-		pool.Draining = true
-		r.notes = append(r.notes, fmt.Sprintf("AddressPool %s is being deleted in Coil: it comes as a draining pool, which gives nothing new.", o.name))
+		r.notes = append(r.notes, fmt.Sprintf("AddressPool %s is being deleted in Coil: after the import, `skein pool drain %s` goes on with that.", o.name, o.name))
 	}
 	r.pools, r.poolOf[o.name] = append(r.pools, pool), o
 	return nil
