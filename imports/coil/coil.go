@@ -246,9 +246,9 @@ func (r *reading) takeBlock(o *object) error {
 	case marked && reserved != "true":
 		return o.errorf("metadata.labels", "%s is %q; only \"true\" is understood", labelReserved, reserved)
 	case marked:
-		b.out.Reason = "reserved in Coil"
+		b.out.Reason = "as Coil did"
 		if node != "" {
-			b.out.Reason += " for " + node
+			b.out.Reason += ", for " + node
 		}
 	case node == "":
 		return o.errorf("metadata.labels", "it has neither %s nor %s: delete the block in Coil if nothing uses it, or mark it as reserved", labelNode, labelReserved)
