@@ -267,11 +267,14 @@ func (a *agent) logTail() string {
 }
 
 // each runs fn for several agents at once and joins what went wrong.
-func each(agents []*agent, fn func(*agent) error) error {
-	errs := make([]error, len(agents))
+func each(agents []*agent, fn func(*agent) error) error { return eachPlace(agents, fn) }
+
+// eachPlace is each for whatever stands for a place.
+func eachPlace[T any](places []T, fn func(T) error) error {
+	errs := make([]error, len(places))
 	var wg sync.WaitGroup
-	for i, a := range agents {
-		wg.Go(func() { errs[i] = fn(a) })
+	for i, p := range places {
+		wg.Go(func() { errs[i] = fn(p) })
 	}
 	wg.Wait()
 	return errors.Join(errs...)

@@ -76,6 +76,17 @@ func (v value) pairs(what string) []*ast.MappingValueNode {
 	return nil
 }
 
+// size counts the entries of a mapping; of anything else there are none.
+func (v value) size() int {
+	switch n := v.node.(type) {
+	case *ast.MappingNode:
+		return len(n.Values)
+	case *ast.MappingValueNode:
+		return 1
+	}
+	return 0
+}
+
 // mapping reads the entries that fields know and reports the others.
 func (v value) mapping(fields ...field) {
 	names := make([]string, 0, len(fields))

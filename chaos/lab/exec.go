@@ -21,10 +21,10 @@ type Stdio struct {
 	Out, Err io.Writer
 }
 
-// ExecIO runs a command inside a node's namespace, with the environment that makes `skein status` ask
-// that node's agent. It returns the command's exit status; an error means that it could not be run.
+// ExecIO runs a command inside the namespace of a node, or of a pod as NODE/POD, with the environment that makes
+// `skein status` ask that node's agent. It returns the command's exit status; an error means that it could not be run.
 func (l *Lab) ExecIO(ctx context.Context, node string, argv []string, std Stdio) (int, error) {
-	a, err := l.agent(node)
+	a, ns, err := l.place(node)
 	if err != nil {
 		return 0, err
 	}
@@ -46,7 +46,7 @@ func (l *Lab) ExecIO(ctx context.Context, node string, argv []string, std Stdio)
 	cmd.Stdin, cmd.Stdout, cmd.Stderr = std.In, std.Out, std.Err
 	cmd.WaitDelay = time.Second // a grandchild that holds the pipes must not hold us
 	cmd.Cancel = func() error { return cmd.Process.Signal(syscall.SIGTERM) }
-	if err := fabric.In(a.ns, cmd.Start); err != nil {
+	if err := fabric.In(ns, cmd.Start); err != nil {
 		return 0, fmt.Errorf("node %s: %s: %w", node, argv[0], err)
 	}
 	err = cmd.Wait()
@@ -62,7 +62,7 @@ func (l *Lab) ExecIO(ctx context.Context, node string, argv []string, std Stdio)
 	return 0, nil
 }
 
-// Exec runs a command inside a node's namespace and returns what it prints, both outputs together.
+// Exec runs a command inside the namespace of a node, or of a pod as NODE/POD, and returns what it prints, both outputs together.
 func (l *Lab) Exec(ctx context.Context, node string, argv ...string) (output string, exit int, err error) {
 	var buf bytes.Buffer
 	exit, err = l.ExecIO(ctx, node, argv, Stdio{Out: &buf, Err: &buf})
@@ -72,21 +72,17 @@ func (l *Lab) Exec(ctx context.Context, node string, argv ...string) (output str
 // execTimeout bounds one run of a step's command.
 const execTimeout = 60 * time.Second
 
-// runExec runs a step's command on each node until it does what is expected of it.
+// runExec runs a step's command in each place until it does what is expected of it.
 func (l *Lab) runExec(ctx context.Context, within time.Duration, e Exec) error {
-	agents, err := l.pick(e.Nodes)
-	if err != nil {
-		return err
-	}
-	return each(agents, func(a *agent) error {
+	return eachPlace(e.Nodes, func(place string) error {
 		return eventually(ctx, within, 0, func(ctx context.Context) error {
 			ctx, cancel := context.WithTimeout(ctx, execTimeout)
 			defer cancel()
-			out, exit, err := l.Exec(ctx, a.node.Name, e.Command...)
+			out, exit, err := l.Exec(ctx, place, e.Command...)
 			if err != nil {
 				return err
 			}
-			return e.judge(a.node.Name, out, exit)
+			return e.judge(place, out, exit)
 		})
 	})
 }

@@ -132,8 +132,10 @@ func (l *Lab) lay() error {
 	if err := os.MkdirAll(filepath.Join(l.Dir, "bin"), 0o700); err != nil {
 		return fmt.Errorf("lab directory: %w", err)
 	}
-	if err := os.Symlink(l.opts.Binary, l.binary()); err != nil {
-		return fmt.Errorf("lab directory: %w", err)
+	for _, name := range []string{"skein", cniPlugin} {
+		if err := os.Symlink(l.opts.Binary, filepath.Join(l.Dir, "bin", name)); err != nil {
+			return fmt.Errorf("lab directory: %w", err)
+		}
 	}
 	if err := os.WriteFile(filepath.Join(l.Dir, "lab.yaml"), l.Spec.Source, 0o600); err != nil {
 		return fmt.Errorf("lab directory: %w", err)
@@ -231,7 +233,17 @@ func (l *Lab) join(ctx context.Context) error {
 		}
 		l.progress("%d nodes joined in %s", len(others), round(time.Since(start)))
 	}
-	return l.save()
+	return errors.Join(l.makePools(ctx, first), l.save())
+}
+
+// makePools makes the file's address pools. Other agents hear of them in a moment: {wait: converged}.
+func (l *Lab) makePools(ctx context.Context, on *agent) error {
+	for _, p := range l.Spec.Pools {
+		if _, err := on.client.CreatePool(ctx, &skeinv1.CreatePoolRequest{Pool: p}); err != nil {
+			return fmt.Errorf("make pool %s: %w", p.GetName(), err)
+		}
+	}
+	return nil
 }
 
 func (l *Lab) admit(ctx context.Context, first *agent, others []*agent) error {

@@ -36,6 +36,9 @@ func TestMain(m *testing.M) {
 	if len(os.Args) > 1 && os.Args[1] == "up" {
 		os.Exit(stubUp(os.Args[2:]))
 	}
+	if filepath.Base(os.Args[0]) == cniPlugin {
+		os.Exit(stubPlugin())
+	}
 	if len(os.Args) > 1 && os.Args[1] == "explain" {
 		fmt.Println("the stub explains nothing")
 		os.Exit(0)

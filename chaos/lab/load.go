@@ -62,7 +62,7 @@ func Parse(file string, src []byte) (*Spec, error) {
 	if root == nil {
 		return nil, fmt.Errorf("%s: is empty; a lab has name, sites, nodes and steps (docs/lab.md)", file)
 	}
-	r := &reader{d: d, s: s}
+	r := &reader{d: d, s: s, pods: map[string][]string{}}
 	r.read(value{d: d, node: root})
 	if len(d.errs) > 0 {
 		return nil, errors.Join(d.errs...)
@@ -83,7 +83,8 @@ type reader struct {
 	d     *decoder
 	s     *Spec
 	sites []siteDraft
-	lines map[string]int // of nodes
+	lines map[string]int      // of nodes
+	pods  map[string][]string // that run on a node after the steps read so far
 }
 
 func (r *reader) read(root value) {
@@ -94,6 +95,7 @@ func (r *reader) read(root value) {
 		field{"sites", func(v value) { v.entries("a mapping from names to sites", r.site) }},
 		field{"config", func(v value) { r.s.Config = r.config(v) }},
 		field{"nodes", func(v value) { nodes = true; v.entries("a mapping from names to nodes", r.node) }},
+		field{"pools", func(v value) { v.entries("a mapping from names to pools", r.pool) }},
 		field{"steps", func(v value) { steps = &v }},
 	)
 	if !named {

@@ -10,7 +10,9 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 	"github.com/google/go-cmp/cmp/cmpopts"
+	"google.golang.org/protobuf/testing/protocmp"
 
+	skeinv1 "github.com/skeinmesh/skein/api/skein/v1"
 	"github.com/skeinmesh/skein/chaos/lab/fabric"
 )
 
@@ -73,7 +75,7 @@ nodes:
 
 func TestMistakesAreNamed(t *testing.T) {
 	cases := []struct{ name, file, want string }{
-		{"unknown key at the top", base + "stepz: []\n", `f.yaml:8: unknown key "stepz" (did you mean "steps"?); allowed: name, sites, config, nodes, steps`},
+		{"unknown key at the top", base + "stepz: []\n", `f.yaml:8: unknown key "stepz" (did you mean "steps"?); allowed: name, sites, config, nodes, pools, steps`},
 		{"unknown key in a site", strings.Replace(base, "dc: {nat: none}", "dc: {nat: none, natt: x}", 1), `f.yaml:3: sites.dc: unknown key "natt" (did you mean "nat"?); allowed: nat, ipv4, ipv6, hairpin, portmap, behind, lan, delay`},
 		{"unknown NAT", strings.Replace(base, "full-cone", "ful-cone", 1), `f.yaml:4: sites.home.nat: "ful-cone" is not known (did you mean "full-cone"?); allowed: none, one-to-one, full-cone, restricted-cone, port-restricted-cone, symmetric, symmetric-sequential, double, udp-blocked`},
 		{"a symmetric NAT that hairpins", strings.Replace(base, "nat: full-cone", "nat: symmetric, hairpin: true", 1), `f.yaml:4: sites.home: nat: symmetric cannot have hairpin: true: nothing is translated, or the filtering lets nothing in from the NAT's own address`},
@@ -97,6 +99,12 @@ func TestMistakesAreNamed(t *testing.T) {
 		{"bad name", strings.Replace(base, "name: x", "name: X_y", 1), `f.yaml:1: name: "X_y" is no name; allowed: up to 32 of a-z, 0-9 and -, not - at the ends`},
 		{"broken YAML", "name: [x\n", `f.yaml:1: no valid YAML: sequence end token ']' not found`},
 		{"empty", "", `f.yaml: is empty; a lab has name, sites, nodes and steps (docs/lab.md)`},
+		{"a pool without subnets", base + "pools: {web: {blockSizeBits: 3}}\n", `f.yaml:8: pools.web: the key "subnets" is missing: a pool has at least one`},
+		{"a pool's unknown key", base + "pools: {web: {subnets: [10.1.0.0/24], blocksize: 3}}\n", `f.yaml:8: pools.web: unknown key "blocksize"; allowed: subnets, blockSizeBits, cooldown, sticky, maxBlocksPerNode, namespaces, allowed, quotas`},
+		{"an IPv6 subnet that YAML takes apart", base + "pools: {web: {subnets: [fd01::/120]}}\n", `f.yaml:8: pools.web.subnets[1]: is a mapping for YAML: put an IPv6 subnet into quotes`},
+		{"a pool's bad subnet", base + "pools: {web: {subnets: [{ipv4: 10.1.0.0}]}}\n", `f.yaml:8: pools.web.subnets[1].ipv4: "10.1.0.0" is no subnet; allowed: a subnet such as 10.100.0.0/24 or fd00:100::/120`},
+		{"a pool's odd cooldown", base + "pools: {web: {subnets: [10.1.0.0/24], cooldown: 1500ms}}\n", `f.yaml:8: pools.web.cooldown: 1.5s is not allowed: whole seconds, at most 1000h`},
+		{"a pool's bad name", base + "pools: {We_b: {subnets: [10.1.0.0/24]}}\n", `f.yaml:8: pools.We_b: "We_b" is no name; allowed: up to 32 of a-z, 0-9 and -, not - at the ends`},
 		{"an anchor", strings.Replace(base, "{nat: none}", "&x {nat: none}", 1), `f.yaml:3: sites.dc: anchors, aliases and tags are not understood in a lab file: write it out`},
 	}
 	for _, c := range cases {
@@ -106,16 +114,16 @@ func TestMistakesAreNamed(t *testing.T) {
 
 func TestMistakesInSteps(t *testing.T) {
 	cases := []struct{ step, want string }{
-		{"{kil: a}", `unknown key "kil" (did you mean "kill"?); allowed: wait, expect, ping, transfer, exec, partition, block, nat, rebind, move, pause, resume, kill, stop, start, heal, log, within, nodes`},
+		{"{kil: a}", `unknown key "kil" (did you mean "kill"?); allowed: wait, expect, pods, ping, transfer, exec, partition, block, nat, rebind, move, pause, resume, kill, stop, start, heal, log, within, nodes`},
 		{"{kill: c}", `.kill: there is no node "c"; nodes: a, b`},
 		{"{kill: a, stop: b}", `: a step does one thing, this one has kill and stop: make a step of each`},
-		{"{kill: a, within: 3s}", `: the key "within" belongs to wait, expect, transfer and exec`},
+		{"{kill: a, within: 3s}", `: the key "within" belongs to wait, expect, transfer, exec and the start of pods`},
 		{"{wait: soon}", `.wait: "soon" is not known; allowed: a duration such as 5s, or converged`},
 		{"{wait: converged, within: 5}", `.within: "5" is no duration; allowed: a duration such as 500ms, 30s or 2m`},
 		{"{wait: 5s, nodes: [a]}", `: the key "nodes" belongs to {wait: converged}`},
-		{"{expect: {from: a, to: b}}", `.expect: expects nothing: add reach: true, reach: false, or path`},
-		{"{expect: {from: a, to: a, reach: true}}", `.expect: from and to are the same node`},
-		{"{expect: {from: a, reach: true}}", `.expect: needs both from and to: nodes, site:NAME, or all`},
+		{"{expect: {from: a, to: b}}", `.expect: expects nothing: add reach: true, reach: false, or path; or addresses: agree`},
+		{"{expect: {from: a, to: a, reach: true}}", `.expect: from and to are the same`},
+		{"{expect: {from: a, reach: true}}", `.expect: needs both from and to: nodes, site:NAME, all, or pods as NODE/POD`},
 		{"{expect: {from: a, to: b, path: wire}}", `.expect.path: "wire" is no path; allowed: direct, relay, none`},
 		{"{expect: {from: a, to: b, reach: true, count: many}}", `.expect.count: is "many"; allowed: a whole number from 1 to 10000`},
 		{"{exec: {command: ls}}", `.exec: the key "node" is missing: where should the command run?`},
@@ -125,14 +133,32 @@ func TestMistakesInSteps(t *testing.T) {
 		{"{block: {from: a, to: b, proto: sctp}}", `.block.proto: "sctp" is not known (did you mean "tcp"?); allowed: all, udp, tcp, icmp`},
 		{"{stop: site:nowhere}", `.stop: no node is in a site "nowhere"; sites: dc, home`},
 		{"{ping: {from: a, to: b, lost: 0}}", `.ping: either starts echoes, with from and to, or ends them and says how many may be lost: {lost: 0}, or for how long: {longest: 1s}`},
-		{"{ping: {from: a}}", ".ping: needs both from and to: nodes, site:NAME, or all"},
+		{"{ping: {from: a}}", ".ping: needs both from and to: nodes, site:NAME, all, or pods as NODE/POD"},
 		{"{nat: {site: home, kind: double}}", `.nat: full-cone cannot become double while the lab is up: only kinds that give all hosts one address can, and not double`},
 		{"{nat: {site: hom, kind: symmetric}}", `.nat.site: there is no site "hom"; allowed: dc, home`},
 		{"{rebind: [home, dc]}", `.rebind[2]: site dc has nat: none, which has no mappings to forget`},
 		{"{move: {node: all, to: home}}", ".move.node: one node moves at a time\nf.yaml:9: steps[1].move: needs both node and to: the name of a site"},
-		{"{transfer: {from: a}}", ".transfer: needs both from and to: nodes, site:NAME, or all"},
+		{"{transfer: {from: a}}", ".transfer: needs both from and to: nodes, site:NAME, all, or pods as NODE/POD"},
 		{"{block: {from: a, to: b, percent: 100}}", `.block.percent: is "100"; allowed: a whole number from 1 to 99`},
-		{"kill", `: is "kill"; allowed: a mapping with the keys wait, expect, ping, transfer, exec, partition, block, nat, rebind, move, pause, resume, kill, stop, start, heal, log, within, nodes`},
+		{"{pods: {start: [p]}}", `.pods: the key "node" is missing: where should the pods be?`},
+		{"{pods: {node: a}}", `.pods: either starts pods (start: [a, b], or a number) or stops them (stop: [a, b], or all)`},
+		{"{pods: {node: a, start: 0}}", `.pods.start: is "0"; allowed: a whole number from 1 to 1000`},
+		{"{pods: {node: a, start: []}}", `.pods.start: is empty; allowed: names of pods, or a number`},
+		{"{pods: {node: a, start: [P_]}}", `.pods.start: "P_" is no name; allowed: up to 32 of a-z, 0-9 and -, not - at the ends`},
+		{"{pods: {node: a, start: [all]}}", `.pods.start: "all" means all pods of a node: choose another name`},
+		{"{pods: {node: a, start: [x-inet]}}", `.pods.start: pod name "x-inet" is kept for the lab's core: choose one that does not end in "inet"`},
+		{"{pods: {node: a, start: [p], prefix: q}}", `.pods: prefix goes with a number of pods: {start: 20, prefix: q}`},
+		{"{pods: {node: all, start: [p], ips: [10.1.0.1]}}", `.pods: ips are for one pod on one node, this step starts 2`},
+		{"{pods: {node: a, start: [p], ips: [10.1.0.1, 10.1.0.2]}}", `.pods.ips: more than one address of a family; a pod has one of each at most`},
+		{"{pods: {node: a, start: [p], ips: [x]}}", `.pods.ips: "x" is no address`},
+		{"{pods: {node: a, stop: [p]}}", `.pods.stop: no pod "p" runs on a after the steps above; running: none`},
+		{"{pods: {node: a, stop: all, namespace: web}}", `.pods: namespace says something of pods that start, not of those that stop`},
+		{"{pods: {node: a, start: [p, p]}}", `.pods: pod p of node a runs already: stop it first`},
+		{"{expect: {from: a/p, to: b, reach: true}}", ".expect.from: no pod \"p\" runs on a after the steps above; running: none\nf.yaml:9: steps[1].expect: needs both from and to: nodes, site:NAME, all, or pods as NODE/POD"},
+		{"{expect: {from: all/p, to: b, reach: true}}", ".expect.from: no pod that runs after the steps above is meant by \"all/p\"\nf.yaml:9: steps[1].expect: needs both from and to: nodes, site:NAME, all, or pods as NODE/POD"},
+		{"{expect: {addresses: agree, reach: true}}", `.expect: addresses: agree is about the whole lab: make a step of the rest`},
+		{"{expect: {addresses: maybe}}", `.expect.addresses: "maybe" is not known; allowed: agree`},
+		{"kill", `: is "kill"; allowed: a mapping with the keys wait, expect, pods, ping, transfer, exec, partition, block, nat, rebind, move, pause, resume, kill, stop, start, heal, log, within, nodes`},
 	}
 	for _, c := range cases {
 		t.Run(c.step, func(t *testing.T) {
@@ -182,6 +208,56 @@ func TestSelectorsAndDefaults(t *testing.T) {
 	}
 	if s.Steps[2].Within != defaultConverge || s.Steps[3].Within != 3*time.Second {
 		t.Errorf("within: %v and %v", s.Steps[2].Within, s.Steps[3].Within)
+	}
+}
+
+func TestPodsAndPools(t *testing.T) {
+	s, err := Parse("f.yaml", []byte(base+`pools:
+  default: {subnets: [10.1.0.0/24, 'fd01::/120']}
+  web: {subnets: [{ipv4: 10.2.0.0/24, ipv6: 'fd02::/120'}], blockSizeBits: 0, cooldown: 1m, sticky: 2s, maxBlocksPerNode: 3, namespaces: web, allowed: ["*"], quotas: {web: 5}}
+steps:
+  - {pods: {node: all, start: [p, q]}}
+  - {pods: {node: a, start: 2, prefix: w, namespace: web, pool: web, longest: 1s}, within: 5s}
+  - {pods: {node: site:home, start: [no], ips: [10.1.0.9, 'fd01::9'], expect_error: full, code: 11}}
+  - {expect: {from: all/p, to: [b, a/all], reach: true}}
+  - {pods: {node: a, stop: [p, w2]}}
+  - {expect: {from: all/p, to: a/all, reach: true}}
+  - {exec: {node: [a/q, b], command: [ip, addr]}}
+  - {pods: {node: all, stop: all}}
+  - {pods: {node: a, start: [p]}}
+  - {expect: {addresses: agree}, within: 3s}
+`))
+	if err != nil {
+		t.Fatal(err)
+	}
+	pools := []*skeinv1.Pool{
+		{Name: "default", BlockSizeBits: 5, Subnets: []*skeinv1.PoolSubnet{{Ipv4: "10.1.0.0/24"}, {Ipv6: "fd01::/120"}}},
+		{Name: "web", Subnets: []*skeinv1.PoolSubnet{{Ipv4: "10.2.0.0/24", Ipv6: "fd02::/120"}}, CooldownSeconds: 60, StickySeconds: 2, MaxBlocksPerNode: 3,
+			Namespaces: []string{"web"}, Allowed: []string{"*"}, Quotas: map[string]uint32{"web": 5}},
+	}
+	if d := cmp.Diff(pools, s.Pools, protocmp.Transform()); d != "" {
+		t.Error(d)
+	}
+	yes := true
+	want := []Action{
+		StartPods{Nodes: []string{"a", "b"}, Pods: []string{"p", "q"}},
+		StartPods{Nodes: []string{"a"}, Pods: []string{"w1", "w2"}, Namespace: "web", Pool: "web", Longest: time.Second},
+		StartPods{Nodes: []string{"b"}, Pods: []string{"no"}, IPs: addrs("10.1.0.9", "fd01::9"), Fails: true, Text: "full", Code: 11},
+		Expect{From: []string{"a/p", "b/p"}, To: []string{"b", "a/p", "a/q", "a/w1", "a/w2"}, Reach: &yes, Count: 1},
+		StopPods{Nodes: []string{"a"}, Pods: []string{"p", "w2"}},
+		Expect{From: []string{"b/p"}, To: []string{"a/q", "a/w1"}, Reach: &yes, Count: 1},
+		Exec{Nodes: []string{"a/q", "b"}, Command: []string{"ip", "addr"}},
+		StopPods{Nodes: []string{"a", "b"}},
+		StartPods{Nodes: []string{"a"}, Pods: []string{"p"}},
+		Accounts{},
+	}
+	for i, w := range want {
+		if d := cmp.Diff(w, s.Steps[i].Action, cmpopts.EquateComparable(netip.Addr{})); d != "" {
+			t.Errorf("step %d: %s", i+1, d)
+		}
+	}
+	if s.Steps[1].Within != 5*time.Second || s.Steps[0].Within != 0 || s.Steps[9].Within != 3*time.Second {
+		t.Error("within is not as it says")
 	}
 }
 

@@ -112,7 +112,7 @@ func agree(views []*skeinv1.StatusResponse) error {
 	return nil
 }
 
-// pairError is what is wrong between two nodes.
+// pairError is what is wrong between two places.
 type pairError struct {
 	from, to string
 	error
@@ -168,14 +168,17 @@ func (l *Lab) Expect(ctx context.Context, within time.Duration, e Expect) error 
 
 func (l *Lab) holds(ctx context.Context, e Expect, from, to string) error {
 	if len(e.Path) > 0 {
-		if err := l.pathIs(ctx, e.Path, from, to); err != nil {
+		if err := l.pathIs(ctx, e.Path, nodeOf(from), nodeOf(to)); err != nil {
 			return err
 		}
 	}
 	if e.Reach == nil {
 		return nil
 	}
-	targets, err := l.overlay(to, e.Family)
+	targets, err := l.addresses(to, e.Family)
+	if err == nil {
+		targets, err = l.common(from, targets)
+	}
 	if err != nil {
 		return err
 	}
@@ -272,24 +275,24 @@ func (l *Lab) Overlay(name, family string) (netip.Addr, error) {
 	return all[0], nil
 }
 
-// Ping starts a stream of echoes from a node to an address: count of them, or 0 until it is stopped.
-// They leave from inside the node's namespace.
+// Ping starts a stream of echoes from a node, or a pod as NODE/POD, to an address: count of them, or 0 until it is
+// stopped. They leave from inside its namespace.
 func (l *Lab) Ping(from string, dst netip.Addr, interval time.Duration, count int) (*ping.Stream, error) {
 	return l.pingSized(from, dst, interval, count, 0)
 }
 
 // pingSized is Ping with so many bytes of data in each echo.
 func (l *Lab) pingSized(from string, dst netip.Addr, interval time.Duration, count, size int) (*ping.Stream, error) {
-	a, err := l.agent(from)
+	_, ns, err := l.place(from)
 	if err != nil {
 		return nil, err
 	}
 	var conn net.PacketConn
-	if err := fabric.In(a.ns, func() (err error) {
+	if err := fabric.In(ns, func() (err error) {
 		conn, err = ping.Open(dst)
 		return err
 	}); err != nil {
-		return nil, fmt.Errorf("node %s: %w", from, err)
+		return nil, fmt.Errorf("%s: %w", from, err)
 	}
 	return ping.Start(conn, dst, interval, count, size), nil
 }

@@ -22,7 +22,7 @@ type running struct {
 	stream   *ping.Stream
 }
 
-// StartPings begins a stream of echoes from each node to each other, after each has been answered once.
+// StartPings begins a stream of echoes from each place to each other, after each has been answered once.
 func (l *Lab) StartPings(ctx context.Context, p Ping) error {
 	ctx, cancel := context.WithTimeout(ctx, firstAnswer)
 	defer cancel()
@@ -31,7 +31,7 @@ func (l *Lab) StartPings(ctx context.Context, p Ping) error {
 			if f == t {
 				continue
 			}
-			dst, err := l.Overlay(t, "ipv4")
+			dst, err := l.target(t)
 			if err != nil {
 				return err
 			}

@@ -139,6 +139,12 @@ func (l *Lab) runStep(ctx context.Context, s Step) error {
 		}
 	case Expect:
 		return l.Expect(ctx, s.Within, a)
+	case Accounts:
+		return l.AddressesAgree(ctx, s.Within)
+	case StartPods:
+		return l.StartPods(ctx, s.Within, a)
+	case StopPods:
+		return l.StopPods(ctx, a)
 	case Ping:
 		if len(a.From) == 0 {
 			return l.EndPings(a.Lost, a.Longest)
@@ -185,18 +191,20 @@ func (l *Lab) opinions(ctx context.Context, a Action, err error) {
 	defer cancel()
 	pairs := pairsIn(err)
 	pairs = pairs[:min(len(pairs), mostPairs)]
-	nodes := a.nodes()
+	nodes := nodesIn(a.nodes())
 	if len(pairs) > 0 {
 		nodes = nil
 		for _, p := range pairs {
-			nodes = union(nodes, []string{p.from, p.to})
+			nodes = union(nodes, nodesIn([]string{p.from, p.to}))
 		}
 	}
 	for _, n := range nodes[:min(len(nodes), mostNodes)] {
 		l.progress("%s", l.opinion(ctx, n))
 	}
 	for _, p := range pairs {
-		l.progress("%s", l.explain(ctx, p.from, p.to))
+		if from, to := nodeOf(p.from), nodeOf(p.to); from != to {
+			l.progress("%s", l.explain(ctx, from, to))
+		}
 	}
 }
 

@@ -1,10 +1,12 @@
 package lab
 
 import (
+	"net/netip"
 	"regexp"
 	"slices"
 	"time"
 
+	skeinv1 "github.com/skeinmesh/skein/api/skein/v1"
 	"github.com/skeinmesh/skein/chaos/lab/fabric"
 )
 
@@ -14,7 +16,8 @@ type Spec struct {
 	Name   string
 	Sites  []fabric.SiteSpec // in the file's order, like Nodes
 	Nodes  []Node
-	Config map[string]any // for every agent; a node's own goes over it
+	Config map[string]any  // for every agent; a node's own goes over it
+	Pools  []*skeinv1.Pool // made when all nodes have joined, in the file's order
 	Steps  []Step
 	Source []byte // the file itself, kept with the lab
 }
@@ -38,7 +41,7 @@ type Step struct {
 	Action Action
 }
 
-// Action is what a step does: one of the types below.
+// Action is what a step does: one of the types below. Its nodes are those it touches, or pods on them.
 type Action interface{ nodes() []string }
 
 type (
@@ -48,7 +51,7 @@ type (
 		Converged bool
 		Nodes     []string // whose agents have to agree
 	}
-	// Expect states what must come true between each From and each To.
+	// Expect states what must come true between each From and each To: nodes, or pods as NODE/POD.
 	Expect struct {
 		From, To []string
 		Reach    *bool    // an echo through the overlay is answered
@@ -57,6 +60,26 @@ type (
 		Size     int      // bytes of data in each; 0: few
 		Family   string   // ipv4, ipv6, or "" for both
 		For      time.Duration
+	}
+	// Accounts states that all accounts of pods' addresses agree.
+	Accounts struct{}
+	// StartPods starts pods of these names on each node, all at once.
+	StartPods struct {
+		Nodes     []string
+		Pods      []string
+		Namespace string        // theirs; "" for "default"
+		Pool      string        // the one to ask for; "" for none
+		IPs       []netip.Addr  // those to ask for, one of a family at most; only for one pod
+		Longest   time.Duration // how long the plugin may take for each; 0: until it is given up
+		// Fails: the plugin refuses them all, with this code (0: any) and this text in what it says ("": any).
+		Fails bool
+		Code  uint
+		Text  string
+	}
+	// StopPods ends pods on each node.
+	StopPods struct {
+		Nodes []string
+		Pods  []string // none: all
 	}
 	// Ping starts echoes through the overlay that go on during the next steps; without From it ends them.
 	Ping struct {
@@ -71,7 +94,7 @@ type (
 		From, To []string
 		Bytes    int
 	}
-	// Exec runs a command on nodes.
+	// Exec runs a command on nodes, or in pods.
 	Exec struct {
 		Nodes   []string
 		Command []string
@@ -124,6 +147,9 @@ func (e Exec) nodes() []string      { return e.Nodes }
 func (p Partition) nodes() []string { return union(p.Groups...) }
 func (b Block) nodes() []string     { return union(b.From, b.To) }
 func (p Ping) nodes() []string      { return union(p.From, p.To) }
+func (a Accounts) nodes() []string  { return nil }
+func (s StartPods) nodes() []string { return s.Nodes }
+func (s StopPods) nodes() []string  { return s.Nodes }
 func (t Transfer) nodes() []string  { return union(t.From, t.To) }
 func (m Move) nodes() []string      { return []string{m.Node} }
 func (a SetNAT) nodes() []string    { return nil }

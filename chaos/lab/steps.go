@@ -19,7 +19,7 @@ const (
 	defaultTransfer = 10 * time.Second
 )
 
-const stepKinds = "wait, expect, ping, transfer, exec, partition, block, nat, rebind, move, pause, resume, kill, stop, start, heal, log"
+const stepKinds = "wait, expect, pods, ping, transfer, exec, partition, block, nat, rebind, move, pause, resume, kill, stop, start, heal, log"
 
 // step reads one step: a mapping with one key that says what to do, and perhaps within.
 func (r *reader) step(_ int, v value) {
@@ -32,7 +32,7 @@ func (r *reader) step(_ int, v value) {
 	}
 	var waitNodes []string
 	v.mapping(
-		kind("wait", r.wait), kind("expect", r.expect), kind("ping", r.ping), kind("transfer", r.transfer), kind("exec", r.exec),
+		kind("wait", r.wait), kind("expect", r.expect), kind("pods", r.podStep), kind("ping", r.ping), kind("transfer", r.transfer), kind("exec", r.exec),
 		kind("partition", r.partition), kind("block", r.block),
 		kind("nat", r.setNAT), kind("rebind", r.rebind), kind("move", r.move),
 		kind("pause", func(v value) Action { return Pause{r.who(v)} }),
@@ -75,15 +75,15 @@ func (r *reader) settle(v value, step *Step, within time.Duration, waitNodes []s
 		if !a.Converged && within >= 0 {
 			v.fail("the key \"within\" means nothing with a plain duration to wait")
 		}
-	case Expect:
+	case Expect, Accounts:
 		step.Within = defaultExpect
 	case Transfer:
 		step.Within = defaultTransfer
-	case Exec:
+	case Exec, StartPods:
 		step.Within = 0
 	default:
 		if within >= 0 {
-			v.fail("the key \"within\" belongs to wait, expect, transfer and exec")
+			v.fail("the key \"within\" belongs to wait, expect, transfer, exec and the start of pods")
 		}
 	}
 	if within >= 0 {
@@ -105,9 +105,11 @@ func (r *reader) wait(v value) Action {
 
 func (r *reader) expect(v value) Action {
 	e := Expect{Count: 1}
+	accounts := false
 	v.mapping(
-		field{"from", func(v value) { e.From = r.who(v) }},
-		field{"to", func(v value) { e.To = r.who(v) }},
+		field{"from", func(v value) { e.From = r.places(v) }},
+		field{"to", func(v value) { e.To = r.places(v) }},
+		field{"addresses", func(v value) { accounts = v.oneOf("agree") != "" }},
 		field{"reach", func(v value) { b := v.boolean(); e.Reach = &b }},
 		field{"path", func(v value) {
 			for _, s := range v.texts("direct, relay, none") {
@@ -122,14 +124,25 @@ func (r *reader) expect(v value) Action {
 		field{"family", func(v value) { e.Family = v.oneOf("ipv4", "ipv6") }},
 		field{"for", func(v value) { e.For = v.duration() }},
 	)
+	if accounts {
+		if v.size() > 1 {
+			v.fail("addresses: agree is about the whole lab: make a step of the rest")
+		}
+		return Accounts{}
+	}
 	if len(e.From) == 0 || len(e.To) == 0 {
-		v.fail("needs both from and to: nodes, site:NAME, or all")
+		v.fail("needs both from and to: nodes, site:NAME, all, or pods as NODE/POD")
 	}
 	if e.Reach == nil && len(e.Path) == 0 {
-		v.fail("expects nothing: add reach: true, reach: false, or path")
+		v.fail("expects nothing: add reach: true, reach: false, or path; or addresses: agree")
+	}
+	if len(e.Path) > 0 && slices.ContainsFunc(e.From, func(f string) bool {
+		return slices.ContainsFunc(e.To, func(t string) bool { return f != t && nodeOf(f) == nodeOf(t) })
+	}) {
+		v.fail("there is no path between pods of one node, or between a node and its pod: leave path out, or these")
 	}
 	if !slices.ContainsFunc(e.From, func(f string) bool { return len(e.To) > 1 || !slices.Contains(e.To, f) }) && len(e.From) > 0 {
-		v.fail("from and to are the same node")
+		v.fail("from and to are the same")
 	}
 	return e
 }
@@ -140,8 +153,8 @@ func (r *reader) ping(v value) Action {
 	p := Ping{Every: defaultEvery, Lost: -1}
 	ends, starts := false, false
 	v.mapping(
-		field{"from", func(v value) { p.From, starts = r.who(v), true }},
-		field{"to", func(v value) { p.To, starts = r.who(v), true }},
+		field{"from", func(v value) { p.From, starts = r.places(v), true }},
+		field{"to", func(v value) { p.To, starts = r.places(v), true }},
 		field{"every", func(v value) { p.Every, starts = max(v.duration(), time.Millisecond), true }},
 		field{"size", func(v value) { p.Size, starts = v.echoSize(), true }},
 		field{"lost", func(v value) { p.Lost, ends = v.integer(0, 1000000), true }},
@@ -151,7 +164,7 @@ func (r *reader) ping(v value) Action {
 	case starts == ends:
 		v.fail("either starts echoes, with from and to, or ends them and says how many may be lost: {lost: 0}, or for how long: {longest: 1s}")
 	case starts && (len(p.From) == 0 || len(p.To) == 0):
-		v.fail("needs both from and to: nodes, site:NAME, or all")
+		v.fail("needs both from and to: nodes, site:NAME, all, or pods as NODE/POD")
 	}
 	return p
 }
@@ -159,12 +172,12 @@ func (r *reader) ping(v value) Action {
 func (r *reader) transfer(v value) Action {
 	t := Transfer{Bytes: 1 << 20}
 	v.mapping(
-		field{"from", func(v value) { t.From = r.who(v) }},
-		field{"to", func(v value) { t.To = r.who(v) }},
+		field{"from", func(v value) { t.From = r.places(v) }},
+		field{"to", func(v value) { t.To = r.places(v) }},
 		field{"bytes", func(v value) { t.Bytes = v.integer(1, 1<<30) }},
 	)
 	if len(t.From) == 0 || len(t.To) == 0 {
-		v.fail("needs both from and to: nodes, site:NAME, or all")
+		v.fail("needs both from and to: nodes, site:NAME, all, or pods as NODE/POD")
 	}
 	return t
 }
@@ -237,7 +250,7 @@ func (r *reader) move(v value) Action {
 func (r *reader) exec(v value) Action {
 	var e Exec
 	v.mapping(
-		field{"node", func(v value) { e.Nodes = r.who(v) }},
+		field{"node", func(v value) { e.Nodes = r.places(v) }},
 		field{"command", func(v value) { e.Command = command(v) }},
 		field{"exit", func(v value) { e.Exit = v.integer(0, 255) }},
 		field{"output", func(v value) { e.Output = v.texts("text that the command prints") }},
@@ -332,33 +345,39 @@ func (r *reader) heal(v value) Action {
 func (r *reader) who(v value) []string {
 	var all []string
 	for _, s := range v.selectors() {
-		site, isSite := strings.CutPrefix(s, "site:")
-		switch {
-		case s == "":
-		case s == "all":
-			all = union(all, r.s.NodeNames())
-		case isSite:
-			var members []string
-			for _, n := range r.s.Nodes {
-				if n.Site == site {
-					members = append(members, n.Name)
-				}
-			}
-			if len(members) == 0 {
-				v.fail("no node is in a site %q; sites: %s", site, strings.Join(r.siteNames(), ", "))
-			}
-			all = union(all, members)
-		case !slices.Contains(r.s.NodeNames(), s):
-			hint := ""
-			if near := nearest(s, r.s.NodeNames()); near != "" {
-				hint = " (did you mean \"" + near + "\"?)"
-			}
-			v.fail("there is no node %q%s; nodes: %s", s, hint, strings.Join(r.s.NodeNames(), ", "))
-		default:
-			all = union(all, []string{s})
-		}
+		all = union(all, r.nodesOf(v, s))
 	}
 	return all
+}
+
+// nodesOf finds the nodes that one word means.
+func (r *reader) nodesOf(v value, s string) []string {
+	site, isSite := strings.CutPrefix(s, "site:")
+	switch {
+	case s == "":
+		return nil
+	case s == "all":
+		return r.s.NodeNames()
+	case isSite:
+		var members []string
+		for _, n := range r.s.Nodes {
+			if n.Site == site {
+				members = append(members, n.Name)
+			}
+		}
+		if len(members) == 0 {
+			v.fail("no node is in a site %q; sites: %s", site, strings.Join(r.siteNames(), ", "))
+		}
+		return members
+	case !slices.Contains(r.s.NodeNames(), s):
+		hint := ""
+		if near := nearest(s, r.s.NodeNames()); near != "" {
+			hint = " (did you mean \"" + near + "\"?)"
+		}
+		v.fail("there is no node %q%s; nodes: %s", s, hint, strings.Join(r.s.NodeNames(), ", "))
+		return nil
+	}
+	return []string{s}
 }
 
 // selectors reads the words of who. Inside brackets YAML readers may take site:NAME for a mapping; it

@@ -12,7 +12,7 @@ import (
 	"github.com/skeinmesh/skein/chaos/lab/fabric"
 )
 
-// Transfer sends bytes over one TCP connection from each node to each other, through the overlay (IPv4), and
+// Transfer sends bytes over one TCP connection from each place to each other, through the overlay, and
 // waits until the receivers have them all. It fails when that takes longer than within.
 func (l *Lab) Transfer(ctx context.Context, within time.Duration, t Transfer) error {
 	ctx, cancel := context.WithTimeout(ctx, within)
@@ -35,21 +35,21 @@ func (l *Lab) Transfer(ctx context.Context, within time.Duration, t Transfer) er
 }
 
 func (l *Lab) transfer(ctx context.Context, from, to string, size int) error {
-	a, err := l.agent(from)
+	_, sender, err := l.place(from)
 	if err != nil {
 		return err
 	}
-	b, err := l.agent(to)
+	_, receiver, err := l.place(to)
 	if err != nil {
 		return err
 	}
-	dst, err := l.Overlay(to, "ipv4")
+	dst, err := l.target(to)
 	if err != nil {
 		return err
 	}
 	var listener net.Listener
-	if err := fabric.In(b.ns, func() (err error) {
-		listener, err = net.Listen("tcp4", netip.AddrPortFrom(dst, 0).String())
+	if err := fabric.In(receiver, func() (err error) {
+		listener, err = net.Listen("tcp", netip.AddrPortFrom(dst, 0).String())
 		return err
 	}); err != nil {
 		return err
@@ -57,7 +57,7 @@ func (l *Lab) transfer(ctx context.Context, from, to string, size int) error {
 	stop := context.AfterFunc(ctx, func() { listener.Close() })
 	defer func() { stop(); listener.Close() }()
 	sent := make(chan error, 1)
-	go func() { sent <- send(ctx, a.ns, listener.Addr().String(), size) }()
+	go func() { sent <- send(ctx, sender, listener.Addr().String(), size) }()
 	got, err := receive(ctx, listener)
 	if serr := <-sent; err == nil {
 		err = serr
@@ -75,7 +75,7 @@ func send(ctx context.Context, ns, to string, size int) error {
 	var c net.Conn
 	deadline, _ := ctx.Deadline()
 	if err := fabric.In(ns, func() (err error) {
-		c, err = net.DialTimeout("tcp4", to, time.Until(deadline))
+		c, err = net.DialTimeout("tcp", to, time.Until(deadline))
 		return err
 	}); err != nil {
 		return err

@@ -107,11 +107,11 @@ func newLabStatusCmd(dir *string) *cobra.Command {
 func newLabExecCmd(dir *string) *cobra.Command {
 	var name string
 	c := &cobra.Command{
-		Use:   "exec [--lab NAME] NODE -- COMMAND…",
-		Short: "Run a command on a lab's node",
-		Long: "Run a command inside a node's network namespace, with the environment that makes skein's commands\n" +
-			"ask that node's agent. The exit status is the command's.",
-		Example: "  skein lab exec home1 -- skein status\n  skein lab exec home1 -- ip route show table 180",
+		Use:   "exec [--lab NAME] NODE[/POD] -- COMMAND…",
+		Short: "Run a command on a lab's node, or in a pod",
+		Long: "Run a command inside the network namespace of a node, or of a pod as NODE/POD, with the environment that\n" +
+			"makes skein's commands ask that node's agent. The exit status is the command's.",
+		Example: "  skein lab exec home1 -- skein status\n  skein lab exec home1 -- ip route show table 180\n  skein lab exec home1/web -- ip addr",
 		Args:    between(2, math.MaxInt, "a node and a command, such as `home1 -- skein status`"),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			var which []string

@@ -191,6 +191,18 @@ func TestNamespacesOfLabsWithLikeNames(t *testing.T) {
 			t.Errorf("node name %q accepted", bad)
 		}
 	}
+	for _, bad := range []string{"inet", "b-inet"} {
+		if CheckPodName(bad) == nil {
+			t.Errorf("pod name %q accepted", bad)
+		}
+	}
+}
+
+func TestPodsOfAHostWithALikeName(t *testing.T) {
+	all := []string{"skdemo-inet", "skdemo-dc1", "skdemo-dc1.b", "skdemo-dc1.a", "skdemo-dc11.c", "skdemo-r-dc.carrier", "skdemo-2-dc1.d"}
+	if d := cmp.Diff([]string{"a", "b"}, podsIn("demo", "dc1", all)); d != "" {
+		t.Error(d)
+	}
 }
 
 func TestPublicSitesReachEachOtherBothFamilies(t *testing.T) {

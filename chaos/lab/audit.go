@@ -1,0 +1,172 @@
+package lab
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net/netip"
+	"slices"
+	"strings"
+	"time"
+
+	skeinv1 "github.com/skeinmesh/skein/api/skein/v1"
+	"github.com/skeinmesh/skein/chaos/lab/fabric"
+	"github.com/skeinmesh/skein/dataplane"
+)
+
+const (
+	podTable    = dataplane.PodTable
+	exportTable = dataplane.ExportTable
+
+	restingState = "resting" // Holder.state of an address that was given back
+	mostFindings = 12        // that an error lists
+)
+
+// AddressesAgree waits until all accounts of pods' addresses agree: no address is given twice in the lab; each lies in
+// a block of its node by every agent's state; what each agent says of its pods, the namespaces that exist and the
+// kernel's tables are the same; and no node keeps more than one empty block of a pool.
+func (l *Lab) AddressesAgree(ctx context.Context, within time.Duration) error {
+	return eventually(ctx, within, 0, func(ctx context.Context) error {
+		a, err := l.audit(ctx)
+		if err != nil {
+			return err
+		}
+		wrong := a.wrong()
+		if len(wrong) == 0 {
+			return nil
+		}
+		more := ""
+		if len(wrong) > mostFindings {
+			more = fmt.Sprintf("\n    and %d more", len(wrong)-mostFindings)
+			wrong = wrong[:mostFindings]
+		}
+		return fmt.Errorf("the accounts of addresses do not agree:\n    %s%s", strings.Join(wrong, "\n    "), more)
+	})
+}
+
+// audit takes down all accounts there are.
+func (l *Lab) audit(ctx context.Context) (accounts, error) {
+	out := make(accounts, len(l.agents))
+	err := each(l.agents, func(a *agent) error {
+		n, err := l.account(ctx, a)
+		out[slices.Index(l.agents, a)] = n
+		return err
+	})
+	return out, err
+}
+
+func (l *Lab) account(ctx context.Context, a *agent) (n nodeAccount, err error) {
+	n.node = a.node.Name
+	if n.pods, err = l.podsByKernel(a); err != nil {
+		return n, err
+	}
+	reach, err := fabric.Routes(a.ns, podTable)
+	if err != nil {
+		return n, err
+	}
+	for _, r := range reach {
+		switch {
+		case r.Unreachable:
+			n.unreachable = append(n.unreachable, r.Prefix)
+		case r.Prefix.IsSingleIP():
+			n.hosts = append(n.hosts, r.Prefix.Addr())
+		}
+	}
+	exported, err := fabric.Routes(a.ns, exportTable)
+	if err != nil {
+		return n, err
+	}
+	for _, r := range exported {
+		n.exported = append(n.exported, r.Prefix)
+	}
+	if a.record().Condition != Running {
+		return n, nil
+	}
+	if err := a.died(); err != nil {
+		return n, finalError{err}
+	}
+	n.view, err = a.accounts(ctx)
+	return n, err
+}
+
+// podsByKernel lists a node's pods with the addresses that their interfaces have.
+func (l *Lab) podsByKernel(a *agent) ([]podAccount, error) {
+	pods, err := l.Pods(a.node.Name)
+	if err != nil {
+		return nil, err
+	}
+	var out []podAccount
+	for _, p := range pods {
+		addrs, err := fabric.Addresses(fabric.PodNS(l.Spec.Name, p.Node, p.Name))
+		if err != nil {
+			return nil, err
+		}
+		out = append(out, podAccount{p.Name, p.ContainerID, addrs})
+	}
+	return out, nil
+}
+
+// accounts asks an agent.
+func (a *agent) accounts(ctx context.Context) (*agentAccount, error) {
+	ctx, cancel := context.WithTimeout(ctx, 5*time.Second)
+	defer cancel()
+	blocks, err1 := a.client.Blocks(ctx, &skeinv1.BlocksRequest{})
+	statics, err2 := a.client.Statics(ctx, &skeinv1.StaticsRequest{})
+	pods, err3 := a.client.Pods(ctx, &skeinv1.PodsRequest{})
+	nodes, err4 := a.client.Nodes(ctx, &skeinv1.NodesRequest{})
+	if err := errors.Join(err1, err2, err3, err4); err != nil {
+		return nil, fmt.Errorf("node %s: %w", a.node.Name, err)
+	}
+	names := map[string]string{}
+	for _, n := range nodes.GetNodes() {
+		names[n.GetNode().GetId()] = n.GetNode().GetName()
+	}
+	v := &agentAccount{}
+	var errs []error
+	for _, b := range blocks.GetBlocks() {
+		x := blockAccount{pool: b.GetBlock().GetPool(), number: b.GetBlock().GetNumber(), used: b.GetUsed(), own: b.GetLocal()}
+		if id := b.GetBlock().GetNodeId(); id != "" {
+			if x.node = names[id]; x.node == "" {
+				x.unknown = id
+			}
+		}
+		for _, s := range []string{b.GetBlock().GetIpv4(), b.GetBlock().GetIpv6()} {
+			if p, err := netip.ParsePrefix(s); err == nil {
+				x.prefixes = append(x.prefixes, p)
+			} else if s != "" {
+				errs = append(errs, err)
+			}
+		}
+		v.blocks = append(v.blocks, x)
+	}
+	for _, s := range statics.GetAddresses() {
+		addrs, err := parse(s.GetIpv4(), s.GetIpv6())
+		errs = append(errs, err)
+		v.statics = append(v.statics, staticAccount{names[s.GetNodeId()], addrs})
+	}
+	for _, p := range pods.GetPods() {
+		if h := p.GetHolder(); h.GetState() != restingState && h.GetUntil() == 0 {
+			addrs, err := parse(h.GetIpv4(), h.GetIpv6())
+			errs = append(errs, err)
+			v.pods = append(v.pods, podAccount{h.GetPod(), h.GetContainerId(), addrs})
+		}
+	}
+	return v, errors.Join(errs...)
+}
+
+// parse reads those of some addresses that are there, and puts them in order.
+func parse(texts ...string) ([]netip.Addr, error) {
+	var out []netip.Addr
+	for _, s := range texts {
+		if s == "" {
+			continue
+		}
+		a, err := netip.ParseAddr(s)
+		if err != nil {
+			return nil, err
+		}
+		out = append(out, a)
+	}
+	slices.SortFunc(out, netip.Addr.Compare)
+	return out, nil
+}
