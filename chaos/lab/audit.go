@@ -24,10 +24,11 @@ const (
 
 // AddressesAgree waits until all accounts of pods' addresses agree: no address is given twice in the lab; each lies in
 // a block of its node by every agent's state; what each agent says of its pods, the namespaces that exist and the
-// kernel's tables are the same; and no node keeps more than one empty block of a pool.
-func (l *Lab) AddressesAgree(ctx context.Context, within time.Duration) error {
+// kernel's tables are the same; and no node keeps more than one empty block of a pool. others are pods that somebody
+// else than the lab has started on its nodes.
+func (l *Lab) AddressesAgree(ctx context.Context, within time.Duration, others ...Pod) error {
 	return eventually(ctx, within, 0, func(ctx context.Context) error {
-		a, err := l.audit(ctx)
+		a, err := l.audit(ctx, others)
 		if err != nil {
 			return err
 		}
@@ -45,19 +46,19 @@ func (l *Lab) AddressesAgree(ctx context.Context, within time.Duration) error {
 }
 
 // audit takes down all accounts there are.
-func (l *Lab) audit(ctx context.Context) (accounts, error) {
+func (l *Lab) audit(ctx context.Context, others []Pod) (accounts, error) {
 	out := make(accounts, len(l.agents))
 	err := each(l.agents, func(a *agent) error {
-		n, err := l.account(ctx, a)
+		n, err := l.account(ctx, a, others)
 		out[slices.Index(l.agents, a)] = n
 		return err
 	})
 	return out, err
 }
 
-func (l *Lab) account(ctx context.Context, a *agent) (n nodeAccount, err error) {
+func (l *Lab) account(ctx context.Context, a *agent, others []Pod) (n nodeAccount, err error) {
 	n.node = a.node.Name
-	if n.pods, err = l.podsByKernel(a); err != nil {
+	if n.pods, err = l.podsByKernel(a, others); err != nil {
 		return n, err
 	}
 	reach, err := fabric.Routes(a.ns, podTable)
@@ -90,14 +91,19 @@ func (l *Lab) account(ctx context.Context, a *agent) (n nodeAccount, err error) 
 }
 
 // podsByKernel lists a node's pods with the addresses that their interfaces have.
-func (l *Lab) podsByKernel(a *agent) ([]podAccount, error) {
+func (l *Lab) podsByKernel(a *agent, others []Pod) ([]podAccount, error) {
 	pods, err := l.Pods(a.node.Name)
 	if err != nil {
 		return nil, err
 	}
+	for _, p := range others {
+		if p.Node == a.node.Name {
+			pods = append(pods, p)
+		}
+	}
 	var out []podAccount
 	for _, p := range pods {
-		addrs, err := fabric.Addresses(fabric.PodNS(l.Spec.Name, p.Node, p.Name))
+		addrs, err := fabric.Addresses(p.NetNS)
 		if err != nil {
 			return nil, err
 		}

@@ -174,7 +174,7 @@ func (l *Lab) startPod(ctx context.Context, a *agent, name string, s StartPods) 
 
 // keepPod notes a pod that was started, and looks whether the kernel has what the plugin says.
 func (l *Lab) keepPod(a *agent, p Pod) error {
-	has, err := fabric.Addresses(fabric.PodNS(l.Spec.Name, p.Node, p.Name))
+	has, err := fabric.Addresses(p.NetNS)
 	if err != nil {
 		return err
 	}

@@ -7,8 +7,10 @@ import (
 	"net"
 	"net/netip"
 	"strconv"
+	"strings"
 
 	"github.com/vishvananda/netlink"
+	"github.com/vishvananda/netns"
 	"golang.org/x/sys/unix"
 )
 
@@ -251,10 +253,14 @@ func prepare(name string, router bool) error {
 }
 
 // on gives fn a netlink handle inside the named namespace.
-func on(name string, fn func(*netlink.Handle) error) error {
-	ns, err := open(name)
+func on(name string, fn func(*netlink.Handle) error) error { return onPath(Path(name), fn) }
+
+// onPath is on for a namespace at a path.
+func onPath(path string, fn func(*netlink.Handle) error) error {
+	name := strings.TrimPrefix(path, Dir+"/")
+	ns, err := netns.GetFromPath(path)
 	if err != nil {
-		return err
+		return fmt.Errorf("namespace %s: %w", name, err)
 	}
 	defer ns.Close()
 	h, err := netlink.NewHandleAt(ns)

@@ -57,10 +57,10 @@ func RemovePod(lab, host, pod string) error { return remove(PodNS(lab, host, pod
 // Path is where a namespace of a lab is bound.
 func Path(ns string) string { return Dir + "/" + ns }
 
-// Addresses lists what a namespace has on all links but its loopback, without the link-local ones, in order.
-func Addresses(ns string) ([]netip.Addr, error) {
+// Addresses lists what the namespace at a path has on all links but its loopback, without the link-local ones, in order.
+func Addresses(path string) ([]netip.Addr, error) {
 	var out []netip.Addr
-	err := on(ns, func(h *netlink.Handle) error {
+	err := onPath(path, func(h *netlink.Handle) error {
 		lo, err := h.LinkByName("lo")
 		if err != nil {
 			return err
