@@ -33,7 +33,7 @@ func (s api) Who(ctx context.Context, r *skeinv1.WhoRequest) (*skeinv1.WhoRespon
 	at = at.Unmap()
 	index := r.GetAtIndex()
 	if r.GetAtTime() != 0 {
-		if index, err = s.a.indexAt(r.GetAtTime()); err != nil {
+		if index, err = s.a.indexAt(ctx, r.GetAtTime()); err != nil {
 			return nil, err
 		}
 	}
@@ -50,27 +50,28 @@ func (s api) Who(ctx context.Context, r *skeinv1.WhoRequest) (*skeinv1.WhoRespon
 	if r.GetAtTime() != 0 {
 		moment, out.AtTime = r.GetAtTime(), r.GetAtTime()
 	}
-	s.a.addEvents(out, at, st.Index())
+	s.a.addEvents(ctx, out, at, st.Index())
 	s.a.addPod(ctx, out, at, moment)
 	return out, nil
 }
 
 // who is what the agreed state says of an address.
 func who(st *events.State, at netip.Addr) *skeinv1.WhoResponse {
-	out := &skeinv1.WhoResponse{Address: at.String(), Kind: "unknown", Says: fmt.Sprintf("%s lies in no pool and is no member's", at)}
+	out := &skeinv1.WhoResponse{Address: at.String(), Kind: "unknown", Says: "It lies in no pool and is no member's"}
 	text := at.String()
 	for _, n := range st.Nodes() {
 		if n.GetIpv4() == text || n.GetIpv6() == text {
 			out.Kind, out.NodeId, out.Node = "node", n.GetId(), n.GetName()
-			out.EventIndex, out.EventTime = n.GetAdmittedIndex(), n.GetAdmittedAt()
-			out.Says = fmt.Sprintf("%s is the overlay address of node %s", at, n.GetName())
+			out.EventIndex, out.EventTime, out.Event = n.GetAdmittedIndex(), n.GetAdmittedAt(), "node_admitted"
+			out.Says = fmt.Sprintf("It is the overlay address of node %s", n.GetName())
 			return out
 		}
 	}
 	for _, n := range st.RevokedNodes() {
 		if n.GetNode().GetIpv4() == text || n.GetNode().GetIpv6() == text {
 			out.Kind, out.NodeId, out.Node, out.EventTime = "node", n.GetNode().GetId(), n.GetNode().GetName(), n.GetRevokedAt()
-			out.Says = fmt.Sprintf("%s was the overlay address of node %s, which was revoked; nobody gets it again", at, out.Node)
+			out.Event = "node_revoked"
+			out.Says = fmt.Sprintf("It was the overlay address of node %s, which was revoked; nobody gets it again", out.Node)
 			return out
 		}
 	}
@@ -81,25 +82,29 @@ func who(st *events.State, at netip.Addr) *skeinv1.WhoResponse {
 	out.Pool, out.Block = pool.GetName(), block
 	if x := st.Static(pool.GetName(), at); x != nil {
 		out.Kind, out.NodeId, out.EventIndex, out.EventTime = "static", x.GetNodeId(), x.GetIndex(), x.GetSince()
-		out.Says = fmt.Sprintf("%s is reserved for pod %s/%s; no node holds it", at, x.GetNamespace(), x.GetPod())
+		out.Says = fmt.Sprintf("It is reserved for pod %s/%s; no node holds it", x.GetNamespace(), x.GetPod())
+		out.Event = "address_reserved"
 		if out.Node = nodeName(st, x.GetNodeId()); x.GetNodeId() != "" {
-			out.Says = fmt.Sprintf("%s is reserved for pod %s/%s; node %s holds it", at, x.GetNamespace(), x.GetPod(), out.Node)
+			out.Event = "address_claimed"
+			out.Says = fmt.Sprintf("It is reserved for pod %s/%s; node %s holds it", x.GetNamespace(), x.GetPod(), out.Node)
 		}
 		return out
 	}
 	switch {
 	case block.GetNodeId() != "":
 		out.Kind, out.NodeId, out.Node, out.EventIndex, out.EventTime = "block", block.GetNodeId(), nodeName(st, block.GetNodeId()), block.GetIndex(), block.GetSince()
-		out.Says = fmt.Sprintf("%s lies in block %s of node %s, pool %s", at, blockText(block, out.Address), out.Node, pool.GetName())
+		out.Event = "block_allocated"
+		out.Says = fmt.Sprintf("It lies in block %s of node %s, pool %s", blockText(block, out.Address), out.Node, pool.GetName())
 	case block != nil:
 		out.Kind, out.EventIndex, out.EventTime = "reserved", block.GetIndex(), block.GetSince()
-		out.Says = fmt.Sprintf("%s lies in block %s of pool %s, which is reserved: %s", at, blockText(block, out.Address), pool.GetName(), reasonText(block.GetReason()))
+		out.Event = "block_reserved"
+		out.Says = fmt.Sprintf("It lies in block %s of pool %s, which is reserved: %s", blockText(block, out.Address), pool.GetName(), reasonText(block.GetReason()))
 	default:
-		out.Kind, out.Says = "free", fmt.Sprintf("%s lies in pool %s, in block %d, which nobody has", at, pool.GetName(), number)
+		out.Kind, out.Says = "free", fmt.Sprintf("It lies in pool %s, in block %d, which nobody has", pool.GetName(), number)
 		if i := slices.IndexFunc(st.Freed(pool.GetName()), func(f *skeinv1.FreedBlock) bool { return f.GetNumber() == number }); i >= 0 {
 			f := st.Freed(pool.GetName())[i]
-			out.Kind, out.EventIndex, out.EventTime = "resting", f.GetIndex(), f.GetAt()
-			out.Says = fmt.Sprintf("%s lies in pool %s, in block %d, which was given back and waits its turn", at, pool.GetName(), number)
+			out.Kind, out.EventIndex, out.EventTime, out.Event = "resting", f.GetIndex(), f.GetAt(), "block_released"
+			out.Says = fmt.Sprintf("It lies in pool %s, in block %d, which was given back and waits its turn", pool.GetName(), number)
 		}
 	}
 	return out
@@ -126,11 +131,11 @@ func blockText(b *skeinv1.Block, address string) string {
 	return b.GetIpv6()
 }
 
-// indexAt is the last event that was decided at a time or before, as far as this node's archive goes.
-func (a *Agent) indexAt(at int64) (uint64, error) {
+// indexAt is the last event that was decided at a time or before, as far as archives go.
+func (a *Agent) indexAt(ctx context.Context, at int64) (uint64, error) {
 	index := uint64(0)
 	oldest := int64(0)
-	err := a.eachEvent(0, a.replica.State().Index(), func(e *skeinv1.Event) {
+	err := a.eachEvent(ctx, a.replica.State().Index(), func(e *skeinv1.Event) {
 		if oldest == 0 {
 			oldest = e.GetTime()
 		}
@@ -142,15 +147,17 @@ func (a *Agent) indexAt(at int64) (uint64, error) {
 		return 0, asConnect(err)
 	}
 	if index == 0 {
-		return 0, connect.NewError(connect.CodeOutOfRange, fmt.Errorf("the events of this node begin at %s; ask for a later time, or a server that keeps more", time.Unix(0, oldest).Format(time.RFC3339)))
+		return 0, connect.NewError(connect.CodeOutOfRange, fmt.Errorf("the events that are kept, here or by a server that answers, begin at %s; ask for a later time", time.Unix(0, oldest).Format(time.RFC3339)))
 	}
 	return index, nil
 }
 
-// eachEvent walks this node's archive.
-func (a *Agent) eachEvent(after, last uint64, f func(*skeinv1.Event)) error {
-	for {
-		page, _, _, err := a.replica.Events(after, eventsPage)
+// eachEvent walks the archived events up to an index: a server's, where it has older ones than this node and answers.
+func (a *Agent) eachEvent(ctx context.Context, last uint64, f func(*skeinv1.Event)) error {
+	ctx, cancel := context.WithTimeout(ctx, whoPatience)
+	defer cancel()
+	for after := uint64(0); ; {
+		page, _, _, err := a.client.ReadEvents(ctx, after, eventsPage)
 		if err != nil {
 			return err
 		}
@@ -167,11 +174,11 @@ func (a *Agent) eachEvent(after, last uint64, f func(*skeinv1.Event)) error {
 	}
 }
 
-// addEvents adds what the archive still has about the address.
-func (a *Agent) addEvents(out *skeinv1.WhoResponse, at netip.Addr, last uint64) {
+// addEvents adds what archives still have about the address.
+func (a *Agent) addEvents(ctx context.Context, out *skeinv1.WhoResponse, at netip.Addr, last uint64) {
 	st := a.replica.State()
 	_, number, _ := st.BlockAt(at)
-	_ = a.eachEvent(0, last, func(e *skeinv1.Event) {
+	_ = a.eachEvent(ctx, last, func(e *skeinv1.Event) {
 		name, line := concerns(st, e, out, number)
 		if name == "" {
 			return
