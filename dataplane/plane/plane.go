@@ -7,6 +7,7 @@ import (
 	"log/slog"
 	"runtime"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/mdlayher/netlink"
@@ -78,6 +79,8 @@ type Plane struct {
 	driver     string
 	lastStatus time.Time
 	watchers   sync.WaitGroup
+
+	pods atomic.Pointer[podSet] // of the Spec, for the watcher
 }
 
 // part is a subsystem with what its mending needs.
@@ -255,7 +258,7 @@ func (p *Plane) startWatching(index int) {
 	if p.nft != nil {
 		own = p.nft.PortID
 	}
-	links := &linkFilter{name: p.opts.Link, index: index}
+	links := &linkFilter{name: p.opts.Link, index: index, pods: p.pods.Load}
 	report := func(t touched) {
 		select {
 		case p.dirty <- t:

@@ -11,6 +11,7 @@ import (
 
 	"github.com/skeinmesh/skein/dataplane"
 	"github.com/skeinmesh/skein/dataplane/nft"
+	"github.com/skeinmesh/skein/dataplane/podnet"
 	"github.com/skeinmesh/skein/dataplane/route"
 	"github.com/skeinmesh/skein/dataplane/wireguard"
 )
@@ -155,6 +156,7 @@ func (p *Plane) settled(part *part, err error) {
 
 func (p *Plane) apply(s dataplane.Spec) (dataplane.Report, error) {
 	p.spec = &s
+	p.pods.Store(newPodSet(s.Pods)) // before anything is written
 	r := dataplane.Report{Writes: map[string]int{}, Errors: map[string]error{}}
 	var errs []error
 	for _, part := range p.parts {
@@ -200,8 +202,8 @@ func (p *Plane) checkPeers() {
 	}
 }
 
-// Purge removes everything of ours and nothing else: link, table, rules and routes. What is not there
-// is no error.
+// Purge removes everything of ours and nothing else: links, also those of pods, table, rules and routes. What is not
+// there is no error.
 func Purge(ctx context.Context, o Options) error {
 	o = o.filled()
 	result := make(chan error, 1)
@@ -226,6 +228,7 @@ func purge(o Options) error {
 		_, err := n.Purge()
 		errs = append(errs, err, n.Close())
 	}
+	errs = append(errs, podnet.Purge()) // their host routes hold the rule
 	if r, err := route.NewReconciler(o.Link); err != nil {
 		errs = append(errs, err)
 	} else {

@@ -103,22 +103,29 @@ func classifyNft(m netlink.Message, own uint32) touched {
 	return touched{}
 }
 
-// linkFilter looks for changes of our link, its addresses, our rules and our table. Our own changes
-// cannot be told apart; reading back is cheap.
+// linkFilter looks for changes of our link, its addresses, our rules and our tables. Our own changes
+// cannot be told apart, but for those of pods; reading back is cheap.
 type linkFilter struct {
 	name  string
-	index int // of the link, follows its notifications
+	index int            // of the link, follows its notifications
+	pods  func() *podSet // nil: none
 }
 
 func (f *linkFilter) classify(m netlink.Message) touched {
-	const ifinfo, ifaddr, rtmsg = unix.SizeofIfInfomsg, unix.SizeofIfAddrmsg, unix.SizeofRtMsg
+	t := f.classifyTunnel(m)
+	t.route = t.route || f.pods != nil && f.pods().lost(m)
+	return t
+}
+
+func (f *linkFilter) classifyTunnel(m netlink.Message) touched {
+	const ifinfo, ifaddr = unix.SizeofIfInfomsg, unix.SizeofIfAddrmsg
 	switch m.Header.Type {
 	case unix.RTM_NEWLINK, unix.RTM_DELLINK:
 		if len(m.Data) < ifinfo {
 			return touched{}
 		}
 		index := int(int32(binary.NativeEndian.Uint32(m.Data[4:])))
-		named := strings.TrimRight(string(attribute(m.Data[ifinfo:], unix.IFLA_IFNAME)), "\x00") == f.name
+		named := linkName(m) == f.name
 		if !named && index != f.index {
 			return touched{}
 		}
@@ -131,16 +138,14 @@ func (f *linkFilter) classify(m netlink.Message) touched {
 			return touched{route: true}
 		}
 	case unix.RTM_NEWROUTE, unix.RTM_DELROUTE, unix.RTM_NEWRULE, unix.RTM_DELRULE:
-		if len(m.Data) < rtmsg {
-			return touched{}
-		}
-		table := uint32(m.Data[4])
-		if a := attribute(m.Data[rtmsg:], unix.RTA_TABLE); len(a) == 4 {
-			table = binary.NativeEndian.Uint32(a)
-		}
-		return touched{route: table == dataplane.RouteTable}
+		return touched{route: tableOf(m) == dataplane.RouteTable}
 	}
 	return touched{}
+}
+
+// linkName is the name in a notification of a link.
+func linkName(m netlink.Message) string {
+	return strings.TrimRight(string(attribute(m.Data[unix.SizeofIfInfomsg:], unix.IFLA_IFNAME)), "\x00")
 }
 
 // attribute returns the first attribute of this type, nil if there is none or the bytes are no attributes.

@@ -5,7 +5,6 @@ import (
 	"fmt"
 	"net/netip"
 	"os"
-	"os/exec"
 	"path/filepath"
 	"slices"
 	"strings"
@@ -72,17 +71,6 @@ func links(t testing.TB, n *testns.NS) (names []string) {
 		return err
 	})
 	return names
-}
-
-func output(t testing.TB, n *testns.NS, name string, args ...string) string {
-	t.Helper()
-	var out []byte
-	var err error
-	n.Do(func() { out, err = exec.Command(name, args...).CombinedOutput() })
-	if err != nil {
-		t.Errorf("%s %s: %v\n%s", name, strings.Join(args, " "), err, out)
-	}
-	return string(out)
 }
 
 func TestAddMakesAllAndDelLeavesNothing(t *testing.T) {

@@ -5,6 +5,8 @@ import (
 	"fmt"
 	"net/netip"
 	"slices"
+
+	"github.com/skeinmesh/skein/dataplane"
 )
 
 // Verb says what an Op does.
@@ -21,15 +23,19 @@ const (
 	DelAddress
 	DelRule
 	DelRoute
+	AddHost
+	SetForward
 )
 
 // Op is one change, one message to the kernel (or one write to a sysctl).
 type Op struct {
 	Verb    Verb
-	Number  int // MTU or rp_filter
+	Number  int    // MTU or rp_filter
+	Family  Family // of SetForward
 	Address netip.Prefix
 	Rule    Rule
 	Route   Route
+	Host    dataplane.PodRoute
 }
 
 // ErrNoLink says that the link is not there (yet): the driver makes it.
@@ -53,6 +59,7 @@ func Diff(want, actual State, prune bool) []Op {
 	if link {
 		ops = append(ops, diffLink(want, actual, prune)...)
 	}
+	ops = append(ops, diffHosts(want, actual)...)
 	if !prune {
 		return ops
 	}
@@ -60,6 +67,9 @@ func Diff(want, actual State, prune bool) []Op {
 	for _, r := range actual.Rules {
 		if i := slices.Index(left, r); i >= 0 { // a second copy of ours is one too many
 			left = slices.Delete(left, i, i+1)
+			continue
+		}
+		if keepsRule(r, actual) {
 			continue
 		}
 		ops = append(ops, Op{Verb: DelRule, Rule: r})
@@ -79,6 +89,12 @@ func diffLink(want, actual State, prune bool) []Op {
 	}
 	if want.Link.MTU != actual.Link.MTU {
 		ops = append(ops, Op{Verb: SetMTU, Number: want.Link.MTU})
+	}
+	if want.Forward4 > actual.Forward4 {
+		ops = append(ops, Op{Verb: SetForward, Family: IPv4, Number: 1})
+	}
+	if want.Forward6 > actual.Forward6 {
+		ops = append(ops, Op{Verb: SetForward, Family: IPv6, Number: 1})
 	}
 	if !actual.Link.Up {
 		ops = append(ops, Op{Verb: SetUp})
@@ -108,6 +124,12 @@ func (s State) Apply(ops []Op) State {
 		switch o.Verb {
 		case SetRPFilter:
 			s.RPFilter = o.Number
+		case SetForward:
+			if o.Family == IPv4 {
+				s.Forward4 = o.Number
+			} else {
+				s.Forward6 = o.Number
+			}
 		case SetMTU:
 			s.Link.MTU = o.Number
 		case SetUp:
@@ -125,6 +147,9 @@ func (s State) Apply(ops []Op) State {
 			s.Routes = append(slices.DeleteFunc(s.Routes, o.Route.replaces), o.Route)
 		case DelRoute:
 			s.Routes = remove(s.Routes, o.Route)
+		case AddHost:
+			s.Hosts = append(slices.Clip(s.Hosts), dataplane.PodRoute{Addr: o.Host.Addr})
+			slices.SortFunc(s.Hosts, compareHosts)
 		}
 	}
 	return s
@@ -143,6 +168,10 @@ func (o Op) String() string {
 	switch o.Verb {
 	case SetRPFilter:
 		return fmt.Sprintf("set rp_filter of the link to %d", o.Number)
+	case SetForward:
+		return fmt.Sprintf("set %s forwarding of the link to %d", o.Family, o.Number)
+	case AddHost:
+		return fmt.Sprintf("add route %s %s through %s table %d proto %d", familyOf(o.Host.Addr), o.Host.Addr, o.Host.Link, dataplane.PodTable, dataplane.RouteProtocol)
 	case SetMTU:
 		return fmt.Sprintf("set MTU %d", o.Number)
 	case SetUp:

@@ -23,7 +23,7 @@ func link() dataplane.Link {
 	return dataplane.Link{Name: "skein0", MTU: 1420, Addresses: []netip.Prefix{netip.MustParsePrefix("10.4.0.1/16"), netip.MustParsePrefix("fd00::1/64")}}
 }
 
-func want(h Host) State { s, _ := Want(link(), h); return s }
+func want(h Host) State { s, _ := Want(link(), dataplane.Pods{}, h); return s }
 
 // there is the wanted state, read back, with something done to it.
 func there(h Host, f func(*State)) State {
@@ -56,12 +56,12 @@ func TestDiff(t *testing.T) {
 		{"renumbered-before-complete", want(full), there(full, func(s *State) { s.Addresses[0] = netip.MustParsePrefix("10.4.0.9/16") }), false},
 		{"strangers-before-complete", want(full), there(full, func(s *State) {
 			s.Rules = append(s.Rules, Rule{Family: IPv4, Mark: 7, Mask: 7})
-			s.Routes = append(s.Routes, Route{Family: IPv6, Other: "default via 2001:db8::1"})
+			s.Routes = append(s.Routes, Route{Table: dataplane.RouteTable, Family: IPv6, Other: "default via 2001:db8::1"})
 		}), false},
 		{"rule-twice", want(full), there(full, func(s *State) { s.Rules = append(s.Rules, s.Rules[0]) }), true},
 		{"rule-and-route-damaged", want(full), there(full, func(s *State) {
 			s.Rules[0].Mask = 0xff
-			s.Routes[0] = Route{Family: IPv4, Other: "default via 192.0.2.1"}
+			s.Routes[0] = Route{Table: dataplane.RouteTable, Family: IPv4, Other: "default via 192.0.2.1"}
 		}), true},
 	}
 	narrow := func(mtu int, ss ...string) State {
@@ -69,7 +69,7 @@ func TestDiff(t *testing.T) {
 		for _, s := range ss {
 			l.Narrow = append(l.Narrow, dataplane.Narrow{Prefix: netip.MustParsePrefix(s), MTU: mtu})
 		}
-		w, _ := Want(l, full)
+		w, _ := Want(l, dataplane.Pods{}, full)
 		return w
 	}
 	has := func(s State) State { s.Link.Index = 7; return s }
@@ -107,12 +107,12 @@ func TestApplyingTheDiffGivesWhatIsWanted(t *testing.T) {
 		l := link()
 		l.MTU = rapid.IntRange(1280, 1290).Draw(t, "mtu")
 		l.Addresses = l.Addresses[:rapid.IntRange(0, 2).Draw(t, "addresses")]
-		s, _ := Want(l, h)
+		s, _ := Want(l, dataplane.Pods{}, h)
 		s.Link.Index = 7
 		if rapid.Bool().Draw(t, "damaged") {
 			s.Link.Up = false
 			s.Rules = append(s.Rules[1:], Rule{Family: IPv4, Mark: rapid.Uint32().Draw(t, "mark")})
-			s.Routes = append(s.Routes[1:], Route{Family: IPv6, Other: "x"})
+			s.Routes = append(s.Routes[1:], Route{Table: dataplane.RouteTable, Family: IPv6, Other: "x"})
 		}
 		return s
 	})
@@ -140,7 +140,7 @@ func TestFallbackComesFirst(t *testing.T) {
 
 func TestHostWithoutIPv6IsNoted(t *testing.T) {
 	for _, h := range []Host{{}, {IPv6: true}} {
-		s, notes := Want(link(), h)
+		s, notes := Want(link(), dataplane.Pods{}, h)
 		if len(notes) != 1 || len(s.Addresses) != 1 {
 			t.Errorf("%+v: notes %q, addresses %v", h, notes, s.Addresses)
 		}

@@ -37,6 +37,10 @@ func toAddr(p netip.Prefix) *netlink.Addr {
 
 func toRule(r Rule) *netlink.Rule {
 	k := netlink.NewRule()
+	if r.Pods {
+		k.Family, k.Priority, k.Table, k.Protocol = r.Family.af(), dataplane.PodRulePriority, dataplane.PodTable, dataplane.RouteProtocol
+		return k
+	}
 	mask := r.Mask
 	k.Family, k.Priority, k.Mark, k.Mask, k.Table, k.Protocol = r.Family.af(), dataplane.RulePriority, r.Mark, &mask, dataplane.RouteTable, dataplane.RouteProtocol
 	return k
@@ -44,7 +48,7 @@ func toRule(r Rule) *netlink.Rule {
 
 // fromRule keeps what a rule of ours has, and whatever else it has as text.
 func fromRule(f Family, k netlink.Rule) Rule {
-	r := Rule{Family: f, Mark: k.Mark}
+	r := Rule{Family: f, Mark: k.Mark, Pods: k.Priority == dataplane.PodRulePriority}
 	if k.Mask != nil {
 		r.Mask = *k.Mask
 	}
@@ -57,13 +61,16 @@ func fromRule(f Family, k netlink.Rule) Rule {
 }
 
 func toRoute(r Route, link int) *netlink.Route {
-	k := &netlink.Route{Family: r.Family.af(), Dst: r.Family.anywhere(), Table: dataplane.RouteTable, Protocol: dataplane.RouteProtocol, Type: unix.RTN_UNICAST}
-	if r.Unreachable {
-		k.Type, k.Priority = unix.RTN_UNREACHABLE, fallbackMetric
-		return k
-	}
+	k := &netlink.Route{Family: r.Family.af(), Dst: r.Family.anywhere(), Table: r.Table, Protocol: dataplane.RouteProtocol, Type: unix.RTN_UNICAST}
 	if r.Dst.IsValid() {
 		k.Dst, k.MTU = &net.IPNet{IP: r.Dst.Addr().AsSlice(), Mask: net.CIDRMask(r.Dst.Bits(), r.Dst.Addr().BitLen())}, r.MTU
+	}
+	if r.Unreachable {
+		k.Type, k.Priority = unix.RTN_UNREACHABLE, fallbackMetric
+		if r.Table == dataplane.ExportTable {
+			k.Priority = 0 // the kernel's own choice
+		}
+		return k
 	}
 	k.LinkIndex = link
 	if r.Family == IPv4 {
@@ -81,14 +88,51 @@ func fromRoute(f Family, k netlink.Route, link int) Route {
 	plain := len(k.Gw) == 0 && len(k.MultiPath) == 0 && k.Src == nil && k.Tos == 0
 	switch {
 	case plain && isDefault && k.Type == unix.RTN_UNREACHABLE && k.Priority == fallbackMetric:
-		return Route{Family: f, Unreachable: true}
+		return Route{Table: dataplane.RouteTable, Family: f, Unreachable: true}
 	case plain && k.Type == unix.RTN_UNICAST && k.LinkIndex == link && link != 0 && k.Priority < fallbackMetric:
 		if isDefault {
-			return Route{Family: f}
+			return Route{Table: dataplane.RouteTable, Family: f}
 		}
 		if dst, ok := netip.AddrFromSlice(k.Dst.IP); ok && k.MTU > 0 {
-			return Route{Family: f, Dst: netip.PrefixFrom(dst.Unmap(), ones), MTU: k.MTU}
+			return Route{Table: dataplane.RouteTable, Family: f, Dst: netip.PrefixFrom(dst.Unmap(), ones), MTU: k.MTU}
 		}
 	}
-	return Route{Family: f, Other: fmt.Sprintf("type %d %s metric %d", k.Type, k, k.Priority)}
+	return Route{Table: dataplane.RouteTable, Family: f, Other: fmt.Sprintf("type %d %s metric %d", k.Type, k, k.Priority)}
+}
+
+// toHost is the host route of a pod, as podnet makes it.
+func toHost(a netip.Addr, link int) *netlink.Route {
+	return &netlink.Route{Family: familyOf(a).af(), Dst: &net.IPNet{IP: a.AsSlice(), Mask: net.CIDRMask(a.BitLen(), a.BitLen())}, LinkIndex: link,
+		Table: dataplane.PodTable, Protocol: dataplane.RouteProtocol, Scope: netlink.SCOPE_UNIVERSE, Type: unix.RTN_UNICAST}
+}
+
+// fromBlock recognises a block's route in PodTable or ExportTable; all others there are not ours.
+func fromBlock(f Family, k netlink.Route) (r Route, ok bool) {
+	dst, ok := destination(k)
+	if !ok || k.Type != unix.RTN_UNREACHABLE || k.Protocol != dataplane.RouteProtocol {
+		return Route{}, false
+	}
+	const metric6 = 1024 // what the kernel makes of no metric
+	switch k.Table {
+	case dataplane.PodTable:
+		ok = k.Priority == fallbackMetric
+	case dataplane.ExportTable:
+		ok = f == IPv4 && k.Priority == 0 || f == IPv6 && k.Priority == metric6
+	}
+	return Route{Table: k.Table, Family: f, Dst: dst, Unreachable: true}, ok
+}
+
+// fromHost recognises the way to a single address, whoever made it.
+func fromHost(k netlink.Route) (a netip.Addr, ok bool) {
+	dst, ok := destination(k)
+	return dst.Addr(), ok && dst.IsSingleIP() && k.Type == unix.RTN_UNICAST
+}
+
+func destination(k netlink.Route) (netip.Prefix, bool) {
+	if k.Dst == nil {
+		return netip.Prefix{}, false
+	}
+	dst, ok := netip.AddrFromSlice(k.Dst.IP)
+	ones, _ := k.Dst.Mask.Size()
+	return netip.PrefixFrom(dst.Unmap(), ones), ok
 }

@@ -14,7 +14,11 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/skeinmesh/skein/dataplane"
+	"github.com/skeinmesh/skein/dataplane/podnet"
 )
+
+// errThere says that what was to be added is there: podnet made it since it was read, and nothing was written.
+var errThere = errors.New("is there already")
 
 // Reconciler keeps link, rules and routes as the Spec says. It remembers what it read and wrote, so
 // that an unchanged Spec costs no message and no dump.
@@ -70,15 +74,23 @@ func (r *Reconciler) Reconcile(s dataplane.Spec) (writes int, notes []string, er
 			return 0, nil, err
 		}
 	}
-	want, notes := Want(s.Link, r.host)
+	want, notes := Want(s.Link, s.Pods, r.host)
+	if err := r.ready(want, r.cache); err != nil {
+		return 0, nil, err
+	}
 	var first error
 	for _, op := range Diff(want, *r.cache, s.Complete) {
 		err := r.apply(op)
 		switch {
+		case errors.Is(err, errThere):
+			next := r.cache.Apply([]Op{op})
+			r.cache = &next
 		case err == nil:
 			writes++
 			next := r.cache.Apply([]Op{op})
 			r.cache = &next
+		case op.Verb == SetForward:
+			notes = append(notes, fmt.Sprintf("%s: %v: pods of other nodes do not reach pods here", op, err))
 		case op.Verb == SetRPFilter: // a container's /proc/sys may be read-only; the tunnel works without, mostly
 			notes = append(notes, fmt.Sprintf("%s: %v: packets from pods of other nodes may be dropped", op, err))
 		case first == nil:
@@ -97,7 +109,10 @@ func (r *Reconciler) Diff(s dataplane.Spec) ([]string, error) {
 	if err != nil {
 		return nil, err
 	}
-	want, _ := Want(s.Link, host)
+	want, _ := Want(s.Link, s.Pods, host)
+	if err := r.ready(want, &actual); err != nil {
+		return nil, err
+	}
 	if actual.Link.Index == 0 { // what will be there once the driver has made it
 		actual.Link.Index = 1
 	}
@@ -117,7 +132,7 @@ func (r *Reconciler) Purge() (int, error) {
 	r.cache = nil
 	n := 0
 	var errs []error
-	for _, op := range Diff(State{}, State{Rules: s.Rules, Routes: s.Routes}, true) {
+	for _, op := range Diff(State{}, State{Rules: s.Rules, Routes: s.Routes, Hosts: s.Hosts}, true) {
 		if err := r.apply(op); err != nil {
 			errs = append(errs, fmt.Errorf("%s: %w", op, err))
 			continue
@@ -150,6 +165,8 @@ func (r *Reconciler) read() (State, Host, error) {
 		if v, ok := readInt(rpFilterPath(r.link)); ok {
 			s.RPFilter = v
 		}
+		s.Forward4, _ = readInt(forward4Path(r.link))
+		s.Forward6, _ = readInt(forward6Path(r.link))
 		if s.Addresses, err = r.readAddresses(l); err != nil {
 			return s, h, err
 		}
@@ -167,7 +184,11 @@ func (r *Reconciler) read() (State, Host, error) {
 			return s, h, err
 		}
 		s.Rules, s.Routes = append(s.Rules, rules...), append(s.Routes, routes...)
+		if err := r.readPods(f, &s); err != nil {
+			return s, h, err
+		}
 	}
+	slices.SortFunc(s.Hosts, compareHosts)
 	return s, h, nil
 }
 
@@ -190,14 +211,15 @@ func (r *Reconciler) readAddresses(l netlink.Link) ([]netip.Prefix, error) {
 }
 
 func (r *Reconciler) readRules(f Family) ([]Rule, error) {
-	list, err := r.h.RuleListFiltered(f.af(), &netlink.Rule{Priority: dataplane.RulePriority, Table: dataplane.RouteTable},
-		netlink.RT_FILTER_PRIORITY|netlink.RT_FILTER_TABLE)
+	list, err := r.h.RuleListFiltered(f.af(), &netlink.Rule{Protocol: dataplane.RouteProtocol}, netlink.RT_FILTER_PROTOCOL)
 	if err != nil {
 		return nil, fmt.Errorf("reading %s rules: %w", f, err)
 	}
 	var out []Rule
 	for _, k := range list {
-		if k.Priority == dataplane.RulePriority && k.Table == dataplane.RouteTable && k.Protocol == dataplane.RouteProtocol {
+		mark := k.Priority == dataplane.RulePriority && k.Table == dataplane.RouteTable
+		pods := k.Priority == dataplane.PodRulePriority && k.Table == dataplane.PodTable
+		if (mark || pods) && k.Protocol == dataplane.RouteProtocol {
 			out = append(out, fromRule(f, k))
 		}
 	}
@@ -205,21 +227,79 @@ func (r *Reconciler) readRules(f Family) ([]Rule, error) {
 }
 
 func (r *Reconciler) readRoutes(f Family, link int) ([]Route, error) {
-	list, err := r.routes.RouteListFiltered(f.af(), &netlink.Route{Table: dataplane.RouteTable, Protocol: dataplane.RouteProtocol},
-		netlink.RT_FILTER_TABLE|netlink.RT_FILTER_PROTOCOL)
-	if errors.Is(err, unix.ENOENT) { // no such table yet
-		return nil, nil
-	}
+	list, err := r.list(f, dataplane.RouteTable)
 	if err != nil {
-		return nil, fmt.Errorf("reading %s routes of table %d: %w", f, dataplane.RouteTable, err)
+		return nil, err
 	}
 	var out []Route
 	for _, k := range list {
-		if k.Table == dataplane.RouteTable && k.Protocol == dataplane.RouteProtocol {
+		if k.Protocol == dataplane.RouteProtocol {
 			out = append(out, fromRoute(f, k, link))
 		}
 	}
 	return out, nil
+}
+
+// readPods adds what leads to pods.
+func (r *Reconciler) readPods(f Family, s *State) error {
+	for _, table := range []int{dataplane.PodTable, dataplane.ExportTable} {
+		list, err := r.list(f, table)
+		if err != nil {
+			return err
+		}
+		for _, k := range list {
+			if b, ok := fromBlock(f, k); ok {
+				s.Routes = append(s.Routes, b)
+			} else if a, ok := fromHost(k); ok && table == dataplane.PodTable {
+				s.Hosts = append(s.Hosts, dataplane.PodRoute{Addr: a})
+			}
+		}
+	}
+	return nil
+}
+
+// list reads one table.
+func (r *Reconciler) list(f Family, table int) ([]netlink.Route, error) {
+	list, err := r.routes.RouteListFiltered(f.af(), &netlink.Route{Table: table}, netlink.RT_FILTER_TABLE)
+	if errors.Is(err, unix.ENOENT) { // no such table yet
+		return nil, nil
+	}
+	if err != nil {
+		return nil, fmt.Errorf("reading %s routes of table %d: %w", f, table, err)
+	}
+	return slices.DeleteFunc(list, func(k netlink.Route) bool { return k.Table != table }), nil
+}
+
+// ready finds out which of the missing ways to pods can be put back: the link is there, and its alias says that the
+// address is still its pod's. A Spec may be older than what podnet has done since.
+func (r *Reconciler) ready(want State, actual *State) error {
+	actual.Ready = nil
+	for _, m := range missing(want, *actual) {
+		l, err := r.h.LinkByName(m.Link)
+		if errors.As(err, &netlink.LinkNotFoundError{}) {
+			continue
+		}
+		if err != nil {
+			return fmt.Errorf("reading link %s: %w", m.Link, err)
+		}
+		if a, ours := podnet.ParseAlias(l.Attrs().Alias); ours && a.Has(m.Addr) && l.Attrs().Flags&net.FlagUp != 0 {
+			actual.Ready = append(actual.Ready, m)
+		}
+	}
+	return nil
+}
+
+// addHost puts back the way to a pod; errThere says that podnet was quicker.
+func (r *Reconciler) addHost(h dataplane.PodRoute) error {
+	l, err := r.h.LinkByName(h.Link)
+	if err != nil {
+		return err
+	}
+	err = r.h.RouteAdd(toHost(h.Addr, l.Attrs().Index))
+	if errors.Is(err, unix.EEXIST) {
+		return errThere
+	}
+	return err
 }
 
 func (r *Reconciler) apply(o Op) error {
@@ -230,6 +310,14 @@ func (r *Reconciler) apply(o Op) error {
 	switch o.Verb {
 	case SetRPFilter:
 		return os.WriteFile(rpFilterPath(r.link), []byte(strconv.Itoa(o.Number)), 0o644)
+	case SetForward:
+		path := forward4Path(r.link)
+		if o.Family == IPv6 {
+			path = forward6Path(r.link)
+		}
+		return os.WriteFile(path, []byte(strconv.Itoa(o.Number)), 0o644)
+	case AddHost:
+		return r.addHost(o.Host)
 	case SetMTU:
 		return r.h.LinkSetMTU(link, o.Number)
 	case SetUp:
@@ -259,12 +347,12 @@ func (r *Reconciler) delRoute(o Route, link int) error {
 	if o.Other == "" {
 		return r.h.RouteDel(toRoute(o, link))
 	}
-	list, err := r.routes.RouteListFiltered(o.Family.af(), &netlink.Route{Table: dataplane.RouteTable}, netlink.RT_FILTER_TABLE)
+	list, err := r.list(o.Family, dataplane.RouteTable)
 	if err != nil {
 		return err
 	}
 	for _, k := range list {
-		if k.Table == dataplane.RouteTable && k.Protocol == dataplane.RouteProtocol && fromRoute(o.Family, k, link) == o {
+		if k.Protocol == dataplane.RouteProtocol && fromRoute(o.Family, k, link) == o {
 			return r.h.RouteDel(&k)
 		}
 	}
@@ -287,7 +375,18 @@ func (r *Reconciler) readHost() Host {
 	if v, ok := readInt("/proc/sys/net/ipv6/conf/" + r.link + "/disable_ipv6"); ok && v != 0 {
 		h.IPv6OnLink = false
 	}
+	_, h.HasForward4 = readInt(forward4Path("all"))
+	_, h.HasForward6 = readInt(forward6Path("default"))
+	all, _ := readInt("/proc/sys/net/ipv6/conf/all/forwarding")
+	h.ForwardAll6 = all != 0
 	return h
+}
+
+func forward4Path(link string) string { return "/proc/sys/net/ipv4/conf/" + link + "/forwarding" }
+
+// forward6Path is a setting of Linux 6.17. Before, the host's own switch is the only one, and podnet's to set.
+func forward6Path(link string) string {
+	return "/proc/sys/net/ipv6/conf/" + link + "/force_forwarding"
 }
 
 func rpFilterPath(link string) string { return "/proc/sys/net/ipv4/conf/" + link + "/rp_filter" }

@@ -28,8 +28,14 @@ type State struct {
 	Link      Link
 	Addresses []netip.Prefix // of our link, sorted, without link-local ones
 	Rules     []Rule         // ours by protocol, priority and table
-	Routes    []Route        // ours by protocol and table
+	Routes    []Route        // ours by protocol and table, and in PodTable by kind and metric too
 	RPFilter  int            // of our link; -1: the host has no such setting
+	// Forward4 and Forward6 are whether the link forwards: 0 or 1. Wanted only as 1; 0 leaves it as it is.
+	Forward4, Forward6 int
+	// Hosts are the host routes of PodTable, sorted by address: wanted ones, or whatever is there, then without a link.
+	Hosts []dataplane.PodRoute
+	// Ready are those that are wanted and missing and whose link is there: read, never wanted.
+	Ready []dataplane.PodRoute
 }
 
 // Link is the link's own state. Index is 0 when there is none; it is read, never wanted.
@@ -40,17 +46,19 @@ type Link struct {
 	MTU   int
 }
 
-// Rule is a policy rule at our priority. Other is whatever else it selects by: never ours.
+// Rule is a policy rule at one of our two priorities. Other is whatever else it selects by: never ours.
 type Rule struct {
 	Family Family
+	Pods   bool // to PodTable, without a mark
 	Mark   uint32
 	Mask   uint32
 	Other  string
 }
 
-// Route is a route of our table: the default one through our link, the unreachable one behind it, or one that says how large
-// packets to a destination may be.
+// Route is a route of ours. In RouteTable: the default one through our link, the unreachable one behind it, or one that says
+// how large packets to a destination may be. In PodTable and ExportTable: a block, unreachable.
 type Route struct {
+	Table       int
 	Family      Family
 	Unreachable bool
 	Dst         netip.Prefix // not valid: everything
@@ -60,7 +68,7 @@ type Route struct {
 
 // replaces reports whether adding a route takes the other's place.
 func (r Route) replaces(o Route) bool {
-	return r != o && r.Family == o.Family && r.Unreachable == o.Unreachable && r.Dst == o.Dst && r.Other == "" && o.Other == ""
+	return r != o && r.Table == o.Table && r.Family == o.Family && r.Unreachable == o.Unreachable && r.Dst == o.Dst && r.Other == "" && o.Other == ""
 }
 
 // Host is what limits the wish on this host.
@@ -69,10 +77,13 @@ type Host struct {
 	IPv6OnLink  bool // and our link may use it
 	RPFilterAll int  // net.ipv4.conf.all.rp_filter
 	HasRPFilter bool
+	HasForward4 bool // links have a setting for IPv4 forwarding
+	HasForward6 bool // and one for IPv6, as of Linux 6.17
+	ForwardAll6 bool // all links forward IPv6
 }
 
-// Want is the state for this link on this host.
-func Want(l dataplane.Link, h Host) (State, []string) {
+// Want is the state for this link and these pods on this host.
+func Want(l dataplane.Link, p dataplane.Pods, h Host) (State, []string) {
 	s := State{Link: Link{Name: l.Name, Up: true, MTU: l.MTU}, RPFilter: -1}
 	var notes []string
 	if h.HasRPFilter {
@@ -95,9 +106,9 @@ func Want(l dataplane.Link, h Host) (State, []string) {
 	for _, f := range families {
 		s.Rules = append(s.Rules, Rule{Family: f, Mark: dataplane.MarkRoute, Mask: dataplane.MarkMask})
 		if f == IPv4 || h.IPv6OnLink {
-			s.Routes = append(s.Routes, Route{Family: f})
+			s.Routes = append(s.Routes, Route{Table: dataplane.RouteTable, Family: f})
 		}
-		s.Routes = append(s.Routes, Route{Family: f, Unreachable: true})
+		s.Routes = append(s.Routes, Route{Table: dataplane.RouteTable, Family: f, Unreachable: true})
 	}
 	for _, n := range l.Narrow {
 		f := IPv4
@@ -105,9 +116,10 @@ func Want(l dataplane.Link, h Host) (State, []string) {
 			f = IPv6
 		}
 		if n.MTU > 0 && n.MTU < l.MTU && (f == IPv4 || h.IPv6 && h.IPv6OnLink) {
-			s.Routes = append(s.Routes, Route{Family: f, Dst: n.Prefix.Masked(), MTU: n.MTU})
+			s.Routes = append(s.Routes, Route{Table: dataplane.RouteTable, Family: f, Dst: n.Prefix.Masked(), MTU: n.MTU})
 		}
 	}
+	s.wantPods(p, h)
 	return s, notes
 }
 
@@ -131,7 +143,10 @@ func comparePrefix(a, b netip.Prefix) int {
 
 // String is the rule in ip's words.
 func (r Rule) String() string {
-	s := fmt.Sprintf("%s %d: fwmark %#x/%#x lookup %d proto %d", r.Family, dataplane.RulePriority, r.Mark, r.Mask, dataplane.RouteTable, dataplane.RouteProtocol)
+	s := fmt.Sprintf("%s %d: lookup %d proto %d", r.Family, dataplane.PodRulePriority, dataplane.PodTable, dataplane.RouteProtocol)
+	if !r.Pods {
+		s = fmt.Sprintf("%s %d: fwmark %#x/%#x lookup %d proto %d", r.Family, dataplane.RulePriority, r.Mark, r.Mask, dataplane.RouteTable, dataplane.RouteProtocol)
+	}
 	if r.Other != "" {
 		s += " " + r.Other
 	}
@@ -142,6 +157,13 @@ func (r Rule) String() string {
 func (r Route) String() string {
 	if r.Other != "" {
 		return r.Family.String() + " " + r.Other
+	}
+	if r.Table != dataplane.RouteTable {
+		s := fmt.Sprintf("%s unreachable %s table %d proto %d", r.Family, r.Dst, r.Table, dataplane.RouteProtocol)
+		if r.Table == dataplane.PodTable {
+			s += fmt.Sprintf(" metric %d", fallbackMetric)
+		}
+		return s
 	}
 	if r.Unreachable {
 		return fmt.Sprintf("%s unreachable default table %d metric %d proto %d", r.Family, dataplane.RouteTable, fallbackMetric, dataplane.RouteProtocol)

@@ -1,0 +1,73 @@
+package plane
+
+import (
+	"encoding/binary"
+	"net/netip"
+
+	"github.com/mdlayher/netlink"
+	"golang.org/x/sys/unix"
+
+	"github.com/skeinmesh/skein/dataplane"
+)
+
+// podSet is what the Spec says of pods, for a watcher to look things up in. What podnet and we do ourselves concerns
+// what the Spec has not yet, or no longer: so it is told from what others do to what the Spec has.
+type podSet struct {
+	links map[string]bool
+	dsts  map[netip.Prefix]bool // blocks and single addresses
+}
+
+func newPodSet(p dataplane.Pods) *podSet {
+	s := &podSet{links: map[string]bool{}, dsts: map[netip.Prefix]bool{}}
+	for _, b := range p.Blocks {
+		s.dsts[b.Masked()] = true
+	}
+	for _, r := range p.Routes {
+		s.links[r.Link] = true
+		s.dsts[netip.PrefixFrom(r.Addr, r.Addr.BitLen())] = true
+	}
+	return s
+}
+
+// lost reports whether a notification says that a route or rule of the Spec's pods was deleted or replaced, or that
+// a pod's link has come up, whose routes the kernel deleted without a word when it went down.
+func (s *podSet) lost(m netlink.Message) bool {
+	if s == nil || len(s.dsts) == 0 {
+		return false
+	}
+	switch m.Header.Type {
+	case unix.RTM_DELRULE:
+		return tableOf(m) == dataplane.PodTable
+	case unix.RTM_NEWROUTE:
+		return m.Header.Flags&netlink.Replace != 0 && s.has(m)
+	case unix.RTM_DELROUTE:
+		return s.has(m)
+	case unix.RTM_NEWLINK:
+		if len(m.Data) < unix.SizeofIfInfomsg {
+			return false
+		}
+		up := binary.NativeEndian.Uint32(m.Data[8:]) & binary.NativeEndian.Uint32(m.Data[12:]) & unix.IFF_UP
+		return up != 0 && s.links[linkName(m)]
+	}
+	return false
+}
+
+// has reports whether the route's destination is one of the Spec's, in one of the two tables.
+func (s *podSet) has(m netlink.Message) bool {
+	if t := tableOf(m); t != dataplane.PodTable && t != dataplane.ExportTable {
+		return false
+	}
+	dst, ok := netip.AddrFromSlice(attribute(m.Data[unix.SizeofRtMsg:], unix.RTA_DST))
+	return ok && s.dsts[netip.PrefixFrom(dst, int(m.Data[1]))]
+}
+
+// tableOf is the table of a route or rule.
+func tableOf(m netlink.Message) uint32 {
+	if len(m.Data) < unix.SizeofRtMsg {
+		return 0
+	}
+	if a := attribute(m.Data[unix.SizeofRtMsg:], unix.RTA_TABLE); len(a) == 4 {
+		return binary.NativeEndian.Uint32(a)
+	}
+	return uint32(m.Data[4])
+}

@@ -1,0 +1,451 @@
+package plane_test
+
+import (
+	"fmt"
+	"net"
+	"net/netip"
+	"os"
+	"os/exec"
+	"slices"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/vishvananda/netlink"
+	"golang.org/x/sys/unix"
+
+	"github.com/skeinmesh/skein/dataplane"
+	"github.com/skeinmesh/skein/dataplane/podnet"
+	"github.com/skeinmesh/skein/internal/testns"
+)
+
+var (
+	block4, block6 = pfx("10.64.0.0/27"), pfx("fd64::/123")
+	single         = pfx("10.65.0.9/32") // a block of one address
+)
+
+// pod is one with its link.
+type pod struct {
+	*testns.NS
+	podnet.Attachment
+}
+
+func newPod(t *testing.T, h *host, n int) pod {
+	t.Helper()
+	ns := testns.New(t, "pod")
+	p := pod{ns, podnet.Attachment{ContainerID: fmt.Sprintf("pod%d", n), Interface: "eth0", NetNS: "/var/run/netns/" + ns.Name, MTU: 1420,
+		IPv4: addr(fmt.Sprintf("10.64.0.%d", n)), IPv6: addr(fmt.Sprintf("fd64::%d", n))}}
+	h.Must("add pod", func() error { _, err := podnet.Add(p.Attachment); return err })
+	return p
+}
+
+func (p pod) link() string { return podnet.HostLink(p.ContainerID, p.Interface) }
+
+// withPods is the Spec with blocks and pods.
+func withPods(s dataplane.Spec, pods ...pod) dataplane.Spec {
+	s.Pods.Blocks = []netip.Prefix{block4, single, block6}
+	for _, p := range pods {
+		s.Pods.Routes = append(s.Pods.Routes, dataplane.PodRoute{Addr: p.IPv4, Link: p.link()}, dataplane.PodRoute{Addr: p.IPv6, Link: p.link()})
+	}
+	slices.SortFunc(s.Pods.Routes, func(a, b dataplane.PodRoute) int { return a.Addr.Compare(b.Addr) })
+	return s
+}
+
+// deleteRoutes deletes a table's routes of a kind.
+func deleteRoutes(family, table, kind int) func() error {
+	return func() error {
+		list, err := netlink.RouteListFiltered(family, &netlink.Route{Table: table}, netlink.RT_FILTER_TABLE)
+		n := 0
+		for _, r := range list {
+			if r.Type == kind {
+				n++
+				if err := netlink.RouteDel(&r); err != nil {
+					return err
+				}
+			}
+		}
+		if err == nil && n == 0 {
+			err = fmt.Errorf("table %d has no such route", table)
+		}
+		return err
+	}
+}
+
+func podRule(family int) func() error {
+	return func() error {
+		r := netlink.NewRule()
+		r.Family, r.Priority, r.Table = family, dataplane.PodRulePriority, dataplane.PodTable
+		return netlink.RuleDel(r)
+	}
+}
+
+func TestWhatOthersDoToPodsIsMended(t *testing.T) {
+	a := newHost(t, 1)
+	p, q := newPod(t, a, 1), newPod(t, a, 2)
+	s := withPods(a.spec(), p, q)
+	a.apply(t, s)
+	a.clean(t, s)
+	for _, c := range []struct {
+		name string
+		do   func() error
+	}{
+		{"IPv4 rule deleted", podRule(unix.AF_INET)},
+		{"IPv6 rule deleted", podRule(unix.AF_INET6)},
+		{"IPv4 blocks deleted", deleteRoutes(unix.AF_INET, dataplane.PodTable, unix.RTN_UNREACHABLE)},
+		{"IPv6 blocks deleted", deleteRoutes(unix.AF_INET6, dataplane.PodTable, unix.RTN_UNREACHABLE)},
+		{"IPv4 exports deleted", deleteRoutes(unix.AF_INET, dataplane.ExportTable, unix.RTN_UNREACHABLE)},
+		{"IPv6 exports deleted", deleteRoutes(unix.AF_INET6, dataplane.ExportTable, unix.RTN_UNREACHABLE)},
+		{"export replaced", func() error {
+			dst := &net.IPNet{IP: block4.Addr().AsSlice(), Mask: net.CIDRMask(27, 32)}
+			return netlink.RouteReplace(&netlink.Route{Dst: dst, Table: dataplane.ExportTable, Type: unix.RTN_PROHIBIT})
+		}},
+		{"IPv4 host routes deleted", deleteRoutes(unix.AF_INET, dataplane.PodTable, unix.RTN_UNICAST)},
+		{"IPv6 host routes deleted", deleteRoutes(unix.AF_INET6, dataplane.PodTable, unix.RTN_UNICAST)},
+		{"pod's link down and up", func() error {
+			l, err := netlink.LinkByName(p.link())
+			if err != nil {
+				return err
+			}
+			if err := netlink.LinkSetDown(l); err != nil {
+				return err
+			}
+			return netlink.LinkSetUp(l)
+		}},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			before := a.mends()
+			a.Must(c.name, c.do)
+			took := within(t, mendLimit(), "mended", func() bool { return a.mends() > before && len(a.diff(t, s)) == 0 })
+			t.Logf("mended after %s", took)
+		})
+	}
+	for _, x := range []pod{q} { // whose link nobody took down, with which its IPv6 gateway address goes
+		a.Must("check", func() error { return podnet.Check(x.Attachment) })
+	}
+}
+
+func (h *host) mends() int {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	return len(h.foreign)
+}
+
+// What podnet does, and what we write ourselves, is nobody else's change, and costs no further round.
+func TestPodsComingAndGoingIsNoForeignChange(t *testing.T) {
+	a := newHost(t, 1)
+	p := newPod(t, a, 1)
+	s := withPods(a.spec(), p)
+	a.apply(t, s)
+	var pods []pod
+	for n := 2; n < 12; n++ {
+		pods = append(pods, newPod(t, a, n))
+		a.apply(t, withPods(a.spec(), append(pods, p)...))
+	}
+	for i, x := range pods {
+		a.Must("del", func() error { return podnet.Del(x.NetNS, x.Interface, x.ContainerID) })
+		w := a.apply(t, withPods(a.spec(), append(pods[i+1:len(pods):len(pods)], p)...)).Writes["route"]
+		if w != 0 {
+			t.Errorf("%d writes for a pod that went", w)
+		}
+	}
+	// A change that is foreign comes after all notifications of ours: when it is mended, all of ours were looked at.
+	a.Must("rule", podRule(unix.AF_INET))
+	within(t, mendLimit(), "mended", func() bool { return a.mends() > 0 })
+	within(t, mendLimit(), "clean", func() bool { return len(a.diff(t, s)) == 0 })
+	if n := a.mends(); n != 1 {
+		t.Errorf("%d foreign changes were mended, want 1", n)
+	}
+}
+
+func TestWritesInProportion(t *testing.T) {
+	a := newHost(t, 1)
+	w := func(s dataplane.Spec) int { t.Helper(); n := a.apply(t, s).Writes["route"]; a.clean(t, s); return n }
+	w(a.spec())
+	s := a.spec()
+	s.Pods.Blocks = []netip.Prefix{block4}
+	if n := w(s); n != 5 { // two rules, two routes, forwarding of the link
+		t.Errorf("%d writes for the first block", n)
+	}
+	s.Pods.Blocks = []netip.Prefix{block4, pfx("10.64.0.32/27")}
+	if n := w(s); n != 2 {
+		t.Errorf("%d writes for one more block", n)
+	}
+	if n := w(s); n != 0 {
+		t.Errorf("%d writes for nothing", n)
+	}
+	s.Pods.Blocks = []netip.Prefix{block4}
+	if n := w(s); n != 2 {
+		t.Errorf("%d writes for one block less", n)
+	}
+	if n := w(a.spec()); n != 4 {
+		t.Errorf("%d writes for the last block", n)
+	}
+	if left := podThings(t, a); len(left) > 0 {
+		t.Errorf("left: %q", left)
+	}
+}
+
+// podThings lists rules to PodTable, and what the two tables have.
+func podThings(t *testing.T, h *host) (out []string) {
+	t.Helper()
+	h.Must("list", func() error {
+		for _, f := range []int{unix.AF_INET, unix.AF_INET6} {
+			rules, err := netlink.RuleList(f)
+			if err != nil {
+				return err
+			}
+			for _, r := range rules {
+				if r.Priority == dataplane.PodRulePriority {
+					out = append(out, r.String())
+				}
+			}
+			for _, table := range []int{dataplane.PodTable, dataplane.ExportTable} {
+				routes, err := netlink.RouteListFiltered(f, &netlink.Route{Table: table}, netlink.RT_FILTER_TABLE)
+				if err != nil {
+					return err
+				}
+				for _, r := range routes {
+					out = append(out, fmt.Sprintf("%s table %d type %d", r, table, r.Type))
+				}
+			}
+		}
+		return nil
+	})
+	return out
+}
+
+// asCoil makes the rule and the routes of a node that runs Coil.
+func asCoil(t *testing.T, h *host) {
+	t.Helper()
+	addVeth(t, h.NS, "veth1a2b3c")
+	h.Must("Coil's", func() error {
+		l, err := netlink.LinkByName("veth1a2b3c")
+		if err != nil {
+			return err
+		}
+		lo, err := netlink.LinkByName("lo")
+		if err != nil {
+			return err
+		}
+		if err := netlink.LinkSetUp(l); err != nil {
+			return err
+		}
+		r := netlink.NewRule()
+		r.Family, r.Priority, r.Table, r.Protocol = unix.AF_INET, dataplane.PodRulePriority, dataplane.PodTable, dataplane.RouteProtocol
+		_, host, _ := net.ParseCIDR("10.64.0.20/32")
+		_, block, _ := net.ParseCIDR("10.64.1.0/27")
+		for _, err := range []error{netlink.RuleAdd(r),
+			netlink.RouteAdd(&netlink.Route{Dst: host, LinkIndex: l.Attrs().Index, Table: dataplane.PodTable, Protocol: dataplane.RouteProtocol}),
+			netlink.RouteAdd(&netlink.Route{Dst: block, LinkIndex: lo.Attrs().Index, Table: dataplane.ExportTable, Protocol: dataplane.RouteProtocol})} {
+			if err != nil {
+				return err
+			}
+		}
+		return nil
+	})
+}
+
+// Coil has the same rule, tables and protocol.
+func TestCoilBesideUsStaysAsItIs(t *testing.T) {
+	a := newHost(t, 1)
+	asCoil(t, a)
+	before := podThings(t, a)
+	check := func(when string) {
+		t.Helper()
+		if now := podThings(t, a); !slices.Equal(before, now) {
+			t.Errorf("%s:\nbefore %q\nnow    %q", when, before, now)
+		}
+	}
+	a.apply(t, a.spec())
+	check("without pods of ours")
+	a.apply(t, withPods(a.spec(), newPod(t, a, 1)))
+	for _, l := range before {
+		if !slices.Contains(podThings(t, a), l) {
+			t.Errorf("%s is gone", l)
+		}
+	}
+	a.Must("del", func() error { return podnet.Del("", "eth0", "pod1") })
+	a.apply(t, a.spec())
+	check("after our pods went")
+	_ = a.plane.Close()
+	a.purge(t)
+	check("after purge")
+}
+
+func TestPurgeRemovesPods(t *testing.T) {
+	a := newHost(t, 1)
+	a.apply(t, withPods(a.spec(), newPod(t, a, 1)))
+	_ = a.plane.Close()
+	a.purge(t)
+	if left := podThings(t, a); len(left) > 0 {
+		t.Errorf("left: %q", left)
+	}
+	a.Must("links", func() error {
+		ls, err := netlink.LinkList()
+		if len(ls) != 1 {
+			t.Errorf("%d links left, want lo", len(ls))
+		}
+		return err
+	})
+}
+
+func TestRestartWithPodsWritesNothing(t *testing.T) {
+	a := newHost(t, 1)
+	s := withPods(a.spec(), newPod(t, a, 1))
+	a.apply(t, s)
+	before := podThings(t, a)
+	_ = a.plane.Close()
+	a.open(t)
+	lines := a.diff(t, s)
+	for _, l := range lines { // a userspace link went with the agent, and comes anew
+		if strings.Contains(l, "116") || strings.Contains(l, "119") || strings.Contains(l, "2000") {
+			t.Errorf("would be written after a restart: %s", l)
+		}
+	}
+	if w := a.apply(t, s).Writes["route"]; a.plane.Driver() == "kernel" && w != 0 {
+		t.Errorf("%d writes", w)
+	}
+	if now := podThings(t, a); !slices.Equal(before, now) {
+		t.Errorf("before %q\nnow    %q", before, now)
+	}
+}
+
+// A route of a pod is not put back when the Spec is older than what podnet has done.
+func TestOldSpecGivesNoPodAnothersAddress(t *testing.T) {
+	a := newHost(t, 1)
+	p := newPod(t, a, 1)
+	old := withPods(a.spec(), p)
+	a.apply(t, old)
+	a.Must("again with another address", func() error {
+		if err := podnet.Del(p.NetNS, p.Interface, p.ContainerID); err != nil {
+			return err
+		}
+		now := p.Attachment
+		now.IPv4, now.IPv6 = addr("10.64.0.30"), addr("fd64::1e")
+		_, err := podnet.Add(now)
+		return err
+	})
+	_ = a.plane.Close()
+	a.open(t)
+	a.apply(t, old)
+	if s := strings.Join(podThings(t, a), "\n"); strings.Contains(s, "10.64.0.1/32") || strings.Contains(s, "fd64::1/128") || !strings.Contains(s, "10.64.0.30/32") {
+		t.Errorf("routes:\n%s", s)
+	}
+}
+
+// A packet for an address of our block that no pod has is answered, and does not go back to where it came from.
+func TestUnusedAddressOfOurBlockIsUnreachable(t *testing.T) {
+	a, outside := newHost(t, 1), testns.New(t, "out")
+	testns.Link(a.NS, outside, "up", []netip.Prefix{pfx("192.0.2.1/24"), pfx("2001:db8::1/64")}, []netip.Prefix{pfx("192.0.2.2/24"), pfx("2001:db8::2/64")})
+	via := func(n *testns.NS, gw4, gw6 string) {
+		n.Must("default routes", func() error {
+			l, err := netlink.LinkByName("up")
+			if err != nil {
+				return err
+			}
+			for _, g := range []string{gw4, gw6} {
+				if err := netlink.RouteAdd(&netlink.Route{LinkIndex: l.Attrs().Index, Gw: net.ParseIP(g)}); err != nil {
+					return err
+				}
+			}
+			return nil
+		})
+	}
+	via(a.NS, "192.0.2.2", "2001:db8::2") // where a packet would circle, without us
+	via(outside, "192.0.2.1", "2001:db8::1")
+	a.Sysctl("net.ipv4.conf.up.forwarding", "1")
+	a.Sysctl("net.ipv6.conf.all.forwarding", "1")
+	p := newPod(t, a, 1)
+	a.apply(t, withPods(a.spec(), p))
+	p.echo(t, p.IPv4, p.IPv6)
+	for _, ip := range []netip.Addr{p.IPv4, p.IPv6} {
+		if err := send(outside, ip); err != nil {
+			t.Errorf("the pod at %s: %v", ip, err)
+		}
+	}
+	for _, ip := range []netip.Addr{addr("10.64.0.5"), single.Addr(), addr("fd64::5")} {
+		before := sent(t, a)
+		for what, n := range map[string]*testns.NS{"from outside": outside, "from the host": a.NS, "from a pod": p.NS} {
+			err := send(n, ip)
+			if err == nil || !strings.Contains(err.Error(), "no route to host") && !strings.Contains(err.Error(), "network is unreachable") {
+				t.Errorf("%s to %s: %v, want unreachable", what, ip, err)
+			}
+		}
+		if now := sent(t, a); now > before+8 { // an answer each, and what neighbours ask
+			t.Errorf("%s: %d packets left the host", ip, now-before)
+		}
+	}
+}
+
+// echo answers UDP packets inside a pod.
+func (p pod) echo(t *testing.T, at ...netip.Addr) {
+	t.Helper()
+	for _, ip := range at {
+		(&host{NS: p.NS}).echo(t, ip)
+	}
+}
+
+// send sends until an answer or an error comes.
+func send(n *testns.NS, to netip.Addr) (err error) {
+	n.Do(func() {
+		hear := func(_, _ string, c syscall.RawConn) error { // UDP sockets do not hear of unreachable hosts by themselves
+			return c.Control(func(fd uintptr) {
+				if to.Is4() {
+					err = unix.SetsockoptInt(int(fd), unix.IPPROTO_IP, unix.IP_RECVERR, 1)
+				} else {
+					err = unix.SetsockoptInt(int(fd), unix.IPPROTO_IPV6, unix.IPV6_RECVERR, 1)
+				}
+			})
+		}
+		var c net.Conn
+		if c, err = (&net.Dialer{Control: hear}).Dial("udp", netip.AddrPortFrom(to, 7).String()); err != nil {
+			return
+		}
+		defer c.Close()
+		for deadline := time.Now().Add(5 * time.Second); time.Now().Before(deadline); {
+			_ = c.SetDeadline(time.Now().Add(time.Second))
+			if _, err = c.Write([]byte("?")); err == nil {
+				_, err = c.Read(make([]byte, 10))
+			}
+			if err == nil || !os.IsTimeout(err) {
+				return
+			}
+		}
+	})
+	return err
+}
+
+// sent is how many packets left by the uplink.
+func sent(t *testing.T, h *host) (n uint64) {
+	t.Helper()
+	h.Must("statistics", func() error {
+		l, err := netlink.LinkByName("up")
+		if err == nil {
+			n = l.Attrs().Statistics.TxPackets
+		}
+		return err
+	})
+	return n
+}
+
+// With the machine's own program, where it has one.
+func TestPing(t *testing.T) {
+	ping, err := exec.LookPath("ping")
+	if err != nil {
+		t.Skip("no ping on this machine; the other tests send UDP")
+	}
+	a := newHost(t, 1)
+	p, q := newPod(t, a, 1), newPod(t, a, 2)
+	a.apply(t, withPods(a.spec(), p, q))
+	for _, c := range []struct {
+		from *testns.NS
+		to   netip.Addr
+	}{{p.NS, q.IPv4}, {p.NS, q.IPv6}, {a.NS, p.IPv4}, {a.NS, p.IPv6}, {p.NS, a.overlay4()}, {p.NS, a.overlay6()}, {p.NS, addr(dataplane.PodGateway)}} {
+		c.from.Do(func() {
+			if out, err := exec.Command(ping, "-c", "2", "-i", "0.2", "-W", "2", c.to.String()).CombinedOutput(); err != nil {
+				t.Errorf("ping %s: %v\n%s", c.to, err, out)
+			}
+		})
+	}
+}

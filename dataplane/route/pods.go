@@ -1,0 +1,97 @@
+package route
+
+import (
+	"net/netip"
+	"slices"
+
+	"github.com/skeinmesh/skein/dataplane"
+)
+
+// What leads to this host's pods: a rule for each family, and for each block an unreachable route in PodTable, behind the
+// host routes of its pods, and one in ExportTable. The latter is unreachable too: BIRD takes it as it takes any other
+// kind, and a daemon that copies it to another table does no harm by that.
+//
+// Coil has the same rule and tables with the same protocol, and runs beside us while a cluster migrates. So what is only
+// ours are the routes of blocks, which Coil makes of another kind; the rule is taken away only together with them, and
+// only when no pod is left; and the host route of a pod is never taken away: it goes with its link.
+
+// wantPods adds what leads to pods to a wanted state.
+func (s *State) wantPods(p dataplane.Pods, h Host) {
+	if len(p.Blocks)+len(p.Routes) == 0 {
+		return
+	}
+	s.Rules = append(s.Rules, Rule{Family: IPv4, Pods: true})
+	if h.IPv6 {
+		s.Rules = append(s.Rules, Rule{Family: IPv6, Pods: true})
+	}
+	for _, b := range p.Blocks {
+		if f := familyOf(b.Addr()); f == IPv4 || h.IPv6 {
+			s.Routes = append(s.Routes,
+				Route{Table: dataplane.PodTable, Family: f, Dst: b.Masked(), Unreachable: true},
+				Route{Table: dataplane.ExportTable, Family: f, Dst: b.Masked(), Unreachable: true})
+		}
+	}
+	for _, r := range p.Routes {
+		if r.Addr.Is4() || h.IPv6 {
+			s.Hosts = append(s.Hosts, r)
+		}
+	}
+	if h.HasForward4 {
+		s.Forward4 = 1
+	}
+	if has6(p) && h.HasForward6 && h.IPv6OnLink && !h.ForwardAll6 {
+		s.Forward6 = 1
+	}
+}
+
+func has6(p dataplane.Pods) bool {
+	return slices.ContainsFunc(p.Blocks, func(b netip.Prefix) bool { return b.Addr().Is6() }) ||
+		slices.ContainsFunc(p.Routes, func(r dataplane.PodRoute) bool { return r.Addr.Is6() })
+}
+
+func familyOf(a netip.Addr) Family {
+	if a.Is4() {
+		return IPv4
+	}
+	return IPv6
+}
+
+// missing are the wanted ways to pods that the kernel has not.
+func missing(want, actual State) []dataplane.PodRoute {
+	var out []dataplane.PodRoute
+	for _, r := range want.Hosts {
+		if !hasHost(actual.Hosts, r.Addr) {
+			out = append(out, r)
+		}
+	}
+	return out
+}
+
+// hasHost searches ways that are sorted by address.
+func hasHost(hosts []dataplane.PodRoute, a netip.Addr) bool {
+	_, ok := slices.BinarySearchFunc(hosts, a, func(r dataplane.PodRoute, a netip.Addr) int { return r.Addr.Compare(a) })
+	return ok
+}
+
+func compareHosts(a, b dataplane.PodRoute) int { return a.Addr.Compare(b.Addr) }
+
+// diffHosts puts back what is missing where the pod's link is there.
+func diffHosts(want, actual State) []Op {
+	var ops []Op
+	for _, r := range missing(want, actual) {
+		if slices.Contains(actual.Ready, r) {
+			ops = append(ops, Op{Verb: AddHost, Host: r})
+		}
+	}
+	return ops
+}
+
+// keepsRule says that a rule to PodTable stays although it is not wanted: it is not surely ours, or pods need it.
+func keepsRule(r Rule, actual State) bool {
+	if !r.Pods {
+		return false
+	}
+	ours := slices.ContainsFunc(actual.Routes, func(o Route) bool { return o.Table != dataplane.RouteTable })
+	needed := slices.ContainsFunc(actual.Hosts, func(h dataplane.PodRoute) bool { return familyOf(h.Addr) == r.Family })
+	return !ours || needed
+}
