@@ -1,6 +1,7 @@
 package cniserver
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"io/fs"
@@ -29,6 +30,15 @@ var ipamCodes = map[ipam.Code]uint32{
 	ipam.Exists:      cni.CodeExists,
 }
 
+// ipamAdvice is the next step where the refusal itself names none apart.
+var ipamAdvice = map[ipam.Code]string{
+	ipam.Invalid:     "change the network configuration, or what the runtime passes",
+	ipam.Denied:      "see `skein pool show` for who may use which pool",
+	ipam.Exhausted:   "see `skein pool show` for who has the addresses; extend the pool, or remove pods",
+	ipam.Unavailable: "see `skein status`; the runtime may try again",
+	ipam.Exists:      "DEL must come before another ADD for the same container and interface",
+}
+
 // asCNI finds what the specification says of an error.
 func asCNI(err error) *skeinv1.CNIError {
 	var refused *types.Error
@@ -37,7 +47,7 @@ func asCNI(err error) *skeinv1.CNIError {
 	case errors.As(err, &refused):
 		return &skeinv1.CNIError{Code: uint32(refused.Code), Message: refused.Msg, Details: refused.Details}
 	case errors.As(err, &ours) && ipamCodes[ours.Code] != 0:
-		return &skeinv1.CNIError{Code: ipamCodes[ours.Code], Message: ours.Message, Details: ours.Advice}
+		return &skeinv1.CNIError{Code: ipamCodes[ours.Code], Message: ours.Message, Details: cmp.Or(ours.Advice, ipamAdvice[ours.Code])}
 	case errors.Is(err, context.Canceled):
 		return &skeinv1.CNIError{Code: cni.CodeTryAgain, Message: "the request was given up before its end: " + err.Error(), Details: "what it had made is undone; try again"}
 	case errors.Is(err, context.DeadlineExceeded):

@@ -10,6 +10,9 @@ import (
 	"github.com/skeinmesh/skein/cni"
 )
 
+// deletedAway is the reason of a Release that a note led to.
+const deletedAway = "CNI DEL while the agent was away"
+
 // ReadNotes acts on what the plugin noted while no agent answered: attachments that are gone give their addresses back.
 // Notes that could not be acted on stay.
 func (s *Server) ReadNotes(ctx context.Context) error {
@@ -24,7 +27,7 @@ func (s *Server) ReadNotes(ctx context.Context) error {
 			if !cni.HasNote(s.cfg.NoteDir, n.ContainerID, n.Interface) {
 				return nil // another request has acted on it, and an ADD may have come since
 			}
-			return s.remove(ctx, key, "")
+			return s.remove(ctx, key, "", deletedAway)
 		})
 		if err != nil {
 			errs = append(errs, fmt.Errorf("note of %s of %s: %w", n.Interface, n.ContainerID, err))

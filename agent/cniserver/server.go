@@ -22,12 +22,13 @@ import (
 // SocketName is the socket's file in the agent's run directory.
 const SocketName = "cni.sock"
 
-// Allocator gives addresses (package ipam). Release of what is not there is no error.
+// Allocator gives addresses (package ipam).
 type Allocator interface {
 	Assign(ctx context.Context, r ipam.Request) (ipam.Lease, error)
-	Release(key ipam.Key) error
-	Lease(key ipam.Key) (ipam.Lease, bool)
+	Release(key ipam.Key, reason string) (ipam.Lease, bool)
+	Lookup(key ipam.Key) (ipam.Lease, bool)
 	Leases() []ipam.Lease
+	Ready() error // whether a pod that asks for nothing special could get an address now
 }
 
 // Network makes links (package podnet). Its methods run on a locked thread in the namespace that the agent works in.
@@ -40,9 +41,9 @@ type Network interface {
 	Has(containerID, ifname string) (bool, error)
 }
 
-// Condition is what STATUS goes by.
+// Condition is what STATUS goes by, beside addresses and rights.
 type Condition struct {
-	// NoAdd says why no ADD can succeed now, with the next step; empty: one can.
+	// NoAdd says why no ADD can succeed now; empty: one can.
 	NoAdd string
 	// Limited says why pods that run may be cut off as well.
 	Limited string

@@ -82,7 +82,7 @@ func attachment(l ipam.Lease, mtu int) podnet.Attachment {
 // vacant makes sure that an attachment can be made: the namespace is one, and what an earlier ADD left is out of the way.
 func (s *Server) vacant(ctx context.Context, key ipam.Key, netns string) error {
 	if s.cfg.NoteDir != "" && cni.HasNote(s.cfg.NoteDir, key.ContainerID, key.Interface) {
-		if err := s.remove(ctx, key, ""); err != nil {
+		if err := s.remove(ctx, key, "", deletedAway); err != nil {
 			return err
 		}
 	}
@@ -97,13 +97,13 @@ func (s *Server) vacant(ctx context.Context, key ipam.Key, netns string) error {
 	if err != nil {
 		return err
 	}
-	old, leased := s.cfg.Allocator.Lease(key)
+	old, leased := s.cfg.Allocator.Lookup(key)
 	switch {
 	case there:
 		return refuse(cni.CodeExists, fmt.Sprintf("%s of container %s exists already%s", key.Interface, key.ContainerID, addressesOf(old)), "DEL must come before another ADD for the same container and interface")
 	case leased: // its link is gone, and with it whoever used the address: a restart, or a namespace that was removed by hand
 		s.cfg.Log.Info("an attachment without a link is replaced", "container", key.ContainerID, "interface", key.Interface, "ipv4", old.IPv4, "ipv6", old.IPv6)
-		return s.release(key)
+		s.cfg.Allocator.Release(key, "its link is gone, and it was added again")
 	}
 	return nil
 }
@@ -131,36 +131,27 @@ func addressesOf(l ipam.Lease) string {
 func (s *Server) undo(ctx context.Context, l ipam.Lease, made bool, cause error) error {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), undoTimeout)
 	defer cancel()
+	reason := ipam.AddFailed
 	if made {
+		reason = "the ADD was given up"
 		if err := s.kernel(ctx, func() error { return s.cfg.Network.Del(l.NetNS, l.Key.Interface, l.Key.ContainerID) }); err != nil {
 			return errors.Join(cause, fmt.Errorf("undo: %w", err)) // the address stays with the link
 		}
 	}
-	if err := s.release(l.Key); err != nil {
-		return errors.Join(cause, fmt.Errorf("undo: %w", err))
-	}
+	s.cfg.Allocator.Release(l.Key, reason)
 	return cause
 }
 
-func (s *Server) release(key ipam.Key) error {
-	if err := s.cfg.Allocator.Release(key); err != nil {
-		return fmt.Errorf("give back the addresses of %s of %s: %w", key.Interface, key.ContainerID, err)
-	}
-	return nil
-}
-
 // remove takes link, addresses and note away; whatever of it is there. The addresses go after the link.
-func (s *Server) remove(ctx context.Context, key ipam.Key, netns string) error {
+func (s *Server) remove(ctx context.Context, key ipam.Key, netns, reason string) error {
 	if netns == "" {
-		l, _ := s.cfg.Allocator.Lease(key)
+		l, _ := s.cfg.Allocator.Lookup(key)
 		netns = l.NetNS
 	}
 	if err := s.kernel(ctx, func() error { return s.cfg.Network.Del(netns, key.Interface, key.ContainerID) }); err != nil {
 		return fmt.Errorf("remove %s of %s: %w", key.Interface, key.ContainerID, err)
 	}
-	if err := s.release(key); err != nil {
-		return err
-	}
+	s.cfg.Allocator.Release(key, reason)
 	if s.cfg.NoteDir == "" {
 		return nil
 	}
@@ -170,7 +161,7 @@ func (s *Server) remove(ctx context.Context, key ipam.Key, netns string) error {
 // Del takes back what an attachment has.
 func (s *Server) Del(ctx context.Context, r *skeinv1.CNIDelRequest) (*skeinv1.CNIDelResponse, error) {
 	return &skeinv1.CNIDelResponse{}, s.answer(ctx, "DEL", r.GetAttachment(), func(ctx context.Context, key ipam.Key) error {
-		return s.remove(ctx, key, r.GetNetns())
+		return s.remove(ctx, key, r.GetNetns(), "CNI DEL")
 	})
 }
 
@@ -182,7 +173,7 @@ func (s *Server) Check(ctx context.Context, r *skeinv1.CNICheckRequest) (*skeinv
 }
 
 func (s *Server) check(ctx context.Context, key ipam.Key, r *skeinv1.CNICheckRequest) error {
-	lease, ok := s.cfg.Allocator.Lease(key)
+	lease, ok := s.cfg.Allocator.Lookup(key)
 	if !ok {
 		return refuse(cni.CodeUnknown, fmt.Sprintf("%s of container %s has no addresses here", key.Interface, key.ContainerID), "it was never added on this node, or was removed since: the runtime must make the container again")
 	}
@@ -232,10 +223,10 @@ func (s *Server) GC(ctx context.Context, r *skeinv1.CNIGCRequest) (*skeinv1.CNIG
 			continue
 		}
 		err := s.keys.with(ctx, l.Key, func() error {
-			if now, ok := s.cfg.Allocator.Lease(l.Key); !ok || !now.Since.Equal(l.Since) {
+			if now, ok := s.cfg.Allocator.Lookup(l.Key); !ok || !now.Since.Equal(l.Since) {
 				return nil // it ended by itself, or another ADD came
 			}
-			return s.remove(ctx, l.Key, "")
+			return s.remove(ctx, l.Key, "", "not listed as valid any more (CNI GC)")
 		})
 		if err != nil {
 			errs = append(errs, err)
@@ -251,22 +242,4 @@ func (s *Server) GC(ctx context.Context, r *skeinv1.CNIGCRequest) (*skeinv1.CNIG
 // network is not known, since it was read from the kernel, is left to the search for leaks, which looks at namespaces.
 func collectable(l ipam.Lease, network string) bool {
 	return network != "" && l.Network == network && l.Until.IsZero()
-}
-
-// Status tells whether an ADD could succeed.
-func (s *Server) Status(ctx context.Context, _ *skeinv1.CNIStatusRequest) (*skeinv1.CNIStatusResponse, error) {
-	began := time.Now()
-	return &skeinv1.CNIStatusResponse{}, s.report("STATUS", ipam.Key{}, began, s.cfg.Condition(ctx).err())
-}
-
-func (c Condition) err() error {
-	switch {
-	case c.Limited != "" && c.NoAdd != "":
-		return refuse(cni.CodeLimited, c.Limited, c.NoAdd)
-	case c.Limited != "":
-		return refuse(cni.CodeLimited, c.Limited, "pods that run may not reach others; see `skein status`")
-	case c.NoAdd != "":
-		return refuse(cni.CodeUnavailable, c.NoAdd, "pods that run are not touched; see `skein status`")
-	}
-	return nil
 }
