@@ -63,13 +63,16 @@ func NewClient(cfg ClientConfig) *Client {
 // with the same request ID until one answers or the context ends (after 30 s if it has no deadline). A
 // refusal is an *events.Error.
 func (c *Client) Propose(ctx context.Context, cmd *skeinv1.Command) (*skeinv1.Answer, error) {
+	if err := checkSize(cmd); err != nil { // nobody would read it to the end
+		return nil, err
+	}
 	cmd = proto.CloneOf(cmd)
 	if cmd.RequestId == "" {
 		cmd.RequestId = NewRequestID()
 	}
 	if _, ok := ctx.Deadline(); !ok {
 		var cancel context.CancelFunc
-		ctx, cancel = context.WithTimeout(ctx, proposeHold)
+		ctx, cancel = context.WithTimeout(ctx, timeFor(proposeHold, cmd))
 		defer cancel()
 	}
 	wait := retryMin
@@ -118,7 +121,7 @@ func (c *Client) proposeOnce(ctx context.Context, cmd *skeinv1.Command) (*skeinv
 	if s := c.local(); s != nil {
 		own := proto.CloneOf(cmd)
 		own.Issuer = c.cfg.Self.String()
-		attempt, cancel := context.WithTimeout(ctx, proposeAttempt)
+		attempt, cancel := context.WithTimeout(ctx, timeFor(proposeAttempt, cmd))
 		a, err := s.Propose(attempt, own)
 		cancel()
 		var other *NotLeaderError
@@ -181,7 +184,7 @@ func (c *Client) askServers(ctx context.Context, cmd *skeinv1.Command, failure e
 }
 
 func (c *Client) proposeTo(ctx context.Context, id identity.ID, cmd *skeinv1.Command) (*skeinv1.Answer, error) {
-	ctx, cancel := context.WithTimeout(ctx, proposeAttempt)
+	ctx, cancel := context.WithTimeout(ctx, timeFor(proposeAttempt, cmd))
 	defer cancel()
 	r, err := c.cfg.Conns.Cluster(id).Propose(ctx, &skeinv1.ProposeRequest{Command: cmd})
 	switch code := connect.CodeOf(err); {

@@ -1,10 +1,13 @@
 package consensus
 
 import (
+	"bytes"
+	"compress/flate"
 	"encoding/binary"
 	"errors"
 	"fmt"
 	"hash/crc32"
+	"io"
 	"math"
 
 	"google.golang.org/protobuf/proto"
@@ -17,29 +20,34 @@ import (
 // the payload. bbolt checks its meta pages only, so a flipped bit would pass unseen without it.
 const (
 	sealFormat = 1
+	packFormat = 2 // the payload is compressed
 	sealHeader = 1 + crc32.Size
 
 	maxBatchEvents = 1 << 16
-	maxBatchBytes  = 8 << 20   // what a decoder accepts; the leader stops far below
+	maxBatchBytes  = 32 << 20  // what is accepted, unpacked, too; the leader stops far below
 	maxStateBytes  = 256 << 20 // what a decoder accepts
 )
 
 var castagnoli = crc32.MakeTable(crc32.Castagnoli)
 
-func seal(payload []byte) []byte {
+func seal(payload []byte) []byte { return sealAs(sealFormat, payload) }
+
+func sealAs(format byte, payload []byte) []byte {
 	b := make([]byte, sealHeader, sealHeader+len(payload))
-	b[0] = sealFormat
+	b[0] = format
 	binary.BigEndian.PutUint32(b[1:], crc32.Checksum(payload, castagnoli))
 	return append(b, payload...)
 }
 
 // unseal returns the payload, which shares memory with b.
-func unseal(b []byte) ([]byte, error) {
+func unseal(b []byte) ([]byte, error) { return unsealAs(sealFormat, b) }
+
+func unsealAs(format byte, b []byte) ([]byte, error) {
 	if len(b) < sealHeader {
 		return nil, fmt.Errorf("record of %d bytes is too short", len(b))
 	}
-	if b[0] != sealFormat {
-		return nil, fmt.Errorf("record has format %d, want %d: it was written by another version", b[0], sealFormat)
+	if b[0] != format {
+		return nil, fmt.Errorf("record has format %d, want %d: it was written by another version", b[0], format)
 	}
 	if have, want := crc32.Checksum(b[sealHeader:], castagnoli), binary.BigEndian.Uint32(b[1:]); have != want {
 		return nil, fmt.Errorf("record's checksum is %08x, want %08x", have, want)
@@ -53,7 +61,53 @@ func EncodeBatch(b *skeinv1.Batch) ([]byte, error) {
 	if err != nil {
 		return nil, fmt.Errorf("encode a batch: %w", err)
 	}
+	if len(payload) > maxBatchBytes-sealHeader || len(b.GetEvents()) > maxBatchEvents {
+		return nil, fmt.Errorf("batch of %d events and %d bytes is larger than %d and %d: no server could read it", len(b.GetEvents()), len(payload), maxBatchEvents, maxBatchBytes)
+	}
+	if len(payload) > packAbove {
+		return packBatch(payload)
+	}
 	return seal(payload), nil
+}
+
+// packAbove is how large a batch gets before it is compressed. Raft gives a follower peerTimeout for a whole entry,
+// however slow its line is, and an entry that never fits in stops the log for good: an import of 16,384 blocks shrinks to
+// a tenth. Groups of other commands stay below (maxEntryBytes), so that servers that cannot unpack never see one.
+const packAbove = 2 * maxEntryBytes
+
+func packBatch(payload []byte) ([]byte, error) {
+	var b bytes.Buffer
+	w, err := flate.NewWriter(&b, flate.BestSpeed)
+	if err == nil {
+		_, err = w.Write(payload)
+	}
+	if err == nil {
+		err = w.Close()
+	}
+	if err != nil {
+		return nil, fmt.Errorf("compress a batch: %w", err)
+	}
+	return sealAs(packFormat, b.Bytes()), nil
+}
+
+// openBatch returns what EncodeBatch sealed, or why it is damaged.
+func openBatch(b []byte) ([]byte, error) {
+	if len(b) > 0 && b[0] == packFormat {
+		return unpackBatch(b)
+	}
+	return unseal(b)
+}
+
+func unpackBatch(b []byte) ([]byte, error) {
+	packed, err := unsealAs(packFormat, b)
+	if err != nil {
+		return nil, err
+	}
+	payload, err := io.ReadAll(io.LimitReader(flate.NewReader(bytes.NewReader(packed)), maxBatchBytes+1))
+	if err == nil && len(payload) > maxBatchBytes {
+		err = fmt.Errorf("it is larger than %d bytes", maxBatchBytes)
+	}
+	return payload, err
 }
 
 // DecodeBatch reads what EncodeBatch wrote.
@@ -61,7 +115,7 @@ func DecodeBatch(b []byte) (*skeinv1.Batch, error) {
 	if len(b) > maxBatchBytes {
 		return nil, fmt.Errorf("batch of %d bytes is larger than %d", len(b), maxBatchBytes)
 	}
-	payload, err := unseal(b)
+	payload, err := openBatch(b)
 	if err != nil {
 		return nil, fmt.Errorf("decode a batch: %w", err)
 	}

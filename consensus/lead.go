@@ -23,6 +23,7 @@ const (
 	queueLength   = 4096      // commands waiting to be decided
 	entropyBytes  = 64
 	maxCommand    = 64 << 10 // bytes of one command
+	maxImport     = 4 << 20  // bytes of one that imports pools: events.MaxImportBlocks of them, with room
 )
 
 // proposal is one caller's command and, when done is closed, its outcome.
@@ -95,8 +96,8 @@ func (s *Server) startTerm(ctx context.Context) *term {
 
 // propose queues a command and waits for its outcome.
 func (t *term) propose(ctx context.Context, c *skeinv1.Command) (*skeinv1.Answer, error) {
-	if n := proto.Size(c); n > maxCommand {
-		return nil, &events.Error{Code: events.InvalidArgument, Message: fmt.Sprintf("the command has %d bytes, at most %d are allowed", n, maxCommand)}
+	if err := checkSize(c); err != nil {
+		return nil, err
 	}
 	c = proto.CloneOf(c)
 	if c.RequestId == "" {
@@ -123,6 +124,27 @@ func (t *term) propose(ctx context.Context, c *skeinv1.Command) (*skeinv1.Answer
 	default:
 		return nil, t.server.notLeader() // it stayed in the queue
 	}
+}
+
+// checkSize refuses a command that is too large to be sent and decided.
+func checkSize(c *skeinv1.Command) error {
+	limit := maxCommand
+	if c.GetImportPools() != nil {
+		limit = maxImport
+	}
+	if n := proto.Size(c); n > limit {
+		return &events.Error{Code: events.InvalidArgument, Message: fmt.Sprintf("the command has %d bytes, at most %d are allowed: split it", n, limit)}
+	}
+	return nil
+}
+
+// timeFor is how long a command may take where an ordinary one takes so long: a large one needs time to get there,
+// also over a line of one Mbit/s.
+func timeFor(ordinary time.Duration, c *skeinv1.Command) time.Duration {
+	if n := proto.Size(c); n > maxCommand {
+		return ordinary + time.Duration(n)*time.Second/(128<<10)
+	}
+	return ordinary
 }
 
 // entry is one group of commands on its way through the log.

@@ -79,7 +79,7 @@ func checkRaftPair(bucket, k, v []byte) error {
 		return fmt.Errorf("entry %d is stored as %d", l.Index, index)
 	}
 	if l.Type == raft.LogCommand {
-		if _, err := unseal(l.Data); err != nil {
+		if _, err := openBatch(l.Data); err != nil {
 			return fmt.Errorf("entry %d: %w", index, err)
 		}
 	}

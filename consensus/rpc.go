@@ -19,8 +19,8 @@ const (
 	pingAfter    = 2 * time.Second // of silence on an RPC connection
 	pingTimeout  = 2 * time.Second
 	idleTimeout  = 2 * time.Minute
-	maxMessage   = 64 << 20 // a state in a snapshot
-	maxRequest   = 1 << 20  // what a service reads
+	maxMessage   = 64 << 20               // a state in a snapshot
+	maxRequest   = maxImport + maxCommand // what a service reads
 	writeTimeout = 10 * time.Second
 )
 

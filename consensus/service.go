@@ -184,7 +184,7 @@ var errNewLeader = errors.New("the leader changed")
 // forward hands a command to the leader. It gives up with errNewLeader as soon as the leader changes: the
 // old one may be dead, and then nothing but a time-out would tell.
 func (s *Service) forward(ctx context.Context, leader identity.ID, c *skeinv1.Command, news <-chan struct{}) (*skeinv1.Answer, error) {
-	ctx, cancel := context.WithTimeout(ctx, forwardTimeout)
+	ctx, cancel := context.WithTimeout(ctx, timeFor(forwardTimeout, c))
 	defer cancel()
 	changed, giveUp := context.WithCancelCause(ctx)
 	defer giveUp(nil)

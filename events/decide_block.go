@@ -36,6 +36,12 @@ func (d *decision) allocateBlocks(c *skeinv1.AllocateBlocks) error {
 		}
 		total = min(total, limit)
 	}
+	if all := d.s.blockCount(n.GetId()); all+int(total-uint64(held.n)) > MaxNodeBlocks {
+		if all >= MaxNodeBlocks {
+			return refuse(ResourceExhausted, "node %s has %d blocks, and a node may have %d in all pools; use pools with larger blocks", n.GetName(), all, MaxNodeBlocks)
+		}
+		total = uint64(held.n + MaxNodeBlocks - all)
+	}
 	numbers := d.nextBlocks(r, int(min(total-uint64(held.n), MaxBlocksAtOnce)))
 	if len(numbers) == 0 {
 		return d.refuseExhausted(r)
@@ -44,6 +50,16 @@ func (d *decision) allocateBlocks(c *skeinv1.AllocateBlocks) error {
 		d.answer.Blocks = append(d.answer.Blocks, d.emitBlock(r, number, n.GetId(), ""))
 	}
 	return nil
+}
+
+// blockCount is how many blocks a node has in all pools.
+func (s *State) blockCount(nodeID string) (n int) {
+	h, _ := hexKey(nodeID)
+	for _, name := range s.poolNames {
+		held, _ := s.room(name).holders.get(h, nodeID)
+		n += held.n
+	}
+	return n
 }
 
 func refuseDraining(p *skeinv1.Pool) error {

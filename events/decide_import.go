@@ -169,6 +169,10 @@ func (im *importer) block(want *skeinv1.ImportBlock) {
 		im.conflict(d.refuseExhausted(r))
 		return
 	}
+	if node != nil && im.d.s.blockCount(node.GetId()) >= MaxNodeBlocks {
+		im.conflict(refuse(ResourceExhausted, "block %s of pool %s: node %s would have more than %d blocks", name, want.GetPool(), node.GetName(), MaxNodeBlocks))
+		return
+	}
 	im.d.emitBlock(r, n, node.GetId(), reason)
 	im.done(at, fmt.Sprintf("block %s of pool %s: %s", name, want.GetPool(), who))
 }

@@ -180,8 +180,8 @@ func (d *decision) checkGrant(r *room, c *skeinv1.SetGrant, have *skeinv1.Grant)
 	case sum-uint64(have.GetAddresses())+uint64(c.GetAddresses()) > uint64(quota):
 		return refuse(ResourceExhausted, "namespace %s may have %d addresses of pool %s, and nodes hold %d of them (%s): end pods there, or raise the quota",
 			ns, quota, c.GetPool(), sum, d.s.grantees(r, ns))
-	case have == nil && r.grants.n >= MaxGrants:
-		return refuse(ResourceExhausted, "pool %s has %d grants already: give fewer namespaces a quota", c.GetPool(), r.grants.n)
+	case have == nil && d.s.grantCount >= MaxGrants:
+		return refuse(ResourceExhausted, "there are %d grants already: give fewer namespaces a quota", d.s.grantCount)
 	}
 	return nil
 }

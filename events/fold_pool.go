@@ -345,7 +345,9 @@ func (s *State) setGrant(g *skeinv1.Grant) bool {
 		return false
 	}
 	r, key := *old, grantKey(ns, g.GetNodeId())
+	s.grantCount -= r.grants.n
 	r.grants.put(s.own(), textKey(key), key, g)
+	s.grantCount += r.grants.n
 	r.granted.put(s.own(), textKey(ns), ns, sum)
 	s.setRoom(&r)
 	return true
@@ -358,6 +360,7 @@ func (s *State) dropGrant(g *skeinv1.Grant) {
 	}
 	r, ns, key := *s.room(g.GetPool()), g.GetNamespace(), grantKey(g.GetNamespace(), g.GetNodeId())
 	r.grants.del(s.own(), textKey(key), key)
+	s.grantCount--
 	if sum, _ := r.granted.get(textKey(ns), ns); sum > uint64(have.GetAddresses()) {
 		r.granted.put(s.own(), textKey(ns), ns, sum-uint64(have.GetAddresses()))
 	} else {

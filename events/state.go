@@ -47,6 +47,7 @@ type content struct {
 	namespaces  table[string]      // namespace → the pool that serves it
 	pods        table[[]staticRef] // podKey → its static addresses
 	staticCount int                // static addresses in all pools
+	grantCount  int                // grants in all pools
 	numbers     int                // blocks in all pools that belong to somebody or did
 }
 

@@ -16,17 +16,17 @@ import (
 // Bounds of what commands may bring into pools.
 const (
 	MaxPoolRest       = 30 * 24 * time.Hour // of a cooldown and of sticky addresses
-	MaxBlocksPerNode  = 1 << 20
-	MaxPoolNamespaces = 1024 // that a pool serves, and as many that may name it
-	MaxQuotas         = 1024 // of a pool
-	MaxNamespace      = 253  // characters of a namespace or a pod's name, as in Kubernetes
-	MaxGrants         = 1 << 16
-	MaxStatics        = 1 << 16
-	MaxPodStatics     = 16      // static addresses of one pod
-	MaxNumbers        = 1 << 20 // blocks in all pools that belong to somebody or did
-	MaxFreed          = 1 << 16 // blocks of a pool that were given back, before they come again ahead of new ones
-	MaxBlocksAtOnce   = 16      // given by one command
-	MaxReleased       = 1024    // given back by one command
+	MaxPoolNamespaces = 1024                // that a pool serves, and as many that may name it
+	MaxQuotas         = 1024                // of a pool
+	MaxNamespace      = 253                 // characters of a namespace or a pod's name, as in Kubernetes
+	MaxNodeBlocks     = 16_384              // of a node in all pools: as many events revoke it at once, and an entry of the log holds 65,536
+	MaxGrants         = 16_384              // in all pools
+	MaxStatics        = 16_384              // in all pools
+	MaxPodStatics     = 16                  // static addresses of one pod
+	MaxNumbers        = 1 << 18             // blocks in all pools that belong to somebody or did
+	MaxFreed          = 1 << 16             // blocks of a pool that were given back, before they come again ahead of new ones
+	MaxBlocksAtOnce   = 16                  // given by one command
+	MaxReleased       = 1024                // given back by one command
 )
 
 func checkPoolName(name string) error {
@@ -128,7 +128,7 @@ func checkPool(p *skeinv1.Pool) error {
 	}{
 		{"cooldown_seconds", p.GetCooldownSeconds(), uint32(MaxPoolRest / time.Second)},
 		{"sticky_seconds", p.GetStickySeconds(), uint32(MaxPoolRest / time.Second)},
-		{"max_blocks_per_node", p.GetMaxBlocksPerNode(), MaxBlocksPerNode},
+		{"max_blocks_per_node", p.GetMaxBlocksPerNode(), MaxNodeBlocks},
 		{"namespaces", uint32(len(p.GetNamespaces())), MaxPoolNamespaces},
 		{"allowed", uint32(len(p.GetAllowed())), MaxPoolNamespaces},
 		{"quotas", uint32(len(p.GetQuotas())), MaxQuotas},
