@@ -66,21 +66,11 @@ func (a *Agent) openPods() error {
 	}
 	p.ipam.Adopt(found)
 	p.cni = cniserver.New(cniserver.Config{
-		Allocator: allocator{p.ipam}, Network: cniserver.Kernel{}, MTU: func() uint32 { return uint32(a.linkMTU()) }, Condition: p.condition,
+		Allocator: p.ipam, Network: cniserver.Kernel{}, MTU: func() uint32 { return uint32(a.linkMTU()) }, Condition: p.condition,
 		NoteDir: cni.NoteDir(filepath.Join(a.cfg.RunDir, cniserver.SocketName)), Done: a.metrics.cni.observe, Log: a.log.With("room", "cni"),
 	})
 	return nil
 }
-
-// allocator is the Manager as the CNI server asks it.
-type allocator struct{ *ipam.Manager }
-
-func (m allocator) Release(k ipam.Key) error {
-	m.Manager.Release(k, "deleted")
-	return nil
-}
-
-func (m allocator) Lease(k ipam.Key) (ipam.Lease, bool) { return m.Lookup(k) }
 
 // condition is what the plugin's STATUS tells the container runtime.
 func (p *pods) condition(context.Context) (c cniserver.Condition) {
@@ -90,10 +80,6 @@ func (p *pods) condition(context.Context) (c cniserver.Condition) {
 		c.NoAdd = err.Error()
 	case have&(1<<unix.CAP_SYS_ADMIN) == 0:
 		c.NoAdd = "the agent lacks CAP_SYS_ADMIN, without which it cannot enter pods' network namespaces: give it to the agent (systemd: AmbientCapabilities=)"
-	default:
-		if err := p.ipam.Ready(); err != nil {
-			c.NoAdd = err.Error()
-		}
 	}
 	if !p.a.applied.Load() {
 		c.Limited = "the data plane is not as it should be; see `skein status`"
