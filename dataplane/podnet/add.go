@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"net"
 	"net/netip"
+	"slices"
 
 	"golang.org/x/sys/unix"
 
@@ -76,20 +77,42 @@ func (w *work) do(netns int) (out Link, err error) {
 	if err := w.setUpPod(); err != nil {
 		return Link{}, err
 	}
-	var routes []request // last: now the pod can answer
-	for _, addr := range w.addresses() {
-		routes = append(routes, newHostRoute(addr, w.hostEnd.index))
-	}
-	if _, err := w.host.do(routes...); err != nil {
-		if errors.Is(err, unix.EEXIST) {
-			return Link{}, fmt.Errorf("%w: table %d has a route to it that leads elsewhere: %w", ErrAddressInUse, dataplane.PodTable, err)
-		}
+	if err := w.leadHere(); err != nil { // last: now the pod can answer
 		return Link{}, err
 	}
 	if w.IPv6.IsValid() {
 		out.Gateway6 = gateway6
 	}
 	return out, nil
+}
+
+// leadHere adds the host's routes. One may be there already: who puts back routes that others delete can be faster.
+func (w *work) leadHere() error {
+	missing := w.addresses()
+	for {
+		var reqs []request
+		for _, addr := range missing {
+			reqs = append(reqs, newHostRoute(addr, w.hostEnd.index))
+		}
+		_, err := w.host.do(reqs...)
+		if !errors.Is(err, unix.EEXIST) {
+			return err
+		}
+		have, rerr := w.host.routes(dataplane.PodTable, w.hostEnd.index)
+		if rerr != nil {
+			return errors.Join(err, rerr)
+		}
+		before := len(missing)
+		missing = slices.DeleteFunc(missing, func(addr netip.Addr) bool {
+			return slices.ContainsFunc(have, func(r route) bool { return r.index == w.hostEnd.index && r.dst.Addr() == addr })
+		})
+		switch len(missing) {
+		case 0:
+			return nil
+		case before:
+			return fmt.Errorf("%w: table %d has a route to it that leads elsewhere: %w", ErrAddressInUse, dataplane.PodTable, err)
+		}
+	}
 }
 
 // makePair makes both ends and reads the host's.
