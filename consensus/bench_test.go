@@ -90,6 +90,40 @@ func BenchmarkBlocks(b *testing.B) {
 	}
 }
 
+// BenchmarkThousandNodes is how long it takes until each of 1,000 nodes that ask at once has a block.
+func BenchmarkThousandNodes(b *testing.B) {
+	c := newCluster(b)
+	c.net.tcp = true
+	c.form(3)
+	leader := c.leader()
+	nodes := admitMany(b, leader, 1000)
+	var all []time.Duration
+	for i := range b.N {
+		pool := fmt.Sprintf("pool%d", i)
+		c.propose(leader, &skeinv1.Command{Body: &skeinv1.Command_CreatePool{CreatePool: &skeinv1.CreatePool{
+			Pool: &skeinv1.Pool{Name: pool, BlockSizeBits: 5, Subnets: []*skeinv1.PoolSubnet{{Ipv4: fmt.Sprintf("10.%d.0.0/16", 64+i)}}}}}})
+		began := time.Now()
+		var wg sync.WaitGroup
+		for _, id := range nodes {
+			wg.Go(func() {
+				if _, err := leader.client.Propose(context.Background(), &skeinv1.Command{RequestId: pool + " " + id, Body: &skeinv1.Command_AllocateBlocks{
+					AllocateBlocks: &skeinv1.AllocateBlocks{NodeId: id, Pool: pool, Total: 1}}}); err != nil {
+					b.Error(err)
+				}
+			})
+		}
+		wg.Wait()
+		all = append(all, time.Since(began))
+		s := leader.replica.State()
+		if use := s.PoolUse(pool); use.Owned != uint64(len(nodes)) || use.Nodes != len(nodes) {
+			b.Fatalf("%d blocks belong to %d nodes, want one for each of %d", use.Owned, use.Nodes, len(nodes))
+		}
+	}
+	slices.Sort(all)
+	b.ReportMetric(float64(all[len(all)-1].Microseconds())/1000, "worst-ms")
+	b.ReportMetric(float64(all[len(all)/2].Microseconds())/1000, "p50-ms")
+}
+
 // admitMany makes members that nobody runs.
 func admitMany(b *testing.B, leader *node, n int) (ids []string) {
 	secret := sha256.Sum256([]byte("many"))
