@@ -98,14 +98,21 @@ func printWho(w io.Writer, r *skeinv1.WhoResponse, then, history bool, names *st
 	line := func(k, format string, a ...any) {
 		fmt.Fprintln(w, wrap(fmt.Sprintf("%-10s %s", k, names.Replace(fmt.Sprintf(format, a...))), 11))
 	}
-	line("address", "%s: %s", r.GetAddress(), r.GetSays())
+	says := r.GetSays()
+	if !strings.Contains(says, r.GetAddress()) {
+		says = r.GetAddress() + ": " + says
+	}
+	line("address", "%s", says)
 	if then {
 		line("at", "event %d, %s", r.GetAtIndex(), instant(r.GetAtTime()))
 	}
-	if p := r.GetPod(); p != nil {
+	switch p := r.GetPod(); {
+	case p != nil:
 		line("pod", "%s", holderText(p))
-	} else if r.GetPodUnknown() != "" {
+	case r.GetPodUnknown() != "":
 		line("pod", "not known: %s", r.GetPodUnknown())
+	case r.GetKind() == "block":
+		line("pod", "none")
 	}
 	if r.GetNode() != "" || r.GetNodeId() != "" {
 		fmt.Fprintf(w, "%-10s %s (%s)\n", "node", dash(r.GetNode()), r.GetNodeId())
@@ -116,7 +123,11 @@ func printWho(w io.Writer, r *skeinv1.WhoResponse, then, history bool, names *st
 		line("pool", "%s", r.GetPool())
 	}
 	if r.GetEventIndex() > 0 {
-		line("decided", "by event %d, %s, %s", r.GetEventIndex(), r.GetEvent(), instant(r.GetEventTime()))
+		what := fmt.Sprintf("by event %d", r.GetEventIndex())
+		if r.GetEvent() != "" { // else it is older than what this node keeps
+			what += ", " + r.GetEvent()
+		}
+		line("decided", "%s, %s", what, instant(r.GetEventTime()))
 	}
 	if !history {
 		return

@@ -60,7 +60,7 @@ func TestWhoIsShown(t *testing.T) {
 	utc(t)
 	f := newFakeAgent(t)
 	block := &skeinv1.Block{Pool: "default", Number: 3, Ipv4: "10.64.0.96/27", Ipv6: "fd01:203:405:607::60/123", NodeId: "b33ad742981917ca", Index: 17}
-	who := &skeinv1.WhoResponse{Address: "10.64.0.101", Kind: "block", Says: "Pod web/nginx-1 on b33ad742981917ca has it.", AtIndex: 31, AtTime: 1795269600e9, NodeId: block.NodeId, Node: "home1", Pool: "default", Block: block,
+	who := &skeinv1.WhoResponse{Address: "10.64.0.101", Kind: "block", Says: "10.64.0.101 lies in block 10.64.0.96/27 of node home1, pool default", AtIndex: 31, AtTime: 1795269600e9, NodeId: block.NodeId, Node: "home1", Pool: "default", Block: block,
 		EventIndex: 17, EventTime: 1795269500e9, Event: "block_allocated",
 		Pod:     &skeinv1.Holder{Namespace: "web", Pod: "nginx-1", ContainerId: "0123456789abcdef0123456789abcdef", Interface: "eth0", Since: 1795269550e9, State: "used"},
 		History: []string{"2026-11-21 13:58:20  event 17: block 3 of pool default goes to b33ad742981917ca", "2026-11-21 13:59:10  pod web/nginx-1 gets it on b33ad742981917ca, container 0123456789ab, and this line is long enough"}}
@@ -68,11 +68,13 @@ func TestWhoIsShown(t *testing.T) {
 	commands := [][]string{{"ip", "who", "10.64.0.101"}, {"ip", "who", "10.64.0.101", "--at", "31"}, {"explain", "address", "10.64.0.101"}}
 	f.showsGolden(t, "ip-who", commands...)
 	past := proto.CloneOf(who)
-	past.Pod.Until, past.Says, past.History = 1795269580e9, "It rests.", nil
+	past.Pod.Until, past.Event, past.History = 1795269580e9, "", nil
 	f.lay(&skeinv1.WhoRequest{}, past)
 	f.showsGolden(t, "ip-who-past", commands[2])
-	past.Pod, past.PodUnknown, past.Says = nil, "home1 does not answer: no path leads to it", "It is in a block of b33ad742981917ca."
+	past.Pod, past.PodUnknown = nil, "node home1 does not tell: no path leads to it"
 	f.showsGolden(t, "ip-who-unknown", commands[0])
+	past.PodUnknown = ""
+	f.showsGolden(t, "ip-who-no-pod", commands[0])
 	f.lay(&skeinv1.WhoRequest{}, &skeinv1.WhoResponse{Address: "192.0.2.1", Kind: "unknown", Says: "It is in no pool, and no node's."})
 	f.showsGolden(t, "ip-who-nobody", []string{"ip", "who", "192.0.2.1"})
 	if _, _, err := f.skein(t, "ip", "who", "::ffff:10.64.0.5", "--at", "2026-11-21T14:03:05Z"); err != nil {
@@ -133,11 +135,11 @@ func TestImport(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	plan := []string{"+ pool default: 10.64.0.0/16, blocks of 32", "+ block 10.64.0.96/27 of pool default goes to node1"}
+	plan := []string{"2 changes, 0 are there already", "make pool default: 10.64.0.0/16, blocks of 2^5 addresses", "block 10.64.0.96/27 of pool default: give it to node node1"}
 	rename := []string{"--node", "node1.example.com=node1"}
 	f.lay(&skeinv1.ImportRequest{}, &skeinv1.ImportResponse{Plan: plan, Changed: true, Index: 40})
 	f.showsGolden(t, "import", append([]string{"import", "coil", "testdata/coil.yaml", "--dry-run"}, rename...), append([]string{"import", "coil", "testdata/coil.yaml"}, rename...))
-	f.lay(&skeinv1.ImportRequest{}, &skeinv1.ImportResponse{Index: 40})
+	f.lay(&skeinv1.ImportRequest{}, &skeinv1.ImportResponse{Plan: []string{"0 changes, 2 are there already"}, Index: 40})
 	f.showsGolden(t, "import-again", append([]string{"import", "coil", "testdata/coil.yaml"}, rename...))
 	want := &skeinv1.ImportPools{Pools: []*skeinv1.Pool{{Name: "default", BlockSizeBits: 5, Subnets: []*skeinv1.PoolSubnet{{Ipv4: "10.64.0.0/16"}}}}, Blocks: []*skeinv1.ImportBlock{{Pool: "default", Ipv4: "10.64.0.96/27", Node: "node1"}}, DryRun: true}
 	if !proto.Equal(f.asked[0], &skeinv1.ImportRequest{Import: want}) {
