@@ -1,0 +1,273 @@
+package ipam
+
+import (
+	"context"
+	"fmt"
+	"sync"
+	"testing"
+	"time"
+
+	skeinv1 "github.com/skeinmesh/skein/api/skein/v1"
+	"github.com/skeinmesh/skein/internal/simtime"
+)
+
+// What went wrong for others, each by its number in their trackers.
+
+// run runs the Manager in the background until the test ends; with the bubble's clock.
+func (r *rig) run() (stop func()) {
+	ctx, cancel := context.WithCancel(context.Background())
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		r.Run(ctx)
+	}()
+	return func() {
+		cancel()
+		<-done
+	}
+}
+
+// burst assigns to so many pods at once and returns the errors.
+func (r *rig) burst(n int, within time.Duration) (failed []error) {
+	var wg sync.WaitGroup
+	var mu sync.Mutex
+	for i := range n {
+		req := r.request(fmt.Sprint("burst-", i))
+		wg.Go(func() {
+			ctx, cancel := context.WithTimeout(context.Background(), within)
+			defer cancel()
+			if _, err := r.Assign(ctx, req); err != nil {
+				mu.Lock()
+				defer mu.Unlock()
+				failed = append(failed, err)
+			}
+		})
+	}
+	wg.Wait()
+	return failed
+}
+
+// Coil #368: 80 pods at once on a new node stood behind one mutex for two minutes.
+func TestCoil368EightyPodsAtOnce(t *testing.T) {
+	simtime.Test(t, func(t *testing.T) {
+		g := newAgreement(t, time.Now)
+		g.pool(poolOf("default", 5, "10.64.0.0/16", "fd02::/112"))
+		r := g.start("a")
+		begin := time.Now()
+		if failed := r.burst(80, 10*time.Second); failed != nil {
+			t.Fatal(failed)
+		}
+		if d := time.Since(begin); d > time.Second {
+			t.Fatalf("they waited %s", d)
+		}
+		if n := noDuplicates(t, r); n != 80 {
+			t.Fatalf("%d have addresses", n)
+		}
+		if n := g.blocks("a"); n != 3 {
+			t.Fatalf("80 addresses took %d blocks of 32", n)
+		}
+		if n := g.proposals()["AllocateBlocks"]; n > 3 {
+			t.Fatalf("%d proposals for one burst", n)
+		}
+		stop := r.run()
+		time.Sleep(time.Minute)
+		stop()
+		if n := g.blocks("a"); n != 4 {
+			t.Fatalf("with the spare there are %d blocks", n)
+		}
+		r.Close()
+	})
+}
+
+// Coil #271: a request while the controller was away made two blocks, one of which nobody used.
+func TestCoil271NoSecondBlockAfterAnOutage(t *testing.T) {
+	simtime.Test(t, func(t *testing.T) {
+		g := newAgreement(t, time.Now)
+		g.pool(poolOf("default", 5, "10.64.0.0/16", ""))
+		r := g.start("a")
+		g.outage(true)
+		for range 5 { // as kubelet does
+			if _, err := r.try("p"); !codeIs(err, Unavailable) {
+				t.Fatalf("without servers: %v", err)
+			}
+			time.Sleep(4 * time.Second)
+		}
+		g.outage(false)
+		g.mu.Lock()
+		g.late = true // committed, but the answer is lost
+		g.mu.Unlock()
+		if _, err := r.try("p"); !codeIs(err, Unavailable) {
+			t.Fatalf("with the answer lost: %v", err)
+		}
+		g.mu.Lock()
+		g.late = false
+		r.Follow(g.state)
+		g.mu.Unlock()
+		time.Sleep(4 * time.Second)
+		r.assign("p")
+		if n := g.blocks("a"); n != 1 {
+			t.Fatalf("one pod took %d blocks", n)
+		}
+		r.Close()
+	})
+}
+
+// Coil #202: a retry loop on one node took block after block until a /16 was used up.
+func TestCoil202RetriesDoNotEatThePool(t *testing.T) {
+	simtime.Test(t, func(t *testing.T) {
+		g := newAgreement(t, time.Now)
+		p := poolOf("default", 2, "10.64.0.0/16", "")
+		p.CooldownSeconds = 3600
+		g.pool(p)
+		r := g.start("a")
+		stop := r.run()
+		for range 1000 {
+			l := r.assign("unlucky")
+			r.Release(l.Key, AddFailed)
+			time.Sleep(time.Second)
+		}
+		if n := g.blocks("a"); n > 2 {
+			t.Fatalf("an ADD that failed 1,000 times took %d blocks", n)
+		}
+		stop()
+		r.Close()
+	})
+}
+
+// Coil #284: addresses were given from a pool that was being deleted.
+func TestCoil284DrainingPoolGivesNothing(t *testing.T) {
+	simtime.Test(t, func(t *testing.T) {
+		g := newAgreement(t, time.Now)
+		p := poolOf("default", 3, "10.64.0.0/16", "")
+		p.StickySeconds = 600
+		g.pool(p)
+		r := g.start("a")
+		stop := r.run()
+		kept, left := r.assign("kept"), r.assign("left")
+		time.Sleep(10 * time.Second)
+		if n := g.blocks("a"); n != 2 {
+			t.Fatalf("%d blocks with the spare", n)
+		}
+		g.drain("default")
+		r.Release(left.Key, "")
+		for _, req := range []Request{r.request("new"), r.request("left")} { // not even to the one that it waits for
+			if l, err := r.Assign(t.Context(), req); !codeIs(err, Exhausted) {
+				t.Fatalf("a draining pool gave %v, %v", l, err)
+			}
+		}
+		time.Sleep(10 * time.Second)
+		if n := g.blocks("a"); n != 1 {
+			t.Fatalf("while it is drained the node has %d blocks, of which it uses one", n)
+		}
+		r.Release(kept.Key, "")
+		time.Sleep(10 * time.Second)
+		if n := g.blocks("a"); n != 0 {
+			t.Fatalf("%d blocks of the drained pool are left", n)
+		}
+		stop()
+		r.Close()
+	})
+}
+
+// Coil #227: the end of an old pod removed what a live one had, since that had got the old one's address.
+func TestCoil227LateDeletionSparesTheNewPod(t *testing.T) {
+	h := newHand()
+	g := newAgreement(t, h.now)
+	g.pool(poolOf("default", 0, "10.64.0.0/32", ""))
+	r := g.start("a")
+	old := r.assign("old")
+	r.Release(old.Key, "")
+	h.add(time.Minute)
+	live := r.assign("live")
+	if live.IPv4 != old.IPv4 {
+		t.Fatalf("of one address there are two: %v, %v", live.IPv4, old.IPv4)
+	}
+	if _, held := r.Release(old.Key, "once more"); held {
+		t.Fatal("the old pod held something after its end")
+	}
+	r.KeepOnly("skein", map[Key]bool{live.Key: true})
+	r.Adopt(found(live))
+	if l, ok := r.Lookup(live.Key); !ok || l.IPv4 != live.IPv4 {
+		t.Fatalf("the live pod has %v, %v", l, ok)
+	}
+	if who := r.Holders(live.IPv4); len(who) != 2 || who[0].Pod != "old" || who[0].Until.IsZero() || who[1].Pod != "live" || !who[1].Until.IsZero() {
+		t.Fatalf("holders: %+v", who)
+	}
+}
+
+// Calico #5044: garbage collection gave back the addresses of healthy pods.
+func TestCalico5044HealthyPodsKeepTheirAddresses(t *testing.T) {
+	h := newHand()
+	g := newAgreement(t, h.now)
+	g.pool(poolOf("default", 5, "10.64.0.0/16", ""))
+	r := g.start("a")
+	healthy, linkless, dead, young := r.assign("healthy"), r.assign("linkless"), r.assign("dead"), Lease{}
+	h.add(time.Hour)
+	gone := func(l Lease) bool { return l.Pod != "linkless" } // it lies about the healthy one, too
+	freed := r.Audit(found(healthy), gone)
+	h.add(10 * time.Second)
+	freed = append(freed, r.Audit(found(healthy), gone)...)
+	if len(freed) != 0 {
+		t.Fatalf("one audit, and a second too soon, freed %v", freed)
+	}
+	young = r.assign("young")
+	h.add(20 * time.Second)
+	freed = r.Audit(found(healthy), gone)
+	if len(freed) != 1 || freed[0].Key != dead.Key {
+		t.Fatalf("the audit freed %v", freed)
+	}
+	for _, l := range []Lease{healthy, linkless, young} {
+		if _, ok := r.Lookup(l.Key); !ok {
+			t.Fatalf("%s lost its address", l.Pod)
+		}
+	}
+	// Missing once, then there again: it starts anew.
+	r.Audit(nil, gone)
+	h.add(time.Minute)
+	r.Audit(found(healthy, young), gone)
+	h.add(time.Minute)
+	if freed := r.Audit(found(young), gone); len(freed) != 0 {
+		t.Fatalf("the second time in a row was none: %v", freed)
+	}
+}
+
+// A late copy of "take this block back" must not take away the block that the node got again.
+func TestLateReleaseIsTheFirstOne(t *testing.T) {
+	simtime.Test(t, func(t *testing.T) {
+		g := newAgreement(t, time.Now)
+		g.pool(poolOf("default", 0, "10.64.0.0/31", ""))
+		r := g.start("a")
+		stop := r.run()
+		l := r.assign("p")
+		time.Sleep(10 * time.Second)
+		g.mu.Lock()
+		g.late = true
+		g.mu.Unlock()
+		r.Release(l.Key, "")
+		time.Sleep(2 * idleFor)
+		g.mu.Lock()
+		g.late = false
+		release := lastRelease(g.asked)
+		g.mu.Unlock()
+		time.Sleep(time.Minute)
+		if n := g.blocks("a"); n != 1 {
+			t.Fatalf("with one empty block given back there are %d", n)
+		}
+		one, two := r.assign("q"), r.assign("r") // both blocks again
+		g.must(release)
+		if n := g.blocks("a"); n != 2 || len(r.Problems()) != 0 {
+			t.Fatalf("after the late copy the node has %d blocks, uses %v and %v: %v", n, one.IPv4, two.IPv4, r.Problems())
+		}
+		stop()
+		r.Close()
+	})
+}
+
+func lastRelease(all []*skeinv1.Command) (last *skeinv1.Command) {
+	for _, c := range all {
+		if c.GetReleaseBlocks() != nil {
+			last = c
+		}
+	}
+	return last
+}
