@@ -53,6 +53,8 @@ type core struct {
 	quota   map[quotaKey]uint32  // leases out of blocks
 	missing map[Key]time.Time    // leases that an audit did not find in the kernel
 
+	forgetAt int // length of past at which it is shortened
+
 	grants  map[quotaKey]*grantUse
 	caps    map[quotaKey]uint32      // grants that are being lowered
 	statics map[netip.Addr]time.Time // held ones without a lease, since when
@@ -182,8 +184,9 @@ func (c *core) remember(p *past) {
 		c.last[podKey{p.lease.Pool, p.lease.Namespace, p.lease.Pod}] = p
 	}
 	c.rest(p)
-	if len(c.past) > maxPast+maxPast/4 {
+	if len(c.past) > max(c.forgetAt, maxPast+maxPast/4) {
 		c.forget(p.freed)
+		c.forgetAt = len(c.past) + maxPast/4 // not at each one
 	}
 }
 
@@ -191,22 +194,18 @@ func (c *core) rest(p *past) {
 	if p.lease.Static {
 		return
 	}
-	a := p.lease.IPv4
-	if !a.IsValid() {
-		a = p.lease.IPv6
-	}
-	if b, off := c.find(a); b != nil {
+	if b, off := c.find(p.lease.any()); b != nil {
 		if old := b.rests[off]; old == nil || old.freed.Before(p.freed) {
 			b.rest(off, p, c.view.Pools[b.view.Key.Pool])
 		}
 	}
 }
 
-// forget drops the oldest of what has rested.
+// forget drops the oldest of what has rested, and of what was given to somebody else since.
 func (c *core) forget(now time.Time) {
 	drop := len(c.past) - maxPast
 	c.past = slices.DeleteFunc(c.past, func(p *past) bool {
-		if drop <= 0 || now.Before(p.freed.Add(p.soft(c.view.Pools[p.lease.Pool]))) {
+		if drop <= 0 || c.matters(p, now) {
 			return false
 		}
 		drop--
@@ -215,6 +214,15 @@ func (c *core) forget(now time.Time) {
 		}
 		return true
 	})
+}
+
+// matters reports whether an address rests because of this one.
+func (c *core) matters(p *past, now time.Time) bool {
+	if p.lease.Static || !now.Before(p.freed.Add(p.soft(c.view.Pools[p.lease.Pool]))) {
+		return false
+	}
+	b, off := c.find(p.lease.any())
+	return b == nil || b.rests[off] == p
 }
 
 // find is the block of this node in which an address lies.

@@ -96,11 +96,7 @@ func (c *core) waiting(q ask, s poolView, now time.Time) (*block, uint32, bool) 
 	if p == nil || p.fast || !now.Before(p.freed.Add(s.Sticky)) {
 		return nil, 0, false
 	}
-	a := p.lease.IPv4
-	if !a.IsValid() {
-		a = p.lease.IPv6
-	}
-	b, off := c.find(a)
+	b, off := c.find(p.lease.any())
 	if b == nil || b.leaving != "" || b.rests[off] != p || b.held[off] > 0 {
 		return nil, 0, false
 	}
@@ -379,15 +375,14 @@ func (c *core) listed(network string, valid map[Key]bool) (invalid []*held) {
 	return invalid
 }
 
-func compareLeases(a, b Lease) int {
-	x, y := a.IPv4, b.IPv4
-	if !x.IsValid() {
-		x = a.IPv6
+func compareLeases(a, b Lease) int { return a.any().Compare(b.any()) }
+
+// any is one address of a lease: the IPv4 one, if it has any.
+func (l Lease) any() netip.Addr {
+	if l.IPv4.IsValid() {
+		return l.IPv4
 	}
-	if !y.IsValid() {
-		y = b.IPv6
-	}
-	return x.Compare(y)
+	return l.IPv6
 }
 
 // called names the holder of a lease to a user.
