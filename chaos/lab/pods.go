@@ -129,6 +129,9 @@ func (l *Lab) StartPods(ctx context.Context, within time.Duration, s StartPods) 
 			mu.Lock()
 			slowest = max(slowest, took)
 			mu.Unlock()
+			if s.Told != nil && err == nil {
+				s.Told(name, took)
+			}
 			return err
 		})
 	})

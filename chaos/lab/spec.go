@@ -75,6 +75,8 @@ type (
 		Fails bool
 		Code  uint
 		Text  string
+		// Told, if set, is told how long the plugin took for each pod, by many goroutines at once.
+		Told func(pod string, took time.Duration)
 	}
 	// StopPods ends pods on each node.
 	StopPods struct {
