@@ -7,7 +7,9 @@ import (
 	"net"
 	"net/netip"
 	"slices"
+	"time"
 
+	"github.com/mdlayher/netlink"
 	"golang.org/x/sys/unix"
 
 	"github.com/skeinmesh/skein/dataplane"
@@ -80,6 +82,7 @@ func (w *work) do(netns int) (out Link, err error) {
 	if err := w.leadHere(); err != nil { // last: now the pod can answer
 		return Link{}, err
 	}
+	w.awaitFirstPacket()
 	if w.IPv6.IsValid() {
 		out.Gateway6 = gateway6
 	}
@@ -113,6 +116,27 @@ func (w *work) leadHere() error {
 			return fmt.Errorf("%w: table %d has a route to it that leads elsewhere: %w", ErrAddressInUse, dataplane.PodTable, err)
 		}
 	}
+}
+
+// awaitFirstPacket waits for what the kernel does a little later, so that no first packet is lost. The host's end came up
+// without a carrier, and drops what it is given until the link watcher has run (since Linux 6.8 the reading itself
+// sees to that). An IPv6 address is listened to only once the worker that would look for duplicates has run.
+func (w *work) awaitFirstPacket() {
+	const limit = time.Second // all that can be lost by going on is a packet
+	deadline := time.Now().Add(limit)
+	w.host.await(deadline, getLinkAt(w.hostEnd.index), func(m netlink.Message) bool {
+		l, ok := decodeLink(m)
+		return ok && l.running
+	})
+	if !w.IPv6.IsValid() {
+		return
+	}
+	local := func(m netlink.Message) bool {
+		r, ok := decodeRoute(m)
+		return ok && r.kind == unix.RTN_LOCAL
+	}
+	w.host.await(deadline, getRoute(gateway6, w.hostEnd.index), local)
+	w.pod.await(deadline, getRoute(w.IPv6, 0), local)
 }
 
 // makePair makes both ends and reads the host's.

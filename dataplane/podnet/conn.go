@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"time"
 
 	"github.com/mdlayher/netlink"
 	"golang.org/x/sys/unix"
@@ -60,6 +61,18 @@ func (c *conn) do(reqs ...request) ([][]netlink.Message, error) {
 		answers[i] = got
 	}
 	return answers, first
+}
+
+// await asks until the answer is as it should be, or the deadline is over.
+func (c *conn) await(deadline time.Time, r request, ok func(netlink.Message) bool) {
+	const first, last = 500 * time.Microsecond, 16 * time.Millisecond
+	for pause := first; ; pause = min(2*pause, last) { // each question takes the lock that the kernel's worker waits for
+		answers, err := c.do(r)
+		if err == nil && len(answers[0]) == 1 && ok(answers[0][0]) || time.Now().After(deadline) {
+			return
+		}
+		time.Sleep(pause)
+	}
 }
 
 // dump asks until the kernel says that nothing changed between the parts of its answer.

@@ -14,7 +14,7 @@ type link struct {
 	index, peer int // peer: index of a veth's other end, in its namespace
 	name, kind  string
 	alias       string
-	up          bool
+	up, running bool // running: and it sends
 	mtu         int
 	mac         net.HardwareAddr
 	forwarding4 bool
@@ -27,7 +27,8 @@ func decodeLink(m netlink.Message) (l link, ok bool) {
 		return l, false
 	}
 	l.index = int(int32(binary.NativeEndian.Uint32(m.Data[4:])))
-	l.up = binary.NativeEndian.Uint32(m.Data[8:])&unix.IFF_UP != 0
+	flags := binary.NativeEndian.Uint32(m.Data[8:])
+	l.up, l.running = flags&unix.IFF_UP != 0, flags&unix.IFF_RUNNING != 0
 	ad, err := netlink.NewAttributeDecoder(m.Data[unix.SizeofIfInfomsg:])
 	if err != nil {
 		return l, false

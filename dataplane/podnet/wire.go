@@ -221,6 +221,16 @@ func newGatewayRoutes(gateway netip.Addr, index int) []request {
 	})})
 }
 
+// getRoute asks which way the kernel would send to an IPv6 address, out of a link where index is not 0.
+func getRoute(addr netip.Addr, index int) request {
+	return request{"asking for the route to " + addr.String(), message(unix.RTM_GETROUTE, 0, rtmsg(unix.AF_INET6, 128, 0, 0, 0, 0), func(ae *netlink.AttributeEncoder) {
+		ae.Bytes(unix.RTA_DST, addr.AsSlice())
+		if index != 0 {
+			ae.Uint32(unix.RTA_OIF, uint32(index))
+		}
+	})}
+}
+
 // dumpRoutes asks for one family and table, and for one link's where index is not 0.
 func dumpRoutes(family byte, table, index int) request {
 	return request{"reading routes", message(unix.RTM_GETROUTE, netlink.Dump, rtmsg(family, 0, byte(table), 0, 0, 0), func(ae *netlink.AttributeEncoder) {
