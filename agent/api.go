@@ -56,7 +56,7 @@ func (a *Agent) serveAPI(ctx context.Context) (stop func(), err error) {
 		return nil, fmt.Errorf("API socket: %w", err)
 	}
 	mux := http.NewServeMux()
-	mux.Handle(skeinv1connect.NewAgentServiceHandler(api{a}, connect.WithReadMaxBytes(1<<20)))
+	mux.Handle(skeinv1connect.NewAgentServiceHandler(api{a}, connect.WithReadMaxBytes(4<<20)))
 	protocols := new(http.Protocols)
 	protocols.SetHTTP1(true)
 	protocols.SetUnencryptedHTTP2(true)

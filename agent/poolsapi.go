@@ -250,10 +250,10 @@ func (s api) Import(ctx context.Context, r *skeinv1.ImportRequest) (*skeinv1.Imp
 			return nil, err
 		}
 	}
-	before := s.a.replica.State().Index()
 	answer, err := s.a.propose(ctx, &skeinv1.Command{Body: &skeinv1.Command_ImportPools{ImportPools: r.GetImport()}})
 	if err != nil {
 		return nil, err
 	}
-	return &skeinv1.ImportResponse{Plan: answer.GetPlan(), Index: answer.GetIndex(), Changed: !r.GetImport().GetDryRun() && answer.GetIndex() > before+1}, nil
+	changed := len(answer.GetPlan()) > 1 // the first line sums up the others; of a dry run: it would
+	return &skeinv1.ImportResponse{Plan: answer.GetPlan(), Index: answer.GetIndex(), Changed: changed}, nil
 }

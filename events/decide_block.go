@@ -31,7 +31,7 @@ func (d *decision) allocateBlocks(c *skeinv1.AllocateBlocks) error {
 	total := uint64(c.GetTotal())
 	if limit := uint64(r.pool.GetMaxBlocksPerNode()); limit > 0 {
 		if uint64(held.n) >= limit {
-			return refuse(ResourceExhausted, "node %s has %d blocks of pool %s, and a node may have %d there (max_blocks_per_node); remove pods from it, or raise the limit",
+			return refuse(ResourceExhausted, "node %s has %d blocks of pool %s, and a node may have %d there (--max-blocks-per-node); remove pods from it, or raise the limit with skein pool set",
 				n.GetName(), held.n, r.pool.GetName(), limit)
 		}
 		total = min(total, limit)
@@ -63,7 +63,7 @@ func (s *State) blockCount(nodeID string) (n int) {
 }
 
 func refuseDraining(p *skeinv1.Pool) error {
-	return refuse(FailedPrecondition, "pool %s is being drained, and nothing new is taken from it; use another pool, or end it by setting draining to false", p.GetName())
+	return refuse(FailedPrecondition, "pool %s is being drained, and nothing new is taken from it; use another pool, or end it with skein pool drain %s --undo", p.GetName(), p.GetName())
 }
 
 // nextBlocks is up to want blocks that may be given now, in the order in which they are to be given: first those that never

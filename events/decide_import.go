@@ -24,7 +24,8 @@ type importer struct {
 	d         *decision
 	plan      []string
 	conflicts []string
-	there     int // pieces that are as they should be
+	refused   map[string]bool // pools that conflict: their blocks are not looked at, since that would say the same again
+	there     int             // pieces that are as they should be
 }
 
 // importPools takes all of it or nothing.
@@ -34,12 +35,16 @@ func (d *decision) importPools(c *skeinv1.ImportPools) error {
 	}
 	scratch := *d
 	scratch.s, scratch.events, scratch.answer = d.s.Clone(), nil, &skeinv1.Answer{}
-	im := &importer{d: &scratch}
+	im := &importer{d: &scratch, refused: map[string]bool{}}
 	for _, p := range c.GetPools() {
+		before := len(im.conflicts)
 		im.pool(p)
+		im.refused[p.GetName()] = len(im.conflicts) > before
 	}
 	for _, b := range c.GetBlocks() {
-		im.block(b)
+		if !im.refused[b.GetPool()] {
+			im.block(b)
+		}
 	}
 	if len(im.conflicts) > 0 {
 		return im.refuse()
@@ -211,7 +216,7 @@ func (im *importer) owner(want *skeinv1.ImportBlock, name string) (*skeinv1.Node
 func (im *importer) find(want *skeinv1.ImportBlock) (*room, uint64, error) {
 	r, err := im.d.pool(want.GetPool())
 	if err != nil {
-		return nil, 0, refuse(NotFound, "block %.80s: %s", want.GetIpv4()+want.GetIpv6(), err)
+		return nil, 0, refuse(NotFound, "block %.80s: %s", strings.Trim(want.GetIpv4()+","+want.GetIpv6(), ","), err)
 	}
 	var found bool
 	var n uint64

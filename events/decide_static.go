@@ -125,7 +125,7 @@ func (d *decision) releaseAddress(c *skeinv1.ReleaseAddress) error {
 	case v == nil:
 		return refuse(NotFound, "address %s of pool %s is kept for no pod", key, r.pool.GetName())
 	case v.GetNodeId() != "" && !c.GetForce():
-		return refuse(FailedPrecondition, "address %s of pool %s is held by node %s for pod %s/%s: end that pod first, or repeat it with force if the node is gone",
+		return refuse(FailedPrecondition, "address %s of pool %s is held by node %s for pod %s/%s: end that pod first, or repeat it with --force if the node is gone",
 			key, r.pool.GetName(), d.s.nameOf(v.GetNodeId()), v.GetNamespace(), v.GetPod())
 	case v.GetNodeId() != "":
 		d.emitClaimed(v, "")

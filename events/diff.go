@@ -203,8 +203,22 @@ func showOne(f protoreflect.FieldDescriptor, v protoreflect.Value) string {
 		return time.Unix(0, v.Int()).UTC().Format(time.RFC3339) // every int64 of the state is a time
 	case f.Kind() == protoreflect.StringKind:
 		return fmt.Sprintf("%q", v.String())
+	case f.Kind() == protoreflect.MessageKind: // a subnet of a pool, which alone is a list of messages
+		return describeOne(v.Message().Interface())
 	}
 	return v.String()
+}
+
+// describeOne joins the values of a message that has only texts.
+func describeOne(m proto.Message) string {
+	var parts []string
+	r := m.ProtoReflect()
+	for _, f := range sortedFields(r.Descriptor()) {
+		if r.Has(f) {
+			parts = append(parts, r.Get(f).String())
+		}
+	}
+	return strings.Join(parts, ",")
 }
 
 func public(f protoreflect.FieldDescriptor) bool {

@@ -116,7 +116,7 @@ func newBlockReserveCmd(g *globals) *cobra.Command {
 			}
 			b, err := g.client().ReserveBlock(c.Context(), r)
 			return g.show(c, b, err, func(w io.Writer) {
-				fmt.Fprintln(w, wrap(fmt.Sprintf("block %d of pool %s, %s, reserved by event %d", b.GetBlock().GetNumber(), b.GetBlock().GetPool(), blockText(b.GetBlock()), b.GetIndex()), 4))
+				fmt.Fprintln(w, wrap(fmt.Sprintf("block %d of pool %s, %s, reserved by event %d", b.GetBlock().GetNumber(), b.GetBlock().GetPool(), blockText(b.GetBlock()), b.GetBlock().GetIndex()), 4))
 			})
 		},
 	}
@@ -136,7 +136,11 @@ func newBlockReleaseCmd(g *globals) *cobra.Command {
 			}
 			b, err := g.client().ReleaseBlock(c.Context(), r)
 			return g.show(c, b, err, func(w io.Writer) {
-				fmt.Fprintln(w, wrap(fmt.Sprintf("block %d of pool %s, %s, released by event %d", b.GetBlock().GetNumber(), b.GetBlock().GetPool(), blockText(b.GetBlock()), b.GetIndex()), 4))
+				if b.GetBlock() == nil {
+					fmt.Fprintf(w, "%s is not reserved, and no node has it: nothing to release\n", args[0])
+					return
+				}
+				fmt.Fprintln(w, wrap(fmt.Sprintf("block %d of pool %s, %s, released, as of event %d", b.GetBlock().GetNumber(), b.GetBlock().GetPool(), blockText(b.GetBlock()), b.GetIndex()), 4))
 			})
 		},
 	}

@@ -113,7 +113,7 @@ func printImport(w io.Writer, r *skeinv1.ImportResponse, dry bool) {
 		fmt.Fprintln(w, wrap(l, 4))
 	}
 	switch {
-	case len(r.GetPlan()) < 2: // the first line sums up the others
+	case !r.GetChanged():
 		fmt.Fprintln(w, "nothing changes: all of it is there already")
 	case dry:
 		fmt.Fprintln(w, "this was a dry run: nothing has changed; repeat it without --dry-run")

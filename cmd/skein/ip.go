@@ -217,7 +217,7 @@ func newIPReserveCmd(g *globals) *cobra.Command {
 			s, err := g.client().ReserveAddress(c.Context(), r)
 			return g.show(c, s, err, func(w io.Writer) {
 				a := s.GetAddress()
-				fmt.Fprintln(w, wrap(fmt.Sprintf("%s of pool %s is kept for %s/%s, by event %d", prefixes(a.GetIpv4(), a.GetIpv6()), a.GetPool(), a.GetNamespace(), a.GetPod(), s.GetIndex()), 4))
+				fmt.Fprintln(w, wrap(fmt.Sprintf("%s of pool %s is kept for %s/%s, by event %d", prefixes(a.GetIpv4(), a.GetIpv6()), a.GetPool(), a.GetNamespace(), a.GetPod(), a.GetIndex()), 4))
 			})
 		},
 	}
@@ -248,7 +248,7 @@ func newIPReleaseCmd(g *globals) *cobra.Command {
 			}
 			s, err := g.client().ReleaseAddress(c.Context(), r)
 			return g.show(c, s, err, func(w io.Writer) {
-				fmt.Fprintf(w, "%s is no longer kept for a pod, by event %d\n", args[0], s.GetIndex())
+				fmt.Fprintf(w, "%s is no longer kept for a pod, as of event %d\n", args[0], s.GetIndex())
 			})
 		},
 	}

@@ -48,7 +48,7 @@ func newPoolCreateCmd(g *globals) *cobra.Command {
 			}
 			r, err := g.client().CreatePool(c.Context(), &skeinv1.CreatePoolRequest{Pool: pool})
 			return g.show(c, r, err, func(w io.Writer) {
-				fmt.Fprintln(w, wrap(fmt.Sprintf("pool %s created by event %d: %s, in blocks of %s", args[0], r.GetIndex(), subnetsText(r.GetPool().GetSubnets(), ", "), addresses(r.GetPool().GetBlockSizeBits())), 4))
+				fmt.Fprintln(w, wrap(fmt.Sprintf("pool %s created by event %d: %s, in blocks of %s", args[0], r.GetPool().GetCreatedIndex(), subnetsText(r.GetPool().GetSubnets(), ", "), addresses(r.GetPool().GetBlockSizeBits())), 4))
 			})
 		},
 	}
@@ -70,7 +70,7 @@ func newPoolExtendCmd(g *globals) *cobra.Command {
 			}
 			r, err := g.client().ChangePool(c.Context(), &skeinv1.ChangePoolRequest{Change: &skeinv1.ChangePool{Name: args[0], AddSubnets: add}})
 			return g.show(c, r, err, func(w io.Writer) {
-				fmt.Fprintln(w, wrap(fmt.Sprintf("pool %s extended by event %d: %s", args[0], r.GetIndex(), subnetsText(r.GetPool().GetSubnets(), ", ")), 4))
+				fmt.Fprintln(w, wrap(fmt.Sprintf("pool %s extended, as of event %d: %s", args[0], r.GetIndex(), subnetsText(r.GetPool().GetSubnets(), ", ")), 4))
 			})
 		},
 	}
@@ -95,7 +95,7 @@ func newPoolSetCmd(g *globals) *cobra.Command {
 				return usageError{fmt.Errorf("nothing to set; see `%s --help`", c.CommandPath())}
 			}
 			r, err := g.client().ChangePool(c.Context(), &skeinv1.ChangePoolRequest{Change: &skeinv1.ChangePool{Name: args[0], Set: set, Fields: fields}})
-			return g.show(c, r, err, func(w io.Writer) { fmt.Fprintf(w, "pool %s changed by event %d\n", args[0], r.GetIndex()) })
+			return g.show(c, r, err, func(w io.Writer) { fmt.Fprintf(w, "pool %s changed, as of event %d\n", args[0], r.GetIndex()) })
 		},
 	}
 	rules.flags(c.Flags())
@@ -112,10 +112,10 @@ func newPoolDrainCmd(g *globals) *cobra.Command {
 				Name: args[0], Set: &skeinv1.Pool{Draining: !undo}, Fields: []string{"draining"}}})
 			return g.show(c, r, err, func(w io.Writer) {
 				if undo {
-					fmt.Fprintf(w, "pool %s gives addresses again, by event %d\n", args[0], r.GetIndex())
+					fmt.Fprintf(w, "pool %s gives addresses again, as of event %d\n", args[0], r.GetIndex())
 					return
 				}
-				fmt.Fprintln(w, wrap(fmt.Sprintf("pool %s gives nothing new, by event %d; pods keep what they have until they end (see `skein pool show %s`)", args[0], r.GetIndex(), args[0]), 4))
+				fmt.Fprintln(w, wrap(fmt.Sprintf("pool %s gives nothing new, as of event %d; pods keep what they have until they end (see `skein pool show %s`)", args[0], r.GetIndex(), args[0]), 4))
 			})
 		},
 	}
@@ -128,7 +128,7 @@ func newPoolRemoveCmd(g *globals) *cobra.Command {
 		Use: "remove NAME", Short: "Remove a pool that has no blocks", Example: "  skein pool remove old", Args: exactly(1, onePool),
 		RunE: func(c *cobra.Command, args []string) error {
 			r, err := g.client().RemovePool(c.Context(), &skeinv1.RemovePoolRequest{Name: args[0]})
-			return g.show(c, r, err, func(w io.Writer) { fmt.Fprintf(w, "pool %s removed by event %d\n", args[0], r.GetIndex()) })
+			return g.show(c, r, err, func(w io.Writer) { fmt.Fprintf(w, "pool %s removed, as of event %d\n", args[0], r.GetIndex()) })
 		},
 	}
 }

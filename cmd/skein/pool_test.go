@@ -169,6 +169,8 @@ func TestBlocksAreShown(t *testing.T) {
 			t.Errorf("asked %v, want %v", f.asked[i], want)
 		}
 	}
+	f.lay(&skeinv1.ReleaseBlockRequest{}, &skeinv1.BlockResponse{Index: 23})
+	f.showsGolden(t, "block-release-free", []string{"block", "release", "10.64.3.96/27"})
 	f.lay(&skeinv1.BlocksRequest{}, &skeinv1.BlocksResponse{Blocks: all[3:]})
 	f.showsGolden(t, "block-list-ipv4", []string{"block", "list", "--pool", "public"})
 	f.lay(&skeinv1.BlocksRequest{}, &skeinv1.BlocksResponse{})

@@ -183,6 +183,9 @@ func TestConflictsAreListed(t *testing.T) {
 				t.Errorf("%q is missing from\n%v", want, err)
 			}
 		}
+		if n := strings.Count(err.Error(), "\n- "); n != 2 {
+			t.Errorf("%d conflicts, want 2: the pool's, without its block's, and the other block's\n%v", n, err)
+		}
 		if l.s.Hash() != before {
 			t.Error("the state has changed")
 		}
