@@ -98,11 +98,7 @@ func printWho(w io.Writer, r *skeinv1.WhoResponse, then, history bool, names *st
 	line := func(k, format string, a ...any) {
 		fmt.Fprintln(w, wrap(fmt.Sprintf("%-10s %s", k, names.Replace(fmt.Sprintf(format, a...))), 11))
 	}
-	says := r.GetSays()
-	if !strings.Contains(says, r.GetAddress()) {
-		says = r.GetAddress() + ": " + says
-	}
-	line("address", "%s", says)
+	line("address", "%s: %s", r.GetAddress(), r.GetSays())
 	if then {
 		line("at", "event %d, %s", r.GetAtIndex(), instant(r.GetAtTime()))
 	}

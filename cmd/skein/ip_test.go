@@ -60,7 +60,7 @@ func TestWhoIsShown(t *testing.T) {
 	utc(t)
 	f := newFakeAgent(t)
 	block := &skeinv1.Block{Pool: "default", Number: 3, Ipv4: "10.64.0.96/27", Ipv6: "fd01:203:405:607::60/123", NodeId: "b33ad742981917ca", Index: 17}
-	who := &skeinv1.WhoResponse{Address: "10.64.0.101", Kind: "block", Says: "10.64.0.101 lies in block 10.64.0.96/27 of node home1, pool default", AtIndex: 31, AtTime: 1795269600e9, NodeId: block.NodeId, Node: "home1", Pool: "default", Block: block,
+	who := &skeinv1.WhoResponse{Address: "10.64.0.101", Kind: "block", Says: "It lies in block 10.64.0.96/27 of node home1, pool default", AtIndex: 31, AtTime: 1795269600e9, NodeId: block.NodeId, Node: "home1", Pool: "default", Block: block,
 		EventIndex: 17, EventTime: 1795269500e9, Event: "block_allocated",
 		Pod:     &skeinv1.Holder{Namespace: "web", Pod: "nginx-1", ContainerId: "0123456789abcdef0123456789abcdef", Interface: "eth0", Since: 1795269550e9, State: "used"},
 		History: []string{"2026-11-21 13:58:20  event 17: block 3 of pool default goes to b33ad742981917ca", "2026-11-21 13:59:10  pod web/nginx-1 gets it on b33ad742981917ca, container 0123456789ab, and this line is long enough"}}
