@@ -20,7 +20,7 @@ import (
 	"github.com/skeinmesh/skein/internal/kerneltest"
 )
 
-var defaultPackages = []string{"./dataplane/wireguard", "./dataplane/nft", "./dataplane/relaynft", "./dataplane/route", "./dataplane/plane"}
+var defaultPackages = []string{"./dataplane/wireguard", "./dataplane/nft", "./dataplane/relaynft", "./dataplane/podnet", "./dataplane/route", "./dataplane/plane"}
 
 type options struct {
 	labs    []string
