@@ -29,7 +29,7 @@ const (
 	MapRewriteOut   = "skein_rewrite_peers"
 
 	PodRulePriority = 2000          // every packet asks PodTable first
-	PodTable        = 116           // host routes of pods, and what no pod has of this host's blocks
+	PodTable        = 116           // host routes of pods, what no pod has of this host's blocks, and other hosts' blocks
 	ExportTable     = 119           // this host's blocks, for a routing daemon to announce; no rule leads here
 	PodGateway      = "169.254.1.1" // IPv4 next hop of every pod: its own link's end on the host
 
@@ -60,6 +60,10 @@ type Pods struct {
 	// Blocks are the pieces of address pools that are this host's, sorted. They are routes of ExportTable, and
 	// unreachable in PodTable as far as no pod has them, so that nothing for them circles between hosts.
 	Blocks []netip.Prefix
+	// Remote are other hosts' blocks, which the tunnel leads to, sorted. They are routes of PodTable, so that what this
+	// host itself sends there finds a way before it is marked, and leaves with an address of the tunnel: the mark comes
+	// too late to change the source, and without a default route of the family nothing is sent that could be marked.
+	Remote []Narrow
 	// Routes lead to the single pods, sorted by address. One whose link is not there is left out.
 	Routes []PodRoute
 }
@@ -100,7 +104,8 @@ type Link struct {
 	Narrow []Narrow
 }
 
-// Narrow is a destination of the tunnel for which the link's MTU is too large.
+// Narrow is a destination of the tunnel for which the link's MTU is too large; in Pods, where there are others as well,
+// MTU is 0 for those.
 type Narrow struct {
 	Prefix netip.Prefix
 	MTU    int // bytes

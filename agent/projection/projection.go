@@ -97,7 +97,7 @@ func Project(in Input) (dataplane.Spec, []Refusal) {
 		}
 		if id == in.Self {
 			spec.Link.Addresses = ownAddresses(n, overlays)
-			spec.Pods = dataplane.Pods{Blocks: blocksOf(in.State, n.GetId()), Routes: slices.SortedFunc(slices.Values(in.Pods), comparePodRoutes)}
+			spec.Pods.Blocks, spec.Pods.Routes = blocksOf(in.State, n.GetId()), slices.SortedFunc(slices.Values(in.Pods), comparePodRoutes)
 			continue
 		}
 		peer, err := in.peer(id, n)
@@ -111,6 +111,7 @@ func Project(in Input) (dataplane.Spec, []Refusal) {
 				continue
 			}
 			peer.AllowedIPs = append(peer.AllowedIPs, b)
+			spec.Pods.Remote = append(spec.Pods.Remote, dataplane.Narrow{Prefix: b, MTU: narrower(in.Endpoints[id].MTU, spec.Link.MTU)})
 		}
 		if in.Host.RouteNodeAddresses {
 			for _, a := range in.Records[id].GetNodeAddresses() {
@@ -124,16 +125,25 @@ func Project(in Input) (dataplane.Spec, []Refusal) {
 		}
 		slices.SortFunc(peer.AllowedIPs, netip.Prefix.Compare)
 		spec.WireGuard.Peers[dataplane.Key(n.GetWireguardKey())] = peer
-		if mtu := in.Endpoints[id].MTU; mtu > 0 && mtu < spec.Link.MTU {
+		if mtu := narrower(in.Endpoints[id].MTU, spec.Link.MTU); mtu > 0 {
 			for _, p := range peer.AllowedIPs {
 				spec.Link.Narrow = append(spec.Link.Narrow, dataplane.Narrow{Prefix: p, MTU: mtu})
 			}
 		}
 		spec.Targets = append(spec.Targets, peer.AllowedIPs...)
 	}
+	slices.SortFunc(spec.Pods.Remote, func(a, b dataplane.Narrow) int { return a.Prefix.Compare(b.Prefix) })
 	spec.Targets = merge(spec.Targets)
 	slices.SortFunc(spec.Link.Narrow, func(a, b dataplane.Narrow) int { return a.Prefix.Compare(b.Prefix) })
 	return spec, refused
+}
+
+// narrower is a way's MTU where it is known and smaller than the link's, else 0.
+func narrower(mtu, link int) int {
+	if mtu < link {
+		return max(mtu, 0)
+	}
+	return 0
 }
 
 // knock is the keepalive until a session is there again, where none is asked for.
@@ -274,6 +284,13 @@ func Text(s dataplane.Spec, name func(dataplane.Key) string) string {
 	}
 	for _, p := range s.Pods.Blocks {
 		fmt.Fprintf(&b, "block %s tables %d (unreachable), %d\n", p, dataplane.PodTable, dataplane.ExportTable)
+	}
+	for _, p := range s.Pods.Remote {
+		fmt.Fprintf(&b, "block %s dev %s table %d", p.Prefix, s.Link.Name, dataplane.PodTable)
+		if p.MTU > 0 {
+			fmt.Fprintf(&b, " mtu %d", p.MTU)
+		}
+		b.WriteByte('\n')
 	}
 	for _, p := range s.Pods.Routes {
 		fmt.Fprintf(&b, "pod %s dev %s table %d\n", p.Addr, p.Link, dataplane.PodTable)

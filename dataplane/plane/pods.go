@@ -22,6 +22,9 @@ func newPodSet(p dataplane.Pods) *podSet {
 	for _, b := range p.Blocks {
 		s.dsts[b.Masked()] = true
 	}
+	for _, n := range p.Remote {
+		s.dsts[n.Prefix.Masked()] = true
+	}
 	for _, r := range p.Routes {
 		s.links[r.Link] = true
 		s.dsts[netip.PrefixFrom(r.Addr, r.Addr.BitLen())] = true

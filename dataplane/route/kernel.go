@@ -107,8 +107,11 @@ func toHost(a netip.Addr, link int) *netlink.Route {
 }
 
 // fromBlock recognises a block's route in PodTable or ExportTable; all others there are not ours.
-func fromBlock(f Family, k netlink.Route) (r Route, ok bool) {
+func fromBlock(f Family, k netlink.Route, link int) (r Route, ok bool) {
 	dst, ok := destination(k)
+	if ok && k.Table == dataplane.PodTable && k.Type == unix.RTN_UNICAST && k.Protocol == dataplane.RouteProtocol && k.LinkIndex == link && link != 0 && len(k.Gw) == 0 {
+		return Route{Table: k.Table, Family: f, Dst: dst, MTU: k.MTU}, true
+	}
 	if !ok || k.Type != unix.RTN_UNREACHABLE || k.Protocol != dataplane.RouteProtocol {
 		return Route{}, false
 	}

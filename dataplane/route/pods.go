@@ -8,7 +8,7 @@ import (
 )
 
 // What leads to this host's pods: a rule for each family, and for each block an unreachable route in PodTable, behind the
-// host routes of its pods, and one in ExportTable. The latter is unreachable too: BIRD takes it as it takes any other
+// host routes of its pods, and one in ExportTable. Other hosts' blocks lead into our link. The latter is unreachable too: BIRD takes it as it takes any other
 // kind, and a daemon that copies it to another table does no harm by that.
 //
 // Coil has the same rule and tables with the same protocol, and runs beside us while a cluster migrates. So what is only
@@ -17,7 +17,7 @@ import (
 
 // wantPods adds what leads to pods to a wanted state.
 func (s *State) wantPods(p dataplane.Pods, h Host) {
-	if len(p.Blocks)+len(p.Routes) == 0 {
+	if len(p.Blocks)+len(p.Routes)+len(p.Remote) == 0 {
 		return
 	}
 	s.Rules = append(s.Rules, Rule{Family: IPv4, Pods: true})
@@ -29,6 +29,11 @@ func (s *State) wantPods(p dataplane.Pods, h Host) {
 			s.Routes = append(s.Routes,
 				Route{Table: dataplane.PodTable, Family: f, Dst: b.Masked(), Unreachable: true},
 				Route{Table: dataplane.ExportTable, Family: f, Dst: b.Masked(), Unreachable: true})
+		}
+	}
+	for _, n := range p.Remote {
+		if f := familyOf(n.Prefix.Addr()); f == IPv4 || h.IPv6 && h.IPv6OnLink {
+			s.Routes = append(s.Routes, Route{Table: dataplane.PodTable, Family: f, Dst: n.Prefix.Masked(), MTU: n.MTU})
 		}
 	}
 	for _, r := range p.Routes {

@@ -248,7 +248,7 @@ func (r *Reconciler) readPods(f Family, s *State) error {
 			return err
 		}
 		for _, k := range list {
-			if b, ok := fromBlock(f, k); ok {
+			if b, ok := fromBlock(f, k, s.Link.Index); ok {
 				s.Routes = append(s.Routes, b)
 			} else if a, ok := fromHost(k); ok && table == dataplane.PodTable {
 				s.Hosts = append(s.Hosts, dataplane.PodRoute{Addr: a})

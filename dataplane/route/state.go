@@ -56,7 +56,8 @@ type Rule struct {
 }
 
 // Route is a route of ours. In RouteTable: the default one through our link, the unreachable one behind it, or one that says
-// how large packets to a destination may be. In PodTable and ExportTable: a block, unreachable.
+// how large packets to a destination may be. In PodTable and ExportTable: a block, unreachable. In PodTable: another
+// host's block, through our link.
 type Route struct {
 	Table       int
 	Family      Family
@@ -157,6 +158,13 @@ func (r Rule) String() string {
 func (r Route) String() string {
 	if r.Other != "" {
 		return r.Family.String() + " " + r.Other
+	}
+	if r.Table == dataplane.PodTable && !r.Unreachable {
+		s := fmt.Sprintf("%s %s through the link table %d proto %d", r.Family, r.Dst, r.Table, dataplane.RouteProtocol)
+		if r.MTU > 0 {
+			s += fmt.Sprintf(" mtu %d", r.MTU)
+		}
+		return s
 	}
 	if r.Table != dataplane.RouteTable {
 		s := fmt.Sprintf("%s unreachable %s table %d proto %d", r.Family, r.Dst, r.Table, dataplane.RouteProtocol)
