@@ -10,8 +10,6 @@ import (
 	"strings"
 	"time"
 
-	"golang.org/x/sys/unix"
-
 	"github.com/skeinmesh/skein/agent/cniserver"
 	"github.com/skeinmesh/skein/agent/ipam"
 	skeinv1 "github.com/skeinmesh/skein/api/skein/v1"
@@ -72,15 +70,9 @@ func (a *Agent) openPods() error {
 	return nil
 }
 
-// condition is what the plugin's STATUS tells the container runtime.
+// condition is what the plugin's STATUS tells the container runtime, beside what the server sees by itself: rights, and
+// whether there are addresses.
 func (p *pods) condition(context.Context) (c cniserver.Condition) {
-	have, err := capabilities()
-	switch {
-	case err != nil:
-		c.NoAdd = err.Error()
-	case have&(1<<unix.CAP_SYS_ADMIN) == 0:
-		c.NoAdd = "the agent lacks CAP_SYS_ADMIN, without which it cannot enter pods' network namespaces: give it to the agent (systemd: AmbientCapabilities=)"
-	}
 	if !p.a.applied.Load() {
 		c.Limited = "the data plane is not as it should be; see `skein status`"
 	}
