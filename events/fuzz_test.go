@@ -14,7 +14,7 @@ func FuzzFold(f *testing.F) {
 	w := newCluster(f)
 	w.must(withID("r", admit("b", "1", asServer)))
 	w.must(revoke(id("b")))
-	for _, log := range [][]*skeinv1.Event{w.log, w.log[:3], nil} {
+	for _, log := range [][]*skeinv1.Event{w.log, w.log[:3], nil, poolHistory(f).log} {
 		b, err := proto.Marshal(&skeinv1.Batch{Events: log})
 		if err != nil {
 			f.Fatal(err)
@@ -40,6 +40,7 @@ func FuzzFold(f *testing.F) {
 		}
 		checkSame(t, "folded twice", s, again)
 		checkSame(t, "snapshot", s, mustFromProto(t, s))
+		checkPools(t, s)
 		Diff(NewState(), s)
 	})
 }
@@ -50,7 +51,7 @@ func FuzzFromProto(f *testing.F) {
 	w.must(withID("r", admit("b", "1", asServer)))
 	w.must(admit("c", "1"))
 	w.must(revoke(id("b")))
-	for _, s := range []*State{w.s, NewState()} {
+	for _, s := range []*State{w.s, NewState(), poolHistory(f).s} {
 		b, err := proto.Marshal(s.Proto())
 		if err != nil {
 			f.Fatal(err)
@@ -67,6 +68,7 @@ func FuzzFromProto(f *testing.F) {
 			return
 		}
 		checkSame(t, "again", s, mustFromProto(t, s))
+		checkPools(t, s)
 		c := &skeinv1.Command{Time: 1, Entropy: entropy(1), Body: admit("x", "1").Body}
 		if _, _, err := Decide(s, c); err != nil && CodeOf(err) == "" {
 			t.Fatal(err)
@@ -76,12 +78,20 @@ func FuzzFromProto(f *testing.F) {
 
 // FuzzDecide: any command is refused with a code, or its events fold and keep the invariants.
 func FuzzDecide(f *testing.F) {
-	w := newCluster(f)
-	w.must(admit("b", "1", asServer))
+	w := newPools(f)
+	p := pool("p", 2, "10.64.0.0/28,fd02::/124")
+	p.Quotas = map[string]uint32{"web": 5}
+	w.must(createPool(p))
+	w.must(allocate("a", "p", 1))
+	w.must(keep("p", "10.64.0.5", "web", "x"))
 	for _, c := range []*skeinv1.Command{
 		createCluster("10.4.0.0/16", "a"), createToken("2", 1, true), revokeToken("1"), admit("c", "1"), changeNode("b", "c", map[string]string{"k": "v"}),
 		revoke(id("b")), rotateKey("b", "new"), addServer(id("b")), promote(id("b")), removeServer(id("a")), rotateGossip(),
 		changeSettings(&skeinv1.Settings{BirthdayAttack: "enabled"}, "birthday_attack"),
+		createPool(pool("q", 4, "10.65.0.0/26")), extendPool("p", "10.66.0.0/28,fd03::/124"), drainPool("p"), removePool("p"), allocate("b", "p", 2),
+		reserve("p", "10.64.0.8", "mine"), release("a", "p", 0), keep("p", "10.64.0.6", "web", "y"), claim("b", "p", "10.64.0.5", "web", "x"),
+		giveUp("b", "p", "10.64.0.5"), unkeep("p", "10.64.0.5", true), grant("a", "p", "web", 3),
+		imports(false, []*skeinv1.Pool{pool("q", 4, "10.65.0.0/26")}, importBlock("q", "10.65.0.0/28", "a", ""), importBlock("q", "10.65.0.16/28", "x", "")),
 	} {
 		c.Time, c.Entropy, c.RequestId = w.now.UnixNano(), entropy(1), "r"
 		b, err := proto.Marshal(c)
