@@ -39,7 +39,9 @@ func (d *decision) importPools(c *skeinv1.ImportPools) error {
 	for _, p := range c.GetPools() {
 		before := len(im.conflicts)
 		im.pool(p)
-		im.refused[p.GetName()] = len(im.conflicts) > before
+		if len(im.conflicts) > before {
+			im.refused[p.GetName()] = true
+		}
 	}
 	for _, b := range c.GetBlocks() {
 		if !im.refused[b.GetPool()] {

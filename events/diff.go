@@ -201,14 +201,6 @@ func showOne(f protoreflect.FieldDescriptor, v protoreflect.Value) string {
 		return "secret:" + hex.EncodeToString(h[:4])
 	case f.Kind() == protoreflect.Int64Kind && v.Int() != 0:
 		return time.Unix(0, v.Int()).UTC().Format(time.RFC3339) // every int64 of the state is a time
-	case f.Kind() == protoreflect.MessageKind: // a subnet
-		var parts []string
-		for _, sub := range sortedFields(f.Message()) {
-			if v.Message().Has(sub) {
-				parts = append(parts, showOne(sub, v.Message().Get(sub)))
-			}
-		}
-		return strings.Join(parts, ",")
 	case f.Kind() == protoreflect.StringKind:
 		return fmt.Sprintf("%q", v.String())
 	case f.Kind() == protoreflect.MessageKind: // a subnet of a pool, which alone is a list of messages

@@ -70,12 +70,14 @@ func TestImportConflicts(t *testing.T) {
 	w := newPools(t)
 	w.must(createPool(pool("default", 4, "10.64.0.0/24")))
 	w.must(createPool(pool("p", 5, "10.66.0.0/24", "10.67.0.0/24")))
+	w.must(createPool(pool("r", 5, "10.72.0.0/24", "10.73.0.0/24")))
 	w.must(createPool(pool("elsewhere", 5, "10.70.0.0/24")))
 	w.must(allocate("a", "p", 1))
 	w.must(reserve("p", "10.66.0.32", "mine"))
 	before := w.s.Hash()
 	_, _, err := w.propose(imports(false,
-		[]*skeinv1.Pool{pool("default", 5, "10.64.0.0/24"), pool("new", 5, "10.70.0.0/16"), pool("p", 5, "10.66.0.0/24", "10.68.0.0/24"), pool("Bad", 5, "10.90.0.0/24"), pool("good", 5, "10.80.0.0/24")},
+		[]*skeinv1.Pool{pool("default", 5, "10.64.0.0/24"), pool("new", 5, "10.70.0.0/16"), pool("r", 5, "10.72.0.0/24", "10.68.0.0/24"), pool("Bad", 5, "10.90.0.0/24"), pool("good", 5, "10.80.0.0/24")},
+		importBlock("r", "10.72.0.0/26", "b", ""), // not named again: its pool conflicts
 		importBlock("p", "10.66.0.0/27", "b", ""),
 		importBlock("p", "10.66.0.0/27", "", "reserved there"),
 		importBlock("p", "10.66.0.32/27", "a", ""),
@@ -95,7 +97,7 @@ func TestImportConflicts(t *testing.T) {
 		"nothing was imported, because of 13 conflicts:",
 		"pool default: it has blocks of 2^4 addresses here and of 2^5 there",
 		"pool new: subnet 10.70.0.0/16 overlaps 10.70.0.0/24 of pool elsewhere",
-		"pool p: its subnet 2 is 10.67.0.0/24 here and 10.68.0.0/24 there",
+		"pool r: its subnet 2 is 10.73.0.0/24 here and 10.68.0.0/24 there",
 		`pool name "Bad"`,
 		"block 10.66.0.0/27 of pool p: it belongs to node a here, and the import would give it to node b",
 		"block 10.66.0.0/27 of pool p: it belongs to node a here, and the import would reserve it reserved there",

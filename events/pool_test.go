@@ -239,7 +239,7 @@ func TestStaticAddresses(t *testing.T) {
 	w.does(claim("b", "p", "10.64.0.18", "web", "zero-0"), "")
 	w.refused(claim("c", "p", "10.64.0.18", "web", "zero-0"), FailedPrecondition, "is held by node b since", "or when that node is revoked")
 	w.does(giveUp("c", "p", "10.64.0.18"), "") // it has nothing, which is what it wants
-	w.refused(unkeep("p", "10.64.0.18", false), FailedPrecondition, "is held by node b for pod web/zero-0", "with force")
+	w.refused(unkeep("p", "10.64.0.18", false), FailedPrecondition, "is held by node b for pod web/zero-0", "with --force")
 	w.does(giveUp("b", "p", "10.64.0.18"), "AddressClaimed 10.64.0.18 ")
 	w.does(claim("c", "p", "10.64.0.18", "web", "zero-0"), "AddressClaimed 10.64.0.18 "+id("c"))
 	w.refused(release("", "p", 1), FailedPrecondition, "block 10.64.0.16/28 of pool p holds the static address 10.64.0.1", "release that first")
@@ -338,7 +338,7 @@ func TestOneNodeDoesNotEatThePool(t *testing.T) {
 	if n := len(w.must(allocate("a", "p", 1<<31)).GetBlocks()); n != 1 {
 		t.Fatalf("up to the limit there was %d block", n)
 	}
-	w.refused(allocate("a", "p", 21), ResourceExhausted, "node a has 20 blocks of pool p, and a node may have 20 there (max_blocks_per_node)")
+	w.refused(allocate("a", "p", 21), ResourceExhausted, "node a has 20 blocks of pool p, and a node may have 20 there (--max-blocks-per-node)")
 	w.must(allocate("b", "p", 1))
 }
 
