@@ -325,8 +325,14 @@ var metricRE = regexp.MustCompile(`"(skein_[a-z_]+)"`)
 
 func TestMetrics(t *testing.T) {
 	var real []string
-	for _, m := range metricRE.FindAllStringSubmatch(read(t, "../agent/metrics.go"), -1) {
-		real = append(real, m[1])
+	files, err := filepath.Glob("../agent/*metrics.go")
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, file := range files {
+		for _, m := range metricRE.FindAllStringSubmatch(read(t, file), -1) {
+			real = append(real, m[1])
+		}
 	}
 	same(t, "metrics.md", firstColumn(t, "metrics.md", `skein_[a-z_]+`, ""), real)
 	for _, file := range []string{"../deploy/prometheus/skein.rules.yaml", "../deploy/grafana/skein.json"} {

@@ -24,7 +24,7 @@ type importer struct {
 	d         *decision
 	plan      []string
 	conflicts []string
-	refused   map[string]bool // pools that conflict: their blocks are not looked at, since that would say the same again
+	refused   map[string]bool // pools that conflict
 	there     int             // pieces that are as they should be
 }
 
@@ -44,9 +44,10 @@ func (d *decision) importPools(c *skeinv1.ImportPools) error {
 		}
 	}
 	for _, b := range c.GetBlocks() {
-		if !im.refused[b.GetPool()] {
-			im.block(b)
+		if im.refused[b.GetPool()] && im.d.s.room(b.GetPool()) == nil {
+			continue // the pool's conflict says it for all of its blocks
 		}
+		im.block(b)
 	}
 	if len(im.conflicts) > 0 {
 		return im.refuse()
