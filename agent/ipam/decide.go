@@ -214,8 +214,8 @@ func (c *core) release(h *held, reason string) record {
 	return record{Op: opFree, Container: h.Key.ContainerID, Interface: h.Key.Interface, Text: reason, Fast: reason == AddFailed}
 }
 
-// adopt holds what the kernel has against the leases. The records are leases that the kernel alone knew; the addresses
-// those of which something changed.
+// adopt holds what the kernel has against the leases. The records are leases that the kernel alone knew, and the ends of
+// what strangers had; the addresses those of strangers of which something changed.
 func (c *core) adopt(found []podnet.Found, now time.Time) (records []record, changed []netip.Addr) {
 	here := make(map[netip.Addr]bool, len(found))
 	var made []Key
@@ -250,9 +250,10 @@ func (c *core) adopt(found []podnet.Found, now time.Time) (records []record, cha
 	for _, k := range made {
 		records = append(records, c.rebuilt(*fresh[k]))
 	}
-	changed = append(changed, c.vanished(here, now)...)
+	over, vanished := c.vanished(here, now)
+	changed = append(changed, vanished...)
 	c.quiet(now, changed...)
-	return records, changed
+	return append(records, over...), changed
 }
 
 // rebuilt is the record of a lease that the kernel knew and the file did not.
@@ -288,7 +289,7 @@ func (c *core) justFreed(k Key, a netip.Addr, now time.Time) bool {
 
 // vanished frees what the kernel had and has no more: not found twice, so that a route that somebody replaces is not
 // taken for gone.
-func (c *core) vanished(here map[netip.Addr]bool, now time.Time) (changed []netip.Addr) {
+func (c *core) vanished(here map[netip.Addr]bool, now time.Time) (records []record, changed []netip.Addr) {
 	for a, s := range c.seen {
 		switch {
 		case here[a]:
@@ -297,13 +298,13 @@ func (c *core) vanished(here map[netip.Addr]bool, now time.Time) (changed []neti
 			s.missing = now
 		case now.Sub(s.missing) >= auditSpace:
 			delete(c.seen, a)
-			l := c.seenLease(s)
-			l.Until = now
-			c.remember(&past{lease: l, freed: now})
+			r := giveRecord(c.seenLease(s))
+			r.Op, r.Since, r.Until = opPast, s.since.UnixNano(), now.UnixNano()
+			records = append(records, r)
 			changed = append(changed, a)
 		}
 	}
-	return changed
+	return records, changed
 }
 
 // seenLease shows what the kernel has as a lease; its interface is the link's name on the host.

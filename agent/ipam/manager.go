@@ -189,7 +189,9 @@ func (m *Manager) adopt(found []podnet.Found) {
 			m.log.Error("what the kernel has could not be written down", "address", pair(r.IPv4, r.IPv6), "err", err)
 			continue
 		}
-		m.event("adopted", r.lease(), "the kernel had it, and the file did not")
+		if r.Op == opGive {
+			m.event("adopted", r.lease(), "the kernel had it, and the file did not")
+		}
 	}
 	for _, a := range changed {
 		if s := m.core.seen[a]; s != nil {
