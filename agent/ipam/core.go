@@ -194,11 +194,26 @@ func (c *core) rest(p *past) {
 	if p.lease.Static {
 		return
 	}
-	if b, off := c.find(p.lease.any()); b != nil {
-		if old := b.rests[off]; old == nil || old.freed.Before(p.freed) {
-			b.rest(off, p, c.view.Pools[b.view.Key.Pool])
+	b, off := c.find(p.lease.any())
+	if b == nil {
+		return
+	}
+	if p.fast {
+		p = c.stricter(p)
+	}
+	if old := b.rests[off]; old == nil || old.fast || !p.freed.Before(old.freed) {
+		b.rest(off, p, c.view.Pools[b.view.Key.Pool])
+	}
+}
+
+// stricter is the last use of an address by a pod, which still counts after one by none; else that.
+func (c *core) stricter(p *past) *past {
+	for _, o := range slices.Backward(c.past) {
+		if !o.fast && o.lease.any() == p.lease.any() && !o.freed.After(p.freed) {
+			return o
 		}
 	}
+	return p
 }
 
 // forget drops the oldest of what has rested, and of what was given to somebody else since.
@@ -331,7 +346,9 @@ func (c *core) occupy(fresh map[*block]bool) {
 		mark(a)
 	}
 	for _, p := range c.past {
-		c.rest(p)
+		if b, _ := c.find(p.lease.any()); fresh[b] {
+			c.rest(p)
+		}
 	}
 }
 

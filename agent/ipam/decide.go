@@ -227,7 +227,11 @@ func (c *core) adopt(found []podnet.Found, now time.Time) (records []record, cha
 			continue
 		}
 		own := k.ContainerID != "" && k.Interface != ""
-		if own && c.byAddr[f.Addr] == nil && c.leases[k] == nil && !c.justFreed(k, f.Addr, now) {
+		ended := own && c.justFreed(k, f.Addr, now)
+		if ended && c.byAddr[f.Addr] != nil {
+			continue // the kernel was read before it ended, and another has the address since
+		}
+		if own && !ended && c.byAddr[f.Addr] == nil && c.leases[k] == nil {
 			if l := fresh[k]; l == nil {
 				made, fresh[k] = append(made, k), &Lease{Key: k, Namespace: f.Namespace, Pod: f.Pod}
 			}

@@ -350,6 +350,9 @@ func (m *Manager) round() time.Duration {
 		waiting[k.pool] = true
 	}
 	tasks := m.core.plan(now.at, waiting)
+	if len(m.core.statics) > 0 {
+		next = min(next, giveUpAfter/2)
+	}
 	sortTasks(tasks)
 	for _, t := range tasks {
 		if wait := m.backoffs[t.taskKey].until.Sub(now.at); wait > 0 {

@@ -132,6 +132,9 @@ func (m *machine) any(rt *rapid.T) (Lease, bool) {
 
 func (m *machine) gone(l Lease, fast bool) {
 	delete(m.leases, l.Key)
+	if old, ok := m.freed[l.IPv4]; ok && fast && !old.fast {
+		return // no pod had it: what the last one left counts
+	}
 	m.freed[l.IPv4] = end{at: m.truth, pod: l.Pod, fast: fast}
 }
 

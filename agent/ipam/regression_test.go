@@ -21,6 +21,7 @@ func (r *rig) run() (stop func()) {
 		defer close(done)
 		r.Run(ctx)
 	}()
+	r.t.Cleanup(cancel)
 	return func() {
 		cancel()
 		<-done

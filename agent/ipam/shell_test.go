@@ -167,7 +167,7 @@ func TestStatic(t *testing.T) {
 		g.mu.Lock()
 		g.late = true // given up, but this node does not know
 		g.mu.Unlock()
-		time.Sleep(3 * time.Second)
+		time.Sleep(2 * giveUpAfter)
 		g.mu.Lock()
 		g.late = false
 		b.Follow(g.state)
@@ -376,6 +376,7 @@ func TestThousandNodes(t *testing.T) {
 		}
 		g.outage(false)
 		for _, r := range rigs {
+			r.Follow(g.state) // of what was committed without their knowing
 			for _, l := range r.Leases() {
 				r.Release(l.Key, "")
 			}
