@@ -186,6 +186,30 @@ func TestWritesInProportion(t *testing.T) {
 	}
 }
 
+// The last pod goes by podnet, of which nothing tells us, and its block with it: the rule goes too, and nothing is left
+// for a later look to find.
+func TestNothingIsLeftAfterTheLastPod(t *testing.T) {
+	for _, blockFirst := range []bool{false, true} {
+		a := newHost(t, 1)
+		p := newPod(t, a, 1)
+		s := withPods(a.spec(), p)
+		a.apply(t, s)
+		if blockFirst {
+			s.Pods.Blocks = nil
+			a.apply(t, s)
+		}
+		a.Must("del", func() error { return podnet.Del(p.NetNS, p.Interface, p.ContainerID) })
+		a.apply(t, a.spec())
+		if left := podThings(t, a); len(left) > 0 {
+			t.Errorf("block first %t: left %q", blockFirst, left)
+		}
+		a.clean(t, a.spec())
+		if n := a.apply(t, a.spec()).Writes["route"]; n != 0 {
+			t.Errorf("%d writes for nothing", n)
+		}
+	}
+}
+
 // podThings lists rules to PodTable, and what the two tables have.
 func podThings(t *testing.T, h *host) (out []string) {
 	t.Helper()

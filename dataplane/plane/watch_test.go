@@ -2,6 +2,7 @@ package plane
 
 import (
 	"encoding/binary"
+	"net/netip"
 	"testing"
 
 	"github.com/mdlayher/netlink"
@@ -67,6 +68,56 @@ func TestOnlyOursIsNoticed(t *testing.T) {
 	}
 }
 
+// What podnet and we do concerns what the Spec has not, and is told by that from what others do.
+func TestOnlyLossOfTheSpecsPodsIsNoticed(t *testing.T) {
+	pods := newPodSet(dataplane.Pods{Blocks: []netip.Prefix{netip.MustParsePrefix("10.64.0.0/27")},
+		Routes: []dataplane.PodRoute{{Addr: netip.MustParseAddr("10.64.0.1"), Link: "sk1"}}})
+	route := func(kind uint16, flags netlink.HeaderFlags, table byte, dst string) netlink.Message {
+		p := netip.MustParsePrefix(dst)
+		head := inTable(table)
+		head[1] = byte(p.Bits())
+		m := message(kind, head, attr(unix.RTA_DST, p.Addr().AsSlice()))
+		m.Header.Flags = flags
+		return m
+	}
+	link := func(name string, flags, changed uint32) netlink.Message {
+		b := ifinfo(unix.SizeofIfInfomsg, 9)
+		binary.NativeEndian.PutUint32(b[8:], flags)
+		binary.NativeEndian.PutUint32(b[12:], changed)
+		return message(unix.RTM_NEWLINK, b, attr(unix.IFLA_IFNAME, append([]byte(name), 0)))
+	}
+	for what, c := range map[string]struct {
+		m    netlink.Message
+		want bool
+	}{
+		"block deleted":           {route(unix.RTM_DELROUTE, 0, dataplane.PodTable, "10.64.0.0/27"), true},
+		"export deleted":          {route(unix.RTM_DELROUTE, 0, dataplane.ExportTable, "10.64.0.0/27"), true},
+		"way to a pod deleted":    {route(unix.RTM_DELROUTE, 0, dataplane.PodTable, "10.64.0.1/32"), true},
+		"export replaced":         {route(unix.RTM_NEWROUTE, netlink.Replace, dataplane.ExportTable, "10.64.0.0/27"), true},
+		"rule deleted":            {message(unix.RTM_DELRULE, inTable(dataplane.PodTable)), true},
+		"pod's link came up":      {link("sk1", unix.IFF_UP, unix.IFF_UP), true},
+		"pod's link went down":    {link("sk1", 0, unix.IFF_UP), false},
+		"pod's link, otherwise":   {link("sk1", unix.IFF_UP, 0), false},
+		"a new pod's link":        {link("sk2", unix.IFF_UP, unix.IFF_UP), false},
+		"block added, by us":      {route(unix.RTM_NEWROUTE, netlink.Create, dataplane.PodTable, "10.64.0.0/27"), false},
+		"given block deleted":     {route(unix.RTM_DELROUTE, 0, dataplane.PodTable, "10.64.0.32/27"), false},
+		"way to a new pod":        {route(unix.RTM_NEWROUTE, netlink.Create, dataplane.PodTable, "10.64.0.2/32"), false},
+		"way to a gone pod":       {route(unix.RTM_DELROUTE, 0, dataplane.PodTable, "10.64.0.2/32"), false},
+		"the block in main":       {route(unix.RTM_DELROUTE, 0, unix.RT_TABLE_MAIN, "10.64.0.0/27"), false},
+		"rule added, by us":       {message(unix.RTM_NEWRULE, inTable(dataplane.PodTable)), false},
+		"route without a message": {message(unix.RTM_DELROUTE, []byte{2}), false},
+	} {
+		f := &linkFilter{name: dataplane.LinkName, index: 5, pods: func() *podSet { return pods }}
+		if got := f.classify(c.m); got != (touched{route: c.want}) {
+			t.Errorf("%s: %+v, want %t", what, got, c.want)
+		}
+		f.pods = func() *podSet { return newPodSet(dataplane.Pods{}) }
+		if got := f.classify(c.m); got.any() {
+			t.Errorf("%s, without pods: %+v", what, got)
+		}
+	}
+}
+
 func TestOwnNftChangesAreNotForeign(t *testing.T) {
 	const own = 77
 	head := func(family byte) []byte { return []byte{family, 0, 0, 0} }
@@ -93,7 +144,8 @@ func FuzzClassify(f *testing.F) {
 	f.Add(uint16(unix.RTM_NEWROUTE), message(0, inTable(0), attr(unix.RTA_TABLE, []byte{180, 0, 0, 0})).Data)
 	f.Fuzz(func(t *testing.T, kind uint16, b []byte) {
 		m := message(kind, b)
-		(&linkFilter{name: dataplane.LinkName, index: 5}).classify(m)
+		pods := newPodSet(dataplane.Pods{Blocks: []netip.Prefix{netip.MustParsePrefix("10.64.0.0/27")}})
+		(&linkFilter{name: dataplane.LinkName, index: 5, pods: func() *podSet { return pods }}).classify(m)
 		classifyNft(m, 1)
 	})
 }

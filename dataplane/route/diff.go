@@ -74,7 +74,7 @@ func Diff(want, actual State, prune bool) []Op {
 		}
 		ops = append(ops, Op{Verb: DelRule, Rule: r})
 	}
-	for _, r := range actual.Routes {
+	for _, r := range announcedFirst(actual.Routes) {
 		if !slices.Contains(want.Routes, r) && !slices.ContainsFunc(want.Routes, func(w Route) bool { return w.replaces(r) }) {
 			ops = append(ops, Op{Verb: DelRoute, Route: r})
 		}

@@ -35,13 +35,15 @@ func there(h Host, f func(*State)) State {
 	return s
 }
 
+type diffCase struct {
+	name         string
+	want, actual State
+	prune        bool
+}
+
 func TestDiff(t *testing.T) {
 	strict := Host{IPv6: true, IPv6OnLink: true, HasRPFilter: true, RPFilterAll: 1}
-	cases := []struct {
-		name         string
-		want, actual State
-		prune        bool
-	}{
+	cases := []diffCase{
 		{"fresh", want(full), State{Link: Link{Name: "skein0", Index: 7, MTU: 1500}}, true},
 		{"unchanged", want(full), there(full, nil), true},
 		{"no-link-yet", want(full), State{RPFilter: -1}, true},
@@ -79,12 +81,9 @@ func TestDiff(t *testing.T) {
 		"narrow-no-more": {want(full), has(narrow(1328, "10.4.0.7/32", "fd00::7/128"))},
 		"wide-enough":    {narrow(1420, "10.4.0.7/32"), there(full, nil)},
 	} {
-		cases = append(cases, struct {
-			name         string
-			want, actual State
-			prune        bool
-		}{name, c[0], c[1], true})
+		cases = append(cases, diffCase{name, c[0], c[1], true})
 	}
+	cases = append(cases, podCases()...)
 	for _, c := range cases {
 		t.Run(c.name, func(t *testing.T) {
 			ops := Diff(c.want, c.actual, c.prune)

@@ -96,7 +96,36 @@ func keepsRule(r Rule, actual State) bool {
 	if !r.Pods {
 		return false
 	}
-	ours := slices.ContainsFunc(actual.Routes, func(o Route) bool { return o.Table != dataplane.RouteTable })
+	ours := actual.HadPods || slices.ContainsFunc(actual.Routes, func(o Route) bool { return o.Table != dataplane.RouteTable })
 	needed := slices.ContainsFunc(actual.Hosts, func(h dataplane.PodRoute) bool { return familyOf(h.Addr) == r.Family })
 	return !ours || needed
+}
+
+// announcedFirst is the order of removal: a block is no longer announced before it is no longer refused.
+func announcedFirst(routes []Route) []Route {
+	out := slices.Clone(routes)
+	slices.SortStableFunc(out, func(a, b Route) int {
+		switch announced := a.Table == dataplane.ExportTable; {
+		case announced == (b.Table == dataplane.ExportTable):
+			return 0
+		case announced:
+			return -1
+		}
+		return 1
+	})
+	return out
+}
+
+// noteEnd reads the kernel again when the Spec has no pods any more: podnet took host routes away that are remembered.
+func (r *Reconciler) noteEnd(p dataplane.Pods) {
+	if len(p.Blocks)+len(p.Routes) > 0 {
+		r.hadPods = true
+	} else if r.hadPods {
+		r.cache = nil
+	}
+}
+
+// hasPodRule says that a rule to PodTable is left.
+func (s State) hasPodRule() bool {
+	return slices.ContainsFunc(s.Rules, func(r Rule) bool { return r.Pods })
 }

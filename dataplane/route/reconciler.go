@@ -28,6 +28,8 @@ type Reconciler struct {
 	link   string
 	cache  *State
 	host   Host
+
+	hadPods bool // a Spec had pods, and the rule for them is still there
 }
 
 // NewReconciler opens a netlink socket in the calling thread's network namespace.
@@ -69,11 +71,13 @@ func (r *Reconciler) Reconcile(s dataplane.Spec) (writes int, notes []string, er
 			r.cache = nil
 		}
 	}()
+	r.noteEnd(s.Pods)
 	if r.cache == nil {
 		if err := r.load(); err != nil {
 			return 0, nil, err
 		}
 	}
+	r.cache.HadPods = r.hadPods
 	want, notes := Want(s.Link, s.Pods, r.host)
 	if err := r.ready(want, r.cache); err != nil {
 		return 0, nil, err
@@ -97,6 +101,7 @@ func (r *Reconciler) Reconcile(s dataplane.Spec) (writes int, notes []string, er
 			first = fmt.Errorf("%s: %w", op, err) // the rest need not fail with it
 		}
 	}
+	r.hadPods = r.hadPods && r.cache.hasPodRule()
 	if first == nil && r.cache.Link.Index == 0 {
 		first = fmt.Errorf("%s: %w", r.link, ErrNoLink)
 	}
@@ -110,6 +115,7 @@ func (r *Reconciler) Diff(s dataplane.Spec) ([]string, error) {
 		return nil, err
 	}
 	want, _ := Want(s.Link, s.Pods, host)
+	actual.HadPods = r.hadPods
 	if err := r.ready(want, &actual); err != nil {
 		return nil, err
 	}

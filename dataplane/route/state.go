@@ -36,6 +36,8 @@ type State struct {
 	Hosts []dataplane.PodRoute
 	// Ready are those that are wanted and missing and whose link is there: read, never wanted.
 	Ready []dataplane.PodRoute
+	// HadPods says that this process has wanted pods before, and so the rule to PodTable is ours: known, never wanted.
+	HadPods bool
 }
 
 // Link is the link's own state. Index is 0 when there is none; it is read, never wanted.
