@@ -7,6 +7,7 @@
 // It also keeps what leads to this host's pods: a rule to table 116, and for each block of addresses an
 // unreachable route there, behind the pods' own, and one in table 119 for a routing daemon to announce.
 //
-// Ours are the addresses of our link, and the rules and routes with protocol 30 and our numbers, of pods
-// those that Coil makes otherwise; nothing else is touched. A Reconciler belongs to one goroutine. Sources: DESIGN.md sections 9 and 15.
+// Ours are the addresses of our link, and the rules and routes with protocol 30 and our numbers; of those
+// for pods only the kinds that Coil does not make (pods.go). Nothing else is touched. A Reconciler belongs
+// to one goroutine. Sources: DESIGN.md sections 9, 10 and 15.
 package route
