@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
 	"io/fs"
 	"net"
 	"net/http"
@@ -56,10 +57,21 @@ func asComplaint(err error, socket string, limit time.Duration) *types.Error {
 		return complaint(uint32(types.ErrIOFailure), "no permission to use "+socket, "the container runtime must run as root")
 	case errors.Is(err, context.DeadlineExceeded), connect.CodeOf(err) == connect.CodeDeadlineExceeded:
 		return complaint(CodeTryAgain, fmt.Sprintf("the skein agent on %s did not answer within %s", socket, limit), "see `skein status` and the agent's log for what it waits for; the runtime may then try again")
-	case connect.CodeOf(err) == connect.CodeUnavailable:
+	case goneAway(err):
 		return complaint(CodeTryAgain, fmt.Sprintf("the skein agent on %s went away during the request: %v", socket, err), "see why it stopped in its log; the runtime may then try again")
 	}
 	return complaint(CodeInternal, fmt.Sprintf("the skein agent on %s: %v", socket, err), "if plugin and agent are of different versions, run `skein cni install` again")
+}
+
+// goneAway tells whether the agent ended before it had answered; nobody else cancels a call of ours.
+func goneAway(err error) bool {
+	for _, sign := range []error{io.EOF, io.ErrUnexpectedEOF, syscall.ECONNRESET, syscall.EPIPE} {
+		if errors.Is(err, sign) {
+			return true
+		}
+	}
+	code := connect.CodeOf(err)
+	return code == connect.CodeUnavailable || code == connect.CodeCanceled
 }
 
 // asStatus gives what keeps STATUS from an answer the code that STATUS has for it.

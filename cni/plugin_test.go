@@ -231,6 +231,45 @@ func TestTheAgentsWordReachesTheRuntime(t *testing.T) {
 	}
 }
 
+// An agent that ends with the request in its hands is one to try again with, however the connection breaks.
+func TestAgentGoesAway(t *testing.T) {
+	for name, end := range map[string]func(*net.UnixConn){
+		"before it has read": func(c *net.UnixConn) { c.Close() },
+		"after it has read":  func(c *net.UnixConn) { c.Read(make([]byte, 1<<16)); c.Close() },
+		"in its answer": func(c *net.UnixConn) {
+			c.Read(make([]byte, 1<<16))
+			c.Write([]byte("HTTP/1.1 200 OK\r\nContent-Le"))
+			c.Close()
+		},
+		"in its answer's end": func(c *net.UnixConn) {
+			c.Read(make([]byte, 1<<16))
+			c.Write([]byte("HTTP/1.1 200 OK\r\nContent-Type: application/proto\r\nContent-Length: 100\r\n\r\n"))
+			c.Close()
+		},
+	} {
+		dir := t.TempDir()
+		l, err := net.Listen("unix", filepath.Join(dir, "cni.sock"))
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer l.Close()
+		go func() {
+			for {
+				c, err := l.Accept()
+				if err != nil {
+					return
+				}
+				end(c.(*net.UnixConn))
+			}
+		}()
+		for command, code := range map[string]uint32{"ADD": CodeTryAgain, "CHECK": CodeTryAgain, "STATUS": CodeUnavailable, "DEL": 0, "GC": 0} {
+			if o := run(t, nil, command, conf(dir, prev+`,"cni.dev/valid-attachments":[]`)); o.Code != code || (o.exit == 0) != (code == 0) {
+				t.Errorf("%s: %s: %+v", name, command, o)
+			}
+		}
+	}
+}
+
 func TestCalled(t *testing.T) {
 	set := func(string) string { return "ADD" }
 	unset := func(string) string { return "" }

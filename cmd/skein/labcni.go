@@ -1,0 +1,74 @@
+package main
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"strings"
+
+	"github.com/spf13/cobra"
+
+	"github.com/skeinmesh/skein/chaos/cnitable"
+)
+
+// newLabCNICmd makes `skein lab cni`: every verb of CNI in every version, under every fault.
+func newLabCNICmd(dir *string) *cobra.Command {
+	var opts cnitable.Options
+	var write, verb, fault string
+	c := &cobra.Command{
+		Use:   "cni",
+		Short: "Try the installed CNI plugin: verb × version × fault, with cnitool",
+		Long: "Bring up a small mesh, install the plugin on a node, and try every verb in every version of the CNI\n" +
+			"specification under every fault, by cnitool and by the plugin's own command line (docs/cni.md). The exit\n" +
+			"status is 0 only when everything came out as expected. `.ci/setup` builds cnitool, portmap and bandwidth.",
+		Example: "  skein lab cni\n  skein lab cni --verb CHECK\n  skein lab cni --fault quorum --versions 1.1.0",
+		Args:    noArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			if write != "" && (verb != "" || fault != "" || len(opts.Versions) > 0) {
+				return usageError{errors.New("--write keeps the whole table: leave out --verb, --fault and --versions")}
+			}
+			opts.Only = func(c cnitable.Case) bool {
+				return (verb == "" || strings.EqualFold(c.Verb, verb)) && strings.Contains(c.Fault, fault)
+			}
+			ctx, stop := labContext(cmd.Context())
+			defer stop()
+			opts.Dir, opts.Progress = *dir, labProgress(cmd.ErrOrStderr())
+			r, err := cnitable.Run(ctx, opts)
+			if err != nil {
+				return err
+			}
+			if labJSON(cmd) {
+				err = printJSON(cmd.OutOrStdout(), r)
+			} else {
+				r.Text(cmd.OutOrStdout())
+			}
+			if write != "" {
+				err = errors.Join(err, writeCNI(write, r))
+			}
+			if err == nil && !r.OK() {
+				err = errors.New("not everything came out as expected")
+			}
+			return err
+		},
+	}
+	f := c.Flags()
+	f.StringVar(&verb, "verb", "", "only this verb")
+	f.StringVar(&fault, "fault", "", "only faults that hold this text")
+	f.StringSliceVar(&opts.Versions, "versions", nil, "only these versions of the specification")
+	f.StringVar(&opts.Tools, "tools", "bin/tools", "where cnitool, portmap and bandwidth are; else the path")
+	f.StringVar(&opts.Artifacts, "artifacts", "lab-failures", "where logs are kept when the lab does not come up")
+	f.StringVar(&write, "write", "", "put the table into this Markdown file, between its marks")
+	return c
+}
+
+func writeCNI(file string, r *cnitable.Report) error {
+	b, err := os.ReadFile(file)
+	if err != nil {
+		return fmt.Errorf("--write: %w", err)
+	}
+	text, err := r.Insert(string(b))
+	if err != nil {
+		return fmt.Errorf("--write %s: %w", file, err)
+	}
+	return os.WriteFile(file, []byte(text), 0o644)
+}
