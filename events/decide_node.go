@@ -37,6 +37,11 @@ func (d *decision) admitNode(c *skeinv1.AdmitNode) error {
 	if want.GetServer() && t.GetAgentsOnly() {
 		return refuse(PermissionDenied, "join token %s lets no servers in: set server: false in skein.yaml, or ask for a token that allows servers", t.GetId())
 	}
+	if want.GetServer() {
+		if err := d.checkServerSchema(want.GetName(), max(want.GetMaxSchema(), 1)); err != nil {
+			return err
+		}
+	}
 	if err := d.checkFree(id, want); err != nil {
 		return err
 	}

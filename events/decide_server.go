@@ -14,8 +14,20 @@ func (d *decision) addServer(c *skeinv1.AddServer) error {
 	if n.GetAgentsOnly() {
 		return refuse(PermissionDenied, "%s joined with a token that lets no servers in: it may not be a server", n.GetName())
 	}
+	if err := d.checkServerSchema(n.GetName(), n.GetMaxSchema()); err != nil {
+		return err
+	}
 	d.emitServerAdded(n.GetId())
 	return nil
+}
+
+// checkServerSchema refuses a server that could not fold what is there already. It would stop, and until it is gone
+// nothing of that kind could be decided any more.
+func (d *decision) checkServerSchema(name string, high uint32) error {
+	if high >= 2 || d.s.rooms.n == 0 {
+		return nil
+	}
+	return refuse(FailedPrecondition, "%s folds event schemas up to %d, and the cluster has pools, which need 2: upgrade skein on %s before it becomes a server", name, high, name)
 }
 
 func (d *decision) promoteServer(c *skeinv1.PromoteServer) error {

@@ -443,4 +443,15 @@ func TestHashBeforeSchema2(t *testing.T) {
 func TestOldServersStopPools(t *testing.T) {
 	w := newCluster(t) // whose node folds schema 1
 	w.refused(createPool(pool("p", 4, "10.64.0.0/26")), FailedPrecondition, "server a folds event schemas up to 1 and this command needs 2: upgrade skein on a first")
+
+	w = newPools(t)
+	w.must(admit("agent", "1"))
+	w.must(admit("old", "1", asServer))
+	w.refused(createPool(pool("p", 4, "10.64.0.0/26")), FailedPrecondition, "server old folds event schemas up to 1")
+	w.must(revoke(id("old")))
+	w.must(createPool(pool("p", 4, "10.64.0.0/26")))
+	w.refused(admit("older", "1", asServer), FailedPrecondition, "older folds event schemas up to 1, and the cluster has pools, which need 2: upgrade skein on older")
+	w.refused(addServer(id("agent")), FailedPrecondition, "agent folds event schemas up to 1")
+	w.must(admit("older", "1"))
+	w.must(today(admit("new", "1", asServer)))
 }
