@@ -58,7 +58,7 @@ func asComplaint(err error, socket string, limit time.Duration) *types.Error {
 	case errors.Is(err, context.DeadlineExceeded), connect.CodeOf(err) == connect.CodeDeadlineExceeded:
 		return complaint(CodeTryAgain, fmt.Sprintf("the skein agent on %s did not answer within %s", socket, limit), "see `skein status` and the agent's log for what it waits for; the runtime may then try again")
 	case goneAway(err):
-		return complaint(CodeTryAgain, fmt.Sprintf("the skein agent on %s went away during the request: %v", socket, err), "see why it stopped in its log; the runtime may then try again")
+		return complaint(CodeTryAgain, fmt.Sprintf("the skein agent on %s went away during the request", socket), "see why it stopped in its log; the runtime may then try again")
 	}
 	return complaint(CodeInternal, fmt.Sprintf("the skein agent on %s: %v", socket, err), "if plugin and agent are of different versions, run `skein cni install` again")
 }

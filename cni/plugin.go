@@ -11,10 +11,12 @@ import (
 	"path/filepath"
 	"runtime"
 	"slices"
+	"strings"
 
 	"github.com/containernetworking/cni/pkg/ns"
 	"github.com/containernetworking/cni/pkg/skel"
 	"github.com/containernetworking/cni/pkg/types"
+	"github.com/containernetworking/cni/pkg/utils"
 	"github.com/containernetworking/cni/pkg/version"
 
 	skeinv1 "github.com/skeinmesh/skein/api/skein/v1"
@@ -71,8 +73,47 @@ func (p *plugin) run(release string) *types.Error {
 		}
 	}
 	os.Setenv("CNI_NETNS_OVERRIDE", "1") // add has looked, before anything was made; DEL must not fail for it
+	if e := checkEnvironment(command, os.Getenv); e != nil {
+		return e
+	}
 	funcs := skel.CNIFuncs{Add: p.add, Del: p.del, Check: p.check, GC: p.gc, Status: p.status}
-	return skel.PluginMainFuncsWithError(funcs, version.PluginSupports(Versions()...), "skein's CNI plugin, version "+release+". Container runtimes run it; `skein cni install` puts it in place.")
+	return advise(skel.PluginMainFuncsWithError(funcs, version.PluginSupports(Versions()...), "skein's CNI plugin, version "+release+". Container runtimes run it; `skein cni install` puts it in place."))
+}
+
+// checkEnvironment looks at the names before the library does, whose errors do not say which variable is wrong.
+func checkEnvironment(command string, getenv func(string) string) *types.Error {
+	if command != "ADD" && command != "DEL" && command != "CHECK" {
+		return nil
+	}
+	id, name := getenv("CNI_CONTAINERID"), getenv("CNI_IFNAME")
+	switch {
+	case id != "" && utils.ValidateContainerID(id) != nil:
+		return checkNames(id, "eth0")
+	case name != "" && utils.ValidateInterfaceName(name) != nil:
+		return checkNames("c", name)
+	}
+	return nil
+}
+
+// advise gives errors of the library the next step that they lack.
+func advise(e *types.Error) *types.Error {
+	if e == nil {
+		return nil
+	}
+	switch step := nextSteps[uint32(e.Code)]; {
+	case e.Details == "":
+		e.Details = step
+	case e.Msg == "incompatible CNI versions":
+		e.Details += "; " + step
+	}
+	return e
+}
+
+var nextSteps = map[uint32]string{
+	uint32(types.ErrIncompatibleCNIVersion): "set cniVersion in the network configuration to one of " + strings.Join(Versions(), ", ") + "; CHECK needs 0.4.0, GC and STATUS 1.1.0",
+	uint32(types.ErrDecodingFailure):        "the runtime must pass the network configuration, as JSON, on standard input",
+	CodeEnvironment:                         "the runtime must set them as the CNI specification says",
+	CodeConfig:                              "give the network a name of letters, digits, dots, underscores and hyphens",
 }
 
 // read takes standard input, up to a bound, and puts a pipe with the same bytes in its place: the library reads without one.

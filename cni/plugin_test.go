@@ -136,9 +136,10 @@ func TestRefusals(t *testing.T) {
 		{"no JSON", "ADD", `hello`, nil, 6, "network config"},
 		{"no container", "ADD", conf("/x", ""), []string{"CNI_CONTAINERID="}, 4, "CNI_CONTAINERID"},
 		{"no namespace", "ADD", conf("/x", ""), []string{"CNI_NETNS="}, 4, "CNI_NETNS"},
-		{"bad container", "ADD", conf("/x", ""), []string{"CNI_CONTAINERID=a/b"}, 4, "containerID"},
+		{"bad container", "ADD", conf("/x", ""), []string{"CNI_CONTAINERID=a/b"}, 4, "CNI_CONTAINERID"},
 		{"long container", "ADD", conf("/x", ""), []string{"CNI_CONTAINERID=" + strings.Repeat("a", 65)}, 4, "CNI_CONTAINERID has 65"},
 		{"bad interface", "ADD", conf("/x", ""), []string{"CNI_IFNAME=eth%d"}, 4, "CNI_IFNAME"},
+		{"long interface", "CHECK", conf("/x", ""), []string{"CNI_IFNAME=sixteen-letters-"}, 4, "CNI_IFNAME"},
 		{"the host's namespace", "ADD", conf("/x", ""), []string{"CNI_NETNS=/proc/self/ns/net"}, 4, "the host's own"},
 		{"unknown argument", "ADD", conf("/x", ""), []string{"CNI_ARGS=FOO=BAR"}, 4, "CNI_ARGS"},
 		{"unknown command", "JUMP", conf("/x", ""), nil, 4, "CNI_COMMAND"},
@@ -150,7 +151,7 @@ func TestRefusals(t *testing.T) {
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			o := run(t, nil, c.command, c.stdin, c.env...)
-			if o.exit != 1 || o.Code != c.code || !strings.Contains(o.Msg, c.says) || o.Version == "" {
+			if o.exit != 1 || o.Code != c.code || !strings.Contains(o.Msg, c.says) || o.Version == "" || o.Details == "" {
 				t.Errorf("%+v", o)
 			}
 		})
