@@ -16,6 +16,7 @@ import (
 type Options struct {
 	Only      func(Case) bool // nil: every case
 	Versions  []string        // of the specification; none: all
+	Quick     bool            // faults in the newest version only
 	Dir       string          // where labs keep their directories
 	Binary    string          // the skein program; default the one that runs now
 	Tools     string          // where cnitool, portmap and bandwidth are; default the path
@@ -215,7 +216,11 @@ func (r *Report) phase(ctx context.Context, h *host, p phase, chosen []Case, opt
 		opts.Progress(fmt.Sprintf("%s: %d cases", phaseNames[p], len(all)))
 	}
 	for _, w := range all {
-		w.begin(ctx, h, r.Versions)
+		versions := r.Versions
+		if opts.Quick && !strings.HasPrefix(w.Fault, none) {
+			versions = versions[len(versions)-1:]
+		}
+		w.begin(ctx, h, versions)
 		if p == normal {
 			if err := w.whole(ctx, h); err != nil {
 				return err
@@ -254,7 +259,10 @@ func (h *host) enter(ctx context.Context, p phase) error {
 	case alone:
 		return h.lab.Kill(ctx, server)
 	case drained:
-		return h.exec(ctx, server, "skein", "pool", "drain", "default")
+		if err := h.exec(ctx, server, "skein", "pool", "drain", "default"); err != nil {
+			return err
+		}
+		return h.lab.WaitConverged(ctx, patience)
 	}
 	return nil
 }
