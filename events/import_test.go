@@ -77,7 +77,7 @@ func TestImportConflicts(t *testing.T) {
 	before := w.s.Hash()
 	_, _, err := w.propose(imports(false,
 		[]*skeinv1.Pool{pool("default", 5, "10.64.0.0/24"), pool("new", 5, "10.70.0.0/16"), pool("r", 5, "10.72.0.0/24", "10.68.0.0/24"), pool("Bad", 5, "10.90.0.0/24"), pool("good", 5, "10.80.0.0/24")},
-		importBlock("r", "10.72.0.0/26", "b", ""), // not named again: its pool conflicts
+		importBlock("new", "10.70.0.0/27", "b", ""), // not named again: there is no such pool, and its conflict says why
 		importBlock("p", "10.66.0.0/27", "b", ""),
 		importBlock("p", "10.66.0.0/27", "", "reserved there"),
 		importBlock("p", "10.66.0.32/27", "a", ""),
