@@ -47,7 +47,7 @@ type core struct {
 	byAddr  map[netip.Addr]*held
 	seen    map[netip.Addr]*seen
 	past    []*past
-	last    map[podKey]*past // the newest of each pod
+	last    map[podKey]*past // what each pod had last
 	cursors map[blockKey]uint32
 	uses    map[string]time.Time // pool → when a lease was last there
 	quota   map[quotaKey]uint32  // leases out of blocks
@@ -180,7 +180,7 @@ func (c *core) quiet(at time.Time, addrs ...netip.Addr) {
 // remember keeps what was given back, and makes its address rest.
 func (c *core) remember(p *past) {
 	c.past = append(c.past, p)
-	if p.lease.Pod != "" {
+	if p.lease.Pod != "" && !p.fast {
 		c.last[podKey{p.lease.Pool, p.lease.Namespace, p.lease.Pod}] = p
 	}
 	c.rest(p)

@@ -163,6 +163,23 @@ func TestCooldownAndSticky(t *testing.T) {
 	b.want("y", "0/0")
 }
 
+// TestStickyOverAFailedAdd: the address goes on waiting for its pod when an ADD of that fails.
+func TestStickyOverAFailedAdd(t *testing.T) {
+	b := newTable(t, 4, 1, func(p *poolView) { p.Sticky = time.Hour })
+	b.want("p", "0/0")
+	b.back("p")
+	for range 3 {
+		b.later(time.Minute)
+		b.want("p", "0/0")
+		h := b.c.leases[Key{"p", "eth0"}]
+		b.c.apply(moment{at: b.now}.stamp(b.c.release(h, AddFailed)), b.now)
+	}
+	for _, place := range []string{"0/1", "0/2", "0/3", "block"} {
+		b.want("not p "+place, place)
+	}
+	b.want("p", "0/0")
+}
+
 func TestWantedAddresses(t *testing.T) {
 	b := newTable(t, 4, 2, func(p *poolView) { p.Cooldown = time.Minute })
 	if have := b.give("a", "10.64.0.6"); have != "1/2" {

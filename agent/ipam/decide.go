@@ -72,7 +72,7 @@ func (c *core) assign(q ask, now time.Time) (record, *need, *Error) {
 	if b, off, ok := c.waiting(q, s, now); ok {
 		return c.giveAt(q, b, off), nil, nil
 	}
-	b, off, ok := c.choose(q.pool, s, now)
+	b, off, ok := c.choose(q, s, now)
 	if !ok {
 		return record{}, &need{kind: needBlock, pool: q.pool}, nil
 	}
@@ -89,11 +89,8 @@ func (c *core) giveAt(q ask, b *block, off uint32) record {
 
 // waiting is the address that a pod of that name gave back a moment ago, and that waits for it.
 func (c *core) waiting(q ask, s poolView, now time.Time) (*block, uint32, bool) {
-	if s.Sticky <= 0 || q.Pod == "" {
-		return nil, 0, false
-	}
 	p := c.last[podKey{q.pool, q.Namespace, q.Pod}]
-	if p == nil || p.fast || !now.Before(p.freed.Add(s.Sticky)) {
+	if p == nil || !p.waitsFor(q.Request, s, now) {
 		return nil, 0, false
 	}
 	b, off := c.find(p.lease.any())
@@ -103,11 +100,16 @@ func (c *core) waiting(q ask, s poolView, now time.Time) (*block, uint32, bool) 
 	return b, off, true
 }
 
+// waitsFor reports whether what was given back waits for the pod of a request.
+func (p *past) waitsFor(r Request, s poolView, now time.Time) bool {
+	return r.Pod != "" && p.lease.Pod == r.Pod && p.lease.Namespace == r.Namespace && !p.fast && now.Before(p.freed.Add(s.Sticky))
+}
+
 // choose finds an address: of the used block with the fewest free ones, else of the empty block that was left longest
 // ago, else the one that has waited longest though it should better rest.
-func (c *core) choose(pool string, s poolView, now time.Time) (*block, uint32, bool) {
+func (c *core) choose(q ask, s poolView, now time.Time) (*block, uint32, bool) {
 	var best *block
-	for _, b := range c.byPool[pool] {
+	for _, b := range c.byPool[q.pool] {
 		if b.leaving == "" && b.nbusy < b.size && (best == nil || b.before(best)) {
 			best = b
 		}
@@ -119,12 +121,13 @@ func (c *core) choose(pool string, s poolView, now time.Time) (*block, uint32, b
 	}
 	var off uint32
 	var oldest *past
-	for _, b := range c.byPool[pool] {
+	for _, b := range c.byPool[q.pool] {
 		if b.leaving != "" {
 			continue
 		}
 		for o, p := range b.rests {
-			if b.held[o] == 0 && !now.Before(p.freed.Add(p.hard(s))) && (oldest == nil || p.freed.Before(oldest.freed)) {
+			ready := !now.Before(p.freed.Add(p.hard(s))) || p.waitsFor(q.Request, s, now)
+			if b.held[o] == 0 && ready && (oldest == nil || p.freed.Before(oldest.freed)) {
 				best, off, oldest = b, o, p
 			}
 		}
@@ -163,8 +166,7 @@ func (c *core) assignWanted(q ask, s poolView, now time.Time) (record, *need, *E
 	}
 	if p := b.rests[off]; p != nil {
 		end := p.freed.Add(p.hard(s))
-		own := q.Pod != "" && p.lease.Pod == q.Pod && p.lease.Namespace == q.Namespace && now.Before(p.freed.Add(s.Sticky))
-		if now.Before(end) && !own {
+		if now.Before(end) && !p.waitsFor(q.Request, s, now) {
 			return record{}, nil, &Error{Unavailable, fmt.Sprintf("%s was given back by %s and rests for %s more", q.Addresses[0], called(p.lease), end.Sub(now).Round(time.Second)),
 				"try again later, or ask for another address"}
 		}

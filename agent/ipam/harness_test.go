@@ -176,6 +176,13 @@ func (g *agreement) outage(on bool) {
 	}
 }
 
+// show lets a node follow the newest state.
+func (g *agreement) show(r *rig) {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	r.Follow(g.state)
+}
+
 // blocks are how many blocks a node has.
 func (g *agreement) blocks(node string) int {
 	g.mu.Lock()
@@ -310,16 +317,6 @@ func (h *hand) add(d time.Duration) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	h.at = h.at.Add(d)
-}
-
-// eventually waits for a condition.
-func eventually(t testing.TB, what string, ok func() bool) {
-	t.Helper()
-	for end := time.Now().Add(20 * time.Second); !ok(); time.Sleep(time.Millisecond) {
-		if time.Now().After(end) {
-			t.Fatalf("%s: it did not come true", what)
-		}
-	}
 }
 
 // noDuplicates fails if two leases have one address.

@@ -60,7 +60,6 @@ type machine struct {
 	r      *rig
 	g      *agreement
 	offset time.Duration // of the wall clock
-	rounds int
 }
 
 func newMachine(t *testing.T, rt *rapid.T) *machine {

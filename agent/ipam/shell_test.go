@@ -143,9 +143,7 @@ func TestStatic(t *testing.T) {
 		if _, err := a.try("db-0"); !codeIs(err, Unavailable) {
 			t.Fatalf("while its old container is there: %v", err)
 		}
-		g.mu.Lock()
-		b.Follow(g.state)
-		g.mu.Unlock()
+		g.show(b)
 		if _, err := b.try("db-0"); !codeIs(err, Unavailable) || !strings.Contains(err.Error(), "is held by node") {
 			t.Fatalf("on another node: %v", err)
 		}
@@ -198,9 +196,7 @@ func TestQuotaOfTheCluster(t *testing.T) {
 		stopA, stopB := a.run(), b.run()
 		count := func(r *rig) (n int) {
 			for {
-				g.mu.Lock()
-				r.Follow(g.state)
-				g.mu.Unlock()
+				g.show(r)
 				if _, err := r.try("p"); err != nil {
 					if !codeIs(err, Exhausted) {
 						t.Fatal(err)
@@ -376,7 +372,7 @@ func TestThousandNodes(t *testing.T) {
 		}
 		g.outage(false)
 		for _, r := range rigs {
-			r.Follow(g.state) // of what was committed without their knowing
+			g.show(r) // of what was committed without their knowing
 			for _, l := range r.Leases() {
 				r.Release(l.Key, "")
 			}
