@@ -45,6 +45,7 @@ func (a *Agent) openPods() error {
 	var odd []string
 	p.ipam, odd, err = ipam.Open(ipam.Config{
 		Self: a.id, File: filepath.Join(a.cfg.StateDir, ipamFile), BootID: strings.TrimSpace(string(boot)), Log: a.log.With("room", "ipam"),
+		IdleFor: seconds(a.cfg.EmptyBlockSeconds),
 		Propose: a.propose, OnChange: a.wakeUp,
 		OnEvent: func(e *skeinv1.PodAddress) {
 			a.journal.Append(&skeinv1.JournalEntry{Time: time.Now().UnixNano(), Body: &skeinv1.JournalEntry_PodAddress{PodAddress: e}})

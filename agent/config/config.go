@@ -47,6 +47,8 @@ type Config struct {
 	HandshakeTimeoutSeconds    uint32          `yaml:"handshakeTimeoutSeconds"`
 	DirectRetryIntervalSeconds uint32          `yaml:"directRetryIntervalSeconds"`
 
+	EmptyBlockSeconds uint32 `yaml:"emptyBlockSeconds"` // of a pool, beyond the spare, before it goes back
+
 	RelayLimits RelayLimits `yaml:"relayLimits"`
 
 	Ports     Ports     `yaml:"ports"`
@@ -135,16 +137,17 @@ func Default() Config {
 	name, _ := os.Hostname()
 	name, _, _ = strings.Cut(strings.ToLower(name), ".")
 	return Config{
-		Name:         name,
-		Relay:        Auto,
-		Ports:        Ports{WireGuard: 51820, Stun: 3478, Relay: 7443, Control: 7946, Metrics: "127.0.0.1:9469", UDPRelay: "24000-28999"},
-		RelayLimits:  RelayLimits{MemoryMiB: 256, ClientStreams: 128, Sessions: 4096},
-		NatTraversal: NatTraversal{PortGuessing: "enabled", IMDS: Auto},
-		Dataplane:    Dataplane{WireGuard: Auto, Link: "skein0", Relay: Auto},
-		Overlay:      Overlay{IPv4: "10.4.0.0/16"},
-		StateDir:     DefaultStateDir,
-		RunDir:       DefaultRunDir,
-		Log:          Log{Level: "info", Format: "text"},
+		Name:              name,
+		Relay:             Auto,
+		Ports:             Ports{WireGuard: 51820, Stun: 3478, Relay: 7443, Control: 7946, Metrics: "127.0.0.1:9469", UDPRelay: "24000-28999"},
+		EmptyBlockSeconds: 300,
+		RelayLimits:       RelayLimits{MemoryMiB: 256, ClientStreams: 128, Sessions: 4096},
+		NatTraversal:      NatTraversal{PortGuessing: "enabled", IMDS: Auto},
+		Dataplane:         Dataplane{WireGuard: Auto, Link: "skein0", Relay: Auto},
+		Overlay:           Overlay{IPv4: "10.4.0.0/16"},
+		StateDir:          DefaultStateDir,
+		RunDir:            DefaultRunDir,
+		Log:               Log{Level: "info", Format: "text"},
 	}
 }
 
@@ -356,6 +359,7 @@ func (c *Config) checkTimes() error {
 		{"directRetryIntervalSeconds", c.DirectRetryIntervalSeconds, 86400},
 		{"handshakeTimeoutSeconds", c.HandshakeTimeoutSeconds, 3600},
 		{"persistentKeepalive", c.PersistentKeepalive, 3600},
+		{"emptyBlockSeconds", c.EmptyBlockSeconds, 86400},
 	} {
 		if t.have > t.most {
 			return wrong(t.key, "%d is not allowed; want at most %d seconds", t.have, t.most)

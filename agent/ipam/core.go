@@ -59,6 +59,8 @@ type core struct {
 	caps    map[quotaKey]uint32      // grants that are being lowered
 	statics map[netip.Addr]time.Time // held ones without a lease, since when
 	leaving map[netip.Addr]string    // static addresses that are being given up, and with which request ID
+
+	idleFor time.Duration // an empty block beyond the spare is kept so long
 }
 
 func newCore(self string) *core {
@@ -66,7 +68,7 @@ func newCore(self string) *core {
 		self: self, blocks: map[blockKey]*block{}, byPool: map[string][]*block{}, leases: map[Key]*held{}, byAddr: map[netip.Addr]*held{},
 		seen: map[netip.Addr]*seen{}, last: map[podKey]*past{}, cursors: map[blockKey]uint32{}, uses: map[string]time.Time{},
 		quota: map[quotaKey]uint32{}, missing: map[Key]time.Time{}, grants: map[quotaKey]*grantUse{}, caps: map[quotaKey]uint32{},
-		statics: map[netip.Addr]time.Time{}, leaving: map[netip.Addr]string{},
+		statics: map[netip.Addr]time.Time{}, leaving: map[netip.Addr]string{}, idleFor: idleFor,
 	}
 }
 

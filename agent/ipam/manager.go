@@ -31,6 +31,7 @@ type Config struct {
 	Now      func() time.Time          // nil: time.Now
 	Uptime   func() time.Duration      // of the kernel; nil: CLOCK_BOOTTIME, or unknown if Now is set
 	BootID   string                    // of the kernel; another one than in the file: all pods of before are gone
+	IdleFor  time.Duration             // an empty block beyond the spare is kept so long; 0: five minutes
 	Log      *slog.Logger              // nil: none
 	OnEvent  func(*skeinv1.PodAddress) // for the journal; must not block
 	OnChange func()                    // addresses in use have changed; must not block
@@ -87,6 +88,9 @@ func Open(cfg Config) (*Manager, []string, error) {
 		cfg: cfg, self: cfg.Self.String(), log: cfg.Log.With("room", "ipam"), kick: make(chan struct{}, 1), core: newCore(cfg.Self.String()),
 		file: newFile(cfg.File), pending: map[Key]*pendingAssign{}, waiting: map[taskKey]int{}, flights: map[taskKey]*flight{},
 		backoffs: map[taskKey]backoff{}, refusals: map[taskKey]refusal{}, moved: make(chan struct{}),
+	}
+	if cfg.IdleFor > 0 {
+		m.core.idleFor = cfg.IdleFor
 	}
 	notes, err := restore(m.core, m.file, cfg.BootID, m.now())
 	if err != nil {

@@ -7,7 +7,7 @@ import (
 )
 
 const (
-	idleFor     = 5 * time.Minute // an empty block beyond the spare is kept so long
+	idleFor     = 5 * time.Minute // an empty block beyond the spare is kept so long, unless the configuration says otherwise
 	unusedFor   = time.Hour       // a pool without leases is in use so long
 	grantWindow = 5 * time.Minute // a grant shrinks to the most that was used in so long
 	grantAhead  = 4               // addresses asked for beyond the need
@@ -156,7 +156,7 @@ func (c *core) giveBack(pool string, s poolView, now time.Time, waiting bool) (t
 		}
 	}
 	for _, b := range c.byPool[pool] {
-		ripe := s.Draining || now.Sub(b.idle) >= idleFor && !b.sticky(now, s)
+		ripe := s.Draining || now.Sub(b.idle) >= c.idleFor && !b.sticky(now, s)
 		if len(b.held) == 0 && b != spare && ripe && len(t.blocks) < releaseMost {
 			t.blocks = append(t.blocks, b.view)
 		}
@@ -189,7 +189,7 @@ func (c *core) stay(t task) {
 	for _, v := range t.blocks {
 		if b := c.blocks[v.Key]; b != nil && b.leaving == t.id {
 			b.leaving = ""
-			b.idle = b.idle.Add(idleFor)
+			b.idle = b.idle.Add(max(c.idleFor, backoffMax))
 		}
 	}
 }
