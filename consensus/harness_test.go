@@ -223,7 +223,7 @@ func (n *network) uncut(id identity.ID) {
 	n.mu.Lock()
 	defer n.mu.Unlock()
 	for k := range n.cuts {
-		if k[0] == id || k[1] == id {
+		if k.from == id || k.to == id {
 			delete(n.cuts, k)
 		}
 	}

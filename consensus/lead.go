@@ -229,7 +229,7 @@ func (t *term) decide(spec *events.State, first *proposal) (*entry, *events.Stat
 	for p := first; p != nil; {
 		e.proposals = append(e.proposals, p)
 		var evs []*skeinv1.Event
-		stamp(p.command, spec.Time(), time.Now())
+		stamp(p.command, spec.Time(), t.server.cfg.Now())
 		if evs, p.answer, p.err = events.Decide(spec, p.command); p.err == nil {
 			for _, ev := range evs {
 				if err := spec.Fold(ev); err != nil {

@@ -1,10 +1,12 @@
 package consensus
 
 import (
+	"bytes"
 	"context"
 	"errors"
 	"fmt"
 	"io"
+	"math/rand/v2"
 	"net"
 	"os"
 	"sync"
@@ -19,21 +21,18 @@ import (
 type network struct {
 	mu        sync.Mutex
 	listeners map[string]*listener // node and protocol
-	cuts      map[[2]identity.ID]bool
+	cuts      map[way]bool
+	delays    map[way]time.Duration // the longest that what is written may take
 	conns     map[*wire]bool
 	tcp       bool // loopback TCP in place of pipes
 }
 
 func newNetwork() *network {
-	return &network{listeners: make(map[string]*listener), cuts: make(map[[2]identity.ID]bool), conns: make(map[*wire]bool)}
+	return &network{listeners: make(map[string]*listener), cuts: make(map[way]bool), delays: make(map[way]time.Duration), conns: make(map[*wire]bool)}
 }
 
-func pair(a, b identity.ID) [2]identity.ID {
-	if a.String() > b.String() {
-		a, b = b, a
-	}
-	return [2]identity.ID{a, b}
-}
+// way is one direction between two nodes.
+type way struct{ from, to identity.ID }
 
 type listener struct {
 	n      *network
@@ -84,7 +83,7 @@ type dialer struct {
 func (d dialer) Dial(ctx context.Context, to identity.ID, alpn string) (net.Conn, error) {
 	for {
 		d.n.mu.Lock()
-		cut, l := d.n.cuts[pair(d.self, to)], d.n.listeners[to.String()+alpn]
+		cut, l := d.n.cuts[way{d.self, to}] || d.n.cuts[way{to, d.self}], d.n.listeners[to.String()+alpn]
 		d.n.mu.Unlock()
 		if !cut && l == nil {
 			return nil, fmt.Errorf("dial %s for %s: connection refused", to, alpn)
@@ -137,24 +136,52 @@ func tcpPair() (a, b net.Conn, err error) {
 
 // cut separates two groups of nodes.
 func (n *network) cut(a, b []identity.ID) {
+	n.cutWay(a, b)
+	n.cutWay(b, a)
+}
+
+// cutWay loses what one group sends to the other. What comes back arrives on the streams there are; new ones need both ways.
+func (n *network) cutWay(from, to []identity.ID) {
 	n.mu.Lock()
 	defer n.mu.Unlock()
-	for _, x := range a {
-		for _, y := range b {
-			n.cuts[pair(x, y)] = true
+	for _, x := range from {
+		for _, y := range to {
+			n.cuts[way{x, y}] = true
 		}
 	}
 	for c := range n.conns {
-		if n.cuts[pair(c.self, c.peer)] {
+		if n.cuts[way{c.self, c.peer}] {
 			c.silence()
 		}
 	}
 }
 
+// delay makes what one group sends to the other arrive later, in order and at most so much.
+func (n *network) delay(from, to []identity.ID, most time.Duration) {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	for _, x := range from {
+		for _, y := range to {
+			n.delays[way{x, y}] = most
+		}
+	}
+}
+
+func (n *network) delayed(from, to identity.ID) time.Duration {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	if most := n.delays[way{from, to}]; most > 0 {
+		return rand.N(most)
+	}
+	return 0
+}
+
+// heal ends cuts and delays.
 func (n *network) heal() {
 	n.mu.Lock()
 	defer n.mu.Unlock()
 	clear(n.cuts)
+	clear(n.delays)
 }
 
 // wire is one end of a stream. When it is silenced, what is written vanishes and nothing arrives, so
@@ -187,6 +214,9 @@ func (w *wire) Write(b []byte) (int, error) {
 	if silent {
 		return len(b), nil // the kernel's buffer takes it
 	}
+	if pipe, ok := w.Conn.(halves); ok {
+		return pipe.out.write(b, w.n.delayed(w.self, w.peer))
+	}
 	return w.Conn.Write(b)
 }
 
@@ -202,12 +232,45 @@ func (w *wire) Close() error {
 type half struct {
 	mu       sync.Mutex
 	buf      []byte
+	late     []chunk       // what was written later and has not arrived
+	held     int           // bytes in late
 	closed   bool          // by either end
 	changed  chan struct{} // closed at every change
 	deadline [2]time.Time  // of its reader and of its writer
 }
 
+// chunk arrives at a time.
+type chunk struct {
+	data []byte
+	at   time.Time
+}
+
 const halfSize = 256 << 10
+
+// arrive takes in what is due, and tells when there is more; it is called with mu held.
+func (h *half) arrive() (next time.Time) {
+	for len(h.late) > 0 {
+		first := h.late[0]
+		if time.Now().Before(first.at) {
+			return first.at
+		}
+		h.buf, h.late, h.held = append(h.buf, first.data...), h.late[1:], h.held-len(first.data)
+	}
+	return time.Time{}
+}
+
+// put takes what is written; it is called with mu held.
+func (h *half) put(b []byte, delay time.Duration) {
+	at := time.Now().Add(delay)
+	if len(h.late) > 0 && at.Before(h.late[len(h.late)-1].at) { // a stream keeps its order
+		at = h.late[len(h.late)-1].at
+	}
+	if len(h.late) == 0 && delay == 0 {
+		h.buf = append(h.buf, b...)
+		return
+	}
+	h.late, h.held = append(h.late, chunk{bytes.Clone(b), at}), h.held+len(b)
+}
 
 func (h *half) change(f func()) {
 	h.mu.Lock()
@@ -243,6 +306,7 @@ func expired(t time.Time) bool { return !t.IsZero() && !time.Now().Before(t) }
 func (h *half) read(b []byte) (int, error) {
 	for {
 		h.mu.Lock()
+		next := h.arrive()
 		switch {
 		case expired(h.deadline[0]):
 			h.mu.Unlock()
@@ -253,15 +317,18 @@ func (h *half) read(b []byte) (int, error) {
 			h.tell()
 			h.mu.Unlock()
 			return n, nil
-		case h.closed:
+		case h.closed && next.IsZero():
 			h.mu.Unlock()
 			return 0, io.EOF
 		}
-		h.wait(h.deadline[0])
+		if deadline := h.deadline[0]; !deadline.IsZero() && (next.IsZero() || deadline.Before(next)) {
+			next = deadline
+		}
+		h.wait(next)
 	}
 }
 
-func (h *half) write(b []byte) (n int, err error) {
+func (h *half) write(b []byte, delay time.Duration) (n int, err error) {
 	for len(b) > 0 {
 		h.mu.Lock()
 		switch {
@@ -271,9 +338,9 @@ func (h *half) write(b []byte) (n int, err error) {
 		case expired(h.deadline[1]):
 			h.mu.Unlock()
 			return n, os.ErrDeadlineExceeded
-		case len(h.buf) < halfSize:
+		case len(h.buf)+h.held < halfSize:
 			took := min(len(b), halfSize)
-			h.buf = append(h.buf, b[:took]...)
+			h.put(b[:took], delay)
 			h.tell()
 			h.mu.Unlock()
 			n, b = n+took, b[took:]
@@ -292,12 +359,12 @@ func bufferedPipe() (a, b net.Conn) {
 }
 
 func (c halves) Read(b []byte) (int, error)  { return c.in.read(b) }
-func (c halves) Write(b []byte) (int, error) { return c.out.write(b) }
+func (c halves) Write(b []byte) (int, error) { return c.out.write(b, 0) }
 func (c halves) LocalAddr() net.Addr         { return nodeAddr{} }
 func (c halves) RemoteAddr() net.Addr        { return nodeAddr{} }
 
 func (c halves) Close() error {
-	c.in.change(func() { c.in.closed, c.in.buf = true, nil })
+	c.in.change(func() { c.in.closed, c.in.buf, c.in.late, c.in.held = true, nil, nil, 0 })
 	c.out.change(func() { c.out.closed = true })
 	return nil
 }

@@ -36,6 +36,8 @@ type ServerConfig struct {
 	SnapshotInterval  time.Duration // between two looks at that [30 s]
 	TrailingEntries   uint64        // log entries kept after compaction [1,024]
 	NoSync            bool          // for tests that crash no machine: no fsync of the Raft log
+
+	Now func() time.Time // the wall clock that commands get their time from [time.Now]
 }
 
 func (c *ServerConfig) fill() {
@@ -56,6 +58,9 @@ func (c *ServerConfig) fill() {
 	}
 	if c.Conns == nil {
 		c.Conns = NewConns(c.Dialer)
+	}
+	if c.Now == nil {
+		c.Now = time.Now
 	}
 }
 
