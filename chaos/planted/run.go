@@ -1,0 +1,236 @@
+package main
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"regexp"
+	"slices"
+	"strings"
+	"sync"
+	"time"
+)
+
+// bug is a mistake that somebody could make.
+type bug struct {
+	name  string
+	why   string // what goes wrong with it
+	edits []edit
+	found []check // the tests that must fail
+	quick bool    // one of the few that every test run plants
+}
+
+// edit replaces a text, which the file has exactly once.
+type edit struct{ file, old, new string }
+
+// check is a test of a package.
+type check struct{ pkg, test string }
+
+func (c check) String() string { return strings.TrimPrefix(c.pkg, "./") + " " + c.test }
+
+// finding is what a check said of a bug.
+type finding struct {
+	check check
+	found bool
+	took  time.Duration // of the test alone
+	says  string        // the first line of its complaint
+}
+
+type result struct {
+	bug      bug
+	findings []finding
+	err      error
+}
+
+func (r result) ok() bool {
+	return r.err == nil && !slices.ContainsFunc(r.findings, func(f finding) bool { return !f.found })
+}
+
+// testTimeout is for one test; one that hangs with a bug has found it.
+const testTimeout = 90 * time.Second
+
+// planter plants bugs in the sources below root.
+type planter struct {
+	root string // of the module
+	tmp  string
+	jobs int
+}
+
+// patch gives the files with the bug in them, by their paths.
+func (p *planter) patch(b bug) (map[string][]byte, error) {
+	out := make(map[string][]byte)
+	for _, e := range b.edits {
+		path := filepath.Join(p.root, e.file)
+		text, ok := out[path]
+		if !ok {
+			var err error
+			if text, err = os.ReadFile(path); err != nil {
+				return nil, fmt.Errorf("bug %q: %w", b.name, err)
+			}
+		}
+		if n := bytes.Count(text, []byte(e.old)); n != 1 {
+			return nil, fmt.Errorf("bug %q cannot be planted: %s has this text %d times and must have it once; write the patch anew:\n%s", b.name, e.file, n, e.old)
+		}
+		out[path] = bytes.Replace(text, []byte(e.old), []byte(e.new), 1)
+	}
+	return out, nil
+}
+
+// overlay writes the patched files and go's list of them, and returns the list's path.
+func (p *planter) overlay(b bug, dir string) (string, error) {
+	files, err := p.patch(b)
+	if err != nil {
+		return "", err
+	}
+	list := struct{ Replace map[string]string }{map[string]string{}}
+	for path, text := range files {
+		copied := filepath.Join(dir, fmt.Sprintf("%d-%s", len(list.Replace), filepath.Base(path)))
+		list.Replace[path] = copied
+		if err := os.WriteFile(copied, text, 0o600); err != nil {
+			return "", err
+		}
+	}
+	encoded, err := json.Marshal(list)
+	if err != nil {
+		return "", err
+	}
+	path := filepath.Join(dir, "overlay.json")
+	return path, os.WriteFile(path, encoded, 0o600)
+}
+
+// plant builds the tests with the bug and runs them.
+func (p *planter) plant(ctx context.Context, b bug) result {
+	r := result{bug: b}
+	dir, err := os.MkdirTemp(p.tmp, "bug-")
+	if err == nil {
+		var overlay string
+		if overlay, err = p.overlay(b, dir); err == nil {
+			r.findings, err = p.runAll(ctx, dir, overlay, b.found)
+		}
+	}
+	r.err = err
+	return r
+}
+
+// runAll builds each package once and runs its checks.
+func (p *planter) runAll(ctx context.Context, dir, overlay string, checks []check) (out []finding, err error) {
+	built := make(map[string]string)
+	for _, c := range checks {
+		if built[c.pkg] == "" {
+			binary := filepath.Join(dir, strings.ReplaceAll(strings.TrimPrefix(c.pkg, "./"), "/", "-")+".test")
+			if err := p.build(ctx, overlay, c.pkg, binary); err != nil {
+				return nil, err
+			}
+			built[c.pkg] = binary
+		}
+		f, err := p.run(ctx, dir, built[c.pkg], c)
+		if err != nil {
+			return nil, err
+		}
+		out = append(out, f)
+	}
+	return out, nil
+}
+
+func (p *planter) build(ctx context.Context, overlay, pkg, binary string) error {
+	args := []string{"test", "-c", "-vet=off", "-ldflags=-s -w", "-o", binary} // without what a debugger needs it links in half the time
+	if overlay != "" {
+		args = append(args, "-overlay", overlay)
+	}
+	cmd := exec.CommandContext(ctx, "go", append(args, pkg)...)
+	cmd.Dir = p.root
+	if out, err := cmd.CombinedOutput(); err != nil {
+		return fmt.Errorf("build the tests of %s: %w\n%s", pkg, err, out)
+	}
+	return nil
+}
+
+var complaint = regexp.MustCompile(`(?m)^\s+[\w.]+\.go:\d+: (.*)$|^(panic: .*)$|^(fatal error: .*)$`)
+
+// run runs one test. A test that did not run at all is an error and no finding.
+func (p *planter) run(ctx context.Context, dir, binary string, c check) (finding, error) {
+	ctx, cancel := context.WithTimeout(ctx, testTimeout+30*time.Second)
+	defer cancel()
+	args := []string{"-test.run", "^" + c.test + "$", "-test.v", "-test.failfast", "-test.timeout", testTimeout.String()}
+	if p.knows(ctx, binary, "rapid.nofailfile") {
+		args = append(args, "-rapid.nofailfile")
+	}
+	cmd := exec.CommandContext(ctx, binary, args...)
+	cmd.Dir = filepath.Join(p.root, c.pkg)
+	cmd.Env = append(os.Environ(), "TMPDIR="+dir, "SKEIN_TEST_HISTORIES="+dir)
+	began := time.Now()
+	out, err := cmd.CombinedOutput()
+	f := finding{check: c, took: time.Since(began)}
+	var exit *exec.ExitError
+	switch {
+	case !bytes.Contains(out, []byte("=== RUN   "+c.test)):
+		return f, fmt.Errorf("%s did not run: %v\n%s", c, err, tail(out))
+	case err == nil:
+		return f, nil
+	case !errors.As(err, &exit):
+		return f, fmt.Errorf("run %s: %w", c, err)
+	}
+	f.found, f.says = true, firstComplaint(out)
+	return f, nil
+}
+
+// knows reports whether a test binary has a flag.
+func (p *planter) knows(ctx context.Context, binary, flag string) bool {
+	out, _ := exec.CommandContext(ctx, binary, "-help").CombinedOutput() // it exits with 2
+	return bytes.Contains(out, []byte("-"+flag))
+}
+
+func firstComplaint(out []byte) string {
+	m := complaint.FindSubmatch(out)
+	if m == nil {
+		return ""
+	}
+	return string(bytes.Join(m[1:], nil))
+}
+
+func tail(b []byte) []byte { return b[max(0, len(b)-2000):] }
+
+// each plants the bugs, several at a time, and tells of each as soon as it is known.
+func (p *planter) each(ctx context.Context, bugs []bug, tell func(result)) []result {
+	out := make([]result, len(bugs))
+	slots := make(chan struct{}, p.jobs)
+	var all sync.WaitGroup
+	var telling sync.Mutex
+	for i, b := range bugs {
+		all.Go(func() {
+			slots <- struct{}{}
+			defer func() { <-slots }()
+			out[i] = p.plant(ctx, b)
+			telling.Lock()
+			defer telling.Unlock()
+			tell(out[i])
+		})
+	}
+	all.Wait()
+	return out
+}
+
+// baseline runs all checks of the bugs without any bug. Each must pass.
+func (p *planter) baseline(ctx context.Context, bugs []bug) error {
+	var checks []check
+	for _, b := range bugs {
+		checks = append(checks, b.found...)
+	}
+	slices.SortFunc(checks, func(a, b check) int { return strings.Compare(a.String(), b.String()) })
+	dir, err := os.MkdirTemp(p.tmp, "none-")
+	if err != nil {
+		return err
+	}
+	found, err := p.runAll(ctx, dir, "", slices.Compact(checks))
+	for _, f := range found {
+		if f.found {
+			err = errors.Join(err, fmt.Errorf("%s fails without a bug, so that its failing says nothing: %s", f.check, f.says))
+		}
+	}
+	return err
+}
