@@ -107,7 +107,9 @@ func (a *Agent) propose(ctx context.Context, c *skeinv1.Command) (*skeinv1.Answe
 	}
 	ctx, cancel := context.WithTimeout(ctx, proposeHold)
 	defer cancel()
-	c.RequestId = newRequestID()
+	if c.RequestId == "" { // one that is set makes a late copy of the command harmless: see agent/ipam/DESIGN.md
+		c.RequestId = newRequestID()
+	}
 	answer, err := a.client.Propose(ctx, c)
 	if err != nil {
 		return nil, asConnect(err)
