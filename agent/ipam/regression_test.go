@@ -7,6 +7,8 @@ import (
 	"testing"
 	"time"
 
+	"google.golang.org/protobuf/proto"
+
 	skeinv1 "github.com/skeinmesh/skein/api/skein/v1"
 	"github.com/skeinmesh/skein/internal/simtime"
 )
@@ -241,34 +243,27 @@ func TestLateReleaseIsTheFirstOne(t *testing.T) {
 		stop := r.run()
 		l := r.assign("p")
 		time.Sleep(10 * time.Second)
+		var first *skeinv1.Command
 		g.mu.Lock()
-		g.late = true
+		g.refuse = func(c *skeinv1.Command) error {
+			if c.GetReleaseBlocks() == nil || first != nil {
+				return nil
+			}
+			first = proto.CloneOf(c) // it is on its way, and nobody hears of it
+			return errNoQuorum
+		}
 		g.mu.Unlock()
 		r.Release(l.Key, "")
 		time.Sleep(2 * idleFor)
-		g.mu.Lock()
-		g.late = false
-		release := lastRelease(g.asked)
-		g.mu.Unlock()
-		time.Sleep(time.Minute)
-		if n := g.blocks("a"); n != 1 {
+		if n := g.blocks("a"); n != 1 || first == nil {
 			t.Fatalf("with one empty block given back there are %d", n)
 		}
 		one, two := r.assign("q"), r.assign("r") // both blocks again
-		g.must(release)
+		g.must(first)
 		if n := g.blocks("a"); n != 2 || len(r.Problems()) != 0 {
 			t.Fatalf("after the late copy the node has %d blocks, uses %v and %v: %v", n, one.IPv4, two.IPv4, r.Problems())
 		}
 		stop()
 		r.Close()
 	})
-}
-
-func lastRelease(all []*skeinv1.Command) (last *skeinv1.Command) {
-	for _, c := range all {
-		if c.GetReleaseBlocks() != nil {
-			last = c
-		}
-	}
-	return last
 }
