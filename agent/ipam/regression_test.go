@@ -3,6 +3,8 @@ package ipam
 import (
 	"context"
 	"fmt"
+	"slices"
+	"strings"
 	"sync"
 	"testing"
 	"time"
@@ -262,6 +264,41 @@ func TestLateReleaseIsTheFirstOne(t *testing.T) {
 		g.must(first)
 		if n := g.blocks("a"); n != 2 || len(r.Problems()) != 0 {
 			t.Fatalf("after the late copy the node has %d blocks, uses %v and %v: %v", n, one.IPv4, two.IPv4, r.Problems())
+		}
+		stop()
+		r.Close()
+	})
+}
+
+// TestNothingFromABlockInDoubt: while nobody knows whether a block was taken back, nothing is given from it, also when it
+// is the last one.
+func TestNothingFromABlockInDoubt(t *testing.T) {
+	simtime.Test(t, func(t *testing.T) {
+		g := newAgreement(t, time.Now)
+		g.pool(poolOf("default", 0, "10.64.0.0/31", ""))
+		r := g.start("a")
+		stop := r.run()
+		l := r.assign("p")
+		time.Sleep(10 * time.Second)
+		var lost *skeinv1.Command
+		g.mu.Lock()
+		g.refuse = func(c *skeinv1.Command) error {
+			if c.GetReleaseBlocks() == nil {
+				return nil
+			}
+			lost = proto.CloneOf(c)
+			return errNoQuorum
+		}
+		g.mu.Unlock()
+		r.Release(l.Key, "")
+		time.Sleep(2 * idleFor)
+		r.assign("q") // has the spare
+		if l, err := r.try("r"); !codeIs(err, Exhausted) && !codeIs(err, Unavailable) {
+			t.Fatalf("from a block in doubt it got %s, %v", l.IPv4, err)
+		}
+		g.must(lost)
+		if p := r.Problems(); g.blocks("a") != 1 || slices.ContainsFunc(p, func(p Problem) bool { return strings.Contains(p.Message, "in use here") }) {
+			t.Fatalf("%d blocks; problems: %v", g.blocks("a"), p)
 		}
 		stop()
 		r.Close()
