@@ -236,7 +236,7 @@ func (o Outcome) addresses(version string) ([]netip.Addr, error) {
 
 // start runs a program inside the node's namespace.
 func (h *host) start(cmd *exec.Cmd) error {
-	cmd.WaitDelay = time.Second
+	cmd.WaitDelay = 10 * time.Second // on a busy machine another child may hold our pipes until its exec
 	return fabric.In(h.info.Namespace, cmd.Start)
 }
 

@@ -56,7 +56,7 @@ func (l *Lab) plugin(ctx context.Context, a *agent, verb string, p Pod) (json.Ra
 	var out, errOut bytes.Buffer
 	cmd := exec.CommandContext(ctx, filepath.Join(l.Dir, "bin", cniPlugin))
 	cmd.Stdin, cmd.Stdout, cmd.Stderr = bytes.NewReader(config), &out, &errOut
-	cmd.Dir, cmd.WaitDelay = a.dir, time.Second
+	cmd.Dir, cmd.WaitDelay = a.dir, 10*time.Second // on a busy machine another child may hold our pipes until its exec
 	cmd.Env = append(l.environ(a), "CNI_COMMAND="+verb, "CNI_CONTAINERID="+p.ContainerID, "CNI_NETNS="+p.NetNS, "CNI_IFNAME="+podInterface,
 		"CNI_PATH="+filepath.Join(l.Dir, "bin"), "CNI_ARGS="+p.args())
 	if err := fabric.In(a.ns, cmd.Start); err != nil {

@@ -160,7 +160,7 @@ func (l *Lab) startPod(ctx context.Context, a *agent, name string, s StartPods) 
 	if err != nil || s.Fails {
 		left, lerr := fabric.Links(fabric.PodNS(l.Spec.Name, p.Node, name))
 		if lerr == nil && err != nil && len(left) > 0 {
-			lerr = fmt.Errorf("the failed ADD left %s in the pod", strings.Join(left, ", "))
+			lerr = fmt.Errorf("the failed ADD left %s in the pod; it failed with: %w", strings.Join(left, ", "), err)
 		}
 		if err := errors.Join(lerr, l.removePod(context.WithoutCancel(ctx), a, p)); err != nil {
 			return took, finalError{fmt.Errorf("pod %s: %w", p.Place(), err)}
