@@ -51,6 +51,29 @@ func withPods(s dataplane.Spec, pods ...pod) dataplane.Spec {
 	return s
 }
 
+// TestOthersPodsAreReachedFromTheTunnelsAddress: what a host itself sends to another's block leaves with its address in the
+// overlay, also where no default route would let it be sent and marked, and how large it may be is kept.
+func TestOthersPodsAreReachedFromTheTunnelsAddress(t *testing.T) {
+	a := newHost(t, 1)
+	s := a.spec()
+	s.Pods.Remote = []dataplane.Narrow{{Prefix: pfx("10.64.9.0/27")}, {Prefix: pfx("fd64:9::/123"), MTU: 1300}}
+	a.apply(t, s)
+	for to, want := range map[string]netip.Addr{"10.64.9.1": a.overlay4(), "fd64:9::1": a.overlay6()} {
+		a.Must("way to "+to, func() error {
+			routes, err := netlink.RouteGet(net.ParseIP(to))
+			if err != nil {
+				return err
+			}
+			src, _ := netip.AddrFromSlice(routes[0].Src)
+			if src.Unmap() != want || want.Is6() && routes[0].MTU != 1300 {
+				return fmt.Errorf("the kernel would send to %s from %s with MTU %d; want %s", to, src, routes[0].MTU, want)
+			}
+			return nil
+		})
+	}
+	a.clean(t, s)
+}
+
 // deleteRoutes deletes a table's routes of a kind.
 func deleteRoutes(family, table, kind int) func() error {
 	return func() error {

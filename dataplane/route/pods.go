@@ -41,6 +41,9 @@ func (s *State) wantPods(p dataplane.Pods, h Host) {
 			s.Hosts = append(s.Hosts, r)
 		}
 	}
+	if len(p.Blocks)+len(p.Routes) == 0 {
+		return // a host without pods forwards nothing for others' pods
+	}
 	if h.HasForward4 {
 		s.Forward4 = 1
 	}

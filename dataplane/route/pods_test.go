@@ -51,7 +51,24 @@ func podCases() []diffCase {
 	robbed := read(withPods(ways, h))
 	robbed.Hosts = robbed.Hosts[1:2]
 	robbed.Ready = []dataplane.PodRoute{wayTo("10.64.0.1", "sk1")} // fd64::1 is not: its link has another address now
+	others := func(mtu int, blocks ...string) dataplane.Pods {
+		var p dataplane.Pods
+		for _, b := range blocks {
+			p.Remote = append(p.Remote, dataplane.Narrow{Prefix: netip.MustParsePrefix(b), MTU: mtu})
+		}
+		return p
+	}
+	elsewhere := others(0, "10.64.1.0/27", "10.65.1.9/32", "fd64::100/123")
+	both := two
+	both.Remote = elsewhere.Remote
 	return []diffCase{
+		{"pods-elsewhere", withPods(elsewhere, h), there(h, nil), true},
+		{"pods-elsewhere-no-link-yet", withPods(elsewhere, h), State{RPFilter: -1}, true},
+		{"pods-elsewhere-too", withPods(both, h), read(withPods(two, h)), true},
+		{"pods-elsewhere-unchanged", withPods(both, h), read(withPods(both, h)), true},
+		{"pods-elsewhere-narrower", withPods(others(1328, "10.64.1.0/27", "10.65.1.9/32", "fd64::100/123"), h), read(withPods(elsewhere, h)), true},
+		{"pods-elsewhere-no-more", withPods(two, h), read(withPods(both, h)), true},
+		{"pods-elsewhere-before-complete", want(h), read(withPods(elsewhere, h)), false},
 		{"pods-first", withPods(two, h), there(h, nil), true},
 		{"pods-first-older-kernel", withPods(two, older), there(older, nil), true},
 		{"pods-no-link-yet", withPods(two, h), State{RPFilter: -1}, true},
