@@ -27,6 +27,8 @@ nodes:
   dc1:    {site: dc, server: true, relay: true}
   home1:  {site: home}
   cloud1: {site: cloud}
+config:
+  emptyBlockSeconds: 2
 pools:
   default: {subnets: [{ipv4: 10.100.0.0/24, ipv6: 'fd00:100::/120'}], blockSizeBits: 3}
 `
