@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"net/netip"
 	"slices"
 	"strings"
 	"time"
@@ -63,7 +64,7 @@ func Run(ctx context.Context, opts Options) (err error) {
 	}
 	defer func() { err = errors.Join(err, d.end()) }()
 	for _, chapter := range []func(context.Context) error{
-		d.formed, d.reachable, d.matrix, d.blocked, d.upgraded, d.leaderKilled, d.siteCut, d.revoked,
+		d.formed, d.reachable, d.matrix, d.pods, d.blocked, d.upgraded, d.leaderKilled, d.siteCut, d.revoked,
 	} {
 		if err := chapter(ctx); err != nil {
 			d.note(check{name: "the demo stopped", detail: err.Error()})
@@ -75,7 +76,7 @@ func Run(ctx context.Context, opts Options) (err error) {
 
 func (d *demo) end() error {
 	if d.opts.Keep {
-		d.say("\nKEEP=1: the mesh stays up. Look around:\n  skein lab status\n  skein lab exec home1 -- skein peers\n  skein lab exec home1 -- skein explain peer cloud1\n  skein lab exec dc1 -- skein events --follow\nand take it down with\n  skein lab down demo")
+		d.say("\nKEEP=1: the mesh stays up. Look around:\n  skein lab status\n  skein lab exec home1 -- skein peers\n  skein lab exec home1 -- skein explain peer cloud1\n  skein lab exec home1/web -- ip addr\n  skein lab exec dc1 -- skein events --follow\nand take it down with\n  skein lab down demo")
 		return nil
 	}
 	ctx, cancel := context.WithTimeout(context.Background(), 30*time.Second)
@@ -212,6 +213,49 @@ func (d *demo) paths(ctx context.Context, names []string) (string, error) {
 		return b.String(), errors.New(strings.Join(wrong, "; "))
 	}
 	return b.String(), nil
+}
+
+func (d *demo) pods(ctx context.Context) error {
+	d.chapter("A pod on every node, started by the CNI plugin")
+	names := d.lab.Spec.NodeNames()
+	began := time.Now()
+	if err := d.lab.StartPods(ctx, 10*time.Second, lab.StartPods{Nodes: names, Pods: []string{"web"}}); err != nil {
+		return err
+	}
+	took := time.Since(began)
+	var pods []string
+	for _, n := range names {
+		list, err := d.lab.Pods(n)
+		if err != nil {
+			return err
+		}
+		for _, p := range list {
+			pods = append(pods, p.Place())
+			d.say("  %10s  %s", p.Place(), addressText(p.Addresses))
+		}
+	}
+	yes := true
+	d.verify("pods reach each other", func() (string, error) {
+		err := d.lab.Expect(ctx, 20*time.Second, lab.Expect{From: pods, To: pods, Reach: &yes, Count: 1})
+		return fmt.Sprintf("%d ordered pairs of pods on all sites, both families; %d pods were started in %.2fs", len(pods)*(len(pods)-1), len(pods), took.Seconds()), err
+	})
+	d.verify("the accounts of addresses agree", func() (string, error) {
+		return "agents, kernels and namespaces: none twice, each in a block of its node", d.lab.AddressesAgree(ctx, 20*time.Second)
+	})
+	return nil
+}
+
+// addressText puts the IPv4 address, which comes first, into a column.
+func addressText(addrs []netip.Addr) string {
+	text := ""
+	for _, a := range addrs {
+		if a.Is4() {
+			text += fmt.Sprintf("%-14s  ", a)
+		} else {
+			text += a.String()
+		}
+	}
+	return strings.TrimSpace(text)
 }
 
 func (d *demo) blocked(ctx context.Context) error {
