@@ -156,7 +156,13 @@ func (s *allocStorm) prepare() {
 	allow.GetCreateToken().Uses = allocNodes
 	s.c.propose(first, allow)
 	s.owners = []string{""}
-	for i := range allocNodes {
+	for _, n := range s.c.nodes {
+		if !n.server { // the others ask through servers
+			s.numbers[n.id.String()] = len(s.owners)
+			s.owners = append(s.owners, n.id.String())
+		}
+	}
+	for i := len(s.owners) - 1; i < allocNodes; i++ {
 		n := &node{c: s.c, name: fmt.Sprintf("owner%d", i+1)}
 		seed := sha256.Sum256([]byte(n.name))
 		n.key, n.wg = identity.KeyFromSeed(seed[:]), identity.WireGuardKey(sha256.Sum256([]byte("wg"+n.name)))
@@ -197,11 +203,12 @@ func (s *allocStorm) models() map[string]porcupine.Model {
 	return out
 }
 
-// anyNode is one that runs.
-func (s *allocStorm) anyNode(ctx context.Context, rng *rand.Rand) (*node, *Client) {
+// anyNode is one that runs, and that may ask for an owner: the owner itself, or a server. 0 stands for nobody.
+func (s *allocStorm) anyNode(ctx context.Context, rng *rand.Rand, owner int) (*node, *Client) {
 	for ctx.Err() == nil {
 		n := s.c.nodes[rng.IntN(len(s.c.nodes))]
-		if client := n.current(); client != nil {
+		may := n.server || owner == 0 || s.owners[owner] == n.id.String()
+		if client := n.current(); client != nil && may {
 			return n, client
 		}
 		time.Sleep(time.Duration(1+rng.IntN(20)) * time.Millisecond)
@@ -212,7 +219,7 @@ func (s *allocStorm) anyNode(ctx context.Context, rng *rand.Rand) (*node, *Clien
 // use does one thing after the other, until the end.
 func (s *allocStorm) use(ctx context.Context, client int, rng *rand.Rand) {
 	for ctx.Err() == nil {
-		n, c := s.anyNode(ctx, rng)
+		n, c := s.anyNode(ctx, rng, 0)
 		if c == nil {
 			return
 		}
@@ -239,13 +246,13 @@ func (s *allocStorm) insist(ctx context.Context, client int, a ask, objects []st
 			time.Sleep(delay)
 			again, cancel := context.WithTimeout(context.WithoutCancel(ctx), patience)
 			defer cancel()
-			if _, c := s.anyNode(again, other); c != nil {
+			if _, c := s.anyNode(again, other, a.node); c != nil {
 				s.note(s.send(again, q, c))
 			}
 		})
 	}
 	for tries := 1 + rng.IntN(3); tries > 0 && ctx.Err() == nil; tries-- {
-		_, c := s.anyNode(ctx, rng)
+		_, c := s.anyNode(ctx, rng, a.node)
 		if c == nil {
 			return
 		}

@@ -122,7 +122,8 @@ func (s *Service) Propose(ctx context.Context, r *skeinv1.ProposeRequest) (*skei
 }
 
 // authorise says what a member may propose. The cluster is created at home only, a server is promoted
-// by servers only, and a node's key is rotated by the node itself.
+// by servers only, and a node's key is rotated by the node itself. Who is no server takes pods' addresses
+// for itself only: a member that was broken into shall not take the blocks of others away.
 func authorise(state *events.State, c *skeinv1.Command) error {
 	id, err := identity.ParseID(c.GetIssuer())
 	if err != nil {
@@ -146,7 +147,25 @@ func authorise(state *events.State, c *skeinv1.Command) error {
 			return deny("a node rotates its own key only")
 		}
 	}
+	if owner := holderOf(c); owner != "" && owner != id.String() && state.Server(id) == nil {
+		return deny("a node asks for blocks, addresses and grants for itself only, and gives back its own only")
+	}
 	return nil
+}
+
+// holderOf is the node for which a command takes blocks, addresses or grants, or gives them back; empty: none.
+func holderOf(c *skeinv1.Command) string {
+	switch b := c.GetBody().(type) {
+	case *skeinv1.Command_AllocateBlocks:
+		return b.AllocateBlocks.GetNodeId()
+	case *skeinv1.Command_ReleaseBlocks:
+		return b.ReleaseBlocks.GetNodeId()
+	case *skeinv1.Command_ClaimAddress:
+		return b.ClaimAddress.GetNodeId()
+	case *skeinv1.Command_SetGrant:
+		return b.SetGrant.GetNodeId()
+	}
+	return ""
 }
 
 // commit holds a command for a short while if nobody leads.

@@ -31,16 +31,19 @@ func TestWhoMayProposeWhat(t *testing.T) {
 			code      connect.Code // of the RPC
 			refusal   events.Code  // of the command
 		}{
-			"nobody":                         {identity.ID{}, token(1), false, connect.CodeUnauthenticated, ""},
-			"a stranger may try later":       {stranger, token(1), false, connect.CodeUnavailable, ""},
-			"a member":                       {agent.id, token(2), false, 0, ""},
-			"a second cluster":               {server, create, false, 0, events.PermissionDenied},
-			"an agent promotes":              {agent.id, promote, false, 0, events.PermissionDenied},
-			"a server promotes":              {server, promote, false, 0, ""},
-			"another's key":                  {agent.id, rotate(server), false, 0, events.PermissionDenied},
-			"an agent forwards":              {agent.id, token(3), true, connect.CodePermissionDenied, ""},
-			"no request ID, no command":      {agent.id, nil, false, connect.CodeInvalidArgument, ""},
-			"a command that is not possible": {agent.id, rotate(agent.id), false, 0, events.InvalidArgument},
+			"nobody":                            {identity.ID{}, token(1), false, connect.CodeUnauthenticated, ""},
+			"a stranger may try later":          {stranger, token(1), false, connect.CodeUnavailable, ""},
+			"a member":                          {agent.id, token(2), false, 0, ""},
+			"a second cluster":                  {server, create, false, 0, events.PermissionDenied},
+			"an agent promotes":                 {agent.id, promote, false, 0, events.PermissionDenied},
+			"a server promotes":                 {server, promote, false, 0, ""},
+			"another's key":                     {agent.id, rotate(server), false, 0, events.PermissionDenied},
+			"an agent takes a block of another": {agent.id, releaseCommand("default", server.String(), blocks(1)), false, 0, events.PermissionDenied},
+			"an agent gives back its own":       {agent.id, releaseCommand("default", agent.id.String(), blocks(1)), false, 0, events.NotFound},
+			"a server asks for an agent":        {server, releaseCommand("default", agent.id.String(), blocks(1)), false, 0, events.NotFound},
+			"an agent forwards":                 {agent.id, token(3), true, connect.CodePermissionDenied, ""},
+			"no request ID, no command":         {agent.id, nil, false, connect.CodeInvalidArgument, ""},
+			"a command that is not possible":    {agent.id, rotate(agent.id), false, 0, events.InvalidArgument},
 		} {
 			ctx := context.Background()
 			if !q.from.IsZero() {

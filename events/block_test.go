@@ -38,6 +38,31 @@ func TestBlocksComeInOrder(t *testing.T) {
 	}
 }
 
+// TestLateReleaseTakesNothing: a copy of a node's request to give a block back arrives when the block is the node's anew, and
+// when it is another's. The log may have forgotten the request by then.
+func TestLateReleaseTakesNothing(t *testing.T) {
+	w := newPools(t)
+	w.must(createPool(pool("p", 5, "10.64.0.0/27")))
+	first := w.must(allocate("a", "p", 1)).GetBlocks()[0]
+	giveBack := func() *skeinv1.Command {
+		c := release("a", "p", first.GetNumber())
+		c.GetReleaseBlocks().Indexes = []uint64{first.GetIndex()}
+		return c
+	}
+	w.must(giveBack())
+	for _, node := range []string{"a", "b"} {
+		w.must(allocate(node, "p", 1))
+		w.must(giveBack())
+		if have := numbersOf(w.s, node); have != "p/0" {
+			t.Fatalf("a late copy leaves %q to %s", have, node)
+		}
+		w.must(release(node, "p", 0))
+	}
+	bad := release("a", "p", 0, 1)
+	bad.GetReleaseBlocks().Indexes = []uint64{first.GetIndex()}
+	w.refused(bad, InvalidArgument, "2 blocks are named with 1 indexes")
+}
+
 func TestCooldown(t *testing.T) {
 	w := newPools(t)
 	p := pool("p", 1, "10.64.0.0/30")

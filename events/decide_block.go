@@ -304,6 +304,10 @@ func (d *decision) releaseBlocks(c *skeinv1.ReleaseBlocks) error {
 	if err != nil {
 		return err
 	}
+	since, err := givenAt(c)
+	if err != nil {
+		return err
+	}
 	for _, n := range numbers {
 		if n >= r.layout.blocks {
 			return refuse(NotFound, "pool %s has no block %d: its blocks are 0 to %d", r.pool.GetName(), n, r.layout.blocks-1)
@@ -311,6 +315,9 @@ func (d *decision) releaseBlocks(c *skeinv1.ReleaseBlocks) error {
 		b := r.block(n)
 		if b == nil {
 			continue // free already
+		}
+		if at, said := since[n]; said && at != b.GetIndex() {
+			continue // given anew: this is a late copy of a request that was carried out
 		}
 		if b.GetNodeId() != c.GetNodeId() {
 			return d.refuseNotYours(b, c.GetNodeId())
@@ -321,6 +328,21 @@ func (d *decision) releaseBlocks(c *skeinv1.ReleaseBlocks) error {
 		d.emitReleased(b, c.GetReason())
 	}
 	return nil
+}
+
+// givenAt is which event gave a block, as who gives it back has it.
+func givenAt(c *skeinv1.ReleaseBlocks) (map[uint64]uint64, error) {
+	if len(c.GetIndexes()) == 0 {
+		return nil, nil
+	}
+	if len(c.GetIndexes()) != len(c.GetNumbers()) {
+		return nil, refuse(InvalidArgument, "%d blocks are named with %d indexes: name one for each", len(c.GetNumbers()), len(c.GetIndexes()))
+	}
+	out := make(map[uint64]uint64, len(c.GetNumbers()))
+	for i, n := range c.GetNumbers() {
+		out[n] = c.GetIndexes()[i]
+	}
+	return out, nil
 }
 
 // named is the pool and the blocks that a command names, each once.

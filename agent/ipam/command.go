@@ -35,7 +35,7 @@ func (t task) command(self string) *skeinv1.Command {
 	case taskRelease:
 		r := &skeinv1.ReleaseBlocks{Pool: t.pool, NodeId: self, Reason: t.reason}
 		for _, b := range t.blocks {
-			r.Numbers = append(r.Numbers, b.Key.Number)
+			r.Numbers, r.Indexes = append(r.Numbers, b.Key.Number), append(r.Indexes, b.Index) // a late copy takes nothing that was given anew
 		}
 		c.Body = &skeinv1.Command_ReleaseBlocks{ReleaseBlocks: r}
 	case taskGrant:

@@ -3246,6 +3246,7 @@ type ReleaseBlocks struct {
 	NodeId        string                 `protobuf:"bytes,3,opt,name=node_id,json=nodeId,proto3" json:"node_id,omitempty"`
 	Prefix        string                 `protobuf:"bytes,4,opt,name=prefix,proto3" json:"prefix,omitempty"`
 	Reason        string                 `protobuf:"bytes,5,opt,name=reason,proto3" json:"reason,omitempty"`
+	Indexes       []uint64               `protobuf:"varint,6,rep,packed,name=indexes,proto3" json:"indexes,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -3313,6 +3314,13 @@ func (x *ReleaseBlocks) GetReason() string {
 		return x.Reason
 	}
 	return ""
+}
+
+func (x *ReleaseBlocks) GetIndexes() []uint64 {
+	if x != nil {
+		return x.Indexes
+	}
+	return nil
 }
 
 type ReserveAddress struct {
@@ -3965,13 +3973,14 @@ const file_skein_v1_events_proto_rawDesc = "" +
 	"\fReserveBlock\x12\x12\n" +
 	"\x04pool\x18\x01 \x01(\tR\x04pool\x12\x16\n" +
 	"\x06prefix\x18\x02 \x01(\tR\x06prefix\x12\x16\n" +
-	"\x06reason\x18\x03 \x01(\tR\x06reason\"\x86\x01\n" +
+	"\x06reason\x18\x03 \x01(\tR\x06reason\"\xa0\x01\n" +
 	"\rReleaseBlocks\x12\x12\n" +
 	"\x04pool\x18\x01 \x01(\tR\x04pool\x12\x18\n" +
 	"\anumbers\x18\x02 \x03(\x04R\anumbers\x12\x17\n" +
 	"\anode_id\x18\x03 \x01(\tR\x06nodeId\x12\x16\n" +
 	"\x06prefix\x18\x04 \x01(\tR\x06prefix\x12\x16\n" +
-	"\x06reason\x18\x05 \x01(\tR\x06reason\"n\n" +
+	"\x06reason\x18\x05 \x01(\tR\x06reason\x12\x18\n" +
+	"\aindexes\x18\x06 \x03(\x04R\aindexes\"n\n" +
 	"\x0eReserveAddress\x12\x12\n" +
 	"\x04pool\x18\x01 \x01(\tR\x04pool\x12\x18\n" +
 	"\aaddress\x18\x02 \x01(\tR\aaddress\x12\x1c\n" +
