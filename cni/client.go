@@ -63,15 +63,19 @@ func asComplaint(err error, socket string, limit time.Duration) *types.Error {
 	return complaint(CodeInternal, fmt.Sprintf("the skein agent on %s: %v", socket, err), "if plugin and agent are of different versions, run `skein cni install` again")
 }
 
-// goneAway tells whether the agent ended before it had answered; nobody else cancels a call of ours.
+// goneAway tells whether the agent ended before it had answered: no error of its own came, and the connection broke, in
+// one of the many ways in which the HTTP client says so. Nobody else cancels a call of ours.
 func goneAway(err error) bool {
-	for _, sign := range []error{io.EOF, io.ErrUnexpectedEOF, syscall.ECONNRESET, syscall.EPIPE} {
+	if connect.IsWireError(err) {
+		return connect.CodeOf(err) == connect.CodeUnavailable
+	}
+	for _, sign := range []error{io.EOF, io.ErrUnexpectedEOF, syscall.ECONNRESET, syscall.EPIPE, net.ErrClosed} {
 		if errors.Is(err, sign) {
 			return true
 		}
 	}
 	code := connect.CodeOf(err)
-	return code == connect.CodeUnavailable || code == connect.CodeCanceled
+	return code == connect.CodeUnavailable || code == connect.CodeCanceled || code == connect.CodeUnknown
 }
 
 // asStatus gives what keeps STATUS from an answer the code that STATUS has for it.
