@@ -180,9 +180,9 @@ func socketOf(stdin []byte) string {
 	return c.Socket
 }
 
-// stillValid reads GC's list. An empty list, and null, say that nothing is valid; a list that is missing says nothing, and
-// to take it for an empty one would cut every pod off.
-func stillValid(stdin []byte) ([]types.GCAttachment, *types.Error) {
+// stillValid reads GC's list. An empty list, and null, say that nothing is valid; a list that is missing (cnitool passes
+// none) says nothing, and to take it for an empty one would cut every pod off.
+func stillValid(stdin []byte) (list []types.GCAttachment, listed bool, e *types.Error) {
 	var keys struct {
 		List json.RawMessage `json:"cni.dev/valid-attachments"`
 		Old  json.RawMessage `json:"cni.dev/attachments"` // as a draft of the specification had it
@@ -192,14 +192,13 @@ func stillValid(stdin []byte) ([]types.GCAttachment, *types.Error) {
 		keys.List = keys.Old
 	}
 	if err == nil && keys.List == nil {
-		return nil, complaint(CodeConfig, "GC needs the list cni.dev/valid-attachments", "without one every pod would lose its address: the runtime must pass the list, if need be an empty one")
+		return nil, false, nil
 	}
-	var list []types.GCAttachment
 	if err == nil {
 		err = json.Unmarshal(keys.List, &list)
 	}
 	if err != nil {
-		return nil, complaint(uint32(types.ErrDecodingFailure), "cni.dev/valid-attachments cannot be read: "+err.Error(), "it is a list of {containerID, ifname}")
+		return nil, false, complaint(uint32(types.ErrDecodingFailure), "cni.dev/valid-attachments cannot be read: "+err.Error(), "it is a list of {containerID, ifname}")
 	}
-	return list, nil
+	return list, true, nil
 }

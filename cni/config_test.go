@@ -205,12 +205,15 @@ func TestResultFollowsThatOfAnEarlierPlugin(t *testing.T) {
 }
 
 // A list that is missing is not an empty one.
-func TestGCNeedsItsList(t *testing.T) {
+func TestGCKnowsAMissingList(t *testing.T) {
 	for in, want := range map[string]int{
-		`{}`: -1, `{"cni.dev/valid-attachments":[]}`: 0, `{"cni.dev/valid-attachments":null}`: 0, `{"cni.dev/attachments":[{"containerID":"a","ifname":"eth0"}]}`: 1,
+		`{}`: 0, `{"cni.dev/valid-attachments":[]}`: 0, `{"cni.dev/valid-attachments":null}`: 0, `{"cni.dev/attachments":[{"containerID":"a","ifname":"eth0"}]}`: 1,
 		`{"cni.dev/valid-attachments":[{"containerID":"a","ifname":"eth0"},{"containerID":"b","ifname":"eth0"}]}`: 2, `{"cni.dev/valid-attachments":"x"}`: -1,
 	} {
-		list, e := stillValid([]byte(in))
+		list, listed, e := stillValid([]byte(in))
+		if listed != (e == nil && in != `{}`) {
+			t.Errorf("%s: taken for a list: %v", in, listed)
+		}
 		if (e != nil) != (want < 0) || want >= 0 && len(list) != want {
 			t.Errorf("%s: %v, %v", in, list, e)
 		}

@@ -30,7 +30,7 @@ func FuzzConfig(f *testing.F) {
 		if s := socketOf(b); s != "" && (!strings.HasPrefix(s, "/") || len(s) > maxSocket) {
 			t.Errorf("socket %q", s)
 		}
-		if _, e := stillValid(b); e != nil {
+		if _, _, e := stillValid(b); e != nil {
 			sound(t, e)
 		}
 		c, e := parseConfig(b)

@@ -279,11 +279,11 @@ func (p *plugin) gc(a *skel.CmdArgs) error {
 	if e != nil {
 		return e
 	}
-	valid, e := stillValid(a.StdinData)
+	valid, listed, e := stillValid(a.StdinData)
 	if e != nil {
 		return e
 	}
-	req := &skeinv1.CNIGCRequest{Network: c.Name}
+	req := &skeinv1.CNIGCRequest{Network: c.Name, Unlisted: !listed}
 	for _, v := range valid {
 		if e := checkNames(v.ContainerID, v.IfName); e != nil {
 			log.Printf("GC: %v: no ADD can have made it", e)

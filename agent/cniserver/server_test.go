@@ -334,6 +334,29 @@ func TestGCRemovesOnlyWhatIsNotListed(t *testing.T) {
 	}
 }
 
+// TestGCWithoutAList: cnitool calls GC without one. What runs stays; what has neither namespace nor link is taken back.
+func TestGCWithoutAList(t *testing.T) {
+	r := newRig(t, dual())
+	r.add("runs", testns.New(t, "cp"))
+	t.Run("a pod that goes away", func(t *testing.T) { r.add("gone", testns.New(t, "cp")) }) // its namespace ends with it
+	var removed []string
+	for deadline := time.Now().Add(10 * time.Second); len(removed) == 0 && time.Now().Before(deadline); { // the kernel takes the link away a little later
+		g, err := r.GC(t.Context(), &skeinv1.CNIGCRequest{Network: "skein", Unlisted: true})
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, a := range g.GetRemoved() {
+			removed = append(removed, a.GetContainerId())
+		}
+	}
+	if !slices.Equal(removed, []string{"gone"}) {
+		t.Errorf("removed: %q", removed)
+	}
+	if got := r.traces(); got != "1 leases, 2 addresses in the kernel, 1 links" {
+		t.Error(got)
+	}
+}
+
 // What the plugin did while the agent was away is caught up with, at its start and before the next ADD.
 func TestNotesOfThePlugin(t *testing.T) {
 	r, pod := newRig(t, dual()), testns.New(t, "cp")

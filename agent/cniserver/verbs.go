@@ -1,6 +1,7 @@
 package cniserver
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -205,8 +206,8 @@ func (s *Server) check(ctx context.Context, key ipam.Key, r *skeinv1.CNICheckReq
 	return err
 }
 
-// GC takes back every attachment of a network configuration that is not listed. What cannot be removed is told, after all
-// the others were.
+// GC takes back every attachment of a network configuration that is not listed, or without a list those that are surely
+// gone. What cannot be removed is told, after all the others were.
 func (s *Server) GC(ctx context.Context, r *skeinv1.CNIGCRequest) (*skeinv1.CNIGCResponse, error) {
 	began := time.Now()
 	if err := s.ReadNotes(ctx); err != nil {
@@ -224,10 +225,18 @@ func (s *Server) GC(ctx context.Context, r *skeinv1.CNIGCRequest) (*skeinv1.CNIG
 		}
 		err := s.keys.with(ctx, l.Key, func() error {
 			if now, ok := s.cfg.Allocator.Lookup(l.Key); !ok || !now.Since.Equal(l.Since) {
-				return nil // it ended by itself, or another ADD came
+				return errStays // it ended by itself, or another ADD came
+			}
+			if r.GetUnlisted() {
+				if gone, err := s.surelyGone(ctx, l); err != nil || !gone {
+					return cmp.Or(err, errStays)
+				}
 			}
 			return s.remove(ctx, l.Key, "", "not listed as valid any more (CNI GC)")
 		})
+		if errors.Is(err, errStays) {
+			continue
+		}
 		if err != nil {
 			errs = append(errs, err)
 			continue
@@ -236,6 +245,22 @@ func (s *Server) GC(ctx context.Context, r *skeinv1.CNIGCRequest) (*skeinv1.CNIG
 		out.Removed = append(out.Removed, &skeinv1.CNIAttachment{ContainerId: l.Key.ContainerID, Interface: l.Key.Interface})
 	}
 	return out, s.report("GC", ipam.Key{}, began, errors.Join(errs...))
+}
+
+// errStays is GC's own: an attachment is none of its business after all.
+var errStays = errors.New("it stays")
+
+// surelyGone tells whether an attachment has neither a link nor a network namespace any more.
+func (s *Server) surelyGone(ctx context.Context, l ipam.Lease) (bool, error) {
+	if _, err := os.Stat(l.NetNS); l.NetNS == "" || !errors.Is(err, fs.ErrNotExist) {
+		return false, nil
+	}
+	var there bool
+	err := s.kernel(ctx, func() (err error) {
+		there, err = s.cfg.Network.Has(l.Key.ContainerID, l.Key.Interface)
+		return err
+	})
+	return !there, err
 }
 
 // collectable tells whether GC for a network may look at a lease: only what was added under that very name. A lease whose

@@ -469,7 +469,8 @@ func (*CNICheckResponse) Descriptor() ([]byte, []int) {
 type CNIGCRequest struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Valid         []*CNIAttachment       `protobuf:"bytes,1,rep,name=valid,proto3" json:"valid,omitempty"`
-	Network       string                 `protobuf:"bytes,2,opt,name=network,proto3" json:"network,omitempty"`
+	Network       string                 `protobuf:"bytes,2,opt,name=network,proto3" json:"network,omitempty"`    // only attachments of this network configuration are looked at
+	Unlisted      bool                   `protobuf:"varint,3,opt,name=unlisted,proto3" json:"unlisted,omitempty"` // the runtime gave no list, so valid says nothing: only what is surely gone is taken back
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -516,6 +517,13 @@ func (x *CNIGCRequest) GetNetwork() string {
 		return x.Network
 	}
 	return ""
+}
+
+func (x *CNIGCRequest) GetUnlisted() bool {
+	if x != nil {
+		return x.Unlisted
+	}
+	return false
 }
 
 type CNIGCResponse struct {
@@ -744,10 +752,11 @@ const file_skein_v1_cni_proto_rawDesc = "" +
 	"attachment\x12\x14\n" +
 	"\x05netns\x18\x02 \x01(\tR\x05netns\x12\x10\n" +
 	"\x03ips\x18\x03 \x03(\tR\x03ips\"\x12\n" +
-	"\x10CNICheckResponse\"W\n" +
+	"\x10CNICheckResponse\"s\n" +
 	"\fCNIGCRequest\x12-\n" +
 	"\x05valid\x18\x01 \x03(\v2\x17.skein.v1.CNIAttachmentR\x05valid\x12\x18\n" +
-	"\anetwork\x18\x02 \x01(\tR\anetwork\"B\n" +
+	"\anetwork\x18\x02 \x01(\tR\anetwork\x12\x1a\n" +
+	"\bunlisted\x18\x03 \x01(\bR\bunlisted\"B\n" +
 	"\rCNIGCResponse\x121\n" +
 	"\aremoved\x18\x01 \x03(\v2\x17.skein.v1.CNIAttachmentR\aremoved\",\n" +
 	"\x10CNIStatusRequest\x12\x18\n" +
