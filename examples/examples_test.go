@@ -21,6 +21,7 @@ var elsewhere = map[string]string{
 	"kernel-small":     "the kernel tier runs it, in a guest where the host has no WireGuard",
 	"kernel-relay-udp": "the same",
 	"kernel-restart":   "the same",
+	"kernel-pods":      "the same",
 }
 
 // parallel is how many labs run at once. An agent needs little, but a loaded machine is a slow one.
