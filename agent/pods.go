@@ -8,6 +8,7 @@ import (
 	"os"
 	"path/filepath"
 	"strings"
+	"sync/atomic"
 	"time"
 
 	"github.com/skeinmesh/skein/agent/cniserver"
@@ -32,7 +33,22 @@ type pods struct {
 	a    *Agent
 	ipam *ipam.Manager
 	cni  *cniserver.Server
-	told map[string]bool // subjects of the problems that status shows; of audit's goroutine
+	told map[string]bool // subjects of the problems that status shows; of the agent's loop
+	// leaderless is since when no leader is known, in Unix nanoseconds; 0: one is.
+	leaderless atomic.Int64
+}
+
+// withoutLeader is for how long no leader has been known. The loop asks at least once a second.
+func (p *pods) withoutLeader() time.Duration {
+	now := time.Now()
+	if _, ok := p.a.leader(); ok {
+		p.leaderless.Store(0)
+		return 0
+	}
+	if p.leaderless.CompareAndSwap(0, now.UnixNano()) {
+		return 0
+	}
+	return now.Sub(time.Unix(0, p.leaderless.Load()))
 }
 
 // openPods reads who has which address, from its file and from the kernel, before anybody may ask for one.
@@ -46,7 +62,7 @@ func (a *Agent) openPods() error {
 	p.ipam, odd, err = ipam.Open(ipam.Config{
 		Self: a.id, File: filepath.Join(a.cfg.StateDir, ipamFile), BootID: strings.TrimSpace(string(boot)), Log: a.log.With("room", "ipam"),
 		IdleFor: seconds(a.cfg.EmptyBlockSeconds),
-		Propose: a.propose, OnChange: a.wakeUp,
+		Propose: a.propose, OnChange: a.wakeUp, Leaderless: p.withoutLeader,
 		OnEvent: func(e *skeinv1.PodAddress) {
 			a.journal.Append(&skeinv1.JournalEntry{Time: time.Now().UnixNano(), Body: &skeinv1.JournalEntry_PodAddress{PodAddress: e}})
 		},
@@ -161,6 +177,7 @@ func (p *pods) follow() {
 		return
 	}
 	p.ipam.Follow(p.a.loop.state)
+	p.withoutLeader()
 	now := map[string]bool{}
 	for _, x := range p.ipam.Problems() {
 		now[subjectPods+x.Subject] = true

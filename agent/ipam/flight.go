@@ -12,12 +12,13 @@ import (
 )
 
 const (
-	decideWithin = 3 * time.Second        // a proposal
-	followWithin = 3 * time.Second        // what was decided must be in the state then
-	failFast     = 3 * time.Second        // nobody waits so long after a proposal that was not decided
-	probeWithin  = 500 * time.Millisecond // a request waits so long when the last proposal was not decided
-	refusedFor   = time.Second            // a refusal counts for those that come later
-	maxRounds    = 32                     // of one request
+	decideWithin  = 3 * time.Second        // a proposal
+	followWithin  = 3 * time.Second        // what was decided must be in the state then
+	failFast      = 3 * time.Second        // nobody waits so long after a proposal that was not decided
+	leaderlessFor = 2 * time.Second        // more than two elections: nobody waits then
+	probeWithin   = 500 * time.Millisecond // a request waits so long when the last proposal was not decided
+	refusedFor    = time.Second            // a refusal counts for those that come later
+	maxRounds     = 32                     // of one request
 
 	backoffMin = time.Second
 	backoffMax = 30 * time.Second
@@ -119,6 +120,11 @@ func (m *Manager) hopeless(n need, k taskKey, now time.Time) error {
 		if s.MaxBlocks > 0 && have >= int(s.MaxBlocks) {
 			return &Error{Exhausted, fmt.Sprintf("all addresses of this node's %d blocks of pool %s are used or rest, and the pool allows no more blocks per node", have, n.pool),
 				"raise max_blocks_per_node of the pool, or move pods to other nodes"}
+		}
+	}
+	if m.cfg.Leaderless != nil {
+		if d := m.cfg.Leaderless(); d > leaderlessFor {
+			return m.refused(n, fmt.Errorf("none has led the cluster for %s", d.Round(time.Second)))
 		}
 	}
 	if since := now.Sub(m.failed); m.failure != nil && since < failFast {

@@ -27,14 +27,17 @@ type Config struct {
 	File string // ipam.db in the state directory
 	// Propose commits a command and returns once its effect is in the replica. A refusal is an *events.Error; after any
 	// other error the command may still be committed. A request ID that is set must be kept.
-	Propose  func(context.Context, *skeinv1.Command) (*skeinv1.Answer, error)
-	Now      func() time.Time          // nil: time.Now
-	Uptime   func() time.Duration      // of the kernel; nil: CLOCK_BOOTTIME, or unknown if Now is set
-	BootID   string                    // of the kernel; another one than in the file: all pods of before are gone
-	IdleFor  time.Duration             // an empty block beyond the spare is kept so long; 0: five minutes
-	Log      *slog.Logger              // nil: none
-	OnEvent  func(*skeinv1.PodAddress) // for the journal; must not block
-	OnChange func()                    // addresses in use have changed; must not block
+	Propose func(context.Context, *skeinv1.Command) (*skeinv1.Answer, error)
+	Now     func() time.Time     // nil: time.Now
+	Uptime  func() time.Duration // of the kernel; nil: CLOCK_BOOTTIME, or unknown if Now is set
+	BootID  string               // of the kernel; another one than in the file: all pods of before are gone
+	IdleFor time.Duration        // an empty block beyond the spare is kept so long; 0: five minutes
+	Log     *slog.Logger         // nil: none
+	// Leaderless is for how long no server is known that could decide; nil: that is not known. An election takes a second,
+	// so nobody is refused for less than that.
+	Leaderless func() time.Duration
+	OnEvent    func(*skeinv1.PodAddress) // for the journal; must not block
+	OnChange   func()                    // addresses in use have changed; must not block
 }
 
 // Manager gives addresses to the pods of this host.

@@ -3,6 +3,7 @@ package ipam
 import (
 	"context"
 	"fmt"
+	"maps"
 	"math/rand/v2"
 	"net/netip"
 	"slices"
@@ -54,6 +55,36 @@ func TestOutage(t *testing.T) {
 			t.Fatalf("after the outage: %v; problems: %v", err, r.Problems())
 		}
 		stop()
+		r.Close()
+	})
+}
+
+// TestLeaderlessClusterIsNotAsked: when nobody leads for longer than an election takes, no request waits to find that out, not
+// even the first. During an election it waits.
+func TestLeaderlessClusterIsNotAsked(t *testing.T) {
+	simtime.Test(t, func(t *testing.T) {
+		g := newAgreement(t, time.Now)
+		g.pool(poolOf("default", 0, "10.64.0.0/24", ""))
+		var since time.Time
+		r := g.start("a", func(c *Config) {
+			c.Leaderless = func() time.Duration {
+				if since.IsZero() {
+					return 0
+				}
+				return time.Since(since)
+			}
+		})
+		r.assign("p")
+		g.outage(true)
+		since = time.Now().Add(-leaderlessFor - time.Second)
+		before, begin := g.proposals(), time.Now()
+		_, err := r.try("q")
+		if !codeIs(err, Unavailable) || !strings.Contains(err.Error(), "none has led the cluster for 3s") || time.Since(begin) > 0 || !maps.Equal(g.proposals(), before) {
+			t.Fatalf("%v after %s", err, time.Since(begin))
+		}
+		g.outage(false)
+		since = time.Now().Add(-time.Second)
+		r.assign("q")
 		r.Close()
 	})
 }
