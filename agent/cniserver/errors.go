@@ -34,7 +34,7 @@ var ipamCodes = map[ipam.Code]uint32{
 var ipamAdvice = map[ipam.Code]string{
 	ipam.Invalid:     "change the network configuration, or what the runtime passes",
 	ipam.Denied:      "see `skein pool show` for who may use which pool",
-	ipam.Exhausted:   "see `skein pool show` for who has the addresses; extend the pool, or remove pods",
+	ipam.Exhausted:   "see `skein pool show` for who has the addresses",
 	ipam.Unavailable: "see `skein status`; the runtime may try again",
 	ipam.Exists:      "DEL must come before another ADD for the same container and interface",
 }
