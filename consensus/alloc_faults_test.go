@@ -37,10 +37,14 @@ var allocFaults = map[string]func(*allocStorm, *rand.Rand){
 		s.mend(rng)
 	},
 	"delays": func(s *allocStorm, rng *rand.Rand) {
-		for _, n := range s.c.nodes {
-			s.c.net.delay(ids(n), ids(s.c.others(n)...), time.Duration(1+rng.IntN(150))*time.Millisecond)
-		}
+		s.slow(rng)
 		s.mend(rng)
+	},
+	"leader killed while all is slow": func(s *allocStorm, rng *rand.Rand) { // its successor is asked before it has folded all
+		s.slow(rng)
+		s.pause(rng, 500)
+		s.down(s.c.leader(), rng)
+		s.c.net.heal()
 	},
 	"clock forward": func(s *allocStorm, rng *rand.Rand) {
 		s.clock(s.c.leader().id).Add(int64(time.Duration(1+rng.IntN(60)) * time.Second))
@@ -69,6 +73,13 @@ func (s *allocStorm) two(rng *rand.Rand) (a, b *node) {
 
 func (s *allocStorm) pause(rng *rand.Rand, most int) {
 	time.Sleep(time.Duration(200+rng.IntN(most)) * time.Millisecond)
+}
+
+// slow makes everything that is sent take a while.
+func (s *allocStorm) slow(rng *rand.Rand) {
+	for _, n := range s.c.nodes {
+		s.c.net.delay(ids(n), ids(s.c.others(n)...), time.Duration(1+rng.IntN(150))*time.Millisecond)
+	}
 }
 
 func (s *allocStorm) mend(rng *rand.Rand) {

@@ -155,7 +155,7 @@ type historyReport struct {
 }
 
 // checkTimeout is for one object's history; one that takes longer proves nothing and fails.
-const checkTimeout = 60 * time.Second
+const checkTimeout = 20 * time.Second
 
 // checkHistories lets Porcupine look for an order of the operations that the model allows, and writes a history that has
 // none, as a page to look at, into a directory that the failure names.

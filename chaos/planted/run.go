@@ -162,7 +162,7 @@ func (p *planter) run(ctx context.Context, dir, binary string, c check) (finding
 	}
 	cmd := exec.CommandContext(ctx, binary, args...)
 	cmd.Dir = filepath.Join(p.root, c.pkg)
-	cmd.Env = append(os.Environ(), "TMPDIR="+dir, "SKEIN_TEST_HISTORIES="+dir)
+	cmd.Env = append(os.Environ(), "TMPDIR="+dir, "SKEIN_TEST_HISTORIES="+dir, "SKEIN_TEST_SEEDS=8") // it ends with the first that fails
 	began := time.Now()
 	out, err := cmd.CombinedOutput()
 	f := finding{check: c, took: time.Since(began)}
