@@ -16,13 +16,12 @@ const announceEvery = 5 * time.Second
 func (a *Agent) announceSchema(ctx context.Context) {
 	for {
 		n := a.self()
-		if n != nil && n.GetMinSchema() == events.SchemaMin && n.GetMaxSchema() == events.SchemaMax {
+		c := schemaNews(n)
+		if n != nil && c == nil {
 			return
 		}
-		if n != nil {
-			_, err := a.propose(ctx, &skeinv1.Command{Body: &skeinv1.Command_ChangeNode{ChangeNode: &skeinv1.ChangeNode{
-				NodeId: n.GetId(), MinSchema: events.SchemaMin, MaxSchema: events.SchemaMax,
-			}}})
+		if c != nil {
+			_, err := a.propose(ctx, c)
 			if err == nil {
 				a.log.Info("told the cluster which events this version folds", "from", events.SchemaMin, "to", events.SchemaMax)
 				return
@@ -33,4 +32,14 @@ func (a *Agent) announceSchema(ctx context.Context) {
 			return
 		}
 	}
+}
+
+// schemaNews is what a node has to tell the log about its version; nil: nothing.
+func schemaNews(n *skeinv1.Node) *skeinv1.Command {
+	if n == nil || n.GetMinSchema() == events.SchemaMin && n.GetMaxSchema() == events.SchemaMax {
+		return nil
+	}
+	return &skeinv1.Command{Body: &skeinv1.Command_ChangeNode{ChangeNode: &skeinv1.ChangeNode{
+		NodeId: n.GetId(), MinSchema: events.SchemaMin, MaxSchema: events.SchemaMax,
+	}}}
 }
