@@ -54,32 +54,6 @@ func jobs() []job {
 			judge: func(m metrics) (string, bool) {
 				return fmt.Sprintf("%.1f ms", m["ns/op"]/1e6), m["ns/op"] > 0 && m["ns/op"] <= 20e6
 			}},
-		{name: "address from a held block", target: "≤ 50 µs at p99", pkg: "./agent/ipam", run: "BenchmarkAssign/blocks=4", count: "20000x",
-			how: "from the request to the lease, written down so that kill -9 loses nothing; dual stack, blocks of 32",
-			judge: func(m metrics) (string, bool) {
-				return fmt.Sprintf("p50 %.0f µs, p99 %.0f µs", m["p50-µs"], m["p99-µs"]), m["p99-µs"] > 0 && m["p99-µs"] <= 50
-			}},
-		{name: "blocks given with three voters and fsync", target: "≥ 2,000/s", pkg: "./consensus", run: "BenchmarkBlocks/callers=512", count: "20000x",
-			how: "512 nodes at a time want one more each; three Raft servers in one process, TCP on loopback, every log entry synced to this disk by each; no block twice",
-			judge: func(m metrics) (string, bool) {
-				return fmt.Sprintf("%s/s; p50 %.0f ms, p99 %.0f ms", thousands(m["commands/s"]), m["p50-ms"], m["p99-ms"]), m["commands/s"] >= 2000
-			}},
-		{name: "  one after another", target: "≤ 10 ms at p99", pkg: "./consensus", run: "BenchmarkBlocks/callers=1", count: "3000x",
-			how: "the same, asked on the leader",
-			judge: func(m metrics) (string, bool) {
-				return fmt.Sprintf("p50 %.1f ms, p99 %.1f ms", m["p50-ms"], m["p99-ms"]), m["p99-ms"] > 0 && m["p99-ms"] <= 10
-			}},
-		{name: "1,000 nodes take a block each", target: "≤ 5 s, 0 duplicates, 0 leaks", pkg: "./consensus", run: "BenchmarkThousandNodes", count: "10x",
-			how: "all ask at once; the same three servers; afterwards each has one and no block is anybody else's",
-			judge: func(m metrics) (string, bool) {
-				return fmt.Sprintf("p50 %.0f ms, worst %.0f ms; 0 duplicates, 0 leaks", m["p50-ms"], m["worst-ms"]), m["worst-ms"] > 0 && m["worst-ms"] <= 5000
-			}},
-		{name: "a state of 100,000 blocks", pkg: "./events", run: "BenchmarkCrowdedState", count: "5x",
-			how: "dual stack; memory after a restore, the snapshot's size, and the time to write, to restore, and to hash it from nothing",
-			judge: func(m metrics) (string, bool) {
-				return fmt.Sprintf("%.1f MiB of memory, snapshot %.1f MiB; written in %.0f ms, restored in %.0f ms, hashed in %.0f ms", m["restore/state-bytes"]/(1<<20), m["write/snapshot-bytes"]/(1<<20),
-					m["write/ns/op"]/1e6, m["restore/ns/op"]/1e6, m["hash/ns/op"]/1e6), true
-			}},
 		{name: "UDP through a relay's kernel", pkg: "./relay", run: "BenchmarkRelayed", count: "3x",
 			how:   "trains of 16 full datagrams, as wireguard-go sends them, from one network namespace to another, at most 512 under way; in brackets sent one by one, as kernel WireGuard does. A datagram of 148 bytes there and back on an idle line gives the times. One run for all, the best of three rounds each; the processors are the ends' too. The session is on the loopback, without the little internet's bridge",
 			judge: relayed},
@@ -135,11 +109,15 @@ func relayLoad() (all []job) {
 }
 
 // code runs what measures one program by itself.
-func (b *bench) code(ctx context.Context) (out []Figure) {
+func (b *bench) code(ctx context.Context) []Figure {
+	return b.measure(ctx, append(jobs(), relayLoad()...))
+}
+
+func (b *bench) measure(ctx context.Context, list []job) (out []Figure) {
 	if _, err := os.Stat(filepath.Join(b.opts.Source, "go.mod")); err != nil {
 		return []Figure{notMeasured("rates of the code", "", fmt.Errorf("%w: run it in the source's directory, or name that with --source", err))}
 	}
-	for _, j := range append(jobs(), relayLoad()...) {
+	for _, j := range list {
 		b.note("code: %s", j.name)
 		m, err := b.goTest(ctx, j)
 		if err != nil {
