@@ -17,6 +17,7 @@ import (
 	"github.com/skeinmesh/skein/cni"
 	"github.com/skeinmesh/skein/dataplane"
 	"github.com/skeinmesh/skein/dataplane/podnet"
+	"github.com/skeinmesh/skein/events"
 )
 
 const (
@@ -62,7 +63,7 @@ func (a *Agent) openPods() error {
 	p.ipam, odd, err = ipam.Open(ipam.Config{
 		Self: a.id, File: filepath.Join(a.cfg.StateDir, ipamFile), BootID: strings.TrimSpace(string(boot)), Log: a.log.With("room", "ipam"),
 		IdleFor: seconds(a.cfg.EmptyBlockSeconds),
-		Propose: a.propose, OnChange: a.wakeUp, Leaderless: p.withoutLeader,
+		Propose: p.propose, OnChange: a.wakeUp, Leaderless: p.withoutLeader,
 		OnEvent: func(e *skeinv1.PodAddress) {
 			a.journal.Append(&skeinv1.JournalEntry{Time: time.Now().UnixNano(), Body: &skeinv1.JournalEntry_PodAddress{PodAddress: e}})
 		},
@@ -94,6 +95,20 @@ func (p *pods) condition(context.Context) (c cniserver.Condition) {
 		c.Limited = "the data plane is not as it should be; see `skein status`"
 	}
 	return c
+}
+
+// errUndecided is for those who wait for a pod; how the proposal failed is in the agent's log.
+var errUndecided = errors.New("none has answered in time")
+
+// propose is the agent's, with errors that say to a pod's owner what he can understand.
+func (p *pods) propose(ctx context.Context, c *skeinv1.Command) (*skeinv1.Answer, error) {
+	answer, err := p.a.propose(ctx, c)
+	var refused *events.Error
+	if err == nil || errors.As(err, &refused) || ctx.Err() != nil && errors.Is(ctx.Err(), context.Canceled) {
+		return answer, err
+	}
+	p.a.log.Debug("a proposal for pods' addresses was not decided", "err", err)
+	return nil, errUndecided
 }
 
 // run gives back and asks for blocks, and looks after what pods have left behind.
