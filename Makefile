@@ -3,7 +3,7 @@ export PATH := $(CURDIR)/bin/tools:$(PATH)
 VERSION := $(shell git describe --tags --always --dirty 2>/dev/null || echo devel)
 GO_SOURCES := $(shell git ls-files '*.go' go.mod go.sum 2>/dev/null)
 
-.PHONY: build demo test test-unit test-race test-lab lint generate check-generated clean setup
+.PHONY: build demo test test-unit test-race test-lab lint generate check-generated clean setup cni-tools
 
 build: bin/skein
 
@@ -21,7 +21,10 @@ test:
 setup:
 	@.ci/setup
 
-test-unit: setup
+cni-tools:
+	@.ci/cni-tools
+
+test-unit: setup cni-tools
 	go test -timeout 15m $$(go list ./... | grep -v '/examples$$\|/chaos/containers$$')
 
 # Where goroutines share memory.

@@ -90,7 +90,7 @@ func tool(dir, name string) (string, error) {
 	}
 	p, err := exec.LookPath(name)
 	if err != nil {
-		return "", fmt.Errorf("%w: `.ci/setup` builds it into bin/tools", err)
+		return "", fmt.Errorf("%w: `make cni-tools` builds it into bin/tools", err)
 	}
 	return p, nil
 }
