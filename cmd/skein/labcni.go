@@ -20,7 +20,7 @@ func newLabCNICmd(dir *string) *cobra.Command {
 		Short: "Try the installed CNI plugin: verb × version × fault, with cnitool",
 		Long: "Bring up a small mesh, install the plugin on a node, and try every verb in every version of the CNI\n" +
 			"specification under every fault, by cnitool and by the plugin's own command line (docs/cni.md). The exit\n" +
-			"status is 0 only when everything came out as expected. `.ci/setup` builds cnitool, portmap and bandwidth.",
+			"status is 0 only when everything came out as expected. `make cni-tools` builds cnitool, portmap and bandwidth.",
 		Example: "  skein lab cni\n  skein lab cni --verb CHECK\n  skein lab cni --fault quorum --versions 1.1.0",
 		Args:    noArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
