@@ -1,0 +1,166 @@
+package agent
+
+import (
+	"context"
+	"fmt"
+	"strings"
+	"time"
+
+	"github.com/skeinmesh/skein/agent/path"
+	"github.com/skeinmesh/skein/agent/projection"
+	skeinv1 "github.com/skeinmesh/skein/api/skein/v1"
+	"github.com/skeinmesh/skein/dataplane"
+	"github.com/skeinmesh/skein/events"
+	"github.com/skeinmesh/skein/identity"
+)
+
+// projectionInput is all that a Spec follows from, with a given agreed state.
+func (a *Agent) projectionInput(st *events.State) projection.Input {
+	in := projection.Input{
+		Self: a.id, State: st, Records: map[identity.ID]*skeinv1.Record{}, Endpoints: map[identity.ID]projection.Endpoint{}, Knock: a.knock(),
+		Complete: st.Index() > 0, PortRewrites: a.rewrites.list(),
+		Host: projection.Host{
+			PrivateKey: a.wgKey, Link: a.cfg.Dataplane.Link, Port: int(a.cfg.Ports.WireGuard), MTU: a.tunnelMTU(),
+			RouteNodeAddresses: st.Settings().GetRouteNodeAddresses(), Connected: a.links.connected(a.cfg.Dataplane.Link),
+		},
+		Pods: a.pods.routes(),
+	}
+	if a.cfg.RouteNodeAddresses != nil {
+		in.Host.RouteNodeAddresses = *a.cfg.RouteNodeAddresses
+	}
+	own := a.ownRecord()
+	switch {
+	case a.cfg.PersistentKeepalive > 0:
+		in.Host.Keepalive = seconds(a.cfg.PersistentKeepalive)
+	case own.GetNatType() != skeinv1.NatType_NAT_TYPE_NONE:
+		in.Host.Keepalive = seconds(st.Settings().GetPersistentKeepaliveSeconds())
+	}
+	for id, e := range a.gossip.Records() {
+		in.Records[id] = e.Record
+	}
+	for id, p := range a.currentPaths() {
+		switch p.Kind {
+		case path.Direct:
+			in.Endpoints[id] = projection.Endpoint{Addr: a.rewrites.through(p.Endpoint), Proven: true, MTU: p.MTU}
+		case path.Relay:
+			if p.UDP() {
+				in.Endpoints[id] = projection.Endpoint{Addr: p.Endpoint, Proven: true, MTU: p.MTU}
+				break
+			}
+			in.Endpoints[id] = projection.Endpoint{Addr: a.proxies.Endpoint(id)}
+		}
+	}
+	return in
+}
+
+// knock lists the members that this node has known since before it started, that answer, and with whom the
+// device has had no handshake. A userspace device loses its sessions with the agent, and the other end does
+// not know: it would send into the void for 15 s.
+func (a *Agent) knock() map[identity.ID]bool {
+	if a.plane == nil || len(a.before) == 0 {
+		return nil
+	}
+	all := a.stats.Load()
+	if all == nil && a.plane.Driver() == "kernel" {
+		return nil // it may have kept its sessions
+	}
+	out := map[identity.ID]bool{}
+	for id, key := range a.before {
+		if all != nil && !(*all)[key].LastHandshake.IsZero() || !a.gossip.Alive(id) {
+			continue
+		}
+		out[id] = true
+	}
+	return out
+}
+
+// membersBefore are the peers in the state that a resuming agent finds on its disk.
+func (a *Agent) membersBefore() map[identity.ID]dataplane.Key {
+	out := map[identity.ID]dataplane.Key{}
+	for _, n := range a.replica.State().Nodes() {
+		id, err := identity.ParseID(n.GetId())
+		if err == nil && id != a.id && len(n.GetWireguardKey()) == len(dataplane.Key{}) {
+			out[id] = dataplane.Key(n.GetWireguardKey())
+		}
+	}
+	return out
+}
+
+// apply projects and makes the kernel follow.
+func (a *Agent) apply(ctx context.Context) {
+	a.followRewrites(time.Now())
+	spec, refused := projection.Project(a.projectionInput(a.loop.state))
+	a.reportRefusals(refused)
+	report, err := a.plane.Apply(ctx, spec)
+	if err != nil && len(report.Errors) == 0 { // nothing was tried
+		if ctx.Err() == nil {
+			a.report("data plane", failure, err.Error(), "")
+		}
+		return
+	}
+	a.report("data plane", failure, "", "")
+	a.noteReport(report)
+	a.mu.Lock()
+	a.spec = spec
+	a.mu.Unlock()
+	if report.Errors["wireguard"] == nil {
+		a.answerProbes()
+	}
+	if report.Errors["nft"] == nil {
+		a.rewritten(spec.PortRewrites)
+	} else {
+		a.proxyRewrites(ctx, spec.PortRewrites)
+	}
+}
+
+// noteReport tells what became of each subsystem. One that failed is tried again; the others have gone on.
+func (a *Agent) noteReport(r dataplane.Report) {
+	writes := 0
+	for _, n := range r.Writes {
+		writes += n
+	}
+	if writes > 0 {
+		a.log.Debug("the kernel was changed", "writes", r.Writes)
+	}
+	a.writes.Add(uint64(writes))
+	for _, subsystem := range []string{"wireguard", "nft", "route"} {
+		message := ""
+		if e := r.Errors[subsystem]; e != nil {
+			message = e.Error()
+			a.loop.retry = time.Now().Add(tickEvery)
+		}
+		a.report("data plane: "+subsystem, failure, message, "it is tried again every second; the other subsystems go on")
+		if n := r.Writes[subsystem]; n > 0 || message != "" {
+			a.journal.Append(&skeinv1.JournalEntry{Time: time.Now().UnixNano(), Body: &skeinv1.JournalEntry_Reconciled{Reconciled: &skeinv1.Reconciled{
+				Subsystem: subsystem, Writes: uint32(n), Error: message,
+			}}})
+		}
+	}
+	a.applied.Store(len(r.Errors) == 0)
+}
+
+func (a *Agent) reportRefusals(refused []projection.Refusal) {
+	blocks, requests := a.refusalText(refused, true), a.refusalText(refused, false)
+	a.report("peers' requests", warning, requests, "these requests are ignored; correct nodeAddresses in the configuration of these nodes")
+	a.report("peers' blocks", warning, blocks, "their pods are not reached from here; give this host's network other addresses, or move the pods to another pool (skein pool drain)")
+}
+
+// refusalText names the first few refusals of one kind.
+func (a *Agent) refusalText(refused []projection.Refusal, blocks bool) string {
+	const shown = 3
+	var parts []string
+	more := 0
+	for _, r := range refused {
+		switch {
+		case r.Block.IsValid() != blocks:
+		case len(parts) == shown:
+			more++
+		default:
+			parts = append(parts, a.roster.Name(r.Peer)+": "+r.Reason)
+		}
+	}
+	if more > 0 {
+		parts = append(parts, fmt.Sprintf("and %d more", more))
+	}
+	return strings.Join(parts, "; ")
+}
