@@ -21,9 +21,10 @@ import (
 func (r *rig) run() (stop func()) {
 	ctx, cancel := context.WithCancel(context.Background())
 	done := make(chan struct{})
+	m := r.Manager // a restart puts another in its place
 	go func() {
 		defer close(done)
-		r.Run(ctx)
+		m.Run(ctx)
 	}()
 	r.t.Cleanup(cancel)
 	return func() {
