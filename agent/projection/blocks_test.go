@@ -2,7 +2,6 @@ package projection_test
 
 import (
 	"net/netip"
-	"os"
 	"slices"
 	"strings"
 	"testing"
@@ -51,20 +50,7 @@ func TestBlocksGolden(t *testing.T) {
 	if len(refused) > 0 {
 		t.Fatal(refused)
 	}
-	have := projection.Text(spec, func(k dataplane.Key) string {
-		i := slices.IndexFunc(s.Nodes(), func(n *skeinv1.Node) bool { return dataplane.Key(n.GetWireguardKey()) == k })
-		return s.Nodes()[i].GetName()
-	})
-	const file = "testdata/blocks.golden"
-	if *update {
-		if err := os.WriteFile(file, []byte(have), 0o644); err != nil {
-			t.Fatal(err)
-		}
-	}
-	want, err := os.ReadFile(file)
-	if err != nil || have != string(want) {
-		t.Fatalf("%v\nhave:\n%s\nwant:\n%s", err, have, want)
-	}
+	checkGolden(t, s, spec, "testdata/blocks.golden")
 	for _, b := range spec.Pods.Blocks {
 		if slices.ContainsFunc(spec.Targets, b.Overlaps) {
 			t.Errorf("block %s is this node's own and marked for the tunnel", b)

@@ -83,6 +83,12 @@ func TestGolden(t *testing.T) {
 	if len(refused) > 0 {
 		t.Fatal(refused)
 	}
+	checkGolden(t, s, spec, "testdata/spec.golden")
+}
+
+// checkGolden compares a Spec, as people read it, with a file.
+func checkGolden(t *testing.T, s *events.State, spec dataplane.Spec, file string) {
+	t.Helper()
 	have := projection.Text(spec, func(k dataplane.Key) string {
 		for _, n := range s.Nodes() {
 			if dataplane.Key(n.GetWireguardKey()) == k {
@@ -91,7 +97,6 @@ func TestGolden(t *testing.T) {
 		}
 		return "?"
 	})
-	const file = "testdata/spec.golden"
 	if *update {
 		if err := os.WriteFile(file, []byte(have), 0o644); err != nil {
 			t.Fatal(err)
