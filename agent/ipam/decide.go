@@ -371,17 +371,6 @@ func (c *core) leaked(unfound []Lease, gone map[Key]bool, now time.Time) (out []
 	return out
 }
 
-// listed names the leases of a network that are not valid any more.
-func (c *core) listed(network string, valid map[Key]bool) (invalid []*held) {
-	for k, h := range c.leases {
-		if h.Network == network && network != "" && !valid[k] {
-			invalid = append(invalid, h)
-		}
-	}
-	slices.SortFunc(invalid, func(a, b *held) int { return compareLeases(a.Lease, b.Lease) })
-	return invalid
-}
-
 func compareLeases(a, b Lease) int { return a.any().Compare(b.any()) }
 
 // any is one address of a lease: the IPv4 one, if it has any.

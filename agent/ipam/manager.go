@@ -366,17 +366,6 @@ func (m *Manager) Audit(found []podnet.Found, gone func(Lease) bool) []Lease {
 	return freed
 }
 
-// KeepOnly takes back what attachments of a network have that are not valid. Leases whose network nobody knows are left alone.
-func (m *Manager) KeepOnly(network string, valid map[Key]bool) []Lease {
-	m.mu.Lock()
-	defer m.unlock()
-	var freed []Lease
-	for _, h := range m.core.listed(network, valid) {
-		freed = append(freed, m.takeBack(h, "taken-back", "not listed as valid any more (CNI GC)"))
-	}
-	return freed
-}
-
 // Close ends proposals under way and closes the file.
 func (m *Manager) Close() error {
 	m.cancel()

@@ -353,7 +353,6 @@ func TestManyAtOnce(t *testing.T) {
 				if err := r.Ready(); err != nil {
 					t.Errorf("ready: %v", err)
 				}
-				r.KeepOnly("another", nil)
 			}
 		})
 	}
