@@ -75,24 +75,19 @@ func readHostLinks() ([]hostLink, error) {
 
 // hostAddresses are the addresses of this host's links, without the tunnel's own.
 func (h *hostLinks) hostAddresses(tunnel string) []netip.Addr {
-	var out []netip.Addr
-	for _, l := range h.get() {
-		for _, p := range l.addrs {
-			if l.name != tunnel {
-				out = append(out, p.Addr())
-			}
-		}
-	}
-	return out
+	return each(h.get(), tunnel, netip.Prefix.Addr)
 }
 
 // connected are the networks on this host's links, without the tunnel's own.
 func (h *hostLinks) connected(tunnel string) []netip.Prefix {
-	var out []netip.Prefix
-	for _, l := range h.get() {
+	return each(h.get(), tunnel, netip.Prefix.Masked)
+}
+
+func each[T any](links []hostLink, tunnel string, of func(netip.Prefix) T) (out []T) {
+	for _, l := range links {
 		for _, p := range l.addrs {
 			if l.name != tunnel {
-				out = append(out, p.Masked())
+				out = append(out, of(p))
 			}
 		}
 	}
