@@ -1,29 +1,22 @@
 package cnitable
 
 import (
-	"errors"
 	"fmt"
 	"io"
 	"strings"
 	"text/tabwriter"
+
+	"github.com/skeinmesh/skein/internal/marks"
 )
 
-// Begin and End mark the generated part of a document.
-const (
-	Begin = "<!-- begin: written by `skein lab cni --write` -->"
-	End   = "<!-- end -->"
-)
+// Begin opens the generated part of a document.
+var Begin = marks.Begin("skein lab cni --write")
 
-// Insert puts the table into a document, between its marks.
-func (r *Report) Insert(document string) (string, error) {
-	before, rest, ok := strings.Cut(document, Begin)
-	_, after, ok2 := strings.Cut(rest, End)
-	if !ok || !ok2 {
-		return "", errors.New("the document has no place for the table: the marks " + Begin + " and " + End + " are missing")
-	}
+// Write puts the report into a document, between its marks.
+func (r *Report) Write(path string) error {
 	var b strings.Builder
 	r.Markdown(&b)
-	return before + Begin + "\n" + b.String() + End + after, nil
+	return marks.InsertFile(path, Begin, b.String())
 }
 
 // word is a code as tables have it.

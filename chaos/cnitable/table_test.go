@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"github.com/skeinmesh/skein/cni"
+	"github.com/skeinmesh/skein/internal/marks"
 	"github.com/skeinmesh/skein/internal/testenv"
 )
 
@@ -43,12 +44,20 @@ func TestReportGoesBetweenTheMarks(t *testing.T) {
 		{Verb: "ADD", Fault: none, Cells: map[string]Cell{"1.0.0": {Tool: true}, "1.1.0": {}}},
 		{Verb: "ADD", Fault: "no agent", Cells: map[string]Cell{"1.0.0": {Code: 11, Want: 11}, "1.1.0": {Code: 4, Want: 11, Why: "wrong"}}, Says: "container cnitool-0a1b of /run/netns/skcni12-n.p3", Details: "a | b"},
 	}}
-	got, err := r.Insert("before\n" + Begin + "\nold\n" + End + "\nafter\n")
+	path := filepath.Join(t.TempDir(), "a.md")
+	if err := os.WriteFile(path, []byte("before\n"+Begin+"\nold\n"+marks.End+"\nafter\n"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if err := r.Write(path); err != nil {
+		t.Fatal(err)
+	}
+	b, err := os.ReadFile(path)
 	if err != nil {
 		t.Fatal(err)
 	}
+	got := string(b)
 	for _, want := range []string{"before\n" + Begin + "\nTried on 2026-11-22: 3 of 4 as expected, 1 of them by cnitool too", "| ADD | none | ok *c* | ok |", "| ADD | no agent | 11 | **4** | container ID of /run/netns/POD; a \\| b |",
-		"Not as expected: ADD, no agent, 1.1.0: wrong", End + "\nafter\n"} {
+		"Not as expected: ADD, no agent, 1.1.0: wrong", marks.End + "\nafter\n"} {
 		if !strings.Contains(got, want) {
 			t.Errorf("lacks %q:\n%s", want, got)
 		}
@@ -56,8 +65,8 @@ func TestReportGoesBetweenTheMarks(t *testing.T) {
 	if strings.Contains(got, "old") || r.OK() {
 		t.Error("the old table is still there, or a wrong cell counts as right")
 	}
-	if _, err := r.Insert("no marks"); err == nil {
-		t.Error("a document without marks was accepted")
+	if err := os.WriteFile(path, []byte("no marks"), 0o600); err != nil || r.Write(path) == nil {
+		t.Errorf("a document without marks was accepted (%v)", err)
 	}
 }
 
@@ -67,8 +76,7 @@ func TestDocumentHoldsTheTable(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	_, text, _ := strings.Cut(string(b), Begin)
-	text, _, ok := strings.Cut(text, End)
+	text, ok := marks.Text(string(b), Begin)
 	if !ok {
 		t.Fatal("the marks are missing")
 	}

@@ -11,6 +11,7 @@ import (
 	"github.com/skeinmesh/skein/agent/path"
 	skeinv1 "github.com/skeinmesh/skein/api/skein/v1"
 	"github.com/skeinmesh/skein/chaos/lab"
+	"github.com/skeinmesh/skein/internal/marks"
 	"github.com/skeinmesh/skein/internal/testenv"
 )
 
@@ -86,12 +87,20 @@ func TestReportGoesBetweenTheMarks(t *testing.T) {
 		{Pair: "x", Kinds: [2]string{Together, "a LAN"}, Want: "direct", Got: "direct", OK: true, First: 0, Direct: time.Millisecond},
 		{Pair: "y", Kinds: [2]string{Together, "two homes"}, Want: "relay", Got: "relay", OK: true, UDP: true, First: 0, Direct: -1},
 	}}
-	got, err := r.Insert("before\n" + Begin + "\nold\n" + End + "\nafter\n")
+	path := filepath.Join(t.TempDir(), "a.md")
+	if err := os.WriteFile(path, []byte("before\n"+Begin+"\nold\n"+marks.End+"\nafter\n"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if err := r.Write(path); err != nil {
+		t.Fatal(err)
+	}
+	b, err := os.ReadFile(path)
 	if err != nil {
 		t.Fatal(err)
 	}
+	got := string(b)
 	for _, want := range []string{"before\n" + Begin + "\nMeasured on 2026-11-21: 4 of 5 pairs as expected", "| **none** | direct 1.2s *6*<br>20ms | direct 2s *b*<br>30ms |",
-		"| **symmetric** |  | **none**<br>– |", "| a LAN | direct 1ms<br>0s |", "| two homes | relay *u*<br>0s |", "Not as expected: symmetric × symmetric is none, not relay. the relay is away", End + "\nafter\n"} {
+		"| **symmetric** |  | **none**<br>– |", "| a LAN | direct 1ms<br>0s |", "| two homes | relay *u*<br>0s |", "Not as expected: symmetric × symmetric is none, not relay. the relay is away", marks.End + "\nafter\n"} {
 		if !strings.Contains(got, want) {
 			t.Errorf("lacks %q:\n%s", want, got)
 		}
@@ -99,8 +108,8 @@ func TestReportGoesBetweenTheMarks(t *testing.T) {
 	if strings.Contains(got, "old") {
 		t.Error("the old matrix is still there")
 	}
-	if _, err := r.Insert("no marks"); err == nil {
-		t.Error("a document without marks was accepted")
+	if err := os.WriteFile(path, []byte("no marks"), 0o600); err != nil || r.Write(path) == nil {
+		t.Errorf("a document without marks was accepted (%v)", err)
 	}
 	if r.OK() {
 		t.Error("a wrong pair counts as right")
@@ -113,8 +122,7 @@ func TestDocumentHoldsTheMatrix(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	_, text, _ := strings.Cut(string(b), Begin)
-	text, _, ok := strings.Cut(text, End)
+	text, ok := marks.Text(string(b), Begin)
 	if !ok {
 		t.Fatal("the marks are missing")
 	}

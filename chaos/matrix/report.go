@@ -2,31 +2,24 @@ package matrix
 
 import (
 	"cmp"
-	"errors"
 	"fmt"
 	"io"
 	"slices"
 	"strings"
 	"text/tabwriter"
 	"time"
+
+	"github.com/skeinmesh/skein/internal/marks"
 )
 
-// Begin and End mark the generated part of a document.
-const (
-	Begin = "<!-- begin: written by `skein lab matrix --write` -->"
-	End   = "<!-- end -->"
-)
+// Begin opens the generated part of a document.
+var Begin = marks.Begin("skein lab matrix --write")
 
-// Insert puts the report into a document, between its marks.
-func (r *Report) Insert(document string) (string, error) {
-	before, rest, ok := strings.Cut(document, Begin)
-	_, after, ok2 := strings.Cut(rest, End)
-	if !ok || !ok2 {
-		return "", errors.New("the document has no place for the matrix: the marks " + Begin + " and " + End + " are missing")
-	}
+// Write puts the report into a document, between its marks.
+func (r *Report) Write(path string) error {
 	var b strings.Builder
 	r.Markdown(&b)
-	return before + Begin + "\n" + b.String() + End + after, nil
+	return marks.InsertFile(path, Begin, b.String())
 }
 
 // Text writes the outcomes for a terminal, a line each.

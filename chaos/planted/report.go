@@ -4,24 +4,21 @@ import (
 	"bytes"
 	"context"
 	"encoding/json"
-	"errors"
 	"fmt"
 	"io"
 	"maps"
 	"os"
 	"os/exec"
-	"path/filepath"
 	"runtime"
 	"slices"
 	"strings"
 	"time"
+
+	"github.com/skeinmesh/skein/internal/marks"
 )
 
-// Marks of the generated part of a document.
-const (
-	begin = "<!-- begin: written by `make planted WRITE=…` -->"
-	end   = "<!-- end -->"
-)
+// begin opens the generated part of a document.
+var begin = marks.Begin("make planted WRITE=…")
 
 // report is all that was found.
 type report struct {
@@ -166,16 +163,7 @@ func (r *report) markdown(w io.Writer) {
 
 // insert puts the report into a document, between its marks.
 func (r *report) insert(path string) error {
-	text, err := os.ReadFile(path)
-	if err != nil {
-		return err
-	}
-	before, rest, ok := strings.Cut(string(text), begin)
-	_, after, ok2 := strings.Cut(rest, end)
-	if !ok || !ok2 {
-		return errors.New(filepath.Base(path) + " has no place for the tables: the marks " + begin + " and " + end + " are missing")
-	}
 	var b strings.Builder
 	r.markdown(&b)
-	return os.WriteFile(path, []byte(before+begin+"\n"+b.String()+end+after), 0o644)
+	return marks.InsertFile(path, begin, b.String())
 }

@@ -2,8 +2,6 @@ package main
 
 import (
 	"errors"
-	"fmt"
-	"os"
 	"strings"
 
 	"github.com/spf13/cobra"
@@ -43,7 +41,7 @@ func newLabCNICmd(dir *string) *cobra.Command {
 				r.Text(cmd.OutOrStdout())
 			}
 			if write != "" {
-				err = errors.Join(err, writeCNI(write, r))
+				err = errors.Join(err, r.Write(write))
 			}
 			if err == nil && !r.OK() {
 				err = errors.New("not everything came out as expected")
@@ -59,16 +57,4 @@ func newLabCNICmd(dir *string) *cobra.Command {
 	f.StringVar(&opts.Artifacts, "artifacts", "lab-failures", "where logs are kept when the lab does not come up")
 	f.StringVar(&write, "write", "", "put the table into this Markdown file, between its marks")
 	return c
-}
-
-func writeCNI(file string, r *cnitable.Report) error {
-	b, err := os.ReadFile(file)
-	if err != nil {
-		return fmt.Errorf("--write: %w", err)
-	}
-	text, err := r.Insert(string(b))
-	if err != nil {
-		return fmt.Errorf("--write %s: %w", file, err)
-	}
-	return os.WriteFile(file, []byte(text), 0o644)
 }

@@ -2,8 +2,6 @@ package main
 
 import (
 	"errors"
-	"fmt"
-	"os"
 	"strings"
 
 	"github.com/spf13/cobra"
@@ -45,7 +43,7 @@ func newLabMatrixCmd(dir *string) *cobra.Command {
 				r.Text(cmd.OutOrStdout())
 			}
 			if write != "" {
-				err = errors.Join(err, writeMatrix(write, r))
+				err = errors.Join(err, r.Write(write))
 			}
 			if err == nil && !r.OK() {
 				err = errors.New("not every pair came out as expected")
@@ -59,16 +57,4 @@ func newLabMatrixCmd(dir *string) *cobra.Command {
 	c.Flags().StringVar(&opts.Artifacts, "artifacts", "lab-failures", "where logs are kept when a pair is not as expected")
 	c.Flags().StringVar(&write, "write", "", "put the matrix into this Markdown file, between its marks")
 	return c
-}
-
-func writeMatrix(file string, r *matrix.Report) error {
-	b, err := os.ReadFile(file)
-	if err != nil {
-		return fmt.Errorf("--write: %w", err)
-	}
-	text, err := r.Insert(string(b))
-	if err != nil {
-		return fmt.Errorf("--write %s: %w", file, err)
-	}
-	return os.WriteFile(file, []byte(text), 0o644)
 }
