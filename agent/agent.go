@@ -84,7 +84,6 @@ type Agent struct {
 	reflexive   *reflexive.Step
 	// discovering is closed when the discoverer has ended.
 	discovering chan struct{}
-	moved       atomic.Bool // this host's addresses have changed
 	socket      *probe.Socket
 	conns       *consensus.Conns
 	paths       *path.Manager

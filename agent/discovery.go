@@ -92,14 +92,18 @@ func (a *Agent) openStun() error {
 	return nil
 }
 
-// followAddresses opens what a public host offers to others when this one has become public. What is open stays open: an address that
-// went away may come back, and nobody is sent to one that is not in the record.
+// followAddresses opens what a public host offers to others once this one is public, be it at once or after a move. It looks at what
+// stands, not at news of a change: its view of the addresses may be a moment older than the news. What is open stays open: an address
+// that went away may come back, and nobody is sent to one that is not in the record.
 func (a *Agent) followAddresses(ctx context.Context) {
+	if a.discoverer == nil || time.Now().Before(a.loop.reopen) {
+		return
+	}
 	message := ""
 	if a.front.Load() == nil {
 		err := a.openRelayServer()
 		if f := a.front.Load(); err == nil && f != nil {
-			a.log.Info("this host has become public: it relays for others now")
+			a.log.Info("others find this host's port for relay sessions and joins open now")
 			go f.serve(ctx)
 		}
 		if err != nil {
@@ -108,6 +112,9 @@ func (a *Agent) followAddresses(ctx context.Context) {
 	}
 	if err := a.openStun(); err != nil {
 		message = err.Error()
+	}
+	if message != "" {
+		a.loop.reopen = time.Now().Add(reopenEvery)
 	}
 	a.report("public host", warning, message, "this host is public and offers others nothing: free the port, or set another one in the configuration")
 }
@@ -140,9 +147,6 @@ func (a *Agent) onDiscovered(r candidate.Result) {
 		}
 	}
 	a.journal.Append(&skeinv1.JournalEntry{Time: r.At.UnixNano(), Body: &skeinv1.JournalEntry_NatObserved{NatObserved: entry}})
-	if old == nil || !old.Host.Equal(r.Host) { // the first look may have come after a move, too
-		a.moved.Store(true)
-	}
 	if old != nil && !old.SameCandidates(r) {
 		a.reflection.forget()
 		a.paths.NetworkChanged()

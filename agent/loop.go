@@ -29,6 +29,7 @@ const (
 	manyPeers    = 1000                   // for each so many once more
 	syncSpacing  = 5 * time.Millisecond   // gathers wake-ups that come together
 	tickEvery    = time.Second
+	reopenEvery  = 5 * time.Second // until a port that is taken is tried again
 	farewell     = 500 * time.Millisecond
 )
 
@@ -51,6 +52,7 @@ type loopState struct {
 	reached  map[identity.ID]time.Time // relays with a direct path, and since when
 	stun     []string
 	retry    time.Time // when a failed Apply is tried again
+	reopen   time.Time // when a public host that could not open its ports tries again
 	asked    time.Time // when the servers were last asked whether this node is still a member
 	own      recordClock
 	roamed   roaming
@@ -171,9 +173,7 @@ func (a *Agent) sync(ctx context.Context) error {
 	a.followMTU()
 	a.syncRecords()
 	a.pods.follow()
-	if a.moved.Swap(false) {
-		a.followAddresses(ctx)
-	}
+	a.followAddresses(ctx)
 	a.publish()
 	a.metrics.observe()
 	if a.plane != nil && !time.Now().Before(a.loop.retry) {
