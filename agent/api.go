@@ -31,7 +31,10 @@ import (
 const proposeHold = 15 * time.Second
 
 // api is the local API; each method reads what the agent has, or proposes a command.
-type api struct{ a *Agent }
+type api struct {
+	skeinv1connect.UnimplementedAgentServiceHandler
+	a *Agent
+}
 
 var _ skeinv1connect.AgentServiceHandler = api{}
 
@@ -56,7 +59,7 @@ func (a *Agent) serveAPI(ctx context.Context) (stop func(), err error) {
 		return nil, fmt.Errorf("API socket: %w", err)
 	}
 	mux := http.NewServeMux()
-	mux.Handle(skeinv1connect.NewAgentServiceHandler(api{a}, connect.WithReadMaxBytes(4<<20)))
+	mux.Handle(skeinv1connect.NewAgentServiceHandler(api{a: a}, connect.WithReadMaxBytes(4<<20)))
 	protocols := new(http.Protocols)
 	protocols.SetHTTP1(true)
 	protocols.SetUnencryptedHTTP2(true)

@@ -5166,11 +5166,1032 @@ func (x *ImportResponse) GetChanged() bool {
 	return false
 }
 
+type CreateEgressRequest struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Egress        *Egress                `protobuf:"bytes,1,opt,name=egress,proto3" json:"egress,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *CreateEgressRequest) Reset() {
+	*x = CreateEgressRequest{}
+	mi := &file_skein_v1_agent_proto_msgTypes[75]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *CreateEgressRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*CreateEgressRequest) ProtoMessage() {}
+
+func (x *CreateEgressRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_skein_v1_agent_proto_msgTypes[75]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use CreateEgressRequest.ProtoReflect.Descriptor instead.
+func (*CreateEgressRequest) Descriptor() ([]byte, []int) {
+	return file_skein_v1_agent_proto_rawDescGZIP(), []int{75}
+}
+
+func (x *CreateEgressRequest) GetEgress() *Egress {
+	if x != nil {
+		return x.Egress
+	}
+	return nil
+}
+
+type ChangeEgressRequest struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Change        *ChangeEgress          `protobuf:"bytes,1,opt,name=change,proto3" json:"change,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ChangeEgressRequest) Reset() {
+	*x = ChangeEgressRequest{}
+	mi := &file_skein_v1_agent_proto_msgTypes[76]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ChangeEgressRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ChangeEgressRequest) ProtoMessage() {}
+
+func (x *ChangeEgressRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_skein_v1_agent_proto_msgTypes[76]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ChangeEgressRequest.ProtoReflect.Descriptor instead.
+func (*ChangeEgressRequest) Descriptor() ([]byte, []int) {
+	return file_skein_v1_agent_proto_rawDescGZIP(), []int{76}
+}
+
+func (x *ChangeEgressRequest) GetChange() *ChangeEgress {
+	if x != nil {
+		return x.Change
+	}
+	return nil
+}
+
+type EgressResponse struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Egress        *Egress                `protobuf:"bytes,1,opt,name=egress,proto3" json:"egress,omitempty"`
+	Index         uint64                 `protobuf:"varint,2,opt,name=index,proto3" json:"index,omitempty"`
+	Warnings      []string               `protobuf:"bytes,3,rep,name=warnings,proto3" json:"warnings,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *EgressResponse) Reset() {
+	*x = EgressResponse{}
+	mi := &file_skein_v1_agent_proto_msgTypes[77]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *EgressResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*EgressResponse) ProtoMessage() {}
+
+func (x *EgressResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_skein_v1_agent_proto_msgTypes[77]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use EgressResponse.ProtoReflect.Descriptor instead.
+func (*EgressResponse) Descriptor() ([]byte, []int) {
+	return file_skein_v1_agent_proto_rawDescGZIP(), []int{77}
+}
+
+func (x *EgressResponse) GetEgress() *Egress {
+	if x != nil {
+		return x.Egress
+	}
+	return nil
+}
+
+func (x *EgressResponse) GetIndex() uint64 {
+	if x != nil {
+		return x.Index
+	}
+	return 0
+}
+
+func (x *EgressResponse) GetWarnings() []string {
+	if x != nil {
+		return x.Warnings
+	}
+	return nil
+}
+
+type RemoveEgressRequest struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Namespace     string                 `protobuf:"bytes,1,opt,name=namespace,proto3" json:"namespace,omitempty"`
+	Name          string                 `protobuf:"bytes,2,opt,name=name,proto3" json:"name,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *RemoveEgressRequest) Reset() {
+	*x = RemoveEgressRequest{}
+	mi := &file_skein_v1_agent_proto_msgTypes[78]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *RemoveEgressRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*RemoveEgressRequest) ProtoMessage() {}
+
+func (x *RemoveEgressRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_skein_v1_agent_proto_msgTypes[78]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use RemoveEgressRequest.ProtoReflect.Descriptor instead.
+func (*RemoveEgressRequest) Descriptor() ([]byte, []int) {
+	return file_skein_v1_agent_proto_rawDescGZIP(), []int{78}
+}
+
+func (x *RemoveEgressRequest) GetNamespace() string {
+	if x != nil {
+		return x.Namespace
+	}
+	return ""
+}
+
+func (x *RemoveEgressRequest) GetName() string {
+	if x != nil {
+		return x.Name
+	}
+	return ""
+}
+
+type RemoveEgressResponse struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Index         uint64                 `protobuf:"varint,1,opt,name=index,proto3" json:"index,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *RemoveEgressResponse) Reset() {
+	*x = RemoveEgressResponse{}
+	mi := &file_skein_v1_agent_proto_msgTypes[79]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *RemoveEgressResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*RemoveEgressResponse) ProtoMessage() {}
+
+func (x *RemoveEgressResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_skein_v1_agent_proto_msgTypes[79]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use RemoveEgressResponse.ProtoReflect.Descriptor instead.
+func (*RemoveEgressResponse) Descriptor() ([]byte, []int) {
+	return file_skein_v1_agent_proto_rawDescGZIP(), []int{79}
+}
+
+func (x *RemoveEgressResponse) GetIndex() uint64 {
+	if x != nil {
+		return x.Index
+	}
+	return 0
+}
+
+type EgressesRequest struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *EgressesRequest) Reset() {
+	*x = EgressesRequest{}
+	mi := &file_skein_v1_agent_proto_msgTypes[80]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *EgressesRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*EgressesRequest) ProtoMessage() {}
+
+func (x *EgressesRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_skein_v1_agent_proto_msgTypes[80]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use EgressesRequest.ProtoReflect.Descriptor instead.
+func (*EgressesRequest) Descriptor() ([]byte, []int) {
+	return file_skein_v1_agent_proto_rawDescGZIP(), []int{80}
+}
+
+type EgressesResponse struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Egresses      []*EgressSummary       `protobuf:"bytes,1,rep,name=egresses,proto3" json:"egresses,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *EgressesResponse) Reset() {
+	*x = EgressesResponse{}
+	mi := &file_skein_v1_agent_proto_msgTypes[81]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *EgressesResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*EgressesResponse) ProtoMessage() {}
+
+func (x *EgressesResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_skein_v1_agent_proto_msgTypes[81]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use EgressesResponse.ProtoReflect.Descriptor instead.
+func (*EgressesResponse) Descriptor() ([]byte, []int) {
+	return file_skein_v1_agent_proto_rawDescGZIP(), []int{81}
+}
+
+func (x *EgressesResponse) GetEgresses() []*EgressSummary {
+	if x != nil {
+		return x.Egresses
+	}
+	return nil
+}
+
+type EgressSummary struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Egress        *Egress                `protobuf:"bytes,1,opt,name=egress,proto3" json:"egress,omitempty"`
+	Slots         []*SlotView            `protobuf:"bytes,2,rep,name=slots,proto3" json:"slots,omitempty"`
+	Eligible      []string               `protobuf:"bytes,3,rep,name=eligible,proto3" json:"eligible,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *EgressSummary) Reset() {
+	*x = EgressSummary{}
+	mi := &file_skein_v1_agent_proto_msgTypes[82]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *EgressSummary) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*EgressSummary) ProtoMessage() {}
+
+func (x *EgressSummary) ProtoReflect() protoreflect.Message {
+	mi := &file_skein_v1_agent_proto_msgTypes[82]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use EgressSummary.ProtoReflect.Descriptor instead.
+func (*EgressSummary) Descriptor() ([]byte, []int) {
+	return file_skein_v1_agent_proto_rawDescGZIP(), []int{82}
+}
+
+func (x *EgressSummary) GetEgress() *Egress {
+	if x != nil {
+		return x.Egress
+	}
+	return nil
+}
+
+func (x *EgressSummary) GetSlots() []*SlotView {
+	if x != nil {
+		return x.Slots
+	}
+	return nil
+}
+
+func (x *EgressSummary) GetEligible() []string {
+	if x != nil {
+		return x.Eligible
+	}
+	return nil
+}
+
+type SlotView struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Slot          *EgressSlot            `protobuf:"bytes,1,opt,name=slot,proto3" json:"slot,omitempty"`
+	Owner         string                 `protobuf:"bytes,2,opt,name=owner,proto3" json:"owner,omitempty"`
+	Site          string                 `protobuf:"bytes,3,opt,name=site,proto3" json:"site,omitempty"`
+	Alive         bool                   `protobuf:"varint,4,opt,name=alive,proto3" json:"alive,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *SlotView) Reset() {
+	*x = SlotView{}
+	mi := &file_skein_v1_agent_proto_msgTypes[83]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *SlotView) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*SlotView) ProtoMessage() {}
+
+func (x *SlotView) ProtoReflect() protoreflect.Message {
+	mi := &file_skein_v1_agent_proto_msgTypes[83]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use SlotView.ProtoReflect.Descriptor instead.
+func (*SlotView) Descriptor() ([]byte, []int) {
+	return file_skein_v1_agent_proto_rawDescGZIP(), []int{83}
+}
+
+func (x *SlotView) GetSlot() *EgressSlot {
+	if x != nil {
+		return x.Slot
+	}
+	return nil
+}
+
+func (x *SlotView) GetOwner() string {
+	if x != nil {
+		return x.Owner
+	}
+	return ""
+}
+
+func (x *SlotView) GetSite() string {
+	if x != nil {
+		return x.Site
+	}
+	return ""
+}
+
+func (x *SlotView) GetAlive() bool {
+	if x != nil {
+		return x.Alive
+	}
+	return false
+}
+
+type ShowEgressRequest struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Namespace     string                 `protobuf:"bytes,1,opt,name=namespace,proto3" json:"namespace,omitempty"`
+	Name          string                 `protobuf:"bytes,2,opt,name=name,proto3" json:"name,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ShowEgressRequest) Reset() {
+	*x = ShowEgressRequest{}
+	mi := &file_skein_v1_agent_proto_msgTypes[84]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ShowEgressRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ShowEgressRequest) ProtoMessage() {}
+
+func (x *ShowEgressRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_skein_v1_agent_proto_msgTypes[84]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ShowEgressRequest.ProtoReflect.Descriptor instead.
+func (*ShowEgressRequest) Descriptor() ([]byte, []int) {
+	return file_skein_v1_agent_proto_rawDescGZIP(), []int{84}
+}
+
+func (x *ShowEgressRequest) GetNamespace() string {
+	if x != nil {
+		return x.Namespace
+	}
+	return ""
+}
+
+func (x *ShowEgressRequest) GetName() string {
+	if x != nil {
+		return x.Name
+	}
+	return ""
+}
+
+type ShowEgressResponse struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Summary       *EgressSummary         `protobuf:"bytes,1,opt,name=summary,proto3" json:"summary,omitempty"`
+	Gateways      []*EgressGateway       `protobuf:"bytes,2,rep,name=gateways,proto3" json:"gateways,omitempty"` // of those that answered
+	Silent        []*EgressNodeError     `protobuf:"bytes,3,rep,name=silent,proto3" json:"silent,omitempty"`     // those that did not
+	Clients       []*EgressHostClients   `protobuf:"bytes,4,rep,name=clients,proto3" json:"clients,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ShowEgressResponse) Reset() {
+	*x = ShowEgressResponse{}
+	mi := &file_skein_v1_agent_proto_msgTypes[85]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ShowEgressResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ShowEgressResponse) ProtoMessage() {}
+
+func (x *ShowEgressResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_skein_v1_agent_proto_msgTypes[85]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ShowEgressResponse.ProtoReflect.Descriptor instead.
+func (*ShowEgressResponse) Descriptor() ([]byte, []int) {
+	return file_skein_v1_agent_proto_rawDescGZIP(), []int{85}
+}
+
+func (x *ShowEgressResponse) GetSummary() *EgressSummary {
+	if x != nil {
+		return x.Summary
+	}
+	return nil
+}
+
+func (x *ShowEgressResponse) GetGateways() []*EgressGateway {
+	if x != nil {
+		return x.Gateways
+	}
+	return nil
+}
+
+func (x *ShowEgressResponse) GetSilent() []*EgressNodeError {
+	if x != nil {
+		return x.Silent
+	}
+	return nil
+}
+
+func (x *ShowEgressResponse) GetClients() []*EgressHostClients {
+	if x != nil {
+		return x.Clients
+	}
+	return nil
+}
+
+type EgressNodeError struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Node          string                 `protobuf:"bytes,1,opt,name=node,proto3" json:"node,omitempty"`
+	Error         string                 `protobuf:"bytes,2,opt,name=error,proto3" json:"error,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *EgressNodeError) Reset() {
+	*x = EgressNodeError{}
+	mi := &file_skein_v1_agent_proto_msgTypes[86]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *EgressNodeError) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*EgressNodeError) ProtoMessage() {}
+
+func (x *EgressNodeError) ProtoReflect() protoreflect.Message {
+	mi := &file_skein_v1_agent_proto_msgTypes[86]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use EgressNodeError.ProtoReflect.Descriptor instead.
+func (*EgressNodeError) Descriptor() ([]byte, []int) {
+	return file_skein_v1_agent_proto_rawDescGZIP(), []int{86}
+}
+
+func (x *EgressNodeError) GetNode() string {
+	if x != nil {
+		return x.Node
+	}
+	return ""
+}
+
+func (x *EgressNodeError) GetError() string {
+	if x != nil {
+		return x.Error
+	}
+	return ""
+}
+
+type EgressHostClients struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Node          string                 `protobuf:"bytes,1,opt,name=node,proto3" json:"node,omitempty"`
+	Clients       []*EgressClientReport  `protobuf:"bytes,2,rep,name=clients,proto3" json:"clients,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *EgressHostClients) Reset() {
+	*x = EgressHostClients{}
+	mi := &file_skein_v1_agent_proto_msgTypes[87]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *EgressHostClients) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*EgressHostClients) ProtoMessage() {}
+
+func (x *EgressHostClients) ProtoReflect() protoreflect.Message {
+	mi := &file_skein_v1_agent_proto_msgTypes[87]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use EgressHostClients.ProtoReflect.Descriptor instead.
+func (*EgressHostClients) Descriptor() ([]byte, []int) {
+	return file_skein_v1_agent_proto_rawDescGZIP(), []int{87}
+}
+
+func (x *EgressHostClients) GetNode() string {
+	if x != nil {
+		return x.Node
+	}
+	return ""
+}
+
+func (x *EgressHostClients) GetClients() []*EgressClientReport {
+	if x != nil {
+		return x.Clients
+	}
+	return nil
+}
+
+type ExplainEgressRequest struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Namespace     string                 `protobuf:"bytes,1,opt,name=namespace,proto3" json:"namespace,omitempty"`
+	Name          string                 `protobuf:"bytes,2,opt,name=name,proto3" json:"name,omitempty"`
+	Client        string                 `protobuf:"bytes,3,opt,name=client,proto3" json:"client,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ExplainEgressRequest) Reset() {
+	*x = ExplainEgressRequest{}
+	mi := &file_skein_v1_agent_proto_msgTypes[88]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ExplainEgressRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ExplainEgressRequest) ProtoMessage() {}
+
+func (x *ExplainEgressRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_skein_v1_agent_proto_msgTypes[88]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ExplainEgressRequest.ProtoReflect.Descriptor instead.
+func (*ExplainEgressRequest) Descriptor() ([]byte, []int) {
+	return file_skein_v1_agent_proto_rawDescGZIP(), []int{88}
+}
+
+func (x *ExplainEgressRequest) GetNamespace() string {
+	if x != nil {
+		return x.Namespace
+	}
+	return ""
+}
+
+func (x *ExplainEgressRequest) GetName() string {
+	if x != nil {
+		return x.Name
+	}
+	return ""
+}
+
+func (x *ExplainEgressRequest) GetClient() string {
+	if x != nil {
+		return x.Client
+	}
+	return ""
+}
+
+type ExplainEgressResponse struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Lines         []string               `protobuf:"bytes,1,rep,name=lines,proto3" json:"lines,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ExplainEgressResponse) Reset() {
+	*x = ExplainEgressResponse{}
+	mi := &file_skein_v1_agent_proto_msgTypes[89]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ExplainEgressResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ExplainEgressResponse) ProtoMessage() {}
+
+func (x *ExplainEgressResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_skein_v1_agent_proto_msgTypes[89]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ExplainEgressResponse.ProtoReflect.Descriptor instead.
+func (*ExplainEgressResponse) Descriptor() ([]byte, []int) {
+	return file_skein_v1_agent_proto_rawDescGZIP(), []int{89}
+}
+
+func (x *ExplainEgressResponse) GetLines() []string {
+	if x != nil {
+		return x.Lines
+	}
+	return nil
+}
+
+// AttachEgress sets which egresses a pod of this host uses, besides those of its annotations when it started.
+type AttachEgressRequest struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Pod           string                 `protobuf:"bytes,1,opt,name=pod,proto3" json:"pod,omitempty"`
+	Namespace     string                 `protobuf:"bytes,2,opt,name=namespace,proto3" json:"namespace,omitempty"`
+	ContainerId   string                 `protobuf:"bytes,3,opt,name=container_id,json=containerId,proto3" json:"container_id,omitempty"`
+	Egresses      []string               `protobuf:"bytes,4,rep,name=egresses,proto3" json:"egresses,omitempty"`
+	Detach        bool                   `protobuf:"varint,5,opt,name=detach,proto3" json:"detach,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *AttachEgressRequest) Reset() {
+	*x = AttachEgressRequest{}
+	mi := &file_skein_v1_agent_proto_msgTypes[90]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *AttachEgressRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*AttachEgressRequest) ProtoMessage() {}
+
+func (x *AttachEgressRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_skein_v1_agent_proto_msgTypes[90]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use AttachEgressRequest.ProtoReflect.Descriptor instead.
+func (*AttachEgressRequest) Descriptor() ([]byte, []int) {
+	return file_skein_v1_agent_proto_rawDescGZIP(), []int{90}
+}
+
+func (x *AttachEgressRequest) GetPod() string {
+	if x != nil {
+		return x.Pod
+	}
+	return ""
+}
+
+func (x *AttachEgressRequest) GetNamespace() string {
+	if x != nil {
+		return x.Namespace
+	}
+	return ""
+}
+
+func (x *AttachEgressRequest) GetContainerId() string {
+	if x != nil {
+		return x.ContainerId
+	}
+	return ""
+}
+
+func (x *AttachEgressRequest) GetEgresses() []string {
+	if x != nil {
+		return x.Egresses
+	}
+	return nil
+}
+
+func (x *AttachEgressRequest) GetDetach() bool {
+	if x != nil {
+		return x.Detach
+	}
+	return false
+}
+
+type AttachEgressResponse struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Egresses      []*EgressOfClient      `protobuf:"bytes,1,rep,name=egresses,proto3" json:"egresses,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *AttachEgressResponse) Reset() {
+	*x = AttachEgressResponse{}
+	mi := &file_skein_v1_agent_proto_msgTypes[91]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *AttachEgressResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*AttachEgressResponse) ProtoMessage() {}
+
+func (x *AttachEgressResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_skein_v1_agent_proto_msgTypes[91]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use AttachEgressResponse.ProtoReflect.Descriptor instead.
+func (*AttachEgressResponse) Descriptor() ([]byte, []int) {
+	return file_skein_v1_agent_proto_rawDescGZIP(), []int{91}
+}
+
+func (x *AttachEgressResponse) GetEgresses() []*EgressOfClient {
+	if x != nil {
+		return x.Egresses
+	}
+	return nil
+}
+
+type DrainNodeRequest struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Node          string                 `protobuf:"bytes,1,opt,name=node,proto3" json:"node,omitempty"`
+	Undo          bool                   `protobuf:"varint,2,opt,name=undo,proto3" json:"undo,omitempty"`
+	DryRun        bool                   `protobuf:"varint,3,opt,name=dry_run,json=dryRun,proto3" json:"dry_run,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *DrainNodeRequest) Reset() {
+	*x = DrainNodeRequest{}
+	mi := &file_skein_v1_agent_proto_msgTypes[92]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *DrainNodeRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*DrainNodeRequest) ProtoMessage() {}
+
+func (x *DrainNodeRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_skein_v1_agent_proto_msgTypes[92]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use DrainNodeRequest.ProtoReflect.Descriptor instead.
+func (*DrainNodeRequest) Descriptor() ([]byte, []int) {
+	return file_skein_v1_agent_proto_rawDescGZIP(), []int{92}
+}
+
+func (x *DrainNodeRequest) GetNode() string {
+	if x != nil {
+		return x.Node
+	}
+	return ""
+}
+
+func (x *DrainNodeRequest) GetUndo() bool {
+	if x != nil {
+		return x.Undo
+	}
+	return false
+}
+
+func (x *DrainNodeRequest) GetDryRun() bool {
+	if x != nil {
+		return x.DryRun
+	}
+	return false
+}
+
+type DrainNodeResponse struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Node          *Node                  `protobuf:"bytes,1,opt,name=node,proto3" json:"node,omitempty"`
+	Slots         []*SlotView            `protobuf:"bytes,2,rep,name=slots,proto3" json:"slots,omitempty"`
+	Index         uint64                 `protobuf:"varint,3,opt,name=index,proto3" json:"index,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *DrainNodeResponse) Reset() {
+	*x = DrainNodeResponse{}
+	mi := &file_skein_v1_agent_proto_msgTypes[93]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *DrainNodeResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*DrainNodeResponse) ProtoMessage() {}
+
+func (x *DrainNodeResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_skein_v1_agent_proto_msgTypes[93]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use DrainNodeResponse.ProtoReflect.Descriptor instead.
+func (*DrainNodeResponse) Descriptor() ([]byte, []int) {
+	return file_skein_v1_agent_proto_rawDescGZIP(), []int{93}
+}
+
+func (x *DrainNodeResponse) GetNode() *Node {
+	if x != nil {
+		return x.Node
+	}
+	return nil
+}
+
+func (x *DrainNodeResponse) GetSlots() []*SlotView {
+	if x != nil {
+		return x.Slots
+	}
+	return nil
+}
+
+func (x *DrainNodeResponse) GetIndex() uint64 {
+	if x != nil {
+		return x.Index
+	}
+	return 0
+}
+
 var File_skein_v1_agent_proto protoreflect.FileDescriptor
 
 const file_skein_v1_agent_proto_rawDesc = "" +
 	"\n" +
-	"\x14skein/v1/agent.proto\x12\bskein.v1\x1a\x15skein/v1/events.proto\x1a\x16skein/v1/journal.proto\x1a\x15skein/v1/record.proto\x1a\x14skein/v1/state.proto\"\x0f\n" +
+	"\x14skein/v1/agent.proto\x12\bskein.v1\x1a\x15skein/v1/egress.proto\x1a\x15skein/v1/events.proto\x1a\x16skein/v1/journal.proto\x1a\x15skein/v1/record.proto\x1a\x14skein/v1/state.proto\"\x0f\n" +
 	"\rStatusRequest\"\xd9\a\n" +
 	"\x0eStatusResponse\x12\x1d\n" +
 	"\n" +
@@ -5595,7 +6616,68 @@ const file_skein_v1_agent_proto_rawDesc = "" +
 	"\x0eImportResponse\x12\x12\n" +
 	"\x04plan\x18\x01 \x03(\tR\x04plan\x12\x14\n" +
 	"\x05index\x18\x02 \x01(\x04R\x05index\x12\x18\n" +
-	"\achanged\x18\x03 \x01(\bR\achanged2\xae\x0f\n" +
+	"\achanged\x18\x03 \x01(\bR\achanged\"?\n" +
+	"\x13CreateEgressRequest\x12(\n" +
+	"\x06egress\x18\x01 \x01(\v2\x10.skein.v1.EgressR\x06egress\"E\n" +
+	"\x13ChangeEgressRequest\x12.\n" +
+	"\x06change\x18\x01 \x01(\v2\x16.skein.v1.ChangeEgressR\x06change\"l\n" +
+	"\x0eEgressResponse\x12(\n" +
+	"\x06egress\x18\x01 \x01(\v2\x10.skein.v1.EgressR\x06egress\x12\x14\n" +
+	"\x05index\x18\x02 \x01(\x04R\x05index\x12\x1a\n" +
+	"\bwarnings\x18\x03 \x03(\tR\bwarnings\"G\n" +
+	"\x13RemoveEgressRequest\x12\x1c\n" +
+	"\tnamespace\x18\x01 \x01(\tR\tnamespace\x12\x12\n" +
+	"\x04name\x18\x02 \x01(\tR\x04name\",\n" +
+	"\x14RemoveEgressResponse\x12\x14\n" +
+	"\x05index\x18\x01 \x01(\x04R\x05index\"\x11\n" +
+	"\x0fEgressesRequest\"G\n" +
+	"\x10EgressesResponse\x123\n" +
+	"\begresses\x18\x01 \x03(\v2\x17.skein.v1.EgressSummaryR\begresses\"\x7f\n" +
+	"\rEgressSummary\x12(\n" +
+	"\x06egress\x18\x01 \x01(\v2\x10.skein.v1.EgressR\x06egress\x12(\n" +
+	"\x05slots\x18\x02 \x03(\v2\x12.skein.v1.SlotViewR\x05slots\x12\x1a\n" +
+	"\beligible\x18\x03 \x03(\tR\beligible\"t\n" +
+	"\bSlotView\x12(\n" +
+	"\x04slot\x18\x01 \x01(\v2\x14.skein.v1.EgressSlotR\x04slot\x12\x14\n" +
+	"\x05owner\x18\x02 \x01(\tR\x05owner\x12\x12\n" +
+	"\x04site\x18\x03 \x01(\tR\x04site\x12\x14\n" +
+	"\x05alive\x18\x04 \x01(\bR\x05alive\"E\n" +
+	"\x11ShowEgressRequest\x12\x1c\n" +
+	"\tnamespace\x18\x01 \x01(\tR\tnamespace\x12\x12\n" +
+	"\x04name\x18\x02 \x01(\tR\x04name\"\xe6\x01\n" +
+	"\x12ShowEgressResponse\x121\n" +
+	"\asummary\x18\x01 \x01(\v2\x17.skein.v1.EgressSummaryR\asummary\x123\n" +
+	"\bgateways\x18\x02 \x03(\v2\x17.skein.v1.EgressGatewayR\bgateways\x121\n" +
+	"\x06silent\x18\x03 \x03(\v2\x19.skein.v1.EgressNodeErrorR\x06silent\x125\n" +
+	"\aclients\x18\x04 \x03(\v2\x1b.skein.v1.EgressHostClientsR\aclients\";\n" +
+	"\x0fEgressNodeError\x12\x12\n" +
+	"\x04node\x18\x01 \x01(\tR\x04node\x12\x14\n" +
+	"\x05error\x18\x02 \x01(\tR\x05error\"_\n" +
+	"\x11EgressHostClients\x12\x12\n" +
+	"\x04node\x18\x01 \x01(\tR\x04node\x126\n" +
+	"\aclients\x18\x02 \x03(\v2\x1c.skein.v1.EgressClientReportR\aclients\"`\n" +
+	"\x14ExplainEgressRequest\x12\x1c\n" +
+	"\tnamespace\x18\x01 \x01(\tR\tnamespace\x12\x12\n" +
+	"\x04name\x18\x02 \x01(\tR\x04name\x12\x16\n" +
+	"\x06client\x18\x03 \x01(\tR\x06client\"-\n" +
+	"\x15ExplainEgressResponse\x12\x14\n" +
+	"\x05lines\x18\x01 \x03(\tR\x05lines\"\x9c\x01\n" +
+	"\x13AttachEgressRequest\x12\x10\n" +
+	"\x03pod\x18\x01 \x01(\tR\x03pod\x12\x1c\n" +
+	"\tnamespace\x18\x02 \x01(\tR\tnamespace\x12!\n" +
+	"\fcontainer_id\x18\x03 \x01(\tR\vcontainerId\x12\x1a\n" +
+	"\begresses\x18\x04 \x03(\tR\begresses\x12\x16\n" +
+	"\x06detach\x18\x05 \x01(\bR\x06detach\"L\n" +
+	"\x14AttachEgressResponse\x124\n" +
+	"\begresses\x18\x01 \x03(\v2\x18.skein.v1.EgressOfClientR\begresses\"S\n" +
+	"\x10DrainNodeRequest\x12\x12\n" +
+	"\x04node\x18\x01 \x01(\tR\x04node\x12\x12\n" +
+	"\x04undo\x18\x02 \x01(\bR\x04undo\x12\x17\n" +
+	"\adry_run\x18\x03 \x01(\bR\x06dryRun\"w\n" +
+	"\x11DrainNodeResponse\x12\"\n" +
+	"\x04node\x18\x01 \x01(\v2\x0e.skein.v1.NodeR\x04node\x12(\n" +
+	"\x05slots\x18\x02 \x03(\v2\x12.skein.v1.SlotViewR\x05slots\x12\x14\n" +
+	"\x05index\x18\x03 \x01(\x04R\x05index2\x82\x14\n" +
 	"\fAgentService\x12;\n" +
 	"\x06Status\x12\x17.skein.v1.StatusRequest\x1a\x18.skein.v1.StatusResponse\x128\n" +
 	"\x05Nodes\x12\x16.skein.v1.NodesRequest\x1a\x17.skein.v1.NodesResponse\x128\n" +
@@ -5631,7 +6713,16 @@ const file_skein_v1_agent_proto_rawDesc = "" +
 	"\aStatics\x12\x18.skein.v1.StaticsRequest\x1a\x19.skein.v1.StaticsResponse\x122\n" +
 	"\x03Who\x12\x14.skein.v1.WhoRequest\x1a\x15.skein.v1.WhoResponse\x125\n" +
 	"\x04Pods\x12\x15.skein.v1.PodsRequest\x1a\x16.skein.v1.PodsResponse\x12;\n" +
-	"\x06Import\x12\x17.skein.v1.ImportRequest\x1a\x18.skein.v1.ImportResponseB1Z/github.com/skeinmesh/skein/api/skein/v1;skeinv1b\x06proto3"
+	"\x06Import\x12\x17.skein.v1.ImportRequest\x1a\x18.skein.v1.ImportResponse\x12G\n" +
+	"\fCreateEgress\x12\x1d.skein.v1.CreateEgressRequest\x1a\x18.skein.v1.EgressResponse\x12G\n" +
+	"\fChangeEgress\x12\x1d.skein.v1.ChangeEgressRequest\x1a\x18.skein.v1.EgressResponse\x12M\n" +
+	"\fRemoveEgress\x12\x1d.skein.v1.RemoveEgressRequest\x1a\x1e.skein.v1.RemoveEgressResponse\x12A\n" +
+	"\bEgresses\x12\x19.skein.v1.EgressesRequest\x1a\x1a.skein.v1.EgressesResponse\x12G\n" +
+	"\n" +
+	"ShowEgress\x12\x1b.skein.v1.ShowEgressRequest\x1a\x1c.skein.v1.ShowEgressResponse\x12P\n" +
+	"\rExplainEgress\x12\x1e.skein.v1.ExplainEgressRequest\x1a\x1f.skein.v1.ExplainEgressResponse\x12M\n" +
+	"\fAttachEgress\x12\x1d.skein.v1.AttachEgressRequest\x1a\x1e.skein.v1.AttachEgressResponse\x12D\n" +
+	"\tDrainNode\x12\x1a.skein.v1.DrainNodeRequest\x1a\x1b.skein.v1.DrainNodeResponseB1Z/github.com/skeinmesh/skein/api/skein/v1;skeinv1b\x06proto3"
 
 var (
 	file_skein_v1_agent_proto_rawDescOnce sync.Once
@@ -5645,7 +6736,7 @@ func file_skein_v1_agent_proto_rawDescGZIP() []byte {
 	return file_skein_v1_agent_proto_rawDescData
 }
 
-var file_skein_v1_agent_proto_msgTypes = make([]protoimpl.MessageInfo, 76)
+var file_skein_v1_agent_proto_msgTypes = make([]protoimpl.MessageInfo, 95)
 var file_skein_v1_agent_proto_goTypes = []any{
 	(*StatusRequest)(nil),         // 0: skein.v1.StatusRequest
 	(*StatusResponse)(nil),        // 1: skein.v1.StatusResponse
@@ -5722,139 +6813,195 @@ var file_skein_v1_agent_proto_goTypes = []any{
 	(*PodView)(nil),               // 72: skein.v1.PodView
 	(*ImportRequest)(nil),         // 73: skein.v1.ImportRequest
 	(*ImportResponse)(nil),        // 74: skein.v1.ImportResponse
-	nil,                           // 75: skein.v1.PeersResponse.PeerTransportsEntry
-	(NatType)(0),                  // 76: skein.v1.NatType
-	(*Node)(nil),                  // 77: skein.v1.Node
-	(*Record)(nil),                // 78: skein.v1.Record
-	(*Candidate)(nil),             // 79: skein.v1.Candidate
-	(*Token)(nil),                 // 80: skein.v1.Token
-	(*Settings)(nil),              // 81: skein.v1.Settings
-	(*Event)(nil),                 // 82: skein.v1.Event
-	(*State)(nil),                 // 83: skein.v1.State
-	(*JournalEntry)(nil),          // 84: skein.v1.JournalEntry
-	(*Pool)(nil),                  // 85: skein.v1.Pool
-	(*ChangePool)(nil),            // 86: skein.v1.ChangePool
-	(*Grant)(nil),                 // 87: skein.v1.Grant
-	(*StaticAddress)(nil),         // 88: skein.v1.StaticAddress
-	(*Block)(nil),                 // 89: skein.v1.Block
-	(*ImportPools)(nil),           // 90: skein.v1.ImportPools
+	(*CreateEgressRequest)(nil),   // 75: skein.v1.CreateEgressRequest
+	(*ChangeEgressRequest)(nil),   // 76: skein.v1.ChangeEgressRequest
+	(*EgressResponse)(nil),        // 77: skein.v1.EgressResponse
+	(*RemoveEgressRequest)(nil),   // 78: skein.v1.RemoveEgressRequest
+	(*RemoveEgressResponse)(nil),  // 79: skein.v1.RemoveEgressResponse
+	(*EgressesRequest)(nil),       // 80: skein.v1.EgressesRequest
+	(*EgressesResponse)(nil),      // 81: skein.v1.EgressesResponse
+	(*EgressSummary)(nil),         // 82: skein.v1.EgressSummary
+	(*SlotView)(nil),              // 83: skein.v1.SlotView
+	(*ShowEgressRequest)(nil),     // 84: skein.v1.ShowEgressRequest
+	(*ShowEgressResponse)(nil),    // 85: skein.v1.ShowEgressResponse
+	(*EgressNodeError)(nil),       // 86: skein.v1.EgressNodeError
+	(*EgressHostClients)(nil),     // 87: skein.v1.EgressHostClients
+	(*ExplainEgressRequest)(nil),  // 88: skein.v1.ExplainEgressRequest
+	(*ExplainEgressResponse)(nil), // 89: skein.v1.ExplainEgressResponse
+	(*AttachEgressRequest)(nil),   // 90: skein.v1.AttachEgressRequest
+	(*AttachEgressResponse)(nil),  // 91: skein.v1.AttachEgressResponse
+	(*DrainNodeRequest)(nil),      // 92: skein.v1.DrainNodeRequest
+	(*DrainNodeResponse)(nil),     // 93: skein.v1.DrainNodeResponse
+	nil,                           // 94: skein.v1.PeersResponse.PeerTransportsEntry
+	(NatType)(0),                  // 95: skein.v1.NatType
+	(*Node)(nil),                  // 96: skein.v1.Node
+	(*Record)(nil),                // 97: skein.v1.Record
+	(*Candidate)(nil),             // 98: skein.v1.Candidate
+	(*Token)(nil),                 // 99: skein.v1.Token
+	(*Settings)(nil),              // 100: skein.v1.Settings
+	(*Event)(nil),                 // 101: skein.v1.Event
+	(*State)(nil),                 // 102: skein.v1.State
+	(*JournalEntry)(nil),          // 103: skein.v1.JournalEntry
+	(*Pool)(nil),                  // 104: skein.v1.Pool
+	(*ChangePool)(nil),            // 105: skein.v1.ChangePool
+	(*Grant)(nil),                 // 106: skein.v1.Grant
+	(*StaticAddress)(nil),         // 107: skein.v1.StaticAddress
+	(*Block)(nil),                 // 108: skein.v1.Block
+	(*ImportPools)(nil),           // 109: skein.v1.ImportPools
+	(*Egress)(nil),                // 110: skein.v1.Egress
+	(*ChangeEgress)(nil),          // 111: skein.v1.ChangeEgress
+	(*EgressSlot)(nil),            // 112: skein.v1.EgressSlot
+	(*EgressGateway)(nil),         // 113: skein.v1.EgressGateway
+	(*EgressClientReport)(nil),    // 114: skein.v1.EgressClientReport
+	(*EgressOfClient)(nil),        // 115: skein.v1.EgressOfClient
 }
 var file_skein_v1_agent_proto_depIdxs = []int32{
-	76, // 0: skein.v1.StatusResponse.nat_type:type_name -> skein.v1.NatType
-	2,  // 1: skein.v1.StatusResponse.problems:type_name -> skein.v1.Problem
-	3,  // 2: skein.v1.StatusResponse.servers:type_name -> skein.v1.ServerStatus
-	6,  // 3: skein.v1.NodesResponse.nodes:type_name -> skein.v1.NodeView
-	77, // 4: skein.v1.NodeView.node:type_name -> skein.v1.Node
-	78, // 5: skein.v1.NodeView.record:type_name -> skein.v1.Record
-	9,  // 6: skein.v1.PeersResponse.peers:type_name -> skein.v1.PeerView
-	75, // 7: skein.v1.PeersResponse.peer_transports:type_name -> skein.v1.PeersResponse.PeerTransportsEntry
-	76, // 8: skein.v1.PeerView.nat_type:type_name -> skein.v1.NatType
-	76, // 9: skein.v1.NetcheckResponse.nat_type:type_name -> skein.v1.NatType
-	79, // 10: skein.v1.NetcheckResponse.candidates:type_name -> skein.v1.Candidate
-	13, // 11: skein.v1.NetcheckResponse.relays:type_name -> skein.v1.RelayCheck
-	12, // 12: skein.v1.NetcheckResponse.notes:type_name -> skein.v1.DiscoveryNote
-	80, // 13: skein.v1.CreateTokenResponse.info:type_name -> skein.v1.Token
-	80, // 14: skein.v1.ListTokensResponse.tokens:type_name -> skein.v1.Token
-	6,  // 15: skein.v1.ShowNodeResponse.node:type_name -> skein.v1.NodeView
-	77, // 16: skein.v1.RevokeNodeResponse.node:type_name -> skein.v1.Node
-	81, // 17: skein.v1.SettingsRequest.change:type_name -> skein.v1.Settings
-	81, // 18: skein.v1.SettingsResponse.settings:type_name -> skein.v1.Settings
-	82, // 19: skein.v1.EventsResponse.event:type_name -> skein.v1.Event
-	83, // 20: skein.v1.StateResponse.state:type_name -> skein.v1.State
-	9,  // 21: skein.v1.ExplainPeerResponse.peer:type_name -> skein.v1.PeerView
-	78, // 22: skein.v1.ExplainPeerResponse.record:type_name -> skein.v1.Record
-	78, // 23: skein.v1.ExplainPeerResponse.self:type_name -> skein.v1.Record
-	35, // 24: skein.v1.ExplainPeerResponse.probes:type_name -> skein.v1.ProbeView
-	84, // 25: skein.v1.ExplainPeerResponse.history:type_name -> skein.v1.JournalEntry
-	34, // 26: skein.v1.ExplainPeerResponse.guess:type_name -> skein.v1.PortGuessView
-	42, // 27: skein.v1.RelayResponse.sessions:type_name -> skein.v1.RelaySession
-	43, // 28: skein.v1.RelayResponse.server:type_name -> skein.v1.RelayServer
-	45, // 29: skein.v1.RelayServer.clients:type_name -> skein.v1.RelayClient
-	44, // 30: skein.v1.RelayServer.limits:type_name -> skein.v1.RelayServerLimits
-	85, // 31: skein.v1.CreatePoolRequest.pool:type_name -> skein.v1.Pool
-	86, // 32: skein.v1.ChangePoolRequest.change:type_name -> skein.v1.ChangePool
-	85, // 33: skein.v1.PoolResponse.pool:type_name -> skein.v1.Pool
-	53, // 34: skein.v1.PoolsResponse.pools:type_name -> skein.v1.PoolView
-	85, // 35: skein.v1.PoolView.pool:type_name -> skein.v1.Pool
-	54, // 36: skein.v1.PoolView.holders:type_name -> skein.v1.PoolHolder
-	87, // 37: skein.v1.PoolView.grants:type_name -> skein.v1.Grant
-	88, // 38: skein.v1.PoolView.statics:type_name -> skein.v1.StaticAddress
-	55, // 39: skein.v1.PoolView.local:type_name -> skein.v1.LocalPool
-	58, // 40: skein.v1.BlocksResponse.blocks:type_name -> skein.v1.BlockView
-	89, // 41: skein.v1.BlockView.block:type_name -> skein.v1.Block
-	89, // 42: skein.v1.BlockResponse.block:type_name -> skein.v1.Block
-	88, // 43: skein.v1.StaticResponse.address:type_name -> skein.v1.StaticAddress
-	88, // 44: skein.v1.StaticsResponse.addresses:type_name -> skein.v1.StaticAddress
-	89, // 45: skein.v1.WhoResponse.block:type_name -> skein.v1.Block
-	69, // 46: skein.v1.WhoResponse.pod:type_name -> skein.v1.Holder
-	72, // 47: skein.v1.PodsResponse.pods:type_name -> skein.v1.PodView
-	69, // 48: skein.v1.PodView.holder:type_name -> skein.v1.Holder
-	90, // 49: skein.v1.ImportRequest.import:type_name -> skein.v1.ImportPools
-	0,  // 50: skein.v1.AgentService.Status:input_type -> skein.v1.StatusRequest
-	4,  // 51: skein.v1.AgentService.Nodes:input_type -> skein.v1.NodesRequest
-	7,  // 52: skein.v1.AgentService.Peers:input_type -> skein.v1.PeersRequest
-	10, // 53: skein.v1.AgentService.Netcheck:input_type -> skein.v1.NetcheckRequest
-	14, // 54: skein.v1.AgentService.CreateToken:input_type -> skein.v1.CreateTokenRequest
-	16, // 55: skein.v1.AgentService.ListTokens:input_type -> skein.v1.ListTokensRequest
-	18, // 56: skein.v1.AgentService.RevokeToken:input_type -> skein.v1.RevokeTokenRequest
-	20, // 57: skein.v1.AgentService.ShowNode:input_type -> skein.v1.ShowNodeRequest
-	22, // 58: skein.v1.AgentService.RevokeNode:input_type -> skein.v1.RevokeNodeRequest
-	24, // 59: skein.v1.AgentService.Settings:input_type -> skein.v1.SettingsRequest
-	26, // 60: skein.v1.AgentService.Events:input_type -> skein.v1.EventsRequest
-	28, // 61: skein.v1.AgentService.State:input_type -> skein.v1.StateRequest
-	30, // 62: skein.v1.AgentService.Diff:input_type -> skein.v1.DiffRequest
-	32, // 63: skein.v1.AgentService.ExplainPeer:input_type -> skein.v1.ExplainPeerRequest
-	36, // 64: skein.v1.AgentService.Plan:input_type -> skein.v1.PlanRequest
-	38, // 65: skein.v1.AgentService.Down:input_type -> skein.v1.DownRequest
-	40, // 66: skein.v1.AgentService.Relay:input_type -> skein.v1.RelayRequest
-	46, // 67: skein.v1.AgentService.CreatePool:input_type -> skein.v1.CreatePoolRequest
-	47, // 68: skein.v1.AgentService.ChangePool:input_type -> skein.v1.ChangePoolRequest
-	49, // 69: skein.v1.AgentService.RemovePool:input_type -> skein.v1.RemovePoolRequest
-	51, // 70: skein.v1.AgentService.Pools:input_type -> skein.v1.PoolsRequest
-	56, // 71: skein.v1.AgentService.Blocks:input_type -> skein.v1.BlocksRequest
-	59, // 72: skein.v1.AgentService.ReserveBlock:input_type -> skein.v1.ReserveBlockRequest
-	60, // 73: skein.v1.AgentService.ReleaseBlock:input_type -> skein.v1.ReleaseBlockRequest
-	62, // 74: skein.v1.AgentService.ReserveAddress:input_type -> skein.v1.ReserveAddressRequest
-	63, // 75: skein.v1.AgentService.ReleaseAddress:input_type -> skein.v1.ReleaseAddressRequest
-	65, // 76: skein.v1.AgentService.Statics:input_type -> skein.v1.StaticsRequest
-	67, // 77: skein.v1.AgentService.Who:input_type -> skein.v1.WhoRequest
-	70, // 78: skein.v1.AgentService.Pods:input_type -> skein.v1.PodsRequest
-	73, // 79: skein.v1.AgentService.Import:input_type -> skein.v1.ImportRequest
-	1,  // 80: skein.v1.AgentService.Status:output_type -> skein.v1.StatusResponse
-	5,  // 81: skein.v1.AgentService.Nodes:output_type -> skein.v1.NodesResponse
-	8,  // 82: skein.v1.AgentService.Peers:output_type -> skein.v1.PeersResponse
-	11, // 83: skein.v1.AgentService.Netcheck:output_type -> skein.v1.NetcheckResponse
-	15, // 84: skein.v1.AgentService.CreateToken:output_type -> skein.v1.CreateTokenResponse
-	17, // 85: skein.v1.AgentService.ListTokens:output_type -> skein.v1.ListTokensResponse
-	19, // 86: skein.v1.AgentService.RevokeToken:output_type -> skein.v1.RevokeTokenResponse
-	21, // 87: skein.v1.AgentService.ShowNode:output_type -> skein.v1.ShowNodeResponse
-	23, // 88: skein.v1.AgentService.RevokeNode:output_type -> skein.v1.RevokeNodeResponse
-	25, // 89: skein.v1.AgentService.Settings:output_type -> skein.v1.SettingsResponse
-	27, // 90: skein.v1.AgentService.Events:output_type -> skein.v1.EventsResponse
-	29, // 91: skein.v1.AgentService.State:output_type -> skein.v1.StateResponse
-	31, // 92: skein.v1.AgentService.Diff:output_type -> skein.v1.DiffResponse
-	33, // 93: skein.v1.AgentService.ExplainPeer:output_type -> skein.v1.ExplainPeerResponse
-	37, // 94: skein.v1.AgentService.Plan:output_type -> skein.v1.PlanResponse
-	39, // 95: skein.v1.AgentService.Down:output_type -> skein.v1.DownResponse
-	41, // 96: skein.v1.AgentService.Relay:output_type -> skein.v1.RelayResponse
-	48, // 97: skein.v1.AgentService.CreatePool:output_type -> skein.v1.PoolResponse
-	48, // 98: skein.v1.AgentService.ChangePool:output_type -> skein.v1.PoolResponse
-	50, // 99: skein.v1.AgentService.RemovePool:output_type -> skein.v1.RemovePoolResponse
-	52, // 100: skein.v1.AgentService.Pools:output_type -> skein.v1.PoolsResponse
-	57, // 101: skein.v1.AgentService.Blocks:output_type -> skein.v1.BlocksResponse
-	61, // 102: skein.v1.AgentService.ReserveBlock:output_type -> skein.v1.BlockResponse
-	61, // 103: skein.v1.AgentService.ReleaseBlock:output_type -> skein.v1.BlockResponse
-	64, // 104: skein.v1.AgentService.ReserveAddress:output_type -> skein.v1.StaticResponse
-	64, // 105: skein.v1.AgentService.ReleaseAddress:output_type -> skein.v1.StaticResponse
-	66, // 106: skein.v1.AgentService.Statics:output_type -> skein.v1.StaticsResponse
-	68, // 107: skein.v1.AgentService.Who:output_type -> skein.v1.WhoResponse
-	71, // 108: skein.v1.AgentService.Pods:output_type -> skein.v1.PodsResponse
-	74, // 109: skein.v1.AgentService.Import:output_type -> skein.v1.ImportResponse
-	80, // [80:110] is the sub-list for method output_type
-	50, // [50:80] is the sub-list for method input_type
-	50, // [50:50] is the sub-list for extension type_name
-	50, // [50:50] is the sub-list for extension extendee
-	0,  // [0:50] is the sub-list for field type_name
+	95,  // 0: skein.v1.StatusResponse.nat_type:type_name -> skein.v1.NatType
+	2,   // 1: skein.v1.StatusResponse.problems:type_name -> skein.v1.Problem
+	3,   // 2: skein.v1.StatusResponse.servers:type_name -> skein.v1.ServerStatus
+	6,   // 3: skein.v1.NodesResponse.nodes:type_name -> skein.v1.NodeView
+	96,  // 4: skein.v1.NodeView.node:type_name -> skein.v1.Node
+	97,  // 5: skein.v1.NodeView.record:type_name -> skein.v1.Record
+	9,   // 6: skein.v1.PeersResponse.peers:type_name -> skein.v1.PeerView
+	94,  // 7: skein.v1.PeersResponse.peer_transports:type_name -> skein.v1.PeersResponse.PeerTransportsEntry
+	95,  // 8: skein.v1.PeerView.nat_type:type_name -> skein.v1.NatType
+	95,  // 9: skein.v1.NetcheckResponse.nat_type:type_name -> skein.v1.NatType
+	98,  // 10: skein.v1.NetcheckResponse.candidates:type_name -> skein.v1.Candidate
+	13,  // 11: skein.v1.NetcheckResponse.relays:type_name -> skein.v1.RelayCheck
+	12,  // 12: skein.v1.NetcheckResponse.notes:type_name -> skein.v1.DiscoveryNote
+	99,  // 13: skein.v1.CreateTokenResponse.info:type_name -> skein.v1.Token
+	99,  // 14: skein.v1.ListTokensResponse.tokens:type_name -> skein.v1.Token
+	6,   // 15: skein.v1.ShowNodeResponse.node:type_name -> skein.v1.NodeView
+	96,  // 16: skein.v1.RevokeNodeResponse.node:type_name -> skein.v1.Node
+	100, // 17: skein.v1.SettingsRequest.change:type_name -> skein.v1.Settings
+	100, // 18: skein.v1.SettingsResponse.settings:type_name -> skein.v1.Settings
+	101, // 19: skein.v1.EventsResponse.event:type_name -> skein.v1.Event
+	102, // 20: skein.v1.StateResponse.state:type_name -> skein.v1.State
+	9,   // 21: skein.v1.ExplainPeerResponse.peer:type_name -> skein.v1.PeerView
+	97,  // 22: skein.v1.ExplainPeerResponse.record:type_name -> skein.v1.Record
+	97,  // 23: skein.v1.ExplainPeerResponse.self:type_name -> skein.v1.Record
+	35,  // 24: skein.v1.ExplainPeerResponse.probes:type_name -> skein.v1.ProbeView
+	103, // 25: skein.v1.ExplainPeerResponse.history:type_name -> skein.v1.JournalEntry
+	34,  // 26: skein.v1.ExplainPeerResponse.guess:type_name -> skein.v1.PortGuessView
+	42,  // 27: skein.v1.RelayResponse.sessions:type_name -> skein.v1.RelaySession
+	43,  // 28: skein.v1.RelayResponse.server:type_name -> skein.v1.RelayServer
+	45,  // 29: skein.v1.RelayServer.clients:type_name -> skein.v1.RelayClient
+	44,  // 30: skein.v1.RelayServer.limits:type_name -> skein.v1.RelayServerLimits
+	104, // 31: skein.v1.CreatePoolRequest.pool:type_name -> skein.v1.Pool
+	105, // 32: skein.v1.ChangePoolRequest.change:type_name -> skein.v1.ChangePool
+	104, // 33: skein.v1.PoolResponse.pool:type_name -> skein.v1.Pool
+	53,  // 34: skein.v1.PoolsResponse.pools:type_name -> skein.v1.PoolView
+	104, // 35: skein.v1.PoolView.pool:type_name -> skein.v1.Pool
+	54,  // 36: skein.v1.PoolView.holders:type_name -> skein.v1.PoolHolder
+	106, // 37: skein.v1.PoolView.grants:type_name -> skein.v1.Grant
+	107, // 38: skein.v1.PoolView.statics:type_name -> skein.v1.StaticAddress
+	55,  // 39: skein.v1.PoolView.local:type_name -> skein.v1.LocalPool
+	58,  // 40: skein.v1.BlocksResponse.blocks:type_name -> skein.v1.BlockView
+	108, // 41: skein.v1.BlockView.block:type_name -> skein.v1.Block
+	108, // 42: skein.v1.BlockResponse.block:type_name -> skein.v1.Block
+	107, // 43: skein.v1.StaticResponse.address:type_name -> skein.v1.StaticAddress
+	107, // 44: skein.v1.StaticsResponse.addresses:type_name -> skein.v1.StaticAddress
+	108, // 45: skein.v1.WhoResponse.block:type_name -> skein.v1.Block
+	69,  // 46: skein.v1.WhoResponse.pod:type_name -> skein.v1.Holder
+	72,  // 47: skein.v1.PodsResponse.pods:type_name -> skein.v1.PodView
+	69,  // 48: skein.v1.PodView.holder:type_name -> skein.v1.Holder
+	109, // 49: skein.v1.ImportRequest.import:type_name -> skein.v1.ImportPools
+	110, // 50: skein.v1.CreateEgressRequest.egress:type_name -> skein.v1.Egress
+	111, // 51: skein.v1.ChangeEgressRequest.change:type_name -> skein.v1.ChangeEgress
+	110, // 52: skein.v1.EgressResponse.egress:type_name -> skein.v1.Egress
+	82,  // 53: skein.v1.EgressesResponse.egresses:type_name -> skein.v1.EgressSummary
+	110, // 54: skein.v1.EgressSummary.egress:type_name -> skein.v1.Egress
+	83,  // 55: skein.v1.EgressSummary.slots:type_name -> skein.v1.SlotView
+	112, // 56: skein.v1.SlotView.slot:type_name -> skein.v1.EgressSlot
+	82,  // 57: skein.v1.ShowEgressResponse.summary:type_name -> skein.v1.EgressSummary
+	113, // 58: skein.v1.ShowEgressResponse.gateways:type_name -> skein.v1.EgressGateway
+	86,  // 59: skein.v1.ShowEgressResponse.silent:type_name -> skein.v1.EgressNodeError
+	87,  // 60: skein.v1.ShowEgressResponse.clients:type_name -> skein.v1.EgressHostClients
+	114, // 61: skein.v1.EgressHostClients.clients:type_name -> skein.v1.EgressClientReport
+	115, // 62: skein.v1.AttachEgressResponse.egresses:type_name -> skein.v1.EgressOfClient
+	96,  // 63: skein.v1.DrainNodeResponse.node:type_name -> skein.v1.Node
+	83,  // 64: skein.v1.DrainNodeResponse.slots:type_name -> skein.v1.SlotView
+	0,   // 65: skein.v1.AgentService.Status:input_type -> skein.v1.StatusRequest
+	4,   // 66: skein.v1.AgentService.Nodes:input_type -> skein.v1.NodesRequest
+	7,   // 67: skein.v1.AgentService.Peers:input_type -> skein.v1.PeersRequest
+	10,  // 68: skein.v1.AgentService.Netcheck:input_type -> skein.v1.NetcheckRequest
+	14,  // 69: skein.v1.AgentService.CreateToken:input_type -> skein.v1.CreateTokenRequest
+	16,  // 70: skein.v1.AgentService.ListTokens:input_type -> skein.v1.ListTokensRequest
+	18,  // 71: skein.v1.AgentService.RevokeToken:input_type -> skein.v1.RevokeTokenRequest
+	20,  // 72: skein.v1.AgentService.ShowNode:input_type -> skein.v1.ShowNodeRequest
+	22,  // 73: skein.v1.AgentService.RevokeNode:input_type -> skein.v1.RevokeNodeRequest
+	24,  // 74: skein.v1.AgentService.Settings:input_type -> skein.v1.SettingsRequest
+	26,  // 75: skein.v1.AgentService.Events:input_type -> skein.v1.EventsRequest
+	28,  // 76: skein.v1.AgentService.State:input_type -> skein.v1.StateRequest
+	30,  // 77: skein.v1.AgentService.Diff:input_type -> skein.v1.DiffRequest
+	32,  // 78: skein.v1.AgentService.ExplainPeer:input_type -> skein.v1.ExplainPeerRequest
+	36,  // 79: skein.v1.AgentService.Plan:input_type -> skein.v1.PlanRequest
+	38,  // 80: skein.v1.AgentService.Down:input_type -> skein.v1.DownRequest
+	40,  // 81: skein.v1.AgentService.Relay:input_type -> skein.v1.RelayRequest
+	46,  // 82: skein.v1.AgentService.CreatePool:input_type -> skein.v1.CreatePoolRequest
+	47,  // 83: skein.v1.AgentService.ChangePool:input_type -> skein.v1.ChangePoolRequest
+	49,  // 84: skein.v1.AgentService.RemovePool:input_type -> skein.v1.RemovePoolRequest
+	51,  // 85: skein.v1.AgentService.Pools:input_type -> skein.v1.PoolsRequest
+	56,  // 86: skein.v1.AgentService.Blocks:input_type -> skein.v1.BlocksRequest
+	59,  // 87: skein.v1.AgentService.ReserveBlock:input_type -> skein.v1.ReserveBlockRequest
+	60,  // 88: skein.v1.AgentService.ReleaseBlock:input_type -> skein.v1.ReleaseBlockRequest
+	62,  // 89: skein.v1.AgentService.ReserveAddress:input_type -> skein.v1.ReserveAddressRequest
+	63,  // 90: skein.v1.AgentService.ReleaseAddress:input_type -> skein.v1.ReleaseAddressRequest
+	65,  // 91: skein.v1.AgentService.Statics:input_type -> skein.v1.StaticsRequest
+	67,  // 92: skein.v1.AgentService.Who:input_type -> skein.v1.WhoRequest
+	70,  // 93: skein.v1.AgentService.Pods:input_type -> skein.v1.PodsRequest
+	73,  // 94: skein.v1.AgentService.Import:input_type -> skein.v1.ImportRequest
+	75,  // 95: skein.v1.AgentService.CreateEgress:input_type -> skein.v1.CreateEgressRequest
+	76,  // 96: skein.v1.AgentService.ChangeEgress:input_type -> skein.v1.ChangeEgressRequest
+	78,  // 97: skein.v1.AgentService.RemoveEgress:input_type -> skein.v1.RemoveEgressRequest
+	80,  // 98: skein.v1.AgentService.Egresses:input_type -> skein.v1.EgressesRequest
+	84,  // 99: skein.v1.AgentService.ShowEgress:input_type -> skein.v1.ShowEgressRequest
+	88,  // 100: skein.v1.AgentService.ExplainEgress:input_type -> skein.v1.ExplainEgressRequest
+	90,  // 101: skein.v1.AgentService.AttachEgress:input_type -> skein.v1.AttachEgressRequest
+	92,  // 102: skein.v1.AgentService.DrainNode:input_type -> skein.v1.DrainNodeRequest
+	1,   // 103: skein.v1.AgentService.Status:output_type -> skein.v1.StatusResponse
+	5,   // 104: skein.v1.AgentService.Nodes:output_type -> skein.v1.NodesResponse
+	8,   // 105: skein.v1.AgentService.Peers:output_type -> skein.v1.PeersResponse
+	11,  // 106: skein.v1.AgentService.Netcheck:output_type -> skein.v1.NetcheckResponse
+	15,  // 107: skein.v1.AgentService.CreateToken:output_type -> skein.v1.CreateTokenResponse
+	17,  // 108: skein.v1.AgentService.ListTokens:output_type -> skein.v1.ListTokensResponse
+	19,  // 109: skein.v1.AgentService.RevokeToken:output_type -> skein.v1.RevokeTokenResponse
+	21,  // 110: skein.v1.AgentService.ShowNode:output_type -> skein.v1.ShowNodeResponse
+	23,  // 111: skein.v1.AgentService.RevokeNode:output_type -> skein.v1.RevokeNodeResponse
+	25,  // 112: skein.v1.AgentService.Settings:output_type -> skein.v1.SettingsResponse
+	27,  // 113: skein.v1.AgentService.Events:output_type -> skein.v1.EventsResponse
+	29,  // 114: skein.v1.AgentService.State:output_type -> skein.v1.StateResponse
+	31,  // 115: skein.v1.AgentService.Diff:output_type -> skein.v1.DiffResponse
+	33,  // 116: skein.v1.AgentService.ExplainPeer:output_type -> skein.v1.ExplainPeerResponse
+	37,  // 117: skein.v1.AgentService.Plan:output_type -> skein.v1.PlanResponse
+	39,  // 118: skein.v1.AgentService.Down:output_type -> skein.v1.DownResponse
+	41,  // 119: skein.v1.AgentService.Relay:output_type -> skein.v1.RelayResponse
+	48,  // 120: skein.v1.AgentService.CreatePool:output_type -> skein.v1.PoolResponse
+	48,  // 121: skein.v1.AgentService.ChangePool:output_type -> skein.v1.PoolResponse
+	50,  // 122: skein.v1.AgentService.RemovePool:output_type -> skein.v1.RemovePoolResponse
+	52,  // 123: skein.v1.AgentService.Pools:output_type -> skein.v1.PoolsResponse
+	57,  // 124: skein.v1.AgentService.Blocks:output_type -> skein.v1.BlocksResponse
+	61,  // 125: skein.v1.AgentService.ReserveBlock:output_type -> skein.v1.BlockResponse
+	61,  // 126: skein.v1.AgentService.ReleaseBlock:output_type -> skein.v1.BlockResponse
+	64,  // 127: skein.v1.AgentService.ReserveAddress:output_type -> skein.v1.StaticResponse
+	64,  // 128: skein.v1.AgentService.ReleaseAddress:output_type -> skein.v1.StaticResponse
+	66,  // 129: skein.v1.AgentService.Statics:output_type -> skein.v1.StaticsResponse
+	68,  // 130: skein.v1.AgentService.Who:output_type -> skein.v1.WhoResponse
+	71,  // 131: skein.v1.AgentService.Pods:output_type -> skein.v1.PodsResponse
+	74,  // 132: skein.v1.AgentService.Import:output_type -> skein.v1.ImportResponse
+	77,  // 133: skein.v1.AgentService.CreateEgress:output_type -> skein.v1.EgressResponse
+	77,  // 134: skein.v1.AgentService.ChangeEgress:output_type -> skein.v1.EgressResponse
+	79,  // 135: skein.v1.AgentService.RemoveEgress:output_type -> skein.v1.RemoveEgressResponse
+	81,  // 136: skein.v1.AgentService.Egresses:output_type -> skein.v1.EgressesResponse
+	85,  // 137: skein.v1.AgentService.ShowEgress:output_type -> skein.v1.ShowEgressResponse
+	89,  // 138: skein.v1.AgentService.ExplainEgress:output_type -> skein.v1.ExplainEgressResponse
+	91,  // 139: skein.v1.AgentService.AttachEgress:output_type -> skein.v1.AttachEgressResponse
+	93,  // 140: skein.v1.AgentService.DrainNode:output_type -> skein.v1.DrainNodeResponse
+	103, // [103:141] is the sub-list for method output_type
+	65,  // [65:103] is the sub-list for method input_type
+	65,  // [65:65] is the sub-list for extension type_name
+	65,  // [65:65] is the sub-list for extension extendee
+	0,   // [0:65] is the sub-list for field type_name
 }
 
 func init() { file_skein_v1_agent_proto_init() }
@@ -5862,6 +7009,7 @@ func file_skein_v1_agent_proto_init() {
 	if File_skein_v1_agent_proto != nil {
 		return
 	}
+	file_skein_v1_egress_proto_init()
 	file_skein_v1_events_proto_init()
 	file_skein_v1_journal_proto_init()
 	file_skein_v1_record_proto_init()
@@ -5872,7 +7020,7 @@ func file_skein_v1_agent_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_skein_v1_agent_proto_rawDesc), len(file_skein_v1_agent_proto_rawDesc)),
 			NumEnums:      0,
-			NumMessages:   76,
+			NumMessages:   95,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

@@ -77,13 +77,14 @@ func (x *CNIAttachment) GetInterface() string {
 type CNIAddRequest struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Attachment    *CNIAttachment         `protobuf:"bytes,1,opt,name=attachment,proto3" json:"attachment,omitempty"`
-	Netns         string                 `protobuf:"bytes,2,opt,name=netns,proto3" json:"netns,omitempty"`         // path of the network namespace
-	Namespace     string                 `protobuf:"bytes,3,opt,name=namespace,proto3" json:"namespace,omitempty"` // of the pod (K8S_POD_NAMESPACE); may be empty
-	Pod           string                 `protobuf:"bytes,4,opt,name=pod,proto3" json:"pod,omitempty"`             // its name (K8S_POD_NAME); may be empty
-	Ips           []string               `protobuf:"bytes,5,rep,name=ips,proto3" json:"ips,omitempty"`             // wanted addresses, one of a family at most
-	Pool          string                 `protobuf:"bytes,6,opt,name=pool,proto3" json:"pool,omitempty"`           // wanted pool; honoured only where the namespace may use it
-	Network       string                 `protobuf:"bytes,7,opt,name=network,proto3" json:"network,omitempty"`     // name of the network configuration
-	Mtu           uint32                 `protobuf:"varint,8,opt,name=mtu,proto3" json:"mtu,omitempty"`            // 0: the mesh's
+	Netns         string                 `protobuf:"bytes,2,opt,name=netns,proto3" json:"netns,omitempty"`                                                                                       // path of the network namespace
+	Namespace     string                 `protobuf:"bytes,3,opt,name=namespace,proto3" json:"namespace,omitempty"`                                                                               // of the pod (K8S_POD_NAMESPACE); may be empty
+	Pod           string                 `protobuf:"bytes,4,opt,name=pod,proto3" json:"pod,omitempty"`                                                                                           // its name (K8S_POD_NAME); may be empty
+	Ips           []string               `protobuf:"bytes,5,rep,name=ips,proto3" json:"ips,omitempty"`                                                                                           // wanted addresses, one of a family at most
+	Pool          string                 `protobuf:"bytes,6,opt,name=pool,proto3" json:"pool,omitempty"`                                                                                         // wanted pool; honoured only where the namespace may use it
+	Network       string                 `protobuf:"bytes,7,opt,name=network,proto3" json:"network,omitempty"`                                                                                   // name of the network configuration
+	Mtu           uint32                 `protobuf:"varint,8,opt,name=mtu,proto3" json:"mtu,omitempty"`                                                                                          // 0: the mesh's
+	Annotations   map[string]string      `protobuf:"bytes,9,rep,name=annotations,proto3" json:"annotations,omitempty" protobuf_key:"bytes,1,opt,name=key" protobuf_val:"bytes,2,opt,name=value"` // the pod's, as far as they are about egresses
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -172,6 +173,13 @@ func (x *CNIAddRequest) GetMtu() uint32 {
 		return x.Mtu
 	}
 	return 0
+}
+
+func (x *CNIAddRequest) GetAnnotations() map[string]string {
+	if x != nil {
+		return x.Annotations
+	}
+	return nil
 }
 
 type CNIAddResponse struct {
@@ -718,7 +726,7 @@ const file_skein_v1_cni_proto_rawDesc = "" +
 	"\x12skein/v1/cni.proto\x12\bskein.v1\"P\n" +
 	"\rCNIAttachment\x12!\n" +
 	"\fcontainer_id\x18\x01 \x01(\tR\vcontainerId\x12\x1c\n" +
-	"\tinterface\x18\x02 \x01(\tR\tinterface\"\xe0\x01\n" +
+	"\tinterface\x18\x02 \x01(\tR\tinterface\"\xec\x02\n" +
 	"\rCNIAddRequest\x127\n" +
 	"\n" +
 	"attachment\x18\x01 \x01(\v2\x17.skein.v1.CNIAttachmentR\n" +
@@ -729,7 +737,11 @@ const file_skein_v1_cni_proto_rawDesc = "" +
 	"\x03ips\x18\x05 \x03(\tR\x03ips\x12\x12\n" +
 	"\x04pool\x18\x06 \x01(\tR\x04pool\x12\x18\n" +
 	"\anetwork\x18\a \x01(\tR\anetwork\x12\x10\n" +
-	"\x03mtu\x18\b \x01(\rR\x03mtu\"\xea\x01\n" +
+	"\x03mtu\x18\b \x01(\rR\x03mtu\x12J\n" +
+	"\vannotations\x18\t \x03(\v2(.skein.v1.CNIAddRequest.AnnotationsEntryR\vannotations\x1a>\n" +
+	"\x10AnnotationsEntry\x12\x10\n" +
+	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
+	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\"\xea\x01\n" +
 	"\x0eCNIAddResponse\x12\x12\n" +
 	"\x04ipv4\x18\x01 \x01(\tR\x04ipv4\x12\x12\n" +
 	"\x04ipv6\x18\x02 \x01(\tR\x04ipv6\x12%\n" +
@@ -786,7 +798,7 @@ func file_skein_v1_cni_proto_rawDescGZIP() []byte {
 	return file_skein_v1_cni_proto_rawDescData
 }
 
-var file_skein_v1_cni_proto_msgTypes = make([]protoimpl.MessageInfo, 12)
+var file_skein_v1_cni_proto_msgTypes = make([]protoimpl.MessageInfo, 13)
 var file_skein_v1_cni_proto_goTypes = []any{
 	(*CNIAttachment)(nil),     // 0: skein.v1.CNIAttachment
 	(*CNIAddRequest)(nil),     // 1: skein.v1.CNIAddRequest
@@ -800,28 +812,30 @@ var file_skein_v1_cni_proto_goTypes = []any{
 	(*CNIStatusRequest)(nil),  // 9: skein.v1.CNIStatusRequest
 	(*CNIStatusResponse)(nil), // 10: skein.v1.CNIStatusResponse
 	(*CNIError)(nil),          // 11: skein.v1.CNIError
+	nil,                       // 12: skein.v1.CNIAddRequest.AnnotationsEntry
 }
 var file_skein_v1_cni_proto_depIdxs = []int32{
 	0,  // 0: skein.v1.CNIAddRequest.attachment:type_name -> skein.v1.CNIAttachment
-	0,  // 1: skein.v1.CNIDelRequest.attachment:type_name -> skein.v1.CNIAttachment
-	0,  // 2: skein.v1.CNICheckRequest.attachment:type_name -> skein.v1.CNIAttachment
-	0,  // 3: skein.v1.CNIGCRequest.valid:type_name -> skein.v1.CNIAttachment
-	0,  // 4: skein.v1.CNIGCResponse.removed:type_name -> skein.v1.CNIAttachment
-	1,  // 5: skein.v1.CNIService.Add:input_type -> skein.v1.CNIAddRequest
-	3,  // 6: skein.v1.CNIService.Del:input_type -> skein.v1.CNIDelRequest
-	5,  // 7: skein.v1.CNIService.Check:input_type -> skein.v1.CNICheckRequest
-	7,  // 8: skein.v1.CNIService.GC:input_type -> skein.v1.CNIGCRequest
-	9,  // 9: skein.v1.CNIService.Status:input_type -> skein.v1.CNIStatusRequest
-	2,  // 10: skein.v1.CNIService.Add:output_type -> skein.v1.CNIAddResponse
-	4,  // 11: skein.v1.CNIService.Del:output_type -> skein.v1.CNIDelResponse
-	6,  // 12: skein.v1.CNIService.Check:output_type -> skein.v1.CNICheckResponse
-	8,  // 13: skein.v1.CNIService.GC:output_type -> skein.v1.CNIGCResponse
-	10, // 14: skein.v1.CNIService.Status:output_type -> skein.v1.CNIStatusResponse
-	10, // [10:15] is the sub-list for method output_type
-	5,  // [5:10] is the sub-list for method input_type
-	5,  // [5:5] is the sub-list for extension type_name
-	5,  // [5:5] is the sub-list for extension extendee
-	0,  // [0:5] is the sub-list for field type_name
+	12, // 1: skein.v1.CNIAddRequest.annotations:type_name -> skein.v1.CNIAddRequest.AnnotationsEntry
+	0,  // 2: skein.v1.CNIDelRequest.attachment:type_name -> skein.v1.CNIAttachment
+	0,  // 3: skein.v1.CNICheckRequest.attachment:type_name -> skein.v1.CNIAttachment
+	0,  // 4: skein.v1.CNIGCRequest.valid:type_name -> skein.v1.CNIAttachment
+	0,  // 5: skein.v1.CNIGCResponse.removed:type_name -> skein.v1.CNIAttachment
+	1,  // 6: skein.v1.CNIService.Add:input_type -> skein.v1.CNIAddRequest
+	3,  // 7: skein.v1.CNIService.Del:input_type -> skein.v1.CNIDelRequest
+	5,  // 8: skein.v1.CNIService.Check:input_type -> skein.v1.CNICheckRequest
+	7,  // 9: skein.v1.CNIService.GC:input_type -> skein.v1.CNIGCRequest
+	9,  // 10: skein.v1.CNIService.Status:input_type -> skein.v1.CNIStatusRequest
+	2,  // 11: skein.v1.CNIService.Add:output_type -> skein.v1.CNIAddResponse
+	4,  // 12: skein.v1.CNIService.Del:output_type -> skein.v1.CNIDelResponse
+	6,  // 13: skein.v1.CNIService.Check:output_type -> skein.v1.CNICheckResponse
+	8,  // 14: skein.v1.CNIService.GC:output_type -> skein.v1.CNIGCResponse
+	10, // 15: skein.v1.CNIService.Status:output_type -> skein.v1.CNIStatusResponse
+	11, // [11:16] is the sub-list for method output_type
+	6,  // [6:11] is the sub-list for method input_type
+	6,  // [6:6] is the sub-list for extension type_name
+	6,  // [6:6] is the sub-list for extension extendee
+	0,  // [0:6] is the sub-list for field type_name
 }
 
 func init() { file_skein_v1_cni_proto_init() }
@@ -835,7 +849,7 @@ func file_skein_v1_cni_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_skein_v1_cni_proto_rawDesc), len(file_skein_v1_cni_proto_rawDesc)),
 			NumEnums:      0,
-			NumMessages:   12,
+			NumMessages:   13,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

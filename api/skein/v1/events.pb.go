@@ -55,6 +55,12 @@ type Event struct {
 	//	*Event_AddressClaimed
 	//	*Event_AddressReleased
 	//	*Event_GrantSet
+	//	*Event_EgressDefined
+	//	*Event_EgressChanged
+	//	*Event_EgressRemoved
+	//	*Event_SlotAssigned
+	//	*Event_SlotMoved
+	//	*Event_SlotReleased
 	Body          isEvent_Body `protobuf_oneof:"body"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -348,6 +354,60 @@ func (x *Event) GetGrantSet() *GrantSet {
 	return nil
 }
 
+func (x *Event) GetEgressDefined() *EgressDefined {
+	if x != nil {
+		if x, ok := x.Body.(*Event_EgressDefined); ok {
+			return x.EgressDefined
+		}
+	}
+	return nil
+}
+
+func (x *Event) GetEgressChanged() *EgressChanged {
+	if x != nil {
+		if x, ok := x.Body.(*Event_EgressChanged); ok {
+			return x.EgressChanged
+		}
+	}
+	return nil
+}
+
+func (x *Event) GetEgressRemoved() *EgressRemoved {
+	if x != nil {
+		if x, ok := x.Body.(*Event_EgressRemoved); ok {
+			return x.EgressRemoved
+		}
+	}
+	return nil
+}
+
+func (x *Event) GetSlotAssigned() *SlotAssigned {
+	if x != nil {
+		if x, ok := x.Body.(*Event_SlotAssigned); ok {
+			return x.SlotAssigned
+		}
+	}
+	return nil
+}
+
+func (x *Event) GetSlotMoved() *SlotMoved {
+	if x != nil {
+		if x, ok := x.Body.(*Event_SlotMoved); ok {
+			return x.SlotMoved
+		}
+	}
+	return nil
+}
+
+func (x *Event) GetSlotReleased() *SlotReleased {
+	if x != nil {
+		if x, ok := x.Body.(*Event_SlotReleased); ok {
+			return x.SlotReleased
+		}
+	}
+	return nil
+}
+
 type isEvent_Body interface {
 	isEvent_Body()
 }
@@ -449,6 +509,31 @@ type Event_GrantSet struct {
 	GrantSet *GrantSet `protobuf:"bytes,33,opt,name=grant_set,json=grantSet,proto3,oneof"`
 }
 
+type Event_EgressDefined struct {
+	// From schema 3 on:
+	EgressDefined *EgressDefined `protobuf:"bytes,34,opt,name=egress_defined,json=egressDefined,proto3,oneof"`
+}
+
+type Event_EgressChanged struct {
+	EgressChanged *EgressChanged `protobuf:"bytes,35,opt,name=egress_changed,json=egressChanged,proto3,oneof"`
+}
+
+type Event_EgressRemoved struct {
+	EgressRemoved *EgressRemoved `protobuf:"bytes,36,opt,name=egress_removed,json=egressRemoved,proto3,oneof"`
+}
+
+type Event_SlotAssigned struct {
+	SlotAssigned *SlotAssigned `protobuf:"bytes,37,opt,name=slot_assigned,json=slotAssigned,proto3,oneof"`
+}
+
+type Event_SlotMoved struct {
+	SlotMoved *SlotMoved `protobuf:"bytes,38,opt,name=slot_moved,json=slotMoved,proto3,oneof"`
+}
+
+type Event_SlotReleased struct {
+	SlotReleased *SlotReleased `protobuf:"bytes,39,opt,name=slot_released,json=slotReleased,proto3,oneof"`
+}
+
 func (*Event_ClusterCreated) isEvent_Body() {}
 
 func (*Event_SettingsChanged) isEvent_Body() {}
@@ -496,6 +581,18 @@ func (*Event_AddressClaimed) isEvent_Body() {}
 func (*Event_AddressReleased) isEvent_Body() {}
 
 func (*Event_GrantSet) isEvent_Body() {}
+
+func (*Event_EgressDefined) isEvent_Body() {}
+
+func (*Event_EgressChanged) isEvent_Body() {}
+
+func (*Event_EgressRemoved) isEvent_Body() {}
+
+func (*Event_SlotAssigned) isEvent_Body() {}
+
+func (*Event_SlotMoved) isEvent_Body() {}
+
+func (*Event_SlotReleased) isEvent_Body() {}
 
 type ClusterCreated struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
@@ -1665,6 +1762,286 @@ func (x *GrantSet) GetGrant() *Grant {
 	return nil
 }
 
+type EgressDefined struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Egress        *Egress                `protobuf:"bytes,1,opt,name=egress,proto3" json:"egress,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *EgressDefined) Reset() {
+	*x = EgressDefined{}
+	mi := &file_skein_v1_events_proto_msgTypes[25]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *EgressDefined) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*EgressDefined) ProtoMessage() {}
+
+func (x *EgressDefined) ProtoReflect() protoreflect.Message {
+	mi := &file_skein_v1_events_proto_msgTypes[25]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use EgressDefined.ProtoReflect.Descriptor instead.
+func (*EgressDefined) Descriptor() ([]byte, []int) {
+	return file_skein_v1_events_proto_rawDescGZIP(), []int{25}
+}
+
+func (x *EgressDefined) GetEgress() *Egress {
+	if x != nil {
+		return x.Egress
+	}
+	return nil
+}
+
+type EgressChanged struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Egress        *Egress                `protobuf:"bytes,1,opt,name=egress,proto3" json:"egress,omitempty"`
+	Change        string                 `protobuf:"bytes,2,opt,name=change,proto3" json:"change,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *EgressChanged) Reset() {
+	*x = EgressChanged{}
+	mi := &file_skein_v1_events_proto_msgTypes[26]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *EgressChanged) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*EgressChanged) ProtoMessage() {}
+
+func (x *EgressChanged) ProtoReflect() protoreflect.Message {
+	mi := &file_skein_v1_events_proto_msgTypes[26]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use EgressChanged.ProtoReflect.Descriptor instead.
+func (*EgressChanged) Descriptor() ([]byte, []int) {
+	return file_skein_v1_events_proto_rawDescGZIP(), []int{26}
+}
+
+func (x *EgressChanged) GetEgress() *Egress {
+	if x != nil {
+		return x.Egress
+	}
+	return nil
+}
+
+func (x *EgressChanged) GetChange() string {
+	if x != nil {
+		return x.Change
+	}
+	return ""
+}
+
+type EgressRemoved struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Namespace     string                 `protobuf:"bytes,1,opt,name=namespace,proto3" json:"namespace,omitempty"`
+	Name          string                 `protobuf:"bytes,2,opt,name=name,proto3" json:"name,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *EgressRemoved) Reset() {
+	*x = EgressRemoved{}
+	mi := &file_skein_v1_events_proto_msgTypes[27]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *EgressRemoved) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*EgressRemoved) ProtoMessage() {}
+
+func (x *EgressRemoved) ProtoReflect() protoreflect.Message {
+	mi := &file_skein_v1_events_proto_msgTypes[27]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use EgressRemoved.ProtoReflect.Descriptor instead.
+func (*EgressRemoved) Descriptor() ([]byte, []int) {
+	return file_skein_v1_events_proto_rawDescGZIP(), []int{27}
+}
+
+func (x *EgressRemoved) GetNamespace() string {
+	if x != nil {
+		return x.Namespace
+	}
+	return ""
+}
+
+func (x *EgressRemoved) GetName() string {
+	if x != nil {
+		return x.Name
+	}
+	return ""
+}
+
+type SlotAssigned struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Slot          *EgressSlot            `protobuf:"bytes,1,opt,name=slot,proto3" json:"slot,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *SlotAssigned) Reset() {
+	*x = SlotAssigned{}
+	mi := &file_skein_v1_events_proto_msgTypes[28]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *SlotAssigned) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*SlotAssigned) ProtoMessage() {}
+
+func (x *SlotAssigned) ProtoReflect() protoreflect.Message {
+	mi := &file_skein_v1_events_proto_msgTypes[28]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use SlotAssigned.ProtoReflect.Descriptor instead.
+func (*SlotAssigned) Descriptor() ([]byte, []int) {
+	return file_skein_v1_events_proto_rawDescGZIP(), []int{28}
+}
+
+func (x *SlotAssigned) GetSlot() *EgressSlot {
+	if x != nil {
+		return x.Slot
+	}
+	return nil
+}
+
+type SlotMoved struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Slot          *EgressSlot            `protobuf:"bytes,1,opt,name=slot,proto3" json:"slot,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *SlotMoved) Reset() {
+	*x = SlotMoved{}
+	mi := &file_skein_v1_events_proto_msgTypes[29]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *SlotMoved) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*SlotMoved) ProtoMessage() {}
+
+func (x *SlotMoved) ProtoReflect() protoreflect.Message {
+	mi := &file_skein_v1_events_proto_msgTypes[29]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use SlotMoved.ProtoReflect.Descriptor instead.
+func (*SlotMoved) Descriptor() ([]byte, []int) {
+	return file_skein_v1_events_proto_rawDescGZIP(), []int{29}
+}
+
+func (x *SlotMoved) GetSlot() *EgressSlot {
+	if x != nil {
+		return x.Slot
+	}
+	return nil
+}
+
+type SlotReleased struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Slot          *EgressSlot            `protobuf:"bytes,1,opt,name=slot,proto3" json:"slot,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *SlotReleased) Reset() {
+	*x = SlotReleased{}
+	mi := &file_skein_v1_events_proto_msgTypes[30]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *SlotReleased) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*SlotReleased) ProtoMessage() {}
+
+func (x *SlotReleased) ProtoReflect() protoreflect.Message {
+	mi := &file_skein_v1_events_proto_msgTypes[30]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use SlotReleased.ProtoReflect.Descriptor instead.
+func (*SlotReleased) Descriptor() ([]byte, []int) {
+	return file_skein_v1_events_proto_rawDescGZIP(), []int{30}
+}
+
+func (x *SlotReleased) GetSlot() *EgressSlot {
+	if x != nil {
+		return x.Slot
+	}
+	return nil
+}
+
 // Batch is one Raft log entry: the events of one or many commands.
 type Batch struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
@@ -1676,7 +2053,7 @@ type Batch struct {
 
 func (x *Batch) Reset() {
 	*x = Batch{}
-	mi := &file_skein_v1_events_proto_msgTypes[25]
+	mi := &file_skein_v1_events_proto_msgTypes[31]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1688,7 +2065,7 @@ func (x *Batch) String() string {
 func (*Batch) ProtoMessage() {}
 
 func (x *Batch) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_events_proto_msgTypes[25]
+	mi := &file_skein_v1_events_proto_msgTypes[31]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1701,7 +2078,7 @@ func (x *Batch) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Batch.ProtoReflect.Descriptor instead.
 func (*Batch) Descriptor() ([]byte, []int) {
-	return file_skein_v1_events_proto_rawDescGZIP(), []int{25}
+	return file_skein_v1_events_proto_rawDescGZIP(), []int{31}
 }
 
 func (x *Batch) GetBase() uint64 {
@@ -1751,6 +2128,12 @@ type Command struct {
 	//	*Command_ReleaseAddress
 	//	*Command_SetGrant
 	//	*Command_ImportPools
+	//	*Command_DefineEgress
+	//	*Command_ChangeEgress
+	//	*Command_RemoveEgress
+	//	*Command_AssignSlot
+	//	*Command_ReleaseSlot
+	//	*Command_DrainNode
 	Body          isCommand_Body `protobuf_oneof:"body"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -1758,7 +2141,7 @@ type Command struct {
 
 func (x *Command) Reset() {
 	*x = Command{}
-	mi := &file_skein_v1_events_proto_msgTypes[26]
+	mi := &file_skein_v1_events_proto_msgTypes[32]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1770,7 +2153,7 @@ func (x *Command) String() string {
 func (*Command) ProtoMessage() {}
 
 func (x *Command) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_events_proto_msgTypes[26]
+	mi := &file_skein_v1_events_proto_msgTypes[32]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1783,7 +2166,7 @@ func (x *Command) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Command.ProtoReflect.Descriptor instead.
 func (*Command) Descriptor() ([]byte, []int) {
-	return file_skein_v1_events_proto_rawDescGZIP(), []int{26}
+	return file_skein_v1_events_proto_rawDescGZIP(), []int{32}
 }
 
 func (x *Command) GetRequestId() string {
@@ -2028,6 +2411,60 @@ func (x *Command) GetImportPools() *ImportPools {
 	return nil
 }
 
+func (x *Command) GetDefineEgress() *DefineEgress {
+	if x != nil {
+		if x, ok := x.Body.(*Command_DefineEgress); ok {
+			return x.DefineEgress
+		}
+	}
+	return nil
+}
+
+func (x *Command) GetChangeEgress() *ChangeEgress {
+	if x != nil {
+		if x, ok := x.Body.(*Command_ChangeEgress); ok {
+			return x.ChangeEgress
+		}
+	}
+	return nil
+}
+
+func (x *Command) GetRemoveEgress() *RemoveEgress {
+	if x != nil {
+		if x, ok := x.Body.(*Command_RemoveEgress); ok {
+			return x.RemoveEgress
+		}
+	}
+	return nil
+}
+
+func (x *Command) GetAssignSlot() *AssignSlot {
+	if x != nil {
+		if x, ok := x.Body.(*Command_AssignSlot); ok {
+			return x.AssignSlot
+		}
+	}
+	return nil
+}
+
+func (x *Command) GetReleaseSlot() *ReleaseSlot {
+	if x != nil {
+		if x, ok := x.Body.(*Command_ReleaseSlot); ok {
+			return x.ReleaseSlot
+		}
+	}
+	return nil
+}
+
+func (x *Command) GetDrainNode() *DrainNode {
+	if x != nil {
+		if x, ok := x.Body.(*Command_DrainNode); ok {
+			return x.DrainNode
+		}
+	}
+	return nil
+}
+
 type isCommand_Body interface {
 	isCommand_Body()
 }
@@ -2124,6 +2561,30 @@ type Command_ImportPools struct {
 	ImportPools *ImportPools `protobuf:"bytes,32,opt,name=import_pools,json=importPools,proto3,oneof"`
 }
 
+type Command_DefineEgress struct {
+	DefineEgress *DefineEgress `protobuf:"bytes,33,opt,name=define_egress,json=defineEgress,proto3,oneof"`
+}
+
+type Command_ChangeEgress struct {
+	ChangeEgress *ChangeEgress `protobuf:"bytes,34,opt,name=change_egress,json=changeEgress,proto3,oneof"`
+}
+
+type Command_RemoveEgress struct {
+	RemoveEgress *RemoveEgress `protobuf:"bytes,35,opt,name=remove_egress,json=removeEgress,proto3,oneof"`
+}
+
+type Command_AssignSlot struct {
+	AssignSlot *AssignSlot `protobuf:"bytes,36,opt,name=assign_slot,json=assignSlot,proto3,oneof"`
+}
+
+type Command_ReleaseSlot struct {
+	ReleaseSlot *ReleaseSlot `protobuf:"bytes,37,opt,name=release_slot,json=releaseSlot,proto3,oneof"`
+}
+
+type Command_DrainNode struct {
+	DrainNode *DrainNode `protobuf:"bytes,38,opt,name=drain_node,json=drainNode,proto3,oneof"`
+}
+
 func (*Command_CreateCluster) isCommand_Body() {}
 
 func (*Command_ChangeSettings) isCommand_Body() {}
@@ -2170,6 +2631,18 @@ func (*Command_SetGrant) isCommand_Body() {}
 
 func (*Command_ImportPools) isCommand_Body() {}
 
+func (*Command_DefineEgress) isCommand_Body() {}
+
+func (*Command_ChangeEgress) isCommand_Body() {}
+
+func (*Command_RemoveEgress) isCommand_Body() {}
+
+func (*Command_AssignSlot) isCommand_Body() {}
+
+func (*Command_ReleaseSlot) isCommand_Body() {}
+
+func (*Command_DrainNode) isCommand_Body() {}
+
 type CreateCluster struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	ClusterId     string                 `protobuf:"bytes,1,opt,name=cluster_id,json=clusterId,proto3" json:"cluster_id,omitempty"`
@@ -2182,7 +2655,7 @@ type CreateCluster struct {
 
 func (x *CreateCluster) Reset() {
 	*x = CreateCluster{}
-	mi := &file_skein_v1_events_proto_msgTypes[27]
+	mi := &file_skein_v1_events_proto_msgTypes[33]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2194,7 +2667,7 @@ func (x *CreateCluster) String() string {
 func (*CreateCluster) ProtoMessage() {}
 
 func (x *CreateCluster) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_events_proto_msgTypes[27]
+	mi := &file_skein_v1_events_proto_msgTypes[33]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2207,7 +2680,7 @@ func (x *CreateCluster) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CreateCluster.ProtoReflect.Descriptor instead.
 func (*CreateCluster) Descriptor() ([]byte, []int) {
-	return file_skein_v1_events_proto_rawDescGZIP(), []int{27}
+	return file_skein_v1_events_proto_rawDescGZIP(), []int{33}
 }
 
 func (x *CreateCluster) GetClusterId() string {
@@ -2248,7 +2721,7 @@ type ChangeSettings struct {
 
 func (x *ChangeSettings) Reset() {
 	*x = ChangeSettings{}
-	mi := &file_skein_v1_events_proto_msgTypes[28]
+	mi := &file_skein_v1_events_proto_msgTypes[34]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2260,7 +2733,7 @@ func (x *ChangeSettings) String() string {
 func (*ChangeSettings) ProtoMessage() {}
 
 func (x *ChangeSettings) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_events_proto_msgTypes[28]
+	mi := &file_skein_v1_events_proto_msgTypes[34]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2273,7 +2746,7 @@ func (x *ChangeSettings) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ChangeSettings.ProtoReflect.Descriptor instead.
 func (*ChangeSettings) Descriptor() ([]byte, []int) {
-	return file_skein_v1_events_proto_rawDescGZIP(), []int{28}
+	return file_skein_v1_events_proto_rawDescGZIP(), []int{34}
 }
 
 func (x *ChangeSettings) GetSettings() *Settings {
@@ -2304,7 +2777,7 @@ type CreateToken struct {
 
 func (x *CreateToken) Reset() {
 	*x = CreateToken{}
-	mi := &file_skein_v1_events_proto_msgTypes[29]
+	mi := &file_skein_v1_events_proto_msgTypes[35]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2316,7 +2789,7 @@ func (x *CreateToken) String() string {
 func (*CreateToken) ProtoMessage() {}
 
 func (x *CreateToken) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_events_proto_msgTypes[29]
+	mi := &file_skein_v1_events_proto_msgTypes[35]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2329,7 +2802,7 @@ func (x *CreateToken) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CreateToken.ProtoReflect.Descriptor instead.
 func (*CreateToken) Descriptor() ([]byte, []int) {
-	return file_skein_v1_events_proto_rawDescGZIP(), []int{29}
+	return file_skein_v1_events_proto_rawDescGZIP(), []int{35}
 }
 
 func (x *CreateToken) GetId() string {
@@ -2383,7 +2856,7 @@ type RevokeToken struct {
 
 func (x *RevokeToken) Reset() {
 	*x = RevokeToken{}
-	mi := &file_skein_v1_events_proto_msgTypes[30]
+	mi := &file_skein_v1_events_proto_msgTypes[36]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2395,7 +2868,7 @@ func (x *RevokeToken) String() string {
 func (*RevokeToken) ProtoMessage() {}
 
 func (x *RevokeToken) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_events_proto_msgTypes[30]
+	mi := &file_skein_v1_events_proto_msgTypes[36]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2408,7 +2881,7 @@ func (x *RevokeToken) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RevokeToken.ProtoReflect.Descriptor instead.
 func (*RevokeToken) Descriptor() ([]byte, []int) {
-	return file_skein_v1_events_proto_rawDescGZIP(), []int{30}
+	return file_skein_v1_events_proto_rawDescGZIP(), []int{36}
 }
 
 func (x *RevokeToken) GetTokenId() string {
@@ -2433,7 +2906,7 @@ type NewNode struct {
 
 func (x *NewNode) Reset() {
 	*x = NewNode{}
-	mi := &file_skein_v1_events_proto_msgTypes[31]
+	mi := &file_skein_v1_events_proto_msgTypes[37]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2445,7 +2918,7 @@ func (x *NewNode) String() string {
 func (*NewNode) ProtoMessage() {}
 
 func (x *NewNode) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_events_proto_msgTypes[31]
+	mi := &file_skein_v1_events_proto_msgTypes[37]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2458,7 +2931,7 @@ func (x *NewNode) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use NewNode.ProtoReflect.Descriptor instead.
 func (*NewNode) Descriptor() ([]byte, []int) {
-	return file_skein_v1_events_proto_rawDescGZIP(), []int{31}
+	return file_skein_v1_events_proto_rawDescGZIP(), []int{37}
 }
 
 func (x *NewNode) GetName() string {
@@ -2522,7 +2995,7 @@ type AdmitNode struct {
 
 func (x *AdmitNode) Reset() {
 	*x = AdmitNode{}
-	mi := &file_skein_v1_events_proto_msgTypes[32]
+	mi := &file_skein_v1_events_proto_msgTypes[38]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2534,7 +3007,7 @@ func (x *AdmitNode) String() string {
 func (*AdmitNode) ProtoMessage() {}
 
 func (x *AdmitNode) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_events_proto_msgTypes[32]
+	mi := &file_skein_v1_events_proto_msgTypes[38]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2547,7 +3020,7 @@ func (x *AdmitNode) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AdmitNode.ProtoReflect.Descriptor instead.
 func (*AdmitNode) Descriptor() ([]byte, []int) {
-	return file_skein_v1_events_proto_rawDescGZIP(), []int{32}
+	return file_skein_v1_events_proto_rawDescGZIP(), []int{38}
 }
 
 func (x *AdmitNode) GetNode() *NewNode {
@@ -2592,7 +3065,7 @@ type ChangeNode struct {
 
 func (x *ChangeNode) Reset() {
 	*x = ChangeNode{}
-	mi := &file_skein_v1_events_proto_msgTypes[33]
+	mi := &file_skein_v1_events_proto_msgTypes[39]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2604,7 +3077,7 @@ func (x *ChangeNode) String() string {
 func (*ChangeNode) ProtoMessage() {}
 
 func (x *ChangeNode) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_events_proto_msgTypes[33]
+	mi := &file_skein_v1_events_proto_msgTypes[39]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2617,7 +3090,7 @@ func (x *ChangeNode) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ChangeNode.ProtoReflect.Descriptor instead.
 func (*ChangeNode) Descriptor() ([]byte, []int) {
-	return file_skein_v1_events_proto_rawDescGZIP(), []int{33}
+	return file_skein_v1_events_proto_rawDescGZIP(), []int{39}
 }
 
 func (x *ChangeNode) GetNodeId() string {
@@ -2673,7 +3146,7 @@ type RevokeNode struct {
 
 func (x *RevokeNode) Reset() {
 	*x = RevokeNode{}
-	mi := &file_skein_v1_events_proto_msgTypes[34]
+	mi := &file_skein_v1_events_proto_msgTypes[40]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2685,7 +3158,7 @@ func (x *RevokeNode) String() string {
 func (*RevokeNode) ProtoMessage() {}
 
 func (x *RevokeNode) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_events_proto_msgTypes[34]
+	mi := &file_skein_v1_events_proto_msgTypes[40]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2698,7 +3171,7 @@ func (x *RevokeNode) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RevokeNode.ProtoReflect.Descriptor instead.
 func (*RevokeNode) Descriptor() ([]byte, []int) {
-	return file_skein_v1_events_proto_rawDescGZIP(), []int{34}
+	return file_skein_v1_events_proto_rawDescGZIP(), []int{40}
 }
 
 func (x *RevokeNode) GetNodeId() string {
@@ -2732,7 +3205,7 @@ type RotateNodeKey struct {
 
 func (x *RotateNodeKey) Reset() {
 	*x = RotateNodeKey{}
-	mi := &file_skein_v1_events_proto_msgTypes[35]
+	mi := &file_skein_v1_events_proto_msgTypes[41]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2744,7 +3217,7 @@ func (x *RotateNodeKey) String() string {
 func (*RotateNodeKey) ProtoMessage() {}
 
 func (x *RotateNodeKey) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_events_proto_msgTypes[35]
+	mi := &file_skein_v1_events_proto_msgTypes[41]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2757,7 +3230,7 @@ func (x *RotateNodeKey) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RotateNodeKey.ProtoReflect.Descriptor instead.
 func (*RotateNodeKey) Descriptor() ([]byte, []int) {
-	return file_skein_v1_events_proto_rawDescGZIP(), []int{35}
+	return file_skein_v1_events_proto_rawDescGZIP(), []int{41}
 }
 
 func (x *RotateNodeKey) GetNodeId() string {
@@ -2783,7 +3256,7 @@ type AddServer struct {
 
 func (x *AddServer) Reset() {
 	*x = AddServer{}
-	mi := &file_skein_v1_events_proto_msgTypes[36]
+	mi := &file_skein_v1_events_proto_msgTypes[42]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2795,7 +3268,7 @@ func (x *AddServer) String() string {
 func (*AddServer) ProtoMessage() {}
 
 func (x *AddServer) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_events_proto_msgTypes[36]
+	mi := &file_skein_v1_events_proto_msgTypes[42]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2808,7 +3281,7 @@ func (x *AddServer) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AddServer.ProtoReflect.Descriptor instead.
 func (*AddServer) Descriptor() ([]byte, []int) {
-	return file_skein_v1_events_proto_rawDescGZIP(), []int{36}
+	return file_skein_v1_events_proto_rawDescGZIP(), []int{42}
 }
 
 func (x *AddServer) GetNodeId() string {
@@ -2827,7 +3300,7 @@ type PromoteServer struct {
 
 func (x *PromoteServer) Reset() {
 	*x = PromoteServer{}
-	mi := &file_skein_v1_events_proto_msgTypes[37]
+	mi := &file_skein_v1_events_proto_msgTypes[43]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2839,7 +3312,7 @@ func (x *PromoteServer) String() string {
 func (*PromoteServer) ProtoMessage() {}
 
 func (x *PromoteServer) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_events_proto_msgTypes[37]
+	mi := &file_skein_v1_events_proto_msgTypes[43]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2852,7 +3325,7 @@ func (x *PromoteServer) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PromoteServer.ProtoReflect.Descriptor instead.
 func (*PromoteServer) Descriptor() ([]byte, []int) {
-	return file_skein_v1_events_proto_rawDescGZIP(), []int{37}
+	return file_skein_v1_events_proto_rawDescGZIP(), []int{43}
 }
 
 func (x *PromoteServer) GetNodeId() string {
@@ -2873,7 +3346,7 @@ type RemoveServer struct {
 
 func (x *RemoveServer) Reset() {
 	*x = RemoveServer{}
-	mi := &file_skein_v1_events_proto_msgTypes[38]
+	mi := &file_skein_v1_events_proto_msgTypes[44]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2885,7 +3358,7 @@ func (x *RemoveServer) String() string {
 func (*RemoveServer) ProtoMessage() {}
 
 func (x *RemoveServer) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_events_proto_msgTypes[38]
+	mi := &file_skein_v1_events_proto_msgTypes[44]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2898,7 +3371,7 @@ func (x *RemoveServer) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RemoveServer.ProtoReflect.Descriptor instead.
 func (*RemoveServer) Descriptor() ([]byte, []int) {
-	return file_skein_v1_events_proto_rawDescGZIP(), []int{38}
+	return file_skein_v1_events_proto_rawDescGZIP(), []int{44}
 }
 
 func (x *RemoveServer) GetNodeId() string {
@@ -2930,7 +3403,7 @@ type RotateGossipKey struct {
 
 func (x *RotateGossipKey) Reset() {
 	*x = RotateGossipKey{}
-	mi := &file_skein_v1_events_proto_msgTypes[39]
+	mi := &file_skein_v1_events_proto_msgTypes[45]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2942,7 +3415,7 @@ func (x *RotateGossipKey) String() string {
 func (*RotateGossipKey) ProtoMessage() {}
 
 func (x *RotateGossipKey) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_events_proto_msgTypes[39]
+	mi := &file_skein_v1_events_proto_msgTypes[45]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2955,7 +3428,7 @@ func (x *RotateGossipKey) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RotateGossipKey.ProtoReflect.Descriptor instead.
 func (*RotateGossipKey) Descriptor() ([]byte, []int) {
-	return file_skein_v1_events_proto_rawDescGZIP(), []int{39}
+	return file_skein_v1_events_proto_rawDescGZIP(), []int{45}
 }
 
 type CreatePool struct {
@@ -2967,7 +3440,7 @@ type CreatePool struct {
 
 func (x *CreatePool) Reset() {
 	*x = CreatePool{}
-	mi := &file_skein_v1_events_proto_msgTypes[40]
+	mi := &file_skein_v1_events_proto_msgTypes[46]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2979,7 +3452,7 @@ func (x *CreatePool) String() string {
 func (*CreatePool) ProtoMessage() {}
 
 func (x *CreatePool) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_events_proto_msgTypes[40]
+	mi := &file_skein_v1_events_proto_msgTypes[46]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2992,7 +3465,7 @@ func (x *CreatePool) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CreatePool.ProtoReflect.Descriptor instead.
 func (*CreatePool) Descriptor() ([]byte, []int) {
-	return file_skein_v1_events_proto_rawDescGZIP(), []int{40}
+	return file_skein_v1_events_proto_rawDescGZIP(), []int{46}
 }
 
 func (x *CreatePool) GetPool() *Pool {
@@ -3015,7 +3488,7 @@ type ChangePool struct {
 
 func (x *ChangePool) Reset() {
 	*x = ChangePool{}
-	mi := &file_skein_v1_events_proto_msgTypes[41]
+	mi := &file_skein_v1_events_proto_msgTypes[47]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3027,7 +3500,7 @@ func (x *ChangePool) String() string {
 func (*ChangePool) ProtoMessage() {}
 
 func (x *ChangePool) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_events_proto_msgTypes[41]
+	mi := &file_skein_v1_events_proto_msgTypes[47]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3040,7 +3513,7 @@ func (x *ChangePool) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ChangePool.ProtoReflect.Descriptor instead.
 func (*ChangePool) Descriptor() ([]byte, []int) {
-	return file_skein_v1_events_proto_rawDescGZIP(), []int{41}
+	return file_skein_v1_events_proto_rawDescGZIP(), []int{47}
 }
 
 func (x *ChangePool) GetName() string {
@@ -3080,7 +3553,7 @@ type RemovePool struct {
 
 func (x *RemovePool) Reset() {
 	*x = RemovePool{}
-	mi := &file_skein_v1_events_proto_msgTypes[42]
+	mi := &file_skein_v1_events_proto_msgTypes[48]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3092,7 +3565,7 @@ func (x *RemovePool) String() string {
 func (*RemovePool) ProtoMessage() {}
 
 func (x *RemovePool) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_events_proto_msgTypes[42]
+	mi := &file_skein_v1_events_proto_msgTypes[48]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3105,7 +3578,7 @@ func (x *RemovePool) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RemovePool.ProtoReflect.Descriptor instead.
 func (*RemovePool) Descriptor() ([]byte, []int) {
-	return file_skein_v1_events_proto_rawDescGZIP(), []int{42}
+	return file_skein_v1_events_proto_rawDescGZIP(), []int{48}
 }
 
 func (x *RemovePool) GetName() string {
@@ -3128,7 +3601,7 @@ type AllocateBlocks struct {
 
 func (x *AllocateBlocks) Reset() {
 	*x = AllocateBlocks{}
-	mi := &file_skein_v1_events_proto_msgTypes[43]
+	mi := &file_skein_v1_events_proto_msgTypes[49]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3140,7 +3613,7 @@ func (x *AllocateBlocks) String() string {
 func (*AllocateBlocks) ProtoMessage() {}
 
 func (x *AllocateBlocks) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_events_proto_msgTypes[43]
+	mi := &file_skein_v1_events_proto_msgTypes[49]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3153,7 +3626,7 @@ func (x *AllocateBlocks) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AllocateBlocks.ProtoReflect.Descriptor instead.
 func (*AllocateBlocks) Descriptor() ([]byte, []int) {
-	return file_skein_v1_events_proto_rawDescGZIP(), []int{43}
+	return file_skein_v1_events_proto_rawDescGZIP(), []int{49}
 }
 
 func (x *AllocateBlocks) GetNodeId() string {
@@ -3188,7 +3661,7 @@ type ReserveBlock struct {
 
 func (x *ReserveBlock) Reset() {
 	*x = ReserveBlock{}
-	mi := &file_skein_v1_events_proto_msgTypes[44]
+	mi := &file_skein_v1_events_proto_msgTypes[50]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3200,7 +3673,7 @@ func (x *ReserveBlock) String() string {
 func (*ReserveBlock) ProtoMessage() {}
 
 func (x *ReserveBlock) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_events_proto_msgTypes[44]
+	mi := &file_skein_v1_events_proto_msgTypes[50]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3213,7 +3686,7 @@ func (x *ReserveBlock) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ReserveBlock.ProtoReflect.Descriptor instead.
 func (*ReserveBlock) Descriptor() ([]byte, []int) {
-	return file_skein_v1_events_proto_rawDescGZIP(), []int{44}
+	return file_skein_v1_events_proto_rawDescGZIP(), []int{50}
 }
 
 func (x *ReserveBlock) GetPool() string {
@@ -3253,7 +3726,7 @@ type ReleaseBlocks struct {
 
 func (x *ReleaseBlocks) Reset() {
 	*x = ReleaseBlocks{}
-	mi := &file_skein_v1_events_proto_msgTypes[45]
+	mi := &file_skein_v1_events_proto_msgTypes[51]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3265,7 +3738,7 @@ func (x *ReleaseBlocks) String() string {
 func (*ReleaseBlocks) ProtoMessage() {}
 
 func (x *ReleaseBlocks) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_events_proto_msgTypes[45]
+	mi := &file_skein_v1_events_proto_msgTypes[51]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3278,7 +3751,7 @@ func (x *ReleaseBlocks) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ReleaseBlocks.ProtoReflect.Descriptor instead.
 func (*ReleaseBlocks) Descriptor() ([]byte, []int) {
-	return file_skein_v1_events_proto_rawDescGZIP(), []int{45}
+	return file_skein_v1_events_proto_rawDescGZIP(), []int{51}
 }
 
 func (x *ReleaseBlocks) GetPool() string {
@@ -3335,7 +3808,7 @@ type ReserveAddress struct {
 
 func (x *ReserveAddress) Reset() {
 	*x = ReserveAddress{}
-	mi := &file_skein_v1_events_proto_msgTypes[46]
+	mi := &file_skein_v1_events_proto_msgTypes[52]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3347,7 +3820,7 @@ func (x *ReserveAddress) String() string {
 func (*ReserveAddress) ProtoMessage() {}
 
 func (x *ReserveAddress) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_events_proto_msgTypes[46]
+	mi := &file_skein_v1_events_proto_msgTypes[52]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3360,7 +3833,7 @@ func (x *ReserveAddress) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ReserveAddress.ProtoReflect.Descriptor instead.
 func (*ReserveAddress) Descriptor() ([]byte, []int) {
-	return file_skein_v1_events_proto_rawDescGZIP(), []int{46}
+	return file_skein_v1_events_proto_rawDescGZIP(), []int{52}
 }
 
 func (x *ReserveAddress) GetPool() string {
@@ -3405,7 +3878,7 @@ type ClaimAddress struct {
 
 func (x *ClaimAddress) Reset() {
 	*x = ClaimAddress{}
-	mi := &file_skein_v1_events_proto_msgTypes[47]
+	mi := &file_skein_v1_events_proto_msgTypes[53]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3417,7 +3890,7 @@ func (x *ClaimAddress) String() string {
 func (*ClaimAddress) ProtoMessage() {}
 
 func (x *ClaimAddress) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_events_proto_msgTypes[47]
+	mi := &file_skein_v1_events_proto_msgTypes[53]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3430,7 +3903,7 @@ func (x *ClaimAddress) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ClaimAddress.ProtoReflect.Descriptor instead.
 func (*ClaimAddress) Descriptor() ([]byte, []int) {
-	return file_skein_v1_events_proto_rawDescGZIP(), []int{47}
+	return file_skein_v1_events_proto_rawDescGZIP(), []int{53}
 }
 
 func (x *ClaimAddress) GetNodeId() string {
@@ -3486,7 +3959,7 @@ type ReleaseAddress struct {
 
 func (x *ReleaseAddress) Reset() {
 	*x = ReleaseAddress{}
-	mi := &file_skein_v1_events_proto_msgTypes[48]
+	mi := &file_skein_v1_events_proto_msgTypes[54]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3498,7 +3971,7 @@ func (x *ReleaseAddress) String() string {
 func (*ReleaseAddress) ProtoMessage() {}
 
 func (x *ReleaseAddress) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_events_proto_msgTypes[48]
+	mi := &file_skein_v1_events_proto_msgTypes[54]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3511,7 +3984,7 @@ func (x *ReleaseAddress) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ReleaseAddress.ProtoReflect.Descriptor instead.
 func (*ReleaseAddress) Descriptor() ([]byte, []int) {
-	return file_skein_v1_events_proto_rawDescGZIP(), []int{48}
+	return file_skein_v1_events_proto_rawDescGZIP(), []int{54}
 }
 
 func (x *ReleaseAddress) GetPool() string {
@@ -3547,7 +4020,7 @@ type SetGrant struct {
 
 func (x *SetGrant) Reset() {
 	*x = SetGrant{}
-	mi := &file_skein_v1_events_proto_msgTypes[49]
+	mi := &file_skein_v1_events_proto_msgTypes[55]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3559,7 +4032,7 @@ func (x *SetGrant) String() string {
 func (*SetGrant) ProtoMessage() {}
 
 func (x *SetGrant) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_events_proto_msgTypes[49]
+	mi := &file_skein_v1_events_proto_msgTypes[55]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3572,7 +4045,7 @@ func (x *SetGrant) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SetGrant.ProtoReflect.Descriptor instead.
 func (*SetGrant) Descriptor() ([]byte, []int) {
-	return file_skein_v1_events_proto_rawDescGZIP(), []int{49}
+	return file_skein_v1_events_proto_rawDescGZIP(), []int{55}
 }
 
 func (x *SetGrant) GetNodeId() string {
@@ -3615,7 +4088,7 @@ type ImportPools struct {
 
 func (x *ImportPools) Reset() {
 	*x = ImportPools{}
-	mi := &file_skein_v1_events_proto_msgTypes[50]
+	mi := &file_skein_v1_events_proto_msgTypes[56]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3627,7 +4100,7 @@ func (x *ImportPools) String() string {
 func (*ImportPools) ProtoMessage() {}
 
 func (x *ImportPools) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_events_proto_msgTypes[50]
+	mi := &file_skein_v1_events_proto_msgTypes[56]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3640,7 +4113,7 @@ func (x *ImportPools) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ImportPools.ProtoReflect.Descriptor instead.
 func (*ImportPools) Descriptor() ([]byte, []int) {
-	return file_skein_v1_events_proto_rawDescGZIP(), []int{50}
+	return file_skein_v1_events_proto_rawDescGZIP(), []int{56}
 }
 
 func (x *ImportPools) GetPools() []*Pool {
@@ -3677,7 +4150,7 @@ type ImportBlock struct {
 
 func (x *ImportBlock) Reset() {
 	*x = ImportBlock{}
-	mi := &file_skein_v1_events_proto_msgTypes[51]
+	mi := &file_skein_v1_events_proto_msgTypes[57]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3689,7 +4162,7 @@ func (x *ImportBlock) String() string {
 func (*ImportBlock) ProtoMessage() {}
 
 func (x *ImportBlock) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_events_proto_msgTypes[51]
+	mi := &file_skein_v1_events_proto_msgTypes[57]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3702,7 +4175,7 @@ func (x *ImportBlock) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ImportBlock.ProtoReflect.Descriptor instead.
 func (*ImportBlock) Descriptor() ([]byte, []int) {
-	return file_skein_v1_events_proto_rawDescGZIP(), []int{51}
+	return file_skein_v1_events_proto_rawDescGZIP(), []int{57}
 }
 
 func (x *ImportBlock) GetPool() string {
@@ -3740,11 +4213,397 @@ func (x *ImportBlock) GetReason() string {
 	return ""
 }
 
+type DefineEgress struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Egress        *Egress                `protobuf:"bytes,1,opt,name=egress,proto3" json:"egress,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *DefineEgress) Reset() {
+	*x = DefineEgress{}
+	mi := &file_skein_v1_events_proto_msgTypes[58]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *DefineEgress) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*DefineEgress) ProtoMessage() {}
+
+func (x *DefineEgress) ProtoReflect() protoreflect.Message {
+	mi := &file_skein_v1_events_proto_msgTypes[58]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use DefineEgress.ProtoReflect.Descriptor instead.
+func (*DefineEgress) Descriptor() ([]byte, []int) {
+	return file_skein_v1_events_proto_rawDescGZIP(), []int{58}
+}
+
+func (x *DefineEgress) GetEgress() *Egress {
+	if x != nil {
+		return x.Egress
+	}
+	return nil
+}
+
+// ChangeEgress sets the fields that are named.
+type ChangeEgress struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Namespace     string                 `protobuf:"bytes,1,opt,name=namespace,proto3" json:"namespace,omitempty"`
+	Name          string                 `protobuf:"bytes,2,opt,name=name,proto3" json:"name,omitempty"`
+	Set           *Egress                `protobuf:"bytes,3,opt,name=set,proto3" json:"set,omitempty"`
+	Fields        []string               `protobuf:"bytes,4,rep,name=fields,proto3" json:"fields,omitempty"` // of destinations, gateways, replicas, addresses, fou_source_port_auto, lease_millis, probes
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ChangeEgress) Reset() {
+	*x = ChangeEgress{}
+	mi := &file_skein_v1_events_proto_msgTypes[59]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ChangeEgress) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ChangeEgress) ProtoMessage() {}
+
+func (x *ChangeEgress) ProtoReflect() protoreflect.Message {
+	mi := &file_skein_v1_events_proto_msgTypes[59]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ChangeEgress.ProtoReflect.Descriptor instead.
+func (*ChangeEgress) Descriptor() ([]byte, []int) {
+	return file_skein_v1_events_proto_rawDescGZIP(), []int{59}
+}
+
+func (x *ChangeEgress) GetNamespace() string {
+	if x != nil {
+		return x.Namespace
+	}
+	return ""
+}
+
+func (x *ChangeEgress) GetName() string {
+	if x != nil {
+		return x.Name
+	}
+	return ""
+}
+
+func (x *ChangeEgress) GetSet() *Egress {
+	if x != nil {
+		return x.Set
+	}
+	return nil
+}
+
+func (x *ChangeEgress) GetFields() []string {
+	if x != nil {
+		return x.Fields
+	}
+	return nil
+}
+
+type RemoveEgress struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Namespace     string                 `protobuf:"bytes,1,opt,name=namespace,proto3" json:"namespace,omitempty"`
+	Name          string                 `protobuf:"bytes,2,opt,name=name,proto3" json:"name,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *RemoveEgress) Reset() {
+	*x = RemoveEgress{}
+	mi := &file_skein_v1_events_proto_msgTypes[60]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *RemoveEgress) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*RemoveEgress) ProtoMessage() {}
+
+func (x *RemoveEgress) ProtoReflect() protoreflect.Message {
+	mi := &file_skein_v1_events_proto_msgTypes[60]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use RemoveEgress.ProtoReflect.Descriptor instead.
+func (*RemoveEgress) Descriptor() ([]byte, []int) {
+	return file_skein_v1_events_proto_rawDescGZIP(), []int{60}
+}
+
+func (x *RemoveEgress) GetNamespace() string {
+	if x != nil {
+		return x.Namespace
+	}
+	return ""
+}
+
+func (x *RemoveEgress) GetName() string {
+	if x != nil {
+		return x.Name
+	}
+	return ""
+}
+
+// AssignSlot gives a slot to a node, or moves it there. It comes from the leader's own keeper; epoch is the slot's present one and fences it.
+type AssignSlot struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Namespace     string                 `protobuf:"bytes,1,opt,name=namespace,proto3" json:"namespace,omitempty"`
+	Name          string                 `protobuf:"bytes,2,opt,name=name,proto3" json:"name,omitempty"`
+	Number        uint32                 `protobuf:"varint,3,opt,name=number,proto3" json:"number,omitempty"`
+	NodeId        string                 `protobuf:"bytes,4,opt,name=node_id,json=nodeId,proto3" json:"node_id,omitempty"`
+	Epoch         uint64                 `protobuf:"varint,5,opt,name=epoch,proto3" json:"epoch,omitempty"`
+	Reason        string                 `protobuf:"bytes,6,opt,name=reason,proto3" json:"reason,omitempty"`
+	Planned       bool                   `protobuf:"varint,7,opt,name=planned,proto3" json:"planned,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *AssignSlot) Reset() {
+	*x = AssignSlot{}
+	mi := &file_skein_v1_events_proto_msgTypes[61]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *AssignSlot) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*AssignSlot) ProtoMessage() {}
+
+func (x *AssignSlot) ProtoReflect() protoreflect.Message {
+	mi := &file_skein_v1_events_proto_msgTypes[61]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use AssignSlot.ProtoReflect.Descriptor instead.
+func (*AssignSlot) Descriptor() ([]byte, []int) {
+	return file_skein_v1_events_proto_rawDescGZIP(), []int{61}
+}
+
+func (x *AssignSlot) GetNamespace() string {
+	if x != nil {
+		return x.Namespace
+	}
+	return ""
+}
+
+func (x *AssignSlot) GetName() string {
+	if x != nil {
+		return x.Name
+	}
+	return ""
+}
+
+func (x *AssignSlot) GetNumber() uint32 {
+	if x != nil {
+		return x.Number
+	}
+	return 0
+}
+
+func (x *AssignSlot) GetNodeId() string {
+	if x != nil {
+		return x.NodeId
+	}
+	return ""
+}
+
+func (x *AssignSlot) GetEpoch() uint64 {
+	if x != nil {
+		return x.Epoch
+	}
+	return 0
+}
+
+func (x *AssignSlot) GetReason() string {
+	if x != nil {
+		return x.Reason
+	}
+	return ""
+}
+
+func (x *AssignSlot) GetPlanned() bool {
+	if x != nil {
+		return x.Planned
+	}
+	return false
+}
+
+type ReleaseSlot struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Namespace     string                 `protobuf:"bytes,1,opt,name=namespace,proto3" json:"namespace,omitempty"`
+	Name          string                 `protobuf:"bytes,2,opt,name=name,proto3" json:"name,omitempty"`
+	Number        uint32                 `protobuf:"varint,3,opt,name=number,proto3" json:"number,omitempty"`
+	Epoch         uint64                 `protobuf:"varint,4,opt,name=epoch,proto3" json:"epoch,omitempty"`
+	Reason        string                 `protobuf:"bytes,5,opt,name=reason,proto3" json:"reason,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ReleaseSlot) Reset() {
+	*x = ReleaseSlot{}
+	mi := &file_skein_v1_events_proto_msgTypes[62]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ReleaseSlot) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ReleaseSlot) ProtoMessage() {}
+
+func (x *ReleaseSlot) ProtoReflect() protoreflect.Message {
+	mi := &file_skein_v1_events_proto_msgTypes[62]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ReleaseSlot.ProtoReflect.Descriptor instead.
+func (*ReleaseSlot) Descriptor() ([]byte, []int) {
+	return file_skein_v1_events_proto_rawDescGZIP(), []int{62}
+}
+
+func (x *ReleaseSlot) GetNamespace() string {
+	if x != nil {
+		return x.Namespace
+	}
+	return ""
+}
+
+func (x *ReleaseSlot) GetName() string {
+	if x != nil {
+		return x.Name
+	}
+	return ""
+}
+
+func (x *ReleaseSlot) GetNumber() uint32 {
+	if x != nil {
+		return x.Number
+	}
+	return 0
+}
+
+func (x *ReleaseSlot) GetEpoch() uint64 {
+	if x != nil {
+		return x.Epoch
+	}
+	return 0
+}
+
+func (x *ReleaseSlot) GetReason() string {
+	if x != nil {
+		return x.Reason
+	}
+	return ""
+}
+
+type DrainNode struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	NodeId        string                 `protobuf:"bytes,1,opt,name=node_id,json=nodeId,proto3" json:"node_id,omitempty"`
+	Draining      bool                   `protobuf:"varint,2,opt,name=draining,proto3" json:"draining,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *DrainNode) Reset() {
+	*x = DrainNode{}
+	mi := &file_skein_v1_events_proto_msgTypes[63]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *DrainNode) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*DrainNode) ProtoMessage() {}
+
+func (x *DrainNode) ProtoReflect() protoreflect.Message {
+	mi := &file_skein_v1_events_proto_msgTypes[63]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use DrainNode.ProtoReflect.Descriptor instead.
+func (*DrainNode) Descriptor() ([]byte, []int) {
+	return file_skein_v1_events_proto_rawDescGZIP(), []int{63}
+}
+
+func (x *DrainNode) GetNodeId() string {
+	if x != nil {
+		return x.NodeId
+	}
+	return ""
+}
+
+func (x *DrainNode) GetDraining() bool {
+	if x != nil {
+		return x.Draining
+	}
+	return false
+}
+
 var File_skein_v1_events_proto protoreflect.FileDescriptor
 
 const file_skein_v1_events_proto_rawDesc = "" +
 	"\n" +
-	"\x15skein/v1/events.proto\x12\bskein.v1\x1a\x14skein/v1/state.proto\"\xa8\r\n" +
+	"\x15skein/v1/events.proto\x12\bskein.v1\x1a\x14skein/v1/state.proto\"\xa2\x10\n" +
 	"\x05Event\x12\x14\n" +
 	"\x05index\x18\x01 \x01(\x04R\x05index\x12\x12\n" +
 	"\x04time\x18\x02 \x01(\x03R\x04time\x12\x1d\n" +
@@ -3777,7 +4636,14 @@ const file_skein_v1_events_proto_rawDesc = "" +
 	"\x10address_reserved\x18\x1e \x01(\v2\x19.skein.v1.AddressReservedH\x00R\x0faddressReserved\x12C\n" +
 	"\x0faddress_claimed\x18\x1f \x01(\v2\x18.skein.v1.AddressClaimedH\x00R\x0eaddressClaimed\x12F\n" +
 	"\x10address_released\x18  \x01(\v2\x19.skein.v1.AddressReleasedH\x00R\x0faddressReleased\x121\n" +
-	"\tgrant_set\x18! \x01(\v2\x12.skein.v1.GrantSetH\x00R\bgrantSetB\x06\n" +
+	"\tgrant_set\x18! \x01(\v2\x12.skein.v1.GrantSetH\x00R\bgrantSet\x12@\n" +
+	"\x0eegress_defined\x18\" \x01(\v2\x17.skein.v1.EgressDefinedH\x00R\regressDefined\x12@\n" +
+	"\x0eegress_changed\x18# \x01(\v2\x17.skein.v1.EgressChangedH\x00R\regressChanged\x12@\n" +
+	"\x0eegress_removed\x18$ \x01(\v2\x17.skein.v1.EgressRemovedH\x00R\regressRemoved\x12=\n" +
+	"\rslot_assigned\x18% \x01(\v2\x16.skein.v1.SlotAssignedH\x00R\fslotAssigned\x124\n" +
+	"\n" +
+	"slot_moved\x18& \x01(\v2\x13.skein.v1.SlotMovedH\x00R\tslotMoved\x12=\n" +
+	"\rslot_released\x18' \x01(\v2\x16.skein.v1.SlotReleasedH\x00R\fslotReleasedB\x06\n" +
 	"\x04body\"m\n" +
 	"\x0eClusterCreated\x12+\n" +
 	"\acluster\x18\x01 \x01(\v2\x11.skein.v1.ClusterR\acluster\x12.\n" +
@@ -3840,10 +4706,24 @@ const file_skein_v1_events_proto_rawDesc = "" +
 	"\x04pool\x18\x01 \x01(\tR\x04pool\x12\x18\n" +
 	"\aaddress\x18\x02 \x01(\tR\aaddress\"1\n" +
 	"\bGrantSet\x12%\n" +
-	"\x05grant\x18\x01 \x01(\v2\x0f.skein.v1.GrantR\x05grant\"D\n" +
+	"\x05grant\x18\x01 \x01(\v2\x0f.skein.v1.GrantR\x05grant\"9\n" +
+	"\rEgressDefined\x12(\n" +
+	"\x06egress\x18\x01 \x01(\v2\x10.skein.v1.EgressR\x06egress\"Q\n" +
+	"\rEgressChanged\x12(\n" +
+	"\x06egress\x18\x01 \x01(\v2\x10.skein.v1.EgressR\x06egress\x12\x16\n" +
+	"\x06change\x18\x02 \x01(\tR\x06change\"A\n" +
+	"\rEgressRemoved\x12\x1c\n" +
+	"\tnamespace\x18\x01 \x01(\tR\tnamespace\x12\x12\n" +
+	"\x04name\x18\x02 \x01(\tR\x04name\"8\n" +
+	"\fSlotAssigned\x12(\n" +
+	"\x04slot\x18\x01 \x01(\v2\x14.skein.v1.EgressSlotR\x04slot\"5\n" +
+	"\tSlotMoved\x12(\n" +
+	"\x04slot\x18\x01 \x01(\v2\x14.skein.v1.EgressSlotR\x04slot\"8\n" +
+	"\fSlotReleased\x12(\n" +
+	"\x04slot\x18\x01 \x01(\v2\x14.skein.v1.EgressSlotR\x04slot\"D\n" +
 	"\x05Batch\x12\x12\n" +
 	"\x04base\x18\x01 \x01(\x04R\x04base\x12'\n" +
-	"\x06events\x18\x02 \x03(\v2\x0f.skein.v1.EventR\x06events\"\x89\f\n" +
+	"\x06events\x18\x02 \x03(\v2\x0f.skein.v1.EventR\x06events\"\xf1\x0e\n" +
 	"\aCommand\x12\x1d\n" +
 	"\n" +
 	"request_id\x18\x01 \x01(\tR\trequestId\x12\x12\n" +
@@ -3880,7 +4760,15 @@ const file_skein_v1_events_proto_rawDesc = "" +
 	"\rclaim_address\x18\x1d \x01(\v2\x16.skein.v1.ClaimAddressH\x00R\fclaimAddress\x12C\n" +
 	"\x0frelease_address\x18\x1e \x01(\v2\x18.skein.v1.ReleaseAddressH\x00R\x0ereleaseAddress\x121\n" +
 	"\tset_grant\x18\x1f \x01(\v2\x12.skein.v1.SetGrantH\x00R\bsetGrant\x12:\n" +
-	"\fimport_pools\x18  \x01(\v2\x15.skein.v1.ImportPoolsH\x00R\vimportPoolsB\x06\n" +
+	"\fimport_pools\x18  \x01(\v2\x15.skein.v1.ImportPoolsH\x00R\vimportPools\x12=\n" +
+	"\rdefine_egress\x18! \x01(\v2\x16.skein.v1.DefineEgressH\x00R\fdefineEgress\x12=\n" +
+	"\rchange_egress\x18\" \x01(\v2\x16.skein.v1.ChangeEgressH\x00R\fchangeEgress\x12=\n" +
+	"\rremove_egress\x18# \x01(\v2\x16.skein.v1.RemoveEgressH\x00R\fremoveEgress\x127\n" +
+	"\vassign_slot\x18$ \x01(\v2\x14.skein.v1.AssignSlotH\x00R\n" +
+	"assignSlot\x12:\n" +
+	"\frelease_slot\x18% \x01(\v2\x15.skein.v1.ReleaseSlotH\x00R\vreleaseSlot\x124\n" +
+	"\n" +
+	"drain_node\x18& \x01(\v2\x13.skein.v1.DrainNodeH\x00R\tdrainNodeB\x06\n" +
 	"\x04body\"\xb3\x01\n" +
 	"\rCreateCluster\x12\x1d\n" +
 	"\n" +
@@ -4011,7 +4899,35 @@ const file_skein_v1_events_proto_rawDesc = "" +
 	"\x04ipv4\x18\x02 \x01(\tR\x04ipv4\x12\x12\n" +
 	"\x04ipv6\x18\x03 \x01(\tR\x04ipv6\x12\x12\n" +
 	"\x04node\x18\x04 \x01(\tR\x04node\x12\x16\n" +
-	"\x06reason\x18\x05 \x01(\tR\x06reasonB1Z/github.com/skeinmesh/skein/api/skein/v1;skeinv1b\x06proto3"
+	"\x06reason\x18\x05 \x01(\tR\x06reason\"8\n" +
+	"\fDefineEgress\x12(\n" +
+	"\x06egress\x18\x01 \x01(\v2\x10.skein.v1.EgressR\x06egress\"|\n" +
+	"\fChangeEgress\x12\x1c\n" +
+	"\tnamespace\x18\x01 \x01(\tR\tnamespace\x12\x12\n" +
+	"\x04name\x18\x02 \x01(\tR\x04name\x12\"\n" +
+	"\x03set\x18\x03 \x01(\v2\x10.skein.v1.EgressR\x03set\x12\x16\n" +
+	"\x06fields\x18\x04 \x03(\tR\x06fields\"@\n" +
+	"\fRemoveEgress\x12\x1c\n" +
+	"\tnamespace\x18\x01 \x01(\tR\tnamespace\x12\x12\n" +
+	"\x04name\x18\x02 \x01(\tR\x04name\"\xb7\x01\n" +
+	"\n" +
+	"AssignSlot\x12\x1c\n" +
+	"\tnamespace\x18\x01 \x01(\tR\tnamespace\x12\x12\n" +
+	"\x04name\x18\x02 \x01(\tR\x04name\x12\x16\n" +
+	"\x06number\x18\x03 \x01(\rR\x06number\x12\x17\n" +
+	"\anode_id\x18\x04 \x01(\tR\x06nodeId\x12\x14\n" +
+	"\x05epoch\x18\x05 \x01(\x04R\x05epoch\x12\x16\n" +
+	"\x06reason\x18\x06 \x01(\tR\x06reason\x12\x18\n" +
+	"\aplanned\x18\a \x01(\bR\aplanned\"\x85\x01\n" +
+	"\vReleaseSlot\x12\x1c\n" +
+	"\tnamespace\x18\x01 \x01(\tR\tnamespace\x12\x12\n" +
+	"\x04name\x18\x02 \x01(\tR\x04name\x12\x16\n" +
+	"\x06number\x18\x03 \x01(\rR\x06number\x12\x14\n" +
+	"\x05epoch\x18\x04 \x01(\x04R\x05epoch\x12\x16\n" +
+	"\x06reason\x18\x05 \x01(\tR\x06reason\"@\n" +
+	"\tDrainNode\x12\x17\n" +
+	"\anode_id\x18\x01 \x01(\tR\x06nodeId\x12\x1a\n" +
+	"\bdraining\x18\x02 \x01(\bR\bdrainingB1Z/github.com/skeinmesh/skein/api/skein/v1;skeinv1b\x06proto3"
 
 var (
 	file_skein_v1_events_proto_rawDescOnce sync.Once
@@ -4025,7 +4941,7 @@ func file_skein_v1_events_proto_rawDescGZIP() []byte {
 	return file_skein_v1_events_proto_rawDescData
 }
 
-var file_skein_v1_events_proto_msgTypes = make([]protoimpl.MessageInfo, 54)
+var file_skein_v1_events_proto_msgTypes = make([]protoimpl.MessageInfo, 66)
 var file_skein_v1_events_proto_goTypes = []any{
 	(*Event)(nil),            // 0: skein.v1.Event
 	(*ClusterCreated)(nil),   // 1: skein.v1.ClusterCreated
@@ -4052,46 +4968,60 @@ var file_skein_v1_events_proto_goTypes = []any{
 	(*AddressClaimed)(nil),   // 22: skein.v1.AddressClaimed
 	(*AddressReleased)(nil),  // 23: skein.v1.AddressReleased
 	(*GrantSet)(nil),         // 24: skein.v1.GrantSet
-	(*Batch)(nil),            // 25: skein.v1.Batch
-	(*Command)(nil),          // 26: skein.v1.Command
-	(*CreateCluster)(nil),    // 27: skein.v1.CreateCluster
-	(*ChangeSettings)(nil),   // 28: skein.v1.ChangeSettings
-	(*CreateToken)(nil),      // 29: skein.v1.CreateToken
-	(*RevokeToken)(nil),      // 30: skein.v1.RevokeToken
-	(*NewNode)(nil),          // 31: skein.v1.NewNode
-	(*AdmitNode)(nil),        // 32: skein.v1.AdmitNode
-	(*ChangeNode)(nil),       // 33: skein.v1.ChangeNode
-	(*RevokeNode)(nil),       // 34: skein.v1.RevokeNode
-	(*RotateNodeKey)(nil),    // 35: skein.v1.RotateNodeKey
-	(*AddServer)(nil),        // 36: skein.v1.AddServer
-	(*PromoteServer)(nil),    // 37: skein.v1.PromoteServer
-	(*RemoveServer)(nil),     // 38: skein.v1.RemoveServer
-	(*RotateGossipKey)(nil),  // 39: skein.v1.RotateGossipKey
-	(*CreatePool)(nil),       // 40: skein.v1.CreatePool
-	(*ChangePool)(nil),       // 41: skein.v1.ChangePool
-	(*RemovePool)(nil),       // 42: skein.v1.RemovePool
-	(*AllocateBlocks)(nil),   // 43: skein.v1.AllocateBlocks
-	(*ReserveBlock)(nil),     // 44: skein.v1.ReserveBlock
-	(*ReleaseBlocks)(nil),    // 45: skein.v1.ReleaseBlocks
-	(*ReserveAddress)(nil),   // 46: skein.v1.ReserveAddress
-	(*ClaimAddress)(nil),     // 47: skein.v1.ClaimAddress
-	(*ReleaseAddress)(nil),   // 48: skein.v1.ReleaseAddress
-	(*SetGrant)(nil),         // 49: skein.v1.SetGrant
-	(*ImportPools)(nil),      // 50: skein.v1.ImportPools
-	(*ImportBlock)(nil),      // 51: skein.v1.ImportBlock
-	nil,                      // 52: skein.v1.NewNode.LabelsEntry
-	nil,                      // 53: skein.v1.ChangeNode.LabelsEntry
-	(*Cluster)(nil),          // 54: skein.v1.Cluster
-	(*Settings)(nil),         // 55: skein.v1.Settings
-	(*Token)(nil),            // 56: skein.v1.Token
-	(*Node)(nil),             // 57: skein.v1.Node
-	(*GossipKeys)(nil),       // 58: skein.v1.GossipKeys
-	(*Answer)(nil),           // 59: skein.v1.Answer
-	(*Pool)(nil),             // 60: skein.v1.Pool
-	(*Block)(nil),            // 61: skein.v1.Block
-	(*StaticAddress)(nil),    // 62: skein.v1.StaticAddress
-	(*Grant)(nil),            // 63: skein.v1.Grant
-	(*PoolSubnet)(nil),       // 64: skein.v1.PoolSubnet
+	(*EgressDefined)(nil),    // 25: skein.v1.EgressDefined
+	(*EgressChanged)(nil),    // 26: skein.v1.EgressChanged
+	(*EgressRemoved)(nil),    // 27: skein.v1.EgressRemoved
+	(*SlotAssigned)(nil),     // 28: skein.v1.SlotAssigned
+	(*SlotMoved)(nil),        // 29: skein.v1.SlotMoved
+	(*SlotReleased)(nil),     // 30: skein.v1.SlotReleased
+	(*Batch)(nil),            // 31: skein.v1.Batch
+	(*Command)(nil),          // 32: skein.v1.Command
+	(*CreateCluster)(nil),    // 33: skein.v1.CreateCluster
+	(*ChangeSettings)(nil),   // 34: skein.v1.ChangeSettings
+	(*CreateToken)(nil),      // 35: skein.v1.CreateToken
+	(*RevokeToken)(nil),      // 36: skein.v1.RevokeToken
+	(*NewNode)(nil),          // 37: skein.v1.NewNode
+	(*AdmitNode)(nil),        // 38: skein.v1.AdmitNode
+	(*ChangeNode)(nil),       // 39: skein.v1.ChangeNode
+	(*RevokeNode)(nil),       // 40: skein.v1.RevokeNode
+	(*RotateNodeKey)(nil),    // 41: skein.v1.RotateNodeKey
+	(*AddServer)(nil),        // 42: skein.v1.AddServer
+	(*PromoteServer)(nil),    // 43: skein.v1.PromoteServer
+	(*RemoveServer)(nil),     // 44: skein.v1.RemoveServer
+	(*RotateGossipKey)(nil),  // 45: skein.v1.RotateGossipKey
+	(*CreatePool)(nil),       // 46: skein.v1.CreatePool
+	(*ChangePool)(nil),       // 47: skein.v1.ChangePool
+	(*RemovePool)(nil),       // 48: skein.v1.RemovePool
+	(*AllocateBlocks)(nil),   // 49: skein.v1.AllocateBlocks
+	(*ReserveBlock)(nil),     // 50: skein.v1.ReserveBlock
+	(*ReleaseBlocks)(nil),    // 51: skein.v1.ReleaseBlocks
+	(*ReserveAddress)(nil),   // 52: skein.v1.ReserveAddress
+	(*ClaimAddress)(nil),     // 53: skein.v1.ClaimAddress
+	(*ReleaseAddress)(nil),   // 54: skein.v1.ReleaseAddress
+	(*SetGrant)(nil),         // 55: skein.v1.SetGrant
+	(*ImportPools)(nil),      // 56: skein.v1.ImportPools
+	(*ImportBlock)(nil),      // 57: skein.v1.ImportBlock
+	(*DefineEgress)(nil),     // 58: skein.v1.DefineEgress
+	(*ChangeEgress)(nil),     // 59: skein.v1.ChangeEgress
+	(*RemoveEgress)(nil),     // 60: skein.v1.RemoveEgress
+	(*AssignSlot)(nil),       // 61: skein.v1.AssignSlot
+	(*ReleaseSlot)(nil),      // 62: skein.v1.ReleaseSlot
+	(*DrainNode)(nil),        // 63: skein.v1.DrainNode
+	nil,                      // 64: skein.v1.NewNode.LabelsEntry
+	nil,                      // 65: skein.v1.ChangeNode.LabelsEntry
+	(*Cluster)(nil),          // 66: skein.v1.Cluster
+	(*Settings)(nil),         // 67: skein.v1.Settings
+	(*Token)(nil),            // 68: skein.v1.Token
+	(*Node)(nil),             // 69: skein.v1.Node
+	(*GossipKeys)(nil),       // 70: skein.v1.GossipKeys
+	(*Answer)(nil),           // 71: skein.v1.Answer
+	(*Pool)(nil),             // 72: skein.v1.Pool
+	(*Block)(nil),            // 73: skein.v1.Block
+	(*StaticAddress)(nil),    // 74: skein.v1.StaticAddress
+	(*Grant)(nil),            // 75: skein.v1.Grant
+	(*Egress)(nil),           // 76: skein.v1.Egress
+	(*EgressSlot)(nil),       // 77: skein.v1.EgressSlot
+	(*PoolSubnet)(nil),       // 78: skein.v1.PoolSubnet
 }
 var file_skein_v1_events_proto_depIdxs = []int32{
 	1,  // 0: skein.v1.Event.cluster_created:type_name -> skein.v1.ClusterCreated
@@ -4118,60 +5048,79 @@ var file_skein_v1_events_proto_depIdxs = []int32{
 	22, // 21: skein.v1.Event.address_claimed:type_name -> skein.v1.AddressClaimed
 	23, // 22: skein.v1.Event.address_released:type_name -> skein.v1.AddressReleased
 	24, // 23: skein.v1.Event.grant_set:type_name -> skein.v1.GrantSet
-	54, // 24: skein.v1.ClusterCreated.cluster:type_name -> skein.v1.Cluster
-	55, // 25: skein.v1.ClusterCreated.settings:type_name -> skein.v1.Settings
-	55, // 26: skein.v1.SettingsChanged.settings:type_name -> skein.v1.Settings
-	56, // 27: skein.v1.TokenCreated.token:type_name -> skein.v1.Token
-	57, // 28: skein.v1.NodeAdmitted.node:type_name -> skein.v1.Node
-	57, // 29: skein.v1.NodeChanged.node:type_name -> skein.v1.Node
-	58, // 30: skein.v1.GossipKeyRotated.keys:type_name -> skein.v1.GossipKeys
-	59, // 31: skein.v1.CommandAnswered.answer:type_name -> skein.v1.Answer
-	60, // 32: skein.v1.PoolCreated.pool:type_name -> skein.v1.Pool
-	60, // 33: skein.v1.PoolChanged.pool:type_name -> skein.v1.Pool
-	61, // 34: skein.v1.BlockAllocated.block:type_name -> skein.v1.Block
-	61, // 35: skein.v1.BlockReserved.block:type_name -> skein.v1.Block
-	62, // 36: skein.v1.AddressReserved.address:type_name -> skein.v1.StaticAddress
-	63, // 37: skein.v1.GrantSet.grant:type_name -> skein.v1.Grant
-	0,  // 38: skein.v1.Batch.events:type_name -> skein.v1.Event
-	27, // 39: skein.v1.Command.create_cluster:type_name -> skein.v1.CreateCluster
-	28, // 40: skein.v1.Command.change_settings:type_name -> skein.v1.ChangeSettings
-	29, // 41: skein.v1.Command.create_token:type_name -> skein.v1.CreateToken
-	30, // 42: skein.v1.Command.revoke_token:type_name -> skein.v1.RevokeToken
-	32, // 43: skein.v1.Command.admit_node:type_name -> skein.v1.AdmitNode
-	33, // 44: skein.v1.Command.change_node:type_name -> skein.v1.ChangeNode
-	34, // 45: skein.v1.Command.revoke_node:type_name -> skein.v1.RevokeNode
-	35, // 46: skein.v1.Command.rotate_node_key:type_name -> skein.v1.RotateNodeKey
-	36, // 47: skein.v1.Command.add_server:type_name -> skein.v1.AddServer
-	37, // 48: skein.v1.Command.promote_server:type_name -> skein.v1.PromoteServer
-	38, // 49: skein.v1.Command.remove_server:type_name -> skein.v1.RemoveServer
-	39, // 50: skein.v1.Command.rotate_gossip_key:type_name -> skein.v1.RotateGossipKey
-	40, // 51: skein.v1.Command.create_pool:type_name -> skein.v1.CreatePool
-	41, // 52: skein.v1.Command.change_pool:type_name -> skein.v1.ChangePool
-	42, // 53: skein.v1.Command.remove_pool:type_name -> skein.v1.RemovePool
-	43, // 54: skein.v1.Command.allocate_blocks:type_name -> skein.v1.AllocateBlocks
-	44, // 55: skein.v1.Command.reserve_block:type_name -> skein.v1.ReserveBlock
-	45, // 56: skein.v1.Command.release_blocks:type_name -> skein.v1.ReleaseBlocks
-	46, // 57: skein.v1.Command.reserve_address:type_name -> skein.v1.ReserveAddress
-	47, // 58: skein.v1.Command.claim_address:type_name -> skein.v1.ClaimAddress
-	48, // 59: skein.v1.Command.release_address:type_name -> skein.v1.ReleaseAddress
-	49, // 60: skein.v1.Command.set_grant:type_name -> skein.v1.SetGrant
-	50, // 61: skein.v1.Command.import_pools:type_name -> skein.v1.ImportPools
-	55, // 62: skein.v1.CreateCluster.settings:type_name -> skein.v1.Settings
-	31, // 63: skein.v1.CreateCluster.first_node:type_name -> skein.v1.NewNode
-	55, // 64: skein.v1.ChangeSettings.settings:type_name -> skein.v1.Settings
-	52, // 65: skein.v1.NewNode.labels:type_name -> skein.v1.NewNode.LabelsEntry
-	31, // 66: skein.v1.AdmitNode.node:type_name -> skein.v1.NewNode
-	53, // 67: skein.v1.ChangeNode.labels:type_name -> skein.v1.ChangeNode.LabelsEntry
-	60, // 68: skein.v1.CreatePool.pool:type_name -> skein.v1.Pool
-	64, // 69: skein.v1.ChangePool.add_subnets:type_name -> skein.v1.PoolSubnet
-	60, // 70: skein.v1.ChangePool.set:type_name -> skein.v1.Pool
-	60, // 71: skein.v1.ImportPools.pools:type_name -> skein.v1.Pool
-	51, // 72: skein.v1.ImportPools.blocks:type_name -> skein.v1.ImportBlock
-	73, // [73:73] is the sub-list for method output_type
-	73, // [73:73] is the sub-list for method input_type
-	73, // [73:73] is the sub-list for extension type_name
-	73, // [73:73] is the sub-list for extension extendee
-	0,  // [0:73] is the sub-list for field type_name
+	25, // 24: skein.v1.Event.egress_defined:type_name -> skein.v1.EgressDefined
+	26, // 25: skein.v1.Event.egress_changed:type_name -> skein.v1.EgressChanged
+	27, // 26: skein.v1.Event.egress_removed:type_name -> skein.v1.EgressRemoved
+	28, // 27: skein.v1.Event.slot_assigned:type_name -> skein.v1.SlotAssigned
+	29, // 28: skein.v1.Event.slot_moved:type_name -> skein.v1.SlotMoved
+	30, // 29: skein.v1.Event.slot_released:type_name -> skein.v1.SlotReleased
+	66, // 30: skein.v1.ClusterCreated.cluster:type_name -> skein.v1.Cluster
+	67, // 31: skein.v1.ClusterCreated.settings:type_name -> skein.v1.Settings
+	67, // 32: skein.v1.SettingsChanged.settings:type_name -> skein.v1.Settings
+	68, // 33: skein.v1.TokenCreated.token:type_name -> skein.v1.Token
+	69, // 34: skein.v1.NodeAdmitted.node:type_name -> skein.v1.Node
+	69, // 35: skein.v1.NodeChanged.node:type_name -> skein.v1.Node
+	70, // 36: skein.v1.GossipKeyRotated.keys:type_name -> skein.v1.GossipKeys
+	71, // 37: skein.v1.CommandAnswered.answer:type_name -> skein.v1.Answer
+	72, // 38: skein.v1.PoolCreated.pool:type_name -> skein.v1.Pool
+	72, // 39: skein.v1.PoolChanged.pool:type_name -> skein.v1.Pool
+	73, // 40: skein.v1.BlockAllocated.block:type_name -> skein.v1.Block
+	73, // 41: skein.v1.BlockReserved.block:type_name -> skein.v1.Block
+	74, // 42: skein.v1.AddressReserved.address:type_name -> skein.v1.StaticAddress
+	75, // 43: skein.v1.GrantSet.grant:type_name -> skein.v1.Grant
+	76, // 44: skein.v1.EgressDefined.egress:type_name -> skein.v1.Egress
+	76, // 45: skein.v1.EgressChanged.egress:type_name -> skein.v1.Egress
+	77, // 46: skein.v1.SlotAssigned.slot:type_name -> skein.v1.EgressSlot
+	77, // 47: skein.v1.SlotMoved.slot:type_name -> skein.v1.EgressSlot
+	77, // 48: skein.v1.SlotReleased.slot:type_name -> skein.v1.EgressSlot
+	0,  // 49: skein.v1.Batch.events:type_name -> skein.v1.Event
+	33, // 50: skein.v1.Command.create_cluster:type_name -> skein.v1.CreateCluster
+	34, // 51: skein.v1.Command.change_settings:type_name -> skein.v1.ChangeSettings
+	35, // 52: skein.v1.Command.create_token:type_name -> skein.v1.CreateToken
+	36, // 53: skein.v1.Command.revoke_token:type_name -> skein.v1.RevokeToken
+	38, // 54: skein.v1.Command.admit_node:type_name -> skein.v1.AdmitNode
+	39, // 55: skein.v1.Command.change_node:type_name -> skein.v1.ChangeNode
+	40, // 56: skein.v1.Command.revoke_node:type_name -> skein.v1.RevokeNode
+	41, // 57: skein.v1.Command.rotate_node_key:type_name -> skein.v1.RotateNodeKey
+	42, // 58: skein.v1.Command.add_server:type_name -> skein.v1.AddServer
+	43, // 59: skein.v1.Command.promote_server:type_name -> skein.v1.PromoteServer
+	44, // 60: skein.v1.Command.remove_server:type_name -> skein.v1.RemoveServer
+	45, // 61: skein.v1.Command.rotate_gossip_key:type_name -> skein.v1.RotateGossipKey
+	46, // 62: skein.v1.Command.create_pool:type_name -> skein.v1.CreatePool
+	47, // 63: skein.v1.Command.change_pool:type_name -> skein.v1.ChangePool
+	48, // 64: skein.v1.Command.remove_pool:type_name -> skein.v1.RemovePool
+	49, // 65: skein.v1.Command.allocate_blocks:type_name -> skein.v1.AllocateBlocks
+	50, // 66: skein.v1.Command.reserve_block:type_name -> skein.v1.ReserveBlock
+	51, // 67: skein.v1.Command.release_blocks:type_name -> skein.v1.ReleaseBlocks
+	52, // 68: skein.v1.Command.reserve_address:type_name -> skein.v1.ReserveAddress
+	53, // 69: skein.v1.Command.claim_address:type_name -> skein.v1.ClaimAddress
+	54, // 70: skein.v1.Command.release_address:type_name -> skein.v1.ReleaseAddress
+	55, // 71: skein.v1.Command.set_grant:type_name -> skein.v1.SetGrant
+	56, // 72: skein.v1.Command.import_pools:type_name -> skein.v1.ImportPools
+	58, // 73: skein.v1.Command.define_egress:type_name -> skein.v1.DefineEgress
+	59, // 74: skein.v1.Command.change_egress:type_name -> skein.v1.ChangeEgress
+	60, // 75: skein.v1.Command.remove_egress:type_name -> skein.v1.RemoveEgress
+	61, // 76: skein.v1.Command.assign_slot:type_name -> skein.v1.AssignSlot
+	62, // 77: skein.v1.Command.release_slot:type_name -> skein.v1.ReleaseSlot
+	63, // 78: skein.v1.Command.drain_node:type_name -> skein.v1.DrainNode
+	67, // 79: skein.v1.CreateCluster.settings:type_name -> skein.v1.Settings
+	37, // 80: skein.v1.CreateCluster.first_node:type_name -> skein.v1.NewNode
+	67, // 81: skein.v1.ChangeSettings.settings:type_name -> skein.v1.Settings
+	64, // 82: skein.v1.NewNode.labels:type_name -> skein.v1.NewNode.LabelsEntry
+	37, // 83: skein.v1.AdmitNode.node:type_name -> skein.v1.NewNode
+	65, // 84: skein.v1.ChangeNode.labels:type_name -> skein.v1.ChangeNode.LabelsEntry
+	72, // 85: skein.v1.CreatePool.pool:type_name -> skein.v1.Pool
+	78, // 86: skein.v1.ChangePool.add_subnets:type_name -> skein.v1.PoolSubnet
+	72, // 87: skein.v1.ChangePool.set:type_name -> skein.v1.Pool
+	72, // 88: skein.v1.ImportPools.pools:type_name -> skein.v1.Pool
+	57, // 89: skein.v1.ImportPools.blocks:type_name -> skein.v1.ImportBlock
+	76, // 90: skein.v1.DefineEgress.egress:type_name -> skein.v1.Egress
+	76, // 91: skein.v1.ChangeEgress.set:type_name -> skein.v1.Egress
+	92, // [92:92] is the sub-list for method output_type
+	92, // [92:92] is the sub-list for method input_type
+	92, // [92:92] is the sub-list for extension type_name
+	92, // [92:92] is the sub-list for extension extendee
+	0,  // [0:92] is the sub-list for field type_name
 }
 
 func init() { file_skein_v1_events_proto_init() }
@@ -4205,8 +5154,14 @@ func file_skein_v1_events_proto_init() {
 		(*Event_AddressClaimed)(nil),
 		(*Event_AddressReleased)(nil),
 		(*Event_GrantSet)(nil),
+		(*Event_EgressDefined)(nil),
+		(*Event_EgressChanged)(nil),
+		(*Event_EgressRemoved)(nil),
+		(*Event_SlotAssigned)(nil),
+		(*Event_SlotMoved)(nil),
+		(*Event_SlotReleased)(nil),
 	}
-	file_skein_v1_events_proto_msgTypes[26].OneofWrappers = []any{
+	file_skein_v1_events_proto_msgTypes[32].OneofWrappers = []any{
 		(*Command_CreateCluster)(nil),
 		(*Command_ChangeSettings)(nil),
 		(*Command_CreateToken)(nil),
@@ -4230,6 +5185,12 @@ func file_skein_v1_events_proto_init() {
 		(*Command_ReleaseAddress)(nil),
 		(*Command_SetGrant)(nil),
 		(*Command_ImportPools)(nil),
+		(*Command_DefineEgress)(nil),
+		(*Command_ChangeEgress)(nil),
+		(*Command_RemoveEgress)(nil),
+		(*Command_AssignSlot)(nil),
+		(*Command_ReleaseSlot)(nil),
+		(*Command_DrainNode)(nil),
 	}
 	type x struct{}
 	out := protoimpl.TypeBuilder{
@@ -4237,7 +5198,7 @@ func file_skein_v1_events_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_skein_v1_events_proto_rawDesc), len(file_skein_v1_events_proto_rawDesc)),
 			NumEnums:      0,
-			NumMessages:   54,
+			NumMessages:   66,
 			NumExtensions: 0,
 			NumServices:   0,
 		},

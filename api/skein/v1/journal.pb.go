@@ -35,6 +35,7 @@ type JournalEntry struct {
 	//	*JournalEntry_AgentStarted
 	//	*JournalEntry_RelayObserved
 	//	*JournalEntry_PodAddress
+	//	*JournalEntry_SlotHeld
 	Body          isJournalEntry_Body `protobuf_oneof:"body"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -154,6 +155,15 @@ func (x *JournalEntry) GetPodAddress() *PodAddress {
 	return nil
 }
 
+func (x *JournalEntry) GetSlotHeld() *SlotHeld {
+	if x != nil {
+		if x, ok := x.Body.(*JournalEntry_SlotHeld); ok {
+			return x.SlotHeld
+		}
+	}
+	return nil
+}
+
 type isJournalEntry_Body interface {
 	isJournalEntry_Body()
 }
@@ -186,6 +196,10 @@ type JournalEntry_PodAddress struct {
 	PodAddress *PodAddress `protobuf:"bytes,16,opt,name=pod_address,json=podAddress,proto3,oneof"`
 }
 
+type JournalEntry_SlotHeld struct {
+	SlotHeld *SlotHeld `protobuf:"bytes,17,opt,name=slot_held,json=slotHeld,proto3,oneof"`
+}
+
 func (*JournalEntry_PathInput) isJournalEntry_Body() {}
 
 func (*JournalEntry_PathDecision) isJournalEntry_Body() {}
@@ -199,6 +213,8 @@ func (*JournalEntry_AgentStarted) isJournalEntry_Body() {}
 func (*JournalEntry_RelayObserved) isJournalEntry_Body() {}
 
 func (*JournalEntry_PodAddress) isJournalEntry_Body() {}
+
+func (*JournalEntry_SlotHeld) isJournalEntry_Body() {}
 
 // PathInput is an input of the path state machine, enough to replay it.
 type PathInput struct {
@@ -726,11 +742,112 @@ func (x *PodAddress) GetReason() string {
 	return ""
 }
 
+// SlotHeld tells what became of an egress slot at this node.
+type SlotHeld struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	What          string                 `protobuf:"bytes,1,opt,name=what,proto3" json:"what,omitempty"` // held | lost | released | denied | handed-over | taken-over | announced
+	Namespace     string                 `protobuf:"bytes,2,opt,name=namespace,proto3" json:"namespace,omitempty"`
+	Name          string                 `protobuf:"bytes,3,opt,name=name,proto3" json:"name,omitempty"`
+	Number        uint32                 `protobuf:"varint,4,opt,name=number,proto3" json:"number,omitempty"`
+	Epoch         uint64                 `protobuf:"varint,5,opt,name=epoch,proto3" json:"epoch,omitempty"`
+	Reason        string                 `protobuf:"bytes,6,opt,name=reason,proto3" json:"reason,omitempty"`
+	TookNanos     int64                  `protobuf:"varint,7,opt,name=took_nanos,json=tookNanos,proto3" json:"took_nanos,omitempty"` // of held: since the event that gave it
+	Connections   uint32                 `protobuf:"varint,8,opt,name=connections,proto3" json:"connections,omitempty"`              // of handed-over and taken-over
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *SlotHeld) Reset() {
+	*x = SlotHeld{}
+	mi := &file_skein_v1_journal_proto_msgTypes[8]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *SlotHeld) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*SlotHeld) ProtoMessage() {}
+
+func (x *SlotHeld) ProtoReflect() protoreflect.Message {
+	mi := &file_skein_v1_journal_proto_msgTypes[8]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use SlotHeld.ProtoReflect.Descriptor instead.
+func (*SlotHeld) Descriptor() ([]byte, []int) {
+	return file_skein_v1_journal_proto_rawDescGZIP(), []int{8}
+}
+
+func (x *SlotHeld) GetWhat() string {
+	if x != nil {
+		return x.What
+	}
+	return ""
+}
+
+func (x *SlotHeld) GetNamespace() string {
+	if x != nil {
+		return x.Namespace
+	}
+	return ""
+}
+
+func (x *SlotHeld) GetName() string {
+	if x != nil {
+		return x.Name
+	}
+	return ""
+}
+
+func (x *SlotHeld) GetNumber() uint32 {
+	if x != nil {
+		return x.Number
+	}
+	return 0
+}
+
+func (x *SlotHeld) GetEpoch() uint64 {
+	if x != nil {
+		return x.Epoch
+	}
+	return 0
+}
+
+func (x *SlotHeld) GetReason() string {
+	if x != nil {
+		return x.Reason
+	}
+	return ""
+}
+
+func (x *SlotHeld) GetTookNanos() int64 {
+	if x != nil {
+		return x.TookNanos
+	}
+	return 0
+}
+
+func (x *SlotHeld) GetConnections() uint32 {
+	if x != nil {
+		return x.Connections
+	}
+	return 0
+}
+
 var File_skein_v1_journal_proto protoreflect.FileDescriptor
 
 const file_skein_v1_journal_proto_rawDesc = "" +
 	"\n" +
-	"\x16skein/v1/journal.proto\x12\bskein.v1\x1a\x15skein/v1/record.proto\"\xdf\x03\n" +
+	"\x16skein/v1/journal.proto\x12\bskein.v1\x1a\x15skein/v1/record.proto\"\x92\x04\n" +
 	"\fJournalEntry\x12\x10\n" +
 	"\x03seq\x18\x01 \x01(\x04R\x03seq\x12\x12\n" +
 	"\x04time\x18\x02 \x01(\x03R\x04time\x124\n" +
@@ -745,7 +862,8 @@ const file_skein_v1_journal_proto_rawDesc = "" +
 	"\ragent_started\x18\x0e \x01(\v2\x16.skein.v1.AgentStartedH\x00R\fagentStarted\x12@\n" +
 	"\x0erelay_observed\x18\x0f \x01(\v2\x17.skein.v1.RelayObservedH\x00R\rrelayObserved\x127\n" +
 	"\vpod_address\x18\x10 \x01(\v2\x14.skein.v1.PodAddressH\x00R\n" +
-	"podAddressB\x06\n" +
+	"podAddress\x121\n" +
+	"\tslot_held\x18\x11 \x01(\v2\x12.skein.v1.SlotHeldH\x00R\bslotHeldB\x06\n" +
 	"\x04body\"\x84\x01\n" +
 	"\tPathInput\x12\x12\n" +
 	"\x04peer\x18\x01 \x01(\tR\x04peer\x12\x12\n" +
@@ -789,7 +907,17 @@ const file_skein_v1_journal_proto_rawDesc = "" +
 	"\x03pod\x18\x06 \x01(\tR\x03pod\x12!\n" +
 	"\fcontainer_id\x18\a \x01(\tR\vcontainerId\x12\x1c\n" +
 	"\tinterface\x18\b \x01(\tR\tinterface\x12\x16\n" +
-	"\x06reason\x18\t \x01(\tR\x06reasonB1Z/github.com/skeinmesh/skein/api/skein/v1;skeinv1b\x06proto3"
+	"\x06reason\x18\t \x01(\tR\x06reason\"\xd7\x01\n" +
+	"\bSlotHeld\x12\x12\n" +
+	"\x04what\x18\x01 \x01(\tR\x04what\x12\x1c\n" +
+	"\tnamespace\x18\x02 \x01(\tR\tnamespace\x12\x12\n" +
+	"\x04name\x18\x03 \x01(\tR\x04name\x12\x16\n" +
+	"\x06number\x18\x04 \x01(\rR\x06number\x12\x14\n" +
+	"\x05epoch\x18\x05 \x01(\x04R\x05epoch\x12\x16\n" +
+	"\x06reason\x18\x06 \x01(\tR\x06reason\x12\x1d\n" +
+	"\n" +
+	"took_nanos\x18\a \x01(\x03R\ttookNanos\x12 \n" +
+	"\vconnections\x18\b \x01(\rR\vconnectionsB1Z/github.com/skeinmesh/skein/api/skein/v1;skeinv1b\x06proto3"
 
 var (
 	file_skein_v1_journal_proto_rawDescOnce sync.Once
@@ -803,7 +931,7 @@ func file_skein_v1_journal_proto_rawDescGZIP() []byte {
 	return file_skein_v1_journal_proto_rawDescData
 }
 
-var file_skein_v1_journal_proto_msgTypes = make([]protoimpl.MessageInfo, 8)
+var file_skein_v1_journal_proto_msgTypes = make([]protoimpl.MessageInfo, 9)
 var file_skein_v1_journal_proto_goTypes = []any{
 	(*JournalEntry)(nil),  // 0: skein.v1.JournalEntry
 	(*PathInput)(nil),     // 1: skein.v1.PathInput
@@ -813,7 +941,8 @@ var file_skein_v1_journal_proto_goTypes = []any{
 	(*AgentStarted)(nil),  // 5: skein.v1.AgentStarted
 	(*RelayObserved)(nil), // 6: skein.v1.RelayObserved
 	(*PodAddress)(nil),    // 7: skein.v1.PodAddress
-	(NatType)(0),          // 8: skein.v1.NatType
+	(*SlotHeld)(nil),      // 8: skein.v1.SlotHeld
+	(NatType)(0),          // 9: skein.v1.NatType
 }
 var file_skein_v1_journal_proto_depIdxs = []int32{
 	1, // 0: skein.v1.JournalEntry.path_input:type_name -> skein.v1.PathInput
@@ -823,12 +952,13 @@ var file_skein_v1_journal_proto_depIdxs = []int32{
 	5, // 4: skein.v1.JournalEntry.agent_started:type_name -> skein.v1.AgentStarted
 	6, // 5: skein.v1.JournalEntry.relay_observed:type_name -> skein.v1.RelayObserved
 	7, // 6: skein.v1.JournalEntry.pod_address:type_name -> skein.v1.PodAddress
-	8, // 7: skein.v1.NatObserved.nat_type:type_name -> skein.v1.NatType
-	8, // [8:8] is the sub-list for method output_type
-	8, // [8:8] is the sub-list for method input_type
-	8, // [8:8] is the sub-list for extension type_name
-	8, // [8:8] is the sub-list for extension extendee
-	0, // [0:8] is the sub-list for field type_name
+	8, // 7: skein.v1.JournalEntry.slot_held:type_name -> skein.v1.SlotHeld
+	9, // 8: skein.v1.NatObserved.nat_type:type_name -> skein.v1.NatType
+	9, // [9:9] is the sub-list for method output_type
+	9, // [9:9] is the sub-list for method input_type
+	9, // [9:9] is the sub-list for extension type_name
+	9, // [9:9] is the sub-list for extension extendee
+	0, // [0:9] is the sub-list for field type_name
 }
 
 func init() { file_skein_v1_journal_proto_init() }
@@ -845,6 +975,7 @@ func file_skein_v1_journal_proto_init() {
 		(*JournalEntry_AgentStarted)(nil),
 		(*JournalEntry_RelayObserved)(nil),
 		(*JournalEntry_PodAddress)(nil),
+		(*JournalEntry_SlotHeld)(nil),
 	}
 	type x struct{}
 	out := protoimpl.TypeBuilder{
@@ -852,7 +983,7 @@ func file_skein_v1_journal_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_skein_v1_journal_proto_rawDesc), len(file_skein_v1_journal_proto_rawDesc)),
 			NumEnums:      0,
-			NumMessages:   8,
+			NumMessages:   9,
 			NumExtensions: 0,
 			NumServices:   0,
 		},

@@ -214,6 +214,7 @@ type Node struct {
 	MinSchema     uint32                 `protobuf:"varint,10,opt,name=min_schema,json=minSchema,proto3" json:"min_schema,omitempty"`            // oldest event schema it can fold
 	MaxSchema     uint32                 `protobuf:"varint,11,opt,name=max_schema,json=maxSchema,proto3" json:"max_schema,omitempty"`            // newest event schema it can fold
 	AgentsOnly    bool                   `protobuf:"varint,12,opt,name=agents_only,json=agentsOnly,proto3" json:"agents_only,omitempty"`         // its token lets no servers in: it may never be one
+	Draining      bool                   `protobuf:"varint,13,opt,name=draining,proto3" json:"draining,omitempty"`                               // it gets no egress slots, and those it has move away
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -328,6 +329,13 @@ func (x *Node) GetMaxSchema() uint32 {
 func (x *Node) GetAgentsOnly() bool {
 	if x != nil {
 		return x.AgentsOnly
+	}
+	return false
+}
+
+func (x *Node) GetDraining() bool {
+	if x != nil {
+		return x.Draining
 	}
 	return false
 }
@@ -614,11 +622,13 @@ type Answer struct {
 	Token         *Token                 `protobuf:"bytes,4,opt,name=token,proto3" json:"token,omitempty"`                          // CreateToken
 	ErrorCode     string                 `protobuf:"bytes,5,opt,name=error_code,json=errorCode,proto3" json:"error_code,omitempty"` // set when the command was refused, never stored
 	ErrorMessage  string                 `protobuf:"bytes,6,opt,name=error_message,json=errorMessage,proto3" json:"error_message,omitempty"`
-	Pool          *Pool                  `protobuf:"bytes,7,opt,name=pool,proto3" json:"pool,omitempty"`     // CreatePool, ChangePool
-	Blocks        []*Block               `protobuf:"bytes,8,rep,name=blocks,proto3" json:"blocks,omitempty"` // AllocateBlocks: those it gave; ReserveBlock: that one
-	Static        *StaticAddress         `protobuf:"bytes,9,opt,name=static,proto3" json:"static,omitempty"` // ReserveAddress, ClaimAddress
-	Grant         *Grant                 `protobuf:"bytes,10,opt,name=grant,proto3" json:"grant,omitempty"`  // SetGrant
-	Plan          []string               `protobuf:"bytes,11,rep,name=plan,proto3" json:"plan,omitempty"`    // ImportPools: what it does or, with dry_run, would do, a line each
+	Pool          *Pool                  `protobuf:"bytes,7,opt,name=pool,proto3" json:"pool,omitempty"`      // CreatePool, ChangePool
+	Blocks        []*Block               `protobuf:"bytes,8,rep,name=blocks,proto3" json:"blocks,omitempty"`  // AllocateBlocks: those it gave; ReserveBlock: that one
+	Static        *StaticAddress         `protobuf:"bytes,9,opt,name=static,proto3" json:"static,omitempty"`  // ReserveAddress, ClaimAddress
+	Grant         *Grant                 `protobuf:"bytes,10,opt,name=grant,proto3" json:"grant,omitempty"`   // SetGrant
+	Plan          []string               `protobuf:"bytes,11,rep,name=plan,proto3" json:"plan,omitempty"`     // ImportPools: what it does or, with dry_run, would do, a line each
+	Egress        *Egress                `protobuf:"bytes,12,opt,name=egress,proto3" json:"egress,omitempty"` // DefineEgress, ChangeEgress
+	Slot          *EgressSlot            `protobuf:"bytes,13,opt,name=slot,proto3" json:"slot,omitempty"`     // AssignSlot, ReleaseSlot
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -730,6 +740,20 @@ func (x *Answer) GetPlan() []string {
 	return nil
 }
 
+func (x *Answer) GetEgress() *Egress {
+	if x != nil {
+		return x.Egress
+	}
+	return nil
+}
+
+func (x *Answer) GetSlot() *EgressSlot {
+	if x != nil {
+		return x.Slot
+	}
+	return nil
+}
+
 // State is the snapshot form: every list sorted by ID.
 type State struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
@@ -742,12 +766,14 @@ type State struct {
 	Servers       []*Server              `protobuf:"bytes,7,rep,name=servers,proto3" json:"servers,omitempty"`
 	Tokens        []*Token               `protobuf:"bytes,8,rep,name=tokens,proto3" json:"tokens,omitempty"`
 	GossipKeys    *GossipKeys            `protobuf:"bytes,9,opt,name=gossip_keys,json=gossipKeys,proto3" json:"gossip_keys,omitempty"`
-	Answers       []*Answer              `protobuf:"bytes,10,rep,name=answers,proto3" json:"answers,omitempty"` // oldest first, bounded
-	Pools         []*Pool                `protobuf:"bytes,11,rep,name=pools,proto3" json:"pools,omitempty"`     // by name
-	Blocks        []*Block               `protobuf:"bytes,12,rep,name=blocks,proto3" json:"blocks,omitempty"`   // by pool, then number
-	Freed         []*FreedBlock          `protobuf:"bytes,13,rep,name=freed,proto3" json:"freed,omitempty"`     // longest free first
-	Statics       []*StaticAddress       `protobuf:"bytes,14,rep,name=statics,proto3" json:"statics,omitempty"` // by pool, then address
-	Grants        []*Grant               `protobuf:"bytes,15,rep,name=grants,proto3" json:"grants,omitempty"`   // by pool, namespace, node
+	Answers       []*Answer              `protobuf:"bytes,10,rep,name=answers,proto3" json:"answers,omitempty"`   // oldest first, bounded
+	Pools         []*Pool                `protobuf:"bytes,11,rep,name=pools,proto3" json:"pools,omitempty"`       // by name
+	Blocks        []*Block               `protobuf:"bytes,12,rep,name=blocks,proto3" json:"blocks,omitempty"`     // by pool, then number
+	Freed         []*FreedBlock          `protobuf:"bytes,13,rep,name=freed,proto3" json:"freed,omitempty"`       // longest free first
+	Statics       []*StaticAddress       `protobuf:"bytes,14,rep,name=statics,proto3" json:"statics,omitempty"`   // by pool, then address
+	Grants        []*Grant               `protobuf:"bytes,15,rep,name=grants,proto3" json:"grants,omitempty"`     // by pool, namespace, node
+	Egresses      []*Egress              `protobuf:"bytes,16,rep,name=egresses,proto3" json:"egresses,omitempty"` // by namespace, then name
+	Slots         []*EgressSlot          `protobuf:"bytes,17,rep,name=slots,proto3" json:"slots,omitempty"`       // by namespace, name, number
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -883,6 +909,20 @@ func (x *State) GetStatics() []*StaticAddress {
 func (x *State) GetGrants() []*Grant {
 	if x != nil {
 		return x.Grants
+	}
+	return nil
+}
+
+func (x *State) GetEgresses() []*Egress {
+	if x != nil {
+		return x.Egresses
+	}
+	return nil
+}
+
+func (x *State) GetSlots() []*EgressSlot {
+	if x != nil {
+		return x.Slots
 	}
 	return nil
 }
@@ -1413,6 +1453,333 @@ func (x *Grant) GetAddresses() uint32 {
 	return 0
 }
 
+// Egress is a way out of the mesh for the pods and hosts that ask for it: their packets for its destinations go through tunnels to
+// gateway nodes and leave from there with another source address.
+type Egress struct {
+	state             protoimpl.MessageState `protogen:"open.v1"`
+	Namespace         string                 `protobuf:"bytes,1,opt,name=namespace,proto3" json:"namespace,omitempty"`
+	Name              string                 `protobuf:"bytes,2,opt,name=name,proto3" json:"name,omitempty"`                                                                                   // unique in the namespace
+	Destinations      []string               `protobuf:"bytes,3,rep,name=destinations,proto3" json:"destinations,omitempty"`                                                                   // CIDRs, sorted; 0.0.0.0/0 and ::/0 are everything outside the mesh
+	Gateways          map[string]string      `protobuf:"bytes,4,rep,name=gateways,proto3" json:"gateways,omitempty" protobuf_key:"bytes,1,opt,name=key" protobuf_val:"bytes,2,opt,name=value"` // labels that a node has to have to be a gateway
+	Replicas          uint32                 `protobuf:"varint,5,opt,name=replicas,proto3" json:"replicas,omitempty"`                                                                          // slots
+	Addresses         []*EgressAddress       `protobuf:"bytes,6,rep,name=addresses,proto3" json:"addresses,omitempty"`                                                                         // source address of slot 0, 1 ...; as many as replicas, or none: the gateway node's own
+	FouSourcePortAuto bool                   `protobuf:"varint,7,opt,name=fou_source_port_auto,json=fouSourcePortAuto,proto3" json:"fou_source_port_auto,omitempty"`                           // the tunnels' source port follows from the flow instead of being 5555
+	Pool              string                 `protobuf:"bytes,8,opt,name=pool,proto3" json:"pool,omitempty"`                                                                                   // that the endpoints are taken from
+	LeaseMillis       uint32                 `protobuf:"varint,9,opt,name=lease_millis,json=leaseMillis,proto3" json:"lease_millis,omitempty"`                                                 // how long a gateway goes on without the leader; 0: [1200]
+	Probes            []string               `protobuf:"bytes,10,rep,name=probes,proto3" json:"probes,omitempty"`                                                                              // "icmp:ADDRESS" or "tcp:ADDRESS:PORT" inside the destinations, by which gateways are judged
+	Endpoints         []*EgressAddress       `protobuf:"bytes,11,rep,name=endpoints,proto3" json:"endpoints,omitempty"`                                                                        // the tunnels' address at the gateway, of slot 0, 1 ...; the leader takes them from the pool
+	CreatedAt         int64                  `protobuf:"varint,12,opt,name=created_at,json=createdAt,proto3" json:"created_at,omitempty"`
+	CreatedIndex      uint64                 `protobuf:"varint,13,opt,name=created_index,json=createdIndex,proto3" json:"created_index,omitempty"`
+	ChangedIndex      uint64                 `protobuf:"varint,14,opt,name=changed_index,json=changedIndex,proto3" json:"changed_index,omitempty"` // of the last event that defined or changed it
+	unknownFields     protoimpl.UnknownFields
+	sizeCache         protoimpl.SizeCache
+}
+
+func (x *Egress) Reset() {
+	*x = Egress{}
+	mi := &file_skein_v1_state_proto_msgTypes[15]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *Egress) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*Egress) ProtoMessage() {}
+
+func (x *Egress) ProtoReflect() protoreflect.Message {
+	mi := &file_skein_v1_state_proto_msgTypes[15]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use Egress.ProtoReflect.Descriptor instead.
+func (*Egress) Descriptor() ([]byte, []int) {
+	return file_skein_v1_state_proto_rawDescGZIP(), []int{15}
+}
+
+func (x *Egress) GetNamespace() string {
+	if x != nil {
+		return x.Namespace
+	}
+	return ""
+}
+
+func (x *Egress) GetName() string {
+	if x != nil {
+		return x.Name
+	}
+	return ""
+}
+
+func (x *Egress) GetDestinations() []string {
+	if x != nil {
+		return x.Destinations
+	}
+	return nil
+}
+
+func (x *Egress) GetGateways() map[string]string {
+	if x != nil {
+		return x.Gateways
+	}
+	return nil
+}
+
+func (x *Egress) GetReplicas() uint32 {
+	if x != nil {
+		return x.Replicas
+	}
+	return 0
+}
+
+func (x *Egress) GetAddresses() []*EgressAddress {
+	if x != nil {
+		return x.Addresses
+	}
+	return nil
+}
+
+func (x *Egress) GetFouSourcePortAuto() bool {
+	if x != nil {
+		return x.FouSourcePortAuto
+	}
+	return false
+}
+
+func (x *Egress) GetPool() string {
+	if x != nil {
+		return x.Pool
+	}
+	return ""
+}
+
+func (x *Egress) GetLeaseMillis() uint32 {
+	if x != nil {
+		return x.LeaseMillis
+	}
+	return 0
+}
+
+func (x *Egress) GetProbes() []string {
+	if x != nil {
+		return x.Probes
+	}
+	return nil
+}
+
+func (x *Egress) GetEndpoints() []*EgressAddress {
+	if x != nil {
+		return x.Endpoints
+	}
+	return nil
+}
+
+func (x *Egress) GetCreatedAt() int64 {
+	if x != nil {
+		return x.CreatedAt
+	}
+	return 0
+}
+
+func (x *Egress) GetCreatedIndex() uint64 {
+	if x != nil {
+		return x.CreatedIndex
+	}
+	return 0
+}
+
+func (x *Egress) GetChangedIndex() uint64 {
+	if x != nil {
+		return x.ChangedIndex
+	}
+	return 0
+}
+
+type EgressAddress struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Ipv4          string                 `protobuf:"bytes,1,opt,name=ipv4,proto3" json:"ipv4,omitempty"`
+	Ipv6          string                 `protobuf:"bytes,2,opt,name=ipv6,proto3" json:"ipv6,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *EgressAddress) Reset() {
+	*x = EgressAddress{}
+	mi := &file_skein_v1_state_proto_msgTypes[16]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *EgressAddress) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*EgressAddress) ProtoMessage() {}
+
+func (x *EgressAddress) ProtoReflect() protoreflect.Message {
+	mi := &file_skein_v1_state_proto_msgTypes[16]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use EgressAddress.ProtoReflect.Descriptor instead.
+func (*EgressAddress) Descriptor() ([]byte, []int) {
+	return file_skein_v1_state_proto_rawDescGZIP(), []int{16}
+}
+
+func (x *EgressAddress) GetIpv4() string {
+	if x != nil {
+		return x.Ipv4
+	}
+	return ""
+}
+
+func (x *EgressAddress) GetIpv6() string {
+	if x != nil {
+		return x.Ipv6
+	}
+	return ""
+}
+
+// EgressSlot is one of an egress's places. Its owner alone forwards for the clients that fall on it.
+type EgressSlot struct {
+	state             protoimpl.MessageState `protogen:"open.v1"`
+	Namespace         string                 `protobuf:"bytes,1,opt,name=namespace,proto3" json:"namespace,omitempty"`
+	Name              string                 `protobuf:"bytes,2,opt,name=name,proto3" json:"name,omitempty"`                   // of the egress
+	Number            uint32                 `protobuf:"varint,3,opt,name=number,proto3" json:"number,omitempty"`              // from 0
+	NodeId            string                 `protobuf:"bytes,4,opt,name=node_id,json=nodeId,proto3" json:"node_id,omitempty"` // the owner; empty: none
+	Epoch             uint64                 `protobuf:"varint,5,opt,name=epoch,proto3" json:"epoch,omitempty"`                // index of the event that assigned, moved or released it; rises with each; 0: never had an owner
+	Since             int64                  `protobuf:"varint,6,opt,name=since,proto3" json:"since,omitempty"`
+	Reason            string                 `protobuf:"bytes,7,opt,name=reason,proto3" json:"reason,omitempty"`                                                    // why it was given, moved or released
+	FromNodeId        string                 `protobuf:"bytes,8,opt,name=from_node_id,json=fromNodeId,proto3" json:"from_node_id,omitempty"`                        // who had it before; empty: nobody
+	Planned           bool                   `protobuf:"varint,9,opt,name=planned,proto3" json:"planned,omitempty"`                                                 // moved while the former owner could still hand it over
+	LeaseMillis       uint32                 `protobuf:"varint,10,opt,name=lease_millis,json=leaseMillis,proto3" json:"lease_millis,omitempty"`                     // the longest lease in this epoch
+	FormerLeaseMillis uint32                 `protobuf:"varint,11,opt,name=former_lease_millis,json=formerLeaseMillis,proto3" json:"former_lease_millis,omitempty"` // the longest that may still run from an earlier epoch
+	unknownFields     protoimpl.UnknownFields
+	sizeCache         protoimpl.SizeCache
+}
+
+func (x *EgressSlot) Reset() {
+	*x = EgressSlot{}
+	mi := &file_skein_v1_state_proto_msgTypes[17]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *EgressSlot) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*EgressSlot) ProtoMessage() {}
+
+func (x *EgressSlot) ProtoReflect() protoreflect.Message {
+	mi := &file_skein_v1_state_proto_msgTypes[17]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use EgressSlot.ProtoReflect.Descriptor instead.
+func (*EgressSlot) Descriptor() ([]byte, []int) {
+	return file_skein_v1_state_proto_rawDescGZIP(), []int{17}
+}
+
+func (x *EgressSlot) GetNamespace() string {
+	if x != nil {
+		return x.Namespace
+	}
+	return ""
+}
+
+func (x *EgressSlot) GetName() string {
+	if x != nil {
+		return x.Name
+	}
+	return ""
+}
+
+func (x *EgressSlot) GetNumber() uint32 {
+	if x != nil {
+		return x.Number
+	}
+	return 0
+}
+
+func (x *EgressSlot) GetNodeId() string {
+	if x != nil {
+		return x.NodeId
+	}
+	return ""
+}
+
+func (x *EgressSlot) GetEpoch() uint64 {
+	if x != nil {
+		return x.Epoch
+	}
+	return 0
+}
+
+func (x *EgressSlot) GetSince() int64 {
+	if x != nil {
+		return x.Since
+	}
+	return 0
+}
+
+func (x *EgressSlot) GetReason() string {
+	if x != nil {
+		return x.Reason
+	}
+	return ""
+}
+
+func (x *EgressSlot) GetFromNodeId() string {
+	if x != nil {
+		return x.FromNodeId
+	}
+	return ""
+}
+
+func (x *EgressSlot) GetPlanned() bool {
+	if x != nil {
+		return x.Planned
+	}
+	return false
+}
+
+func (x *EgressSlot) GetLeaseMillis() uint32 {
+	if x != nil {
+		return x.LeaseMillis
+	}
+	return 0
+}
+
+func (x *EgressSlot) GetFormerLeaseMillis() uint32 {
+	if x != nil {
+		return x.FormerLeaseMillis
+	}
+	return 0
+}
+
 var File_skein_v1_state_proto protoreflect.FileDescriptor
 
 const file_skein_v1_state_proto_rawDesc = "" +
@@ -1433,7 +1800,7 @@ const file_skein_v1_state_proto_rawDesc = "" +
 	"\x12archive_max_events\x18\x05 \x01(\x04R\x10archiveMaxEvents\x125\n" +
 	"\x17archive_max_age_seconds\x18\x06 \x01(\x04R\x14archiveMaxAgeSeconds\x12*\n" +
 	"\x11archive_max_bytes\x18\a \x01(\x04R\x0farchiveMaxBytes\x120\n" +
-	"\x14route_node_addresses\x18\b \x01(\bR\x12routeNodeAddresses\"\xb0\x03\n" +
+	"\x14route_node_addresses\x18\b \x01(\bR\x12routeNodeAddresses\"\xcc\x03\n" +
 	"\x04Node\x12\x0e\n" +
 	"\x02id\x18\x01 \x01(\tR\x02id\x12\x12\n" +
 	"\x04name\x18\x02 \x01(\tR\x04name\x12!\n" +
@@ -1451,7 +1818,8 @@ const file_skein_v1_state_proto_rawDesc = "" +
 	"\n" +
 	"max_schema\x18\v \x01(\rR\tmaxSchema\x12\x1f\n" +
 	"\vagents_only\x18\f \x01(\bR\n" +
-	"agentsOnly\x1a9\n" +
+	"agentsOnly\x12\x1a\n" +
+	"\bdraining\x18\r \x01(\bR\bdraining\x1a9\n" +
 	"\vLabelsEntry\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
 	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\"h\n" +
@@ -1480,7 +1848,7 @@ const file_skein_v1_state_proto_rawDesc = "" +
 	"\n" +
 	"GossipKeys\x12\x18\n" +
 	"\aprimary\x18\x01 \x01(\fR\aprimary\x12\x1a\n" +
-	"\baccepted\x18\x02 \x03(\fR\baccepted\"\x85\x03\n" +
+	"\baccepted\x18\x02 \x03(\fR\baccepted\"\xd9\x03\n" +
 	"\x06Answer\x12\x1d\n" +
 	"\n" +
 	"request_id\x18\x01 \x01(\tR\trequestId\x12\x14\n" +
@@ -1495,7 +1863,9 @@ const file_skein_v1_state_proto_rawDesc = "" +
 	"\x06static\x18\t \x01(\v2\x17.skein.v1.StaticAddressR\x06static\x12%\n" +
 	"\x05grant\x18\n" +
 	" \x01(\v2\x0f.skein.v1.GrantR\x05grant\x12\x12\n" +
-	"\x04plan\x18\v \x03(\tR\x04plan\"\xf4\x04\n" +
+	"\x04plan\x18\v \x03(\tR\x04plan\x12(\n" +
+	"\x06egress\x18\f \x01(\v2\x10.skein.v1.EgressR\x06egress\x12(\n" +
+	"\x04slot\x18\r \x01(\v2\x14.skein.v1.EgressSlotR\x04slot\"\xce\x05\n" +
 	"\x05State\x12\x14\n" +
 	"\x05index\x18\x01 \x01(\x04R\x05index\x12\x12\n" +
 	"\x04time\x18\x02 \x01(\x03R\x04time\x12+\n" +
@@ -1513,7 +1883,9 @@ const file_skein_v1_state_proto_rawDesc = "" +
 	"\x06blocks\x18\f \x03(\v2\x0f.skein.v1.BlockR\x06blocks\x12*\n" +
 	"\x05freed\x18\r \x03(\v2\x14.skein.v1.FreedBlockR\x05freed\x121\n" +
 	"\astatics\x18\x0e \x03(\v2\x17.skein.v1.StaticAddressR\astatics\x12'\n" +
-	"\x06grants\x18\x0f \x03(\v2\x0f.skein.v1.GrantR\x06grants\"\xfc\x03\n" +
+	"\x06grants\x18\x0f \x03(\v2\x0f.skein.v1.GrantR\x06grants\x12,\n" +
+	"\begresses\x18\x10 \x03(\v2\x10.skein.v1.EgressR\begresses\x12*\n" +
+	"\x05slots\x18\x11 \x03(\v2\x14.skein.v1.EgressSlotR\x05slots\"\xfc\x03\n" +
 	"\x04Pool\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x12&\n" +
 	"\x0fblock_size_bits\x18\x02 \x01(\rR\rblockSizeBits\x12.\n" +
@@ -1566,7 +1938,45 @@ const file_skein_v1_state_proto_rawDesc = "" +
 	"\x04pool\x18\x01 \x01(\tR\x04pool\x12\x1c\n" +
 	"\tnamespace\x18\x02 \x01(\tR\tnamespace\x12\x17\n" +
 	"\anode_id\x18\x03 \x01(\tR\x06nodeId\x12\x1c\n" +
-	"\taddresses\x18\x04 \x01(\rR\taddressesB1Z/github.com/skeinmesh/skein/api/skein/v1;skeinv1b\x06proto3"
+	"\taddresses\x18\x04 \x01(\rR\taddresses\"\xca\x04\n" +
+	"\x06Egress\x12\x1c\n" +
+	"\tnamespace\x18\x01 \x01(\tR\tnamespace\x12\x12\n" +
+	"\x04name\x18\x02 \x01(\tR\x04name\x12\"\n" +
+	"\fdestinations\x18\x03 \x03(\tR\fdestinations\x12:\n" +
+	"\bgateways\x18\x04 \x03(\v2\x1e.skein.v1.Egress.GatewaysEntryR\bgateways\x12\x1a\n" +
+	"\breplicas\x18\x05 \x01(\rR\breplicas\x125\n" +
+	"\taddresses\x18\x06 \x03(\v2\x17.skein.v1.EgressAddressR\taddresses\x12/\n" +
+	"\x14fou_source_port_auto\x18\a \x01(\bR\x11fouSourcePortAuto\x12\x12\n" +
+	"\x04pool\x18\b \x01(\tR\x04pool\x12!\n" +
+	"\flease_millis\x18\t \x01(\rR\vleaseMillis\x12\x16\n" +
+	"\x06probes\x18\n" +
+	" \x03(\tR\x06probes\x125\n" +
+	"\tendpoints\x18\v \x03(\v2\x17.skein.v1.EgressAddressR\tendpoints\x12\x1d\n" +
+	"\n" +
+	"created_at\x18\f \x01(\x03R\tcreatedAt\x12#\n" +
+	"\rcreated_index\x18\r \x01(\x04R\fcreatedIndex\x12#\n" +
+	"\rchanged_index\x18\x0e \x01(\x04R\fchangedIndex\x1a;\n" +
+	"\rGatewaysEntry\x12\x10\n" +
+	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
+	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\"7\n" +
+	"\rEgressAddress\x12\x12\n" +
+	"\x04ipv4\x18\x01 \x01(\tR\x04ipv4\x12\x12\n" +
+	"\x04ipv6\x18\x02 \x01(\tR\x04ipv6\"\xc2\x02\n" +
+	"\n" +
+	"EgressSlot\x12\x1c\n" +
+	"\tnamespace\x18\x01 \x01(\tR\tnamespace\x12\x12\n" +
+	"\x04name\x18\x02 \x01(\tR\x04name\x12\x16\n" +
+	"\x06number\x18\x03 \x01(\rR\x06number\x12\x17\n" +
+	"\anode_id\x18\x04 \x01(\tR\x06nodeId\x12\x14\n" +
+	"\x05epoch\x18\x05 \x01(\x04R\x05epoch\x12\x14\n" +
+	"\x05since\x18\x06 \x01(\x03R\x05since\x12\x16\n" +
+	"\x06reason\x18\a \x01(\tR\x06reason\x12 \n" +
+	"\ffrom_node_id\x18\b \x01(\tR\n" +
+	"fromNodeId\x12\x18\n" +
+	"\aplanned\x18\t \x01(\bR\aplanned\x12!\n" +
+	"\flease_millis\x18\n" +
+	" \x01(\rR\vleaseMillis\x12.\n" +
+	"\x13former_lease_millis\x18\v \x01(\rR\x11formerLeaseMillisB1Z/github.com/skeinmesh/skein/api/skein/v1;skeinv1b\x06proto3"
 
 var (
 	file_skein_v1_state_proto_rawDescOnce sync.Once
@@ -1580,7 +1990,7 @@ func file_skein_v1_state_proto_rawDescGZIP() []byte {
 	return file_skein_v1_state_proto_rawDescData
 }
 
-var file_skein_v1_state_proto_msgTypes = make([]protoimpl.MessageInfo, 17)
+var file_skein_v1_state_proto_msgTypes = make([]protoimpl.MessageInfo, 21)
 var file_skein_v1_state_proto_goTypes = []any{
 	(*Cluster)(nil),       // 0: skein.v1.Cluster
 	(*Settings)(nil),      // 1: skein.v1.Settings
@@ -1597,11 +2007,15 @@ var file_skein_v1_state_proto_goTypes = []any{
 	(*FreedBlock)(nil),    // 12: skein.v1.FreedBlock
 	(*StaticAddress)(nil), // 13: skein.v1.StaticAddress
 	(*Grant)(nil),         // 14: skein.v1.Grant
-	nil,                   // 15: skein.v1.Node.LabelsEntry
-	nil,                   // 16: skein.v1.Pool.QuotasEntry
+	(*Egress)(nil),        // 15: skein.v1.Egress
+	(*EgressAddress)(nil), // 16: skein.v1.EgressAddress
+	(*EgressSlot)(nil),    // 17: skein.v1.EgressSlot
+	nil,                   // 18: skein.v1.Node.LabelsEntry
+	nil,                   // 19: skein.v1.Pool.QuotasEntry
+	nil,                   // 20: skein.v1.Egress.GatewaysEntry
 }
 var file_skein_v1_state_proto_depIdxs = []int32{
-	15, // 0: skein.v1.Node.labels:type_name -> skein.v1.Node.LabelsEntry
+	18, // 0: skein.v1.Node.labels:type_name -> skein.v1.Node.LabelsEntry
 	2,  // 1: skein.v1.RevokedNode.node:type_name -> skein.v1.Node
 	2,  // 2: skein.v1.Answer.node:type_name -> skein.v1.Node
 	5,  // 3: skein.v1.Answer.token:type_name -> skein.v1.Token
@@ -1609,26 +2023,33 @@ var file_skein_v1_state_proto_depIdxs = []int32{
 	11, // 5: skein.v1.Answer.blocks:type_name -> skein.v1.Block
 	13, // 6: skein.v1.Answer.static:type_name -> skein.v1.StaticAddress
 	14, // 7: skein.v1.Answer.grant:type_name -> skein.v1.Grant
-	0,  // 8: skein.v1.State.cluster:type_name -> skein.v1.Cluster
-	1,  // 9: skein.v1.State.settings:type_name -> skein.v1.Settings
-	2,  // 10: skein.v1.State.nodes:type_name -> skein.v1.Node
-	3,  // 11: skein.v1.State.revoked:type_name -> skein.v1.RevokedNode
-	4,  // 12: skein.v1.State.servers:type_name -> skein.v1.Server
-	5,  // 13: skein.v1.State.tokens:type_name -> skein.v1.Token
-	6,  // 14: skein.v1.State.gossip_keys:type_name -> skein.v1.GossipKeys
-	7,  // 15: skein.v1.State.answers:type_name -> skein.v1.Answer
-	9,  // 16: skein.v1.State.pools:type_name -> skein.v1.Pool
-	11, // 17: skein.v1.State.blocks:type_name -> skein.v1.Block
-	12, // 18: skein.v1.State.freed:type_name -> skein.v1.FreedBlock
-	13, // 19: skein.v1.State.statics:type_name -> skein.v1.StaticAddress
-	14, // 20: skein.v1.State.grants:type_name -> skein.v1.Grant
-	10, // 21: skein.v1.Pool.subnets:type_name -> skein.v1.PoolSubnet
-	16, // 22: skein.v1.Pool.quotas:type_name -> skein.v1.Pool.QuotasEntry
-	23, // [23:23] is the sub-list for method output_type
-	23, // [23:23] is the sub-list for method input_type
-	23, // [23:23] is the sub-list for extension type_name
-	23, // [23:23] is the sub-list for extension extendee
-	0,  // [0:23] is the sub-list for field type_name
+	15, // 8: skein.v1.Answer.egress:type_name -> skein.v1.Egress
+	17, // 9: skein.v1.Answer.slot:type_name -> skein.v1.EgressSlot
+	0,  // 10: skein.v1.State.cluster:type_name -> skein.v1.Cluster
+	1,  // 11: skein.v1.State.settings:type_name -> skein.v1.Settings
+	2,  // 12: skein.v1.State.nodes:type_name -> skein.v1.Node
+	3,  // 13: skein.v1.State.revoked:type_name -> skein.v1.RevokedNode
+	4,  // 14: skein.v1.State.servers:type_name -> skein.v1.Server
+	5,  // 15: skein.v1.State.tokens:type_name -> skein.v1.Token
+	6,  // 16: skein.v1.State.gossip_keys:type_name -> skein.v1.GossipKeys
+	7,  // 17: skein.v1.State.answers:type_name -> skein.v1.Answer
+	9,  // 18: skein.v1.State.pools:type_name -> skein.v1.Pool
+	11, // 19: skein.v1.State.blocks:type_name -> skein.v1.Block
+	12, // 20: skein.v1.State.freed:type_name -> skein.v1.FreedBlock
+	13, // 21: skein.v1.State.statics:type_name -> skein.v1.StaticAddress
+	14, // 22: skein.v1.State.grants:type_name -> skein.v1.Grant
+	15, // 23: skein.v1.State.egresses:type_name -> skein.v1.Egress
+	17, // 24: skein.v1.State.slots:type_name -> skein.v1.EgressSlot
+	10, // 25: skein.v1.Pool.subnets:type_name -> skein.v1.PoolSubnet
+	19, // 26: skein.v1.Pool.quotas:type_name -> skein.v1.Pool.QuotasEntry
+	20, // 27: skein.v1.Egress.gateways:type_name -> skein.v1.Egress.GatewaysEntry
+	16, // 28: skein.v1.Egress.addresses:type_name -> skein.v1.EgressAddress
+	16, // 29: skein.v1.Egress.endpoints:type_name -> skein.v1.EgressAddress
+	30, // [30:30] is the sub-list for method output_type
+	30, // [30:30] is the sub-list for method input_type
+	30, // [30:30] is the sub-list for extension type_name
+	30, // [30:30] is the sub-list for extension extendee
+	0,  // [0:30] is the sub-list for field type_name
 }
 
 func init() { file_skein_v1_state_proto_init() }
@@ -1642,7 +2063,7 @@ func file_skein_v1_state_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_skein_v1_state_proto_rawDesc), len(file_skein_v1_state_proto_rawDesc)),
 			NumEnums:      0,
-			NumMessages:   17,
+			NumMessages:   21,
 			NumExtensions: 0,
 			NumServices:   0,
 		},

@@ -100,6 +100,27 @@ const (
 	AgentServicePodsProcedure = "/skein.v1.AgentService/Pods"
 	// AgentServiceImportProcedure is the fully-qualified name of the AgentService's Import RPC.
 	AgentServiceImportProcedure = "/skein.v1.AgentService/Import"
+	// AgentServiceCreateEgressProcedure is the fully-qualified name of the AgentService's CreateEgress
+	// RPC.
+	AgentServiceCreateEgressProcedure = "/skein.v1.AgentService/CreateEgress"
+	// AgentServiceChangeEgressProcedure is the fully-qualified name of the AgentService's ChangeEgress
+	// RPC.
+	AgentServiceChangeEgressProcedure = "/skein.v1.AgentService/ChangeEgress"
+	// AgentServiceRemoveEgressProcedure is the fully-qualified name of the AgentService's RemoveEgress
+	// RPC.
+	AgentServiceRemoveEgressProcedure = "/skein.v1.AgentService/RemoveEgress"
+	// AgentServiceEgressesProcedure is the fully-qualified name of the AgentService's Egresses RPC.
+	AgentServiceEgressesProcedure = "/skein.v1.AgentService/Egresses"
+	// AgentServiceShowEgressProcedure is the fully-qualified name of the AgentService's ShowEgress RPC.
+	AgentServiceShowEgressProcedure = "/skein.v1.AgentService/ShowEgress"
+	// AgentServiceExplainEgressProcedure is the fully-qualified name of the AgentService's
+	// ExplainEgress RPC.
+	AgentServiceExplainEgressProcedure = "/skein.v1.AgentService/ExplainEgress"
+	// AgentServiceAttachEgressProcedure is the fully-qualified name of the AgentService's AttachEgress
+	// RPC.
+	AgentServiceAttachEgressProcedure = "/skein.v1.AgentService/AttachEgress"
+	// AgentServiceDrainNodeProcedure is the fully-qualified name of the AgentService's DrainNode RPC.
+	AgentServiceDrainNodeProcedure = "/skein.v1.AgentService/DrainNode"
 )
 
 // AgentServiceClient is a client for the skein.v1.AgentService service.
@@ -134,6 +155,14 @@ type AgentServiceClient interface {
 	Who(context.Context, *v1.WhoRequest) (*v1.WhoResponse, error)
 	Pods(context.Context, *v1.PodsRequest) (*v1.PodsResponse, error)
 	Import(context.Context, *v1.ImportRequest) (*v1.ImportResponse, error)
+	CreateEgress(context.Context, *v1.CreateEgressRequest) (*v1.EgressResponse, error)
+	ChangeEgress(context.Context, *v1.ChangeEgressRequest) (*v1.EgressResponse, error)
+	RemoveEgress(context.Context, *v1.RemoveEgressRequest) (*v1.RemoveEgressResponse, error)
+	Egresses(context.Context, *v1.EgressesRequest) (*v1.EgressesResponse, error)
+	ShowEgress(context.Context, *v1.ShowEgressRequest) (*v1.ShowEgressResponse, error)
+	ExplainEgress(context.Context, *v1.ExplainEgressRequest) (*v1.ExplainEgressResponse, error)
+	AttachEgress(context.Context, *v1.AttachEgressRequest) (*v1.AttachEgressResponse, error)
+	DrainNode(context.Context, *v1.DrainNodeRequest) (*v1.DrainNodeResponse, error)
 }
 
 // NewAgentServiceClient constructs a client for the skein.v1.AgentService service. By default, it
@@ -327,6 +356,54 @@ func NewAgentServiceClient(httpClient connect.HTTPClient, baseURL string, opts .
 			connect.WithSchema(agentServiceMethods.ByName("Import")),
 			connect.WithClientOptions(opts...),
 		),
+		createEgress: connect.NewClient[v1.CreateEgressRequest, v1.EgressResponse](
+			httpClient,
+			baseURL+AgentServiceCreateEgressProcedure,
+			connect.WithSchema(agentServiceMethods.ByName("CreateEgress")),
+			connect.WithClientOptions(opts...),
+		),
+		changeEgress: connect.NewClient[v1.ChangeEgressRequest, v1.EgressResponse](
+			httpClient,
+			baseURL+AgentServiceChangeEgressProcedure,
+			connect.WithSchema(agentServiceMethods.ByName("ChangeEgress")),
+			connect.WithClientOptions(opts...),
+		),
+		removeEgress: connect.NewClient[v1.RemoveEgressRequest, v1.RemoveEgressResponse](
+			httpClient,
+			baseURL+AgentServiceRemoveEgressProcedure,
+			connect.WithSchema(agentServiceMethods.ByName("RemoveEgress")),
+			connect.WithClientOptions(opts...),
+		),
+		egresses: connect.NewClient[v1.EgressesRequest, v1.EgressesResponse](
+			httpClient,
+			baseURL+AgentServiceEgressesProcedure,
+			connect.WithSchema(agentServiceMethods.ByName("Egresses")),
+			connect.WithClientOptions(opts...),
+		),
+		showEgress: connect.NewClient[v1.ShowEgressRequest, v1.ShowEgressResponse](
+			httpClient,
+			baseURL+AgentServiceShowEgressProcedure,
+			connect.WithSchema(agentServiceMethods.ByName("ShowEgress")),
+			connect.WithClientOptions(opts...),
+		),
+		explainEgress: connect.NewClient[v1.ExplainEgressRequest, v1.ExplainEgressResponse](
+			httpClient,
+			baseURL+AgentServiceExplainEgressProcedure,
+			connect.WithSchema(agentServiceMethods.ByName("ExplainEgress")),
+			connect.WithClientOptions(opts...),
+		),
+		attachEgress: connect.NewClient[v1.AttachEgressRequest, v1.AttachEgressResponse](
+			httpClient,
+			baseURL+AgentServiceAttachEgressProcedure,
+			connect.WithSchema(agentServiceMethods.ByName("AttachEgress")),
+			connect.WithClientOptions(opts...),
+		),
+		drainNode: connect.NewClient[v1.DrainNodeRequest, v1.DrainNodeResponse](
+			httpClient,
+			baseURL+AgentServiceDrainNodeProcedure,
+			connect.WithSchema(agentServiceMethods.ByName("DrainNode")),
+			connect.WithClientOptions(opts...),
+		),
 	}
 }
 
@@ -362,6 +439,14 @@ type agentServiceClient struct {
 	who            *connect.Client[v1.WhoRequest, v1.WhoResponse]
 	pods           *connect.Client[v1.PodsRequest, v1.PodsResponse]
 	_import        *connect.Client[v1.ImportRequest, v1.ImportResponse]
+	createEgress   *connect.Client[v1.CreateEgressRequest, v1.EgressResponse]
+	changeEgress   *connect.Client[v1.ChangeEgressRequest, v1.EgressResponse]
+	removeEgress   *connect.Client[v1.RemoveEgressRequest, v1.RemoveEgressResponse]
+	egresses       *connect.Client[v1.EgressesRequest, v1.EgressesResponse]
+	showEgress     *connect.Client[v1.ShowEgressRequest, v1.ShowEgressResponse]
+	explainEgress  *connect.Client[v1.ExplainEgressRequest, v1.ExplainEgressResponse]
+	attachEgress   *connect.Client[v1.AttachEgressRequest, v1.AttachEgressResponse]
+	drainNode      *connect.Client[v1.DrainNodeRequest, v1.DrainNodeResponse]
 }
 
 // Status calls skein.v1.AgentService.Status.
@@ -630,6 +715,78 @@ func (c *agentServiceClient) Import(ctx context.Context, req *v1.ImportRequest) 
 	return nil, err
 }
 
+// CreateEgress calls skein.v1.AgentService.CreateEgress.
+func (c *agentServiceClient) CreateEgress(ctx context.Context, req *v1.CreateEgressRequest) (*v1.EgressResponse, error) {
+	response, err := c.createEgress.CallUnary(ctx, connect.NewRequest(req))
+	if response != nil {
+		return response.Msg, err
+	}
+	return nil, err
+}
+
+// ChangeEgress calls skein.v1.AgentService.ChangeEgress.
+func (c *agentServiceClient) ChangeEgress(ctx context.Context, req *v1.ChangeEgressRequest) (*v1.EgressResponse, error) {
+	response, err := c.changeEgress.CallUnary(ctx, connect.NewRequest(req))
+	if response != nil {
+		return response.Msg, err
+	}
+	return nil, err
+}
+
+// RemoveEgress calls skein.v1.AgentService.RemoveEgress.
+func (c *agentServiceClient) RemoveEgress(ctx context.Context, req *v1.RemoveEgressRequest) (*v1.RemoveEgressResponse, error) {
+	response, err := c.removeEgress.CallUnary(ctx, connect.NewRequest(req))
+	if response != nil {
+		return response.Msg, err
+	}
+	return nil, err
+}
+
+// Egresses calls skein.v1.AgentService.Egresses.
+func (c *agentServiceClient) Egresses(ctx context.Context, req *v1.EgressesRequest) (*v1.EgressesResponse, error) {
+	response, err := c.egresses.CallUnary(ctx, connect.NewRequest(req))
+	if response != nil {
+		return response.Msg, err
+	}
+	return nil, err
+}
+
+// ShowEgress calls skein.v1.AgentService.ShowEgress.
+func (c *agentServiceClient) ShowEgress(ctx context.Context, req *v1.ShowEgressRequest) (*v1.ShowEgressResponse, error) {
+	response, err := c.showEgress.CallUnary(ctx, connect.NewRequest(req))
+	if response != nil {
+		return response.Msg, err
+	}
+	return nil, err
+}
+
+// ExplainEgress calls skein.v1.AgentService.ExplainEgress.
+func (c *agentServiceClient) ExplainEgress(ctx context.Context, req *v1.ExplainEgressRequest) (*v1.ExplainEgressResponse, error) {
+	response, err := c.explainEgress.CallUnary(ctx, connect.NewRequest(req))
+	if response != nil {
+		return response.Msg, err
+	}
+	return nil, err
+}
+
+// AttachEgress calls skein.v1.AgentService.AttachEgress.
+func (c *agentServiceClient) AttachEgress(ctx context.Context, req *v1.AttachEgressRequest) (*v1.AttachEgressResponse, error) {
+	response, err := c.attachEgress.CallUnary(ctx, connect.NewRequest(req))
+	if response != nil {
+		return response.Msg, err
+	}
+	return nil, err
+}
+
+// DrainNode calls skein.v1.AgentService.DrainNode.
+func (c *agentServiceClient) DrainNode(ctx context.Context, req *v1.DrainNodeRequest) (*v1.DrainNodeResponse, error) {
+	response, err := c.drainNode.CallUnary(ctx, connect.NewRequest(req))
+	if response != nil {
+		return response.Msg, err
+	}
+	return nil, err
+}
+
 // AgentServiceHandler is an implementation of the skein.v1.AgentService service.
 type AgentServiceHandler interface {
 	Status(context.Context, *v1.StatusRequest) (*v1.StatusResponse, error)
@@ -662,6 +819,14 @@ type AgentServiceHandler interface {
 	Who(context.Context, *v1.WhoRequest) (*v1.WhoResponse, error)
 	Pods(context.Context, *v1.PodsRequest) (*v1.PodsResponse, error)
 	Import(context.Context, *v1.ImportRequest) (*v1.ImportResponse, error)
+	CreateEgress(context.Context, *v1.CreateEgressRequest) (*v1.EgressResponse, error)
+	ChangeEgress(context.Context, *v1.ChangeEgressRequest) (*v1.EgressResponse, error)
+	RemoveEgress(context.Context, *v1.RemoveEgressRequest) (*v1.RemoveEgressResponse, error)
+	Egresses(context.Context, *v1.EgressesRequest) (*v1.EgressesResponse, error)
+	ShowEgress(context.Context, *v1.ShowEgressRequest) (*v1.ShowEgressResponse, error)
+	ExplainEgress(context.Context, *v1.ExplainEgressRequest) (*v1.ExplainEgressResponse, error)
+	AttachEgress(context.Context, *v1.AttachEgressRequest) (*v1.AttachEgressResponse, error)
+	DrainNode(context.Context, *v1.DrainNodeRequest) (*v1.DrainNodeResponse, error)
 }
 
 // NewAgentServiceHandler builds an HTTP handler from the service implementation. It returns the
@@ -851,6 +1016,54 @@ func NewAgentServiceHandler(svc AgentServiceHandler, opts ...connect.HandlerOpti
 		connect.WithSchema(agentServiceMethods.ByName("Import")),
 		connect.WithHandlerOptions(opts...),
 	)
+	agentServiceCreateEgressHandler := connect.NewUnaryHandlerSimple(
+		AgentServiceCreateEgressProcedure,
+		svc.CreateEgress,
+		connect.WithSchema(agentServiceMethods.ByName("CreateEgress")),
+		connect.WithHandlerOptions(opts...),
+	)
+	agentServiceChangeEgressHandler := connect.NewUnaryHandlerSimple(
+		AgentServiceChangeEgressProcedure,
+		svc.ChangeEgress,
+		connect.WithSchema(agentServiceMethods.ByName("ChangeEgress")),
+		connect.WithHandlerOptions(opts...),
+	)
+	agentServiceRemoveEgressHandler := connect.NewUnaryHandlerSimple(
+		AgentServiceRemoveEgressProcedure,
+		svc.RemoveEgress,
+		connect.WithSchema(agentServiceMethods.ByName("RemoveEgress")),
+		connect.WithHandlerOptions(opts...),
+	)
+	agentServiceEgressesHandler := connect.NewUnaryHandlerSimple(
+		AgentServiceEgressesProcedure,
+		svc.Egresses,
+		connect.WithSchema(agentServiceMethods.ByName("Egresses")),
+		connect.WithHandlerOptions(opts...),
+	)
+	agentServiceShowEgressHandler := connect.NewUnaryHandlerSimple(
+		AgentServiceShowEgressProcedure,
+		svc.ShowEgress,
+		connect.WithSchema(agentServiceMethods.ByName("ShowEgress")),
+		connect.WithHandlerOptions(opts...),
+	)
+	agentServiceExplainEgressHandler := connect.NewUnaryHandlerSimple(
+		AgentServiceExplainEgressProcedure,
+		svc.ExplainEgress,
+		connect.WithSchema(agentServiceMethods.ByName("ExplainEgress")),
+		connect.WithHandlerOptions(opts...),
+	)
+	agentServiceAttachEgressHandler := connect.NewUnaryHandlerSimple(
+		AgentServiceAttachEgressProcedure,
+		svc.AttachEgress,
+		connect.WithSchema(agentServiceMethods.ByName("AttachEgress")),
+		connect.WithHandlerOptions(opts...),
+	)
+	agentServiceDrainNodeHandler := connect.NewUnaryHandlerSimple(
+		AgentServiceDrainNodeProcedure,
+		svc.DrainNode,
+		connect.WithSchema(agentServiceMethods.ByName("DrainNode")),
+		connect.WithHandlerOptions(opts...),
+	)
 	return "/skein.v1.AgentService/", http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		switch r.URL.Path {
 		case AgentServiceStatusProcedure:
@@ -913,6 +1126,22 @@ func NewAgentServiceHandler(svc AgentServiceHandler, opts ...connect.HandlerOpti
 			agentServicePodsHandler.ServeHTTP(w, r)
 		case AgentServiceImportProcedure:
 			agentServiceImportHandler.ServeHTTP(w, r)
+		case AgentServiceCreateEgressProcedure:
+			agentServiceCreateEgressHandler.ServeHTTP(w, r)
+		case AgentServiceChangeEgressProcedure:
+			agentServiceChangeEgressHandler.ServeHTTP(w, r)
+		case AgentServiceRemoveEgressProcedure:
+			agentServiceRemoveEgressHandler.ServeHTTP(w, r)
+		case AgentServiceEgressesProcedure:
+			agentServiceEgressesHandler.ServeHTTP(w, r)
+		case AgentServiceShowEgressProcedure:
+			agentServiceShowEgressHandler.ServeHTTP(w, r)
+		case AgentServiceExplainEgressProcedure:
+			agentServiceExplainEgressHandler.ServeHTTP(w, r)
+		case AgentServiceAttachEgressProcedure:
+			agentServiceAttachEgressHandler.ServeHTTP(w, r)
+		case AgentServiceDrainNodeProcedure:
+			agentServiceDrainNodeHandler.ServeHTTP(w, r)
 		default:
 			http.NotFound(w, r)
 		}
@@ -1040,4 +1269,36 @@ func (UnimplementedAgentServiceHandler) Pods(context.Context, *v1.PodsRequest) (
 
 func (UnimplementedAgentServiceHandler) Import(context.Context, *v1.ImportRequest) (*v1.ImportResponse, error) {
 	return nil, connect.NewError(connect.CodeUnimplemented, errors.New("skein.v1.AgentService.Import is not implemented"))
+}
+
+func (UnimplementedAgentServiceHandler) CreateEgress(context.Context, *v1.CreateEgressRequest) (*v1.EgressResponse, error) {
+	return nil, connect.NewError(connect.CodeUnimplemented, errors.New("skein.v1.AgentService.CreateEgress is not implemented"))
+}
+
+func (UnimplementedAgentServiceHandler) ChangeEgress(context.Context, *v1.ChangeEgressRequest) (*v1.EgressResponse, error) {
+	return nil, connect.NewError(connect.CodeUnimplemented, errors.New("skein.v1.AgentService.ChangeEgress is not implemented"))
+}
+
+func (UnimplementedAgentServiceHandler) RemoveEgress(context.Context, *v1.RemoveEgressRequest) (*v1.RemoveEgressResponse, error) {
+	return nil, connect.NewError(connect.CodeUnimplemented, errors.New("skein.v1.AgentService.RemoveEgress is not implemented"))
+}
+
+func (UnimplementedAgentServiceHandler) Egresses(context.Context, *v1.EgressesRequest) (*v1.EgressesResponse, error) {
+	return nil, connect.NewError(connect.CodeUnimplemented, errors.New("skein.v1.AgentService.Egresses is not implemented"))
+}
+
+func (UnimplementedAgentServiceHandler) ShowEgress(context.Context, *v1.ShowEgressRequest) (*v1.ShowEgressResponse, error) {
+	return nil, connect.NewError(connect.CodeUnimplemented, errors.New("skein.v1.AgentService.ShowEgress is not implemented"))
+}
+
+func (UnimplementedAgentServiceHandler) ExplainEgress(context.Context, *v1.ExplainEgressRequest) (*v1.ExplainEgressResponse, error) {
+	return nil, connect.NewError(connect.CodeUnimplemented, errors.New("skein.v1.AgentService.ExplainEgress is not implemented"))
+}
+
+func (UnimplementedAgentServiceHandler) AttachEgress(context.Context, *v1.AttachEgressRequest) (*v1.AttachEgressResponse, error) {
+	return nil, connect.NewError(connect.CodeUnimplemented, errors.New("skein.v1.AgentService.AttachEgress is not implemented"))
+}
+
+func (UnimplementedAgentServiceHandler) DrainNode(context.Context, *v1.DrainNodeRequest) (*v1.DrainNodeResponse, error) {
+	return nil, connect.NewError(connect.CodeUnimplemented, errors.New("skein.v1.AgentService.DrainNode is not implemented"))
 }
