@@ -25,9 +25,21 @@ const (
 	ClientNarrowTable   = 117  // an egress's private destinations
 	ClientWideTable     = 118  // its other destinations
 
+	// On a gateway's host:
+	EgressRule  = 1999 // everything: EgressTable, before pods' addresses are looked for
+	EgressTable = 115  // ways to the gateways' namespaces
+	EgressLinks = "sg" // how the names of the links to them begin
+
 	// In a gateway's network namespace:
 	GatewayRule  = 2000 // iif eth0: GatewayTable
 	GatewayTable = 118  // a route for each client
+)
+
+// The addresses of gateways' namespaces that only their host knows, one of each for an egress. The host gives what comes from
+// there and leaves the mesh an address of its own.
+var (
+	EgressLocal4 = netip.MustParsePrefix("169.254.101.0/24")
+	EgressLocal6 = netip.MustParsePrefix("fd73:6b65:696e:6567::/120")
 )
 
 // EgressLease is how long a gateway goes on without the leader when the egress says nothing else.

@@ -66,6 +66,10 @@ type Pods struct {
 	Remote []Narrow
 	// Routes lead to the single pods, sorted by address. One whose link is not there is left out.
 	Routes []PodRoute
+	// Exported are single addresses that lead here beside the blocks: routes of ExportTable.
+	Exported []netip.Addr
+	// Forward is set when the tunnel's packets are forwarded for other reasons than pods: a gateway of an egress.
+	Forward bool
 }
 
 // PodRoute is the way to one address of a pod.

@@ -17,6 +17,11 @@ import (
 
 // wantPods adds what leads to pods to a wanted state.
 func (s *State) wantPods(p dataplane.Pods, h Host) {
+	for _, a := range p.Exported {
+		if f := familyOf(a); f == IPv4 || h.IPv6 {
+			s.Routes = append(s.Routes, Route{Table: dataplane.ExportTable, Family: f, Dst: netip.PrefixFrom(a, a.BitLen()), Unreachable: true})
+		}
+	}
 	if len(p.Blocks)+len(p.Routes)+len(p.Remote) == 0 {
 		return
 	}
@@ -41,13 +46,13 @@ func (s *State) wantPods(p dataplane.Pods, h Host) {
 			s.Hosts = append(s.Hosts, r)
 		}
 	}
-	if len(p.Blocks)+len(p.Routes) == 0 {
+	if len(p.Blocks)+len(p.Routes) == 0 && !p.Forward {
 		return // a host without pods forwards nothing for others' pods
 	}
 	if h.HasForward4 {
 		s.Forward4 = 1
 	}
-	if has6(p) && h.HasForward6 && h.IPv6OnLink && !h.ForwardAll6 {
+	if (has6(p) || p.Forward) && h.HasForward6 && h.IPv6OnLink && !h.ForwardAll6 {
 		s.Forward6 = 1
 	}
 }
