@@ -23,8 +23,10 @@ func appendMessage(b []byte, m proto.Message) []byte {
 			return appendBlock(b, m)
 		case *skeinv1.FreedBlock:
 			return appendFreed(b, m)
+		case *skeinv1.EgressSlot:
+			return appendSlot(b, m)
 		case *skeinv1.Answer:
-			if m.Pool == nil && len(m.Blocks) == 0 && m.Static == nil && m.Grant == nil && len(m.Plan) == 0 {
+			if m.Pool == nil && len(m.Blocks) == 0 && m.Static == nil && m.Grant == nil && len(m.Plan) == 0 && m.Egress == nil && m.Slot == nil {
 				return appendAnswer(b, m)
 			}
 		}
@@ -50,7 +52,8 @@ func appendNode(b []byte, n *skeinv1.Node) []byte {
 	b = appendNumber(b, 9, n.GetAdmittedIndex())
 	b = appendNumber(b, 10, uint64(n.GetMinSchema()))
 	b = appendNumber(b, 11, uint64(n.GetMaxSchema()))
-	return appendNumber(b, 12, protowire.EncodeBool(n.GetAgentsOnly()))
+	b = appendNumber(b, 12, protowire.EncodeBool(n.GetAgentsOnly()))
+	return appendNumber(b, 13, protowire.EncodeBool(n.GetDraining()))
 }
 
 func appendToken(b []byte, t *skeinv1.Token) []byte {
@@ -80,6 +83,20 @@ func appendFreed(b []byte, v *skeinv1.FreedBlock) []byte {
 	b = appendNumber(b, 2, v.GetNumber())
 	b = appendNumber(b, 3, uint64(v.GetAt()))
 	return appendNumber(b, 4, v.GetIndex())
+}
+
+func appendSlot(b []byte, v *skeinv1.EgressSlot) []byte {
+	b = appendText(b, 1, v.GetNamespace())
+	b = appendText(b, 2, v.GetName())
+	b = appendNumber(b, 3, uint64(v.GetNumber()))
+	b = appendText(b, 4, v.GetNodeId())
+	b = appendNumber(b, 5, v.GetEpoch())
+	b = appendNumber(b, 6, uint64(v.GetSince()))
+	b = appendText(b, 7, v.GetReason())
+	b = appendText(b, 8, v.GetFromNodeId())
+	b = appendNumber(b, 9, protowire.EncodeBool(v.GetPlanned()))
+	b = appendNumber(b, 10, uint64(v.GetLeaseMillis()))
+	return appendNumber(b, 11, uint64(v.GetFormerLeaseMillis()))
 }
 
 func appendAnswer(b []byte, a *skeinv1.Answer) []byte {

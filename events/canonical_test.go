@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 
@@ -121,7 +122,7 @@ func TestCanonicalIsProtobuf(t *testing.T) {
 
 // TestCanonicalShortWay holds the hand-written encoders against the general one.
 func TestCanonicalShortWay(t *testing.T) {
-	for _, m := range []proto.Message{&skeinv1.Node{}, &skeinv1.Token{}, &skeinv1.Answer{}, &skeinv1.Block{}, &skeinv1.FreedBlock{}} {
+	for _, m := range []proto.Message{&skeinv1.Node{}, &skeinv1.Token{}, &skeinv1.Answer{}, &skeinv1.Block{}, &skeinv1.FreedBlock{}, &skeinv1.EgressSlot{}} {
 		t.Run(string(m.ProtoReflect().Descriptor().Name()), func(t *testing.T) {
 			rapid.Check(t, func(t *rapid.T) {
 				a := m.ProtoReflect().New()
@@ -230,7 +231,7 @@ func golden(t *testing.T, name, have string) {
 
 // TestGoldenHash pins the canonical encoding and the hash of every state of one small history.
 func TestGoldenHash(t *testing.T) {
-	for prefix, w := range map[string]*world{"": history(t), "pool_": poolHistory(t)} {
+	for prefix, w := range map[string]*world{"": history(t), "pool_": poolHistory(t), "egress_": egressHistory(t)} {
 		var out strings.Builder
 		s := NewState()
 		for _, e := range w.log {
@@ -266,7 +267,7 @@ func history(t *testing.T) *world {
 // TestHistoryMakesEveryEvent keeps the golden file complete when an event is added.
 func TestHistoryMakesEveryEvent(t *testing.T) {
 	seen := map[protoreflect.FieldNumber]bool{}
-	for _, e := range append(history(t).log, poolHistory(t).log...) {
+	for _, e := range slices.Concat(history(t).log, poolHistory(t).log, egressHistory(t).log) {
 		r := e.ProtoReflect()
 		body := r.Descriptor().Oneofs().ByName("body")
 		seen[r.WhichOneof(body).Number()] = true

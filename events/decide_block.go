@@ -325,6 +325,10 @@ func (d *decision) releaseBlocks(c *skeinv1.ReleaseBlocks) error {
 		if v := r.staticIn(n); v != nil {
 			return refuse(FailedPrecondition, "block %s of pool %s holds the static address %s of %s/%s; release that first", blockName(b), b.GetPool(), staticAddr(v), v.GetNamespace(), v.GetPod())
 		}
+		if d.s.egressesIn(b.GetPool(), n) > 0 {
+			return refuse(FailedPrecondition, "block %s of pool %s holds addresses of egress %s; remove that, or change its addresses, first",
+				blockName(b), b.GetPool(), d.s.egressesOf(r, func(number uint64) bool { return number == n }))
+		}
 		d.emitReleased(b, c.GetReason())
 	}
 	return nil

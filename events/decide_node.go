@@ -229,6 +229,9 @@ func (d *decision) revokeNode(c *skeinv1.RevokeNode) error {
 		}
 		d.emitServerRemoved(n.GetId(), "revoked")
 	}
+	for _, v := range d.s.SlotsOf(n.GetId()) {
+		d.emitSlotReleased(v, "revoked")
+	}
 	d.giveAllBack(n.GetId(), "revoked")
 	d.emit(&skeinv1.Event{Body: &skeinv1.Event_NodeRevoked{NodeRevoked: &skeinv1.NodeRevoked{NodeId: n.GetId(), Reason: c.GetReason()}}})
 	d.answer.Node = n

@@ -38,7 +38,7 @@ func (d *decision) dispatchPool() error {
 	case *skeinv1.Command_ImportPools:
 		return d.importPools(b.ImportPools)
 	}
-	return refuse(InvalidArgument, "the leader does not know this command: it runs an older skein than the sender")
+	return d.dispatchEgress()
 }
 
 func (d *decision) createPool(c *skeinv1.CreatePool) error {
@@ -195,6 +195,9 @@ func (d *decision) removePool(c *skeinv1.RemovePool) error {
 	r, err := d.pool(c.GetName())
 	if err != nil {
 		return err
+	}
+	if names := d.s.egressesOf(r, func(uint64) bool { return true }); names != "" {
+		return refuse(FailedPrecondition, "pool %s is used: egresses have addresses in it (%s); remove those, or change their addresses, first", c.GetName(), names)
 	}
 	if n := r.blocks.n; n > 0 {
 		return refuse(FailedPrecondition, "pool %s is used: %d of its blocks belong to %s; stop new use with skein pool drain %s, remove the pods, and release what is reserved with skein block release",

@@ -24,10 +24,17 @@ func (d *decision) addServer(c *skeinv1.AddServer) error {
 // checkServerSchema refuses a server that could not fold what is there already. It would stop, and until it is gone
 // nothing of that kind could be decided any more.
 func (d *decision) checkServerSchema(name string, high uint32) error {
-	if high >= 2 || d.s.rooms.n == 0 {
+	what, need := "", SchemaMin
+	switch {
+	case d.s.outlets.n > 0:
+		what, need = "egresses", 3
+	case d.s.rooms.n > 0:
+		what, need = "pools", 2
+	}
+	if high >= need {
 		return nil
 	}
-	return refuse(FailedPrecondition, "%s folds event schemas up to %d, and the cluster has pools, which need 2: upgrade skein on %s before it becomes a server", name, high, name)
+	return refuse(FailedPrecondition, "%s folds event schemas up to %d, and the cluster has %s, which need %d: upgrade skein on %s before it becomes a server", name, high, what, need, name)
 }
 
 func (d *decision) promoteServer(c *skeinv1.PromoteServer) error {

@@ -28,6 +28,9 @@ func (d *decision) reserveAddress(c *skeinv1.ReserveAddress) error {
 		d.answer.Static = old
 		return nil
 	}
+	if err := d.checkNoEgress(ipv4, ipv6); err != nil {
+		return err
+	}
 	if r.pool.GetDraining() {
 		return refuseDraining(r.pool)
 	}
@@ -50,6 +53,16 @@ func (d *decision) reserveAddress(c *skeinv1.ReserveAddress) error {
 	}
 	d.emit(&skeinv1.Event{Body: &skeinv1.Event_AddressReserved{AddressReserved: &skeinv1.AddressReserved{Address: v}}})
 	d.answer.Static = v
+	return nil
+}
+
+// checkNoEgress refuses addresses that belong to an egress: no pod may have them.
+func (d *decision) checkNoEgress(addrs ...netip.Addr) error {
+	for _, a := range addrs {
+		if use, taken := d.s.EgressAddressAt(a); taken {
+			return refuse(AlreadyExists, "address %s is %s: take another", a, use)
+		}
+	}
 	return nil
 }
 
@@ -95,6 +108,9 @@ func (d *decision) claimAddress(c *skeinv1.ClaimAddress) error {
 		}
 		return nil
 	}
+	if err := d.checkNoEgress(ipv4, ipv6); err != nil {
+		return err
+	}
 	switch {
 	case v == nil:
 		return refuse(NotFound, "address %s of pool %s is kept for no pod: reserve it first", key, r.pool.GetName())
@@ -130,8 +146,9 @@ func (d *decision) releaseAddress(c *skeinv1.ReleaseAddress) error {
 	case v.GetNodeId() != "":
 		d.emitClaimed(v, "")
 	}
+	in, _ := r.staticsIn.get(n, "")
 	d.emit(&skeinv1.Event{Body: &skeinv1.Event_AddressReleased{AddressReleased: &skeinv1.AddressReleased{Pool: r.pool.GetName(), Address: key}}})
-	if in, _ := r.staticsIn.get(n, ""); in == 1 && r.block(n).GetReason() == StaticReason {
+	if b := r.block(n); in == 1 && madeFor(b) && d.s.egressesIn(b.GetPool(), n) == 0 {
 		d.emitReleased(r.block(n), "its last static address was released")
 	}
 	return nil

@@ -43,7 +43,29 @@ func Diff(a, b *State) []string {
 	out = append(out, diffTable(&a.tokens, &b.tokens, func(t *skeinv1.Token) (string, string) {
 		return t.GetId(), "token " + t.GetId()
 	})...)
-	return append(out, diffPools(a, b)...)
+	return append(append(out, diffPools(a, b)...), diffEgresses(a, b)...)
+}
+
+// diffEgresses compares egresses and their slots.
+func diffEgresses(a, b *State) []string {
+	var out []string
+	names := slices.Concat(a.egressNames, b.egressNames)
+	slices.SortFunc(names, egressRef.compare)
+	for _, ref := range slices.Compact(names) {
+		out = append(out, diffOne("egress "+ref.String(), a.Egress(ref.namespace, ref.name), b.Egress(ref.namespace, ref.name))...)
+		x, y := a.Slots(ref.namespace, ref.name), b.Slots(ref.namespace, ref.name)
+		for i := range max(len(x), len(y)) {
+			var old, now *skeinv1.EgressSlot
+			if i < len(x) {
+				old = x[i]
+			}
+			if i < len(y) {
+				now = y[i]
+			}
+			out = append(out, diffOne("slot "+slotRef{ref, uint32(i)}.String(), old, now)...)
+		}
+	}
+	return out
 }
 
 // diffPools compares pools and what is in them. That a block rests is bookkeeping, too.
@@ -143,8 +165,17 @@ func describe(m proto.Message) string {
 	r := m.ProtoReflect()
 	for _, f := range sortedFields(r.Descriptor()) {
 		switch f.Name() {
-		case "id", "name", "node", "pool", "number":
+		case "id", "name", "node", "number":
 			continue
+		case "pool":
+			if _, egress := m.(*skeinv1.Egress); !egress {
+				continue
+			}
+		case "namespace":
+			switch m.(type) {
+			case *skeinv1.Egress, *skeinv1.EgressSlot:
+				continue
+			}
 		case "node_id":
 			if _, server := m.(*skeinv1.Server); server {
 				continue
@@ -203,7 +234,7 @@ func showOne(f protoreflect.FieldDescriptor, v protoreflect.Value) string {
 		return time.Unix(0, v.Int()).UTC().Format(time.RFC3339) // every int64 of the state is a time
 	case f.Kind() == protoreflect.StringKind:
 		return fmt.Sprintf("%q", v.String())
-	case f.Kind() == protoreflect.MessageKind: // a subnet of a pool, which alone is a list of messages
+	case f.Kind() == protoreflect.MessageKind: // a pool's subnet or an egress's addresses, which alone are lists of messages
 		return describeOne(v.Message().Interface())
 	}
 	return v.String()

@@ -48,6 +48,8 @@ func (s *State) foldPool(e *skeinv1.Event) {
 		} else if find(&s.nodes, g.GetNodeId()) != nil {
 			s.setGrant(g)
 		}
+	default:
+		s.foldEgress(e)
 	}
 }
 
@@ -193,7 +195,7 @@ func (s *State) takeBlock(b *skeinv1.Block) bool {
 		return false
 	}
 	if have := old.block(n); have != nil {
-		if _, statics := old.staticsIn.get(n, ""); have.GetNodeId() != "" || b.GetNodeId() == "" || statics {
+		if _, statics := old.staticsIn.get(n, ""); have.GetNodeId() != "" || b.GetNodeId() == "" || statics || s.egressesIn(b.GetPool(), n) > 0 {
 			return false
 		}
 	}
@@ -231,7 +233,7 @@ func (s *State) releaseBlock(e *skeinv1.BlockReleased, at *skeinv1.Event) {
 	}
 	n := e.GetNumber()
 	b := old.block(n)
-	if _, statics := old.staticsIn.get(n, ""); b == nil || b.GetNodeId() != e.GetNodeId() || statics {
+	if _, statics := old.staticsIn.get(n, ""); b == nil || b.GetNodeId() != e.GetNodeId() || statics || s.egressesIn(e.GetPool(), n) > 0 {
 		return
 	}
 	o, r := s.own(), *old
@@ -269,6 +271,11 @@ func (s *State) addStatic(v *skeinv1.StaticAddress) bool {
 	ipv4, ipv6 := old.layout.pair(n, offset)
 	if b := old.block(n); b == nil || b.GetNodeId() != "" || text(ipv4) != v.GetIpv4() || text(ipv6) != v.GetIpv6() {
 		return false
+	}
+	for _, a := range []netip.Addr{ipv4, ipv6} {
+		if _, egress := s.EgressAddressAt(a); egress {
+			return false
+		}
 	}
 	o, r := s.own(), *old
 	key := staticKey(ipv4, ipv6)

@@ -199,7 +199,7 @@ func TestManyReadersOfPools(t *testing.T) {
 }
 
 func TestPoolDiff(t *testing.T) {
-	w := newPools(t)
+	w := newPoolsOf(t, 2)
 	before := w.s.Clone()
 	w = poolHistory(t)
 	if lines := Diff(w.s, throughBytes(t, w.s)); len(lines) != 0 {

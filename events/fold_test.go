@@ -16,7 +16,7 @@ import (
 
 // later99 is an event of a version to come: its body has the field number 99.
 func later99(t *testing.T, index uint64, ignorable bool) *skeinv1.Event {
-	b, err := proto.Marshal(&skeinv1.Event{Index: index, Time: 5, Schema: 3, Ignorable: ignorable})
+	b, err := proto.Marshal(&skeinv1.Event{Index: index, Time: 5, Schema: SchemaMax + 1, Ignorable: ignorable})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -32,7 +32,7 @@ func TestUnknownEvent(t *testing.T) {
 	w := newCluster(t)
 	before, hash := w.s.Proto(), w.s.Hash()
 	err := w.s.Fold(later99(t, w.s.Index()+1, false))
-	if !errors.Is(err, ErrUnknownEvent) || !strings.Contains(err.Error(), "unknown event 7 (body 99) of schema 3: this skein folds schemas 1 to 2; install") {
+	if !errors.Is(err, ErrUnknownEvent) || !strings.Contains(err.Error(), "unknown event 7 (body 99) of schema 4: this skein folds schemas 1 to 3; install") {
 		t.Fatalf("an unknown event gives: %v", err)
 	}
 	if !proto.Equal(before, w.s.Proto()) || hash != w.s.Hash() {

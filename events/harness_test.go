@@ -225,6 +225,18 @@ func brief(e *skeinv1.Event) string {
 		words = append(words, b.AddressReleased.GetAddress())
 	case *skeinv1.Event_GrantSet:
 		words = append(words, b.GrantSet.GetGrant().GetNamespace(), fmt.Sprint(b.GrantSet.GetGrant().GetAddresses()))
+	case *skeinv1.Event_EgressDefined:
+		words = append(words, refOf(b.EgressDefined.GetEgress()).String())
+	case *skeinv1.Event_EgressChanged:
+		words = append(words, refOf(b.EgressChanged.GetEgress()).String(), b.EgressChanged.GetChange())
+	case *skeinv1.Event_EgressRemoved:
+		words = append(words, egressRef{b.EgressRemoved.GetNamespace(), b.EgressRemoved.GetName()}.String())
+	case *skeinv1.Event_SlotAssigned:
+		words = append(words, briefSlot(b.SlotAssigned.GetSlot()))
+	case *skeinv1.Event_SlotMoved:
+		words = append(words, briefSlot(b.SlotMoved.GetSlot()))
+	case *skeinv1.Event_SlotReleased:
+		words = append(words, briefSlot(b.SlotReleased.GetSlot()))
 	case *skeinv1.Event_CommandAnswered:
 		words = append(words, b.CommandAnswered.GetAnswer().GetRequestId())
 	}

@@ -21,12 +21,22 @@ func today(c *skeinv1.Command) *skeinv1.Command {
 }
 
 // newPools is a world with the nodes a, b and c.
-func newPools(t testing.TB) *world {
+func newPools(t testing.TB) *world { return newPoolsOf(t, SchemaMax) }
+
+// newPoolsOf is newPools with nodes that fold schemas up to high.
+func newPoolsOf(t testing.TB, high uint32) *world {
+	of := func(n *skeinv1.NewNode, c *skeinv1.Command) *skeinv1.Command {
+		n.MaxSchema = high
+		return c
+	}
 	w := newWorld(t)
-	w.must(today(createCluster("10.4.0.0/16", "a")))
+	c := createCluster("10.4.0.0/16", "a")
+	w.must(of(c.GetCreateCluster().GetFirstNode(), c))
 	w.must(createToken("1", 1000, false))
-	w.must(today(admit("b", "1")))
-	w.must(today(admit("c", "1")))
+	for _, name := range []string{"b", "c"} {
+		c := admit(name, "1")
+		w.must(of(c.GetAdmitNode().GetNode(), c))
+	}
 	return w
 }
 
@@ -154,8 +164,9 @@ func importBlock(pool, ipv4, node, reason string) *skeinv1.ImportBlock {
 }
 
 // poolHistory is a fixed sequence of commands that makes an event of every kind of schema 2.
+// Its nodes fold schema 2, as the version that wrote its golden files did.
 func poolHistory(t testing.TB) *world {
-	w := newPools(t)
+	w := newPoolsOf(t, 2)
 	p := pool("default", 4, "10.64.0.0/25,fd02::/121")
 	p.CooldownSeconds, p.Quotas = 30, map[string]uint32{"web": 20, "db": 5}
 	w.must(withID("make", createPool(p)))

@@ -5,7 +5,7 @@ import skeinv1 "github.com/skeinmesh/skein/api/skein/v1"
 // SchemaMin and SchemaMax are the range of event schemas that this version folds.
 const (
 	SchemaMin uint32 = 1
-	SchemaMax uint32 = 2
+	SchemaMax uint32 = 3
 )
 
 // schemaOf is the registry of event bodies: the schema version that introduced each. A body that
@@ -38,6 +38,13 @@ func schemaOf(e *skeinv1.Event) uint32 {
 		*skeinv1.Event_AddressReleased,
 		*skeinv1.Event_GrantSet:
 		return 2
+	case *skeinv1.Event_EgressDefined,
+		*skeinv1.Event_EgressChanged,
+		*skeinv1.Event_EgressRemoved,
+		*skeinv1.Event_SlotAssigned,
+		*skeinv1.Event_SlotMoved,
+		*skeinv1.Event_SlotReleased:
+		return 3
 	}
 	return 0
 }

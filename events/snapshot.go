@@ -15,6 +15,7 @@ func (s *State) Proto() *skeinv1.State {
 		Nodes: s.Nodes(), Revoked: s.RevokedNodes(), Servers: s.Servers(), Tokens: s.Tokens(),
 		Answers: make([]*skeinv1.Answer, 0, s.order.n),
 		Pools:   s.Pools(), Blocks: s.Blocks(), Freed: s.allFreed(), Statics: s.Statics(), Grants: s.Grants(),
+		Egresses: s.Egresses(), Slots: s.allSlots(),
 	}
 	for id := range s.order.all {
 		p.Answers = append(p.Answers, s.AnswerTo(id))
@@ -84,5 +85,8 @@ func (s *State) load(p *skeinv1.State) error {
 		}
 		last = a.GetIndex()
 	}
-	return s.loadPools(p)
+	if err := s.loadPools(p); err != nil {
+		return err
+	}
+	return s.loadEgresses(p)
 }

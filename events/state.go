@@ -33,7 +33,8 @@ type content struct {
 	servers    table[*skeinv1.Server]
 	tokens     table[*skeinv1.Token]
 	answers    table[*skeinv1.Answer]
-	rooms      table[*room] // pools with their blocks, static addresses and grants, by name
+	rooms      table[*room]   // pools with their blocks, static addresses and grants, by name
+	outlets    table[*outlet] // egresses with their slots, by egressRef
 
 	// What follows is derived from the above and not part of the hash.
 	names     table[string] // name of a live node → its ID
@@ -49,6 +50,13 @@ type content struct {
 	staticCount int                // static addresses in all pools
 	grantCount  int                // grants in all pools
 	numbers     int                // blocks in all pools that belong to somebody or did
+
+	egressNames      []egressRef           // sorted; replaced and never changed
+	egressAddrs      table[EgressUse]      // address of an egress → what it is there
+	egressIn         table[uint32]         // egressBlock → addresses of egresses in that block
+	slotOwners       table[table[slotRef]] // a node's slots by slotRef, by node ID
+	slotCount        int                   // slots of all egresses
+	destinationCount int                   // destinations of all egresses
 }
 
 // admission remembers the address that was given last.

@@ -163,6 +163,9 @@ func (s *State) checkPoolFree(p *skeinv1.Pool, prefixes []netip.Prefix) error {
 			}
 		}
 	}
+	if err := s.checkNoDestination(p.GetName(), prefixes); err != nil {
+		return err
+	}
 	if !s.apart(prefixes) {
 		return refuse(InvalidArgument, "pool %s: the address of a node lies in its subnets; use other addresses", p.GetName())
 	}
