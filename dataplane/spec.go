@@ -66,6 +66,9 @@ type Pods struct {
 	Remote []Narrow
 	// Routes lead to the single pods, sorted by address. One whose link is not there is left out.
 	Routes []PodRoute
+	// Refused are addresses of the mesh that lead nowhere for now: unreachable in PodTable, so that nothing for them leaves
+	// the host by another way.
+	Refused []netip.Prefix
 	// Exported are single addresses that lead here beside the blocks: routes of ExportTable.
 	Exported []netip.Addr
 	// Forward is set when the tunnel's packets are forwarded for other reasons than pods: a gateway of an egress.

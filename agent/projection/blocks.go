@@ -5,6 +5,7 @@ import (
 	"net/netip"
 	"slices"
 
+	skeinv1 "github.com/skeinmesh/skein/api/skein/v1"
 	"github.com/skeinmesh/skein/dataplane"
 	"github.com/skeinmesh/skein/events"
 )
@@ -27,6 +28,39 @@ func blocksOf(s *events.State, node string) []netip.Prefix {
 		}
 	}
 	slices.SortFunc(out, netip.Prefix.Compare)
+	return out
+}
+
+// endpointsByNode are the tunnels' ends of all egress slots, sorted, by the node that they lead to. Those under "" lead to nobody: packets
+// for them are refused and do not leave the mesh.
+func endpointsByNode(s *events.State, lingering map[uint64]bool) map[string][]netip.Prefix {
+	out := map[string][]netip.Prefix{}
+	for _, e := range s.Egresses() {
+		for _, slot := range s.Slots(e.GetNamespace(), e.GetName()) {
+			node := slot.GetNodeId()
+			if lingering[slot.GetEpoch()] {
+				node = slot.GetFromNodeId()
+			}
+			out[node] = append(out[node], endpointsOf(e, slot.GetNumber())...)
+		}
+	}
+	for _, ps := range out {
+		slices.SortFunc(ps, netip.Prefix.Compare)
+	}
+	return out
+}
+
+// endpointsOf are a slot's own, of both families.
+func endpointsOf(e *skeinv1.Egress, number uint32) (out []netip.Prefix) {
+	all := e.GetEndpoints()
+	if int(number) >= len(all) {
+		return nil
+	}
+	for _, text := range []string{all[number].GetIpv4(), all[number].GetIpv6()} {
+		if a, err := netip.ParseAddr(text); err == nil {
+			out = append(out, netip.PrefixFrom(a, a.BitLen()))
+		}
+	}
 	return out
 }
 

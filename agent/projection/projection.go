@@ -34,6 +34,12 @@ type Input struct {
 	PortRewrites []dataplane.PortRewrite
 	// Pods are the ways to this host's pods.
 	Pods []dataplane.PodRoute
+	// Lingering are slots that have just moved by plan, by the event that moved them: their endpoints still lead to the former
+	// owner, until the new one surely knows.
+	Lingering map[uint64]bool
+	// Gateway is set while this host is a gateway of an egress, and Exported are the slots' addresses that lead here.
+	Gateway  bool
+	Exported []netip.Addr
 	// Complete is set once state, records and paths have spoken.
 	Complete bool
 }
@@ -65,7 +71,7 @@ type Host struct {
 type Refusal struct {
 	Peer   identity.ID
 	Reason string
-	// Block is set when it is one of the peer's address blocks.
+	// Block is set when it is one of the peer's address blocks, or the endpoint of an egress slot that it owns.
 	Block netip.Prefix
 }
 
@@ -88,6 +94,7 @@ func Project(in Input) (dataplane.Spec, []Refusal) {
 	spec.WireGuard.Peers = make(map[dataplane.Key]dataplane.Peer, len(nodes))
 	overlays := Overlays(in.State.Cluster())
 	var refused []Refusal
+	endpoints := endpointsByNode(in.State, in.Lingering)
 	granted := newPrefixes(append(overlays[:len(overlays):len(overlays)], Pools(in.State)...))
 	for _, n := range nodes {
 		id, err := identity.ParseID(n.GetId())
@@ -105,7 +112,7 @@ func Project(in Input) (dataplane.Spec, []Refusal) {
 			refused = append(refused, Refusal{Peer: id, Reason: err.Error()})
 			continue
 		}
-		for _, b := range blocksOf(in.State, n.GetId()) {
+		for _, b := range append(blocksOf(in.State, n.GetId()), endpoints[n.GetId()]...) {
 			if err := in.Host.mayLead(b); err != nil {
 				refused = append(refused, Refusal{Peer: id, Reason: err.Error(), Block: b})
 				continue
@@ -132,6 +139,8 @@ func Project(in Input) (dataplane.Spec, []Refusal) {
 		}
 		spec.Targets = append(spec.Targets, peer.AllowedIPs...)
 	}
+	spec.Pods.Refused, spec.Pods.Forward = endpoints[""], in.Gateway
+	spec.Pods.Exported = slices.SortedFunc(slices.Values(in.Exported), netip.Addr.Compare)
 	slices.SortFunc(spec.Pods.Remote, func(a, b dataplane.Narrow) int { return a.Prefix.Compare(b.Prefix) })
 	spec.Targets = merge(spec.Targets)
 	slices.SortFunc(spec.Link.Narrow, func(a, b dataplane.Narrow) int { return a.Prefix.Compare(b.Prefix) })
@@ -291,6 +300,12 @@ func Text(s dataplane.Spec, name func(dataplane.Key) string) string {
 			fmt.Fprintf(&b, " mtu %d", p.MTU)
 		}
 		b.WriteByte('\n')
+	}
+	for _, p := range s.Pods.Refused {
+		fmt.Fprintf(&b, "slot %s table %d (unreachable)\n", p, dataplane.PodTable)
+	}
+	for _, a := range s.Pods.Exported {
+		fmt.Fprintf(&b, "slot %s table %d\n", a, dataplane.ExportTable)
 	}
 	for _, p := range s.Pods.Routes {
 		fmt.Fprintf(&b, "pod %s dev %s table %d\n", p.Addr, p.Link, dataplane.PodTable)

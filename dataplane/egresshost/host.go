@@ -332,4 +332,3 @@ func Purge() error {
 	_, err = r.Reconcile(Spec{})
 	return err
 }
-

@@ -22,6 +22,12 @@ func newPodSet(p dataplane.Pods) *podSet {
 	for _, b := range p.Blocks {
 		s.dsts[b.Masked()] = true
 	}
+	for _, b := range p.Refused {
+		s.dsts[b.Masked()] = true
+	}
+	for _, a := range p.Exported {
+		s.dsts[netip.PrefixFrom(a, a.BitLen())] = true
+	}
 	for _, n := range p.Remote {
 		s.dsts[n.Prefix.Masked()] = true
 	}

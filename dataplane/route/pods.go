@@ -22,7 +22,8 @@ func (s *State) wantPods(p dataplane.Pods, h Host) {
 			s.Routes = append(s.Routes, Route{Table: dataplane.ExportTable, Family: f, Dst: netip.PrefixFrom(a, a.BitLen()), Unreachable: true})
 		}
 	}
-	if len(p.Blocks)+len(p.Routes)+len(p.Remote) == 0 {
+	s.wantForward(p, h)
+	if len(p.Blocks)+len(p.Routes)+len(p.Remote)+len(p.Refused) == 0 {
 		return
 	}
 	s.Rules = append(s.Rules, Rule{Family: IPv4, Pods: true})
@@ -36,6 +37,11 @@ func (s *State) wantPods(p dataplane.Pods, h Host) {
 				Route{Table: dataplane.ExportTable, Family: f, Dst: b.Masked(), Unreachable: true})
 		}
 	}
+	for _, b := range p.Refused {
+		if f := familyOf(b.Addr()); f == IPv4 || h.IPv6 {
+			s.Routes = append(s.Routes, Route{Table: dataplane.PodTable, Family: f, Dst: b.Masked(), Unreachable: true})
+		}
+	}
 	for _, n := range p.Remote {
 		if f := familyOf(n.Prefix.Addr()); f == IPv4 || h.IPv6 && h.IPv6OnLink {
 			s.Routes = append(s.Routes, Route{Table: dataplane.PodTable, Family: f, Dst: n.Prefix.Masked(), MTU: n.MTU})
@@ -46,8 +52,13 @@ func (s *State) wantPods(p dataplane.Pods, h Host) {
 			s.Hosts = append(s.Hosts, r)
 		}
 	}
+}
+
+// wantForward is what the link needs that leads to pods of this host, or to a gateway's clients. A host without them forwards
+// nothing for others' pods.
+func (s *State) wantForward(p dataplane.Pods, h Host) {
 	if len(p.Blocks)+len(p.Routes) == 0 && !p.Forward {
-		return // a host without pods forwards nothing for others' pods
+		return
 	}
 	if h.HasForward4 {
 		s.Forward4 = 1
