@@ -113,7 +113,7 @@ func newEgresses(t testing.TB) *world {
 	w := newPools(t)
 	w.must(createPool(pool("default", 2, "10.64.0.0/26,fd02::/122")))
 	w.must(createPool(pool("four", 1, "10.65.0.0/28")))
-	w.must(createPool(pool("public", 1, "203.0.113.0/28,2001:db8:1::/124")))
+	w.must(createPool(pool("public", 1, "203.0.113.0/28,3fff:1::/124")))
 	return w
 }
 
@@ -121,9 +121,9 @@ func newEgresses(t testing.TB) *world {
 func egressHistory(t testing.TB) *world {
 	w := newPoolsOf(t, 3)
 	w.must(createPool(pool("default", 2, "10.64.0.0/26,fd02::/122")))
-	w.must(createPool(pool("public", 1, "203.0.113.0/28,2001:db8:1::/124")))
+	w.must(createPool(pool("public", 1, "203.0.113.0/28,3fff:1::/124")))
 	w.must(allocate("a", "default", 1))
-	e := egress("web/out", "0.0.0.0/0 ::/0 10.20.0.0/16", 2, "203.0.113.4,2001:db8:1::4", "203.0.113.5,2001:db8:1::5")
+	e := egress("web/out", "0.0.0.0/0 ::/0 10.20.0.0/16", 2, "203.0.113.4,3fff:1::4", "203.0.113.5,3fff:1::5")
 	e.Probes, e.LeaseMillis, e.FouSourcePortAuto = []string{"icmp:192.0.2.1", "tcp:[2001:db8::1]:443"}, 2000, true
 	w.must(withID("define", define(e)))
 	w.must(define(egress("db/out", "192.0.2.0/24", 1)))
@@ -135,7 +135,7 @@ func egressHistory(t testing.TB) *world {
 	w.must(setEgress(egress("db/out", "192.0.2.0/25 198.51.100.0/24", 5), "destinations", "replicas"))
 	w.assign("db/out", 4, "c")
 	w.must(releaseSlot("web/out", 0, w.epoch("web/out", 0)))
-	w.must(withID("change", setEgress(egress("web/out", "", 1, "203.0.113.5,2001:db8:1::5"), "replicas", "addresses", "lease_millis")))
+	w.must(withID("change", setEgress(egress("web/out", "", 1, "203.0.113.5,3fff:1::5"), "replicas", "addresses", "lease_millis")))
 	w.assign("web/out", 0, "b")
 	w.must(revoke(id("b")))
 	w.must(define(egress("a/gone", "::/0", 1)))

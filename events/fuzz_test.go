@@ -14,7 +14,7 @@ func FuzzFold(f *testing.F) {
 	w := newCluster(f)
 	w.must(withID("r", admit("b", "1", asServer)))
 	w.must(revoke(id("b")))
-	for _, log := range [][]*skeinv1.Event{w.log, w.log[:3], nil, poolHistory(f).log} {
+	for _, log := range [][]*skeinv1.Event{w.log, w.log[:3], nil, poolHistory(f).log, egressHistory(f).log} {
 		b, err := proto.Marshal(&skeinv1.Batch{Events: log})
 		if err != nil {
 			f.Fatal(err)
@@ -41,6 +41,7 @@ func FuzzFold(f *testing.F) {
 		checkSame(t, "folded twice", s, again)
 		checkSame(t, "snapshot", s, mustFromProto(t, s))
 		checkPools(t, s)
+		checkEgresses(t, s)
 		Diff(NewState(), s)
 	})
 }
@@ -51,7 +52,7 @@ func FuzzFromProto(f *testing.F) {
 	w.must(withID("r", admit("b", "1", asServer)))
 	w.must(admit("c", "1"))
 	w.must(revoke(id("b")))
-	for _, s := range []*State{w.s, NewState(), poolHistory(f).s} {
+	for _, s := range []*State{w.s, NewState(), poolHistory(f).s, egressHistory(f).s} {
 		b, err := proto.Marshal(s.Proto())
 		if err != nil {
 			f.Fatal(err)
@@ -69,6 +70,7 @@ func FuzzFromProto(f *testing.F) {
 		}
 		checkSame(t, "again", s, mustFromProto(t, s))
 		checkPools(t, s)
+		checkEgresses(t, s)
 		c := &skeinv1.Command{Time: 1, Entropy: entropy(1), Body: admit("x", "1").Body}
 		if _, _, err := Decide(s, c); err != nil && CodeOf(err) == "" {
 			t.Fatal(err)
@@ -84,6 +86,12 @@ func FuzzDecide(f *testing.F) {
 	w.must(createPool(p))
 	w.must(allocate("a", "p", 1))
 	w.must(keep("p", "10.64.0.5", "web", "x"))
+	e := egress("web/out", "192.0.2.0/24", 1)
+	e.Pool = "p"
+	w.must(define(e))
+	slot := w.assign("web/out", 0, "b").GetEpoch()
+	two := proto.CloneOf(e)
+	two.Name, two.Addresses = "two", egress("web/two", "", 1, "10.64.0.13").Addresses
 	for _, c := range []*skeinv1.Command{
 		createCluster("10.4.0.0/16", "a"), createToken("2", 1, true), revokeToken("1"), admit("c", "1"), changeNode("b", "c", map[string]string{"k": "v"}),
 		revoke(id("b")), rotateKey("b", "new"), addServer(id("b")), promote(id("b")), removeServer(id("a")), rotateGossip(),
@@ -92,6 +100,8 @@ func FuzzDecide(f *testing.F) {
 		reserve("p", "10.64.0.8", "mine"), release("a", "p", 0), keep("p", "10.64.0.6", "web", "y"), claim("b", "p", "10.64.0.5", "web", "x"),
 		giveUp("b", "p", "10.64.0.5"), unkeep("p", "10.64.0.5", true), grant("a", "p", "web", 3),
 		imports(false, []*skeinv1.Pool{pool("q", 4, "10.65.0.0/26")}, importBlock("q", "10.65.0.0/28", "a", ""), importBlock("q", "10.65.0.16/28", "x", "")),
+		define(two), setEgress(egress("web/out", "::/0", 2), "destinations", "replicas"), removeEgress("web/out"), assign("web/out", 0, "a", slot),
+		releaseSlot("web/out", 0, slot), drainNode("b", true),
 	} {
 		c.Time, c.Entropy, c.RequestId = w.now.UnixNano(), entropy(1), "r"
 		b, err := proto.Marshal(c)

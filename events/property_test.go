@@ -55,6 +55,7 @@ func checkInvariants(t fatal, s *State) {
 		check(r.GetNode())
 	}
 	checkPools(t, s)
+	checkEgresses(t, s)
 	for _, v := range s.Servers() {
 		if s.Node(serverID(t, v)) == nil {
 			t.Fatalf("server %s is no member", v.GetNodeId())
@@ -83,14 +84,16 @@ func checkVoters(t fatal, s *State) {
 }
 
 // anyCommand draws a command about few names, so that they meet; some of it is nonsense.
-func anyCommand(t *rapid.T) *skeinv1.Command {
+func anyCommand(t *rapid.T, s *State) *skeinv1.Command {
 	name := rapid.SampledFrom([]string{"a", "b", "c", "d", "e", "f", "no", ""})
 	token := rapid.SampledFrom([]string{"1", "2", "3"})
 	n := func() string { return name.Draw(t, "name") }
 	var c *skeinv1.Command
-	switch rapid.IntRange(0, 26).Draw(t, "command") {
+	switch rapid.IntRange(0, 34).Draw(t, "command") {
 	case 14, 15, 16, 17, 18, 19, 20, 21, 22, 23, 24, 25, 26:
 		c = anyPoolCommand(t, n)
+	case 27, 28, 29, 30, 31, 32, 33, 34:
+		c = anyEgressCommand(t, s, n)
 	case 0:
 		c = createCluster(rapid.SampledFrom([]string{"10.4.0.0/28", "10.4.0.0/16", "1.2.3.4/5", ""}).Draw(t, "overlay"), n())
 	case 1:
@@ -141,7 +144,7 @@ func TestAnyHistory(t *testing.T) {
 		var log []*skeinv1.Event
 		var snapshot *State
 		for i := range rapid.IntRange(2, 60).Draw(t, "length") {
-			c := anyCommand(t)
+			c := anyCommand(t, s)
 			if i < len(first) && rapid.IntRange(0, 9).Draw(t, "cluster") > 0 {
 				c.Body = first[i].Body
 			}
@@ -171,6 +174,8 @@ func TestAnyHistory(t *testing.T) {
 				t.Fatalf("the answer %v is ahead of the state at %d", answer, s.Index())
 			}
 			checkPoolRules(t, s)
+			checkEgressRules(t, s)
+			checkEpochs(t, old, s)
 			if !c.GetImportPools().GetDryRun() {
 				checkRetry(t, s, c, answer)
 			} else if len(evs) > 0 {
