@@ -82,6 +82,17 @@ func sameEgress(a, b *skeinv1.Egress) bool {
 	return proto.Equal(plain(a), plain(b))
 }
 
+// kept is an egress as an answer has it: without its destinations if they are many, since the state remembers thousands of answers, and
+// has to fit into a message. The state itself has them.
+func kept(e *skeinv1.Egress) *skeinv1.Egress {
+	if len(e.GetDestinations()) <= maxKeptDestinations {
+		return e
+	}
+	e = proto.CloneOf(e)
+	e.Destinations = nil
+	return e
+}
+
 // defineEgress makes an egress, whose slots get owners later: nodes come and go, so it does not matter whether any could be one now.
 func (d *decision) defineEgress(c *skeinv1.DefineEgress) error {
 	e, destinations, err := readEgress(c.GetEgress())
@@ -93,7 +104,7 @@ func (d *decision) defineEgress(c *skeinv1.DefineEgress) error {
 		if !sameEgress(old, e) {
 			return refuse(AlreadyExists, "egress %s exists and is another: change it, or take another name", ref)
 		}
-		d.answer.Egress = old
+		d.answer.Egress = kept(old)
 		return nil
 	}
 	if n := len(d.s.egressNames); n >= MaxEgresses {
@@ -112,7 +123,7 @@ func (d *decision) defineEgress(c *skeinv1.DefineEgress) error {
 	e.CreatedAt, e.CreatedIndex, e.ChangedIndex = d.c.GetTime(), w.nextIndex(), w.nextIndex()
 	w.emit(&skeinv1.Event{Body: &skeinv1.Event_EgressDefined{EgressDefined: &skeinv1.EgressDefined{Egress: e}}})
 	w.keep()
-	d.answer.Egress = e
+	d.answer.Egress = kept(e)
 	return nil
 }
 
@@ -308,16 +319,16 @@ func (d *decision) changeEgress(c *skeinv1.ChangeEgress) error {
 	}
 	next.CreatedAt, next.CreatedIndex = old.GetCreatedAt(), old.GetCreatedIndex()
 	if sameEgress(old, next) {
-		d.answer.Egress = old
+		d.answer.Egress = kept(old)
 		return nil
 	}
 	if err := d.checkEgress(o, next, destinations); err != nil {
 		return err
 	}
 	w := d.steps()
-	kept := min(len(o.slots), int(next.GetReplicas()))
-	next.Endpoints = slices.Clone(old.GetEndpoints()[:kept])
-	for _, v := range o.slots[kept:] {
+	stay := min(len(o.slots), int(next.GetReplicas()))
+	next.Endpoints = slices.Clone(old.GetEndpoints()[:stay])
+	for _, v := range o.slots[stay:] {
 		w.emitSlotReleased(v, "its egress has fewer replicas")
 	}
 	if err := w.takeSources(next); err != nil {
@@ -332,7 +343,7 @@ func (d *decision) changeEgress(c *skeinv1.ChangeEgress) error {
 		return err
 	}
 	w.keep()
-	d.answer.Egress = next
+	d.answer.Egress = kept(next)
 	return nil
 }
 
@@ -363,7 +374,7 @@ func (d *decision) removeEgress(c *skeinv1.RemoveEgress) error {
 		return err
 	}
 	w.keep()
-	d.answer.Egress = o.egress.get()
+	d.answer.Egress = kept(o.egress.get())
 	return nil
 }
 

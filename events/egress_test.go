@@ -56,6 +56,11 @@ func TestDefineEgressIsRefused(t *testing.T) {
 		{out(func(e *e) { e.Replicas = 65 }), InvalidArgument, "65 replicas|1 to 64"},
 		{out(func(e *e) { e.Gateways = nil }), InvalidArgument, "names no label"},
 		{out(func(e *e) { e.Gateways = map[string]string{"a b": "c"} }), InvalidArgument, `gateways: label "a b"`},
+		{out(func(e *e) {
+			for i := range 17 {
+				e.Gateways[fmt.Sprint("k", i)] = ""
+			}
+		}), InvalidArgument, "names 18 labels of its gateways: at most 16"},
 		{out(func(e *e) { e.LeaseMillis = 499 }), InvalidArgument, "lease of 499 ms|500 to 86400000|default of 1200"},
 		{out(func(e *e) { e.LeaseMillis = 86_400_001 }), InvalidArgument, "lease of 86400001 ms"},
 		{out(func(e *e) { e.Destinations = nil }), InvalidArgument, "has no destination"},
@@ -340,6 +345,32 @@ func TestChangeEgress(t *testing.T) {
 		t.Errorf("reserved %s", r)
 	}
 	w.refused(removeEgress("web/no"), NotFound, "egress web/no does not exist")
+}
+
+// Answers leave out many destinations: thousands of answers are remembered, and an egress that is changed every minute would fill the
+// snapshot with them.
+func TestAnswersWithManyDestinations(t *testing.T) {
+	w := newEgresses(t)
+	e := egress("web/out", "", 1)
+	for i := range maxKeptDestinations {
+		e.Destinations = append(e.Destinations, fmt.Sprintf("11.0.%d.0/24", i))
+	}
+	if a := w.must(withID("some", define(e))); len(a.GetEgress().GetDestinations()) != maxKeptDestinations {
+		t.Fatalf("have %v", a)
+	}
+	e.Destinations = append(e.Destinations, "11.1.0.0/24")
+	a := w.must(withID("more", setEgress(e, "destinations")))
+	if a.GetEgress().GetDestinations() != nil || a.GetEgress().GetChangedIndex() == 0 || len(w.s.Egress("web", "out").GetDestinations()) != maxKeptDestinations+1 {
+		t.Fatalf("have %v", a)
+	}
+}
+
+// A node that has as much as it may is still revoked by one entry of the log, which holds 65,536 events.
+func TestRevocationFitsIntoAnEntry(t *testing.T) {
+	const others = 3 // the server's role, the node, gossip's key
+	if n := MaxNodeBlocks + MaxStatics + MaxGrants + MaxSlots + others; n > 65_536 {
+		t.Fatalf("%d events", n)
+	}
 }
 
 func TestAssignSlot(t *testing.T) {

@@ -20,6 +20,9 @@ const (
 	MaxDestinations    = 1024   // of an egress
 	MaxAllDestinations = 65_536 // of all egresses: the state must fit into a message
 	MaxProbes          = 8      // of an egress
+	MaxGatewayLabels   = 16     // of an egress
+
+	maxKeptDestinations = 64 // of an egress that the state remembers with an answer
 
 	MinEgressLease = 500        // milliseconds
 	MaxEgressLease = 86_400_000 // milliseconds: a day
@@ -63,6 +66,9 @@ func readEgress(p *skeinv1.Egress) (*skeinv1.Egress, []netip.Prefix, error) {
 	}
 	if len(e.GetGateways()) == 0 {
 		return nil, nil, refuse(InvalidArgument, "egress %s names no label of its gateways: name at least one that only nodes have that may forward for it", ref)
+	}
+	if n := len(e.GetGateways()); n > MaxGatewayLabels {
+		return nil, nil, refuse(InvalidArgument, "egress %s names %d labels of its gateways: at most %d are allowed", ref, n, MaxGatewayLabels)
 	}
 	if err := checkLabels(e.GetGateways()); err != nil {
 		return nil, nil, refuse(InvalidArgument, "egress %s: gateways: %s", ref, err)
