@@ -225,6 +225,64 @@ func anyEgressCommand(t *rapid.T, s *State, node func() string) *skeinv1.Command
 	return createPool(pool("q", 0, draw("subnet", "10.66.0.0/28", "192.0.2.16/28", "198.51.100.0/28")))
 }
 
+// TestEveryShortEgressHistory tries all sequences of a few commands about one egress.
+func TestEveryShortEgressHistory(t *testing.T) {
+	depth := 5
+	if testing.Short() {
+		depth = 3
+	}
+	now := func(s *State, number uint32) uint64 { return s.Slot("web", "out", number).GetEpoch() }
+	alphabet := []func(s *State) *skeinv1.Command{
+		func(*State) *skeinv1.Command { return define(egress("web/out", "192.0.2.0/24", 1, "203.0.113.4")) },
+		func(*State) *skeinv1.Command { return setEgress(egress("web/out", "", 2), "replicas", "addresses") },
+		func(*State) *skeinv1.Command {
+			return setEgress(egress("web/out", "", 1, "203.0.113.5"), "replicas", "addresses")
+		},
+		func(*State) *skeinv1.Command { return removeEgress("web/out") },
+		func(s *State) *skeinv1.Command { return assign("web/out", 0, "b", now(s, 0)) },
+		func(s *State) *skeinv1.Command { return assign("web/out", 0, "c", now(s, 0)) },
+		func(s *State) *skeinv1.Command { return assign("web/out", 1, "b", now(s, 1)) },
+		func(s *State) *skeinv1.Command { return releaseSlot("web/out", 0, now(s, 0)) },
+		func(*State) *skeinv1.Command { return revoke(id("b")) },
+		func(*State) *skeinv1.Command { return drainNode("c", true) },
+		func(*State) *skeinv1.Command { return keep("", "203.0.113.4", "web", "x-0") },
+		func(*State) *skeinv1.Command { return unkeep("", "203.0.113.4", true) },
+	}
+	w := newEgresses(t)
+	states := 0
+	var visit func(s *State, left int)
+	visit = func(s *State, left int) {
+		states++
+		checkInvariants(t, s)
+		checkEgressRules(t, s)
+		checkSame(t, "snapshot", s, mustFromProto(t, s))
+		if left == 0 {
+			return
+		}
+		for i, make := range alphabet {
+			c := make(s)
+			c.Time, c.Entropy = s.Time()+int64(time.Second), entropy(100*left+i)
+			evs, _, err := Decide(s, c)
+			if err != nil && CodeOf(err) == "" {
+				t.Fatalf("%v: %v", c, err)
+			}
+			if len(evs) == 0 {
+				continue
+			}
+			next := s.Clone()
+			for _, e := range evs {
+				if err := next.Fold(e); err != nil {
+					t.Fatal(err)
+				}
+			}
+			checkEpochs(t, s, next)
+			visit(next, left-1)
+		}
+	}
+	visit(w.s, depth)
+	t.Logf("%d states", states)
+}
+
 // TestAnyEgressHistory is TestAnyHistory with a cluster that is there, and commands about egresses and pools.
 func TestAnyEgressHistory(t *testing.T) {
 	base := newPools(t)
