@@ -217,6 +217,22 @@ func TestEgressTakesAndReturnsBlocks(t *testing.T) {
 	}
 }
 
+// Endpoints pass what is taken in a block of the egress: its own source addresses, also those that come with the same command, and
+// addresses that are kept for pods.
+func TestEndpointsPassWhatIsTaken(t *testing.T) {
+	w := newEgresses(t)
+	w.must(define(egress("web/out", "192.0.2.0/24", 1)))
+	w.must(keep("", "10.64.0.2", "web", "x-0"))
+	have := w.must(setEgress(egress("web/out", "", 3, "10.64.0.1", "203.0.113.4", "10.64.0.7"), "replicas", "addresses")).GetEgress()
+	if a := addressesOf(have.GetEndpoints()); a != "10.64.0.0,fd02:: 10.64.0.3,fd02::3 10.64.0.8,fd02::8" {
+		t.Errorf("endpoints %s", a)
+	}
+	if r := reserved(w.s); r != "10.64.0.0/30 (egress web/out) 10.64.0.4/30 (egress web/out) 10.64.0.8/30 (egress web/out) 203.0.113.4/31 (egress web/out)" {
+		t.Errorf("reserved %s", r)
+	}
+	w.refused(setEgress(egress("web/out", "", 3, "10.64.0.1", "10.64.0.3", "10.64.0.7"), "addresses"), AlreadyExists, "10.64.0.3 is the tunnels' end of slot web/out#1")
+}
+
 // A block rests after it was an egress's as after any other use.
 func TestEgressBlocksRest(t *testing.T) {
 	w := newPools(t)
@@ -251,7 +267,9 @@ func TestBlocksWithSeveralUses(t *testing.T) {
 	}
 	w.must(keep("", "203.0.113.9", "web", "zero-0"))
 	w.must(define(egress("web/out", "192.0.2.0/24", 1, "203.0.113.8")))
-	w.must(unkeep("", "203.0.113.9", false)) // the block was made for it, and is still used
+	if evs, _, err := w.propose(unkeep("", "203.0.113.9", false)); err != nil || len(evs) != 1 { // the block was made for it, and is still used
+		t.Fatalf("released by %v, %v", evs, err)
+	}
 	if r := reserved(w.s); !strings.Contains(r, "203.0.113.8/31 (static addresses)") {
 		t.Errorf("reserved %s", r)
 	}
