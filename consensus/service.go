@@ -142,6 +142,10 @@ func authorise(state *events.State, c *skeinv1.Command) error {
 		if state.Server(id) == nil {
 			return deny("only servers promote servers")
 		}
+	case *skeinv1.Command_AssignSlot, *skeinv1.Command_ReleaseSlot:
+		if state.Server(id) == nil {
+			return deny("who owns an egress slot is decided on the servers")
+		}
 	case *skeinv1.Command_RotateNodeKey:
 		if b.RotateNodeKey.GetNodeId() != id.String() {
 			return deny("a node rotates its own key only")
