@@ -17,6 +17,7 @@ import (
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
 
+	"github.com/skeinmesh/skein/dataplane/hold"
 	"github.com/skeinmesh/skein/internal/testns"
 )
 
@@ -72,6 +73,9 @@ func New(t testing.TB) *Scene {
 		}
 		return out
 	}
+	for _, n := range []*testns.NS{s.Client, s.Router, s.Target, lan} {
+		prompt(n)
+	}
 	testns.Link(s.Client, s.Router, "eth0", prefixes("10.1.0.2/24", "fd01::2/64"), prefixes("10.1.0.1/24", "fd01::1/64"))
 	forwarding(s.Router)
 	Route(s.Client, "0.0.0.0/0", "10.1.0.1")
@@ -101,6 +105,7 @@ func New(t testing.TB) *Scene {
 	attach(s.Target, "target", prefixes("192.0.2.10/24", "2001:db8:2::10/64"))
 	gateway := func(name, in string, lanAddrs ...string) *Gateway {
 		g := &Gateway{NS: testns.New(t, "gw"+name), t: t}
+		prompt(g.NS)
 		p := prefixes(in+".2/24", "fd0"+name+"::2/64")
 		testns.Link(s.Router, g.NS, "gw"+name, prefixes(in+".1/24", "fd0"+name+"::1/64"), p)
 		g.inside = [2]netip.Addr{p[0].Addr(), p[1].Addr()}
@@ -116,6 +121,12 @@ func New(t testing.TB) *Scene {
 	s.A = gateway("a", "10.2.1", "192.0.2.1/24", "2001:db8:2::1/64")
 	s.B = gateway("b", "10.2.2", "192.0.2.2/24", "2001:db8:2::2/64")
 	return s
+}
+
+// prompt makes addresses of links to come usable at once.
+func prompt(n *testns.NS) {
+	n.Sysctl("net.ipv6.conf.default.accept_dad", "0")
+	n.Sysctl("net.ipv6.conf.default.dad_transmits", "0")
 }
 
 func forwarding(n *testns.NS) {
@@ -196,6 +207,13 @@ func proto(a netip.Addr) byte {
 	return unix.NFPROTO_IPV6
 }
 
+func mark(a netip.Addr) uint32 {
+	if a.Is4() {
+		return 4
+	}
+	return 6
+}
+
 func family(a netip.Addr) []expr.Any {
 	return []expr.Any{&expr.Meta{Key: expr.MetaKeyNFPROTO, Register: reg}, &expr.Cmp{Op: expr.CmpOpEq, Register: reg, Data: []byte{proto(a)}}}
 }
@@ -207,10 +225,12 @@ func (g *Gateway) Stop() {
 	g.flush("stopping")
 }
 
-// Hold gives the client's packets and their answers to queue 0, before the connection table sees them; or ends that. The
-// queue's number is 0 since a kernel without nftables' queue statement has the plain verdict, which means this number.
-func (g *Gateway) Hold(on bool) {
+// Hold gives the client's packets and their answers to a queue, before the connection table sees them, with the mark 4 or 6 of
+// their family; or ends that.
+func (g *Gateway) Hold(queue uint16, on bool) {
 	g.t.Helper()
+	form, err := hold.FormOf(Path(g.NS))
+	g.must("looking for the kernel's queue", err)
 	for _, r := range g.held {
 		g.must("ending the hold", g.nft.DelRule(r))
 	}
@@ -223,13 +243,14 @@ func (g *Gateway) Hold(on bool) {
 			g.nft.AddRule(&nftables.Rule{Table: g.table, Chain: g.raw, Exprs: append(family(c.a),
 				&expr.Payload{DestRegister: reg, Base: expr.PayloadBaseNetworkHeader, Offset: c.offset, Len: uint32(c.a.BitLen() / 8)},
 				&expr.Cmp{Op: expr.CmpOpEq, Register: reg, Data: c.a.AsSlice()},
-				&expr.Verdict{Kind: expr.VerdictQueue},
+				&expr.Immediate{Register: reg, Data: binaryutil.NativeEndian.PutUint32(mark(c.a))},
+				&expr.Meta{Key: expr.MetaKeyMARK, SourceRegister: true, Register: reg},
+				form.Statement(queue),
 			)})
 		}
 	}
 	g.flush("hold")
 	if on {
-		var err error
 		g.held, err = g.nft.GetRules(g.table, g.raw)
 		g.must("reading the hold's rules", err)
 	}
