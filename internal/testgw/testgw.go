@@ -6,6 +6,7 @@
 package testgw
 
 import (
+	"fmt"
 	"net"
 	"net/netip"
 	"path/filepath"
@@ -53,56 +54,21 @@ func Path(n *testns.NS) string { return filepath.Join("/run/netns", n.Name) }
 // New makes the scene.
 func New(t testing.TB) *Scene {
 	s := &Scene{t: t, Client: testns.New(t, "cl"), Router: testns.New(t, "ro"), Target: testns.New(t, "ta")}
-	lan := testns.New(t, "lan")
-	lan.Must("bridge", func() error {
-		attrs := netlink.NewLinkAttrs()
-		attrs.Name = "br"
-		off := false
-		if err := netlink.LinkAdd(&netlink.Bridge{LinkAttrs: attrs, MulticastSnooping: &off}); err != nil {
-			return err
-		}
-		br, err := netlink.LinkByName("br")
-		if err != nil {
-			return err
-		}
-		return netlink.LinkSetUp(br)
-	})
+	lan := NewLAN(t)
 	prefixes := func(a ...string) (out []netip.Prefix) {
 		for _, s := range a {
 			out = append(out, netip.MustParsePrefix(s))
 		}
 		return out
 	}
-	for _, n := range []*testns.NS{s.Client, s.Router, s.Target, lan} {
+	for _, n := range []*testns.NS{s.Client, s.Router, s.Target} {
 		prompt(n)
 	}
 	testns.Link(s.Client, s.Router, "eth0", prefixes("10.1.0.2/24", "fd01::2/64"), prefixes("10.1.0.1/24", "fd01::1/64"))
 	forwarding(s.Router)
 	Route(s.Client, "0.0.0.0/0", "10.1.0.1")
 	Route(s.Client, "::/0", "fd01::1")
-	attach := func(n *testns.NS, port string, addrs []netip.Prefix) {
-		n.Must("link lan", func() error {
-			attrs := netlink.NewLinkAttrs()
-			attrs.Name = "lan"
-			return netlink.LinkAdd(&netlink.Veth{LinkAttrs: attrs, PeerName: port, PeerNamespace: netlink.NsFd(lan.Handle)})
-		})
-		lan.Must("port of the LAN", func() error {
-			br, err := netlink.LinkByName("br")
-			if err != nil {
-				return err
-			}
-			p, err := netlink.LinkByName(port)
-			if err != nil {
-				return err
-			}
-			if err := netlink.LinkSetMaster(p, br); err != nil {
-				return err
-			}
-			return netlink.LinkSetUp(p)
-		})
-		n.Address("lan", addrs...)
-	}
-	attach(s.Target, "target", prefixes("192.0.2.10/24", "2001:db8:2::10/64"))
+	lan.Attach(s.Target, prefixes("192.0.2.10/24", "2001:db8:2::10/64"))
 	gateway := func(name, in string, lanAddrs ...string) *Gateway {
 		g := &Gateway{NS: testns.New(t, "gw"+name), t: t}
 		prompt(g.NS)
@@ -114,13 +80,63 @@ func New(t testing.TB) *Scene {
 		forwarding(g.NS)
 		Route(g.NS, "10.1.0.0/24", in+".1")
 		Route(g.NS, "fd01::/64", "fd0"+name+"::1")
-		attach(g.NS, "gw"+name, addrs)
+		lan.Attach(g.NS, addrs)
 		g.rules()
 		return g
 	}
 	s.A = gateway("a", "10.2.1", "192.0.2.1/24", "2001:db8:2::1/64")
 	s.B = gateway("b", "10.2.2", "192.0.2.2/24", "2001:db8:2::2/64")
 	return s
+}
+
+// LAN is a segment for Ethernet.
+type LAN struct {
+	*testns.NS
+	ports int
+}
+
+// NewLAN makes a bridge in a namespace of its own.
+func NewLAN(t testing.TB) *LAN {
+	l := &LAN{NS: testns.New(t, "lan")}
+	prompt(l.NS)
+	l.Must("bridge", func() error {
+		attrs := netlink.NewLinkAttrs()
+		attrs.Name = "br"
+		off := false
+		br := &netlink.Bridge{LinkAttrs: attrs, MulticastSnooping: &off}
+		if err := netlink.LinkAdd(br); err != nil {
+			return err
+		}
+		return netlink.LinkSetUp(br)
+	})
+	return l
+}
+
+// Attach gives a namespace a link to the LAN, named lan.
+func (l *LAN) Attach(n *testns.NS, addrs []netip.Prefix) {
+	l.ports++
+	port := fmt.Sprintf("port%d", l.ports)
+	prompt(n)
+	n.Must("link lan", func() error {
+		attrs := netlink.NewLinkAttrs()
+		attrs.Name = "lan"
+		return netlink.LinkAdd(&netlink.Veth{LinkAttrs: attrs, PeerName: port, PeerNamespace: netlink.NsFd(l.Handle)})
+	})
+	l.Must("port of the LAN", func() error {
+		br, err := netlink.LinkByName("br")
+		if err != nil {
+			return err
+		}
+		p, err := netlink.LinkByName(port)
+		if err != nil {
+			return err
+		}
+		if err := netlink.LinkSetMaster(p, br); err != nil {
+			return err
+		}
+		return netlink.LinkSetUp(p)
+	})
+	n.Address("lan", addrs...)
 }
 
 // prompt makes addresses of links to come usable at once.

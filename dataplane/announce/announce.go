@@ -1,0 +1,396 @@
+package announce
+
+import (
+	"errors"
+	"fmt"
+	"log/slog"
+	"net"
+	"net/netip"
+	"sync"
+	"time"
+
+	"github.com/vishvananda/netlink"
+	"github.com/vishvananda/netns"
+	"golang.org/x/sys/unix"
+)
+
+// ProbeTime is how long another host has to answer for an address, without Options.Insist.
+const ProbeTime = 100 * time.Millisecond
+
+// repeats are when an address is announced, counted from the first time.
+var repeats = []time.Duration{0, 100 * time.Millisecond, 500 * time.Millisecond, 2 * time.Second}
+
+const (
+	defendEvery = time.Second // at most, and so for reports
+	retryEvery  = time.Second // links that are not there
+	validEvery  = 20 * time.Millisecond
+)
+
+// Options are for New.
+type Options struct {
+	// NetNS is the file of the network namespace of the links; "" is the calling thread's own.
+	NetNS string
+	Log   *slog.Logger
+	// Valid is asked before each answer and announcement. It must be quick.
+	Valid func(netip.Addr) bool
+	// Conflict is told of an address that another host answers for, at most once a second for each. Nil: it is logged.
+	Conflict func(addr netip.Addr, link string, other net.HardwareAddr)
+	// Insist announces at once, and goes on when another host claims the address: for addresses that somebody else decides about.
+	Insist bool
+}
+
+// Announcer answers for addresses. Make one with New.
+type Announcer struct {
+	o    Options
+	ns   netns.NsHandle
+	nl   *netlink.Handle
+	wake chan struct{}
+	done chan struct{}
+	end  chan struct{} // the loop has ended
+
+	mu    sync.Mutex
+	addrs map[netip.Addr]*address
+	ports map[string]*port
+	up    map[string]bool
+}
+
+type address struct {
+	link   string
+	probe  bool // asks whether another host has it, next
+	due    time.Time
+	first  time.Time // announcement; zero: none yet
+	next   int       // of repeats
+	lost   bool      // another host has it
+	report time.Time // last conflict
+}
+
+// New makes an Announcer without addresses.
+func New(o Options) (*Announcer, error) {
+	var ns netns.NsHandle
+	var err error
+	if o.NetNS == "" {
+		ns, err = netns.GetFromPath("/proc/thread-self/ns/net")
+	} else {
+		ns, err = netns.GetFromPath(o.NetNS)
+	}
+	if err != nil {
+		return nil, fmt.Errorf("announcing addresses: opening the network namespace %q: %w", o.NetNS, err)
+	}
+	nl, err := netlink.NewHandleAt(ns, unix.NETLINK_ROUTE)
+	if err != nil {
+		ns.Close()
+		return nil, fmt.Errorf("announcing addresses: opening rtnetlink: %w", err)
+	}
+	a := &Announcer{o: o, ns: ns, nl: nl, wake: make(chan struct{}, 1), done: make(chan struct{}), end: make(chan struct{}),
+		addrs: map[netip.Addr]*address{}, ports: map[string]*port{}, up: map[string]bool{}}
+	links := make(chan netlink.LinkUpdate, 16)
+	err = netlink.LinkSubscribeWithOptions(links, a.done, netlink.LinkSubscribeOptions{Namespace: &ns,
+		ErrorCallback: func(err error) { o.Log.Debug("hearing of links ended", "err", err) }})
+	if err != nil {
+		nl.Close()
+		ns.Close()
+		return nil, fmt.Errorf("announcing addresses: hearing of links: %w", err)
+	}
+	go a.loop(links)
+	return a, nil
+}
+
+// Set names all addresses to answer for, and the link of each. A link need not be there yet.
+func (a *Announcer) Set(want map[netip.Addr]string) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	for addr, s := range a.addrs {
+		if want[addr] != s.link {
+			delete(a.addrs, addr)
+		}
+	}
+	for addr, link := range want {
+		if a.addrs[addr] == nil {
+			a.addrs[addr] = a.begin(link)
+		}
+	}
+	a.poke()
+}
+
+func (a *Announcer) poke() {
+	select {
+	case a.wake <- struct{}{}:
+	default:
+	}
+}
+
+func (a *Announcer) begin(link string) *address {
+	return &address{link: link, probe: true, due: time.Now()}
+}
+
+// Close ends all answers.
+func (a *Announcer) Close() error {
+	select {
+	case <-a.done:
+		return nil
+	default:
+	}
+	close(a.done)
+	<-a.end
+	a.nl.Close()
+	return a.ns.Close()
+}
+
+func (a *Announcer) loop(links <-chan netlink.LinkUpdate) {
+	defer close(a.end)
+	timer := time.NewTimer(0)
+	defer timer.Stop()
+	fresh, missing := true, false // links are to be read; there are some to wait for
+	for {
+		select {
+		case <-a.done:
+			a.mu.Lock()
+			defer a.mu.Unlock()
+			for _, p := range a.ports {
+				p.close()
+			}
+			clear(a.ports)
+			return
+		case _, ok := <-links:
+			if !ok {
+				links = nil
+			}
+			fresh = true
+		case <-a.wake:
+			fresh = true
+		case <-timer.C:
+			fresh = missing
+		}
+		if fresh {
+			fresh = false
+			a.refresh()
+		}
+		var again time.Duration
+		again, missing = a.step(time.Now())
+		timer.Reset(again)
+	}
+}
+
+// refresh opens links that have addresses, anew those that are others than before, and closes those without.
+func (a *Announcer) refresh() {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	groups := map[string]map[netip.Addr]bool{}
+	for addr, s := range a.addrs {
+		if groups[s.link] == nil {
+			groups[s.link] = map[netip.Addr]bool{}
+		}
+		if addr.Is6() {
+			groups[s.link][solicitedNode(addr)] = true
+		}
+	}
+	for name, p := range a.ports {
+		if groups[name] == nil {
+			p.close()
+			delete(a.ports, name)
+			delete(a.up, name)
+		}
+	}
+	for name, g := range groups {
+		if err := a.refreshLink(name); err != nil {
+			a.o.Log.Debug("addresses wait for their link", "link", name, "err", err)
+			continue
+		}
+		a.ports[name].join(g)
+	}
+}
+
+func (a *Announcer) refreshLink(name string) error {
+	l, err := a.nl.LinkByName(name)
+	if err != nil {
+		if p := a.ports[name]; p != nil {
+			p.close()
+			delete(a.ports, name)
+		}
+		a.up[name] = false
+		return err
+	}
+	attrs := l.Attrs()
+	if len(attrs.HardwareAddr) != len(mac{}) {
+		return fmt.Errorf("%s is no Ethernet link", name)
+	}
+	p := a.ports[name]
+	if p == nil || p.index != attrs.Index || p.mac != mac(attrs.HardwareAddr) {
+		if p != nil {
+			p.close()
+			delete(a.ports, name)
+		}
+		if p, err = openPort(int(a.ns), name, attrs.Index, mac(attrs.HardwareAddr), a.hear); err != nil {
+			return err
+		}
+		a.ports[name] = p
+		a.up[name] = false
+	}
+	up := attrs.RawFlags&unix.IFF_UP != 0 && attrs.RawFlags&unix.IFF_RUNNING != 0
+	if up && !a.up[name] {
+		for _, s := range a.addrs {
+			if s.link == name && !s.lost {
+				*s = *a.begin(name)
+			}
+		}
+	}
+	a.up[name] = up
+	return nil
+}
+
+// step sends what is due, and tells when to look again, and whether at the links too.
+func (a *Announcer) step(now time.Time) (wait time.Duration, missing bool) {
+	valid := a.validNow(now)
+	a.mu.Lock()
+	wait = time.Hour
+	var jobs []job
+	for addr, s := range a.addrs {
+		p := a.ports[s.link]
+		switch {
+		case p == nil:
+			wait, missing = min(wait, retryEvery), true
+		case s.lost || !a.up[s.link] || s.next >= len(repeats):
+		case now.Before(s.due):
+			wait = min(wait, s.due.Sub(now))
+		case !valid[addr]:
+			wait = min(wait, validEvery)
+		default:
+			jobs = append(jobs, a.due(s, p, addr, now))
+			if s.next < len(repeats) {
+				wait = min(wait, s.due.Sub(now))
+			}
+		}
+	}
+	a.mu.Unlock()
+	for _, j := range jobs {
+		if err := j.send(); err != nil {
+			a.o.Log.Warn("an address could not be announced", "address", j.addr, "link", j.p.name, "err", err)
+		}
+	}
+	return wait, missing
+}
+
+// validNow asks about the addresses that are due; nothing is locked meanwhile.
+func (a *Announcer) validNow(now time.Time) map[netip.Addr]bool {
+	out := map[netip.Addr]bool{}
+	a.mu.Lock()
+	for addr, s := range a.addrs {
+		if s.next < len(repeats) && !now.Before(s.due) {
+			out[addr] = false
+		}
+	}
+	a.mu.Unlock()
+	for addr := range out {
+		out[addr] = a.valid(addr)
+	}
+	return out
+}
+
+// job is what is sent about one address.
+type job struct {
+	p               *port
+	addr            netip.Addr
+	probe, announce bool
+}
+
+// due moves an address on, and tells what is to be sent.
+func (a *Announcer) due(s *address, p *port, addr netip.Addr, now time.Time) job {
+	j := job{p: p, addr: addr, probe: s.probe, announce: !s.probe || a.o.Insist}
+	s.probe = false
+	if !j.announce {
+		s.due = now.Add(ProbeTime)
+		return j
+	}
+	if s.next == 0 {
+		s.first = now
+	}
+	if s.next++; s.next < len(repeats) {
+		s.due = s.first.Add(repeats[s.next])
+	}
+	return j
+}
+
+func (j job) send() error {
+	var errs []error
+	if j.announce {
+		for _, f := range announcement(j.p.mac, j.addr) {
+			errs = append(errs, j.p.send(f))
+		}
+	}
+	if j.probe {
+		errs = append(errs, j.p.send(probe(j.p.mac, j.addr)))
+	}
+	return errors.Join(errs...)
+}
+
+func (a *Announcer) valid(addr netip.Addr) bool { return a.o.Valid == nil || a.o.Valid(addr) }
+
+// hear answers a question, and takes note of another host that claims an address.
+func (a *Announcer) hear(p *port, m message) {
+	if a.has(p, m.sender) && a.valid(m.sender) {
+		a.conflict(p, m)
+	}
+	if m.asks && a.claims(p, m.target) && a.valid(m.target) {
+		if err := p.send(answer(p.mac, m)); err != nil {
+			a.o.Log.Debug("a neighbour got no answer", "address", m.target, "link", p.name, "err", err)
+		}
+	}
+}
+
+// has tells whether an address is named for a link, and nobody else has it.
+func (a *Announcer) has(p *port, addr netip.Addr) bool {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	s := a.addrs[addr]
+	return s != nil && s.link == p.name && a.ports[p.name] == p && !s.lost
+}
+
+// claims tells whether an address has been announced besides.
+func (a *Announcer) claims(p *port, addr netip.Addr) bool {
+	if !a.has(p, addr) {
+		return false
+	}
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	s := a.addrs[addr]
+	return s != nil && s.next > 0
+}
+
+func (a *Announcer) conflict(p *port, m message) {
+	a.mu.Lock()
+	s := a.addrs[m.sender]
+	now := time.Now()
+	if s == nil || now.Sub(s.report) < defendEvery {
+		a.mu.Unlock()
+		return
+	}
+	s.report, s.lost = now, !a.o.Insist
+	a.mu.Unlock()
+	if a.o.Insist {
+		if err := (job{p: p, addr: m.sender, announce: true}).send(); err != nil {
+			a.o.Log.Debug("an address could not be defended", "address", m.sender, "link", p.name, "err", err)
+		}
+	}
+	a.tell(p, m)
+}
+
+func (a *Announcer) tell(p *port, m message) {
+	if a.o.Conflict != nil {
+		a.o.Conflict(m.sender, p.name, net.HardwareAddr(m.from[:]))
+		return
+	}
+	a.o.Log.Warn("another host answers for an address", "address", m.sender, "link", p.name, "other", net.HardwareAddr(m.from[:]))
+}
+
+// Lost are the addresses that were given up as another host has them.
+func (a *Announcer) Lost() map[netip.Addr]string {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	out := map[netip.Addr]string{}
+	for addr, s := range a.addrs {
+		if s.lost {
+			out[addr] = s.link
+		}
+	}
+	return out
+}
