@@ -21,7 +21,8 @@ const ProbeTime = 100 * time.Millisecond
 var repeats = []time.Duration{0, 100 * time.Millisecond, 500 * time.Millisecond, 2 * time.Second}
 
 const (
-	defendEvery = time.Second // at most, and so for reports
+	reportEvery = time.Second // at most, for each address
+	defendAfter = time.Second // an address that another host claims is announced again
 	retryEvery  = time.Second // links that are not there
 	validEvery  = 20 * time.Millisecond
 )
@@ -36,6 +37,7 @@ type Options struct {
 	// Conflict is told of an address that another host answers for, at most once a second for each. Nil: it is logged.
 	Conflict func(addr netip.Addr, link string, other net.HardwareAddr)
 	// Insist announces at once, and goes on when another host claims the address: for addresses that somebody else decides about.
+	// It is announced again a second after such a claim, when it is still ours.
 	Insist bool
 }
 
@@ -360,17 +362,16 @@ func (a *Announcer) conflict(p *port, m message) {
 	a.mu.Lock()
 	s := a.addrs[m.sender]
 	now := time.Now()
-	if s == nil || now.Sub(s.report) < defendEvery {
+	if s == nil || now.Sub(s.report) < reportEvery {
 		a.mu.Unlock()
 		return
 	}
 	s.report, s.lost = now, !a.o.Insist
-	a.mu.Unlock()
-	if a.o.Insist {
-		if err := (job{p: p, addr: m.sender, announce: true}).send(); err != nil {
-			a.o.Log.Debug("an address could not be defended", "address", m.sender, "link", p.name, "err", err)
-		}
+	if a.o.Insist && s.next >= len(repeats) { // not at once: where the address has moved, we hear of it a little later
+		s.next, s.due = len(repeats)-1, now.Add(defendAfter)
+		a.poke()
 	}
+	a.mu.Unlock()
 	a.tell(p, m)
 }
 
@@ -379,7 +380,7 @@ func (a *Announcer) tell(p *port, m message) {
 		a.o.Conflict(m.sender, p.name, net.HardwareAddr(m.from[:]))
 		return
 	}
-	a.o.Log.Warn("another host answers for an address", "address", m.sender, "link", p.name, "other", net.HardwareAddr(m.from[:]))
+	a.o.Log.Warn("another host answers for an address", "address", m.sender, "link", p.name, "other", net.HardwareAddr(m.from[:]).String())
 }
 
 // Lost are the addresses that were given up as another host has them.

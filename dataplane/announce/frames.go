@@ -195,13 +195,14 @@ func probe(from mac, a netip.Addr) []byte {
 	return question(from, a)
 }
 
-// answer makes the frame that answers a question.
+// answer makes the frame that answers a question. One that looks whether the address is free is answered to everybody, and must
+// not change what the others know: it may have moved to who asks, and we hear of that a little later.
 func answer(from mac, m message) []byte {
 	switch {
 	case m.target.Is4():
 		return arp(arpReply, m.from, from, m.target, m.from, m.sender)
 	case m.sender.IsUnspecified():
-		return advertisement(groupMAC(allNodes), from, allNodes, m.target, flagOverride)
+		return advertisement(groupMAC(allNodes), from, allNodes, m.target, 0)
 	}
 	return advertisement(m.from, from, m.sender, m.target, flagSolicited|flagOverride)
 }
