@@ -152,9 +152,15 @@ func (a *Announcer) loop(links <-chan netlink.LinkUpdate) {
 				p.close()
 			}
 			clear(a.ports)
+			if links != nil {
+				go func() { // the sender must not wait for us for ever
+					for range links {
+					}
+				}()
+			}
 			return
 		case _, ok := <-links:
-			if !ok {
+			if !ok { // from here on we look now and then
 				links = nil
 			}
 			fresh = true
@@ -169,6 +175,9 @@ func (a *Announcer) loop(links <-chan netlink.LinkUpdate) {
 		}
 		var again time.Duration
 		again, missing = a.step(time.Now())
+		if links == nil {
+			again, missing = min(again, retryEvery), true
+		}
 		timer.Reset(again)
 	}
 }
