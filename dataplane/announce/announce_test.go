@@ -208,6 +208,22 @@ func unanswered(t *testing.T, n *testns.NS) {
 	}
 }
 
+// An address that is named before the right to it comes is announced when it comes.
+func TestRightComesLater(t *testing.T) {
+	lan := testgw.NewLAN(t)
+	one, two, n := newHost(t, lan, "1", true), newHost(t, lan, "2", true), newNeighbour(t, lan)
+	one.a.Set(both)
+	resolves(t, n, one)
+	two.valid.Store(false)
+	two.a.Set(both)
+	resolves(t, n, one)
+	one.a.Set(nil)
+	two.valid.Store(true)
+	for _, a := range addrs {
+		until(t, a.String()+" follows", func() bool { return knows(t, n, a) == two.mac(t) })
+	}
+}
+
 func TestLinkGoesAndComes(t *testing.T) {
 	lan := testgw.NewLAN(t)
 	one, n := newHost(t, lan, "1", true), newNeighbour(t, lan)

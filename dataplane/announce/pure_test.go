@@ -119,7 +119,13 @@ func TestFilter(t *testing.T) {
 		what  string
 		frame []byte
 		pass  bool
-	}{{"solicitation", ask(other, peer6, v6), true}, {"advertisement", announcement(other, v6)[0], true}, {"UDP", udp, false}, {"forwarded", far, false}, {"echo", echo, false}} {
+	}{
+		{"solicitation", ask(other, peer6, v6), true},
+		{"advertisement", announcement(other, v6)[0], true},
+		{"UDP", udp, false},
+		{"forwarded", far, false},
+		{"echo", echo, false},
+	} {
 		if n, err := vm.Run(c.frame); err != nil || (n > 0) != c.pass {
 			t.Errorf("%s: %d bytes pass: %v", c.what, n, err)
 		}
