@@ -213,3 +213,34 @@ func TestSource(t *testing.T) {
 		}
 	}
 }
+
+// The class of a datagram arrives, and a Reader with lent memory reads like another and has none while it waits.
+func TestClassAndLentMemory(t *testing.T) {
+	memory := mmsg.NewMemory(4)
+	for _, family := range []struct {
+		network, address string
+		level, option    int
+	}{{"udp4", "127.0.0.1:0", unix.IPPROTO_IP, unix.IP_RECVTOS}, {"udp6", "[::1]:0", unix.IPPROTO_IPV6, unix.IPV6_RECVTCLASS}} {
+		a, b := listen(t, family.network, family.address), listen(t, family.network, family.address)
+		raw, _ := b.UDPConn.SyscallConn()
+		raw.Control(func(fd uintptr) {
+			if err := unix.SetsockoptInt(int(fd), family.level, family.option, 1); err != nil {
+				t.Error(err)
+			}
+		})
+		var err error
+		if b.Reader, err = memory.NewReader(b.UDPConn); err != nil {
+			t.Fatal(err)
+		}
+		for _, class := range []uint8{0, 2, 0xb9} {
+			if _, err := a.Writer.Write([][]byte{make([]byte, 900), make([]byte, 900)}, b.at, mmsg.Source{Addr: a.at.Addr(), Class: class}); err != nil {
+				t.Fatal(err)
+			}
+			for _, d := range b.take(t, 2) {
+				if d.To.Class != class || len(d.Data) != 900 {
+					t.Errorf("%s: %d bytes of class %#x, want 900 of %#x", family.network, len(d.Data), d.To.Class, class)
+				}
+			}
+		}
+	}
+}

@@ -3,6 +3,7 @@ package mmsg
 import (
 	"fmt"
 	"net/netip"
+	"sync"
 	"syscall"
 	"unsafe"
 
@@ -23,11 +24,8 @@ type Datagram struct {
 // Reader receives from one socket.
 type Reader struct {
 	raw     syscall.RawConn
-	headers []unix.Mmsghdr
-	iovecs  []unix.Iovec
-	names   []unix.RawSockaddrInet6
-	control []byte
-	data    []byte
+	memory  *Memory // nil: *space is always there
+	*space          // of a Memory: nil while nothing is there
 	attempt func(fd uintptr) bool
 	errno   syscall.Errno
 
@@ -39,32 +37,74 @@ type Reader struct {
 	current Datagram
 }
 
+// space is what messages are received into.
+type space struct {
+	headers []unix.Mmsghdr
+	iovecs  []unix.Iovec
+	names   []unix.RawSockaddrInet6
+	control []byte
+	data    []byte
+}
+
+func newSpace(messages int) *space {
+	s := &space{headers: make([]unix.Mmsghdr, messages), iovecs: make([]unix.Iovec, messages), names: make([]unix.RawSockaddrInet6, messages),
+		control: make([]byte, messages*controlBytes), data: make([]byte, messages*messageBytes)}
+	for i := range s.headers {
+		s.iovecs[i].Base = &s.data[i*messageBytes]
+		s.iovecs[i].SetLen(messageBytes)
+		h := &s.headers[i].Hdr
+		h.Iov = &s.iovecs[i]
+		h.SetIovlen(1)
+		h.Name = (*byte)(unsafe.Pointer(&s.names[i]))
+		h.Control = &s.control[i*controlBytes]
+	}
+	return s
+}
+
+// Memory lends many Readers what they receive into, for as long as something is there: one that waits has none. It may be
+// used by several goroutines.
+type Memory struct{ pool sync.Pool }
+
+// NewMemory makes a Memory for Readers that take up to so many messages per system call.
+func NewMemory(messages int) *Memory {
+	m := &Memory{}
+	m.pool.New = func() any { return newSpace(messages) }
+	return m
+}
+
+// NewReader makes a Reader as the function of this name does, with memory that is lent.
+func (m *Memory) NewReader(c syscall.Conn) (*Reader, error) { return newReader(c, m, nil) }
+
 // NewReader makes a Reader of a UDP socket, or of a raw one, that takes up to so many messages per system call; each may be a train.
 func NewReader(c syscall.Conn, messages int) (*Reader, error) {
+	return newReader(c, nil, newSpace(messages))
+}
+
+func newReader(c syscall.Conn, m *Memory, s *space) (*Reader, error) {
 	raw, err := c.SyscallConn()
 	if err != nil {
 		return nil, fmt.Errorf("reading from a socket: %w", err)
 	}
-	r := &Reader{raw: raw, headers: make([]unix.Mmsghdr, messages), iovecs: make([]unix.Iovec, messages), names: make([]unix.RawSockaddrInet6, messages),
-		control: make([]byte, messages*controlBytes), data: make([]byte, messages*messageBytes)}
-	for i := range r.headers {
-		r.iovecs[i].Base = &r.data[i*messageBytes]
-		r.iovecs[i].SetLen(messageBytes)
-		h := &r.headers[i].Hdr
-		h.Iov = &r.iovecs[i]
-		h.SetIovlen(1)
-		h.Name = (*byte)(unsafe.Pointer(&r.names[i]))
-		h.Control = &r.control[i*controlBytes]
-	}
+	r := &Reader{raw: raw, memory: m, space: s}
 	r.attempt = r.receive
 	return r, nil
+}
+
+// giveBack returns memory that was lent.
+func (r *Reader) giveBack() {
+	if r.memory != nil && r.space != nil {
+		r.memory.pool.Put(r.space)
+		r.space = nil
+	}
 }
 
 // Read waits until at least one message has come. Datagrams of the former Read that Next has not returned
 // are lost.
 func (r *Reader) Read() error {
 	r.got, r.next, r.train = 0, 0, nil
+	r.current = Datagram{}
 	if err := r.raw.Read(r.attempt); err != nil {
+		r.giveBack()
 		return err
 	}
 	if r.errno != 0 {
@@ -74,6 +114,9 @@ func (r *Reader) Read() error {
 }
 
 func (r *Reader) receive(fd uintptr) bool {
+	if r.space == nil {
+		r.space = r.memory.pool.Get().(*space)
+	}
 	for i := range r.headers {
 		h := &r.headers[i].Hdr
 		h.Namelen = unix.SizeofSockaddrInet6
@@ -85,6 +128,7 @@ func (r *Reader) receive(fd uintptr) bool {
 		n, _, errno = unix.Syscall6(unix.SYS_RECVMMSG, fd, uintptr(unsafe.Pointer(&r.headers[0])), uintptr(len(r.headers)), unix.MSG_DONTWAIT, 0, 0)
 	}
 	if errno == unix.EAGAIN {
+		r.giveBack()
 		return false
 	}
 	r.got, r.errno = int(n), errno

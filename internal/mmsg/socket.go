@@ -18,6 +18,9 @@ const bufferBytes = 7 << 20
 type Source struct {
 	Addr netip.Addr
 	Link int // interface index
+	// Class is the octet of DSCP and ECN (RFC 2474, RFC 3168). 0 leaves it to the socket. Of a datagram that came it is
+	// known where the socket has IP_RECVTOS or IPV6_RECVTCLASS.
+	Class uint8
 }
 
 // Prepare sets a UDP socket's options for this package before it is bound; it fits net.ListenConfig.Control.
@@ -84,8 +87,8 @@ func scope(zone string) uint32 {
 	return 0
 }
 
-// controlBytes holds both control messages in either direction.
-var controlBytes = unix.CmsgSpace(unix.SizeofInet6Pktinfo) + unix.CmsgSpace(4)
+// controlBytes holds all three control messages in either direction.
+var controlBytes = unix.CmsgSpace(unix.SizeofInet6Pktinfo) + 2*unix.CmsgSpace(4)
 
 // addControl appends a control message to b, which has room for it.
 func addControl[T any](b []byte, level, kind int32, value T) []byte {
@@ -98,8 +101,15 @@ func addControl[T any](b []byte, level, kind int32, value T) []byte {
 	return b
 }
 
-// addSource appends the local address to send from.
-func addSource(b []byte, s Source) []byte {
+// addSource appends the local address to send from, and the class.
+func addSource(b []byte, s Source, six bool) []byte {
+	switch {
+	case s.Class == 0:
+	case six:
+		b = addControl(b, unix.IPPROTO_IPV6, unix.IPV6_TCLASS, int32(s.Class))
+	default:
+		b = addControl(b, unix.IPPROTO_IP, unix.IP_TOS, int32(s.Class))
+	}
 	switch {
 	case !s.Addr.IsValid():
 		return b
@@ -112,6 +122,8 @@ func addSource(b []byte, s Source) []byte {
 // parseControl reads what came with a message: the size of the datagrams in a train, 0 if it is none, and
 // the address it was sent to.
 func parseControl(b []byte) (segment int, to Source) {
+	var class uint8
+	defer func() { to.Class = class }()
 	for len(b) >= unix.SizeofCmsghdr {
 		h, data, rest, err := unix.ParseOneSocketControlMessage(b)
 		if err != nil {
@@ -122,6 +134,10 @@ func parseControl(b []byte) (segment int, to Source) {
 			segment = int(int32(binary.NativeEndian.Uint32(data)))
 		case h.Level == unix.IPPROTO_UDP && h.Type == unix.UDP_GRO && len(data) >= 2:
 			segment = int(binary.NativeEndian.Uint16(data))
+		case h.Level == unix.IPPROTO_IP && h.Type == unix.IP_TOS && len(data) >= 1:
+			class = data[0]
+		case h.Level == unix.IPPROTO_IPV6 && h.Type == unix.IPV6_TCLASS && len(data) >= 4:
+			class = uint8(binary.NativeEndian.Uint32(data))
 		case h.Level == unix.IPPROTO_IP && h.Type == unix.IP_PKTINFO && len(data) >= unix.SizeofInet4Pktinfo:
 			info := (*unix.Inet4Pktinfo)(unsafe.Pointer(&data[0]))
 			to = Source{Addr: netip.AddrFrom4(info.Spec_dst), Link: int(info.Ifindex)}

@@ -77,6 +77,7 @@ func (w *Writer) Write(packets [][]byte, to netip.AddrPort, from Source) (int, e
 // batch is one sendmmsg.
 type batch struct {
 	pool     *sync.Pool
+	six      bool
 	headers  [batchMessages]unix.Mmsghdr
 	iovecs   [batchMessages]unix.Iovec
 	control  []byte
@@ -90,7 +91,7 @@ type batch struct {
 }
 
 func newBatch(w *Writer) *batch {
-	b := &batch{pool: &w.pool, control: make([]byte, batchMessages*controlBytes)}
+	b := &batch{pool: &w.pool, six: w.six, control: make([]byte, batchMessages*controlBytes)}
 	b.attempt = b.send
 	return b
 }
@@ -134,7 +135,7 @@ func (b *batch) close(segment int, from Source) {
 		return
 	}
 	h := &b.headers[b.messages-1].Hdr
-	c := addSource(b.control[(b.messages-1)*controlBytes:][:0:controlBytes], from)
+	c := addSource(b.control[(b.messages-1)*controlBytes:][:0:controlBytes], from, b.six)
 	if h.Iovlen > 1 {
 		c = addControl(c, unix.IPPROTO_UDP, unix.UDP_SEGMENT, uint16(segment))
 	}
