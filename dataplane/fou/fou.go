@@ -1,9 +1,3 @@
-// Package fou makes tunnels that carry IPv4 in IPv4 and IPv6 in IPv6 inside UDP ("Foo over UDP"), in one network namespace.
-//
-// There are two drivers that put the same packets on the wire: the kernel's (ipip and ip6tnl devices with FoU encapsulation, and
-// a listener for each family), and one over TUN devices in this process for kernels without. Devices have the same names with both.
-//
-// Source: DESIGN.md sections 9 and 11 of the project; shared/seeds/coil-egress-nat.txt.
 package fou
 
 import "net/netip"
@@ -27,21 +21,26 @@ type Tunnel struct {
 	MTU            int        // of the device, in bytes
 }
 
-// Stats are a driver's counters since it was opened.
+// Stats are a driver's counters of inner packets and their bytes: of the TUN driver since it was opened, of the kernel since it
+// made the devices that are there.
 type Stats struct {
 	RxPackets, RxBytes, TxPackets, TxBytes uint64
-	// DroppedStranger came from no tunnel's remote, or with another's source inside; DroppedMalformed was no packet.
+	// DroppedStranger came from no tunnel's remote, or with another's source inside; DroppedMalformed was no packet, or
+	// was marked on its way as congested though its sender does not understand that (RFC 6040). The kernel does not count
+	// strangers.
 	DroppedStranger, DroppedMalformed uint64
+	// DroppedTx could not be sent: no tunnel leads there, it is too big for the way (the sender is told), or there is no route.
+	DroppedTx uint64
 }
 
-// Driver runs FoU in one network namespace. Its methods are for one goroutine.
+// Driver runs FoU in one network namespace. Reconcile and Close are for one goroutine.
 type Driver interface {
 	// Name is kernel or userspace.
 	Name() string
 	// Reconcile makes the devices as the Spec has them: what is missing or different is made anew, what is ours and not
 	// in it is removed. It tells how many changes it made.
 	Reconcile(Spec) (writes int, err error)
-	// Link is the device that a route into the tunnel to remote names.
+	// Link is the device that a route into the tunnel to remote names, by the Spec that was reconciled last.
 	Link(remote netip.Addr) string
 	// Stats reads the counters.
 	Stats() (Stats, error)
