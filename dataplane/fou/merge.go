@@ -21,15 +21,19 @@ type merger struct {
 	total   int      // bytes of the packet
 	next    uint32   // sequence number
 	last    []byte   // the packet added last
+	alone   vnetHeader
 }
 
-// add takes a packet that trim has returned, which stays as it is until take. False: what is there must be taken first.
-func (m *merger) add(p []byte) bool {
+// add takes a packet that trim has returned, which stays as it is until take. False: what is there must be taken first. mtu is
+// the tunnel's, in bytes.
+func (m *merger) add(p []byte, mtu int) bool {
 	at, head, ok := mergeable(p)
 	if len(m.pieces) == 0 {
 		m.pieces = append(m.pieces, m.header[:], p)
-		m.total, m.at, m.last = len(p), 0, p
-		if ok {
+		m.total, m.at, m.last, m.alone = len(p), 0, p, vnetHeader{}
+		if !ok {
+			m.alone = unfinished(p, mtu)
+		} else {
 			m.at, m.head, m.segment = at, head, len(p)-head
 			m.next = binary.BigEndian.Uint32(p[at+4:]) + uint32(m.segment)
 			m.ended(p)
@@ -74,17 +78,11 @@ func mergeable(p []byte) (at, head int, ok bool) {
 	if head < at+tcpBytes || len(p) <= head || flags&tcpAck == 0 || flags&^(tcpAck|tcpPush) != 0 || p[at+12]&15 != 0 {
 		return 0, 0, false
 	}
-	var ends []byte // both addresses
-	if p[0]>>4 == 4 {
-		if at != ipv4Bytes || binary.BigEndian.Uint16(p[6:]) != dontSplit {
-			return 0, 0, false // its number would be lost when the kernel splits it again
-		}
-		ends = p[12:20]
-	} else {
-		ends = p[8:40]
+	if p[0]>>4 == 4 && (at != ipv4Bytes || binary.BigEndian.Uint16(p[6:]) != dontSplit) {
+		return 0, 0, false // its number would be lost when the kernel splits it again
 	}
 	t := p[at:]
-	return at, head, fold(sum(t, pseudo(ends, unix.IPPROTO_TCP, len(t)))) == 0xffff
+	return at, head, fold(sum(t, pseudo(ends(p), unix.IPPROTO_TCP, len(t)))) == 0xffff
 }
 
 // follows tells whether p is the next segment of the flow, equal in all that a split would make equal.
@@ -111,28 +109,58 @@ func (m *merger) take() (pieces [][]byte) {
 		return nil
 	}
 	pieces = m.pieces
-	h := vnetHeader{}
+	h := m.alone
 	if len(pieces) > 2 {
 		f, at := pieces[1], m.at
 		if at < 0 {
 			at = -at
 		}
 		f[at+13] |= m.last[at+13] & tcpPush
-		h = vnetHeader{flags: unix.VIRTIO_NET_HDR_F_NEEDS_CSUM, gso: unix.VIRTIO_NET_HDR_GSO_TCPV6, headerLen: uint16(m.head), segment: uint16(m.segment),
+		h = vnetHeader{flags: unix.VIRTIO_NET_HDR_F_NEEDS_CSUM, gso: gsoOf(f), headerLen: uint16(m.head), segment: uint16(m.segment),
 			sumStart: uint16(at), sumAtFromThat: 16}
-		ends := f[8:40]
 		if f[0]>>4 == 4 {
-			h.gso = unix.VIRTIO_NET_HDR_GSO_TCPV4
-			ends = f[12:20]
 			binary.BigEndian.PutUint16(f[2:], uint16(m.total))
 			f[10], f[11] = 0, 0
 			binary.BigEndian.PutUint16(f[10:], ^fold(sum(f[:ipv4Bytes], 0)))
 		} else {
 			binary.BigEndian.PutUint16(f[4:], uint16(m.total-ipv6Bytes))
 		}
-		binary.BigEndian.PutUint16(f[at+16:], fold(pseudo(ends, unix.IPPROTO_TCP, m.total-at)))
+		binary.BigEndian.PutUint16(f[at+16:], fold(pseudo(ends(f), unix.IPPROTO_TCP, m.total-at)))
 	}
 	h.encode(m.header[:])
 	m.pieces = m.pieces[:0]
 	return pieces
+}
+
+func gsoOf(p []byte) uint8 {
+	if p[0]>>4 == 4 {
+		return unix.VIRTIO_NET_HDR_GSO_TCPV4
+	}
+	return unix.VIRTIO_NET_HDR_GSO_TCPV6
+}
+
+// unfinished is the header for a packet whose sender left its checksum to a network card that never saw it, and maybe the cutting
+// as well. Such packets come from the kernel's tunnels on this host. It is empty for any other packet.
+func unfinished(p []byte, mtu int) vnetHeader {
+	proto, at := transport(p)
+	offset, least := 16, tcpBytes
+	if proto == unix.IPPROTO_UDP {
+		offset, least = 6, udpBytes
+	}
+	if proto != unix.IPPROTO_TCP && proto != unix.IPPROTO_UDP || len(p) < at+least {
+		return vnetHeader{}
+	}
+	t := p[at:]
+	s := pseudo(ends(p), proto, len(t))
+	if binary.BigEndian.Uint16(t[offset:]) != fold(s) || fold(sum(t, s)) == 0xffff {
+		return vnetHeader{}
+	}
+	h := vnetHeader{flags: unix.VIRTIO_NET_HDR_F_NEEDS_CSUM, sumStart: uint16(at), sumAtFromThat: uint16(offset)}
+	if proto != unix.IPPROTO_TCP || len(p) <= mtu {
+		return h
+	}
+	if head := at + int(t[12]>>4)*4; head >= at+tcpBytes && head < mtu && head < len(p) {
+		h.gso, h.headerLen, h.segment = gsoOf(p), uint16(head), uint16(mtu-head)
+	}
+	return h
 }

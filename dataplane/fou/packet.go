@@ -58,6 +58,14 @@ func addresses(p []byte) (src, dst netip.Addr) {
 	return netip.AddrFrom16([16]byte(p[8:24])), netip.AddrFrom16([16]byte(p[24:40]))
 }
 
+// ends are the bytes of both.
+func ends(p []byte) []byte {
+	if p[0]>>4 == 4 {
+		return p[12:20]
+	}
+	return p[8:40]
+}
+
 func class(p []byte) uint8 {
 	if p[0]>>4 == 4 {
 		return p[1]
@@ -131,11 +139,7 @@ func flow(p []byte, seed uint32) uint32 {
 			h = (h ^ uint32(c)) * prime
 		}
 	}
-	if p[0]>>4 == 4 {
-		add(p[12:20])
-	} else {
-		add(p[8:40])
-	}
+	add(ends(p))
 	if proto, at := transport(p); (proto == unix.IPPROTO_TCP || proto == unix.IPPROTO_UDP) && len(p) >= at+4 {
 		add([]byte{proto})
 		add(p[at : at+4])

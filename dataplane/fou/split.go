@@ -118,16 +118,13 @@ type cutter struct {
 func (c *cutter) cut(out, payload []byte, last bool) {
 	copy(out, c.head)
 	copy(out[len(c.head):], payload)
-	var ends []byte // both addresses
 	if out[0]>>4 == 4 {
 		binary.BigEndian.PutUint16(out[2:], uint16(len(out)))
 		binary.BigEndian.PutUint16(out[4:], binary.BigEndian.Uint16(c.head[4:])+uint16(c.n))
 		out[10], out[11] = 0, 0
 		binary.BigEndian.PutUint16(out[10:], ^fold(sum(out[:int(out[0]&15)*4], 0)))
-		ends = out[12:20]
 	} else {
 		binary.BigEndian.PutUint16(out[4:], uint16(len(out)-ipv6Bytes))
-		ends = out[8:40]
 	}
 	t := out[c.at:]
 	if c.tcp {
@@ -140,11 +137,11 @@ func (c *cutter) cut(out, payload []byte, last bool) {
 			t[13] &^= cwr
 		}
 		t[16], t[17] = 0, 0
-		binary.BigEndian.PutUint16(t[16:], ^fold(sum(t, pseudo(ends, unix.IPPROTO_TCP, len(t)))))
+		binary.BigEndian.PutUint16(t[16:], ^fold(sum(t, pseudo(ends(out), unix.IPPROTO_TCP, len(t)))))
 	} else {
 		binary.BigEndian.PutUint16(t[4:], uint16(len(t)))
 		t[6], t[7] = 0, 0
-		s := ^fold(sum(t, pseudo(ends, unix.IPPROTO_UDP, len(t))))
+		s := ^fold(sum(t, pseudo(ends(out), unix.IPPROTO_UDP, len(t))))
 		if s == 0 {
 			s = 0xffff
 		}

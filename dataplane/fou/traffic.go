@@ -137,16 +137,16 @@ func (u *userspace) receive(s *sockets) {
 		t := u.table.Load()
 		var to *tunDevice
 		for d, ok := s.reader.Next(); ok; d, ok = s.reader.Next() {
-			p, device := u.accept(t, s.family, d)
+			p, device, mtu := u.accept(t, s.family, d)
 			if device == nil {
 				continue
 			}
-			if device == to && m.add(p) {
+			if device == to && m.add(p, mtu) {
 				continue
 			}
 			deliver(to, m)
 			to = device
-			m.add(p)
+			m.add(p, mtu)
 		}
 		deliver(to, m)
 	}
@@ -158,36 +158,40 @@ func deliver(d *tunDevice, m *merger) {
 	}
 }
 
-// accept finds the device of a datagram, and the packet in it. It counts what it refuses.
-func (u *userspace) accept(t *table, family int, d mmsg.Datagram) ([]byte, *tunDevice) {
+// accept finds the device of a datagram with its tunnel's MTU, and the packet in it. It counts what it refuses.
+func (u *userspace) accept(t *table, family int, d mmsg.Datagram) (packet []byte, device *tunDevice, mtu int) {
 	p, ok := trim(d.Data, family)
 	if !ok {
 		u.malformed.Add(1)
-		return nil, nil
+		return nil, nil, 0
 	}
 	from := d.From.Addr()
 	w, known := t.tunnels[from]
-	device := w.device
+	device, mtu = w.device, w.MTU
 	if !known || w.Local != d.To.Addr {
 		device = nil
 		if !t.gateway {
-			device = t.any[family]
+			device, mtu = t.any[family], minMTU6
 		}
 	}
 	if device != nil && t.gateway {
-		if src, _ := addresses(p); src != from {
+		src, dst := addresses(p)
+		if src.IsLinkLocalUnicast() && dst.IsMulticast() {
+			return nil, nil, 0 // what the kernel says for itself on its tunnels: no stranger
+		}
+		if src != from {
 			device = nil
 		}
 	}
 	if device == nil {
 		u.stranger.Add(1)
-		return nil, nil
+		return nil, nil, 0
 	}
 	if !decapsulate(p, d.To.Class) {
 		u.malformed.Add(1)
-		return nil, nil
+		return nil, nil, 0
 	}
 	u.rxPackets.Add(1)
 	u.rxBytes.Add(uint64(len(p)))
-	return p, device
+	return p, device, mtu
 }

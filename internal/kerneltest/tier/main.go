@@ -20,7 +20,16 @@ import (
 	"github.com/skeinmesh/skein/internal/kerneltest"
 )
 
-var defaultPackages = []string{"./dataplane/wireguard", "./dataplane/nft", "./dataplane/relaynft", "./dataplane/podnet", "./dataplane/route", "./dataplane/plane"}
+// defaultPackages are those whose tests run in the kernel tier, a line for each. One that does not exist is an error.
+var defaultPackages = []string{
+	"./dataplane/wireguard",
+	"./dataplane/nft",
+	"./dataplane/relaynft",
+	"./dataplane/podnet",
+	"./dataplane/route",
+	"./dataplane/plane",
+	"./dataplane/fou",
+}
 
 type options struct {
 	labs    []string
