@@ -300,3 +300,14 @@ func (w *wire) try(match func(p []byte) bool) []byte {
 		}
 	}
 }
+
+// all returns the packets that match, until none comes for a while.
+func (w *wire) all(match func(p []byte) bool) func(yield func([]byte) bool) {
+	return func(yield func([]byte) bool) {
+		for p := w.try(match); p != nil; p = w.try(match) {
+			if !yield(p) {
+				return
+			}
+		}
+	}
+}

@@ -43,24 +43,28 @@ type sockets struct {
 var networks = [2]string{"udp4", "udp6"}
 
 // listen opens the sockets of a family; called inside the namespace.
-func listen(family int) (s *sockets, err error) {
-	s = &sockets{family: family}
-	defer func() {
-		if err != nil {
-			s.close()
-		}
-	}()
-	if s.main, err = bind(family, dataplane.FoUPort, false); err != nil {
+func listen(family int) (*sockets, error) {
+	s := &sockets{family: family}
+	err := s.open()
+	if err != nil {
+		s.close()
 		return nil, err
 	}
-	if s.way, err = bind(family, 0, true); err != nil {
-		return nil, err
+	return s, nil
+}
+
+func (s *sockets) open() (err error) {
+	if s.main, err = bind(s.family, dataplane.FoUPort, false); err != nil {
+		return err
+	}
+	if s.way, err = bind(s.family, 0, true); err != nil {
+		return err
 	}
 	if s.reader, err = received.NewReader(s.main); err != nil {
-		return nil, err
+		return err
 	}
 	s.writer, err = mmsg.NewWriter(s.main)
-	return s, err
+	return err
 }
 
 // spread opens the sockets that flows are spread over; called inside the namespace.

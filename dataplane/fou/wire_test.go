@@ -69,7 +69,7 @@ func inject(t testing.TB, n *testns.NS, p []byte, dst netip.Addr) {
 // outer returns what goes on the wire for packets of each family and class.
 func outer(t *testing.T, driver string) map[string][]byte {
 	t.Helper()
-	s := newScene(t, driver, driver, false)
+	s := newScene(t, driver, fou.Userspace, false) // the kernel's listener writes into what the capture shares with it
 	out := map[string][]byte{}
 	w := capture(t, s.gateway, "under")
 	for _, pair := range [][2]netip.Addr{{client4, target4}, {client6, target6}} {
