@@ -118,7 +118,9 @@ func (k *kernel) apply(o op) error {
 	case actionReplace:
 		return k.replace(o.device)
 	case actionChange:
-		err := k.handle.LinkModify(o.device.link())
+		d := o.device
+		d.Index = 0 // by index and name it would be a change of name, which a device that is up refuses
+		err := k.handle.LinkModify(d.link())
 		if errors.Is(err, unix.EINVAL) || errors.Is(err, unix.EOPNOTSUPP) || errors.Is(err, unix.EEXIST) {
 			return k.replace(o.device) // this kernel cannot change that in place
 		}
