@@ -20,6 +20,7 @@ type fouConn struct {
 	family genetlink.Family
 }
 
+// dialFoU opens a connection in a network namespace; 0 is the calling thread's.
 func dialFoU(ns netns.NsHandle) (*fouConn, error) {
 	c, err := genetlink.Dial(&mdlayher.Config{NetNS: int(ns)})
 	if err != nil {

@@ -27,14 +27,14 @@ func needKernel(t testing.TB) {
 func TestKernelDriverCarriesBothFamilies(t *testing.T) {
 	needKernel(t)
 	for name, auto := range map[string]bool{"fixed source port": false, "automatic source port": true} {
-		t.Run(name, func(t *testing.T) { carries(t, newScene(t, fou.Kernel, fou.Kernel, auto)) })
+		t.Run(name, func(t *testing.T) { t.Parallel(); carries(t, newScene(t, fou.Kernel, fou.Kernel, auto)) })
 	}
 }
 
 func TestKernelAndTUNDriverUnderstandEachOther(t *testing.T) {
 	needKernel(t)
 	for name, auto := range map[string]bool{"fixed source port": false, "automatic source port": true} {
-		t.Run(name+", kernel client", func(t *testing.T) { carries(t, newScene(t, fou.Kernel, fou.Userspace, auto)) })
-		t.Run(name+", TUN client", func(t *testing.T) { carries(t, newScene(t, fou.Userspace, fou.Kernel, auto)) })
+		t.Run(name+", kernel client", func(t *testing.T) { t.Parallel(); carries(t, newScene(t, fou.Kernel, fou.Userspace, auto)) })
+		t.Run(name+", TUN client", func(t *testing.T) { t.Parallel(); carries(t, newScene(t, fou.Userspace, fou.Kernel, auto)) })
 	}
 }

@@ -46,14 +46,17 @@ func TestNetemDelays(t *testing.T) {
 func TestTCPThroughFaults(t *testing.T) {
 	needKernel(t)
 	for _, pair := range [][2]string{{fou.Kernel, fou.Kernel}, {fou.Userspace, fou.Userspace}, {fou.Kernel, fou.Userspace}} {
-		s := newScene(t, pair[0], pair[1], true)
-		err := netem(s, "under", netlink.NetemQdiscAttrs{Latency: 5000, Jitter: 1000, Loss: 1, Duplicate: 2, ReorderProb: 10, ReorderCorr: 25})
-		if err != nil {
-			t.Fatalf("netem: %v", err)
-		}
-		for _, addr := range []netip.Addr{target4, target6} {
-			s.echo(t, addr)
-			stream(t, s.dial(t, "tcp", addr), 256<<10)
-		}
+		t.Run(pair[0]+" and "+pair[1], func(t *testing.T) {
+			t.Parallel()
+			s := newScene(t, pair[0], pair[1], true)
+			err := netem(s, "under", netlink.NetemQdiscAttrs{Latency: 5000, Jitter: 1000, Loss: 1, Duplicate: 2, ReorderProb: 10, ReorderCorr: 25})
+			if err != nil {
+				t.Fatalf("netem: %v", err)
+			}
+			for _, addr := range []netip.Addr{target4, target6} {
+				s.echo(t, addr)
+				stream(t, s.dial(t, "tcp", addr), 96<<10)
+			}
+		})
 	}
 }

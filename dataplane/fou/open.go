@@ -8,6 +8,7 @@ import (
 	"os"
 	"os/exec"
 	"runtime"
+	"sync"
 	"sync/atomic"
 	"time"
 
@@ -73,12 +74,15 @@ func TryKernel() error {
 	if kernelRuns.Load() {
 		return nil
 	}
-	result := make(chan error, 1)
-	go func() { // the thread, and the namespace with it, ends with the goroutine
-		runtime.LockOSThread()
-		result <- tryKernel()
-	}()
-	err := <-result
+	err := loadFoU()
+	if err == nil {
+		result := make(chan error, 1)
+		go func() { // the thread, and the namespace with it, ends with the goroutine
+			runtime.LockOSThread()
+			result <- tryKernel()
+		}()
+		err = <-result
+	}
 	if err != nil {
 		return fmt.Errorf("%w: %w: load the modules fou, fou6, ipip and ip6_tunnel", ErrNoKernelFoU, err)
 	}
@@ -90,10 +94,6 @@ func tryKernel() error {
 	ns, err := netns.New()
 	if err != nil {
 		return fmt.Errorf("making a network namespace to try it in: %w", err)
-	}
-	if err := loadFoU(ns); err != nil {
-		ns.Close()
-		return err
 	}
 	k, err := openKernel(ns)
 	if err != nil {
@@ -110,17 +110,22 @@ func tryKernel() error {
 	return err
 }
 
+// modprobed is whether this process has asked for the modules: asking again, for each namespace, would not help.
+var modprobed sync.Once
+
 // loadFoU loads the modules that no kernel loads by itself, if there is no FoU yet.
-func loadFoU(ns netns.NsHandle) error {
-	c, err := dialFoU(ns)
+func loadFoU() error {
+	c, err := dialFoU(0) // the family's number is the same in every namespace
 	if err == nil {
 		return c.Close()
 	}
-	const patience = 10 * time.Second
-	ctx, cancel := context.WithTimeout(context.Background(), patience)
-	defer cancel()
-	_ = exec.CommandContext(ctx, "modprobe", "-a", "ipip", "ip6_tunnel", "fou", "fou6").Run()
-	if c, err = dialFoU(ns); err != nil {
+	modprobed.Do(func() {
+		const patience = 10 * time.Second
+		ctx, cancel := context.WithTimeout(context.Background(), patience)
+		defer cancel()
+		_ = exec.CommandContext(ctx, "modprobe", "-a", "ipip", "ip6_tunnel", "fou", "fou6").Run()
+	})
+	if c, err = dialFoU(0); err != nil {
 		return err
 	}
 	return c.Close()

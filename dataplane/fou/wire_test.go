@@ -204,7 +204,20 @@ func TestWhatIsRefused(t *testing.T) {
 	before, _ := s.far.Stats()
 	outside(t, s, client4, endpoint4, 0).Write(append(good4(), "what follows"...))
 	outside(t, s, client6, endpoint6, 0).Write(good6())
-	await(t, "two good ones", func() bool { now, _ := s.far.Stats(); return now.RxPackets == before.RxPackets+2 })
+	for _, o := range []struct {
+		c           *net.UDPConn
+		level, name int
+		packet      []byte
+	}{{outside(t, s, client4, endpoint4, 0), unix.SOL_SOCKET, unix.SO_NO_CHECK, good4()}, {outside(t, s, client6, endpoint6, 0), unix.IPPROTO_UDP, unix.UDP_NO_CHECK6_TX, good6()}} {
+		raw, _ := o.c.SyscallConn()
+		raw.Control(func(fd uintptr) {
+			if err := unix.SetsockoptInt(int(fd), o.level, o.name, 1); err != nil {
+				t.Error(err)
+			}
+		})
+		o.c.Write(o.packet) // tunnels of others send no checksum outside
+	}
+	await(t, "four good ones", func() bool { now, _ := s.far.Stats(); return now.RxPackets == before.RxPackets+4 })
 }
 
 func await(t testing.TB, what string, f func() bool) {

@@ -1,5 +1,5 @@
 // Package kerneltest runs test binaries, and lab files, against a kernel that has what the machine's own
-// may lack: WireGuard, FoU, IPIP, netem. Where the machine's kernel has WireGuard they run on it; else in
+// may lack: WireGuard, FoU, IPIP, netem. Where the machine's kernel has them all they run on it; else in
 // a QEMU guest with Debian's cloud kernel.
 //
 // The guest is a kernel and an initramfs of two parts: modules, cached by kernel version, and what is to

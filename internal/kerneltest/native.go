@@ -10,6 +10,24 @@ import (
 // NativeWireGuard says whether this machine's kernel makes a WireGuard link, in a namespace made for the
 // question.
 func NativeWireGuard() bool {
+	return try(func() error {
+		a := netlink.NewLinkAttrs()
+		a.Name = "sktry"
+		return netlink.LinkAdd(&netlink.Wireguard{LinkAttrs: a})
+	})
+}
+
+// NativeNetem says whether this machine's kernel makes a link faulty, in a namespace made for the question.
+func NativeNetem() bool {
+	return try(func() error {
+		const lo = 1 // the first link of every namespace
+		q := netlink.QdiscAttrs{LinkIndex: lo, Handle: netlink.MakeHandle(1, 0), Parent: netlink.HANDLE_ROOT}
+		return netlink.QdiscAdd(netlink.NewNetem(q, netlink.NetemQdiscAttrs{Latency: 1000}))
+	})
+}
+
+// try says whether f succeeds in a new network namespace.
+func try(f func() error) bool {
 	result := make(chan bool, 1)
 	go func() { // the thread, and the namespace with it, ends with the goroutine
 		runtime.LockOSThread()
@@ -19,9 +37,7 @@ func NativeWireGuard() bool {
 			return
 		}
 		defer h.Close()
-		a := netlink.NewLinkAttrs()
-		a.Name = "sktry"
-		result <- netlink.LinkAdd(&netlink.Wireguard{LinkAttrs: a}) == nil
+		result <- f() == nil
 	}()
 	return <-result
 }

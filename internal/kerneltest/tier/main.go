@@ -1,5 +1,5 @@
-// Tier runs test packages, and lab files, against kernel WireGuard: natively where this machine's kernel
-// has it, else in a QEMU guest.
+// Tier runs test packages, and lab files, against kernel WireGuard, FoU and netem: natively where this machine's
+// kernel has them, else in a QEMU guest.
 //
 //	go run ./internal/kerneltest/tier [-lab examples/kernel-small.yaml] [packages]
 //	go run ./internal/kerneltest/tier -bench memory
@@ -17,6 +17,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/skeinmesh/skein/dataplane/fou"
 	"github.com/skeinmesh/skein/internal/kerneltest"
 )
 
@@ -52,7 +53,7 @@ func main() {
 	flag.StringVar(&o.skein, "skein", "bin/skein", "static skein binary, for -lab and -bench")
 	flag.StringVar(&o.cache, "cache", ".cache/kernel", "where the guest's kernel is kept")
 	flag.StringVar(&o.run, "run", "", "run only tests that match, as go test -run")
-	flag.BoolVar(&o.guest, "guest", false, "use the guest even where this kernel has WireGuard")
+	flag.BoolVar(&o.guest, "guest", false, "use the guest even where this kernel has all that is needed")
 	flag.BoolVar(&o.fresh, "fresh", false, "look for a newer kernel package than the cached one")
 	flag.DurationVar(&o.timeout, "timeout", 6*time.Minute, "limit for the run")
 	flag.Parse()
@@ -83,8 +84,8 @@ func tier(ctx context.Context, o options, packages []string) error {
 	env := []string{"SKEIN_WANT_KERNEL=1", "SKEIN_REQUIRE_ALL=1"}
 	ctx, cancel := context.WithTimeoutCause(ctx, o.timeout, fmt.Errorf("not done within %s", o.timeout))
 	defer cancel()
-	if !o.guest && os.Geteuid() == 0 && kerneltest.NativeWireGuard() {
-		fmt.Println("this kernel has WireGuard: running natively")
+	if !o.guest && os.Geteuid() == 0 && kerneltest.NativeWireGuard() && kerneltest.NativeNetem() && fou.TryKernel() == nil {
+		fmt.Println("this kernel has WireGuard, FoU and netem: running natively")
 		return native(o, tests, env)
 	}
 	return guest(ctx, o, work, tests, env)
@@ -152,7 +153,7 @@ func guest(ctx context.Context, o options, work string, tests []testBinary, env 
 	if err != nil {
 		return err
 	}
-	fmt.Printf("this kernel has no WireGuard, or is not to be used: guest with Debian's %s\n", im.Version)
+	fmt.Printf("this kernel lacks WireGuard, FoU or netem, or is not to be used: guest with Debian's %s\n", im.Version)
 	p := kerneltest.Payload{
 		Plan:  kerneltest.Plan{Preload: []string{"wireguard", "nf_tables", "tun", "veth"}, Env: env},
 		Init:  filepath.Join(work, "init"),
