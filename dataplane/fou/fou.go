@@ -10,7 +10,8 @@ type Spec struct {
 	// Any asks for the catch-all devices, which take what comes from another address than a tunnel leads to.
 	Any bool
 	// Gateway says that the tunnels lead to many clients, each to the address that its packets inside have. The TUN driver
-	// then has one device for all of a family, and lets nobody in whose packets have another source inside than outside.
+	// then has one device for all of a family, and lets nobody in whose packets have another source inside than outside; with
+	// the kernel's that is left to the gateway's packet filter.
 	Gateway bool
 }
 

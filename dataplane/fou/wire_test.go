@@ -232,11 +232,7 @@ func await(t testing.TB, what string, f func() bool) {
 
 // The congestion mark of the outer header reaches the packet inside, with both drivers.
 func TestCongestionMarkGoesInside(t *testing.T) {
-	drivers := []string{fou.Userspace}
-	if fou.TryKernel() == nil {
-		drivers = append(drivers, fou.Kernel)
-	}
-	for _, driver := range drivers {
+	for _, driver := range drivers(t) {
 		s := newScene(t, fou.Userspace, driver, false)
 		for _, c := range []struct {
 			from, to, target netip.Addr
@@ -261,11 +257,7 @@ func TestCongestionMarkGoesInside(t *testing.T) {
 
 // What comes to a client from another address than a tunnel leads to arrives by the catch-all device, with both drivers.
 func TestAnyTakesOthersAnswers(t *testing.T) {
-	drivers := []string{fou.Userspace}
-	if fou.TryKernel() == nil {
-		drivers = append(drivers, fou.Kernel)
-	}
-	for _, driver := range drivers {
+	for _, driver := range drivers(t) {
 		s := newScene(t, fou.Userspace, driver, false)
 		spec := fou.Spec{IPv4: true, IPv6: true, Any: true} // the gateway's namespace plays a client that knows no tunnel
 		if _, err := s.far.Reconcile(spec); err != nil {
