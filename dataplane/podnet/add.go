@@ -57,6 +57,7 @@ type work struct {
 	Attachment
 	host, pod *conn
 	hostEnd   link
+	alias     string // of the host's end where it is no pod's
 }
 
 func (w *work) do(netns int) (out Link, err error) {
@@ -142,7 +143,10 @@ func (w *work) awaitFirstPacket() {
 // makePair makes both ends and reads the host's.
 func (w *work) makePair(out Link, netns int) error {
 	// An alias from the first moment on: Scan and Purge know the link should we end here.
-	alias := Alias{w.ContainerID, w.Interface, w.IPv4, w.IPv6, w.Namespace, w.Pod}
+	alias := Alias{w.ContainerID, w.Interface, w.IPv4, w.IPv6, w.Namespace, w.Pod}.String()
+	if w.alias != "" {
+		alias = w.alias
+	}
 	pair := newPair(out.Host, out.HostMAC, w.Attachment, out.MAC, netns)
 	if _, err := w.host.do(pair); err != nil {
 		return w.explainPair(out.Host, err)

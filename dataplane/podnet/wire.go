@@ -90,10 +90,10 @@ func newPair(host string, hostMAC net.HardwareAddr, a Attachment, mac net.Hardwa
 }
 
 // describe gives the host's end its alias and IPv4 settings. These need no write to /proc/sys.
-func describe(host string, a Alias) request {
+func describe(host, alias string) request {
 	return request{"setting up the link " + host, message(unix.RTM_SETLINK, change, ifinfo(0, 0, 0), func(ae *netlink.AttributeEncoder) {
 		ae.String(unix.IFLA_IFNAME, host)
-		ae.String(unix.IFLA_IFALIAS, a.String())
+		ae.String(unix.IFLA_IFALIAS, alias)
 		ae.Nested(unix.IFLA_AF_SPEC, func(ae *netlink.AttributeEncoder) error {
 			ae.Nested(unix.AF_INET, func(ae *netlink.AttributeEncoder) error {
 				ae.Nested(unix.IFLA_INET_CONF, func(ae *netlink.AttributeEncoder) error {

@@ -1,0 +1,464 @@
+package egressns
+
+import (
+	"errors"
+	"fmt"
+	"net"
+	"net/netip"
+	"os"
+	"slices"
+	"strings"
+	"sync"
+
+	"github.com/vishvananda/netlink"
+	"github.com/vishvananda/netns"
+	"golang.org/x/sys/unix"
+
+	"github.com/skeinmesh/skein/dataplane"
+	"github.com/skeinmesh/skein/dataplane/podnet"
+)
+
+// links keeps the veth pair, addresses, routes and rules of one namespace.
+type links struct {
+	file, egress string
+	ns, host     *os.File        // the two namespaces
+	in, out      *netlink.Handle // sockets in each
+	name         string          // of the host's end
+	cache        *linkState
+	writes       int
+
+	mu       sync.Mutex
+	expected expectation
+}
+
+// linkState is what the kernel has.
+type linkState struct {
+	uplink, lo, end netlink.Link // end: the host's
+	addrs           []netip.Addr // of the uplink, in order, without those that the kernel makes itself
+	endAddrs        []netip.Addr
+	main            []netlink.Route // of the uplink, in the main table
+	rules           map[int]bool    // by family
+	clients         map[netip.Addr]int
+	strays          []netlink.Route // of ours in the clients' table that lead to no single address
+	devices         map[string]int  // index by name
+}
+
+func openLinks(file, egress string, ns *os.File) (*links, error) {
+	l := &links{file: file, egress: egress, ns: ns, name: podnet.HostLink("egress/"+egress, Uplink)}
+	var err error
+	if l.host, err = os.Open("/proc/thread-self/ns/net"); err != nil {
+		return nil, fmt.Errorf("opening the host's network namespace: %w", err)
+	}
+	if l.in, err = netlink.NewHandleAt(netns.NsHandle(ns.Fd()), unix.NETLINK_ROUTE); err == nil {
+		l.out, err = netlink.NewHandleAt(netns.NsHandle(l.host.Fd()), unix.NETLINK_ROUTE)
+	}
+	if err != nil {
+		return nil, errors.Join(fmt.Errorf("opening an rtnetlink socket: %w", err), l.close())
+	}
+	return l, nil
+}
+
+func (l *links) close() error {
+	for _, h := range []*netlink.Handle{l.in, l.out} {
+		if h != nil {
+			h.Close()
+		}
+	}
+	return l.host.Close()
+}
+
+func (l *links) forget() { l.cache = nil }
+
+// alias names the host's end in a list of links. It is none of a pod's.
+func (l *links) alias() string { return "skein-egress/1 " + l.egress }
+
+// ensurePair makes the veth pair where it is not whole, and reads both ends.
+func (l *links) ensurePair(mtu int) (up, end netlink.Link, err error) {
+	for try := 0; ; try++ {
+		up, err = l.in.LinkByName(Uplink)
+		if err == nil {
+			end, err = l.out.LinkByName(l.name)
+		}
+		switch {
+		case err == nil && up.Type() == "veth" && end.Type() == "veth" && up.Attrs().ParentIndex == end.Attrs().Index && end.Attrs().ParentIndex == up.Attrs().Index:
+			return up, end, nil
+		case err != nil && !errors.As(err, new(netlink.LinkNotFoundError)):
+			return nil, nil, fmt.Errorf("reading link %s of egress %s: %w", l.name, l.egress, err)
+		case try > 0:
+			return nil, nil, fmt.Errorf("link %s of egress %s does not lead to %s in %s, and was made anew: something else makes it different", l.name, l.egress, Uplink, l.file)
+		}
+		if err := l.makePair(mtu); err != nil {
+			return nil, nil, err
+		}
+	}
+}
+
+func (l *links) makePair(mtu int) error {
+	if old, err := l.in.LinkByName(Uplink); err == nil {
+		if err := l.in.LinkDel(old); err != nil {
+			return fmt.Errorf("removing %s of egress %s, which leads elsewhere: %w", Uplink, l.egress, err)
+		}
+	}
+	if old, err := l.out.LinkByName(l.name); err == nil {
+		if a := old.Attrs().Alias; !strings.HasPrefix(a, "skein-egress/") {
+			return fmt.Errorf("link %s has the name of egress %s's and is somebody else's: remove it", l.name, l.egress)
+		}
+		if err := l.out.LinkDel(old); err != nil {
+			return fmt.Errorf("removing link %s of egress %s, which leads elsewhere: %w", l.name, l.egress, err)
+		}
+	}
+	l.writes++
+	return inside(l.host, func() error {
+		return podnet.AddUplink(podnet.Uplink{Host: l.name, Alias: l.alias(), Interface: Uplink, NetNS: l.file, MTU: mtu})
+	})
+}
+
+// read reads everything.
+func (l *links) read(mtu int) (*linkState, error) {
+	s := &linkState{rules: map[int]bool{}, clients: map[netip.Addr]int{}, devices: map[string]int{}}
+	var err error
+	if s.uplink, s.end, err = l.ensurePair(mtu); err != nil {
+		return nil, err
+	}
+	fail := func(what string, err error) (*linkState, error) {
+		return nil, fmt.Errorf("reading %s of egress %s: %w", what, l.egress, err)
+	}
+	if s.lo, err = l.in.LinkByName("lo"); err != nil {
+		return fail("lo", err)
+	}
+	if s.addrs, err = addressesOf(l.in, s.uplink, false); err != nil {
+		return fail("addresses", err)
+	}
+	if s.endAddrs, err = addressesOf(l.out, s.end, true); err != nil {
+		return fail("addresses of the host's end", err)
+	}
+	for _, f := range []int{unix.AF_INET, unix.AF_INET6} {
+		main, err := l.in.RouteListFiltered(f, &netlink.Route{Table: unix.RT_TABLE_MAIN, LinkIndex: s.uplink.Attrs().Index}, netlink.RT_FILTER_TABLE|netlink.RT_FILTER_OIF)
+		if err != nil {
+			return fail("routes", err)
+		}
+		s.main = append(s.main, main...)
+		rules, err := l.in.RuleList(f)
+		if err != nil {
+			return fail("rules", err)
+		}
+		s.rules[f] = slices.ContainsFunc(rules, func(r netlink.Rule) bool {
+			return r.Priority == dataplane.GatewayRule && r.IifName == Uplink && r.Table == dataplane.GatewayTable && r.Src == nil && r.Dst == nil && r.Mark == 0 && !r.Invert
+		})
+		routes, err := l.in.RouteListFiltered(f, &netlink.Route{Table: dataplane.GatewayTable, Protocol: dataplane.RouteProtocol}, netlink.RT_FILTER_TABLE|netlink.RT_FILTER_PROTOCOL)
+		if err != nil && !errors.Is(err, unix.ENOENT) {
+			return fail("routes to clients", err)
+		}
+		for _, r := range routes {
+			if a, ok := single(r); ok && r.LinkIndex != 0 && r.Gw == nil {
+				s.clients[a] = r.LinkIndex
+			} else {
+				s.strays = append(s.strays, r)
+			}
+		}
+	}
+	return s, nil
+}
+
+func single(r netlink.Route) (netip.Addr, bool) {
+	if r.Dst == nil {
+		return netip.Addr{}, false
+	}
+	a, ok := netip.AddrFromSlice(r.Dst.IP)
+	a = a.Unmap()
+	ones, _ := r.Dst.Mask.Size()
+	return a, ok && ones == a.BitLen()
+}
+
+// addressesOf are a link's in the order that the kernel has them; those of the link itself only when they are asked for.
+func addressesOf(h *netlink.Handle, l netlink.Link, all bool) ([]netip.Addr, error) {
+	var out []netip.Addr
+	for _, f := range []int{unix.AF_INET, unix.AF_INET6} {
+		as, err := h.AddrList(l, f)
+		if err != nil {
+			return nil, err
+		}
+		for _, a := range as {
+			if ip, ok := netip.AddrFromSlice(a.IP); ok && (all || !ip.Is6() || !ip.IsLinkLocalUnicast()) {
+				out = append(out, ip.Unmap())
+			}
+		}
+	}
+	return out, nil
+}
+
+func hostNet(a netip.Addr) *net.IPNet {
+	return &net.IPNet{IP: a.AsSlice(), Mask: net.CIDRMask(a.BitLen(), a.BitLen())}
+}
+
+// doing counts a write, and says what failed.
+func (l *links) doing(what string, err error) error {
+	l.writes++
+	if err != nil {
+		return fmt.Errorf("%s, egress %s: %w", what, l.egress, err)
+	}
+	return nil
+}
+
+// uplink makes everything right but the routes to clients.
+func (l *links) uplink(p plan) error {
+	s := l.cache
+	if s == nil {
+		var err error
+		if s, err = l.read(p.mtu); err != nil {
+			return err
+		}
+		if err := l.settings(); err != nil {
+			return err
+		}
+		l.cache = s
+	}
+	return errors.Join(l.hostEnd(s, p.mtu), l.ownEnd(s, p.mtu), l.addresses(s, p), l.ways(s, p))
+}
+
+// start makes the pair and sets it up; one that is there keeps its MTU.
+func (l *links) start() error {
+	up, end, err := l.ensurePair(dataplane.MTU)
+	if err != nil {
+		return err
+	}
+	if err := l.settings(); err != nil {
+		return err
+	}
+	s := &linkState{uplink: up, end: end}
+	if s.lo, err = l.in.LinkByName("lo"); err != nil {
+		return fmt.Errorf("reading lo of egress %s: %w", l.egress, err)
+	}
+	if s.endAddrs, err = addressesOf(l.out, end, true); err != nil {
+		return fmt.Errorf("reading addresses of %s: %w", l.name, err)
+	}
+	return errors.Join(l.hostEnd(s, end.Attrs().MTU), l.ownEnd(s, up.Attrs().MTU))
+}
+
+func (l *links) hostEnd(s *linkState, mtu int) error {
+	var errs []error
+	at := s.end.Attrs()
+	if at.MTU != mtu {
+		errs = append(errs, l.doing("setting the MTU of "+l.name, l.out.LinkSetMTU(s.end, mtu)))
+		at.MTU = mtu
+	}
+	g4, g6 := podnet.Gateways()
+	for _, g := range []net.IPNet{g4, g6} {
+		a, _ := netip.AddrFromSlice(g.IP)
+		if slices.Contains(s.endAddrs, a) {
+			continue
+		}
+		na := &netlink.Addr{IPNet: &g, Scope: unix.RT_SCOPE_LINK}
+		if a.Is6() {
+			na.Flags = unix.IFA_F_NODAD
+		}
+		err := l.out.AddrAdd(s.end, na)
+		if a.Is6() && (errors.Is(err, unix.EACCES) || errors.Is(err, unix.EOPNOTSUPP)) { // no IPv6 on this host
+			err = nil
+		} else if errors.Is(err, unix.EEXIST) {
+			err = nil
+		}
+		errs = append(errs, l.doing("adding address "+a.String()+" to "+l.name, err))
+		s.endAddrs = append(s.endAddrs, a)
+	}
+	if at.Flags&net.FlagUp == 0 {
+		errs = append(errs, l.doing("setting "+l.name+" up", l.out.LinkSetUp(s.end)))
+		at.Flags |= net.FlagUp
+	}
+	return errors.Join(errs...)
+}
+
+func (l *links) ownEnd(s *linkState, mtu int) error {
+	var errs []error
+	at := s.uplink.Attrs()
+	if at.MTU != mtu {
+		errs = append(errs, l.doing("setting the MTU of "+Uplink, l.in.LinkSetMTU(s.uplink, mtu)))
+		at.MTU = mtu
+	}
+	for _, x := range []netlink.Link{s.lo, s.uplink} {
+		if x.Attrs().Flags&net.FlagUp == 0 {
+			errs = append(errs, l.doing("setting "+x.Attrs().Name+" up", l.in.LinkSetUp(x)))
+			x.Attrs().Flags |= net.FlagUp
+		}
+	}
+	return errors.Join(errs...)
+}
+
+// addresses of the uplink: the namespace's own is IPv4's first, so that the kernel sends with it.
+func (l *links) addresses(s *linkState, p plan) error {
+	want := p.addresses()
+	var errs []error
+	del := func(a netip.Addr) {
+		err := l.in.AddrDel(s.uplink, &netlink.Addr{IPNet: hostNet(a)})
+		if errors.Is(err, unix.EADDRNOTAVAIL) {
+			err = nil
+		}
+		errs = append(errs, l.doing("removing address "+a.String(), err))
+	}
+	first4 := slices.IndexFunc(s.addrs, netip.Addr.Is4)
+	displaced := p.local4.IsValid() && first4 >= 0 && s.addrs[first4] != p.local4
+	s.addrs = slices.DeleteFunc(s.addrs, func(a netip.Addr) bool {
+		gone := p.complete && !slices.Contains(want, a) || displaced && a.Is4()
+		if gone {
+			del(a)
+		}
+		return gone
+	})
+	for _, a := range want {
+		if slices.Contains(s.addrs, a) {
+			continue
+		}
+		na := &netlink.Addr{IPNet: hostNet(a)}
+		if a.Is6() {
+			na.Flags = unix.IFA_F_NODAD
+		}
+		err := l.in.AddrAdd(s.uplink, na)
+		if errors.Is(err, unix.EEXIST) {
+			err = nil
+		}
+		errs = append(errs, l.doing("adding address "+a.String(), err))
+		s.addrs = append(s.addrs, a)
+	}
+	return errors.Join(errs...)
+}
+
+// ways are the routes to the host and the rule.
+func (l *links) ways(s *linkState, p plan) error {
+	var errs []error
+	index := s.uplink.Attrs().Index
+	g4, g6 := podnet.Gateways()
+	has := func(family int, dst *net.IPNet, gw net.IP) bool {
+		return slices.ContainsFunc(s.main, func(r netlink.Route) bool {
+			if r.Family != family && r.Family != 0 || !r.Gw.Equal(gw) {
+				return false
+			}
+			ones := 0
+			if r.Dst != nil {
+				ones, _ = r.Dst.Mask.Size()
+			}
+			if dst == nil {
+				return ones == 0
+			}
+			return r.Dst != nil && r.Dst.IP.Equal(dst.IP) && ones == 32
+		})
+	}
+	add := func(r netlink.Route, dst *net.IPNet) {
+		if has(r.Family, dst, r.Gw) {
+			return
+		}
+		r.LinkIndex, r.Table, r.Dst = index, unix.RT_TABLE_MAIN, dst
+		r.Protocol = unix.RTPROT_BOOT
+		k := r
+		if dst == nil {
+			k.Dst = anywhere(r.Family)
+		}
+		err := l.in.RouteReplace(&k)
+		errs = append(errs, l.doing("adding the way to the host", err))
+		s.main = append(s.main, r)
+	}
+	host4 := &net.IPNet{IP: g4.IP, Mask: g4.Mask}
+	add(netlink.Route{Family: unix.AF_INET, Scope: unix.RT_SCOPE_LINK}, host4)
+	add(netlink.Route{Family: unix.AF_INET, Gw: g4.IP}, nil)
+	if p.local6.IsValid() {
+		add(netlink.Route{Family: unix.AF_INET6, Gw: g6.IP}, nil)
+	}
+	for _, f := range []int{unix.AF_INET, unix.AF_INET6} {
+		if s.rules[f] {
+			continue
+		}
+		r := netlink.NewRule()
+		r.Family, r.Priority, r.IifName, r.Table, r.Protocol = f, dataplane.GatewayRule, Uplink, dataplane.GatewayTable, dataplane.RouteProtocol
+		err := l.in.RuleAdd(r)
+		if errors.Is(err, unix.EEXIST) {
+			err = nil
+		}
+		errs = append(errs, l.doing("adding the rule to the clients' routes", err))
+		s.rules[f] = err == nil
+	}
+	return errors.Join(errs...)
+}
+
+func anywhere(family int) *net.IPNet {
+	if family == unix.AF_INET6 {
+		return &net.IPNet{IP: net.IPv6zero, Mask: net.CIDRMask(0, 128)}
+	}
+	return &net.IPNet{IP: net.IPv4zero.To4(), Mask: net.CIDRMask(0, 32)}
+}
+
+func clientRoute(a netip.Addr, index int) *netlink.Route {
+	f := unix.AF_INET
+	if a.Is6() {
+		f = unix.AF_INET6
+	}
+	return &netlink.Route{Family: f, Dst: hostNet(a), LinkIndex: index, Table: dataplane.GatewayTable, Protocol: dataplane.RouteProtocol, Scope: unix.RT_SCOPE_UNIVERSE}
+}
+
+// unroute takes away the routes of clients that are gone, before their devices go.
+func (l *links) unroute(p plan) error {
+	if !p.complete {
+		return nil
+	}
+	wanted := map[netip.Addr]bool{}
+	for _, c := range p.clients {
+		wanted[c.addr] = true
+	}
+	s := l.cache
+	var errs []error
+	gone := func(r *netlink.Route) {
+		err := l.in.RouteDel(r)
+		if errors.Is(err, unix.ESRCH) {
+			err = nil
+		}
+		errs = append(errs, l.doing("removing the route to "+r.Dst.String(), err))
+	}
+	for a, index := range s.clients {
+		if !wanted[a] {
+			gone(clientRoute(a, index))
+			delete(s.clients, a)
+		}
+	}
+	for _, r := range s.strays {
+		if r.Dst == nil {
+			r.Dst = anywhere(r.Family)
+		}
+		gone(&r)
+	}
+	s.strays = nil
+	l.depend(s)
+	return errors.Join(errs...)
+}
+
+// route leads each client's packets into its tunnel.
+func (l *links) route(p plan, link func(netip.Addr) string) error {
+	s := l.cache
+	var errs []error
+	for _, c := range p.clients {
+		name := link(c.addr)
+		index, known := s.devices[name]
+		have, routed := s.clients[c.addr]
+		if known && routed && have == index {
+			continue
+		}
+		if !known {
+			d, err := l.in.LinkByName(name)
+			if err != nil {
+				errs = append(errs, fmt.Errorf("looking for the tunnel %s to %s, egress %s: %w", name, c.addr, l.egress, err))
+				continue
+			}
+			index = d.Attrs().Index
+			s.devices[name] = index
+			if routed && have == index {
+				continue
+			}
+		}
+		err := l.in.RouteReplace(clientRoute(c.addr, index))
+		if c.addr.Is6() && routed && err == nil { // IPv6 replaces only a route through the same link
+			_ = l.in.RouteDel(clientRoute(c.addr, have))
+		}
+		if errs = append(errs, l.doing("adding the route to "+c.addr.String(), err)); err == nil {
+			s.clients[c.addr] = index
+		}
+	}
+	l.depend(s)
+	return errors.Join(errs...)
+}

@@ -1,0 +1,84 @@
+package egressns
+
+import (
+	"net/netip"
+
+	"github.com/skeinmesh/skein/dataplane"
+)
+
+// HoldQueue is the NFQUEUE in the namespace that takes the packets of slots on hold.
+const HoldQueue uint16 = 5116
+
+// Names in the namespace.
+const (
+	Uplink = "eth0"   // leads to the host
+	Probe  = "probe0" // the health probe's device, where there is one
+
+	tableName = dataplane.NftTable
+
+	// SetTickets are the tickets that live, each with its own time to run out.
+	SetTickets = "skein_tickets"
+	// MapGranted is slot to ticket.
+	MapGranted = "skein_granted"
+	// MapSlot4 and MapSlot6 are a client's address to its slot.
+	MapSlot4, MapSlot6 = "skein_slot4", "skein_slot6"
+	// MapSource4 and MapSource6 are a slot to the address that its clients' packets leave with.
+	MapSource4, MapSource6 = "skein_source4", "skein_source6"
+	// MapEndpoint4 and MapEndpoint6 are a tunnel endpoint of ours to its slot.
+	MapEndpoint4, MapEndpoint6 = "skein_endpoint4", "skein_endpoint6"
+	// SetTunnels4 and SetTunnels6 are devices with the only source address that may come out of each.
+	SetTunnels4, SetTunnels6 = "skein_tunnels4", "skein_tunnels6"
+	// SetTo4 and SetTo6 are where packets may go, SetInside4 and SetInside6 where they may not.
+	SetTo4, SetTo6         = "skein_to4", "skein_to6"
+	SetInside4, SetInside6 = "skein_inside4", "skein_inside6"
+	// SetHeld are slots on hold; SetHeld4 and SetHeld6 the addresses that answers to their clients come to.
+	SetHeld            = "skein_held"
+	SetHeld4, SetHeld6 = "skein_held4", "skein_held6"
+	// SetSent and SetReceived count by slot.
+	SetSent, SetReceived = "skein_sent", "skein_received"
+)
+
+// Counters of what is dropped.
+const (
+	countStrangers   = "skein_strangers"
+	countInvalid     = "skein_invalid"
+	countLease       = "skein_lease"
+	countDestination = "skein_destination"
+	countNested      = "skein_nested"
+)
+
+var dropCounters = []string{countStrangers, countInvalid, countLease, countDestination, countNested}
+
+// The health probe's sources: one for each slot, and one for a gateway without. A slot's are the network's with slot+1.
+var (
+	probe4 = netip.MustParseAddr("169.254.102.0")
+	probe6 = netip.MustParseAddr("fd73:6b65:696e:6568::")
+)
+
+const (
+	probeNobody   = 250               // last byte of the source of a gateway without a slot
+	maxProbed     = probeNobody - 2   // the last slot with a probe of its own
+	nobody        = uint32(0xfffffff) // the slot, in MapSlot, that probes without one have: never granted
+	maxSlot       = 65535
+	maxLeaseHours = 1
+)
+
+// ProbeSource is the address that a health probe through a slot is sent from, as its client would; slot -1 is for a gateway
+// that owns none. It is invalid where a slot's number is too high for a probe.
+func ProbeSource(slot int, ipv6 bool) netip.Addr {
+	last := byte(probeNobody)
+	switch {
+	case slot > maxProbed || slot < -1:
+		return netip.Addr{}
+	case slot >= 0:
+		last = byte(slot + 1)
+	}
+	if ipv6 {
+		b := probe6.As16()
+		b[15] = last
+		return netip.AddrFrom16(b)
+	}
+	b := probe4.As4()
+	b[3] = last
+	return netip.AddrFrom4(b)
+}

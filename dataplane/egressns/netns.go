@@ -1,0 +1,150 @@
+package egressns
+
+import (
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"runtime"
+	"slices"
+
+	"github.com/vishvananda/netlink"
+	"github.com/vishvananda/netns"
+	"golang.org/x/sys/unix"
+
+	"github.com/skeinmesh/skein/dataplane/podnet"
+)
+
+// inside runs f on a thread of its own in a network namespace.
+func inside(ns *os.File, f func() error) error {
+	done := make(chan error, 1)
+	go func() { // the thread is not unlocked: it ends with the goroutine
+		runtime.LockOSThread()
+		if err := unix.Setns(int(ns.Fd()), unix.CLONE_NEWNET); err != nil {
+			done <- fmt.Errorf("entering the network namespace %s: %w: this needs CAP_SYS_ADMIN", ns.Name(), err)
+			return
+		}
+		done <- f()
+	}()
+	return <-done
+}
+
+// obtain opens the namespace at file, and makes it where there is none.
+func obtain(file string) (ns *os.File, made bool, err error) {
+	if err := os.MkdirAll(filepath.Dir(file), 0o700); err != nil {
+		return nil, false, fmt.Errorf("making the directory of network namespaces: %w", err)
+	}
+	switch err := podnet.CheckNetNS(file); {
+	case err == nil:
+		ns, err = os.Open(file)
+		return ns, false, err
+	case !errors.Is(err, podnet.ErrNoNetNS):
+		return nil, false, err
+	}
+	// A former run may have ended between making the file and mounting, or the machine was started anew since.
+	st, err := os.Lstat(file)
+	switch {
+	case errors.Is(err, fs.ErrNotExist):
+	case err != nil:
+		return nil, false, err
+	case !st.Mode().IsRegular() || st.Size() != 0:
+		return nil, false, fmt.Errorf("%s is in the way of an egress's network namespace: it is no namespace, and not empty: move it away", file)
+	}
+	f, err := os.OpenFile(file, os.O_RDONLY|os.O_CREATE, 0o600)
+	if err != nil {
+		return nil, false, err
+	}
+	f.Close()
+	if err := mountNew(file); err != nil {
+		return nil, false, errors.Join(err, os.Remove(file))
+	}
+	ns, err = os.Open(file)
+	return ns, true, err
+}
+
+// mountNew makes a namespace and binds it to the file, by which it lives on without a process.
+func mountNew(file string) error {
+	done := make(chan error, 1)
+	go func() {
+		runtime.LockOSThread() // as above
+		if err := unix.Unshare(unix.CLONE_NEWNET); err != nil {
+			done <- fmt.Errorf("making a network namespace: %w: this needs CAP_SYS_ADMIN", err)
+			return
+		}
+		if err := unix.Mount("/proc/thread-self/ns/net", file, "", unix.MS_BIND, ""); err != nil {
+			done <- fmt.Errorf("mounting a network namespace at %s: %w: this needs CAP_SYS_ADMIN", file, err)
+			return
+		}
+		done <- nil
+	}()
+	return <-done
+}
+
+// Remove takes away the namespace at file with everything in it, the link to the host included. What is gone is no error, and
+// a file of another kind is left alone.
+func Remove(file string) error {
+	err := podnet.CheckNetNS(file)
+	switch {
+	case errors.Is(err, podnet.ErrNoNetNS):
+		st, serr := os.Lstat(file)
+		if errors.Is(serr, fs.ErrNotExist) {
+			return nil
+		}
+		if serr == nil && st.Mode().IsRegular() && st.Size() == 0 {
+			return os.Remove(file) // a start that was not finished
+		}
+		return fmt.Errorf("removing an egress's network namespace: %w", err)
+	case err != nil:
+		return err
+	}
+	// A namespace goes some time after its last user. Its link goes now, and forwarding with it.
+	var errs []error
+	if err := removeUplink(file); err != nil {
+		errs = append(errs, fmt.Errorf("removing the link of network namespace %s: %w", file, err))
+	}
+	if err := unix.Unmount(file, unix.MNT_DETACH); err != nil {
+		return errors.Join(append(errs, fmt.Errorf("unmounting network namespace %s: %w", file, err))...)
+	}
+	return errors.Join(append(errs, os.Remove(file))...)
+}
+
+func removeUplink(file string) error {
+	ns, err := netns.GetFromPath(file)
+	if err != nil {
+		return err
+	}
+	defer ns.Close()
+	h, err := netlink.NewHandleAt(ns, unix.NETLINK_ROUTE)
+	if err != nil {
+		return err
+	}
+	defer h.Close()
+	l, err := h.LinkByName(Uplink)
+	if errors.As(err, new(netlink.LinkNotFoundError)) {
+		return nil
+	}
+	if err != nil {
+		return err
+	}
+	return h.LinkDel(l)
+}
+
+// Files are the namespaces in a directory, sorted. A directory that is not there has none.
+func Files(dir string) ([]string, error) {
+	es, err := os.ReadDir(dir)
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil, nil
+	}
+	if err != nil {
+		return nil, fmt.Errorf("reading the directory of network namespaces: %w", err)
+	}
+	var out []string
+	for _, e := range es {
+		if file := filepath.Join(dir, e.Name()); podnet.CheckNetNS(file) == nil {
+			out = append(out, file)
+		}
+	}
+	slices.Sort(out)
+	return out, nil
+}

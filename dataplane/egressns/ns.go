@@ -1,0 +1,273 @@
+package egressns
+
+import (
+	"errors"
+	"fmt"
+	"log/slog"
+	"os"
+	"slices"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/skeinmesh/skein/dataplane"
+	"github.com/skeinmesh/skein/dataplane/fou"
+)
+
+// Options say which namespace to open.
+type Options struct {
+	File   string // where the namespace is mounted; its directory is made
+	Egress string // namespace/name, for messages; the name of the link on the host follows from it
+	Driver string // of the tunnels: auto, kernel or userspace
+	Log    *slog.Logger
+	// Changed is called, from any goroutine, when somebody else has changed something of ours; Apply mends it. It may be nil.
+	Changed func()
+}
+
+// NS is the network namespace of one egress on a gateway node. Apply and Close are for one goroutine; the others may be called
+// at any time beside them.
+type NS struct {
+	o      Options
+	log    *slog.Logger
+	ns     *os.File
+	driver fou.Driver
+	table  *table
+	links  *links
+	leases *leases
+	watch  *watch
+
+	dirty   atomic.Bool // somebody has changed something
+	cache   *state      // of the table
+	tunnels fou.Spec    // as the driver has them
+	tunnel  bool        // and it has
+	fails   int
+
+	driving sync.Mutex // the driver is for one at a time
+}
+
+// open makes or adopts the namespace. tunnels opens FoU in it.
+func open(o Options, tunnels func(netns string) (fou.Driver, error)) (n *NS, err error) {
+	if o.Log == nil {
+		o.Log = slog.New(slog.DiscardHandler)
+	}
+	n = &NS{o: o, log: o.Log}
+	defer func() {
+		if err != nil {
+			err = errors.Join(fmt.Errorf("network namespace of egress %s: %w", o.Egress, err), n.Close())
+		}
+	}()
+	var made bool
+	if n.ns, made, err = obtain(o.File); err != nil {
+		return nil, err
+	}
+	if n.table, err = openTable(int(n.ns.Fd())); err != nil {
+		return nil, err
+	}
+	if err = n.table.probeHold(); err != nil {
+		return nil, err
+	}
+	if n.table.hold != holdQueue {
+		n.log.Info("packets are held by another way than nftables' own queue", "egress", o.Egress, "way", string(n.table.hold))
+	}
+	// The table comes before anything that forwards. One that is there goes on with what it has.
+	have, err := n.table.read()
+	if err != nil {
+		return nil, err
+	}
+	if _, err = n.writeTable(plan{}, have, func(have state) state { return want(plan{}, dataplane.FoULink, n.table.hold).with(have, true) }, nil); err != nil {
+		return nil, err
+	}
+	own, err := openTable(int(n.ns.Fd()))
+	if err != nil {
+		return nil, err
+	}
+	own.hold = n.table.hold
+	if n.leases, err = openLeases(own); err != nil {
+		return nil, errors.Join(err, own.close())
+	}
+	if n.links, err = openLinks(o.File, o.Egress, n.ns); err != nil {
+		return nil, err
+	}
+	if err = n.links.start(); err != nil {
+		return nil, err
+	}
+	if n.driver, err = tunnels(o.File); err != nil {
+		return nil, err
+	}
+	if n.watch, err = openWatch(n); err != nil {
+		return nil, err
+	}
+	n.log.Debug("egress's network namespace is open", "egress", o.Egress, "file", o.File, "new", made, "tunnels", n.driver.Name())
+	return n, nil
+}
+
+// Close ends what this process does. The namespace stays, and goes on as long as its leases.
+func (n *NS) Close() error {
+	var errs []error
+	if n.watch != nil {
+		errs = append(errs, n.watch.close())
+	}
+	if n.driver != nil {
+		errs = append(errs, n.driver.Close())
+	}
+	if n.leases != nil {
+		errs = append(errs, n.leases.close())
+	}
+	if n.links != nil {
+		errs = append(errs, n.links.close())
+	}
+	if n.table != nil {
+		errs = append(errs, n.table.close())
+	}
+	if n.ns != nil {
+		errs = append(errs, n.ns.Close())
+	}
+	return errors.Join(errs...)
+}
+
+// HostLink is the name of the link's end on the host.
+func (n *NS) HostLink() string { return n.links.name }
+
+// Driver is the name of the tunnels' driver: kernel or userspace.
+func (n *NS) Driver() string { return n.driver.Name() }
+
+// Path is the file that the namespace is mounted at.
+func (n *NS) Path() string { return n.o.File }
+
+// Holds says whether this kernel can hold packets; Hold fails with ErrNoQueue where not.
+func (n *NS) Holds() bool { return n.table.hold != holdNot }
+
+// Begin starts the kernel's countdown for a slot and names it: a Grant before it is over lets the slot's packets pass until then.
+// It is called before the leader is asked, so that an answer that comes late grants what is over.
+func (n *NS) Begin(slot int, lease time.Duration) (Ticket, error) {
+	t, err := n.leases.begin(slot, lease)
+	return t, n.lost(err)
+}
+
+// Grant lets the slot's packets pass as long as the ticket lives. An earlier ticket than the one that is granted changes nothing.
+// The error is ErrTicket for one that Begin did not give for this slot, or that was dropped.
+func (n *NS) Grant(slot int, t Ticket) error { return n.lost(n.leases.grant(slot, t)) }
+
+// Drop stops the slot's packets at once, and makes all its tickets useless.
+func (n *NS) Drop(slot int) error { return n.lost(n.leases.drop(slot)) }
+
+// Hold hands the slot's packets of both directions to HoldQueue before conntrack sees them, or ends that. Those that are in the
+// queue then stay there. A queue that nobody reads holds nothing.
+func (n *NS) Hold(slot int, on bool) error { return n.lost(n.leases.holdSlot(slot, on)) }
+
+// lost sees to it that the table is looked at after an error: it may not be there.
+func (n *NS) lost(err error) error {
+	if err != nil && !errors.Is(err, ErrTicket) && !errors.Is(err, ErrNoQueue) {
+		n.changed()
+	}
+	return err
+}
+
+// changed notes that the kernel has to be read again, and says so.
+func (n *NS) changed() {
+	n.dirty.Store(true)
+	if n.o.Changed != nil {
+		n.o.Changed()
+	}
+}
+
+// Apply makes the namespace what the Spec says. It returns how many messages that took, and notes about what in the Spec
+// cannot be. What it fails at it tries again the next time.
+func (n *NS) Apply(s dataplane.GatewaySpec) (writes int, notes []string, err error) {
+	defer func() {
+		if err != nil {
+			n.cache, n.tunnel = nil, false
+			n.links.forget()
+		}
+	}()
+	if n.dirty.Swap(false) {
+		n.cache, n.tunnel = nil, false
+		n.links.forget()
+	}
+	if s.MTU < minMTU || s.MTU > maxMTU {
+		return 0, nil, fmt.Errorf("egress %s: MTU %d: want %d to %d", s.Egress, s.MTU, minMTU, maxMTU)
+	}
+	p, notes := newPlan(s)
+	if n.cache == nil {
+		have, err := n.table.read()
+		if err != nil {
+			return 0, notes, err
+		}
+		n.cache = &have
+	}
+	p = p.keep(*n.cache)
+	n.links.expect(p)
+	build := func(have state) state {
+		w := want(p, n.driver.Link, n.table.hold)
+		if !s.Complete && len(s.Destinations) == 0 { // not known yet
+			w = w.with(have, false)
+		}
+		return w
+	}
+	// Who may send is known before there is a way, and its way goes before its device does.
+	n.links.writes = 0
+	writes, err = n.writeTable(p, *n.cache, build, &n.fails)
+	if err != nil {
+		return writes, notes, err
+	}
+	if err := n.leases.know(p); err != nil {
+		return writes, notes, err
+	}
+	defer func() { writes += n.links.writes }()
+	if err := n.links.uplink(p); err != nil {
+		return writes, notes, err
+	}
+	if err := n.links.unroute(p); err != nil {
+		return writes, notes, err
+	}
+	if t := p.tunnels(); !n.tunnel || !sameTunnels(t, n.tunnels) {
+		n.driving.Lock()
+		w, err := n.driver.Reconcile(t)
+		n.driving.Unlock()
+		writes += w
+		if err != nil {
+			return writes, notes, fmt.Errorf("tunnels of egress %s: %w", s.Egress, err)
+		}
+		n.tunnels, n.tunnel = t, true
+	}
+	return writes, notes, n.links.route(p, n.driver.Link)
+}
+
+func sameTunnels(a, b fou.Spec) bool {
+	return a.IPv4 == b.IPv4 && a.IPv6 == b.IPv6 && a.Any == b.Any && a.Gateway == b.Gateway && slices.Equal(a.Tunnels, b.Tunnels)
+}
+
+// Limits of what a Spec may say.
+const (
+	minMTU = 1280 + dataplane.FoUOverhead6 // a tunnel carries what IPv6 asks for
+	maxMTU = 65535
+)
+
+// writeTable makes the table what the plan wants, from what it is.
+func (n *NS) writeTable(p plan, have state, build func(state) state, fails *int) (int, error) {
+	w := build(have)
+	ops := diff(w, have, p.complete)
+	if fails != nil && *fails > 1 { // small steps do not help: start over
+		ops = diff(w, state{}, p.complete)
+	}
+	if len(ops) == 0 {
+		return 0, nil
+	}
+	anew := ops[0].verb == rebuild
+	sent, err := n.table.write(ops)
+	if err != nil {
+		if fails != nil {
+			*fails++
+		}
+		return sent, errors.Join(err, n.table.renew())
+	}
+	if fails != nil {
+		*fails = 0
+	}
+	if anew && n.leases != nil {
+		n.leases.forget()
+	}
+	next := have.apply(ops, w)
+	n.cache = &next
+	return sent, nil
+}

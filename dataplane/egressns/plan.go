@@ -1,0 +1,183 @@
+package egressns
+
+import (
+	"cmp"
+	"fmt"
+	"net/netip"
+	"slices"
+
+	"github.com/skeinmesh/skein/dataplane"
+	"github.com/skeinmesh/skein/dataplane/fou"
+)
+
+// newPlan checks a Spec, and notes what in it cannot be.
+func newPlan(s dataplane.GatewaySpec) (p plan, notes []string) {
+	say := func(format string, args ...any) {
+		notes = append(notes, "egress "+s.Egress+": "+fmt.Sprintf(format, args...))
+	}
+	p = plan{local4: s.Local4, local6: s.Local6, mtu: s.MTU, auto: s.SourcePortAuto, to: s.Destinations, inside: s.Inside, complete: s.Complete}
+	ends := map[netip.Addr]bool{}
+	bySlot := map[int]dataplane.GatewaySlot{}
+	for _, sl := range s.Slots {
+		if sl.Number < 0 || sl.Number > maxSlot {
+			say("slot %d is left out: want 0 to %d", sl.Number, maxSlot)
+			continue
+		}
+		if _, twice := bySlot[sl.Number]; twice {
+			say("slot %d is named twice: the first counts", sl.Number)
+			continue
+		}
+		for _, e := range []*netip.Addr{&sl.Endpoint4, &sl.Endpoint6} {
+			if e.IsValid() && ends[*e] {
+				say("endpoint %s of slot %d is another slot's too: left out", e, sl.Number)
+				*e = netip.Addr{}
+			}
+			ends[*e] = true
+		}
+		if !sl.Source4.IsValid() {
+			sl.Source4 = s.Local4
+		}
+		if !sl.Source6.IsValid() {
+			sl.Source6 = s.Local6
+		}
+		bySlot[sl.Number] = sl
+		p.slots = append(p.slots, sl)
+	}
+	seen := map[netip.Addr]int{}
+	for _, c := range s.Clients {
+		sl, ok := bySlot[c.Slot]
+		if !ok {
+			say("client %s is left out: there is no slot %d", or(c.IPv4, c.IPv6), c.Slot)
+			continue
+		}
+		for _, w := range []struct{ addr, end, source netip.Addr }{{c.IPv4, sl.Endpoint4, sl.Source4}, {c.IPv6, sl.Endpoint6, sl.Source6}} {
+			if !w.addr.IsValid() {
+				continue
+			}
+			slot, twice := seen[w.addr]
+			switch {
+			case twice && slot != c.Slot:
+				say("client %s is named for slots %d and %d: the first counts", w.addr, slot, c.Slot)
+			case twice:
+			case ends[w.addr]:
+				say("client %s is left out: it is an endpoint of this egress", w.addr)
+			case !w.end.IsValid() || !w.source.IsValid():
+				say("client %s is left out: slot %d has no endpoint, or nothing to send with, of its family", w.addr, c.Slot)
+			default:
+				seen[w.addr] = c.Slot
+				p.clients = append(p.clients, client{w.addr, c.Slot, w.end})
+			}
+		}
+	}
+	p.sort()
+	return p, notes
+}
+
+func (p *plan) sort() {
+	slices.SortFunc(p.slots, func(a, b dataplane.GatewaySlot) int { return cmp.Compare(a.Number, b.Number) })
+	slices.SortFunc(p.clients, func(a, b client) int { return a.addr.Compare(b.addr) })
+}
+
+func or(a, b netip.Addr) netip.Addr {
+	if a.IsValid() {
+		return a
+	}
+	return b
+}
+
+// keep adds to a plan that is not complete what the kernel has of a former run: slots and clients that nobody has named yet.
+func (p plan) keep(have state) plan {
+	if p.complete || !have.there {
+		return p
+	}
+	p.slots, p.clients = slices.Clone(p.slots), slices.Clone(p.clients)
+	kept := map[int]*dataplane.GatewaySlot{}
+	named, known := map[int]bool{}, map[netip.Addr]bool{}
+	for _, s := range p.slots {
+		named[s.Number] = true
+		kept[s.Number] = &s
+	}
+	for _, c := range p.clients {
+		known[c.addr] = true
+	}
+	at := func(n int) *dataplane.GatewaySlot {
+		if kept[n] == nil {
+			kept[n] = &dataplane.GatewaySlot{Number: n}
+		}
+		return kept[n]
+	}
+	for _, m := range []string{MapEndpoint4, MapEndpoint6} {
+		for k, v := range have.sets[m].elements {
+			a, ok := netip.AddrFromSlice([]byte(k))
+			n, ok2 := toNumber(v)
+			if ok && ok2 && n <= maxSlot && !named[int(n)] {
+				*pick(a, &at(int(n)).Endpoint4, &at(int(n)).Endpoint6) = a
+			}
+		}
+	}
+	for _, m := range []string{MapSource4, MapSource6} {
+		for k, v := range have.sets[m].elements {
+			n, ok := toNumber(k)
+			a, ok2 := netip.AddrFromSlice([]byte(v))
+			if ok && ok2 && n <= maxSlot && !named[int(n)] {
+				*pick(a, &at(int(n)).Source4, &at(int(n)).Source6) = a
+			}
+		}
+	}
+	for n, s := range kept {
+		if !named[n] {
+			p.slots = append(p.slots, *s)
+		}
+	}
+	for _, m := range []string{MapSlot4, MapSlot6} {
+		for k, v := range have.sets[m].elements {
+			a, ok := netip.AddrFromSlice([]byte(k))
+			n, ok2 := toNumber(v)
+			if !ok || !ok2 || n > maxSlot || known[a] || kept[int(n)] == nil || isProbe(a) {
+				continue
+			}
+			s := kept[int(n)]
+			if end := pick(a, s.Endpoint4, s.Endpoint6); end.IsValid() {
+				p.clients = append(p.clients, client{a, int(n), end})
+			}
+		}
+	}
+	p.sort()
+	return p
+}
+
+// isProbe says that an address is one of the health probe's.
+func isProbe(a netip.Addr) bool {
+	return netip.PrefixFrom(probe4, 24).Contains(a) || netip.PrefixFrom(probe6, 64).Contains(a)
+}
+
+// addresses are those of eth0, in order.
+func (p plan) addresses() []netip.Addr {
+	var out []netip.Addr
+	add := func(as ...netip.Addr) {
+		for _, a := range as {
+			if a.IsValid() {
+				out = append(out, a)
+			}
+		}
+	}
+	add(p.local4, p.local6)
+	for _, s := range p.slots {
+		add(s.Endpoint4, s.Endpoint6)
+	}
+	return out
+}
+
+// tunnels are what the plan wants of FoU.
+func (p plan) tunnels() fou.Spec {
+	out := fou.Spec{Gateway: true}
+	for _, s := range p.slots {
+		out.IPv4 = out.IPv4 || s.Endpoint4.IsValid()
+		out.IPv6 = out.IPv6 || s.Endpoint6.IsValid()
+	}
+	for _, c := range p.clients {
+		overhead := pick(c.addr, dataplane.FoUOverhead4, dataplane.FoUOverhead6)
+		out.Tunnels = append(out.Tunnels, fou.Tunnel{Local: c.end, Remote: c.addr, SourcePortAuto: p.auto, MTU: p.mtu - overhead})
+	}
+	return out
+}

@@ -1,0 +1,370 @@
+package egressns
+
+import (
+	"crypto/sha256"
+	"encoding/binary"
+	"encoding/hex"
+	"fmt"
+	"net/netip"
+	"strings"
+
+	"github.com/google/nftables"
+	"github.com/google/nftables/binaryutil"
+	"github.com/google/nftables/expr"
+	"github.com/google/nftables/xt"
+	"golang.org/x/sys/unix"
+
+	"github.com/skeinmesh/skein/dataplane"
+)
+
+// The chains. Those without a hook are gone to from others.
+const (
+	chainIn       = "skein_in"      // prerouting, before conntrack
+	chainDoor     = "skein_door"    // what is sent to an endpoint
+	chainLocal    = "skein_local"   // output, before conntrack
+	chainForward  = "skein_forward" // forward
+	chainOut      = "skein_out"     // from a client
+	chainSent     = "skein_sent_by" // from a client, let through
+	chainBack     = "skein_back"    // from eth0
+	chainReceived = "skein_received_by"
+	chainProbe    = "skein_probe" // from a gateway without a slot
+	chainSource   = "skein_source"
+)
+
+// direction says which packets a rule is for.
+type direction uint8
+
+const (
+	outward direction = 1 << iota // from a client to its destination
+	inward                        // the answer
+	wrapped                       // in the tunnel's own packets
+	both    = outward | inward
+)
+
+// rule is one rule in nft's words and in the kernel's.
+type rule struct {
+	way   direction
+	text  string
+	exprs []expr.Any
+}
+
+// chain is one chain with its rules. hook is empty for one that is gone to.
+type chain struct {
+	name     string
+	kind     nftables.ChainType
+	hook     string
+	hooknum  *nftables.ChainHook
+	priority int32
+	drop     bool // the policy
+	rules    []rule
+}
+
+// part is a piece of a rule.
+type part struct {
+	text  string
+	exprs []expr.Any
+}
+
+func one(way direction, parts ...part) rule {
+	r := rule{way: way}
+	var words []string
+	for _, p := range parts {
+		if p.text != "" {
+			words = append(words, p.text)
+		}
+		r.exprs = append(r.exprs, p.exprs...)
+	}
+	r.text = strings.Join(words, " ")
+	return r
+}
+
+// family is what differs between IPv4 and IPv6.
+type family struct {
+	ip           string
+	proto        byte
+	src, dst, n  uint32 // in the header, in bytes
+	icmp         byte
+	slot, source string
+	endpoint     string
+	tunnels      string
+	to, inside   string
+	held         string
+}
+
+var (
+	ipv4 = family{"ip", unix.NFPROTO_IPV4, 12, 16, 4, unix.IPPROTO_ICMP, MapSlot4, MapSource4, MapEndpoint4, SetTunnels4, SetTo4, SetInside4, SetHeld4}
+	ipv6 = family{"ip6", unix.NFPROTO_IPV6, 8, 24, 16, unix.IPPROTO_ICMPV6, MapSlot6, MapSource6, MapEndpoint6, SetTunnels6, SetTo6, SetInside6, SetHeld6}
+	// families in the order that rules come in.
+	families = []family{ipv4, ipv6}
+)
+
+const (
+	reg      = 1                 // the register rules work in
+	regAfter = unix.NFT_REG32_04 // behind an interface's name
+	transp   = expr.PayloadBaseTransportHeader
+	netHead  = expr.PayloadBaseNetworkHeader
+	udpDport = 2 // in UDP's header, in bytes
+)
+
+func ifname(name string) []byte {
+	b := make([]byte, unix.IFNAMSIZ)
+	copy(b, name)
+	return b
+}
+
+func iif(name string) part {
+	return part{fmt.Sprintf("iifname %q", name), []expr.Any{
+		&expr.Meta{Key: expr.MetaKeyIIFNAME, Register: reg}, &expr.Cmp{Op: expr.CmpOpEq, Register: reg, Data: ifname(name)}}}
+}
+
+func oif(name string) part {
+	return part{fmt.Sprintf("oifname %q", name), []expr.Any{
+		&expr.Meta{Key: expr.MetaKeyOIFNAME, Register: reg}, &expr.Cmp{Op: expr.CmpOpEq, Register: reg, Data: ifname(name)}}}
+}
+
+// iifTunnel is any tunnel's device.
+func iifTunnel() part {
+	const prefix = "fou"
+	return part{`iifname "` + prefix + `*"`, []expr.Any{
+		&expr.Meta{Key: expr.MetaKeyIIFNAME, Register: reg}, &expr.Cmp{Op: expr.CmpOpEq, Register: reg, Data: []byte(prefix)}}}
+}
+
+func (f family) only() part {
+	return part{"", []expr.Any{&expr.Meta{Key: expr.MetaKeyNFPROTO, Register: reg}, &expr.Cmp{Op: expr.CmpOpEq, Register: reg, Data: []byte{f.proto}}}}
+}
+
+func (f family) saddr() part {
+	return part{f.ip + " saddr", append(f.only().exprs, &expr.Payload{DestRegister: reg, Base: netHead, Offset: f.src, Len: f.n})}
+}
+
+func (f family) daddr() part {
+	return part{f.ip + " daddr", append(f.only().exprs, &expr.Payload{DestRegister: reg, Base: netHead, Offset: f.dst, Len: f.n})}
+}
+
+// fromTunnel is the device with the source address.
+func (f family) fromTunnel() part {
+	return part{"iifname . " + f.ip + " saddr", append(f.only().exprs, &expr.Meta{Key: expr.MetaKeyIIFNAME, Register: reg},
+		&expr.Payload{DestRegister: regAfter, Base: netHead, Offset: f.src, Len: f.n})}
+}
+
+func in(set string) part {
+	return part{"@" + set, []expr.Any{&expr.Lookup{SourceRegister: reg, SetName: set}}}
+}
+
+func notIn(set string) part {
+	return part{"!= @" + set, []expr.Any{&expr.Lookup{SourceRegister: reg, SetName: set, Invert: true}}}
+}
+
+// through puts what the map has in place of its key.
+func through(m string) part {
+	return part{"map @" + m, []expr.Any{&expr.Lookup{SourceRegister: reg, DestRegister: reg, IsDestRegSet: true, SetName: m}}}
+}
+
+func is(a netip.Addr) part {
+	return part{a.String(), []expr.Any{&expr.Cmp{Op: expr.CmpOpEq, Register: reg, Data: a.AsSlice()}}}
+}
+
+func l4(name string, proto byte) part {
+	return part{"meta l4proto " + name, []expr.Any{
+		&expr.Meta{Key: expr.MetaKeyL4PROTO, Register: reg}, &expr.Cmp{Op: expr.CmpOpEq, Register: reg, Data: []byte{proto}}}}
+}
+
+func toFoU() part {
+	p := l4("udp", unix.IPPROTO_UDP)
+	return part{fmt.Sprintf("udp dport %d", dataplane.FoUPort), append(p.exprs,
+		&expr.Payload{DestRegister: reg, Base: transp, Offset: udpDport, Len: 2},
+		&expr.Cmp{Op: expr.CmpOpEq, Register: reg, Data: binary.BigEndian.AppendUint16(nil, dataplane.FoUPort)})}
+}
+
+const (
+	ctInvalid     = 1 // NF_CT_STATE_INVALID_BIT
+	ctEstablished = 2
+	ctRelated     = 4
+)
+
+func ctState(text string, bits uint32, without bool) part {
+	op := expr.CmpOpNeq
+	if without {
+		op = expr.CmpOpEq
+	}
+	return part{"ct state " + text, []expr.Any{
+		&expr.Ct{Key: expr.CtKeySTATE, Register: reg},
+		&expr.Bitwise{SourceRegister: reg, DestRegister: reg, Len: 4, Mask: binaryutil.NativeEndian.PutUint32(bits), Xor: make([]byte, 4)},
+		&expr.Cmp{Op: op, Register: reg, Data: make([]byte, 4)}}}
+}
+
+// clamp makes both ends of a TCP connection send segments that fit the route. The kernel never raises the option.
+func clamp() rule {
+	const flags, synRst, syn, maxseg, size = 13, 0x06, 0x02, 2, 2
+	return one(both, l4("tcp", unix.IPPROTO_TCP), part{"tcp flags & (syn | rst) == syn tcp option maxseg size set rt mtu", []expr.Any{
+		&expr.Payload{DestRegister: reg, Base: transp, Offset: flags, Len: 1},
+		&expr.Bitwise{SourceRegister: reg, DestRegister: reg, Len: 1, Mask: []byte{synRst}, Xor: []byte{0}},
+		&expr.Cmp{Op: expr.CmpOpEq, Register: reg, Data: []byte{syn}},
+		&expr.Rt{Register: reg, Key: expr.RtTCPMSS},
+		&expr.Byteorder{SourceRegister: reg, DestRegister: reg, Op: expr.ByteorderHton, Len: size, Size: size},
+		&expr.Exthdr{SourceRegister: reg, Type: maxseg, Offset: 2, Len: size, Op: expr.ExthdrOpTcpopt}}})
+}
+
+func count(name string) part {
+	return part{fmt.Sprintf("counter name %q", name), []expr.Any{&expr.Objref{Type: int(nftables.ObjTypeCounter), Name: name}}}
+}
+
+var (
+	accept  = part{"accept", []expr.Any{&expr.Verdict{Kind: expr.VerdictAccept}}}
+	drop    = part{"drop", []expr.Any{&expr.Verdict{Kind: expr.VerdictDrop}}}
+	notrack = part{"notrack", []expr.Any{&expr.Notrack{}}}
+)
+
+func goTo(chain string) part {
+	return part{"goto " + chain, []expr.Any{&expr.Verdict{Kind: expr.VerdictGoto, Chain: chain}}}
+}
+
+// limited is the most that a gateway without a slot probes.
+func limited() part {
+	const rate, burst = 50, 50
+	return part{fmt.Sprintf("limit rate %d/second burst %d packets", rate, burst), []expr.Any{
+		&expr.Limit{Type: expr.LimitTypePkts, Rate: rate, Unit: expr.LimitTimeSecond, Burst: burst}}}
+}
+
+// snat gives the packet its slot's source.
+func (f family) snat() part {
+	p := one(0, f.saddr(), through(f.slot), through(f.source))
+	return part{"snat " + f.ip + " to " + p.text, append(p.exprs, &expr.NAT{Type: expr.NATTypeSourceNAT, Family: uint32(f.proto), RegAddrMin: reg})}
+}
+
+// holder is how packets get into the queue.
+type holder string
+
+const (
+	holdQueue  holder = "queue"  // nftables' own
+	holdTarget holder = "target" // the same by the older interface, where the kernel was built without the former
+	holdNot    holder = ""       // neither
+)
+
+// queue hands the packet to HoldQueue; with nobody there it goes on, and meets the lease.
+func queue(h holder) part {
+	text := fmt.Sprintf("queue flags bypass to %d", HoldQueue)
+	if h == holdTarget {
+		const bypass, revision = 1, 3
+		info := make(xt.Unknown, 8) // struct xt_NFQ_info_v3, padded
+		binary.NativeEndian.PutUint16(info, HoldQueue)
+		binary.NativeEndian.PutUint16(info[2:], 1)
+		binary.NativeEndian.PutUint16(info[4:], bypass)
+		return part{text, []expr.Any{&expr.Target{Name: "NFQUEUE", Rev: revision, Info: &info}}}
+	}
+	return part{text, []expr.Any{&expr.Queue{Num: HoldQueue, Total: 1, Flag: expr.QueueFlagBypass}}}
+}
+
+// each makes a rule for each family.
+func each(way direction, parts func(f family) []part) (out []rule) {
+	for _, f := range families {
+		out = append(out, one(way, parts(f)...))
+	}
+	return out
+}
+
+func list(groups ...[]rule) (out []rule) {
+	for _, g := range groups {
+		out = append(out, g...)
+	}
+	return out
+}
+
+// chains is the whole table of rules, in the order that a packet meets them.
+func chains(h holder) []chain {
+	return []chain{
+		{name: chainIn, kind: nftables.ChainTypeFilter, hook: "prerouting", hooknum: nftables.ChainHookPrerouting, priority: -300, rules: inRules(h)},
+		{name: chainDoor, rules: list(
+			each(wrapped, func(f family) []part { return []part{f.saddr(), through(f.slot), notrack, accept} }),
+			[]rule{one(wrapped, count(countStrangers), drop)})},
+		{name: chainForward, kind: nftables.ChainTypeFilter, hook: "forward", hooknum: nftables.ChainHookForward, drop: true, rules: list(
+			[]rule{one(both, ctState("invalid", ctInvalid, false), count(countInvalid), drop)},
+			[]rule{one(inward, iif(Uplink), goTo(chainBack))},
+			each(outward, func(f family) []part { return []part{oif(Uplink), f.fromTunnel(), in(f.tunnels), goTo(chainOut)} }),
+			each(0, func(f family) []part {
+				return []part{oif(Uplink), iif(Probe), f.saddr(), is(ProbeSource(-1, f.proto == unix.NFPROTO_IPV6)), goTo(chainProbe)}
+			}),
+			[]rule{one(outward, count(countStrangers), drop)})},
+		{name: chainOut, rules: list(
+			[]rule{
+				one(outward, l4("4", unix.IPPROTO_IPIP), count(countNested), drop),
+				one(outward, l4("41", unix.IPPROTO_IPV6), count(countNested), drop),
+				one(outward, toFoU(), count(countNested), drop),
+			},
+			destinations(outward),
+			each(outward, func(f family) []part {
+				return []part{f.saddr(), through(f.slot), through(MapGranted), in(SetTickets), goTo(chainSent)}
+			}),
+			[]rule{one(outward, count(countLease), drop)})},
+		{name: chainSent, rules: list([]rule{clamp()},
+			each(outward, func(f family) []part { return []part{f.saddr(), through(f.slot), in(SetSent), accept} }),
+			[]rule{one(outward, accept)})},
+		{name: chainBack, rules: list(
+			[]rule{
+				one(inward, ctState("!= established,related", ctEstablished|ctRelated, true), count(countStrangers), drop),
+				one(inward, oif(Uplink), count(countStrangers), drop), // its client is gone, and it would go back
+			},
+			each(inward, func(f family) []part {
+				return []part{f.daddr(), through(f.slot), through(MapGranted), in(SetTickets), goTo(chainReceived)}
+			}),
+			each(0, func(f family) []part {
+				return []part{oif(Probe), f.daddr(), is(ProbeSource(-1, f.proto == unix.NFPROTO_IPV6)), accept}
+			}),
+			[]rule{one(inward, count(countLease), drop)})},
+		{name: chainReceived, rules: list([]rule{clamp()},
+			each(inward, func(f family) []part { return []part{f.daddr(), through(f.slot), in(SetReceived), accept} }),
+			[]rule{one(inward, accept)})},
+		{name: chainProbe, rules: list(destinations(0), each(0, func(f family) []part {
+			return []part{l4(map[string]string{"ip": "icmp", "ip6": "ipv6-icmp"}[f.ip], f.icmp), limited(), accept}
+		}), []rule{one(0, l4("tcp", unix.IPPROTO_TCP), limited(), accept), one(0, drop)})},
+		{name: chainSource, kind: nftables.ChainTypeNAT, hook: "postrouting", hooknum: nftables.ChainHookPostrouting, priority: 100,
+			rules: each(outward, func(f family) []part { return []part{oif(Uplink), f.snat()} })},
+		{name: chainLocal, kind: nftables.ChainTypeFilter, hook: "output", hooknum: nftables.ChainHookOutput, priority: -300,
+			rules: each(wrapped, func(f family) []part { return []part{f.saddr(), through(f.endpoint), toFoU(), notrack} })},
+	}
+}
+
+func inRules(h holder) []rule {
+	out := each(wrapped, func(f family) []part {
+		return []part{iif(Uplink), f.daddr(), through(f.endpoint), toFoU(), goTo(chainDoor)}
+	})
+	if h == holdNot {
+		return out
+	}
+	return list(out,
+		each(inward, func(f family) []part { return []part{iif(Uplink), f.daddr(), in(f.held), queue(h)} }),
+		each(outward, func(f family) []part { return []part{iifTunnel(), f.saddr(), through(f.slot), in(SetHeld), queue(h)} }))
+}
+
+// destinations drop what goes elsewhere.
+func destinations(way direction) []rule {
+	return list(
+		each(way, func(f family) []part { return []part{f.daddr(), in(f.inside), count(countDestination), drop} }),
+		each(way, func(f family) []part { return []part{f.daddr(), notIn(f.to), count(countDestination), drop} }))
+}
+
+// tag is how a rule of ours is known again, as its comment: what it says, in short.
+func (r rule) tag() string {
+	h := sha256.New()
+	fmt.Fprintln(h, r.text)
+	for _, e := range r.exprs {
+		if t, ok := e.(*expr.Target); ok {
+			fmt.Fprintf(h, "target %s %d %v\n", t.Name, t.Rev, *t.Info.(*xt.Unknown))
+			continue
+		}
+		fmt.Fprintf(h, "%T %+v\n", e, e)
+	}
+	return "skein " + hex.EncodeToString(h.Sum(nil)[:6])
+}
+
+// describe puts a chain's nature in nft's words.
+func (c chain) describe() string {
+	if c.hook == "" {
+		return "regular"
+	}
+	policy := "accept"
+	if c.drop {
+		policy = "drop"
+	}
+	return fmt.Sprintf("type %s hook %s priority %d policy %s", c.kind, c.hook, c.priority, policy)
+}

@@ -1,0 +1,92 @@
+package egressns
+
+import (
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"strings"
+
+	"github.com/skeinmesh/skein/dataplane/podnet"
+)
+
+// setting is a switch of the kernel, with / for the dots of its name.
+type setting struct{ name, value string }
+
+// own are the settings inside the namespace. What has default in its name is for the tunnels' devices.
+var own = []setting{
+	{"ipv4/ip_forward", "1"},
+	{"ipv6/conf/all/forwarding", "1"},
+	// A client's packets come by its tunnel, while the way back to its address, but for what has come in by eth0, is eth0.
+	{"ipv4/conf/all/rp_filter", "0"},
+	{"ipv4/conf/default/rp_filter", "0"},
+	{"ipv4/conf/" + Uplink + "/rp_filter", "0"},
+	{"ipv4/conf/all/send_redirects", "0"},
+	{"ipv4/conf/default/send_redirects", "0"},
+	{"ipv4/conf/" + Uplink + "/send_redirects", "0"},
+	{"ipv4/conf/all/accept_redirects", "0"},
+	{"ipv4/conf/" + Uplink + "/accept_redirects", "0"},
+	{"ipv6/conf/default/accept_dad", "0"},
+	{"ipv6/conf/" + Uplink + "/accept_dad", "0"},
+	{"ipv6/conf/default/accept_ra", "0"},
+	{"ipv6/conf/" + Uplink + "/accept_ra", "0"},
+	{"ipv6/conf/" + Uplink + "/accept_redirects", "0"},
+	// A connection that conntrack has not seen begin, after a move without its entries, goes on if it can.
+	{"netfilter/nf_conntrack_tcp_loose", "1"},
+}
+
+// ofEnd are those of the host's end (docs/decisions/0022).
+func ofEnd(link string, strict bool) []setting {
+	filter := "0"
+	if strict { // the kernel takes the greater of two, and what a slot sends just after it moved has its way back elsewhere
+		filter = "2"
+	}
+	return []setting{
+		{"ipv4/conf/" + link + "/forwarding", "1"},
+		{"ipv4/conf/" + link + "/rp_filter", filter},
+		{"ipv4/conf/" + link + "/send_redirects", "0"},
+		{"ipv6/conf/" + link + "/accept_ra", "0"},
+	}
+}
+
+// set writes a setting that is different, in the calling thread's namespace, and counts that.
+func (s setting) set(writes *int) error {
+	file := "/proc/sys/net/" + s.name
+	b, err := os.ReadFile(file)
+	if errors.Is(err, fs.ErrNotExist) { // a kernel without IPv6, or conntrack not loaded yet
+		return nil
+	}
+	if err == nil && strings.TrimSpace(string(b)) != s.value {
+		*writes++
+		err = os.WriteFile(file, []byte(s.value), 0o644)
+	}
+	if err != nil {
+		return fmt.Errorf("setting net.%s to %s: %w: the agent needs a writable /proc/sys for egresses", strings.ReplaceAll(s.name, "/", "."), s.value, err)
+	}
+	return nil
+}
+
+// settings makes both namespaces' right.
+func (l *links) settings() error {
+	err := inside(l.ns, func() error {
+		var errs []error
+		for _, s := range own {
+			errs = append(errs, s.set(&l.writes))
+		}
+		return errors.Join(errs...)
+	})
+	return errors.Join(err, inside(l.host, func() error {
+		all, err := os.ReadFile("/proc/sys/net/ipv4/conf/all/rp_filter")
+		if err != nil {
+			return fmt.Errorf("reading net.ipv4.conf.all.rp_filter: %w", err)
+		}
+		var errs []error
+		for _, s := range ofEnd(l.name, strings.TrimSpace(string(all)) != "0") {
+			errs = append(errs, s.set(&l.writes))
+		}
+		if _, err := os.Stat("/proc/sys/net/ipv6/conf/" + l.name); err == nil {
+			errs = append(errs, podnet.ForwardIPv6(l.name))
+		}
+		return errors.Join(errs...)
+	}))
+}

@@ -1,0 +1,42 @@
+package podnet
+
+import (
+	"fmt"
+	"net"
+)
+
+// Uplink is the link of a network namespace of our own that is no pod's: a pair like a pod's, to which its owner gives
+// addresses and routes.
+type Uplink struct {
+	Host      string // name of the end on the host
+	Alias     string // of that end; it must not be one that ParseAlias reads
+	Interface string // name of the other end
+	NetNS     string // path of its network namespace
+	MTU       int    // bytes
+}
+
+// AddUplink makes the pair, each end in its namespace and down, without addresses. The host's end, in the calling thread's
+// namespace, forwards IPv4 and takes no redirects. After an error nothing of it is left.
+func AddUplink(u Uplink) error {
+	fail := func(err error) error { return fmt.Errorf("link %s to %s: %w", u.Host, u.NetNS, err) }
+	ns, err := openNetNS(u.NetNS)
+	if err != nil {
+		return fail(err)
+	}
+	defer ns.Close()
+	host, err := dial(nil)
+	if err != nil {
+		return fail(err)
+	}
+	defer host.close()
+	w := &work{Attachment: Attachment{Interface: u.Interface, MTU: u.MTU}, host: host, alias: u.Alias}
+	if err := w.makePair(Link{Host: u.Host, HostMAC: newMAC(), MAC: newMAC()}, int(ns.Fd())); err != nil {
+		return fail(err)
+	}
+	return nil
+}
+
+// Gateways are the addresses of each host end: IPv4's as the only one of its network, IPv6's link-local.
+func Gateways() (ipv4, ipv6 net.IPNet) {
+	return net.IPNet{IP: gateway4.AsSlice(), Mask: net.CIDRMask(32, 32)}, net.IPNet{IP: gateway6.AsSlice(), Mask: net.CIDRMask(64, 128)}
+}
