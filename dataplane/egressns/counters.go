@@ -1,13 +1,15 @@
 package egressns
 
 import (
-	"encoding/binary"
+	"errors"
 	"fmt"
+	"io/fs"
+	"os"
+	"strconv"
+	"strings"
 
 	"github.com/google/nftables"
 	"github.com/google/nftables/expr"
-	"github.com/mdlayher/netlink"
-	"golang.org/x/sys/unix"
 
 	"github.com/skeinmesh/skein/dataplane/fou"
 )
@@ -69,17 +71,17 @@ func (n *NS) Read() (Counters, error) {
 			return fail(err)
 		}
 		for _, e := range es {
-			slot, ok := toNumber(string(e.Key))
+			slot, ok := toSlot(string(e.Key))
 			if !ok || e.Counter == nil {
 				continue
 			}
-			s := out.Slots[int(slot)]
+			s := out.Slots[slot]
 			if name == SetSent {
 				s.SentPackets, s.SentBytes = e.Counter.Packets, e.Counter.Bytes
 			} else {
 				s.ReceivedPackets, s.ReceivedBytes = e.Counter.Packets, e.Counter.Bytes
 			}
-			out.Slots[int(slot)] = s
+			out.Slots[slot] = s
 		}
 	}
 	n.driving.Lock()
@@ -88,47 +90,30 @@ func (n *NS) Read() (Counters, error) {
 	if err != nil {
 		return fail(err)
 	}
-	if out.Conntrack, out.ConntrackMax, err = conntrack(int(n.ns.Fd())); err != nil {
+	if out.Conntrack, out.ConntrackMax, err = conntrack(n.ns); err != nil {
 		return fail(err)
 	}
 	return out, nil
 }
 
-// conntrack asks how many connections a namespace tracks, and how many it may.
-func conntrack(ns int) (have, most uint32, err error) {
-	const (
-		subsystem, getStats     = 1, 5 // NFNL_SUBSYS_CTNETLINK, IPCTNL_MSG_CT_GET_STATS
-		attrEntries, attrMaxima = 1, 2 // CTA_STATS_GLOBAL_ENTRIES, CTA_STATS_GLOBAL_MAX_ENTRIES
-	)
-	c, err := netlink.Dial(unix.NETLINK_NETFILTER, &netlink.Config{NetNS: ns})
-	if err != nil {
-		return 0, 0, fmt.Errorf("opening the connection table's netlink socket: %w", err)
-	}
-	defer c.Close()
-	ms, err := c.Execute(netlink.Message{
-		Header: netlink.Header{Type: subsystem<<8 | getStats, Flags: netlink.Request},
-		Data:   []byte{unix.AF_UNSPEC, unix.NFNETLINK_V0, 0, 0},
-	})
-	if err != nil {
-		return 0, 0, fmt.Errorf("reading the size of the connection table: %w", err)
-	}
-	for _, m := range ms {
-		if len(m.Data) < 4 {
-			continue
-		}
-		ad, err := netlink.NewAttributeDecoder(m.Data[4:])
-		if err != nil {
-			continue
-		}
-		ad.ByteOrder = binary.BigEndian
-		for ad.Next() {
-			switch ad.Type() {
-			case attrEntries:
-				have = ad.Uint32()
-			case attrMaxima:
-				most = ad.Uint32()
+// conntrack reads how many connections a namespace tracks, and how many it may. Both are 0 while the kernel has no conntrack.
+func conntrack(ns *os.File) (have, most uint32, err error) {
+	err = inside(ns, func() error {
+		for name, to := range map[string]*uint32{"count": &have, "max": &most} {
+			b, err := os.ReadFile("/proc/sys/net/netfilter/nf_conntrack_" + name)
+			if errors.Is(err, fs.ErrNotExist) {
+				continue
 			}
+			var n uint64
+			if err == nil {
+				n, err = strconv.ParseUint(strings.TrimSpace(string(b)), 10, 32)
+			}
+			if err != nil {
+				return fmt.Errorf("reading the size of the connection table: %w", err)
+			}
+			*to = uint32(n)
 		}
-	}
-	return have, most, nil
+		return nil
+	})
+	return have, most, err
 }

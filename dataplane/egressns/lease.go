@@ -69,10 +69,10 @@ func (l *leases) reread() error {
 	}
 	l.granted = map[int]Ticket{}
 	for _, e := range es {
-		slot, ok := toNumber(string(e.Key))
+		slot, ok := toSlot(string(e.Key))
 		ticket, ok2 := toNumber(string(e.Val))
 		if ok && ok2 {
-			l.granted[int(slot)] = Ticket(ticket)
+			l.granted[slot] = Ticket(ticket)
 		}
 	}
 	return nil
@@ -138,7 +138,7 @@ func (l *leases) grant(slot int, t Ticket) error {
 		return nil // answers overtook each other, and the later one counts
 	}
 	return l.transact("granting a lease", slot, func() error {
-		m, key := l.set(MapGranted), []byte(number(uint32(slot)))
+		m, key := l.set(MapGranted), []byte(slotKey(slot))
 		had, ok := l.granted[slot]
 		if ok && had == t {
 			return nil
@@ -164,7 +164,7 @@ func (l *leases) drop(slot int) error {
 	delete(l.begun, slot) // an answer that is still to come grants nothing
 	return l.transact("ending the lease", slot, func() error {
 		if _, ok := l.granted[slot]; ok {
-			if err := l.t.conn.SetDeleteElements(l.set(MapGranted), []nftables.SetElement{{Key: []byte(number(uint32(slot)))}}); err != nil {
+			if err := l.t.conn.SetDeleteElements(l.set(MapGranted), []nftables.SetElement{{Key: []byte(slotKey(slot))}}); err != nil {
 				return err
 			}
 			delete(l.granted, slot)
@@ -202,7 +202,7 @@ func (l *leases) holdSlot(slot int, on bool) error {
 			}
 		}
 	}
-	c, key := l.t.conn, []nftables.SetElement{{Key: []byte(number(uint32(slot)))}}
+	c, key := l.t.conn, []nftables.SetElement{{Key: []byte(slotKey(slot))}}
 	change := func(on bool, set string, es []nftables.SetElement) error {
 		if !on { // it may not be there, when the table was made anew
 			if err := c.SetAddElements(l.set(set), es); err != nil {

@@ -24,6 +24,8 @@ const (
 	MapSlot4, MapSlot6 = "skein_slot4", "skein_slot6"
 	// MapSource4 and MapSource6 are a slot to the address that its clients' packets leave with.
 	MapSource4, MapSource6 = "skein_source4", "skein_source6"
+	// MapAddress4 and MapAddress6 are an address that is a slot's alone to the slot.
+	MapAddress4, MapAddress6 = "skein_address4", "skein_address6"
 	// MapEndpoint4 and MapEndpoint6 are a tunnel endpoint of ours to its slot.
 	MapEndpoint4, MapEndpoint6 = "skein_endpoint4", "skein_endpoint6"
 	// SetTunnels4 and SetTunnels6 are devices with the only source address that may come out of each.
@@ -56,10 +58,11 @@ var (
 )
 
 const (
-	probeNobody   = 250               // last byte of the source of a gateway without a slot
-	maxProbed     = probeNobody - 2   // the last slot with a probe of its own
-	nobody        = uint32(0xfffffff) // the slot, in MapSlot, that probes without one have: never granted
-	maxSlot       = 65535
+	probeNobody   = 250             // last byte of the source of a gateway without a slot
+	maxProbed     = probeNobody - 2 // the last slot with a probe of its own
+	maxSlot       = 65534
+	nobody        = maxSlot + 1 // the slot that probes without one have: it is never granted
+	markSlots     = 0x10000     // a slot's mark is its number and this, since packets without a mark have 0
 	maxLeaseHours = 1
 )
 

@@ -45,8 +45,9 @@ type NS struct {
 	driving sync.Mutex // the driver is for one at a time
 }
 
-// open makes or adopts the namespace. tunnels opens FoU in it.
-func open(o Options, tunnels func(netns string) (fou.Driver, error)) (n *NS, err error) {
+// Open makes the namespace with its link to the calling thread's own, or adopts them: what a former run let pass goes on. It
+// forwards nothing before Apply and Grant.
+func Open(o Options) (n *NS, err error) {
 	if o.Log == nil {
 		o.Log = slog.New(slog.DiscardHandler)
 	}
@@ -91,7 +92,7 @@ func open(o Options, tunnels func(netns string) (fou.Driver, error)) (n *NS, err
 	if err = n.links.start(); err != nil {
 		return nil, err
 	}
-	if n.driver, err = tunnels(o.File); err != nil {
+	if n.driver, err = fou.Open(fou.Options{NetNS: o.File, Driver: o.Driver, Log: o.Log}); err != nil {
 		return nil, err
 	}
 	if n.watch, err = openWatch(n); err != nil {

@@ -17,7 +17,9 @@ func newPlan(s dataplane.GatewaySpec) (p plan, notes []string) {
 	}
 	p = plan{local4: s.Local4, local6: s.Local6, mtu: s.MTU, auto: s.SourcePortAuto, to: s.Destinations, inside: s.Inside, complete: s.Complete}
 	ends := map[netip.Addr]bool{}
+	sources := map[netip.Addr]bool{}
 	bySlot := map[int]dataplane.GatewaySlot{}
+slots:
 	for _, sl := range s.Slots {
 		if sl.Number < 0 || sl.Number > maxSlot {
 			say("slot %d is left out: want 0 to %d", sl.Number, maxSlot)
@@ -39,6 +41,15 @@ func newPlan(s dataplane.GatewaySpec) (p plan, notes []string) {
 		}
 		if !sl.Source6.IsValid() {
 			sl.Source6 = s.Local6
+		}
+		for _, a := range []netip.Addr{sl.Source4, sl.Source6} {
+			if a.IsValid() && a != s.Local4 && a != s.Local6 {
+				if sources[a] {
+					say("slot %d is left out: its address %s is another slot's too", sl.Number, a)
+					continue slots
+				}
+				sources[a] = true
+			}
 		}
 		bySlot[sl.Number] = sl
 		p.slots = append(p.slots, sl)
@@ -109,18 +120,18 @@ func (p plan) keep(have state) plan {
 	for _, m := range []string{MapEndpoint4, MapEndpoint6} {
 		for k, v := range have.sets[m].elements {
 			a, ok := netip.AddrFromSlice([]byte(k))
-			n, ok2 := toNumber(v)
-			if ok && ok2 && n <= maxSlot && !named[int(n)] {
-				*pick(a, &at(int(n)).Endpoint4, &at(int(n)).Endpoint6) = a
+			n, ok2 := toSlot(v)
+			if ok && ok2 && !named[n] {
+				*pick(a, &at(n).Endpoint4, &at(n).Endpoint6) = a
 			}
 		}
 	}
 	for _, m := range []string{MapSource4, MapSource6} {
 		for k, v := range have.sets[m].elements {
-			n, ok := toNumber(k)
+			n, ok := toSlot(k)
 			a, ok2 := netip.AddrFromSlice([]byte(v))
-			if ok && ok2 && n <= maxSlot && !named[int(n)] {
-				*pick(a, &at(int(n)).Source4, &at(int(n)).Source6) = a
+			if ok && ok2 && !named[n] {
+				*pick(a, &at(n).Source4, &at(n).Source6) = a
 			}
 		}
 	}
@@ -132,13 +143,13 @@ func (p plan) keep(have state) plan {
 	for _, m := range []string{MapSlot4, MapSlot6} {
 		for k, v := range have.sets[m].elements {
 			a, ok := netip.AddrFromSlice([]byte(k))
-			n, ok2 := toNumber(v)
-			if !ok || !ok2 || n > maxSlot || known[a] || kept[int(n)] == nil || isProbe(a) {
+			n, ok2 := toSlot(v)
+			if !ok || !ok2 || known[a] || kept[n] == nil || isProbe(a) {
 				continue
 			}
-			s := kept[int(n)]
+			s := kept[n]
 			if end := pick(a, s.Endpoint4, s.Endpoint6); end.IsValid() {
-				p.clients = append(p.clients, client{a, int(n), end})
+				p.clients = append(p.clients, client{a, n, end})
 			}
 		}
 	}
@@ -151,19 +162,20 @@ func isProbe(a netip.Addr) bool {
 	return netip.PrefixFrom(probe4, 24).Contains(a) || netip.PrefixFrom(probe6, 64).Contains(a)
 }
 
-// addresses are those of eth0, in order.
+// addresses are those of eth0, in order. The slots' sources are among them so that the host finds them by ARP and NDP; what is
+// sent to them and is no answer is dropped.
 func (p plan) addresses() []netip.Addr {
 	var out []netip.Addr
 	add := func(as ...netip.Addr) {
 		for _, a := range as {
-			if a.IsValid() {
+			if a.IsValid() && !slices.Contains(out, a) {
 				out = append(out, a)
 			}
 		}
 	}
 	add(p.local4, p.local6)
 	for _, s := range p.slots {
-		add(s.Endpoint4, s.Endpoint6)
+		add(s.Endpoint4, s.Endpoint6, s.Source4, s.Source6)
 	}
 	return out
 }

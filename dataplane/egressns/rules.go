@@ -19,16 +19,22 @@ import (
 
 // The chains. Those without a hook are gone to from others.
 const (
-	chainIn       = "skein_in"      // prerouting, before conntrack
-	chainDoor     = "skein_door"    // what is sent to an endpoint
-	chainLocal    = "skein_local"   // output, before conntrack
-	chainForward  = "skein_forward" // forward
-	chainOut      = "skein_out"     // from a client
-	chainSent     = "skein_sent_by" // from a client, let through
-	chainBack     = "skein_back"    // from eth0
-	chainReceived = "skein_received_by"
-	chainProbe    = "skein_probe" // from a gateway without a slot
-	chainSource   = "skein_source"
+	chainIn         = "skein_in"         // prerouting, before conntrack
+	chainDoor       = "skein_door"       // what is sent to an endpoint
+	chainLocal      = "skein_local"      // output, before conntrack
+	chainForward    = "skein_forward"    // forward
+	chainOut        = "skein_out"        // from a client
+	chainOutLease   = "skein_out_lease"  // and its slot was granted a ticket
+	chainBackLease  = "skein_back_lease" // the same of an answer
+	chainSent       = "skein_sent_by"    // from a client, let through
+	chainBack       = "skein_back"       // from eth0
+	chainReceived   = "skein_received_by"
+	chainProbe      = "skein_probe" // from a gateway without a slot
+	chainSource     = "skein_source"
+	chainInput      = "skein_input" // to the namespace itself
+	chainLast       = "skein_last"  // what leaves, whoever sent it
+	chainLastLease  = "skein_last_lease"
+	chainLastTicket = "skein_last_ticket"
 )
 
 // direction says which packets a rule is for.
@@ -86,14 +92,15 @@ type family struct {
 	icmp         byte
 	slot, source string
 	endpoint     string
+	address      string
 	tunnels      string
 	to, inside   string
 	held         string
 }
 
 var (
-	ipv4 = family{"ip", unix.NFPROTO_IPV4, 12, 16, 4, unix.IPPROTO_ICMP, MapSlot4, MapSource4, MapEndpoint4, SetTunnels4, SetTo4, SetInside4, SetHeld4}
-	ipv6 = family{"ip6", unix.NFPROTO_IPV6, 8, 24, 16, unix.IPPROTO_ICMPV6, MapSlot6, MapSource6, MapEndpoint6, SetTunnels6, SetTo6, SetInside6, SetHeld6}
+	ipv4 = family{"ip", unix.NFPROTO_IPV4, 12, 16, 4, unix.IPPROTO_ICMP, MapSlot4, MapSource4, MapEndpoint4, MapAddress4, SetTunnels4, SetTo4, SetInside4, SetHeld4}
+	ipv6 = family{"ip6", unix.NFPROTO_IPV6, 8, 24, 16, unix.IPPROTO_ICMPV6, MapSlot6, MapSource6, MapEndpoint6, MapAddress6, SetTunnels6, SetTo6, SetInside6, SetHeld6}
 	// families in the order that rules come in.
 	families = []family{ipv4, ipv6}
 )
@@ -155,9 +162,16 @@ func notIn(set string) part {
 	return part{"!= @" + set, []expr.Any{&expr.Lookup{SourceRegister: reg, SetName: set, Invert: true}}}
 }
 
-// through puts what the map has in place of its key.
-func through(m string) part {
-	return part{"map @" + m, []expr.Any{&expr.Lookup{SourceRegister: reg, DestRegister: reg, IsDestRegSet: true, SetName: m}}}
+// marked gives the packet the mark that a map has for an address: its slot's. Marks are known in this namespace only, and are
+// how a rule goes on from one map to the next: a command that lists rules cannot show maps that lead into one another.
+func marked(key part, m string) part {
+	return part{"meta mark set " + key.text + " map @" + m, append(key.exprs,
+		&expr.Lookup{SourceRegister: reg, DestRegister: reg, IsDestRegSet: true, SetName: m},
+		&expr.Meta{Key: expr.MetaKeyMARK, SourceRegister: true, Register: reg})}
+}
+
+func byMark() part {
+	return part{"meta mark", []expr.Any{&expr.Meta{Key: expr.MetaKeyMARK, Register: reg}}}
 }
 
 func is(a netip.Addr) part {
@@ -228,8 +242,9 @@ func limited() part {
 
 // snat gives the packet its slot's source.
 func (f family) snat() part {
-	p := one(0, f.saddr(), through(f.slot), through(f.source))
-	return part{"snat " + f.ip + " to " + p.text, append(p.exprs, &expr.NAT{Type: expr.NATTypeSourceNAT, Family: uint32(f.proto), RegAddrMin: reg})}
+	return part{"snat " + f.ip + " to meta mark map @" + f.source, list(f.only().exprs, byMark().exprs, []expr.Any{
+		&expr.Lookup{SourceRegister: reg, DestRegister: reg, IsDestRegSet: true, SetName: f.source},
+		&expr.NAT{Type: expr.NATTypeSourceNAT, Family: uint32(f.proto), RegAddrMin: reg}})}
 }
 
 // holder is how packets get into the queue.
@@ -263,7 +278,7 @@ func each(way direction, parts func(f family) []part) (out []rule) {
 	return out
 }
 
-func list(groups ...[]rule) (out []rule) {
+func list[T any](groups ...[]T) (out []T) {
 	for _, g := range groups {
 		out = append(out, g...)
 	}
@@ -275,7 +290,7 @@ func chains(h holder) []chain {
 	return []chain{
 		{name: chainIn, kind: nftables.ChainTypeFilter, hook: "prerouting", hooknum: nftables.ChainHookPrerouting, priority: -300, rules: inRules(h)},
 		{name: chainDoor, rules: list(
-			each(wrapped, func(f family) []part { return []part{f.saddr(), through(f.slot), notrack, accept} }),
+			each(wrapped, func(f family) []part { return []part{marked(f.saddr(), f.slot), notrack, accept} }),
 			[]rule{one(wrapped, count(countStrangers), drop)})},
 		{name: chainForward, kind: nftables.ChainTypeFilter, hook: "forward", hooknum: nftables.ChainHookForward, drop: true, rules: list(
 			[]rule{one(both, ctState("invalid", ctInvalid, false), count(countInvalid), drop)},
@@ -292,48 +307,59 @@ func chains(h holder) []chain {
 				one(outward, toFoU(), count(countNested), drop),
 			},
 			destinations(outward),
-			each(outward, func(f family) []part {
-				return []part{f.saddr(), through(f.slot), through(MapGranted), in(SetTickets), goTo(chainSent)}
-			}),
-			[]rule{one(outward, count(countLease), drop)})},
-		{name: chainSent, rules: list([]rule{clamp()},
-			each(outward, func(f family) []part { return []part{f.saddr(), through(f.slot), in(SetSent), accept} }),
-			[]rule{one(outward, accept)})},
+			slotOf(outward, family.saddr),
+			leased(outward, chainOutLease))},
+		{name: chainOutLease, rules: live(outward, chainSent)},
+		{name: chainSent, rules: list([]rule{clamp()}, slotOf(outward, family.saddr),
+			[]rule{one(outward, byMark(), in(SetSent), accept), one(outward, drop)})},
 		{name: chainBack, rules: list(
 			[]rule{
 				one(inward, ctState("!= established,related", ctEstablished|ctRelated, true), count(countStrangers), drop),
 				one(inward, oif(Uplink), count(countStrangers), drop), // its client is gone, and it would go back
 			},
-			each(inward, func(f family) []part {
-				return []part{f.daddr(), through(f.slot), through(MapGranted), in(SetTickets), goTo(chainReceived)}
-			}),
 			each(0, func(f family) []part {
 				return []part{oif(Probe), f.daddr(), is(ProbeSource(-1, f.proto == unix.NFPROTO_IPV6)), accept}
 			}),
-			[]rule{one(inward, count(countLease), drop)})},
-		{name: chainReceived, rules: list([]rule{clamp()},
-			each(inward, func(f family) []part { return []part{f.daddr(), through(f.slot), in(SetReceived), accept} }),
-			[]rule{one(inward, accept)})},
-		{name: chainProbe, rules: list(destinations(0), each(0, func(f family) []part {
+			slotOf(inward, family.daddr),
+			leased(inward, chainBackLease))},
+		{name: chainBackLease, rules: live(inward, chainReceived)},
+		{name: chainReceived, rules: list([]rule{clamp()}, slotOf(inward, family.daddr),
+			[]rule{one(inward, byMark(), in(SetReceived), accept), one(inward, drop)})},
+		{name: chainProbe, rules: list(destinations(0), slotOf(0, family.saddr), each(0, func(f family) []part {
 			return []part{l4(map[string]string{"ip": "icmp", "ip6": "ipv6-icmp"}[f.ip], f.icmp), limited(), accept}
 		}), []rule{one(0, l4("tcp", unix.IPPROTO_TCP), limited(), accept), one(0, drop)})},
 		{name: chainSource, kind: nftables.ChainTypeNAT, hook: "postrouting", hooknum: nftables.ChainHookPostrouting, priority: 100,
 			rules: each(outward, func(f family) []part { return []part{oif(Uplink), f.snat()} })},
+		{name: chainLast, kind: nftables.ChainTypeFilter, hook: "postrouting", hooknum: nftables.ChainHookPostrouting, priority: 300,
+			rules: each(outward, func(f family) []part { return []part{oif(Uplink), marked(f.saddr(), f.address), goTo(chainLastLease)} })},
+		{name: chainLastLease, rules: leased(outward, chainLastTicket)},
+		{name: chainLastTicket, rules: []rule{one(outward, byMark(), in(SetTickets), accept), one(outward, count(countLease), drop)}},
+		{name: chainInput, kind: nftables.ChainTypeFilter, hook: "input", hooknum: nftables.ChainHookInput, rules: list(
+			each(wrapped, func(f family) []part { return []part{iif(Uplink), toFoU(), marked(f.daddr(), f.endpoint), accept} }),
+			each(inward, func(f family) []part {
+				return []part{iif(Uplink), marked(f.daddr(), f.address), count(countStrangers), drop}
+			}),
+			[]rule{
+				one(inward, iif(Uplink), l4("tcp", unix.IPPROTO_TCP), count(countStrangers), drop),
+				one(inward, iif(Uplink), l4("udp", unix.IPPROTO_UDP), count(countStrangers), drop),
+			})},
 		{name: chainLocal, kind: nftables.ChainTypeFilter, hook: "output", hooknum: nftables.ChainHookOutput, priority: -300,
-			rules: each(wrapped, func(f family) []part { return []part{f.saddr(), through(f.endpoint), toFoU(), notrack} })},
+			rules: each(wrapped, func(f family) []part { return []part{toFoU(), marked(f.saddr(), f.endpoint), notrack} })},
 	}
 }
 
 func inRules(h holder) []rule {
 	out := each(wrapped, func(f family) []part {
-		return []part{iif(Uplink), f.daddr(), through(f.endpoint), toFoU(), goTo(chainDoor)}
+		return []part{iif(Uplink), toFoU(), marked(f.daddr(), f.endpoint), goTo(chainDoor)}
 	})
 	if h == holdNot {
 		return out
 	}
 	return list(out,
 		each(inward, func(f family) []part { return []part{iif(Uplink), f.daddr(), in(f.held), queue(h)} }),
-		each(outward, func(f family) []part { return []part{iifTunnel(), f.saddr(), through(f.slot), in(SetHeld), queue(h)} }))
+		each(outward, func(f family) []part {
+			return []part{iifTunnel(), marked(f.saddr(), f.slot), byMark(), in(SetHeld), queue(h)}
+		}))
 }
 
 // destinations drop what goes elsewhere.
@@ -341,6 +367,21 @@ func destinations(way direction) []rule {
 	return list(
 		each(way, func(f family) []part { return []part{f.daddr(), in(f.inside), count(countDestination), drop} }),
 		each(way, func(f family) []part { return []part{f.daddr(), notIn(f.to), count(countDestination), drop} }))
+}
+
+// slotOf marks packets with the slot of their client.
+func slotOf(way direction, client func(family) part) []rule {
+	return each(way, func(f family) []part { return []part{marked(client(f), f.slot)} })
+}
+
+// leased goes on with the ticket that the slot was granted as the mark, and drops where it has none.
+func leased(way direction, next string) []rule {
+	return []rule{one(way, marked(byMark(), MapGranted), goTo(next)), one(way, count(countLease), drop)}
+}
+
+// live goes on when the ticket lives.
+func live(way direction, next string) []rule {
+	return []rule{one(way, byMark(), in(SetTickets), goTo(next)), one(way, count(countLease), drop)}
 }
 
 // tag is how a rule of ours is known again, as its comment: what it says, in short.

@@ -13,9 +13,6 @@ import (
 	"testing"
 	"time"
 
-	"github.com/vishvananda/netlink"
-	"github.com/vishvananda/netns"
-
 	"github.com/skeinmesh/skein/dataplane"
 	"github.com/skeinmesh/skein/dataplane/fou"
 	"github.com/skeinmesh/skein/internal/testns"
@@ -28,6 +25,7 @@ var (
 	otherEnd6        = netip.MustParseAddr("fd09::2")
 	source4, source6 = netip.MustParseAddr("192.0.2.50"), netip.MustParseAddr("2001:db8::50")
 	client4, client6 = netip.MustParseAddr("10.20.30.40"), netip.MustParseAddr("fd20::40")
+	second4          = netip.MustParseAddr("10.20.30.41")
 	target4, target6 = netip.MustParseAddr("192.0.2.9"), netip.MustParseAddr("2001:db8::9")
 )
 
@@ -55,38 +53,34 @@ func aSpec() dataplane.GatewaySpec {
 	}
 }
 
-// plain is a driver whose tunnels are two links that lead straight to the clients: packets come out of them as they come out
-// of a tunnel.
-type plain struct{ last fou.Spec }
-
-func (p *plain) Name() string { return "plain" }
-func (p *plain) Reconcile(s fou.Spec) (int, error) {
-	p.last = s
-	return 0, nil
+// wantDriver is the driver of tests: in the kernel tier the kernel's.
+func wantDriver() string {
+	if os.Getenv("SKEIN_WANT_KERNEL") == "1" {
+		return fou.Kernel
+	}
+	return fou.Auto
 }
-func (p *plain) Link(remote netip.Addr) string {
-	return pick(remote, dataplane.FoUAny4, dataplane.FoUAny6)
-}
-func (p *plain) Stats() (fou.Stats, error) { return fou.Stats{}, nil }
-func (p *plain) Close() error              { return nil }
 
-// scene is a gateway's host with the namespace of an egress, a client behind a tunnel of it, and a target on the host's LAN.
+// scene is a gateway's host with the namespace of an egress, a client on another link of the host, and a target on its LAN.
 type scene struct {
 	t                    testing.TB
 	host, client, target *testns.NS
 	file                 string
 	n                    *NS
-	driver               *plain
+	far                  fou.Driver   // the client's
 	mended               atomic.Int64 // calls of Changed
 }
 
 func newScene(t testing.TB) *scene {
-	s := &scene{t: t, host: testns.New(t, "gwh"), client: testns.New(t, "gwc"), target: testns.New(t, "gwt"), driver: &plain{}}
+	s := &scene{t: t, host: testns.New(t, "gwh"), client: testns.New(t, "gwc"), target: testns.New(t, "gwt")}
 	s.file = filepath.Join(t.TempDir(), "netns", "internet-nat")
 	testns.Link(s.host, s.target, "lan0", prefixes("192.0.2.1/24", "2001:db8::1/64"), prefixes("192.0.2.9/24", "2001:db8::9/64"))
-	for _, name := range []string{"net.ipv4.conf.lan0.forwarding", "net.ipv6.conf.all.forwarding"} {
+	testns.Link(s.host, s.client, "pod0", prefixes("169.254.1.1/32", "fe80::2/64"), nil)
+	s.client.Address("pod0", netip.PrefixFrom(client4, 32), netip.PrefixFrom(client6, 128), netip.PrefixFrom(second4, 32))
+	for _, name := range []string{"net.ipv4.conf.lan0.forwarding", "net.ipv4.conf.pod0.forwarding", "net.ipv6.conf.all.forwarding"} {
 		s.host.Sysctl(name, "1")
 	}
+	s.host.Sysctl("net.ipv4.conf.lan0.rp_filter", "0")
 	s.open()
 	t.Cleanup(func() {
 		if s.n != nil {
@@ -94,53 +88,48 @@ func newScene(t testing.TB) *scene {
 		}
 		s.host.Must("removing the namespace", func() error { return Remove(s.file) })
 	})
-	// A client's end of what stands for its tunnels.
-	s.client.Must("links of the client", func() error {
-		for i, name := range []string{dataplane.FoUAny4, dataplane.FoUAny6} {
-			attrs := netlink.NewLinkAttrs()
-			attrs.Name = name
-			h, err := netns.GetFromPath(s.file)
-			if err != nil {
-				return err
-			}
-			defer h.Close()
-			if err := netlink.LinkAdd(&netlink.Veth{LinkAttrs: attrs, PeerName: name, PeerNamespace: netlink.NsFd(h)}); err != nil {
-				return err
-			}
-			in, err := netlink.NewHandleAt(h)
-			if err != nil {
-				return err
-			}
-			defer in.Close()
-			l, err := in.LinkByName(name)
-			if err != nil {
-				return err
-			}
-			if err := in.LinkSetUp(l); err != nil {
-				return err
-			}
-			if i == 1 {
-				g, _ := netlink.ParseAddr("fe80::99/64")
-				g.Flags = 2
-				if err := in.AddrAdd(l, g); err != nil {
-					return err
-				}
-			}
-		}
-		return nil
-	})
-	s.client.Address(dataplane.FoUAny4, netip.PrefixFrom(client4, 32))
-	s.client.Address(dataplane.FoUAny6, netip.PrefixFrom(client6, 128))
-	s.in(s.client, "ip", "route", "add", "default", "dev", dataplane.FoUAny4)
-	s.in(s.client, "ip", "-6", "route", "add", "default", "via", "fe80::99", "dev", dataplane.FoUAny6)
+	s.clientSide()
 	s.in(s.target, "ip", "route", "add", "default", "via", "192.0.2.1")
 	s.in(s.target, "ip", "-6", "route", "add", "default", "via", "2001:db8::1")
-	s.inside("sysctl", "-qw", "net.ipv4.conf."+dataplane.FoUAny4+".proxy_arp=1") // the client asks for its destinations
-	for _, a := range []netip.Addr{source4, source6, local4, local6} {
+	s.in(s.target, "ip", "route", "add", source4.String()+"/32", "via", "192.0.2.1") // nobody announces them here
+	s.in(s.target, "ip", "-6", "route", "add", source6.String()+"/128", "via", "2001:db8::1")
+	for _, a := range []netip.Addr{source4, source6, local4, local6, end4, end6, otherEnd4, otherEnd6} {
 		s.in(s.host, "ip", "route", "add", netip.PrefixFrom(a, a.BitLen()).String(), "dev", s.n.HostLink())
+	}
+	for _, a := range []netip.Addr{client4, client6, second4} {
+		s.in(s.host, "ip", "route", "add", netip.PrefixFrom(a, a.BitLen()).String(), "dev", "pod0")
 	}
 	s.echo()
 	return s
+}
+
+// clientSide makes the client's tunnels to both slots, and leads the target into that to the first.
+func (s *scene) clientSide() {
+	s.in(s.client, "ip", "route", "add", "169.254.1.1", "dev", "pod0", "scope", "link")
+	s.in(s.client, "ip", "route", "add", "default", "via", "169.254.1.1", "dev", "pod0")
+	s.in(s.client, "ip", "-6", "route", "add", "default", "via", "fe80::2", "dev", "pod0")
+	for _, f := range []string{"all", "default", "pod0"} {
+		s.client.Sysctl("net.ipv4.conf."+f+".rp_filter", "0")
+	}
+	s.client.Must("tunnels of the client", func() (err error) {
+		if s.far, err = fou.Open(fou.Options{Driver: wantDriver()}); err != nil {
+			return err
+		}
+		_, err = s.far.Reconcile(fou.Spec{IPv4: true, IPv6: true, Tunnels: []fou.Tunnel{
+			{Local: client4, Remote: end4, MTU: 1392}, {Local: client6, Remote: end6, MTU: 1372},
+			{Local: client4, Remote: otherEnd4, MTU: 1392},
+		}})
+		return err
+	})
+	s.t.Cleanup(func() { s.far.Close() })
+	s.lead(target4, end4)
+	s.lead(target6, end6)
+}
+
+// lead makes the client send what is for a destination through the tunnel to one of the endpoints.
+func (s *scene) lead(to, end netip.Addr) {
+	s.t.Helper()
+	s.in(s.client, "ip", "route", "replace", netip.PrefixFrom(to, to.BitLen()).String(), "dev", s.far.Link(end))
 }
 
 // open opens the namespace, again when it is open.
@@ -152,8 +141,7 @@ func (s *scene) open() {
 		}
 	}
 	s.host.Must("opening", func() (err error) {
-		s.n, err = open(Options{File: s.file, Egress: "internet/nat", Changed: func() { s.mended.Add(1) }},
-			func(string) (fou.Driver, error) { return s.driver, nil })
+		s.n, err = Open(Options{File: s.file, Egress: "internet/nat", Driver: wantDriver(), Changed: func() { s.mended.Add(1) }})
 		return err
 	})
 }

@@ -64,6 +64,8 @@ var shapes = []shape{
 	{name: MapSource6, key: mark, val: nftables.TypeIP6Addr},
 	{name: MapEndpoint4, key: nftables.TypeIPAddr, val: mark},
 	{name: MapEndpoint6, key: nftables.TypeIP6Addr, val: mark},
+	{name: MapAddress4, key: nftables.TypeIPAddr, val: mark},
+	{name: MapAddress6, key: nftables.TypeIP6Addr, val: mark},
 	{name: SetTunnels4, key: typeTunnel4, concat: true},
 	{name: SetTunnels6, key: typeTunnel6, concat: true},
 	{name: SetTo4, key: nftables.TypeIPAddr, interval: true},
@@ -109,7 +111,7 @@ func (s shape) set(t *nftables.Table) *nftables.Set {
 	return out
 }
 
-// number is a slot or a ticket as a key or value.
+// number is a mark as a key or value.
 func number(n uint32) string { return string(binary.NativeEndian.AppendUint32(nil, n)) }
 
 func toNumber(b string) (uint32, bool) {
@@ -117,6 +119,14 @@ func toNumber(b string) (uint32, bool) {
 		return 0, false
 	}
 	return binary.NativeEndian.Uint32([]byte(b)), true
+}
+
+// slotKey is a slot as a key or value.
+func slotKey(slot int) string { return number(markSlots | uint32(slot)) }
+
+func toSlot(b string) (int, bool) {
+	n, ok := toNumber(b)
+	return int(n &^ markSlots), ok && n >= markSlots && n <= markSlots|maxSlot
 }
 
 func bytesOf(a netip.Addr) string { return string(a.AsSlice()) }
@@ -150,7 +160,7 @@ func want(p plan, link func(netip.Addr) string, h holder) state {
 	}
 	put := func(set, key, val string) { s.sets[set].elements[key] = val }
 	for _, sl := range p.slots {
-		n := number(uint32(sl.Number))
+		n := slotKey(sl.Number)
 		put(SetSent, n, "")
 		put(SetReceived, n, "")
 		for _, e := range []netip.Addr{sl.Endpoint4, sl.Endpoint6} {
@@ -161,6 +171,9 @@ func want(p plan, link func(netip.Addr) string, h holder) state {
 		for _, a := range []netip.Addr{sl.Source4, sl.Source6} {
 			if a.IsValid() {
 				put(pick(a, MapSource4, MapSource6), n, bytesOf(a))
+				if a != p.local4 && a != p.local6 {
+					put(pick(a, MapAddress4, MapAddress6), bytesOf(a), n)
+				}
 			}
 		}
 		for _, six := range []bool{false, true} {
@@ -174,11 +187,11 @@ func want(p plan, link func(netip.Addr) string, h holder) state {
 		if !l.IsValid() {
 			continue
 		}
-		put(pick(l, MapSource4, MapSource6), number(nobody), bytesOf(l))
-		put(pick(l, MapSlot4, MapSlot6), bytesOf(ProbeSource(-1, l.Is6())), number(nobody))
+		put(pick(l, MapSource4, MapSource6), slotKey(nobody), bytesOf(l))
+		put(pick(l, MapSlot4, MapSlot6), bytesOf(ProbeSource(-1, l.Is6())), slotKey(nobody))
 	}
 	for _, c := range p.clients {
-		put(pick(c.addr, MapSlot4, MapSlot6), bytesOf(c.addr), number(uint32(c.slot)))
+		put(pick(c.addr, MapSlot4, MapSlot6), bytesOf(c.addr), slotKey(c.slot))
 		put(pick(c.addr, SetTunnels4, SetTunnels6), tunnelKey(link(c.addr), c.addr), "")
 	}
 	for _, d := range []struct {

@@ -173,7 +173,7 @@ func chainKind(c *nftables.Chain) string {
 		return "regular"
 	}
 	x := chain{kind: c.Type, hook: fmt.Sprint(*c.Hooknum), drop: c.Policy != nil && *c.Policy == nftables.ChainPolicyDrop}
-	for name, n := range map[string]*nftables.ChainHook{"prerouting": nftables.ChainHookPrerouting, "forward": nftables.ChainHookForward,
+	for name, n := range map[string]*nftables.ChainHook{"prerouting": nftables.ChainHookPrerouting, "forward": nftables.ChainHookForward, "input": nftables.ChainHookInput,
 		"output": nftables.ChainHookOutput, "postrouting": nftables.ChainHookPostrouting} {
 		if *n == *c.Hooknum {
 			x.hook = name
