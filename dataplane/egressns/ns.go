@@ -205,33 +205,30 @@ func (n *NS) Apply(s dataplane.GatewaySpec) (writes int, notes []string, err err
 		}
 		return w
 	}
-	// Who may send is known before there is a way, and its way goes before its device does.
 	n.links.writes = 0
-	writes, err = n.writeTable(p, *n.cache, build, &n.fails)
-	if err != nil {
-		return writes, notes, err
-	}
-	if err := n.leases.know(p); err != nil {
-		return writes, notes, err
-	}
 	defer func() { writes += n.links.writes }()
 	if err := n.links.uplink(p); err != nil {
 		return writes, notes, err
 	}
-	if err := n.links.unroute(p); err != nil {
-		return writes, notes, err
-	}
+	// A way goes before its device, and comes after it and after the client may send.
+	errs := []error{n.links.unroute(p)}
 	if t := p.tunnels(); !n.tunnel || !sameTunnels(t, n.tunnels) {
 		n.driving.Lock()
 		w, err := n.driver.Reconcile(t)
 		n.driving.Unlock()
 		writes += w
 		if err != nil {
-			return writes, notes, fmt.Errorf("tunnels of egress %s: %w", s.Egress, err)
+			errs = append(errs, fmt.Errorf("tunnels of egress %s: %w", s.Egress, err))
 		}
-		n.tunnels, n.tunnel = t, true
+		n.tunnels, n.tunnel = t, err == nil
 	}
-	return writes, notes, n.links.route(p, n.driver.Link)
+	w, err := n.writeTable(p, *n.cache, build, &n.fails)
+	writes += w
+	if err != nil {
+		return writes, notes, errors.Join(append(errs, err)...)
+	}
+	errs = append(errs, n.leases.know(p), n.links.route(p, n.driver.Link))
+	return writes, notes, errors.Join(errs...)
 }
 
 func sameTunnels(a, b fou.Spec) bool {

@@ -1,9 +1,16 @@
 package egressns
 
 import (
+	"errors"
+	"fmt"
 	"net/netip"
+	"os"
+	"strings"
 	"testing"
 	"time"
+
+	"github.com/skeinmesh/skein/dataplane"
+	"github.com/skeinmesh/skein/dataplane/fou"
 )
 
 func TestPacketsLeaveWithTheSlotsSource(t *testing.T) {
@@ -32,5 +39,312 @@ func TestPacketsLeaveWithTheSlotsSource(t *testing.T) {
 	}
 	if c.Dropped.Lease == 0 || c.Conntrack == 0 || c.ConntrackMax == 0 {
 		t.Errorf("counters: %+v", c)
+	}
+}
+
+// TestRulesAndRoutesAreTheSeeds compares what commands print with the seed document, but for the protocol of the rule.
+func TestRulesAndRoutesAreTheSeeds(t *testing.T) {
+	s := newScene(t)
+	s.apply(aSpec())
+	fields := func(text string) string { return strings.Join(strings.Fields(text), " ") }
+	const rules = "0: from all lookup local 2000: from all iif eth0 lookup 118 proto 30 32766: from all lookup main 32767: from all lookup default"
+	if got := fields(s.inside("ip", "rule")); got != rules {
+		t.Errorf("rules: %s\nwant:  %s", got, rules)
+	}
+	for _, x := range []struct {
+		family string
+		client netip.Addr
+		rest   string
+	}{{"-4", client4, ""}, {"-6", client6, " metric 1024 pref medium"}} {
+		want := fmt.Sprintf("%s dev %s proto 30%s", x.client, s.n.driver.Link(x.client), x.rest)
+		if got := fields(s.inside("ip", x.family, "route", "show", "table", "118")); got != want {
+			t.Errorf("table 118: %s\nwant:      %s", got, want)
+		}
+	}
+	if s.n.Driver() == fou.Kernel && s.n.driver.Link(client4) != "fou4_0a141e28" {
+		t.Errorf("the tunnel is %s, the seed's fou4_0a141e28", s.n.driver.Link(client4))
+	}
+}
+
+// droppedFor sends until the counter has grown.
+func (s *scene) droppedFor(what string, read func(Counters) uint64, send func()) {
+	s.t.Helper()
+	before := read(s.counters())
+	eventually(s.t, what+" is dropped and counted", func() bool {
+		send()
+		time.Sleep(time.Millisecond) // a packet takes its time through two tunnels
+		return read(s.counters()) > before
+	})
+}
+
+func TestWhatIsDropped(t *testing.T) {
+	s := newScene(t)
+	s.apply(aSpec())
+	s.grant(0, time.Minute)
+	c := s.socket(client4)
+	s.seen(c, target4)
+	strangers := func(c Counters) uint64 { return c.Dropped.Strangers + c.Tunnels.DroppedStranger }
+
+	outside := netip.MustParseAddr("198.51.100.1") // of Inside
+	s.lead(outside, end4)
+	s.droppedFor("a destination inside", func(c Counters) uint64 { return c.Dropped.Destination }, func() { s.ask(c, outside, time.Millisecond) })
+
+	spoofed := s.socket(second4)
+	s.droppedFor("another source inside", strangers, func() { s.ask(spoofed, target4, time.Millisecond) })
+
+	s.droppedFor("a tunnel in the tunnel", func(c Counters) uint64 { return c.Dropped.Nested }, func() {
+		c.WriteToUDPAddrPort([]byte("x"), netip.AddrPortFrom(target4, dataplane.FoUPort))
+	})
+	// From an address that is no client's, straight to the endpoint.
+	s.droppedFor("a stranger's datagram", func(c Counters) uint64 { return c.Dropped.Strangers }, func() {
+		spoofed.WriteToUDPAddrPort([]byte("x"), netip.AddrPortFrom(end4, dataplane.FoUPort))
+	})
+	// What comes to a slot's address and is no answer: from the LAN, with nobody having asked.
+	s.droppedFor("no answer", func(c Counters) uint64 { return c.Dropped.Strangers }, func() {
+		s.in(s.target, "sh", "-c", "echo x > /dev/udp/192.0.2.50/9 2>/dev/null || ping -c1 -W0.01 192.0.2.50 >/dev/null || true")
+	})
+	spec := aSpec()
+	spec.Destinations = prefixes("203.0.113.0/24", "::/0")
+	s.apply(spec)
+	s.droppedFor("a destination that is none any more", func(c Counters) uint64 { return c.Dropped.Destination }, func() { s.ask(c, target4, time.Millisecond) })
+	s.apply(aSpec())
+	s.seen(c, target4)
+}
+
+// TestALeaseRunsOutByItself: the forwarding ends without anybody, and an answer that comes too late does not start it.
+func TestALeaseRunsOutByItself(t *testing.T) {
+	s := newScene(t)
+	s.apply(aSpec())
+	c := s.socket(client4)
+	s.grant(0, 5*time.Second)
+	s.seen(c, target4)
+	const lease = 700 * time.Millisecond
+	begun := time.Now()
+	ticket, err := s.n.Begin(0, lease)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := s.n.Grant(0, ticket); err != nil {
+		t.Fatal(err)
+	}
+	last := time.Time{}
+	for time.Since(begun) < lease+500*time.Millisecond {
+		sent := time.Now()
+		if s.ask(c, target4, 20*time.Millisecond) != "" {
+			last = sent
+		}
+	}
+	if d := last.Sub(begun); d < lease/2 || d > lease+20*time.Millisecond { // 20: the jiffies of a guest with 100 in a second
+		t.Errorf("it ended %s after Begin, want %s", d, lease)
+	}
+	// An agent was paused between asking and the answer.
+	late, err := s.n.Begin(0, 50*time.Millisecond)
+	if err != nil {
+		t.Fatal(err)
+	}
+	time.Sleep(80 * time.Millisecond)
+	if err := s.n.Grant(0, late); err != nil {
+		t.Fatal(err)
+	}
+	s.silent("granted after its time", c, target4)
+	s.grant(0, time.Minute)
+	s.seen(c, target4)
+	dropped, err := s.n.Begin(0, time.Minute)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := s.n.Drop(0); err != nil {
+		t.Fatal(err)
+	}
+	s.silent("after Drop", c, target4)
+	if err := s.n.Grant(0, dropped); !errors.Is(err, ErrTicket) {
+		t.Errorf("a ticket that was dropped is granted: %v", err)
+	}
+	if err := s.n.Grant(1, ticket); !errors.Is(err, ErrTicket) {
+		t.Errorf("another slot's ticket is granted: %v", err)
+	}
+	s.silent("after an answer that came behind Drop", c, target4)
+}
+
+func TestRenewingLosesNothing(t *testing.T) {
+	s := newScene(t)
+	s.apply(aSpec())
+	c := s.socket(client4)
+	s.grant(0, 5*time.Second)
+	s.seen(c, target4)
+	stop, done := make(chan struct{}), make(chan error, 1)
+	renewals, longest := 0, time.Duration(0)
+	go func() {
+		for {
+			select {
+			case <-stop:
+				done <- nil
+				return
+			default:
+			}
+			begin := time.Now()
+			ticket, err := s.n.Begin(0, 5*time.Second)
+			if err == nil {
+				err = s.n.Grant(0, ticket)
+			}
+			if err != nil {
+				done <- err
+				return
+			}
+			longest = max(longest, time.Since(begin))
+			renewals++
+		}
+	}()
+	lost := 0
+	const packets = 2000
+	for range packets {
+		if s.ask(c, target4, 2*time.Second) == "" {
+			lost++
+		}
+	}
+	close(stop)
+	if err := <-done; err != nil {
+		t.Fatal(err)
+	}
+	t.Logf("%d renewals during %d packets, the slowest took %s", renewals, packets, longest)
+	if lost > 0 || renewals < 100 {
+		t.Errorf("%d of %d packets were lost over %d renewals", lost, packets, renewals)
+	}
+}
+
+// TestARestartAdopts: the lease, who may send, and where to, all stay; and what is in it is not removed before the Spec is complete.
+func TestARestartAdopts(t *testing.T) {
+	s := newScene(t)
+	s.apply(aSpec())
+	c := s.socket(client4)
+	s.grant(0, time.Minute)
+	s.seen(c, target4)
+	before := s.inside("nft", "list", "ruleset")
+	s.open()
+	strip := func(text string) string {
+		var out []string
+		for line := range strings.Lines(text) {
+			if !strings.Contains(line, "packets") && !strings.Contains(line, "expires") {
+				out = append(out, line)
+			}
+		}
+		return strings.Join(out, "")
+	}
+	if after := s.inside("nft", "list", "ruleset"); strip(after) != strip(before) {
+		t.Errorf("opening again changed the table:\n%s\nbefore:\n%s", after, before)
+	}
+	some := aSpec()
+	some.Complete, some.Clients, some.Slots, some.Destinations = false, nil, nil, nil
+	s.apply(some)
+	if got := s.seen(c, target4); got != source4.String() { // by the lease of the former run
+		t.Errorf("the target sees %s", got)
+	}
+	if w := s.apply(aSpec()); w != 0 {
+		t.Errorf("what was there took %d messages", w)
+	}
+	none := aSpec()
+	none.Clients = nil
+	s.apply(none)
+	s.silent("a client that is gone", c, target4)
+	if got := s.inside("ip", "route", "show", "table", "118"); strings.TrimSpace(got) != "" {
+		t.Errorf("table 118 still has %s", got)
+	}
+}
+
+// TestAnAddressMovesToAnotherSlot: a pod's address is used again, by a client that has the other slot.
+func TestAnAddressMovesToAnotherSlot(t *testing.T) {
+	s := newScene(t)
+	s.apply(aSpec())
+	s.grant(0, time.Minute)
+	s.grant(1, time.Minute)
+	c := s.socket(client4)
+	s.seen(c, target4)
+	moved := aSpec()
+	moved.Clients[0].Slot = 1
+	moved.Clients[0].IPv6 = netip.Addr{}
+	if w := s.apply(moved); w > 12 {
+		t.Errorf("moving a client took %d messages", w)
+	}
+	s.lead(target4, otherEnd4)
+	c = s.socket(client4)
+	if got := s.seen(c, target4); got != local4.String() {
+		t.Errorf("the target sees %s, want the namespace's own %s", got, local4)
+	}
+}
+
+func TestForeignChangesAreMended(t *testing.T) {
+	s := newScene(t)
+	s.apply(aSpec())
+	c := s.socket(client4)
+	other := "add table inet other; add chain inet other x { type filter hook forward priority 5; }; add rule inet other x counter accept"
+	s.inside("nft", other)
+	s.in(s.host, "nft", other)
+	for _, damage := range [][]string{
+		{"nft", "delete table inet skein"},
+		{"nft", "flush chain inet skein skein_source"},
+		{"nft", "insert rule inet skein skein_forward accept"},
+		{"nft", "add chain inet skein own; add rule inet skein own drop; insert rule inet skein skein_forward jump own"},
+		{"nft", "delete element inet skein skein_slot4 { 10.20.30.40 }"},
+		{"nft", "flush map inet skein skein_granted"},
+		{"ip", "rule", "del", "priority", "2000"},
+		{"ip", "route", "flush", "table", "118"},
+		{"ip", "route", "del", "default"},
+		{"ip", "addr", "del", end4.String() + "/32", "dev", "eth0"},
+		{"ip", "link", "set", "eth0", "down"},
+		{"ip", "link", "set", "eth0", "mtu", "1300"},
+	} {
+		what := strings.Join(damage, " ")
+		before := s.mended.Load()
+		s.inside(damage[0], damage[1:]...)
+		eventually(t, "notice of: "+what, func() bool { return s.mended.Load() > before })
+		s.apply(aSpec())
+		s.grant(0, time.Minute)
+		if damage[0] == "ip" && strings.Contains(what, "down") { // the host's routes went with it
+			s.hostRoutes()
+		}
+		if got := s.ask(c, target4, time.Second); got == "" {
+			if s.seen(c, target4) == "" {
+				t.Errorf("not mended: %s", what)
+			}
+		}
+	}
+	eventually(t, "quiet", func() bool { return s.apply(aSpec()) == 0 })
+	for _, list := range []string{s.inside("nft", "list", "tables"), s.in(s.host, "nft", "list", "tables")} {
+		if !strings.Contains(list, "table inet other") {
+			t.Errorf("another's table is gone: %s", list)
+		}
+	}
+	if list := s.in(s.host, "nft", "list", "tables"); strings.Contains(list, "skein") {
+		t.Errorf("the host has a table of ours: %s", list)
+	}
+}
+
+func TestRemoveLeavesNothing(t *testing.T) {
+	s := newScene(t)
+	s.apply(aSpec())
+	link, dir := s.n.HostLink(), strings.TrimSuffix(s.file, "/internet-nat")
+	if files, err := Files(dir); err != nil || len(files) != 1 || files[0] != s.file {
+		t.Errorf("files: %q, %v", files, err)
+	}
+	if st, err := os.Stat(dir); err != nil || st.Mode().Perm() != 0o700 {
+		t.Errorf("the directory: %v, %v", st, err)
+	}
+	if err := s.n.Close(); err != nil {
+		t.Fatal(err)
+	}
+	s.n = nil
+	for range 2 { // the second finds nothing
+		if err := Remove(s.file); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if got := s.in(s.host, "ip", "-o", "link"); strings.Contains(got, link) || !strings.Contains(got, "lan0") {
+		t.Errorf("links on the host: %s", got)
+	}
+	if files, err := Files(dir); err != nil || len(files) != 0 {
+		t.Errorf("files: %q, %v", files, err)
+	}
+	if _, err := os.Stat(s.file); !errors.Is(err, os.ErrNotExist) {
+		t.Errorf("the file is still there: %v", err)
 	}
 }

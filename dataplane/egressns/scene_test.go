@@ -93,14 +93,19 @@ func newScene(t testing.TB) *scene {
 	s.in(s.target, "ip", "-6", "route", "add", "default", "via", "2001:db8::1")
 	s.in(s.target, "ip", "route", "add", source4.String()+"/32", "via", "192.0.2.1") // nobody announces them here
 	s.in(s.target, "ip", "-6", "route", "add", source6.String()+"/128", "via", "2001:db8::1")
-	for _, a := range []netip.Addr{source4, source6, local4, local6, end4, end6, otherEnd4, otherEnd6} {
-		s.in(s.host, "ip", "route", "add", netip.PrefixFrom(a, a.BitLen()).String(), "dev", s.n.HostLink())
-	}
+	s.hostRoutes()
 	for _, a := range []netip.Addr{client4, client6, second4} {
 		s.in(s.host, "ip", "route", "add", netip.PrefixFrom(a, a.BitLen()).String(), "dev", "pod0")
 	}
 	s.echo()
 	return s
+}
+
+// hostRoutes lead from the host to the namespace's addresses.
+func (s *scene) hostRoutes() {
+	for _, a := range []netip.Addr{source4, source6, local4, local6, end4, end6, otherEnd4, otherEnd6} {
+		s.in(s.host, "ip", "route", "replace", netip.PrefixFrom(a, a.BitLen()).String(), "dev", s.n.HostLink())
+	}
 }
 
 // clientSide makes the client's tunnels to both slots, and leads the target into that to the first.
