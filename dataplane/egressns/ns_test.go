@@ -376,3 +376,46 @@ func TestRemoveLeavesNothing(t *testing.T) {
 		t.Errorf("the file is still there: %v", err)
 	}
 }
+
+func TestHold(t *testing.T) {
+	s := newScene(t)
+	s.apply(aSpec())
+	if !s.n.Holds() {
+		if err := s.n.Hold(0, true); !errors.Is(err, ErrNoQueue) {
+			t.Errorf("a kernel without queues: %v", err)
+		}
+		t.Skip("this kernel has no NFQUEUE for nftables")
+	}
+	s.grant(0, time.Minute)
+	c := s.socket(client4)
+	s.seen(c, target4)
+	held := func() string {
+		return s.inside("nft", "list", "set", "inet", "skein", SetHeld) + s.inside("nft", "list", "set", "inet", "skein", SetHeld4)
+	}
+	for range 2 {
+		for _, slot := range []int{0, 1} {
+			if err := s.n.Hold(slot, true); err != nil {
+				t.Fatal(err)
+			}
+		}
+		if got := held(); !strings.Contains(got, "0x00010000") || !strings.Contains(got, "0x00010001") || !strings.Contains(got, source4.String()) || !strings.Contains(got, local4.String()) {
+			t.Errorf("on hold: %s", got)
+		}
+		if err := s.n.Hold(0, false); err != nil {
+			t.Fatal(err)
+		}
+		if got := held(); strings.Contains(got, "0x00010000") || !strings.Contains(got, "0x00010001") || strings.Contains(got, source4.String()) || !strings.Contains(got, local4.String()) {
+			t.Errorf("one on hold: %s", got)
+		}
+	}
+	if err := s.n.Hold(0, true); err != nil {
+		t.Fatal(err)
+	}
+	if got := s.seen(c, target4); got != source4.String() { // with nobody at the queue
+		t.Errorf("the target sees %s", got)
+	}
+	s.open()
+	if got := held(); strings.Contains(got, "elements") {
+		t.Errorf("a new run still holds: %s", got)
+	}
+}

@@ -52,6 +52,8 @@ type rule struct {
 	way   direction
 	text  string
 	exprs []expr.Any
+	next  string // the chain that it goes to
+	sixth bool   // for IPv6
 }
 
 // chain is one chain with its rules. hook is empty for one that is gone to.
@@ -79,6 +81,11 @@ func one(way direction, parts ...part) rule {
 			words = append(words, p.text)
 		}
 		r.exprs = append(r.exprs, p.exprs...)
+	}
+	if n := len(r.exprs); n > 0 {
+		if v, ok := r.exprs[n-1].(*expr.Verdict); ok {
+			r.next = v.Chain
+		}
 	}
 	r.text = strings.Join(words, " ")
 	return r
@@ -273,7 +280,9 @@ func queue(h holder) part {
 // each makes a rule for each family.
 func each(way direction, parts func(f family) []part) (out []rule) {
 	for _, f := range families {
-		out = append(out, one(way, parts(f)...))
+		r := one(way, parts(f)...)
+		r.sixth = f.proto == unix.NFPROTO_IPV6
+		out = append(out, r)
 	}
 	return out
 }

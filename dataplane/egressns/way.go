@@ -1,0 +1,97 @@
+package egressns
+
+import "fmt"
+
+// Rule is one line of the table in the namespace, for documents.
+type Rule struct {
+	Hook  string // of its chain, with the priority; empty for a chain that others go to
+	Chain string
+	Text  string // in nft's words
+}
+
+// Rules are all rules, made from what is written to the kernel, in the order that a packet meets their chains.
+func Rules() []Rule {
+	var out []Rule
+	for _, c := range chains(holdQueue) {
+		for _, r := range c.rules {
+			out = append(out, Rule{c.at(), c.name, r.text})
+		}
+		if c.drop {
+			out = append(out, Rule{c.at(), c.name, "policy drop"})
+		}
+	}
+	return out
+}
+
+func (c chain) at() string {
+	if c.hook == "" {
+		return ""
+	}
+	return fmt.Sprintf("%s %d", c.hook, c.priority)
+}
+
+// Step is a station on a packet's way through the namespace.
+type Step struct {
+	Where string // the hook with its priority, or what else of the kernel
+	Chain string // empty outside nftables
+	Text  string
+	Depth int // of a chain that was gone to
+}
+
+// Way is a packet's way through the namespace: from a client to its destination, or, with back, that of the answer. It has what
+// the kernel does besides, and the rules that such a packet can meet, of IPv4.
+func Way(back bool) []Step {
+	way := outward
+	var out []Step
+	kernel := func(where, text string) { out = append(out, Step{Where: where, Text: text}) }
+	base := func(name string) { out = append(out, stepsOf(name, way, "", 0)...) }
+	if back {
+		way = inward
+		kernel(Uplink, "the answer comes to the slot's address, which the host leads here")
+		base(chainIn)
+		kernel("conntrack", "the connection is found: the destination is the client again")
+		kernel("routing", "rule 2000: iif eth0 lookup 118: the client's tunnel")
+		base(chainForward)
+		kernel("tunnel", "the packet is put into UDP, from the slot's endpoint to the client")
+		way = wrapped
+		base(chainLocal)
+		kernel("routing", "no iif: the main table, default via 169.254.1.1 dev eth0")
+		return out
+	}
+	way = wrapped
+	kernel(Uplink, "a UDP datagram comes to the slot's endpoint, port 5555")
+	base(chainIn)
+	base(chainInput)
+	kernel("tunnel", "the client's packet is taken out; it comes in by the tunnel's device")
+	way = outward
+	base(chainIn)
+	kernel("conntrack", "the connection is found or begun")
+	kernel("routing", "the main table: default via 169.254.1.1 dev eth0")
+	base(chainForward)
+	base(chainSource)
+	base(chainLast)
+	return out
+}
+
+// stepsOf are the rules of a chain that are for one direction, each followed by those of the chain it goes to.
+func stepsOf(name string, way direction, at string, depth int) []Step {
+	var out []Step
+	for _, c := range chains(holdQueue) {
+		if c.name != name {
+			continue
+		}
+		if c.hook != "" {
+			at = c.at()
+		}
+		for _, r := range c.rules {
+			if r.way&way == 0 || r.sixth {
+				continue
+			}
+			out = append(out, Step{Where: at, Chain: name, Text: r.text, Depth: depth})
+			if r.next != "" {
+				out = append(out, stepsOf(r.next, way, at, depth+1)...)
+			}
+		}
+	}
+	return out
+}
