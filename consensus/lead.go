@@ -46,6 +46,10 @@ type term struct {
 	in     chan *proposal
 	cancel context.CancelFunc
 	done   chan struct{} // closed when the loop has ended and nothing is in flight
+
+	ready  chan struct{} // closed when lead is set
+	lead   Lead
+	rounds rounds
 }
 
 // watchLeadership takes every notification as an end and a beginning: the channel coalesces, so that
@@ -77,15 +81,15 @@ func (s *Server) watchLeadership(ctx context.Context) {
 
 func (s *Server) startTerm(ctx context.Context) *term {
 	ctx, cancel := context.WithCancel(ctx)
-	t := &term{server: s, log: s.log, in: make(chan *proposal, queueLength), cancel: cancel, done: make(chan struct{})}
+	t := &term{server: s, log: s.log, in: make(chan *proposal, queueLength), cancel: cancel, done: make(chan struct{}), ready: make(chan struct{})}
 	s.health.reset()
 	s.log.Info("this server leads", "raft-term", s.raft.CurrentTerm())
 	s.term.Store(t)
 	go func() {
 		defer close(t.done)
 		var care sync.WaitGroup
-		care.Add(1)
-		go func() { defer care.Done(); t.care(ctx) }()
+		care.Go(func() { t.care(ctx) })
+		care.Go(func() { t.takeUp(ctx) })
 		t.loop(ctx)
 		cancel() // the loop may have noticed the end of the leadership first
 		care.Wait()

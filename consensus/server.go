@@ -38,6 +38,9 @@ type ServerConfig struct {
 	NoSync            bool          // for tests that crash no machine: no fsync of the Raft log
 
 	Now func() time.Time // the wall clock that commands get their time from [time.Now]
+	// OnLead runs in its own goroutine in each term that this server leads, after everything of earlier terms is folded. Its
+	// context ends with the term. What it calls must get that context: the next term begins when it has returned. [nothing]
+	OnLead func(ctx context.Context, lead Lead)
 }
 
 func (c *ServerConfig) fill() {
@@ -75,6 +78,7 @@ type Server struct {
 	log       *slog.Logger
 	raft      *raft.Raft
 	transport *raft.NetworkTransport
+	acks      *acks
 	files     *raftFiles
 	fsm       *fsm
 	health    health
@@ -94,7 +98,8 @@ type Server struct {
 // StartServer starts or resumes the Raft node. Damaged files are reported as ErrCorrupt.
 func StartServer(cfg ServerConfig) (*Server, error) {
 	cfg.fill()
-	s := &Server{cfg: cfg, log: cfg.Log.With("room", "consensus"), fatal: make(chan struct{}), stopped: make(chan struct{}), leader: leaderNews{changed: make(chan struct{})}}
+	s := &Server{cfg: cfg, log: cfg.Log.With("room", "consensus"), acks: newAcks(), fatal: make(chan struct{}), stopped: make(chan struct{}),
+		leader: leaderNews{changed: make(chan struct{})}}
 	rlog := newRaftLog(cfg.Log)
 	files, err := openRaftFiles(cfg.Dir, rlog, cfg.NoSync)
 	if err != nil {
@@ -154,15 +159,16 @@ func (s *Server) raftConfig() *raft.Config {
 }
 
 func (s *Server) startRaft(rc *raft.Config, log raft.LogStore) error {
+	trans := &ackTransport{NetworkTransport: s.transport, acks: s.acks}
 	err := guard(func() (err error) {
 		if s.cfg.Bootstrap {
 			self := raft.Server{ID: rc.LocalID, Address: raft.ServerAddress(rc.LocalID), Suffrage: raft.Voter}
-			err = raft.BootstrapCluster(rc, log, s.files.log, s.files.snaps, s.transport, raft.Configuration{Servers: []raft.Server{self}})
+			err = raft.BootstrapCluster(rc, log, s.files.log, s.files.snaps, trans, raft.Configuration{Servers: []raft.Server{self}})
 			if err != nil && !errors.Is(err, raft.ErrCantBootstrap) { // a resumed start is fine
 				return fmt.Errorf("bootstrap Raft: %w", err)
 			}
 		}
-		if s.raft, err = raft.NewRaft(rc, s.fsm, log, s.files.log, s.files.snaps, s.transport); err != nil {
+		if s.raft, err = raft.NewRaft(rc, s.fsm, log, s.files.log, s.files.snaps, trans); err != nil {
 			if halted := s.fsm.halted.Load(); halted != nil {
 				err = *halted
 			}
