@@ -1,0 +1,302 @@
+package egress
+
+import (
+	"fmt"
+	"time"
+
+	"github.com/skeinmesh/skein/identity"
+)
+
+// HoldMost is how long the new owner of a slot that moves by plan holds its packets when the former one never hands over.
+const HoldMost = 2 * time.Second
+
+// Ticket is a lease's number in the kernel. What it allows ends when its time-out is over, whoever is still running by then.
+type Ticket uint32
+
+// OrderKind says what an Order wants done.
+type OrderKind string
+
+// The orders of a Holder.
+const (
+	DoGrant    OrderKind = "grant"    // packets pass for as long as Ticket runs
+	DoDrop     OrderKind = "drop"     // nothing passes from now on, whatever ticket runs
+	DoHold     OrderKind = "hold"     // packets wait
+	DoOpen     OrderKind = "open"     // those that waited go on in order, and new ones do not wait
+	DoAnnounce OrderKind = "announce" // the slot's address is here
+	DoSilence  OrderKind = "silence"  // it is not
+	DoHandOver OrderKind = "handover" // the slot's connections go to node To, for Epoch
+	DoRelease  OrderKind = "release"  // the leader is told that this node forwards no more in Epoch
+	DoTell     OrderKind = "tell"     // Text goes into the journal
+)
+
+// Order is one thing to do. Orders are carried out one after the other; when a drop fails, the release that may follow later is
+// not said until one has succeeded.
+type Order struct {
+	Kind   OrderKind
+	Slot   Slot
+	Epoch  uint64
+	Ticket Ticket
+	To     identity.ID
+	Text   string
+}
+
+// HolderState is where a slot stands at a gateway.
+type HolderState string
+
+// The states of a Holder.
+const (
+	Idle    HolderState = "idle"    // another's, or nobody's
+	Waiting HolderState = "waiting" // this node's, not granted yet
+	Holding HolderState = "holding" // granted, and the ticket runs
+	Leaving HolderState = "leaving" // another's by plan; goes on for packets under way
+	Handing HolderState = "handing" // stopped; its connections are on their way to the new owner
+	Lost    HolderState = "lost"    // this node's, but the ticket ran out
+)
+
+// Holder is a gateway's side of one slot. It is pure: time comes in by values of this host's monotonic clock, what is to be done
+// comes out as orders. It is not safe for concurrent use.
+//
+// A ticket begins before its request is sent, and an answer grants the ticket of its own round only: so a lease ends at the
+// gateway before the leader takes it for ended, however late an answer comes or is carried out.
+type Holder struct {
+	self  identity.ID
+	slot  Slot
+	state HolderState
+	now   Agreed // as this node sees it
+
+	rounds map[uint64]ticket // that may still be answered
+	last   uint64            // newest round that granted
+	until  time.Time         // the granted ticket's end, by this host's clock; the kernel's is not before
+	mine   uint64            // epoch that the granted ticket belongs to
+
+	fresh    bool // nothing agreed was seen yet
+	leaveAt  time.Time
+	left     uint64 // epoch that ends
+	to       identity.ID
+	toEpoch  uint64
+	held     bool // packets wait
+	heldAt   time.Time
+	taking   bool // connections are coming in
+	seen     time.Time
+	failover time.Duration
+	reason   string // why the last wish was refused
+}
+
+// ticket is one that was begun for a round.
+type ticket struct {
+	number Ticket
+	epoch  uint64
+	began  time.Time
+	lease  time.Duration
+}
+
+const maxRounds = 256 // of one slot, that wait for an answer
+
+// NewHolder is the holder of a slot at node self.
+func NewHolder(self identity.ID, slot Slot) *Holder {
+	return &Holder{self: self, slot: slot, state: Idle, rounds: make(map[uint64]ticket), fresh: true}
+}
+
+// Wish says whether the next request asks for the slot, in which epoch, for how long, and whether a ticket of that epoch runs.
+func (h *Holder) Wish(now time.Time) (epoch uint64, lease time.Duration, held, ok bool) {
+	switch h.state {
+	case Waiting, Holding, Lost:
+		return h.now.Epoch, h.now.Lease, h.mine == h.now.Epoch && h.until.After(now), true
+	}
+	return 0, 0, false, false
+}
+
+// Urgent reports whether the slot waits to be granted.
+func (h *Holder) Urgent() bool { return h.state == Waiting || h.state == Lost }
+
+// Begun notes the ticket that was begun for a round. began is from before the kernel was told.
+func (h *Holder) Begun(round, epoch uint64, t Ticket, began time.Time, lease time.Duration) {
+	for n, k := range h.rounds {
+		if began.Sub(k.began) > k.lease || len(h.rounds) >= maxRounds && n+maxRounds <= round {
+			delete(h.rounds, n)
+		}
+	}
+	if len(h.rounds) < maxRounds {
+		h.rounds[round] = ticket{t, epoch, began, lease}
+	}
+}
+
+// Granted is the leader's yes in the answer to a round.
+func (h *Holder) Granted(round, epoch uint64, now time.Time) (out []Order) {
+	k, ok := h.rounds[round]
+	delete(h.rounds, round)
+	switch {
+	case !ok || k.epoch != epoch || epoch != h.now.Epoch || h.now.Node != h.self || !h.Urgent() && h.state != Holding:
+		return nil // of another time
+	case round < h.last || !k.began.Add(k.lease).After(now):
+		return nil // a newer one counts, or it has run out on its way
+	}
+	h.last, h.until, h.mine, h.reason = round, k.began.Add(k.lease), epoch, ""
+	out = append(out, Order{Kind: DoGrant, Slot: h.slot, Epoch: epoch, Ticket: k.number})
+	if h.state == Holding {
+		return append(out, h.opened(now)...)
+	}
+	if h.failover == 0 {
+		h.failover = now.Sub(h.seen)
+	}
+	h.state = Holding
+	out = append(out, h.order(DoAnnounce), h.tell("%s: this node forwards in epoch %d, %s after it was told", h.slot, epoch, now.Sub(h.seen).Round(time.Millisecond)))
+	return append(out, h.opened(now)...)
+}
+
+// opened lets the packets that wait go on, when nothing has to come before.
+func (h *Holder) opened(now time.Time) []Order {
+	if !h.held || h.taking && now.Sub(h.heldAt) < HoldMost {
+		return nil
+	}
+	h.held, h.taking = false, false
+	return []Order{h.order(DoOpen)}
+}
+
+// Denied is the leader's no in the answer to a round.
+func (h *Holder) Denied(round uint64, reason string) {
+	if k, ok := h.rounds[round]; ok && k.epoch == h.now.Epoch {
+		h.reason = reason
+	}
+	delete(h.rounds, round)
+}
+
+// Agree takes the slot as this node now sees it agreed.
+func (h *Holder) Agree(s Agreed, now time.Time) (out []Order) {
+	fresh := h.fresh
+	h.fresh = false
+	if s.Epoch == h.now.Epoch && s.Node == h.now.Node || s.Epoch < h.now.Epoch {
+		return nil
+	}
+	was := h.now
+	h.now, h.reason = s, ""
+	switch {
+	case s.Node == h.self && was.Node == h.self || s.Node == h.self && h.state == Leaving:
+		if h.state == Leaving { // it came back before it was gone
+			out = append(out, h.order(DoAnnounce))
+			h.state = Holding
+		}
+		h.seen, h.failover = now, 0
+	case s.Node == h.self:
+		h.state, h.seen, h.failover = Waiting, now, 0
+		if s.Planned && !fresh && !s.From.IsZero() && s.From != h.self {
+			h.held, h.heldAt, h.taking = true, now, false
+			out = append(out, h.order(DoHold), h.order(DoAnnounce))
+		}
+	case was.Node == h.self:
+		out = h.leave(was, s, now)
+	case h.state == Leaving || h.state == Handing: // to somebody else now
+		h.to, h.toEpoch = s.Node, s.Epoch
+	}
+	return out
+}
+
+// leave ends an epoch of this node's.
+func (h *Holder) leave(was, s Agreed, now time.Time) []Order {
+	h.left, h.to, h.toEpoch = was.Epoch, s.Node, s.Epoch
+	if h.state == Holding && h.until.After(now) && s.Planned && !s.Node.IsZero() && s.From == h.self {
+		h.state, h.leaveAt = Leaving, now.Add(Handover)
+		return []Order{h.order(DoSilence), h.tell("%s: it goes to node %s", h.slot, s.Node)}
+	}
+	text := h.tell("%s: it is this node's no more: %s", h.slot, s.Reason)
+	return append(h.stop(), text, Order{Kind: DoRelease, Slot: h.slot, Epoch: was.Epoch})
+}
+
+// stop ends forwarding.
+func (h *Holder) stop() []Order {
+	out := []Order{h.order(DoDrop), h.order(DoSilence)}
+	if h.held {
+		out = append(out, h.order(DoOpen)) // they find no lease
+	}
+	h.state, h.until, h.held, h.taking = Idle, time.Time{}, false, false
+	clear(h.rounds)
+	return out
+}
+
+// Gone ends the slot: it exists no more, or this node serves it no more.
+func (h *Holder) Gone() []Order {
+	h.now = Agreed{Slot: h.slot}
+	return h.stop()
+}
+
+// HandedOver tells that the connections are with the new owner, or will not get there.
+func (h *Holder) HandedOver() []Order {
+	if h.state != Handing {
+		return nil
+	}
+	h.state = Idle
+	return []Order{{Kind: DoRelease, Slot: h.slot, Epoch: h.left}}
+}
+
+// TakeOver tells that connections come from the former owner, for an epoch. last: all have been loaded.
+func (h *Holder) TakeOver(epoch uint64, last bool, now time.Time) []Order {
+	if epoch != h.now.Epoch || h.now.Node != h.self || !h.held {
+		return nil
+	}
+	h.taking = !last
+	if last && h.state == Holding {
+		return h.opened(now)
+	}
+	return nil
+}
+
+// Tick does what is due.
+func (h *Holder) Tick(now time.Time) (out []Order) {
+	switch {
+	case h.state == Leaving && (!h.leaveAt.After(now) || !h.until.After(now)):
+		h.state, h.until = Handing, time.Time{}
+		clear(h.rounds)
+		out = append(out, h.order(DoDrop), Order{Kind: DoHandOver, Slot: h.slot, Epoch: h.toEpoch, To: h.to})
+	case h.state == Holding && !h.until.After(now):
+		h.state, h.seen, h.failover = Lost, now, 0
+		out = append(out, h.order(DoSilence), h.tell("%s: the lease ran out in epoch %d; the leader was not heard", h.slot, h.now.Epoch))
+	}
+	if h.held && !now.Before(h.heldAt.Add(HoldMost)) {
+		out = append(out, h.order(DoOpen), h.tell("%s: node %s handed nothing over in %s", h.slot, h.now.From, HoldMost))
+		h.held, h.taking = false, false
+	}
+	return out
+}
+
+// Due is when Tick has something to do; the zero time: never.
+func (h *Holder) Due() (at time.Time) {
+	next := func(t time.Time) {
+		if at.IsZero() || t.Before(at) {
+			at = t
+		}
+	}
+	switch h.state {
+	case Leaving:
+		next(h.leaveAt)
+		next(h.until)
+	case Holding:
+		next(h.until)
+	}
+	if h.held {
+		next(h.heldAt.Add(HoldMost))
+	}
+	return at
+}
+
+func (h *Holder) order(kind OrderKind) Order {
+	return Order{Kind: kind, Slot: h.slot, Epoch: h.now.Epoch}
+}
+
+func (h *Holder) tell(format string, a ...any) Order {
+	return Order{Kind: DoTell, Slot: h.slot, Epoch: h.now.Epoch, Text: fmt.Sprintf(format, a...)}
+}
+
+// HolderReport is what a holder knows, for status.
+type HolderReport struct {
+	Slot     Slot
+	Epoch    uint64
+	State    HolderState
+	Until    time.Time     // of the ticket; zero: none was granted
+	Failover time.Duration // from the event to the first grant; 0: not yet
+	Reason   string        // why the leader refused last; empty: it did not
+}
+
+// Report reads the holder.
+func (h *Holder) Report() HolderReport {
+	return HolderReport{Slot: h.slot, Epoch: h.now.Epoch, State: h.state, Until: h.until, Failover: h.failover, Reason: h.reason}
+}

@@ -1,0 +1,377 @@
+package egress
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"slices"
+	"sync"
+	"time"
+
+	"connectrpc.com/connect"
+
+	skeinv1 "github.com/skeinmesh/skein/api/skein/v1"
+	"github.com/skeinmesh/skein/consensus"
+	"github.com/skeinmesh/skein/events"
+	"github.com/skeinmesh/skein/identity"
+)
+
+const (
+	maxWishes    = 4096                   // in one request
+	maxProposals = 64                     // under way at a time
+	proposeFor   = 2 * time.Second        // one try of a proposal
+	refusedFor   = time.Second            // a refused proposal is not made again before
+	lookEvery    = 10 * time.Second       // the longest between two looks when nothing happens
+	uncertainFor = 100 * time.Millisecond // between two tries to learn what became of a proposal
+)
+
+// View is the part of the agreed state that a Keeper works on. What it points to is never changed.
+type View struct {
+	Index    uint64
+	Egresses []*skeinv1.Egress
+	Slots    []*skeinv1.EgressSlot
+	Nodes    []*skeinv1.Node
+}
+
+// KeeperLead is one term of leadership; consensus.Lead is one.
+type KeeperLead interface {
+	// Verify proves that the term lasted at a moment after the call began.
+	Verify(ctx context.Context) error
+	Propose(ctx context.Context, c *skeinv1.Command) (*skeinv1.Answer, error)
+}
+
+// KeeperConfig says what a Keeper works with.
+type KeeperConfig struct {
+	Self  identity.ID
+	Lead  KeeperLead
+	Since time.Time // consensus.Lead.Since: the term began before
+	// View is the newest agreed state. It has everything that earlier terms agreed on.
+	View func() View
+	// Wait returns when there is a newer state than index, or with the context's error.
+	Wait func(ctx context.Context, index uint64) error
+	Site func(*skeinv1.Node) string // where a node stands; slots are spread over sites [all in one]
+	Now  func() time.Time           // monotonic [time.Now]
+	Log  *slog.Logger
+}
+
+// Keeper keeps the slots of all egresses in one term of this server's leadership: it grants leases, and gives slots whose owner is
+// gone or unfit to others. Make one in consensus.ServerConfig.OnLead, let Run work with that context, and answer RenewLeases
+// by it meanwhile; NotLeading is the answer at other times. Its methods are safe for concurrent use.
+type Keeper struct {
+	cfg    KeeperConfig
+	log    *slog.Logger
+	news   chan struct{}
+	decide func(now time.Time, from identity.ID, epoch uint64, held bool, slot Agreed) Verdict // leases.Renew
+
+	mu      sync.Mutex
+	leases  *Leases
+	heard   map[identity.ID]heard
+	seen    map[Slot]seen
+	busy    map[Slot]bool
+	refused map[Slot]time.Time
+	cache   *agreed
+}
+
+type heard struct {
+	at     time.Time
+	states map[Ref]GatewayState
+}
+
+type seen struct {
+	epoch uint64
+	at    time.Time
+}
+
+// agreed is a View as it is looked things up in.
+type agreed struct {
+	view  View
+	slots map[Slot]Agreed
+	refs  map[Ref]bool
+}
+
+// NewKeeper makes the keeper of a term.
+func NewKeeper(cfg KeeperConfig) *Keeper {
+	if cfg.Now == nil {
+		cfg.Now = time.Now
+	}
+	if cfg.Site == nil {
+		cfg.Site = func(*skeinv1.Node) string { return "" }
+	}
+	k := &Keeper{cfg: cfg, log: cfg.Log.With("room", "egress"), news: make(chan struct{}, 1), leases: NewLeases(cfg.Since), heard: make(map[identity.ID]heard),
+		seen: make(map[Slot]seen), busy: make(map[Slot]bool), refused: make(map[Slot]time.Time)}
+	k.decide = k.leases.Renew
+	return k
+}
+
+// NotLeading is the error of a server that cannot answer for leases: unavailable, with the leader's name where it is known.
+func NotLeading(leader string) error {
+	if leader == "" {
+		return connect.NewError(connect.CodeUnavailable, errors.New("this server does not lead and knows no leader: ask another"))
+	}
+	return connect.NewError(connect.CodeUnavailable, fmt.Errorf("this server does not lead: ask %s", leader))
+}
+
+// RenewLeases answers a gateway. The error is connect's: unavailable when this server may not lead any more, permission denied
+// when the caller is no member, invalid argument when it asks for too much.
+func (k *Keeper) RenewLeases(ctx context.Context, from identity.ID, r *skeinv1.RenewLeasesRequest) (*skeinv1.RenewLeasesResponse, error) {
+	if n := len(r.GetWishes()) + len(r.GetReleased()) + len(r.GetGateways()); n > maxWishes {
+		return nil, connect.NewError(connect.CodeInvalidArgument, fmt.Errorf("the request names %d slots and egresses, at most %d are allowed", n, maxWishes))
+	}
+	if err := k.cfg.Lead.Verify(ctx); err != nil {
+		return nil, k.unavailable(err)
+	}
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	now, state := k.cfg.Now(), k.agreed()
+	if !slices.ContainsFunc(state.view.Nodes, func(n *skeinv1.Node) bool { return n.GetId() == from.String() }) {
+		return nil, connect.NewError(connect.CodePermissionDenied, fmt.Errorf("node %s is no member", from))
+	}
+	a := &skeinv1.RenewLeasesResponse{}
+	for _, s := range r.GetReleased() { // before the wishes, so that a slot that comes back is granted at once
+		if slot, ok := state.slots[slotOf(s)]; !ok || k.leases.Released(from, s.GetEpoch(), slot) {
+			a.Released = append(a.Released, s)
+		}
+	}
+	for _, w := range r.GetWishes() {
+		if v := k.wish(now, from, w, state); v.Granted {
+			a.Granted = append(a.Granted, w.GetSlot())
+		} else {
+			a.Denied = append(a.Denied, &skeinv1.RenewLeasesResponse_LeaseDenied{Slot: w.GetSlot(), Reason: v.Reason, RetryNanos: int64(v.Retry)})
+		}
+	}
+	k.hear(now, from, r.GetGateways(), state)
+	return a, nil
+}
+
+func (k *Keeper) unavailable(err error) error {
+	var no *consensus.NotLeaderError
+	if errors.As(err, &no) {
+		if no.Leader.IsZero() {
+			return NotLeading("")
+		}
+		return NotLeading("node " + no.Leader.String())
+	}
+	return connect.NewError(connect.CodeUnavailable, err)
+}
+
+func (k *Keeper) wish(now time.Time, from identity.ID, w *skeinv1.RenewLeasesRequest_LeaseWish, state *agreed) Verdict {
+	slot, ok := state.slots[slotOf(w.GetSlot())]
+	switch {
+	case !ok:
+		return Verdict{Reason: "there is no such slot"}
+	case k.busy[slot.Slot]:
+		return Verdict{Reason: "the slot is being moved"}
+	}
+	return k.decide(now, from, w.GetSlot().GetEpoch(), w.GetHeld(), slot)
+}
+
+// hear remembers how a gateway fares. What is no egress is not remembered.
+func (k *Keeper) hear(now time.Time, from identity.ID, gateways []*skeinv1.GatewayState, state *agreed) {
+	was, h := k.heard[from], heard{at: now, states: make(map[Ref]GatewayState, len(gateways))}
+	changed := was.at.IsZero() || now.Sub(was.at) > AliveFor
+	for _, g := range gateways {
+		ref := Ref{g.GetNamespace(), g.GetName()}
+		if !state.refs[ref] {
+			continue
+		}
+		s := GatewayState{Ready: g.GetReady(), Health: g.GetHealth(), Reason: clip(g.GetReason())}
+		h.states[ref] = s
+		old, had := was.states[ref]
+		changed = changed || !had || old.Ready != s.Ready || old.Health != s.Health
+	}
+	k.heard[from] = h
+	if changed {
+		k.wake()
+	}
+}
+
+// clip bounds a text that another node wrote.
+func clip(s string) string {
+	if len(s) > 200 {
+		return s[:200]
+	}
+	return s
+}
+
+// States is how gateways fare as far as this term has heard, and when they were heard last.
+func (k *Keeper) States() []PlaceNode {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	return k.placement(k.cfg.Now()).Nodes
+}
+
+func (k *Keeper) wake() {
+	select {
+	case k.news <- struct{}{}:
+	default:
+	}
+}
+
+// agreed is the newest state. Called with mu held.
+func (k *Keeper) agreed() *agreed {
+	view := k.cfg.View()
+	if k.cache != nil && k.cache.view.Index >= view.Index {
+		return k.cache
+	}
+	a := &agreed{view: view, slots: make(map[Slot]Agreed, len(view.Slots)), refs: make(map[Ref]bool, len(view.Egresses))}
+	for _, e := range view.Egresses {
+		a.refs[Ref{e.GetNamespace(), e.GetName()}] = true
+	}
+	now := k.cfg.Now()
+	for _, s := range view.Slots {
+		slot := AgreedSlot(s)
+		a.slots[slot.Slot] = slot
+		if have, ok := k.seen[slot.Slot]; !ok || have.epoch != slot.Epoch {
+			k.seen[slot.Slot] = seen{slot.Epoch, now}
+		}
+	}
+	k.cache = a
+	exists := func(s Slot) bool { _, ok := a.slots[s]; return ok }
+	for s := range k.seen {
+		if !exists(s) {
+			delete(k.seen, s)
+			delete(k.refused, s)
+		}
+	}
+	members := make(map[string]bool, len(view.Nodes))
+	for _, n := range view.Nodes {
+		members[n.GetId()] = true
+	}
+	for id := range k.heard {
+		if !members[id.String()] {
+			delete(k.heard, id)
+		}
+	}
+	return a
+}
+
+// placement is what Choose gets. Called with mu held.
+func (k *Keeper) placement(now time.Time) Placement {
+	state := k.agreed()
+	k.leases.Prune(now, func(s Slot) bool { _, ok := state.slots[s]; return ok })
+	p := Placement{Now: now, Since: k.cfg.Since}
+	slots := make(map[Ref][]PlaceSlot, len(state.refs))
+	for _, s := range state.view.Slots {
+		a := AgreedSlot(s)
+		slots[a.Ref] = append(slots[a.Ref], PlaceSlot{Agreed: a, Seen: k.seen[a.Slot].at, Granted: k.leases.Granted(a), FreeAt: k.leases.FreeAt(a),
+			Busy: k.busy[a.Slot] || k.refused[a.Slot].After(now)})
+	}
+	for _, e := range state.view.Egresses {
+		ref := Ref{e.GetNamespace(), e.GetName()}
+		p.Egresses = append(p.Egresses, PlaceEgress{Ref: ref, Gateways: e.GetGateways(), Slots: slots[ref]})
+	}
+	for _, n := range state.view.Nodes {
+		id, err := identity.ParseID(n.GetId())
+		if err != nil {
+			continue
+		}
+		h := k.heard[id]
+		p.Nodes = append(p.Nodes, PlaceNode{ID: id, Name: n.GetName(), Labels: n.GetLabels(), Draining: n.GetDraining(), Site: k.cfg.Site(n), Heard: h.at, States: h.states})
+	}
+	return p
+}
+
+// Run moves slots until the term ends.
+func (k *Keeper) Run(ctx context.Context) {
+	var all sync.WaitGroup
+	defer all.Wait()
+	all.Go(func() { k.watch(ctx) })
+	timer := time.NewTimer(0)
+	defer timer.Stop()
+	for ctx.Err() == nil {
+		k.mu.Lock()
+		now := k.cfg.Now()
+		p := k.placement(now)
+		for _, m := range Choose(p) {
+			if len(k.busy) >= maxProposals {
+				break
+			}
+			k.busy[m.Slot] = true
+			all.Go(func() { k.move(ctx, m) })
+		}
+		wait := lookEvery
+		if at := Wake(p); !at.IsZero() {
+			wait = min(wait, at.Sub(now))
+		}
+		for _, at := range k.refused {
+			if at.After(now) {
+				wait = min(wait, at.Sub(now))
+			}
+		}
+		k.mu.Unlock()
+		timer.Reset(wait)
+		select {
+		case <-timer.C:
+		case <-k.news:
+		case <-ctx.Done():
+		}
+	}
+}
+
+// watch wakes Run when the agreed state changes.
+func (k *Keeper) watch(ctx context.Context) {
+	for {
+		k.mu.Lock()
+		index := k.agreed().view.Index
+		k.mu.Unlock()
+		if k.cfg.Wait(ctx, index) != nil {
+			return
+		}
+		k.wake()
+	}
+}
+
+// move proposes until it is known what came of it. Until then nobody is granted the slot.
+func (k *Keeper) move(ctx context.Context, m Move) {
+	c := &skeinv1.Command{RequestId: consensus.NewRequestID(), Issuer: k.cfg.Self.String()}
+	if m.To.IsZero() {
+		c.Body = &skeinv1.Command_ReleaseSlot{ReleaseSlot: &skeinv1.ReleaseSlot{Namespace: m.Namespace, Name: m.Name, Number: uint32(m.Number), Epoch: m.Epoch, Reason: m.Reason}}
+	} else {
+		c.Body = &skeinv1.Command_AssignSlot{AssignSlot: &skeinv1.AssignSlot{Namespace: m.Namespace, Name: m.Name, Number: uint32(m.Number), NodeId: m.To.String(),
+			Epoch: m.Epoch, Reason: m.Reason, Planned: m.Planned}}
+	}
+	for ctx.Err() == nil {
+		try, cancel := context.WithTimeout(ctx, proposeFor)
+		answer, err := k.cfg.Lead.Propose(try, c)
+		cancel()
+		switch {
+		case err == nil:
+			k.settled(ctx, m, answer.GetIndex())
+			return
+		case events.CodeOf(err) != "":
+			k.log.Warn("a slot's move was refused", "slot", m.Slot.String(), "to", m.To.String(), "err", err)
+			k.mu.Lock()
+			delete(k.busy, m.Slot)
+			k.refused[m.Slot] = k.cfg.Now().Add(refusedFor)
+			k.mu.Unlock()
+			k.wake()
+			return
+		case errors.Is(err, consensus.ErrNotLeader):
+			return // the term is over, and this keeper grants nothing more
+		}
+		select {
+		case <-ctx.Done():
+		case <-time.After(uncertainFor):
+		}
+	}
+}
+
+// settled waits until the move is in the state.
+func (k *Keeper) settled(ctx context.Context, m Move, index uint64) {
+	for {
+		k.mu.Lock()
+		at := k.agreed().view.Index
+		if at >= index {
+			delete(k.busy, m.Slot)
+			k.mu.Unlock()
+			k.wake()
+			k.log.Info("slot moved", "slot", m.Slot.String(), "from", m.From.String(), "to", m.To.String(), "planned", m.Planned, "reason", m.Reason)
+			return
+		}
+		k.mu.Unlock()
+		if k.cfg.Wait(ctx, at) != nil {
+			return
+		}
+	}
+}

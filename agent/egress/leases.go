@@ -1,0 +1,142 @@
+package egress
+
+import (
+	"fmt"
+	"time"
+
+	skeinv1 "github.com/skeinmesh/skein/api/skein/v1"
+	"github.com/skeinmesh/skein/dataplane"
+	"github.com/skeinmesh/skein/identity"
+)
+
+// Agreed is one slot as the agreed state has it.
+type Agreed struct {
+	Slot
+	Node    identity.ID   // zero: nobody owns it
+	Epoch   uint64        // 0: it never had an owner
+	From    identity.ID   // who had it before; zero: nobody
+	Planned bool          // moved while From could hand it over
+	Lease   time.Duration // the longest in this epoch
+	Former  time.Duration // the longest that may run from an earlier epoch
+	Reason  string
+}
+
+// AgreedSlot reads a slot of the agreed state. An owner that is no node ID is nobody.
+func AgreedSlot(s *skeinv1.EgressSlot) Agreed {
+	node, _ := identity.ParseID(s.GetNodeId())
+	from, _ := identity.ParseID(s.GetFromNodeId())
+	a := Agreed{Slot: Slot{Ref{s.GetNamespace(), s.GetName()}, int(s.GetNumber())}, Node: node, Epoch: s.GetEpoch(), From: from, Planned: s.GetPlanned(),
+		Lease: time.Duration(s.GetLeaseMillis()) * time.Millisecond, Former: time.Duration(s.GetFormerLeaseMillis()) * time.Millisecond, Reason: s.GetReason()}
+	if a.Lease == 0 {
+		a.Lease = dataplane.EgressLease
+	}
+	return a
+}
+
+// longest is the longest lease of the slot that anybody may have.
+func (a Agreed) longest() time.Duration { return max(a.Lease, a.Former) }
+
+// Leases are those that the leader granted in one term. It has no clock: now is the leader's monotonic time, and never earlier
+// than when the request came that is decided. It is not safe for concurrent use.
+//
+// What it promises: while it has granted a slot to one node, and for as long as that node's kernel may go on, no other gets it.
+type Leases struct {
+	since time.Time // the term began before
+	guard time.Duration
+	slots map[Slot]*lease
+}
+
+// lease is who was granted a slot last.
+type lease struct {
+	node  identity.ID
+	epoch uint64
+	at    time.Time     // of the last grant
+	term  time.Duration // how long it runs from there at most, as far as was known then
+	over  bool          // it was let go
+}
+
+// NewLeases is the table of a term that began before since.
+func NewLeases(since time.Time) *Leases {
+	return &Leases{since: since, guard: Guard, slots: make(map[Slot]*lease)}
+}
+
+// Verdict is the answer to one wish.
+type Verdict struct {
+	Granted bool
+	Reason  string        // why not
+	Retry   time.Duration // when it may be granted; 0: not known
+}
+
+// Renew decides a node's wish for a slot. held says that a ticket of this epoch runs at the node. The slot is given as it was
+// agreed after the leader was verified.
+func (l *Leases) Renew(now time.Time, from identity.ID, epoch uint64, held bool, slot Agreed) Verdict {
+	switch {
+	case slot.Node != from:
+		return Verdict{Reason: "the slot is " + nodeOrNobody(slot.Node) + "'s"}
+	case slot.Epoch != epoch:
+		return Verdict{Reason: fmt.Sprintf("the slot is in epoch %d", slot.Epoch)}
+	}
+	have := l.slots[slot.Slot]
+	if have != nil && epoch < have.epoch {
+		return Verdict{Reason: fmt.Sprintf("epoch %d was granted before", have.epoch)}
+	}
+	if have == nil || have.node != from {
+		// Whoever says that it holds the present epoch was granted it, and so everybody else's lease was over then.
+		if free := l.FreeAt(slot); free.After(now) && (have != nil || !held) {
+			return Verdict{Reason: "the former owner's lease may run", Retry: free.Sub(now)}
+		}
+	}
+	l.slots[slot.Slot] = &lease{node: from, epoch: epoch, at: now, term: slot.longest()}
+	return Verdict{Granted: true}
+}
+
+// Released notes that a node forwards no more in an epoch, and reports whether the node need not say so again. It counts only
+// when a later epoch is agreed: of the present one a node may have asked for a lease again since, and messages overtake each other.
+func (l *Leases) Released(from identity.ID, epoch uint64, slot Agreed) bool {
+	if slot.Epoch <= epoch {
+		return false
+	}
+	if have := l.slots[slot.Slot]; have != nil && have.node == from && have.epoch == epoch {
+		have.over = true
+	}
+	return true
+}
+
+// FreeAt is when certainly nobody forwards for the slot any more unless somebody is granted it. The zero time: long ago.
+func (l *Leases) FreeAt(slot Agreed) time.Time {
+	have := l.slots[slot.Slot]
+	switch {
+	case have == nil: // an earlier leader may have granted it until the term began
+		return l.since.Add(slot.longest() + l.guard)
+	case have.over:
+		return time.Time{}
+	}
+	return have.at.Add(max(have.term, slot.longest()) + l.guard)
+}
+
+// Granted is when the slot was last granted in this epoch; the zero time: not in this term.
+func (l *Leases) Granted(slot Agreed) time.Time {
+	if have := l.slots[slot.Slot]; have != nil && have.node == slot.Node && have.epoch == slot.Epoch && !have.over {
+		return have.at
+	}
+	return time.Time{}
+}
+
+// Prune forgets slots that exist no more, as soon as nobody can forward for them.
+func (l *Leases) Prune(now time.Time, exists func(Slot) bool) {
+	for s, have := range l.slots {
+		if !exists(s) && (have.over || now.After(have.at.Add(have.term+l.guard))) {
+			delete(l.slots, s)
+		}
+	}
+}
+
+// Len is how many slots it remembers.
+func (l *Leases) Len() int { return len(l.slots) }
+
+func nodeOrNobody(id identity.ID) string {
+	if id.IsZero() {
+		return "nobody"
+	}
+	return "node " + id.String()
+}

@@ -1,0 +1,421 @@
+package egress
+
+import (
+	"context"
+	"log/slog"
+	"maps"
+	"slices"
+	"strings"
+	"sync"
+	"time"
+
+	skeinv1 "github.com/skeinmesh/skein/api/skein/v1"
+	"github.com/skeinmesh/skein/identity"
+)
+
+const (
+	urgentEvery = 20 * time.Millisecond   // between two requests while a slot waits to be granted
+	requestFor  = time.Second             // a request without an answer by then brings nothing any more
+	maxRequests = 64                      // under way at a time
+	dropAgain   = 50 * time.Millisecond   // after a drop that failed
+	handOverFor = 1500 * time.Millisecond // for all connections of a slot to get to its new owner; less than HoldMost
+)
+
+// Kernel is what leases need of the gateways' network namespaces; dataplane/egressns does it for each egress.
+type Kernel interface {
+	// Begin starts a ticket: the kernel's countdown of lease runs when it returns, but packets pass only by a granted ticket.
+	Begin(slot Slot, lease time.Duration) (Ticket, error)
+	Grant(slot Slot, t Ticket) error
+	// Drop ends all tickets: when it returns without an error, no more packet passes until the next Grant.
+	Drop(slot Slot) error
+	// Hold lets packets of the slot wait; off lets them go on in order.
+	Hold(slot Slot, on bool) error
+}
+
+// Leader answers requests for leases. Whoever implements it had better ask all servers at once and take the first answer that is
+// no error: only a leader answers, and a change of leaders then costs no search.
+type Leader interface {
+	RenewLeases(ctx context.Context, r *skeinv1.RenewLeasesRequest) (*skeinv1.RenewLeasesResponse, error)
+}
+
+// Peers brings the connections of a slot that has just been dropped here to its new owner: dump them, and TakeOver by RPC.
+type Peers interface {
+	HandOver(ctx context.Context, slot Slot, epoch uint64, to identity.ID) error
+}
+
+// RenewerConfig says what a Renewer works with.
+type RenewerConfig struct {
+	Self   identity.ID
+	Kernel Kernel
+	Leader Leader
+	Peers  Peers
+	// Gateways is how this node fares as gateway of each egress that it could serve. While it is empty and no slot is this
+	// node's, the leader is told nothing. It may be called at any time and must not block.
+	Gateways func() []*skeinv1.GatewayState
+	Announce func(slot Slot, on bool)     // the slot's address is here, or no more [nothing]
+	Tell     func(slot Slot, text string) // the journal [nothing]
+	Now      func() time.Time             // monotonic [time.Now]
+	Log      *slog.Logger
+}
+
+// Renewer runs the Holders of one node: it renews leases with the leader, and carries their orders out, one after the other.
+//
+// How it is used: Run in a goroutine for as long as the node is up; Agree whenever the agreed slots changed; TakeOver from the
+// handler of the RPC, after the connections of that part were loaded; Live and Report from anywhere. When Run ends nothing is
+// dropped: the tickets run out by themselves, and an agent that is back before goes on. DropAll ends forwarding for good.
+type Renewer struct {
+	cfg RenewerConfig
+
+	mu    sync.Mutex // of what comes from outside
+	queue []func()
+	news  chan struct{}
+	shown map[Slot]HolderReport
+
+	// Run's own:
+	holders  map[Slot]*Holder
+	round    uint64
+	lastSent time.Time
+	flying   []flight
+	releases map[SlotEpoch]bool // to be said until they are answered
+	undone   map[Slot]*undone   // drops that failed
+}
+
+// SlotEpoch is a slot in one epoch.
+type SlotEpoch struct {
+	Slot
+	Epoch uint64
+}
+
+type flight struct {
+	round  uint64
+	cancel context.CancelFunc
+}
+
+// undone is a drop that failed, and what may be said only after it.
+type undone struct {
+	again time.Time
+	then  []Order
+}
+
+// NewRenewer makes one that has no slots.
+func NewRenewer(cfg RenewerConfig) *Renewer {
+	if cfg.Now == nil {
+		cfg.Now = time.Now
+	}
+	if cfg.Announce == nil {
+		cfg.Announce = func(Slot, bool) {}
+	}
+	if cfg.Tell == nil {
+		cfg.Tell = func(Slot, string) {}
+	}
+	return &Renewer{cfg: cfg, news: make(chan struct{}, 1), shown: make(map[Slot]HolderReport), holders: make(map[Slot]*Holder),
+		releases: make(map[SlotEpoch]bool), undone: make(map[Slot]*undone)}
+}
+
+func (r *Renewer) post(f func()) {
+	r.mu.Lock()
+	r.queue = append(r.queue, f)
+	r.mu.Unlock()
+	select {
+	case r.news <- struct{}{}:
+	default:
+	}
+}
+
+// Agree takes all slots of the egresses that this node is prepared for. One that is missing is dropped.
+func (r *Renewer) Agree(slots []Agreed) {
+	slots = slices.Clone(slots)
+	r.post(func() {
+		now, named := r.cfg.Now(), make(map[Slot]bool, len(slots))
+		for _, s := range slots {
+			named[s.Slot] = true
+			h := r.holders[s.Slot]
+			if h == nil {
+				h = NewHolder(r.cfg.Self, s.Slot)
+				r.holders[s.Slot] = h
+			}
+			r.do(h.Agree(s, now))
+		}
+		for _, s := range sorted(r.holders) {
+			if !named[s] {
+				r.do(r.holders[s].Gone())
+				delete(r.holders, s)
+			}
+		}
+	})
+}
+
+// TakeOver tells that connections of a slot came from its former owner and were loaded; last: all of them.
+func (r *Renewer) TakeOver(slot Slot, epoch uint64, last bool) {
+	r.post(func() {
+		if h := r.holders[slot]; h != nil {
+			r.do(h.TakeOver(epoch, last, r.cfg.Now()))
+		}
+	})
+}
+
+// DropAll ends forwarding for all slots, and returns when it has or the context ends. Run must be running.
+func (r *Renewer) DropAll(ctx context.Context) error {
+	done := make(chan struct{})
+	r.post(func() {
+		for _, s := range sorted(r.holders) {
+			r.do(r.holders[s].Gone())
+			delete(r.holders, s)
+		}
+		close(done)
+	})
+	select {
+	case <-done:
+		return nil
+	case <-ctx.Done():
+		return ctx.Err()
+	}
+}
+
+// Live reports whether a granted ticket of the slot runs: only then this node may answer for the slot's address.
+func (r *Renewer) Live(slot Slot) bool {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	h, ok := r.shown[slot]
+	return ok && h.Until.After(r.cfg.Now())
+}
+
+// Report is every slot's state, by slot.
+func (r *Renewer) Report() []HolderReport {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	out := slices.Collect(maps.Values(r.shown))
+	slices.SortFunc(out, func(a, b HolderReport) int { return compareSlots(a.Slot, b.Slot) })
+	return out
+}
+
+// Run works until the context ends.
+func (r *Renewer) Run(ctx context.Context) {
+	timer := time.NewTimer(0)
+	defer timer.Stop()
+	defer func() {
+		for _, f := range r.flying {
+			f.cancel()
+		}
+	}()
+	for {
+		r.mu.Lock()
+		queue := r.queue
+		r.queue = nil
+		r.mu.Unlock()
+		for _, f := range queue {
+			f()
+		}
+		now := r.cfg.Now()
+		for _, s := range sorted(r.holders) {
+			r.do(r.holders[s].Tick(now))
+		}
+		r.dropUndone(now)
+		due := r.due(now)
+		if !due.After(now) {
+			r.send(ctx)
+			due = r.due(r.cfg.Now())
+		}
+		r.show()
+		timer.Reset(max(0, due.Sub(r.cfg.Now())))
+		select {
+		case <-r.news:
+		case <-timer.C:
+		case <-ctx.Done():
+			return
+		}
+	}
+}
+
+// due is when the next request is to be sent, or something else is to be done before.
+func (r *Renewer) due(now time.Time) time.Time {
+	every := RenewEvery
+	for _, h := range r.holders {
+		if h.Urgent() {
+			every = urgentEvery
+		}
+	}
+	if len(r.releases) > 0 {
+		every = urgentEvery
+	}
+	at := r.lastSent.Add(every)
+	if r.lastSent.IsZero() || at.After(now.Add(every)) {
+		at = now
+	}
+	for _, h := range r.holders {
+		if d := h.Due(); !d.IsZero() && d.Before(at) && d.After(now) {
+			at = d
+		}
+	}
+	for _, u := range r.undone {
+		if u.again.Before(at) && u.again.After(now) {
+			at = u.again
+		}
+	}
+	return at
+}
+
+func (r *Renewer) show() {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	clear(r.shown)
+	for s, h := range r.holders {
+		r.shown[s] = h.Report()
+	}
+}
+
+// send begins a round: tickets first, then the request.
+func (r *Renewer) send(ctx context.Context) {
+	r.lastSent = r.cfg.Now()
+	r.round++
+	round := r.round
+	q := &skeinv1.RenewLeasesRequest{Gateways: r.cfg.Gateways()}
+	for _, s := range sorted(r.holders) {
+		h := r.holders[s]
+		began := r.cfg.Now()
+		epoch, lease, held, ok := h.Wish(began)
+		if !ok {
+			continue
+		}
+		t, err := r.cfg.Kernel.Begin(s, lease)
+		if err != nil {
+			r.cfg.Log.Warn("no ticket for the slot could be begun; trying again", "slot", s.String(), "err", err)
+			continue
+		}
+		h.Begun(round, epoch, t, began, lease)
+		q.Wishes = append(q.Wishes, &skeinv1.RenewLeasesRequest_LeaseWish{Slot: slotRef(s, epoch), Held: held})
+	}
+	for s := range r.releases {
+		q.Released = append(q.Released, slotRef(s.Slot, s.Epoch))
+	}
+	if len(q.Wishes)+len(q.Released)+len(q.Gateways) == 0 {
+		return
+	}
+	if len(r.flying) >= maxRequests { // the oldest is the least worth waiting for
+		r.flying[0].cancel()
+		r.flying = r.flying[1:]
+	}
+	asking, cancel := context.WithTimeout(ctx, requestFor)
+	r.flying = append(r.flying, flight{round, cancel})
+	go func() {
+		defer cancel()
+		a, err := r.cfg.Leader.RenewLeases(asking, q)
+		r.post(func() { r.answered(round, a, err) })
+	}()
+}
+
+// answered takes the answer to a round.
+func (r *Renewer) answered(round uint64, a *skeinv1.RenewLeasesResponse, err error) {
+	r.flying = slices.DeleteFunc(r.flying, func(f flight) bool { return f.round == round })
+	if err != nil {
+		r.cfg.Log.Debug("the leases were not renewed", "round", round, "err", err)
+		return
+	}
+	for _, g := range a.GetGranted() {
+		if h := r.holders[slotOf(g)]; h != nil {
+			r.do(h.Granted(round, g.GetEpoch(), r.cfg.Now()))
+		}
+	}
+	for _, d := range a.GetDenied() {
+		if h := r.holders[slotOf(d.GetSlot())]; h != nil {
+			h.Denied(round, d.GetReason())
+		}
+	}
+	for _, s := range a.GetReleased() {
+		delete(r.releases, SlotEpoch{slotOf(s), s.GetEpoch()})
+	}
+}
+
+// do carries orders out.
+func (r *Renewer) do(orders []Order) {
+	for i, o := range orders {
+		var err error
+		switch o.Kind {
+		case DoGrant:
+			delete(r.undone, o.Slot) // what was to be dropped is this node's again
+			err = r.cfg.Kernel.Grant(o.Slot, o.Ticket)
+		case DoDrop:
+			if err = r.cfg.Kernel.Drop(o.Slot); err != nil {
+				r.cfg.Log.Warn("the slot could not be dropped; trying again", "slot", o.Slot.String(), "err", err)
+				r.undone[o.Slot] = &undone{again: r.cfg.Now().Add(dropAgain), then: orders[i+1:]}
+				return
+			}
+			delete(r.undone, o.Slot)
+		case DoHold:
+			err = r.cfg.Kernel.Hold(o.Slot, true)
+		case DoOpen:
+			err = r.cfg.Kernel.Hold(o.Slot, false)
+		case DoAnnounce, DoSilence:
+			r.show() // who is asked whether the lease runs shall know
+			r.cfg.Announce(o.Slot, o.Kind == DoAnnounce)
+		case DoHandOver:
+			r.handOver(o)
+		case DoRelease:
+			r.release(o)
+		case DoTell:
+			r.cfg.Tell(o.Slot, o.Text)
+		}
+		if err != nil {
+			r.cfg.Log.Warn("an order for the slot failed", "slot", o.Slot.String(), "order", string(o.Kind), "err", err)
+		}
+	}
+}
+
+// release is said to the leader until it is answered, unless a drop that failed stands before it.
+func (r *Renewer) release(o Order) {
+	if u := r.undone[o.Slot]; u != nil {
+		u.then = append(slices.Clone(u.then), o)
+		return
+	}
+	r.releases[SlotEpoch{o.Slot, o.Epoch}] = true
+	r.lastSent = time.Time{} // at once
+}
+
+// handOver runs beside the rest. It is called from Run's goroutine only.
+func (r *Renewer) handOver(o Order) {
+	h := r.holders[o.Slot]
+	if h == nil || o.To.IsZero() {
+		return
+	}
+	go func() {
+		ctx, cancel := context.WithTimeout(context.Background(), handOverFor)
+		defer cancel()
+		err := r.cfg.Peers.HandOver(ctx, o.Slot, o.Epoch, o.To)
+		r.post(func() {
+			if err != nil {
+				r.cfg.Tell(o.Slot, o.Slot.String()+": its connections did not get to node "+o.To.String()+": "+err.Error())
+			}
+			if r.holders[o.Slot] == h {
+				r.do(h.HandedOver())
+			}
+		})
+	}()
+}
+
+func (r *Renewer) dropUndone(now time.Time) {
+	for s, u := range r.undone {
+		if !u.again.After(now) {
+			r.do(append([]Order{{Kind: DoDrop, Slot: s}}, u.then...))
+		}
+	}
+}
+
+func slotRef(s Slot, epoch uint64) *skeinv1.SlotRef {
+	return &skeinv1.SlotRef{Namespace: s.Namespace, Name: s.Name, Number: uint32(s.Number), Epoch: epoch}
+}
+
+func slotOf(r *skeinv1.SlotRef) Slot {
+	return Slot{Ref{r.GetNamespace(), r.GetName()}, int(r.GetNumber())}
+}
+
+func compareSlots(a, b Slot) int {
+	if c := strings.Compare(a.Namespace, b.Namespace); c != 0 {
+		return c
+	}
+	if c := strings.Compare(a.Name, b.Name); c != 0 {
+		return c
+	}
+	return a.Number - b.Number
+}
+
+func sorted[V any](m map[Slot]V) []Slot { return slices.SortedFunc(maps.Keys(m), compareSlots) }
