@@ -96,7 +96,7 @@ func TestDeposedLeaderIsNeverVerifiedByOldAnswers(t *testing.T) {
 							verified.Add(1)
 						}
 					})
-					if old.raft.raft.State() == raft.Leader {
+					if old.raft.raft.State() == raft.Leader && asked.Load()%20 == 0 { // more would fill its queue, and then its Shutdown hangs
 						f := old.raft.raft.VerifyLeader()
 						all.Go(func() {
 							if old.raft.wait(f) == nil {
