@@ -1,0 +1,304 @@
+package egressclient
+
+import (
+	"cmp"
+	"errors"
+	"fmt"
+	"log/slog"
+	"net/netip"
+	"slices"
+	"sync"
+
+	"github.com/vishvananda/netns"
+
+	"github.com/skeinmesh/skein/dataplane"
+	"github.com/skeinmesh/skein/dataplane/fou"
+)
+
+// Options are what a Client needs to know.
+type Options struct {
+	NetNS  string // path of the network namespace; empty: the calling thread's
+	Driver string // of tunnels: auto | kernel | userspace
+	Log    *slog.Logger
+}
+
+// ErrClosed says that the Client was closed.
+var ErrClosed = errors.New("the egress client of this namespace is closed")
+
+// Client keeps one network namespace. Its methods may be used concurrently; they run one after the other.
+type Client struct {
+	opts       Options
+	ns         netns.NsHandle
+	openDriver func() (fou.Driver, error)
+
+	mu     sync.Mutex
+	k      *kernel
+	driver fou.Driver // nil: not needed yet, or it could not be opened
+	spec   *dataplane.ClientSpec
+	closed bool
+	dirty  chan struct{} // has something when a Watch shall look again
+}
+
+// Open enters a namespace. What an earlier process left there is adopted by the first Apply.
+func Open(o Options) (*Client, error) {
+	return open(o, func(ns string) (fou.Driver, error) {
+		return fou.Open(fou.Options{NetNS: ns, Driver: o.Driver, Log: o.Log})
+	})
+}
+
+func open(o Options, driver func(ns string) (fou.Driver, error)) (*Client, error) {
+	if o.Log == nil {
+		o.Log = slog.New(slog.DiscardHandler)
+	}
+	ns, err := netns.GetFromPath(cmp.Or(o.NetNS, "/proc/thread-self/ns/net"))
+	if err != nil {
+		return nil, fmt.Errorf("opening the network namespace %s: %w", o.NetNS, err)
+	}
+	c := &Client{opts: o, ns: ns, dirty: make(chan struct{}, 1)}
+	// The driver is opened later, perhaps on a thread that is elsewhere, or when the path is gone.
+	c.openDriver = func() (fou.Driver, error) { return driver(fmt.Sprintf("/proc/self/fd/%d", int(ns))) }
+	k, err := openKernel(ns)
+	if err != nil {
+		ns.Close()
+		return nil, fmt.Errorf("entering the network namespace %s: %w", o.NetNS, err)
+	}
+	c.k = k
+	return c, nil
+}
+
+// Close ends what this process does in the namespace; rules, routes and devices stay.
+func (c *Client) Close() error {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.closed {
+		return nil
+	}
+	c.closed = true
+	c.poke()
+	var err error
+	if c.driver != nil {
+		err = c.driver.Close()
+	}
+	c.k.close()
+	return errors.Join(err, c.ns.Close())
+}
+
+// Driver is kernel or userspace; empty while there are no tunnels.
+func (c *Client) Driver() string {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.driver == nil {
+		return ""
+	}
+	return c.driver.Name()
+}
+
+// Stats are the tunnels' counters.
+func (c *Client) Stats() (fou.Stats, error) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.closed || c.driver == nil {
+		return fou.Stats{}, nil
+	}
+	return c.driver.Stats()
+}
+
+// Apply makes the namespace as the spec has it. It tells how many changes that took and what cannot be done. Also when it
+// fails, no packet for the destinations leaves outside the tunnels, unless rules or routes themselves cannot be written.
+func (c *Client) Apply(s dataplane.ClientSpec) (writes int, notes []string, err error) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.closed {
+		return 0, nil, ErrClosed
+	}
+	s.Tunnels, s.Routes, s.Inside = slices.Clone(s.Tunnels), slices.Clone(s.Routes), slices.Clone(s.Inside)
+	c.spec = &s
+	writes, notes, err = c.reconcile()
+	if err != nil {
+		c.poke()
+		err = fmt.Errorf("egresses of %s: %w", s.Name, err)
+	}
+	return writes, notes, err
+}
+
+// Remove takes away what is ours: rules first, so that packets take the usual way before their tunnel ends.
+func (c *Client) Remove() error {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.closed {
+		return ErrClosed
+	}
+	c.spec = nil
+	actual, err := c.k.read()
+	if err != nil {
+		return err
+	}
+	_, err = c.write(After(State{}, actual))
+	if _, _, derr := c.devices(fou.Spec{}); derr != nil {
+		err = errors.Join(err, derr)
+	}
+	return err
+}
+
+// Diff tells what Apply would do to rules, routes and devices, from a fresh read; it is empty when all is as it shall be.
+func (c *Client) Diff(s dataplane.ClientSpec) ([]string, error) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.closed {
+		return nil, ErrClosed
+	}
+	v, err := c.view(s)
+	if err != nil {
+		return nil, err
+	}
+	want, _ := Want(s, v.own, func(netip.Addr) bool { return true })
+	var out []string
+	for _, t := range v.devices.Tunnels {
+		if name := dataplane.FoULink(t.Remote); !v.links[name].up {
+			out = append(out, "make device "+name)
+		}
+	}
+	for _, o := range After(want, v.actual) {
+		out = append(out, o.String())
+	}
+	return out, nil
+}
+
+// State is what the kernel has of ours in the namespace.
+func (c *Client) State() (State, error) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.closed {
+		return State{}, ErrClosed
+	}
+	return c.k.read()
+}
+
+// view is what is decided on.
+type view struct {
+	actual  State
+	own     []netip.Addr
+	devices fou.Spec
+	links   map[string]link // of the tunnels, by name
+}
+
+func (c *Client) view(s dataplane.ClientSpec) (v view, err error) {
+	if s.MTU == 0 {
+		up, err := c.k.link(s.Uplink)
+		if err != nil {
+			return v, err
+		}
+		if !up.there {
+			return v, fmt.Errorf("there is no link %s, which the tunnels' packets would leave by: name another, or bring it back", s.Uplink)
+		}
+		s.MTU = up.mtu
+	}
+	v.devices = Devices(s, s.MTU)
+	if s.Host {
+		if v.own, err = c.k.own(s.Uplink, s.Addr4, s.Addr6); err != nil {
+			return v, err
+		}
+	}
+	if v.actual, err = c.k.read(); err != nil {
+		return v, err
+	}
+	v.links, err = c.readLinks(v.devices)
+	return v, err
+}
+
+func (c *Client) readLinks(d fou.Spec) (map[string]link, error) {
+	links := map[string]link{}
+	for _, t := range d.Tunnels {
+		name := dataplane.FoULink(t.Remote)
+		l, err := c.k.link(name)
+		if err != nil {
+			return nil, err
+		}
+		links[name] = l
+	}
+	return links, nil
+}
+
+// reconcile makes what c.spec says, in an order in which nothing leaves beside the tunnels.
+func (c *Client) reconcile() (writes int, notes []string, err error) {
+	s := *c.spec
+	v, err := c.view(s)
+	if err != nil {
+		return 0, nil, errors.Join(err, c.refuse(s))
+	}
+	want, notes := Want(s, v.own, func(netip.Addr) bool { return true })
+	first, err := c.write(Before(want, v.actual, func(name string) bool { return c.shakes(name, v) }))
+	made, dnotes, derr := c.devices(v.devices)
+	writes, notes = first+made, append(notes, dnotes...)
+	if writes > 0 || derr != nil {
+		var rerr error
+		if v.actual, rerr = c.k.read(); rerr == nil {
+			v.links, rerr = c.readLinks(v.devices)
+		}
+		if rerr != nil {
+			return writes, notes, errors.Join(err, derr, rerr)
+		}
+	}
+	want, _ = Want(s, v.own, func(remote netip.Addr) bool { return v.links[dataplane.FoULink(remote)].up })
+	last, lerr := c.write(After(want, v.actual))
+	return writes + last, notes, errors.Join(err, derr, lerr)
+}
+
+// refuse makes all destinations unreachable where not even reading went well; whatever of it can be done.
+func (c *Client) refuse(s dataplane.ClientSpec) error {
+	actual, err := c.k.read()
+	if err != nil {
+		return nil // it was told already
+	}
+	want, _ := Want(s, nil, func(netip.Addr) bool { return true })
+	_, err = c.write(Before(want, actual, func(string) bool { return false }))
+	return err
+}
+
+// shakes says that a tunnel's device is not there as it shall be, so that the driver will make it, or make it anew.
+func (c *Client) shakes(name string, v view) bool {
+	l := v.links[name]
+	i := slices.IndexFunc(v.devices.Tunnels, func(t fou.Tunnel) bool { return dataplane.FoULink(t.Remote) == name })
+	if i < 0 || !l.up {
+		return true
+	}
+	if l.tunnel == nil { // a TUN device is never made anew, unless the driver changes
+		return c.driver != nil && c.driver.Name() == "kernel"
+	}
+	return *l.tunnel != v.devices.Tunnels[i]
+}
+
+// devices has the driver make the tunnels.
+func (c *Client) devices(d fou.Spec) (writes int, notes []string, err error) {
+	if c.driver == nil {
+		if c.driver, err = c.openDriver(); err != nil {
+			c.driver = nil
+			return 0, nil, fmt.Errorf("tunnels cannot be made: %w", err)
+		}
+	}
+	writes, err = c.driver.Reconcile(d)
+	if err != nil {
+		return writes, nil, fmt.Errorf("making tunnels: %w", err)
+	}
+	return writes, nil, nil
+}
+
+// write does what it can; one failure need not be the next one's.
+func (c *Client) write(ops []Op) (n int, err error) {
+	var errs []error
+	for _, o := range ops {
+		if err := c.k.apply(o); err != nil {
+			errs = append(errs, fmt.Errorf("%s: %w", o, err))
+			continue
+		}
+		n++
+	}
+	return n, errors.Join(errs...)
+}
+
+// distinct is a list in order, each once, without some.
+func distinct(list, without []netip.Addr) []netip.Addr {
+	list = slices.DeleteFunc(list, func(a netip.Addr) bool { return slices.Contains(without, a) })
+	slices.SortFunc(list, netip.Addr.Compare)
+	return slices.Compact(list)
+}

@@ -1,0 +1,301 @@
+package egressclient
+
+import (
+	"errors"
+	"fmt"
+	"net"
+	"net/netip"
+	"strings"
+
+	"github.com/vishvananda/netlink"
+	"github.com/vishvananda/netns"
+	"golang.org/x/sys/unix"
+
+	"github.com/skeinmesh/skein/dataplane"
+	"github.com/skeinmesh/skein/dataplane/fou"
+)
+
+// kernel talks to one network namespace.
+type kernel struct {
+	h      *netlink.Handle
+	routes *netlink.Handle // for listing routes: checks requests strictly, which the library's others do not pass
+	// What was read last, as the kernel has it, for deleting.
+	rawRules  map[Rule]netlink.Rule
+	rawRoutes map[Route]netlink.Route
+}
+
+func openKernel(ns netns.NsHandle) (*kernel, error) {
+	h, err := netlink.NewHandleAt(ns, unix.NETLINK_ROUTE)
+	if err != nil {
+		return nil, fmt.Errorf("opening an rtnetlink socket: %w", err)
+	}
+	routes, err := netlink.NewHandleAt(ns, unix.NETLINK_ROUTE)
+	if err != nil {
+		h.Close()
+		return nil, fmt.Errorf("opening an rtnetlink socket: %w", err)
+	}
+	_ = routes.SetStrictCheck(true) // the kernel then sends only the table asked for; old ones have it not
+	return &kernel{h: h, routes: routes}, nil
+}
+
+func (k *kernel) close() {
+	k.h.Close()
+	k.routes.Close()
+}
+
+func (f Family) af() int {
+	if f == IPv6 {
+		return unix.AF_INET6
+	}
+	return unix.AF_INET
+}
+
+func ipNet(p netip.Prefix) *net.IPNet {
+	if !p.IsValid() {
+		return nil
+	}
+	return &net.IPNet{IP: p.Addr().AsSlice(), Mask: net.CIDRMask(p.Bits(), p.Addr().BitLen())}
+}
+
+func prefix(n *net.IPNet) netip.Prefix {
+	if n == nil {
+		return netip.Prefix{}
+	}
+	a, _ := netip.AddrFromSlice(n.IP)
+	ones, _ := n.Mask.Size()
+	return netip.PrefixFrom(a.Unmap(), ones)
+}
+
+func toRule(r Rule) *netlink.Rule {
+	k := netlink.NewRule()
+	k.Family, k.Priority, k.Table, k.Protocol = r.Family.af(), r.Priority, r.Table, dataplane.RouteProtocol
+	k.Src, k.Dst = ipNet(r.From), ipNet(r.To)
+	if r.Mask != 0 {
+		k.Mark, k.Mask = r.Mark, &r.Mask
+	}
+	if r.Local {
+		k.IifName = "lo"
+	}
+	return k
+}
+
+// fromRule keeps what a rule of ours has, and whatever else it has as text.
+func fromRule(f Family, k netlink.Rule) Rule {
+	r := Rule{Family: f, Priority: k.Priority, Table: k.Table, From: prefix(k.Src), To: prefix(k.Dst), Mark: k.Mark, Local: k.IifName == "lo"}
+	if k.Mask != nil {
+		r.Mask = *k.Mask
+	}
+	plain, have := *toRule(r), k
+	plain.Mask, plain.Src, plain.Dst = nil, nil, nil
+	have.Mask, have.Src, have.Dst = nil, nil, nil
+	if a, b := fmt.Sprintf("%+v", plain), fmt.Sprintf("%+v", have); a != b {
+		r.Other = "(" + k.String() + ")"
+	}
+	return r
+}
+
+func toRoute(r Route, link int) *netlink.Route {
+	k := &netlink.Route{Family: familyOf(r.Dst.Addr()).af(), Dst: ipNet(r.Dst), Table: r.Table, Protocol: dataplane.RouteProtocol}
+	switch r.Kind {
+	case Unreachable:
+		k.Type, k.Priority = unix.RTN_UNREACHABLE, fallbackMetric
+	case Throw:
+		k.Type = unix.RTN_THROW
+	default:
+		k.Type, k.LinkIndex, k.Scope = unix.RTN_UNICAST, link, netlink.SCOPE_UNIVERSE
+		if r.Src.IsValid() {
+			k.Src = r.Src.AsSlice()
+		}
+	}
+	return k
+}
+
+// fromRoute recognises a route; linkName tells the name of a link by its index.
+func fromRoute(f Family, k netlink.Route, linkName func(int) string) Route {
+	dst := prefix(k.Dst)
+	if !dst.IsValid() {
+		dst = netip.PrefixFrom(netip.IPv4Unspecified(), 0)
+		if f == IPv6 {
+			dst = netip.PrefixFrom(netip.IPv6Unspecified(), 0)
+		}
+	}
+	r := Route{Table: k.Table, Dst: dst}
+	plain := len(k.Gw) == 0 && k.Via == nil && len(k.MultiPath) == 0 && k.Tos == 0
+	const none6 = 1024 // what the kernel makes of no metric
+	first := f == IPv4 && k.Priority == 0 || f == IPv6 && k.Priority == none6
+	src, _ := netip.AddrFromSlice(k.Src)
+	switch {
+	case plain && k.Type == unix.RTN_UNREACHABLE && k.Priority == fallbackMetric && !src.IsValid():
+		r.Kind = Unreachable
+	case plain && k.Type == unix.RTN_THROW && first && !src.IsValid():
+		r.Kind = Throw
+	case plain && k.Type == unix.RTN_UNICAST && first:
+		r.Link, r.Src = linkName(k.LinkIndex), src.Unmap()
+	default:
+		r.Other = fmt.Sprintf("type %d %s metric %d", k.Type, k, k.Priority)
+	}
+	return r
+}
+
+// read reads what is ours.
+func (k *kernel) read() (State, error) {
+	var s State
+	k.rawRules, k.rawRoutes = map[Rule]netlink.Rule{}, map[Route]netlink.Route{}
+	names := map[int]string{}
+	linkName := func(index int) string {
+		if _, known := names[index]; !known {
+			names[index] = fmt.Sprintf("#%d", index)
+			if l, err := k.h.LinkByIndex(index); err == nil {
+				names[index] = l.Attrs().Name
+			}
+		}
+		return names[index]
+	}
+	for _, f := range []Family{IPv4, IPv6} {
+		rules, err := k.h.RuleListFiltered(f.af(), nil, 0)
+		if errors.Is(err, unix.EAFNOSUPPORT) || errors.Is(err, unix.EOPNOTSUPP) { // a kernel without IPv6
+			continue
+		}
+		if err != nil {
+			return State{}, fmt.Errorf("reading %s rules: %w", f, err)
+		}
+		for _, rule := range rules {
+			if rule.Protocol == dataplane.RouteProtocol && ours(rule.Priority, rule.Table) && rule.Family == f.af() {
+				r := fromRule(f, rule)
+				k.rawRules[r] = rule
+				s.Rules = append(s.Rules, r)
+			}
+		}
+		for _, table := range []int{dataplane.ClientNarrowTable, dataplane.ClientWideTable} {
+			routes, err := k.list(f, table)
+			if err != nil {
+				return State{}, err
+			}
+			for _, route := range routes {
+				if route.Protocol == dataplane.RouteProtocol {
+					r := fromRoute(f, route, linkName)
+					k.rawRoutes[r] = route
+					s.Routes = append(s.Routes, r)
+				}
+			}
+		}
+	}
+	s.sort()
+	return s, nil
+}
+
+func (k *kernel) list(f Family, table int) ([]netlink.Route, error) {
+	list, err := k.routes.RouteListFiltered(f.af(), &netlink.Route{Table: table}, netlink.RT_FILTER_TABLE)
+	if errors.Is(err, unix.ENOENT) || errors.Is(err, unix.EAFNOSUPPORT) || errors.Is(err, unix.EOPNOTSUPP) { // no such table yet
+		return nil, nil
+	}
+	if err != nil {
+		return nil, fmt.Errorf("reading %s routes of table %d: %w", f, table, err)
+	}
+	return list, nil
+}
+
+func (k *kernel) apply(o Op) error {
+	switch o.Verb {
+	case AddRule:
+		return ignore(k.h.RuleAdd(toRule(o.Rule)), unix.EEXIST)
+	case DelRule:
+		raw, ok := k.rawRules[o.Rule]
+		if !ok {
+			raw = *toRule(o.Rule)
+		}
+		return ignore(k.h.RuleDel(&raw), unix.ENOENT)
+	case DelRoute:
+		raw, ok := k.rawRoutes[o.Route]
+		if !ok {
+			raw = *toRoute(o.Route, 0)
+		}
+		return ignore(k.h.RouteDel(&raw), unix.ESRCH)
+	}
+	link := 0
+	if o.Route.Kind == Tunnel {
+		l, err := k.h.LinkByName(o.Route.Link)
+		if err != nil {
+			return err
+		}
+		link = l.Attrs().Index
+	}
+	if o.Verb == ReplaceRoute {
+		return k.h.RouteReplace(toRoute(o.Route, link))
+	}
+	err := k.h.RouteAdd(toRoute(o.Route, link))
+	if errors.Is(err, unix.EEXIST) {
+		return fmt.Errorf("%w: something else has made a route for the same destination in this table: take it out", err)
+	}
+	return err
+}
+
+func ignore(err, harmless error) error {
+	if errors.Is(err, harmless) {
+		return nil
+	}
+	return err
+}
+
+// link is a device as far as it matters here.
+type link struct {
+	there, up bool
+	mtu       int
+	tunnel    *fou.Tunnel // of a kernel's tunnel device
+}
+
+func (k *kernel) link(name string) (link, error) {
+	l, err := k.h.LinkByName(name)
+	if errors.As(err, &netlink.LinkNotFoundError{}) {
+		return link{}, nil
+	}
+	if err != nil {
+		return link{}, fmt.Errorf("reading link %s: %w", name, err)
+	}
+	a := l.Attrs()
+	out := link{there: true, up: a.Flags&net.FlagUp != 0, mtu: a.MTU}
+	ends := func(local, remote net.IP, sport uint16) {
+		from, _ := netip.AddrFromSlice(local)
+		to, _ := netip.AddrFromSlice(remote)
+		out.tunnel = &fou.Tunnel{Local: from.Unmap(), Remote: to.Unmap(), SourcePortAuto: sport == 0, MTU: a.MTU}
+	}
+	switch t := l.(type) {
+	case *netlink.Iptun:
+		ends(t.Local, t.Remote, t.EncapSport)
+	case *netlink.Ip6tnl:
+		ends(t.Local, t.Remote, t.EncapSport)
+	}
+	return out, nil
+}
+
+// own reads the addresses of a host that are not the mesh's: those of all links but ours.
+func (k *kernel) own(uplink string, not ...netip.Addr) ([]netip.Addr, error) {
+	links, err := k.h.LinkList()
+	if err != nil {
+		return nil, fmt.Errorf("reading links: %w", err)
+	}
+	foreign := map[int]bool{}
+	for _, l := range links {
+		name := l.Attrs().Name
+		foreign[l.Attrs().Index] = name != "lo" && name != uplink && !ourLink(name)
+	}
+	list, err := k.h.AddrList(nil, netlink.FAMILY_ALL)
+	if err != nil {
+		return nil, fmt.Errorf("reading addresses: %w", err)
+	}
+	var out []netip.Addr
+	for _, a := range list {
+		addr, ok := netip.AddrFromSlice(a.IP)
+		if addr = addr.Unmap(); !ok || !foreign[a.LinkIndex] || !addr.IsGlobalUnicast() {
+			continue
+		}
+		out = append(out, addr)
+	}
+	return distinct(out, not), nil
+}
+
+// ourLink says that a link of this name belongs to a tunnel, a pod or a gateway.
+func ourLink(name string) bool {
+	const podLink = len("sk") + 12 // podnet.HostLink: sk and 12 digits
+	return strings.HasPrefix(name, "fou4_") || strings.HasPrefix(name, "fou6_") || strings.HasPrefix(name, "sk") && len(name) == podLink
+}

@@ -1,0 +1,236 @@
+package egressclient
+
+import (
+	"fmt"
+	"net/netip"
+	"slices"
+	"strings"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/skeinmesh/skein/dataplane"
+)
+
+// Family is an address family, 4 or 6.
+type Family uint8
+
+// The two families.
+const (
+	IPv4 Family = 4
+	IPv6 Family = 6
+)
+
+// String is ipv4 or ipv6.
+func (f Family) String() string { return fmt.Sprintf("ipv%d", uint8(f)) }
+
+func familyOf(a netip.Addr) Family {
+	if a.Is4() {
+		return IPv4
+	}
+	return IPv6
+}
+
+// Priorities of rules that dataplane has no name for: those of a host's own namespace, and of inside networks.
+const (
+	hostPodsRule   = 1795 // to 1798: only in a host's own namespace
+	hostMeshRule   = 1796
+	hostMarkRule   = 1797
+	hostOwnRule    = 1798
+	insideRule     = 2003 // and the next, one for each network
+	lastInsideRule = dataplane.ClientWideRule - 1
+)
+
+// Rule is a policy rule, as it is or shall be. Other is whatever else a rule of ours in the kernel selects by: never wanted.
+type Rule struct {
+	Family     Family
+	Priority   int
+	From, To   netip.Prefix // not valid: all
+	Mark, Mask uint32
+	Local      bool // only what this namespace itself sends
+	Table      int
+	Other      string
+}
+
+// String is the rule in ip's words.
+func (r Rule) String() string {
+	s := fmt.Sprintf("%d: from all", r.Priority)
+	if r.From.IsValid() {
+		s = fmt.Sprintf("%d: from %s", r.Priority, host(r.From))
+	}
+	if r.To.IsValid() {
+		s += " to " + host(r.To)
+	}
+	if r.Mask != 0 {
+		s += fmt.Sprintf(" fwmark %#x/%#x", r.Mark, r.Mask)
+	}
+	if r.Local {
+		s += " iif lo"
+	}
+	s += " lookup " + tableName(r.Table)
+	if r.Other != "" {
+		s += " " + r.Other
+	}
+	return s
+}
+
+// host is a prefix as ip writes it: a single address without its length.
+func host(p netip.Prefix) string {
+	if p.IsSingleIP() {
+		return p.Addr().String()
+	}
+	return p.String()
+}
+
+func tableName(n int) string {
+	if n == unix.RT_TABLE_MAIN {
+		return "main"
+	}
+	return fmt.Sprint(n)
+}
+
+// each says what a row of the table stands for.
+type each uint8
+
+const (
+	once        each = iota
+	ownAddress       // a rule for each address of the host's own
+	insideAway       // a rule for each inside network that this namespace has no address in
+	insideOpen       // a rule for each inside network that no rule for private destinations covers
+	onlyOnAHost      // once, in a host's own namespace
+)
+
+func (e each) host() bool { return e == ownAddress || e == insideAway || e == onlyOnAHost }
+
+// row is one line of the table that all rules come from.
+type row struct {
+	family Family // 0: both
+	each   each
+	rule   Rule
+	why    string
+}
+
+var (
+	linkLocal4 = netip.MustParsePrefix("169.254.0.0/16")
+	linkLocal6 = netip.MustParsePrefix("fe80::/10")
+	private4   = []netip.Prefix{netip.MustParsePrefix("192.168.0.0/16"), netip.MustParsePrefix("172.16.0.0/12"), netip.MustParsePrefix("10.0.0.0/8")}
+	private6   = []netip.Prefix{netip.MustParsePrefix("fc00::/7")}
+)
+
+// rows is the table, in order of priority.
+var rows = makeRows()
+
+func makeRows() []row {
+	const main = unix.RT_TABLE_MAIN
+	out := []row{
+		{0, onlyOnAHost, Rule{Priority: hostPodsRule, Table: dataplane.PodTable}, "this host's pods and other hosts' blocks are led as ever"},
+		{0, onlyOnAHost, Rule{Priority: hostMeshRule, Mark: dataplane.MarkRoute, Mask: dataplane.MarkMask, Table: dataplane.RouteTable}, "what the mesh carries goes through its own tunnel"},
+		{0, onlyOnAHost, Rule{Priority: hostMarkRule, Mark: dataplane.MarkWG, Mask: dataplane.MarkMask, Table: main}, "what WireGuard and the agent send goes straight out"},
+		{0, ownAddress, Rule{Priority: hostOwnRule, Table: main}, "answers to connections from outside leave as they came"},
+		{0, insideAway, Rule{Priority: hostOwnRule, Table: main}, "so that reverse path filters find the way of what this host passes on to pods where it was"},
+		{IPv4, once, Rule{Priority: dataplane.ClientLinkLocalRule, To: linkLocal4, Table: main}, "neighbours on the link, the namespace's gateway among them"},
+		{IPv6, once, Rule{Priority: dataplane.ClientLinkLocalRule, To: linkLocal6, Table: main}, "neighbours on the link, the namespace's gateway among them"},
+		{0, once, Rule{Priority: dataplane.ClientNarrowRule, Table: dataplane.ClientNarrowTable}, "private destinations that an egress leads to, before the private ranges themselves"},
+	}
+	for i, p := range private4 {
+		out = append(out, row{IPv4, once, Rule{Priority: dataplane.ClientPrivateRule + i, To: p, Table: main}, "private networks: nodes, pods, services, and the tunnels' own packets"})
+	}
+	for i, p := range private6 {
+		out = append(out, row{IPv6, once, Rule{Priority: dataplane.ClientPrivateRule + i, To: p, Table: main}, "private networks: nodes, pods, services, and the tunnels' own packets"})
+	}
+	return append(out,
+		row{0, insideOpen, Rule{Priority: insideRule, Table: main}, "networks of the mesh outside the private ranges"},
+		row{0, once, Rule{Priority: dataplane.ClientWideRule, Table: dataplane.ClientWideTable}, "all other destinations of egresses"})
+}
+
+// RuleInfo is a rule for people.
+type RuleInfo struct {
+	Priority int
+	Family   Family
+	Text     string // in ip's words, without the priority; NETWORK and ADDRESS stand for one of several
+	Why      string
+	Host     bool // only in a host's own namespace; there all rules have iif lo besides
+}
+
+// Rules is every rule that a namespace may get, in the order in which the kernel asks them, IPv4 first.
+func Rules() []RuleInfo {
+	var out []RuleInfo
+	for _, f := range []Family{IPv4, IPv6} {
+		for _, r := range rows {
+			if r.family != 0 && r.family != f {
+				continue
+			}
+			_, text, _ := strings.Cut(r.rule.String(), ": ")
+			switch r.each {
+			case ownAddress:
+				text = strings.Replace(text, "from all", "from ADDRESS", 1)
+			case insideAway:
+				text = strings.Replace(text, "from all", "from NETWORK", 1)
+			case insideOpen:
+				text = strings.Replace(text, "from all", "from all to NETWORK", 1)
+			}
+			out = append(out, RuleInfo{Priority: r.rule.Priority, Family: f, Text: text, Why: r.why, Host: r.each.host()})
+		}
+	}
+	return out
+}
+
+// ground is what rules depend on besides the table.
+type ground struct {
+	host   bool
+	own    []netip.Addr   // the host's addresses outside the mesh
+	self   []netip.Addr   // the client's own
+	inside []netip.Prefix // the mesh's networks
+}
+
+// rulesOf makes the rules of one family.
+func rulesOf(f Family, g ground) []Rule {
+	var out []Rule
+	for _, r := range rows {
+		if r.family != 0 && r.family != f || r.each.host() && !g.host {
+			continue
+		}
+		rule := r.rule
+		rule.Family, rule.Local = f, g.host // what a host passes on for others is none of its own egresses' business
+		switch r.each {
+		case ownAddress:
+			for _, a := range g.own {
+				if familyOf(a) == f {
+					rule.From = netip.PrefixFrom(a, a.BitLen())
+					out = append(out, rule)
+				}
+			}
+		case insideAway:
+			for _, p := range g.inside {
+				if familyOf(p.Addr()) == f && !slices.ContainsFunc(g.self, p.Contains) {
+					rule.From = p
+					out = append(out, rule)
+				}
+			}
+		case insideOpen:
+			for _, p := range g.inside {
+				if familyOf(p.Addr()) == f && !private(p) {
+					rule.To = p
+					out = append(out, rule)
+					rule.Priority = min(rule.Priority+1, lastInsideRule)
+				}
+			}
+		default:
+			out = append(out, rule)
+		}
+	}
+	return out
+}
+
+// private says that a prefix lies in one of the private ranges.
+func private(p netip.Prefix) bool {
+	return slices.ContainsFunc(append(private4, private6...), func(r netip.Prefix) bool { return covers(r, p) })
+}
+
+func covers(outer, inner netip.Prefix) bool {
+	return outer.Bits() <= inner.Bits() && outer.Contains(inner.Addr())
+}
+
+// ours says whether a rule with our protocol is one of this package's; table 116's at 2000 is package route's.
+func ours(priority, table int) bool {
+	return priority >= hostPodsRule && priority <= dataplane.ClientWideRule && !(priority == dataplane.PodRulePriority && table == dataplane.PodTable)
+}

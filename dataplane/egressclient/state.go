@@ -1,0 +1,202 @@
+package egressclient
+
+import (
+	"cmp"
+	"fmt"
+	"net/netip"
+	"slices"
+
+	"github.com/skeinmesh/skein/dataplane"
+	"github.com/skeinmesh/skein/dataplane/fou"
+)
+
+// fallbackMetric puts an unreachable route behind a tunnel's.
+const fallbackMetric = 30000
+
+// Kind says what a route does.
+type Kind uint8
+
+// What routes do.
+const (
+	Tunnel      Kind = iota // leads into a tunnel
+	Unreachable             // refuses, while there is no tunnel
+	Throw                   // goes on with the next rule
+)
+
+// Route is a route of ours in table 117 or 118. Other is set for one that is none of ours' kinds: never wanted.
+type Route struct {
+	Table int
+	Dst   netip.Prefix
+	Kind  Kind
+	Link  string     // of a Tunnel
+	Src   netip.Addr // of a Tunnel on a host; invalid: the kernel's choice
+	Other string
+}
+
+// String is the route in ip's words.
+func (r Route) String() string {
+	dst := host(r.Dst)
+	if r.Dst.Bits() == 0 {
+		dst = "default"
+	}
+	switch {
+	case r.Other != "":
+		return r.Other
+	case r.Kind == Unreachable:
+		return fmt.Sprintf("unreachable %s proto %d metric %d", dst, dataplane.RouteProtocol, fallbackMetric)
+	case r.Kind == Throw:
+		return fmt.Sprintf("throw %s proto %d", dst, dataplane.RouteProtocol)
+	}
+	s := fmt.Sprintf("%s dev %s proto %d", dst, r.Link, dataplane.RouteProtocol)
+	if r.Src.IsValid() {
+		s += " src " + r.Src.String()
+	}
+	return s
+}
+
+// same says that two routes stand in each other's place in the kernel.
+func (r Route) same(o Route) bool {
+	return r.Table == o.Table && r.Dst == o.Dst && (r.Kind == Unreachable) == (o.Kind == Unreachable) && r.Other == "" && o.Other == ""
+}
+
+// State is what the kernel has, or shall have, of ours in the namespace.
+type State struct {
+	Rules  []Rule  // by family and priority
+	Routes []Route // by table, family, destination
+}
+
+// Lines is the state in ip's words, by family: rules, then tables.
+func (s State) Lines() []string {
+	var out []string
+	for _, f := range []Family{IPv4, IPv6} {
+		for _, r := range s.Rules {
+			if r.Family == f {
+				out = append(out, fmt.Sprintf("%s rule %s", f, r))
+			}
+		}
+		for _, table := range []int{dataplane.ClientNarrowTable, dataplane.ClientWideTable} {
+			for _, r := range s.Routes {
+				if r.Table == table && familyOf(r.Dst.Addr()) == f {
+					out = append(out, fmt.Sprintf("%s table %d %s", f, table, r))
+				}
+			}
+		}
+	}
+	return out
+}
+
+// Want is the state for a client. own are the host's addresses outside the mesh, which only a host's namespace needs; ready
+// tells whether the device of a tunnel stands. Notes say what of the spec cannot be.
+func Want(s dataplane.ClientSpec, own []netip.Addr, ready func(remote netip.Addr) bool) (State, []string) {
+	var out State
+	var notes []string
+	note := func(format string, args ...any) { notes = append(notes, fmt.Sprintf(format, args...)) }
+	names := map[string]netip.Addr{}
+	has := map[netip.Addr]bool{}
+	for _, t := range s.Tunnels {
+		if other, taken := names[dataplane.FoULink(t.Remote)]; taken && other != t.Remote {
+			note("the tunnels to %s and %s would have the same device %s: the second is not made", other, t.Remote, dataplane.FoULink(t.Remote))
+			continue
+		}
+		names[dataplane.FoULink(t.Remote)] = t.Remote
+		has[t.Remote] = self(s, t.Remote).IsValid()
+	}
+	taken := map[netip.Prefix]bool{}
+	for _, r := range s.Routes {
+		dst := r.Destination.Masked()
+		if taken[dst] {
+			continue
+		}
+		if in, inside := within(dst, s.Inside); inside {
+			note("destination %s lies in %s, which is the mesh's own: no egress can lead there", dst, in)
+			continue
+		}
+		taken[dst] = true
+		route := Route{Table: tableOf(dst), Dst: dst, Link: dataplane.FoULink(r.Remote)}
+		if s.Host {
+			route.Src = self(s, r.Remote)
+		}
+		if familyOf(dst.Addr()) != familyOf(r.Remote) || !has[r.Remote] || !ready(r.Remote) {
+			route = Route{Table: route.Table, Dst: dst, Kind: Unreachable}
+		}
+		out.Routes = append(out.Routes, route)
+		if route.Table != dataplane.ClientNarrowTable {
+			continue
+		}
+		for _, p := range s.Inside {
+			throw := Route{Table: route.Table, Dst: p, Kind: Throw}
+			if familyOf(p.Addr()) == familyOf(dst.Addr()) && covers(dst, p) && !slices.Contains(out.Routes, throw) {
+				out.Routes = append(out.Routes, throw)
+			}
+		}
+	}
+	g := ground{host: s.Host, own: own, inside: s.Inside}
+	for _, a := range []netip.Addr{s.Addr4, s.Addr6} {
+		if a.IsValid() {
+			g.self = append(g.self, a)
+		}
+	}
+	for _, f := range []Family{IPv4, IPv6} {
+		if slices.ContainsFunc(out.Routes, func(r Route) bool { return familyOf(r.Dst.Addr()) == f }) {
+			out.Rules = append(out.Rules, rulesOf(f, g)...)
+		}
+	}
+	out.sort()
+	return out, notes
+}
+
+func (s *State) sort() {
+	slices.SortStableFunc(s.Rules, func(a, b Rule) int {
+		return cmp.Or(int(a.Family)-int(b.Family), a.Priority-b.Priority)
+	})
+	slices.SortStableFunc(s.Routes, func(a, b Route) int {
+		return cmp.Or(a.Table-b.Table, a.Dst.Addr().Compare(b.Dst.Addr()), a.Dst.Bits()-b.Dst.Bits(), int(a.Kind)-int(b.Kind))
+	})
+}
+
+// self is the client's address of a remote's family; invalid: it has none.
+func self(s dataplane.ClientSpec, remote netip.Addr) netip.Addr {
+	if remote.Is4() {
+		return s.Addr4
+	}
+	return s.Addr6
+}
+
+func within(p netip.Prefix, of []netip.Prefix) (netip.Prefix, bool) {
+	i := slices.IndexFunc(of, func(o netip.Prefix) bool { return covers(o, p) })
+	if i < 0 {
+		return netip.Prefix{}, false
+	}
+	return of[i], true
+}
+
+// tableOf is the table of a destination: 117 for what the rules for private networks would catch.
+func tableOf(dst netip.Prefix) int {
+	if private(dst) {
+		return dataplane.ClientNarrowTable
+	}
+	return dataplane.ClientWideTable
+}
+
+// Devices is what the driver of tunnels shall make for a client; mtu is the uplink's, in bytes.
+func Devices(s dataplane.ClientSpec, mtu int) fou.Spec {
+	out := fou.Spec{}
+	seen := map[string]bool{}
+	for _, t := range s.Tunnels {
+		local := self(s, t.Remote)
+		if name := dataplane.FoULink(t.Remote); !local.IsValid() || seen[name] {
+			continue
+		} else {
+			seen[name] = true
+		}
+		over := dataplane.FoUOverhead4
+		if t.Remote.Is6() {
+			over = dataplane.FoUOverhead6
+		}
+		out.Tunnels = append(out.Tunnels, fou.Tunnel{Local: local, Remote: t.Remote, SourcePortAuto: t.SourcePortAuto, MTU: mtu - over})
+		out.IPv4, out.IPv6 = out.IPv4 || t.Remote.Is4(), out.IPv6 || t.Remote.Is6()
+	}
+	slices.SortFunc(out.Tunnels, func(a, b fou.Tunnel) int { return a.Remote.Compare(b.Remote) })
+	out.Any = len(out.Tunnels) > 0
+	return out
+}
