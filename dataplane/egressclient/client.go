@@ -179,6 +179,7 @@ type view struct {
 	actual  State
 	own     []netip.Addr
 	devices fou.Spec
+	notes   []string
 	links   map[string]link // of the tunnels, by name
 }
 
@@ -193,7 +194,7 @@ func (c *Client) view(s dataplane.ClientSpec) (v view, err error) {
 		}
 		s.MTU = up.mtu
 	}
-	v.devices = Devices(s, s.MTU)
+	v.devices, v.notes = Devices(s, s.MTU)
 	if s.Host {
 		if v.own, err = c.k.own(s.Uplink, s.Addr4, s.Addr6); err != nil {
 			return v, err
@@ -229,7 +230,7 @@ func (c *Client) reconcile() (writes int, notes []string, err error) {
 	want, notes := Want(s, v.own, func(netip.Addr) bool { return true })
 	first, err := c.write(Before(want, v.actual, func(name string) bool { return c.shakes(name, v) }))
 	made, dnotes, derr := c.devices(v.devices)
-	writes, notes = first+made, append(notes, dnotes...)
+	writes, notes = first+made, slices.Concat(notes, v.notes, dnotes)
 	if writes > 0 || derr != nil {
 		var rerr error
 		if v.actual, rerr = c.k.read(); rerr == nil {
@@ -263,7 +264,7 @@ func (c *Client) shakes(name string, v view) bool {
 		return true
 	}
 	if l.tunnel == nil { // a TUN device is never made anew, unless the driver changes
-		return c.driver != nil && c.driver.Name() == "kernel"
+		return c.driver != nil && c.driver.Name() == fou.Kernel
 	}
 	return *l.tunnel != v.devices.Tunnels[i]
 }
@@ -271,6 +272,9 @@ func (c *Client) shakes(name string, v view) bool {
 // devices has the driver make the tunnels.
 func (c *Client) devices(d fou.Spec) (writes int, notes []string, err error) {
 	if c.driver == nil {
+		if left, err := c.k.hasTunnels(); len(d.Tunnels) == 0 && (err != nil || !left) {
+			return 0, nil, err // nothing to make, and nothing to take away
+		}
 		if c.driver, err = c.openDriver(); err != nil {
 			c.driver = nil
 			return 0, nil, fmt.Errorf("tunnels cannot be made: %w", err)
@@ -280,7 +284,14 @@ func (c *Client) devices(d fou.Spec) (writes int, notes []string, err error) {
 	if err != nil {
 		return writes, nil, fmt.Errorf("making tunnels: %w", err)
 	}
-	return writes, nil, nil
+	if d.IPv4 {
+		n, err := loosen(c.ns, dataplane.FoUAny4)
+		writes += n
+		if err != nil {
+			notes = append(notes, fmt.Sprintf("%v: answers from another address than the tunnel's are dropped", err))
+		}
+	}
+	return writes, notes, nil
 }
 
 // write does what it can; one failure need not be the next one's.

@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"net"
 	"net/netip"
+	"slices"
 	"strings"
 
 	"github.com/vishvananda/netlink"
@@ -268,6 +269,19 @@ func (k *kernel) link(name string) (link, error) {
 	return out, nil
 }
 
+// hasTunnels says whether there are devices of tunnels.
+func (k *kernel) hasTunnels() (bool, error) {
+	links, err := k.h.LinkList()
+	if err != nil {
+		return false, fmt.Errorf("reading links: %w", err)
+	}
+	return slices.ContainsFunc(links, func(l netlink.Link) bool { return tunnelName(l.Attrs().Name) }), nil
+}
+
+func tunnelName(name string) bool {
+	return strings.HasPrefix(name, "fou4_") || strings.HasPrefix(name, "fou6_")
+}
+
 // own reads the addresses of a host that are not the mesh's: those of all links but ours.
 func (k *kernel) own(uplink string, not ...netip.Addr) ([]netip.Addr, error) {
 	links, err := k.h.LinkList()
@@ -297,5 +311,5 @@ func (k *kernel) own(uplink string, not ...netip.Addr) ([]netip.Addr, error) {
 // ourLink says that a link of this name belongs to a tunnel, a pod or a gateway.
 func ourLink(name string) bool {
 	const podLink = len("sk") + 12 // podnet.HostLink: sk and 12 digits
-	return strings.HasPrefix(name, "fou4_") || strings.HasPrefix(name, "fou6_") || strings.HasPrefix(name, "sk") && len(name) == podLink
+	return tunnelName(name) || strings.HasPrefix(name, "sk") && len(name) == podLink
 }

@@ -178,9 +178,9 @@ func tableOf(dst netip.Prefix) int {
 	return dataplane.ClientWideTable
 }
 
-// Devices is what the driver of tunnels shall make for a client; mtu is the uplink's, in bytes.
-func Devices(s dataplane.ClientSpec, mtu int) fou.Spec {
-	out := fou.Spec{}
+// Devices is what the driver of tunnels shall make for a client; mtu is the uplink's, in bytes. Notes say which cannot be.
+func Devices(s dataplane.ClientSpec, mtu int) (out fou.Spec, notes []string) {
+	const least6 = 1280 // RFC 8200
 	seen := map[string]bool{}
 	for _, t := range s.Tunnels {
 		local := self(s, t.Remote)
@@ -192,11 +192,15 @@ func Devices(s dataplane.ClientSpec, mtu int) fou.Spec {
 		over := dataplane.FoUOverhead4
 		if t.Remote.Is6() {
 			over = dataplane.FoUOverhead6
+			if mtu-over < least6 {
+				notes = append(notes, fmt.Sprintf("the tunnel to %s is not made: %s carries %d bytes, and IPv6 in it needs %d: raise its MTU", t.Remote, s.Uplink, mtu, least6+over))
+				continue
+			}
 		}
 		out.Tunnels = append(out.Tunnels, fou.Tunnel{Local: local, Remote: t.Remote, SourcePortAuto: t.SourcePortAuto, MTU: mtu - over})
 		out.IPv4, out.IPv6 = out.IPv4 || t.Remote.Is4(), out.IPv6 || t.Remote.Is6()
 	}
 	slices.SortFunc(out.Tunnels, func(a, b fou.Tunnel) int { return a.Remote.Compare(b.Remote) })
 	out.Any = len(out.Tunnels) > 0
-	return out
+	return out, notes
 }

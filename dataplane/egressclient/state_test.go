@@ -184,21 +184,24 @@ func TestDevices(t *testing.T) {
 	s.Tunnels[1].SourcePortAuto = true
 	s.Tunnels = append(s.Tunnels, s.Tunnels[0])
 	var got []string
-	d := Devices(s, 1420)
+	d, notes := Devices(s, 1420)
 	for _, t := range d.Tunnels {
 		got = append(got, fmt.Sprint(dataplane.FoULink(t.Remote), " ", t.Local, " ", t.MTU, " ", t.SourcePortAuto))
 	}
 	if diff := cmp.Diff([]string{
 		"fou4_0a440c31 10.20.30.40 1392 false", "fou4_0a447c91 10.20.30.40 1392 true",
 		dataplane.FoULink(addr("fd10::1:1")) + " fd10::40 1372 false", dataplane.FoULink(addr("fd10::2:1")) + " fd10::40 1372 false",
-	}, got); diff != "" || !d.Any || !d.IPv4 || !d.IPv6 || d.Gateway {
+	}, got); diff != "" || !d.Any || !d.IPv4 || !d.IPv6 || d.Gateway || len(notes) > 0 {
 		t.Errorf("%+v\n%s", d, diff)
 	}
+	if d, notes := Devices(s, 1300); len(d.Tunnels) != 2 || d.IPv6 || len(notes) != 2 {
+		t.Errorf("with an MTU too small for IPv6: %+v, %q", d, notes)
+	}
 	s.Addr6 = netip.Addr{}
-	if d := Devices(s, 1420); d.IPv6 || len(d.Tunnels) != 2 {
+	if d, _ := Devices(s, 1420); d.IPv6 || len(d.Tunnels) != 2 {
 		t.Errorf("without an IPv6 address: %+v", d)
 	}
-	if d := Devices(dataplane.ClientSpec{}, 1420); d.Any || d.IPv4 || d.IPv6 {
+	if d, _ := Devices(dataplane.ClientSpec{}, 1420); d.Any || d.IPv4 || d.IPv6 {
 		t.Errorf("without tunnels: %+v", d)
 	}
 }

@@ -168,7 +168,7 @@ func concerns(m netlink.Message, uplink string, host bool) bool {
 			return false
 		}
 		name := strings.TrimRight(string(attribute(m.Data[unix.SizeofIfInfomsg:], unix.IFLA_IFNAME)), "\x00")
-		return name == uplink || strings.HasPrefix(name, "fou4_") || strings.HasPrefix(name, "fou6_")
+		return name == uplink || tunnelName(name)
 	case unix.RTM_NEWADDR, unix.RTM_DELADDR:
 		return host
 	case unix.RTM_NEWROUTE, unix.RTM_DELROUTE:
