@@ -285,7 +285,7 @@ func (c *Client) devices(d fou.Spec) (writes int, notes []string, err error) {
 		return writes, nil, fmt.Errorf("making tunnels: %w", err)
 	}
 	if d.IPv4 {
-		n, err := loosen(c.ns, dataplane.FoUAny4)
+		n, err := c.letIn(dataplane.FoUAny4, d.Tunnels[0].Local)
 		writes += n
 		if err != nil {
 			notes = append(notes, fmt.Sprintf("%v: answers from another address than the tunnel's are dropped", err))

@@ -4,34 +4,67 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
+	"net"
+	"net/netip"
 	"os"
 	"runtime"
 	"strings"
 
+	"github.com/vishvananda/netlink"
 	"github.com/vishvananda/netns"
+	"golang.org/x/sys/unix"
 )
 
-// loosen keeps a strict reverse path filter from dropping what comes in by the device for answers from other addresses: the
-// way back leads into another tunnel. Where the filter is off or loose already nothing is written.
-func loosen(ns netns.NsHandle, link string) (writes int, err error) {
-	const strict, loose = "1", "2"
-	done := make(chan error, 1)
+// Reverse path filters, as net.ipv4.conf.*.rp_filter has them. The kernel goes by the greater of a device's and conf.all's.
+const (
+	filterOff   = "0"
+	filterLoose = "2"
+)
+
+// letIn keeps reverse path filters from dropping what comes in by the device for answers from other addresses: the way back
+// leads into another tunnel. Where conf.all has a filter the device's own cannot switch it off, and the loose one drops
+// everything on a device without an address: then the device gets the client's, which nothing else chooses there.
+func (c *Client) letIn(device string, self netip.Addr) (writes int, err error) {
+	all, own, err := c.filters(device, "")
+	if err != nil || own == "" {
+		return 0, err
+	}
+	want := filterOff
+	if all != filterOff {
+		want = filterLoose
+		if writes, err = c.k.address(device, self); err != nil {
+			return writes, err
+		}
+	}
+	if own != want {
+		writes++
+		_, _, err = c.filters(device, want)
+	}
+	return writes, err
+}
+
+// filters reads conf.all's filter and a device's, and sets the latter unless it shall stay.
+func (c *Client) filters(device, set string) (all, own string, err error) {
+	done := make(chan struct{})
 	go func() { // the thread is not unlocked: it ends with the goroutine
+		defer close(done)
 		runtime.LockOSThread()
-		if err := netns.Set(ns); err != nil {
-			done <- fmt.Errorf("entering the network namespace: %w", err)
+		if err = netns.Set(c.ns); err != nil {
+			err = fmt.Errorf("entering the network namespace: %w", err)
 			return
 		}
-		path := func(link string) string { return "/proc/sys/net/ipv4/conf/" + link + "/rp_filter" }
-		own, err := readSetting(path(link))
-		all, aerr := readSetting(path("all"))
-		if err = errors.Join(err, aerr); err == nil && own != loose && all != loose && (own == strict || all == strict) {
-			writes = 1
-			err = os.WriteFile(path(link), []byte(loose), 0o644)
+		path := func(device string) string { return "/proc/sys/net/ipv4/conf/" + device + "/rp_filter" }
+		if set != "" {
+			err = os.WriteFile(path(device), []byte(set), 0o644)
+			return
 		}
-		done <- err
+		var aerr error
+		all, aerr = readSetting(path("all"))
+		own, err = readSetting(path(device))
+		err = errors.Join(aerr, err)
 	}()
-	return writes, <-done
+	<-done
+	return all, own, err
 }
 
 // readSetting is empty where there is no such setting.
@@ -41,4 +74,18 @@ func readSetting(path string) (string, error) {
 		return "", nil
 	}
 	return strings.TrimSpace(string(b)), err
+}
+
+// address gives a device an address that is good for nothing but having one.
+func (k *kernel) address(device string, a netip.Addr) (writes int, err error) {
+	l, err := k.h.LinkByName(device)
+	if err != nil {
+		return 0, err
+	}
+	have, err := k.h.AddrList(l, netlink.FAMILY_V4)
+	if err != nil || len(have) > 0 {
+		return 0, err
+	}
+	full := &net.IPNet{IP: a.AsSlice(), Mask: net.CIDRMask(a.BitLen(), a.BitLen())}
+	return 1, k.h.AddrAdd(l, &netlink.Addr{IPNet: full, Scope: unix.RT_SCOPE_HOST, Flags: unix.IFA_F_NOPREFIXROUTE})
 }

@@ -171,12 +171,18 @@ func TestThroughTunnels(t *testing.T) {
 	}
 }
 
-// TestAnswerFromElsewhere: an answer that comes from another address than the tunnel leads to is taken, also where reverse
-// paths are checked strictly.
+// TestAnswerFromElsewhere: an answer that comes from another address than the tunnel leads to is taken, however reverse
+// paths are checked.
 func TestAnswerFromElsewhere(t *testing.T) {
+	for _, filter := range []string{"0 0", "0 1", "0 2", "1 1", "2 2"} {
+		t.Run(filter, func(t *testing.T) { answerFromElsewhere(t, filter[:1], filter[2:]) })
+	}
+}
+
+func answerFromElsewhere(t *testing.T, all, fresh string) {
 	ns, f := tunnels(t)
-	ns.Sysctl("net.ipv4.conf.all.rp_filter", "1")
-	ns.Sysctl("net.ipv4.conf.default.rp_filter", "1")
+	ns.Sysctl("net.ipv4.conf.all.rp_filter", all)
+	ns.Sysctl("net.ipv4.conf.default.rp_filter", fresh)
 	c, err := Open(Options{NetNS: path(ns), Driver: fou.Userspace})
 	if err != nil {
 		t.Fatal(err)
