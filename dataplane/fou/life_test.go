@@ -2,6 +2,7 @@ package fou_test
 
 import (
 	"errors"
+	"io"
 	"net/netip"
 	"os"
 	"runtime"
@@ -393,4 +394,38 @@ func TestManyTunnels(t *testing.T) {
 			t.Errorf("%d tunnels took %s, want at most %s", count-1, all, limit)
 		}
 	})
+}
+
+// Close returns while packets are under way both ways, and after it the namespace's tunnels carry nothing.
+func TestCloseUnderLoad(t *testing.T) {
+	s := newScene(t, fou.Userspace, fou.Userspace, true)
+	s.echo(t, target6)
+	c := s.dial(t, "tcp", target6)
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		b := make([]byte, 64<<10)
+		for {
+			if _, err := c.Write(b); err != nil {
+				return
+			}
+		}
+	}()
+	go io.Copy(io.Discard, c)
+	await(t, "a load", func() bool { now, _ := s.far.Stats(); return now.RxBytes > 4<<20 && now.TxBytes > 4<<20 })
+	closed := make(chan error, 1)
+	go func() { closed <- errors.Join(s.far.Close(), s.near.Close()) }()
+	select {
+	case err := <-closed:
+		if err != nil {
+			t.Error(err)
+		}
+	case <-time.After(deadline):
+		t.Fatal("Close does not return")
+	}
+	c.Close()
+	<-done
+	if before := links(t, s.client); before[dataplane.FoULink(endpoint6)] == 0 {
+		t.Error("the device is gone")
+	}
 }
