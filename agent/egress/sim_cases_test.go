@@ -16,13 +16,13 @@ func TestPlantedBugsMakeTwoOwners(t *testing.T) {
 		"epoch not checked", "answer grants another round's ticket", "release said before the drop"} {
 		t.Run(strings.ReplaceAll(bug, " ", "-"), func(t *testing.T) {
 			t.Parallel()
-			for seed := range uint64(400) {
+			for seed := range uint64(150) {
 				if o := schedule(t, seed, bug); len(o.two) > 0 {
 					t.Logf("seed %d: %s", seed, o.two[0])
 					return
 				}
 			}
-			t.Error("no schedule of 400 found it")
+			t.Error("no schedule of 150 found it")
 		})
 	}
 }
@@ -69,7 +69,7 @@ func TestFailoverOfAKilledGateway(t *testing.T) {
 					g.up, g.agent.dead = false, true
 					g.agent.stop()
 					if both {
-						w.leader().paused = time.Now().Add(time.Minute)
+						w.leader().paused = time.Now().Add(4 * time.Second)
 					}
 					w.mu.Unlock()
 					d, ok := w.whole(10 * time.Second)
@@ -77,12 +77,6 @@ func TestFailoverOfAKilledGateway(t *testing.T) {
 						t.Errorf("seed %d: nobody took over", seed)
 					}
 					took = append(took, d)
-					w.mu.Lock()
-					for _, s := range w.servers {
-						s.paused = time.Time{}
-					}
-					w.mu.Unlock()
-					time.Sleep(time.Minute)
 				})
 			}
 			slices.Sort(took)

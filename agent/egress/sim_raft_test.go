@@ -215,7 +215,7 @@ func (s *server) lead() {
 		}
 		s.gate()
 		since := s.now()
-		k := NewKeeper(KeeperConfig{Lead: lead, Since: since, View: func() View { s.gate(); return s.viewNow() }, Wait: s.waitView, Now: s.now, Log: s.w.log,
+		k := NewKeeper(KeeperConfig{Lead: lead, Since: since, View: s.viewNow, Wait: s.waitView, Now: s.now, Log: s.w.log,
 			Site: func(n *skeinv1.Node) string { return n.GetLabels()["site"] }})
 		s.w.plantKeeper(k)
 		s.w.mu.Lock()
