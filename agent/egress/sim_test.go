@@ -434,7 +434,11 @@ func (w *world) processes() (out []*process) {
 func (w *world) fault() {
 	all := w.processes()
 	p, g := all[w.rand.IntN(len(all))], w.gateways[w.rand.IntN(len(w.gateways))]
-	switch w.rand.IntN(13) {
+	kind := w.rand.IntN(13)
+	if w.plant == "no proof of leadership" && w.rand.IntN(2) == 0 {
+		kind = 12 // the one that needs it most
+	}
+	switch kind {
 	case 0, 1: // paused
 		p.paused = time.Now().Add(time.Duration(w.rand.IntN(4000)) * time.Millisecond)
 		w.say("%s is paused until %.3f", p.name, p.paused.Sub(w.began).Seconds())
