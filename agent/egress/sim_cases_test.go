@@ -16,13 +16,13 @@ func TestPlantedBugsMakeTwoOwners(t *testing.T) {
 		"epoch not checked", "answer grants another round's ticket", "release said before the drop"} {
 		t.Run(strings.ReplaceAll(bug, " ", "-"), func(t *testing.T) {
 			t.Parallel()
-			for seed := range uint64(150) {
+			for seed := range uint64(400) {
 				if o := schedule(t, seed, bug); len(o.two) > 0 {
 					t.Logf("seed %d: %s", seed, o.two[0])
 					return
 				}
 			}
-			t.Error("no schedule of 150 found it")
+			t.Error("no schedule of 400 found it")
 		})
 	}
 }

@@ -329,7 +329,12 @@ func (a *agent) HandOver(ctx context.Context, s Slot, epoch uint64, to identity.
 				b.renewer.TakeOver(s, epoch, true)
 				a.w.mu.Lock()
 				defer a.w.mu.Unlock()
-				a.w.send(b.process, a.process, func() { done <- struct{}{} })
+				a.w.send(b.process, a.process, func() {
+					select {
+					case done <- struct{}{}:
+					default:
+					}
+				})
 			})
 		}
 	}
@@ -434,9 +439,9 @@ func (w *world) processes() (out []*process) {
 func (w *world) fault() {
 	all := w.processes()
 	p, g := all[w.rand.IntN(len(all))], w.gateways[w.rand.IntN(len(w.gateways))]
-	kind := w.rand.IntN(13)
-	if w.plant == "no proof of leadership" && w.rand.IntN(2) == 0 {
-		kind = 12 // the one that needs it most
+	kind := w.rand.IntN(14)
+	if need := map[string]int{"no proof of leadership": 12, "no silence after a leader change": 13, "release said before the drop": 11}[w.plant]; need > 0 && w.rand.IntN(2) == 0 {
+		kind = need
 	}
 	switch kind {
 	case 0, 1: // paused
@@ -499,6 +504,24 @@ func (w *world) fault() {
 		}
 		l.paused = time.Now().Add(time.Duration(2000+w.rand.IntN(2000)) * time.Millisecond)
 		w.say("%s and leader %s reach nobody else; the leader is paused until %.3f", a.name, l.name, l.paused.Sub(w.began).Seconds())
+	case 13: // an owner that hears nothing is drained, and the leader is stopped when that is agreed
+		_, owner := w.owners(w.slots[w.rand.IntN(len(w.slots))])
+		l := w.leader()
+		if l == nil || owner == nil {
+			return
+		}
+		for _, o := range all {
+			if o != owner.agent.process {
+				w.cuts[[2]*process{owner.agent.process, o}], w.cuts[[2]*process{o, owner.agent.process}] = true, true
+			}
+		}
+		w.drain(owner, true)
+		time.AfterFunc(60*time.Millisecond, func() {
+			w.mu.Lock()
+			defer w.mu.Unlock()
+			l.paused = time.Now().Add(2 * time.Second)
+			w.say("leader %s is paused, while %s is cut off and drained", l.name, owner.name)
+		})
 	}
 }
 
@@ -548,6 +571,9 @@ func schedule(t *testing.T, seed uint64, plant string) (out outcome) {
 		}
 		w.mu.Lock()
 		w.clumsy = []float64{0, 0.002, 0.02}[w.rand.IntN(3)]
+		if strings.Contains(plant, "answer") {
+			w.clumsy = 0.02 // they show when a process is paused between two steps
+		}
 		w.loss = []float64{0, 0.01, 0.1}[w.rand.IntN(3)]
 		w.slow = []time.Duration{0, 50 * time.Millisecond, 900 * time.Millisecond}[w.rand.IntN(3)]
 		w.say("stumbles %v, loss %v, delays to %s", w.clumsy, w.loss, w.slow)
@@ -637,8 +663,8 @@ func TestNeverTwoOwners(t *testing.T) {
 	n := len(recovery)
 	t.Logf("%d schedules, %d terms of leaders; after the last fault every slot had one owner in p50 %s, p99 %s, worst %s; worst gap amid faults p50 %s, worst %s",
 		n, terms, recovery[n/2], recovery[n*99/100], recovery[n-1], gaps[n/2], gaps[n-1])
-	if recovery[n-1] > 6*time.Second {
-		t.Errorf("a slot had no owner %s after the last fault, want at most 6 s", recovery[n-1])
+	if recovery[n-1] > 8*time.Second { // a process that is paused when the faults end stays so for up to 4 s
+		t.Errorf("a slot had no owner %s after the last fault, want at most 8 s", recovery[n-1])
 	}
 	if terms < schedules {
 		t.Errorf("%d terms in %d schedules: leaders hardly changed", terms, schedules)
