@@ -76,8 +76,8 @@ type Renewer struct {
 	round    uint64
 	lastSent time.Time
 	flying   []flight
-	releases map[SlotEpoch]bool // to be said until they are answered
-	undone   map[Slot]*undone   // drops that failed
+	releases map[SlotEpoch]time.Time // to be said until they are answered, and since when
+	undone   map[Slot]*undone        // drops that failed
 }
 
 // SlotEpoch is a slot in one epoch.
@@ -109,7 +109,7 @@ func NewRenewer(cfg RenewerConfig) *Renewer {
 		cfg.Tell = func(Slot, string) {}
 	}
 	return &Renewer{cfg: cfg, news: make(chan struct{}, 1), shown: make(map[Slot]HolderReport), holders: make(map[Slot]*Holder),
-		releases: make(map[SlotEpoch]bool), undone: make(map[Slot]*undone)}
+		releases: make(map[SlotEpoch]time.Time), undone: make(map[Slot]*undone)}
 }
 
 func (r *Renewer) post(f func()) {
@@ -235,8 +235,10 @@ func (r *Renewer) due(now time.Time) time.Time {
 			every = urgentEvery
 		}
 	}
-	if len(r.releases) > 0 {
-		every = urgentEvery
+	for _, since := range r.releases {
+		if now.Sub(since) < HoldMost { // the new owner holds packets
+			every = urgentEvery
+		}
 	}
 	at := r.lastSent.Add(every)
 	if r.lastSent.IsZero() || at.After(now.Add(every)) {
@@ -367,7 +369,7 @@ func (r *Renewer) release(o Order) {
 		u.then = append(slices.Clone(u.then), o)
 		return
 	}
-	r.releases[SlotEpoch{o.Slot, o.Epoch}] = true
+	r.releases[SlotEpoch{o.Slot, o.Epoch}] = r.cfg.Now()
 	r.lastSent = time.Time{} // at once
 }
 
