@@ -35,7 +35,8 @@ type server struct {
 	leads  bool
 	log    []entry // never written to, only replaced or appended to by its leader
 	commit int
-	heard  time.Time
+	heard  time.Time // from a leader
+	rests  time.Time // stands not before
 
 	seq     uint64
 	acked   map[int]uint64 // newest request of this term that the peer answered
@@ -82,7 +83,7 @@ func (s *server) run(ctx context.Context) {
 			} else {
 				s.replicate()
 			}
-		case now.Sub(s.heard) > simElection+turn:
+		case now.Sub(s.heard) > simElection+turn && now.After(s.rests):
 			s.stand()
 		}
 		w.mu.Unlock()
@@ -159,7 +160,7 @@ func (s *server) answer(peer int, asked, term, seq uint64, matched int) {
 // stand asks for votes. Locked.
 func (s *server) stand() {
 	s.follow(s.term + 1)
-	s.voted, s.heard = s.n, time.Now().Add(time.Duration(s.w.rand.IntN(100))*time.Millisecond)
+	s.voted, s.rests = s.n, time.Now().Add(simElection/2+time.Duration(s.w.rand.Int64N(int64(simElection))))
 	term, votes, last, length := s.term, 1, s.lastTerm(), len(s.log)
 	for _, o := range s.w.servers {
 		if o == s {
@@ -177,7 +178,7 @@ func (s *server) stand() {
 			if o.voted != -1 && o.voted != s.n || o.lastTerm() > last || o.lastTerm() == last && len(o.log) > length {
 				return
 			}
-			o.voted, o.heard = s.n, time.Now()
+			o.voted, o.rests = s.n, time.Now().Add(simElection)
 			s.w.send(o.process, s.process, func() {
 				s.w.mu.Lock()
 				defer s.w.mu.Unlock()

@@ -614,8 +614,8 @@ func schedule(t *testing.T, seed uint64, plant string) (out outcome) {
 		w.mu.Unlock()
 		var ok bool
 		out.recovery, ok = w.whole(15 * time.Second)
-		if !ok {
-			out.never = true
+		out.never = out.never || !ok
+		if out.recovery > 6*time.Second {
 			w.mu.Lock()
 			for _, s := range w.servers {
 				w.say("%s: term %d, leads %t, commit %d, %v", s.name, s.term, s.leads, s.commit, s.view.Slots)
@@ -651,6 +651,9 @@ func TestNeverTwoOwners(t *testing.T) {
 							t.Log(strings.Join(o.journal, "\n"))
 						}
 					}
+					if o.recovery > 6*time.Second && os.Getenv("SKEIN_TEST_LOG") != "" {
+						t.Logf("seed %d: %s\n%s", seed, o.recovery, strings.Join(o.journal, "\n"))
+					}
 					mu.Lock()
 					recovery, gaps, terms = append(recovery, o.recovery), append(gaps, o.gap), terms+o.terms
 					mu.Unlock()
@@ -663,8 +666,8 @@ func TestNeverTwoOwners(t *testing.T) {
 	n := len(recovery)
 	t.Logf("%d schedules, %d terms of leaders; after the last fault every slot had one owner in p50 %s, p99 %s, worst %s; worst gap amid faults p50 %s, worst %s",
 		n, terms, recovery[n/2], recovery[n*99/100], recovery[n-1], gaps[n/2], gaps[n-1])
-	if recovery[n-1] > 8*time.Second { // a process that is paused when the faults end stays so for up to 4 s
-		t.Errorf("a slot had no owner %s after the last fault, want at most 8 s", recovery[n-1])
+	if recovery[n-1] > 6*time.Second { // a process that is paused when the faults end stays so for up to 4 s
+		t.Errorf("a slot had no owner %s after the last fault, want at most 6 s", recovery[n-1])
 	}
 	if terms < schedules {
 		t.Errorf("%d terms in %d schedules: leaders hardly changed", terms, schedules)
