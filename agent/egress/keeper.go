@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"log/slog"
 	"slices"
+	"strings"
 	"sync"
 	"time"
 
@@ -40,6 +41,8 @@ type KeeperLead interface {
 	Verify(ctx context.Context) error
 	Propose(ctx context.Context, c *skeinv1.Command) (*skeinv1.Answer, error)
 }
+
+var _ KeeperLead = consensus.Lead{}
 
 // KeeperConfig says what a Keeper works with.
 type KeeperConfig struct {
@@ -189,7 +192,7 @@ func (k *Keeper) hear(now time.Time, from identity.ID, gateways []*skeinv1.Gatew
 // clip bounds a text that another node wrote.
 func clip(s string) string {
 	if len(s) > 200 {
-		return s[:200]
+		return strings.ToValidUTF8(s[:200], "")
 	}
 	return s
 }
