@@ -3,6 +3,7 @@ package cni
 import (
 	"encoding/json"
 	"fmt"
+	"maps"
 	"net/netip"
 	"path/filepath"
 	"slices"
@@ -39,11 +40,15 @@ type config struct {
 		IPs  []string    `json:"ips"`
 		Pool string      `json:"pool"`
 		DNS  *runtimeDNS `json:"dns"`
+		// Annotations are the pod's: containerd passes them to plugins that declare the capability.
+		Annotations map[string]string `json:"io.kubernetes.cri.pod-annotations"`
 	} `json:"runtimeConfig"`
 	Args struct {
 		CNI struct {
 			IPs  []string `json:"ips"`
 			Pool string   `json:"pool"`
+			// Annotations are for runtimes that know no such capability.
+			Annotations map[string]string `json:"annotations"`
 		} `json:"cni"`
 	} `json:"args"`
 
@@ -152,6 +157,16 @@ func (c *config) pool() string {
 		return p
 	}
 	return c.Args.CNI.Pool
+}
+
+// annotations are the pod's about egresses: the capability's, and args' where that names no such key.
+func (c *config) annotations() map[string]string {
+	all := maps.Clone(c.Args.CNI.Annotations)
+	if all == nil {
+		all = map[string]string{}
+	}
+	maps.Copy(all, c.RuntimeConfig.Annotations)
+	return EgressAnnotations(all)
 }
 
 // dns is what the result says of name servers: what was given, the runtime's word before the file's.

@@ -25,7 +25,7 @@ func FuzzConfig(f *testing.F) {
 	for _, v := range Versions() {
 		f.Add([]byte(fmt.Sprintf(chained, v)))
 	}
-	f.Add([]byte(`{"cniVersion":"1.1.0","name":"n","socket":"/s","runtimeConfig":{"ips":["10.0.0.1/24"],"pool":"p","dns":{"servers":["::1"]}},"args":{"cni":{"ips":["fd00::1"],"pool":"q"}},"cni.dev/valid-attachments":[{"containerID":"a","ifname":"eth0"}]}`))
+	f.Add([]byte(`{"cniVersion":"1.1.0","name":"n","socket":"/s","runtimeConfig":{"ips":["10.0.0.1/24"],"pool":"p","io.kubernetes.cri.pod-annotations":{"skein.dev/egress.a":"nat","x":"y"},"dns":{"servers":["::1"]}},"args":{"cni":{"ips":["fd00::1"],"pool":"q"}},"cni.dev/valid-attachments":[{"containerID":"a","ifname":"eth0"}]}`))
 	f.Fuzz(func(t *testing.T, b []byte) {
 		if s := socketOf(b); s != "" && (!strings.HasPrefix(s, "/") || len(s) > maxSocket) {
 			t.Errorf("socket %q", s)
@@ -44,6 +44,9 @@ func FuzzConfig(f *testing.F) {
 		}
 		if len(ips) > 2 {
 			t.Errorf("%v are wanted", ips)
+		}
+		if have := c.annotations(); len(have) > MaxEgressAnnotations+1 {
+			t.Errorf("%d annotations are passed on", len(have))
 		}
 		if _, e := expected(c, "eth0", "/n"); e != nil {
 			sound(t, e)

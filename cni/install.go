@@ -171,7 +171,7 @@ func sameFile(a, b string) (bool, error) {
 // conflist is the network configuration. Its cniVersion is one that every runtime in use knows; cniVersions lets newer
 // ones choose a newer one, as far as the chained plugins go along.
 func (in Install) conflist(ctx context.Context, r *Report) ([]byte, error) {
-	ours := map[string]any{"type": Type, "capabilities": map[string]bool{"ips": true, "pool": true}}
+	ours := map[string]any{"type": Type, "capabilities": map[string]bool{"ips": true, "pool": true, PodAnnotations: true}}
 	if in.Socket != DefaultSocket {
 		ours["socket"] = in.Socket
 	}

@@ -66,7 +66,7 @@ func TestInstallTwice(t *testing.T) {
 	}
 	// What a runtime reads of it.
 	list, err := libcni.LoadNetworkConf(in.ConfDir, "skein")
-	if err != nil || list.CNIVersion != "1.1.0" || list.Plugins[0].Network.Type != Type || !list.Plugins[0].Network.Capabilities["ips"] {
+	if err != nil || list.CNIVersion != "1.1.0" || list.Plugins[0].Network.Type != Type || !list.Plugins[0].Network.Capabilities["ips"] || !list.Plugins[0].Network.Capabilities[PodAnnotations] {
 		t.Errorf("%+v, %v", list, err)
 	}
 }

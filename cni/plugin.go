@@ -176,7 +176,7 @@ func (p *plugin) add(a *skel.CmdArgs) error {
 	ctx, cancel := context.WithTimeout(context.Background(), addTimeout)
 	defer cancel()
 	r, err := client(c.Socket).Add(ctx, &skeinv1.CNIAddRequest{
-		Attachment: attachment(a), Netns: a.Netns, Namespace: pod.namespace, Pod: pod.pod, Ips: ips, Pool: c.pool(), Network: c.Name,
+		Attachment: attachment(a), Netns: a.Netns, Namespace: pod.namespace, Pod: pod.pod, Ips: ips, Pool: c.pool(), Network: c.Name, Annotations: c.annotations(),
 	})
 	if err != nil {
 		return asComplaint(err, c.Socket, addTimeout)

@@ -28,7 +28,6 @@ const (
 	// On a gateway's host:
 	EgressRule  = 1999 // everything: EgressTable, before pods' addresses are looked for
 	EgressTable = 115  // ways to the gateways' namespaces
-	EgressLinks = "sg" // how the names of the links to them begin
 
 	// In a gateway's network namespace:
 	GatewayRule  = 2000 // iif eth0: GatewayTable
@@ -109,5 +108,5 @@ type ClientTunnel struct {
 // ClientRoute leads a destination into a tunnel. Of two with the same destination the first counts.
 type ClientRoute struct {
 	Destination netip.Prefix
-	Remote      netip.Addr // of a tunnel of the same family
+	Remote      netip.Addr // of a tunnel of the same family; none: refused
 }

@@ -145,6 +145,8 @@ type rig struct {
 	mu     sync.Mutex
 	done   []string
 	limits Condition
+
+	egresses Egresses
 }
 
 func newRig(t testing.TB, pools ...*skeinv1.Pool) *rig {
@@ -168,7 +170,7 @@ func newRig(t testing.TB, pools ...*skeinv1.Pool) *rig {
 func (r *rig) serve() (stop func()) {
 	r.t.Helper()
 	r.srv = New(Config{
-		Allocator: r.m, Network: r.net, MTU: func() uint32 { return 1420 }, NoteDir: filepath.Join(r.dir, "cni-deleted"),
+		Allocator: r.m, Network: r.net, Egresses: r.egresses, MTU: func() uint32 { return 1420 }, NoteDir: filepath.Join(r.dir, "cni-deleted"),
 		Condition: func(context.Context) Condition { return r.limits },
 		Done: func(verb string, code uint32, _ time.Duration) {
 			r.mu.Lock()

@@ -12,6 +12,7 @@ import (
 
 	"connectrpc.com/connect"
 
+	"github.com/skeinmesh/skein/agent/egress/clients"
 	"github.com/skeinmesh/skein/agent/ipam"
 	skeinv1 "github.com/skeinmesh/skein/api/skein/v1"
 	"github.com/skeinmesh/skein/api/skein/v1/skeinv1connect"
@@ -41,6 +42,16 @@ type Network interface {
 	Has(containerID, ifname string) (bool, error)
 }
 
+// Egresses lead packets of pods into tunnels (package egress). What does not work it tells itself: no pod fails for it.
+type Egresses interface {
+	// AddPod has a pod use the egresses that its annotations name, once its link is there.
+	AddPod(ctx context.Context, p clients.Pod, annotations map[string]string) []*skeinv1.EgressOfClient
+	// DelPod ends that, before the link goes; there may be nothing.
+	DelPod(ctx context.Context, containerID, ifname string)
+	// CheckPod says what is not as AddPod made it.
+	CheckPod(containerID, ifname string) error
+}
+
 // Condition is what STATUS goes by, beside addresses and rights.
 type Condition struct {
 	// NoAdd says why no ADD can succeed now; empty: one can.
@@ -53,6 +64,7 @@ type Condition struct {
 type Config struct {
 	Allocator Allocator
 	Network   Network
+	Egresses  Egresses                                           // nil: none
 	MTU       func() uint32                                      // of the mesh, bytes
 	Condition func(ctx context.Context) Condition                // nil: all is well
 	NoteDir   string                                             // where the plugin leaves notes while nobody answers

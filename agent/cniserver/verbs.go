@@ -11,6 +11,7 @@ import (
 	"slices"
 	"time"
 
+	"github.com/skeinmesh/skein/agent/egress/clients"
 	"github.com/skeinmesh/skein/agent/ipam"
 	skeinv1 "github.com/skeinmesh/skein/api/skein/v1"
 	"github.com/skeinmesh/skein/cni"
@@ -56,6 +57,9 @@ func (s *Server) add(ctx context.Context, key ipam.Key, r *skeinv1.CNIAddRequest
 		made = err == nil
 		return err
 	})
+	if err == nil && s.cfg.Egresses != nil && len(r.GetAnnotations()) > 0 {
+		s.useEgresses(ctx, lease, link, r.GetAnnotations())
+	}
 	if err == nil {
 		err = ctx.Err() // nobody is there any more who would ever ask for a DEL
 	}
@@ -70,6 +74,26 @@ func (s *Server) add(ctx context.Context, key ipam.Key, r *skeinv1.CNIAddRequest
 		out.Ipv6, out.Gateway6 = lease.IPv6.String(), link.Gateway6.String()
 	}
 	return out, nil
+}
+
+// useEgresses has a pod use the egresses of its annotations. What does not work is told there, and the pod runs.
+func (s *Server) useEgresses(ctx context.Context, l ipam.Lease, link podnet.Link, annotations map[string]string) {
+	p := clients.Pod{ContainerID: l.Key.ContainerID, Interface: l.Key.Interface, NetNS: l.NetNS, Namespace: l.Namespace, Name: l.Pod, IPv4: l.IPv4, IPv6: l.IPv6}
+	if !link.Gateway6.IsValid() { // IPv6 is disabled
+		p.IPv6 = netip.Addr{}
+	}
+	for _, e := range s.cfg.Egresses.AddPod(ctx, p, annotations) {
+		if e.GetState() != clients.Ready {
+			s.cfg.Log.Warn("an egress of a pod is not ready", "pod", l.Namespace+"/"+l.Pod, "egress", e.GetNamespace()+"/"+e.GetName(), "state", e.GetState(), "reason", e.GetReason())
+		}
+	}
+}
+
+// leaveEgresses ends what useEgresses made.
+func (s *Server) leaveEgresses(ctx context.Context, key ipam.Key) {
+	if s.cfg.Egresses != nil {
+		s.cfg.Egresses.DelPod(ctx, key.ContainerID, key.Interface)
+	}
 }
 
 // attachment is what podnet is told of a lease.
@@ -135,6 +159,7 @@ func (s *Server) undo(ctx context.Context, l ipam.Lease, made bool, cause error)
 	reason := ipam.AddFailed
 	if made {
 		reason = "the ADD was given up"
+		s.leaveEgresses(ctx, l.Key)
 		if err := s.kernel(ctx, func() error { return s.cfg.Network.Del(l.NetNS, l.Key.Interface, l.Key.ContainerID) }); err != nil {
 			return errors.Join(cause, fmt.Errorf("undo: %w", err)) // the address stays with the link
 		}
@@ -149,6 +174,7 @@ func (s *Server) remove(ctx context.Context, key ipam.Key, netns, reason string)
 		l, _ := s.cfg.Allocator.Lookup(key)
 		netns = l.NetNS
 	}
+	s.leaveEgresses(ctx, key)
 	if err := s.kernel(ctx, func() error { return s.cfg.Network.Del(netns, key.Interface, key.ContainerID) }); err != nil {
 		return fmt.Errorf("remove %s of %s: %w", key.Interface, key.ContainerID, err)
 	}
@@ -200,6 +226,12 @@ func (s *Server) check(ctx context.Context, key ipam.Key, r *skeinv1.CNICheckReq
 		}
 		if err := s.cfg.Network.Check(attachment(lease, 0)); err != nil { // the mesh's MTU may have changed since; that hurts nobody
 			return refuse(cni.CodeChanged, err.Error(), "something else has changed the container's network: the runtime must make the container again")
+		}
+		if s.cfg.Egresses == nil {
+			return nil
+		}
+		if err := s.cfg.Egresses.CheckPod(key.ContainerID, key.Interface); err != nil {
+			return refuse(cni.CodeChanged, err.Error(), "the agent mends it within a second unless something changes it again and again: see `skein egress show`")
 		}
 		return nil
 	})

@@ -9,6 +9,7 @@ import (
 	"net"
 	"net/netip"
 	"os"
+	"path/filepath"
 	"regexp"
 	"slices"
 	"strconv"
@@ -50,6 +51,8 @@ type Config struct {
 	EmptyBlockSeconds uint32 `yaml:"emptyBlockSeconds"` // of a pool, beyond the spare, before it goes back
 
 	RelayLimits RelayLimits `yaml:"relayLimits"`
+
+	Egress Egress `yaml:"egress"`
 
 	Ports     Ports     `yaml:"ports"`
 	Dataplane Dataplane `yaml:"dataplane"`
@@ -100,11 +103,24 @@ type RelayLimits struct {
 	Sessions      uint32 `yaml:"sessions"`      // clients at a time
 }
 
+// Egress is what this host itself uses of egresses.
+type Egress struct {
+	Clients []EgressClient `yaml:"clients"`
+}
+
+// EgressClient is the host, or one of its network namespaces, that uses egresses.
+type EgressClient struct {
+	NetNS     string   `yaml:"netns"`     // path; empty: the host itself
+	Interface string   `yaml:"interface"` // in the network namespace: the link with an address of the mesh; not for the host
+	Egresses  []string `yaml:"egresses"`  // namespace/name, in order of precedence
+}
+
 // Dataplane chooses drivers.
 type Dataplane struct {
 	WireGuard string `yaml:"wireguard"` // auto | kernel | userspace
 	Link      string `yaml:"link"`
 	Relay     string `yaml:"relay"` // auto | kernel | userspace | off: who forwards UDP for others
+	FoU       string `yaml:"fou"`   // auto | kernel | userspace: who makes the tunnels of egresses
 }
 
 // Overlay is the cluster's address range.
@@ -143,7 +159,7 @@ func Default() Config {
 		EmptyBlockSeconds: 300,
 		RelayLimits:       RelayLimits{MemoryMiB: 256, ClientStreams: 128, Sessions: 4096},
 		NatTraversal:      NatTraversal{PortGuessing: "enabled", IMDS: Auto},
-		Dataplane:         Dataplane{WireGuard: Auto, Link: "skein0", Relay: Auto},
+		Dataplane:         Dataplane{WireGuard: Auto, Link: "skein0", Relay: Auto, FoU: Auto},
 		Overlay:           Overlay{IPv4: "10.4.0.0/16"},
 		StateDir:          DefaultStateDir,
 		RunDir:            DefaultRunDir,
@@ -195,6 +211,7 @@ func (c *Config) Check() error {
 	for _, one := range []struct{ key, have, allowed string }{
 		{"relay", c.Relay, "auto true false"},
 		{"dataplane.wireguard", c.Dataplane.WireGuard, "auto kernel userspace"},
+		{"dataplane.fou", c.Dataplane.FoU, "auto kernel userspace"},
 		{"dataplane.relay", c.Dataplane.Relay, "auto kernel userspace off"},
 		{"natTraversal.imds", c.NatTraversal.IMDS, "auto true false"},
 		{"natTraversal.birthdayAttack", c.NatTraversal.BirthdayAttack, " enabled disabled"},
@@ -214,7 +231,7 @@ func (c *Config) Check() error {
 			return wrong("peers."+name+".birthdayAttack", "%q is not allowed; allowed: enabled, disabled", p.BirthdayAttack)
 		}
 	}
-	if n := len(c.Dataplane.Link); n == 0 || n > 15 || strings.ContainsAny(c.Dataplane.Link, "/ \t:") {
+	if !linkName(c.Dataplane.Link) {
 		return wrong("dataplane.link", "%q is no interface name; want 1 to 15 characters without / : or blanks", c.Dataplane.Link)
 	}
 	if err := c.checkPorts(); err != nil {
@@ -224,6 +241,9 @@ func (c *Config) Check() error {
 		return err
 	}
 	if err := c.checkAddresses(); err != nil {
+		return err
+	}
+	if err := c.checkEgress(); err != nil {
 		return err
 	}
 	return c.checkTimes()
@@ -321,6 +341,51 @@ func (c *Config) checkAddresses() error {
 		return wrong("overlay.ipv4", "%q: want an IPv4 prefix of /28 or larger without host bits", c.Overlay.IPv4)
 	}
 	return nil
+}
+
+// egressRE is namespace/name of an egress.
+var egressRE = regexp.MustCompile(`^[a-z0-9]([-a-z0-9.]{0,61}[a-z0-9])?/[a-z0-9]([-a-z0-9.]{0,251}[a-z0-9])?$`)
+
+func (c *Config) checkEgress() error {
+	const key, mostClients, mostEgresses = "egress.clients", 256, 64
+	if len(c.Egress.Clients) > mostClients {
+		return wrong(key, "%d clients; want %d at most", len(c.Egress.Clients), mostClients)
+	}
+	seen := map[string]bool{}
+	for _, e := range c.Egress.Clients {
+		who := "the host itself (netns: \"\")"
+		if e.NetNS != "" {
+			who = e.NetNS
+		}
+		switch {
+		case e.NetNS != "" && (!filepath.IsAbs(e.NetNS) || filepath.Clean(e.NetNS) != e.NetNS):
+			return wrong(key, "netns %q: want a path from /, such as /run/netns/blue, or \"\" for the host itself", e.NetNS)
+		case seen[e.NetNS]:
+			return wrong(key, "%s is there twice; name all its egresses in one entry", who)
+		case e.NetNS == "" && e.Interface != "":
+			return wrong(key, "interface %q is not for the host itself, whose tunnels go through dataplane.link", e.Interface)
+		case e.NetNS != "" && !linkName(e.Interface):
+			return wrong(key, "%s: interface %q is no interface name; want that of the link with an address of the mesh, 1 to 15 characters without / : or blanks", who, e.Interface)
+		case len(e.Egresses) == 0:
+			return wrong(key, "%s names no egress", who)
+		case len(e.Egresses) > mostEgresses:
+			return wrong(key, "%s names %d egresses; want %d at most", who, len(e.Egresses), mostEgresses)
+		}
+		seen[e.NetNS] = true
+		for i, name := range e.Egresses {
+			if namespace, _, _ := strings.Cut(name, "/"); !egressRE.MatchString(name) || len(namespace) > 63 {
+				return wrong(key, "%s: %q is no egress; want namespace/name, as `skein egress list` has it", who, name)
+			}
+			if slices.Contains(e.Egresses[:i], name) {
+				return wrong(key, "%s: %q is there twice", who, name)
+			}
+		}
+	}
+	return nil
+}
+
+func linkName(s string) bool {
+	return len(s) > 0 && len(s) <= 15 && !strings.ContainsAny(s, "/ \t:")
 }
 
 func hostPort(s string) bool {

@@ -42,6 +42,14 @@ func TestLoadRefuses(t *testing.T) {
 		{"metadata", "name: a\nnatTraversal: {imds: maybe}\n", `natTraversal.imds: "maybe" is not allowed; allowed: auto, true, false`},
 		{"host bits", "name: a\noverlay: {ipv4: 10.4.1.0/16}\n", `overlay.ipv4`},
 		{"tiny overlay", "name: a\noverlay: {ipv4: 10.4.1.0/30}\n", `overlay.ipv4`},
+		{"FoU driver", "dataplane: {fou: fast}\n", `dataplane.fou: "fast" is not allowed; allowed: auto, kernel, userspace`},
+		{"egress without names", "egress: {clients: [{netns: \"\"}]}\n", `egress.clients: the host itself (netns: "") names no egress`},
+		{"egress of no namespace", "egress: {clients: [{egresses: [nat]}]}\n", `"nat" is no egress; want namespace/name`},
+		{"egress twice", "egress: {clients: [{egresses: [a/b, a/b]}]}\n", `"a/b" is there twice`},
+		{"host twice", "egress: {clients: [{egresses: [a/b]}, {egresses: [a/c]}]}\n", `is there twice; name all its egresses in one entry`},
+		{"relative netns", "egress: {clients: [{netns: blue, interface: eth0, egresses: [a/b]}]}\n", `netns "blue": want a path from /`},
+		{"netns without interface", "egress: {clients: [{netns: /run/netns/blue, egresses: [a/b]}]}\n", `/run/netns/blue: interface "" is no interface name`},
+		{"interface of the host", "egress: {clients: [{interface: eth0, egresses: [a/b]}]}\n", `interface "eth0" is not for the host itself`},
 		{"link name", "name: a\ndataplane: {link: a-name-that-is-too-long}\n", `dataplane.link`},
 	} {
 		t.Run(c.name, func(t *testing.T) {
@@ -59,6 +67,13 @@ func TestPortMappingCanBeSwitchedOff(t *testing.T) {
 		if got := strings.Join(c.NatTraversal.Protocols(), " "); err != nil || got != want {
 			t.Errorf("%q: %q, %v; want %q", in, got, err, want)
 		}
+	}
+}
+
+func TestEgressClients(t *testing.T) {
+	c, err := load(t, "egress:\n  clients:\n  - egresses: [internet/nat]\n  - {netns: /run/netns/blue, interface: eth0, egresses: [dc/nat, internet/nat]}\ndataplane: {fou: userspace}\n")
+	if err != nil || len(c.Egress.Clients) != 2 || c.Egress.Clients[1].Egresses[1] != "internet/nat" || c.Dataplane.FoU != config.Userspace {
+		t.Errorf("%+v, %v", c.Egress, err)
 	}
 }
 

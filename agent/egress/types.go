@@ -1,7 +1,10 @@
 package egress
 
 import (
+	"cmp"
 	"fmt"
+	"regexp"
+	"strings"
 	"time"
 )
 
@@ -30,3 +33,25 @@ type Slot struct {
 
 // String is namespace/name#number.
 func (s Slot) String() string { return fmt.Sprintf("%s#%d", s.Ref, s.Number) }
+
+var refPart = regexp.MustCompile(`^[a-z0-9]([-a-z0-9.]{0,251}[a-z0-9])?$`)
+
+// ParseRef reads namespace/name.
+func ParseRef(s string) (Ref, error) {
+	namespace, name, ok := strings.Cut(s, "/")
+	r := Ref{namespace, name}
+	if !ok || !r.Valid() {
+		return Ref{}, fmt.Errorf("%.100q is no egress: write namespace/name, as `skein egress list` does", s)
+	}
+	return r, nil
+}
+
+// Valid says that both parts may be names.
+func (r Ref) Valid() bool {
+	return len(r.Namespace) <= 63 && refPart.MatchString(r.Namespace) && refPart.MatchString(r.Name)
+}
+
+// Compare orders egresses by namespace, then by name.
+func (r Ref) Compare(o Ref) int {
+	return cmp.Or(strings.Compare(r.Namespace, o.Namespace), strings.Compare(r.Name, o.Name))
+}

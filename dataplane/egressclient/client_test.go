@@ -283,8 +283,12 @@ func TestSelfRepair(t *testing.T) {
 	before := picture(t, ns)
 	ctx, cancel := context.WithCancel(t.Context())
 	done := make(chan error, 1)
-	mended := make(chan Mended, 1000)
-	go func() { done <- c.Watch(ctx, func(m Mended) { mended <- m }) }()
+	type news struct {
+		Mended
+		at time.Time
+	}
+	mended := make(chan news, 1000)
+	go func() { done <- c.Watch(ctx, func(m Mended) { mended <- news{m, time.Now()} }) }()
 	defer func() { cancel(); <-done }()
 	remote6 := dataplane.FoULink(addr("fd10::2:1"))
 	for _, wreck := range []string{
@@ -303,16 +307,15 @@ func TestSelfRepair(t *testing.T) {
 		eventually(t, "ip "+wreck+" is mended", func() bool {
 			return picture(t, ns) == before
 		})
-		if took := time.Since(began); took > time.Second {
-			t.Errorf("ip %s: mended after %s", wreck, took)
+		var last time.Time
+		for last.IsZero() || len(mended) > 0 {
+			m := <-mended
+			if last = m.at; m.Err != nil {
+				t.Error(m.Err)
+			}
 		}
-	}
-	if len(mended) == 0 {
-		t.Error("nothing was told")
-	}
-	for len(mended) > 0 {
-		if m := <-mended; m.Err != nil {
-			t.Error(m.Err)
+		if took := last.Sub(began); took > time.Second {
+			t.Errorf("ip %s: mended after %s", wreck, took)
 		}
 	}
 }

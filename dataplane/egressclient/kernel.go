@@ -313,3 +313,39 @@ func ourLink(name string) bool {
 	const podLink = len("sk") + 12 // podnet.HostLink: sk and 12 digits
 	return tunnelName(name) || strings.HasPrefix(name, "sk") && len(name) == podLink
 }
+
+// Addresses reads which addresses a link of a network namespace has that can be a client's: the first of each family.
+func Addresses(path, device string) (ipv4, ipv6 netip.Addr, err error) {
+	ns, err := netns.GetFromPath(path)
+	if err != nil {
+		return ipv4, ipv6, fmt.Errorf("opening the network namespace %s: %w", path, err)
+	}
+	defer ns.Close()
+	h, err := netlink.NewHandleAt(ns, unix.NETLINK_ROUTE)
+	if err != nil {
+		return ipv4, ipv6, fmt.Errorf("entering the network namespace %s: %w", path, err)
+	}
+	defer h.Close()
+	l, err := h.LinkByName(device)
+	if err != nil {
+		return ipv4, ipv6, fmt.Errorf("link %s in the network namespace %s: %w", device, path, err)
+	}
+	list, err := h.AddrList(l, netlink.FAMILY_ALL)
+	if err != nil {
+		return ipv4, ipv6, fmt.Errorf("addresses of %s in the network namespace %s: %w", device, path, err)
+	}
+	for _, one := range list {
+		a, _ := netip.AddrFromSlice(one.IP)
+		switch a = a.Unmap(); {
+		case !a.IsGlobalUnicast():
+		case a.Is4() && !ipv4.IsValid():
+			ipv4 = a
+		case a.Is6() && !ipv6.IsValid():
+			ipv6 = a
+		}
+	}
+	if !ipv4.IsValid() && !ipv6.IsValid() {
+		err = fmt.Errorf("link %s in the network namespace %s has no address", device, path)
+	}
+	return ipv4, ipv6, err
+}

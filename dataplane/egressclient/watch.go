@@ -57,6 +57,7 @@ func (c *Client) Watch(ctx context.Context, told func(Mended)) error {
 	if err != nil {
 		return fmt.Errorf("no notifications from the network namespace %s: %w", c.opts.NetNS, err)
 	}
+	c.poke()               // what changed until now was not told
 	const buffer = 1 << 20 // bytes; what overflows is made good by reading everything
 	_ = conn.SetReadBuffer(buffer)
 	done := make(chan struct{})

@@ -46,7 +46,7 @@ const foreign = `table inet other {
 // look writes nothing.
 func TestAGatewayHost(t *testing.T) {
 	host, inner, outside := testns.New(t, "host"), testns.New(t, "inner"), testns.New(t, "outside")
-	link := dataplane.EgressLinks + "test"
+	link := "sktest"
 	local4, local6 := netip.MustParseAddr("169.254.101.1"), netip.MustParseAddr("fd73:6b65:696e:6567::1")
 	near := []netip.Prefix{netip.MustParsePrefix("198.51.100.1/24"), netip.MustParsePrefix("2001:db8:1::1/64")}
 	far := []netip.Prefix{netip.MustParsePrefix("198.51.100.2/24"), netip.MustParsePrefix("2001:db8:1::2/64")}

@@ -1,0 +1,183 @@
+package clients
+
+import (
+	"bytes"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"net/netip"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+
+	"golang.org/x/sys/unix"
+)
+
+// ClientsFile is the file's name in the state directory.
+const ClientsFile = "egress-clients.json"
+
+const maxClientsFile = 64 << 20 // bytes
+
+// clientsFile is what the file has: what an agent that starts again would not learn from anybody.
+type clientsFile struct {
+	Version int         `json:"version"`
+	Told    []Ref       `json:"told,omitempty"` // gateways of these may know clients of this host
+	Pods    []clientRow `json:"pods"`
+}
+
+type clientRow struct {
+	ContainerID string     `json:"container"`
+	Interface   string     `json:"interface"`
+	NetNS       string     `json:"netns"`
+	Inode       inode      `json:"inode"`
+	Namespace   string     `json:"namespace,omitempty"`
+	Name        string     `json:"name,omitempty"`
+	IPv4        netip.Addr `json:"ipv4"`
+	IPv6        netip.Addr `json:"ipv6"`
+	Annotated   []Ref      `json:"annotated,omitempty"`
+	Attached    []Ref      `json:"attached,omitempty"`
+	Wrong       string     `json:"wrong,omitempty"`
+}
+
+// inode tells network namespaces at one path apart.
+type inode struct {
+	Dev uint64 `json:"dev"`
+	Ino uint64 `json:"ino"`
+}
+
+func inodeOf(path string) (inode, error) {
+	var s unix.Stat_t
+	if err := unix.Stat(path, &s); err != nil {
+		return inode{}, err
+	}
+	return inode{uint64(s.Dev), s.Ino}, nil
+}
+
+// gone says that a network namespace is not at its path any more; another may be.
+func gone(path string, was inode) bool {
+	now, err := inodeOf(path)
+	if errors.Is(err, fs.ErrNotExist) || errors.Is(err, unix.ENOTDIR) {
+		return true
+	}
+	return err == nil && was != (inode{}) && now != was
+}
+
+// isUnder says that a path lies in a directory.
+func isUnder(dir, path string) bool {
+	rel, err := filepath.Rel(dir, path)
+	return err == nil && path != "" && rel != ".." && !strings.HasPrefix(rel, "../")
+}
+
+// load reads the file. One that cannot be read is put aside: pods that run then keep their tunnels, but nobody looks after them.
+func (c *Clients) load() error {
+	f, err := os.Open(c.cfg.File)
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil
+	}
+	if err != nil {
+		return fmt.Errorf("clients of egresses: %w", err)
+	}
+	defer f.Close()
+	b, err := io.ReadAll(io.LimitReader(f, maxClientsFile+1))
+	if err != nil {
+		return fmt.Errorf("clients of egresses: %w", err)
+	}
+	file, err := decodeClients(b)
+	if err != nil {
+		aside := c.cfg.File + ".broken"
+		return errors.Join(fmt.Errorf("%s cannot be read: %w: it is kept as %s; start the pods that use egresses again, or attach them anew", c.cfg.File, err, aside), os.Rename(c.cfg.File, aside))
+	}
+	c.saved = b
+	for _, r := range file.Told {
+		c.told[r] = true
+	}
+	for _, row := range file.Pods {
+		if gone(row.NetNS, row.Inode) {
+			continue
+		}
+		p := Pod{row.ContainerID, row.Interface, row.NetNS, row.Namespace, row.Name, row.IPv4, row.IPv6}
+		m := &member{pod: p, client: Client{Key: p.key(), NetNS: p.NetNS, IPv4: p.IPv4, IPv6: p.IPv6, Uplink: p.Interface}, noted: row.Annotated, attached: row.Attached}
+		if row.Wrong != "" {
+			m.wrong = errors.New(row.Wrong)
+		}
+		c.enter(m)
+	}
+	return nil
+}
+
+// decodeClients reads what the file has, whoever wrote it.
+func decodeClients(b []byte) (clientsFile, error) {
+	var f clientsFile
+	if len(b) > maxClientsFile {
+		return f, fmt.Errorf("it is larger than %d MiB", maxClientsFile>>20)
+	}
+	d := json.NewDecoder(bytes.NewReader(b))
+	if err := d.Decode(&f); err != nil {
+		return clientsFile{}, err
+	}
+	if f.Version != 1 {
+		return clientsFile{}, fmt.Errorf("it is of version %d; this agent knows 1", f.Version)
+	}
+	for _, row := range f.Pods {
+		bad := func(r Ref) bool { return !r.Valid() }
+		if row.ContainerID == "" || !filepath.IsAbs(row.NetNS) || len(row.Annotated)+len(row.Attached) > 2*MaxEgresses || slices.ContainsFunc(row.Annotated, bad) || slices.ContainsFunc(row.Attached, bad) {
+			return clientsFile{}, fmt.Errorf("the entry of container %.100q is wrong", row.ContainerID)
+		}
+	}
+	return f, nil
+}
+
+// save writes the file if it would be different. The caller has mu.
+func (c *Clients) save() {
+	file := clientsFile{Version: 1, Pods: []clientRow{}}
+	for r := range c.told {
+		file.Told = append(file.Told, r)
+	}
+	slices.SortFunc(file.Told, Ref.Compare)
+	for _, m := range c.ordered() {
+		if m.pod.ContainerID == "" {
+			continue
+		}
+		row := clientRow{m.pod.ContainerID, m.pod.Interface, m.pod.NetNS, m.inode, m.pod.Namespace, m.pod.Name, m.pod.IPv4, m.pod.IPv6, m.noted, m.attached, ""}
+		if m.wrong != nil {
+			row.Wrong = m.wrong.Error()
+		}
+		file.Pods = append(file.Pods, row)
+	}
+	if len(file.Told)+len(file.Pods) == 0 && c.saved == nil {
+		return // there is no file, and none is needed
+	}
+	b, err := json.MarshalIndent(file, "", " ")
+	if err != nil || bytes.Equal(b, c.saved) {
+		return
+	}
+	if err := writeAtomic(c.cfg.File, b); err != nil {
+		c.cfg.Log.Warn("the clients of egresses are not kept for the agent's next start", "error", err)
+		return
+	}
+	c.saved = b
+}
+
+// writeAtomic puts a file in the place of another; only root reads it.
+func writeAtomic(path string, b []byte) (err error) {
+	f, err := os.CreateTemp(filepath.Dir(path), filepath.Base(path)+".*") // 0600
+	if err != nil {
+		return err
+	}
+	defer func() {
+		if err != nil {
+			_ = os.Remove(f.Name())
+		}
+	}()
+	_, err = f.Write(b)
+	if err == nil {
+		err = f.Sync()
+	}
+	if err = errors.Join(err, f.Close()); err != nil {
+		return err
+	}
+	return os.Rename(f.Name(), path)
+}

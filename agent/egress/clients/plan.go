@@ -1,0 +1,230 @@
+package clients
+
+import (
+	"cmp"
+	"fmt"
+	"net/netip"
+	"slices"
+
+	"github.com/skeinmesh/skein/agent/projection"
+	skeinv1 "github.com/skeinmesh/skein/api/skein/v1"
+	"github.com/skeinmesh/skein/dataplane"
+	"github.com/skeinmesh/skein/events"
+	"github.com/skeinmesh/skein/identity"
+)
+
+// What a client's egress may be in, as reports have it.
+const (
+	Ready   = "ready"   // packets get through
+	Waiting = "waiting" // for an owner, or for the owner to know the client
+	Unknown = "unknown" // no such egress; it is taken up when it is defined
+	Refused = "refused" // it cannot be, as long as nobody changes something
+)
+
+// Agreed is what clients need of the agreed state.
+type Agreed struct {
+	Egresses map[Ref]AgreedEgress
+	// Inside are the overlay and the pools, sorted.
+	Inside []netip.Prefix
+}
+
+// AgreedEgress is one egress.
+type AgreedEgress struct {
+	Destinations   []netip.Prefix
+	SourcePortAuto bool
+	Slots          []AgreedSlot // by number
+	Gateways       []identity.ID
+}
+
+// AgreedSlot is where a slot's tunnels lead, and who has it.
+type AgreedSlot struct {
+	IPv4, IPv6 netip.Addr  // endpoints; one of the two may be invalid
+	Owner      identity.ID // zero: none
+	OwnerName  string
+}
+
+// AgreedOf reads the state.
+func AgreedOf(s *events.State) *Agreed {
+	a := &Agreed{Egresses: map[Ref]AgreedEgress{}, Inside: append(projection.Overlays(s.Cluster()), projection.Pools(s)...)}
+	slices.SortFunc(a.Inside, func(a, b netip.Prefix) int {
+		return cmp.Or(a.Addr().Compare(b.Addr()), a.Bits()-b.Bits())
+	})
+	a.Inside = slices.Compact(a.Inside)
+	all := s.Egresses()
+	if len(all) == 0 {
+		return a
+	}
+	nodes := s.Nodes()
+	for _, e := range all {
+		one := AgreedEgress{SourcePortAuto: e.GetFouSourcePortAuto()}
+		for _, text := range e.GetDestinations() {
+			if p, err := netip.ParsePrefix(text); err == nil {
+				one.Destinations = append(one.Destinations, p.Masked())
+			}
+		}
+		slots := s.Slots(e.GetNamespace(), e.GetName())
+		for i, at := range e.GetEndpoints() {
+			slot := AgreedSlot{IPv4: parseAddr(at.GetIpv4()), IPv6: parseAddr(at.GetIpv6())}
+			if i < len(slots) && slots[i].GetNodeId() != "" {
+				slot.Owner, _ = identity.ParseID(slots[i].GetNodeId())
+				slot.OwnerName = s.Node(slot.Owner).GetName()
+			}
+			one.Slots = append(one.Slots, slot)
+		}
+		for _, n := range nodes {
+			id, err := identity.ParseID(n.GetId())
+			if err == nil && (events.Eligible(e, n) || slices.ContainsFunc(one.Slots, func(s AgreedSlot) bool { return s.Owner == id })) {
+				one.Gateways = append(one.Gateways, id) // one that drains goes on until its slots have moved
+			}
+		}
+		a.Egresses[Ref{Namespace: e.GetNamespace(), Name: e.GetName()}] = one
+	}
+	return a
+}
+
+func parseAddr(s string) netip.Addr {
+	a, _ := netip.ParseAddr(s)
+	return a.Unmap()
+}
+
+// Client is a network namespace that uses egresses.
+type Client struct {
+	Key        string     // namespace/pod, or its address: what its slots follow from
+	NetNS      string     // path; empty: the host's own
+	IPv4, IPv6 netip.Addr // one of the two may be invalid
+	Uplink     string
+	MTU        int   // of the uplink, in bytes; 0: as the kernel has it
+	Wanted     []Ref // in order of precedence
+	Host       bool
+}
+
+// Choice is what becomes of one egress of a client.
+type Choice struct {
+	Ref
+	Slot      uint32
+	Owner     identity.ID // zero: none
+	OwnerName string
+	State     string // Ready means here that there is an owner, who has to know the client
+	Reason    string
+}
+
+// Plan decides what a client's namespace shall have, and says what becomes of each egress that it wants. agreed is nil while
+// the agreed state is not known.
+func Plan(c Client, agreed *Agreed) (dataplane.ClientSpec, []Choice) {
+	spec := dataplane.ClientSpec{Name: c.Key, Addr4: c.IPv4, Addr6: c.IPv6, Uplink: c.Uplink, MTU: c.MTU, Host: c.Host}
+	if agreed != nil {
+		spec.Inside = agreed.Inside
+	}
+	var out []Choice
+	var refused []dataplane.ClientRoute
+	for _, ref := range c.Wanted {
+		out = append(out, choose(c, ref, agreed, &spec, &refused))
+	}
+	spec.Routes = append(spec.Routes, refused...) // behind those of egresses that can
+	return spec, out
+}
+
+// choose adds one egress to the spec; refused are destinations that it has and cannot lead to.
+func choose(c Client, ref Ref, agreed *Agreed, spec *dataplane.ClientSpec, refused *[]dataplane.ClientRoute) Choice {
+	out := Choice{Ref: ref, State: Waiting, Reason: "the agreed state is not known yet"}
+	if agreed == nil {
+		return out
+	}
+	e, ok := agreed.Egresses[ref]
+	if !ok {
+		out.State, out.Reason = Unknown, fmt.Sprintf("there is no egress %s: it is taken up when it is defined", ref)
+		return out
+	}
+	out.Slot = events.SlotFor(c.Key, uint32(len(e.Slots)))
+	if int(out.Slot) >= len(e.Slots) {
+		out.Reason = fmt.Sprintf("egress %s has no slots", ref)
+		return out
+	}
+	slot := e.Slots[out.Slot]
+	out.Owner, out.OwnerName = slot.Owner, slot.OwnerName
+	led, without := 0, ""
+	for _, dst := range e.Destinations {
+		own, remote, family := c.IPv4, slot.IPv4, "IPv4"
+		if dst.Addr().Is6() {
+			own, remote, family = c.IPv6, slot.IPv6, "IPv6"
+		}
+		switch {
+		case !own.IsValid(): // nothing of this family leaves it
+			continue
+		case !remote.IsValid(): // refused rather than sent another way
+			without = family
+			*refused = append(*refused, dataplane.ClientRoute{Destination: dst})
+		default:
+			led++
+			t := dataplane.ClientTunnel{Remote: remote, SourcePortAuto: e.SourcePortAuto}
+			if !slices.Contains(spec.Tunnels, t) {
+				spec.Tunnels = append(spec.Tunnels, t)
+			}
+			spec.Routes = append(spec.Routes, dataplane.ClientRoute{Destination: dst, Remote: remote})
+		}
+	}
+	switch {
+	case led == 0:
+		out.State, out.Reason = Refused, fmt.Sprintf("egress %s has no destination of a family that this client (%s) and the egress's tunnels both have", ref, addresses(c))
+	case out.Owner.IsZero():
+		out.State, out.Reason = Waiting, fmt.Sprintf("slot %d of egress %s has no owner now: see `skein egress show %s`", out.Slot, ref, ref)
+	default:
+		out.State, out.Reason = Ready, ""
+	}
+	if led > 0 && without != "" {
+		out.Reason = join(out.Reason, fmt.Sprintf("egress %s has no tunnels for %s: its %s destinations are refused", ref, without, without))
+	}
+	return out
+}
+
+func join(a, b string) string {
+	if a == "" || b == "" {
+		return a + b
+	}
+	return a + "; " + b
+}
+
+func addresses(c Client) string {
+	text := ""
+	for _, a := range []netip.Addr{c.IPv4, c.IPv6} {
+		if a.IsValid() {
+			text = join(text, a.String())
+		}
+	}
+	if text == "" {
+		return "no address"
+	}
+	return text
+}
+
+// entry is a client as gateways are told of it.
+func entry(c Client, slot uint32) *skeinv1.EgressClient {
+	e := &skeinv1.EgressClient{Key: c.Key, Slot: slot}
+	if c.IPv4.IsValid() {
+		e.Ipv4 = c.IPv4.String()
+	}
+	if c.IPv6.IsValid() {
+		e.Ipv6 = c.IPv6.String()
+	}
+	return e
+}
+
+// Lists are the clients of each egress as gateways are told of them, by key; of two with one key the later counts. Of an egress
+// that is not defined nobody is told.
+func Lists(clients []Client, agreed *Agreed) map[Ref][]*skeinv1.EgressClient {
+	out := map[Ref][]*skeinv1.EgressClient{}
+	for _, c := range clients {
+		_, choices := Plan(c, agreed)
+		for _, ch := range choices {
+			if ch.State == Unknown || ch.State == Refused || agreed == nil {
+				continue
+			}
+			out[ch.Ref] = slices.DeleteFunc(out[ch.Ref], func(e *skeinv1.EgressClient) bool { return e.GetKey() == c.Key })
+			out[ch.Ref] = append(out[ch.Ref], entry(c, ch.Slot))
+		}
+	}
+	for _, list := range out {
+		slices.SortFunc(list, func(a, b *skeinv1.EgressClient) int { return cmp.Compare(a.GetKey(), b.GetKey()) })
+	}
+	return out
+}

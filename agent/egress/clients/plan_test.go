@@ -1,0 +1,105 @@
+package clients
+
+import (
+	"fmt"
+	"net/netip"
+	"testing"
+
+	"github.com/skeinmesh/skein/agent/egress"
+	"github.com/skeinmesh/skein/dataplane"
+	"github.com/skeinmesh/skein/events"
+	"github.com/skeinmesh/skein/identity"
+	"github.com/skeinmesh/skein/internal/golden"
+)
+
+func addr(s string) netip.Addr  { return netip.MustParseAddr(s) }
+func pfx(s string) netip.Prefix { return netip.MustParsePrefix(s) }
+
+var gate1, gate2 = identity.ID{1}, identity.ID{2}
+
+// world is an agreed state: internet/nat with two slots, dc/nat with one that has no owner, six/nat with IPv6 tunnels only.
+func world() *Agreed {
+	return &Agreed{
+		Inside: []netip.Prefix{pfx("10.4.0.0/16"), pfx("10.68.0.0/16"), pfx("fd10::/48")},
+		Egresses: map[Ref]AgreedEgress{
+			{Namespace: "internet", Name: "nat"}: {
+				Destinations: []netip.Prefix{pfx("0.0.0.0/0"), pfx("::/0")}, Gateways: []identity.ID{gate1, gate2},
+				Slots: []AgreedSlot{{addr("10.68.0.1"), addr("fd10::1"), gate1, "gate1"}, {addr("10.68.0.2"), addr("fd10::2"), gate2, "gate2"}},
+			},
+			{Namespace: "dc", Name: "nat"}: {
+				Destinations: []netip.Prefix{pfx("192.168.10.0/24")}, SourcePortAuto: true, Gateways: []identity.ID{gate1},
+				Slots: []AgreedSlot{{IPv4: addr("10.68.0.3")}},
+			},
+			{Namespace: "six", Name: "nat"}: {
+				Destinations: []netip.Prefix{pfx("0.0.0.0/0"), pfx("2001:db8::/32")}, Gateways: []identity.ID{gate2},
+				Slots: []AgreedSlot{{IPv6: addr("fd10::4"), Owner: gate2, OwnerName: "gate2"}},
+			},
+			{Namespace: "empty", Name: "nat"}: {Destinations: []netip.Prefix{pfx("0.0.0.0/0")}},
+		},
+	}
+}
+
+func specLines(s dataplane.ClientSpec) []string {
+	out := []string{fmt.Sprintf("%s: %v %v by %s mtu %d host %v", s.Name, s.Addr4, s.Addr6, s.Uplink, s.MTU, s.Host)}
+	for _, t := range s.Tunnels {
+		out = append(out, fmt.Sprintf("  tunnel %s auto %v", t.Remote, t.SourcePortAuto))
+	}
+	for _, r := range s.Routes {
+		out = append(out, fmt.Sprintf("  %s -> %v", r.Destination, r.Remote))
+	}
+	return out
+}
+
+func TestPlan(t *testing.T) {
+	refs := func(names ...string) (out []Ref) {
+		for _, n := range names {
+			r, err := egress.ParseRef(n)
+			if err != nil {
+				t.Fatal(err)
+			}
+			out = append(out, r)
+		}
+		return out
+	}
+	var lines []string
+	for _, c := range []Client{
+		{Key: "default/web-0", NetNS: "/n/1", IPv4: addr("10.20.30.40"), IPv6: addr("fd20::40"), Uplink: "eth0", Wanted: refs("dc/nat", "internet/nat")},
+		{Key: "default/web-1", NetNS: "/n/2", IPv4: addr("10.20.30.41"), Uplink: "eth0", Wanted: refs("internet/nat", "nowhere/nat")},
+		{Key: "fd20::42", NetNS: "/n/3", IPv6: addr("fd20::42"), Uplink: "eth0", Wanted: refs("internet/nat", "dc/nat")},
+		{Key: "default/web-3", NetNS: "/n/4", IPv4: addr("10.20.30.43"), IPv6: addr("fd20::43"), Uplink: "eth0", Wanted: refs("six/nat", "internet/nat")},
+		{Key: "default/web-4", NetNS: "/n/5", IPv4: addr("10.20.30.44"), Uplink: "eth0", Wanted: refs("six/nat", "empty/nat")},
+		{Key: "10.4.0.1", IPv4: addr("10.4.0.1"), Uplink: "skein0", MTU: 1420, Host: true, Wanted: refs("internet/nat")},
+	} {
+		spec, choices := Plan(c, world())
+		lines = append(lines, specLines(spec)...)
+		for _, ch := range choices {
+			lines = append(lines, fmt.Sprintf("  = %s slot %d owner %q %s: %s", ch.Ref, ch.Slot, ch.OwnerName, ch.State, ch.Reason))
+		}
+	}
+	golden.Lines(t, "plan", lines)
+	spec, choices := Plan(Client{Key: "a/b", IPv4: addr("10.20.30.40"), Wanted: refs("internet/nat")}, nil)
+	if len(spec.Routes) != 0 || choices[0].State != Waiting {
+		t.Errorf("without a state: %+v, %+v", spec, choices)
+	}
+}
+
+func TestLists(t *testing.T) {
+	nat := Ref{Namespace: "internet", Name: "nat"}
+	client := func(key, ipv4 string, wanted ...Ref) Client {
+		return Client{Key: key, NetNS: "/n/" + ipv4, IPv4: addr(ipv4), Wanted: wanted}
+	}
+	got := Lists([]Client{
+		client("b/b", "10.0.0.2", nat), client("a/a", "10.0.0.1", nat, Ref{Namespace: "nowhere", Name: "nat"}), client("b/b", "10.0.0.3", nat, Ref{Namespace: "six", Name: "nat"}),
+	}, world())
+	if len(got) != 1 || len(got[nat]) != 2 || got[nat][0].GetKey() != "a/a" || got[nat][1].GetIpv4() != "10.0.0.3" {
+		t.Errorf("%v", got)
+	}
+	for _, e := range got[nat] {
+		if e.GetSlot() != events.SlotFor(e.GetKey(), 2) {
+			t.Errorf("%v is not on its slot", e)
+		}
+	}
+	if len(Lists([]Client{client("a/a", "10.0.0.1", nat)}, nil)) != 0 {
+		t.Error("lists without a state")
+	}
+}
