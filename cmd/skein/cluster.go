@@ -85,7 +85,7 @@ func newNodeCmd(g *globals) *cobra.Command {
 	}
 	revoke.Flags().StringVar(&reason, "reason", "", "why, for the record")
 	revoke.Flags().BoolVar(&force, "force", false, "also when it leaves only two voters")
-	return group("node", "Members", show, revoke)
+	return group("node", "Members", show, newNodeDrainCmd(g), revoke)
 }
 
 func printNode(w io.Writer, n *skeinv1.NodeView) {
@@ -97,6 +97,9 @@ func printNode(w io.Writer, n *skeinv1.NodeView) {
 	line("addresses", "%s  %s", n.GetNode().GetIpv4(), n.GetNode().GetIpv6())
 	line("admitted", "%s, by event %d", time.Unix(0, n.GetNode().GetAdmittedAt()).Format(time.RFC3339), n.GetNode().GetAdmittedIndex())
 	line("labels", "%s", labelsText(n.GetNode().GetLabels()))
+	if n.GetNode().GetDraining() {
+		line("draining", "it gets no egress slots; `skein node drain %s --undo` takes that back", n.GetNode().GetName())
+	}
 	line("path", "%s, %s", n.GetPath(), map[bool]string{true: "alive", false: "not heard of lately"}[n.GetAlive()])
 	if r == nil {
 		line("record", "none has arrived yet")

@@ -25,11 +25,48 @@ func eventLine(e *skeinv1.Event, names *strings.Replacer) string {
 	case e.GetCommandAnswered() != nil:
 		return start + fmt.Sprintf("%-17s request %.8s", field.Name(), e.GetCommandAnswered().GetAnswer().GetRequestId())
 	}
-	what := strings.Join(facts(m.Get(field).Message(), nil), " ")
+	what := egressNews(e)
+	if what == "" {
+		what = strings.Join(facts(m.Get(field).Message(), nil), " ")
+	}
 	if e.GetNodeAdmitted() == nil { // there the ID itself is the news
 		what = names.Replace(what)
 	}
 	return cut(strings.TrimRight(start+fmt.Sprintf("%-17s %s", field.Name(), what), " "), tableWidth)
+}
+
+// egressNews tells what an event did to an egress or its slots, "" if nothing.
+func egressNews(e *skeinv1.Event) string {
+	slot := func(s *skeinv1.EgressSlot, how string) string {
+		planned := ""
+		if s.GetPlanned() {
+			planned = ", as planned"
+		}
+		return fmt.Sprintf("%s/%s slot %d %s%s: %s", s.GetNamespace(), s.GetName(), s.GetNumber(), how, planned, cmp.Or(s.GetReason(), "no reason given"))
+	}
+	egress := func(x *skeinv1.Egress) string {
+		return fmt.Sprintf("%s by %s, gateways %s", strings.Join(x.GetDestinations(), " "), plural(int(x.GetReplicas()), "slot"), labelsText(x.GetGateways()))
+	}
+	switch b := e.GetBody().(type) {
+	case *skeinv1.Event_EgressDefined:
+		x := b.EgressDefined.GetEgress()
+		return egressName(x) + ": " + egress(x)
+	case *skeinv1.Event_EgressChanged:
+		x := b.EgressChanged.GetEgress()
+		return fmt.Sprintf("%s (%s): %s", egressName(x), b.EgressChanged.GetChange(), egress(x))
+	case *skeinv1.Event_EgressRemoved:
+		return b.EgressRemoved.GetNamespace() + "/" + b.EgressRemoved.GetName()
+	case *skeinv1.Event_SlotAssigned:
+		s := b.SlotAssigned.GetSlot()
+		return slot(s, "to "+s.GetNodeId())
+	case *skeinv1.Event_SlotMoved:
+		s := b.SlotMoved.GetSlot()
+		return slot(s, s.GetFromNodeId()+" -> "+s.GetNodeId())
+	case *skeinv1.Event_SlotReleased:
+		s := b.SlotReleased.GetSlot()
+		return slot(s, "taken from "+s.GetFromNodeId())
+	}
+	return ""
 }
 
 // newsFirst is, by message, which facts come first: a line is cut where it does not fit. The others follow as declared.
@@ -146,6 +183,7 @@ func printState(w io.Writer, r *skeinv1.StateResponse) {
 	}
 	t.print(w)
 	printAddressState(w, s)
+	printEgressState(w, s)
 }
 
 // mostBlocks is how many blocks a state shows: -o json has the rest.
@@ -183,6 +221,31 @@ func printAddressState(w io.Writer, s *skeinv1.State) {
 		}
 		t.print(w)
 	}
+}
+
+// printEgressState shows egresses and who owns their slots, where there are any.
+func printEgressState(w io.Writer, s *skeinv1.State) {
+	if len(s.GetEgresses()) == 0 {
+		return
+	}
+	names := map[string]string{}
+	for _, n := range s.GetNodes() {
+		names[n.GetId()] = n.GetName()
+	}
+	fmt.Fprintln(w)
+	t := table{head: []string{"EGRESS", "SLOTS", "POOL", "CREATED BY", "CHANGED BY", "GATEWAYS", "DESTINATIONS", "SOURCE"}}
+	for _, e := range s.GetEgresses() {
+		t.add(egressName(e), fmt.Sprint(e.GetReplicas()), e.GetPool(), fmt.Sprintf("event %d", e.GetCreatedIndex()), fmt.Sprintf("event %d", e.GetChangedIndex()),
+			labelsText(e.GetGateways()), strings.Join(e.GetDestinations(), " "), sourcesText(e))
+	}
+	t.print(w)
+	fmt.Fprintln(w)
+	t = table{head: []string{"EGRESS", "SLOT", "OWNER", "EPOCH", "SINCE", "FROM", "WHY"}}
+	for _, k := range s.GetSlots() {
+		t.add(k.GetNamespace()+"/"+k.GetName(), fmt.Sprint(k.GetNumber()), dash(cmp.Or(names[k.GetNodeId()], k.GetNodeId())), fmt.Sprint(k.GetEpoch()), since(k.GetSince()),
+			dash(cmp.Or(names[k.GetFromNodeId()], k.GetFromNodeId())), dash(k.GetReason()))
+	}
+	t.print(w)
 }
 
 func printStatePools(w io.Writer, s *skeinv1.State) {

@@ -29,6 +29,7 @@ type fakeAgent struct {
 	answer map[string]proto.Message // by the request's message name
 	err    error
 	run    string
+	drains []*skeinv1.DrainNodeResponse // the last one is for all that follow
 }
 
 func newFakeAgent(t *testing.T) *fakeAgent {
@@ -125,6 +126,49 @@ func (f *fakeAgent) Pods(_ context.Context, r *skeinv1.PodsRequest) (*skeinv1.Po
 
 func (f *fakeAgent) Import(_ context.Context, r *skeinv1.ImportRequest) (*skeinv1.ImportResponse, error) {
 	return answerTo[*skeinv1.ImportResponse](f, r)
+}
+
+func (f *fakeAgent) CreateEgress(_ context.Context, r *skeinv1.CreateEgressRequest) (*skeinv1.EgressResponse, error) {
+	return answerTo[*skeinv1.EgressResponse](f, r)
+}
+
+func (f *fakeAgent) ChangeEgress(_ context.Context, r *skeinv1.ChangeEgressRequest) (*skeinv1.EgressResponse, error) {
+	return answerTo[*skeinv1.EgressResponse](f, r)
+}
+
+func (f *fakeAgent) RemoveEgress(_ context.Context, r *skeinv1.RemoveEgressRequest) (*skeinv1.RemoveEgressResponse, error) {
+	return answerTo[*skeinv1.RemoveEgressResponse](f, r)
+}
+
+func (f *fakeAgent) Egresses(_ context.Context, r *skeinv1.EgressesRequest) (*skeinv1.EgressesResponse, error) {
+	return answerTo[*skeinv1.EgressesResponse](f, r)
+}
+
+func (f *fakeAgent) ShowEgress(_ context.Context, r *skeinv1.ShowEgressRequest) (*skeinv1.ShowEgressResponse, error) {
+	return answerTo[*skeinv1.ShowEgressResponse](f, r)
+}
+
+func (f *fakeAgent) ExplainEgress(_ context.Context, r *skeinv1.ExplainEgressRequest) (*skeinv1.ExplainEgressResponse, error) {
+	return answerTo[*skeinv1.ExplainEgressResponse](f, r)
+}
+
+func (f *fakeAgent) AttachEgress(_ context.Context, r *skeinv1.AttachEgressRequest) (*skeinv1.AttachEgressResponse, error) {
+	return answerTo[*skeinv1.AttachEgressResponse](f, r)
+}
+
+// DrainNode answers the calls one after the other when drains are laid out.
+func (f *fakeAgent) DrainNode(_ context.Context, r *skeinv1.DrainNodeRequest) (*skeinv1.DrainNodeResponse, error) {
+	if len(f.drains) > 1 {
+		f.asked = append(f.asked, r)
+		next := f.drains[0]
+		f.drains = f.drains[1:]
+		return next, nil
+	}
+	if len(f.drains) == 1 {
+		f.asked = append(f.asked, r)
+		return f.drains[0], nil
+	}
+	return answerTo[*skeinv1.DrainNodeResponse](f, r)
 }
 
 // skein runs a command against the fake agent; out is standard output, and what the command says beside it.

@@ -149,7 +149,7 @@ func newExplainCmd(g *globals) *cobra.Command {
 		},
 	}
 	peer.Flags().StringVar(&at, "at", "", "a time (RFC 3339) or an age (such as 5m) instead of now")
-	return group("explain", "Say why something is as it is", peer, newExplainAddressCmd(g))
+	return group("explain", "Say why something is as it is", peer, newExplainAddressCmd(g), newExplainEgressCmd(g))
 }
 
 // parseTime reads a time or an age; empty is 0, for now.

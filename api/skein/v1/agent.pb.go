@@ -4652,7 +4652,7 @@ func (x *WhoRequest) GetAtTime() int64 {
 type WhoResponse struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Address       string                 `protobuf:"bytes,1,opt,name=address,proto3" json:"address,omitempty"`
-	Kind          string                 `protobuf:"bytes,2,opt,name=kind,proto3" json:"kind,omitempty"`                       // node | block | reserved | static | free | resting | unknown
+	Kind          string                 `protobuf:"bytes,2,opt,name=kind,proto3" json:"kind,omitempty"`                       // node | block | reserved | static | egress | free | resting | unknown
 	Says          string                 `protobuf:"bytes,3,opt,name=says,proto3" json:"says,omitempty"`                       // one plain sentence
 	AtIndex       uint64                 `protobuf:"varint,4,opt,name=at_index,json=atIndex,proto3" json:"at_index,omitempty"` // for which it holds
 	AtTime        int64                  `protobuf:"varint,5,opt,name=at_time,json=atTime,proto3" json:"at_time,omitempty"`
@@ -5254,11 +5254,13 @@ func (x *ChangeEgressRequest) GetChange() *ChangeEgress {
 	return nil
 }
 
+// EgressResponse has warnings, for instance that no node is eligible, and moves: what the change does to slots and clients, a sentence each.
 type EgressResponse struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Egress        *Egress                `protobuf:"bytes,1,opt,name=egress,proto3" json:"egress,omitempty"`
 	Index         uint64                 `protobuf:"varint,2,opt,name=index,proto3" json:"index,omitempty"`
 	Warnings      []string               `protobuf:"bytes,3,rep,name=warnings,proto3" json:"warnings,omitempty"`
+	Moves         []string               `protobuf:"bytes,4,rep,name=moves,proto3" json:"moves,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -5310,6 +5312,13 @@ func (x *EgressResponse) GetIndex() uint64 {
 func (x *EgressResponse) GetWarnings() []string {
 	if x != nil {
 		return x.Warnings
+	}
+	return nil
+}
+
+func (x *EgressResponse) GetMoves() []string {
+	if x != nil {
+		return x.Moves
 	}
 	return nil
 }
@@ -6620,11 +6629,12 @@ const file_skein_v1_agent_proto_rawDesc = "" +
 	"\x13CreateEgressRequest\x12(\n" +
 	"\x06egress\x18\x01 \x01(\v2\x10.skein.v1.EgressR\x06egress\"E\n" +
 	"\x13ChangeEgressRequest\x12.\n" +
-	"\x06change\x18\x01 \x01(\v2\x16.skein.v1.ChangeEgressR\x06change\"l\n" +
+	"\x06change\x18\x01 \x01(\v2\x16.skein.v1.ChangeEgressR\x06change\"\x82\x01\n" +
 	"\x0eEgressResponse\x12(\n" +
 	"\x06egress\x18\x01 \x01(\v2\x10.skein.v1.EgressR\x06egress\x12\x14\n" +
 	"\x05index\x18\x02 \x01(\x04R\x05index\x12\x1a\n" +
-	"\bwarnings\x18\x03 \x03(\tR\bwarnings\"G\n" +
+	"\bwarnings\x18\x03 \x03(\tR\bwarnings\x12\x14\n" +
+	"\x05moves\x18\x04 \x03(\tR\x05moves\"G\n" +
 	"\x13RemoveEgressRequest\x12\x1c\n" +
 	"\tnamespace\x18\x01 \x01(\tR\tnamespace\x12\x12\n" +
 	"\x04name\x18\x02 \x01(\tR\x04name\",\n" +
