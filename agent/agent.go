@@ -96,6 +96,7 @@ type Agent struct {
 	links       hostLinks
 	pods        *pods         // nil: this node only relays
 	podsDone    chan struct{} // closed when nothing is given to pods any more
+	egress      egressRoom    // nil: this node only relays
 
 	problems    *problems
 	metrics     *metrics

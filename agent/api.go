@@ -32,7 +32,6 @@ const proposeHold = 15 * time.Second
 
 // api is the local API; each method reads what the agent has, or proposes a command.
 type api struct {
-	skeinv1connect.UnimplementedAgentServiceHandler
 	a *Agent
 }
 

@@ -1,0 +1,354 @@
+package agent
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net/netip"
+	"slices"
+	"strings"
+	"sync"
+	"time"
+
+	"connectrpc.com/connect"
+	"google.golang.org/protobuf/proto"
+
+	skeinv1 "github.com/skeinmesh/skein/api/skein/v1"
+	"github.com/skeinmesh/skein/events"
+	"github.com/skeinmesh/skein/identity"
+)
+
+const (
+	egressPatience = 1500 * time.Millisecond // for one node's report
+	egressAtOnce   = 16                      // nodes that are asked at a time
+	// egressAsked is up to how many members all are asked for their clients; above, only gateways and this node are.
+	egressAsked = 256
+)
+
+// egressRoom is what the agent's egresses do for the local API.
+type egressRoom interface {
+	// Report is what a node does for egresses, as it says; the node may be this one.
+	Report(ctx context.Context, node identity.ID, r *skeinv1.EgressReportRequest) (*skeinv1.EgressReportResponse, error)
+	// Attach changes which egresses a pod of this host uses.
+	Attach(ctx context.Context, r *skeinv1.AttachEgressRequest) (*skeinv1.AttachEgressResponse, error)
+}
+
+// errNoEgresses is for those who ask a node that runs none.
+var errNoEgresses = errors.New("egresses do not run on this node: it only relays")
+
+func (s api) CreateEgress(ctx context.Context, r *skeinv1.CreateEgressRequest) (*skeinv1.EgressResponse, error) {
+	nodes := s.a.egressNodes(s.a.replica.State())
+	if what := checkEgress(r.GetEgress(), nodes); what != "" {
+		return nil, connect.NewError(connect.CodeInvalidArgument, fmt.Errorf("egress %s: %s", nameOfEgress(r.GetEgress()), what))
+	}
+	answer, err := s.a.propose(ctx, &skeinv1.Command{Body: &skeinv1.Command_DefineEgress{DefineEgress: &skeinv1.DefineEgress{Egress: r.GetEgress()}}})
+	if err != nil {
+		return nil, err
+	}
+	return &skeinv1.EgressResponse{Egress: answer.GetEgress(), Index: answer.GetIndex(), Warnings: egressWarnings(answer.GetEgress(), nodes)}, nil
+}
+
+func (s api) ChangeEgress(ctx context.Context, r *skeinv1.ChangeEgressRequest) (*skeinv1.EgressResponse, error) {
+	c, before := r.GetChange(), s.a.replica.State()
+	nodes := s.a.egressNodes(before)
+	old := before.Egress(c.GetNamespace(), c.GetName())
+	// Only what is new is looked at: a node that came later than the egress must not keep it from being changed.
+	news := &skeinv1.Egress{}
+	if slices.Contains(c.GetFields(), "destinations") {
+		news.Destinations = without(c.GetSet().GetDestinations(), old.GetDestinations())
+	}
+	if slices.Contains(c.GetFields(), "addresses") {
+		news.Addresses = slices.DeleteFunc(slices.Clone(c.GetSet().GetAddresses()), func(x *skeinv1.EgressAddress) bool {
+			return slices.ContainsFunc(old.GetAddresses(), func(y *skeinv1.EgressAddress) bool { return proto.Equal(x, y) })
+		})
+	}
+	if what := checkEgress(news, nodes); what != "" {
+		return nil, connect.NewError(connect.CodeInvalidArgument, fmt.Errorf("egress %s/%s: %s", c.GetNamespace(), c.GetName(), what))
+	}
+	answer, err := s.a.propose(ctx, &skeinv1.Command{Body: &skeinv1.Command_ChangeEgress{ChangeEgress: c}})
+	if err != nil {
+		return nil, err
+	}
+	out := &skeinv1.EgressResponse{Egress: answer.GetEgress(), Index: answer.GetIndex(), Warnings: egressWarnings(answer.GetEgress(), nodes)}
+	if old != nil {
+		out.Moves = egressMoves(old, answer.GetEgress(), s.a.replica.State().Slots(c.GetNamespace(), c.GetName()), nodes)
+	}
+	return out, nil
+}
+
+func (s api) RemoveEgress(ctx context.Context, r *skeinv1.RemoveEgressRequest) (*skeinv1.RemoveEgressResponse, error) {
+	answer, err := s.a.propose(ctx, &skeinv1.Command{Body: &skeinv1.Command_RemoveEgress{RemoveEgress: &skeinv1.RemoveEgress{Namespace: r.GetNamespace(), Name: r.GetName()}}})
+	return &skeinv1.RemoveEgressResponse{Index: answer.GetIndex()}, err
+}
+
+func nameOfEgress(e *skeinv1.Egress) string { return egressName(e.GetNamespace(), e.GetName()) }
+
+// egressNodes are all members, by name.
+func (a *Agent) egressNodes(st *events.State) []egressNode {
+	records := a.gossip.Records()
+	var out []egressNode
+	for _, n := range st.Nodes() {
+		id, err := identity.ParseID(n.GetId())
+		if err != nil {
+			continue
+		}
+		out = append(out, egressNode{node: n, record: records[id].Record, alive: id == a.id || a.gossip.Alive(id)})
+	}
+	slices.SortFunc(out, func(x, y egressNode) int { return strings.Compare(x.name(), y.name()) })
+	return out
+}
+
+// findEgress is the egress of that name; without a namespace the only one that is called so.
+func findEgress(st *events.State, namespace, name string) (*skeinv1.Egress, error) {
+	var found []*skeinv1.Egress
+	if namespace != "" {
+		if e := st.Egress(namespace, name); e != nil {
+			return e, nil
+		}
+		return nil, connect.NewError(connect.CodeNotFound, fmt.Errorf("there is no egress %s/%s; `skein egress list` shows those there are", namespace, name))
+	}
+	var names []string
+	for _, e := range st.Egresses() {
+		if e.GetName() == name {
+			found, names = append(found, e), append(names, nameOfEgress(e))
+		}
+	}
+	switch len(found) {
+	case 1:
+		return found[0], nil
+	case 0:
+		return nil, connect.NewError(connect.CodeNotFound, fmt.Errorf("there is no egress %s in any namespace; `skein egress list` shows those there are", name))
+	}
+	return nil, connect.NewError(connect.CodeInvalidArgument, fmt.Errorf("%d egresses are called %s: name one of %s", len(found), name, strings.Join(names, ", ")))
+}
+
+func (s api) Egresses(context.Context, *skeinv1.EgressesRequest) (*skeinv1.EgressesResponse, error) {
+	st := s.a.replica.State()
+	nodes := s.a.egressNodes(st)
+	out := &skeinv1.EgressesResponse{}
+	for _, e := range st.Egresses() {
+		out.Egresses = append(out.Egresses, summarize(e, st.Slots(e.GetNamespace(), e.GetName()), nodes))
+	}
+	return out, nil
+}
+
+// summarize is an egress with its slots and who may have them.
+func summarize(e *skeinv1.Egress, slots []*skeinv1.EgressSlot, nodes []egressNode) *skeinv1.EgressSummary {
+	out := &skeinv1.EgressSummary{Egress: e}
+	for _, s := range slots {
+		out.Slots = append(out.Slots, slotView(s, nodes))
+	}
+	for _, n := range eligibleNodes(e, nodes) {
+		out.Eligible = append(out.Eligible, n.name())
+	}
+	return out
+}
+
+func slotView(s *skeinv1.EgressSlot, nodes []egressNode) *skeinv1.SlotView {
+	v := &skeinv1.SlotView{Slot: s}
+	for _, n := range nodes {
+		if n.node.GetId() == s.GetNodeId() {
+			v.Owner, v.Site, v.Alive = n.name(), n.record.GetSite(), n.alive
+		}
+	}
+	return v
+}
+
+func (s api) ShowEgress(ctx context.Context, r *skeinv1.ShowEgressRequest) (*skeinv1.ShowEgressResponse, error) {
+	p, err := s.a.egressPicture(ctx, r.GetNamespace(), r.GetName())
+	if err != nil {
+		return nil, err
+	}
+	return p.shown(), nil
+}
+
+// shown is the picture as the API gives it.
+func (p egressPicture) shown() *skeinv1.ShowEgressResponse {
+	out := &skeinv1.ShowEgressResponse{Summary: summarize(p.egress, p.slots, p.nodes)}
+	for _, n := range p.nodes {
+		id := n.node.GetId()
+		if why, silent := p.silent[id]; silent {
+			out.Silent = append(out.Silent, &skeinv1.EgressNodeError{Node: n.name(), Error: why})
+			continue
+		}
+		if g := p.gateway(id); g != nil {
+			out.Gateways = append(out.Gateways, g)
+		}
+		host := &skeinv1.EgressHostClients{Node: n.name()}
+		for _, c := range p.reports[id].GetClients() {
+			if p.ours(c) != nil {
+				host.Clients = append(host.Clients, c)
+			}
+		}
+		if len(host.Clients) > 0 {
+			out.Clients = append(out.Clients, host)
+		}
+	}
+	if why, some := p.silent[""]; some {
+		out.Silent = append(out.Silent, &skeinv1.EgressNodeError{Error: why})
+	}
+	return out
+}
+
+// egressPicture asks everybody whom an egress concerns.
+func (a *Agent) egressPicture(ctx context.Context, namespace, name string) (egressPicture, error) {
+	st := a.replica.State()
+	e, err := findEgress(st, namespace, name)
+	if err != nil {
+		return egressPicture{}, err
+	}
+	p := egressPicture{egress: e, slots: st.Slots(e.GetNamespace(), e.GetName()), nodes: a.egressNodes(st)}
+	if id, ok := a.leader(); ok {
+		p.leader = a.roster.Name(id)
+	}
+	ask, silent := whomToAsk(e, p.slots, p.nodes, a.id.String())
+	p.reports, p.silent = a.askEgresses(ctx, ask, &skeinv1.EgressReportRequest{Namespace: e.GetNamespace(), Name: e.GetName()})
+	for id, why := range silent {
+		p.silent[id] = why
+	}
+	return p, nil
+}
+
+// whomToAsk are the IDs of the nodes that know of an egress, as gateway or because they may have clients of it; silent are those that
+// need not be asked, with the reason, under "" for many.
+func whomToAsk(e *skeinv1.Egress, slots []*skeinv1.EgressSlot, nodes []egressNode, self string) (ask []string, silent map[string]string) {
+	silent = map[string]string{}
+	few := len(nodes) <= egressAsked
+	for _, n := range nodes {
+		id := n.node.GetId()
+		why, _ := obstacles(e, n)
+		gateway := len(why) == 0 || slices.ContainsFunc(slots, func(s *skeinv1.EgressSlot) bool { return s.GetNodeId() == id })
+		switch {
+		case n.record.GetRole() == roleRelay:
+		case n.alive && (gateway || few || id == self):
+			ask = append(ask, id)
+		case gateway:
+			silent[id] = "it was not heard of lately"
+		case n.alive:
+			silent[""] = fmt.Sprintf("of %d members only gateways and this node were asked: the clients of others are missing here", len(nodes))
+		}
+	}
+	return ask, silent
+}
+
+// askEgresses gets reports of nodes, some at a time.
+func (a *Agent) askEgresses(ctx context.Context, nodes []string, r *skeinv1.EgressReportRequest) (map[string]*skeinv1.EgressReportResponse, map[string]string) {
+	reports, silent := map[string]*skeinv1.EgressReportResponse{}, map[string]string{}
+	if a.egress == nil {
+		for _, id := range nodes {
+			silent[id] = errNoEgresses.Error() + ", and asks nobody"
+		}
+		return reports, silent
+	}
+	var mu sync.Mutex
+	var all sync.WaitGroup
+	gate := make(chan struct{}, egressAtOnce)
+	for _, text := range nodes {
+		id, err := identity.ParseID(text)
+		if err != nil {
+			continue
+		}
+		all.Go(func() {
+			gate <- struct{}{}
+			defer func() { <-gate }()
+			ctx, cancel := context.WithTimeout(ctx, egressPatience)
+			defer cancel()
+			answer, err := a.egress.Report(ctx, id, r)
+			mu.Lock()
+			defer mu.Unlock()
+			if err != nil {
+				silent[text] = plainly(err)
+				return
+			}
+			reports[text] = answer
+		})
+	}
+	all.Wait()
+	return reports, silent
+}
+
+// plainly is what an error of another node's says, without codes.
+func plainly(err error) string {
+	var c *connect.Error
+	switch {
+	case errors.Is(err, context.DeadlineExceeded), connect.CodeOf(err) == connect.CodeDeadlineExceeded:
+		return fmt.Sprintf("it did not answer within %s", egressPatience)
+	case connect.CodeOf(err) == connect.CodeUnimplemented:
+		return "its version of skein has no egresses"
+	case errors.As(err, &c):
+		return c.Message()
+	}
+	return err.Error()
+}
+
+func (s api) ExplainEgress(ctx context.Context, r *skeinv1.ExplainEgressRequest) (*skeinv1.ExplainEgressResponse, error) {
+	if a, err := netip.ParseAddr(r.GetClient()); err == nil {
+		r = &skeinv1.ExplainEgressRequest{Namespace: r.GetNamespace(), Name: r.GetName(), Client: a.Unmap().String()}
+	}
+	p, err := s.a.egressPicture(ctx, r.GetNamespace(), r.GetName())
+	if err != nil {
+		return nil, err
+	}
+	p.client = r.GetClient()
+	p.news = s.a.egressNews(ctx, p)
+	return &skeinv1.ExplainEgressResponse{Lines: explainEgress(p)}, nil
+}
+
+// egressNews is what archives tell of an egress, and this node's journal of its slots here, oldest first.
+func (a *Agent) egressNews(ctx context.Context, p egressPicture) (out []egressNews) {
+	namespace, name := p.egress.GetNamespace(), p.egress.GetName()
+	_ = a.eachEvent(ctx, a.replica.State().Index(), func(e *skeinv1.Event) { // without archives the journal has to do
+		if text := egressEventText(e, namespace, name, p.nameOf); text != "" {
+			out = append(out, egressNews{e.GetTime(), text})
+		}
+	})
+	entries, err := a.journal.Read(time.Time{}, time.Time{}, func(e *skeinv1.JournalEntry) bool {
+		h := e.GetSlotHeld()
+		return h != nil && h.GetNamespace() == namespace && h.GetName() == name
+	})
+	if err != nil {
+		a.log.Warn("explain an egress: the journal cannot be read", "err", err)
+	}
+	for _, e := range entries {
+		out = append(out, egressNews{e.GetTime(), slotHeldText(a.cfg.Name, e.GetSlotHeld())})
+	}
+	slices.SortStableFunc(out, func(x, y egressNews) int { return int(min(max(x.at-y.at, -1), 1)) })
+	return out
+}
+
+func (s api) AttachEgress(ctx context.Context, r *skeinv1.AttachEgressRequest) (*skeinv1.AttachEgressResponse, error) {
+	switch {
+	case s.a.egress == nil:
+		return nil, connect.NewError(connect.CodeFailedPrecondition, errNoEgresses)
+	case r.GetPod() == "" && r.GetContainerId() == "":
+		return nil, connect.NewError(connect.CodeInvalidArgument, errors.New("no pod is named: give its name and namespace, or its container's ID"))
+	case len(r.GetEgresses()) == 0:
+		return nil, connect.NewError(connect.CodeInvalidArgument, errors.New("no egress is named; `skein egress list` shows those there are"))
+	}
+	answer, err := s.a.egress.Attach(ctx, r)
+	return answer, asConnect(err)
+}
+
+func (s api) DrainNode(ctx context.Context, r *skeinv1.DrainNodeRequest) (*skeinv1.DrainNodeResponse, error) {
+	n, id, err := s.a.find(r.GetNode())
+	if err != nil {
+		return nil, err
+	}
+	out := &skeinv1.DrainNodeResponse{Node: n}
+	if !r.GetDryRun() {
+		answer, err := s.a.propose(ctx, &skeinv1.Command{Body: &skeinv1.Command_DrainNode{DrainNode: &skeinv1.DrainNode{NodeId: n.GetId(), Draining: !r.GetUndo()}}})
+		if err != nil {
+			return nil, err
+		}
+		out.Index = answer.GetIndex()
+	}
+	st := s.a.replica.State()
+	if now := st.Node(id); now != nil {
+		out.Node = now
+	}
+	nodes := s.a.egressNodes(st)
+	for _, slot := range st.SlotsOf(n.GetId()) {
+		out.Slots = append(out.Slots, slotView(slot, nodes))
+	}
+	return out, nil
+}
