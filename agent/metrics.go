@@ -27,6 +27,7 @@ type metrics struct {
 	leader  prometheus.Gauge
 	trouble *prometheus.GaugeVec
 	cni     cniMetrics
+	egress  egressMetrics
 }
 
 func newMetrics(a *Agent) *metrics {
@@ -51,6 +52,7 @@ func newMetrics(a *Agent) *metrics {
 	m.leader = gauge("skein_is_leader", "1 on the node that leads the cluster.")
 	m.trouble = gauges("skein_problems", "Problems that status shows, by severity.", "severity")
 	m.cni = newCNIMetrics(m.registry)
+	m.egress = newEgressMetrics(m.registry)
 	m.registry.MustRegister(roomCollector{a})
 	return m
 }
@@ -158,6 +160,7 @@ func (c roomCollector) Collect(out chan<- prometheus.Metric) {
 	c.a.collectRelay(out)
 	c.a.collectUDPRelay(out)
 	c.a.collectPods(out)
+	c.a.collectEgresses(out)
 	if c.a.guess != nil {
 		s := c.a.guess.Stats()
 		for outcome, n := range map[string]uint64{"hit": s.Hits, "failed": s.Failed, "refused": s.Refused, "silent": s.Silent} {

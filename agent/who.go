@@ -80,6 +80,10 @@ func who(st *events.State, at netip.Addr) *skeinv1.WhoResponse {
 		return out
 	}
 	out.Pool, out.Block = pool.GetName(), block
+	if use, ok := st.EgressAddressAt(at); ok {
+		whoOfEgress(st, use, out)
+		return out
+	}
 	if x := st.Static(pool.GetName(), at); x != nil {
 		out.Kind, out.NodeId, out.EventIndex, out.EventTime = "static", x.GetNodeId(), x.GetIndex(), x.GetSince()
 		out.Says = fmt.Sprintf("It is reserved for pod %s/%s; no node holds it", x.GetNamespace(), x.GetPod())
@@ -108,6 +112,30 @@ func who(st *events.State, at netip.Addr) *skeinv1.WhoResponse {
 		}
 	}
 	return out
+}
+
+// whoOfEgress is what the agreed state says of an address of an egress: the owner of its slot has it.
+func whoOfEgress(st *events.State, use events.EgressUse, out *skeinv1.WhoResponse) {
+	what := "Tunnels lead to it: it is the endpoint"
+	if use.Source {
+		what = "Packets leave with it: it is the source address"
+	}
+	e, s := st.Egress(use.Namespace, use.Name), st.Slot(use.Namespace, use.Name, use.Slot)
+	out.Kind = "egress"
+	out.Says = fmt.Sprintf("%s of slot %d of egress %s/%s, which nobody owns", what, use.Slot, use.Namespace, use.Name)
+	out.EventIndex, out.EventTime, out.Event = e.GetCreatedIndex(), e.GetCreatedAt(), "egress_defined"
+	if s.GetEpoch() == 0 {
+		return
+	}
+	out.EventIndex, out.EventTime, out.Event = s.GetEpoch(), s.GetSince(), "slot_released"
+	if s.GetNodeId() == "" {
+		return
+	}
+	out.NodeId, out.Node, out.Event = s.GetNodeId(), nodeName(st, s.GetNodeId()), "slot_assigned"
+	if s.GetFromNodeId() != "" {
+		out.Event = "slot_moved"
+	}
+	out.Says = fmt.Sprintf("%s of slot %d of egress %s/%s, which node %s owns", what, use.Slot, use.Namespace, use.Name, out.Node)
 }
 
 // nodeName is a member's name, live or revoked; of a stranger, its ID.
@@ -178,8 +206,12 @@ func (a *Agent) eachEvent(ctx context.Context, last uint64, f func(*skeinv1.Even
 func (a *Agent) addEvents(ctx context.Context, out *skeinv1.WhoResponse, at netip.Addr, last uint64) {
 	st := a.replica.State()
 	_, number, _ := st.BlockAt(at)
+	use, ofEgress := st.EgressAddressAt(at)
 	_ = a.eachEvent(ctx, last, func(e *skeinv1.Event) {
 		name, line := concerns(st, e, out, number)
+		if name == "" && ofEgress {
+			name, line = concernsEgress(st, e, use)
+		}
 		if name == "" {
 			return
 		}
@@ -246,6 +278,38 @@ func concerns(st *events.State, e *skeinv1.Event, w *skeinv1.WhoResponse, number
 	case *skeinv1.Event_AddressReleased:
 		if x := b.AddressReleased; static(x.GetPool(), x.GetAddress()) {
 			return name, "no longer reserved"
+		}
+	}
+	return "", ""
+}
+
+// concernsEgress tells what an event did to the slot of an egress that an address belongs to.
+func concernsEgress(st *events.State, e *skeinv1.Event, use events.EgressUse) (name, line string) {
+	slot := func(s *skeinv1.EgressSlot) bool {
+		return s.GetNamespace() == use.Namespace && s.GetName() == use.Name && s.GetNumber() == use.Slot
+	}
+	egress := func(x *skeinv1.Egress) bool { return x.GetNamespace() == use.Namespace && x.GetName() == use.Name }
+	of := fmt.Sprintf("slot %d of egress %s/%s", use.Slot, use.Namespace, use.Name)
+	switch b := e.GetBody().(type) {
+	case *skeinv1.Event_EgressDefined:
+		if egress(b.EgressDefined.GetEgress()) {
+			return "egress_defined", fmt.Sprintf("egress %s/%s defined", use.Namespace, use.Name)
+		}
+	case *skeinv1.Event_EgressChanged:
+		if egress(b.EgressChanged.GetEgress()) {
+			return "egress_changed", fmt.Sprintf("egress %s/%s changed: %s", use.Namespace, use.Name, b.EgressChanged.GetChange())
+		}
+	case *skeinv1.Event_SlotAssigned:
+		if s := b.SlotAssigned.GetSlot(); slot(s) {
+			return "slot_assigned", fmt.Sprintf("%s given to node %s: %s", of, nodeName(st, s.GetNodeId()), reasonText(s.GetReason()))
+		}
+	case *skeinv1.Event_SlotMoved:
+		if s := b.SlotMoved.GetSlot(); slot(s) {
+			return "slot_moved", fmt.Sprintf("%s moved from node %s to %s: %s", of, nodeName(st, s.GetFromNodeId()), nodeName(st, s.GetNodeId()), reasonText(s.GetReason()))
+		}
+	case *skeinv1.Event_SlotReleased:
+		if s := b.SlotReleased.GetSlot(); slot(s) {
+			return "slot_released", fmt.Sprintf("%s taken from node %s: %s", of, nodeName(st, s.GetFromNodeId()), reasonText(s.GetReason()))
 		}
 	}
 	return "", ""

@@ -1,0 +1,162 @@
+package agent
+
+import (
+	"strings"
+	"testing"
+	"time"
+
+	skeinv1 "github.com/skeinmesh/skein/api/skein/v1"
+	"github.com/skeinmesh/skein/events"
+	"github.com/skeinmesh/skein/internal/golden"
+)
+
+const (
+	idGW1  = "1111111111111111"
+	idGW2  = "2222222222222222"
+	idHost = "3333333333333333"
+	idEdge = "4444444444444444"
+)
+
+// utc makes times look the same everywhere.
+func utc(t *testing.T) {
+	t.Helper()
+	was := time.Local
+	time.Local = time.UTC
+	t.Cleanup(func() { time.Local = was })
+}
+
+func labelled(id, name string, labels ...string) egressNode {
+	n := egressNode{node: &skeinv1.Node{Id: id, Name: name, Labels: map[string]string{}}, record: &skeinv1.Record{}, alive: true}
+	for _, l := range labels {
+		k, v, _ := strings.Cut(l, "=")
+		n.node.Labels[k] = v
+	}
+	return n
+}
+
+func natEgress() *skeinv1.Egress {
+	return &skeinv1.Egress{
+		Namespace: "internet", Name: "nat", Destinations: []string{"0.0.0.0/0", "192.168.10.0/24", "::/0"}, Gateways: map[string]string{"egress": "yes"}, Replicas: 2,
+		Addresses: []*skeinv1.EgressAddress{{Ipv4: "192.0.2.7"}, {Ipv4: "192.0.2.8"}}, Pool: "default",
+		Endpoints: []*skeinv1.EgressAddress{{Ipv4: "10.64.0.32"}, {Ipv4: "10.64.0.64", Ipv6: "fd00:64::d"}}, CreatedAt: 1795269600e9, CreatedIndex: 12, ChangedIndex: 30,
+	}
+}
+
+// natPicture is an egress as it stands after gw1 was drained and came back.
+func natPicture() egressPicture {
+	edge := labelled(idEdge, "edge", "egress=no")
+	relay := labelled("5555555555555555", "relay", "egress=yes")
+	relay.record.Role = roleRelay
+	ref := func(s *skeinv1.EgressOfClient) *skeinv1.EgressOfClient { s.Namespace, s.Name = "internet", "nat"; return s }
+	keys := keysOf(2)
+	return egressPicture{
+		egress: natEgress(), leader: "dc1",
+		slots: []*skeinv1.EgressSlot{
+			{Namespace: "internet", Name: "nat", NodeId: idGW2, FromNodeId: idGW1, Epoch: 31, Since: 1795269660e9, Reason: "gw1 is being drained", Planned: true},
+			{Namespace: "internet", Name: "nat", Number: 1, NodeId: idGW1, Epoch: 40, Since: 1795269720e9, Reason: "it had no owner"},
+		},
+		nodes: []egressNode{edge, labelled(idGW1, "gw1", "egress=yes"), labelled(idGW2, "gw2", "egress=yes"), labelled(idHost, "host"), relay},
+		reports: map[string]*skeinv1.EgressReportResponse{
+			idGW2: {Gateways: []*skeinv1.EgressGateway{{Namespace: "internet", Name: "nat", NodeId: idGW2, State: &skeinv1.GatewayState{Ready: true, Health: skeinv1.GatewayState_HEALTH_GOOD}, Driver: "kernel",
+				Clients: 2, Conntrack: 17, ConntrackMax: 65536, DroppedStrangers: 3, DroppedLease: 1,
+				Slots: []*skeinv1.EgressSlotReport{{Number: 0, Epoch: 31, Forwarding: true, PacketsOut: 1200, PacketsIn: 3400, Clients: 1, TakenOver: 17, FailoverNanos: 130e6, Announced: "eth1"}}}}},
+			idGW1: {Gateways: []*skeinv1.EgressGateway{{Namespace: "internet", Name: "nat", NodeId: idGW1, Driver: "userspace",
+				State: &skeinv1.GatewayState{Ready: true, Health: skeinv1.GatewayState_HEALTH_BAD, Reason: "icmp:198.51.100.1 has not answered for 3s"},
+				Slots: []*skeinv1.EgressSlotReport{{Number: 1, Epoch: 40}}}}},
+			idHost: {Clients: []*skeinv1.EgressClientReport{
+				{Key: keys[0], Ipv4: "10.64.1.5", Ipv6: "fd00:64::105", Egresses: []*skeinv1.EgressOfClient{{Namespace: "default", Name: "lab"}, ref(&skeinv1.EgressOfClient{Slot: 0, Owner: "gw2", State: "ready"})}},
+				{Key: keys[1], Ipv4: "10.64.1.6", Egresses: []*skeinv1.EgressOfClient{ref(&skeinv1.EgressOfClient{Slot: 1, State: "waiting", Reason: "gw1 has no lease"})}},
+				{Key: "web/other", Ipv4: "10.64.1.7", Egresses: []*skeinv1.EgressOfClient{{Namespace: "default", Name: "lab", State: "ready"}}},
+			}},
+		},
+		silent: map[string]string{},
+		news: []egressNews{{1795269600e9, "event 12: defined."}, {1795269660e9, "event 31: slot 0 from gw1 to gw2: gw1 is being drained."},
+			{1795269661e9, slotHeldText("gw2", &skeinv1.SlotHeld{What: "held", Epoch: 31, TookNanos: 130e6})}},
+	}
+}
+
+// keysOf is a client of each slot.
+func keysOf(replicas uint32) []string {
+	out := make([]string, replicas)
+	for c, left := 'a', replicas; left > 0; c++ {
+		key := "web/" + string(c)
+		if n := events.SlotFor(key, replicas); out[n] == "" {
+			out[n], left = key, left-1
+		}
+	}
+	return out
+}
+
+func TestExplainEgress(t *testing.T) {
+	utc(t)
+	show := func(name string, change func(*egressPicture)) {
+		t.Run(name, func(t *testing.T) {
+			p := natPicture()
+			change(&p)
+			golden.Lines(t, "explain-egress-"+name, explainEgress(p))
+		})
+	}
+	show("client", func(p *egressPicture) { p.client = "10.64.1.5" })
+	show("waiting-client", func(p *egressPicture) {
+		p.client = keysOf(2)[1]
+		p.reports[idHost].Clients[1].Egresses[0].Slot = 0 // not heard of the newest change
+	})
+	show("unknown-client", func(p *egressPicture) { p.client, p.reports[idHost] = "web/nobody", nil })
+	show("no-gateway", func(p *egressPicture) {
+		p.egress.Addresses, p.egress.Gateways = nil, map[string]string{"egress": "yes", "zone": "a"}
+		p.slots = []*skeinv1.EgressSlot{{}, {Number: 1, FromNodeId: idGW1, Epoch: 44, Since: 1795269720e9, Reason: "gw1 was revoked"}}
+		p.reports = nil
+	})
+	show("no-leader", func(p *egressPicture) {
+		p.leader, p.slots[1] = "", &skeinv1.EgressSlot{Number: 1, FromNodeId: idGW1, Epoch: 44, Since: 1795269720e9, Reason: "gw1 was revoked"}
+	})
+	show("silent-owner", func(p *egressPicture) {
+		p.silent[idGW1], p.reports[idGW1] = "it was not heard of lately", nil
+		p.reports[idGW2].Gateways[0].Slots[0].Epoch = 20
+		for range 12 {
+			p.nodes = append(p.nodes, labelled("9999999999999999", "spare"))
+		}
+	})
+}
+
+func TestSlotHeldText(t *testing.T) {
+	for want, h := range map[string]*skeinv1.SlotHeld{
+		"gw1 forwards for slot 2, 131ms after event 40.":                  {What: "held", Number: 2, Epoch: 40, TookNanos: 131_200_000},
+		"gw1 forwards for slot 0.":                                        {What: "held"},
+		"gw1 lost the lease of slot 1: no leader answered.":               {What: "lost", Number: 1, Reason: "no leader answered"},
+		"gw1 let slot 0 go.":                                              {What: "released"},
+		"gw1 was denied the lease of slot 0: gw2 may still forward.":      {What: "denied", Reason: "gw2 may still forward"},
+		"gw1 handed over slot 0 with 12 connections.":                     {What: "handed-over", Connections: 12},
+		"gw1 took over slot 0 with 1 connection: 2 entries did not load.": {What: "taken-over", Connections: 1, Reason: "2 entries did not load"},
+		"gw1 announced the address of slot 0: on eth1.":                   {What: "announced", Reason: "on eth1"},
+		"gw1: slot 0 turned.":                                             {What: "turned"},
+	} {
+		if have := slotHeldText("gw1", h); have != want {
+			t.Errorf("have %s\nwant %s", have, want)
+		}
+	}
+}
+
+func TestEgressEventText(t *testing.T) {
+	slot := &skeinv1.EgressSlot{Namespace: "internet", Name: "nat", Number: 1, NodeId: "b", FromNodeId: "a", Reason: "a is being drained"}
+	lower := func(id string) string { return "node " + id }
+	for _, c := range []struct {
+		e    *skeinv1.Event
+		want string
+	}{
+		{&skeinv1.Event{Body: &skeinv1.Event_EgressDefined{EgressDefined: &skeinv1.EgressDefined{Egress: natEgress()}}}, "event 7: defined."},
+		{&skeinv1.Event{Body: &skeinv1.Event_EgressChanged{EgressChanged: &skeinv1.EgressChanged{Egress: natEgress(), Change: "replicas"}}}, "event 7: changed (replicas)."},
+		{&skeinv1.Event{Body: &skeinv1.Event_EgressRemoved{EgressRemoved: &skeinv1.EgressRemoved{Namespace: "internet", Name: "nat"}}}, "event 7: removed."},
+		{&skeinv1.Event{Body: &skeinv1.Event_EgressRemoved{EgressRemoved: &skeinv1.EgressRemoved{Namespace: "other", Name: "nat"}}}, ""},
+		{&skeinv1.Event{Body: &skeinv1.Event_SlotAssigned{SlotAssigned: &skeinv1.SlotAssigned{Slot: slot}}}, "event 7: slot 1 to node b: a is being drained."},
+		{&skeinv1.Event{Body: &skeinv1.Event_SlotMoved{SlotMoved: &skeinv1.SlotMoved{Slot: slot}}}, "event 7: slot 1 from node a to node b: a is being drained."},
+		{&skeinv1.Event{Body: &skeinv1.Event_SlotReleased{SlotReleased: &skeinv1.SlotReleased{Slot: slot}}}, "event 7: slot 1 taken from node a: a is being drained."},
+		{&skeinv1.Event{Body: &skeinv1.Event_SlotReleased{SlotReleased: &skeinv1.SlotReleased{Slot: &skeinv1.EgressSlot{Namespace: "internet", Name: "other"}}}}, ""},
+		{&skeinv1.Event{Body: &skeinv1.Event_PoolRemoved{PoolRemoved: &skeinv1.PoolRemoved{Name: "nat"}}}, ""},
+	} {
+		c.e.Index = 7
+		if have := egressEventText(c.e, "internet", "nat", lower); have != c.want {
+			t.Errorf("have %q\nwant %q", have, c.want)
+		}
+	}
+}

@@ -1,0 +1,155 @@
+package agent
+
+import (
+	"context"
+	"fmt"
+
+	"github.com/prometheus/client_golang/prometheus"
+
+	skeinv1 "github.com/skeinmesh/skein/api/skein/v1"
+	"github.com/skeinmesh/skein/events"
+)
+
+// failoverBuckets are in seconds, from the event that gives a slot away to the new owner's first lease. What lies before it, until
+// the leader missed the former owner, is the lease.
+var failoverBuckets = []float64{.01, .025, .05, .1, .2, .3, .5, .75, 1, 1.5, 2, 3, 5, 10, 30}
+
+var (
+	descEgressSlots     = prometheus.NewDesc("skein_egress_slots", "Slots of an egress in the whole cluster, by state: owned, free.", []string{"egress", "state"}, nil)
+	descEgressHere      = prometheus.NewDesc("skein_egress_gateway_slots", "Slots that this node owns, by state: forwarding, waiting for a lease.", []string{"egress", "state"}, nil)
+	descEgressReady     = prometheus.NewDesc("skein_egress_gateway_ready", "1 while this node is prepared to be a gateway of the egress.", []string{"egress"}, nil)
+	descEgressHealthy   = prometheus.NewDesc("skein_egress_gateway_healthy", "1 while the egress's targets answer through this node; absent without probes.", []string{"egress"}, nil)
+	descEgressProbe     = prometheus.NewDesc("skein_egress_probe_rtt_seconds", "Round-trip time of the last probe that was answered through this gateway.", []string{"egress", "target"}, nil)
+	descEgressPackets   = prometheus.NewDesc("skein_egress_packets_total", "Packets that this gateway forwarded, by slot and direction.", []string{"egress", "slot", "direction"}, nil)
+	descEgressBytes     = prometheus.NewDesc("skein_egress_bytes_total", "Bytes that this gateway forwarded, by slot and direction.", []string{"egress", "slot", "direction"}, nil)
+	descEgressConntrack = prometheus.NewDesc("skein_egress_conntrack_entries", "Connections that this gateway tracks for the egress.", []string{"egress"}, nil)
+	descEgressConnMax   = prometheus.NewDesc("skein_egress_conntrack_limit", "Connections that it can track.", []string{"egress"}, nil)
+	descEgressClients   = prometheus.NewDesc("skein_egress_gateway_clients", "Clients that this gateway knows.", []string{"egress"}, nil)
+	descEgressDropped   = prometheus.NewDesc("skein_egress_dropped_total", "Packets that this gateway dropped, by kind: stranger, invalid, lease, destination.", []string{"egress", "kind"}, nil)
+	descEgressOwn       = prometheus.NewDesc("skein_egress_clients", "Clients of this host, by state: ready, waiting, unknown, refused.", []string{"egress", "state"}, nil)
+)
+
+// egressMetrics count what passes and leaves no trace in a report.
+type egressMetrics struct {
+	failover *prometheus.HistogramVec
+	slots    *prometheus.CounterVec
+	leases   *prometheus.CounterVec
+}
+
+func newEgressMetrics(r prometheus.Registerer) egressMetrics {
+	m := egressMetrics{
+		failover: prometheus.NewHistogramVec(prometheus.HistogramOpts{Name: "skein_egress_failover_seconds", Buckets: failoverBuckets,
+			Help: "From the event that gave this node a slot to the first moment that it forwarded, by whether the move was planned."}, []string{"egress", "planned"}),
+		slots: prometheus.NewCounterVec(prometheus.CounterOpts{Name: "skein_egress_slot_events_total",
+			Help: "What became of slots at this node: held, lost, released, denied, handed-over, taken-over, announced."}, []string{"egress", "what"}),
+		leases: prometheus.NewCounterVec(prometheus.CounterOpts{Name: "skein_egress_lease_renewals_total", Help: "Requests of this gateway for a lease, by answer: granted, denied, none."}, []string{"egress", "answer"}),
+	}
+	r.MustRegister(m.failover, m.slots, m.leases)
+	return m
+}
+
+// slotHeld counts what the journal is told of a slot; planned says how the slot came here.
+func (m egressMetrics) slotHeld(h *skeinv1.SlotHeld, planned bool) {
+	egress := egressName(h.GetNamespace(), h.GetName())
+	m.slots.WithLabelValues(egress, h.GetWhat()).Inc()
+	if h.GetWhat() == "held" && h.GetTookNanos() > 0 {
+		m.failover.WithLabelValues(egress, fmt.Sprint(planned)).Observe(float64(h.GetTookNanos()) / 1e9)
+	}
+}
+
+// renewed counts one request for a lease; answer is granted, denied or none.
+func (m egressMetrics) renewed(namespace, name, answer string) {
+	m.leases.WithLabelValues(egressName(namespace, name), answer).Inc()
+}
+
+// collectEgresses tells of egresses, in the cluster and here.
+func (a *Agent) collectEgresses(out chan<- prometheus.Metric) {
+	collectSlots(a.replica.State(), out)
+	if a.egress == nil {
+		return
+	}
+	ctx, cancel := context.WithTimeout(context.Background(), egressPatience)
+	defer cancel()
+	r, err := a.egress.Report(ctx, a.id, &skeinv1.EgressReportRequest{})
+	if err != nil {
+		a.log.Debug("metrics: this node's egresses cannot be read", "err", err)
+		return
+	}
+	collectReport(r, out)
+}
+
+// collectSlots tells how many slots have an owner.
+func collectSlots(st *events.State, out chan<- prometheus.Metric) {
+	for _, e := range st.Egresses() {
+		owned, free := 0, 0
+		for _, s := range st.Slots(e.GetNamespace(), e.GetName()) {
+			if s.GetNodeId() == "" {
+				free++
+			} else {
+				owned++
+			}
+		}
+		name := nameOfEgress(e)
+		out <- prometheus.MustNewConstMetric(descEgressSlots, prometheus.GaugeValue, float64(owned), name, "owned")
+		out <- prometheus.MustNewConstMetric(descEgressSlots, prometheus.GaugeValue, float64(free), name, "free")
+	}
+}
+
+// collectReport turns this node's own report into metrics.
+func collectReport(r *skeinv1.EgressReportResponse, out chan<- prometheus.Metric) {
+	gauge := func(d *prometheus.Desc, v float64, labels ...string) {
+		out <- prometheus.MustNewConstMetric(d, prometheus.GaugeValue, v, labels...)
+	}
+	counter := func(d *prometheus.Desc, v uint64, labels ...string) {
+		out <- prometheus.MustNewConstMetric(d, prometheus.CounterValue, float64(v), labels...)
+	}
+	for _, g := range r.GetGateways() {
+		name := egressName(g.GetNamespace(), g.GetName())
+		forwarding := 0
+		for _, s := range g.GetSlots() {
+			slot := fmt.Sprint(s.GetNumber())
+			if s.GetForwarding() {
+				forwarding++
+			}
+			counter(descEgressPackets, s.GetPacketsOut(), name, slot, "out")
+			counter(descEgressPackets, s.GetPacketsIn(), name, slot, "in")
+			counter(descEgressBytes, s.GetBytesOut(), name, slot, "out")
+			counter(descEgressBytes, s.GetBytesIn(), name, slot, "in")
+		}
+		gauge(descEgressHere, float64(forwarding), name, "forwarding")
+		gauge(descEgressHere, float64(len(g.GetSlots())-forwarding), name, "waiting")
+		gauge(descEgressReady, one(g.GetState().GetReady()), name)
+		if h := g.GetState().GetHealth(); h == skeinv1.GatewayState_HEALTH_GOOD || h == skeinv1.GatewayState_HEALTH_BAD {
+			gauge(descEgressHealthy, one(h == skeinv1.GatewayState_HEALTH_GOOD), name)
+		}
+		for _, p := range g.GetProbes() {
+			if p.GetAnswered() {
+				gauge(descEgressProbe, float64(p.GetRttNanos())/1e9, name, p.GetTarget())
+			}
+		}
+		gauge(descEgressConntrack, float64(g.GetConntrack()), name)
+		gauge(descEgressConnMax, float64(g.GetConntrackMax()), name)
+		gauge(descEgressClients, float64(g.GetClients()), name)
+		counter(descEgressDropped, g.GetDroppedStrangers(), name, "stranger")
+		counter(descEgressDropped, g.GetDroppedInvalid(), name, "invalid")
+		counter(descEgressDropped, g.GetDroppedLease(), name, "lease")
+		counter(descEgressDropped, g.GetDroppedDestination(), name, "destination")
+	}
+	type key struct{ egress, state string }
+	own := map[key]int{}
+	for _, c := range r.GetClients() {
+		for _, e := range c.GetEgresses() {
+			own[key{egressName(e.GetNamespace(), e.GetName()), e.GetState()}]++
+		}
+	}
+	for k, n := range own {
+		gauge(descEgressOwn, float64(n), k.egress, k.state)
+	}
+}
+
+func one(is bool) float64 {
+	if is {
+		return 1
+	}
+	return 0
+}
