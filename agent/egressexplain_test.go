@@ -64,7 +64,7 @@ func natPicture() egressPicture {
 				State: &skeinv1.GatewayState{Ready: true, Health: skeinv1.GatewayState_HEALTH_BAD, Reason: "icmp:198.51.100.1 has not answered for 3s"},
 				Slots: []*skeinv1.EgressSlotReport{{Number: 1, Epoch: 40}}}}},
 			idHost: {Clients: []*skeinv1.EgressClientReport{
-				{Key: keys[0], Ipv4: "10.64.1.5", Ipv6: "fd00:64::105", Egresses: []*skeinv1.EgressOfClient{{Namespace: "default", Name: "lab"}, ref(&skeinv1.EgressOfClient{Slot: 0, Owner: "gw2", State: "ready"})}},
+				{Key: keys[0], Ipv4: "10.64.1.5", Ipv6: "fd00:64::105", Egresses: []*skeinv1.EgressOfClient{{Namespace: "default", Name: "lab", State: "ready"}, ref(&skeinv1.EgressOfClient{Slot: 0, Owner: "gw2", State: "ready"})}},
 				{Key: keys[1], Ipv4: "10.64.1.6", Egresses: []*skeinv1.EgressOfClient{ref(&skeinv1.EgressOfClient{Slot: 1, State: "waiting", Reason: "gw1 has no lease"})}},
 				{Key: "web/other", Ipv4: "10.64.1.7", Egresses: []*skeinv1.EgressOfClient{{Namespace: "default", Name: "lab", State: "ready"}}},
 			}},
