@@ -193,6 +193,9 @@ func (p egressPicture) slot(s *skeinv1.EgressSlot) []string {
 	if s.GetNodeId() != "" {
 		out = append(out, "  "+p.lease(s))
 	}
+	if own := time.Duration(s.GetLeaseMillis()) * time.Millisecond; s.GetNodeId() != "" && own > 0 && own != leaseOf(p.egress) {
+		out = append(out, fmt.Sprintf("  Its lease is %s, as when it was given: the egress's counts from the next owner on.", own))
+	}
 	return out
 }
 

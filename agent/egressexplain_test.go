@@ -47,7 +47,10 @@ func natPicture() egressPicture {
 	edge := labelled(idEdge, "edge", "egress=no")
 	relay := labelled("5555555555555555", "relay", "egress=yes")
 	relay.record.Role = roleRelay
-	ref := func(s *skeinv1.EgressOfClient) *skeinv1.EgressOfClient { s.Namespace, s.Name = "internet", "nat"; return s }
+	ref := func(s *skeinv1.EgressOfClient) *skeinv1.EgressOfClient {
+		s.Namespace, s.Name = "internet", "nat"
+		return s
+	}
 	keys := keysOf(2)
 	return egressPicture{
 		egress: natEgress(), leader: "dc1",
@@ -108,6 +111,7 @@ func TestExplainEgress(t *testing.T) {
 		p.reports = nil
 	})
 	show("no-leader", func(p *egressPicture) {
+		p.slots[0].LeaseMillis = 5000
 		p.leader, p.slots[1] = "", &skeinv1.EgressSlot{Number: 1, FromNodeId: idGW1, Epoch: 44, Since: 1795269720e9, Reason: "gw1 was revoked"}
 	})
 	show("silent-owner", func(p *egressPicture) {

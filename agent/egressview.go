@@ -185,7 +185,7 @@ func egressMoves(before, after *skeinv1.Egress, slots []*skeinv1.EgressSlot, nod
 		out = append(out, "the source port of running tunnels "+how)
 	}
 	if old, now := leaseOf(before), leaseOf(after); old != now {
-		out = append(out, fmt.Sprintf("the lease is %s instead of %s", now, old))
+		out = append(out, fmt.Sprintf("the lease is %s instead of %s for slots that get an owner from now on; those that have one keep theirs", now, old))
 	}
 	return out
 }

@@ -125,7 +125,7 @@ func TestEgressMoves(t *testing.T) {
 		{"destinations", func(e *skeinv1.Egress) { e.Destinations = []string{"0.0.0.0/0", "10.9.0.0/16"} }, []string{
 			"clients that run lead 10.9.0.0/16 into their tunnels, and no longer lead 192.168.10.0/24, ::/0 there"}},
 		{"ports and lease", func(e *skeinv1.Egress) { e.FouSourcePortAuto, e.LeaseMillis = true, 5000 }, []string{
-			"the source port of running tunnels follows from the flow", "the lease is 5s instead of 1.2s"}},
+			"the source port of running tunnels follows from the flow", "the lease is 5s instead of 1.2s for slots that get an owner from now on; those that have one keep theirs"}},
 		{"the default lease, said", func(e *skeinv1.Egress) { e.LeaseMillis = 1200 }, nil},
 	} {
 		after := natEgress()

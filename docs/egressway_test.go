@@ -8,32 +8,16 @@ import (
 	"testing"
 
 	"github.com/skeinmesh/skein/dataplane"
+	"github.com/skeinmesh/skein/dataplane/egressclient"
 	_ "github.com/skeinmesh/skein/internal/golden" // has the flag -update
 	"github.com/skeinmesh/skein/internal/marks"
 	"github.com/skeinmesh/skein/internal/packetway"
 )
 
-// clientRule is a policy rule of a client's namespace.
-type clientRule struct {
-	priority  int
-	text, why string
-}
-
 // gatewayRule is a rule of a gateway's namespace: with the hook of the chain, "" of one that is gone to.
 type gatewayRule struct {
 	hook, chain, text string
 	out, back         bool // for packets from the client, for answers
-}
-
-func clientRules() []clientRule {
-	return []clientRule{
-		{dataplane.ClientLinkLocalRule, "to 169.254.0.0/16 lookup main", "neighbours on the link, the pod's own gateway among them"},
-		{dataplane.ClientNarrowRule, fmt.Sprintf("lookup %d", dataplane.ClientNarrowTable), "private destinations that an egress leads to"},
-		{dataplane.ClientPrivateRule, "to 192.168.0.0/16 lookup main", "nodes, pods, services, and the tunnels' own packets"},
-		{dataplane.ClientPrivateRule + 1, "to 172.16.0.0/12 lookup main", "the same"},
-		{dataplane.ClientPrivateRule + 2, "to 10.0.0.0/8 lookup main", "the same"},
-		{dataplane.ClientWideRule, fmt.Sprintf("lookup %d", dataplane.ClientWideTable), "all other destinations of egresses"},
-	}
 }
 
 func gatewayRules() []gatewayRule {
@@ -55,9 +39,12 @@ func gatewayRules() []gatewayRule {
 	}
 }
 
-func clientSteps(rules []clientRule) (out []packetway.Step) {
+// clientSteps are the rules of a pod's namespace for IPv4.
+func clientSteps(rules []egressclient.RuleInfo) (out []packetway.Step) {
 	for _, r := range rules {
-		out = append(out, packetway.Step{Where: fmt.Sprintf("rule %d", r.priority), Text: r.text + " (" + r.why + ")"})
+		if r.Family == egressclient.IPv4 && !r.Host {
+			out = append(out, packetway.Step{Where: fmt.Sprintf("rule %d", r.Priority), Text: r.Text + " (" + r.Why + ")"})
+		}
 	}
 	return out
 }
@@ -78,12 +65,12 @@ func gatewaySteps(rules []gatewayRule, want func(gatewayRule) bool) (out []packe
 
 // egressWay is the way of one packet out, and of its answer: pod 10.64.1.5 on one host, slot with endpoint 10.64.0.32 and source
 // address 192.0.2.7 on another.
-func egressWay(client []clientRule, gateway []gatewayRule) (out, back []packetway.Stop) {
+func egressWay(client []egressclient.RuleInfo, gateway []gatewayRule) (out, back []packetway.Stop) {
 	const inner, answer = "10.64.1.5 → 198.51.100.9", "198.51.100.9 → 10.64.1.5"
 	tunnel := fmt.Sprintf("UDP, TTL %d: 10.64.1.5:%d → 10.64.0.32:%d [%s]", dataplane.FoUTTL, dataplane.FoUPort, dataplane.FoUPort, inner)
 	tunnelBack := fmt.Sprintf("UDP, TTL %d: 10.64.0.32:%d → 10.64.1.5:%d [%s]", dataplane.FoUTTL, dataplane.FoUPort, dataplane.FoUPort, answer)
 	here := append(clientSteps(client), packetway.Step{Where: fmt.Sprintf("table %d", dataplane.ClientWideTable), Text: "default dev fou4_0a400020: an IP header and UDP come before it"},
-		packetway.Step{Where: "rule 2002", Text: "the packet with its new header goes by main, eth0"})
+		packetway.Step{Where: fmt.Sprintf("rule %d", dataplane.ClientPrivateRule+2), Text: "the packet with its new header goes by main, dev eth0"})
 	in := gatewaySteps(gateway, func(r gatewayRule) bool { return r.out })
 	in = append(in[:2:2], append([]packetway.Step{{Where: "fou4_0a400105", Text: "takes the outer header away"}}, in[2:]...)...)
 	mesh := func(to, leaves string) packetway.Stop {
@@ -115,7 +102,7 @@ func egressWay(client []clientRule, gateway []gatewayRule) (out, back []packetwa
 func TestEgressWay(t *testing.T) {
 	const document = "egress.md"
 	begin := marks.Begin("go test ./docs -run TestEgressWay -update")
-	out, back := egressWay(clientRules(), gatewayRules())
+	out, back := egressWay(egressclient.Rules(), gatewayRules())
 	text := "A packet out:\n\n```text\n" + packetway.Draw(out) + "```\n\nIts answer:\n\n```text\n" + packetway.Draw(back) + "```\n"
 	if flag.Lookup("update").Value.String() == "true" {
 		if err := marks.InsertFile(document, begin, text); err != nil {

@@ -55,7 +55,7 @@ func newEgressCreateCmd(g *globals) *cobra.Command {
 			r, err := g.client().CreateEgress(c.Context(), &skeinv1.CreateEgressRequest{Egress: e})
 			g.warn(c, r.GetWarnings())
 			return g.show(c, r, err, func(w io.Writer) {
-				fmt.Fprintln(w, wrap(fmt.Sprintf("egress %s defined by event %d: %s to %s", egressName(r.GetEgress()), r.GetIndex(),
+				fmt.Fprintln(w, wrap(fmt.Sprintf("egress %s defined by event %d: %s to %s", egressName(r.GetEgress()), r.GetEgress().GetCreatedIndex(),
 					plural(int(r.GetEgress().GetReplicas()), "slot"), strings.Join(r.GetEgress().GetDestinations(), ", ")), 4))
 			})
 		},
