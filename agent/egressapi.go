@@ -34,7 +34,7 @@ type egressRoom interface {
 }
 
 // errNoEgresses is for those who ask a node that runs none.
-var errNoEgresses = errors.New("egresses do not run on this node: it only relays")
+var errNoEgresses = errors.New("this node runs no egresses: it only relays; ask another")
 
 func (s api) CreateEgress(ctx context.Context, r *skeinv1.CreateEgressRequest) (*skeinv1.EgressResponse, error) {
 	nodes := s.a.egressNodes(s.a.replica.State())
@@ -236,7 +236,7 @@ func (a *Agent) askEgresses(ctx context.Context, nodes []string, r *skeinv1.Egre
 	reports, silent := map[string]*skeinv1.EgressReportResponse{}, map[string]string{}
 	if a.egress == nil {
 		for _, id := range nodes {
-			silent[id] = errNoEgresses.Error() + ", and asks nobody"
+			silent[id] = errNoEgresses.Error()
 		}
 		return reports, silent
 	}

@@ -151,7 +151,7 @@ func egressMoves(before, after *skeinv1.Egress, slots []*skeinv1.EgressSlot, nod
 	if old, now := before.GetReplicas(), after.GetReplicas(); old < now {
 		out = append(out, fmt.Sprintf("%s: about %d of 100 clients fall on what is new, the others stay where they are", numbered("begins", "begin", old, now), (now-old)*100/now))
 	} else if old > now {
-		out = append(out, fmt.Sprintf("%s: their clients spread over the other slots, whose own clients stay", numbered("ends", "end", now, old)))
+		out = append(out, numbered("ends", "end", now, old)+": clients of it spread over the others, whose own clients stay")
 	}
 	for _, s := range slots {
 		owner := slices.IndexFunc(nodes, func(n egressNode) bool { return n.node.GetId() == s.GetNodeId() })

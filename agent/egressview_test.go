@@ -115,7 +115,7 @@ func TestEgressMoves(t *testing.T) {
 		{"nothing", func(*skeinv1.Egress) {}, nil},
 		{"one slot more", func(e *skeinv1.Egress) { e.Replicas = 3 }, []string{"slot 2 begins: about 33 of 100 clients fall on what is new, the others stay where they are"}},
 		{"many more", func(e *skeinv1.Egress) { e.Replicas = 8 }, []string{"slots 2 to 7 begin: about 75 of 100 clients fall on what is new, the others stay where they are"}},
-		{"one less", func(e *skeinv1.Egress) { e.Replicas = 1 }, []string{"slot 1 ends: their clients spread over the other slots, whose own clients stay"}},
+		{"one less", func(e *skeinv1.Egress) { e.Replicas = 1 }, []string{"slot 1 ends: clients of it spread over the others, whose own clients stay"}},
 		{"other gateways", func(e *skeinv1.Egress) { e.Gateways = map[string]string{"zone": "a"} }, []string{"slot 0 leaves gw1: it lacks the label zone; its connections go along"}},
 		{"other gateways, masquerade", func(e *skeinv1.Egress) { e.Addresses, e.Gateways = nil, map[string]string{"zone": "b"} }, []string{
 			"slot 0 leaves gw1: it lacks the label zone; its connections end, since they have that node's own address",

@@ -71,6 +71,7 @@ func egressNews(e *skeinv1.Event) string {
 
 // newsFirst is, by message, which facts come first: a line is cut where it does not fit. The others follow as declared.
 var newsFirst = map[protoreflect.Name][]protoreflect.Name{
+	"Node":           {"id", "name", "draining"},
 	"Pool":           {"name", "subnets"},
 	"PoolChanged":    {"change"},
 	"Block":          {"node_id", "ipv4", "reason", "pool", "number"},
