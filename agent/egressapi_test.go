@@ -1,0 +1,121 @@
+package agent
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"strings"
+	"sync"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"connectrpc.com/connect"
+
+	skeinv1 "github.com/skeinmesh/skein/api/skein/v1"
+	"github.com/skeinmesh/skein/identity"
+)
+
+// answers are what nodes say, by ID; one without an answer never says anything.
+type answers struct {
+	mu        sync.Mutex
+	now, most int
+	of        map[string]func() (*skeinv1.EgressReportResponse, error)
+}
+
+func (a *answers) Report(ctx context.Context, node identity.ID, _ *skeinv1.EgressReportRequest) (*skeinv1.EgressReportResponse, error) {
+	a.mu.Lock()
+	a.now++
+	a.most = max(a.most, a.now)
+	a.mu.Unlock()
+	defer func() { a.mu.Lock(); a.now--; a.mu.Unlock() }()
+	if f := a.of[node.String()]; f != nil {
+		return f()
+	}
+	<-ctx.Done()
+	return nil, ctx.Err()
+}
+
+func (a *answers) Attach(context.Context, *skeinv1.AttachEgressRequest) (*skeinv1.AttachEgressResponse, error) {
+	return nil, connect.NewError(connect.CodeNotFound, errors.New("this host has no pod web/nginx-1; `skein ip list` shows those it has"))
+}
+
+// TestAskEgresses: nodes that do not answer cost one deadline together, not one each, and keep nobody's answer back.
+func TestAskEgresses(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		room := &answers{of: map[string]func() (*skeinv1.EgressReportResponse, error){
+			idGW1: func() (*skeinv1.EgressReportResponse, error) {
+				return &skeinv1.EgressReportResponse{Clients: []*skeinv1.EgressClientReport{{Key: "web/a"}}}, nil
+			},
+			idGW2: func() (*skeinv1.EgressReportResponse, error) {
+				return nil, connect.NewError(connect.CodeUnimplemented, errors.New("404"))
+			},
+			idHost: func() (*skeinv1.EgressReportResponse, error) {
+				return nil, connect.NewError(connect.CodeUnavailable, errors.New("the gateway starts"))
+			},
+		}}
+		ask := []string{idGW1, idGW2, idHost, "no ID"}
+		for i := range egressAtOnce - 3 {
+			ask = append(ask, fmt.Sprintf("%016x", i+1))
+		}
+		start := time.Now()
+		a := &Agent{egress: room}
+		reports, silent := a.askEgresses(t.Context(), ask, &skeinv1.EgressReportRequest{})
+		if took := time.Since(start); took != egressPatience {
+			t.Errorf("it took %s", took)
+		}
+		if len(reports) != 1 || reports[idGW1].GetClients()[0].GetKey() != "web/a" {
+			t.Errorf("reports %v", reports)
+		}
+		if silent[idGW2] != "its version of skein has no egresses" || silent[idHost] != "the gateway starts" || silent["0000000000000001"] != "it did not answer within 1.5s" || len(silent) != egressAtOnce-1 {
+			t.Errorf("silent: %v", silent)
+		}
+		for i := range 100 {
+			ask = append(ask, fmt.Sprintf("%016x", i+1000))
+		}
+		if a.askEgresses(t.Context(), ask, &skeinv1.EgressReportRequest{}); room.most > egressAtOnce {
+			t.Errorf("%d were asked at a time", room.most)
+		}
+	})
+}
+
+func TestAttachEgressRefuses(t *testing.T) {
+	for _, c := range []struct {
+		room egressRoom
+		r    *skeinv1.AttachEgressRequest
+		want string
+	}{
+		{nil, &skeinv1.AttachEgressRequest{Pod: "nginx-1", Egresses: []string{"a/b"}}, "failed_precondition: this node runs no egresses: it only relays; ask another"},
+		{&answers{}, &skeinv1.AttachEgressRequest{Egresses: []string{"a/b"}}, "invalid_argument: no pod is named: give its name and namespace, or its container's ID"},
+		{&answers{}, &skeinv1.AttachEgressRequest{Pod: "nginx-1"}, "invalid_argument: no egress is named; `skein egress list` shows those there are"},
+		{&answers{}, &skeinv1.AttachEgressRequest{Pod: "nginx-1", Egresses: []string{"a/b"}}, "not_found: this host has no pod web/nginx-1; `skein ip list` shows those it has"},
+	} {
+		if _, err := (api{a: &Agent{egress: c.room}}).AttachEgress(t.Context(), c.r); err == nil || err.Error() != c.want {
+			t.Errorf("%v: %v\nwant %s", c.r, err, c.want)
+		}
+	}
+}
+
+// TestShownEgress: what the API gives is what was told, in order, without other egresses' clients.
+func TestShownEgress(t *testing.T) {
+	p := natPicture()
+	p.silent[idGW1], p.silent[""] = "it was not heard of lately", "of 300 members only gateways and this node were asked"
+	r := p.shown()
+	var silent []string
+	for _, s := range r.GetSilent() {
+		silent = append(silent, s.GetNode()+": "+s.GetError())
+	}
+	if have := strings.Join(silent, "\n"); have != "gw1: it was not heard of lately\n: of 300 members only gateways and this node were asked" {
+		t.Errorf("silent:\n%s", have)
+	}
+	if len(r.GetGateways()) != 1 || r.GetGateways()[0].GetNodeId() != idGW2 {
+		t.Errorf("gateways: %v", r.GetGateways())
+	}
+	if len(r.GetClients()) != 1 || r.GetClients()[0].GetNode() != "host" || len(r.GetClients()[0].GetClients()) != 2 {
+		t.Errorf("clients: %v", r.GetClients())
+	}
+	s := r.GetSummary()
+	if strings.Join(s.GetEligible(), " ") != "gw1 gw2" || s.GetSlots()[0].GetOwner() != "gw2" || !s.GetSlots()[0].GetAlive() {
+		t.Errorf("summary: %v", s)
+	}
+}
