@@ -61,7 +61,7 @@ func TestEgressCommands(t *testing.T) {
 	} {
 		t.Run(c.name, func(t *testing.T) { s.in(t).fails(1, c.complaint, create(c.args)...) })
 	}
-	s.fails(2, "--replicas 0: an egress has at least one slot; `skein egress remove` ends it", create(made + "--replicas 0")...)
+	s.fails(2, "--replicas 0: an egress has at least one slot; `skein egress remove` ends it", create(made+"--replicas 0")...)
 	for _, c := range []struct{ args, complaint string }{
 		{"egress show nowhere", "there is no egress nowhere in any namespace; `skein egress list` shows those there are"},
 		{"egress show default/nat", "there is no egress default/nat; `skein egress list` shows those there are"},
