@@ -194,6 +194,11 @@ func (p egressPicture) shown() *skeinv1.ShowEgressResponse {
 func (a *Agent) egressPicture(ctx context.Context, namespace, name string) (egressPicture, error) {
 	st := a.replica.State()
 	e, err := findEgress(st, namespace, name)
+	if connect.CodeOf(err) == connect.CodeNotFound && a.egress != nil {
+		ask, _ := whomToAsk(nil, nil, a.egressNodes(st), a.id.String())
+		reports, _ := a.askEgresses(ctx, ask, &skeinv1.EgressReportRequest{})
+		err = stillMissing(err, namespace, name, reports)
+	}
 	if err != nil {
 		return egressPicture{}, err
 	}
@@ -209,6 +214,31 @@ func (a *Agent) egressPicture(ctx context.Context, namespace, name string) (egre
 	return p, nil
 }
 
+// stillMissing adds who waits for an egress that does not exist.
+func stillMissing(err error, namespace, name string, reports map[string]*skeinv1.EgressReportResponse) error {
+	var who []string
+	for _, r := range reports {
+		for _, c := range r.GetClients() {
+			for _, e := range c.GetEgresses() {
+				if e.GetName() == name && (namespace == "" || e.GetNamespace() == namespace) {
+					who = append(who, fmt.Sprintf("%s for %s", c.GetKey(), egressName(e.GetNamespace(), e.GetName())))
+				}
+			}
+		}
+	}
+	if len(who) == 0 {
+		return err
+	}
+	slices.Sort(who)
+	more := ""
+	if n := len(who) - mostWaiting; n > 0 {
+		who, more = who[:mostWaiting], fmt.Sprintf(" and %d more", n)
+	}
+	var c *connect.Error
+	errors.As(err, &c)
+	return connect.NewError(c.Code(), fmt.Errorf("%s; waiting: %s%s, which take it up when it is defined", c.Message(), strings.Join(who, ", "), more))
+}
+
 // whomToAsk are the IDs of the nodes that know of an egress, as gateway or because they may have clients of it; silent are those that
 // need not be asked, with the reason, under "" for many.
 func whomToAsk(e *skeinv1.Egress, slots []*skeinv1.EgressSlot, nodes []egressNode, self string) (ask []string, silent map[string]string) {
@@ -216,7 +246,7 @@ func whomToAsk(e *skeinv1.Egress, slots []*skeinv1.EgressSlot, nodes []egressNod
 	few := len(nodes) <= egressAsked
 	for _, n := range nodes {
 		id := n.node.GetId()
-		why, _ := obstacles(e, n)
+		why, _ := obstacles(e, n) // without an egress nobody is a gateway
 		gateway := len(why) == 0 || slices.ContainsFunc(slots, func(s *skeinv1.EgressSlot) bool { return s.GetNodeId() == id })
 		switch {
 		case n.record.GetRole() == roleRelay:

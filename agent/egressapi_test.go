@@ -119,3 +119,33 @@ func TestShownEgress(t *testing.T) {
 		t.Errorf("summary: %v", s)
 	}
 }
+
+// TestMissingEgress: who asked for an egress that is not there is named with it.
+func TestMissingEgress(t *testing.T) {
+	none := connect.NewError(connect.CodeNotFound, errors.New("there is no egress internet/nut"))
+	report := func(keys ...string) map[string]*skeinv1.EgressReportResponse {
+		r := &skeinv1.EgressReportResponse{}
+		for _, k := range keys {
+			r.Clients = append(r.Clients, &skeinv1.EgressClientReport{Key: k, Egresses: []*skeinv1.EgressOfClient{{Namespace: "internet", Name: "nat"}, {Namespace: "internet", Name: "nut", State: "unknown"}}})
+		}
+		return map[string]*skeinv1.EgressReportResponse{idHost: r}
+	}
+	for _, c := range []struct {
+		namespace, name string
+		reports         map[string]*skeinv1.EgressReportResponse
+		want            string
+	}{
+		{"internet", "nut", nil, "not_found: there is no egress internet/nut"},
+		{"lab", "nut", report("web/a"), "not_found: there is no egress internet/nut"},
+		{"internet", "nut", report("web/b", "web/a"), "not_found: there is no egress internet/nut; waiting: web/a for internet/nut, web/b for internet/nut, which take it up when it is defined"},
+		{"", "nut", report("a", "b", "c", "d", "e", "f", "g"), "not_found: there is no egress internet/nut; waiting: a for internet/nut, b for internet/nut, c for internet/nut, d for internet/nut, " +
+			"e for internet/nut and 2 more, which take it up when it is defined"},
+	} {
+		if err := stillMissing(none, c.namespace, c.name, c.reports); err.Error() != c.want {
+			t.Errorf("%v\nwant %s", err, c.want)
+		}
+	}
+	if ask, silent := whomToAsk(nil, nil, []egressNode{labelled(idGW1, "gw1", "egress=yes"), labelled(idHost, "host")}, idHost); len(ask) != 2 || len(silent) != 0 {
+		t.Errorf("asks %v, silent %v", ask, silent)
+	}
+}

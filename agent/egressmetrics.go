@@ -139,7 +139,11 @@ func collectReport(r *skeinv1.EgressReportResponse, out chan<- prometheus.Metric
 	own := map[key]int{}
 	for _, c := range r.GetClients() {
 		for _, e := range c.GetEgresses() {
-			own[key{egressName(e.GetNamespace(), e.GetName()), e.GetState()}]++
+			name := ""
+			if e.GetName() != "" { // else the annotations could not be read
+				name = egressName(e.GetNamespace(), e.GetName())
+			}
+			own[key{name, e.GetState()}]++
 		}
 	}
 	for k, n := range own {
