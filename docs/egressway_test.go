@@ -9,35 +9,11 @@ import (
 
 	"github.com/skeinmesh/skein/dataplane"
 	"github.com/skeinmesh/skein/dataplane/egressclient"
+	"github.com/skeinmesh/skein/dataplane/egressns"
 	_ "github.com/skeinmesh/skein/internal/golden" // has the flag -update
 	"github.com/skeinmesh/skein/internal/marks"
 	"github.com/skeinmesh/skein/internal/packetway"
 )
-
-// gatewayRule is a rule of a gateway's namespace: with the hook of the chain, "" of one that is gone to.
-type gatewayRule struct {
-	hook, chain, text string
-	out, back         bool // for packets from the client, for answers
-}
-
-func gatewayRules() []gatewayRule {
-	return []gatewayRule{
-		{"prerouting", "skein_in", "to an endpoint and UDP 5555: goto skein_door", true, false},
-		{"", "skein_door", "from a client: notrack, accept; else drop: strangers", true, false},
-		{"prerouting", "skein_in", "to the source address of a slot on hold: queue", false, true},
-		{"prerouting", "skein_in", "from a client of a slot on hold: queue", true, false},
-		{"forward", "skein_forward", "ct state invalid: drop", true, true},
-		{"forward", "skein_forward", "iif eth0: goto skein_back", false, true},
-		{"forward", "skein_forward", "oif eth0, device . source in @skein_tunnels4: goto skein_out; else drop: strangers", true, false},
-		{"", "skein_out", "IPIP, IPv6 in IPv4, UDP 5555: drop, since tunnels in tunnels are not carried", true, false},
-		{"", "skein_out", "destination in @skein_inside4, or not in @skein_to4: drop", true, false},
-		{"", "skein_out", "source map @skein_slot4 map @skein_granted in @skein_tickets: accept; else drop: no lease", true, false},
-		{"", "skein_back", "ct state not established or related: drop", false, true},
-		{"", "skein_back", "destination map @skein_slot4 map @skein_granted in @skein_tickets: accept; else drop: no lease", false, true},
-		{"", "skein_sent_by", "TCP SYN: maximum segment size as the route has it", true, true},
-		{"postrouting", "skein_source", "oif eth0: source map @skein_slot4 map @skein_source4: snat", true, false},
-	}
-}
 
 // clientSteps are the rules of a pod's namespace for IPv4.
 func clientSteps(rules []egressclient.RuleInfo) (out []packetway.Step) {
@@ -49,30 +25,32 @@ func clientSteps(rules []egressclient.RuleInfo) (out []packetway.Step) {
 	return out
 }
 
-func gatewaySteps(rules []gatewayRule, want func(gatewayRule) bool) (out []packetway.Step) {
-	for _, r := range rules {
-		if !want(r) {
-			continue
+// gatewaySteps is the way through a gateway's namespace.
+func gatewaySteps(way []egressns.Step) (out []packetway.Step) {
+	last := ""
+	for _, w := range way {
+		where := strings.TrimSpace(w.Where + " " + w.Chain)
+		if w.Depth > 0 {
+			where = strings.Repeat("  ", w.Depth) + w.Chain
 		}
-		where := r.chain
-		if r.hook != "" {
-			where = r.hook + " " + r.chain
+		if where == last {
+			where = ""
+		} else {
+			last = where
 		}
-		out = append(out, packetway.Step{Where: where, Text: r.text})
+		out = append(out, packetway.Step{Where: where, Text: w.Text})
 	}
 	return out
 }
 
 // egressWay is the way of one packet out, and of its answer: pod 10.64.1.5 on one host, slot with endpoint 10.64.0.32 and source
 // address 192.0.2.7 on another.
-func egressWay(client []egressclient.RuleInfo, gateway []gatewayRule) (out, back []packetway.Stop) {
+func egressWay(client []egressclient.RuleInfo, through, again []egressns.Step) (out, back []packetway.Stop) {
 	const inner, answer = "10.64.1.5 → 198.51.100.9", "198.51.100.9 → 10.64.1.5"
 	tunnel := fmt.Sprintf("UDP, TTL %d: 10.64.1.5:%d → 10.64.0.32:%d [%s]", dataplane.FoUTTL, dataplane.FoUPort, dataplane.FoUPort, inner)
 	tunnelBack := fmt.Sprintf("UDP, TTL %d: 10.64.0.32:%d → 10.64.1.5:%d [%s]", dataplane.FoUTTL, dataplane.FoUPort, dataplane.FoUPort, answer)
 	here := append(clientSteps(client), packetway.Step{Where: fmt.Sprintf("table %d", dataplane.ClientWideTable), Text: "default dev fou4_0a400020: an IP header and UDP come before it"},
 		packetway.Step{Where: fmt.Sprintf("rule %d", dataplane.ClientPrivateRule+2), Text: "the packet with its new header goes by main, dev eth0"})
-	in := gatewaySteps(gateway, func(r gatewayRule) bool { return r.out })
-	in = append(in[:2:2], append([]packetway.Step{{Where: "fou4_0a400105", Text: "takes the outer header away"}}, in[2:]...)...)
 	mesh := func(to, leaves string) packetway.Stop {
 		return packetway.Stop{Name: "the mesh", Steps: []packetway.Step{{Where: "skein0", Text: to}}, Leaves: leaves}
 	}
@@ -80,18 +58,14 @@ func egressWay(client []egressclient.RuleInfo, gateway []gatewayRule) (out, back
 		{Name: "the pod's network namespace", Steps: here, Leaves: tunnel},
 		mesh("WireGuard, by the peer whose AllowedIPs hold 10.64.0.32/32: the owner of the slot", tunnel),
 		{Name: "the gateway node", Steps: []packetway.Step{{Where: fmt.Sprintf("table %d", dataplane.PodTable), Text: "10.64.0.32 dev sk… (the other end is eth0 in the gateway's namespace)"}}, Leaves: tunnel},
-		{Name: "the gateway's network namespace, one for each egress", Steps: in, Leaves: "192.0.2.7 → 198.51.100.9; of a slot without an address: 169.254.101.N → 198.51.100.9"},
+		{Name: "the gateway's network namespace, one for each egress", Steps: gatewaySteps(through), Leaves: "192.0.2.7 → 198.51.100.9; of a slot without an address: 169.254.101.N → 198.51.100.9"},
 		{Name: "the gateway node", Steps: []packetway.Step{{Where: "its own routes", Text: "out of its uplink; 169.254.101.N is masqueraded there"}}, Leaves: "192.0.2.7 → 198.51.100.9"},
 		{Name: "outside"},
 	}
 	return out, []packetway.Stop{
 		{Name: "outside", Steps: []packetway.Step{{Where: "ARP, NDP", Text: "192.0.2.7 is at the owner, which answers for it while its lease runs; or a router knows from table 119"}}, Leaves: "198.51.100.9 → 192.0.2.7"},
 		{Name: "the gateway node", Steps: []packetway.Step{{Where: fmt.Sprintf("table %d", dataplane.PodTable), Text: "192.0.2.7 dev sk…"}}, Leaves: "198.51.100.9 → 192.0.2.7"},
-		{Name: "the gateway's network namespace", Steps: append([]packetway.Step{
-			{Where: "conntrack", Text: "the destination becomes 10.64.1.5 again"},
-			{Where: fmt.Sprintf("rule %d", dataplane.GatewayRule), Text: fmt.Sprintf("iif eth0 lookup %d", dataplane.GatewayTable)},
-			{Where: fmt.Sprintf("table %d", dataplane.GatewayTable), Text: "10.64.1.5 dev fou4_0a400105"}},
-			gatewaySteps(gateway, func(r gatewayRule) bool { return r.back })...), Leaves: tunnelBack},
+		{Name: "the gateway's network namespace", Steps: gatewaySteps(again), Leaves: tunnelBack},
 		mesh("WireGuard, to the node that has the pod's block", tunnelBack),
 		{Name: "the pod's network namespace", Steps: []packetway.Step{{Where: fmt.Sprintf("UDP %d", dataplane.FoUPort), Text: "taken for a tunnel's"},
 			{Where: "fou4_0a400020", Text: "takes the outer header away; fou4_any does for one of another gateway"}}},
@@ -102,7 +76,7 @@ func egressWay(client []egressclient.RuleInfo, gateway []gatewayRule) (out, back
 func TestEgressWay(t *testing.T) {
 	const document = "egress.md"
 	begin := marks.Begin("go test ./docs -run TestEgressWay -update")
-	out, back := egressWay(egressclient.Rules(), gatewayRules())
+	out, back := egressWay(egressclient.Rules(), egressns.Way(false), egressns.Way(true))
 	text := "A packet out:\n\n```text\n" + packetway.Draw(out) + "```\n\nIts answer:\n\n```text\n" + packetway.Draw(back) + "```\n"
 	if flag.Lookup("update").Value.String() == "true" {
 		if err := marks.InsertFile(document, begin, text); err != nil {
