@@ -36,7 +36,6 @@ type station struct {
 	nft     *nft.Reconciler
 	sit     Situation
 	events  chan Event
-	pings   chan probe.Ping
 	pongs   chan probe.Pong
 	newest  func(context.Context) (netip.AddrPort, error)
 	signals chan *skeinv1.Signal_Birthday // to the peer; nil: they are lost
@@ -45,7 +44,7 @@ type station struct {
 
 func newStation(t *testing.T, id, peer identity.ID, host *nattest.Host, sit Situation) *station {
 	t.Helper()
-	s := &station{t: t, id: id, peer: peer, host: host, sit: sit, events: make(chan Event, 64), pings: make(chan probe.Ping, 4096), pongs: make(chan probe.Pong, 4096)}
+	s := &station{t: t, id: id, peer: peer, host: host, sit: sit, events: make(chan Event, 64), pongs: make(chan probe.Pong, 4096)}
 	var socket *probe.Socket
 	host.Do(func() {
 		var err error
@@ -62,7 +61,7 @@ func newStation(t *testing.T, id, peer identity.ID, host *nattest.Host, sit Situ
 	t.Cleanup(func() { s.owner.Close() })
 	t.Cleanup(func() { s.nft.Close() })
 	s.prober = probe.NewProber(probe.ProberConfig{Self: id, Epoch: 1, Socket: socket,
-		OnPing: func(p probe.Ping) { s.engine.PingReceived(p.Peer, p.From); offer(s.pings, p) },
+		OnPing: func(p probe.Ping) { s.engine.PingReceived(p.Peer, p.From) },
 		OnPong: func(p probe.Pong) { s.engine.PongReceived(p.Peer, p.From); offer(s.pongs, p) },
 	})
 	s.prober.SetPeer(peer, [32]byte{7})
@@ -166,28 +165,32 @@ func meet(t *testing.T, one, many *station, begin ...*station) Event {
 }
 
 // heard has many ping through the socket that was hit, and returns what one knows of that. A ping through another socket, which
-// is closed now, may have come first.
+// is closed now, may have come first, or come only now on a busy machine. So it is the answer to this very ping that tells where
+// it came from.
 func heard(t *testing.T, one, many *station, m Event) Event {
 	t.Helper()
 	many.engine.Settle(one.id)
-	o := Event{}
-	within(t, "a ping through the socket that was hit", 10*time.Second, func() bool {
-		for len(one.pings) > 0 {
-			<-one.pings
-		}
-		if _, err := many.prober.SendPing(one.id, m.Remote); err != nil {
+	var at netip.AddrPort
+	sent := map[probe.TxID]bool{}
+	within(t, "an answer to a ping through the socket that was hit", 10*time.Second, func() bool {
+		tx, err := many.prober.SendPing(one.id, m.Remote)
+		if err != nil {
 			t.Fatal(err)
 		}
-		select {
-		case p := <-one.pings:
-			o.Remote = p.From
-			return true
-		case <-time.After(200 * time.Millisecond):
-			return false
+		sent[tx] = true
+		for limit := time.After(200 * time.Millisecond); ; {
+			select {
+			case p := <-many.pongs:
+				if sent[p.Tx] {
+					at = p.Observed
+					return true
+				}
+			case <-limit:
+				return false
+			}
 		}
 	})
-	at := o.Remote
-	o = one.phase(Hit, 5*time.Second)
+	o := one.phase(Hit, 5*time.Second)
 	o.Remote = at
 	return o
 }
