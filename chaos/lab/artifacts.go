@@ -39,6 +39,9 @@ func (l *Lab) SaveArtifacts(ctx context.Context, base string) (string, error) {
 	for _, s := range l.Plan.Sites {
 		errs = append(errs, dump(fabric.Router(l.Spec.Name, s.Name), filepath.Join(dir, "router-"+s.Name+"-kernel.txt")))
 	}
+	for _, h := range l.hosts {
+		errs = append(errs, dump(h.ns, filepath.Join(dir, "host-"+h.node.Name+"-kernel.txt")))
+	}
 	errs = append(errs, each(l.agents, func(a *agent) error {
 		to := filepath.Join(dir, "nodes", a.node.Name)
 		if err := os.MkdirAll(to, 0o700); err != nil {
@@ -49,6 +52,7 @@ func (l *Lab) SaveArtifacts(ctx context.Context, base string) (string, error) {
 			copyFile(a.logFile(), filepath.Join(to, "agent.log")),
 			copyFile(a.configFile(), filepath.Join(to, "skein.yaml")),
 			dump(a.ns, filepath.Join(to, "kernel.txt")),
+			dumpGateways(a, to),
 			l.interview(ctx, a, to),
 		)
 	}))
@@ -73,7 +77,7 @@ func (l *Lab) interview(ctx context.Context, a *agent, dir string) error {
 		"plan":     func() (proto.Message, error) { return a.client.Plan(ctx, &skeinv1.PlanRequest{Diff: true}) },
 	}
 	for _, n := range l.Spec.Nodes {
-		if n.Name != a.node.Name {
+		if n.Name != a.node.Name && n.Role != RoleHost {
 			ask["explain-"+n.Name] = func() (proto.Message, error) {
 				return a.client.ExplainPeer(ctx, &skeinv1.ExplainPeerRequest{Peer: n.Name})
 			}
@@ -90,6 +94,15 @@ func (l *Lab) interview(ctx context.Context, a *agent, dir string) error {
 		errs = append(errs, os.WriteFile(filepath.Join(dir, name+".json"), []byte(text), 0o600))
 	}
 	return errors.Join(errs...)
+}
+
+// dumpGateways writes down the kernel's tables of the namespaces of egresses on a node.
+func dumpGateways(a *agent, dir string) error {
+	bound, err := filepath.Glob(filepath.Join(a.runDir(), "netns", "*"))
+	for _, path := range bound {
+		err = errors.Join(err, dump(path, filepath.Join(dir, "egress-"+filepath.Base(path)+"-kernel.txt")))
+	}
+	return err
 }
 
 func dump(ns, file string) error {

@@ -65,7 +65,8 @@ func (l *Lab) account(ctx context.Context, a *agent, others []Pod) (n nodeAccoun
 	if err != nil {
 		return n, err
 	}
-	for _, r := range reach {
+	pods, gateways := withoutGateways(reach)
+	for _, r := range pods {
 		switch {
 		case r.Unreachable:
 			n.unreachable = append(n.unreachable, r.Prefix)
@@ -78,6 +79,9 @@ func (l *Lab) account(ctx context.Context, a *agent, others []Pod) (n nodeAccoun
 		return n, err
 	}
 	for _, r := range exported {
+		if slices.ContainsFunc(gateways, func(g fabric.Route) bool { return g.Prefix == r.Prefix }) {
+			continue // a slot's source address, for the routing daemon to announce
+		}
 		n.exported = append(n.exported, r.Prefix)
 	}
 	if a.record().Condition != Running {
@@ -89,6 +93,31 @@ func (l *Lab) account(ctx context.Context, a *agent, others []Pod) (n nodeAccoun
 	n.view, err = a.accounts(ctx)
 	return n, err
 }
+
+// withoutGateways takes out the routes that lead to gateways' namespaces. Each has one to the namespace's own address, which
+// is link-local or of the networks that only a host knows; the others leave by the same link.
+func withoutGateways(routes []fabric.Route) (pods, gateways []fabric.Route) {
+	links := map[string]bool{}
+	for _, r := range routes {
+		if r.Link != "" && (local4.Contains(r.Prefix.Addr()) || local6.Contains(r.Prefix.Addr())) {
+			links[r.Link] = true
+		}
+	}
+	for _, r := range routes {
+		if links[r.Link] {
+			gateways = append(gateways, r)
+		} else {
+			pods = append(pods, r)
+		}
+	}
+	return pods, gateways
+}
+
+// The networks of gateways' own addresses on a host.
+var (
+	local4 = netip.MustParsePrefix("169.254.101.0/24")
+	local6 = netip.MustParsePrefix("fd73:6b65:696e:6567::/64")
+)
 
 // podsByKernel lists a node's pods with the addresses that their interfaces have.
 func (l *Lab) podsByKernel(a *agent, others []Pod) ([]podAccount, error) {

@@ -228,6 +228,13 @@ func (v value) network() netip.Prefix {
 	return p
 }
 
+// words reads a mapping from texts to texts.
+func (v value) words(what string) map[string]string {
+	out := map[string]string{}
+	v.entries("a mapping of "+what, func(key string, v value) { out[key] = v.text("a text") })
+	return out
+}
+
 // free reads a mapping without looking into it.
 func (v value) free() map[string]any {
 	if !v.isMapping() {

@@ -127,7 +127,7 @@ func (l *Lab) setCuts(change func(map[Cut]bool) map[Cut]bool) error {
 func (l *Lab) addCuts(more []Cut) error {
 	for _, c := range more {
 		for _, n := range []string{c.From, c.To} {
-			if _, err := l.agent(n); err != nil {
+			if _, err := l.host(n); err != nil {
 				return err
 			}
 		}
@@ -154,12 +154,12 @@ func (l *Lab) Block(b Block) error { return l.addCuts(b.cuts()) }
 // were stopped stay so, and nodes that moved stay where they are: that was no fault.
 func (l *Lab) Heal(ctx context.Context, nodes ...string) error {
 	if len(nodes) == 0 {
-		nodes = l.Spec.NodeNames()
+		nodes = l.Spec.HostNames()
 	}
 	if err := l.healNATs(nodes); err != nil {
 		return err
 	}
-	agents, err := l.pick(nodes)
+	agents, err := l.pick(l.withAgent(nodes))
 	if err != nil {
 		return err
 	}
@@ -176,6 +176,13 @@ func (l *Lab) Heal(ctx context.Context, nodes ...string) error {
 		}
 	}
 	return errors.Join(l.Resume(paused...), l.Start(ctx, killed...))
+}
+
+// withAgent leaves out the nodes that have none.
+func (l *Lab) withAgent(nodes []string) []string {
+	return slices.DeleteFunc(slices.Clone(nodes), func(n string) bool {
+		return slices.ContainsFunc(l.hosts, func(h *agent) bool { return h.node.Name == n })
+	})
 }
 
 // Pause makes agents stand still until they are resumed: they hold what they have and answer nothing.

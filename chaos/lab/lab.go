@@ -44,7 +44,10 @@ type Lab struct {
 
 	opts    Options
 	agents  []*agent
+	hosts   []*agent   // nodes without one: only name, namespace and directory are of use
 	pings   []running  // by the one who runs the steps
+	flows   []flowing  // likewise
+	servers []server   // likewise
 	mu      sync.Mutex // guards what follows and the record on disk
 	cuts    map[Cut]bool
 	daemons map[string]process // of routers that map ports, by site
@@ -104,7 +107,11 @@ func newLab(spec *Spec, plan fabric.Plan, opts Options) *Lab {
 	}
 	l := &Lab{Spec: spec, Plan: plan, Dir: filepath.Join(opts.Dir, spec.Name), opts: opts, cuts: map[Cut]bool{}, daemons: map[string]process{}, now: plan}
 	for _, n := range spec.Nodes {
-		l.agents = append(l.agents, newAgent(l, n))
+		if n.Role == RoleHost {
+			l.hosts = append(l.hosts, newAgent(l, n))
+		} else {
+			l.agents = append(l.agents, newAgent(l, n))
+		}
 	}
 	return l
 }
@@ -140,6 +147,11 @@ func (l *Lab) lay() error {
 	if err := os.WriteFile(filepath.Join(l.Dir, "lab.yaml"), l.Spec.Source, 0o600); err != nil {
 		return fmt.Errorf("lab directory: %w", err)
 	}
+	for _, h := range l.hosts {
+		if err := os.MkdirAll(h.dir, 0o700); err != nil {
+			return fmt.Errorf("node %s: %w", h.node.Name, err)
+		}
+	}
 	for _, a := range l.agents {
 		for _, dir := range []string{a.stateDir(), a.runDir()} {
 			if err := os.MkdirAll(dir, 0o700); err != nil {
@@ -165,6 +177,9 @@ func (l *Lab) config(n Node) map[string]any {
 	}
 	if n.Relay != "" {
 		c["relay"] = n.Relay
+	}
+	if n.Labels != nil {
+		c["labels"] = n.Labels
 	}
 	return merge(merge(c, l.Spec.Config), n.Config)
 }
@@ -233,7 +248,11 @@ func (l *Lab) join(ctx context.Context) error {
 		}
 		l.progress("%d nodes joined in %s", len(others), round(time.Since(start)))
 	}
-	return errors.Join(l.makePools(ctx, first), l.save())
+	err = l.makePools(ctx, first)
+	if err == nil {
+		err = l.makeEgresses(ctx, first)
+	}
+	return errors.Join(err, l.save())
 }
 
 // makePools makes the file's address pools. Other agents hear of them in a moment: {wait: converged}.
@@ -290,7 +309,16 @@ func (l *Lab) launch(a *agent, extra ...string) error {
 }
 
 // Down ends every agent and removes all that the lab made. It works on a Lab that is half up, too.
-func (l *Lab) Down(ctx context.Context) error { return Down(ctx, l.Spec.Name, l.opts.Dir) }
+func (l *Lab) Down(ctx context.Context) error {
+	l.endFlows()
+	l.endServers()
+	return Down(ctx, l.Spec.Name, l.opts.Dir)
+}
+
+// gatewayNamespaces matches the files that agents of a lab in dir bind the namespaces of egresses to.
+func gatewayNamespaces(dir string) string {
+	return filepath.Join(dir, "nodes", "*", "run", "netns", "*")
+}
 
 // Down takes a lab down by its name, whatever state it is in: also after a crash of whoever brought
 // it up. What it finds it removes; finding nothing is no error. dir is as in Options.
@@ -302,6 +330,13 @@ func Down(ctx context.Context, name, dir string) error {
 		dir = DefaultDir
 	}
 	if err := fabric.Teardown(ctx, name); err != nil {
+		return fmt.Errorf("take down lab %s: %w", name, err)
+	}
+	bound, err := filepath.Glob(gatewayNamespaces(filepath.Join(dir, name)))
+	if err == nil {
+		err = fabric.Unbind(ctx, bound)
+	}
+	if err != nil {
 		return fmt.Errorf("take down lab %s: %w", name, err)
 	}
 	if err := os.RemoveAll(filepath.Join(dir, name)); err != nil {
@@ -316,7 +351,22 @@ func (l *Lab) agent(name string) (*agent, error) {
 			return a, nil
 		}
 	}
-	return nil, fmt.Errorf("lab %s has no node %q; nodes: %s", l.Spec.Name, name, strings.Join(l.Spec.NodeNames(), ", "))
+	if h, err := l.host(name); err == nil {
+		return nil, fmt.Errorf("node %s is a host without an agent (role: host)", h.node.Name)
+	}
+	return nil, fmt.Errorf("lab %s has no node %q; nodes: %s", l.Spec.Name, name, strings.Join(l.Spec.HostNames(), ", "))
+}
+
+// host finds a node, with or without an agent.
+func (l *Lab) host(name string) (*agent, error) {
+	for _, list := range [][]*agent{l.agents, l.hosts} {
+		for _, a := range list {
+			if a.node.Name == name {
+				return a, nil
+			}
+		}
+	}
+	return nil, fmt.Errorf("lab %s has no node %q; nodes: %s", l.Spec.Name, name, strings.Join(l.Spec.HostNames(), ", "))
 }
 
 func (l *Lab) pick(names []string) ([]*agent, error) {
@@ -347,7 +397,7 @@ type Info struct {
 
 // Node tells about a node.
 func (l *Lab) Node(name string) (Info, error) {
-	a, err := l.agent(name)
+	a, err := l.host(name)
 	if err != nil {
 		return Info{}, err
 	}

@@ -128,20 +128,38 @@ func (s *stub) CreateToken(_ context.Context, r *skeinv1.CreateTokenRequest) (*s
 // stubLab reads a lab of two public sites and the given steps, under a name of this process.
 func stubLab(t *testing.T, steps string) (*Spec, RunOptions, *lines) {
 	t.Helper()
-	testenv.NeedRoot(t)
-	h := uint16(1)
-	for _, b := range []byte(t.Name()) {
-		h = h*31 + uint16(b)
-	}
-	name := fmt.Sprintf("l%d-%04x", os.Getpid(), h)
-	spec, err := Parse("test.yaml", []byte("name: "+name+`
+	return stubFile(t, `name: NAME
 sites: {a: {nat: none}, b: {nat: none}}
 nodes:
   a1: {site: a, server: true, config: {log: {level: debug}}}
   b1: {site: b}
   b2: {site: b}
 steps:
-`+steps))
+`+steps)
+}
+
+// raiseStubs brings up a lab of stub agents; its file's name is NAME.
+func raiseStubs(t *testing.T, file string) *Lab {
+	t.Helper()
+	spec, opts, _ := stubFile(t, file)
+	l, err := Up(t.Context(), spec, opts.Options)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { l.endFlows(); l.endServers() })
+	return l
+}
+
+// stubFile makes a lab of stub agents from a file whose name is NAME.
+func stubFile(t *testing.T, file string) (*Spec, RunOptions, *lines) {
+	t.Helper()
+	testenv.NeedRoot(t)
+	h := uint16(1)
+	for _, b := range []byte(t.Name()) {
+		h = h*31 + uint16(b)
+	}
+	name := fmt.Sprintf("l%d-%04x", os.Getpid(), h)
+	spec, err := Parse("test.yaml", []byte(strings.Replace(file, "NAME", name, 1)))
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -96,6 +96,7 @@ func (r *reader) read(root value) {
 		field{"config", func(v value) { r.s.Config = r.config(v) }},
 		field{"nodes", func(v value) { nodes = true; v.entries("a mapping from names to nodes", r.node) }},
 		field{"pools", func(v value) { v.entries("a mapping from names to pools", r.pool) }},
+		field{"egresses", func(v value) { v.entries("a mapping from namespace/name to egresses", r.egress) }},
 		field{"steps", func(v value) { steps = &v }},
 	)
 	if !named {
@@ -258,10 +259,14 @@ func (r *reader) node(name string, v value) {
 		}},
 		field{"server", func(v value) { n.Server = v.boolean() }},
 		field{"relay", func(v value) { n.Relay = v.oneOf("auto", "true", "false") }},
-		field{"role", func(v value) { n.Role = v.oneOf("agent", "relay") }},
+		field{"role", func(v value) { n.Role = v.oneOf("agent", "relay", RoleHost) }},
 		field{"init", func(v value) { n.Init = v.boolean() }},
+		field{"labels", func(v value) { n.Labels = v.words("labels") }},
 		field{"config", func(v value) { n.Config = r.config(v) }},
 	)
+	if n.Role == RoleHost && (n.Server || n.Relay != "" || n.Init || n.Labels != nil || n.Config != nil) {
+		v.fail("role: host has no agent: leave out server, relay, init, labels and config")
+	}
 	if n.Site == "" && len(r.d.errs) == before {
 		v.fail("the key \"site\" is missing; allowed: %s", strings.Join(r.siteNames(), ", "))
 	}
@@ -319,7 +324,7 @@ func (r *reader) checkReachable(first Node) {
 	at := r.s.Sites[i]
 	for _, n := range r.s.Nodes {
 		i := slices.IndexFunc(r.s.Sites, func(s fabric.SiteSpec) bool { return s.Name == n.Site })
-		if i < 0 || n.Site == first.Site {
+		if i < 0 || n.Site == first.Site || n.Role == RoleHost {
 			continue
 		}
 		from, common := r.s.Sites[i], ""

@@ -75,7 +75,7 @@ nodes:
 
 func TestMistakesAreNamed(t *testing.T) {
 	cases := []struct{ name, file, want string }{
-		{"unknown key at the top", base + "stepz: []\n", `f.yaml:8: unknown key "stepz" (did you mean "steps"?); allowed: name, sites, config, nodes, pools, steps`},
+		{"unknown key at the top", base + "stepz: []\n", `f.yaml:8: unknown key "stepz" (did you mean "steps"?); allowed: name, sites, config, nodes, pools, egresses, steps`},
 		{"unknown key in a site", strings.Replace(base, "dc: {nat: none}", "dc: {nat: none, natt: x}", 1), `f.yaml:3: sites.dc: unknown key "natt" (did you mean "nat"?); allowed: nat, ipv4, ipv6, hairpin, portmap, behind, lan, delay`},
 		{"unknown NAT", strings.Replace(base, "full-cone", "ful-cone", 1), `f.yaml:4: sites.home.nat: "ful-cone" is not known (did you mean "full-cone"?); allowed: none, one-to-one, full-cone, restricted-cone, port-restricted-cone, symmetric, symmetric-sequential, double, udp-blocked`},
 		{"a symmetric NAT that hairpins", strings.Replace(base, "nat: full-cone", "nat: symmetric, hairpin: true", 1), `f.yaml:4: sites.home: nat: symmetric cannot have hairpin: true: nothing is translated, or the filtering lets nothing in from the NAT's own address`},
@@ -114,10 +114,10 @@ func TestMistakesAreNamed(t *testing.T) {
 
 func TestMistakesInSteps(t *testing.T) {
 	cases := []struct{ step, want string }{
-		{"{kil: a}", `unknown key "kil" (did you mean "kill"?); allowed: wait, expect, pods, ping, transfer, exec, partition, block, nat, rebind, move, pause, resume, kill, stop, start, heal, log, within, nodes`},
+		{"{kil: a}", `unknown key "kil" (did you mean "kill"?); allowed: wait, expect, pods, ping, transfer, serve, fetch, flow, exec, partition, block, nat, rebind, move, pause, resume, kill, stop, start, heal, log, within, nodes`},
 		{"{kill: c}", `.kill: there is no node "c"; nodes: a, b`},
 		{"{kill: a, stop: b}", `: a step does one thing, this one has kill and stop: make a step of each`},
-		{"{kill: a, within: 3s}", `: the key "within" belongs to wait, expect, transfer, exec and the start of pods`},
+		{"{kill: a, within: 3s}", `: the key "within" belongs to wait, expect, transfer, fetch, exec and the start of pods`},
 		{"{wait: soon}", `.wait: "soon" is not known; allowed: a duration such as 5s, or converged`},
 		{"{wait: converged, within: 5}", `.within: "5" is no duration; allowed: a duration such as 500ms, 30s or 2m`},
 		{"{wait: 5s, nodes: [a]}", `: the key "nodes" belongs to {wait: converged}`},
@@ -158,7 +158,7 @@ func TestMistakesInSteps(t *testing.T) {
 		{"{expect: {from: all/p, to: b, reach: true}}", ".expect.from: no pod that runs after the steps above is meant by \"all/p\"\nf.yaml:9: steps[1].expect: needs both from and to: nodes, site:NAME, all, or pods as NODE/POD"},
 		{"{expect: {addresses: agree, reach: true}}", `.expect: addresses: agree is about the whole lab: make a step of the rest`},
 		{"{expect: {addresses: maybe}}", `.expect.addresses: "maybe" is not known; allowed: agree`},
-		{"kill", `: is "kill"; allowed: a mapping with the keys wait, expect, pods, ping, transfer, exec, partition, block, nat, rebind, move, pause, resume, kill, stop, start, heal, log, within, nodes`},
+		{"kill", `: is "kill"; allowed: a mapping with the keys wait, expect, pods, ping, transfer, serve, fetch, flow, exec, partition, block, nat, rebind, move, pause, resume, kill, stop, start, heal, log, within, nodes`},
 	}
 	for _, c := range cases {
 		t.Run(c.step, func(t *testing.T) {

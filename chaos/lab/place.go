@@ -11,7 +11,12 @@ import (
 // place finds the namespace that a place means: a node's, or for NODE/POD a pod's.
 func (l *Lab) place(name string) (a *agent, ns string, err error) {
 	node, pod, isPod := strings.Cut(name, "/")
-	if a, err = l.agent(node); err != nil || !isPod {
+	if !isPod {
+		a, err = l.host(node)
+	} else {
+		a, err = l.agent(node)
+	}
+	if err != nil || !isPod {
 		if a != nil {
 			ns = a.ns
 		}
@@ -24,9 +29,12 @@ func (l *Lab) place(name string) (a *agent, ns string, err error) {
 }
 
 // addresses lists where a place is reached through the overlay: a node's overlay addresses or a pod's own, of one
-// family or both.
+// family or both. A host without an agent is reached by its addresses at its site.
 func (l *Lab) addresses(name, family string) ([]netip.Addr, error) {
 	node, pod, isPod := strings.Cut(name, "/")
+	if n, ok := l.Spec.Node(node); ok && n.Role == RoleHost {
+		return l.underlay(node, family)
+	}
 	if !isPod {
 		return l.overlay(node, family)
 	}
@@ -46,6 +54,22 @@ func (l *Lab) addresses(name, family string) ([]netip.Addr, error) {
 	}
 	if len(out) == 0 {
 		return nil, fmt.Errorf("pod %s has no %s address", name, family)
+	}
+	return out, nil
+}
+
+// underlay lists a node's addresses at its site, of one family or both.
+func (l *Lab) underlay(node, family string) ([]netip.Addr, error) {
+	h, ok := l.Network().Host(node)
+	var out []netip.Addr
+	if h.Addr.IsValid() && family != "ipv6" {
+		out = append(out, h.Addr)
+	}
+	if h.Addr6.IsValid() && family != "ipv4" {
+		out = append(out, h.Addr6)
+	}
+	if !ok || len(out) == 0 {
+		return nil, fmt.Errorf("node %s has no %s address at its site", node, family)
 	}
 	return out, nil
 }

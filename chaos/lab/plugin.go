@@ -25,6 +25,9 @@ const (
 	cniPlugin    = "skein-cni" // its type, and so the program's name
 	podInterface = "eth0"
 
+	// podAnnotations is the capability by which containerd and CRI-O pass a pod's annotations.
+	podAnnotations = "io.kubernetes.cri.pod-annotations"
+
 	pluginTimeout = 30 * time.Second
 )
 
@@ -90,8 +93,11 @@ func (l *Lab) network(a *agent, p Pod) map[string]any {
 	if p.Pool != "" {
 		runtime["pool"] = p.Pool
 	}
+	if len(p.Annotations) > 0 {
+		runtime[podAnnotations] = p.Annotations
+	}
 	if len(runtime) > 0 {
-		config["capabilities"] = map[string]bool{"ips": true, "pool": true}
+		config["capabilities"] = map[string]bool{"ips": true, "pool": true, podAnnotations: true}
 		config["runtimeConfig"] = runtime
 	}
 	if len(p.Result) > 0 {

@@ -23,22 +23,23 @@ const defaultNamespace = "default"
 // Pod is a network namespace on a node that the real CNI plugin has given its link and addresses. The lab is its
 // container runtime: it keeps what ADD returned, and gives that back with DEL.
 type Pod struct {
-	Node        string          `json:"node"`
-	Name        string          `json:"name"`
-	Namespace   string          `json:"namespace"`
-	ContainerID string          `json:"containerId"`
-	NetNS       string          `json:"netns"` // path
-	Pool        string          `json:"pool,omitempty"`
-	Asked       []netip.Addr    `json:"asked,omitempty"`
-	Addresses   []netip.Addr    `json:"addresses,omitempty"` // that ADD returned
-	Result      json.RawMessage `json:"result,omitempty"`
+	Node        string            `json:"node"`
+	Name        string            `json:"name"`
+	Namespace   string            `json:"namespace"`
+	ContainerID string            `json:"containerId"`
+	NetNS       string            `json:"netns"` // path
+	Pool        string            `json:"pool,omitempty"`
+	Asked       []netip.Addr      `json:"asked,omitempty"`
+	Annotations map[string]string `json:"annotations,omitempty"`
+	Addresses   []netip.Addr      `json:"addresses,omitempty"` // that ADD returned
+	Result      json.RawMessage   `json:"result,omitempty"`
 }
 
 // Place is the pod as steps and commands write it: NODE/POD.
 func (p Pod) Place() string { return p.Node + "/" + p.Name }
 
 func newPod(l *Lab, node, name string, s StartPods) Pod {
-	p := Pod{Node: node, Name: name, Namespace: s.Namespace, Pool: s.Pool, Asked: s.IPs, NetNS: fabric.Path(fabric.PodNS(l.Spec.Name, node, name))}
+	p := Pod{Node: node, Name: name, Namespace: s.Namespace, Pool: s.Pool, Asked: s.IPs, Annotations: s.Annotations, NetNS: fabric.Path(fabric.PodNS(l.Spec.Name, node, name))}
 	if p.Namespace == "" {
 		p.Namespace = defaultNamespace
 	}

@@ -122,6 +122,8 @@ func (r *reader) podStep(v value) Action {
 		}},
 		field{"pool", func(v value) { start.Pool = v.text("the name of a pool"); others = append(others, "pool") }},
 		field{"ips", func(v value) { start.IPs = addresses(v); others = append(others, "ips") }},
+		field{"annotations", func(v value) { start.annotate(v.words("annotations")); others = append(others, "annotations") }},
+		field{"egress", func(v value) { start.annotate(egressAnnotations(v)); others = append(others, "egress") }},
 		field{"longest", func(v value) { start.Longest = v.duration(); others = append(others, "longest") }},
 		field{"expect_error", func(v value) {
 			start.Fails, start.Text = true, v.text("text of the plugin's error")
@@ -234,10 +236,10 @@ func (r *reader) places(v value) []string {
 	for _, s := range v.selectors() {
 		nodes, pod, isPod := strings.Cut(s, "/")
 		if !isPod {
-			all = union(all, r.nodesOf(v, s))
+			all = union(all, r.nodesOf(v, s, r.s.NodeNames()))
 			continue
 		}
-		list := r.nodesOf(v, nodes)
+		list := r.nodesOf(v, nodes, r.s.NodeNames())
 		single := len(list) == 1 && pod != "all"
 		if single {
 			r.knownPod(v, list[0], pod)

@@ -101,6 +101,7 @@ func (l *Lab) runSteps(ctx context.Context, res *Result) error {
 			p.stream.Stop()
 		}
 		l.pings = nil
+		l.endFlows()
 	}()
 	for i, step := range l.Spec.Steps {
 		start := time.Now()
@@ -152,6 +153,15 @@ func (l *Lab) runStep(ctx context.Context, s Step) error {
 		return l.StartPings(ctx, a)
 	case Transfer:
 		return l.Transfer(ctx, s.Within, a)
+	case Serve:
+		return l.Serve(a)
+	case Fetch:
+		return l.Fetch(ctx, s.Within, a)
+	case Flow:
+		if len(a.From) == 0 {
+			return l.EndFlows(a.Lost, a.Longest)
+		}
+		return l.StartFlows(ctx, a)
 	case Exec:
 		return l.runExec(ctx, s.Within, a)
 	case Partition:
@@ -191,18 +201,18 @@ func (l *Lab) opinions(ctx context.Context, a Action, err error) {
 	defer cancel()
 	pairs := pairsIn(err)
 	pairs = pairs[:min(len(pairs), mostPairs)]
-	nodes := nodesIn(a.nodes())
+	nodes := l.withAgent(nodesIn(a.nodes()))
 	if len(pairs) > 0 {
 		nodes = nil
 		for _, p := range pairs {
-			nodes = union(nodes, nodesIn([]string{p.from, p.to}))
+			nodes = union(nodes, l.withAgent(nodesIn([]string{p.from, p.to})))
 		}
 	}
 	for _, n := range nodes[:min(len(nodes), mostNodes)] {
 		l.progress("%s", l.opinion(ctx, n))
 	}
 	for _, p := range pairs {
-		if from, to := nodeOf(p.from), nodeOf(p.to); from != to {
+		if from, to := nodeOf(p.from), nodeOf(p.to); from != to && len(l.withAgent([]string{from, to})) == 2 {
 			l.progress("%s", l.explain(ctx, from, to))
 		}
 	}

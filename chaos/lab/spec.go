@@ -12,14 +12,15 @@ import (
 
 // Spec is a lab file that has been read and checked.
 type Spec struct {
-	File   string // where it was read from, for messages
-	Name   string
-	Sites  []fabric.SiteSpec // in the file's order, like Nodes
-	Nodes  []Node
-	Config map[string]any  // for every agent; a node's own goes over it
-	Pools  []*skeinv1.Pool // made when all nodes have joined, in the file's order
-	Steps  []Step
-	Source []byte // the file itself, kept with the lab
+	File     string // where it was read from, for messages
+	Name     string
+	Sites    []fabric.SiteSpec // in the file's order, like Nodes
+	Nodes    []Node
+	Config   map[string]any    // for every agent; a node's own goes over it
+	Pools    []*skeinv1.Pool   // made when all nodes have joined, in the file's order
+	Egresses []*skeinv1.Egress // likewise, after the pools
+	Steps    []Step
+	Source   []byte // the file itself, kept with the lab
 }
 
 // Node asks for a host with an agent.
@@ -27,10 +28,11 @@ type Node struct {
 	Name   string
 	Site   string
 	Server bool
-	Relay  string         // auto, true, false, or "" to leave it to the agent
-	Role   string         // relay: it relays and does nothing else; "" or agent: all of it
-	Init   bool           // this one creates the cluster; exactly one node of a Spec has it
-	Config map[string]any // goes over what the lab writes into the agent's config file
+	Relay  string            // auto, true, false, or "" to leave it to the agent
+	Role   string            // relay: it relays and does nothing else; host: it has no agent; "" or agent: all of it
+	Labels map[string]string // of the agent
+	Init   bool              // this one creates the cluster; exactly one node of a Spec has it
+	Config map[string]any    // goes over what the lab writes into the agent's config file
 }
 
 // Step is one line of a scenario.
@@ -65,12 +67,13 @@ type (
 	Accounts struct{}
 	// StartPods starts pods of these names on each node, all at once.
 	StartPods struct {
-		Nodes     []string
-		Pods      []string
-		Namespace string        // theirs; "" for "default"
-		Pool      string        // the one to ask for; "" for none
-		IPs       []netip.Addr  // those to ask for, one of a family at most; only for one pod
-		Longest   time.Duration // how long the plugin may take for each; 0: until it is given up
+		Nodes       []string
+		Pods        []string
+		Namespace   string            // theirs; "" for "default"
+		Pool        string            // the one to ask for; "" for none
+		IPs         []netip.Addr      // those to ask for, one of a family at most; only for one pod
+		Annotations map[string]string // the pods'
+		Longest     time.Duration     // how long the plugin may take for each; 0: until it is given up
 		// Fails: the plugin refuses them all, with this code (0: any) and this text in what it says ("": any).
 		Fails bool
 		Code  uint
@@ -95,6 +98,30 @@ type (
 	Transfer struct {
 		From, To []string
 		Bytes    int
+	}
+	// Serve starts an HTTP server on nodes, or in pods, that tells clients their addresses, and answers flows.
+	Serve struct {
+		Nodes []string
+		Port  int
+	}
+	// Fetch asks a served port from each From, on each To.
+	Fetch struct {
+		From, To []string
+		Port     int
+		Family   string   // ipv4, ipv6, or "" for all that both ends have
+		Source   []string // as whom the server shall see the client: addresses, or names of nodes; none: whoever
+		OwnerOf  Ref      // likewise: as one of the owners of this egress's slots, or their source addresses
+		Fails    bool     // it gets no answer
+	}
+	// Flow starts streams to a served port that go on during the next steps; without From it ends them.
+	Flow struct {
+		From, To []string
+		Port     int
+		Family   string        // ipv4, ipv6, or "" for IPv4 where there is one
+		Proto    string        // udp or tcp
+		Every    time.Duration // between two numbers sent
+		Lost     int           // how many of each stream's numbers may be lost, -1: any number; with the end
+		Longest  time.Duration // how long none may have been answered, 0: any time; with the end
 	}
 	// Exec runs a command on nodes, or in pods.
 	Exec struct {
@@ -153,6 +180,9 @@ func (a Accounts) nodes() []string  { return nil }
 func (s StartPods) nodes() []string { return s.Nodes }
 func (s StopPods) nodes() []string  { return s.Nodes }
 func (t Transfer) nodes() []string  { return union(t.From, t.To) }
+func (s Serve) nodes() []string     { return s.Nodes }
+func (f Fetch) nodes() []string     { return union(f.From, f.To) }
+func (f Flow) nodes() []string      { return union(f.From, f.To) }
 func (m Move) nodes() []string      { return []string{m.Node} }
 func (a SetNAT) nodes() []string    { return nil }
 func (a Rebind) nodes() []string    { return nil }
@@ -196,11 +226,21 @@ func (s *Spec) Node(name string) (Node, bool) {
 	return Node{}, false
 }
 
-// NodeNames lists all nodes, in the file's order.
-func (s *Spec) NodeNames() []string {
+// RoleHost is the role of a node without an agent.
+const RoleHost = "host"
+
+// NodeNames lists the nodes that have an agent, in the file's order.
+func (s *Spec) NodeNames() []string { return s.names(func(n Node) bool { return n.Role != RoleHost }) }
+
+// HostNames lists all nodes, also those without an agent.
+func (s *Spec) HostNames() []string { return s.names(func(Node) bool { return true }) }
+
+func (s *Spec) names(which func(Node) bool) []string {
 	names := make([]string, 0, len(s.Nodes))
 	for _, n := range s.Nodes {
-		names = append(names, n.Name)
+		if which(n) {
+			names = append(names, n.Name)
+		}
 	}
 	return names
 }

@@ -19,7 +19,7 @@ const (
 	defaultTransfer = 10 * time.Second
 )
 
-const stepKinds = "wait, expect, pods, ping, transfer, exec, partition, block, nat, rebind, move, pause, resume, kill, stop, start, heal, log"
+const stepKinds = "wait, expect, pods, ping, transfer, serve, fetch, flow, exec, partition, block, nat, rebind, move, pause, resume, kill, stop, start, heal, log"
 
 // step reads one step: a mapping with one key that says what to do, and perhaps within.
 func (r *reader) step(_ int, v value) {
@@ -32,7 +32,8 @@ func (r *reader) step(_ int, v value) {
 	}
 	var waitNodes []string
 	v.mapping(
-		kind("wait", r.wait), kind("expect", r.expect), kind("pods", r.podStep), kind("ping", r.ping), kind("transfer", r.transfer), kind("exec", r.exec),
+		kind("wait", r.wait), kind("expect", r.expect), kind("pods", r.podStep), kind("ping", r.ping), kind("transfer", r.transfer),
+		kind("serve", r.serve), kind("fetch", r.fetch), kind("flow", r.flow), kind("exec", r.exec),
 		kind("partition", r.partition), kind("block", r.block),
 		kind("nat", r.setNAT), kind("rebind", r.rebind), kind("move", r.move),
 		kind("pause", func(v value) Action { return Pause{r.who(v)} }),
@@ -75,7 +76,7 @@ func (r *reader) settle(v value, step *Step, within time.Duration, waitNodes []s
 		if !a.Converged && within >= 0 {
 			v.fail("the key \"within\" means nothing with a plain duration to wait")
 		}
-	case Expect, Accounts:
+	case Expect, Accounts, Fetch:
 		step.Within = defaultExpect
 	case Transfer:
 		step.Within = defaultTransfer
@@ -83,7 +84,7 @@ func (r *reader) settle(v value, step *Step, within time.Duration, waitNodes []s
 		step.Within = 0
 	default:
 		if within >= 0 {
-			v.fail("the key \"within\" belongs to wait, expect, transfer, exec and the start of pods")
+			v.fail("the key \"within\" belongs to wait, expect, transfer, fetch, exec and the start of pods")
 		}
 	}
 	if within >= 0 {
@@ -135,6 +136,9 @@ func (r *reader) expect(v value) Action {
 	}
 	if e.Reach == nil && len(e.Path) == 0 {
 		v.fail("expects nothing: add reach: true, reach: false, or path; or addresses: agree")
+	}
+	if len(e.Path) > 0 && slices.ContainsFunc(union(e.From, e.To), r.isHost) {
+		v.fail("there is no path to or from a host without an agent: leave path out")
 	}
 	if len(e.Path) > 0 && slices.ContainsFunc(e.From, func(f string) bool {
 		return slices.ContainsFunc(e.To, func(t string) bool { return f != t && nodeOf(f) == nodeOf(t) })
@@ -233,7 +237,7 @@ func (r *reader) move(v value) Action {
 	var m Move
 	v.mapping(
 		field{"node", func(v value) {
-			if list := r.who(v); len(list) == 1 {
+			if list := r.whoever(v); len(list) == 1 {
 				m.Node = list[0]
 			} else {
 				v.fail("one node moves at a time")
@@ -287,7 +291,7 @@ func (r *reader) partition(v value) Action {
 	var p Partition
 	seen := map[string]bool{}
 	v.each("groups, each a list of nodes", func(_ int, v value) {
-		group := r.who(v)
+		group := r.whoever(v)
 		for _, n := range group {
 			if seen[n] {
 				v.fail("node %q is in two groups", n)
@@ -298,7 +302,7 @@ func (r *reader) partition(v value) Action {
 	})
 	if len(p.Groups) == 1 { // one group: cut off from all others
 		var rest []string
-		for _, n := range r.s.NodeNames() {
+		for _, n := range r.s.HostNames() {
 			if !seen[n] {
 				rest = append(rest, n)
 			}
@@ -317,8 +321,8 @@ func (r *reader) partition(v value) Action {
 func (r *reader) block(v value) Action {
 	var b Block
 	v.mapping(
-		field{"from", func(v value) { b.From = r.who(v) }},
-		field{"to", func(v value) { b.To = r.who(v) }},
+		field{"from", func(v value) { b.From = r.whoever(v) }},
+		field{"to", func(v value) { b.To = r.whoever(v) }},
 		field{"proto", func(v value) {
 			if b.Proto = v.oneOf("all", "udp", "tcp", "icmp"); b.Proto == "all" {
 				b.Proto = ""
@@ -336,32 +340,50 @@ func (r *reader) block(v value) Action {
 
 func (r *reader) heal(v value) Action {
 	if s, ok := v.node.(*ast.StringNode); ok && s.Value == "all" {
-		return Heal{All: true, Nodes: r.s.NodeNames()}
+		return Heal{All: true, Nodes: r.s.HostNames()}
 	}
-	return Heal{Nodes: r.who(v)}
+	return Heal{Nodes: r.whoever(v)}
 }
 
-// who reads nodes: a name, site:NAME, all, or a list of these.
+// who reads nodes with an agent: a name, site:NAME, all, or a list of these.
 func (r *reader) who(v value) []string {
-	var all []string
-	for _, s := range v.selectors() {
-		all = union(all, r.nodesOf(v, s))
+	all := r.nodes(v, r.s.NodeNames())
+	for _, n := range all {
+		if r.isHost(n) {
+			v.fail("%s is a host without an agent (role: host)", n)
+		}
 	}
 	return all
 }
 
-// nodesOf finds the nodes that one word means.
-func (r *reader) nodesOf(v value, s string) []string {
+// whoever reads nodes, also those without an agent.
+func (r *reader) whoever(v value) []string { return r.nodes(v, r.s.HostNames()) }
+
+func (r *reader) nodes(v value, among []string) []string {
+	var all []string
+	for _, s := range v.selectors() {
+		all = union(all, r.nodesOf(v, s, among))
+	}
+	return all
+}
+
+func (r *reader) isHost(name string) bool {
+	n, ok := r.s.Node(nodeOf(name))
+	return ok && n.Role == RoleHost
+}
+
+// nodesOf finds the nodes that one word means: by all and site:NAME only those among some, by its name any.
+func (r *reader) nodesOf(v value, s string, among []string) []string {
 	site, isSite := strings.CutPrefix(s, "site:")
 	switch {
 	case s == "":
 		return nil
 	case s == "all":
-		return r.s.NodeNames()
+		return slices.Clone(among)
 	case isSite:
 		var members []string
 		for _, n := range r.s.Nodes {
-			if n.Site == site {
+			if n.Site == site && slices.Contains(among, n.Name) {
 				members = append(members, n.Name)
 			}
 		}
@@ -369,12 +391,12 @@ func (r *reader) nodesOf(v value, s string) []string {
 			v.fail("no node is in a site %q; sites: %s", site, strings.Join(r.siteNames(), ", "))
 		}
 		return members
-	case !slices.Contains(r.s.NodeNames(), s):
+	case !slices.Contains(r.s.HostNames(), s):
 		hint := ""
-		if near := nearest(s, r.s.NodeNames()); near != "" {
+		if near := nearest(s, r.s.HostNames()); near != "" {
 			hint = " (did you mean \"" + near + "\"?)"
 		}
-		v.fail("there is no node %q%s; nodes: %s", s, hint, strings.Join(r.s.NodeNames(), ", "))
+		v.fail("there is no node %q%s; nodes: %s", s, hint, strings.Join(r.s.HostNames(), ", "))
 		return nil
 	}
 	return []string{s}

@@ -67,7 +67,8 @@ func newLabUpCmd(dir *string) *cobra.Command {
 }
 
 func labHints(w io.Writer, l *lab.Lab) {
-	node := l.Spec.Nodes[len(l.Spec.Nodes)-1].Name
+	names := l.Spec.NodeNames()
+	node := names[len(names)-1]
 	info, err := l.Node(node)
 	if err != nil {
 		return

@@ -65,7 +65,7 @@ func onThread(fn func() error) error {
 // by fn live there; goroutines that fn starts do not.
 func In(name string, fn func() error) error {
 	return onThread(func() error {
-		h, err := netns.GetFromPath(filepath.Join(Dir, name))
+		h, err := netns.GetFromPath(Path(name))
 		if err != nil {
 			return fmt.Errorf("namespace %s: %w", name, err)
 		}
@@ -79,7 +79,7 @@ func In(name string, fn func() error) error {
 
 // open returns a handle on a named namespace.
 func open(name string) (netns.NsHandle, error) {
-	h, err := netns.GetFromPath(filepath.Join(Dir, name))
+	h, err := netns.GetFromPath(Path(name))
 	if err != nil {
 		return h, fmt.Errorf("namespace %s: %w", name, err)
 	}
@@ -88,7 +88,7 @@ func open(name string) (netns.NsHandle, error) {
 
 // remove takes away a namespace's name; the kernel ends the namespace with its last process.
 func remove(name string) error {
-	path := filepath.Join(Dir, name)
+	path := Path(name)
 	if err := unix.Unmount(path, unix.MNT_DETACH); err != nil && !errors.Is(err, unix.EINVAL) && !errors.Is(err, unix.ENOENT) {
 		return fmt.Errorf("unmount namespace %s: %w", name, err)
 	}

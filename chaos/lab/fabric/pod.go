@@ -54,8 +54,13 @@ func AddPod(lab, host, pod string) error {
 // RemovePod takes the name of a pod's namespace away. What was in it goes when nothing holds it any more.
 func RemovePod(lab, host, pod string) error { return remove(PodNS(lab, host, pod)) }
 
-// Path is where a namespace of a lab is bound.
-func Path(ns string) string { return Dir + "/" + ns }
+// Path is where a namespace of a lab is bound. An absolute path stands for itself.
+func Path(ns string) string {
+	if strings.HasPrefix(ns, "/") {
+		return ns
+	}
+	return Dir + "/" + ns
+}
 
 // Addresses lists what the namespace at a path has on all links but its loopback, without the link-local ones, in order.
 func Addresses(path string) ([]netip.Addr, error) {

@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"os"
-	"path/filepath"
 	"strconv"
 	"time"
 
@@ -35,6 +34,19 @@ func Teardown(ctx context.Context, lab string) error {
 	return remove(Core(lab))
 }
 
+// Unbind ends what lives in the namespaces that are bound to files, and takes the files away. Others than bound
+// namespaces are only removed.
+func Unbind(ctx context.Context, files []string) error {
+	if err := killInside(ctx, files); err != nil {
+		return err
+	}
+	var errs []error
+	for _, f := range files {
+		errs = append(errs, remove(f))
+	}
+	return errors.Join(errs...)
+}
+
 // killInside kills what lives in the namespaces until nothing does. Membership is by the namespace's
 // inode, so it can only ever hit what the lab started.
 func killInside(ctx context.Context, list []string) error {
@@ -62,7 +74,7 @@ func inodesOf(list []string) map[uint64]bool {
 	inodes := map[uint64]bool{}
 	for _, name := range list {
 		var st unix.Stat_t
-		if err := unix.Stat(filepath.Join(Dir, name), &st); err == nil {
+		if err := unix.Stat(Path(name), &st); err == nil {
 			inodes[st.Ino] = true
 		}
 	}
