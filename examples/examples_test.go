@@ -13,6 +13,7 @@ import (
 	"testing"
 
 	"github.com/skeinmesh/skein/chaos/lab"
+	"github.com/skeinmesh/skein/chaos/owners"
 	"github.com/skeinmesh/skein/internal/testenv"
 )
 
@@ -22,6 +23,7 @@ var elsewhere = map[string]string{
 	"kernel-relay-udp": "the same",
 	"kernel-restart":   "the same",
 	"kernel-pods":      "the same",
+	"kernel-egress":    "the same",
 }
 
 // parallel is how many labs run at once. An agent needs little, but a loaded machine is a slow one.
@@ -50,6 +52,33 @@ func TestExamples(t *testing.T) {
 			defer func() { <-seats }()
 			runExample(t, file, binary)
 		})
+	}
+	t.Run("owners", func(t *testing.T) {
+		t.Parallel()
+		seats <- struct{}{}
+		defer func() { <-seats }()
+		runOwners(t, binary)
+	})
+}
+
+// runOwners is the short form of `make owners`.
+func runOwners(t *testing.T, binary string) {
+	dir, err := os.MkdirTemp("", "sk")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer os.RemoveAll(dir)
+	artifacts := os.Getenv("SKEIN_ARTIFACTS")
+	if artifacts == "" {
+		artifacts = t.TempDir()
+	}
+	r, err := owners.Run(t.Context(), owners.Options{Schedules: 6, Seed: 1, Artifacts: artifacts, Progress: func(s string) { t.Log(s) },
+		Lab: lab.Options{Dir: dir, Binary: binary, Artifacts: artifacts}})
+	var text strings.Builder
+	r.Text(&text)
+	t.Log(text.String())
+	if err != nil {
+		t.Error(err)
 	}
 }
 

@@ -73,7 +73,8 @@ func (f *FlowStream) send(ctx context.Context, every time.Duration) {
 		f.sent++
 		f.mu.Unlock()
 		// What a socket refuses is lost, and the tally says so.
-		if _, err := f.conn.Write(binary.BigEndian.AppendUint64(nil, uint64(n))); err != nil && f.tcp {
+		_, err := f.conn.Write(binary.BigEndian.AppendUint64(nil, uint64(n)))
+		if err != nil && f.tcp && !errors.Is(err, net.ErrClosed) {
 			f.breaks(err)
 			return
 		}
@@ -240,6 +241,14 @@ func (l *Lab) EndFlows(lost int, longest time.Duration) error {
 		}
 	}
 	return errors.Join(errs...)
+}
+
+// Abandon ends the flow at once, whatever is under way.
+func (f *FlowStream) Abandon() {
+	f.stop()
+	f.conn.Close()
+	f.sending.Wait()
+	f.reading.Wait()
 }
 
 type flowReport struct {

@@ -1,0 +1,124 @@
+package owners
+
+import (
+	"fmt"
+	"math/rand/v2"
+	"strings"
+	"time"
+)
+
+// Kind is what a fault does to a node.
+type Kind string
+
+// Kinds of faults.
+const (
+	Kill        Kind = "kill -9"              // the agent; it starts again at the end
+	Pause       Kind = "pause"                // SIGSTOP, and SIGCONT at the end
+	CutOff      Kind = "cut off"              // from all other hosts, the target too
+	NoServers   Kind = "cut from the servers" // clients still reach it
+	ToServers   Kind = "mute to the servers"  // what it sends them is lost
+	FromServers Kind = "deaf to the servers"  // what they send is lost
+	Drain       Kind = "drain"                // by command; undone at the end
+)
+
+// Role is whom a fault hits. Which node that is turns out when it begins.
+type Role string
+
+// Roles.
+const (
+	Owner   Role = "the owner of slot" // number Slot of all slots of all egresses
+	Leader  Role = "the leader"
+	Gateway Role = "gateway" // number Slot
+	Server  Role = "server"  // number Slot
+)
+
+// Fault is one thing that goes wrong.
+type Fault struct {
+	Kind Kind
+	Role Role
+	Slot int
+	At   time.Duration // after the schedule's beginning
+	For  time.Duration
+}
+
+// String is the fault in words.
+func (f Fault) String() string {
+	who := string(f.Role)
+	if f.Role != Leader {
+		who = fmt.Sprintf("%s %d", f.Role, f.Slot)
+	}
+	return fmt.Sprintf("%s: %s after %s for %s", who, f.Kind, f.At.Round(time.Millisecond), f.For.Round(time.Millisecond))
+}
+
+// Schedule is a row of faults that may overlap.
+type Schedule struct {
+	Number int
+	Seed   uint64
+	Faults []Fault
+}
+
+// String is the schedule in words.
+func (s Schedule) String() string {
+	var words []string
+	for _, f := range s.Faults {
+		words = append(words, f.String())
+	}
+	return strings.Join(words, "; ")
+}
+
+// World is how many there are of whom faults can hit.
+type World struct{ Slots, Gateways, Servers int }
+
+// Bounds of faults.
+const (
+	shortestPause = 200 * time.Millisecond
+	longestPause  = 5 * time.Second
+	shortestFault = 1500 * time.Millisecond
+	longestFault  = 3500 * time.Millisecond
+	latestSecond  = 1200 * time.Millisecond // when the second of two begins, after the first
+)
+
+// Plan makes one schedule of a seed: the same always. A third has two faults; no two servers are ever down at once, since then
+// nothing at all can be decided, which is another test's matter.
+func (w World) Plan(seed uint64, number int) Schedule {
+	r := rand.New(rand.NewPCG(seed, uint64(number)))
+	s := Schedule{Number: number, Seed: seed, Faults: []Fault{w.fault(r)}}
+	if r.IntN(3) == 0 {
+		second := w.fault(r)
+		for second.onServer() && s.Faults[0].onServer() || second.Kind == Drain && s.Faults[0].Kind == Drain {
+			second = w.fault(r)
+		}
+		second.At = time.Duration(r.Int64N(int64(latestSecond)))
+		s.Faults = append(s.Faults, second)
+	}
+	return s
+}
+
+// onServer tells faults that take a server away from the others.
+func (f Fault) onServer() bool { return f.Role == Leader || f.Role == Server }
+
+func (w World) fault(r *rand.Rand) Fault {
+	f := Fault{For: between(r, shortestFault, longestFault)}
+	switch n := r.IntN(10); {
+	case n < 6:
+		f.Role, f.Slot = Owner, r.IntN(w.Slots)
+	case n < 8:
+		f.Role = Leader
+	case n < 9:
+		f.Role, f.Slot = Gateway, r.IntN(w.Gateways)
+	default:
+		f.Role, f.Slot = Server, r.IntN(w.Servers)
+	}
+	kinds := []Kind{Kill, Pause, Pause, CutOff, NoServers, NoServers, ToServers, FromServers, Drain}
+	if f.onServer() {
+		kinds = []Kind{Kill, Pause, Pause, NoServers, ToServers, FromServers}
+	}
+	if f.Kind = kinds[r.IntN(len(kinds))]; f.Kind == Pause {
+		f.For = between(r, shortestPause, longestPause)
+	}
+	return f
+}
+
+func between(r *rand.Rand, low, high time.Duration) time.Duration {
+	return low + time.Duration(r.Int64N(int64(high-low)))
+}
