@@ -84,7 +84,7 @@ func TestReport(t *testing.T) {
 }
 
 func TestLabsAreValid(t *testing.T) {
-	for name, source := range map[string][]byte{"bench.yaml": meshLab, "fleet.yaml": fleetLab} {
+	for name, source := range map[string][]byte{"bench.yaml": meshLab, "fleet.yaml": fleetLab, "egress.yaml": egressLab} {
 		if _, err := lab.Parse(name, source); err != nil {
 			t.Error(err)
 		}

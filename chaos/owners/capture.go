@@ -1,6 +1,7 @@
 package owners
 
 import (
+	"context"
 	"encoding/binary"
 	"errors"
 	"fmt"
@@ -11,6 +12,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/skeinmesh/skein/chaos/lab"
 	"github.com/skeinmesh/skein/chaos/lab/fabric"
 )
 
@@ -22,6 +24,54 @@ type Watch struct {
 	Slots map[netip.Addr]string // slot by the source address of its packets
 	Nodes map[[6]byte]string    // node by the address of its link
 }
+
+// WatchOf says what a host of a lab sees of egresses whose gateways are in its network, and lists their slots. Of the egresses
+// one at most may have no addresses, and one slot: then the gateways' own addresses mean it.
+func WatchOf(ctx context.Context, l *lab.Lab, host string, port uint16, gateways []string, refs []lab.Ref) (w Watch, slots []string, err error) {
+	w = Watch{NetNS: fabric.HostNS(l.Spec.Name, host), Link: fabric.HostLink, Port: port, Slots: map[netip.Addr]string{}, Nodes: map[[6]byte]string{}}
+	var own []netip.Addr
+	for _, g := range gateways {
+		info, err := l.Node(g)
+		if err != nil {
+			return w, nil, err
+		}
+		own = append(own, info.Host.Addr, info.Host.Addr6)
+		if err := fabric.In(info.Namespace, func() error {
+			link, err := net.InterfaceByName(fabric.HostLink)
+			if err == nil {
+				w.Nodes[[6]byte(link.HardwareAddr)] = g
+			}
+			return err
+		}); err != nil {
+			return w, nil, fmt.Errorf("node %s: %w", g, err)
+		}
+	}
+	for _, ref := range refs {
+		e, err := l.Egress(ctx, ref)
+		if err != nil {
+			return w, nil, err
+		}
+		addresses := e.GetEgress().GetAddresses()
+		for i := range e.GetEgress().GetReplicas() {
+			slots = append(slots, SlotName(ref, i))
+			if len(addresses) == 0 {
+				for _, a := range own {
+					w.Slots[a] = SlotName(ref, i)
+				}
+				continue
+			}
+			for _, text := range []string{addresses[i].GetIpv4(), addresses[i].GetIpv6()} {
+				if addr, err := netip.ParseAddr(text); err == nil {
+					w.Slots[addr] = SlotName(ref, i)
+				}
+			}
+		}
+	}
+	return w, slots, nil
+}
+
+// SlotName is namespace/name#number.
+func SlotName(ref lab.Ref, number uint32) string { return fmt.Sprintf("%s#%d", ref, number) }
 
 const (
 	captureBuffer = 16 << 20 // bytes

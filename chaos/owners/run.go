@@ -5,7 +5,6 @@ import (
 	_ "embed"
 	"errors"
 	"fmt"
-	"net"
 	"net/netip"
 	"slices"
 	"strings"
@@ -14,7 +13,6 @@ import (
 
 	skeinv1 "github.com/skeinmesh/skein/api/skein/v1"
 	"github.com/skeinmesh/skein/chaos/lab"
-	"github.com/skeinmesh/skein/chaos/lab/fabric"
 )
 
 // Mesh is the lab that is raised.
@@ -29,11 +27,10 @@ const (
 )
 
 var (
-	servers   = []string{"dc1", "dc2", "dc3"}
-	gateways  = []string{"gw1", "gw2", "gw3"}
-	clients   = []string{"home1", "cloud1", "office1"}
-	egresses  = []lab.Ref{{Namespace: "out", Name: "fixed"}, {Namespace: "out", Name: "masked"}}
-	observing = fabric.HostLink // the target's link
+	servers  = []string{"dc1", "dc2", "dc3"}
+	gateways = []string{"gw1", "gw2", "gw3"}
+	clients  = []string{"home1", "cloud1", "office1"}
+	egresses = []lab.Ref{{Namespace: "out", Name: "fixed"}, {Namespace: "out", Name: "masked"}}
 )
 
 // Options say how the owners are tried.
@@ -174,43 +171,13 @@ func (r *run) prepare(ctx context.Context) error {
 	return nil
 }
 
-// learn finds out what an address means to the observer, and opens it.
+// learn finds out what addresses mean to the observer, and opens it.
 func (r *run) learn(ctx context.Context) error {
-	w := Watch{NetNS: fabric.HostNS(r.lab.Spec.Name, target), Link: observing, Port: port, Slots: map[netip.Addr]string{}, Nodes: map[[6]byte]string{}}
-	for _, g := range gateways {
-		info, err := r.lab.Node(g)
-		if err != nil {
-			return err
-		}
-		if err := fabric.In(info.Namespace, func() error {
-			link, err := net.InterfaceByName(fabric.HostLink)
-			if err == nil {
-				w.Nodes[[6]byte(link.HardwareAddr)] = g
-			}
-			return err
-		}); err != nil {
-			return fmt.Errorf("node %s: %w", g, err)
-		}
-		for _, a := range []netip.Addr{info.Host.Addr, info.Host.Addr6} {
-			w.Slots[a] = slotName(egresses[1], 0)
-		}
+	w, slots, err := WatchOf(ctx, r.lab, target, port, gateways, egresses)
+	if err != nil {
+		return err
 	}
-	for _, ref := range egresses {
-		e, err := r.lab.Egress(ctx, ref)
-		if err != nil {
-			return err
-		}
-		for i := range e.GetEgress().GetReplicas() {
-			r.slots = append(r.slots, slotName(ref, i))
-		}
-		for i, a := range e.GetEgress().GetAddresses() {
-			for _, text := range []string{a.GetIpv4(), a.GetIpv6()} {
-				if addr, err := netip.ParseAddr(text); err == nil {
-					w.Slots[addr] = slotName(ref, uint32(i))
-				}
-			}
-		}
-	}
+	r.slots = slots
 	c, err := r.lab.Client(servers[0])
 	if err != nil {
 		return err
@@ -225,8 +192,6 @@ func (r *run) learn(ctx context.Context) error {
 	r.capture, err = Open(w)
 	return err
 }
-
-func slotName(ref lab.Ref, number uint32) string { return fmt.Sprintf("%s#%d", ref, number) }
 
 // schedule lets the faults happen, waits until all is well again, and judges.
 func (r *run) schedule(ctx context.Context, s Schedule) error {
@@ -385,7 +350,7 @@ func (r *run) owners(ctx context.Context) (map[string]string, error) {
 	out := map[string]string{}
 	for _, e := range list.GetEgresses() {
 		for _, s := range e.GetSlots() {
-			out[slotName(lab.Ref{Namespace: s.GetSlot().GetNamespace(), Name: s.GetSlot().GetName()}, s.GetSlot().GetNumber())] = s.GetOwner()
+			out[SlotName(lab.Ref{Namespace: s.GetSlot().GetNamespace(), Name: s.GetSlot().GetName()}, s.GetSlot().GetNumber())] = s.GetOwner()
 		}
 	}
 	return out, nil
@@ -443,7 +408,7 @@ func (r *run) readLog(ctx context.Context) error {
 		if s == nil {
 			continue
 		}
-		name := slotName(lab.Ref{Namespace: s.GetNamespace(), Name: s.GetName()}, s.GetNumber())
+		name := SlotName(lab.Ref{Namespace: s.GetNamespace(), Name: s.GetName()}, s.GetNumber())
 		r.grants[name] = append(r.grants[name], Grant{Epoch: e.GetIndex(), Node: r.names[s.GetNodeId()], Since: time.Unix(0, e.GetTime())})
 		r.planned[e.GetIndex()] = s.GetPlanned()
 	}
