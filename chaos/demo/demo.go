@@ -32,6 +32,7 @@ var ErrFailed = errors.New("the demo failed")
 const (
 	blackoutBound = time.Second
 	commitBound   = 3 * time.Second
+	egressBound   = 3 * time.Second
 	pingInterval  = 20 * time.Millisecond // 50 echoes a second
 )
 
@@ -64,7 +65,7 @@ func Run(ctx context.Context, opts Options) (err error) {
 	}
 	defer func() { err = errors.Join(err, d.end()) }()
 	for _, chapter := range []func(context.Context) error{
-		d.formed, d.reachable, d.matrix, d.pods, d.blocked, d.upgraded, d.leaderKilled, d.siteCut, d.revoked,
+		d.formed, d.reachable, d.matrix, d.pods, d.egress, d.blocked, d.upgraded, d.leaderKilled, d.siteCut, d.revoked,
 	} {
 		if err := chapter(ctx); err != nil {
 			d.note(check{name: "the demo stopped", detail: err.Error()})
