@@ -285,17 +285,21 @@ func (w *way) drainOwner(ctx context.Context) (out []flowOutcome, took time.Dura
 // egressJobs are the figures of a gateway's and the tunnels' own code.
 func egressJobs() []job {
 	return []job{
-		{name: "1,000 clients on one gateway", target: "one more client costs the same", pkg: "./dataplane/egressns", run: "BenchmarkClients", count: "1x",
-			how: "the network namespace of a gateway with the driver that this kernel has: all of 1,000 dual-stack clients at once, its memory, then one more beside 10 and beside 1,000",
+		{name: "1,000 clients on one gateway: messages for one more", target: "constant", pkg: "./chaos/bench", run: "BenchmarkClients", count: "1x",
+			how: "the network namespace of a gateway, with the tunnels' driver that this kernel has: 1,000 dual-stack clients at once, with the memory that the process takes then; one more beside 1,000, and beside 10; messages to the kernel",
 			judge: func(m metrics) (string, bool) {
-				few, many := m["10/one-more-ms"], m["1000/one-more-ms"]
-				return fmt.Sprintf("all in %.0f ms, %.1f MiB; one more %.1f ms with %.0f messages, beside 10 clients %.1f ms with %.0f", m["1000/setup-ms"], m["1000/memory-bytes"]/(1<<20), many, m["1000/one-more-writes"], few, m["10/one-more-writes"]),
-					many > 0 && m["1000/one-more-writes"] <= m["10/one-more-writes"] && many <= 3*few+5
+				few, many := m["10/one-more-writes"], m["1000/one-more-writes"]
+				return fmt.Sprintf("%.0f, beside 10 clients %.0f; %.1f ms, beside 10 %.1f ms; all 1,000 in %.0f ms, %.1f MiB", many, few, m["1000/one-more-ms"], m["10/one-more-ms"], m["1000/setup-ms"], m["1000/memory-bytes"]/(1<<20)),
+					many > 0 && many <= few
 			}},
-		{name: "FoU over TUN beside plain forwarding over TUN", target: "told", pkg: "./dataplane/fou", run: "BenchmarkTUN", count: "3x",
-			how: "one TCP stream between network namespaces, through a tunnel of two TUN drivers and, in turns in the same run, through two programs that copy packets from a TUN device to a UDP socket and back with the same batching and no FoU",
+		{name: "FoU over TUN beside plain forwarding over TUN", pkg: "./dataplane/fou", run: "BenchmarkTCP/^(plain|userspace)$", count: "2000x",
+			how: "one TCP connection from a client through a gateway to a target, in network namespaces: through two TUN drivers, and the same way over two TUN devices of one process that copies packets from one to the other and does nothing else; 2 GB each, in the same run",
 			judge: func(m metrics) (string, bool) {
-				return fmt.Sprintf("%.2f Gb/s beside %.2f Gb/s (%.0f %%)", m["fou-Gb/s"], m["plain-Gb/s"], 100*m["fou-Gb/s"]/m["plain-Gb/s"]), m["fou-Gb/s"] > 0
+				text := func(family string) string {
+					plain, ours := m["plain/"+family+"/MB/s"], m["userspace/"+family+"/MB/s"]
+					return fmt.Sprintf("%s %.2f beside %.2f Gb/s (%.0f %%)", family, ours*8/1000, plain*8/1000, 100*ours/plain)
+				}
+				return text("IPv4") + "; " + text("IPv6"), m["userspace/IPv4/MB/s"] > 0 && m["userspace/IPv6/MB/s"] > 0
 			}},
 	}
 }
