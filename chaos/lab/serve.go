@@ -125,8 +125,11 @@ func echoPackets(c net.PacketConn) {
 	}
 }
 
-// fetchPatience is how long one GET may take.
-const fetchPatience = 2 * time.Second
+// How long one GET may take, and one that shall fail.
+const (
+	fetchPatience = 2 * time.Second
+	failPatience  = time.Second
+)
 
 // Fetch asks until what it expects holds.
 func (l *Lab) Fetch(ctx context.Context, within time.Duration, f Fetch) error {
@@ -154,7 +157,7 @@ func (l *Lab) fetch(ctx context.Context, f Fetch, from, to string) error {
 	var told []string
 	for _, target := range targets {
 		at := netip.AddrPortFrom(target, uint16(f.Port))
-		seen, err := l.Get(ctx, from, at)
+		seen, err := l.try(ctx, f, from, at)
 		switch {
 		case f.Fails && err == nil:
 			return fmt.Errorf("%s was to get no answer from %s, and got one as %s", from, at, seen.Address)
@@ -176,6 +179,15 @@ func (l *Lab) fetch(ctx context.Context, f Fetch, from, to string) error {
 		l.progress("%s saw %s come from %s", to, from, strings.Join(told, " and "))
 	}
 	return nil
+}
+
+func (l *Lab) try(ctx context.Context, f Fetch, from string, at netip.AddrPort) (Seen, error) {
+	if f.Fails {
+		short, cancel := context.WithTimeout(ctx, failPatience)
+		defer cancel()
+		ctx = short
+	}
+	return l.Get(ctx, from, at)
 }
 
 // expectedSources lists the addresses that a server on to may see; none: all.

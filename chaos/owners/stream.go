@@ -10,8 +10,8 @@ import (
 )
 
 const (
-	everyUDP   = 5 * time.Millisecond
-	everyTCP   = 20 * time.Millisecond
+	everyUDP   = 10 * time.Millisecond
+	everyTCP   = 50 * time.Millisecond
 	stuckAfter = 2 * time.Second // a TCP connection without an answer for so long is given up
 	tryAgain   = 50 * time.Millisecond
 )
