@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"github.com/google/go-cmp/cmp"
+	"google.golang.org/protobuf/proto"
 	"google.golang.org/protobuf/testing/protocmp"
 
 	skeinv1 "github.com/skeinmesh/skein/api/skein/v1"
@@ -87,6 +88,69 @@ func TestMistakesInEgresses(t *testing.T) {
 		{hosted + "steps:\n  - {pods: {node: a, start: [p], egress: nat}}\n", `f.yaml:10: steps[1].pods.egress: "nat" names no egress; allowed: namespace/name`},
 	} {
 		wantError(t, c.file, c.want)
+	}
+}
+
+// The stub of an agent gives every slot to node a.
+
+func (s *stub) egressFile() string { return filepath.Join(s.state, "egress") }
+
+func (s *stub) CreateEgress(_ context.Context, r *skeinv1.CreateEgressRequest) (*skeinv1.EgressResponse, error) {
+	b, err := proto.Marshal(r.GetEgress())
+	if err == nil {
+		err = os.WriteFile(s.egressFile(), b, 0o600)
+	}
+	return &skeinv1.EgressResponse{Egress: r.GetEgress(), Warnings: []string{"the stub warns"}}, err
+}
+
+func (s *stub) Egresses(context.Context, *skeinv1.EgressesRequest) (*skeinv1.EgressesResponse, error) {
+	b, err := os.ReadFile(s.egressFile())
+	if err != nil {
+		return &skeinv1.EgressesResponse{}, nil
+	}
+	e := &skeinv1.Egress{}
+	if err := proto.Unmarshal(b, e); err != nil {
+		return nil, err
+	}
+	out := &skeinv1.EgressSummary{Egress: e}
+	for i := range e.GetReplicas() {
+		out.Slots = append(out.Slots, &skeinv1.SlotView{Owner: "a", Slot: &skeinv1.EgressSlot{Namespace: e.GetNamespace(), Name: e.GetName(), Number: i}})
+	}
+	return &skeinv1.EgressesResponse{Egresses: []*skeinv1.EgressSummary{out}}, nil
+}
+
+func TestFetchByTheOwnerOfAnEgress(t *testing.T) {
+	const file = `name: NAME
+sites: {dc: {nat: none}, home: {nat: full-cone}}
+nodes:
+  a: {site: dc, server: true}
+  b: {site: home}
+  target: {site: dc, role: host}
+egresses:
+  x/y: {destinations: [0.0.0.0/0], gateways: {g: h}EXTRA}
+`
+	for _, c := range []struct{ name, extra, from, want string }{
+		{"the owner's address", "", "a", ""},
+		{"another's", "", "b", "target saw b come from 198.18.2.1, not from 198.18.1.11 and 2001:db8:1::b"},
+		{"a slot's own", ", addresses: [198.18.2.1]", "b", ""},
+		{"a slot's own, and the owner's is another", ", addresses: [198.18.2.1]", "a", "not from 198.18.2.1"},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			l := raiseStubs(t, strings.Replace(file, "EXTRA", c.extra, 1))
+			if err := l.Serve(Serve{Nodes: []string{"target"}, Port: 80}); err != nil {
+				t.Fatal(err)
+			}
+			err := l.Fetch(t.Context(), 0, Fetch{From: []string{c.from}, To: []string{"target"}, Port: 80, Family: "ipv4", OwnerOf: Ref{"x", "y"}})
+			if c.want == "" && err != nil || c.want != "" && (err == nil || !strings.Contains(err.Error(), c.want)) {
+				t.Errorf("%v, want %q", err, c.want)
+			}
+			if err := l.Fetch(t.Context(), 0, Fetch{From: []string{c.from}, To: []string{"target"}, Port: 80, OwnerOf: Ref{"x", "z"}}); err == nil || !strings.Contains(err.Error(), "knows no egress x/z") {
+				t.Errorf("an egress that is not there: %v", err)
+			}
+			if st := l.Status(t.Context()); len(st.Nodes) != 2 || len(st.Hosts) != 1 || st.Hosts[0].Address != "198.18.1.13" {
+				t.Errorf("%+v", st)
+			}
+		})
 	}
 }
 

@@ -107,7 +107,7 @@ func (l *Lab) Rebind(ctx context.Context, sites ...string) error {
 
 // Move carries a node to another site, or gives it another address where it is. Its agent is not told.
 func (l *Lab) Move(node, site string) error {
-	if _, err := l.agent(node); err != nil {
+	if _, err := l.host(node); err != nil {
 		return err
 	}
 	return l.change(Change{Node: node, Site: site}, func(before, after fabric.Plan) error { return fabric.Move(before, after, node) })

@@ -14,7 +14,15 @@ type Status struct {
 	File  string       `json:"file"`
 	Dir   string       `json:"dir"`
 	Nodes []NodeStatus `json:"nodes"`
+	Hosts []HostStatus `json:"hosts"` // without an agent
 	Cuts  []Cut        `json:"cuts"`
+}
+
+// HostStatus is where a host without an agent is.
+type HostStatus struct {
+	Name    string `json:"name"`
+	Site    string `json:"site"`
+	Address string `json:"address"`
 }
 
 // NodeStatus is how a node stands.
@@ -41,6 +49,11 @@ func (l *Lab) Status(ctx context.Context) Status {
 	l.mu.Lock()
 	s := Status{Name: l.Spec.Name, File: l.Spec.File, Dir: l.Dir, Nodes: make([]NodeStatus, len(l.agents)), Cuts: sortCuts(l.cuts)}
 	l.mu.Unlock()
+	now := l.Network()
+	for _, h := range l.hosts {
+		host, _ := now.Host(h.node.Name)
+		s.Hosts = append(s.Hosts, HostStatus{h.node.Name, host.Site, host.Address().String()})
+	}
 	index := map[*agent]int{}
 	for i, a := range l.agents {
 		index[a] = i

@@ -322,6 +322,9 @@ func labTable(out io.Writer, st lab.Status) {
 		}
 		fmt.Fprintf(out, "  %s\n", n.Name)
 	}
+	for _, h := range st.Hosts {
+		fmt.Fprintf(out, "host: %s at %s, %s, without an agent\n", h.Name, h.Site, h.Address)
+	}
 	for _, c := range st.Cuts {
 		fmt.Fprintf(out, "cut: %s from %s to %s\n", labCutWhat(c), c.From, c.To)
 	}
