@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/skeinmesh/skein/chaos/lab"
+	"github.com/skeinmesh/skein/events"
 	"github.com/skeinmesh/skein/internal/marks"
 )
 
@@ -54,6 +55,17 @@ func TestTheLabHasWhatTheRunNames(t *testing.T) {
 	var names []string
 	for _, e := range spec.Egresses {
 		names = append(names, e.GetNamespace()+"/"+e.GetName())
+	}
+	used := map[string]bool{}
+	for _, p := range pods() {
+		for _, e := range spec.Egresses {
+			if e.GetNamespace() == p.egress.Namespace && e.GetName() == p.egress.Name {
+				used[SlotName(p.egress, events.SlotFor("default/"+p.name, e.GetReplicas()))] = true
+			}
+		}
+	}
+	if len(used) != 3 {
+		t.Errorf("clients use %v, not each of the three slots", used)
 	}
 	if len(names) != len(egresses) || names[0] != egresses[0].String() || names[1] != egresses[1].String() {
 		t.Errorf("egresses %q, want %v", names, egresses)

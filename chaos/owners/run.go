@@ -151,24 +151,35 @@ func (r *run) prepare(ctx context.Context) error {
 	if err := r.learn(ctx); err != nil {
 		return err
 	}
-	for _, c := range clients {
-		for kind, ref := range map[string]lab.Ref{"a": egresses[0], "b": egresses[0], "m": egresses[1]} {
-			pod := c + kind // names differ, so that they fall on different slots
-			if err := l.StartPods(ctx, 10*time.Second, lab.StartPods{Nodes: []string{c}, Pods: []string{pod}, Annotations: map[string]string{"skein.dev/egress." + ref.Namespace: ref.Name}}); err != nil {
-				return err
-			}
-			info, err := l.Node(target)
-			if err != nil {
-				return err
-			}
-			for _, addr := range []netip.Addr{info.Host.Addr, info.Host.Addr6} {
-				for _, proto := range []string{"udp", "tcp"} {
-					r.streams = append(r.streams, &stream{pod: c + "/" + pod, proto: proto, to: netip.AddrPortFrom(addr, port)})
-				}
+	info, err := l.Node(target)
+	if err != nil {
+		return err
+	}
+	for _, p := range pods() {
+		if err := l.StartPods(ctx, 10*time.Second, lab.StartPods{Nodes: []string{p.node}, Pods: []string{p.name}, Annotations: map[string]string{"skein.dev/egress." + p.egress.Namespace: p.egress.Name}}); err != nil {
+			return err
+		}
+		for _, addr := range []netip.Addr{info.Host.Addr, info.Host.Addr6} {
+			for _, proto := range []string{"udp", "tcp"} {
+				r.streams = append(r.streams, &stream{pod: p.node + "/" + p.name, proto: proto, to: netip.AddrPortFrom(addr, port)})
 			}
 		}
 	}
 	return nil
+}
+
+// client is a pod that sends.
+type client struct {
+	node, name string
+	egress     lab.Ref
+}
+
+// pods are the clients. Their names differ, so that they fall on different slots.
+func pods() (out []client) {
+	for _, n := range clients {
+		out = append(out, client{n, n + "a", egresses[0]}, client{n, n + "b", egresses[0]}, client{n, n + "m", egresses[1]})
+	}
+	return out
 }
 
 // learn finds out what addresses mean to the observer, and opens it.
