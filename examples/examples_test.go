@@ -72,7 +72,7 @@ func runOwners(t *testing.T, binary string) {
 	if artifacts == "" {
 		artifacts = t.TempDir()
 	}
-	r, err := owners.Run(t.Context(), owners.Options{Schedules: 6, Seed: 1, Artifacts: artifacts, Progress: func(s string) { t.Log(s) },
+	r, err := owners.Run(t.Context(), owners.Options{Name: fmt.Sprintf("x%d-owners", os.Getpid()%10000), Schedules: 6, Seed: 1, Artifacts: artifacts, Progress: func(s string) { t.Log(s) },
 		Lab: lab.Options{Dir: dir, Binary: binary, Artifacts: artifacts}})
 	var text strings.Builder
 	r.Text(&text)

@@ -36,6 +36,7 @@ var (
 // Options say how the owners are tried.
 type Options struct {
 	Lab       lab.Options
+	Name      string // of the lab; default owners
 	Schedules int
 	Seed      uint64
 	Recovery  time.Duration // what the mesh gets after each schedule; default 40 s
@@ -73,6 +74,9 @@ func Run(ctx context.Context, opts Options) (report *Report, err error) {
 	spec, err := lab.Parse("owners.yaml", Mesh)
 	if err != nil {
 		return r.report, err
+	}
+	if opts.Name != "" {
+		spec.Name = opts.Name
 	}
 	if err := lab.Down(ctx, spec.Name, opts.Lab.Dir); err != nil { // what a run that was killed has left is in the way
 		return r.report, err
@@ -294,10 +298,15 @@ func (r *run) actions(ctx context.Context, k Kind, node string) (do, undo func()
 	drain := func(undo bool) func() error {
 		return func() error {
 			c, err := l.Client(r.alive())
-			if err == nil {
-				_, err = c.DrainNode(ctx, &skeinv1.DrainNodeRequest{Node: node, Undo: undo})
+			if err != nil {
+				return err
 			}
-			return err
+			for deadline := time.Now().Add(r.opts.Recovery); ; { // another fault may have taken the leader
+				_, err := c.DrainNode(ctx, &skeinv1.DrainNodeRequest{Node: node, Undo: undo})
+				if err == nil || time.Now().After(deadline) || !rest(ctx, 100*time.Millisecond) {
+					return err
+				}
+			}
 		}
 	}
 	switch k {
@@ -306,8 +315,8 @@ func (r *run) actions(ctx context.Context, k Kind, node string) (do, undo func()
 	case Pause:
 		return func() error { return l.Pause(node) }, func() error { return l.Resume(node) }
 	case CutOff:
-		rest := slices.DeleteFunc(l.Spec.HostNames(), func(n string) bool { return n == node })
-		return func() error { return l.Partition([]string{node}, rest) }, heal
+		all := slices.DeleteFunc(l.Spec.HostNames(), func(n string) bool { return n == node })
+		return func() error { return l.Partition([]string{node}, all) }, heal
 	case NoServers:
 		return func() error { return l.Block(lab.Block{From: []string{node}, To: others}) }, heal
 	case ToServers:
