@@ -15,6 +15,7 @@ import (
 	"github.com/skeinmesh/skein/agent/birthday"
 	"github.com/skeinmesh/skein/agent/config"
 	"github.com/skeinmesh/skein/agent/control"
+	"github.com/skeinmesh/skein/agent/egress"
 	"github.com/skeinmesh/skein/agent/journal"
 	"github.com/skeinmesh/skein/agent/path"
 	"github.com/skeinmesh/skein/agent/probe"
@@ -94,9 +95,13 @@ type Agent struct {
 	journal     *journal.Journal
 	plane       *plane.Plane
 	links       hostLinks
-	pods        *pods         // nil: this node only relays
-	podsDone    chan struct{} // closed when nothing is given to pods any more
-	egress      egressRoom    // nil: this node only relays
+	pods        *pods                             // nil: this node only relays
+	podsDone    chan struct{}                     // closed when nothing is given to pods any more
+	egress      egressRoom                        // nil: this node only relays
+	egresses    *egresses                         // the same
+	egressDone  chan struct{}                     // closed when no lease is renewed any more
+	keeper      atomic.Pointer[egress.Keeper]     // of egress slots; nil: this server does not lead
+	sites       atomic.Pointer[map[string]string] // of nodes, by ID, as their records say
 
 	problems    *problems
 	metrics     *metrics

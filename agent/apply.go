@@ -23,7 +23,10 @@ func (a *Agent) projectionInput(st *events.State) projection.Input {
 			PrivateKey: a.wgKey, Link: a.cfg.Dataplane.Link, Port: int(a.cfg.Ports.WireGuard), MTU: a.tunnelMTU(),
 			RouteNodeAddresses: st.Settings().GetRouteNodeAddresses(), Connected: a.links.connected(a.cfg.Dataplane.Link),
 		},
-		Pods: a.pods.routes(),
+		Pods: a.pods.routes(), Lingering: a.egresses.lingering(),
+	}
+	if a.egresses != nil {
+		in.Gateway, in.Exported = a.egresses.gateways.Serving(), a.egresses.gateways.Exported()
 	}
 	if a.cfg.RouteNodeAddresses != nil {
 		in.Host.RouteNodeAddresses = *a.cfg.RouteNodeAddresses

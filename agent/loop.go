@@ -84,6 +84,9 @@ func (a *Agent) run(ctx context.Context) error {
 	if a.pods != nil {
 		<-a.podsDone
 	}
+	if a.egresses != nil {
+		<-a.egressDone
+	}
 	if a.relay != nil {
 		err = errors.Join(err, a.relay.Close())
 	}
@@ -172,7 +175,9 @@ func (a *Agent) sync(ctx context.Context) error {
 	}
 	a.followMTU()
 	a.syncRecords()
+	a.noteSites()
 	a.pods.follow()
+	a.egresses.follow()
 	a.followAddresses(ctx)
 	a.publish()
 	a.metrics.observe()
@@ -387,6 +392,13 @@ func (a *Agent) serve(ctx context.Context) {
 			a.pods.run(ctx)
 		}()
 	}
+	if a.egresses != nil {
+		a.egressDone = make(chan struct{})
+		go func() {
+			defer close(a.egressDone)
+			a.egresses.run(ctx)
+		}()
+	}
 	if f := a.front.Load(); f != nil {
 		go f.serve(ctx)
 	}
@@ -416,6 +428,7 @@ func (a *Agent) watchState(ctx context.Context) {
 func (a *Agent) serveRPC(ctx context.Context) {
 	mux := http.NewServeMux()
 	mux.Handle(a.rpcService().Handler())
+	mux.Handle(a.egressHandler())
 	srv := consensus.NewHTTPServer(mux, a.log)
 	context.AfterFunc(ctx, func() { srv.Close() })
 	if err := srv.Serve(consensus.PlainListener(a.control.Listen(identity.ALPNRPC))); err != nil && !errors.Is(err, http.ErrServerClosed) && ctx.Err() == nil {
@@ -479,7 +492,7 @@ func (a *Agent) report(subject, severity, message, advice string) {
 
 // purge removes everything that is ours from the kernel.
 func (a *Agent) purge() error {
-	relayed := a.closeRelayTable(true)
+	relayed := errors.Join(a.closeRelayTable(true), a.egresses.purge())
 	if a.plane == nil {
 		return relayed
 	}

@@ -123,7 +123,7 @@ func (a *Agent) create(ctx context.Context) error {
 func (a *Agent) startServer(bootstrap bool) error {
 	s, err := consensus.StartServer(consensus.ServerConfig{
 		Dir: a.cfg.StateDir, ID: a.id, Dialer: a.control, Listener: a.control.Listen(identity.ALPNRaft),
-		Replica: a.replica, Log: a.log, Bootstrap: bootstrap, Conns: a.conns,
+		Replica: a.replica, Log: a.log, Bootstrap: bootstrap, Conns: a.conns, OnLead: a.lead,
 	})
 	if err != nil {
 		return fmt.Errorf("start the server: %w", err)
@@ -293,6 +293,9 @@ func (a *Agent) openPaths(ctx context.Context) error {
 	if err := a.openDiscovery(); err != nil {
 		return err
 	}
+	if err := a.openEgresses(); err != nil {
+		return err
+	}
 	return a.openPods()
 }
 
@@ -318,6 +321,9 @@ func (a *Agent) close() error {
 	if a.guess != nil {
 		a.guess.Close()
 		a.closeProxies()
+	}
+	if a.egresses != nil {
+		a.egresses.clients.Close()
 	}
 	if a.paths != nil {
 		a.paths.Close()

@@ -8,8 +8,8 @@ import (
 	"github.com/skeinmesh/skein/dataplane"
 )
 
-// maxGateways is how many egresses one node can be a gateway of: each has an address of EgressLocal4 and EgressLocal6.
-const maxGateways = 250
+// maxEgresses is how many egresses one node can be a gateway of: each has an address of EgressLocal4 and EgressLocal6.
+const maxEgresses = 250
 
 // Locals are the addresses that only the host knows of the namespace with this number, from 1.
 func Locals(number int) (four, six netip.Addr) {
@@ -29,7 +29,7 @@ type GatewayInput struct {
 	Egress  *skeinv1.Egress
 	Number  int // of the namespace on this host, from 1
 	MTU     int // of the mesh's link, in bytes
-	Clients []*skeinv1.EgressClient
+	Clients []Client
 	// Mesh are the overlay and all pools: no egress leads there.
 	Mesh     []netip.Prefix
 	Complete bool
@@ -50,11 +50,11 @@ func PlanGateway(in GatewayInput) dataplane.GatewaySpec {
 		s.Slots = append(s.Slots, slot)
 	}
 	for _, c := range in.Clients {
-		if int(c.GetSlot()) >= len(s.Slots) {
+		if c.Slot >= len(s.Slots) {
 			continue // the client's host has not heard yet that there are fewer slots
 		}
-		slot := s.Slots[c.GetSlot()]
-		client := dataplane.GatewayClient{IPv4: address(c.GetIpv4()), IPv6: address(c.GetIpv6()), Slot: int(c.GetSlot())}
+		slot := s.Slots[c.Slot]
+		client := dataplane.GatewayClient{IPv4: c.IPv4, IPv6: c.IPv6, Slot: c.Slot}
 		if !slot.Endpoint4.IsValid() {
 			client.IPv4 = netip.Addr{}
 		}

@@ -17,11 +17,11 @@ func TestPlanGateway(t *testing.T) {
 			Addresses: []*skeinv1.EgressAddress{{Ipv4: "192.0.2.7"}, {Ipv4: "192.0.2.8"}},
 		},
 		Number: 3, MTU: 1420, Mesh: []netip.Prefix{netip.MustParsePrefix("10.4.0.0/16"), netip.MustParsePrefix("10.9.0.0/16")}, Complete: true,
-		Clients: []*skeinv1.EgressClient{
-			{Key: "b", Ipv4: "10.9.1.2", Ipv6: "fd09::12", Slot: 1}, // its slot has no IPv6
-			{Key: "a", Ipv4: "10.9.1.1", Ipv6: "fd09::11"},
-			{Key: "of a slot that is gone", Ipv4: "10.9.1.3", Slot: 2},
-			{Key: "only IPv6, where there is none", Ipv6: "fd09::13", Slot: 1},
+		Clients: []Client{
+			{Key: "b", IPv4: address("10.9.1.2"), IPv6: address("fd09::12"), Slot: 1}, // its slot has no IPv6
+			{Key: "a", IPv4: address("10.9.1.1"), IPv6: address("fd09::11")},
+			{Key: "of a slot that is gone", IPv4: address("10.9.1.3"), Slot: 2},
+			{Key: "only IPv6, where there is none", IPv6: address("fd09::13"), Slot: 1},
 		},
 	}
 	got := PlanGateway(in)

@@ -31,7 +31,8 @@ type podAccount struct {
 type agentAccount struct {
 	blocks  []blockAccount
 	statics []staticAccount
-	pods    []podAccount // its own, without those that are gone
+	pods    []podAccount   // its own, without those that are gone
+	slots   []netip.Prefix // egress slots' endpoints and addresses: single ones, that no pod has
 }
 
 // blockAccount is a block of somebody's: of one node, or reserved.
@@ -62,7 +63,14 @@ type staticAccount struct {
 // wrong lists where the accounts contradict each other, in words; none when they agree.
 func (a accounts) wrong() []string {
 	out := a.twice()
+	var slots []netip.Prefix
 	for _, n := range a {
+		if n.view != nil {
+			slots = append(slots, n.view.slots...)
+		}
+	}
+	for _, n := range a {
+		n.unreachable, n.exported = without(n.unreachable, slots), without(n.exported, slots)
 		out = append(out, n.namespacesAndKernel()...)
 		for _, by := range a {
 			if by.view != nil {
@@ -93,6 +101,10 @@ func (a accounts) twice() (out []string) {
 		}
 	}
 	return out
+}
+
+func without(ps, gone []netip.Prefix) []netip.Prefix {
+	return slices.DeleteFunc(slices.Clone(ps), func(p netip.Prefix) bool { return slices.Contains(gone, p) })
 }
 
 // namespacesAndKernel compares the pods' own addresses with the routes to them.

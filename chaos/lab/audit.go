@@ -17,6 +17,7 @@ import (
 const (
 	podTable    = dataplane.PodTable
 	exportTable = dataplane.ExportTable
+	tunnel      = dataplane.LinkName // of every host in a lab
 
 	restingState = "resting" // Holder.state of an address that was given back
 	mostFindings = 12        // that an error lists
@@ -65,9 +66,9 @@ func (l *Lab) account(ctx context.Context, a *agent, others []Pod) (n nodeAccoun
 	if err != nil {
 		return n, err
 	}
-	pods, gateways := withoutGateways(reach)
-	for _, r := range pods {
+	for _, r := range reach {
 		switch {
+		case r.Link == tunnel: // to other hosts' blocks, reserved addresses and egress slots
 		case r.Unreachable:
 			n.unreachable = append(n.unreachable, r.Prefix)
 		case r.Prefix.IsSingleIP():
@@ -79,9 +80,6 @@ func (l *Lab) account(ctx context.Context, a *agent, others []Pod) (n nodeAccoun
 		return n, err
 	}
 	for _, r := range exported {
-		if slices.ContainsFunc(gateways, func(g fabric.Route) bool { return g.Prefix == r.Prefix }) {
-			continue // a slot's source address, for the routing daemon to announce
-		}
 		n.exported = append(n.exported, r.Prefix)
 	}
 	if a.record().Condition != Running {
@@ -93,31 +91,6 @@ func (l *Lab) account(ctx context.Context, a *agent, others []Pod) (n nodeAccoun
 	n.view, err = a.accounts(ctx)
 	return n, err
 }
-
-// withoutGateways takes out the routes that lead to gateways' namespaces. Each has one to the namespace's own address, which
-// is link-local or of the networks that only a host knows; the others leave by the same link.
-func withoutGateways(routes []fabric.Route) (pods, gateways []fabric.Route) {
-	links := map[string]bool{}
-	for _, r := range routes {
-		if r.Link != "" && (local4.Contains(r.Prefix.Addr()) || local6.Contains(r.Prefix.Addr())) {
-			links[r.Link] = true
-		}
-	}
-	for _, r := range routes {
-		if links[r.Link] {
-			gateways = append(gateways, r)
-		} else {
-			pods = append(pods, r)
-		}
-	}
-	return pods, gateways
-}
-
-// The networks of gateways' own addresses on a host.
-var (
-	local4 = netip.MustParsePrefix("169.254.101.0/24")
-	local6 = netip.MustParsePrefix("fd73:6b65:696e:6567::/64")
-)
 
 // podsByKernel lists a node's pods with the addresses that their interfaces have.
 func (l *Lab) podsByKernel(a *agent, others []Pod) ([]podAccount, error) {
@@ -149,7 +122,8 @@ func (a *agent) accounts(ctx context.Context) (*agentAccount, error) {
 	statics, err2 := a.client.Statics(ctx, &skeinv1.StaticsRequest{})
 	pods, err3 := a.client.Pods(ctx, &skeinv1.PodsRequest{})
 	nodes, err4 := a.client.Nodes(ctx, &skeinv1.NodesRequest{})
-	if err := errors.Join(err1, err2, err3, err4); err != nil {
+	egresses, err5 := a.client.Egresses(ctx, &skeinv1.EgressesRequest{})
+	if err := errors.Join(err1, err2, err3, err4, err5); err != nil {
 		return nil, fmt.Errorf("node %s: %w", a.node.Name, err)
 	}
 	names := map[string]string{}
@@ -158,6 +132,15 @@ func (a *agent) accounts(ctx context.Context) (*agentAccount, error) {
 	}
 	v := &agentAccount{}
 	var errs []error
+	for _, e := range egresses.GetEgresses() {
+		for _, x := range slices.Concat(e.GetEgress().GetEndpoints(), e.GetEgress().GetAddresses()) {
+			for _, text := range []string{x.GetIpv4(), x.GetIpv6()} {
+				if at, err := netip.ParseAddr(text); err == nil {
+					v.slots = append(v.slots, netip.PrefixFrom(at, at.BitLen()))
+				}
+			}
+		}
+	}
 	for _, b := range blocks.GetBlocks() {
 		x := blockAccount{pool: b.GetBlock().GetPool(), number: b.GetBlock().GetNumber(), used: b.GetUsed(), own: b.GetLocal()}
 		if id := b.GetBlock().GetNodeId(); id != "" {

@@ -2,7 +2,6 @@ package lab
 
 import (
 	"context"
-	"net/netip"
 	"os"
 	"path/filepath"
 	"strconv"
@@ -15,7 +14,6 @@ import (
 	"google.golang.org/protobuf/testing/protocmp"
 
 	skeinv1 "github.com/skeinmesh/skein/api/skein/v1"
-	"github.com/skeinmesh/skein/chaos/lab/fabric"
 )
 
 // hosted is a good lab with a node that has no agent.
@@ -256,15 +254,5 @@ func TestDownUnbindsGateways(t *testing.T) {
 	}
 	if _, err := os.Stat(l.Dir); err == nil {
 		t.Error("the lab's directory is left")
-	}
-}
-
-func TestRoutesOfGatewaysAreNoPods(t *testing.T) {
-	route := func(prefix, link string) fabric.Route {
-		return fabric.Route{Prefix: netip.MustParsePrefix(prefix), Link: link}
-	}
-	pods, gateways := withoutGateways([]fabric.Route{route("10.1.0.1/32", "skpod"), route("10.1.0.9/32", "skgate"), route("169.254.101.3/32", "skgate"), route("fd73:6b65:696e:6567::4/128", "skgate"), {Prefix: netip.MustParsePrefix("10.1.0.0/27"), Unreachable: true}})
-	if len(pods) != 2 || len(gateways) != 3 || pods[0].Link != "skpod" {
-		t.Errorf("%v and %v", pods, gateways)
 	}
 }

@@ -1,6 +1,7 @@
 package egressns
 
 import (
+	"encoding/binary"
 	"net/netip"
 
 	"github.com/skeinmesh/skein/dataplane"
@@ -63,7 +64,7 @@ const (
 	maxSlot       = 65534
 	nobody        = maxSlot + 1 // the slot that probes without one have: it is never granted
 	markSlots     = 0x10000     // a slot's mark is its number and this, since packets without a mark have 0
-	maxLeaseHours = 1
+	maxLeaseHours = 24
 )
 
 // ProbeSource is the address that a health probe through a slot is sent from, as its client would; slot -1 is for a gateway
@@ -85,3 +86,6 @@ func ProbeSource(slot int, ipv6 bool) netip.Addr {
 	b[3] = last
 	return netip.AddrFrom4(b)
 }
+
+// Mark is the mark that a slot's packets carry in HoldQueue.
+func Mark(slot int) uint32 { return binary.NativeEndian.Uint32([]byte(slotKey(slot))) }

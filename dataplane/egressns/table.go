@@ -1,6 +1,7 @@
 package egressns
 
 import (
+	"bytes"
 	"errors"
 	"fmt"
 	"os"
@@ -271,7 +272,7 @@ func (w *writer) step(ops []op) error {
 		for _, k := range o.whole {
 			es = append(es, nftables.SetElement{Key: []byte(k[1:]), IntervalEnd: k[0] == 'e'})
 		}
-		slices.SortStableFunc(es, func(a, b nftables.SetElement) int { return compareStrings(string(a.Key), string(b.Key)) })
+		slices.SortFunc(es, compareEnds)
 		for part := range slices.Chunk(es, elementsPerMsg) {
 			if err := c.SetAddElements(set, part); err != nil {
 				return err
@@ -341,4 +342,16 @@ func (w *writer) rules(c *nftables.Chain) {
 		w.t.conn.AddRule(&nftables.Rule{Table: w.t.table, Chain: c, Exprs: r.exprs, UserData: userdata.AppendString(nil, userdata.TypeComment, r.tag())})
 		w.pending++
 	}
+}
+
+// compareEnds orders the ends of ranges by address. Where one range ends and the next begins, the end comes first: the other way
+// round they overlap for the kernel.
+func compareEnds(a, b nftables.SetElement) int {
+	if c := bytes.Compare(a.Key, b.Key); c != 0 || a.IntervalEnd == b.IntervalEnd {
+		return c
+	}
+	if a.IntervalEnd {
+		return -1
+	}
+	return 1
 }

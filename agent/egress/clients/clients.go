@@ -337,6 +337,26 @@ func (c *Clients) DelPod(ctx context.Context, containerID, ifname string) {
 	}
 }
 
+// Clear takes away everything that clients have of ours, and forgets them. It returns when that is done, or ctx is over.
+func (c *Clients) Clear(ctx context.Context) {
+	c.mu.Lock()
+	var ended []*worker
+	for id := range c.members {
+		if w := c.drop(id, true); w != nil {
+			ended = append(ended, w)
+		}
+	}
+	c.replan()
+	c.mu.Unlock()
+	for _, w := range ended {
+		select {
+		case <-w.done:
+		case <-ctx.Done():
+			return
+		}
+	}
+}
+
 // drop takes a member out; nil: there was none with a worker. remove says that its rules, routes and devices go too.
 func (c *Clients) drop(id podID, remove bool) *worker {
 	m := c.members[id]

@@ -1,0 +1,670 @@
+package egress
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"maps"
+	"net/netip"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
+	"sync"
+	"time"
+
+	skeinv1 "github.com/skeinmesh/skein/api/skein/v1"
+	"github.com/skeinmesh/skein/dataplane"
+	"github.com/skeinmesh/skein/dataplane/announce"
+	"github.com/skeinmesh/skein/dataplane/egresshost"
+	"github.com/skeinmesh/skein/dataplane/egressns"
+	"github.com/skeinmesh/skein/dataplane/flows"
+	"github.com/skeinmesh/skein/events"
+	"github.com/skeinmesh/skein/identity"
+)
+
+const (
+	// hostEvery is how often the host's side of gateways is compared with what is wanted.
+	hostEvery = time.Second
+	// partConnections is how many connections one part of a TakeOver has at most.
+	partConnections = 2000
+	maxParts        = 1024
+)
+
+// GatewaysConfig says what a node's gateways work with.
+type GatewaysConfig struct {
+	Self   identity.ID
+	Dir    string // of the network namespaces' files
+	Known  string // directory of the files with the clients that gateways know, from one start of the agent to the next
+	Driver string // of FoU: auto, kernel or userspace
+	Tunnel string // the mesh's link
+	Leader Leader
+	// TakeOver brings a part of a slot's connections to another node.
+	TakeOver func(ctx context.Context, node identity.ID, r *skeinv1.TakeOverRequest) (*skeinv1.TakeOverResponse, error)
+	// Links are this host's own, with their networks, without skein's.
+	Links func() []announce.Link
+	// Journal keeps what became of slots.
+	Journal func(*skeinv1.SlotHeld)
+	// Changed is called when the Exported addresses or what Serves says have changed.
+	Changed func()
+	Log     *slog.Logger
+}
+
+// Gateways are all that a node does as a gateway of egresses. Make them with OpenGateways, let Run work, and Follow the agreed
+// state. The methods may be called at any time by anybody.
+type Gateways struct {
+	cfg       GatewaysConfig
+	renewer   *Renewer
+	announcer *announce.Announcer
+	host      chan struct{} // its side is to be looked at
+
+	mu        sync.Mutex
+	state     *events.State
+	mtu       int
+	rooms     map[Ref]*room
+	announced map[Slot]announcement
+	taken     map[Slot]taken // connections that came with a slot
+	problems  map[string]string
+}
+
+// announcement is a slot whose address this host answers for.
+type announcement struct {
+	addrs map[netip.Addr]string // link; empty: the address is of none, and a routing daemon announces it
+	since time.Time
+}
+
+// taken is what came with a slot in an epoch.
+type taken struct {
+	epoch uint64
+	part  uint32
+	count uint32
+}
+
+// OpenGateways begins with what a former run of the agent left. Nothing is made before the first Follow.
+func OpenGateways(cfg GatewaysConfig) (*Gateways, error) {
+	g := &Gateways{cfg: cfg, host: make(chan struct{}, 1), rooms: map[Ref]*room{}, announced: map[Slot]announcement{},
+		taken: map[Slot]taken{}, problems: map[string]string{}}
+	var err error
+	g.announcer, err = announce.New(announce.Options{Log: cfg.Log, Valid: g.answers, Insist: true})
+	if err != nil {
+		return nil, fmt.Errorf("announce addresses of egresses: %w", err)
+	}
+	g.renewer = NewRenewer(RenewerConfig{
+		Self: cfg.Self, Kernel: kernel{g}, Leader: cfg.Leader, Peers: kernel{g}, Gateways: g.states, Announce: g.announce, Tell: g.tell, Log: cfg.Log,
+	})
+	return g, nil
+}
+
+// Run works until the context ends. What forwards goes on as long as its leases.
+func (g *Gateways) Run(ctx context.Context) {
+	var all sync.WaitGroup
+	all.Go(func() { g.renewer.Run(ctx) })
+	all.Go(func() { g.keepHost(ctx) })
+	<-ctx.Done()
+	all.Wait()
+	g.announcer.Close()
+	g.mu.Lock()
+	rooms := slices.Collect(maps.Values(g.rooms))
+	g.mu.Unlock()
+	for _, r := range rooms {
+		r.close()
+	}
+}
+
+// Follow takes the agreed state, and the MTU of the mesh's link.
+func (g *Gateways) Follow(s *events.State, mtu int) {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	if g.state == s && g.mtu == mtu {
+		return
+	}
+	g.state, g.mtu = s, mtu
+	self := s.Node(g.cfg.Self)
+	var agreed []Agreed
+	wanted := map[Ref]bool{}
+	for _, e := range s.Egresses() {
+		ref := Ref{e.GetNamespace(), e.GetName()}
+		slots := s.Slots(ref.Namespace, ref.Name)
+		mine := slices.ContainsFunc(slots, func(x *skeinv1.EgressSlot) bool { return x.GetNodeId() == g.cfg.Self.String() })
+		if !mine && !g.busy(ref) && !labelled(e, self) {
+			continue
+		}
+		wanted[ref] = true
+		for _, slot := range slots {
+			agreed = append(agreed, AgreedSlot(slot))
+		}
+		r := g.rooms[ref]
+		if r == nil {
+			r = g.open(ref)
+			if r == nil {
+				continue
+			}
+		}
+		r.set(e)
+	}
+	g.renewer.Agree(agreed)
+	for ref, r := range g.rooms {
+		if !wanted[ref] {
+			delete(g.rooms, ref)
+			go r.remove()
+		}
+	}
+	g.wakeHost()
+}
+
+// labelled says that a node's labels make it a gateway, whether it is being drained or not.
+func labelled(e *skeinv1.Egress, n *skeinv1.Node) bool {
+	if n == nil {
+		return false
+	}
+	for k, v := range e.GetGateways() {
+		if have, ok := n.GetLabels()[k]; !ok || have != v {
+			return false
+		}
+	}
+	return true
+}
+
+// busy says that a slot of the egress is still being left. The caller has mu.
+func (g *Gateways) busy(ref Ref) bool {
+	return slices.ContainsFunc(g.renewer.Report(), func(h HolderReport) bool { return h.Slot.Ref == ref && h.State != Idle })
+}
+
+// open makes the room of an egress, or nil with a note. The caller has mu.
+func (g *Gateways) open(ref Ref) *room {
+	number := g.number(ref)
+	if number == 0 {
+		g.problem(ref.String(), fmt.Sprintf("this node is a gateway of %d egresses already", maxEgresses))
+		return nil
+	}
+	r := newRoom(g, ref, number)
+	g.rooms[ref] = r
+	return r
+}
+
+// number is that of a namespace's local addresses: the one in its file's name, else the lowest that is free. The caller has mu.
+func (g *Gateways) number(ref Ref) int {
+	taken := map[int]bool{}
+	for _, r := range g.rooms {
+		taken[r.number] = true
+	}
+	files, _ := egressns.Files(g.cfg.Dir)
+	for _, f := range files {
+		n, of, ok := parseFile(filepath.Base(f))
+		if ok && of == ref && !taken[n] {
+			return n
+		}
+		taken[n] = true
+	}
+	for n := 1; n <= maxEgresses; n++ {
+		if !taken[n] {
+			return n
+		}
+	}
+	return 0
+}
+
+func fileName(number int, ref Ref) string {
+	return strconv.Itoa(number) + "." + ref.Namespace + "." + ref.Name
+}
+
+func parseFile(name string) (number int, ref Ref, ok bool) {
+	parts := strings.SplitN(name, ".", 3)
+	if len(parts) != 3 {
+		return 0, Ref{}, false
+	}
+	n, err := strconv.Atoi(parts[0])
+	return n, Ref{parts[1], parts[2]}, err == nil && n > 0 && n <= maxEgresses
+}
+
+// Strays are the files of namespaces whose egress is not this node's to serve: from before it was removed while the agent was away.
+func (g *Gateways) Strays() []string {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	if g.state == nil {
+		return nil
+	}
+	files, _ := egressns.Files(g.cfg.Dir)
+	return slices.DeleteFunc(files, func(f string) bool {
+		n, ref, ok := parseFile(filepath.Base(f))
+		r := g.rooms[ref]
+		return ok && r != nil && r.number == n
+	})
+}
+
+// problem notes what is wrong under a subject; an empty text takes it back. The caller has mu.
+func (g *Gateways) problem(subject, text string) {
+	if text == "" {
+		delete(g.problems, subject)
+	} else {
+		g.problems[subject] = text
+	}
+}
+
+// Problems are what is wrong, by subject.
+func (g *Gateways) Problems() map[string]string {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	return maps.Clone(g.problems)
+}
+
+// states is how this node fares, for the leader.
+func (g *Gateways) states() []*skeinv1.GatewayState {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	out := make([]*skeinv1.GatewayState, 0, len(g.rooms))
+	for _, r := range g.rooms {
+		out = append(out, r.stateNow())
+	}
+	slices.SortFunc(out, func(a, b *skeinv1.GatewayState) int {
+		return strings.Compare(a.GetNamespace()+"/"+a.GetName(), b.GetNamespace()+"/"+b.GetName())
+	})
+	return out
+}
+
+// serves are the slots whose packets this host takes: it owns them, or has just done so.
+func (g *Gateways) serves() []Slot {
+	var out []Slot
+	for _, h := range g.renewer.Report() {
+		if h.State != Idle && h.State != Handing {
+			out = append(out, h.Slot)
+		}
+	}
+	return out
+}
+
+// Serving reports whether this node is a gateway of anything.
+func (g *Gateways) Serving() bool {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	return len(g.rooms) > 0
+}
+
+// Exported are the addresses of slots here that are of no link of this host: a routing daemon announces them.
+func (g *Gateways) Exported() []netip.Addr {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	var out []netip.Addr
+	for _, a := range g.announced {
+		for addr, link := range a.addrs {
+			if link == "" {
+				out = append(out, addr)
+			}
+		}
+	}
+	slices.SortFunc(out, netip.Addr.Compare)
+	return out
+}
+
+// announce follows a slot that comes and goes. It is the Renewer's.
+func (g *Gateways) announce(slot Slot, on bool) {
+	defer g.wakeHost()
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	if on {
+		a := announcement{addrs: map[netip.Addr]string{}, since: time.Now()}
+		links := g.cfg.Links()
+		for _, addr := range sources(g.state.Egress(slot.Namespace, slot.Name), slot.Number) {
+			a.addrs[addr], _ = announce.LinkFor(addr, links)
+		}
+		g.announced[slot] = a
+	} else {
+		delete(g.announced, slot)
+	}
+	want := map[netip.Addr]string{}
+	for _, a := range g.announced {
+		for addr, link := range a.addrs {
+			if link != "" {
+				want[addr] = link
+			}
+		}
+	}
+	g.announcer.Set(want)
+	g.cfg.Changed()
+}
+
+// sources are the addresses that a slot's packets leave with, if it has its own.
+func sources(e *skeinv1.Egress, number int) (out []netip.Addr) {
+	if number >= len(e.GetAddresses()) {
+		return nil
+	}
+	for _, text := range []string{e.GetAddresses()[number].GetIpv4(), e.GetAddresses()[number].GetIpv6()} {
+		if a := address(text); a.IsValid() {
+			out = append(out, a)
+		}
+	}
+	return out
+}
+
+// answers reports whether this host may answer for an address: the lease of its slot runs, or it has just come here by plan and
+// waits for that.
+func (g *Gateways) answers(addr netip.Addr) bool {
+	g.mu.Lock()
+	var slot Slot
+	var since time.Time
+	found := false
+	for s, a := range g.announced {
+		if _, ok := a.addrs[addr]; ok {
+			slot, since, found = s, a.since, true
+		}
+	}
+	g.mu.Unlock()
+	return found && (time.Since(since) < HoldMost || g.renewer.Live(slot))
+}
+
+// tell puts a text about a slot into the journal.
+func (g *Gateways) tell(slot Slot, text string) {
+	g.cfg.Log.Info("egress slot", "slot", slot.String(), "what", text)
+	var h HolderReport
+	for _, x := range g.renewer.Report() {
+		if x.Slot == slot {
+			h = x
+		}
+	}
+	what := map[HolderState]string{Holding: "held", Lost: "lost"}[h.State]
+	if what == "" {
+		what = "released"
+	}
+	g.cfg.Journal(&skeinv1.SlotHeld{What: what, Namespace: slot.Namespace, Name: slot.Name, Number: uint32(slot.Number), Epoch: h.Epoch, Reason: text, TookNanos: int64(h.Failover)})
+}
+
+// SyncClients takes a node's clients of one egress, and answers when the kernel knows them.
+func (g *Gateways) SyncClients(ctx context.Context, from identity.ID, r *skeinv1.SyncEgressClientsRequest) *skeinv1.SyncEgressClientsResponse {
+	ref := Ref{r.GetNamespace(), r.GetName()}
+	g.mu.Lock()
+	room, st := g.rooms[ref], g.state
+	if room == nil {
+		g.mu.Unlock()
+		return &skeinv1.SyncEgressClientsResponse{Reason: "this node is no gateway of egress " + ref.String() + " as far as it knows"}
+	}
+	g.mu.Unlock()
+	version, refused, err := room.sync(from, r, st)
+	if err == nil {
+		err = room.wait(ctx, version)
+	}
+	out := &skeinv1.SyncEgressClientsResponse{Installed: err == nil, Refused: refused}
+	if err != nil {
+		out.Reason = err.Error()
+	}
+	return out
+}
+
+// holder is holds for a state.
+func holder(st *events.State) func(identity.ID, netip.Addr) error {
+	return func(node identity.ID, addr netip.Addr) error { return holds(st, node, addr) }
+}
+
+// holds refuses an address that is not a node's: its own in the overlay, or one of its blocks and reserved addresses.
+func holds(st *events.State, node identity.ID, addr netip.Addr) error {
+	n := st.Node(node)
+	if n == nil {
+		return fmt.Errorf("node %s is no member", node)
+	}
+	if addr.String() == n.GetIpv4() || addr.String() == n.GetIpv6() {
+		return nil
+	}
+	in := func(text string) bool {
+		p, err := netip.ParsePrefix(text)
+		return err == nil && p.Contains(addr)
+	}
+	for _, b := range st.BlocksOf(node.String()) {
+		if in(b.GetIpv4()) || in(b.GetIpv6()) {
+			return nil
+		}
+	}
+	for _, s := range st.StaticsOf(node.String()) {
+		if addr.String() == s.GetIpv4() || addr.String() == s.GetIpv6() {
+			return nil
+		}
+	}
+	return fmt.Errorf("address %s is not of node %s as of index %d", addr, n.GetName(), st.Index())
+}
+
+// match are the connections of a slot. The caller has mu.
+func (g *Gateways) match(slot Slot) (path string, m flows.Match, err error) {
+	r := g.rooms[slot.Ref]
+	if r == nil || g.state == nil {
+		return "", m, fmt.Errorf("this node is no gateway of egress %s", slot.Ref)
+	}
+	for _, a := range sources(g.state.Egress(slot.Namespace, slot.Name), slot.Number) {
+		if a.Is4() {
+			m.Source4 = a
+		} else {
+			m.Source6 = a
+		}
+	}
+	if !m.Source4.IsValid() && !m.Source6.IsValid() {
+		return "", m, errors.New("its packets leave with the gateway node's own address, and so its connections cannot move")
+	}
+	return r.file, m, nil
+}
+
+// TakeOver loads connections of a slot that comes here from its former owner.
+func (g *Gateways) TakeOver(from identity.ID, r *skeinv1.TakeOverRequest) *skeinv1.TakeOverResponse {
+	slot, epoch := slotOf(r.GetSlot()), r.GetSlot().GetEpoch()
+	fail := func(format string, a ...any) *skeinv1.TakeOverResponse {
+		return &skeinv1.TakeOverResponse{Failed: uint32(len(r.GetConnections())), Reason: fmt.Sprintf(format, a...)}
+	}
+	g.mu.Lock()
+	path, m, err := g.match(slot)
+	var now *skeinv1.EgressSlot
+	if g.state != nil {
+		now = g.state.Slot(slot.Namespace, slot.Name, uint32(slot.Number))
+	}
+	g.mu.Unlock()
+	switch {
+	case err != nil:
+		return fail("%v", err)
+	case now.GetEpoch() != epoch || now.GetNodeId() != g.cfg.Self.String() || now.GetFromNodeId() != from.String():
+		return fail("slot %s does not come here from that node in epoch %d", slot, epoch)
+	case len(r.GetConnections()) > partConnections || r.GetPart() >= maxParts:
+		return fail("the part has too many connections, or there are too many parts")
+	}
+	g.renewer.TakeOver(slot, epoch, false)
+	loaded, failed, err := flows.Load(path, m, r.GetConnections())
+	g.mu.Lock()
+	t := g.taken[slot]
+	if t.epoch != epoch {
+		t = taken{epoch: epoch}
+	}
+	t.count += uint32(loaded)
+	g.taken[slot] = t
+	g.mu.Unlock()
+	if r.GetLast() {
+		g.renewer.TakeOver(slot, epoch, true)
+		g.cfg.Journal(&skeinv1.SlotHeld{What: "taken-over", Namespace: slot.Namespace, Name: slot.Name, Number: uint32(slot.Number), Epoch: epoch, Connections: t.count})
+	}
+	out := &skeinv1.TakeOverResponse{Loaded: uint32(loaded), Failed: uint32(failed)}
+	if err != nil {
+		out.Reason = err.Error()
+	}
+	return out
+}
+
+// kernel is what the Renewer works with.
+type kernel struct{ g *Gateways }
+
+func (k kernel) room(slot Slot) (*room, error) {
+	k.g.mu.Lock()
+	defer k.g.mu.Unlock()
+	if r := k.g.rooms[slot.Ref]; r != nil {
+		return r, nil
+	}
+	return nil, fmt.Errorf("there is no network namespace for egress %s here", slot.Ref)
+}
+
+func (k kernel) Begin(slot Slot, lease time.Duration) (Ticket, error) {
+	r, err := k.room(slot)
+	if err != nil {
+		return 0, err
+	}
+	return r.begin(slot.Number, lease)
+}
+
+func (k kernel) Grant(slot Slot, t Ticket) error {
+	r, err := k.room(slot)
+	if err != nil {
+		return err
+	}
+	return r.grant(slot.Number, t)
+}
+
+// Drop succeeds where there is nothing: without a namespace nothing is forwarded.
+func (k kernel) Drop(slot Slot) error {
+	defer k.g.wakeHost()
+	r, err := k.room(slot)
+	if err != nil {
+		return nil
+	}
+	return r.drop(slot.Number)
+}
+
+func (k kernel) Hold(slot Slot, on bool) error {
+	defer k.g.wakeHost()
+	r, err := k.room(slot)
+	if err != nil {
+		return err
+	}
+	return r.hold(slot.Number, on)
+}
+
+// HandOver brings a slot's connections to its new owner.
+func (k kernel) HandOver(ctx context.Context, slot Slot, epoch uint64, to identity.ID) error {
+	k.g.wakeHost()
+	k.g.mu.Lock()
+	path, m, err := k.g.match(slot)
+	k.g.mu.Unlock()
+	var all [][]byte
+	if err == nil {
+		all, err = flows.Dump(path, m)
+	}
+	// The new owner hears of the end in any case: it need not wait any longer.
+	ref := slotRef(slot, epoch)
+	for part := uint32(0); ; part++ {
+		n := min(len(all), partConnections)
+		r := &skeinv1.TakeOverRequest{Slot: ref, Part: part, Connections: all[:n], Last: n == len(all)}
+		all = all[n:]
+		answer, sendErr := k.g.cfg.TakeOver(ctx, to, r)
+		if sendErr != nil {
+			return errors.Join(err, sendErr)
+		}
+		if err == nil && answer.GetReason() != "" {
+			err = errors.New(answer.GetReason())
+		}
+		if r.Last {
+			break
+		}
+	}
+	if err == nil {
+		k.g.cfg.Journal(&skeinv1.SlotHeld{What: "handed-over", Namespace: slot.Namespace, Name: slot.Name, Number: uint32(slot.Number), Epoch: epoch})
+	}
+	return err
+}
+
+func (g *Gateways) wakeHost() {
+	select {
+	case g.host <- struct{}{}:
+	default:
+	}
+}
+
+// keepHost keeps the host's side as it is wanted, and mends it once a second.
+func (g *Gateways) keepHost(ctx context.Context) {
+	rec, err := egresshost.New()
+	if err != nil {
+		g.mu.Lock()
+		g.problem("host", err.Error())
+		g.mu.Unlock()
+		return
+	}
+	defer rec.Close()
+	tick := time.NewTicker(hostEvery)
+	defer tick.Stop()
+	was := false
+	for {
+		spec := g.hostSpec()
+		if is := len(spec.Routes) > 0; is || was {
+			_, err := rec.Reconcile(spec)
+			text := ""
+			if err != nil {
+				text = err.Error()
+			}
+			g.mu.Lock()
+			g.problem("host", text)
+			g.mu.Unlock()
+			was = is || err != nil
+		}
+		select {
+		case <-ctx.Done():
+			return
+		case <-g.host:
+		case <-tick.C:
+		}
+	}
+}
+
+// hostSpec is the host's side as it is wanted now.
+func (g *Gateways) hostSpec() egresshost.Spec {
+	served := g.serves()
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	s := egresshost.Spec{Tunnel: g.cfg.Tunnel}
+	add := func(link string, addrs ...netip.Addr) {
+		for _, a := range addrs {
+			if a.IsValid() {
+				s.Routes = append(s.Routes, dataplane.PodRoute{Addr: a, Link: link})
+			}
+		}
+	}
+	for _, r := range g.rooms {
+		link := r.link()
+		if link == "" {
+			continue
+		}
+		four, six := Locals(r.number)
+		add(link, four, six)
+	}
+	for _, slot := range served {
+		r := g.rooms[slot.Ref]
+		e := g.state.Egress(slot.Namespace, slot.Name)
+		if r == nil || r.link() == "" || slot.Number >= len(e.GetEndpoints()) {
+			continue
+		}
+		at := e.GetEndpoints()[slot.Number]
+		add(r.link(), address(at.GetIpv4()), address(at.GetIpv6()))
+		add(r.link(), sources(e, slot.Number)...)
+	}
+	slices.SortFunc(s.Routes, func(a, b dataplane.PodRoute) int { return a.Addr.Compare(b.Addr) })
+	if len(s.Routes) > 0 {
+		for _, l := range g.cfg.Links() {
+			s.Uplinks = append(s.Uplinks, l.Name)
+		}
+	}
+	return s
+}
+
+// Report is what this node does, for whoever asks.
+func (g *Gateways) Report(want func(Ref) bool) []*skeinv1.EgressGateway {
+	g.mu.Lock()
+	rooms := slices.Collect(maps.Values(g.rooms))
+	g.mu.Unlock()
+	slices.SortFunc(rooms, func(a, b *room) int { return strings.Compare(a.ref.String(), b.ref.String()) })
+	var out []*skeinv1.EgressGateway
+	for _, r := range rooms {
+		if want(r.ref) {
+			out = append(out, r.report())
+		}
+	}
+	return out
+}
+
+// Purge takes away everything of gateways on this host.
+func Purge(dir string) error {
+	files, err := egressns.Files(dir)
+	errs := []error{err}
+	for _, f := range files {
+		errs = append(errs, egressns.Remove(f))
+	}
+	return errors.Join(append(errs, egresshost.Purge())...)
+}

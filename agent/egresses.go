@@ -1,0 +1,479 @@
+package agent
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"net/http"
+	"net/netip"
+	"path/filepath"
+	"reflect"
+	"slices"
+	"sync"
+	"time"
+
+	"connectrpc.com/connect"
+
+	"github.com/skeinmesh/skein/agent/egress"
+	"github.com/skeinmesh/skein/agent/egress/clients"
+	skeinv1 "github.com/skeinmesh/skein/api/skein/v1"
+	"github.com/skeinmesh/skein/api/skein/v1/skeinv1connect"
+	"github.com/skeinmesh/skein/consensus"
+	"github.com/skeinmesh/skein/dataplane/announce"
+	"github.com/skeinmesh/skein/dataplane/egressns"
+	"github.com/skeinmesh/skein/events"
+	"github.com/skeinmesh/skein/identity"
+)
+
+const (
+	gatewayDir     = "netns"          // in the run directory: the namespaces of gateways
+	gatewayClients = "egress-clients" // in the run directory: the clients that gateways know
+	subjectEgress  = "egress: "
+	// lingerFor is how long a slot that moves by plan is still led to its former owner: by then the new one knows, too. It is
+	// less than egress.Handover.
+	lingerFor = 30 * time.Millisecond
+	// hedgeAfter is how long the leader may take before the other servers are asked for leases as well: they may have another.
+	hedgeAfter = 60 * time.Millisecond
+	maxSync    = 8 << 20 // bytes of a message between gateways and clients' hosts
+)
+
+// egresses is what this node does for egresses: as a gateway, and for its own clients.
+type egresses struct {
+	a          *Agent
+	gateways   *egress.Gateways
+	clients    *clients.Clients
+	told       map[string]bool      // subjects of the problems that status shows; of the agent's loop
+	configured []clients.Configured // as they were given last; of the loop
+
+	seen *events.State // of the loop
+
+	mu    sync.Mutex
+	moved map[uint64]time.Time // slots that moved by plan, by epoch, and when that was seen
+}
+
+// openEgresses begins with what a former run left.
+func (a *Agent) openEgresses() error {
+	e := &egresses{a: a, told: map[string]bool{}, moved: map[uint64]time.Time{}}
+	log := a.log.With("room", "egress")
+	var err error
+	e.gateways, err = egress.OpenGateways(egress.GatewaysConfig{
+		Self: a.id, Dir: filepath.Join(a.cfg.RunDir, gatewayDir), Known: filepath.Join(a.cfg.RunDir, gatewayClients), Driver: a.cfg.Dataplane.FoU,
+		Tunnel: a.cfg.Dataplane.Link, Leader: e, Links: a.announceLinks, Changed: a.wakeUp, Log: log,
+		TakeOver: func(ctx context.Context, node identity.ID, r *skeinv1.TakeOverRequest) (*skeinv1.TakeOverResponse, error) {
+			return a.egressOf(node).TakeOver(ctx, r)
+		},
+		Journal: func(h *skeinv1.SlotHeld) {
+			a.journal.Append(&skeinv1.JournalEntry{Time: time.Now().UnixNano(), Body: &skeinv1.JournalEntry_SlotHeld{SlotHeld: h}})
+			a.metrics.egress.slotHeld(h, a.replica.State().Slot(h.GetNamespace(), h.GetName(), h.GetNumber()).GetPlanned())
+		},
+	})
+	if err != nil {
+		return err
+	}
+	e.clients, err = clients.Open(clients.Config{
+		File: filepath.Join(a.cfg.StateDir, clients.ClientsFile), Sender: e, Open: clients.OpenNamespace(a.cfg.Dataplane.FoU, "", log), Changed: a.wakeUp,
+		Epoch: a.epoch, GatewayDir: filepath.Join(a.cfg.RunDir, gatewayDir), Log: log,
+	})
+	if err != nil {
+		return err
+	}
+	a.egresses, a.egress = e, e
+	e.clients.Follow(a.replica.State()) // before the first pod asks
+	return nil
+}
+
+// announceLinks are this host's own links, on which addresses of egresses can be announced.
+func (a *Agent) announceLinks() []announce.Link {
+	var out []announce.Link
+	for _, l := range a.links.get() {
+		if l.name != a.cfg.Dataplane.Link {
+			out = append(out, announce.Link{Name: l.name, Networks: l.addrs})
+		}
+	}
+	return out
+}
+
+// run works until the context ends. What forwards and leads goes on.
+func (e *egresses) run(ctx context.Context) {
+	for _, file := range e.gateways.Strays() { // of egresses that ended while the agent was away
+		if err := egressns.Remove(file); err != nil {
+			e.a.log.Warn("remove the network namespace of an egress that has ended", "file", file, "err", err)
+		}
+	}
+	e.gateways.Run(ctx)
+}
+
+// purge takes away everything of ours, in pods too.
+func (e *egresses) purge() error {
+	if e == nil {
+		return nil
+	}
+	ctx, cancel := context.WithTimeout(context.Background(), 10*time.Second)
+	defer cancel()
+	e.clients.Clear(ctx)
+	return egress.Purge(filepath.Join(e.a.cfg.RunDir, gatewayDir))
+}
+
+// follow takes in the newest agreed state and tells what is wrong. It belongs to the agent's loop.
+func (e *egresses) follow() {
+	if e == nil {
+		return
+	}
+	st := e.a.loop.state
+	if st.Cluster() == nil {
+		return
+	}
+	e.gateways.Follow(st, e.a.linkMTU())
+	e.clients.Follow(st)
+	e.configure()
+	e.noteMoves(st, time.Now())
+	now := map[string]bool{}
+	for subject, text := range e.gateways.Problems() {
+		now[subjectEgress+subject] = true
+		e.a.report(subjectEgress+subject, warning, text, "this node is a worse gateway until it is mended; it is tried again")
+	}
+	for subject := range e.told {
+		if !now[subject] {
+			e.a.report(subject, "", "", "")
+		}
+	}
+	e.told = now
+}
+
+// noteMoves sees which slots have just moved by plan.
+func (e *egresses) noteMoves(st *events.State, now time.Time) {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	for epoch, at := range e.moved {
+		if now.Sub(at) >= lingerFor {
+			delete(e.moved, epoch)
+		}
+	}
+	if st == e.seen {
+		return
+	}
+	for _, epoch := range plannedSince(e.seen, st) {
+		e.moved[epoch] = now
+		time.AfterFunc(lingerFor, e.a.wakeUp)
+	}
+	e.seen = st
+}
+
+// plannedSince are the epochs of slots that moved by plan after a state.
+func plannedSince(old, now *events.State) (out []uint64) {
+	if old == nil {
+		return nil
+	}
+	for _, e := range now.Egresses() {
+		for _, s := range now.Slots(e.GetNamespace(), e.GetName()) {
+			if s.GetPlanned() && s.GetEpoch() > old.Index() {
+				out = append(out, s.GetEpoch())
+			}
+		}
+	}
+	return out
+}
+
+// lingering are the slots that still lead to their former owner.
+func (e *egresses) lingering() map[uint64]bool {
+	if e == nil {
+		return nil
+	}
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	out := map[uint64]bool{}
+	for epoch, at := range e.moved {
+		if time.Since(at) < lingerFor {
+			out[epoch] = true
+		}
+	}
+	return out
+}
+
+// egressOf is the EgressService of a node.
+func (a *Agent) egressOf(id identity.ID) skeinv1connect.EgressServiceClient {
+	if id == a.id {
+		return egressService{a: a, self: true}
+	}
+	return skeinv1connect.NewEgressServiceClient(a.conns.HTTP(), consensus.URL(id), connect.WithReadMaxBytes(maxSync))
+}
+
+// Sync tells a gateway of this host's clients.
+func (e *egresses) Sync(ctx context.Context, node identity.ID, r *skeinv1.SyncEgressClientsRequest) (*skeinv1.SyncEgressClientsResponse, error) {
+	return e.a.egressOf(node).SyncEgressClients(ctx, r)
+}
+
+// Report is what a node does for egresses.
+func (e *egresses) Report(ctx context.Context, node identity.ID, r *skeinv1.EgressReportRequest) (*skeinv1.EgressReportResponse, error) {
+	return e.a.egressOf(node).EgressReport(ctx, r)
+}
+
+// Attach changes which egresses a pod of this host uses.
+func (e *egresses) Attach(ctx context.Context, r *skeinv1.AttachEgressRequest) (*skeinv1.AttachEgressResponse, error) {
+	var refs []egress.Ref
+	for _, text := range r.GetEgresses() {
+		ref, err := egress.ParseRef(text)
+		if err != nil {
+			return nil, connect.NewError(connect.CodeInvalidArgument, err)
+		}
+		refs = append(refs, ref)
+	}
+	var found []clients.Pod
+	for _, l := range e.a.pods.ipam.Leases() {
+		same := r.GetContainerId() != "" && l.Key.ContainerID == r.GetContainerId() ||
+			r.GetContainerId() == "" && l.Pod == r.GetPod() && (r.GetNamespace() == "" || l.Namespace == r.GetNamespace())
+		if same && l.Key.ContainerID != "" && l.Until.IsZero() {
+			found = append(found, clients.Pod{ContainerID: l.Key.ContainerID, Interface: l.Key.Interface, NetNS: l.NetNS, Namespace: l.Namespace, Name: l.Pod, IPv4: l.IPv4, IPv6: l.IPv6})
+		}
+	}
+	name := cmp.Or(r.GetContainerId(), r.GetNamespace()+"/"+r.GetPod())
+	switch len(found) {
+	case 0:
+		return nil, connect.NewError(connect.CodeNotFound, fmt.Errorf("no pod %s has an address on this host; ask on its own host, `skein ip who` tells which that is", name))
+	case 1:
+	default:
+		return nil, connect.NewError(connect.CodeInvalidArgument, fmt.Errorf("%d interfaces of this host's pods are %s: name the namespace or the container", len(found), name))
+	}
+	out, err := e.clients.Attach(ctx, found[0], refs, r.GetDetach())
+	if err != nil {
+		return nil, connect.NewError(connect.CodeFailedPrecondition, err)
+	}
+	return &skeinv1.AttachEgressResponse{Egresses: out}, nil
+}
+
+// RenewLeases asks for leases and counts the answers.
+func (e *egresses) RenewLeases(ctx context.Context, r *skeinv1.RenewLeasesRequest) (*skeinv1.RenewLeasesResponse, error) {
+	answer, err := e.askServers(ctx, r)
+	count := e.a.metrics.egress.renewed
+	for _, s := range answer.GetGranted() {
+		count(s.GetNamespace(), s.GetName(), "granted")
+	}
+	for _, d := range answer.GetDenied() {
+		count(d.GetSlot().GetNamespace(), d.GetSlot().GetName(), "denied")
+	}
+	if err != nil {
+		for _, w := range r.GetWishes() {
+			count(w.GetSlot().GetNamespace(), w.GetSlot().GetName(), "none")
+		}
+	}
+	return answer, err
+}
+
+// askServers asks the leader, and when it does not answer soon all other servers: one of them may lead by now. The first answer
+// that is no error counts.
+func (e *egresses) askServers(ctx context.Context, r *skeinv1.RenewLeasesRequest) (*skeinv1.RenewLeasesResponse, error) {
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	type answer struct {
+		r   *skeinv1.RenewLeasesResponse
+		err error
+	}
+	var servers []identity.ID
+	for _, s := range e.a.replica.State().Servers() {
+		if id, err := identity.ParseID(s.GetNodeId()); err == nil {
+			servers = append(servers, id)
+		}
+	}
+	if leader, ok := e.a.leader(); ok {
+		if i := slices.Index(servers, leader); i > 0 {
+			servers[0], servers[i] = servers[i], servers[0]
+		}
+	}
+	answers := make(chan answer, len(servers))
+	ask := func(id identity.ID) {
+		go func() {
+			a, err := e.a.egressOf(id).RenewLeases(ctx, r)
+			answers <- answer{a, err}
+		}()
+	}
+	hedge := time.NewTimer(hedgeAfter)
+	defer hedge.Stop()
+	asked := 0
+	more := func(n int) {
+		for ; asked < min(n, len(servers)); asked++ {
+			ask(servers[asked])
+		}
+	}
+	more(1)
+	var errs []error
+	for len(errs) < len(servers) {
+		select {
+		case a := <-answers:
+			if a.err == nil {
+				return a.r, nil
+			}
+			errs = append(errs, a.err)
+			more(len(servers))
+		case <-hedge.C:
+			more(len(servers))
+		case <-ctx.Done():
+			return nil, errors.Join(append(errs, ctx.Err())...)
+		}
+	}
+	if len(errs) == 0 {
+		return nil, errors.New("no server is known")
+	}
+	return nil, errors.Join(errs...)
+}
+
+// lead runs the keeper of egress slots in each term that this server leads.
+func (a *Agent) lead(ctx context.Context, lead consensus.Lead) {
+	k := egress.NewKeeper(egress.KeeperConfig{
+		Self: a.id, Lead: lead, Since: lead.Since, Log: a.log,
+		View: func() egress.View { return viewOf(lead.State()) },
+		Wait: a.replica.Wait,
+		Site: func(n *skeinv1.Node) string {
+			if sites := a.sites.Load(); sites != nil {
+				return (*sites)[n.GetId()]
+			}
+			return ""
+		},
+	})
+	a.keeper.Store(k)
+	defer a.keeper.Store(nil)
+	k.Run(ctx)
+}
+
+// viewOf is what the keeper of slots works on.
+func viewOf(st *events.State) egress.View {
+	v := egress.View{Index: st.Index(), Egresses: st.Egresses(), Nodes: st.Nodes()}
+	for _, e := range v.Egresses {
+		v.Slots = append(v.Slots, st.Slots(e.GetNamespace(), e.GetName())...)
+	}
+	return v
+}
+
+// noteSites keeps where nodes stand, as their records say.
+func (a *Agent) noteSites() {
+	sites := map[string]string{}
+	for id, e := range a.gossip.Records() {
+		if site := e.Record.GetSite(); site != "" {
+			sites[id.String()] = site
+		}
+	}
+	a.sites.Store(&sites)
+}
+
+// configure gives the clients of this host's configuration what has changed of them. It belongs to the agent's loop.
+func (e *egresses) configure() {
+	all, err := e.a.configured()
+	if err != nil {
+		e.a.report(subjectEgress+"configuration", failure, err.Error(), "correct egress.clients in the configuration")
+		return
+	}
+	if !reflect.DeepEqual(all, e.configured) {
+		e.configured = all
+		e.clients.Configure(all)
+	}
+}
+
+// configured are the clients that this host's configuration names.
+func (a *Agent) configured() ([]clients.Configured, error) {
+	self := a.self()
+	if self == nil {
+		return nil, nil
+	}
+	var out []clients.Configured
+	for _, c := range a.cfg.Egress.Clients {
+		x := clients.Configured{NetNS: c.NetNS, Uplink: c.Interface}
+		if c.NetNS == "" { // the host itself
+			x.Uplink, x.MTU = a.cfg.Dataplane.Link, a.linkMTU()
+			x.IPv4, _ = netip.ParseAddr(self.GetIpv4())
+			x.IPv6, _ = netip.ParseAddr(self.GetIpv6())
+		}
+		for _, text := range c.Egresses {
+			ref, err := egress.ParseRef(text)
+			if err != nil {
+				return nil, err
+			}
+			x.Egresses = append(x.Egresses, ref)
+		}
+		out = append(out, x)
+	}
+	return out, nil
+}
+
+// egressService answers other nodes.
+type egressService struct {
+	a    *Agent
+	self bool // it is this node that asks
+}
+
+var (
+	_ skeinv1connect.EgressServiceHandler = egressService{}
+	_ skeinv1connect.EgressServiceClient  = egressService{}
+)
+
+// egressHandler is the path and handler to mount.
+func (a *Agent) egressHandler() (string, http.Handler) {
+	return skeinv1connect.NewEgressServiceHandler(egressService{a: a}, connect.WithReadMaxBytes(maxSync))
+}
+
+// caller is the member that asks.
+func (s egressService) caller(ctx context.Context) (identity.ID, error) {
+	if s.self {
+		return s.a.id, nil
+	}
+	id, ok := consensus.PeerFromContext(ctx)
+	if !ok {
+		return id, connect.NewError(connect.CodeUnauthenticated, errors.New("the caller is unknown: it did not come over the control net"))
+	}
+	if s.a.replica.State().Node(id) == nil {
+		return id, connect.NewError(connect.CodePermissionDenied, fmt.Errorf("node %s is no member as of index %d", id, s.a.replica.State().Index()))
+	}
+	return id, nil
+}
+
+func (s egressService) RenewLeases(ctx context.Context, r *skeinv1.RenewLeasesRequest) (*skeinv1.RenewLeasesResponse, error) {
+	from, err := s.caller(ctx)
+	if err != nil {
+		return nil, err
+	}
+	if k := s.a.keeper.Load(); k != nil {
+		return k.RenewLeases(ctx, from, r)
+	}
+	name := ""
+	if leader, ok := s.a.leader(); ok {
+		name = s.a.roster.Name(leader)
+	}
+	return nil, egress.NotLeading(name)
+}
+
+// errNoGateway is for nodes that only relay.
+var errNoGateway = connect.NewError(connect.CodeFailedPrecondition, errNoEgresses)
+
+func (s egressService) SyncEgressClients(ctx context.Context, r *skeinv1.SyncEgressClientsRequest) (*skeinv1.SyncEgressClientsResponse, error) {
+	from, err := s.caller(ctx)
+	if err != nil {
+		return nil, err
+	}
+	if s.a.egresses == nil {
+		return nil, errNoGateway
+	}
+	return s.a.egresses.gateways.SyncClients(ctx, from, r), nil
+}
+
+func (s egressService) TakeOver(ctx context.Context, r *skeinv1.TakeOverRequest) (*skeinv1.TakeOverResponse, error) {
+	from, err := s.caller(ctx)
+	if err != nil {
+		return nil, err
+	}
+	if s.a.egresses == nil {
+		return nil, errNoGateway
+	}
+	return s.a.egresses.gateways.TakeOver(from, r), nil
+}
+
+func (s egressService) EgressReport(ctx context.Context, r *skeinv1.EgressReportRequest) (*skeinv1.EgressReportResponse, error) {
+	if _, err := s.caller(ctx); err != nil {
+		return nil, err
+	}
+	if s.a.egresses == nil {
+		return nil, errNoGateway
+	}
+	want := func(ref egress.Ref) bool {
+		return r.GetName() == "" || ref == egress.Ref{Namespace: r.GetNamespace(), Name: r.GetName()}
+	}
+	return &skeinv1.EgressReportResponse{Gateways: s.a.egresses.gateways.Report(want), Clients: s.a.egresses.clients.Report()}, nil
+}
