@@ -5,12 +5,12 @@ import (
 	"encoding/binary"
 	"errors"
 	"fmt"
-	"net/netip"
 	"slices"
 	"sync"
 	"time"
 
 	"github.com/google/nftables"
+	"github.com/skeinmesh/skein/dataplane"
 )
 
 // What callers decide by.
@@ -29,11 +29,9 @@ type leases struct {
 	mu      sync.Mutex
 	t       *table
 	next    Ticket
-	granted map[int]Ticket          // as the kernel has it
-	begun   map[int][]begun         // tickets that may live, the oldest first
-	held    map[int]bool            // as the kernel has it
-	sources map[int][]netip.Addr    // of the slots, to hold answers by
-	inHeld  map[netip.Addr]struct{} // as the kernel has it
+	granted map[int]Ticket  // as the kernel has it
+	begun   map[int][]begun // tickets that may live, the oldest first
+	held    map[int]bool    // as the kernel has it
 }
 
 type begun struct {
@@ -42,14 +40,12 @@ type begun struct {
 }
 
 func openLeases(t *table) (*leases, error) {
-	l := &leases{t: t, granted: map[int]Ticket{}, begun: map[int][]begun{}, held: map[int]bool{}, sources: map[int][]netip.Addr{}, inHeld: map[netip.Addr]struct{}{}}
+	l := &leases{t: t, granted: map[int]Ticket{}, begun: map[int][]begun{}, held: map[int]bool{}}
 	var b [4]byte
 	_, _ = rand.Read(b[:]) // it never fails
 	l.next = Ticket(binary.NativeEndian.Uint32(b[:]))
 	// What a former run held nobody takes out of the queue any more.
-	for _, s := range []string{SetHeld, SetHeld4, SetHeld6} {
-		t.conn.FlushSet(l.set(s))
-	}
+	t.conn.FlushSet(l.set(SetHeld))
 	if err := t.conn.Flush(); err != nil {
 		return nil, errors.Join(fmt.Errorf("clearing what a former run held: %w", err), t.renew())
 	}
@@ -194,56 +190,27 @@ func (l *leases) holdSlot(slot int, on bool) error {
 		return nil
 	}
 	l.held[slot] = on
-	want := map[netip.Addr]struct{}{}
-	for s, held := range l.held {
-		for _, a := range l.sources[s] {
-			if held {
-				want[a] = struct{}{}
-			}
-		}
-	}
-	c, key := l.t.conn, []nftables.SetElement{{Key: []byte(slotKey(slot))}}
-	change := func(on bool, set string, es []nftables.SetElement) error {
-		if !on { // it may not be there, when the table was made anew
-			if err := c.SetAddElements(l.set(set), es); err != nil {
-				return err
-			}
-			return c.SetDeleteElements(l.set(set), es)
-		}
-		return c.SetAddElements(l.set(set), es)
-	}
+	c, set, key := l.t.conn, l.set(SetHeld), []nftables.SetElement{{Key: []byte(slotKey(slot))}}
 	err := l.transact("holding packets", slot, func() error {
-		errs := []error{change(on, SetHeld, key)}
-		for a := range want {
-			errs = append(errs, change(true, pick(a, SetHeld4, SetHeld6), []nftables.SetElement{{Key: a.AsSlice()}}))
+		err := c.SetAddElements(set, key)
+		if err == nil && !on { // it may not have been there, when the table was made anew
+			err = c.SetDeleteElements(set, key)
 		}
-		for a := range l.inHeld {
-			if _, ok := want[a]; !ok {
-				errs = append(errs, change(false, pick(a, SetHeld4, SetHeld6), []nftables.SetElement{{Key: a.AsSlice()}}))
-			}
-		}
-		return errors.Join(errs...)
+		return err
 	})
 	if err != nil {
 		l.held[slot] = !on
-		return err
 	}
-	l.inHeld = want
-	return nil
+	return err
 }
 
 // know is told the slots that there are; when that is all, what others have is ended.
 func (l *leases) know(p plan) error {
 	l.mu.Lock()
-	sources := map[int][]netip.Addr{}
-	for _, s := range p.slots {
-		sources[s.Number] = slices.DeleteFunc([]netip.Addr{s.Source4, s.Source6}, func(a netip.Addr) bool { return !a.IsValid() })
-	}
-	l.sources = sources
 	var gone []int
-	for s := range l.granted {
-		if _, ok := sources[s]; !ok && p.complete {
-			gone = append(gone, s)
+	for n := range l.granted {
+		if p.complete && !slices.ContainsFunc(p.slots, func(s dataplane.GatewaySlot) bool { return s.Number == n }) {
+			gone = append(gone, n)
 		}
 	}
 	l.mu.Unlock()
@@ -258,7 +225,7 @@ func (l *leases) know(p plan) error {
 func (l *leases) forget() {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	l.granted, l.held, l.inHeld = map[int]Ticket{}, map[int]bool{}, map[netip.Addr]struct{}{}
+	l.granted, l.held = map[int]Ticket{}, map[int]bool{}
 }
 
 func (l *leases) close() error { return l.t.close() }

@@ -34,9 +34,8 @@ const (
 	// SetTo4 and SetTo6 are where packets may go, SetInside4 and SetInside6 where they may not.
 	SetTo4, SetTo6         = "skein_to4", "skein_to6"
 	SetInside4, SetInside6 = "skein_inside4", "skein_inside6"
-	// SetHeld are slots on hold; SetHeld4 and SetHeld6 the addresses that answers to their clients come to.
-	SetHeld            = "skein_held"
-	SetHeld4, SetHeld6 = "skein_held4", "skein_held6"
+	// SetHeld are slots on hold.
+	SetHeld = "skein_held"
 	// SetSent and SetReceived count by slot.
 	SetSent, SetReceived = "skein_sent", "skein_received"
 )

@@ -443,7 +443,7 @@ func TestHold(t *testing.T) {
 	c := s.socket(client4)
 	s.seen(c, target4)
 	held := func() string {
-		return s.inside("nft", "list", "set", "inet", "skein", SetHeld) + s.inside("nft", "list", "set", "inet", "skein", SetHeld4)
+		return s.inside("nft", "list", "set", "inet", "skein", SetHeld)
 	}
 	for range 2 {
 		for _, slot := range []int{0, 1} {
@@ -451,13 +451,13 @@ func TestHold(t *testing.T) {
 				t.Fatal(err)
 			}
 		}
-		if got := held(); !strings.Contains(got, "0x00010000") || !strings.Contains(got, "0x00010001") || !strings.Contains(got, source4.String()) || !strings.Contains(got, local4.String()) {
+		if got := held(); !strings.Contains(got, "0x00010000") || !strings.Contains(got, "0x00010001") {
 			t.Errorf("on hold: %s", got)
 		}
 		if err := s.n.Hold(0, false); err != nil {
 			t.Fatal(err)
 		}
-		if got := held(); strings.Contains(got, "0x00010000") || !strings.Contains(got, "0x00010001") || strings.Contains(got, source4.String()) || !strings.Contains(got, local4.String()) {
+		if got := held(); strings.Contains(got, "0x00010000") || !strings.Contains(got, "0x00010001") {
 			t.Errorf("one on hold: %s", got)
 		}
 	}

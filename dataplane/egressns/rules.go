@@ -102,12 +102,11 @@ type family struct {
 	address      string
 	tunnels      string
 	to, inside   string
-	held         string
 }
 
 var (
-	ipv4 = family{"ip", unix.NFPROTO_IPV4, 12, 16, 4, unix.IPPROTO_ICMP, MapSlot4, MapSource4, MapEndpoint4, MapAddress4, SetTunnels4, SetTo4, SetInside4, SetHeld4}
-	ipv6 = family{"ip6", unix.NFPROTO_IPV6, 8, 24, 16, unix.IPPROTO_ICMPV6, MapSlot6, MapSource6, MapEndpoint6, MapAddress6, SetTunnels6, SetTo6, SetInside6, SetHeld6}
+	ipv4 = family{"ip", unix.NFPROTO_IPV4, 12, 16, 4, unix.IPPROTO_ICMP, MapSlot4, MapSource4, MapEndpoint4, MapAddress4, SetTunnels4, SetTo4, SetInside4}
+	ipv6 = family{"ip6", unix.NFPROTO_IPV6, 8, 24, 16, unix.IPPROTO_ICMPV6, MapSlot6, MapSource6, MapEndpoint6, MapAddress6, SetTunnels6, SetTo6, SetInside6}
 	// families in the order that rules come in.
 	families = []family{ipv4, ipv6}
 )
@@ -188,6 +187,15 @@ func is(a netip.Addr) part {
 func l4(name string, proto byte) part {
 	return part{"meta l4proto " + name, []expr.Any{
 		&expr.Meta{Key: expr.MetaKeyL4PROTO, Register: reg}, &expr.Cmp{Op: expr.CmpOpEq, Register: reg, Data: []byte{proto}}}}
+}
+
+// neighbours are IPv6's questions and answers for neighbours; none of them leaves a link.
+func neighbours() part {
+	const solicit, advertise = 135, 136
+	p := l4("ipv6-icmp", unix.IPPROTO_ICMPV6)
+	return part{"icmpv6 type nd-neighbor-solicit-nd-neighbor-advert", append(p.exprs,
+		&expr.Payload{DestRegister: reg, Base: transp, Offset: 0, Len: 1},
+		&expr.Range{Op: expr.CmpOpEq, Register: reg, FromData: []byte{solicit}, ToData: []byte{advertise}})}
 }
 
 func toFoU() part {
@@ -340,7 +348,8 @@ func chains(h holder) []chain {
 		{name: chainSource, kind: nftables.ChainTypeNAT, hook: "postrouting", hooknum: nftables.ChainHookPostrouting, priority: 100,
 			rules: each(outward, func(f family) []part { return []part{oif(Uplink), f.snat()} })},
 		{name: chainLast, kind: nftables.ChainTypeFilter, hook: "postrouting", hooknum: nftables.ChainHookPostrouting, priority: 300,
-			rules: each(outward, func(f family) []part { return []part{oif(Uplink), marked(f.saddr(), f.address), goTo(chainLastLease)} })},
+			rules: list([]rule{one(0, oif(Uplink), neighbours(), accept)}, // the host looks for a slot's address before its lease runs
+				each(outward, func(f family) []part { return []part{oif(Uplink), marked(f.saddr(), f.address), goTo(chainLastLease)} }))},
 		{name: chainLastLease, rules: leased(outward, chainLastTicket)},
 		{name: chainLastTicket, rules: []rule{one(outward, byMark(), in(SetTickets), accept), one(outward, count(countLease), drop)}},
 		{name: chainInput, kind: nftables.ChainTypeFilter, hook: "input", hooknum: nftables.ChainHookInput, rules: list(
@@ -365,7 +374,9 @@ func inRules(h holder) []rule {
 		return out
 	}
 	return list(out,
-		each(inward, func(f family) []part { return []part{iif(Uplink), f.daddr(), in(f.held), queue(h)} }),
+		each(inward, func(f family) []part {
+			return []part{iif(Uplink), marked(f.daddr(), f.address), byMark(), in(SetHeld), queue(h)}
+		}),
 		each(outward, func(f family) []part {
 			return []part{iifTunnel(), marked(f.saddr(), f.slot), byMark(), in(SetHeld), queue(h)}
 		}))

@@ -52,8 +52,8 @@ func aSpec() dataplane.GatewaySpec {
 		Clients:      []dataplane.GatewayClient{{IPv4: client4, IPv6: client6, Slot: 0}},
 		Destinations: prefixes("0.0.0.0/0", "::/0"),
 		// Two of each family that touch: the kernel must not take them for ones that overlap.
-		Inside:       prefixes("10.0.0.0/8", "11.0.0.0/8", "198.51.100.0/24", "fd09::/16", "fd20::/16", "fd21::/16"),
-		Complete:     true,
+		Inside:   prefixes("10.0.0.0/8", "11.0.0.0/8", "198.51.100.0/24", "fd09::/16", "fd20::/16", "fd21::/16"),
+		Complete: true,
 	}
 }
 

@@ -56,8 +56,6 @@ var shapes = []shape{
 	{name: SetTickets, key: mark, timeout: true, foreign: true},
 	{name: MapGranted, key: mark, val: mark, foreign: true},
 	{name: SetHeld, key: mark, foreign: true},
-	{name: SetHeld4, key: nftables.TypeIPAddr, foreign: true},
-	{name: SetHeld6, key: nftables.TypeIP6Addr, foreign: true},
 	{name: MapSlot4, key: nftables.TypeIPAddr, val: mark},
 	{name: MapSlot6, key: nftables.TypeIP6Addr, val: mark},
 	{name: MapSource4, key: mark, val: nftables.TypeIPAddr},
