@@ -87,6 +87,7 @@ type Agent struct {
 	discovering chan struct{}
 	socket      *probe.Socket
 	conns       *consensus.Conns
+	leaseConns  *consensus.Conns // to the servers, for leases alone
 	paths       *path.Manager
 	guess       *birthday.Engine
 	reflection  reflection

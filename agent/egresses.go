@@ -193,10 +193,14 @@ func (e *egresses) lingering() map[uint64]bool {
 
 // egressOf is the EgressService of a node.
 func (a *Agent) egressOf(id identity.ID) skeinv1connect.EgressServiceClient {
+	return a.egressBy(a.conns, id)
+}
+
+func (a *Agent) egressBy(conns *consensus.Conns, id identity.ID) skeinv1connect.EgressServiceClient {
 	if id == a.id {
 		return egressService{a: a, self: true}
 	}
-	return skeinv1connect.NewEgressServiceClient(a.conns.HTTP(), consensus.URL(id), connect.WithReadMaxBytes(maxSync))
+	return skeinv1connect.NewEgressServiceClient(conns.HTTP(), consensus.URL(id), connect.WithReadMaxBytes(maxSync))
 }
 
 // Sync tells a gateway of this host's clients.
@@ -283,7 +287,7 @@ func (e *egresses) askServers(ctx context.Context, r *skeinv1.RenewLeasesRequest
 	answers := make(chan answer, len(servers))
 	ask := func(id identity.ID) {
 		go func() {
-			a, err := e.a.egressOf(id).RenewLeases(ctx, r)
+			a, err := e.a.egressBy(e.a.leaseConns, id).RenewLeases(ctx, r)
 			answers <- answer{a, err}
 		}()
 	}

@@ -57,7 +57,7 @@ func (a *Agent) open(ctx context.Context) error {
 	}); err != nil {
 		return err
 	}
-	a.conns = consensus.NewConns(a.control)
+	a.conns, a.leaseConns = consensus.NewConns(a.control), consensus.NewHurriedConns(a.control)
 	a.client = consensus.NewClient(consensus.ClientConfig{
 		Self: a.id, Replica: a.replica, Dialer: a.control, Conns: a.conns, Local: a.server.Load, Log: a.log, OnHeartbeat: a.onHeartbeat,
 	})
@@ -338,6 +338,7 @@ func (a *Agent) close() error {
 	}
 	if a.conns != nil {
 		a.conns.Close()
+		a.leaseConns.Close()
 	}
 	if a.control != nil {
 		a.control.Close()

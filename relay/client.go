@@ -3,8 +3,10 @@ package relay
 import (
 	"cmp"
 	"context"
+	"crypto/tls"
 	"errors"
 	"fmt"
+	"maps"
 	"math/rand/v2"
 	"runtime"
 	"slices"
@@ -47,6 +49,7 @@ type client struct {
 	udp    atomic.Bool          // the relay reserves UDP ports
 
 	mu        sync.Mutex
+	streams   map[*viaStream]struct{} // that pass through the relay
 	addresses []string
 	status    clientState
 	pings     []ping
@@ -214,7 +217,48 @@ func (c *client) once() error {
 	left := w.q.reclaim()
 	c.pool.relaysChanged()
 	c.pool.resend(left)
+	if !errors.Is(w.why, errNotNeeded) {
+		c.cutStreams()
+	}
 	return w.why
+}
+
+// viaStream is this node's end of a stream through a relay.
+type viaStream struct {
+	*tls.Conn
+	client *client
+}
+
+// Close ends the stream.
+func (s *viaStream) Close() error {
+	s.client.mu.Lock()
+	delete(s.client.streams, s)
+	s.client.mu.Unlock()
+	return s.Conn.Close()
+}
+
+// track remembers a stream until it is closed.
+func (c *client) track(conn *tls.Conn) *viaStream {
+	s := &viaStream{conn, c}
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.streams == nil {
+		c.streams = map[*viaStream]struct{}{}
+	}
+	c.streams[s] = struct{}{}
+	return s
+}
+
+// cutStreams ends the streams of a relay that was lost: by themselves they would hang until TCP gives up, and nobody would dial
+// another way.
+func (c *client) cutStreams() {
+	c.mu.Lock()
+	cut := slices.Collect(maps.Keys(c.streams))
+	clear(c.streams)
+	c.mu.Unlock()
+	for _, s := range cut {
+		s.NetConn().Close()
+	}
 }
 
 // watch pings the relay and judges by its answers.

@@ -135,7 +135,7 @@ func (p *Pool) dialVia(ctx context.Context, c *client, peer identity.ID) (net.Co
 }
 
 // splice opens a connection for one end of a stream, and asks for the other end.
-func (p *Pool) splice(ctx context.Context, c *client, request []byte) (*tls.Conn, error) {
+func (p *Pool) splice(ctx context.Context, c *client, request []byte) (*viaStream, error) {
 	conn, err := p.dialRelay(ctx, c.relay, c.dialAddresses(), identity.ALPNSplice)
 	if err != nil {
 		return nil, err
@@ -150,7 +150,7 @@ func (p *Pool) splice(ctx context.Context, c *client, request []byte) (*tls.Conn
 		conn.NetConn().Close()
 		return nil, err
 	}
-	return conn, nil
+	return c.track(conn), nil
 }
 
 func ask(conn *tls.Conn, request []byte) error {

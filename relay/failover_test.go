@@ -2,8 +2,10 @@ package relay
 
 import (
 	"encoding/binary"
+	"errors"
 	"io"
 	"net"
+	"os"
 	"sync"
 	"testing"
 	"time"
@@ -320,4 +322,37 @@ func TestFloodCostsOthersLittle(t *testing.T) {
 	if !b.connected(r.key.ID()) || !a.connected(r.key.ID()) {
 		t.Error("a session became suspect under the flood: control frames starve")
 	}
+}
+
+// A stream through a relay that has gone silent ends with the session, on both sides: whoever waits for it dials another way.
+func TestStreamsEndWithTheirRelay(t *testing.T) {
+	m := newMembers()
+	r := startRelay(t, m)
+	g := startGate(t, r.address)
+	a, b := newNode(t, m, newKey(t)), newNode(t, m, newKey(t))
+	for _, n := range []*testNode{a, b} {
+		n.SetRelays([]Relay{{r.key.ID(), []string{g.Addr().String()}, r.key.Public()}})
+		waitFor(t, "the session", func() bool { return len(n.Links()) == 1 })
+	}
+	ca, err := a.Dial(t.Context(), b.id)
+	if err != nil {
+		t.Fatal(err)
+	}
+	cb := <-b.streams
+	if _, err := ca.Write([]byte("x")); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := io.ReadFull(cb, make([]byte, 1)); err != nil {
+		t.Fatal(err)
+	}
+	g.stall(true)
+	began := time.Now()
+	for _, c := range []net.Conn{ca, cb} {
+		_ = c.SetReadDeadline(began.Add(10 * time.Second))
+		if _, err := c.Read(make([]byte, 1)); err == nil || errors.Is(err, os.ErrDeadlineExceeded) {
+			t.Errorf("after %s: %v", time.Since(began), err)
+		}
+		c.Close()
+	}
+	t.Logf("ended after %s", time.Since(began).Round(time.Millisecond))
 }

@@ -160,7 +160,8 @@ func TestLeases(t *testing.T) {
 	const lease = 1200 * time.Millisecond
 	at := func(d time.Duration) time.Time { return t0.Add(d) }
 	l := NewLeases(t0)
-	mine := Agreed{Slot: slotA, Node: self, Epoch: 5, Lease: lease}
+	mine := Agreed{Slot: slotA, Node: self, Epoch: 5, From: other, Lease: lease, Former: lease}
+	first := Agreed{Slot: Slot{slotA.Ref, 9}, Node: self, Epoch: 3, Lease: time.Hour}
 	next := Agreed{Slot: slotA, Node: other, Epoch: 6, From: self, Lease: lease, Former: 5 * time.Second}
 	for i, c := range []struct {
 		granted, want bool
@@ -170,6 +171,7 @@ func TestLeases(t *testing.T) {
 		{l.Renew(at(0), self, 4, true, mine).Granted, false, "in an older epoch"},
 		{l.Renew(at(0), self, 5, false, mine).Granted, false, "in the silence"},
 		{l.Renew(at(1299*time.Millisecond), self, 5, false, mine).Granted, false, "in the silence"},
+		{l.Renew(at(0), self, 3, false, first).Granted, true, "that nobody can have from an earlier epoch"},
 		{l.Renew(at(10*time.Millisecond), self, 5, true, mine).Granted, true, "to who holds it"},
 		{l.Renew(at(time.Second), self, 5, false, mine).Granted, true, "to the same again"},
 		{l.Released(self, 5, mine), false, "a release of the present epoch"},
@@ -186,10 +188,10 @@ func TestLeases(t *testing.T) {
 		}
 	}
 	l.Prune(at(7*time.Second), func(Slot) bool { return false })
-	if l.Len() != 1 {
+	if l.Len() != 2 {
 		t.Error("a lease that may run was forgotten")
 	}
-	l.Prune(at(13*time.Second), func(Slot) bool { return false })
+	l.Prune(at(2*time.Hour), func(Slot) bool { return false })
 	if l.Len() != 0 {
 		t.Error("a slot that is gone is remembered")
 	}

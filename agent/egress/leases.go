@@ -82,7 +82,7 @@ func (l *Leases) Renew(now time.Time, from identity.ID, epoch uint64, held bool,
 	}
 	if have == nil || have.node != from {
 		// Whoever says that it holds the present epoch was granted it, and so everybody else's lease was over then.
-		if free := l.FreeAt(slot); free.After(now) && (have != nil || !held) {
+		if free := l.freeFor(slot); free.After(now) && (have != nil || !held) {
 			return Verdict{Reason: "the former owner's lease may run", Retry: free.Sub(now)}
 		}
 	}
@@ -112,6 +112,18 @@ func (l *Leases) FreeAt(slot Agreed) time.Time {
 		return time.Time{}
 	}
 	return have.at.Add(max(have.term, slot.longest()) + l.guard)
+}
+
+// freeFor is when certainly nobody but the slot's present owner forwards for it any more. The present epoch's lease is that owner's
+// own; what an earlier leader may have granted to others are leases of earlier epochs, and where there were none it is free at once.
+func (l *Leases) freeFor(slot Agreed) time.Time {
+	if l.slots[slot.Slot] != nil {
+		return l.FreeAt(slot)
+	}
+	if slot.Former == 0 {
+		return time.Time{}
+	}
+	return l.since.Add(slot.Former + l.guard)
 }
 
 // Granted is when the slot was last granted in this epoch; the zero time: not in this term.
