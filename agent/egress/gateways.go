@@ -77,7 +77,6 @@ type announcement struct {
 // taken is what came with a slot in an epoch.
 type taken struct {
 	epoch uint64
-	part  uint32
 	count uint32
 }
 

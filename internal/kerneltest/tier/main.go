@@ -30,7 +30,20 @@ var defaultPackages = []string{
 	"./dataplane/route",
 	"./dataplane/plane",
 	"./dataplane/fou",
+	"./dataplane/egresshost",
+	"./dataplane/egressns",
+	"./dataplane/egressclient",
 }
+
+// shortened are packages of which the emulated guest runs only what depends on the kernel's tunnels: their other tests start many
+// commands, which take seconds each there, and do not differ from the machine's own kernel.
+var shortened = map[string]string{
+	"dataplane/egressns":     "TestPacketsLeaveWithTheSlotsSource|TestRulesAndRoutesAreTheSeeds|TestALeaseRunsOutByItself|TestAnAddressMovesToAnotherSlot",
+	"dataplane/egressclient": "TestSeedsScene|TestDualStack|TestThroughTunnels",
+}
+
+// commands are programs of this machine that tests call in the guest, too.
+var commands = []string{"ip", "nft"}
 
 type options struct {
 	labs    []string
@@ -120,10 +133,13 @@ func goBuild(ctx context.Context, args ...string) error {
 	return nil
 }
 
-func (o options) testArgs(binary string) []string {
+func (o options) testArgs(binary, run string) []string {
 	args := []string{binary, "-test.v", "-test.timeout=150s"}
 	if o.run != "" {
-		args = append(args, "-test.run", o.run)
+		run = o.run
+	}
+	if run != "" {
+		args = append(args, "-test.run", run)
 	}
 	return args
 }
@@ -137,7 +153,7 @@ func native(o options, tests []testBinary, env []string) error {
 	env = append(os.Environ(), env...)
 	var errs []error
 	for _, t := range tests {
-		errs = append(errs, kerneltest.RunStep(os.Stdout, kerneltest.Step{Name: t.pkg, Dir: t.dir, Args: o.testArgs(t.file), Test: true}, env))
+		errs = append(errs, kerneltest.RunStep(os.Stdout, kerneltest.Step{Name: t.pkg, Dir: t.dir, Args: o.testArgs(t.file, ""), Test: true}, env))
 	}
 	for _, l := range o.labs {
 		errs = append(errs, kerneltest.RunStep(os.Stdout, kerneltest.Step{Name: "lab " + l, Args: []string{o.skein, "lab", "run", l}}, env))
@@ -146,6 +162,30 @@ func native(o options, tests []testBinary, env []string) error {
 		errs = append(errs, kerneltest.RunStep(os.Stdout, kerneltest.Step{Name: "bench " + o.bench, Args: o.benchArgs(o.skein), Report: true}, env))
 	}
 	return errors.Join(errs...)
+}
+
+// addCommands puts commands with their libraries into the guest: those where they are looked for there, these where they are here.
+func addCommands(ctx context.Context, files map[string]string) error {
+	for _, name := range commands {
+		file, err := exec.LookPath(name)
+		if err == nil {
+			file, err = filepath.EvalSymlinks(file)
+		}
+		if err != nil {
+			return fmt.Errorf("tests in the guest need %s: %w: install iproute2 and nftables", name, err)
+		}
+		files["/sbin/"+name] = file
+		out, err := exec.CommandContext(ctx, "ldd", file).Output()
+		if err != nil {
+			return fmt.Errorf("libraries of %s: %w", file, err)
+		}
+		for word := range strings.FieldsSeq(string(out)) {
+			if strings.HasPrefix(word, "/") {
+				files[word] = word
+			}
+		}
+	}
+	return nil
 }
 
 func guest(ctx context.Context, o options, work string, tests []testBinary, env []string) error {
@@ -159,11 +199,14 @@ func guest(ctx context.Context, o options, work string, tests []testBinary, env 
 		Init:  filepath.Join(work, "init"),
 		Files: map[string]string{}, Trees: map[string]string{},
 	}
+	if err := addCommands(ctx, p.Files); err != nil {
+		return err
+	}
 	for i, t := range tests {
 		dir := fmt.Sprintf("/t/%d", i)
 		p.Files[dir+"/test"] = t.file
 		p.Trees[dir+"/testdata"] = filepath.Join(t.dir, "testdata")
-		p.Plan.Steps = append(p.Plan.Steps, kerneltest.Step{Name: t.pkg, Dir: dir, Args: o.testArgs(dir + "/test"), Test: true})
+		p.Plan.Steps = append(p.Plan.Steps, kerneltest.Step{Name: t.pkg, Dir: dir, Args: o.testArgs(dir+"/test", shortened[t.pkg]), Test: true})
 	}
 	if o.bench != "" {
 		p.Files["/bin/skein"] = o.skein
