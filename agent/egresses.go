@@ -56,8 +56,7 @@ type egresses struct {
 func (a *Agent) openEgresses() error {
 	e := &egresses{a: a, told: map[string]bool{}, moved: map[uint64]time.Time{}}
 	log := a.log.With("room", "egress")
-	var err error
-	e.gateways, err = egress.OpenGateways(egress.GatewaysConfig{
+	e.gateways = egress.NewGateways(egress.GatewaysConfig{
 		Self: a.id, Dir: filepath.Join(a.cfg.RunDir, gatewayDir), Known: filepath.Join(a.cfg.RunDir, gatewayClients), Driver: a.cfg.Dataplane.FoU,
 		Tunnel: a.cfg.Dataplane.Link, Leader: e, Links: a.announceLinks, Changed: a.wakeUp, Log: log,
 		TakeOver: func(ctx context.Context, node identity.ID, r *skeinv1.TakeOverRequest) (*skeinv1.TakeOverResponse, error) {
@@ -68,9 +67,7 @@ func (a *Agent) openEgresses() error {
 			a.metrics.egress.slotHeld(h, a.replica.State().Slot(h.GetNamespace(), h.GetName(), h.GetNumber()).GetPlanned())
 		},
 	})
-	if err != nil {
-		return err
-	}
+	var err error
 	e.clients, err = clients.Open(clients.Config{
 		File: filepath.Join(a.cfg.StateDir, clients.ClientsFile), Sender: e, Open: clients.OpenNamespace(a.cfg.Dataplane.FoU, "", log), Changed: a.wakeUp,
 		Epoch: a.epoch, GatewayDir: filepath.Join(a.cfg.RunDir, gatewayDir), Log: log,

@@ -51,15 +51,15 @@ type GatewaysConfig struct {
 	Log     *slog.Logger
 }
 
-// Gateways are all that a node does as a gateway of egresses. Make them with OpenGateways, let Run work, and Follow the agreed
+// Gateways are all that a node does as a gateway of egresses. Make them with NewGateways, let Run work, and Follow the agreed
 // state. The methods may be called at any time by anybody.
 type Gateways struct {
 	cfg       GatewaysConfig
 	renewer   *Renewer
-	announcer *announce.Announcer
 	host      chan struct{} // its side is to be looked at
 
 	mu        sync.Mutex
+	announcer *announce.Announcer // nil: this node is no gateway, or cannot announce
 	state     *events.State
 	mtu       int
 	rooms     map[Ref]*room
@@ -80,19 +80,14 @@ type taken struct {
 	count uint32
 }
 
-// OpenGateways begins with what a former run of the agent left. Nothing is made before the first Follow.
-func OpenGateways(cfg GatewaysConfig) (*Gateways, error) {
+// NewGateways makes those of a node. Nothing is made in the kernel before the first Follow.
+func NewGateways(cfg GatewaysConfig) *Gateways {
 	g := &Gateways{cfg: cfg, host: make(chan struct{}, 1), rooms: map[Ref]*room{}, announced: map[Slot]announcement{},
 		taken: map[Slot]taken{}, problems: map[string]string{}}
-	var err error
-	g.announcer, err = announce.New(announce.Options{Log: cfg.Log, Valid: g.answers, Insist: true})
-	if err != nil {
-		return nil, fmt.Errorf("announce addresses of egresses: %w", err)
-	}
 	g.renewer = NewRenewer(RenewerConfig{
 		Self: cfg.Self, Kernel: kernel{g}, Leader: cfg.Leader, Peers: kernel{g}, Gateways: g.states, Announce: g.announce, Tell: g.tell, Log: cfg.Log,
 	})
-	return g, nil
+	return g
 }
 
 // Run works until the context ends. What forwards goes on as long as its leases.
@@ -102,10 +97,14 @@ func (g *Gateways) Run(ctx context.Context) {
 	all.Go(func() { g.keepHost(ctx) })
 	<-ctx.Done()
 	all.Wait()
-	g.announcer.Close()
 	g.mu.Lock()
+	announcer := g.announcer
+	g.announcer = nil
 	rooms := slices.Collect(maps.Values(g.rooms))
 	g.mu.Unlock()
+	if announcer != nil {
+		announcer.Close()
+	}
 	for _, r := range rooms {
 		r.close()
 	}
@@ -176,6 +175,14 @@ func (g *Gateways) open(ref Ref) *room {
 	if number == 0 {
 		g.problem(ref.String(), fmt.Sprintf("this node is a gateway of %d egresses already", maxEgresses))
 		return nil
+	}
+	if g.announcer == nil { // a node that is no gateway has perhaps no right to enter network namespaces
+		var err error
+		if g.announcer, err = announce.New(announce.Options{Log: g.cfg.Log, Valid: g.answers, Insist: true}); err != nil {
+			g.problem("announcing", err.Error())
+		} else {
+			g.problem("announcing", "")
+		}
 	}
 	r := newRoom(g, ref, number)
 	g.rooms[ref] = r
@@ -319,7 +326,9 @@ func (g *Gateways) announce(slot Slot, on bool) {
 			}
 		}
 	}
-	g.announcer.Set(want)
+	if g.announcer != nil {
+		g.announcer.Set(want)
+	}
 	g.cfg.Changed()
 }
 

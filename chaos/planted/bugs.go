@@ -126,8 +126,8 @@ var agreedBugs = []bug{
 		name: "Fold gives a block that belongs to a node to another",
 		why:  "an event that should never have been appended takes a block from who has it",
 		edits: []edit{{"events/fold_pool.go",
-			"if _, statics := old.staticsIn.get(n, \"\"); have.GetNodeId() != \"\" || b.GetNodeId() == \"\" || statics {\n\t\t\treturn false",
-			"if _, statics := old.staticsIn.get(n, \"\"); statics {\n\t\t\treturn false"}},
+			"have.GetNodeId() != \"\" || b.GetNodeId() == \"\" || statics || s.egressesIn(b.GetPool(), n) > 0 {\n\t\t\treturn false",
+			"statics || s.egressesIn(b.GetPool(), n) > 0 {\n\t\t\treturn false"}},
 		found: []check{{"./events", "TestContradictionsAboutPools"}},
 	},
 	{
