@@ -69,6 +69,7 @@ func newCluster(t testing.TB) *cluster {
 		for _, n := range c.nodes {
 			n.close()
 		}
+		close(c.net.closed)
 	})
 	return c
 }

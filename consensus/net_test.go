@@ -24,11 +24,12 @@ type network struct {
 	cuts      map[way]bool
 	delays    map[way]time.Duration // the longest that what is written may take
 	conns     map[*wire]bool
-	tcp       bool // loopback TCP in place of pipes
+	tcp       bool          // loopback TCP in place of pipes
+	closed    chan struct{} // the test is over: a dial that nobody waits for any more ends, too
 }
 
 func newNetwork() *network {
-	return &network{listeners: make(map[string]*listener), cuts: make(map[way]bool), delays: make(map[way]time.Duration), conns: make(map[*wire]bool)}
+	return &network{closed: make(chan struct{}), listeners: make(map[string]*listener), cuts: make(map[way]bool), delays: make(map[way]time.Duration), conns: make(map[*wire]bool)}
 }
 
 // way is one direction between two nodes.
@@ -94,6 +95,8 @@ func (d dialer) Dial(ctx context.Context, to identity.ID, alpn string) (net.Conn
 		select {
 		case <-ctx.Done():
 			return nil, fmt.Errorf("dial %s: %w", to, ctx.Err())
+		case <-d.n.closed:
+			return nil, fmt.Errorf("dial %s: the network is gone", to)
 		case <-time.After(20 * time.Millisecond):
 		}
 	}
