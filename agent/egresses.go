@@ -30,9 +30,9 @@ const (
 	gatewayDir     = "netns"          // in the run directory: the namespaces of gateways
 	gatewayClients = "egress-clients" // in the run directory: the clients that gateways know
 	subjectEgress  = "egress: "
-	// lingerFor is how long a slot that moves by plan is still led to its former owner: by then the new one knows, too. It is
-	// less than egress.Handover.
-	lingerFor = 30 * time.Millisecond
+	// lingerFor is how long a slot that moves by plan is still led to its former owner. By then the new one knows, too: a server that
+	// does not lead hears of a decision up to 50 ms later. Two of these differences and some are less than egress.Handover.
+	lingerFor = 80 * time.Millisecond
 	// hedgeAfter is how long the leader may take before the other servers are asked for leases as well: they may have another.
 	hedgeAfter = 60 * time.Millisecond
 	maxSync    = 8 << 20 // bytes of a message between gateways and clients' hosts

@@ -54,9 +54,9 @@ type GatewaysConfig struct {
 // Gateways are all that a node does as a gateway of egresses. Make them with NewGateways, let Run work, and Follow the agreed
 // state. The methods may be called at any time by anybody.
 type Gateways struct {
-	cfg       GatewaysConfig
-	renewer   *Renewer
-	host      chan struct{} // its side is to be looked at
+	cfg     GatewaysConfig
+	renewer *Renewer
+	host    chan struct{} // its side is to be looked at
 
 	mu        sync.Mutex
 	announcer *announce.Announcer // nil: this node is no gateway, or cannot announce

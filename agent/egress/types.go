@@ -14,7 +14,7 @@ const (
 	RenewEvery = 200 * time.Millisecond
 	Guard      = 100 * time.Millisecond
 	// Handover is how long the former owner of a slot that moves by plan goes on for packets under way.
-	Handover = 100 * time.Millisecond
+	Handover = 180 * time.Millisecond
 	// SyncEvery is how often clients are told again to gateways that may have forgotten them.
 	SyncEvery = 10 * time.Second
 )
