@@ -58,6 +58,10 @@ type Gateways struct {
 	renewer *Renewer
 	host    chan struct{} // its side is to be looked at
 
+	hostMu sync.Mutex
+	rec    *egresshost.Reconciler // nil: not needed yet, or ended
+	was    bool                   // the host's side may have something of ours
+
 	mu        sync.Mutex
 	announcer *announce.Announcer // nil: this node is no gateway, or cannot announce
 	state     *events.State
@@ -97,6 +101,7 @@ func (g *Gateways) Run(ctx context.Context) {
 	all.Go(func() { g.keepHost(ctx) })
 	<-ctx.Done()
 	all.Wait()
+	g.closeHost()
 	g.mu.Lock()
 	announcer := g.announcer
 	g.announcer = nil
@@ -305,6 +310,9 @@ func (g *Gateways) Exported() []netip.Addr {
 
 // announce follows a slot that comes and goes. It is the Renewer's.
 func (g *Gateways) announce(slot Slot, on bool) {
+	if on { // whoever hears of the address sends at once: the way to the namespace is there before
+		g.syncHost()
+	}
 	defer g.wakeHost()
 	g.mu.Lock()
 	defer g.mu.Unlock()
@@ -579,36 +587,53 @@ func (g *Gateways) wakeHost() {
 
 // keepHost keeps the host's side as it is wanted, and mends it once a second.
 func (g *Gateways) keepHost(ctx context.Context) {
-	rec, err := egresshost.New()
-	if err != nil {
-		g.mu.Lock()
-		g.problem("host", err.Error())
-		g.mu.Unlock()
-		return
-	}
-	defer rec.Close()
 	tick := time.NewTicker(hostEvery)
 	defer tick.Stop()
-	was := false
-	for {
-		spec := g.hostSpec()
-		if is := len(spec.Routes) > 0; is || was {
-			_, err := rec.Reconcile(spec)
-			text := ""
-			if err != nil {
-				text = err.Error()
-			}
-			g.mu.Lock()
-			g.problem("host", text)
-			g.mu.Unlock()
-			was = is || err != nil
-		}
+	for ctx.Err() == nil {
+		g.syncHost()
 		select {
 		case <-ctx.Done():
-			return
 		case <-g.host:
 		case <-tick.C:
 		}
+	}
+}
+
+// syncHost makes the host's side what is wanted now.
+func (g *Gateways) syncHost() {
+	g.hostMu.Lock()
+	defer g.hostMu.Unlock()
+	spec := g.hostSpec()
+	is := len(spec.Routes) > 0
+	if !is && !g.was {
+		return
+	}
+	err := func() (err error) {
+		if g.rec == nil {
+			if g.rec, err = egresshost.New(); err != nil {
+				return err
+			}
+		}
+		_, err = g.rec.Reconcile(spec)
+		return err
+	}()
+	g.was = is || err != nil
+	text := ""
+	if err != nil {
+		text = err.Error()
+	}
+	g.mu.Lock()
+	g.problem("host", text)
+	g.mu.Unlock()
+}
+
+// closeHost closes what syncHost works with; what it made stays.
+func (g *Gateways) closeHost() {
+	g.hostMu.Lock()
+	defer g.hostMu.Unlock()
+	if g.rec != nil {
+		g.rec.Close()
+		g.rec = nil
 	}
 }
 
