@@ -15,11 +15,9 @@ import (
 	"time"
 
 	skeinv1 "github.com/skeinmesh/skein/api/skein/v1"
-	"github.com/skeinmesh/skein/dataplane"
 	"github.com/skeinmesh/skein/dataplane/announce"
 	"github.com/skeinmesh/skein/dataplane/egresshost"
 	"github.com/skeinmesh/skein/dataplane/egressns"
-	"github.com/skeinmesh/skein/dataplane/flows"
 	"github.com/skeinmesh/skein/events"
 	"github.com/skeinmesh/skein/identity"
 )
@@ -308,67 +306,6 @@ func (g *Gateways) Exported() []netip.Addr {
 	return out
 }
 
-// announce follows a slot that comes and goes. It is the Renewer's.
-func (g *Gateways) announce(slot Slot, on bool) {
-	if on { // whoever hears of the address sends at once: the way to the namespace is there before
-		g.syncHost()
-	}
-	defer g.wakeHost()
-	g.mu.Lock()
-	defer g.mu.Unlock()
-	if on {
-		a := announcement{addrs: map[netip.Addr]string{}, since: time.Now()}
-		links := g.cfg.Links()
-		for _, addr := range sources(g.state.Egress(slot.Namespace, slot.Name), slot.Number) {
-			a.addrs[addr], _ = announce.LinkFor(addr, links)
-		}
-		g.announced[slot] = a
-	} else {
-		delete(g.announced, slot)
-	}
-	want := map[netip.Addr]string{}
-	for _, a := range g.announced {
-		for addr, link := range a.addrs {
-			if link != "" {
-				want[addr] = link
-			}
-		}
-	}
-	if g.announcer != nil {
-		g.announcer.Set(want)
-	}
-	g.cfg.Changed()
-}
-
-// sources are the addresses that a slot's packets leave with, if it has its own.
-func sources(e *skeinv1.Egress, number int) (out []netip.Addr) {
-	if number >= len(e.GetAddresses()) {
-		return nil
-	}
-	for _, text := range []string{e.GetAddresses()[number].GetIpv4(), e.GetAddresses()[number].GetIpv6()} {
-		if a := address(text); a.IsValid() {
-			out = append(out, a)
-		}
-	}
-	return out
-}
-
-// answers reports whether this host may answer for an address: the lease of its slot runs, or it has just come here by plan and
-// waits for that.
-func (g *Gateways) answers(addr netip.Addr) bool {
-	g.mu.Lock()
-	var slot Slot
-	var since time.Time
-	found := false
-	for s, a := range g.announced {
-		if _, ok := a.addrs[addr]; ok {
-			slot, since, found = s, a.since, true
-		}
-	}
-	g.mu.Unlock()
-	return found && (time.Since(since) < HoldMost || g.renewer.Live(slot))
-}
-
 // tell puts a text about a slot into the journal.
 func (g *Gateways) tell(slot Slot, text string) {
 	g.cfg.Log.Info("egress slot", "slot", slot.String(), "what", text)
@@ -437,67 +374,6 @@ func holds(st *events.State, node identity.ID, addr netip.Addr) error {
 	return fmt.Errorf("address %s is not of node %s as of index %d", addr, n.GetName(), st.Index())
 }
 
-// match are the connections of a slot. The caller has mu.
-func (g *Gateways) match(slot Slot) (path string, m flows.Match, err error) {
-	r := g.rooms[slot.Ref]
-	if r == nil || g.state == nil {
-		return "", m, fmt.Errorf("this node is no gateway of egress %s", slot.Ref)
-	}
-	for _, a := range sources(g.state.Egress(slot.Namespace, slot.Name), slot.Number) {
-		if a.Is4() {
-			m.Source4 = a
-		} else {
-			m.Source6 = a
-		}
-	}
-	if !m.Source4.IsValid() && !m.Source6.IsValid() {
-		return "", m, errors.New("its packets leave with the gateway node's own address, and so its connections cannot move")
-	}
-	return r.file, m, nil
-}
-
-// TakeOver loads connections of a slot that comes here from its former owner.
-func (g *Gateways) TakeOver(from identity.ID, r *skeinv1.TakeOverRequest) *skeinv1.TakeOverResponse {
-	slot, epoch := slotOf(r.GetSlot()), r.GetSlot().GetEpoch()
-	fail := func(format string, a ...any) *skeinv1.TakeOverResponse {
-		return &skeinv1.TakeOverResponse{Failed: uint32(len(r.GetConnections())), Reason: fmt.Sprintf(format, a...)}
-	}
-	g.mu.Lock()
-	path, m, err := g.match(slot)
-	var now *skeinv1.EgressSlot
-	if g.state != nil {
-		now = g.state.Slot(slot.Namespace, slot.Name, uint32(slot.Number))
-	}
-	g.mu.Unlock()
-	switch {
-	case err != nil:
-		return fail("%v", err)
-	case now.GetEpoch() != epoch || now.GetNodeId() != g.cfg.Self.String() || now.GetFromNodeId() != from.String():
-		return fail("slot %s does not come here from that node in epoch %d", slot, epoch)
-	case len(r.GetConnections()) > partConnections || r.GetPart() >= maxParts:
-		return fail("the part has too many connections, or there are too many parts")
-	}
-	g.renewer.TakeOver(slot, epoch, false)
-	loaded, failed, err := flows.Load(path, m, r.GetConnections())
-	g.mu.Lock()
-	t := g.taken[slot]
-	if t.epoch != epoch {
-		t = taken{epoch: epoch}
-	}
-	t.count += uint32(loaded)
-	g.taken[slot] = t
-	g.mu.Unlock()
-	if r.GetLast() {
-		g.renewer.TakeOver(slot, epoch, true)
-		g.cfg.Journal(&skeinv1.SlotHeld{What: "taken-over", Namespace: slot.Namespace, Name: slot.Name, Number: uint32(slot.Number), Epoch: epoch, Connections: t.count})
-	}
-	out := &skeinv1.TakeOverResponse{Loaded: uint32(loaded), Failed: uint32(failed)}
-	if err != nil {
-		out.Reason = err.Error()
-	}
-	return out
-}
-
 // kernel is what the Renewer works with.
 type kernel struct{ g *Gateways }
 
@@ -543,138 +419,6 @@ func (k kernel) Hold(slot Slot, on bool) error {
 		return err
 	}
 	return r.hold(slot.Number, on)
-}
-
-// HandOver brings a slot's connections to its new owner.
-func (k kernel) HandOver(ctx context.Context, slot Slot, epoch uint64, to identity.ID) error {
-	k.g.wakeHost()
-	k.g.mu.Lock()
-	path, m, err := k.g.match(slot)
-	k.g.mu.Unlock()
-	var all [][]byte
-	if err == nil {
-		all, err = flows.Dump(path, m)
-	}
-	// The new owner hears of the end in any case: it need not wait any longer.
-	ref := slotRef(slot, epoch)
-	for part := uint32(0); ; part++ {
-		n := min(len(all), partConnections)
-		r := &skeinv1.TakeOverRequest{Slot: ref, Part: part, Connections: all[:n], Last: n == len(all)}
-		all = all[n:]
-		answer, sendErr := k.g.cfg.TakeOver(ctx, to, r)
-		if sendErr != nil {
-			return errors.Join(err, sendErr)
-		}
-		if err == nil && answer.GetReason() != "" {
-			err = errors.New(answer.GetReason())
-		}
-		if r.Last {
-			break
-		}
-	}
-	if err == nil {
-		k.g.cfg.Journal(&skeinv1.SlotHeld{What: "handed-over", Namespace: slot.Namespace, Name: slot.Name, Number: uint32(slot.Number), Epoch: epoch})
-	}
-	return err
-}
-
-func (g *Gateways) wakeHost() {
-	select {
-	case g.host <- struct{}{}:
-	default:
-	}
-}
-
-// keepHost keeps the host's side as it is wanted, and mends it once a second.
-func (g *Gateways) keepHost(ctx context.Context) {
-	tick := time.NewTicker(hostEvery)
-	defer tick.Stop()
-	for ctx.Err() == nil {
-		g.syncHost()
-		select {
-		case <-ctx.Done():
-		case <-g.host:
-		case <-tick.C:
-		}
-	}
-}
-
-// syncHost makes the host's side what is wanted now.
-func (g *Gateways) syncHost() {
-	g.hostMu.Lock()
-	defer g.hostMu.Unlock()
-	spec := g.hostSpec()
-	is := len(spec.Routes) > 0
-	if !is && !g.was {
-		return
-	}
-	err := func() (err error) {
-		if g.rec == nil {
-			if g.rec, err = egresshost.New(); err != nil {
-				return err
-			}
-		}
-		_, err = g.rec.Reconcile(spec)
-		return err
-	}()
-	g.was = is || err != nil
-	text := ""
-	if err != nil {
-		text = err.Error()
-	}
-	g.mu.Lock()
-	g.problem("host", text)
-	g.mu.Unlock()
-}
-
-// closeHost closes what syncHost works with; what it made stays.
-func (g *Gateways) closeHost() {
-	g.hostMu.Lock()
-	defer g.hostMu.Unlock()
-	if g.rec != nil {
-		g.rec.Close()
-		g.rec = nil
-	}
-}
-
-// hostSpec is the host's side as it is wanted now.
-func (g *Gateways) hostSpec() egresshost.Spec {
-	served := g.serves()
-	g.mu.Lock()
-	defer g.mu.Unlock()
-	s := egresshost.Spec{Tunnel: g.cfg.Tunnel}
-	add := func(link string, addrs ...netip.Addr) {
-		for _, a := range addrs {
-			if a.IsValid() {
-				s.Routes = append(s.Routes, dataplane.PodRoute{Addr: a, Link: link})
-			}
-		}
-	}
-	for _, r := range g.rooms {
-		link := r.link()
-		if link == "" {
-			continue
-		}
-		four, six := Locals(r.number)
-		add(link, four, six)
-	}
-	for _, slot := range served {
-		r := g.rooms[slot.Ref]
-		e := g.state.Egress(slot.Namespace, slot.Name)
-		if r == nil || r.link() == "" || slot.Number >= len(e.GetEndpoints()) {
-			continue
-		}
-		at := e.GetEndpoints()[slot.Number]
-		add(r.link(), address(at.GetIpv4()), address(at.GetIpv6()))
-		add(r.link(), sources(e, slot.Number)...)
-	}
-	slices.SortFunc(s.Routes, func(a, b dataplane.PodRoute) int { return a.Addr.Compare(b.Addr) })
-	if len(s.Routes) > 0 {
-		for _, l := range g.cfg.Links() {
-			s.Uplinks = append(s.Uplinks, l.Name)
-		}
-	}
-	return s
 }
 
 // Report is what this node does, for whoever asks.
