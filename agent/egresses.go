@@ -30,8 +30,8 @@ const (
 	gatewayDir     = "netns"          // in the run directory: the namespaces of gateways
 	gatewayClients = "egress-clients" // in the run directory: the clients that gateways know
 	subjectEgress  = "egress: "
-	// lingerFor is how long a slot that moves by plan is still led to its former owner. By then the new one knows, too: a server that
-	// does not lead hears of a decision up to 50 ms later. Two of these differences and some are less than egress.Handover.
+	// lingerFor is how long a slot that moves by plan is still led to its former owner. By then the new one knows, too: all servers
+	// hear of a move at once. A client's host may even be Handover − lingerFor behind the former owner, and nothing is lost.
 	lingerFor = 80 * time.Millisecond
 	// hedgeAfter is how long the leader may take before the other servers are asked for leases as well: they may have another.
 	hedgeAfter = 60 * time.Millisecond
@@ -243,9 +243,10 @@ func (e *egresses) Attach(ctx context.Context, r *skeinv1.AttachEgressRequest) (
 	return &skeinv1.AttachEgressResponse{Egresses: out}, nil
 }
 
-// RenewLeases asks for leases and counts the answers.
+// RenewLeases asks for leases and counts the answers. A gateway whose subscription hangs learns from them that it is behind.
 func (e *egresses) RenewLeases(ctx context.Context, r *skeinv1.RenewLeasesRequest) (*skeinv1.RenewLeasesResponse, error) {
 	answer, err := e.askServers(ctx, r)
+	e.a.client.Expect(answer.GetIndex())
 	count := e.a.metrics.egress.renewed
 	for _, s := range answer.GetGranted() {
 		count(s.GetNamespace(), s.GetName(), "granted")

@@ -49,6 +49,10 @@ type Client struct {
 	status FollowStatus
 	leave  context.CancelCauseFunc // ends the subscription under way; nil: there is none
 	hurry  chan struct{}           // ends the rest between two
+
+	expected  uint64        // the index that is known to be agreed
+	expecting bool          // a timer looks whether it has come
+	patience  time.Duration // of the next such timer
 }
 
 // NewClient makes a client.
@@ -80,7 +84,7 @@ func (c *Client) Propose(ctx context.Context, cmd *skeinv1.Command) (*skeinv1.An
 		a, err := c.proposeOnce(ctx, cmd)
 		var refusal *events.Error
 		if err == nil || errors.As(err, &refusal) {
-			c.expect(a.GetIndex())
+			c.Expect(a.GetIndex())
 			return a, err
 		}
 		c.log.Debug("a command waits for a leader", "request", cmd.RequestId, "err", err)
@@ -93,20 +97,40 @@ func (c *Client) Propose(ctx context.Context, cmd *skeinv1.Command) (*skeinv1.An
 	}
 }
 
-// expect leaves the followed server if it does not bring an index soon that is known to be agreed: it may be the
-// leader whose end made the command wait. Nor does it rest between two tries then.
-func (c *Client) expect(index uint64) {
-	if c.cfg.Replica.State().Index() >= index {
+// Expect tells that an index is agreed, as another node says. A followed server that does not bring it soon is left, and so is
+// the rest between two tries: the server may be the leader whose end made a command wait, or its stream may hang. A line that is
+// slow rather than cut gets twice the time at each new try.
+func (c *Client) Expect(index uint64) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.expectMore(index)
+}
+
+// expectMore waits for what is expected, if it is not here and no timer runs. The caller has mu.
+func (c *Client) expectMore(index uint64) {
+	if c.cfg.Replica.State().Index() >= c.expected {
+		c.patience = behindFor
+	}
+	if c.expecting {
+		c.expected = max(c.expected, index)
 		return
 	}
-	time.AfterFunc(behindFor, func() {
-		if c.cfg.Replica.State().Index() >= index {
-			return
-		}
+	c.expected = index // also when it is lower: servers that were recovered begin earlier
+	if c.expecting = c.cfg.Replica.State().Index() < index; !c.expecting {
+		return
+	}
+	patience := c.patience
+	time.AfterFunc(patience, func() {
 		c.mu.Lock()
 		defer c.mu.Unlock()
+		c.expecting = false
+		if c.cfg.Replica.State().Index() >= index {
+			c.expectMore(c.expected) // there may be more by now
+			return
+		}
+		c.patience = min(2*patience, followMax)
 		if c.leave != nil {
-			c.leave(fmt.Errorf("index %d is agreed, and %s later not here", index, behindFor))
+			c.leave(fmt.Errorf("index %d is agreed, and %s later not here", index, patience))
 		}
 		select {
 		case c.hurry <- struct{}{}:

@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"slices"
 	"sync"
 	"time"
 
@@ -295,7 +296,23 @@ func (t *term) append(e *entry, settled chan<- *entry) {
 		}
 		close(e.settled)
 		settled <- e
+		if e.err == nil && urgent(e.batch) {
+			t.server.raft.Barrier(0)
+		}
 	}()
+}
+
+// urgent reports whether all servers shall fold a batch at once. The library tells followers of a commit with the next entry, or
+// 50 to 100 ms later; a slot's owners, and its clients' hosts, which hear of a move from different servers, shall hear of it at
+// the same time. A barrier is such an entry.
+func urgent(b *skeinv1.Batch) bool {
+	return slices.ContainsFunc(b.GetEvents(), func(e *skeinv1.Event) bool {
+		switch e.GetBody().(type) {
+		case *skeinv1.Event_SlotAssigned, *skeinv1.Event_SlotMoved, *skeinv1.Event_SlotReleased:
+			return true
+		}
+		return false
+	})
 }
 
 // tell logs who did what. Secrets are in neither line.

@@ -130,7 +130,7 @@ func (k *Keeper) RenewLeases(ctx context.Context, from identity.ID, r *skeinv1.R
 	if !slices.ContainsFunc(state.view.Nodes, func(n *skeinv1.Node) bool { return n.GetId() == from.String() }) {
 		return nil, connect.NewError(connect.CodePermissionDenied, fmt.Errorf("node %s is no member", from))
 	}
-	a := &skeinv1.RenewLeasesResponse{}
+	a := &skeinv1.RenewLeasesResponse{Index: state.view.Index}
 	for _, s := range r.GetReleased() { // before the wishes, so that a slot that comes back is granted at once
 		if slot, ok := state.slots[slotOf(s)]; !ok || k.leases.Released(from, s.GetEpoch(), slot) {
 			a.Released = append(a.Released, s)

@@ -139,7 +139,11 @@ func (w *way) failover(ctx context.Context, runs int) (Figure, error) {
 		if err != nil {
 			return Figure{}, fmt.Errorf("kill %d: %w", i+1, err)
 		}
-		took.add(d, who+" killed")
+		if took.add(d, who+" killed"); d > failoverP99 {
+			if dir, err := w.lab.SaveArtifacts(ctx, w.opts.Artifacts); err == nil {
+				w.note("kill %d of %s took %s; logs and states are in %s", i+1, who, d.Round(time.Millisecond), dir)
+			}
+		}
 	}
 	return Figure{Name: "egress gateway killed: the client leaves by another", Target: "≤ 1.50 s at p50, ≤ 3.00 s at p99", Got: took.text(99), Load: loadAverage(),
 		Verdict: verdict(took.quantile(50) <= failoverP50 && took.quantile(99) <= failoverP99), Detail: took.slowest(failoverP99),

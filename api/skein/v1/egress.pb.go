@@ -920,6 +920,7 @@ type RenewLeasesResponse struct {
 	Granted       []*SlotRef                         `protobuf:"bytes,1,rep,name=granted,proto3" json:"granted,omitempty"`
 	Denied        []*RenewLeasesResponse_LeaseDenied `protobuf:"bytes,2,rep,name=denied,proto3" json:"denied,omitempty"`
 	Released      []*SlotRef                         `protobuf:"bytes,3,rep,name=released,proto3" json:"released,omitempty"` // noted; they need not be said again
+	Index         uint64                             `protobuf:"varint,4,opt,name=index,proto3" json:"index,omitempty"`      // of the agreed state that this was decided on
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -973,6 +974,13 @@ func (x *RenewLeasesResponse) GetReleased() []*SlotRef {
 		return x.Released
 	}
 	return nil
+}
+
+func (x *RenewLeasesResponse) GetIndex() uint64 {
+	if x != nil {
+		return x.Index
+	}
+	return 0
 }
 
 type EgressClient struct {
@@ -1563,11 +1571,12 @@ const file_skein_v1_egress_proto_rawDesc = "" +
 	"\bgateways\x18\x03 \x03(\v2\x16.skein.v1.GatewayStateR\bgateways\x1aF\n" +
 	"\tLeaseWish\x12%\n" +
 	"\x04slot\x18\x01 \x01(\v2\x11.skein.v1.SlotRefR\x04slot\x12\x12\n" +
-	"\x04held\x18\x02 \x01(\bR\x04held\"\xa3\x02\n" +
+	"\x04held\x18\x02 \x01(\bR\x04held\"\xb9\x02\n" +
 	"\x13RenewLeasesResponse\x12+\n" +
 	"\agranted\x18\x01 \x03(\v2\x11.skein.v1.SlotRefR\agranted\x12A\n" +
 	"\x06denied\x18\x02 \x03(\v2).skein.v1.RenewLeasesResponse.LeaseDeniedR\x06denied\x12-\n" +
-	"\breleased\x18\x03 \x03(\v2\x11.skein.v1.SlotRefR\breleased\x1am\n" +
+	"\breleased\x18\x03 \x03(\v2\x11.skein.v1.SlotRefR\breleased\x12\x14\n" +
+	"\x05index\x18\x04 \x01(\x04R\x05index\x1am\n" +
 	"\vLeaseDenied\x12%\n" +
 	"\x04slot\x18\x01 \x01(\v2\x11.skein.v1.SlotRefR\x04slot\x12\x16\n" +
 	"\x06reason\x18\x02 \x01(\tR\x06reason\x12\x1f\n" +
