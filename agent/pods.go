@@ -76,7 +76,7 @@ func (a *Agent) openPods() error {
 		a.log.Warn("pods' addresses", "note", text)
 	}
 	p.ipam.Follow(a.replica.State())
-	found, err := podnet.Scan()
+	found, err := podnet.Scan(a.cfg.Dataplane.Link)
 	if err != nil {
 		return fmt.Errorf("read which pods this host has: %w", err)
 	}
@@ -134,7 +134,7 @@ func (p *pods) run(ctx context.Context) {
 
 // audit frees the addresses of pods that are gone without having been taken back.
 func (p *pods) audit() {
-	found, err := podnet.Scan()
+	found, err := podnet.Scan(p.a.cfg.Dataplane.Link)
 	if err != nil {
 		p.a.report(subjectPods+"audit", warning, err.Error(), "addresses of pods that have vanished are not found until this works again")
 		return

@@ -18,6 +18,7 @@ import (
 
 	skeinv1 "github.com/skeinmesh/skein/api/skein/v1"
 	"github.com/skeinmesh/skein/api/skein/v1/skeinv1connect"
+	"github.com/skeinmesh/skein/dataplane"
 	"github.com/skeinmesh/skein/dataplane/podnet"
 	"github.com/skeinmesh/skein/internal/testns"
 )
@@ -106,7 +107,7 @@ func TestDelWithoutAnAgentRemovesTheLink(t *testing.T) {
 		t.Errorf("%+v", o)
 	}
 	host.Must("looking for links", func() error {
-		found, err := podnet.Scan()
+		found, err := podnet.Scan(dataplane.LinkName)
 		if len(found) > 0 {
 			return errors.New("the pod's address is still there")
 		}

@@ -19,6 +19,7 @@ import (
 	"github.com/skeinmesh/skein/agent/ipam"
 	skeinv1 "github.com/skeinmesh/skein/api/skein/v1"
 	"github.com/skeinmesh/skein/api/skein/v1/skeinv1connect"
+	"github.com/skeinmesh/skein/dataplane"
 	"github.com/skeinmesh/skein/dataplane/podnet"
 	"github.com/skeinmesh/skein/events"
 	"github.com/skeinmesh/skein/identity"
@@ -245,7 +246,7 @@ func (r *rig) traces() string {
 	var found []podnet.Found
 	var links []net.Interface
 	err := r.net.do(func() (err error) {
-		if found, err = podnet.Scan(); err == nil {
+		if found, err = podnet.Scan(dataplane.LinkName); err == nil {
 			links, err = net.Interfaces()
 		}
 		return err

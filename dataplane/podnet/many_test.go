@@ -12,6 +12,7 @@ import (
 
 	"github.com/vishvananda/netlink"
 
+	"github.com/skeinmesh/skein/dataplane"
 	"github.com/skeinmesh/skein/internal/testns"
 )
 
@@ -50,7 +51,7 @@ func TestAHundredAtOnce(t *testing.T) {
 		t.Errorf("a hundred at once took %s", d)
 	}
 	in(t, host, func() error {
-		fs, err := Scan()
+		fs, err := Scan(dataplane.LinkName)
 		if len(fs) != 2*n {
 			t.Errorf("%d addresses found, want %d", len(fs), 2*n)
 		}
@@ -128,7 +129,7 @@ func BenchmarkAdd(b *testing.B) {
 	report("del", dels)
 	host.Do(func() {
 		began := time.Now()
-		fs, err := Scan()
+		fs, err := Scan(dataplane.LinkName)
 		if err != nil {
 			b.Error(err)
 		}
@@ -154,7 +155,7 @@ func TestPodsOfOthers(t *testing.T) {
 	testns.Link(host, bystander, "eth0", nil, []netip.Prefix{netip.PrefixFrom(other, 32)}) // no route: not a pod's as we know them
 	ours := mustAdd(t, host, attachment(1, testns.New(t, "pod")))
 	in(t, host, func() error {
-		fs, err := Scan()
+		fs, err := Scan(dataplane.LinkName)
 		if len(fs) != 3 || fs[1].Addr != coil || fs[1].Link != "veth12345678" || fs[1].ContainerID+fs[1].Pod+fs[1].Interface != "" {
 			t.Errorf("found %+v", fs)
 		}
@@ -190,7 +191,7 @@ func TestRenamedAndRobbed(t *testing.T) {
 		return netlink.LinkSetName(h, "renamed")
 	})
 	in(t, host, func() error {
-		fs, err := Scan()
+		fs, err := Scan(dataplane.LinkName)
 		if len(fs) != 2 || fs[0].Addr != a.IPv4 || fs[1].Addr != a.IPv6 || fs[0].ContainerID != a.ContainerID {
 			t.Errorf("found %+v", fs)
 		}

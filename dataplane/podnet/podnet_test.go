@@ -100,7 +100,7 @@ func TestAddMakesAllAndDelLeavesNothing(t *testing.T) {
 			})
 			in(t, host, func() error { return Check(a) })
 			in(t, host, func() error {
-				fs, err := Scan()
+				fs, err := Scan(dataplane.LinkName)
 				if len(fs) != c.addrs || fs[0].Pod != "pod-7" || fs[0].ContainerID != a.ContainerID || fs[0].Link != l.Host || fs[0].Interface != "eth0" || fs[0].Namespace != "default" {
 					t.Errorf("found %+v", fs)
 				}
@@ -116,13 +116,45 @@ func TestAddMakesAllAndDelLeavesNothing(t *testing.T) {
 				if err := Check(a); !errors.Is(err, ErrDiffers) {
 					t.Errorf("check after the end: %v", err)
 				}
-				fs, err := Scan()
+				fs, err := Scan(dataplane.LinkName)
 				if len(fs) > 0 {
 					t.Errorf("found %+v", fs)
 				}
 				return err
 			})
 		})
+	}
+}
+
+// Blocks of one address, and the ends of egress tunnels, are on other hosts: they are led through the overlay's link, in the pods' table.
+func TestWhatIsLedThroughTheOverlayIsNoPod(t *testing.T) {
+	host := newHost(t)
+	testns.Link(host, testns.New(t, "over"), dataplane.LinkName, nil, nil)
+	in(t, host, func() error {
+		for i, name := range []string{dataplane.LinkName, "up0"} {
+			l, err := netlink.LinkByName(name)
+			if err != nil {
+				return err
+			}
+			for _, to := range []string{"10.100.0.%d/32", "fd00:100::%d/128"} {
+				dst := netlink.NewIPNet(netip.MustParsePrefix(fmt.Sprintf(to, i)).Addr().AsSlice())
+				if err := netlink.RouteAdd(&netlink.Route{LinkIndex: l.Attrs().Index, Dst: dst, Table: dataplane.PodTable, Protocol: dataplane.RouteProtocol}); err != nil {
+					return err
+				}
+			}
+		}
+		return nil
+	})
+	var addrs []string
+	in(t, host, func() error {
+		found, err := Scan(dataplane.LinkName)
+		for _, f := range found {
+			addrs = append(addrs, f.Addr.String()+" "+f.Link)
+		}
+		return err
+	})
+	if want := []string{"10.100.0.1 up0", "fd00:100::1 up0"}; !slices.Equal(addrs, want) {
+		t.Errorf("found %q, want %q", addrs, want)
 	}
 }
 

@@ -8,8 +8,9 @@ import (
 	"github.com/skeinmesh/skein/dataplane"
 )
 
-// Scan finds the addresses of all pods of this host, sorted, those of other programs too.
-func Scan() ([]Found, error) {
+// Scan finds the addresses of all pods of this host, sorted, those of other programs too. What is led through the overlay's own
+// link is on other hosts; a block there may be a single address, too.
+func Scan(overlay string) ([]Found, error) {
 	c, err := dial(nil)
 	if err != nil {
 		return nil, err
@@ -38,6 +39,11 @@ func Scan() ([]Found, error) {
 			return nil, err
 		} else if there {
 			links[l.index] = l
+		}
+	}
+	for index, l := range links {
+		if l.name == overlay {
+			delete(links, index)
 		}
 	}
 	return found(links, routes), nil
