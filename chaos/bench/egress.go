@@ -1,11 +1,15 @@
 package bench
 
 import (
+	"bytes"
 	"context"
 	_ "embed"
 	"errors"
 	"fmt"
 	"net/netip"
+	"os"
+	"strconv"
+	"strings"
 	"time"
 
 	skeinv1 "github.com/skeinmesh/skein/api/skein/v1"
@@ -23,6 +27,8 @@ const (
 	egressPort               = 80
 	egressClient             = "home1/web"
 	egressEvery              = 2 * time.Millisecond // of the flows
+	restFor, restMost        = 10 * time.Second, 5  // percent of a core
+	userTicks                = 100                  // of a second, in /proc
 )
 
 var (
@@ -77,11 +83,15 @@ func (b *bench) measureEgress(ctx context.Context) (out []Figure, err error) {
 	if err := w.ready(ctx); err != nil {
 		return nil, err
 	}
+	atRest, err := w.atRest(ctx, []string{"gw1", "gw2", "home1"})
+	if err != nil {
+		return nil, err
+	}
 	f, err := w.failover(ctx, b.opts.runs(50, 5))
 	if err != nil {
 		return nil, err
 	}
-	out = append(out, f)
+	out = append(out, atRest, f)
 	more, err := w.drain(ctx, b.opts.runs(20, 3))
 	return append(out, more...), err
 }
@@ -128,6 +138,64 @@ func (w *way) owner(ctx context.Context) (string, error) {
 		}
 	}
 	return "", fmt.Errorf("egress %s has no owner", egressRef)
+}
+
+// atRest tells what agents cost while nothing happens.
+func (w *way) atRest(ctx context.Context, names []string) (Figure, error) {
+	w.note("egress: agents at rest for %s", restFor)
+	var before []time.Duration
+	pids := make([]int, len(names))
+	for i, name := range names {
+		info, err := w.lab.Node(name)
+		if err != nil {
+			return Figure{}, err
+		}
+		used, err := processorTime(info.PID)
+		if err != nil {
+			return Figure{}, err
+		}
+		pids[i], before = info.PID, append(before, used)
+	}
+	began := time.Now()
+	select {
+	case <-time.After(restFor):
+	case <-ctx.Done():
+		return Figure{}, ctx.Err()
+	}
+	var texts []string
+	worst := 0.0
+	for i, name := range names {
+		used, err := processorTime(pids[i])
+		if err != nil {
+			return Figure{}, err
+		}
+		share := 100 * (used - before[i]).Seconds() / time.Since(began).Seconds()
+		worst = max(worst, share)
+		texts = append(texts, fmt.Sprintf("%s %.1f %%", name, share))
+	}
+	return Figure{Name: "egress gateways and a client's host at rest", Target: fmt.Sprintf("≤ %d %% of one core", restMost), Got: strings.Join(texts, ", "), Load: loadAverage(), Verdict: verdict(worst <= restMost),
+		How: fmt.Sprintf("processor time of these agents over %s, six nodes, one slot, no traffic; one of the gateways has the slot", restFor)}, nil
+}
+
+// processorTime is what a process has used, by user and kernel together.
+func processorTime(pid int) (time.Duration, error) {
+	b, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
+	if err != nil {
+		return 0, err
+	}
+	fields := strings.Fields(string(b[bytes.LastIndexByte(b, ')')+1:])) // from the third on
+	if len(fields) < 13 {
+		return 0, fmt.Errorf("process %d: its stat has %d fields", pid, len(fields))
+	}
+	var ticks time.Duration
+	for _, f := range fields[11:13] {
+		n, err := strconv.ParseInt(f, 10, 64)
+		if err != nil {
+			return 0, fmt.Errorf("process %d: %w", pid, err)
+		}
+		ticks += time.Duration(n)
+	}
+	return ticks * time.Second / userTicks, nil
 }
 
 // failover kills the owner's agent again and again, under a UDP flow.

@@ -258,8 +258,10 @@ func (c *Clients) revisit() {
 func (c *Clients) Follow(s *events.State) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	c.state = s
-	c.replan()
+	if c.state != s {
+		c.state = s
+		c.replan()
+	}
 }
 
 // AddPod has a pod use the egresses of its annotations. It returns when the pod's namespace is as it shall be, and its gateways

@@ -16,6 +16,7 @@ import (
 
 	"github.com/skeinmesh/skein/agent/egress"
 	"github.com/skeinmesh/skein/cni"
+	"github.com/skeinmesh/skein/events"
 
 	skeinv1 "github.com/skeinmesh/skein/api/skein/v1"
 	"github.com/skeinmesh/skein/dataplane"
@@ -189,6 +190,28 @@ func (c *Clients) states(key string) string {
 		}
 	}
 	return "gone"
+}
+
+// What wakes the agent's loop makes it follow again: a state that is followed already is no news, or the loop never rests.
+func TestFollowingTheSameStateIsNoNews(t *testing.T) {
+	news := 0
+	c, err := Open(Config{File: filepath.Join(t.TempDir(), ClientsFile), Changed: func() { news++ }})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer c.Close()
+	for _, s := range []*events.State{events.NewState(), events.NewState()} {
+		before := news
+		c.Follow(s)
+		if news == before {
+			t.Error("a new state is no news")
+		}
+		before = news
+		c.Follow(s)
+		if news != before {
+			t.Error("the same state is news")
+		}
+	}
 }
 
 func TestPodsLife(t *testing.T) {
