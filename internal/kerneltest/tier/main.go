@@ -33,6 +33,13 @@ var defaultPackages = []string{
 	"./dataplane/egresshost",
 	"./dataplane/egressns",
 	"./dataplane/egressclient",
+	"./dataplane/flows",
+	"./dataplane/hold",
+	"./dataplane/announce",
+	"./dataplane/tunprobe",
+	"./agent/control",
+	"./agent/probe",
+	"./internal/mmsg",
 }
 
 // shortened are packages of which the emulated guest runs only what depends on the kernel's tunnels: their other tests start many
