@@ -291,7 +291,8 @@ func (w *stepper) fillEndpoints(e *skeinv1.Egress, r *room, number uint64, claim
 // changeableEgress are the fields of an egress that ChangeEgress sets.
 var changeableEgress = []string{"addresses", "destinations", "fou_source_port_auto", "gateways", "lease_millis", "probes", "replicas"}
 
-// changeEgress sets fields of an egress. Slots that stay keep their endpoints, owners and epochs; those that end are released first.
+// changeEgress sets fields of an egress. Slots that stay keep their endpoints, owners and epochs; those that end, or get other source
+// addresses, are released first: a gateway that has not heard of the change must not go on with the old address, which another slot may get.
 func (d *decision) changeEgress(c *skeinv1.ChangeEgress) error {
 	o, err := d.outlet(c.GetNamespace(), c.GetName())
 	if err != nil {
@@ -328,8 +329,12 @@ func (d *decision) changeEgress(c *skeinv1.ChangeEgress) error {
 	w := d.steps()
 	stay := min(len(o.slots), int(next.GetReplicas()))
 	next.Endpoints = slices.Clone(old.GetEndpoints()[:stay])
-	for _, v := range o.slots[stay:] {
-		w.emitSlotReleased(v, "its egress has fewer replicas")
+	for i, v := range o.slots {
+		if i >= stay {
+			w.emitSlotReleased(v, "its egress has fewer replicas")
+		} else if !proto.Equal(sourceOf(old, i), sourceOf(next, i)) {
+			w.emitSlotReleased(v, "it gets another source address")
+		}
 	}
 	if err := w.takeSources(next); err != nil {
 		return err
@@ -344,6 +349,14 @@ func (d *decision) changeEgress(c *skeinv1.ChangeEgress) error {
 	}
 	w.keep()
 	d.answer.Egress = kept(next)
+	return nil
+}
+
+// sourceOf is the source address of a slot; nil: its gateway's own.
+func sourceOf(e *skeinv1.Egress, slot int) *skeinv1.EgressAddress {
+	if slot < len(e.GetAddresses()) {
+		return e.GetAddresses()[slot]
+	}
 	return nil
 }
 

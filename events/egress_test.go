@@ -336,21 +336,25 @@ func TestChangeEgress(t *testing.T) {
 		}
 	}
 	slot := w.s.Slot("web", "out", 0)
-	after := w.must(setEgress(egress("web/out", "198.51.100.0/24 192.0.2.0/25", 0, "203.0.113.5", "203.0.113.7"), "destinations", "addresses", "lease_millis")).GetEgress()
+	w.assign("web/out", 1, "c")
+	after := w.must(setEgress(egress("web/out", "198.51.100.0/24 192.0.2.0/25", 0, "203.0.113.4", "203.0.113.7"), "destinations", "addresses", "lease_millis")).GetEgress()
 	if have := strings.Join(after.GetDestinations(), " "); have != "192.0.2.0/25 198.51.100.0/24" || after.GetLeaseMillis() != 0 {
 		t.Errorf("have %v", after)
 	}
 	if addressesOf(after.GetEndpoints()) != addressesOf(before.GetEndpoints()) || after.GetCreatedIndex() != before.GetCreatedIndex() || after.GetChangedIndex() <= before.GetChangedIndex() {
 		t.Errorf("%v became %v", before, after)
 	}
-	// The owner stays, with the lease of its epoch.
+	// The owner stays, with the lease of its epoch, unless the slot's source address is another.
 	if have := w.s.Slot("web", "out", 0); have != slot || have.GetLeaseMillis() != 2000 {
 		t.Errorf("the slot is %v", have)
+	}
+	if have := w.s.Slot("web", "out", 1); have.GetNodeId() != "" || have.GetReason() != "it gets another source address" || have.GetFormerLeaseMillis() != 2000 {
+		t.Errorf("the other slot is %v", have)
 	}
 	if v := w.assign("web/out", 0, "b"); v.GetLeaseMillis() != 1200 || v.GetFormerLeaseMillis() != 2000 {
 		t.Errorf("moved, the slot is %v", v)
 	}
-	for addr, want := range map[string]string{"203.0.113.4": "", "203.0.113.5": "the source address of slot web/out#0", "203.0.113.7": "the source address of slot web/out#1"} {
+	for addr, want := range map[string]string{"203.0.113.5": "", "203.0.113.4": "the source address of slot web/out#0", "203.0.113.7": "the source address of slot web/out#1"} {
 		have := ""
 		if use, ok := w.s.EgressAddressAt(netip.MustParseAddr(addr)); ok {
 			have = use.String()

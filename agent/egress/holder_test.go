@@ -1,6 +1,7 @@
 package egress
 
 import (
+	"net/netip"
 	"reflect"
 	"testing"
 	"time"
@@ -194,5 +195,47 @@ func TestLeases(t *testing.T) {
 	l.Prune(at(2*time.Hour), func(Slot) bool { return false })
 	if l.Len() != 0 {
 		t.Error("a slot that is gone is remembered")
+	}
+}
+
+// A source address that a command takes from one slot and gives to another is not used by both: the former's gateway may not have
+// heard of it yet.
+func TestASourceAddressIsOneSlots(t *testing.T) {
+	const lease = 1200 * time.Millisecond
+	x, y := netip.MustParseAddr("203.0.113.4"), netip.MustParseAddr("203.0.113.5")
+	slotB := Slot{Ref{"web", "other"}, 0}
+	l := NewLeases(t0)
+	at := func(d time.Duration) time.Time { return t0.Add(time.Minute + d) }
+	a := Agreed{Slot: slotA, Node: self, Epoch: 5, Lease: lease, Sources: []netip.Addr{x}}
+	b := Agreed{Slot: slotB, Node: other, Epoch: 6, Lease: lease, Sources: []netip.Addr{y}}
+	for _, s := range []Agreed{a, b} {
+		if v := l.Renew(at(0), s.Node, s.Epoch, false, s); !v.Granted {
+			t.Fatalf("%s: %+v", s.Slot, v)
+		}
+	}
+	// They change their addresses: both are released, and assigned anew.
+	a.Epoch, a.Sources, a.Former, b.Epoch, b.Sources, b.Former = 9, []netip.Addr{y}, lease, 10, []netip.Addr{x}, lease
+	v := l.Renew(at(time.Second), other, 10, false, b)
+	if v.Granted || v.Retry != 300*time.Millisecond || v.Reason != "slot "+slotA.String()+", whose source address was 203.0.113.4, may still send" {
+		t.Errorf("before its former gateway's lease is over: %+v", v)
+	}
+	l.Released(self, 5, a)
+	if v := l.Renew(at(time.Second), other, 10, false, b); !v.Granted {
+		t.Errorf("when that has stopped: %+v", v)
+	}
+	if v := l.Renew(at(1299*time.Millisecond), self, 9, false, a); v.Granted {
+		t.Error("the other one does not wait for the lease")
+	}
+	if v := l.Renew(at(1300*time.Millisecond), self, 9, false, a); !v.Granted {
+		t.Errorf("the other one, after the lease: %+v", v)
+	}
+	l.Prune(at(time.Hour), func(Slot) bool { return false })
+	if len(l.sources) > 0 {
+		t.Errorf("remembered: %v", l.sources)
+	}
+	// A new leader does not know whose the address was.
+	l, fresh := NewLeases(t0), Agreed{Slot: slotB, Node: other, Epoch: 10, Lease: lease, Sources: []netip.Addr{x}}
+	if l.Renew(t0.Add(1299*time.Millisecond), other, 10, false, fresh).Granted || !l.Renew(t0.Add(1300*time.Millisecond), other, 10, false, fresh).Granted {
+		t.Error("a slot's first owner in a new term is not granted its address just when every lease is over")
 	}
 }

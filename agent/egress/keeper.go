@@ -218,12 +218,15 @@ func (k *Keeper) agreed() *agreed {
 		return k.cache
 	}
 	a := &agreed{view: view, slots: make(map[Slot]Agreed, len(view.Slots)), refs: make(map[Ref]bool, len(view.Egresses))}
+	egresses := make(map[Ref]*skeinv1.Egress, len(view.Egresses))
 	for _, e := range view.Egresses {
-		a.refs[Ref{e.GetNamespace(), e.GetName()}] = true
+		ref := Ref{e.GetNamespace(), e.GetName()}
+		a.refs[ref], egresses[ref] = true, e
 	}
 	now := k.cfg.Now()
 	for _, s := range view.Slots {
 		slot := AgreedSlot(s)
+		slot.Sources = sources(egresses[slot.Ref], slot.Number)
 		a.slots[slot.Slot] = slot
 		if have, ok := k.seen[slot.Slot]; !ok || have.epoch != slot.Epoch {
 			k.seen[slot.Slot] = seen{slot.Epoch, now}

@@ -2,6 +2,8 @@ package egress
 
 import (
 	"fmt"
+	"maps"
+	"net/netip"
 	"time"
 
 	skeinv1 "github.com/skeinmesh/skein/api/skein/v1"
@@ -19,6 +21,7 @@ type Agreed struct {
 	Lease   time.Duration // the longest in this epoch
 	Former  time.Duration // the longest that may run from an earlier epoch
 	Reason  string
+	Sources []netip.Addr // its packets leave with; none: the gateway's own
 }
 
 // AgreedSlot reads a slot of the agreed state. An owner that is no node ID is nobody.
@@ -39,11 +42,20 @@ func (a Agreed) longest() time.Duration { return max(a.Lease, a.Former) }
 // Leases are those that the leader granted in one term. It has no clock: now is the leader's monotonic time, and never earlier
 // than when the request came that is decided. It is not safe for concurrent use.
 //
-// What it promises: while it has granted a slot to one node, and for as long as that node's kernel may go on, no other gets it.
+// What it promises: while it has granted a slot to one node, and for as long as that node's kernel may go on, no other gets it. Nor
+// does another slot get its source addresses, whatever is agreed meanwhile: a slot whose addresses change has another epoch.
 type Leases struct {
-	since time.Time // the term began before
-	guard time.Duration
-	slots map[Slot]*lease
+	since   time.Time // the term began before
+	guard   time.Duration
+	slots   map[Slot]*lease
+	sources map[netip.Addr]use
+}
+
+// use is the slot that was granted a source address last, and when certainly nobody uses it for that slot any more.
+type use struct {
+	slot  Slot
+	epoch uint64
+	until time.Time
 }
 
 // lease is who was granted a slot last.
@@ -57,7 +69,7 @@ type lease struct {
 
 // NewLeases is the table of a term that began before since.
 func NewLeases(since time.Time) *Leases {
-	return &Leases{since: since, guard: Guard, slots: make(map[Slot]*lease)}
+	return &Leases{since: since, guard: Guard, slots: make(map[Slot]*lease), sources: make(map[netip.Addr]use)}
 }
 
 // Verdict is the answer to one wish.
@@ -86,7 +98,15 @@ func (l *Leases) Renew(now time.Time, from identity.ID, epoch uint64, held bool,
 			return Verdict{Reason: "the former owner's lease may run", Retry: free.Sub(now)}
 		}
 	}
+	for _, a := range slot.Sources {
+		if u := l.sources[a]; u.slot != slot.Slot && u.until.After(now) {
+			return Verdict{Reason: fmt.Sprintf("slot %s, whose source address was %s, may still send", u.slot, a), Retry: u.until.Sub(now)}
+		}
+	}
 	l.slots[slot.Slot] = &lease{node: from, epoch: epoch, at: now, term: slot.longest()}
+	for _, a := range slot.Sources {
+		l.sources[a] = use{slot.Slot, epoch, now.Add(slot.longest() + l.guard)}
+	}
 	return Verdict{Granted: true}
 }
 
@@ -98,6 +118,7 @@ func (l *Leases) Released(from identity.ID, epoch uint64, slot Agreed) bool {
 	}
 	if have := l.slots[slot.Slot]; have != nil && have.node == from && have.epoch == epoch {
 		have.over = true
+		maps.DeleteFunc(l.sources, func(_ netip.Addr, u use) bool { return u.slot == slot.Slot && u.epoch == epoch })
 	}
 	return true
 }
@@ -115,15 +136,19 @@ func (l *Leases) FreeAt(slot Agreed) time.Time {
 }
 
 // freeFor is when certainly nobody but the slot's present owner forwards for it any more. The present epoch's lease is that owner's
-// own; what an earlier leader may have granted to others are leases of earlier epochs, and where there were none it is free at once.
+// own; what an earlier leader may have granted to others are leases of earlier epochs, and where there were none it is free at once,
+// unless it has source addresses: those may have been another slot's, which is taken to have had no longer lease.
 func (l *Leases) freeFor(slot Agreed) time.Time {
 	if l.slots[slot.Slot] != nil {
 		return l.FreeAt(slot)
 	}
-	if slot.Former == 0 {
-		return time.Time{}
+	switch {
+	case slot.Former > 0:
+		return l.since.Add(slot.Former + l.guard)
+	case len(slot.Sources) > 0:
+		return l.since.Add(slot.Lease + l.guard)
 	}
-	return l.since.Add(slot.Former + l.guard)
+	return time.Time{}
 }
 
 // Granted is when the slot was last granted in this epoch; the zero time: not in this term.
@@ -141,6 +166,7 @@ func (l *Leases) Prune(now time.Time, exists func(Slot) bool) {
 			delete(l.slots, s)
 		}
 	}
+	maps.DeleteFunc(l.sources, func(_ netip.Addr, u use) bool { return now.After(u.until) })
 }
 
 // Len is how many slots it remembers.

@@ -2,6 +2,7 @@ package egress
 
 import (
 	"context"
+	"errors"
 	"log/slog"
 	"maps"
 	"slices"
@@ -281,7 +282,9 @@ func (r *Renewer) send(ctx context.Context) {
 		}
 		t, err := r.cfg.Kernel.Begin(s, lease)
 		if err != nil {
-			r.cfg.Log.Warn("no ticket for the slot could be begun; trying again", "slot", s.String(), "err", err)
+			if !errors.Is(err, errNotReady) {
+				r.cfg.Log.Warn("no ticket for the slot could be begun; trying again", "slot", s.String(), "err", err)
+			}
 			continue
 		}
 		h.Begun(round, epoch, t, began, lease)

@@ -32,8 +32,8 @@ const (
 	askPatience = 250 * time.Millisecond // for the answer to a probe
 )
 
-// errNotReady is for leases of a namespace that is still being made.
-var errNotReady = errors.New("the egress's network namespace is not made yet")
+// errNotReady is for leases of a namespace that is still being made, or changed.
+var errNotReady = errors.New("the egress's network namespace is not yet as it shall be")
 
 // room is the network namespace of one egress that this node is a gateway of, and what looks after it.
 type room struct {
@@ -48,11 +48,12 @@ type room struct {
 
 	mu       sync.Mutex
 	egress   *skeinv1.Egress
-	ns       *egressns.NS // nil: not made yet
-	queue    *hold.Queue  // nil: not made yet, or this kernel has none
-	asked    uint64       // version that is wanted
-	done     uint64       // version that the kernel has
-	err      error        // of the last try
+	ns       *egressns.NS    // nil: not made yet
+	queue    *hold.Queue     // nil: not made yet, or this kernel has none
+	asked    uint64          // version that is wanted
+	done     uint64          // version that the kernel has
+	has      *skeinv1.Egress // as the kernel has it; nil: not known yet
+	err      error           // of the last try
 	notes    []string
 	changed  chan struct{} // closed at the next end of a try
 	born     time.Time
@@ -245,7 +246,7 @@ func (r *room) apply() error {
 	r.g.mu.Unlock()
 	r.mu.Lock()
 	if r.err = err; err == nil {
-		r.done = version
+		r.done, r.has = version, e
 	}
 	close(r.changed)
 	r.changed = make(chan struct{})
@@ -322,9 +323,12 @@ func (r *room) remove() {
 	r.g.wakeHost()
 }
 
+// begin starts a ticket, for packets that leave with the source address that is agreed now: the kernel has to have it.
 func (r *room) begin(slot int, lease time.Duration) (Ticket, error) {
-	ns := r.space()
-	if ns == nil {
+	r.mu.Lock()
+	ns, ready := r.ns, r.has != nil && slices.Equal(sources(r.has, slot), sources(r.egress, slot))
+	r.mu.Unlock()
+	if ns == nil || !ready {
 		return 0, errNotReady
 	}
 	t, err := ns.Begin(slot, lease)

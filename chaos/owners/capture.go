@@ -77,11 +77,13 @@ const (
 	captureBuffer = 16 << 20 // bytes
 	headersOnly   = 256      // bytes that are read of each frame
 	captureTick   = 100 * time.Millisecond
+	clockTurned   = time.Minute // a packet's time so far from now is of a wall clock that was turned
 )
 
 // Capture takes down who sends the packets of slots.
 type Capture struct {
 	watch Watch
+	began time.Time // all times count from here by the monotonic clock
 	fd    int
 	done  chan struct{}
 	stop  chan struct{}
@@ -95,7 +97,7 @@ type Capture struct {
 
 // Open begins to capture. Every packet to the port from a slot's address counts from now on.
 func Open(w Watch) (*Capture, error) {
-	c := &Capture{watch: w, fd: -1, done: make(chan struct{}), stop: make(chan struct{}), runs: map[string]*Spells{}}
+	c := &Capture{watch: w, began: time.Now(), fd: -1, done: make(chan struct{}), stop: make(chan struct{}), runs: map[string]*Spells{}}
 	err := fabric.In(w.NetNS, func() error {
 		link, err := net.InterfaceByName(w.Link)
 		if err != nil {
@@ -154,7 +156,7 @@ func (c *Capture) read() {
 			continue
 		}
 		if f, ok := Decode(b[:n]); ok {
-			c.note(f, arrived(control[:cn]))
+			c.note(f, steady(arrived(control[:cn]), c.began.Add(time.Since(c.began))))
 		}
 	}
 }
@@ -170,6 +172,14 @@ func arrived(control []byte) time.Time {
 		}
 	}
 	return time.Now()
+}
+
+// steady is a packet's time by the kernel, or the time at which it is read when somebody turned the kernel's clock meanwhile.
+func steady(at, now time.Time) time.Time {
+	if at.Sub(now).Abs() > clockTurned {
+		return now
+	}
+	return at
 }
 
 func (c *Capture) note(f Frame, at time.Time) {

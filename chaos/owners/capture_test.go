@@ -89,3 +89,15 @@ func TestCapture(t *testing.T) {
 		}
 	}
 }
+
+func TestPacketsTimesDoNotFollowATurnedClock(t *testing.T) {
+	now := time.Date(2026, 1, 2, 3, 4, 5, 0, time.UTC)
+	for at, want := range map[time.Time]time.Time{
+		now.Add(-time.Second): now.Add(-time.Second), now.Add(time.Millisecond): now.Add(time.Millisecond),
+		now.Add(shortestJump): now, now.Add(-longestJump): now,
+	} {
+		if got := steady(at, now); !got.Equal(want) {
+			t.Errorf("a packet of %s, read at %s, is taken to be of %s", at, now, got)
+		}
+	}
+}

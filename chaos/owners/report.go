@@ -95,7 +95,7 @@ func (r *Report) lines() [][2]string {
 		recovery = fmt.Sprintf("p50 %s, worst %s", quantile(r.Recovery, 50), quantile(r.Recovery, 100))
 	}
 	var kinds []string
-	for _, k := range []Kind{Kill, Pause, CutOff, NoServers, ToServers, FromServers, Drain} {
+	for _, k := range Kinds {
 		if n := r.Faults[k]; n > 0 {
 			kinds = append(kinds, fmt.Sprintf("%s %d", k, n))
 		}

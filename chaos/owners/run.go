@@ -11,6 +11,8 @@ import (
 	"sync"
 	"time"
 
+	"golang.org/x/sys/unix"
+
 	skeinv1 "github.com/skeinmesh/skein/api/skein/v1"
 	"github.com/skeinmesh/skein/chaos/lab"
 )
@@ -40,6 +42,7 @@ type Options struct {
 	Schedules int
 	Seed      uint64
 	Recovery  time.Duration // what the mesh gets after each schedule; default 40 s
+	Clock     bool          // this machine's wall clock is turned, too: it has to be for nothing but this
 	Artifacts string        // where logs are left when something went wrong; "": nowhere
 	Progress  func(string)
 }
@@ -116,7 +119,7 @@ func (r *run) all(ctx context.Context) error {
 	if err := r.seesAll(ctx); err != nil {
 		return fmt.Errorf("before the first fault: %w", err)
 	}
-	w := World{Slots: len(r.slots), Gateways: len(gateways), Servers: len(servers)}
+	w := World{Slots: len(r.slots), Gateways: len(gateways), Servers: len(servers), Clock: r.opts.Clock}
 	for i := range r.opts.Schedules {
 		s := w.Plan(r.opts.Seed, i)
 		if err := r.schedule(ctx, s); err != nil {
@@ -280,7 +283,7 @@ func (r *run) fault(ctx context.Context, f Fault) (string, error) {
 		delete(r.hit, node)
 		r.mu.Unlock()
 	}()
-	do, undo := r.actions(ctx, f.Kind, node)
+	do, undo := r.actions(ctx, f, node)
 	if err := do(); err != nil {
 		return "", fmt.Errorf("%s: %s: %w", node, f.Kind, err)
 	}
@@ -288,11 +291,15 @@ func (r *run) fault(ctx context.Context, f Fault) (string, error) {
 	if err := undo(); err != nil {
 		return "", fmt.Errorf("%s: end of %s: %w", node, f.Kind, err)
 	}
-	return fmt.Sprintf("%s: %s %s", node, f.Kind, f.For.Round(10*time.Millisecond)), nil
+	what := string(f.Kind)
+	if f.Kind == Clock {
+		what += " of " + f.Jump.String() + " for"
+	}
+	return fmt.Sprintf("%s: %s %s", node, what, f.For.Round(10*time.Millisecond)), nil
 }
 
 // actions are what begins and what ends a fault.
-func (r *run) actions(ctx context.Context, k Kind, node string) (do, undo func() error) {
+func (r *run) actions(ctx context.Context, f Fault, node string) (do, undo func() error) {
 	l, others := r.lab, slices.DeleteFunc(slices.Clone(servers), func(s string) bool { return s == node })
 	heal := func() error { return l.Heal(ctx, node) }
 	drain := func(undo bool) func() error {
@@ -309,7 +316,9 @@ func (r *run) actions(ctx context.Context, k Kind, node string) (do, undo func()
 			}
 		}
 	}
-	switch k {
+	switch f.Kind {
+	case Clock:
+		return func() error { return turnClock(f.Jump) }, func() error { return turnClock(-f.Jump) }
 	case Kill:
 		return func() error { return l.Kill(ctx, node) }, func() error { return l.Start(ctx, node) }
 	case Pause:
@@ -327,12 +336,27 @@ func (r *run) actions(ctx context.Context, k Kind, node string) (do, undo func()
 	return drain(false), drain(true)
 }
 
+// turnClock sets this machine's wall clock ahead, or back.
+func turnClock(by time.Duration) error {
+	t := unix.Timex{Modes: unix.ADJ_SETOFFSET | unix.ADJ_NANO}
+	t.Time.Sec, t.Time.Usec = int64(by/time.Second), int64(by%time.Second)
+	if t.Time.Usec < 0 { // nanoseconds here, and not below zero
+		t.Time.Sec, t.Time.Usec = t.Time.Sec-1, t.Time.Usec+int64(time.Second)
+	}
+	if _, err := unix.ClockAdjtime(unix.CLOCK_REALTIME, &t); err != nil {
+		return fmt.Errorf("turn the wall clock by %s: %w", by, err)
+	}
+	return nil
+}
+
 // alive is a client's node, which no fault hits.
 func (r *run) alive() string { return clients[0] }
 
 // who finds the node that a fault hits.
 func (r *run) who(ctx context.Context, f Fault) (string, error) {
 	switch f.Role {
+	case Machine:
+		return string(Machine), nil
 	case Server:
 		return servers[f.Slot], nil
 	case Leader:
@@ -429,7 +453,11 @@ func (r *run) readLog(ctx context.Context) error {
 			continue
 		}
 		name := SlotName(lab.Ref{Namespace: s.GetNamespace(), Name: s.GetName()}, s.GetNumber())
-		r.grants[name] = append(r.grants[name], Grant{Epoch: e.GetIndex(), Node: r.names[s.GetNodeId()], Since: time.Unix(0, e.GetTime())})
+		since := time.Unix(0, e.GetTime())
+		if r.opts.Clock {
+			since = time.Time{} // the log's time, which never runs backwards, is ahead of the observer's from the first jump on
+		}
+		r.grants[name] = append(r.grants[name], Grant{Epoch: e.GetIndex(), Node: r.names[s.GetNodeId()], Since: since})
 		r.planned[e.GetIndex()] = s.GetPlanned()
 	}
 	if err := stream.Err(); err != nil {

@@ -19,6 +19,7 @@ const (
 	ToServers   Kind = "mute to the servers"  // what it sends them is lost
 	FromServers Kind = "deaf to the servers"  // what they send is lost
 	Drain       Kind = "drain"                // by command; undone at the end
+	Clock       Kind = "clock jump"           // of the whole machine's wall clock, by Jump; back at the end
 )
 
 // Role is whom a fault hits. Which node that is turns out when it begins.
@@ -30,7 +31,11 @@ const (
 	Leader  Role = "the leader"
 	Gateway Role = "gateway" // number Slot
 	Server  Role = "server"  // number Slot
+	Machine Role = "the machine"
 )
+
+// Kinds are all there are.
+var Kinds = []Kind{Kill, Pause, CutOff, NoServers, ToServers, FromServers, Drain, Clock}
 
 // Fault is one thing that goes wrong.
 type Fault struct {
@@ -39,15 +44,19 @@ type Fault struct {
 	Slot int
 	At   time.Duration // after the schedule's beginning
 	For  time.Duration
+	Jump time.Duration // of a clock; ahead, or back when below zero
 }
 
 // String is the fault in words.
 func (f Fault) String() string {
-	who := string(f.Role)
-	if f.Role != Leader {
+	who, kind := string(f.Role), string(f.Kind)
+	if f.Role != Leader && f.Role != Machine {
 		who = fmt.Sprintf("%s %d", f.Role, f.Slot)
 	}
-	return fmt.Sprintf("%s: %s after %s for %s", who, f.Kind, f.At.Round(time.Millisecond), f.For.Round(time.Millisecond))
+	if f.Kind == Clock {
+		kind += " of " + f.Jump.String()
+	}
+	return fmt.Sprintf("%s: %s after %s for %s", who, kind, f.At.Round(time.Millisecond), f.For.Round(time.Millisecond))
 }
 
 // Schedule is a row of faults that may overlap.
@@ -67,7 +76,10 @@ func (s Schedule) String() string {
 }
 
 // World is how many there are of whom faults can hit.
-type World struct{ Slots, Gateways, Servers int }
+type World struct {
+	Slots, Gateways, Servers int
+	Clock                    bool // the machine's wall clock may be turned
+}
 
 // Bounds of faults.
 const (
@@ -76,6 +88,8 @@ const (
 	shortestFault = 1500 * time.Millisecond
 	longestFault  = 3500 * time.Millisecond
 	latestSecond  = 1200 * time.Millisecond // when the second of two begins, after the first
+	shortestJump  = 2 * time.Minute         // of a clock
+	longestJump   = 2 * time.Hour
 )
 
 // Plan makes one schedule of a seed: the same always. A third has two faults; no two servers are ever down at once, since then
@@ -85,7 +99,7 @@ func (w World) Plan(seed uint64, number int) Schedule {
 	s := Schedule{Number: number, Seed: seed, Faults: []Fault{w.fault(r)}}
 	if r.IntN(3) == 0 {
 		second := w.fault(r)
-		for second.onServer() && s.Faults[0].onServer() || second.Kind == Drain && s.Faults[0].Kind == Drain {
+		for second.onServer() && s.Faults[0].onServer() || second.Kind == s.Faults[0].Kind && (second.Kind == Drain || second.Kind == Clock) {
 			second = w.fault(r)
 		}
 		second.At = time.Duration(r.Int64N(int64(latestSecond)))
@@ -99,6 +113,13 @@ func (f Fault) onServer() bool { return f.Role == Leader || f.Role == Server }
 
 func (w World) fault(r *rand.Rand) Fault {
 	f := Fault{For: between(r, shortestFault, longestFault)}
+	if w.Clock && r.IntN(4) == 0 {
+		f.Kind, f.Role, f.Jump = Clock, Machine, between(r, shortestJump, longestJump).Round(time.Second)
+		if r.IntN(2) == 0 {
+			f.Jump = -f.Jump
+		}
+		return f
+	}
 	switch n := r.IntN(10); {
 	case n < 6:
 		f.Role, f.Slot = Owner, r.IntN(w.Slots)

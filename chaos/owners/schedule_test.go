@@ -39,7 +39,39 @@ func TestSchedulesComeFromTheSeed(t *testing.T) {
 	if len(kinds) != 7 || len(roles) != 4 || two < 40 || two > 100 {
 		t.Errorf("200 schedules: %v, %v, %d with two faults", kinds, roles, two)
 	}
+	if kinds[Clock] > 0 {
+		t.Error("the clock is turned, and must not be")
+	}
 	if w.Plan(7, 0).String() == w.Plan(8, 0).String() {
 		t.Error("another seed gives the same")
+	}
+}
+
+func TestClockIsTurnedBothWaysWhereItMay(t *testing.T) {
+	w := World{Slots: 3, Gateways: 3, Servers: 3, Clock: true}
+	kinds, ahead := map[Kind]int{}, 0
+	for i := range 200 {
+		clocks := 0
+		for _, f := range w.Plan(7, i).Faults {
+			kinds[f.Kind]++
+			if f.Kind != Clock {
+				if f.Jump != 0 || f.Role == Machine {
+					t.Errorf("schedule %d: %+v", i, f)
+				}
+				continue
+			}
+			if clocks++; f.Jump > 0 {
+				ahead++
+			}
+			if d := f.Jump.Abs(); f.Role != Machine || d < shortestJump || d > longestJump {
+				t.Errorf("schedule %d: %+v", i, f)
+			}
+		}
+		if clocks > 1 {
+			t.Errorf("schedule %d turns the clock twice at once", i)
+		}
+	}
+	if n := kinds[Clock]; len(kinds) != len(Kinds) || n < 40 || n > 100 || ahead < n/4 || ahead > n*3/4 {
+		t.Errorf("200 schedules: %v, %d of the jumps ahead", kinds, ahead)
 	}
 }

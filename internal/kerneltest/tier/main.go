@@ -3,6 +3,7 @@
 //
 //	go run ./internal/kerneltest/tier [-lab examples/kernel-small.yaml] [packages]
 //	go run ./internal/kerneltest/tier -bench memory
+//	go run ./internal/kerneltest/tier -owners 20
 package main
 
 import (
@@ -14,6 +15,7 @@ import (
 	"os/exec"
 	"os/signal"
 	"path/filepath"
+	"strconv"
 	"strings"
 	"time"
 
@@ -55,6 +57,7 @@ var commands = []string{"ip", "nft"}
 type options struct {
 	labs    []string
 	bench   string
+	owners  int
 	skein   string
 	cache   string
 	run     string
@@ -70,7 +73,8 @@ func main() {
 		return nil
 	})
 	flag.StringVar(&o.bench, "bench", "", "groups of figures to measure with `skein lab bench --only`, instead of tests; a target that is missed is no failure")
-	flag.StringVar(&o.skein, "skein", "bin/skein", "static skein binary, for -lab and -bench")
+	flag.IntVar(&o.owners, "owners", 0, "schedules of faults that `skein lab owners` tries, instead of tests; in the guest also with its wall clock turned")
+	flag.StringVar(&o.skein, "skein", "bin/skein", "static skein binary, for -lab, -bench and -owners")
 	flag.StringVar(&o.cache, "cache", ".cache/kernel", "where the guest's kernel is kept")
 	flag.StringVar(&o.run, "run", "", "run only tests that match, as go test -run")
 	flag.BoolVar(&o.guest, "guest", false, "use the guest even where this kernel has all that is needed")
@@ -78,7 +82,7 @@ func main() {
 	flag.DurationVar(&o.timeout, "timeout", 8*time.Minute, "limit for the run")
 	flag.Parse()
 	packages := flag.Args()
-	if len(packages) == 0 && o.bench == "" {
+	if len(packages) == 0 && o.bench == "" && o.owners == 0 {
 		packages = defaultPackages
 	}
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt)
@@ -156,6 +160,15 @@ func (o options) benchArgs(path string) []string {
 	return []string{path, "lab", "bench", "--only", o.bench}
 }
 
+// ownersArgs look for a slot with two owners, with a skein program at path. A guest is emulated, so it gets more time.
+func (o options) ownersArgs(path string, guest bool) []string {
+	args := []string{path, "lab", "owners", "--schedules", strconv.Itoa(o.owners)}
+	if guest {
+		args = append(args, "--clock", "--recovery", "150s")
+	}
+	return args
+}
+
 func native(o options, tests []testBinary, env []string) error {
 	env = append(os.Environ(), env...)
 	var errs []error
@@ -167,6 +180,9 @@ func native(o options, tests []testBinary, env []string) error {
 	}
 	if o.bench != "" {
 		errs = append(errs, kerneltest.RunStep(os.Stdout, kerneltest.Step{Name: "bench " + o.bench, Args: o.benchArgs(o.skein), Report: true}, env))
+	}
+	if o.owners > 0 {
+		errs = append(errs, kerneltest.RunStep(os.Stdout, kerneltest.Step{Name: "owners", Args: o.ownersArgs(o.skein, false)}, env))
 	}
 	return errors.Join(errs...)
 }
@@ -219,7 +235,11 @@ func guest(ctx context.Context, o options, work string, tests []testBinary, env 
 		p.Files["/bin/skein"] = o.skein
 		p.Plan.Steps = append(p.Plan.Steps, kerneltest.Step{Name: "bench " + o.bench, Dir: "/tmp", Args: o.benchArgs("/bin/skein"), Report: true})
 	}
-	if len(o.labs) > 0 {
+	if o.owners > 0 {
+		p.Files["/bin/skein"] = o.skein
+		p.Plan.Steps = append(p.Plan.Steps, kerneltest.Step{Name: "owners", Dir: "/tmp", Args: o.ownersArgs("/bin/skein", true)})
+	}
+	if len(o.labs) > 0 || o.owners > 0 {
 		if p.Busybox, err = exec.LookPath("busybox"); err != nil {
 			return fmt.Errorf("the guest's shell: %w: install busybox-static", err)
 		}
