@@ -17,6 +17,7 @@ import (
 
 	"github.com/skeinmesh/skein/dataplane"
 	"github.com/skeinmesh/skein/dataplane/fou"
+	"github.com/skeinmesh/skein/internal/testenv"
 )
 
 func TestPacketsLeaveWithTheSlotsSource(t *testing.T) {
@@ -437,7 +438,7 @@ func TestHold(t *testing.T) {
 		if err := s.n.Hold(0, true); !errors.Is(err, ErrNoQueue) {
 			t.Errorf("a kernel without queues: %v", err)
 		}
-		t.Skip("this kernel has no NFQUEUE for nftables")
+		testenv.Missing(t, "this kernel has no NFQUEUE for nftables")
 	}
 	s.grant(0, time.Minute)
 	c := s.socket(client4)

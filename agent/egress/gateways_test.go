@@ -1,0 +1,84 @@
+package egress
+
+import (
+	"bytes"
+	"net/netip"
+	"strings"
+	"testing"
+	"time"
+
+	skeinv1 "github.com/skeinmesh/skein/api/skein/v1"
+	"github.com/skeinmesh/skein/events"
+	"github.com/skeinmesh/skein/identity"
+)
+
+// Who may name a client's address: the node that has it by the agreed state, and no other.
+func TestAddressesOfANode(t *testing.T) {
+	s := events.NewState()
+	do := func(c *skeinv1.Command) {
+		t.Helper()
+		c.Time, c.Entropy = int64(time.Hour)*24*365*56, bytes.Repeat([]byte{byte(s.Index() + 1)}, 64)
+		evs, _, err := events.Decide(s, c)
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, e := range evs {
+			if err := s.Fold(e); err != nil {
+				t.Fatal(err)
+			}
+		}
+	}
+	key := bytes.Repeat([]byte{1}, 32)
+	node := identity.IDOf(key)
+	do(&skeinv1.Command{Body: &skeinv1.Command_CreateCluster{CreateCluster: &skeinv1.CreateCluster{ClusterId: "00112233445566778899aabbccddeeff", OverlayIpv4: "10.4.0.0/16",
+		FirstNode: &skeinv1.NewNode{Name: "a", IdentityKey: key, WireguardKey: bytes.Repeat([]byte{2}, 32), Server: true, MinSchema: events.SchemaMin, MaxSchema: events.SchemaMax}}}})
+	do(&skeinv1.Command{Body: &skeinv1.Command_CreatePool{CreatePool: &skeinv1.CreatePool{Pool: &skeinv1.Pool{
+		Name: "default", Subnets: []*skeinv1.PoolSubnet{{Ipv4: "10.100.0.0/24", Ipv6: "fd00:100::/120"}}, BlockSizeBits: 3}}}})
+	do(&skeinv1.Command{Body: &skeinv1.Command_AllocateBlocks{AllocateBlocks: &skeinv1.AllocateBlocks{NodeId: node.String(), Pool: "default", Total: 1}}})
+	self := s.Node(node)
+	for addr, why := range map[string]string{
+		self.GetIpv4(): "", self.GetIpv6(): "", "10.100.0.7": "", "fd00:100::7": "",
+		"10.100.0.8": "is not of node a", "fd00:100::8": "is not of node a", "192.0.2.1": "is not of node a", "10.4.0.99": "is not of node a",
+	} {
+		err := holder(s)(node, netip.MustParseAddr(addr))
+		if (err == nil) != (why == "") || err != nil && !strings.Contains(err.Error(), why) {
+			t.Errorf("%s: %v, want %q", addr, err, why)
+		}
+	}
+	if err := holder(s)(nodeID(9), netip.MustParseAddr("10.100.0.7")); err == nil || !strings.Contains(err.Error(), "is no member") {
+		t.Errorf("a stranger's: %v", err)
+	}
+}
+
+func TestFilesOfNamespaces(t *testing.T) {
+	for _, ref := range []Ref{{"a", "b"}, {"kube-system", "out-1"}} {
+		if n, got, ok := parseFile(fileName(7, ref)); !ok || n != 7 || got != ref {
+			t.Errorf("%s is %d, %v, %t", fileName(7, ref), n, got, ok)
+		}
+	}
+	for _, name := range []string{"", "a", "1.a", "x.a.b", "0.a.b", "-1.a.b", "99999999.a.b"} {
+		if _, _, ok := parseFile(name); ok {
+			t.Errorf("%q is taken for a gateway's", name)
+		}
+	}
+}
+
+// The addresses within a namespace follow from its number, so no two have the same.
+func TestNumbersOfNamespaces(t *testing.T) {
+	g := &Gateways{cfg: GatewaysConfig{Dir: t.TempDir()}, rooms: map[Ref]*room{}}
+	for want, taken := range [][]int{{}, {1}, {2, 1}, {1, 2, 4}} {
+		clear(g.rooms)
+		for i, n := range taken {
+			g.rooms[Ref{"x", string(rune('a' + i))}] = &room{number: n}
+		}
+		if n := g.number(Ref{"y", "z"}); n != min(want+1, 3) {
+			t.Errorf("with %v taken it is %d", taken, n)
+		}
+	}
+	for n := 1; n <= maxEgresses; n++ {
+		g.rooms[Ref{"x", fileName(n, Ref{})}] = &room{number: n}
+	}
+	if n := g.number(Ref{"y", "z"}); n != 0 {
+		t.Errorf("with all taken it is %d", n)
+	}
+}
