@@ -3,7 +3,7 @@ export PATH := $(CURDIR)/bin/tools:$(PATH)
 VERSION := $(shell git describe --tags --always --dirty 2>/dev/null || echo devel)
 GO_SOURCES := $(shell git ls-files '*.go' go.mod go.sum 2>/dev/null)
 
-.PHONY: build demo test test-unit test-race test-lab lint generate check-generated clean setup cni-tools
+.PHONY: build demo test test-unit test-race test-lab lint test-lint generate check-generated clean setup cni-tools
 
 build: bin/skein
 
@@ -36,16 +36,18 @@ RUN ?= .
 test-lab: setup
 	go test -count=1 -timeout 20m -v -run 'TestExamples/$(RUN)' ./examples
 
-lint: setup
+lint test-lint: setup
 	.ci/lint
 
-generate: setup
-	GOBIN=$(CURDIR)/bin/tools go install tool
-	protoc -I api --go_out=api --go_opt=paths=source_relative --connect-go_out=api --connect-go_opt=paths=source_relative,simple api/skein/v1/*.proto
+protoc = GOBIN=$(CURDIR)/bin/tools go install tool && protoc -I api --go_out=$(1) --go_opt=paths=source_relative \
+	--connect-go_out=$(1) --connect-go_opt=paths=source_relative,simple api/skein/v1/*.proto
 
-# Fails when the committed code is not what the schema generates.
-check-generated: generate
-	git diff --exit-code -- api
+generate: setup
+	$(call protoc,api)
+
+# Fails when the code here is not what the schema generates.
+check-generated: setup
+	out=$$(mktemp -d) && { $(call protoc,$$out) && diff -r --exclude='*.proto' api $$out; outcome=$$?; rm -rf $$out; exit $$outcome; }
 
 clean:
 	rm -rf bin .cache lab-failures

@@ -37,6 +37,9 @@ func largestImport(nodes ...string) *skeinv1.Command {
 // The largest import passes every limit on its way: from an agent to a server, from there to the leader, through the
 // log to all servers, by subscription to the agent, and over restarts. A node that has most of it can be revoked.
 func TestLargestImport(t *testing.T) {
+	if testing.Short() {
+		t.Skip("millions of bytes to decide and fold: run without -short")
+	}
 	simulate(t, func(t *testing.T, c *cluster) {
 		c.form(3)
 		agent := c.add("agent", false)

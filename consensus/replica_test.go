@@ -212,6 +212,9 @@ func TestAppliedIndexNeverGoesBack(t *testing.T) {
 }
 
 func TestArchiveKeepsItsLimits(t *testing.T) {
+	if testing.Short() {
+		t.Skip("much folding by one goroutine: run without -short")
+	}
 	limits := map[string]*skeinv1.Settings{
 		"events": {ArchiveMaxEvents: 1000},
 		"bytes":  {ArchiveMaxBytes: 1 << 20},

@@ -48,6 +48,14 @@ func calm(t *testing.T, seed uint64, f func(w *world)) {
 	})
 }
 
+// runs is a quarter of n seeds in the race detector's tier.
+func runs(n uint64) uint64 {
+	if testing.Short() {
+		return n / 4
+	}
+	return n
+}
+
 // leader is who leads. Locked.
 func (w *world) leader() *server {
 	for _, s := range w.servers {
@@ -62,7 +70,7 @@ func TestFailoverOfAKilledGateway(t *testing.T) {
 	for name, both := range map[string]bool{"gateway": false, "gateway and leader": true} {
 		t.Run(strings.ReplaceAll(name, " ", "-"), func(t *testing.T) {
 			var took []time.Duration
-			for seed := range uint64(60) {
+			for seed := range runs(60) {
 				calm(t, seed, func(w *world) {
 					w.mu.Lock()
 					_, g := w.owners(w.slots[0])
@@ -101,7 +109,7 @@ func TestNothingStopsWithoutItsLeaderOrAgentForAWhile(t *testing.T) {
 	} {
 		t.Run(strings.ReplaceAll(name, " ", "-"), func(t *testing.T) {
 			var worst time.Duration
-			for seed := range uint64(20) {
+			for seed := range runs(20) {
 				calm(t, seed, func(w *world) {
 					w.mu.Lock()
 					f(w)
@@ -139,7 +147,7 @@ func (w *world) gap(while time.Duration) (worst time.Duration) {
 // hand-over takes. Packets are held meanwhile.
 func TestDrainedGatewayHandsOver(t *testing.T) {
 	var gaps []time.Duration
-	for seed := range uint64(40) {
+	for seed := range runs(40) {
 		calm(t, seed, func(w *world) {
 			w.mu.Lock()
 			_, g := w.owners(w.slots[0])

@@ -44,11 +44,12 @@ var defaultPackages = []string{
 	"./internal/mmsg",
 }
 
-// shortened are packages of which the emulated guest runs only what depends on the kernel's tunnels: their other tests start many
-// commands, which take seconds each there, and do not differ from the machine's own kernel.
+// shortened are packages of which the emulated guest runs only what depends on the kernel's tunnels and tables: their other tests start
+// many commands, which take seconds each there, or count losses of flows that are faster than an emulated machine can be relied on to carry.
 var shortened = map[string]string{
 	"dataplane/egressns":     "TestPacketsLeaveWithTheSlotsSource|TestRulesAndRoutesAreTheSeeds|TestALeaseRunsOutByItself|TestAnAddressMovesToAnotherSlot",
 	"dataplane/egressclient": "TestSeedsScene|TestDualStack|TestThroughTunnels",
+	"dataplane/flows":        "TestFlowsGoOnThroughAnotherGateway|TestLoad|TestNoNamespace",
 }
 
 // commands are programs of this machine that tests call in the guest, too.
