@@ -1,6 +1,11 @@
 # SCHEDULES of seeded faults, and an observer that looks for an egress slot with two owners: about 6 s each. SEED repeats a
 # run; WRITE=docs/egress-proof.md keeps the report.
 SCHEDULES ?= 200
-.PHONY: owners
+.PHONY: owners owners-kernel
 owners: setup build
 	bin/skein lab owners --schedules $(SCHEDULES) $(if $(SEED),--seed $(SEED)) $(if $(WRITE),--write $(WRITE))
+
+# The same with kernel WireGuard and FoU and a smaller mesh; in the test guest, where it runs if this kernel lacks them, also with
+# the wall clock turned. About 30 s each there.
+owners-kernel: setup build
+	.ci/kernel-tier -owners $(SCHEDULES) -timeout 4h

@@ -218,6 +218,9 @@ func (l *Lab) opinions(ctx context.Context, a Action, err error) {
 	}
 }
 
+// Opinion is what an agent says of itself and its peers, or why it says nothing.
+func (l *Lab) Opinion(ctx context.Context, node string) string { return l.opinion(ctx, node) }
+
 // opinion is one agent's view of itself and its peers.
 func (l *Lab) opinion(ctx context.Context, node string) string {
 	a, err := l.agent(node)

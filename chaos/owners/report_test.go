@@ -3,6 +3,7 @@ package owners
 import (
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -41,33 +42,36 @@ func TestReport(t *testing.T) {
 }
 
 func TestTheLabHasWhatTheRunNames(t *testing.T) {
-	spec, err := lab.Parse("owners.yaml", Mesh)
-	if err != nil {
-		t.Fatal(err)
-	}
-	for _, list := range [][]string{servers, gateways, clients, {target}} {
-		for _, n := range list {
-			if _, ok := spec.Node(n); !ok {
-				t.Errorf("no node %s", n)
+	for name, m := range map[string]mesh{"full": full, "small": small} {
+		t.Run(name, func(t *testing.T) {
+			spec, err := lab.Parse("owners.yaml", m.source)
+			if err != nil {
+				t.Fatal(err)
 			}
-		}
-	}
-	var names []string
-	for _, e := range spec.Egresses {
-		names = append(names, e.GetNamespace()+"/"+e.GetName())
-	}
-	used := map[string]bool{}
-	for _, p := range pods() {
-		for _, e := range spec.Egresses {
-			if e.GetNamespace() == p.egress.Namespace && e.GetName() == p.egress.Name {
-				used[SlotName(p.egress, events.SlotFor("default/"+p.name, e.GetReplicas()))] = true
+			for _, list := range [][]string{m.servers, m.gateways, m.clients, {target}} {
+				for _, n := range list {
+					if _, ok := spec.Node(n); !ok {
+						t.Errorf("no node %s", n)
+					}
+				}
 			}
-		}
-	}
-	if len(used) != 3 {
-		t.Errorf("clients use %v, not each of the three slots", used)
-	}
-	if len(names) != len(egresses) || names[0] != egresses[0].String() || names[1] != egresses[1].String() {
-		t.Errorf("egresses %q, want %v", names, egresses)
+			var names []lab.Ref
+			slots, used := 0, map[string]bool{}
+			for _, e := range spec.Egresses {
+				ref := lab.Ref{Namespace: e.GetNamespace(), Name: e.GetName()}
+				names, slots = append(names, ref), slots+int(e.GetReplicas())
+				for _, p := range m.senders() {
+					if p.egress == ref {
+						used[SlotName(ref, events.SlotFor("default/"+p.name, e.GetReplicas()))] = true
+					}
+				}
+			}
+			if len(used) != slots {
+				t.Errorf("clients use %v, not each of the %d slots", used, slots)
+			}
+			if !slices.Equal(names, m.egresses) {
+				t.Errorf("egresses %v, want %v", names, m.egresses)
+			}
+		})
 	}
 }

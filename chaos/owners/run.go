@@ -17,22 +17,32 @@ import (
 	"github.com/skeinmesh/skein/chaos/lab"
 )
 
-// Mesh is the lab that is raised.
-//
-//go:embed owners.yaml
-var Mesh []byte
-
-// What owners.yaml has.
 const (
-	target = "target"
+	target = "target" // in each mesh: what clients send to, on the gateways' network
 	port   = 80
 )
 
+// mesh is a lab, and what there is of whom in it.
+type mesh struct {
+	source                     []byte
+	servers, gateways, clients []string
+	egresses                   []lab.Ref
+	pods                       []string      // of each client, the first for each of the egresses in turn; one name each, since they fall on slots by it
+	udp, tcp                   time.Duration // between two numbers of a stream
+}
+
+//go:embed owners.yaml
+var fullSource []byte
+
+//go:embed small.yaml
+var smallSource []byte
+
 var (
-	servers  = []string{"dc1", "dc2", "dc3"}
-	gateways = []string{"gw1", "gw2", "gw3"}
-	clients  = []string{"home1", "cloud1", "office1"}
-	egresses = []lab.Ref{{Namespace: "out", Name: "fixed"}, {Namespace: "out", Name: "masked"}}
+	full = mesh{fullSource, []string{"dc1", "dc2", "dc3"}, []string{"gw1", "gw2", "gw3"}, []string{"home1", "cloud1", "office1"},
+		[]lab.Ref{{Namespace: "out", Name: "fixed"}, {Namespace: "out", Name: "masked"}}, []string{"a", "m", "b"},
+		10 * time.Millisecond, 50 * time.Millisecond}
+	small = mesh{smallSource, []string{"dc1"}, []string{"gw1", "gw2"}, []string{"home1"}, []lab.Ref{{Namespace: "out", Name: "fixed"}}, []string{"a"},
+		50 * time.Millisecond, 250 * time.Millisecond}
 )
 
 // Options say how the owners are tried.
@@ -42,12 +52,14 @@ type Options struct {
 	Schedules int
 	Seed      uint64
 	Recovery  time.Duration // what the mesh gets after each schedule; default 40 s
+	Small     bool          // a mesh for an emulated machine: one server, two gateways, one client
 	Clock     bool          // this machine's wall clock is turned, too: it has to be for nothing but this
 	Artifacts string        // where logs are left when something went wrong; "": nowhere
 	Progress  func(string)
 }
 
 type run struct {
+	mesh
 	opts    Options
 	lab     *lab.Lab
 	capture *Capture
@@ -72,9 +84,12 @@ func Run(ctx context.Context, opts Options) (report *Report, err error) {
 	if opts.Progress == nil {
 		opts.Progress = func(string) {}
 	}
-	r := &run{opts: opts, names: map[string]string{}, next: 1, grants: map[string][]Grant{}, planned: map[uint64]bool{}, hit: map[string]bool{},
+	r := &run{mesh: full, opts: opts, names: map[string]string{}, next: 1, grants: map[string][]Grant{}, planned: map[uint64]bool{}, hit: map[string]bool{},
 		report: &Report{Seed: opts.Seed, At: time.Now()}}
-	spec, err := lab.Parse("owners.yaml", Mesh)
+	if opts.Small {
+		r.mesh = small
+	}
+	spec, err := lab.Parse("owners.yaml", r.source)
 	if err != nil {
 		return r.report, err
 	}
@@ -89,6 +104,9 @@ func Run(ctx context.Context, opts Options) (report *Report, err error) {
 	}
 	defer func() {
 		down := context.WithoutCancel(ctx)
+		if err != nil && ctx.Err() == nil {
+			r.tell(down)
+		}
 		if err != nil && ctx.Err() == nil && opts.Artifacts != "" {
 			if dir, aerr := r.lab.SaveArtifacts(down, opts.Artifacts); aerr == nil {
 				err = fmt.Errorf("%w\nlogs and states are in %s", err, dir)
@@ -105,6 +123,22 @@ func Run(ctx context.Context, opts Options) (report *Report, err error) {
 	return r.report, err
 }
 
+// tell says what everybody thinks when something went wrong.
+func (r *run) tell(ctx context.Context) {
+	ctx, cancel := context.WithTimeout(ctx, 20*time.Second)
+	defer cancel()
+	for _, n := range slices.Concat(r.servers, r.gateways, r.clients) {
+		r.opts.Progress(r.lab.Opinion(ctx, n))
+	}
+	for _, e := range r.egresses {
+		out, _, err := r.lab.Exec(ctx, r.alive(), "skein", "egress", "show", e.String())
+		if err != nil {
+			out = err.Error()
+		}
+		r.opts.Progress(strings.TrimSpace(out))
+	}
+}
+
 func (r *run) all(ctx context.Context) error {
 	if err := r.prepare(ctx); err != nil {
 		return fmt.Errorf("before the first fault: %w", err)
@@ -119,7 +153,7 @@ func (r *run) all(ctx context.Context) error {
 	if err := r.seesAll(ctx); err != nil {
 		return fmt.Errorf("before the first fault: %w", err)
 	}
-	w := World{Slots: len(r.slots), Gateways: len(gateways), Servers: len(servers), Clock: r.opts.Clock}
+	w := World{Slots: len(r.slots), Gateways: len(r.gateways), Servers: len(r.servers), Clock: r.opts.Clock}
 	for i := range r.opts.Schedules {
 		s := w.Plan(r.opts.Seed, i)
 		if err := r.schedule(ctx, s); err != nil {
@@ -162,14 +196,13 @@ func (r *run) prepare(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	for _, p := range pods() {
+	for _, p := range r.senders() {
 		if err := l.StartPods(ctx, 10*time.Second, lab.StartPods{Nodes: []string{p.node}, Pods: []string{p.name}, Annotations: map[string]string{"skein.dev/egress." + p.egress.Namespace: p.egress.Name}}); err != nil {
 			return err
 		}
 		for _, addr := range []netip.Addr{info.Host.Addr, info.Host.Addr6} {
-			for _, proto := range []string{"udp", "tcp"} {
-				r.streams = append(r.streams, &stream{pod: p.node + "/" + p.name, proto: proto, to: netip.AddrPortFrom(addr, port)})
-			}
+			pod, to := p.node+"/"+p.name, netip.AddrPortFrom(addr, port)
+			r.streams = append(r.streams, &stream{pod: pod, proto: "udp", to: to, every: r.udp}, &stream{pod: pod, proto: "tcp", to: to, every: r.tcp})
 		}
 	}
 	return nil
@@ -181,22 +214,24 @@ type client struct {
 	egress     lab.Ref
 }
 
-// pods are the clients. Their names differ, so that they fall on different slots.
-func pods() (out []client) {
-	for _, n := range clients {
-		out = append(out, client{n, n + "a", egresses[0]}, client{n, n + "b", egresses[0]}, client{n, n + "m", egresses[1]})
+// senders are the pods that send, and by which egress.
+func (m mesh) senders() (out []client) {
+	for _, n := range m.clients {
+		for i, p := range m.pods {
+			out = append(out, client{n, n + p, m.egresses[i%len(m.egresses)]})
+		}
 	}
 	return out
 }
 
 // learn finds out what addresses mean to the observer, and opens it.
 func (r *run) learn(ctx context.Context) error {
-	w, slots, err := WatchOf(ctx, r.lab, target, port, gateways, egresses)
+	w, slots, err := WatchOf(ctx, r.lab, target, port, r.gateways, r.egresses)
 	if err != nil {
 		return err
 	}
 	r.slots = slots
-	c, err := r.lab.Client(servers[0])
+	c, err := r.lab.Client(r.servers[0])
 	if err != nil {
 		return err
 	}
@@ -300,7 +335,7 @@ func (r *run) fault(ctx context.Context, f Fault) (string, error) {
 
 // actions are what begins and what ends a fault.
 func (r *run) actions(ctx context.Context, f Fault, node string) (do, undo func() error) {
-	l, others := r.lab, slices.DeleteFunc(slices.Clone(servers), func(s string) bool { return s == node })
+	l, others := r.lab, slices.DeleteFunc(slices.Clone(r.servers), func(s string) bool { return s == node })
 	heal := func() error { return l.Heal(ctx, node) }
 	drain := func(undo bool) func() error {
 		return func() error {
@@ -350,7 +385,7 @@ func turnClock(by time.Duration) error {
 }
 
 // alive is a client's node, which no fault hits.
-func (r *run) alive() string { return clients[0] }
+func (r *run) alive() string { return r.clients[0] }
 
 // who finds the node that a fault hits.
 func (r *run) who(ctx context.Context, f Fault) (string, error) {
@@ -358,17 +393,17 @@ func (r *run) who(ctx context.Context, f Fault) (string, error) {
 	case Machine:
 		return string(Machine), nil
 	case Server:
-		return servers[f.Slot], nil
+		return r.servers[f.Slot], nil
 	case Leader:
 		c, err := r.lab.Client(r.alive())
 		if err != nil {
 			return "", err
 		}
 		s, err := c.Status(ctx, &skeinv1.StatusRequest{})
-		if err == nil && slices.Contains(servers, s.GetLeaderName()) {
+		if err == nil && slices.Contains(r.servers, s.GetLeaderName()) {
 			return s.GetLeaderName(), nil
 		}
-		return servers[0], err
+		return r.servers[0], err
 	case Owner:
 		owners, err := r.owners(ctx)
 		if err != nil {
@@ -378,7 +413,7 @@ func (r *run) who(ctx context.Context, f Fault) (string, error) {
 			return o, nil
 		}
 	}
-	return gateways[f.Slot], nil
+	return r.gateways[f.Slot], nil
 }
 
 // owners are the slots' owners by what a client's agent knows.

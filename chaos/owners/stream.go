@@ -10,8 +10,6 @@ import (
 )
 
 const (
-	everyUDP   = 10 * time.Millisecond
-	everyTCP   = 50 * time.Millisecond
 	stuckAfter = 2 * time.Second // a TCP connection without an answer for so long is given up
 	tryAgain   = 50 * time.Millisecond
 )
@@ -20,6 +18,7 @@ const (
 type stream struct {
 	pod, proto string
 	to         netip.AddrPort
+	every      time.Duration // between two numbers
 
 	mu     sync.Mutex
 	newest time.Time // of answers
@@ -28,13 +27,9 @@ type stream struct {
 
 // run streams until ctx ends.
 func (s *stream) run(ctx context.Context, l *lab.Lab) {
-	every := everyUDP
-	if s.proto == "tcp" {
-		every = everyTCP
-	}
 	for ctx.Err() == nil {
 		dial, cancel := context.WithTimeout(ctx, stuckAfter)
-		f, err := l.OpenFlow(dial, s.pod, s.to, s.proto, every)
+		f, err := l.OpenFlow(dial, s.pod, s.to, s.proto, s.every)
 		cancel()
 		if err == nil {
 			s.follow(ctx, f)

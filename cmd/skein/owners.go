@@ -53,6 +53,7 @@ func newLabOwnersCmd(dir *string) *cobra.Command {
 	f.IntVar(&opts.Schedules, "schedules", 20, "how many schedules of faults, one after another")
 	f.Uint64Var(&opts.Seed, "seed", 0, "repeat the schedules of a former run (default: random)")
 	f.DurationVar(&opts.Recovery, "recovery", opts.Recovery, "what the mesh gets to recover after each schedule")
+	f.BoolVar(&opts.Small, "small", false, "one server, two gateways and one client, for an emulated machine")
 	f.BoolVar(&opts.Clock, "clock", false, "also turn this machine's wall clock, by minutes to hours, and back: only on a machine for nothing else, such as a test guest")
 	f.StringVar(&artifacts, "artifacts", "lab-failures", "where logs and states are kept when it fails")
 	f.StringVar(&write, "write", "", "put the report into this Markdown file, between its marks")

@@ -161,11 +161,11 @@ func (o options) benchArgs(path string) []string {
 	return []string{path, "lab", "bench", "--only", o.bench}
 }
 
-// ownersArgs look for a slot with two owners, with a skein program at path. A guest is emulated, so it gets more time.
+// ownersArgs look for a slot with two owners, with a skein program at path. A guest is emulated, so it gets a small mesh and more time.
 func (o options) ownersArgs(path string, guest bool) []string {
 	args := []string{path, "lab", "owners", "--schedules", strconv.Itoa(o.owners)}
 	if guest {
-		args = append(args, "--clock", "--recovery", "150s")
+		args = append(args, "--small", "--clock", "--recovery", "150s")
 	}
 	return args
 }
