@@ -252,15 +252,19 @@ func TestAnothersAddressIsLeft(t *testing.T) {
 	one, n := newHost(t, lan, "1", false), newNeighbour(t, lan)
 	owner := testns.New(t, "ow")
 	lan.Attach(owner, prefixes("99"))
+	owned := func() {
+		for _, a := range addrs {
+			send(t, n, a)
+			until(t, "the owner answers", func() bool { m := knows(t, n, a); return m != "" && m != one.mac(t) })
+		}
+	}
+	owned() // its link is up, and the bridge's port: it is asked only a few times
 	one.a.Set(both)
 	until(t, "both are given up", func() bool { return len(one.a.Lost()) == 2 })
 	if got := one.conflicts.Load(); got != 2 {
 		t.Errorf("%d reports", got)
 	}
-	for _, a := range addrs {
-		send(t, n, a)
-		until(t, "the owner answers", func() bool { m := knows(t, n, a); return m != "" && m != one.mac(t) })
-	}
+	owned()
 }
 
 // An address that nobody has is announced after it was asked for.
