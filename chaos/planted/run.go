@@ -39,6 +39,7 @@ type finding struct {
 	found bool
 	took  time.Duration // of the test alone
 	says  string        // the first line of its complaint
+	end   []byte        // of all that it said
 }
 
 type result struct {
@@ -175,7 +176,7 @@ func (p *planter) run(ctx context.Context, dir, binary string, c check) (finding
 	case !errors.As(err, &exit):
 		return f, fmt.Errorf("run %s: %w", c, err)
 	}
-	f.found, f.says = true, firstComplaint(out)
+	f.found, f.says, f.end = true, firstComplaint(out), tail(out)
 	return f, nil
 }
 
@@ -229,7 +230,7 @@ func (p *planter) baseline(ctx context.Context, bugs []bug) error {
 	found, err := p.runAll(ctx, dir, "", slices.Compact(checks))
 	for _, f := range found {
 		if f.found {
-			err = errors.Join(err, fmt.Errorf("%s fails without a bug, so that its failing says nothing: %s", f.check, f.says))
+			err = errors.Join(err, fmt.Errorf("%s fails without a bug, so that its failing says nothing: %s\n%s", f.check, f.says, f.end))
 		}
 	}
 	return err
