@@ -1,10 +1,11 @@
 # The kernel tier: data-plane tests and KERNEL_LABS against kernel WireGuard, in a QEMU guest where this
-# kernel has none. KERNEL_FLAGS go to internal/kerneltest/tier, for instance -guest or -run NAME.
+# kernel has none: the tests in one guest, the labs in a fresh one. KERNEL_FLAGS go to internal/kerneltest/tier, for instance -guest or -run NAME.
 KERNEL_LABS ?= $(wildcard examples/kernel-*.yaml)
 
 .PHONY: test-kernel
 test-kernel: $(if $(KERNEL_LABS),build)
-	.ci/kernel-tier $(addprefix -lab ,$(KERNEL_LABS)) $(KERNEL_FLAGS)
+	.ci/kernel-tier $(KERNEL_FLAGS)
+	$(if $(KERNEL_LABS),.ci/kernel-tier $(addprefix -lab ,$(KERNEL_LABS)) $(KERNEL_FLAGS))
 
 # What an agent takes with kernel WireGuard, measured in the guest where this kernel has none.
 .PHONY: bench-kernel

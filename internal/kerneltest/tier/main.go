@@ -83,7 +83,7 @@ func main() {
 	flag.DurationVar(&o.timeout, "timeout", 8*time.Minute, "limit for the run")
 	flag.Parse()
 	packages := flag.Args()
-	if len(packages) == 0 && o.bench == "" && o.owners == 0 {
+	if len(packages) == 0 && len(o.labs) == 0 && o.bench == "" && o.owners == 0 {
 		packages = defaultPackages
 	}
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt)
