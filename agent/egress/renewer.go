@@ -18,6 +18,7 @@ const (
 	urgentEvery = 20 * time.Millisecond   // between two requests while a slot waits to be granted
 	requestFor  = time.Second             // a request without an answer by then brings nothing any more
 	maxRequests = 64                      // under way at a time
+	maxUrgent   = 4                       // under way at a time, of those that follow each other as urgentEvery says: a slow leader is not asked more often
 	dropAgain   = 50 * time.Millisecond   // after a drop that failed
 	handOverFor = 1500 * time.Millisecond // for all connections of a slot to get to its new owner; less than HoldMost
 )
@@ -240,6 +241,9 @@ func (r *Renewer) due(now time.Time) time.Time {
 		if now.Sub(since) < HoldMost { // the new owner holds packets
 			every = urgentEvery
 		}
+	}
+	if len(r.flying) >= maxUrgent {
+		every = RenewEvery
 	}
 	at := r.lastSent.Add(every)
 	if r.lastSent.IsZero() || at.After(now.Add(every)) {
