@@ -82,3 +82,28 @@ func TestNumbersOfNamespaces(t *testing.T) {
 		t.Errorf("with all taken it is %d", n)
 	}
 }
+
+// No ticket begins before the kernel has the slot's source address as it is agreed.
+func TestKernelHasTheAgreedSource(t *testing.T) {
+	with := func(addrs ...string) *skeinv1.Egress {
+		e := &skeinv1.Egress{}
+		for _, a := range addrs {
+			e.Addresses = append(e.Addresses, &skeinv1.EgressAddress{Ipv4: a})
+		}
+		return e
+	}
+	for i, c := range []struct {
+		has, agreed *skeinv1.Egress
+		want        [2]bool // of slots 0 and 1
+	}{
+		{nil, with(), [2]bool{false, false}},
+		{with(), with(), [2]bool{true, true}},
+		{with("192.0.2.1", "192.0.2.2"), with("192.0.2.1", "192.0.2.3"), [2]bool{true, false}},
+		{with(), with("192.0.2.1"), [2]bool{false, true}},
+	} {
+		r := &room{has: c.has, egress: c.agreed}
+		if got := [2]bool{r.current(0), r.current(1)}; got != c.want {
+			t.Errorf("%d: %v, want %v", i, got, c.want)
+		}
+	}
+}

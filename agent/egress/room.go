@@ -323,10 +323,15 @@ func (r *room) remove() {
 	r.g.wakeHost()
 }
 
+// current says that the kernel has the slot's source address as it is agreed. The caller has mu.
+func (r *room) current(slot int) bool {
+	return r.has != nil && slices.Equal(sources(r.has, slot), sources(r.egress, slot))
+}
+
 // begin starts a ticket, for packets that leave with the source address that is agreed now: the kernel has to have it.
 func (r *room) begin(slot int, lease time.Duration) (Ticket, error) {
 	r.mu.Lock()
-	ns, ready := r.ns, r.has != nil && slices.Equal(sources(r.has, slot), sources(r.egress, slot))
+	ns, ready := r.ns, r.current(slot)
 	r.mu.Unlock()
 	if ns == nil || !ready {
 		return 0, errNotReady
