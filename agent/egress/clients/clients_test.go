@@ -224,9 +224,14 @@ func TestPodsLife(t *testing.T) {
 		}
 		began := time.Now()
 		web0 := f.pod("web-0", "10.20.30.40")
-		if got := states(c.AddPod(t.Context(), web0, asks("internet/nat", "nowhere/nat"))); got != "internet/nat ready, nowhere/nat unknown" || time.Since(began) > 0 {
+		added := c.AddPod(t.Context(), web0, asks("internet/nat", "nowhere/nat"))
+		if got := states(added); got != "internet/nat ready, nowhere/nat unknown" || time.Since(began) > 0 {
 			t.Errorf("%s after %s", got, time.Since(began))
 		}
+		if owner := map[string]identity.ID{"gate1": gate1, "gate2": gate2}[added[0].GetOwner()]; f.knows(owner) != "default/web-0" {
+			t.Error("its gateway was not told before the pod runs")
+		}
+		synctest.Wait()
 		if f.knows(gate1) != "default/web-0" || f.knows(gate2) != "default/web-0" {
 			t.Error("not all gateways were told")
 		}

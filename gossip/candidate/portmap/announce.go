@@ -29,6 +29,7 @@ type announcements struct {
 	gateway netip.Addr
 	wake    func()
 	woken   time.Time
+	later   *time.Timer // wakes for what was heard too soon after the last time
 }
 
 func listen(log *slog.Logger) *announcements {
@@ -67,15 +68,15 @@ func (a *announcements) hear() {
 			return
 		}
 		if u, ok := from.(*net.UDPAddr); err == nil && ok {
-			a.take(b[:n], u.AddrPort().Addr().Unmap(), time.Now())
+			a.take(b[:n], u.AddrPort().Addr().Unmap())
 		}
 	}
 }
 
-func (a *announcements) take(b []byte, from netip.Addr, now time.Time) {
+func (a *announcements) take(b []byte, from netip.Addr) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
-	if from != a.gateway || a.wake == nil || now.Sub(a.woken) < announceGap {
+	if from != a.gateway || a.wake == nil || a.later != nil {
 		return
 	}
 	if _, _, err := natpmp.DecodeAddress(b); err != nil {
@@ -84,11 +85,33 @@ func (a *announcements) take(b []byte, from netip.Addr, now time.Time) {
 		}
 	}
 	// Whether it has really lost its state is not asked: a router that is asked anew has the mapping afterwards in any case.
-	a.woken = now
-	a.wake()
+	if soon := announceGap - time.Since(a.woken); soon > 0 {
+		a.later = time.AfterFunc(soon, func() {
+			a.mu.Lock()
+			defer a.mu.Unlock()
+			a.call()
+		})
+		return
+	}
+	a.call()
+}
+
+// call is called with mu held.
+func (a *announcements) call() {
+	a.later = nil
+	if a.wake != nil {
+		a.woken = time.Now()
+		a.wake()
+	}
 }
 
 func (a *announcements) close() {
+	a.mu.Lock()
+	a.wake = nil
+	if a.later != nil {
+		a.later.Stop()
+	}
+	a.mu.Unlock()
 	if a.conn != nil {
 		a.conn.Close()
 		a.running.Wait()

@@ -4,8 +4,10 @@ import (
 	"errors"
 	"fmt"
 	"net/netip"
+	"slices"
 	"strings"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/skeinmesh/skein/gossip/candidate"
@@ -131,23 +133,38 @@ func TestRenewalIsDueAtHalfTime(t *testing.T) {
 func TestAnnouncementsOfOthersAreNotHeard(t *testing.T) {
 	woken := 0
 	a := &announcements{}
-	router, now := netip.MustParseAddr("192.168.1.1"), time.Unix(1_000_000, 0)
-	word := []byte{0, 128, 0, 0, 0, 0, 0, 1, 11, 22, 33, 4}
-	a.take(word, router, now)
+	router := netip.MustParseAddr("192.168.1.1")
+	a.take(announced, router)
 	a.follow(router, func() { woken++ })
-	a.take(word, netip.MustParseAddr("192.168.1.9"), now)
-	a.take([]byte("nonsense"), router, now)
+	a.take(announced, netip.MustParseAddr("192.168.1.9"))
+	a.take([]byte("nonsense"), router)
 	if woken != 0 {
 		t.Errorf("woken %d times by what is no announcement of this router", woken)
 	}
-	for range 100 {
-		a.take(word, router, now)
-	}
-	if woken != 1 {
-		t.Errorf("woken %d times by a flood, want once", woken)
-	}
-	a.take(word, router, now.Add(announceGap))
-	if woken != 2 {
-		t.Errorf("woken %d times, want again after %s", woken, announceGap)
-	}
+}
+
+// announced is a router's word by NAT-PMP that its address outside is 11.22.33.4 and that it has just started.
+var announced = []byte{0, 128, 0, 0, 0, 0, 0, 1, 11, 22, 33, 4}
+
+// A router that starts twice within moments is asked again after the second time too, and a flood wakes once in five seconds.
+func TestAnnouncementsThatComeSoon(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		var woken []time.Duration
+		began := time.Now()
+		a := &announcements{}
+		router := netip.MustParseAddr("192.168.1.1")
+		a.follow(router, func() { woken = append(woken, time.Since(began)) })
+		for range 120 {
+			a.take(announced, router)
+			time.Sleep(100 * time.Millisecond)
+		}
+		time.Sleep(time.Minute)
+		a.take(announced, router)
+		a.take(announced, router)
+		a.close()
+		time.Sleep(time.Minute)
+		if want := []time.Duration{0, announceGap, 2 * announceGap, 3 * announceGap, 72 * time.Second}; !slices.Equal(woken, want) {
+			t.Errorf("woken at %v, want %v", woken, want)
+		}
+	})
 }
