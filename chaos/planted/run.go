@@ -52,8 +52,11 @@ func (r result) ok() bool {
 	return r.err == nil && !slices.ContainsFunc(r.findings, func(f finding) bool { return !f.found })
 }
 
-// testTimeout is for one test; one that hangs with a bug has found it.
-const testTimeout = 90 * time.Second
+// Limits for one test. One that hangs with a bug has found it; one without a bug may be slow, on a machine that is busy.
+const (
+	testTimeout     = 90 * time.Second
+	baselineTimeout = 10 * time.Minute
+)
 
 // planter plants bugs in the sources below root.
 type planter struct {
@@ -111,7 +114,7 @@ func (p *planter) plant(ctx context.Context, b bug) result {
 	if err == nil {
 		var overlay string
 		if overlay, err = p.overlay(b, dir); err == nil {
-			r.findings, err = p.runAll(ctx, dir, overlay, b.found)
+			r.findings, err = p.runAll(ctx, dir, overlay, b.found, testTimeout)
 		}
 	}
 	r.err = err
@@ -119,7 +122,7 @@ func (p *planter) plant(ctx context.Context, b bug) result {
 }
 
 // runAll builds each package once and runs its checks.
-func (p *planter) runAll(ctx context.Context, dir, overlay string, checks []check) (out []finding, err error) {
+func (p *planter) runAll(ctx context.Context, dir, overlay string, checks []check, limit time.Duration) (out []finding, err error) {
 	built := make(map[string]string)
 	for _, c := range checks {
 		if built[c.pkg] == "" {
@@ -129,7 +132,7 @@ func (p *planter) runAll(ctx context.Context, dir, overlay string, checks []chec
 			}
 			built[c.pkg] = binary
 		}
-		f, err := p.run(ctx, dir, built[c.pkg], c)
+		f, err := p.run(ctx, dir, built[c.pkg], c, limit)
 		if err != nil {
 			return nil, err
 		}
@@ -154,10 +157,10 @@ func (p *planter) build(ctx context.Context, overlay, pkg, binary string) error 
 var complaint = regexp.MustCompile(`(?m)^\s+[\w.]+\.go:\d+: (.*)$|^(panic: .*)$|^(fatal error: .*)$`)
 
 // run runs one test. A test that did not run at all is an error and no finding.
-func (p *planter) run(ctx context.Context, dir, binary string, c check) (finding, error) {
-	ctx, cancel := context.WithTimeout(ctx, testTimeout+30*time.Second)
+func (p *planter) run(ctx context.Context, dir, binary string, c check, limit time.Duration) (finding, error) {
+	ctx, cancel := context.WithTimeout(ctx, limit+30*time.Second)
 	defer cancel()
-	args := []string{"-test.run", "^" + c.test + "$", "-test.v", "-test.failfast", "-test.timeout", testTimeout.String()}
+	args := []string{"-test.run", "^" + c.test + "$", "-test.v", "-test.failfast", "-test.timeout", limit.String()}
 	if p.knows(ctx, binary, "rapid.nofailfile") {
 		args = append(args, "-rapid.nofailfile")
 	}
@@ -227,7 +230,7 @@ func (p *planter) baseline(ctx context.Context, bugs []bug) error {
 	if err != nil {
 		return err
 	}
-	found, err := p.runAll(ctx, dir, "", slices.Compact(checks))
+	found, err := p.runAll(ctx, dir, "", slices.Compact(checks), baselineTimeout)
 	for _, f := range found {
 		if f.found {
 			err = errors.Join(err, fmt.Errorf("%s fails without a bug, so that its failing says nothing: %s\n%s", f.check, f.says, f.end))
