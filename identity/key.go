@@ -6,18 +6,21 @@ import (
 	"crypto/hkdf"
 	"crypto/rand"
 	"crypto/sha256"
+	"crypto/tls"
 	"encoding/pem"
 	"errors"
 	"fmt"
 	"io/fs"
 	"os"
 	"path/filepath"
+	"sync"
 )
 
 // Key is a node's secret identity.
 type Key struct {
-	private ed25519.PrivateKey
-	id      ID
+	private     ed25519.PrivateKey
+	id          ID
+	certificate func() (tls.Certificate, error) // made once
 }
 
 // WireGuardKey is an X25519 key, public or private, as WireGuard uses it.
@@ -36,7 +39,9 @@ func NewKey() (*Key, error) {
 func KeyFromSeed(seed []byte) *Key { return fromPrivate(ed25519.NewKeyFromSeed(seed)) }
 
 func fromPrivate(p ed25519.PrivateKey) *Key {
-	return &Key{private: p, id: IDOf(p.Public().(ed25519.PublicKey))}
+	k := &Key{private: p, id: IDOf(p.Public().(ed25519.PublicKey))}
+	k.certificate = sync.OnceValues(k.makeCertificate)
+	return k
 }
 
 // ID is the node ID that follows from the key.

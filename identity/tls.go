@@ -40,7 +40,9 @@ func Expect(want ed25519.PublicKey) Verify {
 
 // Certificate is a self-signed certificate that carries the identity key. Its dates are wide on
 // purpose: peers check the key against the roster and never the clock.
-func (k *Key) Certificate() (tls.Certificate, error) {
+func (k *Key) Certificate() (tls.Certificate, error) { return k.certificate() }
+
+func (k *Key) makeCertificate() (tls.Certificate, error) {
 	template := &x509.Certificate{
 		SerialNumber: big.NewInt(1),
 		Subject:      pkix.Name{CommonName: k.id.String()},

@@ -10,17 +10,17 @@ import (
 	"time"
 
 	"github.com/skeinmesh/skein/identity"
+	"github.com/skeinmesh/skein/internal/race"
 )
 
-const (
-	// dialTimeout bounds a connection to a relay, handshake included.
-	dialTimeout = 5 * time.Second
-	// stagger is RFC 8305's delay between addresses.
-	stagger = 250 * time.Millisecond
-)
+// dialTimeout bounds a connection to a relay, handshake included.
+const dialTimeout = 5 * time.Second
 
-// dialRelay connects to a relay at whichever address first proves the relay's key. An address that is
-// dead, or where someone else answers, holds the others up by 250 ms at most.
+// pace is that of a relay's addresses; the delay between them is RFC 8305's.
+var pace = race.Pace{Stagger: 250 * time.Millisecond, Proof: time.Second}
+
+// dialRelay connects to a relay at whichever address first proves the relay's key. An address that is dead holds the others up by
+// 250 ms at most, and one where someone else listens who says nothing by a second.
 func (p *Pool) dialRelay(ctx context.Context, r Relay, addresses []string, alpn string) (*tls.Conn, error) {
 	if len(addresses) == 0 {
 		return nil, fmt.Errorf("dial relay %s: it offers no address", r.ID)
@@ -33,55 +33,26 @@ func (p *Pool) dialRelay(ctx context.Context, r Relay, addresses []string, alpn 
 	ctx, cancel := context.WithTimeout(ctx, dialTimeout)
 	defer cancel()
 
-	type result struct {
-		conn *tls.Conn
-		err  error
-	}
-	results := make(chan result, len(addresses))
-	try := func(address string) {
-		conn, err := p.dialAddress(ctx, address, config)
-		results <- result{conn, err}
-	}
-	var errs []error
-	next := time.NewTimer(0)
-	defer next.Stop()
-	for started, ended := 0, 0; ; {
-		select {
-		case <-next.C:
-			if started < len(addresses) {
-				go try(addresses[started])
-				started++
-				next.Reset(stagger)
-			}
-		case r := <-results:
-			ended++
-			if r.err == nil {
-				go func() { // late winners close; cancel ends the rest
-					for range started - ended {
-						if late := <-results; late.conn != nil {
-							late.conn.NetConn().Close()
-						}
-					}
-				}()
-				return r.conn, nil
-			}
-			errs = append(errs, r.err)
-			if ended == len(addresses) {
-				return nil, errors.Join(errs...)
-			}
-			if started < len(addresses) && started == ended {
-				next.Reset(0)
-			}
+	ways := make([]race.Way[*tls.Conn], len(addresses))
+	for i, address := range addresses {
+		ways[i] = func(ctx context.Context, connected func()) (*tls.Conn, error) {
+			return p.dialAddress(ctx, address, config, connected)
 		}
 	}
+	conn, errs := race.First(ctx, pace, ways, func(c *tls.Conn) { c.NetConn().Close() })
+	if conn == nil {
+		return nil, errors.Join(errs...)
+	}
+	return conn, nil
 }
 
-func (p *Pool) dialAddress(ctx context.Context, address string, config *tls.Config) (*tls.Conn, error) {
+func (p *Pool) dialAddress(ctx context.Context, address string, config *tls.Config, connected func()) (*tls.Conn, error) {
 	d := net.Dialer{Control: p.cfg.Control, KeepAlive: -1} // tune sets keepalives
 	conn, err := d.DialContext(ctx, "tcp", address)
 	if err != nil {
 		return nil, fmt.Errorf("dial relay: %w", err)
 	}
+	connected()
 	t := tls.Client(Gather(conn), config)
 	if err := t.HandshakeContext(ctx); err != nil {
 		conn.Close()

@@ -19,11 +19,13 @@ import (
 
 	"github.com/skeinmesh/skein/identity"
 	"github.com/skeinmesh/skein/internal/mmsg"
+	"github.com/skeinmesh/skein/internal/race"
 )
 
-// Timing of the two ways.
+// pace is that of the two ways: what the better one gets before the other is tried as well.
+var pace = race.Pace{Stagger: 300 * time.Millisecond, Proof: 2 * time.Second}
+
 const (
-	headStart        = 300 * time.Millisecond // what the better way gets before the other is tried as well
 	handshakeTimeout = 5 * time.Second
 	dialTimeout      = 8 * time.Second
 	backlog          = 64 // accepted streams per protocol that nobody has taken yet
@@ -200,24 +202,24 @@ func (n *Net) Dial(ctx context.Context, node identity.ID, alpn string) (net.Conn
 	}
 	ctx, cancel := context.WithTimeout(ctx, dialTimeout)
 	defer cancel()
-	type result struct {
-		conn *Conn
-		err  error
-	}
-	results := make(chan result) // unbuffered: a result that comes too late is closed by its maker
-	try := func(raw func() (net.Conn, error), way string) {
-		c, err := n.secure(ctx, raw, conf, node, way)
-		select {
-		case results <- result{c, err}:
-		case <-ctx.Done():
-			if c != nil {
-				c.Close()
+	secured := func(way string, raw func(context.Context) (net.Conn, error)) race.Way[*Conn] {
+		return func(ctx context.Context, connected func()) (*Conn, error) {
+			c, err := raw(ctx)
+			if err != nil {
+				return nil, fmt.Errorf("%s: %w", way, err)
 			}
+			connected()
+			t := tls.Client(c, conf)
+			if err := t.HandshakeContext(ctx); err != nil {
+				c.Close()
+				return nil, fmt.Errorf("%s: TLS: %w", way, err)
+			}
+			return n.track(t, node, way), nil
 		}
 	}
-	ways := []func(){
-		func() { try(func() (net.Conn, error) { return n.dialTunnel(ctx, node) }, "tunnel") },
-		func() { try(func() (net.Conn, error) { return n.cfg.Relay.Dial(ctx, node) }, "relay") },
+	ways := []race.Way[*Conn]{
+		secured("tunnel", func(ctx context.Context) (net.Conn, error) { return n.dialTunnel(ctx, node) }),
+		secured("relay", func(ctx context.Context) (net.Conn, error) { return n.cfg.Relay.Dial(ctx, node) }),
 	}
 	switch n.cfg.Tunnel(node) {
 	case Down:
@@ -225,33 +227,11 @@ func (n *Net) Dial(ctx context.Context, node identity.ID, alpn string) (net.Conn
 	case Away:
 		ways = ways[1:]
 	}
-	pending := 0
-	next := func() {
-		if len(ways) > 0 {
-			go ways[0]()
-			ways, pending = ways[1:], pending+1
-		}
+	c, errs := race.First(ctx, pace, ways, func(c *Conn) { c.Close() })
+	if c == nil {
+		return nil, fmt.Errorf("dial node %s: %w: %w", node, ErrNoWay, errors.Join(errs...))
 	}
-	next()
-	head := time.NewTimer(headStart)
-	defer head.Stop()
-	var errs []error
-	for pending > 0 {
-		select {
-		case r := <-results:
-			pending--
-			if r.err == nil {
-				return r.conn, nil
-			}
-			errs = append(errs, r.err)
-			next()
-		case <-head.C:
-			next()
-		case <-ctx.Done():
-			return nil, fmt.Errorf("dial node %s: %w: %w", node, ErrNoWay, errors.Join(append(errs, ctx.Err())...))
-		}
-	}
-	return nil, fmt.Errorf("dial node %s: %w: %w", node, ErrNoWay, errors.Join(errs...))
+	return c, nil
 }
 
 func (n *Net) dialTunnel(ctx context.Context, node identity.ID) (net.Conn, error) {
@@ -271,19 +251,6 @@ func (n *Net) dialTunnel(ctx context.Context, node identity.ID) (net.Conn, error
 }
 
 var keepAlive = net.KeepAliveConfig{Enable: true, Idle: 5 * time.Second, Interval: 2 * time.Second, Count: 3}
-
-func (n *Net) secure(ctx context.Context, raw func() (net.Conn, error), conf *tls.Config, node identity.ID, way string) (*Conn, error) {
-	c, err := raw()
-	if err != nil {
-		return nil, fmt.Errorf("%s: %w", way, err)
-	}
-	t := tls.Client(c, conf)
-	if err := t.HandshakeContext(ctx); err != nil {
-		c.Close()
-		return nil, fmt.Errorf("%s: TLS: %w", way, err)
-	}
-	return n.track(t, node, way), nil
-}
 
 func (n *Net) track(t *tls.Conn, peer identity.ID, way string) *Conn {
 	c := &Conn{Conn: t, peer: peer, way: way, net: n}
