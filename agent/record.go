@@ -27,6 +27,7 @@ const (
 	summaryEvery  = 2 * time.Second // how often what others need not know at once may change the record
 	quietForHash  = 2 * time.Second // the index rests that long before its hash is published
 	rttStep       = 5 * time.Millisecond
+	rttEvery      = 10 * time.Second // round-trip times that are news each second are those of a busy machine, and news is work for all
 	stateHashSize = 16
 	knownHashes   = 256
 )
@@ -36,6 +37,7 @@ type recordClock struct {
 	summary time.Time // last change of the summary
 	index   uint64    // newest index seen, and since when
 	since   time.Time
+	rtts    time.Time         // last change of a round-trip time
 	hashes  map[uint64][]byte // of the indexes this node has published or compared, bounded
 }
 
@@ -56,6 +58,9 @@ func (a *Agent) publish() {
 	old := a.ownRecord()
 	next := a.observed()
 	c := &a.loop.own
+	if steadyRTTs(next, old, now.Sub(c.rtts) < rttEvery) {
+		c.rtts = now
+	}
 	st := a.loop.state
 	if st.Index() != c.index {
 		c.index, c.since = st.Index(), now
@@ -112,15 +117,6 @@ func (a *Agent) observed() *skeinv1.Record {
 		r.RelayLinks = append(r.RelayLinks, &skeinv1.RelayLink{NodeId: l.Relay.String(), RttMicros: uint32(l.RTT.Microseconds())})
 	}
 	slices.SortFunc(r.RelayLinks, func(x, y *skeinv1.RelayLink) int { return strings.Compare(x.GetNodeId(), y.GetNodeId()) })
-	old := a.ownRecord()
-	for _, l := range r.RelayLinks { // small changes of a round-trip time are no news
-		for _, o := range old.GetRelayLinks() {
-			d := time.Duration(int64(l.GetRttMicros())-int64(o.GetRttMicros())) * time.Microsecond
-			if o.GetNodeId() == l.GetNodeId() && d.Abs() < max(rttStep, time.Duration(o.GetRttMicros())*time.Microsecond/4) {
-				l.RttMicros = o.GetRttMicros()
-			}
-		}
-	}
 	return r
 }
 
@@ -183,6 +179,25 @@ func (a *Agent) summarise(r *skeinv1.Record) {
 func keepSummary(next, old *skeinv1.Record) {
 	next.PeersDirect, next.PeersRelay, next.TransportMode = old.GetPeersDirect(), old.GetPeersRelay(), old.GetTransportMode()
 	next.AppliedIndex, next.StateHash = old.GetAppliedIndex(), old.GetStateHash()
+}
+
+// steadyRTTs gives the links of a record that is to be published their old round-trip times where the new ones are not so different, or
+// where no change is due yet. It reports whether one has changed.
+func steadyRTTs(next, old *skeinv1.Record, notYet bool) (changed bool) {
+	for _, l := range next.GetRelayLinks() {
+		i := slices.IndexFunc(old.GetRelayLinks(), func(o *skeinv1.RelayLink) bool { return o.GetNodeId() == l.GetNodeId() })
+		if i < 0 {
+			continue
+		}
+		was := old.GetRelayLinks()[i].GetRttMicros()
+		d := time.Duration(int64(l.GetRttMicros())-int64(was)) * time.Microsecond
+		if notYet || d.Abs() < max(rttStep, time.Duration(was)*time.Microsecond/4) {
+			l.RttMicros = was
+		} else {
+			changed = true
+		}
+	}
+	return changed
 }
 
 // sameObserved compares two records without their summary.

@@ -310,9 +310,13 @@ func (c *client) judge(w *wire, now time.Duration) {
 	if len(c.pings) > 0 {
 		waited = now - c.pings[0].at
 	}
-	suspect := waited > max(suspectAfter, 3*c.status.rtt)
+	var late time.Duration // the latest answer of late
+	for _, d := range c.rtts[:min(c.rttCount, rttSamples)] {
+		late = max(late, d)
+	}
+	suspect := waited > max(suspectAfter, 3*c.status.rtt, 2*late)
 	// A relay that delivers but answers late is overloaded: to dial anew would only add to its load.
-	dead := waited > max(deadAfter, 6*c.status.rtt) && (w.silent(now) > deadAfter || waited > stuckWrite)
+	dead := waited > max(deadAfter, 6*c.status.rtt, 3*late) && (w.silent(now) > deadAfter || waited > stuckWrite)
 	turned := suspect && c.status.connected && !c.status.suspect
 	if turned {
 		c.status.suspect, c.failedAt = true, now

@@ -66,10 +66,7 @@ func (s *step) wasLate(p *Probe) bool {
 	if s.Lates >= latesMax {
 		return false
 	}
-	limit := slackFirst
-	if s.Lates > 0 && s.Relay.ID.IsZero() { // with a relay a death too many costs nothing, and patience the promised second
-		limit = slackMax
-	}
+	limit := min(slackFirst<<s.Lates, slackMax) // a death too many is not for nothing: what follows it is work, and the machine has too much of that
 	s.Lates++
 	s.Slack = min(max(s.Slack, s.now.Sub(s.SilentSince)-deadAfter+fastBeat), limit)
 	s.SlackUntil = s.now.Add(slackFor)

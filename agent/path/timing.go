@@ -45,13 +45,13 @@ const (
 // Waiting for an answer (RFC 6298 with floors that suit a machine with two busy cores).
 const (
 	rtoMin     = 80 * time.Millisecond
-	rtoMax     = time.Second
+	rtoMax     = 3 * time.Second
 	rttLimit   = 10 * time.Second       // an answer older than this proves nothing about now
 	lateWindow = 2 * time.Second        // an answer this long after the death shows that the path was only slow
 	slackFirst = 250 * time.Millisecond // how far a late answer stretches deadAfter: detection stays within a second
-	slackMax   = time.Second            // and how far several do: such a machine cannot hold a second anyway
+	slackMax   = 3 * time.Second        // and how far several do, each twice as far: such a machine cannot hold a second anyway
 	slackFor   = time.Minute            // how long they do
-	latesMax   = 4                      // late answers in that time that bring a path back at once; then it is damped like any other
+	latesMax   = 6                      // late answers in that time that bring a path back at once; then it is damped like any other
 )
 
 // Damping: a path that dies again and again comes back after 1, 2, 4 … 60 s.
