@@ -60,13 +60,14 @@ func (s *step) doubt() bool {
 }
 
 func (s *step) patience() time.Duration {
+	patience := deadAfter
 	if s.doubt() {
-		return doubtAfter
+		patience = doubtAfter
 	}
 	if s.now.Before(s.SlackUntil) {
-		return deadAfter + s.Slack
+		patience += s.Slack
 	}
-	return deadAfter
+	return patience
 }
 
 func (s *step) dead() bool {

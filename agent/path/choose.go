@@ -63,13 +63,13 @@ func (s *step) wasLate(p *Probe) bool {
 	if s.now.After(s.SlackUntil) {
 		s.Lates, s.Slack = 0, 0
 	}
-	if s.Lates >= latesMax {
-		return false
+	if s.Slack >= slackMax {
+		return false // so late that it is damped like any other
 	}
 	limit := min(slackFirst<<s.Lates, slackMax) // a death too many is not for nothing: what follows it is work, and the machine has too much of that
-	s.Lates++
+	s.Lates = min(s.Lates+1, 10)
 	s.Slack = min(max(s.Slack, s.now.Sub(s.SilentSince)-deadAfter+fastBeat), limit)
-	s.SlackUntil = s.now.Add(slackFor)
+	s.SlackUntil = s.now.Add(slackFor * time.Duration(min(s.Lates, 5)))
 	p.Flaps--
 	p.HoldUntil = time.Time{}
 	p.RTT = s.SRTT // the delay was the machine's, not the way's

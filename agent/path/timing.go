@@ -47,11 +47,10 @@ const (
 	rtoMin     = 80 * time.Millisecond
 	rtoMax     = 3 * time.Second
 	rttLimit   = 10 * time.Second       // an answer older than this proves nothing about now
-	lateWindow = 2 * time.Second        // an answer this long after the death shows that the path was only slow
+	lateWindow = 3 * time.Second        // an answer this long after the death shows that the path was only slow
 	slackFirst = 250 * time.Millisecond // how far a late answer stretches deadAfter: detection stays within a second
 	slackMax   = 3 * time.Second        // and how far several do, each twice as far: such a machine cannot hold a second anyway
-	slackFor   = time.Minute            // how long they do
-	latesMax   = 6                      // late answers in that time that bring a path back at once; then it is damped like any other
+	slackFor   = time.Minute            // how long each does, five of them at most
 )
 
 // Damping: a path that dies again and again comes back after 1, 2, 4 … 60 s.
