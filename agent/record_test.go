@@ -3,6 +3,7 @@ package agent
 import (
 	"context"
 	"errors"
+	"fmt"
 	"net"
 	"testing"
 	"time"
@@ -134,5 +135,31 @@ func TestCheckHash(t *testing.T) {
 	a.checkHash(id, &skeinv1.Record{AppliedIndex: index, StateHash: good})
 	if l := a.problems.list(); len(l) != 0 {
 		t.Errorf("it stays a problem: %v", l)
+	}
+}
+
+// Round-trip times are news when they differ much, and not every second.
+func TestRoundTripTimesAreSeldomNews(t *testing.T) {
+	record := func(rtts ...uint32) *skeinv1.Record {
+		r := &skeinv1.Record{}
+		for i, rtt := range rtts {
+			r.RelayLinks = append(r.RelayLinks, &skeinv1.RelayLink{NodeId: fmt.Sprint("relay", i), RttMicros: rtt})
+		}
+		return r
+	}
+	for name, tt := range map[string]struct {
+		next, old, want *skeinv1.Record
+		notYet, changed bool
+	}{
+		"the first":               {record(20_000), record(), record(20_000), false, false},
+		"a little":                {record(24_999, 44_000), record(20_000, 40_000), record(20_000, 40_000), false, false},
+		"much":                    {record(25_000, 44_000), record(20_000, 40_000), record(25_000, 40_000), false, true},
+		"much less":               {record(15_000, 400_000), record(20_000, 400_000), record(15_000, 400_000), false, true},
+		"much, but no time yet":   {record(900_000), record(20_000), record(20_000), true, false},
+		"a new one needs no time": {record(900_000, 7_000), record(20_000), record(20_000, 7_000), true, false},
+	} {
+		if changed := steadyRTTs(tt.next, tt.old, tt.notYet); changed != tt.changed || !proto.Equal(tt.next, tt.want) {
+			t.Errorf("%s: %v, changed %t; want %v, %t", name, tt.next, changed, tt.want, tt.changed)
+		}
 	}
 }

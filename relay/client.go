@@ -304,19 +304,26 @@ func (c *client) ping(w *wire) {
 	w.q.pushControl(func(b []byte) []byte { return appendToken(b, framePing, pg.token) })
 }
 
+// missing is how long an answer may be missing before a relay is suspect, and before it may be dead, by what the last answers took. Where one was
+// slow, others will be: it is a machine that has too much to do, and to send everything another way is more to do.
+func missing(rtts []time.Duration) (suspect, dead time.Duration) {
+	if len(rtts) == 0 {
+		return suspectAfter, deadAfter
+	}
+	least, most := slices.Min(rtts), slices.Max(rtts)
+	return max(suspectAfter, 3*least, 2*most), max(deadAfter, 6*least, 3*most)
+}
+
 func (c *client) judge(w *wire, now time.Duration) {
 	c.mu.Lock()
 	var waited time.Duration
 	if len(c.pings) > 0 {
 		waited = now - c.pings[0].at
 	}
-	var late time.Duration // the latest answer of late
-	for _, d := range c.rtts[:min(c.rttCount, rttSamples)] {
-		late = max(late, d)
-	}
-	suspect := waited > max(suspectAfter, 3*c.status.rtt, 2*late)
+	suspectFrom, deadFrom := missing(c.rtts[:min(c.rttCount, rttSamples)])
+	suspect := waited > suspectFrom
 	// A relay that delivers but answers late is overloaded: to dial anew would only add to its load.
-	dead := waited > max(deadAfter, 6*c.status.rtt, 3*late) && (w.silent(now) > deadAfter || waited > stuckWrite)
+	dead := waited > deadFrom && (w.silent(now) > deadAfter || waited > stuckWrite)
 	turned := suspect && c.status.connected && !c.status.suspect
 	if turned {
 		c.status.suspect, c.failedAt = true, now

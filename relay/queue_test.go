@@ -226,3 +226,20 @@ func TestBackoff(t *testing.T) {
 		t.Errorf("after 1000 failures: %s", d)
 	}
 }
+
+func TestPatienceWithARelay(t *testing.T) {
+	const ms = time.Millisecond
+	for name, tt := range map[string]struct {
+		rtts          []time.Duration
+		suspect, dead time.Duration
+	}{
+		"no answer yet": {nil, 900 * ms, 3 * time.Second},
+		"near":          {[]time.Duration{20 * ms, 25 * ms, 300 * ms}, 900 * ms, 3 * time.Second},
+		"far":           {[]time.Duration{600 * ms, 610 * ms}, 1800 * ms, 3600 * ms},
+		"slow at times": {[]time.Duration{20 * ms, 1200 * ms, 30 * ms}, 2400 * ms, 3600 * ms},
+	} {
+		if suspect, dead := missing(tt.rtts); suspect != tt.suspect || dead != tt.dead {
+			t.Errorf("%s: %s and %s, want %s and %s", name, suspect, dead, tt.suspect, tt.dead)
+		}
+	}
+}
