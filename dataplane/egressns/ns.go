@@ -47,11 +47,11 @@ type NS struct {
 
 // Open makes the namespace with its link to the calling thread's own, or adopts them: what a former run let pass goes on. It
 // forwards nothing before Apply and Grant.
-func Open(o Options) (n *NS, err error) {
+func Open(o Options) (_ *NS, err error) {
 	if o.Log == nil {
 		o.Log = slog.New(slog.DiscardHandler)
 	}
-	n = &NS{o: o, log: o.Log}
+	n := &NS{o: o, log: o.Log}
 	defer func() {
 		if err != nil {
 			err = errors.Join(fmt.Errorf("network namespace of egress %s: %w", o.Egress, err), n.Close())

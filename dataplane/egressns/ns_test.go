@@ -399,6 +399,43 @@ func TestForeignChangesAreMended(t *testing.T) {
 	}
 }
 
+// Whatever is in the way, Open says so, leaves nothing open, and does its work when it is not there any more.
+func TestOpenThatFails(t *testing.T) {
+	s := newScene(t)
+	s.apply(aSpec())
+	if err := s.n.Close(); err != nil {
+		t.Fatal(err)
+	}
+	s.n = nil
+	for want, o := range map[string]Options{
+		`driver "fast"`:   {File: s.file, Driver: "fast"},
+		"not a directory": {File: s.file + "/below", Driver: wantDriver()},
+	} {
+		o.Egress = "internet/nat"
+		s.host.Must("opening", func() error {
+			before := openFiles(t)
+			if n, err := Open(o); err == nil || n != nil || !strings.Contains(err.Error(), want) || !strings.Contains(err.Error(), "internet/nat") {
+				t.Errorf("got %v, %v; want %s", n, err, want)
+			}
+			if after := openFiles(t); after > before {
+				t.Errorf("%d files are left open", after-before)
+			}
+			return nil
+		})
+	}
+	s.open()
+	s.apply(aSpec())
+}
+
+func openFiles(t *testing.T) int {
+	t.Helper()
+	list, err := os.ReadDir("/proc/self/fd")
+	if err != nil {
+		t.Fatal(err)
+	}
+	return len(list)
+}
+
 func TestRemoveLeavesNothing(t *testing.T) {
 	needCommands(t)
 	s := newScene(t)
