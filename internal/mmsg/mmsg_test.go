@@ -50,7 +50,7 @@ func listen(t *testing.T, network, address string) *end {
 // take receives n datagrams.
 func (e *end) take(t *testing.T, n int) []mmsg.Datagram {
 	t.Helper()
-	e.SetReadDeadline(time.Now().Add(30 * time.Second)) // an emulated machine may stand still for seconds
+	e.SetReadDeadline(time.Now().Add(10 * time.Second))
 	var out []mmsg.Datagram
 	for len(out) < n {
 		if err := e.Reader.Read(); err != nil {
