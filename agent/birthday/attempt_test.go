@@ -12,6 +12,7 @@ import (
 	skeinv1 "github.com/skeinmesh/skein/api/skein/v1"
 	"github.com/skeinmesh/skein/identity"
 	"github.com/skeinmesh/skein/internal/nattest"
+	"github.com/skeinmesh/skein/internal/testenv"
 )
 
 func TestPredictedPortsComeFirst(t *testing.T) {
@@ -39,10 +40,10 @@ func TestBothAskAtOnce(t *testing.T) {
 func TestAPeerThatIsSilent(t *testing.T) {
 	one, many := portRestrictedAndSymmetric(t, skeinv1.PairOutcome_BIRTHDAY, nattest.Symmetric)
 	one.mute.Store(true)
-	before := openFiles(t)
+	before := testenv.OpenFiles(t)
 	one.engine.Start(bob)
 	e := one.phase(Silent, 2*requestWait)
-	if n := one.engine.Stats(); e.Probes != 0 || n.Mappings != 0 || many.engine.Stats().Running != 0 || openFiles(t) > before {
+	if n := one.engine.Stats(); e.Probes != 0 || n.Mappings != 0 || many.engine.Stats().Running != 0 || testenv.OpenFiles(t) > before {
 		t.Errorf("%+v after a peer that did not answer: %+v", n, e)
 	}
 }
@@ -94,13 +95,13 @@ func TestUnfitPairsAreNotStarted(t *testing.T) {
 func TestCancelledInTheMiddle(t *testing.T) {
 	one, many := portRestrictedAndSymmetric(t, skeinv1.PairOutcome_BIRTHDAY, nattest.Symmetric)
 	one.sit.Theirs = netip.MustParseAddrPort("203.0.113.250:7") // nobody is there, so nothing is hit
-	before := openFiles(t)
+	before := testenv.OpenFiles(t)
 	many.engine.Start(alice)
 	many.phase(Began, 5*time.Second)
-	within(t, "many sockets", 5*time.Second, func() bool { return openFiles(t) > before+100 })
+	within(t, "many sockets", 5*time.Second, func() bool { return testenv.OpenFiles(t) > before+100 })
 	many.engine.Stop(alice)
 	within(t, "sockets closed and both ends done", 5*time.Second, func() bool {
-		return openFiles(t) <= before && one.engine.Stats().Running+many.engine.Stats().Running == 0
+		return testenv.OpenFiles(t) <= before && one.engine.Stats().Running+many.engine.Stats().Running == 0
 	})
 	if e := one.phase(Failed, time.Second); !strings.Contains(e.Text, errCancelled.Error()) {
 		t.Errorf("the other end is told %q", e.Text)
@@ -108,7 +109,7 @@ func TestCancelledInTheMiddle(t *testing.T) {
 	one.engine.Close()
 	many.engine.Close()
 	many.engine.Start(alice) // after the end nothing starts
-	if n := many.engine.Stats(); n.Running != 0 || openFiles(t) > before {
+	if n := many.engine.Stats(); n.Running != 0 || testenv.OpenFiles(t) > before {
 		t.Errorf("after Close %+v", n)
 	}
 }
@@ -124,7 +125,7 @@ func TestTwoSymmetricNATsKeepTheBounds(t *testing.T) {
 	sit.Mine, sit.Decides = outB, false
 	two := newStation(t, bob, alice, b, sit)
 	connect(t, one, two, 10*time.Millisecond)
-	before := openFiles(t)
+	before := testenv.OpenFiles(t)
 	two.engine.Start(alice)
 	for _, s := range []*station{one, two} {
 		e := s.phase(Failed, 10*time.Second)
@@ -132,7 +133,7 @@ func TestTwoSymmetricNATsKeepTheBounds(t *testing.T) {
 			t.Errorf("%+v", e)
 		}
 	}
-	within(t, "sockets closed", 5*time.Second, func() bool { return openFiles(t) <= before })
+	within(t, "sockets closed", 5*time.Second, func() bool { return testenv.OpenFiles(t) <= before })
 }
 
 // What does not prove the pair's key, was seen before, or is of another member, is no hit.

@@ -4,7 +4,6 @@ import (
 	"context"
 	"net"
 	"net/netip"
-	"os"
 	"sync/atomic"
 	"testing"
 	"time"
@@ -15,6 +14,7 @@ import (
 	"github.com/skeinmesh/skein/dataplane/nft"
 	"github.com/skeinmesh/skein/identity"
 	"github.com/skeinmesh/skein/internal/nattest"
+	"github.com/skeinmesh/skein/internal/testenv"
 )
 
 const wgPort = 51820
@@ -247,15 +247,6 @@ func talks(t *testing.T, a, b *station, atA, atB Event) {
 	}
 }
 
-func openFiles(t *testing.T) int {
-	t.Helper()
-	list, err := os.ReadDir("/proc/self/fd")
-	if err != nil {
-		t.Fatal(err)
-	}
-	return len(list)
-}
-
 func within(t *testing.T, what string, limit time.Duration, ok func() bool) {
 	t.Helper()
 	for deadline := time.Now().Add(limit); !ok(); time.Sleep(5 * time.Millisecond) {
@@ -280,7 +271,7 @@ func portRestrictedAndSymmetric(t *testing.T, rule skeinv1.PairOutcome_Rule, kin
 
 func TestPortRestrictedMeetsSymmetric(t *testing.T) {
 	one, many := portRestrictedAndSymmetric(t, skeinv1.PairOutcome_BIRTHDAY, nattest.Symmetric)
-	before := openFiles(t)
+	before := testenv.OpenFiles(t)
 	for i, begins := range []*station{one, many, one} {
 		m := meet(t, one, many, begins)
 		many.lead(m)
@@ -296,7 +287,7 @@ func TestPortRestrictedMeetsSymmetric(t *testing.T) {
 		one.engine.Stop(bob)
 		many.engine.Stop(alice)
 		within(t, "all sockets closed", 5*time.Second, func() bool {
-			return openFiles(t) <= before && one.engine.Stats().Running+many.engine.Stats().Running == 0
+			return testenv.OpenFiles(t) <= before && one.engine.Stats().Running+many.engine.Stats().Running == 0
 		})
 		many.lead(Event{})
 	}
@@ -373,7 +364,7 @@ func TestTwoCountingNATsMeet(t *testing.T) {
 	one.counting(t, internet)
 	two.counting(t, internet)
 	connect(t, one, two, 10*time.Millisecond)
-	before := openFiles(t)
+	before := testenv.OpenFiles(t)
 	for i := range 2 {
 		one.engine.Start(bob)
 		o, w := one.phase(Hit, 10*time.Second), two.phase(Hit, 10*time.Second)
@@ -384,7 +375,7 @@ func TestTwoCountingNATsMeet(t *testing.T) {
 		one.engine.Stop(bob)
 		two.engine.Stop(alice)
 		within(t, "all sockets closed", 5*time.Second, func() bool {
-			return openFiles(t) <= before && one.engine.Stats().Running+two.engine.Stats().Running == 0
+			return testenv.OpenFiles(t) <= before && one.engine.Stats().Running+two.engine.Stats().Running == 0
 		})
 		one.lead(Event{})
 		two.lead(Event{})

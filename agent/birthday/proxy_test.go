@@ -9,12 +9,13 @@ import (
 	skeinv1 "github.com/skeinmesh/skein/api/skein/v1"
 	"github.com/skeinmesh/skein/dataplane"
 	"github.com/skeinmesh/skein/internal/nattest"
+	"github.com/skeinmesh/skein/internal/testenv"
 )
 
 // Where the kernel cannot rewrite ports, pings and WireGuard's packets go through the proxy and take the mapping that was hit.
 func TestProxyCarriesWhatTheKernelCannot(t *testing.T) {
 	one, many := portRestrictedAndSymmetric(t, skeinv1.PairOutcome_BIRTHDAY, nattest.Symmetric)
-	before := openFiles(t)
+	before := testenv.OpenFiles(t)
 	m := meet(t, one, many, one)
 	many.engine.Settle(alice) // its port is free for the proxy
 	var proxy *Proxy
@@ -60,7 +61,7 @@ func TestProxyCarriesWhatTheKernelCannot(t *testing.T) {
 	one.engine.Stop(bob)
 	many.engine.Stop(alice)
 	stranger.Close()
-	within(t, "sockets closed", 5*time.Second, func() bool { return openFiles(t) <= before })
+	within(t, "sockets closed", 5*time.Second, func() bool { return testenv.OpenFiles(t) <= before })
 }
 
 // exchange sends from one socket to an address, which another socket must read, and back; nothing of a stranger may come.

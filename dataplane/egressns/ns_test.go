@@ -413,11 +413,11 @@ func TestOpenThatFails(t *testing.T) {
 	} {
 		o.Egress = "internet/nat"
 		s.host.Must("opening", func() error {
-			before := openFiles(t)
+			before := testenv.OpenFiles(t)
 			if n, err := Open(o); err == nil || n != nil || !strings.Contains(err.Error(), want) || !strings.Contains(err.Error(), "internet/nat") {
 				t.Errorf("got %v, %v; want %s", n, err, want)
 			}
-			if after := openFiles(t); after > before {
+			if after := testenv.OpenFiles(t); after > before {
 				t.Errorf("%d files are left open", after-before)
 			}
 			return nil
@@ -425,15 +425,6 @@ func TestOpenThatFails(t *testing.T) {
 	}
 	s.open()
 	s.apply(aSpec())
-}
-
-func openFiles(t *testing.T) int {
-	t.Helper()
-	list, err := os.ReadDir("/proc/self/fd")
-	if err != nil {
-		t.Fatal(err)
-	}
-	return len(list)
 }
 
 func TestRemoveLeavesNothing(t *testing.T) {

@@ -4,7 +4,6 @@ import (
 	"errors"
 	"io"
 	"net/netip"
-	"os"
 	"runtime"
 	"slices"
 	"strings"
@@ -17,6 +16,7 @@ import (
 
 	"github.com/skeinmesh/skein/dataplane"
 	"github.com/skeinmesh/skein/dataplane/fou"
+	"github.com/skeinmesh/skein/internal/testenv"
 	"github.com/skeinmesh/skein/internal/testns"
 )
 
@@ -302,7 +302,7 @@ func TestCloseLeavesNothing(t *testing.T) {
 	n := testns.New(t, "foucs")
 	spec := fou.Spec{IPv4: true, IPv6: true, Any: true, Tunnels: []fou.Tunnel{{Local: client4, Remote: endpoint4, SourcePortAuto: true, MTU: 1300},
 		{Local: client6, Remote: endpoint6, MTU: 1300}}}
-	goroutines, files := runtime.NumGoroutine(), openFiles(t)
+	goroutines, files := runtime.NumGoroutine(), testenv.OpenFiles(t)
 	for range 3 {
 		d := open(t, n, fou.Userspace)
 		if _, err := d.Reconcile(spec); err != nil {
@@ -312,16 +312,7 @@ func TestCloseLeavesNothing(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	await(t, "goroutines and files as before", func() bool { return runtime.NumGoroutine() <= goroutines && openFiles(t) <= files })
-}
-
-func openFiles(t testing.TB) int {
-	t.Helper()
-	list, err := os.ReadDir("/proc/self/fd")
-	if err != nil {
-		t.Fatal(err)
-	}
-	return len(list)
+	await(t, "goroutines and files as before", func() bool { return runtime.NumGoroutine() <= goroutines && testenv.OpenFiles(t) <= files })
 }
 
 // A client's namespace costs little memory beside what all share, once the kernel has said its first words in it.

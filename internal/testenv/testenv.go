@@ -26,3 +26,13 @@ func Missing(t testing.TB, why string) {
 	}
 	t.Skip(why)
 }
+
+// OpenFiles counts the file descriptors of this process.
+func OpenFiles(t testing.TB) int {
+	t.Helper()
+	list, err := os.ReadDir("/proc/self/fd")
+	if err != nil {
+		t.Fatal(err)
+	}
+	return len(list)
+}
