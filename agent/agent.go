@@ -266,6 +266,9 @@ func (a *Agent) enter(ctx context.Context) (*skeinv1.JoinResponse, bool, error) 
 		if err != nil {
 			return nil, false, err
 		}
+		if a.cfg.Server == nil {
+			node.Server = token.GetRole() == string(events.RoleServer)
+		}
 		record, err := a.firstRecord()
 		if err != nil {
 			return nil, false, err

@@ -1,6 +1,7 @@
 package agent
 
 import (
+	"cmp"
 	"context"
 	"crypto/rand"
 	"crypto/sha256"
@@ -141,7 +142,14 @@ func (a *Agent) find(nameOrID string) (*skeinv1.Node, identity.ID, error) {
 
 func (s api) CreateToken(ctx context.Context, r *skeinv1.CreateTokenRequest) (*skeinv1.CreateTokenResponse, error) {
 	a := s.a
-	seeds := a.seeds()
+	role, err := events.ParseRole(cmp.Or(r.GetRole(), string(events.RoleAgent)))
+	if err != nil {
+		return nil, asConnect(err)
+	}
+	seeds := a.seeds(role)
+	if len(seeds) == 0 && role != events.RoleAgent {
+		return nil, connect.NewError(connect.CodeFailedPrecondition, fmt.Errorf("no server offers a port to join at, and a token for the role %s is shown to servers only: let the host join as an agent, then `skein node grant NAME %[1]s`", role))
+	}
 	if len(seeds) == 0 {
 		return nil, connect.NewError(connect.CodeFailedPrecondition, errors.New("no member offers a port to join at: set `relay: true` in the configuration of a node that others can reach, and restart it"))
 	}
@@ -151,12 +159,12 @@ func (s api) CreateToken(ctx context.Context, r *skeinv1.CreateTokenRequest) (*s
 	rand.Read(id[:])
 	hash := sha256.Sum256(secret[:])
 	answer, err := a.propose(ctx, &skeinv1.Command{Body: &skeinv1.Command_CreateToken{CreateToken: &skeinv1.CreateToken{
-		Id: hex.EncodeToString(id[:]), SecretHash: hash[:], LifetimeNanos: r.GetLifetimeNanos(), Uses: r.GetUses(), Label: r.GetLabel(), AgentsOnly: r.GetAgentsOnly(),
+		Id: hex.EncodeToString(id[:]), SecretHash: hash[:], LifetimeNanos: r.GetLifetimeNanos(), Uses: r.GetUses(), Label: r.GetLabel(), AgentsOnly: r.GetAgentsOnly(), Role: string(role),
 	}}})
 	if err != nil {
 		return nil, err
 	}
-	text, err := EncodeToken(&skeinv1.JoinToken{ClusterId: a.cluster.String(), Seeds: seeds, TokenId: answer.GetToken().GetId(), Secret: secret[:]})
+	text, err := EncodeToken(&skeinv1.JoinToken{ClusterId: a.cluster.String(), Seeds: seeds, TokenId: answer.GetToken().GetId(), Secret: secret[:], Role: string(role)})
 	if err != nil {
 		return nil, err
 	}
@@ -182,6 +190,33 @@ func (s api) RevokeNode(ctx context.Context, r *skeinv1.RevokeNodeRequest) (*ske
 		return nil, err
 	}
 	return &skeinv1.RevokeNodeResponse{Node: n, Index: answer.GetIndex()}, nil
+}
+
+func (s api) SetRole(ctx context.Context, r *skeinv1.SetRoleRequest) (*skeinv1.SetRoleResponse, error) {
+	role, err := events.ParseRole(r.GetRole())
+	if err != nil {
+		return nil, asConnect(err)
+	}
+	n, _, err := s.a.find(r.GetNode())
+	if err != nil {
+		return nil, err
+	}
+	c := &skeinv1.Command{}
+	switch {
+	case role == events.RoleAgent:
+		return nil, connect.NewError(connect.CodeInvalidArgument, fmt.Errorf("every member is an agent: that role is neither granted nor withdrawn; `skein node revoke %s` throws it out", n.GetName()))
+	case role == events.RoleAdmin:
+		c.Body = &skeinv1.Command_SetAdmin{SetAdmin: &skeinv1.SetAdmin{NodeId: n.GetId(), Admin: !r.GetWithdraw()}}
+	case r.GetWithdraw():
+		c.Body = &skeinv1.Command_RemoveServer{RemoveServer: &skeinv1.RemoveServer{NodeId: n.GetId(), Reason: "role withdrawn", Force: r.GetForce()}}
+	default:
+		c.Body = &skeinv1.Command_AddServer{AddServer: &skeinv1.AddServer{NodeId: n.GetId()}}
+	}
+	answer, err := s.a.propose(ctx, c)
+	if err != nil {
+		return nil, err
+	}
+	return &skeinv1.SetRoleResponse{Node: n, Role: string(s.a.replica.State().Role(n.GetId())), Index: answer.GetIndex()}, nil
 }
 
 func (s api) Settings(ctx context.Context, r *skeinv1.SettingsRequest) (*skeinv1.SettingsResponse, error) {

@@ -172,7 +172,8 @@ func (a *Agent) admit(ctx context.Context, request *skeinv1.JoinRequest, peer id
 	answer, err := a.client.Propose(pctx, &skeinv1.Command{
 		RequestId: request.GetRequestId(),
 		Body: &skeinv1.Command_AdmitNode{AdmitNode: &skeinv1.AdmitNode{
-			Node: request.GetNode(), TokenId: request.GetTokenId(), TokenSecretHash: secret[:], ClusterId: request.GetClusterId(),
+			Node: request.GetNode(), TokenId: request.GetTokenId(), TokenSecret: request.GetTokenSecret(), ClusterId: request.GetClusterId(),
+			TokenSecretHash: secret[:], // for a leader older than roles
 		}},
 	})
 	if err != nil {

@@ -36,6 +36,7 @@ func (s api) Status(context.Context, *skeinv1.StatusRequest) (*skeinv1.StatusRes
 	if n := a.self(); n != nil {
 		r.Name, r.Ipv4, r.Ipv6 = n.GetName(), n.GetIpv4(), n.GetIpv6()
 	}
+	r.Role = string(st.Role(a.id.String()))
 	if v := st.Server(a.id); v != nil {
 		r.Server, r.Voter = true, v.GetVoter()
 	}
@@ -112,6 +113,7 @@ func (a *Agent) nodeView(n *skeinv1.Node, records map[identity.ID]gossip.Entry, 
 	if srv := a.replica.State().Server(id); srv != nil {
 		v.Server, v.Voter = true, srv.GetVoter()
 	}
+	v.Role = string(a.replica.State().Role(n.GetId()))
 	leader, ok := a.leader()
 	v.Leader = ok && leader == id
 	v.Path = transport(paths[id])

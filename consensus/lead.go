@@ -235,7 +235,10 @@ func (t *term) decide(spec *events.State, first *proposal) (*entry, *events.Stat
 		e.proposals = append(e.proposals, p)
 		var evs []*skeinv1.Event
 		stamp(p.command, spec.Time(), t.server.cfg.Now())
-		if evs, p.answer, p.err = events.Decide(spec, p.command); p.err == nil {
+		if p.err = events.Authorise(spec, p.command); p.err == nil {
+			evs, p.answer, p.err = events.Decide(spec, p.command)
+		}
+		if p.err == nil {
 			for _, ev := range evs {
 				if err := spec.Fold(ev); err != nil {
 					p.answer, p.err = nil, fmt.Errorf("decide: %w", err)

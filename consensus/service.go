@@ -110,66 +110,12 @@ func (s *Service) Propose(ctx context.Context, r *skeinv1.ProposeRequest) (*skei
 	} else if state.Server(peer) == nil {
 		return nil, connect.NewError(connect.CodePermissionDenied, fmt.Errorf("node %s is no server and may not forward commands", peer))
 	}
-	if err := authorise(state, c); err != nil {
-		return answered(nil, err)
-	}
 	server := s.server()
 	if server == nil {
 		return nil, connect.NewError(connect.CodeUnavailable, errors.New("this node is no server"))
 	}
 	a, err := s.commit(ctx, server, c, r.GetForwarded())
 	return answered(a, err)
-}
-
-// authorise says what a member may propose. The cluster is created at home only, a server is promoted
-// by servers only, and a node's key is rotated by the node itself. Who is no server takes pods' addresses
-// for itself only: a member that was broken into shall not take the blocks of others away.
-func authorise(state *events.State, c *skeinv1.Command) error {
-	id, err := identity.ParseID(c.GetIssuer())
-	if err != nil {
-		return &events.Error{Code: events.InvalidArgument, Message: "the command's issuer: " + err.Error()}
-	}
-	if err := checkMember(state, id); err != nil {
-		return err
-	}
-	deny := func(why string) error {
-		return &events.Error{Code: events.PermissionDenied, Message: fmt.Sprintf("node %s may not do this: %s", id, why)}
-	}
-	switch b := c.GetBody().(type) {
-	case *skeinv1.Command_CreateCluster:
-		return deny("a cluster is created on its first node with skein up --init")
-	case *skeinv1.Command_PromoteServer:
-		if state.Server(id) == nil {
-			return deny("only servers promote servers")
-		}
-	case *skeinv1.Command_AssignSlot, *skeinv1.Command_ReleaseSlot:
-		if state.Server(id) == nil {
-			return deny("who owns an egress slot is decided on the servers")
-		}
-	case *skeinv1.Command_RotateNodeKey:
-		if b.RotateNodeKey.GetNodeId() != id.String() {
-			return deny("a node rotates its own key only")
-		}
-	}
-	if owner := holderOf(c); owner != "" && owner != id.String() && state.Server(id) == nil {
-		return deny("a node asks for blocks, addresses and grants for itself only, and gives back its own only")
-	}
-	return nil
-}
-
-// holderOf is the node for which a command takes blocks, addresses or grants, or gives them back; empty: none.
-func holderOf(c *skeinv1.Command) string {
-	switch b := c.GetBody().(type) {
-	case *skeinv1.Command_AllocateBlocks:
-		return b.AllocateBlocks.GetNodeId()
-	case *skeinv1.Command_ReleaseBlocks:
-		return b.ReleaseBlocks.GetNodeId()
-	case *skeinv1.Command_ClaimAddress:
-		return b.ClaimAddress.GetNodeId()
-	case *skeinv1.Command_SetGrant:
-		return b.SetGrant.GetNodeId()
-	}
-	return ""
 }
 
 // commit holds a command for a short while if nobody leads.

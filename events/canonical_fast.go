@@ -53,7 +53,8 @@ func appendNode(b []byte, n *skeinv1.Node) []byte {
 	b = appendNumber(b, 10, uint64(n.GetMinSchema()))
 	b = appendNumber(b, 11, uint64(n.GetMaxSchema()))
 	b = appendNumber(b, 12, protowire.EncodeBool(n.GetAgentsOnly()))
-	return appendNumber(b, 13, protowire.EncodeBool(n.GetDraining()))
+	b = appendNumber(b, 13, protowire.EncodeBool(n.GetDraining()))
+	return appendNumber(b, 14, protowire.EncodeBool(n.GetAdmin()))
 }
 
 func appendToken(b []byte, t *skeinv1.Token) []byte {
@@ -64,7 +65,8 @@ func appendToken(b []byte, t *skeinv1.Token) []byte {
 	b = appendNumber(b, 5, uint64(t.GetUsesLeft()))
 	b = appendNumber(b, 6, uint64(t.GetUses()))
 	b = appendText(b, 7, t.GetLabel())
-	return appendNumber(b, 8, protowire.EncodeBool(t.GetAgentsOnly()))
+	b = appendNumber(b, 8, protowire.EncodeBool(t.GetAgentsOnly()))
+	return appendText(b, 9, t.GetRole())
 }
 
 func appendBlock(b []byte, v *skeinv1.Block) []byte {

@@ -83,6 +83,10 @@ func (d *decision) dispatch() error {
 		return d.removeServer(b.RemoveServer)
 	case *skeinv1.Command_RotateGossipKey:
 		return d.rotateGossipKey()
+	case *skeinv1.Command_SetAdmin:
+		return d.setAdmin(b.SetAdmin)
+	case *skeinv1.Command_IntroduceRoles:
+		return d.introduceRoles()
 	}
 	return d.dispatchPool()
 }

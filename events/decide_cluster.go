@@ -43,12 +43,13 @@ func (d *decision) createCluster(c *skeinv1.CreateCluster) error {
 	if c.GetSettings() != nil {
 		settings = proto.CloneOf(c.GetSettings())
 	}
+	settings.RolesSince = d.c.GetTime()
 	created := &skeinv1.Cluster{
 		Id: c.GetClusterId(), CreatedAt: d.c.GetTime(), PskSeed: seed,
 		OverlayIpv4: overlay.String(), OverlayIpv6: identity.OverlayPrefix(cluster).String(),
 	}
 	d.emit(&skeinv1.Event{Body: &skeinv1.Event_ClusterCreated{ClusterCreated: &skeinv1.ClusterCreated{Cluster: created, Settings: settings}}})
-	n := d.newNode(c.GetFirstNode(), cluster, overlay.Addr().Next(), false)
+	n := d.newNode(c.GetFirstNode(), cluster, overlay.Addr().Next())
 	d.emit(&skeinv1.Event{Body: &skeinv1.Event_NodeAdmitted{NodeAdmitted: &skeinv1.NodeAdmitted{Node: n}}})
 	d.answer.Node = n
 	d.emitServerAdded(n.GetId())
@@ -64,6 +65,7 @@ func (d *decision) changeSettings(c *skeinv1.ChangeSettings) error {
 	if err != nil {
 		return err
 	}
+	next.RolesSince = d.s.Settings().GetRolesSince() // the leader's to set
 	if err := checkSettings(next); err != nil {
 		return err
 	}
@@ -119,6 +121,13 @@ func (d *decision) createToken(c *skeinv1.CreateToken) error {
 	if err := checkText("the token's label", c.GetLabel(), MaxText); err != nil {
 		return err
 	}
+	role, err := ParseRole(cmp.Or(c.GetRole(), string(RoleAgent)))
+	if err != nil {
+		return err
+	}
+	if c.GetAgentsOnly() && role == RoleServer {
+		return refuse(InvalidArgument, "a token for agents only gives no role server: ask for one of the two")
+	}
 	if old := d.s.Token(c.GetId()); old != nil {
 		if !sameSecret(old.GetSecretHash(), c.GetSecretHash()) {
 			return refuse(AlreadyExists, "token %s already exists: make another ID", c.GetId())
@@ -131,7 +140,10 @@ func (d *decision) createToken(c *skeinv1.CreateToken) error {
 	}
 	t := &skeinv1.Token{
 		Id: c.GetId(), SecretHash: c.GetSecretHash(), CreatedAt: d.c.GetTime(), ExpiresAt: d.c.GetTime() + c.GetLifetimeNanos(),
-		UsesLeft: c.GetUses(), Uses: c.GetUses(), Label: c.GetLabel(), AgentsOnly: c.GetAgentsOnly(),
+		UsesLeft: c.GetUses(), Uses: c.GetUses(), Label: c.GetLabel(), AgentsOnly: role != RoleServer,
+	}
+	if role != RoleAgent {
+		t.Role = string(role)
 	}
 	d.emit(&skeinv1.Event{Body: &skeinv1.Event_TokenCreated{TokenCreated: &skeinv1.TokenCreated{Token: t}}})
 	d.answer.Token = t

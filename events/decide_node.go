@@ -1,7 +1,9 @@
 package events
 
 import (
+	"cmp"
 	"crypto/ed25519"
+	"crypto/sha256"
 	"maps"
 	"net/netip"
 	"time"
@@ -20,7 +22,12 @@ func (d *decision) admitNode(c *skeinv1.AdmitNode) error {
 	if have := d.s.Cluster().GetId(); c.GetClusterId() != have {
 		return refuse(PermissionDenied, "the join token is for cluster %.40q and this is cluster %s: make a token on a member of this one with skein token create", c.GetClusterId(), have)
 	}
-	t, err := d.token(c.GetTokenId(), c.GetTokenSecretHash())
+	hash := c.GetTokenSecretHash()
+	if len(c.GetTokenSecret()) > 0 {
+		sum := sha256.Sum256(c.GetTokenSecret())
+		hash = sum[:]
+	}
+	t, err := d.token(c.GetTokenId(), hash)
 	if err != nil {
 		return err
 	}
@@ -34,8 +41,9 @@ func (d *decision) admitNode(c *skeinv1.AdmitNode) error {
 	if t.GetUsesLeft() == 0 {
 		return refuse(PermissionDenied, "join token %s is used up (%d uses): make a new one on a member with skein token create", t.GetId(), t.GetUses())
 	}
-	if want.GetServer() && t.GetAgentsOnly() {
-		return refuse(PermissionDenied, "join token %s lets no servers in: set server: false in skein.yaml, or ask for a token that allows servers", t.GetId())
+	if want.GetServer() && Role(t.GetRole()) != RoleServer {
+		return refuse(PermissionDenied, "join token %s gives the role %s and %s wants to be a server: ask for a token made with skein token create --role server, or remove server: true from skein.yaml and have the role granted later",
+			t.GetId(), cmp.Or(t.GetRole(), string(RoleAgent)), want.GetName())
 	}
 	if want.GetServer() {
 		if err := d.checkServerSchema(want.GetName(), max(want.GetMaxSchema(), 1)); err != nil {
@@ -53,7 +61,9 @@ func (d *decision) admitNode(c *skeinv1.AdmitNode) error {
 	if err != nil {
 		return err
 	}
-	n := d.newNode(want, cluster, ipv4, t.GetAgentsOnly())
+	n := d.newNode(want, cluster, ipv4)
+	n.AgentsOnly = t.GetAgentsOnly()
+	n.Admin = Role(t.GetRole()) == RoleAdmin
 	d.emit(&skeinv1.Event{Body: &skeinv1.Event_NodeAdmitted{NodeAdmitted: &skeinv1.NodeAdmitted{Node: n, TokenId: t.GetId()}}})
 	d.emit(&skeinv1.Event{Body: &skeinv1.Event_TokenUsed{TokenUsed: &skeinv1.TokenUsed{TokenId: t.GetId(), NodeId: n.GetId()}}})
 	if want.GetServer() {
@@ -118,13 +128,13 @@ func (d *decision) checkKeyFree(name string, key []byte) error {
 }
 
 // newNode is the node that the next event admits.
-func (d *decision) newNode(want *skeinv1.NewNode, cluster identity.ClusterID, ipv4 netip.Addr, agentsOnly bool) *skeinv1.Node {
+func (d *decision) newNode(want *skeinv1.NewNode, cluster identity.ClusterID, ipv4 netip.Addr) *skeinv1.Node {
 	id := identity.IDOf(ed25519.PublicKey(want.GetIdentityKey()))
 	low, high := schemaRange(want.GetMinSchema(), want.GetMaxSchema())
 	return &skeinv1.Node{
 		Id: id.String(), Name: want.GetName(), IdentityKey: want.GetIdentityKey(), WireguardKey: want.GetWireguardKey(),
 		Ipv4: ipv4.String(), Ipv6: identity.OverlayIPv6(cluster, id).String(), Labels: maps.Clone(want.GetLabels()),
-		AdmittedAt: d.c.GetTime(), AdmittedIndex: d.nextIndex(), MinSchema: low, MaxSchema: high, AgentsOnly: agentsOnly,
+		AdmittedAt: d.c.GetTime(), AdmittedIndex: d.nextIndex(), MinSchema: low, MaxSchema: high,
 	}
 }
 

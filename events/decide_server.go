@@ -1,6 +1,10 @@
 package events
 
-import skeinv1 "github.com/skeinmesh/skein/api/skein/v1"
+import (
+	"google.golang.org/protobuf/proto"
+
+	skeinv1 "github.com/skeinmesh/skein/api/skein/v1"
+)
 
 func (d *decision) addServer(c *skeinv1.AddServer) error {
 	n, err := d.node(c.GetNodeId())
@@ -11,12 +15,12 @@ func (d *decision) addServer(c *skeinv1.AddServer) error {
 	if find(&d.s.servers, n.GetId()) != nil {
 		return nil
 	}
-	if n.GetAgentsOnly() {
-		return refuse(PermissionDenied, "%s joined with a token that lets no servers in: it may not be a server", n.GetName())
-	}
 	if err := d.checkServerSchema(n.GetName(), n.GetMaxSchema()); err != nil {
 		return err
 	}
+	allowed := proto.CloneOf(n)
+	allowed.AgentsOnly = false
+	d.emitChange(allowed)
 	d.emitServerAdded(n.GetId())
 	return nil
 }

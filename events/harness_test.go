@@ -108,9 +108,14 @@ func createCluster(overlay, first string) *skeinv1.Command {
 	}}}
 }
 
+// createToken makes a token for servers, or for agents.
 func createToken(name string, uses uint32, agentsOnly bool) *skeinv1.Command {
+	role := RoleServer
+	if agentsOnly {
+		role = RoleAgent
+	}
 	return &skeinv1.Command{Body: &skeinv1.Command_CreateToken{CreateToken: &skeinv1.CreateToken{
-		Id: tokenID(name), SecretHash: key("secret", name), LifetimeNanos: int64(time.Hour), Uses: uses, AgentsOnly: agentsOnly,
+		Id: tokenID(name), SecretHash: key("secret", name), LifetimeNanos: int64(time.Hour), Uses: uses, Role: string(role),
 	}}}
 }
 

@@ -1,6 +1,7 @@
 package main
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"io"
@@ -11,6 +12,7 @@ import (
 
 	"github.com/skeinmesh/skein/agent"
 	skeinv1 "github.com/skeinmesh/skein/api/skein/v1"
+	"github.com/skeinmesh/skein/events"
 	"github.com/skeinmesh/skein/gossip/candidate"
 )
 
@@ -21,34 +23,38 @@ func candidateText(t skeinv1.CandidateType) string {
 func newTokenCmd(g *globals) *cobra.Command {
 	var uses uint32
 	var ttl time.Duration
-	var label string
+	var label, role string
 	var agentsOnly bool
 	create := &cobra.Command{
-		Use: "create", Short: "Print a token that lets hosts join", Example: "  skein token create\n  skein token create --uses 10 --ttl 24h", Args: noArgs,
+		Use: "create", Short: "Print a token that lets hosts join", Example: "  skein token create\n  skein token create --uses 10 --ttl 24h\n  skein token create --role server", Args: noArgs,
 		RunE: func(c *cobra.Command, _ []string) error {
 			if uses == 0 || ttl <= 0 {
 				return usageError{errors.New("--uses and --ttl must be above zero")}
 			}
-			r, err := g.client().CreateToken(c.Context(), &skeinv1.CreateTokenRequest{Uses: uses, LifetimeNanos: int64(ttl), Label: label, AgentsOnly: agentsOnly})
+			if _, err := events.ParseRole(role); err != nil {
+				return usageError{fmt.Errorf("--role: %w", err)}
+			}
+			r, err := g.client().CreateToken(c.Context(), &skeinv1.CreateTokenRequest{Uses: uses, LifetimeNanos: int64(ttl), Label: label, AgentsOnly: agentsOnly, Role: role})
 			return g.show(c, r, err, func(w io.Writer) { fmt.Fprintln(w, r.GetToken()) })
 		},
 	}
 	create.Flags().Uint32Var(&uses, "uses", 1, "how many hosts may join with it")
 	create.Flags().DurationVar(&ttl, "ttl", time.Hour, "how long it is valid")
 	create.Flags().StringVar(&label, "label", "", "a note, shown by skein token list")
-	create.Flags().BoolVar(&agentsOnly, "agents-only", false, "hosts that join with it may not be servers")
+	create.Flags().StringVar(&role, "role", string(events.RoleAgent), "what those who join with it may do: agent, admin or server")
+	create.Flags().BoolVar(&agentsOnly, "agents-only", false, "the same as --role agent")
 	list := &cobra.Command{
 		Use: "list", Short: "All tokens, also those that are used up or have expired", Example: "  skein token list", Args: noArgs,
 		RunE: func(c *cobra.Command, _ []string) error {
 			r, err := g.client().ListTokens(c.Context(), &skeinv1.ListTokensRequest{})
 			return g.show(c, r, err, func(w io.Writer) {
-				t := table{head: []string{"ID", "USES LEFT", "EXPIRES IN", "SERVERS", "LABEL"}}
+				t := table{head: []string{"ID", "USES LEFT", "EXPIRES IN", "ROLE", "LABEL"}}
 				for _, k := range r.GetTokens() {
 					left := "expired"
 					if d := time.Until(time.Unix(0, k.GetExpiresAt())); d > 0 {
 						left = short(d)
 					}
-					t.add(k.GetId(), fmt.Sprintf("%d of %d", k.GetUsesLeft(), k.GetUses()), left, yesNo(!k.GetAgentsOnly()), dash(k.GetLabel()))
+					t.add(k.GetId(), fmt.Sprintf("%d of %d", k.GetUsesLeft(), k.GetUses()), left, cmp.Or(k.GetRole(), string(events.RoleAgent)), dash(k.GetLabel()))
 				}
 				t.print(w)
 			})
@@ -85,7 +91,7 @@ func newNodeCmd(g *globals) *cobra.Command {
 	}
 	revoke.Flags().StringVar(&reason, "reason", "", "why, for the record")
 	revoke.Flags().BoolVar(&force, "force", false, "also when it leaves only two voters")
-	return group("node", "Members", show, newNodeDrainCmd(g), revoke)
+	return group("node", "Members", show, newNodeDrainCmd(g), newRoleCmd(g, false), newRoleCmd(g, true), revoke)
 }
 
 func printNode(w io.Writer, n *skeinv1.NodeView) {

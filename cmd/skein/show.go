@@ -1,6 +1,7 @@
 package main
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"io"
@@ -27,7 +28,7 @@ func printStatus(w io.Writer, s *skeinv1.StatusResponse) {
 	line := func(k, format string, a ...any) {
 		fmt.Fprintf(w, "%-10s %s\n", k, cut(fmt.Sprintf(format, a...), tableWidth-11))
 	}
-	role := "agent"
+	role := dash(s.GetRole())
 	switch {
 	case s.GetVoter():
 		role = "server (voter)"
@@ -88,7 +89,7 @@ func printNodes(w io.Writer, nodes []*skeinv1.NodeView) {
 }
 
 func role(n *skeinv1.NodeView) string {
-	role := "agent"
+	role := cmp.Or(n.GetRole(), "agent")
 	switch {
 	case n.GetLeader():
 		role = "leader"

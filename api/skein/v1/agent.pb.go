@@ -90,6 +90,7 @@ type StatusResponse struct {
 	Phase            string                 `protobuf:"bytes,29,opt,name=phase,proto3" json:"phase,omitempty"`                                                  // starting | joining | running
 	ClockOffsetNanos int64                  `protobuf:"varint,30,opt,name=clock_offset_nanos,json=clockOffsetNanos,proto3" json:"clock_offset_nanos,omitempty"` // this host's clock minus the leader's, when known
 	ReconcileWrites  uint64                 `protobuf:"varint,31,opt,name=reconcile_writes,json=reconcileWrites,proto3" json:"reconcile_writes,omitempty"`      // netlink writes since start
+	Role             string                 `protobuf:"bytes,33,opt,name=role,proto3" json:"role,omitempty"`                                                    // agent | admin | server
 	RelayUdp         string                 `protobuf:"bytes,32,opt,name=relay_udp,json=relayUdp,proto3" json:"relay_udp,omitempty"`                            // who forwards UDP for others: kernel | userspace, and why not the kernel; empty: nobody
 	unknownFields    protoimpl.UnknownFields
 	sizeCache        protoimpl.SizeCache
@@ -340,6 +341,13 @@ func (x *StatusResponse) GetReconcileWrites() uint64 {
 		return x.ReconcileWrites
 	}
 	return 0
+}
+
+func (x *StatusResponse) GetRole() string {
+	if x != nil {
+		return x.Role
+	}
+	return ""
 }
 
 func (x *StatusResponse) GetRelayUdp() string {
@@ -593,6 +601,7 @@ type NodeView struct {
 	Self           bool                   `protobuf:"varint,7,opt,name=self,proto3" json:"self,omitempty"`
 	Path           string                 `protobuf:"bytes,8,opt,name=path,proto3" json:"path,omitempty"`                                              // direct | relay | down | self
 	RecordAgeNanos int64                  `protobuf:"varint,9,opt,name=record_age_nanos,json=recordAgeNanos,proto3" json:"record_age_nanos,omitempty"` // since this agent took it in
+	Role           string                 `protobuf:"bytes,10,opt,name=role,proto3" json:"role,omitempty"`                                             // agent | admin | server
 	unknownFields  protoimpl.UnknownFields
 	sizeCache      protoimpl.SizeCache
 }
@@ -688,6 +697,13 @@ func (x *NodeView) GetRecordAgeNanos() int64 {
 		return x.RecordAgeNanos
 	}
 	return 0
+}
+
+func (x *NodeView) GetRole() string {
+	if x != nil {
+		return x.Role
+	}
+	return ""
 }
 
 type PeersRequest struct {
@@ -1340,6 +1356,7 @@ type CreateTokenRequest struct {
 	LifetimeNanos int64                  `protobuf:"varint,2,opt,name=lifetime_nanos,json=lifetimeNanos,proto3" json:"lifetime_nanos,omitempty"`
 	Label         string                 `protobuf:"bytes,3,opt,name=label,proto3" json:"label,omitempty"`
 	AgentsOnly    bool                   `protobuf:"varint,4,opt,name=agents_only,json=agentsOnly,proto3" json:"agents_only,omitempty"`
+	Role          string                 `protobuf:"bytes,5,opt,name=role,proto3" json:"role,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1400,6 +1417,13 @@ func (x *CreateTokenRequest) GetAgentsOnly() bool {
 		return x.AgentsOnly
 	}
 	return false
+}
+
+func (x *CreateTokenRequest) GetRole() string {
+	if x != nil {
+		return x.Role
+	}
+	return ""
 }
 
 type CreateTokenResponse struct {
@@ -1814,6 +1838,134 @@ func (x *RevokeNodeResponse) GetIndex() uint64 {
 	return 0
 }
 
+type SetRoleRequest struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Node          string                 `protobuf:"bytes,1,opt,name=node,proto3" json:"node,omitempty"`
+	Role          string                 `protobuf:"bytes,2,opt,name=role,proto3" json:"role,omitempty"`
+	Withdraw      bool                   `protobuf:"varint,3,opt,name=withdraw,proto3" json:"withdraw,omitempty"`
+	Force         bool                   `protobuf:"varint,4,opt,name=force,proto3" json:"force,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *SetRoleRequest) Reset() {
+	*x = SetRoleRequest{}
+	mi := &file_skein_v1_agent_proto_msgTypes[24]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *SetRoleRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*SetRoleRequest) ProtoMessage() {}
+
+func (x *SetRoleRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_skein_v1_agent_proto_msgTypes[24]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use SetRoleRequest.ProtoReflect.Descriptor instead.
+func (*SetRoleRequest) Descriptor() ([]byte, []int) {
+	return file_skein_v1_agent_proto_rawDescGZIP(), []int{24}
+}
+
+func (x *SetRoleRequest) GetNode() string {
+	if x != nil {
+		return x.Node
+	}
+	return ""
+}
+
+func (x *SetRoleRequest) GetRole() string {
+	if x != nil {
+		return x.Role
+	}
+	return ""
+}
+
+func (x *SetRoleRequest) GetWithdraw() bool {
+	if x != nil {
+		return x.Withdraw
+	}
+	return false
+}
+
+func (x *SetRoleRequest) GetForce() bool {
+	if x != nil {
+		return x.Force
+	}
+	return false
+}
+
+type SetRoleResponse struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Node          *Node                  `protobuf:"bytes,1,opt,name=node,proto3" json:"node,omitempty"`
+	Role          string                 `protobuf:"bytes,2,opt,name=role,proto3" json:"role,omitempty"`
+	Index         uint64                 `protobuf:"varint,3,opt,name=index,proto3" json:"index,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *SetRoleResponse) Reset() {
+	*x = SetRoleResponse{}
+	mi := &file_skein_v1_agent_proto_msgTypes[25]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *SetRoleResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*SetRoleResponse) ProtoMessage() {}
+
+func (x *SetRoleResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_skein_v1_agent_proto_msgTypes[25]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use SetRoleResponse.ProtoReflect.Descriptor instead.
+func (*SetRoleResponse) Descriptor() ([]byte, []int) {
+	return file_skein_v1_agent_proto_rawDescGZIP(), []int{25}
+}
+
+func (x *SetRoleResponse) GetNode() *Node {
+	if x != nil {
+		return x.Node
+	}
+	return nil
+}
+
+func (x *SetRoleResponse) GetRole() string {
+	if x != nil {
+		return x.Role
+	}
+	return ""
+}
+
+func (x *SetRoleResponse) GetIndex() uint64 {
+	if x != nil {
+		return x.Index
+	}
+	return 0
+}
+
 type SettingsRequest struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Change        *Settings              `protobuf:"bytes,1,opt,name=change,proto3" json:"change,omitempty"`
@@ -1824,7 +1976,7 @@ type SettingsRequest struct {
 
 func (x *SettingsRequest) Reset() {
 	*x = SettingsRequest{}
-	mi := &file_skein_v1_agent_proto_msgTypes[24]
+	mi := &file_skein_v1_agent_proto_msgTypes[26]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1836,7 +1988,7 @@ func (x *SettingsRequest) String() string {
 func (*SettingsRequest) ProtoMessage() {}
 
 func (x *SettingsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_agent_proto_msgTypes[24]
+	mi := &file_skein_v1_agent_proto_msgTypes[26]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1849,7 +2001,7 @@ func (x *SettingsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SettingsRequest.ProtoReflect.Descriptor instead.
 func (*SettingsRequest) Descriptor() ([]byte, []int) {
-	return file_skein_v1_agent_proto_rawDescGZIP(), []int{24}
+	return file_skein_v1_agent_proto_rawDescGZIP(), []int{26}
 }
 
 func (x *SettingsRequest) GetChange() *Settings {
@@ -1876,7 +2028,7 @@ type SettingsResponse struct {
 
 func (x *SettingsResponse) Reset() {
 	*x = SettingsResponse{}
-	mi := &file_skein_v1_agent_proto_msgTypes[25]
+	mi := &file_skein_v1_agent_proto_msgTypes[27]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1888,7 +2040,7 @@ func (x *SettingsResponse) String() string {
 func (*SettingsResponse) ProtoMessage() {}
 
 func (x *SettingsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_agent_proto_msgTypes[25]
+	mi := &file_skein_v1_agent_proto_msgTypes[27]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1901,7 +2053,7 @@ func (x *SettingsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SettingsResponse.ProtoReflect.Descriptor instead.
 func (*SettingsResponse) Descriptor() ([]byte, []int) {
-	return file_skein_v1_agent_proto_rawDescGZIP(), []int{25}
+	return file_skein_v1_agent_proto_rawDescGZIP(), []int{27}
 }
 
 func (x *SettingsResponse) GetSettings() *Settings {
@@ -1929,7 +2081,7 @@ type EventsRequest struct {
 
 func (x *EventsRequest) Reset() {
 	*x = EventsRequest{}
-	mi := &file_skein_v1_agent_proto_msgTypes[26]
+	mi := &file_skein_v1_agent_proto_msgTypes[28]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1941,7 +2093,7 @@ func (x *EventsRequest) String() string {
 func (*EventsRequest) ProtoMessage() {}
 
 func (x *EventsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_agent_proto_msgTypes[26]
+	mi := &file_skein_v1_agent_proto_msgTypes[28]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1954,7 +2106,7 @@ func (x *EventsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use EventsRequest.ProtoReflect.Descriptor instead.
 func (*EventsRequest) Descriptor() ([]byte, []int) {
-	return file_skein_v1_agent_proto_rawDescGZIP(), []int{26}
+	return file_skein_v1_agent_proto_rawDescGZIP(), []int{28}
 }
 
 func (x *EventsRequest) GetSince() uint64 {
@@ -1987,7 +2139,7 @@ type EventsResponse struct {
 
 func (x *EventsResponse) Reset() {
 	*x = EventsResponse{}
-	mi := &file_skein_v1_agent_proto_msgTypes[27]
+	mi := &file_skein_v1_agent_proto_msgTypes[29]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1999,7 +2151,7 @@ func (x *EventsResponse) String() string {
 func (*EventsResponse) ProtoMessage() {}
 
 func (x *EventsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_agent_proto_msgTypes[27]
+	mi := &file_skein_v1_agent_proto_msgTypes[29]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2012,7 +2164,7 @@ func (x *EventsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use EventsResponse.ProtoReflect.Descriptor instead.
 func (*EventsResponse) Descriptor() ([]byte, []int) {
-	return file_skein_v1_agent_proto_rawDescGZIP(), []int{27}
+	return file_skein_v1_agent_proto_rawDescGZIP(), []int{29}
 }
 
 func (x *EventsResponse) GetEvent() *Event {
@@ -2031,7 +2183,7 @@ type StateRequest struct {
 
 func (x *StateRequest) Reset() {
 	*x = StateRequest{}
-	mi := &file_skein_v1_agent_proto_msgTypes[28]
+	mi := &file_skein_v1_agent_proto_msgTypes[30]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2043,7 +2195,7 @@ func (x *StateRequest) String() string {
 func (*StateRequest) ProtoMessage() {}
 
 func (x *StateRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_agent_proto_msgTypes[28]
+	mi := &file_skein_v1_agent_proto_msgTypes[30]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2056,7 +2208,7 @@ func (x *StateRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StateRequest.ProtoReflect.Descriptor instead.
 func (*StateRequest) Descriptor() ([]byte, []int) {
-	return file_skein_v1_agent_proto_rawDescGZIP(), []int{28}
+	return file_skein_v1_agent_proto_rawDescGZIP(), []int{30}
 }
 
 func (x *StateRequest) GetAt() uint64 {
@@ -2076,7 +2228,7 @@ type StateResponse struct {
 
 func (x *StateResponse) Reset() {
 	*x = StateResponse{}
-	mi := &file_skein_v1_agent_proto_msgTypes[29]
+	mi := &file_skein_v1_agent_proto_msgTypes[31]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2088,7 +2240,7 @@ func (x *StateResponse) String() string {
 func (*StateResponse) ProtoMessage() {}
 
 func (x *StateResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_agent_proto_msgTypes[29]
+	mi := &file_skein_v1_agent_proto_msgTypes[31]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2101,7 +2253,7 @@ func (x *StateResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StateResponse.ProtoReflect.Descriptor instead.
 func (*StateResponse) Descriptor() ([]byte, []int) {
-	return file_skein_v1_agent_proto_rawDescGZIP(), []int{29}
+	return file_skein_v1_agent_proto_rawDescGZIP(), []int{31}
 }
 
 func (x *StateResponse) GetState() *State {
@@ -2128,7 +2280,7 @@ type DiffRequest struct {
 
 func (x *DiffRequest) Reset() {
 	*x = DiffRequest{}
-	mi := &file_skein_v1_agent_proto_msgTypes[30]
+	mi := &file_skein_v1_agent_proto_msgTypes[32]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2140,7 +2292,7 @@ func (x *DiffRequest) String() string {
 func (*DiffRequest) ProtoMessage() {}
 
 func (x *DiffRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_agent_proto_msgTypes[30]
+	mi := &file_skein_v1_agent_proto_msgTypes[32]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2153,7 +2305,7 @@ func (x *DiffRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DiffRequest.ProtoReflect.Descriptor instead.
 func (*DiffRequest) Descriptor() ([]byte, []int) {
-	return file_skein_v1_agent_proto_rawDescGZIP(), []int{30}
+	return file_skein_v1_agent_proto_rawDescGZIP(), []int{32}
 }
 
 func (x *DiffRequest) GetFrom() uint64 {
@@ -2179,7 +2331,7 @@ type DiffResponse struct {
 
 func (x *DiffResponse) Reset() {
 	*x = DiffResponse{}
-	mi := &file_skein_v1_agent_proto_msgTypes[31]
+	mi := &file_skein_v1_agent_proto_msgTypes[33]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2191,7 +2343,7 @@ func (x *DiffResponse) String() string {
 func (*DiffResponse) ProtoMessage() {}
 
 func (x *DiffResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_agent_proto_msgTypes[31]
+	mi := &file_skein_v1_agent_proto_msgTypes[33]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2204,7 +2356,7 @@ func (x *DiffResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DiffResponse.ProtoReflect.Descriptor instead.
 func (*DiffResponse) Descriptor() ([]byte, []int) {
-	return file_skein_v1_agent_proto_rawDescGZIP(), []int{31}
+	return file_skein_v1_agent_proto_rawDescGZIP(), []int{33}
 }
 
 func (x *DiffResponse) GetLines() []string {
@@ -2224,7 +2376,7 @@ type ExplainPeerRequest struct {
 
 func (x *ExplainPeerRequest) Reset() {
 	*x = ExplainPeerRequest{}
-	mi := &file_skein_v1_agent_proto_msgTypes[32]
+	mi := &file_skein_v1_agent_proto_msgTypes[34]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2236,7 +2388,7 @@ func (x *ExplainPeerRequest) String() string {
 func (*ExplainPeerRequest) ProtoMessage() {}
 
 func (x *ExplainPeerRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_agent_proto_msgTypes[32]
+	mi := &file_skein_v1_agent_proto_msgTypes[34]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2249,7 +2401,7 @@ func (x *ExplainPeerRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExplainPeerRequest.ProtoReflect.Descriptor instead.
 func (*ExplainPeerRequest) Descriptor() ([]byte, []int) {
-	return file_skein_v1_agent_proto_rawDescGZIP(), []int{32}
+	return file_skein_v1_agent_proto_rawDescGZIP(), []int{34}
 }
 
 func (x *ExplainPeerRequest) GetPeer() string {
@@ -2283,7 +2435,7 @@ type ExplainPeerResponse struct {
 
 func (x *ExplainPeerResponse) Reset() {
 	*x = ExplainPeerResponse{}
-	mi := &file_skein_v1_agent_proto_msgTypes[33]
+	mi := &file_skein_v1_agent_proto_msgTypes[35]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2295,7 +2447,7 @@ func (x *ExplainPeerResponse) String() string {
 func (*ExplainPeerResponse) ProtoMessage() {}
 
 func (x *ExplainPeerResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_agent_proto_msgTypes[33]
+	mi := &file_skein_v1_agent_proto_msgTypes[35]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2308,7 +2460,7 @@ func (x *ExplainPeerResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExplainPeerResponse.ProtoReflect.Descriptor instead.
 func (*ExplainPeerResponse) Descriptor() ([]byte, []int) {
-	return file_skein_v1_agent_proto_rawDescGZIP(), []int{33}
+	return file_skein_v1_agent_proto_rawDescGZIP(), []int{35}
 }
 
 func (x *ExplainPeerResponse) GetPeer() *PeerView {
@@ -2393,7 +2545,7 @@ type PortGuessView struct {
 
 func (x *PortGuessView) Reset() {
 	*x = PortGuessView{}
-	mi := &file_skein_v1_agent_proto_msgTypes[34]
+	mi := &file_skein_v1_agent_proto_msgTypes[36]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2405,7 +2557,7 @@ func (x *PortGuessView) String() string {
 func (*PortGuessView) ProtoMessage() {}
 
 func (x *PortGuessView) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_agent_proto_msgTypes[34]
+	mi := &file_skein_v1_agent_proto_msgTypes[36]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2418,7 +2570,7 @@ func (x *PortGuessView) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PortGuessView.ProtoReflect.Descriptor instead.
 func (*PortGuessView) Descriptor() ([]byte, []int) {
-	return file_skein_v1_agent_proto_rawDescGZIP(), []int{34}
+	return file_skein_v1_agent_proto_rawDescGZIP(), []int{36}
 }
 
 func (x *PortGuessView) GetRule() string {
@@ -2507,7 +2659,7 @@ type ProbeView struct {
 
 func (x *ProbeView) Reset() {
 	*x = ProbeView{}
-	mi := &file_skein_v1_agent_proto_msgTypes[35]
+	mi := &file_skein_v1_agent_proto_msgTypes[37]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2519,7 +2671,7 @@ func (x *ProbeView) String() string {
 func (*ProbeView) ProtoMessage() {}
 
 func (x *ProbeView) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_agent_proto_msgTypes[35]
+	mi := &file_skein_v1_agent_proto_msgTypes[37]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2532,7 +2684,7 @@ func (x *ProbeView) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ProbeView.ProtoReflect.Descriptor instead.
 func (*ProbeView) Descriptor() ([]byte, []int) {
-	return file_skein_v1_agent_proto_rawDescGZIP(), []int{35}
+	return file_skein_v1_agent_proto_rawDescGZIP(), []int{37}
 }
 
 func (x *ProbeView) GetEndpoint() string {
@@ -2602,7 +2754,7 @@ type PlanRequest struct {
 
 func (x *PlanRequest) Reset() {
 	*x = PlanRequest{}
-	mi := &file_skein_v1_agent_proto_msgTypes[36]
+	mi := &file_skein_v1_agent_proto_msgTypes[38]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2614,7 +2766,7 @@ func (x *PlanRequest) String() string {
 func (*PlanRequest) ProtoMessage() {}
 
 func (x *PlanRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_agent_proto_msgTypes[36]
+	mi := &file_skein_v1_agent_proto_msgTypes[38]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2627,7 +2779,7 @@ func (x *PlanRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PlanRequest.ProtoReflect.Descriptor instead.
 func (*PlanRequest) Descriptor() ([]byte, []int) {
-	return file_skein_v1_agent_proto_rawDescGZIP(), []int{36}
+	return file_skein_v1_agent_proto_rawDescGZIP(), []int{38}
 }
 
 func (x *PlanRequest) GetNode() string {
@@ -2662,7 +2814,7 @@ type PlanResponse struct {
 
 func (x *PlanResponse) Reset() {
 	*x = PlanResponse{}
-	mi := &file_skein_v1_agent_proto_msgTypes[37]
+	mi := &file_skein_v1_agent_proto_msgTypes[39]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2674,7 +2826,7 @@ func (x *PlanResponse) String() string {
 func (*PlanResponse) ProtoMessage() {}
 
 func (x *PlanResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_agent_proto_msgTypes[37]
+	mi := &file_skein_v1_agent_proto_msgTypes[39]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2687,7 +2839,7 @@ func (x *PlanResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PlanResponse.ProtoReflect.Descriptor instead.
 func (*PlanResponse) Descriptor() ([]byte, []int) {
-	return file_skein_v1_agent_proto_rawDescGZIP(), []int{37}
+	return file_skein_v1_agent_proto_rawDescGZIP(), []int{39}
 }
 
 func (x *PlanResponse) GetText() string {
@@ -2720,7 +2872,7 @@ type DownRequest struct {
 
 func (x *DownRequest) Reset() {
 	*x = DownRequest{}
-	mi := &file_skein_v1_agent_proto_msgTypes[38]
+	mi := &file_skein_v1_agent_proto_msgTypes[40]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2732,7 +2884,7 @@ func (x *DownRequest) String() string {
 func (*DownRequest) ProtoMessage() {}
 
 func (x *DownRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_agent_proto_msgTypes[38]
+	mi := &file_skein_v1_agent_proto_msgTypes[40]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2745,7 +2897,7 @@ func (x *DownRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DownRequest.ProtoReflect.Descriptor instead.
 func (*DownRequest) Descriptor() ([]byte, []int) {
-	return file_skein_v1_agent_proto_rawDescGZIP(), []int{38}
+	return file_skein_v1_agent_proto_rawDescGZIP(), []int{40}
 }
 
 func (x *DownRequest) GetPurge() bool {
@@ -2763,7 +2915,7 @@ type DownResponse struct {
 
 func (x *DownResponse) Reset() {
 	*x = DownResponse{}
-	mi := &file_skein_v1_agent_proto_msgTypes[39]
+	mi := &file_skein_v1_agent_proto_msgTypes[41]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2775,7 +2927,7 @@ func (x *DownResponse) String() string {
 func (*DownResponse) ProtoMessage() {}
 
 func (x *DownResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_agent_proto_msgTypes[39]
+	mi := &file_skein_v1_agent_proto_msgTypes[41]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2788,7 +2940,7 @@ func (x *DownResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DownResponse.ProtoReflect.Descriptor instead.
 func (*DownResponse) Descriptor() ([]byte, []int) {
-	return file_skein_v1_agent_proto_rawDescGZIP(), []int{39}
+	return file_skein_v1_agent_proto_rawDescGZIP(), []int{41}
 }
 
 type RelayRequest struct {
@@ -2799,7 +2951,7 @@ type RelayRequest struct {
 
 func (x *RelayRequest) Reset() {
 	*x = RelayRequest{}
-	mi := &file_skein_v1_agent_proto_msgTypes[40]
+	mi := &file_skein_v1_agent_proto_msgTypes[42]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2811,7 +2963,7 @@ func (x *RelayRequest) String() string {
 func (*RelayRequest) ProtoMessage() {}
 
 func (x *RelayRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_agent_proto_msgTypes[40]
+	mi := &file_skein_v1_agent_proto_msgTypes[42]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2824,7 +2976,7 @@ func (x *RelayRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RelayRequest.ProtoReflect.Descriptor instead.
 func (*RelayRequest) Descriptor() ([]byte, []int) {
-	return file_skein_v1_agent_proto_rawDescGZIP(), []int{40}
+	return file_skein_v1_agent_proto_rawDescGZIP(), []int{42}
 }
 
 type RelayResponse struct {
@@ -2837,7 +2989,7 @@ type RelayResponse struct {
 
 func (x *RelayResponse) Reset() {
 	*x = RelayResponse{}
-	mi := &file_skein_v1_agent_proto_msgTypes[41]
+	mi := &file_skein_v1_agent_proto_msgTypes[43]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2849,7 +3001,7 @@ func (x *RelayResponse) String() string {
 func (*RelayResponse) ProtoMessage() {}
 
 func (x *RelayResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_agent_proto_msgTypes[41]
+	mi := &file_skein_v1_agent_proto_msgTypes[43]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2862,7 +3014,7 @@ func (x *RelayResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RelayResponse.ProtoReflect.Descriptor instead.
 func (*RelayResponse) Descriptor() ([]byte, []int) {
-	return file_skein_v1_agent_proto_rawDescGZIP(), []int{41}
+	return file_skein_v1_agent_proto_rawDescGZIP(), []int{43}
 }
 
 func (x *RelayResponse) GetSessions() []*RelaySession {
@@ -2902,7 +3054,7 @@ type RelaySession struct {
 
 func (x *RelaySession) Reset() {
 	*x = RelaySession{}
-	mi := &file_skein_v1_agent_proto_msgTypes[42]
+	mi := &file_skein_v1_agent_proto_msgTypes[44]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2914,7 +3066,7 @@ func (x *RelaySession) String() string {
 func (*RelaySession) ProtoMessage() {}
 
 func (x *RelaySession) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_agent_proto_msgTypes[42]
+	mi := &file_skein_v1_agent_proto_msgTypes[44]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2927,7 +3079,7 @@ func (x *RelaySession) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RelaySession.ProtoReflect.Descriptor instead.
 func (*RelaySession) Descriptor() ([]byte, []int) {
-	return file_skein_v1_agent_proto_rawDescGZIP(), []int{42}
+	return file_skein_v1_agent_proto_rawDescGZIP(), []int{44}
 }
 
 func (x *RelaySession) GetNodeId() string {
@@ -3053,7 +3205,7 @@ type RelayServer struct {
 
 func (x *RelayServer) Reset() {
 	*x = RelayServer{}
-	mi := &file_skein_v1_agent_proto_msgTypes[43]
+	mi := &file_skein_v1_agent_proto_msgTypes[45]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3065,7 +3217,7 @@ func (x *RelayServer) String() string {
 func (*RelayServer) ProtoMessage() {}
 
 func (x *RelayServer) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_agent_proto_msgTypes[43]
+	mi := &file_skein_v1_agent_proto_msgTypes[45]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3078,7 +3230,7 @@ func (x *RelayServer) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RelayServer.ProtoReflect.Descriptor instead.
 func (*RelayServer) Descriptor() ([]byte, []int) {
-	return file_skein_v1_agent_proto_rawDescGZIP(), []int{43}
+	return file_skein_v1_agent_proto_rawDescGZIP(), []int{45}
 }
 
 func (x *RelayServer) GetClients() []*RelayClient {
@@ -3208,7 +3360,7 @@ type RelayServerLimits struct {
 
 func (x *RelayServerLimits) Reset() {
 	*x = RelayServerLimits{}
-	mi := &file_skein_v1_agent_proto_msgTypes[44]
+	mi := &file_skein_v1_agent_proto_msgTypes[46]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3220,7 +3372,7 @@ func (x *RelayServerLimits) String() string {
 func (*RelayServerLimits) ProtoMessage() {}
 
 func (x *RelayServerLimits) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_agent_proto_msgTypes[44]
+	mi := &file_skein_v1_agent_proto_msgTypes[46]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3233,7 +3385,7 @@ func (x *RelayServerLimits) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RelayServerLimits.ProtoReflect.Descriptor instead.
 func (*RelayServerLimits) Descriptor() ([]byte, []int) {
-	return file_skein_v1_agent_proto_rawDescGZIP(), []int{44}
+	return file_skein_v1_agent_proto_rawDescGZIP(), []int{46}
 }
 
 func (x *RelayServerLimits) GetMemoryBytes() uint64 {
@@ -3306,7 +3458,7 @@ type RelayClient struct {
 
 func (x *RelayClient) Reset() {
 	*x = RelayClient{}
-	mi := &file_skein_v1_agent_proto_msgTypes[45]
+	mi := &file_skein_v1_agent_proto_msgTypes[47]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3318,7 +3470,7 @@ func (x *RelayClient) String() string {
 func (*RelayClient) ProtoMessage() {}
 
 func (x *RelayClient) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_agent_proto_msgTypes[45]
+	mi := &file_skein_v1_agent_proto_msgTypes[47]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3331,7 +3483,7 @@ func (x *RelayClient) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RelayClient.ProtoReflect.Descriptor instead.
 func (*RelayClient) Descriptor() ([]byte, []int) {
-	return file_skein_v1_agent_proto_rawDescGZIP(), []int{45}
+	return file_skein_v1_agent_proto_rawDescGZIP(), []int{47}
 }
 
 func (x *RelayClient) GetNodeId() string {
@@ -3434,7 +3586,7 @@ type CreatePoolRequest struct {
 
 func (x *CreatePoolRequest) Reset() {
 	*x = CreatePoolRequest{}
-	mi := &file_skein_v1_agent_proto_msgTypes[46]
+	mi := &file_skein_v1_agent_proto_msgTypes[48]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3446,7 +3598,7 @@ func (x *CreatePoolRequest) String() string {
 func (*CreatePoolRequest) ProtoMessage() {}
 
 func (x *CreatePoolRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_agent_proto_msgTypes[46]
+	mi := &file_skein_v1_agent_proto_msgTypes[48]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3459,7 +3611,7 @@ func (x *CreatePoolRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CreatePoolRequest.ProtoReflect.Descriptor instead.
 func (*CreatePoolRequest) Descriptor() ([]byte, []int) {
-	return file_skein_v1_agent_proto_rawDescGZIP(), []int{46}
+	return file_skein_v1_agent_proto_rawDescGZIP(), []int{48}
 }
 
 func (x *CreatePoolRequest) GetPool() *Pool {
@@ -3478,7 +3630,7 @@ type ChangePoolRequest struct {
 
 func (x *ChangePoolRequest) Reset() {
 	*x = ChangePoolRequest{}
-	mi := &file_skein_v1_agent_proto_msgTypes[47]
+	mi := &file_skein_v1_agent_proto_msgTypes[49]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3490,7 +3642,7 @@ func (x *ChangePoolRequest) String() string {
 func (*ChangePoolRequest) ProtoMessage() {}
 
 func (x *ChangePoolRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_agent_proto_msgTypes[47]
+	mi := &file_skein_v1_agent_proto_msgTypes[49]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3503,7 +3655,7 @@ func (x *ChangePoolRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ChangePoolRequest.ProtoReflect.Descriptor instead.
 func (*ChangePoolRequest) Descriptor() ([]byte, []int) {
-	return file_skein_v1_agent_proto_rawDescGZIP(), []int{47}
+	return file_skein_v1_agent_proto_rawDescGZIP(), []int{49}
 }
 
 func (x *ChangePoolRequest) GetChange() *ChangePool {
@@ -3523,7 +3675,7 @@ type PoolResponse struct {
 
 func (x *PoolResponse) Reset() {
 	*x = PoolResponse{}
-	mi := &file_skein_v1_agent_proto_msgTypes[48]
+	mi := &file_skein_v1_agent_proto_msgTypes[50]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3535,7 +3687,7 @@ func (x *PoolResponse) String() string {
 func (*PoolResponse) ProtoMessage() {}
 
 func (x *PoolResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_agent_proto_msgTypes[48]
+	mi := &file_skein_v1_agent_proto_msgTypes[50]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3548,7 +3700,7 @@ func (x *PoolResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PoolResponse.ProtoReflect.Descriptor instead.
 func (*PoolResponse) Descriptor() ([]byte, []int) {
-	return file_skein_v1_agent_proto_rawDescGZIP(), []int{48}
+	return file_skein_v1_agent_proto_rawDescGZIP(), []int{50}
 }
 
 func (x *PoolResponse) GetPool() *Pool {
@@ -3574,7 +3726,7 @@ type RemovePoolRequest struct {
 
 func (x *RemovePoolRequest) Reset() {
 	*x = RemovePoolRequest{}
-	mi := &file_skein_v1_agent_proto_msgTypes[49]
+	mi := &file_skein_v1_agent_proto_msgTypes[51]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3586,7 +3738,7 @@ func (x *RemovePoolRequest) String() string {
 func (*RemovePoolRequest) ProtoMessage() {}
 
 func (x *RemovePoolRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_agent_proto_msgTypes[49]
+	mi := &file_skein_v1_agent_proto_msgTypes[51]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3599,7 +3751,7 @@ func (x *RemovePoolRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RemovePoolRequest.ProtoReflect.Descriptor instead.
 func (*RemovePoolRequest) Descriptor() ([]byte, []int) {
-	return file_skein_v1_agent_proto_rawDescGZIP(), []int{49}
+	return file_skein_v1_agent_proto_rawDescGZIP(), []int{51}
 }
 
 func (x *RemovePoolRequest) GetName() string {
@@ -3618,7 +3770,7 @@ type RemovePoolResponse struct {
 
 func (x *RemovePoolResponse) Reset() {
 	*x = RemovePoolResponse{}
-	mi := &file_skein_v1_agent_proto_msgTypes[50]
+	mi := &file_skein_v1_agent_proto_msgTypes[52]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3630,7 +3782,7 @@ func (x *RemovePoolResponse) String() string {
 func (*RemovePoolResponse) ProtoMessage() {}
 
 func (x *RemovePoolResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_agent_proto_msgTypes[50]
+	mi := &file_skein_v1_agent_proto_msgTypes[52]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3643,7 +3795,7 @@ func (x *RemovePoolResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RemovePoolResponse.ProtoReflect.Descriptor instead.
 func (*RemovePoolResponse) Descriptor() ([]byte, []int) {
-	return file_skein_v1_agent_proto_rawDescGZIP(), []int{50}
+	return file_skein_v1_agent_proto_rawDescGZIP(), []int{52}
 }
 
 func (x *RemovePoolResponse) GetIndex() uint64 {
@@ -3662,7 +3814,7 @@ type PoolsRequest struct {
 
 func (x *PoolsRequest) Reset() {
 	*x = PoolsRequest{}
-	mi := &file_skein_v1_agent_proto_msgTypes[51]
+	mi := &file_skein_v1_agent_proto_msgTypes[53]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3674,7 +3826,7 @@ func (x *PoolsRequest) String() string {
 func (*PoolsRequest) ProtoMessage() {}
 
 func (x *PoolsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_agent_proto_msgTypes[51]
+	mi := &file_skein_v1_agent_proto_msgTypes[53]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3687,7 +3839,7 @@ func (x *PoolsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PoolsRequest.ProtoReflect.Descriptor instead.
 func (*PoolsRequest) Descriptor() ([]byte, []int) {
-	return file_skein_v1_agent_proto_rawDescGZIP(), []int{51}
+	return file_skein_v1_agent_proto_rawDescGZIP(), []int{53}
 }
 
 func (x *PoolsRequest) GetName() string {
@@ -3706,7 +3858,7 @@ type PoolsResponse struct {
 
 func (x *PoolsResponse) Reset() {
 	*x = PoolsResponse{}
-	mi := &file_skein_v1_agent_proto_msgTypes[52]
+	mi := &file_skein_v1_agent_proto_msgTypes[54]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3718,7 +3870,7 @@ func (x *PoolsResponse) String() string {
 func (*PoolsResponse) ProtoMessage() {}
 
 func (x *PoolsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_agent_proto_msgTypes[52]
+	mi := &file_skein_v1_agent_proto_msgTypes[54]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3731,7 +3883,7 @@ func (x *PoolsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PoolsResponse.ProtoReflect.Descriptor instead.
 func (*PoolsResponse) Descriptor() ([]byte, []int) {
-	return file_skein_v1_agent_proto_rawDescGZIP(), []int{52}
+	return file_skein_v1_agent_proto_rawDescGZIP(), []int{54}
 }
 
 func (x *PoolsResponse) GetPools() []*PoolView {
@@ -3760,7 +3912,7 @@ type PoolView struct {
 
 func (x *PoolView) Reset() {
 	*x = PoolView{}
-	mi := &file_skein_v1_agent_proto_msgTypes[53]
+	mi := &file_skein_v1_agent_proto_msgTypes[55]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3772,7 +3924,7 @@ func (x *PoolView) String() string {
 func (*PoolView) ProtoMessage() {}
 
 func (x *PoolView) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_agent_proto_msgTypes[53]
+	mi := &file_skein_v1_agent_proto_msgTypes[55]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3785,7 +3937,7 @@ func (x *PoolView) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PoolView.ProtoReflect.Descriptor instead.
 func (*PoolView) Descriptor() ([]byte, []int) {
-	return file_skein_v1_agent_proto_rawDescGZIP(), []int{53}
+	return file_skein_v1_agent_proto_rawDescGZIP(), []int{55}
 }
 
 func (x *PoolView) GetPool() *Pool {
@@ -3876,7 +4028,7 @@ type PoolHolder struct {
 
 func (x *PoolHolder) Reset() {
 	*x = PoolHolder{}
-	mi := &file_skein_v1_agent_proto_msgTypes[54]
+	mi := &file_skein_v1_agent_proto_msgTypes[56]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3888,7 +4040,7 @@ func (x *PoolHolder) String() string {
 func (*PoolHolder) ProtoMessage() {}
 
 func (x *PoolHolder) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_agent_proto_msgTypes[54]
+	mi := &file_skein_v1_agent_proto_msgTypes[56]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3901,7 +4053,7 @@ func (x *PoolHolder) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PoolHolder.ProtoReflect.Descriptor instead.
 func (*PoolHolder) Descriptor() ([]byte, []int) {
-	return file_skein_v1_agent_proto_rawDescGZIP(), []int{54}
+	return file_skein_v1_agent_proto_rawDescGZIP(), []int{56}
 }
 
 func (x *PoolHolder) GetNodeId() string {
@@ -3937,7 +4089,7 @@ type LocalPool struct {
 
 func (x *LocalPool) Reset() {
 	*x = LocalPool{}
-	mi := &file_skein_v1_agent_proto_msgTypes[55]
+	mi := &file_skein_v1_agent_proto_msgTypes[57]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3949,7 +4101,7 @@ func (x *LocalPool) String() string {
 func (*LocalPool) ProtoMessage() {}
 
 func (x *LocalPool) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_agent_proto_msgTypes[55]
+	mi := &file_skein_v1_agent_proto_msgTypes[57]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3962,7 +4114,7 @@ func (x *LocalPool) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use LocalPool.ProtoReflect.Descriptor instead.
 func (*LocalPool) Descriptor() ([]byte, []int) {
-	return file_skein_v1_agent_proto_rawDescGZIP(), []int{55}
+	return file_skein_v1_agent_proto_rawDescGZIP(), []int{57}
 }
 
 func (x *LocalPool) GetBlocks() uint32 {
@@ -4004,7 +4156,7 @@ type BlocksRequest struct {
 
 func (x *BlocksRequest) Reset() {
 	*x = BlocksRequest{}
-	mi := &file_skein_v1_agent_proto_msgTypes[56]
+	mi := &file_skein_v1_agent_proto_msgTypes[58]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4016,7 +4168,7 @@ func (x *BlocksRequest) String() string {
 func (*BlocksRequest) ProtoMessage() {}
 
 func (x *BlocksRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_agent_proto_msgTypes[56]
+	mi := &file_skein_v1_agent_proto_msgTypes[58]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4029,7 +4181,7 @@ func (x *BlocksRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use BlocksRequest.ProtoReflect.Descriptor instead.
 func (*BlocksRequest) Descriptor() ([]byte, []int) {
-	return file_skein_v1_agent_proto_rawDescGZIP(), []int{56}
+	return file_skein_v1_agent_proto_rawDescGZIP(), []int{58}
 }
 
 func (x *BlocksRequest) GetPool() string {
@@ -4062,7 +4214,7 @@ type BlocksResponse struct {
 
 func (x *BlocksResponse) Reset() {
 	*x = BlocksResponse{}
-	mi := &file_skein_v1_agent_proto_msgTypes[57]
+	mi := &file_skein_v1_agent_proto_msgTypes[59]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4074,7 +4226,7 @@ func (x *BlocksResponse) String() string {
 func (*BlocksResponse) ProtoMessage() {}
 
 func (x *BlocksResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_agent_proto_msgTypes[57]
+	mi := &file_skein_v1_agent_proto_msgTypes[59]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4087,7 +4239,7 @@ func (x *BlocksResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use BlocksResponse.ProtoReflect.Descriptor instead.
 func (*BlocksResponse) Descriptor() ([]byte, []int) {
-	return file_skein_v1_agent_proto_rawDescGZIP(), []int{57}
+	return file_skein_v1_agent_proto_rawDescGZIP(), []int{59}
 }
 
 func (x *BlocksResponse) GetBlocks() []*BlockView {
@@ -4109,7 +4261,7 @@ type BlockView struct {
 
 func (x *BlockView) Reset() {
 	*x = BlockView{}
-	mi := &file_skein_v1_agent_proto_msgTypes[58]
+	mi := &file_skein_v1_agent_proto_msgTypes[60]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4121,7 +4273,7 @@ func (x *BlockView) String() string {
 func (*BlockView) ProtoMessage() {}
 
 func (x *BlockView) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_agent_proto_msgTypes[58]
+	mi := &file_skein_v1_agent_proto_msgTypes[60]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4134,7 +4286,7 @@ func (x *BlockView) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use BlockView.ProtoReflect.Descriptor instead.
 func (*BlockView) Descriptor() ([]byte, []int) {
-	return file_skein_v1_agent_proto_rawDescGZIP(), []int{58}
+	return file_skein_v1_agent_proto_rawDescGZIP(), []int{60}
 }
 
 func (x *BlockView) GetBlock() *Block {
@@ -4176,7 +4328,7 @@ type ReserveBlockRequest struct {
 
 func (x *ReserveBlockRequest) Reset() {
 	*x = ReserveBlockRequest{}
-	mi := &file_skein_v1_agent_proto_msgTypes[59]
+	mi := &file_skein_v1_agent_proto_msgTypes[61]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4188,7 +4340,7 @@ func (x *ReserveBlockRequest) String() string {
 func (*ReserveBlockRequest) ProtoMessage() {}
 
 func (x *ReserveBlockRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_agent_proto_msgTypes[59]
+	mi := &file_skein_v1_agent_proto_msgTypes[61]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4201,7 +4353,7 @@ func (x *ReserveBlockRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ReserveBlockRequest.ProtoReflect.Descriptor instead.
 func (*ReserveBlockRequest) Descriptor() ([]byte, []int) {
-	return file_skein_v1_agent_proto_rawDescGZIP(), []int{59}
+	return file_skein_v1_agent_proto_rawDescGZIP(), []int{61}
 }
 
 func (x *ReserveBlockRequest) GetPool() string {
@@ -4235,7 +4387,7 @@ type ReleaseBlockRequest struct {
 
 func (x *ReleaseBlockRequest) Reset() {
 	*x = ReleaseBlockRequest{}
-	mi := &file_skein_v1_agent_proto_msgTypes[60]
+	mi := &file_skein_v1_agent_proto_msgTypes[62]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4247,7 +4399,7 @@ func (x *ReleaseBlockRequest) String() string {
 func (*ReleaseBlockRequest) ProtoMessage() {}
 
 func (x *ReleaseBlockRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_agent_proto_msgTypes[60]
+	mi := &file_skein_v1_agent_proto_msgTypes[62]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4260,7 +4412,7 @@ func (x *ReleaseBlockRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ReleaseBlockRequest.ProtoReflect.Descriptor instead.
 func (*ReleaseBlockRequest) Descriptor() ([]byte, []int) {
-	return file_skein_v1_agent_proto_rawDescGZIP(), []int{60}
+	return file_skein_v1_agent_proto_rawDescGZIP(), []int{62}
 }
 
 func (x *ReleaseBlockRequest) GetPool() string {
@@ -4287,7 +4439,7 @@ type BlockResponse struct {
 
 func (x *BlockResponse) Reset() {
 	*x = BlockResponse{}
-	mi := &file_skein_v1_agent_proto_msgTypes[61]
+	mi := &file_skein_v1_agent_proto_msgTypes[63]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4299,7 +4451,7 @@ func (x *BlockResponse) String() string {
 func (*BlockResponse) ProtoMessage() {}
 
 func (x *BlockResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_agent_proto_msgTypes[61]
+	mi := &file_skein_v1_agent_proto_msgTypes[63]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4312,7 +4464,7 @@ func (x *BlockResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use BlockResponse.ProtoReflect.Descriptor instead.
 func (*BlockResponse) Descriptor() ([]byte, []int) {
-	return file_skein_v1_agent_proto_rawDescGZIP(), []int{61}
+	return file_skein_v1_agent_proto_rawDescGZIP(), []int{63}
 }
 
 func (x *BlockResponse) GetBlock() *Block {
@@ -4341,7 +4493,7 @@ type ReserveAddressRequest struct {
 
 func (x *ReserveAddressRequest) Reset() {
 	*x = ReserveAddressRequest{}
-	mi := &file_skein_v1_agent_proto_msgTypes[62]
+	mi := &file_skein_v1_agent_proto_msgTypes[64]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4353,7 +4505,7 @@ func (x *ReserveAddressRequest) String() string {
 func (*ReserveAddressRequest) ProtoMessage() {}
 
 func (x *ReserveAddressRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_agent_proto_msgTypes[62]
+	mi := &file_skein_v1_agent_proto_msgTypes[64]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4366,7 +4518,7 @@ func (x *ReserveAddressRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ReserveAddressRequest.ProtoReflect.Descriptor instead.
 func (*ReserveAddressRequest) Descriptor() ([]byte, []int) {
-	return file_skein_v1_agent_proto_rawDescGZIP(), []int{62}
+	return file_skein_v1_agent_proto_rawDescGZIP(), []int{64}
 }
 
 func (x *ReserveAddressRequest) GetPool() string {
@@ -4408,7 +4560,7 @@ type ReleaseAddressRequest struct {
 
 func (x *ReleaseAddressRequest) Reset() {
 	*x = ReleaseAddressRequest{}
-	mi := &file_skein_v1_agent_proto_msgTypes[63]
+	mi := &file_skein_v1_agent_proto_msgTypes[65]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4420,7 +4572,7 @@ func (x *ReleaseAddressRequest) String() string {
 func (*ReleaseAddressRequest) ProtoMessage() {}
 
 func (x *ReleaseAddressRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_agent_proto_msgTypes[63]
+	mi := &file_skein_v1_agent_proto_msgTypes[65]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4433,7 +4585,7 @@ func (x *ReleaseAddressRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ReleaseAddressRequest.ProtoReflect.Descriptor instead.
 func (*ReleaseAddressRequest) Descriptor() ([]byte, []int) {
-	return file_skein_v1_agent_proto_rawDescGZIP(), []int{63}
+	return file_skein_v1_agent_proto_rawDescGZIP(), []int{65}
 }
 
 func (x *ReleaseAddressRequest) GetPool() string {
@@ -4467,7 +4619,7 @@ type StaticResponse struct {
 
 func (x *StaticResponse) Reset() {
 	*x = StaticResponse{}
-	mi := &file_skein_v1_agent_proto_msgTypes[64]
+	mi := &file_skein_v1_agent_proto_msgTypes[66]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4479,7 +4631,7 @@ func (x *StaticResponse) String() string {
 func (*StaticResponse) ProtoMessage() {}
 
 func (x *StaticResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_agent_proto_msgTypes[64]
+	mi := &file_skein_v1_agent_proto_msgTypes[66]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4492,7 +4644,7 @@ func (x *StaticResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StaticResponse.ProtoReflect.Descriptor instead.
 func (*StaticResponse) Descriptor() ([]byte, []int) {
-	return file_skein_v1_agent_proto_rawDescGZIP(), []int{64}
+	return file_skein_v1_agent_proto_rawDescGZIP(), []int{66}
 }
 
 func (x *StaticResponse) GetAddress() *StaticAddress {
@@ -4517,7 +4669,7 @@ type StaticsRequest struct {
 
 func (x *StaticsRequest) Reset() {
 	*x = StaticsRequest{}
-	mi := &file_skein_v1_agent_proto_msgTypes[65]
+	mi := &file_skein_v1_agent_proto_msgTypes[67]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4529,7 +4681,7 @@ func (x *StaticsRequest) String() string {
 func (*StaticsRequest) ProtoMessage() {}
 
 func (x *StaticsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_agent_proto_msgTypes[65]
+	mi := &file_skein_v1_agent_proto_msgTypes[67]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4542,7 +4694,7 @@ func (x *StaticsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StaticsRequest.ProtoReflect.Descriptor instead.
 func (*StaticsRequest) Descriptor() ([]byte, []int) {
-	return file_skein_v1_agent_proto_rawDescGZIP(), []int{65}
+	return file_skein_v1_agent_proto_rawDescGZIP(), []int{67}
 }
 
 type StaticsResponse struct {
@@ -4554,7 +4706,7 @@ type StaticsResponse struct {
 
 func (x *StaticsResponse) Reset() {
 	*x = StaticsResponse{}
-	mi := &file_skein_v1_agent_proto_msgTypes[66]
+	mi := &file_skein_v1_agent_proto_msgTypes[68]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4566,7 +4718,7 @@ func (x *StaticsResponse) String() string {
 func (*StaticsResponse) ProtoMessage() {}
 
 func (x *StaticsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_agent_proto_msgTypes[66]
+	mi := &file_skein_v1_agent_proto_msgTypes[68]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4579,7 +4731,7 @@ func (x *StaticsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StaticsResponse.ProtoReflect.Descriptor instead.
 func (*StaticsResponse) Descriptor() ([]byte, []int) {
-	return file_skein_v1_agent_proto_rawDescGZIP(), []int{66}
+	return file_skein_v1_agent_proto_rawDescGZIP(), []int{68}
 }
 
 func (x *StaticsResponse) GetAddresses() []*StaticAddress {
@@ -4600,7 +4752,7 @@ type WhoRequest struct {
 
 func (x *WhoRequest) Reset() {
 	*x = WhoRequest{}
-	mi := &file_skein_v1_agent_proto_msgTypes[67]
+	mi := &file_skein_v1_agent_proto_msgTypes[69]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4612,7 +4764,7 @@ func (x *WhoRequest) String() string {
 func (*WhoRequest) ProtoMessage() {}
 
 func (x *WhoRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_agent_proto_msgTypes[67]
+	mi := &file_skein_v1_agent_proto_msgTypes[69]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4625,7 +4777,7 @@ func (x *WhoRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WhoRequest.ProtoReflect.Descriptor instead.
 func (*WhoRequest) Descriptor() ([]byte, []int) {
-	return file_skein_v1_agent_proto_rawDescGZIP(), []int{67}
+	return file_skein_v1_agent_proto_rawDescGZIP(), []int{69}
 }
 
 func (x *WhoRequest) GetAddress() string {
@@ -4672,7 +4824,7 @@ type WhoResponse struct {
 
 func (x *WhoResponse) Reset() {
 	*x = WhoResponse{}
-	mi := &file_skein_v1_agent_proto_msgTypes[68]
+	mi := &file_skein_v1_agent_proto_msgTypes[70]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4684,7 +4836,7 @@ func (x *WhoResponse) String() string {
 func (*WhoResponse) ProtoMessage() {}
 
 func (x *WhoResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_agent_proto_msgTypes[68]
+	mi := &file_skein_v1_agent_proto_msgTypes[70]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4697,7 +4849,7 @@ func (x *WhoResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WhoResponse.ProtoReflect.Descriptor instead.
 func (*WhoResponse) Descriptor() ([]byte, []int) {
-	return file_skein_v1_agent_proto_rawDescGZIP(), []int{68}
+	return file_skein_v1_agent_proto_rawDescGZIP(), []int{70}
 }
 
 func (x *WhoResponse) GetAddress() string {
@@ -4823,7 +4975,7 @@ type Holder struct {
 
 func (x *Holder) Reset() {
 	*x = Holder{}
-	mi := &file_skein_v1_agent_proto_msgTypes[69]
+	mi := &file_skein_v1_agent_proto_msgTypes[71]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4835,7 +4987,7 @@ func (x *Holder) String() string {
 func (*Holder) ProtoMessage() {}
 
 func (x *Holder) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_agent_proto_msgTypes[69]
+	mi := &file_skein_v1_agent_proto_msgTypes[71]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4848,7 +5000,7 @@ func (x *Holder) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Holder.ProtoReflect.Descriptor instead.
 func (*Holder) Descriptor() ([]byte, []int) {
-	return file_skein_v1_agent_proto_rawDescGZIP(), []int{69}
+	return file_skein_v1_agent_proto_rawDescGZIP(), []int{71}
 }
 
 func (x *Holder) GetNamespace() string {
@@ -4922,7 +5074,7 @@ type PodsRequest struct {
 
 func (x *PodsRequest) Reset() {
 	*x = PodsRequest{}
-	mi := &file_skein_v1_agent_proto_msgTypes[70]
+	mi := &file_skein_v1_agent_proto_msgTypes[72]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4934,7 +5086,7 @@ func (x *PodsRequest) String() string {
 func (*PodsRequest) ProtoMessage() {}
 
 func (x *PodsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_agent_proto_msgTypes[70]
+	mi := &file_skein_v1_agent_proto_msgTypes[72]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4947,7 +5099,7 @@ func (x *PodsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PodsRequest.ProtoReflect.Descriptor instead.
 func (*PodsRequest) Descriptor() ([]byte, []int) {
-	return file_skein_v1_agent_proto_rawDescGZIP(), []int{70}
+	return file_skein_v1_agent_proto_rawDescGZIP(), []int{72}
 }
 
 type PodsResponse struct {
@@ -4959,7 +5111,7 @@ type PodsResponse struct {
 
 func (x *PodsResponse) Reset() {
 	*x = PodsResponse{}
-	mi := &file_skein_v1_agent_proto_msgTypes[71]
+	mi := &file_skein_v1_agent_proto_msgTypes[73]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4971,7 +5123,7 @@ func (x *PodsResponse) String() string {
 func (*PodsResponse) ProtoMessage() {}
 
 func (x *PodsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_agent_proto_msgTypes[71]
+	mi := &file_skein_v1_agent_proto_msgTypes[73]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4984,7 +5136,7 @@ func (x *PodsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PodsResponse.ProtoReflect.Descriptor instead.
 func (*PodsResponse) Descriptor() ([]byte, []int) {
-	return file_skein_v1_agent_proto_rawDescGZIP(), []int{71}
+	return file_skein_v1_agent_proto_rawDescGZIP(), []int{73}
 }
 
 func (x *PodsResponse) GetPods() []*PodView {
@@ -5006,7 +5158,7 @@ type PodView struct {
 
 func (x *PodView) Reset() {
 	*x = PodView{}
-	mi := &file_skein_v1_agent_proto_msgTypes[72]
+	mi := &file_skein_v1_agent_proto_msgTypes[74]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5018,7 +5170,7 @@ func (x *PodView) String() string {
 func (*PodView) ProtoMessage() {}
 
 func (x *PodView) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_agent_proto_msgTypes[72]
+	mi := &file_skein_v1_agent_proto_msgTypes[74]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5031,7 +5183,7 @@ func (x *PodView) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PodView.ProtoReflect.Descriptor instead.
 func (*PodView) Descriptor() ([]byte, []int) {
-	return file_skein_v1_agent_proto_rawDescGZIP(), []int{72}
+	return file_skein_v1_agent_proto_rawDescGZIP(), []int{74}
 }
 
 func (x *PodView) GetHolder() *Holder {
@@ -5071,7 +5223,7 @@ type ImportRequest struct {
 
 func (x *ImportRequest) Reset() {
 	*x = ImportRequest{}
-	mi := &file_skein_v1_agent_proto_msgTypes[73]
+	mi := &file_skein_v1_agent_proto_msgTypes[75]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5083,7 +5235,7 @@ func (x *ImportRequest) String() string {
 func (*ImportRequest) ProtoMessage() {}
 
 func (x *ImportRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_agent_proto_msgTypes[73]
+	mi := &file_skein_v1_agent_proto_msgTypes[75]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5096,7 +5248,7 @@ func (x *ImportRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ImportRequest.ProtoReflect.Descriptor instead.
 func (*ImportRequest) Descriptor() ([]byte, []int) {
-	return file_skein_v1_agent_proto_rawDescGZIP(), []int{73}
+	return file_skein_v1_agent_proto_rawDescGZIP(), []int{75}
 }
 
 func (x *ImportRequest) GetImport() *ImportPools {
@@ -5117,7 +5269,7 @@ type ImportResponse struct {
 
 func (x *ImportResponse) Reset() {
 	*x = ImportResponse{}
-	mi := &file_skein_v1_agent_proto_msgTypes[74]
+	mi := &file_skein_v1_agent_proto_msgTypes[76]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5129,7 +5281,7 @@ func (x *ImportResponse) String() string {
 func (*ImportResponse) ProtoMessage() {}
 
 func (x *ImportResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_agent_proto_msgTypes[74]
+	mi := &file_skein_v1_agent_proto_msgTypes[76]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5142,7 +5294,7 @@ func (x *ImportResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ImportResponse.ProtoReflect.Descriptor instead.
 func (*ImportResponse) Descriptor() ([]byte, []int) {
-	return file_skein_v1_agent_proto_rawDescGZIP(), []int{74}
+	return file_skein_v1_agent_proto_rawDescGZIP(), []int{76}
 }
 
 func (x *ImportResponse) GetPlan() []string {
@@ -5175,7 +5327,7 @@ type CreateEgressRequest struct {
 
 func (x *CreateEgressRequest) Reset() {
 	*x = CreateEgressRequest{}
-	mi := &file_skein_v1_agent_proto_msgTypes[75]
+	mi := &file_skein_v1_agent_proto_msgTypes[77]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5187,7 +5339,7 @@ func (x *CreateEgressRequest) String() string {
 func (*CreateEgressRequest) ProtoMessage() {}
 
 func (x *CreateEgressRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_agent_proto_msgTypes[75]
+	mi := &file_skein_v1_agent_proto_msgTypes[77]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5200,7 +5352,7 @@ func (x *CreateEgressRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CreateEgressRequest.ProtoReflect.Descriptor instead.
 func (*CreateEgressRequest) Descriptor() ([]byte, []int) {
-	return file_skein_v1_agent_proto_rawDescGZIP(), []int{75}
+	return file_skein_v1_agent_proto_rawDescGZIP(), []int{77}
 }
 
 func (x *CreateEgressRequest) GetEgress() *Egress {
@@ -5219,7 +5371,7 @@ type ChangeEgressRequest struct {
 
 func (x *ChangeEgressRequest) Reset() {
 	*x = ChangeEgressRequest{}
-	mi := &file_skein_v1_agent_proto_msgTypes[76]
+	mi := &file_skein_v1_agent_proto_msgTypes[78]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5231,7 +5383,7 @@ func (x *ChangeEgressRequest) String() string {
 func (*ChangeEgressRequest) ProtoMessage() {}
 
 func (x *ChangeEgressRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_agent_proto_msgTypes[76]
+	mi := &file_skein_v1_agent_proto_msgTypes[78]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5244,7 +5396,7 @@ func (x *ChangeEgressRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ChangeEgressRequest.ProtoReflect.Descriptor instead.
 func (*ChangeEgressRequest) Descriptor() ([]byte, []int) {
-	return file_skein_v1_agent_proto_rawDescGZIP(), []int{76}
+	return file_skein_v1_agent_proto_rawDescGZIP(), []int{78}
 }
 
 func (x *ChangeEgressRequest) GetChange() *ChangeEgress {
@@ -5267,7 +5419,7 @@ type EgressResponse struct {
 
 func (x *EgressResponse) Reset() {
 	*x = EgressResponse{}
-	mi := &file_skein_v1_agent_proto_msgTypes[77]
+	mi := &file_skein_v1_agent_proto_msgTypes[79]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5279,7 +5431,7 @@ func (x *EgressResponse) String() string {
 func (*EgressResponse) ProtoMessage() {}
 
 func (x *EgressResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_agent_proto_msgTypes[77]
+	mi := &file_skein_v1_agent_proto_msgTypes[79]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5292,7 +5444,7 @@ func (x *EgressResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use EgressResponse.ProtoReflect.Descriptor instead.
 func (*EgressResponse) Descriptor() ([]byte, []int) {
-	return file_skein_v1_agent_proto_rawDescGZIP(), []int{77}
+	return file_skein_v1_agent_proto_rawDescGZIP(), []int{79}
 }
 
 func (x *EgressResponse) GetEgress() *Egress {
@@ -5333,7 +5485,7 @@ type RemoveEgressRequest struct {
 
 func (x *RemoveEgressRequest) Reset() {
 	*x = RemoveEgressRequest{}
-	mi := &file_skein_v1_agent_proto_msgTypes[78]
+	mi := &file_skein_v1_agent_proto_msgTypes[80]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5345,7 +5497,7 @@ func (x *RemoveEgressRequest) String() string {
 func (*RemoveEgressRequest) ProtoMessage() {}
 
 func (x *RemoveEgressRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_agent_proto_msgTypes[78]
+	mi := &file_skein_v1_agent_proto_msgTypes[80]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5358,7 +5510,7 @@ func (x *RemoveEgressRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RemoveEgressRequest.ProtoReflect.Descriptor instead.
 func (*RemoveEgressRequest) Descriptor() ([]byte, []int) {
-	return file_skein_v1_agent_proto_rawDescGZIP(), []int{78}
+	return file_skein_v1_agent_proto_rawDescGZIP(), []int{80}
 }
 
 func (x *RemoveEgressRequest) GetNamespace() string {
@@ -5384,7 +5536,7 @@ type RemoveEgressResponse struct {
 
 func (x *RemoveEgressResponse) Reset() {
 	*x = RemoveEgressResponse{}
-	mi := &file_skein_v1_agent_proto_msgTypes[79]
+	mi := &file_skein_v1_agent_proto_msgTypes[81]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5396,7 +5548,7 @@ func (x *RemoveEgressResponse) String() string {
 func (*RemoveEgressResponse) ProtoMessage() {}
 
 func (x *RemoveEgressResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_agent_proto_msgTypes[79]
+	mi := &file_skein_v1_agent_proto_msgTypes[81]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5409,7 +5561,7 @@ func (x *RemoveEgressResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RemoveEgressResponse.ProtoReflect.Descriptor instead.
 func (*RemoveEgressResponse) Descriptor() ([]byte, []int) {
-	return file_skein_v1_agent_proto_rawDescGZIP(), []int{79}
+	return file_skein_v1_agent_proto_rawDescGZIP(), []int{81}
 }
 
 func (x *RemoveEgressResponse) GetIndex() uint64 {
@@ -5427,7 +5579,7 @@ type EgressesRequest struct {
 
 func (x *EgressesRequest) Reset() {
 	*x = EgressesRequest{}
-	mi := &file_skein_v1_agent_proto_msgTypes[80]
+	mi := &file_skein_v1_agent_proto_msgTypes[82]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5439,7 +5591,7 @@ func (x *EgressesRequest) String() string {
 func (*EgressesRequest) ProtoMessage() {}
 
 func (x *EgressesRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_agent_proto_msgTypes[80]
+	mi := &file_skein_v1_agent_proto_msgTypes[82]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5452,7 +5604,7 @@ func (x *EgressesRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use EgressesRequest.ProtoReflect.Descriptor instead.
 func (*EgressesRequest) Descriptor() ([]byte, []int) {
-	return file_skein_v1_agent_proto_rawDescGZIP(), []int{80}
+	return file_skein_v1_agent_proto_rawDescGZIP(), []int{82}
 }
 
 type EgressesResponse struct {
@@ -5464,7 +5616,7 @@ type EgressesResponse struct {
 
 func (x *EgressesResponse) Reset() {
 	*x = EgressesResponse{}
-	mi := &file_skein_v1_agent_proto_msgTypes[81]
+	mi := &file_skein_v1_agent_proto_msgTypes[83]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5476,7 +5628,7 @@ func (x *EgressesResponse) String() string {
 func (*EgressesResponse) ProtoMessage() {}
 
 func (x *EgressesResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_agent_proto_msgTypes[81]
+	mi := &file_skein_v1_agent_proto_msgTypes[83]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5489,7 +5641,7 @@ func (x *EgressesResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use EgressesResponse.ProtoReflect.Descriptor instead.
 func (*EgressesResponse) Descriptor() ([]byte, []int) {
-	return file_skein_v1_agent_proto_rawDescGZIP(), []int{81}
+	return file_skein_v1_agent_proto_rawDescGZIP(), []int{83}
 }
 
 func (x *EgressesResponse) GetEgresses() []*EgressSummary {
@@ -5510,7 +5662,7 @@ type EgressSummary struct {
 
 func (x *EgressSummary) Reset() {
 	*x = EgressSummary{}
-	mi := &file_skein_v1_agent_proto_msgTypes[82]
+	mi := &file_skein_v1_agent_proto_msgTypes[84]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5522,7 +5674,7 @@ func (x *EgressSummary) String() string {
 func (*EgressSummary) ProtoMessage() {}
 
 func (x *EgressSummary) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_agent_proto_msgTypes[82]
+	mi := &file_skein_v1_agent_proto_msgTypes[84]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5535,7 +5687,7 @@ func (x *EgressSummary) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use EgressSummary.ProtoReflect.Descriptor instead.
 func (*EgressSummary) Descriptor() ([]byte, []int) {
-	return file_skein_v1_agent_proto_rawDescGZIP(), []int{82}
+	return file_skein_v1_agent_proto_rawDescGZIP(), []int{84}
 }
 
 func (x *EgressSummary) GetEgress() *Egress {
@@ -5571,7 +5723,7 @@ type SlotView struct {
 
 func (x *SlotView) Reset() {
 	*x = SlotView{}
-	mi := &file_skein_v1_agent_proto_msgTypes[83]
+	mi := &file_skein_v1_agent_proto_msgTypes[85]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5583,7 +5735,7 @@ func (x *SlotView) String() string {
 func (*SlotView) ProtoMessage() {}
 
 func (x *SlotView) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_agent_proto_msgTypes[83]
+	mi := &file_skein_v1_agent_proto_msgTypes[85]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5596,7 +5748,7 @@ func (x *SlotView) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SlotView.ProtoReflect.Descriptor instead.
 func (*SlotView) Descriptor() ([]byte, []int) {
-	return file_skein_v1_agent_proto_rawDescGZIP(), []int{83}
+	return file_skein_v1_agent_proto_rawDescGZIP(), []int{85}
 }
 
 func (x *SlotView) GetSlot() *EgressSlot {
@@ -5637,7 +5789,7 @@ type ShowEgressRequest struct {
 
 func (x *ShowEgressRequest) Reset() {
 	*x = ShowEgressRequest{}
-	mi := &file_skein_v1_agent_proto_msgTypes[84]
+	mi := &file_skein_v1_agent_proto_msgTypes[86]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5649,7 +5801,7 @@ func (x *ShowEgressRequest) String() string {
 func (*ShowEgressRequest) ProtoMessage() {}
 
 func (x *ShowEgressRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_agent_proto_msgTypes[84]
+	mi := &file_skein_v1_agent_proto_msgTypes[86]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5662,7 +5814,7 @@ func (x *ShowEgressRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ShowEgressRequest.ProtoReflect.Descriptor instead.
 func (*ShowEgressRequest) Descriptor() ([]byte, []int) {
-	return file_skein_v1_agent_proto_rawDescGZIP(), []int{84}
+	return file_skein_v1_agent_proto_rawDescGZIP(), []int{86}
 }
 
 func (x *ShowEgressRequest) GetNamespace() string {
@@ -5691,7 +5843,7 @@ type ShowEgressResponse struct {
 
 func (x *ShowEgressResponse) Reset() {
 	*x = ShowEgressResponse{}
-	mi := &file_skein_v1_agent_proto_msgTypes[85]
+	mi := &file_skein_v1_agent_proto_msgTypes[87]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5703,7 +5855,7 @@ func (x *ShowEgressResponse) String() string {
 func (*ShowEgressResponse) ProtoMessage() {}
 
 func (x *ShowEgressResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_agent_proto_msgTypes[85]
+	mi := &file_skein_v1_agent_proto_msgTypes[87]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5716,7 +5868,7 @@ func (x *ShowEgressResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ShowEgressResponse.ProtoReflect.Descriptor instead.
 func (*ShowEgressResponse) Descriptor() ([]byte, []int) {
-	return file_skein_v1_agent_proto_rawDescGZIP(), []int{85}
+	return file_skein_v1_agent_proto_rawDescGZIP(), []int{87}
 }
 
 func (x *ShowEgressResponse) GetSummary() *EgressSummary {
@@ -5757,7 +5909,7 @@ type EgressNodeError struct {
 
 func (x *EgressNodeError) Reset() {
 	*x = EgressNodeError{}
-	mi := &file_skein_v1_agent_proto_msgTypes[86]
+	mi := &file_skein_v1_agent_proto_msgTypes[88]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5769,7 +5921,7 @@ func (x *EgressNodeError) String() string {
 func (*EgressNodeError) ProtoMessage() {}
 
 func (x *EgressNodeError) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_agent_proto_msgTypes[86]
+	mi := &file_skein_v1_agent_proto_msgTypes[88]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5782,7 +5934,7 @@ func (x *EgressNodeError) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use EgressNodeError.ProtoReflect.Descriptor instead.
 func (*EgressNodeError) Descriptor() ([]byte, []int) {
-	return file_skein_v1_agent_proto_rawDescGZIP(), []int{86}
+	return file_skein_v1_agent_proto_rawDescGZIP(), []int{88}
 }
 
 func (x *EgressNodeError) GetNode() string {
@@ -5809,7 +5961,7 @@ type EgressHostClients struct {
 
 func (x *EgressHostClients) Reset() {
 	*x = EgressHostClients{}
-	mi := &file_skein_v1_agent_proto_msgTypes[87]
+	mi := &file_skein_v1_agent_proto_msgTypes[89]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5821,7 +5973,7 @@ func (x *EgressHostClients) String() string {
 func (*EgressHostClients) ProtoMessage() {}
 
 func (x *EgressHostClients) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_agent_proto_msgTypes[87]
+	mi := &file_skein_v1_agent_proto_msgTypes[89]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5834,7 +5986,7 @@ func (x *EgressHostClients) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use EgressHostClients.ProtoReflect.Descriptor instead.
 func (*EgressHostClients) Descriptor() ([]byte, []int) {
-	return file_skein_v1_agent_proto_rawDescGZIP(), []int{87}
+	return file_skein_v1_agent_proto_rawDescGZIP(), []int{89}
 }
 
 func (x *EgressHostClients) GetNode() string {
@@ -5862,7 +6014,7 @@ type ExplainEgressRequest struct {
 
 func (x *ExplainEgressRequest) Reset() {
 	*x = ExplainEgressRequest{}
-	mi := &file_skein_v1_agent_proto_msgTypes[88]
+	mi := &file_skein_v1_agent_proto_msgTypes[90]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5874,7 +6026,7 @@ func (x *ExplainEgressRequest) String() string {
 func (*ExplainEgressRequest) ProtoMessage() {}
 
 func (x *ExplainEgressRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_agent_proto_msgTypes[88]
+	mi := &file_skein_v1_agent_proto_msgTypes[90]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5887,7 +6039,7 @@ func (x *ExplainEgressRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExplainEgressRequest.ProtoReflect.Descriptor instead.
 func (*ExplainEgressRequest) Descriptor() ([]byte, []int) {
-	return file_skein_v1_agent_proto_rawDescGZIP(), []int{88}
+	return file_skein_v1_agent_proto_rawDescGZIP(), []int{90}
 }
 
 func (x *ExplainEgressRequest) GetNamespace() string {
@@ -5920,7 +6072,7 @@ type ExplainEgressResponse struct {
 
 func (x *ExplainEgressResponse) Reset() {
 	*x = ExplainEgressResponse{}
-	mi := &file_skein_v1_agent_proto_msgTypes[89]
+	mi := &file_skein_v1_agent_proto_msgTypes[91]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5932,7 +6084,7 @@ func (x *ExplainEgressResponse) String() string {
 func (*ExplainEgressResponse) ProtoMessage() {}
 
 func (x *ExplainEgressResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_agent_proto_msgTypes[89]
+	mi := &file_skein_v1_agent_proto_msgTypes[91]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5945,7 +6097,7 @@ func (x *ExplainEgressResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExplainEgressResponse.ProtoReflect.Descriptor instead.
 func (*ExplainEgressResponse) Descriptor() ([]byte, []int) {
-	return file_skein_v1_agent_proto_rawDescGZIP(), []int{89}
+	return file_skein_v1_agent_proto_rawDescGZIP(), []int{91}
 }
 
 func (x *ExplainEgressResponse) GetLines() []string {
@@ -5969,7 +6121,7 @@ type AttachEgressRequest struct {
 
 func (x *AttachEgressRequest) Reset() {
 	*x = AttachEgressRequest{}
-	mi := &file_skein_v1_agent_proto_msgTypes[90]
+	mi := &file_skein_v1_agent_proto_msgTypes[92]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5981,7 +6133,7 @@ func (x *AttachEgressRequest) String() string {
 func (*AttachEgressRequest) ProtoMessage() {}
 
 func (x *AttachEgressRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_agent_proto_msgTypes[90]
+	mi := &file_skein_v1_agent_proto_msgTypes[92]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5994,7 +6146,7 @@ func (x *AttachEgressRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AttachEgressRequest.ProtoReflect.Descriptor instead.
 func (*AttachEgressRequest) Descriptor() ([]byte, []int) {
-	return file_skein_v1_agent_proto_rawDescGZIP(), []int{90}
+	return file_skein_v1_agent_proto_rawDescGZIP(), []int{92}
 }
 
 func (x *AttachEgressRequest) GetPod() string {
@@ -6041,7 +6193,7 @@ type AttachEgressResponse struct {
 
 func (x *AttachEgressResponse) Reset() {
 	*x = AttachEgressResponse{}
-	mi := &file_skein_v1_agent_proto_msgTypes[91]
+	mi := &file_skein_v1_agent_proto_msgTypes[93]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6053,7 +6205,7 @@ func (x *AttachEgressResponse) String() string {
 func (*AttachEgressResponse) ProtoMessage() {}
 
 func (x *AttachEgressResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_agent_proto_msgTypes[91]
+	mi := &file_skein_v1_agent_proto_msgTypes[93]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6066,7 +6218,7 @@ func (x *AttachEgressResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AttachEgressResponse.ProtoReflect.Descriptor instead.
 func (*AttachEgressResponse) Descriptor() ([]byte, []int) {
-	return file_skein_v1_agent_proto_rawDescGZIP(), []int{91}
+	return file_skein_v1_agent_proto_rawDescGZIP(), []int{93}
 }
 
 func (x *AttachEgressResponse) GetEgresses() []*EgressOfClient {
@@ -6087,7 +6239,7 @@ type DrainNodeRequest struct {
 
 func (x *DrainNodeRequest) Reset() {
 	*x = DrainNodeRequest{}
-	mi := &file_skein_v1_agent_proto_msgTypes[92]
+	mi := &file_skein_v1_agent_proto_msgTypes[94]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6099,7 +6251,7 @@ func (x *DrainNodeRequest) String() string {
 func (*DrainNodeRequest) ProtoMessage() {}
 
 func (x *DrainNodeRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_agent_proto_msgTypes[92]
+	mi := &file_skein_v1_agent_proto_msgTypes[94]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6112,7 +6264,7 @@ func (x *DrainNodeRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DrainNodeRequest.ProtoReflect.Descriptor instead.
 func (*DrainNodeRequest) Descriptor() ([]byte, []int) {
-	return file_skein_v1_agent_proto_rawDescGZIP(), []int{92}
+	return file_skein_v1_agent_proto_rawDescGZIP(), []int{94}
 }
 
 func (x *DrainNodeRequest) GetNode() string {
@@ -6147,7 +6299,7 @@ type DrainNodeResponse struct {
 
 func (x *DrainNodeResponse) Reset() {
 	*x = DrainNodeResponse{}
-	mi := &file_skein_v1_agent_proto_msgTypes[93]
+	mi := &file_skein_v1_agent_proto_msgTypes[95]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6159,7 +6311,7 @@ func (x *DrainNodeResponse) String() string {
 func (*DrainNodeResponse) ProtoMessage() {}
 
 func (x *DrainNodeResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_agent_proto_msgTypes[93]
+	mi := &file_skein_v1_agent_proto_msgTypes[95]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6172,7 +6324,7 @@ func (x *DrainNodeResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DrainNodeResponse.ProtoReflect.Descriptor instead.
 func (*DrainNodeResponse) Descriptor() ([]byte, []int) {
-	return file_skein_v1_agent_proto_rawDescGZIP(), []int{93}
+	return file_skein_v1_agent_proto_rawDescGZIP(), []int{95}
 }
 
 func (x *DrainNodeResponse) GetNode() *Node {
@@ -6201,7 +6353,7 @@ var File_skein_v1_agent_proto protoreflect.FileDescriptor
 const file_skein_v1_agent_proto_rawDesc = "" +
 	"\n" +
 	"\x14skein/v1/agent.proto\x12\bskein.v1\x1a\x15skein/v1/egress.proto\x1a\x15skein/v1/events.proto\x1a\x16skein/v1/journal.proto\x1a\x15skein/v1/record.proto\x1a\x14skein/v1/state.proto\"\x0f\n" +
-	"\rStatusRequest\"\xd9\a\n" +
+	"\rStatusRequest\"\xed\a\n" +
 	"\x0eStatusResponse\x12\x1d\n" +
 	"\n" +
 	"cluster_id\x18\x01 \x01(\tR\tclusterId\x12\x17\n" +
@@ -6241,7 +6393,8 @@ const file_skein_v1_agent_proto_rawDesc = "" +
 	"\frecords_hash\x18\x1c \x01(\tR\vrecordsHash\x12\x14\n" +
 	"\x05phase\x18\x1d \x01(\tR\x05phase\x12,\n" +
 	"\x12clock_offset_nanos\x18\x1e \x01(\x03R\x10clockOffsetNanos\x12)\n" +
-	"\x10reconcile_writes\x18\x1f \x01(\x04R\x0freconcileWrites\x12\x1b\n" +
+	"\x10reconcile_writes\x18\x1f \x01(\x04R\x0freconcileWrites\x12\x12\n" +
+	"\x04role\x18! \x01(\tR\x04role\x12\x1b\n" +
 	"\trelay_udp\x18  \x01(\tR\brelayUdp\"\x87\x01\n" +
 	"\aProblem\x12\x18\n" +
 	"\asubject\x18\x01 \x01(\tR\asubject\x12\x18\n" +
@@ -6257,7 +6410,7 @@ const file_skein_v1_agent_proto_rawDesc = "" +
 	"\treachable\x18\x05 \x01(\bR\treachable\"\x0e\n" +
 	"\fNodesRequest\"9\n" +
 	"\rNodesResponse\x12(\n" +
-	"\x05nodes\x18\x01 \x03(\v2\x12.skein.v1.NodeViewR\x05nodes\"\x86\x02\n" +
+	"\x05nodes\x18\x01 \x03(\v2\x12.skein.v1.NodeViewR\x05nodes\"\x9a\x02\n" +
 	"\bNodeView\x12\"\n" +
 	"\x04node\x18\x01 \x01(\v2\x0e.skein.v1.NodeR\x04node\x12(\n" +
 	"\x06record\x18\x02 \x01(\v2\x10.skein.v1.RecordR\x06record\x12\x14\n" +
@@ -6267,7 +6420,9 @@ const file_skein_v1_agent_proto_rawDesc = "" +
 	"\x06leader\x18\x06 \x01(\bR\x06leader\x12\x12\n" +
 	"\x04self\x18\a \x01(\bR\x04self\x12\x12\n" +
 	"\x04path\x18\b \x01(\tR\x04path\x12(\n" +
-	"\x10record_age_nanos\x18\t \x01(\x03R\x0erecordAgeNanos\"\x0e\n" +
+	"\x10record_age_nanos\x18\t \x01(\x03R\x0erecordAgeNanos\x12\x12\n" +
+	"\x04role\x18\n" +
+	" \x01(\tR\x04role\"\x0e\n" +
 	"\fPeersRequest\"\xd2\x01\n" +
 	"\rPeersResponse\x12(\n" +
 	"\x05peers\x18\x01 \x03(\v2\x12.skein.v1.PeerViewR\x05peers\x12T\n" +
@@ -6335,13 +6490,14 @@ const file_skein_v1_agent_proto_rawDesc = "" +
 	"\tconnected\x18\x04 \x01(\bR\tconnected\x12\x1b\n" +
 	"\trtt_nanos\x18\x05 \x01(\x03R\brttNanos\x12\x14\n" +
 	"\x05error\x18\x06 \x01(\tR\x05error\x12\x14\n" +
-	"\x05state\x18\a \x01(\tR\x05state\"\x86\x01\n" +
+	"\x05state\x18\a \x01(\tR\x05state\"\x9a\x01\n" +
 	"\x12CreateTokenRequest\x12\x12\n" +
 	"\x04uses\x18\x01 \x01(\rR\x04uses\x12%\n" +
 	"\x0elifetime_nanos\x18\x02 \x01(\x03R\rlifetimeNanos\x12\x14\n" +
 	"\x05label\x18\x03 \x01(\tR\x05label\x12\x1f\n" +
 	"\vagents_only\x18\x04 \x01(\bR\n" +
-	"agentsOnly\"P\n" +
+	"agentsOnly\x12\x12\n" +
+	"\x04role\x18\x05 \x01(\tR\x04role\"P\n" +
 	"\x13CreateTokenResponse\x12\x14\n" +
 	"\x05token\x18\x01 \x01(\tR\x05token\x12#\n" +
 	"\x04info\x18\x02 \x01(\v2\x0f.skein.v1.TokenR\x04info\"\x13\n" +
@@ -6361,7 +6517,16 @@ const file_skein_v1_agent_proto_rawDesc = "" +
 	"\x05force\x18\x03 \x01(\bR\x05force\"N\n" +
 	"\x12RevokeNodeResponse\x12\"\n" +
 	"\x04node\x18\x01 \x01(\v2\x0e.skein.v1.NodeR\x04node\x12\x14\n" +
-	"\x05index\x18\x02 \x01(\x04R\x05index\"U\n" +
+	"\x05index\x18\x02 \x01(\x04R\x05index\"j\n" +
+	"\x0eSetRoleRequest\x12\x12\n" +
+	"\x04node\x18\x01 \x01(\tR\x04node\x12\x12\n" +
+	"\x04role\x18\x02 \x01(\tR\x04role\x12\x1a\n" +
+	"\bwithdraw\x18\x03 \x01(\bR\bwithdraw\x12\x14\n" +
+	"\x05force\x18\x04 \x01(\bR\x05force\"_\n" +
+	"\x0fSetRoleResponse\x12\"\n" +
+	"\x04node\x18\x01 \x01(\v2\x0e.skein.v1.NodeR\x04node\x12\x12\n" +
+	"\x04role\x18\x02 \x01(\tR\x04role\x12\x14\n" +
+	"\x05index\x18\x03 \x01(\x04R\x05index\"U\n" +
 	"\x0fSettingsRequest\x12*\n" +
 	"\x06change\x18\x01 \x01(\v2\x12.skein.v1.SettingsR\x06change\x12\x16\n" +
 	"\x06fields\x18\x02 \x03(\tR\x06fields\"X\n" +
@@ -6687,7 +6852,7 @@ const file_skein_v1_agent_proto_rawDesc = "" +
 	"\x11DrainNodeResponse\x12\"\n" +
 	"\x04node\x18\x01 \x01(\v2\x0e.skein.v1.NodeR\x04node\x12(\n" +
 	"\x05slots\x18\x02 \x03(\v2\x12.skein.v1.SlotViewR\x05slots\x12\x14\n" +
-	"\x05index\x18\x03 \x01(\x04R\x05index2\x82\x14\n" +
+	"\x05index\x18\x03 \x01(\x04R\x05index2\xc2\x14\n" +
 	"\fAgentService\x12;\n" +
 	"\x06Status\x12\x17.skein.v1.StatusRequest\x1a\x18.skein.v1.StatusResponse\x128\n" +
 	"\x05Nodes\x12\x16.skein.v1.NodesRequest\x1a\x17.skein.v1.NodesResponse\x128\n" +
@@ -6732,7 +6897,8 @@ const file_skein_v1_agent_proto_rawDesc = "" +
 	"ShowEgress\x12\x1b.skein.v1.ShowEgressRequest\x1a\x1c.skein.v1.ShowEgressResponse\x12P\n" +
 	"\rExplainEgress\x12\x1e.skein.v1.ExplainEgressRequest\x1a\x1f.skein.v1.ExplainEgressResponse\x12M\n" +
 	"\fAttachEgress\x12\x1d.skein.v1.AttachEgressRequest\x1a\x1e.skein.v1.AttachEgressResponse\x12D\n" +
-	"\tDrainNode\x12\x1a.skein.v1.DrainNodeRequest\x1a\x1b.skein.v1.DrainNodeResponseB1Z/github.com/skeinmesh/skein/api/skein/v1;skeinv1b\x06proto3"
+	"\tDrainNode\x12\x1a.skein.v1.DrainNodeRequest\x1a\x1b.skein.v1.DrainNodeResponse\x12>\n" +
+	"\aSetRole\x12\x18.skein.v1.SetRoleRequest\x1a\x19.skein.v1.SetRoleResponseB1Z/github.com/skeinmesh/skein/api/skein/v1;skeinv1b\x06proto3"
 
 var (
 	file_skein_v1_agent_proto_rawDescOnce sync.Once
@@ -6746,7 +6912,7 @@ func file_skein_v1_agent_proto_rawDescGZIP() []byte {
 	return file_skein_v1_agent_proto_rawDescData
 }
 
-var file_skein_v1_agent_proto_msgTypes = make([]protoimpl.MessageInfo, 95)
+var file_skein_v1_agent_proto_msgTypes = make([]protoimpl.MessageInfo, 97)
 var file_skein_v1_agent_proto_goTypes = []any{
 	(*StatusRequest)(nil),         // 0: skein.v1.StatusRequest
 	(*StatusResponse)(nil),        // 1: skein.v1.StatusResponse
@@ -6772,246 +6938,251 @@ var file_skein_v1_agent_proto_goTypes = []any{
 	(*ShowNodeResponse)(nil),      // 21: skein.v1.ShowNodeResponse
 	(*RevokeNodeRequest)(nil),     // 22: skein.v1.RevokeNodeRequest
 	(*RevokeNodeResponse)(nil),    // 23: skein.v1.RevokeNodeResponse
-	(*SettingsRequest)(nil),       // 24: skein.v1.SettingsRequest
-	(*SettingsResponse)(nil),      // 25: skein.v1.SettingsResponse
-	(*EventsRequest)(nil),         // 26: skein.v1.EventsRequest
-	(*EventsResponse)(nil),        // 27: skein.v1.EventsResponse
-	(*StateRequest)(nil),          // 28: skein.v1.StateRequest
-	(*StateResponse)(nil),         // 29: skein.v1.StateResponse
-	(*DiffRequest)(nil),           // 30: skein.v1.DiffRequest
-	(*DiffResponse)(nil),          // 31: skein.v1.DiffResponse
-	(*ExplainPeerRequest)(nil),    // 32: skein.v1.ExplainPeerRequest
-	(*ExplainPeerResponse)(nil),   // 33: skein.v1.ExplainPeerResponse
-	(*PortGuessView)(nil),         // 34: skein.v1.PortGuessView
-	(*ProbeView)(nil),             // 35: skein.v1.ProbeView
-	(*PlanRequest)(nil),           // 36: skein.v1.PlanRequest
-	(*PlanResponse)(nil),          // 37: skein.v1.PlanResponse
-	(*DownRequest)(nil),           // 38: skein.v1.DownRequest
-	(*DownResponse)(nil),          // 39: skein.v1.DownResponse
-	(*RelayRequest)(nil),          // 40: skein.v1.RelayRequest
-	(*RelayResponse)(nil),         // 41: skein.v1.RelayResponse
-	(*RelaySession)(nil),          // 42: skein.v1.RelaySession
-	(*RelayServer)(nil),           // 43: skein.v1.RelayServer
-	(*RelayServerLimits)(nil),     // 44: skein.v1.RelayServerLimits
-	(*RelayClient)(nil),           // 45: skein.v1.RelayClient
-	(*CreatePoolRequest)(nil),     // 46: skein.v1.CreatePoolRequest
-	(*ChangePoolRequest)(nil),     // 47: skein.v1.ChangePoolRequest
-	(*PoolResponse)(nil),          // 48: skein.v1.PoolResponse
-	(*RemovePoolRequest)(nil),     // 49: skein.v1.RemovePoolRequest
-	(*RemovePoolResponse)(nil),    // 50: skein.v1.RemovePoolResponse
-	(*PoolsRequest)(nil),          // 51: skein.v1.PoolsRequest
-	(*PoolsResponse)(nil),         // 52: skein.v1.PoolsResponse
-	(*PoolView)(nil),              // 53: skein.v1.PoolView
-	(*PoolHolder)(nil),            // 54: skein.v1.PoolHolder
-	(*LocalPool)(nil),             // 55: skein.v1.LocalPool
-	(*BlocksRequest)(nil),         // 56: skein.v1.BlocksRequest
-	(*BlocksResponse)(nil),        // 57: skein.v1.BlocksResponse
-	(*BlockView)(nil),             // 58: skein.v1.BlockView
-	(*ReserveBlockRequest)(nil),   // 59: skein.v1.ReserveBlockRequest
-	(*ReleaseBlockRequest)(nil),   // 60: skein.v1.ReleaseBlockRequest
-	(*BlockResponse)(nil),         // 61: skein.v1.BlockResponse
-	(*ReserveAddressRequest)(nil), // 62: skein.v1.ReserveAddressRequest
-	(*ReleaseAddressRequest)(nil), // 63: skein.v1.ReleaseAddressRequest
-	(*StaticResponse)(nil),        // 64: skein.v1.StaticResponse
-	(*StaticsRequest)(nil),        // 65: skein.v1.StaticsRequest
-	(*StaticsResponse)(nil),       // 66: skein.v1.StaticsResponse
-	(*WhoRequest)(nil),            // 67: skein.v1.WhoRequest
-	(*WhoResponse)(nil),           // 68: skein.v1.WhoResponse
-	(*Holder)(nil),                // 69: skein.v1.Holder
-	(*PodsRequest)(nil),           // 70: skein.v1.PodsRequest
-	(*PodsResponse)(nil),          // 71: skein.v1.PodsResponse
-	(*PodView)(nil),               // 72: skein.v1.PodView
-	(*ImportRequest)(nil),         // 73: skein.v1.ImportRequest
-	(*ImportResponse)(nil),        // 74: skein.v1.ImportResponse
-	(*CreateEgressRequest)(nil),   // 75: skein.v1.CreateEgressRequest
-	(*ChangeEgressRequest)(nil),   // 76: skein.v1.ChangeEgressRequest
-	(*EgressResponse)(nil),        // 77: skein.v1.EgressResponse
-	(*RemoveEgressRequest)(nil),   // 78: skein.v1.RemoveEgressRequest
-	(*RemoveEgressResponse)(nil),  // 79: skein.v1.RemoveEgressResponse
-	(*EgressesRequest)(nil),       // 80: skein.v1.EgressesRequest
-	(*EgressesResponse)(nil),      // 81: skein.v1.EgressesResponse
-	(*EgressSummary)(nil),         // 82: skein.v1.EgressSummary
-	(*SlotView)(nil),              // 83: skein.v1.SlotView
-	(*ShowEgressRequest)(nil),     // 84: skein.v1.ShowEgressRequest
-	(*ShowEgressResponse)(nil),    // 85: skein.v1.ShowEgressResponse
-	(*EgressNodeError)(nil),       // 86: skein.v1.EgressNodeError
-	(*EgressHostClients)(nil),     // 87: skein.v1.EgressHostClients
-	(*ExplainEgressRequest)(nil),  // 88: skein.v1.ExplainEgressRequest
-	(*ExplainEgressResponse)(nil), // 89: skein.v1.ExplainEgressResponse
-	(*AttachEgressRequest)(nil),   // 90: skein.v1.AttachEgressRequest
-	(*AttachEgressResponse)(nil),  // 91: skein.v1.AttachEgressResponse
-	(*DrainNodeRequest)(nil),      // 92: skein.v1.DrainNodeRequest
-	(*DrainNodeResponse)(nil),     // 93: skein.v1.DrainNodeResponse
-	nil,                           // 94: skein.v1.PeersResponse.PeerTransportsEntry
-	(NatType)(0),                  // 95: skein.v1.NatType
-	(*Node)(nil),                  // 96: skein.v1.Node
-	(*Record)(nil),                // 97: skein.v1.Record
-	(*Candidate)(nil),             // 98: skein.v1.Candidate
-	(*Token)(nil),                 // 99: skein.v1.Token
-	(*Settings)(nil),              // 100: skein.v1.Settings
-	(*Event)(nil),                 // 101: skein.v1.Event
-	(*State)(nil),                 // 102: skein.v1.State
-	(*JournalEntry)(nil),          // 103: skein.v1.JournalEntry
-	(*Pool)(nil),                  // 104: skein.v1.Pool
-	(*ChangePool)(nil),            // 105: skein.v1.ChangePool
-	(*Grant)(nil),                 // 106: skein.v1.Grant
-	(*StaticAddress)(nil),         // 107: skein.v1.StaticAddress
-	(*Block)(nil),                 // 108: skein.v1.Block
-	(*ImportPools)(nil),           // 109: skein.v1.ImportPools
-	(*Egress)(nil),                // 110: skein.v1.Egress
-	(*ChangeEgress)(nil),          // 111: skein.v1.ChangeEgress
-	(*EgressSlot)(nil),            // 112: skein.v1.EgressSlot
-	(*EgressGateway)(nil),         // 113: skein.v1.EgressGateway
-	(*EgressClientReport)(nil),    // 114: skein.v1.EgressClientReport
-	(*EgressOfClient)(nil),        // 115: skein.v1.EgressOfClient
+	(*SetRoleRequest)(nil),        // 24: skein.v1.SetRoleRequest
+	(*SetRoleResponse)(nil),       // 25: skein.v1.SetRoleResponse
+	(*SettingsRequest)(nil),       // 26: skein.v1.SettingsRequest
+	(*SettingsResponse)(nil),      // 27: skein.v1.SettingsResponse
+	(*EventsRequest)(nil),         // 28: skein.v1.EventsRequest
+	(*EventsResponse)(nil),        // 29: skein.v1.EventsResponse
+	(*StateRequest)(nil),          // 30: skein.v1.StateRequest
+	(*StateResponse)(nil),         // 31: skein.v1.StateResponse
+	(*DiffRequest)(nil),           // 32: skein.v1.DiffRequest
+	(*DiffResponse)(nil),          // 33: skein.v1.DiffResponse
+	(*ExplainPeerRequest)(nil),    // 34: skein.v1.ExplainPeerRequest
+	(*ExplainPeerResponse)(nil),   // 35: skein.v1.ExplainPeerResponse
+	(*PortGuessView)(nil),         // 36: skein.v1.PortGuessView
+	(*ProbeView)(nil),             // 37: skein.v1.ProbeView
+	(*PlanRequest)(nil),           // 38: skein.v1.PlanRequest
+	(*PlanResponse)(nil),          // 39: skein.v1.PlanResponse
+	(*DownRequest)(nil),           // 40: skein.v1.DownRequest
+	(*DownResponse)(nil),          // 41: skein.v1.DownResponse
+	(*RelayRequest)(nil),          // 42: skein.v1.RelayRequest
+	(*RelayResponse)(nil),         // 43: skein.v1.RelayResponse
+	(*RelaySession)(nil),          // 44: skein.v1.RelaySession
+	(*RelayServer)(nil),           // 45: skein.v1.RelayServer
+	(*RelayServerLimits)(nil),     // 46: skein.v1.RelayServerLimits
+	(*RelayClient)(nil),           // 47: skein.v1.RelayClient
+	(*CreatePoolRequest)(nil),     // 48: skein.v1.CreatePoolRequest
+	(*ChangePoolRequest)(nil),     // 49: skein.v1.ChangePoolRequest
+	(*PoolResponse)(nil),          // 50: skein.v1.PoolResponse
+	(*RemovePoolRequest)(nil),     // 51: skein.v1.RemovePoolRequest
+	(*RemovePoolResponse)(nil),    // 52: skein.v1.RemovePoolResponse
+	(*PoolsRequest)(nil),          // 53: skein.v1.PoolsRequest
+	(*PoolsResponse)(nil),         // 54: skein.v1.PoolsResponse
+	(*PoolView)(nil),              // 55: skein.v1.PoolView
+	(*PoolHolder)(nil),            // 56: skein.v1.PoolHolder
+	(*LocalPool)(nil),             // 57: skein.v1.LocalPool
+	(*BlocksRequest)(nil),         // 58: skein.v1.BlocksRequest
+	(*BlocksResponse)(nil),        // 59: skein.v1.BlocksResponse
+	(*BlockView)(nil),             // 60: skein.v1.BlockView
+	(*ReserveBlockRequest)(nil),   // 61: skein.v1.ReserveBlockRequest
+	(*ReleaseBlockRequest)(nil),   // 62: skein.v1.ReleaseBlockRequest
+	(*BlockResponse)(nil),         // 63: skein.v1.BlockResponse
+	(*ReserveAddressRequest)(nil), // 64: skein.v1.ReserveAddressRequest
+	(*ReleaseAddressRequest)(nil), // 65: skein.v1.ReleaseAddressRequest
+	(*StaticResponse)(nil),        // 66: skein.v1.StaticResponse
+	(*StaticsRequest)(nil),        // 67: skein.v1.StaticsRequest
+	(*StaticsResponse)(nil),       // 68: skein.v1.StaticsResponse
+	(*WhoRequest)(nil),            // 69: skein.v1.WhoRequest
+	(*WhoResponse)(nil),           // 70: skein.v1.WhoResponse
+	(*Holder)(nil),                // 71: skein.v1.Holder
+	(*PodsRequest)(nil),           // 72: skein.v1.PodsRequest
+	(*PodsResponse)(nil),          // 73: skein.v1.PodsResponse
+	(*PodView)(nil),               // 74: skein.v1.PodView
+	(*ImportRequest)(nil),         // 75: skein.v1.ImportRequest
+	(*ImportResponse)(nil),        // 76: skein.v1.ImportResponse
+	(*CreateEgressRequest)(nil),   // 77: skein.v1.CreateEgressRequest
+	(*ChangeEgressRequest)(nil),   // 78: skein.v1.ChangeEgressRequest
+	(*EgressResponse)(nil),        // 79: skein.v1.EgressResponse
+	(*RemoveEgressRequest)(nil),   // 80: skein.v1.RemoveEgressRequest
+	(*RemoveEgressResponse)(nil),  // 81: skein.v1.RemoveEgressResponse
+	(*EgressesRequest)(nil),       // 82: skein.v1.EgressesRequest
+	(*EgressesResponse)(nil),      // 83: skein.v1.EgressesResponse
+	(*EgressSummary)(nil),         // 84: skein.v1.EgressSummary
+	(*SlotView)(nil),              // 85: skein.v1.SlotView
+	(*ShowEgressRequest)(nil),     // 86: skein.v1.ShowEgressRequest
+	(*ShowEgressResponse)(nil),    // 87: skein.v1.ShowEgressResponse
+	(*EgressNodeError)(nil),       // 88: skein.v1.EgressNodeError
+	(*EgressHostClients)(nil),     // 89: skein.v1.EgressHostClients
+	(*ExplainEgressRequest)(nil),  // 90: skein.v1.ExplainEgressRequest
+	(*ExplainEgressResponse)(nil), // 91: skein.v1.ExplainEgressResponse
+	(*AttachEgressRequest)(nil),   // 92: skein.v1.AttachEgressRequest
+	(*AttachEgressResponse)(nil),  // 93: skein.v1.AttachEgressResponse
+	(*DrainNodeRequest)(nil),      // 94: skein.v1.DrainNodeRequest
+	(*DrainNodeResponse)(nil),     // 95: skein.v1.DrainNodeResponse
+	nil,                           // 96: skein.v1.PeersResponse.PeerTransportsEntry
+	(NatType)(0),                  // 97: skein.v1.NatType
+	(*Node)(nil),                  // 98: skein.v1.Node
+	(*Record)(nil),                // 99: skein.v1.Record
+	(*Candidate)(nil),             // 100: skein.v1.Candidate
+	(*Token)(nil),                 // 101: skein.v1.Token
+	(*Settings)(nil),              // 102: skein.v1.Settings
+	(*Event)(nil),                 // 103: skein.v1.Event
+	(*State)(nil),                 // 104: skein.v1.State
+	(*JournalEntry)(nil),          // 105: skein.v1.JournalEntry
+	(*Pool)(nil),                  // 106: skein.v1.Pool
+	(*ChangePool)(nil),            // 107: skein.v1.ChangePool
+	(*Grant)(nil),                 // 108: skein.v1.Grant
+	(*StaticAddress)(nil),         // 109: skein.v1.StaticAddress
+	(*Block)(nil),                 // 110: skein.v1.Block
+	(*ImportPools)(nil),           // 111: skein.v1.ImportPools
+	(*Egress)(nil),                // 112: skein.v1.Egress
+	(*ChangeEgress)(nil),          // 113: skein.v1.ChangeEgress
+	(*EgressSlot)(nil),            // 114: skein.v1.EgressSlot
+	(*EgressGateway)(nil),         // 115: skein.v1.EgressGateway
+	(*EgressClientReport)(nil),    // 116: skein.v1.EgressClientReport
+	(*EgressOfClient)(nil),        // 117: skein.v1.EgressOfClient
 }
 var file_skein_v1_agent_proto_depIdxs = []int32{
-	95,  // 0: skein.v1.StatusResponse.nat_type:type_name -> skein.v1.NatType
+	97,  // 0: skein.v1.StatusResponse.nat_type:type_name -> skein.v1.NatType
 	2,   // 1: skein.v1.StatusResponse.problems:type_name -> skein.v1.Problem
 	3,   // 2: skein.v1.StatusResponse.servers:type_name -> skein.v1.ServerStatus
 	6,   // 3: skein.v1.NodesResponse.nodes:type_name -> skein.v1.NodeView
-	96,  // 4: skein.v1.NodeView.node:type_name -> skein.v1.Node
-	97,  // 5: skein.v1.NodeView.record:type_name -> skein.v1.Record
+	98,  // 4: skein.v1.NodeView.node:type_name -> skein.v1.Node
+	99,  // 5: skein.v1.NodeView.record:type_name -> skein.v1.Record
 	9,   // 6: skein.v1.PeersResponse.peers:type_name -> skein.v1.PeerView
-	94,  // 7: skein.v1.PeersResponse.peer_transports:type_name -> skein.v1.PeersResponse.PeerTransportsEntry
-	95,  // 8: skein.v1.PeerView.nat_type:type_name -> skein.v1.NatType
-	95,  // 9: skein.v1.NetcheckResponse.nat_type:type_name -> skein.v1.NatType
-	98,  // 10: skein.v1.NetcheckResponse.candidates:type_name -> skein.v1.Candidate
+	96,  // 7: skein.v1.PeersResponse.peer_transports:type_name -> skein.v1.PeersResponse.PeerTransportsEntry
+	97,  // 8: skein.v1.PeerView.nat_type:type_name -> skein.v1.NatType
+	97,  // 9: skein.v1.NetcheckResponse.nat_type:type_name -> skein.v1.NatType
+	100, // 10: skein.v1.NetcheckResponse.candidates:type_name -> skein.v1.Candidate
 	13,  // 11: skein.v1.NetcheckResponse.relays:type_name -> skein.v1.RelayCheck
 	12,  // 12: skein.v1.NetcheckResponse.notes:type_name -> skein.v1.DiscoveryNote
-	99,  // 13: skein.v1.CreateTokenResponse.info:type_name -> skein.v1.Token
-	99,  // 14: skein.v1.ListTokensResponse.tokens:type_name -> skein.v1.Token
+	101, // 13: skein.v1.CreateTokenResponse.info:type_name -> skein.v1.Token
+	101, // 14: skein.v1.ListTokensResponse.tokens:type_name -> skein.v1.Token
 	6,   // 15: skein.v1.ShowNodeResponse.node:type_name -> skein.v1.NodeView
-	96,  // 16: skein.v1.RevokeNodeResponse.node:type_name -> skein.v1.Node
-	100, // 17: skein.v1.SettingsRequest.change:type_name -> skein.v1.Settings
-	100, // 18: skein.v1.SettingsResponse.settings:type_name -> skein.v1.Settings
-	101, // 19: skein.v1.EventsResponse.event:type_name -> skein.v1.Event
-	102, // 20: skein.v1.StateResponse.state:type_name -> skein.v1.State
-	9,   // 21: skein.v1.ExplainPeerResponse.peer:type_name -> skein.v1.PeerView
-	97,  // 22: skein.v1.ExplainPeerResponse.record:type_name -> skein.v1.Record
-	97,  // 23: skein.v1.ExplainPeerResponse.self:type_name -> skein.v1.Record
-	35,  // 24: skein.v1.ExplainPeerResponse.probes:type_name -> skein.v1.ProbeView
-	103, // 25: skein.v1.ExplainPeerResponse.history:type_name -> skein.v1.JournalEntry
-	34,  // 26: skein.v1.ExplainPeerResponse.guess:type_name -> skein.v1.PortGuessView
-	42,  // 27: skein.v1.RelayResponse.sessions:type_name -> skein.v1.RelaySession
-	43,  // 28: skein.v1.RelayResponse.server:type_name -> skein.v1.RelayServer
-	45,  // 29: skein.v1.RelayServer.clients:type_name -> skein.v1.RelayClient
-	44,  // 30: skein.v1.RelayServer.limits:type_name -> skein.v1.RelayServerLimits
-	104, // 31: skein.v1.CreatePoolRequest.pool:type_name -> skein.v1.Pool
-	105, // 32: skein.v1.ChangePoolRequest.change:type_name -> skein.v1.ChangePool
-	104, // 33: skein.v1.PoolResponse.pool:type_name -> skein.v1.Pool
-	53,  // 34: skein.v1.PoolsResponse.pools:type_name -> skein.v1.PoolView
-	104, // 35: skein.v1.PoolView.pool:type_name -> skein.v1.Pool
-	54,  // 36: skein.v1.PoolView.holders:type_name -> skein.v1.PoolHolder
-	106, // 37: skein.v1.PoolView.grants:type_name -> skein.v1.Grant
-	107, // 38: skein.v1.PoolView.statics:type_name -> skein.v1.StaticAddress
-	55,  // 39: skein.v1.PoolView.local:type_name -> skein.v1.LocalPool
-	58,  // 40: skein.v1.BlocksResponse.blocks:type_name -> skein.v1.BlockView
-	108, // 41: skein.v1.BlockView.block:type_name -> skein.v1.Block
-	108, // 42: skein.v1.BlockResponse.block:type_name -> skein.v1.Block
-	107, // 43: skein.v1.StaticResponse.address:type_name -> skein.v1.StaticAddress
-	107, // 44: skein.v1.StaticsResponse.addresses:type_name -> skein.v1.StaticAddress
-	108, // 45: skein.v1.WhoResponse.block:type_name -> skein.v1.Block
-	69,  // 46: skein.v1.WhoResponse.pod:type_name -> skein.v1.Holder
-	72,  // 47: skein.v1.PodsResponse.pods:type_name -> skein.v1.PodView
-	69,  // 48: skein.v1.PodView.holder:type_name -> skein.v1.Holder
-	109, // 49: skein.v1.ImportRequest.import:type_name -> skein.v1.ImportPools
-	110, // 50: skein.v1.CreateEgressRequest.egress:type_name -> skein.v1.Egress
-	111, // 51: skein.v1.ChangeEgressRequest.change:type_name -> skein.v1.ChangeEgress
-	110, // 52: skein.v1.EgressResponse.egress:type_name -> skein.v1.Egress
-	82,  // 53: skein.v1.EgressesResponse.egresses:type_name -> skein.v1.EgressSummary
-	110, // 54: skein.v1.EgressSummary.egress:type_name -> skein.v1.Egress
-	83,  // 55: skein.v1.EgressSummary.slots:type_name -> skein.v1.SlotView
-	112, // 56: skein.v1.SlotView.slot:type_name -> skein.v1.EgressSlot
-	82,  // 57: skein.v1.ShowEgressResponse.summary:type_name -> skein.v1.EgressSummary
-	113, // 58: skein.v1.ShowEgressResponse.gateways:type_name -> skein.v1.EgressGateway
-	86,  // 59: skein.v1.ShowEgressResponse.silent:type_name -> skein.v1.EgressNodeError
-	87,  // 60: skein.v1.ShowEgressResponse.clients:type_name -> skein.v1.EgressHostClients
-	114, // 61: skein.v1.EgressHostClients.clients:type_name -> skein.v1.EgressClientReport
-	115, // 62: skein.v1.AttachEgressResponse.egresses:type_name -> skein.v1.EgressOfClient
-	96,  // 63: skein.v1.DrainNodeResponse.node:type_name -> skein.v1.Node
-	83,  // 64: skein.v1.DrainNodeResponse.slots:type_name -> skein.v1.SlotView
-	0,   // 65: skein.v1.AgentService.Status:input_type -> skein.v1.StatusRequest
-	4,   // 66: skein.v1.AgentService.Nodes:input_type -> skein.v1.NodesRequest
-	7,   // 67: skein.v1.AgentService.Peers:input_type -> skein.v1.PeersRequest
-	10,  // 68: skein.v1.AgentService.Netcheck:input_type -> skein.v1.NetcheckRequest
-	14,  // 69: skein.v1.AgentService.CreateToken:input_type -> skein.v1.CreateTokenRequest
-	16,  // 70: skein.v1.AgentService.ListTokens:input_type -> skein.v1.ListTokensRequest
-	18,  // 71: skein.v1.AgentService.RevokeToken:input_type -> skein.v1.RevokeTokenRequest
-	20,  // 72: skein.v1.AgentService.ShowNode:input_type -> skein.v1.ShowNodeRequest
-	22,  // 73: skein.v1.AgentService.RevokeNode:input_type -> skein.v1.RevokeNodeRequest
-	24,  // 74: skein.v1.AgentService.Settings:input_type -> skein.v1.SettingsRequest
-	26,  // 75: skein.v1.AgentService.Events:input_type -> skein.v1.EventsRequest
-	28,  // 76: skein.v1.AgentService.State:input_type -> skein.v1.StateRequest
-	30,  // 77: skein.v1.AgentService.Diff:input_type -> skein.v1.DiffRequest
-	32,  // 78: skein.v1.AgentService.ExplainPeer:input_type -> skein.v1.ExplainPeerRequest
-	36,  // 79: skein.v1.AgentService.Plan:input_type -> skein.v1.PlanRequest
-	38,  // 80: skein.v1.AgentService.Down:input_type -> skein.v1.DownRequest
-	40,  // 81: skein.v1.AgentService.Relay:input_type -> skein.v1.RelayRequest
-	46,  // 82: skein.v1.AgentService.CreatePool:input_type -> skein.v1.CreatePoolRequest
-	47,  // 83: skein.v1.AgentService.ChangePool:input_type -> skein.v1.ChangePoolRequest
-	49,  // 84: skein.v1.AgentService.RemovePool:input_type -> skein.v1.RemovePoolRequest
-	51,  // 85: skein.v1.AgentService.Pools:input_type -> skein.v1.PoolsRequest
-	56,  // 86: skein.v1.AgentService.Blocks:input_type -> skein.v1.BlocksRequest
-	59,  // 87: skein.v1.AgentService.ReserveBlock:input_type -> skein.v1.ReserveBlockRequest
-	60,  // 88: skein.v1.AgentService.ReleaseBlock:input_type -> skein.v1.ReleaseBlockRequest
-	62,  // 89: skein.v1.AgentService.ReserveAddress:input_type -> skein.v1.ReserveAddressRequest
-	63,  // 90: skein.v1.AgentService.ReleaseAddress:input_type -> skein.v1.ReleaseAddressRequest
-	65,  // 91: skein.v1.AgentService.Statics:input_type -> skein.v1.StaticsRequest
-	67,  // 92: skein.v1.AgentService.Who:input_type -> skein.v1.WhoRequest
-	70,  // 93: skein.v1.AgentService.Pods:input_type -> skein.v1.PodsRequest
-	73,  // 94: skein.v1.AgentService.Import:input_type -> skein.v1.ImportRequest
-	75,  // 95: skein.v1.AgentService.CreateEgress:input_type -> skein.v1.CreateEgressRequest
-	76,  // 96: skein.v1.AgentService.ChangeEgress:input_type -> skein.v1.ChangeEgressRequest
-	78,  // 97: skein.v1.AgentService.RemoveEgress:input_type -> skein.v1.RemoveEgressRequest
-	80,  // 98: skein.v1.AgentService.Egresses:input_type -> skein.v1.EgressesRequest
-	84,  // 99: skein.v1.AgentService.ShowEgress:input_type -> skein.v1.ShowEgressRequest
-	88,  // 100: skein.v1.AgentService.ExplainEgress:input_type -> skein.v1.ExplainEgressRequest
-	90,  // 101: skein.v1.AgentService.AttachEgress:input_type -> skein.v1.AttachEgressRequest
-	92,  // 102: skein.v1.AgentService.DrainNode:input_type -> skein.v1.DrainNodeRequest
-	1,   // 103: skein.v1.AgentService.Status:output_type -> skein.v1.StatusResponse
-	5,   // 104: skein.v1.AgentService.Nodes:output_type -> skein.v1.NodesResponse
-	8,   // 105: skein.v1.AgentService.Peers:output_type -> skein.v1.PeersResponse
-	11,  // 106: skein.v1.AgentService.Netcheck:output_type -> skein.v1.NetcheckResponse
-	15,  // 107: skein.v1.AgentService.CreateToken:output_type -> skein.v1.CreateTokenResponse
-	17,  // 108: skein.v1.AgentService.ListTokens:output_type -> skein.v1.ListTokensResponse
-	19,  // 109: skein.v1.AgentService.RevokeToken:output_type -> skein.v1.RevokeTokenResponse
-	21,  // 110: skein.v1.AgentService.ShowNode:output_type -> skein.v1.ShowNodeResponse
-	23,  // 111: skein.v1.AgentService.RevokeNode:output_type -> skein.v1.RevokeNodeResponse
-	25,  // 112: skein.v1.AgentService.Settings:output_type -> skein.v1.SettingsResponse
-	27,  // 113: skein.v1.AgentService.Events:output_type -> skein.v1.EventsResponse
-	29,  // 114: skein.v1.AgentService.State:output_type -> skein.v1.StateResponse
-	31,  // 115: skein.v1.AgentService.Diff:output_type -> skein.v1.DiffResponse
-	33,  // 116: skein.v1.AgentService.ExplainPeer:output_type -> skein.v1.ExplainPeerResponse
-	37,  // 117: skein.v1.AgentService.Plan:output_type -> skein.v1.PlanResponse
-	39,  // 118: skein.v1.AgentService.Down:output_type -> skein.v1.DownResponse
-	41,  // 119: skein.v1.AgentService.Relay:output_type -> skein.v1.RelayResponse
-	48,  // 120: skein.v1.AgentService.CreatePool:output_type -> skein.v1.PoolResponse
-	48,  // 121: skein.v1.AgentService.ChangePool:output_type -> skein.v1.PoolResponse
-	50,  // 122: skein.v1.AgentService.RemovePool:output_type -> skein.v1.RemovePoolResponse
-	52,  // 123: skein.v1.AgentService.Pools:output_type -> skein.v1.PoolsResponse
-	57,  // 124: skein.v1.AgentService.Blocks:output_type -> skein.v1.BlocksResponse
-	61,  // 125: skein.v1.AgentService.ReserveBlock:output_type -> skein.v1.BlockResponse
-	61,  // 126: skein.v1.AgentService.ReleaseBlock:output_type -> skein.v1.BlockResponse
-	64,  // 127: skein.v1.AgentService.ReserveAddress:output_type -> skein.v1.StaticResponse
-	64,  // 128: skein.v1.AgentService.ReleaseAddress:output_type -> skein.v1.StaticResponse
-	66,  // 129: skein.v1.AgentService.Statics:output_type -> skein.v1.StaticsResponse
-	68,  // 130: skein.v1.AgentService.Who:output_type -> skein.v1.WhoResponse
-	71,  // 131: skein.v1.AgentService.Pods:output_type -> skein.v1.PodsResponse
-	74,  // 132: skein.v1.AgentService.Import:output_type -> skein.v1.ImportResponse
-	77,  // 133: skein.v1.AgentService.CreateEgress:output_type -> skein.v1.EgressResponse
-	77,  // 134: skein.v1.AgentService.ChangeEgress:output_type -> skein.v1.EgressResponse
-	79,  // 135: skein.v1.AgentService.RemoveEgress:output_type -> skein.v1.RemoveEgressResponse
-	81,  // 136: skein.v1.AgentService.Egresses:output_type -> skein.v1.EgressesResponse
-	85,  // 137: skein.v1.AgentService.ShowEgress:output_type -> skein.v1.ShowEgressResponse
-	89,  // 138: skein.v1.AgentService.ExplainEgress:output_type -> skein.v1.ExplainEgressResponse
-	91,  // 139: skein.v1.AgentService.AttachEgress:output_type -> skein.v1.AttachEgressResponse
-	93,  // 140: skein.v1.AgentService.DrainNode:output_type -> skein.v1.DrainNodeResponse
-	103, // [103:141] is the sub-list for method output_type
-	65,  // [65:103] is the sub-list for method input_type
-	65,  // [65:65] is the sub-list for extension type_name
-	65,  // [65:65] is the sub-list for extension extendee
-	0,   // [0:65] is the sub-list for field type_name
+	98,  // 16: skein.v1.RevokeNodeResponse.node:type_name -> skein.v1.Node
+	98,  // 17: skein.v1.SetRoleResponse.node:type_name -> skein.v1.Node
+	102, // 18: skein.v1.SettingsRequest.change:type_name -> skein.v1.Settings
+	102, // 19: skein.v1.SettingsResponse.settings:type_name -> skein.v1.Settings
+	103, // 20: skein.v1.EventsResponse.event:type_name -> skein.v1.Event
+	104, // 21: skein.v1.StateResponse.state:type_name -> skein.v1.State
+	9,   // 22: skein.v1.ExplainPeerResponse.peer:type_name -> skein.v1.PeerView
+	99,  // 23: skein.v1.ExplainPeerResponse.record:type_name -> skein.v1.Record
+	99,  // 24: skein.v1.ExplainPeerResponse.self:type_name -> skein.v1.Record
+	37,  // 25: skein.v1.ExplainPeerResponse.probes:type_name -> skein.v1.ProbeView
+	105, // 26: skein.v1.ExplainPeerResponse.history:type_name -> skein.v1.JournalEntry
+	36,  // 27: skein.v1.ExplainPeerResponse.guess:type_name -> skein.v1.PortGuessView
+	44,  // 28: skein.v1.RelayResponse.sessions:type_name -> skein.v1.RelaySession
+	45,  // 29: skein.v1.RelayResponse.server:type_name -> skein.v1.RelayServer
+	47,  // 30: skein.v1.RelayServer.clients:type_name -> skein.v1.RelayClient
+	46,  // 31: skein.v1.RelayServer.limits:type_name -> skein.v1.RelayServerLimits
+	106, // 32: skein.v1.CreatePoolRequest.pool:type_name -> skein.v1.Pool
+	107, // 33: skein.v1.ChangePoolRequest.change:type_name -> skein.v1.ChangePool
+	106, // 34: skein.v1.PoolResponse.pool:type_name -> skein.v1.Pool
+	55,  // 35: skein.v1.PoolsResponse.pools:type_name -> skein.v1.PoolView
+	106, // 36: skein.v1.PoolView.pool:type_name -> skein.v1.Pool
+	56,  // 37: skein.v1.PoolView.holders:type_name -> skein.v1.PoolHolder
+	108, // 38: skein.v1.PoolView.grants:type_name -> skein.v1.Grant
+	109, // 39: skein.v1.PoolView.statics:type_name -> skein.v1.StaticAddress
+	57,  // 40: skein.v1.PoolView.local:type_name -> skein.v1.LocalPool
+	60,  // 41: skein.v1.BlocksResponse.blocks:type_name -> skein.v1.BlockView
+	110, // 42: skein.v1.BlockView.block:type_name -> skein.v1.Block
+	110, // 43: skein.v1.BlockResponse.block:type_name -> skein.v1.Block
+	109, // 44: skein.v1.StaticResponse.address:type_name -> skein.v1.StaticAddress
+	109, // 45: skein.v1.StaticsResponse.addresses:type_name -> skein.v1.StaticAddress
+	110, // 46: skein.v1.WhoResponse.block:type_name -> skein.v1.Block
+	71,  // 47: skein.v1.WhoResponse.pod:type_name -> skein.v1.Holder
+	74,  // 48: skein.v1.PodsResponse.pods:type_name -> skein.v1.PodView
+	71,  // 49: skein.v1.PodView.holder:type_name -> skein.v1.Holder
+	111, // 50: skein.v1.ImportRequest.import:type_name -> skein.v1.ImportPools
+	112, // 51: skein.v1.CreateEgressRequest.egress:type_name -> skein.v1.Egress
+	113, // 52: skein.v1.ChangeEgressRequest.change:type_name -> skein.v1.ChangeEgress
+	112, // 53: skein.v1.EgressResponse.egress:type_name -> skein.v1.Egress
+	84,  // 54: skein.v1.EgressesResponse.egresses:type_name -> skein.v1.EgressSummary
+	112, // 55: skein.v1.EgressSummary.egress:type_name -> skein.v1.Egress
+	85,  // 56: skein.v1.EgressSummary.slots:type_name -> skein.v1.SlotView
+	114, // 57: skein.v1.SlotView.slot:type_name -> skein.v1.EgressSlot
+	84,  // 58: skein.v1.ShowEgressResponse.summary:type_name -> skein.v1.EgressSummary
+	115, // 59: skein.v1.ShowEgressResponse.gateways:type_name -> skein.v1.EgressGateway
+	88,  // 60: skein.v1.ShowEgressResponse.silent:type_name -> skein.v1.EgressNodeError
+	89,  // 61: skein.v1.ShowEgressResponse.clients:type_name -> skein.v1.EgressHostClients
+	116, // 62: skein.v1.EgressHostClients.clients:type_name -> skein.v1.EgressClientReport
+	117, // 63: skein.v1.AttachEgressResponse.egresses:type_name -> skein.v1.EgressOfClient
+	98,  // 64: skein.v1.DrainNodeResponse.node:type_name -> skein.v1.Node
+	85,  // 65: skein.v1.DrainNodeResponse.slots:type_name -> skein.v1.SlotView
+	0,   // 66: skein.v1.AgentService.Status:input_type -> skein.v1.StatusRequest
+	4,   // 67: skein.v1.AgentService.Nodes:input_type -> skein.v1.NodesRequest
+	7,   // 68: skein.v1.AgentService.Peers:input_type -> skein.v1.PeersRequest
+	10,  // 69: skein.v1.AgentService.Netcheck:input_type -> skein.v1.NetcheckRequest
+	14,  // 70: skein.v1.AgentService.CreateToken:input_type -> skein.v1.CreateTokenRequest
+	16,  // 71: skein.v1.AgentService.ListTokens:input_type -> skein.v1.ListTokensRequest
+	18,  // 72: skein.v1.AgentService.RevokeToken:input_type -> skein.v1.RevokeTokenRequest
+	20,  // 73: skein.v1.AgentService.ShowNode:input_type -> skein.v1.ShowNodeRequest
+	22,  // 74: skein.v1.AgentService.RevokeNode:input_type -> skein.v1.RevokeNodeRequest
+	26,  // 75: skein.v1.AgentService.Settings:input_type -> skein.v1.SettingsRequest
+	28,  // 76: skein.v1.AgentService.Events:input_type -> skein.v1.EventsRequest
+	30,  // 77: skein.v1.AgentService.State:input_type -> skein.v1.StateRequest
+	32,  // 78: skein.v1.AgentService.Diff:input_type -> skein.v1.DiffRequest
+	34,  // 79: skein.v1.AgentService.ExplainPeer:input_type -> skein.v1.ExplainPeerRequest
+	38,  // 80: skein.v1.AgentService.Plan:input_type -> skein.v1.PlanRequest
+	40,  // 81: skein.v1.AgentService.Down:input_type -> skein.v1.DownRequest
+	42,  // 82: skein.v1.AgentService.Relay:input_type -> skein.v1.RelayRequest
+	48,  // 83: skein.v1.AgentService.CreatePool:input_type -> skein.v1.CreatePoolRequest
+	49,  // 84: skein.v1.AgentService.ChangePool:input_type -> skein.v1.ChangePoolRequest
+	51,  // 85: skein.v1.AgentService.RemovePool:input_type -> skein.v1.RemovePoolRequest
+	53,  // 86: skein.v1.AgentService.Pools:input_type -> skein.v1.PoolsRequest
+	58,  // 87: skein.v1.AgentService.Blocks:input_type -> skein.v1.BlocksRequest
+	61,  // 88: skein.v1.AgentService.ReserveBlock:input_type -> skein.v1.ReserveBlockRequest
+	62,  // 89: skein.v1.AgentService.ReleaseBlock:input_type -> skein.v1.ReleaseBlockRequest
+	64,  // 90: skein.v1.AgentService.ReserveAddress:input_type -> skein.v1.ReserveAddressRequest
+	65,  // 91: skein.v1.AgentService.ReleaseAddress:input_type -> skein.v1.ReleaseAddressRequest
+	67,  // 92: skein.v1.AgentService.Statics:input_type -> skein.v1.StaticsRequest
+	69,  // 93: skein.v1.AgentService.Who:input_type -> skein.v1.WhoRequest
+	72,  // 94: skein.v1.AgentService.Pods:input_type -> skein.v1.PodsRequest
+	75,  // 95: skein.v1.AgentService.Import:input_type -> skein.v1.ImportRequest
+	77,  // 96: skein.v1.AgentService.CreateEgress:input_type -> skein.v1.CreateEgressRequest
+	78,  // 97: skein.v1.AgentService.ChangeEgress:input_type -> skein.v1.ChangeEgressRequest
+	80,  // 98: skein.v1.AgentService.RemoveEgress:input_type -> skein.v1.RemoveEgressRequest
+	82,  // 99: skein.v1.AgentService.Egresses:input_type -> skein.v1.EgressesRequest
+	86,  // 100: skein.v1.AgentService.ShowEgress:input_type -> skein.v1.ShowEgressRequest
+	90,  // 101: skein.v1.AgentService.ExplainEgress:input_type -> skein.v1.ExplainEgressRequest
+	92,  // 102: skein.v1.AgentService.AttachEgress:input_type -> skein.v1.AttachEgressRequest
+	94,  // 103: skein.v1.AgentService.DrainNode:input_type -> skein.v1.DrainNodeRequest
+	24,  // 104: skein.v1.AgentService.SetRole:input_type -> skein.v1.SetRoleRequest
+	1,   // 105: skein.v1.AgentService.Status:output_type -> skein.v1.StatusResponse
+	5,   // 106: skein.v1.AgentService.Nodes:output_type -> skein.v1.NodesResponse
+	8,   // 107: skein.v1.AgentService.Peers:output_type -> skein.v1.PeersResponse
+	11,  // 108: skein.v1.AgentService.Netcheck:output_type -> skein.v1.NetcheckResponse
+	15,  // 109: skein.v1.AgentService.CreateToken:output_type -> skein.v1.CreateTokenResponse
+	17,  // 110: skein.v1.AgentService.ListTokens:output_type -> skein.v1.ListTokensResponse
+	19,  // 111: skein.v1.AgentService.RevokeToken:output_type -> skein.v1.RevokeTokenResponse
+	21,  // 112: skein.v1.AgentService.ShowNode:output_type -> skein.v1.ShowNodeResponse
+	23,  // 113: skein.v1.AgentService.RevokeNode:output_type -> skein.v1.RevokeNodeResponse
+	27,  // 114: skein.v1.AgentService.Settings:output_type -> skein.v1.SettingsResponse
+	29,  // 115: skein.v1.AgentService.Events:output_type -> skein.v1.EventsResponse
+	31,  // 116: skein.v1.AgentService.State:output_type -> skein.v1.StateResponse
+	33,  // 117: skein.v1.AgentService.Diff:output_type -> skein.v1.DiffResponse
+	35,  // 118: skein.v1.AgentService.ExplainPeer:output_type -> skein.v1.ExplainPeerResponse
+	39,  // 119: skein.v1.AgentService.Plan:output_type -> skein.v1.PlanResponse
+	41,  // 120: skein.v1.AgentService.Down:output_type -> skein.v1.DownResponse
+	43,  // 121: skein.v1.AgentService.Relay:output_type -> skein.v1.RelayResponse
+	50,  // 122: skein.v1.AgentService.CreatePool:output_type -> skein.v1.PoolResponse
+	50,  // 123: skein.v1.AgentService.ChangePool:output_type -> skein.v1.PoolResponse
+	52,  // 124: skein.v1.AgentService.RemovePool:output_type -> skein.v1.RemovePoolResponse
+	54,  // 125: skein.v1.AgentService.Pools:output_type -> skein.v1.PoolsResponse
+	59,  // 126: skein.v1.AgentService.Blocks:output_type -> skein.v1.BlocksResponse
+	63,  // 127: skein.v1.AgentService.ReserveBlock:output_type -> skein.v1.BlockResponse
+	63,  // 128: skein.v1.AgentService.ReleaseBlock:output_type -> skein.v1.BlockResponse
+	66,  // 129: skein.v1.AgentService.ReserveAddress:output_type -> skein.v1.StaticResponse
+	66,  // 130: skein.v1.AgentService.ReleaseAddress:output_type -> skein.v1.StaticResponse
+	68,  // 131: skein.v1.AgentService.Statics:output_type -> skein.v1.StaticsResponse
+	70,  // 132: skein.v1.AgentService.Who:output_type -> skein.v1.WhoResponse
+	73,  // 133: skein.v1.AgentService.Pods:output_type -> skein.v1.PodsResponse
+	76,  // 134: skein.v1.AgentService.Import:output_type -> skein.v1.ImportResponse
+	79,  // 135: skein.v1.AgentService.CreateEgress:output_type -> skein.v1.EgressResponse
+	79,  // 136: skein.v1.AgentService.ChangeEgress:output_type -> skein.v1.EgressResponse
+	81,  // 137: skein.v1.AgentService.RemoveEgress:output_type -> skein.v1.RemoveEgressResponse
+	83,  // 138: skein.v1.AgentService.Egresses:output_type -> skein.v1.EgressesResponse
+	87,  // 139: skein.v1.AgentService.ShowEgress:output_type -> skein.v1.ShowEgressResponse
+	91,  // 140: skein.v1.AgentService.ExplainEgress:output_type -> skein.v1.ExplainEgressResponse
+	93,  // 141: skein.v1.AgentService.AttachEgress:output_type -> skein.v1.AttachEgressResponse
+	95,  // 142: skein.v1.AgentService.DrainNode:output_type -> skein.v1.DrainNodeResponse
+	25,  // 143: skein.v1.AgentService.SetRole:output_type -> skein.v1.SetRoleResponse
+	105, // [105:144] is the sub-list for method output_type
+	66,  // [66:105] is the sub-list for method input_type
+	66,  // [66:66] is the sub-list for extension type_name
+	66,  // [66:66] is the sub-list for extension extendee
+	0,   // [0:66] is the sub-list for field type_name
 }
 
 func init() { file_skein_v1_agent_proto_init() }
@@ -7030,7 +7201,7 @@ func file_skein_v1_agent_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_skein_v1_agent_proto_rawDesc), len(file_skein_v1_agent_proto_rawDesc)),
 			NumEnums:      0,
-			NumMessages:   95,
+			NumMessages:   97,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

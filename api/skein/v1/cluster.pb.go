@@ -864,6 +864,7 @@ type JoinToken struct {
 	Seeds         []*JoinToken_Seed      `protobuf:"bytes,2,rep,name=seeds,proto3" json:"seeds,omitempty"`
 	TokenId       string                 `protobuf:"bytes,3,opt,name=token_id,json=tokenId,proto3" json:"token_id,omitempty"`
 	Secret        []byte                 `protobuf:"bytes,4,opt,name=secret,proto3" json:"secret,omitempty"` // 32 bytes
+	Role          string                 `protobuf:"bytes,5,opt,name=role,proto3" json:"role,omitempty"`     // that the token gives, for the joiner to know: agent, admin, server; empty: made before there were roles
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -924,6 +925,13 @@ func (x *JoinToken) GetSecret() []byte {
 		return x.Secret
 	}
 	return nil
+}
+
+func (x *JoinToken) GetRole() string {
+	if x != nil {
+		return x.Role
+	}
+	return ""
 }
 
 // Signal is a small authenticated message between two agents, by control packet.
@@ -1452,13 +1460,14 @@ const file_skein_v1_cluster_proto_rawDesc = "" +
 	"error_code\x18\x04 \x01(\tR\terrorCode\x12#\n" +
 	"\rerror_message\x18\x05 \x01(\tR\ferrorMessage\x12\x12\n" +
 	"\x04time\x18\x06 \x01(\x03R\x04time\x12#\n" +
-	"\x04news\x18\a \x01(\v2\x0f.skein.v1.BatchR\x04news\"\xd2\x01\n" +
+	"\x04news\x18\a \x01(\v2\x0f.skein.v1.BatchR\x04news\"\xe6\x01\n" +
 	"\tJoinToken\x12\x1d\n" +
 	"\n" +
 	"cluster_id\x18\x01 \x01(\tR\tclusterId\x12.\n" +
 	"\x05seeds\x18\x02 \x03(\v2\x18.skein.v1.JoinToken.SeedR\x05seeds\x12\x19\n" +
 	"\btoken_id\x18\x03 \x01(\tR\atokenId\x12\x16\n" +
-	"\x06secret\x18\x04 \x01(\fR\x06secret\x1aC\n" +
+	"\x06secret\x18\x04 \x01(\fR\x06secret\x12\x12\n" +
+	"\x04role\x18\x05 \x01(\tR\x04role\x1aC\n" +
 	"\x04Seed\x12\x18\n" +
 	"\aaddress\x18\x01 \x01(\tR\aaddress\x12!\n" +
 	"\fidentity_key\x18\x02 \x01(\fR\videntityKey\"\xe6\x04\n" +

@@ -2134,6 +2134,8 @@ type Command struct {
 	//	*Command_AssignSlot
 	//	*Command_ReleaseSlot
 	//	*Command_DrainNode
+	//	*Command_SetAdmin
+	//	*Command_IntroduceRoles
 	Body          isCommand_Body `protobuf_oneof:"body"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -2465,6 +2467,24 @@ func (x *Command) GetDrainNode() *DrainNode {
 	return nil
 }
 
+func (x *Command) GetSetAdmin() *SetAdmin {
+	if x != nil {
+		if x, ok := x.Body.(*Command_SetAdmin); ok {
+			return x.SetAdmin
+		}
+	}
+	return nil
+}
+
+func (x *Command) GetIntroduceRoles() *IntroduceRoles {
+	if x != nil {
+		if x, ok := x.Body.(*Command_IntroduceRoles); ok {
+			return x.IntroduceRoles
+		}
+	}
+	return nil
+}
+
 type isCommand_Body interface {
 	isCommand_Body()
 }
@@ -2585,6 +2605,14 @@ type Command_DrainNode struct {
 	DrainNode *DrainNode `protobuf:"bytes,38,opt,name=drain_node,json=drainNode,proto3,oneof"`
 }
 
+type Command_SetAdmin struct {
+	SetAdmin *SetAdmin `protobuf:"bytes,41,opt,name=set_admin,json=setAdmin,proto3,oneof"`
+}
+
+type Command_IntroduceRoles struct {
+	IntroduceRoles *IntroduceRoles `protobuf:"bytes,42,opt,name=introduce_roles,json=introduceRoles,proto3,oneof"`
+}
+
 func (*Command_CreateCluster) isCommand_Body() {}
 
 func (*Command_ChangeSettings) isCommand_Body() {}
@@ -2642,6 +2670,10 @@ func (*Command_AssignSlot) isCommand_Body() {}
 func (*Command_ReleaseSlot) isCommand_Body() {}
 
 func (*Command_DrainNode) isCommand_Body() {}
+
+func (*Command_SetAdmin) isCommand_Body() {}
+
+func (*Command_IntroduceRoles) isCommand_Body() {}
 
 type CreateCluster struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
@@ -2771,6 +2803,7 @@ type CreateToken struct {
 	Uses          uint32                 `protobuf:"varint,4,opt,name=uses,proto3" json:"uses,omitempty"`
 	Label         string                 `protobuf:"bytes,5,opt,name=label,proto3" json:"label,omitempty"`
 	AgentsOnly    bool                   `protobuf:"varint,6,opt,name=agents_only,json=agentsOnly,proto3" json:"agents_only,omitempty"`
+	Role          string                 `protobuf:"bytes,7,opt,name=role,proto3" json:"role,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -2845,6 +2878,13 @@ func (x *CreateToken) GetAgentsOnly() bool {
 		return x.AgentsOnly
 	}
 	return false
+}
+
+func (x *CreateToken) GetRole() string {
+	if x != nil {
+		return x.Role
+	}
+	return ""
 }
 
 type RevokeToken struct {
@@ -2983,12 +3023,15 @@ func (x *NewNode) GetMaxSchema() uint32 {
 	return 0
 }
 
+// AdmitNode carries the token's secret, which the log never has. The hash alone is what members older than roles send; every member
+// knows it, so it counts from servers only.
 type AdmitNode struct {
 	state           protoimpl.MessageState `protogen:"open.v1"`
 	Node            *NewNode               `protobuf:"bytes,1,opt,name=node,proto3" json:"node,omitempty"`
 	TokenId         string                 `protobuf:"bytes,2,opt,name=token_id,json=tokenId,proto3" json:"token_id,omitempty"`
 	TokenSecretHash []byte                 `protobuf:"bytes,3,opt,name=token_secret_hash,json=tokenSecretHash,proto3" json:"token_secret_hash,omitempty"`
 	ClusterId       string                 `protobuf:"bytes,4,opt,name=cluster_id,json=clusterId,proto3" json:"cluster_id,omitempty"`
+	TokenSecret     []byte                 `protobuf:"bytes,5,opt,name=token_secret,json=tokenSecret,proto3" json:"token_secret,omitempty"`
 	unknownFields   protoimpl.UnknownFields
 	sizeCache       protoimpl.SizeCache
 }
@@ -3049,6 +3092,13 @@ func (x *AdmitNode) GetClusterId() string {
 		return x.ClusterId
 	}
 	return ""
+}
+
+func (x *AdmitNode) GetTokenSecret() []byte {
+	if x != nil {
+		return x.TokenSecret
+	}
+	return nil
 }
 
 type ChangeNode struct {
@@ -4599,6 +4649,94 @@ func (x *DrainNode) GetDraining() bool {
 	return false
 }
 
+type SetAdmin struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	NodeId        string                 `protobuf:"bytes,1,opt,name=node_id,json=nodeId,proto3" json:"node_id,omitempty"`
+	Admin         bool                   `protobuf:"varint,2,opt,name=admin,proto3" json:"admin,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *SetAdmin) Reset() {
+	*x = SetAdmin{}
+	mi := &file_skein_v1_events_proto_msgTypes[64]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *SetAdmin) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*SetAdmin) ProtoMessage() {}
+
+func (x *SetAdmin) ProtoReflect() protoreflect.Message {
+	mi := &file_skein_v1_events_proto_msgTypes[64]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use SetAdmin.ProtoReflect.Descriptor instead.
+func (*SetAdmin) Descriptor() ([]byte, []int) {
+	return file_skein_v1_events_proto_rawDescGZIP(), []int{64}
+}
+
+func (x *SetAdmin) GetNodeId() string {
+	if x != nil {
+		return x.NodeId
+	}
+	return ""
+}
+
+func (x *SetAdmin) GetAdmin() bool {
+	if x != nil {
+		return x.Admin
+	}
+	return false
+}
+
+type IntroduceRoles struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *IntroduceRoles) Reset() {
+	*x = IntroduceRoles{}
+	mi := &file_skein_v1_events_proto_msgTypes[65]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *IntroduceRoles) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*IntroduceRoles) ProtoMessage() {}
+
+func (x *IntroduceRoles) ProtoReflect() protoreflect.Message {
+	mi := &file_skein_v1_events_proto_msgTypes[65]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use IntroduceRoles.ProtoReflect.Descriptor instead.
+func (*IntroduceRoles) Descriptor() ([]byte, []int) {
+	return file_skein_v1_events_proto_rawDescGZIP(), []int{65}
+}
+
 var File_skein_v1_events_proto protoreflect.FileDescriptor
 
 const file_skein_v1_events_proto_rawDesc = "" +
@@ -4723,7 +4861,7 @@ const file_skein_v1_events_proto_rawDesc = "" +
 	"\x04slot\x18\x01 \x01(\v2\x14.skein.v1.EgressSlotR\x04slot\"D\n" +
 	"\x05Batch\x12\x12\n" +
 	"\x04base\x18\x01 \x01(\x04R\x04base\x12'\n" +
-	"\x06events\x18\x02 \x03(\v2\x0f.skein.v1.EventR\x06events\"\xf1\x0e\n" +
+	"\x06events\x18\x02 \x03(\v2\x0f.skein.v1.EventR\x06events\"\xe9\x0f\n" +
 	"\aCommand\x12\x1d\n" +
 	"\n" +
 	"request_id\x18\x01 \x01(\tR\trequestId\x12\x12\n" +
@@ -4768,7 +4906,9 @@ const file_skein_v1_events_proto_rawDesc = "" +
 	"assignSlot\x12:\n" +
 	"\frelease_slot\x18% \x01(\v2\x15.skein.v1.ReleaseSlotH\x00R\vreleaseSlot\x124\n" +
 	"\n" +
-	"drain_node\x18& \x01(\v2\x13.skein.v1.DrainNodeH\x00R\tdrainNodeB\x06\n" +
+	"drain_node\x18& \x01(\v2\x13.skein.v1.DrainNodeH\x00R\tdrainNode\x121\n" +
+	"\tset_admin\x18) \x01(\v2\x12.skein.v1.SetAdminH\x00R\bsetAdmin\x12C\n" +
+	"\x0fintroduce_roles\x18* \x01(\v2\x18.skein.v1.IntroduceRolesH\x00R\x0eintroduceRolesB\x06\n" +
 	"\x04body\"\xb3\x01\n" +
 	"\rCreateCluster\x12\x1d\n" +
 	"\n" +
@@ -4779,7 +4919,7 @@ const file_skein_v1_events_proto_rawDesc = "" +
 	"first_node\x18\x04 \x01(\v2\x11.skein.v1.NewNodeR\tfirstNode\"X\n" +
 	"\x0eChangeSettings\x12.\n" +
 	"\bsettings\x18\x01 \x01(\v2\x12.skein.v1.SettingsR\bsettings\x12\x16\n" +
-	"\x06fields\x18\x02 \x03(\tR\x06fields\"\xb0\x01\n" +
+	"\x06fields\x18\x02 \x03(\tR\x06fields\"\xc4\x01\n" +
 	"\vCreateToken\x12\x0e\n" +
 	"\x02id\x18\x01 \x01(\tR\x02id\x12\x1f\n" +
 	"\vsecret_hash\x18\x02 \x01(\fR\n" +
@@ -4788,7 +4928,8 @@ const file_skein_v1_events_proto_rawDesc = "" +
 	"\x04uses\x18\x04 \x01(\rR\x04uses\x12\x14\n" +
 	"\x05label\x18\x05 \x01(\tR\x05label\x12\x1f\n" +
 	"\vagents_only\x18\x06 \x01(\bR\n" +
-	"agentsOnly\"(\n" +
+	"agentsOnly\x12\x12\n" +
+	"\x04role\x18\a \x01(\tR\x04role\"(\n" +
 	"\vRevokeToken\x12\x19\n" +
 	"\btoken_id\x18\x01 \x01(\tR\atokenId\"\xad\x02\n" +
 	"\aNewNode\x12\x12\n" +
@@ -4803,13 +4944,14 @@ const file_skein_v1_events_proto_rawDesc = "" +
 	"max_schema\x18\a \x01(\rR\tmaxSchema\x1a9\n" +
 	"\vLabelsEntry\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
-	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\"\x98\x01\n" +
+	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\"\xbb\x01\n" +
 	"\tAdmitNode\x12%\n" +
 	"\x04node\x18\x01 \x01(\v2\x11.skein.v1.NewNodeR\x04node\x12\x19\n" +
 	"\btoken_id\x18\x02 \x01(\tR\atokenId\x12*\n" +
 	"\x11token_secret_hash\x18\x03 \x01(\fR\x0ftokenSecretHash\x12\x1d\n" +
 	"\n" +
-	"cluster_id\x18\x04 \x01(\tR\tclusterId\"\x8b\x02\n" +
+	"cluster_id\x18\x04 \x01(\tR\tclusterId\x12!\n" +
+	"\ftoken_secret\x18\x05 \x01(\fR\vtokenSecret\"\x8b\x02\n" +
 	"\n" +
 	"ChangeNode\x12\x17\n" +
 	"\anode_id\x18\x01 \x01(\tR\x06nodeId\x12\x12\n" +
@@ -4927,7 +5069,11 @@ const file_skein_v1_events_proto_rawDesc = "" +
 	"\x06reason\x18\x05 \x01(\tR\x06reason\"@\n" +
 	"\tDrainNode\x12\x17\n" +
 	"\anode_id\x18\x01 \x01(\tR\x06nodeId\x12\x1a\n" +
-	"\bdraining\x18\x02 \x01(\bR\bdrainingB1Z/github.com/skeinmesh/skein/api/skein/v1;skeinv1b\x06proto3"
+	"\bdraining\x18\x02 \x01(\bR\bdraining\"9\n" +
+	"\bSetAdmin\x12\x17\n" +
+	"\anode_id\x18\x01 \x01(\tR\x06nodeId\x12\x14\n" +
+	"\x05admin\x18\x02 \x01(\bR\x05admin\"\x10\n" +
+	"\x0eIntroduceRolesB1Z/github.com/skeinmesh/skein/api/skein/v1;skeinv1b\x06proto3"
 
 var (
 	file_skein_v1_events_proto_rawDescOnce sync.Once
@@ -4941,7 +5087,7 @@ func file_skein_v1_events_proto_rawDescGZIP() []byte {
 	return file_skein_v1_events_proto_rawDescData
 }
 
-var file_skein_v1_events_proto_msgTypes = make([]protoimpl.MessageInfo, 66)
+var file_skein_v1_events_proto_msgTypes = make([]protoimpl.MessageInfo, 68)
 var file_skein_v1_events_proto_goTypes = []any{
 	(*Event)(nil),            // 0: skein.v1.Event
 	(*ClusterCreated)(nil),   // 1: skein.v1.ClusterCreated
@@ -5007,21 +5153,23 @@ var file_skein_v1_events_proto_goTypes = []any{
 	(*AssignSlot)(nil),       // 61: skein.v1.AssignSlot
 	(*ReleaseSlot)(nil),      // 62: skein.v1.ReleaseSlot
 	(*DrainNode)(nil),        // 63: skein.v1.DrainNode
-	nil,                      // 64: skein.v1.NewNode.LabelsEntry
-	nil,                      // 65: skein.v1.ChangeNode.LabelsEntry
-	(*Cluster)(nil),          // 66: skein.v1.Cluster
-	(*Settings)(nil),         // 67: skein.v1.Settings
-	(*Token)(nil),            // 68: skein.v1.Token
-	(*Node)(nil),             // 69: skein.v1.Node
-	(*GossipKeys)(nil),       // 70: skein.v1.GossipKeys
-	(*Answer)(nil),           // 71: skein.v1.Answer
-	(*Pool)(nil),             // 72: skein.v1.Pool
-	(*Block)(nil),            // 73: skein.v1.Block
-	(*StaticAddress)(nil),    // 74: skein.v1.StaticAddress
-	(*Grant)(nil),            // 75: skein.v1.Grant
-	(*Egress)(nil),           // 76: skein.v1.Egress
-	(*EgressSlot)(nil),       // 77: skein.v1.EgressSlot
-	(*PoolSubnet)(nil),       // 78: skein.v1.PoolSubnet
+	(*SetAdmin)(nil),         // 64: skein.v1.SetAdmin
+	(*IntroduceRoles)(nil),   // 65: skein.v1.IntroduceRoles
+	nil,                      // 66: skein.v1.NewNode.LabelsEntry
+	nil,                      // 67: skein.v1.ChangeNode.LabelsEntry
+	(*Cluster)(nil),          // 68: skein.v1.Cluster
+	(*Settings)(nil),         // 69: skein.v1.Settings
+	(*Token)(nil),            // 70: skein.v1.Token
+	(*Node)(nil),             // 71: skein.v1.Node
+	(*GossipKeys)(nil),       // 72: skein.v1.GossipKeys
+	(*Answer)(nil),           // 73: skein.v1.Answer
+	(*Pool)(nil),             // 74: skein.v1.Pool
+	(*Block)(nil),            // 75: skein.v1.Block
+	(*StaticAddress)(nil),    // 76: skein.v1.StaticAddress
+	(*Grant)(nil),            // 77: skein.v1.Grant
+	(*Egress)(nil),           // 78: skein.v1.Egress
+	(*EgressSlot)(nil),       // 79: skein.v1.EgressSlot
+	(*PoolSubnet)(nil),       // 80: skein.v1.PoolSubnet
 }
 var file_skein_v1_events_proto_depIdxs = []int32{
 	1,  // 0: skein.v1.Event.cluster_created:type_name -> skein.v1.ClusterCreated
@@ -5054,25 +5202,25 @@ var file_skein_v1_events_proto_depIdxs = []int32{
 	28, // 27: skein.v1.Event.slot_assigned:type_name -> skein.v1.SlotAssigned
 	29, // 28: skein.v1.Event.slot_moved:type_name -> skein.v1.SlotMoved
 	30, // 29: skein.v1.Event.slot_released:type_name -> skein.v1.SlotReleased
-	66, // 30: skein.v1.ClusterCreated.cluster:type_name -> skein.v1.Cluster
-	67, // 31: skein.v1.ClusterCreated.settings:type_name -> skein.v1.Settings
-	67, // 32: skein.v1.SettingsChanged.settings:type_name -> skein.v1.Settings
-	68, // 33: skein.v1.TokenCreated.token:type_name -> skein.v1.Token
-	69, // 34: skein.v1.NodeAdmitted.node:type_name -> skein.v1.Node
-	69, // 35: skein.v1.NodeChanged.node:type_name -> skein.v1.Node
-	70, // 36: skein.v1.GossipKeyRotated.keys:type_name -> skein.v1.GossipKeys
-	71, // 37: skein.v1.CommandAnswered.answer:type_name -> skein.v1.Answer
-	72, // 38: skein.v1.PoolCreated.pool:type_name -> skein.v1.Pool
-	72, // 39: skein.v1.PoolChanged.pool:type_name -> skein.v1.Pool
-	73, // 40: skein.v1.BlockAllocated.block:type_name -> skein.v1.Block
-	73, // 41: skein.v1.BlockReserved.block:type_name -> skein.v1.Block
-	74, // 42: skein.v1.AddressReserved.address:type_name -> skein.v1.StaticAddress
-	75, // 43: skein.v1.GrantSet.grant:type_name -> skein.v1.Grant
-	76, // 44: skein.v1.EgressDefined.egress:type_name -> skein.v1.Egress
-	76, // 45: skein.v1.EgressChanged.egress:type_name -> skein.v1.Egress
-	77, // 46: skein.v1.SlotAssigned.slot:type_name -> skein.v1.EgressSlot
-	77, // 47: skein.v1.SlotMoved.slot:type_name -> skein.v1.EgressSlot
-	77, // 48: skein.v1.SlotReleased.slot:type_name -> skein.v1.EgressSlot
+	68, // 30: skein.v1.ClusterCreated.cluster:type_name -> skein.v1.Cluster
+	69, // 31: skein.v1.ClusterCreated.settings:type_name -> skein.v1.Settings
+	69, // 32: skein.v1.SettingsChanged.settings:type_name -> skein.v1.Settings
+	70, // 33: skein.v1.TokenCreated.token:type_name -> skein.v1.Token
+	71, // 34: skein.v1.NodeAdmitted.node:type_name -> skein.v1.Node
+	71, // 35: skein.v1.NodeChanged.node:type_name -> skein.v1.Node
+	72, // 36: skein.v1.GossipKeyRotated.keys:type_name -> skein.v1.GossipKeys
+	73, // 37: skein.v1.CommandAnswered.answer:type_name -> skein.v1.Answer
+	74, // 38: skein.v1.PoolCreated.pool:type_name -> skein.v1.Pool
+	74, // 39: skein.v1.PoolChanged.pool:type_name -> skein.v1.Pool
+	75, // 40: skein.v1.BlockAllocated.block:type_name -> skein.v1.Block
+	75, // 41: skein.v1.BlockReserved.block:type_name -> skein.v1.Block
+	76, // 42: skein.v1.AddressReserved.address:type_name -> skein.v1.StaticAddress
+	77, // 43: skein.v1.GrantSet.grant:type_name -> skein.v1.Grant
+	78, // 44: skein.v1.EgressDefined.egress:type_name -> skein.v1.Egress
+	78, // 45: skein.v1.EgressChanged.egress:type_name -> skein.v1.Egress
+	79, // 46: skein.v1.SlotAssigned.slot:type_name -> skein.v1.EgressSlot
+	79, // 47: skein.v1.SlotMoved.slot:type_name -> skein.v1.EgressSlot
+	79, // 48: skein.v1.SlotReleased.slot:type_name -> skein.v1.EgressSlot
 	0,  // 49: skein.v1.Batch.events:type_name -> skein.v1.Event
 	33, // 50: skein.v1.Command.create_cluster:type_name -> skein.v1.CreateCluster
 	34, // 51: skein.v1.Command.change_settings:type_name -> skein.v1.ChangeSettings
@@ -5103,24 +5251,26 @@ var file_skein_v1_events_proto_depIdxs = []int32{
 	61, // 76: skein.v1.Command.assign_slot:type_name -> skein.v1.AssignSlot
 	62, // 77: skein.v1.Command.release_slot:type_name -> skein.v1.ReleaseSlot
 	63, // 78: skein.v1.Command.drain_node:type_name -> skein.v1.DrainNode
-	67, // 79: skein.v1.CreateCluster.settings:type_name -> skein.v1.Settings
-	37, // 80: skein.v1.CreateCluster.first_node:type_name -> skein.v1.NewNode
-	67, // 81: skein.v1.ChangeSettings.settings:type_name -> skein.v1.Settings
-	64, // 82: skein.v1.NewNode.labels:type_name -> skein.v1.NewNode.LabelsEntry
-	37, // 83: skein.v1.AdmitNode.node:type_name -> skein.v1.NewNode
-	65, // 84: skein.v1.ChangeNode.labels:type_name -> skein.v1.ChangeNode.LabelsEntry
-	72, // 85: skein.v1.CreatePool.pool:type_name -> skein.v1.Pool
-	78, // 86: skein.v1.ChangePool.add_subnets:type_name -> skein.v1.PoolSubnet
-	72, // 87: skein.v1.ChangePool.set:type_name -> skein.v1.Pool
-	72, // 88: skein.v1.ImportPools.pools:type_name -> skein.v1.Pool
-	57, // 89: skein.v1.ImportPools.blocks:type_name -> skein.v1.ImportBlock
-	76, // 90: skein.v1.DefineEgress.egress:type_name -> skein.v1.Egress
-	76, // 91: skein.v1.ChangeEgress.set:type_name -> skein.v1.Egress
-	92, // [92:92] is the sub-list for method output_type
-	92, // [92:92] is the sub-list for method input_type
-	92, // [92:92] is the sub-list for extension type_name
-	92, // [92:92] is the sub-list for extension extendee
-	0,  // [0:92] is the sub-list for field type_name
+	64, // 79: skein.v1.Command.set_admin:type_name -> skein.v1.SetAdmin
+	65, // 80: skein.v1.Command.introduce_roles:type_name -> skein.v1.IntroduceRoles
+	69, // 81: skein.v1.CreateCluster.settings:type_name -> skein.v1.Settings
+	37, // 82: skein.v1.CreateCluster.first_node:type_name -> skein.v1.NewNode
+	69, // 83: skein.v1.ChangeSettings.settings:type_name -> skein.v1.Settings
+	66, // 84: skein.v1.NewNode.labels:type_name -> skein.v1.NewNode.LabelsEntry
+	37, // 85: skein.v1.AdmitNode.node:type_name -> skein.v1.NewNode
+	67, // 86: skein.v1.ChangeNode.labels:type_name -> skein.v1.ChangeNode.LabelsEntry
+	74, // 87: skein.v1.CreatePool.pool:type_name -> skein.v1.Pool
+	80, // 88: skein.v1.ChangePool.add_subnets:type_name -> skein.v1.PoolSubnet
+	74, // 89: skein.v1.ChangePool.set:type_name -> skein.v1.Pool
+	74, // 90: skein.v1.ImportPools.pools:type_name -> skein.v1.Pool
+	57, // 91: skein.v1.ImportPools.blocks:type_name -> skein.v1.ImportBlock
+	78, // 92: skein.v1.DefineEgress.egress:type_name -> skein.v1.Egress
+	78, // 93: skein.v1.ChangeEgress.set:type_name -> skein.v1.Egress
+	94, // [94:94] is the sub-list for method output_type
+	94, // [94:94] is the sub-list for method input_type
+	94, // [94:94] is the sub-list for extension type_name
+	94, // [94:94] is the sub-list for extension extendee
+	0,  // [0:94] is the sub-list for field type_name
 }
 
 func init() { file_skein_v1_events_proto_init() }
@@ -5191,6 +5341,8 @@ func file_skein_v1_events_proto_init() {
 		(*Command_AssignSlot)(nil),
 		(*Command_ReleaseSlot)(nil),
 		(*Command_DrainNode)(nil),
+		(*Command_SetAdmin)(nil),
+		(*Command_IntroduceRoles)(nil),
 	}
 	type x struct{}
 	out := protoimpl.TypeBuilder{
@@ -5198,7 +5350,7 @@ func file_skein_v1_events_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_skein_v1_events_proto_rawDesc), len(file_skein_v1_events_proto_rawDesc)),
 			NumEnums:      0,
-			NumMessages:   66,
+			NumMessages:   68,
 			NumExtensions: 0,
 			NumServices:   0,
 		},

@@ -109,6 +109,7 @@ type Settings struct {
 	ArchiveMaxAgeSeconds       uint64                 `protobuf:"varint,6,opt,name=archive_max_age_seconds,json=archiveMaxAgeSeconds,proto3" json:"archive_max_age_seconds,omitempty"`                   // [0: no limit by age]
 	ArchiveMaxBytes            uint64                 `protobuf:"varint,7,opt,name=archive_max_bytes,json=archiveMaxBytes,proto3" json:"archive_max_bytes,omitempty"`                                    // [256 MiB]
 	RouteNodeAddresses         bool                   `protobuf:"varint,8,opt,name=route_node_addresses,json=routeNodeAddresses,proto3" json:"route_node_addresses,omitempty"`                           // route the peers' private node addresses too
+	RolesSince                 int64                  `protobuf:"varint,9,opt,name=roles_since,json=rolesSince,proto3" json:"roles_since,omitempty"`                                                     // Unix ns: since when commands need a role; set by the leader; 0: the cluster is older than roles
 	unknownFields              protoimpl.UnknownFields
 	sizeCache                  protoimpl.SizeCache
 }
@@ -199,6 +200,13 @@ func (x *Settings) GetRouteNodeAddresses() bool {
 	return false
 }
 
+func (x *Settings) GetRolesSince() int64 {
+	if x != nil {
+		return x.RolesSince
+	}
+	return 0
+}
+
 // Node is an admitted member.
 type Node struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
@@ -213,8 +221,9 @@ type Node struct {
 	AdmittedIndex uint64                 `protobuf:"varint,9,opt,name=admitted_index,json=admittedIndex,proto3" json:"admitted_index,omitempty"` // index of the event that admitted it
 	MinSchema     uint32                 `protobuf:"varint,10,opt,name=min_schema,json=minSchema,proto3" json:"min_schema,omitempty"`            // oldest event schema it can fold
 	MaxSchema     uint32                 `protobuf:"varint,11,opt,name=max_schema,json=maxSchema,proto3" json:"max_schema,omitempty"`            // newest event schema it can fold
-	AgentsOnly    bool                   `protobuf:"varint,12,opt,name=agents_only,json=agentsOnly,proto3" json:"agents_only,omitempty"`         // its token lets no servers in: it may never be one
+	AgentsOnly    bool                   `protobuf:"varint,12,opt,name=agents_only,json=agentsOnly,proto3" json:"agents_only,omitempty"`         // for leaders older than roles: they make no server of it
 	Draining      bool                   `protobuf:"varint,13,opt,name=draining,proto3" json:"draining,omitempty"`                               // it gets no egress slots, and those it has move away
+	Admin         bool                   `protobuf:"varint,14,opt,name=admin,proto3" json:"admin,omitempty"`                                     // it may give cluster commands, as every server may
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -336,6 +345,13 @@ func (x *Node) GetAgentsOnly() bool {
 func (x *Node) GetDraining() bool {
 	if x != nil {
 		return x.Draining
+	}
+	return false
+}
+
+func (x *Node) GetAdmin() bool {
+	if x != nil {
+		return x.Admin
 	}
 	return false
 }
@@ -470,7 +486,8 @@ type Token struct {
 	UsesLeft      uint32                 `protobuf:"varint,5,opt,name=uses_left,json=usesLeft,proto3" json:"uses_left,omitempty"`
 	Uses          uint32                 `protobuf:"varint,6,opt,name=uses,proto3" json:"uses,omitempty"` // granted at creation
 	Label         string                 `protobuf:"bytes,7,opt,name=label,proto3" json:"label,omitempty"`
-	AgentsOnly    bool                   `protobuf:"varint,8,opt,name=agents_only,json=agentsOnly,proto3" json:"agents_only,omitempty"` // nodes admitted by it may not be servers
+	AgentsOnly    bool                   `protobuf:"varint,8,opt,name=agents_only,json=agentsOnly,proto3" json:"agents_only,omitempty"` // for leaders older than roles: they let no servers in by it
+	Role          string                 `protobuf:"bytes,9,opt,name=role,proto3" json:"role,omitempty"`                                // that it gives: admin, server; empty: agent
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -559,6 +576,13 @@ func (x *Token) GetAgentsOnly() bool {
 		return x.AgentsOnly
 	}
 	return false
+}
+
+func (x *Token) GetRole() string {
+	if x != nil {
+		return x.Role
+	}
+	return ""
 }
 
 type GossipKeys struct {
@@ -1791,7 +1815,7 @@ const file_skein_v1_state_proto_rawDesc = "" +
 	"created_at\x18\x02 \x01(\x03R\tcreatedAt\x12!\n" +
 	"\foverlay_ipv4\x18\x03 \x01(\tR\voverlayIpv4\x12!\n" +
 	"\foverlay_ipv6\x18\x04 \x01(\tR\voverlayIpv6\x12\x19\n" +
-	"\bpsk_seed\x18\x05 \x01(\fR\apskSeed\"\xb7\x03\n" +
+	"\bpsk_seed\x18\x05 \x01(\fR\apskSeed\"\xd8\x03\n" +
 	"\bSettings\x12:\n" +
 	"\x19handshake_timeout_seconds\x18\x01 \x01(\rR\x17handshakeTimeoutSeconds\x12A\n" +
 	"\x1ddirect_retry_interval_seconds\x18\x02 \x01(\rR\x1adirectRetryIntervalSeconds\x12@\n" +
@@ -1800,7 +1824,9 @@ const file_skein_v1_state_proto_rawDesc = "" +
 	"\x12archive_max_events\x18\x05 \x01(\x04R\x10archiveMaxEvents\x125\n" +
 	"\x17archive_max_age_seconds\x18\x06 \x01(\x04R\x14archiveMaxAgeSeconds\x12*\n" +
 	"\x11archive_max_bytes\x18\a \x01(\x04R\x0farchiveMaxBytes\x120\n" +
-	"\x14route_node_addresses\x18\b \x01(\bR\x12routeNodeAddresses\"\xcc\x03\n" +
+	"\x14route_node_addresses\x18\b \x01(\bR\x12routeNodeAddresses\x12\x1f\n" +
+	"\vroles_since\x18\t \x01(\x03R\n" +
+	"rolesSince\"\xe2\x03\n" +
 	"\x04Node\x12\x0e\n" +
 	"\x02id\x18\x01 \x01(\tR\x02id\x12\x12\n" +
 	"\x04name\x18\x02 \x01(\tR\x04name\x12!\n" +
@@ -1819,7 +1845,8 @@ const file_skein_v1_state_proto_rawDesc = "" +
 	"max_schema\x18\v \x01(\rR\tmaxSchema\x12\x1f\n" +
 	"\vagents_only\x18\f \x01(\bR\n" +
 	"agentsOnly\x12\x1a\n" +
-	"\bdraining\x18\r \x01(\bR\bdraining\x1a9\n" +
+	"\bdraining\x18\r \x01(\bR\bdraining\x12\x14\n" +
+	"\x05admin\x18\x0e \x01(\bR\x05admin\x1a9\n" +
 	"\vLabelsEntry\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
 	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\"h\n" +
@@ -1831,7 +1858,7 @@ const file_skein_v1_state_proto_rawDesc = "" +
 	"\x06Server\x12\x17\n" +
 	"\anode_id\x18\x01 \x01(\tR\x06nodeId\x12\x14\n" +
 	"\x05voter\x18\x02 \x01(\bR\x05voter\x12\x14\n" +
-	"\x05since\x18\x03 \x01(\x03R\x05since\"\xde\x01\n" +
+	"\x05since\x18\x03 \x01(\x03R\x05since\"\xf2\x01\n" +
 	"\x05Token\x12\x0e\n" +
 	"\x02id\x18\x01 \x01(\tR\x02id\x12\x1f\n" +
 	"\vsecret_hash\x18\x02 \x01(\fR\n" +
@@ -1844,7 +1871,8 @@ const file_skein_v1_state_proto_rawDesc = "" +
 	"\x04uses\x18\x06 \x01(\rR\x04uses\x12\x14\n" +
 	"\x05label\x18\a \x01(\tR\x05label\x12\x1f\n" +
 	"\vagents_only\x18\b \x01(\bR\n" +
-	"agentsOnly\"B\n" +
+	"agentsOnly\x12\x12\n" +
+	"\x04role\x18\t \x01(\tR\x04role\"B\n" +
 	"\n" +
 	"GossipKeys\x12\x18\n" +
 	"\aprimary\x18\x01 \x01(\fR\aprimary\x12\x1a\n" +

@@ -121,6 +121,8 @@ const (
 	AgentServiceAttachEgressProcedure = "/skein.v1.AgentService/AttachEgress"
 	// AgentServiceDrainNodeProcedure is the fully-qualified name of the AgentService's DrainNode RPC.
 	AgentServiceDrainNodeProcedure = "/skein.v1.AgentService/DrainNode"
+	// AgentServiceSetRoleProcedure is the fully-qualified name of the AgentService's SetRole RPC.
+	AgentServiceSetRoleProcedure = "/skein.v1.AgentService/SetRole"
 )
 
 // AgentServiceClient is a client for the skein.v1.AgentService service.
@@ -163,6 +165,7 @@ type AgentServiceClient interface {
 	ExplainEgress(context.Context, *v1.ExplainEgressRequest) (*v1.ExplainEgressResponse, error)
 	AttachEgress(context.Context, *v1.AttachEgressRequest) (*v1.AttachEgressResponse, error)
 	DrainNode(context.Context, *v1.DrainNodeRequest) (*v1.DrainNodeResponse, error)
+	SetRole(context.Context, *v1.SetRoleRequest) (*v1.SetRoleResponse, error)
 }
 
 // NewAgentServiceClient constructs a client for the skein.v1.AgentService service. By default, it
@@ -404,6 +407,12 @@ func NewAgentServiceClient(httpClient connect.HTTPClient, baseURL string, opts .
 			connect.WithSchema(agentServiceMethods.ByName("DrainNode")),
 			connect.WithClientOptions(opts...),
 		),
+		setRole: connect.NewClient[v1.SetRoleRequest, v1.SetRoleResponse](
+			httpClient,
+			baseURL+AgentServiceSetRoleProcedure,
+			connect.WithSchema(agentServiceMethods.ByName("SetRole")),
+			connect.WithClientOptions(opts...),
+		),
 	}
 }
 
@@ -447,6 +456,7 @@ type agentServiceClient struct {
 	explainEgress  *connect.Client[v1.ExplainEgressRequest, v1.ExplainEgressResponse]
 	attachEgress   *connect.Client[v1.AttachEgressRequest, v1.AttachEgressResponse]
 	drainNode      *connect.Client[v1.DrainNodeRequest, v1.DrainNodeResponse]
+	setRole        *connect.Client[v1.SetRoleRequest, v1.SetRoleResponse]
 }
 
 // Status calls skein.v1.AgentService.Status.
@@ -787,6 +797,15 @@ func (c *agentServiceClient) DrainNode(ctx context.Context, req *v1.DrainNodeReq
 	return nil, err
 }
 
+// SetRole calls skein.v1.AgentService.SetRole.
+func (c *agentServiceClient) SetRole(ctx context.Context, req *v1.SetRoleRequest) (*v1.SetRoleResponse, error) {
+	response, err := c.setRole.CallUnary(ctx, connect.NewRequest(req))
+	if response != nil {
+		return response.Msg, err
+	}
+	return nil, err
+}
+
 // AgentServiceHandler is an implementation of the skein.v1.AgentService service.
 type AgentServiceHandler interface {
 	Status(context.Context, *v1.StatusRequest) (*v1.StatusResponse, error)
@@ -827,6 +846,7 @@ type AgentServiceHandler interface {
 	ExplainEgress(context.Context, *v1.ExplainEgressRequest) (*v1.ExplainEgressResponse, error)
 	AttachEgress(context.Context, *v1.AttachEgressRequest) (*v1.AttachEgressResponse, error)
 	DrainNode(context.Context, *v1.DrainNodeRequest) (*v1.DrainNodeResponse, error)
+	SetRole(context.Context, *v1.SetRoleRequest) (*v1.SetRoleResponse, error)
 }
 
 // NewAgentServiceHandler builds an HTTP handler from the service implementation. It returns the
@@ -1064,6 +1084,12 @@ func NewAgentServiceHandler(svc AgentServiceHandler, opts ...connect.HandlerOpti
 		connect.WithSchema(agentServiceMethods.ByName("DrainNode")),
 		connect.WithHandlerOptions(opts...),
 	)
+	agentServiceSetRoleHandler := connect.NewUnaryHandlerSimple(
+		AgentServiceSetRoleProcedure,
+		svc.SetRole,
+		connect.WithSchema(agentServiceMethods.ByName("SetRole")),
+		connect.WithHandlerOptions(opts...),
+	)
 	return "/skein.v1.AgentService/", http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		switch r.URL.Path {
 		case AgentServiceStatusProcedure:
@@ -1142,6 +1168,8 @@ func NewAgentServiceHandler(svc AgentServiceHandler, opts ...connect.HandlerOpti
 			agentServiceAttachEgressHandler.ServeHTTP(w, r)
 		case AgentServiceDrainNodeProcedure:
 			agentServiceDrainNodeHandler.ServeHTTP(w, r)
+		case AgentServiceSetRoleProcedure:
+			agentServiceSetRoleHandler.ServeHTTP(w, r)
 		default:
 			http.NotFound(w, r)
 		}
@@ -1301,4 +1329,8 @@ func (UnimplementedAgentServiceHandler) AttachEgress(context.Context, *v1.Attach
 
 func (UnimplementedAgentServiceHandler) DrainNode(context.Context, *v1.DrainNodeRequest) (*v1.DrainNodeResponse, error) {
 	return nil, connect.NewError(connect.CodeUnimplemented, errors.New("skein.v1.AgentService.DrainNode is not implemented"))
+}
+
+func (UnimplementedAgentServiceHandler) SetRole(context.Context, *v1.SetRoleRequest) (*v1.SetRoleResponse, error) {
+	return nil, connect.NewError(connect.CodeUnimplemented, errors.New("skein.v1.AgentService.SetRole is not implemented"))
 }
