@@ -24,7 +24,7 @@ func BenchmarkCommit(b *testing.B) {
 	id := leader.id.String()
 	before := leader.raft.Stats().LogIndex
 	propose := func(i int) error {
-		_, err := leader.raft.Propose(context.Background(), label(id, i))
+		_, err := leader.decide(context.Background(), label(id, i))
 		return err
 	}
 	latencies := hammer(b, 512, propose)
@@ -54,7 +54,7 @@ func BenchmarkCommitOne(b *testing.B) {
 	leader := c.leader()
 	id := leader.id.String()
 	report(b, hammer(b, 1, func(i int) error {
-		_, err := leader.raft.Propose(context.Background(), label(id, i))
+		_, err := leader.decide(context.Background(), label(id, i))
 		return err
 	}))
 }
@@ -72,7 +72,7 @@ func BenchmarkBlocks(b *testing.B) {
 				Pool: &skeinv1.Pool{Name: "default", BlockSizeBits: 5, Subnets: []*skeinv1.PoolSubnet{{Ipv4: "10.64.0.0/10", Ipv6: "fd01::/106"}}}}}})
 			nodes := admitMany(b, leader, 1024)
 			report(b, hammer(b, callers, func(i int) error {
-				_, err := leader.raft.Propose(context.Background(), &skeinv1.Command{RequestId: fmt.Sprint("block ", i), Body: &skeinv1.Command_AllocateBlocks{
+				_, err := leader.decide(context.Background(), &skeinv1.Command{RequestId: fmt.Sprint("block ", i), Body: &skeinv1.Command_AllocateBlocks{
 					AllocateBlocks: &skeinv1.AllocateBlocks{NodeId: nodes[i%len(nodes)], Pool: "default", Total: uint32(i/len(nodes) + 1)}}})
 				return err
 			}))
@@ -135,7 +135,7 @@ func admitMany(b *testing.B, leader *node, n int) (ids []string) {
 	for i := range ids {
 		all.Go(func() {
 			key, wg := sha256.Sum256(fmt.Append(nil, "identity", i)), sha256.Sum256(fmt.Append(nil, "wireguard", i))
-			a, err := leader.raft.Propose(context.Background(), &skeinv1.Command{RequestId: fmt.Sprint("admit ", i), Body: &skeinv1.Command_AdmitNode{AdmitNode: &skeinv1.AdmitNode{
+			a, err := leader.decide(context.Background(), &skeinv1.Command{RequestId: fmt.Sprint("admit ", i), Body: &skeinv1.Command_AdmitNode{AdmitNode: &skeinv1.AdmitNode{
 				Node:    &skeinv1.NewNode{Name: fmt.Sprintf("n%d", i), IdentityKey: key[:], WireguardKey: wg[:], MinSchema: events.SchemaMin, MaxSchema: events.SchemaMax},
 				TokenId: tokenID(1), TokenSecretHash: secret[:], ClusterId: testCluster}}})
 			if err != nil {

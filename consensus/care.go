@@ -33,6 +33,7 @@ func (t *term) care(ctx context.Context) {
 			for t.careOnce(ctx) {
 			}
 		}
+		t.introduceRoles(ctx)
 		seen = s.cfg.Replica.State().Servers()
 		changed := make(chan struct{})
 		watch, stop := context.WithCancel(ctx)
@@ -44,6 +45,22 @@ func (t *term) care(ctx context.Context) {
 		}
 		stop()
 		<-changed
+	}
+}
+
+// introduceRoles notes in the log of a cluster that is older than roles that commands need one from now on. The rule itself needs no
+// note: this leader decides by it already.
+func (t *term) introduceRoles(ctx context.Context) {
+	state := t.server.cfg.Replica.State()
+	if state.Cluster() == nil || state.Settings().GetRolesSince() != 0 {
+		return
+	}
+	ctx, cancel := context.WithTimeout(ctx, changeTimeout)
+	defer cancel()
+	_, err := t.propose(ctx, &skeinv1.Command{Issuer: t.server.cfg.ID.String(),
+		Body: &skeinv1.Command_IntroduceRoles{IntroduceRoles: &skeinv1.IntroduceRoles{}}})
+	if err != nil && ctx.Err() == nil {
+		t.log.Warn("cannot note that commands need a role; it will be tried again", "err", err)
 	}
 }
 

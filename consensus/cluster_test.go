@@ -132,7 +132,7 @@ func TestPartitionedLeaderLosesNothingAndRejoins(t *testing.T) {
 		others := c.others(old)
 		c.net.cut(ids(old), ids(others...))
 		// It still believes that it leads, and may refuse nothing by what may be the past.
-		if _, err := old.raft.Propose(context.Background(), revokeToken(2)); events.CodeOf(err) != "" || err == nil {
+		if _, err := old.decide(context.Background(), revokeToken(2)); events.CodeOf(err) != "" || err == nil {
 			t.Fatalf("a leader that was cut off answered from its own state: %v", err)
 		}
 
@@ -206,13 +206,13 @@ func TestEachCallerGetsItsOwnAnswerAndGroupsShareAnEntry(t *testing.T) {
 			go func() {
 				defer wg.Done()
 				if i%10 == 3 {
-					_, err := s.raft.Propose(context.Background(), &skeinv1.Command{})
+					_, err := s.decide(context.Background(), &skeinv1.Command{})
 					if events.CodeOf(err) != events.InvalidArgument {
 						t.Errorf("command %d without a body: %v", i, err)
 					}
 					return
 				}
-				a, err := s.raft.Propose(context.Background(), token(i))
+				a, err := s.decide(context.Background(), token(i))
 				if err != nil || a.GetToken().GetId() != tokenID(i) {
 					t.Errorf("command %d got %v, %v", i, a, err)
 				}
@@ -277,7 +277,7 @@ func TestRefusedAppendResetsTheSpeculativeState(t *testing.T) {
 		if err := s.raft.raft.Apply(data, 0).Error(); err != nil {
 			t.Fatal(err)
 		}
-		if _, err := s.raft.Propose(context.Background(), token(2)); !errors.Is(err, ErrUncertain) || !errors.Is(err, ErrBase) {
+		if _, err := s.decide(context.Background(), token(2)); !errors.Is(err, ErrUncertain) || !errors.Is(err, ErrBase) {
 			t.Fatalf("the command on the stale state: %v", err)
 		}
 		c.propose(s, token(2))
@@ -406,7 +406,7 @@ func TestUnknownEventStopsTheServerAndSaysWhy(t *testing.T) {
 		if got := s.replica.State().Index(); got != index {
 			t.Fatalf("the index moved from %d to %d", index, got)
 		}
-		if _, err := s.raft.Propose(context.Background(), token(1)); !errors.Is(err, events.ErrUnknownEvent) {
+		if _, err := s.decide(context.Background(), token(1)); !errors.Is(err, events.ErrUnknownEvent) {
 			t.Fatalf("a stopped server answered %v", err)
 		}
 	})

@@ -252,7 +252,7 @@ func TestSubscriberThatDoesNotReadIsCut(t *testing.T) {
 				for j := range 20 {
 					cmd.GetChangeNode().Labels[fmt.Sprint("pad", j)] = pad
 				}
-				if _, err := s.raft.Propose(context.Background(), cmd); err != nil {
+				if _, err := s.decide(context.Background(), cmd); err != nil {
 					return
 				}
 			}

@@ -266,7 +266,12 @@ func (c *cluster) join(n *node) {
 	}
 	secret := sha256.Sum256([]byte(n.name))
 	token := hex.EncodeToString(secret[:8])
-	c.propose(seed, tokenCommand(token, secret[:]))
+	allow := tokenCommand(token, secret[:])
+	allow.GetCreateToken().Role = string(events.RoleAdmin) // the commands of tests come from any node
+	if n.server {
+		allow.GetCreateToken().Role = string(events.RoleServer)
+	}
+	c.propose(seed, allow)
 	c.propose(seed, &skeinv1.Command{Body: &skeinv1.Command_AdmitNode{AdmitNode: &skeinv1.AdmitNode{
 		Node: n.newNode(), TokenId: token, TokenSecretHash: secret[:], ClusterId: testCluster}}})
 	c.eventually("the seed knows the new node", func() error {
@@ -286,6 +291,12 @@ func (c *cluster) join(n *node) {
 		c.t.Fatal(err)
 	}
 	n.start(false)
+}
+
+// decide hands a command of the node's own to its server.
+func (n *node) decide(ctx context.Context, cmd *skeinv1.Command) (*skeinv1.Answer, error) {
+	cmd.Issuer = n.id.String()
+	return n.raft.Propose(ctx, cmd)
 }
 
 func tokenCommand(id string, hash []byte) *skeinv1.Command {

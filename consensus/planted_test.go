@@ -16,11 +16,11 @@ func TestDeposedLeaderRefusesNothing(t *testing.T) {
 		old := c.leader()
 		ctx, cancel := context.WithTimeout(context.Background(), 10*time.Second)
 		defer cancel()
-		if _, err := old.raft.Propose(ctx, revokeToken(1)); events.CodeOf(err) != events.NotFound {
+		if _, err := old.decide(ctx, revokeToken(1)); events.CodeOf(err) != events.NotFound {
 			t.Fatalf("a leader with followers says %v of a token that is not there", err)
 		}
 		c.net.cut(ids(old), ids(c.others(old)...))
-		if a, err := old.raft.Propose(ctx, revokeToken(1)); err == nil || events.CodeOf(err) != "" {
+		if a, err := old.decide(ctx, revokeToken(1)); err == nil || events.CodeOf(err) != "" {
 			t.Errorf("a leader without followers says %v %v of a token that may be there by now", a, err)
 		}
 		c.net.heal()

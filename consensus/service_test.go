@@ -15,8 +15,10 @@ import (
 func TestWhoMayProposeWhat(t *testing.T) {
 	simulate(t, func(t *testing.T, c *cluster) {
 		c.form(1)
-		agent := c.add("agent", false)
+		agent, admin := c.add("agent", false), c.add("admin", false)
 		c.join(agent)
+		c.join(admin)
+		c.propose(c.nodes[0], &skeinv1.Command{Body: &skeinv1.Command_SetAdmin{SetAdmin: &skeinv1.SetAdmin{NodeId: agent.id.String()}}})
 		c.agree()
 		server, stranger := c.nodes[0].id, identity.ID{9}
 		create := &skeinv1.Command{Body: &skeinv1.Command_CreateCluster{CreateCluster: &skeinv1.CreateCluster{}}}
@@ -33,7 +35,9 @@ func TestWhoMayProposeWhat(t *testing.T) {
 		}{
 			"nobody":                            {identity.ID{}, token(1), false, connect.CodeUnauthenticated, ""},
 			"a stranger may try later":          {stranger, token(1), false, connect.CodeUnavailable, ""},
-			"a member":                          {agent.id, token(2), false, 0, ""},
+			"an agent makes a token":            {agent.id, token(2), false, 0, events.PermissionDenied},
+			"an admin makes a token":            {admin.id, token(2), false, 0, ""},
+			"an admin promotes":                 {admin.id, promote, false, 0, events.PermissionDenied},
 			"a second cluster":                  {server, create, false, 0, events.PermissionDenied},
 			"an agent promotes":                 {agent.id, promote, false, 0, events.PermissionDenied},
 			"a server promotes":                 {server, promote, false, 0, ""},
