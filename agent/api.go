@@ -146,10 +146,7 @@ func (s api) CreateToken(ctx context.Context, r *skeinv1.CreateTokenRequest) (*s
 	if err != nil {
 		return nil, asConnect(err)
 	}
-	seeds := a.seeds(role)
-	if len(seeds) == 0 && role != events.RoleAgent {
-		return nil, connect.NewError(connect.CodeFailedPrecondition, fmt.Errorf("no server offers a port to join at, and a token for the role %s is shown to servers only: let the host join as an agent, then `skein node grant NAME %[1]s`", role))
-	}
+	seeds := a.seeds()
 	if len(seeds) == 0 {
 		return nil, connect.NewError(connect.CodeFailedPrecondition, errors.New("no member offers a port to join at: set `relay: true` in the configuration of a node that others can reach, and restart it"))
 	}
@@ -157,14 +154,14 @@ func (s api) CreateToken(ctx context.Context, r *skeinv1.CreateTokenRequest) (*s
 	var id [8]byte
 	rand.Read(secret[:])
 	rand.Read(id[:])
-	hash := sha256.Sum256(secret[:])
+	hash := sha256.Sum256(events.TokenKey(secret[:]))
 	answer, err := a.propose(ctx, &skeinv1.Command{Body: &skeinv1.Command_CreateToken{CreateToken: &skeinv1.CreateToken{
-		Id: hex.EncodeToString(id[:]), SecretHash: hash[:], LifetimeNanos: r.GetLifetimeNanos(), Uses: r.GetUses(), Label: r.GetLabel(), AgentsOnly: r.GetAgentsOnly(), Role: string(role),
+		Id: hex.EncodeToString(id[:]), SecretHash: hash[:], LifetimeNanos: r.GetLifetimeNanos(), Uses: r.GetUses(), Label: r.GetLabel(), AgentsOnly: r.GetAgentsOnly(), Role: string(role), Signed: true,
 	}}})
 	if err != nil {
 		return nil, err
 	}
-	text, err := EncodeToken(&skeinv1.JoinToken{ClusterId: a.cluster.String(), Seeds: seeds, TokenId: answer.GetToken().GetId(), Secret: secret[:], Role: string(role)})
+	text, err := EncodeToken(&skeinv1.JoinToken{ClusterId: a.cluster.String(), Seeds: seeds, TokenId: answer.GetToken().GetId(), Secret: secret[:], Role: string(role), Signed: true})
 	if err != nil {
 		return nil, err
 	}

@@ -41,6 +41,10 @@ func join(ctx context.Context, key *identity.Key, token *skeinv1.JoinToken, node
 		ClusterId: token.GetClusterId(), TokenId: token.GetTokenId(), TokenSecret: token.GetSecret(),
 		Node: node, Record: record, RequestId: newRequestID(),
 	}
+	if token.GetSigned() {
+		request.TokenSecret = events.TokenKey(token.GetSecret())
+		request.TokenProof = events.ProveJoin(token.GetSecret(), token.GetClusterId(), token.GetTokenId(), node)
+	}
 	failures := map[string]error{} // of each seed, the newest that says something
 	for pause := 200 * time.Millisecond; ; pause = min(2*pause, 5*time.Second) {
 		for _, seed := range token.GetSeeds() {
@@ -172,7 +176,7 @@ func (a *Agent) admit(ctx context.Context, request *skeinv1.JoinRequest, peer id
 	answer, err := a.client.Propose(pctx, &skeinv1.Command{
 		RequestId: request.GetRequestId(),
 		Body: &skeinv1.Command_AdmitNode{AdmitNode: &skeinv1.AdmitNode{
-			Node: request.GetNode(), TokenId: request.GetTokenId(), TokenSecret: request.GetTokenSecret(), ClusterId: request.GetClusterId(),
+			Node: request.GetNode(), TokenId: request.GetTokenId(), TokenSecret: request.GetTokenSecret(), TokenProof: request.GetTokenProof(), ClusterId: request.GetClusterId(),
 			TokenSecretHash: secret[:], // for a leader older than roles
 		}},
 	})

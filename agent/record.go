@@ -248,18 +248,16 @@ func (a *Agent) offers() []string {
 }
 
 // seeds are where a joiner can knock: this node first, then every member that relays or is a server.
-func (a *Agent) seeds(role events.Role) []*skeinv1.JoinToken_Seed {
+func (a *Agent) seeds() []*skeinv1.JoinToken_Seed {
 	var out []*skeinv1.JoinToken_Seed
-	state := a.replica.State()
-	trusted := func(id identity.ID) bool { return role == events.RoleAgent || state.Server(id) != nil }
-	if a.front.Load() != nil && trusted(a.id) {
+	if a.front.Load() != nil {
 		for _, at := range withPort(a.offers(), a.cfg.Ports.Relay) {
 			out = append(out, &skeinv1.JoinToken_Seed{Address: at, IdentityKey: a.key.Public()})
 		}
 	}
 	for id, e := range a.gossip.Records() {
 		key, ok := a.roster.Key(id)
-		if !ok || id == a.id || !trusted(id) {
+		if !ok || id == a.id {
 			continue
 		}
 		for _, at := range doors(e.Record) {

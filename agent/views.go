@@ -37,6 +37,9 @@ func (s api) Status(context.Context, *skeinv1.StatusRequest) (*skeinv1.StatusRes
 		r.Name, r.Ipv4, r.Ipv6 = n.GetName(), n.GetIpv4(), n.GetIpv6()
 	}
 	r.Role = string(st.Role(a.id.String()))
+	if since := st.Settings().GetRolesSince(); since != st.Cluster().GetCreatedAt() {
+		r.RolesIntroduced = since
+	}
 	if v := st.Server(a.id); v != nil {
 		r.Server, r.Voter = true, v.GetVoter()
 	}

@@ -66,7 +66,8 @@ func appendToken(b []byte, t *skeinv1.Token) []byte {
 	b = appendNumber(b, 6, uint64(t.GetUses()))
 	b = appendText(b, 7, t.GetLabel())
 	b = appendNumber(b, 8, protowire.EncodeBool(t.GetAgentsOnly()))
-	return appendText(b, 9, t.GetRole())
+	b = appendText(b, 9, t.GetRole())
+	return appendNumber(b, 10, protowire.EncodeBool(t.GetSigned()))
 }
 
 func appendBlock(b []byte, v *skeinv1.Block) []byte {

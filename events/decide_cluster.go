@@ -140,7 +140,7 @@ func (d *decision) createToken(c *skeinv1.CreateToken) error {
 	}
 	t := &skeinv1.Token{
 		Id: c.GetId(), SecretHash: c.GetSecretHash(), CreatedAt: d.c.GetTime(), ExpiresAt: d.c.GetTime() + c.GetLifetimeNanos(),
-		UsesLeft: c.GetUses(), Uses: c.GetUses(), Label: c.GetLabel(), AgentsOnly: role != RoleServer,
+		UsesLeft: c.GetUses(), Uses: c.GetUses(), Label: c.GetLabel(), AgentsOnly: role != RoleServer, Signed: c.GetSigned(),
 	}
 	if role != RoleAgent {
 		t.Role = string(role)
@@ -176,13 +176,16 @@ func (d *decision) emitTokenRevoked(id, reason string) {
 }
 
 // token is the token that a joiner shows, or the reason why it does not let it in.
-func (d *decision) token(id string, secretHash []byte) (*skeinv1.Token, error) {
-	t := d.s.Token(id)
-	switch {
-	case t == nil || !sameSecret(t.GetSecretHash(), secretHash):
-		return nil, refuse(PermissionDenied, "join token %.40q is wrong or was revoked: make a new one on a member with skein token create", id)
-	case d.c.GetTime() >= t.GetExpiresAt():
-		return nil, refuse(PermissionDenied, "join token %s expired at %s: make a new one on a member with skein token create", id, time.Unix(0, t.GetExpiresAt()).UTC().Format(time.RFC3339))
+func (d *decision) token(c *skeinv1.AdmitNode) (*skeinv1.Token, error) {
+	t := d.s.Token(c.GetTokenId())
+	if t == nil {
+		return nil, wrongToken(c.GetTokenId())
+	}
+	if err := checkProof(t, c); err != nil {
+		return nil, err
+	}
+	if d.c.GetTime() >= t.GetExpiresAt() {
+		return nil, refuse(PermissionDenied, "join token %s expired at %s: make a new one on a member with skein token create", t.GetId(), time.Unix(0, t.GetExpiresAt()).UTC().Format(time.RFC3339))
 	}
 	return t, nil
 }

@@ -3,7 +3,6 @@ package events
 import (
 	"cmp"
 	"crypto/ed25519"
-	"crypto/sha256"
 	"maps"
 	"net/netip"
 	"time"
@@ -22,12 +21,7 @@ func (d *decision) admitNode(c *skeinv1.AdmitNode) error {
 	if have := d.s.Cluster().GetId(); c.GetClusterId() != have {
 		return refuse(PermissionDenied, "the join token is for cluster %.40q and this is cluster %s: make a token on a member of this one with skein token create", c.GetClusterId(), have)
 	}
-	hash := c.GetTokenSecretHash()
-	if len(c.GetTokenSecret()) > 0 {
-		sum := sha256.Sum256(c.GetTokenSecret())
-		hash = sum[:]
-	}
-	t, err := d.token(c.GetTokenId(), hash)
+	t, err := d.token(c)
 	if err != nil {
 		return err
 	}

@@ -1,7 +1,6 @@
 package events
 
 import (
-	"crypto/sha256"
 	"fmt"
 	"strings"
 	"testing"
@@ -219,18 +218,57 @@ func TestTokensOfAnOlderVersion(t *testing.T) {
 	}
 }
 
-// TestTheSecretCounts: the hash is in every replica, so that it proves nothing; Authorise wants the secret, and Decide compares it.
+// TestTheSecretCounts: the hash of a secret is in every replica, so that it proves nothing.
 func TestTheSecretCounts(t *testing.T) {
 	w := newCluster(t)
-	secret := []byte("a secret of thirty-two bytes ...")
-	sum := sha256.Sum256(secret)
-	c := createToken("s", 1, true)
-	c.GetCreateToken().SecretHash = sum[:]
+	secret := sum256([]byte("secret"))
+	c := createToken("s", 9, true)
+	c.GetCreateToken().SecretHash = sum256(secret)
 	w.must(c)
-	if _, _, err := w.propose(admit("b", "s", func(a *skeinv1.AdmitNode) { a.TokenSecret, a.TokenSecretHash = []byte("wrong"), sum[:] })); CodeOf(err) != PermissionDenied {
+	wrong := admit("b", "s", func(a *skeinv1.AdmitNode) { a.TokenSecret, a.TokenSecretHash = []byte("wrong"), sum256(secret) })
+	if _, _, err := w.propose(wrong); CodeOf(err) != PermissionDenied {
 		t.Errorf("a wrong secret beside the right hash was taken: %v", err)
 	}
 	w.must(admit("b", "s", func(a *skeinv1.AdmitNode) { a.TokenSecret, a.TokenSecretHash = secret, nil }))
+}
+
+// TestSignedTokens: who hands a signed join on can admit the node that signed it, as it asked for it, and nobody else.
+func TestSignedTokens(t *testing.T) {
+	w := newCluster(t)
+	secret := sum256([]byte("secret"))
+	for _, name := range []string{"s", "other"} {
+		c := createToken(name, 9, false)
+		c.GetCreateToken().SecretHash, c.GetCreateToken().Signed = sum256(TokenKey(secret)), true
+		w.must(c)
+	}
+	signed := func(name string, change ...func(*skeinv1.AdmitNode)) *skeinv1.Command {
+		return admit(name, "s", func(a *skeinv1.AdmitNode) {
+			a.TokenSecretHash, a.TokenSecret = nil, TokenKey(secret)
+			a.TokenProof = ProveJoin(secret, clusterID, tokenID("s"), a.GetNode())
+			for _, f := range change {
+				f(a)
+			}
+		})
+	}
+	for name, q := range map[string]struct {
+		change func(*skeinv1.AdmitNode)
+		text   string
+	}{
+		"another node":       {func(a *skeinv1.AdmitNode) { a.Node = newNode("puppet") }, "not signed"},
+		"another wish":       {func(a *skeinv1.AdmitNode) { a.Node.Server = true }, "not signed"},
+		"other labels":       {func(a *skeinv1.AdmitNode) { a.Node.Labels["egress"] = "yes" }, "not signed"},
+		"another token":      {func(a *skeinv1.AdmitNode) { a.TokenId = tokenID("other") }, "not signed"},
+		"no proof":           {func(a *skeinv1.AdmitNode) { a.TokenProof = nil }, "not signed"},
+		"the hash alone":     {func(a *skeinv1.AdmitNode) { a.TokenSecret, a.TokenSecretHash = nil, sum256(TokenKey(secret)) }, "not signed"},
+		"another key":        {func(a *skeinv1.AdmitNode) { a.TokenSecret = TokenKey(sum256([]byte("mine"))) }, "wrong or was revoked"},
+		"by an older joiner": {func(a *skeinv1.AdmitNode) { a.TokenSecret, a.TokenProof = secret, nil }, "upgrade skein on b"},
+	} {
+		if _, _, err := w.propose(signed("b", q.change)); CodeOf(err) != PermissionDenied || !strings.Contains(err.Error(), q.text) {
+			t.Errorf("%s: %v, want %q", name, err, q.text)
+		}
+	}
+	w.must(signed("b"))
+	w.must(signed("b")) // the first answer was lost
 }
 
 // TestRolesAreIntroducedOnce: a cluster of today has roles from its start, and one that is older notes when they came.

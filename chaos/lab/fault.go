@@ -243,7 +243,7 @@ func (l *Lab) Start(ctx context.Context, nodes ...string) error {
 		case a.node.Init:
 			extra = []string{"--init"}
 		default:
-			extra = []string{"--join-file", l.tokenFile()}
+			extra = []string{"--join-file", l.tokenFile(a.node)}
 		}
 		if err := l.launch(a, extra...); err != nil {
 			return err

@@ -266,12 +266,8 @@ func (l *Lab) makePools(ctx context.Context, on *agent) error {
 }
 
 func (l *Lab) admit(ctx context.Context, first *agent, others []*agent) error {
-	token, err := first.client.CreateToken(ctx, &skeinv1.CreateTokenRequest{Uses: uint32(len(others)), LifetimeNanos: int64(time.Hour), Label: "lab"})
-	if err != nil {
-		return fmt.Errorf("node %s: create a token: %w", first.node.Name, err)
-	}
-	if err := os.WriteFile(l.tokenFile(), []byte(token.GetToken()+"\n"), 0o600); err != nil {
-		return fmt.Errorf("token: %w", err)
+	if err := l.makeTokens(ctx, first, others); err != nil {
+		return err
 	}
 	atOnce := l.opts.AtOnce
 	if atOnce <= 0 {
@@ -285,7 +281,7 @@ func (l *Lab) admit(ctx context.Context, first *agent, others []*agent) error {
 			return ctx.Err()
 		}
 		defer func() { <-seats }()
-		if err := l.launch(a, "--join-file", l.tokenFile()); err != nil {
+		if err := l.launch(a, "--join-file", l.tokenFile(a.node)); err != nil {
 			return err
 		}
 		return l.joined(ctx, a)
@@ -301,7 +297,32 @@ func (l *Lab) joined(ctx context.Context, a *agent) error {
 	return err
 }
 
-func (l *Lab) tokenFile() string { return filepath.Join(l.Dir, "token") }
+// makeTokens makes a token for each role that the nodes have.
+func (l *Lab) makeTokens(ctx context.Context, first *agent, others []*agent) error {
+	uses := map[string]uint32{}
+	for _, a := range others {
+		uses[l.tokenFile(a.node)]++
+	}
+	for _, a := range others {
+		file := l.tokenFile(a.node)
+		if uses[file] == 0 {
+			continue
+		}
+		r := &skeinv1.CreateTokenRequest{Uses: uses[file], LifetimeNanos: int64(time.Hour), Label: "lab", Role: string(a.node.role())}
+		token, err := first.client.CreateToken(ctx, r)
+		if err != nil {
+			return fmt.Errorf("node %s: create a token: %w", first.node.Name, err)
+		}
+		if err := os.WriteFile(file, []byte(token.GetToken()+"\n"), 0o600); err != nil {
+			return fmt.Errorf("token: %w", err)
+		}
+		uses[file] = 0
+	}
+	return nil
+}
+
+// tokenFile holds the token by which nodes with this one's role join.
+func (l *Lab) tokenFile(n Node) string { return filepath.Join(l.Dir, "token-"+string(n.role())) }
 
 // launch starts an agent and notes its process on disk at once, for a later `skein lab down`.
 func (l *Lab) launch(a *agent, extra ...string) error {

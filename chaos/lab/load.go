@@ -258,14 +258,15 @@ func (r *reader) node(name string, v value) {
 			}
 		}},
 		field{"server", func(v value) { n.Server = v.boolean() }},
+		field{"admin", func(v value) { n.Admin = v.boolean() }},
 		field{"relay", func(v value) { n.Relay = v.oneOf("auto", "true", "false") }},
 		field{"role", func(v value) { n.Role = v.oneOf("agent", "relay", RoleHost) }},
 		field{"init", func(v value) { n.Init = v.boolean() }},
 		field{"labels", func(v value) { n.Labels = v.words("labels") }},
 		field{"config", func(v value) { n.Config = r.config(v) }},
 	)
-	if n.Role == RoleHost && (n.Server || n.Relay != "" || n.Init || n.Labels != nil || n.Config != nil) {
-		v.fail("role: host has no agent: leave out server, relay, init, labels and config")
+	if n.Role == RoleHost && (n.Server || n.Admin || n.Relay != "" || n.Init || n.Labels != nil || n.Config != nil) {
+		v.fail("role: host has no agent: leave out server, admin, relay, init, labels and config")
 	}
 	if n.Site == "" && len(r.d.errs) == before {
 		v.fail("the key \"site\" is missing; allowed: %s", strings.Join(r.siteNames(), ", "))

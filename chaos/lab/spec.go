@@ -8,6 +8,7 @@ import (
 
 	skeinv1 "github.com/skeinmesh/skein/api/skein/v1"
 	"github.com/skeinmesh/skein/chaos/lab/fabric"
+	"github.com/skeinmesh/skein/events"
 )
 
 // Spec is a lab file that has been read and checked.
@@ -28,11 +29,23 @@ type Node struct {
 	Name   string
 	Site   string
 	Server bool
+	Admin  bool              // it may give cluster commands, as servers may
 	Relay  string            // auto, true, false, or "" to leave it to the agent
 	Role   string            // relay: it relays and does nothing else; host: it has no agent; "" or agent: all of it
 	Labels map[string]string // of the agent
 	Init   bool              // this one creates the cluster; exactly one node of a Spec has it
 	Config map[string]any    // goes over what the lab writes into the agent's config file
+}
+
+// role is what the node's token gives it.
+func (n Node) role() events.Role {
+	switch {
+	case n.Server:
+		return events.RoleServer
+	case n.Admin:
+		return events.RoleAdmin
+	}
+	return events.RoleAgent
 }
 
 // Step is one line of a scenario.

@@ -24,6 +24,9 @@ func newStatusCmd(g *globals) *cobra.Command {
 	}
 }
 
+// rolesAreNews is how long status tells of roles in a cluster that is older than they are.
+const rolesAreNews = 30 * 24 * time.Hour
+
 func printStatus(w io.Writer, s *skeinv1.StatusResponse) {
 	line := func(k, format string, a ...any) {
 		fmt.Fprintf(w, "%-10s %s\n", k, cut(fmt.Sprintf(format, a...), tableWidth-11))
@@ -57,6 +60,10 @@ func printStatus(w io.Writer, s *skeinv1.StatusResponse) {
 	}
 	line("peers", "%d: %d direct, %d by relay, %d down (mode %s)", s.GetPeers(), s.GetPeersDirect(), s.GetPeersRelay(), s.GetPeersDown(), dash(s.GetTransportMode()))
 	line("nodes", "%d, %d alive", s.GetNodes(), s.GetNodesAlive())
+	if at := time.Unix(0, s.GetRolesIntroduced()); s.GetRolesIntroduced() != 0 && time.Since(at) < rolesAreNews {
+		fmt.Fprintln(w, wrap(fmt.Sprintf("%-10s %s", "roles", "since "+at.Format(time.DateOnly)+" cluster commands are for servers and admins; "+
+			"`skein nodes` shows who is what, and `skein node grant NAME admin`, on a server, lets others give them"), 11))
+	}
 	for _, p := range s.GetProblems() {
 		fmt.Fprintf(w, "%-10s %s: %s\n", p.GetSeverity(), p.GetSubject(), p.GetMessage())
 		if p.GetAdvice() != "" {

@@ -91,6 +91,7 @@ type StatusResponse struct {
 	ClockOffsetNanos int64                  `protobuf:"varint,30,opt,name=clock_offset_nanos,json=clockOffsetNanos,proto3" json:"clock_offset_nanos,omitempty"` // this host's clock minus the leader's, when known
 	ReconcileWrites  uint64                 `protobuf:"varint,31,opt,name=reconcile_writes,json=reconcileWrites,proto3" json:"reconcile_writes,omitempty"`      // netlink writes since start
 	Role             string                 `protobuf:"bytes,33,opt,name=role,proto3" json:"role,omitempty"`                                                    // agent | admin | server
+	RolesIntroduced  int64                  `protobuf:"varint,34,opt,name=roles_introduced,json=rolesIntroduced,proto3" json:"roles_introduced,omitempty"`      // Unix ns, in a cluster that is older than roles: since when commands need one
 	RelayUdp         string                 `protobuf:"bytes,32,opt,name=relay_udp,json=relayUdp,proto3" json:"relay_udp,omitempty"`                            // who forwards UDP for others: kernel | userspace, and why not the kernel; empty: nobody
 	unknownFields    protoimpl.UnknownFields
 	sizeCache        protoimpl.SizeCache
@@ -348,6 +349,13 @@ func (x *StatusResponse) GetRole() string {
 		return x.Role
 	}
 	return ""
+}
+
+func (x *StatusResponse) GetRolesIntroduced() int64 {
+	if x != nil {
+		return x.RolesIntroduced
+	}
+	return 0
 }
 
 func (x *StatusResponse) GetRelayUdp() string {
@@ -6353,7 +6361,7 @@ var File_skein_v1_agent_proto protoreflect.FileDescriptor
 const file_skein_v1_agent_proto_rawDesc = "" +
 	"\n" +
 	"\x14skein/v1/agent.proto\x12\bskein.v1\x1a\x15skein/v1/egress.proto\x1a\x15skein/v1/events.proto\x1a\x16skein/v1/journal.proto\x1a\x15skein/v1/record.proto\x1a\x14skein/v1/state.proto\"\x0f\n" +
-	"\rStatusRequest\"\xed\a\n" +
+	"\rStatusRequest\"\x98\b\n" +
 	"\x0eStatusResponse\x12\x1d\n" +
 	"\n" +
 	"cluster_id\x18\x01 \x01(\tR\tclusterId\x12\x17\n" +
@@ -6394,7 +6402,8 @@ const file_skein_v1_agent_proto_rawDesc = "" +
 	"\x05phase\x18\x1d \x01(\tR\x05phase\x12,\n" +
 	"\x12clock_offset_nanos\x18\x1e \x01(\x03R\x10clockOffsetNanos\x12)\n" +
 	"\x10reconcile_writes\x18\x1f \x01(\x04R\x0freconcileWrites\x12\x12\n" +
-	"\x04role\x18! \x01(\tR\x04role\x12\x1b\n" +
+	"\x04role\x18! \x01(\tR\x04role\x12)\n" +
+	"\x10roles_introduced\x18\" \x01(\x03R\x0frolesIntroduced\x12\x1b\n" +
 	"\trelay_udp\x18  \x01(\tR\brelayUdp\"\x87\x01\n" +
 	"\aProblem\x12\x18\n" +
 	"\asubject\x18\x01 \x01(\tR\asubject\x12\x18\n" +

@@ -677,7 +677,8 @@ type JoinRequest struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	ClusterId     string                 `protobuf:"bytes,1,opt,name=cluster_id,json=clusterId,proto3" json:"cluster_id,omitempty"`
 	TokenId       string                 `protobuf:"bytes,2,opt,name=token_id,json=tokenId,proto3" json:"token_id,omitempty"`
-	TokenSecret   []byte                 `protobuf:"bytes,3,opt,name=token_secret,json=tokenSecret,proto3" json:"token_secret,omitempty"` // over TLS to a pinned identity only
+	TokenSecret   []byte                 `protobuf:"bytes,3,opt,name=token_secret,json=tokenSecret,proto3" json:"token_secret,omitempty"` // over TLS to a pinned identity only; of a signed token the public key
+	TokenProof    []byte                 `protobuf:"bytes,8,opt,name=token_proof,json=tokenProof,proto3" json:"token_proof,omitempty"`    // of a signed token: the signature over this node's admission
 	Node          *NewNode               `protobuf:"bytes,4,opt,name=node,proto3" json:"node,omitempty"`
 	RequestId     string                 `protobuf:"bytes,5,opt,name=request_id,json=requestId,proto3" json:"request_id,omitempty"`
 	Record        *SignedRecord          `protobuf:"bytes,6,opt,name=record,proto3" json:"record,omitempty"`                               // the joiner's first record
@@ -733,6 +734,13 @@ func (x *JoinRequest) GetTokenId() string {
 func (x *JoinRequest) GetTokenSecret() []byte {
 	if x != nil {
 		return x.TokenSecret
+	}
+	return nil
+}
+
+func (x *JoinRequest) GetTokenProof() []byte {
+	if x != nil {
+		return x.TokenProof
 	}
 	return nil
 }
@@ -863,8 +871,9 @@ type JoinToken struct {
 	ClusterId     string                 `protobuf:"bytes,1,opt,name=cluster_id,json=clusterId,proto3" json:"cluster_id,omitempty"`
 	Seeds         []*JoinToken_Seed      `protobuf:"bytes,2,rep,name=seeds,proto3" json:"seeds,omitempty"`
 	TokenId       string                 `protobuf:"bytes,3,opt,name=token_id,json=tokenId,proto3" json:"token_id,omitempty"`
-	Secret        []byte                 `protobuf:"bytes,4,opt,name=secret,proto3" json:"secret,omitempty"` // 32 bytes
-	Role          string                 `protobuf:"bytes,5,opt,name=role,proto3" json:"role,omitempty"`     // that the token gives, for the joiner to know: agent, admin, server; empty: made before there were roles
+	Secret        []byte                 `protobuf:"bytes,4,opt,name=secret,proto3" json:"secret,omitempty"`  // 32 bytes
+	Signed        bool                   `protobuf:"varint,6,opt,name=signed,proto3" json:"signed,omitempty"` // the secret is the seed of an Ed25519 key that signs the join
+	Role          string                 `protobuf:"bytes,5,opt,name=role,proto3" json:"role,omitempty"`      // that the token gives, for the joiner to know: agent, admin, server; empty: made before there were roles
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -925,6 +934,13 @@ func (x *JoinToken) GetSecret() []byte {
 		return x.Secret
 	}
 	return nil
+}
+
+func (x *JoinToken) GetSigned() bool {
+	if x != nil {
+		return x.Signed
+	}
+	return false
 }
 
 func (x *JoinToken) GetRole() string {
@@ -1441,12 +1457,14 @@ const file_skein_v1_cluster_proto_rawDesc = "" +
 	"\aaddress\x18\x01 \x01(\tR\aaddress\x12%\n" +
 	"\x0etransaction_id\x18\x02 \x01(\fR\rtransactionId\x12\x16\n" +
 	"\x06silent\x18\x03 \x01(\bR\x06silent\"\x14\n" +
-	"\x12FilterTestResponse\"\x83\x02\n" +
+	"\x12FilterTestResponse\"\xa4\x02\n" +
 	"\vJoinRequest\x12\x1d\n" +
 	"\n" +
 	"cluster_id\x18\x01 \x01(\tR\tclusterId\x12\x19\n" +
 	"\btoken_id\x18\x02 \x01(\tR\atokenId\x12!\n" +
-	"\ftoken_secret\x18\x03 \x01(\fR\vtokenSecret\x12%\n" +
+	"\ftoken_secret\x18\x03 \x01(\fR\vtokenSecret\x12\x1f\n" +
+	"\vtoken_proof\x18\b \x01(\fR\n" +
+	"tokenProof\x12%\n" +
 	"\x04node\x18\x04 \x01(\v2\x11.skein.v1.NewNodeR\x04node\x12\x1d\n" +
 	"\n" +
 	"request_id\x18\x05 \x01(\tR\trequestId\x12.\n" +
@@ -1460,13 +1478,14 @@ const file_skein_v1_cluster_proto_rawDesc = "" +
 	"error_code\x18\x04 \x01(\tR\terrorCode\x12#\n" +
 	"\rerror_message\x18\x05 \x01(\tR\ferrorMessage\x12\x12\n" +
 	"\x04time\x18\x06 \x01(\x03R\x04time\x12#\n" +
-	"\x04news\x18\a \x01(\v2\x0f.skein.v1.BatchR\x04news\"\xe6\x01\n" +
+	"\x04news\x18\a \x01(\v2\x0f.skein.v1.BatchR\x04news\"\xfe\x01\n" +
 	"\tJoinToken\x12\x1d\n" +
 	"\n" +
 	"cluster_id\x18\x01 \x01(\tR\tclusterId\x12.\n" +
 	"\x05seeds\x18\x02 \x03(\v2\x18.skein.v1.JoinToken.SeedR\x05seeds\x12\x19\n" +
 	"\btoken_id\x18\x03 \x01(\tR\atokenId\x12\x16\n" +
-	"\x06secret\x18\x04 \x01(\fR\x06secret\x12\x12\n" +
+	"\x06secret\x18\x04 \x01(\fR\x06secret\x12\x16\n" +
+	"\x06signed\x18\x06 \x01(\bR\x06signed\x12\x12\n" +
 	"\x04role\x18\x05 \x01(\tR\x04role\x1aC\n" +
 	"\x04Seed\x12\x18\n" +
 	"\aaddress\x18\x01 \x01(\tR\aaddress\x12!\n" +

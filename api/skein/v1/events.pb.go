@@ -2804,6 +2804,7 @@ type CreateToken struct {
 	Label         string                 `protobuf:"bytes,5,opt,name=label,proto3" json:"label,omitempty"`
 	AgentsOnly    bool                   `protobuf:"varint,6,opt,name=agents_only,json=agentsOnly,proto3" json:"agents_only,omitempty"`
 	Role          string                 `protobuf:"bytes,7,opt,name=role,proto3" json:"role,omitempty"`
+	Signed        bool                   `protobuf:"varint,8,opt,name=signed,proto3" json:"signed,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -2885,6 +2886,13 @@ func (x *CreateToken) GetRole() string {
 		return x.Role
 	}
 	return ""
+}
+
+func (x *CreateToken) GetSigned() bool {
+	if x != nil {
+		return x.Signed
+	}
+	return false
 }
 
 type RevokeToken struct {
@@ -3023,8 +3031,8 @@ func (x *NewNode) GetMaxSchema() uint32 {
 	return 0
 }
 
-// AdmitNode carries the token's secret, which the log never has. The hash alone is what members older than roles send; every member
-// knows it, so it counts from servers only.
+// AdmitNode carries what the joiner showed of its token: of a signed one the public key and the proof, of one that is older than roles
+// the secret. The hash alone is what members older than roles send; every member knows it, so it counts from servers only.
 type AdmitNode struct {
 	state           protoimpl.MessageState `protogen:"open.v1"`
 	Node            *NewNode               `protobuf:"bytes,1,opt,name=node,proto3" json:"node,omitempty"`
@@ -3032,6 +3040,7 @@ type AdmitNode struct {
 	TokenSecretHash []byte                 `protobuf:"bytes,3,opt,name=token_secret_hash,json=tokenSecretHash,proto3" json:"token_secret_hash,omitempty"`
 	ClusterId       string                 `protobuf:"bytes,4,opt,name=cluster_id,json=clusterId,proto3" json:"cluster_id,omitempty"`
 	TokenSecret     []byte                 `protobuf:"bytes,5,opt,name=token_secret,json=tokenSecret,proto3" json:"token_secret,omitempty"`
+	TokenProof      []byte                 `protobuf:"bytes,6,opt,name=token_proof,json=tokenProof,proto3" json:"token_proof,omitempty"`
 	unknownFields   protoimpl.UnknownFields
 	sizeCache       protoimpl.SizeCache
 }
@@ -3097,6 +3106,13 @@ func (x *AdmitNode) GetClusterId() string {
 func (x *AdmitNode) GetTokenSecret() []byte {
 	if x != nil {
 		return x.TokenSecret
+	}
+	return nil
+}
+
+func (x *AdmitNode) GetTokenProof() []byte {
+	if x != nil {
+		return x.TokenProof
 	}
 	return nil
 }
@@ -4919,7 +4935,7 @@ const file_skein_v1_events_proto_rawDesc = "" +
 	"first_node\x18\x04 \x01(\v2\x11.skein.v1.NewNodeR\tfirstNode\"X\n" +
 	"\x0eChangeSettings\x12.\n" +
 	"\bsettings\x18\x01 \x01(\v2\x12.skein.v1.SettingsR\bsettings\x12\x16\n" +
-	"\x06fields\x18\x02 \x03(\tR\x06fields\"\xc4\x01\n" +
+	"\x06fields\x18\x02 \x03(\tR\x06fields\"\xdc\x01\n" +
 	"\vCreateToken\x12\x0e\n" +
 	"\x02id\x18\x01 \x01(\tR\x02id\x12\x1f\n" +
 	"\vsecret_hash\x18\x02 \x01(\fR\n" +
@@ -4929,7 +4945,8 @@ const file_skein_v1_events_proto_rawDesc = "" +
 	"\x05label\x18\x05 \x01(\tR\x05label\x12\x1f\n" +
 	"\vagents_only\x18\x06 \x01(\bR\n" +
 	"agentsOnly\x12\x12\n" +
-	"\x04role\x18\a \x01(\tR\x04role\"(\n" +
+	"\x04role\x18\a \x01(\tR\x04role\x12\x16\n" +
+	"\x06signed\x18\b \x01(\bR\x06signed\"(\n" +
 	"\vRevokeToken\x12\x19\n" +
 	"\btoken_id\x18\x01 \x01(\tR\atokenId\"\xad\x02\n" +
 	"\aNewNode\x12\x12\n" +
@@ -4944,14 +4961,16 @@ const file_skein_v1_events_proto_rawDesc = "" +
 	"max_schema\x18\a \x01(\rR\tmaxSchema\x1a9\n" +
 	"\vLabelsEntry\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
-	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\"\xbb\x01\n" +
+	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\"\xdc\x01\n" +
 	"\tAdmitNode\x12%\n" +
 	"\x04node\x18\x01 \x01(\v2\x11.skein.v1.NewNodeR\x04node\x12\x19\n" +
 	"\btoken_id\x18\x02 \x01(\tR\atokenId\x12*\n" +
 	"\x11token_secret_hash\x18\x03 \x01(\fR\x0ftokenSecretHash\x12\x1d\n" +
 	"\n" +
 	"cluster_id\x18\x04 \x01(\tR\tclusterId\x12!\n" +
-	"\ftoken_secret\x18\x05 \x01(\fR\vtokenSecret\"\x8b\x02\n" +
+	"\ftoken_secret\x18\x05 \x01(\fR\vtokenSecret\x12\x1f\n" +
+	"\vtoken_proof\x18\x06 \x01(\fR\n" +
+	"tokenProof\"\x8b\x02\n" +
 	"\n" +
 	"ChangeNode\x12\x17\n" +
 	"\anode_id\x18\x01 \x01(\tR\x06nodeId\x12\x12\n" +

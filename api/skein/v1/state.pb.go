@@ -488,6 +488,7 @@ type Token struct {
 	Label         string                 `protobuf:"bytes,7,opt,name=label,proto3" json:"label,omitempty"`
 	AgentsOnly    bool                   `protobuf:"varint,8,opt,name=agents_only,json=agentsOnly,proto3" json:"agents_only,omitempty"` // for leaders older than roles: they let no servers in by it
 	Role          string                 `protobuf:"bytes,9,opt,name=role,proto3" json:"role,omitempty"`                                // that it gives: admin, server; empty: agent
+	Signed        bool                   `protobuf:"varint,10,opt,name=signed,proto3" json:"signed,omitempty"`                          // secret_hash is the hash of an Ed25519 public key, and a join is signed with its private key
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -583,6 +584,13 @@ func (x *Token) GetRole() string {
 		return x.Role
 	}
 	return ""
+}
+
+func (x *Token) GetSigned() bool {
+	if x != nil {
+		return x.Signed
+	}
+	return false
 }
 
 type GossipKeys struct {
@@ -1858,7 +1866,7 @@ const file_skein_v1_state_proto_rawDesc = "" +
 	"\x06Server\x12\x17\n" +
 	"\anode_id\x18\x01 \x01(\tR\x06nodeId\x12\x14\n" +
 	"\x05voter\x18\x02 \x01(\bR\x05voter\x12\x14\n" +
-	"\x05since\x18\x03 \x01(\x03R\x05since\"\xf2\x01\n" +
+	"\x05since\x18\x03 \x01(\x03R\x05since\"\x8a\x02\n" +
 	"\x05Token\x12\x0e\n" +
 	"\x02id\x18\x01 \x01(\tR\x02id\x12\x1f\n" +
 	"\vsecret_hash\x18\x02 \x01(\fR\n" +
@@ -1872,7 +1880,9 @@ const file_skein_v1_state_proto_rawDesc = "" +
 	"\x05label\x18\a \x01(\tR\x05label\x12\x1f\n" +
 	"\vagents_only\x18\b \x01(\bR\n" +
 	"agentsOnly\x12\x12\n" +
-	"\x04role\x18\t \x01(\tR\x04role\"B\n" +
+	"\x04role\x18\t \x01(\tR\x04role\x12\x16\n" +
+	"\x06signed\x18\n" +
+	" \x01(\bR\x06signed\"B\n" +
 	"\n" +
 	"GossipKeys\x12\x18\n" +
 	"\aprimary\x18\x01 \x01(\fR\aprimary\x12\x1a\n" +
