@@ -53,7 +53,7 @@ var agreedBugs = []bug{
 	{
 		name:  "request IDs are forgotten",
 		why:   "a retry whose first answer was lost is decided a second time",
-		edits: []edit{{"events/decide.go", "if a := s.AnswerTo(c.GetRequestId()); a != nil {", "if a := s.AnswerTo(c.GetRequestId()); a != nil && a.Index == 0 {"}},
+		edits: []edit{{"events/decide.go", "if a := s.remembered(c); a != nil {", "if a := s.remembered(c); a != nil && a.Index == 0 {"}},
 		found: []check{histories, {"./consensus", "TestRepeatedRequestGetsTheFirstAnswer"}, {"./events", "TestAnyHistory"}},
 		quick: true,
 	},

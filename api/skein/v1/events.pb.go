@@ -29,6 +29,7 @@ type Event struct {
 	RequestId string                 `protobuf:"bytes,3,opt,name=request_id,json=requestId,proto3" json:"request_id,omitempty"` // of the command that caused it
 	Ignorable bool                   `protobuf:"varint,4,opt,name=ignorable,proto3" json:"ignorable,omitempty"`                 // a replica that does not know the body may skip it
 	Schema    uint32                 `protobuf:"varint,5,opt,name=schema,proto3" json:"schema,omitempty"`                       // schema version that introduced the body
+	Issuer    string                 `protobuf:"bytes,6,opt,name=issuer,proto3" json:"issuer,omitempty"`                        // node ID that sent that command; empty: decided by a version that did not say so
 	// Types that are valid to be assigned to Body:
 	//
 	//	*Event_ClusterCreated
@@ -129,6 +130,13 @@ func (x *Event) GetSchema() uint32 {
 		return x.Schema
 	}
 	return 0
+}
+
+func (x *Event) GetIssuer() string {
+	if x != nil {
+		return x.Issuer
+	}
+	return ""
 }
 
 func (x *Event) GetBody() isEvent_Body {
@@ -4603,14 +4611,15 @@ var File_skein_v1_events_proto protoreflect.FileDescriptor
 
 const file_skein_v1_events_proto_rawDesc = "" +
 	"\n" +
-	"\x15skein/v1/events.proto\x12\bskein.v1\x1a\x14skein/v1/state.proto\"\xa2\x10\n" +
+	"\x15skein/v1/events.proto\x12\bskein.v1\x1a\x14skein/v1/state.proto\"\xba\x10\n" +
 	"\x05Event\x12\x14\n" +
 	"\x05index\x18\x01 \x01(\x04R\x05index\x12\x12\n" +
 	"\x04time\x18\x02 \x01(\x03R\x04time\x12\x1d\n" +
 	"\n" +
 	"request_id\x18\x03 \x01(\tR\trequestId\x12\x1c\n" +
 	"\tignorable\x18\x04 \x01(\bR\tignorable\x12\x16\n" +
-	"\x06schema\x18\x05 \x01(\rR\x06schema\x12C\n" +
+	"\x06schema\x18\x05 \x01(\rR\x06schema\x12\x16\n" +
+	"\x06issuer\x18\x06 \x01(\tR\x06issuer\x12C\n" +
 	"\x0fcluster_created\x18\n" +
 	" \x01(\v2\x18.skein.v1.ClusterCreatedH\x00R\x0eclusterCreated\x12F\n" +
 	"\x10settings_changed\x18\v \x01(\v2\x19.skein.v1.SettingsChangedH\x00R\x0fsettingsChanged\x12=\n" +
