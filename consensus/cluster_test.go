@@ -169,7 +169,7 @@ func TestRepeatedRequestGetsTheFirstAnswer(t *testing.T) {
 			wg.Add(1)
 			go func() {
 				defer wg.Done()
-				answers[i], _ = c.nodes[i%3].client.Propose(context.Background(), cmd)
+				answers[i], _ = c.nodes[i%3].client.proposeFor(context.Background(), c.nodes[0].id, cmd)
 			}()
 		}
 		wg.Wait()
@@ -303,8 +303,8 @@ func TestAnswersBehindAFailedEntryAreUncertain(t *testing.T) {
 		first := newEntry(&skeinv1.Batch{Base: index + 7, Events: []*skeinv1.Event{{Index: index + 8, Time: 1, Schema: 1}}}, nil)
 		second := newEntry(&skeinv1.Batch{Base: index + 8}, first)
 		settled := make(chan *entry, 2)
-		s.term.Load().append(first, settled)
-		s.term.Load().append(second, settled)
+		s.term.Load().append(context.Background(), first, settled)
+		s.term.Load().append(context.Background(), second, settled)
 		for range 2 {
 			if e := <-settled; !errors.Is(e.proposals[0].err, ErrUncertain) || e.proposals[0].answer != nil {
 				t.Errorf("entry on %d: answered %v, %v", e.batch.Base, e.proposals[0].answer, e.proposals[0].err)

@@ -108,6 +108,9 @@ func (t *term) propose(ctx context.Context, c *skeinv1.Command) (*skeinv1.Answer
 	if c.RequestId == "" {
 		c.RequestId = NewRequestID()
 	}
+	if c.Issuer == "" { // this server's own
+		c.Issuer = t.server.cfg.ID.String()
+	}
 	p := &proposal{command: c, done: make(chan struct{})}
 	select {
 	case t.in <- p:
@@ -191,7 +194,7 @@ func (t *term) loop(ctx context.Context) {
 				spec = nil
 			}
 			inFlight++
-			t.append(e, settled)
+			t.append(ctx, e, settled)
 		case e := <-settled:
 			inFlight--
 			e.before = nil // let go of the chain
@@ -264,7 +267,7 @@ func stamp(c *skeinv1.Command, newest int64, now time.Time) {
 }
 
 // append hands the entry to Raft and settles its proposals when it is known what became of it.
-func (t *term) append(e *entry, settled chan<- *entry) {
+func (t *term) append(ctx context.Context, e *entry, settled chan<- *entry) {
 	var future raft.Future
 	if len(e.batch.Events) > 0 {
 		if data, err := EncodeBatch(e.batch); err != nil {
@@ -282,7 +285,7 @@ func (t *term) append(e *entry, settled chan<- *entry) {
 			}
 		}
 		if e.err == nil || future != nil {
-			if err := t.outcome(future); e.err == nil {
+			if err := t.outcome(ctx, future); e.err == nil {
 				e.err = err
 			}
 		}
@@ -332,11 +335,11 @@ func (t *term) tell(p *proposal) {
 	t.log.Info("command committed", "command", kind, "issuer", p.command.GetIssuer(), "request", p.command.GetRequestId(), "index", p.answer.GetIndex())
 }
 
-// outcome waits for an entry to be committed and folded. An entry without events waits for proof that
-// this server still leads: its answers were read from the state.
-func (t *term) outcome(future raft.Future) error {
+// outcome waits for an entry to be committed and folded. An entry without events waits for proof that this server led after
+// they were decided: its answers were read from the state. The library's VerifyLeader is no such proof: see acks.
+func (t *term) outcome(ctx context.Context, future raft.Future) error {
 	if future == nil {
-		return t.server.wait(t.server.raft.VerifyLeader())
+		return t.verified(ctx)
 	}
 	if err := t.server.wait(future); err != nil {
 		return err

@@ -77,7 +77,7 @@ type Server struct {
 	cfg       ServerConfig
 	log       *slog.Logger
 	raft      *raft.Raft
-	transport *raft.NetworkTransport
+	transport *serverTransport
 	acks      *acks
 	files     *raftFiles
 	fsm       *fsm
@@ -116,8 +116,7 @@ func StartServer(cfg ServerConfig) (*Server, error) {
 		files.close()
 		return nil, fmt.Errorf("start Raft: %w", err)
 	}
-	s.transport = raft.NewNetworkTransportWithConfig(&raft.NetworkTransportConfig{
-		Stream:  &streamLayer{self: cfg.ID, dialer: cfg.Dialer, in: cfg.Listener, replica: cfg.Replica, log: s.log, open: make(map[*serverConn]bool)},
+	s.transport = s.newTransport(raft.NetworkTransportConfig{
 		MaxPool: 3, Timeout: peerTimeout, Logger: rlog, MsgpackUseNewTimeFormat: true,
 		// No pipelining: when a follower refuses an entry while another is on its way, the library's
 		// pipeline (1.8.0) blocks for ever between sender and decoder; that follower then gets no more
@@ -131,6 +130,7 @@ func StartServer(cfg ServerConfig) (*Server, error) {
 		files.close()
 		return nil, err
 	}
+	go s.transport.in.serve()
 	s.raft.RegisterObserver(raft.NewObserver(nil, false, s.observe))
 	ctx, cancel := context.WithCancel(context.Background())
 	s.shutdown = cancel
@@ -138,6 +138,12 @@ func StartServer(cfg ServerConfig) (*Server, error) {
 	go s.watchLeadership(ctx)
 	go s.watchLeader(ctx)
 	return s, nil
+}
+
+func (s *Server) newTransport(config raft.NetworkTransportConfig) *serverTransport {
+	in := newInbound(s.cfg.ID, s.cfg.Listener, s.maySend, config, s.log)
+	config.Stream = &outgoing{self: s.cfg.ID, dialer: s.cfg.Dialer, replica: s.cfg.Replica, closed: make(chan struct{})}
+	return &serverTransport{NetworkTransport: raft.NewNetworkTransportWithConfig(&config), acks: s.acks, in: in}
 }
 
 // raftConfig derives Raft's timings from one: with 600 ms a dead leader is replaced after 0.6 to 0.8 s,
@@ -159,7 +165,7 @@ func (s *Server) raftConfig() *raft.Config {
 }
 
 func (s *Server) startRaft(rc *raft.Config, log raft.LogStore) error {
-	trans := &ackTransport{NetworkTransport: s.transport, acks: s.acks}
+	trans := s.transport
 	err := guard(func() (err error) {
 		if s.cfg.Bootstrap {
 			self := raft.Server{ID: rc.LocalID, Address: raft.ServerAddress(rc.LocalID), Suffrage: raft.Voter}

@@ -151,7 +151,7 @@ var agreedBugs = []bug{
 		name: "a leader that was deposed goes on refusing",
 		why:  "a client is told of a state that is no more",
 		edits: []edit{{"consensus/lead.go",
-			"return t.server.wait(t.server.raft.VerifyLeader())",
+			"return t.verified(ctx)",
 			"return nil"}},
 		found: []check{{"./consensus", "TestDeposedLeaderRefusesNothing"}},
 	},
