@@ -105,6 +105,8 @@ func (d *decision) dispatch() error {
 		return d.removeServer(b.RemoveServer)
 	case *skeinv1.Command_RotateGossipKey:
 		return d.rotateGossipKey()
+	case *skeinv1.Command_RepairClock:
+		return d.repairClock()
 	}
 	return d.dispatchPool()
 }
