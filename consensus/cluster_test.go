@@ -412,17 +412,6 @@ func TestUnknownEventStopsTheServerAndSaysWhy(t *testing.T) {
 	})
 }
 
-func TestTimeNeverRunsBackwards(t *testing.T) {
-	now := time.Unix(1000, 0)
-	c := &skeinv1.Command{Time: 5}
-	if stamp(c, now.UnixNano()-1, now); c.Time != now.UnixNano() || len(c.Entropy) != entropyBytes {
-		t.Fatalf("stamped %v", c)
-	}
-	if stamp(c, now.UnixNano()+int64(time.Hour), now); c.Time != now.UnixNano()+int64(time.Hour) {
-		t.Fatalf("a clock that is behind by an hour gave %d", c.Time)
-	}
-}
-
 func TestServerThatBecomesAnAgentWritesAtOnceAgain(t *testing.T) {
 	simulate(t, func(t *testing.T, c *cluster) {
 		c.form(1)

@@ -294,4 +294,3 @@ func TestDeposedLeaderRefusesNothingByOldAnswers(t *testing.T) {
 		}
 	})
 }
-

@@ -51,6 +51,7 @@ type term struct {
 	ready  chan struct{} // closed when lead is set
 	lead   Lead
 	rounds rounds
+	pace   pace // the loop's
 }
 
 // watchLeadership takes every notification as an end and a beginning: the channel coalesces, so that
@@ -180,6 +181,7 @@ func (t *term) loop(ctx context.Context) {
 			if spec = t.fresh(ctx); spec == nil {
 				return
 			}
+			t.keepPace(spec.Time())
 		}
 		in := t.in
 		if inFlight == maxInFlight || spec == nil {
@@ -187,6 +189,10 @@ func (t *term) loop(ctx context.Context) {
 		}
 		select {
 		case p := <-in:
+			if err := t.clockRefusal(); err != nil {
+				p.finish(nil, err)
+				continue
+			}
 			e, next, err := t.decide(spec, p)
 			e.before, newest = newest, e
 			if spec = next; err != nil {
@@ -233,11 +239,11 @@ func (t *term) fresh(ctx context.Context) *events.State {
 // speculative state. Its error means that the state must be taken anew.
 func (t *term) decide(spec *events.State, first *proposal) (*entry, *events.State, error) {
 	e := &entry{batch: &skeinv1.Batch{Base: spec.Index()}, settled: make(chan struct{})}
-	size := 0
+	size, clock := 0, t.server.clockVerdict()
 	for p := first; p != nil; {
 		e.proposals = append(e.proposals, p)
 		var evs []*skeinv1.Event
-		stamp(p.command, spec.Time(), t.server.cfg.Now())
+		t.stamp(p.command, spec.Time(), clock)
 		if evs, p.answer, p.err = events.Decide(spec, p.command); p.err == nil {
 			for _, ev := range evs {
 				if err := spec.Fold(ev); err != nil {
@@ -247,6 +253,9 @@ func (t *term) decide(spec *events.State, first *proposal) (*entry, *events.Stat
 				size += proto.Size(ev)
 			}
 			e.batch.Events = append(e.batch.Events, evs...)
+			if p.command.GetRepairClock() != nil || t.pace.base == 0 {
+				t.pace = pace{base: spec.Time(), at: time.Now(), slack: clockBound}
+			}
 		}
 		if p = nil; len(e.proposals) < maxCommands && size < maxEntryBytes {
 			select {
@@ -258,12 +267,20 @@ func (t *term) decide(spec *events.State, first *proposal) (*entry, *events.Stat
 	return e, spec, nil
 }
 
-// stamp gives a command what Decide may not look up itself. Time never runs backwards in the log, so
-// that a leader whose clock is behind cannot revive what has expired.
-func stamp(c *skeinv1.Command, newest int64, now time.Time) {
-	c.Time = max(newest, now.UnixNano())
-	c.Entropy = make([]byte, entropyBytes)
-	rand.Read(c.Entropy)
+// stamp gives a command what Decide may not look up itself. Time never runs backwards in the log, so that a leader whose clock
+// is behind cannot revive what has expired, and follows its clock within bounds: see pace. A repair sets it to the clock.
+func (t *term) stamp(c *skeinv1.Command, newest int64, v verdict) {
+	clock := t.server.cfg.Now().UnixNano()
+	if c.Time = clock; c.GetRepairClock() == nil {
+		c.Time = t.pace.next(newest, clock, v, time.Now())
+	}
+	c.Entropy = entropy()
+}
+
+func entropy() []byte {
+	b := make([]byte, entropyBytes)
+	rand.Read(b)
+	return b
 }
 
 // append hands the entry to Raft and settles its proposals when it is known what became of it.

@@ -82,6 +82,8 @@ type Server struct {
 	files     *raftFiles
 	fsm       *fsm
 	health    health
+	clocks    clocks
+	live      atomic.Bool // this process has led, or heard a leader: it saw the newest events come
 
 	term     atomic.Pointer[term] // set while this server leads
 	shutdown context.CancelFunc
@@ -134,8 +136,9 @@ func StartServer(cfg ServerConfig) (*Server, error) {
 	s.raft.RegisterObserver(raft.NewObserver(nil, false, s.observe))
 	ctx, cancel := context.WithCancel(context.Background())
 	s.shutdown = cancel
-	s.running.Add(2)
+	s.running.Add(3)
 	go s.watchLeadership(ctx)
+	go s.watchClocks(ctx)
 	go s.watchLeader(ctx)
 	return s, nil
 }
@@ -193,6 +196,9 @@ func (s *Server) observe(o *raft.Observation) bool {
 	switch d := o.Data.(type) {
 	case raft.LeaderObservation:
 		s.leader.set(d.LeaderID)
+		if d.LeaderID != "" && d.LeaderID != raft.ServerID(s.cfg.ID.String()) {
+			s.live.Store(true)
+		}
 	case raft.FailedHeartbeatObservation:
 		s.health.failed(d.PeerID)
 	case raft.ResumedHeartbeatObservation:
@@ -288,6 +294,7 @@ type Stats struct {
 	EventIndex    uint64      `json:"eventIndex"` // last event that the Raft log has reached
 	SnapshotIndex uint64      `json:"snapshotIndex"`
 	LastContact   string      `json:"lastContact"`
+	Clock         string      `json:"clock"` // by the other voters' clocks: confirmed, unjudged or wrong
 	Members       []MemberRow `json:"members"`
 }
 
@@ -305,7 +312,7 @@ func (s *Server) Stats() Stats {
 	out := Stats{
 		State: m["state"], Term: number("term"), LogIndex: number("last_log_index"), CommitIndex: number("commit_index"),
 		AppliedIndex: number("applied_index"), SnapshotIndex: number("last_snapshot_index"),
-		EventIndex: s.fsm.at.Load(), LastContact: m["last_contact"],
+		EventIndex: s.fsm.at.Load(), LastContact: m["last_contact"], Clock: s.clockVerdict().String(),
 	}
 	if id, ok := s.Leader(); ok {
 		out.Leader = id.String()

@@ -144,6 +144,10 @@ func authorise(state *events.State, c *skeinv1.Command) error {
 		if state.Server(id) == nil {
 			return deny("only servers promote servers")
 		}
+	case *skeinv1.Command_RepairClock:
+		if state.Server(id) == nil {
+			return deny("the log's time is set by servers")
+		}
 	case *skeinv1.Command_AssignSlot, *skeinv1.Command_ReleaseSlot:
 		if state.Server(id) == nil {
 			return deny("who owns an egress slot is decided on the servers")
@@ -363,7 +367,15 @@ func (s *Service) ReadEvents(ctx context.Context, r *skeinv1.ReadEventsRequest) 
 	if err != nil {
 		return nil, readError(err)
 	}
-	return &skeinv1.ReadEventsResponse{Events: evs, FirstAvailable: first, Last: last}, nil
+	return &skeinv1.ReadEventsResponse{Events: evs, FirstAvailable: first, Last: last, Time: s.now().UnixNano()}, nil
+}
+
+// now is this node's clock, as commands get it.
+func (s *Service) now() time.Time {
+	if server := s.server(); server != nil {
+		return server.cfg.Now()
+	}
+	return time.Now()
 }
 
 func readError(err error) error {
