@@ -188,11 +188,30 @@ func (a *Agent) admit(ctx context.Context, request *skeinv1.JoinRequest, peer id
 			return nil, fmt.Errorf("wait for the admission to arrive here: %w", err)
 		}
 	}
+	if err := a.checkAdmitted(peer, answer); err != nil {
+		return nil, err
+	}
 	a.takeFirstRecord(request.GetRecord())
 	a.awaitCandidates(ctx)
+	if err := a.checkAdmitted(peer, answer); err != nil { // it may have been revoked meanwhile
+		return nil, err
+	}
 	return &skeinv1.JoinResponse{
 		State: a.replica.State().Proto(), Records: a.signedRecords(), Node: answer.GetNode(), Time: time.Now().UnixNano(),
 	}, nil
+}
+
+// checkAdmitted keeps the state, which holds the gossip keys and the preshared seed, from everybody but the node that the log
+// has admitted: whatever the answer to the command says, the joiner must be a live member here.
+func (a *Agent) checkAdmitted(peer identity.ID, answer *skeinv1.Answer) error {
+	state := a.replica.State()
+	if r := state.Revoked(peer); r != nil {
+		return &events.Error{Code: codeRevoked, Message: r.GetReason()}
+	}
+	if state.Node(peer) == nil || answer.GetNode().GetId() != peer.String() {
+		return &events.Error{Code: events.PermissionDenied, Message: fmt.Sprintf("the log has not admitted node %s: ask again with a token of this cluster", peer)}
+	}
+	return nil
 }
 
 func newRequestID() string {

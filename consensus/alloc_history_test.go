@@ -20,11 +20,13 @@ import (
 
 	skeinv1 "github.com/skeinmesh/skein/api/skein/v1"
 	"github.com/skeinmesh/skein/events"
+	"github.com/skeinmesh/skein/identity"
 )
 
-// request is what one client wanted once: one request ID, sent once or several times, to whichever nodes.
+// request is what one client wanted once: one request ID of one issuer, sent once or several times, to whichever nodes.
 type request struct {
 	id      string
+	issuer  identity.ID
 	client  int
 	ask     ask
 	objects []string // whose histories it belongs to
@@ -51,8 +53,8 @@ type recorder struct {
 	requests []*request
 }
 
-func (r *recorder) begin(client int, a ask, objects []string, c *skeinv1.Command) *request {
-	q := &request{id: NewRequestID(), client: client, ask: a, objects: objects, command: proto.CloneOf(c)}
+func (r *recorder) begin(issuer identity.ID, client int, a ask, objects []string, c *skeinv1.Command) *request {
+	q := &request{id: NewRequestID(), issuer: issuer, client: client, ask: a, objects: objects, command: proto.CloneOf(c)}
 	q.command.RequestId = q.id
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -63,7 +65,7 @@ func (r *recorder) begin(client int, a ask, objects []string, c *skeinv1.Command
 // send proposes the request through a node, and notes what came of it.
 func (r *recorder) send(ctx context.Context, q *request, n *Client) error {
 	s := sending{call: r.order.Add(1)}
-	s.answer, s.err = n.Propose(ctx, q.command)
+	s.answer, s.err = n.proposeFor(ctx, q.issuer, q.command)
 	s.ret = r.order.Add(1)
 	q.mu.Lock()
 	defer q.mu.Unlock()

@@ -203,11 +203,21 @@ func (s *allocStorm) models() map[string]porcupine.Model {
 	return out
 }
 
-// anyNode is one that runs, and that may ask for an owner: the owner itself, or a server. 0 stands for nobody.
+// issuer is who asks for an owner: the owner itself, and the first server for nobody, which is 0.
+func (s *allocStorm) issuer(owner int) identity.ID {
+	for _, n := range s.c.nodes {
+		if n.id.String() == s.owners[owner] {
+			return n.id
+		}
+	}
+	return s.c.nodes[0].id
+}
+
+// anyNode is one that runs, and that hands on what an owner asks: the owner itself, or a server. 0 stands for nobody.
 func (s *allocStorm) anyNode(ctx context.Context, rng *rand.Rand, owner int) (*node, *Client) {
 	for ctx.Err() == nil {
 		n := s.c.nodes[rng.IntN(len(s.c.nodes))]
-		may := n.server || owner == 0 || s.owners[owner] == n.id.String()
+		may := n.server || s.owners[owner] == n.id.String()
 		if client := n.current(); client != nil && may {
 			return n, client
 		}
@@ -238,7 +248,7 @@ func (s *allocStorm) use(ctx context.Context, client int, rng *rand.Rand) {
 // insist sends a request until it is answered or the client gives up, now and then a second time by another way, and
 // after giving up at times the same wish with another request ID.
 func (s *allocStorm) insist(ctx context.Context, client int, a ask, objects []string, cmd *skeinv1.Command, rng *rand.Rand) {
-	q := s.begin(client, a, objects, cmd)
+	q := s.begin(s.issuer(a.node), client, a, objects, cmd)
 	if rng.IntN(4) == 0 {
 		delay, patience := time.Duration(rng.IntN(3000))*time.Millisecond, time.Duration(500+rng.IntN(3000))*time.Millisecond
 		other := rand.New(rand.NewPCG(s.seed, rng.Uint64()))
@@ -352,7 +362,7 @@ func (s *allocStorm) look(ctx context.Context, client int, n *node) {
 	if c == nil {
 		return
 	}
-	q := s.begin(client, ask{do: look}, s.objects(), label(s.c.nodes[0].id.String(), int(s.order.Load())))
+	q := s.begin(n.id, client, ask{do: look}, s.objects(), label(n.id.String(), int(s.order.Load())))
 	if s.send(ctx, q, c) != nil {
 		return
 	}

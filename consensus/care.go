@@ -3,14 +3,11 @@ package consensus
 import (
 	"context"
 	"fmt"
-	"math"
-	"sync"
 	"time"
 
 	"github.com/hashicorp/raft"
 
 	skeinv1 "github.com/skeinmesh/skein/api/skein/v1"
-	"github.com/skeinmesh/skein/identity"
 )
 
 const changeTimeout = 5 * time.Second // for one change of Raft's configuration
@@ -27,6 +24,7 @@ func (t *term) care(ctx context.Context) {
 	var seen []*skeinv1.Server
 	for ctx.Err() == nil {
 		s.checkServers(ctx, seen)
+		t.yieldClock()
 		if err := t.finishRecovery(ctx); err != nil { // else servers that are lost would be added again
 			t.log.Error("the servers that the recovery left out are still in the state; trying again", "err", err)
 		} else {
@@ -78,22 +76,9 @@ func (s *Server) waitServers(ctx context.Context, n int) {
 // before the question keeps up.
 func (s *Server) checkServers(ctx context.Context, servers []*skeinv1.Server) {
 	want := s.fsm.at.Load()
-	ctx, cancel := context.WithTimeout(ctx, s.cfg.CareInterval)
-	defer cancel()
-	var wg sync.WaitGroup
-	for _, v := range servers {
-		id, err := identity.ParseID(v.NodeId)
-		if err != nil || id == s.cfg.ID {
-			continue
-		}
-		wg.Add(1)
-		go func() {
-			defer wg.Done()
-			r, err := s.cfg.Conns.Cluster(id).ReadEvents(ctx, &skeinv1.ReadEventsRequest{After: math.MaxUint64, Limit: 1})
-			s.health.checked(raft.ServerID(v.NodeId), err == nil && r.Last >= want, time.Now())
-		}()
-	}
-	wg.Wait()
+	s.askServers(ctx, servers, func(id raft.ServerID, r *skeinv1.ReadEventsResponse, err error) {
+		s.health.checked(id, err == nil && r.Last >= want, time.Now())
+	})
 }
 
 // careOnce takes one step and reports whether there may be more.

@@ -82,22 +82,22 @@ func (s *storm) run() {
 	s.check()
 }
 
-// write proposes one command after another, each through whichever nodes run, with the same request ID
-// until it is answered.
+// write proposes one command after another in a node's name, each through it or whichever servers run, with the same request
+// ID until it is answered.
 func (s *storm) write(ctx context.Context, w int, rng *rand.Rand) {
 	for i := 0; ctx.Err() == nil; i++ {
 		id := fmt.Sprintf("w%d-%d", w, i)
 		for ctx.Err() == nil {
 			n := s.c.nodes[rng.IntN(len(s.c.nodes))]
-			client := n.current()
-			if client == nil {
+			client, issuer := n.current(), s.c.nodes[w].id
+			if client == nil || !n.server && n.id != issuer {
 				time.Sleep(time.Duration(rng.IntN(20)) * time.Millisecond)
 				continue
 			}
 			cmd := label(s.c.nodes[w].id.String(), i)
 			cmd.RequestId = id
 			attempt, cancel := context.WithTimeout(ctx, time.Duration(rng.IntN(3000))*time.Millisecond)
-			a, err := client.Propose(attempt, cmd)
+			a, err := client.proposeFor(attempt, issuer, cmd)
 			cancel()
 			s.mu.Lock()
 			s.tried++

@@ -169,7 +169,7 @@ func TestRepeatedRequestGetsTheFirstAnswer(t *testing.T) {
 			wg.Add(1)
 			go func() {
 				defer wg.Done()
-				answers[i], _ = c.nodes[i%3].client.Propose(context.Background(), cmd)
+				answers[i], _ = c.nodes[i%3].client.proposeFor(context.Background(), c.nodes[0].id, cmd)
 			}()
 		}
 		wg.Wait()
@@ -303,8 +303,8 @@ func TestAnswersBehindAFailedEntryAreUncertain(t *testing.T) {
 		first := newEntry(&skeinv1.Batch{Base: index + 7, Events: []*skeinv1.Event{{Index: index + 8, Time: 1, Schema: 1}}}, nil)
 		second := newEntry(&skeinv1.Batch{Base: index + 8}, first)
 		settled := make(chan *entry, 2)
-		s.term.Load().append(first, settled)
-		s.term.Load().append(second, settled)
+		s.term.Load().append(context.Background(), first, settled)
+		s.term.Load().append(context.Background(), second, settled)
 		for range 2 {
 			if e := <-settled; !errors.Is(e.proposals[0].err, ErrUncertain) || e.proposals[0].answer != nil {
 				t.Errorf("entry on %d: answered %v, %v", e.batch.Base, e.proposals[0].answer, e.proposals[0].err)
@@ -410,17 +410,6 @@ func TestUnknownEventStopsTheServerAndSaysWhy(t *testing.T) {
 			t.Fatalf("a stopped server answered %v", err)
 		}
 	})
-}
-
-func TestTimeNeverRunsBackwards(t *testing.T) {
-	now := time.Unix(1000, 0)
-	c := &skeinv1.Command{Time: 5}
-	if stamp(c, now.UnixNano()-1, now); c.Time != now.UnixNano() || len(c.Entropy) != entropyBytes {
-		t.Fatalf("stamped %v", c)
-	}
-	if stamp(c, now.UnixNano()+int64(time.Hour), now); c.Time != now.UnixNano()+int64(time.Hour) {
-		t.Fatalf("a clock that is behind by an hour gave %d", c.Time)
-	}
 }
 
 func TestServerThatBecomesAnAgentWritesAtOnceAgain(t *testing.T) {

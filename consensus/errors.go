@@ -34,10 +34,14 @@ var (
 
 // NotLeaderError says who leads, if that is known. It is an ErrNotLeader.
 type NotLeaderError struct {
-	Leader identity.ID // zero when unknown
+	Leader     identity.ID // zero when unknown
+	wrongClock bool        // it does lead, and hands over
 }
 
 func (e *NotLeaderError) Error() string {
+	if e.wrongClock {
+		return "this leader's clock is far from the other servers': it decides nothing and hands over; set its clock"
+	}
 	if e.Leader.IsZero() {
 		return "this server does not lead and knows no leader"
 	}

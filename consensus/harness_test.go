@@ -14,6 +14,8 @@ import (
 	"testing"
 	"time"
 
+	"google.golang.org/protobuf/proto"
+
 	skeinv1 "github.com/skeinmesh/skein/api/skein/v1"
 	"github.com/skeinmesh/skein/events"
 	"github.com/skeinmesh/skein/identity"
@@ -297,6 +299,38 @@ func (c *cluster) join(n *node) {
 func (n *node) decide(ctx context.Context, cmd *skeinv1.Command) (*skeinv1.Answer, error) {
 	cmd.Issuer = n.id.String()
 	return n.raft.Propose(ctx, cmd)
+}
+
+// proposeFor proposes a command of an issuer through this node: its own node, or a server that it asked, which hands the command
+// on as its Service does. It tries until the context ends.
+func (c *Client) proposeFor(ctx context.Context, issuer identity.ID, cmd *skeinv1.Command) (*skeinv1.Answer, error) {
+	if c.cfg.Self == issuer {
+		return c.Propose(ctx, cmd)
+	}
+	cmd = proto.CloneOf(cmd)
+	cmd.Issuer = issuer.String()
+	for {
+		a, err := c.handOn(ctx, cmd)
+		if err == nil || events.CodeOf(err) != "" {
+			return a, err
+		}
+		if !pause(ctx, retryMin) {
+			return nil, fmt.Errorf("%w: %w", ErrUncertain, err)
+		}
+	}
+}
+
+func (c *Client) handOn(ctx context.Context, cmd *skeinv1.Command) (*skeinv1.Answer, error) {
+	a, err := c.local().Propose(ctx, cmd)
+	var other *NotLeaderError
+	if !errors.As(err, &other) || other.Leader.IsZero() {
+		return a, err
+	}
+	r, err := c.cfg.Conns.Cluster(other.Leader).Propose(ctx, &skeinv1.ProposeRequest{Command: cmd, Forwarded: true})
+	if err == nil && r.GetAnswer().GetErrorCode() != "" {
+		return nil, &events.Error{Code: events.Code(r.GetAnswer().GetErrorCode()), Message: r.GetAnswer().GetErrorMessage()}
+	}
+	return r.GetAnswer(), err
 }
 
 func tokenCommand(id string, hash []byte) *skeinv1.Command {

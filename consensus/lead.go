@@ -51,6 +51,7 @@ type term struct {
 	ready  chan struct{} // closed when lead is set
 	lead   Lead
 	rounds rounds
+	pace   pace // the loop's
 }
 
 // watchLeadership takes every notification as an end and a beginning: the channel coalesces, so that
@@ -107,6 +108,9 @@ func (t *term) propose(ctx context.Context, c *skeinv1.Command) (*skeinv1.Answer
 	c = proto.CloneOf(c)
 	if c.RequestId == "" {
 		c.RequestId = NewRequestID()
+	}
+	if c.Issuer == "" { // this server's own
+		c.Issuer = t.server.cfg.ID.String()
 	}
 	p := &proposal{command: c, done: make(chan struct{})}
 	select {
@@ -177,6 +181,7 @@ func (t *term) loop(ctx context.Context) {
 			if spec = t.fresh(ctx); spec == nil {
 				return
 			}
+			t.keepPace(spec.Time())
 		}
 		in := t.in
 		if inFlight == maxInFlight || spec == nil {
@@ -184,6 +189,10 @@ func (t *term) loop(ctx context.Context) {
 		}
 		select {
 		case p := <-in:
+			if err := t.clockRefusal(); err != nil {
+				p.finish(nil, err)
+				continue
+			}
 			e, next, err := t.decide(spec, p)
 			e.before, newest = newest, e
 			if spec = next; err != nil {
@@ -191,7 +200,7 @@ func (t *term) loop(ctx context.Context) {
 				spec = nil
 			}
 			inFlight++
-			t.append(e, settled)
+			t.append(ctx, e, settled)
 		case e := <-settled:
 			inFlight--
 			e.before = nil // let go of the chain
@@ -230,11 +239,11 @@ func (t *term) fresh(ctx context.Context) *events.State {
 // speculative state. Its error means that the state must be taken anew.
 func (t *term) decide(spec *events.State, first *proposal) (*entry, *events.State, error) {
 	e := &entry{batch: &skeinv1.Batch{Base: spec.Index()}, settled: make(chan struct{})}
-	size := 0
+	size, clock := 0, t.server.clockVerdict()
 	for p := first; p != nil; {
 		e.proposals = append(e.proposals, p)
 		var evs []*skeinv1.Event
-		stamp(p.command, spec.Time(), t.server.cfg.Now())
+		t.stamp(p.command, spec.Time(), clock)
 		if p.err = events.Authorise(spec, p.command); p.err == nil {
 			evs, p.answer, p.err = events.Decide(spec, p.command)
 		}
@@ -247,6 +256,9 @@ func (t *term) decide(spec *events.State, first *proposal) (*entry, *events.Stat
 				size += proto.Size(ev)
 			}
 			e.batch.Events = append(e.batch.Events, evs...)
+			if p.command.GetRepairClock() != nil || t.pace.base == 0 {
+				t.pace = pace{base: spec.Time(), at: time.Now(), slack: clockBound}
+			}
 		}
 		if p = nil; len(e.proposals) < maxCommands && size < maxEntryBytes {
 			select {
@@ -258,16 +270,24 @@ func (t *term) decide(spec *events.State, first *proposal) (*entry, *events.Stat
 	return e, spec, nil
 }
 
-// stamp gives a command what Decide may not look up itself. Time never runs backwards in the log, so
-// that a leader whose clock is behind cannot revive what has expired.
-func stamp(c *skeinv1.Command, newest int64, now time.Time) {
-	c.Time = max(newest, now.UnixNano())
-	c.Entropy = make([]byte, entropyBytes)
-	rand.Read(c.Entropy)
+// stamp gives a command what Decide may not look up itself. Time never runs backwards in the log, so that a leader whose clock
+// is behind cannot revive what has expired, and follows its clock within bounds: see pace. A repair sets it to the clock.
+func (t *term) stamp(c *skeinv1.Command, newest int64, v verdict) {
+	clock := t.server.cfg.Now().UnixNano()
+	if c.Time = clock; c.GetRepairClock() == nil {
+		c.Time = t.pace.next(newest, clock, v, time.Now())
+	}
+	c.Entropy = entropy()
+}
+
+func entropy() []byte {
+	b := make([]byte, entropyBytes)
+	rand.Read(b)
+	return b
 }
 
 // append hands the entry to Raft and settles its proposals when it is known what became of it.
-func (t *term) append(e *entry, settled chan<- *entry) {
+func (t *term) append(ctx context.Context, e *entry, settled chan<- *entry) {
 	var future raft.Future
 	if len(e.batch.Events) > 0 {
 		if data, err := EncodeBatch(e.batch); err != nil {
@@ -285,7 +305,7 @@ func (t *term) append(e *entry, settled chan<- *entry) {
 			}
 		}
 		if e.err == nil || future != nil {
-			if err := t.outcome(future); e.err == nil {
+			if err := t.outcome(ctx, future); e.err == nil {
 				e.err = err
 			}
 		}
@@ -335,11 +355,11 @@ func (t *term) tell(p *proposal) {
 	t.log.Info("command committed", "command", kind, "issuer", p.command.GetIssuer(), "request", p.command.GetRequestId(), "index", p.answer.GetIndex())
 }
 
-// outcome waits for an entry to be committed and folded. An entry without events waits for proof that
-// this server still leads: its answers were read from the state.
-func (t *term) outcome(future raft.Future) error {
+// outcome waits for an entry to be committed and folded. An entry without events waits for proof that this server led after
+// they were decided: its answers were read from the state. The library's VerifyLeader is no such proof: see acks.
+func (t *term) outcome(ctx context.Context, future raft.Future) error {
 	if future == nil {
-		return t.server.wait(t.server.raft.VerifyLeader())
+		return t.verified(ctx)
 	}
 	if err := t.server.wait(future); err != nil {
 		return err

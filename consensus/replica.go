@@ -50,6 +50,7 @@ type tail struct {
 	evs     []*skeinv1.Event // contiguous, the last is the state's index
 	durable uint64           // last event on disk
 	first   uint64           // first event in the archive
+	came    time.Time        // when the newest event was folded; zero: it was read from disk, or came in a snapshot
 	changed chan struct{}    // closed when the state changes
 	closed  bool
 }
@@ -248,8 +249,9 @@ func (r *Replica) publish(next *events.State, evs []*skeinv1.Event) {
 	t := &r.tail
 	t.Lock()
 	defer t.Unlock()
+	t.came = time.Now()
 	if evs == nil {
-		t.evs = nil
+		t.evs, t.came = nil, time.Time{}
 	}
 	t.evs = append(t.evs, evs...)
 	if !r.lazy || evs == nil {
@@ -259,6 +261,13 @@ func (r *Replica) publish(next *events.State, evs []*skeinv1.Event) {
 	r.state.Store(next)
 	close(t.changed)
 	t.changed = make(chan struct{})
+}
+
+// lastEvent is when the newest event came, zero if that is not known.
+func (r *Replica) lastEvent() time.Time {
+	r.tail.RLock()
+	defer r.tail.RUnlock()
+	return r.tail.came
 }
 
 // trim drops old events from memory, never those that are not on disk.

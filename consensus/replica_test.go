@@ -45,7 +45,7 @@ func (h *history) batch(commands ...*skeinv1.Command) *skeinv1.Batch {
 	for _, c := range commands {
 		c.RequestId = fmt.Sprintf("request-%d", h.n)
 		h.n++
-		stamp(c, h.state.Time(), time.Unix(1_000_000+int64(h.n), 0))
+		c.Time, c.Entropy = max(h.state.Time(), time.Unix(1_000_000+int64(h.n), 0).UnixNano()), entropy()
 		evs, _, err := events.Decide(h.state, c)
 		if err != nil {
 			h.t.Fatal(err)

@@ -77,11 +77,13 @@ type Server struct {
 	cfg       ServerConfig
 	log       *slog.Logger
 	raft      *raft.Raft
-	transport *raft.NetworkTransport
+	transport *serverTransport
 	acks      *acks
 	files     *raftFiles
 	fsm       *fsm
 	health    health
+	clocks    clocks
+	live      atomic.Bool // this process has led, or heard a leader: it saw the newest events come
 
 	term     atomic.Pointer[term] // set while this server leads
 	shutdown context.CancelFunc
@@ -116,8 +118,7 @@ func StartServer(cfg ServerConfig) (*Server, error) {
 		files.close()
 		return nil, fmt.Errorf("start Raft: %w", err)
 	}
-	s.transport = raft.NewNetworkTransportWithConfig(&raft.NetworkTransportConfig{
-		Stream:  &streamLayer{self: cfg.ID, dialer: cfg.Dialer, in: cfg.Listener, replica: cfg.Replica, log: s.log, open: make(map[*serverConn]bool)},
+	s.transport = s.newTransport(raft.NetworkTransportConfig{
 		MaxPool: 3, Timeout: peerTimeout, Logger: rlog, MsgpackUseNewTimeFormat: true,
 		// No pipelining: when a follower refuses an entry while another is on its way, the library's
 		// pipeline (1.8.0) blocks for ever between sender and decoder; that follower then gets no more
@@ -131,13 +132,21 @@ func StartServer(cfg ServerConfig) (*Server, error) {
 		files.close()
 		return nil, err
 	}
+	go s.transport.in.serve()
 	s.raft.RegisterObserver(raft.NewObserver(nil, false, s.observe))
 	ctx, cancel := context.WithCancel(context.Background())
 	s.shutdown = cancel
-	s.running.Add(2)
+	s.running.Add(3)
 	go s.watchLeadership(ctx)
+	go s.watchClocks(ctx)
 	go s.watchLeader(ctx)
 	return s, nil
+}
+
+func (s *Server) newTransport(config raft.NetworkTransportConfig) *serverTransport {
+	in := newInbound(s.cfg.ID, s.cfg.Listener, s.maySend, config, s.log)
+	config.Stream = &outgoing{self: s.cfg.ID, dialer: s.cfg.Dialer, replica: s.cfg.Replica, closed: make(chan struct{})}
+	return &serverTransport{NetworkTransport: raft.NewNetworkTransportWithConfig(&config), acks: s.acks, in: in}
 }
 
 // raftConfig derives Raft's timings from one: with 600 ms a dead leader is replaced after 0.6 to 0.8 s,
@@ -159,7 +168,7 @@ func (s *Server) raftConfig() *raft.Config {
 }
 
 func (s *Server) startRaft(rc *raft.Config, log raft.LogStore) error {
-	trans := &ackTransport{NetworkTransport: s.transport, acks: s.acks}
+	trans := s.transport
 	err := guard(func() (err error) {
 		if s.cfg.Bootstrap {
 			self := raft.Server{ID: rc.LocalID, Address: raft.ServerAddress(rc.LocalID), Suffrage: raft.Voter}
@@ -187,6 +196,9 @@ func (s *Server) observe(o *raft.Observation) bool {
 	switch d := o.Data.(type) {
 	case raft.LeaderObservation:
 		s.leader.set(d.LeaderID)
+		if d.LeaderID != "" && d.LeaderID != raft.ServerID(s.cfg.ID.String()) {
+			s.live.Store(true)
+		}
 	case raft.FailedHeartbeatObservation:
 		s.health.failed(d.PeerID)
 	case raft.ResumedHeartbeatObservation:
@@ -282,6 +294,7 @@ type Stats struct {
 	EventIndex    uint64      `json:"eventIndex"` // last event that the Raft log has reached
 	SnapshotIndex uint64      `json:"snapshotIndex"`
 	LastContact   string      `json:"lastContact"`
+	Clock         string      `json:"clock"` // by the other voters' clocks: confirmed, unjudged or wrong
 	Members       []MemberRow `json:"members"`
 }
 
@@ -299,7 +312,7 @@ func (s *Server) Stats() Stats {
 	out := Stats{
 		State: m["state"], Term: number("term"), LogIndex: number("last_log_index"), CommitIndex: number("commit_index"),
 		AppliedIndex: number("applied_index"), SnapshotIndex: number("last_snapshot_index"),
-		EventIndex: s.fsm.at.Load(), LastContact: m["last_contact"],
+		EventIndex: s.fsm.at.Load(), LastContact: m["last_contact"], Clock: s.clockVerdict().String(),
 	}
 	if id, ok := s.Leader(); ok {
 		out.Leader = id.String()

@@ -93,7 +93,8 @@ func checkMember(state *events.State, id identity.ID) error {
 	return connect.NewError(connect.CodeUnavailable, fmt.Errorf("node %s is not a member as of index %d", id, state.Index()))
 }
 
-// Propose commits a command or forwards it to the leader, once. A refusal is an answer with an error
+// Propose commits a command or forwards it to the leader, once. The issuer is the node at the other end, and one that the
+// other end names only if that is a voter, which heard it from the issuer itself. A refusal is an answer with an error
 // code; an RPC error means that the caller should try again, elsewhere or later, unless it denies permission.
 func (s *Service) Propose(ctx context.Context, r *skeinv1.ProposeRequest) (*skeinv1.ProposeResponse, error) {
 	peer, err := s.member(ctx)
@@ -103,16 +104,17 @@ func (s *Service) Propose(ctx context.Context, r *skeinv1.ProposeRequest) (*skei
 	if r.GetCommand() == nil || r.GetCommand().GetRequestId() == "" {
 		return nil, connect.NewError(connect.CodeInvalidArgument, errors.New("the command is missing or carries no request ID"))
 	}
-	c := proto.CloneOf(r.GetCommand())
-	state := s.cfg.Replica.State()
-	if !r.GetForwarded() {
-		c.Issuer = peer.String()
-	} else if state.Server(peer) == nil {
-		return nil, connect.NewError(connect.CodePermissionDenied, fmt.Errorf("node %s is no server and may not forward commands", peer))
-	}
 	server := s.server()
 	if server == nil {
 		return nil, connect.NewError(connect.CodeUnavailable, errors.New("this node is no server"))
+	}
+	c := proto.CloneOf(r.GetCommand())
+	c.Time, c.Entropy = 0, nil // the leader's
+	if !r.GetForwarded() {
+		c.Issuer = peer.String()
+	} else if !server.votes(peer) {
+		// Not for good: the issuer should ask another server, and this one may vote by now.
+		return nil, connect.NewError(connect.CodeFailedPrecondition, fmt.Errorf("node %s does not vote and may not hand on commands of others: ask a voter", peer))
 	}
 	a, err := s.commit(ctx, server, c, r.GetForwarded())
 	return answered(a, err)
@@ -128,6 +130,9 @@ func (s *Service) commit(ctx context.Context, server *Server, c *skeinv1.Command
 		var other *NotLeaderError
 		if !errors.As(err, &other) {
 			return a, err
+		}
+		if !forwarded && !server.votes(s.cfg.Self) {
+			return nil, errors.New("this server has no vote and may not hand commands on: ask another")
 		}
 		if !other.Leader.IsZero() && !forwarded {
 			a, err := s.forward(ctx, other.Leader, c, news)
@@ -304,7 +309,15 @@ func (s *Service) ReadEvents(ctx context.Context, r *skeinv1.ReadEventsRequest) 
 	if err != nil {
 		return nil, readError(err)
 	}
-	return &skeinv1.ReadEventsResponse{Events: evs, FirstAvailable: first, Last: last}, nil
+	return &skeinv1.ReadEventsResponse{Events: evs, FirstAvailable: first, Last: last, Time: s.now().UnixNano()}, nil
+}
+
+// now is this node's clock, as commands get it.
+func (s *Service) now() time.Time {
+	if server := s.server(); server != nil {
+		return server.cfg.Now()
+	}
+	return time.Now()
 }
 
 func readError(err error) error {

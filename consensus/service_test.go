@@ -45,7 +45,7 @@ func TestWhoMayProposeWhat(t *testing.T) {
 			"an agent takes a block of another": {agent.id, releaseCommand("default", server.String(), blocks(1)), false, 0, events.PermissionDenied},
 			"an agent gives back its own":       {agent.id, releaseCommand("default", agent.id.String(), blocks(1)), false, 0, events.NotFound},
 			"a server asks for an agent":        {server, releaseCommand("default", agent.id.String(), blocks(1)), false, 0, events.NotFound},
-			"an agent forwards":                 {agent.id, token(3), true, connect.CodePermissionDenied, ""},
+			"an agent forwards":                 {agent.id, token(3), true, connect.CodeFailedPrecondition, ""},
 			"no request ID, no command":         {agent.id, nil, false, connect.CodeInvalidArgument, ""},
 			"a command that is not possible":    {agent.id, rotate(agent.id), false, 0, events.InvalidArgument},
 		} {

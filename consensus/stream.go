@@ -4,7 +4,6 @@ import (
 	"context"
 	"crypto/tls"
 	"fmt"
-	"log/slog"
 	"net"
 	"sync"
 	"time"
@@ -40,23 +39,24 @@ type nodeAddr identity.ID
 func (a nodeAddr) Network() string { return "skein" }
 func (a nodeAddr) String() string  { return identity.ID(a).String() }
 
-// streamLayer lets Raft's transport speak over the control net.
-type streamLayer struct {
+// outgoing lets Raft's transport dial over the control net. Nothing comes in by it: see inbound.
+type outgoing struct {
 	self    identity.ID
 	dialer  Dialer
-	in      net.Listener
 	replica *Replica
-	log     *slog.Logger
-
-	mu     sync.Mutex
-	open   map[*serverConn]bool // accepted; the transport would leave them open when it closes
-	closed bool
+	once    sync.Once
+	closed  chan struct{}
 }
 
-func (l *streamLayer) Dial(address raft.ServerAddress, timeout time.Duration) (net.Conn, error) {
+// Dial opens a stream to a server. Raft dials whom its configuration names; a revoked node stays there until a leader has
+// taken it out, and gets nothing more meanwhile.
+func (l *outgoing) Dial(address raft.ServerAddress, timeout time.Duration) (net.Conn, error) {
 	id, err := identity.ParseID(string(address))
 	if err != nil {
 		return nil, fmt.Errorf("dial Raft peer: %w", err)
+	}
+	if err := l.check(id); err != nil {
+		return nil, err
 	}
 	ctx := context.Background()
 	if timeout > 0 {
@@ -64,65 +64,42 @@ func (l *streamLayer) Dial(address raft.ServerAddress, timeout time.Duration) (n
 		ctx, cancel = context.WithTimeout(ctx, timeout)
 		defer cancel()
 	}
-	return l.dialer.Dial(ctx, id, identity.ALPNRaft)
-}
-
-// Accept lets in servers alone: any other member could forge the log. A server that this node does
-// not know yet is let in once the replica, which also follows other servers, has caught up.
-func (l *streamLayer) Accept() (net.Conn, error) {
-	for {
-		c, err := l.in.Accept()
-		if err != nil {
-			return nil, err
-		}
-		id, ok := peerOf(c)
-		if !ok || l.replica.State().Server(id) == nil {
-			l.log.Warn("refused a Raft connection: the other end is not a server", "node", id)
-			c.Close()
-			continue
-		}
-		s := &serverConn{Conn: c, layer: l, peer: id}
-		l.mu.Lock()
-		if l.closed {
-			c.Close()
-		}
-		l.open[s] = true
-		l.mu.Unlock()
-		return s, nil
+	c, err := l.dialer.Dial(ctx, id, identity.ALPNRaft)
+	if err != nil {
+		return nil, err
 	}
+	return &outConn{Conn: c, layer: l, peer: id}, nil
 }
 
-func (l *streamLayer) Close() error {
-	err := l.in.Close()
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	l.closed = true
-	for c := range l.open {
-		c.Conn.Close()
+func (l *outgoing) check(id identity.ID) error {
+	if l.replica.State().Revoked(id) != nil {
+		return fmt.Errorf("node %s was revoked", id)
 	}
-	return err
+	return nil
 }
 
-func (l *streamLayer) Addr() net.Addr { return nodeAddr(l.self) }
+func (l *outgoing) Accept() (net.Conn, error) {
+	<-l.closed
+	return nil, net.ErrClosed
+}
 
-// serverConn is an accepted stream. It ends when the other end is no server any more.
-type serverConn struct {
+func (l *outgoing) Close() error {
+	l.once.Do(func() { close(l.closed) })
+	return nil
+}
+
+func (l *outgoing) Addr() net.Addr { return nodeAddr(l.self) }
+
+// outConn is a stream that this server opened. It carries nothing more to a node that was revoked since.
+type outConn struct {
 	net.Conn
-	layer *streamLayer
+	layer *outgoing
 	peer  identity.ID
 }
 
-func (c *serverConn) Read(b []byte) (int, error) {
-	n, err := c.Conn.Read(b)
-	if err == nil && c.layer.replica.State().Server(c.peer) == nil {
-		return 0, fmt.Errorf("node %s is no server any more", c.peer)
+func (c *outConn) Write(b []byte) (int, error) {
+	if err := c.layer.check(c.peer); err != nil {
+		return 0, err
 	}
-	return n, err
-}
-
-func (c *serverConn) Close() error {
-	c.layer.mu.Lock()
-	delete(c.layer.open, c)
-	c.layer.mu.Unlock()
-	return c.Conn.Close()
+	return c.Conn.Write(b)
 }

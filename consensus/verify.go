@@ -2,6 +2,7 @@ package consensus
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"sync"
 	"time"
@@ -66,6 +67,16 @@ func (s *Server) unverified(ctx context.Context, err error) error {
 		return fmt.Errorf("no majority of the servers has confirmed in time that this one leads: %w", ctx.Err())
 	}
 	return fmt.Errorf("%w (%w)", s.notLeader(), err)
+}
+
+// verified is Verify for the term's own use, also before it is taken up.
+func (t *term) verified(ctx context.Context) error {
+	select {
+	case <-t.ready:
+		return t.lead.Verify(ctx)
+	case <-ctx.Done():
+		return raft.ErrLeadershipLost
+	}
 }
 
 // takeUp finds out which term of Raft this is, and runs OnLead. A term is this one for certain when it was the same before and
@@ -213,18 +224,31 @@ func (a *acks) majority(self raft.ServerID, servers []raft.Server, term, began u
 	return have > voters/2
 }
 
-// ackTransport notes what followers answer.
-type ackTransport struct {
-	*raft.NetworkTransport
-	acks *acks
+// serverTransport is Raft's transport: it notes what followers answer to what is sent, and takes in only what others may send.
+type serverTransport struct {
+	*raft.NetworkTransport // for sending
+	acks                   *acks
+	in                     *inbound
 }
 
 // AppendEntries sends entries or a heartbeat.
-func (t *ackTransport) AppendEntries(id raft.ServerID, to raft.ServerAddress, r *raft.AppendEntriesRequest, a *raft.AppendEntriesResponse) error {
+func (t *serverTransport) AppendEntries(id raft.ServerID, to raft.ServerAddress, r *raft.AppendEntriesRequest, a *raft.AppendEntriesResponse) error {
 	sent := t.acks.begin()
 	err := t.NetworkTransport.AppendEntries(id, to, r, a)
 	if err == nil && a.Success && a.Term == r.Term {
 		t.acks.note(id, ack{r.Term, sent})
 	}
 	return err
+}
+
+// Consumer is where others' requests come out.
+func (t *serverTransport) Consumer() <-chan raft.RPC { return t.in.rpcs }
+
+// SetHeartbeatHandler is where their heartbeats go.
+func (t *serverTransport) SetHeartbeatHandler(f func(raft.RPC)) { t.in.setHeartbeat(f) }
+
+// Close ends both directions.
+func (t *serverTransport) Close() error {
+	err := t.NetworkTransport.Close()
+	return errors.Join(err, t.in.Close())
 }

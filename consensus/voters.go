@@ -1,6 +1,7 @@
 package consensus
 
 import (
+	"fmt"
 	"slices"
 	"sync"
 	"time"
@@ -8,6 +9,7 @@ import (
 	"github.com/hashicorp/raft"
 
 	skeinv1 "github.com/skeinmesh/skein/api/skein/v1"
+	"github.com/skeinmesh/skein/identity"
 )
 
 // voterStep is the one change that brings Raft's configuration nearer to the agreed servers.
@@ -109,6 +111,33 @@ func (v voterView) removal(agreed map[raft.ServerID]*skeinv1.Server) voterStep {
 		}
 	}
 	return step
+}
+
+// maySend says why a node may not send Raft's requests to this server; nil: it may. They come from voters alone: whoever may
+// append entries can make the log say anything. Either the agreed state or Raft's configuration may be the first to know of
+// a vote: a server that is new or was away has an old configuration, and one that lags has an old state. Whoever the state
+// no longer has as a server has lost its streams at once, also while Raft's configuration still names it.
+func (s *Server) maySend(id identity.ID) error {
+	v := s.cfg.Replica.State().Server(id)
+	switch {
+	case v == nil:
+		return fmt.Errorf("node %s is no server", id)
+	case !v.GetVoter() && !s.inConfiguration(id):
+		return fmt.Errorf("server %s has no vote", id)
+	}
+	return nil
+}
+
+// votes reports whether a node is a voter of both the agreed state and Raft's configuration.
+func (s *Server) votes(id identity.ID) bool {
+	return s.cfg.Replica.State().Server(id).GetVoter() && s.inConfiguration(id)
+}
+
+// inConfiguration reports whether a node is a voter of Raft's newest configuration.
+func (s *Server) inConfiguration(id identity.ID) bool {
+	return slices.ContainsFunc(s.raft.GetConfiguration().Configuration().Servers, func(v raft.Server) bool {
+		return v.ID == raft.ServerID(id.String()) && v.Suffrage == raft.Voter
+	})
 }
 
 // health is what the leader knows of the other servers: Raft's heartbeats, and since when each has

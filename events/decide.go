@@ -3,14 +3,16 @@ package events
 import (
 	"crypto/sha256"
 
+	"google.golang.org/protobuf/proto"
+
 	skeinv1 "github.com/skeinmesh/skein/api/skein/v1"
 )
 
 // Decide turns a command into the events that follow from it, and its answer. It changes nothing: fold
 // the events to make them so. Time and entropy are the command's; the events' times are its time.
 //
-// A command with a request ID ends with CommandAnswered, so that the same request ID gives the first
-// answer again and no events. A command that asks for what already is has no other events. A refusal
+// A command with a request ID ends with CommandAnswered, so that the same request ID, from the same issuer and
+// for the same kind of command, gives the first answer again and no events. A command that asks for what already is has no other events. A refusal
 // is always an *Error and leaves no trace.
 func Decide(s *State, c *skeinv1.Command) ([]*skeinv1.Event, *skeinv1.Answer, error) {
 	return decide(s, c, schemaOf)
@@ -31,26 +33,46 @@ func decide(s *State, c *skeinv1.Command, schema func(*skeinv1.Event) uint32) ([
 	if err := checkText("request ID", c.GetRequestId(), MaxText); err != nil {
 		return nil, nil, err
 	}
-	if c.GetRequestId() != "" {
-		if a := s.AnswerTo(c.GetRequestId()); a != nil {
-			return nil, a, nil
-		}
-	}
 	if c.GetTime() <= 0 {
 		return nil, nil, refuse(InvalidArgument, "the command carries no time: only a leader may decide")
 	}
 	d := &decision{s: s, c: c, base: s.index, schema: schema, answer: &skeinv1.Answer{RequestId: c.GetRequestId()}}
+	if err := d.checkBeforeAnswer(); err != nil {
+		return nil, nil, err
+	}
+	if a := s.remembered(c); a != nil {
+		return nil, a, nil
+	}
 	if err := d.dispatch(); err != nil {
 		return nil, nil, err
 	}
-	if c.GetRequestId() != "" && !d.silent {
-		d.emit(&skeinv1.Event{Body: &skeinv1.Event_CommandAnswered{CommandAnswered: &skeinv1.CommandAnswered{Answer: d.answer}}})
-	}
-	d.answer.Index = d.base + uint64(len(d.events))
+	d.remember()
 	if err := d.checkServers(); err != nil {
 		return nil, nil, err
 	}
 	return d.events, d.answer, nil
+}
+
+// checkBeforeAnswer refuses who may not hear a remembered answer either. A joiner is no member yet: what it shows counts.
+func (d *decision) checkBeforeAnswer() error {
+	if b, ok := d.c.GetBody().(*skeinv1.Command_AdmitNode); ok && d.s.Cluster() != nil {
+		_, err := d.admission(b.AdmitNode)
+		return err
+	}
+	return nil
+}
+
+// remember ends the command with its answer, if it has a request ID, and says which event is the command's last.
+func (d *decision) remember() {
+	d.answer.Index = d.base + uint64(len(d.events))
+	key := answerKey(d.c)
+	if key == "" || d.silent {
+		return
+	}
+	d.answer.Index++
+	stored := proto.CloneOf(d.answer)
+	stored.RequestId = key
+	d.emit(&skeinv1.Event{Body: &skeinv1.Event_CommandAnswered{CommandAnswered: &skeinv1.CommandAnswered{Answer: stored}}})
 }
 
 func (d *decision) dispatch() error {
@@ -87,6 +109,8 @@ func (d *decision) dispatch() error {
 		return d.setAdmin(b.SetAdmin)
 	case *skeinv1.Command_IntroduceRoles:
 		return d.introduceRoles()
+	case *skeinv1.Command_RepairClock:
+		return d.repairClock()
 	}
 	return d.dispatchPool()
 }
@@ -95,7 +119,7 @@ func (d *decision) dispatch() error {
 func (d *decision) emit(e *skeinv1.Event) {
 	e.Index = d.nextIndex()
 	e.Time = d.c.GetTime()
-	e.RequestId = d.c.GetRequestId()
+	e.RequestId, e.Issuer = d.c.GetRequestId(), d.c.GetIssuer()
 	e.Schema = d.schema(e)
 	d.events = append(d.events, e)
 }

@@ -13,22 +13,33 @@ import (
 	"github.com/skeinmesh/skein/identity"
 )
 
-func (d *decision) admitNode(c *skeinv1.AdmitNode) error {
+// admission is the token by which a node may ask to be admitted, or why it may not.
+func (d *decision) admission(c *skeinv1.AdmitNode) (*skeinv1.Token, error) {
 	want := c.GetNode()
 	if err := checkNewNode(want); err != nil {
-		return err
+		return nil, err
 	}
 	if have := d.s.Cluster().GetId(); c.GetClusterId() != have {
-		return refuse(PermissionDenied, "the join token is for cluster %.40q and this is cluster %s: make a token on a member of this one with skein token create", c.GetClusterId(), have)
+		return nil, refuse(PermissionDenied, "the join token is for cluster %.40q and this is cluster %s: make a token on a member of this one with skein token create", c.GetClusterId(), have)
 	}
 	t, err := d.token(c)
 	if err != nil {
-		return err
+		return nil, err
 	}
 	id := identity.IDOf(ed25519.PublicKey(want.GetIdentityKey()))
 	if d.s.Revoked(id) != nil {
-		return refuse(PermissionDenied, "node %s (%s) was revoked and cannot come back: move identity.pem out of its state directory to join as a new node", id, want.GetName())
+		return nil, refuse(PermissionDenied, "node %s (%s) was revoked and cannot come back: move identity.pem out of its state directory to join as a new node", id, want.GetName())
 	}
+	return t, nil
+}
+
+func (d *decision) admitNode(c *skeinv1.AdmitNode) error {
+	t, err := d.admission(c)
+	if err != nil {
+		return err
+	}
+	want := c.GetNode()
+	id := identity.IDOf(ed25519.PublicKey(want.GetIdentityKey()))
 	if old := d.s.Node(id); old != nil {
 		return d.readmit(old, want)
 	}

@@ -76,6 +76,8 @@ func (s *State) fold(e *skeinv1.Event) {
 		if a := b.CommandAnswered.GetAnswer(); a.GetIndex() == e.GetIndex() {
 			s.remember(a)
 		}
+	case *skeinv1.Event_ClockRepaired:
+		s.capTimes(e.GetTime())
 	default:
 		s.foldPool(e)
 	}

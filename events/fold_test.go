@@ -32,7 +32,7 @@ func TestUnknownEvent(t *testing.T) {
 	w := newCluster(t)
 	before, hash := w.s.Proto(), w.s.Hash()
 	err := w.s.Fold(later99(t, w.s.Index()+1, false))
-	if !errors.Is(err, ErrUnknownEvent) || !strings.Contains(err.Error(), "unknown event 7 (body 99) of schema 4: this skein folds schemas 1 to 3; install") {
+	if !errors.Is(err, ErrUnknownEvent) || !strings.Contains(err.Error(), "unknown event 7 (body 99) of schema 5: this skein folds schemas 1 to 4; install") {
 		t.Fatalf("an unknown event gives: %v", err)
 	}
 	if !proto.Equal(before, w.s.Proto()) || hash != w.s.Hash() {
@@ -81,6 +81,7 @@ func TestContradictions(t *testing.T) {
 	w.must(admit("c", "1"))
 	w.must(revoke(id("c")))
 	a, c := w.s.NodeByName("a"), w.s.Revoked(idOf("c")).GetNode()
+	answered := answerKey(withID("r", admit("b", "1")))
 	node := func(change func(*skeinv1.Node)) *skeinv1.Node {
 		n := &skeinv1.Node{Id: id("x"), Name: "x", IdentityKey: key("identity", "x"), WireguardKey: key("wireguard", "x"), Ipv4: "10.4.0.77", Ipv6: "fd00::77"}
 		change(n)
@@ -123,7 +124,7 @@ func TestContradictions(t *testing.T) {
 		"a demoted voter":         {Body: &skeinv1.Event_ServerAdded{ServerAdded: &skeinv1.ServerAdded{NodeId: id("a")}}},
 		"another cluster":         {Body: &skeinv1.Event_ClusterCreated{ClusterCreated: &skeinv1.ClusterCreated{Cluster: &skeinv1.Cluster{Id: "x"}}}},
 		"a token twice":           {Body: &skeinv1.Event_TokenCreated{TokenCreated: &skeinv1.TokenCreated{Token: &skeinv1.Token{Id: tokenID("1")}}}},
-		"a second answer":         {Body: &skeinv1.Event_CommandAnswered{CommandAnswered: &skeinv1.CommandAnswered{Answer: &skeinv1.Answer{RequestId: "r", Index: w.s.Index() + 1}}}},
+		"a second answer":         {Body: &skeinv1.Event_CommandAnswered{CommandAnswered: &skeinv1.CommandAnswered{Answer: &skeinv1.Answer{RequestId: answered, Index: w.s.Index() + 1}}}},
 		"an answer to nobody":     {Body: &skeinv1.Event_CommandAnswered{CommandAnswered: &skeinv1.CommandAnswered{}}},
 	} {
 		s := w.s.Clone()
@@ -236,7 +237,7 @@ func TestAccessors(t *testing.T) {
 	}
 	if w.s.Node(bID) != b || !w.s.Server(bID).GetVoter() || w.s.Revoked(bID) != nil || w.s.NodeCount() != 3 ||
 		w.s.Revoked(idOf("c")).GetReason() != "stolen" || w.s.Server(idOf("c")) != nil || len(w.s.Servers()) != 2 || len(w.s.RevokedNodes()) != 1 ||
-		w.s.Token(tokenID("2")).GetUsesLeft() != 2 || w.s.Token("x") != nil || w.s.AnswerTo("join-b").GetNode().GetName() != "b" ||
+		w.s.Token(tokenID("2")).GetUsesLeft() != 2 || w.s.Token("x") != nil || w.s.remembered(withID("join-b", admit("b", "1"))).GetNode().GetName() != "b" ||
 		w.s.Settings().GetArchiveMaxEvents() != 5000 || w.s.Settings().GetPersistentKeepaliveSeconds() != 25 {
 		t.Fatalf("the state is %v", w.s.Proto())
 	}

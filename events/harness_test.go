@@ -243,7 +243,7 @@ func brief(e *skeinv1.Event) string {
 	case *skeinv1.Event_SlotReleased:
 		words = append(words, briefSlot(b.SlotReleased.GetSlot()))
 	case *skeinv1.Event_CommandAnswered:
-		words = append(words, b.CommandAnswered.GetAnswer().GetRequestId())
+		words = append(words, e.GetRequestId())
 	}
 	return strings.Join(words, " ")
 }

@@ -109,6 +109,7 @@ var Rules = []Rule{
 	{"assign_slot", No, No, Yes, "the leader's own"},
 	{"release_slot", No, No, Yes, "the leader's own"},
 	{"drain_node", Own, Yes, Yes, ""},
+	{"repair_clock", No, No, Yes, "on the server whose clock it sets the log's time to"},
 	{"set_admin", No, Yes, Yes, "`skein node grant` and `withdraw`"},
 	{"introduce_roles", No, No, Yes, "the leader's own, in a cluster that is older than roles"},
 }
@@ -220,7 +221,7 @@ func (s *State) denied(issuer string, role Role, rule Rule) error {
 	switch rule.Command {
 	case "create_cluster":
 		return refuse(PermissionDenied, "a cluster is created on its first node, with skein up --init")
-	case "promote_server", "assign_slot", "release_slot", "introduce_roles":
+	case "promote_server", "repair_clock", "assign_slot", "release_slot", "introduce_roles":
 		return refuse(PermissionDenied, "%s is %s, and only servers may do this (%s)", s.called(issuer), article(role), rule.Command)
 	}
 	return refuse(PermissionDenied, "%s is %s, and this is for admins and servers (%s): %s", s.called(issuer), article(role), rule.Command, s.wayOut(issuer))

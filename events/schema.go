@@ -5,7 +5,7 @@ import skeinv1 "github.com/skeinmesh/skein/api/skein/v1"
 // SchemaMin and SchemaMax are the range of event schemas that this version folds.
 const (
 	SchemaMin uint32 = 1
-	SchemaMax uint32 = 3
+	SchemaMax uint32 = 4
 )
 
 // schemaOf is the registry of event bodies: the schema version that introduced each. A body that
@@ -45,6 +45,8 @@ func schemaOf(e *skeinv1.Event) uint32 {
 		*skeinv1.Event_SlotMoved,
 		*skeinv1.Event_SlotReleased:
 		return 3
+	case *skeinv1.Event_ClockRepaired:
+		return 4
 	}
 	return 0
 }

@@ -53,7 +53,7 @@ var agreedBugs = []bug{
 	{
 		name:  "request IDs are forgotten",
 		why:   "a retry whose first answer was lost is decided a second time",
-		edits: []edit{{"events/decide.go", "if a := s.AnswerTo(c.GetRequestId()); a != nil {", "if a := s.AnswerTo(c.GetRequestId()); a != nil && a.Index == 0 {"}},
+		edits: []edit{{"events/decide.go", "if a := s.remembered(c); a != nil {", "if a := s.remembered(c); a != nil && a.Index == 0 {"}},
 		found: []check{histories, {"./consensus", "TestRepeatedRequestGetsTheFirstAnswer"}, {"./events", "TestAnyHistory"}},
 		quick: true,
 	},
@@ -151,7 +151,7 @@ var agreedBugs = []bug{
 		name: "a leader that was deposed goes on refusing",
 		why:  "a client is told of a state that is no more",
 		edits: []edit{{"consensus/lead.go",
-			"return t.server.wait(t.server.raft.VerifyLeader())",
+			"return t.verified(ctx)",
 			"return nil"}},
 		found: []check{{"./consensus", "TestDeposedLeaderRefusesNothing"}},
 	},

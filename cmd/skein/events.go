@@ -13,17 +13,21 @@ import (
 	skeinv1 "github.com/skeinmesh/skein/api/skein/v1"
 )
 
-// eventLine is an event in one line that fits: index, time, what happened, the facts. Keys and hashes are for
-// -o json.
+// eventLine is an event in one line that fits: index, time, what happened, the facts, and whose command it was. Keys and
+// hashes are for -o json.
 func eventLine(e *skeinv1.Event, names *strings.Replacer) string {
 	m := e.ProtoReflect()
 	start := fmt.Sprintf("%6d  %s  ", e.GetIndex(), time.Unix(0, e.GetTime()).Format("2006-01-02 15:04:05"))
+	by := ""
+	if e.GetIssuer() != "" {
+		by = "  by " + names.Replace(e.GetIssuer())
+	}
 	field := m.WhichOneof(m.Descriptor().Oneofs().ByName("body"))
 	switch {
 	case field == nil:
-		return start + "(unknown to this version)"
+		return start + "(unknown to this version)" + by
 	case e.GetCommandAnswered() != nil:
-		return start + fmt.Sprintf("%-17s request %.8s", field.Name(), e.GetCommandAnswered().GetAnswer().GetRequestId())
+		return start + fmt.Sprintf("%-17s request %.8s", field.Name(), cmp.Or(e.GetRequestId(), e.GetCommandAnswered().GetAnswer().GetRequestId())) + by
 	}
 	what := egressNews(e)
 	if what == "" {
@@ -32,7 +36,7 @@ func eventLine(e *skeinv1.Event, names *strings.Replacer) string {
 	if e.GetNodeAdmitted() == nil { // there the ID itself is the news
 		what = names.Replace(what)
 	}
-	return cut(strings.TrimRight(start+fmt.Sprintf("%-17s %s", field.Name(), what), " "), tableWidth)
+	return cut(strings.TrimRight(start+fmt.Sprintf("%-17s %s", field.Name(), what), " "), tableWidth-len(by)) + by
 }
 
 // egressNews tells what an event did to an egress or its slots, "" if nothing.

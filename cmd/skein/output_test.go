@@ -44,6 +44,10 @@ func TestEventLinesFitAndHideKeys(t *testing.T) {
 		{&skeinv1.Event{Body: &skeinv1.Event_CommandAnswered{CommandAnswered: &skeinv1.CommandAnswered{Answer: &skeinv1.Answer{RequestId: "536eec87c1fcabbc", Node: node}}}}, "command_answered  request 536eec87"},
 		{&skeinv1.Event{Body: &skeinv1.Event_ServerPromoted{ServerPromoted: &skeinv1.ServerPromoted{NodeId: node.Id}}}, "server_promoted   node_id=home1"},
 		{&skeinv1.Event{}, "(unknown to this version)"},
+		{&skeinv1.Event{Issuer: node.Id, Body: &skeinv1.Event_ServerPromoted{ServerPromoted: &skeinv1.ServerPromoted{NodeId: node.Id}}}, "server_promoted   node_id=home1  by home1"},
+		{&skeinv1.Event{Issuer: node.Id, RequestId: "536eec87c1fcabbc", Body: &skeinv1.Event_CommandAnswered{CommandAnswered: &skeinv1.CommandAnswered{Answer: &skeinv1.Answer{RequestId: "0"}}}},
+			"command_answered  request 536eec87  by home1"},
+		{&skeinv1.Event{Issuer: node.Id, Body: &skeinv1.Event_NodeRevoked{NodeRevoked: &skeinv1.NodeRevoked{NodeId: node.Id, Reason: strings.Repeat("long ", 40)}}}, "…  by home1"},
 	} {
 		got := eventLine(c.event, strings.NewReplacer(node.Id, node.Name))
 		if !strings.Contains(got, c.want) {

@@ -227,6 +227,7 @@ func (x *ProposeResponse) GetAnswer() *Answer {
 type SubscribeRequest struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	After         uint64                 `protobuf:"varint,1,opt,name=after,proto3" json:"after,omitempty"`
+	Hash          []byte                 `protobuf:"bytes,2,opt,name=hash,proto3" json:"hash,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -266,6 +267,13 @@ func (x *SubscribeRequest) GetAfter() uint64 {
 		return x.After
 	}
 	return 0
+}
+
+func (x *SubscribeRequest) GetHash() []byte {
+	if x != nil {
+		return x.Hash
+	}
+	return nil
 }
 
 type SubscribeResponse struct {
@@ -519,6 +527,7 @@ type ReadEventsResponse struct {
 	Events         []*Event               `protobuf:"bytes,1,rep,name=events,proto3" json:"events,omitempty"`
 	FirstAvailable uint64                 `protobuf:"varint,2,opt,name=first_available,json=firstAvailable,proto3" json:"first_available,omitempty"`
 	Last           uint64                 `protobuf:"varint,3,opt,name=last,proto3" json:"last,omitempty"`
+	Time           int64                  `protobuf:"varint,4,opt,name=time,proto3" json:"time,omitempty"`
 	unknownFields  protoimpl.UnknownFields
 	sizeCache      protoimpl.SizeCache
 }
@@ -570,6 +579,13 @@ func (x *ReadEventsResponse) GetFirstAvailable() uint64 {
 func (x *ReadEventsResponse) GetLast() uint64 {
 	if x != nil {
 		return x.Last
+	}
+	return 0
+}
+
+func (x *ReadEventsResponse) GetTime() int64 {
+	if x != nil {
+		return x.Time
 	}
 	return 0
 }
@@ -678,11 +694,12 @@ type JoinRequest struct {
 	ClusterId     string                 `protobuf:"bytes,1,opt,name=cluster_id,json=clusterId,proto3" json:"cluster_id,omitempty"`
 	TokenId       string                 `protobuf:"bytes,2,opt,name=token_id,json=tokenId,proto3" json:"token_id,omitempty"`
 	TokenSecret   []byte                 `protobuf:"bytes,3,opt,name=token_secret,json=tokenSecret,proto3" json:"token_secret,omitempty"` // over TLS to a pinned identity only; of a signed token the public key
-	TokenProof    []byte                 `protobuf:"bytes,8,opt,name=token_proof,json=tokenProof,proto3" json:"token_proof,omitempty"`    // of a signed token: the signature over this node's admission
+	TokenProof    []byte                 `protobuf:"bytes,9,opt,name=token_proof,json=tokenProof,proto3" json:"token_proof,omitempty"`    // of a signed token: the signature over this node's admission
 	Node          *NewNode               `protobuf:"bytes,4,opt,name=node,proto3" json:"node,omitempty"`
 	RequestId     string                 `protobuf:"bytes,5,opt,name=request_id,json=requestId,proto3" json:"request_id,omitempty"`
 	Record        *SignedRecord          `protobuf:"bytes,6,opt,name=record,proto3" json:"record,omitempty"`                               // the joiner's first record
 	MemberIndex   uint64                 `protobuf:"varint,7,opt,name=member_index,json=memberIndex,proto3" json:"member_index,omitempty"` // of a member that reaches nobody, which needs no token: the last event it has
+	MemberHash    []byte                 `protobuf:"bytes,8,opt,name=member_hash,json=memberHash,proto3" json:"member_hash,omitempty"`     // of its state there
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -771,6 +788,13 @@ func (x *JoinRequest) GetMemberIndex() uint64 {
 		return x.MemberIndex
 	}
 	return 0
+}
+
+func (x *JoinRequest) GetMemberHash() []byte {
+	if x != nil {
+		return x.MemberHash
+	}
+	return nil
 }
 
 type JoinResponse struct {
@@ -1428,9 +1452,10 @@ const file_skein_v1_cluster_proto_rawDesc = "" +
 	"\acommand\x18\x01 \x01(\v2\x11.skein.v1.CommandR\acommand\x12\x1c\n" +
 	"\tforwarded\x18\x02 \x01(\bR\tforwarded\";\n" +
 	"\x0fProposeResponse\x12(\n" +
-	"\x06answer\x18\x01 \x01(\v2\x10.skein.v1.AnswerR\x06answer\"(\n" +
+	"\x06answer\x18\x01 \x01(\v2\x10.skein.v1.AnswerR\x06answer\"<\n" +
 	"\x10SubscribeRequest\x12\x14\n" +
-	"\x05after\x18\x01 \x01(\x04R\x05after\"\x9d\x02\n" +
+	"\x05after\x18\x01 \x01(\x04R\x05after\x12\x12\n" +
+	"\x04hash\x18\x02 \x01(\fR\x04hash\"\x9d\x02\n" +
 	"\x11SubscribeResponse\x12-\n" +
 	"\bsnapshot\x18\x01 \x01(\v2\x0f.skein.v1.StateH\x00R\bsnapshot\x12'\n" +
 	"\x05batch\x18\x02 \x01(\v2\x0f.skein.v1.BatchH\x00R\x05batch\x12E\n" +
@@ -1448,28 +1473,31 @@ const file_skein_v1_cluster_proto_rawDesc = "" +
 	"\x04hash\x18\x02 \x01(\fR\x04hash\"?\n" +
 	"\x11ReadEventsRequest\x12\x14\n" +
 	"\x05after\x18\x01 \x01(\x04R\x05after\x12\x14\n" +
-	"\x05limit\x18\x02 \x01(\rR\x05limit\"z\n" +
+	"\x05limit\x18\x02 \x01(\rR\x05limit\"\x8e\x01\n" +
 	"\x12ReadEventsResponse\x12'\n" +
 	"\x06events\x18\x01 \x03(\v2\x0f.skein.v1.EventR\x06events\x12'\n" +
 	"\x0ffirst_available\x18\x02 \x01(\x04R\x0efirstAvailable\x12\x12\n" +
-	"\x04last\x18\x03 \x01(\x04R\x04last\"l\n" +
+	"\x04last\x18\x03 \x01(\x04R\x04last\x12\x12\n" +
+	"\x04time\x18\x04 \x01(\x03R\x04time\"l\n" +
 	"\x11FilterTestRequest\x12\x18\n" +
 	"\aaddress\x18\x01 \x01(\tR\aaddress\x12%\n" +
 	"\x0etransaction_id\x18\x02 \x01(\fR\rtransactionId\x12\x16\n" +
 	"\x06silent\x18\x03 \x01(\bR\x06silent\"\x14\n" +
-	"\x12FilterTestResponse\"\xa4\x02\n" +
+	"\x12FilterTestResponse\"\xc5\x02\n" +
 	"\vJoinRequest\x12\x1d\n" +
 	"\n" +
 	"cluster_id\x18\x01 \x01(\tR\tclusterId\x12\x19\n" +
 	"\btoken_id\x18\x02 \x01(\tR\atokenId\x12!\n" +
 	"\ftoken_secret\x18\x03 \x01(\fR\vtokenSecret\x12\x1f\n" +
-	"\vtoken_proof\x18\b \x01(\fR\n" +
+	"\vtoken_proof\x18\t \x01(\fR\n" +
 	"tokenProof\x12%\n" +
 	"\x04node\x18\x04 \x01(\v2\x11.skein.v1.NewNodeR\x04node\x12\x1d\n" +
 	"\n" +
 	"request_id\x18\x05 \x01(\tR\trequestId\x12.\n" +
 	"\x06record\x18\x06 \x01(\v2\x16.skein.v1.SignedRecordR\x06record\x12!\n" +
-	"\fmember_index\x18\a \x01(\x04R\vmemberIndex\"\x88\x02\n" +
+	"\fmember_index\x18\a \x01(\x04R\vmemberIndex\x12\x1f\n" +
+	"\vmember_hash\x18\b \x01(\fR\n" +
+	"memberHash\"\x88\x02\n" +
 	"\fJoinResponse\x12%\n" +
 	"\x05state\x18\x01 \x01(\v2\x0f.skein.v1.StateR\x05state\x120\n" +
 	"\arecords\x18\x02 \x03(\v2\x16.skein.v1.SignedRecordR\arecords\x12\"\n" +

@@ -29,6 +29,7 @@ type Event struct {
 	RequestId string                 `protobuf:"bytes,3,opt,name=request_id,json=requestId,proto3" json:"request_id,omitempty"` // of the command that caused it
 	Ignorable bool                   `protobuf:"varint,4,opt,name=ignorable,proto3" json:"ignorable,omitempty"`                 // a replica that does not know the body may skip it
 	Schema    uint32                 `protobuf:"varint,5,opt,name=schema,proto3" json:"schema,omitempty"`                       // schema version that introduced the body
+	Issuer    string                 `protobuf:"bytes,6,opt,name=issuer,proto3" json:"issuer,omitempty"`                        // node ID that sent that command; empty: decided by a version that did not say so
 	// Types that are valid to be assigned to Body:
 	//
 	//	*Event_ClusterCreated
@@ -61,6 +62,7 @@ type Event struct {
 	//	*Event_SlotAssigned
 	//	*Event_SlotMoved
 	//	*Event_SlotReleased
+	//	*Event_ClockRepaired
 	Body          isEvent_Body `protobuf_oneof:"body"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -129,6 +131,13 @@ func (x *Event) GetSchema() uint32 {
 		return x.Schema
 	}
 	return 0
+}
+
+func (x *Event) GetIssuer() string {
+	if x != nil {
+		return x.Issuer
+	}
+	return ""
 }
 
 func (x *Event) GetBody() isEvent_Body {
@@ -408,6 +417,15 @@ func (x *Event) GetSlotReleased() *SlotReleased {
 	return nil
 }
 
+func (x *Event) GetClockRepaired() *ClockRepaired {
+	if x != nil {
+		if x, ok := x.Body.(*Event_ClockRepaired); ok {
+			return x.ClockRepaired
+		}
+	}
+	return nil
+}
+
 type isEvent_Body interface {
 	isEvent_Body()
 }
@@ -534,6 +552,11 @@ type Event_SlotReleased struct {
 	SlotReleased *SlotReleased `protobuf:"bytes,39,opt,name=slot_released,json=slotReleased,proto3,oneof"`
 }
 
+type Event_ClockRepaired struct {
+	// From schema 4 on:
+	ClockRepaired *ClockRepaired `protobuf:"bytes,40,opt,name=clock_repaired,json=clockRepaired,proto3,oneof"`
+}
+
 func (*Event_ClusterCreated) isEvent_Body() {}
 
 func (*Event_SettingsChanged) isEvent_Body() {}
@@ -593,6 +616,8 @@ func (*Event_SlotAssigned) isEvent_Body() {}
 func (*Event_SlotMoved) isEvent_Body() {}
 
 func (*Event_SlotReleased) isEvent_Body() {}
+
+func (*Event_ClockRepaired) isEvent_Body() {}
 
 type ClusterCreated struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
@@ -2042,6 +2067,51 @@ func (x *SlotReleased) GetSlot() *EgressSlot {
 	return nil
 }
 
+// ClockRepaired sets the log's time, which never goes back else, to its own. Stored times beyond that become it.
+type ClockRepaired struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Before        int64                  `protobuf:"varint,1,opt,name=before,proto3" json:"before,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ClockRepaired) Reset() {
+	*x = ClockRepaired{}
+	mi := &file_skein_v1_events_proto_msgTypes[31]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ClockRepaired) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ClockRepaired) ProtoMessage() {}
+
+func (x *ClockRepaired) ProtoReflect() protoreflect.Message {
+	mi := &file_skein_v1_events_proto_msgTypes[31]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ClockRepaired.ProtoReflect.Descriptor instead.
+func (*ClockRepaired) Descriptor() ([]byte, []int) {
+	return file_skein_v1_events_proto_rawDescGZIP(), []int{31}
+}
+
+func (x *ClockRepaired) GetBefore() int64 {
+	if x != nil {
+		return x.Before
+	}
+	return 0
+}
+
 // Batch is one Raft log entry: the events of one or many commands.
 type Batch struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
@@ -2053,7 +2123,7 @@ type Batch struct {
 
 func (x *Batch) Reset() {
 	*x = Batch{}
-	mi := &file_skein_v1_events_proto_msgTypes[31]
+	mi := &file_skein_v1_events_proto_msgTypes[32]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2065,7 +2135,7 @@ func (x *Batch) String() string {
 func (*Batch) ProtoMessage() {}
 
 func (x *Batch) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_events_proto_msgTypes[31]
+	mi := &file_skein_v1_events_proto_msgTypes[32]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2078,7 +2148,7 @@ func (x *Batch) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Batch.ProtoReflect.Descriptor instead.
 func (*Batch) Descriptor() ([]byte, []int) {
-	return file_skein_v1_events_proto_rawDescGZIP(), []int{31}
+	return file_skein_v1_events_proto_rawDescGZIP(), []int{32}
 }
 
 func (x *Batch) GetBase() uint64 {
@@ -2134,6 +2204,7 @@ type Command struct {
 	//	*Command_AssignSlot
 	//	*Command_ReleaseSlot
 	//	*Command_DrainNode
+	//	*Command_RepairClock
 	//	*Command_SetAdmin
 	//	*Command_IntroduceRoles
 	Body          isCommand_Body `protobuf_oneof:"body"`
@@ -2143,7 +2214,7 @@ type Command struct {
 
 func (x *Command) Reset() {
 	*x = Command{}
-	mi := &file_skein_v1_events_proto_msgTypes[32]
+	mi := &file_skein_v1_events_proto_msgTypes[33]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2155,7 +2226,7 @@ func (x *Command) String() string {
 func (*Command) ProtoMessage() {}
 
 func (x *Command) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_events_proto_msgTypes[32]
+	mi := &file_skein_v1_events_proto_msgTypes[33]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2168,7 +2239,7 @@ func (x *Command) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Command.ProtoReflect.Descriptor instead.
 func (*Command) Descriptor() ([]byte, []int) {
-	return file_skein_v1_events_proto_rawDescGZIP(), []int{32}
+	return file_skein_v1_events_proto_rawDescGZIP(), []int{33}
 }
 
 func (x *Command) GetRequestId() string {
@@ -2467,6 +2538,15 @@ func (x *Command) GetDrainNode() *DrainNode {
 	return nil
 }
 
+func (x *Command) GetRepairClock() *RepairClock {
+	if x != nil {
+		if x, ok := x.Body.(*Command_RepairClock); ok {
+			return x.RepairClock
+		}
+	}
+	return nil
+}
+
 func (x *Command) GetSetAdmin() *SetAdmin {
 	if x != nil {
 		if x, ok := x.Body.(*Command_SetAdmin); ok {
@@ -2605,6 +2685,10 @@ type Command_DrainNode struct {
 	DrainNode *DrainNode `protobuf:"bytes,38,opt,name=drain_node,json=drainNode,proto3,oneof"`
 }
 
+type Command_RepairClock struct {
+	RepairClock *RepairClock `protobuf:"bytes,40,opt,name=repair_clock,json=repairClock,proto3,oneof"`
+}
+
 type Command_SetAdmin struct {
 	SetAdmin *SetAdmin `protobuf:"bytes,41,opt,name=set_admin,json=setAdmin,proto3,oneof"`
 }
@@ -2671,6 +2755,8 @@ func (*Command_ReleaseSlot) isCommand_Body() {}
 
 func (*Command_DrainNode) isCommand_Body() {}
 
+func (*Command_RepairClock) isCommand_Body() {}
+
 func (*Command_SetAdmin) isCommand_Body() {}
 
 func (*Command_IntroduceRoles) isCommand_Body() {}
@@ -2687,7 +2773,7 @@ type CreateCluster struct {
 
 func (x *CreateCluster) Reset() {
 	*x = CreateCluster{}
-	mi := &file_skein_v1_events_proto_msgTypes[33]
+	mi := &file_skein_v1_events_proto_msgTypes[34]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2699,7 +2785,7 @@ func (x *CreateCluster) String() string {
 func (*CreateCluster) ProtoMessage() {}
 
 func (x *CreateCluster) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_events_proto_msgTypes[33]
+	mi := &file_skein_v1_events_proto_msgTypes[34]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2712,7 +2798,7 @@ func (x *CreateCluster) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CreateCluster.ProtoReflect.Descriptor instead.
 func (*CreateCluster) Descriptor() ([]byte, []int) {
-	return file_skein_v1_events_proto_rawDescGZIP(), []int{33}
+	return file_skein_v1_events_proto_rawDescGZIP(), []int{34}
 }
 
 func (x *CreateCluster) GetClusterId() string {
@@ -2753,7 +2839,7 @@ type ChangeSettings struct {
 
 func (x *ChangeSettings) Reset() {
 	*x = ChangeSettings{}
-	mi := &file_skein_v1_events_proto_msgTypes[34]
+	mi := &file_skein_v1_events_proto_msgTypes[35]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2765,7 +2851,7 @@ func (x *ChangeSettings) String() string {
 func (*ChangeSettings) ProtoMessage() {}
 
 func (x *ChangeSettings) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_events_proto_msgTypes[34]
+	mi := &file_skein_v1_events_proto_msgTypes[35]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2778,7 +2864,7 @@ func (x *ChangeSettings) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ChangeSettings.ProtoReflect.Descriptor instead.
 func (*ChangeSettings) Descriptor() ([]byte, []int) {
-	return file_skein_v1_events_proto_rawDescGZIP(), []int{34}
+	return file_skein_v1_events_proto_rawDescGZIP(), []int{35}
 }
 
 func (x *ChangeSettings) GetSettings() *Settings {
@@ -2811,7 +2897,7 @@ type CreateToken struct {
 
 func (x *CreateToken) Reset() {
 	*x = CreateToken{}
-	mi := &file_skein_v1_events_proto_msgTypes[35]
+	mi := &file_skein_v1_events_proto_msgTypes[36]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2823,7 +2909,7 @@ func (x *CreateToken) String() string {
 func (*CreateToken) ProtoMessage() {}
 
 func (x *CreateToken) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_events_proto_msgTypes[35]
+	mi := &file_skein_v1_events_proto_msgTypes[36]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2836,7 +2922,7 @@ func (x *CreateToken) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CreateToken.ProtoReflect.Descriptor instead.
 func (*CreateToken) Descriptor() ([]byte, []int) {
-	return file_skein_v1_events_proto_rawDescGZIP(), []int{35}
+	return file_skein_v1_events_proto_rawDescGZIP(), []int{36}
 }
 
 func (x *CreateToken) GetId() string {
@@ -2904,7 +2990,7 @@ type RevokeToken struct {
 
 func (x *RevokeToken) Reset() {
 	*x = RevokeToken{}
-	mi := &file_skein_v1_events_proto_msgTypes[36]
+	mi := &file_skein_v1_events_proto_msgTypes[37]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2916,7 +3002,7 @@ func (x *RevokeToken) String() string {
 func (*RevokeToken) ProtoMessage() {}
 
 func (x *RevokeToken) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_events_proto_msgTypes[36]
+	mi := &file_skein_v1_events_proto_msgTypes[37]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2929,7 +3015,7 @@ func (x *RevokeToken) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RevokeToken.ProtoReflect.Descriptor instead.
 func (*RevokeToken) Descriptor() ([]byte, []int) {
-	return file_skein_v1_events_proto_rawDescGZIP(), []int{36}
+	return file_skein_v1_events_proto_rawDescGZIP(), []int{37}
 }
 
 func (x *RevokeToken) GetTokenId() string {
@@ -2954,7 +3040,7 @@ type NewNode struct {
 
 func (x *NewNode) Reset() {
 	*x = NewNode{}
-	mi := &file_skein_v1_events_proto_msgTypes[37]
+	mi := &file_skein_v1_events_proto_msgTypes[38]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2966,7 +3052,7 @@ func (x *NewNode) String() string {
 func (*NewNode) ProtoMessage() {}
 
 func (x *NewNode) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_events_proto_msgTypes[37]
+	mi := &file_skein_v1_events_proto_msgTypes[38]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2979,7 +3065,7 @@ func (x *NewNode) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use NewNode.ProtoReflect.Descriptor instead.
 func (*NewNode) Descriptor() ([]byte, []int) {
-	return file_skein_v1_events_proto_rawDescGZIP(), []int{37}
+	return file_skein_v1_events_proto_rawDescGZIP(), []int{38}
 }
 
 func (x *NewNode) GetName() string {
@@ -3047,7 +3133,7 @@ type AdmitNode struct {
 
 func (x *AdmitNode) Reset() {
 	*x = AdmitNode{}
-	mi := &file_skein_v1_events_proto_msgTypes[38]
+	mi := &file_skein_v1_events_proto_msgTypes[39]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3059,7 +3145,7 @@ func (x *AdmitNode) String() string {
 func (*AdmitNode) ProtoMessage() {}
 
 func (x *AdmitNode) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_events_proto_msgTypes[38]
+	mi := &file_skein_v1_events_proto_msgTypes[39]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3072,7 +3158,7 @@ func (x *AdmitNode) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AdmitNode.ProtoReflect.Descriptor instead.
 func (*AdmitNode) Descriptor() ([]byte, []int) {
-	return file_skein_v1_events_proto_rawDescGZIP(), []int{38}
+	return file_skein_v1_events_proto_rawDescGZIP(), []int{39}
 }
 
 func (x *AdmitNode) GetNode() *NewNode {
@@ -3131,7 +3217,7 @@ type ChangeNode struct {
 
 func (x *ChangeNode) Reset() {
 	*x = ChangeNode{}
-	mi := &file_skein_v1_events_proto_msgTypes[39]
+	mi := &file_skein_v1_events_proto_msgTypes[40]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3143,7 +3229,7 @@ func (x *ChangeNode) String() string {
 func (*ChangeNode) ProtoMessage() {}
 
 func (x *ChangeNode) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_events_proto_msgTypes[39]
+	mi := &file_skein_v1_events_proto_msgTypes[40]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3156,7 +3242,7 @@ func (x *ChangeNode) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ChangeNode.ProtoReflect.Descriptor instead.
 func (*ChangeNode) Descriptor() ([]byte, []int) {
-	return file_skein_v1_events_proto_rawDescGZIP(), []int{39}
+	return file_skein_v1_events_proto_rawDescGZIP(), []int{40}
 }
 
 func (x *ChangeNode) GetNodeId() string {
@@ -3212,7 +3298,7 @@ type RevokeNode struct {
 
 func (x *RevokeNode) Reset() {
 	*x = RevokeNode{}
-	mi := &file_skein_v1_events_proto_msgTypes[40]
+	mi := &file_skein_v1_events_proto_msgTypes[41]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3224,7 +3310,7 @@ func (x *RevokeNode) String() string {
 func (*RevokeNode) ProtoMessage() {}
 
 func (x *RevokeNode) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_events_proto_msgTypes[40]
+	mi := &file_skein_v1_events_proto_msgTypes[41]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3237,7 +3323,7 @@ func (x *RevokeNode) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RevokeNode.ProtoReflect.Descriptor instead.
 func (*RevokeNode) Descriptor() ([]byte, []int) {
-	return file_skein_v1_events_proto_rawDescGZIP(), []int{40}
+	return file_skein_v1_events_proto_rawDescGZIP(), []int{41}
 }
 
 func (x *RevokeNode) GetNodeId() string {
@@ -3271,7 +3357,7 @@ type RotateNodeKey struct {
 
 func (x *RotateNodeKey) Reset() {
 	*x = RotateNodeKey{}
-	mi := &file_skein_v1_events_proto_msgTypes[41]
+	mi := &file_skein_v1_events_proto_msgTypes[42]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3283,7 +3369,7 @@ func (x *RotateNodeKey) String() string {
 func (*RotateNodeKey) ProtoMessage() {}
 
 func (x *RotateNodeKey) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_events_proto_msgTypes[41]
+	mi := &file_skein_v1_events_proto_msgTypes[42]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3296,7 +3382,7 @@ func (x *RotateNodeKey) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RotateNodeKey.ProtoReflect.Descriptor instead.
 func (*RotateNodeKey) Descriptor() ([]byte, []int) {
-	return file_skein_v1_events_proto_rawDescGZIP(), []int{41}
+	return file_skein_v1_events_proto_rawDescGZIP(), []int{42}
 }
 
 func (x *RotateNodeKey) GetNodeId() string {
@@ -3322,7 +3408,7 @@ type AddServer struct {
 
 func (x *AddServer) Reset() {
 	*x = AddServer{}
-	mi := &file_skein_v1_events_proto_msgTypes[42]
+	mi := &file_skein_v1_events_proto_msgTypes[43]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3334,7 +3420,7 @@ func (x *AddServer) String() string {
 func (*AddServer) ProtoMessage() {}
 
 func (x *AddServer) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_events_proto_msgTypes[42]
+	mi := &file_skein_v1_events_proto_msgTypes[43]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3347,7 +3433,7 @@ func (x *AddServer) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AddServer.ProtoReflect.Descriptor instead.
 func (*AddServer) Descriptor() ([]byte, []int) {
-	return file_skein_v1_events_proto_rawDescGZIP(), []int{42}
+	return file_skein_v1_events_proto_rawDescGZIP(), []int{43}
 }
 
 func (x *AddServer) GetNodeId() string {
@@ -3366,7 +3452,7 @@ type PromoteServer struct {
 
 func (x *PromoteServer) Reset() {
 	*x = PromoteServer{}
-	mi := &file_skein_v1_events_proto_msgTypes[43]
+	mi := &file_skein_v1_events_proto_msgTypes[44]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3378,7 +3464,7 @@ func (x *PromoteServer) String() string {
 func (*PromoteServer) ProtoMessage() {}
 
 func (x *PromoteServer) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_events_proto_msgTypes[43]
+	mi := &file_skein_v1_events_proto_msgTypes[44]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3391,7 +3477,7 @@ func (x *PromoteServer) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PromoteServer.ProtoReflect.Descriptor instead.
 func (*PromoteServer) Descriptor() ([]byte, []int) {
-	return file_skein_v1_events_proto_rawDescGZIP(), []int{43}
+	return file_skein_v1_events_proto_rawDescGZIP(), []int{44}
 }
 
 func (x *PromoteServer) GetNodeId() string {
@@ -3412,7 +3498,7 @@ type RemoveServer struct {
 
 func (x *RemoveServer) Reset() {
 	*x = RemoveServer{}
-	mi := &file_skein_v1_events_proto_msgTypes[44]
+	mi := &file_skein_v1_events_proto_msgTypes[45]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3424,7 +3510,7 @@ func (x *RemoveServer) String() string {
 func (*RemoveServer) ProtoMessage() {}
 
 func (x *RemoveServer) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_events_proto_msgTypes[44]
+	mi := &file_skein_v1_events_proto_msgTypes[45]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3437,7 +3523,7 @@ func (x *RemoveServer) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RemoveServer.ProtoReflect.Descriptor instead.
 func (*RemoveServer) Descriptor() ([]byte, []int) {
-	return file_skein_v1_events_proto_rawDescGZIP(), []int{44}
+	return file_skein_v1_events_proto_rawDescGZIP(), []int{45}
 }
 
 func (x *RemoveServer) GetNodeId() string {
@@ -3469,7 +3555,7 @@ type RotateGossipKey struct {
 
 func (x *RotateGossipKey) Reset() {
 	*x = RotateGossipKey{}
-	mi := &file_skein_v1_events_proto_msgTypes[45]
+	mi := &file_skein_v1_events_proto_msgTypes[46]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3481,7 +3567,7 @@ func (x *RotateGossipKey) String() string {
 func (*RotateGossipKey) ProtoMessage() {}
 
 func (x *RotateGossipKey) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_events_proto_msgTypes[45]
+	mi := &file_skein_v1_events_proto_msgTypes[46]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3494,7 +3580,7 @@ func (x *RotateGossipKey) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RotateGossipKey.ProtoReflect.Descriptor instead.
 func (*RotateGossipKey) Descriptor() ([]byte, []int) {
-	return file_skein_v1_events_proto_rawDescGZIP(), []int{45}
+	return file_skein_v1_events_proto_rawDescGZIP(), []int{46}
 }
 
 type CreatePool struct {
@@ -3506,7 +3592,7 @@ type CreatePool struct {
 
 func (x *CreatePool) Reset() {
 	*x = CreatePool{}
-	mi := &file_skein_v1_events_proto_msgTypes[46]
+	mi := &file_skein_v1_events_proto_msgTypes[47]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3518,7 +3604,7 @@ func (x *CreatePool) String() string {
 func (*CreatePool) ProtoMessage() {}
 
 func (x *CreatePool) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_events_proto_msgTypes[46]
+	mi := &file_skein_v1_events_proto_msgTypes[47]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3531,7 +3617,7 @@ func (x *CreatePool) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CreatePool.ProtoReflect.Descriptor instead.
 func (*CreatePool) Descriptor() ([]byte, []int) {
-	return file_skein_v1_events_proto_rawDescGZIP(), []int{46}
+	return file_skein_v1_events_proto_rawDescGZIP(), []int{47}
 }
 
 func (x *CreatePool) GetPool() *Pool {
@@ -3554,7 +3640,7 @@ type ChangePool struct {
 
 func (x *ChangePool) Reset() {
 	*x = ChangePool{}
-	mi := &file_skein_v1_events_proto_msgTypes[47]
+	mi := &file_skein_v1_events_proto_msgTypes[48]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3566,7 +3652,7 @@ func (x *ChangePool) String() string {
 func (*ChangePool) ProtoMessage() {}
 
 func (x *ChangePool) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_events_proto_msgTypes[47]
+	mi := &file_skein_v1_events_proto_msgTypes[48]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3579,7 +3665,7 @@ func (x *ChangePool) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ChangePool.ProtoReflect.Descriptor instead.
 func (*ChangePool) Descriptor() ([]byte, []int) {
-	return file_skein_v1_events_proto_rawDescGZIP(), []int{47}
+	return file_skein_v1_events_proto_rawDescGZIP(), []int{48}
 }
 
 func (x *ChangePool) GetName() string {
@@ -3619,7 +3705,7 @@ type RemovePool struct {
 
 func (x *RemovePool) Reset() {
 	*x = RemovePool{}
-	mi := &file_skein_v1_events_proto_msgTypes[48]
+	mi := &file_skein_v1_events_proto_msgTypes[49]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3631,7 +3717,7 @@ func (x *RemovePool) String() string {
 func (*RemovePool) ProtoMessage() {}
 
 func (x *RemovePool) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_events_proto_msgTypes[48]
+	mi := &file_skein_v1_events_proto_msgTypes[49]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3644,7 +3730,7 @@ func (x *RemovePool) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RemovePool.ProtoReflect.Descriptor instead.
 func (*RemovePool) Descriptor() ([]byte, []int) {
-	return file_skein_v1_events_proto_rawDescGZIP(), []int{48}
+	return file_skein_v1_events_proto_rawDescGZIP(), []int{49}
 }
 
 func (x *RemovePool) GetName() string {
@@ -3667,7 +3753,7 @@ type AllocateBlocks struct {
 
 func (x *AllocateBlocks) Reset() {
 	*x = AllocateBlocks{}
-	mi := &file_skein_v1_events_proto_msgTypes[49]
+	mi := &file_skein_v1_events_proto_msgTypes[50]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3679,7 +3765,7 @@ func (x *AllocateBlocks) String() string {
 func (*AllocateBlocks) ProtoMessage() {}
 
 func (x *AllocateBlocks) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_events_proto_msgTypes[49]
+	mi := &file_skein_v1_events_proto_msgTypes[50]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3692,7 +3778,7 @@ func (x *AllocateBlocks) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AllocateBlocks.ProtoReflect.Descriptor instead.
 func (*AllocateBlocks) Descriptor() ([]byte, []int) {
-	return file_skein_v1_events_proto_rawDescGZIP(), []int{49}
+	return file_skein_v1_events_proto_rawDescGZIP(), []int{50}
 }
 
 func (x *AllocateBlocks) GetNodeId() string {
@@ -3727,7 +3813,7 @@ type ReserveBlock struct {
 
 func (x *ReserveBlock) Reset() {
 	*x = ReserveBlock{}
-	mi := &file_skein_v1_events_proto_msgTypes[50]
+	mi := &file_skein_v1_events_proto_msgTypes[51]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3739,7 +3825,7 @@ func (x *ReserveBlock) String() string {
 func (*ReserveBlock) ProtoMessage() {}
 
 func (x *ReserveBlock) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_events_proto_msgTypes[50]
+	mi := &file_skein_v1_events_proto_msgTypes[51]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3752,7 +3838,7 @@ func (x *ReserveBlock) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ReserveBlock.ProtoReflect.Descriptor instead.
 func (*ReserveBlock) Descriptor() ([]byte, []int) {
-	return file_skein_v1_events_proto_rawDescGZIP(), []int{50}
+	return file_skein_v1_events_proto_rawDescGZIP(), []int{51}
 }
 
 func (x *ReserveBlock) GetPool() string {
@@ -3792,7 +3878,7 @@ type ReleaseBlocks struct {
 
 func (x *ReleaseBlocks) Reset() {
 	*x = ReleaseBlocks{}
-	mi := &file_skein_v1_events_proto_msgTypes[51]
+	mi := &file_skein_v1_events_proto_msgTypes[52]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3804,7 +3890,7 @@ func (x *ReleaseBlocks) String() string {
 func (*ReleaseBlocks) ProtoMessage() {}
 
 func (x *ReleaseBlocks) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_events_proto_msgTypes[51]
+	mi := &file_skein_v1_events_proto_msgTypes[52]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3817,7 +3903,7 @@ func (x *ReleaseBlocks) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ReleaseBlocks.ProtoReflect.Descriptor instead.
 func (*ReleaseBlocks) Descriptor() ([]byte, []int) {
-	return file_skein_v1_events_proto_rawDescGZIP(), []int{51}
+	return file_skein_v1_events_proto_rawDescGZIP(), []int{52}
 }
 
 func (x *ReleaseBlocks) GetPool() string {
@@ -3874,7 +3960,7 @@ type ReserveAddress struct {
 
 func (x *ReserveAddress) Reset() {
 	*x = ReserveAddress{}
-	mi := &file_skein_v1_events_proto_msgTypes[52]
+	mi := &file_skein_v1_events_proto_msgTypes[53]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3886,7 +3972,7 @@ func (x *ReserveAddress) String() string {
 func (*ReserveAddress) ProtoMessage() {}
 
 func (x *ReserveAddress) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_events_proto_msgTypes[52]
+	mi := &file_skein_v1_events_proto_msgTypes[53]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3899,7 +3985,7 @@ func (x *ReserveAddress) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ReserveAddress.ProtoReflect.Descriptor instead.
 func (*ReserveAddress) Descriptor() ([]byte, []int) {
-	return file_skein_v1_events_proto_rawDescGZIP(), []int{52}
+	return file_skein_v1_events_proto_rawDescGZIP(), []int{53}
 }
 
 func (x *ReserveAddress) GetPool() string {
@@ -3944,7 +4030,7 @@ type ClaimAddress struct {
 
 func (x *ClaimAddress) Reset() {
 	*x = ClaimAddress{}
-	mi := &file_skein_v1_events_proto_msgTypes[53]
+	mi := &file_skein_v1_events_proto_msgTypes[54]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3956,7 +4042,7 @@ func (x *ClaimAddress) String() string {
 func (*ClaimAddress) ProtoMessage() {}
 
 func (x *ClaimAddress) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_events_proto_msgTypes[53]
+	mi := &file_skein_v1_events_proto_msgTypes[54]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3969,7 +4055,7 @@ func (x *ClaimAddress) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ClaimAddress.ProtoReflect.Descriptor instead.
 func (*ClaimAddress) Descriptor() ([]byte, []int) {
-	return file_skein_v1_events_proto_rawDescGZIP(), []int{53}
+	return file_skein_v1_events_proto_rawDescGZIP(), []int{54}
 }
 
 func (x *ClaimAddress) GetNodeId() string {
@@ -4025,7 +4111,7 @@ type ReleaseAddress struct {
 
 func (x *ReleaseAddress) Reset() {
 	*x = ReleaseAddress{}
-	mi := &file_skein_v1_events_proto_msgTypes[54]
+	mi := &file_skein_v1_events_proto_msgTypes[55]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4037,7 +4123,7 @@ func (x *ReleaseAddress) String() string {
 func (*ReleaseAddress) ProtoMessage() {}
 
 func (x *ReleaseAddress) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_events_proto_msgTypes[54]
+	mi := &file_skein_v1_events_proto_msgTypes[55]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4050,7 +4136,7 @@ func (x *ReleaseAddress) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ReleaseAddress.ProtoReflect.Descriptor instead.
 func (*ReleaseAddress) Descriptor() ([]byte, []int) {
-	return file_skein_v1_events_proto_rawDescGZIP(), []int{54}
+	return file_skein_v1_events_proto_rawDescGZIP(), []int{55}
 }
 
 func (x *ReleaseAddress) GetPool() string {
@@ -4086,7 +4172,7 @@ type SetGrant struct {
 
 func (x *SetGrant) Reset() {
 	*x = SetGrant{}
-	mi := &file_skein_v1_events_proto_msgTypes[55]
+	mi := &file_skein_v1_events_proto_msgTypes[56]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4098,7 +4184,7 @@ func (x *SetGrant) String() string {
 func (*SetGrant) ProtoMessage() {}
 
 func (x *SetGrant) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_events_proto_msgTypes[55]
+	mi := &file_skein_v1_events_proto_msgTypes[56]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4111,7 +4197,7 @@ func (x *SetGrant) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SetGrant.ProtoReflect.Descriptor instead.
 func (*SetGrant) Descriptor() ([]byte, []int) {
-	return file_skein_v1_events_proto_rawDescGZIP(), []int{55}
+	return file_skein_v1_events_proto_rawDescGZIP(), []int{56}
 }
 
 func (x *SetGrant) GetNodeId() string {
@@ -4154,7 +4240,7 @@ type ImportPools struct {
 
 func (x *ImportPools) Reset() {
 	*x = ImportPools{}
-	mi := &file_skein_v1_events_proto_msgTypes[56]
+	mi := &file_skein_v1_events_proto_msgTypes[57]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4166,7 +4252,7 @@ func (x *ImportPools) String() string {
 func (*ImportPools) ProtoMessage() {}
 
 func (x *ImportPools) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_events_proto_msgTypes[56]
+	mi := &file_skein_v1_events_proto_msgTypes[57]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4179,7 +4265,7 @@ func (x *ImportPools) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ImportPools.ProtoReflect.Descriptor instead.
 func (*ImportPools) Descriptor() ([]byte, []int) {
-	return file_skein_v1_events_proto_rawDescGZIP(), []int{56}
+	return file_skein_v1_events_proto_rawDescGZIP(), []int{57}
 }
 
 func (x *ImportPools) GetPools() []*Pool {
@@ -4216,7 +4302,7 @@ type ImportBlock struct {
 
 func (x *ImportBlock) Reset() {
 	*x = ImportBlock{}
-	mi := &file_skein_v1_events_proto_msgTypes[57]
+	mi := &file_skein_v1_events_proto_msgTypes[58]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4228,7 +4314,7 @@ func (x *ImportBlock) String() string {
 func (*ImportBlock) ProtoMessage() {}
 
 func (x *ImportBlock) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_events_proto_msgTypes[57]
+	mi := &file_skein_v1_events_proto_msgTypes[58]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4241,7 +4327,7 @@ func (x *ImportBlock) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ImportBlock.ProtoReflect.Descriptor instead.
 func (*ImportBlock) Descriptor() ([]byte, []int) {
-	return file_skein_v1_events_proto_rawDescGZIP(), []int{57}
+	return file_skein_v1_events_proto_rawDescGZIP(), []int{58}
 }
 
 func (x *ImportBlock) GetPool() string {
@@ -4288,7 +4374,7 @@ type DefineEgress struct {
 
 func (x *DefineEgress) Reset() {
 	*x = DefineEgress{}
-	mi := &file_skein_v1_events_proto_msgTypes[58]
+	mi := &file_skein_v1_events_proto_msgTypes[59]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4300,7 +4386,7 @@ func (x *DefineEgress) String() string {
 func (*DefineEgress) ProtoMessage() {}
 
 func (x *DefineEgress) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_events_proto_msgTypes[58]
+	mi := &file_skein_v1_events_proto_msgTypes[59]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4313,7 +4399,7 @@ func (x *DefineEgress) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DefineEgress.ProtoReflect.Descriptor instead.
 func (*DefineEgress) Descriptor() ([]byte, []int) {
-	return file_skein_v1_events_proto_rawDescGZIP(), []int{58}
+	return file_skein_v1_events_proto_rawDescGZIP(), []int{59}
 }
 
 func (x *DefineEgress) GetEgress() *Egress {
@@ -4336,7 +4422,7 @@ type ChangeEgress struct {
 
 func (x *ChangeEgress) Reset() {
 	*x = ChangeEgress{}
-	mi := &file_skein_v1_events_proto_msgTypes[59]
+	mi := &file_skein_v1_events_proto_msgTypes[60]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4348,7 +4434,7 @@ func (x *ChangeEgress) String() string {
 func (*ChangeEgress) ProtoMessage() {}
 
 func (x *ChangeEgress) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_events_proto_msgTypes[59]
+	mi := &file_skein_v1_events_proto_msgTypes[60]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4361,7 +4447,7 @@ func (x *ChangeEgress) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ChangeEgress.ProtoReflect.Descriptor instead.
 func (*ChangeEgress) Descriptor() ([]byte, []int) {
-	return file_skein_v1_events_proto_rawDescGZIP(), []int{59}
+	return file_skein_v1_events_proto_rawDescGZIP(), []int{60}
 }
 
 func (x *ChangeEgress) GetNamespace() string {
@@ -4402,7 +4488,7 @@ type RemoveEgress struct {
 
 func (x *RemoveEgress) Reset() {
 	*x = RemoveEgress{}
-	mi := &file_skein_v1_events_proto_msgTypes[60]
+	mi := &file_skein_v1_events_proto_msgTypes[61]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4414,7 +4500,7 @@ func (x *RemoveEgress) String() string {
 func (*RemoveEgress) ProtoMessage() {}
 
 func (x *RemoveEgress) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_events_proto_msgTypes[60]
+	mi := &file_skein_v1_events_proto_msgTypes[61]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4427,7 +4513,7 @@ func (x *RemoveEgress) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RemoveEgress.ProtoReflect.Descriptor instead.
 func (*RemoveEgress) Descriptor() ([]byte, []int) {
-	return file_skein_v1_events_proto_rawDescGZIP(), []int{60}
+	return file_skein_v1_events_proto_rawDescGZIP(), []int{61}
 }
 
 func (x *RemoveEgress) GetNamespace() string {
@@ -4460,7 +4546,7 @@ type AssignSlot struct {
 
 func (x *AssignSlot) Reset() {
 	*x = AssignSlot{}
-	mi := &file_skein_v1_events_proto_msgTypes[61]
+	mi := &file_skein_v1_events_proto_msgTypes[62]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4472,7 +4558,7 @@ func (x *AssignSlot) String() string {
 func (*AssignSlot) ProtoMessage() {}
 
 func (x *AssignSlot) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_events_proto_msgTypes[61]
+	mi := &file_skein_v1_events_proto_msgTypes[62]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4485,7 +4571,7 @@ func (x *AssignSlot) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AssignSlot.ProtoReflect.Descriptor instead.
 func (*AssignSlot) Descriptor() ([]byte, []int) {
-	return file_skein_v1_events_proto_rawDescGZIP(), []int{61}
+	return file_skein_v1_events_proto_rawDescGZIP(), []int{62}
 }
 
 func (x *AssignSlot) GetNamespace() string {
@@ -4550,7 +4636,7 @@ type ReleaseSlot struct {
 
 func (x *ReleaseSlot) Reset() {
 	*x = ReleaseSlot{}
-	mi := &file_skein_v1_events_proto_msgTypes[62]
+	mi := &file_skein_v1_events_proto_msgTypes[63]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4562,7 +4648,7 @@ func (x *ReleaseSlot) String() string {
 func (*ReleaseSlot) ProtoMessage() {}
 
 func (x *ReleaseSlot) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_events_proto_msgTypes[62]
+	mi := &file_skein_v1_events_proto_msgTypes[63]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4575,7 +4661,7 @@ func (x *ReleaseSlot) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ReleaseSlot.ProtoReflect.Descriptor instead.
 func (*ReleaseSlot) Descriptor() ([]byte, []int) {
-	return file_skein_v1_events_proto_rawDescGZIP(), []int{62}
+	return file_skein_v1_events_proto_rawDescGZIP(), []int{63}
 }
 
 func (x *ReleaseSlot) GetNamespace() string {
@@ -4623,7 +4709,7 @@ type DrainNode struct {
 
 func (x *DrainNode) Reset() {
 	*x = DrainNode{}
-	mi := &file_skein_v1_events_proto_msgTypes[63]
+	mi := &file_skein_v1_events_proto_msgTypes[64]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4635,7 +4721,7 @@ func (x *DrainNode) String() string {
 func (*DrainNode) ProtoMessage() {}
 
 func (x *DrainNode) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_events_proto_msgTypes[63]
+	mi := &file_skein_v1_events_proto_msgTypes[64]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4648,7 +4734,7 @@ func (x *DrainNode) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DrainNode.ProtoReflect.Descriptor instead.
 func (*DrainNode) Descriptor() ([]byte, []int) {
-	return file_skein_v1_events_proto_rawDescGZIP(), []int{63}
+	return file_skein_v1_events_proto_rawDescGZIP(), []int{64}
 }
 
 func (x *DrainNode) GetNodeId() string {
@@ -4665,6 +4751,42 @@ func (x *DrainNode) GetDraining() bool {
 	return false
 }
 
+type RepairClock struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *RepairClock) Reset() {
+	*x = RepairClock{}
+	mi := &file_skein_v1_events_proto_msgTypes[65]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *RepairClock) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*RepairClock) ProtoMessage() {}
+
+func (x *RepairClock) ProtoReflect() protoreflect.Message {
+	mi := &file_skein_v1_events_proto_msgTypes[65]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use RepairClock.ProtoReflect.Descriptor instead.
+func (*RepairClock) Descriptor() ([]byte, []int) {
+	return file_skein_v1_events_proto_rawDescGZIP(), []int{65}
+}
+
 type SetAdmin struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	NodeId        string                 `protobuf:"bytes,1,opt,name=node_id,json=nodeId,proto3" json:"node_id,omitempty"`
@@ -4675,7 +4797,7 @@ type SetAdmin struct {
 
 func (x *SetAdmin) Reset() {
 	*x = SetAdmin{}
-	mi := &file_skein_v1_events_proto_msgTypes[64]
+	mi := &file_skein_v1_events_proto_msgTypes[66]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4687,7 +4809,7 @@ func (x *SetAdmin) String() string {
 func (*SetAdmin) ProtoMessage() {}
 
 func (x *SetAdmin) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_events_proto_msgTypes[64]
+	mi := &file_skein_v1_events_proto_msgTypes[66]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4700,7 +4822,7 @@ func (x *SetAdmin) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SetAdmin.ProtoReflect.Descriptor instead.
 func (*SetAdmin) Descriptor() ([]byte, []int) {
-	return file_skein_v1_events_proto_rawDescGZIP(), []int{64}
+	return file_skein_v1_events_proto_rawDescGZIP(), []int{66}
 }
 
 func (x *SetAdmin) GetNodeId() string {
@@ -4725,7 +4847,7 @@ type IntroduceRoles struct {
 
 func (x *IntroduceRoles) Reset() {
 	*x = IntroduceRoles{}
-	mi := &file_skein_v1_events_proto_msgTypes[65]
+	mi := &file_skein_v1_events_proto_msgTypes[67]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4737,7 +4859,7 @@ func (x *IntroduceRoles) String() string {
 func (*IntroduceRoles) ProtoMessage() {}
 
 func (x *IntroduceRoles) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_events_proto_msgTypes[65]
+	mi := &file_skein_v1_events_proto_msgTypes[67]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4750,21 +4872,22 @@ func (x *IntroduceRoles) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use IntroduceRoles.ProtoReflect.Descriptor instead.
 func (*IntroduceRoles) Descriptor() ([]byte, []int) {
-	return file_skein_v1_events_proto_rawDescGZIP(), []int{65}
+	return file_skein_v1_events_proto_rawDescGZIP(), []int{67}
 }
 
 var File_skein_v1_events_proto protoreflect.FileDescriptor
 
 const file_skein_v1_events_proto_rawDesc = "" +
 	"\n" +
-	"\x15skein/v1/events.proto\x12\bskein.v1\x1a\x14skein/v1/state.proto\"\xa2\x10\n" +
+	"\x15skein/v1/events.proto\x12\bskein.v1\x1a\x14skein/v1/state.proto\"\xfc\x10\n" +
 	"\x05Event\x12\x14\n" +
 	"\x05index\x18\x01 \x01(\x04R\x05index\x12\x12\n" +
 	"\x04time\x18\x02 \x01(\x03R\x04time\x12\x1d\n" +
 	"\n" +
 	"request_id\x18\x03 \x01(\tR\trequestId\x12\x1c\n" +
 	"\tignorable\x18\x04 \x01(\bR\tignorable\x12\x16\n" +
-	"\x06schema\x18\x05 \x01(\rR\x06schema\x12C\n" +
+	"\x06schema\x18\x05 \x01(\rR\x06schema\x12\x16\n" +
+	"\x06issuer\x18\x06 \x01(\tR\x06issuer\x12C\n" +
 	"\x0fcluster_created\x18\n" +
 	" \x01(\v2\x18.skein.v1.ClusterCreatedH\x00R\x0eclusterCreated\x12F\n" +
 	"\x10settings_changed\x18\v \x01(\v2\x19.skein.v1.SettingsChangedH\x00R\x0fsettingsChanged\x12=\n" +
@@ -4797,7 +4920,8 @@ const file_skein_v1_events_proto_rawDesc = "" +
 	"\rslot_assigned\x18% \x01(\v2\x16.skein.v1.SlotAssignedH\x00R\fslotAssigned\x124\n" +
 	"\n" +
 	"slot_moved\x18& \x01(\v2\x13.skein.v1.SlotMovedH\x00R\tslotMoved\x12=\n" +
-	"\rslot_released\x18' \x01(\v2\x16.skein.v1.SlotReleasedH\x00R\fslotReleasedB\x06\n" +
+	"\rslot_released\x18' \x01(\v2\x16.skein.v1.SlotReleasedH\x00R\fslotReleased\x12@\n" +
+	"\x0eclock_repaired\x18( \x01(\v2\x17.skein.v1.ClockRepairedH\x00R\rclockRepairedB\x06\n" +
 	"\x04body\"m\n" +
 	"\x0eClusterCreated\x12+\n" +
 	"\acluster\x18\x01 \x01(\v2\x11.skein.v1.ClusterR\acluster\x12.\n" +
@@ -4874,10 +4998,12 @@ const file_skein_v1_events_proto_rawDesc = "" +
 	"\tSlotMoved\x12(\n" +
 	"\x04slot\x18\x01 \x01(\v2\x14.skein.v1.EgressSlotR\x04slot\"8\n" +
 	"\fSlotReleased\x12(\n" +
-	"\x04slot\x18\x01 \x01(\v2\x14.skein.v1.EgressSlotR\x04slot\"D\n" +
+	"\x04slot\x18\x01 \x01(\v2\x14.skein.v1.EgressSlotR\x04slot\"'\n" +
+	"\rClockRepaired\x12\x16\n" +
+	"\x06before\x18\x01 \x01(\x03R\x06before\"D\n" +
 	"\x05Batch\x12\x12\n" +
 	"\x04base\x18\x01 \x01(\x04R\x04base\x12'\n" +
-	"\x06events\x18\x02 \x03(\v2\x0f.skein.v1.EventR\x06events\"\xe9\x0f\n" +
+	"\x06events\x18\x02 \x03(\v2\x0f.skein.v1.EventR\x06events\"\xa5\x10\n" +
 	"\aCommand\x12\x1d\n" +
 	"\n" +
 	"request_id\x18\x01 \x01(\tR\trequestId\x12\x12\n" +
@@ -4922,7 +5048,8 @@ const file_skein_v1_events_proto_rawDesc = "" +
 	"assignSlot\x12:\n" +
 	"\frelease_slot\x18% \x01(\v2\x15.skein.v1.ReleaseSlotH\x00R\vreleaseSlot\x124\n" +
 	"\n" +
-	"drain_node\x18& \x01(\v2\x13.skein.v1.DrainNodeH\x00R\tdrainNode\x121\n" +
+	"drain_node\x18& \x01(\v2\x13.skein.v1.DrainNodeH\x00R\tdrainNode\x12:\n" +
+	"\frepair_clock\x18( \x01(\v2\x15.skein.v1.RepairClockH\x00R\vrepairClock\x121\n" +
 	"\tset_admin\x18) \x01(\v2\x12.skein.v1.SetAdminH\x00R\bsetAdmin\x12C\n" +
 	"\x0fintroduce_roles\x18* \x01(\v2\x18.skein.v1.IntroduceRolesH\x00R\x0eintroduceRolesB\x06\n" +
 	"\x04body\"\xb3\x01\n" +
@@ -5088,7 +5215,8 @@ const file_skein_v1_events_proto_rawDesc = "" +
 	"\x06reason\x18\x05 \x01(\tR\x06reason\"@\n" +
 	"\tDrainNode\x12\x17\n" +
 	"\anode_id\x18\x01 \x01(\tR\x06nodeId\x12\x1a\n" +
-	"\bdraining\x18\x02 \x01(\bR\bdraining\"9\n" +
+	"\bdraining\x18\x02 \x01(\bR\bdraining\"\r\n" +
+	"\vRepairClock\"9\n" +
 	"\bSetAdmin\x12\x17\n" +
 	"\anode_id\x18\x01 \x01(\tR\x06nodeId\x12\x14\n" +
 	"\x05admin\x18\x02 \x01(\bR\x05admin\"\x10\n" +
@@ -5106,7 +5234,7 @@ func file_skein_v1_events_proto_rawDescGZIP() []byte {
 	return file_skein_v1_events_proto_rawDescData
 }
 
-var file_skein_v1_events_proto_msgTypes = make([]protoimpl.MessageInfo, 68)
+var file_skein_v1_events_proto_msgTypes = make([]protoimpl.MessageInfo, 70)
 var file_skein_v1_events_proto_goTypes = []any{
 	(*Event)(nil),            // 0: skein.v1.Event
 	(*ClusterCreated)(nil),   // 1: skein.v1.ClusterCreated
@@ -5139,56 +5267,58 @@ var file_skein_v1_events_proto_goTypes = []any{
 	(*SlotAssigned)(nil),     // 28: skein.v1.SlotAssigned
 	(*SlotMoved)(nil),        // 29: skein.v1.SlotMoved
 	(*SlotReleased)(nil),     // 30: skein.v1.SlotReleased
-	(*Batch)(nil),            // 31: skein.v1.Batch
-	(*Command)(nil),          // 32: skein.v1.Command
-	(*CreateCluster)(nil),    // 33: skein.v1.CreateCluster
-	(*ChangeSettings)(nil),   // 34: skein.v1.ChangeSettings
-	(*CreateToken)(nil),      // 35: skein.v1.CreateToken
-	(*RevokeToken)(nil),      // 36: skein.v1.RevokeToken
-	(*NewNode)(nil),          // 37: skein.v1.NewNode
-	(*AdmitNode)(nil),        // 38: skein.v1.AdmitNode
-	(*ChangeNode)(nil),       // 39: skein.v1.ChangeNode
-	(*RevokeNode)(nil),       // 40: skein.v1.RevokeNode
-	(*RotateNodeKey)(nil),    // 41: skein.v1.RotateNodeKey
-	(*AddServer)(nil),        // 42: skein.v1.AddServer
-	(*PromoteServer)(nil),    // 43: skein.v1.PromoteServer
-	(*RemoveServer)(nil),     // 44: skein.v1.RemoveServer
-	(*RotateGossipKey)(nil),  // 45: skein.v1.RotateGossipKey
-	(*CreatePool)(nil),       // 46: skein.v1.CreatePool
-	(*ChangePool)(nil),       // 47: skein.v1.ChangePool
-	(*RemovePool)(nil),       // 48: skein.v1.RemovePool
-	(*AllocateBlocks)(nil),   // 49: skein.v1.AllocateBlocks
-	(*ReserveBlock)(nil),     // 50: skein.v1.ReserveBlock
-	(*ReleaseBlocks)(nil),    // 51: skein.v1.ReleaseBlocks
-	(*ReserveAddress)(nil),   // 52: skein.v1.ReserveAddress
-	(*ClaimAddress)(nil),     // 53: skein.v1.ClaimAddress
-	(*ReleaseAddress)(nil),   // 54: skein.v1.ReleaseAddress
-	(*SetGrant)(nil),         // 55: skein.v1.SetGrant
-	(*ImportPools)(nil),      // 56: skein.v1.ImportPools
-	(*ImportBlock)(nil),      // 57: skein.v1.ImportBlock
-	(*DefineEgress)(nil),     // 58: skein.v1.DefineEgress
-	(*ChangeEgress)(nil),     // 59: skein.v1.ChangeEgress
-	(*RemoveEgress)(nil),     // 60: skein.v1.RemoveEgress
-	(*AssignSlot)(nil),       // 61: skein.v1.AssignSlot
-	(*ReleaseSlot)(nil),      // 62: skein.v1.ReleaseSlot
-	(*DrainNode)(nil),        // 63: skein.v1.DrainNode
-	(*SetAdmin)(nil),         // 64: skein.v1.SetAdmin
-	(*IntroduceRoles)(nil),   // 65: skein.v1.IntroduceRoles
-	nil,                      // 66: skein.v1.NewNode.LabelsEntry
-	nil,                      // 67: skein.v1.ChangeNode.LabelsEntry
-	(*Cluster)(nil),          // 68: skein.v1.Cluster
-	(*Settings)(nil),         // 69: skein.v1.Settings
-	(*Token)(nil),            // 70: skein.v1.Token
-	(*Node)(nil),             // 71: skein.v1.Node
-	(*GossipKeys)(nil),       // 72: skein.v1.GossipKeys
-	(*Answer)(nil),           // 73: skein.v1.Answer
-	(*Pool)(nil),             // 74: skein.v1.Pool
-	(*Block)(nil),            // 75: skein.v1.Block
-	(*StaticAddress)(nil),    // 76: skein.v1.StaticAddress
-	(*Grant)(nil),            // 77: skein.v1.Grant
-	(*Egress)(nil),           // 78: skein.v1.Egress
-	(*EgressSlot)(nil),       // 79: skein.v1.EgressSlot
-	(*PoolSubnet)(nil),       // 80: skein.v1.PoolSubnet
+	(*ClockRepaired)(nil),    // 31: skein.v1.ClockRepaired
+	(*Batch)(nil),            // 32: skein.v1.Batch
+	(*Command)(nil),          // 33: skein.v1.Command
+	(*CreateCluster)(nil),    // 34: skein.v1.CreateCluster
+	(*ChangeSettings)(nil),   // 35: skein.v1.ChangeSettings
+	(*CreateToken)(nil),      // 36: skein.v1.CreateToken
+	(*RevokeToken)(nil),      // 37: skein.v1.RevokeToken
+	(*NewNode)(nil),          // 38: skein.v1.NewNode
+	(*AdmitNode)(nil),        // 39: skein.v1.AdmitNode
+	(*ChangeNode)(nil),       // 40: skein.v1.ChangeNode
+	(*RevokeNode)(nil),       // 41: skein.v1.RevokeNode
+	(*RotateNodeKey)(nil),    // 42: skein.v1.RotateNodeKey
+	(*AddServer)(nil),        // 43: skein.v1.AddServer
+	(*PromoteServer)(nil),    // 44: skein.v1.PromoteServer
+	(*RemoveServer)(nil),     // 45: skein.v1.RemoveServer
+	(*RotateGossipKey)(nil),  // 46: skein.v1.RotateGossipKey
+	(*CreatePool)(nil),       // 47: skein.v1.CreatePool
+	(*ChangePool)(nil),       // 48: skein.v1.ChangePool
+	(*RemovePool)(nil),       // 49: skein.v1.RemovePool
+	(*AllocateBlocks)(nil),   // 50: skein.v1.AllocateBlocks
+	(*ReserveBlock)(nil),     // 51: skein.v1.ReserveBlock
+	(*ReleaseBlocks)(nil),    // 52: skein.v1.ReleaseBlocks
+	(*ReserveAddress)(nil),   // 53: skein.v1.ReserveAddress
+	(*ClaimAddress)(nil),     // 54: skein.v1.ClaimAddress
+	(*ReleaseAddress)(nil),   // 55: skein.v1.ReleaseAddress
+	(*SetGrant)(nil),         // 56: skein.v1.SetGrant
+	(*ImportPools)(nil),      // 57: skein.v1.ImportPools
+	(*ImportBlock)(nil),      // 58: skein.v1.ImportBlock
+	(*DefineEgress)(nil),     // 59: skein.v1.DefineEgress
+	(*ChangeEgress)(nil),     // 60: skein.v1.ChangeEgress
+	(*RemoveEgress)(nil),     // 61: skein.v1.RemoveEgress
+	(*AssignSlot)(nil),       // 62: skein.v1.AssignSlot
+	(*ReleaseSlot)(nil),      // 63: skein.v1.ReleaseSlot
+	(*DrainNode)(nil),        // 64: skein.v1.DrainNode
+	(*RepairClock)(nil),      // 65: skein.v1.RepairClock
+	(*SetAdmin)(nil),         // 66: skein.v1.SetAdmin
+	(*IntroduceRoles)(nil),   // 67: skein.v1.IntroduceRoles
+	nil,                      // 68: skein.v1.NewNode.LabelsEntry
+	nil,                      // 69: skein.v1.ChangeNode.LabelsEntry
+	(*Cluster)(nil),          // 70: skein.v1.Cluster
+	(*Settings)(nil),         // 71: skein.v1.Settings
+	(*Token)(nil),            // 72: skein.v1.Token
+	(*Node)(nil),             // 73: skein.v1.Node
+	(*GossipKeys)(nil),       // 74: skein.v1.GossipKeys
+	(*Answer)(nil),           // 75: skein.v1.Answer
+	(*Pool)(nil),             // 76: skein.v1.Pool
+	(*Block)(nil),            // 77: skein.v1.Block
+	(*StaticAddress)(nil),    // 78: skein.v1.StaticAddress
+	(*Grant)(nil),            // 79: skein.v1.Grant
+	(*Egress)(nil),           // 80: skein.v1.Egress
+	(*EgressSlot)(nil),       // 81: skein.v1.EgressSlot
+	(*PoolSubnet)(nil),       // 82: skein.v1.PoolSubnet
 }
 var file_skein_v1_events_proto_depIdxs = []int32{
 	1,  // 0: skein.v1.Event.cluster_created:type_name -> skein.v1.ClusterCreated
@@ -5221,75 +5351,77 @@ var file_skein_v1_events_proto_depIdxs = []int32{
 	28, // 27: skein.v1.Event.slot_assigned:type_name -> skein.v1.SlotAssigned
 	29, // 28: skein.v1.Event.slot_moved:type_name -> skein.v1.SlotMoved
 	30, // 29: skein.v1.Event.slot_released:type_name -> skein.v1.SlotReleased
-	68, // 30: skein.v1.ClusterCreated.cluster:type_name -> skein.v1.Cluster
-	69, // 31: skein.v1.ClusterCreated.settings:type_name -> skein.v1.Settings
-	69, // 32: skein.v1.SettingsChanged.settings:type_name -> skein.v1.Settings
-	70, // 33: skein.v1.TokenCreated.token:type_name -> skein.v1.Token
-	71, // 34: skein.v1.NodeAdmitted.node:type_name -> skein.v1.Node
-	71, // 35: skein.v1.NodeChanged.node:type_name -> skein.v1.Node
-	72, // 36: skein.v1.GossipKeyRotated.keys:type_name -> skein.v1.GossipKeys
-	73, // 37: skein.v1.CommandAnswered.answer:type_name -> skein.v1.Answer
-	74, // 38: skein.v1.PoolCreated.pool:type_name -> skein.v1.Pool
-	74, // 39: skein.v1.PoolChanged.pool:type_name -> skein.v1.Pool
-	75, // 40: skein.v1.BlockAllocated.block:type_name -> skein.v1.Block
-	75, // 41: skein.v1.BlockReserved.block:type_name -> skein.v1.Block
-	76, // 42: skein.v1.AddressReserved.address:type_name -> skein.v1.StaticAddress
-	77, // 43: skein.v1.GrantSet.grant:type_name -> skein.v1.Grant
-	78, // 44: skein.v1.EgressDefined.egress:type_name -> skein.v1.Egress
-	78, // 45: skein.v1.EgressChanged.egress:type_name -> skein.v1.Egress
-	79, // 46: skein.v1.SlotAssigned.slot:type_name -> skein.v1.EgressSlot
-	79, // 47: skein.v1.SlotMoved.slot:type_name -> skein.v1.EgressSlot
-	79, // 48: skein.v1.SlotReleased.slot:type_name -> skein.v1.EgressSlot
-	0,  // 49: skein.v1.Batch.events:type_name -> skein.v1.Event
-	33, // 50: skein.v1.Command.create_cluster:type_name -> skein.v1.CreateCluster
-	34, // 51: skein.v1.Command.change_settings:type_name -> skein.v1.ChangeSettings
-	35, // 52: skein.v1.Command.create_token:type_name -> skein.v1.CreateToken
-	36, // 53: skein.v1.Command.revoke_token:type_name -> skein.v1.RevokeToken
-	38, // 54: skein.v1.Command.admit_node:type_name -> skein.v1.AdmitNode
-	39, // 55: skein.v1.Command.change_node:type_name -> skein.v1.ChangeNode
-	40, // 56: skein.v1.Command.revoke_node:type_name -> skein.v1.RevokeNode
-	41, // 57: skein.v1.Command.rotate_node_key:type_name -> skein.v1.RotateNodeKey
-	42, // 58: skein.v1.Command.add_server:type_name -> skein.v1.AddServer
-	43, // 59: skein.v1.Command.promote_server:type_name -> skein.v1.PromoteServer
-	44, // 60: skein.v1.Command.remove_server:type_name -> skein.v1.RemoveServer
-	45, // 61: skein.v1.Command.rotate_gossip_key:type_name -> skein.v1.RotateGossipKey
-	46, // 62: skein.v1.Command.create_pool:type_name -> skein.v1.CreatePool
-	47, // 63: skein.v1.Command.change_pool:type_name -> skein.v1.ChangePool
-	48, // 64: skein.v1.Command.remove_pool:type_name -> skein.v1.RemovePool
-	49, // 65: skein.v1.Command.allocate_blocks:type_name -> skein.v1.AllocateBlocks
-	50, // 66: skein.v1.Command.reserve_block:type_name -> skein.v1.ReserveBlock
-	51, // 67: skein.v1.Command.release_blocks:type_name -> skein.v1.ReleaseBlocks
-	52, // 68: skein.v1.Command.reserve_address:type_name -> skein.v1.ReserveAddress
-	53, // 69: skein.v1.Command.claim_address:type_name -> skein.v1.ClaimAddress
-	54, // 70: skein.v1.Command.release_address:type_name -> skein.v1.ReleaseAddress
-	55, // 71: skein.v1.Command.set_grant:type_name -> skein.v1.SetGrant
-	56, // 72: skein.v1.Command.import_pools:type_name -> skein.v1.ImportPools
-	58, // 73: skein.v1.Command.define_egress:type_name -> skein.v1.DefineEgress
-	59, // 74: skein.v1.Command.change_egress:type_name -> skein.v1.ChangeEgress
-	60, // 75: skein.v1.Command.remove_egress:type_name -> skein.v1.RemoveEgress
-	61, // 76: skein.v1.Command.assign_slot:type_name -> skein.v1.AssignSlot
-	62, // 77: skein.v1.Command.release_slot:type_name -> skein.v1.ReleaseSlot
-	63, // 78: skein.v1.Command.drain_node:type_name -> skein.v1.DrainNode
-	64, // 79: skein.v1.Command.set_admin:type_name -> skein.v1.SetAdmin
-	65, // 80: skein.v1.Command.introduce_roles:type_name -> skein.v1.IntroduceRoles
-	69, // 81: skein.v1.CreateCluster.settings:type_name -> skein.v1.Settings
-	37, // 82: skein.v1.CreateCluster.first_node:type_name -> skein.v1.NewNode
-	69, // 83: skein.v1.ChangeSettings.settings:type_name -> skein.v1.Settings
-	66, // 84: skein.v1.NewNode.labels:type_name -> skein.v1.NewNode.LabelsEntry
-	37, // 85: skein.v1.AdmitNode.node:type_name -> skein.v1.NewNode
-	67, // 86: skein.v1.ChangeNode.labels:type_name -> skein.v1.ChangeNode.LabelsEntry
-	74, // 87: skein.v1.CreatePool.pool:type_name -> skein.v1.Pool
-	80, // 88: skein.v1.ChangePool.add_subnets:type_name -> skein.v1.PoolSubnet
-	74, // 89: skein.v1.ChangePool.set:type_name -> skein.v1.Pool
-	74, // 90: skein.v1.ImportPools.pools:type_name -> skein.v1.Pool
-	57, // 91: skein.v1.ImportPools.blocks:type_name -> skein.v1.ImportBlock
-	78, // 92: skein.v1.DefineEgress.egress:type_name -> skein.v1.Egress
-	78, // 93: skein.v1.ChangeEgress.set:type_name -> skein.v1.Egress
-	94, // [94:94] is the sub-list for method output_type
-	94, // [94:94] is the sub-list for method input_type
-	94, // [94:94] is the sub-list for extension type_name
-	94, // [94:94] is the sub-list for extension extendee
-	0,  // [0:94] is the sub-list for field type_name
+	31, // 30: skein.v1.Event.clock_repaired:type_name -> skein.v1.ClockRepaired
+	70, // 31: skein.v1.ClusterCreated.cluster:type_name -> skein.v1.Cluster
+	71, // 32: skein.v1.ClusterCreated.settings:type_name -> skein.v1.Settings
+	71, // 33: skein.v1.SettingsChanged.settings:type_name -> skein.v1.Settings
+	72, // 34: skein.v1.TokenCreated.token:type_name -> skein.v1.Token
+	73, // 35: skein.v1.NodeAdmitted.node:type_name -> skein.v1.Node
+	73, // 36: skein.v1.NodeChanged.node:type_name -> skein.v1.Node
+	74, // 37: skein.v1.GossipKeyRotated.keys:type_name -> skein.v1.GossipKeys
+	75, // 38: skein.v1.CommandAnswered.answer:type_name -> skein.v1.Answer
+	76, // 39: skein.v1.PoolCreated.pool:type_name -> skein.v1.Pool
+	76, // 40: skein.v1.PoolChanged.pool:type_name -> skein.v1.Pool
+	77, // 41: skein.v1.BlockAllocated.block:type_name -> skein.v1.Block
+	77, // 42: skein.v1.BlockReserved.block:type_name -> skein.v1.Block
+	78, // 43: skein.v1.AddressReserved.address:type_name -> skein.v1.StaticAddress
+	79, // 44: skein.v1.GrantSet.grant:type_name -> skein.v1.Grant
+	80, // 45: skein.v1.EgressDefined.egress:type_name -> skein.v1.Egress
+	80, // 46: skein.v1.EgressChanged.egress:type_name -> skein.v1.Egress
+	81, // 47: skein.v1.SlotAssigned.slot:type_name -> skein.v1.EgressSlot
+	81, // 48: skein.v1.SlotMoved.slot:type_name -> skein.v1.EgressSlot
+	81, // 49: skein.v1.SlotReleased.slot:type_name -> skein.v1.EgressSlot
+	0,  // 50: skein.v1.Batch.events:type_name -> skein.v1.Event
+	34, // 51: skein.v1.Command.create_cluster:type_name -> skein.v1.CreateCluster
+	35, // 52: skein.v1.Command.change_settings:type_name -> skein.v1.ChangeSettings
+	36, // 53: skein.v1.Command.create_token:type_name -> skein.v1.CreateToken
+	37, // 54: skein.v1.Command.revoke_token:type_name -> skein.v1.RevokeToken
+	39, // 55: skein.v1.Command.admit_node:type_name -> skein.v1.AdmitNode
+	40, // 56: skein.v1.Command.change_node:type_name -> skein.v1.ChangeNode
+	41, // 57: skein.v1.Command.revoke_node:type_name -> skein.v1.RevokeNode
+	42, // 58: skein.v1.Command.rotate_node_key:type_name -> skein.v1.RotateNodeKey
+	43, // 59: skein.v1.Command.add_server:type_name -> skein.v1.AddServer
+	44, // 60: skein.v1.Command.promote_server:type_name -> skein.v1.PromoteServer
+	45, // 61: skein.v1.Command.remove_server:type_name -> skein.v1.RemoveServer
+	46, // 62: skein.v1.Command.rotate_gossip_key:type_name -> skein.v1.RotateGossipKey
+	47, // 63: skein.v1.Command.create_pool:type_name -> skein.v1.CreatePool
+	48, // 64: skein.v1.Command.change_pool:type_name -> skein.v1.ChangePool
+	49, // 65: skein.v1.Command.remove_pool:type_name -> skein.v1.RemovePool
+	50, // 66: skein.v1.Command.allocate_blocks:type_name -> skein.v1.AllocateBlocks
+	51, // 67: skein.v1.Command.reserve_block:type_name -> skein.v1.ReserveBlock
+	52, // 68: skein.v1.Command.release_blocks:type_name -> skein.v1.ReleaseBlocks
+	53, // 69: skein.v1.Command.reserve_address:type_name -> skein.v1.ReserveAddress
+	54, // 70: skein.v1.Command.claim_address:type_name -> skein.v1.ClaimAddress
+	55, // 71: skein.v1.Command.release_address:type_name -> skein.v1.ReleaseAddress
+	56, // 72: skein.v1.Command.set_grant:type_name -> skein.v1.SetGrant
+	57, // 73: skein.v1.Command.import_pools:type_name -> skein.v1.ImportPools
+	59, // 74: skein.v1.Command.define_egress:type_name -> skein.v1.DefineEgress
+	60, // 75: skein.v1.Command.change_egress:type_name -> skein.v1.ChangeEgress
+	61, // 76: skein.v1.Command.remove_egress:type_name -> skein.v1.RemoveEgress
+	62, // 77: skein.v1.Command.assign_slot:type_name -> skein.v1.AssignSlot
+	63, // 78: skein.v1.Command.release_slot:type_name -> skein.v1.ReleaseSlot
+	64, // 79: skein.v1.Command.drain_node:type_name -> skein.v1.DrainNode
+	65, // 80: skein.v1.Command.repair_clock:type_name -> skein.v1.RepairClock
+	66, // 81: skein.v1.Command.set_admin:type_name -> skein.v1.SetAdmin
+	67, // 82: skein.v1.Command.introduce_roles:type_name -> skein.v1.IntroduceRoles
+	71, // 83: skein.v1.CreateCluster.settings:type_name -> skein.v1.Settings
+	38, // 84: skein.v1.CreateCluster.first_node:type_name -> skein.v1.NewNode
+	71, // 85: skein.v1.ChangeSettings.settings:type_name -> skein.v1.Settings
+	68, // 86: skein.v1.NewNode.labels:type_name -> skein.v1.NewNode.LabelsEntry
+	38, // 87: skein.v1.AdmitNode.node:type_name -> skein.v1.NewNode
+	69, // 88: skein.v1.ChangeNode.labels:type_name -> skein.v1.ChangeNode.LabelsEntry
+	76, // 89: skein.v1.CreatePool.pool:type_name -> skein.v1.Pool
+	82, // 90: skein.v1.ChangePool.add_subnets:type_name -> skein.v1.PoolSubnet
+	76, // 91: skein.v1.ChangePool.set:type_name -> skein.v1.Pool
+	76, // 92: skein.v1.ImportPools.pools:type_name -> skein.v1.Pool
+	58, // 93: skein.v1.ImportPools.blocks:type_name -> skein.v1.ImportBlock
+	80, // 94: skein.v1.DefineEgress.egress:type_name -> skein.v1.Egress
+	80, // 95: skein.v1.ChangeEgress.set:type_name -> skein.v1.Egress
+	96, // [96:96] is the sub-list for method output_type
+	96, // [96:96] is the sub-list for method input_type
+	96, // [96:96] is the sub-list for extension type_name
+	96, // [96:96] is the sub-list for extension extendee
+	0,  // [0:96] is the sub-list for field type_name
 }
 
 func init() { file_skein_v1_events_proto_init() }
@@ -5329,8 +5461,9 @@ func file_skein_v1_events_proto_init() {
 		(*Event_SlotAssigned)(nil),
 		(*Event_SlotMoved)(nil),
 		(*Event_SlotReleased)(nil),
+		(*Event_ClockRepaired)(nil),
 	}
-	file_skein_v1_events_proto_msgTypes[32].OneofWrappers = []any{
+	file_skein_v1_events_proto_msgTypes[33].OneofWrappers = []any{
 		(*Command_CreateCluster)(nil),
 		(*Command_ChangeSettings)(nil),
 		(*Command_CreateToken)(nil),
@@ -5360,6 +5493,7 @@ func file_skein_v1_events_proto_init() {
 		(*Command_AssignSlot)(nil),
 		(*Command_ReleaseSlot)(nil),
 		(*Command_DrainNode)(nil),
+		(*Command_RepairClock)(nil),
 		(*Command_SetAdmin)(nil),
 		(*Command_IntroduceRoles)(nil),
 	}
@@ -5369,7 +5503,7 @@ func file_skein_v1_events_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_skein_v1_events_proto_rawDesc), len(file_skein_v1_events_proto_rawDesc)),
 			NumEnums:      0,
-			NumMessages:   68,
+			NumMessages:   70,
 			NumExtensions: 0,
 			NumServices:   0,
 		},

@@ -648,7 +648,7 @@ func (x *GossipKeys) GetAccepted() [][]byte {
 // Answer is what a command returned; the state remembers recent ones by request ID.
 type Answer struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
-	RequestId     string                 `protobuf:"bytes,1,opt,name=request_id,json=requestId,proto3" json:"request_id,omitempty"`
+	RequestId     string                 `protobuf:"bytes,1,opt,name=request_id,json=requestId,proto3" json:"request_id,omitempty"` // in the state: a hash of issuer, kind of command and request ID
 	Index         uint64                 `protobuf:"varint,2,opt,name=index,proto3" json:"index,omitempty"`                         // last event of the command
 	Node          *Node                  `protobuf:"bytes,3,opt,name=node,proto3" json:"node,omitempty"`                            // AdmitNode, ChangeNode, RotateNodeKey
 	Token         *Token                 `protobuf:"bytes,4,opt,name=token,proto3" json:"token,omitempty"`                          // CreateToken

@@ -1,0 +1,251 @@
+package consensus
+
+import (
+	"errors"
+	"fmt"
+	"log/slog"
+	"net"
+	"sync"
+	"time"
+
+	"github.com/hashicorp/raft"
+
+	"github.com/skeinmesh/skein/identity"
+)
+
+// inbound takes in what other servers' Raft sends. The library's transport forgets from which stream a request came, and a
+// request says itself who sent it: whoever may open a stream could append entries in the leader's name. So each peer has a
+// transport of its own, and every request is held against the identity that its stream has proved.
+type inbound struct {
+	self   identity.ID
+	in     net.Listener
+	config raft.NetworkTransportConfig // of each peer's transport; its streams are the peer's
+	sender func(identity.ID) error     // why a node may not send requests now; nil: it may
+	log    *slog.Logger
+	rpcs   chan raft.RPC
+	done   chan struct{} // closed by Close
+
+	mu        sync.Mutex
+	heartbeat func(raft.RPC)
+	peers     map[identity.ID]*peerStreams
+	open      map[*inConn]bool // the library would leave them open when it closes
+	closed    bool
+}
+
+func newInbound(self identity.ID, in net.Listener, sender func(identity.ID) error, config raft.NetworkTransportConfig, log *slog.Logger) *inbound {
+	return &inbound{self: self, in: in, sender: sender, config: config, log: log, rpcs: make(chan raft.RPC), done: make(chan struct{}),
+		peers: make(map[identity.ID]*peerStreams), open: make(map[*inConn]bool)}
+}
+
+// serve accepts streams until the listener is closed.
+func (n *inbound) serve() {
+	for {
+		c, err := n.in.Accept()
+		if err != nil {
+			return
+		}
+		id, ok := peerOf(c)
+		if !ok {
+			err = errors.New("the other end is not known")
+		} else {
+			err = n.sender(id)
+		}
+		if err != nil {
+			n.log.Warn("refused a Raft connection", "node", id, "err", err)
+			c.Close()
+			continue
+		}
+		n.hand(c, id)
+	}
+}
+
+// hand gives a stream to its peer's transport, which is made with the first one.
+func (n *inbound) hand(c net.Conn, id identity.ID) {
+	s := &inConn{Conn: c, n: n, peer: id}
+	n.mu.Lock()
+	if n.closed {
+		n.mu.Unlock()
+		c.Close()
+		return
+	}
+	n.open[s] = true
+	p := n.peers[id]
+	if p == nil {
+		p = &peerStreams{self: n.self, in: make(chan net.Conn), closed: make(chan struct{})}
+		n.peers[id] = p
+		config := n.config
+		config.Stream = p
+		p.transport = raft.NewNetworkTransportWithConfig(&config)
+		p.transport.SetHeartbeatHandler(func(r raft.RPC) { n.take(id, r, n.beat) })
+		go n.pass(id, p.transport)
+	}
+	n.mu.Unlock()
+	select {
+	case p.in <- s:
+	case <-p.closed:
+		s.Close()
+	}
+}
+
+// pass hands on one peer's requests to Raft.
+func (n *inbound) pass(id identity.ID, t *raft.NetworkTransport) {
+	for {
+		select {
+		case r := <-t.Consumer():
+			n.take(id, r, n.queue)
+		case <-n.done:
+			return
+		}
+	}
+}
+
+// take hands on a request that its sender may send, and answers every other one.
+func (n *inbound) take(id identity.ID, r raft.RPC, to func(raft.RPC)) {
+	err := n.sender(id)
+	if err == nil {
+		err = checkClaim(id, r.Command)
+	}
+	if err != nil {
+		n.log.Warn("refused a Raft request", "node", id, "request", fmt.Sprintf("%T", r.Command), "err", err)
+		r.Respond(nil, err)
+		n.drop(id) // whatever else it has sent
+		return
+	}
+	to(r)
+}
+
+func (n *inbound) queue(r raft.RPC) {
+	select {
+	case n.rpcs <- r:
+	case <-n.done:
+	}
+}
+
+// beat is the short way of heartbeats, past requests that wait for the disk.
+func (n *inbound) beat(r raft.RPC) {
+	n.mu.Lock()
+	f := n.heartbeat
+	n.mu.Unlock()
+	if f == nil {
+		n.queue(r)
+		return
+	}
+	f(r)
+}
+
+// checkClaim holds the sender that a request names, in its header and in the older fields, against the one that is proved.
+func checkClaim(id identity.ID, command any) error {
+	r, ok := command.(raft.WithRPCHeader)
+	if !ok {
+		return fmt.Errorf("%T names no sender", command)
+	}
+	h := r.GetRPCHeader()
+	claims := [][]byte{h.Addr}
+	switch c := command.(type) {
+	case *raft.AppendEntriesRequest:
+		claims = append(claims, c.Leader)
+	case *raft.InstallSnapshotRequest:
+		claims = append(claims, c.Leader)
+	case *raft.RequestVoteRequest:
+		claims = append(claims, c.Candidate)
+	}
+	if string(h.ID) != id.String() {
+		return fmt.Errorf("it is sent in the name of %.40q", h.ID)
+	}
+	for _, claim := range claims {
+		if len(claim) > 0 && string(claim) != id.String() {
+			return fmt.Errorf("it is sent in the name of %.40q", claim)
+		}
+	}
+	return nil
+}
+
+// drop closes a peer's streams.
+func (n *inbound) drop(id identity.ID) {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	for c := range n.open {
+		if c.peer == id {
+			c.Conn.Close()
+		}
+	}
+}
+
+func (n *inbound) setHeartbeat(f func(raft.RPC)) {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	n.heartbeat = f
+}
+
+func (n *inbound) Close() error {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	if n.closed {
+		return nil
+	}
+	n.closed = true
+	close(n.done)
+	err := n.in.Close()
+	for _, p := range n.peers {
+		p.transport.Close()
+	}
+	for c := range n.open {
+		c.Conn.Close()
+	}
+	return err
+}
+
+// peerStreams are the streams that one peer opened.
+type peerStreams struct {
+	self      identity.ID
+	in        chan net.Conn
+	once      sync.Once
+	closed    chan struct{}
+	transport *raft.NetworkTransport
+}
+
+func (p *peerStreams) Accept() (net.Conn, error) {
+	select {
+	case c := <-p.in:
+		return c, nil
+	case <-p.closed:
+		return nil, net.ErrClosed
+	}
+}
+
+// Dial is never called: what is sent to a peer goes by the transport that outgoing serves.
+func (p *peerStreams) Dial(raft.ServerAddress, time.Duration) (net.Conn, error) {
+	return nil, errors.New("streams that come in are for answers alone")
+}
+
+func (p *peerStreams) Close() error {
+	p.once.Do(func() { close(p.closed) })
+	return nil
+}
+
+func (p *peerStreams) Addr() net.Addr { return nodeAddr(p.self) }
+
+// inConn is an accepted stream. It ends when the other end may send requests no more.
+type inConn struct {
+	net.Conn
+	n    *inbound
+	peer identity.ID
+}
+
+func (c *inConn) Read(b []byte) (int, error) {
+	n, err := c.Conn.Read(b)
+	if err != nil {
+		return n, err
+	}
+	if err := c.n.sender(c.peer); err != nil {
+		return 0, err
+	}
+	return n, nil
+}
+
+func (c *inConn) Close() error {
+	c.n.mu.Lock()
+	delete(c.n.open, c)
+	c.n.mu.Unlock()
+	return c.Conn.Close()
+}
