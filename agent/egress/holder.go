@@ -171,12 +171,10 @@ func (h *Holder) Agree(s Agreed, now time.Time) (out []Order) {
 	was := h.now
 	h.now, h.reason = s, ""
 	switch {
-	case s.Node == h.self && was.Node == h.self || s.Node == h.self && h.state == Leaving:
-		if h.state == Leaving { // it came back before it was gone
-			out = append(out, h.order(DoAnnounce))
-			h.state = Holding
-		}
-		h.seen, h.failover = now, 0
+	case s.Node == h.self && was.Node == h.self:
+		out = h.anew(was.Epoch, now)
+	case s.Node == h.self && h.state == Leaving: // it came back before it was gone
+		out = h.anew(h.left, now)
 	case s.Node == h.self:
 		h.state, h.seen, h.failover = Waiting, now, 0
 		if s.Planned && !fresh && !s.From.IsZero() && s.From != h.self {
@@ -189,6 +187,19 @@ func (h *Holder) Agree(s Agreed, now time.Time) (out []Order) {
 		h.to, h.toEpoch = s.Node, s.Epoch
 	}
 	return out
+}
+
+// anew begins an epoch of this node's that follows one of its own. No ticket outlives its epoch: the slot may leave with another
+// source address from now on, which the leader has not granted yet. What comes meanwhile waits.
+func (h *Holder) anew(left uint64, now time.Time) (out []Order) {
+	if h.until.After(now) && !h.held {
+		h.held, h.heldAt, h.taking = true, now, false
+		out = append(out, h.order(DoHold))
+	}
+	h.state, h.until, h.seen, h.failover = Waiting, time.Time{}, now, 0
+	clear(h.rounds)
+	return append(out, h.order(DoDrop), h.order(DoSilence), h.tell("%s: this node is given it anew, in epoch %d", h.slot, h.now.Epoch),
+		Order{Kind: DoRelease, Slot: h.slot, Epoch: left})
 }
 
 // leave ends an epoch of this node's.
@@ -252,7 +263,10 @@ func (h *Holder) Tick(now time.Time) (out []Order) {
 		out = append(out, h.order(DoSilence), h.tell("%s: the lease ran out in epoch %d; the leader was not heard", h.slot, h.now.Epoch))
 	}
 	if h.held && !now.Before(h.heldAt.Add(HoldMost)) {
-		out = append(out, h.order(DoOpen), h.tell("%s: node %s handed nothing over in %s", h.slot, h.now.From, HoldMost))
+		out = append(out, h.order(DoOpen))
+		if !h.now.From.IsZero() && h.now.From != h.self {
+			out = append(out, h.tell("%s: node %s handed nothing over in %s", h.slot, h.now.From, HoldMost))
+		}
 		h.held, h.taking = false, false
 	}
 	return out
