@@ -97,11 +97,11 @@ func NewHolder(self identity.ID, slot Slot) *Holder {
 	return &Holder{self: self, slot: slot, state: Idle, rounds: make(map[uint64]ticket), fresh: true}
 }
 
-// Wish says whether the next request asks for the slot, in which epoch, for how long, and whether a ticket of that epoch runs.
-func (h *Holder) Wish(now time.Time) (epoch uint64, lease time.Duration, held, ok bool) {
+// Wish says whether the next request asks for the slot, in which epoch, for how long its ticket is, and whether one of that epoch runs.
+func (h *Holder) Wish(now time.Time) (epoch uint64, ticket time.Duration, held, ok bool) {
 	switch h.state {
 	case Waiting, Holding, Lost:
-		return h.now.Epoch, h.now.Lease, h.mine == h.now.Epoch && h.until.After(now), true
+		return h.now.Epoch, TicketFor(h.now.Lease), h.mine == h.now.Epoch && h.until.After(now), true
 	}
 	return 0, 0, false, false
 }

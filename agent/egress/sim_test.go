@@ -112,7 +112,7 @@ func (w *world) plantKeeper(k *Keeper) {
 	case "no silence after a leader change":
 		k.leases.since = k.leases.since.Add(-time.Hour)
 	case "moved before the lease has run out":
-		k.leases.guard = -time.Second
+		k.leases.guard = func(time.Duration) time.Duration { return -time.Second }
 	case "epoch not checked":
 		k.decide = func(now time.Time, from identity.ID, epoch uint64, held bool, s Agreed) Verdict {
 			s.Node, s.Epoch = from, max(epoch, s.Epoch)
