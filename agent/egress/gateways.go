@@ -37,6 +37,7 @@ type GatewaysConfig struct {
 	Driver string // of FoU: auto, kernel or userspace
 	Tunnel string // the mesh's link
 	Leader Leader
+	Clocks Clocks // of other machines; nil: none
 	// TakeOver brings a part of a slot's connections to another node.
 	TakeOver func(ctx context.Context, node identity.ID, r *skeinv1.TakeOverRequest) (*skeinv1.TakeOverResponse, error)
 	// Links are this host's own, with their networks, without skein's.
@@ -86,7 +87,7 @@ func NewGateways(cfg GatewaysConfig) *Gateways {
 	g := &Gateways{cfg: cfg, host: make(chan struct{}, 1), rooms: map[Ref]*room{}, announced: map[Slot]announcement{},
 		taken: map[Slot]taken{}, problems: map[string]string{}}
 	g.renewer = NewRenewer(RenewerConfig{
-		Self: cfg.Self, Kernel: kernel{g}, Leader: cfg.Leader, Peers: kernel{g}, Gateways: g.states, Announce: g.announce, Tell: g.tell, Log: cfg.Log,
+		Self: cfg.Self, Kernel: kernel{g}, Leader: cfg.Leader, Clocks: cfg.Clocks, Peers: kernel{g}, Gateways: g.states, Announce: g.announce, Tell: g.tell, Log: cfg.Log,
 	})
 	return g
 }

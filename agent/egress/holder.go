@@ -67,6 +67,9 @@ type Holder struct {
 	rounds map[uint64]ticket // that may still be answered
 	last   uint64            // newest round that granted
 	until  time.Time         // the granted ticket's end, by this host's clock; the kernel's is not before
+	end    time.Time         // the granted lease's, which is later where that is longer than MaxTicket
+	latest Readings          // that are known
+	before Readings          // that were known when the granted lease began
 	mine   uint64            // epoch that the granted ticket belongs to
 
 	fresh    bool // nothing agreed was seen yet
@@ -87,8 +90,13 @@ type ticket struct {
 	number Ticket
 	epoch  uint64
 	began  time.Time
-	lease  time.Duration
+	lease  time.Duration // the ticket's own; of a longer lease it is a part
+	before Readings
+	more   bool // it prolongs what was granted, and asks no leader
 }
+
+// prolongAfter is how long no leader has granted a lease when others are asked whether it still runs.
+const prolongAfter = time.Second
 
 const maxRounds = 256 // of one slot, that wait for an answer
 
@@ -101,7 +109,7 @@ func NewHolder(self identity.ID, slot Slot) *Holder {
 func (h *Holder) Wish(now time.Time) (epoch uint64, ticket time.Duration, held, ok bool) {
 	switch h.state {
 	case Waiting, Holding, Lost:
-		return h.now.Epoch, TicketFor(h.now.Lease), h.mine == h.now.Epoch && h.until.After(now), true
+		return h.now.Epoch, firstTicket(h.now.Lease), h.mine == h.now.Epoch && h.until.After(now), true
 	}
 	return 0, 0, false, false
 }
@@ -111,13 +119,17 @@ func (h *Holder) Urgent() bool { return h.state == Waiting || h.state == Lost }
 
 // Begun notes the ticket that was begun for a round. began is from before the kernel was told.
 func (h *Holder) Begun(round, epoch uint64, t Ticket, began time.Time, lease time.Duration) {
+	h.begun(round, ticket{t, epoch, began, lease, h.latest, false})
+}
+
+func (h *Holder) begun(round uint64, of ticket) {
 	for n, k := range h.rounds {
-		if began.Sub(k.began) > k.lease || len(h.rounds) >= maxRounds && n+maxRounds <= round {
+		if of.began.Sub(k.began) > k.lease || len(h.rounds) >= maxRounds && n+maxRounds <= round {
 			delete(h.rounds, n)
 		}
 	}
 	if len(h.rounds) < maxRounds {
-		h.rounds[round] = ticket{t, epoch, began, lease}
+		h.rounds[round] = of
 	}
 }
 
@@ -126,12 +138,13 @@ func (h *Holder) Granted(round, epoch uint64, now time.Time) (out []Order) {
 	k, ok := h.rounds[round]
 	delete(h.rounds, round)
 	switch {
-	case !ok || k.epoch != epoch || epoch != h.now.Epoch || h.now.Node != h.self || !h.Urgent() && h.state != Holding:
+	case !ok || k.more || k.epoch != epoch || epoch != h.now.Epoch || h.now.Node != h.self || !h.Urgent() && h.state != Holding:
 		return nil // of another time
 	case round < h.last || !k.began.Add(k.lease).After(now):
 		return nil // a newer one counts, or it has run out on its way
 	}
 	h.last, h.until, h.mine, h.reason = round, k.began.Add(k.lease), epoch, ""
+	h.end, h.before = k.began.Add(TicketFor(h.now.Lease)), k.before
 	out = append(out, Order{Kind: DoGrant, Slot: h.slot, Epoch: epoch, Ticket: k.number})
 	if h.state == Holding {
 		return append(out, h.opened(now)...)
@@ -142,6 +155,49 @@ func (h *Holder) Granted(round, epoch uint64, now time.Time) (out []Order) {
 	h.state = Holding
 	out = append(out, h.order(DoAnnounce), h.tell("%s: this node forwards in epoch %d, %s after it was told", h.slot, epoch, now.Sub(h.seen).Round(time.Millisecond)))
 	return append(out, h.opened(now)...)
+}
+
+// Long reports whether the slot's lease is longer than a ticket, so that readings are of use.
+func (h *Holder) Long() bool {
+	_, _, _, ok := h.Wish(time.Time{})
+	return ok && long(h.now.Lease)
+}
+
+// Prolong says whether the granted lease needs another ticket, because no leader has answered for a while, and how long that is.
+func (h *Holder) Prolong(now time.Time) (epoch uint64, ticket time.Duration, ok bool) {
+	if h.state != Holding || h.mine != h.now.Epoch || h.until.Sub(now) > MaxTicket-prolongAfter || !h.until.After(now) || !h.end.After(h.until) {
+		return 0, 0, false
+	}
+	return h.mine, min(MaxTicket, h.end.Sub(now)), true
+}
+
+// Prolonging notes the ticket that was begun for a round of readings, before they were asked for.
+func (h *Holder) Prolonging(round, epoch uint64, t Ticket, began time.Time, life time.Duration) {
+	h.begun(round, ticket{t, epoch, began, life, nil, true})
+}
+
+// Read takes the readings of a round. They prolong the lease if they prove that it has not run out elsewhere.
+func (h *Holder) Read(round uint64, readings Readings, now time.Time) []Order {
+	h.latest = h.latest.with(readings)
+	k, ok := h.rounds[round]
+	if !ok || !k.more {
+		return nil
+	}
+	delete(h.rounds, round)
+	if h.state != Holding || k.epoch != h.mine || k.epoch != h.now.Epoch || round < h.last || !k.began.Add(k.lease).After(now) ||
+		!proves(h.self, h.before, readings, k.lease, TicketFor(h.now.Lease)) {
+		return nil
+	}
+	h.last, h.until = round, k.began.Add(k.lease)
+	return []Order{{Kind: DoGrant, Slot: h.slot, Epoch: k.epoch, Ticket: k.number}}
+}
+
+// Rest is what is left of the granted lease beyond its ticket, for an agent that ends: nobody prolongs it until the next one runs.
+func (h *Holder) Rest(now time.Time) (epoch uint64, ticket time.Duration, ok bool) {
+	if h.state != Holding || h.mine != h.now.Epoch || !h.until.After(now) || !h.end.After(h.until) {
+		return 0, 0, false
+	}
+	return h.mine, h.end.Sub(now), true
 }
 
 // opened lets the packets that wait go on, when nothing has to come before.
@@ -306,11 +362,16 @@ type HolderReport struct {
 	Epoch    uint64
 	State    HolderState
 	Until    time.Time     // of the ticket; zero: none was granted
+	End      time.Time     // of the lease; the ticket's where it is as short as that
 	Failover time.Duration // from the event to the first grant; 0: not yet
 	Reason   string        // why the leader refused last; empty: it did not
 }
 
 // Report reads the holder.
 func (h *Holder) Report() HolderReport {
-	return HolderReport{Slot: h.slot, Epoch: h.now.Epoch, State: h.state, Until: h.until, Failover: h.failover, Reason: h.reason}
+	end := h.until
+	if h.state == Holding && h.end.After(end) {
+		end = h.end
+	}
+	return HolderReport{Slot: h.slot, Epoch: h.now.Epoch, State: h.state, Until: h.until, End: end, Failover: h.failover, Reason: h.reason}
 }

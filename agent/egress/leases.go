@@ -48,7 +48,7 @@ func (a Agreed) counted() time.Duration { return a.longest() + GuardFor(a.longes
 // What it promises: while it has granted a slot to one node, and for as long as that node's kernel may go on, no other gets it. Nor
 // does another slot get its source addresses, whatever is agreed meanwhile: a slot whose addresses change has another epoch.
 type Leases struct {
-	since   time.Time // the term began before
+	since   time.Time                               // the term began before
 	guard   func(lease time.Duration) time.Duration // GuardFor
 	slots   map[Slot]*lease
 	sources map[netip.Addr]use

@@ -31,6 +31,7 @@ type gate struct {
 	state     *events.State
 	gw, other identity.ID
 	n         byte
+	clocks    Clocks
 }
 
 func newGate(t *testing.T, lease uint32) *gate {
@@ -95,7 +96,7 @@ func (g *gate) live(f func(*Gateways, *generous)) {
 	ctx, stop := context.WithCancel(g.t.Context())
 	done := make(chan struct{})
 	g.host.Do(func() {
-		gs := NewGateways(GatewaysConfig{Self: g.gw, Dir: g.netns(), Known: filepath.Join(g.dir, "known"), Driver: "userspace", Tunnel: "skein0", Leader: l,
+		gs := NewGateways(GatewaysConfig{Self: g.gw, Dir: g.netns(), Known: filepath.Join(g.dir, "known"), Driver: "userspace", Tunnel: "skein0", Leader: l, Clocks: g.clocks,
 			TakeOver: func(context.Context, identity.ID, *skeinv1.TakeOverRequest) (*skeinv1.TakeOverResponse, error) {
 				return &skeinv1.TakeOverResponse{}, nil
 			},

@@ -48,12 +48,18 @@ type Peers interface {
 	HandOver(ctx context.Context, slot Slot, epoch uint64, to identity.ID) error
 }
 
+// Clocks reads those of other machines, and of this one: whatever answers soon.
+type Clocks interface {
+	Read(ctx context.Context) Readings
+}
+
 // RenewerConfig says what a Renewer works with.
 type RenewerConfig struct {
 	Self   identity.ID
 	Kernel Kernel
 	Leader Leader
 	Peers  Peers
+	Clocks Clocks // for leases longer than MaxTicket when no leader answers [none: those end with their tickets then]
 	// Gateways is how this node fares as gateway of each egress that it could serve. While it is empty and no slot is this
 	// node's, the leader is told nothing. It may be called at any time and must not block.
 	Gateways func() []*skeinv1.GatewayState
@@ -80,6 +86,8 @@ type Renewer struct {
 	holders  map[Slot]*Holder
 	round    uint64
 	lastSent time.Time
+	lastRead time.Time
+	reading  int // rounds of readings under way
 	flying   []flight
 	releases map[SlotEpoch]time.Time // to be said until they are answered, and since when
 	undone   map[Slot]*undone        // drops that failed
@@ -233,12 +241,22 @@ func (r *Renewer) Run(ctx context.Context) {
 			r.send(ctx)
 			due = r.due(r.cfg.Now())
 		}
+		if at := r.readAt(now); !at.IsZero() {
+			if !at.After(now) {
+				r.read(ctx)
+				at = r.readAt(r.cfg.Now())
+			}
+			if at.Before(due) {
+				due = at
+			}
+		}
 		r.show()
 		timer.Reset(max(0, due.Sub(r.cfg.Now())))
 		select {
 		case <-r.news:
 		case <-timer.C:
 		case <-ctx.Done():
+			r.leave()
 			return
 		}
 	}

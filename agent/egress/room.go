@@ -544,8 +544,8 @@ func (r *room) report() *skeinv1.EgressGateway {
 			Number: uint32(h.Slot.Number), Epoch: h.Epoch, Forwarding: h.State == Holding || h.State == Leaving, PacketsOut: x.SentPackets, BytesOut: x.SentBytes,
 			PacketsIn: x.ReceivedPackets, BytesIn: x.ReceivedBytes, Clients: clients[h.Slot.Number], FailoverNanos: int64(h.Failover),
 		}
-		if !h.Until.IsZero() {
-			s.LeaseUntil = h.Until.UnixNano()
+		if !h.End.IsZero() {
+			s.LeaseUntil = h.End.UnixNano()
 		}
 		s.TakenOver, s.Announced = r.g.about(h.Slot, h.Epoch)
 		out.Slots = append(out.Slots, s)
