@@ -58,7 +58,7 @@ func (a *Agent) openEgresses() error {
 	log := a.log.With("room", "egress")
 	e.gateways = egress.NewGateways(egress.GatewaysConfig{
 		Self: a.id, Dir: filepath.Join(a.cfg.RunDir, gatewayDir), Known: filepath.Join(a.cfg.RunDir, gatewayClients), Driver: a.cfg.Dataplane.FoU,
-		Tunnel: a.cfg.Dataplane.Link, Leader: e, Links: a.announceLinks, Changed: a.wakeUp, Log: log,
+		Tunnel: a.cfg.Dataplane.Link, Leader: e, Clocks: e, Links: a.announceLinks, Changed: a.wakeUp, Log: log,
 		TakeOver: func(ctx context.Context, node identity.ID, r *skeinv1.TakeOverRequest) (*skeinv1.TakeOverResponse, error) {
 			return a.egressOf(node).TakeOver(ctx, r)
 		},

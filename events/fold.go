@@ -15,7 +15,8 @@ import (
 // the state is then as before. The state keeps parts of the event: do not change it afterwards.
 //
 // A known event that contradicts the state (an address that is taken, a node that is not there) changes
-// nothing but the index: Decide never makes one, and so no invariant can be broken by one.
+// nothing but the index: Decide never makes one, and so no invariant can be broken by one. The same holds for a name that no command
+// may bring in: a forged log cannot put a path or a terminal's control characters where a node takes a name to be one.
 func (s *State) Fold(e *skeinv1.Event) error {
 	if e.GetIndex() != s.index+1 {
 		return fmt.Errorf("%w: the state is at %d and event %d was to follow", ErrGap, s.index, e.GetIndex())
@@ -127,8 +128,11 @@ func (s *State) admit(n *skeinv1.Node) bool {
 	return true
 }
 
-// claim takes a node's key and addresses into the indexes of what may never be given again.
+// claim takes a node's key and addresses into the indexes of what may never be given again, unless one is taken or the name is none.
 func (s *State) claim(n *skeinv1.Node) bool {
+	if checkName(n.GetName()) != nil {
+		return false
+	}
 	key := string(n.GetWireguardKey())
 	if s.taken(&s.keys, key, "") || s.taken(&s.addresses, n.GetIpv4(), "") || s.taken(&s.addresses, n.GetIpv6(), "") {
 		return false
@@ -166,7 +170,7 @@ func (s *State) enter(t *table[string], key, id string) {
 // change replaces a node. Its key and addresses stay: they have events of their own or never change.
 func (s *State) change(n *skeinv1.Node) {
 	old := find(&s.nodes, n.GetId())
-	if old == nil || s.taken(&s.names, n.GetName(), n.GetId()) || n.GetIpv4() != old.GetIpv4() || n.GetIpv6() != old.GetIpv6() ||
+	if old == nil || checkName(n.GetName()) != nil || s.taken(&s.names, n.GetName(), n.GetId()) || n.GetIpv4() != old.GetIpv4() || n.GetIpv6() != old.GetIpv6() ||
 		n.GetAdmittedIndex() != old.GetAdmittedIndex() ||
 		string(n.GetWireguardKey()) != string(old.GetWireguardKey()) || string(n.GetIdentityKey()) != string(old.GetIdentityKey()) {
 		return

@@ -56,7 +56,7 @@ func (s *State) foldPool(e *skeinv1.Event) {
 // makePool adds a pool, unless its name, an address or a namespace of it is taken; it reports whether it did.
 func (s *State) makePool(p *skeinv1.Pool) bool {
 	l, err := newLayout(p)
-	if err != nil || p.GetName() == "" || s.cluster == nil || s.room(p.GetName()) != nil || !s.apart(l.prefixes()) || !s.namespacesFree(p) {
+	if err != nil || checkPoolNames(p) != nil || s.cluster == nil || s.room(p.GetName()) != nil || !s.apart(l.prefixes()) || !s.namespacesFree(p) {
 		return false
 	}
 	s.setRoom(&room{pool: p, layout: l})
@@ -137,7 +137,7 @@ func (s *State) addSpans(pool string, prefixes []netip.Prefix) {
 func (s *State) changePool(p *skeinv1.Pool) {
 	old := s.room(p.GetName())
 	if old == nil || p.GetBlockSizeBits() != old.pool.GetBlockSizeBits() || p.GetCreatedAt() != old.pool.GetCreatedAt() ||
-		p.GetCreatedIndex() != old.pool.GetCreatedIndex() || !s.namespacesFree(p) {
+		p.GetCreatedIndex() != old.pool.GetCreatedIndex() || checkPoolNames(p) != nil || !s.namespacesFree(p) {
 		return
 	}
 	l, err := newLayout(p)
@@ -261,7 +261,7 @@ func (r *room) rest(o *owner, f *skeinv1.FreedBlock) {
 func (s *State) addStatic(v *skeinv1.StaticAddress) bool {
 	old := s.room(v.GetPool())
 	a, err := netip.ParseAddr(cmp.Or(v.GetIpv4(), v.GetIpv6()))
-	if old == nil || err != nil || v.GetNamespace() == "" || v.GetPod() == "" || old.static(a) != nil {
+	if old == nil || err != nil || checkPod(v.GetNamespace(), v.GetPod()) != nil || old.static(a) != nil {
 		return false
 	}
 	n, offset, ok := old.layout.find(a)

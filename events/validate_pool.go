@@ -137,6 +137,14 @@ func checkPool(p *skeinv1.Pool) error {
 			return refuse(InvalidArgument, "pool %s: %s: %d is out of range; use up to %d", p.GetName(), r.name, r.value, r.utmost)
 		}
 	}
+	return checkPoolNames(p)
+}
+
+// checkPoolNames holds a pool's own name, and those of namespaces that it mentions, to their rules. Fold asks it, too.
+func checkPoolNames(p *skeinv1.Pool) error {
+	if err := checkPoolName(p.GetName()); err != nil {
+		return err
+	}
 	names := slices.Concat(p.GetNamespaces(), slices.Sorted(maps.Keys(p.GetQuotas())))
 	for _, ns := range p.GetAllowed() {
 		if ns != "*" {

@@ -78,8 +78,12 @@ type Move struct {
 	Reason  string
 }
 
-// Eligible reports whether a node with these labels may be a gateway of an egress that asks for those.
+// Eligible reports whether a node with these labels may be a gateway of an egress that asks for those. An egress that asks for none
+// has no gateways: an empty condition is met by nobody, not by everybody.
 func Eligible(labels, gateways map[string]string) bool {
+	if len(gateways) == 0 {
+		return false
+	}
 	for k, v := range gateways {
 		if have, ok := labels[k]; !ok || have != v {
 			return false
@@ -211,13 +215,13 @@ func (c *chooser) slot(e PlaceEgress, s PlaceSlot, at spread) (Move, bool) {
 // have had the slot, since it may be about to.
 func (c *chooser) lapsed(owner *PlaceNode, s PlaceSlot) bool {
 	if !c.alive(owner) {
-		return c.in.Now.Sub(s.Seen) >= s.longest()+Guard
+		return c.in.Now.Sub(s.Seen) >= s.counted()
 	}
 	from := s.Seen
 	if s.FreeAt.After(from) {
 		from = s.FreeAt
 	}
-	return c.in.Now.Sub(from) >= s.longest()+Guard
+	return c.in.Now.Sub(from) >= s.counted()
 }
 
 // planned makes a move one that the owner hands over, if it can, and reports whether it may be made now.
@@ -332,8 +336,8 @@ func Wake(in Placement) (at time.Time) {
 				continue
 			}
 			next(s.FreeAt)
-			next(s.FreeAt.Add(s.longest() + Guard))
-			next(s.Seen.Add(s.longest() + Guard))
+			next(s.FreeAt.Add(s.counted()))
+			next(s.Seen.Add(s.counted()))
 			next(s.Seen.Add(HoldDown))
 			next(s.Seen.Add(Rebalance))
 			next(s.Seen.Add(HandingOver))

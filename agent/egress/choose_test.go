@@ -18,7 +18,7 @@ var (
 
 // place is a cluster of gateways that are well, an hour after the term began, and one egress whose slots they own.
 func place(nodes int, owners ...int) Placement {
-	p := Placement{Now: t0.Add(time.Hour), Since: t0, Egresses: []PlaceEgress{{Ref: refA}}}
+	p := Placement{Now: t0.Add(time.Hour), Since: t0, Egresses: []PlaceEgress{{Ref: refA, Gateways: map[string]string{"gw": "yes"}}}}
 	for i := range nodes {
 		p.Nodes = append(p.Nodes, PlaceNode{ID: nodeID(i), Name: fmt.Sprintf("g%d", i), Heard: p.Now, Labels: map[string]string{"gw": "yes"},
 			States: map[Ref]GatewayState{refA: {Ready: true, Health: skeinv1.GatewayState_HEALTH_GOOD}}})
@@ -57,6 +57,7 @@ func TestChoose(t *testing.T) {
 	}{
 		"all is well":                    {place(3, 0, 1, 2), nil, nil},
 		"nobody's":                       {place(1, -1), nil, []string{"0: -→g0"}},
+		"gateways need no label: nobody": {place(2, -1), func(p *Placement) { p.Egresses[0].Gateways = nil }, nil},
 		"nobody's, just begun":           {place(1, -1), func(p *Placement) { p.Since = p.Now }, nil},
 		"no gateway is ready":            {place(1, -1), func(p *Placement) { health(p, 0, good, false) }, nil},
 		"an unhealthy one is a resort":   {place(1, -1), func(p *Placement) { health(p, 0, bad, true) }, []string{"0: -→g0"}},

@@ -9,7 +9,6 @@ import (
 	"net/netip"
 	"path/filepath"
 	"slices"
-	"strconv"
 	"strings"
 	"sync"
 	"time"
@@ -38,6 +37,7 @@ type GatewaysConfig struct {
 	Driver string // of FoU: auto, kernel or userspace
 	Tunnel string // the mesh's link
 	Leader Leader
+	Clocks Clocks // of other machines; nil: none
 	// TakeOver brings a part of a slot's connections to another node.
 	TakeOver func(ctx context.Context, node identity.ID, r *skeinv1.TakeOverRequest) (*skeinv1.TakeOverResponse, error)
 	// Links are this host's own, with their networks, without skein's.
@@ -87,7 +87,7 @@ func NewGateways(cfg GatewaysConfig) *Gateways {
 	g := &Gateways{cfg: cfg, host: make(chan struct{}, 1), rooms: map[Ref]*room{}, announced: map[Slot]announcement{},
 		taken: map[Slot]taken{}, problems: map[string]string{}}
 	g.renewer = NewRenewer(RenewerConfig{
-		Self: cfg.Self, Kernel: kernel{g}, Leader: cfg.Leader, Peers: kernel{g}, Gateways: g.states, Announce: g.announce, Tell: g.tell, Log: cfg.Log,
+		Self: cfg.Self, Kernel: kernel{g}, Leader: cfg.Leader, Clocks: cfg.Clocks, Peers: kernel{g}, Gateways: g.states, Announce: g.announce, Tell: g.tell, Log: cfg.Log,
 	})
 	return g
 }
@@ -128,7 +128,7 @@ func (g *Gateways) Follow(s *events.State, mtu int) {
 		ref := Ref{e.GetNamespace(), e.GetName()}
 		slots := s.Slots(ref.Namespace, ref.Name)
 		mine := slices.ContainsFunc(slots, func(x *skeinv1.EgressSlot) bool { return x.GetNodeId() == g.cfg.Self.String() })
-		if !mine && !g.busy(ref) && !labelled(e, self) {
+		if !mine && !g.busy(ref) && !Eligible(self.GetLabels(), e.GetGateways()) {
 			continue
 		}
 		wanted[ref] = true
@@ -142,7 +142,7 @@ func (g *Gateways) Follow(s *events.State, mtu int) {
 				continue
 			}
 		}
-		r.set(e)
+		r.set(e, slots)
 	}
 	g.renewer.Agree(agreed)
 	for ref, r := range g.rooms {
@@ -152,19 +152,6 @@ func (g *Gateways) Follow(s *events.State, mtu int) {
 		}
 	}
 	g.wakeHost()
-}
-
-// labelled says that a node's labels make it a gateway, whether it is being drained or not.
-func labelled(e *skeinv1.Egress, n *skeinv1.Node) bool {
-	if n == nil {
-		return false
-	}
-	for k, v := range e.GetGateways() {
-		if have, ok := n.GetLabels()[k]; !ok || have != v {
-			return false
-		}
-	}
-	return true
 }
 
 // busy says that a slot of the egress is still being left. The caller has mu.
@@ -192,41 +179,6 @@ func (g *Gateways) open(ref Ref) *room {
 	return r
 }
 
-// number is that of a namespace's local addresses: the one in its file's name, else the lowest that is free. The caller has mu.
-func (g *Gateways) number(ref Ref) int {
-	taken := map[int]bool{}
-	for _, r := range g.rooms {
-		taken[r.number] = true
-	}
-	files, _ := egressns.Files(g.cfg.Dir)
-	for _, f := range files {
-		n, of, ok := parseFile(filepath.Base(f))
-		if ok && of == ref && !taken[n] {
-			return n
-		}
-		taken[n] = true
-	}
-	for n := 1; n <= maxEgresses; n++ {
-		if !taken[n] {
-			return n
-		}
-	}
-	return 0
-}
-
-func fileName(number int, ref Ref) string {
-	return strconv.Itoa(number) + "." + ref.Namespace + "." + ref.Name
-}
-
-func parseFile(name string) (number int, ref Ref, ok bool) {
-	parts := strings.SplitN(name, ".", 3)
-	if len(parts) != 3 {
-		return 0, Ref{}, false
-	}
-	n, err := strconv.Atoi(parts[0])
-	return n, Ref{parts[1], parts[2]}, err == nil && n > 0 && n <= maxEgresses
-}
-
 // Strays are the files of namespaces whose egress is not this node's to serve: from before it was removed while the agent was away.
 func (g *Gateways) Strays() []string {
 	g.mu.Lock()
@@ -236,9 +188,12 @@ func (g *Gateways) Strays() []string {
 	}
 	files, _ := egressns.Files(g.cfg.Dir)
 	return slices.DeleteFunc(files, func(f string) bool {
-		n, ref, ok := parseFile(filepath.Base(f))
-		r := g.rooms[ref]
-		return ok && r != nil && r.number == n
+		for ref, r := range g.rooms {
+			if n, its := parseFile(filepath.Base(f), ref); its && n == r.number {
+				return true
+			}
+		}
+		return false
 	})
 }
 
@@ -386,12 +341,12 @@ func (k kernel) room(slot Slot) (*room, error) {
 	return nil, fmt.Errorf("there is no network namespace for egress %s here", slot.Ref)
 }
 
-func (k kernel) Begin(slot Slot, lease time.Duration) (Ticket, error) {
+func (k kernel) Begin(slot Slot, epoch uint64, lease time.Duration) (Ticket, error) {
 	r, err := k.room(slot)
 	if err != nil {
 		return 0, err
 	}
-	return r.begin(slot.Number, lease)
+	return r.begin(slot.Number, epoch, lease)
 }
 
 func (k kernel) Grant(slot Slot, t Ticket) error {
@@ -402,14 +357,20 @@ func (k kernel) Grant(slot Slot, t Ticket) error {
 	return r.grant(slot.Number, t)
 }
 
-// Drop succeeds where there is nothing: without a namespace nothing is forwarded.
+// Drop succeeds where there is nothing: without a namespace nothing is forwarded. One that nobody looks after any more is there
+// until it is removed, and may forward until then.
 func (k kernel) Drop(slot Slot) error {
 	defer k.g.wakeHost()
-	r, err := k.room(slot)
-	if err != nil {
-		return nil
+	if r, err := k.room(slot); err == nil {
+		return r.drop(slot.Number)
 	}
-	return r.drop(slot.Number)
+	files, err := egressns.Files(k.g.cfg.Dir)
+	for _, f := range files {
+		if _, its := parseFile(filepath.Base(f), slot.Ref); its {
+			return errNotReady
+		}
+	}
+	return err
 }
 
 func (k kernel) Hold(slot Slot, on bool) error {

@@ -50,16 +50,41 @@ func TestAddressesOfANode(t *testing.T) {
 	}
 }
 
+// A file's name leads nowhere else and fits, whatever an egress is called.
 func TestFilesOfNamespaces(t *testing.T) {
-	for _, ref := range []Ref{{"a", "b"}, {"kube-system", "out-1"}} {
-		if n, got, ok := parseFile(fileName(7, ref)); !ok || n != 7 || got != ref {
-			t.Errorf("%s is %d, %v, %t", fileName(7, ref), n, got, ok)
+	refs := []Ref{{"a", "b"}, {"kube-system", "out-1"}, {"a", "b/../../../../root/.ssh/authorized_keys"}, {"..", ".."}, {"", ""}, {"a", "b\x00c"}, {"a", strings.Repeat("x", 5000)},
+		{"a\x00b", "c"}}
+	names := map[string]bool{}
+	for _, ref := range refs {
+		name := fileName(7, ref)
+		if n, its := parseFile(name, ref); n != 7 || !its {
+			t.Errorf("%s is %d, %t", name, n, its)
+		}
+		if len(name) > 64 || strings.Trim(name, "0123456789abcdef-") != "" {
+			t.Errorf("egress %q has the file %q", ref, name)
+		}
+		names[name] = true
+		if _, its := parseFile(name, Ref{"a", "other"}); its {
+			t.Errorf("%s is taken for another egress's", name)
+		}
+		former := formerName(7, ref)
+		if (former != "") != ref.Valid() || strings.Contains(former, "/") {
+			t.Errorf("egress %q had the file %q", ref, former)
+		}
+		if n, its := parseFile(former, ref); former != "" && (n != 7 || !its) {
+			t.Errorf("its former name %s is %d, %t", former, n, its)
 		}
 	}
-	for _, name := range []string{"", "a", "1.a", "x.a.b", "0.a.b", "-1.a.b", "99999999.a.b"} {
-		if _, _, ok := parseFile(name); ok {
+	if len(names) != len(refs) {
+		t.Errorf("%d names for %d egresses", len(names), len(refs))
+	}
+	for _, name := range []string{"", "a", "x.a.b", "0.a.b", "-1.a.b", "+1.a.b", "99999999.a.b", "1-", "251.a.b"} {
+		if _, its := parseFile(name, Ref{"a", "b"}); its {
 			t.Errorf("%q is taken for a gateway's", name)
 		}
+	}
+	if n, its := parseFile("1.a", Ref{"a", "b"}); n != 1 || its {
+		t.Errorf("a stray's number is %d, its egress's: %t", n, its)
 	}
 }
 
@@ -83,7 +108,7 @@ func TestNumbersOfNamespaces(t *testing.T) {
 	}
 }
 
-// No ticket begins before the kernel has the slot's source address as it is agreed.
+// No ticket begins before the kernel has the slot's source address as it is agreed, and only for the epoch in which that is.
 func TestKernelHasTheAgreedSource(t *testing.T) {
 	with := func(addrs ...string) *skeinv1.Egress {
 		e := &skeinv1.Egress{}
@@ -101,9 +126,12 @@ func TestKernelHasTheAgreedSource(t *testing.T) {
 		{with("192.0.2.1", "192.0.2.2"), with("192.0.2.1", "192.0.2.3"), [2]bool{true, false}},
 		{with(), with("192.0.2.1"), [2]bool{false, true}},
 	} {
-		r := &room{has: c.has, egress: c.agreed}
-		if got := [2]bool{r.current(0), r.current(1)}; got != c.want {
+		r := &room{has: c.has, egress: c.agreed, epochs: []uint64{7, 8}}
+		if got := [2]bool{r.current(0, 7), r.current(1, 8)}; got != c.want {
 			t.Errorf("%d: %v, want %v", i, got, c.want)
+		}
+		if r.current(0, 6) || r.current(0, 8) || r.current(2, 7) {
+			t.Errorf("%d: a ticket of another epoch, or of no slot, begins", i)
 		}
 	}
 }

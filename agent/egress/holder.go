@@ -67,6 +67,9 @@ type Holder struct {
 	rounds map[uint64]ticket // that may still be answered
 	last   uint64            // newest round that granted
 	until  time.Time         // the granted ticket's end, by this host's clock; the kernel's is not before
+	end    time.Time         // the granted lease's, which is later where that is longer than MaxTicket
+	latest Readings          // that are known
+	before Readings          // that were known when the granted lease began
 	mine   uint64            // epoch that the granted ticket belongs to
 
 	fresh    bool // nothing agreed was seen yet
@@ -87,8 +90,13 @@ type ticket struct {
 	number Ticket
 	epoch  uint64
 	began  time.Time
-	lease  time.Duration
+	lease  time.Duration // the ticket's own; of a longer lease it is a part
+	before Readings
+	more   bool // it prolongs what was granted, and asks no leader
 }
+
+// prolongAfter is how long no leader has granted a lease when others are asked whether it still runs.
+const prolongAfter = time.Second
 
 const maxRounds = 256 // of one slot, that wait for an answer
 
@@ -97,11 +105,11 @@ func NewHolder(self identity.ID, slot Slot) *Holder {
 	return &Holder{self: self, slot: slot, state: Idle, rounds: make(map[uint64]ticket), fresh: true}
 }
 
-// Wish says whether the next request asks for the slot, in which epoch, for how long, and whether a ticket of that epoch runs.
-func (h *Holder) Wish(now time.Time) (epoch uint64, lease time.Duration, held, ok bool) {
+// Wish says whether the next request asks for the slot, in which epoch, for how long its ticket is, and whether one of that epoch runs.
+func (h *Holder) Wish(now time.Time) (epoch uint64, ticket time.Duration, held, ok bool) {
 	switch h.state {
 	case Waiting, Holding, Lost:
-		return h.now.Epoch, h.now.Lease, h.mine == h.now.Epoch && h.until.After(now), true
+		return h.now.Epoch, firstTicket(h.now.Lease), h.mine == h.now.Epoch && h.until.After(now), true
 	}
 	return 0, 0, false, false
 }
@@ -111,13 +119,17 @@ func (h *Holder) Urgent() bool { return h.state == Waiting || h.state == Lost }
 
 // Begun notes the ticket that was begun for a round. began is from before the kernel was told.
 func (h *Holder) Begun(round, epoch uint64, t Ticket, began time.Time, lease time.Duration) {
+	h.begun(round, ticket{t, epoch, began, lease, h.latest, false})
+}
+
+func (h *Holder) begun(round uint64, of ticket) {
 	for n, k := range h.rounds {
-		if began.Sub(k.began) > k.lease || len(h.rounds) >= maxRounds && n+maxRounds <= round {
+		if of.began.Sub(k.began) > k.lease || len(h.rounds) >= maxRounds && n+maxRounds <= round {
 			delete(h.rounds, n)
 		}
 	}
 	if len(h.rounds) < maxRounds {
-		h.rounds[round] = ticket{t, epoch, began, lease}
+		h.rounds[round] = of
 	}
 }
 
@@ -126,12 +138,13 @@ func (h *Holder) Granted(round, epoch uint64, now time.Time) (out []Order) {
 	k, ok := h.rounds[round]
 	delete(h.rounds, round)
 	switch {
-	case !ok || k.epoch != epoch || epoch != h.now.Epoch || h.now.Node != h.self || !h.Urgent() && h.state != Holding:
+	case !ok || k.more || k.epoch != epoch || epoch != h.now.Epoch || h.now.Node != h.self || !h.Urgent() && h.state != Holding:
 		return nil // of another time
 	case round < h.last || !k.began.Add(k.lease).After(now):
 		return nil // a newer one counts, or it has run out on its way
 	}
 	h.last, h.until, h.mine, h.reason = round, k.began.Add(k.lease), epoch, ""
+	h.end, h.before = k.began.Add(TicketFor(h.now.Lease)), k.before
 	out = append(out, Order{Kind: DoGrant, Slot: h.slot, Epoch: epoch, Ticket: k.number})
 	if h.state == Holding {
 		return append(out, h.opened(now)...)
@@ -142,6 +155,49 @@ func (h *Holder) Granted(round, epoch uint64, now time.Time) (out []Order) {
 	h.state = Holding
 	out = append(out, h.order(DoAnnounce), h.tell("%s: this node forwards in epoch %d, %s after it was told", h.slot, epoch, now.Sub(h.seen).Round(time.Millisecond)))
 	return append(out, h.opened(now)...)
+}
+
+// Long reports whether the slot's lease is longer than a ticket, so that readings are of use.
+func (h *Holder) Long() bool {
+	_, _, _, ok := h.Wish(time.Time{})
+	return ok && long(h.now.Lease)
+}
+
+// Prolong says whether the granted lease needs another ticket, because no leader has answered for a while, and how long that is.
+func (h *Holder) Prolong(now time.Time) (epoch uint64, ticket time.Duration, ok bool) {
+	if h.state != Holding || h.mine != h.now.Epoch || h.until.Sub(now) > MaxTicket-prolongAfter || !h.until.After(now) || !h.end.After(h.until) {
+		return 0, 0, false
+	}
+	return h.mine, min(MaxTicket, h.end.Sub(now)), true
+}
+
+// Prolonging notes the ticket that was begun for a round of readings, before they were asked for.
+func (h *Holder) Prolonging(round, epoch uint64, t Ticket, began time.Time, life time.Duration) {
+	h.begun(round, ticket{t, epoch, began, life, nil, true})
+}
+
+// Read takes the readings of a round. They prolong the lease if they prove that it has not run out elsewhere.
+func (h *Holder) Read(round uint64, readings Readings, now time.Time) []Order {
+	h.latest = h.latest.with(readings)
+	k, ok := h.rounds[round]
+	if !ok || !k.more {
+		return nil
+	}
+	delete(h.rounds, round)
+	if h.state != Holding || k.epoch != h.mine || k.epoch != h.now.Epoch || round < h.last || !k.began.Add(k.lease).After(now) ||
+		!proves(h.self, h.before, readings, k.lease, TicketFor(h.now.Lease)) {
+		return nil
+	}
+	h.last, h.until = round, k.began.Add(k.lease)
+	return []Order{{Kind: DoGrant, Slot: h.slot, Epoch: k.epoch, Ticket: k.number}}
+}
+
+// Rest is what is left of the granted lease beyond its ticket, for an agent that ends: nobody prolongs it until the next one runs.
+func (h *Holder) Rest(now time.Time) (epoch uint64, ticket time.Duration, ok bool) {
+	if h.state != Holding || h.mine != h.now.Epoch || !h.until.After(now) || !h.end.After(h.until) {
+		return 0, 0, false
+	}
+	return h.mine, h.end.Sub(now), true
 }
 
 // opened lets the packets that wait go on, when nothing has to come before.
@@ -171,12 +227,10 @@ func (h *Holder) Agree(s Agreed, now time.Time) (out []Order) {
 	was := h.now
 	h.now, h.reason = s, ""
 	switch {
-	case s.Node == h.self && was.Node == h.self || s.Node == h.self && h.state == Leaving:
-		if h.state == Leaving { // it came back before it was gone
-			out = append(out, h.order(DoAnnounce))
-			h.state = Holding
-		}
-		h.seen, h.failover = now, 0
+	case s.Node == h.self && was.Node == h.self:
+		out = h.anew(was.Epoch, now)
+	case s.Node == h.self && h.state == Leaving: // it came back before it was gone
+		out = h.anew(h.left, now)
 	case s.Node == h.self:
 		h.state, h.seen, h.failover = Waiting, now, 0
 		if s.Planned && !fresh && !s.From.IsZero() && s.From != h.self {
@@ -189,6 +243,19 @@ func (h *Holder) Agree(s Agreed, now time.Time) (out []Order) {
 		h.to, h.toEpoch = s.Node, s.Epoch
 	}
 	return out
+}
+
+// anew begins an epoch of this node's that follows one of its own. No ticket outlives its epoch: the slot may leave with another
+// source address from now on, which the leader has not granted yet. What comes meanwhile waits.
+func (h *Holder) anew(left uint64, now time.Time) (out []Order) {
+	if h.until.After(now) && !h.held {
+		h.held, h.heldAt, h.taking = true, now, false
+		out = append(out, h.order(DoHold))
+	}
+	h.state, h.until, h.seen, h.failover = Waiting, time.Time{}, now, 0
+	clear(h.rounds)
+	return append(out, h.order(DoDrop), h.order(DoSilence), h.tell("%s: this node is given it anew, in epoch %d", h.slot, h.now.Epoch),
+		Order{Kind: DoRelease, Slot: h.slot, Epoch: left})
 }
 
 // leave ends an epoch of this node's.
@@ -252,7 +319,10 @@ func (h *Holder) Tick(now time.Time) (out []Order) {
 		out = append(out, h.order(DoSilence), h.tell("%s: the lease ran out in epoch %d; the leader was not heard", h.slot, h.now.Epoch))
 	}
 	if h.held && !now.Before(h.heldAt.Add(HoldMost)) {
-		out = append(out, h.order(DoOpen), h.tell("%s: node %s handed nothing over in %s", h.slot, h.now.From, HoldMost))
+		out = append(out, h.order(DoOpen))
+		if !h.now.From.IsZero() && h.now.From != h.self {
+			out = append(out, h.tell("%s: node %s handed nothing over in %s", h.slot, h.now.From, HoldMost))
+		}
 		h.held, h.taking = false, false
 	}
 	return out
@@ -292,11 +362,16 @@ type HolderReport struct {
 	Epoch    uint64
 	State    HolderState
 	Until    time.Time     // of the ticket; zero: none was granted
+	End      time.Time     // of the lease; the ticket's where it is as short as that
 	Failover time.Duration // from the event to the first grant; 0: not yet
 	Reason   string        // why the leader refused last; empty: it did not
 }
 
 // Report reads the holder.
 func (h *Holder) Report() HolderReport {
-	return HolderReport{Slot: h.slot, Epoch: h.now.Epoch, State: h.state, Until: h.until, Failover: h.failover, Reason: h.reason}
+	end := h.until
+	if h.state == Holding && h.end.After(end) {
+		end = h.end
+	}
+	return HolderReport{Slot: h.slot, Epoch: h.now.Epoch, State: h.state, Until: h.until, End: end, Failover: h.failover, Reason: h.reason}
 }

@@ -239,3 +239,55 @@ func TestASourceAddressIsOneSlots(t *testing.T) {
 		t.Error("a slot's first owner in a new term is not granted its address just when every lease is over")
 	}
 }
+
+// A ticket does not outlive its epoch, though the next one is the same node's: the slot may have another source address from then on.
+// What comes meanwhile waits, and goes on with the first ticket of the new epoch.
+func TestEveryChangeOfEpochEndsTheTicket(t *testing.T) {
+	lease, now := 1200*time.Millisecond, t0.Add(50*time.Millisecond)
+	anew := Agreed{Slot: slotA, Node: self, Epoch: 9, Lease: lease, Former: lease}
+	away := Agreed{Slot: slotA, Node: other, Epoch: 6, From: self, Planned: true, Lease: lease}
+	for name, c := range map[string]struct {
+		do   func(h *Holder) []Order
+		want []OrderKind
+	}{
+		"released and given anew, seen at once": {func(h *Holder) []Order { return h.Agree(anew, now) }, []OrderKind{DoHold, DoDrop, DoSilence, DoRelease}},
+		"it comes back before it is gone": {func(h *Holder) []Order {
+			h.Agree(away, now)
+			return h.Agree(anew, now)
+		}, []OrderKind{DoHold, DoDrop, DoSilence, DoRelease}},
+		"its ticket has run out": {func(h *Holder) []Order {
+			h.Tick(t0.Add(lease))
+			return h.Agree(anew, t0.Add(lease))
+		}, []OrderKind{DoDrop, DoSilence, DoRelease}},
+	} {
+		h := held(t)
+		h.Begun(2, 5, 51, now, lease)
+		got := c.do(h)
+		if !reflect.DeepEqual(kinds(got), c.want) || got[len(got)-1].Epoch != 5 {
+			t.Errorf("%s: %+v, want %v and the release of epoch 5", name, got, c.want)
+		}
+		if r := h.Report(); r.State != Waiting || !r.Until.IsZero() || !h.Urgent() {
+			t.Errorf("%s: it is %+v", name, r)
+		}
+		if _, _, running, ok := h.Wish(now); running || !ok {
+			t.Errorf("%s: it asks with a ticket of before: %t, %t", name, running, ok)
+		}
+		if late := h.Granted(2, 5, now); len(late) > 0 {
+			t.Errorf("%s: an answer to before grants %v", name, late)
+		}
+		at := t0.Add(2 * time.Second)
+		h.Begun(3, 9, 90, at, lease)
+		want := []OrderKind{DoGrant, DoAnnounce}
+		if c.want[0] == DoHold {
+			want = append(want, DoOpen)
+		}
+		if got := kinds(h.Granted(3, 9, at)); !reflect.DeepEqual(got, want) {
+			t.Errorf("%s: the first ticket: %v, want %v", name, got, want)
+		}
+	}
+	h := NewHolder(self, slotA) // an agent that starts anew does not know what a former run was granted in epoch 5
+	h.Agree(Agreed{Slot: slotA, Node: self, Epoch: 5, Lease: lease}, t0)
+	if got := kinds(h.Agree(anew, now)); !reflect.DeepEqual(got, []OrderKind{DoDrop, DoSilence, DoRelease}) {
+		t.Errorf("after a start: %v", got)
+	}
+}

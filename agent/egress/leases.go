@@ -39,14 +39,17 @@ func AgreedSlot(s *skeinv1.EgressSlot) Agreed {
 // longest is the longest lease of the slot that anybody may have.
 func (a Agreed) longest() time.Duration { return max(a.Lease, a.Former) }
 
+// counted is how long a leader takes that to run.
+func (a Agreed) counted() time.Duration { return a.longest() + GuardFor(a.longest()) }
+
 // Leases are those that the leader granted in one term. It has no clock: now is the leader's monotonic time, and never earlier
 // than when the request came that is decided. It is not safe for concurrent use.
 //
 // What it promises: while it has granted a slot to one node, and for as long as that node's kernel may go on, no other gets it. Nor
 // does another slot get its source addresses, whatever is agreed meanwhile: a slot whose addresses change has another epoch.
 type Leases struct {
-	since   time.Time // the term began before
-	guard   time.Duration
+	since   time.Time                               // the term began before
+	guard   func(lease time.Duration) time.Duration // GuardFor
 	slots   map[Slot]*lease
 	sources map[netip.Addr]use
 }
@@ -69,8 +72,11 @@ type lease struct {
 
 // NewLeases is the table of a term that began before since.
 func NewLeases(since time.Time) *Leases {
-	return &Leases{since: since, guard: Guard, slots: make(map[Slot]*lease), sources: make(map[netip.Addr]use)}
+	return &Leases{since: since, guard: GuardFor, slots: make(map[Slot]*lease), sources: make(map[netip.Addr]use)}
 }
+
+// counted is how long the leader takes a lease to run.
+func (l *Leases) counted(lease time.Duration) time.Duration { return lease + l.guard(lease) }
 
 // Verdict is the answer to one wish.
 type Verdict struct {
@@ -105,7 +111,7 @@ func (l *Leases) Renew(now time.Time, from identity.ID, epoch uint64, held bool,
 	}
 	l.slots[slot.Slot] = &lease{node: from, epoch: epoch, at: now, term: slot.longest()}
 	for _, a := range slot.Sources {
-		l.sources[a] = use{slot.Slot, epoch, now.Add(slot.longest() + l.guard)}
+		l.sources[a] = use{slot.Slot, epoch, now.Add(l.counted(slot.longest()))}
 	}
 	return Verdict{Granted: true}
 }
@@ -128,11 +134,11 @@ func (l *Leases) FreeAt(slot Agreed) time.Time {
 	have := l.slots[slot.Slot]
 	switch {
 	case have == nil: // an earlier leader may have granted it until the term began
-		return l.since.Add(slot.longest() + l.guard)
+		return l.since.Add(l.counted(slot.longest()))
 	case have.over:
 		return time.Time{}
 	}
-	return have.at.Add(max(have.term, slot.longest()) + l.guard)
+	return have.at.Add(l.counted(max(have.term, slot.longest())))
 }
 
 // freeFor is when certainly nobody but the slot's present owner forwards for it any more. The present epoch's lease is that owner's
@@ -144,9 +150,9 @@ func (l *Leases) freeFor(slot Agreed) time.Time {
 	}
 	switch {
 	case slot.Former > 0:
-		return l.since.Add(slot.Former + l.guard)
+		return l.since.Add(l.counted(slot.Former))
 	case len(slot.Sources) > 0:
-		return l.since.Add(slot.Lease + l.guard)
+		return l.since.Add(l.counted(slot.Lease))
 	}
 	return time.Time{}
 }
@@ -162,7 +168,7 @@ func (l *Leases) Granted(slot Agreed) time.Time {
 // Prune forgets slots that exist no more, as soon as nobody can forward for them.
 func (l *Leases) Prune(now time.Time, exists func(Slot) bool) {
 	for s, have := range l.slots {
-		if !exists(s) && (have.over || now.After(have.at.Add(have.term+l.guard))) {
+		if !exists(s) && (have.over || now.After(have.at.Add(l.counted(have.term)))) {
 			delete(l.slots, s)
 		}
 	}

@@ -20,15 +20,18 @@ const (
 	maxRequests = 64                      // under way at a time
 	maxUrgent   = 4                       // under way at a time, of those that follow each other as urgentEvery says: a slow leader is not asked more often
 	dropAgain   = 50 * time.Millisecond   // after a drop that failed
+	adoptAgain  = time.Second             // after one that came too early; Retry says when it need not wait for that
 	handOverFor = 1500 * time.Millisecond // for all connections of a slot to get to its new owner; less than HoldMost
 )
 
 // Kernel is what leases need of the gateways' network namespaces; dataplane/egressns does it for each egress.
 type Kernel interface {
-	// Begin starts a ticket: the kernel's countdown of lease runs when it returns, but packets pass only by a granted ticket.
-	Begin(slot Slot, lease time.Duration) (Ticket, error)
+	// Begin starts a ticket for an epoch: the kernel's countdown of lease runs when it returns, but packets pass only by a granted
+	// ticket. It fails until the kernel has the slot as it is agreed in that epoch.
+	Begin(slot Slot, epoch uint64, lease time.Duration) (Ticket, error)
 	Grant(slot Slot, t Ticket) error
-	// Drop ends all tickets: when it returns without an error, no more packet passes until the next Grant.
+	// Drop ends all tickets, those of a former run too: when it returns without an error, no more packet passes until the next Grant.
+	// The error is errNotReady while it is not known what a former run left.
 	Drop(slot Slot) error
 	// Hold lets packets of the slot wait; off lets them go on in order.
 	Hold(slot Slot, on bool) error
@@ -45,12 +48,18 @@ type Peers interface {
 	HandOver(ctx context.Context, slot Slot, epoch uint64, to identity.ID) error
 }
 
+// Clocks reads those of other machines, and of this one: whatever answers soon.
+type Clocks interface {
+	Read(ctx context.Context) Readings
+}
+
 // RenewerConfig says what a Renewer works with.
 type RenewerConfig struct {
 	Self   identity.ID
 	Kernel Kernel
 	Leader Leader
 	Peers  Peers
+	Clocks Clocks // for leases longer than MaxTicket when no leader answers [none: those end with their tickets then]
 	// Gateways is how this node fares as gateway of each egress that it could serve. While it is empty and no slot is this
 	// node's, the leader is told nothing. It may be called at any time and must not block.
 	Gateways func() []*skeinv1.GatewayState
@@ -77,6 +86,8 @@ type Renewer struct {
 	holders  map[Slot]*Holder
 	round    uint64
 	lastSent time.Time
+	lastRead time.Time
+	reading  int // rounds of readings under way
 	flying   []flight
 	releases map[SlotEpoch]time.Time // to be said until they are answered, and since when
 	undone   map[Slot]*undone        // drops that failed
@@ -142,6 +153,18 @@ func (r *Renewer) Agree(slots []Agreed) {
 			if !named[s] {
 				r.do(r.holders[s].Gone())
 				delete(r.holders, s)
+			}
+		}
+	})
+}
+
+// Retry tells that the kernel's part of an egress was made, taken over from a former run, or removed: drops that waited for it are
+// done now.
+func (r *Renewer) Retry(ref Ref) {
+	r.post(func() {
+		for s, u := range r.undone {
+			if s.Ref == ref {
+				u.again = r.cfg.Now()
 			}
 		}
 	})
@@ -218,12 +241,22 @@ func (r *Renewer) Run(ctx context.Context) {
 			r.send(ctx)
 			due = r.due(r.cfg.Now())
 		}
+		if at := r.readAt(now); !at.IsZero() {
+			if !at.After(now) {
+				r.read(ctx)
+				at = r.readAt(r.cfg.Now())
+			}
+			if at.Before(due) {
+				due = at
+			}
+		}
 		r.show()
 		timer.Reset(max(0, due.Sub(r.cfg.Now())))
 		select {
 		case <-r.news:
 		case <-timer.C:
 		case <-ctx.Done():
+			r.leave()
 			return
 		}
 	}
@@ -284,7 +317,7 @@ func (r *Renewer) send(ctx context.Context) {
 		if !ok {
 			continue
 		}
-		t, err := r.cfg.Kernel.Begin(s, lease)
+		t, err := r.cfg.Kernel.Begin(s, epoch, lease)
 		if err != nil {
 			if !errors.Is(err, errNotReady) {
 				r.cfg.Log.Warn("no ticket for the slot could be begun; trying again", "slot", s.String(), "err", err)
@@ -345,8 +378,12 @@ func (r *Renewer) do(orders []Order) {
 			err = r.cfg.Kernel.Grant(o.Slot, o.Ticket)
 		case DoDrop:
 			if err = r.cfg.Kernel.Drop(o.Slot); err != nil {
-				r.cfg.Log.Warn("the slot could not be dropped; trying again", "slot", o.Slot.String(), "err", err)
-				r.undone[o.Slot] = &undone{again: r.cfg.Now().Add(dropAgain), then: orders[i+1:]}
+				again := adoptAgain
+				if !errors.Is(err, errNotReady) {
+					again = dropAgain
+					r.cfg.Log.Warn("the slot could not be dropped; trying again", "slot", o.Slot.String(), "err", err)
+				}
+				r.undone[o.Slot] = &undone{again: r.cfg.Now().Add(again), then: orders[i+1:]}
 				return
 			}
 			delete(r.undone, o.Slot)

@@ -31,10 +31,10 @@ func (l *slowLeader) RenewLeases(ctx context.Context, _ *skeinv1.RenewLeasesRequ
 // tickets is a kernel that does what it is told.
 type tickets struct{ n Ticket }
 
-func (k *tickets) Begin(Slot, time.Duration) (Ticket, error) { k.n++; return k.n, nil }
-func (*tickets) Grant(Slot, Ticket) error                    { return nil }
-func (*tickets) Drop(Slot) error                             { return nil }
-func (*tickets) Hold(Slot, bool) error                       { return nil }
+func (k *tickets) Begin(Slot, uint64, time.Duration) (Ticket, error) { k.n++; return k.n, nil }
+func (*tickets) Grant(Slot, Ticket) error                            { return nil }
+func (*tickets) Drop(Slot) error                                     { return nil }
+func (*tickets) Hold(Slot, bool) error                               { return nil }
 
 // A gateway that waits for its slot asks often, so that it is granted soon; a leader that is slow to answer is not asked more often for that.
 func TestWaitingForASlowLeader(t *testing.T) {

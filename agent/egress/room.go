@@ -7,7 +7,6 @@ import (
 	"fmt"
 	"maps"
 	"os"
-	"path/filepath"
 	"slices"
 	"strings"
 	"sync"
@@ -41,10 +40,13 @@ type room struct {
 	ref    Ref
 	number int
 	file   string
-	pokes  chan struct{}
-	stop   context.CancelFunc
-	ended  chan struct{}
-	gone   bool // it is to be removed at the end; set before stop
+	known  string // the file with its clients
+	// formerKnown is the same of an earlier version; empty: there was none
+	formerKnown string
+	pokes       chan struct{}
+	stop        context.CancelFunc
+	ended       chan struct{}
+	gone        bool // it is to be removed at the end; set before stop
 
 	mu       sync.Mutex
 	egress   *skeinv1.Egress
@@ -52,6 +54,7 @@ type room struct {
 	queue    *hold.Queue     // nil: not made yet, or this kernel has none
 	asked    uint64          // version that is wanted
 	done     uint64          // version that the kernel has
+	epochs   []uint64        // of its slots, as of egress
 	has      *skeinv1.Egress // as the kernel has it; nil: not known yet
 	err      error           // of the last try
 	notes    []string
@@ -66,8 +69,9 @@ type room struct {
 
 func newRoom(g *Gateways, ref Ref, number int) *room {
 	ctx, stop := context.WithCancel(context.Background())
-	r := &room{g: g, ref: ref, number: number, file: filepath.Join(g.cfg.Dir, fileName(number, ref)), pokes: make(chan struct{}, 1), stop: stop,
+	r := &room{g: g, ref: ref, number: number, file: g.namespaceFile(number, ref), pokes: make(chan struct{}, 1), stop: stop,
 		ended: make(chan struct{}), changed: make(chan struct{}), born: time.Now(), asked: 1}
+	r.known, r.formerKnown = g.clientsFiles(number, ref)
 	r.registry = r.load()
 	go func() {
 		defer close(r.ended)
@@ -78,7 +82,10 @@ func newRoom(g *Gateways, ref Ref, number int) *room {
 
 // load reads which clients a former run of the agent knew. Without the file they are told again within seconds.
 func (r *room) load() *Registry {
-	b, err := os.ReadFile(r.clientsFile())
+	b, err := os.ReadFile(r.known)
+	if errors.Is(err, os.ErrNotExist) && r.formerKnown != "" {
+		b, err = os.ReadFile(r.formerKnown)
+	}
 	if errors.Is(err, os.ErrNotExist) {
 		return NewRegistry()
 	}
@@ -93,15 +100,13 @@ func (r *room) load() *Registry {
 	return known
 }
 
-func (r *room) clientsFile() string { return filepath.Join(r.g.cfg.Known, fileName(r.number, r.ref)) }
-
 // save writes the clients that are known. The caller has mu.
 func (r *room) save() {
 	b, err := r.registry.Encode()
 	if err == nil && bytes.Equal(b, r.saved) {
 		return
 	}
-	tmp := r.clientsFile() + ".new"
+	tmp := r.known + ".new"
 	if err == nil {
 		err = os.MkdirAll(r.g.cfg.Known, 0o700)
 	}
@@ -109,13 +114,15 @@ func (r *room) save() {
 		err = os.WriteFile(tmp, b, 0o600)
 	}
 	if err == nil {
-		err = os.Rename(tmp, r.clientsFile())
+		err = os.Rename(tmp, r.known)
 	}
 	if err != nil {
 		r.g.cfg.Log.Warn("the clients of this gateway are not kept over a restart", "egress", r.ref.String(), "err", err)
 		return
 	}
-	r.saved = b
+	if r.saved = b; r.formerKnown != "" {
+		_ = os.Remove(r.formerKnown) // the present one is read first
+	}
 }
 
 // sync takes a node's clients, and returns the version that has them, and who was refused.
@@ -133,10 +140,13 @@ func (r *room) sync(from identity.ID, q *skeinv1.SyncEgressClientsRequest, st *e
 	return version, refused, err
 }
 
-// set takes the egress as it is agreed now.
-func (r *room) set(e *skeinv1.Egress) {
+// set takes the egress and its slots as they are agreed now.
+func (r *room) set(e *skeinv1.Egress, slots []*skeinv1.EgressSlot) {
 	r.mu.Lock()
-	r.egress = e
+	r.egress, r.epochs = e, r.epochs[:0]
+	for _, s := range slots {
+		r.epochs = append(r.epochs, s.GetEpoch())
+	}
 	r.mu.Unlock()
 	r.poke()
 }
@@ -208,7 +218,7 @@ func (r *room) run(ctx context.Context) {
 		ns.Close()
 	}
 	if gone {
-		os.Remove(r.clientsFile())
+		r.removeClients()
 		if err := egressns.Remove(r.file); err != nil {
 			r.g.cfg.Log.Warn("remove the network namespace of an egress", "egress", r.ref.String(), "err", err)
 		}
@@ -270,6 +280,7 @@ func (r *room) open() (*egressns.NS, error) {
 	r.mu.Lock()
 	r.ns, r.queue = ns, queue
 	r.mu.Unlock()
+	r.g.renewer.Retry(r.ref)
 	r.g.wakeHost()
 	return ns, nil
 }
@@ -320,18 +331,19 @@ func (r *room) remove() {
 	r.g.mu.Lock()
 	r.g.problem(r.ref.String(), "")
 	r.g.mu.Unlock()
+	r.g.renewer.Retry(r.ref)
 	r.g.wakeHost()
 }
 
-// current says that the kernel has the slot's source address as it is agreed. The caller has mu.
-func (r *room) current(slot int) bool {
-	return r.has != nil && slices.Equal(sources(r.has, slot), sources(r.egress, slot))
+// current says that the kernel has the slot's source address as it is agreed for the epoch. The caller has mu.
+func (r *room) current(slot int, epoch uint64) bool {
+	return slot < len(r.epochs) && r.epochs[slot] == epoch && r.has != nil && slices.Equal(sources(r.has, slot), sources(r.egress, slot))
 }
 
-// begin starts a ticket, for packets that leave with the source address that is agreed now: the kernel has to have it.
-func (r *room) begin(slot int, lease time.Duration) (Ticket, error) {
+// begin starts a ticket, for packets that leave with the source address that is agreed in the epoch: the kernel has to have it.
+func (r *room) begin(slot int, epoch uint64, lease time.Duration) (Ticket, error) {
 	r.mu.Lock()
-	ns, ready := r.ns, r.current(slot)
+	ns, ready := r.ns, r.current(slot, epoch)
 	r.mu.Unlock()
 	if ns == nil || !ready {
 		return 0, errNotReady
@@ -348,10 +360,11 @@ func (r *room) grant(slot int, t Ticket) error {
 	return ns.Grant(slot, egressns.Ticket(t))
 }
 
+// drop fails until the namespace is open: a former run's ticket may run in it.
 func (r *room) drop(slot int) error {
 	ns := r.space()
 	if ns == nil {
-		return nil
+		return errNotReady
 	}
 	return ns.Drop(slot)
 }
@@ -531,8 +544,8 @@ func (r *room) report() *skeinv1.EgressGateway {
 			Number: uint32(h.Slot.Number), Epoch: h.Epoch, Forwarding: h.State == Holding || h.State == Leaving, PacketsOut: x.SentPackets, BytesOut: x.SentBytes,
 			PacketsIn: x.ReceivedPackets, BytesIn: x.ReceivedBytes, Clients: clients[h.Slot.Number], FailoverNanos: int64(h.Failover),
 		}
-		if !h.Until.IsZero() {
-			s.LeaseUntil = h.Until.UnixNano()
+		if !h.End.IsZero() {
+			s.LeaseUntil = h.End.UnixNano()
 		}
 		s.TakenOver, s.Announced = r.g.about(h.Slot, h.Epoch)
 		out.Slots = append(out.Slots, s)

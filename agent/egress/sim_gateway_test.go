@@ -120,7 +120,7 @@ func (a *agent) kernel(s Slot, f func(m *model, now time.Time)) error {
 	return nil
 }
 
-func (a *agent) Begin(s Slot, lease time.Duration) (t Ticket, err error) {
+func (a *agent) Begin(s Slot, _ uint64, lease time.Duration) (t Ticket, err error) {
 	lease = time.Duration(float64(lease) * (1 - a.g.drift))
 	err = a.kernel(s, func(m *model, now time.Time) {
 		a.g.next++

@@ -3,7 +3,10 @@ package main
 import (
 	"context"
 	"errors"
+	"fmt"
 	"math/rand/v2"
+	"slices"
+	"strings"
 	"time"
 
 	"github.com/spf13/cobra"
@@ -15,7 +18,7 @@ import (
 // newLabOwnersCmd makes `skein lab owners`: no egress slot forwards in two places, whatever goes wrong.
 func newLabOwnersCmd(dir *string) *cobra.Command {
 	opts := owners.Options{Recovery: 40 * time.Second}
-	var write, artifacts string
+	var write, artifacts, plant string
 	c := &cobra.Command{
 		Use:   "owners",
 		Short: "Show that an egress slot never has two owners, under seeded faults",
@@ -29,6 +32,9 @@ func newLabOwnersCmd(dir *string) *cobra.Command {
 			if opts.Schedules < 1 {
 				return usageError{errors.New("--schedules must be above zero")}
 			}
+			if plant != "" && (write != "" || !slices.Contains(owners.Plants(), plant)) {
+				return usageError{fmt.Errorf("--plant knows %s, and is not for a report that is kept", strings.Join(owners.Plants(), ", "))}
+			}
 			if !cmd.Flags().Changed("seed") {
 				opts.Seed = rand.Uint64N(1 << 32)
 			}
@@ -37,7 +43,12 @@ func newLabOwnersCmd(dir *string) *cobra.Command {
 			opts.Progress = labProgress(cmd.ErrOrStderr())
 			opts.Lab = lab.Options{Dir: *dir, Progress: opts.Progress, Artifacts: artifacts}
 			opts.Artifacts = artifacts
-			r, err := owners.Run(ctx, opts)
+			run := owners.Run
+			if plant != "" {
+				opts.Artifacts = ""
+				run = func(ctx context.Context, opts owners.Options) (*owners.Report, error) { return owners.RunPlanted(ctx, opts, plant) }
+			}
+			r, err := run(ctx, opts)
 			if labJSON(cmd) {
 				err = errors.Join(err, printJSON(cmd.OutOrStdout(), r))
 			} else {
@@ -56,6 +67,7 @@ func newLabOwnersCmd(dir *string) *cobra.Command {
 	f.BoolVar(&opts.Small, "small", false, "one server, two gateways and one client, for an emulated machine")
 	f.BoolVar(&opts.Clock, "clock", false, "also turn this machine's wall clock, by minutes to hours, and back: only on a machine for nothing else, such as a test guest")
 	f.StringVar(&artifacts, "artifacts", "lab-failures", "where logs and states are kept when it fails")
+	f.StringVar(&plant, "plant", "", "build agents with this bug from the sources here, which the run must find: long-lease, a kernel that counts leases five times too long")
 	f.StringVar(&write, "write", "", "put the report into this Markdown file, between its marks")
 	return c
 }

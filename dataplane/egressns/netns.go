@@ -81,6 +81,68 @@ func mountNew(file string) error {
 	return <-done
 }
 
+// Rename gives the namespace at from the name to, while what lives in it goes on. A from that is no namespace is left alone; of two
+// names of one namespace to stays.
+func Rename(from, to string) error {
+	if from == to {
+		return nil
+	}
+	switch err := podnet.CheckNetNS(from); {
+	case errors.Is(err, podnet.ErrNoNetNS):
+		return nil
+	case err != nil:
+		return err
+	}
+	same, err := sameFile(from, to)
+	if err != nil {
+		return fmt.Errorf("renaming network namespace %s to %s: %w", from, to, err)
+	}
+	if !same { // else an agent was stopped between the two steps
+		if err := bind(from, to); err != nil {
+			return err
+		}
+	}
+	if err := unix.Unmount(from, unix.MNT_DETACH); err != nil {
+		return fmt.Errorf("unmounting network namespace %s, which is at %s as well: %w", from, to, err)
+	}
+	return os.Remove(from)
+}
+
+// bind gives the namespace at from a second name.
+func bind(from, to string) error {
+	f, err := os.OpenFile(to, os.O_RDONLY|os.O_CREATE, 0o600)
+	if err != nil {
+		return err
+	}
+	f.Close()
+	if err := unix.Mount(from, to, "", unix.MS_BIND, ""); err != nil {
+		return errors.Join(fmt.Errorf("mounting network namespace %s at %s: %w: this needs CAP_SYS_ADMIN", from, to, err), os.Remove(to))
+	}
+	return nil
+}
+
+// sameFile reports whether two names are of one namespace. One that is another's already is an error.
+func sameFile(from, to string) (bool, error) {
+	switch err := podnet.CheckNetNS(to); {
+	case errors.Is(err, podnet.ErrNoNetNS):
+		return false, nil
+	case err != nil:
+		return false, err
+	}
+	a, err := os.Stat(from)
+	if err != nil {
+		return false, err
+	}
+	b, err := os.Stat(to)
+	if err != nil {
+		return false, err
+	}
+	if !os.SameFile(a, b) {
+		return false, errors.New("there is another one already: remove the one that no egress uses")
+	}
+	return true, nil
+}
+
 // Remove takes away the namespace at file with everything in it, the link to the host included. What is gone is no error, and
 // a file of another kind is left alone.
 func Remove(file string) error {

@@ -241,6 +241,27 @@ const (
 	maxMTU = 65535
 )
 
+// write makes the steps. A slot whose source changes has no lease from then on, and no connection with the address that it had: the
+// next ticket is one for the new address.
+func (n *NS) write(p plan, ops []op, have state, anew bool) (int, error) {
+	if anew || n.leases == nil {
+		return n.table.write(ops)
+	}
+	c := sourcesIn(ops, have, p.local4, p.local6)
+	if len(c.slots) == 0 {
+		return n.table.write(ops)
+	}
+	sent, err := n.leases.change(c)
+	if err != nil {
+		return sent, err
+	}
+	if err := forgetConnections(n.ns, c.former); err != nil {
+		return sent, err
+	}
+	more, err := n.table.write(c.rest)
+	return sent + more, err
+}
+
 // writeTable makes the table what the plan wants, from what it is.
 func (n *NS) writeTable(p plan, have state, build func(state) state, fails *int) (int, error) {
 	w := build(have)
@@ -252,7 +273,7 @@ func (n *NS) writeTable(p plan, have state, build func(state) state, fails *int)
 		return 0, nil
 	}
 	anew := ops[0].verb == rebuild
-	sent, err := n.table.write(ops)
+	sent, err := n.write(p, ops, have, anew)
 	if err != nil {
 		if fails != nil {
 			*fails++

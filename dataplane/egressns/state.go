@@ -43,6 +43,7 @@ type shape struct {
 	timeout  bool
 	counter  bool
 	foreign  bool // its elements are not the Spec's
+	exact    bool // what the plan does not have goes at once: plan.keep has what a former run left
 }
 
 var (
@@ -62,8 +63,8 @@ var shapes = []shape{
 	{name: MapSource6, key: mark, val: nftables.TypeIP6Addr},
 	{name: MapEndpoint4, key: nftables.TypeIPAddr, val: mark},
 	{name: MapEndpoint6, key: nftables.TypeIP6Addr, val: mark},
-	{name: MapAddress4, key: nftables.TypeIPAddr, val: mark},
-	{name: MapAddress6, key: nftables.TypeIP6Addr, val: mark},
+	{name: MapAddress4, key: nftables.TypeIPAddr, val: mark, exact: true},
+	{name: MapAddress6, key: nftables.TypeIP6Addr, val: mark, exact: true},
 	{name: SetTunnels4, key: typeTunnel4, concat: true},
 	{name: SetTunnels6, key: typeTunnel6, concat: true},
 	{name: SetTo4, key: nftables.TypeIPAddr, interval: true},
@@ -279,7 +280,7 @@ func diff(want, have state, prune bool) []op {
 	}
 	for _, sh := range shapes {
 		if !sh.foreign {
-			ops = append(ops, diffElements(sh, want.sets[sh.name].elements, have.sets[sh.name].elements, prune)...)
+			ops = append(ops, diffElements(sh, want.sets[sh.name].elements, have.sets[sh.name].elements, prune || sh.exact)...)
 		}
 	}
 	for _, n := range slices.Sorted(maps.Keys(have.chains)) {

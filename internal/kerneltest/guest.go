@@ -105,8 +105,9 @@ func RunGuest(ctx context.Context, im Image, p Payload, cache string, out io.Wri
 func boot(ctx context.Context, im Image, initrd string, out io.Writer, accel, cpu string, patience time.Duration) error {
 	ctx, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
+	monitor := filepath.Join(filepath.Dir(initrd), "monitor-"+accel)
 	q := exec.CommandContext(ctx, "qemu-system-x86_64", "-accel", accel, "-cpu", cpu, "-smp", "2", "-m", "1536",
-		"-display", "none", "-nodefaults", "-serial", "stdio", "-monitor", "none", "-no-reboot",
+		"-display", "none", "-nodefaults", "-serial", "stdio", "-monitor", "none", "-qmp", "unix:"+monitor+",server=on,wait=off", "-no-reboot",
 		"-kernel", im.Kernel, "-initrd", initrd, "-append", "console=ttyS0 quiet panic=-1 loglevel=3")
 	q.WaitDelay = 5 * time.Second
 	pipe, err := q.StdoutPipe()
@@ -124,7 +125,7 @@ func boot(ctx context.Context, im Image, initrd string, out io.Writer, accel, cp
 	verdict := listen(pipe, out, func() {
 		first.Stop()
 		fmt.Fprintf(out, "guest is up after %s (%s)\n", time.Since(start).Round(100*time.Millisecond), accel)
-	})
+	}, func(d time.Duration) error { return freeze(ctx, monitor, d) })
 	err = q.Wait()
 	switch {
 	case verdict == Passed:
@@ -142,12 +143,20 @@ func boot(ctx context.Context, im Image, initrd string, out io.Writer, accel, cp
 }
 
 // listen shows what the guest says until it is silent, and returns its last verdict: Passed or Failed,
-// Up if it said no more than that, or nothing.
-func listen(serial io.Reader, out io.Writer, up func()) (verdict string) {
+// Up if it said no more than that, or nothing. A guest that asks for it is frozen.
+func listen(serial io.Reader, out io.Writer, up func(), freeze func(time.Duration) error) (verdict string) {
 	sc := bufio.NewScanner(serial)
 	sc.Buffer(nil, maxKept)
 	for sc.Scan() {
 		line := strings.TrimRight(sc.Text(), "\r")
+		if text, asks := strings.CutPrefix(strings.TrimSpace(line), Freeze); asks {
+			d, err := time.ParseDuration(text)
+			if err == nil {
+				err = freeze(d)
+			}
+			fmt.Fprintf(out, "the guest was frozen for %s (error: %v)\n", text, err)
+			continue
+		}
 		switch strings.TrimSpace(line) {
 		case Up:
 			verdict = Up

@@ -70,7 +70,96 @@ func (x GatewayState_Health) Number() protoreflect.EnumNumber {
 
 // Deprecated: Use GatewayState_Health.Descriptor instead.
 func (GatewayState_Health) EnumDescriptor() ([]byte, []int) {
-	return file_skein_v1_egress_proto_rawDescGZIP(), []int{1, 0}
+	return file_skein_v1_egress_proto_rawDescGZIP(), []int{3, 0}
+}
+
+type ClockRequest struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ClockRequest) Reset() {
+	*x = ClockRequest{}
+	mi := &file_skein_v1_egress_proto_msgTypes[0]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ClockRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ClockRequest) ProtoMessage() {}
+
+func (x *ClockRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_skein_v1_egress_proto_msgTypes[0]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ClockRequest.ProtoReflect.Descriptor instead.
+func (*ClockRequest) Descriptor() ([]byte, []int) {
+	return file_skein_v1_egress_proto_rawDescGZIP(), []int{0}
+}
+
+// ClockResponse is a reading of a clock that only runs forward, suspended or not. Two compare when they are of one boot.
+type ClockResponse struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	BootId        string                 `protobuf:"bytes,1,opt,name=boot_id,json=bootId,proto3" json:"boot_id,omitempty"`
+	Nanos         int64                  `protobuf:"varint,2,opt,name=nanos,proto3" json:"nanos,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ClockResponse) Reset() {
+	*x = ClockResponse{}
+	mi := &file_skein_v1_egress_proto_msgTypes[1]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ClockResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ClockResponse) ProtoMessage() {}
+
+func (x *ClockResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_skein_v1_egress_proto_msgTypes[1]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ClockResponse.ProtoReflect.Descriptor instead.
+func (*ClockResponse) Descriptor() ([]byte, []int) {
+	return file_skein_v1_egress_proto_rawDescGZIP(), []int{1}
+}
+
+func (x *ClockResponse) GetBootId() string {
+	if x != nil {
+		return x.BootId
+	}
+	return ""
+}
+
+func (x *ClockResponse) GetNanos() int64 {
+	if x != nil {
+		return x.Nanos
+	}
+	return 0
 }
 
 type SlotRef struct {
@@ -85,7 +174,7 @@ type SlotRef struct {
 
 func (x *SlotRef) Reset() {
 	*x = SlotRef{}
-	mi := &file_skein_v1_egress_proto_msgTypes[0]
+	mi := &file_skein_v1_egress_proto_msgTypes[2]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -97,7 +186,7 @@ func (x *SlotRef) String() string {
 func (*SlotRef) ProtoMessage() {}
 
 func (x *SlotRef) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_egress_proto_msgTypes[0]
+	mi := &file_skein_v1_egress_proto_msgTypes[2]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -110,7 +199,7 @@ func (x *SlotRef) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SlotRef.ProtoReflect.Descriptor instead.
 func (*SlotRef) Descriptor() ([]byte, []int) {
-	return file_skein_v1_egress_proto_rawDescGZIP(), []int{0}
+	return file_skein_v1_egress_proto_rawDescGZIP(), []int{2}
 }
 
 func (x *SlotRef) GetNamespace() string {
@@ -155,7 +244,7 @@ type GatewayState struct {
 
 func (x *GatewayState) Reset() {
 	*x = GatewayState{}
-	mi := &file_skein_v1_egress_proto_msgTypes[1]
+	mi := &file_skein_v1_egress_proto_msgTypes[3]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -167,7 +256,7 @@ func (x *GatewayState) String() string {
 func (*GatewayState) ProtoMessage() {}
 
 func (x *GatewayState) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_egress_proto_msgTypes[1]
+	mi := &file_skein_v1_egress_proto_msgTypes[3]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -180,7 +269,7 @@ func (x *GatewayState) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GatewayState.ProtoReflect.Descriptor instead.
 func (*GatewayState) Descriptor() ([]byte, []int) {
-	return file_skein_v1_egress_proto_rawDescGZIP(), []int{1}
+	return file_skein_v1_egress_proto_rawDescGZIP(), []int{3}
 }
 
 func (x *GatewayState) GetNamespace() string {
@@ -228,7 +317,7 @@ type EgressReportRequest struct {
 
 func (x *EgressReportRequest) Reset() {
 	*x = EgressReportRequest{}
-	mi := &file_skein_v1_egress_proto_msgTypes[2]
+	mi := &file_skein_v1_egress_proto_msgTypes[4]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -240,7 +329,7 @@ func (x *EgressReportRequest) String() string {
 func (*EgressReportRequest) ProtoMessage() {}
 
 func (x *EgressReportRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_egress_proto_msgTypes[2]
+	mi := &file_skein_v1_egress_proto_msgTypes[4]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -253,7 +342,7 @@ func (x *EgressReportRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use EgressReportRequest.ProtoReflect.Descriptor instead.
 func (*EgressReportRequest) Descriptor() ([]byte, []int) {
-	return file_skein_v1_egress_proto_rawDescGZIP(), []int{2}
+	return file_skein_v1_egress_proto_rawDescGZIP(), []int{4}
 }
 
 func (x *EgressReportRequest) GetNamespace() string {
@@ -280,7 +369,7 @@ type EgressReportResponse struct {
 
 func (x *EgressReportResponse) Reset() {
 	*x = EgressReportResponse{}
-	mi := &file_skein_v1_egress_proto_msgTypes[3]
+	mi := &file_skein_v1_egress_proto_msgTypes[5]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -292,7 +381,7 @@ func (x *EgressReportResponse) String() string {
 func (*EgressReportResponse) ProtoMessage() {}
 
 func (x *EgressReportResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_egress_proto_msgTypes[3]
+	mi := &file_skein_v1_egress_proto_msgTypes[5]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -305,7 +394,7 @@ func (x *EgressReportResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use EgressReportResponse.ProtoReflect.Descriptor instead.
 func (*EgressReportResponse) Descriptor() ([]byte, []int) {
-	return file_skein_v1_egress_proto_rawDescGZIP(), []int{3}
+	return file_skein_v1_egress_proto_rawDescGZIP(), []int{5}
 }
 
 func (x *EgressReportResponse) GetGateways() []*EgressGateway {
@@ -346,7 +435,7 @@ type EgressGateway struct {
 
 func (x *EgressGateway) Reset() {
 	*x = EgressGateway{}
-	mi := &file_skein_v1_egress_proto_msgTypes[4]
+	mi := &file_skein_v1_egress_proto_msgTypes[6]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -358,7 +447,7 @@ func (x *EgressGateway) String() string {
 func (*EgressGateway) ProtoMessage() {}
 
 func (x *EgressGateway) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_egress_proto_msgTypes[4]
+	mi := &file_skein_v1_egress_proto_msgTypes[6]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -371,7 +460,7 @@ func (x *EgressGateway) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use EgressGateway.ProtoReflect.Descriptor instead.
 func (*EgressGateway) Descriptor() ([]byte, []int) {
-	return file_skein_v1_egress_proto_rawDescGZIP(), []int{4}
+	return file_skein_v1_egress_proto_rawDescGZIP(), []int{6}
 }
 
 func (x *EgressGateway) GetNamespace() string {
@@ -499,7 +588,7 @@ type EgressSlotReport struct {
 
 func (x *EgressSlotReport) Reset() {
 	*x = EgressSlotReport{}
-	mi := &file_skein_v1_egress_proto_msgTypes[5]
+	mi := &file_skein_v1_egress_proto_msgTypes[7]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -511,7 +600,7 @@ func (x *EgressSlotReport) String() string {
 func (*EgressSlotReport) ProtoMessage() {}
 
 func (x *EgressSlotReport) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_egress_proto_msgTypes[5]
+	mi := &file_skein_v1_egress_proto_msgTypes[7]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -524,7 +613,7 @@ func (x *EgressSlotReport) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use EgressSlotReport.ProtoReflect.Descriptor instead.
 func (*EgressSlotReport) Descriptor() ([]byte, []int) {
-	return file_skein_v1_egress_proto_rawDescGZIP(), []int{5}
+	return file_skein_v1_egress_proto_rawDescGZIP(), []int{7}
 }
 
 func (x *EgressSlotReport) GetNumber() uint32 {
@@ -624,7 +713,7 @@ type EgressProbe struct {
 
 func (x *EgressProbe) Reset() {
 	*x = EgressProbe{}
-	mi := &file_skein_v1_egress_proto_msgTypes[6]
+	mi := &file_skein_v1_egress_proto_msgTypes[8]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -636,7 +725,7 @@ func (x *EgressProbe) String() string {
 func (*EgressProbe) ProtoMessage() {}
 
 func (x *EgressProbe) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_egress_proto_msgTypes[6]
+	mi := &file_skein_v1_egress_proto_msgTypes[8]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -649,7 +738,7 @@ func (x *EgressProbe) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use EgressProbe.ProtoReflect.Descriptor instead.
 func (*EgressProbe) Descriptor() ([]byte, []int) {
-	return file_skein_v1_egress_proto_rawDescGZIP(), []int{6}
+	return file_skein_v1_egress_proto_rawDescGZIP(), []int{8}
 }
 
 func (x *EgressProbe) GetTarget() string {
@@ -701,7 +790,7 @@ type EgressClientReport struct {
 
 func (x *EgressClientReport) Reset() {
 	*x = EgressClientReport{}
-	mi := &file_skein_v1_egress_proto_msgTypes[7]
+	mi := &file_skein_v1_egress_proto_msgTypes[9]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -713,7 +802,7 @@ func (x *EgressClientReport) String() string {
 func (*EgressClientReport) ProtoMessage() {}
 
 func (x *EgressClientReport) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_egress_proto_msgTypes[7]
+	mi := &file_skein_v1_egress_proto_msgTypes[9]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -726,7 +815,7 @@ func (x *EgressClientReport) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use EgressClientReport.ProtoReflect.Descriptor instead.
 func (*EgressClientReport) Descriptor() ([]byte, []int) {
-	return file_skein_v1_egress_proto_rawDescGZIP(), []int{7}
+	return file_skein_v1_egress_proto_rawDescGZIP(), []int{9}
 }
 
 func (x *EgressClientReport) GetKey() string {
@@ -785,7 +874,7 @@ type EgressOfClient struct {
 
 func (x *EgressOfClient) Reset() {
 	*x = EgressOfClient{}
-	mi := &file_skein_v1_egress_proto_msgTypes[8]
+	mi := &file_skein_v1_egress_proto_msgTypes[10]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -797,7 +886,7 @@ func (x *EgressOfClient) String() string {
 func (*EgressOfClient) ProtoMessage() {}
 
 func (x *EgressOfClient) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_egress_proto_msgTypes[8]
+	mi := &file_skein_v1_egress_proto_msgTypes[10]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -810,7 +899,7 @@ func (x *EgressOfClient) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use EgressOfClient.ProtoReflect.Descriptor instead.
 func (*EgressOfClient) Descriptor() ([]byte, []int) {
-	return file_skein_v1_egress_proto_rawDescGZIP(), []int{8}
+	return file_skein_v1_egress_proto_rawDescGZIP(), []int{10}
 }
 
 func (x *EgressOfClient) GetNamespace() string {
@@ -866,7 +955,7 @@ type RenewLeasesRequest struct {
 
 func (x *RenewLeasesRequest) Reset() {
 	*x = RenewLeasesRequest{}
-	mi := &file_skein_v1_egress_proto_msgTypes[9]
+	mi := &file_skein_v1_egress_proto_msgTypes[11]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -878,7 +967,7 @@ func (x *RenewLeasesRequest) String() string {
 func (*RenewLeasesRequest) ProtoMessage() {}
 
 func (x *RenewLeasesRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_egress_proto_msgTypes[9]
+	mi := &file_skein_v1_egress_proto_msgTypes[11]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -891,7 +980,7 @@ func (x *RenewLeasesRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RenewLeasesRequest.ProtoReflect.Descriptor instead.
 func (*RenewLeasesRequest) Descriptor() ([]byte, []int) {
-	return file_skein_v1_egress_proto_rawDescGZIP(), []int{9}
+	return file_skein_v1_egress_proto_rawDescGZIP(), []int{11}
 }
 
 func (x *RenewLeasesRequest) GetWishes() []*RenewLeasesRequest_LeaseWish {
@@ -927,7 +1016,7 @@ type RenewLeasesResponse struct {
 
 func (x *RenewLeasesResponse) Reset() {
 	*x = RenewLeasesResponse{}
-	mi := &file_skein_v1_egress_proto_msgTypes[10]
+	mi := &file_skein_v1_egress_proto_msgTypes[12]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -939,7 +1028,7 @@ func (x *RenewLeasesResponse) String() string {
 func (*RenewLeasesResponse) ProtoMessage() {}
 
 func (x *RenewLeasesResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_egress_proto_msgTypes[10]
+	mi := &file_skein_v1_egress_proto_msgTypes[12]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -952,7 +1041,7 @@ func (x *RenewLeasesResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RenewLeasesResponse.ProtoReflect.Descriptor instead.
 func (*RenewLeasesResponse) Descriptor() ([]byte, []int) {
-	return file_skein_v1_egress_proto_rawDescGZIP(), []int{10}
+	return file_skein_v1_egress_proto_rawDescGZIP(), []int{12}
 }
 
 func (x *RenewLeasesResponse) GetGranted() []*SlotRef {
@@ -995,7 +1084,7 @@ type EgressClient struct {
 
 func (x *EgressClient) Reset() {
 	*x = EgressClient{}
-	mi := &file_skein_v1_egress_proto_msgTypes[11]
+	mi := &file_skein_v1_egress_proto_msgTypes[13]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1007,7 +1096,7 @@ func (x *EgressClient) String() string {
 func (*EgressClient) ProtoMessage() {}
 
 func (x *EgressClient) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_egress_proto_msgTypes[11]
+	mi := &file_skein_v1_egress_proto_msgTypes[13]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1020,7 +1109,7 @@ func (x *EgressClient) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use EgressClient.ProtoReflect.Descriptor instead.
 func (*EgressClient) Descriptor() ([]byte, []int) {
-	return file_skein_v1_egress_proto_rawDescGZIP(), []int{11}
+	return file_skein_v1_egress_proto_rawDescGZIP(), []int{13}
 }
 
 func (x *EgressClient) GetKey() string {
@@ -1064,7 +1153,7 @@ type SyncEgressClientsRequest struct {
 
 func (x *SyncEgressClientsRequest) Reset() {
 	*x = SyncEgressClientsRequest{}
-	mi := &file_skein_v1_egress_proto_msgTypes[12]
+	mi := &file_skein_v1_egress_proto_msgTypes[14]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1076,7 +1165,7 @@ func (x *SyncEgressClientsRequest) String() string {
 func (*SyncEgressClientsRequest) ProtoMessage() {}
 
 func (x *SyncEgressClientsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_egress_proto_msgTypes[12]
+	mi := &file_skein_v1_egress_proto_msgTypes[14]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1089,7 +1178,7 @@ func (x *SyncEgressClientsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SyncEgressClientsRequest.ProtoReflect.Descriptor instead.
 func (*SyncEgressClientsRequest) Descriptor() ([]byte, []int) {
-	return file_skein_v1_egress_proto_rawDescGZIP(), []int{12}
+	return file_skein_v1_egress_proto_rawDescGZIP(), []int{14}
 }
 
 func (x *SyncEgressClientsRequest) GetNamespace() string {
@@ -1138,7 +1227,7 @@ type SyncEgressClientsResponse struct {
 
 func (x *SyncEgressClientsResponse) Reset() {
 	*x = SyncEgressClientsResponse{}
-	mi := &file_skein_v1_egress_proto_msgTypes[13]
+	mi := &file_skein_v1_egress_proto_msgTypes[15]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1150,7 +1239,7 @@ func (x *SyncEgressClientsResponse) String() string {
 func (*SyncEgressClientsResponse) ProtoMessage() {}
 
 func (x *SyncEgressClientsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_egress_proto_msgTypes[13]
+	mi := &file_skein_v1_egress_proto_msgTypes[15]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1163,7 +1252,7 @@ func (x *SyncEgressClientsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SyncEgressClientsResponse.ProtoReflect.Descriptor instead.
 func (*SyncEgressClientsResponse) Descriptor() ([]byte, []int) {
-	return file_skein_v1_egress_proto_rawDescGZIP(), []int{13}
+	return file_skein_v1_egress_proto_rawDescGZIP(), []int{15}
 }
 
 func (x *SyncEgressClientsResponse) GetInstalled() bool {
@@ -1200,7 +1289,7 @@ type TakeOverRequest struct {
 
 func (x *TakeOverRequest) Reset() {
 	*x = TakeOverRequest{}
-	mi := &file_skein_v1_egress_proto_msgTypes[14]
+	mi := &file_skein_v1_egress_proto_msgTypes[16]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1212,7 +1301,7 @@ func (x *TakeOverRequest) String() string {
 func (*TakeOverRequest) ProtoMessage() {}
 
 func (x *TakeOverRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_egress_proto_msgTypes[14]
+	mi := &file_skein_v1_egress_proto_msgTypes[16]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1225,7 +1314,7 @@ func (x *TakeOverRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use TakeOverRequest.ProtoReflect.Descriptor instead.
 func (*TakeOverRequest) Descriptor() ([]byte, []int) {
-	return file_skein_v1_egress_proto_rawDescGZIP(), []int{14}
+	return file_skein_v1_egress_proto_rawDescGZIP(), []int{16}
 }
 
 func (x *TakeOverRequest) GetSlot() *SlotRef {
@@ -1267,7 +1356,7 @@ type TakeOverResponse struct {
 
 func (x *TakeOverResponse) Reset() {
 	*x = TakeOverResponse{}
-	mi := &file_skein_v1_egress_proto_msgTypes[15]
+	mi := &file_skein_v1_egress_proto_msgTypes[17]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1279,7 +1368,7 @@ func (x *TakeOverResponse) String() string {
 func (*TakeOverResponse) ProtoMessage() {}
 
 func (x *TakeOverResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_egress_proto_msgTypes[15]
+	mi := &file_skein_v1_egress_proto_msgTypes[17]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1292,7 +1381,7 @@ func (x *TakeOverResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use TakeOverResponse.ProtoReflect.Descriptor instead.
 func (*TakeOverResponse) Descriptor() ([]byte, []int) {
-	return file_skein_v1_egress_proto_rawDescGZIP(), []int{15}
+	return file_skein_v1_egress_proto_rawDescGZIP(), []int{17}
 }
 
 func (x *TakeOverResponse) GetLoaded() uint32 {
@@ -1326,7 +1415,7 @@ type RenewLeasesRequest_LeaseWish struct {
 
 func (x *RenewLeasesRequest_LeaseWish) Reset() {
 	*x = RenewLeasesRequest_LeaseWish{}
-	mi := &file_skein_v1_egress_proto_msgTypes[16]
+	mi := &file_skein_v1_egress_proto_msgTypes[18]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1338,7 +1427,7 @@ func (x *RenewLeasesRequest_LeaseWish) String() string {
 func (*RenewLeasesRequest_LeaseWish) ProtoMessage() {}
 
 func (x *RenewLeasesRequest_LeaseWish) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_egress_proto_msgTypes[16]
+	mi := &file_skein_v1_egress_proto_msgTypes[18]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1351,7 +1440,7 @@ func (x *RenewLeasesRequest_LeaseWish) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RenewLeasesRequest_LeaseWish.ProtoReflect.Descriptor instead.
 func (*RenewLeasesRequest_LeaseWish) Descriptor() ([]byte, []int) {
-	return file_skein_v1_egress_proto_rawDescGZIP(), []int{9, 0}
+	return file_skein_v1_egress_proto_rawDescGZIP(), []int{11, 0}
 }
 
 func (x *RenewLeasesRequest_LeaseWish) GetSlot() *SlotRef {
@@ -1379,7 +1468,7 @@ type RenewLeasesResponse_LeaseDenied struct {
 
 func (x *RenewLeasesResponse_LeaseDenied) Reset() {
 	*x = RenewLeasesResponse_LeaseDenied{}
-	mi := &file_skein_v1_egress_proto_msgTypes[17]
+	mi := &file_skein_v1_egress_proto_msgTypes[19]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1391,7 +1480,7 @@ func (x *RenewLeasesResponse_LeaseDenied) String() string {
 func (*RenewLeasesResponse_LeaseDenied) ProtoMessage() {}
 
 func (x *RenewLeasesResponse_LeaseDenied) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_egress_proto_msgTypes[17]
+	mi := &file_skein_v1_egress_proto_msgTypes[19]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1404,7 +1493,7 @@ func (x *RenewLeasesResponse_LeaseDenied) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RenewLeasesResponse_LeaseDenied.ProtoReflect.Descriptor instead.
 func (*RenewLeasesResponse_LeaseDenied) Descriptor() ([]byte, []int) {
-	return file_skein_v1_egress_proto_rawDescGZIP(), []int{10, 0}
+	return file_skein_v1_egress_proto_rawDescGZIP(), []int{12, 0}
 }
 
 func (x *RenewLeasesResponse_LeaseDenied) GetSlot() *SlotRef {
@@ -1438,7 +1527,7 @@ type SyncEgressClientsResponse_RefusedClient struct {
 
 func (x *SyncEgressClientsResponse_RefusedClient) Reset() {
 	*x = SyncEgressClientsResponse_RefusedClient{}
-	mi := &file_skein_v1_egress_proto_msgTypes[18]
+	mi := &file_skein_v1_egress_proto_msgTypes[20]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1450,7 +1539,7 @@ func (x *SyncEgressClientsResponse_RefusedClient) String() string {
 func (*SyncEgressClientsResponse_RefusedClient) ProtoMessage() {}
 
 func (x *SyncEgressClientsResponse_RefusedClient) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_egress_proto_msgTypes[18]
+	mi := &file_skein_v1_egress_proto_msgTypes[20]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1463,7 +1552,7 @@ func (x *SyncEgressClientsResponse_RefusedClient) ProtoReflect() protoreflect.Me
 
 // Deprecated: Use SyncEgressClientsResponse_RefusedClient.ProtoReflect.Descriptor instead.
 func (*SyncEgressClientsResponse_RefusedClient) Descriptor() ([]byte, []int) {
-	return file_skein_v1_egress_proto_rawDescGZIP(), []int{13, 0}
+	return file_skein_v1_egress_proto_rawDescGZIP(), []int{15, 0}
 }
 
 func (x *SyncEgressClientsResponse_RefusedClient) GetKey() string {
@@ -1484,7 +1573,11 @@ var File_skein_v1_egress_proto protoreflect.FileDescriptor
 
 const file_skein_v1_egress_proto_rawDesc = "" +
 	"\n" +
-	"\x15skein/v1/egress.proto\x12\bskein.v1\"i\n" +
+	"\x15skein/v1/egress.proto\x12\bskein.v1\"\x0e\n" +
+	"\fClockRequest\">\n" +
+	"\rClockResponse\x12\x17\n" +
+	"\aboot_id\x18\x01 \x01(\tR\x06bootId\x12\x14\n" +
+	"\x05nanos\x18\x02 \x01(\x03R\x05nanos\"i\n" +
 	"\aSlotRef\x12\x1c\n" +
 	"\tnamespace\x18\x01 \x01(\tR\tnamespace\x12\x12\n" +
 	"\x04name\x18\x02 \x01(\tR\x04name\x12\x16\n" +
@@ -1610,12 +1703,13 @@ const file_skein_v1_egress_proto_rawDesc = "" +
 	"\x10TakeOverResponse\x12\x16\n" +
 	"\x06loaded\x18\x01 \x01(\rR\x06loaded\x12\x16\n" +
 	"\x06failed\x18\x02 \x01(\rR\x06failed\x12\x16\n" +
-	"\x06reason\x18\x03 \x01(\tR\x06reason2\xcb\x02\n" +
+	"\x06reason\x18\x03 \x01(\tR\x06reason2\x85\x03\n" +
 	"\rEgressService\x12J\n" +
 	"\vRenewLeases\x12\x1c.skein.v1.RenewLeasesRequest\x1a\x1d.skein.v1.RenewLeasesResponse\x12\\\n" +
 	"\x11SyncEgressClients\x12\".skein.v1.SyncEgressClientsRequest\x1a#.skein.v1.SyncEgressClientsResponse\x12A\n" +
 	"\bTakeOver\x12\x19.skein.v1.TakeOverRequest\x1a\x1a.skein.v1.TakeOverResponse\x12M\n" +
-	"\fEgressReport\x12\x1d.skein.v1.EgressReportRequest\x1a\x1e.skein.v1.EgressReportResponseB1Z/github.com/skeinmesh/skein/api/skein/v1;skeinv1b\x06proto3"
+	"\fEgressReport\x12\x1d.skein.v1.EgressReportRequest\x1a\x1e.skein.v1.EgressReportResponse\x128\n" +
+	"\x05Clock\x12\x16.skein.v1.ClockRequest\x1a\x17.skein.v1.ClockResponseB1Z/github.com/skeinmesh/skein/api/skein/v1;skeinv1b\x06proto3"
 
 var (
 	file_skein_v1_egress_proto_rawDescOnce sync.Once
@@ -1630,58 +1724,62 @@ func file_skein_v1_egress_proto_rawDescGZIP() []byte {
 }
 
 var file_skein_v1_egress_proto_enumTypes = make([]protoimpl.EnumInfo, 1)
-var file_skein_v1_egress_proto_msgTypes = make([]protoimpl.MessageInfo, 19)
+var file_skein_v1_egress_proto_msgTypes = make([]protoimpl.MessageInfo, 21)
 var file_skein_v1_egress_proto_goTypes = []any{
 	(GatewayState_Health)(0),                        // 0: skein.v1.GatewayState.Health
-	(*SlotRef)(nil),                                 // 1: skein.v1.SlotRef
-	(*GatewayState)(nil),                            // 2: skein.v1.GatewayState
-	(*EgressReportRequest)(nil),                     // 3: skein.v1.EgressReportRequest
-	(*EgressReportResponse)(nil),                    // 4: skein.v1.EgressReportResponse
-	(*EgressGateway)(nil),                           // 5: skein.v1.EgressGateway
-	(*EgressSlotReport)(nil),                        // 6: skein.v1.EgressSlotReport
-	(*EgressProbe)(nil),                             // 7: skein.v1.EgressProbe
-	(*EgressClientReport)(nil),                      // 8: skein.v1.EgressClientReport
-	(*EgressOfClient)(nil),                          // 9: skein.v1.EgressOfClient
-	(*RenewLeasesRequest)(nil),                      // 10: skein.v1.RenewLeasesRequest
-	(*RenewLeasesResponse)(nil),                     // 11: skein.v1.RenewLeasesResponse
-	(*EgressClient)(nil),                            // 12: skein.v1.EgressClient
-	(*SyncEgressClientsRequest)(nil),                // 13: skein.v1.SyncEgressClientsRequest
-	(*SyncEgressClientsResponse)(nil),               // 14: skein.v1.SyncEgressClientsResponse
-	(*TakeOverRequest)(nil),                         // 15: skein.v1.TakeOverRequest
-	(*TakeOverResponse)(nil),                        // 16: skein.v1.TakeOverResponse
-	(*RenewLeasesRequest_LeaseWish)(nil),            // 17: skein.v1.RenewLeasesRequest.LeaseWish
-	(*RenewLeasesResponse_LeaseDenied)(nil),         // 18: skein.v1.RenewLeasesResponse.LeaseDenied
-	(*SyncEgressClientsResponse_RefusedClient)(nil), // 19: skein.v1.SyncEgressClientsResponse.RefusedClient
+	(*ClockRequest)(nil),                            // 1: skein.v1.ClockRequest
+	(*ClockResponse)(nil),                           // 2: skein.v1.ClockResponse
+	(*SlotRef)(nil),                                 // 3: skein.v1.SlotRef
+	(*GatewayState)(nil),                            // 4: skein.v1.GatewayState
+	(*EgressReportRequest)(nil),                     // 5: skein.v1.EgressReportRequest
+	(*EgressReportResponse)(nil),                    // 6: skein.v1.EgressReportResponse
+	(*EgressGateway)(nil),                           // 7: skein.v1.EgressGateway
+	(*EgressSlotReport)(nil),                        // 8: skein.v1.EgressSlotReport
+	(*EgressProbe)(nil),                             // 9: skein.v1.EgressProbe
+	(*EgressClientReport)(nil),                      // 10: skein.v1.EgressClientReport
+	(*EgressOfClient)(nil),                          // 11: skein.v1.EgressOfClient
+	(*RenewLeasesRequest)(nil),                      // 12: skein.v1.RenewLeasesRequest
+	(*RenewLeasesResponse)(nil),                     // 13: skein.v1.RenewLeasesResponse
+	(*EgressClient)(nil),                            // 14: skein.v1.EgressClient
+	(*SyncEgressClientsRequest)(nil),                // 15: skein.v1.SyncEgressClientsRequest
+	(*SyncEgressClientsResponse)(nil),               // 16: skein.v1.SyncEgressClientsResponse
+	(*TakeOverRequest)(nil),                         // 17: skein.v1.TakeOverRequest
+	(*TakeOverResponse)(nil),                        // 18: skein.v1.TakeOverResponse
+	(*RenewLeasesRequest_LeaseWish)(nil),            // 19: skein.v1.RenewLeasesRequest.LeaseWish
+	(*RenewLeasesResponse_LeaseDenied)(nil),         // 20: skein.v1.RenewLeasesResponse.LeaseDenied
+	(*SyncEgressClientsResponse_RefusedClient)(nil), // 21: skein.v1.SyncEgressClientsResponse.RefusedClient
 }
 var file_skein_v1_egress_proto_depIdxs = []int32{
 	0,  // 0: skein.v1.GatewayState.health:type_name -> skein.v1.GatewayState.Health
-	5,  // 1: skein.v1.EgressReportResponse.gateways:type_name -> skein.v1.EgressGateway
-	8,  // 2: skein.v1.EgressReportResponse.clients:type_name -> skein.v1.EgressClientReport
-	2,  // 3: skein.v1.EgressGateway.state:type_name -> skein.v1.GatewayState
-	6,  // 4: skein.v1.EgressGateway.slots:type_name -> skein.v1.EgressSlotReport
-	7,  // 5: skein.v1.EgressGateway.probes:type_name -> skein.v1.EgressProbe
-	9,  // 6: skein.v1.EgressClientReport.egresses:type_name -> skein.v1.EgressOfClient
-	17, // 7: skein.v1.RenewLeasesRequest.wishes:type_name -> skein.v1.RenewLeasesRequest.LeaseWish
-	1,  // 8: skein.v1.RenewLeasesRequest.released:type_name -> skein.v1.SlotRef
-	2,  // 9: skein.v1.RenewLeasesRequest.gateways:type_name -> skein.v1.GatewayState
-	1,  // 10: skein.v1.RenewLeasesResponse.granted:type_name -> skein.v1.SlotRef
-	18, // 11: skein.v1.RenewLeasesResponse.denied:type_name -> skein.v1.RenewLeasesResponse.LeaseDenied
-	1,  // 12: skein.v1.RenewLeasesResponse.released:type_name -> skein.v1.SlotRef
-	12, // 13: skein.v1.SyncEgressClientsRequest.clients:type_name -> skein.v1.EgressClient
-	19, // 14: skein.v1.SyncEgressClientsResponse.refused:type_name -> skein.v1.SyncEgressClientsResponse.RefusedClient
-	1,  // 15: skein.v1.TakeOverRequest.slot:type_name -> skein.v1.SlotRef
-	1,  // 16: skein.v1.RenewLeasesRequest.LeaseWish.slot:type_name -> skein.v1.SlotRef
-	1,  // 17: skein.v1.RenewLeasesResponse.LeaseDenied.slot:type_name -> skein.v1.SlotRef
-	10, // 18: skein.v1.EgressService.RenewLeases:input_type -> skein.v1.RenewLeasesRequest
-	13, // 19: skein.v1.EgressService.SyncEgressClients:input_type -> skein.v1.SyncEgressClientsRequest
-	15, // 20: skein.v1.EgressService.TakeOver:input_type -> skein.v1.TakeOverRequest
-	3,  // 21: skein.v1.EgressService.EgressReport:input_type -> skein.v1.EgressReportRequest
-	11, // 22: skein.v1.EgressService.RenewLeases:output_type -> skein.v1.RenewLeasesResponse
-	14, // 23: skein.v1.EgressService.SyncEgressClients:output_type -> skein.v1.SyncEgressClientsResponse
-	16, // 24: skein.v1.EgressService.TakeOver:output_type -> skein.v1.TakeOverResponse
-	4,  // 25: skein.v1.EgressService.EgressReport:output_type -> skein.v1.EgressReportResponse
-	22, // [22:26] is the sub-list for method output_type
-	18, // [18:22] is the sub-list for method input_type
+	7,  // 1: skein.v1.EgressReportResponse.gateways:type_name -> skein.v1.EgressGateway
+	10, // 2: skein.v1.EgressReportResponse.clients:type_name -> skein.v1.EgressClientReport
+	4,  // 3: skein.v1.EgressGateway.state:type_name -> skein.v1.GatewayState
+	8,  // 4: skein.v1.EgressGateway.slots:type_name -> skein.v1.EgressSlotReport
+	9,  // 5: skein.v1.EgressGateway.probes:type_name -> skein.v1.EgressProbe
+	11, // 6: skein.v1.EgressClientReport.egresses:type_name -> skein.v1.EgressOfClient
+	19, // 7: skein.v1.RenewLeasesRequest.wishes:type_name -> skein.v1.RenewLeasesRequest.LeaseWish
+	3,  // 8: skein.v1.RenewLeasesRequest.released:type_name -> skein.v1.SlotRef
+	4,  // 9: skein.v1.RenewLeasesRequest.gateways:type_name -> skein.v1.GatewayState
+	3,  // 10: skein.v1.RenewLeasesResponse.granted:type_name -> skein.v1.SlotRef
+	20, // 11: skein.v1.RenewLeasesResponse.denied:type_name -> skein.v1.RenewLeasesResponse.LeaseDenied
+	3,  // 12: skein.v1.RenewLeasesResponse.released:type_name -> skein.v1.SlotRef
+	14, // 13: skein.v1.SyncEgressClientsRequest.clients:type_name -> skein.v1.EgressClient
+	21, // 14: skein.v1.SyncEgressClientsResponse.refused:type_name -> skein.v1.SyncEgressClientsResponse.RefusedClient
+	3,  // 15: skein.v1.TakeOverRequest.slot:type_name -> skein.v1.SlotRef
+	3,  // 16: skein.v1.RenewLeasesRequest.LeaseWish.slot:type_name -> skein.v1.SlotRef
+	3,  // 17: skein.v1.RenewLeasesResponse.LeaseDenied.slot:type_name -> skein.v1.SlotRef
+	12, // 18: skein.v1.EgressService.RenewLeases:input_type -> skein.v1.RenewLeasesRequest
+	15, // 19: skein.v1.EgressService.SyncEgressClients:input_type -> skein.v1.SyncEgressClientsRequest
+	17, // 20: skein.v1.EgressService.TakeOver:input_type -> skein.v1.TakeOverRequest
+	5,  // 21: skein.v1.EgressService.EgressReport:input_type -> skein.v1.EgressReportRequest
+	1,  // 22: skein.v1.EgressService.Clock:input_type -> skein.v1.ClockRequest
+	13, // 23: skein.v1.EgressService.RenewLeases:output_type -> skein.v1.RenewLeasesResponse
+	16, // 24: skein.v1.EgressService.SyncEgressClients:output_type -> skein.v1.SyncEgressClientsResponse
+	18, // 25: skein.v1.EgressService.TakeOver:output_type -> skein.v1.TakeOverResponse
+	6,  // 26: skein.v1.EgressService.EgressReport:output_type -> skein.v1.EgressReportResponse
+	2,  // 27: skein.v1.EgressService.Clock:output_type -> skein.v1.ClockResponse
+	23, // [23:28] is the sub-list for method output_type
+	18, // [18:23] is the sub-list for method input_type
 	18, // [18:18] is the sub-list for extension type_name
 	18, // [18:18] is the sub-list for extension extendee
 	0,  // [0:18] is the sub-list for field type_name
@@ -1698,7 +1796,7 @@ func file_skein_v1_egress_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_skein_v1_egress_proto_rawDesc), len(file_skein_v1_egress_proto_rawDesc)),
 			NumEnums:      1,
-			NumMessages:   19,
+			NumMessages:   21,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

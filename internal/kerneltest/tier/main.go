@@ -41,6 +41,7 @@ var defaultPackages = []string{
 	"./dataplane/tunprobe",
 	"./agent/control",
 	"./agent/probe",
+	"./agent/egress",
 	"./internal/mmsg",
 }
 
@@ -49,6 +50,7 @@ var defaultPackages = []string{
 var shortened = map[string]string{
 	"dataplane/egressns":     "TestPacketsLeaveWithTheSlotsSource|TestRulesAndRoutesAreTheSeeds|TestALeaseRunsOutByItself|TestAnAddressMovesToAnotherSlot",
 	"dataplane/egressclient": "TestSeedsScene|TestDualStack|TestThroughTunnels",
+	"agent/egress":           "TestAFrozenGuest|TestReleasedIs|TestANamespaceOf",
 	"dataplane/flows":        "TestFlowsGoOnThroughAnotherGateway|TestLoad|TestNoNamespace",
 }
 
@@ -219,7 +221,7 @@ func guest(ctx context.Context, o options, work string, tests []testBinary, env 
 	}
 	fmt.Printf("this kernel lacks WireGuard, FoU or netem, or is not to be used: guest with Debian's %s\n", im.Version)
 	p := kerneltest.Payload{
-		Plan:  kerneltest.Plan{Preload: []string{"wireguard", "nf_tables", "tun", "veth"}, Env: env},
+		Plan:  kerneltest.Plan{Preload: []string{"wireguard", "nf_tables", "tun", "veth"}, Env: append(env, kerneltest.Frozen+"=1")},
 		Init:  filepath.Join(work, "init"),
 		Files: map[string]string{}, Trees: map[string]string{},
 	}

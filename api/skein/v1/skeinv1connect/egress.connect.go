@@ -44,6 +44,8 @@ const (
 	// EgressServiceEgressReportProcedure is the fully-qualified name of the EgressService's
 	// EgressReport RPC.
 	EgressServiceEgressReportProcedure = "/skein.v1.EgressService/EgressReport"
+	// EgressServiceClockProcedure is the fully-qualified name of the EgressService's Clock RPC.
+	EgressServiceClockProcedure = "/skein.v1.EgressService/Clock"
 )
 
 // EgressServiceClient is a client for the skein.v1.EgressService service.
@@ -57,6 +59,8 @@ type EgressServiceClient interface {
 	TakeOver(context.Context, *v1.TakeOverRequest) (*v1.TakeOverResponse, error)
 	// EgressReport tells what the asked node does for egresses, as gateway and for its own clients.
 	EgressReport(context.Context, *v1.EgressReportRequest) (*v1.EgressReportResponse, error)
+	// Clock tells what the asked machine's clock shows: a gateway that hears no leader learns from it whether it stood still itself.
+	Clock(context.Context, *v1.ClockRequest) (*v1.ClockResponse, error)
 }
 
 // NewEgressServiceClient constructs a client for the skein.v1.EgressService service. By default, it
@@ -94,6 +98,12 @@ func NewEgressServiceClient(httpClient connect.HTTPClient, baseURL string, opts 
 			connect.WithSchema(egressServiceMethods.ByName("EgressReport")),
 			connect.WithClientOptions(opts...),
 		),
+		clock: connect.NewClient[v1.ClockRequest, v1.ClockResponse](
+			httpClient,
+			baseURL+EgressServiceClockProcedure,
+			connect.WithSchema(egressServiceMethods.ByName("Clock")),
+			connect.WithClientOptions(opts...),
+		),
 	}
 }
 
@@ -103,6 +113,7 @@ type egressServiceClient struct {
 	syncEgressClients *connect.Client[v1.SyncEgressClientsRequest, v1.SyncEgressClientsResponse]
 	takeOver          *connect.Client[v1.TakeOverRequest, v1.TakeOverResponse]
 	egressReport      *connect.Client[v1.EgressReportRequest, v1.EgressReportResponse]
+	clock             *connect.Client[v1.ClockRequest, v1.ClockResponse]
 }
 
 // RenewLeases calls skein.v1.EgressService.RenewLeases.
@@ -141,6 +152,15 @@ func (c *egressServiceClient) EgressReport(ctx context.Context, req *v1.EgressRe
 	return nil, err
 }
 
+// Clock calls skein.v1.EgressService.Clock.
+func (c *egressServiceClient) Clock(ctx context.Context, req *v1.ClockRequest) (*v1.ClockResponse, error) {
+	response, err := c.clock.CallUnary(ctx, connect.NewRequest(req))
+	if response != nil {
+		return response.Msg, err
+	}
+	return nil, err
+}
+
 // EgressServiceHandler is an implementation of the skein.v1.EgressService service.
 type EgressServiceHandler interface {
 	// RenewLeases is a gateway's word to the leader, several times a second: which slots it asks to hold, what it has let go, how it
@@ -152,6 +172,8 @@ type EgressServiceHandler interface {
 	TakeOver(context.Context, *v1.TakeOverRequest) (*v1.TakeOverResponse, error)
 	// EgressReport tells what the asked node does for egresses, as gateway and for its own clients.
 	EgressReport(context.Context, *v1.EgressReportRequest) (*v1.EgressReportResponse, error)
+	// Clock tells what the asked machine's clock shows: a gateway that hears no leader learns from it whether it stood still itself.
+	Clock(context.Context, *v1.ClockRequest) (*v1.ClockResponse, error)
 }
 
 // NewEgressServiceHandler builds an HTTP handler from the service implementation. It returns the
@@ -185,6 +207,12 @@ func NewEgressServiceHandler(svc EgressServiceHandler, opts ...connect.HandlerOp
 		connect.WithSchema(egressServiceMethods.ByName("EgressReport")),
 		connect.WithHandlerOptions(opts...),
 	)
+	egressServiceClockHandler := connect.NewUnaryHandlerSimple(
+		EgressServiceClockProcedure,
+		svc.Clock,
+		connect.WithSchema(egressServiceMethods.ByName("Clock")),
+		connect.WithHandlerOptions(opts...),
+	)
 	return "/skein.v1.EgressService/", http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		switch r.URL.Path {
 		case EgressServiceRenewLeasesProcedure:
@@ -195,6 +223,8 @@ func NewEgressServiceHandler(svc EgressServiceHandler, opts ...connect.HandlerOp
 			egressServiceTakeOverHandler.ServeHTTP(w, r)
 		case EgressServiceEgressReportProcedure:
 			egressServiceEgressReportHandler.ServeHTTP(w, r)
+		case EgressServiceClockProcedure:
+			egressServiceClockHandler.ServeHTTP(w, r)
 		default:
 			http.NotFound(w, r)
 		}
@@ -218,4 +248,8 @@ func (UnimplementedEgressServiceHandler) TakeOver(context.Context, *v1.TakeOverR
 
 func (UnimplementedEgressServiceHandler) EgressReport(context.Context, *v1.EgressReportRequest) (*v1.EgressReportResponse, error) {
 	return nil, connect.NewError(connect.CodeUnimplemented, errors.New("skein.v1.EgressService.EgressReport is not implemented"))
+}
+
+func (UnimplementedEgressServiceHandler) Clock(context.Context, *v1.ClockRequest) (*v1.ClockResponse, error) {
+	return nil, connect.NewError(connect.CodeUnimplemented, errors.New("skein.v1.EgressService.Clock is not implemented"))
 }

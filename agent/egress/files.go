@@ -1,0 +1,106 @@
+package egress
+
+import (
+	"crypto/sha256"
+	"encoding/hex"
+	"os"
+	"path/filepath"
+	"strconv"
+	"strings"
+
+	"github.com/skeinmesh/skein/dataplane/egressns"
+)
+
+const hashDigits = 32 // of an egress's name in that of a file
+
+// fileName is the name of an egress's files on this host: the number of its namespace, and a hash of its own name. So no name leads
+// out of the directory, whatever is in it, and none is too long. `skein egress show` says which file is whose.
+func fileName(number int, ref Ref) string {
+	return strconv.Itoa(number) + "-" + hashOf(ref)
+}
+
+func hashOf(ref Ref) string {
+	sum := sha256.Sum256([]byte(strconv.Itoa(len(ref.Namespace)) + " " + ref.Namespace + ref.Name)) // no two have the same text
+	return hex.EncodeToString(sum[:])[:hashDigits]
+}
+
+// formerName is what an agent before this one called the same file; empty where it could not have had it.
+func formerName(number int, ref Ref) string {
+	if !ref.Valid() {
+		return ""
+	}
+	return strconv.Itoa(number) + "." + ref.Namespace + "." + ref.Name
+}
+
+// parseFile reads the number in a file's name, and says whether the file is the egress's, by its present or its former name.
+func parseFile(name string, of Ref) (number int, its bool) {
+	text, hash, present := strings.Cut(name, "-")
+	if !present || len(hash) != hashDigits || !number10(text) {
+		text, _, _ = strings.Cut(name, ".")
+	}
+	if !number10(text) {
+		return 0, false
+	}
+	n, err := strconv.Atoi(text)
+	if err != nil || n < 1 || n > maxEgresses {
+		return 0, false
+	}
+	return n, name == fileName(n, of) || name == formerName(n, of)
+}
+
+func number10(s string) bool { return s != "" && strings.Trim(s, "0123456789") == "" }
+
+// number is that of a namespace's local addresses: the one in its file's name, else the lowest that is free. The caller has mu.
+func (g *Gateways) number(ref Ref) int {
+	taken := map[int]bool{}
+	for _, r := range g.rooms {
+		taken[r.number] = true
+	}
+	files, _ := egressns.Files(g.cfg.Dir)
+	for _, f := range files {
+		n, its := parseFile(filepath.Base(f), ref)
+		if its && !taken[n] {
+			return n
+		}
+		taken[n] = true
+	}
+	for n := 1; n <= maxEgresses; n++ {
+		if !taken[n] {
+			return n
+		}
+	}
+	return 0
+}
+
+// namespaceFile is where an egress's namespace is mounted. One that an earlier version made under the egress's own name gets the
+// present name: what it forwards goes on.
+func (g *Gateways) namespaceFile(number int, ref Ref) string {
+	file := filepath.Join(g.cfg.Dir, fileName(number, ref))
+	name := formerName(number, ref)
+	if name == "" {
+		return file
+	}
+	former := filepath.Join(g.cfg.Dir, name)
+	if err := egressns.Rename(former, file); err != nil {
+		g.cfg.Log.Warn("a network namespace of an earlier version keeps its name", "egress", ref.String(), "file", former, "err", err)
+		return former
+	}
+	return file
+}
+
+// clientsFiles are the file with an egress's clients, and the one that an earlier version wrote; the latter may be empty.
+func (g *Gateways) clientsFiles(number int, ref Ref) (file, former string) {
+	if name := formerName(number, ref); name != "" {
+		former = filepath.Join(g.cfg.Known, name)
+	}
+	return filepath.Join(g.cfg.Known, fileName(number, ref)), former
+}
+
+// removeClients forgets an egress's clients on disk.
+func (r *room) removeClients() {
+	for _, f := range []string{r.known, r.formerKnown} {
+		if f != "" {
+			_ = os.Remove(f) // of an egress that is gone: the next of that name reads what its clients' nodes say
+		}
+	}
+}

@@ -1,0 +1,94 @@
+package egress
+
+import (
+	"context"
+	"os"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/skeinmesh/skein/identity"
+	"github.com/skeinmesh/skein/internal/kerneltest"
+)
+
+// outside is the clock of another machine, in a guest: its RTC, which its host goes on with while it is frozen.
+type outside struct {
+	t  *testing.T
+	id identity.ID
+}
+
+func (o outside) now() time.Duration {
+	f, err := os.Open("/dev/rtc0")
+	if err != nil {
+		o.t.Error(err)
+		return 0
+	}
+	defer f.Close()
+	r, err := unix.IoctlGetRTCTime(int(f.Fd()))
+	if err != nil {
+		o.t.Error(err)
+		return 0
+	}
+	at := time.Date(int(r.Year)+1900, time.Month(r.Mon)+1, int(r.Mday), int(r.Hour), int(r.Min), int(r.Sec), 0, time.UTC)
+	return time.Duration(at.Unix()) * time.Second
+}
+
+func (o outside) Read(context.Context) Readings { return Readings{o.id: {"outside", o.now()}} }
+
+// A whole machine, its kernel too, is stopped for longer than the lease and continued. Before that another machine's clock prolongs
+// the lease that no leader renews; after it the kernel forwards for what was left of one ticket, and no more.
+func TestAFrozenGuest(t *testing.T) {
+	if os.Getenv(kerneltest.Frozen) == "" {
+		t.Skip("a machine of its own is needed: the guest of the kernel tier")
+	}
+	const lease, frozen = 30 * time.Second, 40 * time.Second
+	g := newGate(t, uint32(lease/time.Millisecond))
+	rtc := outside{t, g.other}
+	g.clocks = rtc
+	until := func(what string, within time.Duration, ok func() bool) (took time.Duration) {
+		t.Helper()
+		for began := time.Now(); ; time.Sleep(5 * time.Millisecond) {
+			if took = time.Since(began); ok() {
+				return took
+			}
+			if took > within {
+				t.Fatalf("not within %s: %s", within, what)
+			}
+		}
+	}
+	g.live(func(gs *Gateways, l *generous) {
+		gs.Follow(g.state, 1420)
+		within(t, "a lease is granted", l.gave)
+		until("the kernel forwards", 20*time.Second, func() bool { return g.lives() > 0 })
+		began, at := time.Now(), rtc.now()
+		until("other machines' clocks are known", 20*time.Second, func() bool { return time.Since(began) > 2*readEvery })
+		l.mu.Lock()
+		l.mute = true
+		l.mu.Unlock()
+		alone := time.Now()
+		for time.Since(alone) < MaxTicket+2*time.Second {
+			if left := g.lives(); left == 0 || left > MaxTicket {
+				t.Fatalf("%s after the leader fell silent the kernel forwards for another %s", time.Since(alone), left)
+			}
+			time.Sleep(50 * time.Millisecond)
+		}
+		if err := kerneltest.AskFreeze(frozen); err != nil {
+			t.Fatal(err)
+		}
+		until("the machine was frozen", 20*time.Second, func() bool { return rtc.now()-at-time.Since(began) > lease })
+		thawed, left := time.Now(), g.lives()
+		t.Logf("frozen for %s without a clock that shows it; continued, the kernel forwards for another %s", rtc.now()-at-time.Since(began), left)
+		if left > MaxTicket {
+			t.Errorf("the kernel goes on for %s, at most a ticket of %s is due", left, MaxTicket)
+		}
+		until("it stops", MaxTicket+time.Second, func() bool { return g.lives() == 0 })
+		t.Logf("it stopped %s after it was seen that it was continued", time.Since(thawed))
+		for time.Since(thawed) < 2*MaxTicket {
+			if left := g.lives(); left > 0 && time.Since(thawed) > MaxTicket+time.Second {
+				t.Fatalf("it forwards again, for %s", left)
+			}
+			time.Sleep(50 * time.Millisecond)
+		}
+	})
+}

@@ -1,0 +1,103 @@
+package agent
+
+import (
+	"context"
+	"fmt"
+	"os"
+	"slices"
+	"strings"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/skeinmesh/skein/agent/egress"
+	skeinv1 "github.com/skeinmesh/skein/api/skein/v1"
+	"github.com/skeinmesh/skein/identity"
+)
+
+// witnesses is how many nodes besides the servers a gateway asks for their clocks: one that answers is enough.
+const witnesses = 4
+
+// readClock reads this machine's clock: one that nobody sets, and that goes on while the machine is suspended.
+func readClock() (egress.Reading, error) {
+	boot, err := os.ReadFile("/proc/sys/kernel/random/boot_id")
+	if err != nil {
+		return egress.Reading{}, fmt.Errorf("reading the machine's boot ID: %w", err)
+	}
+	var now unix.Timespec
+	if err := unix.ClockGettime(unix.CLOCK_BOOTTIME, &now); err != nil {
+		return egress.Reading{}, fmt.Errorf("reading the machine's clock: %w", err)
+	}
+	return egress.Reading{Boot: strings.TrimSpace(string(boot)), At: time.Duration(now.Nano())}, nil
+}
+
+// Clock tells another node what this machine's clock shows.
+func (s egressService) Clock(ctx context.Context, _ *skeinv1.ClockRequest) (*skeinv1.ClockResponse, error) {
+	if _, err := s.caller(ctx); err != nil {
+		return nil, err
+	}
+	r, err := readClock()
+	if err != nil {
+		return nil, err
+	}
+	return &skeinv1.ClockResponse{BootId: r.Boot, Nanos: int64(r.At)}, nil
+}
+
+// Read asks servers and some other nodes for their clocks, and returns what came until the context ends, with this machine's own.
+func (e *egresses) Read(ctx context.Context) egress.Readings {
+	out := egress.Readings{}
+	if own, err := readClock(); err == nil {
+		out[e.a.id] = own
+	}
+	type answer struct {
+		from identity.ID
+		egress.Reading
+	}
+	ask := e.witnesses()
+	answers := make(chan answer, len(ask))
+	for _, id := range ask {
+		go func() {
+			r, err := e.a.egressBy(e.a.leaseConns, id).Clock(ctx, &skeinv1.ClockRequest{})
+			if err != nil { // away, or of a version without this: no witness
+				answers <- answer{}
+				return
+			}
+			answers <- answer{id, egress.Reading{Boot: r.GetBootId(), At: time.Duration(r.GetNanos())}}
+		}()
+	}
+	for range ask {
+		select {
+		case a := <-answers:
+			if a.Boot != "" {
+				out[a.from] = a.Reading
+			}
+		case <-ctx.Done():
+			return out
+		}
+	}
+	return out
+}
+
+// witnesses are the servers, and the next nodes by ID that are alive as far as gossip knows: the same ones as long as they are.
+func (e *egresses) witnesses() []identity.ID {
+	st := e.a.replica.State()
+	var servers, others []identity.ID
+	for _, n := range st.Nodes() {
+		id, err := identity.ParseID(n.GetId())
+		switch {
+		case err != nil || id == e.a.id:
+		case st.Server(id) != nil:
+			servers = append(servers, id)
+		case e.a.gossip.Alive(id):
+			others = append(others, id)
+		}
+	}
+	return slices.Concat(servers, nextAfter(e.a.id, others, witnesses))
+}
+
+// nextAfter are the first n of IDs in a circle that begins after self.
+func nextAfter(self identity.ID, ids []identity.ID, n int) []identity.ID {
+	slices.SortFunc(ids, func(a, b identity.ID) int { return slices.Compare(a[:], b[:]) })
+	from, _ := slices.BinarySearchFunc(ids, self, func(a, b identity.ID) int { return slices.Compare(a[:], b[:]) })
+	return slices.Concat(ids[from:], ids[:from])[:min(n, len(ids))]
+}

@@ -1,0 +1,56 @@
+package owners
+
+import (
+	"context"
+	"os"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/skeinmesh/skein/chaos/lab"
+)
+
+// pausedOwner is a seed whose first schedule stops an owner for longer than its lease, and does nothing else.
+func pausedOwner(t *testing.T) uint64 {
+	t.Helper()
+	w := World{Slots: len(full.egresses) + 1, Gateways: len(full.gateways), Servers: len(full.servers)}
+	for seed := range uint64(100_000) {
+		s := w.Plan(seed, 0)
+		if f := s.Faults[0]; len(s.Faults) == 1 && f.Kind == Pause && f.Role == Owner && f.For > 2500*time.Millisecond && f.For < 4*time.Second {
+			return seed
+		}
+	}
+	t.Fatal("no seed begins with a paused owner")
+	return 0
+}
+
+// A run finds a kernel that counts leases five times too long: an owner that stood still goes on when another has the slot. So what it
+// reports of kernels that count right is worth something.
+func TestARunFindsALongLease(t *testing.T) {
+	if testing.Short() {
+		t.Skip("it builds skein and raises a lab")
+	}
+	ctx, cancel := context.WithTimeout(t.Context(), 8*time.Minute)
+	defer cancel()
+	opts := Options{Name: "owners-planted", Schedules: 6, Seed: pausedOwner(t), Lab: lab.Options{Dir: t.TempDir()}, Progress: func(s string) { t.Log(s) }}
+	r, err := RunPlanted(ctx, opts, "long-lease")
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Logf("schedule %d: %s", r.Schedules, r.Violations[0].Text)
+}
+
+func TestPlantsFitTheSources(t *testing.T) {
+	for name, p := range plants {
+		text, err := os.ReadFile("../../" + p.file)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if n := strings.Count(string(text), p.old); n != 1 {
+			t.Errorf("%s: %s has the text %d times", name, p.file, n)
+		}
+	}
+	if _, err := BuildPlanted(t.Context(), "nothing", t.TempDir()); err == nil || err.Error() != `there is no bug "nothing" to plant: there are long-lease` {
+		t.Errorf("an unknown bug: %v", err)
+	}
+}

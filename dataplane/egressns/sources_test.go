@@ -1,0 +1,126 @@
+package egressns
+
+import (
+	"errors"
+	"net/netip"
+	"path/filepath"
+	"sync"
+	"testing"
+	"time"
+)
+
+// A slot that gets another source address has no lease from that moment on: neither the ticket that runs nor one that was begun before
+// lets the new address out, and no connection goes on with the former one.
+func TestANewSourceEndsTheLease(t *testing.T) {
+	s := newScene(t)
+	s.apply(aSpec())
+	next4 := netip.MustParseAddr("192.0.2.51")
+	route(s.target, next4.String()+"/32", "192.0.2.1", "lan0")
+	route(s.host, next4.String()+"/32", "", s.n.HostLink())
+	c := s.socket(client4)
+	s.grant(0, time.Minute)
+	if got := s.seen(c, target4); got != source4.String() {
+		t.Fatalf("the target sees %s, want %s", got, source4)
+	}
+	begun, err := s.n.Begin(0, time.Minute)
+	if err != nil {
+		t.Fatal(err)
+	}
+	other, err := s.n.Begin(1, time.Minute)
+	if err != nil {
+		t.Fatal(err)
+	}
+	// Clients send all the while, in new connections too.
+	var mu sync.Mutex
+	saw := map[string]int{}
+	stop, done := make(chan struct{}), make(chan struct{})
+	fresh := s.socket(client4)
+	go func() {
+		defer close(done)
+		for i := 0; ; i++ {
+			select {
+			case <-stop:
+				return
+			default:
+			}
+			got := s.ask(fresh, target4, 5*time.Millisecond)
+			mu.Lock()
+			saw[got]++
+			mu.Unlock()
+		}
+	}()
+	spec := aSpec()
+	spec.Complete, spec.Slots[0].Source4 = false, next4 // soon after the agent began
+	s.apply(spec)
+	if err := s.n.Grant(0, begun); !errors.Is(err, ErrTicket) {
+		t.Errorf("a ticket of before is granted: %v", err)
+	}
+	if err := s.n.Grant(1, other); err != nil {
+		t.Errorf("the other slot's ticket: %v", err)
+	}
+	s.silent("under the lease of the former address", c, target4)
+	close(stop)
+	<-done
+	mu.Lock()
+	if saw[next4.String()] > 0 {
+		t.Errorf("the target saw %v before the new address was granted", saw)
+	}
+	mu.Unlock()
+	s.grant(0, time.Minute)
+	if got := s.seen(c, target4); got != next4.String() {
+		t.Errorf("a connection of before leaves with %s, the slot has %s", got, next4)
+	}
+	// A start finds what one that crashed amid a change has left, an address that is no slot's any more, and finishes that.
+	if _, err := s.n.table.write([]op{{verb: setElement, name: MapAddress4, key: bytesOf(source4), val: slotKey(0)}}); err != nil {
+		t.Fatal(err)
+	}
+	s.open()
+	s.apply(spec)
+	s.silent("amid a change that was not finished", c, target4)
+	s.grant(0, time.Minute)
+	if got := s.seen(c, target4); got != next4.String() {
+		t.Errorf("after a start: %s", got)
+	}
+	if w := s.apply(spec); w != 0 {
+		t.Errorf("the same again took %d messages", w)
+	}
+}
+
+// The namespace of an earlier version gets another name, and what it forwards goes on.
+func TestRename(t *testing.T) {
+	s := newScene(t)
+	s.apply(aSpec())
+	s.grant(0, time.Minute)
+	c := s.socket(client4)
+	s.seen(c, target4)
+	former, file := s.file, s.file+"-2"
+	s.host.Must("renaming", func() error { return Rename(former, file) })
+	s.file = file
+	s.open()
+	s.apply(aSpec())
+	if files, err := Files(filepath.Dir(file)); err != nil || len(files) != 1 || files[0] != file {
+		t.Errorf("there are %v, %v", files, err)
+	}
+	if got := s.ask(c, target4, time.Second); got != source4.String() {
+		t.Errorf("by the lease of before the target sees %q", got)
+	}
+	s.host.Must("again", func() error { return Rename(former, file) })
+	// An agent was stopped between the two steps.
+	s.host.Must("both names", func() error { return bind(file, former) })
+	s.host.Must("renaming again", func() error { return Rename(former, file) })
+	if got := s.ask(c, target4, time.Second); got != source4.String() {
+		t.Errorf("after that the target sees %q", got)
+	}
+	s.host.Must("another's name", func() error {
+		other := file + "-other"
+		ns, _, err := obtain(other)
+		if err != nil {
+			return err
+		}
+		defer ns.Close()
+		if err := Rename(other, file); err == nil {
+			t.Error("one namespace took the name of another")
+		}
+		return Remove(other)
+	})
+}
