@@ -9,8 +9,8 @@ import (
 // Decide turns a command into the events that follow from it, and its answer. It changes nothing: fold
 // the events to make them so. Time and entropy are the command's; the events' times are its time.
 //
-// A command with a request ID ends with CommandAnswered, so that the same request ID gives the first
-// answer again and no events. A command that asks for what already is has no other events. A refusal
+// A command with a request ID ends with CommandAnswered, so that the same request ID gives the same outcome again and no events: the same index and
+// things, shown as they are then (see AnswerTo). A command that asks for what already is has no other events. A refusal
 // is always an *Error and leaves no trace.
 func Decide(s *State, c *skeinv1.Command) ([]*skeinv1.Event, *skeinv1.Answer, error) {
 	return decide(s, c, schemaOf)
@@ -43,10 +43,11 @@ func decide(s *State, c *skeinv1.Command, schema func(*skeinv1.Event) uint32) ([
 	if err := d.dispatch(); err != nil {
 		return nil, nil, err
 	}
-	if c.GetRequestId() != "" && !d.silent {
-		d.emit(&skeinv1.Event{Body: &skeinv1.Event_CommandAnswered{CommandAnswered: &skeinv1.CommandAnswered{Answer: d.answer}}})
-	}
 	d.answer.Index = d.base + uint64(len(d.events))
+	if c.GetRequestId() != "" && !d.silent {
+		d.answer.Index++ // that of the event that remembers it
+		d.emit(&skeinv1.Event{Body: &skeinv1.Event_CommandAnswered{CommandAnswered: &skeinv1.CommandAnswered{Answer: reference(d.answer)}}})
+	}
 	if err := d.checkServers(); err != nil {
 		return nil, nil, err
 	}

@@ -7,6 +7,8 @@ import (
 	"strings"
 	"time"
 
+	"google.golang.org/protobuf/proto"
+
 	skeinv1 "github.com/skeinmesh/skein/api/skein/v1"
 )
 
@@ -428,9 +430,12 @@ func (d *decision) giveAllBack(id, reason string) {
 	}
 }
 
-// emitClaimed gives a static address to a node, or to none.
-func (d *decision) emitClaimed(v *skeinv1.StaticAddress, nodeID string) {
+// emitClaimed gives a static address to a node, or to none, and is the address then.
+func (d *decision) emitClaimed(v *skeinv1.StaticAddress, nodeID string) *skeinv1.StaticAddress {
+	v = proto.CloneOf(v)
+	v.NodeId, v.Since, v.Index = nodeID, d.c.GetTime(), d.nextIndex()
 	d.emit(&skeinv1.Event{Body: &skeinv1.Event_AddressClaimed{AddressClaimed: &skeinv1.AddressClaimed{
 		Pool: v.GetPool(), Address: staticAddr(v).String(), NodeId: nodeID,
 	}}})
+	return v
 }

@@ -104,7 +104,7 @@ func (d *decision) claimAddress(c *skeinv1.ClaimAddress) error {
 	d.answer.Static = v
 	if c.GetGiveUp() {
 		if v.GetNodeId() == n.GetId() {
-			d.emitClaimed(v, "")
+			d.answer.Static = d.emitClaimed(v, "")
 		}
 		return nil
 	}
@@ -124,7 +124,7 @@ func (d *decision) claimAddress(c *skeinv1.ClaimAddress) error {
 	case r.pool.GetDraining():
 		return refuseDraining(r.pool)
 	}
-	d.emitClaimed(v, n.GetId())
+	d.answer.Static = d.emitClaimed(v, n.GetId())
 	return nil
 }
 
