@@ -51,6 +51,9 @@ func decide(s *State, c *skeinv1.Command, schema func(*skeinv1.Event) uint32) ([
 	if err := d.checkServers(); err != nil {
 		return nil, nil, err
 	}
+	if err := standardBudget().check(s, c, d.events); err != nil {
+		return nil, nil, err
+	}
 	return d.events, d.answer, nil
 }
 
