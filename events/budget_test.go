@@ -162,7 +162,9 @@ func TestAgentsCannotFillTheState(t *testing.T) {
 	w.refused(allocate("b", "p", 1<<20), ResourceExhausted, "a node may have 8193 there (--max-blocks-per-node)")
 	w.must(allocate("b", "tiny", 16)) // a small pool has no share to leave
 
-	_, err = w.until(MaxGrants, func(i int) *skeinv1.Command { return grant("b", "p", fmt.Sprint("a", i%MaxQuotas), uint32(1+i/MaxQuotas)) })
+	_, err = w.until(MaxGrants, func(i int) *skeinv1.Command {
+		return grant("b", "p", fmt.Sprint("a", i%MaxQuotas), uint32(1+i/MaxQuotas))
+	})
 	demand(t, err, "namespace a0 may have 10 addresses") // each grant is there, and is raised up to the quota
 	w.refused(grant("b", "q", "b", 1), ResourceExhausted, "node b has 1024 grants, and a node may have as many")
 	w.must(grant("c", "q", "b", 1))
