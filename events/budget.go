@@ -156,7 +156,7 @@ func (c *content) describe(in section) (what, next string) {
 	switch in {
 	case sectionNodes:
 		return fmt.Sprintf("%d nodes and %d revoked ones", c.nodes.n, c.revoked.n),
-			"shorten the labels of nodes with skein node set; revoked nodes are kept without their labels, so that their keys and addresses never come back"
+			"revoke those that are not used with skein node revoke, which also ends their long labels; revoked nodes are kept, so that their keys and addresses never come back"
 	case sectionPools:
 		return fmt.Sprintf("%d pools", c.rooms.n), "remove pools that are not used with skein pool remove, or shorten their lists of namespaces and quotas with skein pool set"
 	case sectionBlocks:

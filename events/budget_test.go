@@ -83,7 +83,7 @@ func TestNodesAreBounded(t *testing.T) {
 	n, err := w.until(MaxNodeBytes/1000, func(i int) *skeinv1.Command {
 		return today(admit(fmt.Sprint("n", i), "many", func(a *skeinv1.AdmitNode) { a.Node.Labels = labels }))
 	})
-	demand(t, err, fmt.Sprintf("%d nodes and 0 revoked ones take", n+3), "shorten the labels of nodes with skein node set")
+	demand(t, err, fmt.Sprintf("%d nodes and 0 revoked ones take", n+3), "revoke those that are not used with skein node revoke, which also ends their long labels")
 	w.must(createPool(pool("p", 4, "10.64.0.0/20")))
 	w.must(allocate("a", "p", 1))
 	w.must(rotateKey("n0", "other"))

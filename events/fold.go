@@ -179,14 +179,14 @@ func (s *State) change(n *skeinv1.Node) {
 		s.names.del(s.own(), textKey(old.GetName()), old.GetName())
 		s.enter(&s.names, n.GetName(), n.GetId())
 	}
-	s.replace(old, n)
-}
-
-func (s *State) replace(old, n *skeinv1.Node) {
-	h, _ := hexKey(n.GetId())
-	s.nodes.put(s.own(), h, n.GetId(), n)
+	s.replace(n)
 	s.sizes.drop(sectionNodes, old)
 	s.sizes.add(sectionNodes, n)
+}
+
+func (s *State) replace(n *skeinv1.Node) {
+	h, _ := hexKey(n.GetId())
+	s.nodes.put(s.own(), h, n.GetId(), n)
 }
 
 func (s *State) rotate(r *skeinv1.NodeKeyRotated) {
@@ -199,7 +199,11 @@ func (s *State) rotate(r *skeinv1.NodeKeyRotated) {
 	n.WireguardKey = r.GetWireguardKey()
 	s.keys.del(s.own(), textKey(string(old.GetWireguardKey())), string(old.GetWireguardKey()))
 	s.enter(&s.keys, key, n.GetId())
-	s.replace(old, n)
+	s.replace(n)
+	if len(old.GetWireguardKey()) != len(key) { // in any log that a leader wrote they are equal
+		s.sizes.drop(sectionNodes, old)
+		s.sizes.add(sectionNodes, n)
+	}
 }
 
 func (s *State) revoke(r *skeinv1.NodeRevoked, at int64) {
@@ -254,12 +258,13 @@ func (s *State) remember(a *skeinv1.Answer) bool {
 		return false
 	}
 	s.answers.put(s.own(), textKey(id), id, a)
-	s.sizes.add(sectionAnswers, a)
-	s.order.push(s.own(), id)
+	bytes := entrySize(sectionAnswers, sizeOf(a))
+	s.sizes[sectionAnswers] += bytes
+	s.order.push(s.own(), queued{id, bytes})
 	if s.order.n > MaxAnswers {
 		oldest := s.order.pop()
-		s.sizes.drop(sectionAnswers, s.remembered(oldest))
-		s.answers.del(s.own(), textKey(oldest), oldest)
+		s.sizes[sectionAnswers] -= oldest.bytes
+		s.answers.del(s.own(), textKey(oldest.id), oldest.id)
 	}
 	return true
 }
