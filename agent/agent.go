@@ -181,14 +181,6 @@ func (a *Agent) wakeUp() {
 	}
 }
 
-func (a *Agent) signedRecords() []*skeinv1.SignedRecord {
-	var out []*skeinv1.SignedRecord
-	for _, e := range a.gossip.Records() {
-		out = append(out, e.Signed)
-	}
-	return out
-}
-
 // tunnel tells the control net what is known of the tunnel to a node. Over a relay the relay's own
 // session is the shorter way.
 func (a *Agent) tunnel(id identity.ID) control.Tunnel {

@@ -122,7 +122,7 @@ func (a *Agent) propose(ctx context.Context, c *skeinv1.Command) (*skeinv1.Answe
 			return nil, asConnect(err)
 		}
 	}
-	return answer, nil
+	return a.replica.State().Complete(answer), nil // a leader of an earlier version answers a retry with names alone
 }
 
 // find is a member by name or ID.

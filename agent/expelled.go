@@ -7,6 +7,7 @@ import (
 	"time"
 
 	skeinv1 "github.com/skeinmesh/skein/api/skein/v1"
+	"github.com/skeinmesh/skein/consensus"
 	"github.com/skeinmesh/skein/events"
 	"github.com/skeinmesh/skein/identity"
 )
@@ -146,9 +147,11 @@ func (a *Agent) news(after uint64) *skeinv1.JoinResponse {
 	evs, first, last, err := a.replica.Events(after, newsMax)
 	switch {
 	case err != nil || after < last && first > after+1:
-		r.State = a.replica.State().Proto()
+		if st := a.replica.State(); consensus.CheckSent(st) == nil {
+			r.State = st.Proto()
+		}
 	case len(evs) > 0:
-		r.News = &skeinv1.Batch{Base: after, Events: evs}
+		r.News = &skeinv1.Batch{Base: after, Events: consensus.Portion(evs)}
 	}
 	for id, e := range a.gossip.Records() {
 		if id == a.id || e.Record.GetRelay() != nil && len(r.Records) < newsRelays {

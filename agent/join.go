@@ -16,6 +16,7 @@ import (
 	"time"
 
 	skeinv1 "github.com/skeinmesh/skein/api/skein/v1"
+	"github.com/skeinmesh/skein/consensus"
 	"github.com/skeinmesh/skein/dataplane"
 	"github.com/skeinmesh/skein/events"
 	"github.com/skeinmesh/skein/identity"
@@ -169,6 +170,9 @@ func (a *Agent) admit(ctx context.Context, request *skeinv1.JoinRequest, peer id
 	if identity.IDOf(request.GetNode().GetIdentityKey()) != peer {
 		return nil, &events.Error{Code: events.PermissionDenied, Message: "the request names another identity key than the connection has proved"}
 	}
+	if err := consensus.CheckSent(a.replica.State()); err != nil { // before it is admitted and cannot be told
+		return nil, &events.Error{Code: events.ResourceExhausted, Message: err.Error()}
+	}
 	secret := sha256.Sum256(request.GetTokenSecret())
 	// Leave time to answer, so that the joiner hears why.
 	pctx, cancel := context.WithTimeout(ctx, joinTimeout-2*time.Second)
@@ -196,8 +200,9 @@ func (a *Agent) admit(ctx context.Context, request *skeinv1.JoinRequest, peer id
 	if err := a.checkAdmitted(peer, answer); err != nil { // it may have been revoked meanwhile
 		return nil, err
 	}
+	st := a.replica.State()
 	return &skeinv1.JoinResponse{
-		State: a.replica.State().Proto(), Records: a.signedRecords(), Node: answer.GetNode(), Time: time.Now().UnixNano(),
+		State: st.Proto(), Records: fitting(a.id, st, a.gossip.Records(), maxJoinResponse-joinSlack-st.Size()), Node: answer.GetNode(), Time: time.Now().UnixNano(),
 	}, nil
 }
 

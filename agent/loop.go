@@ -231,6 +231,7 @@ func (a *Agent) syncState() error {
 	}
 	a.gossip.RosterChanged()
 	a.followServerRole()
+	a.noteState(st)
 	if a.paths != nil {
 		set := st.Settings()
 		s := path.Settings{

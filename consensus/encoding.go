@@ -144,8 +144,13 @@ func checkBatch(b *skeinv1.Batch) error {
 
 func last(b *skeinv1.Batch) uint64 { return b.Base + uint64(len(b.Events)) }
 
-// EncodeState is the form of a state in snapshots and checkpoints.
-func EncodeState(s *events.State) ([]byte, error) {
+// EncodeState is the form of a state in snapshots and checkpoints. A state that DecodeState would refuse is ErrTooLarge.
+func EncodeState(s *events.State) ([]byte, error) { return encodeState(s, maxStateBytes) }
+
+func encodeState(s *events.State, most int) ([]byte, error) {
+	if err := checkSealed(s, most); err != nil {
+		return nil, err
+	}
 	payload, err := proto.Marshal(s.Proto())
 	if err != nil {
 		return nil, fmt.Errorf("encode the state at index %d: %w", s.Index(), err)

@@ -111,7 +111,7 @@ func (s *snapshot) Persist(sink raft.SnapshotSink) error {
 	err := s.replica.Sync()
 	var b []byte
 	if err == nil {
-		b, err = EncodeState(s.state)
+		b, err = encodeState(s.state, s.replica.most)
 	}
 	if err == nil {
 		_, err = sink.Write(b)

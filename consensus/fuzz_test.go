@@ -67,7 +67,7 @@ func FuzzFileRecords(f *testing.F) {
 	if err != nil {
 		f.Fatal(err)
 	}
-	point, err := checkpointValue(h.state)
+	point, err := checkpointValue(h.state, maxStateBytes)
 	if err != nil {
 		f.Fatal(err)
 	}

@@ -29,6 +29,7 @@ const (
 type Replica struct {
 	log  *slog.Logger
 	path string
+	most int // bytes of a state that may be written
 
 	state atomic.Pointer[events.State]
 
@@ -88,7 +89,7 @@ func OpenReplica(dir string, log *slog.Logger, options ...ReplicaOption) (*Repli
 		s.db.Close()
 		return nil, fmt.Errorf("open the replica: %w", err)
 	}
-	r := &Replica{log: log, path: path, store: s}
+	r := &Replica{log: log, path: path, most: s.most, store: s}
 	r.tail.evs, r.tail.durable, r.tail.first, r.tail.changed = evs, s.last, s.first, make(chan struct{})
 	r.state.Store(state)
 	if err := r.takeSpilled(); err != nil {

@@ -255,11 +255,15 @@ func (s *Service) sendNews(at uint64, send func(*skeinv1.SubscribeResponse) erro
 		var m *skeinv1.SubscribeResponse
 		switch state := s.cfg.Replica.State(); {
 		case at+1 < first && state.Index() > at:
+			if err := sent(state); err != nil {
+				return at, err
+			}
 			m = &skeinv1.SubscribeResponse{Body: &skeinv1.SubscribeResponse_Snapshot{Snapshot: state.Proto()}}
 			at = state.Index()
 		case len(evs) == 0:
 			return at, nil
 		default:
+			evs = Portion(evs)
 			m = &skeinv1.SubscribeResponse{Body: &skeinv1.SubscribeResponse_Batch{Batch: &skeinv1.Batch{Base: at, Events: evs}}}
 			at += uint64(len(evs))
 		}
@@ -292,6 +296,9 @@ func (s *Service) ReadState(ctx context.Context, r *skeinv1.ReadStateRequest) (*
 	if err != nil {
 		return nil, readError(err)
 	}
+	if err := sent(state); err != nil {
+		return nil, err
+	}
 	hash := state.Hash()
 	return &skeinv1.ReadStateResponse{State: state.Proto(), Hash: hash[:]}, nil
 }
@@ -309,7 +316,7 @@ func (s *Service) ReadEvents(ctx context.Context, r *skeinv1.ReadEventsRequest) 
 	if err != nil {
 		return nil, readError(err)
 	}
-	return &skeinv1.ReadEventsResponse{Events: evs, FirstAvailable: first, Last: last, Time: s.now().UnixNano()}, nil
+	return &skeinv1.ReadEventsResponse{Events: Portion(evs), FirstAvailable: first, Last: last, Time: s.now().UnixNano()}, nil
 }
 
 // now is this node's clock, as commands get it.

@@ -25,6 +25,7 @@ type store struct {
 	checkpoints []checkpoint
 	limits      limits // those of the last prune
 	walked      int    // checkpoints passed while the file is checked
+	most        int    // bytes of a state that may be written
 }
 
 // checkpoint is a state on disk. The state before the first event needs none.
@@ -62,7 +63,7 @@ var (
 )
 
 func openStore(path string) (*store, error) {
-	s := &store{path: path, first: 1}
+	s := &store{path: path, first: 1, most: maxStateBytes}
 	if err := checkBolt(path, replicaNext, s.visit); err != nil {
 		return nil, err
 	}
@@ -340,7 +341,10 @@ func (s *store) maintain(tx *bbolt.Tx, state *events.State) error {
 	if s.last-newest.index < every && s.bytes-min(newest.below, s.bytes) < everyBytes && !changed || s.last == newest.index {
 		return nil
 	}
-	v, err := checkpointValue(state)
+	v, err := checkpointValue(state, s.most)
+	if errors.Is(err, ErrTooLarge) {
+		return nil // the events are kept from the last checkpoint on: see Replica.Problem
+	}
 	if err != nil {
 		return err
 	}
@@ -400,11 +404,11 @@ func deleteTo(b *bbolt.Bucket, end uint64) error {
 
 // reset replaces everything by one checkpoint.
 func (s *store) reset(state *events.State) error {
-	v, err := checkpointValue(state)
+	v, err := checkpointValue(state, s.most)
 	if err != nil {
 		return err
 	}
-	next := &store{db: s.db, path: s.path, cluster: s.cluster, first: state.Index() + 1, last: state.Index(), limits: s.limits,
+	next := &store{db: s.db, path: s.path, most: s.most, cluster: s.cluster, first: state.Index() + 1, last: state.Index(), limits: s.limits,
 		checkpoints: []checkpoint{{index: state.Index(), time: state.Time()}}}
 	err = s.update(func(tx *bbolt.Tx) error {
 		for _, name := range [][]byte{bucketEvents, bucketCheckpoints} {
@@ -427,8 +431,8 @@ func (s *store) reset(state *events.State) error {
 }
 
 // checkpointValue is the state's time, outside the seal of the state so that it is cheap to read, both sealed.
-func checkpointValue(state *events.State) ([]byte, error) {
-	b, err := EncodeState(state)
+func checkpointValue(state *events.State, most int) ([]byte, error) {
+	b, err := encodeState(state, most)
 	if err != nil {
 		return nil, err
 	}

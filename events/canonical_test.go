@@ -132,6 +132,9 @@ func TestCanonicalShortWay(t *testing.T) {
 				if !bytes.Equal(short, long) {
 					t.Fatalf("%v\nshort %x\nlong  %x", a, short, long)
 				}
+				if n := sizeOf(a.Interface()); n != len(long) || n != proto.Size(a.Interface()) {
+					t.Fatalf("%v: its size is %d, measured as %d", a, len(long), n)
+				}
 			})
 			full := m.ProtoReflect().New()
 			fields := full.Descriptor().Fields()
@@ -141,6 +144,9 @@ func TestCanonicalShortWay(t *testing.T) {
 				short, long := appendMessage(nil, one.Interface()), appendCanonical(nil, one)
 				if len(long) == 0 || !bytes.Equal(short, long) {
 					t.Errorf("field %s: short %x, long %x", fields.Get(i).Name(), short, long)
+				}
+				if n := sizeOf(one.Interface()); n != len(long) {
+					t.Errorf("field %s: its size is %d, measured as %d", fields.Get(i).Name(), len(long), n)
 				}
 			}
 		})

@@ -3,16 +3,15 @@ package events
 import (
 	"crypto/sha256"
 
-	"google.golang.org/protobuf/proto"
-
 	skeinv1 "github.com/skeinmesh/skein/api/skein/v1"
 )
 
 // Decide turns a command into the events that follow from it, and its answer. It changes nothing: fold
 // the events to make them so. Time and entropy are the command's; the events' times are its time.
 //
-// A command with a request ID ends with CommandAnswered, so that the same request ID, from the same issuer and
-// for the same kind of command, gives the first answer again and no events. A command that asks for what already is has no other events. A refusal
+// A command with a request ID ends with CommandAnswered, so that the same request ID, from the same issuer and for the same kind of
+// command, gives the same outcome again and no events: the same index and things, shown as they are then (see AnswerTo). A command
+// that asks for what already is has no other events. A refusal
 // is always an *Error and leaves no trace.
 func Decide(s *State, c *skeinv1.Command) ([]*skeinv1.Event, *skeinv1.Answer, error) {
 	return decide(s, c, schemaOf)
@@ -50,6 +49,9 @@ func decide(s *State, c *skeinv1.Command, schema func(*skeinv1.Event) uint32) ([
 	if err := d.checkServers(); err != nil {
 		return nil, nil, err
 	}
+	if err := standardBudget().check(s, c, d.events); err != nil {
+		return nil, nil, err
+	}
 	return d.events, d.answer, nil
 }
 
@@ -70,7 +72,7 @@ func (d *decision) remember() {
 		return
 	}
 	d.answer.Index++
-	stored := proto.CloneOf(d.answer)
+	stored := reference(d.answer)
 	stored.RequestId = key
 	d.emit(&skeinv1.Event{Body: &skeinv1.Event_CommandAnswered{CommandAnswered: &skeinv1.CommandAnswered{Answer: stored}}})
 }

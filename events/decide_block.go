@@ -7,6 +7,8 @@ import (
 	"strings"
 	"time"
 
+	"google.golang.org/protobuf/proto"
+
 	skeinv1 "github.com/skeinmesh/skein/api/skein/v1"
 )
 
@@ -29,10 +31,9 @@ func (d *decision) allocateBlocks(c *skeinv1.AllocateBlocks) error {
 		return refuseDraining(r.pool)
 	}
 	total := uint64(c.GetTotal())
-	if limit := uint64(r.pool.GetMaxBlocksPerNode()); limit > 0 {
+	if limit := d.s.blockLimit(r); limit > 0 {
 		if uint64(held.n) >= limit {
-			return refuse(ResourceExhausted, "node %s has %d blocks of pool %s, and a node may have %d there (--max-blocks-per-node); remove pods from it, or raise the limit with skein pool set",
-				n.GetName(), held.n, r.pool.GetName(), limit)
+			return refuseMoreBlocks(r, n, held.n, limit)
 		}
 		total = min(total, limit)
 	}
@@ -50,6 +51,31 @@ func (d *decision) allocateBlocks(c *skeinv1.AllocateBlocks) error {
 		d.answer.Blocks = append(d.answer.Blocks, d.emitBlock(r, number, n.GetId(), ""))
 	}
 	return nil
+}
+
+// smallShare is how many blocks of a pool a node may have at least when the pool says nothing else.
+const smallShare = 16
+
+// blockLimit is how many blocks of a pool a node may have; 0: as many as there are. A pool that says nothing leaves half of itself to the
+// others: a member that was broken into shall not take all.
+func (s *State) blockLimit(r *room) uint64 {
+	if limit := uint64(r.pool.GetMaxBlocksPerNode()); limit > 0 {
+		return limit
+	}
+	if s.nodes.n == 1 {
+		return 0
+	}
+	return max(r.layout.blocks/2, smallShare)
+}
+
+func refuseMoreBlocks(r *room, n *skeinv1.Node, have int, limit uint64) error {
+	name := r.pool.GetName()
+	if r.pool.GetMaxBlocksPerNode() == 0 {
+		return refuse(ResourceExhausted, "node %s has %d of the %d blocks of pool %s, and a node may have %d where the pool says nothing else; remove pods from it, add a subnet with skein pool extend %s, or allow more with skein pool set %s --max-blocks-per-node N",
+			n.GetName(), have, r.layout.blocks, name, limit, name, name)
+	}
+	return refuse(ResourceExhausted, "node %s has %d blocks of pool %s, and a node may have %d there (--max-blocks-per-node); remove pods from it, or raise the limit with skein pool set",
+		n.GetName(), have, name, limit)
 }
 
 // blockCount is how many blocks a node has in all pools.
@@ -428,9 +454,12 @@ func (d *decision) giveAllBack(id, reason string) {
 	}
 }
 
-// emitClaimed gives a static address to a node, or to none.
-func (d *decision) emitClaimed(v *skeinv1.StaticAddress, nodeID string) {
+// emitClaimed gives a static address to a node, or to none, and is the address then.
+func (d *decision) emitClaimed(v *skeinv1.StaticAddress, nodeID string) *skeinv1.StaticAddress {
+	v = proto.CloneOf(v)
+	v.NodeId, v.Since, v.Index = nodeID, d.c.GetTime(), d.nextIndex()
 	d.emit(&skeinv1.Event{Body: &skeinv1.Event_AddressClaimed{AddressClaimed: &skeinv1.AddressClaimed{
 		Pool: v.GetPool(), Address: staticAddr(v).String(), NodeId: nodeID,
 	}}})
+	return v
 }

@@ -82,17 +82,6 @@ func sameEgress(a, b *skeinv1.Egress) bool {
 	return proto.Equal(plain(a), plain(b))
 }
 
-// kept is an egress as an answer has it: without its destinations if they are many, since the state remembers thousands of answers, and
-// has to fit into a message. The state itself has them.
-func kept(e *skeinv1.Egress) *skeinv1.Egress {
-	if len(e.GetDestinations()) <= maxKeptDestinations {
-		return e
-	}
-	e = proto.CloneOf(e)
-	e.Destinations = nil
-	return e
-}
-
 // defineEgress makes an egress, whose slots get owners later: nodes come and go, so it does not matter whether any could be one now.
 func (d *decision) defineEgress(c *skeinv1.DefineEgress) error {
 	e, destinations, err := readEgress(c.GetEgress())
@@ -104,7 +93,7 @@ func (d *decision) defineEgress(c *skeinv1.DefineEgress) error {
 		if !sameEgress(old, e) {
 			return refuse(AlreadyExists, "egress %s exists and is another: change it, or take another name", ref)
 		}
-		d.answer.Egress = kept(old)
+		d.answer.Egress = old
 		return nil
 	}
 	if n := len(d.s.egressNames); n >= MaxEgresses {
@@ -123,7 +112,7 @@ func (d *decision) defineEgress(c *skeinv1.DefineEgress) error {
 	e.CreatedAt, e.CreatedIndex, e.ChangedIndex = d.c.GetTime(), w.nextIndex(), w.nextIndex()
 	w.emit(&skeinv1.Event{Body: &skeinv1.Event_EgressDefined{EgressDefined: &skeinv1.EgressDefined{Egress: e}}})
 	w.keep()
-	d.answer.Egress = kept(e)
+	d.answer.Egress = e
 	return nil
 }
 
@@ -320,7 +309,7 @@ func (d *decision) changeEgress(c *skeinv1.ChangeEgress) error {
 	}
 	next.CreatedAt, next.CreatedIndex = old.GetCreatedAt(), old.GetCreatedIndex()
 	if sameEgress(old, next) {
-		d.answer.Egress = kept(old)
+		d.answer.Egress = old
 		return nil
 	}
 	if err := d.checkEgress(o, next, destinations); err != nil {
@@ -348,7 +337,7 @@ func (d *decision) changeEgress(c *skeinv1.ChangeEgress) error {
 		return err
 	}
 	w.keep()
-	d.answer.Egress = kept(next)
+	d.answer.Egress = next
 	return nil
 }
 
@@ -387,7 +376,8 @@ func (d *decision) removeEgress(c *skeinv1.RemoveEgress) error {
 		return err
 	}
 	w.keep()
-	d.answer.Egress = kept(o.egress.get())
+	gone := o.egress.get()
+	d.answer.Egress = &skeinv1.Egress{Namespace: gone.GetNamespace(), Name: gone.GetName(), CreatedIndex: gone.GetCreatedIndex()}
 	return nil
 }
 

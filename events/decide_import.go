@@ -15,7 +15,7 @@ const (
 	MaxImportPools  = MaxPools
 	MaxImportBlocks = 16_384
 	maxConflicts    = 50  // named in a refusal
-	maxKeptPlan     = 100 // lines that the state remembers with the answer; a dry run gives them all
+	maxPlan         = 100 // lines of the answer; a dry run gives them all
 )
 
 // importer applies an import to a scratch state, piece by piece, so that each piece is checked against those before
@@ -58,7 +58,7 @@ func (d *decision) importPools(c *skeinv1.ImportPools) error {
 		return nil
 	}
 	d.events = scratch.events
-	d.answer.Plan = im.lines(maxKeptPlan)
+	d.answer.Plan = im.lines(maxPlan)
 	return nil
 }
 

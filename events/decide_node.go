@@ -91,6 +91,9 @@ func (d *decision) readmit(old *skeinv1.Node, want *skeinv1.NewNode) error {
 	}
 	next := proto.CloneOf(d.answer.GetNode())
 	next.MinSchema, next.MaxSchema = schemaRange(want.GetMinSchema(), want.GetMaxSchema())
+	if err := d.checkLowered(old, next); err != nil {
+		return err
+	}
 	d.emitChange(next)
 	return nil
 }
@@ -184,6 +187,9 @@ func (d *decision) changeNode(c *skeinv1.ChangeNode) error {
 	if err := checkSchemas(next.GetMinSchema(), next.GetMaxSchema()); err != nil {
 		return err
 	}
+	if err := d.checkLowered(n, next); err != nil {
+		return err
+	}
 	d.answer.Node = n
 	d.emitChange(next)
 	return nil
@@ -248,7 +254,8 @@ func (d *decision) revokeNode(c *skeinv1.RevokeNode) error {
 		d.emitSlotReleased(v, "revoked")
 	}
 	d.giveAllBack(n.GetId(), "revoked")
-	d.emit(&skeinv1.Event{Body: &skeinv1.Event_NodeRevoked{NodeRevoked: &skeinv1.NodeRevoked{NodeId: n.GetId(), Reason: c.GetReason()}}})
+	n = d.withoutLabels(n)
+	d.emit(&skeinv1.Event{Body: &skeinv1.Event_NodeRevoked{NodeRevoked: &skeinv1.NodeRevoked{NodeId: n.GetId(), Reason: d.revokedReason(c.GetReason())}}})
 	d.answer.Node = n
 	return d.rotateGossipKey()
 }

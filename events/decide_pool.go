@@ -205,6 +205,6 @@ func (d *decision) removePool(c *skeinv1.RemovePool) error {
 	}
 	d.endGrants(r, func(*skeinv1.Grant) bool { return true })
 	d.emit(&skeinv1.Event{Body: &skeinv1.Event_PoolRemoved{PoolRemoved: &skeinv1.PoolRemoved{Name: c.GetName()}}})
-	d.answer.Pool = r.pool
+	d.answer.Pool = &skeinv1.Pool{Name: c.GetName(), CreatedIndex: r.pool.GetCreatedIndex()}
 	return nil
 }

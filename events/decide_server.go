@@ -28,13 +28,7 @@ func (d *decision) addServer(c *skeinv1.AddServer) error {
 // checkServerSchema refuses a server that could not fold what is there already. It would stop, and until it is gone
 // nothing of that kind could be decided any more.
 func (d *decision) checkServerSchema(name string, high uint32) error {
-	what, need := "", SchemaMin
-	switch {
-	case d.s.outlets.n > 0:
-		what, need = "egresses", 3
-	case d.s.rooms.n > 0:
-		what, need = "pools", 2
-	}
+	what, need := d.s.neededSchema()
 	if high >= need {
 		return nil
 	}

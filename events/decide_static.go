@@ -104,7 +104,7 @@ func (d *decision) claimAddress(c *skeinv1.ClaimAddress) error {
 	d.answer.Static = v
 	if c.GetGiveUp() {
 		if v.GetNodeId() == n.GetId() {
-			d.emitClaimed(v, "")
+			d.answer.Static = d.emitClaimed(v, "")
 		}
 		return nil
 	}
@@ -123,8 +123,10 @@ func (d *decision) claimAddress(c *skeinv1.ClaimAddress) error {
 			key, r.pool.GetName(), d.s.nameOf(v.GetNodeId()), when(v.GetSince()))
 	case r.pool.GetDraining():
 		return refuseDraining(r.pool)
+	case d.s.staticCount >= MaxNodeStatics && len(d.s.StaticsOf(n.GetId())) >= MaxNodeStatics: // the count alone is at hand
+		return refuse(ResourceExhausted, "node %s holds %d static addresses, and a node may hold as many: move pods to other nodes", n.GetName(), MaxNodeStatics)
 	}
-	d.emitClaimed(v, n.GetId())
+	d.answer.Static = d.emitClaimed(v, n.GetId())
 	return nil
 }
 
@@ -199,6 +201,8 @@ func (d *decision) checkGrant(r *room, c *skeinv1.SetGrant, have *skeinv1.Grant)
 			ns, quota, c.GetPool(), sum, d.s.grantees(r, ns))
 	case have == nil && d.s.grantCount >= MaxGrants:
 		return refuse(ResourceExhausted, "there are %d grants already: give fewer namespaces a quota", d.s.grantCount)
+	case have == nil && d.s.grantCount >= MaxNodeGrants && len(d.s.GrantsOf(c.GetNodeId())) >= MaxNodeGrants:
+		return refuse(ResourceExhausted, "node %s has %d grants, and a node may have as many: give fewer namespaces a quota, or move pods to other nodes", d.s.nameOf(c.GetNodeId()), MaxNodeGrants)
 	}
 	return nil
 }

@@ -241,9 +241,12 @@ func TestAnswers(t *testing.T) {
 	if first.GetIndex() != w.s.Index() || first.GetNode().GetName() != "b" || first.GetRequestId() != "r" {
 		t.Fatalf("the answer is %v", first)
 	}
-	w.must(changeNode("b", "c", nil))
 	if again := w.must(withID("r", admit("b", "1"))); !proto.Equal(again, first) {
 		t.Fatalf("a retry is answered %v, want %v", again, first)
+	}
+	w.must(changeNode("b", "c", nil))
+	if again := w.must(withID("r", admit("b", "1"))); again.GetIndex() != first.GetIndex() || !proto.Equal(again.GetNode(), w.s.NodeByName("c")) {
+		t.Fatalf("a retry after the node was renamed is answered %v, want the node as it is at the first answer's index", again)
 	}
 	if a := w.must(createToken("2", 2, true)); !proto.Equal(a.GetToken(), w.s.Token(tokenID("2"))) || a.GetIndex() != w.s.Index() {
 		t.Fatalf("the answer is %v", a)

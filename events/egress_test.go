@@ -369,24 +369,6 @@ func TestChangeEgress(t *testing.T) {
 	w.refused(removeEgress("web/no"), NotFound, "egress web/no does not exist")
 }
 
-// Answers leave out many destinations: thousands of answers are remembered, and an egress that is changed every minute would fill the
-// snapshot with them.
-func TestAnswersWithManyDestinations(t *testing.T) {
-	w := newEgresses(t)
-	e := egress("web/out", "", 1)
-	for i := range maxKeptDestinations {
-		e.Destinations = append(e.Destinations, fmt.Sprintf("11.0.%d.0/24", i))
-	}
-	if a := w.must(withID("some", define(e))); len(a.GetEgress().GetDestinations()) != maxKeptDestinations {
-		t.Fatalf("have %v", a)
-	}
-	e.Destinations = append(e.Destinations, "11.1.0.0/24")
-	a := w.must(withID("more", setEgress(e, "destinations")))
-	if a.GetEgress().GetDestinations() != nil || a.GetEgress().GetChangedIndex() == 0 || len(w.s.Egress("web", "out").GetDestinations()) != maxKeptDestinations+1 {
-		t.Fatalf("have %v", a)
-	}
-}
-
 // A node that has as much as it may is still revoked by one entry of the log, which holds 65,536 events.
 func TestRevocationFitsIntoAnEntry(t *testing.T) {
 	const others = 3 // the server's role, the node, gossip's key

@@ -44,7 +44,7 @@ func (s *State) fold(e *skeinv1.Event) {
 	switch b := e.GetBody().(type) {
 	case *skeinv1.Event_ClusterCreated:
 		if s.cluster == nil && b.ClusterCreated.GetCluster() != nil {
-			s.cluster = &cell[*skeinv1.Cluster]{value: b.ClusterCreated.GetCluster()}
+			setCell(s, &s.cluster, b.ClusterCreated.GetCluster())
 			s.setSettings(b.ClusterCreated.GetSettings())
 		}
 	case *skeinv1.Event_SettingsChanged:
@@ -71,7 +71,7 @@ func (s *State) fold(e *skeinv1.Event) {
 		s.dropServer(b.ServerRemoved.GetNodeId())
 	case *skeinv1.Event_GossipKeyRotated:
 		if k := b.GossipKeyRotated.GetKeys(); k != nil {
-			s.gossipKeys = &cell[*skeinv1.GossipKeys]{value: k}
+			setCell(s, &s.gossipKeys, k)
 		}
 	case *skeinv1.Event_CommandAnswered:
 		if a := b.CommandAnswered.GetAnswer(); a.GetIndex() == e.GetIndex() {
@@ -86,7 +86,7 @@ func (s *State) fold(e *skeinv1.Event) {
 
 func (s *State) setSettings(v *skeinv1.Settings) {
 	if v != nil {
-		s.settings = &cell[*skeinv1.Settings]{value: v}
+		setCell(s, &s.settings, v)
 	}
 }
 
@@ -96,6 +96,7 @@ func (s *State) addToken(t *skeinv1.Token) bool {
 		return false
 	}
 	s.tokens.put(s.own(), h, t.GetId(), t)
+	s.sizes.add(sectionTokens, t)
 	return true
 }
 
@@ -108,11 +109,15 @@ func (s *State) useToken(id string) {
 	used.UsesLeft--
 	h, _ := hexKey(id)
 	s.tokens.put(s.own(), h, id, used)
+	s.sizes.drop(sectionTokens, t)
+	s.sizes.add(sectionTokens, used)
 }
 
 func (s *State) dropToken(id string) {
-	if h, ok := hexKey(id); ok {
+	if t := find(&s.tokens, id); t != nil {
+		h, _ := hexKey(id)
 		s.tokens.del(s.own(), h, id)
+		s.sizes.drop(sectionTokens, t)
 	}
 }
 
@@ -124,6 +129,7 @@ func (s *State) admit(n *skeinv1.Node) bool {
 		return false
 	}
 	s.nodes.put(s.own(), h, id, n)
+	s.sizes.add(sectionNodes, n)
 	s.enter(&s.names, n.GetName(), id)
 	return true
 }
@@ -180,6 +186,8 @@ func (s *State) change(n *skeinv1.Node) {
 		s.enter(&s.names, n.GetName(), n.GetId())
 	}
 	s.replace(n)
+	s.sizes.drop(sectionNodes, old)
+	s.sizes.add(sectionNodes, n)
 }
 
 func (s *State) replace(n *skeinv1.Node) {
@@ -198,6 +206,10 @@ func (s *State) rotate(r *skeinv1.NodeKeyRotated) {
 	s.keys.del(s.own(), textKey(string(old.GetWireguardKey())), string(old.GetWireguardKey()))
 	s.enter(&s.keys, key, n.GetId())
 	s.replace(n)
+	if len(old.GetWireguardKey()) != len(key) { // in any log that a leader wrote they are equal
+		s.sizes.drop(sectionNodes, old)
+		s.sizes.add(sectionNodes, n)
+	}
 }
 
 func (s *State) revoke(r *skeinv1.NodeRevoked, at int64) {
@@ -208,8 +220,22 @@ func (s *State) revoke(r *skeinv1.NodeRevoked, at int64) {
 	h, _ := hexKey(n.GetId())
 	s.nodes.del(s.own(), h, n.GetId())
 	s.names.del(s.own(), textKey(n.GetName()), n.GetName())
-	s.servers.del(s.own(), h, n.GetId())
-	s.revoked.put(s.own(), h, n.GetId(), &skeinv1.RevokedNode{Node: n, RevokedAt: at, Reason: r.GetReason()})
+	s.sizes.drop(sectionNodes, n)
+	s.dropServer(n.GetId())
+	s.putRevoked(h, &skeinv1.RevokedNode{Node: n, RevokedAt: at, Reason: r.GetReason()})
+}
+
+func (s *State) putRevoked(h uint64, r *skeinv1.RevokedNode) {
+	s.revoked.put(s.own(), h, r.GetNode().GetId(), r)
+	s.sizes.add(sectionNodes, r)
+}
+
+func (s *State) putServer(h uint64, v *skeinv1.Server) {
+	if old := find(&s.servers, v.GetNodeId()); old != nil {
+		s.sizes.drop(sectionServers, old)
+	}
+	s.servers.put(s.own(), h, v.GetNodeId(), v)
+	s.sizes.add(sectionServers, v)
 }
 
 // setServer makes a live node a server, or a server a voter.
@@ -219,27 +245,32 @@ func (s *State) setServer(id string, voter bool, at int64) {
 		return
 	}
 	if old := find(&s.servers, id); (old != nil) == voter && !old.GetVoter() {
-		s.servers.put(s.own(), h, id, &skeinv1.Server{NodeId: id, Voter: voter, Since: at})
+		s.putServer(h, &skeinv1.Server{NodeId: id, Voter: voter, Since: at})
 	}
 }
 
 func (s *State) dropServer(id string) {
-	if h, ok := hexKey(id); ok {
+	if v := find(&s.servers, id); v != nil {
+		h, _ := hexKey(id)
 		s.servers.del(s.own(), h, id)
+		s.sizes.drop(sectionServers, v)
 	}
 }
 
 // remember keeps an answer and forgets the oldest above MaxAnswers. The first answer stands.
 func (s *State) remember(a *skeinv1.Answer) bool {
 	id := a.GetRequestId()
-	if id == "" || s.AnswerTo(id) != nil {
+	if id == "" || s.stored(id) != nil {
 		return false
 	}
 	s.answers.put(s.own(), textKey(id), id, a)
-	s.order.push(s.own(), id)
+	bytes := entrySize(sectionAnswers, sizeOf(a))
+	s.sizes[sectionAnswers] += bytes
+	s.order.push(s.own(), queued{id, bytes})
 	if s.order.n > MaxAnswers {
 		oldest := s.order.pop()
-		s.answers.del(s.own(), textKey(oldest), oldest)
+		s.sizes[sectionAnswers] -= oldest.bytes
+		s.answers.del(s.own(), textKey(oldest.id), oldest.id)
 	}
 	return true
 }

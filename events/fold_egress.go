@@ -113,6 +113,10 @@ func (s *State) makeEgress(e *skeinv1.Egress) bool {
 func (s *State) putOutlet(ref egressRef, o *outlet, uses []addressUse) {
 	s.outlets.put(s.own(), textKey(ref.key()), ref.key(), o)
 	s.slotCount += len(o.slots)
+	s.sizes.add(sectionEgresses, o.egress.get())
+	for _, v := range o.slots {
+		s.sizes.add(sectionEgresses, v)
+	}
 	s.destinationCount += len(o.destinations)
 	for _, u := range uses {
 		text := u.addr.String()
@@ -124,6 +128,10 @@ func (s *State) putOutlet(ref egressRef, o *outlet, uses []addressUse) {
 // dropOutlet is the reverse of putOutlet; the egress itself stays until it is replaced or removed.
 func (s *State) dropOutlet(o *outlet) {
 	s.slotCount -= len(o.slots)
+	s.sizes.drop(sectionEgresses, o.egress.get())
+	for _, v := range o.slots {
+		s.sizes.drop(sectionEgresses, v)
+	}
 	s.destinationCount -= len(o.destinations)
 	uses, _ := usesOf(o.egress.get())
 	for _, u := range uses {
@@ -194,6 +202,8 @@ func (s *State) setSlot(v *skeinv1.EgressSlot) {
 	ref := slotRef{egressRef{v.GetNamespace(), v.GetName()}, v.GetNumber()}
 	o := *s.outlet(ref.egressRef)
 	s.disown(o.slots[ref.number])
+	s.sizes.drop(sectionEgresses, o.slots[ref.number])
+	s.sizes.add(sectionEgresses, v)
 	o.slots = slices.Clone(o.slots)
 	o.slots[ref.number] = v
 	s.outlets.put(s.own(), textKey(ref.egressRef.key()), ref.egressRef.key(), &o)

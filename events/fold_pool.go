@@ -60,6 +60,7 @@ func (s *State) makePool(p *skeinv1.Pool) bool {
 		return false
 	}
 	s.setRoom(&room{pool: p, layout: l})
+	s.sizes.add(sectionPools, p)
 	s.addSpans(p.GetName(), l.prefixes())
 	for _, ns := range p.GetNamespaces() {
 		s.enter(&s.namespaces, ns, p.GetName())
@@ -162,6 +163,8 @@ func (s *State) changePool(p *skeinv1.Pool) {
 	}
 	r := *old
 	r.pool, r.layout = p, l
+	s.sizes.drop(sectionPools, old.pool)
+	s.sizes.add(sectionPools, p)
 	s.setRoom(&r)
 	if len(added) > 0 {
 		s.addSpans(p.GetName(), added)
@@ -180,6 +183,8 @@ func (s *State) removePool(name string) {
 	s.spans = slices.DeleteFunc(slices.Clone(s.spans), func(v span) bool { return v.pool == name })
 	s.poolNames = slices.DeleteFunc(slices.Clone(s.poolNames), func(v string) bool { return v == name })
 	s.numbers -= r.freed.n
+	s.sizes[sectionBlocks] -= r.resting
+	s.sizes.drop(sectionPools, r.pool)
 	s.rooms.del(s.own(), textKey(name), name)
 }
 
@@ -194,7 +199,8 @@ func (s *State) takeBlock(b *skeinv1.Block) bool {
 	if !ok || text(ipv4) != b.GetIpv4() || text(ipv6) != b.GetIpv6() {
 		return false
 	}
-	if have := old.block(n); have != nil {
+	have := old.block(n)
+	if have != nil {
 		if _, statics := old.staticsIn.get(n, ""); have.GetNodeId() != "" || b.GetNodeId() == "" || statics || s.egressesIn(b.GetPool(), n) > 0 {
 			return false
 		}
@@ -206,8 +212,14 @@ func (s *State) takeBlock(b *skeinv1.Block) bool {
 	if f, freed := r.freed.get(n, ""); freed {
 		r.freed.del(o, n, "")
 		r.order.del(o, f.GetIndex(), "")
+		r.resting -= entrySize(sectionBlocks, sizeOf(f))
+		s.sizes.drop(sectionBlocks, f)
+	}
+	if have != nil {
+		s.sizes.drop(sectionBlocks, have)
 	}
 	r.blocks.put(o, n, "", b)
+	s.sizes.add(sectionBlocks, b)
 	if h, ok := hexKey(b.GetNodeId()); ok {
 		held, _ := r.holders.get(h, b.GetNodeId())
 		held.put(o, n, "", b)
@@ -238,6 +250,7 @@ func (s *State) releaseBlock(e *skeinv1.BlockReleased, at *skeinv1.Event) {
 	}
 	o, r := s.own(), *old
 	r.blocks.del(o, n, "")
+	s.sizes.drop(sectionBlocks, b)
 	if h, ok := hexKey(b.GetNodeId()); ok {
 		held, _ := r.holders.get(h, b.GetNodeId())
 		held.del(o, n, "")
@@ -247,13 +260,16 @@ func (s *State) releaseBlock(e *skeinv1.BlockReleased, at *skeinv1.Event) {
 			r.holders.put(o, h, b.GetNodeId(), held)
 		}
 	}
-	r.rest(o, &skeinv1.FreedBlock{Pool: b.GetPool(), Number: n, At: at.GetTime(), Index: at.GetIndex()})
+	s.rest(&r, &skeinv1.FreedBlock{Pool: b.GetPool(), Number: n, At: at.GetTime(), Index: at.GetIndex()})
 	s.setRoom(&r)
 }
 
-func (r *room) rest(o *owner, f *skeinv1.FreedBlock) {
-	r.freed.put(o, f.GetNumber(), "", f)
-	r.order.put(o, f.GetIndex(), "", f.GetNumber())
+// rest puts a block among those that wait; r is a copy that is not in the state yet.
+func (s *State) rest(r *room, f *skeinv1.FreedBlock) {
+	r.freed.put(s.own(), f.GetNumber(), "", f)
+	r.order.put(s.own(), f.GetIndex(), "", f.GetNumber())
+	r.resting += entrySize(sectionBlocks, sizeOf(f))
+	s.sizes.add(sectionBlocks, f)
 }
 
 // addStatic keeps an address for a pod, unless it is kept for one or lies in no reserved block. It reports
@@ -280,6 +296,7 @@ func (s *State) addStatic(v *skeinv1.StaticAddress) bool {
 	o, r := s.own(), *old
 	key := staticKey(ipv4, ipv6)
 	r.statics.put(o, textKey(key), key, v)
+	s.sizes.add(sectionStatics, v)
 	in, _ := r.staticsIn.get(n, "")
 	r.staticsIn.put(o, n, "", in+1)
 	s.setRoom(&r)
@@ -306,10 +323,12 @@ func (s *State) claimStatic(c *skeinv1.AddressClaimed, e *skeinv1.Event) {
 	if v == nil || (v.GetNodeId() == "") == (c.GetNodeId() == "") || c.GetNodeId() != "" && find(&s.nodes, c.GetNodeId()) == nil {
 		return
 	}
-	v = proto.CloneOf(v)
-	v.NodeId, v.Since, v.Index = c.GetNodeId(), e.GetTime(), e.GetIndex()
+	next := proto.CloneOf(v)
+	next.NodeId, next.Since, next.Index = c.GetNodeId(), e.GetTime(), e.GetIndex()
 	r := *old
-	r.statics.put(s.own(), textKey(key), key, v)
+	r.statics.put(s.own(), textKey(key), key, next)
+	s.sizes.drop(sectionStatics, v)
+	s.sizes.add(sectionStatics, next)
 	s.setRoom(&r)
 }
 
@@ -321,6 +340,7 @@ func (s *State) dropStatic(c *skeinv1.AddressReleased) {
 	}
 	o, r := s.own(), *old
 	r.statics.del(o, textKey(key), key)
+	s.sizes.drop(sectionStatics, v)
 	n, _, _ := r.layout.find(staticAddr(v))
 	if in, _ := r.staticsIn.get(n, ""); in > 1 {
 		r.staticsIn.put(o, n, "", in-1)
@@ -347,7 +367,8 @@ func (s *State) setGrant(g *skeinv1.Grant) bool {
 	}
 	ns := g.GetNamespace()
 	sum, _ := old.granted.get(textKey(ns), ns)
-	sum += uint64(g.GetAddresses()) - uint64(s.Grant(g.GetPool(), ns, g.GetNodeId()).GetAddresses())
+	have := s.Grant(g.GetPool(), ns, g.GetNodeId())
+	sum += uint64(g.GetAddresses()) - uint64(have.GetAddresses())
 	if quota, ok := old.pool.GetQuotas()[ns]; !ok || sum > uint64(quota) {
 		return false
 	}
@@ -355,6 +376,10 @@ func (s *State) setGrant(g *skeinv1.Grant) bool {
 	s.grantCount -= r.grants.n
 	r.grants.put(s.own(), textKey(key), key, g)
 	s.grantCount += r.grants.n
+	if have != nil {
+		s.sizes.drop(sectionGrants, have)
+	}
+	s.sizes.add(sectionGrants, g)
 	r.granted.put(s.own(), textKey(ns), ns, sum)
 	s.setRoom(&r)
 	return true
@@ -367,6 +392,7 @@ func (s *State) dropGrant(g *skeinv1.Grant) {
 	}
 	r, ns, key := *s.room(g.GetPool()), g.GetNamespace(), grantKey(g.GetNamespace(), g.GetNodeId())
 	r.grants.del(s.own(), textKey(key), key)
+	s.sizes.drop(sectionGrants, have)
 	s.grantCount--
 	if sum, _ := r.granted.get(textKey(ns), ns); sum > uint64(have.GetAddresses()) {
 		r.granted.put(s.own(), textKey(ns), ns, sum-uint64(have.GetAddresses()))

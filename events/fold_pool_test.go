@@ -272,7 +272,7 @@ func TestHugePoolTurns(t *testing.T) {
 // TestOneNodeMayBeRevoked: whatever a node has, the events that take it away fit into one entry of the log.
 func TestOneNodeMayBeRevoked(t *testing.T) {
 	w := newPools(t)
-	w.must(createPool(pool("p", 0, "10.64.0.0/17")))
+	w.must(createPool(pool("p", 0, "10.64.0.0/17", "10.65.0.0/16")))
 	var blocks []*skeinv1.ImportBlock
 	for i := range MaxNodeBlocks {
 		blocks = append(blocks, importBlock("p", fmt.Sprintf("10.64.%d.%d/32", i>>8, i&255), "b", ""))

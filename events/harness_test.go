@@ -155,6 +155,9 @@ func checkSame(t interface {
 	if !bytes.Equal(Canonical(a), Canonical(b)) {
 		t.Fatalf("%s: equal states have other canonical bytes", what)
 	}
+	if want.sizes != have.sizes || want.Size() != proto.Size(a) || have.Size() != proto.Size(b) {
+		t.Fatalf("%s: the sizes are kept as %v and %v, %d and %d bytes in all; written they have %d and %d", what, want.sizes, have.sizes, want.Size(), have.Size(), proto.Size(a), proto.Size(b))
+	}
 	if want.Hash() != have.Hash() {
 		t.Fatalf("%s: equal states have other hashes", what)
 	}

@@ -141,7 +141,7 @@ func TestKeptPlanIsBounded(t *testing.T) {
 		t.Fatalf("a dry run has %d lines", n)
 	}
 	plan := w.must(imports(false, pools, blocks...)).GetPlan()
-	if len(plan) != maxKeptPlan+2 || plan[0] != "257 changes, 0 are there already" || plan[101] != "and 157 more" {
+	if len(plan) != maxPlan+2 || plan[0] != "257 changes, 0 are there already" || plan[101] != "and 157 more" {
 		t.Fatalf("the plan is %q", plan)
 	}
 }

@@ -28,6 +28,7 @@ type room struct {
 	cursor    uint64                       // the lowest number that was never given; layout.blocks: none
 	staticsIn table[uint32]                // static addresses in a block, by number
 	granted   table[uint64]                // addresses in all grants, by namespace
+	resting   int                          // bytes of the freed blocks
 }
 
 // span is one prefix of a pool.

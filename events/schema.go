@@ -1,6 +1,11 @@
 package events
 
-import skeinv1 "github.com/skeinmesh/skein/api/skein/v1"
+import (
+	"cmp"
+	"slices"
+
+	skeinv1 "github.com/skeinmesh/skein/api/skein/v1"
+)
 
 // SchemaMin and SchemaMax are the range of event schemas that this version folds.
 const (
@@ -49,4 +54,39 @@ func schemaOf(e *skeinv1.Event) uint32 {
 		return 4
 	}
 	return 0
+}
+
+// neededSchema is what a server has to fold for what is in the state, and what that is.
+func (s *State) neededSchema() (what string, schema uint32) {
+	switch {
+	case s.outlets.n > 0:
+		return "egresses", 3
+	case s.rooms.n > 0:
+		return "pools", 2
+	}
+	return "", SchemaMin
+}
+
+// checkLowered refuses a server that says it folds less than what the state holds: nothing of that kind could be decided any more. One that
+// was rolled back to an older version, before the cluster used what is new, says so truly and holds the others back until it is upgraded
+// again; see Holdbacks. What agents fold matters to themselves alone.
+func (d *decision) checkLowered(old, next *skeinv1.Node) error {
+	what, need := d.s.neededSchema()
+	high := next.GetMaxSchema()
+	if high >= min(need, old.GetMaxSchema()) || find(&d.s.servers, old.GetId()) == nil {
+		return nil
+	}
+	return refuse(FailedPrecondition, "server %s cannot fold event schemas up to %d only: the cluster has %s, which need %d; install a version that folds them on %s, or take its role with skein server remove %s",
+		old.GetName(), high, what, need, old.GetName(), old.GetName())
+}
+
+// Holdbacks are the servers that do not fold events up to a schema, by name: what needs it is refused until they are upgraded.
+func (s *State) Holdbacks(schema uint32) (out []*skeinv1.Node) {
+	for v := range s.servers.all() {
+		if n := find(&s.nodes, v.GetNodeId()); n.GetMaxSchema() < schema {
+			out = append(out, n)
+		}
+	}
+	slices.SortFunc(out, func(a, b *skeinv1.Node) int { return cmp.Compare(a.GetName(), b.GetName()) })
+	return out
 }

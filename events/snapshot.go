@@ -18,7 +18,7 @@ func (s *State) Proto() *skeinv1.State {
 		Egresses: s.Egresses(), Slots: s.allSlots(),
 	}
 	for id := range s.order.all {
-		p.Answers = append(p.Answers, s.AnswerTo(id))
+		p.Answers = append(p.Answers, s.stored(id))
 	}
 	return p
 }
@@ -36,11 +36,11 @@ func FromProto(p *skeinv1.State) (*State, error) {
 	s := NewState()
 	s.index, s.time = p.GetIndex(), p.GetTime()
 	if c := p.GetCluster(); c != nil {
-		s.cluster = &cell[*skeinv1.Cluster]{value: c}
+		setCell(s, &s.cluster, c)
 	}
 	s.setSettings(p.GetSettings())
 	if k := p.GetGossipKeys(); k != nil {
-		s.gossipKeys = &cell[*skeinv1.GossipKeys]{value: k}
+		setCell(s, &s.gossipKeys, k)
 	}
 	if err := s.load(p); err != nil {
 		return nil, fmt.Errorf("snapshot at %d: %w", p.GetIndex(), err)
@@ -60,7 +60,7 @@ func (s *State) load(p *skeinv1.State) error {
 		if !ok || find(&s.nodes, id) != nil || find(&s.revoked, id) != nil || !s.claim(r.GetNode()) {
 			return fmt.Errorf("revoked node %q: its ID is malformed, or its ID, key or address is there twice", id)
 		}
-		s.revoked.put(s.own(), h, id, r)
+		s.putRevoked(h, r)
 	}
 	for _, v := range p.GetServers() {
 		id := v.GetNodeId()
@@ -68,7 +68,7 @@ func (s *State) load(p *skeinv1.State) error {
 		if !ok || find(&s.nodes, id) == nil || find(&s.servers, id) != nil {
 			return fmt.Errorf("server %q: it is no live node, or there twice", id)
 		}
-		s.servers.put(s.own(), h, id, v)
+		s.putServer(h, v)
 	}
 	for _, t := range p.GetTokens() {
 		if !s.addToken(t) {

@@ -59,7 +59,7 @@ func (s *State) loadFreed(p *skeinv1.State, indexes map[uint64]bool) error {
 		}
 		last = f.GetIndex()
 		r := *old
-		r.rest(s.own(), f)
+		s.rest(&r, f)
 		r.advance()
 		s.numbers++
 		s.setRoom(&r)

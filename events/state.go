@@ -42,6 +42,7 @@ type content struct {
 	addresses table[string] // overlay address of a node, live or revoked → its ID
 	order     queue         // request IDs of the answers, oldest first
 	newest    admission
+	sizes     sizes
 
 	poolNames   []string           // sorted; replaced and never changed, as are spans
 	spans       []span             // all prefixes of all pools, by address
@@ -160,12 +161,6 @@ func (s *State) Token(id string) *skeinv1.Token { return find(&s.tokens, id) }
 
 // Tokens are all tokens, also the expired and used up, sorted by ID.
 func (s *State) Tokens() []*skeinv1.Token { return list(&s.tokens) }
-
-// AnswerTo is what the command with that request ID returned, or nil if it is unknown or forgotten.
-func (s *State) AnswerTo(requestID string) *skeinv1.Answer {
-	a, _ := s.answers.get(textKey(requestID), requestID)
-	return a
-}
 
 func find[V any](t *table[V], id string) (v V) {
 	if h, ok := hexKey(id); ok {

@@ -109,8 +109,8 @@ func TestQueueIsAList(t *testing.T) {
 				o = new(owner)
 			case 1:
 				for range min(len(now.want), rapid.IntRange(1, 90).Draw(t, "pops")) {
-					if have := now.q.pop(); have != now.want[0] {
-						t.Fatalf("popped %q, want %q", have, now.want[0])
+					if have := now.q.pop(); have != (queued{now.want[0], len(now.want[0])}) {
+						t.Fatalf("popped %v, want %q", have, now.want[0])
 					}
 					now.want = now.want[1:]
 				}
@@ -122,7 +122,7 @@ func TestQueueIsAList(t *testing.T) {
 			default:
 				for i := range rapid.IntRange(1, 90).Draw(t, "pushes") {
 					id := fmt.Sprint(len(now.want), "/", i)
-					now.q.push(o, id)
+					now.q.push(o, queued{id, len(id)})
 					now.want = append(now.want, id)
 				}
 			}

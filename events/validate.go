@@ -19,7 +19,8 @@ const (
 	MaxName      = 63  // characters of a node's name, as of a DNS label
 	MaxText      = 256 // bytes of a reason, a token's label or a request ID
 	MaxLabels    = 64
-	MaxLabelKey  = 63 // characters
+	MaxLabelSum  = 4096 // bytes of all labels of a node
+	MaxLabelKey  = 63   // characters
 	MaxLabelText = 128
 
 	MaxTokenLifetime = 365 * 24 * time.Hour
@@ -98,7 +99,17 @@ func checkLabels(labels map[string]string) error {
 			return err
 		}
 	}
+	if n := labelBytes(labels); n > MaxLabelSum {
+		return refuse(InvalidArgument, "%d labels have %d bytes: at most %d are allowed", len(labels), n, MaxLabelSum)
+	}
 	return nil
+}
+
+func labelBytes(labels map[string]string) (n int) {
+	for k, v := range labels {
+		n += len(k) + len(v)
+	}
+	return n
 }
 
 func checkKey(what string, key []byte) error {

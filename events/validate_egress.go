@@ -22,8 +22,6 @@ const (
 	MaxProbes          = 8      // of an egress
 	MaxGatewayLabels   = 16     // of an egress
 
-	maxKeptDestinations = 64 // of an egress that the state remembers with an answer
-
 	MinEgressLease = 500        // milliseconds
 	MaxEgressLease = 86_400_000 // milliseconds: a day
 )

@@ -21,7 +21,9 @@ const (
 	MaxNamespace      = 253                 // characters of a namespace or a pod's name, as in Kubernetes
 	MaxNodeBlocks     = 16_384              // of a node in all pools: as many events revoke it at once, and an entry of the log holds 65,536
 	MaxGrants         = 16_384              // in all pools
+	MaxNodeGrants     = 1024                // of a node in all pools
 	MaxStatics        = 16_384              // in all pools
+	MaxNodeStatics    = 1024                // that a node holds in all pools
 	MaxPodStatics     = 16                  // static addresses of one pod
 	MaxNumbers        = 1 << 18             // blocks in all pools that belong to somebody or did
 	MaxFreed          = 1 << 16             // blocks of a pool that were given back, before they come again ahead of new ones

@@ -168,8 +168,8 @@ var agreedBugs = []bug{
 		name: "a node takes as many blocks as it likes",
 		why:  "a retry loop on one node eats the pool (Coil #202)",
 		edits: []edit{{"events/decide_block.go",
-			"if limit := uint64(r.pool.GetMaxBlocksPerNode()); limit > 0 {",
-			"if limit := uint64(r.pool.GetMaxBlocksPerNode()); limit > 1<<32 {"}},
+			"if limit := d.s.blockLimit(r); limit > 0 {",
+			"if limit := d.s.blockLimit(r); limit > 1<<32 {"}},
 		found: []check{histories, {"./events", "TestOneNodeDoesNotEatThePool"}},
 	},
 	{

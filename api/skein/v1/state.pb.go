@@ -645,7 +645,8 @@ func (x *GossipKeys) GetAccepted() [][]byte {
 	return nil
 }
 
-// Answer is what a command returned; the state remembers recent ones by request ID.
+// Answer is what a command returned. The state remembers recent ones by request ID; what it remembers names the things, by IDs, names and
+// indexes, and has none of their other fields, but for a grant and the first line of a plan.
 type Answer struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	RequestId     string                 `protobuf:"bytes,1,opt,name=request_id,json=requestId,proto3" json:"request_id,omitempty"` // in the state: a hash of issuer, kind of command and request ID
@@ -971,7 +972,7 @@ type Pool struct {
 	CreatedIndex     uint64                 `protobuf:"varint,6,opt,name=created_index,json=createdIndex,proto3" json:"created_index,omitempty"`
 	CooldownSeconds  uint32                 `protobuf:"varint,7,opt,name=cooldown_seconds,json=cooldownSeconds,proto3" json:"cooldown_seconds,omitempty"`                                   // an address or block that was given back rests so long at least
 	StickySeconds    uint32                 `protobuf:"varint,8,opt,name=sticky_seconds,json=stickySeconds,proto3" json:"sticky_seconds,omitempty"`                                         // an address that was given back waits so long for the same pod (namespace and name) on its node
-	MaxBlocksPerNode uint32                 `protobuf:"varint,9,opt,name=max_blocks_per_node,json=maxBlocksPerNode,proto3" json:"max_blocks_per_node,omitempty"`                            // 0: no limit
+	MaxBlocksPerNode uint32                 `protobuf:"varint,9,opt,name=max_blocks_per_node,json=maxBlocksPerNode,proto3" json:"max_blocks_per_node,omitempty"`                            // 0: half of the pool's blocks, 16 at least; a lone node may have all
 	Namespaces       []string               `protobuf:"bytes,10,rep,name=namespaces,proto3" json:"namespaces,omitempty"`                                                                    // whose pods get addresses from here when nothing else is said; a namespace stands in one pool only. "default" serves all others
 	Allowed          []string               `protobuf:"bytes,11,rep,name=allowed,proto3" json:"allowed,omitempty"`                                                                          // namespaces that may name this pool besides; "*": all
 	Quotas           map[string]uint32      `protobuf:"bytes,12,rep,name=quotas,proto3" json:"quotas,omitempty" protobuf_key:"bytes,1,opt,name=key" protobuf_val:"varint,2,opt,name=value"` // namespace -> addresses it may have from here in the whole cluster; absent: no limit
