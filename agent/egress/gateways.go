@@ -4,9 +4,11 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io/fs"
 	"log/slog"
 	"maps"
 	"net/netip"
+	"os"
 	"path/filepath"
 	"slices"
 	"strconv"
@@ -240,6 +242,33 @@ func (g *Gateways) Strays() []string {
 		r := g.rooms[ref]
 		return ok && r != nil && r.number == n
 	})
+}
+
+// ForgetStrays removes the files with clients of egresses that are not this node's to serve, which a former run left.
+func (g *Gateways) ForgetStrays() error {
+	g.mu.Lock() // no room is made meanwhile
+	defer g.mu.Unlock()
+	if g.state == nil {
+		return nil
+	}
+	files, err := os.ReadDir(g.cfg.Known)
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil
+	}
+	if err != nil {
+		return fmt.Errorf("reading the directory of gateways' clients: %w", err)
+	}
+	mine := map[string]bool{}
+	for _, r := range g.rooms {
+		mine[filepath.Base(r.clientsFile())] = true
+	}
+	var errs []error
+	for _, f := range files {
+		if !mine[strings.TrimSuffix(f.Name(), newSuffix)] {
+			errs = append(errs, os.Remove(filepath.Join(g.cfg.Known, f.Name())))
+		}
+	}
+	return errors.Join(errs...)
 }
 
 // problem notes what is wrong under a subject; an empty text takes it back. The caller has mu.

@@ -30,6 +30,7 @@ const (
 	mendEvery   = 10 * time.Second
 	roomRetry   = time.Second            // after an error
 	askPatience = 250 * time.Millisecond // for the answer to a probe
+	newSuffix   = ".new"                 // of a file that is being written
 )
 
 // errNotReady is for leases of a namespace that is still being made, or changed.
@@ -101,7 +102,7 @@ func (r *room) save() {
 	if err == nil && bytes.Equal(b, r.saved) {
 		return
 	}
-	tmp := r.clientsFile() + ".new"
+	tmp := r.clientsFile() + newSuffix
 	if err == nil {
 		err = os.MkdirAll(r.g.cfg.Known, 0o700)
 	}

@@ -13,12 +13,17 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"github.com/skeinmesh/skein/agent"
 	"github.com/skeinmesh/skein/agent/config"
 	"github.com/skeinmesh/skein/cni"
 )
 
 // version is set by the linker for releases.
 var version = ""
+
+// exitFinal is the exit status of `skein up` when starting it again would undo what somebody asked for, or help nothing. The
+// service's unit has it in RestartPreventExitStatus. 2 could not be taken: the Go runtime ends so when it panics.
+const exitFinal = 3
 
 // usageError makes the exit status 2.
 type usageError struct{ error }
@@ -49,8 +54,11 @@ func run(args []string) int {
 	}
 	fmt.Fprintln(os.Stderr, "skein: "+err.Error())
 	var u usageError
-	if errors.As(err, &u) {
+	switch {
+	case errors.As(err, &u):
 		return 2
+	case errors.Is(err, agent.ErrFinal):
+		return exitFinal
 	}
 	return 1
 }
