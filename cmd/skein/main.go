@@ -22,8 +22,9 @@ import (
 var version = ""
 
 // exitFinal is the exit status of `skein up` when starting it again would undo what somebody asked for, or help nothing. The
-// service's unit has it in RestartPreventExitStatus. 2 could not be taken: the Go runtime ends so when it panics.
-const exitFinal = 3
+// service's unit has it in RestartPreventExitStatus. systemd calls it NOTCONFIGURED, after the Linux Standard Base. 2 could not be taken: the Go
+// runtime ends with it when it panics.
+const exitFinal = 6
 
 // usageError makes the exit status 2.
 type usageError struct{ error }
