@@ -3,6 +3,9 @@ package egress
 import (
 	"bytes"
 	"net/netip"
+	"os"
+	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -105,5 +108,40 @@ func TestKernelHasTheAgreedSource(t *testing.T) {
 		if got := [2]bool{r.current(0), r.current(1)}; got != c.want {
 			t.Errorf("%d: %v, want %v", i, got, c.want)
 		}
+	}
+}
+
+// Only files of egresses that this node serves are kept when strays of a former run are removed, and none before it is known which
+// those are.
+func TestClientsOfStraysAreForgotten(t *testing.T) {
+	g := &Gateways{cfg: GatewaysConfig{Known: t.TempDir()}, rooms: map[Ref]*room{}}
+	mine := &room{g: g, number: 1, ref: Ref{"a", "served"}}
+	gone := &room{g: g, number: 2, ref: Ref{"a", "gone"}}
+	for _, f := range []string{mine.clientsFile(), mine.clientsFile() + newSuffix, gone.clientsFile(), gone.clientsFile() + newSuffix} {
+		if err := os.WriteFile(f, nil, 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	left := func() (names []string) {
+		files, err := os.ReadDir(g.cfg.Known)
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, f := range files {
+			names = append(names, f.Name())
+		}
+		return names
+	}
+	if err := g.ForgetStrays(); err != nil || len(left()) != 4 {
+		t.Errorf("without an agreed state: %v, left are %v", err, left())
+	}
+	g.state, g.rooms[mine.ref] = events.NewState(), mine
+	want := []string{filepath.Base(mine.clientsFile()), filepath.Base(mine.clientsFile()) + newSuffix}
+	if err := g.ForgetStrays(); err != nil || !slices.Equal(left(), want) {
+		t.Errorf("%v, left are %v, want %v", err, left(), want)
+	}
+	g.cfg.Known = filepath.Join(g.cfg.Known, "none")
+	if err := g.ForgetStrays(); err != nil {
+		t.Errorf("of a directory that is not there: %v", err)
 	}
 }

@@ -6,7 +6,6 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
-	"net/netip"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -117,18 +116,38 @@ func (m *machine) reboot() {
 	m.up(before)
 }
 
-// attach gives the container eth0, as a boot finds a network card.
+// attach gives the container eth0, as a boot finds a network card. The one that a former boot had goes with its network namespace,
+// at the latest now.
 func (m *machine) attach() {
 	m.t.Helper()
-	m.uplink.Must("the container's link", func() error {
-		attrs := netlink.NewLinkAttrs()
-		attrs.Name = "svc0"
-		return netlink.LinkAdd(&netlink.Veth{LinkAttrs: attrs, PeerName: "eth0", PeerNamespace: netlink.NsPid(m.init)})
-	})
-	m.uplink.Address("svc0", netip.MustParsePrefix("198.18.1.1/24"))
+	var err error
+	m.uplink.Do(func() { err = m.cable() })
+	if err != nil {
+		m.t.Fatalf("the container's link: %v", err)
+	}
 	m.run("ip", "addr", "add", serviceAddr+"/24", "dev", "eth0")
 	m.run("ip", "link", "set", "eth0", "up")
-	m.run("ip", "route", "add", "default", "via", "198.18.1.1")
+	m.run("ip", "route", "add", "default", "via", routerAddr)
+}
+
+// cable runs on the router.
+func (m *machine) cable() error {
+	attrs := netlink.NewLinkAttrs()
+	attrs.Name = "svc0"
+	link := &netlink.Veth{LinkAttrs: attrs, PeerName: "eth0", PeerNamespace: netlink.NsPid(m.init)}
+	if old, err := netlink.LinkByName(attrs.Name); err == nil {
+		if err := netlink.LinkDel(old); err != nil && !errors.Is(err, unix.ENODEV) {
+			return err
+		}
+	}
+	if err := netlink.LinkAdd(link); err != nil {
+		return err
+	}
+	addr, err := netlink.ParseAddr(routerAddr + "/24")
+	if err != nil {
+		return err
+	}
+	return errors.Join(netlink.AddrAdd(link, addr), netlink.LinkSetUp(link))
 }
 
 // command is one in the container.
@@ -224,10 +243,11 @@ func (m *machine) running(before string) (pid string) {
 	return pid
 }
 
-// kernel is what a program such as skein can leave in the kernel, as text.
+// kernel is what a program such as skein can leave behind until the next boot, as text. What a boot decides anew (hardware addresses,
+// numbers of links) is left out.
 func (m *machine) kernel() string {
 	m.t.Helper()
-	return m.run("sh", "-c", `ip -o link | sed 's/ state [A-Z]*//'; for f in -4 -6; do ip $f rule; ip $f route show table all | sort; done
+	return m.run("sh", "-c", `ip -br link | sed 's/[@ ].*//'; for f in -4 -6; do ip $f rule; ip $f route show table all | sed 's/ fe80:[0-9a-f:]* / fe80:: /' | sort; done
 nft list ruleset; ls /run/netns 2>/dev/null; find /run/skein -mindepth 1 ! -name lock ! -name netns 2>/dev/null; findmnt -rno TARGET | grep skein || true`)
 }
 

@@ -11,6 +11,7 @@ import (
 	"os/exec"
 	"path/filepath"
 	"strings"
+	"sync"
 	"syscall"
 	"testing"
 	"time"
@@ -20,6 +21,7 @@ import (
 
 // Addresses outside the tunnel, all in networks that belong to nobody.
 const (
+	routerAddr  = "198.18.1.1" // as the container sees it
 	serviceAddr = "198.18.1.2" // of the container
 	peerAddr    = "198.18.2.2"
 	outsideAddr = "203.0.113.80" // beyond the router, for packets that leave by an egress
@@ -54,6 +56,8 @@ type peer struct {
 	host   *testns.NS
 	binary string
 	dir    string
+	bare   string // what the host had before the first agent
+	end    func()
 }
 
 func startPeer(t *testing.T, w world, binary string) *peer {
@@ -64,6 +68,7 @@ func startPeer(t *testing.T, w world, binary string) *peer {
 	}
 	t.Cleanup(func() { os.RemoveAll(dir) })
 	p := &peer{t: t, host: w.host, binary: binary, dir: dir}
+	p.bare = p.rules()
 	config := "name: peer\nrelay: true\nforceEndpoint: " + peerAddr + ":51820\negress: {clients: [{egresses: [out/nat]}]}\n"
 	if err := os.WriteFile(filepath.Join(dir, "skein.yaml"), []byte(config), 0o600); err != nil {
 		t.Fatal(err)
@@ -76,11 +81,14 @@ func startPeer(t *testing.T, w world, binary string) *peer {
 	up := p.command("up", "--init")
 	up.Stdout, up.Stderr = log, log
 	w.host.Must("the peer's agent", up.Start)
-	t.Cleanup(func() {
+	p.end = sync.OnceFunc(func() {
 		_ = up.Process.Signal(syscall.SIGTERM)
 		if err := up.Wait(); err != nil {
 			t.Errorf("the peer's agent: %v", err)
 		}
+	})
+	t.Cleanup(func() {
+		p.end()
 		if t.Failed() {
 			text, _ := os.ReadFile(log.Name())
 			t.Logf("the peer's log:\n%s", text)
@@ -100,6 +108,17 @@ func (p *peer) try(args ...string) (string, error) {
 		err = fmt.Errorf("on the peer: skein %s: %w: %s", strings.Join(args, " "), err, out)
 	}
 	return strings.TrimSpace(string(out)), err
+}
+
+// rules are the links, rules and routes of the peer's host.
+func (p *peer) rules() string {
+	p.t.Helper()
+	var out []byte
+	p.host.Must("looking at the kernel", func() (err error) {
+		out, err = exec.Command("sh", "-c", `ip -br link | sed 's/[@ ].*//'; for f in -4 -6; do ip $f rule; ip $f route show table all | sort; done; nft list ruleset`).CombinedOutput()
+		return err
+	})
+	return string(out)
 }
 
 func (p *peer) run(args ...string) string {

@@ -71,6 +71,7 @@ func TestService(t *testing.T) {
 		{"boot", reboot},
 		{"revoked", revoked},
 		{"journal", journal},
+		{"client", client},
 	} {
 		if !t.Run(part.name, func(t *testing.T) {
 			s.machine.t, s.peer.t = t, t
@@ -235,6 +236,7 @@ func (s *scene) gone(t *testing.T) {
 // On a gateway the namespace goes on while the agent is away, and what it knows of its clients is there when the agent is back.
 func gateway(t *testing.T, s *scene) {
 	outside(t, s.world)
+	s.peer.run("pool", "create", "default", "--subnet", "10.100.0.0/24")
 	s.dropIn("egress")
 	s.peer.run("egress", "create", "out/nat", "--destination", outsideAddr+"/32", "--gateway-label", "egress=yes")
 	s.peer.leaves(serviceAddr)
@@ -301,7 +303,6 @@ func pods(t *testing.T, s *scene) {
 	s.run("rm", dropIns+"egress.conf")
 	s.dropIn("pods")
 	s.exposure(t, 9)
-	s.peer.run("pool", "create", "default", "--subnet", "10.100.0.0/24")
 	s.run("skein", "cni", "install")
 	s.run("ip", "netns", "add", "one")
 	s.write("/run/two", []byte("unshare --net sleep 1000 >/dev/null 2>&1 &\necho $!\n"), 0o755)
@@ -403,5 +404,17 @@ func journal(t *testing.T, s *scene) {
 				t.Errorf("the journal has %s", name)
 			}
 		}
+	}
+}
+
+// A purge after the agent has ended also removes what the host has as a client of an egress.
+func client(t *testing.T, s *scene) {
+	if !strings.Contains(s.peer.rules(), "1900:") {
+		t.Fatalf("the peer is no client of an egress:\n%s", s.peer.rules())
+	}
+	s.peer.end()
+	s.world.host.Must("purge", func() error { _, err := s.peer.try("down", "--purge"); return err })
+	if now := s.peer.rules(); now != s.peer.bare {
+		t.Errorf("after the purge there is\n%s\nbefore the first agent there was\n%s", now, s.peer.bare)
 	}
 }

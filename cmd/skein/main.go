@@ -50,13 +50,17 @@ func run(args []string) int {
 	root := newRoot()
 	root.SetArgs(args)
 	err := root.ExecuteContext(ctx)
-	if err == nil {
-		return 0
+	if err != nil {
+		fmt.Fprintln(os.Stderr, "skein: "+err.Error())
 	}
-	fmt.Fprintln(os.Stderr, "skein: "+err.Error())
-	var u usageError
+	return exitStatus(err)
+}
+
+func exitStatus(err error) int {
 	switch {
-	case errors.As(err, &u):
+	case err == nil:
+		return 0
+	case errors.As(err, new(usageError)):
 		return 2
 	case errors.Is(err, agent.ErrFinal):
 		return exitFinal
