@@ -1,6 +1,7 @@
 package service
 
 import (
+	"bytes"
 	"encoding/base64"
 	"encoding/hex"
 	"encoding/pem"
@@ -13,6 +14,7 @@ import (
 	"regexp"
 	"strconv"
 	"strings"
+	"sync"
 	"testing"
 
 	"github.com/skeinmesh/skein/agent"
@@ -41,9 +43,10 @@ func TestService(t *testing.T) {
 			testenv.Missing(t, "needs "+program+": run `make test-systemd`")
 		}
 	}
+	built := build(t) // meanwhile
 	w := newWorld(t)
 	s := &scene{world: w, machine: boot(t, w.router)}
-	binary := build(t)
+	binary := built()
 	s.peer = startPeer(t, w, binary)
 	s.install(binary, "/usr/local/bin/skein", 0o755)
 	s.install("../../deploy/skein.service", "/etc/systemd/system/skein.service", 0o644)
@@ -83,15 +86,26 @@ func TestService(t *testing.T) {
 	s.machine.t, s.peer.t = t, t
 }
 
-func build(t *testing.T) string {
+// build begins to build the binary; path waits for it.
+func build(t *testing.T) (path func() string) {
 	t.Helper()
 	binary := filepath.Join(t.TempDir(), "skein")
-	cmd := exec.Command("go", "build", "-o", binary, "../../cmd/skein")
+	cmd := exec.CommandContext(t.Context(), "go", "build", "-o", binary, "../../cmd/skein")
 	cmd.Env = append(os.Environ(), "CGO_ENABLED=0")
-	if out, err := cmd.CombinedOutput(); err != nil {
-		t.Fatalf("build skein: %v\n%s", err, out)
+	var out bytes.Buffer
+	cmd.Stdout, cmd.Stderr = &out, &out
+	if err := cmd.Start(); err != nil {
+		t.Fatal(err)
 	}
-	return binary
+	wait := sync.OnceValue(cmd.Wait)
+	t.Cleanup(func() { _ = wait() })
+	return func() string {
+		t.Helper()
+		if err := wait(); err != nil {
+			t.Fatalf("build skein: %v\n%s", err, &out)
+		}
+		return binary
+	}
 }
 
 // A service that is started on a host without a cluster says so once, and is not started again and again.
@@ -409,9 +423,13 @@ func journal(t *testing.T, s *scene) {
 
 // A purge after the agent has ended also removes what the host has as a client of an egress.
 func client(t *testing.T, s *scene) {
-	if !strings.Contains(s.peer.rules(), "1900:") {
-		t.Fatalf("the peer is no client of an egress:\n%s", s.peer.rules())
-	}
+	s.peer.run("egress", "create", "out/nat", "--destination", outsideAddr+"/32", "--gateway-label", "egress=yes") // nobody is one any more
+	within(t, "the peer's packets to the outside are led away", func() error {
+		if now := s.peer.rules(); !strings.Contains(now, "lookup 118") {
+			return fmt.Errorf("there is\n%s", now)
+		}
+		return nil
+	})
 	s.peer.end()
 	s.world.host.Must("purge", func() error { _, err := s.peer.try("down", "--purge"); return err })
 	if now := s.peer.rules(); now != s.peer.bare {
