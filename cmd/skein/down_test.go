@@ -26,18 +26,23 @@ func TestUnitOfAnAgent(t *testing.T) {
 	}
 }
 
-// Every error has one exit status; a final one keeps its own under whatever is said about it.
+// By hand an end is a failure like any other. A supervisor hears whether it may start the agent again, whatever else went wrong.
 func TestExitStatus(t *testing.T) {
 	plain := errors.New("x")
 	for _, c := range []struct {
-		err  error
-		want int
+		err              error
+		hand, supervised int
 	}{
-		{nil, 0}, {plain, 1}, {usageError{plain}, 2}, {agent.ErrFinal, exitFinal}, {fmt.Errorf("up: %w", agent.ErrFinal), exitFinal},
-		{errors.Join(agent.ErrFinal, plain), exitFinal}, {errors.Join(plain, agent.ErrFinal), exitFinal},
+		{nil, 0, 0},
+		{plain, 1, 1},
+		{usageError{plain}, 2, 2},
+		{agent.ErrFinal, 1, exitFinal},
+		{fmt.Errorf("up: %w", agent.ErrFinal), 1, exitFinal},
+		{errors.Join(agent.ErrFinal, plain), 1, exitFinal},
+		{errors.Join(plain, agent.ErrFinal), 1, exitFinal},
 	} {
-		if got := exitStatus(c.err); got != c.want {
-			t.Errorf("%v: %d, want %d", c.err, got, c.want)
+		if hand, supervised := exitStatus(c.err, false), exitStatus(c.err, true); hand != c.hand || supervised != c.supervised {
+			t.Errorf("%v: %d by hand, %d under a supervisor, want %d and %d", c.err, hand, supervised, c.hand, c.supervised)
 		}
 	}
 }

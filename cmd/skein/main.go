@@ -21,9 +21,9 @@ import (
 // version is set by the linker for releases.
 var version = ""
 
-// exitFinal is the exit status of `skein up` when starting it again would undo what somebody asked for, or help nothing. The
-// service's unit has it in RestartPreventExitStatus. systemd calls it NOTCONFIGURED, after the Linux Standard Base. 2 could not be taken: the Go
-// runtime ends with it when it panics.
+// exitFinal is the exit status of `skein up` under a supervisor that says so by $SKEIN_SUPERVISED, when starting it again would undo
+// what somebody asked for, or help nothing: the service's unit has it in RestartPreventExitStatus. systemd calls it NOTCONFIGURED,
+// after the Linux Standard Base. 2 could not be taken: the Go runtime ends with it when it panics.
 const exitFinal = 6
 
 // usageError makes the exit status 2.
@@ -53,16 +53,16 @@ func run(args []string) int {
 	if err != nil {
 		fmt.Fprintln(os.Stderr, "skein: "+err.Error())
 	}
-	return exitStatus(err)
+	return exitStatus(err, os.Getenv("SKEIN_SUPERVISED") == "1")
 }
 
-func exitStatus(err error) int {
+func exitStatus(err error, supervised bool) int {
 	switch {
 	case err == nil:
 		return 0
 	case errors.As(err, new(usageError)):
 		return 2
-	case errors.Is(err, agent.ErrFinal):
+	case supervised && errors.Is(err, agent.ErrFinal):
 		return exitFinal
 	}
 	return 1
