@@ -39,7 +39,7 @@ libs=$(dirname "$(ls -d "$root"/usr/lib/*/systemd | head -n 1)")
 while :; do
 	status=0
 	"$(ls "$root"/lib64/ld-linux* "$root"/lib/ld-linux* 2>/dev/null | head -n 1)" --library-path "$libs:$libs/systemd" "$root/usr/bin/systemd-nspawn" \
-		--quiet --boot --directory="$dir/root" --machine=skein-test --register=no --keep-unit --private-network \
+		--boot --directory="$dir/root" --machine=skein-test --register=no --keep-unit --private-network \
 		--capability=CAP_NET_ADMIN,CAP_NET_RAW --bind=/dev/net/tun --console=pipe </dev/null || status=$?
 	[ "$status" = 133 ] || exit "$status"
 done`
