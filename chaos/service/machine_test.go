@@ -35,10 +35,10 @@ for group; do echo 0 >"$group/cgroup.procs"; done
 mount -t tmpfs -o mode=755 tmpfs "$dir"
 mkdir "$dir/upper" "$dir/work" "$dir/root"
 mount -t overlay overlay -o "lowerdir=$root,upperdir=$dir/upper,workdir=$dir/work" "$dir/root"
-libs=$(dirname "$(ls -d "$root"/usr/lib/*/systemd | head -n 1)")
+own=$(dirname "$(ls "$root"/usr/lib/*/systemd/libsystemd-shared-*.so | head -n 1)")
 while :; do
 	status=0
-	"$(ls "$root"/lib64/ld-linux* "$root"/lib/ld-linux* 2>/dev/null | head -n 1)" --library-path "$libs:$libs/systemd" "$root/usr/bin/systemd-nspawn" \
+	"$(ls "$root"/lib64/ld-linux* "$root"/lib/ld-linux* 2>/dev/null | head -n 1)" --library-path "$own:$(dirname "$own")" "$root/usr/bin/systemd-nspawn" \
 		--boot --directory="$dir/root" --machine=skein-test --register=no --keep-unit --private-network \
 		--capability=CAP_NET_ADMIN,CAP_NET_RAW --bind=/dev/net/tun --console=pipe </dev/null || status=$?
 	[ "$status" = 133 ] || exit "$status"
@@ -49,6 +49,7 @@ type machine struct {
 	t      *testing.T
 	log    *bytes.Buffer // of systemd-nspawn; read when it has ended
 	top    int           // the process that everything of the machine ends with
+	ended  chan struct{} // closed when that has ended
 	init   int           // its systemd, as this process sees it
 	uplink *testns.NS    // where its eth0 leads
 }
@@ -66,7 +67,7 @@ func boot(t *testing.T, uplink *testns.NS) *machine {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { os.Remove(dir) })
-	m := &machine{t: t, log: new(bytes.Buffer), uplink: uplink}
+	m := &machine{t: t, log: new(bytes.Buffer), uplink: uplink, ended: make(chan struct{})}
 	groups := cgroups(t)
 	// Killing unshare ends the PID namespace, and so the container, its mounts and its network.
 	cmd := exec.Command("unshare", append([]string{"--mount", "--propagation", "private", "--pid", "--fork", "--kill-child", "--mount-proc",
@@ -76,9 +77,13 @@ func boot(t *testing.T, uplink *testns.NS) *machine {
 		t.Fatal(err)
 	}
 	m.top = cmd.Process.Pid
+	go func() {
+		_ = cmd.Wait()
+		close(m.ended)
+	}()
 	t.Cleanup(func() {
 		_ = cmd.Process.Kill()
-		_ = cmd.Wait()
+		<-m.ended
 		if t.Failed() {
 			t.Logf("systemd-nspawn:\n%s", m.log)
 		}
@@ -91,6 +96,11 @@ func boot(t *testing.T, uplink *testns.NS) *machine {
 func (m *machine) up(before int) {
 	m.t.Helper()
 	within(m.t, "the container's systemd is process 1", func() error {
+		select {
+		case <-m.ended:
+			m.t.Fatal("the container has ended; what systemd-nspawn says is below")
+		default:
+		}
 		init, err := initBelow(m.top)
 		if err == nil && init == before {
 			err = errors.New("it is still the old one")
