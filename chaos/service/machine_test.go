@@ -39,7 +39,7 @@ own=$(dirname "$(ls "$root"/usr/lib/*/systemd/libsystemd-shared-*.so | head -n 1
 while :; do
 	status=0
 	"$(ls "$root"/lib64/ld-linux* "$root"/lib/ld-linux* 2>/dev/null | head -n 1)" --library-path "$own:$(dirname "$own")" "$root/usr/bin/systemd-nspawn" \
-		--boot --directory="$dir/root" --machine=skein-test --register=no --keep-unit --private-network \
+		--boot --directory="$dir/root" --machine=skein-test --register=no --keep-unit --link-journal=no --private-network \
 		--capability=CAP_NET_ADMIN,CAP_NET_RAW --bind=/dev/net/tun --console=pipe </dev/null || status=$?
 	[ "$status" = 133 ] || exit "$status"
 done`
