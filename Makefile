@@ -25,7 +25,7 @@ cni-tools:
 	@.ci/cni-tools
 
 test-unit: setup cni-tools
-	go test -timeout 15m $$(go list ./... | grep -v '/examples$$\|/chaos/containers$$')
+	go test -timeout 15m $$(go list ./... | grep -v '/examples$$\|/chaos/containers$$\|/chaos/service$$')
 
 # Where goroutines share memory.
 test-race: setup

@@ -113,6 +113,7 @@ type Agent struct {
 
 	before     map[identity.ID]dataplane.Key // peers known from the disk at the start, with their WireGuard keys
 	socketOpen bool                          // the API's socket is this agent's
+	ended      bool                          // somebody asked for the end, or the cluster did by revoking this node
 
 	phase      atomic.Value // string
 	clock      atomic.Int64 // this host's clock minus the leader's, ns
@@ -133,7 +134,8 @@ type Agent struct {
 	loop loopState // the loop's alone
 }
 
-// Run starts the agent and returns when it was told to stop, or could not start.
+// Run starts the agent and returns when it was told to stop, or could not start, or cannot go on. An error that is ErrFinal says
+// that it is not to be started again unless somebody asks for it.
 func Run(ctx context.Context, opts Options) error {
 	a := &Agent{
 		opts: opts, cfg: opts.Config, log: opts.Log, started: time.Now(),
@@ -170,7 +172,11 @@ func Run(ctx context.Context, opts Options) error {
 	if err := a.open(ctx); err != nil {
 		return errors.Join(err, a.close())
 	}
-	return errors.Join(a.run(ctx), a.close())
+	err = errors.Join(a.run(ctx), a.close())
+	if a.ended {
+		return final(err)
+	}
+	return err
 }
 
 // wakeUp makes the loop run once more. It never blocks.
@@ -243,7 +249,7 @@ func (a *Agent) newNode() (*skeinv1.NewNode, error) {
 func (a *Agent) enter(ctx context.Context) (*skeinv1.JoinResponse, bool, error) {
 	s := a.replica.State()
 	if c := s.Cluster(); c != nil && c.GetId() != "" {
-		return nil, false, a.resume(s)
+		return nil, false, final(a.resume(s))
 	}
 	switch {
 	case a.opts.Init:
@@ -274,7 +280,7 @@ func (a *Agent) enter(ctx context.Context) (*skeinv1.JoinResponse, bool, error) 
 		}
 		return r, false, a.replica.Reset(r.GetState())
 	}
-	return nil, false, fmt.Errorf("this host belongs to no cluster yet (state directory %s is empty): create one with `skein up --init`, or join one with `skein up --join TOKEN`", a.cfg.StateDir)
+	return nil, false, final(fmt.Errorf("this host belongs to no cluster yet (state directory %s is empty): create one with `skein up --init`, or join one with `skein up --join TOKEN`", a.cfg.StateDir))
 }
 
 func (a *Agent) resume(s *events.State) error {

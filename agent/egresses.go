@@ -45,6 +45,7 @@ type egresses struct {
 	clients    *clients.Clients
 	told       map[string]bool      // subjects of the problems that status shows; of the agent's loop
 	configured []clients.Configured // as they were given last; of the loop
+	swept      bool                 // strays of a former run are being removed; of the loop
 
 	seen *events.State // of the loop
 
@@ -93,12 +94,19 @@ func (a *Agent) announceLinks() []announce.Link {
 
 // run works until the context ends. What forwards and leads goes on.
 func (e *egresses) run(ctx context.Context) {
-	for _, file := range e.gateways.Strays() { // of egresses that ended while the agent was away
+	e.gateways.Run(ctx)
+}
+
+// sweep removes what is left of egresses that ended, or left this node, while the agent was away.
+func (e *egresses) sweep() {
+	for _, file := range e.gateways.Strays() {
 		if err := egressns.Remove(file); err != nil {
 			e.a.log.Warn("remove the network namespace of an egress that has ended", "file", file, "err", err)
 		}
 	}
-	e.gateways.Run(ctx)
+	if err := e.gateways.ForgetStrays(); err != nil {
+		e.a.log.Warn("remove the clients of an egress that has ended", "err", err)
+	}
 }
 
 // purge takes away everything of ours, in pods too.
@@ -109,7 +117,7 @@ func (e *egresses) purge() error {
 	ctx, cancel := context.WithTimeout(context.Background(), 10*time.Second)
 	defer cancel()
 	e.clients.Clear(ctx)
-	return egress.Purge(filepath.Join(e.a.cfg.RunDir, gatewayDir))
+	return purgeGateways(e.a.cfg.RunDir)
 }
 
 // follow takes in the newest agreed state and tells what is wrong. It belongs to the agent's loop.
@@ -122,6 +130,10 @@ func (e *egresses) follow() {
 		return
 	}
 	e.gateways.Follow(st, e.a.linkMTU())
+	if !e.swept { // not before the gateways know which egresses are theirs
+		e.swept = true
+		go e.sweep()
+	}
 	e.clients.Follow(st)
 	e.configure()
 	e.noteMoves(st, time.Now())

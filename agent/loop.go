@@ -77,6 +77,7 @@ func (a *Agent) run(ctx context.Context) error {
 	a.phase.Store(PhaseRunning)
 	a.log.Info("agent is up", "node", a.id.String(), "name", a.cfg.Name, "cluster", a.cluster.String(), "epoch", a.epoch, "index", a.replica.State().Index())
 	order, err := a.loopUntil(ctx)
+	a.ended = err == nil || errors.Is(err, errRevoked)
 	cancel()
 	if a.discoverer != nil {
 		<-a.discovering // it gives back what routers granted

@@ -4,9 +4,11 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io/fs"
 	"log/slog"
 	"maps"
 	"net/netip"
+	"os"
 	"path/filepath"
 	"slices"
 	"strings"
@@ -195,6 +197,33 @@ func (g *Gateways) Strays() []string {
 		}
 		return false
 	})
+}
+
+// ForgetStrays removes the files with clients of egresses that are not this node's to serve, which a former run left.
+func (g *Gateways) ForgetStrays() error {
+	g.mu.Lock() // no room is made meanwhile
+	defer g.mu.Unlock()
+	if g.state == nil {
+		return nil
+	}
+	files, err := os.ReadDir(g.cfg.Known)
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil
+	}
+	if err != nil {
+		return fmt.Errorf("reading the directory of gateways' clients: %w", err)
+	}
+	mine := map[string]bool{}
+	for _, r := range g.rooms {
+		mine[filepath.Base(r.known)], mine[filepath.Base(r.formerKnown)] = true, true
+	}
+	var errs []error
+	for _, f := range files {
+		if !mine[strings.TrimSuffix(f.Name(), newSuffix)] {
+			errs = append(errs, os.Remove(filepath.Join(g.cfg.Known, f.Name())))
+		}
+	}
+	return errors.Join(errs...)
 }
 
 // problem notes what is wrong under a subject; an empty text takes it back. The caller has mu.

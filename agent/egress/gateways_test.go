@@ -3,6 +3,9 @@ package egress
 import (
 	"bytes"
 	"net/netip"
+	"os"
+	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -133,5 +136,43 @@ func TestKernelHasTheAgreedSource(t *testing.T) {
 		if r.current(0, 6) || r.current(0, 8) || r.current(2, 7) {
 			t.Errorf("%d: a ticket of another epoch, or of no slot, begins", i)
 		}
+	}
+}
+
+// Only files of egresses that this node serves are kept when strays of a former run are removed, and none before it is known which
+// those are.
+func TestClientsOfStraysAreForgotten(t *testing.T) {
+	g := &Gateways{cfg: GatewaysConfig{Known: t.TempDir()}, rooms: map[Ref]*room{}}
+	mine := &room{g: g, number: 1, ref: Ref{"a", "served"}}
+	gone := &room{g: g, number: 2, ref: Ref{"a", "gone"}}
+	for _, r := range []*room{mine, gone} {
+		r.known, r.formerKnown = g.clientsFiles(r.number, r.ref)
+	}
+	for _, f := range []string{mine.known, mine.known + newSuffix, gone.known, gone.known + newSuffix} {
+		if err := os.WriteFile(f, nil, 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	left := func() (names []string) {
+		files, err := os.ReadDir(g.cfg.Known)
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, f := range files {
+			names = append(names, f.Name())
+		}
+		return names
+	}
+	if err := g.ForgetStrays(); err != nil || len(left()) != 4 {
+		t.Errorf("without an agreed state: %v, left are %v", err, left())
+	}
+	g.state, g.rooms[mine.ref] = events.NewState(), mine
+	want := []string{filepath.Base(mine.known), filepath.Base(mine.known) + newSuffix}
+	if err := g.ForgetStrays(); err != nil || !slices.Equal(left(), want) {
+		t.Errorf("%v, left are %v, want %v", err, left(), want)
+	}
+	g.cfg.Known = filepath.Join(g.cfg.Known, "none")
+	if err := g.ForgetStrays(); err != nil {
+		t.Errorf("of a directory that is not there: %v", err)
 	}
 }

@@ -29,6 +29,7 @@ const (
 	mendEvery   = 10 * time.Second
 	roomRetry   = time.Second            // after an error
 	askPatience = 250 * time.Millisecond // for the answer to a probe
+	newSuffix   = ".new"                 // of a file that is being written
 )
 
 // errNotReady is for leases of a namespace that is still being made, or changed.
@@ -106,7 +107,7 @@ func (r *room) save() {
 	if err == nil && bytes.Equal(b, r.saved) {
 		return
 	}
-	tmp := r.known + ".new"
+	tmp := r.known + newSuffix
 	if err == nil {
 		err = os.MkdirAll(r.g.cfg.Known, 0o700)
 	}

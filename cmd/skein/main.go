@@ -13,12 +13,18 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"github.com/skeinmesh/skein/agent"
 	"github.com/skeinmesh/skein/agent/config"
 	"github.com/skeinmesh/skein/cni"
 )
 
 // version is set by the linker for releases.
 var version = ""
+
+// exitFinal is the exit status of `skein up` under a supervisor that says so by $SKEIN_SUPERVISED, when starting it again would undo
+// what somebody asked for, or help nothing: the service's unit has it in RestartPreventExitStatus. systemd calls it NOTCONFIGURED,
+// after the Linux Standard Base. 2 could not be taken: the Go runtime ends with it when it panics.
+const exitFinal = 6
 
 // usageError makes the exit status 2.
 type usageError struct{ error }
@@ -44,13 +50,20 @@ func run(args []string) int {
 	root := newRoot()
 	root.SetArgs(args)
 	err := root.ExecuteContext(ctx)
-	if err == nil {
-		return 0
+	if err != nil {
+		fmt.Fprintln(os.Stderr, "skein: "+err.Error())
 	}
-	fmt.Fprintln(os.Stderr, "skein: "+err.Error())
-	var u usageError
-	if errors.As(err, &u) {
+	return exitStatus(err, os.Getenv("SKEIN_SUPERVISED") == "1")
+}
+
+func exitStatus(err error, supervised bool) int {
+	switch {
+	case err == nil:
+		return 0
+	case errors.As(err, new(usageError)):
 		return 2
+	case supervised && errors.Is(err, agent.ErrFinal):
+		return exitFinal
 	}
 	return 1
 }

@@ -1,23 +1,17 @@
 package main
 
 import (
-	"context"
 	"errors"
 	"fmt"
-	"io/fs"
 	"log/slog"
 	"os"
 	"strings"
-	"syscall"
 	"time"
 
 	"github.com/spf13/cobra"
 
 	"github.com/skeinmesh/skein/agent"
 	"github.com/skeinmesh/skein/agent/config"
-	skeinv1 "github.com/skeinmesh/skein/api/skein/v1"
-	"github.com/skeinmesh/skein/dataplane/plane"
-	"github.com/skeinmesh/skein/dataplane/relaynft"
 )
 
 // load reads the configuration file and puts the global flags over it.
@@ -94,50 +88,4 @@ func newUpCmd(g *globals) *cobra.Command {
 	c.Flags().DurationVar(&patience, "join-timeout", agent.JoinPatience, "how long to try to join before giving up")
 	c.Flags().StringVar(&role, "role", "agent", "agent, or relay: relay for the members and nothing else")
 	return c
-}
-
-func newDownCmd(g *globals) *cobra.Command {
-	var purge bool
-	c := &cobra.Command{
-		Use:   "down",
-		Short: "Stop the agent; with --purge remove what skein put into the kernel",
-		Long: "Stop the agent on this host. With kernel WireGuard the tunnel goes on carrying packets until the next\n" +
-			"start; --purge removes link, rules, routes and the nft tables, and only those. The state directory stays:\n" +
-			"it is this node's identity.",
-		Example: "  skein down\n  skein down --purge",
-		Args:    noArgs,
-		RunE: func(cmd *cobra.Command, _ []string) error {
-			_, err := g.client().Down(cmd.Context(), &skeinv1.DownRequest{Purge: purge})
-			gone := errors.Is(err, fs.ErrNotExist) || errors.Is(err, syscall.ECONNREFUSED)
-			switch {
-			case err == nil:
-				return g.waitGone(cmd.Context())
-			case gone && purge:
-				cfg, err := g.load()
-				if err != nil {
-					return err
-				}
-				return errors.Join(relaynft.Purge(relaynft.Config{}), plane.Purge(cmd.Context(), plane.Options{Link: cfg.Dataplane.Link, Log: logger(cfg.Log)}))
-			}
-			return g.plain(err)
-		},
-	}
-	c.Flags().BoolVar(&purge, "purge", false, "remove the link, rules, routes and nft table too")
-	return c
-}
-
-// waitGone waits until the agent has let go of its socket.
-func (g *globals) waitGone(ctx context.Context) error {
-	ctx, cancel := context.WithTimeout(ctx, 20*time.Second)
-	defer cancel()
-	for {
-		if _, err := os.Stat(g.socket()); errors.Is(err, fs.ErrNotExist) {
-			return nil
-		}
-		select {
-		case <-ctx.Done():
-			return fmt.Errorf("the agent took the order to stop but %s is still there after 20s: see its log", g.socket())
-		case <-time.After(50 * time.Millisecond):
-		}
-	}
 }

@@ -7,6 +7,7 @@ import (
 	"net/netip"
 	"os"
 	"sync"
+	"sync/atomic"
 
 	"github.com/mdlayher/netlink"
 	"golang.org/x/sys/unix"
@@ -26,8 +27,9 @@ const (
 
 // watch receives the kernel's notifications of the namespace, and of the link's end on the host.
 type watch struct {
-	conns []*netlink.Conn
-	wg    sync.WaitGroup
+	conns  []*netlink.Conn
+	closed atomic.Bool // what receiving fails with then differs, and says nothing
+	wg     sync.WaitGroup
 }
 
 func openWatch(n *NS) (*watch, error) {
@@ -79,7 +81,7 @@ func (w *watch) run(c *netlink.Conn, n *NS, concerns func(netlink.Message) bool)
 			case errors.Is(err, unix.ENOBUFS): // some were lost
 				n.changed()
 				continue
-			case errors.Is(err, os.ErrClosed), errors.Is(err, unix.EBADF):
+			case err != nil && w.closed.Load():
 				return
 			case err != nil:
 				n.log.Warn("no more notifications of an egress's network namespace: foreign changes are mended late", "egress", n.o.Egress, "error", err)
@@ -97,6 +99,7 @@ func (w *watch) run(c *netlink.Conn, n *NS, concerns func(netlink.Message) bool)
 }
 
 func (w *watch) close() (err error) {
+	w.closed.Store(true)
 	for _, c := range w.conns {
 		err = errors.Join(err, c.Close())
 	}
