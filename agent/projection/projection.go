@@ -140,6 +140,7 @@ func Project(in Input) (dataplane.Spec, []Refusal) {
 		spec.Targets = append(spec.Targets, peer.AllowedIPs...)
 	}
 	spec.Pods.Refused, spec.Pods.Forward = endpoints[""], in.Gateway
+	spec.Pods.Pools, spec.Pods.Elsewhere = poolsOf(in.State, in.Host.Connected)
 	spec.Pods.Exported = slices.SortedFunc(slices.Values(in.Exported), netip.Addr.Compare)
 	slices.SortFunc(spec.Pods.Remote, func(a, b dataplane.Narrow) int { return a.Prefix.Compare(b.Prefix) })
 	spec.Targets = merge(spec.Targets)
@@ -303,6 +304,12 @@ func Text(s dataplane.Spec, name func(dataplane.Key) string) string {
 	}
 	for _, p := range s.Pods.Refused {
 		fmt.Fprintf(&b, "slot %s table %d (unreachable)\n", p, dataplane.PodTable)
+	}
+	for _, p := range s.Pods.Pools {
+		fmt.Fprintf(&b, "pool %s table %d (unreachable)\n", p, dataplane.PodTable)
+	}
+	for _, p := range s.Pods.Elsewhere {
+		fmt.Fprintf(&b, "pool's %s table %d (throw)\n", p, dataplane.PodTable)
 	}
 	for _, a := range s.Pods.Exported {
 		fmt.Fprintf(&b, "slot %s table %d\n", a, dataplane.ExportTable)
