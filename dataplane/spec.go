@@ -28,6 +28,14 @@ const (
 	SetRewriteIn    = "skein_rewrite_ports"
 	MapRewriteOut   = "skein_rewrite_peers"
 
+	ChainSources   = "skein_sources" // drops what comes in under another's name
+	SetOverlayIPv4 = "skein_overlay_ipv4"
+	SetOverlayIPv6 = "skein_overlay_ipv6"
+	SetPoolsIPv4   = "skein_pools_ipv4"
+	SetPoolsIPv6   = "skein_pools_ipv6"
+	SetGateways    = "skein_gateways" // links that lead to gateways' namespaces
+	PodLinkPrefix  = "sk"             // of the host's ends of pods' links; 12 digits follow
+
 	PodRulePriority = 2000          // every packet asks PodTable first
 	PodTable        = 116           // host routes of pods, what no pod has of this host's blocks, and other hosts' blocks
 	ExportTable     = 119           // this host's blocks, for a routing daemon to announce; no rule leads here
@@ -50,6 +58,8 @@ type Spec struct {
 	// PortRewrites lead the packets of some peers through another UDP port than WireGuard's.
 	PortRewrites []PortRewrite
 	Pods         Pods
+	// ControlPort is the control net's, TCP and UDP: only nodes send to it. 0: there is none.
+	ControlPort int
 	// Complete is false until every source (state, records, configuration) has spoken once;
 	// nothing is removed from the kernel before.
 	Complete bool
@@ -77,6 +87,8 @@ type Pods struct {
 	Elsewhere []netip.Prefix
 	// Exported are single addresses that lead here beside the blocks: routes of ExportTable.
 	Exported []netip.Addr
+	// Gateways are the host's ends of links to gateways' namespaces, sorted: what comes by them is checked there.
+	Gateways []string
 	// Forward is set when the tunnel's packets are forwarded for other reasons than pods: a gateway of an egress.
 	Forward bool
 }
