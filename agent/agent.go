@@ -115,17 +115,18 @@ type Agent struct {
 	socketOpen bool                          // the API's socket is this agent's
 	ended      bool                          // somebody asked for the end, or the cluster did by revoking this node
 
-	phase      atomic.Value // string
-	clock      atomic.Int64 // this host's clock minus the leader's, ns
-	clockSeen  atomic.Bool
-	heard      atomic.Int64                 // when the log was last heard of, ns
-	asking     atomic.Bool                  // the servers, at the port for joiners
-	expelled   atomic.Pointer[revokedError] // a server said that this node was revoked
-	writes     atomic.Uint64
-	netcheck   atomic.Pointer[candidate.Result]
-	packetKeys sync.Map                                               // WireGuard key of a member -> key of control packets with it
-	stats      atomic.Pointer[map[dataplane.Key]dataplane.PeerStatus] // as the device has it
-	applied    atomic.Bool                                            // a Spec has been applied without error
+	phase       atomic.Value // string
+	clock       atomic.Int64 // this host's clock minus the leader's, ns
+	clockSeen   atomic.Bool
+	heard       atomic.Int64                 // when the log was last heard of, ns
+	asking      atomic.Bool                  // the servers, at the port for joiners
+	expelled    atomic.Pointer[revokedError] // a server said that this node was revoked
+	writes      atomic.Uint64
+	netcheck    atomic.Pointer[candidate.Result]
+	controlDoor door                                                   // of the control net's port on overlay addresses
+	packetKeys  sync.Map                                               // WireGuard key of a member -> key of control packets with it
+	stats       atomic.Pointer[map[dataplane.Key]dataplane.PeerStatus] // as the device has it
+	applied     atomic.Bool                                            // a Spec has been applied without error
 
 	mu        sync.Mutex // guards what the loop leaves for the API to read
 	spec      dataplane.Spec

@@ -27,7 +27,7 @@ var (
 )
 
 // door decides which connections may begin a handshake, so that no source can take all of the processor or all of
-// the places. A source is an IPv4 address or an IPv6 /64.
+// the places. A source is an IPv4 address or an IPv6 /64; at the control net's port each address, of which a node has one.
 type door struct {
 	mu      sync.Mutex
 	open    int
@@ -43,9 +43,13 @@ type visitor struct {
 
 // enter lets a connection in, or says why not. Who was let in must leave when the handshake has ended.
 func (d *door) enter(now time.Time, from netip.Addr) (leave func(), err error) {
+	return d.enterAs(now, sourceOf(from))
+}
+
+// enterAs is enter for a source that the caller tells.
+func (d *door) enterAs(now time.Time, source netip.Prefix) (leave func(), err error) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	source := sourceOf(from)
 	v := d.sources[source]
 	if v == nil {
 		if d.sources == nil {

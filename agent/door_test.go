@@ -134,3 +134,22 @@ func TestFrontSurvivesAFlood(t *testing.T) {
 		t.Errorf("a mute connection was kept for %s", d)
 	}
 }
+
+// At the control net's port each address is a source of its own: all nodes of a mesh may be in one IPv6 /64.
+func TestDoorOfTheControlNetTellsNodesApart(t *testing.T) {
+	d, now := &door{}, time.Unix(0, 0)
+	from := func(n int) netip.Prefix {
+		return netip.PrefixFrom(netip.AddrFrom16([16]byte{0: 0xfd, 15: byte(n)}), 128)
+	}
+	for range doorPerSource {
+		if _, err := d.enterAs(now, from(1)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if _, err := d.enterAs(now, from(1)); !errors.Is(err, errDoorSource) {
+		t.Errorf("one node beyond its bound: %v", err)
+	}
+	if _, err := d.enterAs(now, from(2)); err != nil {
+		t.Errorf("its neighbour: %v", err)
+	}
+}

@@ -23,7 +23,11 @@ type member struct {
 	wg     identity.WireGuardKey
 	name   string
 	v4, v6 netip.Addr
+	codes  bool // it puts codes on packets by the tunnel, and understands them
 }
+
+// codedSince is the event schema of the first version that puts codes on control packets by the tunnel.
+const codedSince = 4
 
 func newRoster(s *events.State) *roster {
 	r := &roster{}
@@ -38,7 +42,7 @@ func (r *roster) update(s *events.State) {
 		if err != nil || len(n.GetWireguardKey()) != 32 {
 			continue // Decide lets no such node in; a foreign log shall not stop the agent
 		}
-		one := member{key: ed25519.PublicKey(n.GetIdentityKey()), wg: identity.WireGuardKey(n.GetWireguardKey()), name: n.GetName()}
+		one := member{key: ed25519.PublicKey(n.GetIdentityKey()), wg: identity.WireGuardKey(n.GetWireguardKey()), name: n.GetName(), codes: n.GetMaxSchema() >= codedSince}
 		one.v4, _ = netip.ParseAddr(n.GetIpv4())
 		one.v6, _ = netip.ParseAddr(n.GetIpv6())
 		m.nodes[id] = one
@@ -71,6 +75,12 @@ func (r *roster) Overlay(id identity.ID) (v4, v6 netip.Addr, ok bool) {
 func (r *roster) Owner(a netip.Addr) (identity.ID, bool) {
 	id, ok := r.current.Load().owner[a]
 	return id, ok
+}
+
+// Coded tells whether two members both put codes on packets by the tunnel.
+func (r *roster) Coded(a, b identity.ID) bool {
+	m := r.current.Load()
+	return m.nodes[a].codes && m.nodes[b].codes
 }
 
 // Name is a member's name; of a stranger, its ID.

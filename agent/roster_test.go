@@ -48,3 +48,18 @@ func TestRoster(t *testing.T) {
 		t.Errorf("a reader's members changed under it: %v, now %v", before, r.Members())
 	}
 }
+
+// Packets by the tunnel carry a code once the log says of both ends that they know of it.
+func TestCodesNeedBothEnds(t *testing.T) {
+	a, b, c := identity.ID{1}, identity.ID{2}, identity.ID{3}
+	r := &roster{}
+	r.current.Store(&members{nodes: map[identity.ID]member{a: {codes: true}, b: {codes: true}, c: {}}})
+	for _, x := range []struct {
+		of   identity.ID
+		want bool
+	}{{b, true}, {c, false}, {identity.ID{9}, false}} {
+		if got := r.Coded(a, x.of); got != x.want {
+			t.Errorf("with %s: %t, want %t", x.of, got, x.want)
+		}
+	}
+}

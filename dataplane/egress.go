@@ -92,6 +92,10 @@ type ClientSpec struct {
 	MTU          int        // of Uplink, in bytes
 	Tunnels      []ClientTunnel
 	Routes       []ClientRoute
+	// Ends are the endpoints of all slots of its egresses: tunnels' packets may come from these, and from no other address
+	// but the tunnels' own far ends. They come by Uplink or by Links.
+	Ends  []netip.Addr
+	Links []string
 	// Inside are the mesh's own networks, which no tunnel may take.
 	Inside []netip.Prefix
 	// Host is set for a host's own namespace: what WireGuard and the agent send, and answers from the host's own

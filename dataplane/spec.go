@@ -28,6 +28,14 @@ const (
 	SetRewriteIn    = "skein_rewrite_ports"
 	MapRewriteOut   = "skein_rewrite_peers"
 
+	ChainSources   = "skein_sources" // drops what comes in under another's name
+	SetOverlayIPv4 = "skein_overlay_ipv4"
+	SetOverlayIPv6 = "skein_overlay_ipv6"
+	SetPoolsIPv4   = "skein_pools_ipv4"
+	SetPoolsIPv6   = "skein_pools_ipv6"
+	SetGateways    = "skein_gateways" // links that lead to gateways' namespaces
+	PodLinkPrefix  = "sk"             // of the host's ends of pods' links; 12 digits follow
+
 	PodRulePriority = 2000          // every packet asks PodTable first
 	PodTable        = 116           // host routes of pods, what no pod has of this host's blocks, and other hosts' blocks
 	ExportTable     = 119           // this host's blocks, for a routing daemon to announce; no rule leads here
@@ -50,6 +58,8 @@ type Spec struct {
 	// PortRewrites lead the packets of some peers through another UDP port than WireGuard's.
 	PortRewrites []PortRewrite
 	Pods         Pods
+	// ControlPort is the control net's, TCP and UDP: only nodes send to it. 0: there is none.
+	ControlPort int
 	// Complete is false until every source (state, records, configuration) has spoken once;
 	// nothing is removed from the kernel before.
 	Complete bool
@@ -69,8 +79,16 @@ type Pods struct {
 	// Refused are addresses of the mesh that lead nowhere for now: unreachable in PodTable, so that nothing for them leaves
 	// the host by another way.
 	Refused []netip.Prefix
+	// Pools are the subnets of all address pools: unreachable in PodTable behind everything else there, so that nothing for
+	// an address that no node has, or that this one has not heard of, leaves the host in plaintext. Sorted.
+	Pools []netip.Prefix
+	// Elsewhere are the parts of Pools that are not the mesh's to lead: what is reserved for other software, networks on this
+	// host's own links, addresses that egresses' packets leave with. PodTable passes them on (throw), sorted.
+	Elsewhere []netip.Prefix
 	// Exported are single addresses that lead here beside the blocks: routes of ExportTable.
 	Exported []netip.Addr
+	// Gateways are the host's ends of links to gateways' namespaces, sorted: what comes by them is checked there.
+	Gateways []string
 	// Forward is set when the tunnel's packets are forwarded for other reasons than pods: a gateway of an egress.
 	Forward bool
 }

@@ -67,7 +67,9 @@ func egressWay(client []egressclient.RuleInfo, through, again []egressns.Step) (
 		{Name: "the gateway node", Steps: []packetway.Step{{Where: fmt.Sprintf("table %d", dataplane.PodTable), Text: "192.0.2.7 dev sk…"}}, Leaves: "198.51.100.9 → 192.0.2.7"},
 		{Name: "the gateway's network namespace", Steps: gatewaySteps(again), Leaves: tunnelBack},
 		mesh("WireGuard, to the node that has the pod's block", tunnelBack),
-		{Name: "the pod's network namespace", Steps: []packetway.Step{{Where: fmt.Sprintf("UDP %d", dataplane.FoUPort), Text: "taken for a tunnel's"},
+		{Name: "the pod's network namespace", Steps: []packetway.Step{
+			{Where: "input -300 skein_fou", Text: fmt.Sprintf("udp dport %d iifname @skein_links ip saddr @skein_ends_ipv4 accept, else drop: from slots' endpoints alone", dataplane.FoUPort)},
+			{Where: fmt.Sprintf("UDP %d", dataplane.FoUPort), Text: "taken for a tunnel's"},
 			{Where: "fou4_0a400020", Text: "takes the outer header away; fou4_any does for one of another gateway"}}},
 	}
 }

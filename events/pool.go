@@ -136,6 +136,23 @@ func (s *State) Blocks() []*skeinv1.Block {
 	return out
 }
 
+// ForOthers reports whether a block is reserved for addresses that are not the mesh's: a user or an import did that.
+func ForOthers(b *skeinv1.Block) bool { return b != nil && b.GetNodeId() == "" && !madeFor(b) }
+
+// BlocksForOthers are the blocks that are reserved for other software's addresses, by pool and number. Those for static
+// addresses and for egresses are the mesh's own.
+func (s *State) BlocksForOthers() []*skeinv1.Block {
+	var out []*skeinv1.Block
+	for _, name := range s.poolNames {
+		for b := range s.room(name).blocks.all() {
+			if ForOthers(b) {
+				out = append(out, b)
+			}
+		}
+	}
+	return out
+}
+
 // BlocksOf are a node's blocks, by pool and number. It costs what it returns, and a little for each pool.
 func (s *State) BlocksOf(nodeID string) []*skeinv1.Block {
 	h, ok := hexKey(nodeID)

@@ -5,8 +5,9 @@
 //
 // Streams are TLS 1.3; both ends prove their identity key against the roster, and ALPN splits them.
 // Packets that come by the tunnel are attributed by their overlay source address, which WireGuard has
-// authenticated: what comes by another link is dropped. Those that come by a relay carry a code that only
-// the sender can make. Streams and packets by the tunnel leave by its link or not at all.
+// authenticated: what comes by another link is dropped. Between nodes that both know of it they carry a code
+// besides that only the sender can make, as those by a relay always do. Streams by the tunnel are taken from
+// members' overlay addresses only. Streams and packets by the tunnel leave by its link or not at all.
 //
 // All methods are safe for concurrent use. Source: DESIGN.md section 7.
 package control

@@ -86,6 +86,12 @@ type Config struct {
 	// PacketKey is a key that only this node and another know. Packets by a relay carry a code made with
 	// it: a relay's word for who sent them is not enough.
 	PacketKey func(identity.ID) (key [32]byte, ok bool)
+	// Coded tells whether this node and another both put the code on packets by the tunnel as well, so that one without
+	// is forged. nil: none does.
+	Coded func(identity.ID) bool
+	// Enter lets a connection from a member's overlay address begin its handshake, which ends with leave, or says why not.
+	// nil: all may.
+	Enter func(from netip.Addr) (leave func(), err error)
 	// OnPacket takes what arrives. It must not block; b is its own.
 	OnPacket func(from identity.ID, channel byte, b []byte)
 	Log      *slog.Logger
@@ -239,13 +245,17 @@ func (n *Net) dialTunnel(ctx context.Context, node identity.ID) (net.Conn, error
 	if !ok {
 		return nil, ErrNotMember
 	}
+	self4, self6, _ := n.cfg.Roster.Overlay(n.cfg.Key.ID())
 	d := net.Dialer{KeepAliveConfig: keepAlive}
 	if n.cfg.Link != "" {
 		d.Control = bindTo(n.cfg.Link)
 	}
-	to := v6
+	to, from := v6, self6
 	if v4.IsValid() {
-		to = v4
+		to, from = v4, self4
+	}
+	if from.IsValid() { // the other end takes streams from members' addresses alone
+		d.LocalAddr = net.TCPAddrFromAddrPort(netip.AddrPortFrom(from, 0))
 	}
 	return d.DialContext(ctx, "tcp", netip.AddrPortFrom(to, n.cfg.Port).String())
 }
@@ -278,7 +288,7 @@ func (n *Net) Kick(node identity.ID) {
 
 // TakeStream takes in a raw stream that a relay joined to one of ours.
 func (n *Net) TakeStream(c net.Conn, _ identity.ID) {
-	n.wg.Go(func() { n.serve(c, "relay") })
+	n.wg.Go(func() { n.serve(c, "relay", func() {}) })
 }
 
 func (n *Net) accept(l net.Listener) {
@@ -297,15 +307,47 @@ func (n *Net) accept(l net.Listener) {
 			}
 			continue
 		}
-		n.wg.Go(func() { n.serve(c, "tunnel") })
+		leave, err := n.enter(c)
+		if err != nil {
+			n.cfg.Log.Debug("control net: connection refused", "from", c.RemoteAddr().String(), "err", err)
+			turnAway(c)
+			continue
+		}
+		n.wg.Go(func() { n.serve(c, "tunnel", leave) })
 	}
 }
 
-func (n *Net) serve(c net.Conn, way string) {
+// enter lets a connection by the tunnel in: its source is a member's, and has not too many handshakes under way.
+func (n *Net) enter(c net.Conn) (leave func(), err error) {
+	from, ok := c.RemoteAddr().(*net.TCPAddr)
+	if !ok {
+		return nil, ErrNotMember
+	}
+	source := from.AddrPort().Addr().Unmap()
+	if _, ok := n.cfg.Roster.Owner(source); !ok {
+		return nil, ErrNotMember
+	}
+	if n.cfg.Enter == nil {
+		return func() {}, nil
+	}
+	return n.cfg.Enter(source)
+}
+
+// turnAway closes a connection at once: nothing of it shall stay in the kernel.
+func turnAway(c net.Conn) {
+	if t, ok := c.(*net.TCPConn); ok {
+		_ = t.SetLinger(0)
+	}
+	c.Close()
+}
+
+func (n *Net) serve(c net.Conn, way string, leave func()) {
 	ctx, cancel := context.WithTimeout(n.ctx, handshakeTimeout)
 	defer cancel()
 	t := tls.Server(c, n.server)
-	if err := t.HandshakeContext(ctx); err != nil {
+	err := t.HandshakeContext(ctx)
+	leave()
+	if err != nil {
 		n.cfg.Log.Debug("control net: handshake refused", "from", c.RemoteAddr().String(), "way", way, "err", err)
 		c.Close()
 		return
@@ -358,11 +400,47 @@ func (n *Net) sendRelay(node identity.ID, channel byte, b []byte) error {
 
 // TakePacket takes in a packet that a relay says is from a node, and drops it when it is not.
 func (n *Net) TakePacket(from identity.ID, channel byte, b []byte) {
+	if content, ok := n.proved(from, channel, b); ok {
+		n.cfg.OnPacket(from, channel, bytes.Clone(content))
+	}
+}
+
+// proved is what comes behind a packet's code, if a node has made that.
+func (n *Net) proved(from identity.ID, channel byte, b []byte) ([]byte, bool) {
 	key, ok := n.cfg.PacketKey(from)
 	if !ok || len(b) < codeSize || len(b) > MaxPacket+codeSize || !hmac.Equal(b[:codeSize], packetCode(key, from, channel, b[codeSize:])) {
-		return
+		return nil, false
 	}
-	n.cfg.OnPacket(from, channel, bytes.Clone(b[codeSize:]))
+	return b[codeSize:], true
+}
+
+// coded marks the channel of a packet by the tunnel that carries a code, as those by a relay do.
+const coded = 0x80
+
+// byTunnel is a packet as it goes by the tunnel.
+func (n *Net) byTunnel(node identity.ID, channel byte, b []byte) ([]byte, error) {
+	if n.cfg.Coded == nil || !n.cfg.Coded(node) {
+		return append([]byte{channel}, b...), nil
+	}
+	key, ok := n.cfg.PacketKey(node)
+	if !ok {
+		return nil, ErrNotMember
+	}
+	return slices.Concat([]byte{channel | coded}, packetCode(key, n.cfg.Key.ID(), channel, b), b), nil
+}
+
+// fromTunnel is the content of a packet that came by the tunnel from a node's address. Without a code it is only taken from
+// who may not know of codes yet.
+func (n *Net) fromTunnel(from identity.ID, data []byte) (channel byte, b []byte, ok bool) {
+	if len(data) < 1 {
+		return 0, nil, false
+	}
+	channel, b = data[0]&^coded, data[1:]
+	if data[0]&coded != 0 {
+		b, ok = n.proved(from, channel, b)
+		return channel, b, ok
+	}
+	return channel, b, len(b) <= MaxPacket && (n.cfg.Coded == nil || !n.cfg.Coded(from))
 }
 
 // codeSize is the length of a packet's authentication code in bytes: HMAC-SHA256, truncated.
@@ -399,7 +477,11 @@ func (n *Net) sendTunnel(node identity.ID, channel byte, b []byte) error {
 		if err != nil {
 			return err
 		}
-		_, _, err = c.WriteMsgUDPAddrPort(append([]byte{channel}, b...), by, netip.AddrPortFrom(to, n.cfg.Port))
+		packet, err := n.byTunnel(node, channel, b)
+		if err != nil {
+			return err
+		}
+		_, _, err = c.WriteMsgUDPAddrPort(packet, by, netip.AddrPortFrom(to, n.cfg.Port))
 		return err
 	}
 	return errors.New("the tunnel's side is not bound to port " + strconv.Itoa(int(n.cfg.Port)) + " yet")
@@ -416,10 +498,12 @@ func (n *Net) receive(c *net.UDPConn, r *mmsg.Reader) {
 		}
 		for d, ok := r.Next(); ok; d, ok = r.Next() {
 			id, known := n.cfg.Roster.Owner(d.From.Addr())
-			if !known || len(d.Data) < 1 || len(d.Data) > MaxPacket+1 || !cameBy(c, n.cfg.Link, d) {
+			if !known || !cameBy(c, n.cfg.Link, d) {
 				continue
 			}
-			n.cfg.OnPacket(id, d.Data[0], bytes.Clone(d.Data[1:]))
+			if channel, b, ok := n.fromTunnel(id, d.Data); ok {
+				n.cfg.OnPacket(id, channel, bytes.Clone(b))
+			}
 		}
 	}
 }

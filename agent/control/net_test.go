@@ -88,6 +88,8 @@ type node struct {
 	port    uint16
 	keys    map[identity.ID]ed25519.PublicKey // of its roster
 	tunnel  control.Tunnel
+	codes   bool                                       // it believes of all that they put codes on packets
+	enter   func(netip.Addr) (leave func(), err error) // nil: all may
 	mu      sync.Mutex
 	packets chan string
 }
@@ -127,6 +129,15 @@ func trioOver(t *testing.T, link string) (w *wire, nodes []*node) {
 			Key: k, Roster: r, Relay: wireEnd{w, k.ID()}, Port: port, Link: link,
 			PacketKey: func(id identity.ID) ([32]byte, bool) { return [32]byte{7}, true }, OnPacket: received, Log: slog.New(slog.DiscardHandler),
 			Tunnel: func(identity.ID) control.Tunnel { n.mu.Lock(); defer n.mu.Unlock(); return n.tunnel },
+			Coded:  func(identity.ID) bool { n.mu.Lock(); defer n.mu.Unlock(); return n.codes },
+			Enter: func(from netip.Addr) (func(), error) {
+				n.mu.Lock()
+				defer n.mu.Unlock()
+				if n.enter == nil {
+					return func() {}, nil
+				}
+				return n.enter(from)
+			},
 		})
 		if err != nil {
 			t.Fatal(err)

@@ -14,18 +14,10 @@ import (
 func blocksOf(s *events.State, node string) []netip.Prefix {
 	var out []netip.Prefix
 	for _, b := range s.BlocksOf(node) {
-		for _, text := range []string{b.GetIpv4(), b.GetIpv6()} {
-			if p, err := netip.ParsePrefix(text); err == nil {
-				out = append(out, p)
-			}
-		}
+		out = append(out, prefixesOf(b)...)
 	}
 	for _, a := range s.StaticsOf(node) {
-		for _, text := range []string{a.GetIpv4(), a.GetIpv6()} {
-			if a, err := netip.ParseAddr(text); err == nil {
-				out = append(out, netip.PrefixFrom(a, a.BitLen()))
-			}
-		}
+		out = append(out, addressesOf(a)...)
 	}
 	slices.SortFunc(out, netip.Prefix.Compare)
 	return out
@@ -56,27 +48,7 @@ func endpointsOf(e *skeinv1.Egress, number uint32) (out []netip.Prefix) {
 	if int(number) >= len(all) {
 		return nil
 	}
-	for _, text := range []string{all[number].GetIpv4(), all[number].GetIpv6()} {
-		if a, err := netip.ParseAddr(text); err == nil {
-			out = append(out, netip.PrefixFrom(a, a.BitLen()))
-		}
-	}
-	return out
-}
-
-// Pools are the subnets of all address pools.
-func Pools(s *events.State) []netip.Prefix {
-	var out []netip.Prefix
-	for _, pool := range s.Pools() {
-		for _, n := range pool.GetSubnets() {
-			for _, text := range []string{n.GetIpv4(), n.GetIpv6()} {
-				if p, err := netip.ParsePrefix(text); err == nil {
-					out = append(out, p)
-				}
-			}
-		}
-	}
-	return out
+	return addressesOf(all[number])
 }
 
 // mayLead refuses a peer's block that would take the traffic of this host's own network away from it.

@@ -14,6 +14,7 @@ import (
 
 	skeinv1 "github.com/skeinmesh/skein/api/skein/v1"
 	"github.com/skeinmesh/skein/dataplane"
+	"github.com/skeinmesh/skein/dataplane/egressns"
 	"github.com/skeinmesh/skein/events"
 	"github.com/skeinmesh/skein/identity"
 	"github.com/skeinmesh/skein/internal/addr"
@@ -60,6 +61,7 @@ type Host struct {
 	PrivateKey         identity.WireGuardKey
 	Link               string
 	Port               int
+	ControlPort        int           // the control net's
 	MTU                int           // bytes; 0: the default
 	Keepalive          time.Duration // 0: none
 	RouteNodeAddresses bool
@@ -85,6 +87,7 @@ func Project(in Input) (dataplane.Spec, []Refusal) {
 			Mark:       dataplane.MarkWG,
 		},
 		PortRewrites: slices.SortedFunc(slices.Values(in.PortRewrites), dataplane.PortRewrite.Compare),
+		ControlPort:  in.Host.ControlPort,
 		Complete:     in.Complete,
 	}
 	if spec.Link.MTU == 0 {
@@ -140,6 +143,11 @@ func Project(in Input) (dataplane.Spec, []Refusal) {
 		spec.Targets = append(spec.Targets, peer.AllowedIPs...)
 	}
 	spec.Pods.Refused, spec.Pods.Forward = endpoints[""], in.Gateway
+	spec.Pods.Pools, spec.Pods.Elsewhere = poolsOf(in.State, in.Host.Connected)
+	for _, e := range in.State.Egresses() {
+		spec.Pods.Gateways = append(spec.Pods.Gateways, egressns.HostLink(e.GetNamespace()+"/"+e.GetName()))
+	}
+	slices.Sort(spec.Pods.Gateways)
 	spec.Pods.Exported = slices.SortedFunc(slices.Values(in.Exported), netip.Addr.Compare)
 	slices.SortFunc(spec.Pods.Remote, func(a, b dataplane.Narrow) int { return a.Prefix.Compare(b.Prefix) })
 	spec.Targets = merge(spec.Targets)
@@ -303,6 +311,12 @@ func Text(s dataplane.Spec, name func(dataplane.Key) string) string {
 	}
 	for _, p := range s.Pods.Refused {
 		fmt.Fprintf(&b, "slot %s table %d (unreachable)\n", p, dataplane.PodTable)
+	}
+	for _, p := range s.Pods.Pools {
+		fmt.Fprintf(&b, "pool %s table %d (unreachable)\n", p, dataplane.PodTable)
+	}
+	for _, p := range s.Pods.Elsewhere {
+		fmt.Fprintf(&b, "pool's %s table %d (throw)\n", p, dataplane.PodTable)
 	}
 	for _, a := range s.Pods.Exported {
 		fmt.Fprintf(&b, "slot %s table %d\n", a, dataplane.ExportTable)

@@ -32,6 +32,7 @@ type agentAccount struct {
 	blocks  []blockAccount
 	statics []staticAccount
 	pods    []podAccount   // its own, without those that are gone
+	pools   []netip.Prefix // subnets: unreachable behind all blocks
 	slots   []netip.Prefix // egress slots' endpoints and addresses: single ones, that no pod has
 }
 
@@ -63,14 +64,15 @@ type staticAccount struct {
 // wrong lists where the accounts contradict each other, in words; none when they agree.
 func (a accounts) wrong() []string {
 	out := a.twice()
-	var slots []netip.Prefix
+	var slots, pools []netip.Prefix
 	for _, n := range a {
 		if n.view != nil {
-			slots = append(slots, n.view.slots...)
+			slots, pools = append(slots, n.view.slots...), append(pools, n.view.pools...)
 		}
 	}
 	for _, n := range a {
 		n.unreachable, n.exported = without(n.unreachable, slots), without(n.exported, slots)
+		n.unreachable = without(n.unreachable, without(pools, n.exported)) // a block may be a whole subnet
 		out = append(out, n.namespacesAndKernel()...)
 		for _, by := range a {
 			if by.view != nil {

@@ -81,6 +81,12 @@ func TestAccountsThatContradict(t *testing.T) {
 		{"a block not exported", func(a, _ *nodeAccount) { a.exported, a.unreachable = a.exported[:3], a.unreachable[:3] },
 			[]string{"a: its block fd01::8/126, as a sees it, is not in table 119", "a: its block fd01::8/126, as b sees it, is not in table 119"}},
 		{"a loop", func(a, _ *nodeAccount) { a.unreachable = a.unreachable[:3] }, []string{"a: fd01::8/126 is exported, but not unreachable in table 116: packets for what no pod has would circle"}},
+		{"a pool refused behind its blocks", func(a, b *nodeAccount) {
+			a.view.pools = prefixes("10.1.0.0/24", "fd01::/120")
+			a.unreachable, b.unreachable = append(a.unreachable, a.view.pools...), append(b.unreachable, a.view.pools...)
+		}, nil},
+		{"something else refused", func(a, _ *nodeAccount) { a.unreachable = append(a.unreachable, prefixes("10.9.0.0/24")...) },
+			[]string{"a: 10.9.0.0/24 is unreachable in table 116, but is no route of table 119"}},
 		{"overlapping blocks", func(a, _ *nodeAccount) {
 			a.view.blocks[3].prefixes = prefixes("10.1.0.0/16")
 			a.view.blocks = append(a.view.blocks[:1], a.view.blocks[2:]...)

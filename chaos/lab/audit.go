@@ -69,6 +69,7 @@ func (l *Lab) account(ctx context.Context, a *agent, others []Pod) (n nodeAccoun
 	for _, r := range reach {
 		switch {
 		case r.Link == tunnel: // to other hosts' blocks, reserved addresses and egress slots
+		case r.Throw: // what of a pool is not the mesh's
 		case r.Unreachable:
 			n.unreachable = append(n.unreachable, r.Prefix)
 		case r.Prefix.IsSingleIP():
@@ -123,7 +124,8 @@ func (a *agent) accounts(ctx context.Context) (*agentAccount, error) {
 	pods, err3 := a.client.Pods(ctx, &skeinv1.PodsRequest{})
 	nodes, err4 := a.client.Nodes(ctx, &skeinv1.NodesRequest{})
 	egresses, err5 := a.client.Egresses(ctx, &skeinv1.EgressesRequest{})
-	if err := errors.Join(err1, err2, err3, err4, err5); err != nil {
+	pools, err6 := a.client.Pools(ctx, &skeinv1.PoolsRequest{})
+	if err := errors.Join(err1, err2, err3, err4, err5, err6); err != nil {
 		return nil, fmt.Errorf("node %s: %w", a.node.Name, err)
 	}
 	names := map[string]string{}
@@ -137,6 +139,15 @@ func (a *agent) accounts(ctx context.Context) (*agentAccount, error) {
 			for _, text := range []string{x.GetIpv4(), x.GetIpv6()} {
 				if at, err := netip.ParseAddr(text); err == nil {
 					v.slots = append(v.slots, netip.PrefixFrom(at, at.BitLen()))
+				}
+			}
+		}
+	}
+	for _, p := range pools.GetPools() {
+		for _, n := range p.GetPool().GetSubnets() {
+			for _, text := range []string{n.GetIpv4(), n.GetIpv6()} {
+				if net, err := netip.ParsePrefix(text); err == nil {
+					v.pools = append(v.pools, net)
 				}
 			}
 		}

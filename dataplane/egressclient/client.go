@@ -29,6 +29,7 @@ var ErrClosed = errors.New("the egress client of this namespace is closed")
 type Client struct {
 	opts       Options
 	ns         netns.NsHandle
+	filter     filter
 	openDriver func() (fou.Driver, error)
 
 	mu     sync.Mutex
@@ -54,7 +55,7 @@ func open(o Options, driver func(ns string) (fou.Driver, error)) (*Client, error
 	if err != nil {
 		return nil, fmt.Errorf("opening the network namespace %s: %w", o.NetNS, err)
 	}
-	c := &Client{opts: o, ns: ns, dirty: make(chan struct{}, 1)}
+	c := &Client{opts: o, ns: ns, filter: filter{ns}, dirty: make(chan struct{}, 1)}
 	// The driver is opened later, perhaps on a thread that is elsewhere, or when the path is gone.
 	c.openDriver = func() (fou.Driver, error) { return driver(fmt.Sprintf("/proc/self/fd/%d", int(ns))) }
 	k, err := openKernel(ns)
@@ -135,9 +136,13 @@ func (c *Client) Remove() error {
 	}
 	_, err = c.write(After(State{}, actual))
 	if _, _, derr := c.devices(fou.Spec{}); derr != nil {
-		err = errors.Join(err, derr)
+		return errors.Join(err, derr) // whoever is not let in now stays out
 	}
-	return err
+	have, ferr := c.filter.read()
+	if ferr == nil {
+		_, ferr = c.filter.write(Filter{}, &have)
+	}
+	return errors.Join(err, ferr)
 }
 
 // Diff tells what Apply would do to rules, routes and devices, from a fresh read; it is empty when all is as it shall be.
@@ -161,6 +166,9 @@ func (c *Client) Diff(s dataplane.ClientSpec) ([]string, error) {
 	for _, o := range After(want, v.actual) {
 		out = append(out, o.String())
 	}
+	if f := wantFilter(s); !f.equal(v.filter.Filter) || !v.filter.whole && !f.empty() {
+		out = append(out, fmt.Sprintf("let into tunnels (nft table inet %s): %s", filterTable, f))
+	}
 	return out, nil
 }
 
@@ -181,6 +189,7 @@ type view struct {
 	devices fou.Spec
 	notes   []string
 	links   map[string]link // of the tunnels, by name
+	filter  filterState
 }
 
 func (c *Client) view(s dataplane.ClientSpec) (v view, err error) {
@@ -201,6 +210,9 @@ func (c *Client) view(s dataplane.ClientSpec) (v view, err error) {
 		}
 	}
 	if v.actual, err = c.k.read(); err != nil {
+		return v, err
+	}
+	if v.filter, err = c.filter.read(); err != nil {
 		return v, err
 	}
 	v.links, err = c.readLinks(v.devices)
@@ -227,10 +239,15 @@ func (c *Client) reconcile() (writes int, notes []string, err error) {
 	if err != nil {
 		return 0, nil, errors.Join(err, c.refuse(s))
 	}
+	// Nobody but the ends of tunnels sends to their port, from before the port is open; what ends goes last.
+	let, err := c.filter.write(wantFilter(s).with(v.filter.Filter), &v.filter)
+	if err != nil {
+		return let, nil, errors.Join(err, c.refuse(s))
+	}
 	want, notes := Want(s, v.own, func(netip.Addr) bool { return true })
 	first, err := c.write(Before(want, v.actual, func(name string) bool { return c.shakes(name, v) }))
 	made, dnotes, derr := c.devices(v.devices)
-	writes, notes = first+made, slices.Concat(notes, v.notes, dnotes)
+	writes, notes = let+first+made, slices.Concat(notes, v.notes, dnotes)
 	if writes > 0 || derr != nil {
 		var rerr error
 		if v.actual, rerr = c.k.read(); rerr == nil {
@@ -242,7 +259,8 @@ func (c *Client) reconcile() (writes int, notes []string, err error) {
 	}
 	want, _ = Want(s, v.own, func(remote netip.Addr) bool { return v.links[dataplane.FoULink(remote)].up })
 	last, lerr := c.write(After(want, v.actual))
-	return writes + last, notes, errors.Join(err, derr, lerr)
+	kept, ferr := c.filter.write(wantFilter(s), &v.filter)
+	return writes + last + kept, notes, errors.Join(err, derr, lerr, ferr)
 }
 
 // refuse makes all destinations unreachable where not even reading went well; whatever of it can be done.

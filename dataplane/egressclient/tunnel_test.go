@@ -214,6 +214,7 @@ func answerFromElsewhere(t *testing.T, all, fresh string) {
 	from("10.68.12.49")
 	s := scene()
 	s.Tunnels, s.Routes = s.Tunnels[:1], s.Routes[:1]
+	s.Ends = []netip.Addr{addr("10.68.12.49"), addr("10.68.124.145")} // two slots of one egress
 	apply(t, c, s)
 	if n := apply(t, c, s); n != 0 {
 		t.Errorf("%d writes although nothing changed", n)

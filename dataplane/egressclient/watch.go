@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"os"
 	"strings"
+	"sync"
 	"time"
 
 	"github.com/mdlayher/netlink"
@@ -53,6 +54,12 @@ func (c *Client) Watch(ctx context.Context, told func(Mended)) error {
 		return nil
 	}
 	conn, err := netlink.Dial(unix.NETLINK_ROUTE, &netlink.Config{Groups: groups, NetNS: int(c.ns)})
+	var tables *netlink.Conn
+	if err == nil {
+		if tables, err = c.filter.listen(); err != nil {
+			_ = conn.Close()
+		}
+	}
 	c.mu.Unlock()
 	if err != nil {
 		return fmt.Errorf("no notifications from the network namespace %s: %w", c.opts.NetNS, err)
@@ -60,12 +67,17 @@ func (c *Client) Watch(ctx context.Context, told func(Mended)) error {
 	c.poke()               // what changed until now was not told
 	const buffer = 1 << 20 // bytes; what overflows is made good by reading everything
 	_ = conn.SetReadBuffer(buffer)
-	done := make(chan struct{})
-	go func() {
-		defer close(done)
-		c.listen(conn)
+	var listeners sync.WaitGroup
+	listeners.Go(func() {
+		c.listen(conn, concerns)
+	})
+	listeners.Go(func() {
+		c.listen(tables, func(m netlink.Message, _ string, _ bool) bool { return ofFilter(m) })
+	})
+	defer func() {
+		_, _ = conn.Close(), tables.Close()
+		listeners.Wait()
 	}()
-	defer func() { _ = conn.Close(); <-done }()
 	c.mendLoop(ctx, told)
 	return ctx.Err()
 }
@@ -127,7 +139,7 @@ func (c *Client) mend() (m Mended, ok bool) {
 }
 
 // listen marks what notifications are about until the connection is closed.
-func (c *Client) listen(conn *netlink.Conn) {
+func (c *Client) listen(conn *netlink.Conn, concerns func(m netlink.Message, uplink string, host bool) bool) {
 	for {
 		msgs, err := conn.Receive()
 		switch {

@@ -44,7 +44,7 @@ type linkState struct {
 }
 
 func openLinks(file, egress string, ns *os.File) (*links, error) {
-	l := &links{file: file, egress: egress, ns: ns, name: podnet.HostLink("egress/"+egress, Uplink)}
+	l := &links{file: file, egress: egress, ns: ns, name: HostLink(egress)}
 	var err error
 	if l.host, err = os.Open("/proc/thread-self/ns/net"); err != nil {
 		return nil, fmt.Errorf("opening the host's network namespace: %w", err)

@@ -5,6 +5,7 @@ import (
 	"net/netip"
 
 	"github.com/skeinmesh/skein/dataplane"
+	"github.com/skeinmesh/skein/dataplane/podnet"
 )
 
 // HoldQueue is the NFQUEUE in the namespace that takes the packets of slots on hold.
@@ -65,6 +66,9 @@ const (
 	markSlots     = 0x10000     // a slot's mark is its number and this, since packets without a mark have 0
 	maxLeaseHours = 24
 )
+
+// HostLink is the name of the host's end of the link to an egress's namespace.
+func HostLink(egress string) string { return podnet.HostLink("egress/"+egress, Uplink) }
 
 // ProbeSource is the address that a health probe through a slot is sent from, as its client would; slot -1 is for a gateway
 // that owns none. It is invalid where a slot's number is too high for a probe.

@@ -1,6 +1,7 @@
 package nft
 
 import (
+	"cmp"
 	"fmt"
 	"maps"
 	"slices"
@@ -32,6 +33,7 @@ type Op struct {
 	Rules    []string
 	Ranges   []Range
 	Rewrites []dataplane.PortRewrite
+	Links    []Link
 	All      State // of Rebuild
 }
 
@@ -49,16 +51,17 @@ func Diff(want, actual State, prune bool) []Op {
 		w := want.Sets[n]
 		a, ok := actual.Sets[n]
 		if !ok {
-			ops = append(ops, Op{Verb: AddSet, Name: n, Kind: w.Kind, Ranges: w.Ranges, Rewrites: w.Rewrites})
+			ops = append(ops, Op{Verb: AddSet, Name: n, Kind: w.Kind, Ranges: w.Ranges, Rewrites: w.Rewrites, Links: w.Links})
 			continue
 		}
 		gone, added := compare(w.Ranges, a.Ranges, byStart)
 		ended, begun := compare(w.Rewrites, a.Rewrites, dataplane.PortRewrite.Compare)
-		if len(gone)+len(ended) > 0 {
-			ops = append(ops, Op{Verb: DelElements, Name: n, Kind: w.Kind, Ranges: gone, Rewrites: ended})
+		lost, new := compare(w.Links, a.Links, cmp.Compare[Link])
+		if len(gone)+len(ended)+len(lost) > 0 {
+			ops = append(ops, Op{Verb: DelElements, Name: n, Kind: w.Kind, Ranges: gone, Rewrites: ended, Links: lost})
 		}
-		if len(added)+len(begun) > 0 {
-			ops = append(ops, Op{Verb: AddElements, Name: n, Kind: w.Kind, Ranges: added, Rewrites: begun})
+		if len(added)+len(begun)+len(new) > 0 {
+			ops = append(ops, Op{Verb: AddElements, Name: n, Kind: w.Kind, Ranges: added, Rewrites: begun, Links: new})
 		}
 	}
 	for _, n := range slices.Sorted(maps.Keys(want.Chains)) {
@@ -88,6 +91,9 @@ func rebuild(w State) Op {
 	all := want(nil)
 	all.Port = w.Port
 	all.setRewrites(w.Sets[dataplane.MapRewriteOut].Rewrites)
+	if _, ok := w.Chains[dataplane.ChainSources]; ok {
+		all.setSources(dataplane.Spec{Link: dataplane.Link{Name: w.Link}, ControlPort: w.Control})
+	}
 	for n := range all.Sets {
 		all.Sets[n] = w.Sets[n]
 	}
@@ -111,7 +117,7 @@ func damaged(want, actual State) bool {
 
 // union is want with everything of actual that does not contradict it.
 func union(want, actual State) State {
-	u := State{Table: true, Port: want.Port, Chains: maps.Clone(want.Chains), Sets: maps.Clone(want.Sets)}
+	u := State{Table: true, Port: want.Port, Link: want.Link, Control: want.Control, Chains: maps.Clone(want.Chains), Sets: maps.Clone(want.Sets)}
 	u.setRewrites(mergeRewrites(want.Sets[dataplane.MapRewriteOut].Rewrites, actual.Sets[dataplane.MapRewriteOut].Rewrites))
 	for n, a := range actual.Chains {
 		if _, ok := u.Chains[n]; !ok {
@@ -124,6 +130,7 @@ func union(want, actual State) State {
 			u.Sets[n] = a
 		} else if w.Kind == a.Kind && len(w.Rewrites) == 0 {
 			w.Ranges = merge(w.Ranges, a.Ranges)
+			w.Links = slices.Compact(slices.Sorted(slices.Values(slices.Concat(w.Links, a.Links))))
 			u.Sets[n] = w
 		}
 	}
@@ -199,7 +206,7 @@ func (s State) Apply(ops []Op) (State, error) {
 		}
 		switch o.Verb {
 		case AddSet:
-			s.Sets[o.Name] = Set{Kind: o.Kind, Ranges: o.Ranges, Rewrites: o.Rewrites}
+			s.Sets[o.Name] = Set{Kind: o.Kind, Ranges: o.Ranges, Rewrites: o.Rewrites, Links: o.Links}
 		case AddChain, SetRules:
 			s.Chains[o.Name] = Chain{Kind: o.Kind, Rules: o.Rules}
 		case DelChain:
@@ -216,6 +223,7 @@ func (s State) Apply(ops []Op) (State, error) {
 			if set.Rewrites, err = rewrites(set.Rewrites, o); err != nil {
 				return s, err
 			}
+			set.Links = links(set.Links, o)
 			s.Sets[o.Name] = set
 		}
 	}
@@ -258,17 +266,26 @@ func rewrites(have []dataplane.PortRewrite, o Op) ([]dataplane.PortRewrite, erro
 	return all, nil
 }
 
+// links are those of a set after an operation. The kernel lets one be added twice.
+func links(have []Link, o Op) []Link {
+	gone, _ := compare(o.Links, have, cmp.Compare[Link])
+	if o.Verb == DelElements {
+		return gone
+	}
+	return slices.Compact(slices.Sorted(slices.Values(slices.Concat(have, o.Links))))
+}
+
 // String tells the operation in one line.
 func (o Op) String() string {
 	switch o.Verb {
 	case Rebuild:
 		n := 0
 		for _, s := range o.All.Sets {
-			n += len(s.Ranges) + len(s.Rewrites)
+			n += len(s.Ranges) + len(s.Rewrites) + len(s.Links)
 		}
 		return fmt.Sprintf("rebuild table: %d chains, %d sets, %d elements", len(o.All.Chains), len(o.All.Sets), n)
 	case AddSet:
-		return "add set " + o.Name + " (" + o.Kind + ")" + list(o.Ranges) + list(o.Rewrites)
+		return "add set " + o.Name + " (" + o.Kind + ")" + list(o.Ranges) + list(o.Rewrites) + list(o.Links)
 	case AddChain:
 		return "add chain " + o.Name + " (" + o.Kind + "): " + strings.Join(o.Rules, "; ")
 	case SetRules:
@@ -278,9 +295,9 @@ func (o Op) String() string {
 	case DelSet:
 		return "delete set " + o.Name
 	case DelElements:
-		return "delete from " + o.Name + list(o.Ranges) + list(o.Rewrites)
+		return "delete from " + o.Name + list(o.Ranges) + list(o.Rewrites) + list(o.Links)
 	case AddElements:
-		return "add to " + o.Name + list(o.Ranges) + list(o.Rewrites)
+		return "add to " + o.Name + list(o.Ranges) + list(o.Rewrites) + list(o.Links)
 	}
 	return "unknown operation"
 }

@@ -30,6 +30,7 @@ type Reconciler struct {
 	table *nftables.Table
 	cache *State
 	fails int
+	noFib bool // this kernel cannot ask for the way back to a packet's source
 }
 
 // NewReconciler opens a netlink socket in the calling thread's network namespace.
@@ -95,6 +96,7 @@ func (r *Reconciler) Reconcile(s dataplane.Spec) (writes int, notes []string, er
 			r.cache = nil
 			r.fails++
 			err = errors.Join(err, r.renew())
+			r.noFib = r.noFib || r.lacksFib()
 		} else {
 			r.fails = 0
 		}
@@ -106,7 +108,7 @@ func (r *Reconciler) Reconcile(s dataplane.Spec) (writes int, notes []string, er
 		}
 		r.cache = &st
 	}
-	want, notes := Want(s)
+	want, notes := r.wanted(s)
 	ops := Diff(want, *r.cache, s.Complete)
 	if len(ops) == 0 {
 		return 0, notes, nil
@@ -122,12 +124,37 @@ func (r *Reconciler) Reconcile(s dataplane.Spec) (writes int, notes []string, er
 	if err != nil {
 		return 0, nil, fmt.Errorf("nftables table inet %s: %w", dataplane.NftTable, err)
 	}
-	writes, err = r.write(ops, want.Port)
+	writes, err = r.write(ops, want)
 	if err != nil {
 		return writes, nil, fmt.Errorf("writing nftables table inet %s: %w", dataplane.NftTable, err)
 	}
 	r.cache = &next
 	return writes, notes, nil
+}
+
+// wanted is the table of a Spec as far as this kernel can have it.
+func (r *Reconciler) wanted(s dataplane.Spec) (State, []string) {
+	want, notes := Want(s)
+	if r.noFib {
+		want.dropSources()
+		notes = append(notes, "this kernel's nftables cannot look up routes (CONFIG_NFT_FIB_INET): packets that pods and neighbours send under others' addresses are not dropped")
+	}
+	return want, notes
+}
+
+// lacksFib tries in a table that is made and removed in one transaction, whether the kernel has what the chain of sources needs.
+func (r *Reconciler) lacksFib() bool {
+	t := &nftables.Table{Name: dataplane.NftTable + "_trial", Family: nftables.TableFamilyINet}
+	c := &nftables.Chain{Table: t, Name: dataplane.ChainSources, Type: nftables.ChainTypeFilter, Hooknum: nftables.ChainHookPrerouting, Priority: nftables.ChainPriorityRaw}
+	r.conn.AddTable(t)
+	r.conn.AddChain(c)
+	r.conn.AddRule(&nftables.Rule{Table: t, Chain: c, Exprs: append(noWayBack(), drop)})
+	r.conn.DelTable(t)
+	err := r.conn.Flush()
+	if err != nil {
+		_ = r.renew() // more answers may wait than were read
+	}
+	return errors.Is(err, unix.ENOENT) || errors.Is(err, unix.EOPNOTSUPP)
 }
 
 // Rewrites reads the port rewrites that the kernel has, of a former run too.
@@ -143,7 +170,7 @@ func (r *Reconciler) Diff(s dataplane.Spec) ([]string, error) {
 		return nil, err
 	}
 	var out []string
-	want, _ := Want(s)
+	want, _ := r.wanted(s)
 	for _, op := range Diff(want, actual, s.Complete) {
 		out = append(out, op.String())
 	}
@@ -206,9 +233,12 @@ func (r *Reconciler) read() (State, error) {
 			return fail("elements of "+set.Name, err)
 		}
 		have := Set{Kind: setKind(set)}
-		if have.Kind == kindPorts || have.Kind == kindPeers {
+		switch have.Kind {
+		case kindPorts, kindPeers:
 			have.Rewrites = fromRewriteElements(es)
-		} else {
+		case kindLinks:
+			have.Links = linksOf(es)
+		default:
 			have.Ranges = fromElements(es)
 		}
 		s.Sets[set.Name] = have
@@ -217,8 +247,8 @@ func (r *Reconciler) read() (State, error) {
 }
 
 // write sends the operations, in as few transactions as the sizes allow.
-func (r *Reconciler) write(ops []Op, port int) (int, error) {
-	w := writer{r: r, port: port}
+func (r *Reconciler) write(ops []Op, want State) (int, error) {
+	w := writer{r: r, want: want}
 	for _, o := range ops {
 		if err := w.op(o); err != nil {
 			return w.sent, err
@@ -229,10 +259,10 @@ func (r *Reconciler) write(ops []Op, port int) (int, error) {
 
 type writer struct {
 	r       *Reconciler
-	port    int // WireGuard's
-	sent    int // messages the kernel took
-	pending int // messages of the open transaction
-	ranges  int // in the open transaction
+	want    State // for what its rules depend on
+	sent    int   // messages the kernel took
+	pending int   // messages of the open transaction
+	ranges  int   // in the open transaction
 }
 
 func (w *writer) flush() error {
@@ -268,7 +298,7 @@ func (w *writer) op(o Op) error {
 		}
 		for _, n := range slices.Sorted(maps.Keys(o.All.Sets)) {
 			s := o.All.Sets[n]
-			if err := w.elements(Op{Verb: AddElements, Name: n, Kind: s.Kind, Ranges: s.Ranges, Rewrites: s.Rewrites}); err != nil {
+			if err := w.elements(Op{Verb: AddElements, Name: n, Kind: s.Kind, Ranges: s.Ranges, Rewrites: s.Rewrites, Links: s.Links}); err != nil {
 				return err
 			}
 		}
@@ -303,11 +333,16 @@ func (w *writer) rules(o Op) {
 	exprs := ruleExprs()
 	switch o.Kind {
 	case kindRewriteIn:
-		exprs = [][]expr.Any{rewriteInExprs(w.port)}
+		exprs = [][]expr.Any{rewriteInExprs(w.want.Port)}
 	case kindClamp:
 		exprs = [][]expr.Any{clampExprs()}
+	case kindSources:
+		exprs = nil
+		for _, one := range sourceRules(w.want.Link, w.want.Control) {
+			exprs = append(exprs, one.exprs)
+		}
 	case kindRewriteOut:
-		exprs = [][]expr.Any{rewriteOutExprs(w.port)}
+		exprs = [][]expr.Any{rewriteOutExprs(w.want.Port)}
 	}
 	for _, e := range exprs {
 		w.r.conn.AddRule(&nftables.Rule{Table: w.r.table, Chain: w.chain(o), Exprs: e})
@@ -323,6 +358,11 @@ func (w *writer) elements(o Op) error {
 	}
 	for part := range slices.Chunk(o.Rewrites, elementsPerMsg) {
 		if err := w.some(o, len(part), rewriteElements(o.Kind, part)); err != nil {
+			return err
+		}
+	}
+	for part := range slices.Chunk(o.Links, elementsPerMsg) {
+		if err := w.some(o, len(part), linkElements(part)); err != nil {
 			return err
 		}
 	}
@@ -349,7 +389,7 @@ func (w *writer) some(o Op, n int, es []nftables.SetElement) error {
 
 func (w *writer) set(o Op) *nftables.Set {
 	s := setOf(o.Kind)
-	s.Table, s.Name = w.r.table, o.Name
+	s.Table, s.Name, s.ID = w.r.table, o.Name, setIDs[o.Name]
 	return s
 }
 
@@ -359,6 +399,8 @@ func (w *writer) chain(o Op) *nftables.Chain {
 	switch o.Kind {
 	case kindPrerouting:
 		c.Type, c.Hooknum = nftables.ChainTypeFilter, nftables.ChainHookPrerouting
+	case kindSources:
+		c.Type, c.Hooknum, c.Priority = nftables.ChainTypeFilter, nftables.ChainHookPrerouting, nftables.ChainPriorityRef(-310)
 	case kindOutgoing:
 		c.Type, c.Hooknum = nftables.ChainTypeRoute, nftables.ChainHookOutput
 	case kindClamp:

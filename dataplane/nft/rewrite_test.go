@@ -37,7 +37,7 @@ func TestRewritesAreKeptInTheTable(t *testing.T) {
 		spec   dataplane.Spec
 		writes int
 	}{
-		{"none", rewriting(), 15},
+		{"none", rewriting(), 30},
 		{"one", rewriting(a), 8},
 		{"unchanged", rewriting(a), 0},
 		{"another", rewriting(b, a), 2},

@@ -185,6 +185,9 @@ func ruleText(exprs []expr.Any) string {
 	if text := rewriteText(exprs, have); text != "" {
 		return text
 	}
+	if text := sourceText(exprs, have); text != "" {
+		return text
+	}
 	if have == dump(clampExprs()) {
 		return clampText()
 	}
@@ -219,6 +222,8 @@ func dump(exprs []expr.Any) string {
 			if e.IsDestRegSet {
 				parts = append(parts, fmt.Sprintf("into(%d)", e.DestRegister))
 			}
+		case *expr.Fib:
+			parts = append(parts, fmt.Sprintf("fib(%d,%v)", e.Register, []bool{e.ResultOIF, e.FlagSADDR, e.FlagIIF, e.FlagPRESENT, e.FlagDADDR, e.FlagMARK, e.FlagOIF}))
 		case *expr.Rt, *expr.Byteorder: // the library does not read them back
 		case *expr.Exthdr:
 			parts = append(parts, fmt.Sprintf("exthdr(%d,%d,%d,%d,%d)", e.SourceRegister, e.Type, e.Offset, e.Len, e.Op))
@@ -327,16 +332,25 @@ func toElements(rs []Range) []nftables.SetElement {
 }
 
 // setIDs are given here, or the library counts in a global.
-var setIDs = map[string]uint32{kindIPv4: 1, kindIPv6: 2, kindPorts: 3, kindPeers: 4}
+var setIDs = func() map[string]uint32 {
+	ids := map[string]uint32{}
+	for i, name := range []string{dataplane.SetTargetsIPv4, dataplane.SetTargetsIPv6, dataplane.SetRewriteIn, dataplane.MapRewriteOut,
+		dataplane.SetOverlayIPv4, dataplane.SetOverlayIPv6, dataplane.SetPoolsIPv4, dataplane.SetPoolsIPv6, dataplane.SetGateways} {
+		ids[name] = uint32(i + 1)
+	}
+	return ids
+}()
 
 func setOf(kind string) *nftables.Set {
-	s := &nftables.Set{ID: setIDs[kind]}
+	s := &nftables.Set{}
 	switch kind {
 	case kindPorts:
 		s.Concatenation, s.KeyType = true, nftables.MustConcatSetType(nftables.TypeIPAddr, nftables.TypeInetService, nftables.TypeInetService)
 	case kindPeers:
 		s.Concatenation, s.KeyType = true, nftables.MustConcatSetType(nftables.TypeIPAddr, nftables.TypeInetService)
 		s.IsMap, s.DataType = true, nftables.TypeInetService
+	case kindLinks:
+		s.KeyType = nftables.TypeIFName
 	case kindIPv6:
 		s.Interval, s.KeyType = true, nftables.TypeIP6Addr
 	default:

@@ -10,10 +10,13 @@ import (
 
 // State is the content of our table.
 type State struct {
-	Table  bool
-	Port   int // WireGuard's, that rewrites lead to; of what is wanted only
-	Chains map[string]Chain
-	Sets   map[string]Set
+	Table bool
+	Port  int // WireGuard's, that rewrites lead to; of what is wanted only
+	// Link is the tunnel's and Control the control net's port, for the chain of sources; of what is wanted only.
+	Link    string
+	Control int
+	Chains  map[string]Chain
+	Sets    map[string]Set
 }
 
 // Chain is a base chain. Kind is its type, hook, priority and policy in nft's words.
@@ -22,12 +25,13 @@ type Chain struct {
 	Rules []string // in nft's words
 }
 
-// Set is an interval set, or one of the two that hold the port rewrites. Kind is the type of its elements and its
+// Set is an interval set, one of the two that hold the port rewrites, or one of links. Kind is the type of its elements and its
 // flags in nft's words.
 type Set struct {
 	Kind     string
 	Ranges   []Range                 // sorted, without overlaps
 	Rewrites []dataplane.PortRewrite // sorted
+	Links    []Link                  // sorted
 }
 
 // Range is an inclusive range of addresses of one family.
@@ -56,6 +60,9 @@ const (
 	kindIPv4       = "ipv4_addr interval"
 	kindIPv6       = "ipv6_addr interval"
 
+	kindSources = "type filter hook prerouting priority -310 policy accept"
+	kindLinks   = "ifname"
+
 	// Of what enters the tunnel the route is known here, and with it how large a packet may be.
 	kindClamp = "type filter hook postrouting priority -150 policy accept"
 
@@ -72,6 +79,7 @@ func Want(s dataplane.Spec) (State, []string) {
 	w.Port = s.WireGuard.Port
 	rewrites, notes := usable(s.PortRewrites)
 	w.setRewrites(rewrites)
+	w.setSources(s)
 	return w, notes
 }
 

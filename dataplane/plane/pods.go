@@ -3,6 +3,7 @@ package plane
 import (
 	"encoding/binary"
 	"net/netip"
+	"slices"
 
 	"github.com/mdlayher/netlink"
 	"golang.org/x/sys/unix"
@@ -23,6 +24,9 @@ func newPodSet(p dataplane.Pods) *podSet {
 		s.dsts[b.Masked()] = true
 	}
 	for _, b := range p.Refused {
+		s.dsts[b.Masked()] = true
+	}
+	for _, b := range slices.Concat(p.Pools, p.Elsewhere) {
 		s.dsts[b.Masked()] = true
 	}
 	for _, a := range p.Exported {

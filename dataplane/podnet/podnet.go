@@ -67,7 +67,7 @@ type Found struct {
 // without a record.
 func HostLink(containerID, ifname string) string {
 	sum := sha256.Sum256([]byte(containerID + "/" + ifname))
-	return "sk" + hex.EncodeToString(sum[:6])
+	return dataplane.PodLinkPrefix + hex.EncodeToString(sum[:6])
 }
 
 // who is the attachment in an error's words.

@@ -41,12 +41,13 @@ type Op struct {
 // ErrNoLink says that the link is not there (yet): the driver makes it.
 var ErrNoLink = errors.New("link is not there")
 
-// Diff returns what turns actual into want. What refuses packets comes before what sends them, and
-// removals come last, only with prune.
+// Diff returns what turns actual into want. What refuses packets comes before what sends them, but what refuses a whole
+// pool comes after what sends to its blocks: packets for them may be on their way. Removals come last, only with prune.
 func Diff(want, actual State, prune bool) []Op {
 	var ops []Op
 	link := actual.Link.Index != 0
-	for _, r := range want.Routes {
+	first, last := want.Routes[:len(want.Routes)-want.Last], want.Routes[len(want.Routes)-want.Last:]
+	for _, r := range first {
 		if r.Unreachable && !slices.Contains(actual.Routes, r) {
 			ops = append(ops, Op{Verb: AddRoute, Route: r})
 		}
@@ -60,6 +61,11 @@ func Diff(want, actual State, prune bool) []Op {
 		ops = append(ops, diffLink(want, actual, prune)...)
 	}
 	ops = append(ops, diffHosts(want, actual)...)
+	for _, r := range last {
+		if !slices.Contains(actual.Routes, r) {
+			ops = append(ops, Op{Verb: AddRoute, Route: r})
+		}
+	}
 	if !prune {
 		return ops
 	}
@@ -105,7 +111,7 @@ func diffLink(want, actual State, prune bool) []Op {
 		}
 	}
 	for _, r := range want.Routes {
-		if !r.Unreachable && !slices.Contains(actual.Routes, r) {
+		if !r.behind() && !slices.Contains(actual.Routes, r) {
 			ops = append(ops, Op{Verb: AddRoute, Route: r})
 		}
 	}

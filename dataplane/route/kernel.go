@@ -65,6 +65,10 @@ func toRoute(r Route, link int) *netlink.Route {
 	if r.Dst.IsValid() {
 		k.Dst, k.MTU = &net.IPNet{IP: r.Dst.Addr().AsSlice(), Mask: net.CIDRMask(r.Dst.Bits(), r.Dst.Addr().BitLen())}, r.MTU
 	}
+	if r.Throw {
+		k.Type, k.Priority = unix.RTN_THROW, fallbackMetric
+		return k
+	}
 	if r.Unreachable {
 		k.Type, k.Priority = unix.RTN_UNREACHABLE, fallbackMetric
 		if r.Table == dataplane.ExportTable {
@@ -106,11 +110,14 @@ func toHost(a netip.Addr, link int) *netlink.Route {
 		Table: dataplane.PodTable, Protocol: dataplane.RouteProtocol, Scope: netlink.SCOPE_UNIVERSE, Type: unix.RTN_UNICAST}
 }
 
-// fromBlock recognises a block's route in PodTable or ExportTable; all others there are not ours.
+// fromBlock recognises a block's or a pool's route in PodTable or ExportTable; all others there are not ours.
 func fromBlock(f Family, k netlink.Route, link int) (r Route, ok bool) {
 	dst, ok := destination(k)
 	if ok && k.Table == dataplane.PodTable && k.Type == unix.RTN_UNICAST && k.Protocol == dataplane.RouteProtocol && k.LinkIndex == link && link != 0 && len(k.Gw) == 0 {
 		return Route{Table: k.Table, Family: f, Dst: dst, MTU: k.MTU}, true
+	}
+	if ok && k.Table == dataplane.PodTable && k.Type == unix.RTN_THROW && k.Protocol == dataplane.RouteProtocol && k.Priority == fallbackMetric {
+		return Route{Table: k.Table, Family: f, Dst: dst, Throw: true}, true
 	}
 	if !ok || k.Type != unix.RTN_UNREACHABLE || k.Protocol != dataplane.RouteProtocol {
 		return Route{}, false

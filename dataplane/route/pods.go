@@ -8,8 +8,9 @@ import (
 )
 
 // What leads to this host's pods: a rule for each family, and for each block an unreachable route in PodTable, behind the
-// host routes of its pods, and one in ExportTable. Other hosts' blocks lead into our link. The latter is unreachable too: BIRD takes it as it takes any other
-// kind, and a daemon that copies it to another table does no harm by that.
+// host routes of its pods, and one in ExportTable. The latter is unreachable too: BIRD takes it as it takes any other
+// kind, and a daemon that copies it to another table does no harm by that. Other hosts' blocks lead into our link. Behind all
+// of them each pool's subnet is unreachable, but for the parts that are not the mesh's to lead.
 //
 // Coil has the same rule and tables with the same protocol, and runs beside us while a cluster migrates. So what is only
 // ours are the routes of blocks, which Coil makes of another kind; the rule is taken away only together with them, and
@@ -23,7 +24,7 @@ func (s *State) wantPods(p dataplane.Pods, h Host) {
 		}
 	}
 	s.wantForward(p, h)
-	if len(p.Blocks)+len(p.Routes)+len(p.Remote)+len(p.Refused) == 0 {
+	if len(p.Blocks)+len(p.Routes)+len(p.Remote)+len(p.Refused)+len(p.Pools) == 0 {
 		return
 	}
 	s.Rules = append(s.Rules, Rule{Family: IPv4, Pods: true})
@@ -51,6 +52,32 @@ func (s *State) wantPods(p dataplane.Pods, h Host) {
 		if r.Addr.Is4() || h.IPv6 {
 			s.Hosts = append(s.Hosts, r)
 		}
+	}
+	s.wantPools(p, h)
+}
+
+// wantPools adds what catches packets for addresses of pools that nobody has. It comes last: what leads to those that
+// somebody has is there before.
+func (s *State) wantPools(p dataplane.Pods, h Host) {
+	taken := map[netip.Prefix]bool{} // a block may be a whole subnet
+	for _, r := range s.Routes {
+		if r.Table == dataplane.PodTable && r.behind() {
+			taken[r.Dst] = true
+		}
+	}
+	add := func(dst netip.Prefix, r Route) {
+		r.Table, r.Family, r.Dst = dataplane.PodTable, familyOf(dst.Addr()), dst.Masked()
+		if (r.Family == IPv4 || h.IPv6) && !taken[r.Dst] {
+			taken[r.Dst] = true
+			s.Routes = append(s.Routes, r)
+			s.Last++
+		}
+	}
+	for _, e := range p.Elsewhere {
+		add(e, Route{Throw: true})
+	}
+	for _, n := range p.Pools {
+		add(n, Route{Unreachable: true})
 	}
 }
 

@@ -61,7 +61,26 @@ func podCases() []diffCase {
 	elsewhere := others(0, "10.64.1.0/27", "10.65.1.9/32", "fd64::100/123")
 	both := two
 	both.Remote = elsewhere.Remote
+	pooled := both
+	pooled.Pools = []netip.Prefix{netip.MustParsePrefix("10.64.0.0/16"), netip.MustParsePrefix("10.65.0.9/32"), netip.MustParsePrefix("fd64::/112")}
+	pooled.Elsewhere = []netip.Prefix{netip.MustParsePrefix("10.64.7.0/27"), netip.MustParsePrefix("fd64::e0/123")}
+	only := dataplane.Pods{Pools: pooled.Pools}
+	reserved := pooled // what was another host's block is reserved now, and what was reserved is nobody's
+	reserved.Remote, reserved.Elsewhere = elsewhere.Remote[1:], []netip.Prefix{elsewhere.Remote[0].Prefix}
+	given := pooled // a block of this host's becomes somebody else's in place
+	given.Blocks, given.Elsewhere = two.Blocks[1:], append(slices.Clone(pooled.Elsewhere), two.Blocks[0])
 	return []diffCase{
+		{"pools-on-a-host-without-pods", withPods(only, h), there(h, nil), true},
+		{"pools-where-blocks-were", withPods(pooled, h), read(withPods(both, h)), true},
+		{"pools-with-the-first-blocks", withPods(pooled, h), there(h, nil), true},
+		{"pools-no-link-yet", withPods(pooled, h), State{RPFilter: -1}, true},
+		{"pools-unchanged", withPods(pooled, h), read(withPods(pooled, h)), true},
+		{"pools-block-reserved", withPods(reserved, h), read(withPods(pooled, h)), true},
+		{"pools-own-block-reserved", withPods(given, h), read(withPods(pooled, h)), true},
+		{"pools-no-more", want(h), read(withPods(only, h)), true},
+		{"pools-no-more-before-complete", want(h), read(withPods(pooled, h)), false},
+		{"pools-beside-coil", withPods(pooled, h), coil(there(h, nil)), true},
+		{"pools-without-ipv6", withPods(pooled, Host{HasRPFilter: true, HasForward4: true}), State{Link: Link{Name: "skein0", Index: 7, MTU: 1420, Up: true}}, true},
 		{"pods-elsewhere", withPods(elsewhere, h), there(h, nil), true},
 		{"pods-elsewhere-no-link-yet", withPods(elsewhere, h), State{RPFilter: -1}, true},
 		{"pods-elsewhere-too", withPods(both, h), read(withPods(two, h)), true},
@@ -105,6 +124,12 @@ func TestPodsSettle(t *testing.T) {
 			if rapid.Bool().Draw(t, "pod") {
 				p.Routes = append(p.Routes, wayTo(netip.AddrFrom4([4]byte{10, 64, 0, byte(32*i + 1)}).String(), "sk1"))
 			}
+			if rapid.Bool().Draw(t, "elsewhere") {
+				p.Elsewhere = append(p.Elsewhere, netip.PrefixFrom(netip.AddrFrom4([4]byte{10, 64, 0, byte(32 * i)}), 27))
+			}
+		}
+		if rapid.Bool().Draw(t, "pool") {
+			p.Pools = []netip.Prefix{netip.MustParsePrefix("10.64.0.0/24"), netip.MustParsePrefix("10.64.0.0/27")}
 		}
 		return p
 	})
@@ -134,6 +159,23 @@ func TestPodsSettle(t *testing.T) {
 			t.Fatalf("not settled after one round: %v", again)
 		}
 	})
+}
+
+// What leads to a pool's addresses, or passes them on, is there before all others of it are refused.
+func TestAPoolIsRefusedLast(t *testing.T) {
+	p := pods("10.64.0.0/27")
+	p.Pools, p.Elsewhere = []netip.Prefix{netip.MustParsePrefix("10.64.0.0/16")}, []netip.Prefix{netip.MustParsePrefix("10.64.7.0/27")}
+	p.Remote = []dataplane.Narrow{{Prefix: netip.MustParsePrefix("10.64.1.0/27")}}
+	p.Routes = []dataplane.PodRoute{wayTo("10.64.0.1", "sk1")}
+	actual := there(full, nil)
+	actual.Ready = p.Routes
+	ops := Diff(withPods(p, full), actual, true)
+	if last := ops[len(ops)-1]; last.Route.Dst != p.Pools[0] || !last.Route.Unreachable {
+		t.Errorf("the last is %s", last)
+	}
+	if before := ops[len(ops)-2]; !before.Route.Throw {
+		t.Errorf("before it comes %s", before)
+	}
 }
 
 // What refuses is there before the rule leads to it, and before the block is announced.

@@ -29,7 +29,9 @@ type State struct {
 	Addresses []netip.Prefix // of our link, sorted, without link-local ones
 	Rules     []Rule         // ours by protocol, priority and table
 	Routes    []Route        // ours by protocol and table, and in PodTable by kind and metric too
-	RPFilter  int            // of our link; -1: the host has no such setting
+	// Last is how many of Routes, at the end, are added after all else: wanted, never read.
+	Last     int
+	RPFilter int // of our link; -1: the host has no such setting
 	// Forward4 and Forward6 are whether the link forwards: 0 or 1. Wanted only as 1; 0 leaves it as it is.
 	Forward4, Forward6 int
 	// Hosts are the host routes of PodTable, sorted by address: wanted ones, or whatever is there, then without a link.
@@ -59,11 +61,12 @@ type Rule struct {
 
 // Route is a route of ours. In RouteTable: the default one through our link, the unreachable one behind it, or one that says
 // how large packets to a destination may be. In PodTable and ExportTable: a block, unreachable. In PodTable: another
-// host's block, through our link.
+// host's block, through our link; a pool's subnet, unreachable; and what of it is not the mesh's, thrown to the next rule.
 type Route struct {
 	Table       int
 	Family      Family
 	Unreachable bool
+	Throw       bool
 	Dst         netip.Prefix // not valid: everything
 	MTU         int          // with Dst
 	Other       string       // set for a route of ours that is none of these
@@ -71,8 +74,11 @@ type Route struct {
 
 // replaces reports whether adding a route takes the other's place.
 func (r Route) replaces(o Route) bool {
-	return r != o && r.Table == o.Table && r.Family == o.Family && r.Unreachable == o.Unreachable && r.Dst == o.Dst && r.Other == "" && o.Other == ""
+	return r != o && r.Table == o.Table && r.Family == o.Family && r.behind() == o.behind() && r.Dst == o.Dst && r.Other == "" && o.Other == ""
 }
+
+// behind reports whether the route has the metric that puts it behind those through a link.
+func (r Route) behind() bool { return r.Unreachable || r.Throw }
 
 // Host is what limits the wish on this host.
 type Host struct {
@@ -160,6 +166,9 @@ func (r Rule) String() string {
 func (r Route) String() string {
 	if r.Other != "" {
 		return r.Family.String() + " " + r.Other
+	}
+	if r.Throw {
+		return fmt.Sprintf("%s throw %s table %d proto %d metric %d", r.Family, r.Dst, r.Table, dataplane.RouteProtocol, fallbackMetric)
 	}
 	if r.Table == dataplane.PodTable && !r.Unreachable {
 		s := fmt.Sprintf("%s %s through the link table %d proto %d", r.Family, r.Dst, r.Table, dataplane.RouteProtocol)

@@ -9,6 +9,7 @@ import (
 	"github.com/skeinmesh/skein/agent/projection"
 	skeinv1 "github.com/skeinmesh/skein/api/skein/v1"
 	"github.com/skeinmesh/skein/dataplane"
+	"github.com/skeinmesh/skein/dataplane/egressns"
 	"github.com/skeinmesh/skein/events"
 	"github.com/skeinmesh/skein/identity"
 )
@@ -139,6 +140,16 @@ func choose(c Client, ref Ref, agreed *Agreed, spec *dataplane.ClientSpec, refus
 	if int(out.Slot) >= len(e.Slots) {
 		out.Reason = fmt.Sprintf("egress %s has no slots", ref)
 		return out
+	}
+	for _, any := range e.Slots { // a client that goes to another slot still hears the former one
+		for _, a := range []netip.Addr{any.IPv4, any.IPv6} {
+			if a.IsValid() && !slices.Contains(spec.Ends, a) {
+				spec.Ends = append(spec.Ends, a)
+			}
+		}
+	}
+	if c.Host { // this host may be the gateway
+		spec.Links = append(spec.Links, egressns.HostLink(ref.String()))
 	}
 	slot := e.Slots[out.Slot]
 	out.Owner, out.OwnerName = slot.Owner, slot.OwnerName

@@ -104,6 +104,7 @@ func Links(ns string) ([]string, error) {
 type Route struct {
 	Prefix      netip.Prefix
 	Unreachable bool
+	Throw       bool   // passes on to the next rule
 	Link        string // "" for one that leads nowhere
 }
 
@@ -137,7 +138,7 @@ func Routes(ns string, table int) ([]Route, error) {
 }
 
 func newRoute(r netlink.Route, family int, names map[int]string) Route {
-	out := Route{Unreachable: r.Type == unix.RTN_UNREACHABLE, Prefix: netip.PrefixFrom(netip.IPv4Unspecified(), 0)}
+	out := Route{Unreachable: r.Type == unix.RTN_UNREACHABLE, Throw: r.Type == unix.RTN_THROW, Prefix: netip.PrefixFrom(netip.IPv4Unspecified(), 0)}
 	if family == netlink.FAMILY_V6 {
 		out.Prefix = netip.PrefixFrom(netip.IPv6Unspecified(), 0)
 	}

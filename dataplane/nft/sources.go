@@ -1,0 +1,247 @@
+package nft
+
+import (
+	"bytes"
+	"encoding/binary"
+	"fmt"
+	"net/netip"
+	"slices"
+
+	"github.com/google/nftables"
+	"github.com/google/nftables/expr"
+	"golang.org/x/sys/unix"
+
+	"github.com/skeinmesh/skein/dataplane"
+)
+
+// The chain of sources drops what comes in under another's name, before conntrack and marks (docs/decisions/0037). WireGuard
+// has checked what comes by the tunnel. By any other link
+//
+//   - nothing comes from an overlay address;
+//   - what comes from an address of a pool came by the link that leads back there: a pod's own, or, for what is not the
+//     mesh's to lead, whichever the host's routes name;
+//   - a pod sends from addresses that lead back to it, and from link-local ones.
+//
+// The way back is the kernel's own routing, so that a pod costs no element, and one is bound to its addresses from the moment
+// on that it has a route. Gateways' namespaces have rules of their own for what they send.
+
+// Link is the name of a link.
+type Link string
+
+func (l Link) String() string { return string(l) }
+
+// rule is one of ours in nft's words and the kernel's form.
+type rule struct {
+	text  string
+	exprs []expr.Any
+}
+
+// rulesOf are the texts of rules.
+func rulesOf(rs []rule) (out []string) {
+	for _, r := range rs {
+		out = append(out, r.text)
+	}
+	return out
+}
+
+// setSources puts the chain of sources and its sets there.
+func (s *State) setSources(spec dataplane.Spec) {
+	s.Link, s.Control = spec.Link.Name, spec.ControlPort
+	s.Chains[dataplane.ChainSources] = Chain{Kind: kindSources, Rules: rulesOf(sourceRules(s.Link, s.Control))}
+	var overlays []netip.Prefix
+	for _, a := range spec.Link.Addresses {
+		overlays = append(overlays, a.Masked())
+	}
+	over4, over6 := ranges(overlays)
+	pool4, pool6 := ranges(spec.Pods.Pools)
+	else4, else6 := ranges(spec.Pods.Elsewhere)
+	s.Sets[dataplane.SetOverlayIPv4], s.Sets[dataplane.SetOverlayIPv6] = Set{Kind: kindIPv4, Ranges: over4}, Set{Kind: kindIPv6, Ranges: over6}
+	s.Sets[dataplane.SetPoolsIPv4], s.Sets[dataplane.SetPoolsIPv6] = Set{Kind: kindIPv4, Ranges: without(pool4, else4)}, Set{Kind: kindIPv6, Ranges: without(pool6, else6)}
+	var names []Link
+	for _, l := range spec.Pods.Gateways {
+		names = append(names, Link(l))
+	}
+	slices.Sort(names)
+	s.Sets[dataplane.SetGateways] = Set{Kind: kindLinks, Links: slices.Compact(names)}
+}
+
+// dropSources takes them away, for a kernel that cannot have the chain.
+func (s *State) dropSources() {
+	delete(s.Chains, dataplane.ChainSources)
+	for _, set := range []string{dataplane.SetOverlayIPv4, dataplane.SetOverlayIPv6, dataplane.SetPoolsIPv4, dataplane.SetPoolsIPv6, dataplane.SetGateways} {
+		delete(s.Sets, set)
+	}
+}
+
+// without is what of a is not in b; both are sorted and without overlaps, and so is the result.
+func without(a, b []Range) (out []Range) {
+	for _, r := range a {
+		for _, e := range b {
+			if e.To.Less(r.From) || r.To.Less(e.From) {
+				continue
+			}
+			if r.From.Less(e.From) {
+				out = append(out, Range{From: r.From, To: e.From.Prev()})
+			}
+			if !e.To.Less(r.To) {
+				r = Range{}
+				break
+			}
+			r.From = e.To.Next()
+		}
+		if r.From.IsValid() {
+			out = append(out, r)
+		}
+	}
+	return out
+}
+
+// sourceRules are the rules of the chain for a tunnel's link and the control net's port; 0: there is none.
+func sourceRules(link string, control int) []rule {
+	out := []rule{{`iifname "lo" accept`, append(cameBy("lo"), accept)}}
+	if control != 0 {
+		for _, proto := range []byte{unix.IPPROTO_TCP, unix.IPPROTO_UDP} {
+			out = append(out, controlRule(4, proto, control), controlRule(6, proto, control))
+		}
+	}
+	if link != "" {
+		out = append(out, rule{fmt.Sprintf("iifname %q accept", link), append(cameBy(link), accept)})
+	}
+	const missing = "fib saddr . iif oif missing"
+	overlay := func(f int, set string) rule {
+		return rule{fmt.Sprintf("%s saddr @%s counter drop", protocol(f), set),
+			append(source(f), &expr.Lookup{SourceRegister: reg, SetName: set}, &expr.Counter{}, drop)}
+	}
+	pool := func(f int, set string) rule {
+		return rule{fmt.Sprintf("%s saddr @%s %s counter drop", protocol(f), set, missing),
+			slices.Concat(source(f), []expr.Any{&expr.Lookup{SourceRegister: reg, SetName: set}}, noWayBack(), []expr.Any{&expr.Counter{}, drop})}
+	}
+	return append(out,
+		overlay(4, dataplane.SetOverlayIPv4), overlay(6, dataplane.SetOverlayIPv6),
+		rule{"iifname @" + dataplane.SetGateways + " accept",
+			[]expr.Any{&expr.Meta{Key: expr.MetaKeyIIFNAME, Register: reg}, &expr.Lookup{SourceRegister: reg, SetName: dataplane.SetGateways}, accept}},
+		rule{"ip6 saddr fe80::/10 accept", append(source(6),
+			&expr.Bitwise{SourceRegister: reg, DestRegister: reg, Len: 16, Mask: slices.Concat([]byte{0xff, 0xc0}, make([]byte, 14)), Xor: make([]byte, 16)},
+			&expr.Cmp{Op: expr.CmpOpEq, Register: reg, Data: slices.Concat([]byte{0xfe, 0x80}, make([]byte, 14))}, accept)},
+		rule{"ip6 saddr :: accept", append(source(6), &expr.Cmp{Op: expr.CmpOpEq, Register: reg, Data: make([]byte, 16)}, accept)},
+		pool(4, dataplane.SetPoolsIPv4), pool(6, dataplane.SetPoolsIPv6),
+		rule{`iifname "` + dataplane.PodLinkPrefix + `" and 12 digits ` + missing + " counter drop", slices.Concat(podLink(), noWayBack(), []expr.Any{&expr.Counter{}, drop})},
+	)
+}
+
+var (
+	accept = &expr.Verdict{Kind: expr.VerdictAccept}
+	drop   = &expr.Verdict{Kind: expr.VerdictDrop}
+)
+
+func protocol(family int) string {
+	if family == 6 {
+		return "ip6"
+	}
+	return "ip"
+}
+
+// controlRule keeps pods and whoever else is no node from the control net of this host and of others.
+func controlRule(family int, proto byte, port int) rule {
+	set := map[int]string{4: dataplane.SetOverlayIPv4, 6: dataplane.SetOverlayIPv6}[family]
+	exprs := []expr.Any{
+		&expr.Meta{Key: expr.MetaKeyL4PROTO, Register: reg},
+		&expr.Cmp{Op: expr.CmpOpEq, Register: reg, Data: []byte{proto}},
+		load(transport, udpDestination, 2, reg), // TCP's is there as well
+		&expr.Cmp{Op: expr.CmpOpEq, Register: reg, Data: binary.BigEndian.AppendUint16(nil, uint16(port))},
+	}
+	exprs = slices.Concat(exprs, destination(family), []expr.Any{&expr.Lookup{SourceRegister: reg, SetName: set}},
+		source(family), []expr.Any{&expr.Lookup{SourceRegister: reg, SetName: set, Invert: true}, &expr.Counter{}, drop})
+	name := map[byte]string{unix.IPPROTO_TCP: "tcp", unix.IPPROTO_UDP: "udp"}[proto]
+	return rule{fmt.Sprintf("%s dport %d %s daddr @%s %s saddr != @%s counter drop", name, port, protocol(family), set, protocol(family), set), exprs}
+}
+
+// cameBy matches packets that came in by a link.
+func cameBy(link string) []expr.Any {
+	return []expr.Any{&expr.Meta{Key: expr.MetaKeyIIFNAME, Register: reg}, &expr.Cmp{Op: expr.CmpOpEq, Register: reg, Data: linkName(link)}}
+}
+
+// linkName is a name as the kernel compares it.
+func linkName(link string) []byte {
+	b := make([]byte, unix.IFNAMSIZ)
+	copy(b, link)
+	return b
+}
+
+// podLink matches the host's ends of pods' links by their names: 14 characters, of which the first two are the same for all
+// (podnet.HostLink). Gateways' have such names, too.
+func podLink() []expr.Any {
+	const digits = 12
+	mask, want, more := make([]byte, unix.IFNAMSIZ), linkName(dataplane.PodLinkPrefix), make([]byte, unix.IFNAMSIZ)
+	end := len(dataplane.PodLinkPrefix) + digits
+	for i := range mask {
+		if i < len(dataplane.PodLinkPrefix) || i >= end {
+			mask[i] = 0xff
+		}
+	}
+	more[end-1] = 0xff
+	bits := func(mask []byte) expr.Any {
+		return &expr.Bitwise{SourceRegister: reg, DestRegister: reg, Len: unix.IFNAMSIZ, Mask: mask, Xor: make([]byte, unix.IFNAMSIZ)}
+	}
+	name := &expr.Meta{Key: expr.MetaKeyIIFNAME, Register: reg}
+	return []expr.Any{name, bits(mask), &expr.Cmp{Op: expr.CmpOpEq, Register: reg, Data: want},
+		name, bits(more), &expr.Cmp{Op: expr.CmpOpNeq, Register: reg, Data: make([]byte, unix.IFNAMSIZ)}}
+}
+
+// noWayBack matches packets to whose source the kernel would not send by the link that they came in by.
+func noWayBack() []expr.Any {
+	return []expr.Any{&expr.Fib{Register: reg, ResultOIF: true, FlagSADDR: true, FlagIIF: true, FlagPRESENT: true},
+		&expr.Cmp{Op: expr.CmpOpEq, Register: reg, Data: []byte{0}}}
+}
+
+func source(family int) []expr.Any      { return address(family, ipSource, 8) }
+func destination(family int) []expr.Any { return address(family, ipDestination, 24) }
+
+// address loads one of a packet's addresses, of one family.
+func address(family int, offset4, offset6 uint32) []expr.Any {
+	proto, offset, length := byte(unix.NFPROTO_IPV4), offset4, uint32(4)
+	if family == 6 {
+		proto, offset, length = unix.NFPROTO_IPV6, offset6, 16
+	}
+	return []expr.Any{
+		&expr.Meta{Key: expr.MetaKeyNFPROTO, Register: reg},
+		&expr.Cmp{Op: expr.CmpOpEq, Register: reg, Data: []byte{proto}},
+		load(header, offset, length, reg),
+	}
+}
+
+// sourceText names a rule of the chain of sources, whatever link and port it is for; "" if it is none.
+func sourceText(exprs []expr.Any, have string) string {
+	link, port := "", 0
+	for _, e := range exprs {
+		c, ok := e.(*expr.Cmp)
+		switch {
+		case ok && len(c.Data) == unix.IFNAMSIZ:
+			link = string(bytes.TrimRight(c.Data, "\x00"))
+		case ok && len(c.Data) == 2:
+			port = int(binary.BigEndian.Uint16(c.Data))
+		}
+	}
+	for _, r := range sourceRules(link, port) {
+		if dump(r.exprs) == have {
+			return r.text
+		}
+	}
+	return ""
+}
+
+// linkElements are the elements of a set of links, and linksOf reads them back, sorted.
+func linkElements(links []Link) (out []nftables.SetElement) {
+	for _, l := range links {
+		out = append(out, nftables.SetElement{Key: linkName(string(l))})
+	}
+	return out
+}
+
+func linksOf(es []nftables.SetElement) (out []Link) {
+	for _, e := range es {
+		out = append(out, Link(bytes.TrimRight(e.Key, "\x00")))
+	}
+	slices.Sort(out)
+	return out
+}
