@@ -5,11 +5,14 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"net/netip"
 	"runtime"
 	"slices"
 	"sync"
 	"sync/atomic"
 	"time"
+
+	"golang.org/x/time/rate"
 
 	"github.com/skeinmesh/skein/identity"
 )
@@ -95,6 +98,9 @@ type session struct {
 	quota    quota                    // of its reader
 	began    time.Time
 	rate     rateMeter // of keepTime
+
+	questions *rate.Limiter              // of its reader; nil: none was asked yet
+	shown     atomic.Pointer[netip.Addr] // where another connection of the node came from
 
 	rxPackets, rxBytes, limited atomic.Uint64
 }
@@ -283,6 +289,8 @@ func (f *forwarder) frame(t frameType, body []byte) error {
 		f.forward(body)
 	case t == frameForwarded:
 		f.forwarded(body)
+	case t == frameWhere:
+		f.s.where(f.from, decodeNode(body))
 	case t == frameWindow:
 		f.from.q.grant(decodeWindow(body))
 	case t >= ignorable:

@@ -85,7 +85,7 @@ func (s *Server) HandleSplice(conn *tls.Conn, peer identity.ID) {
 		return
 	}
 	t, n := frameType(header[0]), int(binary.BigEndian.Uint16(header[1:]))
-	if checkHeader(t, n) != nil || (t != frameConnect && t != frameAccept) {
+	if checkHeader(t, n) != nil || (t != frameConnect && t != frameAccept && t != frameShow) {
 		refuse(conn, replyRefused, "want CONNECT or ACCEPT")
 		return
 	}
@@ -93,11 +93,18 @@ func (s *Server) HandleSplice(conn *tls.Conn, peer identity.ID) {
 	if _, err := io.ReadFull(conn, body); err != nil {
 		return
 	}
-	if t == frameConnect {
+	switch t {
+	case frameConnect:
 		s.connect(conn, peer, decodeNode(body))
-	} else {
+	case frameAccept:
 		id, secret := decodeAccept(body)
 		s.accept(conn, peer, id, secret)
+	case frameShow:
+		if err := s.show(peer, remoteIP(conn.NetConn())); err != nil {
+			refuse(conn, replyNotHere, err.Error())
+			return
+		}
+		_, _ = conn.Write(appendReply(nil, replyOK, ""))
 	}
 }
 

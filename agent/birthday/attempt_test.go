@@ -48,6 +48,61 @@ func TestAPeerThatIsSilent(t *testing.T) {
 	}
 }
 
+// A peer's record names a third party's address as its own. Nobody has seen the peer there, so nothing is sent to it, whichever
+// end begins and whichever part this end has; the peer is told why.
+func TestAnAddressThatNobodyHasSeenGetsNothing(t *testing.T) {
+	for _, c := range []struct {
+		name  string
+		liar  func(one, many *station) (liar, honest *station)
+		begin func(liar, honest *station) *station
+	}{
+		{"many ports of it, when this end begins", func(o, m *station) (*station, *station) { return m, o }, func(_, h *station) *station { return h }},
+		{"many ports of it, when the peer begins", func(o, m *station) (*station, *station) { return m, o }, func(l, _ *station) *station { return l }},
+		{"one port from many sockets, when this end begins", func(o, m *station) (*station, *station) { return o, m }, func(_, h *station) *station { return h }},
+		{"one port from many sockets, when the peer begins", func(o, m *station) (*station, *station) { return o, m }, func(l, _ *station) *station { return l }},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			one, many := portRestrictedAndSymmetric(t, skeinv1.PairOutcome_BIRTHDAY, nattest.Symmetric)
+			liar, honest := c.liar(one, many)
+			victim := netip.MustParseAddr("198.51.100.200")
+			honest.sit.Theirs = netip.AddrPortFrom(victim, honest.sit.Theirs.Port())
+			honest.attest = func(at netip.Addr) error {
+				if at != victim {
+					return fmt.Errorf("asked about %s, want %s", at, victim)
+				}
+				return errors.New("no relay has seen it there")
+			}
+			before := testenv.OpenFiles(t)
+			begins := c.begin(liar, honest)
+			begins.engine.Start(begins.peer)
+			if e := begins.phase(Refused, 5*time.Second); !strings.Contains(e.Text, "no relay has seen it there") || e.Retry < busyRetry {
+				t.Errorf("%+v", e)
+			}
+			within(t, "the end of both", 5*time.Second, func() bool {
+				return honest.engine.Stats().Running == 0 && liar.engine.Stats().Running == 0
+			})
+			if n := honest.engine.Stats(); n.Probes != 0 || n.Sockets != 0 || n.Mappings != 0 || n.Attempts != 0 || testenv.OpenFiles(t) > before {
+				t.Errorf("something was sent to the victim: %+v", n)
+			}
+			honest.attest, honest.sit.Theirs = nil, liar.sit.Mine // once it has been seen where it says, ports are guessed as ever
+			meet(t, one, many, begins)
+		})
+	}
+}
+
+func TestWithoutAWitnessNothingIsGuessed(t *testing.T) {
+	e := New(Config{Situation: func(identity.ID) (Situation, error) {
+		return Situation{Role: One, Theirs: netip.MustParseAddrPort("198.51.100.1:1")}, nil
+	}, Signal: func(identity.ID, *skeinv1.Signal) error { t.Error("it said something"); return nil }})
+	defer e.Close()
+	events := make(chan Event, 1)
+	e.c.Report = func(_ identity.ID, ev Event) { events <- ev }
+	e.Start(bob)
+	if ev := <-events; ev.Phase != Refused || !strings.Contains(ev.Text, "nobody can tell") {
+		t.Errorf("%+v", ev)
+	}
+}
+
 func TestAPeerThatRefuses(t *testing.T) {
 	one, many := portRestrictedAndSymmetric(t, skeinv1.PairOutcome_BIRTHDAY, nattest.Symmetric)
 	for _, c := range []struct {

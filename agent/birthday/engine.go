@@ -99,14 +99,17 @@ type Config struct {
 	Prober    Prober
 	Signal    func(peer identity.ID, s *skeinv1.Signal) error // may block shortly
 	Situation func(peer identity.ID) (Situation, error)       // an error: ports are not guessed with this peer
-	Shared    func() int                                      // mappings in use by others behind the same public address; nil: none
-	Told      func(Situation) []Outcome                       // what others' records tell about the pair of NATs; nil: nothing
-	Newest    func(context.Context) (netip.AddrPort, error)   // the newest mapping of a NAT that counts its ports
-	Report    func(peer identity.ID, e Event)                 // must not block
-	Memory    *Memory
-	Mark      uint32 // SO_MARK of the sockets
-	Log       *slog.Logger
-	Seed      func() *rand.Rand // nil: random
+	// Attest returns nil when the peer's packets really come from an address, by the word of somebody other than the peer. It may
+	// take two seconds. nil: nobody can tell, so nothing is sent to any address.
+	Attest func(ctx context.Context, peer identity.ID, at netip.Addr) error
+	Shared func() int                                    // mappings in use by others behind the same public address; nil: none
+	Told   func(Situation) []Outcome                     // what others' records tell about the pair of NATs; nil: nothing
+	Newest func(context.Context) (netip.AddrPort, error) // the newest mapping of a NAT that counts its ports
+	Report func(peer identity.ID, e Event)               // must not block
+	Memory *Memory
+	Mark   uint32 // SO_MARK of the sockets
+	Log    *slog.Logger
+	Seed   func() *rand.Rand // nil: random
 }
 
 // Stats counts since the start.
@@ -260,6 +263,19 @@ func (e *Engine) start(peer identity.ID, asked *skeinv1.Signal_Birthday) {
 		delete(e.sessions, peer)
 		e.mu.Unlock()
 	})
+}
+
+// attest makes sure that the address which the peer claims, and which an attempt would send thousands of packets to, is one
+// that the peer's own packets come from.
+func (e *Engine) attest(s *session) error {
+	err := errors.New("nobody can tell where the peer's packets come from")
+	if e.c.Attest != nil {
+		err = e.c.Attest(s.ctx, s.peer, s.sit.Theirs.Addr())
+	}
+	if err != nil {
+		return &Refusal{err.Error(), busyRetry}
+	}
+	return nil
 }
 
 // permit asks memory and budget.
