@@ -430,7 +430,7 @@ func (a *Agent) serveRPC(ctx context.Context) {
 	mux := http.NewServeMux()
 	mux.Handle(a.rpcService().Handler())
 	mux.Handle(a.egressHandler())
-	srv := consensus.NewHTTPServer(mux, a.log)
+	srv := consensus.NewHTTPServer(newRPCLimit(mux, a.votes, a.metrics.rpcRefused), a.log)
 	context.AfterFunc(ctx, func() { srv.Close() })
 	if err := srv.Serve(consensus.PlainListener(a.control.Listen(identity.ALPNRPC))); err != nil && !errors.Is(err, http.ErrServerClosed) && ctx.Err() == nil {
 		a.report("rpc", failure, err.Error(), "restart the agent")
