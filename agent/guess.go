@@ -242,6 +242,7 @@ func (a *Agent) onPing(p probe.Ping) {
 }
 
 func (a *Agent) onPong(p probe.Pong) {
+	a.asked.heard(p)
 	if p.From == p.To {
 		a.guess.PongReceived(p.Peer, p.From)
 		a.reflection.saw(p.Observed, p.From.Addr(), p.At)

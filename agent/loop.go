@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
 	"net/http"
 	"net/netip"
 	"slices"
@@ -289,7 +290,7 @@ func (a *Agent) dropPeer(id identity.ID) {
 func (a *Agent) syncRecords() {
 	var relays []relay.Relay
 	var stun []string
-	var spare []netip.AddrPort
+	spare := map[netip.AddrPort]identity.ID{}
 	for id, e := range a.gossip.Records() {
 		r := e.Record
 		key, ok := a.roster.Key(id)
@@ -304,7 +305,9 @@ func (a *Agent) syncRecords() {
 		}
 		stun = append(stun, r.GetStunAddresses()...)
 		if len(r.GetStunAddresses()) > 0 {
-			spare = append(spare, publicPorts(r)...)
+			for _, at := range publicPorts(r) {
+				spare[at] = id
+			}
 		}
 		if a.loop.records[id] == r {
 			continue
@@ -348,7 +351,8 @@ func (a *Agent) syncRecords() {
 		a.reflexive.SetServers(stun)
 	}
 	if a.reflexive != nil {
-		a.reflexive.SetSpare(spare)
+		a.asked.peersAt(spare)
+		a.reflexive.SetSpare(slices.SortedFunc(maps.Keys(spare), netip.AddrPort.Compare))
 	}
 }
 
