@@ -119,7 +119,9 @@ func TestAPeerIsAskedAgainWhenAPingIsLost(t *testing.T) {
 					q.heard(probe.Pong{Peer: id, From: netip.MustParseAddrPort("203.0.113.9:1"), To: at, Tx: tx, Observed: netip.MustParseAddrPort("192.0.2.1:1")})
 				})
 			case 3:
-				time.AfterFunc(time.Millisecond, func() { q.heard(probe.Pong{Peer: id, From: at, To: at, Tx: tx, Observed: observed, RTT: time.Millisecond}) })
+				time.AfterFunc(time.Millisecond, func() {
+					q.heard(probe.Pong{Peer: id, From: at, To: at, Tx: tx, Observed: observed, RTT: time.Millisecond})
+				})
 			}
 			return tx, nil
 		}

@@ -29,8 +29,8 @@ const (
 
 	maxSeen = 4
 
-	wherePerSecond = 4 // questions of one client, after a burst
-	whereBurst     = 32
+	wherePerSecond = 20 // questions of one client, after a burst
+	whereBurst     = 64
 	whereWait      = 1500 * time.Millisecond // for the relays' answers; a peer waits 3 s for the word that depends on them
 	meetRelays     = 4                       // of a peer's relays, with which this node shows itself
 	showEvery      = time.Minute

@@ -254,12 +254,45 @@ func TestSignalsWithoutSense(t *testing.T) {
 	}
 	many.sit.Role = Twin
 	many.sit.Rule = skeinv1.PairOutcome_PREDICTION
-	for _, base := range []uint32{0, 65536, 1 << 31} {
-		many.engine.TakeSignal(alice, &skeinv1.Signal_Birthday{Phase: skeinv1.Signal_Birthday_START, Role: Twin, Session: 1, Base: base, Step: 1 << 30})
-		within(t, "the end", 3*time.Second, func() bool { return many.engine.Stats().Running == 0 })
+	for i, base := range []uint32{0, 65536, 1 << 31} {
+		within(t, "the end", 3*time.Second, func() bool { // requests are paced, so it asks as often as it takes
+			many.engine.TakeSignal(alice, &skeinv1.Signal_Birthday{Phase: skeinv1.Signal_Birthday_START, Role: Twin, Session: 1, Base: base, Step: 1 << 30})
+			n := many.engine.Stats()
+			return n.Running == 0 && n.Refused == uint64(i+1)
+		})
 	}
 	if n := many.engine.Stats(); n.Attempts != 0 || n.Refused != 3 {
 		t.Errorf("bases that are no ports led to %+v", n)
 	}
 	_ = one
+}
+
+// Each request of a peer makes this end ask relays about it, so a peer that floods requests is asked about now and then.
+func TestRequestsOfOnePeerArePaced(t *testing.T) {
+	e := New(Config{})
+	defer e.Close()
+	now := time.Unix(1000, 0)
+	count := func(peer identity.ID, from, to time.Duration) (n int) {
+		for d := from; d < to; d += 10 * time.Millisecond {
+			if e.mayAsk(peer, now.Add(d)) {
+				n++
+			}
+		}
+		return n
+	}
+	if n := count(alice, 0, 8*time.Second); n != 10 {
+		t.Errorf("%d requests in 8 s are taken, want one every %s", n, askGap)
+	}
+	if n := count(bob, 0, time.Millisecond); n != 1 {
+		t.Error("another peer's request waits for it")
+	}
+	for i := range 2 * targetsKept {
+		e.mayAsk(identity.ID{9, byte(i >> 8), byte(i)}, now)
+	}
+	if len(e.asked) > targetsKept {
+		t.Errorf("%d peers are remembered", len(e.asked))
+	}
+	if !e.mayAsk(identity.ID{8}, now.Add(time.Minute)) || len(e.asked) > 2 {
+		t.Errorf("%d are remembered a minute later", len(e.asked))
+	}
 }

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"maps"
 	"math/rand/v2"
 	"net/netip"
 	"sync"
@@ -134,6 +135,7 @@ type Engine struct {
 	budget   *Budget
 	memory   *Memory
 	ids      uint64
+	asked    map[identity.ID]time.Time // when each peer's last request began something
 	closed   bool
 
 	stats struct{ attempts, hits, failed, refused, silent, probes, sockets atomic.Uint64 }
@@ -150,7 +152,7 @@ func New(c Config) *Engine {
 	if c.Seed == nil {
 		c.Seed = func() *rand.Rand { return rand.New(rand.NewPCG(rand.Uint64(), rand.Uint64())) }
 	}
-	e := &Engine{c: c, within: func(f func()) { f() }, sessions: map[identity.ID]*session{}, budget: NewBudget(), memory: c.Memory}
+	e := &Engine{c: c, within: func(f func()) { f() }, sessions: map[identity.ID]*session{}, asked: map[identity.ID]time.Time{}, budget: NewBudget(), memory: c.Memory}
 	e.ctx, e.cancel = context.WithCancel(context.Background())
 	return e
 }
@@ -189,9 +191,26 @@ func (e *Engine) TakeSignal(peer identity.ID, b *skeinv1.Signal_Birthday) {
 		s.tell(event{signal: b})
 		return
 	}
-	if b.GetPhase() == skeinv1.Signal_Birthday_START {
+	if b.GetPhase() == skeinv1.Signal_Birthday_START && e.mayAsk(peer, time.Now()) {
 		e.start(peer, b)
 	}
+}
+
+// mayAsk paces the requests of one peer: each of them makes this end ask relays about it.
+func (e *Engine) mayAsk(peer identity.ID, now time.Time) bool {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	if now.Sub(e.asked[peer]) < askGap {
+		return false
+	}
+	if len(e.asked) >= targetsKept {
+		maps.DeleteFunc(e.asked, func(_ identity.ID, at time.Time) bool { return now.Sub(at) >= askGap })
+	}
+	if len(e.asked) >= targetsKept {
+		return false
+	}
+	e.asked[peer] = now
+	return true
 }
 
 // PingReceived says that an authenticated ping of a peer came to WireGuard's port.
