@@ -3,8 +3,10 @@ package agent
 import (
 	"context"
 	"errors"
+	"fmt"
 	"net/http"
 	"net/http/httptest"
+	"os"
 	"strings"
 	"testing"
 	"time"
@@ -233,5 +235,35 @@ func TestARefusedCallerIsToldWhenToComeAgain(t *testing.T) {
 	}
 	for _, leave := range leaves {
 		leave()
+	}
+}
+
+// docs/security.md has the numbers that hold.
+func TestTheDocumentHasTheBoundsOfRPC(t *testing.T) {
+	b, err := os.ReadFile("../docs/security.md")
+	if err != nil {
+		t.Fatal(err)
+	}
+	rows := 0
+	for path, bound := range rpcBounds {
+		for line := range strings.Lines(string(b)) {
+			head, text, _ := strings.Cut(strings.TrimPrefix(line, "| RPC: "), " |")
+			if name, _, _ := strings.Cut(head, " ("); name != procedureName(path) {
+				continue
+			}
+			rows++
+			want := []string{fmt.Sprintf("%g a second after a burst of %d", float64(bound.perSecond), bound.burst), fmt.Sprintf("%d at once", bound.atOnce)}
+			if bound.inAll > 0 {
+				want = append(want, fmt.Sprintf("%d of all members", bound.inAll))
+			}
+			for _, w := range want {
+				if !strings.Contains(text, w) {
+					t.Errorf("%s: the document does not say %q: %s", path, w, text)
+				}
+			}
+		}
+	}
+	if rows != 6 {
+		t.Errorf("%d procedures have a row, want 6", rows)
 	}
 }
