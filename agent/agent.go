@@ -91,6 +91,7 @@ type Agent struct {
 	paths       *path.Manager
 	guess       *birthday.Engine
 	reflection  reflection
+	asked       askedPeers
 	rewrites    rewrites
 	settings    atomic.Pointer[path.Settings] // that paths follow
 	journal     *journal.Journal

@@ -37,7 +37,7 @@ func (a *Agent) openDiscovery() error {
 	internal, _ := netip.ParseAddr(a.cfg.InternalIP)
 	var err error
 	a.reflexive, err = reflexive.New(reflexive.Config{
-		Socket: a.socket, Port: int(a.cfg.Ports.WireGuard), Mark: dataplane.MarkWG, Servers: a.cfg.StunServers, Alive: a.stunAlive, Log: a.log,
+		Socket: a.socket, Port: int(a.cfg.Ports.WireGuard), Mark: dataplane.MarkWG, Servers: a.cfg.StunServers, Alive: a.stunAlive, Ping: a.askPeer, Log: a.log,
 	})
 	if err != nil {
 		return err
@@ -119,14 +119,9 @@ func (a *Agent) followAddresses(ctx context.Context) {
 	a.report("public host", warning, message, "this host is public and offers others nothing: free the port, or set another one in the configuration")
 }
 
-// onStun hands STUN answers that came to WireGuard's port to whoever asked. A host that answers STUN answers here too: a firewall on
-// the other side may drop STUN's own port and nothing else.
+// onStun hands STUN answers that came to WireGuard's port to whoever asked. Requests get no answer there: strangers hear nothing from
+// this port, and members ping it.
 func (a *Agent) onStun(from netip.AddrPort, local netip.Addr, payload []byte, at time.Time) {
-	if s := a.stun.Load(); s != nil && len(payload) > 1 && payload[0] == 0 && payload[1] == 1 { // a binding request
-		if b, ok := s.Plain(payload, from); ok {
-			_ = a.socket.SendFrom(local, from, b)
-		}
-	}
 	a.reflexive.HandleSTUN(from, local, payload, at)
 }
 

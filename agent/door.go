@@ -16,6 +16,8 @@ const (
 	doorPerSource     = 64 // under way from one source: a whole site may come from one address
 	doorRate          = 50 // new connections a second from one source
 	doorBurst         = 200
+	doorJoins         = 128  // joins under way at a time, of those that are past the handshake
+	doorJoinsSource   = 32   // of one source
 	doorSources       = 1024 // remembered before those that are quiet are forgotten
 	doorSourcesAtMost = 1 << 16
 )
@@ -31,12 +33,14 @@ var (
 type door struct {
 	mu      sync.Mutex
 	open    int
+	joins   int
 	sources map[netip.Prefix]*visitor
 	refused uint64
 }
 
 type visitor struct {
 	open   int
+	joins  int
 	tokens float64
 	at     time.Time
 }
@@ -87,6 +91,29 @@ func (d *door) enterAs(now time.Time, source netip.Prefix) (leave func(), err er
 	}, nil
 }
 
+// join lets one in who shows a token or asks, which anybody may do past the handshake, and holds 64 KiB and a place for ten seconds.
+// It is false when there are too many; else leave must be called at its end.
+func (d *door) join(from netip.Addr) (leave func(), ok bool) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	v := d.sources[sourceOf(from)]
+	if v == nil {
+		v = &visitor{} // of so many sources that not all are remembered
+	}
+	if d.joins >= doorJoins || v.joins >= doorJoinsSource {
+		d.refused++
+		return nil, false
+	}
+	d.joins++
+	v.joins++
+	return func() {
+		d.mu.Lock()
+		defer d.mu.Unlock()
+		d.joins--
+		v.joins--
+	}, true
+}
+
 func (v *visitor) refill(now time.Time) {
 	v.tokens = min(v.tokens+now.Sub(v.at).Seconds()*doorRate, doorBurst)
 	v.at = now
@@ -95,7 +122,7 @@ func (v *visitor) refill(now time.Time) {
 // forget drops the sources that nothing is known against. The caller holds mu.
 func (d *door) forget(now time.Time) {
 	for source, v := range d.sources {
-		if v.refill(now); v.open == 0 && v.tokens >= doorBurst {
+		if v.refill(now); v.open == 0 && v.joins == 0 && v.tokens >= doorBurst {
 			delete(d.sources, source)
 		}
 	}

@@ -1,6 +1,8 @@
 package agent
 
 import (
+	"context"
+	"crypto/tls"
 	"errors"
 	"fmt"
 	"io"
@@ -151,5 +153,77 @@ func TestDoorOfTheControlNetTellsNodesApart(t *testing.T) {
 	}
 	if _, err := d.enterAs(now, from(2)); err != nil {
 		t.Errorf("its neighbour: %v", err)
+	}
+}
+
+// Joining is open to everybody past the handshake; those who hold places there leave some to others.
+func TestJoinsAtOnceAreBounded(t *testing.T) {
+	now := time.Unix(1000, 0)
+	var d door
+	var leaves []func()
+	join := func(from netip.Addr) bool {
+		leave, err := d.enter(now, from)
+		if err != nil {
+			t.Fatal(err)
+		}
+		leave() // the handshake has ended
+		leave, ok := d.join(from)
+		if ok {
+			leaves = append(leaves, leave)
+		}
+		return ok
+	}
+	one := 0
+	for range doorJoinsSource + 5 {
+		if join(netip.MustParseAddr("192.0.2.1")) {
+			one++
+		}
+	}
+	all := one
+	for i := range doorJoins {
+		if join(netip.AddrFrom4([4]byte{198, 51, 100, byte(i)})) {
+			all++
+		}
+	}
+	if one != doorJoinsSource || all != doorJoins {
+		t.Errorf("%d joins of one source, want %d; %d in all, want %d", one, doorJoinsSource, all, doorJoins)
+	}
+	for _, leave := range leaves {
+		leave()
+	}
+	if !join(netip.MustParseAddr("192.0.2.1")) {
+		t.Error("nobody joins when all have left")
+	}
+}
+
+func TestAFrontWithEnoughJoinersTurnsOthersAway(t *testing.T) {
+	key := newHost(t, "a")
+	began, end := make(chan struct{}, doorJoinsSource), make(chan struct{})
+	f, address := serveFrontWith(t, key.key, newRoster(newWorld(t, key).state), nil, map[string]func(context.Context, *tls.Conn, identity.ID){
+		identity.ALPNJoin: func(_ context.Context, c *tls.Conn, _ identity.ID) {
+			began <- struct{}{}
+			<-end
+			_, _ = io.WriteString(c, "in")
+		},
+	})
+	stranger := newHost(t, "x")
+	said := make(chan string, doorJoinsSource)
+	for range doorJoinsSource {
+		go func() { s, _ := ask(t, address, stranger.key, identity.ALPNJoin, nil); said <- s }()
+	}
+	for range doorJoinsSource {
+		<-began
+	}
+	if s, err := ask(t, address, stranger.key, identity.ALPNJoin, nil); s != "" {
+		t.Errorf("one too many hears %q, %v", s, err)
+	}
+	if _, refused := f.door.stats(); refused != 1 {
+		t.Errorf("%d were turned away, want 1", refused)
+	}
+	close(end)
+	for range doorJoinsSource {
+		if s := <-said; s != "in" {
+			t.Errorf("one that was in hears %q", s)
+		}
 	}
 }

@@ -88,6 +88,13 @@ func (f *front) serve(ctx context.Context) {
 				return
 			}
 			defer t.Close()
+			if alpn == identity.ALPNJoin {
+				leave, ok := f.door.join(remote(c))
+				if !ok {
+					return // it tries again, after a growing pause
+				}
+				defer leave()
+			}
 			f.handlers[alpn](ctx, t, peer)
 		})
 	}

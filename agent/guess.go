@@ -43,7 +43,7 @@ func (a *Agent) openGuessing(ctx context.Context) {
 		a.log.Warn("former outcomes of guessing ports are forgotten", "err", err)
 	}
 	a.guess = birthday.New(birthday.Config{
-		Prober: a.prober, Signal: a.sendSignal, Situation: a.situation, Shared: a.sharedMappings, Told: a.toldOutcomes,
+		Prober: a.prober, Signal: a.sendSignal, Situation: a.situation, Attest: a.pool.Attest, Shared: a.sharedMappings, Told: a.toldOutcomes,
 		Newest: func(ctx context.Context) (netip.AddrPort, error) { return a.reflexive.NewestMapping(ctx) },
 		Report: a.onGuess, Memory: memory, Mark: dataplane.MarkWG, Log: a.log.With("part", "birthday"),
 	})
@@ -92,6 +92,9 @@ func (a *Agent) situation(peer identity.ID) (birthday.Situation, error) {
 		Decides: slices.Compare(a.id[:], peer[:]) < 0,
 	}, nil
 }
+
+// votes tells the servers: whoever could forge their word decides about the log already.
+func (a *Agent) votes(id identity.ID) bool { return a.replica.State().Server(id) != nil }
 
 // publicIPv4 is this host's address as the internet sees it.
 func (a *Agent) publicIPv4() netip.Addr {
@@ -239,6 +242,7 @@ func (a *Agent) onPing(p probe.Ping) {
 }
 
 func (a *Agent) onPong(p probe.Pong) {
+	a.asked.heard(p)
 	if p.From == p.To {
 		a.guess.PongReceived(p.Peer, p.From)
 		a.reflection.saw(p.Observed, p.From.Addr(), p.At)

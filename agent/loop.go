@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
 	"net/http"
 	"net/netip"
 	"slices"
@@ -290,7 +291,7 @@ func (a *Agent) dropPeer(id identity.ID) {
 func (a *Agent) syncRecords() {
 	var relays []relay.Relay
 	var stun []string
-	var spare []netip.AddrPort
+	spare := map[netip.AddrPort]identity.ID{}
 	for id, e := range a.gossip.Records() {
 		r := e.Record
 		key, ok := a.roster.Key(id)
@@ -305,7 +306,9 @@ func (a *Agent) syncRecords() {
 		}
 		stun = append(stun, r.GetStunAddresses()...)
 		if len(r.GetStunAddresses()) > 0 {
-			spare = append(spare, publicPorts(r)...)
+			for _, at := range publicPorts(r) {
+				spare[at] = id
+			}
 		}
 		if a.loop.records[id] == r {
 			continue
@@ -349,7 +352,8 @@ func (a *Agent) syncRecords() {
 		a.reflexive.SetServers(stun)
 	}
 	if a.reflexive != nil {
-		a.reflexive.SetSpare(spare)
+		a.asked.peersAt(spare)
+		a.reflexive.SetSpare(slices.SortedFunc(maps.Keys(spare), netip.AddrPort.Compare))
 	}
 }
 
@@ -431,7 +435,7 @@ func (a *Agent) serveRPC(ctx context.Context) {
 	mux := http.NewServeMux()
 	mux.Handle(a.rpcService().Handler())
 	mux.Handle(a.egressHandler())
-	srv := consensus.NewHTTPServer(mux, a.log)
+	srv := consensus.NewHTTPServer(newRPCLimit(mux, a.votes, a.metrics.rpcRefused), a.log)
 	context.AfterFunc(ctx, func() { srv.Close() })
 	if err := srv.Serve(consensus.PlainListener(a.control.Listen(identity.ALPNRPC))); err != nil && !errors.Is(err, http.ErrServerClosed) && ctx.Err() == nil {
 		a.report("rpc", failure, err.Error(), "restart the agent")

@@ -26,8 +26,10 @@ type metrics struct {
 	peers   *prometheus.GaugeVec
 	leader  prometheus.Gauge
 	trouble *prometheus.GaugeVec
-	cni     cniMetrics
-	egress  egressMetrics
+	// rpcRefused counts calls of other nodes that were refused for a while.
+	rpcRefused *prometheus.CounterVec
+	cni        cniMetrics
+	egress     egressMetrics
 }
 
 func newMetrics(a *Agent) *metrics {
@@ -51,6 +53,8 @@ func newMetrics(a *Agent) *metrics {
 	m.peers = gauges("skein_peers", "Peers by path.", "path")
 	m.leader = gauge("skein_is_leader", "1 on the node that leads the cluster.")
 	m.trouble = gauges("skein_problems", "Problems that status shows, by severity.", "severity")
+	m.rpcRefused = prometheus.NewCounterVec(prometheus.CounterOpts{Name: "skein_rpc_refused_total", Help: "Calls of other nodes that were told to come again later, by procedure and why."}, []string{"procedure", "why"})
+	m.registry.MustRegister(m.rpcRefused)
 	m.cni = newCNIMetrics(m.registry)
 	m.egress = newEgressMetrics(m.registry)
 	m.registry.MustRegister(roomCollector{a})

@@ -185,6 +185,7 @@ func (a *Agent) openRelayClient() {
 		OnPacket:   func(from identity.ID, channel byte, b []byte) { a.control.TakePacket(from, channel, b) },
 		OnStream:   func(c net.Conn, from identity.ID) { a.control.TakeStream(c, from) },
 		OnReserved: a.onReserved,
+		Witness:    a.votes,
 		OnNoWay: func(far, client, node identity.ID) bool {
 			return a.front.Load() != nil && a.relay.NoWay(far, client, node)
 		},

@@ -89,7 +89,7 @@ func (c *Client) Propose(ctx context.Context, cmd *skeinv1.Command) (*skeinv1.An
 		}
 		c.log.Debug("a command waits for a leader", "request", cmd.RequestId, "err", err)
 		select {
-		case <-time.After(wait/2 + rand.N(wait/2)):
+		case <-time.After(max(wait/2, RetryAfter(err)) + rand.N(wait/2)):
 			wait = min(2*wait, retryMax)
 		case <-ctx.Done():
 			return nil, fmt.Errorf("%w: command %s: %w", ErrUncertain, cmd.RequestId, err)
@@ -291,9 +291,9 @@ func (c *Client) ReadState(ctx context.Context, at uint64) (*events.State, error
 	}
 	failure := err
 	for _, id := range c.servers() {
-		attempt, cancel := context.WithTimeout(ctx, proposeAttempt)
-		r, err := c.cfg.Conns.Cluster(id).ReadState(attempt, &skeinv1.ReadStateRequest{At: at})
-		cancel()
+		r, err := patiently(ctx, func(ctx context.Context) (*skeinv1.ReadStateResponse, error) {
+			return c.cfg.Conns.Cluster(id).ReadState(ctx, &skeinv1.ReadStateRequest{At: at})
+		})
 		if err == nil {
 			return events.FromProto(r.GetState())
 		}
@@ -311,9 +311,9 @@ func (c *Client) ReadEvents(ctx context.Context, after uint64, limit int) (evs [
 		return evs, firstAvailable, last, err
 	}
 	for _, id := range c.servers() {
-		attempt, cancel := context.WithTimeout(ctx, proposeAttempt)
-		r, err := c.cfg.Conns.Cluster(id).ReadEvents(attempt, &skeinv1.ReadEventsRequest{After: after, Limit: uint32(max(limit, 0))})
-		cancel()
+		r, err := patiently(ctx, func(ctx context.Context) (*skeinv1.ReadEventsResponse, error) {
+			return c.cfg.Conns.Cluster(id).ReadEvents(ctx, &skeinv1.ReadEventsRequest{After: after, Limit: uint32(max(limit, 0))})
+		})
 		if err == nil && r.GetFirstAvailable() < firstAvailable {
 			return r.GetEvents(), r.GetFirstAvailable(), r.GetLast(), nil
 		}

@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"github.com/hashicorp/memberlist"
+	"golang.org/x/time/rate"
 	"google.golang.org/protobuf/proto"
 
 	skeinv1 "github.com/skeinmesh/skein/api/skein/v1"
@@ -31,6 +32,9 @@ type ownRecord struct {
 const (
 	// publishSpacing bounds how often a new version is made, however often Publish is called.
 	publishSpacing = 100 * time.Millisecond
+	// passOnPerSecond and passOnBurst bound how often a node's new versions are passed on: no honest node makes more, by publishSpacing.
+	passOnPerSecond = 12
+	passOnBurst     = 30
 	// jumpQuiet is how long no foreign record of ours must be seen for the next jump to be immediate.
 	jumpQuiet   = time.Minute
 	maxJumpWait = 30 * time.Second
@@ -261,6 +265,7 @@ func (g *Gossip) take(records []*skeinv1.SignedRecord) int {
 
 // ingest verifies what broadcasts brought, and passes on what was new.
 func (g *Gossip) ingest() {
+	var pace passOn
 	for {
 		select {
 		case <-g.ctx.Done():
@@ -271,11 +276,30 @@ func (g *Gossip) ingest() {
 				g.refuse(&RefusedError{Reason: ErrMalformed, Detail: err.Error()})
 				continue
 			}
-			if fresh, m, _ := g.accept(s); fresh && m.ID != g.cfg.Self {
+			if fresh, m, _ := g.accept(s); fresh && m.ID != g.cfg.Self && pace.allow(m.ID, time.Now()) {
 				g.broadcast(m, s)
 			}
 		}
 	}
+}
+
+// passOn paces how often new versions of one node's record are passed on, so that a node that makes them without end sends its flood
+// alone. What is not passed on is held, and others fetch it. Only ingest uses it.
+type passOn map[identity.ID]*rate.Limiter
+
+func (p *passOn) allow(id identity.ID, now time.Time) bool {
+	if *p == nil {
+		*p = passOn{}
+	}
+	l := (*p)[id]
+	if l == nil {
+		if len(*p) >= maxDigests {
+			clear(*p)
+		}
+		l = rate.NewLimiter(passOnPerSecond, passOnBurst)
+		(*p)[id] = l
+	}
+	return l.AllowN(now, 1)
 }
 
 // load takes in the records of the last run; those of nodes that are no longer members stay out.

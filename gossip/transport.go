@@ -42,6 +42,8 @@ const (
 	peekTimeout = 5 * time.Second
 	// maxStreams bounds the streams that are served at once.
 	maxStreams = 128
+	// maxPeerStreams is one member's part of them: it opens one at a time, and a lost one may take a while to be noticed.
+	maxPeerStreams = 16
 
 	// What memberlist's encrypted messages look like (security.go and net.go there, protocol 2 and later).
 	encryptedMessage  = 10 // type byte of an encrypted message on a stream
@@ -251,6 +253,7 @@ func (t *mlTransport) forward(in <-chan Packet, heard func(identity.ID)) {
 // others to memberlist.
 func (t *mlTransport) accept(l net.Listener, serve func(net.Conn, identity.ID)) {
 	slots := make(chan struct{}, maxStreams)
+	var each peerStreams
 	for {
 		conn, err := l.Accept()
 		if err != nil {
@@ -275,18 +278,52 @@ func (t *mlTransport) accept(l net.Listener, serve func(net.Conn, identity.ID)) 
 			_ = conn.Close()
 			continue
 		}
+		leave, ok := each.enter(p.Peer())
+		if !ok {
+			t.stats.add(&t.stats.Busy)
+			_ = conn.Close()
+			continue
+		}
 		select {
 		case slots <- struct{}{}:
 		default:
+			leave()
 			t.stats.add(&t.stats.Busy)
 			_ = conn.Close()
 			continue
 		}
 		go func() {
-			defer func() { <-slots }()
+			defer func() { leave(); <-slots }()
 			t.dispatch(conn, p.Peer(), serve)
 		}()
 	}
+}
+
+// peerStreams counts the streams of each member that are served, so that no member takes the places of all. It is safe for
+// concurrent use.
+type peerStreams struct {
+	mu   sync.Mutex
+	open map[identity.ID]int
+}
+
+// enter is false when a member has its part; else leave must be called at the stream's end.
+func (s *peerStreams) enter(id identity.ID) (leave func(), ok bool) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.open[id] >= maxPeerStreams {
+		return nil, false
+	}
+	if s.open == nil {
+		s.open = map[identity.ID]int{}
+	}
+	s.open[id]++
+	return func() {
+		s.mu.Lock()
+		defer s.mu.Unlock()
+		if s.open[id]--; s.open[id] == 0 {
+			delete(s.open, id)
+		}
+	}, true
 }
 
 func (t *mlTransport) dispatch(conn net.Conn, peer identity.ID, serve func(net.Conn, identity.ID)) {

@@ -63,7 +63,8 @@ type client struct {
 	// The RTT outlives its session, so that a relay that is not dialed can be compared.
 	knownRTT, measuredAt time.Duration
 
-	used atomic.Int64 // when a peer's packets last passed, or were to
+	shown atomic.Int64 // when it was last shown this node's IPv4 address
+	used  atomic.Int64 // when a peer's packets last passed, or were to
 
 	rxPackets, rxBytes, txPackets, txBytes, txDropped, reconnects, gone atomic.Uint64
 }
@@ -433,6 +434,9 @@ func (c *client) frame(w *wire, s *sink, t frameType, body []byte) error {
 		s.far(via, node, channel, payload)
 	case frameNoWay:
 		c.pool.noWay(c, body)
+	case frameSeen:
+		node, addrs := decodeSeen(body)
+		c.pool.questions.told(c.relay.ID, node, addrs)
 	case frameWindow:
 		w.q.grant(decodeWindow(body))
 	case frameHello:

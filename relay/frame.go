@@ -198,6 +198,12 @@ func checkHeader(t frameType, n int) error {
 		lo = farPrefix
 	case frameNoWay:
 		lo = noWaySize
+	case frameShow:
+		hi = 0
+	case frameWhere:
+		lo, hi = 8, 8
+	case frameSeen:
+		lo = 8
 	default:
 		if t < ignorable {
 			return fmt.Errorf("%w: unknown frame type 0x%02x", errProtocol, byte(t))

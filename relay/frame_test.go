@@ -2,6 +2,7 @@ package relay
 
 import (
 	"bytes"
+	"net/netip"
 	"testing"
 	"testing/iotest"
 
@@ -19,6 +20,8 @@ func sampleFrames() []byte {
 	b = appendOffer(b, offer{9, id, [16]byte{1}})
 	b = appendAccept(b, 9, [16]byte{1})
 	b = appendReply(b, replyTimeout, "too late")
+	b = appendNode(b, frameWhere, id)
+	b = appendSeen(b, id, []netip.Addr{netip.MustParseAddr("192.0.2.1"), netip.MustParseAddr("2001:db8::1")})
 	return append(b, samplePairFrames()...)
 }
 
@@ -26,7 +29,7 @@ func TestFrameReaderCutsAnywhere(t *testing.T) {
 	b := append(sampleFrames(), appendData(nil, identity.ID{}, 0, make([]byte, MaxPayload))...)
 	r, n := newFrameReader(), 0
 	src := iotest.OneByteReader(bytes.NewReader(b))
-	for n < 16 {
+	for n < 18 {
 		if _, err := r.fill(src); err != nil {
 			t.Fatal(err)
 		}
@@ -87,7 +90,12 @@ func encodeAgain(typ frameType, body []byte) []byte {
 			n, c, p := decodeData(body)
 			return appendRefused(nil, n, c, p)
 		}
-	case frameHere, frameConnect:
+	case frameSeen:
+		if n := len(body) - 8; n%16 == 0 && n/16 <= maxSeen {
+			id, addrs := decodeSeen(body)
+			return appendSeen(nil, id, addrs)
+		}
+	case frameHere, frameConnect, frameWhere:
 		return appendNode(nil, typ, decodeNode(body))
 	case frameOffer:
 		return appendOffer(nil, decodeOffer(body))

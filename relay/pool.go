@@ -46,6 +46,8 @@ type PoolConfig struct {
 	// OnNoWay hears that a relay has no session of a node to which a client of this node's own relay has sent something. It tells
 	// whether there is such a client.
 	OnNoWay func(far, client, node identity.ID) bool
+	// Witness, if set, names relays whose word on where a peer's packets come from counts, beside the nearest ones.
+	Witness func(relay identity.ID) bool
 	// Control, if set, prepares each socket, such as with SO_MARK.
 	Control func(network, address string, c syscall.RawConn) error
 	Log     *slog.Logger
@@ -91,6 +93,7 @@ type Pool struct {
 	limbo      limbo
 	farFound   atomic.Bool
 	reserved   *reservations
+	questions  questions
 	proxies    atomic.Pointer[Proxies]
 }
 

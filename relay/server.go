@@ -5,11 +5,14 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"net/netip"
 	"runtime"
 	"slices"
 	"sync"
 	"sync/atomic"
 	"time"
+
+	"golang.org/x/time/rate"
 
 	"github.com/skeinmesh/skein/identity"
 )
@@ -62,6 +65,13 @@ func (c *ServerConfig) defaults() {
 	}
 }
 
+// A client whose packets are for absent nodes has so many a second handed back, after a burst of as many as it may hear the arrival
+// of and more; the rest is dropped.
+const (
+	refusalsPerSecond = 500
+	refusalsBurst     = 4096
+)
+
 // maxWatched bounds the absent nodes whose arrival one session hears of.
 const maxWatched = 1024
 
@@ -95,6 +105,10 @@ type session struct {
 	quota    quota                    // of its reader
 	began    time.Time
 	rate     rateMeter // of keepTime
+
+	questions *rate.Limiter              // of its reader, as the next; nil: none was asked yet
+	refusals  *rate.Limiter              // packets for absent nodes that are handed back
+	shown     atomic.Pointer[netip.Addr] // where another connection of the node came from
 
 	rxPackets, rxBytes, limited atomic.Uint64
 }
@@ -283,6 +297,8 @@ func (f *forwarder) frame(t frameType, body []byte) error {
 		f.forward(body)
 	case t == frameForwarded:
 		f.forwarded(body)
+	case t == frameWhere:
+		f.s.where(f.from, decodeNode(body))
 	case t == frameWindow:
 		f.from.q.grant(decodeWindow(body))
 	case t >= ignorable:
@@ -296,6 +312,10 @@ func (f *forwarder) data(body []byte) {
 	node, channel, payload := decodeData(body)
 	if len(payload) == 0 && channel == ChannelWireGuard { // a question: is that node here?
 		f.release()
+		if f.s.session(node) == nil {
+			f.refuse(node, channel, nil)
+			return
+		}
 		f.s.tell(f.from, node)
 		return
 	}
@@ -303,7 +323,7 @@ func (f *forwarder) data(body []byte) {
 		f.release()
 		to := f.s.session(node)
 		if to == nil {
-			f.s.gone(f.from, node, channel, payload)
+			f.refuse(node, channel, payload)
 			return
 		}
 		to.q.mu.Lock()
@@ -313,6 +333,20 @@ func (f *forwarder) data(body []byte) {
 	f.to.q.add(f.now, f.from.id, channel, payload)
 	f.packets++
 	f.bytes += uint64(len(payload))
+}
+
+// refuse hands a packet back, or drops it when the client has sent too many for nodes that are not here: it has been told, and
+// each costs a lock that all sessions need.
+func (f *forwarder) refuse(node identity.ID, channel byte, payload []byte) {
+	x := f.from
+	if x.refusals == nil {
+		x.refusals = rate.NewLimiter(refusalsPerSecond, refusalsBurst)
+	}
+	if !x.refusals.Allow() {
+		f.s.counters.unroutable.Add(1)
+		return
+	}
+	f.s.gone(x, node, channel, payload)
 }
 
 // release unlocks the present destination.
@@ -359,12 +393,8 @@ func (f *forwarder) yield() {
 	f.ahead = nil
 }
 
-// tell answers a client that asks whether a node has a session here.
+// tell answers a client that asks whether a node has a session here, and it has.
 func (s *Server) tell(x *session, node identity.ID) {
-	if s.session(node) == nil {
-		s.gone(x, node, ChannelWireGuard, nil)
-		return
-	}
 	x.q.pushControl(func(b []byte) []byte { return appendNode(b, frameHere, node) })
 }
 

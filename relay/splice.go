@@ -20,6 +20,9 @@ const (
 	acceptTimeout = 10 * time.Second
 	// maxOffers bounds the streams that wait for one node at a time.
 	maxOffers = 64
+	// maxOpening bounds the connections of one node that have not said what they are for: the most that may be offered to it, and
+	// as many again.
+	maxOpening = 2 * maxOffers
 	// copyBuffer holds two TLS records.
 	copyBuffer = 32 << 10
 )
@@ -58,6 +61,7 @@ type streamTable struct {
 	offers  map[identity.ID]int // waiting, by the node they wait for
 	running map[*stream]struct{}
 	clients map[identity.ID]int // waiting and running, by the node that asked
+	fresh   map[identity.ID]int // connections that have not said what they are for
 	closed  bool
 	total   atomic.Uint64
 	bytes   atomic.Uint64
@@ -67,7 +71,7 @@ type streamTable struct {
 func newStreamTable() streamTable {
 	return streamTable{
 		waiting: map[uint64]*stream{}, offers: map[identity.ID]int{},
-		running: map[*stream]struct{}{}, clients: map[identity.ID]int{},
+		running: map[*stream]struct{}{}, clients: map[identity.ID]int{}, fresh: map[identity.ID]int{},
 		buffers: sync.Pool{New: func() any { b := make([]byte, copyBuffer); return &b }},
 	}
 }
@@ -80,12 +84,17 @@ func (s *Server) HandleSplice(conn *tls.Conn, peer identity.ID) {
 	if conn.SetDeadline(time.Now().Add(acceptTimeout)) != nil {
 		return
 	}
+	opened, ok := s.streams.opening(peer)
+	if !ok {
+		return
+	}
+	defer opened()
 	var header [headerSize]byte
 	if _, err := io.ReadFull(conn, header[:]); err != nil {
 		return
 	}
 	t, n := frameType(header[0]), int(binary.BigEndian.Uint16(header[1:]))
-	if checkHeader(t, n) != nil || (t != frameConnect && t != frameAccept) {
+	if checkHeader(t, n) != nil || (t != frameConnect && t != frameAccept && t != frameShow) {
 		refuse(conn, replyRefused, "want CONNECT or ACCEPT")
 		return
 	}
@@ -93,17 +102,40 @@ func (s *Server) HandleSplice(conn *tls.Conn, peer identity.ID) {
 	if _, err := io.ReadFull(conn, body); err != nil {
 		return
 	}
-	if t == frameConnect {
+	opened()
+	switch t {
+	case frameConnect:
 		s.connect(conn, peer, decodeNode(body))
-	} else {
+	case frameAccept:
 		id, secret := decodeAccept(body)
 		s.accept(conn, peer, id, secret)
+	case frameShow:
+		if err := s.show(peer, remoteIP(conn.NetConn())); err != nil {
+			refuse(conn, replyNotHere, err.Error())
+			return
+		}
+		_, _ = conn.Write(appendReply(nil, replyOK, ""))
 	}
 }
 
 // refuse answers with the reason; that it does not arrive is the asker's loss.
 func refuse(conn *tls.Conn, code replyCode, reason string) {
 	_, _ = conn.Write(appendReply(nil, code, reason))
+}
+
+// opening counts a connection that has not said what it is for, until opened is called; again does nothing.
+func (st *streamTable) opening(peer identity.ID) (opened func(), ok bool) {
+	st.mu.Lock()
+	defer st.mu.Unlock()
+	if st.fresh[peer] >= maxOpening {
+		return nil, false
+	}
+	st.fresh[peer]++
+	return sync.OnceFunc(func() {
+		st.mu.Lock()
+		defer st.mu.Unlock()
+		decrement(st.fresh, peer)
+	}), true
 }
 
 // connect offers a stream to its other end, waits for it, and joins both.

@@ -65,8 +65,10 @@ const (
 	challengeGap = 10 * time.Millisecond
 	// mendGap is the least time between two repairs of one pair's entries in the kernel.
 	mendGap = time.Second
-	// kernelRetry is how long new pairs avoid a kernel that drops what it should forward.
+	// kernelRetry is how long a pair that the kernel was seen not to forward stays in this process.
 	kernelRetry = 10 * time.Minute
+	// fellBackKept bounds the pairs of nodes of which that is remembered beyond the end of their ports.
+	fellBackKept = 4096
 	// refreshKernel keeps entries from running out, which have a lifetime so that they do not outlive a relay for long.
 	refreshKernel = 5 * time.Minute
 )
@@ -85,11 +87,12 @@ type UDP struct {
 	byNodes map[nodes]*pair
 	asked   map[identity.ID]int           // pairs that each client asked for
 	pace    map[identity.ID]*rate.Limiter // of each client's requests
+	fell    map[nodes]time.Time           // until when pairs of these nodes avoid the kernel, of pairs that have ended
 	next    uint16                        // where the search for free ports goes on
 	closed  bool
 
-	blocked  atomic.Int64 // Unix ns: until then the kernel is known to drop what it should forward
-	counters udpCounters
+	fellAt, worked atomic.Int64 // when the kernel was last seen not to forward a pair, and to forward one; Unix ns
+	counters       udpCounters
 }
 
 type udpCounters struct {
@@ -131,6 +134,7 @@ type pair struct {
 	ends     [2]end
 	mapping  Mapping // zero until both ends are proven
 	inKernel bool
+	avoid    time.Time // until then the kernel is not asked to forward this pair
 	since    time.Time // when the mapping was written last
 	mended   time.Time
 	over     bool
@@ -168,6 +172,7 @@ func NewUDP(cfg UDPConfig) (*UDP, error) {
 	return &UDP{
 		cfg: cfg, next: cfg.First, stop: make(chan struct{}), buffers: newBursts(),
 		pairs: map[PairID]*pair{}, byNodes: map[nodes]*pair{}, asked: map[identity.ID]int{}, pace: map[identity.ID]*rate.Limiter{},
+		fell: map[nodes]time.Time{},
 	}, nil
 }
 
@@ -180,13 +185,14 @@ func (u *UDP) Driver() (name string, why error) {
 	if err := u.cfg.Kernel.Ready(false); err != nil {
 		return "userspace", err
 	}
-	if u.kernelDrops() {
+	if u.kernelDrops(time.Now()) {
 		return "userspace", ErrForwardingDropped
 	}
 	return "kernel", nil
 }
 
-// ErrForwardingDropped is what Driver tells when the kernel was seen not to forward.
+// ErrForwardingDropped is what Driver tells when the kernel was seen not to forward a pair, and no other pair of late shows
+// that it forwards. It decides nothing: each pair is tried in the kernel, and falls back for itself.
 var ErrForwardingDropped = errors.New("this host's firewall drops what the relay should forward: accept forwarded packets that ct status dnat marks")
 
 // reserve answers a client that wants a pair with a node.
@@ -247,6 +253,7 @@ func (u *UDP) open(asker, node identity.ID) (*pair, denial) {
 	}
 	now := time.Now()
 	p := &pair{id: newPairID(), nodes: nodesOf(asker, node), asker: asker, made: now}
+	p.avoid = u.fell[p.nodes]
 	p.passed.Store(now.UnixNano())
 	for i, id := range [2]identity.ID{p.nodes.a, p.nodes.b} {
 		l, err := u.openPort(p, i)
@@ -344,7 +351,7 @@ func (u *UDP) write(p *pair, m Mapping) {
 		old = p.mapping
 	}
 	p.mapping = m
-	if u.kernelCan(m) {
+	if p.since.After(p.avoid) && u.kernelCan(m) {
 		p.forward(Mapping{})
 		err := u.cfg.Kernel.Map(old, m)
 		if err == nil {
@@ -364,13 +371,15 @@ func (u *UDP) write(p *pair, m Mapping) {
 // kernelCan tells whether the kernel is to forward: it translates addresses of one family only.
 func (u *UDP) kernelCan(m Mapping) bool {
 	ipv6 := m.ARemote.Addr().Is6()
-	if u.cfg.Kernel == nil || ipv6 != m.BRemote.Addr().Is6() || u.cfg.Kernel.Ready(ipv6) != nil {
-		return false
-	}
-	return !u.kernelDrops()
+	return u.cfg.Kernel != nil && ipv6 == m.BRemote.Addr().Is6() && u.cfg.Kernel.Ready(ipv6) == nil
 }
 
-func (u *UDP) kernelDrops() bool { return time.Now().UnixNano() < u.blocked.Load() }
+// kernelDrops tells whether all that was seen lately says that the kernel drops what it should forward. Two members can make
+// one pair fail, but not those of others work no more.
+func (u *UDP) kernelDrops(now time.Time) bool {
+	lately := now.Add(-kernelRetry).UnixNano()
+	return u.fellAt.Load() > lately && u.worked.Load() <= lately
+}
 
 // tell sends both ends a pair's state.
 func (u *UDP) tell(p *pair, s pairState) {

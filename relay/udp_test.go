@@ -244,6 +244,64 @@ func TestAFirewallThatDropsIsNoticed(t *testing.T) {
 	}
 }
 
+// Two members prove an idle pair's ends, let no packet pass and call it failed. Whatever is true of their pair, others' pairs
+// stay in the kernel: those that are there, and those that come.
+func TestMembersWhoCallTheirIdlePairFailedConcernNobodyElse(t *testing.T) {
+	n, m := nattest.New(t), newMembers()
+	r := startUDP(t, n.Host(nattest.Public), m, "kernel")
+	a, b, c := startEnd(t, m, n.Host(nattest.Symmetric), r), startEnd(t, m, n.Host(nattest.Symmetric), r), startEnd(t, m, n.Host(nattest.Public), r)
+	join(t, a, b)
+	passes(t, a, b)
+	liar, friend := startEnd(t, m, n.Host(nattest.Public), r), startEnd(t, m, n.Host(nattest.Public), r)
+	join(t, liar, friend)
+	waitFor(t, "the liars' pair to fall back", func() bool {
+		liar.ReservationFailed(r.key.ID(), friend.id)
+		return r.udp.Stats().FellBack == 1
+	})
+	join(t, a, c)
+	passes(t, a, c)
+	a.open() // its mapping towards b moves, so that the pair is written anew
+	waitFor(t, "the new mapping", func() bool { a.knock(b); return r.udp.Stats().Rebound > 0 })
+	passes(t, a, b)
+	if st := r.udp.Stats(); st.Ready != 3 || st.InKernel != 2 {
+		t.Errorf("%d of 3 pairs are in the kernel, want all but the liars': %+v", st.InKernel, st)
+	}
+
+	// The failure is remembered for the two, also when they ask anew.
+	friend.GiveUpReservation(r.key.ID(), liar.id) // the liar has asked too much for the moment
+	waitFor(t, "the end of the liars' pair", func() bool { return liar.reservation(friend).Refused != "" })
+	join(t, friend, liar)
+	if st := r.udp.Stats(); st.Ready != 3 || st.InKernel != 2 {
+		t.Errorf("%d of 3 pairs are in the kernel after the liars asked anew, want 2: %+v", st.InKernel, st)
+	}
+}
+
+func TestOnePairThatWorksTellsThatTheKernelForwards(t *testing.T) {
+	now := time.Now()
+	for _, c := range []struct {
+		name         string
+		fell, worked time.Duration // ago; 0: never
+		drops        bool
+	}{
+		{"nothing is known", 0, 0, false},
+		{"one failed", time.Minute, 0, true},
+		{"one failed, and another works", time.Minute, 2 * time.Minute, false},
+		{"one failed, and another worked long ago", time.Minute, kernelRetry + time.Second, true},
+		{"one failed long ago", kernelRetry + time.Second, 0, false},
+	} {
+		u := &UDP{}
+		if c.fell != 0 {
+			u.fellAt.Store(now.Add(-c.fell).UnixNano())
+		}
+		if c.worked != 0 {
+			u.worked.Store(now.Add(-c.worked).UnixNano())
+		}
+		if got := u.kernelDrops(now); got != c.drops {
+			t.Errorf("%s: drops is %v", c.name, got)
+		}
+	}
+}
+
 func TestFlowsOutliveTheirRelaysAgent(t *testing.T) {
 	n, m := nattest.New(t), newMembers()
 	host := n.Host(nattest.Public)

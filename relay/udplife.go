@@ -1,6 +1,7 @@
 package relay
 
 import (
+	"maps"
 	"time"
 
 	"golang.org/x/time/rate"
@@ -75,8 +76,9 @@ func (u *UDP) pairOf(node identity.ID, id PairID) *pair {
 	return nil
 }
 
-// failed hears that nothing comes through a pair. When the kernel has not seen its packets either, the host's firewall
-// drops what should be forwarded, and this process forwards instead.
+// failed hears that nothing comes through a pair. When the kernel has not seen its packets either, the host's firewall may
+// drop what should be forwarded, and this process forwards the pair instead. Only this one: both ends of a pair may be liars,
+// or their addresses the only ones that the firewall drops, so that the failure says nothing about the pairs of others.
 func (u *UDP) failed(node identity.ID, id PairID) {
 	p := u.pairOf(node, id)
 	if p == nil {
@@ -84,19 +86,38 @@ func (u *UDP) failed(node identity.ID, id PairID) {
 	}
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	if p.over || !p.inKernel || time.Since(p.since) < mendGap {
+	now := time.Now()
+	if p.over || !p.inKernel || now.Sub(p.since) < mendGap {
 		return
 	}
 	if used, err := u.cfg.Kernel.Used(p.mapping); used && err == nil {
+		u.worked.Store(now.UnixNano())
 		return // it does forward: the fault is on somebody's way to the relay
 	}
-	if !u.kernelDrops() {
-		u.cfg.Log.Warn("the kernel does not forward a relayed pair; pairs are forwarded in userspace for a while", "cause", ErrForwardingDropped, "for", kernelRetry)
+	if !u.kernelDrops(now) {
+		u.cfg.Log.Warn("the kernel does not forward a relayed pair; it is forwarded in userspace for a while",
+			"node", p.nodes.a, "peer", p.nodes.b, "cause", ErrForwardingDropped, "for", kernelRetry)
 	}
-	u.blocked.Store(time.Now().Add(kernelRetry).UnixNano())
+	u.fellAt.Store(now.UnixNano())
 	u.counters.fellBack.Add(1)
+	p.avoid = now.Add(kernelRetry)
 	u.write(p, p.mapping)
 	u.tell(p, pairReady)
+}
+
+// noteFallen remembers of a pair that ends whether the kernel was seen not to forward it: it may be asked for again. The caller
+// holds mu.
+func (u *UDP) noteFallen(p *pair, now time.Time) {
+	p.mu.Lock()
+	avoid := p.avoid
+	p.mu.Unlock()
+	if !avoid.After(now) {
+		return
+	}
+	maps.DeleteFunc(u.fell, func(_ nodes, until time.Time) bool { return !until.After(now) })
+	if len(u.fell) < fellBackKept {
+		u.fell[p.nodes] = avoid
+	}
 }
 
 // end ends a pair: nothing more is forwarded, and its ports are free.
@@ -109,6 +130,7 @@ func (u *UDP) end(p *pair) {
 		if u.asked[p.asker]--; u.asked[p.asker] <= 0 {
 			delete(u.asked, p.asker)
 		}
+		u.noteFallen(p, time.Now())
 	}
 	u.mu.Unlock()
 	if !known {
@@ -178,6 +200,9 @@ func (u *UDP) idle(p *pair, now time.Time) bool {
 	}
 	if p.inKernel {
 		used, err := u.cfg.Kernel.Used(p.mapping)
+		if used && err == nil {
+			u.worked.Store(now.UnixNano())
+		}
 		if used || err != nil { // who cannot look does not judge
 			p.passed.Store(now.UnixNano())
 		}

@@ -48,6 +48,61 @@ func TestAPeerThatIsSilent(t *testing.T) {
 	}
 }
 
+// A peer's record names a third party's address as its own. Nobody has seen the peer there, so nothing is sent to it, whichever
+// end begins and whichever part this end has; the peer is told why.
+func TestAnAddressThatNobodyHasSeenGetsNothing(t *testing.T) {
+	for _, c := range []struct {
+		name  string
+		liar  func(one, many *station) (liar, honest *station)
+		begin func(liar, honest *station) *station
+	}{
+		{"many ports of it, when this end begins", func(o, m *station) (*station, *station) { return m, o }, func(_, h *station) *station { return h }},
+		{"many ports of it, when the peer begins", func(o, m *station) (*station, *station) { return m, o }, func(l, _ *station) *station { return l }},
+		{"one port from many sockets, when this end begins", func(o, m *station) (*station, *station) { return o, m }, func(_, h *station) *station { return h }},
+		{"one port from many sockets, when the peer begins", func(o, m *station) (*station, *station) { return o, m }, func(l, _ *station) *station { return l }},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			one, many := portRestrictedAndSymmetric(t, skeinv1.PairOutcome_BIRTHDAY, nattest.Symmetric)
+			liar, honest := c.liar(one, many)
+			victim := netip.MustParseAddr("198.51.100.200")
+			honest.sit.Theirs = netip.AddrPortFrom(victim, honest.sit.Theirs.Port())
+			honest.attest = func(at netip.Addr) error {
+				if at != victim {
+					return fmt.Errorf("asked about %s, want %s", at, victim)
+				}
+				return errors.New("no relay has seen it there")
+			}
+			before := testenv.OpenFiles(t)
+			begins := c.begin(liar, honest)
+			begins.engine.Start(begins.peer)
+			if e := begins.phase(Refused, 5*time.Second); !strings.Contains(e.Text, "no relay has seen it there") || e.Retry < busyRetry {
+				t.Errorf("%+v", e)
+			}
+			within(t, "the end of both", 5*time.Second, func() bool {
+				return honest.engine.Stats().Running == 0 && liar.engine.Stats().Running == 0
+			})
+			if n := honest.engine.Stats(); n.Probes != 0 || n.Sockets != 0 || n.Mappings != 0 || n.Attempts != 0 || testenv.OpenFiles(t) > before {
+				t.Errorf("something was sent to the victim: %+v", n)
+			}
+			honest.attest, honest.sit.Theirs = nil, liar.sit.Mine // once it has been seen where it says, ports are guessed as ever
+			meet(t, one, many, begins)
+		})
+	}
+}
+
+func TestWithoutAWitnessNothingIsGuessed(t *testing.T) {
+	e := New(Config{Situation: func(identity.ID) (Situation, error) {
+		return Situation{Role: One, Theirs: netip.MustParseAddrPort("198.51.100.1:1")}, nil
+	}, Signal: func(identity.ID, *skeinv1.Signal) error { t.Error("it said something"); return nil }})
+	defer e.Close()
+	events := make(chan Event, 1)
+	e.c.Report = func(_ identity.ID, ev Event) { events <- ev }
+	e.Start(bob)
+	if ev := <-events; ev.Phase != Refused || !strings.Contains(ev.Text, "nobody can tell") {
+		t.Errorf("%+v", ev)
+	}
+}
+
 func TestAPeerThatRefuses(t *testing.T) {
 	one, many := portRestrictedAndSymmetric(t, skeinv1.PairOutcome_BIRTHDAY, nattest.Symmetric)
 	for _, c := range []struct {
@@ -199,12 +254,45 @@ func TestSignalsWithoutSense(t *testing.T) {
 	}
 	many.sit.Role = Twin
 	many.sit.Rule = skeinv1.PairOutcome_PREDICTION
-	for _, base := range []uint32{0, 65536, 1 << 31} {
-		many.engine.TakeSignal(alice, &skeinv1.Signal_Birthday{Phase: skeinv1.Signal_Birthday_START, Role: Twin, Session: 1, Base: base, Step: 1 << 30})
-		within(t, "the end", 3*time.Second, func() bool { return many.engine.Stats().Running == 0 })
+	for i, base := range []uint32{0, 65536, 1 << 31} {
+		within(t, "the end", 3*time.Second, func() bool { // requests are paced, so it asks as often as it takes
+			many.engine.TakeSignal(alice, &skeinv1.Signal_Birthday{Phase: skeinv1.Signal_Birthday_START, Role: Twin, Session: 1, Base: base, Step: 1 << 30})
+			n := many.engine.Stats()
+			return n.Running == 0 && n.Refused == uint64(i+1)
+		})
 	}
 	if n := many.engine.Stats(); n.Attempts != 0 || n.Refused != 3 {
 		t.Errorf("bases that are no ports led to %+v", n)
 	}
 	_ = one
+}
+
+// Each request of a peer makes this end ask relays about it, so a peer that floods requests is asked about now and then.
+func TestRequestsOfOnePeerArePaced(t *testing.T) {
+	e := New(Config{})
+	defer e.Close()
+	now := time.Unix(1000, 0)
+	count := func(peer identity.ID, from, to time.Duration) (n int) {
+		for d := from; d < to; d += 10 * time.Millisecond {
+			if e.mayAsk(peer, now.Add(d)) {
+				n++
+			}
+		}
+		return n
+	}
+	if n := count(alice, 0, 8*time.Second); n != 10 {
+		t.Errorf("%d requests in 8 s are taken, want one every %s", n, askGap)
+	}
+	if n := count(bob, 0, time.Millisecond); n != 1 {
+		t.Error("another peer's request waits for it")
+	}
+	for i := range 2 * targetsKept {
+		e.mayAsk(identity.ID{9, byte(i >> 8), byte(i)}, now)
+	}
+	if len(e.asked) > targetsKept {
+		t.Errorf("%d peers are remembered", len(e.asked))
+	}
+	if !e.mayAsk(identity.ID{8}, now.Add(time.Minute)) || len(e.asked) > 2 {
+		t.Errorf("%d are remembered a minute later", len(e.asked))
+	}
 }

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"maps"
 	"math/rand/v2"
 	"net/netip"
 	"sync"
@@ -99,14 +100,17 @@ type Config struct {
 	Prober    Prober
 	Signal    func(peer identity.ID, s *skeinv1.Signal) error // may block shortly
 	Situation func(peer identity.ID) (Situation, error)       // an error: ports are not guessed with this peer
-	Shared    func() int                                      // mappings in use by others behind the same public address; nil: none
-	Told      func(Situation) []Outcome                       // what others' records tell about the pair of NATs; nil: nothing
-	Newest    func(context.Context) (netip.AddrPort, error)   // the newest mapping of a NAT that counts its ports
-	Report    func(peer identity.ID, e Event)                 // must not block
-	Memory    *Memory
-	Mark      uint32 // SO_MARK of the sockets
-	Log       *slog.Logger
-	Seed      func() *rand.Rand // nil: random
+	// Attest returns nil when the peer's packets really come from an address, by the word of somebody other than the peer. It may
+	// take two seconds. nil: nobody can tell, so nothing is sent to any address.
+	Attest func(ctx context.Context, peer identity.ID, at netip.Addr) error
+	Shared func() int                                    // mappings in use by others behind the same public address; nil: none
+	Told   func(Situation) []Outcome                     // what others' records tell about the pair of NATs; nil: nothing
+	Newest func(context.Context) (netip.AddrPort, error) // the newest mapping of a NAT that counts its ports
+	Report func(peer identity.ID, e Event)               // must not block
+	Memory *Memory
+	Mark   uint32 // SO_MARK of the sockets
+	Log    *slog.Logger
+	Seed   func() *rand.Rand // nil: random
 }
 
 // Stats counts since the start.
@@ -131,6 +135,7 @@ type Engine struct {
 	budget   *Budget
 	memory   *Memory
 	ids      uint64
+	asked    map[identity.ID]time.Time // when each peer's last request began something
 	closed   bool
 
 	stats struct{ attempts, hits, failed, refused, silent, probes, sockets atomic.Uint64 }
@@ -147,7 +152,7 @@ func New(c Config) *Engine {
 	if c.Seed == nil {
 		c.Seed = func() *rand.Rand { return rand.New(rand.NewPCG(rand.Uint64(), rand.Uint64())) }
 	}
-	e := &Engine{c: c, within: func(f func()) { f() }, sessions: map[identity.ID]*session{}, budget: NewBudget(), memory: c.Memory}
+	e := &Engine{c: c, within: func(f func()) { f() }, sessions: map[identity.ID]*session{}, asked: map[identity.ID]time.Time{}, budget: NewBudget(), memory: c.Memory}
 	e.ctx, e.cancel = context.WithCancel(context.Background())
 	return e
 }
@@ -186,9 +191,26 @@ func (e *Engine) TakeSignal(peer identity.ID, b *skeinv1.Signal_Birthday) {
 		s.tell(event{signal: b})
 		return
 	}
-	if b.GetPhase() == skeinv1.Signal_Birthday_START {
+	if b.GetPhase() == skeinv1.Signal_Birthday_START && e.mayAsk(peer, time.Now()) {
 		e.start(peer, b)
 	}
+}
+
+// mayAsk paces the requests of one peer: each of them makes this end ask relays about it.
+func (e *Engine) mayAsk(peer identity.ID, now time.Time) bool {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	if now.Sub(e.asked[peer]) < askGap {
+		return false
+	}
+	if len(e.asked) >= targetsKept {
+		maps.DeleteFunc(e.asked, func(_ identity.ID, at time.Time) bool { return now.Sub(at) >= askGap })
+	}
+	if len(e.asked) >= targetsKept {
+		return false
+	}
+	e.asked[peer] = now
+	return true
 }
 
 // PingReceived says that an authenticated ping of a peer came to WireGuard's port.
@@ -260,6 +282,19 @@ func (e *Engine) start(peer identity.ID, asked *skeinv1.Signal_Birthday) {
 		delete(e.sessions, peer)
 		e.mu.Unlock()
 	})
+}
+
+// attest makes sure that the address which the peer claims, and which an attempt would send thousands of packets to, is one
+// that the peer's own packets come from.
+func (e *Engine) attest(s *session) error {
+	err := errors.New("nobody can tell where the peer's packets come from")
+	if e.c.Attest != nil {
+		err = e.c.Attest(s.ctx, s.peer, s.sit.Theirs.Addr())
+	}
+	if err != nil {
+		return &Refusal{err.Error(), busyRetry}
+	}
+	return nil
 }
 
 // permit asks memory and budget.

@@ -37,6 +37,7 @@ type station struct {
 	sit     Situation
 	events  chan Event
 	pongs   chan probe.Pong
+	attest  func(at netip.Addr) error // nil: every address is attested
 	newest  func(context.Context) (netip.AddrPort, error)
 	signals chan *skeinv1.Signal_Birthday // to the peer; nil: they are lost
 	mute    atomic.Bool                   // likewise
@@ -73,6 +74,12 @@ func newStation(t *testing.T, id, peer identity.ID, host *nattest.Host, sit Situ
 		Signal: func(_ identity.ID, b *skeinv1.Signal) error {
 			if s.signals != nil && !s.mute.Load() {
 				s.signals <- b.GetBirthday()
+			}
+			return nil
+		},
+		Attest: func(_ context.Context, _ identity.ID, at netip.Addr) error {
+			if s.attest != nil {
+				return s.attest(at)
 			}
 			return nil
 		},

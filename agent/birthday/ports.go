@@ -24,6 +24,7 @@ const (
 	twinFor        = 5 * time.Second
 	requestWait    = 3 * time.Second // for the peer's answer to a request
 	requestAgain   = time.Second
+	askGap         = 800 * time.Millisecond  // between requests of one peer that begin something
 	predictSockets = 32                      // that a counting NAT's prediction opens at first
 	predictSlack   = 32                      // mappings that others may have made meanwhile
 	predictFor     = 1200 * time.Millisecond // then the rest of the sockets comes too

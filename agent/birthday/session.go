@@ -162,7 +162,10 @@ func (s *session) begin(unfit error) (Event, error) {
 	if s.theirs != nil && !s.sit.fits(s.theirs) {
 		return Event{}, &Refusal{"the two ends do not agree about their NATs yet", busyRetry}
 	}
-	var err error
+	err := s.e.attest(s)
+	if err != nil {
+		return Event{}, err
+	}
 	if s.advice, err = s.e.permit(s); err != nil {
 		return Event{}, err
 	}

@@ -31,9 +31,9 @@ type seen struct {
 	other        netip.AddrPort // its alternate port, when it has one
 }
 
-// observe asks all servers, and the alternate port of those that have one, from WireGuard's port. Those that are late are given up
+// observe asks all servers in the way of one, from WireGuard's port. Those that are late are given up
 // once two agree, or three have answered. The result keeps the servers' order.
-func observe(ctx context.Context, a *asker, servers []netip.AddrPort) []seen {
+func observe(ctx context.Context, servers []netip.AddrPort, one func(context.Context, netip.AddrPort) seen) []seen {
 	ctx, cancel := context.WithTimeout(ctx, mappingTime)
 	defer cancel()
 	out := make([]seen, len(servers))
@@ -41,7 +41,7 @@ func observe(ctx context.Context, a *asker, servers []netip.AddrPort) []seen {
 	var running sync.WaitGroup
 	for i, server := range servers {
 		running.Go(func() {
-			out[i] = observeOne(ctx, a, server)
+			out[i] = one(ctx, server)
 			finished <- i
 		})
 	}
@@ -63,7 +63,8 @@ func observe(ctx context.Context, a *asker, servers []netip.AddrPort) []seen {
 	return out
 }
 
-func observeOne(ctx context.Context, a *asker, server netip.AddrPort) seen {
+// askServer asks a STUN server, and its alternate port if it has one.
+func askServer(ctx context.Context, a *asker, server netip.AddrPort) seen {
 	s := seen{server: server}
 	r, rtt, err := a.ask(ctx, server, stunmsg.Here)
 	if err != nil {
@@ -79,6 +80,15 @@ func observeOne(ctx context.Context, a *asker, server netip.AddrPort) seen {
 		s.observations = append(s.observations, candidate.Observation{Server: s.other, Mapped: r.Mapped, RTT: rtt})
 	}
 	return s
+}
+
+// pingPeer asks a public peer's WireGuard port by a ping, whose answer tells the same as a STUN server's.
+func (s *Step) pingPeer(ctx context.Context, at netip.AddrPort) seen {
+	out := seen{server: at}
+	if mapped, rtt, err := s.c.Ping(ctx, at); err == nil {
+		out.observations = []candidate.Observation{{Server: at, Mapped: mapped, RTT: rtt}}
+	}
+	return out
 }
 
 // filterTests are the outcomes of the three tests, and whether the NAT turns packets round to its own side.

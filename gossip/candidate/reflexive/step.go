@@ -40,7 +40,9 @@ type Config struct {
 	// Alive says whether the node behind a STUN server's address is known to be up by another way, such as a relay session of
 	// another host. It tells blocked UDP from servers that are away: a host cut off with its neighbours must not declare itself unreachable to them.
 	// Without it, silence at the start counts as blocked, and silence later as servers away.
-	Alive  func(server netip.AddrPort) bool
+	Alive func(server netip.AddrPort) bool
+	// Ping asks the WireGuard port of a public peer where this host's packets come from, until ctx ends; nil: no peers are asked.
+	Ping   func(ctx context.Context, at netip.AddrPort) (mapped netip.AddrPort, rtt time.Duration, err error)
 	Lookup resolve.Lookup // nil: the host's own resolver
 	Log    *slog.Logger
 }
@@ -120,7 +122,7 @@ func (s *Step) SetServers(servers []string) {
 	}
 }
 
-// SetSpare names other ports that answer STUN, such as the WireGuard ports of public peers: they are asked when none of the servers
+// SetSpare names the WireGuard ports of public peers: they are asked, by Config.Ping, when none of the servers
 // answers, since a firewall may drop STUN's own port and let the rest of UDP through. Any goroutine may call it.
 func (s *Step) SetSpare(spare []netip.AddrPort) {
 	s.mu.Lock()
@@ -267,9 +269,9 @@ func doubtful(before, now candidate.NATReport, f, last findings) bool {
 func (s *Step) discover(ctx context.Context, r candidate.Request) (findings, candidate.NATReport) {
 	f := findings{port: uint16(s.c.Port), local: r.Host.Addrs, at: time.Now()}
 	servers := s.chosen(ctx, r.Host)
-	results := observe(ctx, s.wg, servers)
-	if len(servers) > 0 && !slices.ContainsFunc(results, func(x seen) bool { return len(x.observations) > 0 }) {
-		if spare := observe(ctx, s.wg, s.chosenSpare(r.Host)); len(spare) > 0 && slices.ContainsFunc(spare, func(x seen) bool { return len(x.observations) > 0 }) {
+	results := observe(ctx, servers, func(ctx context.Context, server netip.AddrPort) seen { return askServer(ctx, s.wg, server) })
+	if len(servers) > 0 && s.c.Ping != nil && !slices.ContainsFunc(results, func(x seen) bool { return len(x.observations) > 0 }) {
+		if spare := observe(ctx, s.chosenSpare(r.Host), s.pingPeer); len(spare) > 0 && slices.ContainsFunc(spare, func(x seen) bool { return len(x.observations) > 0 }) {
 			results, f.spare = spare, true
 		}
 	}

@@ -262,24 +262,6 @@ func (s *Server) Answer(addr netip.AddrPort, tx stunmsg.TxID, silent bool) error
 	return nil
 }
 
-// Plain is the answer to a request that came to some other port of this host, such as WireGuard's, for the caller to send back from there. It is
-// the smallest one, under the same budget; false: none.
-func (s *Server) Plain(b []byte, from netip.AddrPort) ([]byte, bool) {
-	from = netip.AddrPortFrom(from.Addr().Unmap(), from.Port())
-	s.requests.Add(1)
-	if now := time.Now(); !s.sources.allow(from.Addr(), now) || !s.total.allow(netip.IPv4Unspecified(), now) {
-		s.dropped.Add(1)
-		return nil, false
-	}
-	r, ok := respond(b, from, serving{})
-	if !ok || r.via != viaPrimary {
-		s.dropped.Add(1)
-		return nil, false
-	}
-	s.answered.Add(1)
-	return r.bytes, true
-}
-
 // send answers from the very address that was asked; a host may have several.
 func (s *Server) send(f *family, from via, local netip.Addr, to netip.AddrPort, b []byte) {
 	if _, _, err := f.conns[from].WriteMsgUDPAddrPort(b, f.source(local), to); err == nil {

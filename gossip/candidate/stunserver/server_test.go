@@ -99,28 +99,6 @@ func TestRespond(t *testing.T) {
 	}
 }
 
-// WireGuard's port answers plain questions, nothing that would need other ports, and no answers: two such hosts must not talk for ever.
-func TestPlain(t *testing.T) {
-	s := &Server{sources: newLimiter(1000, 1000), total: newLimiter(1000, 1000)}
-	b, ok := s.Plain(request(t, stunmsg.Here), client4)
-	if r, err := stunmsg.DecodeResponse(b, ap("203.0.113.1:51820")); !ok || err != nil || r.Mapped != client4 || r.Other.IsValid() {
-		t.Errorf("%+v, %v", r, err)
-	}
-	if again, ok := s.Plain(b, client4); ok {
-		t.Errorf("an answer was answered by %x", again)
-	}
-	for _, w := range []stunmsg.Want{stunmsg.OtherPort, stunmsg.SilentPort} {
-		if _, ok := s.Plain(request(t, w), client4); ok {
-			t.Errorf("wish %d was answered from the wrong port", w)
-		}
-	}
-	few := &Server{sources: newLimiter(1, 1), total: newLimiter(1000, 1000)}
-	few.Plain(request(t, stunmsg.Here), client4)
-	if _, ok := few.Plain(request(t, stunmsg.Here), client4); ok {
-		t.Error("a source has no limit")
-	}
-}
-
 func FuzzRespond(f *testing.F) {
 	for _, w := range []stunmsg.Want{stunmsg.Here, stunmsg.OtherPort, stunmsg.OtherAddress, stunmsg.SilentPort} {
 		f.Add(request(f, w))
