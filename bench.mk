@@ -4,5 +4,5 @@ BENCH_FLAGS ?=
 
 .PHONY: bench
 bench: build
-	.ci/setup iperf3
+	.ci/setup bench
 	bin/skein lab bench $(if $(WRITE),--write $(WRITE)) $(BENCH_FLAGS)

@@ -242,11 +242,23 @@ func (a *Agent) answerFilterTest(_ context.Context, _ identity.ID, r *skeinv1.Fi
 	if err != nil || len(r.GetTransactionId()) != 12 {
 		return fmt.Errorf("filter test: address %q or transaction ID of %d bytes is malformed", r.GetAddress(), len(r.GetTransactionId()))
 	}
+	if err := filterTestTarget(to); err != nil {
+		return err
+	}
 	s := a.stun.Load()
 	if s == nil {
 		return errors.New("this node answers no STUN")
 	}
 	return s.Answer(to, [12]byte(r.GetTransactionId()), r.GetSilent())
+}
+
+// filterTestTarget refuses addresses that lead to this host itself or to its own networks: a member could have packets sent there
+// that it cannot send itself. What a NAT lets in is a question about public addresses only.
+func filterTestTarget(to netip.AddrPort) error {
+	if !addr.Public(to.Addr().Unmap()) || to.Port() == 0 {
+		return fmt.Errorf("filter test: %s is not a public address and port", to)
+	}
+	return nil
 }
 
 // rpcService is what this node answers to others.

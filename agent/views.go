@@ -40,15 +40,15 @@ func (s api) Status(context.Context, *skeinv1.StatusRequest) (*skeinv1.StatusRes
 	if since := st.Settings().GetRolesSince(); since != st.Cluster().GetCreatedAt() {
 		r.RolesIntroduced = since
 	}
-	if v := st.Server(a.id); v != nil {
-		r.Server, r.Voter = true, v.GetVoter()
-	}
 	if id, ok := a.leader(); ok {
 		r.Leader, r.LeaderName = id.String(), a.roster.Name(id)
 	}
 	for _, v := range st.Servers() {
-		id, _ := identity.ParseID(v.GetNodeId())
-		r.Servers = append(r.Servers, &skeinv1.ServerStatus{NodeId: v.GetNodeId(), Name: a.roster.Name(id), Voter: v.GetVoter(), Leader: v.GetNodeId() == r.Leader, Reachable: id == a.id || a.gossip.Alive(id)})
+		status := a.serverStatus(v, r.GetLeaderName())
+		r.Servers = append(r.Servers, status)
+		if v.GetNodeId() == r.NodeId {
+			r.Server, r.Voter = true, status.GetVoter()
+		}
 	}
 	for _, id := range a.roster.Members() {
 		r.Nodes++
@@ -69,6 +69,28 @@ func (s api) Status(context.Context, *skeinv1.StatusRequest) (*skeinv1.StatusRes
 	r.Peers = a.tunnelPeers()
 	r.PeersDown = r.Peers - min(r.Peers, r.PeersDirect+r.PeersRelay)
 	return r, nil
+}
+
+// serverStatus tells whether a server votes. A server asks its Raft, of which the leader knows most; other nodes have the log.
+func (a *Agent) serverStatus(v *skeinv1.Server, leader string) *skeinv1.ServerStatus {
+	id, _ := identity.ParseID(v.GetNodeId())
+	r := &skeinv1.ServerStatus{NodeId: v.GetNodeId(), Name: a.roster.Name(id), Voter: v.GetVoter(), Reachable: id == a.id || a.gossip.Alive(id)}
+	if leads, ok := a.leader(); ok {
+		r.Leader = leads == id
+	}
+	if s := a.server.Load(); s != nil {
+		r.Voter, r.Waiting = s.Vote(v)
+	}
+	switch {
+	case r.Voter || r.Waiting != "":
+	case leader == "":
+		r.Waiting = "there is no leader, which would let it vote"
+	case !r.Reachable:
+		r.Waiting = "it is not reachable; it votes when it has kept up with the log for some seconds"
+	default:
+		r.Waiting = "leader " + leader + " lets it vote when it has kept up with the log for some seconds; skein status there tells how far it is"
+	}
+	return r
 }
 
 // tunnelPeers counts the members that this node has a tunnel to: not those that only relay.

@@ -73,15 +73,16 @@ func (s *step) tryWide(i int) {
 	}
 }
 
-// widen goes on with the trials under way.
+// widen continues the trials under way.
 func (s *step) widen() {
+	lost := false
 	for i := range s.Probes {
 		w := &s.Probes[i].Wide
 		if w.Began.IsZero() {
 			continue
 		}
 		if !s.now.Before(s.wideEnd(i)) {
-			s.wideVerdict(i)
+			lost = s.wideVerdict(i) || lost
 			continue
 		}
 		for w.Next < len(wideSteps) && !s.now.Before(w.Began.Add(wideSteps[w.Next])) {
@@ -97,14 +98,17 @@ func (s *step) widen() {
 			}
 		}
 	}
+	if lost { // after the loop: a path that dies makes a burst begin, which forgets probes
+		s.dieNarrow()
+	}
 }
 
 func (s *step) wideEnd(i int) time.Time {
 	return s.Probes[i].Wide.Began.Add(wideSteps[len(wideSteps)-1] + max(wideLast, 3*s.Probes[i].RTT))
 }
 
-// wideVerdict ends a trial in which no packet of full size came back.
-func (s *step) wideVerdict(i int) {
+// wideVerdict ends a trial in which no packet of full size came back, and reports whether the path in use is to be given up.
+func (s *step) wideVerdict(i int) (lost bool) {
 	p := &s.Probes[i]
 	w := &p.Wide
 	active := i == s.active()
@@ -121,13 +125,20 @@ func (s *step) wideVerdict(i int) {
 		// Small ones are not answered either: its heartbeats decide.
 	default:
 		w.Narrow = s.now
-		if active && !s.Relay.ID.IsZero() {
-			s.die(i)
-			if p.Type == relayC {
-				return
-			}
-			s.Lost = fmt.Sprintf("The direct path to %s carries small packets only: no ping padded to %d bytes or more was answered.", p.Endpoint, Wire(mtuLeast, s.Settings.MTU))
-		}
+		return active && !s.Relay.ID.IsZero()
+	}
+	return false
+}
+
+// dieNarrow gives up the path in use, which carries small packets only.
+func (s *step) dieNarrow() {
+	direct, endpoint := s.direct() >= 0, s.Path.Endpoint
+	s.die(s.active())
+	why := fmt.Sprintf("%s carries small packets only: no ping padded to %d bytes or more was answered.", endpoint, Wire(mtuLeast, s.Settings.MTU))
+	if direct {
+		s.Lost = "The direct path to " + why
+	} else {
+		s.UDPLost = "UDP through the relay's port " + why
 	}
 }
 

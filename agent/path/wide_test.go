@@ -1,6 +1,7 @@
 package path
 
 import (
+	"net/netip"
 	"slices"
 	"strings"
 	"testing"
@@ -98,6 +99,35 @@ func TestHoleThatAppearsLater(t *testing.T) {
 			wantMTU(t, s, "after the next regular attempt", 0)
 		} else if b := s.blackout(simStart.Add(5 * time.Second)); b > 200*time.Millisecond {
 			t.Errorf("small packets stood still for %s", b)
+		}
+	}
+}
+
+// The verdict that ends a path also forgets addresses that were learned long ago, in front of its probe and behind it. The trials of
+// the others go on, and what is said names the path that was lost.
+func TestVerdictForgetsOtherAddresses(t *testing.T) {
+	used, old := ap("203.0.113.2:2000"), []netip.AddrPort{ap("203.0.113.3:3000"), ap("203.0.113.4:4000")}
+	for before := range len(old) + 1 { // so many of the old addresses stand in front
+		now := simStart.Add(time.Hour)
+		m := NewMachine(nodeIDs[0], nodeIDs[1], now)
+		m.Known, m.Remote, m.Relay = true, node(natNone, Candidate{Type: srflx, Addr: used}), RelayChoice{ID: relayID}
+		m.Settings.MTU = 1420
+		m.Plan = Plan{Probe: true}
+		for _, e := range old {
+			m.Probes = append(m.Probes, Probe{Endpoint: e, Type: prflx, FirstSeen: simStart, Next: len(pacing)})
+		}
+		m.Probes = slices.Insert(m.Probes, before, Probe{Endpoint: used, Type: srflx, Known: true, Answered: 1, Sent: 1, LastSent: now, LastAnswered: now,
+			Next: len(pacing), Wide: Wide{Began: now.Add(-time.Second), Next: len(wideSteps), Sent: now.Add(-time.Second)}})
+		m.Path = Path{Kind: Direct, Endpoint: used, Alive: true, Since: simStart, Rule: "direct-proven", Reason: "It answers."}
+		m.LastDirect, m.LastPong = used, now
+
+		next, _ := Step(m, now, Input{Kind: InputTick})
+
+		if next.Path.Kind != Relay || !strings.Contains(next.Lost, used.String()) {
+			t.Errorf("%d in front: path %s, lost: %q", before, next.Path, next.Lost)
+		}
+		if len(next.Probes) != 1 || next.Probes[0].Endpoint != used {
+			t.Errorf("%d in front: the probes are %+v", before, next.Probes)
 		}
 	}
 }

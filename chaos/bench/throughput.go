@@ -67,7 +67,7 @@ type carried struct {
 
 func (b *bench) measureThroughput(ctx context.Context) (ours, plain []carried, err error) {
 	if _, err := exec.LookPath("iperf3"); err != nil {
-		return nil, nil, fmt.Errorf("%w: install Debian's package iperf3 (.ci/setup iperf3 does)", err)
+		return nil, nil, fmt.Errorf("%w: install Debian's package iperf3 (.ci/setup bench does)", err)
 	}
 	l, down, err := b.raise(ctx, pairLab)
 	if err != nil {

@@ -1,14 +1,19 @@
 package e2e
 
 import (
+	"context"
 	"fmt"
 	"io"
+	"net"
+	"net/netip"
 	"os/exec"
 	"strings"
 	"testing"
+	"time"
 
 	skeinv1 "github.com/skeinmesh/skein/api/skein/v1"
 	"github.com/skeinmesh/skein/chaos/lab/fabric"
+	"github.com/skeinmesh/skein/chaos/lab/ping"
 )
 
 // ownTable makes an nft table that belongs to one process alone, for as long as that lives.
@@ -37,6 +42,27 @@ func ownTable(t *testing.T, host, name string) (release func()) {
 		return nil
 	})
 	return release
+}
+
+// echoed sends echoes from a host until one is answered.
+func echoed(t *testing.T, host, to string, within time.Duration) {
+	t.Helper()
+	dst := netip.MustParseAddr(to)
+	var socket net.PacketConn
+	err := fabric.In(fabric.HostNS(labName, host), func() (err error) {
+		socket, err = ping.Open(dst)
+		return err
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	echoes := ping.Start(socket, dst, 200*time.Millisecond, 0, ping.MinSize)
+	defer echoes.Stop()
+	ctx, cancel := context.WithTimeout(t.Context(), within)
+	defer cancel()
+	if err := echoes.Answered(ctx, 1); err != nil {
+		t.Fatal(err)
+	}
 }
 
 // TestOneSubsystemFails: another program owns the nft table's name (NFT_TABLE_F_OWNER), so that the agent cannot have
@@ -81,7 +107,7 @@ func TestOneSubsystemFails(t *testing.T) {
 		return nil
 	})
 	// WireGuard tries a handshake again after 5 s: one may have been lost before the table was there.
-	on(t, "spare", "ping -c 1 -W 7 10.4.0.1")
+	echoed(t, "spare", "10.4.0.1", 7*time.Second)
 	s.ok("down", "--purge")
 	onSeed(t, "node", "revoke", "hindered")
 }

@@ -57,7 +57,7 @@ func eventually(ctx context.Context, within, hold time.Duration, check func(cont
 type finalError struct{ error }
 
 // WaitConverged waits until the agents of the nodes (none named: all) that should be running have
-// applied the same index with the same state hash and hold the same records.
+// applied the same index with the same state hash and hold the same records, and those of them that are servers vote.
 func (l *Lab) WaitConverged(ctx context.Context, within time.Duration, nodes ...string) error {
 	if len(nodes) == 0 {
 		nodes = l.Spec.NodeNames()
@@ -108,6 +108,23 @@ func agree(views []*skeinv1.StatusResponse) error {
 	}
 	if !same {
 		return fmt.Errorf("the agents do not agree:\n%s", strings.Join(table, "\n"))
+	}
+	return allVote(views)
+}
+
+// allVote reports the servers among the agents that do not vote yet, as any of the agents sees it. Until they do, the loss of
+// those that vote is the loss of the quorum.
+func allVote(views []*skeinv1.StatusResponse) error {
+	asked := map[string]bool{}
+	for _, v := range views {
+		asked[v.GetNodeId()] = true
+	}
+	for _, v := range views {
+		for _, s := range v.GetServers() {
+			if asked[s.GetNodeId()] && !s.GetVoter() {
+				return fmt.Errorf("server %s does not vote yet, says %s: %s", s.GetName(), v.GetName(), s.GetWaiting())
+			}
+		}
 	}
 	return nil
 }

@@ -150,3 +150,13 @@ func TestTablesFit(t *testing.T) {
 		})
 	}
 }
+
+// Servers that do not vote yet are named with the reason, uncut; those that vote are not.
+func TestStatusNamesServersWithoutAVote(t *testing.T) {
+	why := "leader dc1 lets it vote when it has kept up with the log for some seconds; skein status there tells how far it is"
+	var b bytes.Buffer
+	printStatus(&b, &skeinv1.StatusResponse{Name: "dc1", Servers: []*skeinv1.ServerStatus{{Name: "dc1", Voter: true}, {Name: "dc2", Waiting: why}}})
+	if want := "\nserver     dc2 does not vote yet: " + why + "\n"; !strings.Contains(b.String(), want) || strings.Contains(b.String(), "dc1 does not") {
+		t.Errorf("status does not have the line %q:\n%s", want, b.String())
+	}
+}

@@ -53,6 +53,11 @@ func printStatus(w io.Writer, s *skeinv1.StatusResponse) {
 		leader = s.GetLeaderName()
 	}
 	line("leader", "%s", leader)
+	for _, v := range s.GetServers() {
+		if v.GetWaiting() != "" {
+			fmt.Fprintf(w, "%-10s %s does not vote yet: %s\n", "server", v.GetName(), v.GetWaiting())
+		}
+	}
 	line("state", "index %d, hash %.16s", s.GetIndex(), s.GetStateHash())
 	line("nat", "%s, WireGuard in %s", candidate.NATName(s.GetNatType()), s.GetWireguardDriver())
 	if s.GetRelayUdp() != "" {

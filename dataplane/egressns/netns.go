@@ -14,6 +14,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/skeinmesh/skein/dataplane/podnet"
+	"github.com/skeinmesh/skein/internal/netnsdir"
 )
 
 // inside runs f on a thread of its own in a network namespace.
@@ -32,9 +33,11 @@ func inside(ns *os.File, f func() error) error {
 
 // obtain opens the namespace at file, and makes it where there is none.
 func obtain(file string) (ns *os.File, made bool, err error) {
-	if err := os.MkdirAll(filepath.Dir(file), 0o700); err != nil {
-		return nil, false, fmt.Errorf("making the directory of network namespaces: %w", err)
+	unlock, err := netnsdir.Prepare(filepath.Dir(file), 0o700)
+	if err != nil {
+		return nil, false, err
 	}
+	defer unlock()
 	switch err := podnet.CheckNetNS(file); {
 	case err == nil:
 		ns, err = os.Open(file)
@@ -154,7 +157,7 @@ func Remove(file string) error {
 			return nil
 		}
 		if serr == nil && st.Mode().IsRegular() && st.Size() == 0 {
-			return os.Remove(file) // a start that was not finished
+			return errors.Join(os.Remove(file), netnsdir.Release(filepath.Dir(file))) // a start that was not finished
 		}
 		return fmt.Errorf("removing an egress's network namespace: %w", err)
 	case err != nil:
@@ -168,7 +171,7 @@ func Remove(file string) error {
 	if err := unix.Unmount(file, unix.MNT_DETACH); err != nil {
 		return errors.Join(append(errs, fmt.Errorf("unmounting network namespace %s: %w", file, err))...)
 	}
-	return errors.Join(append(errs, os.Remove(file))...)
+	return errors.Join(append(errs, os.Remove(file), netnsdir.Release(filepath.Dir(file)))...)
 }
 
 func removeUplink(file string) error {

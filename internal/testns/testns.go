@@ -13,6 +13,7 @@ import (
 	"github.com/vishvananda/netlink"
 	"github.com/vishvananda/netns"
 
+	"github.com/skeinmesh/skein/internal/netnsdir"
 	"github.com/skeinmesh/skein/internal/testenv"
 )
 
@@ -33,8 +34,11 @@ func New(t testing.TB, hint string) *NS {
 	done := make(chan error, 1)
 	go func() { // the thread is not unlocked: it ends with the goroutine and takes the namespace's view along
 		runtime.LockOSThread()
-		h, err := netns.NewNamed(n.Name)
-		n.Handle = h
+		unlock, err := netnsdir.Prepare(netnsdir.System, 0o755)
+		if err == nil {
+			n.Handle, err = netns.NewNamed(n.Name)
+			unlock()
+		}
 		done <- err
 	}()
 	if err := <-done; err != nil {

@@ -449,6 +449,7 @@ type ServerStatus struct {
 	Voter         bool                   `protobuf:"varint,3,opt,name=voter,proto3" json:"voter,omitempty"`
 	Leader        bool                   `protobuf:"varint,4,opt,name=leader,proto3" json:"leader,omitempty"`
 	Reachable     bool                   `protobuf:"varint,5,opt,name=reachable,proto3" json:"reachable,omitempty"`
+	Waiting       string                 `protobuf:"bytes,6,opt,name=waiting,proto3" json:"waiting,omitempty"` // why it does not vote yet, a clause; empty: it votes
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -516,6 +517,13 @@ func (x *ServerStatus) GetReachable() bool {
 		return x.Reachable
 	}
 	return false
+}
+
+func (x *ServerStatus) GetWaiting() string {
+	if x != nil {
+		return x.Waiting
+	}
+	return ""
 }
 
 type NodesRequest struct {
@@ -6410,13 +6418,14 @@ const file_skein_v1_agent_proto_rawDesc = "" +
 	"\amessage\x18\x02 \x01(\tR\amessage\x12\x16\n" +
 	"\x06advice\x18\x03 \x01(\tR\x06advice\x12\x14\n" +
 	"\x05since\x18\x04 \x01(\x03R\x05since\x12\x1a\n" +
-	"\bseverity\x18\x05 \x01(\tR\bseverity\"\x87\x01\n" +
+	"\bseverity\x18\x05 \x01(\tR\bseverity\"\xa1\x01\n" +
 	"\fServerStatus\x12\x17\n" +
 	"\anode_id\x18\x01 \x01(\tR\x06nodeId\x12\x12\n" +
 	"\x04name\x18\x02 \x01(\tR\x04name\x12\x14\n" +
 	"\x05voter\x18\x03 \x01(\bR\x05voter\x12\x16\n" +
 	"\x06leader\x18\x04 \x01(\bR\x06leader\x12\x1c\n" +
-	"\treachable\x18\x05 \x01(\bR\treachable\"\x0e\n" +
+	"\treachable\x18\x05 \x01(\bR\treachable\x12\x18\n" +
+	"\awaiting\x18\x06 \x01(\tR\awaiting\"\x0e\n" +
 	"\fNodesRequest\"9\n" +
 	"\rNodesResponse\x12(\n" +
 	"\x05nodes\x18\x01 \x03(\v2\x12.skein.v1.NodeViewR\x05nodes\"\x9a\x02\n" +

@@ -11,16 +11,20 @@ import (
 
 	"github.com/vishvananda/netns"
 	"golang.org/x/sys/unix"
+
+	"github.com/skeinmesh/skein/internal/netnsdir"
 )
 
 // Dir is where named network namespaces are found, also by `ip netns exec`.
-const Dir = "/run/netns"
+const Dir = netnsdir.System
 
 // create makes a namespace and gives it a name. The calling thread's own namespace stays as it is.
 func create(name string) error {
-	if err := os.MkdirAll(Dir, 0o755); err != nil {
+	unlock, err := netnsdir.Prepare(Dir, 0o755)
+	if err != nil {
 		return fmt.Errorf("namespace %s: %w", name, err)
 	}
+	defer unlock()
 	path := filepath.Join(Dir, name)
 	f, err := os.OpenFile(path, os.O_RDONLY|os.O_CREATE|os.O_EXCL, 0o444)
 	if errors.Is(err, os.ErrExist) {
