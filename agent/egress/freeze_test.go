@@ -62,7 +62,11 @@ func TestAFrozenGuest(t *testing.T) {
 	}
 	g.live(func(gs *Gateways, l *generous) {
 		gs.Follow(g.state, 1420)
-		within(t, "a lease is granted", l.gave)
+		select { // an emulated guest on a busy machine takes a minute to make the namespace
+		case <-l.gave:
+		case <-time.After(2 * time.Minute):
+			t.Fatalf("no lease is granted within two minutes: %v", gs.Problems())
+		}
 		until("the kernel forwards", time.Minute, func() bool { return g.lives() > 0 })
 		began, at := time.Now(), rtc.now()
 		until("other machines' clocks are known", time.Minute, func() bool { return time.Since(began) > 2*readEvery })
