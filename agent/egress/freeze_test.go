@@ -42,7 +42,10 @@ func TestAFrozenGuest(t *testing.T) {
 	if os.Getenv(kerneltest.Frozen) == "" {
 		t.Skip("a machine of its own is needed: the guest of the kernel tier")
 	}
-	const lease, frozen = 30 * time.Second, 40 * time.Second
+	if !alone(t) {
+		return
+	}
+	const lease, frozen = 15 * time.Second, 20 * time.Second
 	g := newGate(t, uint32(lease/time.Millisecond))
 	rtc := outside{t, g.other}
 	g.clocks = rtc
@@ -59,10 +62,14 @@ func TestAFrozenGuest(t *testing.T) {
 	}
 	g.live(func(gs *Gateways, l *generous) {
 		gs.Follow(g.state, 1420)
-		within(t, "a lease is granted", l.gave)
-		until("the kernel forwards", 20*time.Second, func() bool { return g.lives() > 0 })
+		select { // an emulated guest on a busy machine takes a minute to make the namespace
+		case <-l.gave:
+		case <-time.After(2 * time.Minute):
+			t.Fatalf("no lease is granted within two minutes: %v", gs.Problems())
+		}
+		until("the kernel forwards", time.Minute, func() bool { return g.lives() > 0 })
 		began, at := time.Now(), rtc.now()
-		until("other machines' clocks are known", 20*time.Second, func() bool { return time.Since(began) > 2*readEvery })
+		until("other machines' clocks are known", time.Minute, func() bool { return time.Since(began) > 2*readEvery })
 		l.mu.Lock()
 		l.mute = true
 		l.mu.Unlock()
@@ -76,7 +83,7 @@ func TestAFrozenGuest(t *testing.T) {
 		if err := kerneltest.AskFreeze(frozen); err != nil {
 			t.Fatal(err)
 		}
-		until("the machine was frozen", 20*time.Second, func() bool { return rtc.now()-at-time.Since(began) > lease })
+		until("the machine was frozen", time.Minute, func() bool { return rtc.now()-at-time.Since(began) > lease })
 		thawed, left := time.Now(), g.lives()
 		t.Logf("frozen for %s without a clock that shows it; continued, the kernel forwards for another %s", rtc.now()-at-time.Since(began), left)
 		if left > MaxTicket {

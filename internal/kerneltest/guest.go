@@ -18,6 +18,9 @@ import (
 // still not carry a guest.
 const kvmPatience = 8 * time.Second
 
+// emulatedPatience is the same for an emulated guest, which takes 6 s on a machine that has nothing else to do.
+const emulatedPatience = 4 * time.Minute
+
 var errNoWord = errors.New("the guest did not start")
 
 // Payload is what goes into the guest beside the kernel and its modules.
@@ -98,7 +101,7 @@ func RunGuest(ctx context.Context, im Image, p Payload, cache string, out io.Wri
 		fmt.Fprintf(out, "KVM does not carry a guest here: %v; emulating\n", err)
 		rememberNoKVM(cache)
 	}
-	return boot(ctx, im, initrd, out, "tcg", "max", time.Minute)
+	return boot(ctx, im, initrd, out, "tcg", "max", emulatedPatience)
 }
 
 // boot runs QEMU once. patience limits the time to the guest's first word.
