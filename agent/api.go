@@ -172,6 +172,27 @@ func (s api) ListTokens(context.Context, *skeinv1.ListTokensRequest) (*skeinv1.L
 	return &skeinv1.ListTokensResponse{Tokens: s.a.replica.State().Tokens()}, nil
 }
 
+// RepairClock shows or repairs the log's time. It shows this node's clock, and it is the leader's that counts.
+func (s api) RepairClock(ctx context.Context, r *skeinv1.RepairClockRequest) (*skeinv1.RepairClockResponse, error) {
+	if s.a.replica == nil {
+		return nil, connect.NewError(connect.CodeUnavailable, errors.New("the agent has not joined a cluster yet"))
+	}
+	state := s.a.replica.State()
+	out := &skeinv1.RepairClockResponse{Before: state.Time(), After: time.Now().UnixNano(), Index: state.Index()}
+	if r.GetDryRun() {
+		return out, nil
+	}
+	answer, err := s.a.propose(ctx, &skeinv1.Command{Body: &skeinv1.Command_RepairClock{RepairClock: &skeinv1.RepairClock{}}})
+	if err != nil {
+		return nil, err
+	}
+	if err := s.a.replica.Wait(ctx, max(answer.GetIndex(), 1)-1); err != nil {
+		return nil, asConnect(err)
+	}
+	out.After, out.Index = s.a.replica.State().Time(), answer.GetIndex()
+	return out, nil
+}
+
 func (s api) RevokeToken(ctx context.Context, r *skeinv1.RevokeTokenRequest) (*skeinv1.RevokeTokenResponse, error) {
 	_, err := s.a.propose(ctx, &skeinv1.Command{Body: &skeinv1.Command_RevokeToken{RevokeToken: &skeinv1.RevokeToken{TokenId: r.GetTokenId()}}})
 	return &skeinv1.RevokeTokenResponse{}, err

@@ -287,6 +287,15 @@ func (a *Agent) onHeartbeat(h *skeinv1.SubscribeResponse_Heartbeat) {
 	a.noteClock(h.GetTime())
 }
 
+// onDiverged reports that the servers have another history than this node, which then hears nothing of the log.
+func (a *Agent) onDiverged(err error) {
+	message := ""
+	if err != nil {
+		message = err.Error()
+	}
+	a.report("history", failure, message, "this node keeps what it has and takes in nothing more: see \"Two nodes disagree\" in docs/recovery.md")
+}
+
 // clockLimit is how wrong a host's clock may be before its user is told.
 const clockLimit = 30 * time.Second
 

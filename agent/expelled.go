@@ -91,7 +91,9 @@ func (a *Agent) askServers(ctx context.Context) {
 	}
 	request := &skeinv1.JoinRequest{ClusterId: a.cluster.String(), Node: node, RequestId: newRequestID()}
 	if a.lonely() {
-		request.MemberIndex = a.replica.State().Index()
+		state := a.replica.State()
+		hash := state.Hash()
+		request.MemberIndex, request.MemberHash = state.Index(), hash[:]
 	}
 	for _, v := range a.replica.State().Servers() {
 		id, err := identity.ParseID(v.GetNodeId())
@@ -164,6 +166,11 @@ func (a *Agent) news(after uint64) *skeinv1.JoinResponse {
 // answerInquiry is what a node says to one that asks without a token.
 func (a *Agent) answerInquiry(peer identity.ID, request *skeinv1.JoinRequest) *skeinv1.JoinResponse {
 	if _, member := a.roster.Key(peer); member && request.GetMemberIndex() > 0 {
+		if hash := request.GetMemberHash(); len(hash) > 0 { // earlier versions send none
+			if err := a.replica.SameHistory(request.GetMemberIndex(), hash); errors.Is(err, consensus.ErrDiverged) {
+				return &skeinv1.JoinResponse{Time: time.Now().UnixNano(), ErrorCode: string(events.FailedPrecondition), ErrorMessage: err.Error()}
+			}
+		}
 		return a.news(request.GetMemberIndex())
 	}
 	r := &skeinv1.JoinResponse{Time: time.Now().UnixNano(), ErrorCode: string(events.PermissionDenied), ErrorMessage: "the request holds no token: make one on a member with skein token create"}

@@ -26,7 +26,10 @@ type ClientConfig struct {
 	Local   func() *Server // nil, or returning nil: this node is no server
 	// OnHeartbeat is told what a followed server says once a second. It must not block; nil: nobody asks.
 	OnHeartbeat func(*skeinv1.SubscribeResponse_Heartbeat)
-	Log         *slog.Logger
+	// OnDiverged is told that a server's history is another than this node's, and nil once one is followed. It must not block;
+	// nil: nobody asks.
+	OnDiverged func(error)
+	Log        *slog.Logger
 }
 
 const (

@@ -7,6 +7,8 @@ import (
 	"math/rand/v2"
 	"time"
 
+	"connectrpc.com/connect"
+
 	skeinv1 "github.com/skeinmesh/skein/api/skein/v1"
 	"github.com/skeinmesh/skein/events"
 	"github.com/skeinmesh/skein/identity"
@@ -59,6 +61,7 @@ func (c *Client) Follow(ctx context.Context) error {
 				return fmt.Errorf("follow server %s: %w", id, err)
 			}
 			c.ended(id, err)
+			heard = heard && !errors.Is(err, ErrDiverged) // it will say so again
 			if progress = heard; heard {
 				break // choose anew among all
 			}
@@ -116,6 +119,7 @@ func (c *Client) ended(id identity.ID, err error) {
 	switch {
 	case errors.Is(err, ErrDiverged):
 		c.log.Error("this node's agreed history differs from a server's", "server", id, "err", err, "next", divergedNext)
+		c.tellDiverged(fmt.Errorf("this node's agreed history differs from that of server %s: %w", id, err))
 	case !repeated:
 		c.log.Info("a subscription ended", "server", id, "err", err)
 	}
@@ -129,7 +133,7 @@ func (c *Client) followOne(ctx context.Context, id identity.ID) (heard bool, err
 	defer c.following(nil)
 	watchdog := time.AfterFunc(streamSilence, func() { cancel(fmt.Errorf("nothing heard for %s", streamSilence)) })
 	defer watchdog.Stop()
-	stream, err := c.cfg.Conns.Cluster(id).Subscribe(ctx, &skeinv1.SubscribeRequest{After: c.cfg.Replica.State().Index()})
+	stream, err := c.cfg.Conns.Cluster(id).Subscribe(ctx, subscription(c.cfg.Replica.State()))
 	if err != nil {
 		return false, followError(ctx, err)
 	}
@@ -153,7 +157,9 @@ func (c *Client) followOne(ctx context.Context, id identity.ID) (heard bool, err
 				led = time.Now()
 			}
 		}
-		if !heard {
+		if heard { // a refusal comes after the first message
+			c.tellDiverged(nil)
+		} else {
 			c.log.Info("following the agreed state", "server", id, "index", c.cfg.Replica.State().Index())
 		}
 		heard = true
@@ -170,13 +176,28 @@ func (c *Client) followOne(ctx context.Context, id identity.ID) (heard bool, err
 	return heard, followError(ctx, stream.Err())
 }
 
+func (c *Client) tellDiverged(err error) {
+	if c.cfg.OnDiverged != nil {
+		c.cfg.OnDiverged(err)
+	}
+}
+
 func (c *Client) following(leave context.CancelCauseFunc) {
 	c.mu.Lock()
 	c.leave = leave
 	c.mu.Unlock()
 }
 
+// subscription asks for what comes after a state.
+func subscription(s *events.State) *skeinv1.SubscribeRequest {
+	hash := s.Hash()
+	return &skeinv1.SubscribeRequest{After: s.Index(), Hash: hash[:]}
+}
+
 func followError(ctx context.Context, err error) error {
+	if connect.CodeOf(err) == connect.CodeAborted {
+		return fmt.Errorf("%w: %s", ErrDiverged, connectMessage(err))
+	}
 	if cause := context.Cause(ctx); cause != nil {
 		return cause
 	}

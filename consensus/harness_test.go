@@ -26,13 +26,14 @@ const testCluster = "000102030405060708090a0b0c0d0e0f"
 
 // node is one member with everything of this package running, as an agent runs it.
 type node struct {
-	c      *cluster
-	name   string
-	key    *identity.Key
-	wg     identity.WireGuardKey
-	id     identity.ID
-	dir    string
-	server bool
+	c        *cluster
+	name     string
+	key      *identity.Key
+	wg       identity.WireGuardKey
+	id       identity.ID
+	dir      string
+	server   bool
+	diverged func(error)
 
 	replica *Replica
 	raft    *Server
@@ -128,7 +129,7 @@ func (n *node) tryStart(bootstrap bool) (err error) {
 	mux.Handle(n.service.Handler())
 	n.http, n.rpc = NewHTTPServer(mux, log), n.c.net.listen(n.id, identity.ALPNRPC)
 	go n.http.Serve(PlainListener(n.rpc))
-	n.client = NewClient(ClientConfig{Self: n.id, Replica: n.replica, Conns: n.conns, Local: local, Log: log})
+	n.client = NewClient(ClientConfig{Self: n.id, Replica: n.replica, Conns: n.conns, Local: local, Log: log, OnDiverged: n.diverged})
 	n.live.Store(n.client)
 	ctx, cancel := context.WithCancel(context.Background())
 	n.stop, n.ended = cancel, make(chan error, 1)

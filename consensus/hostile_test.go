@@ -48,7 +48,7 @@ func (n *node) forger() *raft.NetworkTransport {
 	return tr
 }
 
-// forgery is one of each of Raft's requests that ends a term or writes the log, in a name.
+// forgeries are one of each of Raft's requests that ends a term or writes the log, in a name.
 func (c *cluster) forgeries(tr *raft.NetworkTransport, to, as *node) map[string]func() error {
 	c.t.Helper()
 	leader := c.leader()
@@ -68,15 +68,15 @@ func (c *cluster) forgeries(tr *raft.NetworkTransport, to, as *node) map[string]
 	id, address, later := raft.ServerID(to.id.String()), raft.ServerAddress(to.id.String()), term+1000
 	return map[string]func() error{
 		"entries": func() error {
-			r := &raft.AppendEntriesRequest{RPCHeader: header, Term: later, Leader: name, PrevLogEntry: index, PrevLogTerm: entry.Term,
+			r := &raft.AppendEntriesRequest{RPCHeader: header, Term: later, PrevLogEntry: index, PrevLogTerm: entry.Term,
 				Entries: []*raft.Log{{Index: index + 1, Term: later, Type: raft.LogCommand, Data: data}}, LeaderCommitIndex: index + 1}
 			return tr.AppendEntries(id, address, r, &raft.AppendEntriesResponse{})
 		},
 		"a heartbeat": func() error {
-			return tr.AppendEntries(id, address, &raft.AppendEntriesRequest{RPCHeader: header, Term: later, Leader: name}, &raft.AppendEntriesResponse{})
+			return tr.AppendEntries(id, address, &raft.AppendEntriesRequest{RPCHeader: header, Term: later}, &raft.AppendEntriesResponse{})
 		},
 		"a candidacy": func() error {
-			r := &raft.RequestVoteRequest{RPCHeader: header, Term: later, Candidate: name, LastLogIndex: index + 1000, LastLogTerm: later, LeadershipTransfer: true}
+			r := &raft.RequestVoteRequest{RPCHeader: header, Term: later, LastLogIndex: index + 1000, LastLogTerm: later, LeadershipTransfer: true}
 			return tr.RequestVote(id, address, r, &raft.RequestVoteResponse{})
 		},
 		"a candidacy to be": func() error {
@@ -140,7 +140,7 @@ func TestRaftRequestsInOthersNamesAreRefused(t *testing.T) {
 				}
 			}
 		}
-		beat := &raft.AppendEntriesRequest{RPCHeader: raft.RPCHeader{ProtocolVersion: raft.ProtocolVersionMax, ID: []byte(other.id.String()), Addr: []byte(other.id.String())}, Term: 1, Leader: []byte(other.id.String())}
+		beat := &raft.AppendEntriesRequest{RPCHeader: raft.RPCHeader{ProtocolVersion: raft.ProtocolVersionMax, ID: []byte(other.id.String()), Addr: []byte(other.id.String())}, Term: 1}
 		if err := other.forger().AppendEntries(raft.ServerID(follower.id.String()), raft.ServerAddress(follower.id.String()), beat, &raft.AppendEntriesResponse{}); err != nil {
 			t.Errorf("a voter in its own name is refused: %v", err)
 		}
@@ -172,7 +172,7 @@ func TestRemovedServersLoseTheirStreams(t *testing.T) {
 			gone, stays := c.others(leader)[0], c.others(leader)[1]
 			name := []byte(gone.id.String())
 			beat := func(tr *raft.NetworkTransport) error {
-				r := &raft.AppendEntriesRequest{RPCHeader: raft.RPCHeader{ProtocolVersion: raft.ProtocolVersionMax, ID: name, Addr: name}, Term: 1, Leader: name}
+				r := &raft.AppendEntriesRequest{RPCHeader: raft.RPCHeader{ProtocolVersion: raft.ProtocolVersionMax, ID: name, Addr: name}, Term: 1}
 				return tr.AppendEntries(raft.ServerID(stays.id.String()), raft.ServerAddress(stays.id.String()), r, &raft.AppendEntriesResponse{})
 			}
 			tr := gone.forger()

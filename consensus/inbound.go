@@ -133,28 +133,16 @@ func (n *inbound) beat(r raft.RPC) {
 	f(r)
 }
 
-// checkClaim holds the sender that a request names, in its header and in the older fields, against the one that is proved.
+// checkClaim holds the sender that a request names against the one that is proved. Both of its names must be there, or the
+// library would look into older fields.
 func checkClaim(id identity.ID, command any) error {
 	r, ok := command.(raft.WithRPCHeader)
 	if !ok {
 		return fmt.Errorf("%T names no sender", command)
 	}
-	h := r.GetRPCHeader()
-	claims := [][]byte{h.Addr}
-	switch c := command.(type) {
-	case *raft.AppendEntriesRequest:
-		claims = append(claims, c.Leader)
-	case *raft.InstallSnapshotRequest:
-		claims = append(claims, c.Leader)
-	case *raft.RequestVoteRequest:
-		claims = append(claims, c.Candidate)
-	}
-	if string(h.ID) != id.String() {
-		return fmt.Errorf("it is sent in the name of %.40q", h.ID)
-	}
-	for _, claim := range claims {
-		if len(claim) > 0 && string(claim) != id.String() {
-			return fmt.Errorf("it is sent in the name of %.40q", claim)
+	for _, name := range [][]byte{r.GetRPCHeader().ID, r.GetRPCHeader().Addr} {
+		if string(name) != id.String() {
+			return fmt.Errorf("it is sent in the name of %.40q", name)
 		}
 	}
 	return nil

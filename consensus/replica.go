@@ -43,6 +43,7 @@ type Replica struct {
 	spill *spill      // holds what is in later, for kill -9; nil: not lazy, or its files cannot be had
 
 	tail tail
+	past past
 }
 
 // tail is the newest events in memory; those above durable are not on disk yet.
@@ -196,7 +197,7 @@ func (r *Replica) apply(evs []*skeinv1.Event) error {
 	} else if err := r.store.append([]group{{evs, next}}); err != nil {
 		return fmt.Errorf("store events: %w", err)
 	}
-	next.Hash() // digests are computed once here and not by every reader
+	r.past.note(next.Index(), next.Hash()) // digests are computed once here and not by every reader
 	r.publish(next, evs)
 	if r.lazy {
 		r.schedule()
@@ -231,7 +232,8 @@ func (r *Replica) reset(next *events.State) error {
 	if err := r.store.reset(next); err != nil {
 		return fmt.Errorf("reset the replica: %w", err)
 	}
-	next.Hash()
+	r.past.forget()
+	r.past.note(next.Index(), next.Hash())
 	r.later = nil
 	r.publish(next, nil)
 	return r.spill.drop(true)

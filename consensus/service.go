@@ -195,7 +195,8 @@ func answered(a *skeinv1.Answer, err error) (*skeinv1.ProposeResponse, error) {
 	return nil, connect.NewError(connect.CodeUnavailable, err)
 }
 
-// Subscribe streams batches from an index on, after a snapshot if the archive no longer reaches back.
+// Subscribe streams batches from an index on, after a snapshot if the archive no longer reaches back. A follower whose state
+// there has another hash than this server's gets nothing: it would fold events of one history on another.
 // Nothing is queued for a subscriber: it reads from the archive at its own pace, and one that does not
 // read for writeTimeout is cut.
 func (s *Service) Subscribe(ctx context.Context, r *skeinv1.SubscribeRequest, out *connect.ServerStream[skeinv1.SubscribeResponse]) error {
@@ -212,13 +213,19 @@ func (s *Service) Subscribe(ctx context.Context, r *skeinv1.SubscribeRequest, ou
 		writeDeadline(ctx, writeTimeout)
 		return out.Send(m)
 	}
-	at := r.GetAfter()
-	if err := send(s.heartbeat()); err != nil { // the answer begins at once, also when nothing is new
+	at, checked := r.GetAfter(), len(r.GetHash()) == 0 // earlier versions send no hash
+	if err := send(s.heartbeat()); err != nil {        // the answer begins at once, also when nothing is new
 		return err
 	}
 	tick := time.NewTicker(heartbeatEvery)
 	defer tick.Stop()
 	for {
+		if !checked && s.cfg.Replica.State().Index() >= at { // one that is ahead is compared when this server gets there
+			if err := s.cfg.Replica.checkFollower(at, r.GetHash()); err != nil {
+				return notServed(err)
+			}
+			checked = true
+		}
 		if at, err = s.sendNews(at, send); err != nil {
 			return err
 		}
@@ -243,6 +250,14 @@ func (s *Service) Subscribe(ctx context.Context, r *skeinv1.SubscribeRequest, ou
 			return err
 		}
 	}
+}
+
+// notServed tells a follower that its history is another, for good, and of every other failure that it may try again.
+func notServed(err error) error {
+	if errors.Is(err, ErrDiverged) {
+		return connect.NewError(connect.CodeAborted, err)
+	}
+	return connect.NewError(connect.CodeInternal, err)
 }
 
 // sendNews sends all that is newer than an index and returns the new one.

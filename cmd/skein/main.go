@@ -99,7 +99,7 @@ func newRoot() *cobra.Command {
 	root.AddCommand(
 		newUpCmd(g), newDownCmd(g), newStatusCmd(g), newNodesCmd(g), newPeersCmd(g), newNetcheckCmd(g), newRelayCmd(g),
 		newTokenCmd(g), newNodeCmd(g), newEventsCmd(g), newStateCmd(g), newDiffCmd(g), newExplainCmd(g),
-		newPlanCmd(g), newSettingsCmd(g), newServerCmd(g), newPoolCmd(g), newBlockCmd(g), newIPCmd(g), newImportCmd(g), newEgressCmd(g),
+		newPlanCmd(g), newSettingsCmd(g), newServerCmd(g), newClusterCmd(g), newPoolCmd(g), newBlockCmd(g), newIPCmd(g), newImportCmd(g), newEgressCmd(g),
 		newVersionCmd(g), newCNICmd(g), newLabCmd(),
 	)
 	strict(root)

@@ -1654,6 +1654,110 @@ func (*RevokeTokenResponse) Descriptor() ([]byte, []int) {
 	return file_skein_v1_agent_proto_rawDescGZIP(), []int{19}
 }
 
+type RepairClockRequest struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	DryRun        bool                   `protobuf:"varint,1,opt,name=dry_run,json=dryRun,proto3" json:"dry_run,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *RepairClockRequest) Reset() {
+	*x = RepairClockRequest{}
+	mi := &file_skein_v1_agent_proto_msgTypes[20]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *RepairClockRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*RepairClockRequest) ProtoMessage() {}
+
+func (x *RepairClockRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_skein_v1_agent_proto_msgTypes[20]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use RepairClockRequest.ProtoReflect.Descriptor instead.
+func (*RepairClockRequest) Descriptor() ([]byte, []int) {
+	return file_skein_v1_agent_proto_rawDescGZIP(), []int{20}
+}
+
+func (x *RepairClockRequest) GetDryRun() bool {
+	if x != nil {
+		return x.DryRun
+	}
+	return false
+}
+
+type RepairClockResponse struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Before        int64                  `protobuf:"varint,1,opt,name=before,proto3" json:"before,omitempty"`
+	After         int64                  `protobuf:"varint,2,opt,name=after,proto3" json:"after,omitempty"`
+	Index         uint64                 `protobuf:"varint,3,opt,name=index,proto3" json:"index,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *RepairClockResponse) Reset() {
+	*x = RepairClockResponse{}
+	mi := &file_skein_v1_agent_proto_msgTypes[21]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *RepairClockResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*RepairClockResponse) ProtoMessage() {}
+
+func (x *RepairClockResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_skein_v1_agent_proto_msgTypes[21]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use RepairClockResponse.ProtoReflect.Descriptor instead.
+func (*RepairClockResponse) Descriptor() ([]byte, []int) {
+	return file_skein_v1_agent_proto_rawDescGZIP(), []int{21}
+}
+
+func (x *RepairClockResponse) GetBefore() int64 {
+	if x != nil {
+		return x.Before
+	}
+	return 0
+}
+
+func (x *RepairClockResponse) GetAfter() int64 {
+	if x != nil {
+		return x.After
+	}
+	return 0
+}
+
+func (x *RepairClockResponse) GetIndex() uint64 {
+	if x != nil {
+		return x.Index
+	}
+	return 0
+}
+
 type ShowNodeRequest struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Node          string                 `protobuf:"bytes,1,opt,name=node,proto3" json:"node,omitempty"`
@@ -1663,7 +1767,7 @@ type ShowNodeRequest struct {
 
 func (x *ShowNodeRequest) Reset() {
 	*x = ShowNodeRequest{}
-	mi := &file_skein_v1_agent_proto_msgTypes[20]
+	mi := &file_skein_v1_agent_proto_msgTypes[22]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1675,7 +1779,7 @@ func (x *ShowNodeRequest) String() string {
 func (*ShowNodeRequest) ProtoMessage() {}
 
 func (x *ShowNodeRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_agent_proto_msgTypes[20]
+	mi := &file_skein_v1_agent_proto_msgTypes[22]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1688,7 +1792,7 @@ func (x *ShowNodeRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ShowNodeRequest.ProtoReflect.Descriptor instead.
 func (*ShowNodeRequest) Descriptor() ([]byte, []int) {
-	return file_skein_v1_agent_proto_rawDescGZIP(), []int{20}
+	return file_skein_v1_agent_proto_rawDescGZIP(), []int{22}
 }
 
 func (x *ShowNodeRequest) GetNode() string {
@@ -1707,7 +1811,7 @@ type ShowNodeResponse struct {
 
 func (x *ShowNodeResponse) Reset() {
 	*x = ShowNodeResponse{}
-	mi := &file_skein_v1_agent_proto_msgTypes[21]
+	mi := &file_skein_v1_agent_proto_msgTypes[23]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1719,7 +1823,7 @@ func (x *ShowNodeResponse) String() string {
 func (*ShowNodeResponse) ProtoMessage() {}
 
 func (x *ShowNodeResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_agent_proto_msgTypes[21]
+	mi := &file_skein_v1_agent_proto_msgTypes[23]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1732,7 +1836,7 @@ func (x *ShowNodeResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ShowNodeResponse.ProtoReflect.Descriptor instead.
 func (*ShowNodeResponse) Descriptor() ([]byte, []int) {
-	return file_skein_v1_agent_proto_rawDescGZIP(), []int{21}
+	return file_skein_v1_agent_proto_rawDescGZIP(), []int{23}
 }
 
 func (x *ShowNodeResponse) GetNode() *NodeView {
@@ -1753,7 +1857,7 @@ type RevokeNodeRequest struct {
 
 func (x *RevokeNodeRequest) Reset() {
 	*x = RevokeNodeRequest{}
-	mi := &file_skein_v1_agent_proto_msgTypes[22]
+	mi := &file_skein_v1_agent_proto_msgTypes[24]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1765,7 +1869,7 @@ func (x *RevokeNodeRequest) String() string {
 func (*RevokeNodeRequest) ProtoMessage() {}
 
 func (x *RevokeNodeRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_agent_proto_msgTypes[22]
+	mi := &file_skein_v1_agent_proto_msgTypes[24]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1778,7 +1882,7 @@ func (x *RevokeNodeRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RevokeNodeRequest.ProtoReflect.Descriptor instead.
 func (*RevokeNodeRequest) Descriptor() ([]byte, []int) {
-	return file_skein_v1_agent_proto_rawDescGZIP(), []int{22}
+	return file_skein_v1_agent_proto_rawDescGZIP(), []int{24}
 }
 
 func (x *RevokeNodeRequest) GetNode() string {
@@ -1812,7 +1916,7 @@ type RevokeNodeResponse struct {
 
 func (x *RevokeNodeResponse) Reset() {
 	*x = RevokeNodeResponse{}
-	mi := &file_skein_v1_agent_proto_msgTypes[23]
+	mi := &file_skein_v1_agent_proto_msgTypes[25]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1824,7 +1928,7 @@ func (x *RevokeNodeResponse) String() string {
 func (*RevokeNodeResponse) ProtoMessage() {}
 
 func (x *RevokeNodeResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_agent_proto_msgTypes[23]
+	mi := &file_skein_v1_agent_proto_msgTypes[25]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1837,7 +1941,7 @@ func (x *RevokeNodeResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RevokeNodeResponse.ProtoReflect.Descriptor instead.
 func (*RevokeNodeResponse) Descriptor() ([]byte, []int) {
-	return file_skein_v1_agent_proto_rawDescGZIP(), []int{23}
+	return file_skein_v1_agent_proto_rawDescGZIP(), []int{25}
 }
 
 func (x *RevokeNodeResponse) GetNode() *Node {
@@ -1866,7 +1970,7 @@ type SetRoleRequest struct {
 
 func (x *SetRoleRequest) Reset() {
 	*x = SetRoleRequest{}
-	mi := &file_skein_v1_agent_proto_msgTypes[24]
+	mi := &file_skein_v1_agent_proto_msgTypes[26]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1878,7 +1982,7 @@ func (x *SetRoleRequest) String() string {
 func (*SetRoleRequest) ProtoMessage() {}
 
 func (x *SetRoleRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_agent_proto_msgTypes[24]
+	mi := &file_skein_v1_agent_proto_msgTypes[26]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1891,7 +1995,7 @@ func (x *SetRoleRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SetRoleRequest.ProtoReflect.Descriptor instead.
 func (*SetRoleRequest) Descriptor() ([]byte, []int) {
-	return file_skein_v1_agent_proto_rawDescGZIP(), []int{24}
+	return file_skein_v1_agent_proto_rawDescGZIP(), []int{26}
 }
 
 func (x *SetRoleRequest) GetNode() string {
@@ -1933,7 +2037,7 @@ type SetRoleResponse struct {
 
 func (x *SetRoleResponse) Reset() {
 	*x = SetRoleResponse{}
-	mi := &file_skein_v1_agent_proto_msgTypes[25]
+	mi := &file_skein_v1_agent_proto_msgTypes[27]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1945,7 +2049,7 @@ func (x *SetRoleResponse) String() string {
 func (*SetRoleResponse) ProtoMessage() {}
 
 func (x *SetRoleResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_agent_proto_msgTypes[25]
+	mi := &file_skein_v1_agent_proto_msgTypes[27]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1958,7 +2062,7 @@ func (x *SetRoleResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SetRoleResponse.ProtoReflect.Descriptor instead.
 func (*SetRoleResponse) Descriptor() ([]byte, []int) {
-	return file_skein_v1_agent_proto_rawDescGZIP(), []int{25}
+	return file_skein_v1_agent_proto_rawDescGZIP(), []int{27}
 }
 
 func (x *SetRoleResponse) GetNode() *Node {
@@ -1992,7 +2096,7 @@ type SettingsRequest struct {
 
 func (x *SettingsRequest) Reset() {
 	*x = SettingsRequest{}
-	mi := &file_skein_v1_agent_proto_msgTypes[26]
+	mi := &file_skein_v1_agent_proto_msgTypes[28]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2004,7 +2108,7 @@ func (x *SettingsRequest) String() string {
 func (*SettingsRequest) ProtoMessage() {}
 
 func (x *SettingsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_agent_proto_msgTypes[26]
+	mi := &file_skein_v1_agent_proto_msgTypes[28]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2017,7 +2121,7 @@ func (x *SettingsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SettingsRequest.ProtoReflect.Descriptor instead.
 func (*SettingsRequest) Descriptor() ([]byte, []int) {
-	return file_skein_v1_agent_proto_rawDescGZIP(), []int{26}
+	return file_skein_v1_agent_proto_rawDescGZIP(), []int{28}
 }
 
 func (x *SettingsRequest) GetChange() *Settings {
@@ -2044,7 +2148,7 @@ type SettingsResponse struct {
 
 func (x *SettingsResponse) Reset() {
 	*x = SettingsResponse{}
-	mi := &file_skein_v1_agent_proto_msgTypes[27]
+	mi := &file_skein_v1_agent_proto_msgTypes[29]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2056,7 +2160,7 @@ func (x *SettingsResponse) String() string {
 func (*SettingsResponse) ProtoMessage() {}
 
 func (x *SettingsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_agent_proto_msgTypes[27]
+	mi := &file_skein_v1_agent_proto_msgTypes[29]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2069,7 +2173,7 @@ func (x *SettingsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SettingsResponse.ProtoReflect.Descriptor instead.
 func (*SettingsResponse) Descriptor() ([]byte, []int) {
-	return file_skein_v1_agent_proto_rawDescGZIP(), []int{27}
+	return file_skein_v1_agent_proto_rawDescGZIP(), []int{29}
 }
 
 func (x *SettingsResponse) GetSettings() *Settings {
@@ -2097,7 +2201,7 @@ type EventsRequest struct {
 
 func (x *EventsRequest) Reset() {
 	*x = EventsRequest{}
-	mi := &file_skein_v1_agent_proto_msgTypes[28]
+	mi := &file_skein_v1_agent_proto_msgTypes[30]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2109,7 +2213,7 @@ func (x *EventsRequest) String() string {
 func (*EventsRequest) ProtoMessage() {}
 
 func (x *EventsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_agent_proto_msgTypes[28]
+	mi := &file_skein_v1_agent_proto_msgTypes[30]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2122,7 +2226,7 @@ func (x *EventsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use EventsRequest.ProtoReflect.Descriptor instead.
 func (*EventsRequest) Descriptor() ([]byte, []int) {
-	return file_skein_v1_agent_proto_rawDescGZIP(), []int{28}
+	return file_skein_v1_agent_proto_rawDescGZIP(), []int{30}
 }
 
 func (x *EventsRequest) GetSince() uint64 {
@@ -2155,7 +2259,7 @@ type EventsResponse struct {
 
 func (x *EventsResponse) Reset() {
 	*x = EventsResponse{}
-	mi := &file_skein_v1_agent_proto_msgTypes[29]
+	mi := &file_skein_v1_agent_proto_msgTypes[31]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2167,7 +2271,7 @@ func (x *EventsResponse) String() string {
 func (*EventsResponse) ProtoMessage() {}
 
 func (x *EventsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_agent_proto_msgTypes[29]
+	mi := &file_skein_v1_agent_proto_msgTypes[31]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2180,7 +2284,7 @@ func (x *EventsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use EventsResponse.ProtoReflect.Descriptor instead.
 func (*EventsResponse) Descriptor() ([]byte, []int) {
-	return file_skein_v1_agent_proto_rawDescGZIP(), []int{29}
+	return file_skein_v1_agent_proto_rawDescGZIP(), []int{31}
 }
 
 func (x *EventsResponse) GetEvent() *Event {
@@ -2199,7 +2303,7 @@ type StateRequest struct {
 
 func (x *StateRequest) Reset() {
 	*x = StateRequest{}
-	mi := &file_skein_v1_agent_proto_msgTypes[30]
+	mi := &file_skein_v1_agent_proto_msgTypes[32]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2211,7 +2315,7 @@ func (x *StateRequest) String() string {
 func (*StateRequest) ProtoMessage() {}
 
 func (x *StateRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_agent_proto_msgTypes[30]
+	mi := &file_skein_v1_agent_proto_msgTypes[32]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2224,7 +2328,7 @@ func (x *StateRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StateRequest.ProtoReflect.Descriptor instead.
 func (*StateRequest) Descriptor() ([]byte, []int) {
-	return file_skein_v1_agent_proto_rawDescGZIP(), []int{30}
+	return file_skein_v1_agent_proto_rawDescGZIP(), []int{32}
 }
 
 func (x *StateRequest) GetAt() uint64 {
@@ -2244,7 +2348,7 @@ type StateResponse struct {
 
 func (x *StateResponse) Reset() {
 	*x = StateResponse{}
-	mi := &file_skein_v1_agent_proto_msgTypes[31]
+	mi := &file_skein_v1_agent_proto_msgTypes[33]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2256,7 +2360,7 @@ func (x *StateResponse) String() string {
 func (*StateResponse) ProtoMessage() {}
 
 func (x *StateResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_agent_proto_msgTypes[31]
+	mi := &file_skein_v1_agent_proto_msgTypes[33]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2269,7 +2373,7 @@ func (x *StateResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StateResponse.ProtoReflect.Descriptor instead.
 func (*StateResponse) Descriptor() ([]byte, []int) {
-	return file_skein_v1_agent_proto_rawDescGZIP(), []int{31}
+	return file_skein_v1_agent_proto_rawDescGZIP(), []int{33}
 }
 
 func (x *StateResponse) GetState() *State {
@@ -2296,7 +2400,7 @@ type DiffRequest struct {
 
 func (x *DiffRequest) Reset() {
 	*x = DiffRequest{}
-	mi := &file_skein_v1_agent_proto_msgTypes[32]
+	mi := &file_skein_v1_agent_proto_msgTypes[34]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2308,7 +2412,7 @@ func (x *DiffRequest) String() string {
 func (*DiffRequest) ProtoMessage() {}
 
 func (x *DiffRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_agent_proto_msgTypes[32]
+	mi := &file_skein_v1_agent_proto_msgTypes[34]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2321,7 +2425,7 @@ func (x *DiffRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DiffRequest.ProtoReflect.Descriptor instead.
 func (*DiffRequest) Descriptor() ([]byte, []int) {
-	return file_skein_v1_agent_proto_rawDescGZIP(), []int{32}
+	return file_skein_v1_agent_proto_rawDescGZIP(), []int{34}
 }
 
 func (x *DiffRequest) GetFrom() uint64 {
@@ -2347,7 +2451,7 @@ type DiffResponse struct {
 
 func (x *DiffResponse) Reset() {
 	*x = DiffResponse{}
-	mi := &file_skein_v1_agent_proto_msgTypes[33]
+	mi := &file_skein_v1_agent_proto_msgTypes[35]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2359,7 +2463,7 @@ func (x *DiffResponse) String() string {
 func (*DiffResponse) ProtoMessage() {}
 
 func (x *DiffResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_agent_proto_msgTypes[33]
+	mi := &file_skein_v1_agent_proto_msgTypes[35]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2372,7 +2476,7 @@ func (x *DiffResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DiffResponse.ProtoReflect.Descriptor instead.
 func (*DiffResponse) Descriptor() ([]byte, []int) {
-	return file_skein_v1_agent_proto_rawDescGZIP(), []int{33}
+	return file_skein_v1_agent_proto_rawDescGZIP(), []int{35}
 }
 
 func (x *DiffResponse) GetLines() []string {
@@ -2392,7 +2496,7 @@ type ExplainPeerRequest struct {
 
 func (x *ExplainPeerRequest) Reset() {
 	*x = ExplainPeerRequest{}
-	mi := &file_skein_v1_agent_proto_msgTypes[34]
+	mi := &file_skein_v1_agent_proto_msgTypes[36]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2404,7 +2508,7 @@ func (x *ExplainPeerRequest) String() string {
 func (*ExplainPeerRequest) ProtoMessage() {}
 
 func (x *ExplainPeerRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_agent_proto_msgTypes[34]
+	mi := &file_skein_v1_agent_proto_msgTypes[36]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2417,7 +2521,7 @@ func (x *ExplainPeerRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExplainPeerRequest.ProtoReflect.Descriptor instead.
 func (*ExplainPeerRequest) Descriptor() ([]byte, []int) {
-	return file_skein_v1_agent_proto_rawDescGZIP(), []int{34}
+	return file_skein_v1_agent_proto_rawDescGZIP(), []int{36}
 }
 
 func (x *ExplainPeerRequest) GetPeer() string {
@@ -2451,7 +2555,7 @@ type ExplainPeerResponse struct {
 
 func (x *ExplainPeerResponse) Reset() {
 	*x = ExplainPeerResponse{}
-	mi := &file_skein_v1_agent_proto_msgTypes[35]
+	mi := &file_skein_v1_agent_proto_msgTypes[37]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2463,7 +2567,7 @@ func (x *ExplainPeerResponse) String() string {
 func (*ExplainPeerResponse) ProtoMessage() {}
 
 func (x *ExplainPeerResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_agent_proto_msgTypes[35]
+	mi := &file_skein_v1_agent_proto_msgTypes[37]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2476,7 +2580,7 @@ func (x *ExplainPeerResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExplainPeerResponse.ProtoReflect.Descriptor instead.
 func (*ExplainPeerResponse) Descriptor() ([]byte, []int) {
-	return file_skein_v1_agent_proto_rawDescGZIP(), []int{35}
+	return file_skein_v1_agent_proto_rawDescGZIP(), []int{37}
 }
 
 func (x *ExplainPeerResponse) GetPeer() *PeerView {
@@ -2561,7 +2665,7 @@ type PortGuessView struct {
 
 func (x *PortGuessView) Reset() {
 	*x = PortGuessView{}
-	mi := &file_skein_v1_agent_proto_msgTypes[36]
+	mi := &file_skein_v1_agent_proto_msgTypes[38]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2573,7 +2677,7 @@ func (x *PortGuessView) String() string {
 func (*PortGuessView) ProtoMessage() {}
 
 func (x *PortGuessView) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_agent_proto_msgTypes[36]
+	mi := &file_skein_v1_agent_proto_msgTypes[38]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2586,7 +2690,7 @@ func (x *PortGuessView) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PortGuessView.ProtoReflect.Descriptor instead.
 func (*PortGuessView) Descriptor() ([]byte, []int) {
-	return file_skein_v1_agent_proto_rawDescGZIP(), []int{36}
+	return file_skein_v1_agent_proto_rawDescGZIP(), []int{38}
 }
 
 func (x *PortGuessView) GetRule() string {
@@ -2675,7 +2779,7 @@ type ProbeView struct {
 
 func (x *ProbeView) Reset() {
 	*x = ProbeView{}
-	mi := &file_skein_v1_agent_proto_msgTypes[37]
+	mi := &file_skein_v1_agent_proto_msgTypes[39]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2687,7 +2791,7 @@ func (x *ProbeView) String() string {
 func (*ProbeView) ProtoMessage() {}
 
 func (x *ProbeView) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_agent_proto_msgTypes[37]
+	mi := &file_skein_v1_agent_proto_msgTypes[39]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2700,7 +2804,7 @@ func (x *ProbeView) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ProbeView.ProtoReflect.Descriptor instead.
 func (*ProbeView) Descriptor() ([]byte, []int) {
-	return file_skein_v1_agent_proto_rawDescGZIP(), []int{37}
+	return file_skein_v1_agent_proto_rawDescGZIP(), []int{39}
 }
 
 func (x *ProbeView) GetEndpoint() string {
@@ -2770,7 +2874,7 @@ type PlanRequest struct {
 
 func (x *PlanRequest) Reset() {
 	*x = PlanRequest{}
-	mi := &file_skein_v1_agent_proto_msgTypes[38]
+	mi := &file_skein_v1_agent_proto_msgTypes[40]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2782,7 +2886,7 @@ func (x *PlanRequest) String() string {
 func (*PlanRequest) ProtoMessage() {}
 
 func (x *PlanRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_agent_proto_msgTypes[38]
+	mi := &file_skein_v1_agent_proto_msgTypes[40]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2795,7 +2899,7 @@ func (x *PlanRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PlanRequest.ProtoReflect.Descriptor instead.
 func (*PlanRequest) Descriptor() ([]byte, []int) {
-	return file_skein_v1_agent_proto_rawDescGZIP(), []int{38}
+	return file_skein_v1_agent_proto_rawDescGZIP(), []int{40}
 }
 
 func (x *PlanRequest) GetNode() string {
@@ -2830,7 +2934,7 @@ type PlanResponse struct {
 
 func (x *PlanResponse) Reset() {
 	*x = PlanResponse{}
-	mi := &file_skein_v1_agent_proto_msgTypes[39]
+	mi := &file_skein_v1_agent_proto_msgTypes[41]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2842,7 +2946,7 @@ func (x *PlanResponse) String() string {
 func (*PlanResponse) ProtoMessage() {}
 
 func (x *PlanResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_agent_proto_msgTypes[39]
+	mi := &file_skein_v1_agent_proto_msgTypes[41]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2855,7 +2959,7 @@ func (x *PlanResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PlanResponse.ProtoReflect.Descriptor instead.
 func (*PlanResponse) Descriptor() ([]byte, []int) {
-	return file_skein_v1_agent_proto_rawDescGZIP(), []int{39}
+	return file_skein_v1_agent_proto_rawDescGZIP(), []int{41}
 }
 
 func (x *PlanResponse) GetText() string {
@@ -2888,7 +2992,7 @@ type DownRequest struct {
 
 func (x *DownRequest) Reset() {
 	*x = DownRequest{}
-	mi := &file_skein_v1_agent_proto_msgTypes[40]
+	mi := &file_skein_v1_agent_proto_msgTypes[42]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2900,7 +3004,7 @@ func (x *DownRequest) String() string {
 func (*DownRequest) ProtoMessage() {}
 
 func (x *DownRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_agent_proto_msgTypes[40]
+	mi := &file_skein_v1_agent_proto_msgTypes[42]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2913,7 +3017,7 @@ func (x *DownRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DownRequest.ProtoReflect.Descriptor instead.
 func (*DownRequest) Descriptor() ([]byte, []int) {
-	return file_skein_v1_agent_proto_rawDescGZIP(), []int{40}
+	return file_skein_v1_agent_proto_rawDescGZIP(), []int{42}
 }
 
 func (x *DownRequest) GetPurge() bool {
@@ -2931,7 +3035,7 @@ type DownResponse struct {
 
 func (x *DownResponse) Reset() {
 	*x = DownResponse{}
-	mi := &file_skein_v1_agent_proto_msgTypes[41]
+	mi := &file_skein_v1_agent_proto_msgTypes[43]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2943,7 +3047,7 @@ func (x *DownResponse) String() string {
 func (*DownResponse) ProtoMessage() {}
 
 func (x *DownResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_agent_proto_msgTypes[41]
+	mi := &file_skein_v1_agent_proto_msgTypes[43]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2956,7 +3060,7 @@ func (x *DownResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DownResponse.ProtoReflect.Descriptor instead.
 func (*DownResponse) Descriptor() ([]byte, []int) {
-	return file_skein_v1_agent_proto_rawDescGZIP(), []int{41}
+	return file_skein_v1_agent_proto_rawDescGZIP(), []int{43}
 }
 
 type RelayRequest struct {
@@ -2967,7 +3071,7 @@ type RelayRequest struct {
 
 func (x *RelayRequest) Reset() {
 	*x = RelayRequest{}
-	mi := &file_skein_v1_agent_proto_msgTypes[42]
+	mi := &file_skein_v1_agent_proto_msgTypes[44]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2979,7 +3083,7 @@ func (x *RelayRequest) String() string {
 func (*RelayRequest) ProtoMessage() {}
 
 func (x *RelayRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_agent_proto_msgTypes[42]
+	mi := &file_skein_v1_agent_proto_msgTypes[44]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2992,7 +3096,7 @@ func (x *RelayRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RelayRequest.ProtoReflect.Descriptor instead.
 func (*RelayRequest) Descriptor() ([]byte, []int) {
-	return file_skein_v1_agent_proto_rawDescGZIP(), []int{42}
+	return file_skein_v1_agent_proto_rawDescGZIP(), []int{44}
 }
 
 type RelayResponse struct {
@@ -3005,7 +3109,7 @@ type RelayResponse struct {
 
 func (x *RelayResponse) Reset() {
 	*x = RelayResponse{}
-	mi := &file_skein_v1_agent_proto_msgTypes[43]
+	mi := &file_skein_v1_agent_proto_msgTypes[45]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3017,7 +3121,7 @@ func (x *RelayResponse) String() string {
 func (*RelayResponse) ProtoMessage() {}
 
 func (x *RelayResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_agent_proto_msgTypes[43]
+	mi := &file_skein_v1_agent_proto_msgTypes[45]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3030,7 +3134,7 @@ func (x *RelayResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RelayResponse.ProtoReflect.Descriptor instead.
 func (*RelayResponse) Descriptor() ([]byte, []int) {
-	return file_skein_v1_agent_proto_rawDescGZIP(), []int{43}
+	return file_skein_v1_agent_proto_rawDescGZIP(), []int{45}
 }
 
 func (x *RelayResponse) GetSessions() []*RelaySession {
@@ -3070,7 +3174,7 @@ type RelaySession struct {
 
 func (x *RelaySession) Reset() {
 	*x = RelaySession{}
-	mi := &file_skein_v1_agent_proto_msgTypes[44]
+	mi := &file_skein_v1_agent_proto_msgTypes[46]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3082,7 +3186,7 @@ func (x *RelaySession) String() string {
 func (*RelaySession) ProtoMessage() {}
 
 func (x *RelaySession) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_agent_proto_msgTypes[44]
+	mi := &file_skein_v1_agent_proto_msgTypes[46]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3095,7 +3199,7 @@ func (x *RelaySession) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RelaySession.ProtoReflect.Descriptor instead.
 func (*RelaySession) Descriptor() ([]byte, []int) {
-	return file_skein_v1_agent_proto_rawDescGZIP(), []int{44}
+	return file_skein_v1_agent_proto_rawDescGZIP(), []int{46}
 }
 
 func (x *RelaySession) GetNodeId() string {
@@ -3221,7 +3325,7 @@ type RelayServer struct {
 
 func (x *RelayServer) Reset() {
 	*x = RelayServer{}
-	mi := &file_skein_v1_agent_proto_msgTypes[45]
+	mi := &file_skein_v1_agent_proto_msgTypes[47]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3233,7 +3337,7 @@ func (x *RelayServer) String() string {
 func (*RelayServer) ProtoMessage() {}
 
 func (x *RelayServer) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_agent_proto_msgTypes[45]
+	mi := &file_skein_v1_agent_proto_msgTypes[47]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3246,7 +3350,7 @@ func (x *RelayServer) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RelayServer.ProtoReflect.Descriptor instead.
 func (*RelayServer) Descriptor() ([]byte, []int) {
-	return file_skein_v1_agent_proto_rawDescGZIP(), []int{45}
+	return file_skein_v1_agent_proto_rawDescGZIP(), []int{47}
 }
 
 func (x *RelayServer) GetClients() []*RelayClient {
@@ -3376,7 +3480,7 @@ type RelayServerLimits struct {
 
 func (x *RelayServerLimits) Reset() {
 	*x = RelayServerLimits{}
-	mi := &file_skein_v1_agent_proto_msgTypes[46]
+	mi := &file_skein_v1_agent_proto_msgTypes[48]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3388,7 +3492,7 @@ func (x *RelayServerLimits) String() string {
 func (*RelayServerLimits) ProtoMessage() {}
 
 func (x *RelayServerLimits) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_agent_proto_msgTypes[46]
+	mi := &file_skein_v1_agent_proto_msgTypes[48]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3401,7 +3505,7 @@ func (x *RelayServerLimits) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RelayServerLimits.ProtoReflect.Descriptor instead.
 func (*RelayServerLimits) Descriptor() ([]byte, []int) {
-	return file_skein_v1_agent_proto_rawDescGZIP(), []int{46}
+	return file_skein_v1_agent_proto_rawDescGZIP(), []int{48}
 }
 
 func (x *RelayServerLimits) GetMemoryBytes() uint64 {
@@ -3474,7 +3578,7 @@ type RelayClient struct {
 
 func (x *RelayClient) Reset() {
 	*x = RelayClient{}
-	mi := &file_skein_v1_agent_proto_msgTypes[47]
+	mi := &file_skein_v1_agent_proto_msgTypes[49]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3486,7 +3590,7 @@ func (x *RelayClient) String() string {
 func (*RelayClient) ProtoMessage() {}
 
 func (x *RelayClient) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_agent_proto_msgTypes[47]
+	mi := &file_skein_v1_agent_proto_msgTypes[49]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3499,7 +3603,7 @@ func (x *RelayClient) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RelayClient.ProtoReflect.Descriptor instead.
 func (*RelayClient) Descriptor() ([]byte, []int) {
-	return file_skein_v1_agent_proto_rawDescGZIP(), []int{47}
+	return file_skein_v1_agent_proto_rawDescGZIP(), []int{49}
 }
 
 func (x *RelayClient) GetNodeId() string {
@@ -3602,7 +3706,7 @@ type CreatePoolRequest struct {
 
 func (x *CreatePoolRequest) Reset() {
 	*x = CreatePoolRequest{}
-	mi := &file_skein_v1_agent_proto_msgTypes[48]
+	mi := &file_skein_v1_agent_proto_msgTypes[50]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3614,7 +3718,7 @@ func (x *CreatePoolRequest) String() string {
 func (*CreatePoolRequest) ProtoMessage() {}
 
 func (x *CreatePoolRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_agent_proto_msgTypes[48]
+	mi := &file_skein_v1_agent_proto_msgTypes[50]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3627,7 +3731,7 @@ func (x *CreatePoolRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CreatePoolRequest.ProtoReflect.Descriptor instead.
 func (*CreatePoolRequest) Descriptor() ([]byte, []int) {
-	return file_skein_v1_agent_proto_rawDescGZIP(), []int{48}
+	return file_skein_v1_agent_proto_rawDescGZIP(), []int{50}
 }
 
 func (x *CreatePoolRequest) GetPool() *Pool {
@@ -3646,7 +3750,7 @@ type ChangePoolRequest struct {
 
 func (x *ChangePoolRequest) Reset() {
 	*x = ChangePoolRequest{}
-	mi := &file_skein_v1_agent_proto_msgTypes[49]
+	mi := &file_skein_v1_agent_proto_msgTypes[51]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3658,7 +3762,7 @@ func (x *ChangePoolRequest) String() string {
 func (*ChangePoolRequest) ProtoMessage() {}
 
 func (x *ChangePoolRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_agent_proto_msgTypes[49]
+	mi := &file_skein_v1_agent_proto_msgTypes[51]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3671,7 +3775,7 @@ func (x *ChangePoolRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ChangePoolRequest.ProtoReflect.Descriptor instead.
 func (*ChangePoolRequest) Descriptor() ([]byte, []int) {
-	return file_skein_v1_agent_proto_rawDescGZIP(), []int{49}
+	return file_skein_v1_agent_proto_rawDescGZIP(), []int{51}
 }
 
 func (x *ChangePoolRequest) GetChange() *ChangePool {
@@ -3691,7 +3795,7 @@ type PoolResponse struct {
 
 func (x *PoolResponse) Reset() {
 	*x = PoolResponse{}
-	mi := &file_skein_v1_agent_proto_msgTypes[50]
+	mi := &file_skein_v1_agent_proto_msgTypes[52]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3703,7 +3807,7 @@ func (x *PoolResponse) String() string {
 func (*PoolResponse) ProtoMessage() {}
 
 func (x *PoolResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_agent_proto_msgTypes[50]
+	mi := &file_skein_v1_agent_proto_msgTypes[52]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3716,7 +3820,7 @@ func (x *PoolResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PoolResponse.ProtoReflect.Descriptor instead.
 func (*PoolResponse) Descriptor() ([]byte, []int) {
-	return file_skein_v1_agent_proto_rawDescGZIP(), []int{50}
+	return file_skein_v1_agent_proto_rawDescGZIP(), []int{52}
 }
 
 func (x *PoolResponse) GetPool() *Pool {
@@ -3742,7 +3846,7 @@ type RemovePoolRequest struct {
 
 func (x *RemovePoolRequest) Reset() {
 	*x = RemovePoolRequest{}
-	mi := &file_skein_v1_agent_proto_msgTypes[51]
+	mi := &file_skein_v1_agent_proto_msgTypes[53]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3754,7 +3858,7 @@ func (x *RemovePoolRequest) String() string {
 func (*RemovePoolRequest) ProtoMessage() {}
 
 func (x *RemovePoolRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_agent_proto_msgTypes[51]
+	mi := &file_skein_v1_agent_proto_msgTypes[53]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3767,7 +3871,7 @@ func (x *RemovePoolRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RemovePoolRequest.ProtoReflect.Descriptor instead.
 func (*RemovePoolRequest) Descriptor() ([]byte, []int) {
-	return file_skein_v1_agent_proto_rawDescGZIP(), []int{51}
+	return file_skein_v1_agent_proto_rawDescGZIP(), []int{53}
 }
 
 func (x *RemovePoolRequest) GetName() string {
@@ -3786,7 +3890,7 @@ type RemovePoolResponse struct {
 
 func (x *RemovePoolResponse) Reset() {
 	*x = RemovePoolResponse{}
-	mi := &file_skein_v1_agent_proto_msgTypes[52]
+	mi := &file_skein_v1_agent_proto_msgTypes[54]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3798,7 +3902,7 @@ func (x *RemovePoolResponse) String() string {
 func (*RemovePoolResponse) ProtoMessage() {}
 
 func (x *RemovePoolResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_agent_proto_msgTypes[52]
+	mi := &file_skein_v1_agent_proto_msgTypes[54]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3811,7 +3915,7 @@ func (x *RemovePoolResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RemovePoolResponse.ProtoReflect.Descriptor instead.
 func (*RemovePoolResponse) Descriptor() ([]byte, []int) {
-	return file_skein_v1_agent_proto_rawDescGZIP(), []int{52}
+	return file_skein_v1_agent_proto_rawDescGZIP(), []int{54}
 }
 
 func (x *RemovePoolResponse) GetIndex() uint64 {
@@ -3830,7 +3934,7 @@ type PoolsRequest struct {
 
 func (x *PoolsRequest) Reset() {
 	*x = PoolsRequest{}
-	mi := &file_skein_v1_agent_proto_msgTypes[53]
+	mi := &file_skein_v1_agent_proto_msgTypes[55]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3842,7 +3946,7 @@ func (x *PoolsRequest) String() string {
 func (*PoolsRequest) ProtoMessage() {}
 
 func (x *PoolsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_agent_proto_msgTypes[53]
+	mi := &file_skein_v1_agent_proto_msgTypes[55]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3855,7 +3959,7 @@ func (x *PoolsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PoolsRequest.ProtoReflect.Descriptor instead.
 func (*PoolsRequest) Descriptor() ([]byte, []int) {
-	return file_skein_v1_agent_proto_rawDescGZIP(), []int{53}
+	return file_skein_v1_agent_proto_rawDescGZIP(), []int{55}
 }
 
 func (x *PoolsRequest) GetName() string {
@@ -3874,7 +3978,7 @@ type PoolsResponse struct {
 
 func (x *PoolsResponse) Reset() {
 	*x = PoolsResponse{}
-	mi := &file_skein_v1_agent_proto_msgTypes[54]
+	mi := &file_skein_v1_agent_proto_msgTypes[56]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3886,7 +3990,7 @@ func (x *PoolsResponse) String() string {
 func (*PoolsResponse) ProtoMessage() {}
 
 func (x *PoolsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_agent_proto_msgTypes[54]
+	mi := &file_skein_v1_agent_proto_msgTypes[56]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3899,7 +4003,7 @@ func (x *PoolsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PoolsResponse.ProtoReflect.Descriptor instead.
 func (*PoolsResponse) Descriptor() ([]byte, []int) {
-	return file_skein_v1_agent_proto_rawDescGZIP(), []int{54}
+	return file_skein_v1_agent_proto_rawDescGZIP(), []int{56}
 }
 
 func (x *PoolsResponse) GetPools() []*PoolView {
@@ -3928,7 +4032,7 @@ type PoolView struct {
 
 func (x *PoolView) Reset() {
 	*x = PoolView{}
-	mi := &file_skein_v1_agent_proto_msgTypes[55]
+	mi := &file_skein_v1_agent_proto_msgTypes[57]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3940,7 +4044,7 @@ func (x *PoolView) String() string {
 func (*PoolView) ProtoMessage() {}
 
 func (x *PoolView) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_agent_proto_msgTypes[55]
+	mi := &file_skein_v1_agent_proto_msgTypes[57]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3953,7 +4057,7 @@ func (x *PoolView) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PoolView.ProtoReflect.Descriptor instead.
 func (*PoolView) Descriptor() ([]byte, []int) {
-	return file_skein_v1_agent_proto_rawDescGZIP(), []int{55}
+	return file_skein_v1_agent_proto_rawDescGZIP(), []int{57}
 }
 
 func (x *PoolView) GetPool() *Pool {
@@ -4044,7 +4148,7 @@ type PoolHolder struct {
 
 func (x *PoolHolder) Reset() {
 	*x = PoolHolder{}
-	mi := &file_skein_v1_agent_proto_msgTypes[56]
+	mi := &file_skein_v1_agent_proto_msgTypes[58]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4056,7 +4160,7 @@ func (x *PoolHolder) String() string {
 func (*PoolHolder) ProtoMessage() {}
 
 func (x *PoolHolder) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_agent_proto_msgTypes[56]
+	mi := &file_skein_v1_agent_proto_msgTypes[58]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4069,7 +4173,7 @@ func (x *PoolHolder) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PoolHolder.ProtoReflect.Descriptor instead.
 func (*PoolHolder) Descriptor() ([]byte, []int) {
-	return file_skein_v1_agent_proto_rawDescGZIP(), []int{56}
+	return file_skein_v1_agent_proto_rawDescGZIP(), []int{58}
 }
 
 func (x *PoolHolder) GetNodeId() string {
@@ -4105,7 +4209,7 @@ type LocalPool struct {
 
 func (x *LocalPool) Reset() {
 	*x = LocalPool{}
-	mi := &file_skein_v1_agent_proto_msgTypes[57]
+	mi := &file_skein_v1_agent_proto_msgTypes[59]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4117,7 +4221,7 @@ func (x *LocalPool) String() string {
 func (*LocalPool) ProtoMessage() {}
 
 func (x *LocalPool) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_agent_proto_msgTypes[57]
+	mi := &file_skein_v1_agent_proto_msgTypes[59]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4130,7 +4234,7 @@ func (x *LocalPool) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use LocalPool.ProtoReflect.Descriptor instead.
 func (*LocalPool) Descriptor() ([]byte, []int) {
-	return file_skein_v1_agent_proto_rawDescGZIP(), []int{57}
+	return file_skein_v1_agent_proto_rawDescGZIP(), []int{59}
 }
 
 func (x *LocalPool) GetBlocks() uint32 {
@@ -4172,7 +4276,7 @@ type BlocksRequest struct {
 
 func (x *BlocksRequest) Reset() {
 	*x = BlocksRequest{}
-	mi := &file_skein_v1_agent_proto_msgTypes[58]
+	mi := &file_skein_v1_agent_proto_msgTypes[60]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4184,7 +4288,7 @@ func (x *BlocksRequest) String() string {
 func (*BlocksRequest) ProtoMessage() {}
 
 func (x *BlocksRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_agent_proto_msgTypes[58]
+	mi := &file_skein_v1_agent_proto_msgTypes[60]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4197,7 +4301,7 @@ func (x *BlocksRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use BlocksRequest.ProtoReflect.Descriptor instead.
 func (*BlocksRequest) Descriptor() ([]byte, []int) {
-	return file_skein_v1_agent_proto_rawDescGZIP(), []int{58}
+	return file_skein_v1_agent_proto_rawDescGZIP(), []int{60}
 }
 
 func (x *BlocksRequest) GetPool() string {
@@ -4230,7 +4334,7 @@ type BlocksResponse struct {
 
 func (x *BlocksResponse) Reset() {
 	*x = BlocksResponse{}
-	mi := &file_skein_v1_agent_proto_msgTypes[59]
+	mi := &file_skein_v1_agent_proto_msgTypes[61]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4242,7 +4346,7 @@ func (x *BlocksResponse) String() string {
 func (*BlocksResponse) ProtoMessage() {}
 
 func (x *BlocksResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_agent_proto_msgTypes[59]
+	mi := &file_skein_v1_agent_proto_msgTypes[61]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4255,7 +4359,7 @@ func (x *BlocksResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use BlocksResponse.ProtoReflect.Descriptor instead.
 func (*BlocksResponse) Descriptor() ([]byte, []int) {
-	return file_skein_v1_agent_proto_rawDescGZIP(), []int{59}
+	return file_skein_v1_agent_proto_rawDescGZIP(), []int{61}
 }
 
 func (x *BlocksResponse) GetBlocks() []*BlockView {
@@ -4277,7 +4381,7 @@ type BlockView struct {
 
 func (x *BlockView) Reset() {
 	*x = BlockView{}
-	mi := &file_skein_v1_agent_proto_msgTypes[60]
+	mi := &file_skein_v1_agent_proto_msgTypes[62]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4289,7 +4393,7 @@ func (x *BlockView) String() string {
 func (*BlockView) ProtoMessage() {}
 
 func (x *BlockView) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_agent_proto_msgTypes[60]
+	mi := &file_skein_v1_agent_proto_msgTypes[62]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4302,7 +4406,7 @@ func (x *BlockView) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use BlockView.ProtoReflect.Descriptor instead.
 func (*BlockView) Descriptor() ([]byte, []int) {
-	return file_skein_v1_agent_proto_rawDescGZIP(), []int{60}
+	return file_skein_v1_agent_proto_rawDescGZIP(), []int{62}
 }
 
 func (x *BlockView) GetBlock() *Block {
@@ -4344,7 +4448,7 @@ type ReserveBlockRequest struct {
 
 func (x *ReserveBlockRequest) Reset() {
 	*x = ReserveBlockRequest{}
-	mi := &file_skein_v1_agent_proto_msgTypes[61]
+	mi := &file_skein_v1_agent_proto_msgTypes[63]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4356,7 +4460,7 @@ func (x *ReserveBlockRequest) String() string {
 func (*ReserveBlockRequest) ProtoMessage() {}
 
 func (x *ReserveBlockRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_agent_proto_msgTypes[61]
+	mi := &file_skein_v1_agent_proto_msgTypes[63]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4369,7 +4473,7 @@ func (x *ReserveBlockRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ReserveBlockRequest.ProtoReflect.Descriptor instead.
 func (*ReserveBlockRequest) Descriptor() ([]byte, []int) {
-	return file_skein_v1_agent_proto_rawDescGZIP(), []int{61}
+	return file_skein_v1_agent_proto_rawDescGZIP(), []int{63}
 }
 
 func (x *ReserveBlockRequest) GetPool() string {
@@ -4403,7 +4507,7 @@ type ReleaseBlockRequest struct {
 
 func (x *ReleaseBlockRequest) Reset() {
 	*x = ReleaseBlockRequest{}
-	mi := &file_skein_v1_agent_proto_msgTypes[62]
+	mi := &file_skein_v1_agent_proto_msgTypes[64]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4415,7 +4519,7 @@ func (x *ReleaseBlockRequest) String() string {
 func (*ReleaseBlockRequest) ProtoMessage() {}
 
 func (x *ReleaseBlockRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_agent_proto_msgTypes[62]
+	mi := &file_skein_v1_agent_proto_msgTypes[64]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4428,7 +4532,7 @@ func (x *ReleaseBlockRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ReleaseBlockRequest.ProtoReflect.Descriptor instead.
 func (*ReleaseBlockRequest) Descriptor() ([]byte, []int) {
-	return file_skein_v1_agent_proto_rawDescGZIP(), []int{62}
+	return file_skein_v1_agent_proto_rawDescGZIP(), []int{64}
 }
 
 func (x *ReleaseBlockRequest) GetPool() string {
@@ -4455,7 +4559,7 @@ type BlockResponse struct {
 
 func (x *BlockResponse) Reset() {
 	*x = BlockResponse{}
-	mi := &file_skein_v1_agent_proto_msgTypes[63]
+	mi := &file_skein_v1_agent_proto_msgTypes[65]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4467,7 +4571,7 @@ func (x *BlockResponse) String() string {
 func (*BlockResponse) ProtoMessage() {}
 
 func (x *BlockResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_agent_proto_msgTypes[63]
+	mi := &file_skein_v1_agent_proto_msgTypes[65]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4480,7 +4584,7 @@ func (x *BlockResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use BlockResponse.ProtoReflect.Descriptor instead.
 func (*BlockResponse) Descriptor() ([]byte, []int) {
-	return file_skein_v1_agent_proto_rawDescGZIP(), []int{63}
+	return file_skein_v1_agent_proto_rawDescGZIP(), []int{65}
 }
 
 func (x *BlockResponse) GetBlock() *Block {
@@ -4509,7 +4613,7 @@ type ReserveAddressRequest struct {
 
 func (x *ReserveAddressRequest) Reset() {
 	*x = ReserveAddressRequest{}
-	mi := &file_skein_v1_agent_proto_msgTypes[64]
+	mi := &file_skein_v1_agent_proto_msgTypes[66]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4521,7 +4625,7 @@ func (x *ReserveAddressRequest) String() string {
 func (*ReserveAddressRequest) ProtoMessage() {}
 
 func (x *ReserveAddressRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_agent_proto_msgTypes[64]
+	mi := &file_skein_v1_agent_proto_msgTypes[66]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4534,7 +4638,7 @@ func (x *ReserveAddressRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ReserveAddressRequest.ProtoReflect.Descriptor instead.
 func (*ReserveAddressRequest) Descriptor() ([]byte, []int) {
-	return file_skein_v1_agent_proto_rawDescGZIP(), []int{64}
+	return file_skein_v1_agent_proto_rawDescGZIP(), []int{66}
 }
 
 func (x *ReserveAddressRequest) GetPool() string {
@@ -4576,7 +4680,7 @@ type ReleaseAddressRequest struct {
 
 func (x *ReleaseAddressRequest) Reset() {
 	*x = ReleaseAddressRequest{}
-	mi := &file_skein_v1_agent_proto_msgTypes[65]
+	mi := &file_skein_v1_agent_proto_msgTypes[67]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4588,7 +4692,7 @@ func (x *ReleaseAddressRequest) String() string {
 func (*ReleaseAddressRequest) ProtoMessage() {}
 
 func (x *ReleaseAddressRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_agent_proto_msgTypes[65]
+	mi := &file_skein_v1_agent_proto_msgTypes[67]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4601,7 +4705,7 @@ func (x *ReleaseAddressRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ReleaseAddressRequest.ProtoReflect.Descriptor instead.
 func (*ReleaseAddressRequest) Descriptor() ([]byte, []int) {
-	return file_skein_v1_agent_proto_rawDescGZIP(), []int{65}
+	return file_skein_v1_agent_proto_rawDescGZIP(), []int{67}
 }
 
 func (x *ReleaseAddressRequest) GetPool() string {
@@ -4635,7 +4739,7 @@ type StaticResponse struct {
 
 func (x *StaticResponse) Reset() {
 	*x = StaticResponse{}
-	mi := &file_skein_v1_agent_proto_msgTypes[66]
+	mi := &file_skein_v1_agent_proto_msgTypes[68]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4647,7 +4751,7 @@ func (x *StaticResponse) String() string {
 func (*StaticResponse) ProtoMessage() {}
 
 func (x *StaticResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_agent_proto_msgTypes[66]
+	mi := &file_skein_v1_agent_proto_msgTypes[68]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4660,7 +4764,7 @@ func (x *StaticResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StaticResponse.ProtoReflect.Descriptor instead.
 func (*StaticResponse) Descriptor() ([]byte, []int) {
-	return file_skein_v1_agent_proto_rawDescGZIP(), []int{66}
+	return file_skein_v1_agent_proto_rawDescGZIP(), []int{68}
 }
 
 func (x *StaticResponse) GetAddress() *StaticAddress {
@@ -4685,7 +4789,7 @@ type StaticsRequest struct {
 
 func (x *StaticsRequest) Reset() {
 	*x = StaticsRequest{}
-	mi := &file_skein_v1_agent_proto_msgTypes[67]
+	mi := &file_skein_v1_agent_proto_msgTypes[69]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4697,7 +4801,7 @@ func (x *StaticsRequest) String() string {
 func (*StaticsRequest) ProtoMessage() {}
 
 func (x *StaticsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_agent_proto_msgTypes[67]
+	mi := &file_skein_v1_agent_proto_msgTypes[69]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4710,7 +4814,7 @@ func (x *StaticsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StaticsRequest.ProtoReflect.Descriptor instead.
 func (*StaticsRequest) Descriptor() ([]byte, []int) {
-	return file_skein_v1_agent_proto_rawDescGZIP(), []int{67}
+	return file_skein_v1_agent_proto_rawDescGZIP(), []int{69}
 }
 
 type StaticsResponse struct {
@@ -4722,7 +4826,7 @@ type StaticsResponse struct {
 
 func (x *StaticsResponse) Reset() {
 	*x = StaticsResponse{}
-	mi := &file_skein_v1_agent_proto_msgTypes[68]
+	mi := &file_skein_v1_agent_proto_msgTypes[70]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4734,7 +4838,7 @@ func (x *StaticsResponse) String() string {
 func (*StaticsResponse) ProtoMessage() {}
 
 func (x *StaticsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_agent_proto_msgTypes[68]
+	mi := &file_skein_v1_agent_proto_msgTypes[70]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4747,7 +4851,7 @@ func (x *StaticsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StaticsResponse.ProtoReflect.Descriptor instead.
 func (*StaticsResponse) Descriptor() ([]byte, []int) {
-	return file_skein_v1_agent_proto_rawDescGZIP(), []int{68}
+	return file_skein_v1_agent_proto_rawDescGZIP(), []int{70}
 }
 
 func (x *StaticsResponse) GetAddresses() []*StaticAddress {
@@ -4768,7 +4872,7 @@ type WhoRequest struct {
 
 func (x *WhoRequest) Reset() {
 	*x = WhoRequest{}
-	mi := &file_skein_v1_agent_proto_msgTypes[69]
+	mi := &file_skein_v1_agent_proto_msgTypes[71]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4780,7 +4884,7 @@ func (x *WhoRequest) String() string {
 func (*WhoRequest) ProtoMessage() {}
 
 func (x *WhoRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_agent_proto_msgTypes[69]
+	mi := &file_skein_v1_agent_proto_msgTypes[71]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4793,7 +4897,7 @@ func (x *WhoRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WhoRequest.ProtoReflect.Descriptor instead.
 func (*WhoRequest) Descriptor() ([]byte, []int) {
-	return file_skein_v1_agent_proto_rawDescGZIP(), []int{69}
+	return file_skein_v1_agent_proto_rawDescGZIP(), []int{71}
 }
 
 func (x *WhoRequest) GetAddress() string {
@@ -4840,7 +4944,7 @@ type WhoResponse struct {
 
 func (x *WhoResponse) Reset() {
 	*x = WhoResponse{}
-	mi := &file_skein_v1_agent_proto_msgTypes[70]
+	mi := &file_skein_v1_agent_proto_msgTypes[72]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4852,7 +4956,7 @@ func (x *WhoResponse) String() string {
 func (*WhoResponse) ProtoMessage() {}
 
 func (x *WhoResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_agent_proto_msgTypes[70]
+	mi := &file_skein_v1_agent_proto_msgTypes[72]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4865,7 +4969,7 @@ func (x *WhoResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WhoResponse.ProtoReflect.Descriptor instead.
 func (*WhoResponse) Descriptor() ([]byte, []int) {
-	return file_skein_v1_agent_proto_rawDescGZIP(), []int{70}
+	return file_skein_v1_agent_proto_rawDescGZIP(), []int{72}
 }
 
 func (x *WhoResponse) GetAddress() string {
@@ -4991,7 +5095,7 @@ type Holder struct {
 
 func (x *Holder) Reset() {
 	*x = Holder{}
-	mi := &file_skein_v1_agent_proto_msgTypes[71]
+	mi := &file_skein_v1_agent_proto_msgTypes[73]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5003,7 +5107,7 @@ func (x *Holder) String() string {
 func (*Holder) ProtoMessage() {}
 
 func (x *Holder) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_agent_proto_msgTypes[71]
+	mi := &file_skein_v1_agent_proto_msgTypes[73]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5016,7 +5120,7 @@ func (x *Holder) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Holder.ProtoReflect.Descriptor instead.
 func (*Holder) Descriptor() ([]byte, []int) {
-	return file_skein_v1_agent_proto_rawDescGZIP(), []int{71}
+	return file_skein_v1_agent_proto_rawDescGZIP(), []int{73}
 }
 
 func (x *Holder) GetNamespace() string {
@@ -5090,7 +5194,7 @@ type PodsRequest struct {
 
 func (x *PodsRequest) Reset() {
 	*x = PodsRequest{}
-	mi := &file_skein_v1_agent_proto_msgTypes[72]
+	mi := &file_skein_v1_agent_proto_msgTypes[74]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5102,7 +5206,7 @@ func (x *PodsRequest) String() string {
 func (*PodsRequest) ProtoMessage() {}
 
 func (x *PodsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_agent_proto_msgTypes[72]
+	mi := &file_skein_v1_agent_proto_msgTypes[74]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5115,7 +5219,7 @@ func (x *PodsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PodsRequest.ProtoReflect.Descriptor instead.
 func (*PodsRequest) Descriptor() ([]byte, []int) {
-	return file_skein_v1_agent_proto_rawDescGZIP(), []int{72}
+	return file_skein_v1_agent_proto_rawDescGZIP(), []int{74}
 }
 
 type PodsResponse struct {
@@ -5127,7 +5231,7 @@ type PodsResponse struct {
 
 func (x *PodsResponse) Reset() {
 	*x = PodsResponse{}
-	mi := &file_skein_v1_agent_proto_msgTypes[73]
+	mi := &file_skein_v1_agent_proto_msgTypes[75]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5139,7 +5243,7 @@ func (x *PodsResponse) String() string {
 func (*PodsResponse) ProtoMessage() {}
 
 func (x *PodsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_agent_proto_msgTypes[73]
+	mi := &file_skein_v1_agent_proto_msgTypes[75]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5152,7 +5256,7 @@ func (x *PodsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PodsResponse.ProtoReflect.Descriptor instead.
 func (*PodsResponse) Descriptor() ([]byte, []int) {
-	return file_skein_v1_agent_proto_rawDescGZIP(), []int{73}
+	return file_skein_v1_agent_proto_rawDescGZIP(), []int{75}
 }
 
 func (x *PodsResponse) GetPods() []*PodView {
@@ -5174,7 +5278,7 @@ type PodView struct {
 
 func (x *PodView) Reset() {
 	*x = PodView{}
-	mi := &file_skein_v1_agent_proto_msgTypes[74]
+	mi := &file_skein_v1_agent_proto_msgTypes[76]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5186,7 +5290,7 @@ func (x *PodView) String() string {
 func (*PodView) ProtoMessage() {}
 
 func (x *PodView) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_agent_proto_msgTypes[74]
+	mi := &file_skein_v1_agent_proto_msgTypes[76]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5199,7 +5303,7 @@ func (x *PodView) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PodView.ProtoReflect.Descriptor instead.
 func (*PodView) Descriptor() ([]byte, []int) {
-	return file_skein_v1_agent_proto_rawDescGZIP(), []int{74}
+	return file_skein_v1_agent_proto_rawDescGZIP(), []int{76}
 }
 
 func (x *PodView) GetHolder() *Holder {
@@ -5239,7 +5343,7 @@ type ImportRequest struct {
 
 func (x *ImportRequest) Reset() {
 	*x = ImportRequest{}
-	mi := &file_skein_v1_agent_proto_msgTypes[75]
+	mi := &file_skein_v1_agent_proto_msgTypes[77]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5251,7 +5355,7 @@ func (x *ImportRequest) String() string {
 func (*ImportRequest) ProtoMessage() {}
 
 func (x *ImportRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_agent_proto_msgTypes[75]
+	mi := &file_skein_v1_agent_proto_msgTypes[77]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5264,7 +5368,7 @@ func (x *ImportRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ImportRequest.ProtoReflect.Descriptor instead.
 func (*ImportRequest) Descriptor() ([]byte, []int) {
-	return file_skein_v1_agent_proto_rawDescGZIP(), []int{75}
+	return file_skein_v1_agent_proto_rawDescGZIP(), []int{77}
 }
 
 func (x *ImportRequest) GetImport() *ImportPools {
@@ -5285,7 +5389,7 @@ type ImportResponse struct {
 
 func (x *ImportResponse) Reset() {
 	*x = ImportResponse{}
-	mi := &file_skein_v1_agent_proto_msgTypes[76]
+	mi := &file_skein_v1_agent_proto_msgTypes[78]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5297,7 +5401,7 @@ func (x *ImportResponse) String() string {
 func (*ImportResponse) ProtoMessage() {}
 
 func (x *ImportResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_agent_proto_msgTypes[76]
+	mi := &file_skein_v1_agent_proto_msgTypes[78]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5310,7 +5414,7 @@ func (x *ImportResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ImportResponse.ProtoReflect.Descriptor instead.
 func (*ImportResponse) Descriptor() ([]byte, []int) {
-	return file_skein_v1_agent_proto_rawDescGZIP(), []int{76}
+	return file_skein_v1_agent_proto_rawDescGZIP(), []int{78}
 }
 
 func (x *ImportResponse) GetPlan() []string {
@@ -5343,7 +5447,7 @@ type CreateEgressRequest struct {
 
 func (x *CreateEgressRequest) Reset() {
 	*x = CreateEgressRequest{}
-	mi := &file_skein_v1_agent_proto_msgTypes[77]
+	mi := &file_skein_v1_agent_proto_msgTypes[79]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5355,7 +5459,7 @@ func (x *CreateEgressRequest) String() string {
 func (*CreateEgressRequest) ProtoMessage() {}
 
 func (x *CreateEgressRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_agent_proto_msgTypes[77]
+	mi := &file_skein_v1_agent_proto_msgTypes[79]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5368,7 +5472,7 @@ func (x *CreateEgressRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CreateEgressRequest.ProtoReflect.Descriptor instead.
 func (*CreateEgressRequest) Descriptor() ([]byte, []int) {
-	return file_skein_v1_agent_proto_rawDescGZIP(), []int{77}
+	return file_skein_v1_agent_proto_rawDescGZIP(), []int{79}
 }
 
 func (x *CreateEgressRequest) GetEgress() *Egress {
@@ -5387,7 +5491,7 @@ type ChangeEgressRequest struct {
 
 func (x *ChangeEgressRequest) Reset() {
 	*x = ChangeEgressRequest{}
-	mi := &file_skein_v1_agent_proto_msgTypes[78]
+	mi := &file_skein_v1_agent_proto_msgTypes[80]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5399,7 +5503,7 @@ func (x *ChangeEgressRequest) String() string {
 func (*ChangeEgressRequest) ProtoMessage() {}
 
 func (x *ChangeEgressRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_agent_proto_msgTypes[78]
+	mi := &file_skein_v1_agent_proto_msgTypes[80]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5412,7 +5516,7 @@ func (x *ChangeEgressRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ChangeEgressRequest.ProtoReflect.Descriptor instead.
 func (*ChangeEgressRequest) Descriptor() ([]byte, []int) {
-	return file_skein_v1_agent_proto_rawDescGZIP(), []int{78}
+	return file_skein_v1_agent_proto_rawDescGZIP(), []int{80}
 }
 
 func (x *ChangeEgressRequest) GetChange() *ChangeEgress {
@@ -5435,7 +5539,7 @@ type EgressResponse struct {
 
 func (x *EgressResponse) Reset() {
 	*x = EgressResponse{}
-	mi := &file_skein_v1_agent_proto_msgTypes[79]
+	mi := &file_skein_v1_agent_proto_msgTypes[81]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5447,7 +5551,7 @@ func (x *EgressResponse) String() string {
 func (*EgressResponse) ProtoMessage() {}
 
 func (x *EgressResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_agent_proto_msgTypes[79]
+	mi := &file_skein_v1_agent_proto_msgTypes[81]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5460,7 +5564,7 @@ func (x *EgressResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use EgressResponse.ProtoReflect.Descriptor instead.
 func (*EgressResponse) Descriptor() ([]byte, []int) {
-	return file_skein_v1_agent_proto_rawDescGZIP(), []int{79}
+	return file_skein_v1_agent_proto_rawDescGZIP(), []int{81}
 }
 
 func (x *EgressResponse) GetEgress() *Egress {
@@ -5501,7 +5605,7 @@ type RemoveEgressRequest struct {
 
 func (x *RemoveEgressRequest) Reset() {
 	*x = RemoveEgressRequest{}
-	mi := &file_skein_v1_agent_proto_msgTypes[80]
+	mi := &file_skein_v1_agent_proto_msgTypes[82]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5513,7 +5617,7 @@ func (x *RemoveEgressRequest) String() string {
 func (*RemoveEgressRequest) ProtoMessage() {}
 
 func (x *RemoveEgressRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_agent_proto_msgTypes[80]
+	mi := &file_skein_v1_agent_proto_msgTypes[82]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5526,7 +5630,7 @@ func (x *RemoveEgressRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RemoveEgressRequest.ProtoReflect.Descriptor instead.
 func (*RemoveEgressRequest) Descriptor() ([]byte, []int) {
-	return file_skein_v1_agent_proto_rawDescGZIP(), []int{80}
+	return file_skein_v1_agent_proto_rawDescGZIP(), []int{82}
 }
 
 func (x *RemoveEgressRequest) GetNamespace() string {
@@ -5552,7 +5656,7 @@ type RemoveEgressResponse struct {
 
 func (x *RemoveEgressResponse) Reset() {
 	*x = RemoveEgressResponse{}
-	mi := &file_skein_v1_agent_proto_msgTypes[81]
+	mi := &file_skein_v1_agent_proto_msgTypes[83]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5564,7 +5668,7 @@ func (x *RemoveEgressResponse) String() string {
 func (*RemoveEgressResponse) ProtoMessage() {}
 
 func (x *RemoveEgressResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_agent_proto_msgTypes[81]
+	mi := &file_skein_v1_agent_proto_msgTypes[83]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5577,7 +5681,7 @@ func (x *RemoveEgressResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RemoveEgressResponse.ProtoReflect.Descriptor instead.
 func (*RemoveEgressResponse) Descriptor() ([]byte, []int) {
-	return file_skein_v1_agent_proto_rawDescGZIP(), []int{81}
+	return file_skein_v1_agent_proto_rawDescGZIP(), []int{83}
 }
 
 func (x *RemoveEgressResponse) GetIndex() uint64 {
@@ -5595,7 +5699,7 @@ type EgressesRequest struct {
 
 func (x *EgressesRequest) Reset() {
 	*x = EgressesRequest{}
-	mi := &file_skein_v1_agent_proto_msgTypes[82]
+	mi := &file_skein_v1_agent_proto_msgTypes[84]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5607,7 +5711,7 @@ func (x *EgressesRequest) String() string {
 func (*EgressesRequest) ProtoMessage() {}
 
 func (x *EgressesRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_agent_proto_msgTypes[82]
+	mi := &file_skein_v1_agent_proto_msgTypes[84]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5620,7 +5724,7 @@ func (x *EgressesRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use EgressesRequest.ProtoReflect.Descriptor instead.
 func (*EgressesRequest) Descriptor() ([]byte, []int) {
-	return file_skein_v1_agent_proto_rawDescGZIP(), []int{82}
+	return file_skein_v1_agent_proto_rawDescGZIP(), []int{84}
 }
 
 type EgressesResponse struct {
@@ -5632,7 +5736,7 @@ type EgressesResponse struct {
 
 func (x *EgressesResponse) Reset() {
 	*x = EgressesResponse{}
-	mi := &file_skein_v1_agent_proto_msgTypes[83]
+	mi := &file_skein_v1_agent_proto_msgTypes[85]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5644,7 +5748,7 @@ func (x *EgressesResponse) String() string {
 func (*EgressesResponse) ProtoMessage() {}
 
 func (x *EgressesResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_agent_proto_msgTypes[83]
+	mi := &file_skein_v1_agent_proto_msgTypes[85]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5657,7 +5761,7 @@ func (x *EgressesResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use EgressesResponse.ProtoReflect.Descriptor instead.
 func (*EgressesResponse) Descriptor() ([]byte, []int) {
-	return file_skein_v1_agent_proto_rawDescGZIP(), []int{83}
+	return file_skein_v1_agent_proto_rawDescGZIP(), []int{85}
 }
 
 func (x *EgressesResponse) GetEgresses() []*EgressSummary {
@@ -5678,7 +5782,7 @@ type EgressSummary struct {
 
 func (x *EgressSummary) Reset() {
 	*x = EgressSummary{}
-	mi := &file_skein_v1_agent_proto_msgTypes[84]
+	mi := &file_skein_v1_agent_proto_msgTypes[86]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5690,7 +5794,7 @@ func (x *EgressSummary) String() string {
 func (*EgressSummary) ProtoMessage() {}
 
 func (x *EgressSummary) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_agent_proto_msgTypes[84]
+	mi := &file_skein_v1_agent_proto_msgTypes[86]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5703,7 +5807,7 @@ func (x *EgressSummary) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use EgressSummary.ProtoReflect.Descriptor instead.
 func (*EgressSummary) Descriptor() ([]byte, []int) {
-	return file_skein_v1_agent_proto_rawDescGZIP(), []int{84}
+	return file_skein_v1_agent_proto_rawDescGZIP(), []int{86}
 }
 
 func (x *EgressSummary) GetEgress() *Egress {
@@ -5739,7 +5843,7 @@ type SlotView struct {
 
 func (x *SlotView) Reset() {
 	*x = SlotView{}
-	mi := &file_skein_v1_agent_proto_msgTypes[85]
+	mi := &file_skein_v1_agent_proto_msgTypes[87]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5751,7 +5855,7 @@ func (x *SlotView) String() string {
 func (*SlotView) ProtoMessage() {}
 
 func (x *SlotView) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_agent_proto_msgTypes[85]
+	mi := &file_skein_v1_agent_proto_msgTypes[87]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5764,7 +5868,7 @@ func (x *SlotView) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SlotView.ProtoReflect.Descriptor instead.
 func (*SlotView) Descriptor() ([]byte, []int) {
-	return file_skein_v1_agent_proto_rawDescGZIP(), []int{85}
+	return file_skein_v1_agent_proto_rawDescGZIP(), []int{87}
 }
 
 func (x *SlotView) GetSlot() *EgressSlot {
@@ -5805,7 +5909,7 @@ type ShowEgressRequest struct {
 
 func (x *ShowEgressRequest) Reset() {
 	*x = ShowEgressRequest{}
-	mi := &file_skein_v1_agent_proto_msgTypes[86]
+	mi := &file_skein_v1_agent_proto_msgTypes[88]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5817,7 +5921,7 @@ func (x *ShowEgressRequest) String() string {
 func (*ShowEgressRequest) ProtoMessage() {}
 
 func (x *ShowEgressRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_agent_proto_msgTypes[86]
+	mi := &file_skein_v1_agent_proto_msgTypes[88]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5830,7 +5934,7 @@ func (x *ShowEgressRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ShowEgressRequest.ProtoReflect.Descriptor instead.
 func (*ShowEgressRequest) Descriptor() ([]byte, []int) {
-	return file_skein_v1_agent_proto_rawDescGZIP(), []int{86}
+	return file_skein_v1_agent_proto_rawDescGZIP(), []int{88}
 }
 
 func (x *ShowEgressRequest) GetNamespace() string {
@@ -5859,7 +5963,7 @@ type ShowEgressResponse struct {
 
 func (x *ShowEgressResponse) Reset() {
 	*x = ShowEgressResponse{}
-	mi := &file_skein_v1_agent_proto_msgTypes[87]
+	mi := &file_skein_v1_agent_proto_msgTypes[89]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5871,7 +5975,7 @@ func (x *ShowEgressResponse) String() string {
 func (*ShowEgressResponse) ProtoMessage() {}
 
 func (x *ShowEgressResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_agent_proto_msgTypes[87]
+	mi := &file_skein_v1_agent_proto_msgTypes[89]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5884,7 +5988,7 @@ func (x *ShowEgressResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ShowEgressResponse.ProtoReflect.Descriptor instead.
 func (*ShowEgressResponse) Descriptor() ([]byte, []int) {
-	return file_skein_v1_agent_proto_rawDescGZIP(), []int{87}
+	return file_skein_v1_agent_proto_rawDescGZIP(), []int{89}
 }
 
 func (x *ShowEgressResponse) GetSummary() *EgressSummary {
@@ -5925,7 +6029,7 @@ type EgressNodeError struct {
 
 func (x *EgressNodeError) Reset() {
 	*x = EgressNodeError{}
-	mi := &file_skein_v1_agent_proto_msgTypes[88]
+	mi := &file_skein_v1_agent_proto_msgTypes[90]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5937,7 +6041,7 @@ func (x *EgressNodeError) String() string {
 func (*EgressNodeError) ProtoMessage() {}
 
 func (x *EgressNodeError) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_agent_proto_msgTypes[88]
+	mi := &file_skein_v1_agent_proto_msgTypes[90]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5950,7 +6054,7 @@ func (x *EgressNodeError) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use EgressNodeError.ProtoReflect.Descriptor instead.
 func (*EgressNodeError) Descriptor() ([]byte, []int) {
-	return file_skein_v1_agent_proto_rawDescGZIP(), []int{88}
+	return file_skein_v1_agent_proto_rawDescGZIP(), []int{90}
 }
 
 func (x *EgressNodeError) GetNode() string {
@@ -5977,7 +6081,7 @@ type EgressHostClients struct {
 
 func (x *EgressHostClients) Reset() {
 	*x = EgressHostClients{}
-	mi := &file_skein_v1_agent_proto_msgTypes[89]
+	mi := &file_skein_v1_agent_proto_msgTypes[91]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5989,7 +6093,7 @@ func (x *EgressHostClients) String() string {
 func (*EgressHostClients) ProtoMessage() {}
 
 func (x *EgressHostClients) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_agent_proto_msgTypes[89]
+	mi := &file_skein_v1_agent_proto_msgTypes[91]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6002,7 +6106,7 @@ func (x *EgressHostClients) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use EgressHostClients.ProtoReflect.Descriptor instead.
 func (*EgressHostClients) Descriptor() ([]byte, []int) {
-	return file_skein_v1_agent_proto_rawDescGZIP(), []int{89}
+	return file_skein_v1_agent_proto_rawDescGZIP(), []int{91}
 }
 
 func (x *EgressHostClients) GetNode() string {
@@ -6030,7 +6134,7 @@ type ExplainEgressRequest struct {
 
 func (x *ExplainEgressRequest) Reset() {
 	*x = ExplainEgressRequest{}
-	mi := &file_skein_v1_agent_proto_msgTypes[90]
+	mi := &file_skein_v1_agent_proto_msgTypes[92]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6042,7 +6146,7 @@ func (x *ExplainEgressRequest) String() string {
 func (*ExplainEgressRequest) ProtoMessage() {}
 
 func (x *ExplainEgressRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_agent_proto_msgTypes[90]
+	mi := &file_skein_v1_agent_proto_msgTypes[92]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6055,7 +6159,7 @@ func (x *ExplainEgressRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExplainEgressRequest.ProtoReflect.Descriptor instead.
 func (*ExplainEgressRequest) Descriptor() ([]byte, []int) {
-	return file_skein_v1_agent_proto_rawDescGZIP(), []int{90}
+	return file_skein_v1_agent_proto_rawDescGZIP(), []int{92}
 }
 
 func (x *ExplainEgressRequest) GetNamespace() string {
@@ -6088,7 +6192,7 @@ type ExplainEgressResponse struct {
 
 func (x *ExplainEgressResponse) Reset() {
 	*x = ExplainEgressResponse{}
-	mi := &file_skein_v1_agent_proto_msgTypes[91]
+	mi := &file_skein_v1_agent_proto_msgTypes[93]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6100,7 +6204,7 @@ func (x *ExplainEgressResponse) String() string {
 func (*ExplainEgressResponse) ProtoMessage() {}
 
 func (x *ExplainEgressResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_agent_proto_msgTypes[91]
+	mi := &file_skein_v1_agent_proto_msgTypes[93]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6113,7 +6217,7 @@ func (x *ExplainEgressResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExplainEgressResponse.ProtoReflect.Descriptor instead.
 func (*ExplainEgressResponse) Descriptor() ([]byte, []int) {
-	return file_skein_v1_agent_proto_rawDescGZIP(), []int{91}
+	return file_skein_v1_agent_proto_rawDescGZIP(), []int{93}
 }
 
 func (x *ExplainEgressResponse) GetLines() []string {
@@ -6137,7 +6241,7 @@ type AttachEgressRequest struct {
 
 func (x *AttachEgressRequest) Reset() {
 	*x = AttachEgressRequest{}
-	mi := &file_skein_v1_agent_proto_msgTypes[92]
+	mi := &file_skein_v1_agent_proto_msgTypes[94]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6149,7 +6253,7 @@ func (x *AttachEgressRequest) String() string {
 func (*AttachEgressRequest) ProtoMessage() {}
 
 func (x *AttachEgressRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_agent_proto_msgTypes[92]
+	mi := &file_skein_v1_agent_proto_msgTypes[94]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6162,7 +6266,7 @@ func (x *AttachEgressRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AttachEgressRequest.ProtoReflect.Descriptor instead.
 func (*AttachEgressRequest) Descriptor() ([]byte, []int) {
-	return file_skein_v1_agent_proto_rawDescGZIP(), []int{92}
+	return file_skein_v1_agent_proto_rawDescGZIP(), []int{94}
 }
 
 func (x *AttachEgressRequest) GetPod() string {
@@ -6209,7 +6313,7 @@ type AttachEgressResponse struct {
 
 func (x *AttachEgressResponse) Reset() {
 	*x = AttachEgressResponse{}
-	mi := &file_skein_v1_agent_proto_msgTypes[93]
+	mi := &file_skein_v1_agent_proto_msgTypes[95]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6221,7 +6325,7 @@ func (x *AttachEgressResponse) String() string {
 func (*AttachEgressResponse) ProtoMessage() {}
 
 func (x *AttachEgressResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_agent_proto_msgTypes[93]
+	mi := &file_skein_v1_agent_proto_msgTypes[95]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6234,7 +6338,7 @@ func (x *AttachEgressResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AttachEgressResponse.ProtoReflect.Descriptor instead.
 func (*AttachEgressResponse) Descriptor() ([]byte, []int) {
-	return file_skein_v1_agent_proto_rawDescGZIP(), []int{93}
+	return file_skein_v1_agent_proto_rawDescGZIP(), []int{95}
 }
 
 func (x *AttachEgressResponse) GetEgresses() []*EgressOfClient {
@@ -6255,7 +6359,7 @@ type DrainNodeRequest struct {
 
 func (x *DrainNodeRequest) Reset() {
 	*x = DrainNodeRequest{}
-	mi := &file_skein_v1_agent_proto_msgTypes[94]
+	mi := &file_skein_v1_agent_proto_msgTypes[96]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6267,7 +6371,7 @@ func (x *DrainNodeRequest) String() string {
 func (*DrainNodeRequest) ProtoMessage() {}
 
 func (x *DrainNodeRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_agent_proto_msgTypes[94]
+	mi := &file_skein_v1_agent_proto_msgTypes[96]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6280,7 +6384,7 @@ func (x *DrainNodeRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DrainNodeRequest.ProtoReflect.Descriptor instead.
 func (*DrainNodeRequest) Descriptor() ([]byte, []int) {
-	return file_skein_v1_agent_proto_rawDescGZIP(), []int{94}
+	return file_skein_v1_agent_proto_rawDescGZIP(), []int{96}
 }
 
 func (x *DrainNodeRequest) GetNode() string {
@@ -6315,7 +6419,7 @@ type DrainNodeResponse struct {
 
 func (x *DrainNodeResponse) Reset() {
 	*x = DrainNodeResponse{}
-	mi := &file_skein_v1_agent_proto_msgTypes[95]
+	mi := &file_skein_v1_agent_proto_msgTypes[97]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6327,7 +6431,7 @@ func (x *DrainNodeResponse) String() string {
 func (*DrainNodeResponse) ProtoMessage() {}
 
 func (x *DrainNodeResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_agent_proto_msgTypes[95]
+	mi := &file_skein_v1_agent_proto_msgTypes[97]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6340,7 +6444,7 @@ func (x *DrainNodeResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DrainNodeResponse.ProtoReflect.Descriptor instead.
 func (*DrainNodeResponse) Descriptor() ([]byte, []int) {
-	return file_skein_v1_agent_proto_rawDescGZIP(), []int{95}
+	return file_skein_v1_agent_proto_rawDescGZIP(), []int{97}
 }
 
 func (x *DrainNodeResponse) GetNode() *Node {
@@ -6524,7 +6628,13 @@ const file_skein_v1_agent_proto_rawDesc = "" +
 	"\x06tokens\x18\x01 \x03(\v2\x0f.skein.v1.TokenR\x06tokens\"/\n" +
 	"\x12RevokeTokenRequest\x12\x19\n" +
 	"\btoken_id\x18\x01 \x01(\tR\atokenId\"\x15\n" +
-	"\x13RevokeTokenResponse\"%\n" +
+	"\x13RevokeTokenResponse\"-\n" +
+	"\x12RepairClockRequest\x12\x17\n" +
+	"\adry_run\x18\x01 \x01(\bR\x06dryRun\"Y\n" +
+	"\x13RepairClockResponse\x12\x16\n" +
+	"\x06before\x18\x01 \x01(\x03R\x06before\x12\x14\n" +
+	"\x05after\x18\x02 \x01(\x03R\x05after\x12\x14\n" +
+	"\x05index\x18\x03 \x01(\x04R\x05index\"%\n" +
 	"\x0fShowNodeRequest\x12\x12\n" +
 	"\x04node\x18\x01 \x01(\tR\x04node\":\n" +
 	"\x10ShowNodeResponse\x12&\n" +
@@ -6870,7 +6980,7 @@ const file_skein_v1_agent_proto_rawDesc = "" +
 	"\x11DrainNodeResponse\x12\"\n" +
 	"\x04node\x18\x01 \x01(\v2\x0e.skein.v1.NodeR\x04node\x12(\n" +
 	"\x05slots\x18\x02 \x03(\v2\x12.skein.v1.SlotViewR\x05slots\x12\x14\n" +
-	"\x05index\x18\x03 \x01(\x04R\x05index2\xc2\x14\n" +
+	"\x05index\x18\x03 \x01(\x04R\x05index2\x8e\x15\n" +
 	"\fAgentService\x12;\n" +
 	"\x06Status\x12\x17.skein.v1.StatusRequest\x1a\x18.skein.v1.StatusResponse\x128\n" +
 	"\x05Nodes\x12\x16.skein.v1.NodesRequest\x1a\x17.skein.v1.NodesResponse\x128\n" +
@@ -6879,7 +6989,8 @@ const file_skein_v1_agent_proto_rawDesc = "" +
 	"\vCreateToken\x12\x1c.skein.v1.CreateTokenRequest\x1a\x1d.skein.v1.CreateTokenResponse\x12G\n" +
 	"\n" +
 	"ListTokens\x12\x1b.skein.v1.ListTokensRequest\x1a\x1c.skein.v1.ListTokensResponse\x12J\n" +
-	"\vRevokeToken\x12\x1c.skein.v1.RevokeTokenRequest\x1a\x1d.skein.v1.RevokeTokenResponse\x12A\n" +
+	"\vRevokeToken\x12\x1c.skein.v1.RevokeTokenRequest\x1a\x1d.skein.v1.RevokeTokenResponse\x12J\n" +
+	"\vRepairClock\x12\x1c.skein.v1.RepairClockRequest\x1a\x1d.skein.v1.RepairClockResponse\x12A\n" +
 	"\bShowNode\x12\x19.skein.v1.ShowNodeRequest\x1a\x1a.skein.v1.ShowNodeResponse\x12G\n" +
 	"\n" +
 	"RevokeNode\x12\x1b.skein.v1.RevokeNodeRequest\x1a\x1c.skein.v1.RevokeNodeResponse\x12A\n" +
@@ -6930,7 +7041,7 @@ func file_skein_v1_agent_proto_rawDescGZIP() []byte {
 	return file_skein_v1_agent_proto_rawDescData
 }
 
-var file_skein_v1_agent_proto_msgTypes = make([]protoimpl.MessageInfo, 97)
+var file_skein_v1_agent_proto_msgTypes = make([]protoimpl.MessageInfo, 99)
 var file_skein_v1_agent_proto_goTypes = []any{
 	(*StatusRequest)(nil),         // 0: skein.v1.StatusRequest
 	(*StatusResponse)(nil),        // 1: skein.v1.StatusResponse
@@ -6952,172 +7063,174 @@ var file_skein_v1_agent_proto_goTypes = []any{
 	(*ListTokensResponse)(nil),    // 17: skein.v1.ListTokensResponse
 	(*RevokeTokenRequest)(nil),    // 18: skein.v1.RevokeTokenRequest
 	(*RevokeTokenResponse)(nil),   // 19: skein.v1.RevokeTokenResponse
-	(*ShowNodeRequest)(nil),       // 20: skein.v1.ShowNodeRequest
-	(*ShowNodeResponse)(nil),      // 21: skein.v1.ShowNodeResponse
-	(*RevokeNodeRequest)(nil),     // 22: skein.v1.RevokeNodeRequest
-	(*RevokeNodeResponse)(nil),    // 23: skein.v1.RevokeNodeResponse
-	(*SetRoleRequest)(nil),        // 24: skein.v1.SetRoleRequest
-	(*SetRoleResponse)(nil),       // 25: skein.v1.SetRoleResponse
-	(*SettingsRequest)(nil),       // 26: skein.v1.SettingsRequest
-	(*SettingsResponse)(nil),      // 27: skein.v1.SettingsResponse
-	(*EventsRequest)(nil),         // 28: skein.v1.EventsRequest
-	(*EventsResponse)(nil),        // 29: skein.v1.EventsResponse
-	(*StateRequest)(nil),          // 30: skein.v1.StateRequest
-	(*StateResponse)(nil),         // 31: skein.v1.StateResponse
-	(*DiffRequest)(nil),           // 32: skein.v1.DiffRequest
-	(*DiffResponse)(nil),          // 33: skein.v1.DiffResponse
-	(*ExplainPeerRequest)(nil),    // 34: skein.v1.ExplainPeerRequest
-	(*ExplainPeerResponse)(nil),   // 35: skein.v1.ExplainPeerResponse
-	(*PortGuessView)(nil),         // 36: skein.v1.PortGuessView
-	(*ProbeView)(nil),             // 37: skein.v1.ProbeView
-	(*PlanRequest)(nil),           // 38: skein.v1.PlanRequest
-	(*PlanResponse)(nil),          // 39: skein.v1.PlanResponse
-	(*DownRequest)(nil),           // 40: skein.v1.DownRequest
-	(*DownResponse)(nil),          // 41: skein.v1.DownResponse
-	(*RelayRequest)(nil),          // 42: skein.v1.RelayRequest
-	(*RelayResponse)(nil),         // 43: skein.v1.RelayResponse
-	(*RelaySession)(nil),          // 44: skein.v1.RelaySession
-	(*RelayServer)(nil),           // 45: skein.v1.RelayServer
-	(*RelayServerLimits)(nil),     // 46: skein.v1.RelayServerLimits
-	(*RelayClient)(nil),           // 47: skein.v1.RelayClient
-	(*CreatePoolRequest)(nil),     // 48: skein.v1.CreatePoolRequest
-	(*ChangePoolRequest)(nil),     // 49: skein.v1.ChangePoolRequest
-	(*PoolResponse)(nil),          // 50: skein.v1.PoolResponse
-	(*RemovePoolRequest)(nil),     // 51: skein.v1.RemovePoolRequest
-	(*RemovePoolResponse)(nil),    // 52: skein.v1.RemovePoolResponse
-	(*PoolsRequest)(nil),          // 53: skein.v1.PoolsRequest
-	(*PoolsResponse)(nil),         // 54: skein.v1.PoolsResponse
-	(*PoolView)(nil),              // 55: skein.v1.PoolView
-	(*PoolHolder)(nil),            // 56: skein.v1.PoolHolder
-	(*LocalPool)(nil),             // 57: skein.v1.LocalPool
-	(*BlocksRequest)(nil),         // 58: skein.v1.BlocksRequest
-	(*BlocksResponse)(nil),        // 59: skein.v1.BlocksResponse
-	(*BlockView)(nil),             // 60: skein.v1.BlockView
-	(*ReserveBlockRequest)(nil),   // 61: skein.v1.ReserveBlockRequest
-	(*ReleaseBlockRequest)(nil),   // 62: skein.v1.ReleaseBlockRequest
-	(*BlockResponse)(nil),         // 63: skein.v1.BlockResponse
-	(*ReserveAddressRequest)(nil), // 64: skein.v1.ReserveAddressRequest
-	(*ReleaseAddressRequest)(nil), // 65: skein.v1.ReleaseAddressRequest
-	(*StaticResponse)(nil),        // 66: skein.v1.StaticResponse
-	(*StaticsRequest)(nil),        // 67: skein.v1.StaticsRequest
-	(*StaticsResponse)(nil),       // 68: skein.v1.StaticsResponse
-	(*WhoRequest)(nil),            // 69: skein.v1.WhoRequest
-	(*WhoResponse)(nil),           // 70: skein.v1.WhoResponse
-	(*Holder)(nil),                // 71: skein.v1.Holder
-	(*PodsRequest)(nil),           // 72: skein.v1.PodsRequest
-	(*PodsResponse)(nil),          // 73: skein.v1.PodsResponse
-	(*PodView)(nil),               // 74: skein.v1.PodView
-	(*ImportRequest)(nil),         // 75: skein.v1.ImportRequest
-	(*ImportResponse)(nil),        // 76: skein.v1.ImportResponse
-	(*CreateEgressRequest)(nil),   // 77: skein.v1.CreateEgressRequest
-	(*ChangeEgressRequest)(nil),   // 78: skein.v1.ChangeEgressRequest
-	(*EgressResponse)(nil),        // 79: skein.v1.EgressResponse
-	(*RemoveEgressRequest)(nil),   // 80: skein.v1.RemoveEgressRequest
-	(*RemoveEgressResponse)(nil),  // 81: skein.v1.RemoveEgressResponse
-	(*EgressesRequest)(nil),       // 82: skein.v1.EgressesRequest
-	(*EgressesResponse)(nil),      // 83: skein.v1.EgressesResponse
-	(*EgressSummary)(nil),         // 84: skein.v1.EgressSummary
-	(*SlotView)(nil),              // 85: skein.v1.SlotView
-	(*ShowEgressRequest)(nil),     // 86: skein.v1.ShowEgressRequest
-	(*ShowEgressResponse)(nil),    // 87: skein.v1.ShowEgressResponse
-	(*EgressNodeError)(nil),       // 88: skein.v1.EgressNodeError
-	(*EgressHostClients)(nil),     // 89: skein.v1.EgressHostClients
-	(*ExplainEgressRequest)(nil),  // 90: skein.v1.ExplainEgressRequest
-	(*ExplainEgressResponse)(nil), // 91: skein.v1.ExplainEgressResponse
-	(*AttachEgressRequest)(nil),   // 92: skein.v1.AttachEgressRequest
-	(*AttachEgressResponse)(nil),  // 93: skein.v1.AttachEgressResponse
-	(*DrainNodeRequest)(nil),      // 94: skein.v1.DrainNodeRequest
-	(*DrainNodeResponse)(nil),     // 95: skein.v1.DrainNodeResponse
-	nil,                           // 96: skein.v1.PeersResponse.PeerTransportsEntry
-	(NatType)(0),                  // 97: skein.v1.NatType
-	(*Node)(nil),                  // 98: skein.v1.Node
-	(*Record)(nil),                // 99: skein.v1.Record
-	(*Candidate)(nil),             // 100: skein.v1.Candidate
-	(*Token)(nil),                 // 101: skein.v1.Token
-	(*Settings)(nil),              // 102: skein.v1.Settings
-	(*Event)(nil),                 // 103: skein.v1.Event
-	(*State)(nil),                 // 104: skein.v1.State
-	(*JournalEntry)(nil),          // 105: skein.v1.JournalEntry
-	(*Pool)(nil),                  // 106: skein.v1.Pool
-	(*ChangePool)(nil),            // 107: skein.v1.ChangePool
-	(*Grant)(nil),                 // 108: skein.v1.Grant
-	(*StaticAddress)(nil),         // 109: skein.v1.StaticAddress
-	(*Block)(nil),                 // 110: skein.v1.Block
-	(*ImportPools)(nil),           // 111: skein.v1.ImportPools
-	(*Egress)(nil),                // 112: skein.v1.Egress
-	(*ChangeEgress)(nil),          // 113: skein.v1.ChangeEgress
-	(*EgressSlot)(nil),            // 114: skein.v1.EgressSlot
-	(*EgressGateway)(nil),         // 115: skein.v1.EgressGateway
-	(*EgressClientReport)(nil),    // 116: skein.v1.EgressClientReport
-	(*EgressOfClient)(nil),        // 117: skein.v1.EgressOfClient
+	(*RepairClockRequest)(nil),    // 20: skein.v1.RepairClockRequest
+	(*RepairClockResponse)(nil),   // 21: skein.v1.RepairClockResponse
+	(*ShowNodeRequest)(nil),       // 22: skein.v1.ShowNodeRequest
+	(*ShowNodeResponse)(nil),      // 23: skein.v1.ShowNodeResponse
+	(*RevokeNodeRequest)(nil),     // 24: skein.v1.RevokeNodeRequest
+	(*RevokeNodeResponse)(nil),    // 25: skein.v1.RevokeNodeResponse
+	(*SetRoleRequest)(nil),        // 26: skein.v1.SetRoleRequest
+	(*SetRoleResponse)(nil),       // 27: skein.v1.SetRoleResponse
+	(*SettingsRequest)(nil),       // 28: skein.v1.SettingsRequest
+	(*SettingsResponse)(nil),      // 29: skein.v1.SettingsResponse
+	(*EventsRequest)(nil),         // 30: skein.v1.EventsRequest
+	(*EventsResponse)(nil),        // 31: skein.v1.EventsResponse
+	(*StateRequest)(nil),          // 32: skein.v1.StateRequest
+	(*StateResponse)(nil),         // 33: skein.v1.StateResponse
+	(*DiffRequest)(nil),           // 34: skein.v1.DiffRequest
+	(*DiffResponse)(nil),          // 35: skein.v1.DiffResponse
+	(*ExplainPeerRequest)(nil),    // 36: skein.v1.ExplainPeerRequest
+	(*ExplainPeerResponse)(nil),   // 37: skein.v1.ExplainPeerResponse
+	(*PortGuessView)(nil),         // 38: skein.v1.PortGuessView
+	(*ProbeView)(nil),             // 39: skein.v1.ProbeView
+	(*PlanRequest)(nil),           // 40: skein.v1.PlanRequest
+	(*PlanResponse)(nil),          // 41: skein.v1.PlanResponse
+	(*DownRequest)(nil),           // 42: skein.v1.DownRequest
+	(*DownResponse)(nil),          // 43: skein.v1.DownResponse
+	(*RelayRequest)(nil),          // 44: skein.v1.RelayRequest
+	(*RelayResponse)(nil),         // 45: skein.v1.RelayResponse
+	(*RelaySession)(nil),          // 46: skein.v1.RelaySession
+	(*RelayServer)(nil),           // 47: skein.v1.RelayServer
+	(*RelayServerLimits)(nil),     // 48: skein.v1.RelayServerLimits
+	(*RelayClient)(nil),           // 49: skein.v1.RelayClient
+	(*CreatePoolRequest)(nil),     // 50: skein.v1.CreatePoolRequest
+	(*ChangePoolRequest)(nil),     // 51: skein.v1.ChangePoolRequest
+	(*PoolResponse)(nil),          // 52: skein.v1.PoolResponse
+	(*RemovePoolRequest)(nil),     // 53: skein.v1.RemovePoolRequest
+	(*RemovePoolResponse)(nil),    // 54: skein.v1.RemovePoolResponse
+	(*PoolsRequest)(nil),          // 55: skein.v1.PoolsRequest
+	(*PoolsResponse)(nil),         // 56: skein.v1.PoolsResponse
+	(*PoolView)(nil),              // 57: skein.v1.PoolView
+	(*PoolHolder)(nil),            // 58: skein.v1.PoolHolder
+	(*LocalPool)(nil),             // 59: skein.v1.LocalPool
+	(*BlocksRequest)(nil),         // 60: skein.v1.BlocksRequest
+	(*BlocksResponse)(nil),        // 61: skein.v1.BlocksResponse
+	(*BlockView)(nil),             // 62: skein.v1.BlockView
+	(*ReserveBlockRequest)(nil),   // 63: skein.v1.ReserveBlockRequest
+	(*ReleaseBlockRequest)(nil),   // 64: skein.v1.ReleaseBlockRequest
+	(*BlockResponse)(nil),         // 65: skein.v1.BlockResponse
+	(*ReserveAddressRequest)(nil), // 66: skein.v1.ReserveAddressRequest
+	(*ReleaseAddressRequest)(nil), // 67: skein.v1.ReleaseAddressRequest
+	(*StaticResponse)(nil),        // 68: skein.v1.StaticResponse
+	(*StaticsRequest)(nil),        // 69: skein.v1.StaticsRequest
+	(*StaticsResponse)(nil),       // 70: skein.v1.StaticsResponse
+	(*WhoRequest)(nil),            // 71: skein.v1.WhoRequest
+	(*WhoResponse)(nil),           // 72: skein.v1.WhoResponse
+	(*Holder)(nil),                // 73: skein.v1.Holder
+	(*PodsRequest)(nil),           // 74: skein.v1.PodsRequest
+	(*PodsResponse)(nil),          // 75: skein.v1.PodsResponse
+	(*PodView)(nil),               // 76: skein.v1.PodView
+	(*ImportRequest)(nil),         // 77: skein.v1.ImportRequest
+	(*ImportResponse)(nil),        // 78: skein.v1.ImportResponse
+	(*CreateEgressRequest)(nil),   // 79: skein.v1.CreateEgressRequest
+	(*ChangeEgressRequest)(nil),   // 80: skein.v1.ChangeEgressRequest
+	(*EgressResponse)(nil),        // 81: skein.v1.EgressResponse
+	(*RemoveEgressRequest)(nil),   // 82: skein.v1.RemoveEgressRequest
+	(*RemoveEgressResponse)(nil),  // 83: skein.v1.RemoveEgressResponse
+	(*EgressesRequest)(nil),       // 84: skein.v1.EgressesRequest
+	(*EgressesResponse)(nil),      // 85: skein.v1.EgressesResponse
+	(*EgressSummary)(nil),         // 86: skein.v1.EgressSummary
+	(*SlotView)(nil),              // 87: skein.v1.SlotView
+	(*ShowEgressRequest)(nil),     // 88: skein.v1.ShowEgressRequest
+	(*ShowEgressResponse)(nil),    // 89: skein.v1.ShowEgressResponse
+	(*EgressNodeError)(nil),       // 90: skein.v1.EgressNodeError
+	(*EgressHostClients)(nil),     // 91: skein.v1.EgressHostClients
+	(*ExplainEgressRequest)(nil),  // 92: skein.v1.ExplainEgressRequest
+	(*ExplainEgressResponse)(nil), // 93: skein.v1.ExplainEgressResponse
+	(*AttachEgressRequest)(nil),   // 94: skein.v1.AttachEgressRequest
+	(*AttachEgressResponse)(nil),  // 95: skein.v1.AttachEgressResponse
+	(*DrainNodeRequest)(nil),      // 96: skein.v1.DrainNodeRequest
+	(*DrainNodeResponse)(nil),     // 97: skein.v1.DrainNodeResponse
+	nil,                           // 98: skein.v1.PeersResponse.PeerTransportsEntry
+	(NatType)(0),                  // 99: skein.v1.NatType
+	(*Node)(nil),                  // 100: skein.v1.Node
+	(*Record)(nil),                // 101: skein.v1.Record
+	(*Candidate)(nil),             // 102: skein.v1.Candidate
+	(*Token)(nil),                 // 103: skein.v1.Token
+	(*Settings)(nil),              // 104: skein.v1.Settings
+	(*Event)(nil),                 // 105: skein.v1.Event
+	(*State)(nil),                 // 106: skein.v1.State
+	(*JournalEntry)(nil),          // 107: skein.v1.JournalEntry
+	(*Pool)(nil),                  // 108: skein.v1.Pool
+	(*ChangePool)(nil),            // 109: skein.v1.ChangePool
+	(*Grant)(nil),                 // 110: skein.v1.Grant
+	(*StaticAddress)(nil),         // 111: skein.v1.StaticAddress
+	(*Block)(nil),                 // 112: skein.v1.Block
+	(*ImportPools)(nil),           // 113: skein.v1.ImportPools
+	(*Egress)(nil),                // 114: skein.v1.Egress
+	(*ChangeEgress)(nil),          // 115: skein.v1.ChangeEgress
+	(*EgressSlot)(nil),            // 116: skein.v1.EgressSlot
+	(*EgressGateway)(nil),         // 117: skein.v1.EgressGateway
+	(*EgressClientReport)(nil),    // 118: skein.v1.EgressClientReport
+	(*EgressOfClient)(nil),        // 119: skein.v1.EgressOfClient
 }
 var file_skein_v1_agent_proto_depIdxs = []int32{
-	97,  // 0: skein.v1.StatusResponse.nat_type:type_name -> skein.v1.NatType
+	99,  // 0: skein.v1.StatusResponse.nat_type:type_name -> skein.v1.NatType
 	2,   // 1: skein.v1.StatusResponse.problems:type_name -> skein.v1.Problem
 	3,   // 2: skein.v1.StatusResponse.servers:type_name -> skein.v1.ServerStatus
 	6,   // 3: skein.v1.NodesResponse.nodes:type_name -> skein.v1.NodeView
-	98,  // 4: skein.v1.NodeView.node:type_name -> skein.v1.Node
-	99,  // 5: skein.v1.NodeView.record:type_name -> skein.v1.Record
+	100, // 4: skein.v1.NodeView.node:type_name -> skein.v1.Node
+	101, // 5: skein.v1.NodeView.record:type_name -> skein.v1.Record
 	9,   // 6: skein.v1.PeersResponse.peers:type_name -> skein.v1.PeerView
-	96,  // 7: skein.v1.PeersResponse.peer_transports:type_name -> skein.v1.PeersResponse.PeerTransportsEntry
-	97,  // 8: skein.v1.PeerView.nat_type:type_name -> skein.v1.NatType
-	97,  // 9: skein.v1.NetcheckResponse.nat_type:type_name -> skein.v1.NatType
-	100, // 10: skein.v1.NetcheckResponse.candidates:type_name -> skein.v1.Candidate
+	98,  // 7: skein.v1.PeersResponse.peer_transports:type_name -> skein.v1.PeersResponse.PeerTransportsEntry
+	99,  // 8: skein.v1.PeerView.nat_type:type_name -> skein.v1.NatType
+	99,  // 9: skein.v1.NetcheckResponse.nat_type:type_name -> skein.v1.NatType
+	102, // 10: skein.v1.NetcheckResponse.candidates:type_name -> skein.v1.Candidate
 	13,  // 11: skein.v1.NetcheckResponse.relays:type_name -> skein.v1.RelayCheck
 	12,  // 12: skein.v1.NetcheckResponse.notes:type_name -> skein.v1.DiscoveryNote
-	101, // 13: skein.v1.CreateTokenResponse.info:type_name -> skein.v1.Token
-	101, // 14: skein.v1.ListTokensResponse.tokens:type_name -> skein.v1.Token
+	103, // 13: skein.v1.CreateTokenResponse.info:type_name -> skein.v1.Token
+	103, // 14: skein.v1.ListTokensResponse.tokens:type_name -> skein.v1.Token
 	6,   // 15: skein.v1.ShowNodeResponse.node:type_name -> skein.v1.NodeView
-	98,  // 16: skein.v1.RevokeNodeResponse.node:type_name -> skein.v1.Node
-	98,  // 17: skein.v1.SetRoleResponse.node:type_name -> skein.v1.Node
-	102, // 18: skein.v1.SettingsRequest.change:type_name -> skein.v1.Settings
-	102, // 19: skein.v1.SettingsResponse.settings:type_name -> skein.v1.Settings
-	103, // 20: skein.v1.EventsResponse.event:type_name -> skein.v1.Event
-	104, // 21: skein.v1.StateResponse.state:type_name -> skein.v1.State
+	100, // 16: skein.v1.RevokeNodeResponse.node:type_name -> skein.v1.Node
+	100, // 17: skein.v1.SetRoleResponse.node:type_name -> skein.v1.Node
+	104, // 18: skein.v1.SettingsRequest.change:type_name -> skein.v1.Settings
+	104, // 19: skein.v1.SettingsResponse.settings:type_name -> skein.v1.Settings
+	105, // 20: skein.v1.EventsResponse.event:type_name -> skein.v1.Event
+	106, // 21: skein.v1.StateResponse.state:type_name -> skein.v1.State
 	9,   // 22: skein.v1.ExplainPeerResponse.peer:type_name -> skein.v1.PeerView
-	99,  // 23: skein.v1.ExplainPeerResponse.record:type_name -> skein.v1.Record
-	99,  // 24: skein.v1.ExplainPeerResponse.self:type_name -> skein.v1.Record
-	37,  // 25: skein.v1.ExplainPeerResponse.probes:type_name -> skein.v1.ProbeView
-	105, // 26: skein.v1.ExplainPeerResponse.history:type_name -> skein.v1.JournalEntry
-	36,  // 27: skein.v1.ExplainPeerResponse.guess:type_name -> skein.v1.PortGuessView
-	44,  // 28: skein.v1.RelayResponse.sessions:type_name -> skein.v1.RelaySession
-	45,  // 29: skein.v1.RelayResponse.server:type_name -> skein.v1.RelayServer
-	47,  // 30: skein.v1.RelayServer.clients:type_name -> skein.v1.RelayClient
-	46,  // 31: skein.v1.RelayServer.limits:type_name -> skein.v1.RelayServerLimits
-	106, // 32: skein.v1.CreatePoolRequest.pool:type_name -> skein.v1.Pool
-	107, // 33: skein.v1.ChangePoolRequest.change:type_name -> skein.v1.ChangePool
-	106, // 34: skein.v1.PoolResponse.pool:type_name -> skein.v1.Pool
-	55,  // 35: skein.v1.PoolsResponse.pools:type_name -> skein.v1.PoolView
-	106, // 36: skein.v1.PoolView.pool:type_name -> skein.v1.Pool
-	56,  // 37: skein.v1.PoolView.holders:type_name -> skein.v1.PoolHolder
-	108, // 38: skein.v1.PoolView.grants:type_name -> skein.v1.Grant
-	109, // 39: skein.v1.PoolView.statics:type_name -> skein.v1.StaticAddress
-	57,  // 40: skein.v1.PoolView.local:type_name -> skein.v1.LocalPool
-	60,  // 41: skein.v1.BlocksResponse.blocks:type_name -> skein.v1.BlockView
-	110, // 42: skein.v1.BlockView.block:type_name -> skein.v1.Block
-	110, // 43: skein.v1.BlockResponse.block:type_name -> skein.v1.Block
-	109, // 44: skein.v1.StaticResponse.address:type_name -> skein.v1.StaticAddress
-	109, // 45: skein.v1.StaticsResponse.addresses:type_name -> skein.v1.StaticAddress
-	110, // 46: skein.v1.WhoResponse.block:type_name -> skein.v1.Block
-	71,  // 47: skein.v1.WhoResponse.pod:type_name -> skein.v1.Holder
-	74,  // 48: skein.v1.PodsResponse.pods:type_name -> skein.v1.PodView
-	71,  // 49: skein.v1.PodView.holder:type_name -> skein.v1.Holder
-	111, // 50: skein.v1.ImportRequest.import:type_name -> skein.v1.ImportPools
-	112, // 51: skein.v1.CreateEgressRequest.egress:type_name -> skein.v1.Egress
-	113, // 52: skein.v1.ChangeEgressRequest.change:type_name -> skein.v1.ChangeEgress
-	112, // 53: skein.v1.EgressResponse.egress:type_name -> skein.v1.Egress
-	84,  // 54: skein.v1.EgressesResponse.egresses:type_name -> skein.v1.EgressSummary
-	112, // 55: skein.v1.EgressSummary.egress:type_name -> skein.v1.Egress
-	85,  // 56: skein.v1.EgressSummary.slots:type_name -> skein.v1.SlotView
-	114, // 57: skein.v1.SlotView.slot:type_name -> skein.v1.EgressSlot
-	84,  // 58: skein.v1.ShowEgressResponse.summary:type_name -> skein.v1.EgressSummary
-	115, // 59: skein.v1.ShowEgressResponse.gateways:type_name -> skein.v1.EgressGateway
-	88,  // 60: skein.v1.ShowEgressResponse.silent:type_name -> skein.v1.EgressNodeError
-	89,  // 61: skein.v1.ShowEgressResponse.clients:type_name -> skein.v1.EgressHostClients
-	116, // 62: skein.v1.EgressHostClients.clients:type_name -> skein.v1.EgressClientReport
-	117, // 63: skein.v1.AttachEgressResponse.egresses:type_name -> skein.v1.EgressOfClient
-	98,  // 64: skein.v1.DrainNodeResponse.node:type_name -> skein.v1.Node
-	85,  // 65: skein.v1.DrainNodeResponse.slots:type_name -> skein.v1.SlotView
+	101, // 23: skein.v1.ExplainPeerResponse.record:type_name -> skein.v1.Record
+	101, // 24: skein.v1.ExplainPeerResponse.self:type_name -> skein.v1.Record
+	39,  // 25: skein.v1.ExplainPeerResponse.probes:type_name -> skein.v1.ProbeView
+	107, // 26: skein.v1.ExplainPeerResponse.history:type_name -> skein.v1.JournalEntry
+	38,  // 27: skein.v1.ExplainPeerResponse.guess:type_name -> skein.v1.PortGuessView
+	46,  // 28: skein.v1.RelayResponse.sessions:type_name -> skein.v1.RelaySession
+	47,  // 29: skein.v1.RelayResponse.server:type_name -> skein.v1.RelayServer
+	49,  // 30: skein.v1.RelayServer.clients:type_name -> skein.v1.RelayClient
+	48,  // 31: skein.v1.RelayServer.limits:type_name -> skein.v1.RelayServerLimits
+	108, // 32: skein.v1.CreatePoolRequest.pool:type_name -> skein.v1.Pool
+	109, // 33: skein.v1.ChangePoolRequest.change:type_name -> skein.v1.ChangePool
+	108, // 34: skein.v1.PoolResponse.pool:type_name -> skein.v1.Pool
+	57,  // 35: skein.v1.PoolsResponse.pools:type_name -> skein.v1.PoolView
+	108, // 36: skein.v1.PoolView.pool:type_name -> skein.v1.Pool
+	58,  // 37: skein.v1.PoolView.holders:type_name -> skein.v1.PoolHolder
+	110, // 38: skein.v1.PoolView.grants:type_name -> skein.v1.Grant
+	111, // 39: skein.v1.PoolView.statics:type_name -> skein.v1.StaticAddress
+	59,  // 40: skein.v1.PoolView.local:type_name -> skein.v1.LocalPool
+	62,  // 41: skein.v1.BlocksResponse.blocks:type_name -> skein.v1.BlockView
+	112, // 42: skein.v1.BlockView.block:type_name -> skein.v1.Block
+	112, // 43: skein.v1.BlockResponse.block:type_name -> skein.v1.Block
+	111, // 44: skein.v1.StaticResponse.address:type_name -> skein.v1.StaticAddress
+	111, // 45: skein.v1.StaticsResponse.addresses:type_name -> skein.v1.StaticAddress
+	112, // 46: skein.v1.WhoResponse.block:type_name -> skein.v1.Block
+	73,  // 47: skein.v1.WhoResponse.pod:type_name -> skein.v1.Holder
+	76,  // 48: skein.v1.PodsResponse.pods:type_name -> skein.v1.PodView
+	73,  // 49: skein.v1.PodView.holder:type_name -> skein.v1.Holder
+	113, // 50: skein.v1.ImportRequest.import:type_name -> skein.v1.ImportPools
+	114, // 51: skein.v1.CreateEgressRequest.egress:type_name -> skein.v1.Egress
+	115, // 52: skein.v1.ChangeEgressRequest.change:type_name -> skein.v1.ChangeEgress
+	114, // 53: skein.v1.EgressResponse.egress:type_name -> skein.v1.Egress
+	86,  // 54: skein.v1.EgressesResponse.egresses:type_name -> skein.v1.EgressSummary
+	114, // 55: skein.v1.EgressSummary.egress:type_name -> skein.v1.Egress
+	87,  // 56: skein.v1.EgressSummary.slots:type_name -> skein.v1.SlotView
+	116, // 57: skein.v1.SlotView.slot:type_name -> skein.v1.EgressSlot
+	86,  // 58: skein.v1.ShowEgressResponse.summary:type_name -> skein.v1.EgressSummary
+	117, // 59: skein.v1.ShowEgressResponse.gateways:type_name -> skein.v1.EgressGateway
+	90,  // 60: skein.v1.ShowEgressResponse.silent:type_name -> skein.v1.EgressNodeError
+	91,  // 61: skein.v1.ShowEgressResponse.clients:type_name -> skein.v1.EgressHostClients
+	118, // 62: skein.v1.EgressHostClients.clients:type_name -> skein.v1.EgressClientReport
+	119, // 63: skein.v1.AttachEgressResponse.egresses:type_name -> skein.v1.EgressOfClient
+	100, // 64: skein.v1.DrainNodeResponse.node:type_name -> skein.v1.Node
+	87,  // 65: skein.v1.DrainNodeResponse.slots:type_name -> skein.v1.SlotView
 	0,   // 66: skein.v1.AgentService.Status:input_type -> skein.v1.StatusRequest
 	4,   // 67: skein.v1.AgentService.Nodes:input_type -> skein.v1.NodesRequest
 	7,   // 68: skein.v1.AgentService.Peers:input_type -> skein.v1.PeersRequest
@@ -7125,79 +7238,81 @@ var file_skein_v1_agent_proto_depIdxs = []int32{
 	14,  // 70: skein.v1.AgentService.CreateToken:input_type -> skein.v1.CreateTokenRequest
 	16,  // 71: skein.v1.AgentService.ListTokens:input_type -> skein.v1.ListTokensRequest
 	18,  // 72: skein.v1.AgentService.RevokeToken:input_type -> skein.v1.RevokeTokenRequest
-	20,  // 73: skein.v1.AgentService.ShowNode:input_type -> skein.v1.ShowNodeRequest
-	22,  // 74: skein.v1.AgentService.RevokeNode:input_type -> skein.v1.RevokeNodeRequest
-	26,  // 75: skein.v1.AgentService.Settings:input_type -> skein.v1.SettingsRequest
-	28,  // 76: skein.v1.AgentService.Events:input_type -> skein.v1.EventsRequest
-	30,  // 77: skein.v1.AgentService.State:input_type -> skein.v1.StateRequest
-	32,  // 78: skein.v1.AgentService.Diff:input_type -> skein.v1.DiffRequest
-	34,  // 79: skein.v1.AgentService.ExplainPeer:input_type -> skein.v1.ExplainPeerRequest
-	38,  // 80: skein.v1.AgentService.Plan:input_type -> skein.v1.PlanRequest
-	40,  // 81: skein.v1.AgentService.Down:input_type -> skein.v1.DownRequest
-	42,  // 82: skein.v1.AgentService.Relay:input_type -> skein.v1.RelayRequest
-	48,  // 83: skein.v1.AgentService.CreatePool:input_type -> skein.v1.CreatePoolRequest
-	49,  // 84: skein.v1.AgentService.ChangePool:input_type -> skein.v1.ChangePoolRequest
-	51,  // 85: skein.v1.AgentService.RemovePool:input_type -> skein.v1.RemovePoolRequest
-	53,  // 86: skein.v1.AgentService.Pools:input_type -> skein.v1.PoolsRequest
-	58,  // 87: skein.v1.AgentService.Blocks:input_type -> skein.v1.BlocksRequest
-	61,  // 88: skein.v1.AgentService.ReserveBlock:input_type -> skein.v1.ReserveBlockRequest
-	62,  // 89: skein.v1.AgentService.ReleaseBlock:input_type -> skein.v1.ReleaseBlockRequest
-	64,  // 90: skein.v1.AgentService.ReserveAddress:input_type -> skein.v1.ReserveAddressRequest
-	65,  // 91: skein.v1.AgentService.ReleaseAddress:input_type -> skein.v1.ReleaseAddressRequest
-	67,  // 92: skein.v1.AgentService.Statics:input_type -> skein.v1.StaticsRequest
-	69,  // 93: skein.v1.AgentService.Who:input_type -> skein.v1.WhoRequest
-	72,  // 94: skein.v1.AgentService.Pods:input_type -> skein.v1.PodsRequest
-	75,  // 95: skein.v1.AgentService.Import:input_type -> skein.v1.ImportRequest
-	77,  // 96: skein.v1.AgentService.CreateEgress:input_type -> skein.v1.CreateEgressRequest
-	78,  // 97: skein.v1.AgentService.ChangeEgress:input_type -> skein.v1.ChangeEgressRequest
-	80,  // 98: skein.v1.AgentService.RemoveEgress:input_type -> skein.v1.RemoveEgressRequest
-	82,  // 99: skein.v1.AgentService.Egresses:input_type -> skein.v1.EgressesRequest
-	86,  // 100: skein.v1.AgentService.ShowEgress:input_type -> skein.v1.ShowEgressRequest
-	90,  // 101: skein.v1.AgentService.ExplainEgress:input_type -> skein.v1.ExplainEgressRequest
-	92,  // 102: skein.v1.AgentService.AttachEgress:input_type -> skein.v1.AttachEgressRequest
-	94,  // 103: skein.v1.AgentService.DrainNode:input_type -> skein.v1.DrainNodeRequest
-	24,  // 104: skein.v1.AgentService.SetRole:input_type -> skein.v1.SetRoleRequest
-	1,   // 105: skein.v1.AgentService.Status:output_type -> skein.v1.StatusResponse
-	5,   // 106: skein.v1.AgentService.Nodes:output_type -> skein.v1.NodesResponse
-	8,   // 107: skein.v1.AgentService.Peers:output_type -> skein.v1.PeersResponse
-	11,  // 108: skein.v1.AgentService.Netcheck:output_type -> skein.v1.NetcheckResponse
-	15,  // 109: skein.v1.AgentService.CreateToken:output_type -> skein.v1.CreateTokenResponse
-	17,  // 110: skein.v1.AgentService.ListTokens:output_type -> skein.v1.ListTokensResponse
-	19,  // 111: skein.v1.AgentService.RevokeToken:output_type -> skein.v1.RevokeTokenResponse
-	21,  // 112: skein.v1.AgentService.ShowNode:output_type -> skein.v1.ShowNodeResponse
-	23,  // 113: skein.v1.AgentService.RevokeNode:output_type -> skein.v1.RevokeNodeResponse
-	27,  // 114: skein.v1.AgentService.Settings:output_type -> skein.v1.SettingsResponse
-	29,  // 115: skein.v1.AgentService.Events:output_type -> skein.v1.EventsResponse
-	31,  // 116: skein.v1.AgentService.State:output_type -> skein.v1.StateResponse
-	33,  // 117: skein.v1.AgentService.Diff:output_type -> skein.v1.DiffResponse
-	35,  // 118: skein.v1.AgentService.ExplainPeer:output_type -> skein.v1.ExplainPeerResponse
-	39,  // 119: skein.v1.AgentService.Plan:output_type -> skein.v1.PlanResponse
-	41,  // 120: skein.v1.AgentService.Down:output_type -> skein.v1.DownResponse
-	43,  // 121: skein.v1.AgentService.Relay:output_type -> skein.v1.RelayResponse
-	50,  // 122: skein.v1.AgentService.CreatePool:output_type -> skein.v1.PoolResponse
-	50,  // 123: skein.v1.AgentService.ChangePool:output_type -> skein.v1.PoolResponse
-	52,  // 124: skein.v1.AgentService.RemovePool:output_type -> skein.v1.RemovePoolResponse
-	54,  // 125: skein.v1.AgentService.Pools:output_type -> skein.v1.PoolsResponse
-	59,  // 126: skein.v1.AgentService.Blocks:output_type -> skein.v1.BlocksResponse
-	63,  // 127: skein.v1.AgentService.ReserveBlock:output_type -> skein.v1.BlockResponse
-	63,  // 128: skein.v1.AgentService.ReleaseBlock:output_type -> skein.v1.BlockResponse
-	66,  // 129: skein.v1.AgentService.ReserveAddress:output_type -> skein.v1.StaticResponse
-	66,  // 130: skein.v1.AgentService.ReleaseAddress:output_type -> skein.v1.StaticResponse
-	68,  // 131: skein.v1.AgentService.Statics:output_type -> skein.v1.StaticsResponse
-	70,  // 132: skein.v1.AgentService.Who:output_type -> skein.v1.WhoResponse
-	73,  // 133: skein.v1.AgentService.Pods:output_type -> skein.v1.PodsResponse
-	76,  // 134: skein.v1.AgentService.Import:output_type -> skein.v1.ImportResponse
-	79,  // 135: skein.v1.AgentService.CreateEgress:output_type -> skein.v1.EgressResponse
-	79,  // 136: skein.v1.AgentService.ChangeEgress:output_type -> skein.v1.EgressResponse
-	81,  // 137: skein.v1.AgentService.RemoveEgress:output_type -> skein.v1.RemoveEgressResponse
-	83,  // 138: skein.v1.AgentService.Egresses:output_type -> skein.v1.EgressesResponse
-	87,  // 139: skein.v1.AgentService.ShowEgress:output_type -> skein.v1.ShowEgressResponse
-	91,  // 140: skein.v1.AgentService.ExplainEgress:output_type -> skein.v1.ExplainEgressResponse
-	93,  // 141: skein.v1.AgentService.AttachEgress:output_type -> skein.v1.AttachEgressResponse
-	95,  // 142: skein.v1.AgentService.DrainNode:output_type -> skein.v1.DrainNodeResponse
-	25,  // 143: skein.v1.AgentService.SetRole:output_type -> skein.v1.SetRoleResponse
-	105, // [105:144] is the sub-list for method output_type
-	66,  // [66:105] is the sub-list for method input_type
+	20,  // 73: skein.v1.AgentService.RepairClock:input_type -> skein.v1.RepairClockRequest
+	22,  // 74: skein.v1.AgentService.ShowNode:input_type -> skein.v1.ShowNodeRequest
+	24,  // 75: skein.v1.AgentService.RevokeNode:input_type -> skein.v1.RevokeNodeRequest
+	28,  // 76: skein.v1.AgentService.Settings:input_type -> skein.v1.SettingsRequest
+	30,  // 77: skein.v1.AgentService.Events:input_type -> skein.v1.EventsRequest
+	32,  // 78: skein.v1.AgentService.State:input_type -> skein.v1.StateRequest
+	34,  // 79: skein.v1.AgentService.Diff:input_type -> skein.v1.DiffRequest
+	36,  // 80: skein.v1.AgentService.ExplainPeer:input_type -> skein.v1.ExplainPeerRequest
+	40,  // 81: skein.v1.AgentService.Plan:input_type -> skein.v1.PlanRequest
+	42,  // 82: skein.v1.AgentService.Down:input_type -> skein.v1.DownRequest
+	44,  // 83: skein.v1.AgentService.Relay:input_type -> skein.v1.RelayRequest
+	50,  // 84: skein.v1.AgentService.CreatePool:input_type -> skein.v1.CreatePoolRequest
+	51,  // 85: skein.v1.AgentService.ChangePool:input_type -> skein.v1.ChangePoolRequest
+	53,  // 86: skein.v1.AgentService.RemovePool:input_type -> skein.v1.RemovePoolRequest
+	55,  // 87: skein.v1.AgentService.Pools:input_type -> skein.v1.PoolsRequest
+	60,  // 88: skein.v1.AgentService.Blocks:input_type -> skein.v1.BlocksRequest
+	63,  // 89: skein.v1.AgentService.ReserveBlock:input_type -> skein.v1.ReserveBlockRequest
+	64,  // 90: skein.v1.AgentService.ReleaseBlock:input_type -> skein.v1.ReleaseBlockRequest
+	66,  // 91: skein.v1.AgentService.ReserveAddress:input_type -> skein.v1.ReserveAddressRequest
+	67,  // 92: skein.v1.AgentService.ReleaseAddress:input_type -> skein.v1.ReleaseAddressRequest
+	69,  // 93: skein.v1.AgentService.Statics:input_type -> skein.v1.StaticsRequest
+	71,  // 94: skein.v1.AgentService.Who:input_type -> skein.v1.WhoRequest
+	74,  // 95: skein.v1.AgentService.Pods:input_type -> skein.v1.PodsRequest
+	77,  // 96: skein.v1.AgentService.Import:input_type -> skein.v1.ImportRequest
+	79,  // 97: skein.v1.AgentService.CreateEgress:input_type -> skein.v1.CreateEgressRequest
+	80,  // 98: skein.v1.AgentService.ChangeEgress:input_type -> skein.v1.ChangeEgressRequest
+	82,  // 99: skein.v1.AgentService.RemoveEgress:input_type -> skein.v1.RemoveEgressRequest
+	84,  // 100: skein.v1.AgentService.Egresses:input_type -> skein.v1.EgressesRequest
+	88,  // 101: skein.v1.AgentService.ShowEgress:input_type -> skein.v1.ShowEgressRequest
+	92,  // 102: skein.v1.AgentService.ExplainEgress:input_type -> skein.v1.ExplainEgressRequest
+	94,  // 103: skein.v1.AgentService.AttachEgress:input_type -> skein.v1.AttachEgressRequest
+	96,  // 104: skein.v1.AgentService.DrainNode:input_type -> skein.v1.DrainNodeRequest
+	26,  // 105: skein.v1.AgentService.SetRole:input_type -> skein.v1.SetRoleRequest
+	1,   // 106: skein.v1.AgentService.Status:output_type -> skein.v1.StatusResponse
+	5,   // 107: skein.v1.AgentService.Nodes:output_type -> skein.v1.NodesResponse
+	8,   // 108: skein.v1.AgentService.Peers:output_type -> skein.v1.PeersResponse
+	11,  // 109: skein.v1.AgentService.Netcheck:output_type -> skein.v1.NetcheckResponse
+	15,  // 110: skein.v1.AgentService.CreateToken:output_type -> skein.v1.CreateTokenResponse
+	17,  // 111: skein.v1.AgentService.ListTokens:output_type -> skein.v1.ListTokensResponse
+	19,  // 112: skein.v1.AgentService.RevokeToken:output_type -> skein.v1.RevokeTokenResponse
+	21,  // 113: skein.v1.AgentService.RepairClock:output_type -> skein.v1.RepairClockResponse
+	23,  // 114: skein.v1.AgentService.ShowNode:output_type -> skein.v1.ShowNodeResponse
+	25,  // 115: skein.v1.AgentService.RevokeNode:output_type -> skein.v1.RevokeNodeResponse
+	29,  // 116: skein.v1.AgentService.Settings:output_type -> skein.v1.SettingsResponse
+	31,  // 117: skein.v1.AgentService.Events:output_type -> skein.v1.EventsResponse
+	33,  // 118: skein.v1.AgentService.State:output_type -> skein.v1.StateResponse
+	35,  // 119: skein.v1.AgentService.Diff:output_type -> skein.v1.DiffResponse
+	37,  // 120: skein.v1.AgentService.ExplainPeer:output_type -> skein.v1.ExplainPeerResponse
+	41,  // 121: skein.v1.AgentService.Plan:output_type -> skein.v1.PlanResponse
+	43,  // 122: skein.v1.AgentService.Down:output_type -> skein.v1.DownResponse
+	45,  // 123: skein.v1.AgentService.Relay:output_type -> skein.v1.RelayResponse
+	52,  // 124: skein.v1.AgentService.CreatePool:output_type -> skein.v1.PoolResponse
+	52,  // 125: skein.v1.AgentService.ChangePool:output_type -> skein.v1.PoolResponse
+	54,  // 126: skein.v1.AgentService.RemovePool:output_type -> skein.v1.RemovePoolResponse
+	56,  // 127: skein.v1.AgentService.Pools:output_type -> skein.v1.PoolsResponse
+	61,  // 128: skein.v1.AgentService.Blocks:output_type -> skein.v1.BlocksResponse
+	65,  // 129: skein.v1.AgentService.ReserveBlock:output_type -> skein.v1.BlockResponse
+	65,  // 130: skein.v1.AgentService.ReleaseBlock:output_type -> skein.v1.BlockResponse
+	68,  // 131: skein.v1.AgentService.ReserveAddress:output_type -> skein.v1.StaticResponse
+	68,  // 132: skein.v1.AgentService.ReleaseAddress:output_type -> skein.v1.StaticResponse
+	70,  // 133: skein.v1.AgentService.Statics:output_type -> skein.v1.StaticsResponse
+	72,  // 134: skein.v1.AgentService.Who:output_type -> skein.v1.WhoResponse
+	75,  // 135: skein.v1.AgentService.Pods:output_type -> skein.v1.PodsResponse
+	78,  // 136: skein.v1.AgentService.Import:output_type -> skein.v1.ImportResponse
+	81,  // 137: skein.v1.AgentService.CreateEgress:output_type -> skein.v1.EgressResponse
+	81,  // 138: skein.v1.AgentService.ChangeEgress:output_type -> skein.v1.EgressResponse
+	83,  // 139: skein.v1.AgentService.RemoveEgress:output_type -> skein.v1.RemoveEgressResponse
+	85,  // 140: skein.v1.AgentService.Egresses:output_type -> skein.v1.EgressesResponse
+	89,  // 141: skein.v1.AgentService.ShowEgress:output_type -> skein.v1.ShowEgressResponse
+	93,  // 142: skein.v1.AgentService.ExplainEgress:output_type -> skein.v1.ExplainEgressResponse
+	95,  // 143: skein.v1.AgentService.AttachEgress:output_type -> skein.v1.AttachEgressResponse
+	97,  // 144: skein.v1.AgentService.DrainNode:output_type -> skein.v1.DrainNodeResponse
+	27,  // 145: skein.v1.AgentService.SetRole:output_type -> skein.v1.SetRoleResponse
+	106, // [106:146] is the sub-list for method output_type
+	66,  // [66:106] is the sub-list for method input_type
 	66,  // [66:66] is the sub-list for extension type_name
 	66,  // [66:66] is the sub-list for extension extendee
 	0,   // [0:66] is the sub-list for field type_name
@@ -7219,7 +7334,7 @@ func file_skein_v1_agent_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_skein_v1_agent_proto_rawDesc), len(file_skein_v1_agent_proto_rawDesc)),
 			NumEnums:      0,
-			NumMessages:   97,
+			NumMessages:   99,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

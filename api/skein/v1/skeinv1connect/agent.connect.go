@@ -49,6 +49,9 @@ const (
 	// AgentServiceRevokeTokenProcedure is the fully-qualified name of the AgentService's RevokeToken
 	// RPC.
 	AgentServiceRevokeTokenProcedure = "/skein.v1.AgentService/RevokeToken"
+	// AgentServiceRepairClockProcedure is the fully-qualified name of the AgentService's RepairClock
+	// RPC.
+	AgentServiceRepairClockProcedure = "/skein.v1.AgentService/RepairClock"
 	// AgentServiceShowNodeProcedure is the fully-qualified name of the AgentService's ShowNode RPC.
 	AgentServiceShowNodeProcedure = "/skein.v1.AgentService/ShowNode"
 	// AgentServiceRevokeNodeProcedure is the fully-qualified name of the AgentService's RevokeNode RPC.
@@ -134,6 +137,8 @@ type AgentServiceClient interface {
 	CreateToken(context.Context, *v1.CreateTokenRequest) (*v1.CreateTokenResponse, error)
 	ListTokens(context.Context, *v1.ListTokensRequest) (*v1.ListTokensResponse, error)
 	RevokeToken(context.Context, *v1.RevokeTokenRequest) (*v1.RevokeTokenResponse, error)
+	// RepairClock sets the log's time to the leader's clock.
+	RepairClock(context.Context, *v1.RepairClockRequest) (*v1.RepairClockResponse, error)
 	ShowNode(context.Context, *v1.ShowNodeRequest) (*v1.ShowNodeResponse, error)
 	RevokeNode(context.Context, *v1.RevokeNodeRequest) (*v1.RevokeNodeResponse, error)
 	Settings(context.Context, *v1.SettingsRequest) (*v1.SettingsResponse, error)
@@ -219,6 +224,12 @@ func NewAgentServiceClient(httpClient connect.HTTPClient, baseURL string, opts .
 			httpClient,
 			baseURL+AgentServiceRevokeTokenProcedure,
 			connect.WithSchema(agentServiceMethods.ByName("RevokeToken")),
+			connect.WithClientOptions(opts...),
+		),
+		repairClock: connect.NewClient[v1.RepairClockRequest, v1.RepairClockResponse](
+			httpClient,
+			baseURL+AgentServiceRepairClockProcedure,
+			connect.WithSchema(agentServiceMethods.ByName("RepairClock")),
 			connect.WithClientOptions(opts...),
 		),
 		showNode: connect.NewClient[v1.ShowNodeRequest, v1.ShowNodeResponse](
@@ -425,6 +436,7 @@ type agentServiceClient struct {
 	createToken    *connect.Client[v1.CreateTokenRequest, v1.CreateTokenResponse]
 	listTokens     *connect.Client[v1.ListTokensRequest, v1.ListTokensResponse]
 	revokeToken    *connect.Client[v1.RevokeTokenRequest, v1.RevokeTokenResponse]
+	repairClock    *connect.Client[v1.RepairClockRequest, v1.RepairClockResponse]
 	showNode       *connect.Client[v1.ShowNodeRequest, v1.ShowNodeResponse]
 	revokeNode     *connect.Client[v1.RevokeNodeRequest, v1.RevokeNodeResponse]
 	settings       *connect.Client[v1.SettingsRequest, v1.SettingsResponse]
@@ -516,6 +528,15 @@ func (c *agentServiceClient) ListTokens(ctx context.Context, req *v1.ListTokensR
 // RevokeToken calls skein.v1.AgentService.RevokeToken.
 func (c *agentServiceClient) RevokeToken(ctx context.Context, req *v1.RevokeTokenRequest) (*v1.RevokeTokenResponse, error) {
 	response, err := c.revokeToken.CallUnary(ctx, connect.NewRequest(req))
+	if response != nil {
+		return response.Msg, err
+	}
+	return nil, err
+}
+
+// RepairClock calls skein.v1.AgentService.RepairClock.
+func (c *agentServiceClient) RepairClock(ctx context.Context, req *v1.RepairClockRequest) (*v1.RepairClockResponse, error) {
+	response, err := c.repairClock.CallUnary(ctx, connect.NewRequest(req))
 	if response != nil {
 		return response.Msg, err
 	}
@@ -815,6 +836,8 @@ type AgentServiceHandler interface {
 	CreateToken(context.Context, *v1.CreateTokenRequest) (*v1.CreateTokenResponse, error)
 	ListTokens(context.Context, *v1.ListTokensRequest) (*v1.ListTokensResponse, error)
 	RevokeToken(context.Context, *v1.RevokeTokenRequest) (*v1.RevokeTokenResponse, error)
+	// RepairClock sets the log's time to the leader's clock.
+	RepairClock(context.Context, *v1.RepairClockRequest) (*v1.RepairClockResponse, error)
 	ShowNode(context.Context, *v1.ShowNodeRequest) (*v1.ShowNodeResponse, error)
 	RevokeNode(context.Context, *v1.RevokeNodeRequest) (*v1.RevokeNodeResponse, error)
 	Settings(context.Context, *v1.SettingsRequest) (*v1.SettingsResponse, error)
@@ -896,6 +919,12 @@ func NewAgentServiceHandler(svc AgentServiceHandler, opts ...connect.HandlerOpti
 		AgentServiceRevokeTokenProcedure,
 		svc.RevokeToken,
 		connect.WithSchema(agentServiceMethods.ByName("RevokeToken")),
+		connect.WithHandlerOptions(opts...),
+	)
+	agentServiceRepairClockHandler := connect.NewUnaryHandlerSimple(
+		AgentServiceRepairClockProcedure,
+		svc.RepairClock,
+		connect.WithSchema(agentServiceMethods.ByName("RepairClock")),
 		connect.WithHandlerOptions(opts...),
 	)
 	agentServiceShowNodeHandler := connect.NewUnaryHandlerSimple(
@@ -1106,6 +1135,8 @@ func NewAgentServiceHandler(svc AgentServiceHandler, opts ...connect.HandlerOpti
 			agentServiceListTokensHandler.ServeHTTP(w, r)
 		case AgentServiceRevokeTokenProcedure:
 			agentServiceRevokeTokenHandler.ServeHTTP(w, r)
+		case AgentServiceRepairClockProcedure:
+			agentServiceRepairClockHandler.ServeHTTP(w, r)
 		case AgentServiceShowNodeProcedure:
 			agentServiceShowNodeHandler.ServeHTTP(w, r)
 		case AgentServiceRevokeNodeProcedure:
@@ -1205,6 +1236,10 @@ func (UnimplementedAgentServiceHandler) ListTokens(context.Context, *v1.ListToke
 
 func (UnimplementedAgentServiceHandler) RevokeToken(context.Context, *v1.RevokeTokenRequest) (*v1.RevokeTokenResponse, error) {
 	return nil, connect.NewError(connect.CodeUnimplemented, errors.New("skein.v1.AgentService.RevokeToken is not implemented"))
+}
+
+func (UnimplementedAgentServiceHandler) RepairClock(context.Context, *v1.RepairClockRequest) (*v1.RepairClockResponse, error) {
+	return nil, connect.NewError(connect.CodeUnimplemented, errors.New("skein.v1.AgentService.RepairClock is not implemented"))
 }
 
 func (UnimplementedAgentServiceHandler) ShowNode(context.Context, *v1.ShowNodeRequest) (*v1.ShowNodeResponse, error) {
