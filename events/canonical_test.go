@@ -145,6 +145,9 @@ func TestCanonicalShortWay(t *testing.T) {
 				if len(long) == 0 || !bytes.Equal(short, long) {
 					t.Errorf("field %s: short %x, long %x", fields.Get(i).Name(), short, long)
 				}
+				if n, ok := one.Interface().(*skeinv1.Node); ok && !proto.Equal(copyNode(n), n) {
+					t.Errorf("field %s is lost when a node is copied", fields.Get(i).Name())
+				}
 				if n := sizeOf(one.Interface()); n != len(long) {
 					t.Errorf("field %s: its size is %d, measured as %d", fields.Get(i).Name(), len(long), n)
 				}

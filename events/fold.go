@@ -190,6 +190,19 @@ func (s *State) change(n *skeinv1.Node) {
 	s.sizes.add(sectionNodes, n)
 }
 
+// copyNode is a node of its own that shares what it points to, which nobody changes.
+func copyNode(n *skeinv1.Node) *skeinv1.Node {
+	out := &skeinv1.Node{
+		Id: n.Id, Name: n.Name, IdentityKey: n.IdentityKey, WireguardKey: n.WireguardKey, Ipv4: n.Ipv4, Ipv6: n.Ipv6, Labels: n.Labels,
+		AdmittedAt: n.AdmittedAt, AdmittedIndex: n.AdmittedIndex, MinSchema: n.MinSchema, MaxSchema: n.MaxSchema,
+		AgentsOnly: n.AgentsOnly, Draining: n.Draining, Admin: n.Admin,
+	}
+	if u := n.ProtoReflect().GetUnknown(); len(u) > 0 {
+		out.ProtoReflect().SetUnknown(u)
+	}
+	return out
+}
+
 func (s *State) replace(n *skeinv1.Node) {
 	h, _ := hexKey(n.GetId())
 	s.nodes.put(s.own(), h, n.GetId(), n)
@@ -201,7 +214,7 @@ func (s *State) rotate(r *skeinv1.NodeKeyRotated) {
 	if old == nil || key == "" || s.taken(&s.keys, key, "") {
 		return
 	}
-	n := proto.CloneOf(old)
+	n := copyNode(old)
 	n.WireguardKey = r.GetWireguardKey()
 	s.keys.del(s.own(), textKey(string(old.GetWireguardKey())), string(old.GetWireguardKey()))
 	s.enter(&s.keys, key, n.GetId())
@@ -270,7 +283,7 @@ func (s *State) remember(a *skeinv1.Answer) bool {
 	if s.order.n > MaxAnswers {
 		oldest := s.order.pop()
 		s.sizes[sectionAnswers] -= oldest.bytes
-		s.answers.del(s.own(), textKey(oldest.id), oldest.id)
+		s.answers.take(s.own(), textKey(oldest.id), oldest.id)
 	}
 	return true
 }
