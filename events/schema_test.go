@@ -30,7 +30,7 @@ func TestServersDoNotLowerTheSchemaInUse(t *testing.T) {
 	}
 
 	w.must(createPool(pool("default", 2, "10.64.0.0/24")))
-	w.refused(folds("a", 1), FailedPrecondition, "server a cannot fold event schemas up to 1 only: the cluster has pools, which need 2", "skein server remove a")
+	w.refused(folds("a", 1), FailedPrecondition, "server a cannot fold event schemas up to 1 only: the cluster has pools, which need 2", "skein node withdraw a server")
 	w.must(folds("s", 2))
 	w.must(folds("s", SchemaMax))
 	w.must(folds("b", 1)) // no server: it matters to itself alone
