@@ -2,6 +2,7 @@ package redteam
 
 import (
 	"context"
+	"time"
 
 	skeinv1 "github.com/skeinmesh/skein/api/skein/v1"
 )
@@ -72,6 +73,7 @@ type Seen struct {
 	Lost          []string          // by honest nodes
 	Files         []string          // that honest nodes wrote where none should be
 	Count, Bound  int               // of packets or bytes at a victim, and what is allowed
+	Believed      time.Duration     // that a server took a false word for true
 	Refusal       string            // what the attacker was told; for the report alone
 }
 

@@ -51,6 +51,10 @@ type Field struct {
 // newField gathers what attackers hold.
 func newField(ctx context.Context, l *lab.Lab) (*Field, error) {
 	f := &Field{lab: l, relay: relayNode, started: map[string]int64{}, pods: map[string][]netip.Addr{}}
+	// A relay forwards pairs in its kernel where that forwards at all.
+	if _, err := f.sysctl(relayNode, map[string]string{"/proc/sys/net/ipv4/ip_forward": "1"}); err != nil {
+		return nil, err
+	}
 	if err := f.startPods(ctx); err != nil {
 		return nil, err
 	}

@@ -197,7 +197,7 @@ func memberGossip() []Attempt {
 		}, Judge: bounded("packets at a host that never asked for any")},
 		{Name: "declare another member dead in the gossip", From: Member, Guard: Signatures, Try: func(ctx context.Context, f *Field) (seen Seen, err error) {
 			return f.declareDead(ctx, f.mallory.ns)
-		}, Judge: lost},
+		}, Judge: believedLong},
 	}
 }
 
@@ -302,22 +302,45 @@ func (f *Field) declareDead(ctx context.Context, ns string) (seen Seen, err erro
 			seen.Refusal = err.Error()
 		}
 	}
-	dead := time.Duration(0)
-	for began := time.Now(); time.Since(began) < 3*time.Second; {
+	// A dead message is believed until its node refutes it, which takes a round of gossip.
+	var began, ended time.Time
+	for end := time.Now().Add(3 * time.Second); time.Now().Before(end); {
 		r, err := f.api(relayNode).ShowNode(ctx, &skeinv1.ShowNodeRequest{Node: victim})
 		if err != nil {
 			return seen, err
 		}
-		if r.GetNode().GetAlive() {
-			break
+		switch alive := r.GetNode().GetAlive(); {
+		case !alive && began.IsZero():
+			began = time.Now()
+		case alive && !began.IsZero() && ended.IsZero():
+			ended = time.Now()
 		}
-		dead = time.Since(began)
-		pause(ctx, 50*time.Millisecond)
+		pause(ctx, 10*time.Millisecond)
 	}
-	if dead > 2*time.Second { // the victim refutes it with the next round of gossip
-		seen.Lost = append(seen.Lost, fmt.Sprintf("%s passes for dead for more than %s", victim, dead.Round(time.Second)))
+	switch {
+	case began.IsZero():
+	case ended.IsZero():
+		seen.Believed = time.Since(began)
+	default:
+		seen.Believed = ended.Sub(began)
 	}
 	return seen, nil
+}
+
+// believed judges that a false word about a member was believed at all, by somebody who may not speak.
+func believed(s Seen) string {
+	if s.Believed > 0 {
+		return fmt.Sprintf("a living member passes for dead for %s", s.Believed.Round(time.Millisecond))
+	}
+	return ""
+}
+
+// believedLong judges the same of somebody who may: memberlist lets members suspect each other, and the victim has the last word.
+func believedLong(s Seen) string {
+	if s.Believed > 2*time.Second {
+		return believed(s)
+	}
+	return ""
 }
 
 // gossipKey attempts have the key, and no identity of a member.
@@ -325,7 +348,7 @@ func gossipKey() []Attempt {
 	return []Attempt{
 		{Name: "declare a member dead from a pod", From: GossipKey, Guard: LinkSources, Try: func(ctx context.Context, f *Field) (Seen, error) {
 			return f.declareDead(ctx, f.podNS(hostilePod))
-		}, Judge: lost},
+		}, Judge: believed},
 		{Name: "declare a member dead from the LAN, with a member's overlay address as source", From: GossipKey, Guard: LinkSources, Try: func(ctx context.Context, f *Field) (seen Seen, err error) {
 			key := f.members.GetGossipKeys().GetPrimary()
 			b, err := sealed(key, deadMessage(f.id(other).String(), f.id(relayNode).String(), 1<<21))

@@ -3,6 +3,7 @@ package redteam
 import (
 	"context"
 	"errors"
+	"maps"
 	"net/netip"
 	"os"
 	"strings"
@@ -85,32 +86,29 @@ func inject(name string, v4 bool, source func(*Field) netip.Addr) Attempt {
 	}, Judge: arrived}
 }
 
-// forwards switches forwarding on for all links of a host, as Kubernetes does, and takes it back.
+// forwards switches forwarding on for all links of a host, as Kubernetes does, and the loose check of sources, as systemd does.
 func (f *Field) forwards(host string) (restore func(), err error) {
-	files := []string{"/proc/sys/net/ipv4/ip_forward", "/proc/sys/net/ipv6/conf/all/forwarding"}
-	set := func(values []string) error {
+	return f.sysctl(host, map[string]string{"/proc/sys/net/ipv4/ip_forward": "1", "/proc/sys/net/ipv6/conf/all/forwarding": "1", "/proc/sys/net/ipv4/conf/all/rp_filter": "2"})
+}
+
+// sysctl sets values on a host, and takes them back.
+func (f *Field) sysctl(host string, values map[string]string) (restore func(), err error) {
+	before := map[string]string{}
+	write := func(values map[string]string) error {
 		return fabric.In(f.ns(host), func() error {
 			var errs []error
-			for i, file := range files {
-				errs = append(errs, os.WriteFile(file, []byte(values[i]), 0o644))
+			for file, v := range values {
+				b, err := os.ReadFile(file)
+				if _, known := before[file]; !known && err == nil {
+					before[file] = strings.TrimSpace(string(b))
+				}
+				errs = append(errs, err, os.WriteFile(file, []byte(v), 0o644))
 			}
 			return errors.Join(errs...)
 		})
 	}
-	var before []string
-	if err := fabric.In(f.ns(host), func() error {
-		for _, file := range files {
-			b, err := os.ReadFile(file)
-			if err != nil {
-				return err
-			}
-			before = append(before, strings.TrimSpace(string(b)))
-		}
-		return nil
-	}); err != nil {
-		return nil, err
-	}
-	return func() { _ = set(before) }, set([]string{"1", "1"})
+	err = write(values)
+	return func() { _ = write(maps.Clone(before)) }, err
 }
 
 func neighbours() []Attempt {

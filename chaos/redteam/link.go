@@ -28,7 +28,7 @@ func neighbour(l *net.Interface, via netip.Addr) (net.HardwareAddr, error) {
 			return nil, err
 		}
 		for _, n := range list {
-			if a, ok := netip.AddrFromSlice(n.IP); ok && a.Unmap() == via && len(n.HardwareAddr) == 6 {
+			if a, ok := netip.AddrFromSlice(n.IP); ok && a.Unmap() == via.WithZone("") && len(n.HardwareAddr) == 6 {
 				return n.HardwareAddr, nil
 			}
 		}

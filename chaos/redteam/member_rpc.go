@@ -110,7 +110,7 @@ func reservedOf(s *skeinv1.State) proto.Message { return blocksOf("")(s) }
 func preyOf(s *skeinv1.State) proto.Message {
 	out := &skeinv1.State{}
 	for _, n := range s.GetNodes() {
-		if n.GetName() == "prey" {
+		if n.GetName() == "prey" || n.GetName() == "renamed" {
 			out.Nodes = append(out.Nodes, n)
 			out.Blocks = blocksOf(n.GetId())(s).(*skeinv1.State).GetBlocks()
 		}
@@ -194,10 +194,10 @@ func (f *Field) holdBack(ctx context.Context, node string) (Seen, error) {
 	if seen.After, err = f.log(ctx); err != nil {
 		return seen, err
 	}
+	defer lower(f.mallory, f.maxSchema()) // the next attempts want the lab as it was
 	if _, err := f.api(relayNode).CreatePool(ctx, &skeinv1.CreatePoolRequest{Pool: &skeinv1.Pool{Name: "held-back", BlockSizeBits: 2, Subnets: []*skeinv1.PoolSubnet{{Ipv4: "10.98.0.0/24"}}}}); err != nil {
 		seen.Lost = append(seen.Lost, "an admin's command: "+brief(err.Error()))
-		_, err := lower(f.mallory, f.maxSchema()) // the next attempts want the lab as it was
-		return seen, err
+		return seen, nil
 	}
 	_, err = f.api(relayNode).RemovePool(ctx, &skeinv1.RemovePoolRequest{Name: "held-back"})
 	return seen, err
@@ -337,7 +337,7 @@ func inOthersNames() []Attempt {
 			return &skeinv1.ProposeRequest{Command: rotatePrey(f), Forwarded: true}
 		}, changed("another node's WireGuard key", preyOf)),
 		forged("set the log's time a year ahead", Issuer, func(f *Field) *skeinv1.ProposeRequest {
-			r := f.mallory.proposal(&skeinv1.Command{Time: time.Now().Add(365 * 24 * time.Hour).UnixNano(), Body: &skeinv1.Command_AllocateBlocks{AllocateBlocks: &skeinv1.AllocateBlocks{NodeId: f.mallory.id(), Pool: "spare", Total: 1}}})
+			r := f.mallory.proposal(&skeinv1.Command{Time: time.Now().Add(365 * 24 * time.Hour).UnixNano(), Body: &skeinv1.Command_AllocateBlocks{AllocateBlocks: &skeinv1.AllocateBlocks{NodeId: f.mallory.id(), Pool: "default", Total: 1}}})
 			return r
 		}, func(s Seen) string {
 			if ahead := time.Duration(s.After.GetTime() - s.Before.GetTime()); ahead > time.Hour {

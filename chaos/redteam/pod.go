@@ -55,6 +55,12 @@ func (f *Field) podGateway6() (via netip.Addr, err error) {
 // attempt proves nothing.
 func spoof(name string, v4 bool, source func(*Field) netip.Addr) Attempt {
 	return Attempt{Name: name, From: Pod, Guard: PodSources, Try: func(ctx context.Context, f *Field) (seen Seen, err error) {
+		// systemd sets this, so that the kernel's own check lets more through.
+		restore, err := f.sysctl(victim, map[string]string{"/proc/sys/net/ipv4/conf/all/rp_filter": "2"})
+		if err != nil {
+			return seen, err
+		}
+		defer restore()
 		e, err := listen(f.ns(relayNode), spoofPort, spoofMark)
 		if err != nil {
 			return seen, err

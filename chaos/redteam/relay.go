@@ -401,6 +401,9 @@ func (f *Field) complain(ctx context.Context) (seen Seen, err error) {
 	if err != nil {
 		return seen, err
 	}
+	if before != "kernel" {
+		return seen, fmt.Errorf("the relay forwards by %q already: nothing could be lost", before)
+	}
 	a, b, ra, rb, err := f.reserve(ctx)
 	if err != nil {
 		return seen, err

@@ -5,6 +5,8 @@ import (
 	"fmt"
 	"time"
 
+	"connectrpc.com/connect"
+
 	skeinv1 "github.com/skeinmesh/skein/api/skein/v1"
 	"github.com/skeinmesh/skein/identity"
 )
@@ -113,16 +115,19 @@ func (f *Field) keepSubscription(ctx context.Context) (seen Seen, err error) {
 	if err := p.enrol(ctx, "leaver-"+p.id()[:6]); err != nil {
 		return seen, err
 	}
-	listening, stop := context.WithTimeout(ctx, 4*time.Second)
+	listening, stop := context.WithTimeout(ctx, 2*patience)
 	defer stop()
-	s, err := p.cluster(relayNode).Subscribe(listening, &skeinv1.SubscribeRequest{After: p.field.members.GetIndex()})
+	var s *connect.ServerStreamForClient[skeinv1.SubscribeResponse]
+	err = until(ctx, patience, func() (err error) { // the node that the stream goes to hears of a new member in a moment
+		if s, err = p.cluster(relayNode).Subscribe(listening, &skeinv1.SubscribeRequest{After: f.members.GetIndex()}); err == nil && !s.Receive() {
+			err = fmt.Errorf("the subscription does not begin: %w", s.Err())
+		}
+		return err
+	})
 	if err != nil {
 		return seen, err
 	}
 	defer s.Close()
-	if !s.Receive() {
-		return seen, fmt.Errorf("the subscription does not begin: %w", s.Err())
-	}
 	if _, err := f.api(relayNode).RevokeNode(ctx, &skeinv1.RevokeNodeRequest{Node: p.id(), Reason: "red team"}); err != nil {
 		return seen, err
 	}

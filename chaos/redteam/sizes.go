@@ -97,7 +97,7 @@ func sizes() []Attempt {
 			return &skeinv1.Command{Body: &skeinv1.Command_ChangeNode{ChangeNode: &skeinv1.ChangeNode{NodeId: f.mallory.id(), SetLabels: true, Labels: manyLabels(1000, 60)}}}
 		}, changed("labels without a limit", nodesOf)),
 		command("use a request ID of 64 KiB", Limits, func(f *Field) *skeinv1.Command {
-			return &skeinv1.Command{RequestId: strings.Repeat("r", 64<<10), Body: &skeinv1.Command_AllocateBlocks{AllocateBlocks: &skeinv1.AllocateBlocks{NodeId: f.mallory.id(), Pool: "spare", Total: 2}}}
+			return &skeinv1.Command{RequestId: strings.Repeat("r", 64<<10), Body: &skeinv1.Command_AllocateBlocks{AllocateBlocks: &skeinv1.AllocateBlocks{NodeId: f.mallory.id(), Pool: "default", Total: 2}}}
 		}, func(s Seen) string {
 			for _, a := range s.After.GetAnswers() {
 				if len(a.GetRequestId()) > 4<<10 {
