@@ -77,7 +77,7 @@ func newField(ctx context.Context, l *lab.Lab) (*Field, error) {
 		into **person
 		host string
 		name string
-	}{{&f.prey, bystander, "prey"}, {&f.puppet, stranger, "puppet"}, {&f.exile, stranger, "exile"}} {
+	}{{&f.prey, bystander, "prey"}, {&f.puppet, stranger, "puppet"}, {&f.exile, stranger, "exile"}, {&f.doomed, bystander, "doomed"}} {
 		if *p.into, err = f.newcomer(p.host); err == nil {
 			err = (*p.into).enrol(ctx, p.name)
 		}

@@ -223,6 +223,10 @@ func adminCommands() []Attempt {
 			_, hash := secretOf("forged")
 			return &skeinv1.Command{Body: &skeinv1.Command_CreateToken{CreateToken: &skeinv1.CreateToken{Id: "00000000000000aa", SecretHash: hash, LifetimeNanos: int64(time.Hour), Uses: 9}}}
 		}, changed("a token of its own", tokensOf)),
+		command("create a token for servers", Roles, func(*Field) *skeinv1.Command {
+			_, hash := secretOf("forged for servers")
+			return &skeinv1.Command{Body: &skeinv1.Command_CreateToken{CreateToken: &skeinv1.CreateToken{Id: "00000000000000ab", SecretHash: hash, LifetimeNanos: int64(time.Hour), Uses: 9, Role: "server"}}}
+		}, changed("a token of its own", tokensOf)),
 		command("revoke others' tokens", Roles, func(f *Field) *skeinv1.Command {
 			return &skeinv1.Command{Body: &skeinv1.Command_RevokeToken{RevokeToken: &skeinv1.RevokeToken{TokenId: f.members.GetTokens()[0].GetId()}}}
 		}, changed("a token is gone", tokensOf)),
@@ -369,6 +373,18 @@ func inOthersNames() []Attempt {
 		}, Judge: given},
 		admitByHash("admit a node by the hash of a token, which every member sees", false),
 		admitByHash("admit a server by the hash of a token", true),
+		command("grant itself the role of an admin", Roles, func(f *Field) *skeinv1.Command {
+			return &skeinv1.Command{Body: &skeinv1.Command_SetAdmin{SetAdmin: &skeinv1.SetAdmin{NodeId: f.mallory.id(), Admin: true}}}
+		}, changed("the role of an admin", nodesOf)),
+		command("revoke another node", Roles, func(f *Field) *skeinv1.Command {
+			return &skeinv1.Command{Body: &skeinv1.Command_RevokeNode{RevokeNode: &skeinv1.RevokeNode{NodeId: f.doomed.id(), Reason: "red team"}}}
+		}, changed("a node is revoked", revokedOf)),
+		command("make another node a server", Roles, func(f *Field) *skeinv1.Command {
+			return &skeinv1.Command{Body: &skeinv1.Command_AddServer{AddServer: &skeinv1.AddServer{NodeId: f.puppet.id()}}}
+		}, changed("a server", serversOf)),
+		command("take the vote from a server", Roles, func(f *Field) *skeinv1.Command {
+			return &skeinv1.Command{Body: &skeinv1.Command_RemoveServer{RemoveServer: &skeinv1.RemoveServer{NodeId: f.id("dc3").String(), Reason: "red team", Force: true}}}
+		}, changed("a server is none any more", serversOf)),
 		command("make itself a server", Roles, func(f *Field) *skeinv1.Command {
 			return &skeinv1.Command{Body: &skeinv1.Command_AddServer{AddServer: &skeinv1.AddServer{NodeId: f.mallory.id()}}}
 		}, changed("a server", serversOf)),

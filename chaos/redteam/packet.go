@@ -197,15 +197,14 @@ func sniff(ns string, told func(packet []byte, out bool), during func() error) e
 	all.Go(func() {
 		b := make([]byte, 65536)
 		for {
-			n, from, err := unix.Recvfrom(fd, b, 0)
-			if l, ok := from.(*unix.SockaddrLinklayer); err == nil && ok && n > 0 {
-				told(b[:n], l.Pkttype == unix.PACKET_OUTGOING)
-				continue
-			}
 			select {
 			case <-stop:
 				return
 			default:
+			}
+			n, from, err := unix.Recvfrom(fd, b, 0)
+			if l, ok := from.(*unix.SockaddrLinklayer); err == nil && ok && n > 0 {
+				told(b[:n], l.Pkttype == unix.PACKET_OUTGOING)
 			}
 		}
 	})

@@ -423,11 +423,11 @@ func (f *Field) complain(ctx context.Context) (seen Seen, err error) {
 	if _, _, err := a.next(patience, frameState); err != nil {
 		return seen, fmt.Errorf("the pair is not ready: %w", err)
 	}
-	for range 5 {
+	for range 6 { // the relay leaves a new pair a second
 		if _, err := a.Write(frame(frameFailed, ra.pair)); err != nil {
 			return seen, err
 		}
-		pause(ctx, 200*time.Millisecond)
+		pause(ctx, 400*time.Millisecond)
 	}
 	after, err := status()
 	if before != after {
