@@ -44,7 +44,7 @@ type Field struct {
 	prey    *person          // a member without an agent, which attempts may take things from
 	puppet  *person          // a second member of the attacker's, without an agent
 	exile   *person          // a member that was revoked
-	doomed  *person // a member that is there to be revoked
+	doomed  *person          // a member that is there to be revoked
 	started map[string]int64 // when each honest agent started
 	pods    map[string][]netip.Addr
 }

@@ -402,12 +402,21 @@ func admitByHash(name string, server bool) Attempt {
 		if err != nil {
 			return seen, err
 		}
-		secret := sha256.Sum256(token.GetSecret()) // as the replica of every member has it
+		state, err := f.log(ctx)
+		if err != nil {
+			return seen, err
+		}
+		var hash []byte // as the replica of every member has it
+		for _, t := range state.GetTokens() {
+			if t.GetId() == token.GetTokenId() {
+				hash = t.GetSecretHash()
+			}
+		}
 		wg := make([]byte, 32)
 		copy(wg, key.Public())
 		return f.propose(ctx, f.mallory, f.mallory.proposal(&skeinv1.Command{Body: &skeinv1.Command_AdmitNode{AdmitNode: &skeinv1.AdmitNode{
 			Node:    &skeinv1.NewNode{Name: "byhash-" + key.ID().String()[:4], IdentityKey: key.Public(), WireguardKey: wg, Server: server, MinSchema: 1, MaxSchema: f.maxSchema()},
-			TokenId: token.GetTokenId(), TokenSecretHash: secret[:], ClusterId: token.GetClusterId(),
+			TokenId: token.GetTokenId(), TokenSecretHash: hash, ClusterId: token.GetClusterId(),
 		}}}))
 	}, Judge: func(s Seen) string {
 		if len(s.After.GetServers()) > len(s.Before.GetServers()) {

@@ -17,6 +17,7 @@ import (
 	"github.com/skeinmesh/skein/api/skein/v1/skeinv1connect"
 	"github.com/skeinmesh/skein/chaos/lab/fabric"
 	"github.com/skeinmesh/skein/consensus"
+	"github.com/skeinmesh/skein/events"
 	"github.com/skeinmesh/skein/identity"
 )
 
@@ -167,10 +168,19 @@ func (p *person) join(ctx context.Context, at string, r *skeinv1.JoinRequest) (*
 // request is an honest request of this person to join with a token.
 func (p *person) request(t *skeinv1.JoinToken, name string) (*skeinv1.JoinRequest, error) {
 	public, err := p.wg.Public()
-	return &skeinv1.JoinRequest{
-		ClusterId: t.GetClusterId(), TokenId: t.GetTokenId(), TokenSecret: t.GetSecret(), RequestId: consensus.NewRequestID(),
-		Node: &skeinv1.NewNode{Name: name, IdentityKey: p.key.Public(), WireguardKey: public[:], MinSchema: 1, MaxSchema: p.field.maxSchema()},
-	}, err
+	r := &skeinv1.JoinRequest{RequestId: consensus.NewRequestID(),
+		Node: &skeinv1.NewNode{Name: name, IdentityKey: p.key.Public(), WireguardKey: public[:], MinSchema: 1, MaxSchema: p.field.maxSchema()}}
+	show(r, t)
+	return r, err
+}
+
+// show puts a token into a request, with the proof for the node that the request names.
+func show(r *skeinv1.JoinRequest, t *skeinv1.JoinToken) {
+	r.ClusterId, r.TokenId, r.TokenSecret = t.GetClusterId(), t.GetTokenId(), t.GetSecret()
+	if t.GetSigned() {
+		r.TokenSecret = events.TokenKey(t.GetSecret())
+		r.TokenProof = events.ProveJoin(t.GetSecret(), t.GetClusterId(), t.GetTokenId(), r.GetNode())
+	}
 }
 
 // enrol makes the person a member without an agent.

@@ -61,7 +61,9 @@ func TestJudges(t *testing.T) {
 	slot := func(owner string, epoch uint64) *skeinv1.State {
 		return &skeinv1.State{Slots: []*skeinv1.EgressSlot{{Namespace: "out", Name: "fixed", NodeId: owner, Epoch: epoch}}}
 	}
-	record := func(epoch, seq uint64, site string) *skeinv1.Record { return &skeinv1.Record{Epoch: epoch, Seq: seq, Site: site} }
+	record := func(epoch, seq uint64, site string) *skeinv1.Record {
+		return &skeinv1.Record{Epoch: epoch, Seq: seq, Site: site}
+	}
 	for name, c := range map[string]struct {
 		judge  func(Seen) string
 		seen   Seen
@@ -120,7 +122,9 @@ func TestDatagram(t *testing.T) {
 }
 
 func example() *Report {
-	cost := func(lost int) *Cost { return &Cost{Sent: 500, Lost: lost, Median: time.Millisecond, P99: 3 * time.Millisecond} }
+	cost := func(lost int) *Cost {
+		return &Cost{Sent: 500, Lost: lost, Median: time.Millisecond, P99: 3 * time.Millisecond}
+	}
 	return &Report{At: time.Date(2026, 11, 22, 0, 0, 0, 0, time.UTC), Seconds: 12, Alone: *cost(0), Beside: *cost(1), Outcomes: []Outcome{
 		{Name: "revoke a node", From: Member, Guard: Roles, Refusal: "it | may not\ndo this"},
 		{Name: "pose as a node", From: Pod, Guard: PodSources},
@@ -156,7 +160,6 @@ func TestReport(t *testing.T) {
 		t.Error("the pair lost 5 % beside the attempts, and nobody says so")
 	}
 }
-
 
 // The document has the table, with every attempt of the catalogue and nothing gained.
 func TestDocument(t *testing.T) {

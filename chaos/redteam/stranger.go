@@ -65,11 +65,11 @@ func strangers() []Attempt {
 			seen.Given = append(seen.Given, "an answer at the port for joiners")
 			return seen, nil
 		}, Judge: given},
-		joining("ask for the log without a token, as a cut-off member may", Stranger, Roster, func(_ context.Context, f *Field, r *skeinv1.JoinRequest) error {
+		joining("ask for the log without a token, as a cut-off member may", Stranger, Roster, func(_ context.Context, f *Field, r *skeinv1.JoinRequest, _ *skeinv1.JoinToken) error {
 			r.TokenId, r.TokenSecret, r.MemberIndex = "", nil, 1
 			return nil
 		}),
-		joining("replay a member's request ID at the port for joiners", Stranger, RequestIDs, func(_ context.Context, f *Field, r *skeinv1.JoinRequest) error {
+		joining("replay a member's request ID at the port for joiners", Stranger, RequestIDs, func(_ context.Context, f *Field, r *skeinv1.JoinRequest, _ *skeinv1.JoinToken) error {
 			r.TokenId, r.TokenSecret = "0000000000000000", make([]byte, 32)
 			for _, a := range f.members.GetAnswers() {
 				if a.GetNode() != nil {
@@ -78,7 +78,7 @@ func strangers() []Attempt {
 			}
 			return nil
 		}),
-		joining("replay the request ID of a token's making at the port for joiners", Stranger, RequestIDs, func(_ context.Context, f *Field, r *skeinv1.JoinRequest) error {
+		joining("replay the request ID of a token's making at the port for joiners", Stranger, RequestIDs, func(_ context.Context, f *Field, r *skeinv1.JoinRequest, _ *skeinv1.JoinToken) error {
 			r.TokenId, r.TokenSecret = "0000000000000000", make([]byte, 32)
 			for _, a := range f.members.GetAnswers() {
 				if a.GetToken() != nil {
