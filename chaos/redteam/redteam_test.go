@@ -47,6 +47,25 @@ func TestCatalogue(t *testing.T) {
 				t.Errorf("hole %q opens a guard that nothing meets: %s", h.name, g)
 			}
 		}
+		for _, name := range h.seen {
+			if !slices.ContainsFunc(All(), func(a Attempt) bool { return a.Name == name }) {
+				t.Errorf("hole %q is to be seen by an attempt that there is not: %q", h.name, name)
+			}
+		}
+	}
+}
+
+// Each patch fits the sources as they are.
+func TestHolesFit(t *testing.T) {
+	if _, err := patched("../..", holes); err != nil {
+		t.Error(err)
+	}
+}
+
+func TestUnseenHolesAreTold(t *testing.T) {
+	r := &Report{Outcomes: []Outcome{{Name: "a", Gained: "x"}, {Name: "b"}}}
+	if errs := unseen([]hole{{name: "one", seen: []string{"a"}}, {name: "two", seen: []string{"b"}}, {name: "three", seen: []string{"c"}}}, r); len(errs) != 2 {
+		t.Errorf("%v", errs)
 	}
 }
 

@@ -13,7 +13,7 @@ import (
 // newLabRedteamCmd makes `skein lab redteam`: a hostile member, pod, neighbour or stranger gains nothing.
 func newLabRedteamCmd(dir *string) *cobra.Command {
 	var opts redteam.Options
-	var write, artifacts string
+	var write, artifacts, holes string
 	c := &cobra.Command{
 		Use:   "redteam",
 		Short: "Attack a mesh as a hostile member, pod, neighbour or stranger, and show what it gains",
@@ -30,7 +30,16 @@ func newLabRedteamCmd(dir *string) *cobra.Command {
 			opts.Progress = labProgress(cmd.ErrOrStderr())
 			opts.Lab = lab.Options{Dir: *dir, Progress: opts.Progress, Artifacts: artifacts}
 			opts.Artifacts = artifacts
-			r, err := redteam.Run(ctx, opts)
+			var r *redteam.Report
+			var err error
+			if holes != "" {
+				r, err = redteam.Holes(ctx, holes, opts)
+			} else {
+				r, err = redteam.Run(ctx, opts)
+			}
+			if r == nil {
+				return err
+			}
 			if labJSON(cmd) {
 				err = errors.Join(err, printJSON(cmd.OutOrStdout(), r))
 			} else {
@@ -45,6 +54,7 @@ func newLabRedteamCmd(dir *string) *cobra.Command {
 	f := c.Flags()
 	f.BoolVar(&opts.Short, "short", false, "without the attempts that take long")
 	f.StringVar(&opts.Only, "only", "", "only attempts whose name, place or guard holds this text")
+	f.StringVar(&holes, "holes", "", "the sources' directory: build skein without its guards, and show that the attempts see it")
 	f.StringVar(&artifacts, "artifacts", "lab-failures", "where logs and states are kept when it fails")
 	f.StringVar(&write, "write", "", "put the table into this Markdown file, between its marks")
 	return c
