@@ -68,7 +68,7 @@ var holes = []hole{
 		{"events/validate_pool.go", `	case strings.Trim(name, "abcdefghijklmnopqrstuvwxyz0123456789-") != "" || name[0] == '-' || name[len(name)-1] == '-':`, `	case strings.Trim(name, "./abcdefghijklmnopqrstuvwxyz0123456789-") != "":`},
 	}, []string{"an admin makes a pool that is called like a path"}},
 	{"addresses get pings without an answer", []Guard{Proof}, []edit{
-		{"agent/path/budget.go", "	unprovenPings = 3 ", "	unprovenPings = 3000 "},
+		{"agent/path/budget.go", "	unprovenPings = 3 ", "	unprovenPings = 250 "},
 	}, []string{"name a bystander's ports as its own addresses, so that all members send there"}},
 }
 
