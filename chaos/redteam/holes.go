@@ -64,6 +64,17 @@ var holes = []hole{
 	{"packets of the control net may come by any link", []Guard{LinkSources}, []edit{
 		{"agent/control/link.go", "	return err == nil && d.To.Link == int(index)", "	return err == nil && index > 0"},
 	}, []string{"declare a member dead from the LAN, with a member's overlay address as source"}},
+	{"every server hands on commands of others", []Guard{Issuer}, []edit{
+		{"consensus/service.go", "	} else if !server.votes(peer) {", "	} else if false && !server.votes(peer) {"},
+	}, []string{"forward a command in a victim's name"}},
+	{"request IDs belong to nobody", []Guard{RequestIDs}, []edit{
+		{"events/request.go", "		kind = uint64(f.Number())", "		kind = 0 * uint64(f.Number())"},
+		{"events/request.go", "[]string{c.GetIssuer(), c.GetRequestId(), string(c.GetAdmitNode().GetNode().GetIdentityKey())}", "[]string{c.GetRequestId()}"},
+	}, []string{"repeat another's request ID"}},
+	{"Raft takes requests of everybody", []Guard{RaftStreams}, []edit{
+		{"consensus/inbound.go", "			err = n.sender(id)\n", "			_ = n.sender\n"},
+		{"consensus/inbound.go", "	err := n.sender(id)\n	if err == nil {", "	err := error(nil)\n	if err == nil {"},
+	}, []string{"append an entry that revokes a node, at a higher term"}},
 	{"names are any text", []Guard{Names}, []edit{
 		{"events/validate_pool.go", `	case strings.Trim(name, "abcdefghijklmnopqrstuvwxyz0123456789-") != "" || name[0] == '-' || name[len(name)-1] == '-':`, `	case strings.Trim(name, "./abcdefghijklmnopqrstuvwxyz0123456789-") != "":`},
 	}, []string{"an admin makes a pool that is called like a path"}},

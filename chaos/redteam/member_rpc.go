@@ -350,23 +350,17 @@ func inOthersNames() []Attempt {
 			return ""
 		}),
 		{Name: "repeat another's request ID", From: Member, Guard: RequestIDs, Try: func(ctx context.Context, f *Field) (seen Seen, err error) {
-			answers := f.members.GetAnswers()
-			var theirs *skeinv1.Answer
-			for _, a := range answers {
-				if a.GetToken() != nil {
-					theirs = a
-				}
+			theirs, err := f.tokenRequest(ctx)
+			if err != nil {
+				return seen, err
 			}
-			if theirs == nil {
-				return seen, errors.New("the state remembers no answer about a token")
-			}
-			r, err := f.mallory.cluster(relayNode).Propose(ctx, &skeinv1.ProposeRequest{Command: &skeinv1.Command{RequestId: theirs.GetRequestId(),
+			r, err := f.mallory.cluster(relayNode).Propose(ctx, &skeinv1.ProposeRequest{Command: &skeinv1.Command{RequestId: theirs,
 				Body: &skeinv1.Command_RevokeToken{RevokeToken: &skeinv1.RevokeToken{TokenId: "0000000000000000"}}}})
 			if err != nil {
 				return Seen{Refusal: err.Error()}, nil
 			}
 			seen.Refusal = r.GetAnswer().GetErrorMessage()
-			if r.GetAnswer().GetToken() != nil && r.GetAnswer().GetIndex() == theirs.GetIndex() {
+			if r.GetAnswer().GetToken() != nil {
 				seen.Given = append(seen.Given, "the answer to another's command")
 			}
 			return seen, nil
@@ -389,6 +383,27 @@ func inOthersNames() []Attempt {
 			return &skeinv1.Command{Body: &skeinv1.Command_AddServer{AddServer: &skeinv1.AddServer{NodeId: f.mallory.id()}}}
 		}, changed("a server", serversOf)),
 	}
+}
+
+// tokenRequest is the request ID by which an admin made a token, as the log tells every member.
+func (f *Field) tokenRequest(ctx context.Context) (string, error) {
+	if _, err := f.token(ctx, 1); err != nil {
+		return "", err
+	}
+	state, err := f.log(ctx)
+	if err != nil {
+		return "", err
+	}
+	r, err := f.mallory.cluster(relayNode).ReadEvents(ctx, &skeinv1.ReadEventsRequest{After: max(state.GetIndex(), 20) - 20})
+	if err != nil {
+		return "", err
+	}
+	for _, e := range r.GetEvents() {
+		if e.GetTokenCreated() != nil && e.GetRequestId() != "" {
+			return e.GetRequestId(), nil
+		}
+	}
+	return "", errors.New("no event says by which request a token was made")
 }
 
 // admitByHash has a node admitted as if a joiner had shown the secret.

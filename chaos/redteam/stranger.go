@@ -70,22 +70,14 @@ func strangers() []Attempt {
 			return nil
 		}),
 		joining("replay a member's request ID at the port for joiners", Stranger, RequestIDs, func(_ context.Context, f *Field, r *skeinv1.JoinRequest, _ *skeinv1.JoinToken) error {
-			r.TokenId, r.TokenSecret = "0000000000000000", make([]byte, 32)
-			for _, a := range f.members.GetAnswers() {
-				if a.GetNode() != nil {
-					r.RequestId = a.GetRequestId()
-				}
-			}
+			r.TokenId, r.TokenSecret, r.TokenProof = "0000000000000000", make([]byte, 32), nil
+			r.RequestId = f.prey.joined.GetRequestId()
 			return nil
 		}),
-		joining("replay the request ID of a token's making at the port for joiners", Stranger, RequestIDs, func(_ context.Context, f *Field, r *skeinv1.JoinRequest, _ *skeinv1.JoinToken) error {
-			r.TokenId, r.TokenSecret = "0000000000000000", make([]byte, 32)
-			for _, a := range f.members.GetAnswers() {
-				if a.GetToken() != nil {
-					r.RequestId = a.GetRequestId()
-				}
-			}
-			return nil
+		joining("replay the request ID of a token's making at the port for joiners", Stranger, RequestIDs, func(ctx context.Context, f *Field, r *skeinv1.JoinRequest, _ *skeinv1.JoinToken) (err error) {
+			r.TokenId, r.TokenSecret, r.TokenProof = "0000000000000000", make([]byte, 32), nil
+			r.RequestId, err = f.tokenRequest(ctx)
+			return err
 		}),
 		{Name: "announce a join request of 2 GiB", From: Stranger, Guard: Limits, Try: func(ctx context.Context, f *Field) (seen Seen, err error) {
 			p, err := f.newcomer(stranger)
