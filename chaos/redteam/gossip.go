@@ -229,7 +229,7 @@ func (f *Field) ownAddresses(ctx context.Context) (seen Seen, err error) {
 	if err != nil {
 		return seen, err
 	}
-	r := &skeinv1.Record{NodeId: f.puppet.id(), Epoch: 2, Seq: 1, WireguardKey: wg[:], NatType: skeinv1.NatType_NAT_TYPE_NONE}
+	r := &skeinv1.Record{NodeId: f.puppet.id(), Epoch: 1 << 43, Seq: 1, WireguardKey: wg[:], NatType: skeinv1.NatType_NAT_TYPE_NONE}
 	at := f.address(bystander)
 	for i := range count {
 		r.Candidates = append(r.Candidates, &skeinv1.Candidate{Type: skeinv1.CandidateType_CANDIDATE_TYPE_SRFLX, Address: netip.AddrPortFrom(at, uint16(first+i)).String(), Priority: 200, Source: "stun"})

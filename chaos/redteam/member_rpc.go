@@ -118,6 +118,18 @@ func preyOf(s *skeinv1.State) proto.Message {
 	return out
 }
 
+// freshKey is the public half of a WireGuard key that the attacker has just made: two members may not have the same.
+func freshKey() identity.WireGuardKey {
+	private, err := identity.NewWireGuardKey()
+	if err == nil {
+		private, err = private.Public()
+	}
+	if err != nil {
+		panic(err) // crypto/rand does not fail
+	}
+	return private
+}
+
 // secretOf is a token's secret and its hash.
 func secretOf(word string) (secret, hash []byte) {
 	h := sha256.Sum256([]byte(word))
@@ -132,7 +144,7 @@ func memberRPC() []Attempt {
 func ownCommands() []Attempt {
 	return []Attempt{
 		command("rotate another node's WireGuard key to the attacker's", OwnOnly, func(f *Field) *skeinv1.Command {
-			key, _ := f.mallory.wg.Public()
+			key := freshKey()
 			return &skeinv1.Command{Body: &skeinv1.Command_RotateNodeKey{RotateNodeKey: &skeinv1.RotateNodeKey{NodeId: f.prey.id(), WireguardKey: key[:]}}}
 		}, changed("another node's WireGuard key", preyOf)),
 		command("allocate blocks for another node", OwnOnly, func(f *Field) *skeinv1.Command {
@@ -327,7 +339,7 @@ func inOthersNames() []Attempt {
 		return &skeinv1.Command{Issuer: issuer, RequestId: consensus.NewRequestID(), Body: &skeinv1.Command_RevokeNode{RevokeNode: &skeinv1.RevokeNode{NodeId: f.prey.id(), Reason: "forged"}}}
 	}
 	rotatePrey := func(f *Field) *skeinv1.Command {
-		key, _ := f.mallory.wg.Public()
+		key := freshKey()
 		return &skeinv1.Command{Issuer: f.prey.id(), RequestId: consensus.NewRequestID(), Body: &skeinv1.Command_RotateNodeKey{RotateNodeKey: &skeinv1.RotateNodeKey{NodeId: f.prey.id(), WireguardKey: key[:]}}}
 	}
 	return []Attempt{
