@@ -22,6 +22,7 @@ type Outcome struct {
 	Flood   bool    `json:"flood,omitempty"`
 	Gained  string  `json:"gained,omitempty"`  // empty: nothing
 	Refusal string  `json:"refusal,omitempty"` // what the attacker was told
+	Counted string  `json:"counted,omitempty"` // at the victim, where attempts are judged by a number
 	Invalid string  `json:"invalid,omitempty"` // why it could not be made: it then shows nothing
 	Before  *Cost   `json:"before,omitempty"`  // of a flood
 	During  *Cost   `json:"during,omitempty"`
@@ -52,6 +53,8 @@ func (o Outcome) result() string {
 		return "not tried: " + brief(o.Invalid)
 	case o.Gained != "":
 		return "GAINED: " + o.Gained
+	case o.Counted != "":
+		return "nothing: " + o.Counted
 	case o.Refusal != "":
 		return "nothing: refused: " + brief(o.Refusal)
 	}

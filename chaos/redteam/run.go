@@ -173,6 +173,9 @@ func (f *Field) attempt(ctx context.Context, a Attempt) (Outcome, error) {
 		o.Gained = a.Judge(seen)
 	}
 	o.Refusal = seen.Refusal
+	if seen.Bound > 0 {
+		o.Counted = fmt.Sprintf("%s, at most %s are allowed", plural(seen.Count), plural(seen.Bound))
+	}
 	o.Gained = strings.Join(slices.DeleteFunc(append([]string{o.Gained}, f.suffering(ctx)...), func(s string) bool { return s == "" }), "; ")
 	o.Seconds = time.Since(began).Seconds()
 	return o, ctx.Err()
