@@ -33,7 +33,7 @@ func newLabCmd() *cobra.Command {
 		},
 	}
 	c.PersistentFlags().StringVar(&dir, "dir", lab.DefaultDir, "where labs keep their directories")
-	c.AddCommand(newLabUpCmd(&dir), newLabStatusCmd(&dir), newLabExecCmd(&dir), newLabRunCmd(&dir), newLabDownCmd(&dir), newLabDemoCmd(&dir), newLabSoakCmd(&dir), newLabBenchCmd(&dir), newLabMatrixCmd(&dir), newLabCNICmd(&dir), newLabOwnersCmd(&dir))
+	c.AddCommand(newLabUpCmd(&dir), newLabStatusCmd(&dir), newLabExecCmd(&dir), newLabRunCmd(&dir), newLabDownCmd(&dir), newLabDemoCmd(&dir), newLabSoakCmd(&dir), newLabBenchCmd(&dir), newLabMatrixCmd(&dir), newLabCNICmd(&dir), newLabOwnersCmd(&dir), newLabRedteamCmd(&dir))
 	return c
 }
 

@@ -1,0 +1,183 @@
+package redteam
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+)
+
+// hole is a guard that a patch of the sources takes away.
+type hole struct {
+	name   string
+	guards []Guard
+	edits  []edit
+	seen   []string // names of attempts, each of which must then gain something
+}
+
+// edit replaces a text, which the file has exactly once.
+type edit struct{ file, old, new string }
+
+// holes are all in one binary: none of them hides another.
+var holes = []hole{
+	{"every member is taken for a server", []Guard{Roles, OwnOnly, Leases}, []edit{
+		{"events/roles.go", "	role := s.Role(c.GetIssuer())\n	if role == \"\" {", "	role := max(s.Role(c.GetIssuer()), RoleServer)\n	if role == \"\" {"},
+	}, []string{"create a pool", "create a token for servers", "drain another node", "release another's egress slot", "allocate blocks for another node"}},
+	{"tokens are not compared", []Guard{Tokens}, []edit{
+		{"events/token.go", "	case !sameSecret(t.GetSecretHash(), hash):", "	case len(hash) == 0:"},
+		{"events/token.go", "	case len(shown) != ed25519.PublicKeySize || !ed25519.Verify(", "	case len(shown) != ed25519.PublicKeySize || false && !ed25519.Verify("},
+	}, []string{"join with a wrong secret", "join with the proof that another joiner has shown"}},
+	{"the front lets everybody in", []Guard{Roster}, []edit{
+		{"agent/front.go", "if known, ok := f.roster.Key(id); !ok || !known.Equal(key) {", "if known, ok := f.roster.Key(id); ok && !known.Equal(key) {"},
+		{"relay/server.go", "	if !s.cfg.Member(peer) {", "	if false && !s.cfg.Member(peer) {"},
+	}, []string{"open skein-relay at a public node", "replace a victim's session by one with its ID"}},
+	{"the control net lets everybody in", []Guard{Roster}, []edit{
+		{"agent/control/net.go", "	if !ok || !known.Equal(key) {", "	if ok && !known.Equal(key) {"},
+	}, []string{"speak to the control net without an identity"}},
+	{"records' signatures are not looked at", []Guard{Signatures}, []edit{
+		{"gossip/verify.go", "	if !ed25519.Verify(key, append(", "	if false && !ed25519.Verify(key, append("},
+	}, []string{"write another node's record, signed by itself"}},
+	{"a record may have ten times as much", []Guard{Limits}, []edit{
+		{"gossip/verify.go", "	MaxRecordBytes   = 8 << 10", "	MaxRecordBytes   = 80 << 10"},
+		{"gossip/verify.go", "	MaxCandidates    = 64", "	MaxCandidates    = 640"},
+	}, []string{"publish 65 candidates"}},
+	{"every member hands over packets as relays do", []Guard{RelayIDs}, []edit{
+		{"relay/far.go", "if f.s.cfg.Relay == nil || !f.s.cfg.Relay(f.from.id) || !f.s.cfg.Member(origin) {", "if f.s.cfg.Relay == nil {"},
+	}, []string{"hand over a packet in another's name, as relays do"}},
+	{"a gateway takes clients of all addresses", []Guard{Clients}, []edit{
+		{"agent/egress/gateways.go", "	return fmt.Errorf(\"address %s is not of node %s as of index %d\", addr, n.GetName(), st.Index())", "	return nil"},
+	}, []string{"register another node's pod as its own client"}},
+	{"STUN answers a hundred times as often", []Guard{Stun, Filters}, []edit{
+		{"gossip/candidate/stunserver/server.go", "sourceRate, sourceBurst = 200, 400", "sourceRate, sourceBurst = 20000, 40000"},
+		{"gossip/candidate/stunserver/server.go", "answerRate, answerBurst = 20, 40", "answerRate, answerBurst = 2000, 4000"},
+	}, []string{"draw STUN answers onto a bystander", "have a server send to a bystander"}},
+	{"probes' codes are not looked at", []Guard{Probes}, []edit{
+		{"agent/probe/message.go", "	if !hmac.Equal(b[signedSize:Size], c.sign(b[:signedSize])) {", "	if false && !hmac.Equal(b[signedSize:Size], c.sign(b[:signedSize])) {"},
+	}, []string{"forge a ping of a member"}},
+	{"packets of the control net may come by any link", []Guard{LinkSources}, []edit{
+		{"agent/control/link.go", "	return err == nil && d.To.Link == int(index)", "	return err == nil && index > 0"},
+	}, []string{"declare a member dead from the LAN, with a member's overlay address as source"}},
+	{"every server hands on commands of others", []Guard{Issuer}, []edit{
+		{"consensus/service.go", "	} else if !server.votes(peer) {", "	} else if false && !server.votes(peer) {"},
+	}, []string{"forward a command in a victim's name"}},
+	{"request IDs belong to nobody", []Guard{RequestIDs}, []edit{
+		{"events/request.go", "		kind = uint64(f.Number())", "		kind = 0 * uint64(f.Number())"},
+		{"events/request.go", "[]string{c.GetIssuer(), c.GetRequestId(), string(c.GetAdmitNode().GetNode().GetIdentityKey())}", "[]string{c.GetRequestId()}"},
+	}, []string{"repeat another's request ID"}},
+	{"Raft takes requests of everybody", []Guard{RaftStreams}, []edit{
+		{"consensus/server.go", "newInbound(s.cfg.ID, s.cfg.Listener, s.maySend, config, s.log)", "newInbound(s.cfg.ID, s.cfg.Listener, func(identity.ID) error { return nil }, config, s.log)"},
+	}, []string{"append an entry that revokes a node, at a higher term"}},
+	{"names are any text", []Guard{Names}, []edit{
+		{"events/validate_pool.go", `	case strings.Trim(name, "abcdefghijklmnopqrstuvwxyz0123456789-") != "" || name[0] == '-' || name[len(name)-1] == '-':`, `	case strings.Trim(name, "./abcdefghijklmnopqrstuvwxyz0123456789-") != "":`},
+	}, []string{"an admin makes a pool that is called like a path"}},
+	{"addresses get pings without an answer", []Guard{Proof}, []edit{
+		{"agent/path/budget.go", "	unprovenPings = 3 ", "	unprovenPings = 250 "},
+	}, []string{"name a bystander's ports as its own addresses, so that all members send there"}},
+}
+
+// patched gives the sources below root with all holes in them, by path.
+func patched(root string, holes []hole) (map[string][]byte, error) {
+	out := map[string][]byte{}
+	for _, h := range holes {
+		for _, e := range h.edits {
+			path := filepath.Join(root, e.file)
+			text, ok := out[path]
+			if !ok {
+				var err error
+				if text, err = os.ReadFile(path); err != nil {
+					return nil, fmt.Errorf("hole %q: %w", h.name, err)
+				}
+			}
+			if n := bytes.Count(text, []byte(e.old)); n != 1 {
+				return nil, fmt.Errorf("hole %q cannot be made: %s has this text %d times and must have it once; write the patch anew:\n%s", h.name, e.file, n, e.old)
+			}
+			out[path] = bytes.Replace(text, []byte(e.old), []byte(e.new), 1)
+		}
+	}
+	return out, nil
+}
+
+// build makes the program with the holes in it, in dir.
+func build(ctx context.Context, root, dir string, holes []hole) (binary string, err error) {
+	files, err := patched(root, holes)
+	if err != nil {
+		return "", err
+	}
+	overlay := struct{ Replace map[string]string }{map[string]string{}}
+	for path, text := range files {
+		copied := filepath.Join(dir, fmt.Sprintf("%d-%s", len(overlay.Replace), filepath.Base(path)))
+		overlay.Replace[path] = copied
+		if err := os.WriteFile(copied, text, 0o600); err != nil {
+			return "", err
+		}
+	}
+	list, err := json.Marshal(overlay)
+	if err != nil {
+		return "", err
+	}
+	if err := os.WriteFile(filepath.Join(dir, "overlay.json"), list, 0o600); err != nil {
+		return "", err
+	}
+	binary = filepath.Join(dir, "skein")
+	cmd := exec.CommandContext(ctx, "go", "build", "-overlay", filepath.Join(dir, "overlay.json"), "-o", binary, "./cmd/skein")
+	cmd.Dir, cmd.Env = root, append(os.Environ(), "CGO_ENABLED=0")
+	if out, err := cmd.CombinedOutput(); err != nil {
+		return "", fmt.Errorf("build skein with holes: %w\n%s", err, out)
+	}
+	return binary, nil
+}
+
+// Holes builds skein with every hole, below root, runs the attempts that must find them, and says which were not found. The
+// report is of attempts that are expected to gain.
+func Holes(ctx context.Context, root string, opts Options) (*Report, error) {
+	dir, err := os.MkdirTemp("", "redteam-")
+	if err != nil {
+		return nil, err
+	}
+	defer os.RemoveAll(dir)
+	root, err = filepath.Abs(root)
+	if err != nil {
+		return nil, err
+	}
+	if opts.Lab.Binary, err = build(ctx, root, dir, holes); err != nil {
+		return nil, err
+	}
+	opts.Names = nil
+	for _, h := range holes {
+		opts.Names = append(opts.Names, h.seen...)
+	}
+	opts.Expected = true
+	r, err := Run(ctx, opts)
+	if err != nil {
+		return r, err
+	}
+	return r, errors.Join(unseen(holes, r)...)
+}
+
+// unseen lists the holes that an attempt did not find.
+func unseen(holes []hole, r *Report) (errs []error) {
+	for _, h := range holes {
+		for _, name := range h.seen {
+			found := false
+			for _, o := range r.Outcomes {
+				found = found || o.Name == name && o.Gained != ""
+			}
+			if !found {
+				errs = append(errs, fmt.Errorf("hole %q (%s): %q gains nothing, so it proves nothing", h.name, strings.Join(texts(h.guards), ", "), name))
+			}
+		}
+	}
+	return errs
+}
+
+func texts(guards []Guard) (out []string) {
+	for _, g := range guards {
+		out = append(out, string(g))
+	}
+	return out
+}

@@ -1,0 +1,482 @@
+package redteam
+
+import (
+	"context"
+	"crypto/hmac"
+	"crypto/sha256"
+	"crypto/tls"
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"net/netip"
+	"slices"
+	"time"
+
+	skeinv1 "github.com/skeinmesh/skein/api/skein/v1"
+	"github.com/skeinmesh/skein/chaos/lab/fabric"
+	"github.com/skeinmesh/skein/identity"
+)
+
+// Frames of the relay protocol, as relay/DESIGN.md draws them.
+const (
+	frameHello, framePing, framePong, frameData, frameGone = 0x01, 0x02, 0x03, 0x10, 0x11
+	frameOffer, frameConnect, frameAccept, frameReply      = 0x20, 0x21, 0x22, 0x23
+	frameReserve, frameFailed                              = 0x30, 0x31
+	framePair, frameState, frameDenied                     = 0x90, 0x91, 0x92
+	frameForward, frameForwarded, frameFar                 = 0xa0, 0xa1, 0xa2
+
+	channelWireGuard, channelSignal = 0, 2
+)
+
+func frame(kind byte, body ...[]byte) []byte {
+	b := slices.Concat(body...)
+	return append([]byte{kind, byte(len(b) >> 8), byte(len(b))}, b...)
+}
+
+func idBytes(id identity.ID) []byte { return id[:] }
+
+func readFrame(r io.Reader) (kind byte, body []byte, err error) {
+	var head [3]byte
+	if _, err := io.ReadFull(r, head[:]); err != nil {
+		return 0, nil, err
+	}
+	body = make([]byte, binary.BigEndian.Uint16(head[1:]))
+	_, err = io.ReadFull(r, body)
+	return head[0], body, err
+}
+
+// session is a person's session with the relay.
+type session struct {
+	*tls.Conn
+}
+
+func (p *person) session(ctx context.Context) (*session, error) {
+	c, err := p.front(ctx, relayNode, identity.ALPNRelay)
+	if err != nil {
+		return nil, err
+	}
+	_ = c.SetDeadline(time.Now().Add(2 * patience))
+	kind, _, err := readFrame(c)
+	if err == nil && kind != frameHello {
+		err = fmt.Errorf("the relay begins with frame 0x%02x", kind)
+	}
+	if err != nil {
+		c.Close()
+		return nil, err
+	}
+	return &session{c}, nil
+}
+
+// next reads frames until one of a kind comes, or time is over.
+func (s *session) next(wait time.Duration, kinds ...byte) (kind byte, body []byte, err error) {
+	_ = s.SetReadDeadline(time.Now().Add(wait))
+	for {
+		kind, body, err = readFrame(s)
+		if err != nil || slices.Contains(kinds, kind) {
+			return kind, body, err
+		}
+	}
+}
+
+// splice has the relay join a stream to a node.
+func (p *person) splice(ctx context.Context, relay string, node identity.ID) (net.Conn, error) {
+	c, err := p.front(ctx, relay, identity.ALPNSplice)
+	if err != nil {
+		return nil, err
+	}
+	// Nobody joins a stream to the relay's own node by itself: that one has a session too, with itself as any client.
+	_ = c.SetDeadline(time.Now().Add(patience))
+	kind, body := byte(0), []byte(nil)
+	if _, err = c.Write(frame(frameConnect, idBytes(node))); err == nil {
+		kind, body, err = readFrame(c)
+	}
+	if err == nil && (kind != frameReply || len(body) == 0 || body[0] != 0) {
+		err = fmt.Errorf("the relay does not join the stream: %q", body)
+	}
+	if err != nil {
+		c.Close()
+		return nil, err
+	}
+	_ = c.SetDeadline(time.Time{})
+	return c, nil
+}
+
+// twoSessions are the puppet's and the prey's; what arrives at the prey's is what a victim sees.
+func (f *Field) twoSessions(ctx context.Context) (hostile, prey *session, err error) {
+	if hostile, err = f.puppet.session(ctx); err != nil {
+		return nil, nil, err
+	}
+	if prey, err = f.prey.session(ctx); err != nil {
+		hostile.Close()
+	}
+	return hostile, prey, err
+}
+
+// toPrey sends a frame to the relay and tells what the prey gets as data or far data.
+func (f *Field) toPrey(ctx context.Context, frames ...[]byte) (seen Seen, err error) {
+	hostile, prey, err := f.twoSessions(ctx)
+	if err != nil {
+		return seen, err
+	}
+	defer hostile.Close()
+	defer prey.Close()
+	for _, b := range frames {
+		if _, err := hostile.Write(b); err != nil {
+			seen.Refusal = err.Error()
+		}
+	}
+	for end := time.Now().Add(arrival); time.Now().Before(end); {
+		kind, body, err := prey.next(time.Until(end), frameData, frameFar)
+		if err != nil {
+			break
+		}
+		from := body
+		if kind == frameFar {
+			from = body[8:]
+		}
+		if id := identity.ID(from[:8]); id != f.puppet.key.ID() {
+			seen.Arrived = append(seen.Arrived, "node "+id.String())
+		}
+	}
+	if _, _, err := hostile.next(arrival, frameReply); err != nil && !isTimeout(err) {
+		seen.Refusal = "the relay ends the session: " + err.Error()
+	}
+	return seen, nil
+}
+
+func isTimeout(err error) bool {
+	var t net.Error
+	return errors.As(err, &t) && t.Timeout()
+}
+
+func relays() []Attempt {
+	payload := []byte("red team")
+	return []Attempt{
+		{Name: "hand over a packet in another's name, as relays do", From: Member, Guard: RelayIDs, Try: func(ctx context.Context, f *Field) (Seen, error) {
+			return f.toPrey(ctx, frame(frameForwarded, idBytes(f.id(victim)), idBytes(f.prey.key.ID()), []byte{channelSignal}, payload))
+		}, Judge: arrived},
+		{Name: "send frames that only relays send", From: Member, Guard: RelayIDs, Try: func(ctx context.Context, f *Field) (Seen, error) {
+			return f.toPrey(ctx, frame(frameFar, idBytes(f.id(relayNode)), idBytes(f.id(victim)), []byte{channelSignal}, payload))
+		}, Judge: arrived},
+		{Name: "send a signal to a member in another's name", From: Member, Guard: Codes, Try: func(ctx context.Context, f *Field) (Seen, error) {
+			return f.signalAs(ctx, f.id(other))
+		}, Judge: bounded("probes at an address that only a forged signal names")},
+		{Name: "have a stream joined to a node that is no member", From: Member, Guard: Roster, Try: func(ctx context.Context, f *Field) (seen Seen, err error) {
+			p, err := f.newcomer(stranger)
+			if err != nil {
+				return seen, err
+			}
+			c, err := f.puppet.splice(ctx, relayNode, p.key.ID())
+			if err != nil {
+				return Seen{Refusal: err.Error()}, nil
+			}
+			c.Close()
+			return Seen{Given: []string{"a stream to a stranger"}}, nil
+		}, Judge: given},
+		{Name: "take the other end of a stream that is offered to another", From: Member, Guard: RelayIDs, Try: func(ctx context.Context, f *Field) (Seen, error) {
+			return f.stealStream(ctx)
+		}, Judge: given},
+		{Name: "reserve all of the relay's UDP ports", From: Member, Guard: RelayLimits, Try: func(ctx context.Context, f *Field) (Seen, error) {
+			return f.reserveAll(ctx)
+		}, Judge: bounded("pairs of ports")},
+		{Name: "replace a victim's session by one with its ID", From: Stranger, Guard: Roster, Try: func(ctx context.Context, f *Field) (seen Seen, err error) {
+			p, err := f.newcomer(stranger)
+			if err != nil {
+				return seen, err
+			}
+			s, err := p.session(ctx)
+			if err != nil {
+				return Seen{Refusal: err.Error()}, nil
+			}
+			s.Close()
+			return Seen{Given: []string{"a session with the relay"}}, nil
+		}, Judge: given},
+		{Name: "make the relay forward in userspace with an idle pair of its own", From: Member, Guard: RelayLimits, Long: true, Try: func(ctx context.Context, f *Field) (Seen, error) {
+			return f.complain(ctx)
+		}, Judge: lost},
+		{Name: "move a pair's mapping with a bind that lacks the key", From: Stranger, Guard: RelayIDs, Try: func(ctx context.Context, f *Field) (Seen, error) {
+			return f.bindForged(ctx)
+		}, Judge: arrived},
+	}
+}
+
+// signalAs sends a signal to the victim by the relay that says it is from another node, with a code of the attacker's own key, and
+// counts probes to the address that it names.
+func (f *Field) signalAs(ctx context.Context, from identity.ID) (seen Seen, err error) {
+	const port = 23456
+	hostile, err := f.puppet.session(ctx)
+	if err != nil {
+		return seen, err
+	}
+	defer hostile.Close()
+	at := netip.AddrPortFrom(f.address(bystander), port)
+	signal, err := marshal(&skeinv1.Signal{From: from.String(), Body: &skeinv1.Signal_Punch_{Punch: &skeinv1.Signal_Punch{Addresses: []string{at.String()}}}})
+	if err != nil {
+		return seen, err
+	}
+	cluster, err := identity.ParseClusterID(f.members.GetCluster().GetId())
+	if err != nil {
+		return seen, err
+	}
+	key, err := identity.PairKey(f.puppet.wg, identity.WireGuardKey(f.member(victim).GetWireguardKey()), cluster, "control packet")
+	if err != nil {
+		return seen, err
+	}
+	m := hmac.New(sha256.New, key[:])
+	m.Write(idBytes(from))
+	m.Write([]byte{channelSignal})
+	m.Write(signal)
+	err = sniff(f.ns(bystander), func(b []byte, out bool) {
+		if _, to, _, ok := udpOf(b); ok && !out && to == at {
+			seen.Count++
+		}
+	}, func() error {
+		for range 5 {
+			if _, err := hostile.Write(frame(frameData, idBytes(f.id(victim)), []byte{channelSignal}, m.Sum(nil)[:16], signal)); err != nil {
+				return err
+			}
+		}
+		pause(ctx, 2*arrival)
+		return nil
+	})
+	return seen, err
+}
+
+// stealStream lets the prey ask for a stream to the victim, and takes it with guessed secrets.
+func (f *Field) stealStream(ctx context.Context) (seen Seen, err error) {
+	third, err := f.newcomer(bystander)
+	if err != nil {
+		return seen, err
+	}
+	if err := third.enrol(ctx, "third-"+third.id()[:6]); err != nil {
+		return seen, err
+	}
+	waiting, err := third.session(ctx) // it is offered the stream, and leaves it
+	if err != nil {
+		return seen, err
+	}
+	defer waiting.Close()
+	ask, err := f.prey.front(ctx, relayNode, identity.ALPNSplice)
+	if err != nil {
+		return seen, err
+	}
+	defer ask.Close()
+	if _, err := ask.Write(frame(frameConnect, idBytes(third.key.ID()))); err != nil {
+		return seen, err
+	}
+	_, offer, err := waiting.next(patience, frameOffer)
+	if err != nil {
+		return seen, fmt.Errorf("the stream was not offered: %w", err)
+	}
+	number := offer[:8]
+	for _, secret := range [][]byte{make([]byte, 16), offer[16:32]} { // a guess; and the true one, from an identity that it was not offered to
+		c, err := f.puppet.front(ctx, relayNode, identity.ALPNSplice)
+		if err != nil {
+			return seen, err
+		}
+		_ = c.SetDeadline(time.Now().Add(patience))
+		_, err = c.Write(frame(frameAccept, number, secret))
+		kind, body, rerr := byte(0), []byte(nil), err
+		if err == nil {
+			kind, body, rerr = readFrame(c)
+		}
+		c.Close()
+		if rerr == nil && kind == frameReply && len(body) > 0 && body[0] == 0 {
+			seen.Given = append(seen.Given, "a stream that was offered to another")
+			return seen, nil
+		}
+		seen.Refusal = string(body)
+	}
+	return seen, nil
+}
+
+// reserveAll asks for pairs with everybody, from two identities, again and again.
+func (f *Field) reserveAll(ctx context.Context) (seen Seen, err error) {
+	before, err := f.api(relayNode).Relay(ctx, &skeinv1.RelayRequest{})
+	if err != nil {
+		return seen, err
+	}
+	s, err := f.puppet.session(ctx)
+	if err != nil {
+		return seen, err
+	}
+	defer s.Close()
+	for range 50 {
+		for _, n := range f.members.GetNodes() {
+			id, err := identity.ParseID(n.GetId())
+			if err != nil || id == f.puppet.key.ID() {
+				continue
+			}
+			if _, err := s.Write(frame(frameReserve, idBytes(id))); err != nil {
+				seen.Refusal = err.Error()
+			}
+		}
+	}
+	pause(ctx, arrival)
+	after, err := f.api(relayNode).Relay(ctx, &skeinv1.RelayRequest{})
+	seen.Count = int(after.GetServer().GetUdpPairs()) - int(before.GetServer().GetUdpPairs())
+	seen.Bound = len(f.members.GetNodes()) // one for each peer
+	return seen, err
+}
+
+// reservation is one end's half of a pair.
+type reservation struct {
+	pair []byte
+	port uint16
+	key  []byte
+}
+
+// reserve makes a pair of the puppet and the prey, and returns both halves.
+func (f *Field) reserve(ctx context.Context) (a, b *session, ra, rb reservation, err error) {
+	if a, b, err = f.twoSessions(ctx); err != nil {
+		return a, b, ra, rb, err
+	}
+	_, err = a.Write(frame(frameReserve, idBytes(f.prey.key.ID())))
+	for s, r := range map[*session]*reservation{a: &ra, b: &rb} {
+		if err != nil {
+			break
+		}
+		var kind byte
+		var body []byte
+		if kind, body, err = s.next(patience, framePair, frameDenied); err == nil && kind == frameDenied {
+			err = fmt.Errorf("the relay reserves no ports: reason %d", body[8])
+		}
+		if err == nil {
+			*r = reservation{body[:8], binary.BigEndian.Uint16(body[16:]), body[18:50]}
+		}
+	}
+	if err != nil {
+		a.Close()
+		b.Close()
+	}
+	return a, b, ra, rb, err
+}
+
+// bind is the datagram that proves where a client's packets come from.
+func bind(r reservation, counter uint64, nonce []byte) []byte {
+	b := []byte{0xf5, 0x73, 0x6b, 0x6e, 0x80, 1, 0, 56}
+	b = append(b, r.pair...)
+	b = binary.BigEndian.AppendUint64(b, counter)
+	b = append(b, nonce...)
+	m := hmac.New(sha256.New, r.key)
+	m.Write(b)
+	return append(b, m.Sum(nil)[:16]...)
+}
+
+// prove answers the relay's challenge from a socket.
+func (f *Field) prove(ns string, r reservation) (net.Conn, error) {
+	var c net.Conn
+	if err := fabric.In(ns, func() (err error) {
+		c, err = net.Dial("udp", netip.AddrPortFrom(f.address(relayNode), r.port).String())
+		return err
+	}); err != nil {
+		return nil, err
+	}
+	_ = c.SetDeadline(time.Now().Add(2 * time.Second))
+	b := make([]byte, 100)
+	_, err := c.Write(bind(r, 1, make([]byte, 16)))
+	if err == nil {
+		_, err = c.Read(b)
+	}
+	if err == nil {
+		_, err = c.Write(bind(r, 2, b[24:40]))
+	}
+	if err != nil {
+		c.Close()
+		return nil, fmt.Errorf("prove a mapping at the relay: %w", err)
+	}
+	_ = c.SetDeadline(time.Time{})
+	return c, nil
+}
+
+// complain makes a pair ready, sends nothing through it, and says that nothing comes through.
+func (f *Field) complain(ctx context.Context) (seen Seen, err error) {
+	status := func() (string, error) {
+		s, err := f.api(relayNode).Status(ctx, &skeinv1.StatusRequest{})
+		return s.GetRelayUdp(), err
+	}
+	before, err := status()
+	if err != nil {
+		return seen, err
+	}
+	if before != "kernel" {
+		return seen, fmt.Errorf("the relay forwards by %q already: nothing could be lost", before)
+	}
+	a, b, ra, rb, err := f.reserve(ctx)
+	if err != nil {
+		return seen, err
+	}
+	defer a.Close()
+	defer b.Close()
+	ca, err := f.prove(f.ns(stranger), ra)
+	if err != nil {
+		return seen, err
+	}
+	defer ca.Close()
+	cb, err := f.prove(f.ns(bystander), rb)
+	if err != nil {
+		return seen, err
+	}
+	defer cb.Close()
+	if _, _, err := a.next(patience, frameState); err != nil {
+		return seen, fmt.Errorf("the pair is not ready: %w", err)
+	}
+	for range 6 { // the relay leaves a new pair a second
+		if _, err := a.Write(frame(frameFailed, ra.pair)); err != nil {
+			return seen, err
+		}
+		pause(ctx, 400*time.Millisecond)
+	}
+	after, err := status()
+	if before != after {
+		seen.Lost = append(seen.Lost, fmt.Sprintf("the relay forwards by %q instead of %q", after, before))
+	}
+	return seen, err
+}
+
+// bindForged has a ready pair of puppet and prey; a stranger sends binds with another key, and hopes for the prey's packets.
+func (f *Field) bindForged(ctx context.Context) (seen Seen, err error) {
+	a, b, ra, rb, err := f.reserve(ctx)
+	if err != nil {
+		return seen, err
+	}
+	defer a.Close()
+	defer b.Close()
+	ca, err := f.prove(f.ns(stranger), ra)
+	if err != nil {
+		return seen, err
+	}
+	defer ca.Close()
+	cb, err := f.prove(f.ns(bystander), rb)
+	if err != nil {
+		return seen, err
+	}
+	defer cb.Close()
+	if _, _, err := a.next(patience, frameState); err != nil {
+		return seen, fmt.Errorf("the pair is not ready: %w", err)
+	}
+	var thief net.Conn
+	if err := fabric.In(f.mallory.ns, func() (err error) {
+		thief, err = net.Dial("udp", netip.AddrPortFrom(f.address(relayNode), ra.port).String())
+		return err
+	}); err != nil {
+		return seen, err
+	}
+	defer thief.Close()
+	forged := ra
+	forged.key = make([]byte, 32)
+	for i := range 5 {
+		if _, err := thief.Write(bind(forged, uint64(10+i), make([]byte, 16))); err != nil {
+			seen.Refusal = err.Error()
+		}
+		if _, err := cb.Write([]byte("for the puppet alone")); err != nil {
+			return seen, err
+		}
+	}
+	if b, _ := heard(thief, arrival); len(b) > 0 {
+		seen.Arrived = append(seen.Arrived, "the pair's other end")
+	}
+	return seen, nil
+}

@@ -1,0 +1,10 @@
+# Attacks a lab as a hostile member, pod, neighbour and stranger, about eight minutes. WRITE=docs/security.md keeps the table;
+# REDTEAM_FLAGS: for instance --only relay, or --short.
+REDTEAM_FLAGS ?=
+.PHONY: redteam redteam-holes
+redteam: setup build
+	bin/skein lab redteam $(REDTEAM_FLAGS) $(if $(WRITE),--write $(WRITE))
+
+# The same attempts against a skein whose guards were taken away by patches: each must gain something, else it proves nothing.
+redteam-holes: setup build
+	bin/skein lab redteam --holes . $(REDTEAM_FLAGS)
