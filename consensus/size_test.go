@@ -85,8 +85,8 @@ func TestEncodeStateRefusesWhatDecodeStateDoes(t *testing.T) {
 // hugeState is one that no message holds, as an earlier version's leader could make it.
 func hugeState(t *testing.T) *events.State {
 	p := &skeinv1.State{Index: 9, Cluster: &skeinv1.Cluster{Id: testCluster}, Pools: []*skeinv1.Pool{{
-		Name: "p", Subnets: []*skeinv1.PoolSubnet{{Ipv4: "10.64.0.0/24"}}, CreatedIndex: 1, Allowed: []string{string(bytes.Repeat([]byte("x"), maxSentState))},
-	}}}
+		Name: "p", Subnets: []*skeinv1.PoolSubnet{{Ipv4: "10.64.0.0/24"}}, CreatedIndex: 1,
+	}}, Blocks: []*skeinv1.Block{{Pool: "p", Ipv4: "10.64.0.0/32", Index: 2, Reason: string(bytes.Repeat([]byte("x"), maxSentState))}}}
 	s, err := events.FromProto(p)
 	must(t, err)
 	return s
