@@ -3,6 +3,7 @@ package agent
 import (
 	"errors"
 	"fmt"
+	"slices"
 	"strings"
 	"testing"
 
@@ -17,7 +18,7 @@ import (
 func sizedState(t *testing.T, n int) *events.State {
 	t.Helper()
 	st, err := events.FromProto(&skeinv1.State{Index: 9, Cluster: &skeinv1.Cluster{Id: strings.Repeat("1", 32)}, Pools: []*skeinv1.Pool{{
-		Name: "p", Subnets: []*skeinv1.PoolSubnet{{Ipv4: "10.64.0.0/24"}}, CreatedIndex: 1, Allowed: []string{strings.Repeat("x", n)},
+		Name: "p", Subnets: []*skeinv1.PoolSubnet{{Ipv4: "10.64.0.0/24"}}, CreatedIndex: 1, Allowed: slices.Repeat([]string{strings.Repeat("x", 250)}, n/253+1),
 	}}})
 	if err != nil {
 		t.Fatal(err)

@@ -13,8 +13,8 @@ import (
 // epoch. AnswerTo looks the things up again. The event that brings an answer into the state carries the same names, so replicas
 // of every version remember the same.
 
-// reference is what the state remembers of an answer.
-func reference(a *skeinv1.Answer) *skeinv1.Answer {
+// Reference is what the state remembers of an answer: the names of what it is about.
+func Reference(a *skeinv1.Answer) *skeinv1.Answer {
 	out := &skeinv1.Answer{RequestId: a.GetRequestId(), Index: a.GetIndex(), Grant: a.GetGrant()}
 	if v := a.GetNode(); v != nil {
 		out.Node = &skeinv1.Node{Id: v.GetId()}

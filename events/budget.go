@@ -17,7 +17,7 @@ import (
 // revocations. MaxStateBytes is what all limits and all of these come to.
 const (
 	MaxStateBytes  = 62 << 20
-	MaxNodeBytes   = 18 << 20 // live and revoked nodes
+	MaxNodeBytes   = 17 << 20 // live and revoked nodes
 	MaxPodBytes    = 30 << 20 // pools, blocks, static addresses, grants and egresses
 	MaxPoolBytes   = 8 << 20
 	MaxBlockBytes  = 24 << 20 // owned, reserved and waiting ones

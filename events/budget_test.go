@@ -5,6 +5,7 @@ import (
 	"strings"
 	"testing"
 
+	"google.golang.org/protobuf/proto"
 	"pgregory.net/rapid"
 
 	skeinv1 "github.com/skeinmesh/skein/api/skein/v1"
@@ -243,4 +244,47 @@ func TestBudgetNeverExceeded(t *testing.T) {
 			checkSame(t, "snapshot", s, throughBytes(t, s))
 		}
 	})
+}
+
+// TestBudgetAddsUp: all limits, and the most that commands may add that are never refused for their size, stay below what is promised
+// to those who read the state.
+func TestBudgetAddsUp(t *testing.T) {
+	const late = int64(1) << 62 // a time of the most bytes
+	name := strings.Repeat("n", MaxName)
+	small := &skeinv1.Node{
+		Id: id("a"), Name: "a", IdentityKey: key("identity", "a"), WireguardKey: key("wireguard", "a"), Ipv4: "10.0.0.1", Ipv6: "fd00::1234:1234:1234:1234",
+		AdmittedAt: start.UnixNano(), AdmittedIndex: 1, MinSchema: 1, MaxSchema: 1,
+	}
+	// A node that was revoked with a role, a drain and schemas of the most bytes. While it lives it is a server instead.
+	grown := proto.CloneOf(small)
+	grown.AgentsOnly, grown.Draining, grown.Admin, grown.MinSchema, grown.MaxSchema = true, true, true, 1<<31, 1<<31
+	node := entrySize(sectionNodes, sizeOf(small))
+	more := max(sizeOf(&skeinv1.RevokedNode{Node: grown, RevokedAt: late}),
+		sizeOf(grown)+entrySize(sectionServers, sizeOf(&skeinv1.Server{NodeId: small.Id, Voter: true, Since: late}))) - sizeOf(small)
+	slot := &skeinv1.EgressSlot{Namespace: name, Name: name, Number: MaxReplicas - 1}
+	owned := proto.CloneOf(slot)
+	owned.NodeId, owned.FromNodeId, owned.Reason, owned.Planned = small.Id, small.Id, strings.Repeat("r", MaxText), true
+	owned.Epoch, owned.Since, owned.LeaseMillis, owned.FormerLeaseMillis = 1<<62, late, MaxEgressLease, MaxEgressLease
+	token := &skeinv1.Token{
+		Id: tokenID("1"), SecretHash: key("secret", "1"), CreatedAt: late, ExpiresAt: late, UsesLeft: MaxTokenUses, Uses: MaxTokenUses,
+		Label: strings.Repeat("l", MaxText), AgentsOnly: true, Role: string(RoleServer), Signed: true,
+	}
+	claim := len(small.Id) + 2 + 2*10
+	all := map[string]int{
+		"limits":   MaxNodeBytes + MaxPodBytes,
+		"answers":  MaxAnswers * entrySize(sectionAnswers, largestAnswer),
+		"tokens":   MaxTokens * entrySize(sectionTokens, sizeOf(token)),
+		"nodes":    MaxNodeBytes / node * more,
+		"slots":    MaxSlots * (sizeOf(owned) - sizeOf(slot)),
+		"statics":  MaxStatics * claim,
+		"settings": 4096,
+	}
+	sum := 0
+	for _, n := range all {
+		sum += n
+	}
+	t.Logf("%d nodes at most; %v; in all %s", MaxNodeBytes/node, all, mebibytes(sum))
+	if sum > MaxStateBytes {
+		t.Fatalf("%v are %d bytes, and %d are promised", all, sum, MaxStateBytes)
+	}
 }

@@ -72,7 +72,7 @@ func (d *decision) remember() {
 		return
 	}
 	d.answer.Index++
-	stored := reference(d.answer)
+	stored := Reference(d.answer)
 	stored.RequestId = key
 	d.emit(&skeinv1.Event{Body: &skeinv1.Event_CommandAnswered{CommandAnswered: &skeinv1.CommandAnswered{Answer: stored}}})
 }

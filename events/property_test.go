@@ -213,7 +213,7 @@ func checkRetry(t fatal, s *State, c *skeinv1.Command, answer *skeinv1.Answer) {
 		return
 	}
 	answer = proto.CloneOf(answer)
-	answer.Plan = reference(answer).GetPlan()
+	answer.Plan = Reference(answer).GetPlan()
 	evs, again, err := Decide(s, c)
 	if err != nil || len(evs) > 0 || !proto.Equal(again, answer) {
 		t.Fatalf("a retry of %v gives %v %v %v, want %v", c, evs, again, err, answer)
