@@ -16,6 +16,7 @@ import (
 	skeinv1 "github.com/skeinmesh/skein/api/skein/v1"
 	"github.com/skeinmesh/skein/api/skein/v1/skeinv1connect"
 	"github.com/skeinmesh/skein/chaos/lab/fabric"
+	"github.com/skeinmesh/skein/internal/netnsdir"
 )
 
 // DefaultDir is where labs keep their directories, one per name.
@@ -341,6 +342,16 @@ func gatewayNamespaces(dir string) string {
 	return filepath.Join(dir, "nodes", "*", "run", "netns", "*")
 }
 
+// releaseNetNS takes away the mounts that agents of a lab in dir made of the directories for those files: a directory that is one
+// cannot be removed.
+func releaseNetNS(dir string) error {
+	made, err := filepath.Glob(filepath.Dir(gatewayNamespaces(dir)))
+	for _, d := range made {
+		err = errors.Join(err, netnsdir.Release(d))
+	}
+	return err
+}
+
 // Down takes a lab down by its name, whatever state it is in: also after a crash of whoever brought
 // it up. What it finds it removes; finding nothing is no error. dir is as in Options.
 func Down(ctx context.Context, name, dir string) error {
@@ -356,6 +367,9 @@ func Down(ctx context.Context, name, dir string) error {
 	bound, err := filepath.Glob(gatewayNamespaces(filepath.Join(dir, name)))
 	if err == nil {
 		err = fabric.Unbind(ctx, bound)
+	}
+	if err == nil {
+		err = releaseNetNS(filepath.Join(dir, name))
 	}
 	if err != nil {
 		return fmt.Errorf("take down lab %s: %w", name, err)
