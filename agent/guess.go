@@ -94,7 +94,7 @@ func (a *Agent) situation(peer identity.ID) (birthday.Situation, error) {
 }
 
 // votes tells the servers: whoever could forge their word decides about the log already.
-func (a *Agent) votes(id identity.ID) bool { return a.replica.State().Server(id) != nil }
+func (a *Agent) votes(id identity.ID) bool { return a.replica.State().Server(id).GetVoter() }
 
 // publicIPv4 is this host's address as the internet sees it.
 func (a *Agent) publicIPv4() netip.Addr {

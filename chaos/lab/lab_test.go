@@ -118,6 +118,10 @@ func (s *stub) Peers(context.Context, *skeinv1.PeersRequest) (*skeinv1.PeersResp
 	return &skeinv1.PeersResponse{Peers: []*skeinv1.PeerView{{Name: "a1", Path: "direct"}, {Name: "b1", Path: "relay", Reason: "the stub says so"}}}, nil
 }
 
+func (s *stub) Pools(context.Context, *skeinv1.PoolsRequest) (*skeinv1.PoolsResponse, error) {
+	return &skeinv1.PoolsResponse{}, nil
+}
+
 func (s *stub) CreateToken(_ context.Context, r *skeinv1.CreateTokenRequest) (*skeinv1.CreateTokenResponse, error) {
 	if r.GetUses() == 0 {
 		return nil, connect.NewError(connect.CodeInvalidArgument, errors.New("no uses"))

@@ -93,10 +93,11 @@ var agreedBugs = []bug{
 	{
 		name: "the log's time follows a clock that steps back",
 		why:  "a new leader with a slow clock revives what has expired, and rests look longer than they were",
-		edits: []edit{{"consensus/lead.go",
-			"c.Time = max(newest, now.UnixNano())\n",
-			"c.Time = max(newest-newest, now.UnixNano())\n"}},
-		found: []check{histories, {"./consensus", "TestTimeNeverRunsBackwards"}},
+		edits: []edit{
+			{"consensus/clock.go", "t := max(clock, p.base+int64(passed/2), newest)\n", "t := max(clock, p.base+int64(passed/2)-p.base)\n"},
+			{"consensus/clock.go", "return max(min(t, most), newest)\n", "return min(t, most)\n"},
+		},
+		found: []check{histories, {"./consensus", "TestPace"}},
 	},
 	{
 		name: "the sum of grants is not held against the quota",
@@ -142,8 +143,8 @@ var agreedBugs = []bug{
 		name: "a command is answered before it is committed",
 		why:  "a node uses a block that the log never gives it, and another gets it",
 		edits: []edit{{"consensus/lead.go",
-			"if e.err == nil || future != nil {\n\t\t\tif err := t.outcome(future)",
-			"if e.err == nil && future == nil {\n\t\t\tif err := t.outcome(future)"}},
+			"if e.err == nil || future != nil {\n\t\t\tif err := t.outcome(ctx, future)",
+			"if e.err == nil && future == nil {\n\t\t\tif err := t.outcome(ctx, future)"}},
 		found: []check{histories, {"./consensus", "TestAcknowledgedCommandsSurvive"}},
 		quick: true,
 	},

@@ -46,7 +46,9 @@ func newLabOwnersCmd(dir *string) *cobra.Command {
 			run := owners.Run
 			if plant != "" {
 				opts.Artifacts = ""
-				run = func(ctx context.Context, opts owners.Options) (*owners.Report, error) { return owners.RunPlanted(ctx, opts, plant) }
+				run = func(ctx context.Context, opts owners.Options) (*owners.Report, error) {
+					return owners.RunPlanted(ctx, opts, plant)
+				}
 			}
 			r, err := run(ctx, opts)
 			if labJSON(cmd) {

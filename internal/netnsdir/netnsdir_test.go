@@ -104,7 +104,8 @@ func TestIPRoute2CoversNamesMadeBefore(t *testing.T) {
 	})
 }
 
-// Many processes may prepare at once, and again: there is one mount. The other order works as well.
+// Preparing again makes no further mount, also after iproute2. The first may make two: where /run is shared, as systemd has it, the
+// kernel propagates the mount to itself.
 func TestPrepareOften(t *testing.T) {
 	for _, first := range []string{"iproute2", "skein"} {
 		freshRun(t, func() error {
@@ -113,6 +114,7 @@ func TestPrepareOften(t *testing.T) {
 					return err
 				}
 			}
+			once := 0
 			for i := range 3 {
 				unlock, err := Prepare(System, 0o755)
 				if err != nil {
@@ -123,9 +125,16 @@ func TestPrepareOften(t *testing.T) {
 				if err != nil {
 					return err
 				}
-			}
-			if n, err := mounts(System); n != 1 || err != nil {
-				return fmt.Errorf("%d mounts on %s, want 1 (%w)", n, System, err)
+				n, err := mounts(System)
+				if err != nil {
+					return err
+				}
+				if i == 0 {
+					once = n
+				}
+				if n != once || n < 1 || n > 2 {
+					return fmt.Errorf("%d mounts on %s, and %d after the first time", n, System, once)
+				}
 			}
 			return errors.Join(remove(System+"/ours0"), remove(System+"/ours1"), remove(System+"/ours2"))
 		})
