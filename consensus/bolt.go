@@ -55,6 +55,9 @@ func checkBolt(path, next string, visit func(bucket, k, v []byte) error) error {
 		}
 		defer db.Close()
 		return db.View(func(tx *bbolt.Tx) error {
+			if info.Size() < tx.Size() { // what is cut off may hold free pages only, and the walk below not notice
+				return fmt.Errorf("it was cut short: it has %d bytes of %d", info.Size(), tx.Size())
+			}
 			return tx.ForEach(func(name []byte, b *bbolt.Bucket) error {
 				return b.ForEach(func(k, v []byte) error { return visit(name, k, v) })
 			})
