@@ -222,9 +222,9 @@ func manyLabels(count, length int) map[string]string {
 // ownAddresses publishes a bystander's ports as the puppet's candidates and counts what comes.
 func (f *Field) ownAddresses(ctx context.Context) (seen Seen, err error) {
 	const first, count, each = 20000, 64, 4 * time.Second
-	// Three pings of each member to each of 16 addresses that it keeps at a time, and as many again for those that follow.
+	// Three pings of each member to each of the few addresses that its budget for unproven ones holds, twice what was measured.
 	members := len(honest) + 1
-	seen.Bound = 3 * 16 * 2 * members
+	seen.Bound = 3 * 8 * members
 	wg, err := f.puppet.wg.Public()
 	if err != nil {
 		return seen, err
@@ -361,12 +361,10 @@ func gossipKey() []Attempt {
 			}
 			defer r.close()
 			packet := datagram(netip.AddrPortFrom(f.overlay(relayNode, true), controlPort), netip.AddrPortFrom(f.overlay(victim, true), controlPort), append([]byte{1}, b...))
-			for range 5 {
+			for range 100 {
 				if err := r.send(packet); err != nil {
 					return seen, err
 				}
-			}
-			for range 20 {
 				n, err := f.api(victim).ShowNode(ctx, &skeinv1.ShowNodeRequest{Node: other})
 				if err != nil {
 					return seen, err
@@ -375,7 +373,7 @@ func gossipKey() []Attempt {
 					seen.Lost = append(seen.Lost, "the member in the LAN takes "+other+" for dead")
 					break
 				}
-				pause(ctx, 25*time.Millisecond)
+				pause(ctx, 10*time.Millisecond)
 			}
 			return seen, nil
 		}, Judge: lost},
