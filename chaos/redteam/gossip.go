@@ -4,6 +4,7 @@ import (
 	"context"
 	"crypto/aes"
 	"crypto/cipher"
+	"crypto/hmac"
 	"crypto/rand"
 	"crypto/sha256"
 	"encoding/binary"
@@ -12,6 +13,7 @@ import (
 	"io"
 	"net"
 	"net/netip"
+	"slices"
 	"strings"
 	"time"
 
@@ -282,6 +284,30 @@ func deadMessage(node, from string, incarnation uint32) []byte {
 	return text(text(b, "From"), from)
 }
 
+// Channels of the control net, and the mark of a packet by the tunnel that carries a code (package control).
+const (
+	channelGossip = 1
+	channelSignal = 2
+	coded         = 0x80
+)
+
+// code authenticates a packet to a node with the key of the pair, as from a sender.
+func (p *person) code(from identity.ID, to *skeinv1.Node, channel byte, b []byte) ([]byte, error) {
+	cluster, err := identity.ParseClusterID(p.field.members.GetCluster().GetId())
+	if err != nil {
+		return nil, err
+	}
+	key, err := identity.PairKey(p.wg, identity.WireGuardKey(to.GetWireguardKey()), cluster, "control packet")
+	if err != nil {
+		return nil, err
+	}
+	m := hmac.New(sha256.New, key[:])
+	m.Write(from[:])
+	m.Write([]byte{channel})
+	m.Write(b)
+	return m.Sum(nil)[:16], nil
+}
+
 // declareDead sends that message to a server from a namespace for a while, and watches whether the server believes it for long.
 func (f *Field) declareDead(ctx context.Context, ns string) (seen Seen, err error) {
 	b, err := sealed(f.members.GetGossipKeys().GetPrimary(), deadMessage(f.id(victim).String(), f.mallory.id(), 1<<20))
@@ -296,10 +322,16 @@ func (f *Field) declareDead(ctx context.Context, ns string) (seen Seen, err erro
 		return seen, err
 	}
 	defer c.Close()
-	const channelGossip = 1
+	// With the code that the attacker's own agent would put on it, and without.
+	code, err := f.mallory.code(f.mallory.key.ID(), f.member(relayNode), channelGossip, b)
+	if err != nil {
+		return seen, err
+	}
 	for range 5 {
-		if _, err := c.Write(append([]byte{channelGossip}, b...)); err != nil {
-			seen.Refusal = err.Error()
+		for _, packet := range [][]byte{append([]byte{channelGossip}, b...), slices.Concat([]byte{channelGossip | coded}, code, b)} {
+			if _, err := c.Write(packet); err != nil {
+				seen.Refusal = err.Error()
+			}
 		}
 	}
 	// A dead message is believed until its node refutes it, which takes a round of gossip.

@@ -66,6 +66,7 @@ var holes = []hole{
 	}, []string{"put packets into another pod's egress tunnel by FoU", "put packets into its node's egress tunnel by FoU", "put packets into the host's egress tunnel by FoU"}},
 	{"packets of the mesh may come by any link, from any address", []Guard{PodSources, LinkSources}, []edit{
 		{"dataplane/nft/sources.go", "	if control != 0 {\n", "	if control >= 0 {\n		return out\n	}\n	if control != 0 {\n"},
+		{"agent/control/net.go", "	return channel, b, len(b) <= MaxPacket && (n.cfg.Coded == nil || !n.cfg.Coded(from))", "	return channel, b, true"},
 		{"agent/control/link.go", "	return err == nil && d.To.Link == int(index)", "	return err == nil && index > 0"},
 	}, []string{
 		"declare a member dead from the LAN, with a member's overlay address as source",
