@@ -38,7 +38,7 @@ var holes = []hole{
 	}, []string{"open skein-relay at a public node", "replace a victim's session by one with its ID"}},
 	{"the control net lets everybody in", []Guard{Roster}, []edit{
 		{"agent/control/net.go", "	if !ok || !known.Equal(key) {", "	if ok && !known.Equal(key) {"},
-	}, []string{"speak to the control net without an identity"}},
+	}, []string{"open a control stream for RPC"}},
 	{"records' signatures are not looked at", []Guard{Signatures}, []edit{
 		{"gossip/verify.go", "	if !ed25519.Verify(key, append(", "	if false && !ed25519.Verify(key, append("},
 	}, []string{"write another node's record, signed by itself"}},
@@ -52,16 +52,27 @@ var holes = []hole{
 	{"a gateway takes clients of all addresses", []Guard{Clients}, []edit{
 		{"agent/egress/gateways.go", "	return fmt.Errorf(\"address %s is not of node %s as of index %d\", addr, n.GetName(), st.Index())", "	return nil"},
 	}, []string{"register another node's pod as its own client"}},
-	{"STUN answers a hundred times as often", []Guard{Stun, Filters}, []edit{
+	{"filter tests go anywhere", []Guard{Filters}, []edit{
+		{"agent/discovery.go", "	if !addr.Public(to.Addr().Unmap()) || to.Port() == 0 {", "	if to.Port() == 0 {"},
+	}, []string{"have a server send into a private network"}},
+	{"STUN answers a hundred times as often", []Guard{Stun}, []edit{
 		{"gossip/candidate/stunserver/server.go", "sourceRate, sourceBurst = 200, 400", "sourceRate, sourceBurst = 20000, 40000"},
-		{"gossip/candidate/stunserver/server.go", "answerRate, answerBurst = 20, 40", "answerRate, answerBurst = 2000, 4000"},
-	}, []string{"draw STUN answers onto a bystander", "have a server send to a bystander"}},
+	}, []string{"draw STUN answers onto a bystander"}},
 	{"probes' codes are not looked at", []Guard{Probes}, []edit{
 		{"agent/probe/message.go", "	if !hmac.Equal(b[signedSize:Size], c.sign(b[:signedSize])) {", "	if false && !hmac.Equal(b[signedSize:Size], c.sign(b[:signedSize])) {"},
 	}, []string{"forge a ping of a member"}},
-	{"packets of the control net may come by any link", []Guard{LinkSources}, []edit{
+	{"clients take FoU from everybody", []Guard{FoU}, []edit{
+		{"dataplane/egressclient/filter.go", "	if len(s.Tunnels) == 0 {", "	if len(s.Tunnels) >= 0 {"},
+	}, []string{"put packets into another pod's egress tunnel by FoU", "put packets into its node's egress tunnel by FoU", "put packets into the host's egress tunnel by FoU"}},
+	{"packets of the mesh may come by any link, from any address", []Guard{PodSources, LinkSources}, []edit{
+		{"dataplane/nft/sources.go", "	if control != 0 {\n", "	if control >= 0 {\n		return out\n	}\n	if control != 0 {\n"},
+		{"agent/control/net.go", "	return channel, b, len(b) <= MaxPacket && (n.cfg.Coded == nil || !n.cfg.Coded(from))", "	return channel, b, true"},
 		{"agent/control/link.go", "	return err == nil && d.To.Link == int(index)", "	return err == nil && index > 0"},
-	}, []string{"declare a member dead from the LAN, with a member's overlay address as source"}},
+	}, []string{
+		"declare a member dead from the LAN, with a member's overlay address as source",
+		"send with another pod's address, IPv4", "send with its node's overlay address, IPv6", "send into the mesh as the member next door, IPv6",
+		"send into the mesh as a pod of the member next door, IPv4", "send to a service of the host as another member",
+	}},
 	{"every server hands on commands of others", []Guard{Issuer}, []edit{
 		{"consensus/service.go", "	} else if !server.votes(peer) {", "	} else if false && !server.votes(peer) {"},
 	}, []string{"forward a command in a victim's name"}},
@@ -77,6 +88,7 @@ var holes = []hole{
 	}, []string{"an admin makes a pool that is called like a path"}},
 	{"addresses get pings without an answer", []Guard{Proof}, []edit{
 		{"agent/path/budget.go", "	unprovenPings = 3 ", "	unprovenPings = 250 "},
+		{"agent/path/budget.go", "	unprovenPerIP = 4 ", "	unprovenPerIP = 64 "},
 	}, []string{"name a bystander's ports as its own addresses, so that all members send there"}},
 }
 

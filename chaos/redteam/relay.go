@@ -27,7 +27,7 @@ const (
 	framePair, frameState, frameDenied                     = 0x90, 0x91, 0x92
 	frameForward, frameForwarded, frameFar                 = 0xa0, 0xa1, 0xa2
 
-	channelWireGuard, channelSignal = 0, 2
+	channelWireGuard = 0
 )
 
 func frame(kind byte, body ...[]byte) []byte {
@@ -216,25 +216,17 @@ func (f *Field) signalAs(ctx context.Context, from identity.ID) (seen Seen, err 
 	if err != nil {
 		return seen, err
 	}
-	cluster, err := identity.ParseClusterID(f.members.GetCluster().GetId())
+	code, err := f.puppet.code(from, f.member(victim), channelSignal, signal)
 	if err != nil {
 		return seen, err
 	}
-	key, err := identity.PairKey(f.puppet.wg, identity.WireGuardKey(f.member(victim).GetWireguardKey()), cluster, "control packet")
-	if err != nil {
-		return seen, err
-	}
-	m := hmac.New(sha256.New, key[:])
-	m.Write(idBytes(from))
-	m.Write([]byte{channelSignal})
-	m.Write(signal)
 	err = sniff(f.ns(bystander), func(b []byte, out bool) {
 		if _, to, _, ok := udpOf(b); ok && !out && to == at {
 			seen.Count++
 		}
 	}, func() error {
 		for range 5 {
-			if _, err := hostile.Write(frame(frameData, idBytes(f.id(victim)), []byte{channelSignal}, m.Sum(nil)[:16], signal)); err != nil {
+			if _, err := hostile.Write(frame(frameData, idBytes(f.id(victim)), []byte{channelSignal}, code, signal)); err != nil {
 				return err
 			}
 		}
