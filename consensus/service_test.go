@@ -100,3 +100,30 @@ func TestReadsFromAServersArchive(t *testing.T) {
 		}
 	})
 }
+
+// TestWithdrawnRole: the leader looks at the moment of its decision, so that a role is gone for commands that are on their way when
+// it is withdrawn, wherever they come in.
+func TestWithdrawnRole(t *testing.T) {
+	simulate(t, func(t *testing.T, c *cluster) {
+		c.form(3)
+		admin := c.add("admin", false)
+		c.join(admin)
+		c.agree()
+		c.propose(admin, token(1))
+		withdraw := &skeinv1.Command{Body: &skeinv1.Command_SetAdmin{SetAdmin: &skeinv1.SetAdmin{NodeId: admin.id.String()}}}
+		if _, err := c.leader().decide(context.Background(), withdraw); err != nil {
+			t.Fatal(err)
+		}
+		for i, n := range c.nodes[:3] { // at once: followers may not have heard of it
+			cmd := token(10 + i)
+			cmd.RequestId = NewRequestID()
+			r, err := n.service.Propose(WithPeer(context.Background(), admin.id), &skeinv1.ProposeRequest{Command: cmd})
+			if code := events.Code(r.GetAnswer().GetErrorCode()); err != nil || code != events.PermissionDenied {
+				t.Errorf("by %s: %q, %v", n.name, code, err)
+			}
+		}
+		if st := c.leader().replica.State(); st.Token(tokenID(1)) == nil || st.Token(tokenID(10)) != nil {
+			t.Error("what was decided before the withdrawal is gone, or something was decided after it")
+		}
+	})
+}

@@ -5,6 +5,7 @@ import (
 	"io"
 	"net"
 	"net/netip"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -95,21 +96,21 @@ func hangsUp(t *testing.T, from netip.Addr, to int, port uint16) bool {
 // and they are given back.
 func TestStreamsByTheTunnelAreMembersAlone(t *testing.T) {
 	_, n := trio(t)
-	bind(t, 0, n[0])
-	bind(t, 1, n[1])
 	left, entered := make(chan netip.Addr, 8), make(chan netip.Addr, 8)
-	full := false
+	var full atomic.Bool
 	n[1].enter = func(from netip.Addr) (func(), error) {
-		if full {
+		if full.Load() {
 			return nil, errors.New("full")
 		}
 		entered <- from
 		return func() { left <- from }, nil
 	}
+	n[0].tunnel = control.Up
+	bind(t, 0, n[0])
+	bind(t, 1, n[1])
 	if !hangsUp(t, netip.MustParseAddr("127.77.9.9"), 1, n[1].port) {
 		t.Error("an address that is no member's may begin a handshake")
 	}
-	n[0].tunnel = control.Up
 	c, err := n[0].net.Dial(t.Context(), n[1].id, identity.ALPNRPC)
 	if err != nil {
 		t.Fatal(err)
@@ -124,7 +125,7 @@ func TestStreamsByTheTunnelAreMembersAlone(t *testing.T) {
 		t.Error("the place of a handshake that is over is not given back")
 	}
 	n[1].mu.Lock()
-	full = true
+	full.Store(true)
 	n[1].mu.Unlock()
 	if !hangsUp(t, overlay(0), 1, n[1].port) {
 		t.Error("beyond its bound a member may begin a handshake")
