@@ -132,7 +132,7 @@ func floods() []Attempt {
 			s.Receive()
 			return s.Close()
 		})),
-		flood("flood a member of the pair through the relay", Member, RelayLimits, time.Millisecond, func(ctx context.Context, f *Field) (func(context.Context) error, func(), error) {
+		long(flood("flood a member of the pair through the relay", Member, RelayLimits, time.Millisecond, func(ctx context.Context, f *Field) (func(context.Context) error, func(), error) {
 			s, err := f.puppet.session(ctx)
 			if err != nil {
 				return nil, nil, err
@@ -145,7 +145,7 @@ func floods() []Attempt {
 				_, err := s.Write(b)
 				return err
 			}, func() { s.Close() }, nil
-		}),
+		})),
 		long(flood("open relay sessions and read nothing", Member, RelayLimits, 20*time.Millisecond, func(_ context.Context, f *Field) (func(context.Context) error, func(), error) {
 			return func(ctx context.Context) error {
 				s, err := f.puppet.session(ctx)
@@ -157,7 +157,7 @@ func floods() []Attempt {
 				return err
 			}, nothing, nil
 		})),
-		udpFlood("flood the relay's WireGuard port with noise", Stranger, stranger, Front, func(f *Field) netip.AddrPort { return netip.AddrPortFrom(f.address(relayNode), wgPort) }, noise(148)),
+		long(udpFlood("flood the relay's WireGuard port with noise", Stranger, stranger, Front, func(f *Field) netip.AddrPort { return netip.AddrPortFrom(f.address(relayNode), wgPort) }, noise(148))),
 		long(udpFlood("flood the relay's WireGuard port with handshakes", Stranger, stranger, Front, func(f *Field) netip.AddrPort { return netip.AddrPortFrom(f.address(relayNode), wgPort) }, func() []byte {
 			b := noise(148)()
 			copy(b, []byte{1, 0, 0, 0})

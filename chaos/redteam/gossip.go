@@ -197,7 +197,7 @@ func memberGossip() []Attempt {
 		{Name: "name a bystander's ports as its own addresses, so that all members send there", From: Member, Guard: Proof, Long: true, Try: func(ctx context.Context, f *Field) (Seen, error) {
 			return f.ownAddresses(ctx)
 		}, Judge: bounded("packets at a host that never asked for any")},
-		{Name: "declare another member dead in the gossip", From: Member, Guard: Signatures, Try: func(ctx context.Context, f *Field) (seen Seen, err error) {
+		{Name: "declare another member dead in the gossip", From: Member, Guard: Signatures, Long: true, Try: func(ctx context.Context, f *Field) (seen Seen, err error) {
 			return f.declareDead(ctx, f.mallory.ns)
 		}, Judge: believedLong},
 	}

@@ -110,7 +110,6 @@ type ear struct {
 	froms []string
 	bytes int
 	conns []net.PacketConn
-	fds   []int
 	done  sync.WaitGroup
 }
 

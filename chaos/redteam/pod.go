@@ -125,7 +125,9 @@ func pods() []Attempt {
 			}
 			p.ns, p.tunnel = f.podNS(hostilePod), true
 			for _, alpn := range []string{"skein-rpc", "skein-raft", "skein-gossip"} {
-				c, err := p.Dial(ctx, f.id(relayNode), alpn)
+				short, cancel := context.WithTimeout(ctx, time.Second) // packets that are dropped answer nothing
+				c, err := p.Dial(short, f.id(relayNode), alpn)
+				cancel()
 				if err != nil {
 					seen.Refusal = err.Error()
 					continue
@@ -211,7 +213,7 @@ func (f *Field) crowd(ctx context.Context, ns string, to netip.Addr, count int) 
 	var mu sync.Mutex
 	var all sync.WaitGroup
 	var conns []net.Conn
-	gate := make(chan struct{}, 32)
+	gate := make(chan struct{}, 200)
 	for range count {
 		gate <- struct{}{}
 		all.Go(func() {

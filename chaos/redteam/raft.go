@@ -91,7 +91,7 @@ func memberRaft() []Attempt {
 	return []Attempt{
 		onRaft("ask for votes with a higher term", disturbed, func(f *Field, t *raft.NetworkTransport, head raft.RPCHeader, to raft.ServerID, at raft.ServerAddress, state *skeinv1.State) (string, error) {
 			r := &raft.RequestVoteResponse{}
-			err := t.RequestVote(to, at, &raft.RequestVoteRequest{RPCHeader: head, Term: ahead, Candidate: head.Addr, LastLogIndex: 1 << 40, LastLogTerm: ahead, LeadershipTransfer: true}, r)
+			err := t.RequestVote(to, at, &raft.RequestVoteRequest{RPCHeader: head, Term: ahead, LastLogIndex: 1 << 40, LastLogTerm: ahead, LeadershipTransfer: true}, r)
 			if err == nil {
 				return fmt.Sprintf("answers: granted %v, term %d", r.Granted, r.Term), nil
 			}
@@ -130,14 +130,14 @@ func forgeEntry(f *Field, t *raft.NetworkTransport, head raft.RPCHeader, to raft
 		return "", err
 	}
 	r := &raft.AppendEntriesResponse{}
-	probe := &raft.AppendEntriesRequest{RPCHeader: head, Term: term, Leader: head.Addr, PrevLogEntry: 1 << 40, PrevLogTerm: term}
+	probe := &raft.AppendEntriesRequest{RPCHeader: head, Term: term, PrevLogEntry: 1 << 40, PrevLogTerm: term}
 	if err := t.AppendEntries(to, at, probe, r); err != nil {
 		return "", err
 	}
 	last := r.LastLog
 	// The term of the last entry is a small number; the right one is tried out.
 	for guess := uint64(1); guess < 200; guess++ {
-		q := &raft.AppendEntriesRequest{RPCHeader: head, Term: term, Leader: head.Addr, PrevLogEntry: last, PrevLogTerm: guess,
+		q := &raft.AppendEntriesRequest{RPCHeader: head, Term: term, PrevLogEntry: last, PrevLogTerm: guess,
 			Entries: []*raft.Log{{Index: last + 1, Term: term, Type: raft.LogCommand, Data: data}}, LeaderCommitIndex: last + 1}
 		r = &raft.AppendEntriesResponse{}
 		if err := t.AppendEntries(to, at, q, r); err != nil {

@@ -106,7 +106,7 @@ func strangers() []Attempt {
 			return seen, nil
 		}, Judge: lost},
 		stunAmplifies("make STUN answers larger than their questions", stunPort, nil),
-		{Name: "draw STUN answers onto a bystander", From: Stranger, Guard: Stun, Try: func(ctx context.Context, f *Field) (seen Seen, err error) {
+		{Name: "draw STUN answers onto a bystander", From: Stranger, Guard: Stun, Long: true, Try: func(ctx context.Context, f *Field) (seen Seen, err error) {
 			return f.stunReflect(ctx)
 		}, Judge: bounded("answers at the bystander")},
 		stunAnswer("get a STUN answer from a server's WireGuard port", wgPort),
@@ -270,7 +270,7 @@ func overheard() []Attempt {
 		{Name: "replay probes of members from elsewhere", From: Overheard, Guard: Probes, Try: func(ctx context.Context, f *Field) (seen Seen, err error) {
 			return f.replay(ctx, func(b []byte) bool { _, err := probe.Parse(b); return err == nil }, "probes")
 		}, Judge: given},
-		{Name: "replay WireGuard packets of members from elsewhere", From: Overheard, Guard: Probes, Try: func(ctx context.Context, f *Field) (seen Seen, err error) {
+		{Name: "replay WireGuard packets of members from elsewhere", From: Overheard, Guard: Probes, Long: true, Try: func(ctx context.Context, f *Field) (seen Seen, err error) {
 			return f.replay(ctx, func(b []byte) bool { return len(b) > 4 && b[0] == 4 && b[1] == 0 }, "packets")
 		}, Judge: given},
 	}
