@@ -91,7 +91,6 @@ func memberRaft() []Attempt {
 	return []Attempt{
 		onRaft("ask for votes with a higher term", disturbed, func(f *Field, t *raft.NetworkTransport, head raft.RPCHeader, to raft.ServerID, at raft.ServerAddress, state *skeinv1.State) (string, error) {
 			r := &raft.RequestVoteResponse{}
-			//lint:ignore SA1019 voters of every version read the field
 			err := t.RequestVote(to, at, &raft.RequestVoteRequest{RPCHeader: head, Term: ahead, LastLogIndex: 1 << 40, LastLogTerm: ahead, LeadershipTransfer: true}, r)
 			if err == nil {
 				return fmt.Sprintf("answers: granted %v, term %d", r.Granted, r.Term), nil
@@ -131,7 +130,6 @@ func forgeEntry(f *Field, t *raft.NetworkTransport, head raft.RPCHeader, to raft
 		return "", err
 	}
 	r := &raft.AppendEntriesResponse{}
-	//lint:ignore SA1019 voters of every version read the field
 	probe := &raft.AppendEntriesRequest{RPCHeader: head, Term: term, PrevLogEntry: 1 << 40, PrevLogTerm: term}
 	if err := t.AppendEntries(to, at, probe, r); err != nil {
 		return "", err
@@ -139,7 +137,6 @@ func forgeEntry(f *Field, t *raft.NetworkTransport, head raft.RPCHeader, to raft
 	last := r.LastLog
 	// The term of the last entry is a small number; the right one is tried out.
 	for guess := uint64(1); guess < 200; guess++ {
-		//lint:ignore SA1019 as above
 		q := &raft.AppendEntriesRequest{RPCHeader: head, Term: term, PrevLogEntry: last, PrevLogTerm: guess,
 			Entries: []*raft.Log{{Index: last + 1, Term: term, Type: raft.LogCommand, Data: data}}, LeaderCommitIndex: last + 1}
 		r = &raft.AppendEntriesResponse{}
