@@ -120,12 +120,20 @@ func recordAttempt(name, of string, guard Guard, forge func(context.Context, *Fi
 	}}
 }
 
-const forgedSite = "forged-by-the-red-team"
+// What forged records say: a site, and epochs that no agent reaches by starting.
+const (
+	forgedSite  = "forged-by-the-red-team"
+	forgedEpoch = 1 << 41
+)
 
 // forgedRecord judges that the server has taken in what the attacker wrote.
 func forgedRecord(s Seen) string {
 	if s.Records[1].GetSite() == forgedSite {
 		return "the record is taken for the node's own"
+	}
+	// A node that meets a record of its own that it did not write outbids it at once.
+	if s.Records[0].GetEpoch() < forgedEpoch && s.Records[1].GetEpoch() >= forgedEpoch {
+		return "the record was taken for the node's own, until the node outbid it"
 	}
 	return olderRecord(s)
 }
@@ -145,10 +153,10 @@ func signed(p *person, r *skeinv1.Record) (*skeinv1.SignedRecord, error) {
 func memberGossip() []Attempt {
 	return []Attempt{
 		recordAttempt("write another node's record, signed by itself", victim, Signatures, func(_ context.Context, f *Field) (*skeinv1.SignedRecord, error) {
-			return signed(f.mallory, &skeinv1.Record{NodeId: f.id(victim).String(), Epoch: 1 << 41, Seq: 1, Site: forgedSite})
+			return signed(f.mallory, &skeinv1.Record{NodeId: f.id(victim).String(), Epoch: forgedEpoch, Seq: 1, Site: forgedSite})
 		}, forgedRecord),
 		recordAttempt("write another node's record without a signature", victim, Signatures, func(_ context.Context, f *Field) (*skeinv1.SignedRecord, error) {
-			s, err := signed(f.mallory, &skeinv1.Record{NodeId: f.id(victim).String(), Epoch: 1 << 41, Seq: 2, Site: forgedSite})
+			s, err := signed(f.mallory, &skeinv1.Record{NodeId: f.id(victim).String(), Epoch: forgedEpoch, Seq: 2, Site: forgedSite})
 			s.Signature = nil
 			return s, err
 		}, forgedRecord),

@@ -109,6 +109,7 @@ func TestJudges(t *testing.T) {
 		"one too many":                        {bounded("packets"), Seen{Count: 6, Bound: 5}, true},
 		"few, and others lose":                {bounded("packets"), Seen{Count: 1, Bound: 5, Lost: []string{"x"}}, true},
 		"the victim's record is forged":       {forgedRecord, Seen{Records: []*skeinv1.Record{record(1, 1, "s"), record(2, 1, forgedSite)}}, true},
+		"the victim outbids a forged record":  {forgedRecord, Seen{Records: []*skeinv1.Record{record(1, 1, "s"), record(forgedEpoch, 3, "s")}}, true},
 		"the victim's record goes back":       {forgedRecord, Seen{Records: []*skeinv1.Record{record(2, 7, "s"), record(2, 6, "s")}}, true},
 		"the victim's record goes on":         {forgedRecord, Seen{Records: []*skeinv1.Record{record(2, 7, "s"), record(2, 8, "s")}}, false},
 		"a false word is believed":            {believed, Seen{Believed: time.Millisecond}, true},
