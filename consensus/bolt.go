@@ -38,7 +38,7 @@ func guard(f func() error) (err error) {
 var errPanicked = errors.New("its pages make no sense")
 
 // checkBolt walks every page and value of a bbolt file before anybody opens it for writing: opening
-// a damaged file for writing can panic in a goroutine of bbolt's own, which nothing can recover.
+// a damaged file for writing can panic in a goroutine of bbolt's own, which nothing can recover (see boltPages).
 // visit sees every pair of every top-level bucket.
 func checkBolt(path, next string, visit func(bucket, k, v []byte) error) error {
 	info, err := os.Stat(path)
@@ -57,6 +57,16 @@ func checkBolt(path, next string, visit func(bucket, k, v []byte) error) error {
 		return db.View(func(tx *bbolt.Tx) error {
 			if info.Size() < tx.Size() { // what is cut off may hold free pages only, and the walk below not notice
 				return fmt.Errorf("it was cut short: it has %d bytes of %d", info.Size(), tx.Size())
+			}
+			file, err := os.Open(path)
+			if err != nil {
+				return err
+			}
+			defer file.Close()
+			size := int64(db.Info().PageSize)
+			pages := &boltPages{file: file, size: size, end: uint64(tx.Size() / size), seen: map[uint64]bool{}}
+			if err := pages.check(uint64(tx.Cursor().Bucket().Root())); err != nil {
+				return err
 			}
 			return tx.ForEach(func(name []byte, b *bbolt.Bucket) error {
 				return b.ForEach(func(k, v []byte) error { return visit(name, k, v) })
