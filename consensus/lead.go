@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"reflect"
 	"slices"
 	"sync"
 	"time"
@@ -374,6 +375,7 @@ func (t *term) outcome(ctx context.Context, future raft.Future) error {
 
 // wait is the outcome of a future. The library forgets some futures when it shuts down.
 func (s *Server) wait(f raft.Future) error {
+	endAtShutdown(f, s.stopped)
 	done := make(chan error, 1)
 	go func() { done <- f.Error() }()
 	select {
@@ -381,5 +383,17 @@ func (s *Server) wait(f raft.Future) error {
 		return err
 	case <-s.stopped:
 		return raft.ErrRaftShutdown
+	}
+}
+
+// endAtShutdown lets the goroutine that waits for a future end with Raft. The library's futures have a channel for that, which it
+// sets in some of them only and which no method reaches; without it each forgotten future keeps a goroutine for good.
+func endAtShutdown(f raft.Future, stopped chan struct{}) {
+	v := reflect.ValueOf(f)
+	if v.Kind() != reflect.Pointer || v.Elem().Kind() != reflect.Struct {
+		return
+	}
+	if end := v.Elem().FieldByName("ShutdownCh"); end.IsValid() && end.CanSet() && end.Type() == reflect.TypeOf(stopped) && end.IsNil() {
+		end.Set(reflect.ValueOf(stopped))
 	}
 }
