@@ -218,10 +218,10 @@ func (s *State) called(id string) string {
 }
 
 func (s *State) denied(issuer string, role Role, rule Rule) error {
-	switch rule.Command {
-	case "create_cluster":
+	switch {
+	case rule.Server == No:
 		return refuse(PermissionDenied, "a cluster is created on its first node, with skein up --init")
-	case "promote_server", "repair_clock", "assign_slot", "release_slot", "introduce_roles":
+	case rule.Admin == No:
 		return refuse(PermissionDenied, "%s is %s, and only servers may do this (%s)", s.called(issuer), article(role), rule.Command)
 	}
 	return refuse(PermissionDenied, "%s is %s, and this is for admins and servers (%s): %s", s.called(issuer), article(role), rule.Command, s.wayOut(issuer))
