@@ -183,7 +183,7 @@ func show(r *skeinv1.JoinRequest, t *skeinv1.JoinToken) {
 	}
 }
 
-// enrol makes the person a member without an agent.
+// enrol makes the person a member without an agent. It returns when the relay takes it for one: the log has it a moment before.
 func (p *person) enrol(ctx context.Context, name string) error {
 	token, err := p.field.token(ctx, 1)
 	if err != nil {
@@ -202,7 +202,13 @@ func (p *person) enrol(ctx context.Context, name string) error {
 	}
 	p.node, p.joined = answer.GetNode(), r
 	p.field.members = answer.GetState()
-	return nil
+	return until(ctx, 2*patience, func() error {
+		s, err := p.session(ctx)
+		if err != nil {
+			return fmt.Errorf("%s joined, and the relay does not know it: %w", name, err)
+		}
+		return s.Close()
+	})
 }
 
 // heard reads from a stream until it ends or time is over, and tells how much came.
