@@ -1,6 +1,8 @@
 package agent
 
 import (
+	"context"
+	"errors"
 	"fmt"
 	"net"
 	"net/netip"
@@ -8,11 +10,18 @@ import (
 	"sync"
 	"time"
 
+	netlinkconn "github.com/mdlayher/netlink"
 	"github.com/vishvananda/netlink"
+	"golang.org/x/sys/unix"
 )
 
-// hostLinksAge is how old the view of this host's links may be. It is asked for in every round of the loop.
-const hostLinksAge = 500 * time.Millisecond
+const (
+	hostLinksAge    = 500 * time.Millisecond // how old the view may be where the kernel tells of no changes
+	hostLinksGather = 20 * time.Millisecond  // notifications that come together are one
+)
+
+// Notification groups of rtnetlink, as RTMGRP bits.
+const hostLinkGroups = 1<<(unix.RTNLGRP_LINK-1) | 1<<(unix.RTNLGRP_IPV4_IFADDR-1) | 1<<(unix.RTNLGRP_IPV6_IFADDR-1)
 
 // hostLink is a link of this host that leads to a network: it is up and has an address others could know. The ends of
 // pods' links have none.
@@ -22,23 +31,72 @@ type hostLink struct {
 	addrs []netip.Prefix // with the network's length
 }
 
-// hostLinks reads this host's links, at most so often.
+func (l hostLink) equal(o hostLink) bool {
+	return l.name == o.name && l.mtu == o.mtu && slices.Equal(l.addrs, o.addrs)
+}
+
+// hostLinks is the view of this host's links that every round of the loop asks for. While follow runs, the kernel's notifications
+// keep it; else it is read when it is asked for, and at most so often.
 type hostLinks struct {
-	mu    sync.Mutex
-	at    time.Time
-	links []hostLink
+	mu       sync.Mutex
+	followed bool
+	at       time.Time
+	links    []hostLink
 }
 
 func (h *hostLinks) get() []hostLink {
 	h.mu.Lock()
 	defer h.mu.Unlock()
-	if h.at.IsZero() || time.Since(h.at) > hostLinksAge {
-		if links, err := readHostLinks(); err == nil {
-			h.links = links
-		}
-		h.at = time.Now()
+	if !h.followed && (h.at.IsZero() || time.Since(h.at) > hostLinksAge) {
+		h.read()
 	}
 	return h.links
+}
+
+// read renews the view and reports whether it is another one.
+func (h *hostLinks) read() bool {
+	links, err := readHostLinks()
+	h.at = time.Now()
+	if err != nil || slices.EqualFunc(links, h.links, hostLink.equal) {
+		return false
+	}
+	h.links = links
+	return true
+}
+
+// follow keeps the view until ctx ends, and calls changed when it is another one. Where the kernel gives no notifications it
+// returns at once with the reason.
+func (h *hostLinks) follow(ctx context.Context, changed func()) error {
+	conn, err := netlinkconn.Dial(unix.NETLINK_ROUTE, &netlinkconn.Config{Groups: hostLinkGroups})
+	if err != nil {
+		return fmt.Errorf("no notifications of this host's links: %w", err)
+	}
+	defer context.AfterFunc(ctx, func() { conn.Close() })()
+	defer conn.Close()
+	follows := func(f bool) {
+		h.mu.Lock()
+		h.followed = f
+		h.mu.Unlock()
+	}
+	follows(true)
+	defer follows(false)
+	for { // the first look is at what changed before there were notifications
+		h.mu.Lock()
+		other := h.read()
+		h.mu.Unlock()
+		if other {
+			changed()
+		}
+		if _, err := conn.Receive(); err != nil && !errors.Is(err, unix.ENOBUFS) { // ENOBUFS: some were lost, and all is read anyway
+			if ctx.Err() != nil {
+				return nil
+			}
+			return fmt.Errorf("notifications of this host's links: %w", err)
+		}
+		if !wait(ctx, hostLinksGather) {
+			return nil
+		}
+	}
 }
 
 // readHostLinks asks for all addresses once and for the links that have one: a host has more pods than networks.

@@ -1,10 +1,13 @@
 package agent
 
 import (
+	"context"
+	"errors"
 	"fmt"
 	"net/netip"
 	"slices"
 	"testing"
+	"time"
 
 	"github.com/vishvananda/netlink"
 
@@ -57,4 +60,51 @@ func TestHostLinks(t *testing.T) {
 	if got := h.hostAddresses("skein0"); !slices.Equal(got, []netip.Addr{netip.MustParseAddr("192.168.7.14"), netip.MustParseAddr("2001:db8::7")}) {
 		t.Errorf("addresses %s", got)
 	}
+}
+
+// TestHostLinksAreFollowed: what changes is seen by the kernel's word, without anybody asking, and only what changes is told.
+func TestHostLinksAreFollowed(t *testing.T) {
+	n := testns.New(t, "linksfollow")
+	ctx, stop := context.WithCancel(t.Context())
+	var h hostLinks
+	changed := make(chan struct{}, 100)
+	ended := make(chan error, 1)
+	link := &netlink.Veth{LinkAttrs: netlink.LinkAttrs{Name: "eth0"}, PeerName: "eth0p"}
+	at, err := netlink.ParseAddr("192.168.7.14/24")
+	if err != nil {
+		t.Fatal(err)
+	}
+	n.Must("a link", func() error {
+		return errors.Join(netlink.LinkAdd(link), netlink.LinkSetUp(link), netlink.AddrAdd(link, at))
+	})
+	go n.Do(func() { ended <- h.follow(ctx, func() { changed <- struct{}{} }) })
+	await := func(what string, want int) {
+		t.Helper()
+		select {
+		case <-changed:
+		case <-time.After(5 * time.Second):
+			t.Fatalf("%s, and nobody is told", what)
+		}
+		if got := h.hostAddresses("skein0"); len(got) != want {
+			t.Fatalf("%s: %s", what, got)
+		}
+	}
+	await("there is an address", 1)
+	n.Must("the address goes", func() error { return netlink.AddrDel(link, at) })
+	await("the address is removed", 0)
+	n.Must("the address comes", func() error { return netlink.AddrAdd(link, at) })
+	await("the address is back", 1)
+	stop()
+	select {
+	case err := <-ended:
+		if err != nil {
+			t.Error(err)
+		}
+	case <-time.After(5 * time.Second):
+		t.Fatal("it goes on after its context")
+	}
+	if h.mu.Lock(); h.followed {
+		t.Error("nobody follows any more, and the view is never read again")
+	}
+	h.mu.Unlock()
 }

@@ -388,6 +388,7 @@ func (a *Agent) readTraffic(ctx context.Context) {
 // serve starts what runs beside the loop.
 func (a *Agent) serve(ctx context.Context) {
 	go a.watchState(ctx)
+	go a.followLinks(ctx)
 	go a.follow(ctx)
 	go a.serveRPC(ctx)
 	go a.announceSchema(ctx)
@@ -427,6 +428,13 @@ func (a *Agent) watchState(ctx context.Context) {
 			return
 		}
 		a.wakeUp()
+	}
+}
+
+// followLinks wakes the loop for every change of this host's links.
+func (a *Agent) followLinks(ctx context.Context) {
+	if err := a.links.follow(ctx, a.wakeUp); err != nil {
+		a.log.Warn("links are read twice a second instead", "err", err)
 	}
 }
 
