@@ -30,6 +30,7 @@ import (
 	"github.com/skeinmesh/skein/gossip/candidate/reflexive"
 	"github.com/skeinmesh/skein/gossip/candidate/stunserver"
 	"github.com/skeinmesh/skein/identity"
+	"github.com/skeinmesh/skein/internal/lag"
 	"github.com/skeinmesh/skein/relay"
 )
 
@@ -97,6 +98,7 @@ type Agent struct {
 	journal     *journal.Journal
 	plane       *plane.Plane
 	links       hostLinks
+	lag         lag.Meter                         // how late this process wakes
 	pods        *pods                             // nil: this node only relays
 	podsDone    chan struct{}                     // closed when nothing is given to pods any more
 	egress      egressRoom                        // nil: this node only relays

@@ -29,6 +29,7 @@ import (
 const (
 	subjectDiscovery = "discovery by " // and the step's source
 	firmware         = "/sys/class/dmi/id"
+	lateForNAT       = 200 * time.Millisecond
 )
 
 // openDiscovery prepares the search for this host's own addresses, and on public hosts the STUN server
@@ -117,6 +118,13 @@ func (a *Agent) followAddresses(ctx context.Context) {
 		a.loop.reopen = time.Now().Add(reopenEvery)
 	}
 	a.report("public host", warning, message, "this host is public and offers others nothing: free the port, or set another one in the configuration")
+}
+
+// doubtNAT has the NAT looked at again, since a direct path has died. Where this host itself is late, that is no sign of another NAT.
+func (a *Agent) doubtNAT() {
+	if a.lag.Late(time.Now()) < lateForNAT {
+		a.reflexive.Doubt()
+	}
 }
 
 // onStun hands STUN answers that came to WireGuard's port to whoever asked. Requests get no answer there: strangers hear nothing from

@@ -28,6 +28,7 @@ import (
 const (
 	trafficEvery = 250 * time.Millisecond // how soon a peer that begins to talk gets heartbeats
 	manyPeers    = 1000                   // for each so many once more
+	lazyFrom     = 24                     // so many members, this one included, have too many pairs to keep a path for each
 	syncSpacing  = 5 * time.Millisecond   // gathers wake-ups that come together
 	tickEvery    = time.Second
 	reopenEvery  = 5 * time.Second // until a port that is taken is tried again
@@ -117,12 +118,23 @@ func (a *Agent) loopUntil(ctx context.Context) (downOrder, error) {
 		pathChanged, count = a.paths.Changed(), a.paths.Count()
 	}
 	a.wakeUp()
+	var pace syncPace
+	due := time.NewTimer(time.Hour)
+	defer due.Stop()
 	for {
+		urgent := false
 		select {
 		case <-ctx.Done():
 			return downOrder{}, nil
 		case order := <-a.down:
 			return order, nil
+		case <-due.C:
+			began := time.Now()
+			if err := a.sync(ctx); err != nil {
+				return downOrder{}, err
+			}
+			pace.ran(began, time.Now())
+			continue
 		case <-traffic.C:
 			// In a large mesh less often: each reading costs in proportion to its peers.
 			if a.loop.skipped++; a.loop.skipped > min(len(a.loop.members)/manyPeers, 3) {
@@ -134,6 +146,7 @@ func (a *Agent) loopUntil(ctx context.Context) (downOrder, error) {
 			continue
 		case <-a.gossip.Changed():
 		case <-pathChanged:
+			urgent = true
 			a.retryRelays()
 		case <-a.pool.Changed():
 			if a.paths != nil {
@@ -144,14 +157,43 @@ func (a *Agent) loopUntil(ctx context.Context) (downOrder, error) {
 			a.inquire(ctx)
 		case <-a.wake:
 		}
-		if !wait(ctx, syncSpacing) {
-			return downOrder{}, nil
-		}
-		if err := a.sync(ctx); err != nil {
-			return downOrder{}, err
-		}
+		due.Reset(pace.next(time.Now(), urgent))
 	}
 }
+
+// syncPace spaces the rounds of the loop by what they take: all of them together get a tenth of the time at most, and those that a
+// changed path asks for a third. A host that has too much to do takes longer for each round, and so does fewer.
+type syncPace struct {
+	ended time.Time
+	took  time.Duration
+	due   time.Time // the round that is planned; zero: none
+}
+
+const (
+	syncShare       = 9 // a round is followed by so many times its time without one
+	syncUrgentShare = 2
+	syncLatest      = time.Second // and by no more than this
+	syncUrgentBy    = 150 * time.Millisecond
+)
+
+// next is how long to wait for the round that is asked for now.
+func (p *syncPace) next(now time.Time, urgent bool) time.Duration {
+	rest := min(syncShare*p.took, syncLatest)
+	if urgent {
+		rest = min(syncUrgentShare*p.took, syncUrgentBy)
+	}
+	at := p.ended.Add(rest)
+	if soonest := now.Add(syncSpacing); at.Before(soonest) {
+		at = soonest
+	}
+	if p.due.IsZero() || at.Before(p.due) {
+		p.due = at
+	}
+	return max(p.due.Sub(now), 0)
+}
+
+// ran takes a round that was done.
+func (p *syncPace) ran(began, ended time.Time) { *p = syncPace{ended: ended, took: ended.Sub(began)} }
 
 // retryRelays dials the relays anew that have just been reached directly: they are back.
 func (a *Agent) retryRelays() {
@@ -243,6 +285,7 @@ func (a *Agent) syncState() error {
 		if a.cfg.DirectRetryIntervalSeconds > 0 {
 			s.DirectRetry = seconds(a.cfg.DirectRetryIntervalSeconds)
 		}
+		s.Lazy = a.cfg.LazyPaths != "off" && len(now) >= lazyFrom
 		a.guessSettings(set, &s)
 		a.paths.SetSettings(s)
 	}

@@ -292,8 +292,8 @@ func (a *Agent) openPaths(ctx context.Context) error {
 	a.openGuessing(ctx)
 	a.paths = path.NewManager(path.Config{
 		Self: a.id, Prober: pinger{a}, Signal: a.sendSignal, Relays: a.pool, Journal: a.journal, Log: a.log,
-		Ports: a.pool, OnLost: func(identity.ID) { a.reflexive.Doubt() },
-		Guess: a.guessPorts,
+		Ports: a.pool, OnLost: func(identity.ID) { a.doubtNAT() },
+		Guess: a.guessPorts, Lag: &a.lag,
 	})
 	if err := a.openDiscovery(); err != nil {
 		return err

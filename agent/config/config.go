@@ -47,6 +47,7 @@ type Config struct {
 	Peers                      map[string]Peer `yaml:"peers"` // by name
 	HandshakeTimeoutSeconds    uint32          `yaml:"handshakeTimeoutSeconds"`
 	DirectRetryIntervalSeconds uint32          `yaml:"directRetryIntervalSeconds"`
+	LazyPaths                  string          `yaml:"lazyPaths"` // auto | off
 
 	EmptyBlockSeconds uint32 `yaml:"emptyBlockSeconds"` // of a pool, beyond the spare, before it goes back
 
@@ -159,6 +160,7 @@ func Default() Config {
 		EmptyBlockSeconds: 300,
 		RelayLimits:       RelayLimits{MemoryMiB: 256, ClientStreams: 128, Sessions: 4096},
 		NatTraversal:      NatTraversal{PortGuessing: "enabled", IMDS: Auto},
+		LazyPaths:         Auto,
 		Dataplane:         Dataplane{WireGuard: Auto, Link: "skein0", Relay: Auto, FoU: Auto},
 		Overlay:           Overlay{IPv4: "10.4.0.0/16"},
 		StateDir:          DefaultStateDir,
@@ -216,6 +218,7 @@ func (c *Config) Check() error {
 		{"natTraversal.imds", c.NatTraversal.IMDS, "auto true false"},
 		{"natTraversal.birthdayAttack", c.NatTraversal.BirthdayAttack, " enabled disabled"},
 		{"natTraversal.portGuessing", c.NatTraversal.PortGuessing, "enabled disabled"},
+		{"lazyPaths", c.LazyPaths, "auto off"},
 		{"log.level", c.Log.Level, "debug info warn error"},
 		{"log.format", c.Log.Format, "text json"},
 	} {

@@ -42,7 +42,13 @@ func (s *step) busy() bool {
 }
 
 // rto is how long an answer may take.
-func (s *step) rto() time.Duration { return min(max(s.SRTT+4*s.RTTVar, rtoMin), rtoMax) }
+func (s *step) rto() time.Duration {
+	return min(max(s.SRTT+4*s.RTTVar, rtoMin)+s.lateness(), rtoMax)
+}
+
+// lateness is how much later than the network's delay an answer may be seen on a host that has too much to do: the clock is to
+// blame before the path is. The peer may be on such a host, too, hence twice.
+func (s *step) lateness() time.Duration { return min(2*s.Late, slackMax) }
 
 // overdue counts pings whose answers should have come.
 func (s *step) overdue() int {
@@ -67,7 +73,7 @@ func (s *step) patience() time.Duration {
 	if s.now.Before(s.SlackUntil) {
 		patience += s.Slack
 	}
-	return patience
+	return patience + s.lateness()
 }
 
 func (s *step) dead() bool {

@@ -10,6 +10,14 @@ func (s *step) startBurst(punch bool) {
 		s.NextRetry = time.Time{}
 		return
 	}
+	if s.asleep() {
+		s.sleep()
+		return
+	}
+	s.Idle = false
+	if s.waits(punch) {
+		return
+	}
 	active := s.active()
 	for i := range s.Probes {
 		p := &s.Probes[i]
@@ -29,6 +37,21 @@ func (s *step) startBurst(punch bool) {
 	if punch {
 		s.punch(false)
 	}
+}
+
+// waits reports whether a burst has to wait for the manager's leave. A large mesh has so many pairs that they take turns; a pair that no
+// relay carries meanwhile does not wait.
+func (s *step) waits(punch bool) bool {
+	if !s.Settings.Lazy || s.allowed || s.Relay.ID.IsZero() {
+		return false
+	}
+	s.NextRetry = time.Time{}
+	s.WishPunch = punch || s.Wishes && s.WishPunch
+	if !s.Wishes {
+		s.Wishes = true
+		s.actions = append(s.actions, Action{Kind: ActionBurst})
+	}
+	return true
 }
 
 // retryDelay grows from attempt to attempt, up to the setting.

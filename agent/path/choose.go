@@ -163,11 +163,13 @@ func (s *step) ruleWithoutDirect() string {
 	switch {
 	case !s.Known:
 		return "no-record"
+	case s.Idle:
+		return "idle"
 	case s.Lost != "":
 		return "direct-dead"
 	case !s.Plan.Probe:
 		return s.Plan.Rule
-	case s.Unready || s.now.Before(s.BurstTo):
+	case s.Unready || s.Wishes || s.now.Before(s.BurstTo):
 		return "relay-first"
 	}
 	return "no-answer"
@@ -182,6 +184,8 @@ func (s *step) reasonWithoutDirect(rule string) string {
 		text = s.Lost
 	case "peer-away":
 		return "The peer's agent answers no ping and has no session with a relay. Its tunnel may live all the same, so the last endpoint that worked stays."
+	case "idle":
+		text = "There is no traffic: the first packet goes by the relay, and begins the search for a direct path."
 	case "relay-first":
 		text = "Direct paths are being probed."
 	case "no-answer":

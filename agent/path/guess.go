@@ -211,6 +211,8 @@ func (s *step) guessWake() time.Time {
 		return g.Since.Add(guessLost)
 	case s.Relay.ID.IsZero():
 		return time.Time{} // nothing carries the request to the peer
+	case s.asleep():
+		return time.Time{} // nothing would use it
 	}
 	at := later(g.Next, s.Now)
 	if s.Plan.Probe {

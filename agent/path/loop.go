@@ -24,10 +24,12 @@ type owned struct {
 	crowd    int                 // the most there were in pings
 	unready  map[identity.ID]bool
 	spare    []event
-	punches  []signalTo // of this turn
-	dirty    bool       // some path changed
-	stale    bool       // only an RTT or a reason changed
-	built    time.Time  // when Paths was last built
+	punches  []signalTo    // of this turn
+	turns    turns         // of bursts
+	late     time.Duration // as the machines know it
+	dirty    bool          // some path changed
+	stale    bool          // only an RTT or a reason changed
+	built    time.Time     // when Paths was last built
 }
 
 type pinged struct {
@@ -80,13 +82,14 @@ func (m *Manager) loop(ctx context.Context) {
 		// What has arrived comes before what is due: an answer that waits must not look like a missing one.
 		m.drain()
 		m.due()
+		m.takeTurns()
 		m.publish()
 		m.signal() // after publish, so that no punch takes the path that has just died
+		now, next := m.cfg.Clock(), time.Hour
 		if len(m.o.timers) > 0 {
-			timer.Reset(max(m.o.timers[0].wake.Sub(m.cfg.Clock()), 0))
-		} else {
-			timer.Reset(time.Hour)
+			next = max(m.o.timers[0].wake.Sub(now), 0)
 		}
+		timer.Reset(min(next, m.o.turns.next(now)))
 		select {
 		case <-ctx.Done():
 			return
@@ -153,6 +156,7 @@ func (m *Manager) handle(e event) {
 func (m *Manager) due() {
 	now := m.cfg.Clock()
 	if len(m.o.timers) > 0 && !m.o.timers[0].wake.After(now) {
+		m.cfg.Lag.Note(m.o.timers[0].wake, now)
 		for len(m.o.timers) > 0 && m.o.timers[0].wakes(now, len(m.o.woken)) {
 			m.o.woken = append(m.o.woken, heap.Pop(&m.o.timers).(*peer))
 		}
@@ -204,6 +208,8 @@ func (m *Manager) step(p *peer, now time.Time, in Input) {
 			} else if m.cfg.Ports != nil {
 				m.cfg.Ports.GiveUpReservation(a.Relay, next.Peer)
 			}
+		case ActionBurst:
+			m.o.turns.waiting = append(m.o.turns.waiting, p)
 		case ActionWake:
 			m.schedule(p, a.At, a.Early)
 		}

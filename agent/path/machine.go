@@ -41,9 +41,15 @@ type Machine struct {
 	BurstTo    time.Time // when it can bring no more answers
 	NextRetry  time.Time // next burst; zero: none wanted
 	Retries    int
-	PunchAt    time.Time // last punch sent
-	InvitedAt  time.Time // last burst that a punch of the peer began
-	AwaySince  time.Time // when the relays began to call the peer absent
+	PunchAt    time.Time     // last punch sent
+	InvitedAt  time.Time     // last burst that a punch of the peer began
+	AwaySince  time.Time     // when the relays began to call the peer absent
+	RelaySince time.Time     // when the relay came or went; at first: when the machine was made
+	Wishes     bool          // a burst is wanted, and begins when the manager allows it
+	WishPunch  bool          // with a punch
+	AwakenedAt time.Time     // the peer's last wish to be probed
+	Idle       bool          // without traffic: no direct path is looked for
+	Late       time.Duration // how late this process lately woke
 
 	// Of the peer's agent and tunnel, which may die apart.
 	AgentAt    time.Time      // last word of the agent: ping, pong or punch
@@ -107,13 +113,14 @@ type Probe struct {
 
 // NewMachine is the machine of a peer of which nothing is known yet.
 func NewMachine(self, peer identity.ID, now time.Time) Machine {
-	return Machine{SelfID: self, Peer: peer, Now: now, Path: Path{Since: now, Rule: "no-record", Reason: "Nothing has been heard of this peer yet."}}
+	return Machine{SelfID: self, Peer: peer, Now: now, RelaySince: now, Path: Path{Since: now, Rule: "no-record", Reason: "Nothing has been heard of this peer yet."}}
 }
 
 // step is one Step in the making.
 type step struct {
 	Machine
 	now     time.Time
+	allowed bool           // a burst may begin
 	fresh   netip.AddrPort // endpoint that answered in this step, if any
 	sent    time.Time      // when the answered ping was sent
 	actions []Action
@@ -198,6 +205,13 @@ func (s *step) take(in Input) {
 	case InputReady:
 		s.Unready = false
 		s.restart()
+	case InputLate:
+		s.Late = in.RTT
+	case InputGo:
+		if s.Wishes {
+			s.Wishes, s.allowed = false, true
+			s.startBurst(s.WishPunch)
+		}
 	}
 }
 
@@ -234,6 +248,9 @@ func (s *step) takeSettings(n Settings) {
 func (s *step) takeRelay(r RelayChoice) {
 	old := s.Relay
 	s.Relay = r
+	if old.ID.IsZero() != r.ID.IsZero() {
+		s.RelaySince = s.now
+	}
 	if r.Absent && !old.Absent {
 		s.AwaySince = s.now
 	}
@@ -371,6 +388,7 @@ func (s *step) takePunch(addrs []netip.AddrPort, reply bool) {
 	if s.Unready {
 		return // this end begins when it can
 	}
+	s.AwakenedAt, s.Idle = s.now, false
 	if s.now.Sub(s.BurstAt) >= punchGap || s.BurstAt.IsZero() {
 		s.InvitedAt = s.now
 		s.startBurst(false)

@@ -10,6 +10,7 @@ import (
 
 	skeinv1 "github.com/skeinmesh/skein/api/skein/v1"
 	"github.com/skeinmesh/skein/identity"
+	"github.com/skeinmesh/skein/internal/lag"
 )
 
 // Prober sends an authenticated ping from WireGuard's port. It must not block.
@@ -53,6 +54,7 @@ type Config struct {
 	Ports   Ports                                           // nil: relays reserve no ports
 	OnLost  func(peer identity.ID)                          // a direct path has died; must not block. nil: nobody wants to know
 	Clock   func() time.Time                                // nil: time.Now
+	Lag     *lag.Meter                                      // how late this process wakes, told and asked; nil: it never is
 	Log     *slog.Logger                                    // nil: slog.Default()
 }
 

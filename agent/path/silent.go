@@ -13,6 +13,7 @@ import (
 // takeTraffic takes what WireGuard carried since the reading before: where it heard the peer, if it did.
 func (s *step) takeTraffic(from netip.AddrPort, since time.Time) {
 	s.BusyUntil, s.TrafficAt = later(s.BusyUntil, s.now.Add(busyFor)), s.now
+	s.awaken()
 	switch {
 	case !from.IsValid():
 		if s.Mute.IsZero() {

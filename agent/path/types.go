@@ -112,6 +112,7 @@ type Settings struct {
 	Keepalive   time.Duration  // between pings on an idle direct path
 	Exclude     []netip.Prefix // addresses inside the tunnel: never an endpoint
 	MTU         int            // largest packet of the tunnel; 0: it is not tried what paths carry
+	Lazy        bool           // pairs without traffic stay with a relay
 
 	NoGuessing    bool            // ports are never guessed on this host
 	BirthdayBoth  bool            // two symmetric NATs guess at both ends
@@ -119,7 +120,7 @@ type Settings struct {
 }
 
 func (s Settings) equal(o Settings) bool {
-	return s.DirectRetry == o.DirectRetry && s.Keepalive == o.Keepalive && s.MTU == o.MTU && slices.Equal(s.Exclude, o.Exclude) && s.sameGuessing(o)
+	return s.DirectRetry == o.DirectRetry && s.Keepalive == o.Keepalive && s.MTU == o.MTU && s.Lazy == o.Lazy && slices.Equal(s.Exclude, o.Exclude) && s.sameGuessing(o)
 }
 
 func (s Settings) sameGuessing(o Settings) bool {
@@ -154,9 +155,11 @@ const (
 	InputGuess                         // Guess: what became of guessing ports; Endpoint: a hit
 	InputReserved                      // Relay.ID, Endpoint: the port that a relay has reserved, Reply: it carries; without Endpoint, Error: there is none
 	InputReady                         // the prober has the peer's key: pings can be sent and answered
+	InputGo                            // the burst that was asked for may begin
+	InputLate                          // RTT: how late this process lately woke
 )
 
-var inputNames = [...]string{"tick", "self", "record", "relay", "settings", "network", "probe_ok", "ping_received", "punch", "traffic", "probe_lost", "endpoint_seen", "adopted", "guess", "reserved", "ready"}
+var inputNames = [...]string{"tick", "self", "record", "relay", "settings", "network", "probe_ok", "ping_received", "punch", "traffic", "probe_lost", "endpoint_seen", "adopted", "guess", "reserved", "ready", "go", "late"}
 
 // String is the kind as the journal keeps it.
 func (k InputKind) String() string {
@@ -195,6 +198,7 @@ const (
 	ActionReserve                    // ask Relay to reserve a port
 	ActionPortDeaf                   // tell Relay that nothing comes through its port
 	ActionGiveBack                   // let Relay have its port back
+	ActionBurst                      // say InputGo when there is room for another burst
 	ActionWake                       // call Step with a tick at At, or Early before; replaces the earlier wish
 )
 
@@ -233,6 +237,8 @@ func (a Action) String() string {
 		return "nothing comes through the port of relay " + a.Relay.String()
 	case ActionGiveBack:
 		return "give back the port of relay " + a.Relay.String()
+	case ActionBurst:
+		return "burst"
 	case ActionWake:
 		return "wake " + a.At.Format("15:04:05.000")
 	}

@@ -1,0 +1,49 @@
+package path
+
+import "time"
+
+// In a large mesh most pairs of nodes never talk. A pair without traffic stays in a relay's session, which costs nothing until
+// there is a packet: no direct path is looked for, no port is guessed. WireGuard's endpoint of such a peer is a port of this agent, so
+// that the first packet goes by the relay at once, and is what wakes the pair. What is known to work is kept.
+
+const (
+	awakeFor   = 30 * time.Second // after traffic, and after the peer asked to be probed
+	lazyWithin = 8 * time.Second  // how long a pair without traffic waits for a relay before it looks for a direct path instead
+)
+
+// asleep reports whether nothing is to be done for the pair.
+func (s *step) asleep() bool {
+	if !s.Settings.Lazy || s.direct() >= 0 || s.now.Before(s.awakeUntil()) {
+		return false
+	}
+	return !s.Relay.ID.IsZero() || s.now.Before(s.RelaySince.Add(lazyWithin))
+}
+
+// awakeUntil is when the pair falls asleep if nothing else happens; zero: it is.
+func (s *step) awakeUntil() time.Time {
+	at := s.AwakenedAt
+	if s.TrafficAt.After(at) {
+		at = s.TrafficAt
+	}
+	if at.IsZero() {
+		return at
+	}
+	return at.Add(awakeFor)
+}
+
+// sleep is what startBurst does instead for a pair that is asleep: it looks again when no relay has come.
+func (s *step) sleep() {
+	s.Idle, s.NextRetry = true, time.Time{}
+	if s.Relay.ID.IsZero() {
+		s.NextRetry = s.RelaySince.Add(lazyWithin)
+	}
+}
+
+// awaken begins for a pair that was asleep what had been left.
+func (s *step) awaken() {
+	if !s.Idle {
+		return
+	}
+	s.Idle = false
+	s.restart()
+}

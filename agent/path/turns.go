@@ -1,0 +1,66 @@
+package path
+
+import (
+	"slices"
+	"time"
+)
+
+// burstsMax is how many peers of a large mesh may be looked for at a time; half as many for each step that this process is late.
+const burstsMax = 16
+
+// turns are the bursts of a large mesh: as many at a time as this host can bear, the others in the order in which they were asked for.
+type turns struct {
+	waiting []*peer
+	running []*peer
+}
+
+// room is how many bursts may run where the process is so late.
+func room(late time.Duration) int {
+	n := burstsMax
+	for late > lateStep/2 && n > 1 {
+		n, late = n/2, late/2
+	}
+	return n
+}
+
+const lateStep = 50 * time.Millisecond
+
+// next is when a burst ends for which another waits.
+func (t *turns) next(now time.Time) time.Duration {
+	wait := time.Hour
+	if len(t.waiting) > 0 {
+		for _, p := range t.running {
+			wait = min(wait, p.machine.BurstTo.Sub(now))
+		}
+	}
+	return max(wait, 0)
+}
+
+// takeTurns tells the machines how late this process is, and lets the next bursts begin.
+func (m *Manager) takeTurns() {
+	now := m.cfg.Clock()
+	if late := m.cfg.Lag.Level(now); late != m.o.late {
+		m.o.late = late
+		m.broadcast(now, Input{Kind: InputLate, RTT: late})
+	}
+	t := &m.o.turns
+	if len(t.waiting) == 0 && len(t.running) == 0 {
+		return
+	}
+	t.running = slices.DeleteFunc(t.running, func(p *peer) bool {
+		return !p.machine.BurstTo.After(now) || p.machine.direct() // what it was for is found
+	})
+	for len(t.waiting) > 0 && len(t.running) < room(m.o.late) {
+		p := t.waiting[0]
+		t.waiting[0], t.waiting = nil, t.waiting[1:]
+		if m.o.peers[p.machine.Peer] != p {
+			continue // it has left the mesh
+		}
+		m.step(p, now, Input{Kind: InputGo})
+		if p.machine.BurstTo.After(now) {
+			t.running = append(t.running, p)
+		}
+	}
+}
+
+func (m *Machine) direct() bool { return m.Path.Kind == Direct && m.Path.Alive }
