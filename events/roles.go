@@ -109,7 +109,7 @@ var Rules = []Rule{
 	{"assign_slot", No, No, Yes, "the leader's own"},
 	{"release_slot", No, No, Yes, "the leader's own"},
 	{"drain_node", Own, Yes, Yes, ""},
-	{"repair_clock", No, No, Yes, "on the server whose clock it sets the log's time to"},
+	{"repair_clock", No, No, Yes, "by any of them; the log's time becomes the leader's clock"},
 	{"set_admin", No, Yes, Yes, "`skein node grant` and `withdraw`"},
 	{"introduce_roles", No, No, Yes, "the leader's own, in a cluster that is older than roles"},
 }
