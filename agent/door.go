@@ -17,7 +17,7 @@ const (
 	doorRate          = 50 // new connections a second from one source
 	doorBurst         = 200
 	doorJoins         = 128  // joins under way at a time, of those that are past the handshake
-	doorJoinsReserve  = 128  // more, for sources with fewer than doorFew: four addresses shall not keep everybody else out
+	doorJoinsReserve  = 128  // more, for sources with fewer than doorFew: a few addresses keep nobody out
 	doorJoinsSource   = 32   // of one source
 	doorSources       = 1024 // remembered before those that are quiet are forgotten
 	doorSourcesAtMost = 1 << 16

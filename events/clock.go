@@ -12,8 +12,8 @@ import (
 // clockGood is how near the log's time is to the leader's clock when there is nothing to repair.
 const clockGood = time.Second
 
-// repairClock sets the log's time to the command's, which is the leader's clock here and nothing else. With nothing to repair the
-// command's time must not go back either: ClockRepaired alone may.
+// repairClock sets the log's time to the command's, which is the leader's clock here and nothing else. With nothing to
+// repair the time stays or goes forward: no event but ClockRepaired may be earlier than the one before it.
 func (d *decision) repairClock() error {
 	off := time.Duration(d.s.Time() - d.c.GetTime())
 	switch {

@@ -306,8 +306,8 @@ func TestRolesAreIntroducedOnce(t *testing.T) {
 	}
 }
 
-// TestJoiningAgainInAnothersName: whoever knows a token, also a used-up one, can hand on an admission of any member. Its key and
-// what it folds change only by the word of a server, which has seen the member prove its identity.
+// TestJoiningAgainInAnothersName: whoever knows a token, also a used-up one, can hand on an admission of any member. Its
+// key and what it folds change only by the word of a server, which has seen the member prove its identity.
 func TestJoiningAgainInAnothersName(t *testing.T) {
 	w := roleWorld(t)
 	before := w.s.Node(idOf("other"))
@@ -330,7 +330,8 @@ func TestJoiningAgainInAnothersName(t *testing.T) {
 	}
 	w.must(again("server", newKey))
 	w.must(again("server", func(n *skeinv1.NewNode) { newKey(n); newSchemas(n) }))
-	if n := w.s.Node(idOf("other")); string(n.GetWireguardKey()) != string(key("wireguard", "mine")) || n.GetMaxSchema() != 7 {
+	n := w.s.Node(idOf("other"))
+	if string(n.GetWireguardKey()) != string(key("wireguard", "mine")) || n.GetMaxSchema() != 7 {
 		t.Errorf("by a server it is %v", n)
 	}
 }
