@@ -226,8 +226,10 @@ func (s *Service) Subscribe(ctx context.Context, r *skeinv1.SubscribeRequest, ou
 			}
 			checked = true
 		}
-		if at, err = s.sendNews(at, send); err != nil {
-			return err
+		if checked { // this server may have got there since it looked
+			if at, err = s.sendNews(at, send); err != nil {
+				return err
+			}
 		}
 		changed := make(chan struct{})
 		wait, stop := context.WithCancel(ctx)
