@@ -53,7 +53,7 @@ func number10(s string) bool { return s != "" && strings.Trim(s, "0123456789") =
 // number is that of a namespace's local addresses: the one in its file's name, else the lowest that is free. The caller has mu.
 func (g *Gateways) number(ref Ref) int {
 	taken := map[int]bool{}
-	for _, r := range g.rooms {
+	for _, r := range g.served {
 		taken[r.number] = true
 	}
 	files, _ := egressns.Files(g.cfg.Dir)
@@ -97,8 +97,8 @@ func (g *Gateways) clientsFiles(number int, ref Ref) (file, former string) {
 }
 
 // removeClients forgets an egress's clients on disk.
-func (r *room) removeClients() {
-	for _, f := range []string{r.known, r.formerKnown} {
+func (gw *gateway) removeClients() {
+	for _, f := range []string{gw.known, gw.formerKnown} {
 		if f != "" {
 			_ = os.Remove(f) // of an egress that is gone: the next of that name reads what its clients' nodes say
 		}

@@ -93,18 +93,18 @@ func TestFilesOfNamespaces(t *testing.T) {
 
 // The addresses within a namespace follow from its number, so no two have the same.
 func TestNumbersOfNamespaces(t *testing.T) {
-	g := &Gateways{cfg: GatewaysConfig{Dir: t.TempDir()}, rooms: map[Ref]*room{}}
+	g := &Gateways{cfg: GatewaysConfig{Dir: t.TempDir()}, served: map[Ref]*gateway{}}
 	for want, taken := range [][]int{{}, {1}, {2, 1}, {1, 2, 4}} {
-		clear(g.rooms)
+		clear(g.served)
 		for i, n := range taken {
-			g.rooms[Ref{"x", string(rune('a' + i))}] = &room{number: n}
+			g.served[Ref{"x", string(rune('a' + i))}] = &gateway{number: n}
 		}
 		if n := g.number(Ref{"y", "z"}); n != min(want+1, 3) {
 			t.Errorf("with %v taken it is %d", taken, n)
 		}
 	}
 	for n := 1; n <= maxEgresses; n++ {
-		g.rooms[Ref{"x", fileName(n, Ref{})}] = &room{number: n}
+		g.served[Ref{"x", fileName(n, Ref{})}] = &gateway{number: n}
 	}
 	if n := g.number(Ref{"y", "z"}); n != 0 {
 		t.Errorf("with all taken it is %d", n)
@@ -129,7 +129,7 @@ func TestKernelHasTheAgreedSource(t *testing.T) {
 		{with("192.0.2.1", "192.0.2.2"), with("192.0.2.1", "192.0.2.3"), [2]bool{true, false}},
 		{with(), with("192.0.2.1"), [2]bool{false, true}},
 	} {
-		r := &room{has: c.has, egress: c.agreed, epochs: []uint64{7, 8}}
+		r := &gateway{has: c.has, egress: c.agreed, epochs: []uint64{7, 8}}
 		if got := [2]bool{r.current(0, 7), r.current(1, 8)}; got != c.want {
 			t.Errorf("%d: %v, want %v", i, got, c.want)
 		}
@@ -142,10 +142,10 @@ func TestKernelHasTheAgreedSource(t *testing.T) {
 // Only files of egresses that this node serves are kept when strays of a former run are removed, and none before it is known which
 // those are.
 func TestClientsOfStraysAreForgotten(t *testing.T) {
-	g := &Gateways{cfg: GatewaysConfig{Known: t.TempDir()}, rooms: map[Ref]*room{}}
-	mine := &room{g: g, number: 1, ref: Ref{"a", "served"}}
-	gone := &room{g: g, number: 2, ref: Ref{"a", "gone"}}
-	for _, r := range []*room{mine, gone} {
+	g := &Gateways{cfg: GatewaysConfig{Known: t.TempDir()}, served: map[Ref]*gateway{}}
+	mine := &gateway{g: g, number: 1, ref: Ref{"a", "served"}}
+	gone := &gateway{g: g, number: 2, ref: Ref{"a", "gone"}}
+	for _, r := range []*gateway{mine, gone} {
 		r.known, r.formerKnown = g.clientsFiles(r.number, r.ref)
 	}
 	for _, f := range []string{mine.known, mine.known + newSuffix, mine.formerKnown, gone.known, gone.known + newSuffix, gone.formerKnown} {
@@ -166,7 +166,7 @@ func TestClientsOfStraysAreForgotten(t *testing.T) {
 	if err := g.ForgetStrays(); err != nil || len(left()) != 6 {
 		t.Errorf("without an agreed state: %v, left are %v", err, left())
 	}
-	g.state, g.rooms[mine.ref] = events.NewState(), mine
+	g.state, g.served[mine.ref] = events.NewState(), mine
 	want := []string{filepath.Base(mine.known), filepath.Base(mine.known) + newSuffix, filepath.Base(mine.formerKnown)}
 	slices.Sort(want)
 	if err := g.ForgetStrays(); err != nil || !slices.Equal(left(), want) {
