@@ -57,6 +57,7 @@ type gateway struct {
 	done     uint64          // version that the kernel has
 	epochs   []uint64        // of its slots, as of egress
 	has      *skeinv1.Egress // as the kernel has it; nil: not known yet
+	unsure   map[int]bool    // slots whose source address in the kernel may be another than in has
 	err      error           // of the last try
 	notes    []string
 	changed  chan struct{} // closed at the next end of a try
@@ -71,7 +72,8 @@ type gateway struct {
 func newGateway(g *Gateways, ref Ref, number int) *gateway {
 	ctx, stop := context.WithCancel(context.Background())
 	gw := &gateway{g: g, ref: ref, number: number, file: g.namespaceFile(number, ref), pokes: make(chan struct{}, 1), stop: stop,
-		ended: make(chan struct{}), changed: make(chan struct{}), born: time.Now(), asked: 1}
+		ended: make(chan struct{}), changed: make(chan struct{}), born: time.Now(), asked: 1,
+		unsure: map[int]bool{}}
 	gw.known, gw.formerKnown = g.clientsFiles(number, ref)
 	gw.registry = gw.load()
 	go func() {
@@ -242,6 +244,7 @@ func (gw *gateway) apply() error {
 			}
 		}
 		spec := gw.spec(e)
+		gw.changing(e)
 		_, notes, err := ns.Apply(spec)
 		gw.mu.Lock()
 		gw.notes = notes
@@ -258,11 +261,24 @@ func (gw *gateway) apply() error {
 	gw.mu.Lock()
 	if gw.err = err; err == nil {
 		gw.done, gw.has = version, e
+		clear(gw.unsure)
 	}
 	close(gw.changed)
 	gw.changed = make(chan struct{})
 	gw.mu.Unlock()
 	return err
+}
+
+// changing notes that the kernel is about to get an egress's source addresses. Of a slot for which these are others than it has, it
+// may have either until that has succeeded: a change that fails may have been made in part.
+func (gw *gateway) changing(e *skeinv1.Egress) {
+	gw.mu.Lock()
+	defer gw.mu.Unlock()
+	for slot := range max(len(gw.has.GetAddresses()), len(e.GetAddresses())) {
+		if gw.has != nil && !slices.Equal(sources(gw.has, slot), sources(e, slot)) {
+			gw.unsure[slot] = true
+		}
+	}
 }
 
 // open makes or adopts the namespace and its queue.
@@ -338,7 +354,8 @@ func (gw *gateway) remove() {
 
 // current says that the kernel has the slot's source address as it is agreed for the epoch. The caller has mu.
 func (gw *gateway) current(slot int, epoch uint64) bool {
-	return slot < len(gw.epochs) && gw.epochs[slot] == epoch && gw.has != nil && slices.Equal(sources(gw.has, slot), sources(gw.egress, slot))
+	return slot < len(gw.epochs) && gw.epochs[slot] == epoch && gw.has != nil && !gw.unsure[slot] &&
+		slices.Equal(sources(gw.has, slot), sources(gw.egress, slot))
 }
 
 // begin starts a ticket, for packets that leave with the source address that is agreed in the epoch: the kernel has to have it.

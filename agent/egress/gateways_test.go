@@ -139,6 +139,40 @@ func TestKernelHasTheAgreedSource(t *testing.T) {
 	}
 }
 
+// While the kernel's source address of a slot is changed, and after a change that failed, nobody knows which one it has: no ticket
+// begins for that slot, also when the former address is agreed again meanwhile. The others go on.
+func TestNoTicketBeginsWhileTheSourceChanges(t *testing.T) {
+	with := func(addrs ...string) *skeinv1.Egress {
+		e := &skeinv1.Egress{}
+		for _, a := range addrs {
+			e.Addresses = append(e.Addresses, &skeinv1.EgressAddress{Ipv4: a})
+		}
+		return e
+	}
+	a, b := with("192.0.2.1", "192.0.2.9"), with("192.0.2.2", "192.0.2.9")
+	gw := &gateway{has: a, egress: a, epochs: []uint64{7, 8}, unsure: map[int]bool{}}
+	if gw.changing(with("192.0.2.1", "192.0.2.9")); !gw.current(0, 7) {
+		t.Error("no ticket begins while something else is changed")
+	}
+	gw.egress, gw.epochs = b, []uint64{9, 8}
+	gw.changing(b)
+	gw.egress, gw.epochs = a, []uint64{10, 8} // agreed again before b was done
+	if gw.current(0, 10) {
+		t.Error("a ticket begins though the kernel may have another source address")
+	}
+	if gw.changing(a); gw.current(0, 10) {
+		t.Error("a ticket begins while it is changed back")
+	}
+	if !gw.current(1, 8) {
+		t.Error("no ticket begins for a slot whose address stays")
+	}
+	more := with("192.0.2.1", "192.0.2.9", "192.0.2.3")
+	gw.egress, gw.epochs = more, []uint64{10, 8, 11}
+	if gw.changing(more); gw.current(2, 11) {
+		t.Error("a ticket begins while a slot gets its first address")
+	}
+}
+
 // Only files of egresses that this node serves are kept when strays of a former run are removed, and none before it is known which
 // those are.
 func TestClientsOfStraysAreForgotten(t *testing.T) {
