@@ -27,7 +27,7 @@ import (
 const (
 	// mendEvery is how often a gateway's namespace is compared with what is wanted when nobody says that it has changed.
 	mendEvery   = 10 * time.Second
-	retryAfter   = time.Second            // after an error
+	retryAfter  = time.Second            // after an error
 	askPatience = 250 * time.Millisecond // for the answer to a probe
 	newSuffix   = ".new"                 // of a file that is being written
 )

@@ -66,7 +66,7 @@ type Gateways struct {
 	announcer *announce.Announcer // nil: this node is no gateway, or cannot announce
 	state     *events.State
 	mtu       int
-	served     map[Ref]*gateway
+	served    map[Ref]*gateway
 	announced map[Slot]announcement
 	taken     map[Slot]taken // connections that came with a slot
 	problems  map[string]string

@@ -59,6 +59,31 @@ func sourcesIn(ops []op, have state, own ...netip.Addr) (c change) {
 	return c
 }
 
+// formerIn are the addresses that slots leave with in have and no more in w. It is for a table that is made anew, of which no step
+// tells what changes.
+func formerIn(w, have state, own ...netip.Addr) (former []netip.Addr) {
+	add := func(key string) {
+		if a, ok := netip.AddrFromSlice([]byte(key)); ok && !slices.Contains(own, a) && !slices.Contains(former, a) {
+			former = append(former, a)
+		}
+	}
+	for _, name := range []string{MapSource4, MapSource6} {
+		for slot, a := range have.sets[name].elements {
+			if w.sets[name].elements[slot] != a {
+				add(a)
+			}
+		}
+	}
+	for _, name := range []string{MapAddress4, MapAddress6} {
+		for a, slot := range have.sets[name].elements {
+			if w.sets[name].elements[a] != slot {
+				add(a)
+			}
+		}
+	}
+	return former
+}
+
 // change makes the first part of a change, and ends the leases of the slots, in one transaction. What was begun for them before
 // grants nothing any more.
 func (l *leases) change(c change) (int, error) {

@@ -86,6 +86,31 @@ func TestANewSourceEndsTheLease(t *testing.T) {
 	}
 }
 
+// A table that is made anew, because small steps failed before, gives a slot another source address: its connections end then, too.
+func TestANewSourceByANewTable(t *testing.T) {
+	s := newScene(t)
+	s.apply(aSpec())
+	next4 := netip.MustParseAddr("192.0.2.51")
+	route(s.target, next4.String()+"/32", "192.0.2.1", "lan0")
+	route(s.host, next4.String()+"/32", "", s.n.HostLink())
+	c := s.socket(client4)
+	s.grant(0, time.Minute)
+	if got := s.seen(c, target4); got != source4.String() {
+		t.Fatalf("the target sees %s, want %s", got, source4)
+	}
+	spec := aSpec()
+	spec.Slots[0].Source4 = next4
+	s.n.fails = 2
+	s.apply(spec)
+	if s.n.fails != 0 || len(s.n.former) > 0 {
+		t.Errorf("after %d failures connections of %v are left", s.n.fails, s.n.former)
+	}
+	s.grant(0, time.Minute)
+	if got := s.seen(c, target4); got != next4.String() {
+		t.Errorf("a connection of before leaves with %s, the slot has %s", got, next4)
+	}
+}
+
 // The namespace of an earlier version gets another name, and what it forwards goes on.
 func TestRename(t *testing.T) {
 	s := newScene(t)
