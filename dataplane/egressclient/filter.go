@@ -102,8 +102,19 @@ type filterState struct {
 	whole bool // as this package makes it
 }
 
+// How many elements go into one message, since an attribute is at most 64 KiB, and what all messages of a transaction need in bytes:
+// a client has up to 64 egresses of 64 slots each.
+const (
+	elementsPerMsg = 400
+	socketBuffer   = 4 << 20
+)
+
 func (f filter) dial() (*nftables.Conn, error) {
-	c, err := nftables.New(nftables.WithNetNSFd(int(f.ns)))
+	c, err := nftables.New(nftables.WithNetNSFd(int(f.ns)), nftables.WithSockOptions(func(c *netlink.Conn) error {
+		// Without CAP_NET_ADMIN over the host's first namespace the kernel grants less, which suffices for some thousand elements.
+		_, _ = c.SetReadBuffer(socketBuffer), c.SetWriteBuffer(socketBuffer)
+		return nil
+	}))
 	if err != nil {
 		return nil, fmt.Errorf("opening nftables in the network namespace: %w", err)
 	}
@@ -183,7 +194,11 @@ func (f filter) write(want Filter, have *filterState) (writes int, err error) {
 		c.DelTable(t)
 		c.AddTable(t)
 		for _, name := range []string{setEnds4, setEnds6, setLinks} {
-			if err := c.AddSet(ourSet(t, name), want.elements(name)); err != nil {
+			set := ourSet(t, name)
+			if err := c.AddSet(set, nil); err != nil {
+				return 0, err
+			}
+			if err := inParts(c.SetAddElements, set, want.elements(name)); err != nil {
 				return 0, err
 			}
 		}
@@ -215,13 +230,18 @@ func change(c *nftables.Conn, set *nftables.Set, have, want []nftables.SetElemen
 		}
 		return out
 	}
-	if gone := minus(have, want); len(gone) > 0 {
-		if err := c.SetDeleteElements(set, gone); err != nil {
+	if err := inParts(c.SetDeleteElements, set, minus(have, want)); err != nil {
+		return err
+	}
+	return inParts(c.SetAddElements, set, minus(want, have))
+}
+
+// inParts gives elements to do in several messages, or in none.
+func inParts(do func(*nftables.Set, []nftables.SetElement) error, set *nftables.Set, all []nftables.SetElement) error {
+	for part := range slices.Chunk(all, elementsPerMsg) {
+		if err := do(set, part); err != nil {
 			return err
 		}
-	}
-	if added := minus(want, have); len(added) > 0 {
-		return c.SetAddElements(set, added)
 	}
 	return nil
 }

@@ -245,6 +245,30 @@ func TestASlotMovesWithoutAGap(t *testing.T) {
 	}
 }
 
+// A client may use 64 egresses of 64 slots each, with an endpoint of each family: more than fit into one message to the kernel.
+func TestAsManyEndsAsAClientMayHave(t *testing.T) {
+	c, err := open(Options{NetNS: path(pod(t))}, func(string) (fou.Driver, error) { return &pairs{}, nil })
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer c.Close()
+	all := Filter{Links: []string{"eth0"}}
+	for i := range 64 * 64 {
+		all.Ends = append(all.Ends, netip.AddrFrom4([4]byte{10, 68, byte(i >> 8), byte(i)}), netip.AddrFrom16([16]byte{0xfd, 14: byte(i >> 8), 15: byte(i)}))
+	}
+	all.Ends = distinct(all.Ends, nil)
+	few := Filter{Ends: all.Ends[:2], Links: all.Links}
+	have := filterState{}
+	for i, want := range []Filter{all, few, all, {}} {
+		if _, err := c.filter.write(want, &have); err != nil {
+			t.Fatalf("%d: %d ends: %v", i, len(want.Ends), err)
+		}
+		if have, err = c.filter.read(); err != nil || !have.equal(want) && !want.empty() || have.there == want.empty() {
+			t.Fatalf("%d: of %d ends there are %d: %v", i, len(want.Ends), len(have.Ends), err)
+		}
+	}
+}
+
 // The host's own gateway is at a link beside the tunnel's.
 func TestWantFilter(t *testing.T) {
 	s := dataplane.ClientSpec{Uplink: "skein0", Links: []string{"sk0123456789ab"}, Ends: []netip.Addr{addr("10.68.0.2"), addr("10.68.0.1")}, Tunnels: []dataplane.ClientTunnel{tun("10.68.0.1")}}
