@@ -192,12 +192,17 @@ func (h *Holder) Read(round uint64, readings Readings, now time.Time) []Order {
 	return []Order{{Kind: DoGrant, Slot: h.slot, Epoch: k.epoch, Ticket: k.number}}
 }
 
-// Rest is what is left of the granted lease beyond its ticket, for an agent that ends: nobody prolongs it until the next one runs.
-func (h *Holder) Rest(now time.Time) (epoch uint64, ticket time.Duration, ok bool) {
+// restMargin is what the ticket for the rest of a lease is shorter than what is left: the second readings come after the first.
+const restMargin = time.Second
+
+// Rest says how long a ticket may be for what is left of the granted lease, as far as readings show, for an agent that ends: nobody
+// prolongs it until the next one runs. Like any further ticket it is granted by readings of after it was begun (Prolonging, Read).
+func (h *Holder) Rest(readings Readings, now time.Time) (epoch uint64, ticket time.Duration, ok bool) {
 	if h.state != Holding || h.mine != h.now.Epoch || !h.until.After(now) || !h.end.After(h.until) {
 		return 0, 0, false
 	}
-	return h.mine, h.end.Sub(now), true
+	left := min(h.end.Sub(now), TicketFor(h.now.Lease)-longestSince(h.before, readings)) - restMargin
+	return h.mine, left, left > h.until.Sub(now)
 }
 
 // opened lets the packets that wait go on, when nothing has to come before.

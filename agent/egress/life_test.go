@@ -37,6 +37,21 @@ type gate struct {
 	clocks    Clocks
 }
 
+// witness is another machine's clock.
+type witness struct {
+	id    identity.ID
+	began time.Time
+	read  chan struct{}
+}
+
+func (w *witness) Read(context.Context) Readings {
+	select {
+	case w.read <- struct{}{}:
+	default:
+	}
+	return Readings{w.id: {"boot", time.Since(w.began)}}
+}
+
 // alone runs a test once more in a process with network and mount namespaces of its own, and reports whether this is that one: gateways
 // write rules and links where they are, and work in many threads.
 func alone(t *testing.T) bool {
@@ -65,6 +80,7 @@ func newGate(t *testing.T, lease uint32) *gate {
 	g := &gate{t: t, dir: t.TempDir(), ref: Ref{"out", "x"}, state: events.NewState()}
 	one, two := bytes.Repeat([]byte{1}, 32), bytes.Repeat([]byte{3}, 32)
 	g.gw, g.other = identity.IDOf(one), identity.IDOf(two)
+	g.clocks = &witness{id: g.other, began: time.Now(), read: make(chan struct{}, 1)}
 	labels := map[string]string{"egress": "yes"}
 	const cluster, token = "00112233445566778899aabbccddeeff", "0011223344556677"
 	secret := bytes.Repeat([]byte{9}, 32)
@@ -235,6 +251,10 @@ func (g *gate) forward() {
 				g.t.Fatalf("the kernel does not forward: %v", gs.Problems())
 			}
 			within(g.t, "a lease is granted again", l.gave)
+		}
+		within(g.t, "another machine's clock is read", g.clocks.(*witness).read)
+		for range 4 { // one that was asked for after that
+			within(g.t, "a lease is granted once more", l.gave)
 		}
 	})
 	if left := g.lives(); left < 30*time.Second {

@@ -2,6 +2,7 @@ package egress
 
 import (
 	"context"
+	"slices"
 	"time"
 )
 
@@ -67,19 +68,33 @@ func (r *Renewer) read(ctx context.Context) {
 }
 
 // leave grants what is left of long leases, as tickets that nobody has to prolong: the next agent may take longer to begin than a
-// ticket lives.
+// ticket lives. Other machines' clocks have to prove first that this much is left: the machine may just have been continued.
 func (r *Renewer) leave() {
+	if r.cfg.Clocks == nil || !slices.ContainsFunc(sorted(r.holders), func(s Slot) bool { return r.holders[s].Long() }) {
+		return
+	}
+	ask := func() Readings {
+		ctx, cancel := context.WithTimeout(context.Background(), readFor)
+		defer cancel()
+		return r.cfg.Clocks.Read(ctx)
+	}
+	first := ask()
+	r.round++
 	for _, s := range sorted(r.holders) {
-		epoch, life, ok := r.holders[s].Rest(r.cfg.Now())
+		began := r.cfg.Now()
+		epoch, life, ok := r.holders[s].Rest(first, began)
 		if !ok {
 			continue
 		}
 		t, err := r.cfg.Kernel.Begin(s, epoch, life)
-		if err == nil {
-			err = r.cfg.Kernel.Grant(s, t)
-		}
 		if err != nil {
 			r.cfg.Log.Warn("the slot's lease ends with its ticket", "slot", s.String(), "err", err)
+			continue
 		}
+		r.holders[s].Prolonging(r.round, epoch, t, began, life)
+	}
+	second := ask()
+	for _, s := range sorted(r.holders) {
+		r.do(r.holders[s].Read(r.round, second, r.cfg.Now()))
 	}
 }
