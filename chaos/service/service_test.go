@@ -24,6 +24,13 @@ import (
 
 const dropIns = "/etc/systemd/system/skein.service.d/"
 
+// What docs/security.md promises of systemd's figure for the exposure of the service: with the unit alone, and with a drop-in.
+const (
+	unitExposure   = 4.2
+	podsExposure   = 4.8
+	egressExposure = 6.2
+)
+
 // scene is a host with the service and one other node.
 type scene struct {
 	*machine
@@ -164,7 +171,7 @@ func rights(t *testing.T, s *scene) {
 			t.Errorf("%s is %x, want %x", set, have, netAdmin|netRaw)
 		}
 	}
-	s.exposure(t, 4.2)
+	s.exposure(t, unitExposure)
 }
 
 // exposure holds systemd's figure against the greatest that is promised.
@@ -176,7 +183,7 @@ func (s *scene) exposure(t *testing.T, most float64) {
 		t.Fatalf("systemd-analyze security names no figure:\n%s", out)
 	}
 	t.Logf("systemd-analyze security: %s", m[1])
-	if figure, _ := strconv.ParseFloat(m[1], 64); figure > most {
+	if figure, err := strconv.ParseFloat(m[1], 64); err != nil || figure > most {
 		t.Errorf("exposure %s, at most %.1f is promised", m[1], most)
 	}
 }
@@ -254,7 +261,7 @@ func gateway(t *testing.T, s *scene) {
 	s.dropIn("egress")
 	s.peer.run("egress", "create", "out/nat", "--destination", outsideAddr+"/32", "--gateway-label", "egress=yes")
 	s.peer.leaves(serviceAddr)
-	s.exposure(t, 9)
+	s.exposure(t, egressExposure)
 	if own, host := s.run("readlink", "/proc/"+s.running("")+"/ns/mnt"), s.run("readlink", "/proc/1/ns/mnt"); own != host {
 		t.Error("the service has a mount namespace of its own: gateways' network namespaces would end with it")
 	}
@@ -316,7 +323,7 @@ func (s *scene) dropIn(name string) {
 func pods(t *testing.T, s *scene) {
 	s.run("rm", dropIns+"egress.conf")
 	s.dropIn("pods")
-	s.exposure(t, 9)
+	s.exposure(t, podsExposure)
 	s.run("skein", "cni", "install")
 	s.run("ip", "netns", "add", "one")
 	s.write("/run/two", []byte("unshare --net sleep 1000 >/dev/null 2>&1 &\necho $!\n"), 0o755)
