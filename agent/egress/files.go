@@ -13,8 +13,9 @@ import (
 
 const hashDigits = 32 // of an egress's name in that of a file
 
-// fileName is the name of an egress's files on this host: the number of its namespace, and a hash of its own name. So no name leads
-// out of the directory, whatever is in it, and none is too long. `skein egress show` says which file is whose.
+// fileName is the name of an egress's files on this host: the number of its namespace, and a hash of its own name. So
+// no name leads out of the directory, whatever is in it, and none is too long. `skein egress show` says which file is
+// whose.
 func fileName(number int, ref Ref) string {
 	return strconv.Itoa(number) + "-" + hashOf(ref)
 }
@@ -32,7 +33,8 @@ func formerName(number int, ref Ref) string {
 	return strconv.Itoa(number) + "." + ref.Namespace + "." + ref.Name
 }
 
-// parseFile reads the number in a file's name, and says whether the file is the egress's, by its present or its former name.
+// parseFile reads the number in a file's name, and says whether the file is the egress's, by its present or its former
+// name.
 func parseFile(name string, of Ref) (number int, its bool) {
 	text, hash, present := strings.Cut(name, "-")
 	if !present || len(hash) != hashDigits || !number10(text) {
@@ -50,7 +52,8 @@ func parseFile(name string, of Ref) (number int, its bool) {
 
 func number10(s string) bool { return s != "" && strings.Trim(s, "0123456789") == "" }
 
-// number is that of a namespace's local addresses: the one in its file's name, else the lowest that is free. The caller has mu.
+// number is that of a namespace's local addresses: the one in its file's name, else the lowest that is free. The caller
+// has mu.
 func (g *Gateways) number(ref Ref) int {
 	taken := map[int]bool{}
 	for _, r := range g.served {
@@ -72,8 +75,8 @@ func (g *Gateways) number(ref Ref) int {
 	return 0
 }
 
-// namespaceFile is where an egress's namespace is mounted. One that an earlier version made under the egress's own name gets the
-// present name: what it forwards goes on.
+// namespaceFile is where an egress's namespace is mounted. One that an earlier version made under the egress's own name
+// gets the present name: what it forwards goes on.
 func (g *Gateways) namespaceFile(number int, ref Ref) string {
 	file := filepath.Join(g.cfg.Dir, fileName(number, ref))
 	name := formerName(number, ref)
@@ -88,7 +91,8 @@ func (g *Gateways) namespaceFile(number int, ref Ref) string {
 	return file
 }
 
-// clientsFiles are the file with an egress's clients, and the one that an earlier version wrote; the latter may be empty.
+// clientsFiles are the file with an egress's clients, and the one that an earlier version wrote; the latter may be
+// empty.
 func (g *Gateways) clientsFiles(number int, ref Ref) (file, former string) {
 	if name := formerName(number, ref); name != "" {
 		former = filepath.Join(g.cfg.Known, name)

@@ -36,8 +36,9 @@ func (o outside) now() time.Duration {
 
 func (o outside) Read(context.Context) Readings { return Readings{o.id: {"outside", o.now()}} }
 
-// A whole machine, its kernel too, is stopped for longer than the lease and continued. Before that another machine's clock prolongs
-// the lease that no leader renews; after it the kernel forwards for what was left of one ticket, and no more.
+// A whole machine, its kernel too, is stopped for longer than the lease and continued. Before that another machine's
+// clock prolongs the lease that no leader renews; after it the kernel forwards for what was left of one ticket, and no
+// more.
 func TestAFrozenGuest(t *testing.T) {
 	if os.Getenv(kerneltest.Frozen) == "" {
 		t.Skip("a machine of its own is needed: the guest of the kernel tier")

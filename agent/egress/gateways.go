@@ -386,8 +386,8 @@ func (k kernel) Grant(slot Slot, t Ticket) error {
 	return r.grant(slot.Number, t)
 }
 
-// Drop succeeds where there is nothing: without a namespace nothing is forwarded. One that nobody looks after any more is there
-// until it is removed, and may forward until then.
+// Drop succeeds where there is nothing: without a namespace nothing is forwarded. One that nobody looks after any more
+// is there until it is removed, and may forward until then.
 func (k kernel) Drop(slot Slot) error {
 	defer k.g.wakeHost()
 	if r, err := k.gateway(slot); err == nil {

@@ -111,7 +111,8 @@ func TestNumbersOfNamespaces(t *testing.T) {
 	}
 }
 
-// No ticket begins before the kernel has the slot's source address as it is agreed, and only for the epoch in which that is.
+// No ticket begins before the kernel has the slot's source address as it is agreed, and only for the epoch in which
+// that is.
 func TestKernelHasTheAgreedSource(t *testing.T) {
 	with := func(addrs ...string) *skeinv1.Egress {
 		e := &skeinv1.Egress{}
@@ -139,8 +140,8 @@ func TestKernelHasTheAgreedSource(t *testing.T) {
 	}
 }
 
-// While the kernel's source address of a slot is changed, and after a change that failed, nobody knows which one it has: no ticket
-// begins for that slot, also when the former address is agreed again meanwhile. The others go on.
+// While the kernel's source address of a slot is changed, and after a change that failed, nobody knows which one it
+// has: no ticket begins for that slot, also when the former address is agreed again meanwhile. The others go on.
 func TestNoTicketBeginsWhileTheSourceChanges(t *testing.T) {
 	with := func(addrs ...string) *skeinv1.Egress {
 		e := &skeinv1.Egress{}
@@ -173,8 +174,8 @@ func TestNoTicketBeginsWhileTheSourceChanges(t *testing.T) {
 	}
 }
 
-// Only files of egresses that this node serves are kept when strays of a former run are removed, and none before it is known which
-// those are.
+// Only files of egresses that this node serves are kept when strays of a former run are removed, and none before it is
+// known which those are.
 func TestClientsOfStraysAreForgotten(t *testing.T) {
 	g := &Gateways{cfg: GatewaysConfig{Known: t.TempDir()}, served: map[Ref]*gateway{}}
 	mine := &gateway{g: g, number: 1, ref: Ref{"a", "served"}}

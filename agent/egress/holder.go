@@ -105,7 +105,8 @@ func NewHolder(self identity.ID, slot Slot) *Holder {
 	return &Holder{self: self, slot: slot, state: Idle, rounds: make(map[uint64]ticket), fresh: true}
 }
 
-// Wish says whether the next request asks for the slot, in which epoch, for how long its ticket is, and whether one of that epoch runs.
+// Wish says whether the next request asks for the slot, in which epoch, for how long its ticket is, and whether one of
+// that epoch runs.
 func (h *Holder) Wish(now time.Time) (epoch uint64, ticket time.Duration, held, ok bool) {
 	switch h.state {
 	case Waiting, Holding, Lost:
@@ -163,7 +164,8 @@ func (h *Holder) Long() bool {
 	return ok && long(h.now.Lease)
 }
 
-// Prolong says whether the granted lease needs another ticket, because no leader has answered for a while, and how long that is.
+// Prolong says whether the granted lease needs another ticket, because no leader has answered for a while, and how long
+// that is.
 func (h *Holder) Prolong(now time.Time) (epoch uint64, ticket time.Duration, ok bool) {
 	if h.state != Holding || h.mine != h.now.Epoch || h.until.Sub(now) > MaxTicket-prolongAfter || !h.until.After(now) || !h.end.After(h.until) {
 		return 0, 0, false
@@ -192,11 +194,13 @@ func (h *Holder) Read(round uint64, readings Readings, now time.Time) []Order {
 	return []Order{{Kind: DoGrant, Slot: h.slot, Epoch: k.epoch, Ticket: k.number}}
 }
 
-// restMargin is what the ticket for the rest of a lease is shorter than what is left: the second readings come after the first.
+// restMargin is what the ticket for the rest of a lease is shorter than what is left: the second readings come after
+// the first.
 const restMargin = time.Second
 
-// Rest says how long a ticket may be for what is left of the granted lease, as far as readings show, for an agent that ends: nobody
-// prolongs it until the next one runs. Like any further ticket it is granted by readings of after it was begun (Prolonging, Read).
+// Rest says how long a ticket may be for what is left of the granted lease, as far as readings show, for an agent that
+// ends: nobody prolongs it until the next one runs. Like any further ticket it is granted by readings of after it was
+// begun (Prolonging, Read).
 func (h *Holder) Rest(readings Readings, now time.Time) (epoch uint64, ticket time.Duration, ok bool) {
 	if h.state != Holding || h.mine != h.now.Epoch || !h.until.After(now) || !h.end.After(h.until) {
 		return 0, 0, false
@@ -250,8 +254,8 @@ func (h *Holder) Agree(s Agreed, now time.Time) (out []Order) {
 	return out
 }
 
-// anew begins an epoch of this node's that follows one of its own. No ticket outlives its epoch: the slot may leave with another
-// source address from now on, which the leader has not granted yet. What comes meanwhile waits.
+// anew begins an epoch of this node's that follows one of its own. No ticket outlives its epoch: the slot may leave
+// with another source address from now on, which the leader has not granted yet. What comes meanwhile waits.
 func (h *Holder) anew(left uint64, now time.Time) (out []Order) {
 	if h.until.After(now) && !h.held {
 		h.held, h.heldAt, h.taking = true, now, false

@@ -52,8 +52,8 @@ func (w *witness) Read(context.Context) Readings {
 	return Readings{w.id: {"boot", time.Since(w.began)}}
 }
 
-// alone runs a test once more in a process with network and mount namespaces of its own, and reports whether this is that one: gateways
-// write rules and links where they are, and work in many threads.
+// alone runs a test once more in a process with network and mount namespaces of its own, and reports whether this is
+// that one: gateways write rules and links where they are, and work in many threads.
 func alone(t *testing.T) bool {
 	t.Helper()
 	const inside = "SKEIN_TEST_ALONE"
@@ -150,7 +150,8 @@ func (g *gate) live(f func(*Gateways, *generous)) {
 	f(gs, l)
 }
 
-// generous grants everything that is wished for, unless it is mute, and looks at the kernel when it is told that something has stopped.
+// generous grants everything that is wished for, unless it is mute, and looks at the kernel when it is told that
+// something has stopped.
 type generous struct {
 	t          *testing.T
 	said, gave chan struct{}
@@ -262,8 +263,8 @@ func (g *gate) forward() {
 	}
 }
 
-// An agent that starts hears that its slot has moved before it has taken its namespace over: it does not say that it has stopped while
-// a former run's ticket goes on.
+// An agent that starts hears that its slot has moved before it has taken its namespace over: it does not say that it
+// has stopped while a former run's ticket goes on.
 func TestReleasedIsSaidWhenTheKernelHasStopped(t *testing.T) {
 	if !alone(t) {
 		return
@@ -287,8 +288,8 @@ func TestReleasedIsSaidWhenTheKernelHasStopped(t *testing.T) {
 	}
 }
 
-// A namespace that an agent of an earlier version made is found by the name that it had, and goes on forwarding under the present one;
-// so do its clients.
+// A namespace that an agent of an earlier version made is found by the name that it had, and goes on forwarding under
+// the present one; so do its clients.
 func TestANamespaceOfAnEarlierVersionGoesOn(t *testing.T) {
 	if !alone(t) {
 		return

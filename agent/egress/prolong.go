@@ -12,7 +12,8 @@ const (
 	maxReads  = 4                      // rounds under way at a time
 )
 
-// readAt is when other machines' clocks are to be read; the zero time: never, since every lease here is as short as a ticket.
+// readAt is when other machines' clocks are to be read; the zero time: never, since every lease here is as short as a
+// ticket.
 func (r *Renewer) readAt(now time.Time) time.Time {
 	if r.cfg.Clocks == nil || r.reading >= maxReads {
 		return time.Time{}
@@ -67,8 +68,9 @@ func (r *Renewer) read(ctx context.Context) {
 	}()
 }
 
-// leave grants what is left of long leases, as tickets that nobody has to prolong: the next agent may take longer to begin than a
-// ticket lives. Other machines' clocks have to prove first that this much is left: the machine may just have been continued.
+// leave grants what is left of long leases, as tickets that nobody has to prolong: the next agent may take longer to
+// begin than a ticket lives. Other machines' clocks have to prove first that this much is left: the machine may just
+// have been continued.
 func (r *Renewer) leave() {
 	if r.cfg.Clocks == nil || !slices.ContainsFunc(sorted(r.holders), func(s Slot) bool { return r.holders[s].Long() }) {
 		return

@@ -64,7 +64,8 @@ func TestWaitingForASlowLeader(t *testing.T) {
 	}
 }
 
-// grants is a kernel and a leader that grant everything, and another machine whose clock is ahead when this one stood still.
+// grants is a kernel and a leader that grant everything, and another machine whose clock is ahead when this one stood
+// still.
 type grants struct {
 	mu      sync.Mutex
 	mute    bool
@@ -113,8 +114,8 @@ func (g *grants) Read(context.Context) Readings {
 	return Readings{nodeID(7): {"boot", time.Since(t0) + g.ahead}}
 }
 
-// An agent that ends leaves what is left of a long lease to its kernel, unless the machine stood still and the lease may be over: before
-// the agent was told to end, or while it did.
+// An agent that ends leaves what is left of a long lease to its kernel, unless the machine stood still and the lease
+// may be over: before the agent was told to end, or while it did.
 func TestAnAgentThatEndsLeavesTheRestOfItsLease(t *testing.T) {
 	const lease = time.Minute
 	for name, c := range map[string]struct {

@@ -45,10 +45,10 @@ func longestSince(before, after Readings) (longest time.Duration) {
 	return longest
 }
 
-// proves reports whether readings of after a ticket began show that it ends before the lease does, which began after the readings
-// of before: the clock of some other machine says so, and none says the contrary. This machine's own clock can only contradict: it
-// goes on through a suspend, but not while a virtual machine is stopped. A machine that stood still with this one cannot outvote one
-// that did not.
+// proves reports whether readings of after a ticket began show that it ends before the lease does, which began after
+// the readings of before: the clock of some other machine says so, and none says the contrary. This machine's own clock
+// can only contradict: it goes on through a suspend, but not while a virtual machine is stopped. A machine that stood
+// still with this one cannot outvote one that did not.
 func proves(self identity.ID, before, after Readings, ticket, lease time.Duration) bool {
 	some := false
 	for id, r := range after {

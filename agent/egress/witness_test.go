@@ -34,8 +34,8 @@ func TestReadingsProveThatALeaseRuns(t *testing.T) {
 	}
 }
 
-// machine is a gateway that is frozen and continued, with the kernel's tickets, beside a leader and witnesses whose time goes on. A
-// step is 10 ms of theirs.
+// machine is a gateway that is frozen and continued, with the kernel's tickets, beside a leader and witnesses whose
+// time goes on. A step is 10 ms of theirs.
 type machine struct {
 	h       *Holder
 	rand    *rand.Rand
@@ -126,8 +126,9 @@ func (m *machine) live(leader bool, lease time.Duration) {
 	m.send(func(now time.Time) { m.do(m.h.Read(round, readings, now)) })
 }
 
-// story is one random one: a leader that falls silent, and a machine that is frozen at some moment and continued later. It returns
-// for how long the machine forwarded after it was continued, when the slot may have been another's, and for how long without a leader.
+// story is one random one: a leader that falls silent, and a machine that is frozen at some moment and continued later.
+// It returns for how long the machine forwarded after it was continued, when the slot may have been another's, and for
+// how long without a leader.
 func story(seed uint64, lease time.Duration, freeze, still bool) (after, alone time.Duration) {
 	m := &machine{h: NewHolder(self, slotA), rand: rand.New(rand.NewPCG(seed, 11)), tickets: map[Ticket]time.Duration{}, slept: map[identity.ID]time.Duration{}, still: still}
 	m.h.Agree(Agreed{Slot: slotA, Node: self, Epoch: 5, Lease: lease}, t0)
@@ -157,8 +158,8 @@ func story(seed uint64, lease time.Duration, freeze, still bool) (after, alone t
 	return after, alone
 }
 
-// A machine that is stopped as a whole and continued cannot know that, and no clock of its own tells. It forwards for what was left of
-// a ticket, and gets no further one: other machines' clocks say how late it is.
+// A machine that is stopped as a whole and continued cannot know that, and no clock of its own tells. It forwards for
+// what was left of a ticket, and gets no further one: other machines' clocks say how late it is.
 func TestAFrozenMachineForwardsForATicketAtMost(t *testing.T) {
 	for _, lease := range []time.Duration{1200 * time.Millisecond, 10 * time.Second, time.Minute} {
 		var worst, least time.Duration = 0, time.Hour

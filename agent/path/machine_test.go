@@ -230,8 +230,8 @@ func within(times []time.Time, now time.Time, d time.Duration) (n int) {
 	return n
 }
 
-// vouchedHost is where others' word for an endpoint leads: a relay's for its port, WireGuard's, and that of a guess that hit.
-// The bounds for addresses without proof are not for these.
+// vouchedHost is where others' word for an endpoint leads: a relay's for its port, WireGuard's, and that of a guess
+// that hit. The bounds for addresses without proof are not for these.
 var vouchedHost = netip.AddrFrom4([4]byte{198, 51, 100, 9})
 
 // inputKinds are all of them.
@@ -282,8 +282,8 @@ func randomInput(r func(int) int) Input {
 	return in
 }
 
-// randomTime moves the clock: to the next wake, by some time, a little back, or far past every deadline, as on a machine
-// that was short of CPU or suspended.
+// randomTime moves the clock: to the next wake, by some time, a little back, or far past every deadline, as on a
+// machine that was short of CPU or suspended.
 func randomTime(r func(int) int, m Machine, now time.Time, in Input) (time.Time, Input) {
 	switch turn := r(16); {
 	case turn < 4:
@@ -345,8 +345,8 @@ func TestRandomInputs(t *testing.T) {
 	}
 }
 
-// FuzzStep draws a run from a seed, and shifts its first draws by the bytes: so each input is a long run, and small changes of it
-// can be tried.
+// FuzzStep draws a run from a seed, and shifts its first draws by the bytes: so each input is a long run, and small
+// changes of it can be tried.
 func FuzzStep(f *testing.F) {
 	f.Add(uint64(0), []byte("a machine seen in the field"))
 	f.Fuzz(func(t *testing.T, seed uint64, shifts []byte) {

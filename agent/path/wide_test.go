@@ -103,8 +103,8 @@ func TestHoleThatAppearsLater(t *testing.T) {
 	}
 }
 
-// The verdict that ends a path also forgets addresses that were learned long ago, in front of its probe and behind it. The trials of
-// the others go on, and what is said names the path that was lost.
+// The verdict that ends a path also forgets addresses that were learned long ago, in front of its probe and behind it.
+// The trials of the others go on, and what is said names the path that was lost.
 func TestVerdictForgetsOtherAddresses(t *testing.T) {
 	used, old := ap("203.0.113.2:2000"), []netip.AddrPort{ap("203.0.113.3:3000"), ap("203.0.113.4:4000")}
 	for before := range len(old) + 1 { // so many of the old addresses stand in front

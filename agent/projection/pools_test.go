@@ -28,7 +28,8 @@ func decide(t *testing.T, s *events.State, commands ...*skeinv1.Command) {
 	}
 }
 
-// way tells what table 116 does with an address: its longest prefix decides, and of two of the same length what leads somewhere.
+// way tells what table 116 does with an address: its longest prefix decides, and of two of the same length what leads
+// somewhere.
 func way(p dataplane.Pods, to string) string {
 	addr := netip.MustParseAddr(to)
 	what, bits := "passed on: no route", -1
@@ -49,7 +50,8 @@ func way(p dataplane.Pods, to string) string {
 	return what
 }
 
-// TestPoolAddressesOfNobodyAreRefused: an address of a pool that no node has, any more or yet, never leaves in plaintext.
+// TestPoolAddressesOfNobodyAreRefused: an address of a pool that no node has, any more or yet, never leaves in
+// plaintext.
 func TestPoolAddressesOfNobodyAreRefused(t *testing.T) {
 	s, ids := mesh(t, 3)
 	decide(t, s, &skeinv1.Command{Body: &skeinv1.Command_CreatePool{CreatePool: &skeinv1.CreatePool{Pool: &skeinv1.Pool{
@@ -74,8 +76,9 @@ func TestPoolAddressesOfNobodyAreRefused(t *testing.T) {
 	ways("own block", "10.64.0.1", "fd64::1")
 }
 
-// TestWhatIsNotTheMeshsIsPassedOn: blocks reserved for other software, networks on the host's links and addresses that egresses
-// send from keep their way, static addresses and endpoints of egresses in blocks of their own are refused while nobody has them.
+// TestWhatIsNotTheMeshsIsPassedOn: blocks reserved for other software, networks on the host's links and addresses that
+// egresses send from keep their way, static addresses and endpoints of egresses in blocks of their own are refused
+// while nobody has them.
 func TestWhatIsNotTheMeshsIsPassedOn(t *testing.T) {
 	s, ids := mesh(t, 3)
 	withBlocks(t, s, ids)
@@ -106,7 +109,8 @@ func TestWhatIsNotTheMeshsIsPassedOn(t *testing.T) {
 	checkGolden(t, s, spec, "testdata/pools.golden")
 }
 
-// TestAStaticAddressInAReservedBlockIsRefused: the block that a user has reserved is passed on, and the address in it that is the mesh's is not.
+// TestAStaticAddressInAReservedBlockIsRefused: the block that a user has reserved is passed on, and the address in it
+// that is the mesh's is not.
 func TestAStaticAddressInAReservedBlockIsRefused(t *testing.T) {
 	s, ids := mesh(t, 2)
 	withBlocks(t, s, ids)

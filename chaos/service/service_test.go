@@ -24,7 +24,8 @@ import (
 
 const dropIns = "/etc/systemd/system/skein.service.d/"
 
-// What docs/security.md promises of systemd's figure for the exposure of the service: with the unit alone, and with a drop-in.
+// What docs/security.md promises of systemd's figure for the exposure of the service: with the unit alone, and with a
+// drop-in.
 const (
 	unitExposure   = 4.2
 	podsExposure   = 4.8
@@ -41,8 +42,8 @@ type scene struct {
 	bare  string // what the container's kernel had before the first agent
 }
 
-// TestService goes through the life of a service as README tells it. The parts follow on each other: each begins with a service
-// that runs, and says so in its own words.
+// TestService goes through the life of a service as README tells it. The parts follow on each other: each begins with a
+// service that runs, and says so in its own words.
 func TestService(t *testing.T) {
 	testenv.NeedRoot(t)
 	for _, program := range []string{"unshare", "nsenter", "mount", "ip"} {
@@ -228,7 +229,8 @@ func down(t *testing.T, s *scene) {
 	s.peer.reaches(s.addr)
 }
 
-// After a purge the kernel has what it had before the first agent, whether the agent ran or not, and the identity is kept.
+// After a purge the kernel has what it had before the first agent, whether the agent ran or not, and the identity is
+// kept.
 func purge(t *testing.T, s *scene) {
 	s.run("skein", "down", "--purge")
 	s.gone(t)
@@ -254,7 +256,8 @@ func (s *scene) gone(t *testing.T) {
 	}
 }
 
-// On a gateway the namespace goes on while the agent is away, and what it knows of its clients is there when the agent is back.
+// On a gateway the namespace goes on while the agent is away, and what it knows of its clients is there when the agent
+// is back.
 func gateway(t *testing.T, s *scene) {
 	outside(t, s.world)
 	s.peer.run("pool", "create", "default", "--subnet", "10.100.0.0/24")
@@ -318,8 +321,8 @@ func (s *scene) dropIn(name string) {
 	s.running(before)
 }
 
-// Pods get their network from a service that has the drop-in for pods, by either name of their namespace. One that is taken away
-// while the agent is down gives its address back.
+// Pods get their network from a service that has the drop-in for pods, by either name of their namespace. One that is
+// taken away while the agent is down gives its address back.
 func pods(t *testing.T, s *scene) {
 	s.run("rm", dropIns+"egress.conf")
 	s.dropIn("pods")

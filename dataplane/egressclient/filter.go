@@ -17,9 +17,9 @@ import (
 	"github.com/skeinmesh/skein/dataplane/nft"
 )
 
-// Whoever may send to the tunnels' port puts packets into the namespace that no firewall of its links has seen. So only the
-// ends of the client's egresses may, by the link that leads to them: the table "inet skein_client" drops the rest before
-// sockets and devices see it.
+// Whoever may send to the tunnels' port puts packets into the namespace that no firewall of its links has seen. So only
+// the ends of the client's egresses may, by the link that leads to them: the table "inet skein_client" drops the rest
+// before sockets and devices see it.
 const (
 	filterTable = "skein_client"
 	filterChain = "skein_fou"
@@ -34,7 +34,8 @@ type Filter struct {
 	Links []string     // sorted
 }
 
-// wantFilter is the filter of a client: all slots' endpoints of its egresses, since what a former slot answers is still taken.
+// wantFilter is the filter of a client: all slots' endpoints of its egresses, since what a former slot answers is still
+// taken.
 func wantFilter(s dataplane.ClientSpec) Filter {
 	if len(s.Tunnels) == 0 {
 		return Filter{}
@@ -102,8 +103,8 @@ type filterState struct {
 	whole bool // as this package makes it
 }
 
-// How many elements go into one message, since an attribute is at most 64 KiB, and what all messages of a transaction need in bytes:
-// a client has up to 64 egresses of 64 slots each.
+// How many elements go into one message, since an attribute is at most 64 KiB, and what all messages of a transaction
+// need in bytes: a client has up to 64 egresses of 64 slots each.
 const (
 	elementsPerMsg = 400
 	socketBuffer   = 4 << 20
@@ -111,7 +112,8 @@ const (
 
 func (f filter) dial() (*nftables.Conn, error) {
 	c, err := nftables.New(nftables.WithNetNSFd(int(f.ns)), nftables.WithSockOptions(func(c *netlink.Conn) error {
-		// Without CAP_NET_ADMIN over the host's first namespace the kernel grants less, which suffices for some thousand elements.
+		// Without CAP_NET_ADMIN over the host's first namespace the kernel grants less, which suffices for some
+		// thousand elements.
 		_, _ = c.SetReadBuffer(socketBuffer), c.SetWriteBuffer(socketBuffer)
 		return nil
 	}))
@@ -176,7 +178,8 @@ func (f filter) read() (have filterState, err error) {
 	return filterState{have.with(Filter{}), true, whole}, nil
 }
 
-// write makes the table what it shall be, in one transaction, and tells in how many steps. have is what it has, before and after.
+// write makes the table what it shall be, in one transaction, and tells in how many steps. have is what it has, before
+// and after.
 func (f filter) write(want Filter, have *filterState) (writes int, err error) {
 	if want.empty() && !have.there || have.whole && have.equal(want) {
 		return 0, nil

@@ -86,8 +86,8 @@ func sendFrom(t *testing.T, ns *testns.NS, from, to string, b []byte) {
 	})
 }
 
-// TestStrangersDoNotSendIntoTunnels: only the ends of a client's egresses put packets into its namespace, and only by the link
-// that leads there. Whoever else does reaches what its firewall keeps from the link he is at.
+// TestStrangersDoNotSendIntoTunnels: only the ends of a client's egresses put packets into its namespace, and only by
+// the link that leads there. Whoever else does reaches what its firewall keeps from the link he is at.
 func TestStrangersDoNotSendIntoTunnels(t *testing.T) {
 	drivers := []string{fou.Userspace}
 	if fou.TryKernel() == nil {
@@ -245,7 +245,8 @@ func TestASlotMovesWithoutAGap(t *testing.T) {
 	}
 }
 
-// A client may use 64 egresses of 64 slots each, with an endpoint of each family: more than fit into one message to the kernel.
+// A client may use 64 egresses of 64 slots each, with an endpoint of each family: more than fit into one message to the
+// kernel.
 func TestAsManyEndsAsAClientMayHave(t *testing.T) {
 	c, err := open(Options{NetNS: path(pod(t))}, func(string) (fou.Driver, error) { return &pairs{}, nil })
 	if err != nil {

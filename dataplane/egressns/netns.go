@@ -84,8 +84,8 @@ func mountNew(file string) error {
 	return <-done
 }
 
-// Rename gives the namespace at from the name to, while what lives in it goes on. A from that is no namespace is left alone; of two
-// names of one namespace to stays.
+// Rename gives the namespace at from the name to, while what lives in it goes on. A from that is no namespace is left
+// alone; of two names of one namespace to stays.
 func Rename(from, to string) error {
 	if from == to {
 		return nil

@@ -10,8 +10,8 @@ import (
 	"github.com/skeinmesh/skein/internal/testenv"
 )
 
-// What turns the directory into a shared mount later, as iproute2 does with its own, does not cover a gateway's name: it can be
-// removed, and with the last one the directory.
+// What turns the directory into a shared mount later, as iproute2 does with its own, does not cover a gateway's name:
+// it can be removed, and with the last one the directory.
 func TestNameIsNotCoveredByALaterMount(t *testing.T) {
 	testenv.NeedRoot(t)
 	dir := filepath.Join(t.TempDir(), "netns")

@@ -243,8 +243,8 @@ const (
 	maxMTU = 65535
 )
 
-// write makes the steps that lead from have to w. A slot whose source changes has no lease from then on, and no connection with the
-// address that it had: the next ticket is one for the new address.
+// write makes the steps that lead from have to w. A slot whose source changes has no lease from then on, and no
+// connection with the address that it had: the next ticket is one for the new address.
 func (n *NS) write(p plan, ops []op, have, w state, anew bool) (int, error) {
 	if anew || n.leases == nil { // no ticket outlives a new table
 		sent, err := n.table.write(ops)

@@ -20,8 +20,8 @@ type change struct {
 	former []netip.Addr // what their connections leave with
 }
 
-// sourcesIn separates the steps that change what packets of a slot leave with. own are the namespace's local addresses, which are
-// nobody's lease.
+// sourcesIn separates the steps that change what packets of a slot leave with. own are the namespace's local addresses,
+// which are nobody's lease.
 func sourcesIn(ops []op, have state, own ...netip.Addr) (c change) {
 	slot := func(key string) {
 		if n, ok := toSlot(key); ok && n != nobody && !slices.Contains(c.slots, n) {
@@ -59,8 +59,8 @@ func sourcesIn(ops []op, have state, own ...netip.Addr) (c change) {
 	return c
 }
 
-// formerIn are the addresses that slots leave with in have and no more in w. It is for a table that is made anew, of which no step
-// tells what changes.
+// formerIn are the addresses that slots leave with in have and no more in w. It is for a table that is made anew, of
+// which no step tells what changes.
 func formerIn(w, have state, own ...netip.Addr) (former []netip.Addr) {
 	add := func(key string) {
 		if a, ok := netip.AddrFromSlice([]byte(key)); ok && !slices.Contains(own, a) && !slices.Contains(former, a) {
@@ -84,8 +84,8 @@ func formerIn(w, have state, own ...netip.Addr) (former []netip.Addr) {
 	return former
 }
 
-// change makes the first part of a change, and ends the leases of the slots, in one transaction. What was begun for them before
-// grants nothing any more.
+// change makes the first part of a change, and ends the leases of the slots, in one transaction. What was begun for
+// them before grants nothing any more.
 func (l *leases) change(c change) (int, error) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -106,8 +106,8 @@ func (l *leases) change(c change) (int, error) {
 	return sent, nil
 }
 
-// forgetConnections ends those that leave with addresses which their slots have no more. The kernel would go on translating to them,
-// whatever the map says by now.
+// forgetConnections ends those that leave with addresses which their slots have no more. The kernel would go on
+// translating to them, whatever the map says by now.
 func forgetConnections(ns *os.File, former []netip.Addr) error {
 	if len(former) == 0 {
 		return nil

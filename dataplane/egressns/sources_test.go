@@ -9,8 +9,8 @@ import (
 	"time"
 )
 
-// A slot that gets another source address has no lease from that moment on: neither the ticket that runs nor one that was begun before
-// lets the new address out, and no connection goes on with the former one.
+// A slot that gets another source address has no lease from that moment on: neither the ticket that runs nor one that
+// was begun before lets the new address out, and no connection goes on with the former one.
 func TestANewSourceEndsTheLease(t *testing.T) {
 	s := newScene(t)
 	s.apply(aSpec())
@@ -70,7 +70,8 @@ func TestANewSourceEndsTheLease(t *testing.T) {
 	if got := s.seen(c, target4); got != next4.String() {
 		t.Errorf("a connection of before leaves with %s, the slot has %s", got, next4)
 	}
-	// A start finds what one that crashed amid a change has left, an address that is no slot's any more, and finishes that.
+	// A start finds what one that crashed amid a change has left, an address that is no slot's any more, and finishes
+	// that.
 	if _, err := s.n.table.write([]op{{verb: setElement, name: MapAddress4, key: bytesOf(source4), val: slotKey(0)}}); err != nil {
 		t.Fatal(err)
 	}
@@ -86,7 +87,8 @@ func TestANewSourceEndsTheLease(t *testing.T) {
 	}
 }
 
-// A table that is made anew, because small steps failed before, gives a slot another source address: its connections end then, too.
+// A table that is made anew, because small steps failed before, gives a slot another source address: its connections
+// end then, too.
 func TestANewSourceByANewTable(t *testing.T) {
 	s := newScene(t)
 	s.apply(aSpec())

@@ -142,7 +142,8 @@ func (r *Reconciler) wanted(s dataplane.Spec) (State, []string) {
 	return want, notes
 }
 
-// lacksFib tries in a table that is made and removed in one transaction, whether the kernel has what the chain of sources needs.
+// lacksFib tries in a table that is made and removed in one transaction, whether the kernel has what the chain of
+// sources needs.
 func (r *Reconciler) lacksFib() bool {
 	t := &nftables.Table{Name: dataplane.NftTable + "_trial", Family: nftables.TableFamilyINet}
 	c := &nftables.Chain{Table: t, Name: dataplane.ChainSources, Type: nftables.ChainTypeFilter, Hooknum: nftables.ChainHookPrerouting, Priority: nftables.ChainPriorityRaw}

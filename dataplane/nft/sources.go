@@ -14,16 +14,16 @@ import (
 	"github.com/skeinmesh/skein/dataplane"
 )
 
-// The chain of sources drops what comes in under another's name, before conntrack and marks (docs/decisions/0037). WireGuard
-// has checked what comes by the tunnel. By any other link
+// The chain of sources drops what comes in under another's name, before conntrack and marks (docs/decisions/0037).
+// WireGuard has checked what comes by the tunnel. By any other link
 //
 //   - nothing comes from an overlay address;
 //   - what comes from an address of a pool came by the link that leads back there: a pod's own, or, for what is not the
 //     mesh's to lead, whichever the host's routes name;
 //   - a pod sends from addresses that lead back to it, and from link-local ones.
 //
-// The way back is the kernel's own routing, so that a pod costs no element, and one is bound to its addresses from the moment
-// on that it has a route. Gateways' namespaces have rules of their own for what they send.
+// The way back is the kernel's own routing, so that a pod costs no element, and one is bound to its addresses from the
+// moment on that it has a route. Gateways' namespaces have rules of their own for what they send.
 
 // Link is the name of a link.
 type Link string
@@ -168,8 +168,8 @@ func linkName(link string) []byte {
 	return b
 }
 
-// podLink matches the host's ends of pods' links by their names: 14 characters, of which the first two are the same for all
-// (podnet.HostLink). Gateways' have such names, too.
+// podLink matches the host's ends of pods' links by their names: 14 characters, of which the first two are the same for
+// all (podnet.HostLink). Gateways' have such names, too.
 func podLink() []expr.Any {
 	const digits = 12
 	mask, want, more := make([]byte, unix.IFNAMSIZ), linkName(dataplane.PodLinkPrefix), make([]byte, unix.IFNAMSIZ)

@@ -13,7 +13,8 @@ import (
 	"github.com/skeinmesh/skein/internal/testns"
 )
 
-// uplink joins a host to an outside where a packet goes for which it knows no other way. The outside answers at some addresses.
+// uplink joins a host to an outside where a packet goes for which it knows no other way. The outside answers at some
+// addresses.
 func uplink(t *testing.T, a *host, answers ...netip.Addr) *testns.NS {
 	t.Helper()
 	outside := testns.New(t, "out")
@@ -47,8 +48,9 @@ func withPools(s dataplane.Spec) dataplane.Spec {
 	return s
 }
 
-// TestPoolAddressesOfNobodyDoNotLeave: what a pod or the host sends to an address of a pool that no node has is refused at
-// once; without that it leaves in plaintext for where the default route leads, which has such an address and answers.
+// TestPoolAddressesOfNobodyDoNotLeave: what a pod or the host sends to an address of a pool that no node has is refused
+// at once; without that it leaves in plaintext for where the default route leads, which has such an address and
+// answers.
 func TestPoolAddressesOfNobodyDoNotLeave(t *testing.T) {
 	nobody, reserved := []netip.Addr{addr("10.64.200.1"), addr("fd64::9999")}, []netip.Addr{addr("10.64.7.1"), addr("fd64::7001")}
 	a := newHost(t, 1)
@@ -93,8 +95,8 @@ func TestPoolAddressesOfNobodyDoNotLeave(t *testing.T) {
 	}
 }
 
-// TestPoolsLeaveCoilsPodsAlone: Coil's host routes to its pods are narrower than any subnet, and what it has on other hosts is
-// passed on to where its own routes lead.
+// TestPoolsLeaveCoilsPodsAlone: Coil's host routes to its pods are narrower than any subnet, and what it has on other
+// hosts is passed on to where its own routes lead.
 func TestPoolsLeaveCoilsPodsAlone(t *testing.T) {
 	a := newHost(t, 1)
 	asCoil(t, a)

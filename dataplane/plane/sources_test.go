@@ -88,7 +88,8 @@ func newScene(t *testing.T) *scene {
 	return s
 }
 
-// forge sends under an address and then under the sender's own, and tells whether the first was heard: what arrived is in order.
+// forge sends under an address and then under the sender's own, and tells whether the first was heard: what arrived is
+// in order.
 func (s *scene) forge(t *testing.T, e *ear, n *testns.NS, from, own, to netip.Addr) bool {
 	t.Helper()
 	s.said++
@@ -142,7 +143,8 @@ func TestPodsSendUnderTheirOwnAddressesOnly(t *testing.T) {
 	}
 }
 
-// TestNeighboursDoNotSendAsTheMesh: also where the host forwards what comes from its network, to pods and to the tunnel.
+// TestNeighboursDoNotSendAsTheMesh: also where the host forwards what comes from its network, to pods and to the
+// tunnel.
 func TestNeighboursDoNotSendAsTheMesh(t *testing.T) {
 	s := newScene(t)
 	reserved := addr("10.64.7.1")
@@ -172,7 +174,8 @@ func TestNeighboursDoNotSendAsTheMesh(t *testing.T) {
 	}
 }
 
-// TestOnlyNodesReachTheControlNet: pods and neighbours do not reach its port on overlay addresses, and other ports they do.
+// TestOnlyNodesReachTheControlNet: pods and neighbours do not reach its port on overlay addresses, and other ports they
+// do.
 func TestOnlyNodesReachTheControlNet(t *testing.T) {
 	s := newScene(t)
 	s.apply(t, s.spec)
@@ -207,7 +210,8 @@ func TestOnlyNodesReachTheControlNet(t *testing.T) {
 	}
 }
 
-// TestOthersLinksKeepTheirSources: Coil's pods and gateways' namespaces send under addresses of pools by links of their own.
+// TestOthersLinksKeepTheirSources: Coil's pods and gateways' namespaces send under addresses of pools by links of their
+// own.
 func TestOthersLinksKeepTheirSources(t *testing.T) {
 	s := newScene(t)
 	e := hear(t, s.NS, forgedPort)

@@ -59,9 +59,10 @@ type Rule struct {
 	Other  string
 }
 
-// Route is a route of ours. In RouteTable: the default one through our link, the unreachable one behind it, or one that says
-// how large packets to a destination may be. In PodTable and ExportTable: a block, unreachable. In PodTable: another
-// host's block, through our link; a pool's subnet, unreachable; and what of it is not the mesh's, thrown to the next rule.
+// Route is a route of ours. In RouteTable: the default one through our link, the unreachable one behind it, or one that
+// says how large packets to a destination may be. In PodTable and ExportTable: a block, unreachable. In PodTable:
+// another host's block, through our link; a pool's subnet, unreachable; and what of it is not the mesh's, thrown to the
+// next rule.
 type Route struct {
 	Table       int
 	Family      Family
