@@ -21,7 +21,8 @@ func fileName(number int, ref Ref) string {
 }
 
 func hashOf(ref Ref) string {
-	sum := sha256.Sum256([]byte(strconv.Itoa(len(ref.Namespace)) + " " + ref.Namespace + ref.Name)) // no two have the same text
+	// The length separates the two: no two names have the same text.
+	sum := sha256.Sum256([]byte(strconv.Itoa(len(ref.Namespace)) + " " + ref.Namespace + ref.Name))
 	return hex.EncodeToString(sum[:])[:hashDigits]
 }
 
@@ -85,7 +86,8 @@ func (g *Gateways) namespaceFile(number int, ref Ref) string {
 	}
 	former := filepath.Join(g.cfg.Dir, name)
 	if err := egressns.Rename(former, file); err != nil {
-		g.cfg.Log.Warn("a network namespace of an earlier version keeps its name", "egress", ref.String(), "file", former, "err", err)
+		g.cfg.Log.Warn("a network namespace of an earlier version keeps its name", "egress", ref.String(),
+			"file", former, "err", err)
 		return former
 	}
 	return file

@@ -86,10 +86,12 @@ type taken struct {
 
 // NewGateways makes those of a node. Nothing is made in the kernel before the first Follow.
 func NewGateways(cfg GatewaysConfig) *Gateways {
-	g := &Gateways{cfg: cfg, host: make(chan struct{}, 1), served: map[Ref]*gateway{}, announced: map[Slot]announcement{},
-		taken: map[Slot]taken{}, problems: map[string]string{}}
+	g := &Gateways{cfg: cfg, host: make(chan struct{}, 1), served: map[Ref]*gateway{},
+		announced: map[Slot]announcement{},
+		taken:     map[Slot]taken{}, problems: map[string]string{}}
 	g.renewer = NewRenewer(RenewerConfig{
-		Self: cfg.Self, Kernel: kernel{g}, Leader: cfg.Leader, Clocks: cfg.Clocks, Peers: kernel{g}, Gateways: g.states, Announce: g.announce, Tell: g.tell, Log: cfg.Log,
+		Self: cfg.Self, Kernel: kernel{g}, Leader: cfg.Leader, Clocks: cfg.Clocks, Peers: kernel{g}, Gateways: g.states,
+		Announce: g.announce, Tell: g.tell, Log: cfg.Log,
 	})
 	return g
 }

@@ -55,7 +55,8 @@ func TestAddressesOfANode(t *testing.T) {
 
 // A file's name leads nowhere else and fits, whatever an egress is called.
 func TestFilesOfNamespaces(t *testing.T) {
-	refs := []Ref{{"a", "b"}, {"kube-system", "out-1"}, {"a", "b/../../../../root/.ssh/authorized_keys"}, {"..", ".."}, {"", ""}, {"a", "b\x00c"}, {"a", strings.Repeat("x", 5000)},
+	refs := []Ref{{"a", "b"}, {"kube-system", "out-1"}, {"a", "b/../../../../root/.ssh/authorized_keys"}, {"..", ".."},
+		{"", ""}, {"a", "b\x00c"}, {"a", strings.Repeat("x", 5000)},
 		{"a\x00b", "c"}}
 	names := map[string]bool{}
 	for _, ref := range refs {
@@ -183,7 +184,8 @@ func TestClientsOfStraysAreForgotten(t *testing.T) {
 	for _, r := range []*gateway{mine, gone} {
 		r.known, r.formerKnown = g.clientsFiles(r.number, r.ref)
 	}
-	for _, f := range []string{mine.known, mine.known + newSuffix, mine.formerKnown, gone.known, gone.known + newSuffix, gone.formerKnown} {
+	for _, f := range []string{mine.known, mine.known + newSuffix, mine.formerKnown, gone.known, gone.known + newSuffix,
+		gone.formerKnown} {
 		if err := os.WriteFile(f, nil, 0o600); err != nil {
 			t.Fatal(err)
 		}

@@ -139,7 +139,8 @@ func (h *Holder) Granted(round, epoch uint64, now time.Time) (out []Order) {
 	k, ok := h.rounds[round]
 	delete(h.rounds, round)
 	switch {
-	case !ok || k.more || k.epoch != epoch || epoch != h.now.Epoch || h.now.Node != h.self || !h.Urgent() && h.state != Holding:
+	case !ok || k.more || k.epoch != epoch || epoch != h.now.Epoch || h.now.Node != h.self ||
+		!h.Urgent() && h.state != Holding:
 		return nil // of another time
 	case round < h.last || !k.began.Add(k.lease).After(now):
 		return nil // a newer one counts, or it has run out on its way
@@ -167,7 +168,8 @@ func (h *Holder) Long() bool {
 // Prolong says whether the granted lease needs another ticket, because no leader has answered for a while, and how long
 // that is.
 func (h *Holder) Prolong(now time.Time) (epoch uint64, ticket time.Duration, ok bool) {
-	if h.state != Holding || h.mine != h.now.Epoch || h.until.Sub(now) > MaxTicket-prolongAfter || !h.until.After(now) || !h.end.After(h.until) {
+	if h.state != Holding || h.mine != h.now.Epoch || h.until.Sub(now) > MaxTicket-prolongAfter ||
+		!h.until.After(now) || !h.end.After(h.until) {
 		return 0, 0, false
 	}
 	return h.mine, min(MaxTicket, h.end.Sub(now)), true
@@ -186,7 +188,8 @@ func (h *Holder) Read(round uint64, readings Readings, now time.Time) []Order {
 		return nil
 	}
 	delete(h.rounds, round)
-	if h.state != Holding || k.epoch != h.mine || k.epoch != h.now.Epoch || round < h.last || !k.began.Add(k.lease).After(now) ||
+	if h.state != Holding || k.epoch != h.mine || k.epoch != h.now.Epoch || round < h.last ||
+		!k.began.Add(k.lease).After(now) ||
 		!proves(h.self, h.before, readings, k.lease, TicketFor(h.now.Lease)) {
 		return nil
 	}
@@ -263,7 +266,8 @@ func (h *Holder) anew(left uint64, now time.Time) (out []Order) {
 	}
 	h.state, h.until, h.seen, h.failover = Waiting, time.Time{}, now, 0
 	clear(h.rounds)
-	return append(out, h.order(DoDrop), h.order(DoSilence), h.tell("%s: this node is given it anew, in epoch %d", h.slot, h.now.Epoch),
+	return append(out, h.order(DoDrop), h.order(DoSilence),
+		h.tell("%s: this node is given it anew, in epoch %d", h.slot, h.now.Epoch),
 		Order{Kind: DoRelease, Slot: h.slot, Epoch: left})
 }
 
@@ -382,5 +386,6 @@ func (h *Holder) Report() HolderReport {
 	if h.state == Holding && h.end.After(end) {
 		end = h.end
 	}
-	return HolderReport{Slot: h.slot, Epoch: h.now.Epoch, State: h.state, Until: h.until, End: end, Failover: h.failover, Reason: h.reason}
+	return HolderReport{Slot: h.slot, Epoch: h.now.Epoch, State: h.state, Until: h.until, End: end,
+		Failover: h.failover, Reason: h.reason}
 }

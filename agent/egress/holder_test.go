@@ -250,7 +250,8 @@ func TestEveryChangeOfEpochEndsTheTicket(t *testing.T) {
 		do   func(h *Holder) []Order
 		want []OrderKind
 	}{
-		"released and given anew, seen at once": {func(h *Holder) []Order { return h.Agree(anew, now) }, []OrderKind{DoHold, DoDrop, DoSilence, DoRelease}},
+		"released and given anew, seen at once": {func(h *Holder) []Order { return h.Agree(anew, now) },
+			[]OrderKind{DoHold, DoDrop, DoSilence, DoRelease}},
 		"it comes back before it is gone": {func(h *Holder) []Order {
 			h.Agree(away, now)
 			return h.Agree(anew, now)

@@ -85,14 +85,19 @@ func newGate(t *testing.T, lease uint32) *gate {
 	const cluster, token = "00112233445566778899aabbccddeeff", "0011223344556677"
 	secret := bytes.Repeat([]byte{9}, 32)
 	node := func(name string, key []byte, wireguard byte) *skeinv1.NewNode {
-		return &skeinv1.NewNode{Name: name, Labels: labels, IdentityKey: key, WireguardKey: bytes.Repeat([]byte{wireguard}, 32), Server: wireguard == 2,
+		return &skeinv1.NewNode{Name: name, Labels: labels, IdentityKey: key,
+			WireguardKey: bytes.Repeat([]byte{wireguard}, 32), Server: wireguard == 2,
 			MinSchema: events.SchemaMin, MaxSchema: events.SchemaMax}
 	}
 	for _, c := range []*skeinv1.Command{
-		{Body: &skeinv1.Command_CreateCluster{CreateCluster: &skeinv1.CreateCluster{ClusterId: cluster, OverlayIpv4: "10.4.0.0/16", FirstNode: node("a", one, 2)}}},
-		{Body: &skeinv1.Command_CreateToken{CreateToken: &skeinv1.CreateToken{Id: token, SecretHash: secret, LifetimeNanos: int64(time.Hour), Uses: 1}}},
-		{Body: &skeinv1.Command_AdmitNode{AdmitNode: &skeinv1.AdmitNode{TokenId: token, TokenSecretHash: secret, ClusterId: cluster, Node: node("b", two, 4)}}},
-		{Body: &skeinv1.Command_CreatePool{CreatePool: &skeinv1.CreatePool{Pool: &skeinv1.Pool{Name: "default", Subnets: []*skeinv1.PoolSubnet{{Ipv4: "10.100.0.0/24"}}, BlockSizeBits: 3}}}},
+		{Body: &skeinv1.Command_CreateCluster{CreateCluster: &skeinv1.CreateCluster{ClusterId: cluster,
+			OverlayIpv4: "10.4.0.0/16", FirstNode: node("a", one, 2)}}},
+		{Body: &skeinv1.Command_CreateToken{CreateToken: &skeinv1.CreateToken{Id: token, SecretHash: secret,
+			LifetimeNanos: int64(time.Hour), Uses: 1}}},
+		{Body: &skeinv1.Command_AdmitNode{AdmitNode: &skeinv1.AdmitNode{TokenId: token, TokenSecretHash: secret,
+			ClusterId: cluster, Node: node("b", two, 4)}}},
+		{Body: &skeinv1.Command_CreatePool{CreatePool: &skeinv1.CreatePool{Pool: &skeinv1.Pool{Name: "default",
+			Subnets: []*skeinv1.PoolSubnet{{Ipv4: "10.100.0.0/24"}}, BlockSizeBits: 3}}}},
 		{Body: &skeinv1.Command_DefineEgress{DefineEgress: &skeinv1.DefineEgress{Egress: &skeinv1.Egress{Namespace: g.ref.Namespace, Name: g.ref.Name,
 			Destinations: []string{"192.0.2.0/24"}, Gateways: labels, Replicas: 1, LeaseMillis: lease}}}},
 	} {
@@ -128,7 +133,8 @@ func (g *gate) do(c *skeinv1.Command) {
 
 func (g *gate) assign(to identity.ID) {
 	g.t.Helper()
-	g.do(&skeinv1.Command{Body: &skeinv1.Command_AssignSlot{AssignSlot: &skeinv1.AssignSlot{Namespace: g.ref.Namespace, Name: g.ref.Name, NodeId: to.String(),
+	g.do(&skeinv1.Command{Body: &skeinv1.Command_AssignSlot{AssignSlot: &skeinv1.AssignSlot{Namespace: g.ref.Namespace,
+		Name: g.ref.Name, NodeId: to.String(),
 		Epoch: g.state.Slot(g.ref.Namespace, g.ref.Name, 0).GetEpoch()}}})
 }
 
@@ -140,11 +146,13 @@ func (g *gate) live(f func(*Gateways, *generous)) {
 	l := &generous{t: g.t, said: make(chan struct{}, 1), gave: make(chan struct{}, 1)}
 	ctx, stop := context.WithCancel(g.t.Context())
 	done := make(chan struct{})
-	gs := NewGateways(GatewaysConfig{Self: g.gw, Dir: g.netns(), Known: filepath.Join(g.dir, "known"), Driver: "userspace", Tunnel: "skein0", Leader: l, Clocks: g.clocks,
+	gs := NewGateways(GatewaysConfig{Self: g.gw, Dir: g.netns(), Known: filepath.Join(g.dir, "known"),
+		Driver: "userspace", Tunnel: "skein0", Leader: l, Clocks: g.clocks,
 		TakeOver: func(context.Context, identity.ID, *skeinv1.TakeOverRequest) (*skeinv1.TakeOverResponse, error) {
 			return &skeinv1.TakeOverResponse{}, nil
 		},
-		Links: func() []announce.Link { return nil }, Journal: func(*skeinv1.SlotHeld) {}, Changed: func() {}, Log: slog.New(slog.DiscardHandler)})
+		Links: func() []announce.Link { return nil }, Journal: func(*skeinv1.SlotHeld) {}, Changed: func() {},
+		Log: slog.New(slog.DiscardHandler)})
 	go func() { defer close(done); gs.Run(ctx) }()
 	defer func() { stop(); <-done }() // also when f fails the test
 	f(gs, l)
@@ -276,7 +284,8 @@ func TestReleasedIsSaidWhenTheKernelHasStopped(t *testing.T) {
 	g.live(func(gs *Gateways, l *generous) {
 		l.heard = func(r *skeinv1.RenewLeasesRequest) {
 			if left := g.lives(); len(r.GetReleased()) > 0 && left > 0 {
-				t.Errorf("the leader is told that epoch %d has stopped, and the kernel forwards for another %s", r.GetReleased()[0].GetEpoch(), left)
+				t.Errorf("the leader is told that epoch %d has stopped, and the kernel forwards for another %s",
+					r.GetReleased()[0].GetEpoch(), left)
 			}
 		}
 		gs.Follow(before, 1420)  // the replica on its disk
@@ -321,7 +330,8 @@ func TestANamespaceOfAnEarlierVersionGoesOn(t *testing.T) {
 		if strays := gs.Strays(); len(strays) > 0 {
 			t.Errorf("strays: %v", strays)
 		}
-		a := gs.SyncClients(t.Context(), g.gw, &skeinv1.SyncEgressClientsRequest{Namespace: g.ref.Namespace, Name: g.ref.Name, Epoch: 1, Generation: 1,
+		a := gs.SyncClients(t.Context(), g.gw, &skeinv1.SyncEgressClientsRequest{Namespace: g.ref.Namespace,
+			Name: g.ref.Name, Epoch: 1, Generation: 1,
 			Clients: []*skeinv1.EgressClient{{Key: "web/x", Ipv4: g.state.Node(g.gw).GetIpv4()}}})
 		if !a.GetInstalled() {
 			t.Fatalf("the namespace is not taken over: %v, %v", a, gs.Problems())

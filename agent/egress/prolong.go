@@ -50,7 +50,8 @@ func (r *Renewer) read(ctx context.Context) {
 		}
 		t, err := r.cfg.Kernel.Begin(s, epoch, life)
 		if err != nil {
-			r.cfg.Log.Warn("no further ticket for the slot could be begun; trying again", "slot", s.String(), "err", err)
+			r.cfg.Log.Warn("no further ticket for the slot could be begun; trying again", "slot", s.String(),
+				"err", err)
 			continue
 		}
 		h.Prolonging(round, epoch, t, began, life)
@@ -72,7 +73,8 @@ func (r *Renewer) read(ctx context.Context) {
 // begin than a ticket lives. Other machines' clocks have to prove first that this much is left: the machine may just
 // have been continued.
 func (r *Renewer) leave() {
-	if r.cfg.Clocks == nil || !slices.ContainsFunc(sorted(r.holders), func(s Slot) bool { return r.holders[s].Long() }) {
+	long := func(s Slot) bool { return r.holders[s].Long() }
+	if r.cfg.Clocks == nil || !slices.ContainsFunc(sorted(r.holders), long) {
 		return
 	}
 	ask := func() Readings {

@@ -130,7 +130,8 @@ func TestAnAgentThatEndsLeavesTheRestOfItsLease(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				g := &grants{amid: c.amid, lives: map[Ticket]time.Duration{}}
-				r := NewRenewer(RenewerConfig{Self: self, Kernel: g, Leader: g, Clocks: g, Gateways: func() []*skeinv1.GatewayState { return nil }, Log: slog.New(slog.DiscardHandler)})
+				r := NewRenewer(RenewerConfig{Self: self, Kernel: g, Leader: g, Clocks: g,
+					Gateways: func() []*skeinv1.GatewayState { return nil }, Log: slog.New(slog.DiscardHandler)})
 				r.Agree([]Agreed{{Slot: slotA, Node: self, Epoch: 7, Lease: lease}})
 				ctx, stop := context.WithCancel(t.Context())
 				done := make(chan struct{})

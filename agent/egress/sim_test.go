@@ -131,16 +131,19 @@ func newWorld(ctx context.Context, seed uint64, plant string) *world {
 	drift := func() float64 { return (w.rand.Float64() - 0.5) * 0.002 }
 	view := View{Index: 1}
 	for _, name := range []string{"a", "b"} {
-		view.Egresses = append(view.Egresses, &skeinv1.Egress{Namespace: "x", Name: name, Replicas: 2, Gateways: map[string]string{"gateway": "yes"}})
+		view.Egresses = append(view.Egresses, &skeinv1.Egress{Namespace: "x", Name: name, Replicas: 2,
+			Gateways: map[string]string{"gateway": "yes"}})
 		for n := range 2 {
 			view.Slots = append(view.Slots, &skeinv1.EgressSlot{Namespace: "x", Name: name, Number: uint32(n)})
 			w.slots = append(w.slots, Slot{Ref{"x", name}, n})
 		}
 	}
 	for i := range 4 {
-		g := &simGateway{w: w, id: nodeID(i), name: fmt.Sprintf("g%d", i), drift: drift(), up: true, slots: map[Slot]*model{}, health: skeinv1.GatewayState_HEALTH_GOOD}
+		g := &simGateway{w: w, id: nodeID(i), name: fmt.Sprintf("g%d", i), drift: drift(), up: true,
+			slots: map[Slot]*model{}, health: skeinv1.GatewayState_HEALTH_GOOD}
 		w.gateways = append(w.gateways, g)
-		view.Nodes = append(view.Nodes, &skeinv1.Node{Id: g.id.String(), Name: g.name, Labels: map[string]string{"gateway": "yes", "site": fmt.Sprint(i % 2)}})
+		view.Nodes = append(view.Nodes, &skeinv1.Node{Id: g.id.String(), Name: g.name,
+			Labels: map[string]string{"gateway": "yes", "site": fmt.Sprint(i % 2)}})
 	}
 	for i := range 3 {
 		w.servers = append(w.servers, &server{process: &process{w: w, name: fmt.Sprintf("s%d", i), drift: drift()}, n: i, voted: -1, view: view, answers: map[string]uint64{},

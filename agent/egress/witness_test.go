@@ -17,13 +17,14 @@ func TestReadingsProveThatALeaseRuns(t *testing.T) {
 		after Readings
 		want  bool
 	}{
-		"one says so":                              {Readings{a: at(57 * time.Second)}, true},
-		"it would run out before the ticket":       {Readings{a: at(57*time.Second + 1)}, false},
-		"nobody answers":                           {Readings{}, false},
-		"this machine alone":                       {Readings{self: at(time.Second)}, false},
-		"this machine was suspended":               {Readings{a: at(time.Second), self: at(time.Hour)}, false},
-		"one that stood still as well, one not":    {Readings{a: at(time.Second), b: at(time.Hour)}, false},
-		"one that was started anew, and another":   {Readings{a: {"other boot", time.Second}, b: at(time.Second)}, true},
+		"one says so":                           {Readings{a: at(57 * time.Second)}, true},
+		"it would run out before the ticket":    {Readings{a: at(57*time.Second + 1)}, false},
+		"nobody answers":                        {Readings{}, false},
+		"this machine alone":                    {Readings{self: at(time.Second)}, false},
+		"this machine was suspended":            {Readings{a: at(time.Second), self: at(time.Hour)}, false},
+		"one that stood still as well, one not": {Readings{a: at(time.Second), b: at(time.Hour)}, false},
+		"one that was started anew, and another": {Readings{a: {"other boot", time.Second}, b: at(time.Second)},
+			true},
 		"one that was started anew alone":          {Readings{a: {"other boot", 2 * time.Hour}}, false},
 		"one that nobody read before":              {Readings{nodeID(9): at(time.Second)}, false},
 		"one whose clock runs backwards is no one": {Readings{a: at(-time.Second)}, false},
@@ -130,7 +131,8 @@ func (m *machine) live(leader bool, lease time.Duration) {
 // It returns for how long the machine forwarded after it was continued, when the slot may have been another's, and for
 // how long without a leader.
 func story(seed uint64, lease time.Duration, freeze, still bool) (after, alone time.Duration) {
-	m := &machine{h: NewHolder(self, slotA), rand: rand.New(rand.NewPCG(seed, 11)), tickets: map[Ticket]time.Duration{}, slept: map[identity.ID]time.Duration{}, still: still}
+	m := &machine{h: NewHolder(self, slotA), rand: rand.New(rand.NewPCG(seed, 11)), tickets: map[Ticket]time.Duration{},
+		slept: map[identity.ID]time.Duration{}, still: still}
 	m.h.Agree(Agreed{Slot: slotA, Node: self, Epoch: 5, Lease: lease}, t0)
 	silent := 5*time.Second + time.Duration(m.rand.IntN(2000))*time.Millisecond
 	begin := silent + time.Duration(m.rand.Int64N(int64(lease)))
@@ -173,7 +175,8 @@ func TestAFrozenMachineForwardsForATicketAtMost(t *testing.T) {
 		if most := firstTicket(lease); worst > most {
 			t.Errorf("lease of %s: it forwards for %s after it is continued, at most %s are due", lease, worst, most)
 		}
-		if want := lease - 4*time.Second; least < want { // its readings are older than the lease, and the last ticket is whole
+		// its readings are older than the lease, and the last ticket is whole
+		if want := lease - 4*time.Second; least < want {
 			t.Errorf("lease of %s: without a leader it forwards for %s only, want %s", lease, least, want)
 		}
 	}

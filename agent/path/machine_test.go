@@ -193,7 +193,8 @@ func (c *checker) step(t *testing.T, m Machine, now time.Time, in Input) Machine
 			}
 		}
 	}
-	if next.Lost != m.Lost && next.Lost != "" && !strings.Contains(next.Lost, m.Path.Endpoint.String()) && !strings.Contains(next.Lost, next.LastDirect.String()) {
+	if next.Lost != m.Lost && next.Lost != "" && !strings.Contains(next.Lost, m.Path.Endpoint.String()) &&
+		!strings.Contains(next.Lost, next.LastDirect.String()) {
 		t.Fatalf("a path to %s, then %s, was lost: %q", m.Path.Endpoint, next.LastDirect, next.Lost)
 	}
 	if next.Path.Rule == "" || next.Path.Reason == "" {
@@ -252,7 +253,8 @@ func randomInput(r func(int) int) Input {
 		}
 		return &n
 	}
-	in := Input{Kind: InputKind(r(inputKinds)), Endpoint: endpoint(), RTT: time.Duration(r(2000)-10) * time.Millisecond, Reply: r(2) == 0}
+	in := Input{Kind: InputKind(r(inputKinds)), Endpoint: endpoint(), RTT: time.Duration(r(2000)-10) * time.Millisecond,
+		Reply: r(2) == 0}
 	switch in.Kind {
 	case InputSelf, InputPeer:
 		in.Node = nd()
@@ -260,7 +262,8 @@ func randomInput(r func(int) int) Input {
 		in.Relay = RelayChoice{ID: identity.ID{byte(r(3))}, RTT: time.Duration(r(100))}
 		in.Relay.Absent = in.Relay.ID.IsZero() && r(2) == 0
 	case InputSettings:
-		in.Settings = &Settings{DirectRetry: time.Duration(r(200)) * time.Second, Keepalive: time.Duration(r(60)) * time.Second, BirthdayBoth: r(2) == 0}
+		in.Settings = &Settings{DirectRetry: time.Duration(r(200)) * time.Second,
+			Keepalive: time.Duration(r(60)) * time.Second, BirthdayBoth: r(2) == 0}
 		if r(8) > 0 {
 			in.Settings.MTU = randomMTU
 		}
@@ -312,7 +315,8 @@ func answer(r func(int) int, m Machine, now time.Time, in Input) Input {
 		return in
 	}
 	p := m.Probes[r(len(m.Probes))]
-	if i := slices.IndexFunc(m.Probes, func(p Probe) bool { return p.Endpoint == m.Path.Endpoint }); i >= 0 && r(2) == 0 {
+	used := func(p Probe) bool { return p.Endpoint == m.Path.Endpoint }
+	if i := slices.IndexFunc(m.Probes, used); i >= 0 && r(2) == 0 {
 		p = m.Probes[i]
 	}
 	in.Endpoint, in.Sent = p.Endpoint, p.LastSent

@@ -135,7 +135,8 @@ func (s *step) wideVerdict(i int) (lost bool) {
 func (s *step) dieNarrow() {
 	direct, endpoint := s.direct() >= 0, s.Path.Endpoint
 	s.die(s.active())
-	why := fmt.Sprintf("%s carries small packets only: no ping padded to %d bytes or more was answered.", endpoint, Wire(mtuLeast, s.Settings.MTU))
+	why := fmt.Sprintf("%s carries small packets only: no ping padded to %d bytes or more was answered.", endpoint,
+		Wire(mtuLeast, s.Settings.MTU))
 	if direct {
 		s.Lost = "The direct path to " + why
 	} else {

@@ -116,9 +116,12 @@ func TestVerdictForgetsOtherAddresses(t *testing.T) {
 		for _, e := range old {
 			m.Probes = append(m.Probes, Probe{Endpoint: e, Type: prflx, FirstSeen: simStart, Next: len(pacing)})
 		}
-		m.Probes = slices.Insert(m.Probes, before, Probe{Endpoint: used, Type: srflx, Known: true, Answered: 1, Sent: 1, LastSent: now, LastAnswered: now,
-			Next: len(pacing), Wide: Wide{Began: now.Add(-time.Second), Next: len(wideSteps), Sent: now.Add(-time.Second)}})
-		m.Path = Path{Kind: Direct, Endpoint: used, Alive: true, Since: simStart, Rule: "direct-proven", Reason: "It answers."}
+		m.Probes = slices.Insert(m.Probes, before, Probe{Endpoint: used, Type: srflx, Known: true, Answered: 1, Sent: 1,
+			LastSent: now, LastAnswered: now,
+			Next: len(pacing), Wide: Wide{Began: now.Add(-time.Second), Next: len(wideSteps),
+				Sent: now.Add(-time.Second)}})
+		m.Path = Path{Kind: Direct, Endpoint: used, Alive: true, Since: simStart, Rule: "direct-proven",
+			Reason: "It answers."}
 		m.LastDirect, m.LastPong = used, now
 
 		next, _ := Step(m, now, Input{Kind: InputTick})

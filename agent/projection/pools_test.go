@@ -55,7 +55,8 @@ func way(p dataplane.Pods, to string) string {
 func TestPoolAddressesOfNobodyAreRefused(t *testing.T) {
 	s, ids := mesh(t, 3)
 	decide(t, s, &skeinv1.Command{Body: &skeinv1.Command_CreatePool{CreatePool: &skeinv1.CreatePool{Pool: &skeinv1.Pool{
-		Name: "default", BlockSizeBits: 5, Subnets: []*skeinv1.PoolSubnet{{Ipv4: "10.64.0.0/16", Ipv6: "fd64::/112"}}}}}})
+		Name: "default", BlockSizeBits: 5, Subnets: []*skeinv1.PoolSubnet{{Ipv4: "10.64.0.0/16",
+			Ipv6: "fd64::/112"}}}}}})
 	for _, id := range ids[:2] {
 		decide(t, s, &skeinv1.Command{Body: &skeinv1.Command_AllocateBlocks{AllocateBlocks: &skeinv1.AllocateBlocks{NodeId: id.String(), Pool: "default", Total: 1}}})
 	}
@@ -83,21 +84,26 @@ func TestWhatIsNotTheMeshsIsPassedOn(t *testing.T) {
 	s, ids := mesh(t, 3)
 	withBlocks(t, s, ids)
 	decide(t, s,
-		&skeinv1.Command{Body: &skeinv1.Command_ReserveBlock{ReserveBlock: &skeinv1.ReserveBlock{Pool: "default", Prefix: "10.64.2.0/27", Reason: "as Coil did, for node9"}}},
-		&skeinv1.Command{Body: &skeinv1.Command_ReserveAddress{ReserveAddress: &skeinv1.ReserveAddress{Pool: "default", Address: "10.64.3.9", Namespace: "db", Pod: "pg-1"}}},
+		&skeinv1.Command{Body: &skeinv1.Command_ReserveBlock{ReserveBlock: &skeinv1.ReserveBlock{Pool: "default",
+			Prefix: "10.64.2.0/27", Reason: "as Coil did, for node9"}}},
+		&skeinv1.Command{Body: &skeinv1.Command_ReserveAddress{ReserveAddress: &skeinv1.ReserveAddress{Pool: "default",
+			Address: "10.64.3.9", Namespace: "db", Pod: "pg-1"}}},
 		&skeinv1.Command{Body: &skeinv1.Command_CreatePool{CreatePool: &skeinv1.CreatePool{Pool: &skeinv1.Pool{Name: "public", Subnets: []*skeinv1.PoolSubnet{{Ipv4: "192.0.2.0/28"}}}}}},
 		&skeinv1.Command{Body: &skeinv1.Command_CreatePool{CreatePool: &skeinv1.CreatePool{Pool: &skeinv1.Pool{Name: "lan", Subnets: []*skeinv1.PoolSubnet{{Ipv4: "198.51.100.64/28"}}}}}},
 		&skeinv1.Command{Body: &skeinv1.Command_DefineEgress{DefineEgress: &skeinv1.DefineEgress{Egress: &skeinv1.Egress{
-			Namespace: "shop", Name: "nat", Destinations: []string{"0.0.0.0/0"}, Gateways: map[string]string{"egress": "yes"}, Replicas: 1, Pool: "default",
+			Namespace: "shop", Name: "nat", Destinations: []string{"0.0.0.0/0"},
+			Gateways: map[string]string{"egress": "yes"}, Replicas: 1, Pool: "default",
 			Addresses: []*skeinv1.EgressAddress{{Ipv4: "192.0.2.7"}}}}}})
 	in := input(s, ids)
-	in.Host.Connected = []netip.Prefix{netip.MustParsePrefix("10.64.3.64/27"), netip.MustParsePrefix("198.51.100.0/24"), netip.MustParsePrefix("203.0.113.0/24")}
+	in.Host.Connected = []netip.Prefix{netip.MustParsePrefix("10.64.3.64/27"), netip.MustParsePrefix("198.51.100.0/24"),
+		netip.MustParsePrefix("203.0.113.0/24")}
 	spec, _ := projection.Project(in)
 	for _, c := range [][2]string{
 		{"10.64.2.1", "passed on"}, {"fd01::201", "passed on"}, {"10.64.3.70", "passed on"}, {"192.0.2.7", "passed on"},
 		{"10.64.2.33", "refused"}, {"10.64.3.9", "refused"}, {"192.0.2.8", "refused"}, {"fd01::3ff", "refused"},
 		{"10.64.3.7", "tunnel"}, {"10.64.0.33", "tunnel"}, {"10.64.0.1", "own block"},
-		{"198.51.100.70", "passed on: no route"}, {"203.0.113.1", "passed on: no route"}, {"10.4.0.2", "passed on: no route"},
+		{"198.51.100.70", "passed on: no route"}, {"203.0.113.1", "passed on: no route"},
+		{"10.4.0.2", "passed on: no route"},
 	} {
 		if got := way(spec.Pods, c[0]); got != c[1] {
 			t.Errorf("%s: %s, want %s", c[0], got, c[1])
@@ -115,8 +121,10 @@ func TestAStaticAddressInAReservedBlockIsRefused(t *testing.T) {
 	s, ids := mesh(t, 2)
 	withBlocks(t, s, ids)
 	decide(t, s,
-		&skeinv1.Command{Body: &skeinv1.Command_ReserveBlock{ReserveBlock: &skeinv1.ReserveBlock{Pool: "default", Prefix: "10.64.2.0/27", Reason: "mine"}}},
-		&skeinv1.Command{Body: &skeinv1.Command_ReserveAddress{ReserveAddress: &skeinv1.ReserveAddress{Pool: "default", Address: "10.64.2.9", Namespace: "db", Pod: "pg-1"}}})
+		&skeinv1.Command{Body: &skeinv1.Command_ReserveBlock{ReserveBlock: &skeinv1.ReserveBlock{Pool: "default",
+			Prefix: "10.64.2.0/27", Reason: "mine"}}},
+		&skeinv1.Command{Body: &skeinv1.Command_ReserveAddress{ReserveAddress: &skeinv1.ReserveAddress{Pool: "default",
+			Address: "10.64.2.9", Namespace: "db", Pod: "pg-1"}}})
 	spec, _ := projection.Project(input(s, ids))
 	for a, want := range map[string]string{"10.64.2.8": "passed on", "10.64.2.9": "refused", "fd01::209": "refused"} {
 		if got := way(spec.Pods, a); got != want {

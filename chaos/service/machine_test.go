@@ -70,7 +70,8 @@ func boot(t *testing.T, uplink *testns.NS) *machine {
 	m := &machine{t: t, log: new(bytes.Buffer), uplink: uplink, ended: make(chan struct{})}
 	groups := cgroups(t)
 	// Killing unshare ends the PID namespace, and so the container, its mounts and its network.
-	cmd := exec.Command("unshare", append([]string{"--mount", "--propagation", "private", "--pid", "--fork", "--kill-child", "--mount-proc",
+	cmd := exec.Command("unshare", append([]string{"--mount", "--propagation", "private", "--pid", "--fork",
+		"--kill-child", "--mount-proc",
 		"/bin/sh", "-c", bootScript, "sh", root, dir}, groups...)...)
 	cmd.Stdout, cmd.Stderr, cmd.SysProcAttr = m.log, m.log, &syscall.SysProcAttr{Setsid: true}
 	if err := cmd.Start(); err != nil {
@@ -203,7 +204,8 @@ func (m *machine) install(from, to string, mode fs.FileMode) {
 
 func (m *machine) write(to string, b []byte, mode fs.FileMode) {
 	m.t.Helper()
-	cmd := m.command(m.t.Context(), "sh", "-c", fmt.Sprintf(`mkdir -p "$(dirname "$1")" && cat >"$1" && chmod %o "$1"`, mode), "sh", to)
+	cmd := m.command(m.t.Context(), "sh", "-c", fmt.Sprintf(`mkdir -p "$(dirname "$1")" && cat >"$1" && chmod %o "$1"`,
+		mode), "sh", to)
 	cmd.Stdin = bytes.NewReader(b)
 	if out, err := cmd.CombinedOutput(); err != nil {
 		m.t.Fatalf("writing %s: %v: %s", to, err, out)

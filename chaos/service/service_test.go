@@ -210,7 +210,8 @@ func crash(t *testing.T, s *scene) {
 func down(t *testing.T, s *scene) {
 	before := s.running("")
 	out := s.run("skein", "down")
-	for _, part := range []string{"skein.service has ended", "systemctl disable skein.service", "systemctl start skein.service"} {
+	for _, part := range []string{"skein.service has ended", "systemctl disable skein.service",
+		"systemctl start skein.service"} {
 		if !strings.Contains(out, part) {
 			t.Errorf("down does not say %q: %q", part, out)
 		}
@@ -265,7 +266,8 @@ func gateway(t *testing.T, s *scene) {
 	s.peer.run("egress", "create", "out/nat", "--destination", outsideAddr+"/32", "--gateway-label", "egress=yes")
 	s.peer.leaves(serviceAddr)
 	s.exposure(t, egressExposure)
-	if own, host := s.run("readlink", "/proc/"+s.running("")+"/ns/mnt"), s.run("readlink", "/proc/1/ns/mnt"); own != host {
+	if own, host := s.run("readlink", "/proc/"+s.running("")+"/ns/mnt"),
+		s.run("readlink", "/proc/1/ns/mnt"); own != host {
 		t.Error("the service has a mount namespace of its own: gateways' network namespaces would end with it")
 	}
 	// Names of namespaces and of clients' files, with what tells one namespace from another.
@@ -276,7 +278,8 @@ func gateway(t *testing.T, s *scene) {
 	if !strings.Contains(has, "netns/") || !strings.Contains(has, "egress-clients/") {
 		t.Fatalf("a gateway keeps\n%s", has)
 	}
-	for _, how := range [][]string{{"systemctl", "stop", "skein"}, {"skein", "down"}, {"systemctl", "kill", "--signal=KILL", "skein"}} {
+	for _, how := range [][]string{{"systemctl", "stop", "skein"}, {"skein", "down"},
+		{"systemctl", "kill", "--signal=KILL", "skein"}} {
 		before := s.running("")
 		s.run(how...)
 		s.settled()
@@ -358,7 +361,8 @@ func pods(t *testing.T, s *scene) {
 
 // cni calls the plugin as a container runtime does.
 func (s *scene) cni(verb, id, netns string) (string, error) {
-	return s.try("env", "CNI_COMMAND="+verb, "CNI_CONTAINERID="+id, "CNI_NETNS="+netns, "CNI_IFNAME=eth0", "CNI_PATH=/opt/cni/bin", "sh", "-c",
+	return s.try("env", "CNI_COMMAND="+verb, "CNI_CONTAINERID="+id, "CNI_NETNS="+netns, "CNI_IFNAME=eth0",
+		"CNI_PATH=/opt/cni/bin", "sh", "-c",
 		`echo '{"cniVersion": "1.0.0", "name": "skein", "type": "skein-cni"}' | /opt/cni/bin/skein-cni`)
 }
 
@@ -390,7 +394,8 @@ func journal(t *testing.T, s *scene) {
 		t.Fatal("the journal does not have the service's log")
 	}
 	dir := t.TempDir()
-	if err := os.WriteFile(filepath.Join(dir, "replica.db"), []byte(s.run("cat", "/var/lib/skein/replica.db")), 0o600); err != nil {
+	if err := os.WriteFile(filepath.Join(dir, "replica.db"), []byte(s.run("cat", "/var/lib/skein/replica.db")),
+		0o600); err != nil {
 		t.Fatal(err)
 	}
 	replica, err := consensus.OpenReplica(dir, slog.New(slog.DiscardHandler))
@@ -403,7 +408,8 @@ func journal(t *testing.T, s *scene) {
 		t.Fatal(err)
 	}
 	secrets := map[string][]byte{
-		"the token's secret": token.GetSecret(), "the seed": replica.State().Cluster().GetPskSeed(), "the gossip key": replica.State().GossipKeys().GetPrimary(),
+		"the token's secret": token.GetSecret(), "the seed": replica.State().Cluster().GetPskSeed(),
+		"the gossip key": replica.State().GossipKeys().GetPrimary(),
 	}
 	for _, name := range []string{"identity.pem", "wireguard.pem"} {
 		block, _ := pem.Decode([]byte(s.run("cat", "/var/lib/skein/"+name)))
@@ -423,7 +429,9 @@ func journal(t *testing.T, s *scene) {
 			t.Errorf("%s has %d bytes", name, len(secret))
 			continue
 		}
-		for _, form := range []string{string(secret), hex.EncodeToString(secret), base64.RawStdEncoding.EncodeToString(secret), base64.RawURLEncoding.EncodeToString(secret), fmt.Sprint(secret)} {
+		for _, form := range []string{string(secret), hex.EncodeToString(secret),
+			base64.RawStdEncoding.EncodeToString(secret), base64.RawURLEncoding.EncodeToString(secret),
+			fmt.Sprint(secret)} {
 			if strings.Contains(text, form) {
 				t.Errorf("the journal has %s", name)
 			}
@@ -433,7 +441,8 @@ func journal(t *testing.T, s *scene) {
 
 // A purge after the agent has ended also removes what the host has as a client of an egress.
 func client(t *testing.T, s *scene) {
-	s.peer.run("egress", "create", "out/nat", "--destination", outsideAddr+"/32", "--gateway-label", "egress=yes") // nobody is one any more
+	// nobody is one any more
+	s.peer.run("egress", "create", "out/nat", "--destination", outsideAddr+"/32", "--gateway-label", "egress=yes")
 	within(t, "the peer's packets to the outside are led away", func() error {
 		if now := s.peer.rules(); !strings.Contains(now, "lookup 118") {
 			return fmt.Errorf("there is\n%s", now)

@@ -166,7 +166,8 @@ func (f filter) read() (have filterState, err error) {
 	whole = whole && seen[setEnds4] && seen[setEnds6] && seen[setLinks]
 	if whole {
 		k, err := c.ListChain(t, chain.Name)
-		whole = err == nil && k.Hooknum != nil && *k.Hooknum == *chain.Hooknum && k.Priority != nil && *k.Priority == *chain.Priority
+		whole = err == nil && k.Hooknum != nil && *k.Hooknum == *chain.Hooknum && k.Priority != nil &&
+			*k.Priority == *chain.Priority
 	}
 	if whole {
 		rules, err := c.GetRules(t, chain)
@@ -217,7 +218,8 @@ func (f filter) write(want Filter, have *filterState) (writes int, err error) {
 		}
 	}
 	if err := c.Flush(); err != nil {
-		return 0, fmt.Errorf("writing the nft table inet %s, which keeps strangers out of tunnels: %w", filterTable, err)
+		return 0, fmt.Errorf("writing the nft table inet %s, which keeps strangers out of tunnels: %w",
+			filterTable, err)
 	}
 	*have = filterState{want, !want.empty(), !want.empty()}
 	return 1, nil
@@ -269,7 +271,8 @@ func (f Filter) elements(set string) (out []nftables.SetElement) {
 
 func ourTable() (*nftables.Table, *nftables.Chain) {
 	t := &nftables.Table{Family: nftables.TableFamilyINet, Name: filterTable}
-	return t, &nftables.Chain{Name: filterChain, Table: t, Type: nftables.ChainTypeFilter, Hooknum: nftables.ChainHookInput, Priority: nftables.ChainPriorityRaw}
+	return t, &nftables.Chain{Name: filterChain, Table: t, Type: nftables.ChainTypeFilter,
+		Hooknum: nftables.ChainHookInput, Priority: nftables.ChainPriorityRaw}
 }
 
 // ourSet is one of the sets, or nil. The IDs are given here, or the library counts in a global.

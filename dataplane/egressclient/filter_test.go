@@ -76,7 +76,8 @@ func (l *listener) has(text string) bool {
 func sendFrom(t *testing.T, ns *testns.NS, from, to string, b []byte) {
 	t.Helper()
 	ns.Must("sending", func() error {
-		c, err := net.DialUDP("udp", net.UDPAddrFromAddrPort(netip.MustParseAddrPort(from)), net.UDPAddrFromAddrPort(netip.MustParseAddrPort(to)))
+		c, err := net.DialUDP("udp", net.UDPAddrFromAddrPort(netip.MustParseAddrPort(from)),
+			net.UDPAddrFromAddrPort(netip.MustParseAddrPort(to)))
 		if err != nil {
 			return err
 		}
@@ -115,7 +116,8 @@ func strangersSend(t *testing.T, driver, rpFilter string) {
 	defer c.Close()
 	apply(t, c, dual())
 	l := listenIn(t, ns)
-	fromEnd := func(text string) { // what the far end of a tunnel sends is heard, and all before it has been dropped or heard
+	// what the far end of a tunnel sends is heard, and all before it has been dropped or heard
+	fromEnd := func(text string) {
 		t.Helper()
 		deadline := time.Now().Add(5 * time.Second)
 		for !l.has(text) {
@@ -255,7 +257,8 @@ func TestAsManyEndsAsAClientMayHave(t *testing.T) {
 	defer c.Close()
 	all := Filter{Links: []string{"eth0"}}
 	for i := range 64 * 64 {
-		all.Ends = append(all.Ends, netip.AddrFrom4([4]byte{10, 68, byte(i >> 8), byte(i)}), netip.AddrFrom16([16]byte{0xfd, 14: byte(i >> 8), 15: byte(i)}))
+		all.Ends = append(all.Ends, netip.AddrFrom4([4]byte{10, 68, byte(i >> 8), byte(i)}),
+			netip.AddrFrom16([16]byte{0xfd, 14: byte(i >> 8), 15: byte(i)}))
 	}
 	all.Ends = distinct(all.Ends, nil)
 	few := Filter{Ends: all.Ends[:2], Links: all.Links}
@@ -272,7 +275,8 @@ func TestAsManyEndsAsAClientMayHave(t *testing.T) {
 
 // The host's own gateway is at a link beside the tunnel's.
 func TestWantFilter(t *testing.T) {
-	s := dataplane.ClientSpec{Uplink: "skein0", Links: []string{"sk0123456789ab"}, Ends: []netip.Addr{addr("10.68.0.2"), addr("10.68.0.1")}, Tunnels: []dataplane.ClientTunnel{tun("10.68.0.1")}}
+	s := dataplane.ClientSpec{Uplink: "skein0", Links: []string{"sk0123456789ab"},
+		Ends: []netip.Addr{addr("10.68.0.2"), addr("10.68.0.1")}, Tunnels: []dataplane.ClientTunnel{tun("10.68.0.1")}}
 	if got, want := wantFilter(s).String(), "only [10.68.0.1 10.68.0.2], by [sk0123456789ab skein0]"; got != want {
 		t.Errorf("%s, want %s", got, want)
 	}

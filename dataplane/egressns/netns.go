@@ -119,7 +119,8 @@ func bind(from, to string) error {
 	}
 	f.Close()
 	if err := unix.Mount(from, to, "", unix.MS_BIND, ""); err != nil {
-		return errors.Join(fmt.Errorf("mounting network namespace %s at %s: %w: this needs CAP_SYS_ADMIN", from, to, err), os.Remove(to))
+		err = fmt.Errorf("mounting network namespace %s at %s: %w: this needs CAP_SYS_ADMIN", from, to, err)
+		return errors.Join(err, os.Remove(to))
 	}
 	return nil
 }

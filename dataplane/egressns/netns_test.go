@@ -21,7 +21,8 @@ func TestNameIsNotCoveredByALaterMount(t *testing.T) {
 		t.Fatalf("made %t, %v", made, err)
 	}
 	ns.Close()
-	if err := unix.Mount("", dir, "none", unix.MS_SHARED|unix.MS_REC, ""); err != nil { // iproute2 mounts over it if this fails
+	// iproute2 mounts over it if this fails
+	if err := unix.Mount("", dir, "none", unix.MS_SHARED|unix.MS_REC, ""); err != nil {
 		t.Errorf("the directory is no mount: %v", err)
 	}
 	if err := Remove(file); err != nil {

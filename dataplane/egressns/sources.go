@@ -47,7 +47,8 @@ func sourcesIn(ops []op, have state, own ...netip.Addr) (c change) {
 				slot(old)
 				address(o.key)
 			}
-			if o.verb == delElement { // it stays until no connection has the address any more: a start after a crash finishes that
+			// it stays until no connection has the address any more: a start after a crash finishes that
+			if o.verb == delElement {
 				c.rest = append(c.rest, o)
 			} else {
 				c.first = append(c.first, o)

@@ -72,7 +72,8 @@ func TestANewSourceEndsTheLease(t *testing.T) {
 	}
 	// A start finds what one that crashed amid a change has left, an address that is no slot's any more, and finishes
 	// that.
-	if _, err := s.n.table.write([]op{{verb: setElement, name: MapAddress4, key: bytesOf(source4), val: slotKey(0)}}); err != nil {
+	if _, err := s.n.table.write([]op{{verb: setElement, name: MapAddress4, key: bytesOf(source4),
+		val: slotKey(0)}}); err != nil {
 		t.Fatal(err)
 	}
 	s.open()

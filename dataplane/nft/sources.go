@@ -55,8 +55,10 @@ func (s *State) setSources(spec dataplane.Spec) {
 	over4, over6 := ranges(overlays)
 	pool4, pool6 := ranges(spec.Pods.Pools)
 	else4, else6 := ranges(spec.Pods.Elsewhere)
-	s.Sets[dataplane.SetOverlayIPv4], s.Sets[dataplane.SetOverlayIPv6] = Set{Kind: kindIPv4, Ranges: over4}, Set{Kind: kindIPv6, Ranges: over6}
-	s.Sets[dataplane.SetPoolsIPv4], s.Sets[dataplane.SetPoolsIPv6] = Set{Kind: kindIPv4, Ranges: without(pool4, else4)}, Set{Kind: kindIPv6, Ranges: without(pool6, else6)}
+	s.Sets[dataplane.SetOverlayIPv4], s.Sets[dataplane.SetOverlayIPv6] = Set{Kind: kindIPv4, Ranges: over4},
+		Set{Kind: kindIPv6, Ranges: over6}
+	s.Sets[dataplane.SetPoolsIPv4], s.Sets[dataplane.SetPoolsIPv6] = Set{Kind: kindIPv4, Ranges: without(pool4, else4)},
+		Set{Kind: kindIPv6, Ranges: without(pool6, else6)}
 	var names []Link
 	for _, l := range spec.Pods.Gateways {
 		names = append(names, Link(l))
@@ -68,7 +70,8 @@ func (s *State) setSources(spec dataplane.Spec) {
 // dropSources takes them away, for a kernel that cannot have the chain.
 func (s *State) dropSources() {
 	delete(s.Chains, dataplane.ChainSources)
-	for _, set := range []string{dataplane.SetOverlayIPv4, dataplane.SetOverlayIPv6, dataplane.SetPoolsIPv4, dataplane.SetPoolsIPv6, dataplane.SetGateways} {
+	for _, set := range []string{dataplane.SetOverlayIPv4, dataplane.SetOverlayIPv6, dataplane.SetPoolsIPv4,
+		dataplane.SetPoolsIPv6, dataplane.SetGateways} {
 		delete(s.Sets, set)
 	}
 }
@@ -114,18 +117,24 @@ func sourceRules(link string, control int) []rule {
 	}
 	pool := func(f int, set string) rule {
 		return rule{fmt.Sprintf("%s saddr @%s %s counter drop", protocol(f), set, missing),
-			slices.Concat(source(f), []expr.Any{&expr.Lookup{SourceRegister: reg, SetName: set}}, noWayBack(), []expr.Any{&expr.Counter{}, drop})}
+			slices.Concat(source(f), []expr.Any{&expr.Lookup{SourceRegister: reg, SetName: set}}, noWayBack(),
+				[]expr.Any{&expr.Counter{}, drop})}
 	}
 	return append(out,
 		overlay(4, dataplane.SetOverlayIPv4), overlay(6, dataplane.SetOverlayIPv6),
 		rule{"iifname @" + dataplane.SetGateways + " accept",
-			[]expr.Any{&expr.Meta{Key: expr.MetaKeyIIFNAME, Register: reg}, &expr.Lookup{SourceRegister: reg, SetName: dataplane.SetGateways}, accept}},
+			[]expr.Any{&expr.Meta{Key: expr.MetaKeyIIFNAME, Register: reg},
+				&expr.Lookup{SourceRegister: reg, SetName: dataplane.SetGateways}, accept}},
 		rule{"ip6 saddr fe80::/10 accept", append(source(6),
-			&expr.Bitwise{SourceRegister: reg, DestRegister: reg, Len: 16, Mask: slices.Concat([]byte{0xff, 0xc0}, make([]byte, 14)), Xor: make([]byte, 16)},
-			&expr.Cmp{Op: expr.CmpOpEq, Register: reg, Data: slices.Concat([]byte{0xfe, 0x80}, make([]byte, 14))}, accept)},
-		rule{"ip6 saddr :: accept", append(source(6), &expr.Cmp{Op: expr.CmpOpEq, Register: reg, Data: make([]byte, 16)}, accept)},
+			&expr.Bitwise{SourceRegister: reg, DestRegister: reg, Len: 16,
+				Mask: slices.Concat([]byte{0xff, 0xc0}, make([]byte, 14)), Xor: make([]byte, 16)},
+			&expr.Cmp{Op: expr.CmpOpEq, Register: reg, Data: slices.Concat([]byte{0xfe, 0x80}, make([]byte, 14))},
+			accept)},
+		rule{"ip6 saddr :: accept", append(source(6),
+			&expr.Cmp{Op: expr.CmpOpEq, Register: reg, Data: make([]byte, 16)}, accept)},
 		pool(4, dataplane.SetPoolsIPv4), pool(6, dataplane.SetPoolsIPv6),
-		rule{`iifname "` + dataplane.PodLinkPrefix + `" and 12 digits ` + missing + " counter drop", slices.Concat(podLink(), noWayBack(), []expr.Any{&expr.Counter{}, drop})},
+		rule{`iifname "` + dataplane.PodLinkPrefix + `" and 12 digits ` + missing + " counter drop",
+			slices.Concat(podLink(), noWayBack(), []expr.Any{&expr.Counter{}, drop})},
 	)
 }
 
@@ -151,14 +160,17 @@ func controlRule(family int, proto byte, port int) rule {
 		&expr.Cmp{Op: expr.CmpOpEq, Register: reg, Data: binary.BigEndian.AppendUint16(nil, uint16(port))},
 	}
 	exprs = slices.Concat(exprs, destination(family), []expr.Any{&expr.Lookup{SourceRegister: reg, SetName: set}},
-		source(family), []expr.Any{&expr.Lookup{SourceRegister: reg, SetName: set, Invert: true}, &expr.Counter{}, drop})
+		source(family), []expr.Any{&expr.Lookup{SourceRegister: reg, SetName: set, Invert: true},
+			&expr.Counter{}, drop})
 	name := map[byte]string{unix.IPPROTO_TCP: "tcp", unix.IPPROTO_UDP: "udp"}[proto]
-	return rule{fmt.Sprintf("%s dport %d %s daddr @%s %s saddr != @%s counter drop", name, port, protocol(family), set, protocol(family), set), exprs}
+	return rule{fmt.Sprintf("%s dport %d %s daddr @%s %s saddr != @%s counter drop", name, port, protocol(family), set,
+		protocol(family), set), exprs}
 }
 
 // cameBy matches packets that came in by a link.
 func cameBy(link string) []expr.Any {
-	return []expr.Any{&expr.Meta{Key: expr.MetaKeyIIFNAME, Register: reg}, &expr.Cmp{Op: expr.CmpOpEq, Register: reg, Data: linkName(link)}}
+	return []expr.Any{&expr.Meta{Key: expr.MetaKeyIIFNAME, Register: reg},
+		&expr.Cmp{Op: expr.CmpOpEq, Register: reg, Data: linkName(link)}}
 }
 
 // linkName is a name as the kernel compares it.
@@ -181,7 +193,8 @@ func podLink() []expr.Any {
 	}
 	more[end-1] = 0xff
 	bits := func(mask []byte) expr.Any {
-		return &expr.Bitwise{SourceRegister: reg, DestRegister: reg, Len: unix.IFNAMSIZ, Mask: mask, Xor: make([]byte, unix.IFNAMSIZ)}
+		return &expr.Bitwise{SourceRegister: reg, DestRegister: reg, Len: unix.IFNAMSIZ, Mask: mask,
+			Xor: make([]byte, unix.IFNAMSIZ)}
 	}
 	name := &expr.Meta{Key: expr.MetaKeyIIFNAME, Register: reg}
 	return []expr.Any{name, bits(mask), &expr.Cmp{Op: expr.CmpOpEq, Register: reg, Data: want},

@@ -18,8 +18,10 @@ import (
 func uplink(t *testing.T, a *host, answers ...netip.Addr) *testns.NS {
 	t.Helper()
 	outside := testns.New(t, "out")
-	testns.Link(a.NS, outside, "up", []netip.Prefix{pfx("192.0.2.1/24"), pfx("2001:db8::1/64")}, []netip.Prefix{pfx("192.0.2.2/24"), pfx("2001:db8::2/64")})
-	for n, gws := range map[*testns.NS][]string{a.NS: {"192.0.2.2", "2001:db8::2"}, outside: {"192.0.2.1", "2001:db8::1"}} {
+	testns.Link(a.NS, outside, "up", []netip.Prefix{pfx("192.0.2.1/24"), pfx("2001:db8::1/64")},
+		[]netip.Prefix{pfx("192.0.2.2/24"), pfx("2001:db8::2/64")})
+	for n, gws := range map[*testns.NS][]string{a.NS: {"192.0.2.2", "2001:db8::2"},
+		outside: {"192.0.2.1", "2001:db8::1"}} {
 		n.Must("default routes", func() error {
 			l, err := netlink.LinkByName("up")
 			if err != nil {
@@ -52,7 +54,8 @@ func withPools(s dataplane.Spec) dataplane.Spec {
 // at once; without that it leaves in plaintext for where the default route leads, which has such an address and
 // answers.
 func TestPoolAddressesOfNobodyDoNotLeave(t *testing.T) {
-	nobody, reserved := []netip.Addr{addr("10.64.200.1"), addr("fd64::9999")}, []netip.Addr{addr("10.64.7.1"), addr("fd64::7001")}
+	nobody, reserved := []netip.Addr{addr("10.64.200.1"), addr("fd64::9999")},
+		[]netip.Addr{addr("10.64.7.1"), addr("fd64::7001")}
 	a := newHost(t, 1)
 	uplink(t, a, append(nobody, reserved...)...)
 	p := newPod(t, a, 1)
@@ -75,7 +78,8 @@ func TestPoolAddressesOfNobodyDoNotLeave(t *testing.T) {
 	a.clean(t, s)
 	for who, n := range asks {
 		for _, ip := range nobody {
-			if err := send(n, ip); err == nil || !strings.Contains(err.Error(), "no route to host") && !strings.Contains(err.Error(), "network is unreachable") {
+			if err := send(n, ip); err == nil || !strings.Contains(err.Error(), "no route to host") &&
+				!strings.Contains(err.Error(), "network is unreachable") {
 				t.Errorf("from %s to %s: %v, want unreachable", who, ip, err)
 			}
 		}

@@ -75,7 +75,8 @@ type Route struct {
 
 // replaces reports whether adding a route takes the other's place.
 func (r Route) replaces(o Route) bool {
-	return r != o && r.Table == o.Table && r.Family == o.Family && r.behind() == o.behind() && r.Dst == o.Dst && r.Other == "" && o.Other == ""
+	return r != o && r.Table == o.Table && r.Family == o.Family && r.behind() == o.behind() && r.Dst == o.Dst &&
+		r.Other == "" && o.Other == ""
 }
 
 // behind reports whether the route has the metric that puts it behind those through a link.
@@ -169,7 +170,8 @@ func (r Route) String() string {
 		return r.Family.String() + " " + r.Other
 	}
 	if r.Throw {
-		return fmt.Sprintf("%s throw %s table %d proto %d metric %d", r.Family, r.Dst, r.Table, dataplane.RouteProtocol, fallbackMetric)
+		return fmt.Sprintf("%s throw %s table %d proto %d metric %d", r.Family, r.Dst, r.Table, dataplane.RouteProtocol,
+			fallbackMetric)
 	}
 	if r.Table == dataplane.PodTable && !r.Unreachable {
 		s := fmt.Sprintf("%s %s through the link table %d proto %d", r.Family, r.Dst, r.Table, dataplane.RouteProtocol)

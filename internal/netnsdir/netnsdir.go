@@ -75,7 +75,8 @@ func Release(dir string) error {
 	if here.Dev != above.Dev {
 		return nil // another file system: mounted by somebody else
 	}
-	if err := unix.Unmount(dir, unix.MNT_DETACH|unix.UMOUNT_NOFOLLOW); err != nil && !errors.Is(err, unix.EINVAL) { // no mount
+	// no mount
+	if err := unix.Unmount(dir, unix.MNT_DETACH|unix.UMOUNT_NOFOLLOW); err != nil && !errors.Is(err, unix.EINVAL) {
 		return fmt.Errorf("unmounting the directory of network namespaces %s: %w", dir, err)
 	}
 	return nil
