@@ -54,7 +54,7 @@ var _ skeinv1connect.ClusterServiceHandler = (*Service)(nil)
 
 // NewService makes the service.
 func NewService(cfg ServiceConfig) *Service {
-	return &Service{cfg: cfg, log: cfg.Log.With("room", "consensus")}
+	return &Service{cfg: cfg, log: cfg.Log.With("component", "consensus")}
 }
 
 // Handler is the path and handler to mount.

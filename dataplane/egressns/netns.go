@@ -84,8 +84,8 @@ func mountNew(file string) error {
 	return <-done
 }
 
-// Rename gives the namespace at from the name to, while what lives in it goes on. A from that is no namespace is left alone; of two
-// names of one namespace to stays.
+// Rename gives the namespace at from the name to, while what lives in it goes on. A from that is no namespace is left
+// alone; of two names of one namespace to stays.
 func Rename(from, to string) error {
 	if from == to {
 		return nil
@@ -119,7 +119,8 @@ func bind(from, to string) error {
 	}
 	f.Close()
 	if err := unix.Mount(from, to, "", unix.MS_BIND, ""); err != nil {
-		return errors.Join(fmt.Errorf("mounting network namespace %s at %s: %w: this needs CAP_SYS_ADMIN", from, to, err), os.Remove(to))
+		err = fmt.Errorf("mounting network namespace %s at %s: %w: this needs CAP_SYS_ADMIN", from, to, err)
+		return errors.Join(err, os.Remove(to))
 	}
 	return nil
 }

@@ -20,8 +20,8 @@ type change struct {
 	former []netip.Addr // what their connections leave with
 }
 
-// sourcesIn separates the steps that change what packets of a slot leave with. own are the namespace's local addresses, which are
-// nobody's lease.
+// sourcesIn separates the steps that change what packets of a slot leave with. own are the namespace's local addresses,
+// which are nobody's lease.
 func sourcesIn(ops []op, have state, own ...netip.Addr) (c change) {
 	slot := func(key string) {
 		if n, ok := toSlot(key); ok && n != nobody && !slices.Contains(c.slots, n) {
@@ -47,7 +47,8 @@ func sourcesIn(ops []op, have state, own ...netip.Addr) (c change) {
 				slot(old)
 				address(o.key)
 			}
-			if o.verb == delElement { // it stays until no connection has the address any more: a start after a crash finishes that
+			// it stays until no connection has the address any more: a start after a crash finishes that
+			if o.verb == delElement {
 				c.rest = append(c.rest, o)
 			} else {
 				c.first = append(c.first, o)
@@ -59,8 +60,33 @@ func sourcesIn(ops []op, have state, own ...netip.Addr) (c change) {
 	return c
 }
 
-// change makes the first part of a change, and ends the leases of the slots, in one transaction. What was begun for them before
-// grants nothing any more.
+// formerIn are the addresses that slots leave with in have and no more in w. It is for a table that is made anew, of
+// which no step tells what changes.
+func formerIn(w, have state, own ...netip.Addr) (former []netip.Addr) {
+	add := func(key string) {
+		if a, ok := netip.AddrFromSlice([]byte(key)); ok && !slices.Contains(own, a) && !slices.Contains(former, a) {
+			former = append(former, a)
+		}
+	}
+	for _, name := range []string{MapSource4, MapSource6} {
+		for slot, a := range have.sets[name].elements {
+			if w.sets[name].elements[slot] != a {
+				add(a)
+			}
+		}
+	}
+	for _, name := range []string{MapAddress4, MapAddress6} {
+		for a, slot := range have.sets[name].elements {
+			if w.sets[name].elements[a] != slot {
+				add(a)
+			}
+		}
+	}
+	return former
+}
+
+// change makes the first part of a change, and ends the leases of the slots, in one transaction. What was begun for
+// them before grants nothing any more.
 func (l *leases) change(c change) (int, error) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -81,8 +107,8 @@ func (l *leases) change(c change) (int, error) {
 	return sent, nil
 }
 
-// forgetConnections ends those that leave with addresses which their slots have no more. The kernel would go on translating to them,
-// whatever the map says by now.
+// forgetConnections ends those that leave with addresses which their slots have no more. The kernel would go on
+// translating to them, whatever the map says by now.
 func forgetConnections(ns *os.File, former []netip.Addr) error {
 	if len(former) == 0 {
 		return nil

@@ -142,10 +142,12 @@ func (r *Reconciler) wanted(s dataplane.Spec) (State, []string) {
 	return want, notes
 }
 
-// lacksFib tries in a table that is made and removed in one transaction, whether the kernel has what the chain of sources needs.
+// lacksFib tries in a table that is made and removed in one transaction, whether the kernel has what the chain of
+// sources needs.
 func (r *Reconciler) lacksFib() bool {
 	t := &nftables.Table{Name: dataplane.NftTable + "_trial", Family: nftables.TableFamilyINet}
-	c := &nftables.Chain{Table: t, Name: dataplane.ChainSources, Type: nftables.ChainTypeFilter, Hooknum: nftables.ChainHookPrerouting, Priority: nftables.ChainPriorityRaw}
+	c := &nftables.Chain{Table: t, Name: dataplane.ChainSources, Type: nftables.ChainTypeFilter,
+		Hooknum: nftables.ChainHookPrerouting, Priority: nftables.ChainPriorityRaw}
 	r.conn.AddTable(t)
 	r.conn.AddChain(c)
 	r.conn.AddRule(&nftables.Rule{Table: t, Chain: c, Exprs: append(noWayBack(), drop)})
@@ -298,7 +300,8 @@ func (w *writer) op(o Op) error {
 		}
 		for _, n := range slices.Sorted(maps.Keys(o.All.Sets)) {
 			s := o.All.Sets[n]
-			if err := w.elements(Op{Verb: AddElements, Name: n, Kind: s.Kind, Ranges: s.Ranges, Rewrites: s.Rewrites, Links: s.Links}); err != nil {
+			if err := w.elements(Op{Verb: AddElements, Name: n, Kind: s.Kind, Ranges: s.Ranges, Rewrites: s.Rewrites,
+				Links: s.Links}); err != nil {
 				return err
 			}
 		}
@@ -400,7 +403,8 @@ func (w *writer) chain(o Op) *nftables.Chain {
 	case kindPrerouting:
 		c.Type, c.Hooknum = nftables.ChainTypeFilter, nftables.ChainHookPrerouting
 	case kindSources:
-		c.Type, c.Hooknum, c.Priority = nftables.ChainTypeFilter, nftables.ChainHookPrerouting, nftables.ChainPriorityRef(-310)
+		c.Type, c.Hooknum, c.Priority = nftables.ChainTypeFilter, nftables.ChainHookPrerouting,
+			nftables.ChainPriorityRef(-310)
 	case kindOutgoing:
 		c.Type, c.Hooknum = nftables.ChainTypeRoute, nftables.ChainHookOutput
 	case kindClamp:
