@@ -15,6 +15,7 @@ import (
 
 	"github.com/skeinmesh/skein/dataplane"
 	"github.com/skeinmesh/skein/dataplane/nft"
+	"github.com/skeinmesh/skein/internal/nlcount"
 )
 
 // Whoever may send to the tunnels' port puts packets into the namespace that no firewall of its links has seen. So only the
@@ -102,8 +103,8 @@ type filterState struct {
 	whole bool // as this package makes it
 }
 
-func (f filter) dial() (*nftables.Conn, error) {
-	c, err := nftables.New(nftables.WithNetNSFd(int(f.ns)))
+func (f filter) dial() (*nlcount.Nft, error) {
+	c, err := nlcount.NewNft(nftables.WithNetNSFd(int(f.ns)))
 	if err != nil {
 		return nil, fmt.Errorf("opening nftables in the network namespace: %w", err)
 	}
@@ -206,7 +207,7 @@ func (f filter) write(want Filter, have *filterState) (writes int, err error) {
 }
 
 // change turns a set's elements into others.
-func change(c *nftables.Conn, set *nftables.Set, have, want []nftables.SetElement) error {
+func change(c *nlcount.Nft, set *nftables.Set, have, want []nftables.SetElement) error {
 	minus := func(a, b []nftables.SetElement) (out []nftables.SetElement) {
 		for _, e := range a {
 			if !slices.ContainsFunc(b, func(o nftables.SetElement) bool { return bytes.Equal(o.Key, e.Key) }) {
