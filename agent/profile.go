@@ -21,11 +21,13 @@ import (
 const (
 	profileSeconds    = 10 // when nobody says how many
 	profileSecondsMax = 60
-	// profileSlack is what a client has beyond the profile's own time to read it, until it is cut off: others wait for their turn.
+	// profileSlack is what a client has beyond the profile's own time to read it, until it is cut off: others wait for
+	// their turn.
 	profileSlack = 30 * time.Second
 	profileChunk = 64 << 10 // bytes in a message
 
-	// While a profile of blocking or mutexes is taken, one of so many nanoseconds of blocking is sampled, and one of so many contentions.
+	// While a profile of blocking or mutexes is taken, one of so many nanoseconds of blocking is sampled, and one of so
+	// many contentions.
 	blockRate     = 10_000
 	mutexFraction = 10
 )
@@ -36,7 +38,8 @@ type profileKind struct {
 	over bool // some seconds
 }
 
-// profileKinds are all of them. The agent registers no handler of net/http/pprof anywhere: only this leads to a profile.
+// profileKinds are all of them. The agent registers no handler of net/http/pprof anywhere: only this leads to a
+// profile.
 var profileKinds = map[string]profileKind{
 	"cpu":          {takeCPU, true},
 	"trace":        {takeTrace, true},
@@ -49,7 +52,8 @@ var profileKinds = map[string]profileKind{
 }
 
 // Profile streams a profile of this process to root.
-func (s api) Profile(ctx context.Context, r *skeinv1.ProfileRequest, stream *connect.ServerStream[skeinv1.ProfileResponse]) error {
+func (s api) Profile(ctx context.Context, r *skeinv1.ProfileRequest,
+	stream *connect.ServerStream[skeinv1.ProfileResponse]) error {
 	if err := needRoot(ctx, "a profile"); err != nil {
 		return err
 	}
@@ -58,7 +62,9 @@ func (s api) Profile(ctx context.Context, r *skeinv1.ProfileRequest, stream *con
 		return err
 	}
 	if !s.a.profiling.TryLock() {
-		return connect.NewError(connect.CodeResourceExhausted, errors.New("another profile of this agent is being taken: try again when it has ended, at most a minute from now"))
+		return connect.NewError(connect.CodeResourceExhausted,
+			errors.New("another profile of this agent is being taken: "+
+				"try again when it has ended, at most a minute from now"))
 	}
 	defer s.a.profiling.Unlock()
 	s.a.log.Info("a profile is taken", "kind", r.GetKind(), "seconds", d.Seconds())
@@ -80,7 +86,8 @@ func profileAsked(r *skeinv1.ProfileRequest) (profileKind, time.Duration, error)
 	}
 	switch {
 	case !ok:
-		return bad("there is no profile %q; allowed: cpu, heap, goroutine, allocs, block, mutex, threadcreate, trace", r.GetKind())
+		return bad("there is no profile %q; allowed: cpu, heap, goroutine, allocs, block, mutex, threadcreate, trace",
+			r.GetKind())
 	case !kind.over && r.GetSeconds() > 0:
 		return bad("a %s profile is taken at once: leave the seconds out", r.GetKind())
 	case r.GetSeconds() > profileSecondsMax:
@@ -91,7 +98,8 @@ func profileAsked(r *skeinv1.ProfileRequest) (profileKind, time.Duration, error)
 	return kind, time.Duration(r.GetSeconds()) * time.Second, nil
 }
 
-// profileWriter sends what is written to it. After an error it takes no more: a profile's writer only stops when it is told to.
+// profileWriter sends what is written to it. After an error it takes no more: a profile's writer only stops when it is
+// told to.
 type profileWriter struct {
 	stream *connect.ServerStream[skeinv1.ProfileResponse]
 }

@@ -50,7 +50,10 @@ func socketAgent(t *testing.T) (*Agent, *world, func(dial dialer) skeinv1connect
 		t.Fatal(err)
 	}
 	return a, w, func(dial dialer) skeinv1connect.AgentServiceClient {
-		tr := &http.Transport{DialContext: func(context.Context, string, string) (net.Conn, error) { return dial(socket) }}
+		tr := &http.Transport{DialContext: func(context.Context, string, string) (net.Conn,
+			error) {
+			return dial(socket)
+		}}
 		t.Cleanup(tr.CloseIdleConnections)
 		return skeinv1connect.NewAgentServiceClient(&http.Client{Transport: tr}, "http://skein")
 	}
@@ -79,7 +82,8 @@ func asUser(uid int) dialer {
 }
 
 // profile takes one, whole.
-func profile(ctx context.Context, c skeinv1connect.AgentServiceClient, r *skeinv1.ProfileRequest) (node string, data []byte, err error) {
+func profile(ctx context.Context, c skeinv1connect.AgentServiceClient, r *skeinv1.ProfileRequest) (node string,
+	data []byte, err error) {
 	s, err := c.Profile(ctx, r)
 	if err != nil {
 		return "", nil, err
@@ -117,7 +121,8 @@ func TestProfiles(t *testing.T) {
 			t.Errorf("%s: not what pprof reads: %v", kind, err)
 			continue
 		}
-		if text, err := io.ReadAll(z); err != nil || !bytes.Contains(text, []byte("nanoseconds")) && !bytes.Contains(text, []byte("count")) {
+		if text, err := io.ReadAll(z); err != nil || !bytes.Contains(text, []byte("nanoseconds")) &&
+			!bytes.Contains(text, []byte("count")) {
 			t.Errorf("%s: %d bytes without a unit, %v", kind, len(text), err)
 		}
 	}
@@ -131,7 +136,8 @@ func TestProfileIsForRootAlone(t *testing.T) {
 		t.Fatalf("who may use the socket may ask what the agent costs: %v", err)
 	}
 	_, data, err := profile(t.Context(), other, &skeinv1.ProfileRequest{Kind: "heap"})
-	if connect.CodeOf(err) != connect.CodePermissionDenied || len(data) > 0 || !strings.Contains(err.Error(), "user 65534") {
+	if connect.CodeOf(err) != connect.CodePermissionDenied || len(data) > 0 ||
+		!strings.Contains(err.Error(), "user 65534") {
 		t.Errorf("%d bytes, %v: want permission denied, and for whom", len(data), err)
 	}
 	if err := needRoot(t.Context(), "a profile"); connect.CodeOf(err) != connect.CodePermissionDenied {
@@ -142,7 +148,8 @@ func TestProfileIsForRootAlone(t *testing.T) {
 func TestBadProfiles(t *testing.T) {
 	testenv.NeedRoot(t)
 	_, _, client := socketAgent(t)
-	for _, r := range []*skeinv1.ProfileRequest{{}, {Kind: "cmdline"}, {Kind: "heap", Seconds: 1}, {Kind: "cpu", Seconds: 61}, {Kind: "cpu", Seconds: 1 << 31}} {
+	for _, r := range []*skeinv1.ProfileRequest{{}, {Kind: "cmdline"}, {Kind: "heap", Seconds: 1},
+		{Kind: "cpu", Seconds: 61}, {Kind: "cpu", Seconds: 1 << 31}} {
 		_, data, err := profile(t.Context(), client(asSelf), r)
 		if connect.CodeOf(err) != connect.CodeInvalidArgument || len(data) > 0 {
 			t.Errorf("%v: %d bytes, %v, want an invalid argument", r, len(data), err)
@@ -150,7 +157,8 @@ func TestBadProfiles(t *testing.T) {
 	}
 }
 
-// TestOneProfileAtATime: the second is refused while the first runs, and the turn is free when the first's client has gone.
+// TestOneProfileAtATime: the second is refused while the first runs, and the turn is free when the first's client has
+// gone.
 func TestOneProfileAtATime(t *testing.T) {
 	testenv.NeedRoot(t)
 	_, _, client := socketAgent(t)
@@ -160,7 +168,8 @@ func TestOneProfileAtATime(t *testing.T) {
 	if err != nil || !s.Receive() {
 		t.Fatalf("the first: %v, %v", err, s.Err())
 	}
-	if _, _, err := profile(t.Context(), second, &skeinv1.ProfileRequest{Kind: "heap"}); connect.CodeOf(err) != connect.CodeResourceExhausted {
+	if _, _, err := profile(t.Context(), second,
+		&skeinv1.ProfileRequest{Kind: "heap"}); connect.CodeOf(err) != connect.CodeResourceExhausted {
 		t.Errorf("the second: %v, want resource exhausted", err)
 	}
 	cancel()

@@ -19,13 +19,15 @@ import (
 	"github.com/skeinmesh/skein/internal/nlcount"
 )
 
-// Usage tells what this agent costs and does. All of it is counted anyway, or asked of the kernel now: nobody who does not ask pays.
+// Usage tells what this agent costs and does. All of it is counted anyway, or asked of the kernel now: nobody who does
+// not ask pays.
 func (s api) Usage(context.Context, *skeinv1.UsageRequest) (*skeinv1.UsageResponse, error) {
 	a := s.a
 	now := time.Now()
 	r := &skeinv1.UsageResponse{
 		NodeId: a.id.String(), Name: a.cfg.Name, Version: a.opts.Version, Pid: uint32(os.Getpid()),
-		At: now.UnixNano(), StartedAt: a.started.UnixNano(), UptimeNanos: int64(now.Sub(a.started)), KernelWrites: a.writes.Load(),
+		At: now.UnixNano(), StartedAt: a.started.UnixNano(), UptimeNanos: int64(now.Sub(a.started)),
+		KernelWrites: a.writes.Load(),
 	}
 	if err := usageOfProcess(r); err != nil {
 		return nil, asConnect(err)
@@ -35,7 +37,8 @@ func (s api) Usage(context.Context, *skeinv1.UsageRequest) (*skeinv1.UsageRespon
 	r.NetlinkRequests, r.NetlinkNotifications = n.Requests, n.Notifications
 	if a.prober != nil {
 		p := a.prober.Stats()
-		r.PingsSent, r.PingsReceived, r.PongsSent, r.PongsReceived = p.PingsSent, p.PingsReceived, p.PongsSent, p.PongsReceived
+		r.PingsSent, r.PingsReceived, r.PongsSent, r.PongsReceived = p.PingsSent, p.PingsReceived, p.PongsSent,
+			p.PongsReceived
 	}
 	if a.gossip != nil {
 		g := a.gossip.Stats()
@@ -91,7 +94,8 @@ func countEntries(path string) (n uint64) {
 // usageOfRuntime asks the Go runtime; none of this stops the world.
 func usageOfRuntime(r *skeinv1.UsageResponse) {
 	m := []rtmetrics.Sample{
-		{Name: "/memory/classes/heap/objects:bytes"}, {Name: "/gc/cycles/total:gc-cycles"}, {Name: "/cpu/classes/gc/total:cpu-seconds"},
+		{Name: "/memory/classes/heap/objects:bytes"}, {Name: "/gc/cycles/total:gc-cycles"},
+		{Name: "/cpu/classes/gc/total:cpu-seconds"},
 	}
 	rtmetrics.Read(m)
 	r.HeapBytes, r.GcCycles = m[0].Value.Uint64(), m[1].Value.Uint64()

@@ -23,12 +23,14 @@ func TestUsage(t *testing.T) {
 		t.Fatal(err)
 	}
 	if before.GetName() != "home1" || before.GetNodeId() != a.id.String() || before.GetVersion() != "v1" ||
-		before.GetPid() != uint32(os.Getpid()) || before.GetStartedAt() != a.started.UnixNano() || before.GetKernelWrites() != 3 {
+		before.GetPid() != uint32(os.Getpid()) || before.GetStartedAt() != a.started.UnixNano() ||
+		before.GetKernelWrites() != 3 {
 		t.Errorf("not this agent: %v", before)
 	}
 	for what, v := range map[string]uint64{
-		"CPU": uint64(before.GetCpuNanos()), "RSS": before.GetRssBytes(), "heap": before.GetHeapBytes(), "goroutines": before.GetGoroutines(),
-		"threads": before.GetThreads(), "files": before.GetFiles(), "uptime": uint64(before.GetUptimeNanos()),
+		"CPU": uint64(before.GetCpuNanos()), "RSS": before.GetRssBytes(), "heap": before.GetHeapBytes(),
+		"goroutines": before.GetGoroutines(),
+		"threads":    before.GetThreads(), "files": before.GetFiles(), "uptime": uint64(before.GetUptimeNanos()),
 	} {
 		if v == 0 {
 			t.Errorf("%s is 0", what)
@@ -50,7 +52,8 @@ func TestUsage(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if r.GetWakeupsPerSecond() <= 0 || r.GetGcCyclesPerSecond() <= 0 || after.GetNetlinkRequests() <= before.GetNetlinkRequests() {
+	if r.GetWakeupsPerSecond() <= 0 || r.GetGcCyclesPerSecond() <= 0 ||
+		after.GetNetlinkRequests() <= before.GetNetlinkRequests() {
 		t.Errorf("something is not counted: %v", r)
 	}
 }
@@ -119,7 +122,8 @@ func TestUsageMetrics(t *testing.T) {
 	for _, f := range all {
 		names = append(names, f.GetName())
 	}
-	if got, want := strings.Join(names, " "), "skein_context_switches_total skein_netlink_messages_total"; got != want { // no gossip runs
+	if got, want := strings.Join(names, " "),
+		"skein_context_switches_total skein_netlink_messages_total"; got != want { // no gossip runs
 		t.Errorf("%s, want %s", got, want)
 	}
 }

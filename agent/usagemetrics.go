@@ -9,14 +9,16 @@ import (
 
 var (
 	descSwitches = prometheus.NewDesc("skein_context_switches_total",
-		"Context switches of the agent's threads: voluntary (each is a wake-up later), involuntary.", []string{"kind"}, nil)
+		"Context switches of the agent's threads: voluntary (each is a wake-up later), involuntary.", []string{"kind"},
+		nil)
 	descNetlink = prometheus.NewDesc("skein_netlink_messages_total",
 		"Netlink messages: request (to the kernel), notification (of the kernel, unasked).", []string{"kind"}, nil)
 	descRecords = prometheus.NewDesc("skein_records_total",
 		"Records: published (changes of this node's own), taken (of others, that were news).", []string{"kind"}, nil)
 )
 
-// collectUsage tells what the agent costs and does, besides what the collectors of Go and of the process tell. `skein top` has the same.
+// collectUsage tells what the agent costs and does, besides what the collectors of Go and of the process tell. `skein
+// top` has the same.
 func (a *Agent) collectUsage(out chan<- prometheus.Metric) {
 	counter := func(d *prometheus.Desc, v uint64, kind string) {
 		out <- prometheus.MustNewConstMetric(d, prometheus.CounterValue, float64(v), kind)

@@ -24,7 +24,8 @@ var profileKinds = []struct {
 	name string
 	over bool
 }{
-	{"cpu", true}, {"heap", false}, {"goroutine", false}, {"allocs", false}, {"block", true}, {"mutex", true}, {"threadcreate", false}, {"trace", true},
+	{"cpu", true}, {"heap", false}, {"goroutine", false}, {"allocs", false}, {"block", true}, {"mutex", true},
+	{"threadcreate", false}, {"trace", true},
 }
 
 // maxProfileSeconds is the agent's bound.
@@ -49,8 +50,9 @@ func newPprofCmd(g *globals) *cobra.Command {
 	}
 	c := &cobra.Command{
 		Use: "pprof [" + strings.Join(names, "|") + "]", Short: "Take a profile of the running agent, as root",
-		Long: "Take a profile of the running agent over its unix socket, as root, and write it to a file for `go tool pprof` (of kind trace, for\n" +
-			"`go tool trace`). The default is the CPU over 10 seconds. cpu, block, mutex and trace take --seconds; the others are taken at once.",
+		Long: "Take a profile of the running agent over its unix socket, as root, and write it to a file for `go tool pprof`\n" +
+			"(of kind trace, for `go tool trace`). The default is the CPU over 10 seconds. cpu, block, mutex and trace take\n" +
+			"--seconds; the others are taken at once.",
 		Example:   "  skein debug pprof\n  skein debug pprof cpu --seconds 30 -o cpu.pprof\n  skein debug pprof heap",
 		Args:      between(0, 1, "at most one kind of profile"),
 		ValidArgs: names,
@@ -62,8 +64,10 @@ func newPprofCmd(g *globals) *cobra.Command {
 			return g.profile(c, o)
 		},
 	}
-	c.Flags().Uint32Var(&o.seconds, "seconds", 10, fmt.Sprintf("how long a cpu, block, mutex or trace profile is taken; at most %d", maxProfileSeconds))
-	c.Flags().StringVarP(&o.file, "output", "o", "", "the `FILE` to write; - is standard output (default skein-NODE-KIND-TIME.pprof here)")
+	c.Flags().Uint32Var(&o.seconds, "seconds", 10,
+		fmt.Sprintf("how long a cpu, block, mutex or trace profile is taken; at most %d", maxProfileSeconds))
+	c.Flags().StringVarP(&o.file, "output", "o", "",
+		"the `FILE` to write; - is standard output (default skein-NODE-KIND-TIME.pprof here)")
 	return c
 }
 
@@ -115,11 +119,13 @@ func (g *globals) profile(c *cobra.Command, o profileOrder) error {
 	if o.kind == "trace" {
 		tool = "trace"
 	}
-	fmt.Fprintf(c.OutOrStdout(), "%s profile of %s: %s (%s); look at it with: go tool %s %s\n", o.kind, node, o.file, size(uint64(n)), tool, o.file)
+	fmt.Fprintf(c.OutOrStdout(), "%s profile of %s: %s (%s); look at it with: go tool %s %s\n", o.kind, node, o.file,
+		size(uint64(n)), tool, o.file)
 	return nil
 }
 
-// profileName is the file of a profile that got no name. A node's name may hold nothing that leads out of this directory.
+// profileName is the file of a profile that got no name. A node's name may hold nothing that leads out of this
+// directory.
 func profileName(node, kind string, at time.Time) string {
 	safe := strings.Map(func(r rune) rune {
 		if r == '/' || r == 0 {
@@ -138,7 +144,8 @@ func profileName(node, kind string, at time.Time) string {
 func refuseTerminal(out io.Writer, file string) error {
 	switch f, ok := out.(*os.File); {
 	case file == "-" && ok && term.IsTerminal(int(f.Fd())):
-		return errors.New("a profile is binary, and standard output is a terminal: name a file with -o FILE, or redirect the output")
+		return errors.New("a profile is binary, and standard output is a terminal: " +
+			"name a file with -o FILE, or redirect the output")
 	case file == "" || file == "-":
 		return nil
 	}
@@ -157,8 +164,8 @@ func refuseTerminal(out io.Writer, file string) error {
 	return nil
 }
 
-// writeProfile writes the stream to a file: beside it first, so that a profile that ends early leaves what was there before. What is no
-// plain file, such as a pipe, is written as it comes.
+// writeProfile writes the stream to a file: beside it first, so that a profile that ends early leaves what was there
+// before. What is no plain file, such as a pipe, is written as it comes.
 func (g *globals) writeProfile(file string, s *connect.ServerStreamForClient[skeinv1.ProfileResponse]) (int64, error) {
 	if info, err := os.Stat(file); err == nil && !info.Mode().IsRegular() {
 		f, err := os.OpenFile(file, os.O_WRONLY, 0)
@@ -184,7 +191,8 @@ func (g *globals) writeProfile(file string, s *connect.ServerStreamForClient[ske
 }
 
 // copyProfile copies the bytes of all messages that follow.
-func (g *globals) copyProfile(w io.Writer, s *connect.ServerStreamForClient[skeinv1.ProfileResponse]) (n int64, err error) {
+func (g *globals) copyProfile(w io.Writer, s *connect.ServerStreamForClient[skeinv1.ProfileResponse]) (n int64,
+	err error) {
 	b := bufio.NewWriter(w)
 	for s.Receive() {
 		k, err := b.Write(s.Msg().GetData())

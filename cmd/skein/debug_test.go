@@ -2,6 +2,8 @@ package main
 
 import (
 	"errors"
+	"fmt"
+	"io"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -10,8 +12,10 @@ import (
 	"time"
 
 	"connectrpc.com/connect"
+	"golang.org/x/sys/unix"
 
 	skeinv1 "github.com/skeinmesh/skein/api/skein/v1"
+	"github.com/skeinmesh/skein/internal/testenv"
 )
 
 func profileFake(t *testing.T) *fakeAgent {
@@ -46,7 +50,8 @@ func TestPprofWritesAFile(t *testing.T) {
 	if r := f.asked[1].(*skeinv1.ProfileRequest); r.GetKind() != "heap" || r.GetSeconds() != 0 {
 		t.Errorf("asked for %v", r)
 	}
-	if out, beside, err := f.skein(t, "debug", "pprof", "trace", "-o", "-"); err != nil || out != "a profile" || !strings.Contains(beside, "trace") {
+	if out, beside, err := f.skein(t, "debug", "pprof", "trace", "-o", "-"); err != nil || out != "a profile" ||
+		!strings.Contains(beside, "trace") {
 		t.Errorf("to standard output: %q, beside it %q, %v", out, beside, err)
 	}
 }
@@ -62,7 +67,8 @@ func TestPprofLeavesNoHalf(t *testing.T) {
 	if _, _, err := f.skein(t, "debug", "pprof", "-o", file); err == nil || err.Error() != "the agent ends" {
 		t.Errorf("%v", err)
 	}
-	if _, _, err := f.skein(t, "debug", "pprof", "-o", filepath.Join(dir, "none", "cpu")); err == nil || !strings.Contains(err.Error(), "-o FILE") {
+	if _, _, err := f.skein(t, "debug", "pprof", "-o", filepath.Join(dir, "none", "cpu")); err == nil ||
+		!strings.Contains(err.Error(), "-o FILE") {
 		t.Errorf("into a directory that is not there: %v, want what to do", err)
 	}
 	b, err := os.ReadFile(file)
@@ -72,11 +78,46 @@ func TestPprofLeavesNoHalf(t *testing.T) {
 	}
 }
 
+// TestPprofRefusesATerminal: a pseudo-terminal is one.
+func TestPprofRefusesATerminal(t *testing.T) {
+	master, err := os.OpenFile("/dev/ptmx", os.O_RDWR, 0)
+	if err != nil {
+		testenv.Missing(t, "no pseudo-terminals: "+err.Error())
+	}
+	defer master.Close()
+	n, err := unix.IoctlGetInt(int(master.Fd()), unix.TIOCGPTN)
+	if err == nil {
+		err = unix.IoctlSetPointerInt(int(master.Fd()), unix.TIOCSPTLCK, 0)
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	name := fmt.Sprintf("/dev/pts/%d", n)
+	tty, err := os.OpenFile(name, os.O_RDWR|unix.O_NOCTTY, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer tty.Close()
+	for _, c := range []struct {
+		out  io.Writer
+		file string
+		bad  bool
+	}{{tty, "-", true}, {tty, "", false}, {io.Discard, "-", false}, {io.Discard, name, true},
+		{io.Discard, os.DevNull, false}, {tty, "file", false}} {
+		if err := refuseTerminal(c.out, c.file); (err != nil) != c.bad || c.bad &&
+			!strings.Contains(err.Error(), "-o FILE") {
+			t.Errorf("-o %q: %v", c.file, err)
+		}
+	}
+}
+
 func TestPprofUse(t *testing.T) {
 	f := profileFake(t)
 	for _, args := range [][]string{
-		{"debug"}, {"debug", "pprof", "cmdline"}, {"debug", "pprof", "cpu", "heap"}, {"debug", "pprof", "heap", "--seconds", "5"},
-		{"debug", "pprof", "--seconds", "0"}, {"debug", "pprof", "--seconds", "61"}, {"debug", "pprof", "--seconds", "-1"},
+		{"debug"}, {"debug", "pprof", "cmdline"}, {"debug", "pprof", "cpu", "heap"},
+		{"debug", "pprof", "heap", "--seconds", "5"},
+		{"debug", "pprof", "--seconds", "0"}, {"debug", "pprof", "--seconds", "61"},
+		{"debug", "pprof", "--seconds", "-1"},
 	} {
 		if _, _, err := f.skein(t, args...); !errors.As(err, new(usageError)) || len(f.asked) > 0 {
 			t.Errorf("skein %s: %v, want wrong use, and nothing asked", strings.Join(args, " "), err)

@@ -38,12 +38,13 @@ func newTopCmd(g *globals) *cobra.Command {
 	var peers int
 	c := &cobra.Command{
 		Use: "top", Short: "What this host's agent costs and does, as it goes",
-		Long: "What this host's agent costs and does: rates between two samples of its counters, again and again until Ctrl-C. On a terminal the\n" +
-			"figures are refreshed in place; else each interval has its lines.",
+		Long: "What this host's agent costs and does: rates between two samples of its counters, again and again until\n" +
+			"Ctrl-C. On a terminal the figures are refreshed in place; else each interval has its lines.",
 		Example: "  skein top\n  skein top --once --interval 10s -o json\n  skein top --peers 40", Args: noArgs,
 		RunE: func(c *cobra.Command, _ []string) error {
 			if t.interval < topIntervalMin || t.interval > topIntervalMax {
-				return usageError{fmt.Errorf("--interval %s: allowed: %s to %s", t.interval, topIntervalMin, topIntervalMax)}
+				return usageError{fmt.Errorf("--interval %s: allowed: %s to %s", t.interval, topIntervalMin,
+					topIntervalMax)}
 			}
 			if peers < 0 {
 				return usageError{fmt.Errorf("--peers %d: how many peers to show, 0 for none", peers)}
@@ -65,7 +66,8 @@ func newTopCmd(g *globals) *cobra.Command {
 	return c
 }
 
-// run samples until ctx ends, which is how it is told to end: that is no error, unless one answer was wanted and never came.
+// run samples until ctx ends, which is how it is told to end: that is no error, unless one answer was wanted and never
+// came.
 func (t top) run(ctx context.Context) error {
 	before, err := t.ask(ctx)
 	for err == nil {
@@ -111,8 +113,11 @@ func sleep(ctx context.Context, d time.Duration) error {
 	}
 }
 
-// topScreen is where rates are shown: as JSON, refreshed in place on a terminal, or line by line. restore gives the terminal back.
-func (g *globals) topScreen(w io.Writer, peers int, once bool, interval time.Duration) (show func(*skeinv1.UsageRates) error, restore func()) {
+// topScreen is where rates are shown: as JSON, refreshed in place on a terminal, or line by line. restore gives the
+// terminal back.
+func (g *globals) topScreen(w io.Writer, peers int, once bool, interval time.Duration) (
+	show func(*skeinv1.UsageRates) error, restore func(),
+) {
 	nothing := func() {}
 	if g.output == "json" {
 		return func(r *skeinv1.UsageRates) error {
@@ -133,7 +138,7 @@ func (g *globals) topScreen(w io.Writer, peers int, once bool, interval time.Dur
 	}
 	s := &screen{w: f, size: func() (int, int) {
 		width, height, err := term.GetSize(int(f.Fd()))
-		if err != nil {
+		if err != nil || width == 0 || height == 0 { // some terminals do not know
 			return tableWidth, 24
 		}
 		return width, height
@@ -158,7 +163,7 @@ const (
 	screenBegin = "\x1b[?1049h\x1b[?25l\x1b[H\x1b[2J" // the other screen, no cursor, empty
 	screenEnd   = "\x1b[?25h\x1b[?1049l"
 	screenHome  = "\x1b[H"
-	lineEnd     = "\x1b[K\r\n" // forget what the line had before
+	lineEnd     = "\x1b[K\n" // forget what the line had before
 	screenRest  = "\x1b[J"
 )
 
@@ -189,16 +194,22 @@ func printTop(w io.Writer, r *skeinv1.UsageRates, peers int) error {
 	u := r.GetUsage()
 	line("node", "%s (%s), skein %s, up %s, process %d, %s", u.GetName(), u.GetNodeId(), u.GetVersion(),
 		short(time.Duration(u.GetUptimeNanos())), u.GetPid(), time.Unix(0, u.GetAt()).Format(time.TimeOnly))
-	line("costs", "CPU %.1f %%, wake-ups %s, preempted %s, GC %s taking %.1f %% CPU", r.GetCpuPercent(), perSecond(r.GetWakeupsPerSecond()),
+	line("costs", "CPU %.1f %%, wake-ups %s, preempted %s, GC %s taking %.1f %% CPU", r.GetCpuPercent(),
+		perSecond(r.GetWakeupsPerSecond()),
 		perSecond(r.GetPreemptionsPerSecond()), perSecond(r.GetGcCyclesPerSecond()), r.GetGcCpuPercent())
-	line("holds", "RSS %s, heap %s, goroutines %d, threads %d, files %d", size(u.GetRssBytes()), size(u.GetHeapBytes()), u.GetGoroutines(),
+	line("holds", "RSS %s, heap %s, goroutines %d, threads %d, files %d", size(u.GetRssBytes()), size(u.GetHeapBytes()),
+		u.GetGoroutines(),
 		u.GetThreads(), u.GetFiles())
 	line("pings", "sent %s, received %s; pongs sent %s, received %s", perSecond(r.GetPingsSentPerSecond()),
-		perSecond(r.GetPingsReceivedPerSecond()), perSecond(r.GetPongsSentPerSecond()), perSecond(r.GetPongsReceivedPerSecond()))
-	line("netlink", "requests %s, notifications %s; changes to the kernel %s", perSecond(r.GetNetlinkRequestsPerSecond()),
+		perSecond(r.GetPingsReceivedPerSecond()), perSecond(r.GetPongsSentPerSecond()),
+		perSecond(r.GetPongsReceivedPerSecond()))
+	line("netlink", "requests %s, notifications %s; changes to the kernel %s",
+		perSecond(r.GetNetlinkRequestsPerSecond()),
 		perSecond(r.GetNetlinkNotificationsPerSecond()), perSecond(r.GetKernelWritesPerSecond()))
-	line("records", "published %s, taken %s", perSecond(r.GetRecordsPublishedPerSecond()), perSecond(r.GetRecordsTakenPerSecond()))
-	line("peers", "%d: %d direct, %d by relay, %d down; rx %s/s, tx %s/s", len(r.GetPeers()), r.GetPeersDirect(), r.GetPeersRelay(),
+	line("records", "published %s, taken %s", perSecond(r.GetRecordsPublishedPerSecond()),
+		perSecond(r.GetRecordsTakenPerSecond()))
+	line("peers", "%d: %d direct, %d by relay, %d down; rx %s/s, tx %s/s", len(r.GetPeers()), r.GetPeersDirect(),
+		r.GetPeersRelay(),
 		r.GetPeersDown(), size(uint64(r.GetRxBytesPerSecond())), size(uint64(r.GetTxBytesPerSecond())))
 	if peers > 0 && len(r.GetPeers()) > 0 {
 		t := table{head: []string{"PEER", "PATH", "RX/S", "TX/S", "RX", "TX"}}
@@ -207,7 +218,8 @@ func printTop(w io.Writer, r *skeinv1.UsageRates, peers int) error {
 			if p.GetPeer().GetDetail() == "udp" {
 				path += " (udp)"
 			}
-			t.add(p.GetPeer().GetName(), path, size(uint64(p.GetRxBytesPerSecond()))+"/s", size(uint64(p.GetTxBytesPerSecond()))+"/s",
+			t.add(p.GetPeer().GetName(), path, size(uint64(p.GetRxBytesPerSecond()))+"/s",
+				size(uint64(p.GetTxBytesPerSecond()))+"/s",
 				size(p.GetPeer().GetRxBytes()), size(p.GetPeer().GetTxBytes()))
 		}
 		t.print(&b)

@@ -18,15 +18,19 @@ import (
 func usageAfter(seconds uint64) *skeinv1.UsageResponse {
 	u := &skeinv1.UsageResponse{
 		NodeId: "7ef4fee4c02da850", Name: "home1", Version: "v0.2.0", Pid: 4711,
-		At: time.Date(2026, 3, 1, 12, 0, int(seconds), 0, time.UTC).UnixNano(), StartedAt: 1, UptimeNanos: int64(seconds * 1e9),
-		CpuNanos: int64(seconds * 25e6), Wakeups: seconds * 142, Preemptions: seconds, RssBytes: 38 << 20, HeapBytes: 9 << 20, Goroutines: 143,
+		At: time.Date(2026, 3, 1, 12, 0, int(seconds), 0, time.UTC).UnixNano(), StartedAt: 1,
+		UptimeNanos: int64(seconds * 1e9),
+		CpuNanos:    int64(seconds * 25e6), Wakeups: seconds * 142, Preemptions: seconds, RssBytes: 38 << 20,
+		HeapBytes: 9 << 20, Goroutines: 143,
 		Threads: 9, Files: 41, GcCycles: seconds / 8, GcCpuNanos: int64(seconds * 1e6),
 		PingsSent: seconds * 12, PingsReceived: seconds * 11, PongsSent: seconds * 11, PongsReceived: seconds * 10,
-		NetlinkRequests: seconds * 8, NetlinkNotifications: seconds / 2, RecordsPublished: seconds / 16, RecordsTaken: seconds * 3 / 2,
+		NetlinkRequests: seconds * 8, NetlinkNotifications: seconds / 2, RecordsPublished: seconds / 16,
+		RecordsTaken: seconds * 3 / 2,
 	}
 	for i, path := range []string{"direct", "relay", "down", "relay"} {
 		k := seconds * uint64(i) * 100_000
-		p := &skeinv1.PeerUsage{NodeId: fmt.Sprint(i), Name: fmt.Sprintf("peer%d", i), Path: path, RxBytes: k, TxBytes: 2 * k}
+		p := &skeinv1.PeerUsage{NodeId: fmt.Sprint(i), Name: fmt.Sprintf("peer%d", i), Path: path, RxBytes: k,
+			TxBytes: 2 * k}
 		if path == "relay" {
 			p.Detail = []string{1: "session", 3: "udp"}[i]
 		}
@@ -38,14 +42,16 @@ func usageAfter(seconds uint64) *skeinv1.UsageResponse {
 func TestTop(t *testing.T) {
 	utc(t)
 	var lines []string
-	for _, args := range [][]string{{"top", "--once"}, {"top", "--once", "--peers", "2"}, {"top", "--once", "--peers", "1", "-o", "json"}} {
+	for _, args := range [][]string{{"top", "--once"}, {"top", "--once", "--peers", "2"},
+		{"top", "--once", "--peers", "1", "-o", "json"}} {
 		f := newFakeAgent(t)
 		f.usages = []*skeinv1.UsageResponse{usageAfter(320), usageAfter(336)}
 		out, beside, err := f.skein(t, append(args, "--interval", "100ms")...)
 		if err != nil || beside != "" {
 			t.Fatalf("%v, and beside it %q", err, beside)
 		}
-		lines = append(append(lines, "$ skein "+strings.Join(args, " ")), strings.Split(strings.TrimSuffix(out, "\n"), "\n")...)
+		lines = append(append(lines, "$ skein "+strings.Join(args, " ")),
+			strings.Split(strings.TrimSuffix(out, "\n"), "\n")...)
 	}
 	for _, l := range lines {
 		if n := len([]rune(l)); n > tableWidth {
@@ -58,7 +64,8 @@ func TestTop(t *testing.T) {
 func TestTopUse(t *testing.T) {
 	f := newFakeAgent(t)
 	for _, args := range [][]string{
-		{"top", "--interval", "1ms"}, {"top", "--interval", "2h"}, {"top", "--interval", "often"}, {"top", "--peers", "-1"}, {"top", "home1"}, {"top", "-o", "yaml"},
+		{"top", "--interval", "1ms"}, {"top", "--interval", "2h"}, {"top", "--interval", "often"},
+		{"top", "--peers", "-1"}, {"top", "home1"}, {"top", "-o", "yaml"},
 	} {
 		if _, _, err := f.skein(t, args...); !errors.As(err, new(usageError)) || len(f.asked) > 0 {
 			t.Errorf("skein %s: %v, want wrong use, and nothing asked", strings.Join(args, " "), err)
@@ -111,7 +118,8 @@ func TestTopGoesOn(t *testing.T) {
 		shown   string
 		err     string
 	}{
-		{"until it is ended", false, []*skeinv1.UsageResponse{usageAfter(1), usageAfter(3), usageAfter(6)}, "[2 3]", ""},
+		{"until it is ended", false, []*skeinv1.UsageResponse{usageAfter(1), usageAfter(3), usageAfter(6)}, "[2 3]",
+			""},
 		{"once", true, []*skeinv1.UsageResponse{usageAfter(1), usageAfter(3), usageAfter(6)}, "[2]", ""},
 		{"once, ended before", true, []*skeinv1.UsageResponse{usageAfter(1)}, "[]", "interrupted"},
 		{"the agent starts anew", false, []*skeinv1.UsageResponse{usageAfter(8), again(1), again(5)}, "[4]", ""},
@@ -119,7 +127,8 @@ func TestTopGoesOn(t *testing.T) {
 		{"the agent ends", false, []*skeinv1.UsageResponse{usageAfter(1), usageAfter(3), nil}, "[2]", "no agent"},
 	} {
 		shown, err := script(c.once, c.samples...)
-		if got := fmt.Sprint(shown); got != c.shown || (err == nil) != (c.err == "") || err != nil && !strings.Contains(err.Error(), c.err) {
+		if got := fmt.Sprint(shown); got != c.shown || (err == nil) != (c.err == "") || err != nil &&
+			!strings.Contains(err.Error(), c.err) {
 			t.Errorf("%s: intervals %s, %v; want %s, %q", c.name, got, err, c.shown, c.err)
 		}
 	}

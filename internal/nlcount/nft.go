@@ -9,8 +9,8 @@ import (
 // around are the messages that begin and end a transaction of nftables.
 const around = 2
 
-// Nft is a connection to nftables whose requests are counted. It has the methods that this project uses, and hides the others so that none
-// goes uncounted.
+// Nft is a connection to nftables whose requests are counted. It has the methods that this project uses, and hides the
+// others so that none goes uncounted.
 type Nft struct {
 	c      *nftables.Conn
 	queued atomic.Int64 // changes that Flush will send

@@ -36,8 +36,8 @@ func Read() Counts {
 	return Counts{Requests: sent.Load() + library.read(), Notifications: heard.Load()}
 }
 
-// sequence follows the number that vishvananda/netlink gives to each request of its package's functions. Only a new request shows it,
-// which takes a number and is never sent.
+// sequence follows the number that vishvananda/netlink gives to each request of its package's functions. Only a new
+// request shows it, which takes a number and is never sent.
 type sequence struct {
 	mu    sync.Mutex
 	last  uint32

@@ -32,7 +32,8 @@ func TestLibraryIsCounted(t *testing.T) {
 		want uint64
 	}{
 		{"nothing, and Read takes no number for itself", func() error { Read(); Read(); return nil }, 0},
-		{"a function of the package", func() error { _, err := netlink.AddrList(nil, netlink.FAMILY_ALL); return err }, 1},
+		{"a function of the package", func() error { _, err := netlink.AddrList(nil, netlink.FAMILY_ALL); return err },
+			1},
 		{"two of them", func() error {
 			_, err := netlink.LinkByName("lo")
 			if err == nil {

@@ -18,11 +18,13 @@ var (
 	ErrOrder = errors.New("the second sample is not later than the first")
 )
 
-// Between gives the rates between two answers of one run. Peers are ordered by bytes per second, the busiest first, then by name.
+// Between gives the rates between two answers of one run. Peers are ordered by bytes per second, the busiest first,
+// then by name.
 func Between(before, after *skeinv1.UsageResponse) (*skeinv1.UsageRates, error) {
 	took := time.Duration(after.GetUptimeNanos() - before.GetUptimeNanos())
 	switch {
-	case before.GetNodeId() != after.GetNodeId() || before.GetStartedAt() != after.GetStartedAt() || before.GetPid() != after.GetPid():
+	case before.GetNodeId() != after.GetNodeId() || before.GetStartedAt() != after.GetStartedAt() ||
+		before.GetPid() != after.GetPid():
 		return nil, ErrRestarted
 	case took <= 0:
 		return nil, ErrOrder
@@ -80,7 +82,8 @@ func addPeers(r *skeinv1.UsageRates, before, after []*skeinv1.PeerUsage, per fun
 	})
 }
 
-// grown is by how much a counter grew. One that is lower than before began anew, as a peer's bytes do when it is configured anew.
+// grown is by how much a counter grew. One that is lower than before began anew, as a peer's bytes do when it is
+// configured anew.
 func grown(was, is uint64) float64 {
 	if is < was {
 		return float64(is)

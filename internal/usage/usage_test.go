@@ -13,7 +13,8 @@ import (
 
 func sample(uptime time.Duration) *skeinv1.UsageResponse {
 	return &skeinv1.UsageResponse{
-		NodeId: "7ef4fee4c02da850", Name: "home1", Pid: 7, StartedAt: 1, UptimeNanos: int64(uptime), CpuNanos: 3e9, Wakeups: 1000, RssBytes: 40 << 20,
+		NodeId: "7ef4fee4c02da850", Name: "home1", Pid: 7, StartedAt: 1, UptimeNanos: int64(uptime), CpuNanos: 3e9,
+		Wakeups: 1000, RssBytes: 40 << 20,
 		GcCycles: 20, GcCpuNanos: 5e6, PingsSent: 100, PingsReceived: 90, PongsSent: 90, PongsReceived: 80,
 		NetlinkRequests: 50, NetlinkNotifications: 5, KernelWrites: 4, RecordsPublished: 3, RecordsTaken: 8,
 		Peers: []*skeinv1.PeerUsage{
@@ -46,13 +47,17 @@ func TestRates(t *testing.T) {
 		what      string
 		got, want float64
 	}{
-		{"CPU", r.CpuPercent, 2.5}, {"GC's CPU", r.GcCpuPercent, 0.1}, {"wake-ups", r.WakeupsPerSecond, 15}, {"preemptions", r.PreemptionsPerSecond, 1},
-		{"GC", r.GcCyclesPerSecond, 0.5}, {"pings sent", r.PingsSentPerSecond, 2}, {"pings received", r.PingsReceivedPerSecond, 1},
+		{"CPU", r.CpuPercent, 2.5}, {"GC's CPU", r.GcCpuPercent, 0.1}, {"wake-ups", r.WakeupsPerSecond, 15},
+		{"preemptions", r.PreemptionsPerSecond, 1},
+		{"GC", r.GcCyclesPerSecond, 0.5}, {"pings sent", r.PingsSentPerSecond, 2},
+		{"pings received", r.PingsReceivedPerSecond, 1},
 		{"pongs sent", r.PongsSentPerSecond, 1}, {"pongs received", r.PongsReceivedPerSecond, 1.5},
-		{"requests", r.NetlinkRequestsPerSecond, 10}, {"notifications", r.NetlinkNotificationsPerSecond, 0.25}, {"writes", r.KernelWritesPerSecond, 0.25},
+		{"requests", r.NetlinkRequestsPerSecond, 10}, {"notifications", r.NetlinkNotificationsPerSecond, 0.25},
+		{"writes", r.KernelWritesPerSecond, 0.25},
 		{"published", r.RecordsPublishedPerSecond, 0.25}, {"taken", r.RecordsTakenPerSecond, 3},
 		{"rx of all", r.RxBytesPerSecond, 1100}, {"tx of all", r.TxBytesPerSecond, 0},
-		{"direct", float64(r.PeersDirect), 3}, {"by relay", float64(r.PeersRelay), 1}, {"down", float64(r.PeersDown), 1},
+		{"direct", float64(r.PeersDirect), 3}, {"by relay", float64(r.PeersRelay), 1},
+		{"down", float64(r.PeersDown), 1},
 		{"interval", float64(r.IntervalNanos), 4e9},
 	} {
 		if c.got != c.want {
