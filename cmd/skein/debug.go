@@ -50,9 +50,9 @@ func newPprofCmd(g *globals) *cobra.Command {
 	}
 	c := &cobra.Command{
 		Use: "pprof [" + strings.Join(names, "|") + "]", Short: "Take a profile of the running agent, as root",
-		Long: "Take a profile of the running agent over its unix socket, as root, and write it to a file for `go tool pprof`\n" +
-			"(of kind trace, for `go tool trace`). The default is the CPU over 10 seconds. cpu, block, mutex and trace take\n" +
-			"--seconds; the others are taken at once.",
+		Long: "Take a profile of the running agent over its unix socket, as root, and write it to a file for\n" +
+			"`go tool pprof` (of kind trace, for `go tool trace`). The default is the CPU over 10 seconds. cpu, block,\n" +
+			"mutex and trace take --seconds; the others are taken at once.",
 		Example:   "  skein debug pprof\n  skein debug pprof cpu --seconds 30 -o cpu.pprof\n  skein debug pprof heap",
 		Args:      between(0, 1, "at most one kind of profile"),
 		ValidArgs: names,
@@ -68,6 +68,7 @@ func newPprofCmd(g *globals) *cobra.Command {
 		fmt.Sprintf("how long a cpu, block, mutex or trace profile is taken; at most %d", maxProfileSeconds))
 	c.Flags().StringVarP(&o.file, "output", "o", "",
 		"the `FILE` to write; - is standard output (default skein-NODE-KIND-TIME.pprof here)")
+	_ = c.MarkFlagFilename("output") // the flag is there
 	return c
 }
 

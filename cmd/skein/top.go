@@ -38,8 +38,8 @@ func newTopCmd(g *globals) *cobra.Command {
 	var peers int
 	c := &cobra.Command{
 		Use: "top", Short: "What this host's agent costs and does, as it goes",
-		Long: "What this host's agent costs and does: rates between two samples of its counters, again and again until\n" +
-			"Ctrl-C. On a terminal the figures are refreshed in place; else each interval has its lines.",
+		Long: "What this host's agent costs and does: rates between two samples of its counters, again and again\n" +
+			"until Ctrl-C. On a terminal the figures are refreshed in place; else each interval has its lines.",
 		Example: "  skein top\n  skein top --once --interval 10s -o json\n  skein top --peers 40", Args: noArgs,
 		RunE: func(c *cobra.Command, _ []string) error {
 			if t.interval < topIntervalMin || t.interval > topIntervalMax {
@@ -54,9 +54,9 @@ func newTopCmd(g *globals) *cobra.Command {
 				u, err := client.Usage(ctx, &skeinv1.UsageRequest{})
 				return u, g.plain(err)
 			}
-			restore := func() {}
-			t.show, restore = g.topScreen(c.OutOrStdout(), peers, t.once, t.interval)
+			show, restore := g.topScreen(c.OutOrStdout(), peers, t.once, t.interval)
 			defer restore()
+			t.show = show
 			return t.run(c.Context())
 		},
 	}
