@@ -15,6 +15,7 @@ import (
 
 	"github.com/skeinmesh/skein/dataplane"
 	"github.com/skeinmesh/skein/dataplane/nft"
+	"github.com/skeinmesh/skein/internal/nlcount"
 )
 
 // Whoever may send to the tunnels' port puts packets into the namespace that no firewall of its links has seen. So only
@@ -110,8 +111,8 @@ const (
 	socketBuffer   = 4 << 20
 )
 
-func (f filter) dial() (*nftables.Conn, error) {
-	c, err := nftables.New(nftables.WithNetNSFd(int(f.ns)), nftables.WithSockOptions(func(c *netlink.Conn) error {
+func (f filter) dial() (*nlcount.Nft, error) {
+	c, err := nlcount.NewNft(nftables.WithNetNSFd(int(f.ns)), nftables.WithSockOptions(func(c *netlink.Conn) error {
 		// Without CAP_NET_ADMIN over the host's first namespace the kernel grants less, which suffices for some
 		// thousand elements.
 		_, _ = c.SetReadBuffer(socketBuffer), c.SetWriteBuffer(socketBuffer)
@@ -226,7 +227,7 @@ func (f filter) write(want Filter, have *filterState) (writes int, err error) {
 }
 
 // change turns a set's elements into others.
-func change(c *nftables.Conn, set *nftables.Set, have, want []nftables.SetElement) error {
+func change(c *nlcount.Nft, set *nftables.Set, have, want []nftables.SetElement) error {
 	minus := func(a, b []nftables.SetElement) (out []nftables.SetElement) {
 		for _, e := range a {
 			if !slices.ContainsFunc(b, func(o nftables.SetElement) bool { return bytes.Equal(o.Key, e.Key) }) {

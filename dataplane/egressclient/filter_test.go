@@ -15,6 +15,7 @@ import (
 
 	"github.com/skeinmesh/skein/dataplane"
 	"github.com/skeinmesh/skein/dataplane/fou"
+	"github.com/skeinmesh/skein/internal/nlcount"
 	"github.com/skeinmesh/skein/internal/testns"
 )
 
@@ -183,11 +184,11 @@ func TestTheFilterIsMendedAndGoes(t *testing.T) {
 	go func() { done <- c.Watch(ctx, func(Mended) {}) }()
 	defer func() { cancel(); <-done }()
 	table, chain := ourTable()
-	for name, do := range map[string]func(*nftables.Conn){
-		"table deleted": func(k *nftables.Conn) { k.DelTable(table) },
-		"rules flushed": func(k *nftables.Conn) { k.FlushChain(chain) },
-		"ends flushed":  func(k *nftables.Conn) { k.FlushSet(ourSet(table, setEnds4)) },
-		"a stranger added": func(k *nftables.Conn) {
+	for name, do := range map[string]func(*nlcount.Nft){
+		"table deleted": func(k *nlcount.Nft) { k.DelTable(table) },
+		"rules flushed": func(k *nlcount.Nft) { k.FlushChain(chain) },
+		"ends flushed":  func(k *nlcount.Nft) { k.FlushSet(ourSet(table, setEnds4)) },
+		"a stranger added": func(k *nlcount.Nft) {
 			_ = k.SetAddElements(ourSet(table, setEnds4), []nftables.SetElement{{Key: []byte{198, 51, 100, 66}}})
 		},
 	} {

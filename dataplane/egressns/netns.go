@@ -15,6 +15,7 @@ import (
 
 	"github.com/skeinmesh/skein/dataplane/podnet"
 	"github.com/skeinmesh/skein/internal/netnsdir"
+	"github.com/skeinmesh/skein/internal/nlcount"
 )
 
 // inside runs f on a thread of its own in a network namespace.
@@ -186,14 +187,14 @@ func removeUplink(file string) error {
 		return err
 	}
 	defer h.Close()
-	l, err := h.LinkByName(Uplink)
+	l, err := nlcount.One(h).LinkByName(Uplink)
 	if errors.As(err, new(netlink.LinkNotFoundError)) {
 		return nil
 	}
 	if err != nil {
 		return err
 	}
-	return h.LinkDel(l)
+	return nlcount.One(h).LinkDel(l)
 }
 
 // Files are the namespaces in a directory, sorted. A directory that is not there has none.

@@ -10,6 +10,8 @@ import (
 	"github.com/vishvananda/netlink"
 	"github.com/vishvananda/netns"
 	"golang.org/x/sys/unix"
+
+	"github.com/skeinmesh/skein/internal/nlcount"
 )
 
 // change is what a new source address means for who sends already.
@@ -121,7 +123,7 @@ func forgetConnections(ns *os.File, former []netip.Addr) error {
 	for _, family := range []netlink.InetFamily{unix.AF_INET, unix.AF_INET6} {
 		err := error(netlink.ErrDumpInterrupted)
 		for try := 0; try < 10 && errors.Is(err, netlink.ErrDumpInterrupted); try++ {
-			_, err = h.ConntrackDeleteFilters(netlink.ConntrackTable, family, translatedTo(former))
+			_, err = nlcount.One(h).ConntrackDeleteFilters(netlink.ConntrackTable, family, translatedTo(former))
 		}
 		if err != nil {
 			return fmt.Errorf("ending connections that leave with addresses their slots have no more: %w", err)

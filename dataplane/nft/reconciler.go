@@ -14,6 +14,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/skeinmesh/skein/dataplane"
+	"github.com/skeinmesh/skein/internal/nlcount"
 )
 
 const (
@@ -25,7 +26,7 @@ const (
 // Reconciler keeps the table as the Spec says. It remembers the table, so that an unchanged Spec costs
 // no message and no dump.
 type Reconciler struct {
-	conn  *nftables.Conn
+	conn  *nlcount.Nft
 	port  atomic.Uint32
 	table *nftables.Table
 	cache *State
@@ -41,7 +42,7 @@ func NewReconciler() (*Reconciler, error) {
 
 // open makes the socket.
 func (r *Reconciler) open() (err error) {
-	r.conn, err = nftables.New(nftables.AsLasting(), nftables.WithSockOptions(func(c *netlink.Conn) error {
+	r.conn, err = nlcount.NewNft(nftables.AsLasting(), nftables.WithSockOptions(func(c *netlink.Conn) error {
 		// Without CAP_NET_ADMIN over the host's first namespace the kernel grants less; then so be it.
 		_ = c.SetReadBuffer(socketBuffer)
 		_ = c.SetWriteBuffer(socketBuffer)
