@@ -2,12 +2,11 @@ package owners
 
 import (
 	"context"
-	"os"
-	"strings"
 	"testing"
 	"time"
 
 	"github.com/skeinmesh/skein/chaos/lab"
+	"github.com/skeinmesh/skein/chaos/overlay"
 )
 
 // pausedOwner is a seed whose first schedule stops an owner for longer than its lease, and does nothing else.
@@ -42,15 +41,16 @@ func TestARunFindsALongLease(t *testing.T) {
 
 func TestPlantsFitTheSources(t *testing.T) {
 	for name, p := range plants {
-		text, err := os.ReadFile("../../" + p.file)
-		if err != nil {
-			t.Fatal(err)
-		}
-		if n := strings.Count(string(text), p.old); n != 1 {
-			t.Errorf("%s: %s has the text %d times", name, p.file, n)
+		if _, err := overlay.Files("../..", []plant{p}); err != nil {
+			t.Errorf("%s: %v", name, err)
 		}
 	}
 	if _, err := BuildPlanted(t.Context(), "nothing", t.TempDir()); err == nil || err.Error() != `there is no bug "nothing" to plant: there are long-lease` {
 		t.Errorf("an unknown bug: %v", err)
+	}
+	t.Chdir(t.TempDir())
+	_, err := BuildPlanted(t.Context(), "long-lease", t.TempDir())
+	if want := "planting long-lease needs go and skein's sources: run it in them: the working directory is in no module"; err == nil || err.Error() != want {
+		t.Errorf("outside of the sources: %v, want %q", err, want)
 	}
 }

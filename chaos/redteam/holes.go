@@ -1,15 +1,14 @@
 package redteam
 
 import (
-	"bytes"
 	"context"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"os"
-	"os/exec"
 	"path/filepath"
 	"strings"
+
+	"github.com/skeinmesh/skein/chaos/overlay"
 )
 
 // hole is a guard that a patch of the sources takes away.
@@ -21,7 +20,7 @@ type hole struct {
 }
 
 // edit replaces a text, which the file has exactly once.
-type edit struct{ file, old, new string }
+type edit struct{ File, Old, New string }
 
 // holes are all in one binary: none of them hides another.
 var holes = []hole{
@@ -94,24 +93,18 @@ var holes = []hole{
 
 // patched gives the sources below root with all holes in them, by path.
 func patched(root string, holes []hole) (map[string][]byte, error) {
-	out := map[string][]byte{}
+	var edits []edit
 	for _, h := range holes {
-		for _, e := range h.edits {
-			path := filepath.Join(root, e.file)
-			text, ok := out[path]
-			if !ok {
-				var err error
-				if text, err = os.ReadFile(path); err != nil {
-					return nil, fmt.Errorf("hole %q: %w", h.name, err)
-				}
-			}
-			if n := bytes.Count(text, []byte(e.old)); n != 1 {
-				return nil, fmt.Errorf("hole %q cannot be made: %s has this text %d times and must have it once; write the patch anew:\n%s", h.name, e.file, n, e.old)
-			}
-			out[path] = bytes.Replace(text, []byte(e.old), []byte(e.new), 1)
+		if _, err := overlay.Files(root, h.edits); err != nil { // each fits by itself, whatever another one changes
+			return nil, fmt.Errorf("hole %q cannot be made: %w", h.name, err)
 		}
+		edits = append(edits, h.edits...)
 	}
-	return out, nil
+	files, err := overlay.Files(root, edits)
+	if err != nil {
+		return nil, fmt.Errorf("one hole closes another: %w", err)
+	}
+	return files, nil
 }
 
 // build makes the program with the holes in it, in dir.
@@ -120,26 +113,8 @@ func build(ctx context.Context, root, dir string, holes []hole) (binary string, 
 	if err != nil {
 		return "", err
 	}
-	overlay := struct{ Replace map[string]string }{map[string]string{}}
-	for path, text := range files {
-		copied := filepath.Join(dir, fmt.Sprintf("%d-%s", len(overlay.Replace), filepath.Base(path)))
-		overlay.Replace[path] = copied
-		if err := os.WriteFile(copied, text, 0o600); err != nil {
-			return "", err
-		}
-	}
-	list, err := json.Marshal(overlay)
-	if err != nil {
-		return "", err
-	}
-	if err := os.WriteFile(filepath.Join(dir, "overlay.json"), list, 0o600); err != nil {
-		return "", err
-	}
-	binary = filepath.Join(dir, "skein")
-	cmd := exec.CommandContext(ctx, "go", "build", "-overlay", filepath.Join(dir, "overlay.json"), "-o", binary, "./cmd/skein")
-	cmd.Dir, cmd.Env = root, append(os.Environ(), "CGO_ENABLED=0")
-	if out, err := cmd.CombinedOutput(); err != nil {
-		return "", fmt.Errorf("build skein with holes: %w\n%s", err, out)
+	if binary, err = overlay.BuildSkein(ctx, root, dir, files); err != nil {
+		return "", fmt.Errorf("with holes: %w", err)
 	}
 	return binary, nil
 }
