@@ -117,10 +117,13 @@ func memberEgress() []Attempt {
 			}
 			conntrack := func() (uint64, error) {
 				r, err := f.mallory.egress(gateway).EgressReport(ctx, &skeinv1.EgressReportRequest{Namespace: "out", Name: "fixed"})
-				if err == nil && len(r.GetGateways()) == 0 {
-					err = errors.New("the gateway has no such egress")
+				if err != nil {
+					return 0, err
 				}
-				return r.GetGateways()[0].GetConntrack(), err
+				if len(r.GetGateways()) == 0 {
+					return 0, errors.New("the gateway has no such egress")
+				}
+				return r.GetGateways()[0].GetConntrack(), nil
 			}
 			before, err := conntrack()
 			if err != nil {

@@ -11,7 +11,6 @@ import (
 	"time"
 
 	skeinv1 "github.com/skeinmesh/skein/api/skein/v1"
-	"github.com/skeinmesh/skein/chaos/lab/fabric"
 	"github.com/skeinmesh/skein/identity"
 )
 
@@ -65,11 +64,8 @@ func nothing() {}
 // udpFlood sends datagrams from a host.
 func udpFlood(name string, from Place, host string, guard Guard, to func(*Field) netip.AddrPort, payload func() []byte) Attempt {
 	return flood(name, from, guard, 2*time.Millisecond, func(_ context.Context, f *Field) (func(context.Context) error, func(), error) {
-		var c net.Conn
-		if err := fabric.In(f.ns(host), func() (err error) {
-			c, err = net.Dial("udp", to(f).String())
-			return err
-		}); err != nil {
+		c, err := dialUDP(f.ns(host), to(f))
+		if err != nil {
 			return nil, nil, err
 		}
 		return func(context.Context) error {

@@ -11,7 +11,6 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"net"
 	"net/netip"
 	"slices"
 	"strings"
@@ -20,7 +19,6 @@ import (
 	"google.golang.org/protobuf/proto"
 
 	skeinv1 "github.com/skeinmesh/skein/api/skein/v1"
-	"github.com/skeinmesh/skein/chaos/lab/fabric"
 	"github.com/skeinmesh/skein/gossip"
 	"github.com/skeinmesh/skein/identity"
 )
@@ -157,8 +155,11 @@ func memberGossip() []Attempt {
 		}, forgedRecord),
 		recordAttempt("write another node's record without a signature", victim, Signatures, func(_ context.Context, f *Field) (*skeinv1.SignedRecord, error) {
 			s, err := signed(f.mallory, &skeinv1.Record{NodeId: f.id(victim).String(), Epoch: forgedEpoch, Seq: 2, Site: forgedSite})
+			if err != nil {
+				return nil, err
+			}
 			s.Signature = nil
-			return s, err
+			return s, nil
 		}, forgedRecord),
 		recordAttempt("write the record of a node that nobody admitted", relayNode, Roster, func(_ context.Context, f *Field) (*skeinv1.SignedRecord, error) {
 			p, err := f.newcomer(stranger)
@@ -322,11 +323,8 @@ func (f *Field) declareDead(ctx context.Context, ns string) (seen Seen, err erro
 	if err != nil {
 		return seen, err
 	}
-	var c net.Conn
-	if err := fabric.In(ns, func() (err error) {
-		c, err = net.Dial("udp", netip.AddrPortFrom(f.overlay(relayNode, true), controlPort).String())
-		return err
-	}); err != nil {
+	c, err := dialUDP(ns, netip.AddrPortFrom(f.overlay(relayNode, true), controlPort))
+	if err != nil {
 		return seen, err
 	}
 	defer c.Close()
@@ -430,13 +428,7 @@ func gossipKey() []Attempt {
 			defer c.Close()
 			_, _ = c.Write([]byte{recordMagic, recordVersion})
 			_ = writeRecordFrame(c, frameHave, &skeinv1.Digests{})
-			b, err := heard(c, time.Second)
-			if err != nil {
-				seen.Refusal = err.Error()
-			}
-			if len(b) > 0 {
-				seen.Given = append(seen.Given, fmt.Sprintf("%d bytes of records", len(b)))
-			}
+			seen.hear(c, "records")
 			return seen, nil
 		}, Judge: given},
 	}

@@ -307,15 +307,8 @@ func adminCommands() []Attempt {
 	}
 }
 
-// slot is slot 0 of an egress of the lab.
-func (f *Field) slot(egress string) *skeinv1.EgressSlot {
-	for _, s := range f.members.GetSlots() {
-		if s.GetNamespace() == "out" && s.GetName() == egress {
-			return s
-		}
-	}
-	return nil
-}
+// slot is slot 0 of an egress of the lab, as a member knows it.
+func (f *Field) slot(egress string) *skeinv1.EgressSlot { return slotNow(f.members, egress) }
 
 // lost judges by what honest nodes have lost.
 func lost(s Seen) string {

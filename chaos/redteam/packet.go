@@ -45,6 +45,15 @@ func datagram(from, to netip.AddrPort, payload []byte) []byte {
 	return slices.Concat(head, src, dst, udp)
 }
 
+// dialUDP opens a UDP socket in a namespace.
+func dialUDP(ns string, to netip.AddrPort) (c net.Conn, err error) {
+	err = fabric.In(ns, func() error {
+		c, err = net.Dial("udp", to.String())
+		return err
+	})
+	return c, err
+}
+
 // checksum is RFC 1071's.
 func checksum(b []byte) uint16 {
 	var sum uint32

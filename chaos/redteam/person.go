@@ -211,7 +211,18 @@ func heard(c net.Conn, wait time.Duration) ([]byte, error) {
 	return io.ReadAll(io.LimitReader(c, 1<<20))
 }
 
-// state finds things in a state.
+// hear notes what comes by a stream within a second as given to the attacker.
+func (s *Seen) hear(c net.Conn, what string) {
+	b, err := heard(c, time.Second)
+	if err != nil {
+		s.Refusal = err.Error()
+	}
+	if len(b) > 0 {
+		s.Given = append(s.Given, fmt.Sprintf("%d bytes of %s", len(b), what))
+	}
+}
+
+// nodeOf is a node of a state.
 func nodeOf(s *skeinv1.State, id string) *skeinv1.Node {
 	i := slices.IndexFunc(s.GetNodes(), func(n *skeinv1.Node) bool { return n.GetId() == id })
 	if i < 0 {

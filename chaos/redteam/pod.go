@@ -133,14 +133,8 @@ func pods() []Attempt {
 					continue
 				}
 				_, _ = c.Write([]byte("PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"))
-				b, err := heard(c, time.Second)
+				seen.hear(c, alpn)
 				c.Close()
-				if err != nil {
-					seen.Refusal = err.Error()
-				}
-				if len(b) > 0 {
-					seen.Given = append(seen.Given, fmt.Sprintf("%d bytes by %s", len(b), alpn))
-				}
 			}
 			return seen, nil
 		}, Judge: given},
@@ -187,11 +181,8 @@ func (f *Field) throughFoU(ctx context.Context, from string, outer netip.Addr, i
 		return seen, err
 	}
 	defer e.close()
-	var c net.Conn
-	if err := fabric.In(from, func() (err error) {
-		c, err = net.Dial("udp", netip.AddrPortFrom(outer, fouPort).String())
-		return err
-	}); err != nil {
+	c, err := dialUDP(from, netip.AddrPortFrom(outer, fouPort))
+	if err != nil {
 		return seen, err
 	}
 	defer c.Close()

@@ -20,13 +20,7 @@ func revoked() []Attempt {
 			}
 			defer c.Close()
 			_, _ = c.Write(frame(frameConnect, idBytes(f.id(victim))))
-			b, err := heard(c, time.Second)
-			if err != nil {
-				seen.Refusal = err.Error()
-			}
-			if len(b) > 0 {
-				seen.Given = append(seen.Given, fmt.Sprintf("%d bytes", len(b)))
-			}
+			seen.hear(c, alpn)
 			return seen, nil
 		}}
 	}
@@ -39,13 +33,7 @@ func revoked() []Attempt {
 			}
 			defer c.Close()
 			_, _ = c.Write([]byte("PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n\x00\x00\x00\x04\x00\x00\x00\x00\x00"))
-			b, err := heard(c, time.Second)
-			if err != nil {
-				seen.Refusal = err.Error()
-			}
-			if len(b) > 0 {
-				seen.Given = append(seen.Given, fmt.Sprintf("%d bytes", len(b)))
-			}
+			seen.hear(c, alpn)
 			return seen, nil
 		}}
 	}

@@ -30,13 +30,7 @@ func strangers() []Attempt {
 			}
 			defer c.Close()
 			_, _ = c.Write(frame(framePing, make([]byte, 8)))
-			b, err := heard(c, time.Second)
-			if err != nil {
-				seen.Refusal = err.Error()
-			}
-			if len(b) > 0 {
-				seen.Given = append(seen.Given, fmt.Sprintf("%d bytes", len(b)))
-			}
+			seen.hear(c, alpn)
 			return seen, nil
 		}, Judge: given}
 	}
@@ -105,7 +99,7 @@ func strangers() []Attempt {
 			}
 			return seen, nil
 		}, Judge: lost},
-		stunAmplifies("make STUN answers larger than their questions", stunPort, nil),
+		stunAmplifies("make STUN answers larger than their questions", stunPort),
 		{Name: "draw STUN answers onto a bystander", From: Stranger, Guard: Stun, Long: true, Try: func(ctx context.Context, f *Field) (seen Seen, err error) {
 			return f.stunReflect(ctx)
 		}, Judge: bounded("answers at the bystander")},
@@ -116,29 +110,16 @@ func strangers() []Attempt {
 			return f.answerTo(f.ns(stranger), netip.AddrPortFrom(f.address(relayNode), wgPort), b)
 		}, Judge: given},
 		{Name: "send rubbish to a relay's reserved port", From: Stranger, Guard: RelayIDs, Try: func(ctx context.Context, f *Field) (seen Seen, err error) {
-			a, b, ra, rb, err := f.reserve(ctx)
+			p, err := f.readyPair(ctx, bystander)
 			if err != nil {
 				return seen, err
 			}
-			defer a.Close()
-			defer b.Close()
-			ca, err := f.prove(f.ns(bystander), ra)
-			if err != nil {
+			defer p.close()
+			at := netip.AddrPortFrom(f.address(relayNode), p.prey.port)
+			if _, err := f.answerTo(f.ns(stranger), at, []byte(spoofMark)); err != nil {
 				return seen, err
 			}
-			defer ca.Close()
-			cb, err := f.prove(f.ns(bystander), rb)
-			if err != nil {
-				return seen, err
-			}
-			defer cb.Close()
-			if _, _, err := a.next(patience, frameState); err != nil {
-				return seen, err
-			}
-			if _, err := f.answerTo(f.ns(stranger), netip.AddrPortFrom(f.address(relayNode), rb.port), []byte(spoofMark)); err != nil {
-				return seen, err
-			}
-			if x, _ := heard(ca, arrival); len(x) > 0 {
+			if x, _ := heard(p.puppet.socket, arrival); len(x) > 0 {
 				seen.Arrived = append(seen.Arrived, "a stranger, by the pair's port")
 			}
 			return seen, nil
@@ -148,11 +129,8 @@ func strangers() []Attempt {
 
 // answerTo sends a datagram a few times and tells what comes back.
 func (f *Field) answerTo(ns string, to netip.AddrPort, b []byte) (seen Seen, err error) {
-	var c net.Conn
-	if err := fabric.In(ns, func() (err error) {
-		c, err = net.Dial("udp", to.String())
-		return err
-	}); err != nil {
+	c, err := dialUDP(ns, to)
+	if err != nil {
 		return seen, err
 	}
 	defer c.Close()
@@ -188,12 +166,12 @@ func stunAnswer(name string, port uint16) Attempt {
 }
 
 // stunAmplifies asks the shortest and longer questions and compares sizes.
-func stunAmplifies(name string, port uint16, _ []byte) Attempt {
+func stunAmplifies(name string, port uint16) Attempt {
 	return Attempt{Name: name, From: Stranger, Guard: Stun, Judge: bounded("bytes of answers"), Try: func(ctx context.Context, f *Field) (seen Seen, err error) {
 		const smallest = 64 // bytes of the smallest answer that says everything; the document excepts it
 		padding := append([]byte{0x80, 0x26, 0, 200}, make([]byte, 200)...)
 		for _, q := range [][]byte{stunRequest(), stunRequest(changePort), stunRequest(padding)} {
-			var c net.PacketConn
+			var c net.PacketConn // the answer may come from another port
 			if err := fabric.In(f.ns(stranger), func() (err error) {
 				c, err = net.ListenPacket("udp", ":0")
 				return err
@@ -290,11 +268,8 @@ func (f *Field) replay(ctx context.Context, want func([]byte) bool, what string)
 	if len(heardAll) == 0 {
 		return seen, fmt.Errorf("no %s of members were heard", what)
 	}
-	var c net.Conn
-	if err := fabric.In(f.ns(stranger), func() (err error) {
-		c, err = net.Dial("udp", netip.AddrPortFrom(f.address(relayNode), wgPort).String())
-		return err
-	}); err != nil {
+	c, err := dialUDP(f.ns(stranger), netip.AddrPortFrom(f.address(relayNode), wgPort))
+	if err != nil {
 		return seen, err
 	}
 	defer c.Close()
