@@ -69,8 +69,8 @@ func checksum(b []byte) uint16 {
 	return ^uint16(sum)
 }
 
-// raw sends whole IP packets by a link of a namespace, to a host of its network or its gateway: the next hop's hardware address is
-// looked up by sending it something ordinary first.
+// raw sends whole IP packets by a link of a namespace, to a host of its network or its gateway: the next hop's hardware
+// address is looked up by sending it something ordinary first.
 type raw struct {
 	fd   int
 	addr [2]unix.SockaddrLinklayer // IPv4, IPv6
@@ -235,5 +235,6 @@ func udpOf(b []byte) (from, to netip.AddrPort, payload []byte, ok bool) {
 	default:
 		return from, to, nil, false
 	}
-	return netip.AddrPortFrom(src, binary.BigEndian.Uint16(b)), netip.AddrPortFrom(dst, binary.BigEndian.Uint16(b[2:])), b[8:], true
+	return netip.AddrPortFrom(src, binary.BigEndian.Uint16(b)), netip.AddrPortFrom(dst, binary.BigEndian.Uint16(b[2:])),
+		b[8:], true
 }

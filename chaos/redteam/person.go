@@ -169,7 +169,8 @@ func (p *person) join(ctx context.Context, at string, r *skeinv1.JoinRequest) (*
 func (p *person) request(t *skeinv1.JoinToken, name string) (*skeinv1.JoinRequest, error) {
 	public, err := p.wg.Public()
 	r := &skeinv1.JoinRequest{RequestId: consensus.NewRequestID(),
-		Node: &skeinv1.NewNode{Name: name, IdentityKey: p.key.Public(), WireguardKey: public[:], MinSchema: 1, MaxSchema: p.field.maxSchema()}}
+		Node: &skeinv1.NewNode{Name: name, IdentityKey: p.key.Public(), WireguardKey: public[:], MinSchema: 1,
+			MaxSchema: p.field.maxSchema()}}
 	show(r, t)
 	return r, err
 }

@@ -156,56 +156,67 @@ func isTimeout(err error) bool {
 func relays() []Attempt {
 	payload := []byte("red team")
 	return []Attempt{
-		{Name: "hand over a packet in another's name, as relays do", From: Member, Guard: RelayIDs, Try: func(ctx context.Context, f *Field) (Seen, error) {
-			return f.toPrey(ctx, frame(frameForwarded, idBytes(f.id(victim)), idBytes(f.prey.key.ID()), []byte{channelSignal}, payload))
-		}, Judge: arrived},
-		{Name: "send frames that only relays send", From: Member, Guard: RelayIDs, Try: func(ctx context.Context, f *Field) (Seen, error) {
-			return f.toPrey(ctx, frame(frameFar, idBytes(f.id(relayNode)), idBytes(f.id(victim)), []byte{channelSignal}, payload))
-		}, Judge: arrived},
-		{Name: "send a signal to a member in another's name", From: Member, Guard: Codes, Try: func(ctx context.Context, f *Field) (Seen, error) {
-			return f.signalAs(ctx, f.id(other))
-		}, Judge: bounded("probes at an address that only a forged signal names")},
-		{Name: "have a stream joined to a node that is no member", From: Member, Guard: Roster, Try: func(ctx context.Context, f *Field) (seen Seen, err error) {
-			p, err := f.newcomer(stranger)
-			if err != nil {
-				return seen, err
-			}
-			c, err := f.puppet.splice(ctx, relayNode, p.key.ID())
-			if err != nil {
-				return Seen{Refusal: err.Error()}, nil
-			}
-			c.Close()
-			return Seen{Given: []string{"a stream to a stranger"}}, nil
-		}, Judge: given},
-		{Name: "take the other end of a stream that is offered to another", From: Member, Guard: RelayIDs, Try: func(ctx context.Context, f *Field) (Seen, error) {
-			return f.stealStream(ctx)
-		}, Judge: given},
-		{Name: "reserve all of the relay's UDP ports", From: Member, Guard: RelayLimits, Try: func(ctx context.Context, f *Field) (Seen, error) {
-			return f.reserveAll(ctx)
-		}, Judge: bounded("pairs of ports")},
-		{Name: "replace a victim's session by one with its ID", From: Stranger, Guard: Roster, Try: func(ctx context.Context, f *Field) (seen Seen, err error) {
-			p, err := f.newcomer(stranger)
-			if err != nil {
-				return seen, err
-			}
-			s, err := p.session(ctx)
-			if err != nil {
-				return Seen{Refusal: err.Error()}, nil
-			}
-			s.Close()
-			return Seen{Given: []string{"a session with the relay"}}, nil
-		}, Judge: given},
-		{Name: "make the relay forward in userspace with an idle pair of its own", From: Member, Guard: RelayLimits, Long: true, Try: func(ctx context.Context, f *Field) (Seen, error) {
-			return f.complain(ctx)
-		}, Judge: lost},
-		{Name: "move a pair's mapping with a bind that lacks the key", From: Stranger, Guard: RelayIDs, Try: func(ctx context.Context, f *Field) (Seen, error) {
-			return f.bindForged(ctx)
-		}, Judge: arrived},
+		{Name: "hand over a packet in another's name, as relays do", From: Member, Guard: RelayIDs,
+			Try: func(ctx context.Context, f *Field) (Seen, error) {
+				return f.toPrey(ctx, frame(frameForwarded, idBytes(f.id(victim)), idBytes(f.prey.key.ID()), []byte{channelSignal},
+					payload))
+			}, Judge: arrived},
+		{Name: "send frames that only relays send", From: Member, Guard: RelayIDs,
+			Try: func(ctx context.Context, f *Field) (Seen, error) {
+				return f.toPrey(ctx, frame(frameFar, idBytes(f.id(relayNode)), idBytes(f.id(victim)), []byte{channelSignal},
+					payload))
+			}, Judge: arrived},
+		{Name: "send a signal to a member in another's name", From: Member, Guard: Codes,
+			Try: func(ctx context.Context, f *Field) (Seen, error) {
+				return f.signalAs(ctx, f.id(other))
+			}, Judge: bounded("probes at an address that only a forged signal names")},
+		{Name: "have a stream joined to a node that is no member", From: Member, Guard: Roster,
+			Try: func(ctx context.Context, f *Field) (seen Seen, err error) {
+				p, err := f.newcomer(stranger)
+				if err != nil {
+					return seen, err
+				}
+				c, err := f.puppet.splice(ctx, relayNode, p.key.ID())
+				if err != nil {
+					return Seen{Refusal: err.Error()}, nil
+				}
+				c.Close()
+				return Seen{Given: []string{"a stream to a stranger"}}, nil
+			}, Judge: given},
+		{Name: "take the other end of a stream that is offered to another", From: Member, Guard: RelayIDs,
+			Try: func(ctx context.Context, f *Field) (Seen, error) {
+				return f.stealStream(ctx)
+			}, Judge: given},
+		{Name: "reserve all of the relay's UDP ports", From: Member, Guard: RelayLimits,
+			Try: func(ctx context.Context, f *Field) (Seen, error) {
+				return f.reserveAll(ctx)
+			}, Judge: bounded("pairs of ports")},
+		{Name: "replace a victim's session by one with its ID", From: Stranger, Guard: Roster,
+			Try: func(ctx context.Context, f *Field) (seen Seen, err error) {
+				p, err := f.newcomer(stranger)
+				if err != nil {
+					return seen, err
+				}
+				s, err := p.session(ctx)
+				if err != nil {
+					return Seen{Refusal: err.Error()}, nil
+				}
+				s.Close()
+				return Seen{Given: []string{"a session with the relay"}}, nil
+			}, Judge: given},
+		{Name: "make the relay forward in userspace with an idle pair of its own", From: Member, Guard: RelayLimits,
+			Long: true, Try: func(ctx context.Context, f *Field) (Seen, error) {
+				return f.complain(ctx)
+			}, Judge: lost},
+		{Name: "move a pair's mapping with a bind that lacks the key", From: Stranger, Guard: RelayIDs,
+			Try: func(ctx context.Context, f *Field) (Seen, error) {
+				return f.bindForged(ctx)
+			}, Judge: arrived},
 	}
 }
 
-// signalAs sends a signal to the victim by the relay that says it is from another node, with a code of the attacker's own key, and
-// counts probes to the address that it names.
+// signalAs sends a signal to the victim by the relay that says it is from another node, with a code of the attacker's
+// own key, and counts probes to the address that it names.
 func (f *Field) signalAs(ctx context.Context, from identity.ID) (seen Seen, err error) {
 	const port = 23456
 	hostile, err := f.puppet.session(ctx)
@@ -214,7 +225,8 @@ func (f *Field) signalAs(ctx context.Context, from identity.ID) (seen Seen, err 
 	}
 	defer hostile.Close()
 	at := netip.AddrPortFrom(f.address(bystander), port)
-	signal, err := marshal(&skeinv1.Signal{From: from.String(), Body: &skeinv1.Signal_Punch_{Punch: &skeinv1.Signal_Punch{Addresses: []string{at.String()}}}})
+	signal, err := marshal(&skeinv1.Signal{From: from.String(),
+		Body: &skeinv1.Signal_Punch_{Punch: &skeinv1.Signal_Punch{Addresses: []string{at.String()}}}})
 	if err != nil {
 		return seen, err
 	}
@@ -228,7 +240,8 @@ func (f *Field) signalAs(ctx context.Context, from identity.ID) (seen Seen, err 
 		}
 	}, func() error {
 		for range 5 {
-			if _, err := hostile.Write(frame(frameData, idBytes(f.id(victim)), []byte{channelSignal}, code, signal)); err != nil {
+			if _, err := hostile.Write(frame(frameData, idBytes(f.id(victim)), []byte{channelSignal}, code,
+				signal)); err != nil {
 				return err
 			}
 		}
@@ -265,7 +278,8 @@ func (f *Field) stealStream(ctx context.Context) (seen Seen, err error) {
 		return seen, fmt.Errorf("the stream was not offered: %w", err)
 	}
 	number := offer[:8]
-	for _, secret := range [][]byte{make([]byte, 16), offer[16:32]} { // a guess; and the true one, from an identity that it was not offered to
+	// A guess; and the true one, from an identity that it was not offered to.
+	for _, secret := range [][]byte{make([]byte, 16), offer[16:32]} {
 		c, err := f.puppet.front(ctx, relayNode, identity.ALPNSplice)
 		if err != nil {
 			return seen, err
@@ -453,7 +467,8 @@ func (f *Field) complain(ctx context.Context) (seen Seen, err error) {
 	return seen, err
 }
 
-// bindForged has a ready pair of puppet and prey; a stranger sends binds with another key, and hopes for the prey's packets.
+// bindForged has a ready pair of puppet and prey; a stranger sends binds with another key, and hopes for the prey's
+// packets.
 func (f *Field) bindForged(ctx context.Context) (seen Seen, err error) {
 	p, err := f.readyPair(ctx, stranger)
 	if err != nil {
