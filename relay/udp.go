@@ -191,8 +191,8 @@ func (u *UDP) Driver() (name string, why error) {
 	return "kernel", nil
 }
 
-// ErrForwardingDropped is what Driver tells when the kernel was seen not to forward a pair, and no other pair of late shows
-// that it forwards. It decides nothing: each pair is tried in the kernel, and falls back for itself.
+// ErrForwardingDropped is what Driver tells when the kernel was seen not to forward a pair, and no other pair of late
+// shows that it forwards. It decides nothing: each pair is tried in the kernel, and falls back for itself.
 var ErrForwardingDropped = errors.New("this host's firewall drops what the relay should forward: accept forwarded packets that ct status dnat marks")
 
 // reserve answers a client that wants a pair with a node.
@@ -374,8 +374,8 @@ func (u *UDP) kernelCan(m Mapping) bool {
 	return u.cfg.Kernel != nil && ipv6 == m.BRemote.Addr().Is6() && u.cfg.Kernel.Ready(ipv6) == nil
 }
 
-// kernelDrops tells whether all that was seen lately says that the kernel drops what it should forward. Two members can make
-// one pair fail, but not those of others work no more.
+// kernelDrops tells whether all that was seen lately says that the kernel drops what it should forward. Two members can
+// make one pair fail, but not those of others work no more.
 func (u *UDP) kernelDrops(now time.Time) bool {
 	lately := now.Add(-kernelRetry).UnixNano()
 	return u.fellAt.Load() > lately && u.worked.Load() <= lately

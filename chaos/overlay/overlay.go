@@ -13,8 +13,8 @@ import (
 // Edit replaces a text, which the file has exactly once. File is relative to the module's root.
 type Edit struct{ File, Old, New string }
 
-// Files gives the sources below root with the edits in them, by path. Callers have a type of their own for edits, which they
-// may write without naming its fields.
+// Files gives the sources below root with the edits in them, by path. Callers have a type of their own for edits, which
+// they may write without naming its fields.
 func Files[E ~struct{ File, Old, New string }](root string, edits []E) (map[string][]byte, error) {
 	out := make(map[string][]byte)
 	for _, x := range edits {
@@ -28,7 +28,8 @@ func Files[E ~struct{ File, Old, New string }](root string, edits []E) (map[stri
 			}
 		}
 		if n := bytes.Count(text, []byte(e.Old)); n != 1 {
-			return nil, fmt.Errorf("%s has this text %d times and must have it once; write the patch anew:\n%s", e.File, n, e.Old)
+			return nil, fmt.Errorf("%s has this text %d times and must have it once; write the patch anew:\n%s",
+				e.File, n, e.Old)
 		}
 		out[path] = bytes.Replace(text, []byte(e.Old), []byte(e.New), 1)
 	}
@@ -53,8 +54,8 @@ func Write(dir string, files map[string][]byte) (list string, err error) {
 	return list, os.WriteFile(list, encoded, 0o600)
 }
 
-// BuildSkein builds the skein of the sources below root, an absolute path, with edited files, and returns the program's path
-// in dir. It has nothing for a debugger in it, which halves the time to link.
+// BuildSkein builds the skein of the sources below root, an absolute path, with edited files, and returns the program's
+// path in dir. It has nothing for a debugger in it, which halves the time to link.
 func BuildSkein(ctx context.Context, root, dir string, files map[string][]byte) (binary string, err error) {
 	list, err := Write(dir, files)
 	if err != nil {

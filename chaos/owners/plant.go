@@ -15,14 +15,15 @@ import (
 	"github.com/skeinmesh/skein/chaos/overlay"
 )
 
-// plant is a bug that makes two owners: a text of the sources that is replaced while a program is built. No program that is built
-// without it has it, or a switch for it.
+// plant is a bug that makes two owners: a text of the sources that is replaced while a program is built. No program
+// that is built without it has it, or a switch for it.
 type plant struct{ File, Old, New string }
 
 // plants are the bugs that a run has to find, by name.
 var plants = map[string]plant{
-	// The kernel counts a lease that is five times too long: who waits for the former owner's lease does not wait for its end.
-	"long-lease": {"dataplane/egressns/lease.go", "Key: []byte(number(uint32(t))), Timeout: lease}", "Key: []byte(number(uint32(t))), Timeout: 5 * lease}"},
+	// The kernel counts a lease that is five times too long: who waits for the former owner's lease waits too short.
+	"long-lease": {"dataplane/egressns/lease.go", "Key: []byte(number(uint32(t))), Timeout: lease}",
+		"Key: []byte(number(uint32(t))), Timeout: 5 * lease}"},
 }
 
 // Plants names the bugs that can be planted.
@@ -31,7 +32,8 @@ func Plants() []string { return slices.Sorted(maps.Keys(plants)) }
 // ErrNotFound says that a run with a planted bug saw no violation.
 var ErrNotFound = errors.New("the planted bug was not found")
 
-// BuildPlanted builds skein with a bug in it from the sources that the working directory is in, and returns the program's path in dir.
+// BuildPlanted builds skein with a bug in it from the sources that the working directory is in, and returns the
+// program's path in dir.
 func BuildPlanted(ctx context.Context, name, dir string) (string, error) {
 	p, ok := plants[name]
 	if !ok {
@@ -60,7 +62,8 @@ func BuildPlanted(ctx context.Context, name, dir string) (string, error) {
 	return binary, nil
 }
 
-// RunPlanted runs with a bug in all agents. The error is nil only when the observer found it: what Run says then is the report's.
+// RunPlanted runs with a bug in all agents. The error is nil only when the observer found it: what Run says then is the
+// report's.
 func RunPlanted(ctx context.Context, opts Options, name string) (*Report, error) {
 	dir, err := os.MkdirTemp("", "skein-owners-")
 	if err != nil {

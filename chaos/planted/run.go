@@ -95,7 +95,9 @@ func (p *planter) plant(ctx context.Context, b bug) result {
 }
 
 // runAll builds each package once and runs its checks. list is go's list of edited files; empty: there are none.
-func (p *planter) runAll(ctx context.Context, dir, list string, checks []check, limit time.Duration) (out []finding, err error) {
+func (p *planter) runAll(
+	ctx context.Context, dir, list string, checks []check, limit time.Duration,
+) (out []finding, err error) {
 	built := make(map[string]string)
 	for _, c := range checks {
 		if built[c.pkg] == "" {
