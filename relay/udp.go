@@ -65,7 +65,8 @@ const (
 	challengeGap = 10 * time.Millisecond
 	// mendGap is the least time between two repairs of one pair's entries in the kernel.
 	mendGap = time.Second
-	// kernelRetry is how long a pair that the kernel was seen not to forward stays in this process.
+	// kernelRetry is how long a pair that the kernel was seen not to forward stays in this process at least: after that
+	// the kernel gets it when its mapping is written anew.
 	kernelRetry = 10 * time.Minute
 	// fellBackKept bounds the pairs of nodes of which that is remembered beyond the end of their ports.
 	fellBackKept = 4096
