@@ -131,6 +131,8 @@ type Agent struct {
 	stats       atomic.Pointer[map[dataplane.Key]dataplane.PeerStatus] // as the device has it
 	applied     atomic.Bool                                            // a Spec has been applied without error
 
+	profiling sync.Mutex // held while a profile is taken
+
 	mu        sync.Mutex // guards what the loop leaves for the API to read
 	spec      dataplane.Spec
 	published *skeinv1.Record

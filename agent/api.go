@@ -63,7 +63,8 @@ func (a *Agent) serveAPI(ctx context.Context) (stop func(), err error) {
 	protocols := new(http.Protocols)
 	protocols.SetHTTP1(true)
 	protocols.SetUnencryptedHTTP2(true)
-	srv := &http.Server{Handler: mux, Protocols: protocols, ReadHeaderTimeout: 5 * time.Second, BaseContext: func(net.Listener) context.Context { return ctx }}
+	srv := &http.Server{Handler: profileDeadline(mux), Protocols: protocols, ReadHeaderTimeout: 5 * time.Second, ConnContext: withCaller,
+		BaseContext: func(net.Listener) context.Context { return ctx }}
 	go srv.Serve(l)
 	return func() {
 		grace, cancel := context.WithTimeout(context.Background(), apiGrace)

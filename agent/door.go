@@ -17,6 +17,7 @@ const (
 	doorRate          = 50 // new connections a second from one source
 	doorBurst         = 200
 	doorJoins         = 128  // joins under way at a time, of those that are past the handshake
+	doorJoinsReserve  = 128  // more, for sources with fewer than doorFew: a few addresses keep nobody out
 	doorJoinsSource   = 32   // of one source
 	doorSources       = 1024 // remembered before those that are quiet are forgotten
 	doorSourcesAtMost = 1 << 16
@@ -100,7 +101,8 @@ func (d *door) join(from netip.Addr) (leave func(), ok bool) {
 	if v == nil {
 		v = &visitor{} // of so many sources that not all are remembered
 	}
-	if d.joins >= doorJoins || v.joins >= doorJoinsSource {
+	full := d.joins >= doorJoins && v.joins >= doorFew || d.joins >= doorJoins+doorJoinsReserve
+	if full || v.joins >= doorJoinsSource {
 		d.refused++
 		return nil, false
 	}

@@ -173,25 +173,34 @@ func TestJoinsAtOnceAreBounded(t *testing.T) {
 		}
 		return ok
 	}
-	one := 0
-	for range doorJoinsSource + 5 {
-		if join(netip.MustParseAddr("192.0.2.1")) {
-			one++
+	of := func(from netip.Addr, tries int) (in int) {
+		for range tries {
+			if join(from) {
+				in++
+			}
+		}
+		return in
+	}
+	for i := range doorJoins / doorJoinsSource {
+		if in := of(netip.AddrFrom4([4]byte{192, 0, 2, byte(i)}), doorJoinsSource+5); in != doorJoinsSource {
+			t.Errorf("%d joins of one source, want %d", in, doorJoinsSource)
 		}
 	}
-	all := one
-	for i := range doorJoins {
-		if join(netip.AddrFrom4([4]byte{198, 51, 100, byte(i)})) {
-			all++
+	all := doorJoins
+	for i := range doorJoinsReserve { // some addresses that hold all places do not keep others out
+		in := of(netip.AddrFrom4([4]byte{198, 51, 100, byte(i)}), doorFew+1)
+		if i == 0 && in != doorFew {
+			t.Errorf("%d joins of a source that is not among those that took all places, want %d", in, doorFew)
 		}
+		all += in
 	}
-	if one != doorJoinsSource || all != doorJoins {
-		t.Errorf("%d joins of one source, want %d; %d in all, want %d", one, doorJoinsSource, all, doorJoins)
+	if want := doorJoins + doorJoinsReserve; all != want {
+		t.Errorf("%d joins at once, want %d", all, want)
 	}
 	for _, leave := range leaves {
 		leave()
 	}
-	if !join(netip.MustParseAddr("192.0.2.1")) {
+	if !join(netip.MustParseAddr("203.0.113.1")) {
 		t.Error("nobody joins when all have left")
 	}
 }

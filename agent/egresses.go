@@ -56,7 +56,7 @@ type egresses struct {
 // openEgresses begins with what a former run left.
 func (a *Agent) openEgresses() error {
 	e := &egresses{a: a, told: map[string]bool{}, moved: map[uint64]time.Time{}}
-	log := a.log.With("room", "egress")
+	log := a.log.With("component", "egress")
 	e.gateways = egress.NewGateways(egress.GatewaysConfig{
 		Self: a.id, Dir: filepath.Join(a.cfg.RunDir, gatewayDir), Known: filepath.Join(a.cfg.RunDir, gatewayClients), Driver: a.cfg.Dataplane.FoU,
 		Tunnel: a.cfg.Dataplane.Link, Leader: e, Clocks: e, Links: a.announceLinks, Changed: a.wakeUp, Log: log,

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"math"
 	"time"
 
 	skeinv1 "github.com/skeinmesh/skein/api/skein/v1"
@@ -167,6 +168,9 @@ func (a *Agent) news(after uint64) *skeinv1.JoinResponse {
 func (a *Agent) answerInquiry(peer identity.ID, request *skeinv1.JoinRequest) *skeinv1.JoinResponse {
 	if _, member := a.roster.Key(peer); member && request.GetMemberIndex() > 0 {
 		if hash := request.GetMemberHash(); len(hash) > 0 { // earlier versions send none
+			if a.replica.State().Index() < request.GetMemberIndex() {
+				return a.news(math.MaxUint64) // no events: nobody can tell yet whether they follow on what it has
+			}
 			if err := a.replica.SameHistory(request.GetMemberIndex(), hash); errors.Is(err, consensus.ErrDiverged) {
 				return &skeinv1.JoinResponse{Time: time.Now().UnixNano(), ErrorCode: string(events.FailedPrecondition), ErrorMessage: err.Error()}
 			}

@@ -481,12 +481,17 @@ func (a *Agent) followLinks(ctx context.Context) {
 	}
 }
 
-// serveRPC answers the other nodes.
-func (a *Agent) serveRPC(ctx context.Context) {
+// rpcMux is all that other nodes may ask. The local API is not among it.
+func (a *Agent) rpcMux() *http.ServeMux {
 	mux := http.NewServeMux()
 	mux.Handle(a.rpcService().Handler())
 	mux.Handle(a.egressHandler())
-	srv := consensus.NewHTTPServer(newRPCLimit(mux, a.votes, a.metrics.rpcRefused), a.log)
+	return mux
+}
+
+// serveRPC answers the other nodes.
+func (a *Agent) serveRPC(ctx context.Context) {
+	srv := consensus.NewHTTPServer(newRPCLimit(a.rpcMux(), a.votes, a.metrics.rpcRefused), a.log)
 	context.AfterFunc(ctx, func() { srv.Close() })
 	if err := srv.Serve(consensus.PlainListener(a.control.Listen(identity.ALPNRPC))); err != nil && !errors.Is(err, http.ErrServerClosed) && ctx.Err() == nil {
 		a.report("rpc", failure, err.Error(), "restart the agent")

@@ -165,6 +165,7 @@ func (c roomCollector) Collect(out chan<- prometheus.Metric) {
 	c.a.collectUDPRelay(out)
 	c.a.collectPods(out)
 	c.a.collectEgresses(out)
+	c.a.collectUsage(out)
 	if c.a.guess != nil {
 		s := c.a.guess.Stats()
 		for outcome, n := range map[string]uint64{"hit": s.Hits, "failed": s.Failed, "refused": s.Refused, "silent": s.Silent} {
@@ -221,13 +222,18 @@ func (m *metrics) serve(ctx context.Context, l net.Listener) {
 	if l == nil {
 		return
 	}
+	srv := &http.Server{Handler: m.handler(), ReadHeaderTimeout: 5 * time.Second}
+	go srv.Serve(l)
+	context.AfterFunc(ctx, func() { srv.Close() })
+}
+
+// handler answers these three and nothing else. Never net/http's default mux: packages register profiles and variables there.
+func (m *metrics) handler() http.Handler {
 	mux := http.NewServeMux()
 	mux.Handle("/metrics", promhttp.HandlerFor(m.registry, promhttp.HandlerOpts{}))
 	mux.HandleFunc("/healthz", func(w http.ResponseWriter, _ *http.Request) { fmt.Fprintln(w, "ok") })
 	mux.HandleFunc("/readyz", m.ready)
-	srv := &http.Server{Handler: mux, ReadHeaderTimeout: 5 * time.Second}
-	go srv.Serve(l)
-	context.AfterFunc(ctx, func() { srv.Close() })
+	return mux
 }
 
 // ready: the data plane holds what it should, and nothing is known to be broken. It does not ask for a

@@ -61,7 +61,7 @@ func (a *Agent) openPods() error {
 	p := &pods{a: a, told: map[string]bool{}}
 	var odd []string
 	p.ipam, odd, err = ipam.Open(ipam.Config{
-		Self: a.id, File: filepath.Join(a.cfg.StateDir, ipamFile), BootID: strings.TrimSpace(string(boot)), Log: a.log.With("room", "ipam"),
+		Self: a.id, File: filepath.Join(a.cfg.StateDir, ipamFile), BootID: strings.TrimSpace(string(boot)), Log: a.log.With("component", "ipam"),
 		IdleFor: seconds(a.cfg.EmptyBlockSeconds),
 		Propose: p.propose, OnChange: a.wakeUp, Leaderless: p.withoutLeader,
 		OnEvent: func(e *skeinv1.PodAddress) {
@@ -83,7 +83,7 @@ func (a *Agent) openPods() error {
 	p.ipam.Adopt(found)
 	p.cni = cniserver.New(cniserver.Config{
 		Allocator: p.ipam, Network: cniserver.Kernel{}, Egresses: a.egresses.clients, MTU: func() uint32 { return uint32(a.linkMTU()) }, Condition: p.condition,
-		NoteDir: cni.NoteDir(filepath.Join(a.cfg.RunDir, cniserver.SocketName)), Done: a.metrics.cni.observe, Log: a.log.With("room", "cni"),
+		NoteDir: cni.NoteDir(filepath.Join(a.cfg.RunDir, cniserver.SocketName)), Done: a.metrics.cni.observe, Log: a.log.With("component", "cni"),
 	})
 	return nil
 }

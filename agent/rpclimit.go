@@ -37,6 +37,7 @@ var rpcBounds = map[string]rpcBound{
 	skeinv1connect.EgressServiceRenewLeasesProcedure:       {perSecond: 50, burst: 500, atOnce: 16},
 	skeinv1connect.EgressServiceSyncEgressClientsProcedure: {perSecond: 50, burst: 500, atOnce: 32},
 	skeinv1connect.EgressServiceTakeOverProcedure:          {perSecond: 50, burst: 500, atOnce: 32},
+	skeinv1connect.EgressServiceClockProcedure:             {perSecond: 20, burst: 200, atOnce: 16},
 	skeinv1connect.EgressServiceEgressReportProcedure:      {perSecond: 5, burst: 100, atOnce: 8, inAll: 64},
 }
 

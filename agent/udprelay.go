@@ -33,7 +33,7 @@ func (a *Agent) openUDPRelay() (*relay.UDP, error) {
 	if err != nil {
 		return nil, err
 	}
-	cfg := relay.UDPConfig{First: first, Last: last, Control: markSocket(dataplane.MarkWG), Log: a.log.With("room", "relay")}
+	cfg := relay.UDPConfig{First: first, Last: last, Control: markSocket(dataplane.MarkWG), Log: a.log.With("component", "relay")}
 	if a.cfg.Dataplane.Relay != config.Userspace {
 		if err := a.openRelayTable(); err != nil {
 			if a.cfg.Dataplane.Relay == config.Kernel {

@@ -63,7 +63,7 @@ func NewClient(cfg ClientConfig) *Client {
 	if cfg.Conns == nil {
 		cfg.Conns = NewConns(cfg.Dialer)
 	}
-	return &Client{cfg: cfg, log: cfg.Log.With("room", "consensus"), hurry: make(chan struct{}, 1)}
+	return &Client{cfg: cfg, log: cfg.Log.With("component", "consensus"), hurry: make(chan struct{}, 1)}
 }
 
 // Propose commits a command. It tries the local server, the leader, then all servers, again and again

@@ -44,7 +44,7 @@ func (s *seenLines) again(line string) bool {
 }
 
 func newRaftLog(to *slog.Logger) hclog.Logger {
-	return &raftLog{to: to.With("room", "raft"), seen: &seenLines{at: make(map[string]time.Time)}}
+	return &raftLog{to: to.With("component", "raft"), seen: &seenLines{at: make(map[string]time.Time)}}
 }
 
 func slogLevel(l hclog.Level) slog.Level {

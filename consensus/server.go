@@ -100,7 +100,7 @@ type Server struct {
 // StartServer starts or resumes the Raft node. Damaged files are reported as ErrCorrupt.
 func StartServer(cfg ServerConfig) (*Server, error) {
 	cfg.fill()
-	s := &Server{cfg: cfg, log: cfg.Log.With("room", "consensus"), acks: newAcks(), fatal: make(chan struct{}), stopped: make(chan struct{}),
+	s := &Server{cfg: cfg, log: cfg.Log.With("component", "consensus"), acks: newAcks(), fatal: make(chan struct{}), stopped: make(chan struct{}),
 		leader: leaderNews{changed: make(chan struct{})}}
 	rlog := newRaftLog(cfg.Log)
 	files, err := openRaftFiles(cfg.Dir, rlog, cfg.NoSync)

@@ -54,7 +54,7 @@ var _ skeinv1connect.ClusterServiceHandler = (*Service)(nil)
 
 // NewService makes the service.
 func NewService(cfg ServiceConfig) *Service {
-	return &Service{cfg: cfg, log: cfg.Log.With("room", "consensus")}
+	return &Service{cfg: cfg, log: cfg.Log.With("component", "consensus")}
 }
 
 // Handler is the path and handler to mount.
@@ -226,8 +226,10 @@ func (s *Service) Subscribe(ctx context.Context, r *skeinv1.SubscribeRequest, ou
 			}
 			checked = true
 		}
-		if at, err = s.sendNews(at, send); err != nil {
-			return err
+		if checked { // this server may have got there since it looked
+			if at, err = s.sendNews(at, send); err != nil {
+				return err
+			}
 		}
 		changed := make(chan struct{})
 		wait, stop := context.WithCancel(ctx)

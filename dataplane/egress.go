@@ -92,8 +92,8 @@ type ClientSpec struct {
 	MTU          int        // of Uplink, in bytes
 	Tunnels      []ClientTunnel
 	Routes       []ClientRoute
-	// Ends are the endpoints of all slots of its egresses: tunnels' packets may come from these, and from no other address
-	// but the tunnels' own far ends. They come by Uplink or by Links.
+	// Ends are the endpoints of all slots of its egresses: tunnels' packets may come from these, and from no other
+	// address but the tunnels' own far ends. They come by Uplink or by Links.
 	Ends  []netip.Addr
 	Links []string
 	// Inside are the mesh's own networks, which no tunnel may take.

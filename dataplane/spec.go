@@ -79,11 +79,11 @@ type Pods struct {
 	// Refused are addresses of the mesh that lead nowhere for now: unreachable in PodTable, so that nothing for them leaves
 	// the host by another way.
 	Refused []netip.Prefix
-	// Pools are the subnets of all address pools: unreachable in PodTable behind everything else there, so that nothing for
-	// an address that no node has, or that this one has not heard of, leaves the host in plaintext. Sorted.
+	// Pools are the subnets of all address pools: unreachable in PodTable behind everything else there, so that nothing
+	// for an address that no node has, or that this one has not heard of, leaves the host in plaintext. Sorted.
 	Pools []netip.Prefix
-	// Elsewhere are the parts of Pools that are not the mesh's to lead: what is reserved for other software, networks on this
-	// host's own links, addresses that egresses' packets leave with. PodTable passes them on (throw), sorted.
+	// Elsewhere are the parts of Pools that are not the mesh's to lead: what is reserved for other software, networks
+	// on this host's own links, addresses that egresses' packets leave with. PodTable passes them on (throw), sorted.
 	Elsewhere []netip.Prefix
 	// Exported are single addresses that lead here beside the blocks: routes of ExportTable.
 	Exported []netip.Addr

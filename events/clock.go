@@ -12,10 +12,16 @@ import (
 // clockGood is how near the log's time is to the leader's clock when there is nothing to repair.
 const clockGood = time.Second
 
-// repairClock sets the log's time to the command's, which is the leader's clock here and nothing else.
+// repairClock sets the log's time to the command's, which is the leader's clock here and nothing else. With nothing to
+// repair the time stays or goes forward: no event but ClockRepaired may be earlier than the one before it.
 func (d *decision) repairClock() error {
-	if off := time.Duration(d.s.Time() - d.c.GetTime()); off.Abs() > clockGood {
+	off := time.Duration(d.s.Time() - d.c.GetTime())
+	switch {
+	case off.Abs() > clockGood:
 		d.emit(&skeinv1.Event{Body: &skeinv1.Event_ClockRepaired{ClockRepaired: &skeinv1.ClockRepaired{Before: d.s.Time()}}})
+	case off > 0:
+		d.c = proto.CloneOf(d.c)
+		d.c.Time = d.s.Time()
 	}
 	return nil
 }

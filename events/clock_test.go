@@ -72,6 +72,12 @@ func TestRepairedClock(t *testing.T) {
 	if evs, _, err := w.propose(c); err != nil || len(evs) != 1 || evs[0].GetCommandAnswered() == nil {
 		t.Errorf("a repair of a clock that is right gives %v, %v", briefs(evs), err)
 	}
+	before := w.s.Time()
+	w.now = w.now.Add(-1500 * time.Millisecond)
+	evs, _, err = w.propose(withID("half a second behind", repairClock()))
+	if err != nil || len(evs) != 1 || evs[0].GetTime() < before {
+		t.Errorf("a repair by a clock that is behind by less than needs one gives %v, %v: the log's time went back by %s", briefs(evs), err, time.Duration(before-w.s.Time()))
+	}
 }
 
 // A repair changes times and nothing else: the state of before is the one after, but for them.

@@ -78,22 +78,33 @@ func (d *decision) admitNode(c *skeinv1.AdmitNode) error {
 	return nil
 }
 
-// readmit answers a member that joins again, as after a lost answer or a lost replica. Its identity is
-// proved, so a used-up token does, and a new WireGuard key or version is taken over. The name and labels
-// that were agreed stay.
+// readmit answers a member that joins again, as after a lost answer or a lost replica: a used-up token does. Only the
+// node that hands the join on has seen the member prove its identity, and whoever knows a token could claim that. So a
+// new WireGuard key or version is taken over by the word of a server alone; a member tells its version itself when it
+// is in again. The name and labels that were agreed stay.
 func (d *decision) readmit(old *skeinv1.Node, want *skeinv1.NewNode) error {
 	if string(old.GetIdentityKey()) != string(want.GetIdentityKey()) {
 		return refuse(AlreadyExists, "the identity key of %s has the node ID %s of %s: move identity.pem out of its state directory to get a new one", want.GetName(), old.GetId(), old.GetName())
 	}
 	d.answer.Node = old
-	if err := d.emitKey(want.GetWireguardKey()); err != nil {
-		return err
-	}
-	next := proto.CloneOf(d.answer.GetNode())
+	next := proto.CloneOf(old)
 	next.MinSchema, next.MaxSchema = schemaRange(want.GetMinSchema(), want.GetMaxSchema())
 	if err := d.checkLowered(old, next); err != nil {
 		return err
 	}
+	if d.s.Role(d.c.GetIssuer()) != RoleServer {
+		if string(old.GetWireguardKey()) == string(want.GetWireguardKey()) {
+			return nil
+		}
+		return refuse(PermissionDenied, "node %s (%s) is a member with another WireGuard key, and %s, which hands the join on, "+
+			"is no server: join at a server, put the former wireguard.pem back, "+
+			"or move identity.pem out of its state directory to join as a new node",
+			old.GetId(), old.GetName(), d.s.called(d.c.GetIssuer()))
+	}
+	if err := d.emitKey(want.GetWireguardKey()); err != nil {
+		return err
+	}
+	next.WireguardKey = d.answer.GetNode().GetWireguardKey()
 	d.emitChange(next)
 	return nil
 }

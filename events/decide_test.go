@@ -134,9 +134,9 @@ func TestCommands(t *testing.T) {
 		}},
 		{"join again with other keys", false, []step{
 			does(admit("b", "1"), "NodeAdmitted b 10.4.0.2", "TokenUsed "+token1),
-			does(withID("r", admit("b", "1", func(a *skeinv1.AdmitNode) { a.Node.WireguardKey = key("wireguard", "b2"); a.Node.MaxSchema = 7 })),
+			does(from(id("a"), withID("r", admit("b", "1", func(a *skeinv1.AdmitNode) { a.Node.WireguardKey = key("wireguard", "b2"); a.Node.MaxSchema = 7 }))),
 				"NodeKeyRotated", "NodeChanged b", "CommandAnswered r"),
-			fails(AlreadyExists, "used by node a", admit("b", "1", func(a *skeinv1.AdmitNode) { a.Node.WireguardKey = key("wireguard", "a") })),
+			fails(AlreadyExists, "used by node a", from(id("a"), admit("b", "1", func(a *skeinv1.AdmitNode) { a.Node.WireguardKey = key("wireguard", "a") }))),
 		}},
 		{"change a node", false, []step{
 			does(admit("b", "1"), "NodeAdmitted b 10.4.0.2", "TokenUsed "+token1),

@@ -84,7 +84,7 @@ var Rules = []Rule{
 	{"change_settings", No, Yes, Yes, ""},
 	{"create_token", No, Yes, Yes, ""},
 	{"revoke_token", No, Yes, Yes, ""},
-	{"admit_node", Yes, Yes, Yes, "the token's secret is the proof, whoever hands the request on"},
+	{"admit_node", Yes, Yes, Yes, "the token's secret is the proof, whoever hands the request on; a member that joins again gets a new key by a server only"},
 	{"change_node", Own, Yes, Yes, "an agent changes its event schemas only; nobody changes another node's schemas"},
 	{"revoke_node", No, Yes, Yes, ""},
 	{"rotate_node_key", Own, Own, Own, ""},
@@ -109,7 +109,7 @@ var Rules = []Rule{
 	{"assign_slot", No, No, Yes, "the leader's own"},
 	{"release_slot", No, No, Yes, "the leader's own"},
 	{"drain_node", Own, Yes, Yes, ""},
-	{"repair_clock", No, No, Yes, "on the server whose clock it sets the log's time to"},
+	{"repair_clock", No, No, Yes, "by any of them; the log's time becomes the leader's clock"},
 	{"set_admin", No, Yes, Yes, "`skein node grant` and `withdraw`"},
 	{"introduce_roles", No, No, Yes, "the leader's own, in a cluster that is older than roles"},
 }

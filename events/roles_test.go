@@ -5,6 +5,7 @@ import (
 	"strings"
 	"testing"
 
+	"google.golang.org/protobuf/proto"
 	"google.golang.org/protobuf/reflect/protoreflect"
 
 	skeinv1 "github.com/skeinmesh/skein/api/skein/v1"
@@ -302,5 +303,35 @@ func TestRolesAreIntroducedOnce(t *testing.T) {
 	old.must(changeSettings(&skeinv1.Settings{BirthdayAttack: "disabled"}))
 	if old.s.Settings().GetRolesSince() == 0 {
 		t.Error("a command about settings took the note away")
+	}
+}
+
+// TestJoiningAgainInAnothersName: whoever knows a token, also a used-up one, can hand on an admission of any member. Its
+// key and what it folds change only by the word of a server, which has seen the member prove its identity.
+func TestJoiningAgainInAnothersName(t *testing.T) {
+	w := roleWorld(t)
+	before := w.s.Node(idOf("other"))
+	again := func(issuer string, change func(*skeinv1.NewNode)) *skeinv1.Command {
+		c := admit("other", "for agent", func(a *skeinv1.AdmitNode) { change(a.GetNode()) }) // used up
+		c.Issuer = w.id(issuer)
+		return c
+	}
+	newKey := func(n *skeinv1.NewNode) { n.WireguardKey = key("wireguard", "mine") }
+	newSchemas := func(n *skeinv1.NewNode) { n.MaxSchema = 7 }
+	for _, issuer := range []string{"agent", "admin"} {
+		w.refused(again(issuer, newKey), PermissionDenied, "is no server")
+		if a := w.must(again(issuer, newSchemas)); !proto.Equal(a.GetNode(), before) {
+			t.Errorf("by %s it is %v, and was %v", issuer, a.GetNode(), before)
+		}
+		w.must(again(issuer, func(*skeinv1.NewNode) {})) // its answer was lost
+	}
+	if n := w.s.Node(idOf("other")); !proto.Equal(n, before) {
+		t.Errorf("it is %v, and was %v", n, before)
+	}
+	w.must(again("server", newKey))
+	w.must(again("server", func(n *skeinv1.NewNode) { newKey(n); newSchemas(n) }))
+	n := w.s.Node(idOf("other"))
+	if string(n.GetWireguardKey()) != string(key("wireguard", "mine")) || n.GetMaxSchema() != 7 {
+		t.Errorf("by a server it is %v", n)
 	}
 }

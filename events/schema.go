@@ -76,7 +76,7 @@ func (d *decision) checkLowered(old, next *skeinv1.Node) error {
 	if high >= min(need, old.GetMaxSchema()) || find(&d.s.servers, old.GetId()) == nil {
 		return nil
 	}
-	return refuse(FailedPrecondition, "server %s cannot fold event schemas up to %d only: the cluster has %s, which need %d; install a version that folds them on %s, or take its role with skein node withdraw %s server",
+	return refuse(FailedPrecondition, "server %s would fold event schemas up to %d only, and the cluster has %s, which need %d; install a version that folds them on %s, or take its role with skein node withdraw %s server",
 		old.GetName(), high, what, need, old.GetName(), old.GetName())
 }
 

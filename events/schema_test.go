@@ -30,14 +30,14 @@ func TestServersDoNotLowerTheSchemaInUse(t *testing.T) {
 	}
 
 	w.must(createPool(pool("default", 2, "10.64.0.0/24")))
-	w.refused(folds("a", 1), FailedPrecondition, "server a cannot fold event schemas up to 1 only: the cluster has pools, which need 2", "skein node withdraw a server")
+	w.refused(folds("a", 1), FailedPrecondition, "server a would fold event schemas up to 1 only, and the cluster has pools, which need 2", "skein node withdraw a server")
 	w.must(folds("s", 2))
 	w.must(folds("s", SchemaMax))
 	w.must(folds("b", 1)) // no server: it matters to itself alone
 	w.must(allocate("b", "default", 1))
 
 	// Joining again says it, too.
-	w.refused(admit("s", "1"), FailedPrecondition, "server s cannot fold event schemas up to 1 only")
+	w.refused(admit("s", "1"), FailedPrecondition, "server s would fold event schemas up to 1 only")
 	w.must(today(admit("s", "1")))
 
 	w.must(define(egress("web/out", "192.0.2.0/24", 1)))

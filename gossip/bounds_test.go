@@ -9,8 +9,8 @@ import (
 	"github.com/skeinmesh/skein/identity"
 )
 
-// A member that makes new versions of its record without end has as many passed on as an honest one may make, and others' pass
-// beside it.
+// A member that makes new versions of its record without end has as many passed on as an honest one may make, and
+// others' pass beside it.
 func TestOneNodesVersionsArePassedOnAtABoundedRate(t *testing.T) {
 	start := time.Unix(1000, 0)
 	var p passOn
@@ -22,7 +22,8 @@ func TestOneNodesVersionsArePassedOnAtABoundedRate(t *testing.T) {
 		}
 		return n
 	}
-	if n := count(identity.ID{1}, time.Millisecond, 10*time.Second); n < 10*passOnPerSecond || n > passOnBurst+10*passOnPerSecond {
+	if n := count(identity.ID{1}, time.Millisecond, 10*time.Second); n < 10*passOnPerSecond ||
+		n > passOnBurst+10*passOnPerSecond {
 		t.Errorf("%d of 10000 versions in 10 s are passed on, want %d at most", n, passOnBurst+10*passOnPerSecond)
 	}
 	if n := count(identity.ID{2}, publishSpacing, time.Minute); n != int(time.Minute/publishSpacing) {
@@ -60,7 +61,8 @@ func TestOneMemberDoesNotTakeAllStreams(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		hostile, honest := identity.ID{1}, identity.ID{2}
 		st := &stats{}
-		tr := &mlTransport{stats: st, member: func(identity.ID) bool { return true }, done: make(chan struct{}), streams: make(chan net.Conn)}
+		tr := &mlTransport{stats: st, member: func(identity.ID) bool { return true }, done: make(chan struct{}),
+			streams: make(chan net.Conn)}
 		l := streams{make(chan net.Conn)}
 		served := make(chan identity.ID, maxStreams)
 		go tr.accept(l, func(c net.Conn, id identity.ID) { served <- id; c.Close() })

@@ -32,7 +32,8 @@ type ownRecord struct {
 const (
 	// publishSpacing bounds how often a new version is made, however often Publish is called.
 	publishSpacing = 100 * time.Millisecond
-	// passOnPerSecond and passOnBurst bound how often a node's new versions are passed on: no honest node makes more, by publishSpacing.
+	// passOnPerSecond and passOnBurst bound how often a node's new versions are passed on: no honest node makes more, by
+	// publishSpacing.
 	passOnPerSecond = 12
 	passOnBurst     = 30
 	// jumpQuiet is how long no foreign record of ours must be seen for the next jump to be immediate.
@@ -283,8 +284,8 @@ func (g *Gossip) ingest() {
 	}
 }
 
-// passOn paces how often new versions of one node's record are passed on, so that a node that makes them without end sends its flood
-// alone. What is not passed on is held, and others fetch it. Only ingest uses it.
+// passOn paces how often new versions of one node's record are passed on, so that a node that makes them without end
+// sends its flood alone. What is not passed on is held, and others fetch it. Only ingest uses it.
 type passOn map[identity.ID]*rate.Limiter
 
 func (p *passOn) allow(id identity.ID, now time.Time) bool {

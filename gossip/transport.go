@@ -299,8 +299,8 @@ func (t *mlTransport) accept(l net.Listener, serve func(net.Conn, identity.ID)) 
 	}
 }
 
-// peerStreams counts the streams of each member that are served, so that no member takes the places of all. It is safe for
-// concurrent use.
+// peerStreams counts the streams of each member that are served, so that no member takes the places of all. It is safe
+// for concurrent use.
 type peerStreams struct {
 	mu   sync.Mutex
 	open map[identity.ID]int

@@ -108,7 +108,8 @@ func TestSplicesThatSayNothingAreBounded(t *testing.T) {
 		c.Close()
 	}
 	waitFor(t, "their end", func() bool { return opening() == 0 })
-	if err := ask(dialAs(t, m, r, silent, identity.ALPNSplice), appendNode(nil, frameConnect, identity.ID{1})); !errors.Is(err, errNotHere) {
+	if err := ask(dialAs(t, m, r, silent, identity.ALPNSplice),
+		appendNode(nil, frameConnect, identity.ID{1})); !errors.Is(err, errNotHere) {
 		t.Errorf("after their end: %v", err)
 	}
 }

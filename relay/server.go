@@ -65,8 +65,8 @@ func (c *ServerConfig) defaults() {
 	}
 }
 
-// A client whose packets are for absent nodes has so many a second handed back, after a burst of as many as it may hear the arrival
-// of and more; the rest is dropped.
+// A client whose packets are for absent nodes has so many a second handed back, after a burst of as many as it may hear
+// the arrival of and more; the rest is dropped.
 const (
 	refusalsPerSecond = 500
 	refusalsBurst     = 4096
@@ -335,8 +335,8 @@ func (f *forwarder) data(body []byte) {
 	f.bytes += uint64(len(payload))
 }
 
-// refuse hands a packet back, or drops it when the client has sent too many for nodes that are not here: it has been told, and
-// each costs a lock that all sessions need.
+// refuse hands a packet back, or drops it when the client has sent too many for nodes that are not here: it has been
+// told, and each costs a lock that all sessions need.
 func (f *forwarder) refuse(node identity.ID, channel byte, payload []byte) {
 	x := f.from
 	if x.refusals == nil {

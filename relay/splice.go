@@ -20,8 +20,8 @@ const (
 	acceptTimeout = 10 * time.Second
 	// maxOffers bounds the streams that wait for one node at a time.
 	maxOffers = 64
-	// maxOpening bounds the connections of one node that have not said what they are for: the most that may be offered to it, and
-	// as many again.
+	// maxOpening bounds the connections of one node that have not said what they are for: the most that may be offered to
+	// it, and as many again.
 	maxOpening = 2 * maxOffers
 	// copyBuffer holds two TLS records.
 	copyBuffer = 32 << 10

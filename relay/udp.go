@@ -65,7 +65,8 @@ const (
 	challengeGap = 10 * time.Millisecond
 	// mendGap is the least time between two repairs of one pair's entries in the kernel.
 	mendGap = time.Second
-	// kernelRetry is how long a pair that the kernel was seen not to forward stays in this process.
+	// kernelRetry is how long a pair that the kernel was seen not to forward stays in this process at least: after that
+	// the kernel gets it when its mapping is written anew.
 	kernelRetry = 10 * time.Minute
 	// fellBackKept bounds the pairs of nodes of which that is remembered beyond the end of their ports.
 	fellBackKept = 4096
@@ -191,8 +192,8 @@ func (u *UDP) Driver() (name string, why error) {
 	return "kernel", nil
 }
 
-// ErrForwardingDropped is what Driver tells when the kernel was seen not to forward a pair, and no other pair of late shows
-// that it forwards. It decides nothing: each pair is tried in the kernel, and falls back for itself.
+// ErrForwardingDropped is what Driver tells when the kernel was seen not to forward a pair, and no other pair of late
+// shows that it forwards. It decides nothing: each pair is tried in the kernel, and falls back for itself.
 var ErrForwardingDropped = errors.New("this host's firewall drops what the relay should forward: accept forwarded packets that ct status dnat marks")
 
 // reserve answers a client that wants a pair with a node.
@@ -374,8 +375,8 @@ func (u *UDP) kernelCan(m Mapping) bool {
 	return u.cfg.Kernel != nil && ipv6 == m.BRemote.Addr().Is6() && u.cfg.Kernel.Ready(ipv6) == nil
 }
 
-// kernelDrops tells whether all that was seen lately says that the kernel drops what it should forward. Two members can make
-// one pair fail, but not those of others work no more.
+// kernelDrops tells whether all that was seen lately says that the kernel drops what it should forward. Two members can
+// make one pair fail, but not those of others work no more.
 func (u *UDP) kernelDrops(now time.Time) bool {
 	lately := now.Add(-kernelRetry).UnixNano()
 	return u.fellAt.Load() > lately && u.worked.Load() <= lately

@@ -244,12 +244,13 @@ func TestAFirewallThatDropsIsNoticed(t *testing.T) {
 	}
 }
 
-// Two members prove an idle pair's ends, let no packet pass and call it failed. Whatever is true of their pair, others' pairs
-// stay in the kernel: those that are there, and those that come.
+// Two members prove an idle pair's ends, let no packet pass and call it failed. Whatever is true of their pair, others'
+// pairs stay in the kernel: those that are there, and those that come.
 func TestMembersWhoCallTheirIdlePairFailedConcernNobodyElse(t *testing.T) {
 	n, m := nattest.New(t), newMembers()
 	r := startUDP(t, n.Host(nattest.Public), m, "kernel")
-	a, b, c := startEnd(t, m, n.Host(nattest.Symmetric), r), startEnd(t, m, n.Host(nattest.Symmetric), r), startEnd(t, m, n.Host(nattest.Public), r)
+	a, b := startEnd(t, m, n.Host(nattest.Symmetric), r), startEnd(t, m, n.Host(nattest.Symmetric), r)
+	c := startEnd(t, m, n.Host(nattest.Public), r)
 	join(t, a, b)
 	passes(t, a, b)
 	liar, friend := startEnd(t, m, n.Host(nattest.Public), r), startEnd(t, m, n.Host(nattest.Public), r)

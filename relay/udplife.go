@@ -76,9 +76,10 @@ func (u *UDP) pairOf(node identity.ID, id PairID) *pair {
 	return nil
 }
 
-// failed hears that nothing comes through a pair. When the kernel has not seen its packets either, the host's firewall may
-// drop what should be forwarded, and this process forwards the pair instead. Only this one: both ends of a pair may be liars,
-// or their addresses the only ones that the firewall drops, so that the failure says nothing about the pairs of others.
+// failed hears that nothing comes through a pair. When the kernel has not seen its packets either, the host's firewall
+// may drop what should be forwarded, and this process forwards the pair instead. Only this one: both ends of a pair may
+// be liars, or their addresses the only ones that the firewall drops, so that the failure says nothing about the pairs
+// of others.
 func (u *UDP) failed(node identity.ID, id PairID) {
 	p := u.pairOf(node, id)
 	if p == nil {
@@ -105,8 +106,8 @@ func (u *UDP) failed(node identity.ID, id PairID) {
 	u.tell(p, pairReady)
 }
 
-// noteFallen remembers of a pair that ends whether the kernel was seen not to forward it: it may be asked for again. The caller
-// holds mu.
+// noteFallen remembers of a pair that ends whether the kernel was seen not to forward it: it may be asked for again.
+// The caller holds mu.
 func (u *UDP) noteFallen(p *pair, now time.Time) {
 	p.mu.Lock()
 	avoid := p.avoid

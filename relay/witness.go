@@ -18,9 +18,9 @@ import (
 	"github.com/skeinmesh/skein/identity"
 )
 
-// A relay is a witness of where its clients' packets come from: a TLS session and a proven UDP mapping cannot be had from
-// somebody else's address. Whoever would send many packets to an address that a peer claims asks the relays of its own choice
-// first. An older relay ignores the question, and older clients do not ask.
+// A relay is a witness of where its clients' packets come from: a TLS session and a proven UDP mapping cannot be had
+// from somebody else's address. Whoever would send many packets to an address that a peer claims asks the relays of its
+// own choice first. An older relay ignores the question, and older clients do not ask.
 
 const (
 	frameShow  frameType = 0x24 // splice: this connection, too, shows where this node's packets come from
@@ -31,7 +31,7 @@ const (
 
 	wherePerSecond = 20 // questions of one client, after a burst
 	whereBurst     = 64
-	whereWait      = 1500 * time.Millisecond // for the relays' answers; a peer waits 3 s for the word that depends on them
+	whereWait      = 1500 * time.Millisecond // for the relays' answers; a peer waits 3 s for what depends on them
 	meetRelays     = 4                       // of a peer's relays, with which this node shows itself
 	showEvery      = time.Minute
 )
@@ -66,8 +66,8 @@ func (s *Server) where(x *session, node identity.ID) {
 	x.q.pushControl(func(b []byte) []byte { return appendSeen(b, node, addrs) })
 }
 
-// observed lists where a node's packets come from now: its session, what it has shown besides, and its mapping towards the
-// port that is reserved for its packets to the asker.
+// observed lists where a node's packets come from now: its session, what it has shown besides, and its mapping towards
+// the port that is reserved for its packets to the asker.
 func (s *Server) observed(asker, node identity.ID) (addrs []netip.Addr) {
 	x := s.session(node)
 	if x == nil {
@@ -135,18 +135,19 @@ type testimony struct {
 	addrs []netip.Addr
 }
 
-// told hands a relay's answer to those who wait for it.
+// told hands a relay's answer to those who wait for it. They hear one answer of each relay: what else it says, to earlier
+// questions or unasked, does not take the place of another relay's word.
 func (q *questions) told(relay, node identity.ID, addrs []netip.Addr) {
 	q.mu.Lock()
 	defer q.mu.Unlock()
-	for _, c := range q.waiting[link{relay, node}] {
-		select {
-		case c <- testimony{relay, addrs}:
-		default: // it has an answer of each relay that it asked already
-		}
+	l := link{relay, node}
+	for _, c := range q.waiting[l] {
+		c <- testimony{relay, addrs}
 	}
+	delete(q.waiting, l)
 }
 
+// begin has c hear one answer of a relay. It must have room for one of each relay that is asked.
 func (q *questions) begin(l link, c chan testimony) {
 	q.mu.Lock()
 	defer q.mu.Unlock()
@@ -159,7 +160,8 @@ func (q *questions) begin(l link, c chan testimony) {
 func (q *questions) end(l link, c chan testimony) {
 	q.mu.Lock()
 	defer q.mu.Unlock()
-	if q.waiting[l] = slices.DeleteFunc(q.waiting[l], func(o chan testimony) bool { return o == c }); len(q.waiting[l]) == 0 {
+	rest := slices.DeleteFunc(q.waiting[l], func(o chan testimony) bool { return o == c })
+	if q.waiting[l] = rest; len(rest) == 0 {
 		delete(q.waiting, l)
 	}
 }
@@ -167,10 +169,10 @@ func (q *questions) end(l link, c chan testimony) {
 // ErrUnattested is returned by Attest when no relay says that a peer's packets come from an address.
 var ErrUnattested = errors.New("no relay of this host's own choice has seen the peer there")
 
-// Attest returns nil when a relay says that a peer's packets come from an address. Asked are the relays that this node chose by
-// itself, as its nearest, and those that PoolConfig.Witness names: not those that are used only because the peer's record lists
-// them, since a peer could run such a relay, and not the peer. So that the peer can do the same, this node shows itself at the
-// relays which the peer's record lists.
+// Attest returns nil when a relay says that a peer's packets come from an address. Asked are the relays that this node
+// chose by itself, as its nearest, and those that PoolConfig.Witness names: not those that are used only because the
+// peer's record lists them, since a peer could run such a relay, and not the peer. So that the peer can do the same,
+// this node shows itself at the relays which the peer's record lists.
 func (p *Pool) Attest(ctx context.Context, peer identity.ID, at netip.Addr) error {
 	p.meet(peer)
 	asked := p.witnesses(peer)
@@ -205,9 +207,11 @@ func (p *Pool) Attest(ctx context.Context, peer identity.ID, at netip.Addr) erro
 
 func unattested(at netip.Addr, saw map[string]bool, asked int) error {
 	if len(saw) > 0 {
-		return fmt.Errorf("%w: it says %s, and is seen at %s", ErrUnattested, at, strings.Join(slices.Sorted(maps.Keys(saw)), ", "))
+		return fmt.Errorf("%w: it says %s, and is seen at %s", ErrUnattested, at,
+			strings.Join(slices.Sorted(maps.Keys(saw)), ", "))
 	}
-	return fmt.Errorf("%w: it says %s, and of %d that were asked none has a session of it, or can tell", ErrUnattested, at, asked)
+	return fmt.Errorf("%w: it says %s, and of %d that were asked none has a session of it, or can tell", ErrUnattested, at,
+		asked)
 }
 
 // witnesses are the sessions with relays whose word on a peer counts.
@@ -222,7 +226,7 @@ func (p *Pool) witnesses(peer identity.ID) (all []*client) {
 	return all
 }
 
-// meet shows this node at the relays that a peer's record lists: these are the ones that the peer asks. It does not wait.
+// meet shows this node at the relays that a peer's record lists: these are the ones that the peer asks. It waits for none.
 func (p *Pool) meet(peer identity.ID) {
 	s := p.peer(peer)
 	s.mu.Lock()

@@ -78,8 +78,8 @@ type Move struct {
 	Reason  string
 }
 
-// Eligible reports whether a node with these labels may be a gateway of an egress that asks for those. An egress that asks for none
-// has no gateways: an empty condition is met by nobody, not by everybody.
+// Eligible reports whether a node with these labels may be a gateway of an egress that asks for those. An egress that
+// asks for none has no gateways: an empty condition is met by nobody, not by everybody.
 func Eligible(labels, gateways map[string]string) bool {
 	if len(gateways) == 0 {
 		return false

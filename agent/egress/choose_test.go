@@ -18,7 +18,8 @@ var (
 
 // place is a cluster of gateways that are well, an hour after the term began, and one egress whose slots they own.
 func place(nodes int, owners ...int) Placement {
-	p := Placement{Now: t0.Add(time.Hour), Since: t0, Egresses: []PlaceEgress{{Ref: refA, Gateways: map[string]string{"gw": "yes"}}}}
+	p := Placement{Now: t0.Add(time.Hour), Since: t0, Egresses: []PlaceEgress{{Ref: refA,
+		Gateways: map[string]string{"gw": "yes"}}}}
 	for i := range nodes {
 		p.Nodes = append(p.Nodes, PlaceNode{ID: nodeID(i), Name: fmt.Sprintf("g%d", i), Heard: p.Now, Labels: map[string]string{"gw": "yes"},
 			States: map[Ref]GatewayState{refA: {Ready: true, Health: skeinv1.GatewayState_HEALTH_GOOD}}})

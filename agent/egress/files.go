@@ -13,14 +13,16 @@ import (
 
 const hashDigits = 32 // of an egress's name in that of a file
 
-// fileName is the name of an egress's files on this host: the number of its namespace, and a hash of its own name. So no name leads
-// out of the directory, whatever is in it, and none is too long. `skein egress show` says which file is whose.
+// fileName is the name of an egress's files on this host: the number of its namespace, and a hash of its own name. So
+// no name leads out of the directory, whatever is in it, and none is too long. `skein egress show` says which file is
+// whose.
 func fileName(number int, ref Ref) string {
 	return strconv.Itoa(number) + "-" + hashOf(ref)
 }
 
 func hashOf(ref Ref) string {
-	sum := sha256.Sum256([]byte(strconv.Itoa(len(ref.Namespace)) + " " + ref.Namespace + ref.Name)) // no two have the same text
+	// The length separates the two: no two names have the same text.
+	sum := sha256.Sum256([]byte(strconv.Itoa(len(ref.Namespace)) + " " + ref.Namespace + ref.Name))
 	return hex.EncodeToString(sum[:])[:hashDigits]
 }
 
@@ -32,7 +34,8 @@ func formerName(number int, ref Ref) string {
 	return strconv.Itoa(number) + "." + ref.Namespace + "." + ref.Name
 }
 
-// parseFile reads the number in a file's name, and says whether the file is the egress's, by its present or its former name.
+// parseFile reads the number in a file's name, and says whether the file is the egress's, by its present or its former
+// name.
 func parseFile(name string, of Ref) (number int, its bool) {
 	text, hash, present := strings.Cut(name, "-")
 	if !present || len(hash) != hashDigits || !number10(text) {
@@ -50,10 +53,11 @@ func parseFile(name string, of Ref) (number int, its bool) {
 
 func number10(s string) bool { return s != "" && strings.Trim(s, "0123456789") == "" }
 
-// number is that of a namespace's local addresses: the one in its file's name, else the lowest that is free. The caller has mu.
+// number is that of a namespace's local addresses: the one in its file's name, else the lowest that is free. The caller
+// has mu.
 func (g *Gateways) number(ref Ref) int {
 	taken := map[int]bool{}
-	for _, r := range g.rooms {
+	for _, r := range g.served {
 		taken[r.number] = true
 	}
 	files, _ := egressns.Files(g.cfg.Dir)
@@ -72,8 +76,8 @@ func (g *Gateways) number(ref Ref) int {
 	return 0
 }
 
-// namespaceFile is where an egress's namespace is mounted. One that an earlier version made under the egress's own name gets the
-// present name: what it forwards goes on.
+// namespaceFile is where an egress's namespace is mounted. One that an earlier version made under the egress's own name
+// gets the present name: what it forwards goes on.
 func (g *Gateways) namespaceFile(number int, ref Ref) string {
 	file := filepath.Join(g.cfg.Dir, fileName(number, ref))
 	name := formerName(number, ref)
@@ -82,13 +86,15 @@ func (g *Gateways) namespaceFile(number int, ref Ref) string {
 	}
 	former := filepath.Join(g.cfg.Dir, name)
 	if err := egressns.Rename(former, file); err != nil {
-		g.cfg.Log.Warn("a network namespace of an earlier version keeps its name", "egress", ref.String(), "file", former, "err", err)
+		g.cfg.Log.Warn("a network namespace of an earlier version keeps its name", "egress", ref.String(),
+			"file", former, "err", err)
 		return former
 	}
 	return file
 }
 
-// clientsFiles are the file with an egress's clients, and the one that an earlier version wrote; the latter may be empty.
+// clientsFiles are the file with an egress's clients, and the one that an earlier version wrote; the latter may be
+// empty.
 func (g *Gateways) clientsFiles(number int, ref Ref) (file, former string) {
 	if name := formerName(number, ref); name != "" {
 		former = filepath.Join(g.cfg.Known, name)
@@ -97,8 +103,8 @@ func (g *Gateways) clientsFiles(number int, ref Ref) (file, former string) {
 }
 
 // removeClients forgets an egress's clients on disk.
-func (r *room) removeClients() {
-	for _, f := range []string{r.known, r.formerKnown} {
+func (gw *gateway) removeClients() {
+	for _, f := range []string{gw.known, gw.formerKnown} {
 		if f != "" {
 			_ = os.Remove(f) // of an egress that is gone: the next of that name reads what its clients' nodes say
 		}

@@ -30,14 +30,16 @@ func (o outside) now() time.Duration {
 		o.t.Error(err)
 		return 0
 	}
-	at := time.Date(int(r.Year)+1900, time.Month(r.Mon)+1, int(r.Mday), int(r.Hour), int(r.Min), int(r.Sec), 0, time.UTC)
+	at := time.Date(int(r.Year)+1900, time.Month(r.Mon)+1, int(r.Mday), int(r.Hour), int(r.Min), int(r.Sec), 0,
+		time.UTC)
 	return time.Duration(at.Unix()) * time.Second
 }
 
 func (o outside) Read(context.Context) Readings { return Readings{o.id: {"outside", o.now()}} }
 
-// A whole machine, its kernel too, is stopped for longer than the lease and continued. Before that another machine's clock prolongs
-// the lease that no leader renews; after it the kernel forwards for what was left of one ticket, and no more.
+// A whole machine, its kernel too, is stopped for longer than the lease and continued. Before that another machine's
+// clock prolongs the lease that no leader renews; after it the kernel forwards for what was left of one ticket, and no
+// more.
 func TestAFrozenGuest(t *testing.T) {
 	if os.Getenv(kerneltest.Frozen) == "" {
 		t.Skip("a machine of its own is needed: the guest of the kernel tier")
@@ -85,7 +87,8 @@ func TestAFrozenGuest(t *testing.T) {
 		}
 		until("the machine was frozen", time.Minute, func() bool { return rtc.now()-at-time.Since(began) > lease })
 		thawed, left := time.Now(), g.lives()
-		t.Logf("frozen for %s without a clock that shows it; continued, the kernel forwards for another %s", rtc.now()-at-time.Since(began), left)
+		t.Logf("frozen for %s without a clock that shows it; continued, the kernel forwards for another %s",
+			rtc.now()-at-time.Since(began), left)
 		if left > MaxTicket {
 			t.Errorf("the kernel goes on for %s, at most a ticket of %s is due", left, MaxTicket)
 		}

@@ -84,7 +84,7 @@ func (g *Gateways) hostSpec() egresshost.Spec {
 			}
 		}
 	}
-	for _, r := range g.rooms {
+	for _, r := range g.served {
 		link := r.link()
 		if link == "" {
 			continue
@@ -93,7 +93,7 @@ func (g *Gateways) hostSpec() egresshost.Spec {
 		add(link, four, six)
 	}
 	for _, slot := range served {
-		r := g.rooms[slot.Ref]
+		r := g.served[slot.Ref]
 		e := g.state.Egress(slot.Namespace, slot.Name)
 		if r == nil || r.link() == "" || slot.Number >= len(e.GetEndpoints()) {
 			continue

@@ -66,7 +66,7 @@ type Gateways struct {
 	announcer *announce.Announcer // nil: this node is no gateway, or cannot announce
 	state     *events.State
 	mtu       int
-	rooms     map[Ref]*room
+	served    map[Ref]*gateway
 	announced map[Slot]announcement
 	taken     map[Slot]taken // connections that came with a slot
 	problems  map[string]string
@@ -86,10 +86,12 @@ type taken struct {
 
 // NewGateways makes those of a node. Nothing is made in the kernel before the first Follow.
 func NewGateways(cfg GatewaysConfig) *Gateways {
-	g := &Gateways{cfg: cfg, host: make(chan struct{}, 1), rooms: map[Ref]*room{}, announced: map[Slot]announcement{},
-		taken: map[Slot]taken{}, problems: map[string]string{}}
+	g := &Gateways{cfg: cfg, host: make(chan struct{}, 1), served: map[Ref]*gateway{},
+		announced: map[Slot]announcement{},
+		taken:     map[Slot]taken{}, problems: map[string]string{}}
 	g.renewer = NewRenewer(RenewerConfig{
-		Self: cfg.Self, Kernel: kernel{g}, Leader: cfg.Leader, Clocks: cfg.Clocks, Peers: kernel{g}, Gateways: g.states, Announce: g.announce, Tell: g.tell, Log: cfg.Log,
+		Self: cfg.Self, Kernel: kernel{g}, Leader: cfg.Leader, Clocks: cfg.Clocks, Peers: kernel{g}, Gateways: g.states,
+		Announce: g.announce, Tell: g.tell, Log: cfg.Log,
 	})
 	return g
 }
@@ -105,12 +107,12 @@ func (g *Gateways) Run(ctx context.Context) {
 	g.mu.Lock()
 	announcer := g.announcer
 	g.announcer = nil
-	rooms := slices.Collect(maps.Values(g.rooms))
+	served := slices.Collect(maps.Values(g.served))
 	g.mu.Unlock()
 	if announcer != nil {
 		announcer.Close()
 	}
-	for _, r := range rooms {
+	for _, r := range served {
 		r.close()
 	}
 }
@@ -137,7 +139,7 @@ func (g *Gateways) Follow(s *events.State, mtu int) {
 		for _, slot := range slots {
 			agreed = append(agreed, AgreedSlot(slot))
 		}
-		r := g.rooms[ref]
+		r := g.served[ref]
 		if r == nil {
 			r = g.open(ref)
 			if r == nil {
@@ -147,9 +149,9 @@ func (g *Gateways) Follow(s *events.State, mtu int) {
 		r.set(e, slots)
 	}
 	g.renewer.Agree(agreed)
-	for ref, r := range g.rooms {
+	for ref, r := range g.served {
 		if !wanted[ref] {
-			delete(g.rooms, ref)
+			delete(g.served, ref)
 			go r.remove()
 		}
 	}
@@ -161,8 +163,8 @@ func (g *Gateways) busy(ref Ref) bool {
 	return slices.ContainsFunc(g.renewer.Report(), func(h HolderReport) bool { return h.Slot.Ref == ref && h.State != Idle })
 }
 
-// open makes the room of an egress, or nil with a note. The caller has mu.
-func (g *Gateways) open(ref Ref) *room {
+// open makes the gateway of an egress, or nil with a note. The caller has mu.
+func (g *Gateways) open(ref Ref) *gateway {
 	number := g.number(ref)
 	if number == 0 {
 		g.problem(ref.String(), fmt.Sprintf("this node is a gateway of %d egresses already", maxEgresses))
@@ -176,8 +178,8 @@ func (g *Gateways) open(ref Ref) *room {
 			g.problem("announcing", "")
 		}
 	}
-	r := newRoom(g, ref, number)
-	g.rooms[ref] = r
+	r := newGateway(g, ref, number)
+	g.served[ref] = r
 	return r
 }
 
@@ -190,7 +192,7 @@ func (g *Gateways) Strays() []string {
 	}
 	files, _ := egressns.Files(g.cfg.Dir)
 	return slices.DeleteFunc(files, func(f string) bool {
-		for ref, r := range g.rooms {
+		for ref, r := range g.served {
 			if n, its := parseFile(filepath.Base(f), ref); its && n == r.number {
 				return true
 			}
@@ -201,7 +203,7 @@ func (g *Gateways) Strays() []string {
 
 // ForgetStrays removes the files with clients of egresses that are not this node's to serve, which a former run left.
 func (g *Gateways) ForgetStrays() error {
-	g.mu.Lock() // no room is made meanwhile
+	g.mu.Lock() // no gateway is made meanwhile
 	defer g.mu.Unlock()
 	if g.state == nil {
 		return nil
@@ -214,7 +216,7 @@ func (g *Gateways) ForgetStrays() error {
 		return fmt.Errorf("reading the directory of gateways' clients: %w", err)
 	}
 	mine := map[string]bool{}
-	for _, r := range g.rooms {
+	for _, r := range g.served {
 		mine[filepath.Base(r.known)], mine[filepath.Base(r.formerKnown)] = true, true
 	}
 	var errs []error
@@ -246,8 +248,8 @@ func (g *Gateways) Problems() map[string]string {
 func (g *Gateways) states() []*skeinv1.GatewayState {
 	g.mu.Lock()
 	defer g.mu.Unlock()
-	out := make([]*skeinv1.GatewayState, 0, len(g.rooms))
-	for _, r := range g.rooms {
+	out := make([]*skeinv1.GatewayState, 0, len(g.served))
+	for _, r := range g.served {
 		out = append(out, r.stateNow())
 	}
 	slices.SortFunc(out, func(a, b *skeinv1.GatewayState) int {
@@ -271,7 +273,7 @@ func (g *Gateways) serves() []Slot {
 func (g *Gateways) Serving() bool {
 	g.mu.Lock()
 	defer g.mu.Unlock()
-	return len(g.rooms) > 0
+	return len(g.served) > 0
 }
 
 // Exported are the addresses of slots here that are of no link of this host: a routing daemon announces them.
@@ -310,15 +312,15 @@ func (g *Gateways) tell(slot Slot, text string) {
 func (g *Gateways) SyncClients(ctx context.Context, from identity.ID, r *skeinv1.SyncEgressClientsRequest) *skeinv1.SyncEgressClientsResponse {
 	ref := Ref{r.GetNamespace(), r.GetName()}
 	g.mu.Lock()
-	room, st := g.rooms[ref], g.state
-	if room == nil {
+	gw, st := g.served[ref], g.state
+	if gw == nil {
 		g.mu.Unlock()
 		return &skeinv1.SyncEgressClientsResponse{Reason: "this node is no gateway of egress " + ref.String() + " as far as it knows"}
 	}
 	g.mu.Unlock()
-	version, refused, err := room.sync(from, r, st)
+	version, refused, err := gw.sync(from, r, st)
 	if err == nil {
-		err = room.wait(ctx, version)
+		err = gw.wait(ctx, version)
 	}
 	out := &skeinv1.SyncEgressClientsResponse{Installed: err == nil, Refused: refused}
 	if err != nil {
@@ -361,17 +363,17 @@ func holds(st *events.State, node identity.ID, addr netip.Addr) error {
 // kernel is what the Renewer works with.
 type kernel struct{ g *Gateways }
 
-func (k kernel) room(slot Slot) (*room, error) {
+func (k kernel) gateway(slot Slot) (*gateway, error) {
 	k.g.mu.Lock()
 	defer k.g.mu.Unlock()
-	if r := k.g.rooms[slot.Ref]; r != nil {
+	if r := k.g.served[slot.Ref]; r != nil {
 		return r, nil
 	}
 	return nil, fmt.Errorf("there is no network namespace for egress %s here", slot.Ref)
 }
 
 func (k kernel) Begin(slot Slot, epoch uint64, lease time.Duration) (Ticket, error) {
-	r, err := k.room(slot)
+	r, err := k.gateway(slot)
 	if err != nil {
 		return 0, err
 	}
@@ -379,18 +381,18 @@ func (k kernel) Begin(slot Slot, epoch uint64, lease time.Duration) (Ticket, err
 }
 
 func (k kernel) Grant(slot Slot, t Ticket) error {
-	r, err := k.room(slot)
+	r, err := k.gateway(slot)
 	if err != nil {
 		return err
 	}
 	return r.grant(slot.Number, t)
 }
 
-// Drop succeeds where there is nothing: without a namespace nothing is forwarded. One that nobody looks after any more is there
-// until it is removed, and may forward until then.
+// Drop succeeds where there is nothing: without a namespace nothing is forwarded. One that nobody looks after any more
+// is there until it is removed, and may forward until then.
 func (k kernel) Drop(slot Slot) error {
 	defer k.g.wakeHost()
-	if r, err := k.room(slot); err == nil {
+	if r, err := k.gateway(slot); err == nil {
 		return r.drop(slot.Number)
 	}
 	files, err := egressns.Files(k.g.cfg.Dir)
@@ -404,7 +406,7 @@ func (k kernel) Drop(slot Slot) error {
 
 func (k kernel) Hold(slot Slot, on bool) error {
 	defer k.g.wakeHost()
-	r, err := k.room(slot)
+	r, err := k.gateway(slot)
 	if err != nil {
 		return err
 	}
@@ -414,11 +416,11 @@ func (k kernel) Hold(slot Slot, on bool) error {
 // Report is what this node does, for whoever asks.
 func (g *Gateways) Report(want func(Ref) bool) []*skeinv1.EgressGateway {
 	g.mu.Lock()
-	rooms := slices.Collect(maps.Values(g.rooms))
+	all := slices.Collect(maps.Values(g.served))
 	g.mu.Unlock()
-	slices.SortFunc(rooms, func(a, b *room) int { return strings.Compare(a.ref.String(), b.ref.String()) })
+	slices.SortFunc(all, func(a, b *gateway) int { return strings.Compare(a.ref.String(), b.ref.String()) })
 	var out []*skeinv1.EgressGateway
-	for _, r := range rooms {
+	for _, r := range all {
 		if want(r.ref) {
 			out = append(out, r.report())
 		}

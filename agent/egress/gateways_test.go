@@ -55,7 +55,8 @@ func TestAddressesOfANode(t *testing.T) {
 
 // A file's name leads nowhere else and fits, whatever an egress is called.
 func TestFilesOfNamespaces(t *testing.T) {
-	refs := []Ref{{"a", "b"}, {"kube-system", "out-1"}, {"a", "b/../../../../root/.ssh/authorized_keys"}, {"..", ".."}, {"", ""}, {"a", "b\x00c"}, {"a", strings.Repeat("x", 5000)},
+	refs := []Ref{{"a", "b"}, {"kube-system", "out-1"}, {"a", "b/../../../../root/.ssh/authorized_keys"}, {"..", ".."},
+		{"", ""}, {"a", "b\x00c"}, {"a", strings.Repeat("x", 5000)},
 		{"a\x00b", "c"}}
 	names := map[string]bool{}
 	for _, ref := range refs {
@@ -93,25 +94,26 @@ func TestFilesOfNamespaces(t *testing.T) {
 
 // The addresses within a namespace follow from its number, so no two have the same.
 func TestNumbersOfNamespaces(t *testing.T) {
-	g := &Gateways{cfg: GatewaysConfig{Dir: t.TempDir()}, rooms: map[Ref]*room{}}
+	g := &Gateways{cfg: GatewaysConfig{Dir: t.TempDir()}, served: map[Ref]*gateway{}}
 	for want, taken := range [][]int{{}, {1}, {2, 1}, {1, 2, 4}} {
-		clear(g.rooms)
+		clear(g.served)
 		for i, n := range taken {
-			g.rooms[Ref{"x", string(rune('a' + i))}] = &room{number: n}
+			g.served[Ref{"x", string(rune('a' + i))}] = &gateway{number: n}
 		}
 		if n := g.number(Ref{"y", "z"}); n != min(want+1, 3) {
 			t.Errorf("with %v taken it is %d", taken, n)
 		}
 	}
 	for n := 1; n <= maxEgresses; n++ {
-		g.rooms[Ref{"x", fileName(n, Ref{})}] = &room{number: n}
+		g.served[Ref{"x", fileName(n, Ref{})}] = &gateway{number: n}
 	}
 	if n := g.number(Ref{"y", "z"}); n != 0 {
 		t.Errorf("with all taken it is %d", n)
 	}
 }
 
-// No ticket begins before the kernel has the slot's source address as it is agreed, and only for the epoch in which that is.
+// No ticket begins before the kernel has the slot's source address as it is agreed, and only for the epoch in which
+// that is.
 func TestKernelHasTheAgreedSource(t *testing.T) {
 	with := func(addrs ...string) *skeinv1.Egress {
 		e := &skeinv1.Egress{}
@@ -129,7 +131,7 @@ func TestKernelHasTheAgreedSource(t *testing.T) {
 		{with("192.0.2.1", "192.0.2.2"), with("192.0.2.1", "192.0.2.3"), [2]bool{true, false}},
 		{with(), with("192.0.2.1"), [2]bool{false, true}},
 	} {
-		r := &room{has: c.has, egress: c.agreed, epochs: []uint64{7, 8}}
+		r := &gateway{has: c.has, egress: c.agreed, epochs: []uint64{7, 8}}
 		if got := [2]bool{r.current(0, 7), r.current(1, 8)}; got != c.want {
 			t.Errorf("%d: %v, want %v", i, got, c.want)
 		}
@@ -139,16 +141,51 @@ func TestKernelHasTheAgreedSource(t *testing.T) {
 	}
 }
 
-// Only files of egresses that this node serves are kept when strays of a former run are removed, and none before it is known which
-// those are.
+// While the kernel's source address of a slot is changed, and after a change that failed, nobody knows which one it
+// has: no ticket begins for that slot, also when the former address is agreed again meanwhile. The others go on.
+func TestNoTicketBeginsWhileTheSourceChanges(t *testing.T) {
+	with := func(addrs ...string) *skeinv1.Egress {
+		e := &skeinv1.Egress{}
+		for _, a := range addrs {
+			e.Addresses = append(e.Addresses, &skeinv1.EgressAddress{Ipv4: a})
+		}
+		return e
+	}
+	a, b := with("192.0.2.1", "192.0.2.9"), with("192.0.2.2", "192.0.2.9")
+	gw := &gateway{has: a, egress: a, epochs: []uint64{7, 8}, unsure: map[int]bool{}}
+	if gw.changing(with("192.0.2.1", "192.0.2.9")); !gw.current(0, 7) {
+		t.Error("no ticket begins while something else is changed")
+	}
+	gw.egress, gw.epochs = b, []uint64{9, 8}
+	gw.changing(b)
+	gw.egress, gw.epochs = a, []uint64{10, 8} // agreed again before b was done
+	if gw.current(0, 10) {
+		t.Error("a ticket begins though the kernel may have another source address")
+	}
+	if gw.changing(a); gw.current(0, 10) {
+		t.Error("a ticket begins while it is changed back")
+	}
+	if !gw.current(1, 8) {
+		t.Error("no ticket begins for a slot whose address stays")
+	}
+	more := with("192.0.2.1", "192.0.2.9", "192.0.2.3")
+	gw.egress, gw.epochs = more, []uint64{10, 8, 11}
+	if gw.changing(more); gw.current(2, 11) {
+		t.Error("a ticket begins while a slot gets its first address")
+	}
+}
+
+// Only files of egresses that this node serves are kept when strays of a former run are removed, and none before it is
+// known which those are.
 func TestClientsOfStraysAreForgotten(t *testing.T) {
-	g := &Gateways{cfg: GatewaysConfig{Known: t.TempDir()}, rooms: map[Ref]*room{}}
-	mine := &room{g: g, number: 1, ref: Ref{"a", "served"}}
-	gone := &room{g: g, number: 2, ref: Ref{"a", "gone"}}
-	for _, r := range []*room{mine, gone} {
+	g := &Gateways{cfg: GatewaysConfig{Known: t.TempDir()}, served: map[Ref]*gateway{}}
+	mine := &gateway{g: g, number: 1, ref: Ref{"a", "served"}}
+	gone := &gateway{g: g, number: 2, ref: Ref{"a", "gone"}}
+	for _, r := range []*gateway{mine, gone} {
 		r.known, r.formerKnown = g.clientsFiles(r.number, r.ref)
 	}
-	for _, f := range []string{mine.known, mine.known + newSuffix, mine.formerKnown, gone.known, gone.known + newSuffix, gone.formerKnown} {
+	for _, f := range []string{mine.known, mine.known + newSuffix, mine.formerKnown, gone.known, gone.known + newSuffix,
+		gone.formerKnown} {
 		if err := os.WriteFile(f, nil, 0o600); err != nil {
 			t.Fatal(err)
 		}
@@ -166,7 +203,7 @@ func TestClientsOfStraysAreForgotten(t *testing.T) {
 	if err := g.ForgetStrays(); err != nil || len(left()) != 6 {
 		t.Errorf("without an agreed state: %v, left are %v", err, left())
 	}
-	g.state, g.rooms[mine.ref] = events.NewState(), mine
+	g.state, g.served[mine.ref] = events.NewState(), mine
 	want := []string{filepath.Base(mine.known), filepath.Base(mine.known) + newSuffix, filepath.Base(mine.formerKnown)}
 	slices.Sort(want)
 	if err := g.ForgetStrays(); err != nil || !slices.Equal(left(), want) {

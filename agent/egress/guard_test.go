@@ -5,13 +5,15 @@ import (
 	"time"
 )
 
-// Clocks that differ as much as clocks do, and half again, never make two owners: the ticket has ended in the gateway's kernel when the
-// leader gives the slot to another. That holds too where one of the two is of a version that counted 100 ms more for every lease.
+// Clocks that differ as much as clocks do, and half again, never make two owners: the ticket has ended in the gateway's
+// kernel when the leader gives the slot to another. That holds too where one of the two is of a version that counted
+// 100 ms more for every lease.
 func TestGuardIsAShareOfTheLease(t *testing.T) {
 	const ppm = 750
 	by := func(d time.Duration, ppm int64) time.Duration { return d + d*time.Duration(ppm)/1_000_000 }
 	former := func(lease time.Duration) time.Duration { return lease + Guard }
-	for _, lease := range []time.Duration{500 * time.Millisecond, 1200 * time.Millisecond, 10 * time.Second, 100 * time.Second, 101 * time.Second, 5 * time.Minute, time.Hour,
+	for _, lease := range []time.Duration{500 * time.Millisecond, 1200 * time.Millisecond, 10 * time.Second,
+		100 * time.Second, 101 * time.Second, 5 * time.Minute, time.Hour,
 		24 * time.Hour} {
 		if g := GuardFor(lease); g < Guard || g < lease*500/1_000_000 {
 			t.Errorf("a lease of %s has a guard of %s", lease, g)
@@ -21,7 +23,8 @@ func TestGuardIsAShareOfTheLease(t *testing.T) {
 		}
 		counted := NewLeases(t0).counted(lease)
 		for name, c := range map[string]struct{ ticket, counted time.Duration }{
-			"both count so": {TicketFor(lease), counted}, "a former gateway": {lease, counted}, "a former leader": {TicketFor(lease), former(lease)},
+			"both count so": {TicketFor(lease), counted}, "a former gateway": {lease, counted},
+			"a former leader": {TicketFor(lease), former(lease)},
 		} {
 			// The gateway's kernel is slow, or the leader's clock is fast.
 			if end, free := by(c.ticket, ppm), c.counted; end >= free {
@@ -40,7 +43,8 @@ func TestGuardIsAShareOfTheLease(t *testing.T) {
 // A gateway whose kernel's clock is slow, and a leader, over a lease of a day.
 func TestADaysLeaseOnASlowClock(t *testing.T) {
 	const day = 24 * time.Hour
-	slow := func(d time.Duration) time.Duration { return d + d*7/10_000 } // of the leader's time while d passes at the gateway
+	// of the leader's time while d passes at the gateway
+	slow := func(d time.Duration) time.Duration { return d + d*7/10_000 }
 	slot := Agreed{Slot: slotA, Node: self, Epoch: 5, Lease: day}
 	h, l := NewHolder(self, slotA), NewLeases(t0)
 	h.Agree(slot, t0)
@@ -53,7 +57,8 @@ func TestADaysLeaseOnASlowClock(t *testing.T) {
 	next := Agreed{Slot: slotA, Node: other, Epoch: 6, From: self, Lease: day, Former: day}
 	at := t0.Add(slow(h.Report().Until.Sub(t0)))
 	if v := l.Renew(at, other, 6, false, next); v.Granted {
-		t.Errorf("another is granted the slot at the very moment when the first one's ticket ends, %s after it began", at.Sub(t0))
+		t.Errorf("another is granted the slot at the very moment when the first one's ticket ends, %s after it began",
+			at.Sub(t0))
 	}
 	if v := l.Renew(t0.Add(day+GuardFor(day)), other, 6, false, next); !v.Granted {
 		t.Errorf("it is never given on: %+v", v)

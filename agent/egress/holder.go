@@ -105,7 +105,8 @@ func NewHolder(self identity.ID, slot Slot) *Holder {
 	return &Holder{self: self, slot: slot, state: Idle, rounds: make(map[uint64]ticket), fresh: true}
 }
 
-// Wish says whether the next request asks for the slot, in which epoch, for how long its ticket is, and whether one of that epoch runs.
+// Wish says whether the next request asks for the slot, in which epoch, for how long its ticket is, and whether one of
+// that epoch runs.
 func (h *Holder) Wish(now time.Time) (epoch uint64, ticket time.Duration, held, ok bool) {
 	switch h.state {
 	case Waiting, Holding, Lost:
@@ -138,7 +139,8 @@ func (h *Holder) Granted(round, epoch uint64, now time.Time) (out []Order) {
 	k, ok := h.rounds[round]
 	delete(h.rounds, round)
 	switch {
-	case !ok || k.more || k.epoch != epoch || epoch != h.now.Epoch || h.now.Node != h.self || !h.Urgent() && h.state != Holding:
+	case !ok || k.more || k.epoch != epoch || epoch != h.now.Epoch || h.now.Node != h.self ||
+		!h.Urgent() && h.state != Holding:
 		return nil // of another time
 	case round < h.last || !k.began.Add(k.lease).After(now):
 		return nil // a newer one counts, or it has run out on its way
@@ -163,9 +165,11 @@ func (h *Holder) Long() bool {
 	return ok && long(h.now.Lease)
 }
 
-// Prolong says whether the granted lease needs another ticket, because no leader has answered for a while, and how long that is.
+// Prolong says whether the granted lease needs another ticket, because no leader has answered for a while, and how long
+// that is.
 func (h *Holder) Prolong(now time.Time) (epoch uint64, ticket time.Duration, ok bool) {
-	if h.state != Holding || h.mine != h.now.Epoch || h.until.Sub(now) > MaxTicket-prolongAfter || !h.until.After(now) || !h.end.After(h.until) {
+	if h.state != Holding || h.mine != h.now.Epoch || h.until.Sub(now) > MaxTicket-prolongAfter ||
+		!h.until.After(now) || !h.end.After(h.until) {
 		return 0, 0, false
 	}
 	return h.mine, min(MaxTicket, h.end.Sub(now)), true
@@ -184,7 +188,8 @@ func (h *Holder) Read(round uint64, readings Readings, now time.Time) []Order {
 		return nil
 	}
 	delete(h.rounds, round)
-	if h.state != Holding || k.epoch != h.mine || k.epoch != h.now.Epoch || round < h.last || !k.began.Add(k.lease).After(now) ||
+	if h.state != Holding || k.epoch != h.mine || k.epoch != h.now.Epoch || round < h.last ||
+		!k.began.Add(k.lease).After(now) ||
 		!proves(h.self, h.before, readings, k.lease, TicketFor(h.now.Lease)) {
 		return nil
 	}
@@ -192,12 +197,19 @@ func (h *Holder) Read(round uint64, readings Readings, now time.Time) []Order {
 	return []Order{{Kind: DoGrant, Slot: h.slot, Epoch: k.epoch, Ticket: k.number}}
 }
 
-// Rest is what is left of the granted lease beyond its ticket, for an agent that ends: nobody prolongs it until the next one runs.
-func (h *Holder) Rest(now time.Time) (epoch uint64, ticket time.Duration, ok bool) {
+// restMargin is what the ticket for the rest of a lease is shorter than what is left: the second readings come after
+// the first.
+const restMargin = time.Second
+
+// Rest says how long a ticket may be for what is left of the granted lease, as far as readings show, for an agent that
+// ends: nobody prolongs it until the next one runs. Like any further ticket it is granted by readings of after it was
+// begun (Prolonging, Read).
+func (h *Holder) Rest(readings Readings, now time.Time) (epoch uint64, ticket time.Duration, ok bool) {
 	if h.state != Holding || h.mine != h.now.Epoch || !h.until.After(now) || !h.end.After(h.until) {
 		return 0, 0, false
 	}
-	return h.mine, h.end.Sub(now), true
+	left := min(h.end.Sub(now), TicketFor(h.now.Lease)-longestSince(h.before, readings)) - restMargin
+	return h.mine, left, left > h.until.Sub(now)
 }
 
 // opened lets the packets that wait go on, when nothing has to come before.
@@ -245,8 +257,8 @@ func (h *Holder) Agree(s Agreed, now time.Time) (out []Order) {
 	return out
 }
 
-// anew begins an epoch of this node's that follows one of its own. No ticket outlives its epoch: the slot may leave with another
-// source address from now on, which the leader has not granted yet. What comes meanwhile waits.
+// anew begins an epoch of this node's that follows one of its own. No ticket outlives its epoch: the slot may leave
+// with another source address from now on, which the leader has not granted yet. What comes meanwhile waits.
 func (h *Holder) anew(left uint64, now time.Time) (out []Order) {
 	if h.until.After(now) && !h.held {
 		h.held, h.heldAt, h.taking = true, now, false
@@ -254,7 +266,8 @@ func (h *Holder) anew(left uint64, now time.Time) (out []Order) {
 	}
 	h.state, h.until, h.seen, h.failover = Waiting, time.Time{}, now, 0
 	clear(h.rounds)
-	return append(out, h.order(DoDrop), h.order(DoSilence), h.tell("%s: this node is given it anew, in epoch %d", h.slot, h.now.Epoch),
+	return append(out, h.order(DoDrop), h.order(DoSilence),
+		h.tell("%s: this node is given it anew, in epoch %d", h.slot, h.now.Epoch),
 		Order{Kind: DoRelease, Slot: h.slot, Epoch: left})
 }
 
@@ -373,5 +386,6 @@ func (h *Holder) Report() HolderReport {
 	if h.state == Holding && h.end.After(end) {
 		end = h.end
 	}
-	return HolderReport{Slot: h.slot, Epoch: h.now.Epoch, State: h.state, Until: h.until, End: end, Failover: h.failover, Reason: h.reason}
+	return HolderReport{Slot: h.slot, Epoch: h.now.Epoch, State: h.state, Until: h.until, End: end,
+		Failover: h.failover, Reason: h.reason}
 }

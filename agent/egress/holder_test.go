@@ -240,8 +240,8 @@ func TestASourceAddressIsOneSlots(t *testing.T) {
 	}
 }
 
-// A ticket does not outlive its epoch, though the next one is the same node's: the slot may have another source address from then on.
-// What comes meanwhile waits, and goes on with the first ticket of the new epoch.
+// A ticket does not outlive its epoch, though the next one is the same node's: the slot may have another source address
+// from then on. What comes meanwhile waits, and goes on with the first ticket of the new epoch.
 func TestEveryChangeOfEpochEndsTheTicket(t *testing.T) {
 	lease, now := 1200*time.Millisecond, t0.Add(50*time.Millisecond)
 	anew := Agreed{Slot: slotA, Node: self, Epoch: 9, Lease: lease, Former: lease}
@@ -250,7 +250,8 @@ func TestEveryChangeOfEpochEndsTheTicket(t *testing.T) {
 		do   func(h *Holder) []Order
 		want []OrderKind
 	}{
-		"released and given anew, seen at once": {func(h *Holder) []Order { return h.Agree(anew, now) }, []OrderKind{DoHold, DoDrop, DoSilence, DoRelease}},
+		"released and given anew, seen at once": {func(h *Holder) []Order { return h.Agree(anew, now) },
+			[]OrderKind{DoHold, DoDrop, DoSilence, DoRelease}},
 		"it comes back before it is gone": {func(h *Holder) []Order {
 			h.Agree(away, now)
 			return h.Agree(anew, now)

@@ -101,7 +101,8 @@ func NewKeeper(cfg KeeperConfig) *Keeper {
 	if cfg.Site == nil {
 		cfg.Site = func(*skeinv1.Node) string { return "" }
 	}
-	k := &Keeper{cfg: cfg, log: cfg.Log.With("room", "egress"), news: make(chan struct{}, 1), leases: NewLeases(cfg.Since), heard: make(map[identity.ID]heard),
+	k := &Keeper{cfg: cfg, log: cfg.Log.With("component", "egress"), news: make(chan struct{}, 1),
+		leases: NewLeases(cfg.Since), heard: make(map[identity.ID]heard),
 		seen: make(map[Slot]seen), busy: make(map[Slot]bool), refused: make(map[Slot]time.Time)}
 	k.decide = k.leases.Renew
 	return k

@@ -37,8 +37,23 @@ type gate struct {
 	clocks    Clocks
 }
 
-// alone runs a test once more in a process with network and mount namespaces of its own, and reports whether this is that one: gateways
-// write rules and links where they are, and work in many threads.
+// witness is another machine's clock.
+type witness struct {
+	id    identity.ID
+	began time.Time
+	read  chan struct{}
+}
+
+func (w *witness) Read(context.Context) Readings {
+	select {
+	case w.read <- struct{}{}:
+	default:
+	}
+	return Readings{w.id: {"boot", time.Since(w.began)}}
+}
+
+// alone runs a test once more in a process with network and mount namespaces of its own, and reports whether this is
+// that one: gateways write rules and links where they are, and work in many threads.
 func alone(t *testing.T) bool {
 	t.Helper()
 	const inside = "SKEIN_TEST_ALONE"
@@ -65,18 +80,24 @@ func newGate(t *testing.T, lease uint32) *gate {
 	g := &gate{t: t, dir: t.TempDir(), ref: Ref{"out", "x"}, state: events.NewState()}
 	one, two := bytes.Repeat([]byte{1}, 32), bytes.Repeat([]byte{3}, 32)
 	g.gw, g.other = identity.IDOf(one), identity.IDOf(two)
+	g.clocks = &witness{id: g.other, began: time.Now(), read: make(chan struct{}, 1)}
 	labels := map[string]string{"egress": "yes"}
 	const cluster, token = "00112233445566778899aabbccddeeff", "0011223344556677"
 	secret := bytes.Repeat([]byte{9}, 32)
 	node := func(name string, key []byte, wireguard byte) *skeinv1.NewNode {
-		return &skeinv1.NewNode{Name: name, Labels: labels, IdentityKey: key, WireguardKey: bytes.Repeat([]byte{wireguard}, 32), Server: wireguard == 2,
+		return &skeinv1.NewNode{Name: name, Labels: labels, IdentityKey: key,
+			WireguardKey: bytes.Repeat([]byte{wireguard}, 32), Server: wireguard == 2,
 			MinSchema: events.SchemaMin, MaxSchema: events.SchemaMax}
 	}
 	for _, c := range []*skeinv1.Command{
-		{Body: &skeinv1.Command_CreateCluster{CreateCluster: &skeinv1.CreateCluster{ClusterId: cluster, OverlayIpv4: "10.4.0.0/16", FirstNode: node("a", one, 2)}}},
-		{Body: &skeinv1.Command_CreateToken{CreateToken: &skeinv1.CreateToken{Id: token, SecretHash: secret, LifetimeNanos: int64(time.Hour), Uses: 1}}},
-		{Body: &skeinv1.Command_AdmitNode{AdmitNode: &skeinv1.AdmitNode{TokenId: token, TokenSecretHash: secret, ClusterId: cluster, Node: node("b", two, 4)}}},
-		{Body: &skeinv1.Command_CreatePool{CreatePool: &skeinv1.CreatePool{Pool: &skeinv1.Pool{Name: "default", Subnets: []*skeinv1.PoolSubnet{{Ipv4: "10.100.0.0/24"}}, BlockSizeBits: 3}}}},
+		{Body: &skeinv1.Command_CreateCluster{CreateCluster: &skeinv1.CreateCluster{ClusterId: cluster,
+			OverlayIpv4: "10.4.0.0/16", FirstNode: node("a", one, 2)}}},
+		{Body: &skeinv1.Command_CreateToken{CreateToken: &skeinv1.CreateToken{Id: token, SecretHash: secret,
+			LifetimeNanos: int64(time.Hour), Uses: 1}}},
+		{Body: &skeinv1.Command_AdmitNode{AdmitNode: &skeinv1.AdmitNode{TokenId: token, TokenSecretHash: secret,
+			ClusterId: cluster, Node: node("b", two, 4)}}},
+		{Body: &skeinv1.Command_CreatePool{CreatePool: &skeinv1.CreatePool{Pool: &skeinv1.Pool{Name: "default",
+			Subnets: []*skeinv1.PoolSubnet{{Ipv4: "10.100.0.0/24"}}, BlockSizeBits: 3}}}},
 		{Body: &skeinv1.Command_DefineEgress{DefineEgress: &skeinv1.DefineEgress{Egress: &skeinv1.Egress{Namespace: g.ref.Namespace, Name: g.ref.Name,
 			Destinations: []string{"192.0.2.0/24"}, Gateways: labels, Replicas: 1, LeaseMillis: lease}}}},
 	} {
@@ -112,7 +133,8 @@ func (g *gate) do(c *skeinv1.Command) {
 
 func (g *gate) assign(to identity.ID) {
 	g.t.Helper()
-	g.do(&skeinv1.Command{Body: &skeinv1.Command_AssignSlot{AssignSlot: &skeinv1.AssignSlot{Namespace: g.ref.Namespace, Name: g.ref.Name, NodeId: to.String(),
+	g.do(&skeinv1.Command{Body: &skeinv1.Command_AssignSlot{AssignSlot: &skeinv1.AssignSlot{Namespace: g.ref.Namespace,
+		Name: g.ref.Name, NodeId: to.String(),
 		Epoch: g.state.Slot(g.ref.Namespace, g.ref.Name, 0).GetEpoch()}}})
 }
 
@@ -124,17 +146,20 @@ func (g *gate) live(f func(*Gateways, *generous)) {
 	l := &generous{t: g.t, said: make(chan struct{}, 1), gave: make(chan struct{}, 1)}
 	ctx, stop := context.WithCancel(g.t.Context())
 	done := make(chan struct{})
-	gs := NewGateways(GatewaysConfig{Self: g.gw, Dir: g.netns(), Known: filepath.Join(g.dir, "known"), Driver: "userspace", Tunnel: "skein0", Leader: l, Clocks: g.clocks,
+	gs := NewGateways(GatewaysConfig{Self: g.gw, Dir: g.netns(), Known: filepath.Join(g.dir, "known"),
+		Driver: "userspace", Tunnel: "skein0", Leader: l, Clocks: g.clocks,
 		TakeOver: func(context.Context, identity.ID, *skeinv1.TakeOverRequest) (*skeinv1.TakeOverResponse, error) {
 			return &skeinv1.TakeOverResponse{}, nil
 		},
-		Links: func() []announce.Link { return nil }, Journal: func(*skeinv1.SlotHeld) {}, Changed: func() {}, Log: slog.New(slog.DiscardHandler)})
+		Links: func() []announce.Link { return nil }, Journal: func(*skeinv1.SlotHeld) {}, Changed: func() {},
+		Log: slog.New(slog.DiscardHandler)})
 	go func() { defer close(done); gs.Run(ctx) }()
 	defer func() { stop(); <-done }() // also when f fails the test
 	f(gs, l)
 }
 
-// generous grants everything that is wished for, unless it is mute, and looks at the kernel when it is told that something has stopped.
+// generous grants everything that is wished for, unless it is mute, and looks at the kernel when it is told that
+// something has stopped.
 type generous struct {
 	t          *testing.T
 	said, gave chan struct{}
@@ -236,14 +261,18 @@ func (g *gate) forward() {
 			}
 			within(g.t, "a lease is granted again", l.gave)
 		}
+		within(g.t, "another machine's clock is read", g.clocks.(*witness).read)
+		for range 4 { // one that was asked for after that
+			within(g.t, "a lease is granted once more", l.gave)
+		}
 	})
 	if left := g.lives(); left < 30*time.Second {
 		g.t.Fatalf("without its agent the kernel forwards for %s: no test", left)
 	}
 }
 
-// An agent that starts hears that its slot has moved before it has taken its namespace over: it does not say that it has stopped while
-// a former run's ticket goes on.
+// An agent that starts hears that its slot has moved before it has taken its namespace over: it does not say that it
+// has stopped while a former run's ticket goes on.
 func TestReleasedIsSaidWhenTheKernelHasStopped(t *testing.T) {
 	if !alone(t) {
 		return
@@ -255,7 +284,8 @@ func TestReleasedIsSaidWhenTheKernelHasStopped(t *testing.T) {
 	g.live(func(gs *Gateways, l *generous) {
 		l.heard = func(r *skeinv1.RenewLeasesRequest) {
 			if left := g.lives(); len(r.GetReleased()) > 0 && left > 0 {
-				t.Errorf("the leader is told that epoch %d has stopped, and the kernel forwards for another %s", r.GetReleased()[0].GetEpoch(), left)
+				t.Errorf("the leader is told that epoch %d has stopped, and the kernel forwards for another %s",
+					r.GetReleased()[0].GetEpoch(), left)
 			}
 		}
 		gs.Follow(before, 1420)  // the replica on its disk
@@ -267,8 +297,8 @@ func TestReleasedIsSaidWhenTheKernelHasStopped(t *testing.T) {
 	}
 }
 
-// A namespace that an agent of an earlier version made is found by the name that it had, and goes on forwarding under the present one;
-// so do its clients.
+// A namespace that an agent of an earlier version made is found by the name that it had, and goes on forwarding under
+// the present one; so do its clients.
 func TestANamespaceOfAnEarlierVersionGoesOn(t *testing.T) {
 	if !alone(t) {
 		return
@@ -300,7 +330,8 @@ func TestANamespaceOfAnEarlierVersionGoesOn(t *testing.T) {
 		if strays := gs.Strays(); len(strays) > 0 {
 			t.Errorf("strays: %v", strays)
 		}
-		a := gs.SyncClients(t.Context(), g.gw, &skeinv1.SyncEgressClientsRequest{Namespace: g.ref.Namespace, Name: g.ref.Name, Epoch: 1, Generation: 1,
+		a := gs.SyncClients(t.Context(), g.gw, &skeinv1.SyncEgressClientsRequest{Namespace: g.ref.Namespace,
+			Name: g.ref.Name, Epoch: 1, Generation: 1,
 			Clients: []*skeinv1.EgressClient{{Key: "web/x", Ipv4: g.state.Node(g.gw).GetIpv4()}}})
 		if !a.GetInstalled() {
 			t.Fatalf("the namespace is not taken over: %v, %v", a, gs.Problems())

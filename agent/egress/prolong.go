@@ -2,6 +2,7 @@ package egress
 
 import (
 	"context"
+	"slices"
 	"time"
 )
 
@@ -11,7 +12,8 @@ const (
 	maxReads  = 4                      // rounds under way at a time
 )
 
-// readAt is when other machines' clocks are to be read; the zero time: never, since every lease here is as short as a ticket.
+// readAt is when other machines' clocks are to be read; the zero time: never, since every lease here is as short as a
+// ticket.
 func (r *Renewer) readAt(now time.Time) time.Time {
 	if r.cfg.Clocks == nil || r.reading >= maxReads {
 		return time.Time{}
@@ -48,7 +50,8 @@ func (r *Renewer) read(ctx context.Context) {
 		}
 		t, err := r.cfg.Kernel.Begin(s, epoch, life)
 		if err != nil {
-			r.cfg.Log.Warn("no further ticket for the slot could be begun; trying again", "slot", s.String(), "err", err)
+			r.cfg.Log.Warn("no further ticket for the slot could be begun; trying again", "slot", s.String(),
+				"err", err)
 			continue
 		}
 		h.Prolonging(round, epoch, t, began, life)
@@ -66,20 +69,36 @@ func (r *Renewer) read(ctx context.Context) {
 	}()
 }
 
-// leave grants what is left of long leases, as tickets that nobody has to prolong: the next agent may take longer to begin than a
-// ticket lives.
+// leave grants what is left of long leases, as tickets that nobody has to prolong: the next agent may take longer to
+// begin than a ticket lives. Other machines' clocks have to prove first that this much is left: the machine may just
+// have been continued.
 func (r *Renewer) leave() {
+	long := func(s Slot) bool { return r.holders[s].Long() }
+	if r.cfg.Clocks == nil || !slices.ContainsFunc(sorted(r.holders), long) {
+		return
+	}
+	ask := func() Readings {
+		ctx, cancel := context.WithTimeout(context.Background(), readFor)
+		defer cancel()
+		return r.cfg.Clocks.Read(ctx)
+	}
+	first := ask()
+	r.round++
 	for _, s := range sorted(r.holders) {
-		epoch, life, ok := r.holders[s].Rest(r.cfg.Now())
+		began := r.cfg.Now()
+		epoch, life, ok := r.holders[s].Rest(first, began)
 		if !ok {
 			continue
 		}
 		t, err := r.cfg.Kernel.Begin(s, epoch, life)
-		if err == nil {
-			err = r.cfg.Kernel.Grant(s, t)
-		}
 		if err != nil {
 			r.cfg.Log.Warn("the slot's lease ends with its ticket", "slot", s.String(), "err", err)
+			continue
 		}
+		r.holders[s].Prolonging(r.round, epoch, t, began, life)
+	}
+	second := ask()
+	for _, s := range sorted(r.holders) {
+		r.do(r.holders[s].Read(r.round, second, r.cfg.Now()))
 	}
 }

@@ -26,12 +26,12 @@ const (
 
 // Kernel is what leases need of the gateways' network namespaces; dataplane/egressns does it for each egress.
 type Kernel interface {
-	// Begin starts a ticket for an epoch: the kernel's countdown of lease runs when it returns, but packets pass only by a granted
-	// ticket. It fails until the kernel has the slot as it is agreed in that epoch.
+	// Begin starts a ticket for an epoch: the kernel's countdown of lease runs when it returns, but packets pass only
+	// by a granted ticket. It fails until the kernel has the slot as it is agreed in that epoch.
 	Begin(slot Slot, epoch uint64, lease time.Duration) (Ticket, error)
 	Grant(slot Slot, t Ticket) error
-	// Drop ends all tickets, those of a former run too: when it returns without an error, no more packet passes until the next Grant.
-	// The error is errNotReady while it is not known what a former run left.
+	// Drop ends all tickets, those of a former run too: when it returns without an error, no more packet passes until
+	// the next Grant. The error is errNotReady while it is not known what a former run left.
 	Drop(slot Slot) error
 	// Hold lets packets of the slot wait; off lets them go on in order.
 	Hold(slot Slot, on bool) error
@@ -158,8 +158,8 @@ func (r *Renewer) Agree(slots []Agreed) {
 	})
 }
 
-// Retry tells that the kernel's part of an egress was made, taken over from a former run, or removed: drops that waited for it are
-// done now.
+// Retry tells that the kernel's part of an egress was made, taken over from a former run, or removed: drops that waited
+// for it are done now.
 func (r *Renewer) Retry(ref Ref) {
 	r.post(func() {
 		for s, u := range r.undone {

@@ -3,6 +3,7 @@ package egress
 import (
 	"context"
 	"log/slog"
+	"sync"
 	"sync/atomic"
 	"testing"
 	"testing/synctest"
@@ -59,6 +60,99 @@ func TestWaitingForASlowLeader(t *testing.T) {
 			stop()
 			<-done
 			synctest.Wait()
+		})
+	}
+}
+
+// grants is a kernel and a leader that grant everything, and another machine whose clock is ahead when this one stood
+// still.
+type grants struct {
+	mu      sync.Mutex
+	mute    bool
+	ahead   time.Duration
+	amid    time.Duration // this machine stands still for that while the rest of a lease is begun
+	lives   map[Ticket]time.Duration
+	granted time.Duration // of the last granted ticket
+}
+
+func (g *grants) RenewLeases(_ context.Context, q *skeinv1.RenewLeasesRequest) (*skeinv1.RenewLeasesResponse, error) {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	a := &skeinv1.RenewLeasesResponse{}
+	for _, w := range q.GetWishes() {
+		if !g.mute {
+			a.Granted = append(a.Granted, w.GetSlot())
+		}
+	}
+	return a, nil
+}
+
+func (g *grants) Begin(_ Slot, _ uint64, life time.Duration) (Ticket, error) {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	t := Ticket(len(g.lives) + 1)
+	g.lives[t] = life
+	if life > MaxTicket {
+		g.ahead += g.amid
+	}
+	return t, nil
+}
+
+func (g *grants) Grant(_ Slot, t Ticket) error {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	g.granted = g.lives[t]
+	return nil
+}
+
+func (*grants) Drop(Slot) error       { return nil }
+func (*grants) Hold(Slot, bool) error { return nil }
+
+func (g *grants) Read(context.Context) Readings {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	return Readings{nodeID(7): {"boot", time.Since(t0) + g.ahead}}
+}
+
+// An agent that ends leaves what is left of a long lease to its kernel, unless the machine stood still and the lease
+// may be over: before the agent was told to end, or while it did.
+func TestAnAgentThatEndsLeavesTheRestOfItsLease(t *testing.T) {
+	const lease = time.Minute
+	for name, c := range map[string]struct {
+		before, amid time.Duration
+		want         bool
+	}{
+		"it runs all the time":                         {0, 0, true},
+		"it stood still for half of the lease":         {lease / 2, 0, true},
+		"it was continued after the lease":             {2 * lease, 0, false},
+		"it stands still when the rest is to be begun": {0, 2 * lease, false},
+	} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				g := &grants{amid: c.amid, lives: map[Ticket]time.Duration{}}
+				r := NewRenewer(RenewerConfig{Self: self, Kernel: g, Leader: g, Clocks: g,
+					Gateways: func() []*skeinv1.GatewayState { return nil }, Log: slog.New(slog.DiscardHandler)})
+				r.Agree([]Agreed{{Slot: slotA, Node: self, Epoch: 7, Lease: lease}})
+				ctx, stop := context.WithCancel(t.Context())
+				done := make(chan struct{})
+				go func() { defer close(done); r.Run(ctx) }()
+				time.Sleep(5 * time.Second)
+				g.mu.Lock()
+				if g.granted != MaxTicket {
+					t.Errorf("it forwards by tickets of %s", g.granted)
+				}
+				g.mute, g.ahead = true, c.before
+				g.mu.Unlock()
+				stop()
+				<-done
+				synctest.Wait()
+				if left := lease - c.before; c.want && (g.granted > left || g.granted < left-5*time.Second) {
+					t.Errorf("it leaves a ticket of %s, want up to %s", g.granted, left)
+				}
+				if !c.want && g.granted > MaxTicket {
+					t.Errorf("it leaves a ticket of %s, though its lease may be over", g.granted)
+				}
+			})
 		})
 	}
 }

@@ -9,8 +9,8 @@ import (
 	"github.com/skeinmesh/skein/identity"
 )
 
-// gateway is a node with its kernel; its agent may be another one after a restart.
-type gateway struct {
+// simGateway is a node with its kernel; its agent may be another one after a restart.
+type simGateway struct {
 	w      *world
 	id     identity.ID
 	name   string
@@ -30,7 +30,7 @@ type model struct {
 	newest  Ticket
 }
 
-func (g *gateway) forwards(s Slot, now time.Time) bool {
+func (g *simGateway) forwards(s Slot, now time.Time) bool {
 	m := g.slots[s]
 	return g.up && m != nil && m.tickets[m.granted].After(now)
 }
@@ -38,13 +38,13 @@ func (g *gateway) forwards(s Slot, now time.Time) bool {
 // agent is one life of a gateway's agent.
 type agent struct {
 	*process
-	g       *gateway
+	g       *simGateway
 	renewer *Renewer
 	stop    context.CancelFunc
 	index   uint64
 }
 
-func (w *world) startAgent(g *gateway) {
+func (w *world) startAgent(g *simGateway) {
 	a := &agent{process: &process{w: w, name: g.name, drift: g.drift}, g: g}
 	ctx, cancel := context.WithCancel(w.ctx)
 	a.stop = cancel
@@ -169,7 +169,7 @@ func (a *agent) Drop(s Slot) error {
 func (a *agent) Hold(s Slot, on bool) error { return a.kernel(s, func(*model, time.Time) {}) }
 
 // observe looks whether another forwards at this moment. A gateway begins to forward by a grant only. Locked.
-func (w *world) observe(s Slot, by *gateway, now time.Time) {
+func (w *world) observe(s Slot, by *simGateway, now time.Time) {
 	if !by.forwards(s, now) {
 		return
 	}

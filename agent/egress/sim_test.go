@@ -27,7 +27,7 @@ type world struct {
 	log      *slog.Logger
 	ctx      context.Context
 	servers  []*server
-	gateways []*gateway
+	gateways []*simGateway
 	cuts     map[[2]*process]bool
 	slow     time.Duration // the longest delay of a message
 	loss     float64
@@ -131,16 +131,19 @@ func newWorld(ctx context.Context, seed uint64, plant string) *world {
 	drift := func() float64 { return (w.rand.Float64() - 0.5) * 0.002 }
 	view := View{Index: 1}
 	for _, name := range []string{"a", "b"} {
-		view.Egresses = append(view.Egresses, &skeinv1.Egress{Namespace: "x", Name: name, Replicas: 2, Gateways: map[string]string{"gateway": "yes"}})
+		view.Egresses = append(view.Egresses, &skeinv1.Egress{Namespace: "x", Name: name, Replicas: 2,
+			Gateways: map[string]string{"gateway": "yes"}})
 		for n := range 2 {
 			view.Slots = append(view.Slots, &skeinv1.EgressSlot{Namespace: "x", Name: name, Number: uint32(n)})
 			w.slots = append(w.slots, Slot{Ref{"x", name}, n})
 		}
 	}
 	for i := range 4 {
-		g := &gateway{w: w, id: nodeID(i), name: fmt.Sprintf("g%d", i), drift: drift(), up: true, slots: map[Slot]*model{}, health: skeinv1.GatewayState_HEALTH_GOOD}
+		g := &simGateway{w: w, id: nodeID(i), name: fmt.Sprintf("g%d", i), drift: drift(), up: true,
+			slots: map[Slot]*model{}, health: skeinv1.GatewayState_HEALTH_GOOD}
 		w.gateways = append(w.gateways, g)
-		view.Nodes = append(view.Nodes, &skeinv1.Node{Id: g.id.String(), Name: g.name, Labels: map[string]string{"gateway": "yes", "site": fmt.Sprint(i % 2)}})
+		view.Nodes = append(view.Nodes, &skeinv1.Node{Id: g.id.String(), Name: g.name,
+			Labels: map[string]string{"gateway": "yes", "site": fmt.Sprint(i % 2)}})
 	}
 	for i := range 3 {
 		w.servers = append(w.servers, &server{process: &process{w: w, name: fmt.Sprintf("s%d", i), drift: drift()}, n: i, voted: -1, view: view, answers: map[string]uint64{},
@@ -156,7 +159,7 @@ func newWorld(ctx context.Context, seed uint64, plant string) *world {
 }
 
 // owners is how many forward for a slot now. Locked.
-func (w *world) owners(s Slot) (n int, who *gateway) {
+func (w *world) owners(s Slot) (n int, who *simGateway) {
 	for _, g := range w.gateways {
 		if g.forwards(s, time.Now()) {
 			n, who = n+1, g
@@ -284,7 +287,7 @@ func (w *world) fault() {
 	}
 }
 
-func (w *world) restart(g *gateway) {
+func (w *world) restart(g *simGateway) {
 	if g.up {
 		g.agent.dead = true
 		g.agent.stop()
@@ -292,7 +295,7 @@ func (w *world) restart(g *gateway) {
 	}
 }
 
-func (w *world) boot(g *gateway) {
+func (w *world) boot(g *simGateway) {
 	if !g.up {
 		g.up, g.slots = true, map[Slot]*model{}
 		w.startAgent(g)
@@ -301,7 +304,7 @@ func (w *world) boot(g *gateway) {
 }
 
 // drain asks whichever server leads. Locked.
-func (w *world) drain(g *gateway, on bool) {
+func (w *world) drain(g *simGateway, on bool) {
 	for _, s := range w.servers {
 		if s.leads {
 			w.say("%s: draining %t", g.name, on)

@@ -12,7 +12,7 @@ import (
 
 // match are the connections of a slot. The caller has mu.
 func (g *Gateways) match(slot Slot) (path string, m flows.Match, err error) {
-	r := g.rooms[slot.Ref]
+	r := g.served[slot.Ref]
 	if r == nil || g.state == nil {
 		return "", m, fmt.Errorf("this node is no gateway of egress %s", slot.Ref)
 	}

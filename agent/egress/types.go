@@ -8,16 +8,19 @@ import (
 	"time"
 )
 
-// Timing of leases. What must hold: a ticket of TicketFor(lease) begins before its request is sent, and the leader counts the lease
-// and GuardFor(lease) from a later moment, so a slot is given on only when the former owner's kernel has stopped.
+// Timing of leases. What must hold: a ticket of TicketFor(lease) begins before its request is sent, and the leader
+// counts the lease and GuardFor(lease) from a later moment, so a slot is given on only when the former owner's kernel
+// has stopped.
 const (
 	RenewEvery = 200 * time.Millisecond
 	// Guard is the shortest time between the end of a ticket and that of its lease at the leader.
 	Guard = 100 * time.Millisecond
-	// guardShare of a lease is the guard of a long one: 1000 ppm. NTP turns a clock by up to 500 ppm, and crystals differ by up to 200.
+	// guardShare of a lease is the guard of a long one: 1000 ppm. NTP turns a clock by up to 500 ppm, and crystals
+	// differ by up to 200.
 	guardShare = 1000
-	// MaxTicket is how long a kernel forwards at most without a proof from outside that time has not passed it by: a machine that is
-	// stopped and continued as a whole goes on for no longer than that, by its own clock, however long its lease is.
+	// MaxTicket is how long a kernel forwards at most without a proof from outside that time has not passed it by: a
+	// machine that is stopped and continued as a whole goes on for no longer than that, by its own clock, however long
+	// its lease is.
 	MaxTicket = 3 * time.Second
 	// Handover is how long the former owner of a slot that moves by plan goes on for packets under way.
 	Handover = 180 * time.Millisecond
@@ -28,8 +31,8 @@ const (
 // GuardFor is how much longer than a lease the leader counts: clocks that differ by 1000 ppm agree on who is first.
 func GuardFor(lease time.Duration) time.Duration { return max(Guard, lease/guardShare) }
 
-// TicketFor is how long a gateway's kernel counts for a lease. It leaves out what a leader before GuardFor, who counts the lease and
-// Guard, does not wait: so it suffices that one of the two knows GuardFor.
+// TicketFor is how long a gateway's kernel counts for a lease. It leaves out what a leader before GuardFor, who counts
+// the lease and Guard, does not wait: so it suffices that one of the two knows GuardFor.
 func TicketFor(lease time.Duration) time.Duration { return lease - (GuardFor(lease) - Guard) }
 
 // firstTicket is how long the ticket of a request to the leader is.

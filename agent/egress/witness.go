@@ -29,18 +29,34 @@ func (r Readings) with(newer Readings) Readings {
 	return out
 }
 
-// proves reports whether readings of after a ticket began show that it ends before the lease does, which began after the readings
-// of before: the clock of some other machine says so, and none says the contrary. This machine's own clock can only contradict: it
-// goes on through a suspend, but not while a virtual machine is stopped. A machine that stood still with this one cannot outvote one
-// that did not.
+// since is the time between readings of before and one of after by the same clock; not ok: they do not compare.
+func (r Readings) since(id identity.ID, after Reading) (time.Duration, bool) {
+	before, known := r[id]
+	return after.At - before.At, known && before.Boot == after.Boot && after.At >= before.At
+}
+
+// longestSince is the longest time that any clock shows between readings of before and after.
+func longestSince(before, after Readings) (longest time.Duration) {
+	for id, r := range after {
+		if passed, ok := before.since(id, r); ok {
+			longest = max(longest, passed)
+		}
+	}
+	return longest
+}
+
+// proves reports whether readings of after a ticket began show that it ends before the lease does, which began after
+// the readings of before: the clock of some other machine says so, and none says the contrary. This machine's own clock
+// can only contradict: it goes on through a suspend, but not while a virtual machine is stopped. A machine that stood
+// still with this one cannot outvote one that did not.
 func proves(self identity.ID, before, after Readings, ticket, lease time.Duration) bool {
 	some := false
 	for id, r := range after {
-		b, known := before[id]
-		if !known || b.Boot != r.Boot || r.At < b.At {
+		passed, ok := before.since(id, r)
+		if !ok {
 			continue
 		}
-		if r.At-b.At+ticket > lease {
+		if passed+ticket > lease {
 			return false
 		}
 		some = some || id != self

@@ -17,13 +17,14 @@ func TestReadingsProveThatALeaseRuns(t *testing.T) {
 		after Readings
 		want  bool
 	}{
-		"one says so":                              {Readings{a: at(57 * time.Second)}, true},
-		"it would run out before the ticket":       {Readings{a: at(57*time.Second + 1)}, false},
-		"nobody answers":                           {Readings{}, false},
-		"this machine alone":                       {Readings{self: at(time.Second)}, false},
-		"this machine was suspended":               {Readings{a: at(time.Second), self: at(time.Hour)}, false},
-		"one that stood still as well, one not":    {Readings{a: at(time.Second), b: at(time.Hour)}, false},
-		"one that was started anew, and another":   {Readings{a: {"other boot", time.Second}, b: at(time.Second)}, true},
+		"one says so":                           {Readings{a: at(57 * time.Second)}, true},
+		"it would run out before the ticket":    {Readings{a: at(57*time.Second + 1)}, false},
+		"nobody answers":                        {Readings{}, false},
+		"this machine alone":                    {Readings{self: at(time.Second)}, false},
+		"this machine was suspended":            {Readings{a: at(time.Second), self: at(time.Hour)}, false},
+		"one that stood still as well, one not": {Readings{a: at(time.Second), b: at(time.Hour)}, false},
+		"one that was started anew, and another": {Readings{a: {"other boot", time.Second}, b: at(time.Second)},
+			true},
 		"one that was started anew alone":          {Readings{a: {"other boot", 2 * time.Hour}}, false},
 		"one that nobody read before":              {Readings{nodeID(9): at(time.Second)}, false},
 		"one whose clock runs backwards is no one": {Readings{a: at(-time.Second)}, false},
@@ -34,8 +35,8 @@ func TestReadingsProveThatALeaseRuns(t *testing.T) {
 	}
 }
 
-// machine is a gateway that is frozen and continued, with the kernel's tickets, beside a leader and witnesses whose time goes on. A
-// step is 10 ms of theirs.
+// machine is a gateway that is frozen and continued, with the kernel's tickets, beside a leader and witnesses whose
+// time goes on. A step is 10 ms of theirs.
 type machine struct {
 	h       *Holder
 	rand    *rand.Rand
@@ -126,10 +127,12 @@ func (m *machine) live(leader bool, lease time.Duration) {
 	m.send(func(now time.Time) { m.do(m.h.Read(round, readings, now)) })
 }
 
-// story is one random one: a leader that falls silent, and a machine that is frozen at some moment and continued later. It returns
-// for how long the machine forwarded after it was continued, when the slot may have been another's, and for how long without a leader.
+// story is one random one: a leader that falls silent, and a machine that is frozen at some moment and continued later.
+// It returns for how long the machine forwarded after it was continued, when the slot may have been another's, and for
+// how long without a leader.
 func story(seed uint64, lease time.Duration, freeze, still bool) (after, alone time.Duration) {
-	m := &machine{h: NewHolder(self, slotA), rand: rand.New(rand.NewPCG(seed, 11)), tickets: map[Ticket]time.Duration{}, slept: map[identity.ID]time.Duration{}, still: still}
+	m := &machine{h: NewHolder(self, slotA), rand: rand.New(rand.NewPCG(seed, 11)), tickets: map[Ticket]time.Duration{},
+		slept: map[identity.ID]time.Duration{}, still: still}
 	m.h.Agree(Agreed{Slot: slotA, Node: self, Epoch: 5, Lease: lease}, t0)
 	silent := 5*time.Second + time.Duration(m.rand.IntN(2000))*time.Millisecond
 	begin := silent + time.Duration(m.rand.Int64N(int64(lease)))
@@ -157,8 +160,8 @@ func story(seed uint64, lease time.Duration, freeze, still bool) (after, alone t
 	return after, alone
 }
 
-// A machine that is stopped as a whole and continued cannot know that, and no clock of its own tells. It forwards for what was left of
-// a ticket, and gets no further one: other machines' clocks say how late it is.
+// A machine that is stopped as a whole and continued cannot know that, and no clock of its own tells. It forwards for
+// what was left of a ticket, and gets no further one: other machines' clocks say how late it is.
 func TestAFrozenMachineForwardsForATicketAtMost(t *testing.T) {
 	for _, lease := range []time.Duration{1200 * time.Millisecond, 10 * time.Second, time.Minute} {
 		var worst, least time.Duration = 0, time.Hour
@@ -172,7 +175,8 @@ func TestAFrozenMachineForwardsForATicketAtMost(t *testing.T) {
 		if most := firstTicket(lease); worst > most {
 			t.Errorf("lease of %s: it forwards for %s after it is continued, at most %s are due", lease, worst, most)
 		}
-		if want := lease - 4*time.Second; least < want { // its readings are older than the lease, and the last ticket is whole
+		// its readings are older than the lease, and the last ticket is whole
+		if want := lease - 4*time.Second; least < want {
 			t.Errorf("lease of %s: without a leader it forwards for %s only, want %s", lease, least, want)
 		}
 	}

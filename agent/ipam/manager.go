@@ -88,7 +88,8 @@ func Open(cfg Config) (*Manager, []string, error) {
 		cfg.Log = slog.New(slog.DiscardHandler)
 	}
 	m := &Manager{
-		cfg: cfg, self: cfg.Self.String(), log: cfg.Log.With("room", "ipam"), kick: make(chan struct{}, 1), core: newCore(cfg.Self.String()),
+		cfg: cfg, self: cfg.Self.String(), log: cfg.Log.With("component", "ipam"), kick: make(chan struct{}, 1),
+		core: newCore(cfg.Self.String()),
 		file: newFile(cfg.File), pending: map[Key]*pendingAssign{}, waiting: map[taskKey]int{}, flights: map[taskKey]*flight{},
 		backoffs: map[taskKey]backoff{}, refusals: map[taskKey]refusal{}, moved: make(chan struct{}),
 	}

@@ -144,8 +144,8 @@ func (s *step) beatTrouble() time.Time {
 	return at
 }
 
-// die gives up the path in use. Its endpoint is not trusted again before a hold that grows with each death. The burst that
-// begins may forget probes, so indices of probes and pointers to them are void afterwards.
+// die gives up the path in use. Its endpoint is not trusted again before a hold that grows with each death. The burst
+// that begins may forget probes, so indices of probes and pointers to them are void afterwards.
 func (s *step) die(i int) {
 	p := &s.Probes[i]
 	if s.now.Sub(s.Path.Since) >= calmAfter {

@@ -323,7 +323,8 @@ func (s *step) learn(e netip.AddrPort, source string) int {
 }
 
 // forget drops learned addresses that have led nowhere for a while. Indices of probes and pointers to them are void
-// afterwards: learn and startBurst come here, and through these die, restart and whatever takes a packet from a new address.
+// afterwards: learn and startBurst come here, and through these die, restart and whatever takes a packet from a new
+// address.
 func (s *step) forget() {
 	active := s.active()
 	var keep netip.AddrPort

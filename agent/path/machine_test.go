@@ -193,7 +193,8 @@ func (c *checker) step(t *testing.T, m Machine, now time.Time, in Input) Machine
 			}
 		}
 	}
-	if next.Lost != m.Lost && next.Lost != "" && !strings.Contains(next.Lost, m.Path.Endpoint.String()) && !strings.Contains(next.Lost, next.LastDirect.String()) {
+	if next.Lost != m.Lost && next.Lost != "" && !strings.Contains(next.Lost, m.Path.Endpoint.String()) &&
+		!strings.Contains(next.Lost, next.LastDirect.String()) {
 		t.Fatalf("a path to %s, then %s, was lost: %q", m.Path.Endpoint, next.LastDirect, next.Lost)
 	}
 	if next.Path.Rule == "" || next.Path.Reason == "" {
@@ -230,8 +231,8 @@ func within(times []time.Time, now time.Time, d time.Duration) (n int) {
 	return n
 }
 
-// vouchedHost is where others' word for an endpoint leads: a relay's for its port, WireGuard's, and that of a guess that hit.
-// The bounds for addresses without proof are not for these.
+// vouchedHost is where others' word for an endpoint leads: a relay's for its port, WireGuard's, and that of a guess
+// that hit. The bounds for addresses without proof are not for these.
 var vouchedHost = netip.AddrFrom4([4]byte{198, 51, 100, 9})
 
 // inputKinds are all of them.
@@ -252,7 +253,8 @@ func randomInput(r func(int) int) Input {
 		}
 		return &n
 	}
-	in := Input{Kind: InputKind(r(inputKinds)), Endpoint: endpoint(), RTT: time.Duration(r(2000)-10) * time.Millisecond, Reply: r(2) == 0}
+	in := Input{Kind: InputKind(r(inputKinds)), Endpoint: endpoint(), RTT: time.Duration(r(2000)-10) * time.Millisecond,
+		Reply: r(2) == 0}
 	switch in.Kind {
 	case InputSelf, InputPeer:
 		in.Node = nd()
@@ -260,7 +262,8 @@ func randomInput(r func(int) int) Input {
 		in.Relay = RelayChoice{ID: identity.ID{byte(r(3))}, RTT: time.Duration(r(100))}
 		in.Relay.Absent = in.Relay.ID.IsZero() && r(2) == 0
 	case InputSettings:
-		in.Settings = &Settings{DirectRetry: time.Duration(r(200)) * time.Second, Keepalive: time.Duration(r(60)) * time.Second, BirthdayBoth: r(2) == 0}
+		in.Settings = &Settings{DirectRetry: time.Duration(r(200)) * time.Second,
+			Keepalive: time.Duration(r(60)) * time.Second, BirthdayBoth: r(2) == 0}
 		if r(8) > 0 {
 			in.Settings.MTU = randomMTU
 		}
@@ -282,8 +285,8 @@ func randomInput(r func(int) int) Input {
 	return in
 }
 
-// randomTime moves the clock: to the next wake, by some time, a little back, or far past every deadline, as on a machine
-// that was short of CPU or suspended.
+// randomTime moves the clock: to the next wake, by some time, a little back, or far past every deadline, as on a
+// machine that was short of CPU or suspended.
 func randomTime(r func(int) int, m Machine, now time.Time, in Input) (time.Time, Input) {
 	switch turn := r(16); {
 	case turn < 4:
@@ -312,7 +315,8 @@ func answer(r func(int) int, m Machine, now time.Time, in Input) Input {
 		return in
 	}
 	p := m.Probes[r(len(m.Probes))]
-	if i := slices.IndexFunc(m.Probes, func(p Probe) bool { return p.Endpoint == m.Path.Endpoint }); i >= 0 && r(2) == 0 {
+	used := func(p Probe) bool { return p.Endpoint == m.Path.Endpoint }
+	if i := slices.IndexFunc(m.Probes, used); i >= 0 && r(2) == 0 {
 		p = m.Probes[i]
 	}
 	in.Endpoint, in.Sent = p.Endpoint, p.LastSent
@@ -345,8 +349,8 @@ func TestRandomInputs(t *testing.T) {
 	}
 }
 
-// FuzzStep draws a run from a seed, and shifts its first draws by the bytes: so each input is a long run, and small changes of it
-// can be tried.
+// FuzzStep draws a run from a seed, and shifts its first draws by the bytes: so each input is a long run, and small
+// changes of it can be tried.
 func FuzzStep(f *testing.F) {
 	f.Add(uint64(0), []byte("a machine seen in the field"))
 	f.Fuzz(func(t *testing.T, seed uint64, shifts []byte) {

@@ -107,7 +107,8 @@ func (s *step) wideEnd(i int) time.Time {
 	return s.Probes[i].Wide.Began.Add(wideSteps[len(wideSteps)-1] + max(wideLast, 3*s.Probes[i].RTT))
 }
 
-// wideVerdict ends a trial in which no packet of full size came back, and reports whether the path in use is to be given up.
+// wideVerdict ends a trial in which no packet of full size came back, and reports whether the path in use is to be
+// given up.
 func (s *step) wideVerdict(i int) (lost bool) {
 	p := &s.Probes[i]
 	w := &p.Wide
@@ -134,7 +135,8 @@ func (s *step) wideVerdict(i int) (lost bool) {
 func (s *step) dieNarrow() {
 	direct, endpoint := s.direct() >= 0, s.Path.Endpoint
 	s.die(s.active())
-	why := fmt.Sprintf("%s carries small packets only: no ping padded to %d bytes or more was answered.", endpoint, Wire(mtuLeast, s.Settings.MTU))
+	why := fmt.Sprintf("%s carries small packets only: no ping padded to %d bytes or more was answered.", endpoint,
+		Wire(mtuLeast, s.Settings.MTU))
 	if direct {
 		s.Lost = "The direct path to " + why
 	} else {

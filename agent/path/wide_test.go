@@ -103,8 +103,8 @@ func TestHoleThatAppearsLater(t *testing.T) {
 	}
 }
 
-// The verdict that ends a path also forgets addresses that were learned long ago, in front of its probe and behind it. The trials of
-// the others go on, and what is said names the path that was lost.
+// The verdict that ends a path also forgets addresses that were learned long ago, in front of its probe and behind it.
+// The trials of the others go on, and what is said names the path that was lost.
 func TestVerdictForgetsOtherAddresses(t *testing.T) {
 	used, old := ap("203.0.113.2:2000"), []netip.AddrPort{ap("203.0.113.3:3000"), ap("203.0.113.4:4000")}
 	for before := range len(old) + 1 { // so many of the old addresses stand in front
@@ -116,9 +116,12 @@ func TestVerdictForgetsOtherAddresses(t *testing.T) {
 		for _, e := range old {
 			m.Probes = append(m.Probes, Probe{Endpoint: e, Type: prflx, FirstSeen: simStart, Next: len(pacing)})
 		}
-		m.Probes = slices.Insert(m.Probes, before, Probe{Endpoint: used, Type: srflx, Known: true, Answered: 1, Sent: 1, LastSent: now, LastAnswered: now,
-			Next: len(pacing), Wide: Wide{Began: now.Add(-time.Second), Next: len(wideSteps), Sent: now.Add(-time.Second)}})
-		m.Path = Path{Kind: Direct, Endpoint: used, Alive: true, Since: simStart, Rule: "direct-proven", Reason: "It answers."}
+		m.Probes = slices.Insert(m.Probes, before, Probe{Endpoint: used, Type: srflx, Known: true, Answered: 1, Sent: 1,
+			LastSent: now, LastAnswered: now,
+			Next: len(pacing), Wide: Wide{Began: now.Add(-time.Second), Next: len(wideSteps),
+				Sent: now.Add(-time.Second)}})
+		m.Path = Path{Kind: Direct, Endpoint: used, Alive: true, Since: simStart, Rule: "direct-proven",
+			Reason: "It answers."}
 		m.LastDirect, m.LastPong = used, now
 
 		next, _ := Step(m, now, Input{Kind: InputTick})

@@ -18,9 +18,10 @@ func Pools(s *events.State) []netip.Prefix {
 	return out
 }
 
-// poolsOf are the pools' subnets that are refused behind all that leads somewhere, and the parts of them that are not the
-// mesh's to lead: blocks that are reserved for other software, such as pods of Coil on hosts that are no members yet; networks
-// on this host's own links; and addresses that egresses' packets leave with, which are reached from outside.
+// poolsOf are the pools' subnets that are refused behind all that leads somewhere, and the parts of them that are not
+// the mesh's to lead: blocks that are reserved for other software, such as pods of Coil on hosts that are no members
+// yet; networks on this host's own links; and addresses that egresses' packets leave with, which are reached from
+// outside.
 func poolsOf(s *events.State, connected []netip.Prefix) (pools, elsewhere []netip.Prefix) {
 	for _, p := range Pools(s) {
 		if !slices.ContainsFunc(connected, func(c netip.Prefix) bool { return c.Bits() <= p.Bits() && c.Overlaps(p) }) {
@@ -48,8 +49,8 @@ func poolsOf(s *events.State, connected []netip.Prefix) (pools, elsewhere []neti
 	return sorted(append(pools, staticsOfNobody(s)...)), sorted(elsewhere)
 }
 
-// staticsOfNobody are static addresses that no node holds, where a user has reserved the block around them: what is elsewhere
-// by that would take their packets along.
+// staticsOfNobody are static addresses that no node holds, where a user has reserved the block around them: what is
+// elsewhere by that would take their packets along.
 func staticsOfNobody(s *events.State) (out []netip.Prefix) {
 	for _, a := range s.Statics() {
 		if a.GetNodeId() != "" {

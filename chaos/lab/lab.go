@@ -309,7 +309,8 @@ func (l *Lab) makeTokens(ctx context.Context, first *agent, others []*agent) err
 		if uses[file] == 0 {
 			continue
 		}
-		r := &skeinv1.CreateTokenRequest{Uses: uses[file], LifetimeNanos: int64(time.Hour), Label: "lab", Role: string(a.node.role())}
+		r := &skeinv1.CreateTokenRequest{Uses: uses[file], LifetimeNanos: int64(time.Hour), Label: "lab",
+			Role: string(a.node.role())}
 		token, err := first.client.CreateToken(ctx, r)
 		if err != nil {
 			return fmt.Errorf("node %s: create a token: %w", first.node.Name, err)
@@ -342,8 +343,8 @@ func gatewayNamespaces(dir string) string {
 	return filepath.Join(dir, "nodes", "*", "run", "netns", "*")
 }
 
-// releaseNetNS takes away the mounts that agents of a lab in dir made of the directories for those files: a directory that is one
-// cannot be removed.
+// releaseNetNS takes away the mounts that agents of a lab in dir made of the directories for those files: a directory
+// that is one cannot be removed.
 func releaseNetNS(dir string) error {
 	made, err := filepath.Glob(filepath.Dir(gatewayNamespaces(dir)))
 	for _, d := range made {

@@ -316,12 +316,18 @@ func TestDisagreementIsShown(t *testing.T) {
 	}
 	// One server is not to be lost while the others do not vote; those that were not asked may be away for long.
 	servers := func(voter bool) []*skeinv1.ServerStatus {
-		return []*skeinv1.ServerStatus{{NodeId: "1", Name: "dc1", Voter: true}, {NodeId: "2", Name: "dc2", Voter: voter, Waiting: "it has just joined"}, {NodeId: "3", Name: "dc3"}}
+		return []*skeinv1.ServerStatus{
+			{NodeId: "1", Name: "dc1", Voter: true},
+			{NodeId: "2", Name: "dc2", Voter: voter, Waiting: "it has just joined"},
+			{NodeId: "3", Name: "dc3"},
+		}
 	}
 	asked := func(voter bool) []*skeinv1.StatusResponse {
-		return []*skeinv1.StatusResponse{{Name: "dc1", NodeId: "1", Servers: servers(voter)}, {Name: "dc2", NodeId: "2", Servers: servers(true)}}
+		return []*skeinv1.StatusResponse{{Name: "dc1", NodeId: "1", Servers: servers(voter)},
+			{Name: "dc2", NodeId: "2", Servers: servers(true)}}
 	}
-	if err := agree(asked(false)); err == nil || errors.As(err, &final) || err.Error() != "server dc2 does not vote yet, says dc1: it has just joined" {
+	if err := agree(asked(false)); err == nil || errors.As(err, &final) ||
+		err.Error() != "server dc2 does not vote yet, says dc1: it has just joined" {
 		t.Errorf("a server without a vote: %v", err)
 	}
 	if err := agree(asked(true)); err != nil {

@@ -112,8 +112,8 @@ func agree(views []*skeinv1.StatusResponse) error {
 	return allVote(views)
 }
 
-// allVote reports the servers among the agents that do not vote yet, as any of the agents sees it. Until they do, the loss of
-// those that vote is the loss of the quorum.
+// allVote reports the servers among the agents that do not vote yet, as any of the agents sees it. Until they do, the
+// loss of those that vote is the loss of the quorum.
 func allVote(views []*skeinv1.StatusResponse) error {
 	asked := map[string]bool{}
 	for _, v := range views {

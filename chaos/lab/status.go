@@ -2,10 +2,13 @@ package lab
 
 import (
 	"context"
+	"errors"
 	"fmt"
+	"sync"
 	"time"
 
 	skeinv1 "github.com/skeinmesh/skein/api/skein/v1"
+	"github.com/skeinmesh/skein/internal/usage"
 )
 
 // Status is how a lab stands.
@@ -98,6 +101,49 @@ func (l *Lab) nodeStatus(ctx context.Context, a *agent) NodeStatus {
 		n.Paths[p.GetName()] = p.GetPath()
 	}
 	return n
+}
+
+// Usage asks agents at the same time what they cost and do since their start. usage.Between makes rates of two answers. An agent that does
+// not answer is missing, and the error says why.
+func (l *Lab) Usage(ctx context.Context, nodes ...string) (map[string]*skeinv1.UsageResponse, error) {
+	var mu sync.Mutex
+	out := map[string]*skeinv1.UsageResponse{}
+	err := eachPlace(nodes, func(name string) error {
+		c, err := l.Client(name)
+		if err != nil {
+			return err
+		}
+		u, err := c.Usage(ctx, &skeinv1.UsageRequest{})
+		if err != nil {
+			return fmt.Errorf("node %s: what it costs: %w", name, err)
+		}
+		mu.Lock()
+		defer mu.Unlock()
+		out[name] = u
+		return nil
+	})
+	return out, err
+}
+
+// Rates are the agents' rates between two answers of Usage. An agent that is missing in either, or was started anew between them, is
+// missing, and the error says why.
+func Rates(before, after map[string]*skeinv1.UsageResponse) (map[string]*skeinv1.UsageRates, error) {
+	out := map[string]*skeinv1.UsageRates{}
+	var errs []error
+	for name, was := range before {
+		is, ok := after[name]
+		if !ok {
+			errs = append(errs, fmt.Errorf("node %s: it has not answered the second time", name))
+			continue
+		}
+		r, err := usage.Between(was, is)
+		if err != nil {
+			errs = append(errs, fmt.Errorf("node %s: %w", name, err))
+			continue
+		}
+		out[name] = r
+	}
+	return out, errors.Join(errs...)
 }
 
 // peersOf describes an agent's peers, a line each.

@@ -2,12 +2,11 @@ package owners
 
 import (
 	"context"
-	"os"
-	"strings"
 	"testing"
 	"time"
 
 	"github.com/skeinmesh/skein/chaos/lab"
+	"github.com/skeinmesh/skein/chaos/overlay"
 )
 
 // pausedOwner is a seed whose first schedule stops an owner for longer than its lease, and does nothing else.
@@ -16,7 +15,8 @@ func pausedOwner(t *testing.T) uint64 {
 	w := World{Slots: len(full.egresses) + 1, Gateways: len(full.gateways), Servers: len(full.servers)}
 	for seed := range uint64(100_000) {
 		s := w.Plan(seed, 0)
-		if f := s.Faults[0]; len(s.Faults) == 1 && f.Kind == Pause && f.Role == Owner && f.For > 2500*time.Millisecond && f.For < 4*time.Second {
+		if f := s.Faults[0]; len(s.Faults) == 1 && f.Kind == Pause && f.Role == Owner && f.For > 2500*time.Millisecond &&
+			f.For < 4*time.Second {
 			return seed
 		}
 	}
@@ -24,15 +24,16 @@ func pausedOwner(t *testing.T) uint64 {
 	return 0
 }
 
-// A run finds a kernel that counts leases five times too long: an owner that stood still goes on when another has the slot. So what it
-// reports of kernels that count right is worth something.
+// A run finds a kernel that counts leases five times too long: an owner that stood still goes on when another has the
+// slot. So what it reports of kernels that count right is worth something.
 func TestARunFindsALongLease(t *testing.T) {
 	if testing.Short() {
 		t.Skip("it builds skein and raises a lab")
 	}
 	ctx, cancel := context.WithTimeout(t.Context(), 8*time.Minute)
 	defer cancel()
-	opts := Options{Name: "owners-planted", Schedules: 6, Seed: pausedOwner(t), Lab: lab.Options{Dir: t.TempDir()}, Progress: func(s string) { t.Log(s) }}
+	opts := Options{Name: "owners-planted", Schedules: 6, Seed: pausedOwner(t), Lab: lab.Options{Dir: t.TempDir()},
+		Progress: func(s string) { t.Log(s) }}
 	r, err := RunPlanted(ctx, opts, "long-lease")
 	if err != nil {
 		t.Fatal(err)
@@ -42,15 +43,17 @@ func TestARunFindsALongLease(t *testing.T) {
 
 func TestPlantsFitTheSources(t *testing.T) {
 	for name, p := range plants {
-		text, err := os.ReadFile("../../" + p.file)
-		if err != nil {
-			t.Fatal(err)
-		}
-		if n := strings.Count(string(text), p.old); n != 1 {
-			t.Errorf("%s: %s has the text %d times", name, p.file, n)
+		if _, err := overlay.Files("../..", []plant{p}); err != nil {
+			t.Errorf("%s: %v", name, err)
 		}
 	}
-	if _, err := BuildPlanted(t.Context(), "nothing", t.TempDir()); err == nil || err.Error() != `there is no bug "nothing" to plant: there are long-lease` {
+	if _, err := BuildPlanted(t.Context(), "nothing", t.TempDir()); err == nil ||
+		err.Error() != `there is no bug "nothing" to plant: there are long-lease` {
 		t.Errorf("an unknown bug: %v", err)
+	}
+	t.Chdir(t.TempDir())
+	_, err := BuildPlanted(t.Context(), "long-lease", t.TempDir())
+	if want := "planting long-lease needs go and skein's sources: run it in them: the working directory is in no module"; err == nil || err.Error() != want {
+		t.Errorf("outside of the sources: %v, want %q", err, want)
 	}
 }

@@ -3,7 +3,6 @@ package main
 import (
 	"bytes"
 	"context"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"os"
@@ -14,6 +13,8 @@ import (
 	"strings"
 	"sync"
 	"time"
+
+	"github.com/skeinmesh/skein/chaos/overlay"
 )
 
 // bug is a mistake that somebody could make.
@@ -26,7 +27,7 @@ type bug struct {
 }
 
 // edit replaces a text, which the file has exactly once.
-type edit struct{ file, old, new string }
+type edit struct{ File, Old, New string }
 
 // check is a test of a package.
 type check struct{ pkg, test string }
@@ -67,67 +68,41 @@ type planter struct {
 
 // patch gives the files with the bug in them, by their paths.
 func (p *planter) patch(b bug) (map[string][]byte, error) {
-	out := make(map[string][]byte)
-	for _, e := range b.edits {
-		path := filepath.Join(p.root, e.file)
-		text, ok := out[path]
-		if !ok {
-			var err error
-			if text, err = os.ReadFile(path); err != nil {
-				return nil, fmt.Errorf("bug %q: %w", b.name, err)
-			}
-		}
-		if n := bytes.Count(text, []byte(e.old)); n != 1 {
-			return nil, fmt.Errorf("bug %q cannot be planted: %s has this text %d times and must have it once; write the patch anew:\n%s", b.name, e.file, n, e.old)
-		}
-		out[path] = bytes.Replace(text, []byte(e.old), []byte(e.new), 1)
-	}
-	return out, nil
-}
-
-// overlay writes the patched files and go's list of them, and returns the list's path.
-func (p *planter) overlay(b bug, dir string) (string, error) {
-	files, err := p.patch(b)
+	files, err := overlay.Files(p.root, b.edits)
 	if err != nil {
-		return "", err
+		return nil, fmt.Errorf("bug %q cannot be planted: %w", b.name, err)
 	}
-	list := struct{ Replace map[string]string }{map[string]string{}}
-	for path, text := range files {
-		copied := filepath.Join(dir, fmt.Sprintf("%d-%s", len(list.Replace), filepath.Base(path)))
-		list.Replace[path] = copied
-		if err := os.WriteFile(copied, text, 0o600); err != nil {
-			return "", err
-		}
-	}
-	encoded, err := json.Marshal(list)
-	if err != nil {
-		return "", err
-	}
-	path := filepath.Join(dir, "overlay.json")
-	return path, os.WriteFile(path, encoded, 0o600)
+	return files, nil
 }
 
 // plant builds the tests with the bug and runs them.
 func (p *planter) plant(ctx context.Context, b bug) result {
 	r := result{bug: b}
 	dir, err := os.MkdirTemp(p.tmp, "bug-")
+	var files map[string][]byte
 	if err == nil {
-		var overlay string
-		if overlay, err = p.overlay(b, dir); err == nil {
-			r.findings, err = p.runAll(ctx, dir, overlay, b.found, testTimeout)
-		}
+		files, err = p.patch(b)
+	}
+	var list string
+	if err == nil {
+		list, err = overlay.Write(dir, files)
+	}
+	if err == nil {
+		r.findings, err = p.runAll(ctx, dir, list, b.found, testTimeout)
 	}
 	r.err = err
 	return r
 }
 
-// runAll builds each package once and runs its checks.
-func (p *planter) runAll(ctx context.Context, dir, overlay string, checks []check, limit time.Duration) (out []finding, err error) {
+// runAll builds each package once and runs its checks. list is go's list of edited files; empty: there are none.
+func (p *planter) runAll(
+	ctx context.Context, dir, list string, checks []check, limit time.Duration,
+) (out []finding, err error) {
 	built := make(map[string]string)
 	for _, c := range checks {
 		if built[c.pkg] == "" {
 			binary := filepath.Join(dir, strings.ReplaceAll(strings.TrimPrefix(c.pkg, "./"), "/", "-")+".test")
-			if err := p.build(ctx, overlay, c.pkg, binary); err != nil {
+			if err := p.build(ctx, list, c.pkg, binary); err != nil {
 				return nil, err
 			}
 			built[c.pkg] = binary
@@ -141,10 +116,10 @@ func (p *planter) runAll(ctx context.Context, dir, overlay string, checks []chec
 	return out, nil
 }
 
-func (p *planter) build(ctx context.Context, overlay, pkg, binary string) error {
+func (p *planter) build(ctx context.Context, list, pkg, binary string) error {
 	args := []string{"test", "-c", "-vet=off", "-ldflags=-s -w", "-o", binary} // without what a debugger needs it links in half the time
-	if overlay != "" {
-		args = append(args, "-overlay", overlay)
+	if list != "" {
+		args = append(args, "-overlay", list)
 	}
 	cmd := exec.CommandContext(ctx, "go", append(args, pkg)...)
 	cmd.Dir = p.root

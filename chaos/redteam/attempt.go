@@ -81,7 +81,8 @@ type Seen struct {
 func All() []Attempt {
 	var all []Attempt
 	for _, list := range [][]Attempt{
-		strangers(), tokens(), pods(), neighbours(), overheard(), gossipKey(), memberGossip(), relays(), memberEgress(), memberRPC(), sizes(),
+		strangers(), tokens(), pods(), neighbours(), overheard(), gossipKey(), memberGossip(), relays(), memberEgress(),
+		memberRPC(), sizes(),
 		floods(), revoked(), memberRaft(),
 	} {
 		all = append(all, list...)

@@ -78,7 +78,8 @@ func newField(ctx context.Context, l *lab.Lab) (*Field, error) {
 		into **person
 		host string
 		name string
-	}{{&f.prey, bystander, "prey"}, {&f.puppet, stranger, "puppet"}, {&f.exile, stranger, "exile"}, {&f.doomed, bystander, "doomed"}} {
+	}{{&f.prey, bystander, "prey"}, {&f.puppet, stranger, "puppet"}, {&f.exile, stranger, "exile"},
+		{&f.doomed, bystander, "doomed"}} {
 		if *p.into, err = f.newcomer(p.host); err == nil {
 			err = (*p.into).enrol(ctx, p.name)
 		}
@@ -95,14 +96,17 @@ func (f *Field) furnish(ctx context.Context) error {
 	if _, err := admin.RevokeNode(ctx, &skeinv1.RevokeNodeRequest{Node: "exile", Reason: "red team"}); err != nil {
 		return err
 	}
-	if _, err := f.prey.cluster(relayNode).Propose(ctx, f.prey.proposal(&skeinv1.Command{Body: &skeinv1.Command_AllocateBlocks{
-		AllocateBlocks: &skeinv1.AllocateBlocks{NodeId: f.prey.id(), Pool: "default", Total: 1}}})); err != nil {
+	if _, err := f.prey.cluster(relayNode).Propose(ctx,
+		f.prey.proposal(&skeinv1.Command{Body: &skeinv1.Command_AllocateBlocks{
+			AllocateBlocks: &skeinv1.AllocateBlocks{NodeId: f.prey.id(), Pool: "default", Total: 1}}})); err != nil {
 		return fmt.Errorf("the prey takes a block: %w", err)
 	}
-	if _, err := admin.ReserveAddress(ctx, &skeinv1.ReserveAddressRequest{Pool: "default", Address: "10.100.3.77", Namespace: "vault", Pod: "safe"}); err != nil {
+	if _, err := admin.ReserveAddress(ctx, &skeinv1.ReserveAddressRequest{Pool: "default", Address: "10.100.3.77",
+		Namespace: "vault", Pod: "safe"}); err != nil {
 		return err
 	}
-	if _, err := admin.CreatePool(ctx, &skeinv1.CreatePoolRequest{Pool: &skeinv1.Pool{Name: "spare", BlockSizeBits: 2, Subnets: []*skeinv1.PoolSubnet{{Ipv4: "10.99.0.0/24"}}}}); err != nil {
+	if _, err := admin.CreatePool(ctx, &skeinv1.CreatePoolRequest{Pool: &skeinv1.Pool{Name: "spare", BlockSizeBits: 2,
+		Subnets: []*skeinv1.PoolSubnet{{Ipv4: "10.99.0.0/24"}}}}); err != nil {
 		return err
 	}
 	return f.refresh(ctx)
@@ -120,7 +124,8 @@ func (f *Field) refresh(ctx context.Context) error {
 
 func (f *Field) startPods(ctx context.Context) error {
 	for name, notes := range map[string]map[string]string{honestPod: {"skein.dev/egress.out": "nat"}, hostilePod: nil} {
-		if err := f.lab.StartPods(ctx, 20*time.Second, lab.StartPods{Nodes: []string{victim}, Pods: []string{name}, Annotations: notes}); err != nil {
+		if err := f.lab.StartPods(ctx, 20*time.Second,
+			lab.StartPods{Nodes: []string{victim}, Pods: []string{name}, Annotations: notes}); err != nil {
 			return err
 		}
 	}
@@ -200,7 +205,8 @@ func (f *Field) maxSchema() uint32 { return events.SchemaMax }
 
 // token is one that an admin made.
 func (f *Field) token(ctx context.Context, uses uint32) (*skeinv1.JoinToken, error) {
-	t, err := f.api(relayNode).CreateToken(ctx, &skeinv1.CreateTokenRequest{Uses: uses, LifetimeNanos: int64(time.Hour), Label: "red team"})
+	t, err := f.api(relayNode).CreateToken(ctx,
+		&skeinv1.CreateTokenRequest{Uses: uses, LifetimeNanos: int64(time.Hour), Label: "red team"})
 	if err != nil {
 		return nil, err
 	}

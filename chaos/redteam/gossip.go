@@ -11,7 +11,6 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"net"
 	"net/netip"
 	"slices"
 	"strings"
@@ -20,7 +19,6 @@ import (
 	"google.golang.org/protobuf/proto"
 
 	skeinv1 "github.com/skeinmesh/skein/api/skein/v1"
-	"github.com/skeinmesh/skein/chaos/lab/fabric"
 	"github.com/skeinmesh/skein/gossip"
 	"github.com/skeinmesh/skein/identity"
 )
@@ -37,7 +35,8 @@ func (f *Field) record(ctx context.Context, name string) (*skeinv1.Record, error
 	return r.GetNode().GetRecord(), err
 }
 
-// push brings records to a server by the record protocol: the attacker says that it has them, and hands them over when asked.
+// push brings records to a server by the record protocol: the attacker says that it has them, and hands them over when
+// asked.
 func (p *person) push(ctx context.Context, to string, records ...*skeinv1.SignedRecord) (refusal string, err error) {
 	c, err := p.Dial(ctx, p.field.id(to), identity.ALPNGossip)
 	if err != nil {
@@ -52,7 +51,8 @@ func (p *person) push(ctx context.Context, to string, records ...*skeinv1.Signed
 			return "", err
 		}
 		sum := sha256.Sum256(s.GetRecord())
-		have.Have = append(have.Have, &skeinv1.RecordDigest{NodeId: r.GetNodeId(), Epoch: max(r.GetEpoch(), 1<<40), Seq: r.GetSeq(), Sum: sum[:8]})
+		have.Have = append(have.Have, &skeinv1.RecordDigest{NodeId: r.GetNodeId(), Epoch: max(r.GetEpoch(), 1<<40),
+			Seq: r.GetSeq(), Sum: sum[:8]})
 	}
 	if _, err := c.Write([]byte{recordMagic, recordVersion}); err != nil {
 		return "", err
@@ -100,24 +100,26 @@ func skipFrame(r io.Reader) (kind byte, err error) {
 }
 
 // recordAttempt pushes a record and reads what the server has of the node that it names.
-func recordAttempt(name, of string, guard Guard, forge func(context.Context, *Field) (*skeinv1.SignedRecord, error), judge func(Seen) string) Attempt {
-	return Attempt{Name: name, From: Member, Guard: guard, Judge: judge, Try: func(ctx context.Context, f *Field) (seen Seen, err error) {
-		s, err := forge(ctx, f)
-		if err != nil {
+func recordAttempt(name, of string, guard Guard, forge func(context.Context, *Field) (*skeinv1.SignedRecord, error),
+	judge func(Seen) string) Attempt {
+	return Attempt{Name: name, From: Member, Guard: guard, Judge: judge,
+		Try: func(ctx context.Context, f *Field) (seen Seen, err error) {
+			s, err := forge(ctx, f)
+			if err != nil {
+				return seen, err
+			}
+			before, err := f.record(ctx, of)
+			if err != nil {
+				return seen, err
+			}
+			if seen.Refusal, err = f.puppet.push(ctx, relayNode, s); err != nil {
+				return seen, err
+			}
+			pause(ctx, 300*time.Millisecond)
+			after, err := f.record(ctx, of)
+			seen.Records = []*skeinv1.Record{before, after}
 			return seen, err
-		}
-		before, err := f.record(ctx, of)
-		if err != nil {
-			return seen, err
-		}
-		if seen.Refusal, err = f.puppet.push(ctx, relayNode, s); err != nil {
-			return seen, err
-		}
-		pause(ctx, 300*time.Millisecond)
-		after, err := f.record(ctx, of)
-		seen.Records = []*skeinv1.Record{before, after}
-		return seen, err
-	}}
+		}}
 }
 
 // What forged records say: a site, and epochs that no agent reaches by starting.
@@ -139,7 +141,8 @@ func forgedRecord(s Seen) string {
 }
 
 func olderRecord(s Seen) string {
-	if b, a := s.Records[0], s.Records[1]; a.GetEpoch() < b.GetEpoch() || a.GetEpoch() == b.GetEpoch() && a.GetSeq() < b.GetSeq() {
+	b, a := s.Records[0], s.Records[1]
+	if a.GetEpoch() < b.GetEpoch() || a.GetEpoch() == b.GetEpoch() && a.GetSeq() < b.GetSeq() {
 		return "an older record replaces a newer one"
 	}
 	return ""
@@ -152,44 +155,53 @@ func signed(p *person, r *skeinv1.Record) (*skeinv1.SignedRecord, error) {
 
 func memberGossip() []Attempt {
 	return []Attempt{
-		recordAttempt("write another node's record, signed by itself", victim, Signatures, func(_ context.Context, f *Field) (*skeinv1.SignedRecord, error) {
-			return signed(f.mallory, &skeinv1.Record{NodeId: f.id(victim).String(), Epoch: forgedEpoch, Seq: 1, Site: forgedSite})
-		}, forgedRecord),
-		recordAttempt("write another node's record without a signature", victim, Signatures, func(_ context.Context, f *Field) (*skeinv1.SignedRecord, error) {
-			s, err := signed(f.mallory, &skeinv1.Record{NodeId: f.id(victim).String(), Epoch: forgedEpoch, Seq: 2, Site: forgedSite})
-			s.Signature = nil
-			return s, err
-		}, forgedRecord),
-		recordAttempt("write the record of a node that nobody admitted", relayNode, Roster, func(_ context.Context, f *Field) (*skeinv1.SignedRecord, error) {
-			p, err := f.newcomer(stranger)
-			if err != nil {
-				return nil, err
-			}
-			return signed(p, &skeinv1.Record{NodeId: p.id(), Epoch: 1, Seq: 1, Site: forgedSite})
-		}, forgedRecord),
-		{Name: "replay an older record of its own after a newer one", From: Member, Guard: Signatures, Try: func(ctx context.Context, f *Field) (seen Seen, err error) {
-			for _, seq := range []uint64{20, 10} {
-				s, err := signed(f.puppet, &skeinv1.Record{NodeId: f.puppet.id(), Epoch: 1, Seq: seq, Site: "s"})
+		recordAttempt("write another node's record, signed by itself", victim, Signatures,
+			func(_ context.Context, f *Field) (*skeinv1.SignedRecord, error) {
+				return signed(f.mallory, &skeinv1.Record{NodeId: f.id(victim).String(), Epoch: forgedEpoch, Seq: 1,
+					Site: forgedSite})
+			}, forgedRecord),
+		recordAttempt("write another node's record without a signature", victim, Signatures,
+			func(_ context.Context, f *Field) (*skeinv1.SignedRecord, error) {
+				s, err := signed(f.mallory, &skeinv1.Record{NodeId: f.id(victim).String(), Epoch: forgedEpoch, Seq: 2,
+					Site: forgedSite})
 				if err != nil {
-					return seen, err
+					return nil, err
 				}
-				if seen.Refusal, err = f.puppet.push(ctx, relayNode, s); err != nil {
-					return seen, err
+				s.Signature = nil
+				return s, nil
+			}, forgedRecord),
+		recordAttempt("write the record of a node that nobody admitted", relayNode, Roster,
+			func(_ context.Context, f *Field) (*skeinv1.SignedRecord, error) {
+				p, err := f.newcomer(stranger)
+				if err != nil {
+					return nil, err
 				}
-				var r *skeinv1.Record
-				err = until(ctx, patience, func() error {
-					if r, err = f.record(ctx, "puppet"); err == nil && r.GetSeq() < 10 {
-						err = errors.New("the server has no record of the puppet")
+				return signed(p, &skeinv1.Record{NodeId: p.id(), Epoch: 1, Seq: 1, Site: forgedSite})
+			}, forgedRecord),
+		{Name: "replay an older record of its own after a newer one", From: Member, Guard: Signatures,
+			Try: func(ctx context.Context, f *Field) (seen Seen, err error) {
+				for _, seq := range []uint64{20, 10} {
+					s, err := signed(f.puppet, &skeinv1.Record{NodeId: f.puppet.id(), Epoch: 1, Seq: seq, Site: "s"})
+					if err != nil {
+						return seen, err
 					}
-					return err
-				})
-				if err != nil {
-					return seen, err
+					if seen.Refusal, err = f.puppet.push(ctx, relayNode, s); err != nil {
+						return seen, err
+					}
+					var r *skeinv1.Record
+					err = until(ctx, patience, func() error {
+						if r, err = f.record(ctx, "puppet"); err == nil && r.GetSeq() < 10 {
+							err = errors.New("the server has no record of the puppet")
+						}
+						return err
+					})
+					if err != nil {
+						return seen, err
+					}
+					seen.Records = append(seen.Records, r)
 				}
-				seen.Records = append(seen.Records, r)
-			}
-			return seen, nil
-		}, Judge: olderRecord},
+				return seen, nil
+			}, Judge: olderRecord},
 		tooLarge("publish a record of 9 KiB", func(r *skeinv1.Record) {
 			for i := range 30 {
 				r.NodeAddresses = append(r.NodeAddresses, fmt.Sprintf("10.%d.0.0/16", i))
@@ -198,16 +210,19 @@ func memberGossip() []Attempt {
 		}),
 		tooLarge("publish 65 candidates", func(r *skeinv1.Record) {
 			for i := range 65 {
-				r.Candidates = append(r.Candidates, &skeinv1.Candidate{Type: skeinv1.CandidateType_CANDIDATE_TYPE_HOST, Address: fmt.Sprintf("198.18.9.%d:51820", i+1), Priority: 100})
+				r.Candidates = append(r.Candidates, &skeinv1.Candidate{Type: skeinv1.CandidateType_CANDIDATE_TYPE_HOST,
+					Address: fmt.Sprintf("198.18.9.%d:51820", i+1), Priority: 100})
 			}
 		}),
 		tooLarge("publish a label of 5 KiB", func(r *skeinv1.Record) { r.Labels = manyLabels(1, 5<<10) }),
-		{Name: "name a bystander's ports as its own addresses, so that all members send there", From: Member, Guard: Proof, Long: true, Try: func(ctx context.Context, f *Field) (Seen, error) {
-			return f.ownAddresses(ctx)
-		}, Judge: bounded("packets at a host that never asked for any")},
-		{Name: "declare another member dead in the gossip", From: Member, Guard: Signatures, Long: true, Try: func(ctx context.Context, f *Field) (seen Seen, err error) {
-			return f.declareDead(ctx, f.mallory.ns)
-		}, Judge: believedLong},
+		{Name: "name a bystander's ports as its own addresses, so that all members send there", From: Member, Guard: Proof,
+			Long: true, Try: func(ctx context.Context, f *Field) (Seen, error) {
+				return f.ownAddresses(ctx)
+			}, Judge: bounded("packets at a host that never asked for any")},
+		{Name: "declare another member dead in the gossip", From: Member, Guard: Signatures, Long: true,
+			Try: func(ctx context.Context, f *Field) (seen Seen, err error) {
+				return f.declareDead(ctx, f.mallory.ns)
+			}, Judge: believedLong},
 	}
 }
 
@@ -232,17 +247,20 @@ func manyLabels(count, length int) map[string]string {
 // ownAddresses publishes a bystander's ports as the puppet's candidates and counts what comes.
 func (f *Field) ownAddresses(ctx context.Context) (seen Seen, err error) {
 	const first, count, each = 20000, 64, 4 * time.Second
-	// Three pings of each member to each of the few addresses that its budget for unproven ones holds, twice what was measured.
+	// Three pings of each member to each of the few addresses that its budget for unproven ones holds, twice what was
+	// measured.
 	members := len(honest) + 1
 	seen.Bound = 3 * 8 * members
 	wg, err := f.puppet.wg.Public()
 	if err != nil {
 		return seen, err
 	}
-	r := &skeinv1.Record{NodeId: f.puppet.id(), Epoch: 1 << 43, Seq: 1, WireguardKey: wg[:], NatType: skeinv1.NatType_NAT_TYPE_NONE}
+	r := &skeinv1.Record{NodeId: f.puppet.id(), Epoch: 1 << 43, Seq: 1, WireguardKey: wg[:],
+		NatType: skeinv1.NatType_NAT_TYPE_NONE}
 	at := f.address(bystander)
 	for i := range count {
-		r.Candidates = append(r.Candidates, &skeinv1.Candidate{Type: skeinv1.CandidateType_CANDIDATE_TYPE_SRFLX, Address: netip.AddrPortFrom(at, uint16(first+i)).String(), Priority: 200, Source: "stun"})
+		r.Candidates = append(r.Candidates, &skeinv1.Candidate{Type: skeinv1.CandidateType_CANDIDATE_TYPE_SRFLX,
+			Address: netip.AddrPortFrom(at, uint16(first+i)).String(), Priority: 200, Source: "stun"})
 	}
 	s, err := signed(f.puppet, r)
 	if err != nil {
@@ -265,7 +283,8 @@ func (f *Field) ownAddresses(ctx context.Context) (seen Seen, err error) {
 	return seen, err
 }
 
-// sealed encrypts a message of memberlist with the gossip key, as its security.go does (version 1: AES-GCM, no padding).
+// sealed encrypts a message of memberlist with the gossip key, as its security.go does (version 1: AES-GCM, no
+// padding).
 func sealed(key, message []byte) ([]byte, error) {
 	block, err := aes.NewCipher(key)
 	if err != nil {
@@ -316,17 +335,15 @@ func (p *person) code(from identity.ID, to *skeinv1.Node, channel byte, b []byte
 	return m.Sum(nil)[:16], nil
 }
 
-// declareDead sends that message to a server from a namespace for a while, and watches whether the server believes it for long.
+// declareDead sends that message to a server from a namespace for a while, and watches whether the server believes it
+// for long.
 func (f *Field) declareDead(ctx context.Context, ns string) (seen Seen, err error) {
 	b, err := sealed(f.members.GetGossipKeys().GetPrimary(), deadMessage(f.id(victim).String(), f.mallory.id(), 1<<20))
 	if err != nil {
 		return seen, err
 	}
-	var c net.Conn
-	if err := fabric.In(ns, func() (err error) {
-		c, err = net.Dial("udp", netip.AddrPortFrom(f.overlay(relayNode, true), controlPort).String())
-		return err
-	}); err != nil {
+	c, err := dialUDP(ns, netip.AddrPortFrom(f.overlay(relayNode, true), controlPort))
+	if err != nil {
 		return seen, err
 	}
 	defer c.Close()
@@ -336,7 +353,8 @@ func (f *Field) declareDead(ctx context.Context, ns string) (seen Seen, err erro
 		return seen, err
 	}
 	for range 5 {
-		for _, packet := range [][]byte{append([]byte{channelGossip}, b...), slices.Concat([]byte{channelGossip | coded}, code, b)} {
+		for _, packet := range [][]byte{append([]byte{channelGossip}, b...),
+			slices.Concat([]byte{channelGossip | coded}, code, b)} {
 			if _, err := c.Write(packet); err != nil {
 				seen.Refusal = err.Error()
 			}
@@ -375,7 +393,8 @@ func believed(s Seen) string {
 	return ""
 }
 
-// believedLong judges the same of somebody who may: memberlist lets members suspect each other, and the victim has the last word.
+// believedLong judges the same of somebody who may: memberlist lets members suspect each other, and the victim has the
+// last word.
 func believedLong(s Seen) string {
 	if s.Believed > 2*time.Second {
 		return believed(s)
@@ -386,58 +405,56 @@ func believedLong(s Seen) string {
 // gossipKey attempts have the key, and no identity of a member.
 func gossipKey() []Attempt {
 	return []Attempt{
-		{Name: "declare a member dead from a pod", From: GossipKey, Guard: LinkSources, Try: func(ctx context.Context, f *Field) (Seen, error) {
-			return f.declareDead(ctx, f.podNS(hostilePod))
-		}, Judge: believed},
-		{Name: "declare a member dead from the LAN, with a member's overlay address as source", From: GossipKey, Guard: LinkSources, Try: func(ctx context.Context, f *Field) (seen Seen, err error) {
-			key := f.members.GetGossipKeys().GetPrimary()
-			b, err := sealed(key, deadMessage(f.id(other).String(), f.id(relayNode).String(), 1<<21))
-			if err != nil {
-				return seen, err
-			}
-			r, err := openRaw(f.ns(lodger), "eth0", f.address(victim))
-			if err != nil {
-				return seen, err
-			}
-			defer r.close()
-			packet := datagram(netip.AddrPortFrom(f.overlay(relayNode, true), controlPort), netip.AddrPortFrom(f.overlay(victim, true), controlPort), append([]byte{1}, b...))
-			for range 100 {
-				if err := r.send(packet); err != nil {
-					return seen, err
-				}
-				n, err := f.api(victim).ShowNode(ctx, &skeinv1.ShowNodeRequest{Node: other})
+		{Name: "declare a member dead from a pod", From: GossipKey, Guard: LinkSources,
+			Try: func(ctx context.Context, f *Field) (Seen, error) {
+				return f.declareDead(ctx, f.podNS(hostilePod))
+			}, Judge: believed},
+		{Name: "declare a member dead from the LAN, with a member's overlay address as source", From: GossipKey,
+			Guard: LinkSources, Try: func(ctx context.Context, f *Field) (seen Seen, err error) {
+				key := f.members.GetGossipKeys().GetPrimary()
+				b, err := sealed(key, deadMessage(f.id(other).String(), f.id(relayNode).String(), 1<<21))
 				if err != nil {
 					return seen, err
 				}
-				if !n.GetNode().GetAlive() {
-					seen.Lost = append(seen.Lost, "the member in the LAN takes "+other+" for dead")
-					break
+				r, err := openRaw(f.ns(lodger), "eth0", f.address(victim))
+				if err != nil {
+					return seen, err
 				}
-				pause(ctx, 10*time.Millisecond)
-			}
-			return seen, nil
-		}, Judge: lost},
-		{Name: "open a gossip stream with an identity of its own", From: GossipKey, Guard: Roster, Try: func(ctx context.Context, f *Field) (seen Seen, err error) {
-			p, err := f.newcomer(stranger)
-			if err != nil {
-				return seen, err
-			}
-			p.ns, p.tunnel = f.mallory.ns, true // even where the tunnel is
-			c, err := p.Dial(ctx, f.id(relayNode), identity.ALPNGossip)
-			if err != nil {
-				return Seen{Refusal: err.Error()}, nil
-			}
-			defer c.Close()
-			_, _ = c.Write([]byte{recordMagic, recordVersion})
-			_ = writeRecordFrame(c, frameHave, &skeinv1.Digests{})
-			b, err := heard(c, time.Second)
-			if err != nil {
-				seen.Refusal = err.Error()
-			}
-			if len(b) > 0 {
-				seen.Given = append(seen.Given, fmt.Sprintf("%d bytes of records", len(b)))
-			}
-			return seen, nil
-		}, Judge: given},
+				defer r.close()
+				packet := datagram(netip.AddrPortFrom(f.overlay(relayNode, true), controlPort),
+					netip.AddrPortFrom(f.overlay(victim, true), controlPort), append([]byte{1}, b...))
+				for range 100 {
+					if err := r.send(packet); err != nil {
+						return seen, err
+					}
+					n, err := f.api(victim).ShowNode(ctx, &skeinv1.ShowNodeRequest{Node: other})
+					if err != nil {
+						return seen, err
+					}
+					if !n.GetNode().GetAlive() {
+						seen.Lost = append(seen.Lost, "the member in the LAN takes "+other+" for dead")
+						break
+					}
+					pause(ctx, 10*time.Millisecond)
+				}
+				return seen, nil
+			}, Judge: lost},
+		{Name: "open a gossip stream with an identity of its own", From: GossipKey, Guard: Roster,
+			Try: func(ctx context.Context, f *Field) (seen Seen, err error) {
+				p, err := f.newcomer(stranger)
+				if err != nil {
+					return seen, err
+				}
+				p.ns, p.tunnel = f.mallory.ns, true // even where the tunnel is
+				c, err := p.Dial(ctx, f.id(relayNode), identity.ALPNGossip)
+				if err != nil {
+					return Seen{Refusal: err.Error()}, nil
+				}
+				defer c.Close()
+				_, _ = c.Write([]byte{recordMagic, recordVersion})
+				_ = writeRecordFrame(c, frameHave, &skeinv1.Digests{})
+				seen.hear(c, "records")
+				return seen, nil
+			}, Judge: given},
 	}
 }

@@ -1,15 +1,14 @@
 package redteam
 
 import (
-	"bytes"
 	"context"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"os"
-	"os/exec"
 	"path/filepath"
 	"strings"
+
+	"github.com/skeinmesh/skein/chaos/overlay"
 )
 
 // hole is a guard that a patch of the sources takes away.
@@ -21,19 +20,23 @@ type hole struct {
 }
 
 // edit replaces a text, which the file has exactly once.
-type edit struct{ file, old, new string }
+type edit struct{ File, Old, New string }
 
 // holes are all in one binary: none of them hides another.
 var holes = []hole{
 	{"every member is taken for a server", []Guard{Roles, OwnOnly, Leases}, []edit{
-		{"events/roles.go", "	role := s.Role(c.GetIssuer())\n	if role == \"\" {", "	role := max(s.Role(c.GetIssuer()), RoleServer)\n	if role == \"\" {"},
-	}, []string{"create a pool", "create a token for servers", "drain another node", "release another's egress slot", "allocate blocks for another node"}},
+		{"events/roles.go", "	role := s.Role(c.GetIssuer())\n	if role == \"\" {",
+			"	role := max(s.Role(c.GetIssuer()), RoleServer)\n	if role == \"\" {"},
+	}, []string{"create a pool", "create a token for servers", "drain another node", "release another's egress slot",
+		"allocate blocks for another node"}},
 	{"tokens are not compared", []Guard{Tokens}, []edit{
 		{"events/token.go", "	case !sameSecret(t.GetSecretHash(), hash):", "	case len(hash) == 0:"},
-		{"events/token.go", "	case len(shown) != ed25519.PublicKeySize || !ed25519.Verify(", "	case len(shown) != ed25519.PublicKeySize || false && !ed25519.Verify("},
+		{"events/token.go", "	case len(shown) != ed25519.PublicKeySize || !ed25519.Verify(",
+			"	case len(shown) != ed25519.PublicKeySize || false && !ed25519.Verify("},
 	}, []string{"join with a wrong secret", "join with the proof that another joiner has shown"}},
 	{"the front lets everybody in", []Guard{Roster}, []edit{
-		{"agent/front.go", "if known, ok := f.roster.Key(id); !ok || !known.Equal(key) {", "if known, ok := f.roster.Key(id); ok && !known.Equal(key) {"},
+		{"agent/front.go", "if known, ok := f.roster.Key(id); !ok || !known.Equal(key) {",
+			"if known, ok := f.roster.Key(id); ok && !known.Equal(key) {"},
 		{"relay/server.go", "	if !s.cfg.Member(peer) {", "	if false && !s.cfg.Member(peer) {"},
 	}, []string{"open skein-relay at a public node", "replace a victim's session by one with its ID"}},
 	{"the control net lets everybody in", []Guard{Roster}, []edit{
@@ -47,30 +50,38 @@ var holes = []hole{
 		{"gossip/verify.go", "	MaxCandidates    = 64", "	MaxCandidates    = 640"},
 	}, []string{"publish 65 candidates"}},
 	{"every member hands over packets as relays do", []Guard{RelayIDs}, []edit{
-		{"relay/far.go", "if f.s.cfg.Relay == nil || !f.s.cfg.Relay(f.from.id) || !f.s.cfg.Member(origin) {", "if f.s.cfg.Relay == nil {"},
+		{"relay/far.go", "if f.s.cfg.Relay == nil || !f.s.cfg.Relay(f.from.id) || !f.s.cfg.Member(origin) {",
+			"if f.s.cfg.Relay == nil {"},
 	}, []string{"hand over a packet in another's name, as relays do"}},
 	{"a gateway takes clients of all addresses", []Guard{Clients}, []edit{
-		{"agent/egress/gateways.go", "	return fmt.Errorf(\"address %s is not of node %s as of index %d\", addr, n.GetName(), st.Index())", "	return nil"},
+		{"agent/egress/gateways.go",
+			"	return fmt.Errorf(\"address %s is not of node %s as of index %d\", addr, n.GetName(), st.Index())",
+			"	return nil"},
 	}, []string{"register another node's pod as its own client"}},
 	{"filter tests go anywhere", []Guard{Filters}, []edit{
 		{"agent/discovery.go", "	if !addr.Public(to.Addr().Unmap()) || to.Port() == 0 {", "	if to.Port() == 0 {"},
 	}, []string{"have a server send into a private network"}},
 	{"STUN answers a hundred times as often", []Guard{Stun}, []edit{
-		{"gossip/candidate/stunserver/server.go", "sourceRate, sourceBurst = 200, 400", "sourceRate, sourceBurst = 20000, 40000"},
+		{"gossip/candidate/stunserver/server.go", "sourceRate, sourceBurst = 200, 400",
+			"sourceRate, sourceBurst = 20000, 40000"},
 	}, []string{"draw STUN answers onto a bystander"}},
 	{"probes' codes are not looked at", []Guard{Probes}, []edit{
-		{"agent/probe/message.go", "	if !hmac.Equal(b[signedSize:Size], c.sign(b[:signedSize])) {", "	if false && !hmac.Equal(b[signedSize:Size], c.sign(b[:signedSize])) {"},
+		{"agent/probe/message.go", "	if !hmac.Equal(b[signedSize:Size], c.sign(b[:signedSize])) {",
+			"	if false && !hmac.Equal(b[signedSize:Size], c.sign(b[:signedSize])) {"},
 	}, []string{"forge a ping of a member"}},
 	{"clients take FoU from everybody", []Guard{FoU}, []edit{
 		{"dataplane/egressclient/filter.go", "	if len(s.Tunnels) == 0 {", "	if len(s.Tunnels) >= 0 {"},
-	}, []string{"put packets into another pod's egress tunnel by FoU", "put packets into its node's egress tunnel by FoU", "put packets into the host's egress tunnel by FoU"}},
+	}, []string{"put packets into another pod's egress tunnel by FoU", "put packets into its node's egress tunnel by FoU",
+		"put packets into the host's egress tunnel by FoU"}},
 	{"packets of the mesh may come by any link, from any address", []Guard{PodSources, LinkSources}, []edit{
 		{"dataplane/nft/sources.go", "	if control != 0 {\n", "	if control >= 0 {\n		return out\n	}\n	if control != 0 {\n"},
-		{"agent/control/net.go", "	return channel, b, len(b) <= MaxPacket && (n.cfg.Coded == nil || !n.cfg.Coded(from))", "	return channel, b, true"},
+		{"agent/control/net.go", "	return channel, b, len(b) <= MaxPacket && (n.cfg.Coded == nil || !n.cfg.Coded(from))",
+			"	return channel, b, true"},
 		{"agent/control/link.go", "	return err == nil && d.To.Link == int(index)", "	return err == nil && index > 0"},
 	}, []string{
 		"declare a member dead from the LAN, with a member's overlay address as source",
-		"send with another pod's address, IPv4", "send with its node's overlay address, IPv6", "send into the mesh as the member next door, IPv6",
+		"send with another pod's address, IPv4", "send with its node's overlay address, IPv6",
+		"send into the mesh as the member next door, IPv6",
 		"send into the mesh as a pod of the member next door, IPv4", "send to a service of the host as another member",
 	}},
 	{"every server hands on commands of others", []Guard{Issuer}, []edit{
@@ -78,13 +89,18 @@ var holes = []hole{
 	}, []string{"forward a command in a victim's name"}},
 	{"request IDs belong to nobody", []Guard{RequestIDs}, []edit{
 		{"events/request.go", "		kind = uint64(f.Number())", "		kind = 0 * uint64(f.Number())"},
-		{"events/request.go", "[]string{c.GetIssuer(), c.GetRequestId(), string(c.GetAdmitNode().GetNode().GetIdentityKey())}", "[]string{c.GetRequestId()}"},
+		{"events/request.go",
+			"[]string{c.GetIssuer(), c.GetRequestId(), string(c.GetAdmitNode().GetNode().GetIdentityKey())}",
+			"[]string{c.GetRequestId()}"},
 	}, []string{"repeat another's request ID"}},
 	{"Raft takes requests of everybody", []Guard{RaftStreams}, []edit{
-		{"consensus/server.go", "newInbound(s.cfg.ID, s.cfg.Listener, s.maySend, config, s.log)", "newInbound(s.cfg.ID, s.cfg.Listener, func(identity.ID) error { return nil }, config, s.log)"},
+		{"consensus/server.go", "newInbound(s.cfg.ID, s.cfg.Listener, s.maySend, config, s.log)",
+			"newInbound(s.cfg.ID, s.cfg.Listener, func(identity.ID) error { return nil }, config, s.log)"},
 	}, []string{"append an entry that revokes a node, at a higher term"}},
 	{"names are any text", []Guard{Names}, []edit{
-		{"events/validate_pool.go", `	case strings.Trim(name, "abcdefghijklmnopqrstuvwxyz0123456789-") != "" || name[0] == '-' || name[len(name)-1] == '-':`, `	case strings.Trim(name, "./abcdefghijklmnopqrstuvwxyz0123456789-") != "":`},
+		{"events/validate_pool.go",
+			"0123456789-\") != \"\" || name[0] == '-' || name[len(name)-1] == '-':",
+			"0123456789-./\") != \"\":"},
 	}, []string{"an admin makes a pool that is called like a path"}},
 	{"addresses get pings without an answer", []Guard{Proof}, []edit{
 		{"agent/path/budget.go", "	unprovenPings = 3 ", "	unprovenPings = 250 "},
@@ -94,24 +110,18 @@ var holes = []hole{
 
 // patched gives the sources below root with all holes in them, by path.
 func patched(root string, holes []hole) (map[string][]byte, error) {
-	out := map[string][]byte{}
+	var edits []edit
 	for _, h := range holes {
-		for _, e := range h.edits {
-			path := filepath.Join(root, e.file)
-			text, ok := out[path]
-			if !ok {
-				var err error
-				if text, err = os.ReadFile(path); err != nil {
-					return nil, fmt.Errorf("hole %q: %w", h.name, err)
-				}
-			}
-			if n := bytes.Count(text, []byte(e.old)); n != 1 {
-				return nil, fmt.Errorf("hole %q cannot be made: %s has this text %d times and must have it once; write the patch anew:\n%s", h.name, e.file, n, e.old)
-			}
-			out[path] = bytes.Replace(text, []byte(e.old), []byte(e.new), 1)
+		if _, err := overlay.Files(root, h.edits); err != nil { // each fits by itself, whatever another one changes
+			return nil, fmt.Errorf("hole %q cannot be made: %w", h.name, err)
 		}
+		edits = append(edits, h.edits...)
 	}
-	return out, nil
+	files, err := overlay.Files(root, edits)
+	if err != nil {
+		return nil, fmt.Errorf("one hole closes another: %w", err)
+	}
+	return files, nil
 }
 
 // build makes the program with the holes in it, in dir.
@@ -120,32 +130,14 @@ func build(ctx context.Context, root, dir string, holes []hole) (binary string, 
 	if err != nil {
 		return "", err
 	}
-	overlay := struct{ Replace map[string]string }{map[string]string{}}
-	for path, text := range files {
-		copied := filepath.Join(dir, fmt.Sprintf("%d-%s", len(overlay.Replace), filepath.Base(path)))
-		overlay.Replace[path] = copied
-		if err := os.WriteFile(copied, text, 0o600); err != nil {
-			return "", err
-		}
-	}
-	list, err := json.Marshal(overlay)
-	if err != nil {
-		return "", err
-	}
-	if err := os.WriteFile(filepath.Join(dir, "overlay.json"), list, 0o600); err != nil {
-		return "", err
-	}
-	binary = filepath.Join(dir, "skein")
-	cmd := exec.CommandContext(ctx, "go", "build", "-overlay", filepath.Join(dir, "overlay.json"), "-o", binary, "./cmd/skein")
-	cmd.Dir, cmd.Env = root, append(os.Environ(), "CGO_ENABLED=0")
-	if out, err := cmd.CombinedOutput(); err != nil {
-		return "", fmt.Errorf("build skein with holes: %w\n%s", err, out)
+	if binary, err = overlay.BuildSkein(ctx, root, dir, files); err != nil {
+		return "", fmt.Errorf("with holes: %w", err)
 	}
 	return binary, nil
 }
 
-// Holes builds skein with every hole, below root, runs the attempts that must find them, and says which were not found. The
-// report is of attempts that are expected to gain.
+// Holes builds skein with every hole, below root, runs the attempts that must find them, and says which were not found.
+// The report is of attempts that are expected to gain.
 func Holes(ctx context.Context, root string, opts Options) (*Report, error) {
 	dir, err := os.MkdirTemp("", "redteam-")
 	if err != nil {
@@ -180,7 +172,8 @@ func unseen(holes []hole, r *Report) (errs []error) {
 				found = found || o.Name == name && o.Gained != ""
 			}
 			if !found {
-				errs = append(errs, fmt.Errorf("hole %q (%s): %q gains nothing, so it proves nothing", h.name, strings.Join(texts(h.guards), ", "), name))
+				errs = append(errs, fmt.Errorf("hole %q (%s): %q gains nothing, so it proves nothing", h.name,
+					strings.Join(texts(h.guards), ", "), name))
 			}
 		}
 	}

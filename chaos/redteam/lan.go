@@ -58,37 +58,41 @@ func (f *Field) greets(ctx context.Context) error {
 
 // inject sends a packet into the victim's host from its LAN with a source of the mesh, to be forwarded into the tunnel.
 func inject(name string, v4 bool, source func(*Field) netip.Addr) Attempt {
-	return Attempt{Name: name, From: Neighbour, Guard: LinkSources, Try: func(ctx context.Context, f *Field) (seen Seen, err error) {
-		// A host with pods forwards; what is asked is whether it forwards this.
-		restore, err := f.forwards(victim)
-		if err != nil {
-			return seen, err
-		}
-		defer restore()
-		e, err := listen(f.ns(relayNode), spoofPort, spoofMark)
-		if err != nil {
-			return seen, err
-		}
-		defer e.close()
-		r, err := openRaw(f.ns(lodger), "eth0", f.address(victim))
-		if err != nil {
-			return seen, err
-		}
-		defer r.close()
-		for range 3 {
-			if err := r.send(datagram(netip.AddrPortFrom(source(f), 4444), netip.AddrPortFrom(f.overlay(relayNode, v4), spoofPort), []byte(spoofMark))); err != nil {
+	return Attempt{Name: name, From: Neighbour, Guard: LinkSources,
+		Try: func(ctx context.Context, f *Field) (seen Seen, err error) {
+			// A host with pods forwards; what is asked is whether it forwards this.
+			restore, err := f.forwards(victim)
+			if err != nil {
 				return seen, err
 			}
-		}
-		pause(ctx, arrival)
-		seen.Arrived, _ = e.heard()
-		return seen, nil
-	}, Judge: arrived}
+			defer restore()
+			e, err := listen(f.ns(relayNode), spoofPort, spoofMark)
+			if err != nil {
+				return seen, err
+			}
+			defer e.close()
+			r, err := openRaw(f.ns(lodger), "eth0", f.address(victim))
+			if err != nil {
+				return seen, err
+			}
+			defer r.close()
+			for range 3 {
+				if err := r.send(datagram(netip.AddrPortFrom(source(f), 4444),
+					netip.AddrPortFrom(f.overlay(relayNode, v4), spoofPort), []byte(spoofMark))); err != nil {
+					return seen, err
+				}
+			}
+			pause(ctx, arrival)
+			seen.Arrived, _ = e.heard()
+			return seen, nil
+		}, Judge: arrived}
 }
 
-// forwards switches forwarding on for all links of a host, as Kubernetes does, and the loose check of sources, as systemd does.
+// forwards switches forwarding on for all links of a host, as Kubernetes does, and the loose check of sources, as
+// systemd does.
 func (f *Field) forwards(host string) (restore func(), err error) {
-	return f.sysctl(host, map[string]string{"/proc/sys/net/ipv4/ip_forward": "1", "/proc/sys/net/ipv6/conf/all/forwarding": "1", "/proc/sys/net/ipv4/conf/all/rp_filter": "2"})
+	return f.sysctl(host, map[string]string{"/proc/sys/net/ipv4/ip_forward": "1",
+		"/proc/sys/net/ipv6/conf/all/forwarding": "1", "/proc/sys/net/ipv4/conf/all/rp_filter": "2"})
 }
 
 // sysctl sets values on a host, and takes them back.
@@ -113,58 +117,66 @@ func (f *Field) sysctl(host string, values map[string]string) (restore func(), e
 
 func neighbours() []Attempt {
 	return []Attempt{
-		inject("send into the mesh as the member next door, IPv4", true, func(f *Field) netip.Addr { return f.overlay(victim, true) }),
-		inject("send into the mesh as the member next door, IPv6", false, func(f *Field) netip.Addr { return f.overlay(victim, false) }),
-		inject("send into the mesh as a pod of the member next door, IPv4", true, func(f *Field) netip.Addr { return f.podAddr(honestPod, true) }),
-		inject("send into the mesh as a pod of the member next door, IPv6", false, func(f *Field) netip.Addr { return f.podAddr(honestPod, false) }),
-		{Name: "put packets into the host's egress tunnel by FoU", From: Neighbour, Guard: FoU, Try: func(ctx context.Context, f *Field) (Seen, error) {
-			return f.throughFoU(ctx, f.ns(lodger), f.address(victim), f.ns(victim), f.address(victim))
-		}, Judge: arrived},
-		{Name: "send to a service of the host as another member", From: Neighbour, Guard: LinkSources, Try: func(ctx context.Context, f *Field) (seen Seen, err error) {
-			e, err := listen(f.ns(victim), spoofPort, spoofMark)
-			if err != nil {
-				return seen, err
-			}
-			defer e.close()
-			r, err := openRaw(f.ns(lodger), "eth0", f.address(victim))
-			if err != nil {
-				return seen, err
-			}
-			defer r.close()
-			for range 3 {
-				for _, to := range []netip.Addr{f.overlay(victim, true), f.address(victim)} {
-					if err := r.send(datagram(netip.AddrPortFrom(f.overlay(relayNode, true), 4444), netip.AddrPortFrom(to, spoofPort), []byte(spoofMark))); err != nil {
-						return seen, err
+		inject("send into the mesh as the member next door, IPv4", true,
+			func(f *Field) netip.Addr { return f.overlay(victim, true) }),
+		inject("send into the mesh as the member next door, IPv6", false,
+			func(f *Field) netip.Addr { return f.overlay(victim, false) }),
+		inject("send into the mesh as a pod of the member next door, IPv4", true,
+			func(f *Field) netip.Addr { return f.podAddr(honestPod, true) }),
+		inject("send into the mesh as a pod of the member next door, IPv6", false,
+			func(f *Field) netip.Addr { return f.podAddr(honestPod, false) }),
+		{Name: "put packets into the host's egress tunnel by FoU", From: Neighbour, Guard: FoU,
+			Try: func(ctx context.Context, f *Field) (Seen, error) {
+				return f.throughFoU(ctx, f.ns(lodger), f.address(victim), f.ns(victim), f.address(victim))
+			}, Judge: arrived},
+		{Name: "send to a service of the host as another member", From: Neighbour, Guard: LinkSources,
+			Try: func(ctx context.Context, f *Field) (seen Seen, err error) {
+				e, err := listen(f.ns(victim), spoofPort, spoofMark)
+				if err != nil {
+					return seen, err
+				}
+				defer e.close()
+				r, err := openRaw(f.ns(lodger), "eth0", f.address(victim))
+				if err != nil {
+					return seen, err
+				}
+				defer r.close()
+				for range 3 {
+					for _, to := range []netip.Addr{f.overlay(victim, true), f.address(victim)} {
+						if err := r.send(datagram(netip.AddrPortFrom(f.overlay(relayNode, true), 4444), netip.AddrPortFrom(to, spoofPort),
+							[]byte(spoofMark))); err != nil {
+							return seen, err
+						}
 					}
 				}
-			}
-			pause(ctx, arrival)
-			seen.Arrived, _ = e.heard()
-			return seen, nil
-		}, Judge: arrived},
-		{Name: "open a control stream to the member next door", From: Neighbour, Guard: Roster, Try: func(ctx context.Context, f *Field) (seen Seen, err error) {
-			p, err := f.newcomer(lodger)
-			if err != nil {
-				return seen, err
-			}
-			for _, a := range []netip.Addr{f.address(victim), f.overlay(victim, true)} {
-				c, err := p.connect(ctx, netip.AddrPortFrom(a, controlPort))
+				pause(ctx, arrival)
+				seen.Arrived, _ = e.heard()
+				return seen, nil
+			}, Judge: arrived},
+		{Name: "open a control stream to the member next door", From: Neighbour, Guard: Roster,
+			Try: func(ctx context.Context, f *Field) (seen Seen, err error) {
+				p, err := f.newcomer(lodger)
 				if err != nil {
-					seen.Refusal = err.Error()
-					continue
+					return seen, err
 				}
-				t, err := p.secure(ctx, c, identity.ALPNRPC, nil)
-				if err != nil {
-					seen.Refusal = err.Error()
-					continue
+				for _, a := range []netip.Addr{f.address(victim), f.overlay(victim, true)} {
+					c, err := p.connect(ctx, netip.AddrPortFrom(a, controlPort))
+					if err != nil {
+						seen.Refusal = err.Error()
+						continue
+					}
+					t, err := p.secure(ctx, c, identity.ALPNRPC, nil)
+					if err != nil {
+						seen.Refusal = err.Error()
+						continue
+					}
+					b, _ := heard(t, time.Second)
+					t.Close()
+					if len(b) > 0 {
+						seen.Given = append(seen.Given, "bytes of the control net")
+					}
 				}
-				b, _ := heard(t, time.Second)
-				t.Close()
-				if len(b) > 0 {
-					seen.Given = append(seen.Given, "bytes of the control net")
-				}
-			}
-			return seen, nil
-		}, Judge: given},
+				return seen, nil
+			}, Judge: given},
 	}
 }

@@ -9,7 +9,8 @@ import (
 	"github.com/vishvananda/netlink"
 )
 
-// neighbour is the hardware address of a host on a link. A datagram to it makes the kernel ask. Call it inside the namespace.
+// neighbour is the hardware address of a host on a link. A datagram to it makes the kernel ask. Call it inside the
+// namespace.
 func neighbour(l *net.Interface, via netip.Addr) (net.HardwareAddr, error) {
 	family := netlink.FAMILY_V4
 	network := "udp4"

@@ -45,6 +45,15 @@ func datagram(from, to netip.AddrPort, payload []byte) []byte {
 	return slices.Concat(head, src, dst, udp)
 }
 
+// dialUDP opens a UDP socket in a namespace.
+func dialUDP(ns string, to netip.AddrPort) (c net.Conn, err error) {
+	err = fabric.In(ns, func() error {
+		c, err = net.Dial("udp", to.String())
+		return err
+	})
+	return c, err
+}
+
 // checksum is RFC 1071's.
 func checksum(b []byte) uint16 {
 	var sum uint32
@@ -60,8 +69,8 @@ func checksum(b []byte) uint16 {
 	return ^uint16(sum)
 }
 
-// raw sends whole IP packets by a link of a namespace, to a host of its network or its gateway: the next hop's hardware address is
-// looked up by sending it something ordinary first.
+// raw sends whole IP packets by a link of a namespace, to a host of its network or its gateway: the next hop's hardware
+// address is looked up by sending it something ordinary first.
 type raw struct {
 	fd   int
 	addr [2]unix.SockaddrLinklayer // IPv4, IPv6
@@ -226,5 +235,6 @@ func udpOf(b []byte) (from, to netip.AddrPort, payload []byte, ok bool) {
 	default:
 		return from, to, nil, false
 	}
-	return netip.AddrPortFrom(src, binary.BigEndian.Uint16(b)), netip.AddrPortFrom(dst, binary.BigEndian.Uint16(b[2:])), b[8:], true
+	return netip.AddrPortFrom(src, binary.BigEndian.Uint16(b)), netip.AddrPortFrom(dst, binary.BigEndian.Uint16(b[2:])),
+		b[8:], true
 }

@@ -9,7 +9,6 @@ import (
 	"sync"
 	"time"
 
-	"github.com/skeinmesh/skein/chaos/lab/fabric"
 	"github.com/skeinmesh/skein/chaos/lab/ping"
 )
 
@@ -40,11 +39,8 @@ func (c Cost) Loss() float64 {
 
 // beside measures the pair while something goes on. It sends from a node to a UDP echo on another.
 func beside(ctx context.Context, ns string, to netip.Addr, during func() error) (Cost, error) {
-	var c net.Conn
-	if err := fabric.In(ns, func() (err error) {
-		c, err = net.Dial("udp", netip.AddrPortFrom(to, pairPort).String())
-		return err
-	}); err != nil {
+	c, err := dialUDP(ns, netip.AddrPortFrom(to, pairPort))
+	if err != nil {
 		return Cost{}, err
 	}
 	var mu sync.Mutex
@@ -84,7 +80,7 @@ func beside(ctx context.Context, ns string, to netip.Addr, during func() error) 
 			}
 		}
 	}()
-	err := during()
+	err = during()
 	stop()
 	<-sent
 	pause(context.WithoutCancel(ctx), pairPatience)

@@ -169,7 +169,8 @@ func (p *person) join(ctx context.Context, at string, r *skeinv1.JoinRequest) (*
 func (p *person) request(t *skeinv1.JoinToken, name string) (*skeinv1.JoinRequest, error) {
 	public, err := p.wg.Public()
 	r := &skeinv1.JoinRequest{RequestId: consensus.NewRequestID(),
-		Node: &skeinv1.NewNode{Name: name, IdentityKey: p.key.Public(), WireguardKey: public[:], MinSchema: 1, MaxSchema: p.field.maxSchema()}}
+		Node: &skeinv1.NewNode{Name: name, IdentityKey: p.key.Public(), WireguardKey: public[:], MinSchema: 1,
+			MaxSchema: p.field.maxSchema()}}
 	show(r, t)
 	return r, err
 }
@@ -217,7 +218,18 @@ func heard(c net.Conn, wait time.Duration) ([]byte, error) {
 	return io.ReadAll(io.LimitReader(c, 1<<20))
 }
 
-// state finds things in a state.
+// hear notes what comes by a stream within a second as given to the attacker.
+func (s *Seen) hear(c net.Conn, what string) {
+	b, err := heard(c, time.Second)
+	if err != nil {
+		s.Refusal = err.Error()
+	}
+	if len(b) > 0 {
+		s.Given = append(s.Given, fmt.Sprintf("%d bytes of %s", len(b), what))
+	}
+}
+
+// nodeOf is a node of a state.
 func nodeOf(s *skeinv1.State, id string) *skeinv1.Node {
 	i := slices.IndexFunc(s.GetNodes(), func(n *skeinv1.Node) bool { return n.GetId() == id })
 	if i < 0 {

@@ -64,7 +64,8 @@ func TestHolesFit(t *testing.T) {
 
 func TestUnseenHolesAreTold(t *testing.T) {
 	r := &Report{Outcomes: []Outcome{{Name: "a", Gained: "x"}, {Name: "b"}}}
-	if errs := unseen([]hole{{name: "one", seen: []string{"a"}}, {name: "two", seen: []string{"b"}}, {name: "three", seen: []string{"c"}}}, r); len(errs) != 2 {
+	if errs := unseen([]hole{{name: "one", seen: []string{"a"}}, {name: "two", seen: []string{"b"}},
+		{name: "three", seen: []string{"c"}}}, r); len(errs) != 2 {
 		t.Errorf("%v", errs)
 	}
 }
@@ -88,36 +89,54 @@ func TestJudges(t *testing.T) {
 		seen   Seen
 		gained bool
 	}{
-		"another part of the log changes":     {changed("x", poolsOf), Seen{Before: node("prey", nil), After: node("other", nil)}, false},
-		"that part changes":                   {changed("x", nodesOf), Seen{Before: node("prey", nil), After: node("other", nil)}, true},
-		"the prey is as it was":               {changed("x", preyOf), Seen{Before: node("prey", nil), After: node("prey", nil)}, false},
-		"the prey is drained":                 {changed("x", preyOf), Seen{Before: node("prey", nil), After: node("prey", func(n *skeinv1.Node) { n.Draining = true })}, true},
-		"the log is shorter":                  {disturbed, Seen{Before: &skeinv1.State{Index: 9}, After: &skeinv1.State{Index: 8}}, true},
-		"the log goes on":                     {disturbed, Seen{Before: &skeinv1.State{Index: 9}, After: &skeinv1.State{Index: 10}}, false},
-		"another leader":                      {disturbed, Seen{Before: &skeinv1.State{}, After: &skeinv1.State{}, Lost: []string{"dc1 leads no more"}}, true},
-		"a forged revocation":                 {disturbed, Seen{Before: &skeinv1.State{}, After: &skeinv1.State{Revoked: []*skeinv1.RevokedNode{{Reason: "forged"}}}}, true},
-		"a member more":                       {admitted, Seen{Before: &skeinv1.State{}, After: node("new", nil)}, true},
-		"a server more":                       {admitted, Seen{Before: &skeinv1.State{}, After: &skeinv1.State{Servers: []*skeinv1.Server{{}}}}, true},
-		"a stranger is told the state":        {admitted, Seen{Before: &skeinv1.State{}, After: &skeinv1.State{}, Given: []string{"the state"}}, true},
-		"a stranger is refused":               {admitted, Seen{Before: &skeinv1.State{}, After: &skeinv1.State{}, Refusal: "no"}, false},
-		"the slot stays":                      {slotMoves, Seen{Before: slot("a", 1), After: slot("a", 1)}, false},
-		"the slot has another epoch":          {slotMoves, Seen{Before: slot("a", 1), After: slot("a", 2)}, true},
-		"the slot has another owner":          {slotMoves, Seen{Before: slot("a", 1), After: slot("b", 1)}, true},
-		"nothing arrives":                     {arrived, Seen{}, false},
-		"a packet arrives":                    {arrived, Seen{Arrived: []string{"10.4.0.1"}}, true},
-		"as many as are allowed":              {bounded("packets"), Seen{Count: 5, Bound: 5}, false},
-		"one too many":                        {bounded("packets"), Seen{Count: 6, Bound: 5}, true},
-		"few, and others lose":                {bounded("packets"), Seen{Count: 1, Bound: 5, Lost: []string{"x"}}, true},
-		"the victim's record is forged":       {forgedRecord, Seen{Records: []*skeinv1.Record{record(1, 1, "s"), record(2, 1, forgedSite)}}, true},
-		"the victim outbids a forged record":  {forgedRecord, Seen{Records: []*skeinv1.Record{record(1, 1, "s"), record(forgedEpoch, 3, "s")}}, true},
-		"the victim's record goes back":       {forgedRecord, Seen{Records: []*skeinv1.Record{record(2, 7, "s"), record(2, 6, "s")}}, true},
-		"the victim's record goes on":         {forgedRecord, Seen{Records: []*skeinv1.Record{record(2, 7, "s"), record(2, 8, "s")}}, false},
-		"a false word is believed":            {believed, Seen{Believed: time.Millisecond}, true},
-		"a member's false word is refuted":    {believedLong, Seen{Believed: time.Second}, false},
-		"a member's false word stays":         {believedLong, Seen{Believed: 3 * time.Second}, true},
-		"the schema of a server is lower":     {heldBack, Seen{Before: node("dc2", nil), After: node("dc2", func(n *skeinv1.Node) { n.MaxSchema = 1 })}, true},
-		"the attacker's own schema is lower":  {heldBack, Seen{Before: node(attacker, nil), After: node(attacker, func(n *skeinv1.Node) { n.MaxSchema = 1 })}, false},
-		"an admin's command fails since then": {heldBack, Seen{Before: node("dc2", nil), After: node("dc2", nil), Lost: []string{"x"}}, true},
+		"another part of the log changes": {changed("x", poolsOf),
+			Seen{Before: node("prey", nil), After: node("other", nil)}, false},
+		"that part changes": {changed("x", nodesOf),
+			Seen{Before: node("prey", nil), After: node("other", nil)}, true},
+		"the prey is as it was": {changed("x", preyOf),
+			Seen{Before: node("prey", nil), After: node("prey", nil)}, false},
+		"the prey is drained": {changed("x", preyOf),
+			Seen{Before: node("prey", nil), After: node("prey", func(n *skeinv1.Node) { n.Draining = true })}, true},
+		"the log is shorter": {disturbed,
+			Seen{Before: &skeinv1.State{Index: 9}, After: &skeinv1.State{Index: 8}}, true},
+		"the log goes on": {disturbed,
+			Seen{Before: &skeinv1.State{Index: 9}, After: &skeinv1.State{Index: 10}}, false},
+		"another leader": {disturbed,
+			Seen{Before: &skeinv1.State{}, After: &skeinv1.State{}, Lost: []string{"dc1 leads no more"}}, true},
+		"a forged revocation": {disturbed,
+			Seen{Before: &skeinv1.State{}, After: &skeinv1.State{Revoked: []*skeinv1.RevokedNode{{Reason: "forged"}}}}, true},
+		"a member more": {admitted, Seen{Before: &skeinv1.State{}, After: node("new", nil)}, true},
+		"a server more": {admitted,
+			Seen{Before: &skeinv1.State{}, After: &skeinv1.State{Servers: []*skeinv1.Server{{}}}}, true},
+		"a stranger is told the state": {admitted,
+			Seen{Before: &skeinv1.State{}, After: &skeinv1.State{}, Given: []string{"the state"}}, true},
+		"a stranger is refused": {admitted,
+			Seen{Before: &skeinv1.State{}, After: &skeinv1.State{}, Refusal: "no"}, false},
+		"the slot stays":             {slotMoves, Seen{Before: slot("a", 1), After: slot("a", 1)}, false},
+		"the slot has another epoch": {slotMoves, Seen{Before: slot("a", 1), After: slot("a", 2)}, true},
+		"the slot has another owner": {slotMoves, Seen{Before: slot("a", 1), After: slot("b", 1)}, true},
+		"nothing arrives":            {arrived, Seen{}, false},
+		"a packet arrives":           {arrived, Seen{Arrived: []string{"10.4.0.1"}}, true},
+		"as many as are allowed":     {bounded("packets"), Seen{Count: 5, Bound: 5}, false},
+		"one too many":               {bounded("packets"), Seen{Count: 6, Bound: 5}, true},
+		"few, and others lose":       {bounded("packets"), Seen{Count: 1, Bound: 5, Lost: []string{"x"}}, true},
+		"the victim's record is forged": {forgedRecord,
+			Seen{Records: []*skeinv1.Record{record(1, 1, "s"), record(2, 1, forgedSite)}}, true},
+		"the victim outbids a forged record": {forgedRecord,
+			Seen{Records: []*skeinv1.Record{record(1, 1, "s"), record(forgedEpoch, 3, "s")}}, true},
+		"the victim's record goes back": {forgedRecord,
+			Seen{Records: []*skeinv1.Record{record(2, 7, "s"), record(2, 6, "s")}}, true},
+		"the victim's record goes on": {forgedRecord,
+			Seen{Records: []*skeinv1.Record{record(2, 7, "s"), record(2, 8, "s")}}, false},
+		"a false word is believed":         {believed, Seen{Believed: time.Millisecond}, true},
+		"a member's false word is refuted": {believedLong, Seen{Believed: time.Second}, false},
+		"a member's false word stays":      {believedLong, Seen{Believed: 3 * time.Second}, true},
+		"the schema of a server is lower": {heldBack,
+			Seen{Before: node("dc2", nil), After: node("dc2", func(n *skeinv1.Node) { n.MaxSchema = 1 })}, true},
+		"the attacker's own schema is lower": {heldBack,
+			Seen{Before: node(attacker, nil), After: node(attacker, func(n *skeinv1.Node) { n.MaxSchema = 1 })}, false},
+		"an admin's command fails since then": {heldBack,
+			Seen{Before: node("dc2", nil), After: node("dc2", nil), Lost: []string{"x"}}, true},
 	} {
 		if got := c.judge(c.seen); (got != "") != c.gained {
 			t.Errorf("%s: the judge says %q", name, got)
@@ -145,14 +164,15 @@ func example() *Report {
 	cost := func(lost int) *Cost {
 		return &Cost{Sent: 500, Lost: lost, Median: time.Millisecond, P99: 3 * time.Millisecond}
 	}
-	return &Report{At: time.Date(2026, 11, 22, 0, 0, 0, 0, time.UTC), Seconds: 12, Alone: *cost(0), Beside: *cost(1), Outcomes: []Outcome{
-		{Name: "revoke a node", From: Member, Guard: Roles, Refusal: "it | may not\ndo this"},
-		{Name: "pose as a node", From: Pod, Guard: PodSources},
-		{Name: "read the state", From: Stranger, Guard: RequestIDs, Gained: "the whole state"},
-		{Name: "wait", From: Token, Guard: Tokens, Invalid: "no token"},
-		{Name: "flood", From: Stranger, Guard: Front, Flood: true, Before: cost(0), During: cost(24)},
-		{Name: "flood more", From: Stranger, Guard: Front, Flood: true, Before: cost(0), During: cost(25)},
-	}}
+	return &Report{At: time.Date(2026, 11, 22, 0, 0, 0, 0, time.UTC), Seconds: 12, Alone: *cost(0), Beside: *cost(1),
+		Outcomes: []Outcome{
+			{Name: "revoke a node", From: Member, Guard: Roles, Refusal: "it | may not\ndo this"},
+			{Name: "pose as a node", From: Pod, Guard: PodSources},
+			{Name: "read the state", From: Stranger, Guard: RequestIDs, Gained: "the whole state"},
+			{Name: "wait", From: Token, Guard: Tokens, Invalid: "no token"},
+			{Name: "flood", From: Stranger, Guard: Front, Flood: true, Before: cost(0), During: cost(24)},
+			{Name: "flood more", From: Stranger, Guard: Front, Flood: true, Before: cost(0), During: cost(25)},
+		}}
 }
 
 func TestReport(t *testing.T) {
@@ -166,7 +186,8 @@ func TestReport(t *testing.T) {
 	if err == nil || r.Gained() != 1 {
 		t.Fatalf("%d gained, %v", r.Gained(), err)
 	}
-	for what, want := range map[string]bool{"read the state": true, "not tried": true, "flood more": true, "flood: ": false, "revoke": false} {
+	for what, want := range map[string]bool{"read the state": true, "not tried": true, "flood more": true,
+		"flood: ": false, "revoke": false} {
 		if strings.Contains(err.Error(), what) != want {
 			t.Errorf("the error says %q: %v; want %v:\n%v", what, !want, want, err)
 		}
@@ -216,7 +237,8 @@ func TestNobodyGains(t *testing.T) {
 	t.Cleanup(func() { os.RemoveAll(dir) })
 	ctx, cancel := context.WithTimeout(t.Context(), 8*time.Minute)
 	defer cancel()
-	r, err := Run(ctx, Options{Lab: lab.Options{Dir: dir, Binary: bin}, Name: "rt" + strconv.Itoa(os.Getpid()), Short: !*tryAll, Artifacts: os.Getenv("SKEIN_TEST_ARTIFACTS"), Progress: func(s string) { t.Log(s) }})
+	r, err := Run(ctx, Options{Lab: lab.Options{Dir: dir, Binary: bin}, Name: "rt" + strconv.Itoa(os.Getpid()),
+		Short: !*tryAll, Artifacts: os.Getenv("SKEIN_TEST_ARTIFACTS"), Progress: func(s string) { t.Log(s) }})
 	if err != nil {
 		t.Error(err)
 	}

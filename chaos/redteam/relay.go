@@ -15,7 +15,6 @@ import (
 	"time"
 
 	skeinv1 "github.com/skeinmesh/skein/api/skein/v1"
-	"github.com/skeinmesh/skein/chaos/lab/fabric"
 	"github.com/skeinmesh/skein/identity"
 )
 
@@ -129,8 +128,11 @@ func (f *Field) toPrey(ctx context.Context, frames ...[]byte) (seen Seen, err er
 	}
 	for end := time.Now().Add(arrival); time.Now().Before(end); {
 		kind, body, err := prey.next(time.Until(end), frameData, frameFar)
-		if err != nil {
+		if isTimeout(err) {
 			break
+		}
+		if err != nil {
+			return seen, fmt.Errorf("the prey's session ends: %w", err)
 		}
 		from := body
 		if kind == frameFar {
@@ -154,56 +156,67 @@ func isTimeout(err error) bool {
 func relays() []Attempt {
 	payload := []byte("red team")
 	return []Attempt{
-		{Name: "hand over a packet in another's name, as relays do", From: Member, Guard: RelayIDs, Try: func(ctx context.Context, f *Field) (Seen, error) {
-			return f.toPrey(ctx, frame(frameForwarded, idBytes(f.id(victim)), idBytes(f.prey.key.ID()), []byte{channelSignal}, payload))
-		}, Judge: arrived},
-		{Name: "send frames that only relays send", From: Member, Guard: RelayIDs, Try: func(ctx context.Context, f *Field) (Seen, error) {
-			return f.toPrey(ctx, frame(frameFar, idBytes(f.id(relayNode)), idBytes(f.id(victim)), []byte{channelSignal}, payload))
-		}, Judge: arrived},
-		{Name: "send a signal to a member in another's name", From: Member, Guard: Codes, Try: func(ctx context.Context, f *Field) (Seen, error) {
-			return f.signalAs(ctx, f.id(other))
-		}, Judge: bounded("probes at an address that only a forged signal names")},
-		{Name: "have a stream joined to a node that is no member", From: Member, Guard: Roster, Try: func(ctx context.Context, f *Field) (seen Seen, err error) {
-			p, err := f.newcomer(stranger)
-			if err != nil {
-				return seen, err
-			}
-			c, err := f.puppet.splice(ctx, relayNode, p.key.ID())
-			if err != nil {
-				return Seen{Refusal: err.Error()}, nil
-			}
-			c.Close()
-			return Seen{Given: []string{"a stream to a stranger"}}, nil
-		}, Judge: given},
-		{Name: "take the other end of a stream that is offered to another", From: Member, Guard: RelayIDs, Try: func(ctx context.Context, f *Field) (Seen, error) {
-			return f.stealStream(ctx)
-		}, Judge: given},
-		{Name: "reserve all of the relay's UDP ports", From: Member, Guard: RelayLimits, Try: func(ctx context.Context, f *Field) (Seen, error) {
-			return f.reserveAll(ctx)
-		}, Judge: bounded("pairs of ports")},
-		{Name: "replace a victim's session by one with its ID", From: Stranger, Guard: Roster, Try: func(ctx context.Context, f *Field) (seen Seen, err error) {
-			p, err := f.newcomer(stranger)
-			if err != nil {
-				return seen, err
-			}
-			s, err := p.session(ctx)
-			if err != nil {
-				return Seen{Refusal: err.Error()}, nil
-			}
-			s.Close()
-			return Seen{Given: []string{"a session with the relay"}}, nil
-		}, Judge: given},
-		{Name: "make the relay forward in userspace with an idle pair of its own", From: Member, Guard: RelayLimits, Long: true, Try: func(ctx context.Context, f *Field) (Seen, error) {
-			return f.complain(ctx)
-		}, Judge: lost},
-		{Name: "move a pair's mapping with a bind that lacks the key", From: Stranger, Guard: RelayIDs, Try: func(ctx context.Context, f *Field) (Seen, error) {
-			return f.bindForged(ctx)
-		}, Judge: arrived},
+		{Name: "hand over a packet in another's name, as relays do", From: Member, Guard: RelayIDs,
+			Try: func(ctx context.Context, f *Field) (Seen, error) {
+				return f.toPrey(ctx, frame(frameForwarded, idBytes(f.id(victim)), idBytes(f.prey.key.ID()), []byte{channelSignal},
+					payload))
+			}, Judge: arrived},
+		{Name: "send frames that only relays send", From: Member, Guard: RelayIDs,
+			Try: func(ctx context.Context, f *Field) (Seen, error) {
+				return f.toPrey(ctx, frame(frameFar, idBytes(f.id(relayNode)), idBytes(f.id(victim)), []byte{channelSignal},
+					payload))
+			}, Judge: arrived},
+		{Name: "send a signal to a member in another's name", From: Member, Guard: Codes,
+			Try: func(ctx context.Context, f *Field) (Seen, error) {
+				return f.signalAs(ctx, f.id(other))
+			}, Judge: bounded("probes at an address that only a forged signal names")},
+		{Name: "have a stream joined to a node that is no member", From: Member, Guard: Roster,
+			Try: func(ctx context.Context, f *Field) (seen Seen, err error) {
+				p, err := f.newcomer(stranger)
+				if err != nil {
+					return seen, err
+				}
+				c, err := f.puppet.splice(ctx, relayNode, p.key.ID())
+				if err != nil {
+					return Seen{Refusal: err.Error()}, nil
+				}
+				c.Close()
+				return Seen{Given: []string{"a stream to a stranger"}}, nil
+			}, Judge: given},
+		{Name: "take the other end of a stream that is offered to another", From: Member, Guard: RelayIDs,
+			Try: func(ctx context.Context, f *Field) (Seen, error) {
+				return f.stealStream(ctx)
+			}, Judge: given},
+		{Name: "reserve all of the relay's UDP ports", From: Member, Guard: RelayLimits,
+			Try: func(ctx context.Context, f *Field) (Seen, error) {
+				return f.reserveAll(ctx)
+			}, Judge: bounded("pairs of ports")},
+		{Name: "replace a victim's session by one with its ID", From: Stranger, Guard: Roster,
+			Try: func(ctx context.Context, f *Field) (seen Seen, err error) {
+				p, err := f.newcomer(stranger)
+				if err != nil {
+					return seen, err
+				}
+				s, err := p.session(ctx)
+				if err != nil {
+					return Seen{Refusal: err.Error()}, nil
+				}
+				s.Close()
+				return Seen{Given: []string{"a session with the relay"}}, nil
+			}, Judge: given},
+		{Name: "make the relay forward in userspace with an idle pair of its own", From: Member, Guard: RelayLimits,
+			Long: true, Try: func(ctx context.Context, f *Field) (Seen, error) {
+				return f.complain(ctx)
+			}, Judge: lost},
+		{Name: "move a pair's mapping with a bind that lacks the key", From: Stranger, Guard: RelayIDs,
+			Try: func(ctx context.Context, f *Field) (Seen, error) {
+				return f.bindForged(ctx)
+			}, Judge: arrived},
 	}
 }
 
-// signalAs sends a signal to the victim by the relay that says it is from another node, with a code of the attacker's own key, and
-// counts probes to the address that it names.
+// signalAs sends a signal to the victim by the relay that says it is from another node, with a code of the attacker's
+// own key, and counts probes to the address that it names.
 func (f *Field) signalAs(ctx context.Context, from identity.ID) (seen Seen, err error) {
 	const port = 23456
 	hostile, err := f.puppet.session(ctx)
@@ -212,7 +225,8 @@ func (f *Field) signalAs(ctx context.Context, from identity.ID) (seen Seen, err 
 	}
 	defer hostile.Close()
 	at := netip.AddrPortFrom(f.address(bystander), port)
-	signal, err := marshal(&skeinv1.Signal{From: from.String(), Body: &skeinv1.Signal_Punch_{Punch: &skeinv1.Signal_Punch{Addresses: []string{at.String()}}}})
+	signal, err := marshal(&skeinv1.Signal{From: from.String(),
+		Body: &skeinv1.Signal_Punch_{Punch: &skeinv1.Signal_Punch{Addresses: []string{at.String()}}}})
 	if err != nil {
 		return seen, err
 	}
@@ -226,7 +240,8 @@ func (f *Field) signalAs(ctx context.Context, from identity.ID) (seen Seen, err 
 		}
 	}, func() error {
 		for range 5 {
-			if _, err := hostile.Write(frame(frameData, idBytes(f.id(victim)), []byte{channelSignal}, code, signal)); err != nil {
+			if _, err := hostile.Write(frame(frameData, idBytes(f.id(victim)), []byte{channelSignal}, code,
+				signal)); err != nil {
 				return err
 			}
 		}
@@ -263,7 +278,8 @@ func (f *Field) stealStream(ctx context.Context) (seen Seen, err error) {
 		return seen, fmt.Errorf("the stream was not offered: %w", err)
 	}
 	number := offer[:8]
-	for _, secret := range [][]byte{make([]byte, 16), offer[16:32]} { // a guess; and the true one, from an identity that it was not offered to
+	// A guess; and the true one, from an identity that it was not offered to.
+	for _, secret := range [][]byte{make([]byte, 16), offer[16:32]} {
 		c, err := f.puppet.front(ctx, relayNode, identity.ALPNSplice)
 		if err != nil {
 			return seen, err
@@ -359,16 +375,13 @@ func bind(r reservation, counter uint64, nonce []byte) []byte {
 
 // prove answers the relay's challenge from a socket.
 func (f *Field) prove(ns string, r reservation) (net.Conn, error) {
-	var c net.Conn
-	if err := fabric.In(ns, func() (err error) {
-		c, err = net.Dial("udp", netip.AddrPortFrom(f.address(relayNode), r.port).String())
-		return err
-	}); err != nil {
+	c, err := dialUDP(ns, netip.AddrPortFrom(f.address(relayNode), r.port))
+	if err != nil {
 		return nil, err
 	}
 	_ = c.SetDeadline(time.Now().Add(2 * time.Second))
 	b := make([]byte, 100)
-	_, err := c.Write(bind(r, 1, make([]byte, 16)))
+	_, err = c.Write(bind(r, 1, make([]byte, 16)))
 	if err == nil {
 		_, err = c.Read(b)
 	}
@@ -381,6 +394,46 @@ func (f *Field) prove(ns string, r reservation) (net.Conn, error) {
 	}
 	_ = c.SetDeadline(time.Time{})
 	return c, nil
+}
+
+// pairEnd is one node's end of a pair of ports that the relay forwards.
+type pairEnd struct {
+	session *session
+	reservation
+	socket net.Conn // proven
+}
+
+// pair is one of the puppet and the prey, without agents at either end.
+type pair struct{ puppet, prey pairEnd }
+
+// readyPair has the relay reserve a pair, and proves both ends: the puppet's from a host, the prey's from its own.
+func (f *Field) readyPair(ctx context.Context, host string) (p *pair, err error) {
+	p = &pair{}
+	if p.puppet.session, p.prey.session, p.puppet.reservation, p.prey.reservation, err = f.reserve(ctx); err != nil {
+		return nil, err
+	}
+	if p.puppet.socket, err = f.prove(f.ns(host), p.puppet.reservation); err == nil {
+		p.prey.socket, err = f.prove(f.ns(bystander), p.prey.reservation)
+	}
+	if err == nil {
+		if _, _, err = p.puppet.session.next(patience, frameState); err != nil {
+			err = fmt.Errorf("the pair is not ready: %w", err)
+		}
+	}
+	if err != nil {
+		p.close()
+		return nil, err
+	}
+	return p, nil
+}
+
+func (p *pair) close() {
+	for _, e := range []pairEnd{p.puppet, p.prey} {
+		if e.socket != nil {
+			e.socket.Close()
+		}
+		e.session.Close()
+	}
 }
 
 // complain makes a pair ready, sends nothing through it, and says that nothing comes through.
@@ -396,27 +449,13 @@ func (f *Field) complain(ctx context.Context) (seen Seen, err error) {
 	if before != "kernel" {
 		return seen, fmt.Errorf("the relay forwards by %q already: nothing could be lost", before)
 	}
-	a, b, ra, rb, err := f.reserve(ctx)
+	p, err := f.readyPair(ctx, stranger)
 	if err != nil {
 		return seen, err
 	}
-	defer a.Close()
-	defer b.Close()
-	ca, err := f.prove(f.ns(stranger), ra)
-	if err != nil {
-		return seen, err
-	}
-	defer ca.Close()
-	cb, err := f.prove(f.ns(bystander), rb)
-	if err != nil {
-		return seen, err
-	}
-	defer cb.Close()
-	if _, _, err := a.next(patience, frameState); err != nil {
-		return seen, fmt.Errorf("the pair is not ready: %w", err)
-	}
+	defer p.close()
 	for range 6 { // the relay leaves a new pair a second
-		if _, err := a.Write(frame(frameFailed, ra.pair)); err != nil {
+		if _, err := p.puppet.session.Write(frame(frameFailed, p.puppet.pair)); err != nil {
 			return seen, err
 		}
 		pause(ctx, 400*time.Millisecond)
@@ -428,42 +467,26 @@ func (f *Field) complain(ctx context.Context) (seen Seen, err error) {
 	return seen, err
 }
 
-// bindForged has a ready pair of puppet and prey; a stranger sends binds with another key, and hopes for the prey's packets.
+// bindForged has a ready pair of puppet and prey; a stranger sends binds with another key, and hopes for the prey's
+// packets.
 func (f *Field) bindForged(ctx context.Context) (seen Seen, err error) {
-	a, b, ra, rb, err := f.reserve(ctx)
+	p, err := f.readyPair(ctx, stranger)
 	if err != nil {
 		return seen, err
 	}
-	defer a.Close()
-	defer b.Close()
-	ca, err := f.prove(f.ns(stranger), ra)
+	defer p.close()
+	thief, err := dialUDP(f.mallory.ns, netip.AddrPortFrom(f.address(relayNode), p.puppet.port))
 	if err != nil {
-		return seen, err
-	}
-	defer ca.Close()
-	cb, err := f.prove(f.ns(bystander), rb)
-	if err != nil {
-		return seen, err
-	}
-	defer cb.Close()
-	if _, _, err := a.next(patience, frameState); err != nil {
-		return seen, fmt.Errorf("the pair is not ready: %w", err)
-	}
-	var thief net.Conn
-	if err := fabric.In(f.mallory.ns, func() (err error) {
-		thief, err = net.Dial("udp", netip.AddrPortFrom(f.address(relayNode), ra.port).String())
-		return err
-	}); err != nil {
 		return seen, err
 	}
 	defer thief.Close()
-	forged := ra
+	forged := p.puppet.reservation
 	forged.key = make([]byte, 32)
 	for i := range 5 {
 		if _, err := thief.Write(bind(forged, uint64(10+i), make([]byte, 16))); err != nil {
 			seen.Refusal = err.Error()
 		}
-		if _, err := cb.Write([]byte("for the puppet alone")); err != nil {
+		if _, err := p.prey.socket.Write([]byte("for the puppet alone")); err != nil {
 			return seen, err
 		}
 	}

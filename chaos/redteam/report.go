@@ -41,7 +41,8 @@ type Report struct {
 
 // String is for a terminal.
 func (c Cost) String() string {
-	return fmt.Sprintf("%.1f %% of %d packets lost, RTT p50 %s, p99 %s", 100*c.Loss(), c.Sent, round(c.Median), round(c.P99))
+	return fmt.Sprintf("%.1f %% of %d packets lost, RTT p50 %s, p99 %s", 100*c.Loss(), c.Sent, round(c.Median),
+		round(c.P99))
 }
 
 func round(d time.Duration) time.Duration { return d.Round(100 * time.Microsecond) }
@@ -76,7 +77,8 @@ func (o Outcome) cost() string {
 	if o.During == nil || o.Before == nil {
 		return ""
 	}
-	return fmt.Sprintf("%.1f %% lost (before: %.1f %%), RTT %s (%s)", 100*o.During.Loss(), 100*o.Before.Loss(), round(o.During.Median), round(o.Before.Median))
+	return fmt.Sprintf("%.1f %% lost (before: %.1f %%), RTT %s (%s)", 100*o.During.Loss(), 100*o.Before.Loss(),
+		round(o.During.Median), round(o.Before.Median))
 }
 
 // tooDear tells of a flood that cost the pair more than it may.
@@ -132,11 +134,15 @@ func (r *Report) Text(w io.Writer) {
 
 // Markdown writes the table that a document keeps.
 func (r *Report) Markdown(w io.Writer) {
-	fmt.Fprintf(w, "%d attempts on %s, %d processors; %d gained something. An honest pair that is relayed sends %d packets of %d bytes a second both ways. Alone: %s. Beside the attempts that are no floods: %s.\n\n",
-		len(r.Outcomes), r.At.UTC().Format("2006-01-02"), runtime.NumCPU(), r.Gained(), time.Second/pairEvery, pairSize, r.Alone, r.Beside)
+	fmt.Fprintf(w, "%d attempts on %s, %d processors; %d gained something. ",
+		len(r.Outcomes), r.At.UTC().Format("2006-01-02"), runtime.NumCPU(), r.Gained())
+	fmt.Fprintf(w, "An honest pair that is relayed sends %d packets of %d bytes a second both ways. Alone: %s. ",
+		time.Second/pairEvery, pairSize, r.Alone)
+	fmt.Fprintf(w, "Beside the attempts that are no floods: %s.\n\n", r.Beside)
 	fmt.Fprint(w, "| attempt | from | stopped by | gained | beside it |\n|---|---|---|---|---|\n")
 	for _, o := range r.Outcomes {
-		fmt.Fprintf(w, "| %s | %s | %s | %s | %s |\n", cell(o.Name), o.From, cell(string(o.Guard)), cell(o.result()), cell(o.cost()))
+		fmt.Fprintf(w, "| %s | %s | %s | %s | %s |\n", cell(o.Name), o.From, cell(string(o.Guard)), cell(o.result()),
+			cell(o.cost()))
 	}
 }
 

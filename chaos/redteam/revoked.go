@@ -13,41 +13,31 @@ import (
 
 func revoked() []Attempt {
 	at := func(name, alpn string) Attempt {
-		return Attempt{Name: name, From: Revoked, Guard: Roster, Judge: given, Try: func(ctx context.Context, f *Field) (seen Seen, err error) {
-			c, err := f.exile.front(ctx, relayNode, alpn)
-			if err != nil {
-				return Seen{Refusal: err.Error()}, nil
-			}
-			defer c.Close()
-			_, _ = c.Write(frame(frameConnect, idBytes(f.id(victim))))
-			b, err := heard(c, time.Second)
-			if err != nil {
-				seen.Refusal = err.Error()
-			}
-			if len(b) > 0 {
-				seen.Given = append(seen.Given, fmt.Sprintf("%d bytes", len(b)))
-			}
-			return seen, nil
-		}}
+		return Attempt{Name: name, From: Revoked, Guard: Roster, Judge: given,
+			Try: func(ctx context.Context, f *Field) (seen Seen, err error) {
+				c, err := f.exile.front(ctx, relayNode, alpn)
+				if err != nil {
+					return Seen{Refusal: err.Error()}, nil
+				}
+				defer c.Close()
+				_, _ = c.Write(frame(frameConnect, idBytes(f.id(victim))))
+				seen.hear(c, alpn)
+				return seen, nil
+			}}
 	}
 	stream := func(name, alpn string) Attempt {
-		return Attempt{Name: name, From: Revoked, Guard: Roster, Judge: given, Try: func(ctx context.Context, f *Field) (seen Seen, err error) {
-			p := f.person(f.exile.key, f.exile.wg, f.mallory.ns, true) // even where the tunnel is
-			c, err := p.Dial(ctx, f.id(relayNode), alpn)
-			if err != nil {
-				return Seen{Refusal: err.Error()}, nil
-			}
-			defer c.Close()
-			_, _ = c.Write([]byte("PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n\x00\x00\x00\x04\x00\x00\x00\x00\x00"))
-			b, err := heard(c, time.Second)
-			if err != nil {
-				seen.Refusal = err.Error()
-			}
-			if len(b) > 0 {
-				seen.Given = append(seen.Given, fmt.Sprintf("%d bytes", len(b)))
-			}
-			return seen, nil
-		}}
+		return Attempt{Name: name, From: Revoked, Guard: Roster, Judge: given,
+			Try: func(ctx context.Context, f *Field) (seen Seen, err error) {
+				p := f.person(f.exile.key, f.exile.wg, f.mallory.ns, true) // even where the tunnel is
+				c, err := p.Dial(ctx, f.id(relayNode), alpn)
+				if err != nil {
+					return Seen{Refusal: err.Error()}, nil
+				}
+				defer c.Close()
+				_, _ = c.Write([]byte("PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n\x00\x00\x00\x04\x00\x00\x00\x00\x00"))
+				seen.hear(c, alpn)
+				return seen, nil
+			}}
 	}
 	return []Attempt{
 		at("open a session with the relay", identity.ALPNRelay),
@@ -55,58 +45,64 @@ func revoked() []Attempt {
 		stream("open a control stream for RPC", identity.ALPNRPC),
 		stream("open a control stream for Raft", identity.ALPNRaft),
 		stream("open a control stream for gossip", identity.ALPNGossip),
-		{Name: "ask for the log at the port for joiners", From: Revoked, Guard: Roster, Judge: admitted, Try: func(ctx context.Context, f *Field) (Seen, error) {
-			r, err := f.exile.request(&skeinv1.JoinToken{ClusterId: f.members.GetCluster().GetId()}, "exile")
-			if err != nil {
-				return Seen{}, err
-			}
-			r.MemberIndex = 1
-			return f.joinAs(ctx, f.exile, r)
-		}},
-		{Name: "join again with a new token and the old identity", From: Revoked, Guard: Tokens, Judge: admitted, Try: func(ctx context.Context, f *Field) (Seen, error) {
-			token, err := f.token(ctx, 1)
-			if err != nil {
-				return Seen{}, err
-			}
-			r, err := f.exile.request(token, "exile-again")
-			if err != nil {
-				return Seen{}, err
-			}
-			return f.joinAs(ctx, f.exile, r)
-		}},
-		{Name: "repeat the request that once admitted it", From: Revoked, Guard: RequestIDs, Judge: admitted, Try: func(ctx context.Context, f *Field) (Seen, error) {
-			return f.joinAs(ctx, f.exile, f.exile.joined)
-		}},
+		{Name: "ask for the log at the port for joiners", From: Revoked, Guard: Roster, Judge: admitted,
+			Try: func(ctx context.Context, f *Field) (Seen, error) {
+				r, err := f.exile.request(&skeinv1.JoinToken{ClusterId: f.members.GetCluster().GetId()}, "exile")
+				if err != nil {
+					return Seen{}, err
+				}
+				r.MemberIndex = 1
+				return f.joinAs(ctx, f.exile, r)
+			}},
+		{Name: "join again with a new token and the old identity", From: Revoked, Guard: Tokens, Judge: admitted,
+			Try: func(ctx context.Context, f *Field) (Seen, error) {
+				token, err := f.token(ctx, 1)
+				if err != nil {
+					return Seen{}, err
+				}
+				r, err := f.exile.request(token, "exile-again")
+				if err != nil {
+					return Seen{}, err
+				}
+				return f.joinAs(ctx, f.exile, r)
+			}},
+		{Name: "repeat the request that once admitted it", From: Revoked, Guard: RequestIDs, Judge: admitted,
+			Try: func(ctx context.Context, f *Field) (Seen, error) {
+				return f.joinAs(ctx, f.exile, f.exile.joined)
+			}},
 		recordFrom("have a member spread its record", func(f *Field) *person { return f.exile }),
-		{Name: "be kept in a subscription that was open when it was revoked", From: Revoked, Guard: Roster, Judge: given, Try: func(ctx context.Context, f *Field) (Seen, error) {
-			return f.keepSubscription(ctx)
-		}},
+		{Name: "be kept in a subscription that was open when it was revoked", From: Revoked, Guard: Roster, Judge: given,
+			Try: func(ctx context.Context, f *Field) (Seen, error) {
+				return f.keepSubscription(ctx)
+			}},
 	}
 }
 
 // recordFrom has the attacker's other member hand over a record of somebody who is no member any more.
 func recordFrom(name string, who func(*Field) *person) Attempt {
-	return Attempt{Name: name, From: Revoked, Guard: Signatures, Judge: given, Try: func(ctx context.Context, f *Field) (seen Seen, err error) {
-		p := who(f)
-		s, err := signed(p, &skeinv1.Record{NodeId: p.id(), Epoch: 1 << 41, Seq: 1, Site: forgedSite})
-		if err != nil {
-			return seen, err
-		}
-		if seen.Refusal, err = f.puppet.push(ctx, relayNode, s); err != nil {
-			return seen, err
-		}
-		pause(ctx, 200*time.Millisecond)
-		r, err := f.api(relayNode).Nodes(ctx, &skeinv1.NodesRequest{})
-		for _, n := range r.GetNodes() {
-			if n.GetRecord().GetNodeId() == p.id() {
-				seen.Given = append(seen.Given, "its record is taken")
+	return Attempt{Name: name, From: Revoked, Guard: Signatures, Judge: given,
+		Try: func(ctx context.Context, f *Field) (seen Seen, err error) {
+			p := who(f)
+			s, err := signed(p, &skeinv1.Record{NodeId: p.id(), Epoch: 1 << 41, Seq: 1, Site: forgedSite})
+			if err != nil {
+				return seen, err
 			}
-		}
-		return seen, err
-	}}
+			if seen.Refusal, err = f.puppet.push(ctx, relayNode, s); err != nil {
+				return seen, err
+			}
+			pause(ctx, 200*time.Millisecond)
+			r, err := f.api(relayNode).Nodes(ctx, &skeinv1.NodesRequest{})
+			for _, n := range r.GetNodes() {
+				if n.GetRecord().GetNodeId() == p.id() {
+					seen.Given = append(seen.Given, "its record is taken")
+				}
+			}
+			return seen, err
+		}}
 }
 
-// keepSubscription revokes a member that listens to the log, changes something, and looks whether the member still hears.
+// keepSubscription revokes a member that listens to the log, changes something, and looks whether the member still
+// hears.
 func (f *Field) keepSubscription(ctx context.Context) (seen Seen, err error) {
 	p, err := f.newcomer(stranger)
 	if err != nil {
@@ -119,7 +115,8 @@ func (f *Field) keepSubscription(ctx context.Context) (seen Seen, err error) {
 	defer stop()
 	var s *connect.ServerStreamForClient[skeinv1.SubscribeResponse]
 	err = until(ctx, patience, func() (err error) { // the node that the stream goes to hears of a new member in a moment
-		if s, err = p.cluster(relayNode).Subscribe(listening, &skeinv1.SubscribeRequest{After: f.members.GetIndex()}); err == nil && !s.Receive() {
+		if s, err = p.cluster(relayNode).Subscribe(listening,
+			&skeinv1.SubscribeRequest{After: f.members.GetIndex()}); err == nil && !s.Receive() {
 			err = fmt.Errorf("the subscription does not begin: %w", s.Err())
 		}
 		return err
@@ -128,7 +125,8 @@ func (f *Field) keepSubscription(ctx context.Context) (seen Seen, err error) {
 		return seen, err
 	}
 	defer s.Close()
-	if _, err := f.api(relayNode).RevokeNode(ctx, &skeinv1.RevokeNodeRequest{Node: p.id(), Reason: "red team"}); err != nil {
+	if _, err := f.api(relayNode).RevokeNode(ctx,
+		&skeinv1.RevokeNodeRequest{Node: p.id(), Reason: "red team"}); err != nil {
 		return seen, err
 	}
 	pause(ctx, 1500*time.Millisecond) // each second the server looks at who listens
@@ -136,7 +134,8 @@ func (f *Field) keepSubscription(ctx context.Context) (seen Seen, err error) {
 	if err != nil {
 		return seen, err
 	}
-	if _, err := f.api(relayNode).CreateToken(ctx, &skeinv1.CreateTokenRequest{Uses: 1, LifetimeNanos: int64(time.Hour)}); err != nil {
+	if _, err := f.api(relayNode).CreateToken(ctx,
+		&skeinv1.CreateTokenRequest{Uses: 1, LifetimeNanos: int64(time.Hour)}); err != nil {
 		return seen, err
 	}
 	for s.Receive() {

@@ -39,11 +39,12 @@ func (o Options) wants(a Attempt) bool {
 	if o.Short && a.Long || o.Names != nil && !slices.Contains(o.Names, a.Name) {
 		return false
 	}
-	return o.Only == "" || strings.Contains(strings.ToLower(a.Name+"|"+string(a.From)+"|"+string(a.Guard)), strings.ToLower(o.Only))
+	return o.Only == "" || strings.Contains(strings.ToLower(a.Name+"|"+string(a.From)+"|"+string(a.Guard)),
+		strings.ToLower(o.Only))
 }
 
-// Run raises a lab, tries the catalogue and takes the lab down. The error is nil only when every attempt could be made, none
-// gained anything, and none cost the honest pair more than MaxLoss.
+// Run raises a lab, tries the catalogue and takes the lab down. The error is nil only when every attempt could be made,
+// none gained anything, and none cost the honest pair more than MaxLoss.
 func Run(ctx context.Context, opts Options) (report *Report, err error) {
 	if opts.Progress == nil {
 		opts.Progress = func(string) {}
@@ -137,8 +138,8 @@ func (f *Field) beside(ctx context.Context, during func() error) (Cost, error) {
 	return beside(ctx, f.ns(victim), f.overlay(other, true), during)
 }
 
-// floodTries is how often a flood that cost the pair too much is repeated: what others on this machine do at the same time costs it
-// once, and a victim that does not bear the flood each time.
+// floodTries is how often a flood that cost the pair too much is repeated: what others on this machine do at the same
+// time costs it once, and a victim that does not bear the flood each time.
 const floodTries = 3
 
 // flood is an attempt with the pair measured before and beside it.
@@ -176,7 +177,8 @@ func (f *Field) attempt(ctx context.Context, a Attempt) (Outcome, error) {
 	if seen.Bound > 0 {
 		o.Counted = fmt.Sprintf("%s, at most %s are allowed", plural(seen.Count), plural(seen.Bound))
 	}
-	o.Gained = strings.Join(slices.DeleteFunc(append([]string{o.Gained}, f.suffering(ctx)...), func(s string) bool { return s == "" }), "; ")
+	o.Gained = strings.Join(slices.DeleteFunc(append([]string{o.Gained}, f.suffering(ctx)...),
+		func(s string) bool { return s == "" }), "; ")
 	o.Seconds = time.Since(began).Seconds()
 	return o, ctx.Err()
 }

@@ -19,140 +19,129 @@ import (
 
 func strangers() []Attempt {
 	at := func(alpn string) Attempt {
-		return Attempt{Name: "open " + alpn + " at a public node", From: Stranger, Guard: Roster, Try: func(ctx context.Context, f *Field) (seen Seen, err error) {
-			p, err := f.newcomer(stranger)
-			if err != nil {
-				return seen, err
-			}
-			c, err := p.front(ctx, relayNode, alpn)
-			if err != nil {
-				return Seen{Refusal: err.Error()}, nil
-			}
-			defer c.Close()
-			_, _ = c.Write(frame(framePing, make([]byte, 8)))
-			b, err := heard(c, time.Second)
-			if err != nil {
-				seen.Refusal = err.Error()
-			}
-			if len(b) > 0 {
-				seen.Given = append(seen.Given, fmt.Sprintf("%d bytes", len(b)))
-			}
-			return seen, nil
-		}, Judge: given}
+		return Attempt{Name: "open " + alpn + " at a public node", From: Stranger, Guard: Roster,
+			Try: func(ctx context.Context, f *Field) (seen Seen, err error) {
+				p, err := f.newcomer(stranger)
+				if err != nil {
+					return seen, err
+				}
+				c, err := p.front(ctx, relayNode, alpn)
+				if err != nil {
+					return Seen{Refusal: err.Error()}, nil
+				}
+				defer c.Close()
+				_, _ = c.Write(frame(framePing, make([]byte, 8)))
+				seen.hear(c, alpn)
+				return seen, nil
+			}, Judge: given}
 	}
 	return []Attempt{
 		at(identity.ALPNRelay), at(identity.ALPNSplice), at(identity.ALPNRPC), at(identity.ALPNRaft),
-		{Name: "connect without a certificate", From: Stranger, Guard: Roster, Try: func(ctx context.Context, f *Field) (seen Seen, err error) {
-			p, err := f.newcomer(stranger)
-			if err != nil {
-				return seen, err
-			}
-			c, err := p.connect(ctx, netip.AddrPortFrom(f.address(relayNode), frontPort))
-			if err != nil {
-				return seen, err
-			}
-			t := tls.Client(c, &tls.Config{InsecureSkipVerify: true, NextProtos: []string{identity.ALPNJoin}}) // a stranger checks nothing
-			defer t.Close()
-			_ = t.SetDeadline(time.Now().Add(patience))
-			if err := t.HandshakeContext(ctx); err != nil {
-				return Seen{Refusal: err.Error()}, nil
-			}
-			_ = writeMessage(t, &skeinv1.JoinRequest{})
-			r := &skeinv1.JoinResponse{}
-			if err := readMessage(t, r); err != nil {
-				return Seen{Refusal: err.Error()}, nil
-			}
-			seen.Given = append(seen.Given, "an answer at the port for joiners")
-			return seen, nil
-		}, Judge: given},
-		joining("ask for the log without a token, as a cut-off member may", Stranger, Roster, func(_ context.Context, f *Field, r *skeinv1.JoinRequest, _ *skeinv1.JoinToken) error {
-			r.TokenId, r.TokenSecret, r.MemberIndex = "", nil, 1
-			return nil
-		}),
-		joining("replay a member's request ID at the port for joiners", Stranger, RequestIDs, func(_ context.Context, f *Field, r *skeinv1.JoinRequest, _ *skeinv1.JoinToken) error {
-			r.TokenId, r.TokenSecret, r.TokenProof = "0000000000000000", make([]byte, 32), nil
-			r.RequestId = f.prey.joined.GetRequestId()
-			return nil
-		}),
-		joining("replay the request ID of a token's making at the port for joiners", Stranger, RequestIDs, func(ctx context.Context, f *Field, r *skeinv1.JoinRequest, _ *skeinv1.JoinToken) (err error) {
-			r.TokenId, r.TokenSecret, r.TokenProof = "0000000000000000", make([]byte, 32), nil
-			r.RequestId, err = f.tokenRequest(ctx)
-			return err
-		}),
-		{Name: "announce a join request of 2 GiB", From: Stranger, Guard: Limits, Try: func(ctx context.Context, f *Field) (seen Seen, err error) {
-			p, err := f.newcomer(stranger)
-			if err != nil {
-				return seen, err
-			}
-			c, err := p.front(ctx, relayNode, identity.ALPNJoin)
-			if err != nil {
-				return seen, err
-			}
-			defer c.Close()
-			_, _ = c.Write(binary.BigEndian.AppendUint32(nil, 1<<31))
-			for range 64 {
-				if _, err := c.Write(make([]byte, 4<<10)); err != nil {
-					seen.Refusal = err.Error()
-					break
+		{Name: "connect without a certificate", From: Stranger, Guard: Roster,
+			Try: func(ctx context.Context, f *Field) (seen Seen, err error) {
+				p, err := f.newcomer(stranger)
+				if err != nil {
+					return seen, err
 				}
-			}
-			b, err := heard(c, 2*time.Second)
-			if isTimeout(err) {
-				seen.Lost = append(seen.Lost, "the server goes on reading a request that is too large")
-			}
-			if len(b) > 0 {
-				seen.Given = append(seen.Given, "an answer")
-			}
-			return seen, nil
-		}, Judge: lost},
-		stunAmplifies("make STUN answers larger than their questions", stunPort, nil),
-		{Name: "draw STUN answers onto a bystander", From: Stranger, Guard: Stun, Long: true, Try: func(ctx context.Context, f *Field) (seen Seen, err error) {
-			return f.stunReflect(ctx)
-		}, Judge: bounded("answers at the bystander")},
+				c, err := p.connect(ctx, netip.AddrPortFrom(f.address(relayNode), frontPort))
+				if err != nil {
+					return seen, err
+				}
+				t := tls.Client(c, &tls.Config{InsecureSkipVerify: true,
+					NextProtos: []string{identity.ALPNJoin}}) // a stranger checks nothing
+				defer t.Close()
+				_ = t.SetDeadline(time.Now().Add(patience))
+				if err := t.HandshakeContext(ctx); err != nil {
+					return Seen{Refusal: err.Error()}, nil
+				}
+				_ = writeMessage(t, &skeinv1.JoinRequest{})
+				r := &skeinv1.JoinResponse{}
+				if err := readMessage(t, r); err != nil {
+					return Seen{Refusal: err.Error()}, nil
+				}
+				seen.Given = append(seen.Given, "an answer at the port for joiners")
+				return seen, nil
+			}, Judge: given},
+		joining("ask for the log without a token, as a cut-off member may", Stranger, Roster,
+			func(_ context.Context, f *Field, r *skeinv1.JoinRequest, _ *skeinv1.JoinToken) error {
+				r.TokenId, r.TokenSecret, r.MemberIndex = "", nil, 1
+				return nil
+			}),
+		joining("replay a member's request ID at the port for joiners", Stranger, RequestIDs,
+			func(_ context.Context, f *Field, r *skeinv1.JoinRequest, _ *skeinv1.JoinToken) error {
+				r.TokenId, r.TokenSecret, r.TokenProof = "0000000000000000", make([]byte, 32), nil
+				r.RequestId = f.prey.joined.GetRequestId()
+				return nil
+			}),
+		joining("replay the request ID of a token's making at the port for joiners", Stranger, RequestIDs,
+			func(ctx context.Context, f *Field, r *skeinv1.JoinRequest, _ *skeinv1.JoinToken) (err error) {
+				r.TokenId, r.TokenSecret, r.TokenProof = "0000000000000000", make([]byte, 32), nil
+				r.RequestId, err = f.tokenRequest(ctx)
+				return err
+			}),
+		{Name: "announce a join request of 2 GiB", From: Stranger, Guard: Limits,
+			Try: func(ctx context.Context, f *Field) (seen Seen, err error) {
+				p, err := f.newcomer(stranger)
+				if err != nil {
+					return seen, err
+				}
+				c, err := p.front(ctx, relayNode, identity.ALPNJoin)
+				if err != nil {
+					return seen, err
+				}
+				defer c.Close()
+				_, _ = c.Write(binary.BigEndian.AppendUint32(nil, 1<<31))
+				for range 64 {
+					if _, err := c.Write(make([]byte, 4<<10)); err != nil {
+						seen.Refusal = err.Error()
+						break
+					}
+				}
+				b, err := heard(c, 2*time.Second)
+				if isTimeout(err) {
+					seen.Lost = append(seen.Lost, "the server goes on reading a request that is too large")
+				}
+				if len(b) > 0 {
+					seen.Given = append(seen.Given, "an answer")
+				}
+				return seen, nil
+			}, Judge: lost},
+		stunAmplifies("make STUN answers larger than their questions", stunPort),
+		{Name: "draw STUN answers onto a bystander", From: Stranger, Guard: Stun, Long: true,
+			Try: func(ctx context.Context, f *Field) (seen Seen, err error) {
+				return f.stunReflect(ctx)
+			}, Judge: bounded("answers at the bystander")},
 		stunAnswer("get a STUN answer from a server's WireGuard port", wgPort),
-		{Name: "forge a ping of a member", From: Stranger, Guard: Probes, Try: func(ctx context.Context, f *Field) (seen Seen, err error) {
-			c := probe.NewCodec([32]byte{1})
-			b := c.EncodePing(nil, probe.Message{Sender: f.id(victim), Tx: probe.NewTxID(), Epoch: 1 << 50, Counter: 1, Length: probe.Size})
-			return f.answerTo(f.ns(stranger), netip.AddrPortFrom(f.address(relayNode), wgPort), b)
-		}, Judge: given},
-		{Name: "send rubbish to a relay's reserved port", From: Stranger, Guard: RelayIDs, Try: func(ctx context.Context, f *Field) (seen Seen, err error) {
-			a, b, ra, rb, err := f.reserve(ctx)
-			if err != nil {
-				return seen, err
-			}
-			defer a.Close()
-			defer b.Close()
-			ca, err := f.prove(f.ns(bystander), ra)
-			if err != nil {
-				return seen, err
-			}
-			defer ca.Close()
-			cb, err := f.prove(f.ns(bystander), rb)
-			if err != nil {
-				return seen, err
-			}
-			defer cb.Close()
-			if _, _, err := a.next(patience, frameState); err != nil {
-				return seen, err
-			}
-			if _, err := f.answerTo(f.ns(stranger), netip.AddrPortFrom(f.address(relayNode), rb.port), []byte(spoofMark)); err != nil {
-				return seen, err
-			}
-			if x, _ := heard(ca, arrival); len(x) > 0 {
-				seen.Arrived = append(seen.Arrived, "a stranger, by the pair's port")
-			}
-			return seen, nil
-		}, Judge: arrived},
+		{Name: "forge a ping of a member", From: Stranger, Guard: Probes,
+			Try: func(ctx context.Context, f *Field) (seen Seen, err error) {
+				c := probe.NewCodec([32]byte{1})
+				b := c.EncodePing(nil, probe.Message{Sender: f.id(victim), Tx: probe.NewTxID(), Epoch: 1 << 50, Counter: 1,
+					Length: probe.Size})
+				return f.answerTo(f.ns(stranger), netip.AddrPortFrom(f.address(relayNode), wgPort), b)
+			}, Judge: given},
+		{Name: "send rubbish to a relay's reserved port", From: Stranger, Guard: RelayIDs,
+			Try: func(ctx context.Context, f *Field) (seen Seen, err error) {
+				p, err := f.readyPair(ctx, bystander)
+				if err != nil {
+					return seen, err
+				}
+				defer p.close()
+				at := netip.AddrPortFrom(f.address(relayNode), p.prey.port)
+				if _, err := f.answerTo(f.ns(stranger), at, []byte(spoofMark)); err != nil {
+					return seen, err
+				}
+				if x, _ := heard(p.puppet.socket, arrival); len(x) > 0 {
+					seen.Arrived = append(seen.Arrived, "a stranger, by the pair's port")
+				}
+				return seen, nil
+			}, Judge: arrived},
 	}
 }
 
 // answerTo sends a datagram a few times and tells what comes back.
 func (f *Field) answerTo(ns string, to netip.AddrPort, b []byte) (seen Seen, err error) {
-	var c net.Conn
-	if err := fabric.In(ns, func() (err error) {
-		c, err = net.Dial("udp", to.String())
-		return err
-	}); err != nil {
+	c, err := dialUDP(ns, to)
+	if err != nil {
 		return seen, err
 	}
 	defer c.Close()
@@ -182,40 +171,42 @@ func stunRequest(attributes ...[]byte) []byte {
 var changePort = []byte{0, 3, 0, 4, 0, 0, 0, 2}
 
 func stunAnswer(name string, port uint16) Attempt {
-	return Attempt{Name: name, From: Stranger, Guard: Stun, Judge: given, Try: func(ctx context.Context, f *Field) (Seen, error) {
-		return f.answerTo(f.ns(stranger), netip.AddrPortFrom(f.address(relayNode), port), stunRequest())
-	}}
+	return Attempt{Name: name, From: Stranger, Guard: Stun, Judge: given,
+		Try: func(ctx context.Context, f *Field) (Seen, error) {
+			return f.answerTo(f.ns(stranger), netip.AddrPortFrom(f.address(relayNode), port), stunRequest())
+		}}
 }
 
 // stunAmplifies asks the shortest and longer questions and compares sizes.
-func stunAmplifies(name string, port uint16, _ []byte) Attempt {
-	return Attempt{Name: name, From: Stranger, Guard: Stun, Judge: bounded("bytes of answers"), Try: func(ctx context.Context, f *Field) (seen Seen, err error) {
-		const smallest = 64 // bytes of the smallest answer that says everything; the document excepts it
-		padding := append([]byte{0x80, 0x26, 0, 200}, make([]byte, 200)...)
-		for _, q := range [][]byte{stunRequest(), stunRequest(changePort), stunRequest(padding)} {
-			var c net.PacketConn
-			if err := fabric.In(f.ns(stranger), func() (err error) {
-				c, err = net.ListenPacket("udp", ":0")
-				return err
-			}); err != nil {
-				return seen, err
-			}
-			_, err := c.WriteTo(q, net.UDPAddrFromAddrPort(netip.AddrPortFrom(f.address(relayNode), port)))
-			if err == nil {
-				_ = c.SetReadDeadline(time.Now().Add(arrival))
-				b := make([]byte, 2048)
-				var n int
-				if n, _, err = c.ReadFrom(b); err == nil {
-					seen.Count += max(0, n-max(len(q), smallest))
+func stunAmplifies(name string, port uint16) Attempt {
+	return Attempt{Name: name, From: Stranger, Guard: Stun, Judge: bounded("bytes of answers"),
+		Try: func(ctx context.Context, f *Field) (seen Seen, err error) {
+			const smallest = 64 // bytes of the smallest answer that says everything; the document excepts it
+			padding := append([]byte{0x80, 0x26, 0, 200}, make([]byte, 200)...)
+			for _, q := range [][]byte{stunRequest(), stunRequest(changePort), stunRequest(padding)} {
+				var c net.PacketConn // the answer may come from another port
+				if err := fabric.In(f.ns(stranger), func() (err error) {
+					c, err = net.ListenPacket("udp", ":0")
+					return err
+				}); err != nil {
+					return seen, err
+				}
+				_, err := c.WriteTo(q, net.UDPAddrFromAddrPort(netip.AddrPortFrom(f.address(relayNode), port)))
+				if err == nil {
+					_ = c.SetReadDeadline(time.Now().Add(arrival))
+					b := make([]byte, 2048)
+					var n int
+					if n, _, err = c.ReadFrom(b); err == nil {
+						seen.Count += max(0, n-max(len(q), smallest))
+					}
+				}
+				c.Close()
+				if err != nil && !isTimeout(err) {
+					return seen, err
 				}
 			}
-			c.Close()
-			if err != nil && !isTimeout(err) {
-				return seen, err
-			}
-		}
-		return seen, nil
-	}}
+			return seen, nil
+		}}
 }
 
 // stunReflect sends requests with a bystander's address as source as fast as that goes, and counts answers there.
@@ -267,12 +258,14 @@ func (f *Field) rawOut(host string) (*raw, error) {
 // overheard attempts are of somebody who has heard packets between members.
 func overheard() []Attempt {
 	return []Attempt{
-		{Name: "replay probes of members from elsewhere", From: Overheard, Guard: Probes, Try: func(ctx context.Context, f *Field) (seen Seen, err error) {
-			return f.replay(ctx, func(b []byte) bool { _, err := probe.Parse(b); return err == nil }, "probes")
-		}, Judge: given},
-		{Name: "replay WireGuard packets of members from elsewhere", From: Overheard, Guard: Probes, Long: true, Try: func(ctx context.Context, f *Field) (seen Seen, err error) {
-			return f.replay(ctx, func(b []byte) bool { return len(b) > 4 && b[0] == 4 && b[1] == 0 }, "packets")
-		}, Judge: given},
+		{Name: "replay probes of members from elsewhere", From: Overheard, Guard: Probes,
+			Try: func(ctx context.Context, f *Field) (seen Seen, err error) {
+				return f.replay(ctx, func(b []byte) bool { _, err := probe.Parse(b); return err == nil }, "probes")
+			}, Judge: given},
+		{Name: "replay WireGuard packets of members from elsewhere", From: Overheard, Guard: Probes, Long: true,
+			Try: func(ctx context.Context, f *Field) (seen Seen, err error) {
+				return f.replay(ctx, func(b []byte) bool { return len(b) > 4 && b[0] == 4 && b[1] == 0 }, "packets")
+			}, Judge: given},
 	}
 }
 
@@ -290,11 +283,8 @@ func (f *Field) replay(ctx context.Context, want func([]byte) bool, what string)
 	if len(heardAll) == 0 {
 		return seen, fmt.Errorf("no %s of members were heard", what)
 	}
-	var c net.Conn
-	if err := fabric.In(f.ns(stranger), func() (err error) {
-		c, err = net.Dial("udp", netip.AddrPortFrom(f.address(relayNode), wgPort).String())
-		return err
-	}); err != nil {
+	c, err := dialUDP(f.ns(stranger), netip.AddrPortFrom(f.address(relayNode), wgPort))
+	if err != nil {
 		return seen, err
 	}
 	defer c.Close()

@@ -25,9 +25,9 @@ import (
 // patience bounds every wait. A loaded machine with two cores boots the container in ten seconds.
 const patience = 60 * time.Second
 
-// bootScript starts the container again whenever systemd in it asks for a reboot, which systemd-nspawn reports by exit status 133.
-// What is written goes to memory. systemd-nspawn is the one of the root file system, with its own libraries: this machine needs
-// none. The arguments: the root file system, an empty directory, control groups.
+// bootScript starts the container again whenever systemd in it asks for a reboot, which systemd-nspawn reports by exit
+// status 133. What is written goes to memory. systemd-nspawn is the one of the root file system, with its own
+// libraries: this machine needs none. The arguments: the root file system, an empty directory, control groups.
 const bootScript = `set -eu
 root=$1 dir=$2
 shift 2
@@ -70,7 +70,8 @@ func boot(t *testing.T, uplink *testns.NS) *machine {
 	m := &machine{t: t, log: new(bytes.Buffer), uplink: uplink, ended: make(chan struct{})}
 	groups := cgroups(t)
 	// Killing unshare ends the PID namespace, and so the container, its mounts and its network.
-	cmd := exec.Command("unshare", append([]string{"--mount", "--propagation", "private", "--pid", "--fork", "--kill-child", "--mount-proc",
+	cmd := exec.Command("unshare", append([]string{"--mount", "--propagation", "private", "--pid", "--fork",
+		"--kill-child", "--mount-proc",
 		"/bin/sh", "-c", bootScript, "sh", root, dir}, groups...)...)
 	cmd.Stdout, cmd.Stderr, cmd.SysProcAttr = m.log, m.log, &syscall.SysProcAttr{Setsid: true}
 	if err := cmd.Start(); err != nil {
@@ -126,8 +127,8 @@ func (m *machine) reboot() {
 	m.up(before)
 }
 
-// attach gives the container eth0, as a boot finds a network card. The one that a former boot had goes with its network namespace,
-// at the latest now.
+// attach gives the container eth0, as a boot finds a network card. The one that a former boot had goes with its network
+// namespace, at the latest now.
 func (m *machine) attach() {
 	m.t.Helper()
 	var err error
@@ -203,7 +204,8 @@ func (m *machine) install(from, to string, mode fs.FileMode) {
 
 func (m *machine) write(to string, b []byte, mode fs.FileMode) {
 	m.t.Helper()
-	cmd := m.command(m.t.Context(), "sh", "-c", fmt.Sprintf(`mkdir -p "$(dirname "$1")" && cat >"$1" && chmod %o "$1"`, mode), "sh", to)
+	cmd := m.command(m.t.Context(), "sh", "-c", fmt.Sprintf(`mkdir -p "$(dirname "$1")" && cat >"$1" && chmod %o "$1"`,
+		mode), "sh", to)
 	cmd.Stdin = bytes.NewReader(b)
 	if out, err := cmd.CombinedOutput(); err != nil {
 		m.t.Fatalf("writing %s: %v: %s", to, err, out)
@@ -222,8 +224,8 @@ func (m *machine) unit(names ...string) map[string]string {
 	return out
 }
 
-// settled waits until the service neither runs nor ends, and returns what became of it: a service that is to be restarted is
-// "auto-restart" then, one that is not is "dead" or "failed".
+// settled waits until the service neither runs nor ends, and returns what became of it: a service that is to be
+// restarted is "auto-restart" then, one that is not is "dead" or "failed".
 func (m *machine) settled() map[string]string {
 	m.t.Helper()
 	var u map[string]string
@@ -253,8 +255,8 @@ func (m *machine) running(before string) (pid string) {
 	return pid
 }
 
-// kernel is what a program such as skein can leave behind until the next boot, as text. What a boot decides anew (hardware addresses,
-// numbers of links) is left out.
+// kernel is what a program such as skein can leave behind until the next boot, as text. What a boot decides anew
+// (hardware addresses, numbers of links) is left out.
 func (m *machine) kernel() string {
 	m.t.Helper()
 	return m.run("sh", "-c", `ip -br link | sed 's/[@ ].*//'; for f in -4 -6; do ip $f rule; ip $f route show table all | sed 's/ fe80:[0-9a-f:]* / fe80:: /' | sort; done
@@ -298,8 +300,8 @@ func firstOf(pid int) bool {
 	return false
 }
 
-// cgroups are control groups of the container's own, where systemd-nspawn makes its. Two runs do not meet in them. They are removed
-// at the end.
+// cgroups are control groups of the container's own, where systemd-nspawn makes its. Two runs do not meet in them. They
+// are removed at the end.
 func cgroups(t *testing.T) (dirs []string) {
 	for _, h := range []string{"/sys/fs/cgroup/systemd", "/sys/fs/cgroup/unified", "/sys/fs/cgroup"} {
 		if _, err := os.Stat(filepath.Join(h, "cgroup.procs")); err != nil {

@@ -38,7 +38,8 @@ func newWorld(t *testing.T) world {
 	for _, key := range []string{"net.ipv4.ip_forward", "net.ipv6.conf.all.forwarding"} {
 		w.router.Sysctl(key, "1")
 	}
-	testns.Link(w.router, w.host, "peer0", []netip.Prefix{netip.MustParsePrefix("198.18.2.1/24")}, []netip.Prefix{netip.MustParsePrefix(peerAddr + "/24")})
+	testns.Link(w.router, w.host, "peer0", []netip.Prefix{netip.MustParsePrefix("198.18.2.1/24")},
+		[]netip.Prefix{netip.MustParsePrefix(peerAddr + "/24")})
 	w.router.Address("lo", netip.MustParsePrefix(outsideAddr+"/32"))
 	w.host.Must("default route", func() error {
 		out, err := exec.Command("ip", "route", "add", "default", "via", "198.18.2.1").CombinedOutput()
@@ -99,7 +100,8 @@ func startPeer(t *testing.T, w world, binary string) *peer {
 }
 
 func (p *peer) command(args ...string) *exec.Cmd {
-	return exec.Command(p.binary, append([]string{"--state-dir", p.dir + "/state", "--run-dir", p.dir + "/run", "--config", p.dir + "/skein.yaml"}, args...)...)
+	return exec.Command(p.binary, append([]string{"--state-dir", p.dir + "/state", "--run-dir", p.dir + "/run",
+		"--config", p.dir + "/skein.yaml"}, args...)...)
 }
 
 func (p *peer) try(args ...string) (string, error) {
@@ -115,7 +117,8 @@ func (p *peer) rules() string {
 	p.t.Helper()
 	var out []byte
 	p.host.Must("looking at the kernel", func() (err error) {
-		out, err = exec.Command("sh", "-c", `ip -br link | sed 's/[@ ].*//'; for f in -4 -6; do ip $f rule; ip $f route show table all | sort; done; nft list ruleset`).CombinedOutput()
+		out, err = exec.Command("sh", "-c",
+			`ip -br link | sed 's/[@ ].*//'; for f in -4 -6; do ip $f rule; ip $f route show table all | sort; done; nft list ruleset`).CombinedOutput()
 		return err
 	})
 	return string(out)
@@ -174,7 +177,8 @@ func (p *peer) leaves(want string) {
 			ctx, cancel := context.WithTimeout(context.Background(), 2*time.Second)
 			defer cancel()
 			var c net.Conn
-			if c, err = new(net.Dialer).DialContext(ctx, "tcp4", net.JoinHostPort(outsideAddr, outsidePort)); err != nil {
+			if c, err = new(net.Dialer).DialContext(ctx, "tcp4",
+				net.JoinHostPort(outsideAddr, outsidePort)); err != nil {
 				return
 			}
 			defer c.Close()

@@ -16,8 +16,9 @@ func newClusterCmd(g *globals) *cobra.Command {
 	c := &cobra.Command{
 		Use: "repair-clock", Short: "Set the time of the log to the leader's clock",
 		Long: "Set the time of the log to the leader's clock, after a wrong clock has made it run ahead.\n\n" +
-			"Tokens expire and blocks rest by the time of the log. It follows the leader's clock and never goes back\n" +
-			"else. What was stored with a later time counts as stored now. Without --yes it only shows how far off it is.",
+			"Tokens expire and blocks rest by the time of the log. It follows the leader's clock, and goes back by\n" +
+			"this command alone. What was stored with a later time counts as stored now. Without --yes it only shows\n" +
+			"how far off it is.",
 		Example: "  skein cluster repair-clock\n  skein cluster repair-clock --yes", Args: noArgs,
 		RunE: func(c *cobra.Command, _ []string) error {
 			r, err := g.client().RepairClock(c.Context(), &skeinv1.RepairClockRequest{DryRun: !yes})

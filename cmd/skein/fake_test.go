@@ -30,6 +30,7 @@ type fakeAgent struct {
 	err    error
 	run    string
 	drains []*skeinv1.DrainNodeResponse // the last one is for all that follow
+	usages []*skeinv1.UsageResponse     // the same
 }
 
 func newFakeAgent(t *testing.T) *fakeAgent {
@@ -169,6 +170,35 @@ func (f *fakeAgent) DrainNode(_ context.Context, r *skeinv1.DrainNodeRequest) (*
 		return f.drains[0], nil
 	}
 	return answerTo[*skeinv1.DrainNodeResponse](f, r)
+}
+
+// Usage answers the calls one after the other.
+func (f *fakeAgent) Usage(_ context.Context, r *skeinv1.UsageRequest) (*skeinv1.UsageResponse, error) {
+	if len(f.usages) == 0 {
+		return answerTo[*skeinv1.UsageResponse](f, r)
+	}
+	f.asked = append(f.asked, r)
+	next := f.usages[0]
+	if len(f.usages) > 1 {
+		f.usages = f.usages[1:]
+	}
+	return next, nil
+}
+
+// Profile streams the text that was laid out, in two pieces, and then f.err.
+func (f *fakeAgent) Profile(_ context.Context, r *skeinv1.ProfileRequest, s *connect.ServerStream[skeinv1.ProfileResponse]) error {
+	a, err := answerTo[*skeinv1.ProfileResponse](&fakeAgent{answer: f.answer}, r)
+	f.asked = append(f.asked, r)
+	if err != nil {
+		return errors.Join(f.err, err)
+	}
+	half := len(a.GetData()) / 2
+	for _, m := range []*skeinv1.ProfileResponse{{Node: a.GetNode()}, {Data: a.GetData()[:half]}, {Data: a.GetData()[half:]}} {
+		if err := s.Send(m); err != nil {
+			return err
+		}
+	}
+	return f.err
 }
 
 // skein runs a command against the fake agent; out is standard output, and what the command says beside it.

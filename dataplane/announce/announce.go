@@ -12,6 +12,8 @@ import (
 	"github.com/vishvananda/netlink"
 	"github.com/vishvananda/netns"
 	"golang.org/x/sys/unix"
+
+	"github.com/skeinmesh/skein/internal/nlcount"
 )
 
 // ProbeTime is how long another host has to answer for an address, without Options.Insist.
@@ -160,6 +162,7 @@ func (a *Announcer) loop(links <-chan netlink.LinkUpdate) {
 			}
 			return
 		case _, ok := <-links:
+			nlcount.Heard(1)
 			if !ok { // from here on we look now and then
 				links = nil
 			}
@@ -212,7 +215,7 @@ func (a *Announcer) refresh() {
 }
 
 func (a *Announcer) refreshLink(name string) error {
-	l, err := a.nl.LinkByName(name)
+	l, err := nlcount.One(a.nl).LinkByName(name)
 	if err != nil {
 		if p := a.ports[name]; p != nil {
 			p.close()

@@ -7,11 +7,12 @@
 // tunnel stands, so that tables and rules read as they are documented; a device that somebody else deletes takes its routes
 // along, and until they are mended, which begins with the kernel's notice, the destination is led as if there were no egress.
 //
-// Nobody but the ends of tunnels sends to the tunnels' port (filter.go): the filter is there before the port is open, and lets
-// a new end in before anything leads there.
+// Nobody but the ends of tunnels sends to the tunnels' port (filter.go): the filter is there before the port is open,
+// and lets a new end in before anything leads there.
 //
-// Ours are the table "inet skein_client", the routes with protocol 30 in tables 117 and 118, and the rules with protocol 30 and our priorities. What is to be
-// is decided by pure functions (Want, Before, After). A Client may be used concurrently.
+// Ours are the table "inet skein_client", the routes with protocol 30 in tables 117 and 118, and the rules with
+// protocol 30 and our priorities. What is to be is decided by pure functions (Want, Before, After). A Client may be
+// used concurrently.
 //
 // Source: DESIGN.md sections 9 and 11 of the project; shared/seeds/coil-egress-nat.txt.
 package egressclient

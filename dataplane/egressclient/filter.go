@@ -15,11 +15,12 @@ import (
 
 	"github.com/skeinmesh/skein/dataplane"
 	"github.com/skeinmesh/skein/dataplane/nft"
+	"github.com/skeinmesh/skein/internal/nlcount"
 )
 
-// Whoever may send to the tunnels' port puts packets into the namespace that no firewall of its links has seen. So only the
-// ends of the client's egresses may, by the link that leads to them: the table "inet skein_client" drops the rest before
-// sockets and devices see it.
+// Whoever may send to the tunnels' port puts packets into the namespace that no firewall of its links has seen. So only
+// the ends of the client's egresses may, by the link that leads to them: the table "inet skein_client" drops the rest
+// before sockets and devices see it.
 const (
 	filterTable = "skein_client"
 	filterChain = "skein_fou"
@@ -34,7 +35,8 @@ type Filter struct {
 	Links []string     // sorted
 }
 
-// wantFilter is the filter of a client: all slots' endpoints of its egresses, since what a former slot answers is still taken.
+// wantFilter is the filter of a client: all slots' endpoints of its egresses, since what a former slot answers is still
+// taken.
 func wantFilter(s dataplane.ClientSpec) Filter {
 	if len(s.Tunnels) == 0 {
 		return Filter{}
@@ -102,8 +104,20 @@ type filterState struct {
 	whole bool // as this package makes it
 }
 
-func (f filter) dial() (*nftables.Conn, error) {
-	c, err := nftables.New(nftables.WithNetNSFd(int(f.ns)))
+// How many elements go into one message, since an attribute is at most 64 KiB, and what all messages of a transaction
+// need in bytes: a client has up to 64 egresses of 64 slots each.
+const (
+	elementsPerMsg = 400
+	socketBuffer   = 4 << 20
+)
+
+func (f filter) dial() (*nlcount.Nft, error) {
+	c, err := nlcount.NewNft(nftables.WithNetNSFd(int(f.ns)), nftables.WithSockOptions(func(c *netlink.Conn) error {
+		// Without CAP_NET_ADMIN over the host's first namespace the kernel grants less, which suffices for some
+		// thousand elements.
+		_, _ = c.SetReadBuffer(socketBuffer), c.SetWriteBuffer(socketBuffer)
+		return nil
+	}))
 	if err != nil {
 		return nil, fmt.Errorf("opening nftables in the network namespace: %w", err)
 	}
@@ -153,7 +167,8 @@ func (f filter) read() (have filterState, err error) {
 	whole = whole && seen[setEnds4] && seen[setEnds6] && seen[setLinks]
 	if whole {
 		k, err := c.ListChain(t, chain.Name)
-		whole = err == nil && k.Hooknum != nil && *k.Hooknum == *chain.Hooknum && k.Priority != nil && *k.Priority == *chain.Priority
+		whole = err == nil && k.Hooknum != nil && *k.Hooknum == *chain.Hooknum && k.Priority != nil &&
+			*k.Priority == *chain.Priority
 	}
 	if whole {
 		rules, err := c.GetRules(t, chain)
@@ -165,7 +180,8 @@ func (f filter) read() (have filterState, err error) {
 	return filterState{have.with(Filter{}), true, whole}, nil
 }
 
-// write makes the table what it shall be, in one transaction, and tells in how many steps. have is what it has, before and after.
+// write makes the table what it shall be, in one transaction, and tells in how many steps. have is what it has, before
+// and after.
 func (f filter) write(want Filter, have *filterState) (writes int, err error) {
 	if want.empty() && !have.there || have.whole && have.equal(want) {
 		return 0, nil
@@ -183,7 +199,11 @@ func (f filter) write(want Filter, have *filterState) (writes int, err error) {
 		c.DelTable(t)
 		c.AddTable(t)
 		for _, name := range []string{setEnds4, setEnds6, setLinks} {
-			if err := c.AddSet(ourSet(t, name), want.elements(name)); err != nil {
+			set := ourSet(t, name)
+			if err := c.AddSet(set, nil); err != nil {
+				return 0, err
+			}
+			if err := inParts(c.SetAddElements, set, want.elements(name)); err != nil {
 				return 0, err
 			}
 		}
@@ -199,14 +219,15 @@ func (f filter) write(want Filter, have *filterState) (writes int, err error) {
 		}
 	}
 	if err := c.Flush(); err != nil {
-		return 0, fmt.Errorf("writing the nft table inet %s, which keeps strangers out of tunnels: %w", filterTable, err)
+		return 0, fmt.Errorf("writing the nft table inet %s, which keeps strangers out of tunnels: %w",
+			filterTable, err)
 	}
 	*have = filterState{want, !want.empty(), !want.empty()}
 	return 1, nil
 }
 
 // change turns a set's elements into others.
-func change(c *nftables.Conn, set *nftables.Set, have, want []nftables.SetElement) error {
+func change(c *nlcount.Nft, set *nftables.Set, have, want []nftables.SetElement) error {
 	minus := func(a, b []nftables.SetElement) (out []nftables.SetElement) {
 		for _, e := range a {
 			if !slices.ContainsFunc(b, func(o nftables.SetElement) bool { return bytes.Equal(o.Key, e.Key) }) {
@@ -215,13 +236,18 @@ func change(c *nftables.Conn, set *nftables.Set, have, want []nftables.SetElemen
 		}
 		return out
 	}
-	if gone := minus(have, want); len(gone) > 0 {
-		if err := c.SetDeleteElements(set, gone); err != nil {
+	if err := inParts(c.SetDeleteElements, set, minus(have, want)); err != nil {
+		return err
+	}
+	return inParts(c.SetAddElements, set, minus(want, have))
+}
+
+// inParts gives elements to do in several messages, or in none.
+func inParts(do func(*nftables.Set, []nftables.SetElement) error, set *nftables.Set, all []nftables.SetElement) error {
+	for part := range slices.Chunk(all, elementsPerMsg) {
+		if err := do(set, part); err != nil {
 			return err
 		}
-	}
-	if added := minus(want, have); len(added) > 0 {
-		return c.SetAddElements(set, added)
 	}
 	return nil
 }
@@ -246,7 +272,8 @@ func (f Filter) elements(set string) (out []nftables.SetElement) {
 
 func ourTable() (*nftables.Table, *nftables.Chain) {
 	t := &nftables.Table{Family: nftables.TableFamilyINet, Name: filterTable}
-	return t, &nftables.Chain{Name: filterChain, Table: t, Type: nftables.ChainTypeFilter, Hooknum: nftables.ChainHookInput, Priority: nftables.ChainPriorityRaw}
+	return t, &nftables.Chain{Name: filterChain, Table: t, Type: nftables.ChainTypeFilter,
+		Hooknum: nftables.ChainHookInput, Priority: nftables.ChainPriorityRaw}
 }
 
 // ourSet is one of the sets, or nil. The IDs are given here, or the library counts in a global.

@@ -15,6 +15,7 @@ import (
 
 	"github.com/skeinmesh/skein/dataplane"
 	"github.com/skeinmesh/skein/dataplane/fou"
+	"github.com/skeinmesh/skein/internal/nlcount"
 	"github.com/skeinmesh/skein/internal/testns"
 )
 
@@ -76,7 +77,8 @@ func (l *listener) has(text string) bool {
 func sendFrom(t *testing.T, ns *testns.NS, from, to string, b []byte) {
 	t.Helper()
 	ns.Must("sending", func() error {
-		c, err := net.DialUDP("udp", net.UDPAddrFromAddrPort(netip.MustParseAddrPort(from)), net.UDPAddrFromAddrPort(netip.MustParseAddrPort(to)))
+		c, err := net.DialUDP("udp", net.UDPAddrFromAddrPort(netip.MustParseAddrPort(from)),
+			net.UDPAddrFromAddrPort(netip.MustParseAddrPort(to)))
 		if err != nil {
 			return err
 		}
@@ -86,8 +88,8 @@ func sendFrom(t *testing.T, ns *testns.NS, from, to string, b []byte) {
 	})
 }
 
-// TestStrangersDoNotSendIntoTunnels: only the ends of a client's egresses put packets into its namespace, and only by the link
-// that leads there. Whoever else does reaches what its firewall keeps from the link he is at.
+// TestStrangersDoNotSendIntoTunnels: only the ends of a client's egresses put packets into its namespace, and only by
+// the link that leads there. Whoever else does reaches what its firewall keeps from the link he is at.
 func TestStrangersDoNotSendIntoTunnels(t *testing.T) {
 	drivers := []string{fou.Userspace}
 	if fou.TryKernel() == nil {
@@ -115,7 +117,8 @@ func strangersSend(t *testing.T, driver, rpFilter string) {
 	defer c.Close()
 	apply(t, c, dual())
 	l := listenIn(t, ns)
-	fromEnd := func(text string) { // what the far end of a tunnel sends is heard, and all before it has been dropped or heard
+	// what the far end of a tunnel sends is heard, and all before it has been dropped or heard
+	fromEnd := func(text string) {
 		t.Helper()
 		deadline := time.Now().Add(5 * time.Second)
 		for !l.has(text) {
@@ -181,11 +184,11 @@ func TestTheFilterIsMendedAndGoes(t *testing.T) {
 	go func() { done <- c.Watch(ctx, func(Mended) {}) }()
 	defer func() { cancel(); <-done }()
 	table, chain := ourTable()
-	for name, do := range map[string]func(*nftables.Conn){
-		"table deleted": func(k *nftables.Conn) { k.DelTable(table) },
-		"rules flushed": func(k *nftables.Conn) { k.FlushChain(chain) },
-		"ends flushed":  func(k *nftables.Conn) { k.FlushSet(ourSet(table, setEnds4)) },
-		"a stranger added": func(k *nftables.Conn) {
+	for name, do := range map[string]func(*nlcount.Nft){
+		"table deleted": func(k *nlcount.Nft) { k.DelTable(table) },
+		"rules flushed": func(k *nlcount.Nft) { k.FlushChain(chain) },
+		"ends flushed":  func(k *nlcount.Nft) { k.FlushSet(ourSet(table, setEnds4)) },
+		"a stranger added": func(k *nlcount.Nft) {
 			_ = k.SetAddElements(ourSet(table, setEnds4), []nftables.SetElement{{Key: []byte{198, 51, 100, 66}}})
 		},
 	} {
@@ -245,9 +248,36 @@ func TestASlotMovesWithoutAGap(t *testing.T) {
 	}
 }
 
+// A client may use 64 egresses of 64 slots each, with an endpoint of each family: more than fit into one message to the
+// kernel.
+func TestAsManyEndsAsAClientMayHave(t *testing.T) {
+	c, err := open(Options{NetNS: path(pod(t))}, func(string) (fou.Driver, error) { return &pairs{}, nil })
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer c.Close()
+	all := Filter{Links: []string{"eth0"}}
+	for i := range 64 * 64 {
+		all.Ends = append(all.Ends, netip.AddrFrom4([4]byte{10, 68, byte(i >> 8), byte(i)}),
+			netip.AddrFrom16([16]byte{0xfd, 14: byte(i >> 8), 15: byte(i)}))
+	}
+	all.Ends = distinct(all.Ends, nil)
+	few := Filter{Ends: all.Ends[:2], Links: all.Links}
+	have := filterState{}
+	for i, want := range []Filter{all, few, all, {}} {
+		if _, err := c.filter.write(want, &have); err != nil {
+			t.Fatalf("%d: %d ends: %v", i, len(want.Ends), err)
+		}
+		if have, err = c.filter.read(); err != nil || !have.equal(want) && !want.empty() || have.there == want.empty() {
+			t.Fatalf("%d: of %d ends there are %d: %v", i, len(want.Ends), len(have.Ends), err)
+		}
+	}
+}
+
 // The host's own gateway is at a link beside the tunnel's.
 func TestWantFilter(t *testing.T) {
-	s := dataplane.ClientSpec{Uplink: "skein0", Links: []string{"sk0123456789ab"}, Ends: []netip.Addr{addr("10.68.0.2"), addr("10.68.0.1")}, Tunnels: []dataplane.ClientTunnel{tun("10.68.0.1")}}
+	s := dataplane.ClientSpec{Uplink: "skein0", Links: []string{"sk0123456789ab"},
+		Ends: []netip.Addr{addr("10.68.0.2"), addr("10.68.0.1")}, Tunnels: []dataplane.ClientTunnel{tun("10.68.0.1")}}
 	if got, want := wantFilter(s).String(), "only [10.68.0.1 10.68.0.2], by [sk0123456789ab skein0]"; got != want {
 		t.Errorf("%s, want %s", got, want)
 	}

@@ -14,6 +14,7 @@ import (
 
 	"github.com/skeinmesh/skein/dataplane"
 	"github.com/skeinmesh/skein/dataplane/fou"
+	"github.com/skeinmesh/skein/internal/nlcount"
 )
 
 // kernel talks to one network namespace.
@@ -146,14 +147,14 @@ func (k *kernel) read() (State, error) {
 	linkName := func(index int) string {
 		if _, known := names[index]; !known {
 			names[index] = fmt.Sprintf("#%d", index)
-			if l, err := k.h.LinkByIndex(index); err == nil {
+			if l, err := nlcount.One(k.h).LinkByIndex(index); err == nil {
 				names[index] = l.Attrs().Name
 			}
 		}
 		return names[index]
 	}
 	for _, f := range []Family{IPv4, IPv6} {
-		rules, err := k.h.RuleListFiltered(f.af(), nil, 0)
+		rules, err := nlcount.One(k.h).RuleListFiltered(f.af(), nil, 0)
 		if errors.Is(err, unix.EAFNOSUPPORT) || errors.Is(err, unix.EOPNOTSUPP) { // a kernel without IPv6
 			continue
 		}
@@ -186,7 +187,7 @@ func (k *kernel) read() (State, error) {
 }
 
 func (k *kernel) list(f Family, table int) ([]netlink.Route, error) {
-	list, err := k.routes.RouteListFiltered(f.af(), &netlink.Route{Table: table}, netlink.RT_FILTER_TABLE)
+	list, err := nlcount.One(k.routes).RouteListFiltered(f.af(), &netlink.Route{Table: table}, netlink.RT_FILTER_TABLE)
 	if errors.Is(err, unix.ENOENT) || errors.Is(err, unix.EAFNOSUPPORT) || errors.Is(err, unix.EOPNOTSUPP) { // no such table yet
 		return nil, nil
 	}
@@ -199,32 +200,32 @@ func (k *kernel) list(f Family, table int) ([]netlink.Route, error) {
 func (k *kernel) apply(o Op) error {
 	switch o.Verb {
 	case AddRule:
-		return ignore(k.h.RuleAdd(toRule(o.Rule)), unix.EEXIST)
+		return ignore(nlcount.One(k.h).RuleAdd(toRule(o.Rule)), unix.EEXIST)
 	case DelRule:
 		raw, ok := k.rawRules[o.Rule]
 		if !ok {
 			raw = *toRule(o.Rule)
 		}
-		return ignore(k.h.RuleDel(&raw), unix.ENOENT)
+		return ignore(nlcount.One(k.h).RuleDel(&raw), unix.ENOENT)
 	case DelRoute:
 		raw, ok := k.rawRoutes[o.Route]
 		if !ok {
 			raw = *toRoute(o.Route, 0)
 		}
-		return ignore(k.h.RouteDel(&raw), unix.ESRCH)
+		return ignore(nlcount.One(k.h).RouteDel(&raw), unix.ESRCH)
 	}
 	link := 0
 	if o.Route.Kind == Tunnel {
-		l, err := k.h.LinkByName(o.Route.Link)
+		l, err := nlcount.One(k.h).LinkByName(o.Route.Link)
 		if err != nil {
 			return err
 		}
 		link = l.Attrs().Index
 	}
 	if o.Verb == ReplaceRoute {
-		return k.h.RouteReplace(toRoute(o.Route, link))
+		return nlcount.One(k.h).RouteReplace(toRoute(o.Route, link))
 	}
-	err := k.h.RouteAdd(toRoute(o.Route, link))
+	err := nlcount.One(k.h).RouteAdd(toRoute(o.Route, link))
 	if errors.Is(err, unix.EEXIST) {
 		return fmt.Errorf("%w: something else has made a route for the same destination in this table: take it out", err)
 	}
@@ -246,7 +247,7 @@ type link struct {
 }
 
 func (k *kernel) link(name string) (link, error) {
-	l, err := k.h.LinkByName(name)
+	l, err := nlcount.One(k.h).LinkByName(name)
 	if errors.As(err, &netlink.LinkNotFoundError{}) {
 		return link{}, nil
 	}
@@ -271,7 +272,7 @@ func (k *kernel) link(name string) (link, error) {
 
 // hasTunnels says whether there are devices of tunnels.
 func (k *kernel) hasTunnels() (bool, error) {
-	links, err := k.h.LinkList()
+	links, err := nlcount.One(k.h).LinkList()
 	if err != nil {
 		return false, fmt.Errorf("reading links: %w", err)
 	}
@@ -284,7 +285,7 @@ func tunnelName(name string) bool {
 
 // own reads the addresses of a host that are not the mesh's: those of all links but ours.
 func (k *kernel) own(uplink string, not ...netip.Addr) ([]netip.Addr, error) {
-	links, err := k.h.LinkList()
+	links, err := nlcount.One(k.h).LinkList()
 	if err != nil {
 		return nil, fmt.Errorf("reading links: %w", err)
 	}
@@ -293,7 +294,7 @@ func (k *kernel) own(uplink string, not ...netip.Addr) ([]netip.Addr, error) {
 		name := l.Attrs().Name
 		foreign[l.Attrs().Index] = name != "lo" && name != uplink && !ourLink(name)
 	}
-	list, err := k.h.AddrList(nil, netlink.FAMILY_ALL)
+	list, err := nlcount.One(k.h).AddrList(nil, netlink.FAMILY_ALL)
 	if err != nil {
 		return nil, fmt.Errorf("reading addresses: %w", err)
 	}
@@ -326,11 +327,11 @@ func Addresses(path, device string) (ipv4, ipv6 netip.Addr, err error) {
 		return ipv4, ipv6, fmt.Errorf("entering the network namespace %s: %w", path, err)
 	}
 	defer h.Close()
-	l, err := h.LinkByName(device)
+	l, err := nlcount.One(h).LinkByName(device)
 	if err != nil {
 		return ipv4, ipv6, fmt.Errorf("link %s in the network namespace %s: %w", device, path, err)
 	}
-	list, err := h.AddrList(l, netlink.FAMILY_ALL)
+	list, err := nlcount.One(h).AddrList(l, netlink.FAMILY_ALL)
 	if err != nil {
 		return ipv4, ipv6, fmt.Errorf("addresses of %s in the network namespace %s: %w", device, path, err)
 	}

@@ -13,6 +13,8 @@ import (
 	"github.com/vishvananda/netlink"
 	"github.com/vishvananda/netns"
 	"golang.org/x/sys/unix"
+
+	"github.com/skeinmesh/skein/internal/nlcount"
 )
 
 // Reverse path filters, as net.ipv4.conf.*.rp_filter has them. The kernel goes by the greater of a device's and conf.all's.
@@ -78,14 +80,14 @@ func readSetting(path string) (string, error) {
 
 // address gives a device an address that is good for nothing but having one.
 func (k *kernel) address(device string, a netip.Addr) (writes int, err error) {
-	l, err := k.h.LinkByName(device)
+	l, err := nlcount.One(k.h).LinkByName(device)
 	if err != nil {
 		return 0, err
 	}
-	have, err := k.h.AddrList(l, netlink.FAMILY_V4)
+	have, err := nlcount.One(k.h).AddrList(l, netlink.FAMILY_V4)
 	if err != nil || len(have) > 0 {
 		return 0, err
 	}
 	full := &net.IPNet{IP: a.AsSlice(), Mask: net.CIDRMask(a.BitLen(), a.BitLen())}
-	return 1, k.h.AddrAdd(l, &netlink.Addr{IPNet: full, Scope: unix.RT_SCOPE_HOST, Flags: unix.IFA_F_NOPREFIXROUTE})
+	return 1, nlcount.One(k.h).AddrAdd(l, &netlink.Addr{IPNet: full, Scope: unix.RT_SCOPE_HOST, Flags: unix.IFA_F_NOPREFIXROUTE})
 }

@@ -14,6 +14,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/skeinmesh/skein/dataplane"
+	"github.com/skeinmesh/skein/internal/nlcount"
 )
 
 // Timing of mending.
@@ -152,6 +153,7 @@ func (c *Client) listen(conn *netlink.Conn, concerns func(m netlink.Message, upl
 			c.poke()
 			return
 		}
+		nlcount.Heard(len(msgs))
 		uplink, host := c.watched()
 		for _, m := range msgs {
 			if concerns(m, uplink, host) {

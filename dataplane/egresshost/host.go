@@ -17,6 +17,7 @@ import (
 
 	"github.com/skeinmesh/skein/dataplane"
 	"github.com/skeinmesh/skein/dataplane/podnet"
+	"github.com/skeinmesh/skein/internal/nlcount"
 )
 
 const (
@@ -115,7 +116,7 @@ func (r *Reconciler) Reconcile(s Spec) (writes int, err error) {
 }
 
 func (r *Reconciler) links() (map[string]int, error) {
-	all, err := r.h.LinkList()
+	all, err := nlcount.One(r.h).LinkList()
 	if err != nil {
 		return nil, fmt.Errorf("read this host's links: %w", err)
 	}
@@ -140,33 +141,33 @@ func (r *Reconciler) family(f int, s Spec, links map[string]int) (writes int, er
 	}
 	add, gone := diff(want, actual)
 	for _, a := range add {
-		if e := r.h.RouteReplace(a.kernel()); e != nil && err == nil {
+		if e := nlcount.One(r.h).RouteReplace(a.kernel()); e != nil && err == nil {
 			err = fmt.Errorf("add the way to %s (table %d): %w", a.addr, dataplane.EgressTable, e)
 			continue
 		}
 		writes++
 	}
-	rules, e := r.h.RuleListFiltered(f, &netlink.Rule{Priority: dataplane.EgressRule, Table: dataplane.EgressTable}, netlink.RT_FILTER_PRIORITY|netlink.RT_FILTER_TABLE)
+	rules, e := nlcount.One(r.h).RuleListFiltered(f, &netlink.Rule{Priority: dataplane.EgressRule, Table: dataplane.EgressTable}, netlink.RT_FILTER_PRIORITY|netlink.RT_FILTER_TABLE)
 	if e != nil && !errors.Is(e, unix.EAFNOSUPPORT) {
 		return writes, errors.Join(err, fmt.Errorf("read policy rules: %w", e))
 	}
 	switch {
 	case len(want) > 0 && len(rules) == 0:
-		if e := r.h.RuleAdd(rule(f)); e != nil && !errors.Is(e, unix.EEXIST) {
+		if e := nlcount.One(r.h).RuleAdd(rule(f)); e != nil && !errors.Is(e, unix.EEXIST) {
 			err = errors.Join(err, fmt.Errorf("add the rule to table %d: %w", dataplane.EgressTable, e))
 		} else {
 			writes++
 		}
 	case len(want) == 0:
 		for range rules {
-			if e := r.h.RuleDel(rule(f)); e != nil {
+			if e := nlcount.One(r.h).RuleDel(rule(f)); e != nil {
 				return writes, errors.Join(err, fmt.Errorf("remove the rule to table %d: %w", dataplane.EgressTable, e))
 			}
 			writes++
 		}
 	}
 	for _, g := range gone {
-		if e := r.h.RouteDel(g.kernel()); e != nil && !errors.Is(e, unix.ESRCH) {
+		if e := nlcount.One(r.h).RouteDel(g.kernel()); e != nil && !errors.Is(e, unix.ESRCH) {
 			err = errors.Join(err, fmt.Errorf("remove the way to %s (table %d): %w", g.addr, dataplane.EgressTable, e))
 			continue
 		}
@@ -177,7 +178,7 @@ func (r *Reconciler) family(f int, s Spec, links map[string]int) (writes int, er
 
 // read lists the ways in our table; what others have put there is not ours.
 func (r *Reconciler) read(f int) ([]route, error) {
-	all, err := r.routes.RouteListFiltered(f, &netlink.Route{Table: dataplane.EgressTable}, netlink.RT_FILTER_TABLE)
+	all, err := nlcount.One(r.routes).RouteListFiltered(f, &netlink.Route{Table: dataplane.EgressTable}, netlink.RT_FILTER_TABLE)
 	if errors.Is(err, unix.EAFNOSUPPORT) || errors.Is(err, unix.ENOENT) {
 		return nil, nil
 	}
@@ -258,7 +259,7 @@ func masqueradeRules(tunnel string) [][]expr.Any {
 
 // masquerade makes our nft table where it is missing or different.
 func (r *Reconciler) masquerade(tunnel string) (int, error) {
-	c, err := nftables.New()
+	c, err := nlcount.NewNft()
 	if err != nil {
 		return 0, fmt.Errorf("open nftables: %w", err)
 	}
@@ -281,7 +282,7 @@ func (r *Reconciler) masquerade(tunnel string) (int, error) {
 }
 
 func (r *Reconciler) unmasquerade() (int, error) {
-	c, err := nftables.New()
+	c, err := nlcount.NewNft()
 	if err != nil {
 		return 0, nil // no nftables, no table
 	}

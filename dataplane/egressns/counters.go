@@ -12,6 +12,7 @@ import (
 	"github.com/google/nftables/expr"
 
 	"github.com/skeinmesh/skein/dataplane/fou"
+	"github.com/skeinmesh/skein/internal/nlcount"
 )
 
 // Counters are what a namespace has counted since its table was made, at the last start or before.
@@ -44,7 +45,7 @@ func (n *NS) Read() (Counters, error) {
 	}
 	out := Counters{Slots: map[int]SlotCounters{}}
 	// A socket for once: that of Apply may be in use.
-	c, err := nftables.New(nftables.WithNetNSFd(int(n.ns.Fd())))
+	c, err := nlcount.NewNft(nftables.WithNetNSFd(int(n.ns.Fd())))
 	if err != nil {
 		return fail(err)
 	}

@@ -16,6 +16,7 @@ import (
 
 	"github.com/skeinmesh/skein/dataplane"
 	"github.com/skeinmesh/skein/dataplane/podnet"
+	"github.com/skeinmesh/skein/internal/nlcount"
 )
 
 // links keeps the veth pair, addresses, routes and rules of one namespace.
@@ -75,9 +76,9 @@ func (l *links) alias() string { return "skein-egress/1 " + l.egress }
 // ensurePair makes the veth pair where it is not whole, and reads both ends.
 func (l *links) ensurePair(mtu int) (up, end netlink.Link, err error) {
 	for try := 0; ; try++ {
-		up, err = l.in.LinkByName(Uplink)
+		up, err = nlcount.One(l.in).LinkByName(Uplink)
 		if err == nil {
-			end, err = l.out.LinkByName(l.name)
+			end, err = nlcount.One(l.out).LinkByName(l.name)
 		}
 		switch {
 		case err == nil && up.Type() == "veth" && end.Type() == "veth" && up.Attrs().ParentIndex == end.Attrs().Index && end.Attrs().ParentIndex == up.Attrs().Index:
@@ -94,16 +95,16 @@ func (l *links) ensurePair(mtu int) (up, end netlink.Link, err error) {
 }
 
 func (l *links) makePair(mtu int) error {
-	if old, err := l.in.LinkByName(Uplink); err == nil {
-		if err := l.in.LinkDel(old); err != nil {
+	if old, err := nlcount.One(l.in).LinkByName(Uplink); err == nil {
+		if err := nlcount.One(l.in).LinkDel(old); err != nil {
 			return fmt.Errorf("removing %s of egress %s, which leads elsewhere: %w", Uplink, l.egress, err)
 		}
 	}
-	if old, err := l.out.LinkByName(l.name); err == nil {
+	if old, err := nlcount.One(l.out).LinkByName(l.name); err == nil {
 		if a := old.Attrs().Alias; !strings.HasPrefix(a, "skein-egress/") {
 			return fmt.Errorf("link %s has the name of egress %s's and is somebody else's: remove it", l.name, l.egress)
 		}
-		if err := l.out.LinkDel(old); err != nil {
+		if err := nlcount.One(l.out).LinkDel(old); err != nil {
 			return fmt.Errorf("removing link %s of egress %s, which leads elsewhere: %w", l.name, l.egress, err)
 		}
 	}
@@ -123,7 +124,7 @@ func (l *links) read(mtu int) (*linkState, error) {
 	fail := func(what string, err error) (*linkState, error) {
 		return nil, fmt.Errorf("reading %s of egress %s: %w", what, l.egress, err)
 	}
-	if s.lo, err = l.in.LinkByName("lo"); err != nil {
+	if s.lo, err = nlcount.One(l.in).LinkByName("lo"); err != nil {
 		return fail("lo", err)
 	}
 	if s.addrs, err = addressesOf(l.in, s.uplink, false); err != nil {
@@ -133,19 +134,19 @@ func (l *links) read(mtu int) (*linkState, error) {
 		return fail("addresses of the host's end", err)
 	}
 	for _, f := range []int{unix.AF_INET, unix.AF_INET6} {
-		main, err := l.in.RouteListFiltered(f, &netlink.Route{Table: unix.RT_TABLE_MAIN, LinkIndex: s.uplink.Attrs().Index}, netlink.RT_FILTER_TABLE|netlink.RT_FILTER_OIF)
+		main, err := nlcount.One(l.in).RouteListFiltered(f, &netlink.Route{Table: unix.RT_TABLE_MAIN, LinkIndex: s.uplink.Attrs().Index}, netlink.RT_FILTER_TABLE|netlink.RT_FILTER_OIF)
 		if err != nil {
 			return fail("routes", err)
 		}
 		s.main = append(s.main, main...)
-		rules, err := l.in.RuleList(f)
+		rules, err := nlcount.One(l.in).RuleList(f)
 		if err != nil {
 			return fail("rules", err)
 		}
 		s.rules[f] = slices.ContainsFunc(rules, func(r netlink.Rule) bool {
 			return r.Priority == dataplane.GatewayRule && r.IifName == Uplink && r.Table == dataplane.GatewayTable && r.Src == nil && r.Dst == nil && r.Mark == 0 && !r.Invert
 		})
-		routes, err := l.in.RouteListFiltered(f, &netlink.Route{Table: dataplane.GatewayTable, Protocol: dataplane.RouteProtocol}, netlink.RT_FILTER_TABLE|netlink.RT_FILTER_PROTOCOL)
+		routes, err := nlcount.One(l.in).RouteListFiltered(f, &netlink.Route{Table: dataplane.GatewayTable, Protocol: dataplane.RouteProtocol}, netlink.RT_FILTER_TABLE|netlink.RT_FILTER_PROTOCOL)
 		if err != nil && !errors.Is(err, unix.ENOENT) {
 			return fail("routes to clients", err)
 		}
@@ -174,7 +175,7 @@ func single(r netlink.Route) (netip.Addr, bool) {
 func addressesOf(h *netlink.Handle, l netlink.Link, all bool) ([]netip.Addr, error) {
 	var out []netip.Addr
 	for _, f := range []int{unix.AF_INET, unix.AF_INET6} {
-		as, err := h.AddrList(l, f)
+		as, err := nlcount.One(h).AddrList(l, f)
 		if err != nil {
 			return nil, err
 		}
@@ -226,7 +227,7 @@ func (l *links) start() error {
 		return err
 	}
 	s := &linkState{uplink: up, end: end}
-	if s.lo, err = l.in.LinkByName("lo"); err != nil {
+	if s.lo, err = nlcount.One(l.in).LinkByName("lo"); err != nil {
 		return fmt.Errorf("reading lo of egress %s: %w", l.egress, err)
 	}
 	if s.endAddrs, err = addressesOf(l.out, end, true); err != nil {
@@ -239,7 +240,7 @@ func (l *links) hostEnd(s *linkState, mtu int) error {
 	var errs []error
 	at := s.end.Attrs()
 	if at.MTU != mtu {
-		errs = append(errs, l.doing("setting the MTU of "+l.name, l.out.LinkSetMTU(s.end, mtu)))
+		errs = append(errs, l.doing("setting the MTU of "+l.name, nlcount.One(l.out).LinkSetMTU(s.end, mtu)))
 		at.MTU = mtu
 	}
 	g4, g6 := podnet.Gateways()
@@ -252,7 +253,7 @@ func (l *links) hostEnd(s *linkState, mtu int) error {
 		if a.Is6() {
 			na.Flags = unix.IFA_F_NODAD
 		}
-		err := l.out.AddrAdd(s.end, na)
+		err := nlcount.One(l.out).AddrAdd(s.end, na)
 		if a.Is6() && (errors.Is(err, unix.EACCES) || errors.Is(err, unix.EOPNOTSUPP)) { // no IPv6 on this host
 			err = nil
 		} else if errors.Is(err, unix.EEXIST) {
@@ -262,7 +263,7 @@ func (l *links) hostEnd(s *linkState, mtu int) error {
 		s.endAddrs = append(s.endAddrs, a)
 	}
 	if at.Flags&net.FlagUp == 0 {
-		errs = append(errs, l.doing("setting "+l.name+" up", l.out.LinkSetUp(s.end)))
+		errs = append(errs, l.doing("setting "+l.name+" up", nlcount.One(l.out).LinkSetUp(s.end)))
 		at.Flags |= net.FlagUp
 	}
 	return errors.Join(errs...)
@@ -272,12 +273,12 @@ func (l *links) ownEnd(s *linkState, mtu int) error {
 	var errs []error
 	at := s.uplink.Attrs()
 	if at.MTU != mtu {
-		errs = append(errs, l.doing("setting the MTU of "+Uplink, l.in.LinkSetMTU(s.uplink, mtu)))
+		errs = append(errs, l.doing("setting the MTU of "+Uplink, nlcount.One(l.in).LinkSetMTU(s.uplink, mtu)))
 		at.MTU = mtu
 	}
 	for _, x := range []netlink.Link{s.lo, s.uplink} {
 		if x.Attrs().Flags&net.FlagUp == 0 {
-			errs = append(errs, l.doing("setting "+x.Attrs().Name+" up", l.in.LinkSetUp(x)))
+			errs = append(errs, l.doing("setting "+x.Attrs().Name+" up", nlcount.One(l.in).LinkSetUp(x)))
 			x.Attrs().Flags |= net.FlagUp
 		}
 	}
@@ -289,7 +290,7 @@ func (l *links) addresses(s *linkState, p plan) error {
 	want := p.addresses()
 	var errs []error
 	del := func(a netip.Addr) {
-		err := l.in.AddrDel(s.uplink, &netlink.Addr{IPNet: hostNet(a)})
+		err := nlcount.One(l.in).AddrDel(s.uplink, &netlink.Addr{IPNet: hostNet(a)})
 		if errors.Is(err, unix.EADDRNOTAVAIL) {
 			err = nil
 		}
@@ -312,7 +313,7 @@ func (l *links) addresses(s *linkState, p plan) error {
 		if a.Is6() {
 			na.Flags = unix.IFA_F_NODAD
 		}
-		err := l.in.AddrAdd(s.uplink, na)
+		err := nlcount.One(l.in).AddrAdd(s.uplink, na)
 		if errors.Is(err, unix.EEXIST) {
 			err = nil
 		}
@@ -352,7 +353,7 @@ func (l *links) ways(s *linkState, p plan) error {
 		if dst == nil {
 			k.Dst = anywhere(r.Family)
 		}
-		err := l.in.RouteReplace(&k)
+		err := nlcount.One(l.in).RouteReplace(&k)
 		errs = append(errs, l.doing("adding the way to the host", err))
 		s.main = append(s.main, r)
 	}
@@ -368,7 +369,7 @@ func (l *links) ways(s *linkState, p plan) error {
 		}
 		r := netlink.NewRule()
 		r.Family, r.Priority, r.IifName, r.Table, r.Protocol = f, dataplane.GatewayRule, Uplink, dataplane.GatewayTable, dataplane.RouteProtocol
-		err := l.in.RuleAdd(r)
+		err := nlcount.One(l.in).RuleAdd(r)
 		if errors.Is(err, unix.EEXIST) {
 			err = nil
 		}
@@ -405,7 +406,7 @@ func (l *links) unroute(p plan) error {
 	s := l.cache
 	var errs []error
 	gone := func(r *netlink.Route) {
-		err := l.in.RouteDel(r)
+		err := nlcount.One(l.in).RouteDel(r)
 		if errors.Is(err, unix.ESRCH) {
 			err = nil
 		}
@@ -440,7 +441,7 @@ func (l *links) route(p plan, link func(netip.Addr) string) error {
 			continue
 		}
 		if !known {
-			d, err := l.in.LinkByName(name)
+			d, err := nlcount.One(l.in).LinkByName(name)
 			if err != nil {
 				errs = append(errs, fmt.Errorf("looking for the tunnel %s to %s, egress %s: %w", name, c.addr, l.egress, err))
 				continue
@@ -451,9 +452,9 @@ func (l *links) route(p plan, link func(netip.Addr) string) error {
 				continue
 			}
 		}
-		err := l.in.RouteReplace(clientRoute(c.addr, index))
+		err := nlcount.One(l.in).RouteReplace(clientRoute(c.addr, index))
 		if c.addr.Is6() && routed && err == nil { // IPv6 replaces only a route through the same link
-			_ = l.in.RouteDel(clientRoute(c.addr, have))
+			_ = nlcount.One(l.in).RouteDel(clientRoute(c.addr, have))
 		}
 		if errs = append(errs, l.doing("adding the route to "+c.addr.String(), err)); err == nil {
 			s.clients[c.addr] = index

@@ -15,6 +15,7 @@ import (
 
 	"github.com/skeinmesh/skein/dataplane/podnet"
 	"github.com/skeinmesh/skein/internal/netnsdir"
+	"github.com/skeinmesh/skein/internal/nlcount"
 )
 
 // inside runs f on a thread of its own in a network namespace.
@@ -84,8 +85,8 @@ func mountNew(file string) error {
 	return <-done
 }
 
-// Rename gives the namespace at from the name to, while what lives in it goes on. A from that is no namespace is left alone; of two
-// names of one namespace to stays.
+// Rename gives the namespace at from the name to, while what lives in it goes on. A from that is no namespace is left
+// alone; of two names of one namespace to stays.
 func Rename(from, to string) error {
 	if from == to {
 		return nil
@@ -119,7 +120,8 @@ func bind(from, to string) error {
 	}
 	f.Close()
 	if err := unix.Mount(from, to, "", unix.MS_BIND, ""); err != nil {
-		return errors.Join(fmt.Errorf("mounting network namespace %s at %s: %w: this needs CAP_SYS_ADMIN", from, to, err), os.Remove(to))
+		err = fmt.Errorf("mounting network namespace %s at %s: %w: this needs CAP_SYS_ADMIN", from, to, err)
+		return errors.Join(err, os.Remove(to))
 	}
 	return nil
 }
@@ -185,14 +187,14 @@ func removeUplink(file string) error {
 		return err
 	}
 	defer h.Close()
-	l, err := h.LinkByName(Uplink)
+	l, err := nlcount.One(h).LinkByName(Uplink)
 	if errors.As(err, new(netlink.LinkNotFoundError)) {
 		return nil
 	}
 	if err != nil {
 		return err
 	}
-	return h.LinkDel(l)
+	return nlcount.One(h).LinkDel(l)
 }
 
 // Files are the namespaces in a directory, sorted. A directory that is not there has none.

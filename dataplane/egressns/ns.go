@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"net/netip"
 	"os"
 	"slices"
 	"sync"
@@ -41,6 +42,7 @@ type NS struct {
 	tunnels fou.Spec    // as the driver has them
 	tunnel  bool        // and it has
 	fails   int
+	former  []netip.Addr // of slots; connections that leave with them are still to be ended
 
 	driving sync.Mutex // the driver is for one at a time
 }
@@ -241,25 +243,44 @@ const (
 	maxMTU = 65535
 )
 
-// write makes the steps. A slot whose source changes has no lease from then on, and no connection with the address that it had: the
-// next ticket is one for the new address.
-func (n *NS) write(p plan, ops []op, have state, anew bool) (int, error) {
-	if anew || n.leases == nil {
-		return n.table.write(ops)
+// write makes the steps that lead from have to w. A slot whose source changes has no lease from then on, and no
+// connection with the address that it had: the next ticket is one for the new address.
+func (n *NS) write(p plan, ops []op, have, w state, anew bool) (int, error) {
+	if anew || n.leases == nil { // no ticket outlives a new table
+		sent, err := n.table.write(ops)
+		if err != nil {
+			return sent, err
+		}
+		n.former = append(n.former, formerIn(w, have, p.local4, p.local6)...)
+		return sent, n.forgetFormer()
 	}
 	c := sourcesIn(ops, have, p.local4, p.local6)
 	if len(c.slots) == 0 {
-		return n.table.write(ops)
+		sent, err := n.table.write(ops)
+		if err == nil {
+			err = n.forgetFormer()
+		}
+		return sent, err
 	}
 	sent, err := n.leases.change(c)
 	if err != nil {
 		return sent, err
 	}
-	if err := forgetConnections(n.ns, c.former); err != nil {
+	n.former = append(n.former, c.former...)
+	if err := n.forgetFormer(); err != nil {
 		return sent, err
 	}
 	more, err := n.table.write(c.rest)
 	return sent + more, err
+}
+
+// forgetFormer ends connections with addresses that slots had, and remembers the addresses until that has succeeded.
+func (n *NS) forgetFormer() error {
+	if err := forgetConnections(n.ns, n.former); err != nil {
+		return err
+	}
+	n.former = nil
+	return nil
 }
 
 // writeTable makes the table what the plan wants, from what it is.
@@ -270,10 +291,10 @@ func (n *NS) writeTable(p plan, have state, build func(state) state, fails *int)
 		ops = diff(w, state{}, p.complete)
 	}
 	if len(ops) == 0 {
-		return 0, nil
+		return 0, n.forgetFormer()
 	}
 	anew := ops[0].verb == rebuild
-	sent, err := n.write(p, ops, have, anew)
+	sent, err := n.write(p, ops, have, w, anew)
 	if err != nil {
 		if fails != nil {
 			*fails++

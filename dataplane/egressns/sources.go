@@ -10,6 +10,8 @@ import (
 	"github.com/vishvananda/netlink"
 	"github.com/vishvananda/netns"
 	"golang.org/x/sys/unix"
+
+	"github.com/skeinmesh/skein/internal/nlcount"
 )
 
 // change is what a new source address means for who sends already.
@@ -20,8 +22,8 @@ type change struct {
 	former []netip.Addr // what their connections leave with
 }
 
-// sourcesIn separates the steps that change what packets of a slot leave with. own are the namespace's local addresses, which are
-// nobody's lease.
+// sourcesIn separates the steps that change what packets of a slot leave with. own are the namespace's local addresses,
+// which are nobody's lease.
 func sourcesIn(ops []op, have state, own ...netip.Addr) (c change) {
 	slot := func(key string) {
 		if n, ok := toSlot(key); ok && n != nobody && !slices.Contains(c.slots, n) {
@@ -47,7 +49,8 @@ func sourcesIn(ops []op, have state, own ...netip.Addr) (c change) {
 				slot(old)
 				address(o.key)
 			}
-			if o.verb == delElement { // it stays until no connection has the address any more: a start after a crash finishes that
+			// it stays until no connection has the address any more: a start after a crash finishes that
+			if o.verb == delElement {
 				c.rest = append(c.rest, o)
 			} else {
 				c.first = append(c.first, o)
@@ -59,8 +62,33 @@ func sourcesIn(ops []op, have state, own ...netip.Addr) (c change) {
 	return c
 }
 
-// change makes the first part of a change, and ends the leases of the slots, in one transaction. What was begun for them before
-// grants nothing any more.
+// formerIn are the addresses that slots leave with in have and no more in w. It is for a table that is made anew, of
+// which no step tells what changes.
+func formerIn(w, have state, own ...netip.Addr) (former []netip.Addr) {
+	add := func(key string) {
+		if a, ok := netip.AddrFromSlice([]byte(key)); ok && !slices.Contains(own, a) && !slices.Contains(former, a) {
+			former = append(former, a)
+		}
+	}
+	for _, name := range []string{MapSource4, MapSource6} {
+		for slot, a := range have.sets[name].elements {
+			if w.sets[name].elements[slot] != a {
+				add(a)
+			}
+		}
+	}
+	for _, name := range []string{MapAddress4, MapAddress6} {
+		for a, slot := range have.sets[name].elements {
+			if w.sets[name].elements[a] != slot {
+				add(a)
+			}
+		}
+	}
+	return former
+}
+
+// change makes the first part of a change, and ends the leases of the slots, in one transaction. What was begun for
+// them before grants nothing any more.
 func (l *leases) change(c change) (int, error) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -81,8 +109,8 @@ func (l *leases) change(c change) (int, error) {
 	return sent, nil
 }
 
-// forgetConnections ends those that leave with addresses which their slots have no more. The kernel would go on translating to them,
-// whatever the map says by now.
+// forgetConnections ends those that leave with addresses which their slots have no more. The kernel would go on
+// translating to them, whatever the map says by now.
 func forgetConnections(ns *os.File, former []netip.Addr) error {
 	if len(former) == 0 {
 		return nil
@@ -95,7 +123,7 @@ func forgetConnections(ns *os.File, former []netip.Addr) error {
 	for _, family := range []netlink.InetFamily{unix.AF_INET, unix.AF_INET6} {
 		err := error(netlink.ErrDumpInterrupted)
 		for try := 0; try < 10 && errors.Is(err, netlink.ErrDumpInterrupted); try++ {
-			_, err = h.ConntrackDeleteFilters(netlink.ConntrackTable, family, translatedTo(former))
+			_, err = nlcount.One(h).ConntrackDeleteFilters(netlink.ConntrackTable, family, translatedTo(former))
 		}
 		if err != nil {
 			return fmt.Errorf("ending connections that leave with addresses their slots have no more: %w", err)

@@ -9,8 +9,8 @@ import (
 	"time"
 )
 
-// A slot that gets another source address has no lease from that moment on: neither the ticket that runs nor one that was begun before
-// lets the new address out, and no connection goes on with the former one.
+// A slot that gets another source address has no lease from that moment on: neither the ticket that runs nor one that
+// was begun before lets the new address out, and no connection goes on with the former one.
 func TestANewSourceEndsTheLease(t *testing.T) {
 	s := newScene(t)
 	s.apply(aSpec())
@@ -70,8 +70,10 @@ func TestANewSourceEndsTheLease(t *testing.T) {
 	if got := s.seen(c, target4); got != next4.String() {
 		t.Errorf("a connection of before leaves with %s, the slot has %s", got, next4)
 	}
-	// A start finds what one that crashed amid a change has left, an address that is no slot's any more, and finishes that.
-	if _, err := s.n.table.write([]op{{verb: setElement, name: MapAddress4, key: bytesOf(source4), val: slotKey(0)}}); err != nil {
+	// A start finds what one that crashed amid a change has left, an address that is no slot's any more, and finishes
+	// that.
+	if _, err := s.n.table.write([]op{{verb: setElement, name: MapAddress4, key: bytesOf(source4),
+		val: slotKey(0)}}); err != nil {
 		t.Fatal(err)
 	}
 	s.open()
@@ -83,6 +85,32 @@ func TestANewSourceEndsTheLease(t *testing.T) {
 	}
 	if w := s.apply(spec); w != 0 {
 		t.Errorf("the same again took %d messages", w)
+	}
+}
+
+// A table that is made anew, because small steps failed before, gives a slot another source address: its connections
+// end then, too.
+func TestANewSourceByANewTable(t *testing.T) {
+	s := newScene(t)
+	s.apply(aSpec())
+	next4 := netip.MustParseAddr("192.0.2.51")
+	route(s.target, next4.String()+"/32", "192.0.2.1", "lan0")
+	route(s.host, next4.String()+"/32", "", s.n.HostLink())
+	c := s.socket(client4)
+	s.grant(0, time.Minute)
+	if got := s.seen(c, target4); got != source4.String() {
+		t.Fatalf("the target sees %s, want %s", got, source4)
+	}
+	spec := aSpec()
+	spec.Slots[0].Source4 = next4
+	s.n.fails = 2
+	s.apply(spec)
+	if s.n.fails != 0 || len(s.n.former) > 0 {
+		t.Errorf("after %d failures connections of %v are left", s.n.fails, s.n.former)
+	}
+	s.grant(0, time.Minute)
+	if got := s.seen(c, target4); got != next4.String() {
+		t.Errorf("a connection of before leaves with %s, the slot has %s", got, next4)
 	}
 }
 

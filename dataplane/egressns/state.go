@@ -280,7 +280,8 @@ func diff(want, have state, prune bool) []op {
 	}
 	for _, sh := range shapes {
 		if !sh.foreign {
-			ops = append(ops, diffElements(sh, want.sets[sh.name].elements, have.sets[sh.name].elements, prune || sh.exact)...)
+			w, h := want.sets[sh.name].elements, have.sets[sh.name].elements
+			ops = append(ops, diffElements(sh, w, h, prune || sh.exact)...)
 		}
 	}
 	for _, n := range slices.Sorted(maps.Keys(have.chains)) {

@@ -13,6 +13,8 @@ import (
 	"github.com/google/nftables/userdata"
 	"github.com/mdlayher/netlink"
 	"golang.org/x/sys/unix"
+
+	"github.com/skeinmesh/skein/internal/nlcount"
 )
 
 const (
@@ -24,7 +26,7 @@ const (
 // table writes and reads our table in one network namespace.
 type table struct {
 	ns    int // file descriptor
-	conn  *nftables.Conn
+	conn  *nlcount.Nft
 	port  atomic.Uint32
 	table *nftables.Table
 	hold  holder
@@ -36,7 +38,7 @@ func openTable(ns int) (*table, error) {
 }
 
 func (t *table) open() (err error) {
-	t.conn, err = nftables.New(nftables.AsLasting(), nftables.WithNetNSFd(t.ns), nftables.WithSockOptions(func(c *netlink.Conn) error {
+	t.conn, err = nlcount.NewNft(nftables.AsLasting(), nftables.WithNetNSFd(t.ns), nftables.WithSockOptions(func(c *netlink.Conn) error {
 		// Without CAP_NET_ADMIN over the host's first namespace the kernel grants less; then so be it.
 		_ = c.SetReadBuffer(socketBuffer)
 		_ = c.SetWriteBuffer(socketBuffer)

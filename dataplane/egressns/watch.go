@@ -14,6 +14,7 @@ import (
 
 	"github.com/skeinmesh/skein/dataplane"
 	"github.com/skeinmesh/skein/dataplane/nft"
+	"github.com/skeinmesh/skein/internal/nlcount"
 )
 
 // Notification groups of rtnetlink, as RTMGRP bits.
@@ -88,6 +89,7 @@ func (w *watch) run(c *netlink.Conn, n *NS, concerns func(netlink.Message) bool)
 				n.changed()
 				return
 			}
+			nlcount.Heard(len(ms))
 			for _, m := range ms {
 				if concerns(m) {
 					n.changed()

@@ -12,6 +12,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/skeinmesh/skein/dataplane"
+	"github.com/skeinmesh/skein/internal/nlcount"
 )
 
 // fouConn speaks with the kernel's FoU listeners (linux/fou.h) of one network namespace.
@@ -48,6 +49,7 @@ func ourListener(family int) listener {
 }
 
 func (c *fouConn) list() (out []listener, err error) {
+	nlcount.Sent(1)
 	m, err := c.Execute(genetlink.Message{Header: genetlink.Header{Command: netlink.FOU_CMD_GET, Version: c.family.Version}}, c.family.ID,
 		mdlayher.Request|mdlayher.Dump)
 	if err != nil {
@@ -97,6 +99,7 @@ func (c *fouConn) do(command uint8, l listener) error {
 	if err != nil {
 		return err
 	}
+	nlcount.Sent(1)
 	_, err = c.Execute(genetlink.Message{Header: genetlink.Header{Command: command, Version: c.family.Version}, Data: data}, c.family.ID,
 		mdlayher.Request|mdlayher.Acknowledge)
 	return err

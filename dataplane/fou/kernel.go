@@ -12,6 +12,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/skeinmesh/skein/dataplane"
+	"github.com/skeinmesh/skein/internal/nlcount"
 )
 
 // Of linux/if_tunnel.h and linux/ip6_tunnel.h.
@@ -120,7 +121,7 @@ func (k *kernel) apply(o op) error {
 	case actionChange:
 		d := o.device
 		d.Index = 0 // by index and name it would be a change of name, which a device that is up refuses
-		err := k.handle.LinkModify(d.link())
+		err := nlcount.One(k.handle).LinkModify(d.link())
 		if errors.Is(err, unix.EINVAL) || errors.Is(err, unix.EOPNOTSUPP) || errors.Is(err, unix.EEXIST) {
 			return k.replace(o.device) // this kernel cannot change that in place
 		}
@@ -141,7 +142,7 @@ func (k *kernel) replace(d device) error {
 
 // add makes a device that is up, with one message.
 func (k *kernel) add(d device) error {
-	err := k.handle.LinkAdd(d.link())
+	err := nlcount.One(k.handle).LinkAdd(d.link())
 	switch {
 	case errors.Is(err, unix.EEXIST):
 		return fmt.Errorf("making tunnel %s from %s to %s: %w: another device of this network namespace is such a tunnel; remove it", d.Name, d.Local, d.Remote, err)
@@ -195,7 +196,7 @@ func address(ip net.IP) netip.Addr {
 
 // Stats implements Driver.
 func (k *kernel) Stats() (s Stats, err error) {
-	links, err := k.handle.LinkList()
+	links, err := nlcount.One(k.handle).LinkList()
 	if err != nil {
 		return s, fmt.Errorf("reading tunnels' counters: %w", err)
 	}

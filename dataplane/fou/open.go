@@ -15,6 +15,8 @@ import (
 	"github.com/vishvananda/netlink"
 	"github.com/vishvananda/netns"
 	"golang.org/x/sys/unix"
+
+	"github.com/skeinmesh/skein/internal/nlcount"
 )
 
 // ErrNoKernelFoU says that this kernel cannot do FoU.
@@ -147,9 +149,9 @@ func inside(ns netns.NsHandle, f func() error) error {
 
 // readDevices reads our devices.
 func readDevices(h *netlink.Handle) ([]device, error) {
-	links, err := h.LinkList()
+	links, err := nlcount.One(h).LinkList()
 	for tries := 0; errors.Is(err, netlink.ErrDumpInterrupted) && tries < 10; tries++ {
-		links, err = h.LinkList()
+		links, err = nlcount.One(h).LinkList()
 	}
 	if err != nil {
 		return nil, fmt.Errorf("reading links: %w", err)
@@ -165,7 +167,7 @@ func readDevices(h *netlink.Handle) ([]device, error) {
 
 // remove deletes a device; one that is gone already is fine.
 func remove(h *netlink.Handle, d device) error {
-	err := h.LinkDel(&netlink.Dummy{LinkAttrs: netlink.LinkAttrs{Name: d.Name, Index: d.Index}})
+	err := nlcount.One(h).LinkDel(&netlink.Dummy{LinkAttrs: netlink.LinkAttrs{Name: d.Name, Index: d.Index}})
 	if err != nil && !errors.Is(err, unix.ENODEV) {
 		return fmt.Errorf("removing %s: %w", d.Name, err)
 	}
@@ -176,11 +178,11 @@ func remove(h *netlink.Handle, d device) error {
 func set(h *netlink.Handle, d device) error {
 	l := &netlink.Dummy{LinkAttrs: netlink.LinkAttrs{Name: d.Name, Index: d.Index}}
 	if d.MTU != 0 {
-		if err := h.LinkSetMTU(l, d.MTU); err != nil {
+		if err := nlcount.One(h).LinkSetMTU(l, d.MTU); err != nil {
 			return fmt.Errorf("setting the MTU of %s to %d bytes: %w", d.Name, d.MTU, err)
 		}
 	}
-	if err := h.LinkSetUp(l); err != nil {
+	if err := nlcount.One(h).LinkSetUp(l); err != nil {
 		return fmt.Errorf("setting %s up: %w", d.Name, err)
 	}
 	return nil

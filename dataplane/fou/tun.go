@@ -12,6 +12,8 @@ import (
 
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
+
+	"github.com/skeinmesh/skein/internal/nlcount"
 )
 
 const tunPath = "/dev/net/tun"
@@ -122,13 +124,13 @@ func (t *tunDevice) attach(h *netlink.Handle, fd int) (index int, err error) {
 			return 0, err
 		}
 	}
-	l, err := h.LinkByName(t.name)
+	l, err := nlcount.One(h).LinkByName(t.name)
 	if err != nil {
 		return 0, err
 	}
 	// No link-local address: the kernel would send what belongs to it into the tunnel. Fails where IPv6 is off.
 	const none = 1 // IN6_ADDR_GEN_MODE_NONE
-	_ = h.LinkSetIP6AddrGenMode(l, none)
+	_ = nlcount.One(h).LinkSetIP6AddrGenMode(l, none)
 	return l.Attrs().Index, unix.IoctlSetInt(fd, unix.TUNSETPERSIST, 1)
 }
 

@@ -9,6 +9,8 @@ import (
 	"github.com/google/nftables/expr"
 	"github.com/google/nftables/xt"
 	"github.com/vishvananda/netns"
+
+	"github.com/skeinmesh/skein/internal/nlcount"
 )
 
 // Form is how a rule of nftables gives packets to a queue.
@@ -44,7 +46,7 @@ func FormOf(path string) (Form, error) {
 		defer ns.Close()
 		o = append(o, nftables.WithNetNSFd(int(ns)))
 	}
-	c, err := nftables.New(o...)
+	c, err := nlcount.NewNft(o...)
 	if err != nil {
 		return 0, fmt.Errorf("opening nftables in the network namespace %q: %w", path, err)
 	}

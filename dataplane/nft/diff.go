@@ -51,7 +51,8 @@ func Diff(want, actual State, prune bool) []Op {
 		w := want.Sets[n]
 		a, ok := actual.Sets[n]
 		if !ok {
-			ops = append(ops, Op{Verb: AddSet, Name: n, Kind: w.Kind, Ranges: w.Ranges, Rewrites: w.Rewrites, Links: w.Links})
+			ops = append(ops, Op{Verb: AddSet, Name: n, Kind: w.Kind, Ranges: w.Ranges, Rewrites: w.Rewrites,
+				Links: w.Links})
 			continue
 		}
 		gone, added := compare(w.Ranges, a.Ranges, byStart)
@@ -117,7 +118,8 @@ func damaged(want, actual State) bool {
 
 // union is want with everything of actual that does not contradict it.
 func union(want, actual State) State {
-	u := State{Table: true, Port: want.Port, Link: want.Link, Control: want.Control, Chains: maps.Clone(want.Chains), Sets: maps.Clone(want.Sets)}
+	u := State{Table: true, Port: want.Port, Link: want.Link, Control: want.Control, Chains: maps.Clone(want.Chains),
+		Sets: maps.Clone(want.Sets)}
 	u.setRewrites(mergeRewrites(want.Sets[dataplane.MapRewriteOut].Rewrites, actual.Sets[dataplane.MapRewriteOut].Rewrites))
 	for n, a := range actual.Chains {
 		if _, ok := u.Chains[n]; !ok {

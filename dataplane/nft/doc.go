@@ -1,7 +1,8 @@
 // Package nft keeps the nftables table "inet skein": two sets of destinations that go through the
 // tunnel, and two chains that mark packets for them.
 //
-// Another chain drops, before everything else, what comes in under a source address that is not its sender's (sources.go).
+// Another chain drops, before everything else, what comes in under a source address that is not its sender's
+// (sources.go).
 //
 // While some peer is reached through another port than WireGuard's (dataplane.PortRewrite), two more chains rewrite
 // ports, before conntrack on the way in and after it on the way out, without any state: a rewrite holds from the

@@ -14,6 +14,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/skeinmesh/skein/dataplane"
+	"github.com/skeinmesh/skein/internal/nlcount"
 )
 
 const (
@@ -25,7 +26,7 @@ const (
 // Reconciler keeps the table as the Spec says. It remembers the table, so that an unchanged Spec costs
 // no message and no dump.
 type Reconciler struct {
-	conn  *nftables.Conn
+	conn  *nlcount.Nft
 	port  atomic.Uint32
 	table *nftables.Table
 	cache *State
@@ -41,7 +42,7 @@ func NewReconciler() (*Reconciler, error) {
 
 // open makes the socket.
 func (r *Reconciler) open() (err error) {
-	r.conn, err = nftables.New(nftables.AsLasting(), nftables.WithSockOptions(func(c *netlink.Conn) error {
+	r.conn, err = nlcount.NewNft(nftables.AsLasting(), nftables.WithSockOptions(func(c *netlink.Conn) error {
 		// Without CAP_NET_ADMIN over the host's first namespace the kernel grants less; then so be it.
 		_ = c.SetReadBuffer(socketBuffer)
 		_ = c.SetWriteBuffer(socketBuffer)
@@ -142,10 +143,12 @@ func (r *Reconciler) wanted(s dataplane.Spec) (State, []string) {
 	return want, notes
 }
 
-// lacksFib tries in a table that is made and removed in one transaction, whether the kernel has what the chain of sources needs.
+// lacksFib tries in a table that is made and removed in one transaction, whether the kernel has what the chain of
+// sources needs.
 func (r *Reconciler) lacksFib() bool {
 	t := &nftables.Table{Name: dataplane.NftTable + "_trial", Family: nftables.TableFamilyINet}
-	c := &nftables.Chain{Table: t, Name: dataplane.ChainSources, Type: nftables.ChainTypeFilter, Hooknum: nftables.ChainHookPrerouting, Priority: nftables.ChainPriorityRaw}
+	c := &nftables.Chain{Table: t, Name: dataplane.ChainSources, Type: nftables.ChainTypeFilter,
+		Hooknum: nftables.ChainHookPrerouting, Priority: nftables.ChainPriorityRaw}
 	r.conn.AddTable(t)
 	r.conn.AddChain(c)
 	r.conn.AddRule(&nftables.Rule{Table: t, Chain: c, Exprs: append(noWayBack(), drop)})
@@ -298,7 +301,8 @@ func (w *writer) op(o Op) error {
 		}
 		for _, n := range slices.Sorted(maps.Keys(o.All.Sets)) {
 			s := o.All.Sets[n]
-			if err := w.elements(Op{Verb: AddElements, Name: n, Kind: s.Kind, Ranges: s.Ranges, Rewrites: s.Rewrites, Links: s.Links}); err != nil {
+			if err := w.elements(Op{Verb: AddElements, Name: n, Kind: s.Kind, Ranges: s.Ranges, Rewrites: s.Rewrites,
+				Links: s.Links}); err != nil {
 				return err
 			}
 		}
@@ -400,7 +404,8 @@ func (w *writer) chain(o Op) *nftables.Chain {
 	case kindPrerouting:
 		c.Type, c.Hooknum = nftables.ChainTypeFilter, nftables.ChainHookPrerouting
 	case kindSources:
-		c.Type, c.Hooknum, c.Priority = nftables.ChainTypeFilter, nftables.ChainHookPrerouting, nftables.ChainPriorityRef(-310)
+		c.Type, c.Hooknum, c.Priority = nftables.ChainTypeFilter, nftables.ChainHookPrerouting,
+			nftables.ChainPriorityRef(-310)
 	case kindOutgoing:
 		c.Type, c.Hooknum = nftables.ChainTypeRoute, nftables.ChainHookOutput
 	case kindClamp:

@@ -223,7 +223,8 @@ func dump(exprs []expr.Any) string {
 				parts = append(parts, fmt.Sprintf("into(%d)", e.DestRegister))
 			}
 		case *expr.Fib:
-			parts = append(parts, fmt.Sprintf("fib(%d,%v)", e.Register, []bool{e.ResultOIF, e.FlagSADDR, e.FlagIIF, e.FlagPRESENT, e.FlagDADDR, e.FlagMARK, e.FlagOIF}))
+			parts = append(parts, fmt.Sprintf("fib(%d,%v)", e.Register,
+				[]bool{e.ResultOIF, e.FlagSADDR, e.FlagIIF, e.FlagPRESENT, e.FlagDADDR, e.FlagMARK, e.FlagOIF}))
 		case *expr.Rt, *expr.Byteorder: // the library does not read them back
 		case *expr.Exthdr:
 			parts = append(parts, fmt.Sprintf("exthdr(%d,%d,%d,%d,%d)", e.SourceRegister, e.Type, e.Offset, e.Len, e.Op))
@@ -334,8 +335,10 @@ func toElements(rs []Range) []nftables.SetElement {
 // setIDs are given here, or the library counts in a global.
 var setIDs = func() map[string]uint32 {
 	ids := map[string]uint32{}
-	for i, name := range []string{dataplane.SetTargetsIPv4, dataplane.SetTargetsIPv6, dataplane.SetRewriteIn, dataplane.MapRewriteOut,
-		dataplane.SetOverlayIPv4, dataplane.SetOverlayIPv6, dataplane.SetPoolsIPv4, dataplane.SetPoolsIPv6, dataplane.SetGateways} {
+	for i, name := range []string{dataplane.SetTargetsIPv4, dataplane.SetTargetsIPv6, dataplane.SetRewriteIn,
+		dataplane.MapRewriteOut,
+		dataplane.SetOverlayIPv4, dataplane.SetOverlayIPv6, dataplane.SetPoolsIPv4, dataplane.SetPoolsIPv6,
+		dataplane.SetGateways} {
 		ids[name] = uint32(i + 1)
 	}
 	return ids

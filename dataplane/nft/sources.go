@@ -14,16 +14,16 @@ import (
 	"github.com/skeinmesh/skein/dataplane"
 )
 
-// The chain of sources drops what comes in under another's name, before conntrack and marks (docs/decisions/0037). WireGuard
-// has checked what comes by the tunnel. By any other link
+// The chain of sources drops what comes in under another's name, before conntrack and marks (docs/decisions/0037).
+// WireGuard has checked what comes by the tunnel. By any other link
 //
 //   - nothing comes from an overlay address;
 //   - what comes from an address of a pool came by the link that leads back there: a pod's own, or, for what is not the
 //     mesh's to lead, whichever the host's routes name;
 //   - a pod sends from addresses that lead back to it, and from link-local ones.
 //
-// The way back is the kernel's own routing, so that a pod costs no element, and one is bound to its addresses from the moment
-// on that it has a route. Gateways' namespaces have rules of their own for what they send.
+// The way back is the kernel's own routing, so that a pod costs no element, and one is bound to its addresses from the
+// moment on that it has a route. Gateways' namespaces have rules of their own for what they send.
 
 // Link is the name of a link.
 type Link string
@@ -55,8 +55,10 @@ func (s *State) setSources(spec dataplane.Spec) {
 	over4, over6 := ranges(overlays)
 	pool4, pool6 := ranges(spec.Pods.Pools)
 	else4, else6 := ranges(spec.Pods.Elsewhere)
-	s.Sets[dataplane.SetOverlayIPv4], s.Sets[dataplane.SetOverlayIPv6] = Set{Kind: kindIPv4, Ranges: over4}, Set{Kind: kindIPv6, Ranges: over6}
-	s.Sets[dataplane.SetPoolsIPv4], s.Sets[dataplane.SetPoolsIPv6] = Set{Kind: kindIPv4, Ranges: without(pool4, else4)}, Set{Kind: kindIPv6, Ranges: without(pool6, else6)}
+	s.Sets[dataplane.SetOverlayIPv4], s.Sets[dataplane.SetOverlayIPv6] = Set{Kind: kindIPv4, Ranges: over4},
+		Set{Kind: kindIPv6, Ranges: over6}
+	s.Sets[dataplane.SetPoolsIPv4], s.Sets[dataplane.SetPoolsIPv6] = Set{Kind: kindIPv4, Ranges: without(pool4, else4)},
+		Set{Kind: kindIPv6, Ranges: without(pool6, else6)}
 	var names []Link
 	for _, l := range spec.Pods.Gateways {
 		names = append(names, Link(l))
@@ -68,7 +70,8 @@ func (s *State) setSources(spec dataplane.Spec) {
 // dropSources takes them away, for a kernel that cannot have the chain.
 func (s *State) dropSources() {
 	delete(s.Chains, dataplane.ChainSources)
-	for _, set := range []string{dataplane.SetOverlayIPv4, dataplane.SetOverlayIPv6, dataplane.SetPoolsIPv4, dataplane.SetPoolsIPv6, dataplane.SetGateways} {
+	for _, set := range []string{dataplane.SetOverlayIPv4, dataplane.SetOverlayIPv6, dataplane.SetPoolsIPv4,
+		dataplane.SetPoolsIPv6, dataplane.SetGateways} {
 		delete(s.Sets, set)
 	}
 }
@@ -114,18 +117,24 @@ func sourceRules(link string, control int) []rule {
 	}
 	pool := func(f int, set string) rule {
 		return rule{fmt.Sprintf("%s saddr @%s %s counter drop", protocol(f), set, missing),
-			slices.Concat(source(f), []expr.Any{&expr.Lookup{SourceRegister: reg, SetName: set}}, noWayBack(), []expr.Any{&expr.Counter{}, drop})}
+			slices.Concat(source(f), []expr.Any{&expr.Lookup{SourceRegister: reg, SetName: set}}, noWayBack(),
+				[]expr.Any{&expr.Counter{}, drop})}
 	}
 	return append(out,
 		overlay(4, dataplane.SetOverlayIPv4), overlay(6, dataplane.SetOverlayIPv6),
 		rule{"iifname @" + dataplane.SetGateways + " accept",
-			[]expr.Any{&expr.Meta{Key: expr.MetaKeyIIFNAME, Register: reg}, &expr.Lookup{SourceRegister: reg, SetName: dataplane.SetGateways}, accept}},
+			[]expr.Any{&expr.Meta{Key: expr.MetaKeyIIFNAME, Register: reg},
+				&expr.Lookup{SourceRegister: reg, SetName: dataplane.SetGateways}, accept}},
 		rule{"ip6 saddr fe80::/10 accept", append(source(6),
-			&expr.Bitwise{SourceRegister: reg, DestRegister: reg, Len: 16, Mask: slices.Concat([]byte{0xff, 0xc0}, make([]byte, 14)), Xor: make([]byte, 16)},
-			&expr.Cmp{Op: expr.CmpOpEq, Register: reg, Data: slices.Concat([]byte{0xfe, 0x80}, make([]byte, 14))}, accept)},
-		rule{"ip6 saddr :: accept", append(source(6), &expr.Cmp{Op: expr.CmpOpEq, Register: reg, Data: make([]byte, 16)}, accept)},
+			&expr.Bitwise{SourceRegister: reg, DestRegister: reg, Len: 16,
+				Mask: slices.Concat([]byte{0xff, 0xc0}, make([]byte, 14)), Xor: make([]byte, 16)},
+			&expr.Cmp{Op: expr.CmpOpEq, Register: reg, Data: slices.Concat([]byte{0xfe, 0x80}, make([]byte, 14))},
+			accept)},
+		rule{"ip6 saddr :: accept", append(source(6),
+			&expr.Cmp{Op: expr.CmpOpEq, Register: reg, Data: make([]byte, 16)}, accept)},
 		pool(4, dataplane.SetPoolsIPv4), pool(6, dataplane.SetPoolsIPv6),
-		rule{`iifname "` + dataplane.PodLinkPrefix + `" and 12 digits ` + missing + " counter drop", slices.Concat(podLink(), noWayBack(), []expr.Any{&expr.Counter{}, drop})},
+		rule{`iifname "` + dataplane.PodLinkPrefix + `" and 12 digits ` + missing + " counter drop",
+			slices.Concat(podLink(), noWayBack(), []expr.Any{&expr.Counter{}, drop})},
 	)
 }
 
@@ -151,14 +160,17 @@ func controlRule(family int, proto byte, port int) rule {
 		&expr.Cmp{Op: expr.CmpOpEq, Register: reg, Data: binary.BigEndian.AppendUint16(nil, uint16(port))},
 	}
 	exprs = slices.Concat(exprs, destination(family), []expr.Any{&expr.Lookup{SourceRegister: reg, SetName: set}},
-		source(family), []expr.Any{&expr.Lookup{SourceRegister: reg, SetName: set, Invert: true}, &expr.Counter{}, drop})
+		source(family), []expr.Any{&expr.Lookup{SourceRegister: reg, SetName: set, Invert: true},
+			&expr.Counter{}, drop})
 	name := map[byte]string{unix.IPPROTO_TCP: "tcp", unix.IPPROTO_UDP: "udp"}[proto]
-	return rule{fmt.Sprintf("%s dport %d %s daddr @%s %s saddr != @%s counter drop", name, port, protocol(family), set, protocol(family), set), exprs}
+	return rule{fmt.Sprintf("%s dport %d %s daddr @%s %s saddr != @%s counter drop", name, port, protocol(family), set,
+		protocol(family), set), exprs}
 }
 
 // cameBy matches packets that came in by a link.
 func cameBy(link string) []expr.Any {
-	return []expr.Any{&expr.Meta{Key: expr.MetaKeyIIFNAME, Register: reg}, &expr.Cmp{Op: expr.CmpOpEq, Register: reg, Data: linkName(link)}}
+	return []expr.Any{&expr.Meta{Key: expr.MetaKeyIIFNAME, Register: reg},
+		&expr.Cmp{Op: expr.CmpOpEq, Register: reg, Data: linkName(link)}}
 }
 
 // linkName is a name as the kernel compares it.
@@ -168,8 +180,8 @@ func linkName(link string) []byte {
 	return b
 }
 
-// podLink matches the host's ends of pods' links by their names: 14 characters, of which the first two are the same for all
-// (podnet.HostLink). Gateways' have such names, too.
+// podLink matches the host's ends of pods' links by their names: 14 characters, of which the first two are the same for
+// all (podnet.HostLink). Gateways' have such names, too.
 func podLink() []expr.Any {
 	const digits = 12
 	mask, want, more := make([]byte, unix.IFNAMSIZ), linkName(dataplane.PodLinkPrefix), make([]byte, unix.IFNAMSIZ)
@@ -181,7 +193,8 @@ func podLink() []expr.Any {
 	}
 	more[end-1] = 0xff
 	bits := func(mask []byte) expr.Any {
-		return &expr.Bitwise{SourceRegister: reg, DestRegister: reg, Len: unix.IFNAMSIZ, Mask: mask, Xor: make([]byte, unix.IFNAMSIZ)}
+		return &expr.Bitwise{SourceRegister: reg, DestRegister: reg, Len: unix.IFNAMSIZ, Mask: mask,
+			Xor: make([]byte, unix.IFNAMSIZ)}
 	}
 	name := &expr.Meta{Key: expr.MetaKeyIIFNAME, Register: reg}
 	return []expr.Any{name, bits(mask), &expr.Cmp{Op: expr.CmpOpEq, Register: reg, Data: want},

@@ -15,7 +15,8 @@ import (
 // sourced is the Spec of a host in an overlay, with pools and gateways.
 func sourced(control int, pools, elsewhere []string, gateways ...string) dataplane.Spec {
 	return dataplane.Spec{ControlPort: control,
-		Link: dataplane.Link{Name: "skein0", Addresses: []netip.Prefix{netip.MustParsePrefix("10.4.0.1/16"), netip.MustParsePrefix("fd00::1/64")}},
+		Link: dataplane.Link{Name: "skein0", Addresses: []netip.Prefix{netip.MustParsePrefix("10.4.0.1/16"),
+			netip.MustParsePrefix("fd00::1/64")}},
 		Pods: dataplane.Pods{Pools: targets(pools...), Elsewhere: targets(elsewhere...), Gateways: gateways}}
 }
 
@@ -26,7 +27,8 @@ func TestDiffOfSources(t *testing.T) {
 	former := state(base) // as the version before left it
 	former.dropSources()
 	damaged := state(base)
-	damaged.Chains[dataplane.ChainSources] = Chain{Kind: kindSources, Rules: damaged.Chains[dataplane.ChainSources].Rules[1:]}
+	damaged.Chains[dataplane.ChainSources] = Chain{Kind: kindSources,
+		Rules: damaged.Chains[dataplane.ChainSources].Rules[1:]}
 	for _, c := range []struct {
 		name         string
 		want, actual State
@@ -93,7 +95,8 @@ func TestWithoutCutsExactly(t *testing.T) {
 
 func genLow(t *rapid.T, name string) []netip.Prefix {
 	return rapid.SliceOfN(rapid.Custom(func(t *rapid.T) netip.Prefix {
-		return netip.PrefixFrom(netip.AddrFrom4([4]byte{255, 255, 255, rapid.Byte().Draw(t, "low")}), rapid.IntRange(23, 32).Draw(t, "bits"))
+		return netip.PrefixFrom(netip.AddrFrom4([4]byte{255, 255, 255, rapid.Byte().Draw(t, "low")}),
+			rapid.IntRange(23, 32).Draw(t, "bits"))
 	}), 0, 8).Draw(t, name)
 }
 

@@ -25,8 +25,8 @@ type Chain struct {
 	Rules []string // in nft's words
 }
 
-// Set is an interval set, one of the two that hold the port rewrites, or one of links. Kind is the type of its elements and its
-// flags in nft's words.
+// Set is an interval set, one of the two that hold the port rewrites, or one of links. Kind is the type of its elements
+// and its flags in nft's words.
 type Set struct {
 	Kind     string
 	Ranges   []Range                 // sorted, without overlaps

@@ -13,12 +13,15 @@ import (
 	"github.com/skeinmesh/skein/internal/testns"
 )
 
-// uplink joins a host to an outside where a packet goes for which it knows no other way. The outside answers at some addresses.
+// uplink joins a host to an outside where a packet goes for which it knows no other way. The outside answers at some
+// addresses.
 func uplink(t *testing.T, a *host, answers ...netip.Addr) *testns.NS {
 	t.Helper()
 	outside := testns.New(t, "out")
-	testns.Link(a.NS, outside, "up", []netip.Prefix{pfx("192.0.2.1/24"), pfx("2001:db8::1/64")}, []netip.Prefix{pfx("192.0.2.2/24"), pfx("2001:db8::2/64")})
-	for n, gws := range map[*testns.NS][]string{a.NS: {"192.0.2.2", "2001:db8::2"}, outside: {"192.0.2.1", "2001:db8::1"}} {
+	testns.Link(a.NS, outside, "up", []netip.Prefix{pfx("192.0.2.1/24"), pfx("2001:db8::1/64")},
+		[]netip.Prefix{pfx("192.0.2.2/24"), pfx("2001:db8::2/64")})
+	for n, gws := range map[*testns.NS][]string{a.NS: {"192.0.2.2", "2001:db8::2"},
+		outside: {"192.0.2.1", "2001:db8::1"}} {
 		n.Must("default routes", func() error {
 			l, err := netlink.LinkByName("up")
 			if err != nil {
@@ -47,10 +50,12 @@ func withPools(s dataplane.Spec) dataplane.Spec {
 	return s
 }
 
-// TestPoolAddressesOfNobodyDoNotLeave: what a pod or the host sends to an address of a pool that no node has is refused at
-// once; without that it leaves in plaintext for where the default route leads, which has such an address and answers.
+// TestPoolAddressesOfNobodyDoNotLeave: what a pod or the host sends to an address of a pool that no node has is refused
+// at once; without that it leaves in plaintext for where the default route leads, which has such an address and
+// answers.
 func TestPoolAddressesOfNobodyDoNotLeave(t *testing.T) {
-	nobody, reserved := []netip.Addr{addr("10.64.200.1"), addr("fd64::9999")}, []netip.Addr{addr("10.64.7.1"), addr("fd64::7001")}
+	nobody, reserved := []netip.Addr{addr("10.64.200.1"), addr("fd64::9999")},
+		[]netip.Addr{addr("10.64.7.1"), addr("fd64::7001")}
 	a := newHost(t, 1)
 	uplink(t, a, append(nobody, reserved...)...)
 	p := newPod(t, a, 1)
@@ -73,7 +78,8 @@ func TestPoolAddressesOfNobodyDoNotLeave(t *testing.T) {
 	a.clean(t, s)
 	for who, n := range asks {
 		for _, ip := range nobody {
-			if err := send(n, ip); err == nil || !strings.Contains(err.Error(), "no route to host") && !strings.Contains(err.Error(), "network is unreachable") {
+			if err := send(n, ip); err == nil || !strings.Contains(err.Error(), "no route to host") &&
+				!strings.Contains(err.Error(), "network is unreachable") {
 				t.Errorf("from %s to %s: %v, want unreachable", who, ip, err)
 			}
 		}
@@ -93,8 +99,8 @@ func TestPoolAddressesOfNobodyDoNotLeave(t *testing.T) {
 	}
 }
 
-// TestPoolsLeaveCoilsPodsAlone: Coil's host routes to its pods are narrower than any subnet, and what it has on other hosts is
-// passed on to where its own routes lead.
+// TestPoolsLeaveCoilsPodsAlone: Coil's host routes to its pods are narrower than any subnet, and what it has on other
+// hosts is passed on to where its own routes lead.
 func TestPoolsLeaveCoilsPodsAlone(t *testing.T) {
 	a := newHost(t, 1)
 	asCoil(t, a)

@@ -60,7 +60,8 @@ func (e *ear) heard(text string) bool {
 func say(t *testing.T, n *testns.NS, from, to netip.Addr, port int, text string) {
 	t.Helper()
 	n.Must("send", func() error {
-		c, err := net.DialUDP("udp", net.UDPAddrFromAddrPort(netip.AddrPortFrom(from, 0)), net.UDPAddrFromAddrPort(netip.AddrPortFrom(to, uint16(port))))
+		c, err := net.DialUDP("udp", net.UDPAddrFromAddrPort(netip.AddrPortFrom(from, 0)),
+			net.UDPAddrFromAddrPort(netip.AddrPortFrom(to, uint16(port))))
 		if err != nil {
 			return err
 		}
@@ -88,7 +89,8 @@ func newScene(t *testing.T) *scene {
 	return s
 }
 
-// forge sends under an address and then under the sender's own, and tells whether the first was heard: what arrived is in order.
+// forge sends under an address and then under the sender's own, and tells whether the first was heard: what arrived is
+// in order.
 func (s *scene) forge(t *testing.T, e *ear, n *testns.NS, from, own, to netip.Addr) bool {
 	t.Helper()
 	s.said++
@@ -118,8 +120,10 @@ func TestPodsSendUnderTheirOwnAddressesOnly(t *testing.T) {
 			third := newPod(t, s.host, 3)
 			s.apply(t, withPods(s.spec, third))
 			host, lan, other := hear(t, s.NS, forgedPort), hear(t, s.lan, forgedPort), hear(t, third.NS, forgedPort)
-			forged4 := []netip.Addr{s.overlay4(), addr("10.4.0.9"), addr("10.64.0.7"), addr("10.64.200.1"), addr("192.0.2.1"), addr("198.51.100.77")}
-			forged6 := []netip.Addr{s.overlay6(), addr("fd00:5::9"), addr("fd64::7"), addr("fd64::9999"), addr("2001:db8::1"), addr("2001:db8:77::1")}
+			forged4 := []netip.Addr{s.overlay4(), addr("10.4.0.9"), addr("10.64.0.7"), addr("10.64.200.1"),
+				addr("192.0.2.1"), addr("198.51.100.77")}
+			forged6 := []netip.Addr{s.overlay6(), addr("fd00:5::9"), addr("fd64::7"), addr("fd64::9999"),
+				addr("2001:db8::1"), addr("2001:db8:77::1")}
 			at4, at6 := addr("192.0.2.5"), addr("2001:db8::5")
 			s.Address("up", netip.PrefixFrom(at4, 24), netip.PrefixFrom(at6, 64))
 			give(s.p.NS, slices.Concat(forged4, forged6, []netip.Addr{s.q.IPv4, s.q.IPv6})...)
@@ -142,7 +146,8 @@ func TestPodsSendUnderTheirOwnAddressesOnly(t *testing.T) {
 	}
 }
 
-// TestNeighboursDoNotSendAsTheMesh: also where the host forwards what comes from its network, to pods and to the tunnel.
+// TestNeighboursDoNotSendAsTheMesh: also where the host forwards what comes from its network, to pods and to the
+// tunnel.
 func TestNeighboursDoNotSendAsTheMesh(t *testing.T) {
 	s := newScene(t)
 	reserved := addr("10.64.7.1")
@@ -160,19 +165,22 @@ func TestNeighboursDoNotSendAsTheMesh(t *testing.T) {
 		to4, to6 netip.Addr
 	}{{host, addr("192.0.2.1"), addr("2001:db8::1")}, {pod, s.p.IPv4, s.p.IPv6}} {
 		for _, from := range slices.Concat(mesh4, foreign) {
-			if heard, want := s.forge(t, c.e, s.lan, from, addr("192.0.2.2"), c.to4), slices.Contains(foreign, from); heard != want {
+			if heard, want := s.forge(t, c.e, s.lan, from, addr("192.0.2.2"), c.to4),
+				slices.Contains(foreign, from); heard != want {
 				t.Errorf("a neighbour as %s to %s: heard %t, want %t", from, c.to4, heard, want)
 			}
 		}
 		for _, from := range slices.Concat(mesh6, foreign6) {
-			if heard, want := s.forge(t, c.e, s.lan, from, addr("2001:db8::2"), c.to6), slices.Contains(foreign6, from); heard != want {
+			if heard, want := s.forge(t, c.e, s.lan, from, addr("2001:db8::2"), c.to6),
+				slices.Contains(foreign6, from); heard != want {
 				t.Errorf("a neighbour as %s to %s: heard %t, want %t", from, c.to6, heard, want)
 			}
 		}
 	}
 }
 
-// TestOnlyNodesReachTheControlNet: pods and neighbours do not reach its port on overlay addresses, and other ports they do.
+// TestOnlyNodesReachTheControlNet: pods and neighbours do not reach its port on overlay addresses, and other ports they
+// do.
 func TestOnlyNodesReachTheControlNet(t *testing.T) {
 	s := newScene(t)
 	s.apply(t, s.spec)
@@ -181,7 +189,8 @@ func TestOnlyNodesReachTheControlNet(t *testing.T) {
 		if err != nil {
 			return err
 		}
-		return netlink.RouteAdd(&netlink.Route{LinkIndex: l.Attrs().Index, Dst: netlink.NewIPNet(s.overlay4().AsSlice()), Gw: net.ParseIP("192.0.2.1")})
+		return netlink.RouteAdd(&netlink.Route{LinkIndex: l.Attrs().Index,
+			Dst: netlink.NewIPNet(s.overlay4().AsSlice()), Gw: net.ParseIP("192.0.2.1")})
 	})
 	control, other := hear(t, s.NS, controlPort), hear(t, s.NS, controlPort+1)
 	for _, c := range []struct {
@@ -189,7 +198,8 @@ func TestOnlyNodesReachTheControlNet(t *testing.T) {
 		from, to netip.Addr
 		heard    bool
 	}{
-		{s.p.NS, s.p.IPv4, s.overlay4(), false}, {s.p.NS, s.p.IPv6, s.overlay6(), false}, {s.lan, addr("192.0.2.2"), s.overlay4(), false},
+		{s.p.NS, s.p.IPv4, s.overlay4(), false}, {s.p.NS, s.p.IPv6, s.overlay6(), false},
+		{s.lan, addr("192.0.2.2"), s.overlay4(), false},
 		{s.NS, s.overlay4(), s.overlay4(), true}, {s.NS, s.overlay6(), s.overlay6(), true},
 	} {
 		text := fmt.Sprintf("%s %s", c.n.Name, c.from)
@@ -207,22 +217,26 @@ func TestOnlyNodesReachTheControlNet(t *testing.T) {
 	}
 }
 
-// TestOthersLinksKeepTheirSources: Coil's pods and gateways' namespaces send under addresses of pools by links of their own.
+// TestOthersLinksKeepTheirSources: Coil's pods and gateways' namespaces send under addresses of pools by links of their
+// own.
 func TestOthersLinksKeepTheirSources(t *testing.T) {
 	s := newScene(t)
 	e := hear(t, s.NS, forgedPort)
 	coil, gateway := testns.New(t, "coil"), testns.New(t, "gw")
 	coils, endpoint, moved := addr("10.64.0.20"), addr("10.64.3.1"), addr("10.64.3.2")
-	testns.Link(s.NS, coil, "veth1a2b3c", []netip.Prefix{pfx("169.254.7.1/30")}, []netip.Prefix{pfx("169.254.7.2/30"), netip.PrefixFrom(coils, 32)})
+	testns.Link(s.NS, coil, "veth1a2b3c", []netip.Prefix{pfx("169.254.7.1/30")},
+		[]netip.Prefix{pfx("169.254.7.2/30"), netip.PrefixFrom(coils, 32)})
 	name := podnet.HostLink("egress/internet/nat", "eth0")
-	testns.Link(s.NS, gateway, name, []netip.Prefix{pfx("169.254.8.1/30")}, []netip.Prefix{pfx("169.254.8.2/30"), netip.PrefixFrom(endpoint, 32), netip.PrefixFrom(moved, 32)})
+	testns.Link(s.NS, gateway, name, []netip.Prefix{pfx("169.254.8.1/30")},
+		[]netip.Prefix{pfx("169.254.8.2/30"), netip.PrefixFrom(endpoint, 32), netip.PrefixFrom(moved, 32)})
 	s.Must("ways", func() error {
 		for link, to := range map[string]netip.Addr{"veth1a2b3c": coils, name: endpoint} {
 			l, err := netlink.LinkByName(link)
 			if err != nil {
 				return err
 			}
-			r := &netlink.Route{LinkIndex: l.Attrs().Index, Dst: netlink.NewIPNet(to.AsSlice()), Table: dataplane.PodTable, Protocol: dataplane.RouteProtocol}
+			r := &netlink.Route{LinkIndex: l.Attrs().Index, Dst: netlink.NewIPNet(to.AsSlice()),
+				Table: dataplane.PodTable, Protocol: dataplane.RouteProtocol}
 			if err := netlink.RouteAdd(r); err != nil {
 				return err
 			}
@@ -270,7 +284,8 @@ func TestSourceChecksAreMended(t *testing.T) {
 		c.FlushChain(chain)
 		c.DelChain(chain)
 	}))
-	if d := s.diff(t, s.spec); len(d) > 0 && !strings.Contains(strings.Join(d, "\n"), "add chain "+dataplane.ChainSources) {
+	if d := s.diff(t, s.spec); len(d) > 0 && !strings.Contains(strings.Join(d, "\n"),
+		"add chain "+dataplane.ChainSources) {
 		t.Errorf("skein plan would show %q", d)
 	}
 	within(t, mendLimit(), "mended", func() bool { return s.mends() > before && len(s.diff(t, s.spec)) == 0 })

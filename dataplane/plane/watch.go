@@ -12,6 +12,7 @@ import (
 
 	"github.com/skeinmesh/skein/dataplane"
 	"github.com/skeinmesh/skein/dataplane/nft"
+	"github.com/skeinmesh/skein/internal/nlcount"
 )
 
 // Notification groups of rtnetlink, as RTMGRP bits.
@@ -81,6 +82,7 @@ func watch(c *netlink.Conn, classify func(netlink.Message) touched, report func(
 			report(everything)
 			return
 		}
+		nlcount.Heard(len(msgs))
 		var t touched
 		for _, m := range msgs {
 			n := classify(m)

@@ -8,6 +8,8 @@ import (
 
 	"github.com/mdlayher/netlink"
 	"golang.org/x/sys/unix"
+
+	"github.com/skeinmesh/skein/internal/nlcount"
 )
 
 // conn is an rtnetlink socket in one network namespace.
@@ -45,6 +47,7 @@ func (c *conn) do(reqs ...request) ([][]netlink.Message, error) {
 		msgs[i] = r.m
 	}
 	c.sent += len(reqs)
+	nlcount.Sent(len(reqs))
 	if _, err := c.c.SendMessages(msgs); err != nil {
 		return nil, fmt.Errorf("%s: %w", reqs[0].what, err)
 	}

@@ -8,6 +8,8 @@ import (
 
 	"github.com/mdlayher/netlink"
 	"golang.org/x/sys/unix"
+
+	"github.com/skeinmesh/skein/internal/nlcount"
 )
 
 // conntrack looks up and deletes single flows of the kernel's connection table. The libraries at hand dump all of it for that.
@@ -68,6 +70,7 @@ func (c *conntrack) request(typ uint8, f flow) ([]netlink.Message, error) {
 		return nil, err
 	}
 	flags := netlink.Request | netlink.Acknowledge
+	nlcount.Sent(1)
 	return c.conn.Execute(netlink.Message{
 		Header: netlink.Header{Type: netlink.HeaderType(ctSubsystem<<8 | uint16(typ)), Flags: flags},
 		Data:   append([]byte{family, unix.NFNETLINK_V0, 0, 0}, attributes...),

@@ -12,6 +12,8 @@ import (
 	"github.com/google/nftables"
 	"github.com/mdlayher/netlink"
 	"golang.org/x/sys/unix"
+
+	"github.com/skeinmesh/skein/internal/nlcount"
 )
 
 // TableName is the table's, in family inet.
@@ -45,7 +47,7 @@ type Table struct {
 	proc string
 
 	mu    sync.Mutex
-	nft   *nftables.Conn
+	nft   *nlcount.Nft
 	ct    *conntrack
 	table *nftables.Table
 	stale map[flow]time.Time // of a former run, and when they end
@@ -70,7 +72,7 @@ func Open(c Config) (*Table, error) {
 	if c.NetNS != 0 {
 		options = append(options, nftables.WithNetNSFd(c.NetNS))
 	}
-	if t.nft, err = nftables.New(options...); err != nil {
+	if t.nft, err = nlcount.NewNft(options...); err != nil {
 		return nil, fmt.Errorf("opening nftables' netlink socket: %w", err)
 	}
 	if t.ct, err = openConntrack(c.NetNS); err != nil {
@@ -326,7 +328,7 @@ func (t *Table) Ready(ipv6 bool) error {
 
 // Purge deletes the table, and takes its flows out of the connection table. What is not there is no error.
 func Purge(c Config) error {
-	conn, err := nftables.New(nftables.WithNetNSFd(c.NetNS))
+	conn, err := nlcount.NewNft(nftables.WithNetNSFd(c.NetNS))
 	if err != nil {
 		return fmt.Errorf("opening nftables' netlink socket: %w", err)
 	}

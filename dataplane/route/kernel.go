@@ -116,7 +116,8 @@ func fromBlock(f Family, k netlink.Route, link int) (r Route, ok bool) {
 	if ok && k.Table == dataplane.PodTable && k.Type == unix.RTN_UNICAST && k.Protocol == dataplane.RouteProtocol && k.LinkIndex == link && link != 0 && len(k.Gw) == 0 {
 		return Route{Table: k.Table, Family: f, Dst: dst, MTU: k.MTU}, true
 	}
-	if ok && k.Table == dataplane.PodTable && k.Type == unix.RTN_THROW && k.Protocol == dataplane.RouteProtocol && k.Priority == fallbackMetric {
+	if ok && k.Table == dataplane.PodTable && k.Type == unix.RTN_THROW && k.Protocol == dataplane.RouteProtocol &&
+		k.Priority == fallbackMetric {
 		return Route{Table: k.Table, Family: f, Dst: dst, Throw: true}, true
 	}
 	if !ok || k.Type != unix.RTN_UNREACHABLE || k.Protocol != dataplane.RouteProtocol {

@@ -7,10 +7,10 @@ import (
 	"github.com/skeinmesh/skein/dataplane"
 )
 
-// What leads to this host's pods: a rule for each family, and for each block an unreachable route in PodTable, behind the
-// host routes of its pods, and one in ExportTable. The latter is unreachable too: BIRD takes it as it takes any other
-// kind, and a daemon that copies it to another table does no harm by that. Other hosts' blocks lead into our link. Behind all
-// of them each pool's subnet is unreachable, but for the parts that are not the mesh's to lead.
+// What leads to this host's pods: a rule for each family, and for each block an unreachable route in PodTable, behind
+// the host routes of its pods, and one in ExportTable. The latter is unreachable too: BIRD takes it as it takes any
+// other kind, and a daemon that copies it to another table does no harm by that. Other hosts' blocks lead into our
+// link. Behind all of them each pool's subnet is unreachable, but for the parts that are not the mesh's to lead.
 //
 // Coil has the same rule and tables with the same protocol, and runs beside us while a cluster migrates. So what is only
 // ours are the routes of blocks, which Coil makes of another kind; the rule is taken away only together with them, and

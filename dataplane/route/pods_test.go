@@ -62,7 +62,8 @@ func podCases() []diffCase {
 	both := two
 	both.Remote = elsewhere.Remote
 	pooled := both
-	pooled.Pools = []netip.Prefix{netip.MustParsePrefix("10.64.0.0/16"), netip.MustParsePrefix("10.65.0.9/32"), netip.MustParsePrefix("fd64::/112")}
+	pooled.Pools = []netip.Prefix{netip.MustParsePrefix("10.64.0.0/16"), netip.MustParsePrefix("10.65.0.9/32"),
+		netip.MustParsePrefix("fd64::/112")}
 	pooled.Elsewhere = []netip.Prefix{netip.MustParsePrefix("10.64.7.0/27"), netip.MustParsePrefix("fd64::e0/123")}
 	only := dataplane.Pods{Pools: pooled.Pools}
 	reserved := pooled // what was another host's block is reserved now, and what was reserved is nobody's
@@ -80,7 +81,8 @@ func podCases() []diffCase {
 		{"pools-no-more", want(h), read(withPods(only, h)), true},
 		{"pools-no-more-before-complete", want(h), read(withPods(pooled, h)), false},
 		{"pools-beside-coil", withPods(pooled, h), coil(there(h, nil)), true},
-		{"pools-without-ipv6", withPods(pooled, Host{HasRPFilter: true, HasForward4: true}), State{Link: Link{Name: "skein0", Index: 7, MTU: 1420, Up: true}}, true},
+		{"pools-without-ipv6", withPods(pooled, Host{HasRPFilter: true, HasForward4: true}),
+			State{Link: Link{Name: "skein0", Index: 7, MTU: 1420, Up: true}}, true},
 		{"pods-elsewhere", withPods(elsewhere, h), there(h, nil), true},
 		{"pods-elsewhere-no-link-yet", withPods(elsewhere, h), State{RPFilter: -1}, true},
 		{"pods-elsewhere-too", withPods(both, h), read(withPods(two, h)), true},
@@ -125,7 +127,8 @@ func TestPodsSettle(t *testing.T) {
 				p.Routes = append(p.Routes, wayTo(netip.AddrFrom4([4]byte{10, 64, 0, byte(32*i + 1)}).String(), "sk1"))
 			}
 			if rapid.Bool().Draw(t, "elsewhere") {
-				p.Elsewhere = append(p.Elsewhere, netip.PrefixFrom(netip.AddrFrom4([4]byte{10, 64, 0, byte(32 * i)}), 27))
+				p.Elsewhere = append(p.Elsewhere, netip.PrefixFrom(netip.AddrFrom4([4]byte{10, 64, 0, byte(32 * i)}),
+					27))
 			}
 		}
 		if rapid.Bool().Draw(t, "pool") {
@@ -164,7 +167,8 @@ func TestPodsSettle(t *testing.T) {
 // What leads to a pool's addresses, or passes them on, is there before all others of it are refused.
 func TestAPoolIsRefusedLast(t *testing.T) {
 	p := pods("10.64.0.0/27")
-	p.Pools, p.Elsewhere = []netip.Prefix{netip.MustParsePrefix("10.64.0.0/16")}, []netip.Prefix{netip.MustParsePrefix("10.64.7.0/27")}
+	p.Pools, p.Elsewhere = []netip.Prefix{netip.MustParsePrefix("10.64.0.0/16")},
+		[]netip.Prefix{netip.MustParsePrefix("10.64.7.0/27")}
 	p.Remote = []dataplane.Narrow{{Prefix: netip.MustParsePrefix("10.64.1.0/27")}}
 	p.Routes = []dataplane.PodRoute{wayTo("10.64.0.1", "sk1")}
 	actual := there(full, nil)

@@ -15,6 +15,7 @@ import (
 
 	"github.com/skeinmesh/skein/dataplane"
 	"github.com/skeinmesh/skein/dataplane/podnet"
+	"github.com/skeinmesh/skein/internal/nlcount"
 )
 
 // errThere says that what was to be added is there: podnet made it since it was read, and nothing was written.
@@ -160,7 +161,7 @@ func (r *Reconciler) load() error {
 func (r *Reconciler) read() (State, Host, error) {
 	h := r.readHost()
 	s := State{RPFilter: -1}
-	l, err := r.h.LinkByName(r.link)
+	l, err := nlcount.One(r.h).LinkByName(r.link)
 	switch {
 	case errors.As(err, &netlink.LinkNotFoundError{}):
 	case err != nil:
@@ -199,7 +200,7 @@ func (r *Reconciler) read() (State, Host, error) {
 }
 
 func (r *Reconciler) readAddresses(l netlink.Link) ([]netip.Prefix, error) {
-	list, err := r.h.AddrList(l, netlink.FAMILY_ALL)
+	list, err := nlcount.One(r.h).AddrList(l, netlink.FAMILY_ALL)
 	if err != nil {
 		return nil, fmt.Errorf("reading addresses of link %s: %w", r.link, err)
 	}
@@ -217,7 +218,7 @@ func (r *Reconciler) readAddresses(l netlink.Link) ([]netip.Prefix, error) {
 }
 
 func (r *Reconciler) readRules(f Family) ([]Rule, error) {
-	list, err := r.h.RuleListFiltered(f.af(), &netlink.Rule{Protocol: dataplane.RouteProtocol}, netlink.RT_FILTER_PROTOCOL)
+	list, err := nlcount.One(r.h).RuleListFiltered(f.af(), &netlink.Rule{Protocol: dataplane.RouteProtocol}, netlink.RT_FILTER_PROTOCOL)
 	if err != nil {
 		return nil, fmt.Errorf("reading %s rules: %w", f, err)
 	}
@@ -266,7 +267,7 @@ func (r *Reconciler) readPods(f Family, s *State) error {
 
 // list reads one table.
 func (r *Reconciler) list(f Family, table int) ([]netlink.Route, error) {
-	list, err := r.routes.RouteListFiltered(f.af(), &netlink.Route{Table: table}, netlink.RT_FILTER_TABLE)
+	list, err := nlcount.One(r.routes).RouteListFiltered(f.af(), &netlink.Route{Table: table}, netlink.RT_FILTER_TABLE)
 	if errors.Is(err, unix.ENOENT) { // no such table yet
 		return nil, nil
 	}
@@ -281,7 +282,7 @@ func (r *Reconciler) list(f Family, table int) ([]netlink.Route, error) {
 func (r *Reconciler) ready(want State, actual *State) error {
 	actual.Ready = nil
 	for _, m := range missing(want, *actual) {
-		l, err := r.h.LinkByName(m.Link)
+		l, err := nlcount.One(r.h).LinkByName(m.Link)
 		if errors.As(err, &netlink.LinkNotFoundError{}) {
 			continue
 		}
@@ -297,11 +298,11 @@ func (r *Reconciler) ready(want State, actual *State) error {
 
 // addHost puts back the way to a pod; errThere says that podnet was quicker.
 func (r *Reconciler) addHost(h dataplane.PodRoute) error {
-	l, err := r.h.LinkByName(h.Link)
+	l, err := nlcount.One(r.h).LinkByName(h.Link)
 	if err != nil {
 		return err
 	}
-	err = r.h.RouteAdd(toHost(h.Addr, l.Attrs().Index))
+	err = nlcount.One(r.h).RouteAdd(toHost(h.Addr, l.Attrs().Index))
 	if errors.Is(err, unix.EEXIST) {
 		return errThere
 	}
@@ -325,23 +326,23 @@ func (r *Reconciler) apply(o Op) error {
 	case AddHost:
 		return r.addHost(o.Host)
 	case SetMTU:
-		return r.h.LinkSetMTU(link, o.Number)
+		return nlcount.One(r.h).LinkSetMTU(link, o.Number)
 	case SetUp:
-		err := r.h.LinkSetUp(link)
+		err := nlcount.One(r.h).LinkSetUp(link)
 		if errors.Is(err, unix.EADDRINUSE) { // kernel WireGuard opens its port now
 			return fmt.Errorf("%w: another program has WireGuard's UDP port: stop it or set ports.wireguard", err)
 		}
 		return err
 	case AddAddress:
-		return ignore(r.h.AddrReplace(link, toAddr(o.Address)), unix.EEXIST)
+		return ignore(nlcount.One(r.h).AddrReplace(link, toAddr(o.Address)), unix.EEXIST)
 	case DelAddress:
-		return ignore(r.h.AddrDel(link, toAddr(o.Address)), unix.EADDRNOTAVAIL)
+		return ignore(nlcount.One(r.h).AddrDel(link, toAddr(o.Address)), unix.EADDRNOTAVAIL)
 	case AddRule:
-		return ignore(r.h.RuleAdd(toRule(o.Rule)), unix.EEXIST)
+		return ignore(nlcount.One(r.h).RuleAdd(toRule(o.Rule)), unix.EEXIST)
 	case DelRule:
-		return ignore(r.h.RuleDel(toRule(o.Rule)), unix.ENOENT)
+		return ignore(nlcount.One(r.h).RuleDel(toRule(o.Rule)), unix.ENOENT)
 	case AddRoute:
-		return r.h.RouteReplace(toRoute(o.Route, link.Index))
+		return nlcount.One(r.h).RouteReplace(toRoute(o.Route, link.Index))
 	case DelRoute:
 		return ignore(r.delRoute(o.Route, link.Index), unix.ESRCH)
 	}
@@ -351,7 +352,7 @@ func (r *Reconciler) apply(o Op) error {
 // delRoute deletes a route of ours; one that is neither of the two is looked up again by its text.
 func (r *Reconciler) delRoute(o Route, link int) error {
 	if o.Other == "" {
-		return r.h.RouteDel(toRoute(o, link))
+		return nlcount.One(r.h).RouteDel(toRoute(o, link))
 	}
 	list, err := r.list(o.Family, dataplane.RouteTable)
 	if err != nil {
@@ -359,7 +360,7 @@ func (r *Reconciler) delRoute(o Route, link int) error {
 	}
 	for _, k := range list {
 		if k.Protocol == dataplane.RouteProtocol && fromRoute(o.Family, k, link) == o {
-			return r.h.RouteDel(&k)
+			return nlcount.One(r.h).RouteDel(&k)
 		}
 	}
 	return nil

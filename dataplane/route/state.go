@@ -59,9 +59,10 @@ type Rule struct {
 	Other  string
 }
 
-// Route is a route of ours. In RouteTable: the default one through our link, the unreachable one behind it, or one that says
-// how large packets to a destination may be. In PodTable and ExportTable: a block, unreachable. In PodTable: another
-// host's block, through our link; a pool's subnet, unreachable; and what of it is not the mesh's, thrown to the next rule.
+// Route is a route of ours. In RouteTable: the default one through our link, the unreachable one behind it, or one that
+// says how large packets to a destination may be. In PodTable and ExportTable: a block, unreachable. In PodTable:
+// another host's block, through our link; a pool's subnet, unreachable; and what of it is not the mesh's, thrown to the
+// next rule.
 type Route struct {
 	Table       int
 	Family      Family
@@ -74,7 +75,8 @@ type Route struct {
 
 // replaces reports whether adding a route takes the other's place.
 func (r Route) replaces(o Route) bool {
-	return r != o && r.Table == o.Table && r.Family == o.Family && r.behind() == o.behind() && r.Dst == o.Dst && r.Other == "" && o.Other == ""
+	return r != o && r.Table == o.Table && r.Family == o.Family && r.behind() == o.behind() && r.Dst == o.Dst &&
+		r.Other == "" && o.Other == ""
 }
 
 // behind reports whether the route has the metric that puts it behind those through a link.
@@ -168,7 +170,8 @@ func (r Route) String() string {
 		return r.Family.String() + " " + r.Other
 	}
 	if r.Throw {
-		return fmt.Sprintf("%s throw %s table %d proto %d metric %d", r.Family, r.Dst, r.Table, dataplane.RouteProtocol, fallbackMetric)
+		return fmt.Sprintf("%s throw %s table %d proto %d metric %d", r.Family, r.Dst, r.Table, dataplane.RouteProtocol,
+			fallbackMetric)
 	}
 	if r.Table == dataplane.PodTable && !r.Unreachable {
 		s := fmt.Sprintf("%s %s through the link table %d proto %d", r.Family, r.Dst, r.Table, dataplane.RouteProtocol)

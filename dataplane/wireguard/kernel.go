@@ -14,6 +14,7 @@ import (
 	"golang.zx2c4.com/wireguard/wgctrl/wgtypes"
 
 	"github.com/skeinmesh/skein/dataplane"
+	"github.com/skeinmesh/skein/internal/nlcount"
 )
 
 type kernelDevice struct {
@@ -60,6 +61,7 @@ func (d *kernelDevice) Done() <-chan struct{} { return nil }
 func (d *kernelDevice) Close() error          { return d.client.Close() }
 
 func (d *kernelDevice) Read() (State, []dataplane.PeerStatus, error) {
+	nlcount.Sent(1)
 	dev, err := d.client.Device(d.name)
 	if errors.Is(err, os.ErrNotExist) {
 		return State{}, nil, ErrGone
@@ -107,6 +109,7 @@ func (d *kernelDevice) Write(batch []Op) error {
 			c.Peers = append(c.Peers, peerConfig(*op.Peer))
 		}
 	}
+	nlcount.Sent(1)
 	err := d.client.ConfigureDevice(d.name, c)
 	switch {
 	case errors.Is(err, os.ErrNotExist):

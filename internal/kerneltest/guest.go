@@ -110,7 +110,8 @@ func boot(ctx context.Context, im Image, initrd string, out io.Writer, accel, cp
 	defer cancel(nil)
 	monitor := filepath.Join(filepath.Dir(initrd), "monitor-"+accel)
 	q := exec.CommandContext(ctx, "qemu-system-x86_64", "-accel", accel, "-cpu", cpu, "-smp", "2", "-m", "1536",
-		"-display", "none", "-nodefaults", "-serial", "stdio", "-monitor", "none", "-qmp", "unix:"+monitor+",server=on,wait=off", "-no-reboot",
+		"-display", "none", "-nodefaults", "-serial", "stdio", "-monitor", "none", "-qmp",
+		"unix:"+monitor+",server=on,wait=off", "-no-reboot",
 		"-kernel", im.Kernel, "-initrd", initrd, "-append", "console=ttyS0 quiet panic=-1 loglevel=3")
 	q.WaitDelay = 5 * time.Second
 	pipe, err := q.StdoutPipe()

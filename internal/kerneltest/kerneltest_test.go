@@ -21,7 +21,8 @@ func TestListenNeedsTheVerdict(t *testing.T) {
 	} {
 		var out strings.Builder
 		ups := 0
-		if got := listen(strings.NewReader(c.serial), &out, func() { ups++ }, func(time.Duration) error { return nil }); got != c.want {
+		if got := listen(strings.NewReader(c.serial), &out, func() { ups++ },
+			func(time.Duration) error { return nil }); got != c.want {
 			t.Errorf("%s: %q, want %q", name, got, c.want)
 		}
 		if ups != strings.Count(c.serial, Up) {
@@ -34,8 +35,10 @@ func TestListenFreezes(t *testing.T) {
 	var out strings.Builder
 	var frozen []time.Duration
 	serial := Up + "\r\n" + Freeze + "12s\r\n" + Freeze + "soon\r\nlog: " + Freeze + "1s\r\n" + Passed + "\r\n"
-	verdict := listen(strings.NewReader(serial), &out, func() {}, func(d time.Duration) error { frozen = append(frozen, d); return nil })
-	if verdict != Passed || !slices.Equal(frozen, []time.Duration{12 * time.Second}) || !strings.Contains(out.String(), `frozen for soon (error: time: invalid duration "soon")`) {
+	verdict := listen(strings.NewReader(serial), &out, func() {},
+		func(d time.Duration) error { frozen = append(frozen, d); return nil })
+	if verdict != Passed || !slices.Equal(frozen, []time.Duration{12 * time.Second}) ||
+		!strings.Contains(out.String(), `frozen for soon (error: time: invalid duration "soon")`) {
 		t.Errorf("%s, frozen %v\n%s", verdict, frozen, out.String())
 	}
 }

@@ -13,8 +13,9 @@ const (
 	Failed = "skein-guest: FAILED"
 )
 
-// Freeze, with a duration behind it, is what a test in the guest writes to the console to have the whole machine stopped for so long
-// and continued. No clock of the guest but its RTC shows it. Frozen is the variable that says in a guest that this can be had.
+// Freeze, with a duration behind it, is what a test in the guest writes to the console to have the whole machine
+// stopped for so long and continued. No clock of the guest but its RTC shows it. Frozen is the variable that says in a
+// guest that this can be had.
 const (
 	Freeze = "skein-guest: freeze "
 	Frozen = "SKEIN_GUEST"

@@ -1,8 +1,9 @@
 // Package netnsdir readies a directory for the names of network namespaces, as iproute2 does it.
 //
-// A name is a file that a namespace is mounted on. iproute2 turns /run/netns into a shared mount, so that names also appear in
-// other mount namespaces, when it first makes a name. That mount covers the names that were made before: they can be used still, but
-// not removed, since below the new mount another one holds their file. So whoever makes a name first makes the mount.
+// A name is a file that a namespace is mounted on. iproute2 turns /run/netns into a shared mount, so that names also
+// appear in other mount namespaces, when it first makes a name. That mount covers the names that were made before: they
+// can be used still, but not removed, since below the new mount another one holds their file. So whoever makes a name
+// first makes the mount.
 //
 // Safe for concurrent use, also by several processes and beside iproute2, which takes the same lock.
 package netnsdir
@@ -20,8 +21,9 @@ import (
 // System is the directory that all software on a host shares; `ip netns` looks for names there.
 const System = "/run/netns"
 
-// Prepare makes the directory if it is missing, and a shared mount of it if it is none yet. A directory that has names already is
-// left as it is, since a mount would cover them. Names are made before unlock is called, so that Release cannot come between.
+// Prepare makes the directory if it is missing, and a shared mount of it if it is none yet. A directory that has names
+// already is left as it is, since a mount would cover them. Names are made before unlock is called, so that Release
+// cannot come between.
 func Prepare(dir string, mode fs.FileMode) (unlock func(), err error) {
 	if err := os.MkdirAll(dir, mode); err != nil {
 		return nil, fmt.Errorf("making the directory of network namespaces: %w", err)
@@ -52,8 +54,8 @@ func share(dir string) error {
 	return unix.Mount("", dir, "none", all, "")
 }
 
-// Release takes away the mount that Prepare made of a directory, if no name is left there. It is not for System, where names of
-// others may come at any time.
+// Release takes away the mount that Prepare made of a directory, if no name is left there. It is not for System, where
+// names of others may come at any time.
 func Release(dir string) error {
 	unlock, err := lock(dir)
 	if errors.Is(err, fs.ErrNotExist) {
@@ -73,7 +75,8 @@ func Release(dir string) error {
 	if here.Dev != above.Dev {
 		return nil // another file system: mounted by somebody else
 	}
-	if err := unix.Unmount(dir, unix.MNT_DETACH|unix.UMOUNT_NOFOLLOW); err != nil && !errors.Is(err, unix.EINVAL) { // no mount
+	// no mount
+	if err := unix.Unmount(dir, unix.MNT_DETACH|unix.UMOUNT_NOFOLLOW); err != nil && !errors.Is(err, unix.EINVAL) {
 		return fmt.Errorf("unmounting the directory of network namespaces %s: %w", dir, err)
 	}
 	return nil

@@ -16,8 +16,8 @@ import (
 	"github.com/skeinmesh/skein/internal/testenv"
 )
 
-// freshRun runs f on a thread with a mount namespace of its own, where /run is empty: like a machine on which no namespace was
-// ever named.
+// freshRun runs f on a thread with a mount namespace of its own, where /run is empty: like a machine on which no
+// namespace was ever named.
 func freshRun(t *testing.T, f func() error) {
 	t.Helper()
 	testenv.NeedRoot(t)
@@ -104,8 +104,8 @@ func TestIPRoute2CoversNamesMadeBefore(t *testing.T) {
 	})
 }
 
-// Preparing again makes no further mount, also after iproute2. The first may make two: where /run is shared, as systemd has it, the
-// kernel propagates the mount to itself.
+// Preparing again makes no further mount, also after iproute2. The first may make two: where /run is shared, as systemd
+// has it, the kernel propagates the mount to itself.
 func TestPrepareOften(t *testing.T) {
 	for _, first := range []string{"iproute2", "skein"} {
 		freshRun(t, func() error {

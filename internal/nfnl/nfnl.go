@@ -15,6 +15,8 @@ import (
 	"github.com/mdlayher/socket"
 	"github.com/vishvananda/netns"
 	"golang.org/x/sys/unix"
+
+	"github.com/skeinmesh/skein/internal/nlcount"
 )
 
 const (
@@ -60,6 +62,9 @@ func (c *Conn) Deadline(t time.Time) error { return c.s.SetReadDeadline(t) }
 
 // Send sends messages, one behind the other, in one system call.
 func (c *Conn) Send(b []byte) error {
+	for range Messages(b) {
+		nlcount.Sent(1)
+	}
 	return c.s.Sendto(context.Background(), b, 0, &unix.SockaddrNetlink{Family: unix.AF_NETLINK})
 }
 

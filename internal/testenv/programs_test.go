@@ -44,8 +44,8 @@ func ownedBy(t *testing.T, packages ...string) map[string]bool {
 	return names
 }
 
-// The tiers see Debian's base and what .ci/programs declares, whatever else is installed on this machine: a test that calls
-// something else fails here, too, and not only on a bare machine.
+// The tiers see Debian's base and what .ci/programs declares, whatever else is installed on this machine: a test that
+// calls something else fails here, too, and not only on a bare machine.
 func TestOnlyDeclaredProgramsAreFound(t *testing.T) {
 	path := "../../.cache/path"
 	links, err := os.ReadDir(path)

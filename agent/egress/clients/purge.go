@@ -8,8 +8,8 @@ import (
 	"os"
 )
 
-// Purge removes the rules, routes and devices of clients while no agent runs: of those in the file, of configured network
-// namespaces, "" being the host's own. A namespace that is gone has taken its own along.
+// Purge removes the rules, routes and devices of clients while no agent runs: of those in the file, of configured
+// network namespaces, "" being the host's own. A namespace that is gone has taken its own along.
 func Purge(file string, configured []string, driver string, log *slog.Logger) error {
 	spaces := map[string]bool{}
 	var errs []error

@@ -6468,6 +6468,757 @@ func (x *DrainNodeResponse) GetIndex() uint64 {
 	return 0
 }
 
+type UsageRequest struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *UsageRequest) Reset() {
+	*x = UsageRequest{}
+	mi := &file_skein_v1_agent_proto_msgTypes[98]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *UsageRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*UsageRequest) ProtoMessage() {}
+
+func (x *UsageRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_skein_v1_agent_proto_msgTypes[98]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use UsageRequest.ProtoReflect.Descriptor instead.
+func (*UsageRequest) Descriptor() ([]byte, []int) {
+	return file_skein_v1_agent_proto_rawDescGZIP(), []int{98}
+}
+
+// UsageResponse has totals since the agent's start, but where it says now.
+type UsageResponse struct {
+	state                protoimpl.MessageState `protogen:"open.v1"`
+	NodeId               string                 `protobuf:"bytes,1,opt,name=node_id,json=nodeId,proto3" json:"node_id,omitempty"`
+	Name                 string                 `protobuf:"bytes,2,opt,name=name,proto3" json:"name,omitempty"`
+	Version              string                 `protobuf:"bytes,3,opt,name=version,proto3" json:"version,omitempty"`
+	Pid                  uint32                 `protobuf:"varint,4,opt,name=pid,proto3" json:"pid,omitempty"`
+	At                   int64                  `protobuf:"varint,5,opt,name=at,proto3" json:"at,omitempty"`                                      // when it was read, Unix ns
+	StartedAt            int64                  `protobuf:"varint,6,opt,name=started_at,json=startedAt,proto3" json:"started_at,omitempty"`       // tells two runs apart
+	UptimeNanos          int64                  `protobuf:"varint,7,opt,name=uptime_nanos,json=uptimeNanos,proto3" json:"uptime_nanos,omitempty"` // by the monotonic clock: rates are by this
+	CpuNanos             int64                  `protobuf:"varint,8,opt,name=cpu_nanos,json=cpuNanos,proto3" json:"cpu_nanos,omitempty"`          // of the process, in user space and the kernel
+	Wakeups              uint64                 `protobuf:"varint,9,opt,name=wakeups,proto3" json:"wakeups,omitempty"`                            // voluntary context switches of all threads: each is a wake-up later
+	Preemptions          uint64                 `protobuf:"varint,10,opt,name=preemptions,proto3" json:"preemptions,omitempty"`                   // involuntary ones
+	RssBytes             uint64                 `protobuf:"varint,11,opt,name=rss_bytes,json=rssBytes,proto3" json:"rss_bytes,omitempty"`         // now
+	HeapBytes            uint64                 `protobuf:"varint,12,opt,name=heap_bytes,json=heapBytes,proto3" json:"heap_bytes,omitempty"`      // of live objects and those not yet collected, now
+	Goroutines           uint64                 `protobuf:"varint,13,opt,name=goroutines,proto3" json:"goroutines,omitempty"`                     // now
+	Threads              uint64                 `protobuf:"varint,14,opt,name=threads,proto3" json:"threads,omitempty"`                           // now
+	Files                uint64                 `protobuf:"varint,15,opt,name=files,proto3" json:"files,omitempty"`                               // open file descriptors, now
+	GcCycles             uint64                 `protobuf:"varint,16,opt,name=gc_cycles,json=gcCycles,proto3" json:"gc_cycles,omitempty"`
+	GcCpuNanos           int64                  `protobuf:"varint,17,opt,name=gc_cpu_nanos,json=gcCpuNanos,proto3" json:"gc_cpu_nanos,omitempty"` // as of the last collection
+	PingsSent            uint64                 `protobuf:"varint,18,opt,name=pings_sent,json=pingsSent,proto3" json:"pings_sent,omitempty"`
+	PingsReceived        uint64                 `protobuf:"varint,19,opt,name=pings_received,json=pingsReceived,proto3" json:"pings_received,omitempty"`
+	PongsSent            uint64                 `protobuf:"varint,20,opt,name=pongs_sent,json=pongsSent,proto3" json:"pongs_sent,omitempty"`
+	PongsReceived        uint64                 `protobuf:"varint,21,opt,name=pongs_received,json=pongsReceived,proto3" json:"pongs_received,omitempty"`
+	NetlinkRequests      uint64                 `protobuf:"varint,22,opt,name=netlink_requests,json=netlinkRequests,proto3" json:"netlink_requests,omitempty"`                // messages to the kernel
+	NetlinkNotifications uint64                 `protobuf:"varint,23,opt,name=netlink_notifications,json=netlinkNotifications,proto3" json:"netlink_notifications,omitempty"` // messages of the kernel that nobody asked for
+	KernelWrites         uint64                 `protobuf:"varint,24,opt,name=kernel_writes,json=kernelWrites,proto3" json:"kernel_writes,omitempty"`                         // what changed something in WireGuard, routes or nftables, by netlink or not
+	RecordsPublished     uint64                 `protobuf:"varint,25,opt,name=records_published,json=recordsPublished,proto3" json:"records_published,omitempty"`             // changes of this node's record
+	RecordsTaken         uint64                 `protobuf:"varint,26,opt,name=records_taken,json=recordsTaken,proto3" json:"records_taken,omitempty"`                         // of others, that were news
+	Peers                []*PeerUsage           `protobuf:"bytes,27,rep,name=peers,proto3" json:"peers,omitempty"`
+	unknownFields        protoimpl.UnknownFields
+	sizeCache            protoimpl.SizeCache
+}
+
+func (x *UsageResponse) Reset() {
+	*x = UsageResponse{}
+	mi := &file_skein_v1_agent_proto_msgTypes[99]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *UsageResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*UsageResponse) ProtoMessage() {}
+
+func (x *UsageResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_skein_v1_agent_proto_msgTypes[99]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use UsageResponse.ProtoReflect.Descriptor instead.
+func (*UsageResponse) Descriptor() ([]byte, []int) {
+	return file_skein_v1_agent_proto_rawDescGZIP(), []int{99}
+}
+
+func (x *UsageResponse) GetNodeId() string {
+	if x != nil {
+		return x.NodeId
+	}
+	return ""
+}
+
+func (x *UsageResponse) GetName() string {
+	if x != nil {
+		return x.Name
+	}
+	return ""
+}
+
+func (x *UsageResponse) GetVersion() string {
+	if x != nil {
+		return x.Version
+	}
+	return ""
+}
+
+func (x *UsageResponse) GetPid() uint32 {
+	if x != nil {
+		return x.Pid
+	}
+	return 0
+}
+
+func (x *UsageResponse) GetAt() int64 {
+	if x != nil {
+		return x.At
+	}
+	return 0
+}
+
+func (x *UsageResponse) GetStartedAt() int64 {
+	if x != nil {
+		return x.StartedAt
+	}
+	return 0
+}
+
+func (x *UsageResponse) GetUptimeNanos() int64 {
+	if x != nil {
+		return x.UptimeNanos
+	}
+	return 0
+}
+
+func (x *UsageResponse) GetCpuNanos() int64 {
+	if x != nil {
+		return x.CpuNanos
+	}
+	return 0
+}
+
+func (x *UsageResponse) GetWakeups() uint64 {
+	if x != nil {
+		return x.Wakeups
+	}
+	return 0
+}
+
+func (x *UsageResponse) GetPreemptions() uint64 {
+	if x != nil {
+		return x.Preemptions
+	}
+	return 0
+}
+
+func (x *UsageResponse) GetRssBytes() uint64 {
+	if x != nil {
+		return x.RssBytes
+	}
+	return 0
+}
+
+func (x *UsageResponse) GetHeapBytes() uint64 {
+	if x != nil {
+		return x.HeapBytes
+	}
+	return 0
+}
+
+func (x *UsageResponse) GetGoroutines() uint64 {
+	if x != nil {
+		return x.Goroutines
+	}
+	return 0
+}
+
+func (x *UsageResponse) GetThreads() uint64 {
+	if x != nil {
+		return x.Threads
+	}
+	return 0
+}
+
+func (x *UsageResponse) GetFiles() uint64 {
+	if x != nil {
+		return x.Files
+	}
+	return 0
+}
+
+func (x *UsageResponse) GetGcCycles() uint64 {
+	if x != nil {
+		return x.GcCycles
+	}
+	return 0
+}
+
+func (x *UsageResponse) GetGcCpuNanos() int64 {
+	if x != nil {
+		return x.GcCpuNanos
+	}
+	return 0
+}
+
+func (x *UsageResponse) GetPingsSent() uint64 {
+	if x != nil {
+		return x.PingsSent
+	}
+	return 0
+}
+
+func (x *UsageResponse) GetPingsReceived() uint64 {
+	if x != nil {
+		return x.PingsReceived
+	}
+	return 0
+}
+
+func (x *UsageResponse) GetPongsSent() uint64 {
+	if x != nil {
+		return x.PongsSent
+	}
+	return 0
+}
+
+func (x *UsageResponse) GetPongsReceived() uint64 {
+	if x != nil {
+		return x.PongsReceived
+	}
+	return 0
+}
+
+func (x *UsageResponse) GetNetlinkRequests() uint64 {
+	if x != nil {
+		return x.NetlinkRequests
+	}
+	return 0
+}
+
+func (x *UsageResponse) GetNetlinkNotifications() uint64 {
+	if x != nil {
+		return x.NetlinkNotifications
+	}
+	return 0
+}
+
+func (x *UsageResponse) GetKernelWrites() uint64 {
+	if x != nil {
+		return x.KernelWrites
+	}
+	return 0
+}
+
+func (x *UsageResponse) GetRecordsPublished() uint64 {
+	if x != nil {
+		return x.RecordsPublished
+	}
+	return 0
+}
+
+func (x *UsageResponse) GetRecordsTaken() uint64 {
+	if x != nil {
+		return x.RecordsTaken
+	}
+	return 0
+}
+
+func (x *UsageResponse) GetPeers() []*PeerUsage {
+	if x != nil {
+		return x.Peers
+	}
+	return nil
+}
+
+type PeerUsage struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	NodeId        string                 `protobuf:"bytes,1,opt,name=node_id,json=nodeId,proto3" json:"node_id,omitempty"`
+	Name          string                 `protobuf:"bytes,2,opt,name=name,proto3" json:"name,omitempty"`
+	Path          string                 `protobuf:"bytes,3,opt,name=path,proto3" json:"path,omitempty"`                       // direct | relay | down
+	Detail        string                 `protobuf:"bytes,4,opt,name=detail,proto3" json:"detail,omitempty"`                   // of a relayed path: udp | session
+	RxBytes       uint64                 `protobuf:"varint,5,opt,name=rx_bytes,json=rxBytes,proto3" json:"rx_bytes,omitempty"` // as WireGuard counts; begins anew when the peer is configured anew
+	TxBytes       uint64                 `protobuf:"varint,6,opt,name=tx_bytes,json=txBytes,proto3" json:"tx_bytes,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *PeerUsage) Reset() {
+	*x = PeerUsage{}
+	mi := &file_skein_v1_agent_proto_msgTypes[100]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *PeerUsage) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*PeerUsage) ProtoMessage() {}
+
+func (x *PeerUsage) ProtoReflect() protoreflect.Message {
+	mi := &file_skein_v1_agent_proto_msgTypes[100]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use PeerUsage.ProtoReflect.Descriptor instead.
+func (*PeerUsage) Descriptor() ([]byte, []int) {
+	return file_skein_v1_agent_proto_rawDescGZIP(), []int{100}
+}
+
+func (x *PeerUsage) GetNodeId() string {
+	if x != nil {
+		return x.NodeId
+	}
+	return ""
+}
+
+func (x *PeerUsage) GetName() string {
+	if x != nil {
+		return x.Name
+	}
+	return ""
+}
+
+func (x *PeerUsage) GetPath() string {
+	if x != nil {
+		return x.Path
+	}
+	return ""
+}
+
+func (x *PeerUsage) GetDetail() string {
+	if x != nil {
+		return x.Detail
+	}
+	return ""
+}
+
+func (x *PeerUsage) GetRxBytes() uint64 {
+	if x != nil {
+		return x.RxBytes
+	}
+	return 0
+}
+
+func (x *PeerUsage) GetTxBytes() uint64 {
+	if x != nil {
+		return x.TxBytes
+	}
+	return 0
+}
+
+// UsageRates is what `skein top` shows: by how much two answers differ, per second, and the later one.
+type UsageRates struct {
+	state                         protoimpl.MessageState `protogen:"open.v1"`
+	Usage                         *UsageResponse         `protobuf:"bytes,1,opt,name=usage,proto3" json:"usage,omitempty"`                                       // the later answer, without its peers
+	IntervalNanos                 int64                  `protobuf:"varint,2,opt,name=interval_nanos,json=intervalNanos,proto3" json:"interval_nanos,omitempty"` // between the two
+	CpuPercent                    float64                `protobuf:"fixed64,3,opt,name=cpu_percent,json=cpuPercent,proto3" json:"cpu_percent,omitempty"`         // of one core
+	WakeupsPerSecond              float64                `protobuf:"fixed64,4,opt,name=wakeups_per_second,json=wakeupsPerSecond,proto3" json:"wakeups_per_second,omitempty"`
+	PreemptionsPerSecond          float64                `protobuf:"fixed64,5,opt,name=preemptions_per_second,json=preemptionsPerSecond,proto3" json:"preemptions_per_second,omitempty"`
+	GcCyclesPerSecond             float64                `protobuf:"fixed64,6,opt,name=gc_cycles_per_second,json=gcCyclesPerSecond,proto3" json:"gc_cycles_per_second,omitempty"`
+	GcCpuPercent                  float64                `protobuf:"fixed64,7,opt,name=gc_cpu_percent,json=gcCpuPercent,proto3" json:"gc_cpu_percent,omitempty"` // of one core
+	PingsSentPerSecond            float64                `protobuf:"fixed64,8,opt,name=pings_sent_per_second,json=pingsSentPerSecond,proto3" json:"pings_sent_per_second,omitempty"`
+	PingsReceivedPerSecond        float64                `protobuf:"fixed64,9,opt,name=pings_received_per_second,json=pingsReceivedPerSecond,proto3" json:"pings_received_per_second,omitempty"`
+	PongsSentPerSecond            float64                `protobuf:"fixed64,10,opt,name=pongs_sent_per_second,json=pongsSentPerSecond,proto3" json:"pongs_sent_per_second,omitempty"`
+	PongsReceivedPerSecond        float64                `protobuf:"fixed64,11,opt,name=pongs_received_per_second,json=pongsReceivedPerSecond,proto3" json:"pongs_received_per_second,omitempty"`
+	NetlinkRequestsPerSecond      float64                `protobuf:"fixed64,12,opt,name=netlink_requests_per_second,json=netlinkRequestsPerSecond,proto3" json:"netlink_requests_per_second,omitempty"`
+	NetlinkNotificationsPerSecond float64                `protobuf:"fixed64,13,opt,name=netlink_notifications_per_second,json=netlinkNotificationsPerSecond,proto3" json:"netlink_notifications_per_second,omitempty"`
+	KernelWritesPerSecond         float64                `protobuf:"fixed64,14,opt,name=kernel_writes_per_second,json=kernelWritesPerSecond,proto3" json:"kernel_writes_per_second,omitempty"`
+	RecordsPublishedPerSecond     float64                `protobuf:"fixed64,15,opt,name=records_published_per_second,json=recordsPublishedPerSecond,proto3" json:"records_published_per_second,omitempty"`
+	RecordsTakenPerSecond         float64                `protobuf:"fixed64,16,opt,name=records_taken_per_second,json=recordsTakenPerSecond,proto3" json:"records_taken_per_second,omitempty"`
+	RxBytesPerSecond              float64                `protobuf:"fixed64,17,opt,name=rx_bytes_per_second,json=rxBytesPerSecond,proto3" json:"rx_bytes_per_second,omitempty"` // of all peers
+	TxBytesPerSecond              float64                `protobuf:"fixed64,18,opt,name=tx_bytes_per_second,json=txBytesPerSecond,proto3" json:"tx_bytes_per_second,omitempty"`
+	PeersDirect                   uint32                 `protobuf:"varint,19,opt,name=peers_direct,json=peersDirect,proto3" json:"peers_direct,omitempty"`
+	PeersRelay                    uint32                 `protobuf:"varint,20,opt,name=peers_relay,json=peersRelay,proto3" json:"peers_relay,omitempty"`
+	PeersDown                     uint32                 `protobuf:"varint,21,opt,name=peers_down,json=peersDown,proto3" json:"peers_down,omitempty"`
+	Peers                         []*PeerRates           `protobuf:"bytes,22,rep,name=peers,proto3" json:"peers,omitempty"` // those with the most bytes per second first
+	unknownFields                 protoimpl.UnknownFields
+	sizeCache                     protoimpl.SizeCache
+}
+
+func (x *UsageRates) Reset() {
+	*x = UsageRates{}
+	mi := &file_skein_v1_agent_proto_msgTypes[101]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *UsageRates) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*UsageRates) ProtoMessage() {}
+
+func (x *UsageRates) ProtoReflect() protoreflect.Message {
+	mi := &file_skein_v1_agent_proto_msgTypes[101]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use UsageRates.ProtoReflect.Descriptor instead.
+func (*UsageRates) Descriptor() ([]byte, []int) {
+	return file_skein_v1_agent_proto_rawDescGZIP(), []int{101}
+}
+
+func (x *UsageRates) GetUsage() *UsageResponse {
+	if x != nil {
+		return x.Usage
+	}
+	return nil
+}
+
+func (x *UsageRates) GetIntervalNanos() int64 {
+	if x != nil {
+		return x.IntervalNanos
+	}
+	return 0
+}
+
+func (x *UsageRates) GetCpuPercent() float64 {
+	if x != nil {
+		return x.CpuPercent
+	}
+	return 0
+}
+
+func (x *UsageRates) GetWakeupsPerSecond() float64 {
+	if x != nil {
+		return x.WakeupsPerSecond
+	}
+	return 0
+}
+
+func (x *UsageRates) GetPreemptionsPerSecond() float64 {
+	if x != nil {
+		return x.PreemptionsPerSecond
+	}
+	return 0
+}
+
+func (x *UsageRates) GetGcCyclesPerSecond() float64 {
+	if x != nil {
+		return x.GcCyclesPerSecond
+	}
+	return 0
+}
+
+func (x *UsageRates) GetGcCpuPercent() float64 {
+	if x != nil {
+		return x.GcCpuPercent
+	}
+	return 0
+}
+
+func (x *UsageRates) GetPingsSentPerSecond() float64 {
+	if x != nil {
+		return x.PingsSentPerSecond
+	}
+	return 0
+}
+
+func (x *UsageRates) GetPingsReceivedPerSecond() float64 {
+	if x != nil {
+		return x.PingsReceivedPerSecond
+	}
+	return 0
+}
+
+func (x *UsageRates) GetPongsSentPerSecond() float64 {
+	if x != nil {
+		return x.PongsSentPerSecond
+	}
+	return 0
+}
+
+func (x *UsageRates) GetPongsReceivedPerSecond() float64 {
+	if x != nil {
+		return x.PongsReceivedPerSecond
+	}
+	return 0
+}
+
+func (x *UsageRates) GetNetlinkRequestsPerSecond() float64 {
+	if x != nil {
+		return x.NetlinkRequestsPerSecond
+	}
+	return 0
+}
+
+func (x *UsageRates) GetNetlinkNotificationsPerSecond() float64 {
+	if x != nil {
+		return x.NetlinkNotificationsPerSecond
+	}
+	return 0
+}
+
+func (x *UsageRates) GetKernelWritesPerSecond() float64 {
+	if x != nil {
+		return x.KernelWritesPerSecond
+	}
+	return 0
+}
+
+func (x *UsageRates) GetRecordsPublishedPerSecond() float64 {
+	if x != nil {
+		return x.RecordsPublishedPerSecond
+	}
+	return 0
+}
+
+func (x *UsageRates) GetRecordsTakenPerSecond() float64 {
+	if x != nil {
+		return x.RecordsTakenPerSecond
+	}
+	return 0
+}
+
+func (x *UsageRates) GetRxBytesPerSecond() float64 {
+	if x != nil {
+		return x.RxBytesPerSecond
+	}
+	return 0
+}
+
+func (x *UsageRates) GetTxBytesPerSecond() float64 {
+	if x != nil {
+		return x.TxBytesPerSecond
+	}
+	return 0
+}
+
+func (x *UsageRates) GetPeersDirect() uint32 {
+	if x != nil {
+		return x.PeersDirect
+	}
+	return 0
+}
+
+func (x *UsageRates) GetPeersRelay() uint32 {
+	if x != nil {
+		return x.PeersRelay
+	}
+	return 0
+}
+
+func (x *UsageRates) GetPeersDown() uint32 {
+	if x != nil {
+		return x.PeersDown
+	}
+	return 0
+}
+
+func (x *UsageRates) GetPeers() []*PeerRates {
+	if x != nil {
+		return x.Peers
+	}
+	return nil
+}
+
+type PeerRates struct {
+	state            protoimpl.MessageState `protogen:"open.v1"`
+	Peer             *PeerUsage             `protobuf:"bytes,1,opt,name=peer,proto3" json:"peer,omitempty"`
+	RxBytesPerSecond float64                `protobuf:"fixed64,2,opt,name=rx_bytes_per_second,json=rxBytesPerSecond,proto3" json:"rx_bytes_per_second,omitempty"`
+	TxBytesPerSecond float64                `protobuf:"fixed64,3,opt,name=tx_bytes_per_second,json=txBytesPerSecond,proto3" json:"tx_bytes_per_second,omitempty"`
+	unknownFields    protoimpl.UnknownFields
+	sizeCache        protoimpl.SizeCache
+}
+
+func (x *PeerRates) Reset() {
+	*x = PeerRates{}
+	mi := &file_skein_v1_agent_proto_msgTypes[102]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *PeerRates) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*PeerRates) ProtoMessage() {}
+
+func (x *PeerRates) ProtoReflect() protoreflect.Message {
+	mi := &file_skein_v1_agent_proto_msgTypes[102]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use PeerRates.ProtoReflect.Descriptor instead.
+func (*PeerRates) Descriptor() ([]byte, []int) {
+	return file_skein_v1_agent_proto_rawDescGZIP(), []int{102}
+}
+
+func (x *PeerRates) GetPeer() *PeerUsage {
+	if x != nil {
+		return x.Peer
+	}
+	return nil
+}
+
+func (x *PeerRates) GetRxBytesPerSecond() float64 {
+	if x != nil {
+		return x.RxBytesPerSecond
+	}
+	return 0
+}
+
+func (x *PeerRates) GetTxBytesPerSecond() float64 {
+	if x != nil {
+		return x.TxBytesPerSecond
+	}
+	return 0
+}
+
+type ProfileRequest struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Kind          string                 `protobuf:"bytes,1,opt,name=kind,proto3" json:"kind,omitempty"`
+	Seconds       uint32                 `protobuf:"varint,2,opt,name=seconds,proto3" json:"seconds,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ProfileRequest) Reset() {
+	*x = ProfileRequest{}
+	mi := &file_skein_v1_agent_proto_msgTypes[103]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ProfileRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ProfileRequest) ProtoMessage() {}
+
+func (x *ProfileRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_skein_v1_agent_proto_msgTypes[103]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ProfileRequest.ProtoReflect.Descriptor instead.
+func (*ProfileRequest) Descriptor() ([]byte, []int) {
+	return file_skein_v1_agent_proto_rawDescGZIP(), []int{103}
+}
+
+func (x *ProfileRequest) GetKind() string {
+	if x != nil {
+		return x.Kind
+	}
+	return ""
+}
+
+func (x *ProfileRequest) GetSeconds() uint32 {
+	if x != nil {
+		return x.Seconds
+	}
+	return 0
+}
+
+// ProfileResponse: the first names the node and means that the profile is being taken; the others are the file's bytes.
+type ProfileResponse struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Node          string                 `protobuf:"bytes,1,opt,name=node,proto3" json:"node,omitempty"`
+	Data          []byte                 `protobuf:"bytes,2,opt,name=data,proto3" json:"data,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ProfileResponse) Reset() {
+	*x = ProfileResponse{}
+	mi := &file_skein_v1_agent_proto_msgTypes[104]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ProfileResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ProfileResponse) ProtoMessage() {}
+
+func (x *ProfileResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_skein_v1_agent_proto_msgTypes[104]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ProfileResponse.ProtoReflect.Descriptor instead.
+func (*ProfileResponse) Descriptor() ([]byte, []int) {
+	return file_skein_v1_agent_proto_rawDescGZIP(), []int{104}
+}
+
+func (x *ProfileResponse) GetNode() string {
+	if x != nil {
+		return x.Node
+	}
+	return ""
+}
+
+func (x *ProfileResponse) GetData() []byte {
+	if x != nil {
+		return x.Data
+	}
+	return nil
+}
+
 var File_skein_v1_agent_proto protoreflect.FileDescriptor
 
 const file_skein_v1_agent_proto_rawDesc = "" +
@@ -6980,7 +7731,89 @@ const file_skein_v1_agent_proto_rawDesc = "" +
 	"\x11DrainNodeResponse\x12\"\n" +
 	"\x04node\x18\x01 \x01(\v2\x0e.skein.v1.NodeR\x04node\x12(\n" +
 	"\x05slots\x18\x02 \x03(\v2\x12.skein.v1.SlotViewR\x05slots\x12\x14\n" +
-	"\x05index\x18\x03 \x01(\x04R\x05index2\x8e\x15\n" +
+	"\x05index\x18\x03 \x01(\x04R\x05index\"\x0e\n" +
+	"\fUsageRequest\"\xec\x06\n" +
+	"\rUsageResponse\x12\x17\n" +
+	"\anode_id\x18\x01 \x01(\tR\x06nodeId\x12\x12\n" +
+	"\x04name\x18\x02 \x01(\tR\x04name\x12\x18\n" +
+	"\aversion\x18\x03 \x01(\tR\aversion\x12\x10\n" +
+	"\x03pid\x18\x04 \x01(\rR\x03pid\x12\x0e\n" +
+	"\x02at\x18\x05 \x01(\x03R\x02at\x12\x1d\n" +
+	"\n" +
+	"started_at\x18\x06 \x01(\x03R\tstartedAt\x12!\n" +
+	"\fuptime_nanos\x18\a \x01(\x03R\vuptimeNanos\x12\x1b\n" +
+	"\tcpu_nanos\x18\b \x01(\x03R\bcpuNanos\x12\x18\n" +
+	"\awakeups\x18\t \x01(\x04R\awakeups\x12 \n" +
+	"\vpreemptions\x18\n" +
+	" \x01(\x04R\vpreemptions\x12\x1b\n" +
+	"\trss_bytes\x18\v \x01(\x04R\brssBytes\x12\x1d\n" +
+	"\n" +
+	"heap_bytes\x18\f \x01(\x04R\theapBytes\x12\x1e\n" +
+	"\n" +
+	"goroutines\x18\r \x01(\x04R\n" +
+	"goroutines\x12\x18\n" +
+	"\athreads\x18\x0e \x01(\x04R\athreads\x12\x14\n" +
+	"\x05files\x18\x0f \x01(\x04R\x05files\x12\x1b\n" +
+	"\tgc_cycles\x18\x10 \x01(\x04R\bgcCycles\x12 \n" +
+	"\fgc_cpu_nanos\x18\x11 \x01(\x03R\n" +
+	"gcCpuNanos\x12\x1d\n" +
+	"\n" +
+	"pings_sent\x18\x12 \x01(\x04R\tpingsSent\x12%\n" +
+	"\x0epings_received\x18\x13 \x01(\x04R\rpingsReceived\x12\x1d\n" +
+	"\n" +
+	"pongs_sent\x18\x14 \x01(\x04R\tpongsSent\x12%\n" +
+	"\x0epongs_received\x18\x15 \x01(\x04R\rpongsReceived\x12)\n" +
+	"\x10netlink_requests\x18\x16 \x01(\x04R\x0fnetlinkRequests\x123\n" +
+	"\x15netlink_notifications\x18\x17 \x01(\x04R\x14netlinkNotifications\x12#\n" +
+	"\rkernel_writes\x18\x18 \x01(\x04R\fkernelWrites\x12+\n" +
+	"\x11records_published\x18\x19 \x01(\x04R\x10recordsPublished\x12#\n" +
+	"\rrecords_taken\x18\x1a \x01(\x04R\frecordsTaken\x12)\n" +
+	"\x05peers\x18\x1b \x03(\v2\x13.skein.v1.PeerUsageR\x05peers\"\x9a\x01\n" +
+	"\tPeerUsage\x12\x17\n" +
+	"\anode_id\x18\x01 \x01(\tR\x06nodeId\x12\x12\n" +
+	"\x04name\x18\x02 \x01(\tR\x04name\x12\x12\n" +
+	"\x04path\x18\x03 \x01(\tR\x04path\x12\x16\n" +
+	"\x06detail\x18\x04 \x01(\tR\x06detail\x12\x19\n" +
+	"\brx_bytes\x18\x05 \x01(\x04R\arxBytes\x12\x19\n" +
+	"\btx_bytes\x18\x06 \x01(\x04R\atxBytes\"\xc1\b\n" +
+	"\n" +
+	"UsageRates\x12-\n" +
+	"\x05usage\x18\x01 \x01(\v2\x17.skein.v1.UsageResponseR\x05usage\x12%\n" +
+	"\x0einterval_nanos\x18\x02 \x01(\x03R\rintervalNanos\x12\x1f\n" +
+	"\vcpu_percent\x18\x03 \x01(\x01R\n" +
+	"cpuPercent\x12,\n" +
+	"\x12wakeups_per_second\x18\x04 \x01(\x01R\x10wakeupsPerSecond\x124\n" +
+	"\x16preemptions_per_second\x18\x05 \x01(\x01R\x14preemptionsPerSecond\x12/\n" +
+	"\x14gc_cycles_per_second\x18\x06 \x01(\x01R\x11gcCyclesPerSecond\x12$\n" +
+	"\x0egc_cpu_percent\x18\a \x01(\x01R\fgcCpuPercent\x121\n" +
+	"\x15pings_sent_per_second\x18\b \x01(\x01R\x12pingsSentPerSecond\x129\n" +
+	"\x19pings_received_per_second\x18\t \x01(\x01R\x16pingsReceivedPerSecond\x121\n" +
+	"\x15pongs_sent_per_second\x18\n" +
+	" \x01(\x01R\x12pongsSentPerSecond\x129\n" +
+	"\x19pongs_received_per_second\x18\v \x01(\x01R\x16pongsReceivedPerSecond\x12=\n" +
+	"\x1bnetlink_requests_per_second\x18\f \x01(\x01R\x18netlinkRequestsPerSecond\x12G\n" +
+	" netlink_notifications_per_second\x18\r \x01(\x01R\x1dnetlinkNotificationsPerSecond\x127\n" +
+	"\x18kernel_writes_per_second\x18\x0e \x01(\x01R\x15kernelWritesPerSecond\x12?\n" +
+	"\x1crecords_published_per_second\x18\x0f \x01(\x01R\x19recordsPublishedPerSecond\x127\n" +
+	"\x18records_taken_per_second\x18\x10 \x01(\x01R\x15recordsTakenPerSecond\x12-\n" +
+	"\x13rx_bytes_per_second\x18\x11 \x01(\x01R\x10rxBytesPerSecond\x12-\n" +
+	"\x13tx_bytes_per_second\x18\x12 \x01(\x01R\x10txBytesPerSecond\x12!\n" +
+	"\fpeers_direct\x18\x13 \x01(\rR\vpeersDirect\x12\x1f\n" +
+	"\vpeers_relay\x18\x14 \x01(\rR\n" +
+	"peersRelay\x12\x1d\n" +
+	"\n" +
+	"peers_down\x18\x15 \x01(\rR\tpeersDown\x12)\n" +
+	"\x05peers\x18\x16 \x03(\v2\x13.skein.v1.PeerRatesR\x05peers\"\x92\x01\n" +
+	"\tPeerRates\x12'\n" +
+	"\x04peer\x18\x01 \x01(\v2\x13.skein.v1.PeerUsageR\x04peer\x12-\n" +
+	"\x13rx_bytes_per_second\x18\x02 \x01(\x01R\x10rxBytesPerSecond\x12-\n" +
+	"\x13tx_bytes_per_second\x18\x03 \x01(\x01R\x10txBytesPerSecond\">\n" +
+	"\x0eProfileRequest\x12\x12\n" +
+	"\x04kind\x18\x01 \x01(\tR\x04kind\x12\x18\n" +
+	"\aseconds\x18\x02 \x01(\rR\aseconds\"9\n" +
+	"\x0fProfileResponse\x12\x12\n" +
+	"\x04node\x18\x01 \x01(\tR\x04node\x12\x12\n" +
+	"\x04data\x18\x02 \x01(\fR\x04data2\x8a\x16\n" +
 	"\fAgentService\x12;\n" +
 	"\x06Status\x12\x17.skein.v1.StatusRequest\x1a\x18.skein.v1.StatusResponse\x128\n" +
 	"\x05Nodes\x12\x16.skein.v1.NodesRequest\x1a\x17.skein.v1.NodesResponse\x128\n" +
@@ -7027,7 +7860,9 @@ const file_skein_v1_agent_proto_rawDesc = "" +
 	"\rExplainEgress\x12\x1e.skein.v1.ExplainEgressRequest\x1a\x1f.skein.v1.ExplainEgressResponse\x12M\n" +
 	"\fAttachEgress\x12\x1d.skein.v1.AttachEgressRequest\x1a\x1e.skein.v1.AttachEgressResponse\x12D\n" +
 	"\tDrainNode\x12\x1a.skein.v1.DrainNodeRequest\x1a\x1b.skein.v1.DrainNodeResponse\x12>\n" +
-	"\aSetRole\x12\x18.skein.v1.SetRoleRequest\x1a\x19.skein.v1.SetRoleResponseB1Z/github.com/skeinmesh/skein/api/skein/v1;skeinv1b\x06proto3"
+	"\aSetRole\x12\x18.skein.v1.SetRoleRequest\x1a\x19.skein.v1.SetRoleResponse\x128\n" +
+	"\x05Usage\x12\x16.skein.v1.UsageRequest\x1a\x17.skein.v1.UsageResponse\x12@\n" +
+	"\aProfile\x12\x18.skein.v1.ProfileRequest\x1a\x19.skein.v1.ProfileResponse0\x01B1Z/github.com/skeinmesh/skein/api/skein/v1;skeinv1b\x06proto3"
 
 var (
 	file_skein_v1_agent_proto_rawDescOnce sync.Once
@@ -7041,7 +7876,7 @@ func file_skein_v1_agent_proto_rawDescGZIP() []byte {
 	return file_skein_v1_agent_proto_rawDescData
 }
 
-var file_skein_v1_agent_proto_msgTypes = make([]protoimpl.MessageInfo, 99)
+var file_skein_v1_agent_proto_msgTypes = make([]protoimpl.MessageInfo, 106)
 var file_skein_v1_agent_proto_goTypes = []any{
 	(*StatusRequest)(nil),         // 0: skein.v1.StatusRequest
 	(*StatusResponse)(nil),        // 1: skein.v1.StatusResponse
@@ -7141,181 +7976,196 @@ var file_skein_v1_agent_proto_goTypes = []any{
 	(*AttachEgressResponse)(nil),  // 95: skein.v1.AttachEgressResponse
 	(*DrainNodeRequest)(nil),      // 96: skein.v1.DrainNodeRequest
 	(*DrainNodeResponse)(nil),     // 97: skein.v1.DrainNodeResponse
-	nil,                           // 98: skein.v1.PeersResponse.PeerTransportsEntry
-	(NatType)(0),                  // 99: skein.v1.NatType
-	(*Node)(nil),                  // 100: skein.v1.Node
-	(*Record)(nil),                // 101: skein.v1.Record
-	(*Candidate)(nil),             // 102: skein.v1.Candidate
-	(*Token)(nil),                 // 103: skein.v1.Token
-	(*Settings)(nil),              // 104: skein.v1.Settings
-	(*Event)(nil),                 // 105: skein.v1.Event
-	(*State)(nil),                 // 106: skein.v1.State
-	(*JournalEntry)(nil),          // 107: skein.v1.JournalEntry
-	(*Pool)(nil),                  // 108: skein.v1.Pool
-	(*ChangePool)(nil),            // 109: skein.v1.ChangePool
-	(*Grant)(nil),                 // 110: skein.v1.Grant
-	(*StaticAddress)(nil),         // 111: skein.v1.StaticAddress
-	(*Block)(nil),                 // 112: skein.v1.Block
-	(*ImportPools)(nil),           // 113: skein.v1.ImportPools
-	(*Egress)(nil),                // 114: skein.v1.Egress
-	(*ChangeEgress)(nil),          // 115: skein.v1.ChangeEgress
-	(*EgressSlot)(nil),            // 116: skein.v1.EgressSlot
-	(*EgressGateway)(nil),         // 117: skein.v1.EgressGateway
-	(*EgressClientReport)(nil),    // 118: skein.v1.EgressClientReport
-	(*EgressOfClient)(nil),        // 119: skein.v1.EgressOfClient
+	(*UsageRequest)(nil),          // 98: skein.v1.UsageRequest
+	(*UsageResponse)(nil),         // 99: skein.v1.UsageResponse
+	(*PeerUsage)(nil),             // 100: skein.v1.PeerUsage
+	(*UsageRates)(nil),            // 101: skein.v1.UsageRates
+	(*PeerRates)(nil),             // 102: skein.v1.PeerRates
+	(*ProfileRequest)(nil),        // 103: skein.v1.ProfileRequest
+	(*ProfileResponse)(nil),       // 104: skein.v1.ProfileResponse
+	nil,                           // 105: skein.v1.PeersResponse.PeerTransportsEntry
+	(NatType)(0),                  // 106: skein.v1.NatType
+	(*Node)(nil),                  // 107: skein.v1.Node
+	(*Record)(nil),                // 108: skein.v1.Record
+	(*Candidate)(nil),             // 109: skein.v1.Candidate
+	(*Token)(nil),                 // 110: skein.v1.Token
+	(*Settings)(nil),              // 111: skein.v1.Settings
+	(*Event)(nil),                 // 112: skein.v1.Event
+	(*State)(nil),                 // 113: skein.v1.State
+	(*JournalEntry)(nil),          // 114: skein.v1.JournalEntry
+	(*Pool)(nil),                  // 115: skein.v1.Pool
+	(*ChangePool)(nil),            // 116: skein.v1.ChangePool
+	(*Grant)(nil),                 // 117: skein.v1.Grant
+	(*StaticAddress)(nil),         // 118: skein.v1.StaticAddress
+	(*Block)(nil),                 // 119: skein.v1.Block
+	(*ImportPools)(nil),           // 120: skein.v1.ImportPools
+	(*Egress)(nil),                // 121: skein.v1.Egress
+	(*ChangeEgress)(nil),          // 122: skein.v1.ChangeEgress
+	(*EgressSlot)(nil),            // 123: skein.v1.EgressSlot
+	(*EgressGateway)(nil),         // 124: skein.v1.EgressGateway
+	(*EgressClientReport)(nil),    // 125: skein.v1.EgressClientReport
+	(*EgressOfClient)(nil),        // 126: skein.v1.EgressOfClient
 }
 var file_skein_v1_agent_proto_depIdxs = []int32{
-	99,  // 0: skein.v1.StatusResponse.nat_type:type_name -> skein.v1.NatType
+	106, // 0: skein.v1.StatusResponse.nat_type:type_name -> skein.v1.NatType
 	2,   // 1: skein.v1.StatusResponse.problems:type_name -> skein.v1.Problem
 	3,   // 2: skein.v1.StatusResponse.servers:type_name -> skein.v1.ServerStatus
 	6,   // 3: skein.v1.NodesResponse.nodes:type_name -> skein.v1.NodeView
-	100, // 4: skein.v1.NodeView.node:type_name -> skein.v1.Node
-	101, // 5: skein.v1.NodeView.record:type_name -> skein.v1.Record
+	107, // 4: skein.v1.NodeView.node:type_name -> skein.v1.Node
+	108, // 5: skein.v1.NodeView.record:type_name -> skein.v1.Record
 	9,   // 6: skein.v1.PeersResponse.peers:type_name -> skein.v1.PeerView
-	98,  // 7: skein.v1.PeersResponse.peer_transports:type_name -> skein.v1.PeersResponse.PeerTransportsEntry
-	99,  // 8: skein.v1.PeerView.nat_type:type_name -> skein.v1.NatType
-	99,  // 9: skein.v1.NetcheckResponse.nat_type:type_name -> skein.v1.NatType
-	102, // 10: skein.v1.NetcheckResponse.candidates:type_name -> skein.v1.Candidate
+	105, // 7: skein.v1.PeersResponse.peer_transports:type_name -> skein.v1.PeersResponse.PeerTransportsEntry
+	106, // 8: skein.v1.PeerView.nat_type:type_name -> skein.v1.NatType
+	106, // 9: skein.v1.NetcheckResponse.nat_type:type_name -> skein.v1.NatType
+	109, // 10: skein.v1.NetcheckResponse.candidates:type_name -> skein.v1.Candidate
 	13,  // 11: skein.v1.NetcheckResponse.relays:type_name -> skein.v1.RelayCheck
 	12,  // 12: skein.v1.NetcheckResponse.notes:type_name -> skein.v1.DiscoveryNote
-	103, // 13: skein.v1.CreateTokenResponse.info:type_name -> skein.v1.Token
-	103, // 14: skein.v1.ListTokensResponse.tokens:type_name -> skein.v1.Token
+	110, // 13: skein.v1.CreateTokenResponse.info:type_name -> skein.v1.Token
+	110, // 14: skein.v1.ListTokensResponse.tokens:type_name -> skein.v1.Token
 	6,   // 15: skein.v1.ShowNodeResponse.node:type_name -> skein.v1.NodeView
-	100, // 16: skein.v1.RevokeNodeResponse.node:type_name -> skein.v1.Node
-	100, // 17: skein.v1.SetRoleResponse.node:type_name -> skein.v1.Node
-	104, // 18: skein.v1.SettingsRequest.change:type_name -> skein.v1.Settings
-	104, // 19: skein.v1.SettingsResponse.settings:type_name -> skein.v1.Settings
-	105, // 20: skein.v1.EventsResponse.event:type_name -> skein.v1.Event
-	106, // 21: skein.v1.StateResponse.state:type_name -> skein.v1.State
+	107, // 16: skein.v1.RevokeNodeResponse.node:type_name -> skein.v1.Node
+	107, // 17: skein.v1.SetRoleResponse.node:type_name -> skein.v1.Node
+	111, // 18: skein.v1.SettingsRequest.change:type_name -> skein.v1.Settings
+	111, // 19: skein.v1.SettingsResponse.settings:type_name -> skein.v1.Settings
+	112, // 20: skein.v1.EventsResponse.event:type_name -> skein.v1.Event
+	113, // 21: skein.v1.StateResponse.state:type_name -> skein.v1.State
 	9,   // 22: skein.v1.ExplainPeerResponse.peer:type_name -> skein.v1.PeerView
-	101, // 23: skein.v1.ExplainPeerResponse.record:type_name -> skein.v1.Record
-	101, // 24: skein.v1.ExplainPeerResponse.self:type_name -> skein.v1.Record
+	108, // 23: skein.v1.ExplainPeerResponse.record:type_name -> skein.v1.Record
+	108, // 24: skein.v1.ExplainPeerResponse.self:type_name -> skein.v1.Record
 	39,  // 25: skein.v1.ExplainPeerResponse.probes:type_name -> skein.v1.ProbeView
-	107, // 26: skein.v1.ExplainPeerResponse.history:type_name -> skein.v1.JournalEntry
+	114, // 26: skein.v1.ExplainPeerResponse.history:type_name -> skein.v1.JournalEntry
 	38,  // 27: skein.v1.ExplainPeerResponse.guess:type_name -> skein.v1.PortGuessView
 	46,  // 28: skein.v1.RelayResponse.sessions:type_name -> skein.v1.RelaySession
 	47,  // 29: skein.v1.RelayResponse.server:type_name -> skein.v1.RelayServer
 	49,  // 30: skein.v1.RelayServer.clients:type_name -> skein.v1.RelayClient
 	48,  // 31: skein.v1.RelayServer.limits:type_name -> skein.v1.RelayServerLimits
-	108, // 32: skein.v1.CreatePoolRequest.pool:type_name -> skein.v1.Pool
-	109, // 33: skein.v1.ChangePoolRequest.change:type_name -> skein.v1.ChangePool
-	108, // 34: skein.v1.PoolResponse.pool:type_name -> skein.v1.Pool
+	115, // 32: skein.v1.CreatePoolRequest.pool:type_name -> skein.v1.Pool
+	116, // 33: skein.v1.ChangePoolRequest.change:type_name -> skein.v1.ChangePool
+	115, // 34: skein.v1.PoolResponse.pool:type_name -> skein.v1.Pool
 	57,  // 35: skein.v1.PoolsResponse.pools:type_name -> skein.v1.PoolView
-	108, // 36: skein.v1.PoolView.pool:type_name -> skein.v1.Pool
+	115, // 36: skein.v1.PoolView.pool:type_name -> skein.v1.Pool
 	58,  // 37: skein.v1.PoolView.holders:type_name -> skein.v1.PoolHolder
-	110, // 38: skein.v1.PoolView.grants:type_name -> skein.v1.Grant
-	111, // 39: skein.v1.PoolView.statics:type_name -> skein.v1.StaticAddress
+	117, // 38: skein.v1.PoolView.grants:type_name -> skein.v1.Grant
+	118, // 39: skein.v1.PoolView.statics:type_name -> skein.v1.StaticAddress
 	59,  // 40: skein.v1.PoolView.local:type_name -> skein.v1.LocalPool
 	62,  // 41: skein.v1.BlocksResponse.blocks:type_name -> skein.v1.BlockView
-	112, // 42: skein.v1.BlockView.block:type_name -> skein.v1.Block
-	112, // 43: skein.v1.BlockResponse.block:type_name -> skein.v1.Block
-	111, // 44: skein.v1.StaticResponse.address:type_name -> skein.v1.StaticAddress
-	111, // 45: skein.v1.StaticsResponse.addresses:type_name -> skein.v1.StaticAddress
-	112, // 46: skein.v1.WhoResponse.block:type_name -> skein.v1.Block
+	119, // 42: skein.v1.BlockView.block:type_name -> skein.v1.Block
+	119, // 43: skein.v1.BlockResponse.block:type_name -> skein.v1.Block
+	118, // 44: skein.v1.StaticResponse.address:type_name -> skein.v1.StaticAddress
+	118, // 45: skein.v1.StaticsResponse.addresses:type_name -> skein.v1.StaticAddress
+	119, // 46: skein.v1.WhoResponse.block:type_name -> skein.v1.Block
 	73,  // 47: skein.v1.WhoResponse.pod:type_name -> skein.v1.Holder
 	76,  // 48: skein.v1.PodsResponse.pods:type_name -> skein.v1.PodView
 	73,  // 49: skein.v1.PodView.holder:type_name -> skein.v1.Holder
-	113, // 50: skein.v1.ImportRequest.import:type_name -> skein.v1.ImportPools
-	114, // 51: skein.v1.CreateEgressRequest.egress:type_name -> skein.v1.Egress
-	115, // 52: skein.v1.ChangeEgressRequest.change:type_name -> skein.v1.ChangeEgress
-	114, // 53: skein.v1.EgressResponse.egress:type_name -> skein.v1.Egress
+	120, // 50: skein.v1.ImportRequest.import:type_name -> skein.v1.ImportPools
+	121, // 51: skein.v1.CreateEgressRequest.egress:type_name -> skein.v1.Egress
+	122, // 52: skein.v1.ChangeEgressRequest.change:type_name -> skein.v1.ChangeEgress
+	121, // 53: skein.v1.EgressResponse.egress:type_name -> skein.v1.Egress
 	86,  // 54: skein.v1.EgressesResponse.egresses:type_name -> skein.v1.EgressSummary
-	114, // 55: skein.v1.EgressSummary.egress:type_name -> skein.v1.Egress
+	121, // 55: skein.v1.EgressSummary.egress:type_name -> skein.v1.Egress
 	87,  // 56: skein.v1.EgressSummary.slots:type_name -> skein.v1.SlotView
-	116, // 57: skein.v1.SlotView.slot:type_name -> skein.v1.EgressSlot
+	123, // 57: skein.v1.SlotView.slot:type_name -> skein.v1.EgressSlot
 	86,  // 58: skein.v1.ShowEgressResponse.summary:type_name -> skein.v1.EgressSummary
-	117, // 59: skein.v1.ShowEgressResponse.gateways:type_name -> skein.v1.EgressGateway
+	124, // 59: skein.v1.ShowEgressResponse.gateways:type_name -> skein.v1.EgressGateway
 	90,  // 60: skein.v1.ShowEgressResponse.silent:type_name -> skein.v1.EgressNodeError
 	91,  // 61: skein.v1.ShowEgressResponse.clients:type_name -> skein.v1.EgressHostClients
-	118, // 62: skein.v1.EgressHostClients.clients:type_name -> skein.v1.EgressClientReport
-	119, // 63: skein.v1.AttachEgressResponse.egresses:type_name -> skein.v1.EgressOfClient
-	100, // 64: skein.v1.DrainNodeResponse.node:type_name -> skein.v1.Node
+	125, // 62: skein.v1.EgressHostClients.clients:type_name -> skein.v1.EgressClientReport
+	126, // 63: skein.v1.AttachEgressResponse.egresses:type_name -> skein.v1.EgressOfClient
+	107, // 64: skein.v1.DrainNodeResponse.node:type_name -> skein.v1.Node
 	87,  // 65: skein.v1.DrainNodeResponse.slots:type_name -> skein.v1.SlotView
-	0,   // 66: skein.v1.AgentService.Status:input_type -> skein.v1.StatusRequest
-	4,   // 67: skein.v1.AgentService.Nodes:input_type -> skein.v1.NodesRequest
-	7,   // 68: skein.v1.AgentService.Peers:input_type -> skein.v1.PeersRequest
-	10,  // 69: skein.v1.AgentService.Netcheck:input_type -> skein.v1.NetcheckRequest
-	14,  // 70: skein.v1.AgentService.CreateToken:input_type -> skein.v1.CreateTokenRequest
-	16,  // 71: skein.v1.AgentService.ListTokens:input_type -> skein.v1.ListTokensRequest
-	18,  // 72: skein.v1.AgentService.RevokeToken:input_type -> skein.v1.RevokeTokenRequest
-	20,  // 73: skein.v1.AgentService.RepairClock:input_type -> skein.v1.RepairClockRequest
-	22,  // 74: skein.v1.AgentService.ShowNode:input_type -> skein.v1.ShowNodeRequest
-	24,  // 75: skein.v1.AgentService.RevokeNode:input_type -> skein.v1.RevokeNodeRequest
-	28,  // 76: skein.v1.AgentService.Settings:input_type -> skein.v1.SettingsRequest
-	30,  // 77: skein.v1.AgentService.Events:input_type -> skein.v1.EventsRequest
-	32,  // 78: skein.v1.AgentService.State:input_type -> skein.v1.StateRequest
-	34,  // 79: skein.v1.AgentService.Diff:input_type -> skein.v1.DiffRequest
-	36,  // 80: skein.v1.AgentService.ExplainPeer:input_type -> skein.v1.ExplainPeerRequest
-	40,  // 81: skein.v1.AgentService.Plan:input_type -> skein.v1.PlanRequest
-	42,  // 82: skein.v1.AgentService.Down:input_type -> skein.v1.DownRequest
-	44,  // 83: skein.v1.AgentService.Relay:input_type -> skein.v1.RelayRequest
-	50,  // 84: skein.v1.AgentService.CreatePool:input_type -> skein.v1.CreatePoolRequest
-	51,  // 85: skein.v1.AgentService.ChangePool:input_type -> skein.v1.ChangePoolRequest
-	53,  // 86: skein.v1.AgentService.RemovePool:input_type -> skein.v1.RemovePoolRequest
-	55,  // 87: skein.v1.AgentService.Pools:input_type -> skein.v1.PoolsRequest
-	60,  // 88: skein.v1.AgentService.Blocks:input_type -> skein.v1.BlocksRequest
-	63,  // 89: skein.v1.AgentService.ReserveBlock:input_type -> skein.v1.ReserveBlockRequest
-	64,  // 90: skein.v1.AgentService.ReleaseBlock:input_type -> skein.v1.ReleaseBlockRequest
-	66,  // 91: skein.v1.AgentService.ReserveAddress:input_type -> skein.v1.ReserveAddressRequest
-	67,  // 92: skein.v1.AgentService.ReleaseAddress:input_type -> skein.v1.ReleaseAddressRequest
-	69,  // 93: skein.v1.AgentService.Statics:input_type -> skein.v1.StaticsRequest
-	71,  // 94: skein.v1.AgentService.Who:input_type -> skein.v1.WhoRequest
-	74,  // 95: skein.v1.AgentService.Pods:input_type -> skein.v1.PodsRequest
-	77,  // 96: skein.v1.AgentService.Import:input_type -> skein.v1.ImportRequest
-	79,  // 97: skein.v1.AgentService.CreateEgress:input_type -> skein.v1.CreateEgressRequest
-	80,  // 98: skein.v1.AgentService.ChangeEgress:input_type -> skein.v1.ChangeEgressRequest
-	82,  // 99: skein.v1.AgentService.RemoveEgress:input_type -> skein.v1.RemoveEgressRequest
-	84,  // 100: skein.v1.AgentService.Egresses:input_type -> skein.v1.EgressesRequest
-	88,  // 101: skein.v1.AgentService.ShowEgress:input_type -> skein.v1.ShowEgressRequest
-	92,  // 102: skein.v1.AgentService.ExplainEgress:input_type -> skein.v1.ExplainEgressRequest
-	94,  // 103: skein.v1.AgentService.AttachEgress:input_type -> skein.v1.AttachEgressRequest
-	96,  // 104: skein.v1.AgentService.DrainNode:input_type -> skein.v1.DrainNodeRequest
-	26,  // 105: skein.v1.AgentService.SetRole:input_type -> skein.v1.SetRoleRequest
-	1,   // 106: skein.v1.AgentService.Status:output_type -> skein.v1.StatusResponse
-	5,   // 107: skein.v1.AgentService.Nodes:output_type -> skein.v1.NodesResponse
-	8,   // 108: skein.v1.AgentService.Peers:output_type -> skein.v1.PeersResponse
-	11,  // 109: skein.v1.AgentService.Netcheck:output_type -> skein.v1.NetcheckResponse
-	15,  // 110: skein.v1.AgentService.CreateToken:output_type -> skein.v1.CreateTokenResponse
-	17,  // 111: skein.v1.AgentService.ListTokens:output_type -> skein.v1.ListTokensResponse
-	19,  // 112: skein.v1.AgentService.RevokeToken:output_type -> skein.v1.RevokeTokenResponse
-	21,  // 113: skein.v1.AgentService.RepairClock:output_type -> skein.v1.RepairClockResponse
-	23,  // 114: skein.v1.AgentService.ShowNode:output_type -> skein.v1.ShowNodeResponse
-	25,  // 115: skein.v1.AgentService.RevokeNode:output_type -> skein.v1.RevokeNodeResponse
-	29,  // 116: skein.v1.AgentService.Settings:output_type -> skein.v1.SettingsResponse
-	31,  // 117: skein.v1.AgentService.Events:output_type -> skein.v1.EventsResponse
-	33,  // 118: skein.v1.AgentService.State:output_type -> skein.v1.StateResponse
-	35,  // 119: skein.v1.AgentService.Diff:output_type -> skein.v1.DiffResponse
-	37,  // 120: skein.v1.AgentService.ExplainPeer:output_type -> skein.v1.ExplainPeerResponse
-	41,  // 121: skein.v1.AgentService.Plan:output_type -> skein.v1.PlanResponse
-	43,  // 122: skein.v1.AgentService.Down:output_type -> skein.v1.DownResponse
-	45,  // 123: skein.v1.AgentService.Relay:output_type -> skein.v1.RelayResponse
-	52,  // 124: skein.v1.AgentService.CreatePool:output_type -> skein.v1.PoolResponse
-	52,  // 125: skein.v1.AgentService.ChangePool:output_type -> skein.v1.PoolResponse
-	54,  // 126: skein.v1.AgentService.RemovePool:output_type -> skein.v1.RemovePoolResponse
-	56,  // 127: skein.v1.AgentService.Pools:output_type -> skein.v1.PoolsResponse
-	61,  // 128: skein.v1.AgentService.Blocks:output_type -> skein.v1.BlocksResponse
-	65,  // 129: skein.v1.AgentService.ReserveBlock:output_type -> skein.v1.BlockResponse
-	65,  // 130: skein.v1.AgentService.ReleaseBlock:output_type -> skein.v1.BlockResponse
-	68,  // 131: skein.v1.AgentService.ReserveAddress:output_type -> skein.v1.StaticResponse
-	68,  // 132: skein.v1.AgentService.ReleaseAddress:output_type -> skein.v1.StaticResponse
-	70,  // 133: skein.v1.AgentService.Statics:output_type -> skein.v1.StaticsResponse
-	72,  // 134: skein.v1.AgentService.Who:output_type -> skein.v1.WhoResponse
-	75,  // 135: skein.v1.AgentService.Pods:output_type -> skein.v1.PodsResponse
-	78,  // 136: skein.v1.AgentService.Import:output_type -> skein.v1.ImportResponse
-	81,  // 137: skein.v1.AgentService.CreateEgress:output_type -> skein.v1.EgressResponse
-	81,  // 138: skein.v1.AgentService.ChangeEgress:output_type -> skein.v1.EgressResponse
-	83,  // 139: skein.v1.AgentService.RemoveEgress:output_type -> skein.v1.RemoveEgressResponse
-	85,  // 140: skein.v1.AgentService.Egresses:output_type -> skein.v1.EgressesResponse
-	89,  // 141: skein.v1.AgentService.ShowEgress:output_type -> skein.v1.ShowEgressResponse
-	93,  // 142: skein.v1.AgentService.ExplainEgress:output_type -> skein.v1.ExplainEgressResponse
-	95,  // 143: skein.v1.AgentService.AttachEgress:output_type -> skein.v1.AttachEgressResponse
-	97,  // 144: skein.v1.AgentService.DrainNode:output_type -> skein.v1.DrainNodeResponse
-	27,  // 145: skein.v1.AgentService.SetRole:output_type -> skein.v1.SetRoleResponse
-	106, // [106:146] is the sub-list for method output_type
-	66,  // [66:106] is the sub-list for method input_type
-	66,  // [66:66] is the sub-list for extension type_name
-	66,  // [66:66] is the sub-list for extension extendee
-	0,   // [0:66] is the sub-list for field type_name
+	100, // 66: skein.v1.UsageResponse.peers:type_name -> skein.v1.PeerUsage
+	99,  // 67: skein.v1.UsageRates.usage:type_name -> skein.v1.UsageResponse
+	102, // 68: skein.v1.UsageRates.peers:type_name -> skein.v1.PeerRates
+	100, // 69: skein.v1.PeerRates.peer:type_name -> skein.v1.PeerUsage
+	0,   // 70: skein.v1.AgentService.Status:input_type -> skein.v1.StatusRequest
+	4,   // 71: skein.v1.AgentService.Nodes:input_type -> skein.v1.NodesRequest
+	7,   // 72: skein.v1.AgentService.Peers:input_type -> skein.v1.PeersRequest
+	10,  // 73: skein.v1.AgentService.Netcheck:input_type -> skein.v1.NetcheckRequest
+	14,  // 74: skein.v1.AgentService.CreateToken:input_type -> skein.v1.CreateTokenRequest
+	16,  // 75: skein.v1.AgentService.ListTokens:input_type -> skein.v1.ListTokensRequest
+	18,  // 76: skein.v1.AgentService.RevokeToken:input_type -> skein.v1.RevokeTokenRequest
+	20,  // 77: skein.v1.AgentService.RepairClock:input_type -> skein.v1.RepairClockRequest
+	22,  // 78: skein.v1.AgentService.ShowNode:input_type -> skein.v1.ShowNodeRequest
+	24,  // 79: skein.v1.AgentService.RevokeNode:input_type -> skein.v1.RevokeNodeRequest
+	28,  // 80: skein.v1.AgentService.Settings:input_type -> skein.v1.SettingsRequest
+	30,  // 81: skein.v1.AgentService.Events:input_type -> skein.v1.EventsRequest
+	32,  // 82: skein.v1.AgentService.State:input_type -> skein.v1.StateRequest
+	34,  // 83: skein.v1.AgentService.Diff:input_type -> skein.v1.DiffRequest
+	36,  // 84: skein.v1.AgentService.ExplainPeer:input_type -> skein.v1.ExplainPeerRequest
+	40,  // 85: skein.v1.AgentService.Plan:input_type -> skein.v1.PlanRequest
+	42,  // 86: skein.v1.AgentService.Down:input_type -> skein.v1.DownRequest
+	44,  // 87: skein.v1.AgentService.Relay:input_type -> skein.v1.RelayRequest
+	50,  // 88: skein.v1.AgentService.CreatePool:input_type -> skein.v1.CreatePoolRequest
+	51,  // 89: skein.v1.AgentService.ChangePool:input_type -> skein.v1.ChangePoolRequest
+	53,  // 90: skein.v1.AgentService.RemovePool:input_type -> skein.v1.RemovePoolRequest
+	55,  // 91: skein.v1.AgentService.Pools:input_type -> skein.v1.PoolsRequest
+	60,  // 92: skein.v1.AgentService.Blocks:input_type -> skein.v1.BlocksRequest
+	63,  // 93: skein.v1.AgentService.ReserveBlock:input_type -> skein.v1.ReserveBlockRequest
+	64,  // 94: skein.v1.AgentService.ReleaseBlock:input_type -> skein.v1.ReleaseBlockRequest
+	66,  // 95: skein.v1.AgentService.ReserveAddress:input_type -> skein.v1.ReserveAddressRequest
+	67,  // 96: skein.v1.AgentService.ReleaseAddress:input_type -> skein.v1.ReleaseAddressRequest
+	69,  // 97: skein.v1.AgentService.Statics:input_type -> skein.v1.StaticsRequest
+	71,  // 98: skein.v1.AgentService.Who:input_type -> skein.v1.WhoRequest
+	74,  // 99: skein.v1.AgentService.Pods:input_type -> skein.v1.PodsRequest
+	77,  // 100: skein.v1.AgentService.Import:input_type -> skein.v1.ImportRequest
+	79,  // 101: skein.v1.AgentService.CreateEgress:input_type -> skein.v1.CreateEgressRequest
+	80,  // 102: skein.v1.AgentService.ChangeEgress:input_type -> skein.v1.ChangeEgressRequest
+	82,  // 103: skein.v1.AgentService.RemoveEgress:input_type -> skein.v1.RemoveEgressRequest
+	84,  // 104: skein.v1.AgentService.Egresses:input_type -> skein.v1.EgressesRequest
+	88,  // 105: skein.v1.AgentService.ShowEgress:input_type -> skein.v1.ShowEgressRequest
+	92,  // 106: skein.v1.AgentService.ExplainEgress:input_type -> skein.v1.ExplainEgressRequest
+	94,  // 107: skein.v1.AgentService.AttachEgress:input_type -> skein.v1.AttachEgressRequest
+	96,  // 108: skein.v1.AgentService.DrainNode:input_type -> skein.v1.DrainNodeRequest
+	26,  // 109: skein.v1.AgentService.SetRole:input_type -> skein.v1.SetRoleRequest
+	98,  // 110: skein.v1.AgentService.Usage:input_type -> skein.v1.UsageRequest
+	103, // 111: skein.v1.AgentService.Profile:input_type -> skein.v1.ProfileRequest
+	1,   // 112: skein.v1.AgentService.Status:output_type -> skein.v1.StatusResponse
+	5,   // 113: skein.v1.AgentService.Nodes:output_type -> skein.v1.NodesResponse
+	8,   // 114: skein.v1.AgentService.Peers:output_type -> skein.v1.PeersResponse
+	11,  // 115: skein.v1.AgentService.Netcheck:output_type -> skein.v1.NetcheckResponse
+	15,  // 116: skein.v1.AgentService.CreateToken:output_type -> skein.v1.CreateTokenResponse
+	17,  // 117: skein.v1.AgentService.ListTokens:output_type -> skein.v1.ListTokensResponse
+	19,  // 118: skein.v1.AgentService.RevokeToken:output_type -> skein.v1.RevokeTokenResponse
+	21,  // 119: skein.v1.AgentService.RepairClock:output_type -> skein.v1.RepairClockResponse
+	23,  // 120: skein.v1.AgentService.ShowNode:output_type -> skein.v1.ShowNodeResponse
+	25,  // 121: skein.v1.AgentService.RevokeNode:output_type -> skein.v1.RevokeNodeResponse
+	29,  // 122: skein.v1.AgentService.Settings:output_type -> skein.v1.SettingsResponse
+	31,  // 123: skein.v1.AgentService.Events:output_type -> skein.v1.EventsResponse
+	33,  // 124: skein.v1.AgentService.State:output_type -> skein.v1.StateResponse
+	35,  // 125: skein.v1.AgentService.Diff:output_type -> skein.v1.DiffResponse
+	37,  // 126: skein.v1.AgentService.ExplainPeer:output_type -> skein.v1.ExplainPeerResponse
+	41,  // 127: skein.v1.AgentService.Plan:output_type -> skein.v1.PlanResponse
+	43,  // 128: skein.v1.AgentService.Down:output_type -> skein.v1.DownResponse
+	45,  // 129: skein.v1.AgentService.Relay:output_type -> skein.v1.RelayResponse
+	52,  // 130: skein.v1.AgentService.CreatePool:output_type -> skein.v1.PoolResponse
+	52,  // 131: skein.v1.AgentService.ChangePool:output_type -> skein.v1.PoolResponse
+	54,  // 132: skein.v1.AgentService.RemovePool:output_type -> skein.v1.RemovePoolResponse
+	56,  // 133: skein.v1.AgentService.Pools:output_type -> skein.v1.PoolsResponse
+	61,  // 134: skein.v1.AgentService.Blocks:output_type -> skein.v1.BlocksResponse
+	65,  // 135: skein.v1.AgentService.ReserveBlock:output_type -> skein.v1.BlockResponse
+	65,  // 136: skein.v1.AgentService.ReleaseBlock:output_type -> skein.v1.BlockResponse
+	68,  // 137: skein.v1.AgentService.ReserveAddress:output_type -> skein.v1.StaticResponse
+	68,  // 138: skein.v1.AgentService.ReleaseAddress:output_type -> skein.v1.StaticResponse
+	70,  // 139: skein.v1.AgentService.Statics:output_type -> skein.v1.StaticsResponse
+	72,  // 140: skein.v1.AgentService.Who:output_type -> skein.v1.WhoResponse
+	75,  // 141: skein.v1.AgentService.Pods:output_type -> skein.v1.PodsResponse
+	78,  // 142: skein.v1.AgentService.Import:output_type -> skein.v1.ImportResponse
+	81,  // 143: skein.v1.AgentService.CreateEgress:output_type -> skein.v1.EgressResponse
+	81,  // 144: skein.v1.AgentService.ChangeEgress:output_type -> skein.v1.EgressResponse
+	83,  // 145: skein.v1.AgentService.RemoveEgress:output_type -> skein.v1.RemoveEgressResponse
+	85,  // 146: skein.v1.AgentService.Egresses:output_type -> skein.v1.EgressesResponse
+	89,  // 147: skein.v1.AgentService.ShowEgress:output_type -> skein.v1.ShowEgressResponse
+	93,  // 148: skein.v1.AgentService.ExplainEgress:output_type -> skein.v1.ExplainEgressResponse
+	95,  // 149: skein.v1.AgentService.AttachEgress:output_type -> skein.v1.AttachEgressResponse
+	97,  // 150: skein.v1.AgentService.DrainNode:output_type -> skein.v1.DrainNodeResponse
+	27,  // 151: skein.v1.AgentService.SetRole:output_type -> skein.v1.SetRoleResponse
+	99,  // 152: skein.v1.AgentService.Usage:output_type -> skein.v1.UsageResponse
+	104, // 153: skein.v1.AgentService.Profile:output_type -> skein.v1.ProfileResponse
+	112, // [112:154] is the sub-list for method output_type
+	70,  // [70:112] is the sub-list for method input_type
+	70,  // [70:70] is the sub-list for extension type_name
+	70,  // [70:70] is the sub-list for extension extendee
+	0,   // [0:70] is the sub-list for field type_name
 }
 
 func init() { file_skein_v1_agent_proto_init() }
@@ -7334,7 +8184,7 @@ func file_skein_v1_agent_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_skein_v1_agent_proto_rawDesc), len(file_skein_v1_agent_proto_rawDesc)),
 			NumEnums:      0,
-			NumMessages:   99,
+			NumMessages:   106,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

@@ -2067,7 +2067,8 @@ func (x *SlotReleased) GetSlot() *EgressSlot {
 	return nil
 }
 
-// ClockRepaired sets the log's time, which never goes back else, to its own. Stored times beyond that become it.
+// ClockRepaired sets the log's time to its own, which may be earlier; no other event's may. Stored times beyond it
+// become it.
 type ClockRepaired struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Before        int64                  `protobuf:"varint,1,opt,name=before,proto3" json:"before,omitempty"`

@@ -138,7 +138,8 @@ func Routes(ns string, table int) ([]Route, error) {
 }
 
 func newRoute(r netlink.Route, family int, names map[int]string) Route {
-	out := Route{Unreachable: r.Type == unix.RTN_UNREACHABLE, Throw: r.Type == unix.RTN_THROW, Prefix: netip.PrefixFrom(netip.IPv4Unspecified(), 0)}
+	out := Route{Unreachable: r.Type == unix.RTN_UNREACHABLE, Throw: r.Type == unix.RTN_THROW,
+		Prefix: netip.PrefixFrom(netip.IPv4Unspecified(), 0)}
 	if family == netlink.FAMILY_V6 {
 		out.Prefix = netip.PrefixFrom(netip.IPv6Unspecified(), 0)
 	}

@@ -11,6 +11,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/skeinmesh/skein/gossip/candidate"
+	"github.com/skeinmesh/skein/internal/nlcount"
 )
 
 // maxGateways bounds how many are told of.
@@ -146,6 +147,7 @@ func (k Kernel) Watch(ctx context.Context, changed func()) error {
 // forward ends when the subscription does.
 func forward[T any](updates <-chan T, matters func(T) bool, changed func()) {
 	for u := range updates {
+		nlcount.Heard(1)
 		if matters(u) {
 			changed()
 		}

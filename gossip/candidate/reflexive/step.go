@@ -41,7 +41,7 @@ type Config struct {
 	// another host. It tells blocked UDP from servers that are away: a host cut off with its neighbours must not declare itself unreachable to them.
 	// Without it, silence at the start counts as blocked, and silence later as servers away.
 	Alive func(server netip.AddrPort) bool
-	// Ping asks the WireGuard port of a public peer where this host's packets come from, until ctx ends; nil: no peers are asked.
+	// Ping asks the WireGuard port of a public peer where this host's packets come from, until ctx ends; nil: none is.
 	Ping   func(ctx context.Context, at netip.AddrPort) (mapped netip.AddrPort, rtt time.Duration, err error)
 	Lookup resolve.Lookup // nil: the host's own resolver
 	Log    *slog.Logger
@@ -269,9 +269,11 @@ func doubtful(before, now candidate.NATReport, f, last findings) bool {
 func (s *Step) discover(ctx context.Context, r candidate.Request) (findings, candidate.NATReport) {
 	f := findings{port: uint16(s.c.Port), local: r.Host.Addrs, at: time.Now()}
 	servers := s.chosen(ctx, r.Host)
-	results := observe(ctx, servers, func(ctx context.Context, server netip.AddrPort) seen { return askServer(ctx, s.wg, server) })
-	if len(servers) > 0 && s.c.Ping != nil && !slices.ContainsFunc(results, func(x seen) bool { return len(x.observations) > 0 }) {
-		if spare := observe(ctx, s.chosenSpare(r.Host), s.pingPeer); len(spare) > 0 && slices.ContainsFunc(spare, func(x seen) bool { return len(x.observations) > 0 }) {
+	ask := func(ctx context.Context, server netip.AddrPort) seen { return askServer(ctx, s.wg, server) }
+	answered := func(x seen) bool { return len(x.observations) > 0 }
+	results := observe(ctx, servers, ask)
+	if len(servers) > 0 && s.c.Ping != nil && !slices.ContainsFunc(results, answered) {
+		if spare := observe(ctx, s.chosenSpare(r.Host), s.pingPeer); slices.ContainsFunc(spare, answered) {
 			results, f.spare = spare, true
 		}
 	}

@@ -221,7 +221,8 @@ func guest(ctx context.Context, o options, work string, tests []testBinary, env 
 	}
 	fmt.Printf("this kernel lacks WireGuard, FoU or netem, or is not to be used: guest with Debian's %s\n", im.Version)
 	p := kerneltest.Payload{
-		Plan:  kerneltest.Plan{Preload: []string{"wireguard", "nf_tables", "tun", "veth"}, Env: append(env, kerneltest.Frozen+"=1")},
+		Plan: kerneltest.Plan{Preload: []string{"wireguard", "nf_tables", "tun", "veth"},
+			Env: append(env, kerneltest.Frozen+"=1")},
 		Init:  filepath.Join(work, "init"),
 		Files: map[string]string{}, Trees: map[string]string{},
 	}

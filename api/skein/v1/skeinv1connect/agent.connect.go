@@ -126,6 +126,10 @@ const (
 	AgentServiceDrainNodeProcedure = "/skein.v1.AgentService/DrainNode"
 	// AgentServiceSetRoleProcedure is the fully-qualified name of the AgentService's SetRole RPC.
 	AgentServiceSetRoleProcedure = "/skein.v1.AgentService/SetRole"
+	// AgentServiceUsageProcedure is the fully-qualified name of the AgentService's Usage RPC.
+	AgentServiceUsageProcedure = "/skein.v1.AgentService/Usage"
+	// AgentServiceProfileProcedure is the fully-qualified name of the AgentService's Profile RPC.
+	AgentServiceProfileProcedure = "/skein.v1.AgentService/Profile"
 )
 
 // AgentServiceClient is a client for the skein.v1.AgentService service.
@@ -171,6 +175,10 @@ type AgentServiceClient interface {
 	AttachEgress(context.Context, *v1.AttachEgressRequest) (*v1.AttachEgressResponse, error)
 	DrainNode(context.Context, *v1.DrainNodeRequest) (*v1.DrainNodeResponse, error)
 	SetRole(context.Context, *v1.SetRoleRequest) (*v1.SetRoleResponse, error)
+	// Usage tells what the agent costs and does, as totals since its start: two answers give rates.
+	Usage(context.Context, *v1.UsageRequest) (*v1.UsageResponse, error)
+	// Profile takes a profile of the agent's process. Root alone may ask for one, and there is one at a time.
+	Profile(context.Context, *v1.ProfileRequest) (*connect.ServerStreamForClient[v1.ProfileResponse], error)
 }
 
 // NewAgentServiceClient constructs a client for the skein.v1.AgentService service. By default, it
@@ -424,6 +432,18 @@ func NewAgentServiceClient(httpClient connect.HTTPClient, baseURL string, opts .
 			connect.WithSchema(agentServiceMethods.ByName("SetRole")),
 			connect.WithClientOptions(opts...),
 		),
+		usage: connect.NewClient[v1.UsageRequest, v1.UsageResponse](
+			httpClient,
+			baseURL+AgentServiceUsageProcedure,
+			connect.WithSchema(agentServiceMethods.ByName("Usage")),
+			connect.WithClientOptions(opts...),
+		),
+		profile: connect.NewClient[v1.ProfileRequest, v1.ProfileResponse](
+			httpClient,
+			baseURL+AgentServiceProfileProcedure,
+			connect.WithSchema(agentServiceMethods.ByName("Profile")),
+			connect.WithClientOptions(opts...),
+		),
 	}
 }
 
@@ -469,6 +489,8 @@ type agentServiceClient struct {
 	attachEgress   *connect.Client[v1.AttachEgressRequest, v1.AttachEgressResponse]
 	drainNode      *connect.Client[v1.DrainNodeRequest, v1.DrainNodeResponse]
 	setRole        *connect.Client[v1.SetRoleRequest, v1.SetRoleResponse]
+	usage          *connect.Client[v1.UsageRequest, v1.UsageResponse]
+	profile        *connect.Client[v1.ProfileRequest, v1.ProfileResponse]
 }
 
 // Status calls skein.v1.AgentService.Status.
@@ -827,6 +849,20 @@ func (c *agentServiceClient) SetRole(ctx context.Context, req *v1.SetRoleRequest
 	return nil, err
 }
 
+// Usage calls skein.v1.AgentService.Usage.
+func (c *agentServiceClient) Usage(ctx context.Context, req *v1.UsageRequest) (*v1.UsageResponse, error) {
+	response, err := c.usage.CallUnary(ctx, connect.NewRequest(req))
+	if response != nil {
+		return response.Msg, err
+	}
+	return nil, err
+}
+
+// Profile calls skein.v1.AgentService.Profile.
+func (c *agentServiceClient) Profile(ctx context.Context, req *v1.ProfileRequest) (*connect.ServerStreamForClient[v1.ProfileResponse], error) {
+	return c.profile.CallServerStream(ctx, connect.NewRequest(req))
+}
+
 // AgentServiceHandler is an implementation of the skein.v1.AgentService service.
 type AgentServiceHandler interface {
 	Status(context.Context, *v1.StatusRequest) (*v1.StatusResponse, error)
@@ -870,6 +906,10 @@ type AgentServiceHandler interface {
 	AttachEgress(context.Context, *v1.AttachEgressRequest) (*v1.AttachEgressResponse, error)
 	DrainNode(context.Context, *v1.DrainNodeRequest) (*v1.DrainNodeResponse, error)
 	SetRole(context.Context, *v1.SetRoleRequest) (*v1.SetRoleResponse, error)
+	// Usage tells what the agent costs and does, as totals since its start: two answers give rates.
+	Usage(context.Context, *v1.UsageRequest) (*v1.UsageResponse, error)
+	// Profile takes a profile of the agent's process. Root alone may ask for one, and there is one at a time.
+	Profile(context.Context, *v1.ProfileRequest, *connect.ServerStream[v1.ProfileResponse]) error
 }
 
 // NewAgentServiceHandler builds an HTTP handler from the service implementation. It returns the
@@ -1119,6 +1159,18 @@ func NewAgentServiceHandler(svc AgentServiceHandler, opts ...connect.HandlerOpti
 		connect.WithSchema(agentServiceMethods.ByName("SetRole")),
 		connect.WithHandlerOptions(opts...),
 	)
+	agentServiceUsageHandler := connect.NewUnaryHandlerSimple(
+		AgentServiceUsageProcedure,
+		svc.Usage,
+		connect.WithSchema(agentServiceMethods.ByName("Usage")),
+		connect.WithHandlerOptions(opts...),
+	)
+	agentServiceProfileHandler := connect.NewServerStreamHandlerSimple(
+		AgentServiceProfileProcedure,
+		svc.Profile,
+		connect.WithSchema(agentServiceMethods.ByName("Profile")),
+		connect.WithHandlerOptions(opts...),
+	)
 	return "/skein.v1.AgentService/", http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		switch r.URL.Path {
 		case AgentServiceStatusProcedure:
@@ -1201,6 +1253,10 @@ func NewAgentServiceHandler(svc AgentServiceHandler, opts ...connect.HandlerOpti
 			agentServiceDrainNodeHandler.ServeHTTP(w, r)
 		case AgentServiceSetRoleProcedure:
 			agentServiceSetRoleHandler.ServeHTTP(w, r)
+		case AgentServiceUsageProcedure:
+			agentServiceUsageHandler.ServeHTTP(w, r)
+		case AgentServiceProfileProcedure:
+			agentServiceProfileHandler.ServeHTTP(w, r)
 		default:
 			http.NotFound(w, r)
 		}
@@ -1368,4 +1424,12 @@ func (UnimplementedAgentServiceHandler) DrainNode(context.Context, *v1.DrainNode
 
 func (UnimplementedAgentServiceHandler) SetRole(context.Context, *v1.SetRoleRequest) (*v1.SetRoleResponse, error) {
 	return nil, connect.NewError(connect.CodeUnimplemented, errors.New("skein.v1.AgentService.SetRole is not implemented"))
+}
+
+func (UnimplementedAgentServiceHandler) Usage(context.Context, *v1.UsageRequest) (*v1.UsageResponse, error) {
+	return nil, connect.NewError(connect.CodeUnimplemented, errors.New("skein.v1.AgentService.Usage is not implemented"))
+}
+
+func (UnimplementedAgentServiceHandler) Profile(context.Context, *v1.ProfileRequest, *connect.ServerStream[v1.ProfileResponse]) error {
+	return connect.NewError(connect.CodeUnimplemented, errors.New("skein.v1.AgentService.Profile is not implemented"))
 }

@@ -27,7 +27,7 @@ import (
 const (
 	// mendEvery is how often a gateway's namespace is compared with what is wanted when nobody says that it has changed.
 	mendEvery   = 10 * time.Second
-	roomRetry   = time.Second            // after an error
+	retryAfter  = time.Second            // after an error
 	askPatience = 250 * time.Millisecond // for the answer to a probe
 	newSuffix   = ".new"                 // of a file that is being written
 )
@@ -35,8 +35,8 @@ const (
 // errNotReady is for leases of a namespace that is still being made, or changed.
 var errNotReady = errors.New("the egress's network namespace is not yet as it shall be")
 
-// room is the network namespace of one egress that this node is a gateway of, and what looks after it.
-type room struct {
+// gateway is the network namespace of one egress that this node is a gateway of, and what looks after it.
+type gateway struct {
 	g      *Gateways
 	ref    Ref
 	number int
@@ -57,6 +57,7 @@ type room struct {
 	done     uint64          // version that the kernel has
 	epochs   []uint64        // of its slots, as of egress
 	has      *skeinv1.Egress // as the kernel has it; nil: not known yet
+	unsure   map[int]bool    // slots whose source address in the kernel may be another than in has
 	err      error           // of the last try
 	notes    []string
 	changed  chan struct{} // closed at the next end of a try
@@ -68,24 +69,25 @@ type room struct {
 	probes   []*skeinv1.EgressProbe
 }
 
-func newRoom(g *Gateways, ref Ref, number int) *room {
+func newGateway(g *Gateways, ref Ref, number int) *gateway {
 	ctx, stop := context.WithCancel(context.Background())
-	r := &room{g: g, ref: ref, number: number, file: g.namespaceFile(number, ref), pokes: make(chan struct{}, 1), stop: stop,
-		ended: make(chan struct{}), changed: make(chan struct{}), born: time.Now(), asked: 1}
-	r.known, r.formerKnown = g.clientsFiles(number, ref)
-	r.registry = r.load()
+	gw := &gateway{g: g, ref: ref, number: number, file: g.namespaceFile(number, ref), pokes: make(chan struct{}, 1), stop: stop,
+		ended: make(chan struct{}), changed: make(chan struct{}), born: time.Now(), asked: 1,
+		unsure: map[int]bool{}}
+	gw.known, gw.formerKnown = g.clientsFiles(number, ref)
+	gw.registry = gw.load()
 	go func() {
-		defer close(r.ended)
-		r.run(ctx)
+		defer close(gw.ended)
+		gw.run(ctx)
 	}()
-	return r
+	return gw
 }
 
 // load reads which clients a former run of the agent knew. Without the file they are told again within seconds.
-func (r *room) load() *Registry {
-	b, err := os.ReadFile(r.known)
-	if errors.Is(err, os.ErrNotExist) && r.formerKnown != "" {
-		b, err = os.ReadFile(r.formerKnown)
+func (gw *gateway) load() *Registry {
+	b, err := os.ReadFile(gw.known)
+	if errors.Is(err, os.ErrNotExist) && gw.formerKnown != "" {
+		b, err = os.ReadFile(gw.formerKnown)
 	}
 	if errors.Is(err, os.ErrNotExist) {
 		return NewRegistry()
@@ -95,82 +97,82 @@ func (r *room) load() *Registry {
 		known, err = DecodeRegistry(b)
 	}
 	if err != nil {
-		r.g.cfg.Log.Warn("the clients that this gateway knew are not read", "egress", r.ref.String(), "err", err)
+		gw.g.cfg.Log.Warn("the clients that this gateway knew are not read", "egress", gw.ref.String(), "err", err)
 		return NewRegistry()
 	}
 	return known
 }
 
 // save writes the clients that are known. The caller has mu.
-func (r *room) save() {
-	b, err := r.registry.Encode()
-	if err == nil && bytes.Equal(b, r.saved) {
+func (gw *gateway) save() {
+	b, err := gw.registry.Encode()
+	if err == nil && bytes.Equal(b, gw.saved) {
 		return
 	}
-	tmp := r.known + newSuffix
+	tmp := gw.known + newSuffix
 	if err == nil {
-		err = os.MkdirAll(r.g.cfg.Known, 0o700)
+		err = os.MkdirAll(gw.g.cfg.Known, 0o700)
 	}
 	if err == nil {
 		err = os.WriteFile(tmp, b, 0o600)
 	}
 	if err == nil {
-		err = os.Rename(tmp, r.known)
+		err = os.Rename(tmp, gw.known)
 	}
 	if err != nil {
-		r.g.cfg.Log.Warn("the clients of this gateway are not kept over a restart", "egress", r.ref.String(), "err", err)
+		gw.g.cfg.Log.Warn("the clients of this gateway are not kept over a restart", "egress", gw.ref.String(), "err", err)
 		return
 	}
-	if r.saved = b; r.formerKnown != "" {
-		_ = os.Remove(r.formerKnown) // the present one is read first
+	if gw.saved = b; gw.formerKnown != "" {
+		_ = os.Remove(gw.formerKnown) // the present one is read first
 	}
 }
 
 // sync takes a node's clients, and returns the version that has them, and who was refused.
-func (r *room) sync(from identity.ID, q *skeinv1.SyncEgressClientsRequest, st *events.State) (uint64, []*skeinv1.SyncEgressClientsResponse_RefusedClient, error) {
-	r.mu.Lock()
-	changed, refused, err := r.registry.Sync(from, q, holder(st))
+func (gw *gateway) sync(from identity.ID, q *skeinv1.SyncEgressClientsRequest, st *events.State) (uint64, []*skeinv1.SyncEgressClientsResponse_RefusedClient, error) {
+	gw.mu.Lock()
+	changed, refused, err := gw.registry.Sync(from, q, holder(st))
 	if changed {
-		r.save()
+		gw.save()
 	}
-	version := r.asked
-	r.mu.Unlock()
+	version := gw.asked
+	gw.mu.Unlock()
 	if changed {
-		version = r.poke()
+		version = gw.poke()
 	}
 	return version, refused, err
 }
 
 // set takes the egress and its slots as they are agreed now.
-func (r *room) set(e *skeinv1.Egress, slots []*skeinv1.EgressSlot) {
-	r.mu.Lock()
-	r.egress, r.epochs = e, r.epochs[:0]
+func (gw *gateway) set(e *skeinv1.Egress, slots []*skeinv1.EgressSlot) {
+	gw.mu.Lock()
+	gw.egress, gw.epochs = e, gw.epochs[:0]
 	for _, s := range slots {
-		r.epochs = append(r.epochs, s.GetEpoch())
+		gw.epochs = append(gw.epochs, s.GetEpoch())
 	}
-	r.mu.Unlock()
-	r.poke()
+	gw.mu.Unlock()
+	gw.poke()
 }
 
 // poke asks for another look, and returns its version.
-func (r *room) poke() uint64 {
-	r.mu.Lock()
-	r.asked++
-	v := r.asked
-	r.mu.Unlock()
+func (gw *gateway) poke() uint64 {
+	gw.mu.Lock()
+	gw.asked++
+	v := gw.asked
+	gw.mu.Unlock()
 	select {
-	case r.pokes <- struct{}{}:
+	case gw.pokes <- struct{}{}:
 	default:
 	}
 	return v
 }
 
 // wait returns when the kernel has a version, or with the reason why not.
-func (r *room) wait(ctx context.Context, version uint64) error {
+func (gw *gateway) wait(ctx context.Context, version uint64) error {
 	for {
-		r.mu.Lock()
-		done, err, changed := r.done, r.err, r.changed
-		r.mu.Unlock()
+		gw.mu.Lock()
+		done, err, changed := gw.done, gw.err, gw.changed
+		gw.mu.Unlock()
 		if done >= version {
 			return nil
 		}
@@ -178,40 +180,40 @@ func (r *room) wait(ctx context.Context, version uint64) error {
 		case <-changed:
 		case <-ctx.Done():
 			return errors.Join(err, ctx.Err())
-		case <-r.ended:
-			return fmt.Errorf("this node is no gateway of egress %s any more", r.ref)
+		case <-gw.ended:
+			return fmt.Errorf("this node is no gateway of egress %s any more", gw.ref)
 		}
 	}
 }
 
 // run makes the namespace and keeps it, until it is stopped.
-func (r *room) run(ctx context.Context) {
+func (gw *gateway) run(ctx context.Context) {
 	tick := time.NewTimer(0)
 	defer tick.Stop()
 	probing := false
 	for ctx.Err() == nil {
 		select {
 		case <-ctx.Done():
-		case <-r.pokes:
+		case <-gw.pokes:
 		case <-tick.C:
 		}
 		if ctx.Err() != nil {
 			break
 		}
 		next := mendEvery
-		if err := r.apply(); err != nil {
-			next = roomRetry
+		if err := gw.apply(); err != nil {
+			next = retryAfter
 		} else if !probing {
 			probing = true
-			go r.probe(ctx)
+			go gw.probe(ctx)
 		}
 		tick.Reset(next)
 	}
-	r.mu.Lock()
-	ns, queue := r.ns, r.queue
-	r.ns, r.queue = nil, nil
-	gone := r.gone
-	r.mu.Unlock()
+	gw.mu.Lock()
+	ns, queue := gw.ns, gw.queue
+	gw.ns, gw.queue = nil, nil
+	gone := gw.gone
+	gw.mu.Unlock()
 	if queue != nil {
 		queue.Close()
 	}
@@ -219,133 +221,148 @@ func (r *room) run(ctx context.Context) {
 		ns.Close()
 	}
 	if gone {
-		r.removeClients()
-		if err := egressns.Remove(r.file); err != nil {
-			r.g.cfg.Log.Warn("remove the network namespace of an egress", "egress", r.ref.String(), "err", err)
+		gw.removeClients()
+		if err := egressns.Remove(gw.file); err != nil {
+			gw.g.cfg.Log.Warn("remove the network namespace of an egress", "egress", gw.ref.String(), "err", err)
 		}
 	}
 }
 
 // apply makes the namespace what is wanted now.
-func (r *room) apply() error {
-	r.mu.Lock()
-	version, e, ns := r.asked, r.egress, r.ns
-	r.mu.Unlock()
+func (gw *gateway) apply() error {
+	gw.mu.Lock()
+	version, e, ns := gw.asked, gw.egress, gw.ns
+	gw.mu.Unlock()
 	if e == nil {
 		return nil
 	}
 	err := func() error {
 		if ns == nil {
 			var err error
-			if ns, err = r.open(); err != nil {
+			if ns, err = gw.open(); err != nil {
 				return err
 			}
 		}
-		spec := r.spec(e)
+		spec := gw.spec(e)
+		gw.changing(e)
 		_, notes, err := ns.Apply(spec)
-		r.mu.Lock()
-		r.notes = notes
-		r.mu.Unlock()
+		gw.mu.Lock()
+		gw.notes = notes
+		gw.mu.Unlock()
 		return err
 	}()
 	text := ""
 	if err != nil {
 		text = err.Error()
 	}
-	r.g.mu.Lock()
-	r.g.problem(r.ref.String(), text)
-	r.g.mu.Unlock()
-	r.mu.Lock()
-	if r.err = err; err == nil {
-		r.done, r.has = version, e
+	gw.g.mu.Lock()
+	gw.g.problem(gw.ref.String(), text)
+	gw.g.mu.Unlock()
+	gw.mu.Lock()
+	if gw.err = err; err == nil {
+		gw.done, gw.has = version, e
+		clear(gw.unsure)
 	}
-	close(r.changed)
-	r.changed = make(chan struct{})
-	r.mu.Unlock()
+	close(gw.changed)
+	gw.changed = make(chan struct{})
+	gw.mu.Unlock()
 	return err
 }
 
+// changing notes that the kernel is about to get an egress's source addresses. Of a slot for which these are others than it has, it
+// may have either until that has succeeded: a change that fails may have been made in part.
+func (gw *gateway) changing(e *skeinv1.Egress) {
+	gw.mu.Lock()
+	defer gw.mu.Unlock()
+	for slot := range max(len(gw.has.GetAddresses()), len(e.GetAddresses())) {
+		if gw.has != nil && !slices.Equal(sources(gw.has, slot), sources(e, slot)) {
+			gw.unsure[slot] = true
+		}
+	}
+}
+
 // open makes or adopts the namespace and its queue.
-func (r *room) open() (*egressns.NS, error) {
-	ns, err := egressns.Open(egressns.Options{File: r.file, Egress: r.ref.String(), Driver: r.g.cfg.Driver, Log: r.g.cfg.Log, Changed: func() { r.poke() }})
+func (gw *gateway) open() (*egressns.NS, error) {
+	ns, err := egressns.Open(egressns.Options{File: gw.file, Egress: gw.ref.String(), Driver: gw.g.cfg.Driver, Log: gw.g.cfg.Log, Changed: func() { gw.poke() }})
 	if err != nil {
 		return nil, err
 	}
 	var queue *hold.Queue
 	if ns.Holds() {
-		if queue, err = hold.Open(r.file, egressns.HoldQueue, r.g.cfg.Log); err != nil {
-			r.g.cfg.Log.Warn("packets of a slot that moves here cannot wait: some may be lost", "egress", r.ref.String(), "err", err)
+		if queue, err = hold.Open(gw.file, egressns.HoldQueue, gw.g.cfg.Log); err != nil {
+			gw.g.cfg.Log.Warn("packets of a slot that moves here cannot wait: some may be lost", "egress", gw.ref.String(), "err", err)
 			queue = nil
 		}
 	}
-	r.mu.Lock()
-	r.ns, r.queue = ns, queue
-	r.mu.Unlock()
-	r.g.renewer.Retry(r.ref)
-	r.g.wakeHost()
+	gw.mu.Lock()
+	gw.ns, gw.queue = ns, queue
+	gw.mu.Unlock()
+	gw.g.renewer.Retry(gw.ref)
+	gw.g.wakeHost()
 	return ns, nil
 }
 
 // spec is the namespace's as it is wanted now.
-func (r *room) spec(e *skeinv1.Egress) dataplane.GatewaySpec {
-	r.g.mu.Lock()
-	defer r.g.mu.Unlock()
-	st := r.g.state
-	in := GatewayInput{Egress: e, Number: r.number, MTU: r.g.mtu, Complete: time.Since(r.born) > 2*SyncEvery,
+func (gw *gateway) spec(e *skeinv1.Egress) dataplane.GatewaySpec {
+	gw.g.mu.Lock()
+	defer gw.g.mu.Unlock()
+	st := gw.g.state
+	in := GatewayInput{Egress: e, Number: gw.number, MTU: gw.g.mtu, Complete: time.Since(gw.born) > 2*SyncEvery,
 		Mesh: slices.Concat(projection.Overlays(st.Cluster()), projection.Pools(st))}
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	in.Clients = r.registry.Clients(holder(st))
-	r.clients = map[int]uint32{}
+	gw.mu.Lock()
+	defer gw.mu.Unlock()
+	in.Clients = gw.registry.Clients(holder(st))
+	gw.clients = map[int]uint32{}
 	for _, c := range in.Clients {
-		r.clients[c.Slot]++
+		gw.clients[c.Slot]++
 	}
 	return PlanGateway(in)
 }
 
 // link is the host's end of the link to the namespace; empty: it is not made yet.
-func (r *room) link() string {
-	if ns := r.space(); ns != nil {
+func (gw *gateway) link() string {
+	if ns := gw.space(); ns != nil {
 		return ns.HostLink()
 	}
 	return ""
 }
 
-func (r *room) space() *egressns.NS {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	return r.ns
+func (gw *gateway) space() *egressns.NS {
+	gw.mu.Lock()
+	defer gw.mu.Unlock()
+	return gw.ns
 }
 
 // close ends what this process does. The namespace stays.
-func (r *room) close() {
-	r.stop()
-	<-r.ended
+func (gw *gateway) close() {
+	gw.stop()
+	<-gw.ended
 }
 
 // remove takes the namespace away.
-func (r *room) remove() {
-	r.mu.Lock()
-	r.gone = true
-	r.mu.Unlock()
-	r.close()
-	r.g.mu.Lock()
-	r.g.problem(r.ref.String(), "")
-	r.g.mu.Unlock()
-	r.g.renewer.Retry(r.ref)
-	r.g.wakeHost()
+func (gw *gateway) remove() {
+	gw.mu.Lock()
+	gw.gone = true
+	gw.mu.Unlock()
+	gw.close()
+	gw.g.mu.Lock()
+	gw.g.problem(gw.ref.String(), "")
+	gw.g.mu.Unlock()
+	gw.g.renewer.Retry(gw.ref)
+	gw.g.wakeHost()
 }
 
 // current says that the kernel has the slot's source address as it is agreed for the epoch. The caller has mu.
-func (r *room) current(slot int, epoch uint64) bool {
-	return slot < len(r.epochs) && r.epochs[slot] == epoch && r.has != nil && slices.Equal(sources(r.has, slot), sources(r.egress, slot))
+func (gw *gateway) current(slot int, epoch uint64) bool {
+	return slot < len(gw.epochs) && gw.epochs[slot] == epoch && gw.has != nil && !gw.unsure[slot] &&
+		slices.Equal(sources(gw.has, slot), sources(gw.egress, slot))
 }
 
 // begin starts a ticket, for packets that leave with the source address that is agreed in the epoch: the kernel has to have it.
-func (r *room) begin(slot int, epoch uint64, lease time.Duration) (Ticket, error) {
-	r.mu.Lock()
-	ns, ready := r.ns, r.current(slot, epoch)
-	r.mu.Unlock()
+func (gw *gateway) begin(slot int, epoch uint64, lease time.Duration) (Ticket, error) {
+	gw.mu.Lock()
+	ns, ready := gw.ns, gw.current(slot, epoch)
+	gw.mu.Unlock()
 	if ns == nil || !ready {
 		return 0, errNotReady
 	}
@@ -353,8 +370,8 @@ func (r *room) begin(slot int, epoch uint64, lease time.Duration) (Ticket, error
 	return Ticket(t), err
 }
 
-func (r *room) grant(slot int, t Ticket) error {
-	ns := r.space()
+func (gw *gateway) grant(slot int, t Ticket) error {
+	ns := gw.space()
 	if ns == nil {
 		return errNotReady
 	}
@@ -362,8 +379,8 @@ func (r *room) grant(slot int, t Ticket) error {
 }
 
 // drop fails until the namespace is open: a former run's ticket may run in it.
-func (r *room) drop(slot int) error {
-	ns := r.space()
+func (gw *gateway) drop(slot int) error {
+	ns := gw.space()
 	if ns == nil {
 		return errNotReady
 	}
@@ -372,10 +389,10 @@ func (r *room) drop(slot int) error {
 
 // hold lets packets of a slot wait, or lets those that wait go on in order. The rule that brings packets to the queue ends first, so
 // that none comes after the last that waited.
-func (r *room) hold(slot int, on bool) error {
-	r.mu.Lock()
-	ns, queue := r.ns, r.queue
-	r.mu.Unlock()
+func (gw *gateway) hold(slot int, on bool) error {
+	gw.mu.Lock()
+	ns, queue := gw.ns, gw.queue
+	gw.mu.Unlock()
 	if ns == nil || queue == nil {
 		return nil
 	}
@@ -389,7 +406,7 @@ func (r *room) hold(slot int, on bool) error {
 }
 
 // probe asks the egress's targets through the namespace, for as long as there are any.
-func (r *room) probe(ctx context.Context) {
+func (gw *gateway) probe(ctx context.Context) {
 	tick := time.NewTicker(ProbeEvery)
 	defer tick.Stop()
 	var prober *tunprobe.Prober
@@ -405,12 +422,12 @@ func (r *room) probe(ctx context.Context) {
 			return
 		case <-tick.C:
 		}
-		r.mu.Lock()
-		e := r.egress
-		r.mu.Unlock()
+		gw.mu.Lock()
+		e := gw.egress
+		gw.mu.Unlock()
 		targets := e.GetProbes()
 		if len(targets) == 0 {
-			r.judge(nil)
+			gw.judge(nil)
 			continue
 		}
 		if prober != nil && made != len(e.GetEndpoints()) {
@@ -418,21 +435,21 @@ func (r *room) probe(ctx context.Context) {
 			prober = nil
 		}
 		if prober == nil {
-			p, err := tunprobe.Open(r.proberOptions(len(e.GetEndpoints())))
+			p, err := tunprobe.Open(gw.proberOptions(len(e.GetEndpoints())))
 			if err != nil {
-				r.g.mu.Lock()
-				r.g.problem(r.ref.String()+" probes", err.Error())
-				r.g.mu.Unlock()
+				gw.g.mu.Lock()
+				gw.g.problem(gw.ref.String()+" probes", err.Error())
+				gw.g.mu.Unlock()
 				continue
 			}
 			prober, made = p, len(e.GetEndpoints())
 		}
-		r.judge(r.ask(ctx, prober, targets))
+		gw.judge(gw.ask(ctx, prober, targets))
 	}
 }
 
-func (r *room) proberOptions(slots int) tunprobe.Options {
-	o := tunprobe.Options{NetNS: r.file, Slots: map[int]tunprobe.Source{}, Log: r.g.cfg.Log}
+func (gw *gateway) proberOptions(slots int) tunprobe.Options {
+	o := tunprobe.Options{NetNS: gw.file, Slots: map[int]tunprobe.Source{}, Log: gw.g.cfg.Log}
 	source := func(slot int) tunprobe.Source {
 		return tunprobe.Source{IPv4: egressns.ProbeSource(slot, false), IPv6: egressns.ProbeSource(slot, true)}
 	}
@@ -444,10 +461,10 @@ func (r *room) proberOptions(slots int) tunprobe.Options {
 }
 
 // ask probes all targets at once: on the way of a slot that forwards here, else on the gateway's own.
-func (r *room) ask(ctx context.Context, p *tunprobe.Prober, targets []string) []*skeinv1.EgressProbe {
+func (gw *gateway) ask(ctx context.Context, p *tunprobe.Prober, targets []string) []*skeinv1.EgressProbe {
 	slot := tunprobe.NoSlot
-	for _, h := range r.g.renewer.Report() {
-		if h.Slot.Ref == r.ref && h.State == Holding {
+	for _, h := range gw.g.renewer.Report() {
+		if h.Slot.Ref == gw.ref && h.State == Holding {
 			slot = h.Slot.Number
 			break
 		}
@@ -470,10 +487,10 @@ func (r *room) ask(ctx context.Context, p *tunprobe.Prober, targets []string) []
 }
 
 // judge takes a round of probes.
-func (r *room) judge(round []*skeinv1.EgressProbe) {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	r.probes = round
+func (gw *gateway) judge(round []*skeinv1.EgressProbe) {
+	gw.mu.Lock()
+	defer gw.mu.Unlock()
+	gw.probes = round
 	var results []ProbeResult
 	for _, p := range round {
 		x := ProbeResult{Target: p.GetTarget()}
@@ -482,25 +499,25 @@ func (r *room) judge(round []*skeinv1.EgressProbe) {
 		}
 		results = append(results, x)
 	}
-	r.health.Observe(time.Now(), results)
+	gw.health.Observe(time.Now(), results)
 }
 
 // stateNow is how this node fares as the egress's gateway.
-func (r *room) stateNow() *skeinv1.GatewayState {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	s := &skeinv1.GatewayState{Namespace: r.ref.Namespace, Name: r.ref.Name, Ready: r.ns != nil && r.done > 0 && r.err == nil, Health: skeinv1.GatewayState_HEALTH_UNKNOWN}
+func (gw *gateway) stateNow() *skeinv1.GatewayState {
+	gw.mu.Lock()
+	defer gw.mu.Unlock()
+	s := &skeinv1.GatewayState{Namespace: gw.ref.Namespace, Name: gw.ref.Name, Ready: gw.ns != nil && gw.done > 0 && gw.err == nil, Health: skeinv1.GatewayState_HEALTH_UNKNOWN}
 	if !s.Ready {
 		s.Reason = "its network namespace is being made"
-		if r.err != nil {
-			s.Reason = r.err.Error()
+		if gw.err != nil {
+			s.Reason = gw.err.Error()
 		}
 		return s
 	}
-	if len(r.egress.GetProbes()) == 0 {
+	if len(gw.egress.GetProbes()) == 0 {
 		return s
 	}
-	condition, why := r.health.Judge(time.Now())
+	condition, why := gw.health.Judge(time.Now())
 	switch condition {
 	case Good:
 		s.Health = skeinv1.GatewayState_HEALTH_GOOD
@@ -513,15 +530,15 @@ func (r *room) stateNow() *skeinv1.GatewayState {
 }
 
 // report is what this node does for the egress.
-func (r *room) report() *skeinv1.EgressGateway {
-	out := &skeinv1.EgressGateway{Namespace: r.ref.Namespace, Name: r.ref.Name, NodeId: r.g.cfg.Self.String(), State: r.stateNow(), Netns: r.file}
-	r.mu.Lock()
-	ns := r.ns
-	clients := maps.Clone(r.clients)
-	for _, p := range r.probes {
+func (gw *gateway) report() *skeinv1.EgressGateway {
+	out := &skeinv1.EgressGateway{Namespace: gw.ref.Namespace, Name: gw.ref.Name, NodeId: gw.g.cfg.Self.String(), State: gw.stateNow(), Netns: gw.file}
+	gw.mu.Lock()
+	ns := gw.ns
+	clients := maps.Clone(gw.clients)
+	for _, p := range gw.probes {
 		out.Probes = append(out.Probes, proto.CloneOf(p))
 	}
-	r.mu.Unlock()
+	gw.mu.Unlock()
 	for _, n := range clients {
 		out.Clients += n
 	}
@@ -536,8 +553,8 @@ func (r *room) report() *skeinv1.EgressGateway {
 	out.Conntrack, out.ConntrackMax = uint64(c.Conntrack), uint64(c.ConntrackMax)
 	out.DroppedStrangers, out.DroppedInvalid, out.DroppedLease = c.Dropped.Strangers+c.Dropped.Nested, c.Dropped.Invalid, c.Dropped.Lease
 	out.DroppedDestination = c.Dropped.Destination
-	for _, h := range r.g.renewer.Report() {
-		if h.Slot.Ref != r.ref || h.State == Idle {
+	for _, h := range gw.g.renewer.Report() {
+		if h.Slot.Ref != gw.ref || h.State == Idle {
 			continue
 		}
 		x := c.Slots[h.Slot.Number]
@@ -548,7 +565,7 @@ func (r *room) report() *skeinv1.EgressGateway {
 		if !h.End.IsZero() {
 			s.LeaseUntil = h.End.UnixNano()
 		}
-		s.TakenOver, s.Announced = r.g.about(h.Slot, h.Epoch)
+		s.TakenOver, s.Announced = gw.g.about(h.Slot, h.Epoch)
 		out.Slots = append(out.Slots, s)
 	}
 	return out

@@ -1,0 +1,174 @@
+package agent
+
+import (
+	"bufio"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"net/http"
+	"runtime"
+	"runtime/pprof"
+	"runtime/trace"
+	"time"
+
+	"connectrpc.com/connect"
+
+	skeinv1 "github.com/skeinmesh/skein/api/skein/v1"
+	"github.com/skeinmesh/skein/api/skein/v1/skeinv1connect"
+)
+
+const (
+	profileSeconds    = 10 // when nobody says how many
+	profileSecondsMax = 60
+	// profileSlack is what a client has beyond the profile's own time to read it, until it is cut off: others wait for
+	// their turn.
+	profileSlack = 30 * time.Second
+	profileChunk = 64 << 10 // bytes in a message
+
+	// While a profile of blocking or mutexes is taken, one of so many nanoseconds of blocking is sampled, and one of so
+	// many contentions.
+	blockRate     = 10_000
+	mutexFraction = 10
+)
+
+// profileKind is one kind of profile: taken over some seconds, or at once.
+type profileKind struct {
+	take func(ctx context.Context, w io.Writer, d time.Duration) error
+	over bool // some seconds
+}
+
+// profileKinds are all of them. The agent registers no handler of net/http/pprof anywhere: only this leads to a
+// profile.
+var profileKinds = map[string]profileKind{
+	"cpu":          {takeCPU, true},
+	"trace":        {takeTrace, true},
+	"block":        {takeBlock, true},
+	"mutex":        {takeMutex, true},
+	"heap":         {takeHeap, false},
+	"allocs":       {lookup("allocs"), false},
+	"goroutine":    {lookup("goroutine"), false},
+	"threadcreate": {lookup("threadcreate"), false},
+}
+
+// Profile streams a profile of this process to root.
+func (s api) Profile(ctx context.Context, r *skeinv1.ProfileRequest,
+	stream *connect.ServerStream[skeinv1.ProfileResponse]) error {
+	if err := needRoot(ctx, "a profile"); err != nil {
+		return err
+	}
+	kind, d, err := profileAsked(r)
+	if err != nil {
+		return err
+	}
+	if !s.a.profiling.TryLock() {
+		return connect.NewError(connect.CodeResourceExhausted,
+			errors.New("another profile of this agent is being taken: "+
+				"try again when it has ended, at most a minute from now"))
+	}
+	defer s.a.profiling.Unlock()
+	s.a.log.Info("a profile is taken", "kind", r.GetKind(), "seconds", d.Seconds())
+	if err := stream.Send(&skeinv1.ProfileResponse{Node: s.a.cfg.Name}); err != nil {
+		return err
+	}
+	w := bufio.NewWriterSize(profileWriter{stream}, profileChunk)
+	if err := kind.take(ctx, w, d); err != nil {
+		return asConnect(fmt.Errorf("take the %s profile: %w", r.GetKind(), err))
+	}
+	return w.Flush()
+}
+
+// profileAsked judges a request.
+func profileAsked(r *skeinv1.ProfileRequest) (profileKind, time.Duration, error) {
+	kind, ok := profileKinds[r.GetKind()]
+	bad := func(format string, args ...any) (profileKind, time.Duration, error) {
+		return profileKind{}, 0, connect.NewError(connect.CodeInvalidArgument, fmt.Errorf(format, args...))
+	}
+	switch {
+	case !ok:
+		return bad("there is no profile %q; allowed: cpu, heap, goroutine, allocs, block, mutex, threadcreate, trace",
+			r.GetKind())
+	case !kind.over && r.GetSeconds() > 0:
+		return bad("a %s profile is taken at once: leave the seconds out", r.GetKind())
+	case r.GetSeconds() > profileSecondsMax:
+		return bad("a profile over %d seconds: at most %d are allowed; take several", r.GetSeconds(), profileSecondsMax)
+	case kind.over && r.GetSeconds() == 0:
+		return kind, profileSeconds * time.Second, nil
+	}
+	return kind, time.Duration(r.GetSeconds()) * time.Second, nil
+}
+
+// profileWriter sends what is written to it. After an error it takes no more: a profile's writer only stops when it is
+// told to.
+type profileWriter struct {
+	stream *connect.ServerStream[skeinv1.ProfileResponse]
+}
+
+func (w profileWriter) Write(b []byte) (int, error) {
+	if err := w.stream.Send(&skeinv1.ProfileResponse{Data: b}); err != nil {
+		return 0, err
+	}
+	return len(b), nil
+}
+
+// profileDeadline cuts off a client of Profile that does not read, so that it does not hold the only turn for ever.
+func profileDeadline(next http.Handler) http.Handler {
+	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		if r.URL.Path == skeinv1connect.AgentServiceProfileProcedure {
+			c, far := http.NewResponseController(w), time.Now().Add(profileSecondsMax*time.Second+profileSlack)
+			_ = c.SetWriteDeadline(far) // a server that has none serves no socket of ours
+			defer c.SetWriteDeadline(time.Time{})
+		}
+		next.ServeHTTP(w, r)
+	})
+}
+
+// pass waits for d; an error says that the client went away, or the agent ends.
+func pass(ctx context.Context, d time.Duration) error {
+	if !wait(ctx, d) {
+		return ctx.Err()
+	}
+	return nil
+}
+
+func takeCPU(ctx context.Context, w io.Writer, d time.Duration) error {
+	if err := pprof.StartCPUProfile(w); err != nil {
+		return err
+	}
+	defer pprof.StopCPUProfile() // writes it
+	return pass(ctx, d)
+}
+
+func takeTrace(ctx context.Context, w io.Writer, d time.Duration) error {
+	if err := trace.Start(w); err != nil {
+		return err
+	}
+	defer trace.Stop()
+	return pass(ctx, d)
+}
+
+// takeBlock samples for d only; what former profiles of the kind saw is in the profile, too.
+func takeBlock(ctx context.Context, w io.Writer, d time.Duration) error {
+	runtime.SetBlockProfileRate(blockRate)
+	err := pass(ctx, d)
+	runtime.SetBlockProfileRate(0)
+	return errors.Join(err, pprof.Lookup("block").WriteTo(w, 0))
+}
+
+// takeMutex is takeBlock for mutexes.
+func takeMutex(ctx context.Context, w io.Writer, d time.Duration) error {
+	was := runtime.SetMutexProfileFraction(mutexFraction)
+	err := pass(ctx, d)
+	runtime.SetMutexProfileFraction(was)
+	return errors.Join(err, pprof.Lookup("mutex").WriteTo(w, 0))
+}
+
+// takeHeap collects first: the profile is as of the last collection.
+func takeHeap(_ context.Context, w io.Writer, _ time.Duration) error {
+	runtime.GC()
+	return pprof.Lookup("heap").WriteTo(w, 0)
+}
+
+func lookup(name string) func(context.Context, io.Writer, time.Duration) error {
+	return func(_ context.Context, w io.Writer, _ time.Duration) error { return pprof.Lookup(name).WriteTo(w, 0) }
+}
