@@ -53,7 +53,7 @@ func (a *Agent) open(ctx context.Context) error {
 	a.openRelayClient()
 	if a.control, err = control.New(control.Config{
 		Key: a.key, Roster: a.roster, Relay: a.pool, Port: a.cfg.Ports.Control, Link: a.cfg.Dataplane.Link,
-		Tunnel: a.tunnel, PacketKey: a.packetKey, OnPacket: a.onPacket, Log: a.log.With("component", "control"),
+		Tunnel: a.tunnel, PacketKey: a.packetKey, OnPacket: a.onPacket, Log: a.log.With("component", "control"), Lag: &a.lag,
 		Coded: func(id identity.ID) bool { return a.roster.Coded(a.id, id) },
 		Enter: func(from netip.Addr) (func(), error) {
 			return a.controlDoor.enterAs(time.Now(), netip.PrefixFrom(from, from.BitLen()))
@@ -185,6 +185,7 @@ func (a *Agent) openRelayClient() {
 		OnPacket:   func(from identity.ID, channel byte, b []byte) { a.control.TakePacket(from, channel, b) },
 		OnStream:   func(c net.Conn, from identity.ID) { a.control.TakeStream(c, from) },
 		OnReserved: a.onReserved,
+		Lag:        &a.lag,
 		Witness:    a.votes,
 		OnNoWay: func(far, client, node identity.ID) bool {
 			return a.front.Load() != nil && a.relay.NoWay(far, client, node)

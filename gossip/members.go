@@ -28,7 +28,7 @@ const (
 	// confirmations by others up to twice that.
 	suspicionMult        = 4
 	suspicionMaxMult     = 2
-	awarenessMax         = 2
+	awarenessMax         = 4 // a node that misses answers probes so much more rarely at most, since it may itself be what is slow
 	gossipInterval       = 100 * time.Millisecond
 	gossipNodes          = 4
 	pushPullInterval     = 15 * time.Second
@@ -55,6 +55,7 @@ func (g *Gossip) memberlistConfig() *memberlist.Config {
 	c.ProbeInterval, c.ProbeTimeout = probeInterval, probeTimeout
 	c.SuspicionMult, c.SuspicionMaxTimeoutMult = suspicionMult, suspicionMaxMult
 	c.AwarenessMaxMultiplier = awarenessMax
+	c.DisableTcpPings = true // packets go by a relay where the tunnel is away; a stream for each lost one is two or four handshakes
 	c.GossipInterval, c.GossipNodes = gossipInterval, gossipNodes
 	c.GossipToTheDeadTime = gossipToTheDead
 	c.PushPullInterval = pushPullInterval

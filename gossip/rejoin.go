@@ -10,10 +10,11 @@ import (
 
 const (
 	rejoinTick    = 500 * time.Millisecond
-	maxRejoins    = 4 // at once, and started per tick
+	maxRejoins    = 4 // at once, and started per tick, while nobody is alive; else one, since it brings the others along
 	rejoinFirst   = 500 * time.Millisecond
 	rejoinMost    = 10 * time.Second
 	rejoinAlone   = 3 * time.Second // the most, while nobody at all is alive
+	rejoinNew     = 3 * time.Second // a member that was just admitted finds the others by itself
 	rejoinSettled = 2 * time.Second // after a join that worked, until memberlist should know
 	heardSpacing  = time.Second     // between attempts because of packets from a node thought dead
 )
@@ -90,6 +91,9 @@ func (r *rejoiner) dispatch(now time.Time) {
 		a, ok := r.attempts[id]
 		if !ok {
 			a = &attempt{next: now}
+			if r.g.alive.count() > 0 {
+				a.next = now.Add(jitter(rejoinNew))
+			}
 			r.attempts[id] = a
 		}
 		if !a.busy && !a.next.After(now) {
@@ -102,7 +106,11 @@ func (r *rejoiner) dispatch(now time.Time) {
 		}
 	}
 	rand.Shuffle(len(due), func(i, j int) { due[i], due[j] = due[j], due[i] })
-	for _, id := range due[:min(len(due), max(0, maxRejoins-r.busy))] {
+	most := maxRejoins
+	if r.g.alive.count() > 0 {
+		most = 1
+	}
+	for _, id := range due[:min(len(due), max(0, most-r.busy))] {
 		a := r.attempts[id]
 		a.busy, a.started = true, now
 		r.busy++

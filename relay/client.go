@@ -272,7 +272,8 @@ func (c *client) watch(w *wire) {
 		select {
 		case <-w.done:
 			return
-		case <-tick.C:
+		case due := <-tick.C:
+			c.pool.cfg.Lag.Note(due, time.Now())
 		}
 		if c.needIs(needNone) { // it may have turned so before the session began
 			w.end(errNotNeeded)
@@ -321,7 +322,9 @@ func (c *client) judge(w *wire, now time.Duration) {
 	if len(c.pings) > 0 {
 		waited = now - c.pings[0].at
 	}
+	late := c.pool.cfg.Lag.Late(time.Now()) // of this host, and perhaps of the relay's as well
 	suspectFrom, deadFrom := missing(c.rtts[:min(c.rttCount, rttSamples)])
+	suspectFrom, deadFrom = suspectFrom+2*late, deadFrom+4*late
 	suspect := waited > suspectFrom
 	// A relay that delivers but answers late is overloaded: to dial anew would only add to its load.
 	dead := waited > deadFrom && (w.silent(now) > deadAfter || waited > stuckWrite)

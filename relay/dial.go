@@ -30,8 +30,10 @@ func (p *Pool) dialRelay(ctx context.Context, r Relay, addresses []string, alpn 
 		return nil, fmt.Errorf("dial relay %s: %w", r.ID, err)
 	}
 	config.DynamicRecordSizingDisabled = true
-	ctx, cancel := context.WithTimeout(ctx, dialTimeout)
+	late := p.cfg.Lag.Late(time.Now())
+	ctx, cancel := context.WithTimeout(ctx, dialTimeout+2*late)
 	defer cancel()
+	pace := race.Pace{Stagger: pace.Stagger + late, Proof: pace.Proof + 2*late}
 
 	ways := make([]race.Way[*tls.Conn], len(addresses))
 	for i, address := range addresses {

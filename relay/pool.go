@@ -15,6 +15,7 @@ import (
 	"time"
 
 	"github.com/skeinmesh/skein/identity"
+	"github.com/skeinmesh/skein/internal/lag"
 )
 
 // Relay is a relay that a node may use.
@@ -48,6 +49,8 @@ type PoolConfig struct {
 	OnNoWay func(far, client, node identity.ID) bool
 	// Witness, if set, names relays whose word on where a peer's packets come from counts, beside the nearest ones.
 	Witness func(relay identity.ID) bool
+	// Lag, if set, is how late this process wakes: told of it, and asked before a relay is blamed.
+	Lag *lag.Meter
 	// Control, if set, prepares each socket, such as with SO_MARK.
 	Control func(network, address string, c syscall.RawConn) error
 	Log     *slog.Logger

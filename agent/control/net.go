@@ -18,6 +18,7 @@ import (
 	"time"
 
 	"github.com/skeinmesh/skein/identity"
+	"github.com/skeinmesh/skein/internal/lag"
 	"github.com/skeinmesh/skein/internal/mmsg"
 	"github.com/skeinmesh/skein/internal/race"
 )
@@ -94,7 +95,9 @@ type Config struct {
 	Enter func(from netip.Addr) (leave func(), err error)
 	// OnPacket takes what arrives. It must not block; b is its own.
 	OnPacket func(from identity.ID, channel byte, b []byte)
-	Log      *slog.Logger
+	// Lag, if set, is how late this process lately woke: the ways of a stream wait so much longer for each other.
+	Lag *lag.Meter
+	Log *slog.Logger
 }
 
 // Net is one node's end of the control net.
@@ -206,8 +209,10 @@ func (n *Net) Dial(ctx context.Context, node identity.ID, alpn string) (net.Conn
 	if err != nil {
 		return nil, err
 	}
-	ctx, cancel := context.WithTimeout(ctx, dialTimeout)
+	late := n.cfg.Lag.Late(time.Now())
+	ctx, cancel := context.WithTimeout(ctx, dialTimeout+2*late)
 	defer cancel()
+	pace := race.Pace{Stagger: pace.Stagger + 2*late, Proof: pace.Proof + 4*late}
 	secured := func(way string, raw func(context.Context) (net.Conn, error)) race.Way[*Conn] {
 		return func(ctx context.Context, connected func()) (*Conn, error) {
 			c, err := raw(ctx)

@@ -43,12 +43,17 @@ func (s *step) busy() bool {
 
 // rto is how long an answer may take.
 func (s *step) rto() time.Duration {
-	return min(max(s.SRTT+4*s.RTTVar, rtoMin)+s.lateness(), rtoMax)
+	return min(max(s.SRTT+4*s.RTTVar, rtoMin), rtoMax) + s.lateness()
 }
 
 // lateness is how much later than the network's delay an answer may be seen on a host that has too much to do: the clock is to
-// blame before the path is. The peer may be on such a host, too, hence twice.
-func (s *step) lateness() time.Duration { return min(2*s.Late, slackMax) }
+// blame before the path is. The peer may be on such a host, too, hence twice. A little is within deadAfter.
+func (s *step) lateness() time.Duration {
+	if s.Late <= lateIgnored {
+		return 0
+	}
+	return 2 * s.Late
+}
 
 // overdue counts pings whose answers should have come.
 func (s *step) overdue() int {

@@ -6,6 +6,9 @@ import "time"
 // there is a packet: no direct path is looked for, no port is guessed. WireGuard's endpoint of such a peer is a port of this agent, so
 // that the first packet goes by the relay at once, and is what wakes the pair. What is known to work is kept.
 
+// RuleIdle is the rule of a path that no traffic asks for.
+const RuleIdle = "idle"
+
 const (
 	awakeFor   = 30 * time.Second // after traffic, and after the peer asked to be probed
 	lazyWithin = 8 * time.Second  // how long a pair without traffic waits for a relay before it looks for a direct path instead

@@ -28,6 +28,7 @@ type sim struct {
 	relay    time.Duration                             // one way, over the relay
 	cut      func(from, to int, e netip.AddrPort) bool // drops direct packets
 	hairpin  bool
+	turn     time.Duration                     // until a burst of a large mesh may begin
 	carries  func(from, to int, size int) bool // tells padded packets that pass; nil: all do
 	stall    func(node int) time.Duration      // how long this node's process still sleeps
 	log      []string
@@ -250,6 +251,8 @@ func (s *sim) input(n *simNode, in Input) {
 			if s.onUse != nil {
 				s.onUse(n, a.Path)
 			}
+		case ActionBurst:
+			s.after(s.turn, func() { s.input(n, Input{Kind: InputGo}) })
 		case ActionCheck:
 			if s.onCheck != nil {
 				s.onCheck(n)

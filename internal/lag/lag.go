@@ -13,7 +13,7 @@ import (
 
 const (
 	floor    = 20 * time.Millisecond // what any machine is late now and then
-	halfLife = time.Second           // of what was measured
+	halfLife = 4 * time.Second       // of what was measured
 	step     = 50 * time.Millisecond // least level of Level
 	most     = 3200 * time.Millisecond
 )
@@ -50,7 +50,7 @@ func (m *Meter) decayed(now time.Time) time.Duration {
 	return m.late >> halves
 }
 
-// Late is how late the process lately woke: the worst of late, halved with each second.
+// Late is how late the process lately woke: the worst of late, halved every four seconds.
 func (m *Meter) Late(now time.Time) time.Duration {
 	if m == nil {
 		return 0

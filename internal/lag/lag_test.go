@@ -18,11 +18,11 @@ func TestMeter(t *testing.T) {
 		{time.Second, 30 * time.Millisecond, 30 * time.Millisecond, 50 * time.Millisecond},
 		{100 * time.Millisecond, 400 * time.Millisecond, 400 * time.Millisecond, 400 * time.Millisecond},
 		{100 * time.Millisecond, 60 * time.Millisecond, 400 * time.Millisecond, 400 * time.Millisecond}, // the worst counts
-		{time.Second, 0, 200 * time.Millisecond, 400 * time.Millisecond},
-		{time.Second, 0, 100 * time.Millisecond, 400 * time.Millisecond},
-		{time.Second, 0, 50 * time.Millisecond, 50 * time.Millisecond}, // falls two steps late
+		{halfLife, 0, 200 * time.Millisecond, 400 * time.Millisecond},
+		{halfLife, 0, 100 * time.Millisecond, 400 * time.Millisecond},
+		{halfLife, 0, 50 * time.Millisecond, 50 * time.Millisecond}, // falls two steps late
 		{time.Second, time.Hour, most, most},
-		{20 * time.Second, 0, 0, 0},
+		{20 * halfLife, 0, 0, 0},
 	} {
 		at = at.Add(c.after)
 		if c.note > 0 {

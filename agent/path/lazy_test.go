@@ -1,0 +1,89 @@
+package path
+
+import (
+	"testing"
+	"time"
+)
+
+// lazySim is a pair of a large mesh.
+func lazySim(t *testing.T) *sim {
+	s := newSim(t, 1, natPortRestricted, natPortRestricted)
+	for _, n := range s.nodes {
+		s.input(n, Input{Kind: InputSettings, Settings: &Settings{Lazy: true}})
+	}
+	return s
+}
+
+func pingsOf(s *sim) int { return s.nodes[0].pings + s.nodes[1].pings }
+
+// A pair of a large mesh that has nothing to say stays with the relay and sends nothing. What it has to say goes by the relay at
+// first, none of it is lost, and soon it goes directly. When it says no more, the path that works stays, for a keepalive.
+func TestLazyPair(t *testing.T) {
+	s := lazySim(t)
+	s.turn = 100 * time.Millisecond
+	s.start(true)
+	s.run(10 * time.Minute)
+	wantPaths(t, s, "without traffic", Relay, true)
+	if rule := s.nodes[0].m.Path.Rule; rule != RuleIdle || pingsOf(s) > 0 {
+		t.Errorf("without traffic there were %d pings, and the rule is %s", pingsOf(s), rule)
+	}
+	began := s.now
+	s.traffic(10 * time.Second)
+	s.run(2 * time.Second)
+	wantPaths(t, s, "with traffic", Direct, true)
+	s.run(8*time.Second + 100*time.Millisecond)
+	if echoes := len(s.nodes[0].echoes); echoes != 501 || s.blackout(began) > 130*time.Millisecond {
+		t.Errorf("%d echoes of 501, longest silence %s", echoes, s.blackout(began))
+	}
+	s.run(time.Minute)
+	before := pingsOf(s)
+	s.run(10 * time.Minute)
+	wantPaths(t, s, "long after the traffic", Direct, true)
+	if n := pingsOf(s) - before; n > 70 {
+		t.Errorf("%d pings in ten idle minutes, want a keepalive of each end", n)
+	}
+	s.cut = cutAll
+	s.run(2 * time.Minute)
+	wantPaths(t, s, "the idle path was cut", Relay, true)
+	before = pingsOf(s)
+	s.run(10 * time.Minute)
+	if n := pingsOf(s) - before; n > 0 {
+		t.Errorf("%d pings after an idle path had died", n)
+	}
+}
+
+// What a lazy pair's heartbeats find out takes no longer than any other's.
+func TestLazyPairIsCut(t *testing.T) {
+	s := lazySim(t)
+	s.start(true)
+	s.run(time.Minute)
+	s.traffic(20 * time.Second)
+	s.run(10 * time.Second)
+	wantPaths(t, s, "with traffic", Direct, true)
+	s.cut = cutAll
+	began := s.now
+	s.run(8 * time.Second)
+	wantPaths(t, s, "cut", Relay, true)
+	if b := s.blackout(began); b > time.Second {
+		t.Errorf("nothing for %s", b)
+	}
+}
+
+// Without a relay nothing could carry the first packet: after some seconds a direct path is looked for, as in a small mesh.
+func TestLazyWithoutRelay(t *testing.T) {
+	s := lazySim(t)
+	s.start(false)
+	s.run(lazyWithin - time.Second)
+	if n := pingsOf(s); n > 0 {
+		t.Errorf("%d pings, though a relay may come yet", n)
+	}
+	s.run(5 * time.Second)
+	wantPaths(t, s, "no relay has come", Direct, true)
+}
+
+// Bursts of a large mesh take turns, fewer on a host that is late.
+func TestTurns(t *testing.T) {
+	if room(0) != burstsMax || room(lateStep) != burstsMax/2 || room(8*lateStep) != 1 || room(time.Hour) != 1 {
+		t.Errorf("room: %d %d %d %d", room(0), room(lateStep), room(8*lateStep), room(time.Hour))
+	}
+}
