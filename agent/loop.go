@@ -420,6 +420,9 @@ func (a *Agent) readTraffic(ctx context.Context) {
 	for id, wg := range a.loop.members {
 		if p, ok := byKey[dataplane.Key(wg)]; ok {
 			counters[id] = path.Counters{RxBytes: p.RxBytes, TxBytes: p.TxBytes, Endpoint: p.Endpoint, Handshake: p.LastHandshake, At: at, Relayed: a.proxies.Brought(id)}
+			c := counters[id]
+			c.ControlTx, c.ControlRx = a.control.Carried(id)
+			counters[id] = c
 		}
 	}
 	a.paths.Traffic(counters)

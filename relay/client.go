@@ -39,14 +39,16 @@ const (
 
 // client keeps a session with one relay.
 type client struct {
-	pool   *Pool
-	relay  Relay // addresses may change: see dialAddresses
-	ctx    context.Context
-	cancel context.CancelFunc
-	retry  chan struct{}        // dial now, whatever the backoff
-	accept chan struct{}        // counts streams being accepted
-	wire   atomic.Pointer[wire] // of a session that answers; nil: none
-	udp    atomic.Bool          // the relay reserves UDP ports
+	pool    *Pool
+	relay   Relay // addresses may change: see dialAddresses
+	ctx     context.Context
+	cancel  context.CancelFunc
+	retry   chan struct{}        // dial now, whatever the backoff
+	accept  chan struct{}        // counts streams being accepted
+	wire    atomic.Pointer[wire] // of a session that answers; nil: none
+	udp     atomic.Bool          // the relay reserves UDP ports
+	quiet   atomic.Bool          // no packet has passed for a while
+	stirred chan struct{}        // a packet passes again
 
 	mu        sync.Mutex
 	streams   map[*viaStream]struct{} // that pass through the relay
@@ -83,7 +85,7 @@ type clientState struct {
 func newClient(p *Pool, r Relay) *client {
 	c := &client{
 		pool: p, relay: r, addresses: r.Addresses, need: needNone,
-		retry: make(chan struct{}, 1), accept: make(chan struct{}, maxAccepts),
+		retry: make(chan struct{}, 1), accept: make(chan struct{}, maxAccepts), stirred: make(chan struct{}, 1),
 	}
 	c.ctx, c.cancel = context.WithCancel(p.ctx)
 	return c
@@ -136,6 +138,7 @@ func (c *client) send(now time.Duration, node identity.ID, channel byte, b []byt
 		return false
 	}
 	q.kick()
+	c.stir()
 	return true
 }
 
@@ -262,17 +265,20 @@ func (c *client) cutStreams() {
 	}
 }
 
-// watch pings the relay and judges by its answers.
+// watch pings the relay and judges by its answers. It wakes when the next ping or judgement is due, and when a session that was idle is
+// used again.
 func (c *client) watch(w *wire) {
-	tick := time.NewTicker(pulse)
-	defer tick.Stop()
+	timer := time.NewTimer(0)
+	defer timer.Stop()
 	last := c.pool.now()
 	busy, passed := last, uint64(0)
+	due := time.Now()
 	for {
 		select {
 		case <-w.done:
 			return
-		case due := <-tick.C:
+		case <-c.stirred:
+		case <-timer.C:
 			c.pool.cfg.Lag.Note(due, time.Now())
 		}
 		if c.needIs(needNone) { // it may have turned so before the session began
@@ -285,14 +291,29 @@ func (c *client) watch(w *wire) {
 			c.demand(now)
 		}
 		every := pingEvery
-		if now-busy > idleAfter {
+		if c.quiet.Store(now-busy > idleAfter); now-busy > idleAfter {
 			every = pingIdle
 		}
-		if now-last >= every-pulse/2 {
+		if now-last >= every {
 			last = now
 			c.ping(w)
 		}
-		c.judge(w, now)
+		next := last + every
+		if at := c.judge(w, now); at > 0 {
+			next = min(next, at)
+		}
+		due = time.Now().Add(next - now)
+		timer.Reset(max(next-now, time.Millisecond))
+	}
+}
+
+// stir has a session that was idle looked at now.
+func (c *client) stir() {
+	if c.quiet.Load() && c.quiet.CompareAndSwap(true, false) {
+		select {
+		case c.stirred <- struct{}{}:
+		default:
+		}
 	}
 }
 
@@ -316,7 +337,8 @@ func missing(rtts []time.Duration) (suspect, dead time.Duration) {
 	return max(suspectAfter, 3*least, 2*most), max(deadAfter, 6*least, 3*most)
 }
 
-func (c *client) judge(w *wire, now time.Duration) {
+// judge looks whether answers are missing, and returns when to look again; zero: none is.
+func (c *client) judge(w *wire, now time.Duration) (again time.Duration) {
 	c.mu.Lock()
 	var waited time.Duration
 	if len(c.pings) > 0 {
@@ -332,6 +354,11 @@ func (c *client) judge(w *wire, now time.Duration) {
 	if turned {
 		c.status.suspect, c.failedAt = true, now
 	}
+	if suspect {
+		again = now + pulse
+	} else if len(c.pings) > 0 {
+		again = c.pings[0].at + suspectFrom + time.Millisecond
+	}
 	c.mu.Unlock()
 	switch {
 	case dead:
@@ -340,6 +367,7 @@ func (c *client) judge(w *wire, now time.Duration) {
 		c.pool.relaysChanged()
 		c.pool.resend(w.q.reclaim()) // what waits here goes another way, if there is one
 	}
+	return again
 }
 
 // pong takes an answer in. Only tokens that were sent count.
@@ -526,6 +554,7 @@ func (s *sink) flush() {
 		s.proxies.flush(&s.batch)
 	}
 	s.client.rxPackets.Add(s.packets)
+	s.client.stir()
 	s.client.rxBytes.Add(s.bytes)
 	s.packets, s.bytes = 0, 0
 	s.peer = nil

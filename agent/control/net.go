@@ -110,6 +110,8 @@ type Net struct {
 	// streams are the accepted ones by protocol; the map never changes.
 	streams map[string]*stream
 
+	carried sync.Map // identity.ID → *carried
+
 	mu    sync.Mutex
 	open  map[*Conn]struct{}
 	tcp   []net.Listener
@@ -486,7 +488,9 @@ func (n *Net) sendTunnel(node identity.ID, channel byte, b []byte) error {
 		if err != nil {
 			return err
 		}
-		_, _, err = c.WriteMsgUDPAddrPort(packet, by, netip.AddrPortFrom(to, n.cfg.Port))
+		if _, _, err = c.WriteMsgUDPAddrPort(packet, by, netip.AddrPortFrom(to, n.cfg.Port)); err == nil {
+			n.count(node).sent.Add(inTunnel(len(packet), local))
+		}
 		return err
 	}
 	return errors.New("the tunnel's side is not bound to port " + strconv.Itoa(int(n.cfg.Port)) + " yet")
@@ -506,6 +510,7 @@ func (n *Net) receive(c *net.UDPConn, r *mmsg.Reader) {
 			if !known || !cameBy(c, n.cfg.Link, d) {
 				continue
 			}
+			n.count(id).received.Add(inTunnel(len(d.Data), d.From.Addr()))
 			if channel, b, ok := n.fromTunnel(id, d.Data); ok {
 				n.cfg.OnPacket(id, channel, bytes.Clone(b))
 			}

@@ -387,6 +387,7 @@ func (m *Manager) traffic(p *peer, now time.Time, c Counters) {
 		c.At = now
 	}
 	last := p.last
+	c = c.withoutControl(last)
 	p.last = c
 	if last.At.IsZero() {
 		if c.direct() && now.Sub(c.Handshake) < sessionFor {
@@ -401,6 +402,18 @@ func (m *Manager) traffic(p *peer, now time.Time, c Counters) {
 	}
 }
 
+// withoutControl takes the control net's packets from the counters. They are counted a moment before or after WireGuard counts them, so
+// that the rest may seem to go back: then it stands.
+func (c Counters) withoutControl(last Counters) Counters {
+	c.rawRx, c.rawTx = c.RxBytes, c.TxBytes
+	c.RxBytes -= min(c.ControlRx, c.RxBytes)
+	c.TxBytes -= min(c.ControlTx, c.TxBytes)
+	if c.rawRx >= last.rawRx && c.rawTx >= last.rawTx { // else it is another device
+		c.RxBytes, c.TxBytes = max(c.RxBytes, last.RxBytes), max(c.TxBytes, last.TxBytes)
+	}
+	return c
+}
+
 func (c Counters) direct() bool { return c.Endpoint.IsValid() && !c.Endpoint.Addr().IsLoopback() }
 
 // overRelay stands for any local proxy.
@@ -408,8 +421,11 @@ var overRelay = netip.AddrPortFrom(netip.AddrFrom4([4]byte{127, 0, 0, 1}), 0)
 
 // observe tells what two readings show.
 func observe(last, c Counters) (ins []Input) {
-	if c.RxBytes < last.RxBytes || c.TxBytes < last.TxBytes {
+	if c.rawRx < last.rawRx || c.rawTx < last.rawTx {
 		return nil // another device
+	}
+	if heard := c.ControlRx != last.ControlRx; heard || c.ControlTx != last.ControlTx {
+		ins = append(ins, Input{Kind: InputControl, Reply: heard})
 	}
 	rx, tx := c.RxBytes-last.RxBytes, c.TxBytes-last.TxBytes
 	moved := c.Endpoint != last.Endpoint

@@ -49,6 +49,7 @@ type Machine struct {
 	WishPunch  bool          // with a punch
 	AwakenedAt time.Time     // the peer's last wish to be probed
 	Idle       bool          // without traffic: no direct path is looked for
+	ControlAt  time.Time     // when the control net last heard the peer in the tunnel
 	Late       time.Duration // how late this process lately woke
 
 	// Of the peer's agent and tunnel, which may die apart.
@@ -205,6 +206,8 @@ func (s *step) take(in Input) {
 	case InputReady:
 		s.Unready = false
 		s.restart()
+	case InputControl:
+		s.takeControl(in.Reply)
 	case InputLate:
 		s.Late = in.RTT
 	case InputGo:

@@ -62,9 +62,14 @@ type Config struct {
 type Counters struct {
 	RxBytes, TxBytes uint64
 	Endpoint         netip.AddrPort // where WireGuard last heard the peer; may be a local proxy. Userspace WireGuard tells where it sends instead
-	Relayed          uint64         // packets of the peer that relays' sessions have brought
-	Handshake        time.Time      // the last one; zero: never
-	At               time.Time      // just before the counters were read; zero: now
+	// ControlRx and ControlTx are what of that were packets of the control net. They show whether the path carries something,
+	// and are no reason to keep watch over it.
+	ControlRx, ControlTx uint64
+	Relayed              uint64    // packets of the peer that relays' sessions have brought
+	Handshake            time.Time // the last one; zero: never
+	At                   time.Time // just before the counters were read; zero: now
+
+	rawRx, rawTx uint64 // with the control net's packets
 }
 
 const (

@@ -28,6 +28,18 @@ func (s *step) takeTraffic(from netip.AddrPort, since time.Time) {
 	s.Mute = time.Time{}
 }
 
+// takeControl takes that the control net sent packets by the tunnel, or heard the peer there. Its own packets are not worth heartbeats:
+// where they are answered the path works, and where they are not, one question shows why.
+func (s *step) takeControl(heard bool) {
+	if heard {
+		s.ControlAt = s.now
+		return
+	}
+	if s.now.Sub(later(s.ControlAt, s.LastPong)) >= controlQuiet {
+		s.BusyUntil = later(s.BusyUntil, s.now.Add(time.Millisecond))
+	}
+}
+
 // sure is when the silence of the path in use is no matter of packets still under way: what WireGuard hears later
 // was sent after the pings had stopped getting through.
 func (s *step) sure() time.Time { return s.Pending[0].Add(s.rto() + s.SRTT) }

@@ -6,15 +6,16 @@ import "time"
 // interval until the first lost ping plus deadAfter: 750 ms, which leaves 250 ms of the promised
 // second for the switch and for a busy machine.
 const (
-	heartbeat   = 250 * time.Millisecond
-	deadAfter   = 500 * time.Millisecond // age of the oldest unanswered ping
-	fastBeat    = 50 * time.Millisecond  // pace once an answer is overdue: about ten tries before giving up, so that 5 % loss each way is no death
-	deadMissed  = 4                      // overdue pings needed besides: a process that slept through deadAfter has sent fewer, and gets to try again
-	lateIgnored = 100 * time.Millisecond // how late this process may wake before that counts for its paths
-	doubtAfter  = 250 * time.Millisecond // instead of deadAfter, when the peer's punch says that it has no path: it has waited already
-	busyFor     = 750 * time.Millisecond // how long traffic counts as present: three readings of the counters, so that a lone packet of gossip costs few heartbeats
-	watchFor    = 3 * time.Second        // heartbeats on a new path, traffic or not
-	verifyFor   = time.Second            // heartbeats without traffic after a hint that the path may have changed
+	heartbeat    = 250 * time.Millisecond
+	deadAfter    = 500 * time.Millisecond // age of the oldest unanswered ping
+	fastBeat     = 50 * time.Millisecond  // pace once an answer is overdue: about ten tries before giving up, so that 5 % loss each way is no death
+	deadMissed   = 4                      // overdue pings needed besides: a process that slept through deadAfter has sent fewer, and gets to try again
+	controlQuiet = 2 * time.Second        // the control net sends and hears nothing for so long: the path is asked
+	lateIgnored  = 100 * time.Millisecond // how late this process may wake before that counts for its paths
+	doubtAfter   = 250 * time.Millisecond // instead of deadAfter, when the peer's punch says that it has no path: it has waited already
+	busyFor      = 750 * time.Millisecond // how long traffic counts as present: three readings of the counters, so that a lone packet of gossip costs few heartbeats
+	watchFor     = 3 * time.Second        // heartbeats on a new path, traffic or not
+	verifyFor    = time.Second            // heartbeats without traffic after a hint that the path may have changed
 )
 
 // Idle direct paths.

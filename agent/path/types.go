@@ -156,10 +156,11 @@ const (
 	InputReserved                      // Relay.ID, Endpoint: the port that a relay has reserved, Reply: it carries; without Endpoint, Error: there is none
 	InputReady                         // the prober has the peer's key: pings can be sent and answered
 	InputGo                            // the burst that was asked for may begin
+	InputControl                       // the tunnel carried packets of the control net; Reply: some of them were the peer's
 	InputLate                          // RTT: how late this process lately woke
 )
 
-var inputNames = [...]string{"tick", "self", "record", "relay", "settings", "network", "probe_ok", "ping_received", "punch", "traffic", "probe_lost", "endpoint_seen", "adopted", "guess", "reserved", "ready", "go", "late"}
+var inputNames = [...]string{"tick", "self", "record", "relay", "settings", "network", "probe_ok", "ping_received", "punch", "traffic", "probe_lost", "endpoint_seen", "adopted", "guess", "reserved", "ready", "go", "control", "late"}
 
 // String is the kind as the journal keeps it.
 func (k InputKind) String() string {
