@@ -2,12 +2,12 @@
 export CALLER_PATH ?= $(PATH)
 export PATH := $(CURDIR)/bin/tools:$(PATH)
 # The tiers find declared programs alone (.ci/programs); .ci/setup makes the directory.
-TIERS := test-unit test-race test-lab lint test-lint check-generated test-containers test-kernel test-systemd
+TIERS := check test-unit test-race test-lab lint test-lint check-generated test-containers test-kernel test-systemd
 $(TIERS): private export PATH := $(CURDIR)/bin/tools:$(CURDIR)/.cache/path
 VERSION := $(shell git describe --tags --always --dirty 2>/dev/null || echo devel)
 GO_SOURCES := $(shell git ls-files '*.go' go.mod go.sum 2>/dev/null)
 
-.PHONY: build demo test test-unit test-race test-lab lint test-lint generate check-generated clean setup cni-tools
+.PHONY: build demo test check test-unit test-race test-lab lint test-lint generate check-generated clean setup cni-tools
 
 build: bin/skein
 
@@ -21,6 +21,10 @@ demo: setup build
 # Every test tier, with a summary at the end.
 test:
 	.ci/test
+
+# The fast tier, before a commit: build, lint, and the tests that raise no lab.
+check: build lint
+	go test -short -timeout 10m $$(go list ./... | grep -v '/examples$$\|/chaos/')
 
 setup:
 	@.ci/setup

@@ -25,6 +25,8 @@ const (
 	// demandHold is how long a session beyond the warm ones stays after its last use.
 	demandHold = time.Minute
 	planEvery  = time.Second
+	// lateForTrials is how late a process may wake that tries further relays.
+	lateForTrials = 200 * time.Millisecond
 )
 
 // standing is what the choice of sessions goes by, for one relay.
@@ -52,8 +54,9 @@ const (
 )
 
 // plan decides with which relays a node keeps a session: the nearest ones until two are healthy, those that peers need,
-// and for a moment those not measured yet.
-func plan(all []standing, now time.Duration) map[identity.ID]need {
+// and for a moment those not measured yet. late says that this process has too much to do for what can wait: where two relays answer,
+// no others are tried.
+func plan(all []standing, now time.Duration, late bool) map[identity.ID]need {
 	needs := make(map[identity.ID]need, len(all))
 	ranked := slices.Clone(all)
 	slices.SortFunc(ranked, func(a, b standing) int {
@@ -73,6 +76,15 @@ func plan(all []standing, now time.Duration) map[identity.ID]need {
 		}
 	}
 	free := trials
+	answering := 0
+	for _, s := range all {
+		if s.healthy {
+			answering++
+		}
+	}
+	if late && answering >= warmRelays {
+		free = 0
+	}
 	slices.SortStableFunc(ranked, func(a, b standing) int { // who failed tries after the others, and in turn
 		switch {
 		case a.failed != b.failed && a.failed:
@@ -162,7 +174,7 @@ func (p *Pool) applyPlan() {
 	for i, c := range clients {
 		all[i] = c.standing(p.reserved.bound(c.relay.ID))
 	}
-	needs := plan(all, now)
+	needs := plan(all, now, p.cfg.Lag.Late(time.Now()) > lateForTrials)
 	for _, c := range clients {
 		c.setNeed(needs[c.relay.ID])
 	}

@@ -50,7 +50,7 @@ func TestPlan(t *testing.T) {
 		{"where two answer, failed ones seldom", []standing{is(1, 5*ms, warm), is(2, 6*ms, warm), is(3, 0, dead(time.Minute)), is(4, 0, dead(3*time.Minute))}, "1 warm, 2 warm, 3 standby, 4 trial"},
 		{"old figures are taken anew", []standing{is(1, 5*ms, warm), is(2, 6*ms, warm), is(3, 50*ms, idle, func(s *standing) { s.at = now - remeasure - 1 })}, "1 warm, 2 warm, 3 trial"},
 	} {
-		needs := plan(c.all, now)
+		needs := plan(c.all, now, false)
 		var got []string
 		for _, id := range slices.SortedFunc(maps.Keys(needs), func(a, b identity.ID) int { return slices.Compare(a[:], b[:]) }) {
 			got = append(got, fmt.Sprintf("%d %s", id[0], needs[id]))
@@ -68,6 +68,24 @@ func (n *testNode) sessions() (ids []identity.ID) {
 		}
 	}
 	return ids
+}
+
+// A node that has too much to do tries no further relays, as long as two answer.
+func TestPlanOfALateNode(t *testing.T) {
+	const now = time.Hour
+	is := func(id byte, healthy bool) standing {
+		s := standing{id: identity.ID{id}, healthy: healthy}
+		if healthy {
+			s.rtt, s.at = time.Millisecond, now
+		}
+		return s
+	}
+	if needs := plan([]standing{is(1, true), is(2, true), is(3, false)}, now, true); needs[identity.ID{3}] != needNone {
+		t.Errorf("a third relay: %s", needs[identity.ID{3}])
+	}
+	if needs := plan([]standing{is(1, true), is(2, false), is(3, false)}, now, true); needs[identity.ID{2}] != needTrial {
+		t.Errorf("a second relay: %s", needs[identity.ID{2}])
+	}
 }
 
 // A node keeps two sessions of five, and takes another when one is lost.
