@@ -236,8 +236,8 @@ func TestLonelyNodeHearsOfRelays(t *testing.T) {
 	}
 }
 
-// A member that asks at the port for joiners with one old index after another has the archive read for the first alone. It
-// hears of relays all the same, and another member gets the events that it asks for.
+// A member that asks at the port for joiners with one old index after another has the archive read for the first alone.
+// It hears of relays all the same, and another member gets the events that it asks for.
 func TestOneMembersInquiriesDoNotReadTheArchiveAgainAndAgain(t *testing.T) {
 	server, hostile, honest := newHost(t, "a"), newHost(t, "b"), newHost(t, "c")
 	w := newWorld(t, server, hostile, honest)

@@ -16,8 +16,8 @@ const (
 	lookEvery = 3 * time.Second // between two reads of the archive for one member; its agent asks less often
 )
 
-// past is what a replica keeps of its earlier states: the hashes of the newest ones, at the ends of batches, where its followers
-// usually are, and those of others that were read from the archive.
+// past is what a replica keeps of its earlier states: the hashes of the newest ones, at the ends of batches, where its
+// followers usually are, and those of others that were read from the archive.
 type past struct {
 	mu     sync.Mutex
 	newest hashes
@@ -76,7 +76,8 @@ func (p *past) at(index uint64) ([32]byte, bool) {
 	return h, ok
 }
 
-// look is false while the archive is read for a member, and for lookEvery afterwards. Else done must be called at the end.
+// look is false while the archive is read for a member, and for lookEvery afterwards. Else done must be called at the
+// end.
 func (p *past) look(asker identity.ID) (done func(), ok bool) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -96,9 +97,10 @@ func (p *past) look(asker identity.ID) (done func(), ok bool) {
 	}, true
 }
 
-// SameHistory compares the hash of a member's state at an index with the own one there: ErrDiverged if they differ, and ErrGone
-// if the index is not in the archive, so that nobody can tell. A state whose hash is not in memory is folded from the archive,
-// one at a time, which takes a tenth of a second at most. ErrTooSoon: that was done for this member a moment ago.
+// SameHistory compares the hash of a member's state at an index with the own one there: ErrDiverged if they differ, and
+// ErrGone if the index is not in the archive, so that nobody can tell. A state whose hash is not in memory is folded
+// from the archive, one at a time, which takes a tenth of a second at most. ErrTooSoon: that was done for this member a
+// moment ago.
 func (r *Replica) SameHistory(asker identity.ID, index uint64, hash []byte) error {
 	if index == 0 {
 		return nil

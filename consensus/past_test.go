@@ -144,7 +144,8 @@ func TestPastIsBounded(t *testing.T) {
 	}
 	if n, l := p.newest, p.looked; len(n.at) != maxPast || len(n.order) != maxPast || len(l.at) != maxLooked ||
 		len(l.order) != maxLooked {
-		t.Errorf("%d hashes, %d indexes; %d that were looked up, %d indexes", len(n.at), len(n.order), len(l.at), len(l.order))
+		t.Errorf("%d hashes, %d indexes; %d that were looked up, %d indexes", len(n.at), len(n.order), len(l.at),
+			len(l.order))
 	}
 	for index, want := range map[uint64][32]byte{newest: {byte(newest & 255)}, oldest: {byte(oldest & 255)},
 		3*maxLooked - 1: {byte((3*maxLooked - 1) & 255), 1}} {
@@ -160,8 +161,8 @@ func TestPastIsBounded(t *testing.T) {
 	}
 }
 
-// A member has the archive read once at a time, and then not for a while. That is no other member's concern, and not the same
-// member's where the hash is in memory.
+// A member has the archive read once at a time, and then not for a while. That is no other member's concern, and not
+// the same member's where the hash is in memory.
 func TestTheArchiveIsReadSeldomForEachMember(t *testing.T) {
 	simulate(t, func(t *testing.T, c *cluster) {
 		c.form(1)
@@ -216,8 +217,8 @@ func TestTheArchiveIsReadSeldomForEachMember(t *testing.T) {
 	})
 }
 
-// A follower that asks again at another index before it may is not turned away: its stream begins, and brings the events as
-// soon as its hash can be compared.
+// A follower that asks again at another index before it may is not turned away: its stream begins, and brings the
+// events as soon as its hash can be compared.
 func TestAFollowerWaitsForItsComparison(t *testing.T) {
 	simulate(t, func(t *testing.T, c *cluster) {
 		c.form(1)

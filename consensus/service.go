@@ -221,7 +221,8 @@ func (s *Service) Subscribe(ctx context.Context, r *skeinv1.SubscribeRequest, ou
 	defer tick.Stop()
 	for {
 		seen := at
-		if index := s.cfg.Replica.State().Index(); !checked && index >= at { // one that is ahead is compared when this server gets there
+		// One that is ahead is compared when this server gets there.
+		if index := s.cfg.Replica.State().Index(); !checked && index >= at {
 			switch err := s.cfg.Replica.checkFollower(peer, at, r.GetHash()); {
 			case errors.Is(err, ErrTooSoon):
 				seen = index // it is compared at one of the next ticks
