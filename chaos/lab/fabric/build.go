@@ -274,6 +274,21 @@ func onPath(path string, fn func(*netlink.Handle) error) error {
 	return nil
 }
 
+// lookTries is how often a list is asked for that was changed while the kernel gave it.
+const lookTries = 20
+
+// look is onPath for what only reads. fn begins anew when a list was changed meanwhile.
+func look(path string, fn func(*netlink.Handle) error) error {
+	return onPath(path, func(h *netlink.Handle) (err error) {
+		for range lookTries {
+			if err = fn(h); !errors.Is(err, netlink.ErrDumpInterrupted) {
+				break
+			}
+		}
+		return err
+	})
+}
+
 // veth makes a pair directly between two namespaces, so that the caller's own never sees it.
 func veth(ns, link, peerNS, peerLink string) error {
 	peer, err := open(peerNS)
