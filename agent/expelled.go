@@ -171,8 +171,12 @@ func (a *Agent) answerInquiry(peer identity.ID, request *skeinv1.JoinRequest) *s
 			if a.replica.State().Index() < request.GetMemberIndex() {
 				return a.news(math.MaxUint64) // no events: nobody can tell yet whether they follow on what it has
 			}
-			if err := a.replica.SameHistory(request.GetMemberIndex(), hash); errors.Is(err, consensus.ErrDiverged) {
-				return &skeinv1.JoinResponse{Time: time.Now().UnixNano(), ErrorCode: string(events.FailedPrecondition), ErrorMessage: err.Error()}
+			switch err := a.replica.SameHistory(peer, request.GetMemberIndex(), hash); {
+			case errors.Is(err, consensus.ErrTooSoon):
+				return a.news(math.MaxUint64) // the same; it asks again when the answer has brought it nobody
+			case errors.Is(err, consensus.ErrDiverged):
+				return &skeinv1.JoinResponse{Time: time.Now().UnixNano(), ErrorCode: string(events.FailedPrecondition),
+					ErrorMessage: err.Error()}
 			}
 		}
 		return a.news(request.GetMemberIndex())

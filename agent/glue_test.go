@@ -236,6 +236,58 @@ func TestLonelyNodeHearsOfRelays(t *testing.T) {
 	}
 }
 
+// A member that asks at the port for joiners with one old index after another has the archive read for the first alone.
+// It hears of relays all the same, and another member gets the events that it asks for.
+func TestOneMembersInquiriesDoNotReadTheArchiveAgainAndAgain(t *testing.T) {
+	server, hostile, honest := newHost(t, "a"), newHost(t, "b"), newHost(t, "c")
+	w := newWorld(t, server, hostile, honest)
+	s := newTestAgent(server, w.state)
+	s.replica = newReplica(t, w)
+	before := w.state.Index()
+	for _, name := range []string{"d", "e", "f"} { // two events each, and one batch of all
+		w.must(w.admission(newHost(t, name)))
+	}
+	if err := s.replica.Apply(&skeinv1.Batch{Base: before, Events: w.log[before:]}); err != nil {
+		t.Fatal(err)
+	}
+	s.roster.update(w.state)
+	newGossip(t, s, w)
+	relayingAt(t, s, server, "203.0.113.9:7443")
+	ask := func(who host, index uint64, right bool) *skeinv1.JoinResponse {
+		t.Helper()
+		hash := make([]byte, 32)
+		if right {
+			state, err := s.replica.At(index)
+			if err != nil {
+				t.Fatal(err)
+			}
+			h := state.Hash()
+			hash = h[:]
+		}
+		r := s.answerInquiry(who.key.ID(), &skeinv1.JoinRequest{MemberIndex: index, MemberHash: hash})
+		if r.GetErrorCode() == "" && len(r.GetRecords()) == 0 {
+			t.Errorf("index %d: the answer has no record of a relay", index)
+		}
+		return r
+	}
+	if r := ask(hostile, before+1, true); r.GetNews().GetBase() != before+1 || r.GetErrorCode() != "" {
+		t.Errorf("the first question: %v", r)
+	}
+	for index := before + 2; index < before+5; index++ {
+		for _, right := range []bool{true, false} {
+			if r := ask(hostile, index, right); r.GetNews() != nil || r.GetState() != nil || r.GetErrorCode() != "" {
+				t.Errorf("a question too many is answered with %v", r)
+			}
+		}
+	}
+	if r := ask(hostile, before+1, false); r.GetErrorCode() == "" { // in memory
+		t.Errorf("another history is answered with %v", r)
+	}
+	if r := ask(honest, before+3, true); r.GetNews().GetBase() != before+3 {
+		t.Errorf("another member's question: %v", r)
+	}
+}
+
 // Who is no member hears nothing of the log, whatever it claims to have.
 func TestStrangersHearNoNews(t *testing.T) {
 	server, stranger := newHost(t, "a"), newHost(t, "x")

@@ -20,6 +20,8 @@ var (
 	ErrGone = errors.New("the index is not in the archive")
 	// ErrDiverged: two histories differ at the same index.
 	ErrDiverged = errors.New("the agreed history differs from that of this replica")
+	// ErrTooSoon: the archive was read for this member a moment ago; ask again in a few seconds.
+	ErrTooSoon = errors.New("this member had the archive read a moment ago: ask again in a few seconds")
 	// ErrForeignCluster: the state directory or a state belongs to another cluster.
 	ErrForeignCluster = errors.New("it belongs to another cluster")
 	// ErrCorrupt: a file on disk is damaged. The error names it and says how to recover.

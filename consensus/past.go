@@ -2,58 +2,116 @@ package consensus
 
 import (
 	"errors"
+	"maps"
 	"strconv"
 	"sync"
+	"time"
+
+	"github.com/skeinmesh/skein/identity"
 )
 
-const maxPast = 4096 // hashes of earlier states in memory
+const (
+	maxPast   = 4096            // hashes of the newest states in memory
+	maxLooked = 256             // hashes of other states that somebody has asked for
+	lookEvery = 3 * time.Second // between two reads of the archive for one member; its agent asks less often
+)
 
-// past is the hashes of a replica's newest states, at the ends of batches: where its followers usually are.
+// past is what a replica keeps of its earlier states: the hashes of the newest ones, at the ends of batches, where its
+// followers usually are, and those of others that were read from the archive.
 type past struct {
 	mu     sync.Mutex
-	hashes map[uint64][32]byte
-	order  []uint64 // oldest first
+	newest hashes
+	looked hashes                    // apart from them, so that questions about old states do not push out new ones
+	looks  map[identity.ID]time.Time // when each member may have the archive read again; zero: it is being read
 	fold   sync.Mutex
 }
 
+// hashes are hashes of states by index. Beyond a number the one that was noted first goes.
+type hashes struct {
+	at    map[uint64][32]byte
+	order []uint64 // the first noted first
+}
+
+func (h *hashes) note(index uint64, hash [32]byte, most int) {
+	if h.at == nil {
+		h.at = make(map[uint64][32]byte)
+	}
+	if _, ok := h.at[index]; ok {
+		return
+	}
+	h.at[index], h.order = hash, append(h.order, index)
+	if len(h.order) > most {
+		delete(h.at, h.order[0])
+		h.order = h.order[1:]
+	}
+}
+
+// note keeps the hash of a new state.
 func (p *past) note(index uint64, hash [32]byte) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	if p.hashes == nil {
-		p.hashes = make(map[uint64][32]byte)
-	}
-	if _, ok := p.hashes[index]; ok {
-		return
-	}
-	p.hashes[index], p.order = hash, append(p.order, index)
-	if len(p.order) > maxPast {
-		delete(p.hashes, p.order[0])
-		p.order = p.order[1:]
-	}
+	p.newest.note(index, hash, maxPast)
+}
+
+// noteLooked keeps the hash of a state that was read from the archive.
+func (p *past) noteLooked(index uint64, hash [32]byte) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.looked.note(index, hash, maxLooked)
 }
 
 func (p *past) forget() {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	p.hashes, p.order = nil, nil
+	p.newest, p.looked = hashes{}, hashes{}
 }
 
 func (p *past) at(index uint64) ([32]byte, bool) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	h, ok := p.hashes[index]
+	h, ok := p.newest.at[index]
+	if !ok {
+		h, ok = p.looked.at[index]
+	}
 	return h, ok
 }
 
-// SameHistory compares the hash of another replica's state at an index with the own one there: ErrDiverged if they differ, and
-// ErrGone if the index is not in the archive, so that nobody can tell. A state that is not among the newest is folded from the
-// archive, one at a time, which takes a tenth of a second at most.
-func (r *Replica) SameHistory(index uint64, hash []byte) error {
+// look is false while the archive is read for a member, and for lookEvery afterwards. Else done must be called at the
+// end.
+func (p *past) look(asker identity.ID) (done func(), ok bool) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	now := time.Now()
+	if next, known := p.looks[asker]; known && (next.IsZero() || now.Before(next)) {
+		return nil, false
+	}
+	maps.DeleteFunc(p.looks, func(_ identity.ID, next time.Time) bool { return !next.IsZero() && !now.Before(next) })
+	if p.looks == nil {
+		p.looks = make(map[identity.ID]time.Time)
+	}
+	p.looks[asker] = time.Time{}
+	return func() {
+		p.mu.Lock()
+		defer p.mu.Unlock()
+		p.looks[asker] = time.Now().Add(lookEvery)
+	}, true
+}
+
+// SameHistory compares the hash of a member's state at an index with the own one there: ErrDiverged if they differ, and
+// ErrGone if the index is not in the archive, so that nobody can tell. A state whose hash is not in memory is folded
+// from the archive, one at a time, which takes a tenth of a second at most. ErrTooSoon: that was done for this member a
+// moment ago.
+func (r *Replica) SameHistory(asker identity.ID, index uint64, hash []byte) error {
 	if index == 0 {
 		return nil
 	}
 	have, ok := r.past.at(index)
 	if !ok {
+		done, ok := r.past.look(asker)
+		if !ok {
+			return ErrTooSoon
+		}
+		defer done()
 		r.past.fold.Lock()
 		defer r.past.fold.Unlock()
 		if have, ok = r.past.at(index); !ok { // nobody has looked meanwhile
@@ -62,7 +120,7 @@ func (r *Replica) SameHistory(index uint64, hash []byte) error {
 				return err
 			}
 			have = state.Hash()
-			r.past.note(index, have)
+			r.past.noteLooked(index, have)
 		}
 	}
 	if string(have[:]) != string(hash) {
@@ -81,8 +139,8 @@ func (e *divergedError) Error() string {
 func (e *divergedError) Is(target error) bool { return target == ErrDiverged }
 
 // checkFollower is SameHistory for one that wants what comes after: where nobody can tell, it gets a whole state.
-func (r *Replica) checkFollower(index uint64, hash []byte) error {
-	if err := r.SameHistory(index, hash); !errors.Is(err, ErrGone) {
+func (r *Replica) checkFollower(asker identity.ID, index uint64, hash []byte) error {
+	if err := r.SameHistory(asker, index, hash); !errors.Is(err, ErrGone) {
 		return err
 	}
 	return nil

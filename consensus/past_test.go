@@ -9,6 +9,7 @@ import (
 	"connectrpc.com/connect"
 
 	skeinv1 "github.com/skeinmesh/skein/api/skein/v1"
+	"github.com/skeinmesh/skein/identity"
 )
 
 // strayed gives a node that is down events that the servers do not have, as after a recovery from one that knew less.
@@ -125,7 +126,7 @@ func TestFollowersSendTheirHash(t *testing.T) {
 			stream.Close()
 			conns.Close()
 		}
-		if err := s.replica.SameHistory(s.replica.State().Index()+100, hash[:]); !errors.Is(err, ErrGone) {
+		if err := s.replica.SameHistory(s.id, s.replica.State().Index()+100, hash[:]); !errors.Is(err, ErrGone) {
 			t.Errorf("an index of the future: %v", err)
 		}
 	})
@@ -137,13 +138,127 @@ func TestPastIsBounded(t *testing.T) {
 		p.note(i, [32]byte{byte(i)})
 		p.note(i, [32]byte{1, 2, 3}) // the first stands
 	}
-	if len(p.hashes) != maxPast || len(p.order) != maxPast {
-		t.Errorf("%d hashes, %d indexes", len(p.hashes), len(p.order))
+	const newest, oldest = 3*maxPast - 1, 2 * maxPast
+	for i := range uint64(3 * maxLooked) { // what somebody asks for pushes out nothing but itself
+		p.noteLooked(i, [32]byte{byte(i), 1})
 	}
-	if h, ok := p.at(3*maxPast - 1); !ok || h != [32]byte{byte((3*maxPast - 1) & 255)} {
-		t.Error("the newest is not there")
+	if n, l := p.newest, p.looked; len(n.at) != maxPast || len(n.order) != maxPast || len(l.at) != maxLooked ||
+		len(l.order) != maxLooked {
+		t.Errorf("%d hashes, %d indexes; %d that were looked up, %d indexes", len(n.at), len(n.order), len(l.at),
+			len(l.order))
 	}
-	if p.forget(); len(p.hashes) != 0 {
-		t.Error("it forgets nothing")
+	for index, want := range map[uint64][32]byte{newest: {byte(newest & 255)}, oldest: {byte(oldest & 255)},
+		3*maxLooked - 1: {byte((3*maxLooked - 1) & 255), 1}} {
+		if h, ok := p.at(index); !ok || h != want {
+			t.Errorf("index %d: %x, %v; want %x", index, h[:2], ok, want[:2])
+		}
 	}
+	p.forget()
+	for _, index := range []uint64{newest, 3*maxLooked - 1} {
+		if _, ok := p.at(index); ok {
+			t.Errorf("index %d is not forgotten", index)
+		}
+	}
+}
+
+// A member has the archive read once at a time, and then not for a while. That is no other member's concern, and not
+// the same member's where the hash is in memory.
+func TestTheArchiveIsReadSeldomForEachMember(t *testing.T) {
+	simulate(t, func(t *testing.T, c *cluster) {
+		c.form(1)
+		s := c.nodes[0]
+		for i := range 30 {
+			c.propose(s, token(i))
+		}
+		hashAt := func(index uint64) []byte {
+			state, err := s.replica.At(index)
+			must(t, err)
+			h := state.Hash()
+			return h[:]
+		}
+		hostile, honest := identity.ID{1}, identity.ID{2}
+		newest := s.replica.State().Index()
+		s.replica.past.forget()
+		s.replica.past.note(newest, [32]byte(hashAt(newest)))
+		ask := func(who identity.ID, index uint64, want error) {
+			t.Helper()
+			if err := s.replica.SameHistory(who, index, hashAt(index)); !errors.Is(err, want) {
+				t.Errorf("node %s at index %d of %d: %v, want %v", who, index, newest, err, want)
+			}
+		}
+		ask(hostile, 9, nil)
+		for index := uint64(10); index < 30; index++ {
+			ask(hostile, index, ErrTooSoon)
+		}
+		ask(hostile, 9, nil) // it is in memory now
+		ask(hostile, newest, nil)
+		ask(honest, 20, nil)
+		time.Sleep(lookEvery - time.Millisecond) // virtual
+		ask(hostile, 21, ErrTooSoon)
+		time.Sleep(time.Millisecond) // virtual
+		ask(hostile, 21, nil)
+		if n := len(s.replica.past.looked.at); n != 3 {
+			t.Errorf("the archive was read %d times, want 3", n)
+		}
+		done, ok := s.replica.past.look(honest)
+		if !ok {
+			t.Fatal("an honest member is told to wait")
+		}
+		time.Sleep(time.Hour) // virtual: its turn comes late, behind many others
+		if _, ok := s.replica.past.look(honest); ok {
+			t.Error("the archive is read twice for one member")
+		}
+		done()
+		time.Sleep(lookEvery) // virtual
+		ask(hostile, 22, nil)
+		if n := len(s.replica.past.looks); n != 1 {
+			t.Errorf("%d members are remembered, and one has asked of late", n)
+		}
+	})
+}
+
+// A follower that asks again at another index before it may is not turned away: its stream begins, and brings the
+// events as soon as its hash can be compared.
+func TestAFollowerWaitsForItsComparison(t *testing.T) {
+	simulate(t, func(t *testing.T, c *cluster) {
+		c.form(1)
+		s, agent := c.nodes[0], c.add("agent", false)
+		c.join(agent)
+		for i := range 30 {
+			c.propose(s, token(i))
+		}
+		c.agree()
+		agent.close()
+		s.replica.past.forget()
+		began := time.Now()
+		for _, index := range []uint64{9, 10} {
+			state, err := s.replica.At(index)
+			must(t, err)
+			hash := state.Hash()
+			conns := NewConns(dialer{c.net, agent.id})
+			stream, err := conns.Cluster(s.id).Subscribe(within(t, 10*time.Second),
+				&skeinv1.SubscribeRequest{After: index, Hash: hash[:]})
+			must(t, err)
+			first := time.Duration(-1)
+			for stream.Receive() {
+				if first < 0 {
+					first = time.Since(began)
+				}
+				if b := stream.Msg().GetBatch(); b != nil {
+					if b.GetBase() != index {
+						t.Errorf("the events after %d begin after %d", index, b.GetBase())
+					}
+					break
+				}
+			}
+			if stream.Err() != nil || first > time.Second {
+				t.Errorf("after index %d the first message comes in %s, %v", index, first, stream.Err())
+			}
+			stream.Close()
+			conns.Close()
+		}
+		if took := time.Since(began); took < lookEvery || took > lookEvery+2*heartbeatEvery {
+			t.Errorf("the second comparison took %s", took)
+		}
+	})
 }

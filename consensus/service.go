@@ -220,20 +220,27 @@ func (s *Service) Subscribe(ctx context.Context, r *skeinv1.SubscribeRequest, ou
 	tick := time.NewTicker(heartbeatEvery)
 	defer tick.Stop()
 	for {
-		if !checked && s.cfg.Replica.State().Index() >= at { // one that is ahead is compared when this server gets there
-			if err := s.cfg.Replica.checkFollower(at, r.GetHash()); err != nil {
+		seen := at
+		// One that is ahead is compared when this server gets there.
+		if index := s.cfg.Replica.State().Index(); !checked && index >= at {
+			switch err := s.cfg.Replica.checkFollower(peer, at, r.GetHash()); {
+			case errors.Is(err, ErrTooSoon):
+				seen = index // it is compared at one of the next ticks
+			case err != nil:
 				return notServed(err)
+			default:
+				checked = true
 			}
-			checked = true
 		}
 		if checked { // this server may have got there since it looked
 			if at, err = s.sendNews(at, send); err != nil {
 				return err
 			}
+			seen = at
 		}
 		changed := make(chan struct{})
 		wait, stop := context.WithCancel(ctx)
-		go func() { defer close(changed); _ = s.cfg.Replica.Wait(wait, at) }()
+		go func() { defer close(changed); _ = s.cfg.Replica.Wait(wait, seen) }()
 		select {
 		case <-changed:
 		case <-tick.C:

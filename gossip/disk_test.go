@@ -132,6 +132,23 @@ func TestRecordsAreKept(t *testing.T) {
 	})
 }
 
+// A node that is killed a moment after it joined knows the others at its next start.
+func TestNewNodesAreWrittenDownSoon(t *testing.T) {
+	simtime.Test(t, func(t *testing.T) {
+		dir := t.TempDir()
+		s := newSim(t, 3, 22)
+		defer s.end()
+		s.formed()
+		s.stop(0)
+		s.start(0, Config{Dir: dir, Epoch: 2})
+		s.within(time.Minute, "it has heard of all", func() bool { return len(s.nodes[0].g.Records()) == 3 })
+		time.Sleep(diskSpacing / newSooner * 3 / 2)
+		if records, err := loadRecords(dir); err != nil || len(records) != 3 {
+			t.Errorf("%d records on disk, %v; want 3", len(records), err)
+		}
+	})
+}
+
 // The epoch file is lost while the records are not: the own record on disk tells.
 func TestEpochIsRaisedByOwnRecordOnDisk(t *testing.T) {
 	simtime.Test(t, func(t *testing.T) {

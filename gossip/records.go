@@ -320,11 +320,14 @@ const (
 	diskSpacing = time.Second
 	// diskRate slows writing down for large files: a file of 64 KiB at most once a second.
 	diskRate = 64 << 10
+	// newSooner divides the spacing for nodes that the file does not name.
+	newSooner = 10
 )
 
-// keepOnDisk writes the records some time after they changed, and at the end.
+// keepOnDisk writes the records some time after they changed, and at the end. Nodes that the file does not name are
+// written down soon: a node that is killed right after it joined would know none that it could turn to at its next start.
 func (g *Gossip) keepOnDisk() {
-	written := [32]byte{}
+	written, named := [32]byte{}, 0
 	spacing := diskSpacing
 	write := func() {
 		hash := g.table.hash()
@@ -343,7 +346,7 @@ func (g *Gossip) keepOnDisk() {
 			return
 		}
 		g.stats.add(&g.stats.DiskWrites)
-		written = hash
+		written, named = hash, len(records)
 	}
 	defer write()
 	for {
@@ -352,10 +355,18 @@ func (g *Gossip) keepOnDisk() {
 			return
 		case <-g.dirty:
 		}
-		select { // more changes will follow the first
-		case <-g.ctx.Done():
-			return
-		case <-time.After(spacing):
+		due := time.Now().Add(spacing) // more changes will follow the first
+		for wait := true; wait; {
+			if soon := time.Now().Add(spacing / newSooner); g.table.count() > named && soon.Before(due) {
+				due = soon
+			}
+			select {
+			case <-g.ctx.Done():
+				return
+			case <-g.dirty:
+			case <-time.After(time.Until(due)):
+				wait = false
+			}
 		}
 		write()
 	}

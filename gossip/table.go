@@ -85,6 +85,12 @@ func compare(old mark, have bool, m mark) outcome {
 
 func (t *table) changed() { t.marks, t.snapshot, t.hashed = nil, nil, false }
 
+func (t *table) count() int {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	return len(t.rows)
+}
+
 func (t *table) get(id identity.ID) (row, bool) {
 	t.mu.Lock()
 	defer t.mu.Unlock()

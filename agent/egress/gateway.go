@@ -44,7 +44,7 @@ type gateway struct {
 	known  string // the file with its clients
 	// formerKnown is the same of an earlier version; empty: there was none
 	formerKnown string
-	pokes       chan struct{}
+	updates     chan struct{}
 	stop        context.CancelFunc
 	ended       chan struct{}
 	gone        bool // it is to be removed at the end; set before stop
@@ -71,7 +71,7 @@ type gateway struct {
 
 func newGateway(g *Gateways, ref Ref, number int) *gateway {
 	ctx, stop := context.WithCancel(context.Background())
-	gw := &gateway{g: g, ref: ref, number: number, file: g.namespaceFile(number, ref), pokes: make(chan struct{}, 1), stop: stop,
+	gw := &gateway{g: g, ref: ref, number: number, file: g.namespaceFile(number, ref), updates: make(chan struct{}, 1), stop: stop,
 		ended: make(chan struct{}), changed: make(chan struct{}), born: time.Now(), asked: 1,
 		unsure: map[int]bool{}}
 	gw.known, gw.formerKnown = g.clientsFiles(number, ref)
@@ -138,7 +138,7 @@ func (gw *gateway) sync(from identity.ID, q *skeinv1.SyncEgressClientsRequest, s
 	version := gw.asked
 	gw.mu.Unlock()
 	if changed {
-		version = gw.poke()
+		version = gw.requestUpdate()
 	}
 	return version, refused, err
 }
@@ -151,17 +151,17 @@ func (gw *gateway) set(e *skeinv1.Egress, slots []*skeinv1.EgressSlot) {
 		gw.epochs = append(gw.epochs, s.GetEpoch())
 	}
 	gw.mu.Unlock()
-	gw.poke()
+	gw.requestUpdate()
 }
 
-// poke asks for another look, and returns its version.
-func (gw *gateway) poke() uint64 {
+// requestUpdate asks for another look, and returns its version.
+func (gw *gateway) requestUpdate() uint64 {
 	gw.mu.Lock()
 	gw.asked++
 	v := gw.asked
 	gw.mu.Unlock()
 	select {
-	case gw.pokes <- struct{}{}:
+	case gw.updates <- struct{}{}:
 	default:
 	}
 	return v
@@ -194,7 +194,7 @@ func (gw *gateway) run(ctx context.Context) {
 	for ctx.Err() == nil {
 		select {
 		case <-ctx.Done():
-		case <-gw.pokes:
+		case <-gw.updates:
 		case <-tick.C:
 		}
 		if ctx.Err() != nil {
@@ -283,7 +283,7 @@ func (gw *gateway) changing(e *skeinv1.Egress) {
 
 // open makes or adopts the namespace and its queue.
 func (gw *gateway) open() (*egressns.NS, error) {
-	ns, err := egressns.Open(egressns.Options{File: gw.file, Egress: gw.ref.String(), Driver: gw.g.cfg.Driver, Log: gw.g.cfg.Log, Changed: func() { gw.poke() }})
+	ns, err := egressns.Open(egressns.Options{File: gw.file, Egress: gw.ref.String(), Driver: gw.g.cfg.Driver, Log: gw.g.cfg.Log, Changed: func() { gw.requestUpdate() }})
 	if err != nil {
 		return nil, err
 	}

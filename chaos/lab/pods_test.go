@@ -30,6 +30,7 @@ ip route replace unreachable $BLOCK.0/24 table 116
 ip route replace blackhole $BLOCK.0/24 table 119
 ip link add $link type veth peer name $CNI_IFNAME netns $ns
 echo 1 >/proc/sys/net/ipv4/conf/$link/proxy_arp
+echo 0 >/proc/sys/net/ipv4/neigh/$link/proxy_delay # else answers wait for up to 0.8 s, at random
 ip link set $link up
 ip route add $BLOCK.$1/32 dev $link table 116
 ip -n $ns addr add $BLOCK.$1/32 dev $CNI_IFNAME

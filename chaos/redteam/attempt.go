@@ -25,7 +25,7 @@ const (
 // Guard is what stops an attempt.
 type Guard string
 
-// Guards. holes.go has a patch without each.
+// Guards. holes.go has a patch without each, and an attempt that then gains something.
 const (
 	Roles       Guard = "roles: commands of agents and admins"
 	OwnOnly     Guard = "a node's word counts for itself only"

@@ -29,6 +29,10 @@ var holes = []hole{
 			"	role := max(s.Role(c.GetIssuer()), RoleServer)\n	if role == \"\" {"},
 	}, []string{"create a pool", "create a token for servers", "drain another node", "release another's egress slot",
 		"allocate blocks for another node"}},
+	{"any member's word for a new key of a node that joins again counts", []Guard{Roles}, []edit{
+		{"events/decide_node.go", "	if d.s.Role(d.c.GetIssuer()) != RoleServer {",
+			"	if d.s.Role(d.c.GetIssuer()) == \"\" {"},
+	}, []string{"take over another member's WireGuard key by admitting it again"}},
 	{"tokens are not compared", []Guard{Tokens}, []edit{
 		{"events/token.go", "	case !sameSecret(t.GetSecretHash(), hash):", "	case len(hash) == 0:"},
 		{"events/token.go", "	case len(shown) != ed25519.PublicKeySize || !ed25519.Verify(",
@@ -49,6 +53,27 @@ var holes = []hole{
 		{"gossip/verify.go", "	MaxRecordBytes   = 8 << 10", "	MaxRecordBytes   = 80 << 10"},
 		{"gossip/verify.go", "	MaxCandidates    = 64", "	MaxCandidates    = 640"},
 	}, []string{"publish 65 candidates"}},
+	{"frames and requests are as long as they say", []Guard{Limits}, []edit{
+		{"gossip/stream.go", "	if n > int64(limit) {", "	if n > 1<<32 {"},
+		{"agent/wire.go", "	maxJoinRequest  = 64 << 10", "	maxJoinRequest  = 4<<30 - 1"},
+	}, []string{"announce a gossip frame of 4 GiB", "announce a join request of 2 GiB"}},
+	{"codes of packets are not looked at", []Guard{Codes}, []edit{
+		{"agent/control/net.go", "len(b) > MaxPacket+codeSize || !hmac.Equal(",
+			"len(b) > MaxPacket+codeSize || false && !hmac.Equal("},
+	}, []string{"hand over a signal in another's name, as a relay by its own record"}},
+	{"a relay makes a new pair of ports each time that it is asked", []Guard{RelayLimits}, []edit{
+		{"relay/udp.go", "	p := u.byNodes[nodesOf(from.id, node)]", "	p := map[nodes]*pair{}[nodesOf(from.id, node)]"},
+	}, []string{"reserve all of the relay's UDP ports"}},
+	{"one source may take every place at the TLS port", []Guard{Front}, []edit{
+		{"agent/door.go", "	doorHandshakes    = 256 ", "	doorHandshakes    = 25600 "},
+		{"agent/door.go", "	doorPerSource     = 64 ", "	doorPerSource     = 6400 "},
+		{"agent/door.go", "	doorBurst         = 200", "	doorBurst         = 20000"},
+	}, []string{"hold the port for joiners with more connections than one source may have"}},
+	{"a member may ask as often as it likes, and for as much", []Guard{Fair}, []edit{
+		{"agent/rpclimit.go", "	if path == skeinv1connect.ClusterServiceProposeProcedure && l.server(id) {",
+			"	if path != \"\" || l.server(id) {"},
+		{"events/decide_block.go", "int(min(total-uint64(held.n), MaxBlocksAtOnce))", "int(total-uint64(held.n))"},
+	}, []string{"read the whole state again and again", "take all of a pool's blocks"}},
 	{"every member hands over packets as relays do", []Guard{RelayIDs}, []edit{
 		{"relay/far.go", "if f.s.cfg.Relay == nil || !f.s.cfg.Relay(f.from.id) || !f.s.cfg.Member(origin) {",
 			"if f.s.cfg.Relay == nil {"},

@@ -3,10 +3,12 @@ package redteam
 import (
 	"context"
 	"errors"
+	"fmt"
 	"maps"
 	"net/netip"
 	"os"
 	"strings"
+	"sync/atomic"
 	"time"
 
 	"github.com/vishvananda/netlink"
@@ -57,6 +59,7 @@ func (f *Field) greets(ctx context.Context) error {
 }
 
 // inject sends a packet into the victim's host from its LAN with a source of the mesh, to be forwarded into the tunnel.
+// One with a source of the LAN goes first: when the host does not even forward that, the attempt proves nothing.
 func inject(name string, v4 bool, source func(*Field) netip.Addr) Attempt {
 	return Attempt{Name: name, From: Neighbour, Guard: LinkSources,
 		Try: func(ctx context.Context, f *Field) (seen Seen, err error) {
@@ -76,9 +79,12 @@ func inject(name string, v4 bool, source func(*Field) netip.Addr) Attempt {
 				return seen, err
 			}
 			defer r.close()
+			to := netip.AddrPortFrom(f.overlay(relayNode, v4), spoofPort)
+			if err := f.leavesByTunnel(ctx, r, to); err != nil {
+				return seen, err
+			}
 			for range 3 {
-				if err := r.send(datagram(netip.AddrPortFrom(source(f), 4444),
-					netip.AddrPortFrom(f.overlay(relayNode, v4), spoofPort), []byte(spoofMark))); err != nil {
+				if err := r.send(datagram(netip.AddrPortFrom(source(f), 4444), to, []byte(spoofMark))); err != nil {
 					return seen, err
 				}
 			}
@@ -88,6 +94,32 @@ func inject(name string, v4 bool, source func(*Field) netip.Addr) Attempt {
 		}, Judge: arrived}
 }
 
+// leavesByTunnel sends a packet with a source of the LAN to a node's overlay address, and returns when the victim's
+// host has forwarded it to there. At the other end WireGuard drops it.
+func (f *Field) leavesByTunnel(ctx context.Context, r *raw, to netip.AddrPort) error {
+	const mark = "a packet of the LAN"
+	from := f.address(lodger)
+	if to.Addr().Is6() {
+		from = netip.MustParseAddr("2001:db8:6e::1") // the site has no IPv6: any address that is nobody's
+	}
+	var left atomic.Bool
+	return sniff(f.ns(victim), func(b []byte, out bool) {
+		if _, at, payload, ok := udpOf(b); ok && out && at == to && string(payload) == mark {
+			left.Store(true)
+		}
+	}, func() error {
+		return until(ctx, patience, func() error {
+			if err := r.send(datagram(netip.AddrPortFrom(from, 4444), to, []byte(mark))); err != nil {
+				return err
+			}
+			if pause(ctx, arrival/4); !left.Load() {
+				return fmt.Errorf("the host does not even forward a packet from %s to %s", from, to)
+			}
+			return nil
+		})
+	})
+}
+
 // forwards switches forwarding on for all links of a host, as Kubernetes does, and the loose check of sources, as
 // systemd does.
 func (f *Field) forwards(host string) (restore func(), err error) {
@@ -95,11 +127,16 @@ func (f *Field) forwards(host string) (restore func(), err error) {
 		"/proc/sys/net/ipv6/conf/all/forwarding": "1", "/proc/sys/net/ipv4/conf/all/rp_filter": "2"})
 }
 
-// sysctl sets values on a host, and takes them back.
+// sysctl sets values on a host, all or none, and takes them back.
 func (f *Field) sysctl(host string, values map[string]string) (restore func(), err error) {
+	return writeFiles(func(do func() error) error { return fabric.In(f.ns(host), do) }, values)
+}
+
+// writeFiles writes what each file is to hold, all or none, and takes that back. It does so by in.
+func writeFiles(in func(do func() error) error, values map[string]string) (restore func(), err error) {
 	before := map[string]string{}
 	write := func(values map[string]string) error {
-		return fabric.In(f.ns(host), func() error {
+		return in(func() error {
 			var errs []error
 			for file, v := range values {
 				b, err := os.ReadFile(file)
@@ -111,8 +148,12 @@ func (f *Field) sysctl(host string, values map[string]string) (restore func(), e
 			return errors.Join(errs...)
 		})
 	}
-	err = write(values)
-	return func() { _ = write(maps.Clone(before)) }, err
+	restore = func() { _ = write(maps.Clone(before)) }
+	if err = write(values); err != nil {
+		restore()
+		return nil, err
+	}
+	return restore, nil
 }
 
 func neighbours() []Attempt {

@@ -1,6 +1,7 @@
 package redteam
 
 import (
+	"cmp"
 	"context"
 	"crypto/sha256"
 	"errors"
@@ -204,6 +205,10 @@ func ownCommands() []Attempt {
 			}
 			return ""
 		}),
+		{Name: "read the whole state again and again", From: Member, Guard: Fair,
+			Try: func(ctx context.Context, f *Field) (Seen, error) {
+				return f.readStates(ctx)
+			}, Judge: bounded("states")},
 	}
 }
 
@@ -415,6 +420,8 @@ func inOthersNames() []Attempt {
 				}
 				return seen, nil
 			}, Judge: given},
+		readmit("take over another member's WireGuard key by admitting it again", "prey"),
+		readmit("take over a server's WireGuard key by admitting it again", "dc2"),
 		admitByHash("admit a node by the hash of a token, which every member sees", false),
 		admitByHash("admit a server by the hash of a token", true),
 		command("grant itself the role of an admin", Roles, func(f *Field) *skeinv1.Command {
@@ -436,6 +443,75 @@ func inOthersNames() []Attempt {
 			return &skeinv1.Command{Body: &skeinv1.Command_AddServer{AddServer: &skeinv1.AddServer{NodeId: f.mallory.id()}}}
 		}, changed("a server", serversOf)),
 	}
+}
+
+// readmit has a member admitted again with the token that the attacker has joined with itself: first with another
+// WireGuard key, then with other event schemas. It proves the token's secret, and nobody asks it for the member's
+// identity.
+func readmit(name, of string) Attempt {
+	return Attempt{Name: name, From: Member, Guard: Roles, Judge: takenOver(of),
+		Try: func(ctx context.Context, f *Field) (seen Seen, err error) {
+			state, err := f.log(ctx)
+			if err != nil {
+				return seen, err
+			}
+			have, key := nodeOf(state, f.id(of).String()), freshKey()
+			again := func(wg []byte, most uint32) (Seen, error) {
+				r := &skeinv1.JoinRequest{Node: &skeinv1.NewNode{Name: have.GetName(), IdentityKey: have.GetIdentityKey(),
+					WireguardKey: wg, MinSchema: have.GetMinSchema(), MaxSchema: most}}
+				show(r, f.puppet.token)
+				hash := sha256.Sum256(r.GetTokenSecret())
+				return f.propose(ctx, f.mallory, f.mallory.proposal(&skeinv1.Command{Body: &skeinv1.Command_AdmitNode{
+					AdmitNode: &skeinv1.AdmitNode{Node: r.GetNode(), TokenId: r.GetTokenId(), TokenSecret: r.GetTokenSecret(),
+						TokenProof: r.GetTokenProof(), TokenSecretHash: hash[:], ClusterId: r.GetClusterId()}}}))
+			}
+			first, err := again(key[:], have.GetMaxSchema())
+			if err != nil {
+				return first, err
+			}
+			seen, err = again(nodeOf(first.After, have.GetId()).GetWireguardKey(), have.GetMaxSchema()+1)
+			seen.Before = first.Before
+			seen.Refusal = cmp.Or(first.Refusal, seen.Refusal)
+			return seen, err
+		}}
+}
+
+// takenOver judges that a node has another key or other event schemas.
+func takenOver(name string) func(Seen) string {
+	return func(s Seen) string {
+		for _, b := range s.Before.GetNodes() {
+			a := nodeOf(s.After, b.GetId())
+			switch {
+			case b.GetName() != name:
+			case string(a.GetWireguardKey()) != string(b.GetWireguardKey()):
+				return "the log gives " + name + " another WireGuard key"
+			case a.GetMinSchema() != b.GetMinSchema() || a.GetMaxSchema() != b.GetMaxSchema():
+				return "the log gives " + name + " other event schemas"
+			}
+		}
+		return ""
+	}
+}
+
+// readStates reads the whole state a hundred times, one after the other.
+func (f *Field) readStates(ctx context.Context) (seen Seen, err error) {
+	const asks, burst, perSecond = 100, 20, 1
+	began := time.Now()
+	for range asks {
+		switch _, err := f.puppet.cluster(relayNode).ReadState(ctx, &skeinv1.ReadStateRequest{}); {
+		case err == nil:
+			seen.Count++
+		case connect.CodeOf(err) == connect.CodeResourceExhausted:
+			seen.Refusal = err.Error()
+		default:
+			return seen, errors.Join(errNotHeard, err)
+		}
+	}
+	if seen.Count == 0 {
+		return seen, errors.New("not even one state was read")
+	}
+	seen.Bound = burst + perSecond*(1+int(time.Since(began).Seconds()))
+	return seen, nil
 }
 
 // tokenRequest is the request ID by which an admin made a token, as the log tells every member.

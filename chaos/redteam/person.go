@@ -40,6 +40,7 @@ type person struct {
 	node   *skeinv1.Node // as the log has it; nil: no member
 	conns  *consensus.Conns
 	joined *skeinv1.JoinRequest // by which it was admitted
+	token  *skeinv1.JoinToken   // that it used up with that
 	// tunnel: an agent runs here, so streams go to overlay addresses; else a relay joins them.
 	tunnel bool
 }
@@ -184,7 +185,8 @@ func show(r *skeinv1.JoinRequest, t *skeinv1.JoinToken) {
 	}
 }
 
-// enrol makes the person a member without an agent. It returns when the relay takes it for one: the log has it a moment before.
+// enrol makes the person a member without an agent. It returns when the relay takes it for one: the log has it a moment
+// before.
 func (p *person) enrol(ctx context.Context, name string) error {
 	token, err := p.field.token(ctx, 1)
 	if err != nil {
@@ -201,7 +203,7 @@ func (p *person) enrol(ctx context.Context, name string) error {
 	if err != nil {
 		return fmt.Errorf("%s joins: %w", name, err)
 	}
-	p.node, p.joined = answer.GetNode(), r
+	p.node, p.joined, p.token = answer.GetNode(), r, token
 	p.field.members = answer.GetState()
 	return until(ctx, 2*patience, func() error {
 		s, err := p.session(ctx)

@@ -156,7 +156,7 @@ func pods() []Attempt {
 			}, Judge: arrived},
 		{Name: "hold every place at the control net with connections that say nothing", From: Pod, Guard: Fair,
 			Try: func(ctx context.Context, f *Field) (seen Seen, err error) {
-				return f.crowd(ctx, f.podNS(hostilePod), f.overlay(relayNode, true), 600)
+				return f.crowd(ctx, f.podNS(hostilePod), netip.AddrPortFrom(f.overlay(relayNode, true), controlPort), 600, 256)
 			}, Judge: bounded("connections held")},
 	}
 }
@@ -211,10 +211,11 @@ func (f *Field) throughFoU(ctx context.Context, from string, outer netip.Addr, i
 	return seen, nil
 }
 
-// crowd opens connections and says nothing. What counts is how many a host keeps for longer than a handshake may take,
-// and whether it still lets an honest member in meanwhile.
-func (f *Field) crowd(ctx context.Context, ns string, to netip.Addr, count int) (seen Seen, err error) {
-	seen.Bound = 256
+// crowd opens connections to a port of the server and says nothing. What counts is how many more than before the server
+// has once it had the time to turn some away, and whether it still lets an honest member in meanwhile.
+func (f *Field) crowd(ctx context.Context, ns string, to netip.AddrPort, count, bound int) (seen Seen, err error) {
+	seen.Bound = bound
+	before := established(f.ns(relayNode), int(to.Port()))
 	var mu sync.Mutex
 	var all sync.WaitGroup
 	var conns []net.Conn
@@ -225,7 +226,7 @@ func (f *Field) crowd(ctx context.Context, ns string, to netip.Addr, count int) 
 			defer func() { <-gate }()
 			_ = fabric.In(ns, func() error {
 				d := net.Dialer{Timeout: time.Second}
-				c, err := d.DialContext(ctx, "tcp", netip.AddrPortFrom(to, controlPort).String())
+				c, err := d.DialContext(ctx, "tcp", to.String())
 				if err == nil {
 					mu.Lock()
 					conns = append(conns, c)
@@ -245,7 +246,12 @@ func (f *Field) crowd(ctx context.Context, ns string, to netip.Addr, count int) 
 		seen.Refusal = "no connection was taken"
 		return seen, nil
 	}
-	seen.Count = established(f.ns(relayNode), controlPort)
+	_ = until(ctx, 2*time.Second, func() error {
+		if seen.Count = established(f.ns(relayNode), int(to.Port())) - before; seen.Count > bound {
+			return errors.New("there are more than may be")
+		}
+		return nil
+	})
 	if err := f.greets(ctx); err != nil {
 		seen.Lost = append(seen.Lost, "an honest member does not get in: "+brief(err.Error()))
 	}

@@ -1,8 +1,10 @@
 package redteam
 
 import (
+	"bytes"
 	"context"
 	"flag"
+	"net"
 	"net/netip"
 	"os"
 	"os/exec"
@@ -12,6 +14,7 @@ import (
 	"strconv"
 	"strings"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	skeinv1 "github.com/skeinmesh/skein/api/skein/v1"
@@ -41,16 +44,25 @@ func TestCatalogue(t *testing.T) {
 			t.Errorf("nothing is tried from: %s", p)
 		}
 	}
+	open := map[Guard]bool{}
 	for _, h := range holes {
 		for _, g := range h.guards {
-			if guards[g] == 0 {
+			if open[g] = true; guards[g] == 0 {
 				t.Errorf("hole %q opens a guard that nothing meets: %s", h.name, g)
+			}
+			if !slices.ContainsFunc(All(), func(a Attempt) bool { return a.Guard == g && slices.Contains(h.seen, a.Name) }) {
+				t.Errorf("hole %q opens a guard that no attempt is to see: %s", h.name, g)
 			}
 		}
 		for _, name := range h.seen {
 			if !slices.ContainsFunc(All(), func(a Attempt) bool { return a.Name == name }) {
 				t.Errorf("hole %q is to be seen by an attempt that there is not: %q", h.name, name)
 			}
+		}
+	}
+	for g := range guards {
+		if !open[g] {
+			t.Errorf("no hole shows what an attempt gains without the guard: %s", g)
 		}
 	}
 }
@@ -135,12 +147,101 @@ func TestJudges(t *testing.T) {
 			Seen{Before: node("dc2", nil), After: node("dc2", func(n *skeinv1.Node) { n.MaxSchema = 1 })}, true},
 		"the attacker's own schema is lower": {heldBack,
 			Seen{Before: node(attacker, nil), After: node(attacker, func(n *skeinv1.Node) { n.MaxSchema = 1 })}, false},
+		"the prey has another key": {takenOver("prey"),
+			Seen{Before: node("prey", nil), After: node("prey", func(n *skeinv1.Node) { n.WireguardKey = []byte{1} })}, true},
+		"the prey has other schemas": {takenOver("prey"),
+			Seen{Before: node("prey", nil), After: node("prey", func(n *skeinv1.Node) { n.MaxSchema = 4 })}, true},
+		"the prey is gone": {takenOver("prey"),
+			Seen{Before: node("prey", nil), After: node("other", nil)}, true},
+		"another member has another key": {takenOver("prey"),
+			Seen{Before: node("other", nil), After: node("other", func(n *skeinv1.Node) { n.WireguardKey = []byte{1} })}, false},
+		"the prey keeps key and schemas": {takenOver("prey"),
+			Seen{Before: node("prey", nil), After: node("prey", func(n *skeinv1.Node) { n.Draining = true })}, false},
 		"an admin's command fails since then": {heldBack,
 			Seen{Before: node("dc2", nil), After: node("dc2", nil), Lost: []string{"x"}}, true},
 	} {
 		if got := c.judge(c.seen); (got != "") != c.gained {
 			t.Errorf("%s: the judge says %q", name, got)
 		}
+	}
+}
+
+// Of files that cannot all be written none stays changed.
+func TestFilesAreWrittenAllOrNone(t *testing.T) {
+	dir := t.TempDir()
+	values := map[string]string{}
+	content := func() (out string) {
+		for _, name := range []string{"a", "b", "c"} {
+			b, err := os.ReadFile(filepath.Join(dir, name))
+			if err != nil {
+				t.Fatal(err)
+			}
+			out += string(b)
+		}
+		return out
+	}
+	for _, name := range []string{"a", "b", "c"} {
+		values[filepath.Join(dir, name)] = "2"
+		if err := os.WriteFile(filepath.Join(dir, name), []byte("1"), 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	here := func(do func() error) error { return do() }
+	restore, err := writeFiles(here, values)
+	if have := content(); err != nil || have != "222" {
+		t.Fatalf("%q, %v", have, err)
+	}
+	if restore(); content() != "111" {
+		t.Errorf("taken back, they hold %q", content())
+	}
+	values[filepath.Join(dir, "nowhere", "d")] = "2"
+	if _, err := writeFiles(here, values); err == nil || content() != "111" {
+		t.Errorf("one cannot be written: they hold %q, %v", content(), err)
+	}
+}
+
+// What a server says to a request that is too large, and that it ends the stream or does not.
+func TestTooLargeIsJudged(t *testing.T) {
+	say := func(r *skeinv1.JoinResponse) []byte {
+		var b bytes.Buffer
+		if err := writeMessage(&b, r); err != nil {
+			t.Fatal(err)
+		}
+		return b.Bytes()
+	}
+	i := slices.IndexFunc(All(), func(a Attempt) bool { return a.Name == "announce a join request of 2 GiB" })
+	judge := All()[i].Judge
+	for name, c := range map[string]struct {
+		said   []byte
+		stays  bool
+		gained bool
+	}{
+		"it ends the stream": {},
+		"it refuses":         {said: say(&skeinv1.JoinResponse{ErrorCode: "too_large", ErrorMessage: "no"})},
+		"it waits for more":  {stays: true, gained: true},
+		"it answers":         {said: say(&skeinv1.JoinResponse{Time: 1}), gained: true},
+		"it refuses and gives the state": {said: say(&skeinv1.JoinResponse{ErrorCode: "x", State: &skeinv1.State{}}),
+			gained: true},
+		"it says what is no answer at all": {said: []byte("HTTP/1.1 400"), gained: true},
+	} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				near, far := net.Pipe()
+				defer near.Close()
+				go func() {
+					_, _ = far.Write(c.said)
+					if !c.stays {
+						far.Close()
+					}
+				}()
+				var seen Seen
+				seen.answer(seen.waits(near, "it"))
+				if got := judge(seen); (got != "") != c.gained {
+					t.Errorf("the judge says %q, the attacker was told %q", got, seen.Refusal)
+				}
+				far.Close()
+			})
+		})
 	}
 }
 

@@ -170,6 +170,10 @@ func relays() []Attempt {
 			Try: func(ctx context.Context, f *Field) (Seen, error) {
 				return f.signalAs(ctx, f.id(other))
 			}, Judge: bounded("probes at an address that only a forged signal names")},
+		{Name: "hand over a signal in another's name, as a relay by its own record", From: Member, Guard: Codes,
+			Try: func(ctx context.Context, f *Field) (Seen, error) {
+				return f.signalAsRelay(ctx, f.id(other))
+			}, Judge: bounded("probes at an address that only a forged signal names")},
 		{Name: "have a stream joined to a node that is no member", From: Member, Guard: Roster,
 			Try: func(ctx context.Context, f *Field) (seen Seen, err error) {
 				p, err := f.newcomer(stranger)
@@ -218,12 +222,22 @@ func relays() []Attempt {
 // signalAs sends a signal to the victim by the relay that says it is from another node, with a code of the attacker's
 // own key, and counts probes to the address that it names.
 func (f *Field) signalAs(ctx context.Context, from identity.ID) (seen Seen, err error) {
-	const port = 23456
 	hostile, err := f.puppet.session(ctx)
 	if err != nil {
 		return seen, err
 	}
 	defer hostile.Close()
+	return f.forgeSignal(ctx, from, 23456, func(signal []byte) error {
+		_, err := hostile.Write(frame(frameData, idBytes(f.id(victim)), []byte{channelSignal}, signal))
+		return err
+	})
+}
+
+// forgeSignal has a signal sent to the victim that asks in another node's name for probes to a port of the bystander,
+// and counts them there.
+func (f *Field) forgeSignal(
+	ctx context.Context, from identity.ID, port uint16, send func(signal []byte) error,
+) (seen Seen, err error) {
 	at := netip.AddrPortFrom(f.address(bystander), port)
 	signal, err := marshal(&skeinv1.Signal{From: from.String(),
 		Body: &skeinv1.Signal_Punch_{Punch: &skeinv1.Signal_Punch{Addresses: []string{at.String()}}}})
@@ -240,8 +254,7 @@ func (f *Field) signalAs(ctx context.Context, from identity.ID) (seen Seen, err 
 		}
 	}, func() error {
 		for range 5 {
-			if _, err := hostile.Write(frame(frameData, idBytes(f.id(victim)), []byte{channelSignal}, code,
-				signal)); err != nil {
+			if err := send(slices.Concat(code, signal)); err != nil {
 				return err
 			}
 		}
@@ -249,6 +262,53 @@ func (f *Field) signalAs(ctx context.Context, from identity.ID) (seen Seen, err 
 		return nil
 	})
 	return seen, err
+}
+
+// signalAsRelay does the same as a relay, which may name the sender of what it hands over: any member is one that says
+// so in its record. That the relay under attack takes it for one shows a packet in its own name, which arrives at the
+// prey.
+func (f *Field) signalAsRelay(ctx context.Context, from identity.ID) (seen Seen, err error) {
+	const epoch = 1 << 44
+	wg, err := f.puppet.wg.Public()
+	if err != nil {
+		return seen, err
+	}
+	publish := func(seq uint64, offer *skeinv1.RelayOffer) error {
+		s, err := signed(f.puppet, &skeinv1.Record{NodeId: f.puppet.id(), Epoch: epoch, Seq: seq, WireguardKey: wg[:],
+			Relay: offer})
+		if err == nil {
+			_, err = f.puppet.push(ctx, relayNode, s)
+		}
+		return err
+	}
+	nobody := netip.AddrPortFrom(f.address(bystander), frontPort)
+	if err := publish(1, &skeinv1.RelayOffer{Addresses: []string{nobody.String()}}); err != nil {
+		return seen, err
+	}
+	defer func() { err = errors.Join(err, publish(2, nil)) }()
+	hostile, prey, err := f.twoSessions(ctx)
+	if err != nil {
+		return seen, err
+	}
+	defer hostile.Close()
+	defer prey.Close()
+	handOver := func(origin, to identity.ID, payload []byte) error {
+		_, err := hostile.Write(frame(frameForwarded, idBytes(origin), idBytes(to), []byte{channelSignal}, payload))
+		return err
+	}
+	if err := until(ctx, patience, func() error {
+		_ = hostile.SetDeadline(time.Now().Add(2 * patience))
+		if err := handOver(f.puppet.key.ID(), f.prey.key.ID(), []byte("in its own name")); err != nil {
+			return err
+		}
+		if _, _, err := prey.next(arrival, frameFar); err != nil {
+			return fmt.Errorf("the relay does not take it for a relay: %w", err)
+		}
+		return nil
+	}); err != nil {
+		return seen, err
+	}
+	return f.forgeSignal(ctx, from, 23457, func(signal []byte) error { return handOver(from, f.id(victim), signal) })
 }
 
 // stealStream lets the prey ask for a stream to the victim, and takes it with guessed secrets.

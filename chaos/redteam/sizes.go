@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"io"
 	"io/fs"
+	"net"
 	"net/http"
 	"path/filepath"
 	"strings"
@@ -74,18 +75,19 @@ func sizes() []Attempt {
 	return []Attempt{
 		admin("an admin defines an egress that is called like a path", Names, func(ctx context.Context, f *Field) error {
 			_, err := f.api(relayNode).CreateEgress(ctx, &skeinv1.CreateEgressRequest{Egress: &skeinv1.Egress{Namespace: "out",
-				Name: path, Destinations: []string{"203.0.113.0/24"}, Gateways: map[string]string{"gateway": "yes"}}})
+				Name: path, Destinations: []string{"203.0.113.0/24"}, Gateways: map[string]string{"gateway": "yes"}, Replicas: 1}})
 			return err
 		}),
 		admin("an admin defines an egress in a namespace that is called like a path", Names,
 			func(ctx context.Context, f *Field) error {
 				_, err := f.api(relayNode).CreateEgress(ctx, &skeinv1.CreateEgressRequest{Egress: &skeinv1.Egress{Namespace: path,
-					Name: "x", Destinations: []string{"203.0.113.0/24"}, Gateways: map[string]string{"gateway": "yes"}}})
+					Name: "x", Destinations: []string{"203.0.113.0/24"}, Gateways: map[string]string{"gateway": "yes"},
+					Replicas: 1}})
 				return err
 			}),
 		admin("an admin makes an egress that every node is a gateway of", Names, func(ctx context.Context, f *Field) error {
 			_, err := f.api(relayNode).CreateEgress(ctx, &skeinv1.CreateEgressRequest{Egress: &skeinv1.Egress{Namespace: "out",
-				Name: "all", Destinations: []string{"203.0.113.0/24"}}})
+				Name: "all", Destinations: []string{"203.0.113.0/24"}, Replicas: 1}})
 			return err
 		}),
 		admin("an admin makes a pool that is called like a path", Names, func(ctx context.Context, f *Field) error {
@@ -143,12 +145,23 @@ func sizes() []Attempt {
 				defer c.Close()
 				_, _ = c.Write([]byte{recordMagic, recordVersion, frameRecordList, 0xff, 0xff, 0xff, 0xff})
 				_, _ = c.Write(make([]byte, 64<<10))
-				if _, err := heard(c, time.Second); err != nil {
-					seen.Refusal = err.Error()
-				}
+				seen.waits(c, "a frame of 4 GiB")
 				return seen, nil
 			}, Judge: lost},
 	}
+}
+
+// waits notes as lost to others that a server goes on reading what is announced to be too large. One that refuses it
+// ends the stream at once; one that waits keeps the stream, and what has come, until the stream's own end, after 10 s.
+// It returns what the server has said.
+func (s *Seen) waits(c net.Conn, what string) []byte {
+	b, err := heard(c, 2*time.Second)
+	if isTimeout(err) {
+		s.Lost = append(s.Lost, "the server goes on reading "+what)
+	} else if err != nil {
+		s.Refusal = err.Error()
+	}
+	return b
 }
 
 // body posts bytes to Propose of a server. Whether the server still runs is looked at after each attempt.

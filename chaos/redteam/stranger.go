@@ -1,6 +1,8 @@
 package redteam
 
 import (
+	"bytes"
+	"cmp"
 	"context"
 	"crypto/tls"
 	"encoding/binary"
@@ -97,15 +99,13 @@ func strangers() []Attempt {
 						break
 					}
 				}
-				b, err := heard(c, 2*time.Second)
-				if isTimeout(err) {
-					seen.Lost = append(seen.Lost, "the server goes on reading a request that is too large")
-				}
-				if len(b) > 0 {
-					seen.Given = append(seen.Given, "an answer")
-				}
+				seen.answer(seen.waits(c, "a request of 2 GiB"))
 				return seen, nil
-			}, Judge: lost},
+			}, Judge: func(s Seen) string { return cmp.Or(lost(s), given(s)) }},
+		{Name: "hold the port for joiners with more connections than one source may have", From: Stranger, Guard: Front,
+			Try: func(ctx context.Context, f *Field) (seen Seen, err error) {
+				return f.crowd(ctx, f.ns(stranger), netip.AddrPortFrom(f.address(relayNode), frontPort), 300, 64)
+			}, Judge: bounded("connections held")},
 		stunAmplifies("make STUN answers larger than their questions", stunPort),
 		{Name: "draw STUN answers onto a bystander", From: Stranger, Guard: Stun, Long: true,
 			Try: func(ctx context.Context, f *Field) (seen Seen, err error) {
@@ -135,6 +135,23 @@ func strangers() []Attempt {
 				}
 				return seen, nil
 			}, Judge: arrived},
+	}
+}
+
+// answer notes what a server said at the port for joiners. A refusal is nothing that the attacker could use.
+func (s *Seen) answer(b []byte) {
+	if len(b) == 0 {
+		return
+	}
+	r := &skeinv1.JoinResponse{}
+	err := readMessage(bytes.NewReader(b), r)
+	switch {
+	case err != nil:
+		s.Given = append(s.Given, fmt.Sprintf("%d bytes that are no answer: %v", len(b), err))
+	case r.GetState() != nil || r.GetNews() != nil || len(r.GetRecords()) > 0 || r.GetErrorCode() == "":
+		s.Given = append(s.Given, "an answer that is no refusal")
+	default:
+		s.Refusal = r.GetErrorMessage()
 	}
 }
 

@@ -259,7 +259,9 @@ func (m *machine) running(before string) (pid string) {
 // (hardware addresses, numbers of links) is left out.
 func (m *machine) kernel() string {
 	m.t.Helper()
-	return m.run("sh", "-c", `ip -br link | sed 's/[@ ].*//'; for f in -4 -6; do ip $f rule; ip $f route show table all | sed 's/ fe80:[0-9a-f:]* / fe80:: /' | sort; done
+	// A link-local address gets its route once nobody else is found to have it, about a second after boot.
+	return m.run("sh", "-c", `for i in $(seq 100); do [ -z "$(ip -6 -o addr show tentative)" ] && break; sleep 0.1; done
+ip -br link | sed 's/[@ ].*//'; for f in -4 -6; do ip $f rule; ip $f route show table all | sed 's/ fe80:[0-9a-f:]* / fe80:: /' | sort; done
 nft list ruleset; ls /run/netns 2>/dev/null; find /run/skein -mindepth 1 ! -name lock ! -name netns 2>/dev/null; findmnt -rno TARGET | grep skein || true`)
 }
 

@@ -7,6 +7,7 @@ import (
 	"math/rand/v2"
 	"net"
 	"net/netip"
+	"slices"
 	"testing"
 	"time"
 
@@ -164,7 +165,9 @@ func TestLargerThanTheMTU(t *testing.T) {
 	if n, err := a.Writer.Write(packets, b.at, mmsg.Source{}); err != nil || n != len(packets) {
 		t.Fatalf("sent %d: %v", n, err)
 	}
-	for i, d := range b.take(t, len(packets)) {
+	arrived := b.take(t, len(packets)) // not always in order: a sender that changes its processor is overtaken by itself
+	slices.SortFunc(arrived, func(x, y mmsg.Datagram) int { return bytes.Compare(x.Data, y.Data) })
+	for i, d := range arrived {
 		if !bytes.Equal(d.Data, packets[i]) {
 			t.Errorf("datagram %d arrived changed", i)
 		}

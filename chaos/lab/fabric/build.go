@@ -2,6 +2,7 @@ package fabric
 
 import (
 	"context"
+	"crypto/rand"
 	"errors"
 	"fmt"
 	"net"
@@ -146,7 +147,11 @@ func routeToSite6(p Plan, s Site) error {
 
 // routerSide sets up a router's links; next is its next hop outwards.
 func routerSide(h *netlink.Handle, s Site, next netip.Addr) error {
-	bridge := &netlink.Bridge{LinkAttrs: netlink.LinkAttrs{Name: lanLink}}
+	// A bridge without an address of its own takes the lowest of its ports' and changes it with them: for half a minute
+	// hosts would send to an address that the router has no more.
+	mac := net.HardwareAddr{2, 0, 0, 0, 0, 0} // locally administered
+	rand.Read(mac[1:])
+	bridge := &netlink.Bridge{LinkAttrs: netlink.LinkAttrs{Name: lanLink, HardwareAddr: mac}}
 	snooping := false
 	bridge.MulticastSnooping = &snooping // else neighbour discovery waits for a querier
 	if err := h.LinkAdd(bridge); err != nil {
@@ -272,6 +277,21 @@ func onPath(path string, fn func(*netlink.Handle) error) error {
 		return fmt.Errorf("in namespace %s: %w", name, err)
 	}
 	return nil
+}
+
+// lookTries is how often a list is asked for that was changed while the kernel gave it.
+const lookTries = 20
+
+// look is onPath for what only reads. fn begins anew when a list was changed meanwhile.
+func look(path string, fn func(*netlink.Handle) error) error {
+	return onPath(path, func(h *netlink.Handle) (err error) {
+		for range lookTries {
+			if err = fn(h); !errors.Is(err, netlink.ErrDumpInterrupted) {
+				break
+			}
+		}
+		return err
+	})
 }
 
 // veth makes a pair directly between two namespaces, so that the caller's own never sees it.

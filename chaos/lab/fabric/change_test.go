@@ -6,6 +6,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
 )
 
@@ -80,11 +81,28 @@ func TestRouterChangesItsKind(t *testing.T) {
 }
 
 // A host that moves is reached at its new place in both families, behind a NAT and in the open, and no more at the old one.
+// lanMAC is what hosts of a site send to when they send through their router.
+func (p Plan) lanMAC(t *testing.T, site string) string {
+	t.Helper()
+	var mac string
+	if err := on(Router(p.Lab, site), func(h *netlink.Handle) error {
+		l, err := h.LinkByName(lanLink)
+		if err == nil {
+			mac = l.Attrs().HardwareAddr.String()
+		}
+		return err
+	}); err != nil {
+		t.Fatal(err)
+	}
+	return mac
+}
+
 func TestHostMoves(t *testing.T) {
 	p := raise(t, []SiteSpec{{Name: "x", NAT: None, IPv6: true}, {Name: "home", NAT: FullCone, IPv6: true}, {Name: "cafe", NAT: RestrictedCone}},
 		HostSpec{"x1", "x"}, HostSpec{"h1", "home"}, HostSpec{"h2", "home"}, HostSpec{"c1", "cafe"})
 	x, x6 := p.socket(t, "x1", false, 3478), p.socket(t, "x1", true, 3478)
 	home := p.host(t, "h1")
+	mac := p.lanMAC(t, "home")
 	for _, site := range []string{"cafe", "x", "home", "home"} {
 		q, err := p.Moved("h1", site)
 		q = p.must(t, q, err)
@@ -96,6 +114,9 @@ func TestHostMoves(t *testing.T) {
 			t.Fatal(err)
 		}
 		p = q
+		if now := p.lanMAC(t, "home"); now != mac {
+			t.Errorf("the router of home has changed its MAC address from %s to %s", mac, now)
+		}
 		h := p.socket(t, "h1", false, 51820)
 		if as := arrives(t, h, local(x), x); as.Addr() != after.Public {
 			t.Errorf("in %s it is seen as %s, want %s", site, as, after.Public)

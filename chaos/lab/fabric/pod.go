@@ -65,7 +65,8 @@ func Path(ns string) string {
 // Addresses lists what the namespace at a path has on all links but its loopback, without the link-local ones, in order.
 func Addresses(path string) ([]netip.Addr, error) {
 	var out []netip.Addr
-	err := onPath(path, func(h *netlink.Handle) error {
+	err := look(path, func(h *netlink.Handle) error {
+		out = nil
 		lo, err := h.LinkByName("lo")
 		if err != nil {
 			return err
@@ -86,7 +87,8 @@ func Addresses(path string) ([]netip.Addr, error) {
 // Links lists the names of a namespace's links but the loopback, in order.
 func Links(ns string) ([]string, error) {
 	var out []string
-	err := on(ns, func(h *netlink.Handle) error {
+	err := look(Path(ns), func(h *netlink.Handle) error {
+		out = nil
 		links, err := h.LinkList()
 		for _, l := range links {
 			// Kernels with tunnel modules put their fallback devices into every namespace.
@@ -111,7 +113,8 @@ type Route struct {
 // Routes lists a routing table of a namespace, both families, in order.
 func Routes(ns string, table int) ([]Route, error) {
 	var out []Route
-	err := on(ns, func(h *netlink.Handle) error {
+	err := look(Path(ns), func(h *netlink.Handle) error {
+		out = nil
 		links, err := h.LinkList()
 		if err != nil {
 			return err

@@ -2,6 +2,7 @@ package fabric
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"time"
 
@@ -34,10 +35,13 @@ func ready(ctx context.Context, p Plan) error {
 func linksUp(ctx context.Context, h *netlink.Handle) error {
 	for {
 		links, err := h.LinkList()
-		if err != nil {
+		if err != nil && !errors.Is(err, netlink.ErrDumpInterrupted) {
 			return fmt.Errorf("list links: %w", err)
 		}
 		waits, masters := "", map[int]bool{} // a bridge without ports stays down
+		if err != nil {
+			waits = "of a list that was changed while it was read"
+		}
 		for _, l := range links {
 			masters[l.Attrs().MasterIndex] = true
 		}
