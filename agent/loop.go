@@ -440,9 +440,10 @@ func (a *Agent) serve(ctx context.Context) {
 	go a.announceSchema(ctx)
 	if a.pods != nil {
 		a.podsDone = make(chan struct{})
+		l := a.pods.listen()
 		go func() {
 			defer close(a.podsDone)
-			a.pods.run(ctx)
+			a.pods.run(ctx, l)
 		}()
 	}
 	if a.egresses != nil {

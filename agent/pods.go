@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
+	"net"
 	"os"
 	"path/filepath"
 	"strings"
@@ -111,13 +112,20 @@ func (p *pods) propose(ctx context.Context, c *skeinv1.Command) (*skeinv1.Answer
 	return nil, errUndecided
 }
 
-// run gives back and asks for blocks, and looks after what pods have left behind.
-func (p *pods) run(ctx context.Context) {
-	go p.ipam.Run(ctx)
-	stop, err := p.cni.Serve(ctx, filepath.Join(p.a.cfg.RunDir, cniserver.SocketName))
+// listen opens the plugin's socket. An agent that says that it is up has it; nil: it could not be opened.
+func (p *pods) listen() net.Listener {
+	l, err := cniserver.Listen(filepath.Join(p.a.cfg.RunDir, cniserver.SocketName))
 	if err != nil {
 		p.a.report(subjectPods+"CNI", failure, err.Error(), "no pod gets a network until the agent is started again")
-	} else {
+	}
+	return l
+}
+
+// run answers the plugin on l, gives back and asks for blocks, and looks after what pods have left behind.
+func (p *pods) run(ctx context.Context, l net.Listener) {
+	go p.ipam.Run(ctx)
+	if l != nil {
+		stop := p.cni.Serve(ctx, l)
 		defer stop()
 	}
 	tick := time.NewTicker(auditEvery)

@@ -180,10 +180,11 @@ func (r *rig) serve() (stop func()) {
 		},
 	})
 	socket := filepath.Join(r.dir, SocketName)
-	stop, err := r.srv.Serve(r.t.Context(), socket)
+	l, err := Listen(socket)
 	if err != nil {
 		r.t.Fatal(err)
 	}
+	stop = r.srv.Serve(r.t.Context(), l)
 	r.t.Cleanup(stop)
 	r.CNIServiceClient = skeinv1connect.NewCNIServiceClient(&http.Client{Transport: &http.Transport{DialContext: func(ctx context.Context, _, _ string) (net.Conn, error) {
 		var d net.Dialer

@@ -109,12 +109,8 @@ func New(cfg Config) *Server {
 	return &Server{cfg: cfg, threads: make(chan struct{}, cfg.Threads)}
 }
 
-// Serve reads the plugin's notes and then listens on a socket, for root only, until stop is called, which lets requests
-// under way end. ctx ending makes them undo what they did.
-func (s *Server) Serve(ctx context.Context, socket string) (stop func(), err error) {
-	if err := s.ReadNotes(ctx); err != nil {
-		s.cfg.Log.Warn("notes of the CNI plugin", "error", err)
-	}
+// Listen opens a socket for root only. Requests wait there until Serve takes them.
+func Listen(socket string) (net.Listener, error) {
 	if err := os.Remove(socket); err != nil && !errors.Is(err, os.ErrNotExist) {
 		return nil, fmt.Errorf("remove a stale CNI socket: %w", err)
 	}
@@ -125,6 +121,15 @@ func (s *Server) Serve(ctx context.Context, socket string) (stop func(), err err
 	if err := os.Chmod(socket, 0o600); err != nil {
 		l.Close()
 		return nil, fmt.Errorf("CNI socket: %w", err)
+	}
+	return l, nil
+}
+
+// Serve reads the plugin's notes and then answers requests until stop is called, which closes l and lets requests under
+// way end. ctx ending makes them undo what they did.
+func (s *Server) Serve(ctx context.Context, l net.Listener) (stop func()) {
+	if err := s.ReadNotes(ctx); err != nil {
+		s.cfg.Log.Warn("notes of the CNI plugin", "error", err)
 	}
 	mux := http.NewServeMux()
 	mux.Handle(skeinv1connect.NewCNIServiceHandler(s, connect.WithReadMaxBytes(maxRequest), connect.WithCompressMinBytes(compressMin)))
@@ -142,7 +147,7 @@ func (s *Server) Serve(ctx context.Context, socket string) (stop func(), err err
 		if srv.Shutdown(grace) != nil {
 			srv.Close()
 		}
-	}, nil
+	}
 }
 
 // answer runs one request for one attachment and reports it. The attachment is nobody else's until f returns.
