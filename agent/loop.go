@@ -26,8 +26,10 @@ import (
 )
 
 const (
-	trafficEvery = 250 * time.Millisecond // how soon a peer that begins to talk gets heartbeats
-	manyPeers    = 1000                   // for each so many once more
+	trafficEvery = 250 * time.Millisecond // between two readings of the counters while somebody talks
+	trafficRest  = time.Second            // and while nobody does: how soon a peer that begins to talk gets heartbeats
+	trafficFor   = 5 * time.Second        // how long it counts that somebody has talked
+	manyPeers    = 1000                   // a reading costs in proportion to its peers: for each so many once more
 	lazyFrom     = 24                     // so many members, this one included, have too many pairs to keep a path for each
 	syncSpacing  = 5 * time.Millisecond   // gathers wake-ups that come together
 	tickEvery    = time.Second
@@ -59,7 +61,6 @@ type loopState struct {
 	own      recordClock
 	roamed   roaming
 	counted  bool // traffic has been read once
-	skipped  int  // ticks since
 }
 
 // run serves and reconciles until ctx ends, or the agent is told to stop, or cannot go on.
@@ -111,7 +112,7 @@ func (a *Agent) loopUntil(ctx context.Context) (downOrder, error) {
 	a.loop.unprobed = map[identity.ID]member{}
 	tick := time.NewTicker(tickEvery)
 	defer tick.Stop()
-	traffic := time.NewTicker(trafficEvery)
+	traffic := time.NewTimer(trafficEvery)
 	defer traffic.Stop()
 	var pathChanged, count <-chan struct{}
 	if a.paths != nil {
@@ -136,10 +137,8 @@ func (a *Agent) loopUntil(ctx context.Context) (downOrder, error) {
 			pace.ran(began, time.Now())
 			continue
 		case <-traffic.C:
-			// In a large mesh less often: each reading costs in proportion to its peers.
-			if a.loop.skipped++; a.loop.skipped > min(len(a.loop.members)/manyPeers, 3) {
-				a.readTraffic(ctx)
-			}
+			a.readTraffic(ctx)
+			traffic.Reset(a.nextReading(time.Now()))
 			continue
 		case <-count:
 			a.readTraffic(ctx)
@@ -159,6 +158,15 @@ func (a *Agent) loopUntil(ctx context.Context) (downOrder, error) {
 		}
 		due.Reset(pace.next(time.Now(), urgent))
 	}
+}
+
+// nextReading is how long after a reading of the counters the next one is due.
+func (a *Agent) nextReading(now time.Time) time.Duration {
+	every := trafficRest
+	if a.paths != nil && now.Sub(a.paths.TrafficAt()) < trafficFor {
+		every = trafficEvery
+	}
+	return every * time.Duration(1+min(len(a.loop.members)/manyPeers, 3))
 }
 
 // syncPace spaces the rounds of the loop by what they take: all of them together get a tenth of the time at most, and those that a
@@ -405,7 +413,6 @@ func (a *Agent) readTraffic(ctx context.Context) {
 	if a.plane == nil {
 		return
 	}
-	a.loop.skipped = 0
 	at := time.Now()
 	all, err := a.plane.Peers(ctx)
 	if err != nil {
@@ -419,10 +426,11 @@ func (a *Agent) readTraffic(ctx context.Context) {
 	counters := make(map[identity.ID]path.Counters, len(all))
 	for id, wg := range a.loop.members {
 		if p, ok := byKey[dataplane.Key(wg)]; ok {
-			counters[id] = path.Counters{RxBytes: p.RxBytes, TxBytes: p.TxBytes, Endpoint: p.Endpoint, Handshake: p.LastHandshake, At: at, Relayed: a.proxies.Brought(id)}
-			c := counters[id]
-			c.ControlTx, c.ControlRx = a.control.Carried(id)
-			counters[id] = c
+			own := a.control.Carried(id)
+			counters[id] = path.Counters{
+				RxBytes: p.RxBytes, TxBytes: p.TxBytes, Endpoint: p.Endpoint, Handshake: p.LastHandshake, At: at, Relayed: a.proxies.Brought(id),
+				ControlRx: own.Received, ControlTx: own.Sent, AcksRx: own.AcksReceived, AcksTx: own.AcksSent,
+			}
 		}
 	}
 	a.paths.Traffic(counters)

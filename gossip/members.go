@@ -31,6 +31,7 @@ const (
 	awarenessMax         = 4 // a node that misses answers probes so much more rarely at most, since it may itself be what is slow
 	gossipInterval       = 100 * time.Millisecond
 	gossipNodes          = 4
+	uncounted            = 2 + 5 // bytes of a packet that memberlist leaves out of its sum: the first message's length, a checksum
 	pushPullInterval     = 15 * time.Second
 	gossipToTheDead      = 30 * time.Second
 	streamTimeout        = 10 * time.Second
@@ -49,7 +50,7 @@ func (g *Gossip) memberlistConfig() *memberlist.Config {
 	c.RequireNodeNames = true
 	c.Keyring = g.ring
 	c.EnableCompression = false // records hardly shrink
-	c.UDPBufferSize = g.cfg.PacketBytes
+	c.UDPBufferSize = g.cfg.PacketBytes - uncounted
 	c.TCPTimeout = streamTimeout
 	c.RetransmitMult = retransmitMult
 	c.ProbeInterval, c.ProbeTimeout = probeInterval, probeTimeout

@@ -22,7 +22,7 @@ const (
 	// answered, suspectAfter, and one tick. Suspected relays are used last; dead ones are dialled anew.
 	pulse        = 200 * time.Millisecond
 	pingEvery    = 2 * pulse
-	pingIdle     = 6 * pulse // when no packet has passed for idleAfter
+	pingIdle     = 3 * time.Second // when no packet of WireGuard's has passed for idleAfter
 	idleAfter    = 5 * time.Second
 	suspectAfter = 900 * time.Millisecond
 	deadAfter    = 3 * time.Second
@@ -47,8 +47,9 @@ type client struct {
 	accept  chan struct{}        // counts streams being accepted
 	wire    atomic.Pointer[wire] // of a session that answers; nil: none
 	udp     atomic.Bool          // the relay reserves UDP ports
-	quiet   atomic.Bool          // no packet has passed for a while
-	stirred chan struct{}        // a packet passes again
+	tunnel  atomic.Uint64        // counts packets of WireGuard's, single or in bursts
+	quiet   atomic.Bool          // none has passed for a while
+	stirred chan struct{}        // one passes again
 
 	mu        sync.Mutex
 	streams   map[*viaStream]struct{} // that pass through the relay
@@ -138,7 +139,9 @@ func (c *client) send(now time.Duration, node identity.ID, channel byte, b []byt
 		return false
 	}
 	q.kick()
-	c.stir()
+	if channel == ChannelWireGuard {
+		c.stir()
+	}
 	return true
 }
 
@@ -271,7 +274,7 @@ func (c *client) watch(w *wire) {
 	timer := time.NewTimer(0)
 	defer timer.Stop()
 	last := c.pool.now()
-	busy, passed := last, uint64(0)
+	busy, passed, tunnel := last, uint64(0), uint64(0)
 	due := time.Now()
 	for {
 		select {
@@ -287,8 +290,11 @@ func (c *client) watch(w *wire) {
 		}
 		now := c.pool.now()
 		if n := c.rxPackets.Load() + w.q.sent.Load(); n != passed {
-			busy, passed = now, n
+			passed = n
 			c.demand(now)
+		}
+		if n := c.tunnel.Load(); n != tunnel { // the control net sends again what is lost
+			busy, tunnel = now, n
 		}
 		every := pingEvery
 		if c.quiet.Store(now-busy > idleAfter); now-busy > idleAfter {
@@ -307,8 +313,9 @@ func (c *client) watch(w *wire) {
 	}
 }
 
-// stir has a session that was idle looked at now.
+// stir counts packets of WireGuard's, and has a session that was idle looked at now.
 func (c *client) stir() {
+	c.tunnel.Add(1)
 	if c.quiet.Load() && c.quiet.CompareAndSwap(true, false) {
 		select {
 		case c.stirred <- struct{}{}:
@@ -517,6 +524,7 @@ type sink struct {
 	batch   sendBatch
 	packets uint64
 	bytes   uint64
+	tunnel  bool // packets of WireGuard's were among them
 }
 
 func (s *sink) begin(p *Pool) {
@@ -536,6 +544,7 @@ func (s *sink) hand(from identity.ID, channel byte, payload []byte) {
 	c := s.client
 	s.packets++
 	s.bytes += uint64(len(payload))
+	s.tunnel = s.tunnel || channel == ChannelWireGuard
 	if channel == ChannelWireGuard && s.proxies != nil {
 		s.proxies.deliver(&s.batch, from, payload)
 		return
@@ -554,9 +563,11 @@ func (s *sink) flush() {
 		s.proxies.flush(&s.batch)
 	}
 	s.client.rxPackets.Add(s.packets)
-	s.client.stir()
 	s.client.rxBytes.Add(s.bytes)
-	s.packets, s.bytes = 0, 0
+	if s.tunnel {
+		s.client.stir()
+	}
+	s.packets, s.bytes, s.tunnel = 0, 0, false
 	s.peer = nil
 }
 

@@ -117,6 +117,7 @@ type peerState struct {
 	gone   map[identity.ID]time.Duration // when the relay was last heard or asked about it
 	seen   map[identity.ID]time.Duration // last packet
 	rtt    time.Duration                 // of the current choice
+	chosen time.Duration                 // when another relay was last chosen
 	far    farState
 }
 
@@ -286,7 +287,10 @@ func (p *Pool) choose(s *peerState, now time.Duration) *client {
 	if c := s.current.Load(); c != nil {
 		current = c.relay.ID
 	}
-	o, ok := pick(options, current)
+	o, ok := pick(options, current, s.chosen > 0 && now-s.chosen < settled, p.cfg.Lag.Late(time.Now()))
+	if o.relay != current {
+		s.chosen = now
+	}
 	s.current.Store(clients[o.relay])
 	s.rtt = o.rtt()
 	s.needs.Store(s.dial(idle, o, ok))

@@ -209,9 +209,26 @@ func TestPick(t *testing.T) {
 		{"fresh joiner: by own RTT", []option{
 			{relay: node(1), healthy: true, know: unknown, own: 30 * ms}, {relay: node(2), healthy: true, know: unknown, own: 3 * ms}}, 0, 2},
 	} {
-		o, ok := pick(c.options, node(c.current))
+		o, ok := pick(c.options, node(c.current), false, 0)
 		if ok != (c.want != 0) || ok && o.relay != node(c.want) {
 			t.Errorf("%s: picked %s %v, want %d", c.name, o.relay, ok, c.want)
+		}
+	}
+	suspect := with(far, func(o *option) { o.healthy = false })
+	for _, c := range []struct {
+		name    string
+		options []option
+		stay    bool
+		late    time.Duration
+		want    byte
+	}{
+		{"the current was chosen a moment ago", []option{far, near}, true, 0, 2},
+		{"and is suspect", []option{suspect, near}, true, 0, 1},
+		{"this process is later than the gain", []option{far, near}, false, 40 * ms, 2},
+		{"it is not", []option{far, near}, false, 30 * ms, 1},
+	} {
+		if o, _ := pick(c.options, far.relay, c.stay, c.late); o.relay != node(c.want) {
+			t.Errorf("%s: picked %s, want %d", c.name, o.relay, c.want)
 		}
 	}
 }

@@ -1,14 +1,19 @@
 package control
 
 import (
+	"net"
 	"net/netip"
 	"sync/atomic"
 
 	"github.com/skeinmesh/skein/identity"
 )
 
-// carried are the packets that went to a node and came from it by the tunnel, in bytes as WireGuard counts them.
-type carried struct{ sent, received atomic.Uint64 }
+// Carried is what the control net sent to a node and got from it by the tunnel, in bytes as WireGuard counts them. Raft's streams
+// are not among it: a path that carries them is watched as for users' traffic. Acks are the acknowledgements of the
+// streams' segments, at most.
+type Carried struct{ Sent, Received, AcksSent, AcksReceived uint64 }
+
+type carried struct{ sent, received, acksSent, acksReceived atomic.Uint64 }
 
 func (n *Net) count(node identity.ID) *carried {
 	if c, ok := n.carried.Load(node); ok {
@@ -18,13 +23,55 @@ func (n *Net) count(node identity.ID) *carried {
 	return c.(*carried)
 }
 
-// Carried is how much of what WireGuard counts for a node were packets of the control net, in bytes. Streams are not among them.
-func (n *Net) Carried(node identity.ID) (sent, received uint64) {
-	c, ok := n.carried.Load(node)
+// Carried is what went to a node and came from it since the start.
+func (n *Net) Carried(node identity.ID) Carried {
+	v, ok := n.carried.Load(node)
 	if !ok {
-		return 0, 0
+		return Carried{}
 	}
-	return c.(*carried).sent.Load(), c.(*carried).received.Load()
+	c := v.(*carried)
+	return Carried{c.sent.Load(), c.received.Load(), c.acksSent.Load(), c.acksReceived.Load()}
+}
+
+// countedConn is a stream in the tunnel whose bytes are counted once it is known that they are to be.
+type countedConn struct {
+	net.Conn
+	by atomic.Pointer[carried]
+}
+
+// counts tells which streams are.
+func counts(alpn string) bool { return alpn != identity.ALPNRaft }
+
+func (c *countedConn) Read(b []byte) (int, error) {
+	n, err := c.Conn.Read(b)
+	if by := c.by.Load(); by != nil && n > 0 {
+		bytes, acks := inSegments(n)
+		by.received.Add(bytes)
+		by.acksSent.Add(acks)
+	}
+	return n, err
+}
+
+func (c *countedConn) Write(b []byte) (int, error) {
+	n, err := c.Conn.Write(b)
+	if by := c.by.Load(); by != nil && n > 0 {
+		bytes, acks := inSegments(n)
+		by.sent.Add(bytes)
+		by.acksReceived.Add(acks)
+	}
+	return n, err
+}
+
+const (
+	segment    = 1300                  // bytes of a full one in a tunnel of IPv6's least MTU and more
+	tcpHeaders = 40 + 32               // IPv6, and TCP with timestamps
+	ackBytes   = (tcpHeaders + 8) + 32 // padded to 16
+)
+
+// inSegments is what WireGuard counts for bytes of a stream, at most, and for the acknowledgements that go the other way.
+func inSegments(n int) (bytes, acks uint64) {
+	segments := (n + segment - 1) / segment
+	return uint64(n + segments*(ackBytes+16)), uint64(segments * ackBytes)
 }
 
 // inTunnel is what WireGuard counts for a UDP packet with so many bytes in it: headers, padding to 16 bytes, and 32 of its own

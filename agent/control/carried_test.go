@@ -1,8 +1,12 @@
 package control
 
 import (
+	"io"
+	"net"
 	"net/netip"
 	"testing"
+
+	"github.com/skeinmesh/skein/identity"
 )
 
 // WireGuard pads the packet with its IP and UDP headers to 16 bytes and adds 32.
@@ -17,6 +21,39 @@ func TestInTunnel(t *testing.T) {
 	} {
 		if got := inTunnel(c.bytes, c.at); got != c.want {
 			t.Errorf("%d bytes at %s: %d, want %d", c.bytes, c.at, got, c.want)
+		}
+	}
+}
+
+// A stream's bytes are counted once it is known that they are to be, in each direction, with what acknowledges them.
+func TestStreamsAreCounted(t *testing.T) {
+	a, b := net.Pipe()
+	defer b.Close()
+	c := &countedConn{Conn: a}
+	defer c.Close()
+	exchange := func(n int) {
+		t.Helper()
+		go func() { _, _ = io.CopyN(b, b, int64(n)) }()
+		if _, err := c.Write(make([]byte, n)); err != nil {
+			t.Fatal(err)
+		}
+		if _, err := io.ReadFull(c, make([]byte, n)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	exchange(100)
+	var by carried
+	c.by.Store(&by)
+	exchange(100)
+	if s, r := by.sent.Load(), by.received.Load(); s < 100+52+32 || s > 300 || r != s {
+		t.Errorf("100 bytes each way: %d sent, %d received", s, r)
+	}
+	if s, r := by.acksSent.Load(), by.acksReceived.Load(); s < 64+32 || s > 128 || r != s {
+		t.Errorf("100 bytes each way: acknowledgements of %d sent, %d received", s, r)
+	}
+	for alpn, want := range map[string]bool{identity.ALPNRPC: true, identity.ALPNGossip: true, identity.ALPNRaft: false} {
+		if counts(alpn) != want {
+			t.Errorf("streams of %s are counted: %v", alpn, !want)
 		}
 	}
 }

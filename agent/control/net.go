@@ -222,6 +222,11 @@ func (n *Net) Dial(ctx context.Context, node identity.ID, alpn string) (net.Conn
 				return nil, fmt.Errorf("%s: %w", way, err)
 			}
 			connected()
+			if way == "tunnel" && counts(alpn) {
+				counted := &countedConn{Conn: c}
+				counted.by.Store(n.count(node))
+				c = counted
+			}
 			t := tls.Client(c, conf)
 			if err := t.HandshakeContext(ctx); err != nil {
 				c.Close()
@@ -351,7 +356,8 @@ func turnAway(c net.Conn) {
 func (n *Net) serve(c net.Conn, way string, leave func()) {
 	ctx, cancel := context.WithTimeout(n.ctx, handshakeTimeout)
 	defer cancel()
-	t := tls.Server(c, n.server)
+	counted := &countedConn{Conn: c}
+	t := tls.Server(counted, n.server)
 	err := t.HandshakeContext(ctx)
 	leave()
 	if err != nil {
@@ -365,6 +371,9 @@ func (n *Net) serve(c net.Conn, way string, leave func()) {
 	if err != nil || l == nil {
 		c.Close()
 		return
+	}
+	if way == "tunnel" && counts(l.alpn) {
+		counted.by.Store(n.count(identity.IDOf(key)))
 	}
 	conn := n.track(t, identity.IDOf(key), way)
 	select {

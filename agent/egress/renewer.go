@@ -264,6 +264,9 @@ func (r *Renewer) Run(ctx context.Context) {
 
 // due is when the next request is to be sent, or something else is to be done before.
 func (r *Renewer) due(now time.Time) time.Time {
+	if len(r.holders)+len(r.releases)+len(r.undone)+len(r.cfg.Gateways()) == 0 {
+		return now.Add(time.Hour) // Agree wakes it
+	}
 	every := RenewEvery
 	for _, h := range r.holders {
 		if h.Urgent() {

@@ -10,8 +10,8 @@ func TestControlIsNoTraffic(t *testing.T) {
 	at := simStart
 	var last Counters
 	for i, c := range []struct {
-		rx, tx, controlRx, controlTx uint64
-		traffic, control, heard      bool
+		rx, tx, controlRx, controlTx, acksTx uint64
+		traffic, control, heard              bool
 	}{
 		{rx: 1000, tx: 1000, controlRx: 800, controlTx: 800},
 		{rx: 1000, tx: 1000, controlRx: 800, controlTx: 800},
@@ -20,10 +20,15 @@ func TestControlIsNoTraffic(t *testing.T) {
 		{rx: 1160, tx: 1368, controlRx: 960, controlTx: 1168},                              // and now it has
 		{rx: 1480, tx: 1528, controlRx: 960, controlTx: 1168, traffic: true},               // something else
 		{rx: 1640, tx: 1528, controlRx: 1120, controlTx: 1168, control: true, heard: true}, // the peer's
-		{rx: 160, tx: 160, controlRx: 1120, controlTx: 1168},                               // another device
+		{rx: 1640, tx: 1528, controlRx: 1120, controlTx: 1168},
+		{rx: 1940, tx: 1640, controlRx: 1420, controlTx: 1168, acksTx: 112, control: true, heard: true}, // a stream, acknowledged
+		{rx: 1940, tx: 1640, controlRx: 1420, controlTx: 1168, acksTx: 112},
+		{rx: 2240, tx: 1640, controlRx: 1720, controlTx: 1168, acksTx: 224, control: true, heard: true}, // one without an acknowledgement of its own
+		{rx: 2240, tx: 1700, controlRx: 1720, controlTx: 1168, acksTx: 224, traffic: true},              // hides nothing that comes later
+		{rx: 160, tx: 160, controlRx: 1720, controlTx: 1168, acksTx: 224},                               // another device
 	} {
 		at = at.Add(countersEvery)
-		next := Counters{RxBytes: c.rx, TxBytes: c.tx, ControlRx: c.controlRx, ControlTx: c.controlTx, At: at}.withoutControl(last)
+		next := Counters{RxBytes: c.rx, TxBytes: c.tx, ControlRx: c.controlRx, ControlTx: c.controlTx, AcksTx: c.acksTx, At: at}.withoutControl(last)
 		var traffic, control, heard bool
 		if i > 0 {
 			for _, in := range observe(last, next) {

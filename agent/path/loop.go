@@ -398,21 +398,30 @@ func (m *Manager) traffic(p *peer, now time.Time, c Counters) {
 		return
 	}
 	for _, in := range observe(last, c) {
+		if in.Kind == InputTraffic {
+			m.talked.Store(now.UnixNano())
+		}
 		m.step(p, now, in)
 	}
 }
 
-// withoutControl takes the control net's packets from the counters. They are counted a moment before or after WireGuard counts them, so
-// that the rest may seem to go back: then it stands.
+// withoutControl takes the control net's share from the counters. What was counted for it before WireGuard counted it is taken from
+// the next reading, and from no later one: a share that is estimated too large would hide traffic ever after.
 func (c Counters) withoutControl(last Counters) Counters {
 	c.rawRx, c.rawTx = c.RxBytes, c.TxBytes
-	c.RxBytes -= min(c.ControlRx, c.RxBytes)
-	c.TxBytes -= min(c.ControlTx, c.TxBytes)
-	if c.rawRx >= last.rawRx && c.rawTx >= last.rawTx { // else it is another device
-		c.RxBytes, c.TxBytes = max(c.RxBytes, last.RxBytes), max(c.TxBytes, last.TxBytes)
+	if c.rawRx < last.rawRx || c.rawTx < last.rawTx || last.At.IsZero() {
+		return c // another device
 	}
+	rx, tx := c.rawRx-last.rawRx, c.rawTx-last.rawTx
+	controlRx, controlTx := c.ControlRx-last.ControlRx, c.ControlTx-last.ControlTx
+	c.RxBytes = last.RxBytes + rest(rx, controlRx+c.AcksRx-last.AcksRx+last.earlyRx)
+	c.TxBytes = last.TxBytes + rest(tx, controlTx+c.AcksTx-last.AcksTx+last.earlyTx)
+	c.earlyRx, c.earlyTx = rest(controlRx, rx), rest(controlTx, tx)
 	return c
 }
+
+// rest is what is left of bytes without a part of them.
+func rest(all, part uint64) uint64 { return all - min(part, all) }
 
 func (c Counters) direct() bool { return c.Endpoint.IsValid() && !c.Endpoint.Addr().IsLoopback() }
 

@@ -62,14 +62,15 @@ type Config struct {
 type Counters struct {
 	RxBytes, TxBytes uint64
 	Endpoint         netip.AddrPort // where WireGuard last heard the peer; may be a local proxy. Userspace WireGuard tells where it sends instead
-	// ControlRx and ControlTx are what of that were packets of the control net. They show whether the path carries something,
-	// and are no reason to keep watch over it.
-	ControlRx, ControlTx uint64
-	Relayed              uint64    // packets of the peer that relays' sessions have brought
-	Handshake            time.Time // the last one; zero: never
-	At                   time.Time // just before the counters were read; zero: now
+	// ControlRx and ControlTx are what of that came and went for the control net. They show whether the path carries something,
+	// and are no reason to keep watch over it. AcksRx and AcksTx are the acknowledgements for that, at most.
+	ControlRx, ControlTx, AcksRx, AcksTx uint64
+	Relayed                              uint64    // packets of the peer that relays' sessions have brought
+	Handshake                            time.Time // the last one; zero: never
+	At                                   time.Time // just before the counters were read; zero: now
 
-	rawRx, rawTx uint64 // with the control net's packets
+	rawRx, rawTx     uint64 // with the control net's share
+	earlyRx, earlyTx uint64 // of that share, what WireGuard had not counted yet
 }
 
 const (
@@ -92,6 +93,7 @@ type Manager struct {
 	stop    context.CancelFunc
 	ended   <-chan struct{}
 	done    sync.WaitGroup
+	talked  atomic.Int64 // when a reading last showed traffic, in Unix nanoseconds
 
 	mu     sync.Mutex
 	queue  []event
@@ -312,6 +314,9 @@ func (m *Manager) Traffic(c map[identity.ID]Counters) {
 		}
 	})
 }
+
+// TrafficAt is when a reading of the counters last showed that any peer carries traffic; the control net's own is none.
+func (m *Manager) TrafficAt() time.Time { return time.Unix(0, m.talked.Load()) }
 
 // Settle returns when Paths shows what came of everything that was told before, or when the context or the manager ends.
 func (m *Manager) Settle(ctx context.Context) {
