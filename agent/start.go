@@ -241,7 +241,7 @@ func (a *Agent) openGossip(joined *skeinv1.JoinResponse) error {
 	var err error
 	a.gossip, err = gossip.Start(gossip.Config{
 		Self: a.id, Key: a.key, Roster: a.roster, Transport: gossipTransport{a.control}, Streams: a.control.Listen(identity.ALPNGossip),
-		Packets: a.gossipIn, Keys: a.replica.State().GossipKeys(), Dir: a.cfg.StateDir, Log: a.log, Epoch: a.epoch,
+		Packets: a.gossipIn, Keys: a.replica.State().GossipKeys(), Dir: a.cfg.StateDir, Log: a.log, Epoch: a.epoch, Lag: &a.lag,
 	})
 	if err != nil {
 		return err

@@ -15,6 +15,7 @@ import (
 
 	skeinv1 "github.com/skeinmesh/skein/api/skein/v1"
 	"github.com/skeinmesh/skein/identity"
+	"github.com/skeinmesh/skein/internal/lag"
 )
 
 // Config is what a node needs to gossip.
@@ -29,7 +30,8 @@ type Config struct {
 	Keys    *skeinv1.GossipKeys
 	Dir     string // records are kept here between starts; empty: not kept
 	Log     *slog.Logger
-	Epoch   uint64 // from NextEpoch
+	Epoch   uint64     // from NextEpoch
+	Lag     *lag.Meter // how late this process lately woke; nil: it never is
 
 	// PacketBytes is the largest packet given to Transport.SendPacket; 0 means 1200, which fits the
 	// tunnel's MTU on every path that IPv6 allows.

@@ -32,6 +32,7 @@ const (
 	gossipInterval       = 100 * time.Millisecond
 	gossipNodes          = 4
 	uncounted            = 2 + 5 // bytes of a packet that memberlist leaves out of its sum: the first message's length, a checksum
+	lateForStreams       = 200 * time.Millisecond
 	pushPullInterval     = 15 * time.Second
 	gossipToTheDead      = 30 * time.Second
 	streamTimeout        = 10 * time.Second
@@ -56,7 +57,8 @@ func (g *Gossip) memberlistConfig() *memberlist.Config {
 	c.ProbeInterval, c.ProbeTimeout = probeInterval, probeTimeout
 	c.SuspicionMult, c.SuspicionMaxTimeoutMult = suspicionMult, suspicionMaxMult
 	c.AwarenessMaxMultiplier = awarenessMax
-	c.DisableTcpPings = true // packets go by a relay where the tunnel is away; a stream for each lost one is two or four handshakes
+	// A stream for each lost packet is a handshake at both ends, or two: none where this process is what is late.
+	c.DisableTcpPingsForNode = func(string) bool { return g.cfg.Lag.Late(time.Now()) > lateForStreams }
 	c.GossipInterval, c.GossipNodes = gossipInterval, gossipNodes
 	c.GossipToTheDeadTime = gossipToTheDead
 	c.PushPullInterval = pushPullInterval
