@@ -26,15 +26,16 @@ import (
 )
 
 const (
-	trafficEvery = 250 * time.Millisecond // between two readings of the counters while somebody talks
-	trafficRest  = time.Second            // and while nobody does: how soon a peer that begins to talk gets heartbeats
-	trafficFor   = 5 * time.Second        // how long it counts that somebody has talked
-	manyPeers    = 1000                   // a reading costs in proportion to its peers: for each so many once more
-	lazyFrom     = 24                     // so many members, this one included, have too many pairs to keep a path for each
-	syncSpacing  = 5 * time.Millisecond   // gathers wake-ups that come together
-	tickEvery    = time.Second
-	reopenEvery  = 5 * time.Second // until a port that is taken is tried again
-	farewell     = 500 * time.Millisecond
+	trafficEvery  = 250 * time.Millisecond // between two readings of the counters while somebody talks
+	trafficRest   = time.Second            // and while nobody does: how soon a peer that begins to talk gets heartbeats
+	trafficFor    = 5 * time.Second        // how long it counts that somebody has talked
+	manyPeers     = 1000                   // a reading costs in proportion to its peers: for each so many once more
+	lazyFrom      = 24                     // so many members, this one included, have too many pairs to keep a path for each
+	syncSpacing   = 5 * time.Millisecond   // gathers wake-ups that come together
+	relaysSpacing = 50 * time.Millisecond  // relays that come and go in a crowd are looked at together: each look asks for every peer
+	tickEvery     = time.Second
+	reopenEvery   = 5 * time.Second // until a port that is taken is tried again
+	farewell      = 500 * time.Millisecond
 )
 
 // errRevoked ends an agent whose node was thrown out.
@@ -122,6 +123,8 @@ func (a *Agent) loopUntil(ctx context.Context) (downOrder, error) {
 	var pace syncPace
 	due := time.NewTimer(time.Hour)
 	defer due.Stop()
+	relays, relaysAt := time.NewTimer(time.Hour), time.Time{} // when the paths ask for their relays again, and last did
+	defer relays.Stop()
 	for {
 		urgent := false
 		select {
@@ -148,6 +151,10 @@ func (a *Agent) loopUntil(ctx context.Context) (downOrder, error) {
 			urgent = true
 			a.retryRelays()
 		case <-a.pool.Changed():
+			now := time.Now()
+			relays.Reset(max(relaysSpacing+a.lag.Late(now)-now.Sub(relaysAt), 0))
+			continue
+		case relaysAt = <-relays.C:
 			if a.paths != nil {
 				a.paths.RelaysChanged()
 			}
@@ -350,7 +357,7 @@ func (a *Agent) syncRecords() {
 			continue
 		}
 		if r.GetRelay() != nil {
-			relays = append(relays, relay.Relay{ID: id, Addresses: r.GetRelay().GetAddresses(), Key: key})
+			relays = append(relays, relay.Relay{ID: id, Addresses: r.GetRelay().GetAddresses(), Key: key, Order: a.loop.state.Node(id).GetAdmittedAt()})
 		}
 		if id == a.id {
 			continue

@@ -23,6 +23,7 @@ type Relay struct {
 	ID        identity.ID
 	Addresses []string // host:port; tried one after the other, 250 ms apart
 	Key       ed25519.PublicKey
+	Order     int64 // of its node's admission: among relays as near as each other, all nodes prefer the lowest
 }
 
 // Link is a session with a relay and its round-trip time.
@@ -560,14 +561,13 @@ func (p *Pool) Links() []Link {
 	var links, passing []Link
 	for id, c := range p.relays {
 		st := c.state()
-		if !st.connected || st.suspect || st.published == 0 {
-			continue
-		}
-		if c.needIs(needTrial) {
+		switch {
+		case !st.connected || st.suspect || st.published == 0:
+		case c.needIs(needWarm):
+			links = append(links, Link{id, st.published})
+		default: // it goes again with what it was made for
 			passing = append(passing, Link{id, st.published})
-			continue
 		}
-		links = append(links, Link{id, st.published})
 	}
 	if len(links) < warmRelays {
 		links = append(links, passing...)

@@ -32,6 +32,7 @@ const (
 // standing is what the choice of sessions goes by, for one relay.
 type standing struct {
 	id      identity.ID
+	order   int64         // of its node's admission
 	rtt     time.Duration // 0: never measured
 	at      time.Duration // when it was measured
 	healthy bool          // has a session that answers
@@ -54,24 +55,20 @@ const (
 )
 
 // plan decides with which relays a node keeps a session: the nearest ones until two are healthy, those that peers need,
-// and for a moment those not measured yet. late says that this process has too much to do for what can wait: where two relays answer,
-// no others are tried.
-func plan(all []standing, now time.Duration, late bool) map[identity.ID]need {
+// and for a moment those not measured yet. Among relays that are as near as each other, those admitted first are taken: all nodes
+// of a neighbourhood then meet at the same two, and need no others for each other. late is how late this process wakes: where two
+// relays answer, a process that has too much to do tries no others.
+func plan(all []standing, now, late time.Duration) map[identity.ID]need {
 	needs := make(map[identity.ID]need, len(all))
-	ranked := slices.Clone(all)
-	slices.SortFunc(ranked, func(a, b standing) int {
-		if d := cmp.Compare(rankRTT(a), rankRTT(b)); d != 0 {
-			return d
-		}
-		return slices.Compare(a.id[:], b.id[:])
-	})
-	healthy := 0
+	ranked := rank(all, late)
+	healthy, farthest := 0, time.Duration(0)
 	for _, s := range ranked {
 		known := s.rtt > 0 || len(all) <= warmRelays
 		if healthy < warmRelays && known {
 			needs[s.id] = needWarm
 			if s.healthy {
 				healthy++
+				farthest = max(farthest, s.rtt)
 			}
 		}
 	}
@@ -82,7 +79,8 @@ func plan(all []standing, now time.Duration, late bool) map[identity.ID]need {
 			answering++
 		}
 	}
-	if late && answering >= warmRelays {
+	near := healthy >= warmRelays && farthest <= clearGain(0, late) // no other can be clearly better
+	if late > lateForTrials && answering >= warmRelays || near {
 		free = 0
 	}
 	slices.SortStableFunc(ranked, func(a, b standing) int { // who failed tries after the others, and in turn
@@ -113,6 +111,35 @@ func plan(all []standing, now time.Duration, late bool) map[identity.ID]need {
 	return needs
 }
 
+// rank sorts relays by how much they are to be preferred.
+func rank(all []standing, late time.Duration) []standing {
+	least := time.Duration(0)
+	for _, s := range all {
+		if s.rtt > 0 && (least == 0 || s.rtt < least) {
+			least = s.rtt
+		}
+	}
+	gain := clearGain(least, late)
+	class := func(s standing) int {
+		switch {
+		case s.rtt == 0:
+			return 2
+		case s.rtt <= least+gain, s.warm && s.rtt <= least+2*gain:
+			return 0
+		}
+		return 1
+	}
+	ranked := slices.Clone(all)
+	slices.SortFunc(ranked, func(a, b standing) int {
+		d := cmp.Compare(class(a), class(b))
+		if d == 0 && class(a) == 1 {
+			d = cmp.Compare(rankRTT(a), rankRTT(b))
+		}
+		return cmp.Or(d, cmp.Compare(a.order, b.order), slices.Compare(a.id[:], b.id[:]))
+	})
+	return ranked
+}
+
 // untried tells whether a relay is to be dialed for its RTT, or since too few others answer.
 func (s standing) untried(now time.Duration, healthy int) bool {
 	switch {
@@ -126,11 +153,8 @@ func (s standing) untried(now time.Duration, healthy int) bool {
 
 // rankRTT is a relay's RTT with the advantage of one that is warm already: another must be better by a fifth and 5 ms.
 func rankRTT(s standing) time.Duration {
-	switch {
-	case s.rtt == 0:
-		return 1 << 62
-	case s.warm:
-		return max(s.rtt-max(s.rtt/5, 5*time.Millisecond), 0)
+	if s.warm {
+		return max(s.rtt-clearGain(s.rtt, 0), 0)
 	}
 	return s.rtt
 }
@@ -174,7 +198,7 @@ func (p *Pool) applyPlan() {
 	for i, c := range clients {
 		all[i] = c.standing(p.reserved.bound(c.relay.ID))
 	}
-	needs := plan(all, now, p.cfg.Lag.Late(time.Now()) > lateForTrials)
+	needs := plan(all, now, p.cfg.Lag.Late(time.Now()))
 	for _, c := range clients {
 		c.setNeed(needs[c.relay.ID])
 	}
@@ -184,7 +208,7 @@ func (c *client) standing(bound bool) standing {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	s := standing{
-		id: c.relay.ID, rtt: c.knownRTT, at: c.measuredAt, healthy: c.status.connected && !c.status.suspect,
+		id: c.relay.ID, order: c.relay.Order, rtt: c.knownRTT, at: c.measuredAt, healthy: c.status.connected && !c.status.suspect,
 		failed: c.status.suspect || !c.status.connected && c.lastErr != nil, since: c.failedAt,
 		warm: c.need == needWarm, used: time.Duration(c.used.Load()), bound: bound,
 	}

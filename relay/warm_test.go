@@ -26,6 +26,7 @@ func TestPlan(t *testing.T) {
 		return func(s *standing) { s.healthy, s.failed, s.since = false, true, now-since }
 	}
 	trial := func(ago time.Duration) func(*standing) { return func(s *standing) { s.trial = now - ago } }
+	order := func(n int64) func(*standing) { return func(s *standing) { s.order = n } }
 	used := func(ago time.Duration) func(*standing) { return func(s *standing) { s.used = now - ago } }
 	for _, c := range []struct {
 		name string
@@ -48,9 +49,14 @@ func TestPlan(t *testing.T) {
 		{"those that have just failed not at all", []standing{is(1, 5*ms, warm), is(2, 0, dead(4*time.Second)), is(3, 0, dead(3*time.Second))}, "1 warm, 2 standby, 3 standby"},
 		{"a trial goes on for some tries", []standing{is(1, 0, dead(time.Second), trial(9*time.Second)), is(2, 0, dead(time.Second), trial(11*time.Second)), is(3, 0), is(4, 0), is(5, 0)}, "1 trial, 2 standby, 3 trial, 4 trial, 5 standby"},
 		{"where two answer, failed ones seldom", []standing{is(1, 5*ms, warm), is(2, 6*ms, warm), is(3, 0, dead(time.Minute)), is(4, 0, dead(3*time.Minute))}, "1 warm, 2 warm, 3 standby, 4 trial"},
+		{"two as near as can be: no others are tried", []standing{is(1, 5*ms, warm), is(2, 2*ms, warm), is(3, 0)}, "1 warm, 2 warm, 3 standby"},
+		{"as near as each other: those admitted first", []standing{is(1, 11*ms, order(3)), is(2, 14*ms, order(1)), is(3, 10*ms, order(2))}, "1 standby, 2 warm, 3 warm"},
+		{"one that is warm stays near for longer", []standing{is(1, 19*ms, order(1), warm), is(2, 10*ms, order(3)), is(3, 11*ms, order(2))}, "1 warm, 2 standby, 3 warm"},
+		{"but not for ever", []standing{is(1, 26*ms, order(1), warm), is(2, 10*ms, order(3)), is(3, 11*ms, order(2))}, "1 standby, 2 warm, 3 warm"},
+		{"at the start, too", []standing{is(1, 0, order(3)), is(2, 0, order(2)), is(3, 0, order(1))}, "1 standby, 2 trial, 3 trial"},
 		{"old figures are taken anew", []standing{is(1, 5*ms, warm), is(2, 6*ms, warm), is(3, 50*ms, idle, func(s *standing) { s.at = now - remeasure - 1 })}, "1 warm, 2 warm, 3 trial"},
 	} {
-		needs := plan(c.all, now, false)
+		needs := plan(c.all, now, 0)
 		var got []string
 		for _, id := range slices.SortedFunc(maps.Keys(needs), func(a, b identity.ID) int { return slices.Compare(a[:], b[:]) }) {
 			got = append(got, fmt.Sprintf("%d %s", id[0], needs[id]))
@@ -80,10 +86,10 @@ func TestPlanOfALateNode(t *testing.T) {
 		}
 		return s
 	}
-	if needs := plan([]standing{is(1, true), is(2, true), is(3, false)}, now, true); needs[identity.ID{3}] != needNone {
+	if needs := plan([]standing{is(1, true), is(2, true), is(3, false)}, now, time.Second); needs[identity.ID{3}] != needNone {
 		t.Errorf("a third relay: %s", needs[identity.ID{3}])
 	}
-	if needs := plan([]standing{is(1, true), is(2, false), is(3, false)}, now, true); needs[identity.ID{2}] != needTrial {
+	if needs := plan([]standing{is(1, true), is(2, false), is(3, false)}, now, time.Second); needs[identity.ID{2}] != needTrial {
 		t.Errorf("a second relay: %s", needs[identity.ID{2}])
 	}
 }

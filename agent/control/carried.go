@@ -33,10 +33,25 @@ func (n *Net) Carried(node identity.ID) Carried {
 	return Carried{c.sent.Load(), c.received.Load(), c.acksSent.Load(), c.acksReceived.Load()}
 }
 
-// countedConn is a stream in the tunnel whose bytes are counted once it is known that they are to be.
+// countedConn is a stream in the tunnel whose bytes are counted, unless it turns out that they are not to be.
 type countedConn struct {
 	net.Conn
 	by atomic.Pointer[carried]
+}
+
+// counted has a stream that a member began counted, from its handshake on.
+func (n *Net) counted(c net.Conn) net.Conn {
+	from, ok := c.RemoteAddr().(*net.TCPAddr)
+	if !ok {
+		return c
+	}
+	node, known := n.cfg.Roster.Owner(from.AddrPort().Addr().Unmap())
+	if !known {
+		return c
+	}
+	t := &countedConn{Conn: c}
+	t.by.Store(n.count(node))
+	return t
 }
 
 // counts tells which streams are.

@@ -25,7 +25,7 @@ func TestInTunnel(t *testing.T) {
 	}
 }
 
-// A stream's bytes are counted once it is known that they are to be, in each direction, with what acknowledges them.
+// A stream's bytes are counted as long as they are to be, in each direction, with what acknowledges them.
 func TestStreamsAreCounted(t *testing.T) {
 	a, b := net.Pipe()
 	defer b.Close()

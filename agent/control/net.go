@@ -325,7 +325,7 @@ func (n *Net) accept(l net.Listener) {
 			turnAway(c)
 			continue
 		}
-		n.wg.Go(func() { n.serve(c, "tunnel", leave) })
+		n.wg.Go(func() { n.serve(n.counted(c), "tunnel", leave) })
 	}
 }
 
@@ -356,8 +356,7 @@ func turnAway(c net.Conn) {
 func (n *Net) serve(c net.Conn, way string, leave func()) {
 	ctx, cancel := context.WithTimeout(n.ctx, handshakeTimeout)
 	defer cancel()
-	counted := &countedConn{Conn: c}
-	t := tls.Server(counted, n.server)
+	t := tls.Server(c, n.server)
 	err := t.HandshakeContext(ctx)
 	leave()
 	if err != nil {
@@ -372,8 +371,8 @@ func (n *Net) serve(c net.Conn, way string, leave func()) {
 		c.Close()
 		return
 	}
-	if way == "tunnel" && counts(l.alpn) {
-		counted.by.Store(n.count(identity.IDOf(key)))
+	if t, ok := c.(*countedConn); ok && !counts(l.alpn) {
+		t.by.Store(nil)
 	}
 	conn := n.track(t, identity.IDOf(key), way)
 	select {

@@ -11,6 +11,7 @@ func TestControlIsNoTraffic(t *testing.T) {
 	var last Counters
 	for i, c := range []struct {
 		rx, tx, controlRx, controlTx, acksTx uint64
+		shaken                               bool // WireGuard has a new session
 		traffic, control, heard              bool
 	}{
 		{rx: 1000, tx: 1000, controlRx: 800, controlTx: 800},
@@ -25,10 +26,16 @@ func TestControlIsNoTraffic(t *testing.T) {
 		{rx: 1940, tx: 1640, controlRx: 1420, controlTx: 1168, acksTx: 112},
 		{rx: 2240, tx: 1640, controlRx: 1720, controlTx: 1168, acksTx: 224, control: true, heard: true}, // one without an acknowledgement of its own
 		{rx: 2240, tx: 1700, controlRx: 1720, controlTx: 1168, acksTx: 224, traffic: true},              // hides nothing that comes later
-		{rx: 160, tx: 160, controlRx: 1720, controlTx: 1168, acksTx: 224},                               // another device
+		{rx: 2332, tx: 1848, controlRx: 1720, controlTx: 1168, acksTx: 224, shaken: true},
+		{rx: 2512, tx: 2068, controlRx: 1720, controlTx: 1168, acksTx: 224, shaken: true, traffic: true}, // which somebody's packet needed
+		{rx: 160, tx: 160, controlRx: 1720, controlTx: 1168, acksTx: 224},                                // another device
 	} {
 		at = at.Add(countersEvery)
-		next := Counters{RxBytes: c.rx, TxBytes: c.tx, ControlRx: c.controlRx, ControlTx: c.controlTx, AcksTx: c.acksTx, At: at}.withoutControl(last)
+		next := Counters{RxBytes: c.rx, TxBytes: c.tx, ControlRx: c.controlRx, ControlTx: c.controlTx, AcksTx: c.acksTx, At: at, Handshake: last.Handshake}
+		if c.shaken {
+			next.Handshake = at
+		}
+		next = next.withoutControl(last)
 		var traffic, control, heard bool
 		if i > 0 {
 			for _, in := range observe(last, next) {

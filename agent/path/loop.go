@@ -414,11 +414,19 @@ func (c Counters) withoutControl(last Counters) Counters {
 	}
 	rx, tx := c.rawRx-last.rawRx, c.rawTx-last.rawTx
 	controlRx, controlTx := c.ControlRx-last.ControlRx, c.ControlTx-last.ControlTx
-	c.RxBytes = last.RxBytes + rest(rx, controlRx+c.AcksRx-last.AcksRx+last.earlyRx)
-	c.TxBytes = last.TxBytes + rest(tx, controlTx+c.AcksTx-last.AcksTx+last.earlyTx)
+	shake := uint64(0)
+	if !c.Handshake.Equal(last.Handshake) {
+		shake = handshakeBytes
+	}
+	c.RxBytes = last.RxBytes + rest(rx, controlRx+c.AcksRx-last.AcksRx+last.earlyRx+shake)
+	c.TxBytes = last.TxBytes + rest(tx, controlTx+c.AcksTx-last.AcksTx+last.earlyTx+shake)
 	c.earlyRx, c.earlyTx = rest(controlRx, rx), rest(controlTx, tx)
 	return c
 }
+
+// handshakeBytes are WireGuard's own messages for a session in one direction, at most: an initiation of 148 bytes and a keepalive
+// of 32, or a response of 92. Whatever needed the session shows besides.
+const handshakeBytes = 148 + 32
 
 // rest is what is left of bytes without a part of them.
 func rest(all, part uint64) uint64 { return all - min(part, all) }
