@@ -53,6 +53,7 @@ func (s *allocStorm) compare(n *node) {
 			break
 		}
 	}
+	first = min(first, last) // behind a snapshot of the newest state no event is kept yet
 	for _, at := range []uint64{first, (first + last) / 2, last} {
 		state, err := n.replica.At(at)
 		if err != nil {

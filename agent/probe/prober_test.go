@@ -104,6 +104,8 @@ func TestWhatIsNotAnswered(t *testing.T) {
 		b.handle(atAlice, second)
 		b.handle(atAlice, first) // late, and still new
 		b.wire.sent = nil
+		wrong := send(a)
+		wrong[Size-1] ^= 1
 
 		tests := []struct {
 			name  string
@@ -113,7 +115,7 @@ func TestWhatIsNotAnswered(t *testing.T) {
 			{"replayed", first, func(s ProberStats) uint64 { return s.Replayed }},
 			{"from an older epoch", send(newEnd(alice, bob, 4)), func(s ProberStats) uint64 { return s.Replayed }},
 			{"from a stranger", send(carol), func(s ProberStats) uint64 { return s.Strangers }},
-			{"with a wrong MAC", append(send(a)[:Size-1], 0), func(s ProberStats) uint64 { return s.BadMAC }},
+			{"with a wrong MAC", wrong, func(s ProberStats) uint64 { return s.BadMAC }},
 			{"our own, mirrored", send(func() *end { e := newEnd(bob, bob, 1); return e }()), func(s ProberStats) uint64 { return s.Strangers }},
 		}
 		for _, tt := range tests {
