@@ -106,7 +106,7 @@ func TestFailover(t *testing.T) {
 				r := startRelay(t, m)
 				g := startGate(t, r.address)
 				relays[r.key.ID()], gates[r.key.ID()] = r, g
-				list = append(list, Relay{r.key.ID(), []string{g.Addr().String()}, r.key.Public()})
+				list = append(list, Relay{ID: r.key.ID(), Addresses: []string{g.Addr().String()}, Key: r.key.Public()})
 			}
 			a, b := newNode(t, m, newKey(t)), newNode(t, m, newKey(t))
 			for _, n := range []*testNode{a, b} {
@@ -220,7 +220,7 @@ func TestDeadAddressDelaysLittle(t *testing.T) {
 	closed.Close()
 	n := newNode(t, m, newKey(t))
 	began := time.Now()
-	n.SetRelays([]Relay{{r.key.ID(), []string{closed.Addr().String(), mute.Addr().String(), wrong.address, r.address}, r.key.Public()}})
+	n.SetRelays([]Relay{{ID: r.key.ID(), Addresses: []string{closed.Addr().String(), mute.Addr().String(), wrong.address, r.address}, Key: r.key.Public()}})
 	waitFor(t, "the session", func() bool { return n.connected(r.key.ID()) })
 	if d := time.Since(began); d > 2*time.Second {
 		t.Errorf("took %s past a closed, a mute and a wrong address", d)
@@ -331,7 +331,7 @@ func TestStreamsEndWithTheirRelay(t *testing.T) {
 	g := startGate(t, r.address)
 	a, b := newNode(t, m, newKey(t)), newNode(t, m, newKey(t))
 	for _, n := range []*testNode{a, b} {
-		n.SetRelays([]Relay{{r.key.ID(), []string{g.Addr().String()}, r.key.Public()}})
+		n.SetRelays([]Relay{{ID: r.key.ID(), Addresses: []string{g.Addr().String()}, Key: r.key.Public()}})
 		waitFor(t, "the session", func() bool { return len(n.Links()) == 1 })
 	}
 	ca, err := a.Dial(t.Context(), b.id)
