@@ -10,7 +10,8 @@ import (
 
 const (
 	rejoinTick    = 500 * time.Millisecond
-	maxRejoins    = 4 // at once, and started per tick, while nobody is alive; else one, since it brings the others along
+	rejoinRest    = 5 * time.Second // while all are alive: who leaves or is admitted is told
+	maxRejoins    = 4               // at once, and started per tick, while nobody is alive; else one, since it brings the others along
 	rejoinFirst   = 500 * time.Millisecond
 	rejoinMost    = 10 * time.Second
 	rejoinAlone   = 3 * time.Second // the most, while nobody at all is alive
@@ -62,11 +63,14 @@ func (r *rejoiner) heard(id identity.ID) {
 func (r *rejoiner) run() {
 	defer r.wg.Wait()
 	for {
-		r.dispatch(time.Now())
+		next := rejoinTick
+		if r.dispatch(time.Now()) {
+			next = rejoinRest
+		}
 		select {
 		case <-r.g.ctx.Done():
 			return
-		case <-time.After(jitter(rejoinTick)):
+		case <-time.After(jitter(next)):
 		case <-r.wake:
 			// Not sooner than this, however often we are woken.
 			select {
@@ -78,7 +82,8 @@ func (r *rejoiner) run() {
 	}
 }
 
-func (r *rejoiner) dispatch(now time.Time) {
+// dispatch begins the attempts that are due. It reports whether all members are alive.
+func (r *rejoiner) dispatch(now time.Time) bool {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	var due []identity.ID
@@ -116,6 +121,7 @@ func (r *rejoiner) dispatch(now time.Time) {
 		r.busy++
 		r.wg.Go(func() { r.join(id) })
 	}
+	return len(missing) == 0
 }
 
 func (r *rejoiner) join(id identity.ID) {

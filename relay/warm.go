@@ -24,7 +24,8 @@ const (
 	retrySoon   = 5 * time.Second
 	// demandHold is how long a session beyond the warm ones stays after its last use.
 	demandHold = time.Minute
-	planEvery  = time.Second
+	planEvery  = time.Second     // while sessions are tried, or needed by peers
+	planRest   = 5 * time.Second // while there are the warm ones alone
 	// lateForTrials is how late a process may wake that tries further relays.
 	lateForTrials = 200 * time.Millisecond
 )
@@ -161,16 +162,20 @@ func rankRTT(s standing) time.Duration {
 
 // manage keeps the sessions that plan wants.
 func (p *Pool) manage() {
-	tick := time.NewTicker(planEvery)
-	defer tick.Stop()
+	timer := time.NewTimer(planEvery)
+	defer timer.Stop()
 	for {
 		select {
 		case <-p.ctx.Done():
 			return
-		case <-tick.C:
+		case <-timer.C:
 		case <-p.replan:
 		}
-		p.applyPlan()
+		next := planEvery
+		if p.applyPlan() {
+			next = planRest
+		}
+		timer.Reset(next)
 		if p.farFound.Swap(false) {
 			p.release()
 		}
@@ -184,7 +189,8 @@ func (p *Pool) planAgain() {
 	}
 }
 
-func (p *Pool) applyPlan() {
+// applyPlan starts and ends sessions. It reports whether nothing will want another plan soon but news.
+func (p *Pool) applyPlan() (rests bool) {
 	p.planning.Lock()
 	defer p.planning.Unlock()
 	now := p.now()
@@ -199,9 +205,13 @@ func (p *Pool) applyPlan() {
 		all[i] = c.standing(p.reserved.bound(c.relay.ID))
 	}
 	needs := plan(all, now, p.cfg.Lag.Late(time.Now()))
-	for _, c := range clients {
-		c.setNeed(needs[c.relay.ID])
+	rests = true
+	for i, c := range clients {
+		n := needs[c.relay.ID]
+		c.setNeed(n)
+		rests = rests && (n == needWarm && all[i].healthy && all[i].rtt > 0 || n == needNone)
 	}
+	return rests
 }
 
 func (c *client) standing(bound bool) standing {

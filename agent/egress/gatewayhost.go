@@ -19,28 +19,32 @@ func (g *Gateways) wakeHost() {
 	}
 }
 
-// keepHost keeps the host's side as it is wanted, and mends it once a second.
+// keepHost keeps the host's side as it is wanted, and mends it once a second where there is one.
 func (g *Gateways) keepHost(ctx context.Context) {
-	tick := time.NewTicker(hostEvery)
-	defer tick.Stop()
+	timer := time.NewTimer(0)
+	defer timer.Stop()
 	for ctx.Err() == nil {
-		g.syncHost()
+		next := time.Hour
+		if g.syncHost() {
+			next = hostEvery
+		}
+		timer.Reset(next)
 		select {
 		case <-ctx.Done():
 		case <-g.host:
-		case <-tick.C:
+		case <-timer.C:
 		}
 	}
 }
 
-// syncHost makes the host's side what is wanted now.
-func (g *Gateways) syncHost() {
+// syncHost makes the host's side what is wanted now. It reports whether there is any, or something of it could not be removed.
+func (g *Gateways) syncHost() bool {
 	g.hostMu.Lock()
 	defer g.hostMu.Unlock()
 	spec := g.hostSpec()
 	is := len(spec.Routes) > 0
 	if !is && !g.was {
-		return
+		return false
 	}
 	err := func() (err error) {
 		if g.rec == nil {
@@ -59,6 +63,7 @@ func (g *Gateways) syncHost() {
 	g.mu.Lock()
 	g.problem("host", text)
 	g.mu.Unlock()
+	return g.was
 }
 
 // closeHost closes what syncHost works with; what it made stays.

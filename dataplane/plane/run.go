@@ -39,8 +39,12 @@ func (p *Plane) run(started chan<- error) {
 }
 
 func (p *Plane) loop() {
-	status := time.NewTicker(statusEvery)
-	defer status.Stop()
+	var status <-chan time.Time // in userspace the device is inside this process, and nobody else can reach it
+	if p.driver == wireguard.Kernel {
+		ticker := time.NewTicker(statusEvery)
+		defer ticker.Stop()
+		status = ticker.C
+	}
 	resync := time.NewTicker(resyncEvery)
 	defer resync.Stop()
 	mend := time.NewTimer(time.Hour)
@@ -56,7 +60,7 @@ func (p *Plane) loop() {
 			p.mark(t, settle)
 		case <-died:
 			p.mark(touched{wireguard: true}, 0)
-		case <-status.C:
+		case <-status:
 			p.checkPeers()
 		case <-resync.C:
 			p.mark(everything, 0)
@@ -191,10 +195,9 @@ func (p *Plane) status() ([]dataplane.PeerStatus, error) {
 	return peers, err
 }
 
-// checkPeers looks for foreign changes of peers, if nobody has read them lately. In userspace the
-// device is inside this process and nobody else can reach it.
+// checkPeers looks for foreign changes of peers, if nobody has read them lately.
 func (p *Plane) checkPeers() {
-	if p.spec == nil || p.driver != wireguard.Kernel || time.Since(p.lastStatus) < statusEvery/2 {
+	if p.spec == nil || time.Since(p.lastStatus) < statusEvery/2 {
 		return
 	}
 	if _, err := p.status(); err != nil {
