@@ -73,6 +73,7 @@ func newCluster(t testing.TB) *cluster {
 			n.close()
 		}
 		close(c.net.closed)
+		time.Sleep(c.net.slowest) // virtual: a stream ends for its reader when what is on its way has arrived
 	})
 	return c
 }

@@ -24,6 +24,7 @@ type network struct {
 	cuts      map[way]bool
 	delays    map[way]time.Duration // the longest that what is written may take
 	conns     map[*wire]bool
+	slowest   time.Duration // the longest of all delays that there were
 	tcp       bool          // loopback TCP in place of pipes
 	closed    chan struct{} // the test is over: a dial that nobody waits for any more ends, too
 }
@@ -166,6 +167,7 @@ func (n *network) delay(from, to []identity.ID, most time.Duration) {
 	for _, x := range from {
 		for _, y := range to {
 			n.delays[way{x, y}] = most
+			n.slowest = max(n.slowest, most)
 		}
 	}
 }
