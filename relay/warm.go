@@ -54,8 +54,8 @@ const (
 )
 
 // plan decides with which relays a node keeps a session: the nearest ones until two are healthy, those that peers need,
-// and for a moment those not measured yet. late says that this process has too much to do for what can wait: where two relays answer,
-// no others are tried.
+// and for a moment those not measured yet. late says that this process has too much to do for what can wait: where two
+// relays answer, no others are tried.
 func plan(all []standing, now time.Duration, late bool) map[identity.ID]need {
 	needs := make(map[identity.ID]need, len(all))
 	ranked := slices.Clone(all)
