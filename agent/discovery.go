@@ -120,7 +120,8 @@ func (a *Agent) followAddresses(ctx context.Context) {
 	a.report("public host", warning, message, "this host is public and offers others nothing: free the port, or set another one in the configuration")
 }
 
-// doubtNAT has the NAT looked at again, since a direct path has died. Where this host itself is late, that is no sign of another NAT.
+// doubtNAT has the NAT looked at again, since a direct path has died. Where this host itself is late, that is no sign
+// of another NAT.
 func (a *Agent) doubtNAT() {
 	if a.lag.Late(time.Now()) < lateForNAT {
 		a.reflexive.Doubt()

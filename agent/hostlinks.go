@@ -35,8 +35,8 @@ func (l hostLink) equal(o hostLink) bool {
 	return l.name == o.name && l.mtu == o.mtu && slices.Equal(l.addrs, o.addrs)
 }
 
-// hostLinks is the view of this host's links that every round of the loop asks for. While follow runs, the kernel's notifications
-// keep it; else it is read when it is asked for, and at most so often.
+// hostLinks is the view of this host's links that every round of the loop asks for. While follow runs, the kernel's
+// notifications keep it; else it is read when it is asked for, and at most so often.
 type hostLinks struct {
 	mu       sync.Mutex
 	followed bool
@@ -64,8 +64,8 @@ func (h *hostLinks) read() bool {
 	return true
 }
 
-// follow keeps the view until ctx ends, and calls changed when it is another one. Where the kernel gives no notifications it
-// returns at once with the reason.
+// follow keeps the view until ctx ends, and calls changed when it is another one. Where the kernel gives no
+// notifications it returns at once with the reason.
 func (h *hostLinks) follow(ctx context.Context, changed func()) error {
 	conn, err := netlinkconn.Dial(unix.NETLINK_ROUTE, &netlinkconn.Config{Groups: hostLinkGroups})
 	if err != nil {

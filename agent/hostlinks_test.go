@@ -62,7 +62,8 @@ func TestHostLinks(t *testing.T) {
 	}
 }
 
-// TestHostLinksAreFollowed: what changes is seen by the kernel's word, without anybody asking, and only what changes is told.
+// TestHostLinksAreFollowed: what changes is seen by the kernel's word, without anybody asking, and only what changes is
+// told.
 func TestHostLinksAreFollowed(t *testing.T) {
 	n := testns.New(t, "linksfollow")
 	ctx, stop := context.WithCancel(t.Context())

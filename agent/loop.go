@@ -176,8 +176,9 @@ func (a *Agent) nextReading(now time.Time) time.Duration {
 	return every * time.Duration(1+min(len(a.loop.members)/manyPeers, 3))
 }
 
-// syncPace spaces the rounds of the loop by what they take: all of them together get a tenth of the time at most, and those that a
-// changed path asks for a third. A host that has too much to do takes longer for each round, and so does fewer.
+// syncPace spaces the rounds of the loop by what they take: all of them together get a tenth of the time at most, and
+// those that a changed path asks for a third. A host that has too much to do takes longer for each round, and so does
+// fewer.
 type syncPace struct {
 	ended time.Time
 	took  time.Duration

@@ -325,7 +325,8 @@ const (
 )
 
 // keepOnDisk writes the records some time after they changed, and at the end. Nodes that the file does not name are
-// written down soon: a node that is killed right after it joined would know none that it could turn to at its next start.
+// written down soon: a node that is killed right after it joined would know none that it could turn to at its next
+// start.
 func (g *Gossip) keepOnDisk() {
 	written, named := [32]byte{}, 0
 	spacing := diskSpacing

@@ -48,12 +48,12 @@ func (o option) rank() int {
 // settled is how long a relay at least carries to a peer before a nearer one takes over.
 const settled = 10 * time.Second
 
-// clearGain is by how much another relay's RTT must be less: a fifth, 5 ms, and what this process wakes too late, since its
-// measurements contain that.
+// clearGain is by how much another relay's RTT must be less: a fifth, 5 ms, and what this process wakes too late, since
+// its measurements contain that.
 func clearGain(rtt, late time.Duration) time.Duration { return max(rtt/5, 5*time.Millisecond, 2*late) }
 
-// pick chooses a relay: best rank, then least RTT over both hops. The current relay stays among its equals unless another
-// is clearly better, and as long as stay says. A relay known not to have the peer is never picked.
+// pick chooses a relay: best rank, then least RTT over both hops. The current relay stays among its equals unless
+// another is clearly better, and as long as stay says. A relay known not to have the peer is never picked.
 func pick(options []option, current identity.ID, stay bool, late time.Duration) (option, bool) {
 	var best, now option
 	found, has := false, false

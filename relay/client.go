@@ -268,8 +268,8 @@ func (c *client) cutStreams() {
 	}
 }
 
-// watch pings the relay and judges by its answers. It wakes when the next ping or judgement is due, and when a session that was idle is
-// used again.
+// watch pings the relay and judges by its answers. It wakes when the next ping or judgement is due, and when a session
+// that was idle is used again.
 func (c *client) watch(w *wire) {
 	timer := time.NewTimer(0)
 	defer timer.Stop()

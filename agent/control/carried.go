@@ -8,9 +8,9 @@ import (
 	"github.com/skeinmesh/skein/identity"
 )
 
-// Carried is what the control net sent to a node and got from it by the tunnel, in bytes as WireGuard counts them. Raft's streams
-// are not among it: a path that carries them is watched as for users' traffic. Acks are the acknowledgements of the
-// streams' segments, at most.
+// Carried is what the control net sent to a node and got from it by the tunnel, in bytes as WireGuard counts them.
+// Raft's streams are not among it: a path that carries them is watched as for users' traffic. Acks are the
+// acknowledgements of the streams' segments, at most.
 type Carried struct{ Sent, Received, AcksSent, AcksReceived uint64 }
 
 type carried struct{ sent, received, acksSent, acksReceived atomic.Uint64 }
@@ -83,14 +83,15 @@ const (
 	ackBytes   = (tcpHeaders + 8) + 32 // padded to 16
 )
 
-// inSegments is what WireGuard counts for bytes of a stream, at most, and for the acknowledgements that go the other way.
+// inSegments is what WireGuard counts for bytes of a stream, at most, and for the acknowledgements that go the other
+// way.
 func inSegments(n int) (bytes, acks uint64) {
 	segments := (n + segment - 1) / segment
 	return uint64(n + segments*(ackBytes+16)), uint64(segments * ackBytes)
 }
 
-// inTunnel is what WireGuard counts for a UDP packet with so many bytes in it: headers, padding to 16 bytes, and 32 of its own
-// (section 5.4.6 of the WireGuard paper).
+// inTunnel is what WireGuard counts for a UDP packet with so many bytes in it: headers, padding to 16 bytes, and 32 of
+// its own (section 5.4.6 of the WireGuard paper).
 func inTunnel(bytes int, at netip.Addr) uint64 {
 	header := 40 + 8
 	if at.Unmap().Is4() {

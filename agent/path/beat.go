@@ -46,8 +46,8 @@ func (s *step) rto() time.Duration {
 	return min(max(s.SRTT+4*s.RTTVar, rtoMin), rtoMax) + s.lateness()
 }
 
-// lateness is how much later than the network's delay an answer may be seen on a host that has too much to do: the clock is to
-// blame before the path is. The peer may be on such a host, too, hence twice. A little is within deadAfter.
+// lateness is how much later than the network's delay an answer may be seen on a host that has too much to do: the
+// clock is to blame before the path is. The peer may be on such a host, too, hence twice. A little is within deadAfter.
 func (s *step) lateness() time.Duration {
 	if s.Late <= lateIgnored {
 		return 0

@@ -39,8 +39,8 @@ func (s *step) startBurst(punch bool) {
 	}
 }
 
-// waits reports whether a burst has to wait for the manager's leave. A large mesh has so many pairs that they take turns; a pair that no
-// relay carries meanwhile does not wait.
+// waits reports whether a burst has to wait for the manager's leave. A large mesh has so many pairs that they take
+// turns; a pair that no relay carries meanwhile does not wait.
 func (s *step) waits(punch bool) bool {
 	if !s.Settings.Lazy || s.allowed || s.Relay.ID.IsZero() {
 		return false

@@ -5,7 +5,8 @@ import (
 	"time"
 )
 
-// What the control net sends is no traffic, however the two counters are read after each other; what else is carried shows.
+// What the control net sends is no traffic, however the two counters are read after each other; what else is carried
+// shows.
 func TestControlIsNoTraffic(t *testing.T) {
 	at := simStart
 	var last Counters
@@ -50,8 +51,8 @@ func TestControlIsNoTraffic(t *testing.T) {
 	}
 }
 
-// A path on which the control net hears answers is not pinged beyond its keepalive. One on which it hears none is asked, and given up when
-// that has no answer either.
+// A path on which the control net hears answers is not pinged beyond its keepalive. One on which it hears none is
+// asked, and given up when that has no answer either.
 func TestControlAsks(t *testing.T) {
 	s := newSim(t, 1, natPortRestricted, natPortRestricted)
 	s.start(true)

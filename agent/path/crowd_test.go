@@ -15,8 +15,8 @@ import (
 	"github.com/skeinmesh/skein/internal/lag"
 )
 
-// The crowd: many managers on virtual time, on machines whose scheduler lets a process sleep for seconds. Nothing is wrong with
-// the network, so every path that is changed is changed for nothing.
+// The crowd: many managers on virtual time, on machines whose scheduler lets a process sleep for seconds. Nothing is
+// wrong with the network, so every path that is changed is changed for nothing.
 
 type crowd struct {
 	now   time.Time
@@ -199,8 +199,8 @@ func (c *crowd) changes() (sum int) {
 	return sum
 }
 
-// TestCrowdStaysCalm: a thousand managers on machines that let them sleep up to 2.5 s change few paths, and when the machines are
-// idle again, all pairs that talk do so directly.
+// TestCrowdStaysCalm: a thousand managers on machines that let them sleep up to 2.5 s change few paths, and when the
+// machines are idle again, all pairs that talk do so directly.
 func TestCrowdStaysCalm(t *testing.T) {
 	size := 1000
 	if testing.Short() {

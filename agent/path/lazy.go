@@ -2,9 +2,10 @@ package path
 
 import "time"
 
-// In a large mesh most pairs of nodes never talk. A pair without traffic stays in a relay's session, which costs nothing until
-// there is a packet: no direct path is looked for, no port is guessed. WireGuard's endpoint of such a peer is a port of this agent, so
-// that the first packet goes by the relay at once, and is what wakes the pair. What is known to work is kept.
+// In a large mesh most pairs of nodes never talk. A pair without traffic stays in a relay's session, which costs
+// nothing until there is a packet: no direct path is looked for, no port is guessed. WireGuard's endpoint of such a
+// peer is a port of this agent, so that the first packet goes by the relay at once, and is what wakes the pair. What is
+// known to work is kept.
 
 // RuleIdle is the rule of a path that no traffic asks for.
 const RuleIdle = "idle"

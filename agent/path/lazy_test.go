@@ -16,8 +16,9 @@ func lazySim(t *testing.T) *sim {
 
 func pingsOf(s *sim) int { return s.nodes[0].pings + s.nodes[1].pings }
 
-// A pair of a large mesh that has nothing to say stays with the relay and sends nothing. What it has to say goes by the relay at
-// first, none of it is lost, and soon it goes directly. When it says no more, the path that works stays, for a keepalive.
+// A pair of a large mesh that has nothing to say stays with the relay and sends nothing. What it has to say goes by the
+// relay at first, none of it is lost, and soon it goes directly. When it says no more, the path that works stays, for a
+// keepalive.
 func TestLazyPair(t *testing.T) {
 	s := lazySim(t)
 	s.turn = 100 * time.Millisecond
@@ -69,7 +70,8 @@ func TestLazyPairIsCut(t *testing.T) {
 	}
 }
 
-// Without a relay nothing could carry the first packet: after some seconds a direct path is looked for, as in a small mesh.
+// Without a relay nothing could carry the first packet: after some seconds a direct path is looked for, as in a small
+// mesh.
 func TestLazyWithoutRelay(t *testing.T) {
 	s := lazySim(t)
 	s.start(false)

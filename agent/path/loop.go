@@ -405,8 +405,9 @@ func (m *Manager) traffic(p *peer, now time.Time, c Counters) {
 	}
 }
 
-// withoutControl takes the control net's share from the counters. What was counted for it before WireGuard counted it is taken from
-// the next reading, and from no later one: a share that is estimated too large would hide traffic ever after.
+// withoutControl takes the control net's share from the counters. What was counted for it before WireGuard counted it
+// is taken from the next reading, and from no later one: a share that is estimated too large would hide traffic ever
+// after.
 func (c Counters) withoutControl(last Counters) Counters {
 	c.rawRx, c.rawTx = c.RxBytes, c.TxBytes
 	if c.rawRx < last.rawRx || c.rawTx < last.rawTx || last.At.IsZero() {

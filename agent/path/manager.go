@@ -62,8 +62,8 @@ type Config struct {
 type Counters struct {
 	RxBytes, TxBytes uint64
 	Endpoint         netip.AddrPort // where WireGuard last heard the peer; may be a local proxy. Userspace WireGuard tells where it sends instead
-	// ControlRx and ControlTx are what of that came and went for the control net. They show whether the path carries something,
-	// and are no reason to keep watch over it. AcksRx and AcksTx are the acknowledgements for that, at most.
+	// ControlRx and ControlTx are what of that came and went for the control net. They show whether the path carries
+	// something, and are no reason to keep watch over it. AcksRx and AcksTx are the acknowledgements for that, at most.
 	ControlRx, ControlTx, AcksRx, AcksTx uint64
 	Relayed                              uint64    // packets of the peer that relays' sessions have brought
 	Handshake                            time.Time // the last one; zero: never

@@ -28,8 +28,8 @@ func (s *step) takeTraffic(from netip.AddrPort, since time.Time) {
 	s.Mute = time.Time{}
 }
 
-// takeControl takes that the control net sent packets by the tunnel, or heard the peer there. Its own packets are not worth heartbeats:
-// where they are answered the path works, and where they are not, one question shows why.
+// takeControl takes that the control net sent packets by the tunnel, or heard the peer there. Its own packets are not
+// worth heartbeats: where they are answered the path works, and where they are not, one question shows why.
 func (s *step) takeControl(heard bool) {
 	if heard {
 		s.ControlAt = s.now

@@ -5,10 +5,12 @@ import (
 	"time"
 )
 
-// burstsMax is how many peers of a large mesh may be looked for at a time; half as many for each step that this process is late.
+// burstsMax is how many peers of a large mesh may be looked for at a time; half as many for each step that this process
+// is late.
 const burstsMax = 16
 
-// turns are the bursts of a large mesh: as many at a time as this host can bear, the others in the order in which they were asked for.
+// turns are the bursts of a large mesh: as many at a time as this host can bear, the others in the order in which they
+// were asked for.
 type turns struct {
 	waiting []*peer
 	running []*peer

@@ -69,7 +69,12 @@ func startPeer(t *testing.T, w world, binary string) *peer {
 	}
 	t.Cleanup(func() { os.RemoveAll(dir) })
 	p := &peer{t: t, host: w.host, binary: binary, dir: dir}
-	p.bare = p.rules()
+	within(t, "the link-local address of the peer's link", func() error {
+		if p.bare = p.rules(); !strings.Contains(p.bare, "local fe80::") { // the kernel looks first whether another has it
+			return fmt.Errorf("there is\n%s", p.bare)
+		}
+		return nil
+	})
 	config := "name: peer\nrelay: true\nforceEndpoint: " + peerAddr + ":51820\negress: {clients: [{egresses: [out/nat]}]}\n"
 	if err := os.WriteFile(filepath.Join(dir, "skein.yaml"), []byte(config), 0o600); err != nil {
 		t.Fatal(err)

@@ -1,6 +1,7 @@
-// Package lag measures how late this process wakes. On a host with too much to do, timers fire late and answers are seen late, and
-// whoever takes that for the network's doing makes more work: paths are changed, sessions dialed anew. So those who judge by the clock
-// note here how late they woke, and ask how late others did. There is no timer of its own: a process that nothing wakes is not late.
+// Package lag measures how late this process wakes. On a host with too much to do, timers fire late and answers are
+// seen late, and whoever takes that for the network's doing makes more work: paths are changed, sessions dialed anew.
+// So those who judge by the clock note here how late they woke, and ask how late others did. There is no timer of its
+// own: a process that nothing wakes is not late.
 //
 // A Meter is safe for concurrent use. The zero Meter is ready; a nil one measures nothing.
 package lag
@@ -60,8 +61,8 @@ func (m *Meter) Late(now time.Time) time.Duration {
 	return m.decayed(now)
 }
 
-// Level is Late in few steps: zero, or 50 ms doubled so often that it is not less. It rises at once and falls two steps late, so that
-// those who act on each change of it have little to do.
+// Level is Late in few steps: zero, or 50 ms doubled so often that it is not less. It rises at once and falls two steps
+// late, so that those who act on each change of it have little to do.
 func (m *Meter) Level(now time.Time) time.Duration {
 	if m == nil {
 		return 0
