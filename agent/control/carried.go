@@ -39,7 +39,7 @@ type countedConn struct {
 	by atomic.Pointer[carried]
 }
 
-// counts tells which streams are.
+// counts tells of which protocol the bytes are counted.
 func counts(alpn string) bool { return alpn != identity.ALPNRaft }
 
 func (c *countedConn) Read(b []byte) (int, error) {
