@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"net"
+	"net/http"
 	"net/netip"
 	"os"
 	"os/exec"
@@ -19,6 +20,7 @@ import (
 
 	"github.com/skeinmesh/skein/agent/ipam"
 	skeinv1 "github.com/skeinmesh/skein/api/skein/v1"
+	"github.com/skeinmesh/skein/api/skein/v1/skeinv1connect"
 	"github.com/skeinmesh/skein/cni"
 	"github.com/skeinmesh/skein/dataplane/podnet"
 	"github.com/skeinmesh/skein/internal/testns"
@@ -499,5 +501,35 @@ func eventually(t testing.TB, what string, ok func() bool) {
 		if time.Now().After(end) {
 			t.Fatalf("%s: it did not come true", what)
 		}
+	}
+}
+
+// A request that comes before the server serves waits for it, as one does that comes while an agent starts.
+func TestRequestsWaitForTheServer(t *testing.T) {
+	socket := filepath.Join(t.TempDir(), SocketName)
+	l, err := Listen(socket)
+	if err != nil {
+		t.Fatal(err)
+	}
+	client := skeinv1connect.NewCNIServiceClient(&http.Client{Transport: &http.Transport{
+		DialContext: func(ctx context.Context, _, _ string) (net.Conn, error) {
+			var d net.Dialer
+			return d.DialContext(ctx, "unix", socket)
+		},
+	}}, "http://skein")
+	answered := make(chan error, 1)
+	go func() {
+		_, err := client.Status(t.Context(), &skeinv1.CNIStatusRequest{})
+		answered <- err
+	}()
+	c, err := net.Dial("unix", socket) // whoever comes now is not refused
+	if err != nil {
+		t.Fatal(err)
+	}
+	c.Close()
+	r := newRig(t, dual())
+	t.Cleanup(r.srv.Serve(t.Context(), l))
+	if err := <-answered; err != nil {
+		t.Errorf("the request that came first: %v", err)
 	}
 }

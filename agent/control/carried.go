@@ -54,7 +54,7 @@ func (n *Net) counted(c net.Conn) net.Conn {
 	return t
 }
 
-// counts tells which streams are.
+// counts tells of which protocol the bytes are counted.
 func counts(alpn string) bool { return alpn != identity.ALPNRaft }
 
 func (c *countedConn) Read(b []byte) (int, error) {

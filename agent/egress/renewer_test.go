@@ -156,3 +156,22 @@ func TestAnAgentThatEndsLeavesTheRestOfItsLease(t *testing.T) {
 		})
 	}
 }
+
+// A node that is no gateway and holds nothing has nothing due; one that is asks the leader in turn.
+func TestANodeWithoutEgressesRests(t *testing.T) {
+	var gateways []*skeinv1.GatewayState
+	r := NewRenewer(RenewerConfig{Gateways: func() []*skeinv1.GatewayState { return gateways }})
+	now := time.Now()
+	r.lastSent = now
+	if due := r.due(now); due.Before(now.Add(time.Minute)) {
+		t.Errorf("without an egress it wakes after %s", due.Sub(now))
+	}
+	gateways = []*skeinv1.GatewayState{{Namespace: "out", Name: "nat"}}
+	if due := r.due(now); due.After(now.Add(RenewEvery)) {
+		t.Errorf("as a gateway it wakes after %s, want %s", due.Sub(now), RenewEvery)
+	}
+	gateways, r.releases[SlotEpoch{Epoch: 1}] = nil, now
+	if due := r.due(now); due.After(now.Add(RenewEvery)) {
+		t.Errorf("with a release to say it wakes after %s, want %s at most", due.Sub(now), RenewEvery)
+	}
+}

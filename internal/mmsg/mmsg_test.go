@@ -165,7 +165,7 @@ func TestLargerThanTheMTU(t *testing.T) {
 	if n, err := a.Writer.Write(packets, b.at, mmsg.Source{}); err != nil || n != len(packets) {
 		t.Fatalf("sent %d: %v", n, err)
 	}
-	arrived := b.take(t, len(packets)) // not always in order: a sender that changes its processor is overtaken by itself
+	arrived := b.take(t, len(packets)) // not always in order: packets sent from two processors may overtake each other
 	slices.SortFunc(arrived, func(x, y mmsg.Datagram) int { return bytes.Compare(x.Data, y.Data) })
 	for i, d := range arrived {
 		if !bytes.Equal(d.Data, packets[i]) {
