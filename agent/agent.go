@@ -211,8 +211,8 @@ func tunnelOver(p path.Path, relays, session func() bool) control.Tunnel {
 	switch {
 	case p.Kind == path.None && relays():
 		return control.Away
-	case p.Rule == path.RuleIdle && p.Kind == path.Relay:
-		return control.Likely // packets go by the relay; a stream in the tunnel costs a third of the handshakes of one that relays splice
+	case p.Kind == path.Relay && p.Rule == path.RuleIdle:
+		return control.Idle
 	case p.Kind != path.Direct || !p.Alive || p.Silent:
 		return control.Down // of a silent peer only the kernel would answer
 	case session():

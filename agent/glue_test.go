@@ -42,6 +42,7 @@ func TestTunnelOverAPath(t *testing.T) {
 		{"direct, alive by the kernel alone", silent, true, true, control.Down},
 		{"direct and dead", path.Path{Kind: path.Direct}, true, true, control.Down},
 		{"relayed", path.Path{Kind: path.Relay, Alive: true}, true, true, control.Down},
+		{"relayed without traffic", path.Path{Kind: path.Relay, Alive: true, Rule: path.RuleIdle}, true, true, control.Idle},
 		{"nowhere, and the relays say so", path.Path{}, true, true, control.Away},
 		{"nowhere, and no relay to ask", path.Path{}, false, true, control.Down},
 	} {

@@ -24,10 +24,14 @@ import (
 const (
 	roleRelay = "relay" // Record.role of a node that relays and does nothing else
 
-	summaryEvery  = 2 * time.Second // how often what others need not know at once may change the record
-	quietForHash  = 2 * time.Second // the index rests that long before its hash is published
-	rttStep       = 5 * time.Millisecond
-	rttEvery      = 10 * time.Second // round-trip times that are news each second are those of a busy machine, and news is work for all
+	summaryEvery = 2 * time.Second // how often what others need not know at once may change the record
+	quietForHash = 2 * time.Second // the index rests that long before its hash is published
+	rttStep      = 5 * time.Millisecond
+	rttEvery     = 10 * time.Second // round-trip times that are news each second are those of a busy machine, and news is work for all
+	// perMember spaces news that nobody waits for by the mesh's size, so that all of it together stays bounded.
+	perMember     = 250 * time.Millisecond
+	lateForLinks  = 100 * time.Millisecond // a process that wakes so late judges no relay
+	linksStay     = 10 * time.Second       // how long the record of such a process lists a relay whose session was lost
 	stateHashSize = 16
 	knownHashes   = 256
 )
@@ -37,8 +41,9 @@ type recordClock struct {
 	summary time.Time // last change of the summary
 	index   uint64    // newest index seen, and since when
 	since   time.Time
-	rtts    time.Time         // last change of a round-trip time
-	hashes  map[uint64][]byte // of the indexes this node has published or compared, bounded
+	rtts    time.Time            // last change of a round-trip time
+	lost    map[string]time.Time // listed relays without a session, by node ID, and since when
+	hashes  map[uint64][]byte    // of the indexes this node has published or compared, bounded
 }
 
 // ownRecord is what this node last published, never nil.
@@ -58,7 +63,11 @@ func (a *Agent) publish() {
 	old := a.ownRecord()
 	next := a.observed()
 	c := &a.loop.own
-	if steadyRTTs(next, old, now.Sub(c.rtts) < rttEvery) {
+	crowd := perMember * time.Duration(len(a.loop.members))
+	late := a.lag.Late(now) > lateForLinks
+	c.keepLinks(next, old, late, now)
+	// A process that wakes late has measured itself.
+	if steadyRTTs(next, old, late || now.Sub(c.rtts) < max(rttEvery, 4*crowd)) {
 		c.rtts = now
 	}
 	st := a.loop.state
@@ -66,7 +75,7 @@ func (a *Agent) publish() {
 		c.index, c.since = st.Index(), now
 	}
 	urgent := !sameObserved(old, next)
-	if urgent || now.Sub(c.summary) >= summaryEvery {
+	if urgent || now.Sub(c.summary) >= max(summaryEvery, crowd) {
 		a.summarise(next)
 		if now.Sub(c.since) >= quietForHash {
 			next.AppliedIndex, next.StateHash = st.Index(), a.hashAt(st)
@@ -179,6 +188,30 @@ func (a *Agent) summarise(r *skeinv1.Record) {
 func keepSummary(next, old *skeinv1.Record) {
 	next.PeersDirect, next.PeersRelay, next.TransportMode = old.GetPeersDirect(), old.GetPeersRelay(), old.GetTransportMode()
 	next.AppliedIndex, next.StateHash = old.GetAppliedIndex(), old.GetStateHash()
+}
+
+// keepLinks keeps a relay in the record that is to be published for a while after its session was lost, where this process is
+// late and another relay is listed: sessions come and go on a host with too much to do, and each new record makes all others
+// choose anew. Whoever sends by that relay meanwhile is told by it, and goes another way.
+func (c *recordClock) keepLinks(next, old *skeinv1.Record, late bool, now time.Time) {
+	lost := map[string]time.Time{}
+	if len(next.GetRelayLinks()) > 0 && (late || len(c.lost) > 0) {
+		for _, l := range old.GetRelayLinks() {
+			if slices.ContainsFunc(next.GetRelayLinks(), func(n *skeinv1.RelayLink) bool { return n.GetNodeId() == l.GetNodeId() }) {
+				continue
+			}
+			since, known := c.lost[l.GetNodeId()]
+			if !known {
+				since = now
+			}
+			if now.Sub(since) < linksStay {
+				lost[l.GetNodeId()] = since
+				next.RelayLinks = append(next.RelayLinks, proto.CloneOf(l))
+			}
+		}
+	}
+	c.lost = lost
+	slices.SortFunc(next.RelayLinks, func(x, y *skeinv1.RelayLink) int { return strings.Compare(x.GetNodeId(), y.GetNodeId()) })
 }
 
 // steadyRTTs gives the links of a record that is to be published their old round-trip times where the new ones are not so different, or

@@ -198,7 +198,10 @@ func (a *Agent) peerView(n *skeinv1.Node, id identity.ID, record *skeinv1.Record
 	case path.Direct:
 		v.Path, v.Endpoint = "direct", p.Endpoint.String()
 	case path.Relay:
-		v.Path, v.Relay, v.RelayName, v.Detail = "relay", p.Relay.String(), a.roster.Name(p.Relay), "session"
+		v.Path, v.Detail = "relay", "session"
+		if !p.Relay.IsZero() {
+			v.Relay, v.RelayName = p.Relay.String(), a.roster.Name(p.Relay)
+		}
 		if p.UDP() {
 			v.Endpoint, v.Detail = p.Endpoint.String(), "udp"
 		}

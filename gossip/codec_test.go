@@ -184,7 +184,10 @@ func FuzzPacket(f *testing.F) {
 		select {
 		case in := <-g.inbox:
 			s := &skeinv1.SignedRecord{}
-			if unmarshal.Unmarshal(in, s) == nil {
+			if _, _, err := decodeAsk(in.data); err == nil && in.kind != askRecords {
+				t.Error("a record is taken for a question")
+			}
+			if unmarshal.Unmarshal(in.data, s) == nil {
 				g.accept(s)
 			}
 		default:

@@ -48,14 +48,14 @@ const (
 	// that also carries a record.
 	packetReserve = 240
 
-	inboxSize = 1024 // broadcasts waiting for their signature to be checked
+	inboxSize = 1024 // user messages waiting, most of them for their signature to be checked
 
 	// keyUseDelay is how long a new gossip key is only accepted, so that the others learn of it first.
 	keyUseDelay = 3 * time.Second
 	// rosterRefresh re-reads the roster even when nobody said that it changed.
 	rosterRefresh = 5 * time.Second
 	// metaSpacing bounds how often a new (epoch, seq) is announced.
-	metaSpacing  = 100 * time.Millisecond
+	metaSpacing  = 300 * time.Millisecond
 	leaveTimeout = 300 * time.Millisecond
 )
 
@@ -78,7 +78,7 @@ type Gossip struct {
 	wg      sync.WaitGroup
 	closing sync.Once
 
-	inbox   chan []byte
+	inbox   chan arrival
 	digests chan []byte   // of push/pull, encoded
 	changed chan struct{} // for the user
 	dirty   chan struct{} // for the disk
@@ -126,7 +126,7 @@ func Start(cfg Config) (*Gossip, error) {
 func newGossip(cfg Config) *Gossip {
 	g := &Gossip{
 		cfg: cfg, log: cfg.Log, table: newTable(),
-		inbox: make(chan []byte, inboxSize), digests: make(chan []byte, 16),
+		inbox: make(chan arrival, inboxSize), digests: make(chan []byte, 16),
 		changed: make(chan struct{}, 1), dirty: make(chan struct{}, 1), renewed: make(chan struct{}, 1),
 	}
 	g.ctx, g.cancel = context.WithCancel(context.Background())
@@ -137,7 +137,7 @@ func newGossip(cfg Config) *Gossip {
 	// Even the smallest mesh gets the retransmissions of a hundred nodes: they cost little there, and
 	// without them one broadcast in twenty misses a node.
 	g.queue = &memberlist.TransmitLimitedQueue{RetransmitMult: retransmitMult, NumNodes: func() int { return max(10, g.alive.count()) }}
-	g.pull = newPuller(g.ctx, g.exchange(), g.net.dial, g.alive.others, &g.stats)
+	g.pull = newPuller(g)
 	g.rejoin = newRejoiner(g)
 	return g
 }

@@ -75,13 +75,16 @@ func decodeMeta(b []byte) (m mark, large bool, err error) {
 	if len(b) < metaSize || b[0]&^metaLarge != metaVersion {
 		return mark{}, false, errMeta
 	}
-	large = b[0]&metaLarge != 0
-	b = b[1:]
+	return decodeMark(b[1:]), b[0]&metaLarge != 0, nil
+}
+
+// decodeMark reads markSize bytes.
+func decodeMark(b []byte) (m mark) {
 	copy(m.ID[:], b)
 	m.Epoch = binary.BigEndian.Uint64(b[8:])
 	m.Seq = binary.BigEndian.Uint64(b[16:])
 	copy(m.Sum[:], b[24:])
-	return m, large, nil
+	return m
 }
 
 func encodeDigests(from identity.ID, marks []mark) *skeinv1.Digests {

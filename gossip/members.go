@@ -84,6 +84,10 @@ func (d *delegate) NodeMeta(int) []byte {
 
 // NotifyMsg gets a broadcast.
 func (d *delegate) NotifyMsg(b []byte) {
+	if len(b) > 0 && b[0] == askRecords {
+		d.hand(arrival{askRecords, append([]byte(nil), b...)})
+		return
+	}
 	m, signed, err := decodeBroadcast(b)
 	if err != nil {
 		d.stats.add(&d.stats.BadFrames)
@@ -105,8 +109,12 @@ func (d *delegate) NotifyMsg(b []byte) {
 		d.stats.refused(&RefusedError{Node: m.ID, Reason: ErrUnknownNode})
 		return
 	}
+	d.hand(arrival{b[0], append([]byte(nil), signed...)})
+}
+
+func (d *delegate) hand(a arrival) {
 	select {
-	case d.inbox <- append([]byte(nil), signed...):
+	case d.inbox <- a:
 	default:
 		d.stats.add(&d.stats.Overflow)
 	}
@@ -166,7 +174,7 @@ func (d *delegate) NotifyAlive(n *memberlist.Node) error {
 	if large {
 		delay = min(maxLargeSpread, largeSpread*time.Duration(1+d.alive.count()))
 	}
-	d.pull.need(m, id, jitter(delay))
+	d.pull.need(m, id, large, jitter(delay))
 	return nil
 }
 
@@ -244,7 +252,7 @@ func (g *Gossip) mergeDigests() {
 			}
 			for _, m := range theirs {
 				if g.roster.member(m.ID) {
-					g.pull.need(m, from, 0)
+					g.pull.need(m, from, false, 0)
 				}
 			}
 		}

@@ -4,6 +4,7 @@ import (
 	"context"
 	"math/rand/v2"
 	"net"
+	"slices"
 	"sync"
 	"time"
 
@@ -17,12 +18,21 @@ const (
 	// manySources is when asking each owner for its record gives way to comparing everything with one.
 	manySources = 8
 	maxTries    = 6 // of one wanted record; later, anti-entropy finds it again
-	retryFirst  = 250 * time.Millisecond
-	retryMost   = 4 * time.Second
+	// packetTries are those by a packet, which an answer takes no longer than packetAnswer to come to. A stream costs
+	// several handshakes.
+	packetTries  = 2
+	packetAnswer = 500 * time.Millisecond
+	retryFirst   = 250 * time.Millisecond
+	retryMost    = 4 * time.Second
 	// settle is how long after a change of our own records a differing hash says nothing yet.
 	settle = 400 * time.Millisecond
-	// maxUnsettled is how many differing hashes in a row are passed over for that reason.
-	maxUnsettled = 3
+	// maxUnsettled is how many differing hashes in a row are passed over for that reason, and one more for so many members: in a
+	// large mesh something is on its way most of the time.
+	maxUnsettled     = 3
+	unsettledMembers = 4
+	// syncsSpacing is between two exchanges of digests that the roster's growth asks for, for each member: while a mesh
+	// comes up each of its nodes would exchange with one other for each that joins.
+	syncsSpacing = 25 * time.Millisecond
 	// fruitlessPause is how long a difference that an exchange could not mend is left alone: the
 	// rosters differ.
 	fruitlessPause = 15 * time.Second
@@ -30,6 +40,7 @@ const (
 
 type want struct {
 	mark   mark
+	large  bool        // too large for a packet
 	source identity.ID // whom to ask
 	at     time.Time
 	tries  int
@@ -47,7 +58,9 @@ type puller struct {
 	ctx    context.Context
 	x      *exchange
 	dial   func(context.Context, identity.ID) (net.Conn, error)
+	packet func(identity.ID, []byte)
 	others func() []identity.ID
+	late   func() time.Duration
 	stats  *stats
 	wake   chan struct{}
 	wg     sync.WaitGroup
@@ -61,30 +74,33 @@ type puller struct {
 	next      time.Time // when run looks again by itself
 	lastPut   time.Time
 	unsettled int
+	random    time.Time // when digests are exchanged with some peer; zero: no need
 }
 
-func newPuller(ctx context.Context, x *exchange, dial func(context.Context, identity.ID) (net.Conn, error), others func() []identity.ID, s *stats) *puller {
+func newPuller(g *Gossip) *puller {
 	return &puller{
-		ctx: ctx, x: x, dial: dial, others: others, stats: s, wake: make(chan struct{}, 1),
+		ctx: g.ctx, x: g.exchange(), dial: g.net.dial, packet: g.tell, others: g.alive.others,
+		late: func() time.Duration { return g.cfg.Lag.Late(time.Now()) }, stats: &g.stats, wake: make(chan struct{}, 1),
 		wants: make(map[identity.ID]*want), syncs: make(map[identity.ID][hashPayload]byte),
 		syncing: make(map[identity.ID]bool), fruitless: make(map[identity.ID]difference),
 	}
 }
 
-// need notes that a newer version exists; it is asked for after delay unless it has come by then.
-func (p *puller) need(m mark, source identity.ID, delay time.Duration) {
+// need notes that a newer version exists; it is asked for after delay, longer on a host that is late with what has come, unless
+// the version is here by then. large says that it fits no packet.
+func (p *puller) need(m mark, source identity.ID, large bool, delay time.Duration) {
 	if !p.wanted(m) {
 		return
 	}
-	at := time.Now().Add(delay)
+	at := time.Now().Add(delay + 4*p.late())
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	w, ok := p.wants[m.ID]
 	switch {
 	case !ok:
-		p.wants[m.ID] = &want{mark: m, source: source, at: at}
+		p.wants[m.ID] = &want{mark: m, large: large, source: source, at: at}
 	case m.newer(w.mark):
-		w.mark, w.source, w.tries = m, source, 0
+		w.mark, w.large, w.source, w.tries = m, large, source, 0
 		if at.Before(w.at) {
 			w.at = at
 		}
@@ -123,7 +139,7 @@ func (p *puller) compare(peer identity.ID, theirs [hashPayload]byte) {
 		p.unsettled = 0
 		return
 	}
-	if time.Since(p.lastPut) < settle && p.unsettled < maxUnsettled {
+	if time.Since(p.lastPut) < settle+4*p.late() && p.unsettled < maxUnsettled+len(p.x.table.digest())/unsettledMembers {
 		p.unsettled++
 		return
 	}
@@ -135,12 +151,13 @@ func (p *puller) compare(peer identity.ID, theirs [hashPayload]byte) {
 	signal(p.wake)
 }
 
-// syncRandom exchanges digests with some live peer.
+// syncRandom exchanges digests with some live peer, soon.
 func (p *puller) syncRandom() {
-	if peer, ok := p.pick(identity.ID{}); ok {
-		p.mu.Lock()
-		p.syncs[peer] = [hashPayload]byte{}
-		p.mu.Unlock()
+	wait := jitter(syncsSpacing*time.Duration(len(p.others()))) + 4*p.late()
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if p.random.IsZero() {
+		p.random = time.Now().Add(wait)
 		signal(p.wake)
 	}
 }
@@ -163,7 +180,12 @@ func (p *puller) run() {
 	timer := time.NewTimer(time.Hour)
 	defer timer.Stop()
 	for {
-		timer.Reset(p.dispatch(time.Now()))
+		next, asks := p.dispatch(time.Now())
+		for _, a := range asks { // without the lock, which memberlist waits for while it holds one that sending needs
+			p.stats.add(&p.stats.Asked)
+			p.packet(a.source, encodeAsk(p.x.self, a.marks))
+		}
+		timer.Reset(next)
 		select {
 		case <-p.ctx.Done():
 			return
@@ -173,13 +195,27 @@ func (p *puller) run() {
 	}
 }
 
-// dispatch starts what is due and returns how long nothing else will be.
-func (p *puller) dispatch(now time.Time) time.Duration {
+// asked is what a packet shall ask of a node.
+type asked struct {
+	source identity.ID
+	marks  []mark
+}
+
+// dispatch starts what is due. It returns how long nothing else will be, and what is to be asked by packets.
+func (p *puller) dispatch(now time.Time) (next time.Duration, asks []asked) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	next := time.Minute
+	next = time.Minute
 	defer func() { p.next = now.Add(next) }()
-	due := make(map[identity.ID][]mark)
+	if !p.random.IsZero() && !p.random.After(now) {
+		p.random = time.Time{}
+		if peer, ok := p.pick(identity.ID{}); ok {
+			p.syncs[peer] = [hashPayload]byte{}
+		}
+	} else if !p.random.IsZero() {
+		next = min(next, p.random.Sub(now))
+	}
+	due, byPacket := make(map[identity.ID][]mark), make(map[identity.ID][]mark)
 	for id, w := range p.wants {
 		switch {
 		case w.busy:
@@ -187,8 +223,19 @@ func (p *puller) dispatch(now time.Time) time.Duration {
 			delete(p.wants, id)
 		case w.at.After(now):
 			next = min(next, w.at.Sub(now))
+		case !w.large && w.tries < packetTries:
+			byPacket[w.source] = append(byPacket[w.source], w.mark)
+			w.tries++
+			wait := jitter(packetAnswer) + 4*p.late()
+			w.at = now.Add(wait)
+			next = min(next, wait)
 		default:
 			due[w.source] = append(due[w.source], w.mark)
+		}
+	}
+	for source, marks := range byPacket {
+		for some := range slices.Chunk(marks, maxAsked) {
+			asks = append(asks, asked{source, some})
 		}
 	}
 	if len(due) > manySources {
@@ -197,7 +244,7 @@ func (p *puller) dispatch(now time.Time) time.Duration {
 	}
 	for source, marks := range due {
 		if p.running >= maxPulls {
-			return next // finished wakes us
+			return next, asks // finished wakes us
 		}
 		for _, m := range marks {
 			p.wants[m.ID].busy = true
@@ -217,7 +264,7 @@ func (p *puller) dispatch(now time.Time) time.Duration {
 		p.running++
 		p.wg.Go(func() { p.sync(peer, theirs) })
 	}
-	return next
+	return next, asks
 }
 
 // compareInstead asks one peer for everything instead of many for their own; what it lacks too is

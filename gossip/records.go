@@ -14,8 +14,12 @@ import (
 	"github.com/skeinmesh/skein/identity"
 )
 
-// broadcastRecord is the kind byte of a user message: it, a mark, an encoded SignedRecord.
-const broadcastRecord = 1
+// Kinds of user messages, their first byte.
+const (
+	broadcastRecord = 1 // a mark, an encoded SignedRecord: passed on by whom it is new to
+	askRecords      = 2 // the asker's ID, marks: to be answered with answerRecord for each that is known as new as that
+	answerRecord    = 3 // as broadcastRecord, and not passed on
+)
 
 // ownRecord is what this node says of itself.
 type ownRecord struct {
@@ -166,29 +170,30 @@ func markOf(id identity.ID, r *skeinv1.Record, s *skeinv1.SignedRecord) mark {
 
 // broadcast queues a record for the others; false when it is too large for a packet.
 func (g *Gossip) broadcast(m mark, s *skeinv1.SignedRecord) bool {
+	b, ok := g.message(broadcastRecord, m, s)
+	if ok {
+		g.queue.QueueBroadcast(&recordBroadcast{name: m.ID.String(), msg: b})
+	}
+	return ok
+}
+
+// message is a record as a user message; false when it is too large for a packet.
+func (g *Gossip) message(kind byte, m mark, s *skeinv1.SignedRecord) ([]byte, bool) {
 	size := 1 + markSize + proto.Size(s)
 	if size > g.cfg.PacketBytes-packetReserve {
-		return false
+		return nil, false
 	}
-	b := m.append(append(make([]byte, 0, size), broadcastRecord))
+	b := m.append(append(make([]byte, 0, size), kind))
 	b, err := proto.MarshalOptions{}.MarshalAppend(b, s)
-	if err != nil {
-		return false
-	}
-	g.queue.QueueBroadcast(&recordBroadcast{name: m.ID.String(), msg: b})
-	return true
+	return b, err == nil
 }
 
 // decodeBroadcast reads a user message. The signed record is left encoded.
 func decodeBroadcast(b []byte) (m mark, signed []byte, err error) {
-	if len(b) < 1+markSize || b[0] != broadcastRecord {
+	if len(b) < 1+markSize || b[0] != broadcastRecord && b[0] != answerRecord {
 		return mark{}, nil, errFrame
 	}
-	// The mark is laid out as in metadata, behind one byte.
-	meta := [metaSize]byte{metaVersion}
-	copy(meta[1:], b[1:])
-	m, _, err = decodeMeta(meta[:])
-	return m, b[1+markSize:], err
+	return decodeMark(b[1:]), b[1+markSize:], nil
 }
 
 // recordBroadcast replaces an older one of the same node in the queue.
@@ -264,20 +269,25 @@ func (g *Gossip) take(records []*skeinv1.SignedRecord) int {
 	return n
 }
 
-// ingest verifies what broadcasts brought, and passes on what was new.
+// ingest verifies what packets brought, passes on what was broadcast and new, and answers questions.
 func (g *Gossip) ingest() {
 	var pace passOn
+	answers := rate.NewLimiter(answersPerSecond, answersBurst)
 	for {
 		select {
 		case <-g.ctx.Done():
 			return
-		case b := <-g.inbox:
+		case a := <-g.inbox:
+			if a.kind == askRecords {
+				g.answer(a.data, answers)
+				continue
+			}
 			s := &skeinv1.SignedRecord{}
-			if err := unmarshal.Unmarshal(b, s); err != nil {
+			if err := unmarshal.Unmarshal(a.data, s); err != nil {
 				g.refuse(&RefusedError{Reason: ErrMalformed, Detail: err.Error()})
 				continue
 			}
-			if fresh, m, _ := g.accept(s); fresh && m.ID != g.cfg.Self && pace.allow(m.ID, time.Now()) {
+			if fresh, m, _ := g.accept(s); fresh && a.kind == broadcastRecord && m.ID != g.cfg.Self && pace.allow(m.ID, time.Now()) {
 				g.broadcast(m, s)
 			}
 		}

@@ -14,10 +14,11 @@ const (
 	maxRejoins    = 4               // at once, and started per tick, while nobody is alive; else one, since it brings the others along
 	rejoinFirst   = 500 * time.Millisecond
 	rejoinMost    = 10 * time.Second
-	rejoinAlone   = 3 * time.Second // the most, while nobody at all is alive
-	rejoinNew     = 3 * time.Second // a member that was just admitted finds the others by itself
-	rejoinSettled = 2 * time.Second // after a join that worked, until memberlist should know
-	heardSpacing  = time.Second     // between attempts because of packets from a node thought dead
+	rejoinAlone   = 3 * time.Second        // the most, while nobody at all is alive
+	rejoinNew     = 3 * time.Second        // a member that was just admitted finds the others by itself
+	rejoinShare   = 100 * time.Millisecond // later for each that is alive: any of them may be the one that finds it
+	rejoinSettled = 2 * time.Second        // after a join that worked, until memberlist should know
+	heardSpacing  = time.Second            // between attempts because of packets from a node thought dead
 )
 
 type attempt struct {
@@ -96,8 +97,8 @@ func (r *rejoiner) dispatch(now time.Time) bool {
 		a, ok := r.attempts[id]
 		if !ok {
 			a = &attempt{next: now}
-			if r.g.alive.count() > 0 {
-				a.next = now.Add(jitter(rejoinNew))
+			if alive := r.g.alive.count(); alive > 0 {
+				a.next = now.Add(jitter(rejoinNew + rejoinShare*time.Duration(alive)))
 			}
 			r.attempts[id] = a
 		}
@@ -141,10 +142,13 @@ func (r *rejoiner) join(id identity.ID) {
 		a.fails, a.next = 0, time.Now().Add(rejoinSettled)
 		return
 	}
-	most := rejoinMost
-	if r.g.alive.count() == 0 {
+	first, most := rejoinFirst, rejoinMost
+	if alive := r.g.alive.count(); alive == 0 {
 		most = rejoinAlone
+	} else {
+		first += rejoinShare * time.Duration(alive)
+		most = max(most, 2*first)
 	}
-	a.next = time.Now().Add(jitter(min(most, rejoinFirst<<min(a.fails, 10))))
+	a.next = time.Now().Add(jitter(min(most, first<<min(a.fails, 10))) + 4*r.g.cfg.Lag.Late(time.Now()))
 	a.fails++
 }

@@ -29,7 +29,9 @@ type Stats struct {
 	Busy       uint64 // streams refused for being too many
 	Overflow   uint64 // messages dropped because a queue was full; anti-entropy repairs it
 
-	Pulls      uint64 // pulls of named records
+	Answered   uint64 // records sent because a packet asked for them
+	Asked      uint64 // packets that ask for named records
+	Pulls      uint64 // pulls of named records by a stream
 	Syncs      uint64 // exchanges of digests
 	PullErrors uint64
 	Rejoins    uint64

@@ -16,6 +16,10 @@ import (
 // dialTimeout bounds a connection to a relay, handshake included.
 const dialTimeout = 5 * time.Second
 
+// dialTries bounds the relays that are tried for one stream, the likeliest first. Each costs a handshake at both ends; one that
+// does not know the peer is not tried again before it does.
+const dialTries = 3
+
 // pace is that of a relay's addresses; the delay between them is RFC 8305's.
 var pace = race.Pace{Stagger: 250 * time.Millisecond, Proof: time.Second}
 
@@ -79,8 +83,14 @@ func (p *Pool) Dial(ctx context.Context, peer identity.ID) (net.Conn, error) {
 		}
 		return 0
 	})
+	options = slices.DeleteFunc(options, func(o option) bool {
+		return o.know == knownGone && clients[o.relay].queue() != nil // it would say when the peer is back
+	})
+	if len(options) == 0 && p.Absent(peer) {
+		return nil, fmt.Errorf("dial node %s: %w: %w", peer, ErrNoRelay, errNotHere)
+	}
 	var errs []error
-	for _, o := range options {
+	for _, o := range options[:min(len(options), dialTries)] {
 		conn, err := p.dialVia(ctx, clients[o.relay], peer)
 		if err == nil {
 			return conn, nil

@@ -29,6 +29,8 @@ var pace = race.Pace{Stagger: 300 * time.Millisecond, Proof: 2 * time.Second}
 const (
 	handshakeTimeout = 5 * time.Second
 	dialTimeout      = 8 * time.Second
+	dialsMax         = 4 // at a time, fewer where this process is late
+	turnMost         = time.Second
 	backlog          = 64 // accepted streams per protocol that nobody has taken yet
 )
 
@@ -73,6 +75,7 @@ const (
 	Likely               // the direct path answers
 	Up                   // and WireGuard has a session
 	Away                 // no path at all, while relays can be asked: a packet would only wait in the device
+	Idle                 // nobody talks by the tunnel: what the control net has to say goes by a relay and leaves it so
 )
 
 // Config is what the control net stands on.
@@ -111,6 +114,7 @@ type Net struct {
 	streams map[string]*stream
 
 	carried sync.Map // identity.ID → *carried
+	dials   lag.Gate
 
 	mu    sync.Mutex
 	open  map[*Conn]struct{}
@@ -121,7 +125,7 @@ type Net struct {
 
 // New makes a control net that carries nothing yet but relayed streams; Bind opens the tunnel's side.
 func New(cfg Config) (*Net, error) {
-	n := &Net{cfg: cfg, streams: map[string]*stream{}, open: map[*Conn]struct{}{}}
+	n := &Net{cfg: cfg, streams: map[string]*stream{}, open: map[*Conn]struct{}{}, dials: lag.Gate{Meter: cfg.Lag, Most: dialsMax}}
 	n.ctx, n.stop = context.WithCancel(context.Background())
 	var err error
 	n.server, err = cfg.Key.ServerTLS([]string{identity.ALPNRaft, identity.ALPNRPC, identity.ALPNGossip}, func(_ string, key ed25519.PublicKey) error {
@@ -211,6 +215,14 @@ func (n *Net) Dial(ctx context.Context, node identity.ID, alpn string) (net.Conn
 	if err != nil {
 		return nil, err
 	}
+	if counts(alpn) { // Raft's do not wait behind others
+		if err := n.dials.Enter(ctx); err != nil {
+			return nil, fmt.Errorf("dial node %s: its turn did not come: %w", node, err)
+		}
+		leave := sync.OnceFunc(n.dials.Leave)
+		defer leave()
+		defer time.AfterFunc(turnMost, leave).Stop() // who has not answered by then costs nothing but time
+	}
 	late := n.cfg.Lag.Late(time.Now())
 	ctx, cancel := context.WithTimeout(ctx, dialTimeout+2*late)
 	defer cancel()
@@ -244,6 +256,10 @@ func (n *Net) Dial(ctx context.Context, node identity.ID, alpn string) (net.Conn
 		slices.Reverse(ways)
 	case Away:
 		ways = ways[1:]
+	case Idle:
+		if counts(alpn) { // Raft's streams are traffic: servers are to have the best path to each other
+			ways = ways[1:]
+		}
 	}
 	c, errs := race.First(ctx, pace, ways, func(c *Conn) { c.Close() })
 	if c == nil {
@@ -396,7 +412,7 @@ func (n *Net) SendPacket(node identity.ID, channel byte, b []byte) error {
 	if err == nil {
 		return nil
 	}
-	if tunnel == Away {
+	if tunnel == Away || tunnel == Idle {
 		return fmt.Errorf("send to node %s: %w: %w", node, ErrNoWay, err)
 	}
 	if e := n.sendTunnel(node, channel, b); e != nil {

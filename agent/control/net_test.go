@@ -497,12 +497,14 @@ func TestPackets(t *testing.T) {
 		}
 		want("2 x")
 	}
-	n[0].tunnel, w.down = control.Away, true
-	if err := n[0].net.SendPacket(n[1].id, control.ChannelSignal, []byte("x")); !errors.Is(err, control.ErrNoWay) {
-		t.Fatalf("to a node that is away: %v", err)
-	}
-	if c, err := n[0].net.Dial(t.Context(), n[1].id, identity.ALPNRPC); !errors.Is(err, control.ErrNoWay) {
-		t.Fatalf("to a node that is away: %v %v", c, err)
+	for _, tunnel := range []control.Tunnel{control.Away, control.Idle} {
+		n[0].tunnel, w.down = tunnel, true
+		if err := n[0].net.SendPacket(n[1].id, control.ChannelSignal, []byte("x")); !errors.Is(err, control.ErrNoWay) {
+			t.Fatalf("without a relay, tunnel %d: %v", tunnel, err)
+		}
+		if c, err := n[0].net.Dial(t.Context(), n[1].id, identity.ALPNRPC); !errors.Is(err, control.ErrNoWay) {
+			t.Fatalf("without a relay, tunnel %d: %v %v", tunnel, c, err)
+		}
 	}
 	// What a relay invents, changes, or sends back to where it came from is dropped.
 	w.got[n[1].id](n[0].id, control.ChannelSignal, []byte("0123456789abcdefx"))

@@ -4,6 +4,8 @@ import (
 	"fmt"
 	"net/netip"
 	"time"
+
+	"github.com/skeinmesh/skein/identity"
 )
 
 // settle chooses the path after everything else of a step is done.
@@ -134,6 +136,9 @@ func (s *step) watch(i int) {
 // useRelay takes the relay, or says that there is nothing to take.
 func (s *step) useRelay() {
 	next := Path{Kind: Relay, Relay: s.Relay.ID, RTT: s.Relay.RTT, Alive: true}
+	if s.Idle {
+		next.Relay, next.RTT = identity.ID{}, 0 // whichever there is when a packet comes
+	}
 	if s.Relay.ID.IsZero() {
 		next = Path{}
 		switch {

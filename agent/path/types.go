@@ -36,7 +36,7 @@ func (k Kind) String() string {
 type Path struct {
 	Kind     Kind
 	Endpoint netip.AddrPort // of a direct path; of a relayed one: the port that the relay has reserved, not valid when packets travel in its session
-	Relay    identity.ID    // of a relayed path
+	Relay    identity.ID    // of a relayed path; zero for an idle pair, whose next packet takes what is best then
 	Since    time.Time
 	RTT      time.Duration // 0: not measured
 	Rule     string        // short name of the rule that decided
@@ -46,12 +46,15 @@ type Path struct {
 	Silent   bool          // alive by WireGuard's counters alone: the peer's agent does not answer
 }
 
-// String is the path as the journal keeps it: relay:<id>, relay:<id>,<addr:port>, direct:<addr:port> or none.
+// String is the path as the journal keeps it: relay, relay:<id>, relay:<id>,<addr:port>, direct:<addr:port> or none.
 func (p Path) String() string {
 	switch p.Kind {
 	case Relay:
 		if p.Endpoint.IsValid() {
 			return "relay:" + p.Relay.String() + "," + p.Endpoint.String()
+		}
+		if p.Relay.IsZero() {
+			return "relay"
 		}
 		return "relay:" + p.Relay.String()
 	case Direct:

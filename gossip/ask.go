@@ -1,0 +1,78 @@
+package gossip
+
+import (
+	"time"
+
+	"github.com/hashicorp/memberlist"
+	"golang.org/x/time/rate"
+
+	"github.com/skeinmesh/skein/identity"
+)
+
+const (
+	// maxAsked bounds the marks in one packet that asks for records.
+	maxAsked = 16
+	// answersPerSecond and answersBurst bound the records that a node sends because packets asked for them. Who asks is the
+	// packet's word: without a bound a member could have others flood a third one.
+	answersPerSecond = 100
+	answersBurst     = 200
+)
+
+// arrival is a user message that is to be dealt with: a question as it came, or an encoded SignedRecord.
+type arrival struct {
+	kind byte
+	data []byte
+}
+
+// encodeAsk is a packet that asks for records: at least as new as the marks say.
+func encodeAsk(self identity.ID, marks []mark) []byte {
+	b := append(make([]byte, 0, 1+len(self)+len(marks)*markSize), askRecords)
+	b = append(b, self[:]...)
+	for _, m := range marks {
+		b = m.append(b)
+	}
+	return b
+}
+
+func decodeAsk(b []byte) (from identity.ID, marks []mark, err error) {
+	const head = 1 + len(from)
+	if len(b) < head+markSize || len(b) > head+maxAsked*markSize || (len(b)-head)%markSize != 0 || b[0] != askRecords {
+		return from, nil, errFrame
+	}
+	copy(from[:], b[1:])
+	for b = b[head:]; len(b) > 0; b = b[markSize:] {
+		marks = append(marks, decodeMark(b))
+	}
+	return from, marks, nil
+}
+
+// tell sends a user message to one node, best effort.
+func (g *Gossip) tell(node identity.ID, b []byte) {
+	to := memberlist.Address{Addr: syntheticAddr(node).String(), Name: node.String()}
+	if err := g.ml.SendToAddress(to, b); err != nil {
+		g.stats.add(&g.stats.SendErrors)
+	}
+}
+
+// answer sends what a packet asks for, as far as it fits packets. Members may read all records anyway.
+func (g *Gossip) answer(b []byte, answers *rate.Limiter) {
+	from, marks, err := decodeAsk(b)
+	if err != nil {
+		g.stats.add(&g.stats.BadFrames)
+		return
+	}
+	if from == g.cfg.Self || !g.roster.member(from) {
+		g.stats.add(&g.stats.Strangers)
+		return
+	}
+	for _, m := range marks {
+		r, ok := g.table.get(m.ID)
+		if !ok || m.newer(r.mark) || !answers.AllowN(time.Now(), 1) {
+			continue
+		}
+		if b, ok := g.message(answerRecord, r.mark, r.Signed); ok {
+			g.stats.add(&g.stats.Answered)
+			g.tell(from, b)
+		}
+	}
+}
