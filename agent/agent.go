@@ -129,6 +129,7 @@ type Agent struct {
 	controlDoor door                                                   // of the control net's port on overlay addresses
 	packetKeys  sync.Map                                               // WireGuard key of a member -> key of control packets with it
 	stats       atomic.Pointer[map[dataplane.Key]dataplane.PeerStatus] // as the device has it
+	lazy        atomic.Bool                                            // a large mesh: pairs without traffic are idle
 	applied     atomic.Bool                                            // a Spec has been applied without error
 
 	profiling sync.Mutex // held while a profile is taken
@@ -199,20 +200,20 @@ func (a *Agent) tunnel(id identity.ID) control.Tunnel {
 	if a.paths == nil {
 		return control.Down
 	}
-	return tunnelOver(a.paths.Paths()[id], func() bool { return len(a.pool.Links()) > 0 }, func() bool {
+	return tunnelOver(a.paths.Paths()[id], a.lazy.Load(), func() bool { return len(a.pool.Links()) > 0 }, func() bool {
 		m, known := a.roster.get(id)
 		peers := a.stats.Load()
 		return known && peers != nil && !(*peers)[dataplane.Key(m.wg)].LastHandshake.IsZero()
 	})
 }
 
-// tunnelOver is what a path says of the tunnel, with relays to ask and a session of WireGuard's or without.
-func tunnelOver(p path.Path, relays, session func() bool) control.Tunnel {
+// tunnelOver is what a path says of the tunnel, in a large mesh or not, with relays to ask and a session of WireGuard's or without.
+func tunnelOver(p path.Path, lazy bool, relays, session func() bool) control.Tunnel {
 	switch {
+	case lazy && p.Kind != path.Direct:
+		return control.Idle // a stream's first packets in the tunnel would be traffic, and have a path looked for
 	case p.Kind == path.None && relays():
 		return control.Away
-	case p.Kind == path.Relay && p.Rule == path.RuleIdle:
-		return control.Idle
 	case p.Kind != path.Direct || !p.Alive || p.Silent:
 		return control.Down // of a silent peer only the kernel would answer
 	case session():

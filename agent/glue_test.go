@@ -42,12 +42,21 @@ func TestTunnelOverAPath(t *testing.T) {
 		{"direct, alive by the kernel alone", silent, true, true, control.Down},
 		{"direct and dead", path.Path{Kind: path.Direct}, true, true, control.Down},
 		{"relayed", path.Path{Kind: path.Relay, Alive: true}, true, true, control.Down},
-		{"relayed without traffic", path.Path{Kind: path.Relay, Alive: true, Rule: path.RuleIdle}, true, true, control.Idle},
 		{"nowhere, and the relays say so", path.Path{}, true, true, control.Away},
 		{"nowhere, and no relay to ask", path.Path{}, false, true, control.Down},
 	} {
-		if have := tunnelOver(c.p, func() bool { return c.relays }, func() bool { return c.session }); have != c.want {
-			t.Errorf("%s: %d, want %d", c.name, have, c.want)
+		have := func(lazy bool) control.Tunnel {
+			return tunnelOver(c.p, lazy, func() bool { return c.relays }, func() bool { return c.session })
+		}
+		if have(false) != c.want {
+			t.Errorf("%s: %d, want %d", c.name, have(false), c.want)
+		}
+		large := c.want
+		if c.p.Kind != path.Direct {
+			large = control.Idle
+		}
+		if have(true) != large {
+			t.Errorf("%s, in a large mesh: %d, want %d", c.name, have(true), large)
 		}
 	}
 }

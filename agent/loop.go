@@ -302,6 +302,7 @@ func (a *Agent) syncState() error {
 			s.DirectRetry = seconds(a.cfg.DirectRetryIntervalSeconds)
 		}
 		s.Lazy = a.cfg.LazyPaths != "off" && len(now) >= lazyFrom
+		a.lazy.Store(s.Lazy)
 		a.guessSettings(set, &s)
 		a.paths.SetSettings(s)
 	}

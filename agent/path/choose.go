@@ -136,7 +136,7 @@ func (s *step) watch(i int) {
 // useRelay takes the relay, or says that there is nothing to take.
 func (s *step) useRelay() {
 	next := Path{Kind: Relay, Relay: s.Relay.ID, RTT: s.Relay.RTT, Alive: true}
-	if s.Idle {
+	if s.Idle || !s.Known && s.Settings.Lazy {
 		next.Relay, next.RTT = identity.ID{}, 0 // whichever there is when a packet comes
 	}
 	if s.Relay.ID.IsZero() {

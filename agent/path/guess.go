@@ -211,7 +211,7 @@ func (s *step) guessWake() time.Time {
 		return g.Since.Add(guessLost)
 	case s.Relay.ID.IsZero():
 		return time.Time{} // nothing carries the request to the peer
-	case s.asleep():
+	case s.asleep() || s.Settings.Lazy && s.now.Sub(s.TrafficAt) >= talkFor:
 		return time.Time{} // nothing would use it
 	}
 	at := later(g.Next, s.Now)

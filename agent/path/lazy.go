@@ -11,8 +11,11 @@ import "time"
 const RuleIdle = "idle"
 
 const (
-	awakeFor   = 30 * time.Second // after traffic, and after the peer asked to be probed
-	lazyWithin = 8 * time.Second  // how long a pair without traffic waits for a relay before it looks for a direct path instead
+	awakeFor = 30 * time.Second // after traffic, and after the peer asked to be probed
+	// Traffic that wakes a pair goes on: it shows again, so long after its first sign at least and at most.
+	stirAfter  = 500 * time.Millisecond
+	stirWithin = 5 * time.Second
+	lazyWithin = 8 * time.Second // how long a pair without traffic waits for a relay before it looks for a direct path instead
 )
 
 // asleep reports whether nothing is to be done for the pair.
@@ -41,6 +44,20 @@ func (s *step) sleep() {
 	if s.Relay.ID.IsZero() {
 		s.NextRetry = s.RelaySince.Add(lazyWithin)
 	}
+}
+
+// stirs reports whether what WireGuard carried is to wake the pair. A lone packet and its answer go by the relay, and a search for a
+// direct path would cost many times what they do.
+func (s *step) stirs() bool {
+	if !s.Idle {
+		return true
+	}
+	since := s.now.Sub(s.StirredAt)
+	if s.StirredAt.IsZero() || since > stirWithin+2*s.lateness() {
+		s.StirredAt = s.now
+		return false
+	}
+	return since >= stirAfter+s.lateness()
 }
 
 // awaken begins for a pair that was asleep what had been left.

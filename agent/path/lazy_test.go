@@ -89,3 +89,21 @@ func TestTurns(t *testing.T) {
 		t.Errorf("room: %d %d %d %d", room(0), room(lateStep), room(8*lateStep), room(time.Hour))
 	}
 }
+
+// A packet now and then wakes no pair: it goes by the relay, and nobody looks for another way.
+func TestLonePacketsWakeNobody(t *testing.T) {
+	s := lazySim(t)
+	s.start(true)
+	s.run(10 * time.Second)
+	for range 20 {
+		s.traffic(50 * time.Millisecond)
+		s.run(10 * time.Second)
+	}
+	wantPaths(t, s, "after lone packets", Relay, true)
+	if n := pingsOf(s); n > 0 {
+		t.Errorf("%d pings for lone packets", n)
+	}
+	if n := len(s.nodes[0].echoes); n != 20*3 {
+		t.Errorf("%d echoes, want three of each time", n)
+	}
+}

@@ -48,6 +48,7 @@ type Machine struct {
 	Wishes     bool          // a burst is wanted, and begins when the manager allows it
 	WishPunch  bool          // with a punch
 	AwakenedAt time.Time     // the peer's last wish to be probed
+	StirredAt  time.Time     // the first sign of traffic while idle
 	Idle       bool          // without traffic: no direct path is looked for
 	ControlAt  time.Time     // when the control net last heard the peer in the tunnel
 	Late       time.Duration // how late this process lately woke

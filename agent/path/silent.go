@@ -12,6 +12,9 @@ import (
 
 // takeTraffic takes what WireGuard carried since the reading before: where it heard the peer, if it did.
 func (s *step) takeTraffic(from netip.AddrPort, since time.Time) {
+	if !s.stirs() {
+		return
+	}
 	s.BusyUntil, s.TrafficAt = later(s.BusyUntil, s.now.Add(busyFor)), s.now
 	s.awaken()
 	switch {

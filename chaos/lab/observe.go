@@ -1,6 +1,7 @@
 package lab
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -8,6 +9,7 @@ import (
 	"net/netip"
 	"slices"
 	"strings"
+	"sync"
 	"time"
 
 	skeinv1 "github.com/skeinmesh/skein/api/skein/v1"
@@ -18,7 +20,9 @@ import (
 // How often a condition is looked at again.
 const (
 	lookAgain    = 100 * time.Millisecond
+	restPerLook  = 3                     // times what a look took
 	echoInterval = 20 * time.Millisecond // between echoes of one expectation
+	pairsAtOnce  = 64                    // that one expectation looks at: thousands of first packets at one moment are no fair question
 )
 
 // eventually tries until check holds, and then for as long as it has to keep holding; the error of the
@@ -27,7 +31,9 @@ func eventually(ctx context.Context, within, hold time.Duration, check func(cont
 	start := time.Now()
 	var held time.Time
 	for {
+		began := time.Now()
 		err := check(ctx)
+		took := time.Since(began)
 		var f finalError
 		switch {
 		case ctx.Err() != nil:
@@ -48,7 +54,7 @@ func eventually(ctx context.Context, within, hold time.Duration, check func(cont
 		select {
 		case <-ctx.Done():
 			return ctx.Err()
-		case <-time.After(lookAgain):
+		case <-time.After(max(lookAgain, restPerLook*took)): // who looks at forty agents ten times a second sees how that makes them busy
 		}
 	}
 }
@@ -165,20 +171,23 @@ func (l *Lab) Expect(ctx context.Context, within time.Duration, e Expect) error 
 			}
 		}
 	}
+	slices.SortStableFunc(pairs, func(x, y pair) int { // both directions of a pair are asked together
+		return cmp.Or(strings.Compare(min(x.from, x.to), min(y.from, y.to)), strings.Compare(max(x.from, x.to), max(y.from, y.to)))
+	})
 	return eventually(ctx, within, e.For, func(ctx context.Context) error {
 		errs := make([]error, len(pairs))
-		done := make(chan int)
+		turns := make(chan struct{}, pairsAtOnce)
+		var wg sync.WaitGroup
 		for i, p := range pairs {
-			go func() {
+			turns <- struct{}{}
+			wg.Go(func() {
+				defer func() { <-turns }()
 				if err := l.holds(ctx, e, p.from, p.to); err != nil {
 					errs[i] = pairError{p.from, p.to, err}
 				}
-				done <- i
-			}()
+			})
 		}
-		for range pairs {
-			<-done
-		}
+		wg.Wait()
 		return errors.Join(errs...)
 	})
 }
