@@ -43,6 +43,8 @@ type recordClock struct {
 	since   time.Time
 	rtts    time.Time            // last change of a round-trip time
 	lost    map[string]time.Time // listed relays without a session, by node ID, and since when
+	turnAt  time.Time            // when changes so far have had their turns
+	timer   *time.Timer          // looks again
 	hashes  map[uint64][]byte    // of the indexes this node has published or compared, bounded
 }
 
@@ -87,6 +89,10 @@ func (a *Agent) publish() {
 	}
 	next.Time = old.GetTime()
 	if proto.Equal(old, next) {
+		return
+	}
+	if wait := c.turn(now, len(a.loop.members)); wait > 0 {
+		c.wake(wait, a.wakeUp)
 		return
 	}
 	next.Time = now.UnixNano()
@@ -212,6 +218,37 @@ func (c *recordClock) keepLinks(next, old *skeinv1.Record, late bool, now time.T
 	}
 	c.lost = lost
 	slices.SortFunc(next.RelayLinks, func(x, y *skeinv1.RelayLink) int { return strings.Compare(x.GetNodeId(), y.GetNodeId()) })
+}
+
+// A record is news for every member, so in a large mesh all of them have theirs in turns: some changes at once, such as a
+// host has that moves, and then one for so long.
+const (
+	turnPerMember = 50 * time.Millisecond
+	turnMost      = 5 * time.Second
+	turnBurst     = 2
+)
+
+// turn tells how long a change of the record has to wait in a mesh of so many, zero: not, and counts it then.
+func (c *recordClock) turn(now time.Time, members int) time.Duration {
+	spacing := min(turnPerMember*time.Duration(members), turnMost)
+	at := c.turnAt
+	if at.Before(now) {
+		at = now
+	}
+	if wait := at.Sub(now) - turnBurst*spacing; wait > 0 {
+		return wait
+	}
+	c.turnAt = at.Add(spacing)
+	return 0
+}
+
+// wake has the record looked at again after a while, once.
+func (c *recordClock) wake(wait time.Duration, look func()) {
+	if c.timer == nil {
+		c.timer = time.AfterFunc(wait, look)
+		return
+	}
+	c.timer.Reset(wait)
 }
 
 // steadyRTTs gives the links of a record that is to be published their old round-trip times where the new ones are not so different, or

@@ -55,8 +55,11 @@ const (
 	// rosterRefresh re-reads the roster even when nobody said that it changed.
 	rosterRefresh = 5 * time.Second
 	// metaSpacing bounds how often a new (epoch, seq) is announced.
-	metaSpacing  = 300 * time.Millisecond
-	leaveTimeout = 300 * time.Millisecond
+	metaSpacing = 100 * time.Millisecond
+	// In a large mesh the number is news for many, while most of them get the record itself.
+	metaPerMember   = 50 * time.Millisecond
+	metaSpacingMost = 5 * time.Second
+	leaveTimeout    = 300 * time.Millisecond
 )
 
 // Gossip is a running node.

@@ -21,14 +21,14 @@ import (
 
 const (
 	// retransmitMult times log10 of the fleet is how often each node sends a broadcast.
-	retransmitMult = 4
+	retransmitMult = 3
 	probeInterval  = time.Second
 	probeTimeout   = 500 * time.Millisecond
 	// A suspect has 4 s to defend itself in a mesh of up to ten nodes, 9 s among 200; with few
 	// confirmations by others up to twice that.
 	suspicionMult        = 4
 	suspicionMaxMult     = 2
-	awarenessMax         = 4 // a node that misses answers probes so much more rarely at most, since it may itself be what is slow
+	awarenessMax         = 8 // a node that misses answers probes so much more rarely at most, since it may itself be what is slow
 	gossipInterval       = 100 * time.Millisecond
 	gossipNodes          = 4
 	uncounted            = 2 + 5 // bytes of a packet that memberlist leaves out of its sum: the first message's length, a checksum
@@ -233,7 +233,7 @@ func (g *Gossip) announce() {
 		select {
 		case <-g.ctx.Done():
 			return
-		case <-time.After(metaSpacing):
+		case <-time.After(max(metaSpacing, min(metaPerMember*time.Duration(g.alive.count()), metaSpacingMost))):
 		}
 	}
 }
