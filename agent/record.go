@@ -24,12 +24,10 @@ import (
 const (
 	roleRelay = "relay" // Record.role of a node that relays and does nothing else
 
-	summaryEvery = 2 * time.Second // how often what others need not know at once may change the record
-	quietForHash = 2 * time.Second // the index rests that long before its hash is published
-	rttStep      = 5 * time.Millisecond
-	rttEvery     = 10 * time.Second // round-trip times that are news each second are those of a busy machine, and news is work for all
-	// perMember spaces news that nobody waits for by the mesh's size, so that all of it together stays bounded.
-	perMember     = 250 * time.Millisecond
+	summaryEvery  = 2 * time.Second // how often what others need not know at once may change the record
+	quietForHash  = 2 * time.Second // the index rests that long before its hash is published
+	rttStep       = 5 * time.Millisecond
+	rttEvery      = 10 * time.Second       // round-trip times that are news each second are those of a busy machine, and news is work for all
 	lateForLinks  = 100 * time.Millisecond // a process that wakes so late judges no relay
 	linksStay     = 10 * time.Second       // how long the record of such a process lists a relay whose session was lost
 	stateHashSize = 16
@@ -65,11 +63,11 @@ func (a *Agent) publish() {
 	old := a.ownRecord()
 	next := a.observed()
 	c := &a.loop.own
-	crowd := perMember * time.Duration(len(a.loop.members))
+	crowd := unhurried(len(a.loop.members))
 	late := a.lag.Late(now) > lateForLinks
 	c.keepLinks(next, old, late, now)
 	// A process that wakes late has measured itself.
-	if steadyRTTs(next, old, late || now.Sub(c.rtts) < max(rttEvery, 4*crowd)) {
+	if steadyRTTs(next, old, late || now.Sub(c.rtts) < max(rttEvery, crowd)) {
 		c.rtts = now
 	}
 	st := a.loop.state
@@ -196,12 +194,12 @@ func keepSummary(next, old *skeinv1.Record) {
 	next.AppliedIndex, next.StateHash = old.GetAppliedIndex(), old.GetStateHash()
 }
 
-// keepLinks keeps a relay in the record that is to be published for a while after its session was lost, where this process is
-// late and another relay is listed: sessions come and go on a host with too much to do, and each new record makes all others
-// choose anew. Whoever sends by that relay meanwhile is told by it, and goes another way.
+// keepLinks keeps a relay in the record that is to be published for a while after its session was lost, where no other is listed
+// or this process is late: sessions come and go on a host with too much to do, and each new record makes all others choose anew.
+// Whoever sends by that relay meanwhile is told by it, and goes another way.
 func (c *recordClock) keepLinks(next, old *skeinv1.Record, late bool, now time.Time) {
 	lost := map[string]time.Time{}
-	if len(next.GetRelayLinks()) > 0 && (late || len(c.lost) > 0) {
+	if len(next.GetRelayLinks()) == 0 || late || len(c.lost) > 0 {
 		for _, l := range old.GetRelayLinks() {
 			if slices.ContainsFunc(next.GetRelayLinks(), func(n *skeinv1.RelayLink) bool { return n.GetNodeId() == l.GetNodeId() }) {
 				continue
@@ -226,6 +224,17 @@ const (
 	turnPerMember = 50 * time.Millisecond
 	turnMost      = 5 * time.Second
 	turnBurst     = 2
+)
+
+// unhurried is what is between two changes of a record that nobody waits for: there are as many such records as members, and as
+// many who get each.
+func unhurried(members int) time.Duration {
+	return min(time.Duration(members*members)*unhurriedPerPair, unhurriedMost)
+}
+
+const (
+	unhurriedPerPair = 25 * time.Millisecond
+	unhurriedMost    = time.Minute
 )
 
 // turn tells how long a change of the record has to wait in a mesh of so many, zero: not, and counts it then.

@@ -20,12 +20,13 @@ import (
 const (
 	// A lost relay is suspected within 1.4 s: a ping at most pingEvery after the last that was
 	// answered, suspectAfter, and one tick. Suspected relays are used last; dead ones are dialled anew.
-	pulse        = 200 * time.Millisecond
-	pingEvery    = 2 * pulse
-	pingIdle     = 3 * time.Second // when no packet of WireGuard's has passed for idleAfter
-	idleAfter    = 5 * time.Second
-	suspectAfter = 900 * time.Millisecond
-	deadAfter    = 3 * time.Second
+	pulse         = 200 * time.Millisecond
+	pingEvery     = 2 * pulse
+	pingIdle      = 3 * time.Second // when no packet of WireGuard's has passed for idleAfter
+	idleAfter     = 5 * time.Second
+	quietPatience = 3 // times as long an answer may be missing then
+	suspectAfter  = 900 * time.Millisecond
+	deadAfter     = 3 * time.Second
 
 	firstRetry  = 150 * time.Millisecond
 	minBackoff  = time.Second
@@ -353,6 +354,9 @@ func (c *client) judge(w *wire, now time.Duration) (again time.Duration) {
 	}
 	late := c.pool.cfg.Lag.Late(time.Now()) // of this host, and perhaps of the relay's as well
 	suspectFrom, deadFrom := missing(c.rtts[:min(c.rttCount, rttSamples)])
+	if c.quiet.Load() { // nobody waits: the first packet of WireGuard's ends that
+		suspectFrom, deadFrom = quietPatience*suspectFrom, quietPatience*deadFrom
+	}
 	suspectFrom, deadFrom = suspectFrom+2*late, deadFrom+4*late
 	suspect := waited > suspectFrom
 	// A relay that delivers but answers late is overloaded: to dial anew would only add to its load.
