@@ -19,6 +19,7 @@ import (
 	"github.com/skeinmesh/skein/agent/journal"
 	"github.com/skeinmesh/skein/agent/path"
 	"github.com/skeinmesh/skein/agent/probe"
+	"github.com/skeinmesh/skein/agent/projection"
 	skeinv1 "github.com/skeinmesh/skein/api/skein/v1"
 	"github.com/skeinmesh/skein/consensus"
 	"github.com/skeinmesh/skein/dataplane"
@@ -55,15 +56,17 @@ type Options struct {
 
 // Agent is one running daemon.
 type Agent struct {
-	opts    Options
-	cfg     config.Config
-	log     *slog.Logger
-	key     *identity.Key
-	wgKey   identity.WireGuardKey
-	id      identity.ID
-	cluster identity.ClusterID
-	epoch   uint64
-	started time.Time
+	opts       Options
+	cfg        config.Config
+	log        *slog.Logger
+	key        *identity.Key
+	wgKey      identity.WireGuardKey
+	publicOnce sync.Once
+	publicKey  []byte // that of wgKey, once it was asked for
+	id         identity.ID
+	cluster    identity.ClusterID
+	epoch      uint64
+	started    time.Time
 
 	replica     *consensus.Replica
 	client      *consensus.Client
@@ -129,8 +132,9 @@ type Agent struct {
 	controlDoor door                                                   // of the control net's port on overlay addresses
 	packetKeys  sync.Map                                               // WireGuard key of a member -> key of control packets with it
 	stats       atomic.Pointer[map[dataplane.Key]dataplane.PeerStatus] // as the device has it
-	lazy        atomic.Bool                                            // a large mesh: pairs without traffic are idle
-	applied     atomic.Bool                                            // a Spec has been applied without error
+	pairKeys    projection.Keys
+	lazy        atomic.Bool // a large mesh: pairs without traffic are idle
+	applied     atomic.Bool // a Spec has been applied without error
 
 	profiling sync.Mutex // held while a profile is taken
 

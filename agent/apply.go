@@ -18,7 +18,7 @@ import (
 func (a *Agent) projectionInput(st *events.State) projection.Input {
 	in := projection.Input{
 		Self: a.id, State: st, Records: map[identity.ID]*skeinv1.Record{}, Endpoints: map[identity.ID]projection.Endpoint{}, Knock: a.knock(),
-		Complete: st.Index() > 0, PortRewrites: a.rewrites.list(),
+		Complete: st.Index() > 0, Keys: &a.pairKeys, PortRewrites: a.rewrites.list(),
 		Host: projection.Host{
 			PrivateKey: a.wgKey, Link: a.cfg.Dataplane.Link, Port: int(a.cfg.Ports.WireGuard), ControlPort: int(a.cfg.Ports.Control), MTU: a.tunnelMTU(),
 			RouteNodeAddresses: st.Settings().GetRouteNodeAddresses(), Connected: a.links.connected(a.cfg.Dataplane.Link),

@@ -135,9 +135,12 @@ func (a *Agent) observed() *skeinv1.Record {
 
 // claimed is the part that follows from the configuration alone.
 func (a *Agent) claimed() *skeinv1.Record {
-	wg, _ := a.wgKey.Public() // the key was read from disk and has been used to get here
+	a.publicOnce.Do(func() { // the record is looked at with each round of the loop
+		wg, _ := a.wgKey.Public() // the key was read from disk and has been used to get here
+		a.publicKey = wg[:]
+	})
 	r := &skeinv1.Record{
-		WireguardKey: wg[:], Site: a.cfg.Site, LeaderWish: a.cfg.Leader, InternalIp: a.cfg.InternalIP, ForcedEndpoint: a.cfg.ForceEndpoint,
+		WireguardKey: a.publicKey, Site: a.cfg.Site, LeaderWish: a.cfg.Leader, InternalIp: a.cfg.InternalIP, ForcedEndpoint: a.cfg.ForceEndpoint,
 		PersistentKeepalive: a.cfg.PersistentKeepalive, Labels: a.cfg.Labels, NodeAddresses: a.cfg.NodeAddresses,
 		Version: a.opts.Version, MinSchema: events.SchemaMin, MaxSchema: events.SchemaMax,
 	}

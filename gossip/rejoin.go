@@ -113,7 +113,7 @@ func (r *rejoiner) dispatch(now time.Time) bool {
 	}
 	rand.Shuffle(len(due), func(i, j int) { due[i], due[j] = due[j], due[i] })
 	most := maxRejoins
-	if r.g.alive.count() > 0 {
+	if r.g.alive.count() > 0 || r.g.cfg.Lag.Late(now) > lateForStreams {
 		most = 1
 	}
 	for _, id := range due[:min(len(due), max(0, most-r.busy))] {

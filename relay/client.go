@@ -81,7 +81,8 @@ type ping struct {
 // clientState is what choosing a relay needs to know.
 type clientState struct {
 	connected, suspect bool
-	rtt, published     time.Duration // least of the last samples; the same, held until it matters
+	rtt                time.Duration // least of the last answers, with what both processes took for them
+	published          time.Duration // the way's own, held until it matters: what relays are compared by
 }
 
 func newClient(p *Pool, r Relay) *client {
@@ -275,7 +276,7 @@ func (c *client) watch(w *wire) {
 	timer := time.NewTimer(0)
 	defer timer.Stop()
 	last := c.pool.now()
-	busy, passed, tunnel := last, uint64(0), uint64(0)
+	busy, tunnel := last, uint64(0)
 	due := time.Now()
 	for {
 		select {
@@ -290,12 +291,9 @@ func (c *client) watch(w *wire) {
 			return
 		}
 		now := c.pool.now()
-		if n := c.rxPackets.Load() + w.q.sent.Load(); n != passed {
-			passed = n
-			c.demand(now)
-		}
 		if n := c.tunnel.Load(); n != tunnel { // the control net sends again what is lost
 			busy, tunnel = now, n
+			c.demand(now)
 		}
 		every := pingEvery
 		if c.quiet.Store(now-busy > idleAfter); now-busy > idleAfter {
@@ -395,15 +393,19 @@ func (c *client) pong(w *wire, token uint64) {
 	c.pings = slices.Delete(c.pings, 0, i+1)
 	st := &c.status
 	st.rtt = slices.Min(c.rtts[:min(c.rttCount, rttSamples)])
-	if c.knownRTT = st.rtt; c.rttCount >= measured {
+	way, ofKernel := w.roundTrip()
+	if !ofKernel {
+		way = st.rtt
+	}
+	if c.knownRTT = way; c.rttCount >= measured || ofKernel {
 		c.measuredAt = now
 	} else if c.measuredAt == 0 {
 		c.knownRTT = 0 // the first round trip has a handshake's work in it
 	}
 	began := !st.connected
 	changed := began || st.suspect || c.rttCount == measured
-	if d := (st.rtt - st.published).Abs(); st.published == 0 || d > max(st.published/4, 3*time.Millisecond) {
-		st.published, changed = st.rtt, true
+	if d := (way - st.published).Abs(); st.published == 0 || d > max(st.published/4, 3*time.Millisecond) {
+		st.published, changed = way, true
 	}
 	st.connected, st.suspect = true, false
 	c.wire.Store(w)

@@ -55,15 +55,16 @@ func decodeFar(b []byte) (a, node identity.ID, channel byte, payload []byte) {
 }
 
 // farWay finds a way over two relays: back by the way the peer's packets came, or by the nearest relay here to one that the
-// peer's record lists and this node has no session with. The caller holds the peer's lock.
-func (s *peerState) farWay(options []option, clients, idle map[identity.ID]*client, now time.Duration) *farRoute {
+// peer's record lists and this node has no session with, nor could have one soon; quiet: nor wants one. The caller holds the
+// peer's lock.
+func (s *peerState) farWay(options []option, clients, idle map[identity.ID]*client, now time.Duration, quiet bool) *farRoute {
 	if c := s.far.in.c; c != nil && now-s.far.at < farHold && c.queue() != nil && !c.state().suspect {
 		return &farRoute{c, s.far.in.via}
 	}
 	var best *farRoute
 	var least time.Duration
 	for far, rtt := range s.listed {
-		if _, isGone := s.gone[far]; isGone || idle[far] == nil || !idle[far].outOfReach(now) {
+		if _, isGone := s.gone[far]; isGone || idle[far] == nil || !quiet && !idle[far].outOfReach(now) {
 			continue
 		}
 		for _, o := range options {
@@ -89,9 +90,20 @@ func (c *client) outOfReach(now time.Duration) bool {
 	return !c.status.connected && (c.lastErr != nil || c.need != needNone && now-c.needAt > dialPatience)
 }
 
-// way is where a peer's packets go now: a queue, and the second relay if there are two.
-func (p *Pool) way(s *peerState, now time.Duration) (q *queue, far identity.ID, two bool) {
-	c := p.carry(s, now)
+// way is where a peer's packets go now: a queue, and the second relay if there are two. Gossip has no session begun for it: where
+// none is sure to do, it goes over two relays.
+func (p *Pool) way(s *peerState, now time.Duration, channel byte) (q *queue, far identity.ID, two bool) {
+	var c *client
+	if channel == ChannelGossip {
+		c = p.route(s, now)
+		if f := s.quietRoute.Load(); f != nil && !s.here.Load() {
+			if q := f.c.queue(); q != nil {
+				return q, f.via, true
+			}
+		}
+		return c.queue(), identity.ID{}, false
+	}
+	c = p.carry(s, now)
 	if f := s.farRoute.Load(); f != nil {
 		if q := f.c.queue(); q != nil {
 			return q, f.via, true
@@ -102,7 +114,7 @@ func (p *Pool) way(s *peerState, now time.Duration) (q *queue, far identity.ID, 
 
 // send queues one packet where a peer's packets go. It is false when there is no session for it.
 func (p *Pool) send(s *peerState, now time.Duration, channel byte, b []byte) bool {
-	q, far, two := p.way(s, now)
+	q, far, two := p.way(s, now, channel)
 	if q == nil {
 		return false
 	}

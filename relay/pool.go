@@ -111,6 +111,8 @@ type peerState struct {
 	noted      atomic.Int64              // when via was last put into seen
 	needs      atomic.Pointer[[]*client] // relays to dial when there are packets; nil: none
 	farRoute   atomic.Pointer[farRoute]  // used instead of current; nil: none
+	quietRoute atomic.Pointer[farRoute]  // the same for what is worth no session of its own
+	here       atomic.Bool               // current is known to have the peer
 	absent     atomic.Bool               // no relay can carry, and one says that the peer is not there
 
 	mu     sync.Mutex
@@ -297,7 +299,12 @@ func (p *Pool) choose(s *peerState, now time.Duration) *client {
 	s.needs.Store(s.dial(idle, o, ok))
 	var far *farRoute
 	if !ok || o.know != knownHere || clients[o.relay].queue() == nil {
-		far = s.farWay(options, clients, idle, now)
+		far = s.farWay(options, clients, idle, now, false)
+	}
+	s.here.Store(ok && o.know == knownHere && o.healthy)
+	s.quietRoute.Store(far)
+	if far == nil && !s.here.Load() {
+		s.quietRoute.Store(s.farWay(options, clients, idle, now, true))
 	}
 	if s.farRoute.Swap(far) == nil && far != nil {
 		p.farFound.Store(true)

@@ -246,7 +246,7 @@ func (x *Proxies) forward(y *proxy, b *receiveBatch, n int) {
 	}
 	p := x.pool
 	now := p.now()
-	q, far, two := p.way(p.peer(y.peer), now)
+	q, far, two := p.way(p.peer(y.peer), now, ChannelWireGuard)
 	if q == nil {
 		// Kept for a moment until a relay is there. What fails for good, WireGuard sends again.
 		b.each(n, func(one []byte) bool { return p.Send(y.peer, ChannelWireGuard, one) == nil })

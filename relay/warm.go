@@ -12,6 +12,9 @@ const (
 	// warmRelays are the healthy sessions that a node keeps whether or not anybody uses them: one to use and one to
 	// turn to when that is lost.
 	warmRelays = 2
+	// warmStay is how long a warm relay that answers at least stays so: measurements of a moment in which all relays have much to do
+	// are not worth a change.
+	warmStay = time.Minute
 	// trials are the relays not measured yet that a node dials at a time.
 	trials = 2
 	// trialTime is how long a relay on trial is tried when it fails.
@@ -40,6 +43,7 @@ type standing struct {
 	failed  bool          // could not be reached, or does not answer
 	since   time.Duration // failed since
 	warm    bool          // was warm in the last plan
+	young   bool          // and has not been for long
 	trial   time.Duration // on trial since; 0: it is not
 	used    time.Duration // last use, or a peer's need; 0: never
 	bound   bool          // holds UDP ports
@@ -125,7 +129,7 @@ func rank(all []standing, late time.Duration) []standing {
 		switch {
 		case s.rtt == 0:
 			return 2
-		case s.rtt <= least+gain, s.warm && s.rtt <= least+2*gain:
+		case s.rtt <= least+gain, s.warm && s.rtt <= least+2*gain, s.young && s.healthy:
 			return 0
 		}
 		return 1
@@ -222,6 +226,7 @@ func (c *client) standing(bound bool) standing {
 		failed: c.status.suspect || !c.status.connected && c.lastErr != nil, since: c.failedAt,
 		warm: c.need == needWarm, used: time.Duration(c.used.Load()), bound: bound,
 	}
+	s.young = s.warm && c.pool.now()-c.needAt < warmStay
 	if c.need == needTrial {
 		s.trial = c.needAt
 	}

@@ -56,6 +56,25 @@ func newWire(conn *tls.Conn, q *queue, l *load, now func() time.Duration) *wire 
 	return w
 }
 
+// roundTrip is the least round trip of the last minutes as the kernel has seen it. Unlike an answer's it says nothing of how busy
+// the processes at both ends are: a relay that has much to do for a moment is as near as before. False: the kernel does not tell.
+func (w *wire) roundTrip() (time.Duration, bool) {
+	t, ok := tcp(w.conn.NetConn())
+	if !ok {
+		return 0, false
+	}
+	raw, err := t.SyscallConn()
+	if err != nil {
+		return 0, false
+	}
+	var info *unix.TCPInfo
+	e := raw.Control(func(fd uintptr) { info, err = unix.GetsockoptTCPInfo(int(fd), unix.IPPROTO_TCP, unix.TCP_INFO) })
+	if e != nil || err != nil || info.Min_rtt == 0 || info.Min_rtt == ^uint32(0) {
+		return 0, false
+	}
+	return time.Duration(info.Min_rtt) * time.Microsecond, true
+}
+
 // writeLoop writes batches until the wire ends.
 func (w *wire) writeLoop() {
 	for {

@@ -23,7 +23,7 @@ func (s *step) asleep() bool {
 	if !s.Settings.Lazy || s.direct() >= 0 || s.now.Before(s.awakeUntil()) {
 		return false
 	}
-	return !s.Relay.ID.IsZero() || s.now.Before(s.RelaySince.Add(lazyWithin))
+	return !s.Relay.ID.IsZero() || s.now.Before(s.relayBy())
 }
 
 // awakeUntil is when the pair falls asleep if nothing else happens; zero: it is.
@@ -42,9 +42,12 @@ func (s *step) awakeUntil() time.Time {
 func (s *step) sleep() {
 	s.Idle, s.NextRetry = true, time.Time{}
 	if s.Relay.ID.IsZero() {
-		s.NextRetry = s.RelaySince.Add(lazyWithin)
+		s.NextRetry = s.relayBy()
 	}
 }
+
+// relayBy is until when a pair that is asleep waits for a relay; on a late host relays are late, too.
+func (s *step) relayBy() time.Time { return s.RelaySince.Add(lazyWithin + 8*s.Late) }
 
 // stirs reports whether what WireGuard carried is to wake the pair. A lone packet and its answer go by the relay, and a search for a
 // direct path would cost many times what they do.

@@ -41,6 +41,8 @@ type Input struct {
 	// Gateway is set while this host is a gateway of an egress, and Exported are the slots' addresses that lead here.
 	Gateway  bool
 	Exported []netip.Addr
+	// Keys remembers the peers' preshared keys between projections; nil: they are derived each time.
+	Keys *Keys
 	// Complete is set once state, records and paths have spoken.
 	Complete bool
 }
@@ -189,11 +191,11 @@ func (in *Input) peer(id identity.ID, n *skeinv1.Node) (dataplane.Peer, error) {
 		}
 		peer.AllowedIPs = append(peer.AllowedIPs, netip.PrefixFrom(a, a.BitLen()))
 	}
-	psk, err := identity.PresharedKey(in.State.Cluster().GetPskSeed(), in.Self, id)
+	psk, err := in.Keys.of(in.State.Cluster().GetPskSeed(), in.Self, id)
 	if err != nil {
 		return dataplane.Peer{}, err
 	}
-	peer.PresharedKey = dataplane.Key(psk)
+	peer.PresharedKey = psk
 	return peer, nil
 }
 
