@@ -183,7 +183,9 @@ func gap(t *testing.T, n *testNode, lost time.Time) {
 func TestFirstPacketFindsThePeersRelay(t *testing.T) {
 	m := newMembers()
 	r1, r2, r3 := startRelay(t, m), startRelay(t, m), startRelay(t, m)
-	a, b := startNode(t, m, r1, r2, r3), startNode(t, m, r2)
+	a, b := newNode(t, m, newKey(t)), startNode(t, m, r2)
+	a.use(r1, r2, r3) // a session with two of them is all that it keeps
+	waitFor(t, "two sessions", func() bool { return len(a.Links()) == 2 })
 	if err := a.Send(b.id, ChannelWireGuard, []byte("first")); err != nil {
 		t.Fatal(err)
 	}
