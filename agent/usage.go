@@ -44,6 +44,10 @@ func (s api) Usage(context.Context, *skeinv1.UsageRequest) (*skeinv1.UsageRespon
 		g := a.gossip.Stats()
 		r.RecordsPublished, r.RecordsTaken = g.Published, g.Accepted
 	}
+	if a.paths != nil {
+		p := a.paths.Metrics()
+		r.PathChanges = p.Upgrades + p.Downgrades + p.Reroutes + p.RelaySwaps + p.PortsUsed + p.PortsLost
+	}
 	if a.replica != nil {
 		if n := a.self(); n != nil {
 			r.Name = n.GetName()

@@ -206,8 +206,8 @@ func printTop(w io.Writer, r *skeinv1.UsageRates, peers int) error {
 	line("netlink", "requests %s, notifications %s; changes to the kernel %s",
 		perSecond(r.GetNetlinkRequestsPerSecond()),
 		perSecond(r.GetNetlinkNotificationsPerSecond()), perSecond(r.GetKernelWritesPerSecond()))
-	line("records", "published %s, taken %s", perSecond(r.GetRecordsPublishedPerSecond()),
-		perSecond(r.GetRecordsTakenPerSecond()))
+	line("records", "published %s, taken %s; paths changed %s", perSecond(r.GetRecordsPublishedPerSecond()),
+		perSecond(r.GetRecordsTakenPerSecond()), perSecond(r.GetPathChangesPerSecond()))
 	line("peers", "%d: %d direct, %d by relay, %d down; rx %s/s, tx %s/s", len(r.GetPeers()), r.GetPeersDirect(),
 		r.GetPeersRelay(),
 		r.GetPeersDown(), size(uint64(r.GetRxBytesPerSecond())), size(uint64(r.GetTxBytesPerSecond())))

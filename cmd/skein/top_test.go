@@ -25,7 +25,7 @@ func usageAfter(seconds uint64) *skeinv1.UsageResponse {
 		Threads: 9, Files: 41, GcCycles: seconds / 8, GcCpuNanos: int64(seconds * 1e6),
 		PingsSent: seconds * 12, PingsReceived: seconds * 11, PongsSent: seconds * 11, PongsReceived: seconds * 10,
 		NetlinkRequests: seconds * 8, NetlinkNotifications: seconds / 2, RecordsPublished: seconds / 16,
-		RecordsTaken: seconds * 3 / 2,
+		RecordsTaken: seconds * 3 / 2, PathChanges: seconds / 8,
 	}
 	for i, path := range []string{"direct", "relay", "down", "relay"} {
 		k := seconds * uint64(i) * 100_000

@@ -47,6 +47,7 @@ func Between(before, after *skeinv1.UsageResponse) (*skeinv1.UsageRates, error) 
 		KernelWritesPerSecond:         per(before.GetKernelWrites(), after.GetKernelWrites()),
 		RecordsPublishedPerSecond:     per(before.GetRecordsPublished(), after.GetRecordsPublished()),
 		RecordsTakenPerSecond:         per(before.GetRecordsTaken(), after.GetRecordsTaken()),
+		PathChangesPerSecond:          per(before.GetPathChanges(), after.GetPathChanges()),
 	}
 	r.Usage.Peers = nil
 	addPeers(r, before.GetPeers(), after.GetPeers(), per)

@@ -16,7 +16,7 @@ func sample(uptime time.Duration) *skeinv1.UsageResponse {
 		NodeId: "7ef4fee4c02da850", Name: "home1", Pid: 7, StartedAt: 1, UptimeNanos: int64(uptime), CpuNanos: 3e9,
 		Wakeups: 1000, RssBytes: 40 << 20,
 		GcCycles: 20, GcCpuNanos: 5e6, PingsSent: 100, PingsReceived: 90, PongsSent: 90, PongsReceived: 80,
-		NetlinkRequests: 50, NetlinkNotifications: 5, KernelWrites: 4, RecordsPublished: 3, RecordsTaken: 8,
+		NetlinkRequests: 50, NetlinkNotifications: 5, KernelWrites: 4, RecordsPublished: 3, RecordsTaken: 8, PathChanges: 4,
 		Peers: []*skeinv1.PeerUsage{
 			{NodeId: "b", Name: "b", Path: "direct", RxBytes: 1000, TxBytes: 1000},
 			{NodeId: "a", Name: "a", Path: "direct"},
@@ -35,7 +35,7 @@ func TestRates(t *testing.T) {
 	after.GcCycles += 2
 	after.PingsSent, after.PingsReceived, after.PongsSent, after.PongsReceived = 108, 94, 94, 86
 	after.NetlinkRequests, after.NetlinkNotifications, after.KernelWrites = 90, 6, 5
-	after.RecordsPublished, after.RecordsTaken = 4, 20
+	after.RecordsPublished, after.RecordsTaken, after.PathChanges = 4, 20, 6
 	after.Peers[0].RxBytes += 400
 	after.Peers[2].RxBytes, after.Peers[2].TxBytes = 4000, 0 // configured anew
 	after.Peers = append(after.Peers, &skeinv1.PeerUsage{NodeId: "e", Name: "e", Path: "direct", RxBytes: 1 << 30})
@@ -55,6 +55,7 @@ func TestRates(t *testing.T) {
 		{"requests", r.NetlinkRequestsPerSecond, 10}, {"notifications", r.NetlinkNotificationsPerSecond, 0.25},
 		{"writes", r.KernelWritesPerSecond, 0.25},
 		{"published", r.RecordsPublishedPerSecond, 0.25}, {"taken", r.RecordsTakenPerSecond, 3},
+		{"path changes", r.PathChangesPerSecond, 0.5},
 		{"rx of all", r.RxBytesPerSecond, 1100}, {"tx of all", r.TxBytesPerSecond, 0},
 		{"direct", float64(r.PeersDirect), 3}, {"by relay", float64(r.PeersRelay), 1},
 		{"down", float64(r.PeersDown), 1},

@@ -6534,6 +6534,7 @@ type UsageResponse struct {
 	RecordsPublished     uint64                 `protobuf:"varint,25,opt,name=records_published,json=recordsPublished,proto3" json:"records_published,omitempty"`             // changes of this node's record
 	RecordsTaken         uint64                 `protobuf:"varint,26,opt,name=records_taken,json=recordsTaken,proto3" json:"records_taken,omitempty"`                         // of others, that were news
 	Peers                []*PeerUsage           `protobuf:"bytes,27,rep,name=peers,proto3" json:"peers,omitempty"`
+	PathChanges          uint64                 `protobuf:"varint,28,opt,name=path_changes,json=pathChanges,proto3" json:"path_changes,omitempty"` // of the ways to peers: to and from direct, between endpoints, between relays
 	unknownFields        protoimpl.UnknownFields
 	sizeCache            protoimpl.SizeCache
 }
@@ -6757,6 +6758,13 @@ func (x *UsageResponse) GetPeers() []*PeerUsage {
 	return nil
 }
 
+func (x *UsageResponse) GetPathChanges() uint64 {
+	if x != nil {
+		return x.PathChanges
+	}
+	return 0
+}
+
 type PeerUsage struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	NodeId        string                 `protobuf:"bytes,1,opt,name=node_id,json=nodeId,proto3" json:"node_id,omitempty"`
@@ -6866,6 +6874,7 @@ type UsageRates struct {
 	PeersRelay                    uint32                 `protobuf:"varint,20,opt,name=peers_relay,json=peersRelay,proto3" json:"peers_relay,omitempty"`
 	PeersDown                     uint32                 `protobuf:"varint,21,opt,name=peers_down,json=peersDown,proto3" json:"peers_down,omitempty"`
 	Peers                         []*PeerRates           `protobuf:"bytes,22,rep,name=peers,proto3" json:"peers,omitempty"` // those with the most bytes per second first
+	PathChangesPerSecond          float64                `protobuf:"fixed64,23,opt,name=path_changes_per_second,json=pathChangesPerSecond,proto3" json:"path_changes_per_second,omitempty"`
 	unknownFields                 protoimpl.UnknownFields
 	sizeCache                     protoimpl.SizeCache
 }
@@ -7052,6 +7061,13 @@ func (x *UsageRates) GetPeers() []*PeerRates {
 		return x.Peers
 	}
 	return nil
+}
+
+func (x *UsageRates) GetPathChangesPerSecond() float64 {
+	if x != nil {
+		return x.PathChangesPerSecond
+	}
+	return 0
 }
 
 type PeerRates struct {
@@ -7732,7 +7748,7 @@ const file_skein_v1_agent_proto_rawDesc = "" +
 	"\x04node\x18\x01 \x01(\v2\x0e.skein.v1.NodeR\x04node\x12(\n" +
 	"\x05slots\x18\x02 \x03(\v2\x12.skein.v1.SlotViewR\x05slots\x12\x14\n" +
 	"\x05index\x18\x03 \x01(\x04R\x05index\"\x0e\n" +
-	"\fUsageRequest\"\xec\x06\n" +
+	"\fUsageRequest\"\x8f\a\n" +
 	"\rUsageResponse\x12\x17\n" +
 	"\anode_id\x18\x01 \x01(\tR\x06nodeId\x12\x12\n" +
 	"\x04name\x18\x02 \x01(\tR\x04name\x12\x18\n" +
@@ -7768,14 +7784,15 @@ const file_skein_v1_agent_proto_rawDesc = "" +
 	"\rkernel_writes\x18\x18 \x01(\x04R\fkernelWrites\x12+\n" +
 	"\x11records_published\x18\x19 \x01(\x04R\x10recordsPublished\x12#\n" +
 	"\rrecords_taken\x18\x1a \x01(\x04R\frecordsTaken\x12)\n" +
-	"\x05peers\x18\x1b \x03(\v2\x13.skein.v1.PeerUsageR\x05peers\"\x9a\x01\n" +
+	"\x05peers\x18\x1b \x03(\v2\x13.skein.v1.PeerUsageR\x05peers\x12!\n" +
+	"\fpath_changes\x18\x1c \x01(\x04R\vpathChanges\"\x9a\x01\n" +
 	"\tPeerUsage\x12\x17\n" +
 	"\anode_id\x18\x01 \x01(\tR\x06nodeId\x12\x12\n" +
 	"\x04name\x18\x02 \x01(\tR\x04name\x12\x12\n" +
 	"\x04path\x18\x03 \x01(\tR\x04path\x12\x16\n" +
 	"\x06detail\x18\x04 \x01(\tR\x06detail\x12\x19\n" +
 	"\brx_bytes\x18\x05 \x01(\x04R\arxBytes\x12\x19\n" +
-	"\btx_bytes\x18\x06 \x01(\x04R\atxBytes\"\xc1\b\n" +
+	"\btx_bytes\x18\x06 \x01(\x04R\atxBytes\"\xf8\b\n" +
 	"\n" +
 	"UsageRates\x12-\n" +
 	"\x05usage\x18\x01 \x01(\v2\x17.skein.v1.UsageResponseR\x05usage\x12%\n" +
@@ -7803,7 +7820,8 @@ const file_skein_v1_agent_proto_rawDesc = "" +
 	"peersRelay\x12\x1d\n" +
 	"\n" +
 	"peers_down\x18\x15 \x01(\rR\tpeersDown\x12)\n" +
-	"\x05peers\x18\x16 \x03(\v2\x13.skein.v1.PeerRatesR\x05peers\"\x92\x01\n" +
+	"\x05peers\x18\x16 \x03(\v2\x13.skein.v1.PeerRatesR\x05peers\x125\n" +
+	"\x17path_changes_per_second\x18\x17 \x01(\x01R\x14pathChangesPerSecond\"\x92\x01\n" +
 	"\tPeerRates\x12'\n" +
 	"\x04peer\x18\x01 \x01(\v2\x13.skein.v1.PeerUsageR\x04peer\x12-\n" +
 	"\x13rx_bytes_per_second\x18\x02 \x01(\x01R\x10rxBytesPerSecond\x12-\n" +
