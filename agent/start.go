@@ -196,6 +196,7 @@ func (a *Agent) openRelayClient() {
 	a.proxies = relay.NewProxies(a.pool, func() netip.AddrPort { return wg }, relay.ProxyOptions{
 		Known: func(id identity.ID) bool { _, ok := a.roster.Key(id); return ok && !a.relayOnly() },
 		OnNew: func(identity.ID, netip.AddrPort) { a.wakeUp() },
+		Avoid: []uint16{a.cfg.Ports.WireGuard, a.cfg.Ports.Control, a.cfg.Ports.Stun},
 		Log:   a.log,
 	})
 }

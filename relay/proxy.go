@@ -7,6 +7,7 @@ import (
 	"net"
 	"net/netip"
 	"runtime"
+	"slices"
 	"sync"
 	"sync/atomic"
 	"syscall"
@@ -20,6 +21,9 @@ type ProxyOptions struct {
 	Known func(identity.ID) bool
 	// OnNew tells of a proxy that a peer's packet has made, before that packet is delivered. It must not block.
 	OnNew func(peer identity.ID, endpoint netip.AddrPort)
+	// Avoid are ports that others are to listen on, such as WireGuard itself when it comes up: the kernel may choose any of them
+	// for a socket of a proxy, and whoever needs it could not have it for as long as the peer stays.
+	Avoid []uint16
 	Log   *slog.Logger
 }
 
@@ -108,7 +112,7 @@ func (x *Proxies) open(peer identity.ID) (y *proxy, made bool, err error) {
 	if len(x.byPeer) >= maxProxies {
 		return nil, false, fmt.Errorf("the limit of %d proxies is reached: remove peers that are gone", maxProxies)
 	}
-	conn, err := net.ListenUDP("udp4", net.UDPAddrFromAddrPort(netip.MustParseAddrPort("127.0.0.1:0")))
+	conn, err := x.listen()
 	if err != nil {
 		return nil, false, fmt.Errorf("open a UDP socket on 127.0.0.1 (raise the limit of open files?): %w", err)
 	}
@@ -126,6 +130,17 @@ func (x *Proxies) open(peer identity.ID) (y *proxy, made bool, err error) {
 	x.byPeer[peer] = y
 	x.done.Go(func() { x.read(y) })
 	return y, true, nil
+}
+
+// listen opens a socket on a port that nobody else is to have.
+func (x *Proxies) listen() (*net.UDPConn, error) {
+	for {
+		conn, err := net.ListenUDP("udp4", net.UDPAddrFromAddrPort(netip.MustParseAddrPort("127.0.0.1:0")))
+		if err != nil || !slices.Contains(x.opt.Avoid, uint16(conn.LocalAddr().(*net.UDPAddr).Port)) {
+			return conn, err
+		}
+		defer conn.Close() // held until another is found, or the kernel might choose it again
+	}
 }
 
 // aim connects a proxy's socket to where WireGuard is now.

@@ -115,6 +115,21 @@ func TestProxyTakesOnlyWireGuardsDatagrams(t *testing.T) {
 	}
 }
 
+// A proxy's socket never has a port that somebody else is to listen on: an agent had no WireGuard for as long as one of its proxies
+// had, by chance, WireGuard's port.
+func TestProxiesAvoidOthersPorts(t *testing.T) {
+	var even []uint16
+	for port := 0; port < 1<<16; port += 2 {
+		even = append(even, uint16(port))
+	}
+	w := startWireGuard(t, newNode(t, nil, newKey(t)), ProxyOptions{Avoid: even})
+	for range 16 {
+		if at := w.proxies.Endpoint(newKey(t).ID()); at.Port()%2 == 0 {
+			t.Errorf("a proxy has the port of %s, which is to be avoided", at)
+		}
+	}
+}
+
 func TestProxyFollowsWireGuardsPort(t *testing.T) {
 	m := newMembers()
 	r := startRelay(t, m)
