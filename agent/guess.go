@@ -276,6 +276,7 @@ type rewrite struct {
 	told   bool
 	pinged time.Time       // last time the peer's ping was passed on
 	proxy  *birthday.Proxy // instead of a rule in the kernel
+	doubt  bool            // this host's network has changed since: its NAT may be another
 }
 
 func (w *rewrites) adopt(have []dataplane.PortRewrite, now time.Time) {
@@ -379,15 +380,26 @@ func (w *rewrites) claim(at netip.AddrPort, peer identity.ID, e birthday.Event) 
 	}
 }
 
+// doubt has each rewrite dropped as soon as no path that lives uses it: this host's network has changed, and behind another NAT a
+// rewrite would only have the peer hear from a port that it does not know.
+func (w *rewrites) doubt() {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	for _, r := range w.all {
+		r.doubt = true
+	}
+}
+
 // expire drops what no path has used for long, and gives the proxies that are not needed any more.
 func (w *rewrites) expire(paths map[identity.ID]path.Path, now time.Time) map[netip.AddrPort]*birthday.Proxy {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	ended := map[netip.AddrPort]*birthday.Proxy{}
+	alive := map[*rewrite]bool{}
 	for _, p := range paths {
 		if p.Kind == path.Direct {
 			if r, ok := w.all[p.Endpoint]; ok {
-				r.used = now
+				r.used, alive[r] = now, p.Alive
 			}
 		}
 	}
@@ -395,6 +407,9 @@ func (w *rewrites) expire(paths map[identity.ID]path.Path, now time.Time) map[ne
 		rest := rewriteRests
 		if r.peer.IsZero() {
 			rest = adoptedFor
+		}
+		if r.doubt && !alive[r] {
+			rest = 0
 		}
 		if now.Sub(r.used) >= rest {
 			delete(w.all, at)

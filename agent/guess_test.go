@@ -97,3 +97,25 @@ func TestBehindOneAddress(t *testing.T) {
 		t.Error("who is behind an address is told by what others see of it")
 	}
 }
+
+// After this host's network has changed a rewrite lives only as long as a path that lives uses it: behind another NAT it would have
+// the peer hear from a port that it does not know.
+func TestRewritesOfAnotherNetwork(t *testing.T) {
+	var w rewrites
+	start := time.Date(2026, 1, 1, 0, 0, 0, 0, time.UTC)
+	peer, a := identity.ID{7}, rewriteTo(40001, "198.51.100.1:51820")
+	w.add(rewrite{PortRewrite: a, peer: peer, used: start})
+	w.doubt()
+	for _, step := range []struct {
+		path path.Path
+		kept bool
+	}{
+		{path.Path{Kind: path.Direct, Endpoint: a.Remote, Alive: true}, true},
+		{path.Path{Kind: path.Direct, Endpoint: a.Remote}, false},
+	} {
+		w.expire(map[identity.ID]path.Path{peer: step.path}, start.Add(time.Second))
+		if got := len(w.list()) == 1; got != step.kept {
+			t.Fatalf("with %+v: kept %t, want %t", step.path, got, step.kept)
+		}
+	}
+}

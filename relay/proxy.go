@@ -270,8 +270,8 @@ func (x *Proxies) forward(y *proxy, b *receiveBatch, n int) {
 	q.mu.Lock()
 	packets := b.each(n, func(one []byte) bool { return q.addTo(now, far, two, y.peer, ChannelWireGuard, one) })
 	q.mu.Unlock()
-	q.kick()
 	x.toPeers.Add(packets)
+	q.kick()
 }
 
 // each calls f with every datagram of a burst, and counts those that it took.
