@@ -163,3 +163,62 @@ func TestRoundTripTimesAreSeldomNews(t *testing.T) {
 		}
 	}
 }
+
+// Changes of a record take turns in a large mesh: three at once, then one for so long; in a small one nobody waits.
+func TestRecordsTakeTurns(t *testing.T) {
+	start := time.Date(2026, 1, 1, 0, 0, 0, 0, time.UTC)
+	var c recordClock
+	at, spacing := start, 40*turnPerMember
+	for i, want := range []time.Duration{0, 0, 0, spacing, spacing, spacing} {
+		wait := c.turn(at, 40)
+		if wait != want {
+			t.Errorf("change %d waits %s, want %s", i, wait, want)
+		}
+		if at = at.Add(wait); wait > 0 && c.turn(at, 40) != 0 {
+			t.Errorf("change %d waits longer than it was told", i)
+		}
+	}
+	if wait := c.turn(at.Add(time.Hour), 40); wait != 0 {
+		t.Errorf("after an hour without a change one waits %s", wait)
+	}
+	var small recordClock
+	for i := range 3 {
+		if wait := small.turn(start, 3); wait != 0 {
+			t.Errorf("of three members, change %d waits %s", i, wait)
+		}
+	}
+	if a, b := unhurried(3), unhurried(1000); a >= time.Second || b != unhurriedMost {
+		t.Errorf("unhurried changes of three are %s apart, of a thousand %s", a, b)
+	}
+}
+
+// A relay whose session was lost stays in the record for a while when no other is listed, or on a late host.
+func TestLostLinksStay(t *testing.T) {
+	record := func(relays ...string) *skeinv1.Record {
+		r := &skeinv1.Record{}
+		for _, id := range relays {
+			r.RelayLinks = append(r.RelayLinks, &skeinv1.RelayLink{NodeId: id})
+		}
+		return r
+	}
+	start := time.Date(2026, 1, 1, 0, 0, 0, 0, time.UTC)
+	for name, tt := range map[string]struct {
+		next *skeinv1.Record
+		late bool
+		want []int // links at once, and after linksStay
+	}{
+		"another is there":           {record("b"), false, []int{1, 1}},
+		"another, and the host late": {record("b"), true, []int{2, 1}},
+		"none is there":              {record(), false, []int{2, 0}},
+	} {
+		var c recordClock
+		old := record("a", "b")
+		for i, at := range []time.Time{start, start.Add(linksStay)} {
+			next := proto.CloneOf(tt.next)
+			c.keepLinks(next, old, tt.late && i == 0, at)
+			if got := len(next.GetRelayLinks()); got != tt.want[i] {
+				t.Errorf("%s, %s after: %d links, want %d", name, at.Sub(start), got, tt.want[i])
+			}
+		}
+	}
+}

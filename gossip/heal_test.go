@@ -109,6 +109,13 @@ func TestHeavyLossStillConverges(t *testing.T) {
 			s.publish(i, "lossy")
 		}
 		s.within(8*time.Second, "all agree", s.agreed(s.nodes))
+		answered := uint64(0)
+		for _, n := range s.nodes {
+			answered += n.g.Stats().Answered
+		}
+		if answered == 0 {
+			t.Error("no packet that asked for a record was answered")
+		}
 	})
 }
 

@@ -130,3 +130,24 @@ func TestHandedOverByRelaysOnly(t *testing.T) {
 		t.Errorf("b got %v", <-b.packets)
 	}
 }
+
+// Gossip for a peer that is at another relay begins no session with that; a packet of WireGuard's does.
+func TestGossipBeginsNoSession(t *testing.T) {
+	m := newMembers()
+	relays := []*testRelay{startRelay(t, m), startRelay(t, m), startRelay(t, m)}
+	a := newNode(t, m, newKey(t))
+	third := a.settle(t, relays)
+	b := startNode(t, m, third)
+	a.SetPeerLinks(b.id, b.Links())
+	for range 20 {
+		_ = a.Send(b.id, ChannelGossip, []byte("news")) // lost, or over two relays
+	}
+	a.applyPlan()
+	if need := a.needOf(third); need != string(needNone) {
+		t.Errorf("gossip makes a session with the peer's relay: %s", need)
+	}
+	if err := a.Send(b.id, ChannelWireGuard, []byte("hello")); err != nil {
+		t.Fatal(err)
+	}
+	b.want(t, got{a.id, ChannelWireGuard, "hello"})
+}

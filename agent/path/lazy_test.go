@@ -3,6 +3,8 @@ package path
 import (
 	"testing"
 	"time"
+
+	"github.com/skeinmesh/skein/identity"
 )
 
 // lazySim is a pair of a large mesh.
@@ -105,5 +107,23 @@ func TestLonePacketsWakeNobody(t *testing.T) {
 	}
 	if n := len(s.nodes[0].echoes); n != 20*3 {
 		t.Errorf("%d echoes, want three of each time", n)
+	}
+}
+
+// To an idle pair it is nothing that another relay would be chosen.
+func TestRelaysThatChangeAreNothingToAnIdlePair(t *testing.T) {
+	s := lazySim(t)
+	s.start(true)
+	s.run(10 * time.Second)
+	n := s.nodes[0]
+	before := n.m.Path
+	s.input(n, Input{Kind: InputRelay, Relay: RelayChoice{ID: identity.ID{77}, RTT: time.Second}})
+	if !n.m.Path.same(before) || !before.Relay.IsZero() || before.Rule != RuleIdle {
+		t.Errorf("the path was %+v, and is %+v", before, n.m.Path)
+	}
+	s.traffic(5 * time.Second)
+	s.run(time.Second)
+	if p := n.m.Path; p.Kind == Relay && p.Relay != (identity.ID{77}) {
+		t.Errorf("with traffic the path is %s; want the relay that was chosen last", p)
 	}
 }
