@@ -211,7 +211,8 @@ func (a *Agent) tunnel(id identity.ID) control.Tunnel {
 	})
 }
 
-// tunnelOver is what a path says of the tunnel, in a large mesh or not, with relays to ask and a session of WireGuard's or without.
+// tunnelOver is what a path says of the tunnel, in a large mesh or not, with relays to ask and a session of WireGuard's
+// or without.
 func tunnelOver(p path.Path, lazy bool, relays, session func() bool) control.Tunnel {
 	switch {
 	case lazy && p.Kind != path.Direct:

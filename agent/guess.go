@@ -380,8 +380,8 @@ func (w *rewrites) claim(at netip.AddrPort, peer identity.ID, e birthday.Event) 
 	}
 }
 
-// doubt has each rewrite dropped as soon as no path that lives uses it: this host's network has changed, and behind another NAT a
-// rewrite would only have the peer hear from a port that it does not know.
+// doubt has each rewrite dropped as soon as no path that lives uses it: this host's network has changed, and behind
+// another NAT a rewrite would only have the peer hear from a port that it does not know.
 func (w *rewrites) doubt() {
 	w.mu.Lock()
 	defer w.mu.Unlock()

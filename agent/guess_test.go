@@ -98,8 +98,8 @@ func TestBehindOneAddress(t *testing.T) {
 	}
 }
 
-// After this host's network has changed a rewrite lives only as long as a path that lives uses it: behind another NAT it would have
-// the peer hear from a port that it does not know.
+// After this host's network has changed a rewrite lives only as long as a path that lives uses it: behind another NAT
+// it would have the peer hear from a port that it does not know.
 func TestRewritesOfAnotherNetwork(t *testing.T) {
 	var w rewrites
 	start := time.Date(2026, 1, 1, 0, 0, 0, 0, time.UTC)

@@ -197,9 +197,9 @@ func keepSummary(next, old *skeinv1.Record) {
 	next.AppliedIndex, next.StateHash = old.GetAppliedIndex(), old.GetStateHash()
 }
 
-// keepLinks keeps a relay in the record that is to be published for a while after its session was lost, where no other is listed
-// or this process is late: sessions come and go on a host with too much to do, and each new record makes all others choose anew.
-// Whoever sends by that relay meanwhile is told by it, and goes another way.
+// keepLinks keeps a relay in the record that is to be published for a while after its session was lost, where no other
+// is listed or this process is late: sessions come and go on a host with too much to do, and each new record makes all
+// others choose anew. Whoever sends by that relay meanwhile is told by it, and goes another way.
 func (c *recordClock) keepLinks(next, old *skeinv1.Record, late bool, now time.Time) {
 	lost := map[string]time.Time{}
 	if len(next.GetRelayLinks()) == 0 || late || len(c.lost) > 0 {
@@ -221,16 +221,16 @@ func (c *recordClock) keepLinks(next, old *skeinv1.Record, late bool, now time.T
 	slices.SortFunc(next.RelayLinks, func(x, y *skeinv1.RelayLink) int { return strings.Compare(x.GetNodeId(), y.GetNodeId()) })
 }
 
-// A record is news for every member, so in a large mesh all of them have theirs in turns: some changes at once, such as a
-// host has that moves, and then one for so long.
+// A record is news for every member, so in a large mesh all of them have theirs in turns: some changes at once, such as
+// a host has that moves, and then one for so long.
 const (
 	turnPerMember = 50 * time.Millisecond
 	turnMost      = 5 * time.Second
 	turnBurst     = 2
 )
 
-// unhurried is what is between two changes of a record that nobody waits for: there are as many such records as members, and as
-// many who get each.
+// unhurried is what is between two changes of a record that nobody waits for: there are as many such records as
+// members, and as many who get each.
 func unhurried(members int) time.Duration {
 	return min(time.Duration(members*members)*unhurriedPerPair, unhurriedMost)
 }

@@ -12,8 +12,8 @@ import (
 const (
 	// maxAsked bounds the marks in one packet that asks for records.
 	maxAsked = 16
-	// answersPerSecond and answersBurst bound the records that a node sends because packets asked for them. Who asks is the
-	// packet's word: without a bound a member could have others flood a third one.
+	// answersPerSecond and answersBurst bound the records that a node sends because packets asked for them. Who asks is
+	// the packet's word: without a bound a member could have others flood a third one.
 	answersPerSecond = 100
 	answersBurst     = 200
 )

@@ -26,8 +26,8 @@ const (
 	retryMost    = 4 * time.Second
 	// settle is how long after a change of our own records a differing hash says nothing yet.
 	settle = 400 * time.Millisecond
-	// maxUnsettled is how many differing hashes in a row are passed over for that reason, and one more for so many members: in a
-	// large mesh something is on its way most of the time.
+	// maxUnsettled is how many differing hashes in a row are passed over for that reason, and one more for so many
+	// members: in a large mesh something is on its way most of the time.
 	maxUnsettled     = 3
 	unsettledMembers = 4
 	// syncsSpacing is between two exchanges of digests that the roster's growth asks for, for each member: while a mesh
@@ -86,8 +86,8 @@ func newPuller(g *Gossip) *puller {
 	}
 }
 
-// need notes that a newer version exists; it is asked for after delay, longer on a host that is late with what has come, unless
-// the version is here by then. large says that it fits no packet.
+// need notes that a newer version exists; it is asked for after delay, longer on a host that is late with what has
+// come, unless the version is here by then. large says that it fits no packet.
 func (p *puller) need(m mark, source identity.ID, large bool, delay time.Duration) {
 	if !p.wanted(m) {
 		return

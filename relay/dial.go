@@ -16,8 +16,8 @@ import (
 // dialTimeout bounds a connection to a relay, handshake included.
 const dialTimeout = 5 * time.Second
 
-// dialTries bounds the relays that are tried for one stream, the likeliest first. Each costs a handshake at both ends; one that
-// does not know the peer is not tried again before it does.
+// dialTries bounds the relays that are tried for one stream, the likeliest first. Each costs a handshake at both ends;
+// one that does not know the peer is not tried again before it does.
 const dialTries = 3
 
 // pace is that of a relay's addresses; the delay between them is RFC 8305's.

@@ -54,9 +54,9 @@ func decodeFar(b []byte) (a, node identity.ID, channel byte, payload []byte) {
 	return identity.ID(b[:8]), identity.ID(b[8:16]), b[16], b[farPrefix:]
 }
 
-// farWay finds a way over two relays: back by the way the peer's packets came, or by the nearest relay here to one that the
-// peer's record lists and this node has no session with, nor could have one soon; quiet: nor wants one. The caller holds the
-// peer's lock.
+// farWay finds a way over two relays: back by the way the peer's packets came, or by the nearest relay here to one that
+// the peer's record lists and this node has no session with, nor could have one soon; quiet: nor wants one. The caller
+// holds the peer's lock.
 func (s *peerState) farWay(options []option, clients, idle map[identity.ID]*client, now time.Duration, quiet bool) *farRoute {
 	if c := s.far.in.c; c != nil && now-s.far.at < farHold && c.queue() != nil && !c.state().suspect {
 		return &farRoute{c, s.far.in.via}
@@ -90,8 +90,8 @@ func (c *client) outOfReach(now time.Duration) bool {
 	return !c.status.connected && (c.lastErr != nil || c.need != needNone && now-c.needAt > dialPatience)
 }
 
-// way is where a peer's packets go now: a queue, and the second relay if there are two. Gossip has no session begun for it: where
-// none is sure to do, it goes over two relays.
+// way is where a peer's packets go now: a queue, and the second relay if there are two. Gossip has no session begun for
+// it: where none is sure to do, it goes over two relays.
 func (p *Pool) way(s *peerState, now time.Duration, channel byte) (q *queue, far identity.ID, two bool) {
 	var c *client
 	if channel == ChannelGossip {

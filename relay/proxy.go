@@ -21,8 +21,8 @@ type ProxyOptions struct {
 	Known func(identity.ID) bool
 	// OnNew tells of a proxy that a peer's packet has made, before that packet is delivered. It must not block.
 	OnNew func(peer identity.ID, endpoint netip.AddrPort)
-	// Avoid are ports that others are to listen on, such as WireGuard itself when it comes up: the kernel may choose any of them
-	// for a socket of a proxy, and whoever needs it could not have it for as long as the peer stays.
+	// Avoid are ports that others are to listen on, such as WireGuard itself when it comes up: the kernel may choose
+	// any of them for a socket of a proxy, and whoever needs it could not have it for as long as the peer stays.
 	Avoid []uint16
 	Log   *slog.Logger
 }

@@ -115,8 +115,8 @@ func TestProxyTakesOnlyWireGuardsDatagrams(t *testing.T) {
 	}
 }
 
-// A proxy's socket never has a port that somebody else is to listen on: an agent had no WireGuard for as long as one of its proxies
-// had, by chance, WireGuard's port.
+// A proxy's socket never has a port that somebody else is to listen on: an agent had no WireGuard for as long as one of
+// its proxies had, by chance, WireGuard's port.
 func TestProxiesAvoidOthersPorts(t *testing.T) {
 	var even []uint16
 	for port := 0; port < 1<<16; port += 2 {

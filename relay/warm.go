@@ -12,8 +12,8 @@ const (
 	// warmRelays are the healthy sessions that a node keeps whether or not anybody uses them: one to use and one to
 	// turn to when that is lost.
 	warmRelays = 2
-	// warmStay is how long a warm relay that answers at least stays so: measurements of a moment in which all relays have much to do
-	// are not worth a change.
+	// warmStay is how long a warm relay that answers at least stays so: measurements of a moment in which all relays
+	// have much to do are not worth a change.
 	warmStay = time.Minute
 	// trials are the relays not measured yet that a node dials at a time.
 	trials = 2
@@ -60,9 +60,9 @@ const (
 )
 
 // plan decides with which relays a node keeps a session: the nearest ones until two are healthy, those that peers need,
-// and for a moment those not measured yet. Among relays that are as near as each other, those admitted first are taken: all nodes
-// of a neighbourhood then meet at the same two, and need no others for each other. late is how late this process wakes: where two
-// relays answer, a process that has too much to do tries no others.
+// and for a moment those not measured yet. Among relays that are as near as each other, those admitted first are taken:
+// all nodes of a neighbourhood then meet at the same two, and need no others for each other. late is how late this
+// process wakes: where two relays answer, a process that has too much to do tries no others.
 func plan(all []standing, now, late time.Duration) map[identity.ID]need {
 	needs := make(map[identity.ID]need, len(all))
 	ranked := rank(all, late)

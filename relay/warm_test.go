@@ -94,8 +94,8 @@ func TestPlanOfALateNode(t *testing.T) {
 	}
 }
 
-// A node keeps two sessions of five: those admitted first, since all are as near as can be. It takes another when one is lost, and goes
-// back when that is there again.
+// A node keeps two sessions of five: those admitted first, since all are as near as can be. It takes another when one
+// is lost, and goes back when that is there again.
 func TestTwoRelaysStayWarm(t *testing.T) {
 	m := newMembers()
 	var list []*testRelay

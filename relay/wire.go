@@ -56,8 +56,9 @@ func newWire(conn *tls.Conn, q *queue, l *load, now func() time.Duration) *wire 
 	return w
 }
 
-// roundTrip is the least round trip of the last minutes as the kernel has seen it. Unlike an answer's it says nothing of how busy
-// the processes at both ends are: a relay that has much to do for a moment is as near as before. False: the kernel does not tell.
+// roundTrip is the least round trip of the last minutes as the kernel has seen it. Unlike an answer's it says nothing
+// of how busy the processes at both ends are: a relay that has much to do for a moment is as near as before. False: the
+// kernel does not tell.
 func (w *wire) roundTrip() (time.Duration, bool) {
 	t, ok := tcp(w.conn.NetConn())
 	if !ok {

@@ -37,7 +37,8 @@ func (g *Gateways) keepHost(ctx context.Context) {
 	}
 }
 
-// syncHost makes the host's side what is wanted now. It reports whether there is any, or something of it could not be removed.
+// syncHost makes the host's side what is wanted now. It reports whether there is any, or something of it could not be
+// removed.
 func (g *Gateways) syncHost() bool {
 	g.hostMu.Lock()
 	defer g.hostMu.Unlock()

@@ -49,8 +49,8 @@ func (s *step) sleep() {
 // relayBy is until when a pair that is asleep waits for a relay; on a late host relays are late, too.
 func (s *step) relayBy() time.Time { return s.RelaySince.Add(lazyWithin + 8*s.Late) }
 
-// stirs reports whether what WireGuard carried is to wake the pair. A lone packet and its answer go by the relay, and a search for a
-// direct path would cost many times what they do.
+// stirs reports whether what WireGuard carried is to wake the pair. A lone packet and its answer go by the relay, and a
+// search for a direct path would cost many times what they do.
 func (s *step) stirs() bool {
 	if !s.Idle {
 		return true

@@ -425,8 +425,8 @@ func (c Counters) withoutControl(last Counters) Counters {
 	return c
 }
 
-// handshakeBytes are WireGuard's own messages for a session in one direction, at most: an initiation of 148 bytes and a keepalive
-// of 32, or a response of 92. Whatever needed the session shows besides.
+// handshakeBytes are WireGuard's own messages for a session in one direction, at most: an initiation of 148 bytes and a
+// keepalive of 32, or a response of 92. Whatever needed the session shows besides.
 const handshakeBytes = 148 + 32
 
 // rest is what is left of bytes without a part of them.

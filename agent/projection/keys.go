@@ -8,8 +8,8 @@ import (
 	"github.com/skeinmesh/skein/identity"
 )
 
-// Keys remembers preshared keys: to derive those of forty peers takes longer than all else of a projection. It is safe for
-// concurrent use; a nil Keys remembers nothing.
+// Keys remembers preshared keys: to derive those of forty peers takes longer than all else of a projection. It is safe
+// for concurrent use; a nil Keys remembers nothing.
 type Keys struct {
 	mu     sync.Mutex
 	seed   []byte

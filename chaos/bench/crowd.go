@@ -84,8 +84,8 @@ func (b *bench) rest(ctx context.Context) (out []Figure) {
 	}}
 }
 
-// rateSum is what some agents cost: the CPU of all and of the busiest in per cent of a core, the most wake-ups a second and bytes
-// resident of one, and all changes of paths and own records a second.
+// rateSum is what some agents cost: the CPU of all and of the busiest in per cent of a core, the most wake-ups a second
+// and bytes resident of one, and all changes of paths and own records a second.
 type rateSum struct {
 	all, most, wakes float64
 	memory           uint64
@@ -139,8 +139,8 @@ func (b *bench) pause(ctx context.Context, d time.Duration) error {
 	}
 }
 
-// crowdOf starts so many agents at once, tells how long it takes until all agree and all pairs have answered, and hands the mesh
-// to what measures more on it.
+// crowdOf starts so many agents at once, tells how long it takes until all agree and all pairs have answered, and hands
+// the mesh to what measures more on it.
 func (b *bench) crowdOf(ctx context.Context, agents int, within time.Duration, then ...func(context.Context, *lab.Lab) []Figure) (out []Figure) {
 	name, target := fmt.Sprintf("%d agents, five kinds of NAT: start to all pairs answering", agents), "≤ "+within.String()
 	b.note("crowd: %d agents", agents)

@@ -32,7 +32,8 @@ func eventually(ctx context.Context, within, hold time.Duration, check func(cont
 	return eventuallyWith(ctx, within, hold, 0, check)
 }
 
-// eventually looks more rarely in a lab of many agents: who asks forty of them ten times a second sees how that makes them busy.
+// eventually looks more rarely in a lab of many agents: who asks forty of them ten times a second sees how that makes
+// them busy.
 func (l *Lab) eventually(ctx context.Context, within, hold time.Duration, check func(context.Context) error) error {
 	rest := time.Duration(0)
 	if len(l.Spec.Nodes) > crowdAgents {
@@ -186,8 +187,9 @@ func (l *Lab) Expect(ctx context.Context, within time.Duration, e Expect) error 
 			}
 		}
 	}
-	// In a large lab a few pairs are asked at a time, and both directions of a pair one after the other: when both ends begin a
-	// session of WireGuard's at the same moment, each drops its own for the other's, and they try again after five seconds.
+	// In a large lab a few pairs are asked at a time, and both directions of a pair one after the other: when both ends
+	// begin a session of WireGuard's at the same moment, each drops its own for the other's, and they try again after
+	// five seconds.
 	ends, atOnce := map[pair][]int{}, len(pairs)
 	for i, p := range pairs {
 		if len(l.Spec.Nodes) > crowdAgents {

@@ -6,9 +6,9 @@ import (
 	"time"
 )
 
-// A Gate lets work in that many peers' needs add up to, such as handshakes: at most Most at a time, half as many for each
-// step that the process is late, and always one. Work waits for its turn in the order in which it came. It is safe for
-// concurrent use; a nil Gate lets everything in.
+// A Gate lets work in that many peers' needs add up to, such as handshakes: at most Most at a time, half as many for
+// each step that the process is late, and always one. Work waits for its turn in the order in which it came. It is safe
+// for concurrent use; a nil Gate lets everything in.
 type Gate struct {
 	Meter *Meter
 	Most  int
