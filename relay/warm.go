@@ -67,10 +67,14 @@ func plan(all []standing, now, late time.Duration) map[identity.ID]need {
 	needs := make(map[identity.ID]need, len(all))
 	ranked := rank(all, late)
 	healthy, farthest := 0, time.Duration(0)
+	var last standing // of the warm ones, the one admitted last
 	for _, s := range ranked {
 		known := s.rtt > 0 || len(all) <= warmRelays
 		if healthy < warmRelays && known {
 			needs[s.id] = needWarm
+			if last.id.IsZero() || admittedBefore(last, s) < 0 {
+				last = s
+			}
 			if s.healthy {
 				healthy++
 				farthest = max(farthest, s.rtt)
@@ -85,7 +89,7 @@ func plan(all []standing, now, late time.Duration) map[identity.ID]need {
 		}
 	}
 	near := healthy >= warmRelays && farthest <= clearGain(0, late) // no other can be clearly better
-	if late > lateForTrials && answering >= warmRelays || near {
+	if late > lateForTrials && answering >= warmRelays {
 		free = 0
 	}
 	slices.SortStableFunc(ranked, func(a, b standing) int { // who failed tries after the others, and in turn
@@ -106,6 +110,8 @@ func plan(all []standing, now, late time.Duration) map[identity.ID]need {
 			needs[s.id] = needDemand
 		case s.failed && s.trial > 0 && now-s.trial < trialTime:
 			needs[s.id] = needTrial // it may not know this node yet: give it some tries, and the others theirs
+		case near && admittedBefore(s, last) > 0: // but one that was admitted sooner would be taken
+			needs[s.id] = needNone
 		case free > 0 && s.untried(now, healthy):
 			free--
 			needs[s.id] = needTrial
@@ -140,9 +146,14 @@ func rank(all []standing, late time.Duration) []standing {
 		if d == 0 && class(a) == 1 {
 			d = cmp.Compare(rankRTT(a), rankRTT(b))
 		}
-		return cmp.Or(d, cmp.Compare(a.order, b.order), slices.Compare(a.id[:], b.id[:]))
+		return cmp.Or(d, admittedBefore(a, b))
 	})
 	return ranked
+}
+
+// admittedBefore compares by admission: negative when a's node came first.
+func admittedBefore(a, b standing) int {
+	return cmp.Or(cmp.Compare(a.order, b.order), slices.Compare(a.id[:], b.id[:]))
 }
 
 // untried tells whether a relay is to be dialed for its RTT, or since too few others answer.

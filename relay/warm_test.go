@@ -50,6 +50,7 @@ func TestPlan(t *testing.T) {
 		{"a trial goes on for some tries", []standing{is(1, 0, dead(time.Second), trial(9*time.Second)), is(2, 0, dead(time.Second), trial(11*time.Second)), is(3, 0), is(4, 0), is(5, 0)}, "1 trial, 2 standby, 3 trial, 4 trial, 5 standby"},
 		{"where two answer, failed ones seldom", []standing{is(1, 5*ms, warm), is(2, 6*ms, warm), is(3, 0, dead(time.Minute)), is(4, 0, dead(3*time.Minute))}, "1 warm, 2 warm, 3 standby, 4 trial"},
 		{"two as near as can be: no others are tried", []standing{is(1, 5*ms, warm), is(2, 2*ms, warm), is(3, 0)}, "1 warm, 2 warm, 3 standby"},
+		{"but one that was admitted sooner", []standing{is(1, 5*ms, warm, order(2)), is(2, 2*ms, warm, order(3)), is(3, 0, order(1))}, "1 warm, 2 warm, 3 trial"},
 		{"as near as each other: those admitted first", []standing{is(1, 11*ms, order(3)), is(2, 14*ms, order(1)), is(3, 10*ms, order(2))}, "1 standby, 2 warm, 3 warm"},
 		{"one that is warm stays near for longer", []standing{is(1, 19*ms, order(1), warm), is(2, 10*ms, order(3)), is(3, 11*ms, order(2))}, "1 warm, 2 standby, 3 warm"},
 		{"but not for ever", []standing{is(1, 26*ms, order(1), warm), is(2, 10*ms, order(3)), is(3, 11*ms, order(2))}, "1 standby, 2 warm, 3 warm"},
