@@ -24,7 +24,7 @@ func (g *Gate) Enter(ctx context.Context) error {
 		return nil
 	}
 	g.mu.Lock()
-	if len(g.waiting) == 0 && g.inside < g.room() {
+	if len(g.waiting) == 0 && g.inside < g.limit() {
 		g.inside++
 		g.mu.Unlock()
 		return nil
@@ -61,15 +61,15 @@ func (g *Gate) Leave() {
 
 func (g *Gate) leave() {
 	g.inside--
-	for len(g.waiting) > 0 && g.inside < g.room() {
+	for len(g.waiting) > 0 && g.inside < g.limit() {
 		close(g.waiting[0])
 		g.waiting = g.waiting[1:]
 		g.inside++
 	}
 }
 
-// room is how many may be inside now.
-func (g *Gate) room() int {
+// limit is how many may be inside now.
+func (g *Gate) limit() int {
 	n := max(g.Most, 1)
 	for late := g.Meter.Late(time.Now()); late >= step && n > 1; late /= 2 {
 		n /= 2

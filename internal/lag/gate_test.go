@@ -8,7 +8,7 @@ import (
 	"time"
 )
 
-// As many are let in as the gate has room for, the others in their order, and those that give up leave no hole.
+// As many are let in as the limit says, the others in their order, and those that give up leave no hole.
 func TestGate(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		g := &Gate{Most: 2, Meter: &Meter{}}
@@ -34,7 +34,7 @@ func TestGate(t *testing.T) {
 			t.Fatalf("after one had left, %v had been inside; want the next that still waited", in)
 		}
 		g.Meter.Note(time.Now().Add(-time.Second), time.Now())
-		g.Leave() // late: room for one, and one is inside
+		g.Leave() // late: the limit is one, and one is inside
 		synctest.Wait()
 		if len(in) != 3 {
 			t.Fatalf("a late process let in %v", in)
