@@ -169,7 +169,7 @@ func (s *step) ruleWithoutDirect() string {
 	case !s.Known:
 		return "no-record"
 	case s.Idle:
-		return RuleIdle
+		return ruleIdle
 	case s.Lost != "":
 		return "direct-dead"
 	case !s.Plan.Probe:
@@ -189,7 +189,7 @@ func (s *step) reasonWithoutDirect(rule string) string {
 		text = s.Lost
 	case "peer-away":
 		return "The peer's agent answers no ping and has no session with a relay. Its tunnel may live all the same, so the last endpoint that worked stays."
-	case RuleIdle:
+	case ruleIdle:
 		text = "There is no traffic: the first packet goes by the relay, and begins the search for a direct path."
 	case "relay-first":
 		text = "Direct paths are being probed."

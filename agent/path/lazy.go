@@ -7,8 +7,8 @@ import "time"
 // peer is a port of this agent, so that the first packet goes by the relay at once, and is what wakes the pair. What is
 // known to work is kept.
 
-// RuleIdle is the rule of a path that no traffic asks for.
-const RuleIdle = "idle"
+// ruleIdle is the rule of a path that no traffic asks for.
+const ruleIdle = "idle"
 
 const (
 	awakeFor = 30 * time.Second // after traffic, and after the peer asked to be probed
