@@ -31,7 +31,9 @@ import (
 	"github.com/skeinmesh/skein/gossip/candidate/reflexive"
 	"github.com/skeinmesh/skein/gossip/candidate/stunserver"
 	"github.com/skeinmesh/skein/identity"
+	"github.com/skeinmesh/skein/internal/instant"
 	"github.com/skeinmesh/skein/internal/lag"
+	"github.com/skeinmesh/skein/internal/procs"
 	"github.com/skeinmesh/skein/relay"
 )
 
@@ -52,6 +54,8 @@ type Options struct {
 	Role         string // "agent" or "relay"
 	Version      string
 	Log          *slog.Logger
+	// Procs is told by the loop to look how busy this process is; nil: the runtime keeps its processors.
+	Procs *procs.Tuner
 }
 
 // Agent is one running daemon.
@@ -117,6 +121,7 @@ type Agent struct {
 	gossipIn    chan gossip.Packet
 	down        chan downOrder
 
+	knocks     knocks
 	before     map[identity.ID]dataplane.Key // peers known from the disk at the start, with their WireGuard keys
 	socketOpen bool                          // the API's socket is this agent's
 	ended      bool                          // somebody asked for the end, or the cluster did by revoking this node
@@ -124,7 +129,7 @@ type Agent struct {
 	phase       atomic.Value // string
 	clock       atomic.Int64 // this host's clock minus the leader's, ns
 	clockSeen   atomic.Bool
-	heard       atomic.Int64                 // when the log was last heard of, ns
+	heard       instant.Instant              // when the log was last heard of
 	asking      atomic.Bool                  // the servers, at the port for joiners
 	expelled    atomic.Pointer[revokedError] // a server said that this node was revoked
 	writes      atomic.Uint64
@@ -134,6 +139,7 @@ type Agent struct {
 	stats       atomic.Pointer[map[dataplane.Key]dataplane.PeerStatus] // as the device has it
 	pairKeys    projection.Keys
 	lazy        atomic.Bool // a large mesh: pairs without traffic are idle
+	stale       atomic.Bool // the newest Spec is to be applied, also if it is the same again
 	applied     atomic.Bool // a Spec has been applied without error
 
 	profiling sync.Mutex // held while a profile is taken
@@ -153,7 +159,7 @@ func Run(ctx context.Context, opts Options) error {
 		wake: make(chan struct{}, 1), gossipIn: make(chan gossip.Packet, 1024), down: make(chan downOrder),
 		problems: newProblems(),
 	}
-	a.heard.Store(a.started.UnixNano())
+	a.heard.Set(a.started)
 	a.phase.Store(PhaseStarting)
 	if err := checkHost(); err != nil {
 		return err

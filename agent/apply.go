@@ -56,27 +56,6 @@ func (a *Agent) projectionInput(st *events.State) projection.Input {
 	return in
 }
 
-// knock lists the members that this node has known since before it started, that answer, and with whom the
-// device has had no handshake. A userspace device loses its sessions with the agent, and the other end does
-// not know: it would send into the void for 15 s.
-func (a *Agent) knock() map[identity.ID]bool {
-	if a.plane == nil || len(a.before) == 0 {
-		return nil
-	}
-	all := a.stats.Load()
-	if all == nil && a.plane.Driver() == "kernel" {
-		return nil // it may have kept its sessions
-	}
-	out := map[identity.ID]bool{}
-	for id, key := range a.before {
-		if all != nil && !(*all)[key].LastHandshake.IsZero() || !a.gossip.Alive(id) {
-			continue
-		}
-		out[id] = true
-	}
-	return out
-}
-
 // membersBefore are the peers in the state that a resuming agent finds on its disk.
 func (a *Agent) membersBefore() map[identity.ID]dataplane.Key {
 	out := map[identity.ID]dataplane.Key{}
@@ -89,12 +68,21 @@ func (a *Agent) membersBefore() map[identity.ID]dataplane.Key {
 	return out
 }
 
-// apply projects and makes the kernel follow.
+// apply projects and makes the kernel follow. What the kernel has already is left to the plane, which mends what others
+// change.
 func (a *Agent) apply(ctx context.Context) {
 	a.followRewrites(time.Now())
 	spec, refused := projection.Project(a.projectionInput(a.loop.state))
 	a.reportRefusals(refused)
+	if !a.stale.Swap(false) && spec.Equal(a.spec) {
+		a.answerProbes()
+		a.rewritten(spec.PortRewrites)
+		return
+	}
 	report, err := a.plane.Apply(ctx, spec)
+	if err != nil {
+		a.stale.Store(true)
+	}
 	if err != nil && len(report.Errors) == 0 { // nothing was tried
 		if ctx.Err() == nil {
 			a.report("data plane", failure, err.Error(), "")
@@ -114,6 +102,12 @@ func (a *Agent) apply(ctx context.Context) {
 	} else {
 		a.proxyRewrites(ctx, spec.PortRewrites)
 	}
+}
+
+// onBroken has the newest Spec applied again, which tells what is wrong. The data plane calls it.
+func (a *Agent) onBroken(string) {
+	a.stale.Store(true)
+	a.wakeUp()
 }
 
 // noteReport tells what became of each subsystem. One that failed is tried again; the others have gone on.

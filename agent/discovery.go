@@ -293,7 +293,7 @@ func (a *Agent) follow(ctx context.Context) {
 }
 
 func (a *Agent) onHeartbeat(h *skeinv1.SubscribeResponse_Heartbeat) {
-	a.heard.Store(time.Now().UnixNano())
+	a.heard.Set(time.Now())
 	a.noteClock(h.GetTime())
 }
 

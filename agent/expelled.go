@@ -53,14 +53,14 @@ func (a *Agent) inquire(ctx context.Context) {
 	now := time.Now()
 	if s := a.server.Load(); s != nil {
 		if _, ok := s.Leader(); ok {
-			a.heard.Store(now.UnixNano())
+			a.heard.Set(now)
 		}
 	}
 	after, every := silence, askEvery
 	if a.lonely() {
 		after, every = lonelySilence, lonelyEvery
 	}
-	if now.Sub(time.Unix(0, a.heard.Load())) < after || now.Sub(a.loop.asked) < every || !a.asking.CompareAndSwap(false, true) {
+	if now.Sub(a.heard.Load()) < after || now.Sub(a.loop.asked) < every || !a.asking.CompareAndSwap(false, true) {
 		return
 	}
 	a.loop.asked = now

@@ -106,7 +106,7 @@ func TestWhenANodeInquires(t *testing.T) {
 		a.replica = replica // it knows no other server: nobody is asked really
 		var asked []time.Duration
 		start := time.Now()
-		a.heard.Store(start.UnixNano())
+		a.heard.Set(start)
 		for range 40 {
 			before := a.loop.asked
 			a.inquire(t.Context())
@@ -118,7 +118,7 @@ func TestWhenANodeInquires(t *testing.T) {
 		if want := []time.Duration{5 * time.Second, 20 * time.Second, 35 * time.Second}; !slices.Equal(asked, want) {
 			t.Errorf("asked after %v, want %v", asked, want)
 		}
-		a.heard.Store(time.Now().UnixNano())
+		a.heard.Set(time.Now())
 		a.loop.asked = time.Time{}
 		if a.inquire(t.Context()); !a.loop.asked.IsZero() {
 			t.Error("it asks although it has just heard of the log")
@@ -468,5 +468,37 @@ func TestJoinAnswerOfAnotherCluster(t *testing.T) {
 			t.Errorf("cluster %s: %v, the replica is at %d", c.cluster, err, a.replica.State().Index())
 		}
 		a.replica.Close()
+	}
+}
+
+// An agent at rest makes a round each five seconds; one that is busy, or has something to try again, each second; and
+// one that hears nothing of the log looks when it is time to ask.
+func TestNextTick(t *testing.T) {
+	now := time.Now()
+	ago := func(d time.Duration) time.Time { return now.Add(-d) }
+	for _, c := range []struct {
+		name                           string
+		happened, retry, reopen, heard time.Time
+		want                           time.Duration
+	}{
+		{"at rest", ago(time.Minute), time.Time{}, time.Time{}, now, tickRest},
+		{"something happened", ago(9 * time.Second), time.Time{}, time.Time{}, now, tickEvery},
+		{"the kernel refused something", ago(time.Minute), ago(time.Second), time.Time{}, now, tickEvery},
+		{"a port is taken", ago(time.Minute), time.Time{}, now.Add(reopenEvery), now, tickEvery},
+		{"nothing heard for three seconds", ago(time.Minute), time.Time{}, time.Time{}, ago(3 * time.Second), silence - 3*time.Second},
+		{"nothing heard for an hour", ago(time.Minute), time.Time{}, time.Time{}, ago(time.Hour), tickEvery},
+	} {
+		a := &Agent{}
+		a.loop.retry, a.loop.reopen = c.retry, c.reopen
+		a.heard.Set(c.heard)
+		if got := a.nextTick(now, c.happened); got != c.want {
+			t.Errorf("%s: the next round is in %s, want %s", c.name, got, c.want)
+		}
+	}
+	a := &Agent{}
+	a.heard.Set(now)
+	a.loop.roamed = roaming{{1}: {last: ago(time.Second)}, {2}: {}}
+	if got := a.nextTick(now, ago(time.Minute)); got != tickEvery {
+		t.Errorf("a peer was put back a second ago: the next round is in %s, want %s", got, tickEvery)
 	}
 }

@@ -38,7 +38,7 @@ var guessPhases = map[birthday.Phase]path.GuessPhase{
 
 // openGuessing makes what guesses ports. It comes after the prober and the plane.
 func (a *Agent) openGuessing(ctx context.Context) {
-	memory, err := birthday.OpenMemory(a.cfg.StateDir)
+	memory, err := birthday.OpenMemory(a.cfg.StateDir, time.Now())
 	if err != nil {
 		a.log.Warn("former outcomes of guessing ports are forgotten", "err", err)
 	}

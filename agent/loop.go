@@ -33,8 +33,10 @@ const (
 	lazyFrom      = 24                     // so many members, this one included, have too many pairs to keep a path for each
 	syncSpacing   = 5 * time.Millisecond   // gathers wake-ups that come together
 	relaysSpacing = 50 * time.Millisecond  // relays that come and go in a crowd are looked at together: each look asks for every peer
-	tickEvery     = time.Second
-	reopenEvery   = 5 * time.Second // until a port that is taken is tried again
+	tickEvery     = time.Second            // between two rounds that nobody asked for
+	tickRest      = 5 * time.Second        // and when nothing has happened for a while
+	tickBusy      = 10 * time.Second       // how long it counts that something has happened
+	reopenEvery   = 5 * time.Second        // until a port that is taken is tried again
 	farewell      = 500 * time.Millisecond
 )
 
@@ -49,19 +51,20 @@ type downOrder struct {
 
 // loopState is what the loop remembers between two rounds. No other goroutine touches it.
 type loopState struct {
-	state    *events.State
-	members  map[identity.ID]identity.WireGuardKey
-	unprobed map[identity.ID]member // members that the prober does not know yet
-	records  map[identity.ID]*skeinv1.Record
-	relays   []relay.Relay
-	reached  map[identity.ID]time.Time // relays with a direct path, and since when
-	stun     []string
-	retry    time.Time // when a failed Apply is tried again
-	reopen   time.Time // when a public host that could not open its ports tries again
-	asked    time.Time // when the servers were last asked whether this node is still a member
-	own      recordClock
-	roamed   roaming
-	counted  bool // traffic has been read once
+	state      *events.State
+	members    map[identity.ID]identity.WireGuardKey
+	unprobed   map[identity.ID]member // members that the prober does not know yet
+	records    map[identity.ID]*skeinv1.Record
+	relays     []relay.Relay
+	reached    map[identity.ID]time.Time // relays with a direct path, and since when
+	stun       []string
+	retry      time.Time // when a failed Apply is tried again
+	reopen     time.Time // when a public host that could not open its ports tries again
+	asked      time.Time // when the servers were last asked whether this node is still a member
+	own        recordClock
+	roamed     roaming
+	unanswered unanswered
+	counted    bool // traffic has been read once
 }
 
 // run serves and reconciles until ctx ends, or the agent is told to stop, or cannot go on.
@@ -111,8 +114,9 @@ func (a *Agent) run(ctx context.Context) error {
 func (a *Agent) loopUntil(ctx context.Context) (downOrder, error) {
 	a.loop.members, a.loop.records = map[identity.ID]identity.WireGuardKey{}, map[identity.ID]*skeinv1.Record{}
 	a.loop.unprobed = map[identity.ID]member{}
-	tick := time.NewTicker(tickEvery)
+	tick := time.NewTimer(tickEvery)
 	defer tick.Stop()
+	happened, resting := time.Now(), false
 	traffic := time.NewTimer(trafficEvery)
 	defer traffic.Stop()
 	var pathChanged, count <-chan struct{}
@@ -126,7 +130,7 @@ func (a *Agent) loopUntil(ctx context.Context) (downOrder, error) {
 	relays, relaysAt := time.NewTimer(time.Hour), time.Time{} // when the paths ask for their relays again, and last did
 	defer relays.Stop()
 	for {
-		urgent := false
+		urgent, ticked := false, false
 		select {
 		case <-ctx.Done():
 			return downOrder{}, nil
@@ -140,6 +144,7 @@ func (a *Agent) loopUntil(ctx context.Context) (downOrder, error) {
 			pace.ran(began, time.Now())
 			continue
 		case <-traffic.C:
+			a.opts.Procs.Look(a.lag.Late(time.Now()))
 			a.readTraffic(ctx)
 			traffic.Reset(a.nextReading(time.Now()))
 			continue
@@ -159,11 +164,22 @@ func (a *Agent) loopUntil(ctx context.Context) (downOrder, error) {
 				a.paths.RelaysChanged()
 			}
 		case <-tick.C:
+			ticked = true
+			a.stale.Store(true) // whatever was missed, such as a peer that roamed again
 			a.checkUDPRelay()
 			a.inquire(ctx)
 		case <-a.wake:
 		}
-		due.Reset(pace.next(time.Now(), urgent))
+		now := time.Now()
+		if !ticked {
+			happened = now
+		}
+		if ticked || resting {
+			wait := a.nextTick(now, happened)
+			resting = wait > tickEvery
+			tick.Reset(wait)
+		}
+		due.Reset(pace.next(now, urgent))
 	}
 }
 
@@ -174,6 +190,21 @@ func (a *Agent) nextReading(now time.Time) time.Duration {
 		every = trafficEvery
 	}
 	return every * time.Duration(1+min(len(a.loop.members)/manyPeers, 3))
+}
+
+// nextTick is how long to wait for the next round that nobody asks for: a second while something happens, fails, or the
+// log is silent, longer on an agent at rest.
+func (a *Agent) nextTick(now, happened time.Time) time.Duration {
+	for _, at := range []time.Time{happened, a.loop.retry, a.loop.reopen} {
+		if now.Sub(at) < tickBusy {
+			return tickEvery
+		}
+	}
+	if a.loop.roamed.lately(now) {
+		return tickEvery
+	}
+	ask := a.heard.Load().Add(silence) // when inquire has something to do
+	return min(max(ask.Sub(now), tickEvery), tickRest)
 }
 
 // syncPace spaces the rounds of the loop by what they take: all of them together get a tenth of the time at most, and
@@ -443,8 +474,13 @@ func (a *Agent) readTraffic(ctx context.Context) {
 		}
 	}
 	a.paths.Traffic(counters)
+	late := a.lag.Late(at) >= lateForNAT // then answers may be, too
+	if peer, ok := a.loop.unanswered.look(counters, a.alive, at); ok && !late {
+		a.askToKnock(peer)
+	}
 	if a.loop.roamed.look(a.spec.WireGuard.Peers, all, at) {
-		a.apply(ctx) // reading them has told the data plane where they are; now it puts them back
+		a.stale.Store(true) // reading them has told the data plane where they are; now it puts them back
+		a.apply(ctx)
 	}
 }
 
@@ -549,6 +585,9 @@ func (a *Agent) takeSignal(from identity.ID, b []byte) {
 	}
 	if b := s.GetBirthday(); b != nil && a.guess != nil {
 		a.guess.TakeSignal(from, b)
+	}
+	if s.GetKnock() != nil && a.knocks.take(from, time.Now()) {
+		a.wakeUp()
 	}
 	if p := s.GetPunch(); p != nil && a.paths != nil {
 		a.paths.Punch(from, p)

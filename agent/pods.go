@@ -9,7 +9,6 @@ import (
 	"os"
 	"path/filepath"
 	"strings"
-	"sync/atomic"
 	"time"
 
 	"github.com/skeinmesh/skein/agent/cniserver"
@@ -19,6 +18,7 @@ import (
 	"github.com/skeinmesh/skein/dataplane"
 	"github.com/skeinmesh/skein/dataplane/podnet"
 	"github.com/skeinmesh/skein/events"
+	"github.com/skeinmesh/skein/internal/instant"
 )
 
 const (
@@ -32,25 +32,28 @@ const (
 
 // pods is what gives this host's pods their addresses and links.
 type pods struct {
-	a    *Agent
-	ipam *ipam.Manager
-	cni  *cniserver.Server
-	told map[string]bool // subjects of the problems that status shows; of the agent's loop
-	// leaderless is since when no leader is known, in Unix nanoseconds; 0: one is.
-	leaderless atomic.Int64
+	a          *Agent
+	ipam       *ipam.Manager
+	cni        *cniserver.Server
+	told       map[string]bool // subjects of the problems that status shows; of the agent's loop
+	leaderless instant.Instant // since when no leader is known; none: one is
 }
 
 // withoutLeader is for how long no leader has been known. The loop asks at least once a second.
 func (p *pods) withoutLeader() time.Duration {
 	now := time.Now()
 	if _, ok := p.a.leader(); ok {
-		p.leaderless.Store(0)
+		p.leaderless.Clear()
 		return 0
 	}
-	if p.leaderless.CompareAndSwap(0, now.UnixNano()) {
+	if p.leaderless.SetOnce(now) {
 		return 0
 	}
-	return now.Sub(time.Unix(0, p.leaderless.Load()))
+	since := p.leaderless.Load()
+	if since.IsZero() { // another request has just heard of a leader
+		return 0
+	}
+	return now.Sub(since)
 }
 
 // openPods reads who has which address, from its file and from the kernel, before anybody may ask for one.

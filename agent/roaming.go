@@ -50,6 +50,16 @@ func (r *roaming) look(want map[dataplane.Key]dataplane.Peer, have []dataplane.P
 	return mend
 }
 
+// lately tells whether a peer was put back so recently that only the loop's regular round would do it again.
+func (r roaming) lately(now time.Time) bool {
+	for _, x := range r {
+		if !x.last.IsZero() && now.Sub(x.last) < roamCalm {
+			return true
+		}
+	}
+	return false
+}
+
 func same(a, b netip.AddrPort) bool {
 	return a.Port() == b.Port() && a.Addr().Unmap() == b.Addr().Unmap()
 }

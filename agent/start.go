@@ -127,7 +127,7 @@ func (a *Agent) create(ctx context.Context) error {
 func (a *Agent) startServer(bootstrap bool) error {
 	s, err := consensus.StartServer(consensus.ServerConfig{
 		Dir: a.cfg.StateDir, ID: a.id, Dialer: a.control, Listener: a.control.Listen(identity.ALPNRaft),
-		Replica: a.replica, Log: a.log, Bootstrap: bootstrap, Conns: a.conns, OnLead: a.lead,
+		Replica: a.replica, Log: a.log, Bootstrap: bootstrap, Conns: a.conns, OnLead: a.lead, Lag: &a.lag,
 	})
 	if err != nil {
 		return fmt.Errorf("start the server: %w", err)
@@ -243,6 +243,7 @@ func (a *Agent) openGossip(joined *skeinv1.JoinResponse) error {
 	a.gossip, err = gossip.Start(gossip.Config{
 		Self: a.id, Key: a.key, Roster: a.roster, Transport: gossipTransport{a.control}, Streams: a.control.Listen(identity.ALPNGossip),
 		Packets: a.gossipIn, Keys: a.replica.State().GossipKeys(), Dir: a.cfg.StateDir, Log: a.log, Epoch: a.epoch, Lag: &a.lag,
+		Lossy: func(id identity.ID) bool { return a.tunnel(id) == control.Up },
 	})
 	if err != nil {
 		return err
@@ -277,7 +278,7 @@ func (a *Agent) openPaths(ctx context.Context) error {
 		return err
 	}
 	a.plane, err = plane.Open(ctx, plane.Options{
-		Link: a.cfg.Dataplane.Link, Driver: a.cfg.Dataplane.WireGuard, Log: a.log, OnForeign: a.onForeign,
+		Link: a.cfg.Dataplane.Link, Driver: a.cfg.Dataplane.WireGuard, Log: a.log, OnForeign: a.onForeign, OnBroken: a.onBroken,
 	})
 	if err != nil {
 		return err

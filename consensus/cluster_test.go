@@ -101,6 +101,24 @@ func TestLeaderThatIsHeardStays(t *testing.T) {
 	})
 }
 
+// A follower that wakes late gives its leader that time, and a time-out at most.
+func TestLateFollowersArePatient(t *testing.T) {
+	simulate(t, func(t *testing.T, c *cluster) {
+		c.form(3)
+		s := c.others(c.leader())[0].raft
+		due := s.leaderDue(0)
+		if due.IsZero() {
+			t.Fatal("it has no leader")
+		}
+		for _, late := range []time.Duration{200 * time.Millisecond, time.Hour} {
+			want := min(late, s.cfg.Election)
+			if more := s.leaderDue(late).Sub(due); more != want {
+				t.Errorf("%s late it waits %s longer, want %s", late, more, want)
+			}
+		}
+	})
+}
+
 func TestVotersStandInTurn(t *testing.T) {
 	servers := []raft.Server{{ID: "d"}, {ID: "b"}, {ID: "a", Suffrage: raft.Nonvoter}, {ID: "c"}, {ID: "e"}}
 	for self, want := range map[raft.ServerID]int{"a": -1, "b": 0, "c": -1, "d": 1, "e": 2, "x": -1} {

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"net/http"
 	"strings"
+	"sync"
 	"testing"
 	"time"
 
@@ -243,26 +244,35 @@ func TestSubscriberThatDoesNotReadIsCut(t *testing.T) {
 		defer stream.Close()
 		stream.Receive()
 		pad := strings.Repeat("x", 60)
-		go func() {
+		ctx, stop := context.WithCancel(t.Context())
+		var writing sync.WaitGroup
+		writing.Go(func() {
 			for i := range 4000 { // more than all windows and buffers hold
-				if s.current() == nil {
-					return
-				}
 				cmd := label(s.id.String(), i)
 				for j := range 20 {
 					cmd.GetChangeNode().Labels[fmt.Sprint("pad", j)] = pad
 				}
-				if _, err := s.decide(context.Background(), cmd); err != nil {
-					return
+				for {
+					_, err := s.decide(ctx, cmd)
+					if ctx.Err() != nil {
+						return
+					}
+					if err == nil {
+						break
+					}
+					t.Logf("command %d: %v", i, err)
+					time.Sleep(100 * time.Millisecond) // no leader for a moment
 				}
 			}
-		}()
+		})
 		c.eventually("the server cuts it", func() error {
 			if n := s.service.subscribers.Load(); n > 0 {
 				return fmt.Errorf("%d subscribers", n)
 			}
 			return nil
 		})
+		stop()
+		writing.Wait()
 		agent.ended <- nil
 		s.live.Store(nil)
 	})

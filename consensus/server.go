@@ -16,6 +16,7 @@ import (
 
 	skeinv1 "github.com/skeinmesh/skein/api/skein/v1"
 	"github.com/skeinmesh/skein/identity"
+	"github.com/skeinmesh/skein/internal/lag"
 )
 
 // ServerConfig says how a server runs. Zero values of the tuning fields are the defaults in brackets.
@@ -28,6 +29,8 @@ type ServerConfig struct {
 	Log       *slog.Logger
 	Bootstrap bool   // this server is the first of a new cluster
 	Conns     *Conns // RPC connections to share [own ones]
+	// Lag is how late this process lately woke: a leader that was not heard meanwhile is given that time [it never is].
+	Lag *lag.Meter
 
 	Election          time.Duration // time without a leader before an election [600 ms]; other timings follow it
 	Stability         time.Duration // how long a new server must keep up before it votes [5 s]
@@ -145,8 +148,9 @@ func StartServer(cfg ServerConfig) (*Server, error) {
 
 func (s *Server) newTransport(config raft.NetworkTransportConfig) *serverTransport {
 	in := newInbound(s.cfg.ID, s.cfg.Listener, s.maySend, config, s.log)
-	config.Stream = &outgoing{self: s.cfg.ID, dialer: s.cfg.Dialer, replica: s.cfg.Replica, closed: make(chan struct{})}
-	return &serverTransport{NetworkTransport: raft.NewNetworkTransportWithConfig(&config), acks: s.acks, in: in}
+	out := newOutgoing(s.cfg.ID, s.cfg.Dialer, s.cfg.Replica)
+	config.Stream = out
+	return &serverTransport{NetworkTransport: raft.NewNetworkTransportWithConfig(&config), acks: s.acks, in: in, out: out}
 }
 
 // raftConfig derives Raft's timings from one: with 600 ms a dead leader is replaced after 0.6 to 0.8 s,
@@ -195,10 +199,12 @@ func (s *Server) startRaft(rc *raft.Config, log raft.LogStore) error {
 func (s *Server) observe(o *raft.Observation) bool {
 	switch d := o.Data.(type) {
 	case raft.LeaderObservation:
-		s.leader.set(d.LeaderID)
+		s.leader.notify()
 		if d.LeaderID != "" && d.LeaderID != raft.ServerID(s.cfg.ID.String()) {
 			s.live.Store(true)
 		}
+	case raft.RaftState: // comes after the state has changed; what tells of the leader comes before
+		s.leader.notify()
 	case raft.FailedHeartbeatObservation:
 		s.health.failed(d.PeerID)
 	case raft.ResumedHeartbeatObservation:
@@ -207,13 +213,13 @@ func (s *Server) observe(o *raft.Observation) bool {
 	return false
 }
 
-// leaderNews tells waiters of a new leader.
+// leaderNews tells waiters of a new leader, or that this server has begun or ceased to lead.
 type leaderNews struct {
 	sync.Mutex
 	changed chan struct{}
 }
 
-func (n *leaderNews) set(raft.ServerID) {
+func (n *leaderNews) notify() {
 	n.Lock()
 	defer n.Unlock()
 	close(n.changed)

@@ -48,13 +48,14 @@ type Service struct {
 	cfg         ServiceConfig
 	log         *slog.Logger
 	subscribers atomic.Int64
+	began       time.Time // heartbeats count from here
 }
 
 var _ skeinv1connect.ClusterServiceHandler = (*Service)(nil)
 
 // NewService makes the service.
 func NewService(cfg ServiceConfig) *Service {
-	return &Service{cfg: cfg, log: cfg.Log.With("component", "consensus")}
+	return &Service{cfg: cfg, log: cfg.Log.With("component", "consensus"), began: time.Now()}
 }
 
 // Handler is the path and handler to mount.
@@ -217,15 +218,17 @@ func (s *Service) Subscribe(ctx context.Context, r *skeinv1.SubscribeRequest, ou
 	if err := send(s.heartbeat()); err != nil {        // the answer begins at once, also when nothing is new
 		return err
 	}
-	tick := time.NewTicker(heartbeatEvery)
-	defer tick.Stop()
+	beat := time.NewTimer(s.untilBeat())
+	defer beat.Stop()
+	w := waiter{replica: s.cfg.Replica}
+	defer func() { w.stop() }()
 	for {
 		seen := at
 		// One that is ahead is compared when this server gets there.
 		if index := s.cfg.Replica.State().Index(); !checked && index >= at {
 			switch err := s.cfg.Replica.checkFollower(peer, at, r.GetHash()); {
 			case errors.Is(err, ErrTooSoon):
-				seen = index // it is compared at one of the next ticks
+				seen = index // it is compared at one of the next heartbeats
 			case err != nil:
 				return notServed(err)
 			default:
@@ -238,26 +241,63 @@ func (s *Service) Subscribe(ctx context.Context, r *skeinv1.SubscribeRequest, ou
 			}
 			seen = at
 		}
-		changed := make(chan struct{})
-		wait, stop := context.WithCancel(ctx)
-		go func() { defer close(changed); _ = s.cfg.Replica.Wait(wait, seen) }()
 		select {
-		case <-changed:
-		case <-tick.C:
+		case <-w.beyond(ctx, seen):
+		case <-beat.C:
+			beat.Reset(s.untilBeat())
 			if err = send(s.heartbeat()); err == nil {
 				err = checkMember(s.cfg.Replica.State(), peer)
 			}
 		case <-ctx.Done():
 			err = ctx.Err()
 		}
-		stop()
-		<-changed
 		if err == nil && s.cfg.Replica.isClosed() {
 			err = connect.NewError(connect.CodeUnavailable, errors.New("this server is stopping"))
 		}
 		if err != nil {
 			return err
 		}
+	}
+}
+
+// untilBeat is how long the next heartbeat is away. All subscribers get theirs at the same moment, for which the
+// process wakes once.
+func (s *Service) untilBeat() time.Duration {
+	return heartbeatEvery - time.Since(s.began)%heartbeatEvery
+}
+
+// waiter waits in a goroutine of its own for the replica to get beyond an index, again and again.
+type waiter struct {
+	replica *Replica
+	index   uint64
+	done    chan struct{} // nil: nobody waits
+	cancel  context.CancelFunc
+}
+
+// beyond returns a channel that is closed once the replica is beyond the index, or ctx has ended.
+func (w *waiter) beyond(ctx context.Context, index uint64) <-chan struct{} {
+	if w.done != nil {
+		select {
+		case <-w.done:
+		default:
+			if w.index == index {
+				return w.done
+			}
+		}
+		w.stop()
+	}
+	w.index, w.done = index, make(chan struct{})
+	ctx, w.cancel = context.WithCancel(ctx)
+	go func(done chan<- struct{}) { defer close(done); _ = w.replica.Wait(ctx, index) }(w.done)
+	return w.done
+}
+
+// stop ends the goroutine.
+func (w *waiter) stop() {
+	if w.done != nil {
+		w.cancel()
+		<-w.done
+		w.done = nil
 	}
 }
 

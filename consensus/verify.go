@@ -229,6 +229,7 @@ type serverTransport struct {
 	*raft.NetworkTransport // for sending
 	acks                   *acks
 	in                     *inbound
+	out                    *outgoing
 }
 
 // AppendEntries sends entries or a heartbeat.

@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/skeinmesh/skein/identity"
+	"github.com/skeinmesh/skein/internal/lag"
 )
 
 // A question is read as it was written; whatever else comes is refused.
@@ -33,10 +34,12 @@ func TestAskCodec(t *testing.T) {
 	}
 }
 
-// A record is first asked for by packets, and by a stream only when these brought nothing, or when it fits none.
-func TestRecordsAreAskedForByPacketsFirst(t *testing.T) {
-	g := bareGossip(newRoster(simKey(0), simKey(1), simKey(2)))
+// A record is asked for by packets, of its owner first and then of others, and in the end left to the exchange of
+// digests; by a stream only one that fits no packet.
+func TestRecordsAreAskedForByPackets(t *testing.T) {
+	g := bareGossip(newRoster(simKey(0), simKey(1), simKey(2), simKey(3)))
 	p := g.pull
+	p.others = func() []identity.ID { return []identity.ID{simKey(1).ID(), simKey(3).ID()} }
 	dialed := make(chan identity.ID, 2)
 	p.dial = func(_ context.Context, id identity.ID) (net.Conn, error) {
 		dialed <- id
@@ -45,19 +48,40 @@ func TestRecordsAreAskedForByPacketsFirst(t *testing.T) {
 	now := time.Now()
 	small, large := mark{ID: simKey(1).ID(), Epoch: 1, Seq: 1}, mark{ID: simKey(2).ID(), Epoch: 1, Seq: 1}
 	p.need(small, small.ID, false, 0)
-	for i := range packetTries {
+	for i := range maxTries {
 		now = now.Add(time.Minute)
+		want := []identity.ID{small.ID, simKey(3).ID()}[i%2]
 		_, asks := p.dispatch(now)
-		if len(asks) != 1 || asks[0].source != small.ID || !slices.Equal(asks[0].marks, []mark{small}) || len(dialed) > 0 {
-			t.Fatalf("try %d: asks %+v, %d streams", i, asks, len(dialed))
+		if len(asks) != 1 || asks[0].source != want || !slices.Equal(asks[0].marks, []mark{small}) {
+			t.Fatalf("try %d: asks %+v", i, asks)
 		}
+	}
+	now = now.Add(time.Minute)
+	if _, asks := p.dispatch(now); len(asks) != 0 || len(p.wants) != 0 || len(dialed) != 0 {
+		t.Errorf("then asks %+v, wants %v, %d streams", asks, p.wants, len(dialed))
 	}
 	p.need(large, large.ID, true, 0)
 	if _, asks := p.dispatch(now.Add(time.Minute)); len(asks) != 0 {
-		t.Errorf("then asks %+v", asks)
+		t.Errorf("asks for a large one by a packet: %+v", asks)
 	}
 	p.wg.Wait()
-	if len(dialed) != 2 {
-		t.Errorf("%d streams, want one for each", len(dialed))
+	if len(dialed) != 1 || <-dialed != large.ID {
+		t.Error("no stream for the large one to its owner")
+	}
+}
+
+// Streams follow probes only where packets may be lost that a stream's would not be, and none of a host that is late.
+func TestStreamsFollowProbesWhereTheyHelp(t *testing.T) {
+	g := bareGossip(newRoster(simKey(0), simKey(1), simKey(2)))
+	var late lag.Meter
+	g.cfg.Lag = &late
+	g.cfg.Lossy = func(id identity.ID) bool { return id == simKey(1).ID() }
+	off := g.memberlistConfig().DisableTcpPingsForNode
+	if off(simKey(1).ID().String()) || !off(simKey(2).ID().String()) {
+		t.Error("want a stream to the node whose packets may be lost, and none to the other")
+	}
+	late.Note(time.Now().Add(-time.Second), time.Now())
+	if !off(simKey(1).ID().String()) {
+		t.Error("a host that is late opens a stream for each answer that is")
 	}
 }

@@ -283,7 +283,7 @@ func FuzzRecordsFile(f *testing.F) {
 }
 
 func TestPeekedStreamKeepsItsBytes(t *testing.T) {
-	tr := newTransport(simKey(0).ID(), nil, func(identity.ID) bool { return true }, &stats{})
+	tr := newTransport(simKey(0).ID(), nil, func(identity.ID) bool { return true }, &stats{}, func() time.Duration { return 0 })
 	near, far := net.Pipe()
 	sent := append(binary.BigEndian.AppendUint32([]byte{10}, 40), bytes.Repeat([]byte{1}, 40)...)
 	go func() {

@@ -9,6 +9,7 @@ import (
 	"math/rand/v2"
 	"net"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/hashicorp/memberlist"
@@ -33,6 +34,9 @@ type Config struct {
 	Epoch   uint64     // from NextEpoch
 	Lag     *lag.Meter // how late this process lately woke; nil: it never is
 
+	// Lossy tells whether packets to a node may be lost now where a stream's would not. nil: to all.
+	Lossy func(identity.ID) bool
+
 	// PacketBytes is the largest packet given to Transport.SendPacket; 0 means 1200, which fits the
 	// tunnel's MTU on every path that IPv6 allows.
 	PacketBytes int
@@ -52,8 +56,6 @@ const (
 
 	// keyUseDelay is how long a new gossip key is only accepted, so that the others learn of it first.
 	keyUseDelay = 3 * time.Second
-	// rosterRefresh re-reads the roster even when nobody said that it changed.
-	rosterRefresh = 5 * time.Second
 	// metaSpacing bounds how often a new (epoch, seq) is announced.
 	metaSpacing = 100 * time.Millisecond
 	// In a large mesh the number is news for many, while most of them get the record itself.
@@ -76,6 +78,7 @@ type Gossip struct {
 	queue   *memberlist.TransmitLimitedQueue
 	pull    *puller
 	rejoin  *rejoiner
+	pace    atomic.Pointer[pacer] // nil while memberlist is being created
 	ctx     context.Context
 	cancel  context.CancelFunc
 	wg      sync.WaitGroup
@@ -111,12 +114,16 @@ func Start(cfg Config) (*Gossip, error) {
 		g.cancel()
 		return nil, fmt.Errorf("start gossip: %w", err)
 	}
+	if pace, err := newPacer(g.ml, g.queue, g.cfg.Lag); err != nil {
+		g.log.Warn("gossip looks for news ten times a second, also while there is none", "err", err)
+	} else {
+		g.pace.Store(pace)
+	}
 	g.run(func() { g.net.forward(cfg.Packets, g.rejoin.heard) })
 	g.run(func() { g.net.accept(cfg.Streams, g.serve) })
 	g.run(g.ingest)
 	g.run(g.mergeDigests)
 	g.run(g.announce)
-	g.run(g.refreshRoster)
 	g.run(g.pull.run)
 	g.run(g.rejoin.run)
 	if cfg.Dir != "" {
@@ -136,7 +143,7 @@ func newGossip(cfg Config) *Gossip {
 	g.own.epoch = cfg.Epoch
 	g.roster.self, g.roster.selfKey = cfg.Self, cfg.Key.Public()
 	g.roster.refresh(cfg.Roster)
-	g.net = newTransport(cfg.Self, cfg.Transport, g.roster.member, &g.stats)
+	g.net = newTransport(cfg.Self, cfg.Transport, g.roster.member, &g.stats, g.late)
 	// Even the smallest mesh gets the retransmissions of a hundred nodes: they cost little there, and
 	// without them one broadcast in twenty misses a node.
 	g.queue = &memberlist.TransmitLimitedQueue{RetransmitMult: retransmitMult, NumNodes: func() int { return max(10, g.alive.count()) }}
@@ -144,6 +151,9 @@ func newGossip(cfg Config) *Gossip {
 	g.rejoin = newRejoiner(g)
 	return g
 }
+
+// late is how late this process lately woke.
+func (g *Gossip) late() time.Duration { return g.cfg.Lag.Late(time.Now()) }
 
 func (g *Gossip) exchange() *exchange {
 	return &exchange{self: g.cfg.Self, table: g.table, member: g.roster.member, take: g.take}
@@ -181,10 +191,12 @@ func (g *Gossip) Close() { g.stop(true) }
 func (g *Gossip) stop(leave bool) {
 	g.closing.Do(func() {
 		if leave {
+			g.pace.Load().news() // the goodbye
 			if err := g.ml.Leave(leaveTimeout); err != nil {
 				g.log.Debug("could not say goodbye to everybody", "err", err)
 			}
 		}
+		g.pace.Load().end()
 		g.cancel()
 		g.keyMu.Lock()
 		if g.keyTimer != nil {
@@ -282,19 +294,6 @@ func (g *Gossip) useKeys(keys [][]byte) {
 	}
 	if err := installKeys(g.ring, keys, keys[0]); err != nil {
 		g.log.Error("cannot use the new gossip key", "err", err)
-	}
-}
-
-func (g *Gossip) refreshRoster() {
-	t := time.NewTicker(rosterRefresh)
-	defer t.Stop()
-	for {
-		select {
-		case <-g.ctx.Done():
-			return
-		case <-t.C:
-			g.RosterChanged()
-		}
 	}
 }
 

@@ -182,17 +182,22 @@ func TestQuickRestart(t *testing.T) {
 	})
 }
 
+// Gossip goes to nodes taken at random: once is not enough to see whether it leaves one out.
 func TestCleanStopIsNoticedAtOnce(t *testing.T) {
-	simtime.Test(t, func(t *testing.T) {
-		s := newSim(t, 7, 9)
-		defer s.end()
-		s.formed()
-		s.nodes[6].g.Close()
-		took := s.within(2*time.Second, "the others know", func() bool {
-			return !slices.ContainsFunc(s.nodes[:6], func(n *simNode) bool { return n.g.Alive(s.nodes[6].key.ID()) })
+	var times []time.Duration
+	for i := range 100 {
+		simtime.Test(t, func(t *testing.T) {
+			s := newSim(t, 7, uint64(9+i))
+			defer s.end()
+			s.formed()
+			s.nodes[6].g.Close()
+			times = append(times, s.within(2*time.Second, "the others know", func() bool {
+				return !slices.ContainsFunc(s.nodes[:6], func(n *simNode) bool { return n.g.Alive(s.nodes[6].key.ID()) })
+			}))
 		})
-		t.Logf("known to all after %s", took)
-	})
+	}
+	slices.Sort(times)
+	t.Logf("known to all after %s, at most %s", times[len(times)/2], times[len(times)-1])
 }
 
 // A peer that takes a stream and says nothing must not hold up the end.

@@ -15,12 +15,11 @@ const (
 	maxPulls    = 4 // streams we open at once
 	pullTimeout = 10 * time.Second
 	dialTimeout = 3 * time.Second
+	dialPerLate = 4 // times how late this process is, more
 	// manySources is when asking each owner for its record gives way to comparing everything with one.
 	manySources = 8
 	maxTries    = 6 // of one wanted record; later, anti-entropy finds it again
-	// packetTries are those by a packet, which an answer takes no longer than packetAnswer to come to. A stream costs
-	// several handshakes.
-	packetTries  = 2
+	// packetAnswer is how long the answer to a first packet may take; each further try has twice that.
 	packetAnswer = 500 * time.Millisecond
 	retryFirst   = 250 * time.Millisecond
 	retryMost    = 4 * time.Second
@@ -55,15 +54,17 @@ type difference struct {
 
 // puller fetches records that this node knows to lack: each once, few streams at a time.
 type puller struct {
-	ctx    context.Context
-	x      *exchange
-	dial   func(context.Context, identity.ID) (net.Conn, error)
-	packet func(identity.ID, []byte)
-	others func() []identity.ID
-	late   func() time.Duration
-	stats  *stats
-	wake   chan struct{}
-	wg     sync.WaitGroup
+	ctx  context.Context
+	x    *exchange
+	dial func(context.Context, identity.ID) (net.Conn, error)
+	// patience is how long a stream may take to come about.
+	patience func() time.Duration
+	packet   func(identity.ID, []byte)
+	others   func() []identity.ID
+	late     func() time.Duration
+	stats    *stats
+	wake     chan struct{}
+	wg       sync.WaitGroup
 
 	mu        sync.Mutex
 	wants     map[identity.ID]*want
@@ -79,8 +80,8 @@ type puller struct {
 
 func newPuller(g *Gossip) *puller {
 	return &puller{
-		ctx: g.ctx, x: g.exchange(), dial: g.net.dial, packet: g.tell, others: g.alive.others,
-		late: func() time.Duration { return g.cfg.Lag.Late(time.Now()) }, stats: &g.stats, wake: make(chan struct{}, 1),
+		ctx: g.ctx, x: g.exchange(), dial: g.net.dial, patience: g.net.patience, packet: g.tell, others: g.alive.others,
+		late: g.late, stats: &g.stats, wake: make(chan struct{}, 1),
 		wants: make(map[identity.ID]*want), syncs: make(map[identity.ID][hashPayload]byte),
 		syncing: make(map[identity.ID]bool), fruitless: make(map[identity.ID]difference),
 	}
@@ -223,10 +224,15 @@ func (p *puller) dispatch(now time.Time) (next time.Duration, asks []asked) {
 			delete(p.wants, id)
 		case w.at.After(now):
 			next = min(next, w.at.Sub(now))
-		case !w.large && w.tries < packetTries:
+		case !w.large && w.tries >= maxTries:
+			delete(p.wants, id)
+		case !w.large: // a stream costs several handshakes
 			byPacket[w.source] = append(byPacket[w.source], w.mark)
+			wait := jitter(min(retryMost, packetAnswer<<w.tries)) + 4*p.late()
 			w.tries++
-			wait := jitter(packetAnswer) + 4*p.late()
+			if other, ok := p.pick(w.source); ok {
+				w.source = other // of the next try
+			}
 			w.at = now.Add(wait)
 			next = min(next, wait)
 		default:
@@ -283,7 +289,7 @@ func (p *puller) compareInstead(due map[identity.ID][]mark, now time.Time) {
 }
 
 func (p *puller) stream(peer identity.ID, marks []mark) (int, error) {
-	ctx, cancel := context.WithTimeout(p.ctx, dialTimeout)
+	ctx, cancel := context.WithTimeout(p.ctx, p.patience())
 	conn, err := p.dial(ctx, peer)
 	cancel()
 	if err != nil {

@@ -173,6 +173,7 @@ func (g *Gossip) broadcast(m mark, s *skeinv1.SignedRecord) bool {
 	b, ok := g.message(broadcastRecord, m, s)
 	if ok {
 		g.queue.QueueBroadcast(&recordBroadcast{name: m.ID.String(), msg: b})
+		g.pace.Load().news()
 	}
 	return ok
 }

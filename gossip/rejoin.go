@@ -10,10 +10,11 @@ import (
 
 const (
 	rejoinTick    = 500 * time.Millisecond
-	rejoinRest    = 5 * time.Second // while all are alive: who leaves or is admitted is told
+	rejoinRest    = 5 * time.Second // while nothing is due: who leaves or is admitted is told
 	maxRejoins    = 4               // at once, and started per tick, while nobody is alive; else one, since it brings the others along
 	rejoinFirst   = 500 * time.Millisecond
 	rejoinMost    = 10 * time.Second
+	rejoinEach    = 2 * time.Second        // but this for each that is missing: many are off, or each of them tries, too
 	rejoinAlone   = 3 * time.Second        // the most, while nobody at all is alive
 	rejoinNew     = 3 * time.Second        // a member that was just admitted finds the others by itself
 	rejoinShare   = 100 * time.Millisecond // later for each that is alive: any of them may be the one that finds it
@@ -37,6 +38,7 @@ type rejoiner struct {
 
 	mu       sync.Mutex
 	attempts map[identity.ID]*attempt
+	missing  int
 	busy     int
 }
 
@@ -64,10 +66,7 @@ func (r *rejoiner) heard(id identity.ID) {
 func (r *rejoiner) run() {
 	defer r.wg.Wait()
 	for {
-		next := rejoinTick
-		if r.dispatch(time.Now()) {
-			next = rejoinRest
-		}
+		next := r.dispatch(time.Now())
 		select {
 		case <-r.g.ctx.Done():
 			return
@@ -83,8 +82,8 @@ func (r *rejoiner) run() {
 	}
 }
 
-// dispatch begins the attempts that are due. It reports whether all members are alive.
-func (r *rejoiner) dispatch(now time.Time) bool {
+// dispatch begins the attempts that are due. It returns how long it has nothing more to do.
+func (r *rejoiner) dispatch(now time.Time) time.Duration {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	var due []identity.ID
@@ -106,6 +105,7 @@ func (r *rejoiner) dispatch(now time.Time) bool {
 			due = append(due, id)
 		}
 	}
+	r.missing = len(missing)
 	for id, a := range r.attempts {
 		if !missing[id] && !a.busy {
 			delete(r.attempts, id)
@@ -122,7 +122,14 @@ func (r *rejoiner) dispatch(now time.Time) bool {
 		r.busy++
 		r.wg.Go(func() { r.join(id) })
 	}
-	return len(missing) == 0
+	if r.busy > 0 {
+		return rejoinTick
+	}
+	next := rejoinRest
+	for _, a := range r.attempts {
+		next = min(next, a.next.Sub(now))
+	}
+	return max(next, rejoinTick)
 }
 
 func (r *rejoiner) join(id identity.ID) {
@@ -147,7 +154,7 @@ func (r *rejoiner) join(id identity.ID) {
 		most = rejoinAlone
 	} else {
 		first += rejoinShare * time.Duration(alive)
-		most = max(most, 2*first)
+		most = max(most, 2*first, rejoinEach*time.Duration(r.missing))
 	}
 	a.next = time.Now().Add(jitter(min(most, first<<min(a.fails, 10))) + 4*r.g.cfg.Lag.Late(time.Now()))
 	a.fails++

@@ -31,6 +31,7 @@ type simNet struct {
 	bytes    int
 	// dials under way now, and the most there were
 	dials, mostDials int
+	refuse           bool     // dials of nodes that are not there fail at once
 	verified         sync.Map // signatures known to be good: each node of a process need not check them again
 }
 
@@ -144,6 +145,19 @@ func (n *simNode) SendPacket(to identity.ID, b []byte) error {
 	return nil
 }
 
+// sent is how many packets all nodes have sent.
+func (s *simNet) sent() int {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.packets
+}
+
+func (s *simNet) refuses() bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.refuse
+}
+
 func (s *simNet) dialing(change int) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -158,6 +172,9 @@ func (n *simNode) Dial(ctx context.Context, to identity.ID, alpn string) (net.Co
 	n.net.dialing(1)
 	defer n.net.dialing(-1)
 	peer, delay, ok := n.net.route(n.key.ID(), to, false)
+	if !ok && n.net.refuses() {
+		return nil, errors.New("the relay says that it is not there")
+	}
 	if !ok {
 		<-ctx.Done() // a partition swallows
 		return nil, ctx.Err()

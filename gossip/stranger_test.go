@@ -109,3 +109,33 @@ func TestRejoinDialsFewAtOnce(t *testing.T) {
 		}
 	})
 }
+
+// In a mesh of which most members are off, the few others try them at a rate that they do not feel; and who comes back
+// is found all the same, since it tries, too.
+func TestManyAreOff(t *testing.T) {
+	simtime.Test(t, func(t *testing.T) {
+		s := newSim(t, 3, 12)
+		defer s.end()
+		const off = 200
+		for i := range off {
+			s.roster.add(simKey(3 + i))
+		}
+		s.net.mu.Lock()
+		s.net.refuse = true
+		s.net.mu.Unlock()
+		for _, n := range s.nodes {
+			n.g.RosterChanged()
+		}
+		s.within(10*time.Second, "those that are there are alive", s.meshed(s.nodes))
+		time.Sleep(30 * time.Minute)
+		before := s.nodes[0].g.Stats().RejoinFail
+		const while = 10 * time.Minute
+		time.Sleep(while)
+		tried, most := int(s.nodes[0].g.Stats().RejoinFail-before), int(while/rejoinEach)
+		if tried > most*5/4 || tried < most/4 {
+			t.Errorf("%d attempts in %s at %d members that are off, want some %d", tried, while, off, most)
+		}
+		s.start(3, Config{})
+		t.Logf("one is back after %s", s.within(time.Minute, "one is back", s.meshed(s.nodes)))
+	})
+}

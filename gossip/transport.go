@@ -96,6 +96,7 @@ type mlTransport struct {
 	net     Transport
 	member  func(identity.ID) bool
 	stats   *stats
+	late    func() time.Duration // how late this process lately woke
 	packets chan *memberlist.Packet
 	streams chan net.Conn
 	done    chan struct{}
@@ -131,9 +132,11 @@ func (t *mlTransport) track(conn net.Conn) *mlConn {
 	return c
 }
 
-func newTransport(self identity.ID, n Transport, member func(identity.ID) bool, s *stats) *mlTransport {
+func newTransport(
+	self identity.ID, n Transport, member func(identity.ID) bool, s *stats, late func() time.Duration,
+) *mlTransport {
 	return &mlTransport{
-		self: self, net: n, member: member, stats: s,
+		self: self, net: n, member: member, stats: s, late: late,
 		packets: make(chan *memberlist.Packet), streams: make(chan net.Conn), done: make(chan struct{}),
 		conns: make(map[*mlConn]struct{}),
 	}
@@ -174,7 +177,7 @@ func (t *mlTransport) DialAddressTimeout(a memberlist.Address, timeout time.Dura
 	if err != nil {
 		return nil, err
 	}
-	ctx, cancel := context.WithTimeout(context.Background(), min(timeout, dialTimeout))
+	ctx, cancel := context.WithTimeout(context.Background(), min(timeout, t.patience()))
 	defer cancel()
 	conn, err := t.dial(ctx, id)
 	if err != nil {
@@ -182,6 +185,9 @@ func (t *mlTransport) DialAddressTimeout(a memberlist.Address, timeout time.Dura
 	}
 	return t.track(conn), nil
 }
+
+// patience is how long a stream may take to come about. One that is given up has cost handshakes all the same.
+func (t *mlTransport) patience() time.Duration { return dialTimeout + dialPerLate*t.late() }
 
 func (t *mlTransport) dial(ctx context.Context, id identity.ID) (net.Conn, error) {
 	if !t.member(id) {

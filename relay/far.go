@@ -127,7 +127,7 @@ func (p *Pool) send(s *peerState, now time.Duration, channel byte, b []byte) boo
 
 // addTo is add for a way of one or two relays.
 func (q *queue) addTo(now time.Duration, far identity.ID, two bool, node identity.ID, channel byte, b []byte) bool {
-	if two && len(b) > 0 {
+	if two {
 		if len(b) > maxBody-farPrefix {
 			return false
 		}

@@ -31,6 +31,32 @@ func farRelays(t *testing.T, m *members) (r1, r2 *testRelay, pool1 *Pool) {
 	return all[0], all[1], pools[0]
 }
 
+// A question that the near relay hands back is not asked there again because packets go on by it to the far one.
+func TestQuestionIsAskedOnce(t *testing.T) {
+	m := newMembers()
+	r1, r2, _ := farRelays(t, m)
+	a, b := newNode(t, m, newKey(t)), newNode(t, m, newKey(t))
+	a.SetRelays([]Relay{r1.relay(), unreachable(t, r2)})
+	b.SetRelays([]Relay{r2.relay()})
+	waitFor(t, "a session each", func() bool { return len(a.Links()) == 1 && len(b.Links()) == 1 })
+	a.SetPeerLinks(b.id, b.Links())
+	a.Ask(b.id)
+	waitFor(t, "the near relay's word", func() bool { return r1.server.Stats().Unroutable > 0 })
+	for range 30 { // as long as the question might go round
+		if err := a.Send(b.id, ChannelWireGuard, []byte("there")); err != nil {
+			t.Fatal(err)
+		}
+		b.want(t, got{a.id, ChannelWireGuard, "there"})
+		if err := b.Send(a.id, ChannelWireGuard, []byte("and back")); err != nil {
+			t.Fatal(err)
+		}
+		a.want(t, got{b.id, ChannelWireGuard, "and back"})
+	}
+	if n := r1.server.Stats().Unroutable; n > 3 {
+		t.Errorf("the near relay was asked %d times about a peer that it does not have", n)
+	}
+}
+
 // unreachable is a relay as a node sees it that cannot connect to it.
 func unreachable(t *testing.T, r *testRelay) Relay {
 	t.Helper()

@@ -486,10 +486,11 @@ func (p *Pool) SendVia(relay, peer identity.ID, channel byte, b []byte) error {
 func (p *Pool) resend(all []waiting) {
 	now := p.now()
 	for _, w := range all {
-		if p.send(p.peer(w.node), now, w.channel, w.payload) {
-			continue
-		}
-		if w.channel != ChannelGossip && len(w.payload) > 0 {
+		s := p.peer(w.node)
+		switch {
+		case len(w.payload) == 0: // a question goes round for ever unless only those get it that have not answered
+			p.carry(s, now).send(now, w.node, w.channel, nil)
+		case !p.send(s, now, w.channel, w.payload) && w.channel != ChannelGossip:
 			p.limbo.keep(now, w)
 		}
 	}

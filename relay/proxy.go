@@ -74,7 +74,7 @@ func NewProxies(p *Pool, wg func() netip.AddrPort, opt ProxyOptions) *Proxies {
 	x := &Proxies{
 		pool: p, wg: wg, opt: opt,
 		byPeer:  map[identity.ID]*proxy{},
-		batches: make(chan *receiveBatch, runtime.GOMAXPROCS(0)),
+		batches: make(chan *receiveBatch, runtime.NumCPU()),
 	}
 	p.proxies.Store(x)
 	return x

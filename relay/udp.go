@@ -17,6 +17,7 @@ import (
 	"golang.org/x/time/rate"
 
 	"github.com/skeinmesh/skein/identity"
+	"github.com/skeinmesh/skein/internal/instant"
 )
 
 // Mapping is all that forwarding a pair takes: the relay's address and reserved port as each end reaches it, and
@@ -92,7 +93,7 @@ type UDP struct {
 	next    uint16                        // where the search for free ports goes on
 	closed  bool
 
-	fellAt, worked atomic.Int64 // when the kernel was last seen not to forward a pair, and to forward one; Unix ns
+	fellAt, worked instant.Instant // when the kernel was last seen not to forward a pair, and to forward one
 	counters       udpCounters
 }
 
@@ -139,7 +140,7 @@ type pair struct {
 	since    time.Time // when the mapping was written last
 	mended   time.Time
 	over     bool
-	passed   atomic.Int64 // when this process forwarded a packet or took a bind, Unix ns
+	passed   instant.Instant // when this process forwarded a packet or took a bind
 }
 
 // end is one client's half. Guarded by pair.mu but for port, which does not change.
@@ -255,7 +256,7 @@ func (u *UDP) open(asker, node identity.ID) (*pair, denial) {
 	now := time.Now()
 	p := &pair{id: newPairID(), nodes: nodesOf(asker, node), asker: asker, made: now}
 	p.avoid = u.fell[p.nodes]
-	p.passed.Store(now.UnixNano())
+	p.passed.Set(now)
 	for i, id := range [2]identity.ID{p.nodes.a, p.nodes.b} {
 		l, err := u.openPort(p, i)
 		if err != nil {
@@ -305,7 +306,7 @@ func (u *UDP) prove(p *pair, side int, from, local netip.AddrPort, m bindMessage
 	}
 	e.counter = m.counter
 	now := time.Now()
-	p.passed.Store(now.UnixNano())
+	p.passed.Set(now)
 	if from == e.remote && local == e.local {
 		if p.inKernel && now.Sub(p.since) > mendGap && now.Sub(p.mended) > mendGap {
 			// The kernel should have forwarded this: its entries are gone, or it remembers the flow from before.
@@ -378,8 +379,8 @@ func (u *UDP) kernelCan(m Mapping) bool {
 // kernelDrops tells whether all that was seen lately says that the kernel drops what it should forward. Two members can
 // make one pair fail, but not those of others work no more.
 func (u *UDP) kernelDrops(now time.Time) bool {
-	lately := now.Add(-kernelRetry).UnixNano()
-	return u.fellAt.Load() > lately && u.worked.Load() <= lately
+	lately := now.Add(-kernelRetry)
+	return u.fellAt.Load().After(lately) && !u.worked.Load().After(lately)
 }
 
 // tell sends both ends a pair's state.

@@ -292,10 +292,10 @@ func TestOnePairThatWorksTellsThatTheKernelForwards(t *testing.T) {
 	} {
 		u := &UDP{}
 		if c.fell != 0 {
-			u.fellAt.Store(now.Add(-c.fell).UnixNano())
+			u.fellAt.Set(now.Add(-c.fell))
 		}
 		if c.worked != 0 {
-			u.worked.Store(now.Add(-c.worked).UnixNano())
+			u.worked.Set(now.Add(-c.worked))
 		}
 		if got := u.kernelDrops(now); got != c.drops {
 			t.Errorf("%s: drops is %v", c.name, got)

@@ -92,14 +92,14 @@ func (u *UDP) failed(node identity.ID, id PairID) {
 		return
 	}
 	if used, err := u.cfg.Kernel.Used(p.mapping); used && err == nil {
-		u.worked.Store(now.UnixNano())
+		u.worked.Set(now)
 		return // it does forward: the fault is on somebody's way to the relay
 	}
 	if !u.kernelDrops(now) {
 		u.cfg.Log.Warn("the kernel does not forward a relayed pair; it is forwarded in userspace for a while",
 			"node", p.nodes.a, "peer", p.nodes.b, "cause", ErrForwardingDropped, "for", kernelRetry)
 	}
-	u.fellAt.Store(now.UnixNano())
+	u.fellAt.Set(now)
 	u.counters.fellBack.Add(1)
 	p.avoid = now.Add(kernelRetry)
 	u.write(p, p.mapping)
@@ -202,16 +202,16 @@ func (u *UDP) idle(p *pair, now time.Time) bool {
 	if p.inKernel {
 		used, err := u.cfg.Kernel.Used(p.mapping)
 		if used && err == nil {
-			u.worked.Store(now.UnixNano())
+			u.worked.Set(now)
 		}
 		if used || err != nil { // who cannot look does not judge
-			p.passed.Store(now.UnixNano())
+			p.passed.Set(now)
 		}
 		if now.Sub(p.since) > refreshKernel {
 			u.write(p, p.mapping)
 		}
 	}
-	return now.Sub(time.Unix(0, p.passed.Load())) > u.cfg.Idle
+	return now.Sub(p.passed.Load()) > u.cfg.Idle
 }
 
 // close lets go of the sockets. What the kernel forwards it goes on forwarding until its entries run out, so that a relay

@@ -249,7 +249,7 @@ func (u *UDP) take(p *pair, side int, l *port, b *udpBurst, n int) {
 	u.counters.packets.Add(uint64(sent))
 	u.counters.bytes.Add(uint64(bytes))
 	u.counters.lost.Add(uint64(len(b.out) - min(sent, len(b.out))))
-	p.passed.Store(time.Now().UnixNano())
+	p.passed.Set(time.Now())
 }
 
 // udpBurst is what one recvmmsg takes, with room to send it on as it is: a train of equal datagrams that the kernel has
@@ -266,7 +266,7 @@ type udpBurst struct {
 	ways  [receiveMessages][96]byte // control of sends
 }
 
-func newBursts() chan *udpBurst { return make(chan *udpBurst, runtime.GOMAXPROCS(0)) }
+func newBursts() chan *udpBurst { return make(chan *udpBurst, runtime.NumCPU()) }
 
 func newUDPBurst() *udpBurst {
 	b := &udpBurst{data: make([]byte, receiveMessages*receiveBytes)}

@@ -55,7 +55,7 @@ type Memory struct {
 
 // OpenMemory reads what a former run has kept in the state directory. A file that cannot be read is set aside by the
 // error alone: the memory starts empty, and replaces it.
-func OpenMemory(dir string) (*Memory, error) {
+func OpenMemory(dir string, now time.Time) (*Memory, error) {
 	m := &Memory{file: filepath.Join(dir, memoryFile)}
 	f, err := os.Open(m.file)
 	if errors.Is(err, fs.ErrNotExist) {
@@ -73,6 +73,9 @@ func OpenMemory(dir string) (*Memory, error) {
 		return m, fmt.Errorf("outcomes of guessing ports: %s: %w", m.file, err)
 	}
 	for _, o := range all {
+		if o.At.After(now) {
+			o.At = now // the clock went back since
+		}
 		if o.Mine.IsValid() && o.Theirs.IsValid() && o.Won >= 0 && o.Lost >= 0 {
 			m.outcomes = append(m.outcomes, o)
 		}

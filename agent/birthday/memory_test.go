@@ -65,7 +65,7 @@ func TestAdvice(t *testing.T) {
 
 func TestMemoryOnDisk(t *testing.T) {
 	dir := t.TempDir()
-	m, err := OpenMemory(dir)
+	m, err := OpenMemory(dir, t0)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -79,7 +79,7 @@ func TestMemoryOnDisk(t *testing.T) {
 	if err != nil || st.Mode().Perm() != 0o600 {
 		t.Fatalf("%v, mode %v", err, st.Mode())
 	}
-	again, err := OpenMemory(dir)
+	again, err := OpenMemory(dir, t0)
 	if err != nil || len(again.outcomes) != memoryMax {
 		t.Fatalf("%d outcomes, %v; want the newest %d", len(again.outcomes), err, memoryMax)
 	}
@@ -99,7 +99,7 @@ func TestDamagedMemory(t *testing.T) {
 		if err := os.WriteFile(filepath.Join(dir, memoryFile), []byte(text), 0o600); err != nil {
 			t.Fatal(err)
 		}
-		m, err := OpenMemory(dir)
+		m, err := OpenMemory(dir, t0)
 		if m == nil || len(m.outcomes) != 0 {
 			t.Fatalf("%.20q: %+v, %v", text, m, err)
 		}
@@ -107,7 +107,7 @@ func TestDamagedMemory(t *testing.T) {
 		if err := m.Save(m.Snapshot()); err != nil {
 			t.Fatal(err)
 		}
-		if again, err := OpenMemory(dir); err != nil || len(again.outcomes) != 1 {
+		if again, err := OpenMemory(dir, t0); err != nil || len(again.outcomes) != 1 {
 			t.Errorf("%.20q: after the next outcome %+v, %v", text, again, err)
 		}
 	}
@@ -130,5 +130,24 @@ func TestBriefIsShortAndReadBack(t *testing.T) {
 	bad := []*skeinv1.PairOutcome{{Address: []byte{1, 2}}, {Address: []byte{1, 2, 3, 4}, At: t0.Add(-8 * 24 * time.Hour).Unix()}, {Address: []byte{1, 2, 3, 4}, Lost: 1 << 31, At: t0.Add(time.Hour).Unix()}}
 	if out := Told(here, bad, t0); len(out) != 1 || out[0].Lost != countMax || out[0].At.After(t0) {
 		t.Errorf("of what is malformed, old, or of the future, %+v is taken", out)
+	}
+}
+
+// What was kept while the clock was ahead pauses nobody for longer than it would have.
+func TestMemoryOfAClockThatWasAhead(t *testing.T) {
+	dir := t.TempDir()
+	m, err := OpenMemory(dir, t0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	m.Note(here, there, random, false, t0.Add(time.Hour))
+	if err := m.Save(m.Snapshot()); err != nil {
+		t.Fatal(err)
+	}
+	if m, err = OpenMemory(dir, t0); err != nil {
+		t.Fatal(err)
+	}
+	if until := m.Advise(here, there, random, nil).NotBefore; !until.Equal(t0.Add(pauseFirst)) {
+		t.Errorf("the pair pauses for %s, want %s", until.Sub(t0), pauseFirst)
 	}
 }

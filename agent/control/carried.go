@@ -10,7 +10,7 @@ import (
 
 // Carried is what the control net sent to a node and got from it by the tunnel, in bytes as WireGuard counts them.
 // Raft's streams are not among it: a path that carries them is watched as for users' traffic. Acks are the
-// acknowledgements of the streams' segments, at most.
+// acknowledgements of the streams' segments and what opens and closes streams, at most.
 type Carried struct{ Sent, Received, AcksSent, AcksReceived uint64 }
 
 type carried struct{ sent, received, acksSent, acksReceived atomic.Uint64 }
@@ -49,9 +49,29 @@ func (n *Net) counted(c net.Conn) net.Conn {
 	if !known {
 		return c
 	}
+	return newCounted(c, n.count(node))
+}
+
+// newCounted counts a stream that has just been opened.
+func newCounted(c net.Conn, by *carried) *countedConn {
 	t := &countedConn{Conn: c}
-	t.by.Store(n.count(node))
+	t.by.Store(by)
+	by.bare(openPackets)
 	return t
+}
+
+// bare counts packets without data in each direction.
+func (c *carried) bare(n uint64) {
+	c.acksSent.Add(n * ackBytes)
+	c.acksReceived.Add(n * ackBytes)
+}
+
+// Close counts the packets of the stream's end.
+func (c *countedConn) Close() error {
+	if by := c.by.Swap(nil); by != nil {
+		by.bare(closePackets)
+	}
+	return c.Conn.Close()
 }
 
 // counts tells of which protocol the bytes are counted.
@@ -80,7 +100,10 @@ func (c *countedConn) Write(b []byte) (int, error) {
 const (
 	segment    = 1300                  // bytes of a full one in a tunnel of IPv6's least MTU and more
 	tcpHeaders = 40 + 32               // IPv6, and TCP with timestamps
-	ackBytes   = (tcpHeaders + 8) + 32 // padded to 16
+	ackBytes   = (tcpHeaders + 8) + 32 // padded to 16; a SYN has as many
+
+	openPackets  = 2 // without data that open a stream, in either direction at most: SYN and ACK
+	closePackets = 3 // and that end it: FIN, ACK, and RST where the other end had more to say
 )
 
 // inSegments is what WireGuard counts for bytes of a stream, at most, and for the acknowledgements that go the other

@@ -51,6 +51,18 @@ func TestStreamsAreCounted(t *testing.T) {
 	if s, r := by.acksSent.Load(), by.acksReceived.Load(); s < 64+32 || s > 128 || r != s {
 		t.Errorf("100 bytes each way: acknowledgements of %d sent, %d received", s, r)
 	}
+	before := by.acksSent.Load()
+	for range 2 { // a second Close changes nothing
+		_ = c.Close()
+	}
+	if n := by.acksSent.Load() - before; n != closePackets*ackBytes || by.acksReceived.Load() != by.acksSent.Load() {
+		t.Errorf("the end of a stream is counted as %d bytes in each direction, want %d", n, closePackets*ackBytes)
+	}
+	var opened carried
+	newCounted(b, &opened)
+	if s, r := opened.acksSent.Load(), opened.acksReceived.Load(); s != openPackets*ackBytes || r != s {
+		t.Errorf("the start of a stream is counted as %d bytes sent and %d received, want %d", s, r, openPackets*ackBytes)
+	}
 	for alpn, want := range map[string]bool{identity.ALPNRPC: true, identity.ALPNGossip: true, identity.ALPNRaft: false} {
 		if counts(alpn) != want {
 			t.Errorf("streams of %s are counted: %v", alpn, !want)

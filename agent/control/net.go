@@ -235,9 +235,7 @@ func (n *Net) Dial(ctx context.Context, node identity.ID, alpn string) (net.Conn
 			}
 			connected()
 			if way == "tunnel" && counts(alpn) {
-				counted := &countedConn{Conn: c}
-				counted.by.Store(n.count(node))
-				c = counted
+				c = newCounted(c, n.count(node))
 			}
 			t := tls.Client(c, conf)
 			if err := t.HandshakeContext(ctx); err != nil {
@@ -417,6 +415,17 @@ func (n *Net) SendPacket(node identity.ID, channel byte, b []byte) error {
 	}
 	if e := n.sendTunnel(node, channel, b); e != nil {
 		return fmt.Errorf("send to node %s: %w: %w", node, ErrNoWay, errors.Join(err, e))
+	}
+	return nil
+}
+
+// SendRelayed is SendPacket, but never by the tunnel: it is for what the tunnel would not carry.
+func (n *Net) SendRelayed(node identity.ID, channel byte, b []byte) error {
+	if len(b) > MaxPacket {
+		return fmt.Errorf("send %d bytes to node %s: %w (at most %d)", len(b), node, ErrTooLarge, MaxPacket)
+	}
+	if err := n.sendRelay(node, channel, b); err != nil {
+		return fmt.Errorf("send to node %s: %w: %w", node, ErrNoWay, err)
 	}
 	return nil
 }

@@ -12,9 +12,10 @@ const ruleIdle = "idle"
 
 const (
 	awakeFor = 30 * time.Second // after traffic, and after the peer asked to be probed
-	// Traffic that wakes a pair goes on: it shows again, so long after its first sign at least and at most.
+	// Traffic that wakes a pair goes on: it shows again, so long after its first sign at least and at most. WireGuard
+	// repeats a handshake after 5 to 5.4 s.
 	stirAfter  = 500 * time.Millisecond
-	stirWithin = 5 * time.Second
+	stirWithin = 6 * time.Second
 	lazyWithin = 8 * time.Second // how long a pair without traffic waits for a relay before it looks for a direct path instead
 )
 
@@ -46,21 +47,36 @@ func (s *step) sleep() {
 	}
 }
 
-// relayBy is until when a pair that is asleep waits for a relay; on a late host relays are late, too.
-func (s *step) relayBy() time.Time { return s.RelaySince.Add(lazyWithin + 8*s.Late) }
+// relayBy is until when a pair that is asleep waits for a relay; on a late host relays are late, too. A peer that
+// relays call absent is most likely off, and announced when it comes. It is tried now and then, since only its relays
+// may be out of its reach.
+func (s *step) relayBy() time.Time {
+	at := s.RelaySince.Add(lazyWithin + 8*s.Late)
+	if s.Relay.Absent && !s.BurstAt.IsZero() {
+		at = later(at, s.BurstAt.Add(s.jitter(retryAway, 0)))
+	}
+	return at
+}
 
 // stirs reports whether what WireGuard carried is to wake the pair. A lone packet and its answer go by the relay, and a
-// search for a direct path would cost many times what they do.
+// search for a direct path would cost many times what they do. Without a relay nothing carries it.
 func (s *step) stirs() bool {
 	if !s.Idle {
 		return true
 	}
-	since := s.now.Sub(s.StirredAt)
-	if s.StirredAt.IsZero() || since > stirWithin+2*s.lateness() {
+	lone := !s.stirred()
+	if lone {
 		s.StirredAt = s.now
-		return false
 	}
-	return since >= stirAfter+s.lateness()
+	if s.Relay.ID.IsZero() && !s.Relay.Absent {
+		return true
+	}
+	return !lone && s.now.Sub(s.StirredAt) >= stirAfter+s.lateness()
+}
+
+// stirred reports whether WireGuard lately had something to say to a peer that is idle.
+func (s *step) stirred() bool {
+	return !s.StirredAt.IsZero() && s.now.Sub(s.StirredAt) <= stirWithin+2*s.lateness()
 }
 
 // awaken begins for a pair that was asleep what had been left.

@@ -4,12 +4,15 @@ import (
 	"testing"
 	"time"
 
+	skeinv1 "github.com/skeinmesh/skein/api/skein/v1"
 	"github.com/skeinmesh/skein/identity"
 )
 
 // lazySim is a pair of a large mesh.
-func lazySim(t *testing.T) *sim {
-	s := newSim(t, 1, natPortRestricted, natPortRestricted)
+func lazySim(t *testing.T) *sim { return lazyBehind(t, natPortRestricted, natPortRestricted) }
+
+func lazyBehind(t *testing.T, a, b skeinv1.NatType) *sim {
+	s := newSim(t, 1, a, b)
 	for _, n := range s.nodes {
 		s.input(n, Input{Kind: InputSettings, Settings: &Settings{Lazy: true}})
 	}
@@ -85,6 +88,33 @@ func TestLazyWithoutRelay(t *testing.T) {
 	wantPaths(t, s, "no relay has come", Direct, true)
 }
 
+// What an idle pair has to say wakes it at once where no relay carries it, also what was said just before the last one
+// was lost: two hosts of a site that is cut off find each other in their own network.
+func TestLazyPairLosesItsRelay(t *testing.T) {
+	for name, lost := range map[string]time.Duration{"before the packet": 0, "after it": time.Second} {
+		t.Run(name, func(t *testing.T) {
+			s := lazyBehind(t, natNone, natNone)
+			s.start(true)
+			s.run(10 * time.Second)
+			lose := func() {
+				for _, n := range s.nodes {
+					s.input(n, Input{Kind: InputRelay})
+				}
+			}
+			if lost == 0 {
+				lose()
+			}
+			s.traffic(50 * time.Millisecond)
+			s.run(lost)
+			if lost > 0 {
+				lose()
+			}
+			s.run(2 * time.Second)
+			wantPaths(t, s, "without the relay", Direct, true)
+		})
+	}
+}
+
 // Bursts of a large mesh take turns, fewer on a host that is late.
 func TestTurns(t *testing.T) {
 	if room(0) != burstsMax || room(lateStep) != burstsMax/2 || room(8*lateStep) != 1 || room(time.Hour) != 1 {
@@ -129,4 +159,36 @@ func TestRelaysThatChangeAreNothingToAnIdlePair(t *testing.T) {
 	if p := n.m.Path; p.Kind == Relay && p.Relay != (identity.ID{77}) {
 		t.Errorf("with traffic the path is %s; want the relay that was chosen last", p)
 	}
+}
+
+// A peer of a large mesh that is off, by the relays' word, is tried each ten minutes; with traffic as ever. When it
+// comes back the relays say so.
+func TestLazyPeerIsOff(t *testing.T) {
+	s := lazySim(t)
+	s.start(true)
+	s.run(time.Minute)
+	n := s.nodes[0]
+	s.cut = cutAll
+	s.input(n, Input{Kind: InputRelay, Relay: RelayChoice{Absent: true}})
+	if n.m.Path.Kind != None || !n.m.Idle {
+		t.Fatalf("the peer is off: %+v", n.m.Path)
+	}
+	before := n.pings
+	s.run(time.Hour)
+	if bursts := (n.pings - before) / unprovenPings; bursts < 5 || bursts > 7 {
+		t.Errorf("%d bursts in an hour at a peer that is off, want six", bursts)
+	}
+	s.traffic(5 * time.Second)
+	if s.run(5 * time.Second); n.m.Idle {
+		t.Error("traffic is waiting, and no direct path is looked for")
+	}
+	s.run(5 * time.Minute)
+	s.cut = nil
+	s.input(n, Input{Kind: InputRelay, Relay: RelayChoice{ID: relayID, RTT: 2 * s.relay}})
+	if n.m.Path.Kind != Relay || n.m.Path.Rule != ruleIdle {
+		t.Errorf("the peer is back: %+v", n.m.Path)
+	}
+	s.traffic(10 * time.Second)
+	s.run(3 * time.Second)
+	wantPaths(t, s, "the peer is back, and there is traffic", Direct, true)
 }

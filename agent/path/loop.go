@@ -317,7 +317,11 @@ func (m *Manager) signal() {
 // use makes a new path known, and keeps how it came about.
 func (m *Manager) use(p *peer, before Path, lastPong time.Time) {
 	now := p.machine.Path
-	m.o.dirty = true
+	if before.Rule == ruleIdle && now.Kind == None && p.machine.Relay.Absent {
+		m.o.stale = true // the relays say that the peer is off, and no traffic waits for it: that can be heard later
+	} else {
+		m.o.dirty = true
+	}
 	m.metrics.switched(before, now, p.machine.Now, lastPong)
 	m.log.Info("path", "peer", p.machine.Peer, "from", before.String(), "to", now.String(), "alive", now.Alive, "rule", now.Rule)
 	m.decided(p, before)
@@ -399,7 +403,7 @@ func (m *Manager) traffic(p *peer, now time.Time, c Counters) {
 	}
 	for _, in := range observe(last, c) {
 		if in.Kind == InputTraffic {
-			m.talked.Store(now.UnixNano())
+			m.talked.Set(now)
 		}
 		m.step(p, now, in)
 	}

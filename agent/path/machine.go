@@ -260,6 +260,10 @@ func (s *step) takeRelay(r RelayChoice) {
 	}
 	switch {
 	case !old.ID.IsZero() && r.ID.IsZero() && s.Path.Kind == Relay:
+		if s.Idle && s.stirred() && !r.Absent {
+			s.noteTraffic() // it was not carried
+			s.Idle = false
+		}
 		s.restart() // no relay is left: look for a direct way at once
 	case old.Absent && !r.ID.IsZero() && s.direct() < 0:
 		s.restart() // the peer is back

@@ -10,6 +10,7 @@ import (
 
 	skeinv1 "github.com/skeinmesh/skein/api/skein/v1"
 	"github.com/skeinmesh/skein/identity"
+	"github.com/skeinmesh/skein/internal/instant"
 	"github.com/skeinmesh/skein/internal/lag"
 )
 
@@ -93,7 +94,7 @@ type Manager struct {
 	stop    context.CancelFunc
 	ended   <-chan struct{}
 	done    sync.WaitGroup
-	talked  atomic.Int64 // when a reading last showed traffic, in Unix nanoseconds
+	talked  instant.Instant // when a reading last showed traffic
 
 	mu     sync.Mutex
 	queue  []event
@@ -316,7 +317,7 @@ func (m *Manager) Traffic(c map[identity.ID]Counters) {
 }
 
 // TrafficAt is when a reading of the counters last showed that any peer carries traffic; the control net's own is none.
-func (m *Manager) TrafficAt() time.Time { return time.Unix(0, m.talked.Load()) }
+func (m *Manager) TrafficAt() time.Time { return m.talked.Load() }
 
 // Settle returns when Paths shows what came of everything that was told before, or when the context or the manager ends.
 func (m *Manager) Settle(ctx context.Context) {

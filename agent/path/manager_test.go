@@ -26,6 +26,8 @@ type wire struct {
 	sent     int
 	wrongWay atomic.Int64
 	lost     atomic.Int64 // direct paths, by the managers' word
+	off      atomic.Bool  // the relays call everybody absent
+	none     atomic.Bool  // there is no relay
 }
 
 func newWire() *wire {
@@ -71,10 +73,10 @@ func (e wireEnd) SendPing(peer identity.ID, to netip.AddrPort) ([12]byte, error)
 }
 
 func (e wireEnd) Choose(identity.ID) (identity.ID, time.Duration, bool) {
-	return relayID, 50 * time.Millisecond, true
+	return relayID, 50 * time.Millisecond, !e.w.off.Load() && !e.w.none.Load()
 }
 
-func (e wireEnd) Absent(identity.ID) bool { return false }
+func (e wireEnd) Absent(identity.ID) bool { return e.w.off.Load() }
 func (e wireEnd) Ask(identity.ID)         {}
 
 // memory is a journal for tests.
@@ -302,4 +304,42 @@ func TestSettledPathsHoldWhatWasAdopted(t *testing.T) {
 		m.Close()
 		m.Settle(t.Context()) // returns
 	}
+}
+
+// That a peer without traffic is off changes nothing now: it is known, and wakes nobody.
+func TestAnIdlePeerIsOff(t *testing.T) {
+	simtime.Test(t, func(t *testing.T) {
+		w := newWire()
+		m := w.join(nodeIDs[0], "203.0.113.1:51820", nil)
+		defer m.Close()
+		m.SetSettings(Settings{Lazy: true})
+		m.SetSelf(recordOf("203.0.113.1:51820"))
+		m.SetPeer(nodeIDs[1], recordOf("203.0.113.2:51820"))
+		synctest.Wait()
+		<-m.Changed()
+		if p := m.Paths()[nodeIDs[1]]; p.Kind != Relay || p.Rule != ruleIdle {
+			t.Fatalf("at first %s (%s), want the relay, idle", p, p.Rule)
+		}
+		time.Sleep(2 * refresh)
+		w.off.Store(true)
+		m.RelaysChanged()
+		synctest.Wait()
+		if p := m.Paths()[nodeIDs[1]]; p.Kind != None {
+			t.Errorf("the peer is off: %s (%s)", p, p.Rule)
+		}
+		select {
+		case <-m.Changed():
+			t.Error("the loop was woken for a peer that nobody talks to")
+		default:
+		}
+		w.off.Store(false)
+		m.RelaysChanged()
+		<-m.Changed()
+		if p := m.Paths()[nodeIDs[1]]; p.Kind != Relay {
+			t.Errorf("the peer is back: %s (%s)", p, p.Rule)
+		}
+		w.none.Store(true)
+		m.RelaysChanged()
+		<-m.Changed() // that no relay is left is news: nothing could carry a packet
+	})
 }

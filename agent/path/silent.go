@@ -15,7 +15,7 @@ func (s *step) takeTraffic(from netip.AddrPort, since time.Time) {
 	if !s.stirs() {
 		return
 	}
-	s.BusyUntil, s.TrafficAt = later(s.BusyUntil, s.now.Add(busyFor)), s.now
+	s.noteTraffic()
 	s.awaken()
 	switch {
 	case !from.IsValid():
@@ -29,6 +29,11 @@ func (s *step) takeTraffic(from netip.AddrPort, since time.Time) {
 		s.HeardFrom, s.HeardAfter, s.HeardAt = from, since, s.now
 	}
 	s.Mute = time.Time{}
+}
+
+// noteTraffic notes that WireGuard has something to say.
+func (s *step) noteTraffic() {
+	s.BusyUntil, s.TrafficAt = later(s.BusyUntil, s.now.Add(busyFor)), s.now
 }
 
 // takeControl takes that the control net sent packets by the tunnel, or heard the peer there. Its own packets are not

@@ -3,10 +3,10 @@ package path
 import "time"
 
 // Heartbeats on a direct path that carries traffic. The worst case for noticing a cut is one
-// interval until the first lost ping plus deadAfter: 750 ms, which leaves 250 ms of the promised
-// second for the switch and for a busy machine.
+// interval until the first lost ping plus deadAfter: 720 ms, which leaves 30 ms of the promised
+// 750 for the switch, and 280 of a second for a busy machine.
 const (
-	heartbeat    = 250 * time.Millisecond
+	heartbeat    = 220 * time.Millisecond
 	deadAfter    = 500 * time.Millisecond // age of the oldest unanswered ping
 	fastBeat     = 50 * time.Millisecond  // pace once an answer is overdue: about ten tries before giving up, so that 5 % loss each way is no death
 	deadMissed   = 4                      // overdue pings needed besides: a process that slept through deadAfter has sent fewer, and gets to try again
@@ -39,7 +39,7 @@ const (
 
 // How much sooner a ping may leave when others leave, too.
 const (
-	heartbeatEarly = 125 * time.Millisecond
+	heartbeatEarly = 110 * time.Millisecond
 	keepaliveEarly = 50 // this part of the keepalive: half a second
 	togetherMax    = 64 // so many are woken early at a time: their answers come together, too
 )
@@ -69,6 +69,7 @@ const (
 	directRetry  = 120 * time.Second      // setting directRetryIntervalSeconds
 	retryFirst   = 5 * time.Second        // after a burst without an answer: 5, 10, 20 … s up to directRetry
 	retryDown    = 10 * time.Second       // cap while there is no path at all
+	retryAway    = 10 * time.Minute       // in a large mesh, without traffic, at a peer that relays call absent
 	punchGap     = time.Second            // between two punches to one peer, and between two bursts they cause
 	pingBackGap  = 50 * time.Millisecond  // between two answers in kind to a peer's pings
 	trustAnswer  = 2 * time.Second        // an endpoint that answered this recently needs no ping in return

@@ -5,6 +5,7 @@ import (
 	"testing"
 	"time"
 
+	skeinv1 "github.com/skeinmesh/skein/api/skein/v1"
 	"github.com/skeinmesh/skein/chaos/lab"
 )
 
@@ -83,10 +84,86 @@ func TestReport(t *testing.T) {
 	}
 }
 
+// TestMemoryTarget: the limit follows from the driver that the agent has, and a driver without a limit is no success.
+func TestMemoryTarget(t *testing.T) {
+	for _, c := range []struct {
+		driver string
+		steady int
+		target string
+		want   Verdict
+	}{
+		{"kernel", 64 << 20, "≤ 64 MiB", Reached},
+		{"kernel", 64<<20 + 1, "≤ 64 MiB", Missed},
+		{"userspace", 80 << 20, "≤ 80 MiB", Reached},
+		{"userspace", 80<<20 + 1, "≤ 80 MiB", Missed},
+		{"", 1, "≤ 64 MiB with kernel, ≤ 80 MiB with userspace WireGuard", Failed},
+	} {
+		f := memoryFigures("memory", residence{driver: c.driver, steady: c.steady}, residence{})[0]
+		if f.Target != c.target || f.Verdict != c.want {
+			t.Errorf("%q WireGuard with %d bytes: target %q, verdict %q, want %q, %q", c.driver, c.steady, f.Target, f.Verdict,
+				c.target, c.want)
+		}
+	}
+}
+
 func TestLabsAreValid(t *testing.T) {
 	for name, source := range map[string][]byte{"bench.yaml": meshLab, "fleet.yaml": fleetLab, "egress.yaml": egressLab} {
 		if _, err := lab.Parse(name, source); err != nil {
 			t.Error(err)
+		}
+	}
+}
+
+// TestChangesByPods: what also happens without pods is not theirs, and what is said of it is both.
+func TestChangesByPods(t *testing.T) {
+	for _, c := range []struct {
+		without, with changes
+		want          Verdict
+		got           string
+	}{
+		{changes{}, changes{}, Reached, "0 paths, 0 records more than without"},
+		{changes{paths: 2, records: 3}, changes{paths: 2, records: 1}, Reached, "0 paths, 0 records more than without"},
+		{changes{paths: 2, records: 3}, changes{paths: 3, records: 3}, Missed, "1 paths, 0 records more than without"},
+		{
+			changes{records: 3}, changes{records: 5, hostRecords: 2}, Missed,
+			"100 pods: 0 paths and 5 records (0 and 2 of the hosts",
+		},
+	} {
+		f := churnFigure("churn", "0", c.without, c.with, 100, churnFor)
+		if f.Verdict != c.want || !strings.Contains(f.Got, c.got) {
+			t.Errorf("%+v after %+v: %s, %q, want %s, %q", c.with, c.without, f.Verdict, f.Got, c.want, c.got)
+		}
+	}
+}
+
+// TestCountChanges: rates over an interval become counts again.
+func TestCountChanges(t *testing.T) {
+	got := countChanges(map[string]*skeinv1.UsageRates{
+		"dc1":   {IntervalNanos: int64(119 * time.Second), PathChangesPerSecond: 3.0 / 119, RecordsPublishedPerSecond: 1.0 / 119},
+		"home3": {IntervalNanos: int64(7 * time.Second), RecordsPublishedPerSecond: 2.0 / 7},
+	})
+	want := changes{paths: 3, records: 3, hostRecords: 2, nodes: "dc1 3 paths, 1 records; home3 0 paths, 2 records"}
+	if got != want {
+		t.Errorf("got %+v, want %+v", got, want)
+	}
+	if got.none() || !countChanges(map[string]*skeinv1.UsageRates{"dc1": {IntervalNanos: 1e9}}).none() {
+		t.Error("no changes are taken for some, or some for none")
+	}
+}
+
+// TestPairsThatCanBeDirect: a symmetric NAT meets those that filter by ports only by guessing.
+func TestPairsThatCanBeDirect(t *testing.T) {
+	spec, err := lab.Parse("crowd", lab.Crowd("crowd40", 40))
+	if err != nil {
+		t.Fatal(err)
+	}
+	f := &field{lab: &lab.Lab{Spec: spec}, names: spec.NodeNames()}
+	for p, want := range map[pair]bool{
+		{"dc1", "cloud1"}: true, {"cloud1", "flat1"}: true, {"home1", "far1"}: true, {"cloud1", "cloud2"}: true,
+		{"cloud1", "home1"}: false, {"home1", "cloud1"}: false, {"far1", "cloud1"}: false,
+	} {
+		if got := f.canBeDirect(p); got != want {
+			t.Errorf("%s can be direct: %t, want %t", p, got, want)
 		}
 	}
 }

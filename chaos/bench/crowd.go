@@ -4,9 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"os/exec"
 	"runtime"
-	"strings"
 	"time"
 
 	skeinv1 "github.com/skeinmesh/skein/api/skein/v1"
@@ -24,34 +22,13 @@ const (
 	lateMost   = 100 * time.Millisecond // more that a first packet to a sleeping peer may take
 )
 
-// crowdKinds are the sites of a crowd, each behind a NAT of another kind.
-var crowdKinds = []struct{ site, nat string }{
-	{"dc", "none"}, {"flat", "restricted-cone"}, {"home", "port-restricted-cone"}, {"cloud", "symmetric"}, {"far", "double"},
-}
-
-// crowdLab is a lab of so many agents, spread over the sites; the first three public ones are servers.
-func crowdLab(name string, agents int) []byte {
-	var b strings.Builder
-	fmt.Fprintf(&b, "name: %s\nsites:\n", name)
-	for _, k := range crowdKinds {
-		fmt.Fprintf(&b, "  %s: {nat: %s}\n", k.site, k.nat)
-	}
-	b.WriteString("nodes:\n")
-	for i := range agents {
-		k, number := crowdKinds[i%len(crowdKinds)], i/len(crowdKinds)+1
-		server := ""
-		if k.site == "dc" && number <= 3 {
-			server = ", server: true, relay: true"
-		}
-		fmt.Fprintf(&b, "  %s%d: {site: %s%s}\n", k.site, number, k.site, server)
-	}
-	return []byte(b.String())
-}
+// crowdSample are nodes of a crowd of 40, one behind each kind of NAT, none of them a server.
+var crowdSample = []string{"dc4", "flat2", "home3", "cloud5", "far6"}
 
 // crowd measures what agents at rest cost, and how a mesh of many agents forms on this host and stands its load.
 func (b *bench) crowd(ctx context.Context) []Figure {
 	out := b.rest(ctx)
-	out = append(out, b.crowdOf(ctx, 40, 60*time.Second, b.sleepers)...)
+	out = append(out, b.crowdOf(ctx, 40, 60*time.Second, b.sleepers, b.churn, b.wokenCuts)...)
 	return append(out, b.crowdOf(ctx, 63, 150*time.Second, b.manyAtRest, b.burn)...)
 }
 
@@ -145,7 +122,7 @@ func (b *bench) crowdOf(ctx context.Context, agents int, within time.Duration, t
 	name, target := fmt.Sprintf("%d agents, five kinds of NAT: start to all pairs answering", agents), "≤ "+within.String()
 	b.note("crowd: %d agents", agents)
 	began := time.Now()
-	l, down, err := b.raise(ctx, crowdLab(fmt.Sprintf("crowd%d", agents), agents))
+	l, down, err := b.raise(ctx, lab.Crowd(fmt.Sprintf("crowd%d", agents), agents))
 	if err != nil {
 		return []Figure{notMeasured(name, target, err)}
 	}
@@ -154,6 +131,7 @@ func (b *bench) crowdOf(ctx context.Context, agents int, within time.Duration, t
 			out = append(out, notMeasured(fmt.Sprintf("taking the lab of %d down", agents), "", err))
 		}
 	}()
+	defer func() { b.keepMisses(ctx, l, out) }()
 	err = l.WaitConverged(ctx, 2*within)
 	agreed := time.Since(began)
 	if err == nil {
@@ -188,9 +166,8 @@ func (b *bench) sleepers(ctx context.Context, l *lab.Lab) []Figure {
 	}
 	var asleep, awake sample
 	lost := 0
-	from := []string{"dc4", "flat2", "home3", "cloud5", "far6"}
 	for _, times := range []*sample{&asleep, &awake} {
-		for _, f := range from {
+		for _, f := range crowdSample {
 			for _, to := range l.Spec.NodeNames() {
 				if f == to {
 					continue
@@ -253,24 +230,11 @@ func (b *bench) burn(ctx context.Context, l *lab.Lab) []Figure {
 }
 
 func (b *bench) burnt(ctx context.Context, l *lab.Lab) (_ map[string]*skeinv1.UsageRates, _ time.Duration, err error) {
-	burning, stop := context.WithCancel(ctx)
-	defer stop()
-	var burners []*exec.Cmd
-	end := func() {
-		stop()
-		for _, c := range burners {
-			_ = c.Wait() // killed
-		}
-		burners = nil
+	end, err := lab.Burn(runtime.NumCPU())
+	if err != nil {
+		return nil, 0, err
 	}
 	defer end()
-	for range runtime.NumCPU() {
-		c := exec.CommandContext(burning, "sh", "-c", "while :; do :; done")
-		if err := c.Start(); err != nil {
-			return nil, 0, fmt.Errorf("start a process that burns a core: %w", err)
-		}
-		burners = append(burners, c)
-	}
 	if err := b.pause(ctx, b.opts.pick(2*time.Minute, 30*time.Second)); err != nil {
 		return nil, 0, err
 	}

@@ -11,6 +11,7 @@ import (
 
 	skeinv1 "github.com/skeinmesh/skein/api/skein/v1"
 	"github.com/skeinmesh/skein/chaos/lab"
+	"github.com/skeinmesh/skein/chaos/lab/fabric"
 )
 
 const (
@@ -69,11 +70,7 @@ func (f *field) measure(ctx context.Context) (out []Figure) {
 	for _, part := range []func(context.Context) []Figure{f.records, f.cuts, f.upgrades, f.starts, f.leaders} {
 		out = append(out, part(ctx)...)
 	}
-	if slices.ContainsFunc(out, func(f Figure) bool { return f.Verdict == Missed || f.Verdict == Failed }) {
-		if err := f.keep(ctx); err != nil {
-			f.note("logs: %v", err)
-		}
-	}
+	f.keepMisses(ctx, f.lab, out)
 	return out
 }
 
@@ -145,11 +142,15 @@ func (f *field) directPairs() []pair {
 	return slices.DeleteFunc(f.pairs(), func(p pair) bool { return !f.canBeDirect(p) })
 }
 
-// canBeDirect leaves out the pairs of a port-restricted cone and a symmetric NAT: they meet by guessing ports, which takes
-// as long as it takes and is measured by itself. Everything else in this lab meets by probing.
+// canBeDirect leaves out the pairs of a symmetric NAT and one that filters by ports: they meet by guessing ports, which
+// takes as long as it takes and is measured by itself. All others meet by probing.
 func (f *field) canBeDirect(p pair) bool {
 	a, b := f.site(p.from), f.site(p.to)
-	return !(a == "home" && b == "cloud" || a == "cloud" && b == "home")
+	return a == b || !guessed(f.kind(a), f.kind(b)) && !guessed(f.kind(b), f.kind(a))
+}
+
+func guessed(a, b fabric.NAT) bool {
+	return a == fabric.Symmetric && (b == fabric.Symmetric || b == fabric.PortRestrictedCone || b == fabric.Double)
 }
 
 func (f *field) site(node string) string {
@@ -157,16 +158,38 @@ func (f *field) site(node string) string {
 	return n.Site
 }
 
+// kind is the NAT that a site is behind.
+func (f *field) kind(site string) fabric.NAT {
+	for _, s := range f.lab.Spec.Sites {
+		if s.Name == site {
+			return s.NAT
+		}
+	}
+	return ""
+}
+
+func (f *field) keep(ctx context.Context) error { return f.bench.keep(ctx, f.lab) }
+
 // keep leaves logs for whoever looks into a miss.
-func (f *field) keep(ctx context.Context) error {
-	if f.opts.Artifacts == "" {
+func (b *bench) keep(ctx context.Context, l *lab.Lab) error {
+	if b.opts.Artifacts == "" {
 		return nil
 	}
-	dir, err := f.lab.SaveArtifacts(context.WithoutCancel(ctx), f.opts.Artifacts)
+	dir, err := l.SaveArtifacts(context.WithoutCancel(ctx), b.opts.Artifacts)
 	if err == nil {
-		f.note("logs and states are in %s", dir)
+		b.note("logs and states are in %s", dir)
 	}
 	return err
+}
+
+// keepMisses is keep where a figure is missed or could not be taken.
+func (b *bench) keepMisses(ctx context.Context, l *lab.Lab, of []Figure) {
+	if !slices.ContainsFunc(of, func(f Figure) bool { return f.Verdict == Missed || f.Verdict == Failed }) {
+		return
+	}
+	if err := b.keep(ctx, l); err != nil {
+		b.note("logs: %v", err)
+	}
 }
 
 // form waits until the mesh stands as it should.

@@ -225,6 +225,12 @@ func (a *agent) died() error {
 	if condition != Running || p.alive() {
 		return nil
 	}
+	a.mu.Lock()
+	meant := a.rec.Condition != Running || a.rec.Process != p // it was ended, or started anew, since we looked
+	a.mu.Unlock()
+	if meant {
+		return nil
+	}
 	how := "is gone"
 	if exited != nil { // our child: it has ended, so that it is reaped in a moment
 		<-exited

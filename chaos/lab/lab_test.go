@@ -26,6 +26,7 @@ import (
 	skeinv1 "github.com/skeinmesh/skein/api/skein/v1"
 	"github.com/skeinmesh/skein/api/skein/v1/skeinv1connect"
 	"github.com/skeinmesh/skein/chaos/lab/fabric"
+	"github.com/skeinmesh/skein/internal/simtime"
 	"github.com/skeinmesh/skein/internal/testenv"
 )
 
@@ -470,4 +471,21 @@ func TestConfigLiesOverWhatTheLabWrites(t *testing.T) {
 	if string(got) != want {
 		t.Errorf("got\n%s\nwant\n%s", got, want)
 	}
+}
+
+// A look that takes long is not repeated at once, and all the same once more when the time is over.
+func TestLooksThatTakeLong(t *testing.T) {
+	simtime.Test(t, func(t *testing.T) {
+		began, looks := time.Now(), 0
+		err := eventuallyWith(t.Context(), time.Minute, 0, restPerLook, func(context.Context) error {
+			time.Sleep(40 * time.Second)
+			if looks++; looks == 1 {
+				return errors.New("not yet")
+			}
+			return nil
+		})
+		if took := time.Since(began); err != nil || looks != 2 || took != 80*time.Second+restMost {
+			t.Errorf("%d looks, %v after %s", looks, err, took)
+		}
+	})
 }

@@ -19,8 +19,9 @@ import (
 // How often a condition is looked at again.
 const (
 	lookAgain    = 100 * time.Millisecond
-	restPerLook  = 3 // times what a look took, in a lab of more than
+	restPerLook  = 3 // times what a look took, at more than
 	crowdAgents  = 16
+	restMost     = 5 * time.Second
 	echoInterval = 20 * time.Millisecond // between echoes of one expectation
 	crowdPairs   = 256                   // more of them are a crowd: each has to answer once
 	pairsAtOnce  = 8                     // that one expectation looks at: thousands of first packets at one moment are no fair question
@@ -32,17 +33,16 @@ func eventually(ctx context.Context, within, hold time.Duration, check func(cont
 	return eventuallyWith(ctx, within, hold, 0, check)
 }
 
-// eventually looks more rarely in a lab of many agents: who asks forty of them ten times a second sees how that makes
-// them busy.
-func (l *Lab) eventually(ctx context.Context, within, hold time.Duration, check func(context.Context) error) error {
-	rest := time.Duration(0)
-	if len(l.Spec.Nodes) > crowdAgents {
-		rest = restPerLook
+// restAfter is how many times as long as a look took the next one waits that asks so many agents or pairs: who asks
+// forty agents ten times a second sees how that makes them busy.
+func restAfter(asked int) time.Duration {
+	if asked > crowdAgents {
+		return restPerLook
 	}
-	return eventuallyWith(ctx, within, hold, rest, check)
+	return 0
 }
 
-// eventuallyWith rests so many times what a look took.
+// eventuallyWith rests so many times what a look took, and looks once more when within is over.
 func eventuallyWith(ctx context.Context, within, hold, rest time.Duration, check func(context.Context) error) error {
 	start := time.Now()
 	var held time.Time
@@ -70,7 +70,7 @@ func eventuallyWith(ctx context.Context, within, hold, rest time.Duration, check
 		select {
 		case <-ctx.Done():
 			return ctx.Err()
-		case <-time.After(max(lookAgain, rest*took)):
+		case <-time.After(max(lookAgain, min(rest*took, restMost, within-time.Since(start)))):
 		}
 	}
 }
@@ -88,7 +88,7 @@ func (l *Lab) WaitConverged(ctx context.Context, within time.Duration, nodes ...
 	if err != nil {
 		return err
 	}
-	return l.eventually(ctx, within, 0, func(ctx context.Context) error {
+	return eventuallyWith(ctx, within, 0, restAfter(len(agents)), func(ctx context.Context) error {
 		var up []*agent
 		for _, a := range agents {
 			if a.record().Condition == Running {
@@ -198,7 +198,7 @@ func (l *Lab) Expect(ctx context.Context, within time.Duration, e Expect) error 
 		ends[p] = append(ends[p], i)
 	}
 	crowd := len(pairs) > crowdPairs && e.For == 0 && e.Reach != nil && *e.Reach
-	return l.eventually(ctx, within, e.For, func(ctx context.Context) error {
+	return eventuallyWith(ctx, within, e.For, restAfter(len(pairs)), func(ctx context.Context) error {
 		errs := make([]error, len(pairs))
 		turns := make(chan struct{}, atOnce)
 		var wg sync.WaitGroup

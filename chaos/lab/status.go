@@ -8,6 +8,7 @@ import (
 	"time"
 
 	skeinv1 "github.com/skeinmesh/skein/api/skein/v1"
+	"github.com/skeinmesh/skein/chaos/lab/fabric"
 	"github.com/skeinmesh/skein/internal/usage"
 )
 
@@ -123,6 +124,55 @@ func (l *Lab) Usage(ctx context.Context, nodes ...string) (map[string]*skeinv1.U
 		return nil
 	})
 	return out, err
+}
+
+// LiveUsage is Usage after agents have collected their garbage, so that their heaps hold what is in use and no more.
+func (l *Lab) LiveUsage(ctx context.Context, nodes ...string) (map[string]*skeinv1.UsageResponse, error) {
+	err := eachPlace(nodes, func(name string) error {
+		c, err := l.Client(name)
+		if err != nil {
+			return err
+		}
+		s, err := c.Profile(ctx, &skeinv1.ProfileRequest{Kind: "heap"}) // it collects first
+		if err == nil {
+			for s.Receive() {
+			}
+			err = errors.Join(s.Err(), s.Close())
+		}
+		if err != nil {
+			return fmt.Errorf("node %s: have it collect its garbage: %w", name, err)
+		}
+		return nil
+	})
+	out, uerr := l.Usage(ctx, nodes...)
+	return out, errors.Join(err, uerr)
+}
+
+// Conntrack counts the connections that the kernel tracks, by network namespace: those of nodes, routers and the core.
+func (l *Lab) Conntrack() (map[string]int, error) {
+	all, err := fabric.Namespaces(l.Spec.Name)
+	if err != nil {
+		return nil, err
+	}
+	out := map[string]int{}
+	for _, ns := range all {
+		if out[ns], err = fabric.Connections(ns); err != nil {
+			return nil, err
+		}
+	}
+	return out, nil
+}
+
+// Died tells which of the agents (none named: of all) have ended though nobody ended them, and how.
+func (l *Lab) Died(nodes ...string) error {
+	if len(nodes) == 0 {
+		nodes = l.Spec.NodeNames()
+	}
+	agents, err := l.pick(nodes)
+	if err != nil {
+		return err
+	}
+	return each(agents, (*agent).died)
 }
 
 // Rates are the agents' rates between two answers of Usage. An agent that is missing in either, or was started anew between them, is

@@ -56,9 +56,10 @@ func (l *Lab) transfer(ctx context.Context, from, to string, size int) error {
 	}
 	stop := context.AfterFunc(ctx, func() { listener.Close() })
 	defer func() { stop(); listener.Close() }()
-	sent := make(chan error, 1)
-	go func() { sent <- send(ctx, sender, listener.Addr().String(), size) }()
+	sent, arrived := make(chan error, 1), make(chan struct{})
+	go func() { sent <- send(ctx, sender, listener.Addr().String(), size, arrived) }()
 	got, err := receive(ctx, listener)
+	close(arrived)
 	if serr := <-sent; err == nil {
 		err = serr
 	}
@@ -71,7 +72,9 @@ func (l *Lab) transfer(ctx context.Context, from, to string, size int) error {
 	return nil
 }
 
-func send(ctx context.Context, ns, to string, size int) error {
+// send ends the stream behind what it sends, and closes the socket when all has arrived: one that is closed before is
+// reset by the kernel as soon as a few packets in a row are lost (tcp_orphan_retries in ip-sysctl).
+func send(ctx context.Context, ns, to string, size int, arrived <-chan struct{}) error {
 	var c net.Conn
 	deadline, _ := ctx.Deadline()
 	if err := fabric.In(ns, func() (err error) {
@@ -84,8 +87,17 @@ func send(ctx context.Context, ns, to string, size int) error {
 	if err := c.SetDeadline(deadline); err != nil {
 		return err
 	}
-	_, err := io.CopyN(c, zeros{}, int64(size))
-	return err
+	if _, err := io.CopyN(c, zeros{}, int64(size)); err != nil {
+		return err
+	}
+	if err := c.(*net.TCPConn).CloseWrite(); err != nil {
+		return err
+	}
+	select {
+	case <-arrived:
+	case <-ctx.Done():
+	}
+	return nil
 }
 
 // zeros is a source that does not end.

@@ -7,6 +7,11 @@
 // true: the agents agree, every pair reaches the other, the pairs that were direct are direct again, and
 // no agent reports an error.
 //
+// Meanwhile it reads what agents and the kernel hold, and reports by how much that grows in an hour. At rest the mesh
+// may hold no more than it held before the first fault, but for a stated slack: the rest is a leak. An agent that ends
+// though nobody killed it has crashed. Either fails the run. Cores may burn, agents be frozen, and half of them killed
+// at once.
+//
 // A run is repeated by its seed as far as the choice of victims and pauses goes. A run that killed fewer
 // agents than its time allows proves nothing and fails.
 //

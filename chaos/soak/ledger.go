@@ -13,14 +13,17 @@ type Ledger struct {
 	hashes  map[uint64]said   // by index
 	applied map[string]uint64 // newest index of each node
 	tokens  map[string]string // acknowledged token → the node that it was asked of
+	order   []string          // of those tokens, the oldest first
+	revoked map[string]string // token whose revocation was acknowledged → the node that it was asked of
 	looks   int
+	created int
 }
 
 type said struct{ hash, node string }
 
 // NewLedger returns an empty ledger.
 func NewLedger() *Ledger {
-	return &Ledger{hashes: map[uint64]said{}, applied: map[string]uint64{}, tokens: map[string]string{}}
+	return &Ledger{hashes: map[uint64]said{}, applied: map[string]uint64{}, tokens: map[string]string{}, revoked: map[string]string{}}
 }
 
 // Applied tells the index that a node had applied when it was last asked. What is asked from now on
@@ -57,15 +60,39 @@ func (l *Ledger) Acknowledged(node, token string) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	l.tokens[token] = node
+	l.order = append(l.order, token)
+	l.created++
 }
 
-// Tokens holds a node's list of tokens against those that were acknowledged.
+// Oldest takes the oldest token out when there are more than so many: it is about to be revoked.
+func (l *Ledger) Oldest(beyond int) (token string, ok bool) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if len(l.order) <= beyond {
+		return "", false
+	}
+	token, l.order = l.order[0], l.order[1:]
+	delete(l.tokens, token)
+	return token, true
+}
+
+// Revoked notes a token that a node's agent said was revoked.
+func (l *Ledger) Revoked(node, token string) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.revoked[token] = node
+}
+
+// Tokens holds a node's list of tokens against those whose creation, or revocation, was acknowledged.
 func (l *Ledger) Tokens(node string, all []*skeinv1.Token) error {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	have := map[string]bool{}
 	for _, t := range all {
 		have[t.GetId()] = true
+		if asked, ok := l.revoked[t.GetId()]; ok {
+			return fmt.Errorf("%s still has token %s, whose revocation was acknowledged by %s", node, t.GetId(), asked)
+		}
 	}
 	for id, asked := range l.tokens {
 		if !have[id] {
@@ -79,5 +106,5 @@ func (l *Ledger) Tokens(node string, all []*skeinv1.Token) error {
 func (l *Ledger) Counts() (looks, commands int) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	return l.looks, len(l.tokens)
+	return l.looks, l.created + len(l.revoked)
 }

@@ -61,3 +61,31 @@ func TestLedgerMissesNoToken(t *testing.T) {
 		t.Fatalf("a lost token: %v", err)
 	}
 }
+
+func TestLedgerMissesNoRevocation(t *testing.T) {
+	l := NewLedger()
+	for _, id := range []string{"t1", "t2", "t3"} {
+		l.Acknowledged("a", id)
+	}
+	if old, ok := l.Oldest(3); ok {
+		t.Fatalf("%s of three is more than three", old)
+	}
+	old, ok := l.Oldest(2)
+	if !ok || old != "t1" {
+		t.Fatalf("the oldest of three is %q", old)
+	}
+	left := []*skeinv1.Token{{Id: "t1"}, {Id: "t2"}, {Id: "t3"}}
+	if err := l.Tokens("b", left); err != nil {
+		t.Fatalf("a revocation that nobody acknowledged: %v", err)
+	}
+	l.Revoked("a", "t1")
+	if err := l.Tokens("b", left); err == nil || !strings.Contains(err.Error(), "b still has token t1") {
+		t.Fatalf("a token that came back: %v", err)
+	}
+	if err := l.Tokens("b", left[1:]); err != nil {
+		t.Fatal(err)
+	}
+	if _, commands := l.Counts(); commands != 4 {
+		t.Errorf("%d commands, want three creations and a revocation", commands)
+	}
+}

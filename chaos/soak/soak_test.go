@@ -16,7 +16,7 @@ import (
 // The first minute of what `make soak` does for five.
 func TestSoak(t *testing.T) {
 	testenv.NeedRoot(t)
-	opts := Options{For: 45 * time.Second, Seed: 1, Progress: t.Logf}
+	opts := Options{For: 45 * time.Second, Half: 6, Freeze: true, Seed: 1, Progress: t.Logf}
 	if testing.Short() {
 		opts.For = 10 * time.Second
 	}
@@ -53,6 +53,9 @@ func TestSoak(t *testing.T) {
 		t.Fatalf("%v\nlogs and states are in %s", err, dir)
 	}
 	t.Logf("%+v", report)
+	if report.Resources.Readings < 2 || len(report.Resources.Rest) == 0 {
+		t.Errorf("agents were asked %d times what they hold, and %d resources compared", report.Resources.Readings, len(report.Resources.Rest))
+	}
 	if report.Commands == 0 || report.Looks < 100 {
 		t.Errorf("%d commands, %d answers checked: too few to prove anything", report.Commands, report.Looks)
 	}

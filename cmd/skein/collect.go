@@ -2,54 +2,88 @@ package main
 
 import (
 	"context"
+	"runtime"
 	"runtime/debug"
-	"runtime/metrics"
 	"time"
 )
 
-// How much the heap may grow before garbage is collected, in percent of what lives. An idle agent's memory
-// counts more than the little it collects; one that carries packets in userspace would spend a sixth of its
-// processor time on collecting so often.
+// How much the heap may grow before garbage is collected, in percent of what lives. The memory of an agent at rest
+// counts more than the little it collects; one that carries packets in userspace would spend a sixth of its processor
+// time on collecting so often.
 const (
+	gcRest  = 10
 	gcIdle  = 30
 	gcBusy  = 100
-	gcWatch = 2 * time.Second
+	gcWatch = 2 * time.Second  // over which collections are counted, at least
+	gcLull  = 2 * time.Second  // after which a busy process that collects no more is idle
+	gcCalm  = 30 * time.Second // and an idle one at rest
 )
 
-// gcPercent chooses by how often garbage was collected lately. Between the two limits it stays as it is: more
-// room means fewer collections.
+// gcPercent chooses by how often garbage was collected lately. More room means fewer collections, so between the limits
+// it stays as it is.
 func gcPercent(now int, perSecond float64) int {
 	switch {
 	case perSecond >= 1:
 		return gcBusy
-	case perSecond <= 0.1:
+	case now == gcBusy && perSecond <= 0.2, now == gcRest && perSecond >= 0.1:
 		return gcIdle
+	case now == gcIdle && perSecond <= 0.02:
+		return gcRest
 	}
 	return now
 }
 
-// tuneGC follows what the agent does until ctx ends.
+// tuneGC follows what the agent does until ctx ends. Collections themselves wake it, and a timer until it is at rest.
+// What is free then goes back to the kernel.
 func tuneGC(ctx context.Context) {
-	cycles := []metrics.Sample{{Name: "/gc/cycles/total:gc-cycles"}}
-	metrics.Read(cycles)
-	last, percent := cycles[0].Value.Uint64(), gcIdle
+	percent := gcIdle
 	debug.SetGCPercent(percent)
-	tick := time.NewTicker(gcWatch)
-	defer tick.Stop()
+	collected := onCollection(ctx)
+	again := time.NewTimer(gcCalm)
+	defer again.Stop()
+	since, cycles := time.Now(), 0
 	for {
 		select {
 		case <-ctx.Done():
 			return
-		case <-tick.C:
+		case <-collected:
+			cycles++
+		case <-again.C:
 		}
-		metrics.Read(cycles)
-		n := cycles[0].Value.Uint64()
-		if p := gcPercent(percent, float64(n-last)/gcWatch.Seconds()); p != percent {
-			percent = p
-			debug.SetGCPercent(p) // collects once, which counts for the next look
-			metrics.Read(cycles)
-			n = cycles[0].Value.Uint64()
+		if d := time.Since(since); d >= gcWatch {
+			p := gcPercent(percent, float64(cycles)/d.Seconds())
+			if p != percent {
+				debug.SetGCPercent(p)
+			}
+			if p < percent {
+				debug.FreeOSMemory()
+			}
+			percent, since, cycles = p, time.Now(), 0
 		}
-		last = n
+		switch percent {
+		case gcBusy:
+			again.Reset(gcLull)
+		case gcIdle:
+			again.Reset(gcCalm)
+		}
 	}
+}
+
+// onCollection tells of collections of garbage until ctx ends; several in quick succession may come as one.
+func onCollection(ctx context.Context) <-chan struct{} {
+	told := make(chan struct{}, 1)
+	type garbage struct{ _ *byte }
+	var tell func(*garbage)
+	tell = func(g *garbage) {
+		if ctx.Err() != nil {
+			return
+		}
+		select {
+		case told <- struct{}{}:
+		default:
+		}
+		runtime.SetFinalizer(g, tell) // and is found again by the next one
+	}
+	runtime.SetFinalizer(&garbage{}, tell)
+	return told
 }

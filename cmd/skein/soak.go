@@ -4,12 +4,14 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
 	"math/rand/v2"
 	"time"
 
 	"github.com/spf13/cobra"
 
 	"github.com/skeinmesh/skein/chaos/lab"
+	"github.com/skeinmesh/skein/chaos/lab/fabric"
 	"github.com/skeinmesh/skein/chaos/soak"
 )
 
@@ -17,22 +19,20 @@ import (
 func newLabSoakCmd(dir *string) *cobra.Command {
 	var opts soak.Options
 	var artifacts string
+	var crowd int
 	c := &cobra.Command{
 		Use:   "soak [FILE]",
 		Short: "Kill agents at random, and check that the mesh stands it",
 		Long: "Bring a lab up (without a file: three sites, seven nodes), kill -9 random agents and let them return, again\n" +
 			"and again. Meanwhile the invariants are checked; at the end the mesh has to become whole by itself: all agents\n" +
-			"agree, every pair reaches the other, every pair that can be direct is direct, nothing decided is forgotten.",
-		Example: "  skein lab soak --for 5m\n  skein lab soak --for 1m --seed 7 examples/three-sites.yaml",
-		Args:    between(0, 1, "at most one lab file"),
+			"agree, every pair reaches the other, every pair that can be direct is direct, nothing decided is forgotten.\n" +
+			"No agent may crash, and at rest the mesh may hold no more goroutines, files, connections and memory than it\n" +
+			"held before the first kill. By how much they grow in an hour is reported.",
+		Example: "  skein lab soak --for 5m\n  skein lab soak --for 1m --seed 7 examples/three-sites.yaml\n" +
+			"  skein lab soak --for 30m --crowd 40 --burn 2 --freeze",
+		Args: between(0, 1, "at most one lab file"),
 		RunE: func(c *cobra.Command, args []string) (err error) {
-			if opts.For <= 0 {
-				return usageError{errors.New("--for must be above zero")}
-			}
-			spec, err := lab.Parse("soak.yaml", soak.Mesh)
-			if len(args) == 1 {
-				spec, err = lab.Load(args[0])
-			}
+			spec, err := soakLab(c, args, crowd, &opts)
 			if err != nil {
 				return err
 			}
@@ -58,19 +58,66 @@ func newLabSoakCmd(dir *string) *cobra.Command {
 			if labJSON(c) {
 				return errors.Join(err, printJSON(c.OutOrStdout(), report))
 			}
-			kills := 0
-			for _, n := range report.Kills {
-				kills += n
-			}
-			fmt.Fprintf(c.OutOrStdout(), "%d kills in %d rounds, %d answers checked, %d commands kept (%d found no leader in time)\n",
-				kills, report.Rounds, report.Looks, report.Commands, report.Refused)
+			printSoak(c.OutOrStdout(), report)
 			return err
 		},
 	}
-	c.Flags().DurationVar(&opts.For, "for", 5*time.Minute, "how long agents are killed")
-	c.Flags().DurationVar(&opts.Pause, "pause", 4*time.Second, "an agent stays dead for at most that long")
-	c.Flags().DurationVar(&opts.Recovery, "recovery", time.Minute, "what the mesh gets to become whole at the end")
-	c.Flags().Uint64Var(&opts.Seed, "seed", 0, "choose the same victims as a former run (default: random)")
-	c.Flags().StringVar(&artifacts, "artifacts", "lab-failures", "where logs and states are kept when it fails")
+	f := c.Flags()
+	f.DurationVar(&opts.For, "for", 5*time.Minute, "how long agents are killed")
+	f.DurationVar(&opts.Pause, "pause", 4*time.Second, "an agent stays dead for at most that long")
+	f.DurationVar(&opts.Recovery, "recovery", time.Minute, "what the mesh gets to become whole at the end; with --crowd 3m")
+	f.DurationVar(&opts.Settle, "settle", 0, "what a whole mesh gets to come to rest before it is measured (default: a tenth of --for, at most 2m30s)")
+	f.DurationVar(&opts.Sample, "sample", 10*time.Second, "between two readings of what agents hold")
+	f.IntVar(&crowd, "crowd", 0, "instead of a file: so many agents, behind five kinds of NAT")
+	f.IntVar(&opts.Burn, "burn", 0, "so many processes take a core each, now and then for 20 to 60 seconds")
+	f.BoolVar(&opts.Freeze, "freeze", false, "now and then an agent is stopped by SIGSTOP, for at most 30 seconds")
+	f.IntVar(&opts.Half, "half", 0, "in every such round half of the agents are killed and start at once (default: never; with --crowd 10)")
+	f.IntVar(&opts.Spare, "spare", 0, "so many agents are never killed: they show what leaks with time (default: none; with --crowd a quarter)")
+	f.Uint64Var(&opts.Seed, "seed", 0, "choose the same victims as a former run (default: random)")
+	f.StringVar(&artifacts, "artifacts", "lab-failures", "where logs and states are kept when it fails")
 	return c
+}
+
+// soakLab is the lab that is soaked, and completes the options by what is usual for it.
+func soakLab(c *cobra.Command, args []string, crowd int, opts *soak.Options) (*lab.Spec, error) {
+	f := c.Flags()
+	switch {
+	case opts.For <= 0:
+		return nil, usageError{errors.New("--for must be above zero")}
+	case opts.Sample <= 0:
+		return nil, usageError{errors.New("--sample must be above zero")}
+	case opts.Burn < 0, opts.Half < 0, opts.Spare < 0, opts.Settle < 0:
+		return nil, usageError{errors.New("--burn, --half, --spare and --settle must not be below zero")}
+	case f.Changed("crowd") && (crowd < 2 || crowd > fabric.MaxHosts):
+		return nil, usageError{fmt.Errorf("--crowd must be 2 to %d", fabric.MaxHosts)}
+	case crowd > 0 && len(args) > 0:
+		return nil, usageError{errors.New("either --crowd or a lab file")}
+	case len(args) == 1:
+		return lab.Load(args[0])
+	case crowd == 0:
+		return lab.Parse("soak.yaml", soak.Mesh)
+	}
+	if !f.Changed("half") {
+		opts.Half = 10
+	}
+	if !f.Changed("spare") {
+		opts.Spare = max(1, crowd/4)
+	}
+	if !f.Changed("recovery") {
+		opts.Recovery = 3 * time.Minute
+	}
+	return lab.Parse("crowd.yaml", lab.Crowd(fmt.Sprintf("soak%d", crowd), crowd))
+}
+
+func printSoak(w io.Writer, r soak.Report) {
+	kills := 0
+	for _, n := range r.Kills {
+		kills += n
+	}
+	fmt.Fprintf(w, "%d kills in %d rounds, %d answers checked, %d commands kept (%d found no leader in time)\n",
+		kills, r.Rounds, r.Looks, r.Commands, r.Refused)
+	if r.Freezes > 0 || r.Halves > 0 || r.Burned > 0 {
+		fmt.Fprintf(w, "%d times an agent was frozen, %d times half of all were killed at once, cores burned for %.0f s\n", r.Freezes, r.Halves, r.Burned)
+	}
+	printHeld(w, r.Resources)
 }

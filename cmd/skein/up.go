@@ -12,7 +12,13 @@ import (
 
 	"github.com/skeinmesh/skein/agent"
 	"github.com/skeinmesh/skein/agent/config"
+	"github.com/skeinmesh/skein/internal/procs"
+	"github.com/skeinmesh/skein/internal/slack"
 )
+
+// timerSlack is how much later than asked for the kernel may wake the agent's threads; deploy/skein.service has the
+// same.
+const timerSlack = time.Millisecond
 
 // load reads the configuration file and puts the global flags over it.
 func (g *globals) load() (config.Config, error) {
@@ -77,8 +83,13 @@ func newUpCmd(g *globals) *cobra.Command {
 			if os.Getenv("GOGC") == "" {
 				go tuneGC(cmd.Context())
 			}
+			log := logger(c.Log)
+			if err := slack.Set(timerSlack); err != nil {
+				log.Debug("this process wakes more often than it must: start it with a timer slack of "+timerSlack.String(), "err", err)
+			}
 			return agent.Run(cmd.Context(), agent.Options{
-				Config: c, Init: initCluster, Token: token, JoinPatience: patience, Role: role, Version: versionText(), Log: logger(c.Log),
+				Config: c, Init: initCluster, Token: token, JoinPatience: patience, Role: role, Version: versionText(), Log: log,
+				Procs: procs.New(),
 			})
 		},
 	}

@@ -47,6 +47,9 @@ type Options struct {
 	// OnForeign is told that a change somebody else made to a subsystem (wireguard, nft, route) was mended.
 	// It runs on the plane's goroutine: it must not block, nor call the plane.
 	OnForeign func(subsystem string)
+	// OnBroken is told that such a change could not be mended at once. It is tried again; the next Apply says why it
+	// fails. It must not block either.
+	OnBroken func(subsystem string)
 	// Namespace to work in; nil: the process's own.
 	Namespace *netns.NsHandle
 }
@@ -117,6 +120,9 @@ func (o Options) filled() Options {
 	}
 	if o.OnForeign == nil {
 		o.OnForeign = func(string) {}
+	}
+	if o.OnBroken == nil {
+		o.OnBroken = func(string) {}
 	}
 	return o
 }

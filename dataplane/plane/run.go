@@ -138,6 +138,7 @@ func (p *Plane) mend(part *part) {
 	switch {
 	case err != nil && !retry:
 		p.opts.Log.Warn("cannot mend the data plane, trying again", "subsystem", part.Name(), "error", err)
+		p.opts.OnBroken(part.Name())
 	case err != nil:
 	case part.foreign:
 		part.foreign = false

@@ -73,7 +73,7 @@ func (x Signal_Birthday_Phase) Number() protoreflect.EnumNumber {
 
 // Deprecated: Use Signal_Birthday_Phase.Descriptor instead.
 func (Signal_Birthday_Phase) EnumDescriptor() ([]byte, []int) {
-	return file_skein_v1_cluster_proto_rawDescGZIP(), []int{13, 1, 0}
+	return file_skein_v1_cluster_proto_rawDescGZIP(), []int{13, 2, 0}
 }
 
 type Signal_Birthday_Role int32
@@ -125,7 +125,7 @@ func (x Signal_Birthday_Role) Number() protoreflect.EnumNumber {
 
 // Deprecated: Use Signal_Birthday_Role.Descriptor instead.
 func (Signal_Birthday_Role) EnumDescriptor() ([]byte, []int) {
-	return file_skein_v1_cluster_proto_rawDescGZIP(), []int{13, 1, 1}
+	return file_skein_v1_cluster_proto_rawDescGZIP(), []int{13, 2, 1}
 }
 
 type ProposeRequest struct {
@@ -982,6 +982,7 @@ type Signal struct {
 	//
 	//	*Signal_Punch_
 	//	*Signal_Birthday_
+	//	*Signal_Knock_
 	Body          isSignal_Body `protobuf_oneof:"body"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -1049,6 +1050,15 @@ func (x *Signal) GetBirthday() *Signal_Birthday {
 	return nil
 }
 
+func (x *Signal) GetKnock() *Signal_Knock {
+	if x != nil {
+		if x, ok := x.Body.(*Signal_Knock_); ok {
+			return x.Knock
+		}
+	}
+	return nil
+}
+
 type isSignal_Body interface {
 	isSignal_Body()
 }
@@ -1061,9 +1071,15 @@ type Signal_Birthday_ struct {
 	Birthday *Signal_Birthday `protobuf:"bytes,3,opt,name=birthday,proto3,oneof"`
 }
 
+type Signal_Knock_ struct {
+	Knock *Signal_Knock `protobuf:"bytes,4,opt,name=knock,proto3,oneof"`
+}
+
 func (*Signal_Punch_) isSignal_Body() {}
 
 func (*Signal_Birthday_) isSignal_Body() {}
+
+func (*Signal_Knock_) isSignal_Body() {}
 
 type HolderRequest struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
@@ -1334,6 +1350,44 @@ func (x *Signal_Punch) GetReply() bool {
 	return false
 }
 
+// Knock asks the receiver to begin a session of WireGuard's, since it answers none that the sender begins. It refuses
+// them when the sender's clock went back.
+type Signal_Knock struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *Signal_Knock) Reset() {
+	*x = Signal_Knock{}
+	mi := &file_skein_v1_cluster_proto_msgTypes[19]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *Signal_Knock) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*Signal_Knock) ProtoMessage() {}
+
+func (x *Signal_Knock) ProtoReflect() protoreflect.Message {
+	mi := &file_skein_v1_cluster_proto_msgTypes[19]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use Signal_Knock.ProtoReflect.Descriptor instead.
+func (*Signal_Knock) Descriptor() ([]byte, []int) {
+	return file_skein_v1_cluster_proto_rawDescGZIP(), []int{13, 1}
+}
+
 // Birthday agrees on a joint attempt to find a pair of open ports: both ends begin when each has heard the other.
 type Signal_Birthday struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
@@ -1352,7 +1406,7 @@ type Signal_Birthday struct {
 
 func (x *Signal_Birthday) Reset() {
 	*x = Signal_Birthday{}
-	mi := &file_skein_v1_cluster_proto_msgTypes[19]
+	mi := &file_skein_v1_cluster_proto_msgTypes[20]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1364,7 +1418,7 @@ func (x *Signal_Birthday) String() string {
 func (*Signal_Birthday) ProtoMessage() {}
 
 func (x *Signal_Birthday) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_cluster_proto_msgTypes[19]
+	mi := &file_skein_v1_cluster_proto_msgTypes[20]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1377,7 +1431,7 @@ func (x *Signal_Birthday) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Signal_Birthday.ProtoReflect.Descriptor instead.
 func (*Signal_Birthday) Descriptor() ([]byte, []int) {
-	return file_skein_v1_cluster_proto_rawDescGZIP(), []int{13, 1}
+	return file_skein_v1_cluster_proto_rawDescGZIP(), []int{13, 2}
 }
 
 func (x *Signal_Birthday) GetPhase() Signal_Birthday_Phase {
@@ -1517,14 +1571,16 @@ const file_skein_v1_cluster_proto_rawDesc = "" +
 	"\x04role\x18\x05 \x01(\tR\x04role\x1aC\n" +
 	"\x04Seed\x12\x18\n" +
 	"\aaddress\x18\x01 \x01(\tR\aaddress\x12!\n" +
-	"\fidentity_key\x18\x02 \x01(\fR\videntityKey\"\xe6\x04\n" +
+	"\fidentity_key\x18\x02 \x01(\fR\videntityKey\"\x9f\x05\n" +
 	"\x06Signal\x12\x12\n" +
 	"\x04from\x18\x01 \x01(\tR\x04from\x12.\n" +
 	"\x05punch\x18\x02 \x01(\v2\x16.skein.v1.Signal.PunchH\x00R\x05punch\x127\n" +
-	"\bbirthday\x18\x03 \x01(\v2\x19.skein.v1.Signal.BirthdayH\x00R\bbirthday\x1a;\n" +
+	"\bbirthday\x18\x03 \x01(\v2\x19.skein.v1.Signal.BirthdayH\x00R\bbirthday\x12.\n" +
+	"\x05knock\x18\x04 \x01(\v2\x16.skein.v1.Signal.KnockH\x00R\x05knock\x1a;\n" +
 	"\x05Punch\x12\x1c\n" +
 	"\taddresses\x18\x01 \x03(\tR\taddresses\x12\x14\n" +
-	"\x05reply\x18\x02 \x01(\bR\x05reply\x1a\x99\x03\n" +
+	"\x05reply\x18\x02 \x01(\bR\x05reply\x1a\a\n" +
+	"\x05Knock\x1a\x99\x03\n" +
 	"\bBirthday\x125\n" +
 	"\x05phase\x18\x01 \x01(\x0e2\x1f.skein.v1.Signal.Birthday.PhaseR\x05phase\x12\x18\n" +
 	"\asession\x18\x02 \x01(\x04R\asession\x122\n" +
@@ -1578,7 +1634,7 @@ func file_skein_v1_cluster_proto_rawDescGZIP() []byte {
 }
 
 var file_skein_v1_cluster_proto_enumTypes = make([]protoimpl.EnumInfo, 2)
-var file_skein_v1_cluster_proto_msgTypes = make([]protoimpl.MessageInfo, 20)
+var file_skein_v1_cluster_proto_msgTypes = make([]protoimpl.MessageInfo, 21)
 var file_skein_v1_cluster_proto_goTypes = []any{
 	(Signal_Birthday_Phase)(0),          // 0: skein.v1.Signal.Birthday.Phase
 	(Signal_Birthday_Role)(0),           // 1: skein.v1.Signal.Birthday.Role
@@ -1601,54 +1657,56 @@ var file_skein_v1_cluster_proto_goTypes = []any{
 	(*SubscribeResponse_Heartbeat)(nil), // 18: skein.v1.SubscribeResponse.Heartbeat
 	(*JoinToken_Seed)(nil),              // 19: skein.v1.JoinToken.Seed
 	(*Signal_Punch)(nil),                // 20: skein.v1.Signal.Punch
-	(*Signal_Birthday)(nil),             // 21: skein.v1.Signal.Birthday
-	(*Command)(nil),                     // 22: skein.v1.Command
-	(*Answer)(nil),                      // 23: skein.v1.Answer
-	(*State)(nil),                       // 24: skein.v1.State
-	(*Batch)(nil),                       // 25: skein.v1.Batch
-	(*Event)(nil),                       // 26: skein.v1.Event
-	(*NewNode)(nil),                     // 27: skein.v1.NewNode
-	(*SignedRecord)(nil),                // 28: skein.v1.SignedRecord
-	(*Node)(nil),                        // 29: skein.v1.Node
-	(*Holder)(nil),                      // 30: skein.v1.Holder
+	(*Signal_Knock)(nil),                // 21: skein.v1.Signal.Knock
+	(*Signal_Birthday)(nil),             // 22: skein.v1.Signal.Birthday
+	(*Command)(nil),                     // 23: skein.v1.Command
+	(*Answer)(nil),                      // 24: skein.v1.Answer
+	(*State)(nil),                       // 25: skein.v1.State
+	(*Batch)(nil),                       // 26: skein.v1.Batch
+	(*Event)(nil),                       // 27: skein.v1.Event
+	(*NewNode)(nil),                     // 28: skein.v1.NewNode
+	(*SignedRecord)(nil),                // 29: skein.v1.SignedRecord
+	(*Node)(nil),                        // 30: skein.v1.Node
+	(*Holder)(nil),                      // 31: skein.v1.Holder
 }
 var file_skein_v1_cluster_proto_depIdxs = []int32{
-	22, // 0: skein.v1.ProposeRequest.command:type_name -> skein.v1.Command
-	23, // 1: skein.v1.ProposeResponse.answer:type_name -> skein.v1.Answer
-	24, // 2: skein.v1.SubscribeResponse.snapshot:type_name -> skein.v1.State
-	25, // 3: skein.v1.SubscribeResponse.batch:type_name -> skein.v1.Batch
+	23, // 0: skein.v1.ProposeRequest.command:type_name -> skein.v1.Command
+	24, // 1: skein.v1.ProposeResponse.answer:type_name -> skein.v1.Answer
+	25, // 2: skein.v1.SubscribeResponse.snapshot:type_name -> skein.v1.State
+	26, // 3: skein.v1.SubscribeResponse.batch:type_name -> skein.v1.Batch
 	18, // 4: skein.v1.SubscribeResponse.heartbeat:type_name -> skein.v1.SubscribeResponse.Heartbeat
-	24, // 5: skein.v1.ReadStateResponse.state:type_name -> skein.v1.State
-	26, // 6: skein.v1.ReadEventsResponse.events:type_name -> skein.v1.Event
-	27, // 7: skein.v1.JoinRequest.node:type_name -> skein.v1.NewNode
-	28, // 8: skein.v1.JoinRequest.record:type_name -> skein.v1.SignedRecord
-	24, // 9: skein.v1.JoinResponse.state:type_name -> skein.v1.State
-	28, // 10: skein.v1.JoinResponse.records:type_name -> skein.v1.SignedRecord
-	29, // 11: skein.v1.JoinResponse.node:type_name -> skein.v1.Node
-	25, // 12: skein.v1.JoinResponse.news:type_name -> skein.v1.Batch
+	25, // 5: skein.v1.ReadStateResponse.state:type_name -> skein.v1.State
+	27, // 6: skein.v1.ReadEventsResponse.events:type_name -> skein.v1.Event
+	28, // 7: skein.v1.JoinRequest.node:type_name -> skein.v1.NewNode
+	29, // 8: skein.v1.JoinRequest.record:type_name -> skein.v1.SignedRecord
+	25, // 9: skein.v1.JoinResponse.state:type_name -> skein.v1.State
+	29, // 10: skein.v1.JoinResponse.records:type_name -> skein.v1.SignedRecord
+	30, // 11: skein.v1.JoinResponse.node:type_name -> skein.v1.Node
+	26, // 12: skein.v1.JoinResponse.news:type_name -> skein.v1.Batch
 	19, // 13: skein.v1.JoinToken.seeds:type_name -> skein.v1.JoinToken.Seed
 	20, // 14: skein.v1.Signal.punch:type_name -> skein.v1.Signal.Punch
-	21, // 15: skein.v1.Signal.birthday:type_name -> skein.v1.Signal.Birthday
-	30, // 16: skein.v1.HolderResponse.holders:type_name -> skein.v1.Holder
-	0,  // 17: skein.v1.Signal.Birthday.phase:type_name -> skein.v1.Signal.Birthday.Phase
-	1,  // 18: skein.v1.Signal.Birthday.role:type_name -> skein.v1.Signal.Birthday.Role
-	2,  // 19: skein.v1.ClusterService.Propose:input_type -> skein.v1.ProposeRequest
-	4,  // 20: skein.v1.ClusterService.Subscribe:input_type -> skein.v1.SubscribeRequest
-	6,  // 21: skein.v1.ClusterService.ReadState:input_type -> skein.v1.ReadStateRequest
-	8,  // 22: skein.v1.ClusterService.ReadEvents:input_type -> skein.v1.ReadEventsRequest
-	10, // 23: skein.v1.ClusterService.FilterTest:input_type -> skein.v1.FilterTestRequest
-	16, // 24: skein.v1.ClusterService.Holder:input_type -> skein.v1.HolderRequest
-	3,  // 25: skein.v1.ClusterService.Propose:output_type -> skein.v1.ProposeResponse
-	5,  // 26: skein.v1.ClusterService.Subscribe:output_type -> skein.v1.SubscribeResponse
-	7,  // 27: skein.v1.ClusterService.ReadState:output_type -> skein.v1.ReadStateResponse
-	9,  // 28: skein.v1.ClusterService.ReadEvents:output_type -> skein.v1.ReadEventsResponse
-	11, // 29: skein.v1.ClusterService.FilterTest:output_type -> skein.v1.FilterTestResponse
-	17, // 30: skein.v1.ClusterService.Holder:output_type -> skein.v1.HolderResponse
-	25, // [25:31] is the sub-list for method output_type
-	19, // [19:25] is the sub-list for method input_type
-	19, // [19:19] is the sub-list for extension type_name
-	19, // [19:19] is the sub-list for extension extendee
-	0,  // [0:19] is the sub-list for field type_name
+	22, // 15: skein.v1.Signal.birthday:type_name -> skein.v1.Signal.Birthday
+	21, // 16: skein.v1.Signal.knock:type_name -> skein.v1.Signal.Knock
+	31, // 17: skein.v1.HolderResponse.holders:type_name -> skein.v1.Holder
+	0,  // 18: skein.v1.Signal.Birthday.phase:type_name -> skein.v1.Signal.Birthday.Phase
+	1,  // 19: skein.v1.Signal.Birthday.role:type_name -> skein.v1.Signal.Birthday.Role
+	2,  // 20: skein.v1.ClusterService.Propose:input_type -> skein.v1.ProposeRequest
+	4,  // 21: skein.v1.ClusterService.Subscribe:input_type -> skein.v1.SubscribeRequest
+	6,  // 22: skein.v1.ClusterService.ReadState:input_type -> skein.v1.ReadStateRequest
+	8,  // 23: skein.v1.ClusterService.ReadEvents:input_type -> skein.v1.ReadEventsRequest
+	10, // 24: skein.v1.ClusterService.FilterTest:input_type -> skein.v1.FilterTestRequest
+	16, // 25: skein.v1.ClusterService.Holder:input_type -> skein.v1.HolderRequest
+	3,  // 26: skein.v1.ClusterService.Propose:output_type -> skein.v1.ProposeResponse
+	5,  // 27: skein.v1.ClusterService.Subscribe:output_type -> skein.v1.SubscribeResponse
+	7,  // 28: skein.v1.ClusterService.ReadState:output_type -> skein.v1.ReadStateResponse
+	9,  // 29: skein.v1.ClusterService.ReadEvents:output_type -> skein.v1.ReadEventsResponse
+	11, // 30: skein.v1.ClusterService.FilterTest:output_type -> skein.v1.FilterTestResponse
+	17, // 31: skein.v1.ClusterService.Holder:output_type -> skein.v1.HolderResponse
+	26, // [26:32] is the sub-list for method output_type
+	20, // [20:26] is the sub-list for method input_type
+	20, // [20:20] is the sub-list for extension type_name
+	20, // [20:20] is the sub-list for extension extendee
+	0,  // [0:20] is the sub-list for field type_name
 }
 
 func init() { file_skein_v1_cluster_proto_init() }
@@ -1668,6 +1726,7 @@ func file_skein_v1_cluster_proto_init() {
 	file_skein_v1_cluster_proto_msgTypes[13].OneofWrappers = []any{
 		(*Signal_Punch_)(nil),
 		(*Signal_Birthday_)(nil),
+		(*Signal_Knock_)(nil),
 	}
 	type x struct{}
 	out := protoimpl.TypeBuilder{
@@ -1675,7 +1734,7 @@ func file_skein_v1_cluster_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_skein_v1_cluster_proto_rawDesc), len(file_skein_v1_cluster_proto_rawDesc)),
 			NumEnums:      2,
-			NumMessages:   20,
+			NumMessages:   21,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

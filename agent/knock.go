@@ -1,0 +1,130 @@
+package agent
+
+import (
+	"maps"
+	"sync"
+	"time"
+
+	"google.golang.org/protobuf/proto"
+
+	"github.com/skeinmesh/skein/agent/control"
+	"github.com/skeinmesh/skein/agent/path"
+	skeinv1 "github.com/skeinmesh/skein/api/skein/v1"
+	"github.com/skeinmesh/skein/identity"
+)
+
+const (
+	initiationSize = 148              // bytes of a handshake initiation, as WireGuard counts them
+	knockAfter     = 2                // initiations that nobody answers: one may be lost
+	knockEvery     = 15 * time.Second // between two times that one peer is asked
+	knockFor       = 10 * time.Second // how long a peer that has asked is knocked at
+	knocksMost     = 8                // of those at a time: who asks is answered by a handshake, and thousands may ask
+)
+
+// knock lists the members that are to be sent a keepalive, and so a handshake where there is no session. First, those
+// that asked for it. Second, those that this node has known since before it started, that answer, and with whom the
+// device has had no handshake: a userspace device loses its sessions with the agent, and the other end does not know;
+// it would send into the void for 15 s.
+func (a *Agent) knock() map[identity.ID]bool {
+	if a.plane == nil {
+		return nil
+	}
+	out := a.knocks.standing(time.Now())
+	all := a.stats.Load()
+	if all == nil && a.plane.Driver() == "kernel" {
+		return out // it may have kept its sessions
+	}
+	for id, key := range a.before {
+		if all != nil && !(*all)[key].LastHandshake.IsZero() || !a.gossip.Alive(id) {
+			continue
+		}
+		out[id] = true
+	}
+	return out
+}
+
+// knocks are the peers that asked this node to begin a session with them.
+type knocks struct {
+	mu    sync.Mutex
+	until map[identity.ID]time.Time
+}
+
+// take notes a peer's wish, and tells whether it is granted now. One that is granted already is no news: who repeats it
+// has nothing done again.
+func (k *knocks) take(from identity.ID, now time.Time) bool {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	maps.DeleteFunc(k.until, func(_ identity.ID, until time.Time) bool { return !until.After(now) })
+	if _, stands := k.until[from]; stands || len(k.until) >= knocksMost {
+		return false
+	}
+	if k.until == nil {
+		k.until = map[identity.ID]time.Time{}
+	}
+	k.until[from] = now.Add(knockFor)
+	return true
+}
+
+// standing are those whose wish stands.
+func (k *knocks) standing(now time.Time) map[identity.ID]bool {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	out := map[identity.ID]bool{}
+	for id, until := range k.until {
+		if until.After(now) {
+			out[id] = true
+		}
+	}
+	return out
+}
+
+// unanswered watches for peers that answer no handshake, though they are there. A handshake carries the time by the
+// wall clock, and is refused unless that is later than the last one's: when a host's clock goes back by an hour, or was
+// an hour ahead and is put right, nobody who knows it lets it begin a session for an hour. Others may begin one with
+// it.
+type unanswered map[identity.ID]attempts
+
+type attempts struct {
+	rx, tx      uint64
+	initiations int       // since anything else was sent or heard
+	asked       time.Time // when the peer was asked to begin
+}
+
+// look takes a reading of WireGuard's counters, and returns whom to ask now to begin a session. It is one at most: what
+// keeps all handshakes from being answered, such as a busy host, is made no better by asking everybody.
+func (u *unanswered) look(
+	counters map[identity.ID]path.Counters, alive func(identity.ID) bool, now time.Time,
+) (ask identity.ID, any bool) {
+	next := make(unanswered, len(counters))
+	for id, c := range counters {
+		x, known := (*u)[id]
+		sent := c.TxBytes - x.tx
+		switch {
+		case !known || c.RxBytes != x.rx || c.TxBytes < x.tx || sent%initiationSize != 0:
+			x.initiations = 0
+		case sent > 0:
+			x.initiations = min(x.initiations+int(sent/initiationSize), knockAfter)
+		}
+		x.rx, x.tx = c.RxBytes, c.TxBytes
+		if !any && x.initiations >= knockAfter && (x.asked.IsZero() || now.Sub(x.asked) >= knockEvery) && alive(id) {
+			ask, any = id, true
+			x.asked = now
+		}
+		next[id] = x
+	}
+	*u = next
+	return ask, any
+}
+
+// askToKnock asks a peer to begin a session: by a relay, since without one the tunnel carries nothing.
+func (a *Agent) askToKnock(peer identity.ID) {
+	s := &skeinv1.Signal{From: a.id.String(), Body: &skeinv1.Signal_Knock_{Knock: &skeinv1.Signal_Knock{}}}
+	b, err := proto.Marshal(s)
+	if err == nil {
+		err = a.control.SendRelayed(peer, control.ChannelSignal, b)
+	}
+	a.log.Info("a peer answers no handshake, and is asked to begin one", "peer", a.roster.Name(peer), "err", err)
+}
+
+// alive tells whether the way to a peer is.
+func (a *Agent) alive(id identity.ID) bool { return a.currentPaths()[id].Alive }

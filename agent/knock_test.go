@@ -1,0 +1,115 @@
+package agent
+
+import (
+	"testing"
+	"time"
+
+	"google.golang.org/protobuf/proto"
+
+	"github.com/skeinmesh/skein/agent/path"
+	skeinv1 "github.com/skeinmesh/skein/api/skein/v1"
+	"github.com/skeinmesh/skein/identity"
+)
+
+// A peer that is there and answers no handshake is asked to begin one; one that is slow, or talks, or is away is not.
+func TestUnansweredHandshakes(t *testing.T) {
+	id, start := identity.ID{1}, time.Now()
+	type reading struct{ rx, tx uint64 }
+	const once = initiationSize
+	for _, c := range []struct {
+		name     string
+		away     bool
+		readings []reading // a second apart, after one of 1000 and 1000
+		asked    int
+	}{
+		{"silence", false, []reading{{1000, 1000}, {1000, 1000}, {1000, 1000}}, 0},
+		{"one initiation", false, []reading{{1000, 1000 + once}, {1000, 1000 + once}}, 0},
+		{"two of them", false, []reading{{1000, 1000 + once}, {1000, 1000 + once}, {1000, 1000 + 2*once}}, 1},
+		{"two between two readings", false, []reading{{1000, 1000 + 2*once}}, 1},
+		{"two, and the way is dead", true, []reading{{1000, 1000 + 2*once}, {1000, 1000 + 3*once}}, 0},
+		{"an answer between them", false, []reading{{1000, 1000 + once}, {1092, 1000 + once}, {1092, 1000 + 2*once}}, 0},
+		{"packets between them", false, []reading{{1000, 1000 + once}, {1000, 1100 + once}, {1000, 1100 + 2*once}}, 0},
+		{"another device", false, []reading{{0, 2 * once}, {0, 3 * once}}, 0},
+		{"many, and not asked at each", false, []reading{
+			{1000, 1000 + 2*once}, {1000, 1000 + 3*once}, {1000, 1000 + 4*once}, {1000, 1000 + 5*once}}, 1},
+	} {
+		var u unanswered
+		asked := 0
+		for i, r := range append([]reading{{1000, 1000}}, c.readings...) {
+			now := start.Add(time.Duration(i) * time.Second)
+			counters := map[identity.ID]path.Counters{id: {RxBytes: r.rx, TxBytes: r.tx}}
+			if who, ok := u.look(counters, func(identity.ID) bool { return !c.away }, now); ok {
+				if asked++; who != id {
+					t.Errorf("%s: %s is asked", c.name, who)
+				}
+			}
+		}
+		if asked != c.asked {
+			t.Errorf("%s: asked %d times, want %d", c.name, asked, c.asked)
+		}
+	}
+}
+
+// When nobody answers, which is a fault of this host's, one peer is asked at each reading, and all in time.
+func TestUnansweredByAll(t *testing.T) {
+	var u unanswered
+	start, asked := time.Now(), map[identity.ID]int{}
+	for i := range uint64(14) {
+		counters := map[identity.ID]path.Counters{}
+		for n := range byte(10) {
+			counters[identity.ID{n}] = path.Counters{TxBytes: i * initiationSize}
+		}
+		who, ok := u.look(counters, func(identity.ID) bool { return true }, start.Add(time.Duration(i)*time.Second))
+		if ok {
+			asked[who]++
+		}
+	}
+	for id, n := range asked {
+		if n != 1 {
+			t.Errorf("%s is asked %d times in 14 seconds", id, n)
+		}
+	}
+	if len(asked) != 10 {
+		t.Errorf("%d of ten are asked", len(asked))
+	}
+}
+
+// Wishes stand for a while, and so many at a time.
+func TestKnocks(t *testing.T) {
+	var k knocks
+	now := time.Now()
+	for n := range byte(2 * knocksMost) {
+		if granted := k.take(identity.ID{n}, now); granted != (n < knocksMost) {
+			t.Errorf("wish %d: granted is %v", n, granted)
+		}
+	}
+	if k.take(identity.ID{0}, now) || len(k.standing(now)) != knocksMost {
+		t.Errorf("%d wishes stand", len(k.standing(now)))
+	}
+	later := now.Add(knockFor)
+	if left := k.standing(later); len(left) != 0 {
+		t.Errorf("%v stand for ever", left)
+	}
+	if !k.take(identity.ID{99}, later) || !k.standing(later)[identity.ID{99}] {
+		t.Error("old wishes leave no room for a new one")
+	}
+}
+
+// A peer's signal makes a keepalive for it, as the data plane is told.
+func TestKnockSignal(t *testing.T) {
+	self, peer := newHost(t, "a"), newHost(t, "b")
+	a := newTestAgent(self, newWorld(t, self, peer).state)
+	s := &skeinv1.Signal{From: peer.key.ID().String(), Body: &skeinv1.Signal_Knock_{Knock: &skeinv1.Signal_Knock{}}}
+	b, err := proto.Marshal(s)
+	if err != nil {
+		t.Fatal(err)
+	}
+	a.takeSignal(self.key.ID(), b) // in another's name
+	if left := a.knocks.standing(time.Now()); len(left) != 0 {
+		t.Fatalf("a signal in another's name: %v", left)
+	}
+	a.takeSignal(peer.key.ID(), b)
+	if !a.knocks.standing(time.Now())[peer.key.ID()] {
+		t.Error("the peer's wish is not noted")
+	}
+}
