@@ -56,6 +56,8 @@ type Options struct {
 	Log          *slog.Logger
 	// Procs is told by the loop to look how busy this process is; nil: the runtime keeps its processors.
 	Procs *procs.Tuner
+	// Lag is told how late this process wakes; nil: the agent keeps that to itself.
+	Lag *lag.Meter
 }
 
 // Agent is one running daemon.
@@ -105,7 +107,7 @@ type Agent struct {
 	journal     *journal.Journal
 	plane       *plane.Plane
 	links       hostLinks
-	lag         lag.Meter                         // how late this process wakes
+	lag         *lag.Meter                        // how late this process wakes
 	pods        *pods                             // nil: this node only relays
 	podsDone    chan struct{}                     // closed when nothing is given to pods any more
 	egress      egressRoom                        // nil: this node only relays
@@ -155,7 +157,7 @@ type Agent struct {
 // that it is not to be started again unless somebody asks for it.
 func Run(ctx context.Context, opts Options) error {
 	a := &Agent{
-		opts: opts, cfg: opts.Config, log: opts.Log, started: time.Now(),
+		opts: opts, cfg: opts.Config, log: opts.Log, started: time.Now(), lag: cmp.Or(opts.Lag, new(lag.Meter)),
 		wake: make(chan struct{}, 1), gossipIn: make(chan gossip.Packet, 1024), down: make(chan downOrder),
 		problems: newProblems(),
 	}

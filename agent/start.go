@@ -53,7 +53,7 @@ func (a *Agent) open(ctx context.Context) error {
 	a.openRelayClient()
 	if a.control, err = control.New(control.Config{
 		Key: a.key, Roster: a.roster, Relay: a.pool, Port: a.cfg.Ports.Control, Link: a.cfg.Dataplane.Link,
-		Tunnel: a.tunnel, PacketKey: a.packetKey, OnPacket: a.onPacket, Log: a.log.With("component", "control"), Lag: &a.lag,
+		Tunnel: a.tunnel, PacketKey: a.packetKey, OnPacket: a.onPacket, Log: a.log.With("component", "control"), Lag: a.lag,
 		Coded: func(id identity.ID) bool { return a.roster.Coded(a.id, id) },
 		Enter: func(from netip.Addr) (func(), error) {
 			return a.controlDoor.enterAs(time.Now(), netip.PrefixFrom(from, from.BitLen()))
@@ -127,7 +127,7 @@ func (a *Agent) create(ctx context.Context) error {
 func (a *Agent) startServer(bootstrap bool) error {
 	s, err := consensus.StartServer(consensus.ServerConfig{
 		Dir: a.cfg.StateDir, ID: a.id, Dialer: a.control, Listener: a.control.Listen(identity.ALPNRaft),
-		Replica: a.replica, Log: a.log, Bootstrap: bootstrap, Conns: a.conns, OnLead: a.lead, Lag: &a.lag,
+		Replica: a.replica, Log: a.log, Bootstrap: bootstrap, Conns: a.conns, OnLead: a.lead, Lag: a.lag,
 	})
 	if err != nil {
 		return fmt.Errorf("start the server: %w", err)
@@ -185,7 +185,7 @@ func (a *Agent) openRelayClient() {
 		OnPacket:   func(from identity.ID, channel byte, b []byte) { a.control.TakePacket(from, channel, b) },
 		OnStream:   func(c net.Conn, from identity.ID) { a.control.TakeStream(c, from) },
 		OnReserved: a.onReserved,
-		Lag:        &a.lag,
+		Lag:        a.lag,
 		Witness:    a.votes,
 		OnNoWay: func(far, client, node identity.ID) bool {
 			return a.front.Load() != nil && a.relay.NoWay(far, client, node)
@@ -242,7 +242,7 @@ func (a *Agent) openGossip(joined *skeinv1.JoinResponse) error {
 	var err error
 	a.gossip, err = gossip.Start(gossip.Config{
 		Self: a.id, Key: a.key, Roster: a.roster, Transport: gossipTransport{a.control}, Streams: a.control.Listen(identity.ALPNGossip),
-		Packets: a.gossipIn, Keys: a.replica.State().GossipKeys(), Dir: a.cfg.StateDir, Log: a.log, Epoch: a.epoch, Lag: &a.lag,
+		Packets: a.gossipIn, Keys: a.replica.State().GossipKeys(), Dir: a.cfg.StateDir, Log: a.log, Epoch: a.epoch, Lag: a.lag,
 		Lossy: func(id identity.ID) bool { return a.tunnel(id) == control.Up },
 	})
 	if err != nil {
@@ -296,7 +296,7 @@ func (a *Agent) openPaths(ctx context.Context) error {
 	a.paths = path.NewManager(path.Config{
 		Self: a.id, Prober: pinger{a}, Signal: a.sendSignal, Relays: a.pool, Journal: a.journal, Log: a.log,
 		Ports: a.pool, OnLost: func(identity.ID) { a.doubtNAT() },
-		Guess: a.guessPorts, Lag: &a.lag,
+		Guess: a.guessPorts, Lag: a.lag,
 	})
 	if err := a.openDiscovery(); err != nil {
 		return err

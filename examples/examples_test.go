@@ -117,7 +117,7 @@ func runExample(t *testing.T, file, binary string) {
 		mu.Unlock()
 	}}})
 	if err != nil {
-		t.Errorf("%v\n%s", err, strings.Join(said, "\n"))
+		t.Errorf("%v\n%s\nfailed: %v", err, strings.Join(said, "\n"), err) // again: a log is often cut at its head
 		return
 	}
 	t.Logf("%d steps held in %.1fs, up in %.1fs", len(res.Steps), res.Seconds, res.UpSeconds)

@@ -168,3 +168,19 @@ func TestEpochIsRaisedByOwnRecordOnDisk(t *testing.T) {
 		}
 	})
 }
+
+// Large files are written less often, and so are slow disks.
+func TestWritesAreSpacedByWhatTheyTake(t *testing.T) {
+	for _, c := range []struct {
+		bytes int
+		took  time.Duration
+		want  time.Duration
+	}{
+		{1000, 5 * time.Millisecond, diskSpacing}, {1000, 100 * time.Millisecond, 4 * time.Second}, {1000, time.Second, diskSlowMax},
+		{20 * diskRate, time.Second, 21 * diskSpacing},
+	} {
+		if got := diskWait(c.bytes, c.took); got != c.want {
+			t.Errorf("after %d bytes in %s the next write waits %s, want %s", c.bytes, c.took, got, c.want)
+		}
+	}
+}

@@ -331,9 +331,18 @@ const (
 	diskSpacing = time.Second
 	// diskRate slows writing down for large files: a file of 64 KiB at most once a second.
 	diskRate = 64 << 10
+	// Writing takes a part in diskShare of the time: on a slow disk, or a host that is late, it takes long. Changes wait
+	// diskSlowMax for it at most.
+	diskShare   = 40
+	diskSlowMax = 10 * time.Second
 	// newSooner divides the spacing for nodes that the file does not name.
 	newSooner = 10
 )
+
+// diskWait is how long changes wait for others behind a write of so many bytes that took so long.
+func diskWait(bytes int, took time.Duration) time.Duration {
+	return max(diskSpacing*time.Duration(1+bytes/diskRate), min(diskShare*took, diskSlowMax))
+}
 
 // keepOnDisk writes the records some time after they changed, and at the end. Nodes that the file does not name are
 // written down soon: a node that is killed right after it joined would know none that it could turn to at its next
@@ -351,8 +360,10 @@ func (g *Gossip) keepOnDisk() {
 		for _, s := range records {
 			bytes += len(s.GetRecord())
 		}
-		spacing = diskSpacing * time.Duration(1+bytes/diskRate)
-		if err := saveRecords(g.cfg.Dir, records); err != nil {
+		began := time.Now()
+		err := saveRecords(g.cfg.Dir, records)
+		spacing = diskWait(bytes, time.Since(began))
+		if err != nil {
 			g.stats.add(&g.stats.DiskErrors)
 			g.log.Error("cannot keep the records on disk", "err", err)
 			return

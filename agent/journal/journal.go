@@ -27,6 +27,8 @@ var ErrInUse = errors.New("journal is in use by another process")
 
 const (
 	flushEvery = 500 * time.Millisecond // one fsync per so long at most
+	flushShare = 40                     // and writing takes a part in so many of the time,
+	flushMax   = 5 * time.Second        // but entries wait no longer than this for the next one
 	pendingMax = 4096                   // entries waiting for the disk; older ones go when it does not keep up
 	lockWait   = time.Second
 	keepMin    = 16
@@ -245,22 +247,31 @@ func (j *Journal) Err() (dropped uint64, err error) {
 	return j.dropped, j.lastErr
 }
 
+// flushWait is how long entries are gathered after a write that took so long.
+func flushWait(took time.Duration) time.Duration {
+	return min(max(flushEvery, flushShare*took), flushMax)
+}
+
 // writer gathers entries for a while and then writes them together.
 func (j *Journal) writer() {
+	spacing := flushEvery
 	for {
 		select {
 		case <-j.stop:
 			return
 		case <-j.kick:
 		}
-		t := time.NewTimer(flushEvery)
+		t := time.NewTimer(spacing)
 		select {
 		case <-j.stop:
 			t.Stop()
 			return
 		case <-t.C:
 		}
-		if j.Flush() != nil {
+		began := time.Now()
+		err := j.Flush()
+		spacing = flushWait(time.Since(began))
+		if err != nil {
 			select { // the disk may come back
 			case j.kick <- struct{}{}:
 			default:

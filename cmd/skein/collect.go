@@ -5,6 +5,8 @@ import (
 	"runtime"
 	"runtime/debug"
 	"time"
+
+	"github.com/skeinmesh/skein/internal/lag"
 )
 
 // How much the heap may grow before garbage is collected, in percent of what lives. The memory of an agent at rest
@@ -17,13 +19,15 @@ const (
 	gcWatch = 2 * time.Second  // over which collections are counted, at least
 	gcLull  = 2 * time.Second  // after which a busy process that collects no more is idle
 	gcCalm  = 30 * time.Second // and an idle one at rest
+	// gcLate is how late a process wakes at least whose host has no time for collecting often, whatever it does.
+	gcLate = 50 * time.Millisecond
 )
 
-// gcPercent chooses by how often garbage was collected lately. More room means fewer collections, so between the limits
-// it stays as it is.
-func gcPercent(now int, perSecond float64) int {
+// gcPercent chooses by how often garbage was collected lately, and by how late the process wakes. More room means fewer
+// collections, so between the limits it stays as it is.
+func gcPercent(now int, perSecond float64, late time.Duration) int {
 	switch {
-	case perSecond >= 1:
+	case perSecond >= 1, late >= gcLate:
 		return gcBusy
 	case now == gcBusy && perSecond <= 0.2, now == gcRest && perSecond >= 0.1:
 		return gcIdle
@@ -35,7 +39,7 @@ func gcPercent(now int, perSecond float64) int {
 
 // tuneGC follows what the agent does until ctx ends. Collections themselves wake it, and a timer until it is at rest.
 // What is free then goes back to the kernel.
-func tuneGC(ctx context.Context) {
+func tuneGC(ctx context.Context, late *lag.Meter) {
 	percent := gcIdle
 	debug.SetGCPercent(percent)
 	collected := onCollection(ctx)
@@ -51,7 +55,7 @@ func tuneGC(ctx context.Context) {
 		case <-again.C:
 		}
 		if d := time.Since(since); d >= gcWatch {
-			p := gcPercent(percent, float64(cycles)/d.Seconds())
+			p := gcPercent(percent, float64(cycles)/d.Seconds(), late.Late(time.Now()))
 			if p != percent {
 				debug.SetGCPercent(p)
 			}

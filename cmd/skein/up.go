@@ -12,6 +12,7 @@ import (
 
 	"github.com/skeinmesh/skein/agent"
 	"github.com/skeinmesh/skein/agent/config"
+	"github.com/skeinmesh/skein/internal/lag"
 	"github.com/skeinmesh/skein/internal/procs"
 	"github.com/skeinmesh/skein/internal/slack"
 )
@@ -80,8 +81,9 @@ func newUpCmd(g *globals) *cobra.Command {
 			if err != nil {
 				return err
 			}
+			late := new(lag.Meter)
 			if os.Getenv("GOGC") == "" {
-				go tuneGC(cmd.Context())
+				go tuneGC(cmd.Context(), late)
 			}
 			log := logger(c.Log)
 			if err := slack.Set(timerSlack); err != nil {
@@ -89,7 +91,7 @@ func newUpCmd(g *globals) *cobra.Command {
 			}
 			return agent.Run(cmd.Context(), agent.Options{
 				Config: c, Init: initCluster, Token: token, JoinPatience: patience, Role: role, Version: versionText(), Log: log,
-				Procs: procs.New(),
+				Procs: procs.New(), Lag: late,
 			})
 		},
 	}
