@@ -176,8 +176,8 @@ func TestWritesAreSpacedByWhatTheyTake(t *testing.T) {
 		took  time.Duration
 		want  time.Duration
 	}{
-		{1000, 5 * time.Millisecond, diskSpacing}, {1000, 100 * time.Millisecond, 4 * time.Second}, {1000, time.Second, diskSlowMax},
-		{20 * diskRate, time.Second, 21 * diskSpacing},
+		{1000, 5 * time.Millisecond, diskSpacing}, {1000, 100 * time.Millisecond, 4 * time.Second},
+		{1000, time.Second, diskSlowMax}, {20 * diskRate, time.Second, 21 * diskSpacing},
 	} {
 		if got := diskWait(c.bytes, c.took); got != c.want {
 			t.Errorf("after %d bytes in %s the next write waits %s, want %s", c.bytes, c.took, got, c.want)

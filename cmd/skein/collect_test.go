@@ -13,10 +13,12 @@ func TestGarbageIsCollectedLessOftenUnderLoad(t *testing.T) {
 		late      time.Duration
 		want      int
 	}{
-		{gcIdle, 0, 0, gcRest}, {gcIdle, 0.05, 0, gcIdle}, {gcIdle, 0.5, 0, gcIdle}, {gcIdle, 3, 0, gcBusy}, {gcBusy, 0.9, 0, gcBusy}, {gcBusy, 0.1, 0, gcIdle},
+		{gcIdle, 0, 0, gcRest}, {gcIdle, 0.05, 0, gcIdle}, {gcIdle, 0.5, 0, gcIdle}, {gcIdle, 3, 0, gcBusy},
+		{gcBusy, 0.9, 0, gcBusy}, {gcBusy, 0.1, 0, gcIdle},
 		{gcBusy, 0, 0, gcIdle}, {gcRest, 0.05, 0, gcRest}, {gcRest, 0.2, 0, gcIdle}, {gcRest, 2, 0, gcBusy},
 		// a starved process gets to collect little, and that costs the others
-		{gcIdle, 0.3, gcLate, gcBusy}, {gcRest, 0.01, 2 * gcLate, gcBusy}, {gcBusy, 0.1, gcLate, gcBusy}, {gcIdle, 0.3, gcLate / 2, gcIdle},
+		{gcIdle, 0.3, gcLate, gcBusy}, {gcRest, 0.01, 2 * gcLate, gcBusy}, {gcBusy, 0.1, gcLate, gcBusy},
+		{gcIdle, 0.3, gcLate / 2, gcIdle},
 	} {
 		if got := gcPercent(c.now, c.perSecond, c.late); got != c.want {
 			t.Errorf("at %d %%, %.2f collections per second and %s late: %d, want %d", c.now, c.perSecond, c.late, got, c.want)
