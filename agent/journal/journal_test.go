@@ -199,7 +199,8 @@ func BenchmarkAppend(b *testing.B) {
 // A disk that is slow, or a host without time, is not kept busy by the journal.
 func TestSlowDiskIsWrittenToLessOften(t *testing.T) {
 	for _, c := range []struct{ took, want time.Duration }{
-		{0, flushEvery}, {time.Millisecond, flushEvery}, {50 * time.Millisecond, 2 * time.Second}, {time.Second, flushMax},
+		{0, flushEvery}, {time.Millisecond, flushEvery},
+		{50 * time.Millisecond, 2 * time.Second}, {time.Second, flushMax},
 	} {
 		if got := flushWait(c.took); got != c.want {
 			t.Errorf("after a write of %s entries are gathered for %s, want %s", c.took, got, c.want)

@@ -142,8 +142,8 @@ func (f *field) directPairs() []pair {
 	return slices.DeleteFunc(f.pairs(), func(p pair) bool { return !f.canBeDirect(p) })
 }
 
-// canBeDirect leaves out the pairs of a symmetric NAT and one that filters by ports: they meet by guessing ports, which
-// takes as long as it takes and is measured by itself. All others meet by probing.
+// canBeDirect leaves out the pairs of a symmetric NAT and one that filters by ports: they meet by guessing ports, whose
+// time has no bound and a figure of its own (group guess). All others meet by probing.
 func (f *field) canBeDirect(p pair) bool {
 	a, b := f.site(p.from), f.site(p.to)
 	return a == b || !guessed(f.kind(a), f.kind(b)) && !guessed(f.kind(b), f.kind(a))

@@ -88,7 +88,7 @@ func TestTrends(t *testing.T) {
 	}
 }
 
-// One is judged by itself, the relays together: what they hold moves between them.
+// An agent is judged alone, relays are judged together: sessions move from one relay to another.
 func TestJudge(t *testing.T) {
 	group := func(of string) string {
 		if strings.HasPrefix(of, "relay") {
