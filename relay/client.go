@@ -33,6 +33,8 @@ const (
 	maxBackoff  = 30 * time.Second
 	steadyAfter = 5 * time.Second // a session that lived this long ends the backoff
 
+	farewellTime = time.Second // how long the last answer of a session that is given up is waited for
+
 	rttSamples  = 8
 	maxAccepts  = 64 // streams that one relay may offer at a time
 	maxOutgoing = 16 // pings not answered
@@ -64,6 +66,10 @@ type client struct {
 	early     []early       // packets of clients of this node's own relay
 	need      need
 	needAt    time.Duration // since when
+	leaving   *wire         // of a session that is given up; nil: none is
+	farewell  uint64        // token of its last ping
+	gaveUp    time.Duration // when the last one was; 0: none was
+	planned   uint64        // what tunnel was in the last plan
 	// The RTT outlives its session, so that a relay that is not dialed can be compared.
 	knownRTT, measuredAt time.Duration
 
@@ -218,7 +224,8 @@ func (c *client) once() error {
 	wg.Wait()
 	c.wire.Store(nil)
 	c.mu.Lock()
-	c.status = clientState{}
+	givenUp := c.leaving == w || errors.Is(w.why, errNotNeeded)
+	c.status, c.leaving = clientState{}, nil
 	c.mu.Unlock()
 	c.txDropped.Add(w.q.dropped.Load())
 	c.txPackets.Add(w.q.sent.Load())
@@ -226,10 +233,42 @@ func (c *client) once() error {
 	left := w.q.reclaim()
 	c.pool.relaysChanged()
 	c.pool.resend(left)
-	if !errors.Is(w.why, errNotNeeded) {
-		c.cutStreams()
+	if givenUp {
+		return errNotNeeded
 	}
+	c.cutStreams()
 	return w.why
+}
+
+// giveUp ends a session that nobody needs. It takes no more packets, but it is read until the relay has answered a last
+// ping: what the relay refuses, and what peers have sent by it, comes before that answer.
+func (c *client) giveUp(w *wire) {
+	token := rand.Uint64()
+	c.mu.Lock()
+	if c.leaving == w {
+		c.mu.Unlock()
+		return
+	}
+	answers := c.status.connected
+	c.leaving, c.farewell, c.status, c.gaveUp = w, token, clientState{}, c.pool.now()
+	c.wire.CompareAndSwap(w, nil)
+	c.mu.Unlock()
+	if !answers { // so nothing was sent by it
+		w.end(errNotNeeded)
+		return
+	}
+	w.q.seal()
+	left := w.q.reclaim()
+	w.q.pushControl(func(b []byte) []byte { return appendToken(b, framePing, token) })
+	time.AfterFunc(farewellTime, func() { w.end(errNotNeeded) })
+	c.pool.relaysChanged()
+	c.pool.resend(left)
+}
+
+func (c *client) isLeaving(w *wire) bool {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return c.leaving == w
 }
 
 // viaStream is this node's end of a stream through a relay.
@@ -287,7 +326,10 @@ func (c *client) watch(w *wire) {
 			c.pool.cfg.Lag.Note(due, time.Now())
 		}
 		if c.needIs(needNone) { // it may have turned so before the session began
-			w.end(errNotNeeded)
+			c.giveUp(w)
+		}
+		if c.isLeaving(w) {
+			<-w.done
 			return
 		}
 		now := c.pool.now()
@@ -383,6 +425,14 @@ func (c *client) judge(w *wire, now time.Duration) (again time.Duration) {
 func (c *client) pong(w *wire, token uint64) {
 	now := c.pool.now()
 	c.mu.Lock()
+	if c.leaving == w {
+		last := token == c.farewell
+		c.mu.Unlock()
+		if last {
+			w.end(errNotNeeded)
+		}
+		return
+	}
 	i := slices.IndexFunc(c.pings, func(p ping) bool { return p.token == token })
 	if i < 0 {
 		c.mu.Unlock()

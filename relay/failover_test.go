@@ -190,9 +190,7 @@ func TestFirstPacketFindsThePeersRelay(t *testing.T) {
 		t.Fatal(err)
 	}
 	b.want(t, got{a.id, ChannelWireGuard, "first"})
-	if c := a.choice(b.id); c != r2.key.ID() {
-		t.Errorf("chose relay %s, want %s where the peer is", c, r2.key.ID())
-	}
+	waitFor(t, "the choice of the relay where the peer is", func() bool { return a.choice(b.id) == r2.key.ID() })
 	// The peer moves. What the old relay refuses comes by the new one.
 	b.use(r3)
 	waitFor(t, "the peer's new session", func() bool { return b.connected(r3.key.ID()) && !r2.server.Connected(b.id) })
@@ -205,6 +203,79 @@ func TestFirstPacketFindsThePeersRelay(t *testing.T) {
 		t.Fatalf("a stream finds the relay too: %v", err)
 	}
 	c.Close()
+}
+
+// TestGivenUpSessionIsReadToItsEnd gives a session up while what was sent by it is under way. The relay refuses that, and it
+// must go by another relay.
+func TestGivenUpSessionIsReadToItsEnd(t *testing.T) {
+	m := newMembers()
+	r1, r2 := startRelay(t, m), startRelay(t, m)
+	g := startGate(t, r2.address)
+	behind := r2.relay()
+	behind.Addresses = []string{g.Addr().String()}
+	a, b := newNode(t, m, newKey(t)), startNode(t, m, r1)
+	a.SetRelays([]Relay{r1.relay(), behind})
+	waitFor(t, "two sessions", func() bool { return len(a.Links()) == 2 })
+	c := a.client(r2.key.ID())
+	waitFor(t, "the session with the second relay", func() bool { return a.connected(r2.key.ID()) })
+	g.stall(true)
+	if err := a.SendVia(r2.key.ID(), b.id, ChannelWireGuard, []byte("under way")); err != nil {
+		t.Fatal(err)
+	}
+	waitFor(t, "the packet's leaving", func() bool { return c.queue().sent.Load() > 0 })
+	c.setNeed(needNone)
+	if a.connected(r2.key.ID()) {
+		t.Error("the session counts though it is given up")
+	}
+	if err := a.SendVia(r2.key.ID(), b.id, ChannelWireGuard, []byte("late")); err == nil {
+		t.Error("a session that is given up took a packet")
+	}
+	g.stall(false)
+	b.want(t, got{a.id, ChannelWireGuard, "under way"})
+	if s := c.stats(); s.LastError != "" {
+		t.Errorf("the relay counts as failed: %s", s.LastError)
+	}
+}
+
+// TestASessionThatJustCarriedIsKept asks for a plan right after a packet, before the session's own look at its use.
+func TestASessionThatJustCarriedIsKept(t *testing.T) {
+	m := newMembers()
+	r := startRelay(t, m)
+	a, b := startNode(t, m, r), startNode(t, m, r)
+	c := a.client(r.key.ID())
+	if err := a.Send(b.id, ChannelGossip, []byte("gossip")); err != nil {
+		t.Fatal(err)
+	}
+	b.want(t, got{a.id, ChannelGossip, "gossip"})
+	if s := c.standing(false); s.used != 0 {
+		t.Errorf("gossip counts as use, at %s", s.used)
+	}
+	before := a.now()
+	if err := a.Send(b.id, ChannelWireGuard, []byte("data")); err != nil {
+		t.Fatal(err)
+	}
+	if s := c.standing(false); s.used < before {
+		t.Errorf("the session was last used at %s, want after %s", s.used, before)
+	}
+}
+
+// TestLimboLosesNothingToAReleaseThatCameTooEarly is of a packet that finds no session, while one begins before it is kept.
+func TestLimboLosesNothingToAReleaseThatCameTooEarly(t *testing.T) {
+	var l limbo
+	w := waiting{payload: []byte("first")}
+	tried := l.released()
+	if all := l.take(0); len(all) != 0 {
+		t.Fatalf("an empty limbo releases %d packets", len(all))
+	}
+	if l.keep(0, w, tried) {
+		t.Error("kept a packet whose release has been")
+	}
+	if !l.keep(0, w, l.released()) {
+		t.Error("did not keep a packet that nothing carries")
+	}
+	if all := l.take(0); len(all) != 1 {
+		t.Errorf("released %d packets, want the one that was kept", len(all))
+	}
 }
 
 func TestDeadAddressDelaysLittle(t *testing.T) {

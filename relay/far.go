@@ -90,50 +90,60 @@ func (c *client) outOfReach(now time.Duration) bool {
 	return !c.status.connected && (c.lastErr != nil || c.need != needNone && now-c.needAt > dialPatience)
 }
 
-// way is where a peer's packets go now: a queue, and the second relay if there are two. Gossip has no session begun for
-// it: where none is sure to do, it goes over two relays.
-func (p *Pool) way(s *peerState, now time.Duration, channel byte) (q *queue, far identity.ID, two bool) {
-	var c *client
+// nextHop is where a peer's packets go now: the session of a relay, and the second relay if there are two.
+type nextHop struct {
+	c   *client
+	q   *queue // nil: there is no session
+	far identity.ID
+	two bool
+}
+
+// nextHop finds where a peer's packets go now. Gossip has no session begun for it: where none is sure to do, it goes over two
+// relays.
+func (p *Pool) nextHop(s *peerState, now time.Duration, channel byte) nextHop {
+	c, f := (*client)(nil), (*farRoute)(nil)
 	if channel == ChannelGossip {
 		c = p.route(s, now)
-		if f := s.quietRoute.Load(); f != nil && !s.here.Load() {
-			if q := f.c.queue(); q != nil {
-				return q, f.via, true
-			}
+		if !s.here.Load() {
+			f = s.quietRoute.Load()
 		}
-		return c.queue(), identity.ID{}, false
+	} else {
+		c = p.carry(s, now)
+		f = s.farRoute.Load()
 	}
-	c = p.carry(s, now)
-	if f := s.farRoute.Load(); f != nil {
+	if f != nil {
 		if q := f.c.queue(); q != nil {
-			return q, f.via, true
+			return nextHop{f.c, q, f.via, true}
 		}
 	}
-	return c.queue(), identity.ID{}, false
+	return nextHop{c: c, q: c.queue()}
 }
 
 // send queues one packet where a peer's packets go. It is false when there is no session for it.
 func (p *Pool) send(s *peerState, now time.Duration, channel byte, b []byte) bool {
-	q, far, two := p.way(s, now, channel)
-	if q == nil {
+	h := p.nextHop(s, now, channel)
+	if h.q == nil {
 		return false
 	}
-	q.mu.Lock()
-	ok := q.addTo(now, far, two, s.id, channel, b)
-	q.mu.Unlock()
-	q.kick()
+	h.q.mu.Lock()
+	ok := h.add(now, s.id, channel, b)
+	h.q.mu.Unlock()
+	h.q.kick()
+	if ok && channel == ChannelWireGuard {
+		h.c.stir()
+	}
 	return ok
 }
 
-// addTo is add for a way of one or two relays.
-func (q *queue) addTo(now time.Duration, far identity.ID, two bool, node identity.ID, channel byte, b []byte) bool {
-	if two {
+// add queues a packet for a node. The caller holds the queue's lock.
+func (h nextHop) add(now time.Duration, node identity.ID, channel byte, b []byte) bool {
+	if h.two {
 		if len(b) > maxBody-farPrefix {
 			return false
 		}
-		return q.addKind(now, frameForward, far, node, channel, b)
+		return h.q.addKind(now, frameForward, h.far, node, channel, b)
 	}
-	return q.add(now, node, channel, b)
+	return h.q.add(now, node, channel, b)
 }
 
 // heardFar takes a packet that came over two relays.
@@ -195,10 +205,10 @@ func (p *Pool) Forward(relay, origin, node identity.ID, channel byte, b []byte) 
 		return true
 	}
 	q.mu.Lock()
-	q.addKind(now, frameForwarded, origin, node, channel, b)
+	ok := q.addKind(now, frameForwarded, origin, node, channel, b)
 	q.mu.Unlock()
 	q.kick()
-	return true
+	return ok
 }
 
 type early struct {

@@ -64,7 +64,8 @@ const (
 	// A relay's word that a peer is absent counts until the relay says that it has come, or something else of the
 	// peer shows it. After goneHold, and in a new session, the relay is asked again, should its word be lost.
 	goneHold = 15 * time.Second
-	// goneUnheard is how long such a word counts without a session, in which the relay could tell of the peer's return.
+	// goneUnheard is how long such a word counts when the session is lost, in which the relay could tell of the peer's
+	// return. That of a relay whose session was given up counts no more.
 	goneUnheard = time.Minute
 	// seenHold is how long a packet that came from a relay tells that the peer is there.
 	seenHold = 30 * time.Second
@@ -370,7 +371,7 @@ func (p *Pool) options(s *peerState, now time.Duration, usable bool) ([]option, 
 	for id, c := range p.relays {
 		st := c.state()
 		said, isGone := s.gone[id]
-		if isGone && !st.connected && now-said > goneUnheard {
+		if isGone && !st.connected && (now-said > goneUnheard || said <= c.lastGivenUp()) {
 			delete(s.gone, id)
 			isGone = false
 		}
@@ -452,20 +453,21 @@ func (p *Pool) Send(peer identity.ID, channel byte, b []byte) error {
 	}
 	now := p.now()
 	s := p.peer(peer)
-	if p.send(s, now, channel, b) {
-		return nil
+	for {
+		released := p.limbo.released()
+		if p.send(s, now, channel, b) {
+			return nil
+		}
+		if p.ctx.Err() != nil {
+			return fmt.Errorf("send to node %s: relay pool: %w", peer, errClosed)
+		}
+		if channel == ChannelGossip {
+			return fmt.Errorf("send to node %s: %w", peer, ErrNoRelay)
+		}
+		if p.limbo.keep(now, waiting{peer, channel, slices.Clone(b)}, released) {
+			return nil
+		}
 	}
-	if p.ctx.Err() != nil {
-		return fmt.Errorf("send to node %s: relay pool: %w", peer, errClosed)
-	}
-	if channel == ChannelGossip {
-		return fmt.Errorf("send to node %s: %w", peer, ErrNoRelay)
-	}
-	p.limbo.keep(now, waiting{peer, channel, slices.Clone(b)})
-	if p.route(s, now).queue() != nil { // something changed meanwhile, and its release may have come too early
-		p.release()
-	}
-	return nil
 }
 
 // SendVia queues a packet at one relay, whatever Choose says.
@@ -487,11 +489,15 @@ func (p *Pool) resend(all []waiting) {
 	now := p.now()
 	for _, w := range all {
 		s := p.peer(w.node)
-		switch {
-		case len(w.payload) == 0: // a question goes round for ever unless only those get it that have not answered
+		if len(w.payload) == 0 { // a question goes round for ever unless only those get it that have not answered
 			p.carry(s, now).send(now, w.node, w.channel, nil)
-		case !p.send(s, now, w.channel, w.payload) && w.channel != ChannelGossip:
-			p.limbo.keep(now, w)
+			continue
+		}
+		for {
+			released := p.limbo.released()
+			if p.send(s, now, w.channel, w.payload) || w.channel == ChannelGossip || p.limbo.keep(now, w, released) {
+				break
+			}
 		}
 	}
 }
@@ -597,8 +603,9 @@ func (p *Pool) Close() error {
 
 // limbo keeps the few packets that no relay can carry at the moment.
 type limbo struct {
-	mu   sync.Mutex
-	kept []kept
+	mu       sync.Mutex
+	kept     []kept
+	releases uint64
 }
 
 type kept struct {
@@ -611,18 +618,32 @@ const (
 	limboAge     = 3 * time.Second
 )
 
-func (l *limbo) keep(now time.Duration, w waiting) {
+// released counts the releases so far, for keep.
+func (l *limbo) released() uint64 {
 	l.mu.Lock()
 	defer l.mu.Unlock()
+	return l.releases
+}
+
+// keep is false when there was a release since the caller began to try: it came too early for this packet, and what has
+// changed may carry it.
+func (l *limbo) keep(now time.Duration, w waiting, released uint64) bool {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if l.releases != released {
+		return false
+	}
 	if len(l.kept) >= limboPackets {
 		l.kept = slices.Delete(l.kept, 0, 1)
 	}
 	l.kept = append(l.kept, kept{now, w})
+	return true
 }
 
 func (l *limbo) take(now time.Duration) []waiting {
 	l.mu.Lock()
 	defer l.mu.Unlock()
+	l.releases++
 	var all []waiting
 	for _, k := range l.kept {
 		if now-k.at <= limboAge {

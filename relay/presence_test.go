@@ -84,3 +84,38 @@ func TestAskFindsTheRelayThatHasThePeer(t *testing.T) {
 		return ok && id == r2.key.ID() && id != identity.ID{}
 	})
 }
+
+// TestTheWordOfAGivenUpRelayIsForgotten has a peer come to a relay that called it absent, after the session was given up in
+// which the relay would have told.
+func TestTheWordOfAGivenUpRelayIsForgotten(t *testing.T) {
+	m := newMembers()
+	relays := []*testRelay{startRelay(t, m), startRelay(t, m), startRelay(t, m)}
+	third := relays[2]
+	a, b := newNode(t, m, newKey(t)), newNode(t, m, newKey(t))
+	var order []Relay
+	for i, r := range relays {
+		order = append(order, r.relay())
+		order[i].Order = int64(i + 1)
+	}
+	a.SetRelays(order)
+	c := a.client(third.key.ID())
+	c.demand(a.now()) // the others are warm
+	for _, r := range relays {
+		waitFor(t, "a session", func() bool { return a.connected(r.key.ID()) })
+		if err := a.SendVia(r.key.ID(), b.id, ChannelWireGuard, nil); err != nil {
+			t.Fatal(err)
+		}
+		waitFor(t, "the relay's word", func() bool { return a.client(r.key.ID()).gone.Load() > 0 })
+	}
+	c.used.Store(0)
+	a.applyPlan() // counts the question as use
+	c.used.Store(0)
+	a.applyPlan()
+	waitFor(t, "the session's end", func() bool { return !third.server.Connected(a.id) })
+	b.use(third)
+	waitFor(t, "the peer's session", func() bool { return b.connected(third.key.ID()) })
+	if err := a.Send(b.id, ChannelWireGuard, []byte("found")); err != nil {
+		t.Fatal(err)
+	}
+	b.want(t, got{a.id, ChannelWireGuard, "found"})
+}

@@ -261,17 +261,22 @@ func (x *Proxies) forward(y *proxy, b *receiveBatch, n int) {
 	}
 	p := x.pool
 	now := p.now()
-	q, far, two := p.way(p.peer(y.peer), now, ChannelWireGuard)
-	if q == nil {
-		// Kept for a moment until a relay is there. What fails for good, WireGuard sends again.
-		b.each(n, func(one []byte) bool { return p.Send(y.peer, ChannelWireGuard, one) == nil })
-		return
+	if h := p.nextHop(p.peer(y.peer), now, ChannelWireGuard); h.q != nil {
+		h.q.mu.Lock()
+		open, packets := !h.q.sealed, uint64(0)
+		if open {
+			packets = b.each(n, func(one []byte) bool { return h.add(now, y.peer, ChannelWireGuard, one) })
+		}
+		h.q.mu.Unlock()
+		if open {
+			x.toPeers.Add(packets)
+			h.q.kick()
+			h.c.stir()
+			return
+		}
 	}
-	q.mu.Lock()
-	packets := b.each(n, func(one []byte) bool { return q.addTo(now, far, two, y.peer, ChannelWireGuard, one) })
-	q.mu.Unlock()
-	x.toPeers.Add(packets)
-	q.kick()
+	// Kept for a moment until a relay is there. What fails for good, WireGuard sends again.
+	b.each(n, func(one []byte) bool { return p.Send(y.peer, ChannelWireGuard, one) == nil })
 }
 
 // each calls f with every datagram of a burst, and counts those that it took.

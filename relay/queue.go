@@ -114,6 +114,7 @@ type queue struct {
 	control  []byte
 	lanes    [2]lane // urgent, bulk
 	closed   bool
+	sealed   bool // takes no more packets
 	standing time.Duration
 	taken    uint64 // bytes
 	granted  uint64 // up to which byte packets may be taken; control frames always may
@@ -154,7 +155,7 @@ func (q *queue) pushControl(add func([]byte) []byte) bool {
 	return ok
 }
 
-// push queues a copy of a packet and drops the oldest when full. It is false when the queue is closed.
+// push queues a copy of a packet and drops the oldest when full. It is false when the queue is sealed or closed.
 // The caller kicks when its burst ends.
 func (q *queue) push(now time.Duration, node identity.ID, channel byte, payload []byte) bool {
 	q.mu.Lock()
@@ -169,7 +170,7 @@ func (q *queue) add(now time.Duration, node identity.ID, channel byte, payload [
 
 // addKind is add for a packet that travels in another frame than data.
 func (q *queue) addKind(now time.Duration, kind frameType, other, node identity.ID, channel byte, payload []byte) bool {
-	if q.closed {
+	if q.sealed {
 		return false
 	}
 	p := q.pool.get(len(payload))
@@ -363,10 +364,17 @@ func (q *queue) reclaim() []waiting {
 	return all
 }
 
+// seal has the queue take no more packets. Control frames still leave.
+func (q *queue) seal() {
+	q.mu.Lock()
+	q.sealed = true
+	q.mu.Unlock()
+}
+
 // close ends the taker. What is still queued can be reclaimed.
 func (q *queue) close() {
 	q.mu.Lock()
-	q.closed = true
+	q.closed, q.sealed = true, true
 	q.mu.Unlock()
 	q.kick()
 }

@@ -232,6 +232,10 @@ func (p *Pool) applyPlan() (rests bool) {
 func (c *client) standing(bound bool) standing {
 	c.mu.Lock()
 	defer c.mu.Unlock()
+	if n := c.tunnel.Load(); n != c.planned { // the session's own look at it may be to come
+		c.planned = n
+		c.used.Store(int64(max(c.pool.now(), 1)))
+	}
 	s := standing{
 		id: c.relay.ID, order: c.relay.Order, rtt: c.knownRTT, at: c.measuredAt, healthy: c.status.connected && !c.status.suspect,
 		failed: c.status.suspect || !c.status.connected && c.lastErr != nil, since: c.failedAt,
@@ -256,7 +260,7 @@ func (c *client) setNeed(n need) {
 	case old == n:
 	case n == needNone:
 		if w := c.wire.Load(); w != nil {
-			w.end(errNotNeeded)
+			c.giveUp(w)
 		}
 	case old == needNone:
 		c.again()
@@ -283,12 +287,19 @@ func (c *client) lastRTT() time.Duration {
 	return c.knownRTT
 }
 
+// lastGivenUp is when a session with the relay was last given up.
+func (c *client) lastGivenUp() time.Duration {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return c.gaveUp
+}
+
 // demand says that a peer needs this relay, or uses it. c may be nil.
 func (c *client) demand(now time.Duration) {
 	if c == nil {
 		return
 	}
-	if old := time.Duration(c.used.Swap(int64(max(now, 1)))); old == 0 || now-old > demandHold/2 {
+	if old := time.Duration(c.used.Swap(int64(max(now, 1)))); old == 0 || now-old > demandHold/2 || c.needIs(needNone) {
 		c.pool.planAgain()
 	}
 }
