@@ -68,7 +68,7 @@ type client struct {
 	needAt    time.Duration // since when
 	leaving   *wire         // of a session that is given up; nil: none is
 	farewell  uint64        // token of its last ping
-	gaveUp    time.Duration // when the last one was; 0: none was
+	gaveUp    time.Duration // when the last one ended; 0: none did
 	planned   uint64        // what tunnel was in the last plan
 	// The RTT outlives its session, so that a relay that is not dialed can be compared.
 	knownRTT, measuredAt time.Duration
@@ -226,6 +226,9 @@ func (c *client) once() error {
 	c.mu.Lock()
 	givenUp := c.leaving == w || errors.Is(w.why, errNotNeeded)
 	c.status, c.leaving = clientState{}, nil
+	if givenUp {
+		c.gaveUp = c.pool.now()
+	}
 	c.mu.Unlock()
 	c.txDropped.Add(w.q.dropped.Load())
 	c.txPackets.Add(w.q.sent.Load())
@@ -250,7 +253,7 @@ func (c *client) giveUp(w *wire) {
 		return
 	}
 	answers := c.status.connected
-	c.leaving, c.farewell, c.status, c.gaveUp = w, token, clientState{}, c.pool.now()
+	c.leaving, c.farewell, c.status = w, token, clientState{}
 	c.wire.CompareAndSwap(w, nil)
 	c.mu.Unlock()
 	if !answers { // so nothing was sent by it

@@ -107,15 +107,23 @@ func TestTheWordOfAGivenUpRelayIsForgotten(t *testing.T) {
 		}
 		waitFor(t, "the relay's word", func() bool { return a.client(r.key.ID()).gone.Load() > 0 })
 	}
+	a.planning.Lock()
+	c.setNeed(needNone)
+	waitFor(t, "the session's end", func() bool { return c.ended(third) })
+	c.standing(false) // counts the question as use
 	c.used.Store(0)
-	a.applyPlan() // counts the question as use
-	c.used.Store(0)
-	a.applyPlan()
-	waitFor(t, "the session's end", func() bool { return !third.server.Connected(a.id) })
+	a.planning.Unlock()
 	b.use(third)
 	waitFor(t, "the peer's session", func() bool { return b.connected(third.key.ID()) })
 	if err := a.Send(b.id, ChannelWireGuard, []byte("found")); err != nil {
 		t.Fatal(err)
 	}
 	b.want(t, got{a.id, ChannelWireGuard, "found"})
+}
+
+// ended tells whether neither side holds a session.
+func (c *client) ended(r *testRelay) bool {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return c.leaving == nil && c.wire.Load() == nil && !r.server.Connected(c.pool.cfg.Self)
 }

@@ -287,7 +287,7 @@ func (c *client) lastRTT() time.Duration {
 	return c.knownRTT
 }
 
-// lastGivenUp is when a session with the relay was last given up.
+// lastGivenUp is when a session with the relay ended that was given up.
 func (c *client) lastGivenUp() time.Duration {
 	c.mu.Lock()
 	defer c.mu.Unlock()
