@@ -117,8 +117,13 @@ func (a *Agent) loopUntil(ctx context.Context) (downOrder, error) {
 	tick := time.NewTimer(tickEvery)
 	defer tick.Stop()
 	happened, resting := time.Now(), false
-	traffic := time.NewTimer(trafficEvery)
+	traffic, trafficAt := time.NewTimer(trafficEvery), time.Now().Add(trafficEvery)
 	defer traffic.Stop()
+	read := func(now time.Time) { // plans the next reading of the counters
+		wait := a.nextReading(now)
+		traffic.Reset(wait)
+		trafficAt = now.Add(wait)
+	}
 	var pathChanged, count <-chan struct{}
 	if a.paths != nil {
 		pathChanged, count = a.paths.Changed(), a.paths.Count()
@@ -146,7 +151,7 @@ func (a *Agent) loopUntil(ctx context.Context) (downOrder, error) {
 		case <-traffic.C:
 			a.opts.Procs.Look(a.lag.Late(time.Now()))
 			a.readTraffic(ctx)
-			traffic.Reset(a.nextReading(time.Now()))
+			read(time.Now())
 			continue
 		case <-count:
 			a.readTraffic(ctx)
@@ -155,6 +160,9 @@ func (a *Agent) loopUntil(ctx context.Context) (downOrder, error) {
 		case <-pathChanged:
 			urgent = true
 			a.retryRelays()
+			if now := time.Now(); now.Add(a.nextReading(now)).Before(trafficAt) {
+				read(now)
+			}
 		case <-a.pool.Changed():
 			now := time.Now()
 			relays.Reset(max(relaysSpacing+a.lag.Late(now)-now.Sub(relaysAt), 0))
@@ -189,7 +197,26 @@ func (a *Agent) nextReading(now time.Time) time.Duration {
 	if a.paths != nil && now.Sub(a.paths.TrafficAt()) < trafficFor {
 		every = trafficEvery
 	}
+	if len(a.gone(now)) > 0 {
+		every = goneEvery + a.lag.Late(now)
+	}
 	return every * time.Duration(1+min(len(a.loop.members)/manyPeers, 3))
+}
+
+// gone are the peers whose direct path was given up so lately that they may not have noticed yet.
+func (a *Agent) gone(now time.Time) map[dataplane.Key]bool {
+	var keys map[dataplane.Key]bool
+	for id, p := range a.currentPaths() {
+		wg, ok := a.loop.members[id]
+		if !ok || p.Kind != path.Relay || p.Rule != path.RuleDirectDead || now.Sub(p.Since) >= goneFor {
+			continue
+		}
+		if keys == nil {
+			keys = make(map[dataplane.Key]bool)
+		}
+		keys[dataplane.Key(wg)] = true
+	}
+	return keys
 }
 
 // nextTick is how long to wait for the next round that nobody asks for: a second while something happens, fails, or the
@@ -478,7 +505,7 @@ func (a *Agent) readTraffic(ctx context.Context) {
 	if peer, ok := a.loop.unanswered.look(counters, a.alive, at); ok && !late {
 		a.askToKnock(peer)
 	}
-	if a.loop.roamed.look(a.spec.WireGuard.Peers, all, at) {
+	if a.loop.roamed.look(a.spec.WireGuard.Peers, all, a.gone(at), at) {
 		a.stale.Store(true) // reading them has told the data plane where they are; now it puts them back
 		a.apply(ctx)
 	}

@@ -8,14 +8,19 @@ import (
 )
 
 const (
-	roamFor  = 200 * time.Millisecond // how long WireGuard may send elsewhere before it is put right
-	roamCalm = 10 * time.Second       // between two times
+	roamFor   = 200 * time.Millisecond // how long WireGuard may send elsewhere before it is put right
+	roamCalm  = 10 * time.Second       // between two times
+	goneFor   = time.Second            // how long a dead direct path may still bring packets of a peer that has not noticed
+	goneEvery = 50 * time.Millisecond  // between two readings of the counters in that time
 )
 
 // roaming watches for peers to which WireGuard sends otherwise than it was told. It follows each authentic packet,
 // also a late one that came over a path just given up, and then sends where nobody hears it. Putting it back once
 // is enough for that. When both ends use different ways that both work, it would only be moved again: such a
 // peer is left to the loop's regular round.
+//
+// A direct path that is cut in one direction only goes on bringing packets until the peer notices as well, and each
+// of them moves WireGuard back to the way where nobody hears it. In that time it is put right at each look.
 type roaming map[dataplane.Key]roamer
 
 type roamer struct {
@@ -24,7 +29,10 @@ type roamer struct {
 }
 
 // look compares what was applied with what the device shows, and reports whether something shall be put back now.
-func (r *roaming) look(want map[dataplane.Key]dataplane.Peer, have []dataplane.PeerStatus, now time.Time) (mend bool) {
+// The direct paths to the peers in gone were given up within goneFor.
+func (r *roaming) look(
+	want map[dataplane.Key]dataplane.Peer, have []dataplane.PeerStatus, gone map[dataplane.Key]bool, now time.Time,
+) (mend bool) {
 	next := make(roaming)
 	for _, p := range have {
 		w := want[p.PublicKey].Endpoint
@@ -38,6 +46,8 @@ func (r *roaming) look(want map[dataplane.Key]dataplane.Peer, have []dataplane.P
 		switch {
 		case same(w, p.Endpoint):
 			x.since = time.Time{}
+		case gone[p.PublicKey]:
+			mend = true
 		case x.since.IsZero():
 			x.since = now
 		case now.Sub(x.since) >= roamFor && now.Sub(x.last) >= roamCalm:

@@ -18,7 +18,7 @@ func TestRoamingIsPutRight(t *testing.T) {
 	var r roaming
 	look := func(w, have netip.AddrPort, ms int) bool {
 		t.Helper()
-		return r.look(want(w), []dataplane.PeerStatus{{PublicKey: key, Endpoint: have}}, start.Add(time.Duration(ms)*time.Millisecond))
+		return r.look(want(w), []dataplane.PeerStatus{{PublicKey: key, Endpoint: have}}, nil, start.Add(time.Duration(ms)*time.Millisecond))
 	}
 	if look(direct, direct, 0) || look(proxy, direct, 250) || look(proxy, direct, 300) {
 		t.Error("a peer that has just been switched is put back at once")
@@ -48,8 +48,40 @@ func TestRoamingIsPutRight(t *testing.T) {
 	if look(direct, proxy, 201000) || !look(direct, proxy, 201250) {
 		t.Error("after a calm time the patience is not short again")
 	}
-	r.look(nil, nil, start)
+	r.look(nil, nil, nil, start)
 	if len(r) != 0 {
 		t.Error("a peer that left is remembered")
+	}
+}
+
+// A path that died in one direction brings packets in the other until the peer notices, and each moves WireGuard back.
+func TestRoamingToADeadPathIsPutRightAtEachLook(t *testing.T) {
+	direct, proxy := netip.MustParseAddrPort("203.0.113.2:51820"), netip.MustParseAddrPort("127.0.0.1:40001")
+	key, other := dataplane.Key{1}, dataplane.Key{2}
+	want := map[dataplane.Key]dataplane.Peer{key: {Endpoint: proxy}, other: {Endpoint: proxy}}
+	now := time.Date(2026, 1, 2, 3, 4, 5, 0, time.UTC)
+	var r roaming
+	look := func(at netip.AddrPort, gone ...dataplane.Key) bool {
+		now = now.Add(goneEvery)
+		set := map[dataplane.Key]bool{}
+		for _, k := range gone {
+			set[k] = true
+		}
+		have := []dataplane.PeerStatus{{PublicKey: key, Endpoint: at}, {PublicKey: other, Endpoint: proxy}}
+		return r.look(want, have, set, now)
+	}
+	for i := range 4 {
+		if !look(direct, key) {
+			t.Errorf("look %d leaves WireGuard at the path that has just died", i)
+		}
+		if look(proxy, key) {
+			t.Errorf("look %d puts right what is right", i)
+		}
+	}
+	if look(direct, other) {
+		t.Error("the death of another peer's path is taken for this one's")
+	}
+	if look(direct) || look(direct) || look(direct) || !look(direct) {
+		t.Errorf("after the death was noticed by both ends, WireGuard is not put back after %v as ever", roamFor)
 	}
 }

@@ -171,7 +171,7 @@ func (s *step) ruleWithoutDirect() string {
 	case s.Idle:
 		return ruleIdle
 	case s.Lost != "":
-		return "direct-dead"
+		return RuleDirectDead
 	case !s.Plan.Probe:
 		return s.Plan.Rule
 	case s.Unready || s.Wishes || s.now.Before(s.BurstTo):
@@ -185,7 +185,7 @@ func (s *step) reasonWithoutDirect(rule string) string {
 	switch rule {
 	case "no-record":
 		text = "Nothing has been heard of this peer yet."
-	case "direct-dead":
+	case RuleDirectDead:
 		text = s.Lost
 	case "peer-away":
 		return "The peer's agent answers no ping and has no session with a relay. Its tunnel may live all the same, so the last endpoint that worked stays."

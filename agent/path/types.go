@@ -32,6 +32,9 @@ func (k Kind) String() string {
 	return "none"
 }
 
+// RuleDirectDead is the rule of a path that follows a direct one whose pings are no longer answered.
+const RuleDirectDead = "direct-dead"
+
 // Path is how WireGuard reaches one peer.
 type Path struct {
 	Kind     Kind
