@@ -10,7 +10,7 @@ import (
 const (
 	roamFor   = 200 * time.Millisecond // how long WireGuard may send elsewhere before it is put right
 	roamCalm  = 10 * time.Second       // between two times
-	goneFor   = time.Second            // how long a dead direct path may still bring packets of a peer that has not noticed
+	goneFor   = time.Second            // how long a peer that has not noticed may still send over a dead direct path
 	goneEvery = 50 * time.Millisecond  // between two readings of the counters in that time
 )
 
