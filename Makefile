@@ -2,7 +2,7 @@
 export CALLER_PATH ?= $(PATH)
 export PATH := $(CURDIR)/bin/tools:$(PATH)
 # The tiers find declared programs alone (.ci/programs); .ci/setup makes the directory.
-TIERS := check test-unit test-race test-lab lint test-lint check-generated test-containers test-kernel test-systemd
+TIERS := check test-unit test-race test-lab lint test-lint check-generated test-containers test-kernel test-kube test-systemd
 $(TIERS): private export PATH := $(CURDIR)/bin/tools:$(CURDIR)/.cache/path
 VERSION := $(shell git describe --tags --always --dirty 2>/dev/null || echo devel)
 GO_SOURCES := $(shell git ls-files '*.go' go.mod go.sum 2>/dev/null)
@@ -33,7 +33,7 @@ cni-tools:
 	@.ci/cni-tools
 
 test-unit: setup cni-tools
-	go test -timeout 15m $$(go list ./... | grep -v '/examples$$\|/chaos/containers$$\|/chaos/service$$')
+	go test -timeout 15m $$(go list ./... | grep -v '/examples$$\|/chaos/containers$$\|/chaos/kube$$\|/chaos/service$$')
 
 # Where goroutines share memory.
 test-race: setup

@@ -17,6 +17,7 @@ import (
 	"github.com/skeinmesh/skein/agent/control"
 	"github.com/skeinmesh/skein/agent/egress"
 	"github.com/skeinmesh/skein/agent/journal"
+	"github.com/skeinmesh/skein/agent/part"
 	"github.com/skeinmesh/skein/agent/path"
 	"github.com/skeinmesh/skein/agent/probe"
 	"github.com/skeinmesh/skein/agent/projection"
@@ -28,6 +29,8 @@ import (
 	"github.com/skeinmesh/skein/events"
 	"github.com/skeinmesh/skein/gossip"
 	"github.com/skeinmesh/skein/gossip/candidate"
+	"github.com/skeinmesh/skein/gossip/candidate/forced"
+	"github.com/skeinmesh/skein/gossip/candidate/hostaddr"
 	"github.com/skeinmesh/skein/gossip/candidate/reflexive"
 	"github.com/skeinmesh/skein/gossip/candidate/stunserver"
 	"github.com/skeinmesh/skein/identity"
@@ -58,6 +61,8 @@ type Options struct {
 	Procs *procs.Tuner
 	// Lag is told how late this process wakes; nil: the agent keeps that to itself.
 	Lag *lag.Meter
+	// Parts run beside the agent's own, while it is a running member.
+	Parts []part.Part
 }
 
 // Agent is one running daemon.
@@ -139,10 +144,16 @@ type Agent struct {
 	controlDoor door                                                   // of the control net's port on overlay addresses
 	packetKeys  sync.Map                                               // WireGuard key of a member -> key of control packets with it
 	stats       atomic.Pointer[map[dataplane.Key]dataplane.PeerStatus] // as the device has it
-	pairKeys    projection.Keys
-	lazy        atomic.Bool // a large mesh: pairs without traffic are idle
-	stale       atomic.Bool // the newest Spec is to be applied, also if it is the same again
-	applied     atomic.Bool // a Spec has been applied without error
+	wishes      atomic.Pointer[part.Wishes]                            // of the parts, for this host
+	forced      *forced.Step                                           // nil: this node only relays, or has not opened discovery yet
+	// ownAddresses is nil when forced is.
+	ownAddresses *hostaddr.Step
+	pairKeys     projection.Keys
+	lazy         atomic.Bool   // a large mesh: pairs without traffic are idle
+	stale        atomic.Bool   // the newest Spec is to be applied, also if it is the same again
+	applied      atomic.Bool   // a Spec has been applied without error
+	planeStands  chan struct{} // closed by planeUp once it has, for the parts
+	planeUp      sync.Once
 
 	profiling sync.Mutex // held while a profile is taken
 
@@ -158,7 +169,7 @@ type Agent struct {
 func Run(ctx context.Context, opts Options) error {
 	a := &Agent{
 		opts: opts, cfg: opts.Config, log: opts.Log, started: time.Now(), lag: cmp.Or(opts.Lag, new(lag.Meter)),
-		wake: make(chan struct{}, 1), gossipIn: make(chan gossip.Packet, 1024), down: make(chan downOrder),
+		wake: make(chan struct{}, 1), gossipIn: make(chan gossip.Packet, 1024), down: make(chan downOrder), planeStands: make(chan struct{}),
 		problems: newProblems(),
 	}
 	a.heard.Set(a.started)

@@ -32,9 +32,9 @@ func (a *Agent) projectionInput(st *events.State) projection.Input {
 		in.Host.RouteNodeAddresses = *a.cfg.RouteNodeAddresses
 	}
 	own := a.ownRecord()
-	switch {
-	case a.cfg.PersistentKeepalive > 0:
-		in.Host.Keepalive = seconds(a.cfg.PersistentKeepalive)
+	switch keepalive := a.host().PersistentKeepalive; {
+	case keepalive > 0:
+		in.Host.Keepalive = seconds(keepalive)
 	case own.GetNatType() != skeinv1.NatType_NAT_TYPE_NONE:
 		in.Host.Keepalive = seconds(st.Settings().GetPersistentKeepaliveSeconds())
 	}

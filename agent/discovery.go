@@ -35,7 +35,6 @@ const (
 // openDiscovery prepares the search for this host's own addresses, and on public hosts the STUN server
 // by which others find theirs.
 func (a *Agent) openDiscovery() error {
-	internal, _ := netip.ParseAddr(a.cfg.InternalIP)
 	var err error
 	a.reflexive, err = reflexive.New(reflexive.Config{
 		Socket: a.socket, Port: int(a.cfg.Ports.WireGuard), Mark: dataplane.MarkWG, Servers: a.cfg.StunServers, Alive: a.stunAlive, Ping: a.askPeer, Log: a.log,
@@ -43,7 +42,7 @@ func (a *Agent) openDiscovery() error {
 	if err != nil {
 		return err
 	}
-	steps, err := a.discoverySteps(internal)
+	steps, err := a.discoverySteps()
 	if err != nil {
 		return err
 	}
@@ -55,15 +54,15 @@ func (a *Agent) openDiscovery() error {
 }
 
 // discoverySteps are in the order of trust: where two find the same address, it is the earlier one's.
-func (a *Agent) discoverySteps(internal netip.Addr) ([]candidate.Step, error) {
-	var steps []candidate.Step
-	if a.cfg.ForceEndpoint != "" {
-		f, err := forced.New(a.cfg.ForceEndpoint, nil, a.log)
-		if err != nil {
-			return nil, err
-		}
-		steps = append(steps, f)
+func (a *Agent) discoverySteps() ([]candidate.Step, error) {
+	own := a.host()
+	var err error
+	if a.forced, err = forced.New(own.ForceEndpoint, nil, a.log); err != nil {
+		return nil, err
 	}
+	a.ownAddresses = &hostaddr.Step{Port: a.cfg.Ports.WireGuard}
+	a.ownAddresses.SetInternal(own.InternalIP)
+	steps := []candidate.Step{a.forced}
 	if protocols := a.cfg.NatTraversal.Protocols(); len(protocols) > 0 {
 		secret := sha256.Sum256(append([]byte("skein port mapping\x00"), a.wgKey[:]...))
 		m, err := portmap.New(portmap.Config{Port: a.cfg.Ports.WireGuard, Mark: dataplane.MarkWG, Protocols: protocols, Secret: secret[:], Prove: a.proveMapping, Log: a.log})
@@ -76,7 +75,7 @@ func (a *Agent) discoverySteps(internal netip.Addr) ([]candidate.Step, error) {
 	if a.cfg.NatTraversal.IMDS == config.On || a.cfg.NatTraversal.IMDS == config.Auto && imds.Likely(firmware) {
 		steps = append(steps, imds.New(a.cfg.Ports.WireGuard, dataplane.MarkWG, a.log))
 	}
-	return append(steps, hostaddr.Step{Port: a.cfg.Ports.WireGuard, Internal: internal}), nil
+	return append(steps, a.ownAddresses), nil
 }
 
 func (a *Agent) openStun() error {

@@ -81,11 +81,13 @@ func (a *Agent) run(ctx context.Context) error {
 	}
 	defer stopAPI()
 	a.metrics.serve(ctx, a.metricsPort)
+	partsEnded := a.runParts(ctx)
 	a.phase.Store(PhaseRunning)
 	a.log.Info("agent is up", "node", a.id.String(), "name", a.cfg.Name, "cluster", a.cluster.String(), "epoch", a.epoch, "index", a.replica.State().Index())
 	order, err := a.loopUntil(ctx)
 	a.ended = err == nil || errors.Is(err, errRevoked)
 	cancel()
+	partsEnded()
 	if a.discoverer != nil {
 		<-a.discovering // it gives back what routers granted
 	}
@@ -307,6 +309,7 @@ func (a *Agent) sync(ctx context.Context) error {
 		}
 		a.apply(ctx)
 	}
+	a.followParts()
 	return nil
 }
 

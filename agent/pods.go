@@ -13,6 +13,7 @@ import (
 
 	"github.com/skeinmesh/skein/agent/cniserver"
 	"github.com/skeinmesh/skein/agent/ipam"
+	"github.com/skeinmesh/skein/agent/part"
 	skeinv1 "github.com/skeinmesh/skein/api/skein/v1"
 	"github.com/skeinmesh/skein/cni"
 	"github.com/skeinmesh/skein/dataplane"
@@ -87,9 +88,31 @@ func (a *Agent) openPods() error {
 	p.ipam.Adopt(found)
 	p.cni = cniserver.New(cniserver.Config{
 		Allocator: p.ipam, Network: cniserver.Kernel{}, Egresses: a.egresses.clients, MTU: func() uint32 { return uint32(a.linkMTU()) }, Condition: p.condition,
-		NoteDir: cni.NoteDir(filepath.Join(a.cfg.RunDir, cniserver.SocketName)), Done: a.metrics.cni.observe, Log: a.log.With("component", "cni"),
+		Facts: a.podFacts(), NoteDir: cni.NoteDir(filepath.Join(a.cfg.RunDir, cniserver.SocketName)), Done: a.metrics.cni.observe, Log: a.log.With("component", "cni"),
 	})
 	return nil
+}
+
+// podFacts asks the parts that know of pods; nil: there are none.
+func (a *Agent) podFacts() func(ctx context.Context, namespace, pod string) (part.PodFacts, error) {
+	for _, p := range a.opts.Parts {
+		if s, ok := p.(part.PodSource); ok {
+			return s.PodFacts
+		}
+	}
+	return nil
+}
+
+// annotated has a running pod use the egresses that its annotations name now.
+func (p *pods) annotated(namespace, pod string, annotations map[string]string) {
+	if p == nil || p.a.egresses == nil {
+		return
+	}
+	for _, l := range p.ipam.Leases() {
+		if l.Namespace == namespace && l.Pod == pod && l.Until.IsZero() && l.NetNS != "" {
+			p.a.egresses.clients.Annotate(cniserver.ClientOf(l), annotations)
+		}
+	}
 }
 
 // condition is what the plugin's STATUS tells the container runtime, beside what the server sees by itself: rights, and

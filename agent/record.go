@@ -139,10 +139,15 @@ func (a *Agent) claimed() *skeinv1.Record {
 		wg, _ := a.wgKey.Public() // the key was read from disk and has been used to get here
 		a.publicKey = wg[:]
 	})
+	own := a.host()
 	r := &skeinv1.Record{
-		WireguardKey: a.publicKey, Site: a.cfg.Site, LeaderWish: a.cfg.Leader, InternalIp: a.cfg.InternalIP, ForcedEndpoint: a.cfg.ForceEndpoint,
-		PersistentKeepalive: a.cfg.PersistentKeepalive, Labels: a.cfg.Labels, NodeAddresses: a.cfg.NodeAddresses,
+		WireguardKey: a.publicKey, Site: own.Site, LeaderWish: own.Leader, ForcedEndpoint: own.ForceEndpoint,
+		PersistentKeepalive: own.PersistentKeepalive, Labels: a.cfg.Labels, NodeAddresses: a.cfg.NodeAddresses,
 		Version: a.opts.Version, MinSchema: events.SchemaMin, MaxSchema: events.SchemaMax,
+	}
+	r.BirthdayAttack, r.KubernetesNode = own.BirthdayAttack, own.KubernetesNode
+	if own.InternalIP.IsValid() {
+		r.InternalIp = own.InternalIP.String()
 	}
 	if a.relayOnly() {
 		r.Role = roleRelay
@@ -295,7 +300,7 @@ func sameObserved(a, b *skeinv1.Record) bool {
 // offers are the addresses at which others can open a connection to this host, public ones first.
 func (a *Agent) offers() []string {
 	var pub, private []string
-	if host, _, err := net.SplitHostPort(a.cfg.ForceEndpoint); err == nil {
+	if host, _, err := net.SplitHostPort(a.host().ForceEndpoint); err == nil {
 		pub = append(pub, host)
 	}
 	add := func(ip netip.Addr) {
@@ -397,7 +402,7 @@ func withPort(hosts []string, port uint16) []string {
 }
 
 func (a *Agent) hasPublicAddress() bool {
-	return slices.ContainsFunc(a.links.hostAddresses(a.cfg.Dataplane.Link), addr.Public) || a.cfg.ForceEndpoint != ""
+	return slices.ContainsFunc(a.links.hostAddresses(a.cfg.Dataplane.Link), addr.Public) || a.host().ForceEndpoint != ""
 }
 
 // tunnelOverhead is what WireGuard adds to a packet over IPv6, in bytes.

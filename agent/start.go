@@ -50,6 +50,9 @@ func (a *Agent) open(ctx context.Context) error {
 	}
 	a.roster = newRoster(a.replica.State())
 	a.metrics = newMetrics(a)
+	if err := a.openParts(); err != nil {
+		return err
+	}
 	a.openRelayClient()
 	if a.control, err = control.New(control.Config{
 		Key: a.key, Roster: a.roster, Relay: a.pool, Port: a.cfg.Ports.Control, Link: a.cfg.Dataplane.Link,

@@ -22,7 +22,7 @@ import (
 func (s api) Status(context.Context, *skeinv1.StatusRequest) (*skeinv1.StatusResponse, error) {
 	a := s.a
 	r := &skeinv1.StatusResponse{
-		NodeId: a.id.String(), Name: a.cfg.Name, Version: a.opts.Version, Site: a.cfg.Site, Epoch: a.epoch,
+		NodeId: a.id.String(), Name: a.cfg.Name, Version: a.opts.Version, Site: a.host().Site, Epoch: a.epoch,
 		StartedAt: a.started.UnixNano(), Problems: a.problems.list(), Phase: a.phase.Load().(string), ReconcileWrites: a.writes.Load(),
 	}
 	if a.replica == nil || r.Phase != PhaseRunning {

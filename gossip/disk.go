@@ -15,6 +15,7 @@ import (
 	"google.golang.org/protobuf/proto"
 
 	skeinv1 "github.com/skeinmesh/skein/api/skein/v1"
+	"github.com/skeinmesh/skein/internal/wholefile"
 )
 
 const (
@@ -89,7 +90,7 @@ func saveRecords(dir string, records []*skeinv1.SignedRecord) error {
 	if err != nil {
 		return err
 	}
-	return replaceFile(filepath.Join(dir, recordsFile), b)
+	return wholefile.Replace(filepath.Join(dir, recordsFile), b)
 }
 
 // NextEpoch counts one more start of this node and returns the count. It never depends on the clock.
@@ -149,44 +150,5 @@ func epochSum(number string) string {
 
 func saveEpoch(dir string, n uint64) error {
 	number := strconv.FormatUint(n, 10)
-	return replaceFile(filepath.Join(dir, epochFile), []byte(number+" "+epochSum(number)+"\n"))
-}
-
-// replaceFile writes a file whole or not at all, 0600.
-func replaceFile(path string, b []byte) error {
-	dir := filepath.Dir(path)
-	if err := os.MkdirAll(dir, 0o700); err != nil {
-		return fmt.Errorf("write %s: %w", path, err)
-	}
-	tmp, err := os.CreateTemp(dir, filepath.Base(path)+".new-")
-	if err != nil {
-		return fmt.Errorf("write %s: %w", path, err)
-	}
-	defer os.Remove(tmp.Name()) // fails after the rename, as it should
-	_, err = tmp.Write(b)
-	if err == nil {
-		err = tmp.Sync()
-	}
-	if e := tmp.Close(); err == nil {
-		err = e
-	}
-	if err == nil {
-		err = os.Rename(tmp.Name(), path)
-	}
-	if err == nil {
-		err = syncDir(dir)
-	}
-	if err != nil {
-		return fmt.Errorf("write %s: %w", path, err)
-	}
-	return nil
-}
-
-func syncDir(dir string) error {
-	d, err := os.Open(dir)
-	if err != nil {
-		return err
-	}
-	defer d.Close()
-	return d.Sync()
+	return wholefile.Replace(filepath.Join(dir, epochFile), []byte(number+" "+epochSum(number)+"\n"))
 }

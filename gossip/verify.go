@@ -172,6 +172,8 @@ func checkShape(r *skeinv1.Record) error {
 		{"version", r.GetVersion(), maxShortString},
 		{"transport_mode", r.GetTransportMode(), maxShortString},
 		{"role", r.GetRole(), maxShortString},
+		{"birthday_attack", r.GetBirthdayAttack(), maxShortString},
+		{"kubernetes_node", r.GetKubernetesNode(), maxName},
 	} {
 		if err := checkText(f.name, f.value, f.max); err != nil {
 			return err

@@ -14,6 +14,7 @@ import (
 
 	"github.com/skeinmesh/skein/agent/egress/clients"
 	"github.com/skeinmesh/skein/agent/ipam"
+	"github.com/skeinmesh/skein/agent/part"
 	skeinv1 "github.com/skeinmesh/skein/api/skein/v1"
 	"github.com/skeinmesh/skein/api/skein/v1/skeinv1connect"
 	"github.com/skeinmesh/skein/cni"
@@ -64,13 +65,15 @@ type Condition struct {
 type Config struct {
 	Allocator Allocator
 	Network   Network
-	Egresses  Egresses                                           // nil: none
-	MTU       func() uint32                                      // of the mesh, bytes
-	Condition func(ctx context.Context) Condition                // nil: all is well
-	NoteDir   string                                             // where the plugin leaves notes while nobody answers
-	Done      func(verb string, code uint32, took time.Duration) // told of each request; code 0: success; may be nil
-	Log       *slog.Logger
-	Threads   int // that talk to the kernel at a time; 0: 16
+	Egresses  Egresses                            // nil: none
+	MTU       func() uint32                       // of the mesh, bytes
+	Condition func(ctx context.Context) Condition // nil: all is well
+	// Facts tells what is known of a pod besides what its runtime says; nil: nothing. An error: the pod cannot be started now.
+	Facts   func(ctx context.Context, namespace, pod string) (part.PodFacts, error)
+	NoteDir string                                             // where the plugin leaves notes while nobody answers
+	Done    func(verb string, code uint32, took time.Duration) // told of each request; code 0: success; may be nil
+	Log     *slog.Logger
+	Threads int // that talk to the kernel at a time; 0: 16
 }
 
 // Bounds of a Server.

@@ -38,6 +38,17 @@ func (s *Server) add(ctx context.Context, key ipam.Key, r *skeinv1.CNIAddRequest
 		}
 		req.Addresses = append(req.Addresses, a)
 	}
+	annotations := r.GetAnnotations()
+	if s.cfg.Facts != nil {
+		f, err := s.cfg.Facts(ctx, r.GetNamespace(), r.GetPod())
+		if err != nil {
+			return nil, refuse(cni.CodeTryAgain, err.Error(), "see `skein status` for what is wrong between this host and the apiserver; the runtime may try again")
+		}
+		req.NamespacePool = f.Pool
+		if f.Annotations != nil { // newer than what the runtime has
+			annotations = f.Annotations
+		}
+	}
 	if err := s.vacant(ctx, key, r.GetNetns()); err != nil {
 		return nil, err
 	}
@@ -57,8 +68,8 @@ func (s *Server) add(ctx context.Context, key ipam.Key, r *skeinv1.CNIAddRequest
 		made = err == nil
 		return err
 	})
-	if err == nil && s.cfg.Egresses != nil && len(r.GetAnnotations()) > 0 {
-		s.useEgresses(ctx, lease, link, r.GetAnnotations())
+	if err == nil && s.cfg.Egresses != nil && len(annotations) > 0 {
+		s.useEgresses(ctx, lease, link, annotations)
 	}
 	if err == nil {
 		err = ctx.Err() // nobody is there any more who would ever ask for a DEL
@@ -78,7 +89,7 @@ func (s *Server) add(ctx context.Context, key ipam.Key, r *skeinv1.CNIAddRequest
 
 // useEgresses has a pod use the egresses of its annotations. What does not work is told there, and the pod runs.
 func (s *Server) useEgresses(ctx context.Context, l ipam.Lease, link podnet.Link, annotations map[string]string) {
-	p := clients.Pod{ContainerID: l.Key.ContainerID, Interface: l.Key.Interface, NetNS: l.NetNS, Namespace: l.Namespace, Name: l.Pod, IPv4: l.IPv4, IPv6: l.IPv6}
+	p := ClientOf(l)
 	if !link.Gateway6.IsValid() { // IPv6 is disabled
 		p.IPv6 = netip.Addr{}
 	}
@@ -87,6 +98,11 @@ func (s *Server) useEgresses(ctx context.Context, l ipam.Lease, link podnet.Link
 			s.cfg.Log.Warn("an egress of a pod is not ready", "pod", l.Namespace+"/"+l.Pod, "egress", e.GetNamespace()+"/"+e.GetName(), "state", e.GetState(), "reason", e.GetReason())
 		}
 	}
+}
+
+// ClientOf is the pod that has a lease, as a client of egresses.
+func ClientOf(l ipam.Lease) clients.Pod {
+	return clients.Pod{ContainerID: l.Key.ContainerID, Interface: l.Key.Interface, NetNS: l.NetNS, Namespace: l.Namespace, Name: l.Pod, IPv4: l.IPv4, IPv6: l.IPv6}
 }
 
 // leaveEgresses ends what useEgresses made.

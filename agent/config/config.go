@@ -55,6 +55,8 @@ type Config struct {
 
 	Egress Egress `yaml:"egress"`
 
+	Kubernetes Kubernetes `yaml:"kubernetes"`
+
 	Ports     Ports     `yaml:"ports"`
 	Dataplane Dataplane `yaml:"dataplane"`
 	Overlay   Overlay   `yaml:"overlay"` // read by `skein up --init` only
@@ -103,6 +105,17 @@ type RelayLimits struct {
 	ClientStreams uint32 `yaml:"clientStreams"` // that one client may have open
 	Sessions      uint32 `yaml:"sessions"`      // clients at a time
 }
+
+// Kubernetes is the cluster that this host is a node of.
+type Kubernetes struct {
+	// Kubeconfig is the file with the apiserver's address and the agent's own ServiceAccount; InCluster: what a pod has
+	// of its ServiceAccount; empty: no Kubernetes. The file may come later than the agent.
+	Kubeconfig string `yaml:"kubeconfig"`
+	Node       string `yaml:"node"` // the name of this host's Node object; default: the host's name, as kubelet has it
+}
+
+// InCluster as a kubeconfig is the ServiceAccount of the pod that the agent runs in.
+const InCluster = "in-cluster"
 
 // Egress is what this host itself uses of egresses.
 type Egress struct {
@@ -249,7 +262,26 @@ func (c *Config) Check() error {
 	if err := c.checkEgress(); err != nil {
 		return err
 	}
+	if err := c.checkKubernetes(); err != nil {
+		return err
+	}
 	return c.checkTimes()
+}
+
+var nodeRE = regexp.MustCompile(`^[a-z0-9]([a-z0-9.-]{0,251}[a-z0-9])?$`)
+
+func (c *Config) checkKubernetes() error {
+	k := c.Kubernetes
+	if k.Kubeconfig != "" && k.Kubeconfig != InCluster && !filepath.IsAbs(k.Kubeconfig) {
+		return wrong("kubernetes.kubeconfig", "%q: want a path that begins with /, or %s", k.Kubeconfig, InCluster)
+	}
+	if k.Node != "" && !nodeRE.MatchString(k.Node) {
+		return wrong("kubernetes.node", "%q is no name of a Node; allowed: a-z, 0-9, - and ., at most 253, neither - nor . at the ends", k.Node)
+	}
+	if k.Node != "" && k.Kubeconfig == "" {
+		return wrong("kubernetes.node", "it is set, but kubernetes.kubeconfig is not: without it there is no Kubernetes")
+	}
+	return nil
 }
 
 func (c *Config) checkPorts() error {

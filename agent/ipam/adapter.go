@@ -78,6 +78,9 @@ func (m *Manager) ask(r Request) (ask, error) {
 			return q, &Error{Invalid, fmt.Sprintf("%s, which was asked for, lies in no address pool", r.Addresses[0]), "ask for an address of a pool: skein pool list shows them"}
 		}
 		q.pool = p.GetName()
+	case r.NamespacePool != "":
+		q.pool = r.NamespacePool
+		return q, nil
 	default:
 		q.pool = events.DefaultPool
 		if p := m.state.PoolOfNamespace(r.Namespace); p != nil {

@@ -141,7 +141,7 @@ func GuessFor(self, peer Node, set Settings, id identity.ID) (Guess, string) {
 		return Guess{}, "Guessing ports is disabled on this host (natTraversal.portGuessing)."
 	case a == b && self.PortStep != 0 && peer.PortStep != 0:
 		return Guess{GuessPrediction, GuessTwin}, "Both ends are behind symmetric NATs that count their ports, so each end tries those that come next at the other."
-	case a == b && set.both(id):
+	case a == b && set.both(self, peer, id):
 		return Guess{GuessBoth, GuessTwin}, "Both ends are behind symmetric NATs; many sockets at each try random ports of the other, since birthdayAttack is enabled."
 	case a == b:
 		return Guess{}, "Guessing ports at both ends is not enabled (birthdayAttack)."
@@ -314,10 +314,17 @@ func (s *step) hit(e netip.AddrPort, again bool) {
 	}
 }
 
-// both tells whether guessing at both ends is enabled with a peer.
-func (s Settings) both(peer identity.ID) bool {
+// both tells whether guessing at both ends is enabled with a peer: this host's configuration for the peer counts first,
+// then what either node says of itself, where one that does not want it is heard, then the mesh's setting.
+func (s Settings) both(self, other Node, peer identity.ID) bool {
 	if v, ok := s.BirthdayPeers[peer.String()]; ok {
 		return v
+	}
+	switch {
+	case self.Birthday == "disabled" || other.Birthday == "disabled":
+		return false
+	case self.Birthday == "enabled" || other.Birthday == "enabled":
+		return true
 	}
 	return s.BirthdayBoth
 }

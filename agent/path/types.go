@@ -85,17 +85,18 @@ type Node struct {
 	Site       string
 	Keepalive  time.Duration // 0: not asked for
 	PortStep   int           // of a symmetric NAT that counts its ports; 0: not predictable
+	Birthday   string        // enabled | disabled: guessing at both ends, with all peers; empty: as the mesh has it
 }
 
 // Equal reports whether two nodes are the same as far as paths go.
 func (n Node) Equal(o Node) bool {
-	return n.NAT == o.NAT && n.Site == o.Site && n.Keepalive == o.Keepalive && n.PortStep == o.PortStep && slices.Equal(n.Candidates, o.Candidates)
+	return n.NAT == o.NAT && n.Site == o.Site && n.Keepalive == o.Keepalive && n.PortStep == o.PortStep && n.Birthday == o.Birthday && slices.Equal(n.Candidates, o.Candidates)
 }
 
 // NodeOf takes from a record what paths need. Addresses that do not parse are left out: the
 // record's verification has refused them already.
 func NodeOf(r *skeinv1.Record) Node {
-	n := Node{NAT: r.GetNatType(), Site: r.GetSite(), Keepalive: time.Duration(r.GetPersistentKeepalive()) * time.Second, PortStep: portStep(r)}
+	n := Node{NAT: r.GetNatType(), Site: r.GetSite(), Keepalive: time.Duration(r.GetPersistentKeepalive()) * time.Second, PortStep: portStep(r), Birthday: r.GetBirthdayAttack()}
 	for _, c := range r.GetCandidates() {
 		if a, err := netip.ParseAddrPort(c.GetAddress()); err == nil {
 			n.Candidates = append(n.Candidates, Candidate{Type: c.GetType(), Addr: unmap(a), Source: c.GetSource()})

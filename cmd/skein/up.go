@@ -12,9 +12,11 @@ import (
 
 	"github.com/skeinmesh/skein/agent"
 	"github.com/skeinmesh/skein/agent/config"
+	"github.com/skeinmesh/skein/agent/part"
 	"github.com/skeinmesh/skein/internal/lag"
 	"github.com/skeinmesh/skein/internal/procs"
 	"github.com/skeinmesh/skein/internal/slack"
+	"github.com/skeinmesh/skein/kube"
 )
 
 // timerSlack is how much later than asked for the kernel may wake the agent's threads; deploy/skein.service has the
@@ -46,6 +48,14 @@ func logger(c config.Log) *slog.Logger {
 		return slog.New(slog.NewJSONHandler(os.Stderr, o))
 	}
 	return slog.New(slog.NewTextHandler(os.Stderr, o))
+}
+
+// parts are the concerns that the configuration asks for beside the mesh.
+func parts(c config.Config, log *slog.Logger) (all []part.Part) {
+	if k := c.Kubernetes; k.Kubeconfig != "" {
+		all = append(all, kube.New(kube.Config{Kubeconfig: k.Kubeconfig, Node: k.Node, Dir: c.StateDir, Log: log.With("component", "kubernetes")}))
+	}
+	return all
 }
 
 func newUpCmd(g *globals) *cobra.Command {
@@ -91,7 +101,7 @@ func newUpCmd(g *globals) *cobra.Command {
 			}
 			return agent.Run(cmd.Context(), agent.Options{
 				Config: c, Init: initCluster, Token: token, JoinPatience: patience, Role: role, Version: versionText(), Log: log,
-				Procs: procs.New(), Lag: late,
+				Procs: procs.New(), Lag: late, Parts: parts(c, log),
 			})
 		},
 	}

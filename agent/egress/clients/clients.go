@@ -283,6 +283,33 @@ func (c *Clients) AddPod(ctx context.Context, p Pod, annotations map[string]stri
 	return c.await(ctx, p.id())
 }
 
+// Annotate has a running pod use the egresses of its annotations, which are others now. What Attach has added stays.
+func (c *Clients) Annotate(p Pod, annotations map[string]string) {
+	refs, wrong := ParseAnnotations(annotations)
+	if wrong != nil {
+		c.cfg.Log.Warn("annotations about egresses", "client", p.key(), "error", wrong)
+	}
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	m := c.members[p.id()]
+	switch {
+	case m == nil && len(refs) == 0 && wrong == nil:
+		return
+	case m == nil:
+		m = &member{pod: p, client: Client{Key: p.key(), NetNS: p.NetNS, IPv4: p.IPv4, IPv6: p.IPv6, Uplink: p.Interface}}
+		c.enter(m)
+	case slices.Equal(m.noted, refs) && fmt.Sprint(m.wrong) == fmt.Sprint(wrong):
+		return
+	}
+	m.noted, m.wrong = refs, wrong
+	m.attached = slices.DeleteFunc(slices.Clone(m.attached), func(r Ref) bool { return slices.Contains(refs, r) })
+	m.attached = m.attached[:min(len(m.attached), MaxEgresses-len(refs))]
+	if len(m.noted)+len(m.attached) == 0 && m.wrong == nil {
+		c.drop(p.id(), true)
+	}
+	c.replan()
+}
+
 // enter adds a member.
 func (c *Clients) enter(m *member) {
 	c.count++
@@ -418,7 +445,7 @@ func (c *Clients) Attach(ctx context.Context, p Pod, refs []Ref, detach bool) ([
 		switch {
 		case detach && i < 0 && m != nil && slices.Contains(m.noted, r):
 			c.mu.Unlock()
-			return nil, fmt.Errorf("egress %s %w to %s: its annotations name it, which only a new pod can change", r, ErrNotAttached, p.key())
+			return nil, fmt.Errorf("egress %s %w to %s: its annotations name it", r, ErrNotAttached, p.key())
 		case detach && i < 0:
 			c.mu.Unlock()
 			return nil, fmt.Errorf("egress %s %w to %s", r, ErrNotAttached, p.key())

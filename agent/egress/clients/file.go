@@ -14,6 +14,8 @@ import (
 	"strings"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/skeinmesh/skein/internal/wholefile"
 )
 
 // ClientsFile is the file's name in the state directory.
@@ -154,30 +156,9 @@ func (c *Clients) save() {
 	if err != nil || bytes.Equal(b, c.saved) {
 		return
 	}
-	if err := writeAtomic(c.cfg.File, b); err != nil {
+	if err := wholefile.Replace(c.cfg.File, b); err != nil {
 		c.cfg.Log.Warn("the clients of egresses are not kept for the agent's next start", "error", err)
 		return
 	}
 	c.saved = b
-}
-
-// writeAtomic puts a file in the place of another; only root reads it.
-func writeAtomic(path string, b []byte) (err error) {
-	f, err := os.CreateTemp(filepath.Dir(path), filepath.Base(path)+".*") // 0600
-	if err != nil {
-		return err
-	}
-	defer func() {
-		if err != nil {
-			_ = os.Remove(f.Name())
-		}
-	}()
-	_, err = f.Write(b)
-	if err == nil {
-		err = f.Sync()
-	}
-	if err = errors.Join(err, f.Close()); err != nil {
-		return err
-	}
-	return os.Rename(f.Name(), path)
 }

@@ -525,12 +525,14 @@ type Record struct {
 	Version             string                 `protobuf:"bytes,22,opt,name=version,proto3" json:"version,omitempty"`
 	MinSchema           uint32                 `protobuf:"varint,23,opt,name=min_schema,json=minSchema,proto3" json:"min_schema,omitempty"`
 	MaxSchema           uint32                 `protobuf:"varint,24,opt,name=max_schema,json=maxSchema,proto3" json:"max_schema,omitempty"`
-	Time                int64                  `protobuf:"varint,25,opt,name=time,proto3" json:"time,omitempty"`                                       // the node's clock when it wrote this, Unix ns; for display and clock warnings only
-	Role                string                 `protobuf:"bytes,26,opt,name=role,proto3" json:"role,omitempty"`                                        // "": agent; "relay": relays and does nothing else
-	Traits              *NatTraits             `protobuf:"bytes,27,opt,name=traits,proto3" json:"traits,omitempty"`                                    // unset until the NAT has been looked at
-	NatMappings         uint32                 `protobuf:"varint,30,opt,name=nat_mappings,json=natMappings,proto3" json:"nat_mappings,omitempty"`      // in the node's NAT, made lately by guessing ports; nodes behind one address share a budget
-	Outcomes            []*PairOutcome         `protobuf:"bytes,31,rep,name=outcomes,proto3" json:"outcomes,omitempty"`                                // the newest ones, at most 8
-	JoinAddresses       []string               `protobuf:"bytes,32,rep,name=join_addresses,json=joinAddresses,proto3" json:"join_addresses,omitempty"` // host:port of a server that takes joiners and does not relay
+	Time                int64                  `protobuf:"varint,25,opt,name=time,proto3" json:"time,omitempty"`                                          // the node's clock when it wrote this, Unix ns; for display and clock warnings only
+	Role                string                 `protobuf:"bytes,26,opt,name=role,proto3" json:"role,omitempty"`                                           // "": agent; "relay": relays and does nothing else
+	Traits              *NatTraits             `protobuf:"bytes,27,opt,name=traits,proto3" json:"traits,omitempty"`                                       // unset until the NAT has been looked at
+	NatMappings         uint32                 `protobuf:"varint,30,opt,name=nat_mappings,json=natMappings,proto3" json:"nat_mappings,omitempty"`         // in the node's NAT, made lately by guessing ports; nodes behind one address share a budget
+	Outcomes            []*PairOutcome         `protobuf:"bytes,31,rep,name=outcomes,proto3" json:"outcomes,omitempty"`                                   // the newest ones, at most 8
+	JoinAddresses       []string               `protobuf:"bytes,32,rep,name=join_addresses,json=joinAddresses,proto3" json:"join_addresses,omitempty"`    // host:port of a server that takes joiners and does not relay
+	BirthdayAttack      string                 `protobuf:"bytes,33,opt,name=birthday_attack,json=birthdayAttack,proto3" json:"birthday_attack,omitempty"` // enabled | disabled: with all peers; "": as the cluster has it
+	KubernetesNode      string                 `protobuf:"bytes,34,opt,name=kubernetes_node,json=kubernetesNode,proto3" json:"kubernetes_node,omitempty"` // name of the Node object that this node says it is; "": it is none
 	unknownFields       protoimpl.UnknownFields
 	sizeCache           protoimpl.SizeCache
 }
@@ -773,6 +775,20 @@ func (x *Record) GetJoinAddresses() []string {
 		return x.JoinAddresses
 	}
 	return nil
+}
+
+func (x *Record) GetBirthdayAttack() string {
+	if x != nil {
+		return x.BirthdayAttack
+	}
+	return ""
+}
+
+func (x *Record) GetKubernetesNode() string {
+	if x != nil {
+		return x.KubernetesNode
+	}
+	return ""
 }
 
 // PairOutcome is how guessing ports went between the node's public address and another one.
@@ -1092,7 +1108,7 @@ const file_skein_v1_record_proto_rawDesc = "" +
 	"\tRelayLink\x12\x17\n" +
 	"\anode_id\x18\x01 \x01(\tR\x06nodeId\x12\x1d\n" +
 	"\n" +
-	"rtt_micros\x18\x02 \x01(\rR\trttMicros\"\xfd\b\n" +
+	"rtt_micros\x18\x02 \x01(\rR\trttMicros\"\xcf\t\n" +
 	"\x06Record\x12\x17\n" +
 	"\anode_id\x18\x01 \x01(\tR\x06nodeId\x12\x14\n" +
 	"\x05epoch\x18\x02 \x01(\x04R\x05epoch\x12\x10\n" +
@@ -1133,7 +1149,9 @@ const file_skein_v1_record_proto_rawDesc = "" +
 	"\x06traits\x18\x1b \x01(\v2\x13.skein.v1.NatTraitsR\x06traits\x12!\n" +
 	"\fnat_mappings\x18\x1e \x01(\rR\vnatMappings\x121\n" +
 	"\boutcomes\x18\x1f \x03(\v2\x15.skein.v1.PairOutcomeR\boutcomes\x12%\n" +
-	"\x0ejoin_addresses\x18  \x03(\tR\rjoinAddresses\x1a9\n" +
+	"\x0ejoin_addresses\x18  \x03(\tR\rjoinAddresses\x12'\n" +
+	"\x0fbirthday_attack\x18! \x01(\tR\x0ebirthdayAttack\x12'\n" +
+	"\x0fkubernetes_node\x18\" \x01(\tR\x0ekubernetesNode\x1a9\n" +
 	"\vLabelsEntry\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
 	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\"\xdc\x01\n" +

@@ -8,6 +8,7 @@ import (
 	"net"
 	"net/netip"
 	"slices"
+	"sync"
 	"time"
 
 	skeinv1 "github.com/skeinmesh/skein/api/skein/v1"
@@ -25,39 +26,78 @@ const (
 	maxAddrs   = 8              // of one name
 )
 
-// Step publishes the forced endpoint.
+// Step publishes the forced endpoint. Set may be called by any goroutine.
 type Step struct {
-	endpoint string // host:port
-	host     string
-	port     uint16
-	lookup   resolve.Lookup
-	log      *slog.Logger
+	lookup resolve.Lookup
+	log    *slog.Logger
 
-	addrs []netip.Addr // that the name last had; owned by Look
+	mu   sync.Mutex
+	want target // as Set had it last
+	wake func() // asks for a look; nil before the first one
+
+	// Owned by Look.
+	target
+	addrs []netip.Addr // that the name last had
 	at    time.Time    // when
 	lost  time.Time    // when it could not be looked up for the first time since; zero: it could
 }
 
-// New checks the endpoint, host:port; the host may be a name. A nil lookup asks the host's own resolver.
+// target is an endpoint taken apart; empty: none.
+type target struct {
+	endpoint string // host:port
+	host     string
+	port     uint16
+}
+
+// New checks the endpoint, host:port, as Set does. A nil lookup asks the host's own resolver.
 func New(endpoint string, lookup resolve.Lookup, log *slog.Logger) (*Step, error) {
-	host, port, err := resolve.Split(endpoint, "")
-	if err != nil {
-		return nil, fmt.Errorf("discover endpoints: forceEndpoint: %w", err)
-	}
 	if lookup == nil {
 		lookup = resolve.System
 	}
 	if log == nil {
 		log = slog.New(slog.DiscardHandler)
 	}
-	return &Step{endpoint: endpoint, host: host, port: port, lookup: lookup, log: log}, nil
+	s := &Step{lookup: lookup, log: log}
+	if err := s.Set(endpoint); err != nil {
+		return nil, fmt.Errorf("discover endpoints: forceEndpoint: %w", err)
+	}
+	return s, nil
+}
+
+// Set changes the endpoint: host:port, where the host may be a name; empty: none any more. An error leaves the former one.
+func (s *Step) Set(endpoint string) error {
+	t := target{endpoint: endpoint}
+	if endpoint != "" {
+		var err error
+		if t.host, t.port, err = resolve.Split(endpoint, ""); err != nil {
+			return err
+		}
+	}
+	s.mu.Lock()
+	changed := t != s.want
+	s.want = t
+	wake := s.wake
+	s.mu.Unlock()
+	if changed && wake != nil {
+		wake()
+	}
+	return nil
 }
 
 // Source names the step.
 func (*Step) Source() string { return "config" }
 
 // Look looks the name up.
-func (s *Step) Look(ctx context.Context, _ candidate.Request) candidate.Found {
+func (s *Step) Look(ctx context.Context, r candidate.Request) candidate.Found {
+	s.mu.Lock()
+	if s.target != s.want {
+		s.target, s.addrs, s.at, s.lost = s.want, nil, time.Time{}, time.Time{}
+	}
+	s.wake = r.Wake
+	s.mu.Unlock()
+	if s.endpoint == "" {
+		return candidate.Found{}
+	}
 	if a, err := netip.ParseAddr(s.host); err == nil {
 		return s.found([]netip.Addr{a}, 0)
 	}

@@ -22,7 +22,7 @@ func text(f candidate.Found) string {
 }
 
 func TestAddressesNeedNoLookup(t *testing.T) {
-	for endpoint, want := range map[string]string{"198.51.100.7:99": "198.51.100.7:99", "[2001:db8::7]:99": "[2001:db8::7]:99", "127.0.0.1:99": ""} {
+	for endpoint, want := range map[string]string{"": "", "198.51.100.7:99": "198.51.100.7:99", "[2001:db8::7]:99": "[2001:db8::7]:99", "127.0.0.1:99": ""} {
 		s, err := New(endpoint, nil, nil)
 		if err != nil {
 			t.Fatal(err)
@@ -31,10 +31,32 @@ func TestAddressesNeedNoLookup(t *testing.T) {
 			t.Errorf("%s: %+v", endpoint, f)
 		}
 	}
-	for _, bad := range []string{"home.example", "home.example:0", ":99", ""} {
+	for _, bad := range []string{"home.example", "home.example:0", ":99"} {
 		if _, err := New(bad, nil, nil); err == nil || !strings.Contains(err.Error(), "forceEndpoint") {
 			t.Errorf("%q: %v", bad, err)
 		}
+	}
+}
+
+func TestTheEndpointCanBeChanged(t *testing.T) {
+	s, err := New("", nil, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	woken := 0
+	r := candidate.Request{Wake: func() { woken++ }}
+	for i, c := range []struct{ set, want string }{
+		{"", ""}, {"198.51.100.7:99", "198.51.100.7:99"}, {"198.51.100.7:99", "198.51.100.7:99"}, {"198.51.100.8:98", "198.51.100.8:98"}, {"nowhere", "198.51.100.8:98"}, {"", ""},
+	} {
+		if err := s.Set(c.set); (err != nil) != (c.set == "nowhere") {
+			t.Errorf("%d: %v", i, err)
+		}
+		if f := s.Look(t.Context(), r); text(f) != c.want || f.Problem != "" {
+			t.Errorf("%d: %q gives %+v", i, c.set, f)
+		}
+	}
+	if woken != 3 {
+		t.Errorf("three changes have woken it %d times", woken)
 	}
 }
 

@@ -113,7 +113,7 @@ func newWorld(t *testing.T, adjust func(*Config, *world), servers ...string) *wo
 		t.Fatal(err)
 	}
 	w.Discoverer = candidate.New(candidate.Config{
-		Steps: []candidate.Step{w.step, hostaddr.Step{Port: port}}, NAT: w.step, Network: w,
+		Steps: []candidate.Step{w.step, &hostaddr.Step{Port: port}}, NAT: w.step, Network: w,
 		OnResult: func(r candidate.Result) {
 			w.mu.Lock()
 			w.results = append(w.results, r)

@@ -71,7 +71,7 @@ func child(servers []string, in io.Reader, out io.Writer) error {
 		return err
 	}
 	d := candidate.New(candidate.Config{
-		Steps: []candidate.Step{step, hostaddr.Step{Port: nattest.WireGuardPort}}, NAT: step, Network: hostaddr.Kernel{}, OnResult: func(r candidate.Result) { told <- r },
+		Steps: []candidate.Step{step, &hostaddr.Step{Port: nattest.WireGuardPort}}, NAT: step, Network: hostaddr.Kernel{}, OnResult: func(r candidate.Result) { told <- r },
 	})
 	socket.Serve(step.HandleSTUN)
 	ctx, cancel := context.WithTimeout(context.Background(), 30*time.Second)

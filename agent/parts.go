@@ -1,0 +1,104 @@
+package agent
+
+import (
+	"context"
+	"net/netip"
+	"sync"
+
+	"github.com/skeinmesh/skein/agent/part"
+	skeinv1 "github.com/skeinmesh/skein/api/skein/v1"
+)
+
+// openParts lets the parts say what they know from their disks.
+func (a *Agent) openParts() error {
+	for _, p := range a.opts.Parts {
+		if err := p.Open(partHost{a}, a.metrics.registry); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// runParts runs the parts until ctx ends, once the data plane is as it should be: whom they talk to may be in the mesh, and
+// what is sent there before would leave by another way. The function that it returns waits for their ends.
+func (a *Agent) runParts(ctx context.Context) (wait func()) {
+	var running sync.WaitGroup
+	for _, p := range a.opts.Parts {
+		running.Go(func() {
+			select {
+			case <-a.planeStands:
+				p.Run(ctx)
+			case <-ctx.Done():
+			}
+		})
+	}
+	return running.Wait
+}
+
+// followParts shows the parts what the loop has just taken in.
+func (a *Agent) followParts() {
+	if len(a.opts.Parts) == 0 {
+		return
+	}
+	if a.applied.Load() || a.relayOnly() {
+		a.planeUp.Do(func() { close(a.planeStands) })
+	}
+	s := part.Snapshot{Self: a.id, State: a.loop.state, Records: a.gossip.Records()}
+	for _, p := range a.opts.Parts {
+		p.Follow(s)
+	}
+}
+
+// partHost is the agent as its parts see it.
+type partHost struct{ a *Agent }
+
+func (h partHost) Merge(records []*skeinv1.SignedRecord) []error {
+	_, errs := h.a.gossip.Merge(records)
+	return errs
+}
+
+func (h partHost) Report(subject string, severity part.Severity, message, advice string) {
+	h.a.report(subject, string(severity), message, advice)
+}
+
+func (h partHost) PodChanged(namespace, pod string, annotations map[string]string) {
+	h.a.pods.annotated(namespace, pod, annotations)
+}
+
+func (h partHost) Wish(w part.Wishes) {
+	a := h.a
+	if old := a.wishes.Swap(&w); old != nil && *old == w {
+		return
+	}
+	if own := a.host(); a.forced != nil {
+		if err := a.forced.Set(own.ForceEndpoint); err != nil {
+			a.log.Warn("a wish for this host's endpoint", "err", err)
+		}
+		a.ownAddresses.SetInternal(own.InternalIP)
+	}
+	a.wakeUp()
+}
+
+// host is what holds for this host now: its configuration first, then what parts wish.
+func (a *Agent) host() part.Wishes {
+	var h part.Wishes
+	if p := a.wishes.Load(); p != nil {
+		h = *p
+	}
+	if a.cfg.Site != "" {
+		h.Site = a.cfg.Site
+	}
+	if a.cfg.Leader {
+		h.Leader = true
+	}
+	if ip, err := netip.ParseAddr(a.cfg.InternalIP); err == nil {
+		h.InternalIP = ip
+	}
+	if a.cfg.ForceEndpoint != "" {
+		h.ForceEndpoint = a.cfg.ForceEndpoint
+	}
+	if a.cfg.PersistentKeepalive > 0 {
+		h.PersistentKeepalive = a.cfg.PersistentKeepalive
+	}
+	return h
+}

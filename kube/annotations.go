@@ -1,0 +1,143 @@
+package kube
+
+import (
+	"fmt"
+	"net/netip"
+	"slices"
+	"strconv"
+	"strings"
+	"unicode"
+
+	"github.com/skeinmesh/skein/agent/part"
+	"github.com/skeinmesh/skein/gossip/candidate/resolve"
+)
+
+// Prefix begins the names of skein's own annotations.
+const Prefix = "skein.dev/"
+
+// Other systems' names for the same, which count where skein's own is absent.
+const (
+	kiloPrefix       = "kilo.squat.ai/"
+	wireKubeEndpoint = "wirekube.io/endpoint"
+	regionLabel      = "topology.kubernetes.io/region"
+)
+
+// maxSite is how long a site's name may be, in bytes, as records have it.
+const maxSite = 64
+
+// wishKeys are the annotations that say how this host is to be reached, most important first in each line.
+var wishKeys = []struct {
+	names []string
+	take  func(w *part.Wishes, value string) error
+}{
+	{[]string{Prefix + "location", kiloPrefix + "location"}, takeSite},
+	{[]string{Prefix + "leader", kiloPrefix + "leader"}, takeLeader},
+	{[]string{Prefix + "force-internal-ip", kiloPrefix + "force-internal-ip"}, takeInternalIP},
+	{[]string{Prefix + "force-endpoint", kiloPrefix + "force-endpoint", Prefix + "endpoint", wireKubeEndpoint}, takeEndpoint},
+	{[]string{Prefix + "persistent-keepalive", kiloPrefix + "persistent-keepalive"}, takeKeepalive},
+	{[]string{Prefix + "birthday-attack"}, takeBirthday},
+}
+
+// relevantAnnotation tells whether a Node's annotation is kept. The record is dealt with apart.
+func relevantAnnotation(name string) bool {
+	return slices.ContainsFunc(wishKeys, func(k struct {
+		names []string
+		take  func(*part.Wishes, string) error
+	}) bool {
+		return slices.Contains(k.names, name)
+	})
+}
+
+// A Rubbish is an annotation that cannot be used.
+type Rubbish struct {
+	Name    string
+	Problem string
+}
+
+// wishesOf reads what a Node's annotations and labels wish for its host. What cannot be used is left out and told.
+func wishesOf(annotations, labels map[string]string) (w part.Wishes, bad []Rubbish) {
+	if region := labels[regionLabel]; region != "" {
+		if err := takeSite(&w, region); err != nil {
+			bad = append(bad, Rubbish{regionLabel, err.Error()})
+		}
+	}
+	for _, k := range wishKeys {
+		for _, name := range k.names {
+			value, ok := annotations[name]
+			if !ok {
+				continue
+			}
+			if err := k.take(&w, strings.TrimSpace(value)); err != nil {
+				bad = append(bad, Rubbish{name, err.Error()})
+				continue // another system's name for the same may be usable
+			}
+			break
+		}
+	}
+	return w, bad
+}
+
+func takeSite(w *part.Wishes, value string) error {
+	if len(value) > maxSite || strings.ContainsFunc(value, func(r rune) bool { return !unicode.IsPrint(r) }) {
+		return fmt.Errorf("%.80q is no name of a site: want at most %d printable characters", value, maxSite)
+	}
+	w.Site = value
+	return nil
+}
+
+func takeLeader(w *part.Wishes, value string) error {
+	switch value {
+	case "", "true":
+		w.Leader = true
+	case "false":
+	default:
+		return fmt.Errorf("%.80q: want true, or false, or nothing for true", value)
+	}
+	return nil
+}
+
+// takeInternalIP takes an address, or a prefix around one as Kilo writes it. Kilo's "-" asks for none.
+func takeInternalIP(w *part.Wishes, value string) error {
+	p, err := netip.ParsePrefix(value)
+	a := p.Addr()
+	if err != nil {
+		a, err = netip.ParseAddr(value)
+	}
+	if err != nil || a.Zone() != "" || !a.IsGlobalUnicast() {
+		return fmt.Errorf("%.80q: want an IP address of the host, such as 10.0.0.7 or 10.0.0.7/32", value)
+	}
+	w.InternalIP = a.Unmap()
+	return nil
+}
+
+func takeEndpoint(w *part.Wishes, value string) error {
+	host, _, err := resolve.Split(value, "")
+	if err == nil && len(host) > 253 {
+		err = fmt.Errorf("the name has %d characters", len(host))
+	}
+	if err != nil || strings.ContainsFunc(value, func(r rune) bool { return !unicode.IsPrint(r) || unicode.IsSpace(r) }) {
+		return fmt.Errorf("%.80q: want host:port, such as 192.0.2.7:51820, [2001:db8::7]:51820 or edge.example.com:51820", value)
+	}
+	w.ForceEndpoint = value
+	return nil
+}
+
+// maxKeepalive is as the configuration has it, in seconds.
+const maxKeepalive = 3600
+
+func takeKeepalive(w *part.Wishes, value string) error {
+	n, err := strconv.ParseUint(value, 10, 16)
+	if err != nil || n > maxKeepalive {
+		return fmt.Errorf("%.80q: want seconds, 0 to %d", value, maxKeepalive)
+	}
+	w.PersistentKeepalive = uint32(n)
+	return nil
+}
+
+func takeBirthday(w *part.Wishes, value string) error {
+	if value != "enabled" && value != "disabled" {
+		return fmt.Errorf("%.80q: want enabled or disabled", value)
+	}
+	w.BirthdayAttack = value
+	return nil
+}
