@@ -43,7 +43,7 @@ func (a *Agent) followParts() {
 	if a.applied.Load() || a.relayOnly() {
 		a.planeUp.Do(func() { close(a.planeStands) })
 	}
-	s := part.Snapshot{Self: a.id, State: a.loop.state, Records: a.gossip.Records()}
+	s := part.Snapshot{Self: a.id, State: a.loop.state, Records: a.gossip.Records(), Alive: a.gossip.Alive}
 	for _, p := range a.opts.Parts {
 		p.Follow(s)
 	}
@@ -59,6 +59,10 @@ func (h partHost) Merge(records []*skeinv1.SignedRecord) []error {
 
 func (h partHost) Report(subject string, severity part.Severity, message, advice string) {
 	h.a.report(subject, string(severity), message, advice)
+}
+
+func (h partHost) Propose(ctx context.Context, c *skeinv1.Command) (*skeinv1.Answer, error) {
+	return h.a.propose(ctx, c)
 }
 
 func (h partHost) PodChanged(namespace, pod string, annotations map[string]string) {

@@ -108,6 +108,19 @@ var unroutable = []struct{ prefix, why string }{
 // know better routes for those.
 func isDefault(p netip.Prefix) bool { return p.Bits() == 0 }
 
+// Destinations are an egress's destinations as the log has them: sorted, and without those that others cover.
+func Destinations(texts []string) ([]string, error) {
+	all, err := readDestinations(egressRef{}, texts)
+	if err != nil {
+		return nil, err
+	}
+	out := make([]string, len(all))
+	for i, p := range all {
+		out[i] = p.String()
+	}
+	return out, nil
+}
+
 // readDestinations parses, sorts and merges destinations.
 func readDestinations(ref egressRef, in []string) ([]netip.Prefix, error) {
 	switch n := len(in); {

@@ -47,6 +47,12 @@ var backoff = wait.Backoff{Duration: 500 * time.Millisecond, Cap: 8 * time.Secon
 // host that is away looks like.
 const dialTimeout = 3 * time.Second
 
+// An agent asks the apiserver for a few things; the one that takes custom resources to the log, for as many as there are.
+const (
+	requestsPerSecond = 50
+	requestsBurst     = 200
+)
+
 // configEvery is how often a kubeconfig that is not there, or cannot be used, is looked for.
 const configEvery = 5 * time.Second
 
@@ -66,7 +72,7 @@ func restConfig(kubeconfig string) (*rest.Config, error) {
 
 // newAPIServer makes the clients. Nothing is sent yet.
 func newAPIServer(c *rest.Config) (*apiserver, error) {
-	c.UserAgent = "skein"
+	c.UserAgent, c.QPS, c.Burst = "skein", requestsPerSecond, requestsBurst
 	c.Dial = (&net.Dialer{Timeout: dialTimeout, KeepAlive: 15 * time.Second}).DialContext
 	h, err := rest.HTTPClientFor(c) // one connection for all
 	if err != nil {
@@ -110,22 +116,44 @@ const subjectConfig = "kubernetes: kubeconfig"
 // selector picks. Their metadata alone is sent.
 func (a *apiserver) watch(ctx context.Context, kind schema.GroupVersionResource, fields string, store cache.ReflectorStore, h *health) {
 	r := a.metadata.Resource(kind)
+	list := func(ctx context.Context, o metav1.ListOptions) (runtime.Object, error) {
+		o.FieldSelector = fields
+		return r.List(ctx, o)
+	}
+	follow := func(ctx context.Context, o metav1.ListOptions) (watch.Interface, error) {
+		o.FieldSelector = fields
+		return r.Watch(ctx, o)
+	}
+	reflect(ctx, kind, &metav1.PartialObjectMetadata{}, list, follow, store, h)
+}
+
+// watchWhole does the same with whole objects, of a kind that has a resource definition.
+func (a *apiserver) watchWhole(ctx context.Context, kind schema.GroupVersionResource, store cache.ReflectorStore, h *health) {
+	r := a.dynamic.Resource(kind)
+	list := func(ctx context.Context, o metav1.ListOptions) (runtime.Object, error) { return r.List(ctx, o) }
+	reflect(ctx, kind, &unstructured.Unstructured{}, list, r.Watch, store, h)
+}
+
+// reflect runs a reflector, and tells how its requests go.
+func reflect(ctx context.Context, kind schema.GroupVersionResource, like runtime.Object, list func(context.Context, metav1.ListOptions) (runtime.Object, error),
+	follow func(context.Context, metav1.ListOptions) (watch.Interface, error), store cache.ReflectorStore, h *health) {
 	lw := &cache.ListWatch{
 		ListWithContextFunc: func(ctx context.Context, o metav1.ListOptions) (runtime.Object, error) {
-			o.FieldSelector = fields
-			l, err := r.List(ctx, o)
+			l, err := list(ctx, o)
 			h.result("read the "+kind.Resource, "list", kind.Resource, err)
 			return l, err
 		},
 		WatchFuncWithContext: func(ctx context.Context, o metav1.ListOptions) (watch.Interface, error) {
-			o.FieldSelector = fields
-			w, err := r.Watch(ctx, o)
+			w, err := follow(ctx, o)
 			h.result("watch the "+kind.Resource, "watch", kind.Resource, err)
+			if err == nil { // a watch brings the list with it, or comes behind one
+				h.result("", "list", kind.Resource, nil)
+			}
 			return w, err
 		},
 	}
 	b := backoff
-	cache.NewReflectorWithOptions(lw, &metav1.PartialObjectMetadata{}, store, cache.ReflectorOptions{Name: kind.Resource, Backoff: &b}).RunWithContext(ctx)
+	cache.NewReflectorWithOptions(lw, like, store, cache.ReflectorOptions{Name: kind.Resource, Backoff: &b}).RunWithContext(ctx)
 }
 
 // annotate sets an annotation of a Node by server-side apply. It fails where the Node is not the one that was seen, so

@@ -16,7 +16,7 @@ type object[T any] interface {
 
 // mirror holds the objects of one kind as a reflector brings them. It is a cache.ReflectorStore, safe for concurrent use.
 type mirror[T object[T]] struct {
-	slim  func(*metav1.PartialObjectMetadata) T
+	slim  func(metav1.Object) T
 	heard func() // called whenever the apiserver has brought something
 
 	changed chan struct{} // receives a value after a change; changes in quick succession come as one
@@ -27,12 +27,12 @@ type mirror[T object[T]] struct {
 	news   chan struct{} // closed with the next change
 }
 
-func newMirror[T object[T]](slim func(*metav1.PartialObjectMetadata) T, heard func()) *mirror[T] {
+func newMirror[T object[T]](slim func(metav1.Object) T, heard func()) *mirror[T] {
 	return &mirror[T]{slim: slim, heard: heard, changed: make(chan struct{}, 1), all: map[string]T{}, news: make(chan struct{})}
 }
 
 // keyOf is an object's name, behind its namespace if it has one.
-func keyOf(o *metav1.PartialObjectMetadata) string {
+func keyOf(o metav1.Object) string {
 	if o.GetNamespace() == "" {
 		return o.GetName()
 	}
@@ -44,7 +44,7 @@ func (m *mirror[T]) Add(o any) error { return m.Update(o) }
 
 // Update takes in an object.
 func (m *mirror[T]) Update(o any) error {
-	p, err := partial(o)
+	p, err := objectOf(o)
 	if err != nil {
 		return err
 	}
@@ -62,7 +62,7 @@ func (m *mirror[T]) Update(o any) error {
 
 // Delete takes an object away.
 func (m *mirror[T]) Delete(o any) error {
-	p, err := partial(o)
+	p, err := objectOf(o)
 	if err != nil {
 		return err
 	}
@@ -77,7 +77,7 @@ func (m *mirror[T]) Delete(o any) error {
 func (m *mirror[T]) Replace(list []any, _ string) error {
 	next := make(map[string]T, len(list))
 	for _, o := range list {
-		p, err := partial(o)
+		p, err := objectOf(o)
 		if err != nil {
 			return err
 		}
@@ -114,10 +114,10 @@ func (m *mirror[T]) told(news bool) {
 	}
 }
 
-func partial(o any) (*metav1.PartialObjectMetadata, error) {
-	p, ok := o.(*metav1.PartialObjectMetadata)
+func objectOf(o any) (metav1.Object, error) {
+	p, ok := o.(metav1.Object)
 	if !ok {
-		return nil, fmt.Errorf("the apiserver sent a %T where an object's metadata was asked for", o)
+		return nil, fmt.Errorf("the apiserver sent a %T where an object was asked for", o)
 	}
 	return p, nil
 }

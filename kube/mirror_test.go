@@ -28,11 +28,15 @@ func TestOnlyWhatIsUsedIsNews(t *testing.T) {
 		do   func() error
 		news bool
 	}{
-		{"the first list", func() error { return m.Replace([]any{meta("", "web", map[string]string{"skein.dev/pool": " special "})}, "1") }, true},
+		{"the first list", func() error {
+			return m.Replace([]any{meta("", "web", map[string]string{"skein.dev/pool": " special "})}, "1")
+		}, true},
 		{"another annotation", func() error {
 			return m.Update(meta("", "web", map[string]string{"skein.dev/pool": "special", "x": "y"}))
 		}, false},
-		{"the same list", func() error { return m.Replace([]any{meta("", "web", map[string]string{"skein.dev/pool": "special"})}, "2") }, false},
+		{"the same list", func() error {
+			return m.Replace([]any{meta("", "web", map[string]string{"skein.dev/pool": "special"})}, "2")
+		}, false},
 		{"a bookmark", func() error { return m.Bookmark("3") }, false},
 		{"another pool", func() error { return m.Update(meta("", "web", map[string]string{"coil.cybozu.com/pool": "lan"})) }, true},
 		{"a new one", func() error { return m.Add(meta("", "job", nil)) }, true},

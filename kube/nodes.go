@@ -21,7 +21,7 @@ type Node struct {
 	hasRecord bool
 }
 
-func slimNode(o *metav1.PartialObjectMetadata) *Node {
+func slimNode(o metav1.Object) *Node {
 	n := &Node{Name: o.GetName(), UID: string(o.GetUID()), Annotations: kept(o.GetAnnotations(), relevantAnnotation)}
 	n.Labels = kept(o.GetLabels(), func(name string) bool { return name == regionLabel })
 	if n.record, n.hasRecord = o.GetAnnotations()[annotationtier.Annotation]; n.hasRecord {

@@ -41,6 +41,7 @@ type Part struct {
 	pods       *mirror[pod] // of this host
 	before     diskCopy     // what the apiserver had said before this agent's start
 	health     health
+	controller controller
 
 	followed chan struct{} // a snapshot has come
 	snapshot atomic.Pointer[part.Snapshot]
@@ -52,7 +53,7 @@ type Part struct {
 	put       string     // the record's annotation that the own Node has, as it was last seen or written
 	retry     *time.Timer
 	told      map[string]bool // Nodes whose record status tells a problem of
-	events    events
+	warned    warned
 	toldPods  map[string]pod
 	save      *time.Timer // writes the copy
 	saving    bool        // it runs
@@ -74,6 +75,7 @@ func New(cfg Config) *Part {
 	}
 	klog.SetSlogLogger(slog.New(quiet{cfg.Log.Handler()}))
 	p := &Part{cfg: cfg, log: cfg.Log, followed: make(chan struct{}, 1), metrics: newMetrics(), told: map[string]bool{}}
+	p.controller = controller{p: p, wake: make(chan struct{}, 1)}
 	heard := p.metrics.heard.SetToCurrentTime
 	p.nodes = nodes{newMirror(slimNode, heard)}
 	p.namespaces = newMirror(slimNamespace, heard)
@@ -106,6 +108,7 @@ func (p *Part) Open(h part.Host, r prometheus.Registerer) error {
 func (p *Part) Follow(s part.Snapshot) {
 	p.snapshot.Store(&s)
 	signal(p.followed)
+	signal(p.controller.wake)
 }
 
 // Run works until ctx ends.
@@ -125,6 +128,7 @@ func (p *Part) Run(ctx context.Context) {
 			all.Go(func() { a.watch(ctx, nodeResource, "", p.nodes, &p.health) })
 			all.Go(func() { a.watch(ctx, namespaceResource, "", p.namespaces, &p.health) })
 			all.Go(func() { a.watch(ctx, podResource, "spec.nodeName="+p.cfg.Node, p.pods, &p.health) })
+			all.Go(func() { p.controller.run(ctx, a) })
 			all.Wait()
 		}
 	}()
@@ -356,7 +360,7 @@ func (p *Part) writeRecord(ctx context.Context) {
 // warn makes an Event on this host's Node about an annotation that cannot be used, once for each such value.
 func (p *Part) warn(ctx context.Context, own *Node, r Rubbish) {
 	key := own.UID + "\x00" + r.Name + "\x00" + r.Problem
-	if p.apiserver == nil || !p.events.first(key) {
+	if p.apiserver == nil || !p.warned.first(key) {
 		return
 	}
 	p.log.Warn("an annotation of this host's Node cannot be used", "annotation", r.Name, "problem", r.Problem)
@@ -369,14 +373,14 @@ func (p *Part) warn(ctx context.Context, own *Node, r Rubbish) {
 	}
 }
 
-// events remembers what Events were made about, so that each is made once.
-type events map[string]bool
+// warned remembers what Events were made about, so that each is made once.
+type warned map[string]bool
 
 const maxEvents = 1000
 
-func (e *events) first(key string) bool {
+func (e *warned) first(key string) bool {
 	if *e == nil || len(*e) >= maxEvents {
-		*e = events{}
+		*e = warned{}
 	}
 	if (*e)[key] {
 		return false

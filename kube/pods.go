@@ -22,7 +22,7 @@ const (
 // namespace is what skein uses of a Namespace: the pool that its pods get addresses from; empty: the log's choice.
 type namespace string
 
-func slimNamespace(o *metav1.PartialObjectMetadata) namespace {
+func slimNamespace(o metav1.Object) namespace {
 	a := o.GetAnnotations()
 	if pool, ok := a[poolAnnotation]; ok {
 		return namespace(strings.TrimSpace(pool))
@@ -35,7 +35,7 @@ func (n namespace) same(o namespace) bool { return n == o }
 // pod is what skein uses of a Pod: its annotations about egresses.
 type pod map[string]string
 
-func slimPod(o *metav1.PartialObjectMetadata) pod {
+func slimPod(o metav1.Object) pod {
 	return kept(o.GetAnnotations(), func(name string) bool {
 		return strings.HasPrefix(name, cni.EgressAnnotation) || strings.HasPrefix(name, cni.EgressAnnotationCoil)
 	})

@@ -49,6 +49,7 @@ type Snapshot struct {
 	Self    identity.ID
 	State   *events.State
 	Records map[identity.ID]gossip.Entry // this node's own, as others get it, included
+	Alive   func(identity.ID) bool       // whether gossip sees a member; asked for now, not for then
 }
 
 // Host is the agent, as far as a part may use it. Its methods may be called concurrently; Merge not before Run.
@@ -58,6 +59,8 @@ type Host interface {
 	Merge(records []*skeinv1.SignedRecord) []error
 	// Wish replaces what the part wishes for this host.
 	Wish(w Wishes)
+	// Propose gives a command and waits until this node has its effect. A refusal is an *events.Error.
+	Propose(ctx context.Context, c *skeinv1.Command) (*skeinv1.Answer, error)
 	// PodChanged tells that the annotations of a pod of this host are others now.
 	PodChanged(namespace, pod string, annotations map[string]string)
 	// Report shows a problem in the agent's status, or clears it where message is empty.

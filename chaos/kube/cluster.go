@@ -201,9 +201,9 @@ func (c *Cluster) AddNode(ctx context.Context, name string) error {
 	return err
 }
 
-// AgentToken is a token of the agents' ServiceAccount, bound to a Node.
-func (c *Cluster) AgentToken(ctx context.Context, node string) (string, error) {
-	return c.Kubectl(ctx, nil, "-n", "skein-system", "create", "token", "skein-agent", "--bound-object-kind", "Node", "--bound-object-name", node, "--duration", "2h")
+// Token is a token of one of skein's ServiceAccounts, bound to a Node.
+func (c *Cluster) Token(ctx context.Context, account, node string) (string, error) {
+	return c.Kubectl(ctx, nil, "-n", "skein-system", "create", "token", account, "--bound-object-kind", "Node", "--bound-object-name", node, "--duration", "2h")
 }
 
 // WriteKubeconfig writes what a host needs to use the apiserver with a token, at the overlay address, whole or not at all.

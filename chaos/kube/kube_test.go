@@ -71,8 +71,12 @@ func TestKubernetes(t *testing.T) {
 		{"GossipCut", world.gossipCut},
 		{"PoolsByNamespace", world.poolsByNamespace},
 		{"EgressesByAnnotation", world.egressesByAnnotation},
+		{"MembersAreShown", world.membersAreShown},
+		{"AddressPools", world.addressPools},
+		{"Egresses", world.egresses},
 		{"ApiserverAway", world.apiserverAway},
 		{"MissingVerb", world.missingVerb},
+		{"DefinitionsRemoved", world.definitionsRemoved},
 	} {
 		t.Run(one.name, func(t *testing.T) {
 			w := w
@@ -136,11 +140,14 @@ func raise(t *testing.T) world {
 		t.Fatal(err)
 	}
 	t.Logf("etcd and apiserver are ready after %s", time.Since(began).Round(time.Millisecond))
-	manifest, err := os.ReadFile("../../deploy/kubernetes/agent.yaml")
-	if err != nil {
-		t.Fatal(err)
+	for _, file := range []string{"crds", "agent", "admin"} {
+		manifest, err := filepath.Abs("../../deploy/kubernetes/" + file + ".yaml")
+		if err != nil {
+			t.Fatal(err)
+		}
+		w.kubectl(nil, "apply", "-f", manifest)
 	}
-	w.kubectl(manifest, "apply", "-f", "-")
+	w.kubectl(nil, "wait", "--for=condition=Established", "--timeout=30s", "crd", "addresspools.skein.dev", "addressblocks.skein.dev", "egresses.skein.dev", "meshnodes.skein.dev")
 	for host, node := range nodeOf {
 		if err := w.cluster.AddNode(t.Context(), node); err != nil {
 			t.Fatal(err)
@@ -152,7 +159,11 @@ func raise(t *testing.T) world {
 
 func (w world) giveKubeconfig(host string) {
 	w.Helper()
-	token, err := w.cluster.AgentToken(w.Context(), nodeOf[host])
+	account := "skein-agent"
+	if host == "dc1" { // a server
+		account = "skein-admin"
+	}
+	token, err := w.cluster.Token(w.Context(), account, nodeOf[host])
 	if err == nil {
 		err = w.cluster.WriteKubeconfig(filepath.Join(w.dir, host+".kubeconfig"), token)
 	}
@@ -453,7 +464,7 @@ func mustAnnotation(w world, host string) string {
 }
 
 func (w world) anAgentWritesItsOwnNodeAlone() {
-	token, err := w.cluster.AgentToken(w.Context(), "cloud1")
+	token, err := w.cluster.Token(w.Context(), "skein-agent", "cloud1")
 	if err != nil {
 		w.Fatal(err)
 	}
@@ -725,4 +736,162 @@ func (w world) egressesByAnnotation() {
 	slices.Sort(took)
 	w.Logf("a running pod's annotation is in its kernel %s to %s after kubectl has returned", took[0].Round(time.Millisecond), took[len(took)-1].Round(time.Millisecond))
 	w.stopPods("job", "born")
+}
+
+// get is a field of an object, as kubectl's jsonpath has it; empty: there is none.
+func (w world) get(path string, args ...string) string {
+	out, err := w.cluster.Kubectl(w.Context(), nil, append([]string{"get", "-o", "jsonpath=" + path}, args...)...)
+	if err != nil {
+		return ""
+	}
+	return out
+}
+
+const synced = `{.status.conditions[?(@.type=="Synced")].reason}`
+
+// reason waits until a resource's condition has a reason, and a message with some words.
+func (w world) reason(want, says string, object ...string) time.Duration {
+	w.Helper()
+	return w.within(20*time.Second, strings.Join(object, " ")+" is "+want, func() error {
+		have, message := w.get(synced, object...), w.get(`{.status.conditions[?(@.type=="Synced")].message}`, object...)
+		if have != want || !strings.Contains(message, says) {
+			return fmt.Errorf("%s: %s", have, message)
+		}
+		return nil
+	})
+}
+
+// skein runs a command on a host and returns what it prints.
+func (w world) skein(host string, args ...string) string {
+	w.Helper()
+	out, exit, err := w.lab.Exec(w.Context(), host, append([]string{"skein"}, args...)...)
+	if err != nil || exit != 0 {
+		w.Fatalf("skein %s: %d, %v: %s", strings.Join(args, " "), exit, err, out)
+	}
+	return out
+}
+
+func (w world) membersAreShown() {
+	w.within(20*time.Second, "MeshNodes", func() error {
+		out := w.kubectl(nil, "get", "meshnodes", "-o", `jsonpath={range .items[*]}{.metadata.name} {.status.nat} {.status.role} {.status.kubernetesNode} {.status.alive}{"\n"}{end}`)
+		if out != "cloud1 symmetric agent cloud1 true\ndc1 none server dc1 true\nhome1 port-restricted-cone agent home1.example.com true" {
+			return errors.New(out)
+		}
+		return nil
+	})
+	w.annotate("home1", "skein.dev/location=shown")
+	w.within(20*time.Second, "a member's new site", func() error {
+		if site := w.get("{.status.site}", "meshnode", "home1"); site != "shown" {
+			return errors.New(site)
+		}
+		return nil
+	})
+	w.annotate("home1", "skein.dev/location-")
+	w.kubectl(nil, "delete", "meshnode", "cloud1")
+	w.within(20*time.Second, "one that was deleted is there again", func() error {
+		if id := w.get("{.spec.nodeID}", "meshnode", "cloud1"); id == "" {
+			return errors.New("it is not")
+		}
+		return nil
+	})
+}
+
+func pool(name, spec string) []byte {
+	return fmt.Appendf(nil, `{"apiVersion":"skein.dev/v1alpha1","kind":"AddressPool","metadata":{"name":%q},"spec":%s}`, name, spec)
+}
+
+func (w world) addressPools() {
+	for what, c := range map[string]struct{ spec, says string }{
+		"rubbish":          {`{"subnets":[{"ipv4":"10.300.0.0/16"}]}`, "spec.subnets[0].ipv4: Invalid value"},
+		"host bits":        {`{"subnets":[{"ipv4":"10.102.0.1/16"}]}`, "want an IPv4 CIDR without host bits"},
+		"the wrong family": {`{"subnets":[{"ipv4":"fd64::/112"}]}`, "spec.subnets[0].ipv4"},
+		"unequal":          {`{"subnets":[{"ipv4":"10.102.0.0/24","ipv6":"fd64::/112"}]}`, "both subnets must have as many addresses each"},
+		"no subnet":        {`{"subnets":[]}`, "spec.subnets"},
+		"two kinds":        {`{"subnets":[{"ipv4":"10.102.0.0/24"},{"ipv6":"fd64::/112"}]}`, "all subnets must be of one kind"},
+	} {
+		if out, err := w.cluster.Kubectl(w.Context(), pool("bad", c.spec), "apply", "-f", "-"); err == nil || !strings.Contains(err.Error(), c.says) {
+			w.Errorf("%s: %s, %v; want it refused: %s", what, out, err, c.says)
+		}
+	}
+	w.kubectl(pool("lan", `{"subnets":[{"ipv4":"10.102.0.0/24","ipv6":"fd00:102::/120"}],"blockSizeBits":3,"namespaces":["lan"]}`), "apply", "-f", "-")
+	took := w.reason("Applied", "", "addresspool", "lan")
+	w.Logf("a pool is in the log, and its status says so, %s after kubectl has returned", took.Round(time.Millisecond))
+	w.within(10*time.Second, "the pool at another node", func() error {
+		if out := w.skein("cloud1", "pool", "list"); !strings.Contains(out, "10.102.0.0/24") {
+			return errors.New(out)
+		}
+		return nil
+	})
+	w.kubectl(nil, "create", "namespace", "lan")
+	w.addPod("lan", "p1", nil)
+	w.startPod("lan", "p1")
+	w.inPool("p1", "10.102.0.0/24")
+	w.within(20*time.Second, "its block is mirrored", func() error {
+		if out := w.kubectl(nil, "get", "addressblocks", "-o", `jsonpath={range .items[?(@.spec.pool=="lan")]}{.spec.node}{end}`); !strings.Contains(out, "home1") {
+			return errors.New(out)
+		}
+		return nil
+	})
+	w.kubectl(pool("overlay", `{"subnets":[{"ipv4":"10.4.0.0/24"}]}`), "apply", "-f", "-")
+	w.reason("Refused", "10.4.0.0/", "addresspool", "overlay")
+	w.kubectl(nil, "delete", "addresspool", "overlay", "--timeout=20s")
+	w.skein("dc1", "pool", "set", "lan", "--cooldown", "1m", "--namespace", "other")
+	w.reason("ChangedByCommand", "namespaces", "addresspool", "lan")
+	w.kubectl(nil, "patch", "addresspool", "lan", "--type=merge", "-p", `{"spec":{"cooldownSeconds":30}}`)
+	w.reason("Applied", "", "addresspool", "lan")
+	if out := w.skein("dc1", "pool", "show", "lan"); !strings.Contains(out, "30s") {
+		w.Errorf("%s", out)
+	}
+	if out, err := w.cluster.Kubectl(w.Context(), nil, "patch", "addresspool", "lan", "--type=merge", "-p", `{"spec":{"blockSizeBits":4}}`); err == nil || !strings.Contains(err.Error(), "the size of blocks cannot be changed") {
+		w.Errorf("%s, %v", out, err)
+	}
+	w.kubectl(nil, "delete", "addresspool", "lan", "--wait=false")
+	w.reason("InUse", "", "addresspool", "lan")
+	w.stopPods("p1")
+	w.skein("dc1", "pool", "drain", "lan")
+	w.within(40*time.Second, "the pool goes once nothing uses it", func() error {
+		if out, err := w.cluster.Kubectl(w.Context(), nil, "get", "addresspools", "-o", "name"); err != nil || out != "" {
+			return fmt.Errorf("%s, %v", out, err)
+		}
+		return nil
+	})
+	if out := w.skein("dc1", "pool", "list"); strings.Contains(out, "10.102.0.0/24") {
+		w.Errorf("%s", out)
+	}
+}
+
+func (w world) egresses() {
+	w.kubectl([]byte(`{"apiVersion":"skein.dev/v1alpha1","kind":"Egress","metadata":{"namespace":"web","name":"way"},
+		"spec":{"destinations":["203.0.113.0/24"],"gateways":{"gateway":"yes"}}}`), "apply", "-f", "-")
+	w.reason("Applied", "", "-n", "web", "egress.skein.dev", "way")
+	w.within(20*time.Second, "its slot has an owner", func() error {
+		if out := w.get("{.status.replicas} {.status.owners}", "-n", "web", "egress.skein.dev", "way"); out != "1 dc1" {
+			return errors.New(out)
+		}
+		return nil
+	})
+	w.kubectl(nil, "-n", "web", "scale", "egress.skein.dev/way", "--replicas=2")
+	w.within(20*time.Second, "it is scaled", func() error {
+		if out := w.skein("home1", "egress", "list", "-o", "json"); !strings.Contains(out, `"replicas": 2`) {
+			return errors.New(out)
+		}
+		return nil
+	})
+	w.kubectl(nil, "-n", "web", "delete", "egress.skein.dev", "way", "--timeout=20s")
+	if out := w.skein("dc1", "egress", "list"); strings.Contains(out, "web/way") {
+		w.Errorf("%s", out)
+	}
+}
+
+// definitionsRemoved: without its definitions a resource is gone, and what it wished for stays.
+func (w world) definitionsRemoved() {
+	w.kubectl(pool("kept", `{"subnets":[{"ipv4":"10.103.0.0/24"}],"blockSizeBits":3}`), "apply", "-f", "-")
+	w.reason("Applied", "", "addresspool", "kept")
+	w.kubectl(nil, "delete", "crd", "--timeout=20s", "addresspools.skein.dev", "addressblocks.skein.dev", "meshnodes.skein.dev", "egresses.skein.dev")
+	if err := w.lab.WaitConverged(w.Context(), 30*time.Second); err != nil {
+		w.Fatal(err)
+	}
+	if out := w.skein("cloud1", "pool", "list"); !strings.Contains(out, "10.103.0.0/24") || !strings.Contains(out, "10.100.0.0/24") {
+		w.Errorf("%s", out)
+	}
 }

@@ -1,0 +1,483 @@
+package kube
+
+import (
+	"cmp"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"maps"
+	"slices"
+	"strings"
+	"sync"
+	"time"
+
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/apimachinery/pkg/types"
+
+	"github.com/skeinmesh/skein/agent/part"
+	skeinv1 "github.com/skeinmesh/skein/api/skein/v1"
+	"github.com/skeinmesh/skein/events"
+	"github.com/skeinmesh/skein/gossip/candidate"
+	"github.com/skeinmesh/skein/identity"
+	"github.com/skeinmesh/skein/kube/resource"
+)
+
+// controller takes custom resources to the log, and shows the log in them. It runs on admin nodes, and works on one of
+// them at a time: the first by ID that is alive and says that it is a Node. Two that work at once, in a split, do no harm:
+// commands carry what they were decided for, and statuses say the same.
+type controller struct {
+	p    *Part
+	wake chan struct{}
+
+	pools, egresses, blocks, members *mirror[custom]
+
+	retry map[string]time.Time // by UID: what the log has refused is tried again then
+	pace  map[string]time.Time // of MeshNodes, by name: when the next write is allowed
+}
+
+const (
+	refusedEvery = 10 * time.Second // between two tries at what the log refuses
+	memberEvery  = 10 * time.Second // between two writes of a MeshNode
+	mostBlocks   = 5000             // that are mirrored
+	manager      = "skein-controller"
+)
+
+func customResource(plural string) schema.GroupVersionResource {
+	return schema.GroupVersionResource{Group: resource.Group, Version: resource.Version, Resource: plural}
+}
+
+var (
+	poolResource   = customResource("addresspools")
+	egressResource = customResource("egresses")
+	blockResource  = customResource("addressblocks")
+	memberResource = customResource("meshnodes")
+
+	definitionResource = schema.GroupVersionResource{Group: "apiextensions.k8s.io", Version: "v1", Resource: "customresourcedefinitions"}
+)
+
+// custom is a custom resource as the apiserver has it.
+type custom struct{ *unstructured.Unstructured }
+
+func (o custom) same(x custom) bool { return o.GetResourceVersion() == x.GetResourceVersion() }
+
+// mayControl tells whether this node may do the controller's work, and whether it is the one that does.
+func mayControl(s *part.Snapshot) (may, does bool) {
+	if s == nil {
+		return false, false
+	}
+	role := s.State.Role(s.Self.String())
+	if role != events.RoleAdmin && role != events.RoleServer {
+		return false, false
+	}
+	for id, e := range s.Records {
+		role := s.State.Role(id.String())
+		able := (role == events.RoleAdmin || role == events.RoleServer) && e.Record.GetKubernetesNode() != ""
+		if able && s.Alive(id) && slices.Compare(id[:], s.Self[:]) < 0 {
+			return true, false
+		}
+	}
+	return true, true
+}
+
+// run works until ctx ends.
+func (c *controller) run(ctx context.Context, a *apiserver) {
+	c.retry, c.pace = map[string]time.Time{}, map[string]time.Time{}
+	if !c.until(ctx, func() bool { may, _ := mayControl(c.p.snapshot.Load()); return may }) {
+		return
+	}
+	var watching sync.WaitGroup
+	defer watching.Wait()
+	for kind, m := range map[schema.GroupVersionResource]**mirror[custom]{poolResource: &c.pools, egressResource: &c.egresses, blockResource: &c.blocks, memberResource: &c.members} {
+		store := newMirror(func(o metav1.Object) custom { return custom{o.(*unstructured.Unstructured)} }, c.p.metrics.heard.SetToCurrentTime)
+		*m = store
+		watching.Go(func() { a.watchWhole(ctx, kind, store, &c.p.health) })
+	}
+	timer := time.NewTimer(time.Hour)
+	defer timer.Stop()
+	for {
+		select {
+		case <-ctx.Done():
+			return
+		case <-c.wake:
+		case <-c.pools.changed:
+		case <-c.egresses.changed:
+		case <-c.blocks.changed:
+		case <-c.members.changed:
+		case <-timer.C:
+		}
+		if _, does := mayControl(c.p.snapshot.Load()); !does {
+			continue
+		}
+		if again := c.pass(ctx, a); again > 0 {
+			timer.Reset(again)
+		}
+	}
+}
+
+// until waits for a condition that snapshots decide; false: ctx has ended.
+func (c *controller) until(ctx context.Context, ok func() bool) bool {
+	for !ok() {
+		select {
+		case <-ctx.Done():
+			return false
+		case <-c.wake:
+		}
+	}
+	return true
+}
+
+// pass does what is to be done now, and returns when something more is due; 0: nothing.
+func (c *controller) pass(ctx context.Context, a *apiserver) (again time.Duration) {
+	s := c.p.snapshot.Load()
+	later := func(d time.Duration) {
+		if d > 0 && (again == 0 || d < again) {
+			again = d
+		}
+	}
+	for _, o := range sortedObjects(c.pools) {
+		p := resource.AddressPool{Meta: metaOf(o), Observed: observedOf(o)}
+		err := decodeSpec(o, &p.Spec)
+		d := resource.Pool(s.State, p)
+		later(c.act(ctx, a, poolResource, o, p.Meta, d, err, func() map[string]any {
+			use := s.State.PoolUse(p.Name)
+			resting := use.Resting(time.Now())
+			return map[string]any{"nodes": int64(use.Nodes), "blocks": map[string]any{
+				"total": int64(min(use.Blocks, 1<<62)), "owned": int64(use.Owned), "reserved": int64(use.Reserved), "resting": int64(resting), "free": int64(min(use.Free()-resting, 1<<62))}}
+		}))
+	}
+	for _, o := range sortedObjects(c.egresses) {
+		e := resource.Egress{Meta: metaOf(o), Observed: observedOf(o)}
+		err := decodeSpec(o, &e.Spec)
+		d := resource.ForEgress(s.State, e)
+		later(c.act(ctx, a, egressResource, o, e.Meta, d, err, func() map[string]any {
+			owners, n := ownersOf(s.State, e.Namespace, e.Name)
+			return map[string]any{"replicas": int64(n), "selector": "skein.dev/gateway-of=" + e.Name, "owners": owners}
+		}))
+	}
+	c.mirrorBlocks(ctx, a, s)
+	later(c.showMembers(ctx, a, s))
+	return again
+}
+
+func sortedObjects(m *mirror[custom]) []custom {
+	all := m.snapshot()
+	var out []custom
+	for _, key := range slices.Sorted(maps.Keys(all)) {
+		out = append(out, all[key])
+	}
+	return out
+}
+
+func metaOf(o custom) resource.Meta {
+	return resource.Meta{Namespace: o.GetNamespace(), Name: o.GetName(), UID: string(o.GetUID()), Generation: o.GetGeneration(),
+		Deleting: o.GetDeletionTimestamp() != nil, Finalizers: o.GetFinalizers()}
+}
+
+func observedOf(o custom) int64 {
+	n, _, _ := unstructured.NestedInt64(o.Object, "status", "observedGeneration")
+	return n
+}
+
+func decodeSpec(o custom, into any) error {
+	spec, _, err := unstructured.NestedMap(o.Object, "spec")
+	if err != nil {
+		return err
+	}
+	return runtime.DefaultUnstructuredConverter.FromUnstructured(spec, into)
+}
+
+func ownersOf(st *events.State, ns, name string) (owners string, n int) {
+	var names []string
+	for _, slot := range st.Slots(ns, name) {
+		if id, err := identity.ParseID(slot.GetNodeId()); err == nil {
+			n++
+			names = append(names, st.Node(id).GetName())
+		}
+	}
+	return strings.Join(sortedUnique(names), ","), n
+}
+
+func sortedUnique(s []string) []string { return slices.Compact(slices.Sorted(slices.Values(s))) }
+
+// act does what was decided about one resource. It returns when to look again; 0: when something changes.
+func (c *controller) act(ctx context.Context, a *apiserver, kind schema.GroupVersionResource, o custom, m resource.Meta, d resource.Decision, bad error, more func() map[string]any) time.Duration {
+	if wait := time.Until(c.retry[m.UID]); wait > 0 {
+		return wait
+	}
+	var again time.Duration
+	if m.Deleting {
+		ending, err := a.ending(ctx, kind)
+		if err != nil {
+			c.p.health.result("see whether "+o.GetName()+" is deleted with its definition", "get", "customresourcedefinitions", err)
+			return c.wait(m, retryAfter(err))
+		}
+		c.p.health.result("", "get", "customresourcedefinitions", nil)
+		if ending {
+			d = resource.Decision{Release: m.Finalized()}
+		}
+	}
+	if d.Finalize || d.Release {
+		if err := c.finalize(ctx, a, kind, o, d.Finalize); err != nil {
+			return c.failed(m, "write the finalizer of "+o.GetName(), kind, err)
+		}
+	}
+	if d.Release || m.Deleting && !m.Finalized() {
+		delete(c.retry, m.UID)
+		return 0
+	}
+	switch {
+	case bad != nil:
+		d.Condition = resource.Refused(m, bad)
+	case d.Command != nil:
+		_, err := c.p.host.Propose(ctx, d.Command)
+		switch refusal := (*events.Error)(nil); {
+		case err == nil:
+			return 0 // the log's next snapshot shows it
+		case errors.As(err, &refusal):
+			d.Condition = resource.Refused(m, err)
+		default:
+			d.Condition.Message = "the log does not answer: " + err.Error()
+		}
+		again = c.wait(m, 0)
+	}
+	if err := c.status(ctx, a, kind, o, d, more()); err != nil {
+		return c.failed(m, "write the status of "+o.GetName(), kind, err)
+	}
+	c.p.health.result("", "patch", kind.Resource, nil)
+	return again
+}
+
+func (c *controller) failed(m resource.Meta, what string, kind schema.GroupVersionResource, err error) time.Duration {
+	c.p.health.result(what, "patch", kind.Resource, err)
+	return c.wait(m, retryAfter(err))
+}
+
+// wait has a resource looked at again after a while, so long at least.
+func (c *controller) wait(m resource.Meta, least time.Duration) time.Duration {
+	wait := max(refusedEvery, least)
+	c.retry[m.UID] = time.Now().Add(wait)
+	return wait
+}
+
+// finalize puts our finalizer on, or takes it away: fields that a manager does not apply any more go.
+func (c *controller) finalize(ctx context.Context, a *apiserver, kind schema.GroupVersionResource, o custom, on bool) error {
+	meta := map[string]any{"name": o.GetName(), "uid": string(o.GetUID())}
+	if on {
+		meta["finalizers"] = []any{resource.Finalizer}
+	}
+	err := a.apply(ctx, kind, o.GetNamespace(), o.GetName(), map[string]any{"apiVersion": o.GetAPIVersion(), "kind": o.GetKind(), "metadata": meta})
+	c.p.metrics.wrote("finalizer", err)
+	if !on && apierrors.IsNotFound(err) {
+		return nil
+	}
+	return err
+}
+
+// status writes what the resource says of itself, where that is not there yet.
+func (c *controller) status(ctx context.Context, a *apiserver, kind schema.GroupVersionResource, o custom, d resource.Decision, more map[string]any) error {
+	have, _, _ := unstructured.NestedMap(o.Object, "status")
+	truth := map[bool]string{true: "True", false: "False"}[d.Condition.True]
+	if d.Condition.Reason == resource.ReasonPending {
+		truth = "Unknown"
+	}
+	condition := map[string]any{"type": d.Condition.Type, "status": truth, "reason": d.Condition.Reason, "message": d.Condition.Message,
+		"observedGeneration": o.GetGeneration(), "lastTransitionTime": metav1.Now().UTC().Format(time.RFC3339)}
+	if old, _, _ := unstructured.NestedSlice(have, "conditions"); len(old) == 1 {
+		if was, ok := old[0].(map[string]any); ok && was["status"] == truth {
+			condition["lastTransitionTime"] = was["lastTransitionTime"]
+		}
+	}
+	want := map[string]any{"observedGeneration": d.Observed, "conditions": []any{condition}}
+	maps.Copy(want, more)
+	if sameJSON(have, want) {
+		return nil
+	}
+	err := a.apply(ctx, kind, o.GetNamespace(), o.GetName(), map[string]any{
+		"apiVersion": o.GetAPIVersion(), "kind": o.GetKind(), "metadata": map[string]any{"name": o.GetName(), "uid": string(o.GetUID())}, "status": want,
+	}, "status")
+	c.p.metrics.wrote("status", err)
+	return err
+}
+
+func sameJSON(a, b any) bool {
+	x, err1 := json.Marshal(a)
+	y, err2 := json.Marshal(b)
+	return err1 == nil && err2 == nil && string(x) == string(y)
+}
+
+// mirrorBlocks makes the AddressBlocks as the log has the blocks.
+func (c *controller) mirrorBlocks(ctx context.Context, a *apiserver, s *part.Snapshot) {
+	have := c.blocks.snapshot()
+	if have == nil {
+		return
+	}
+	names := map[string]string{}
+	for _, n := range s.State.Nodes() {
+		names[n.GetId()] = n.GetName()
+	}
+	want := map[string]map[string]any{}
+	for _, b := range s.State.Blocks() {
+		if len(want) == mostBlocks {
+			break
+		}
+		want[fmt.Sprintf("%s-%d", b.GetPool(), b.GetNumber())] = blockSpec(b, names)
+	}
+	for name := range have {
+		if want[name] == nil {
+			c.write(ctx, "remove AddressBlock "+name, "delete", blockResource, a.dynamic.Resource(blockResource).Delete(ctx, name, metav1.DeleteOptions{}))
+		}
+	}
+	for _, name := range slices.Sorted(maps.Keys(want)) {
+		if o, known := have[name]; known {
+			if spec, _, _ := unstructured.NestedMap(o.Object, "spec"); sameJSON(spec, want[name]) {
+				continue
+			}
+		}
+		c.write(ctx, "write AddressBlock "+name, "patch", blockResource, a.apply(ctx, blockResource, "", name, body("AddressBlock", name, map[string]any{"spec": want[name]})))
+	}
+}
+
+func blockSpec(b *skeinv1.Block, names map[string]string) map[string]any {
+	spec := map[string]any{"pool": b.GetPool(), "number": int64(b.GetNumber())}
+	for field, value := range map[string]string{"ipv4": b.GetIpv4(), "ipv6": b.GetIpv6(), "node": names[b.GetNodeId()], "reason": b.GetReason()} {
+		if value != "" {
+			spec[field] = value
+		}
+	}
+	return spec
+}
+
+func body(kind, name string, more map[string]any) map[string]any {
+	o := map[string]any{"apiVersion": resource.Group + "/" + resource.Version, "kind": kind, "metadata": map[string]any{"name": name}}
+	maps.Copy(o, more)
+	return o
+}
+
+// write tells how a write went.
+func (c *controller) write(ctx context.Context, what, verb string, kind schema.GroupVersionResource, err error) {
+	if ctx.Err() != nil || verb == "delete" && apierrors.IsNotFound(err) {
+		return
+	}
+	c.p.metrics.wrote(kind.Resource, err)
+	c.p.health.result(what, verb, kind.Resource, err)
+}
+
+// showMembers makes the MeshNodes as log and records have the members. It returns when one may be written again; 0: none waits.
+func (c *controller) showMembers(ctx context.Context, a *apiserver, s *part.Snapshot) (again time.Duration) {
+	have := c.members.snapshot()
+	if have == nil {
+		return 0
+	}
+	want := map[string]*skeinv1.Node{}
+	for _, n := range s.State.Nodes() {
+		want[n.GetName()] = n
+	}
+	for name := range have {
+		if want[name] == nil {
+			c.write(ctx, "remove MeshNode "+name, "delete", memberResource, a.dynamic.Resource(memberResource).Delete(ctx, name, metav1.DeleteOptions{}))
+			delete(c.pace, name)
+		}
+	}
+	now := time.Now()
+	for _, name := range slices.Sorted(maps.Keys(want)) {
+		n := want[name]
+		spec, status := memberSpec(n), memberStatus(s, n)
+		o, known := have[name]
+		haveSpec, _, _ := unstructured.NestedMap(o.content(), "spec")
+		haveStatus, _, _ := unstructured.NestedMap(o.content(), "status")
+		if known && sameJSON(haveSpec, spec) && sameJSON(haveStatus, status) {
+			continue
+		}
+		if wait := c.pace[name].Sub(now); wait > 0 {
+			again = cmp.Or(min(cmp.Or(again, wait), wait), wait)
+			continue
+		}
+		c.pace[name] = now.Add(memberEvery)
+		var err error
+		if !known || !sameJSON(haveSpec, spec) {
+			err = a.apply(ctx, memberResource, "", name, body("MeshNode", name, map[string]any{"spec": spec}))
+		}
+		if err == nil {
+			err = a.apply(ctx, memberResource, "", name, body("MeshNode", name, map[string]any{"status": status}), "status")
+		}
+		c.write(ctx, "write MeshNode "+name, "patch", memberResource, err)
+	}
+	return again
+}
+
+func (o custom) content() map[string]any {
+	if o.Unstructured == nil {
+		return nil
+	}
+	return o.Object
+}
+
+func memberSpec(n *skeinv1.Node) map[string]any { return map[string]any{"nodeID": n.GetId()} }
+
+// memberStatus is what a MeshNode says of a member.
+func memberStatus(s *part.Snapshot, n *skeinv1.Node) map[string]any {
+	id, err := identity.ParseID(n.GetId())
+	if err != nil {
+		return map[string]any{}
+	}
+	r := s.Records[id].Record
+	status := map[string]any{"alive": s.Alive(id), "leader": r.GetLeaderWish()}
+	for field, value := range map[string]string{
+		"kubernetesNode": r.GetKubernetesNode(), "nat": candidate.NATName(r.GetNatType()), "mode": r.GetTransportMode(), "site": r.GetSite(), "endpoint": endpointOf(r),
+		"role": string(s.State.Role(n.GetId())), "ipv4": n.GetIpv4(), "ipv6": n.GetIpv6(), "version": r.GetVersion(),
+	} {
+		if value != "" {
+			status[field] = value
+		}
+	}
+	return status
+}
+
+// endpointOf is the best address at which others try a node: one that was asked for, then as the internet sees it, then
+// its own.
+func endpointOf(r *skeinv1.Record) string {
+	if r.GetForcedEndpoint() != "" {
+		return r.GetForcedEndpoint()
+	}
+	best, text := uint32(0), ""
+	for _, c := range r.GetCandidates() {
+		if c.GetType() == skeinv1.CandidateType_CANDIDATE_TYPE_SRFLX {
+			return c.GetAddress()
+		}
+		if text == "" || c.GetPriority() > best {
+			best, text = c.GetPriority(), c.GetAddress()
+		}
+	}
+	return text
+}
+
+// ending tells whether a kind's definition is being removed, or gone. Its objects then go as well, which nobody wished
+// of any of them.
+func (a *apiserver) ending(ctx context.Context, kind schema.GroupVersionResource) (bool, error) {
+	d, err := a.metadata.Resource(definitionResource).Get(ctx, kind.Resource+"."+kind.Group, metav1.GetOptions{})
+	switch {
+	case apierrors.IsNotFound(err):
+		return true, nil
+	case err != nil:
+		return false, err
+	}
+	return d.GetDeletionTimestamp() != nil, nil
+}
+
+// apply is a server-side apply of the controller's; with uid in the metadata it makes no object.
+func (a *apiserver) apply(ctx context.Context, kind schema.GroupVersionResource, ns, name string, o map[string]any, subresources ...string) error {
+	body, err := json.Marshal(o)
+	if err != nil {
+		return err
+	}
+	force := true
+	ctx, cancel := context.WithTimeout(ctx, writeTimeout)
+	defer cancel()
+	_, err = a.metadata.Resource(kind).Namespace(ns).Patch(ctx, name, types.ApplyPatchType, body, metav1.PatchOptions{FieldManager: manager, Force: &force}, subresources...)
+	return err
+}
