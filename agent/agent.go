@@ -61,6 +61,8 @@ type Options struct {
 	Procs *procs.Tuner
 	// Lag is told how late this process wakes; nil: the agent keeps that to itself.
 	Lag *lag.Meter
+	// OnReady is called once this agent is up: its data plane is as it should be, or does not come up. It may be nil.
+	OnReady func()
 	// Parts run beside the agent's own, while it is a running member.
 	Parts []part.Part
 }
@@ -152,7 +154,7 @@ type Agent struct {
 	lazy         atomic.Bool   // a large mesh: pairs without traffic are idle
 	stale        atomic.Bool   // the newest Spec is to be applied, also if it is the same again
 	applied      atomic.Bool   // a Spec has been applied without error
-	planeStands  chan struct{} // closed by planeUp once it has, for the parts
+	planeStands  chan struct{} // closed by planeUp once it has
 	planeUp      sync.Once
 
 	profiling sync.Mutex // held while a profile is taken

@@ -81,6 +81,7 @@ func (a *Agent) run(ctx context.Context) error {
 	}
 	defer stopAPI()
 	a.metrics.serve(ctx, a.metricsPort)
+	a.tellReady(ctx)
 	partsEnded := a.runParts(ctx)
 	a.phase.Store(PhaseRunning)
 	a.log.Info("agent is up", "node", a.id.String(), "name", a.cfg.Name, "cluster", a.cluster.String(), "epoch", a.epoch, "index", a.replica.State().Index())
@@ -309,6 +310,7 @@ func (a *Agent) sync(ctx context.Context) error {
 		}
 		a.apply(ctx)
 	}
+	a.notePlane()
 	a.followParts()
 	return nil
 }

@@ -4,6 +4,7 @@ import (
 	"context"
 	"net/netip"
 	"sync"
+	"time"
 
 	"github.com/skeinmesh/skein/agent/part"
 	skeinv1 "github.com/skeinmesh/skein/api/skein/v1"
@@ -19,8 +20,8 @@ func (a *Agent) openParts() error {
 	return nil
 }
 
-// runParts runs the parts until ctx ends, once the data plane is as it should be: whom they talk to may be in the mesh, and
-// what is sent there before would leave by another way. The function that it returns waits for their ends.
+// runParts runs the parts until ctx ends, once the data plane is as it should be: whom they talk to may be in the
+// mesh, and what is sent there before would leave by another way. The function that it returns waits for their ends.
 func (a *Agent) runParts(ctx context.Context) (wait func()) {
 	var running sync.WaitGroup
 	for _, p := range a.opts.Parts {
@@ -35,13 +36,37 @@ func (a *Agent) runParts(ctx context.Context) (wait func()) {
 	return running.Wait
 }
 
+// readyAtLatest is how long others, such as kubelet, wait for a data plane that does not come up. What is wrong is
+// then in status, and may be mended while they run.
+const readyAtLatest = 20 * time.Second
+
+// tellReady tells whoever started this agent when it is up: once the data plane is as it should be.
+func (a *Agent) tellReady(ctx context.Context) {
+	if a.opts.OnReady == nil {
+		return
+	}
+	go func() {
+		select {
+		case <-a.planeStands:
+		case <-time.After(readyAtLatest):
+		case <-ctx.Done():
+			return
+		}
+		a.opts.OnReady()
+	}()
+}
+
+// notePlane notes that the data plane has come up.
+func (a *Agent) notePlane() {
+	if a.applied.Load() || a.relayOnly() {
+		a.planeUp.Do(func() { close(a.planeStands) })
+	}
+}
+
 // followParts shows the parts what the loop has just taken in.
 func (a *Agent) followParts() {
 	if len(a.opts.Parts) == 0 {
 		return
-	}
-	if a.applied.Load() || a.relayOnly() {
-		a.planeUp.Do(func() { close(a.planeStands) })
 	}
 	s := part.Snapshot{Self: a.id, State: a.loop.state, Records: a.gossip.Records(), Alive: a.gossip.Alive}
 	for _, p := range a.opts.Parts {

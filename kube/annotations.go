@@ -33,7 +33,10 @@ var wishKeys = []struct {
 	{[]string{Prefix + "location", kiloPrefix + "location"}, takeSite},
 	{[]string{Prefix + "leader", kiloPrefix + "leader"}, takeLeader},
 	{[]string{Prefix + "force-internal-ip", kiloPrefix + "force-internal-ip"}, takeInternalIP},
-	{[]string{Prefix + "force-endpoint", kiloPrefix + "force-endpoint", Prefix + "endpoint", wireKubeEndpoint}, takeEndpoint},
+	{
+		[]string{Prefix + "force-endpoint", kiloPrefix + "force-endpoint", Prefix + "endpoint", wireKubeEndpoint},
+		takeEndpoint,
+	},
 	{[]string{Prefix + "persistent-keepalive", kiloPrefix + "persistent-keepalive"}, takeKeepalive},
 	{[]string{Prefix + "birthday-attack"}, takeBirthday},
 }
@@ -115,8 +118,12 @@ func takeEndpoint(w *part.Wishes, value string) error {
 	if err == nil && len(host) > 253 {
 		err = fmt.Errorf("the name has %d characters", len(host))
 	}
-	if err != nil || strings.ContainsFunc(value, func(r rune) bool { return !unicode.IsPrint(r) || unicode.IsSpace(r) }) {
-		return fmt.Errorf("%.80q: want host:port, such as 192.0.2.7:51820, [2001:db8::7]:51820 or edge.example.com:51820", value)
+	if err != nil ||
+		strings.ContainsFunc(value, func(r rune) bool { return !unicode.IsPrint(r) || unicode.IsSpace(r) }) {
+		return fmt.Errorf(
+			"%.80q: want host:port, such as 192.0.2.7:51820, [2001:db8::7]:51820 or edge.example.com:51820",
+			value,
+		)
 	}
 	w.ForceEndpoint = value
 	return nil

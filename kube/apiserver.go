@@ -43,11 +43,12 @@ var (
 // agents do not all ask at once.
 var backoff = wait.Backoff{Duration: 500 * time.Millisecond, Cap: 8 * time.Second, Steps: 5, Factor: 2, Jitter: 0.5}
 
-// dialTimeout is short, since an apiserver that returns shall be heard soon: a connection that nobody answers is what a
-// host that is away looks like.
+// dialTimeout is short, since an apiserver that returns shall be heard soon: a connection that nobody answers is what
+// a host that is away looks like.
 const dialTimeout = 3 * time.Second
 
-// An agent asks the apiserver for a few things; the one that takes custom resources to the log, for as many as there are.
+// An agent asks the apiserver for a few things; the one that takes custom resources to the log, for as many as there
+// are.
 const (
 	requestsPerSecond = 50
 	requestsBurst     = 200
@@ -112,9 +113,10 @@ func (p *Part) connect(ctx context.Context) *apiserver {
 
 const subjectConfig = "kubernetes: kubeconfig"
 
-// watch keeps the store as the apiserver has the objects of a kind, until ctx ends: all of them, or those that a field
-// selector picks. Their metadata alone is sent.
-func (a *apiserver) watch(ctx context.Context, kind schema.GroupVersionResource, fields string, store cache.ReflectorStore, h *health) {
+// watch keeps the store as the apiserver has the objects of a kind, until ctx ends: all of them, or those that a
+// field selector picks. Their metadata alone is sent.
+func (a *apiserver) watch(ctx context.Context, kind schema.GroupVersionResource, fields string,
+	store cache.ReflectorStore, h *health) {
 	r := a.metadata.Resource(kind)
 	list := func(ctx context.Context, o metav1.ListOptions) (runtime.Object, error) {
 		o.FieldSelector = fields
@@ -128,14 +130,16 @@ func (a *apiserver) watch(ctx context.Context, kind schema.GroupVersionResource,
 }
 
 // watchWhole does the same with whole objects, of a kind that has a resource definition.
-func (a *apiserver) watchWhole(ctx context.Context, kind schema.GroupVersionResource, store cache.ReflectorStore, h *health) {
+func (a *apiserver) watchWhole(ctx context.Context, kind schema.GroupVersionResource, store cache.ReflectorStore,
+	h *health) {
 	r := a.dynamic.Resource(kind)
 	list := func(ctx context.Context, o metav1.ListOptions) (runtime.Object, error) { return r.List(ctx, o) }
 	reflect(ctx, kind, &unstructured.Unstructured{}, list, r.Watch, store, h)
 }
 
 // reflect runs a reflector, and tells how its requests go.
-func reflect(ctx context.Context, kind schema.GroupVersionResource, like runtime.Object, list func(context.Context, metav1.ListOptions) (runtime.Object, error),
+func reflect(ctx context.Context, kind schema.GroupVersionResource, like runtime.Object,
+	list func(context.Context, metav1.ListOptions) (runtime.Object, error),
 	follow func(context.Context, metav1.ListOptions) (watch.Interface, error), store cache.ReflectorStore, h *health) {
 	lw := &cache.ListWatch{
 		ListWithContextFunc: func(ctx context.Context, o metav1.ListOptions) (runtime.Object, error) {
@@ -153,11 +157,12 @@ func reflect(ctx context.Context, kind schema.GroupVersionResource, like runtime
 		},
 	}
 	b := backoff
-	cache.NewReflectorWithOptions(lw, like, store, cache.ReflectorOptions{Name: kind.Resource, Backoff: &b}).RunWithContext(ctx)
+	cache.NewReflectorWithOptions(lw, like, store, cache.ReflectorOptions{Name: kind.Resource, Backoff: &b}).
+		RunWithContext(ctx)
 }
 
-// annotate sets an annotation of a Node by server-side apply. It fails where the Node is not the one that was seen, so
-// that it never makes one.
+// annotate sets an annotation of a Node by server-side apply. It fails where the Node is not the one that was seen,
+// so that it never makes one.
 func (a *apiserver) annotate(ctx context.Context, n *Node, name, value string) error {
 	body, err := json.Marshal(map[string]any{
 		"apiVersion": "v1", "kind": "Node",
@@ -167,7 +172,8 @@ func (a *apiserver) annotate(ctx context.Context, n *Node, name, value string) e
 		return err
 	}
 	force := true
-	_, err = a.metadata.Resource(nodeResource).Patch(ctx, n.Name, types.ApplyPatchType, body, metav1.PatchOptions{FieldManager: fieldManager, Force: &force})
+	_, err = a.metadata.Resource(nodeResource).
+		Patch(ctx, n.Name, types.ApplyPatchType, body, metav1.PatchOptions{FieldManager: fieldManager, Force: &force})
 	return err
 }
 
@@ -180,9 +186,14 @@ func (a *apiserver) event(ctx context.Context, n *Node, reason, message string) 
 		"involvedObject": map[string]any{"apiVersion": "v1", "kind": "Node", "name": n.Name, "uid": n.UID},
 		"reason":         reason, "message": message, "type": "Warning",
 		"firstTimestamp": now, "lastTimestamp": now, "count": int64(1),
-		"source": map[string]any{"component": "skein", "host": n.Name}, "reportingComponent": "skein", "reportingInstance": n.Name,
+		"source": map[string]any{
+			"component": "skein",
+			"host":      n.Name,
+		}, "reportingComponent": "skein", "reportingInstance": n.Name,
 	}}
-	_, err := a.dynamic.Resource(eventResource).Namespace(eventNamespace).Create(ctx, e, metav1.CreateOptions{FieldManager: fieldManager})
+	_, err := a.dynamic.Resource(eventResource).
+		Namespace(eventNamespace).
+		Create(ctx, e, metav1.CreateOptions{FieldManager: fieldManager})
 	return err
 }
 

@@ -27,15 +27,16 @@ import (
 	"github.com/skeinmesh/skein/kube/resource"
 )
 
-// controller takes custom resources to the log, and shows the log in them. It runs on admin nodes, and works on one of
-// them at a time: the first by ID that is alive and says that it is a Node. Two that work at once, in a split, do no harm:
-// commands carry what they were decided for, and statuses say the same.
+// controller takes custom resources to the log, and shows the log in them. It runs on admin nodes, and works on one
+// of them at a time: the first by ID that is alive and says that it is a Node. Two that work at once, in a split, do
+// no harm: commands carry what they were decided for, and statuses say the same.
 type controller struct {
 	p    *Part
 	wake chan struct{}
 
 	pools, egresses, blocks, members *mirror[custom]
 
+	gone  gone                 // members without their Node
 	retry map[string]time.Time // by UID: what the log has refused is tried again then
 	pace  map[string]time.Time // of MeshNodes, by name: when the next write is allowed
 }
@@ -57,7 +58,11 @@ var (
 	blockResource  = customResource("addressblocks")
 	memberResource = customResource("meshnodes")
 
-	definitionResource = schema.GroupVersionResource{Group: "apiextensions.k8s.io", Version: "v1", Resource: "customresourcedefinitions"}
+	definitionResource = schema.GroupVersionResource{
+		Group:    "apiextensions.k8s.io",
+		Version:  "v1",
+		Resource: "customresourcedefinitions",
+	}
 )
 
 // custom is a custom resource as the apiserver has it.
@@ -86,14 +91,17 @@ func mayControl(s *part.Snapshot) (may, does bool) {
 
 // run works until ctx ends.
 func (c *controller) run(ctx context.Context, a *apiserver) {
-	c.retry, c.pace = map[string]time.Time{}, map[string]time.Time{}
+	c.retry, c.pace, c.gone = map[string]time.Time{}, map[string]time.Time{}, gone{}
 	if !c.until(ctx, func() bool { may, _ := mayControl(c.p.snapshot.Load()); return may }) {
 		return
 	}
 	var watching sync.WaitGroup
 	defer watching.Wait()
-	for kind, m := range map[schema.GroupVersionResource]**mirror[custom]{poolResource: &c.pools, egressResource: &c.egresses, blockResource: &c.blocks, memberResource: &c.members} {
-		store := newMirror(func(o metav1.Object) custom { return custom{o.(*unstructured.Unstructured)} }, c.p.metrics.heard.SetToCurrentTime)
+	for kind, m := range map[schema.GroupVersionResource]**mirror[custom]{
+		poolResource: &c.pools, egressResource: &c.egresses, blockResource: &c.blocks, memberResource: &c.members,
+	} {
+		store := newMirror(func(o metav1.Object) custom { return custom{o.(*unstructured.Unstructured)} },
+			c.p.metrics.heard.SetToCurrentTime)
 		*m = store
 		watching.Go(func() { a.watchWhole(ctx, kind, store, &c.p.health) })
 	}
@@ -146,8 +154,11 @@ func (c *controller) pass(ctx context.Context, a *apiserver) (again time.Duratio
 		later(c.act(ctx, a, poolResource, o, p.Meta, d, err, func() map[string]any {
 			use := s.State.PoolUse(p.Name)
 			resting := use.Resting(time.Now())
+			const most = 1 << 62 // an IPv6 pool may have more, and JSON's integers end before
 			return map[string]any{"nodes": int64(use.Nodes), "blocks": map[string]any{
-				"total": int64(min(use.Blocks, 1<<62)), "owned": int64(use.Owned), "reserved": int64(use.Reserved), "resting": int64(resting), "free": int64(min(use.Free()-resting, 1<<62))}}
+				"total": int64(min(use.Blocks, most)), "owned": int64(use.Owned), "reserved": int64(use.Reserved),
+				"resting": int64(resting), "free": int64(min(use.Free()-resting, most)),
+			}}
 		}))
 	}
 	for _, o := range sortedObjects(c.egresses) {
@@ -161,6 +172,7 @@ func (c *controller) pass(ctx context.Context, a *apiserver) (again time.Duratio
 	}
 	c.mirrorBlocks(ctx, a, s)
 	later(c.showMembers(ctx, a, s))
+	later(c.collect(ctx, a, s))
 	return again
 }
 
@@ -174,8 +186,14 @@ func sortedObjects(m *mirror[custom]) []custom {
 }
 
 func metaOf(o custom) resource.Meta {
-	return resource.Meta{Namespace: o.GetNamespace(), Name: o.GetName(), UID: string(o.GetUID()), Generation: o.GetGeneration(),
-		Deleting: o.GetDeletionTimestamp() != nil, Finalizers: o.GetFinalizers()}
+	return resource.Meta{
+		Namespace:  o.GetNamespace(),
+		Name:       o.GetName(),
+		UID:        string(o.GetUID()),
+		Generation: o.GetGeneration(),
+		Deleting:   o.GetDeletionTimestamp() != nil,
+		Finalizers: o.GetFinalizers(),
+	}
 }
 
 func observedOf(o custom) int64 {
@@ -205,7 +223,8 @@ func ownersOf(st *events.State, ns, name string) (owners string, n int) {
 func sortedUnique(s []string) []string { return slices.Compact(slices.Sorted(slices.Values(s))) }
 
 // act does what was decided about one resource. It returns when to look again; 0: when something changes.
-func (c *controller) act(ctx context.Context, a *apiserver, kind schema.GroupVersionResource, o custom, m resource.Meta, d resource.Decision, bad error, more func() map[string]any) time.Duration {
+func (c *controller) act(ctx context.Context, a *apiserver, kind schema.GroupVersionResource, o custom, m resource.Meta,
+	d resource.Decision, bad error, more func() map[string]any) time.Duration {
 	if wait := time.Until(c.retry[m.UID]); wait > 0 {
 		return wait
 	}
@@ -213,7 +232,8 @@ func (c *controller) act(ctx context.Context, a *apiserver, kind schema.GroupVer
 	if m.Deleting {
 		ending, err := a.ending(ctx, kind)
 		if err != nil {
-			c.p.health.result("see whether "+o.GetName()+" is deleted with its definition", "get", "customresourcedefinitions", err)
+			c.p.health.result("see whether "+o.GetName()+" is deleted with its definition", "get",
+				"customresourcedefinitions", err)
 			return c.wait(m, retryAfter(err))
 		}
 		c.p.health.result("", "get", "customresourcedefinitions", nil)
@@ -265,12 +285,14 @@ func (c *controller) wait(m resource.Meta, least time.Duration) time.Duration {
 }
 
 // finalize puts our finalizer on, or takes it away: fields that a manager does not apply any more go.
-func (c *controller) finalize(ctx context.Context, a *apiserver, kind schema.GroupVersionResource, o custom, on bool) error {
+func (c *controller) finalize(ctx context.Context, a *apiserver, kind schema.GroupVersionResource, o custom,
+	on bool) error {
 	meta := map[string]any{"name": o.GetName(), "uid": string(o.GetUID())}
 	if on {
 		meta["finalizers"] = []any{resource.Finalizer}
 	}
-	err := a.apply(ctx, kind, o.GetNamespace(), o.GetName(), map[string]any{"apiVersion": o.GetAPIVersion(), "kind": o.GetKind(), "metadata": meta})
+	err := a.apply(ctx, kind, o.GetNamespace(), o.GetName(),
+		map[string]any{"apiVersion": o.GetAPIVersion(), "kind": o.GetKind(), "metadata": meta})
 	c.p.metrics.wrote("finalizer", err)
 	if !on && apierrors.IsNotFound(err) {
 		return nil
@@ -279,14 +301,21 @@ func (c *controller) finalize(ctx context.Context, a *apiserver, kind schema.Gro
 }
 
 // status writes what the resource says of itself, where that is not there yet.
-func (c *controller) status(ctx context.Context, a *apiserver, kind schema.GroupVersionResource, o custom, d resource.Decision, more map[string]any) error {
+func (c *controller) status(ctx context.Context, a *apiserver, kind schema.GroupVersionResource, o custom,
+	d resource.Decision, more map[string]any) error {
 	have, _, _ := unstructured.NestedMap(o.Object, "status")
 	truth := map[bool]string{true: "True", false: "False"}[d.Condition.True]
 	if d.Condition.Reason == resource.ReasonPending {
 		truth = "Unknown"
 	}
-	condition := map[string]any{"type": d.Condition.Type, "status": truth, "reason": d.Condition.Reason, "message": d.Condition.Message,
-		"observedGeneration": o.GetGeneration(), "lastTransitionTime": metav1.Now().UTC().Format(time.RFC3339)}
+	condition := map[string]any{
+		"type":               d.Condition.Type,
+		"status":             truth,
+		"reason":             d.Condition.Reason,
+		"message":            d.Condition.Message,
+		"observedGeneration": o.GetGeneration(),
+		"lastTransitionTime": metav1.Now().UTC().Format(time.RFC3339),
+	}
 	if old, _, _ := unstructured.NestedSlice(have, "conditions"); len(old) == 1 {
 		if was, ok := old[0].(map[string]any); ok && was["status"] == truth {
 			condition["lastTransitionTime"] = was["lastTransitionTime"]
@@ -298,7 +327,8 @@ func (c *controller) status(ctx context.Context, a *apiserver, kind schema.Group
 		return nil
 	}
 	err := a.apply(ctx, kind, o.GetNamespace(), o.GetName(), map[string]any{
-		"apiVersion": o.GetAPIVersion(), "kind": o.GetKind(), "metadata": map[string]any{"name": o.GetName(), "uid": string(o.GetUID())}, "status": want,
+		"apiVersion": o.GetAPIVersion(), "kind": o.GetKind(),
+		"metadata": map[string]any{"name": o.GetName(), "uid": string(o.GetUID())}, "status": want,
 	}, "status")
 	c.p.metrics.wrote("status", err)
 	return err
@@ -329,7 +359,8 @@ func (c *controller) mirrorBlocks(ctx context.Context, a *apiserver, s *part.Sna
 	}
 	for name := range have {
 		if want[name] == nil {
-			c.write(ctx, "remove AddressBlock "+name, "delete", blockResource, a.dynamic.Resource(blockResource).Delete(ctx, name, metav1.DeleteOptions{}))
+			c.write(ctx, "remove AddressBlock "+name, "delete", blockResource,
+				a.dynamic.Resource(blockResource).Delete(ctx, name, metav1.DeleteOptions{}))
 		}
 	}
 	for _, name := range slices.Sorted(maps.Keys(want)) {
@@ -338,13 +369,16 @@ func (c *controller) mirrorBlocks(ctx context.Context, a *apiserver, s *part.Sna
 				continue
 			}
 		}
-		c.write(ctx, "write AddressBlock "+name, "patch", blockResource, a.apply(ctx, blockResource, "", name, body("AddressBlock", name, map[string]any{"spec": want[name]})))
+		c.write(ctx, "write AddressBlock "+name, "patch", blockResource,
+			a.apply(ctx, blockResource, "", name, body("AddressBlock", name, map[string]any{"spec": want[name]})))
 	}
 }
 
 func blockSpec(b *skeinv1.Block, names map[string]string) map[string]any {
 	spec := map[string]any{"pool": b.GetPool(), "number": int64(b.GetNumber())}
-	for field, value := range map[string]string{"ipv4": b.GetIpv4(), "ipv6": b.GetIpv6(), "node": names[b.GetNodeId()], "reason": b.GetReason()} {
+	for field, value := range map[string]string{
+		"ipv4": b.GetIpv4(), "ipv6": b.GetIpv6(), "node": names[b.GetNodeId()], "reason": b.GetReason(),
+	} {
 		if value != "" {
 			spec[field] = value
 		}
@@ -353,7 +387,11 @@ func blockSpec(b *skeinv1.Block, names map[string]string) map[string]any {
 }
 
 func body(kind, name string, more map[string]any) map[string]any {
-	o := map[string]any{"apiVersion": resource.Group + "/" + resource.Version, "kind": kind, "metadata": map[string]any{"name": name}}
+	o := map[string]any{
+		"apiVersion": resource.Group + "/" + resource.Version,
+		"kind":       kind,
+		"metadata":   map[string]any{"name": name},
+	}
 	maps.Copy(o, more)
 	return o
 }
@@ -367,7 +405,8 @@ func (c *controller) write(ctx context.Context, what, verb string, kind schema.G
 	c.p.health.result(what, verb, kind.Resource, err)
 }
 
-// showMembers makes the MeshNodes as log and records have the members. It returns when one may be written again; 0: none waits.
+// showMembers makes the MeshNodes as log and records have the members. It returns when one may be written again; 0:
+// none waits.
 func (c *controller) showMembers(ctx context.Context, a *apiserver, s *part.Snapshot) (again time.Duration) {
 	have := c.members.snapshot()
 	if have == nil {
@@ -379,7 +418,8 @@ func (c *controller) showMembers(ctx context.Context, a *apiserver, s *part.Snap
 	}
 	for name := range have {
 		if want[name] == nil {
-			c.write(ctx, "remove MeshNode "+name, "delete", memberResource, a.dynamic.Resource(memberResource).Delete(ctx, name, metav1.DeleteOptions{}))
+			c.write(ctx, "remove MeshNode "+name, "delete", memberResource,
+				a.dynamic.Resource(memberResource).Delete(ctx, name, metav1.DeleteOptions{}))
 			delete(c.pace, name)
 		}
 	}
@@ -403,7 +443,8 @@ func (c *controller) showMembers(ctx context.Context, a *apiserver, s *part.Snap
 			err = a.apply(ctx, memberResource, "", name, body("MeshNode", name, map[string]any{"spec": spec}))
 		}
 		if err == nil {
-			err = a.apply(ctx, memberResource, "", name, body("MeshNode", name, map[string]any{"status": status}), "status")
+			err = a.apply(ctx, memberResource, "", name, body("MeshNode", name, map[string]any{"status": status}),
+				"status")
 		}
 		c.write(ctx, "write MeshNode "+name, "patch", memberResource, err)
 	}
@@ -428,7 +469,8 @@ func memberStatus(s *part.Snapshot, n *skeinv1.Node) map[string]any {
 	r := s.Records[id].Record
 	status := map[string]any{"alive": s.Alive(id), "leader": r.GetLeaderWish()}
 	for field, value := range map[string]string{
-		"kubernetesNode": r.GetKubernetesNode(), "nat": candidate.NATName(r.GetNatType()), "mode": r.GetTransportMode(), "site": r.GetSite(), "endpoint": endpointOf(r),
+		"kubernetesNode": r.GetKubernetesNode(), "nat": candidate.NATName(r.GetNatType()), "mode": r.GetTransportMode(),
+		"site": r.GetSite(), "endpoint": endpointOf(r),
 		"role": string(s.State.Role(n.GetId())), "ipv4": n.GetIpv4(), "ipv6": n.GetIpv6(), "version": r.GetVersion(),
 	} {
 		if value != "" {
@@ -438,8 +480,8 @@ func memberStatus(s *part.Snapshot, n *skeinv1.Node) map[string]any {
 	return status
 }
 
-// endpointOf is the best address at which others try a node: one that was asked for, then as the internet sees it, then
-// its own.
+// endpointOf is the best address at which others try a node: one that was asked for, then as the internet sees it,
+// then its own.
 func endpointOf(r *skeinv1.Record) string {
 	if r.GetForcedEndpoint() != "" {
 		return r.GetForcedEndpoint()
@@ -456,8 +498,8 @@ func endpointOf(r *skeinv1.Record) string {
 	return text
 }
 
-// ending tells whether a kind's definition is being removed, or gone. Its objects then go as well, which nobody wished
-// of any of them.
+// ending tells whether a kind's definition is being removed, or gone. Its objects then go as well, which nobody
+// wished of any of them.
 func (a *apiserver) ending(ctx context.Context, kind schema.GroupVersionResource) (bool, error) {
 	d, err := a.metadata.Resource(definitionResource).Get(ctx, kind.Resource+"."+kind.Group, metav1.GetOptions{})
 	switch {
@@ -470,7 +512,8 @@ func (a *apiserver) ending(ctx context.Context, kind schema.GroupVersionResource
 }
 
 // apply is a server-side apply of the controller's; with uid in the metadata it makes no object.
-func (a *apiserver) apply(ctx context.Context, kind schema.GroupVersionResource, ns, name string, o map[string]any, subresources ...string) error {
+func (a *apiserver) apply(ctx context.Context, kind schema.GroupVersionResource, ns, name string, o map[string]any,
+	subresources ...string) error {
 	body, err := json.Marshal(o)
 	if err != nil {
 		return err
@@ -478,6 +521,9 @@ func (a *apiserver) apply(ctx context.Context, kind schema.GroupVersionResource,
 	force := true
 	ctx, cancel := context.WithTimeout(ctx, writeTimeout)
 	defer cancel()
-	_, err = a.metadata.Resource(kind).Namespace(ns).Patch(ctx, name, types.ApplyPatchType, body, metav1.PatchOptions{FieldManager: manager, Force: &force}, subresources...)
+	_, err = a.metadata.Resource(kind).
+		Namespace(ns).
+		Patch(ctx, name, types.ApplyPatchType, body,
+			metav1.PatchOptions{FieldManager: manager, Force: &force}, subresources...)
 	return err
 }

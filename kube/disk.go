@@ -21,7 +21,8 @@ type diskCopy struct {
 	Pods       map[string]pod       `json:"pods,omitempty"` // this host's, by namespace/name
 }
 
-// loadCopy reads the copy. One that is not there is empty; one that cannot be read costs nothing but news, and is told.
+// loadCopy reads the copy. One that is not there is empty; one that cannot be read costs nothing but news, and is
+// told.
 func loadCopy(dir string) (diskCopy, error) {
 	var c diskCopy
 	path := filepath.Join(dir, copyFile)

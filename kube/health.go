@@ -9,8 +9,8 @@ import (
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 )
 
-// health tells the agent's status what is wrong between this host and the apiserver, by what was tried. It is safe for
-// concurrent use.
+// health tells the agent's status what is wrong between this host and the apiserver, by what was tried. It is safe
+// for concurrent use.
 type health struct {
 	report func(subject, message, advice string)
 
@@ -50,7 +50,8 @@ func diagnosis(what, verb, resource string, err error) (message, advice string) 
 	case apierrors.IsTooManyRequests(err):
 		return fmt.Sprintf("cannot %s: the apiserver asks to come later (%v)", what, err), meanwhile
 	case apierrors.IsConflict(err), apierrors.IsNotFound(err):
-		return fmt.Sprintf("cannot %s: it is not the one that was seen any more (%v)", what, err), "it is tried again once the apiserver shows the new one"
+		return fmt.Sprintf("cannot %s: it is not the one that was seen any more (%v)", what,
+			err), "it is tried again once the apiserver shows the new one"
 	}
 	return fmt.Sprintf("cannot %s: %v", what, err), "is the apiserver up, and reached from this host? " + meanwhile
 }

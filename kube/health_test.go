@@ -26,7 +26,8 @@ func TestErrorsOfTheApiserverAreExplained(t *testing.T) {
 		"refused":     {err: errors.New("connect: connection refused"), message: "connection refused", help: "reached from this host"},
 	} {
 		message, help := diagnosis("write it", "patch", "nodes", c.err)
-		if (message == "") != (c.message == "") || !strings.Contains(message, c.message) || !strings.Contains(help, c.help) {
+		if (message == "") != (c.message == "") || !strings.Contains(message, c.message) ||
+			!strings.Contains(help, c.help) {
 			t.Errorf("%s: %q, %q", what, message, help)
 		}
 	}

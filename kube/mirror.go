@@ -14,7 +14,8 @@ type object[T any] interface {
 	same(T) bool // as far as skein uses it
 }
 
-// mirror holds the objects of one kind as a reflector brings them. It is a cache.ReflectorStore, safe for concurrent use.
+// mirror holds the objects of one kind as a reflector brings them. It is a cache.ReflectorStore, safe for concurrent
+// use.
 type mirror[T object[T]] struct {
 	slim  func(metav1.Object) T
 	heard func() // called whenever the apiserver has brought something
@@ -28,7 +29,13 @@ type mirror[T object[T]] struct {
 }
 
 func newMirror[T object[T]](slim func(metav1.Object) T, heard func()) *mirror[T] {
-	return &mirror[T]{slim: slim, heard: heard, changed: make(chan struct{}, 1), all: map[string]T{}, news: make(chan struct{})}
+	return &mirror[T]{
+		slim:    slim,
+		heard:   heard,
+		changed: make(chan struct{}, 1),
+		all:     map[string]T{},
+		news:    make(chan struct{}),
+	}
 }
 
 // keyOf is an object's name, behind its namespace if it has one.

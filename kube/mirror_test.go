@@ -8,7 +8,9 @@ import (
 )
 
 func meta(ns, name string, annotations map[string]string) *metav1.PartialObjectMetadata {
-	return &metav1.PartialObjectMetadata{ObjectMeta: metav1.ObjectMeta{Namespace: ns, Name: name, UID: "uid-" + "1", Annotations: annotations}}
+	return &metav1.PartialObjectMetadata{
+		ObjectMeta: metav1.ObjectMeta{Namespace: ns, Name: name, UID: "uid-" + "1", Annotations: annotations},
+	}
 }
 
 func changed[T object[T]](m *mirror[T]) bool {
@@ -38,7 +40,11 @@ func TestOnlyWhatIsUsedIsNews(t *testing.T) {
 			return m.Replace([]any{meta("", "web", map[string]string{"skein.dev/pool": "special"})}, "2")
 		}, false},
 		{"a bookmark", func() error { return m.Bookmark("3") }, false},
-		{"another pool", func() error { return m.Update(meta("", "web", map[string]string{"coil.cybozu.com/pool": "lan"})) }, true},
+		{
+			"another pool",
+			func() error { return m.Update(meta("", "web", map[string]string{"coil.cybozu.com/pool": "lan"})) },
+			true,
+		},
 		{"a new one", func() error { return m.Add(meta("", "job", nil)) }, true},
 		{"one less", func() error { return m.Delete(meta("", "job", nil)) }, true},
 		{"an empty list", func() error { return m.Replace(nil, "4") }, true},
@@ -119,8 +125,16 @@ func TestTheCopyComesBack(t *testing.T) {
 	if c, err := loadCopy(dir); err != nil || c.Node != nil {
 		t.Errorf("without a file: %v, %v", c, err)
 	}
-	want := diskCopy{Node: slimNode(meta("", "n1", map[string]string{"skein.dev/location": "attic", "skein.dev/record": "r", "x": "y"})),
-		Namespaces: map[string]namespace{"web": "special", "plain": ""}, Pods: map[string]pod{"web/p": {"skein.dev/egress.out": "nat"}, "web/q": nil}}
+	want := diskCopy{
+		Node: slimNode(
+			meta("", "n1", map[string]string{"skein.dev/location": "attic", "skein.dev/record": "r", "x": "y"}),
+		),
+		Namespaces: map[string]namespace{
+			"web":   "special",
+			"plain": "",
+		},
+		Pods: map[string]pod{"web/p": {"skein.dev/egress.out": "nat"}, "web/q": nil},
+	}
 	if err := saveCopy(dir, want); err != nil {
 		t.Fatal(err)
 	}
@@ -130,7 +144,9 @@ func TestTheCopyComesBack(t *testing.T) {
 	}
 	_, plain := c.Namespaces["plain"]
 	_, q := c.Pods["web/q"]
-	if c.Node.Name != "n1" || len(c.Node.Annotations) != 1 || c.Namespaces["web"] != "special" || !plain || !c.Pods["web/p"].same(want.Pods["web/p"]) || !q {
+	if c.Node.Name != "n1" || len(c.Node.Annotations) != 1 || c.Namespaces["web"] != "special" || !plain ||
+		!c.Pods["web/p"].same(want.Pods["web/p"]) ||
+		!q {
 		t.Errorf("%+v, node %+v", c, c.Node)
 	}
 }

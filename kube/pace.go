@@ -6,7 +6,8 @@ import (
 	"golang.org/x/time/rate"
 )
 
-// What changes is written at once a few times, and then once in a while: each write is news for every node that watches.
+// What changes is written at once a few times, and then once in a while: each write is news for every node that
+// watches.
 const (
 	writeEvery = 15 * time.Second
 	writeBurst = 8
@@ -14,7 +15,8 @@ const (
 	failMost   = 2 * time.Minute
 )
 
-// pace decides when an object of this host's is written. The zero value has seen nothing; it is not safe for concurrent use.
+// pace decides when an object of this host's is written. The zero value has seen nothing; it is not safe for
+// concurrent use.
 type pace struct {
 	written string // what the apiserver has, as far as it matters; empty: not known
 	limit   *rate.Limiter

@@ -17,6 +17,7 @@ import (
 
 	"github.com/skeinmesh/skein/agent/part"
 	skeinv1 "github.com/skeinmesh/skein/api/skein/v1"
+	"github.com/skeinmesh/skein/events"
 	"github.com/skeinmesh/skein/gossip"
 	annotationtier "github.com/skeinmesh/skein/gossip/kube"
 )
@@ -26,8 +27,10 @@ type Config struct {
 	// Kubeconfig is a file, which may come later, or config.InCluster.
 	Kubeconfig string
 	Node       string // this host's Node object; empty: named as the host is
-	Dir        string // where the copy of what the apiserver said is kept
-	Log        *slog.Logger
+	// RevokeAfter is how long a member's Node must be gone, and the member silent, until it is revoked; 0: never.
+	RevokeAfter time.Duration
+	Dir         string // where the copy of what the apiserver said is kept
+	Log         *slog.Logger
 }
 
 // Part is Kubernetes for one agent.
@@ -50,8 +53,11 @@ type Part struct {
 	apiserver *apiserver // nil: not connected yet
 	copied    *Node      // this host's Node, as the copy on disk has it
 	pace      pace       // of the record
+	network   pace       // of the condition about the network
 	put       string     // the record's annotation that the own Node has, as it was last seen or written
 	retry     *time.Timer
+	retryAt   time.Time       // when it fires; in the past: it does not run
+	tried     *events.State   // with which records of strangers were tried last
 	told      map[string]bool // Nodes whose record status tells a problem of
 	warned    warned
 	toldPods  map[string]pod
@@ -153,10 +159,14 @@ func (p *Part) Run(ctx context.Context) {
 		case <-p.save.C:
 			p.keep()
 		case <-p.followed:
-			p.takeRecords() // of nodes that were no members before
+			if s := p.snapshot.Load(); p.tried != s.State {
+				p.tried = s.State
+				p.takeRecords() // of nodes that were no members before
+			}
 		case <-p.retry.C:
 		}
 		p.writeRecord(ctx)
+		p.sayNetworkIsUp(ctx)
 	}
 }
 
@@ -166,7 +176,7 @@ func (p *Part) takeOwn(ctx context.Context) {
 	if n, synced := p.nodes.count(); own == nil {
 		if synced && p.copied == nil {
 			p.host.Report(subjectNode, part.Warns, fmt.Sprintf("there is no Node %s among the %d of the cluster", p.cfg.Node, n),
-				"kubelet makes it when it registers this host; if the Node is called otherwise, set kubernetes.node in the configuration")
+				"kubelet makes it when it registers this host; if the Node is called otherwise, set kubernetes.node")
 		}
 		return
 	}
@@ -243,7 +253,8 @@ func (p *Part) takeRecords() {
 		case err != nil:
 			p.metrics.records.WithLabelValues("refused").Inc()
 			p.told[node] = true
-			p.host.Report(subject, part.Warns, err.Error(), "its agent writes it anew when it changes; if it stays, somebody else writes to that Node's annotations")
+			p.host.Report(subject, part.Warns, err.Error(),
+				"its agent puts its own back; if it stays so, somebody else writes to that Node's annotations")
 		default:
 			p.metrics.records.WithLabelValues("taken").Inc()
 			if p.told[node] {
@@ -272,7 +283,8 @@ func (p *Part) merge(node, value string) error {
 		return err
 	}
 	if r.GetKubernetesNode() != node {
-		return fmt.Errorf("annotation %s holds a record of a node that says it is %s", annotationtier.Annotation, nodeText(r.GetKubernetesNode()))
+		return fmt.Errorf("annotation %s holds a record of a node that says it is %s", annotationtier.Annotation,
+			nodeText(r.GetKubernetesNode()))
 	}
 	return errors.Join(p.host.Merge([]*skeinv1.SignedRecord{s})...)
 }
@@ -293,7 +305,8 @@ func unsigned(s *skeinv1.SignedRecord) (*skeinv1.Record, error) {
 	return r, nil
 }
 
-// takeOwnRecord sees whether this host's annotation is as it was written. One that somebody has changed is written again.
+// takeOwnRecord sees whether this host's annotation is as it was written. One that somebody has changed is written
+// again.
 func (p *Part) takeOwnRecord(value string) {
 	if value == p.put {
 		return
@@ -305,7 +318,8 @@ func (p *Part) takeOwnRecord(value string) {
 		return
 	}
 	own := p.snapshot.Load().Records[p.snapshot.Load().Self]
-	if r, err := unsigned(s); err == nil && own.Record != nil && r.GetNodeId() == own.Record.GetNodeId() && len(p.host.Merge([]*skeinv1.SignedRecord{s})) == 0 {
+	if r, err := unsigned(s); err == nil && own.Record != nil && r.GetNodeId() == own.Record.GetNodeId() &&
+		len(p.host.Merge([]*skeinv1.SignedRecord{s})) == 0 {
 		p.pace.found(annotationtier.Content(r))
 		return
 	}
@@ -332,7 +346,7 @@ func (p *Part) writeRecord(ctx context.Context) {
 	case !due:
 		return
 	case wait > 0:
-		p.retry.Reset(wait)
+		p.look(wait)
 		return
 	}
 	value, err := annotationtier.Encode(e.Signed)
@@ -349,12 +363,20 @@ func (p *Part) writeRecord(ctx context.Context) {
 	if err != nil {
 		p.pace.fail(now, retryAfter(err))
 		if wait, due := p.pace.next(content, now); due {
-			p.retry.Reset(wait)
+			p.look(wait)
 		}
 		return
 	}
 	p.put = value
 	p.pace.wrote(content, now)
+}
+
+// look has what is due looked at again after a while, or sooner if something else asks for that.
+func (p *Part) look(wait time.Duration) {
+	if at := time.Now().Add(wait); !p.retryAt.After(time.Now()) || at.Before(p.retryAt) {
+		p.retryAt = at
+		p.retry.Reset(wait)
+	}
 }
 
 // warn makes an Event on this host's Node about an annotation that cannot be used, once for each such value.

@@ -43,14 +43,15 @@ func slimPod(o metav1.Object) pod {
 
 func (p pod) same(o pod) bool { return maps.Equal(p, o) }
 
-// How long a pod that starts waits for news of it that are on their way: kubelet may hear of it before this agent does.
+// How long a pod that starts waits for news of it that are on their way: kubelet may hear of it before this agent
+// does.
 const (
 	namespaceWait = 3 * time.Second
 	podWait       = time.Second
 )
 
-// PodFacts tells which pool a pod's namespace has chosen, and the pod's annotations. A pod whose namespace nobody has told
-// of is not to be started: it could get an address of the wrong pool.
+// PodFacts tells which pool a pod's namespace has chosen, and the pod's annotations. A pod whose namespace nobody has
+// told of is not to be started: it could get an address of the wrong pool.
 func (p *Part) PodFacts(ctx context.Context, ns, name string) (f part.PodFacts, err error) {
 	if ns == "" {
 		return f, nil // a container that is not Kubernetes'

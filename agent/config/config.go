@@ -112,6 +112,9 @@ type Kubernetes struct {
 	// of its ServiceAccount; empty: no Kubernetes. The file may come later than the agent.
 	Kubeconfig string `yaml:"kubeconfig"`
 	Node       string `yaml:"node"` // the name of this host's Node object; default: the host's name, as kubelet has it
+	// RevokeAfterSeconds is how long a member's Node must be gone, and the member silent, until it is revoked; 0: never. Of
+	// admin nodes.
+	RevokeAfterSeconds uint32 `yaml:"revokeAfterSeconds"`
 }
 
 // InCluster as a kubeconfig is the ServiceAccount of the pod that the agent runs in.
@@ -176,6 +179,7 @@ func Default() Config {
 		LazyPaths:         Auto,
 		Dataplane:         Dataplane{WireGuard: Auto, Link: "skein0", Relay: Auto, FoU: Auto},
 		Overlay:           Overlay{IPv4: "10.4.0.0/16"},
+		Kubernetes:        Kubernetes{RevokeAfterSeconds: 600},
 		StateDir:          DefaultStateDir,
 		RunDir:            DefaultRunDir,
 		Log:               Log{Level: "info", Format: "text"},

@@ -1,9 +1,9 @@
-// Package part is how a concern of its own, such as Kubernetes, joins the agent: the agent runs it beside its own loop,
-// shows it each newest snapshot, and gives it a Host to act by. The agent does not know its parts, and a part knows of
-// the agent what is here.
+// Package part is how a concern of its own, such as Kubernetes, joins the agent: the agent runs it beside its own
+// loop, shows it each newest snapshot, and gives it a Host to act by. The agent does not know its parts, and a part
+// knows of the agent what is here.
 //
-// Invariants: a part that fails, hangs or is away changes nothing of what the agent does without it. What a part wishes
-// for its host (Wishes) stands behind the host's configuration and ends when the part takes it back.
+// Invariants: a part that fails, hangs or is away changes nothing of what the agent does without it. What a part
+// wishes for its host (Wishes) stands behind the host's configuration and ends when the part takes it back.
 //
 // Source: DESIGN.md sections 4 and 12.
 package part
@@ -22,8 +22,8 @@ import (
 
 // Part is one concern. Its methods are called from different goroutines.
 type Part interface {
-	// Open is called once, before the agent says anything of itself: the part reads what it has on disk, wishes what follows
-	// from that, and registers its metrics. It must not wait for anybody. An error ends the agent's start.
+	// Open is called once, before the agent says anything of itself: the part reads what it has on disk, wishes what
+	// follows from that, and registers its metrics. It must not wait for anybody. An error ends the agent's start.
 	Open(h Host, r prometheus.Registerer) error
 	// Run works until ctx ends, and returns then. It is called once, after Open.
 	Run(ctx context.Context)

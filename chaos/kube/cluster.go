@@ -29,7 +29,10 @@ const (
 func Programs(root string) (string, error) {
 	dir := filepath.Join(root, ".cache", "kubernetes")
 	if _, err := os.Stat(filepath.Join(dir, "kube-apiserver")); err != nil {
-		return "", fmt.Errorf("Kubernetes' programs are missing: run .ci/kubernetes-tools, or `make test-kube`, which does: %w", err)
+		return "", fmt.Errorf(
+			"Kubernetes' programs are missing: run .ci/kubernetes-tools, or `make test-kube`, which does: %w",
+			err,
+		)
 	}
 	return filepath.Abs(dir)
 }
@@ -72,9 +75,27 @@ func Raise(ctx context.Context, on lab.Info, dir, programs string) (*Cluster, er
 	if err := c.files(addresses); err != nil {
 		return nil, err
 	}
-	err := c.start(&c.etcd, "etcd", "--data-dir", filepath.Join(dir, "etcd"), "--unsafe-no-fsync", "--logger", "zap", "--log-level", "warn",
-		"--listen-client-urls", "http://127.0.0.1:2379", "--advertise-client-urls", "http://127.0.0.1:2379",
-		"--listen-peer-urls", "http://127.0.0.1:2380", "--initial-advertise-peer-urls", "http://127.0.0.1:2380", "--initial-cluster", "default=http://127.0.0.1:2380")
+	err := c.start(
+		&c.etcd,
+		"etcd",
+		"--data-dir",
+		filepath.Join(dir, "etcd"),
+		"--unsafe-no-fsync",
+		"--logger",
+		"zap",
+		"--log-level",
+		"warn",
+		"--listen-client-urls",
+		"http://127.0.0.1:2379",
+		"--advertise-client-urls",
+		"http://127.0.0.1:2379",
+		"--listen-peer-urls",
+		"http://127.0.0.1:2380",
+		"--initial-advertise-peer-urls",
+		"http://127.0.0.1:2380",
+		"--initial-cluster",
+		"default=http://127.0.0.1:2380",
+	)
 	if err == nil {
 		err = c.StartAPIServer(ctx)
 	}
@@ -87,10 +108,16 @@ func Raise(ctx context.Context, on lab.Info, dir, programs string) (*Cluster, er
 // StartAPIServer starts the apiserver, again after KillAPIServer, and waits until it is ready.
 func (c *Cluster) StartAPIServer(ctx context.Context) error {
 	file := func(name string) string { return filepath.Join(c.dir, name) }
-	if err := c.start(&c.api, "kube-apiserver", "--etcd-servers", "http://127.0.0.1:2379", "--secure-port", fmt.Sprint(apiPort), "--bind-address", "::",
-		"--advertise-address", c.address.String(), "--tls-cert-file", file("apiserver.crt"), "--tls-private-key-file", file("apiserver.key"), "--client-ca-file", file("ca.crt"),
-		"--service-account-issuer", "https://kubernetes.default.svc", "--service-account-key-file", file("service-accounts.crt"), "--service-account-signing-key-file", file("service-accounts.key"),
-		"--service-cluster-ip-range", "10.96.0.0/16", "--authorization-mode", "Node,RBAC", "--enable-admission-plugins", "NodeRestriction", "--disable-admission-plugins", "ServiceAccount"); err != nil {
+	args := []string{
+		"--etcd-servers", "http://127.0.0.1:2379", "--secure-port", fmt.Sprint(apiPort), "--bind-address", "::",
+		"--advertise-address", c.address.String(), "--service-cluster-ip-range", "10.96.0.0/16",
+		"--tls-cert-file", file("apiserver.crt"), "--tls-private-key-file", file("apiserver.key"),
+		"--client-ca-file", file("ca.crt"), "--service-account-issuer", "https://kubernetes.default.svc",
+		"--service-account-key-file", file("service-accounts.crt"),
+		"--service-account-signing-key-file", file("service-accounts.key"), "--authorization-mode", "Node,RBAC",
+		"--enable-admission-plugins", "NodeRestriction", "--disable-admission-plugins", "ServiceAccount",
+	}
+	if err := c.start(&c.api, "kube-apiserver", args...); err != nil {
 		return err
 	}
 	ctx, cancel := context.WithTimeout(ctx, upWithin)
@@ -104,7 +131,8 @@ func (c *Cluster) StartAPIServer(ctx context.Context) error {
 		case <-c.api.ended:
 			return fmt.Errorf("the apiserver has ended; the end of its log:\n%s", c.tail("kube-apiserver"))
 		case <-ctx.Done():
-			return fmt.Errorf("the apiserver is not ready after %s: %w; the end of its log:\n%s", upWithin, err, c.tail("kube-apiserver"))
+			return fmt.Errorf("the apiserver is not ready after %s: %w; the end of its log:\n%s", upWithin, err,
+				c.tail("kube-apiserver"))
 		case <-time.After(200 * time.Millisecond):
 		}
 	}
@@ -113,7 +141,8 @@ func (c *Cluster) StartAPIServer(ctx context.Context) error {
 // KillAPIServer ends the apiserver as a crash would.
 func (c *Cluster) KillAPIServer() error { return stop(&c.api, syscall.SIGKILL) }
 
-// Close ends the control plane. What is left of one that was not closed ends with the lab, since it lives in its namespaces.
+// Close ends the control plane. What is left of one that was not closed ends with the lab, since it lives in its
+// namespaces.
 func (c *Cluster) Close() error {
 	return errors.Join(stop(&c.api, syscall.SIGKILL), stop(&c.etcd, syscall.SIGKILL))
 }
@@ -163,8 +192,23 @@ func (c *Cluster) tail(name string) string {
 // Kubectl runs kubectl on the control plane's node as the cluster's administrator and returns what it prints.
 func (c *Cluster) Kubectl(ctx context.Context, stdin []byte, args ...string) (string, error) {
 	file := func(name string) string { return filepath.Join(c.dir, name) }
-	return c.kubectl(ctx, stdin, append([]string{"--kubeconfig", "/dev/null", "--server", fmt.Sprintf("https://127.0.0.1:%d", apiPort), "--certificate-authority", file("ca.crt"),
-		"--client-certificate", file("admin.crt"), "--client-key", file("admin.key")}, args...)...)
+	return c.kubectl(
+		ctx,
+		stdin,
+		append(
+			[]string{
+				"--kubeconfig",
+				"/dev/null",
+				"--server",
+				fmt.Sprintf("https://127.0.0.1:%d", apiPort),
+				"--certificate-authority",
+				file("ca.crt"),
+				"--client-certificate",
+				file("admin.crt"),
+				"--client-key",
+				file("admin.key"),
+			},
+			args...)...)
 }
 
 // As runs kubectl with a token instead.
@@ -179,7 +223,10 @@ func (c *Cluster) As(ctx context.Context, token string, stdin []byte, args ...st
 func (c *Cluster) kubectl(ctx context.Context, stdin []byte, args ...string) (string, error) {
 	ctx, cancel := context.WithTimeout(ctx, callTimeout)
 	defer cancel()
-	p := exec.CommandContext(ctx, filepath.Join(c.programs, "kubectl"), append([]string{"--cache-dir", filepath.Join(c.dir, "kubectl-cache")}, args...)...)
+	p := exec.CommandContext(
+		ctx,
+		filepath.Join(c.programs, "kubectl"),
+		append([]string{"--cache-dir", filepath.Join(c.dir, "kubectl-cache")}, args...)...)
 	var out, errs bytes.Buffer
 	p.Stdin, p.Stdout, p.Stderr, p.Dir = bytes.NewReader(stdin), &out, &errs, c.dir
 	p.Env = []string{"HOME=" + c.dir}
@@ -187,7 +234,8 @@ func (c *Cluster) kubectl(ctx context.Context, stdin []byte, args ...string) (st
 		return "", err
 	}
 	if err := p.Wait(); err != nil {
-		return out.String(), fmt.Errorf("kubectl %s: %w: %s", strings.Join(args, " "), err, strings.TrimSpace(errs.String()))
+		return out.String(), fmt.Errorf("kubectl %s: %w: %s", strings.Join(args, " "), err,
+			strings.TrimSpace(errs.String()))
 	}
 	return strings.TrimSpace(out.String()), nil
 }
@@ -203,17 +251,24 @@ func (c *Cluster) AddNode(ctx context.Context, name string) error {
 
 // Token is a token of one of skein's ServiceAccounts, bound to a Node.
 func (c *Cluster) Token(ctx context.Context, account, node string) (string, error) {
-	return c.Kubectl(ctx, nil, "-n", "skein-system", "create", "token", account, "--bound-object-kind", "Node", "--bound-object-name", node, "--duration", "2h")
+	return c.Kubectl(ctx, nil, "-n", "skein-system", "create", "token", account, "--bound-object-kind", "Node",
+		"--bound-object-name", node, "--duration", "2h")
 }
 
-// WriteKubeconfig writes what a host needs to use the apiserver with a token, at the overlay address, whole or not at all.
+// WriteKubeconfig writes what a host needs to use the apiserver with a token, at the overlay address, whole or not at
+// all.
 func (c *Cluster) WriteKubeconfig(file, token string) error {
 	b, err := json.Marshal(map[string]any{
 		"apiVersion": "v1", "kind": "Config", "current-context": "skein",
 		"clusters": []any{map[string]any{"name": "skein", "cluster": map[string]any{
-			"server": fmt.Sprintf("https://%s", netip.AddrPortFrom(c.address, apiPort)), "certificate-authority-data": base64.StdEncoding.EncodeToString(c.ca.pem)}}},
-		"users":    []any{map[string]any{"name": "skein", "user": map[string]any{"token": token}}},
-		"contexts": []any{map[string]any{"name": "skein", "context": map[string]any{"cluster": "skein", "user": "skein"}}},
+			"server": fmt.Sprintf(
+				"https://%s",
+				netip.AddrPortFrom(c.address, apiPort),
+			), "certificate-authority-data": base64.StdEncoding.EncodeToString(c.ca.pem)}}},
+		"users": []any{map[string]any{"name": "skein", "user": map[string]any{"token": token}}},
+		"contexts": []any{
+			map[string]any{"name": "skein", "context": map[string]any{"cluster": "skein", "user": "skein"}},
+		},
 	})
 	if err != nil {
 		return err

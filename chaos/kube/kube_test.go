@@ -31,8 +31,9 @@ sites:
   home:  {nat: port-restricted-cone}
   cloud: {nat: symmetric}
 nodes:
-  dc1:    {site: dc, server: true, relay: true, labels: {gateway: 'yes'}, config: {site: "", kubernetes: {kubeconfig: DIR/dc1.kubeconfig, node: dc1}}}
+  dc1:    {site: dc, server: true, relay: true, labels: {gateway: 'yes'}, config: {site: "", kubernetes: {kubeconfig: DIR/dc1.kubeconfig, node: dc1, revokeAfterSeconds: 5}}}
   home1:  {site: home, config: {site: "", kubernetes: {kubeconfig: DIR/home1.kubeconfig, node: home1.example.com}}}
+  gone1:  {site: dc, config: {site: "", kubernetes: {kubeconfig: DIR/gone1.kubeconfig, node: gone1}}}
   cloud1: {site: cloud, config: {site: "", kubernetes: {kubeconfig: DIR/cloud1.kubeconfig, node: cloud1}}}
 config: {emptyBlockSeconds: 2}
 pools:
@@ -43,7 +44,7 @@ egresses:
 `
 
 // nodeOf are the Node objects of the lab's hosts; one's name is not the host's own.
-var nodeOf = map[string]string{"dc1": "dc1", "home1": "home1.example.com", "cloud1": "cloud1"}
+var nodeOf = map[string]string{"dc1": "dc1", "home1": "home1.example.com", "cloud1": "cloud1", "gone1": "gone1"}
 
 // world is a lab with a control plane on dc1.
 type world struct {
@@ -62,6 +63,7 @@ func TestKubernetes(t *testing.T) {
 		run  func(world)
 	}{
 		{"RecordsAreOnTheNodes", world.recordsAreOnTheNodes},
+		{"NetworkIsUp", world.networkIsUp},
 		{"AnAgentWritesItsOwnNodeAlone", world.anAgentWritesItsOwnNodeAlone},
 		{"AnnotationsAct", world.annotationsAct},
 		{"OtherSystemsNames", world.otherSystemsNames},
@@ -75,6 +77,7 @@ func TestKubernetes(t *testing.T) {
 		{"AddressPools", world.addressPools},
 		{"Egresses", world.egresses},
 		{"ApiserverAway", world.apiserverAway},
+		{"NodesThatAreDeleted", world.nodesThatAreDeleted},
 		{"MissingVerb", world.missingVerb},
 		{"DefinitionsRemoved", world.definitionsRemoved},
 	} {
@@ -108,7 +111,16 @@ func raise(t *testing.T) world {
 	}
 	spec.Name = fmt.Sprintf("k%d", os.Getpid())
 	artifacts := os.Getenv("SKEIN_ARTIFACTS")
-	l, err := lab.Up(t.Context(), spec, lab.Options{Dir: filepath.Join(dir, "lab"), Binary: binary, Progress: func(s string) { t.Log(s) }, Artifacts: artifacts})
+	l, err := lab.Up(
+		t.Context(),
+		spec,
+		lab.Options{
+			Dir:       filepath.Join(dir, "lab"),
+			Binary:    binary,
+			Progress:  func(s string) { t.Log(s) },
+			Artifacts: artifacts,
+		},
+	)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -147,7 +159,8 @@ func raise(t *testing.T) world {
 		}
 		w.kubectl(nil, "apply", "-f", manifest)
 	}
-	w.kubectl(nil, "wait", "--for=condition=Established", "--timeout=30s", "crd", "addresspools.skein.dev", "addressblocks.skein.dev", "egresses.skein.dev", "meshnodes.skein.dev")
+	w.kubectl(nil, "wait", "--for=condition=Established", "--timeout=30s", "crd", "addresspools.skein.dev",
+		"addressblocks.skein.dev", "egresses.skein.dev", "meshnodes.skein.dev")
 	for host, node := range nodeOf {
 		if err := w.cluster.AddNode(t.Context(), node); err != nil {
 			t.Fatal(err)
@@ -270,7 +283,9 @@ func (w world) recordsAreOnTheNodes() {
 			if err := unmarshal(s, r); err != nil {
 				return err
 			}
-			if have, err := w.seen("dc1", host); err != nil || r.GetNodeId() != have.GetNodeId() || r.GetKubernetesNode() != node || len(r.GetCandidates()) == 0 {
+			if have, err := w.seen("dc1", host); err != nil || r.GetNodeId() != have.GetNodeId() ||
+				r.GetKubernetesNode() != node ||
+				len(r.GetCandidates()) == 0 {
 				return fmt.Errorf("%v, %v", r, err)
 			}
 			return nil
@@ -312,25 +327,31 @@ func (w world) annotationsAct() {
 		took = append(took, w.site("home1", want, 10*time.Second))
 	}
 	slices.Sort(took)
-	w.Logf("an annotation is in every agent's records %s to %s after kubectl has returned", took[0].Round(time.Millisecond), took[len(took)-1].Round(time.Millisecond))
-	w.annotate("home1", "skein.dev/force-endpoint=192.0.2.7:4711", "skein.dev/leader=", "skein.dev/persistent-keepalive=7", "skein.dev/birthday-attack=enabled")
+	w.Logf("an annotation is in every agent's records %s to %s after kubectl has returned",
+		took[0].Round(time.Millisecond), took[len(took)-1].Round(time.Millisecond))
+	w.annotate("home1", "skein.dev/force-endpoint=192.0.2.7:4711", "skein.dev/leader=",
+		"skein.dev/persistent-keepalive=7", "skein.dev/birthday-attack=enabled")
 	w.within(10*time.Second, "annotations in the record", func() error {
 		r, err := w.seen("cloud1", "home1")
 		forced := slices.ContainsFunc(r.GetCandidates(), func(c *skeinv1.Candidate) bool {
 			return c.GetType() == skeinv1.CandidateType_CANDIDATE_TYPE_FORCED && c.GetAddress() == "192.0.2.7:4711"
 		})
-		if err != nil || !forced || !r.GetLeaderWish() || r.GetPersistentKeepalive() != 7 || r.GetBirthdayAttack() != "enabled" {
+		if err != nil || !forced || !r.GetLeaderWish() || r.GetPersistentKeepalive() != 7 ||
+			r.GetBirthdayAttack() != "enabled" {
 			return fmt.Errorf("%v, %v", r, err)
 		}
 		return nil
 	})
-	w.annotate("home1", "skein.dev/location-", "skein.dev/force-endpoint-", "skein.dev/leader-", "skein.dev/persistent-keepalive-", "skein.dev/birthday-attack-")
+	w.annotate("home1", "skein.dev/location-", "skein.dev/force-endpoint-", "skein.dev/leader-",
+		"skein.dev/persistent-keepalive-", "skein.dev/birthday-attack-")
 	w.within(10*time.Second, "annotations that are gone", func() error {
 		r, err := w.seen("cloud1", "home1")
 		forced := slices.ContainsFunc(r.GetCandidates(), func(c *skeinv1.Candidate) bool {
 			return c.GetType() == skeinv1.CandidateType_CANDIDATE_TYPE_FORCED
 		})
-		if err != nil || forced || r.GetLeaderWish() || r.GetPersistentKeepalive() != 0 || r.GetBirthdayAttack() != "" || r.GetSite() != "" {
+		if err != nil || forced || r.GetLeaderWish() || r.GetPersistentKeepalive() != 0 ||
+			r.GetBirthdayAttack() != "" ||
+			r.GetSite() != "" {
 			return fmt.Errorf("%v, %v", r, err)
 		}
 		return nil
@@ -354,7 +375,8 @@ func (w world) rubbishIsTold() {
 	w.annotate("cloud1", "skein.dev/force-endpoint=nowhere", "skein.dev/location=attic")
 	w.site("cloud1", "attic", 10*time.Second)
 	w.within(10*time.Second, "an Event about it", func() error {
-		out := w.kubectl(nil, "get", "events", "--field-selector", "involvedObject.name=cloud1", "-o", "jsonpath={.items[*].message}")
+		out := w.kubectl(nil, "get", "events", "--field-selector", "involvedObject.name=cloud1", "-o",
+			"jsonpath={.items[*].message}")
 		if !strings.Contains(out, `skein.dev/force-endpoint is ignored: "nowhere": want host:port`) {
 			return errors.New(out)
 		}
@@ -388,8 +410,17 @@ func (w world) nothingIsWrittenAtRest() {
 		w.Fatal(err)
 	}
 	w.within(30*time.Second, "the restarted agent hears the apiserver", func() error {
-		out, _, err := w.lab.Exec(w.Context(), "home1", "busybox", "wget", "-q", "-O", "-", "http://127.0.0.1:9469/metrics")
-		if err != nil || !strings.Contains(out, "\nskein_kubernetes_nodes 3\n") {
+		out, _, err := w.lab.Exec(
+			w.Context(),
+			"home1",
+			"busybox",
+			"wget",
+			"-q",
+			"-O",
+			"-",
+			"http://127.0.0.1:9469/metrics",
+		)
+		if err != nil || !strings.Contains(out, "\nskein_kubernetes_nodes 4\n") {
 			i := max(strings.Index(out, "skein_kubernetes"), 0)
 			return fmt.Errorf("%.2000s, %v", out[i:], err)
 		}
@@ -399,7 +430,8 @@ func (w world) nothingIsWrittenAtRest() {
 		w.Fatal(err)
 	}
 	if now := version(); now != last {
-		w.Logf("the restart wrote its record: versions %s became %s", last, now) // its candidates may have come one by one
+		w.Logf("the restart wrote its record: versions %s became %s", last,
+			now) // its candidates may have come one by one
 	}
 }
 
@@ -449,7 +481,8 @@ func (w world) recordsOfOthersAreRefused() {
 			if r, err := w.seen(by, "home1"); err != nil || r.GetSite() == "forged" {
 				w.Errorf("%s: %s believes it: %v, %v", what, by, r, err)
 			}
-			w.within(10*time.Second, what+": the problem is gone from "+by, func() error { return none(w.problems(by)) })
+			w.within(10*time.Second, what+": the problem is gone from "+by,
+				func() error { return none(w.problems(by)) })
 		}
 	}
 }
@@ -477,16 +510,26 @@ func (w world) anAgentWritesItsOwnNodeAlone() {
 	}
 	patch := func(node, body string) []string { return []string{"patch", "node", node, "--type=merge", "-p", body} }
 	refused("its own Node, cloud1, alone", patch("dc1", `{"metadata":{"annotations":{"skein.dev/record":"x"}}}`)...)
-	refused("no annotation but skein.dev/record", patch("cloud1", `{"metadata":{"annotations":{"skein.dev/location":"x"}}}`)...)
+	refused(
+		"no annotation but skein.dev/record",
+		patch("cloud1", `{"metadata":{"annotations":{"skein.dev/location":"x"}}}`)...)
 	refused("neither labels", patch("cloud1", `{"metadata":{"labels":{"a":"b"}}}`)...)
 	refused("neither labels", patch("cloud1", `{"spec":{"unschedulable":true}}`)...)
+	status := func(body string) []string {
+		return []string{"patch", "node", "cloud1", "--subresource=status", "--type=merge", "-p", body}
+	}
+	refused("no status but the condition", status(`{"status":{"capacity":{"cpu":"64"}}}`)...)
+	refused("no status but the condition", status(`{"status":{"addresses":[{"type":"InternalIP","address":"192.0.2.1"}]}}`)...)
+	refused("no status but the condition", status(`{"status":{"conditions":[{"type":"Ready","status":"True"}]}}`)...)
 	refused("forbidden", "delete", "node", "cloud1")
 	refused("forbidden", "get", "secrets", "-A")
-	if out, err := w.cluster.As(w.Context(), token, []byte(`{"apiVersion":"v1","kind":"Node","metadata":{"name":"x"}}`), "create", "-f", "-"); err == nil || !strings.Contains(err.Error(), "forbidden") {
+	if out, err := w.cluster.As(w.Context(), token, []byte(`{"apiVersion":"v1","kind":"Node","metadata":{"name":"x"}}`), "create", "-f", "-"); err == nil ||
+		!strings.Contains(err.Error(), "forbidden") {
 		w.Errorf("an agent makes a Node: %s, %v", out, err)
 	}
 	unbound := w.kubectl(nil, "-n", "skein-system", "create", "token", "skein-agent")
-	if out, err := w.cluster.As(w.Context(), unbound, nil, patch("cloud1", `{"metadata":{"annotations":{"skein.dev/record":"x"}}}`)...); err == nil || !strings.Contains(err.Error(), "bound to its Node") {
+	if out, err := w.cluster.As(w.Context(), unbound, nil, patch("cloud1", `{"metadata":{"annotations":{"skein.dev/record":"x"}}}`)...); err == nil ||
+		!strings.Contains(err.Error(), "bound to its Node") {
 		w.Errorf("a token that is bound to no Node: %s, %v", out, err)
 	}
 }
@@ -496,7 +539,8 @@ func (w world) gossipCut() {
 	nft := func(rules string) {
 		w.Helper()
 		var out bytes.Buffer
-		if exit, err := w.lab.ExecIO(w.Context(), "home1", []string{"nft", "-f", "-"}, lab.Stdio{In: strings.NewReader(rules), Out: &out, Err: &out}); err != nil || exit != 0 {
+		if exit, err := w.lab.ExecIO(w.Context(), "home1", []string{"nft", "-f", "-"}, lab.Stdio{In: strings.NewReader(rules), Out: &out, Err: &out}); err != nil ||
+			exit != 0 {
 			w.Fatalf("nft: %d, %v, %s", exit, err, out.String())
 		}
 	}
@@ -520,7 +564,9 @@ func (w world) gossipCut() {
 	w.annotate("home1", "skein.dev/location=cut-off", "skein.dev/force-endpoint=192.0.2.9:4711")
 	took := w.within(60*time.Second, "the record by the annotation", func() error {
 		r, err := w.seen("cloud1", "home1")
-		if err != nil || r.GetSite() != "cut-off" || !slices.ContainsFunc(r.GetCandidates(), func(c *skeinv1.Candidate) bool { return c.GetAddress() == "192.0.2.9:4711" }) {
+		if err != nil || r.GetSite() != "cut-off" ||
+			!slices.ContainsFunc(r.GetCandidates(),
+				func(c *skeinv1.Candidate) bool { return c.GetAddress() == "192.0.2.9:4711" }) {
 			return fmt.Errorf("%v, %v", r, err)
 		}
 		return nil
@@ -587,7 +633,8 @@ func (w world) apiserverAway() {
 	}
 	w.annotate("home1", "skein.dev/location=cellar")
 	took := w.site("home1", "cellar", 30*time.Second)
-	w.Logf("an annotation made right after the apiserver's return is known everywhere after %s", took.Round(time.Millisecond))
+	w.Logf("an annotation made right after the apiserver's return is known everywhere after %s",
+		took.Round(time.Millisecond))
 	for host := range nodeOf {
 		w.within(30*time.Second, "no problem on "+host, func() error { return none(w.problems(host)) })
 	}
@@ -597,7 +644,8 @@ func (w world) apiserverAway() {
 
 func (w world) missingVerb() {
 	role := w.kubectl(nil, "get", "clusterrole", "skein-agent", "-o", "json")
-	w.kubectl(nil, "patch", "clusterrole", "skein-agent", "--type=json", "-p", `[{"op":"replace","path":"/rules/0/verbs","value":["list","watch"]}]`)
+	w.kubectl(nil, "patch", "clusterrole", "skein-agent", "--type=json", "-p",
+		`[{"op":"replace","path":"/rules/0/verbs","value":["list","watch"]}]`)
 	w.annotate("home1", "skein.dev/location=unwritten")
 	w.within(30*time.Second, "what is missing is told", func() error {
 		for _, p := range w.problems("home1") {
@@ -621,8 +669,18 @@ func unmarshal(s *skeinv1.SignedRecord, r *skeinv1.Record) error {
 // addPod makes a Pod object on home1's Node.
 func (w world) addPod(ns, name string, annotations map[string]string) {
 	w.Helper()
-	o, err := json.Marshal(map[string]any{"apiVersion": "v1", "kind": "Pod", "metadata": map[string]any{"namespace": ns, "name": name, "annotations": annotations},
-		"spec": map[string]any{"nodeName": nodeOf["home1"], "automountServiceAccountToken": false, "containers": []any{map[string]any{"name": "c", "image": "none"}}}})
+	o, err := json.Marshal(
+		map[string]any{
+			"apiVersion": "v1",
+			"kind":       "Pod",
+			"metadata":   map[string]any{"namespace": ns, "name": name, "annotations": annotations},
+			"spec": map[string]any{
+				"nodeName":                     nodeOf["home1"],
+				"automountServiceAccountToken": false,
+				"containers":                   []any{map[string]any{"name": "c", "image": "none"}},
+			},
+		},
+	)
 	if err != nil {
 		w.Fatal(err)
 	}
@@ -683,7 +741,8 @@ func (w world) poolsByNamespace() {
 	}
 	refused := func(ns, says string) {
 		w.Helper()
-		err := w.lab.StartPods(w.Context(), 10*time.Second, lab.StartPods{Nodes: []string{"home1"}, Pods: []string{"x"}, Namespace: ns, Fails: true, Text: says})
+		err := w.lab.StartPods(w.Context(), 10*time.Second,
+			lab.StartPods{Nodes: []string{"home1"}, Pods: []string{"x"}, Namespace: ns, Fails: true, Text: says})
 		if err != nil {
 			w.Error(err)
 		}
@@ -734,7 +793,8 @@ func (w world) egressesByAnnotation() {
 		took = append(took, w.uses("job", "out/nat", false))
 	}
 	slices.Sort(took)
-	w.Logf("a running pod's annotation is in its kernel %s to %s after kubectl has returned", took[0].Round(time.Millisecond), took[len(took)-1].Round(time.Millisecond))
+	w.Logf("a running pod's annotation is in its kernel %s to %s after kubectl has returned",
+		took[0].Round(time.Millisecond), took[len(took)-1].Round(time.Millisecond))
 	w.stopPods("job", "born")
 }
 
@@ -773,8 +833,14 @@ func (w world) skein(host string, args ...string) string {
 
 func (w world) membersAreShown() {
 	w.within(20*time.Second, "MeshNodes", func() error {
-		out := w.kubectl(nil, "get", "meshnodes", "-o", `jsonpath={range .items[*]}{.metadata.name} {.status.nat} {.status.role} {.status.kubernetesNode} {.status.alive}{"\n"}{end}`)
-		if out != "cloud1 symmetric agent cloud1 true\ndc1 none server dc1 true\nhome1 port-restricted-cone agent home1.example.com true" {
+		out := w.kubectl(
+			nil,
+			"get",
+			"meshnodes",
+			"-o",
+			`jsonpath={range .items[*]}{.metadata.name} {.status.nat} {.status.role} {.status.kubernetesNode} {.status.alive}{"\n"}{end}`,
+		)
+		if out != "cloud1 symmetric agent cloud1 true\ndc1 none server dc1 true\ngone1 none agent gone1 true\nhome1 port-restricted-cone agent home1.example.com true" {
 			return errors.New(out)
 		}
 		return nil
@@ -797,7 +863,8 @@ func (w world) membersAreShown() {
 }
 
 func pool(name, spec string) []byte {
-	return fmt.Appendf(nil, `{"apiVersion":"skein.dev/v1alpha1","kind":"AddressPool","metadata":{"name":%q},"spec":%s}`, name, spec)
+	return fmt.Appendf(nil, `{"apiVersion":"skein.dev/v1alpha1","kind":"AddressPool","metadata":{"name":%q},"spec":%s}`,
+		name, spec)
 }
 
 func (w world) addressPools() {
@@ -809,11 +876,18 @@ func (w world) addressPools() {
 		"no subnet":        {`{"subnets":[]}`, "spec.subnets"},
 		"two kinds":        {`{"subnets":[{"ipv4":"10.102.0.0/24"},{"ipv6":"fd64::/112"}]}`, "all subnets must be of one kind"},
 	} {
-		if out, err := w.cluster.Kubectl(w.Context(), pool("bad", c.spec), "apply", "-f", "-"); err == nil || !strings.Contains(err.Error(), c.says) {
+		if out, err := w.cluster.Kubectl(w.Context(), pool("bad", c.spec), "apply", "-f", "-"); err == nil ||
+			!strings.Contains(err.Error(), c.says) {
 			w.Errorf("%s: %s, %v; want it refused: %s", what, out, err, c.says)
 		}
 	}
-	w.kubectl(pool("lan", `{"subnets":[{"ipv4":"10.102.0.0/24","ipv6":"fd00:102::/120"}],"blockSizeBits":3,"namespaces":["lan"]}`), "apply", "-f", "-")
+	w.kubectl(
+		pool("lan",
+			`{"subnets":[{"ipv4":"10.102.0.0/24","ipv6":"fd00:102::/120"}],"blockSizeBits":3,"namespaces":["lan"]}`),
+		"apply",
+		"-f",
+		"-",
+	)
 	took := w.reason("Applied", "", "addresspool", "lan")
 	w.Logf("a pool is in the log, and its status says so, %s after kubectl has returned", took.Round(time.Millisecond))
 	w.within(10*time.Second, "the pool at another node", func() error {
@@ -827,7 +901,10 @@ func (w world) addressPools() {
 	w.startPod("lan", "p1")
 	w.inPool("p1", "10.102.0.0/24")
 	w.within(20*time.Second, "its block is mirrored", func() error {
-		if out := w.kubectl(nil, "get", "addressblocks", "-o", `jsonpath={range .items[?(@.spec.pool=="lan")]}{.spec.node}{end}`); !strings.Contains(out, "home1") {
+		if out := w.kubectl(nil, "get", "addressblocks", "-o", `jsonpath={range .items[?(@.spec.pool=="lan")]}{.spec.node}{end}`); !strings.Contains(
+			out,
+			"home1",
+		) {
 			return errors.New(out)
 		}
 		return nil
@@ -842,7 +919,8 @@ func (w world) addressPools() {
 	if out := w.skein("dc1", "pool", "show", "lan"); !strings.Contains(out, "30s") {
 		w.Errorf("%s", out)
 	}
-	if out, err := w.cluster.Kubectl(w.Context(), nil, "patch", "addresspool", "lan", "--type=merge", "-p", `{"spec":{"blockSizeBits":4}}`); err == nil || !strings.Contains(err.Error(), "the size of blocks cannot be changed") {
+	if out, err := w.cluster.Kubectl(w.Context(), nil, "patch", "addresspool", "lan", "--type=merge", "-p", `{"spec":{"blockSizeBits":4}}`); err == nil ||
+		!strings.Contains(err.Error(), "the size of blocks cannot be changed") {
 		w.Errorf("%s, %v", out, err)
 	}
 	w.kubectl(nil, "delete", "addresspool", "lan", "--wait=false")
@@ -850,7 +928,8 @@ func (w world) addressPools() {
 	w.stopPods("p1")
 	w.skein("dc1", "pool", "drain", "lan")
 	w.within(40*time.Second, "the pool goes once nothing uses it", func() error {
-		if out, err := w.cluster.Kubectl(w.Context(), nil, "get", "addresspools", "-o", "name"); err != nil || out != "" {
+		if out, err := w.cluster.Kubectl(w.Context(), nil, "get", "addresspools", "-o", "name"); err != nil ||
+			out != "" {
 			return fmt.Errorf("%s, %v", out, err)
 		}
 		return nil
@@ -887,11 +966,59 @@ func (w world) egresses() {
 func (w world) definitionsRemoved() {
 	w.kubectl(pool("kept", `{"subnets":[{"ipv4":"10.103.0.0/24"}],"blockSizeBits":3}`), "apply", "-f", "-")
 	w.reason("Applied", "", "addresspool", "kept")
-	w.kubectl(nil, "delete", "crd", "--timeout=20s", "addresspools.skein.dev", "addressblocks.skein.dev", "meshnodes.skein.dev", "egresses.skein.dev")
+	w.kubectl(nil, "delete", "crd", "--timeout=20s", "addresspools.skein.dev", "addressblocks.skein.dev",
+		"meshnodes.skein.dev", "egresses.skein.dev")
 	if err := w.lab.WaitConverged(w.Context(), 30*time.Second); err != nil {
 		w.Fatal(err)
 	}
-	if out := w.skein("cloud1", "pool", "list"); !strings.Contains(out, "10.103.0.0/24") || !strings.Contains(out, "10.100.0.0/24") {
+	if out := w.skein("cloud1", "pool", "list"); !strings.Contains(out, "10.103.0.0/24") ||
+		!strings.Contains(out, "10.100.0.0/24") {
 		w.Errorf("%s", out)
+	}
+}
+
+// nodesThatAreDeleted: who works stays though his Node is gone, and who is silent as well is revoked. It ends gone1.
+func (w world) nodesThatAreDeleted() {
+	members := func() string { return w.skein("dc1", "nodes") }
+	w.kubectl(nil, "delete", "node", "gone1")
+	silent := time.Now().Add(12 * time.Second) // more than twice the grace
+	w.within(20*time.Second, "a member that works stays", func() error {
+		if !strings.Contains(members(), "gone1") {
+			w.Fatal("it was revoked")
+		}
+		if time.Now().Before(silent) {
+			return errors.New("it is too early to tell")
+		}
+		return nil
+	})
+	if err := w.lab.Kill(w.Context(), "gone1"); err != nil {
+		w.Fatal(err)
+	}
+	took := w.within(60*time.Second, "a silent one is revoked", func() error {
+		if out := members(); strings.Contains(out, "gone1") {
+			return errors.New(out)
+		}
+		return nil
+	})
+	w.Logf("a member whose Node is deleted is revoked %s after it was killed, with a grace of 5s",
+		took.Round(time.Millisecond))
+	w.within(20*time.Second, "its MeshNode is gone", func() error {
+		if out := w.kubectl(nil, "get", "meshnodes", "-o", "name"); strings.Contains(out, "gone1") {
+			return errors.New(out)
+		}
+		return nil
+	})
+	delete(nodeOf, "gone1")
+}
+
+func (w world) networkIsUp() {
+	for _, node := range nodeOf {
+		w.within(20*time.Second, "Node "+node+" says that its network is up", func() error {
+			out := w.get(`{.status.conditions[?(@.type=="NetworkUnavailable")].status}`, "node", node)
+			if out != "False" {
+				return fmt.Errorf("NetworkUnavailable is %q", out)
+			}
+			return nil
+		})
 	}
 }

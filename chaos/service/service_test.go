@@ -121,7 +121,9 @@ func beforeJoining(t *testing.T, s *scene) {
 	if out := s.run("systemd-analyze", "verify", "skein.service"); strings.Contains(out, "skein") {
 		t.Errorf("systemd-analyze verify: %s", out)
 	}
-	s.run("systemctl", "start", "skein")
+	if out, err := s.try("systemctl", "start", "skein"); err == nil {
+		t.Errorf("the start of an agent that cannot start succeeds: %s", out)
+	}
 	s.failedForGood(t, "this host belongs to no cluster yet")
 	s.run("systemctl", "reset-failed", "skein")
 }
@@ -192,6 +194,11 @@ func (s *scene) exposure(t *testing.T, most float64) {
 func restart(t *testing.T, s *scene) {
 	before := s.running("")
 	s.run("systemctl", "restart", "skein")
+	// The start is over when the data plane stands, so that what is ordered behind it, such as kubelet, finds it.
+	s.run("cat", "/sys/class/net/skein0/ifindex")
+	if out := s.run("systemctl", "show", "-P", "Before", "skein"); !strings.Contains(out, "kubelet.service") {
+		t.Errorf("the service is ordered before %s", out)
+	}
 	s.running(before)
 	s.peer.reaches(s.addr)
 }

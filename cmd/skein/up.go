@@ -8,6 +8,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/coreos/go-systemd/v22/daemon"
 	"github.com/spf13/cobra"
 
 	"github.com/skeinmesh/skein/agent"
@@ -50,10 +51,17 @@ func logger(c config.Log) *slog.Logger {
 	return slog.New(slog.NewTextHandler(os.Stderr, o))
 }
 
+// tellSystemd tells the service manager, where there is one, that what is ordered behind this agent can start.
+func tellSystemd(log *slog.Logger) {
+	if _, err := daemon.SdNotify(true, daemon.SdNotifyReady); err != nil {
+		log.Warn("the service manager does not learn that the agent is up", "err", err)
+	}
+}
+
 // parts are the concerns that the configuration asks for beside the mesh.
 func parts(c config.Config, log *slog.Logger) (all []part.Part) {
 	if k := c.Kubernetes; k.Kubeconfig != "" {
-		all = append(all, kube.New(kube.Config{Kubeconfig: k.Kubeconfig, Node: k.Node, Dir: c.StateDir, Log: log.With("component", "kubernetes")}))
+		all = append(all, kube.New(kube.Config{Kubeconfig: k.Kubeconfig, Node: k.Node, RevokeAfter: time.Duration(k.RevokeAfterSeconds) * time.Second, Dir: c.StateDir, Log: log.With("component", "kubernetes")}))
 	}
 	return all
 }
@@ -101,7 +109,7 @@ func newUpCmd(g *globals) *cobra.Command {
 			}
 			return agent.Run(cmd.Context(), agent.Options{
 				Config: c, Init: initCluster, Token: token, JoinPatience: patience, Role: role, Version: versionText(), Log: log,
-				Procs: procs.New(), Lag: late, Parts: parts(c, log),
+				Procs: procs.New(), Lag: late, Parts: parts(c, log), OnReady: func() { tellSystemd(log) },
 			})
 		},
 	}

@@ -31,10 +31,12 @@ func Encode(s *skeinv1.SignedRecord) (string, error) {
 // Decode reads an annotation's value. What it returns has not been verified.
 func Decode(value string) (*skeinv1.SignedRecord, error) {
 	if len(value) > maxValue {
-		return nil, fmt.Errorf("annotation %s has %d characters, a record has %d at most", Annotation, len(value), maxValue)
+		return nil, fmt.Errorf("annotation %s has %d characters, a record has %d at most", Annotation, len(value),
+			maxValue)
 	}
 	if len(value) < len(version) || value[:len(version)] != version {
-		return nil, fmt.Errorf("annotation %s does not begin with %q: it is of another version, or not skein's", Annotation, version)
+		return nil, fmt.Errorf("annotation %s does not begin with %q: it is of another version, or not skein's",
+			Annotation, version)
 	}
 	b, err := base64.RawStdEncoding.DecodeString(value[len(version):])
 	if err != nil {

@@ -7,6 +7,8 @@ import (
 	"slices"
 	"strings"
 
+	"google.golang.org/protobuf/proto"
+
 	skeinv1 "github.com/skeinmesh/skein/api/skein/v1"
 	"github.com/skeinmesh/skein/events"
 )
@@ -48,29 +50,48 @@ func Refused(m Meta, err error) Condition {
 func Pool(st *events.State, p AddressPool) Decision {
 	have := st.Pool(p.Name)
 	if p.Deleting {
-		return deleting(p.Meta, p.Observed, have != nil, &skeinv1.Command{RequestId: requestID(p.Meta, "remove"), Body: &skeinv1.Command_RemovePool{RemovePool: &skeinv1.RemovePool{Name: p.Name}}})
+		return deleting(
+			p.Meta,
+			p.Observed,
+			have != nil,
+			&skeinv1.Command{
+				RequestId: requestID(p.Meta, "remove"),
+				Body:      &skeinv1.Command_RemovePool{RemovePool: &skeinv1.RemovePool{Name: p.Name}},
+			},
+		)
 	}
 	d := Decision{Observed: p.Observed, Finalize: !p.Finalized()}
 	known := p.Observed == p.Generation
 	want := p.wanted(have)
 	switch {
 	case have == nil && known:
-		d.Condition = differs(ReasonRemoved, "pool %s was removed by a command since; change this resource to have it made again, or delete it", p.Name)
+		d.Condition = differs(ReasonRemoved,
+			"pool %s was removed by a command since; change this resource to have it made again, or delete it", p.Name)
 	case have == nil:
 		d.Condition = pending
-		d.Command = &skeinv1.Command{RequestId: requestID(p.Meta, "create"), Body: &skeinv1.Command_CreatePool{CreatePool: &skeinv1.CreatePool{Pool: want}}}
+		d.Command = &skeinv1.Command{
+			RequestId: requestID(p.Meta, "create"),
+			Body:      &skeinv1.Command_CreatePool{CreatePool: &skeinv1.CreatePool{Pool: want}},
+		}
 	default:
 		add, fields, cannot := poolDiff(have, want)
 		switch {
 		case len(add) == 0 && len(fields) == 0 && cannot == "":
 			d.Condition, d.Observed = applied(), p.Generation
 		case known && cannot == "":
-			d.Condition = differs(ReasonCommand, "a command has changed %s of pool %s since; change this resource to have its own word again", strings.Join(append(fields, addText(add)...), ", "), p.Name)
+			d.Condition = differs(ReasonCommand,
+				"a command has changed %s of pool %s since; change this resource to have its own word again",
+				strings.Join(append(fields, addText(add)...), ", "), p.Name)
 		case len(add) == 0 && len(fields) == 0 || known:
 			d.Condition, d.Observed = differs(ReasonImmutable, "%s", cannot), p.Generation
 		default:
 			d.Condition = pending
-			d.Command = &skeinv1.Command{RequestId: requestID(p.Meta, "change"), Body: &skeinv1.Command_ChangePool{ChangePool: &skeinv1.ChangePool{Name: p.Name, AddSubnets: add, Set: want, Fields: fields}}}
+			d.Command = &skeinv1.Command{
+				RequestId: requestID(p.Meta, "change"),
+				Body: &skeinv1.Command_ChangePool{
+					ChangePool: &skeinv1.ChangePool{Name: p.Name, AddSubnets: add, Set: want, Fields: fields},
+				},
+			}
 		}
 	}
 	return d
@@ -99,8 +120,8 @@ func deleting(m Meta, observed int64, there bool, remove *skeinv1.Command) Decis
 func (p AddressPool) wanted(have *skeinv1.Pool) *skeinv1.Pool {
 	w := &skeinv1.Pool{Name: p.Name, BlockSizeBits: defaultBlockBits}
 	if have != nil {
-		w.BlockSizeBits, w.Draining, w.CooldownSeconds, w.StickySeconds = have.GetBlockSizeBits(), have.GetDraining(), have.GetCooldownSeconds(), have.GetStickySeconds()
-		w.MaxBlocksPerNode, w.Namespaces, w.Allowed, w.Quotas = have.GetMaxBlocksPerNode(), have.GetNamespaces(), have.GetAllowed(), have.GetQuotas()
+		w = proto.CloneOf(have)
+		w.Subnets = nil
 	}
 	for _, s := range p.Spec.Subnets {
 		w.Subnets = append(w.Subnets, &skeinv1.PoolSubnet{Ipv4: prefix(s.IPv4), Ipv6: prefix(s.IPv6)})
@@ -161,11 +182,22 @@ func poolDiff(have, want *skeinv1.Pool) (add []*skeinv1.PoolSubnet, fields []str
 	var problems []string
 	for _, h := range have.GetSubnets() {
 		if !slices.ContainsFunc(want.GetSubnets(), func(w *skeinv1.PoolSubnet) bool { return same(h, w) }) {
-			problems = append(problems, fmt.Sprintf("subnet %s is not taken out of pool %s: subnets can only be added; drain the pool and make another", strings.Trim(h.GetIpv4()+","+h.GetIpv6(), ","), have.GetName()))
+			problems = append(
+				problems,
+				fmt.Sprintf(
+					"subnet %s is not taken out of pool %s: subnets can only be added; drain the pool and make another",
+					strings.Trim(h.GetIpv4()+","+h.GetIpv6(), ","),
+					have.GetName(),
+				),
+			)
 		}
 	}
 	if have.GetBlockSizeBits() != want.GetBlockSizeBits() {
-		problems = append(problems, fmt.Sprintf("blockSizeBits of pool %s stays %d: it cannot be changed", have.GetName(), have.GetBlockSizeBits()))
+		problems = append(
+			problems,
+			fmt.Sprintf("blockSizeBits of pool %s stays %d: it cannot be changed", have.GetName(),
+				have.GetBlockSizeBits()),
+		)
 	}
 	for _, f := range []struct {
 		name string

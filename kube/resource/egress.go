@@ -5,6 +5,8 @@ import (
 	"slices"
 	"strings"
 
+	"google.golang.org/protobuf/proto"
+
 	skeinv1 "github.com/skeinmesh/skein/api/skein/v1"
 	"github.com/skeinmesh/skein/events"
 )
@@ -13,27 +15,54 @@ import (
 func ForEgress(st *events.State, e Egress) Decision {
 	have := st.Egress(e.Namespace, e.Name)
 	if e.Deleting {
-		return deleting(e.Meta, e.Observed, have != nil, &skeinv1.Command{RequestId: requestID(e.Meta, "remove"), Body: &skeinv1.Command_RemoveEgress{RemoveEgress: &skeinv1.RemoveEgress{Namespace: e.Namespace, Name: e.Name}}})
+		return deleting(
+			e.Meta,
+			e.Observed,
+			have != nil,
+			&skeinv1.Command{
+				RequestId: requestID(e.Meta, "remove"),
+				Body: &skeinv1.Command_RemoveEgress{
+					RemoveEgress: &skeinv1.RemoveEgress{Namespace: e.Namespace, Name: e.Name},
+				},
+			},
+		)
 	}
 	d := Decision{Observed: e.Observed, Finalize: !e.Finalized()}
 	known := e.Observed == e.Generation
 	want := e.wanted(have)
 	switch {
 	case have == nil && known:
-		d.Condition = differs(ReasonRemoved, "egress %s/%s was removed by a command since; change this resource to have it made again, or delete it", e.Namespace, e.Name)
+		d.Condition = differs(ReasonRemoved,
+			"egress %s/%s was removed by a command since; change this resource to have it made again, or delete it",
+			e.Namespace, e.Name)
 	case have == nil:
 		d.Condition = pending
-		d.Command = &skeinv1.Command{RequestId: requestID(e.Meta, "define"), Body: &skeinv1.Command_DefineEgress{DefineEgress: &skeinv1.DefineEgress{Egress: want}}}
+		d.Command = &skeinv1.Command{
+			RequestId: requestID(e.Meta, "define"),
+			Body:      &skeinv1.Command_DefineEgress{DefineEgress: &skeinv1.DefineEgress{Egress: want}},
+		}
 	default:
 		fields := egressDiff(have, want)
 		switch {
 		case len(fields) == 0:
 			d.Condition, d.Observed = applied(), e.Generation
 		case known:
-			d.Condition = differs(ReasonCommand, "a command has changed %s of egress %s/%s since; change this resource to have its own word again", strings.Join(fields, ", "), e.Namespace, e.Name)
+			d.Condition = differs(ReasonCommand,
+				"a command has changed %s of egress %s/%s since; change this resource to have its own word again",
+				strings.Join(fields, ", "), e.Namespace, e.Name)
 		default:
 			d.Condition = pending
-			d.Command = &skeinv1.Command{RequestId: requestID(e.Meta, "change"), Body: &skeinv1.Command_ChangeEgress{ChangeEgress: &skeinv1.ChangeEgress{Namespace: e.Namespace, Name: e.Name, Set: want, Fields: fields}}}
+			d.Command = &skeinv1.Command{
+				RequestId: requestID(e.Meta, "change"),
+				Body: &skeinv1.Command_ChangeEgress{
+					ChangeEgress: &skeinv1.ChangeEgress{
+						Namespace: e.Namespace,
+						Name:      e.Name,
+						Set:       want,
+						Fields:    fields,
+					},
+				},
+			}
 		}
 	}
 	return d
@@ -41,13 +70,13 @@ func ForEgress(st *events.State, e Egress) Decision {
 
 // wanted is the egress as the resource wishes it, with the log's own values for what it leaves out.
 func (e Egress) wanted(have *skeinv1.Egress) *skeinv1.Egress {
-	w := &skeinv1.Egress{Namespace: e.Namespace, Name: e.Name, Destinations: e.Spec.Destinations, Gateways: e.Spec.Gateways, Replicas: 1}
+	w := &skeinv1.Egress{Replicas: 1}
+	if have != nil {
+		w = proto.CloneOf(have)
+	}
+	w.Namespace, w.Name, w.Destinations, w.Gateways = e.Namespace, e.Name, e.Spec.Destinations, e.Spec.Gateways
 	if normal, err := events.Destinations(e.Spec.Destinations); err == nil { // else the log says what is wrong
 		w.Destinations = normal
-	}
-	if have != nil {
-		w.Replicas, w.FouSourcePortAuto, w.LeaseMillis, w.Probes = have.GetReplicas(), have.GetFouSourcePortAuto(), have.GetLeaseMillis(), have.GetProbes()
-		w.Addresses = have.GetAddresses()
 	}
 	set(&w.Replicas, e.Spec.Replicas)
 	set(&w.FouSourcePortAuto, e.Spec.FouSourcePortAuto)
