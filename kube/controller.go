@@ -247,6 +247,7 @@ func (c *controller) act(ctx context.Context, a *apiserver, kind schema.GroupVer
 		}
 	}
 	if d.Release || m.Deleting && !m.Finalized() {
+		c.p.health.result("", "patch", kind.Resource, nil)
 		delete(c.retry, m.UID)
 		return 0
 	}
@@ -272,7 +273,13 @@ func (c *controller) act(ctx context.Context, a *apiserver, kind schema.GroupVer
 	return again
 }
 
+// vanished tells whether a write found that its object is gone, or another one now. The watch is about to say so.
+func vanished(err error) bool { return apierrors.IsNotFound(err) || apierrors.IsConflict(err) }
+
 func (c *controller) failed(m resource.Meta, what string, kind schema.GroupVersionResource, err error) time.Duration {
+	if vanished(err) {
+		return c.wait(m, 0)
+	}
 	c.p.health.result(what, "patch", kind.Resource, err)
 	return c.wait(m, retryAfter(err))
 }
@@ -293,10 +300,10 @@ func (c *controller) finalize(ctx context.Context, a *apiserver, kind schema.Gro
 	}
 	err := a.apply(ctx, kind, o.GetNamespace(), o.GetName(),
 		map[string]any{"apiVersion": o.GetAPIVersion(), "kind": o.GetKind(), "metadata": meta})
-	c.p.metrics.wrote("finalizer", err)
-	if !on && apierrors.IsNotFound(err) {
+	if !on && vanished(err) {
 		return nil
 	}
+	c.p.metrics.wrote("finalizer", err)
 	return err
 }
 

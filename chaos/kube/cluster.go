@@ -22,7 +22,7 @@ import (
 const (
 	apiPort     = 6443
 	upWithin    = 90 * time.Second
-	callTimeout = 30 * time.Second
+	callTimeout = 90 * time.Second
 )
 
 // Programs is the directory with Kubernetes' programs. An error says how to get them.

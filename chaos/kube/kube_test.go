@@ -11,6 +11,7 @@ import (
 	"os/exec"
 	"path/filepath"
 	"slices"
+	"strconv"
 	"strings"
 	"testing"
 	"time"
@@ -79,6 +80,7 @@ func TestKubernetes(t *testing.T) {
 		{"ApiserverAway", world.apiserverAway},
 		{"NodesThatAreDeleted", world.nodesThatAreDeleted},
 		{"MissingVerb", world.missingVerb},
+		{"ThousandNodes", world.thousandNodes},
 		{"DefinitionsRemoved", world.definitionsRemoved},
 	} {
 		t.Run(one.name, func(t *testing.T) {
@@ -937,6 +939,7 @@ func (w world) addressPools() {
 	if out := w.skein("dc1", "pool", "list"); strings.Contains(out, "10.102.0.0/24") {
 		w.Errorf("%s", out)
 	}
+	w.within(10*time.Second, "nothing is wrong on dc1 after that", func() error { return none(w.problems("dc1")) })
 }
 
 func (w world) egresses() {
@@ -1021,4 +1024,85 @@ func (w world) networkIsUp() {
 			return nil
 		})
 	}
+}
+
+// resident is what an agent has in memory, in MiB, and how many Nodes it knows.
+func (w world) resident(host string) (mib float64, nodes int, err error) {
+	out, _, err := w.lab.Exec(w.Context(), host, "busybox", "wget", "-q", "-O", "-", "http://127.0.0.1:9469/metrics")
+	if err != nil {
+		return 0, 0, err
+	}
+	for line := range strings.Lines(out) {
+		name, value, _ := strings.Cut(strings.TrimSpace(line), " ")
+		n, _ := strconv.ParseFloat(value, 64)
+		switch name {
+		case "process_resident_memory_bytes":
+			mib = n / (1 << 20)
+		case "skein_kubernetes_nodes":
+			nodes = int(n)
+		}
+	}
+	return mib, nodes, nil
+}
+
+// thousandNodes: a cluster of a thousand Nodes that are no members, each with a record as long as real ones, is small
+// to an agent, and what happens to its own Node is heard as soon as before.
+func (w world) thousandNodes() {
+	const many = 1000
+	before, had, err := w.resident("home1")
+	if err != nil {
+		w.Fatal(err)
+	}
+	key, _, err := identity.LoadOrCreate(w.TempDir())
+	if err != nil {
+		w.Fatal(err)
+	}
+	own, err := w.seen("home1", "home1")
+	if err != nil {
+		w.Fatal(err)
+	}
+	var items []any
+	for i := range many {
+		name := fmt.Sprintf("data-%d", i)
+		r := proto.CloneOf(own)
+		r.NodeId, r.KubernetesNode = key.ID().String(), name
+		s, err := gossip.Sign(key, r)
+		if err != nil {
+			w.Fatal(err)
+		}
+		value, err := annotationtier.Encode(s)
+		if err != nil {
+			w.Fatal(err)
+		}
+		items = append(items, map[string]any{"apiVersion": "v1", "kind": "Node", "metadata": map[string]any{
+			"name": name, "annotations": map[string]string{annotationtier.Annotation: value},
+			"labels": map[string]string{"topology.kubernetes.io/region": "r", "kubernetes.io/hostname": name},
+		}})
+	}
+	list, err := json.Marshal(map[string]any{"apiVersion": "v1", "kind": "List", "items": items})
+	if err != nil {
+		w.Fatal(err)
+	}
+	began := time.Now()
+	w.kubectl(list, "create", "-f", "-", "-o", "name")
+	w.Logf("%d Nodes are made after %s", many, time.Since(began).Round(time.Second))
+	w.within(30*time.Second, "the agent knows them all", func() error {
+		if _, n, err := w.resident("home1"); err != nil || n != had+many {
+			return fmt.Errorf("%d, want %d, %v", n, had+many, err)
+		}
+		return nil
+	})
+	w.annotate("home1", "skein.dev/location=among-many")
+	took := w.site("home1", "among-many", 10*time.Second)
+	after, _, err := w.resident("home1")
+	if err != nil {
+		w.Fatal(err)
+	}
+	w.Logf("an agent has %.1f MiB with %d Nodes and %.1f MiB with %d; an annotation is known everywhere after %s", before,
+		had, after, had+many, took.Round(time.Millisecond))
+	if after > 80 {
+		w.Errorf("%.1f MiB, at most 80 are promised", after)
+	}
+	w.annotate("home1", "skein.dev/location-")
+	w.kubectl(nil, "delete", "nodes", "-l", "topology.kubernetes.io/region=r", "--wait=false")
 }
