@@ -3,6 +3,7 @@ package egress
 import (
 	"context"
 	"os"
+	"sync"
 	"testing"
 	"time"
 
@@ -16,9 +17,12 @@ import (
 type outside struct {
 	t  *testing.T
 	id identity.ID
+	mu *sync.Mutex // held while the RTC is open, which one can have at a time: gateways and the test both read it
 }
 
 func (o outside) now() time.Duration {
+	o.mu.Lock()
+	defer o.mu.Unlock()
 	f, err := os.Open("/dev/rtc0")
 	if err != nil {
 		o.t.Error(err)
@@ -49,7 +53,7 @@ func TestAFrozenGuest(t *testing.T) {
 	}
 	const lease, frozen = 15 * time.Second, 20 * time.Second
 	g := newGate(t, uint32(lease/time.Millisecond))
-	rtc := outside{t, g.other}
+	rtc := outside{t, g.other, new(sync.Mutex)}
 	g.clocks = rtc
 	until := func(what string, within time.Duration, ok func() bool) (took time.Duration) {
 		t.Helper()
