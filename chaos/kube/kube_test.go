@@ -464,28 +464,44 @@ func (w world) recordsOfOthersAreRefused() {
 	if err != nil {
 		w.Fatal(err)
 	}
-	for what, c := range map[string]struct{ value, says string }{
+	bad := map[string]struct{ value, says string }{
 		"forged": {value, "signature"},
 		"copied": {mustAnnotation(w, "dc1"), "says it is"},
-		"cut":    {own[:len(own)/2], ""},
+		"cut":    {own[:len(own)/2], annotationtier.Annotation},
 		"huge":   {"1." + strings.Repeat("A", 100_000), "characters"},
-	} {
+	}
+	for what, c := range bad {
 		w.annotate("home1", annotationtier.Annotation+"="+c.value)
-		told := w.within(20*time.Second, what+": home1's agent puts its own record back", func() error {
+		took := w.within(20*time.Second, what+": home1's agent puts its own record back", func() error {
 			v, err := w.annotation("home1", annotationtier.Annotation)
 			if err == nil && v == c.value {
 				err = errors.New("it is still there")
 			}
 			return err
 		})
-		w.Logf("%s: put back after %s", what, told.Round(time.Millisecond))
-		for by := range nodeOf {
-			if r, err := w.seen(by, "home1"); err != nil || r.GetSite() == "forged" {
-				w.Errorf("%s: %s believes it: %v, %v", what, by, r, err)
+		w.Logf("%s: put back after %s", what, took.Round(time.Millisecond))
+	}
+	// While home1's agent is away nobody puts it back, and the others tell what they think of it.
+	if err := w.lab.Stop(w.Context(), "home1"); err != nil {
+		w.Fatal(err)
+	}
+	for what, c := range bad {
+		w.annotate("home1", annotationtier.Annotation+"="+c.value)
+		w.within(20*time.Second, what+": cloud1 tells of it", func() error {
+			if p := strings.Join(w.problems("cloud1"), "; "); !strings.Contains(p, c.says) {
+				return fmt.Errorf("problems: %q, want %q", p, c.says)
 			}
-			w.within(10*time.Second, what+": the problem is gone from "+by,
-				func() error { return none(w.problems(by)) })
+			return nil
+		})
+		if r, err := w.seen("cloud1", "home1"); err != nil || r.GetSite() == "forged" {
+			w.Errorf("%s: cloud1 believes it: %v, %v", what, r, err)
 		}
+	}
+	if err := w.lab.Start(w.Context(), "home1"); err != nil {
+		w.Fatal(err)
+	}
+	for by := range nodeOf {
+		w.within(30*time.Second, "no problem is left on "+by, func() error { return none(w.problems(by)) })
 	}
 }
 
