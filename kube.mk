@@ -1,6 +1,7 @@
-# The kube tier: a real apiserver and etcd, and agents behind NATs that reach it through the mesh.
+# The kube tier: a real Kubernetes, with kubelets and containerd, on agents behind NATs. RUN narrows it: make test-kube RUN=TestFleet
 .PHONY: test-kube
-test-kube: setup
+test-kube: setup cni-tools
 	.ci/setup kube
 	.ci/kubernetes-tools
-	go test -count=1 -timeout 10m -v ./chaos/kube
+	.ci/container-tools
+	go test -count=1 -timeout 15m -v -run '$(RUN)' ./chaos/kube

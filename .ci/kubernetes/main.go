@@ -2,13 +2,13 @@
 package main
 
 import (
+	"context"
 	"fmt"
 	"os"
 	"path/filepath"
 
 	"github.com/spf13/cobra"
 	"go.etcd.io/etcd/server/v3/etcdmain"
-	genericapiserver "k8s.io/apiserver/pkg/server"
 	"k8s.io/component-base/cli"
 	kubectl "k8s.io/kubectl/pkg/cmd"
 	kubectlutil "k8s.io/kubectl/pkg/cmd/util"
@@ -42,7 +42,7 @@ func main() {
 	case "kube-scheduler":
 		c = scheduler.NewSchedulerCommand()
 	case "kubelet":
-		c = kubelet.NewKubeletCommand(genericapiserver.SetupSignalContext())
+		c = kubelet.NewKubeletCommand(context.Background())
 	case "kube-proxy":
 		c = proxy.NewProxyCommand()
 	default:

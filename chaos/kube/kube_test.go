@@ -150,7 +150,8 @@ func raise(t *testing.T) world {
 		t.Fatal(err)
 	}
 	began := time.Now()
-	if w.cluster, err = Raise(t.Context(), on, filepath.Join(dir, "control-plane"), programs); err != nil {
+	w.cluster, err = Raise(t.Context(), Config{On: on, Dir: filepath.Join(dir, "control-plane"), Programs: programs})
+	if err != nil {
 		t.Fatal(err)
 	}
 	t.Logf("etcd and apiserver are ready after %s", time.Since(began).Round(time.Millisecond))

@@ -13,7 +13,6 @@ import (
 	"net"
 	"net/netip"
 	"os"
-	"path/filepath"
 	"time"
 )
 
@@ -77,23 +76,43 @@ func (a *authority) issue(name string, groups []string, addresses ...netip.Addr)
 	return cert, pem.EncodeToMemory(&pem.Block{Type: "PRIVATE KEY", Bytes: kb}), nil
 }
 
-// files are what the control plane reads, in dir.
-func (c *Cluster) files(addresses []netip.Addr) error {
+// files are what the control plane reads, in Dir.
+func (c *Cluster) files() error {
 	var err error
 	if c.ca, err = newAuthority(); err != nil {
 		return fmt.Errorf("certificate authority: %w", err)
 	}
+	front, err := newAuthority() // of the apiserver as a client of others, for its word about users
+	if err != nil {
+		return fmt.Errorf("certificate authority: %w", err)
+	}
 	write := func(name string, b []byte) {
-		err = errors.Join(err, os.WriteFile(filepath.Join(c.dir, name), b, 0o600))
+		err = errors.Join(err, os.WriteFile(c.file(name), b, 0o600))
+	}
+	pair := func(a *authority, file, user string, groups []string, addresses ...netip.Addr) {
+		cert, key, e := a.issue(user, groups, addresses...)
+		err = errors.Join(err, e)
+		write(file+".crt", cert)
+		write(file+".key", key)
 	}
 	write("ca.crt", c.ca.pem)
-	for name, groups := range map[string][]string{"apiserver": nil, "admin": {"system:masters"}, "service-accounts": nil} {
-		cert, key, e := c.ca.issue("skein-test-"+name, groups, addresses...)
-		if e != nil {
-			return fmt.Errorf("certificate of %s: %w", name, e)
-		}
-		write(name+".crt", cert)
-		write(name+".key", key)
+	write("front-ca.crt", front.pem)
+	key, e := c.ca.keyPEM()
+	err = errors.Join(err, e)
+	write("ca.key", key)
+	serving := append([]netip.Addr{netip.MustParseAddr("127.0.0.1"), netip.MustParseAddr("10.96.0.1")}, c.Addresses...)
+	pair(c.ca, "apiserver", "skein-test-apiserver", nil, serving...)
+	pair(c.ca, "admin", "skein-test-admin", []string{"system:masters"})
+	pair(c.ca, "service-accounts", "skein-test-service-accounts", nil)
+	pair(front, "front-proxy", "front-proxy", nil)
+	for _, name := range []string{"controllers", "scheduler"} {
+		user := map[string]string{"controllers": "system:kube-controller-manager", "scheduler": "system:kube-scheduler"}[name]
+		err = errors.Join(err, c.kubeconfigFor(c.file(name+".kubeconfig"), user))
 	}
 	return err
+}
+
+func (a *authority) keyPEM() ([]byte, error) {
+	b, err := x509.MarshalPKCS8PrivateKey(a.key)
+	return pem.EncodeToMemory(&pem.Block{Type: "PRIVATE KEY", Bytes: b}), err
 }

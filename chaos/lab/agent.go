@@ -8,7 +8,6 @@ import (
 	"net/http"
 	"net/netip"
 	"os"
-	"os/exec"
 	"path/filepath"
 	"strings"
 	"sync"
@@ -105,11 +104,11 @@ func (a *agent) launch(l *Lab, extra ...string) error {
 	}
 	defer log.Close()
 	fmt.Fprintf(log, "--- lab: skein up %s at %s\n", strings.Join(extra, " "), time.Now().Format(time.RFC3339Nano))
-	args := append([]string{"up", "--config", a.configFile(), "--state-dir", a.stateDir(), "--run-dir", a.runDir()}, extra...)
+	args := append([]string{l.binary(), "up", "--config", a.configFile(), "--state-dir", a.stateDir(), "--run-dir", a.runDir()}, extra...)
 	if a.node.Role != "" {
 		args = append(args, "--role", a.node.Role)
 	}
-	cmd := exec.Command(l.binary(), args...)
+	cmd := l.command(context.Background(), a.node.Name, l.binary(), args)
 	cmd.Dir, cmd.Env, cmd.Stdout, cmd.Stderr = a.dir, l.environ(a), log, log
 	cmd.SysProcAttr = &syscall.SysProcAttr{Setsid: true}
 	if err := fabric.In(a.ns, cmd.Start); err != nil {

@@ -40,8 +40,7 @@ func (l *Lab) ExecIO(ctx context.Context, node string, argv []string, std Stdio)
 			return 0, fmt.Errorf("node %s: %w", node, err)
 		}
 	}
-	cmd := exec.CommandContext(ctx, path, argv[1:]...)
-	cmd.Args[0] = argv[0]
+	cmd := l.command(ctx, a.node.Name, path, argv)
 	cmd.Env, cmd.Dir = l.environ(a), a.dir
 	cmd.Stdin, cmd.Stdout, cmd.Stderr = std.In, std.Out, std.Err
 	cmd.WaitDelay = time.Second // a grandchild that holds the pipes must not hold us

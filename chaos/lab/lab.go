@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"slices"
 	"strings"
@@ -34,6 +35,9 @@ type Options struct {
 	Artifacts string       // where Up leaves logs and states when it fails; "": nowhere
 	AtOnce    int          // how many agents join at the same time; 0: all
 
+	// Enter returns what stands before a node's commands, its agent's too: for instance a program that puts them into
+	// a mount namespace of the node's own. May be nil.
+	Enter  func(node string) []string
 	Joined func(l *Lab, node string) // called for each node when its agent is a running member, from several goroutines; may be nil
 }
 
@@ -204,6 +208,21 @@ func merge(under, over map[string]any) map[string]any {
 
 // binary is the skein program under a name of its own, so that `skein` is found inside the lab.
 func (l *Lab) binary() string { return filepath.Join(l.Dir, "bin", "skein") }
+
+// command is argv as it is to be started for a node: behind what Options.Enter says. path is the program's file.
+func (l *Lab) command(ctx context.Context, node, path string, argv []string) *exec.Cmd {
+	var enter []string
+	if l.opts.Enter != nil {
+		enter = l.opts.Enter(node)
+	}
+	if len(enter) == 0 {
+		cmd := exec.CommandContext(ctx, path, argv[1:]...)
+		cmd.Args[0] = argv[0]
+		return cmd
+	}
+	argv = slices.Concat(enter, []string{path}, argv[1:])
+	return exec.CommandContext(ctx, argv[0], argv[1:]...)
+}
 
 // environ is the environment of a node's processes.
 func (l *Lab) environ(a *agent) []string {
