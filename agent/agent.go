@@ -3,6 +3,7 @@ package agent
 import (
 	"cmp"
 	"context"
+	"crypto/rand"
 	"errors"
 	"fmt"
 	"log/slog"
@@ -52,6 +53,8 @@ type Options struct {
 	Config config.Config
 	Init   bool
 	Token  string // join token
+	// Enter is asked how this host becomes a member when it is none, and again after each refusal; nil: by Init and Token.
+	Enter func(ctx context.Context, refused error) (Entry, error)
 	// JoinPatience bounds the attempts to join; 0 means the default.
 	JoinPatience time.Duration
 	Role         string // "agent" or "relay"
@@ -67,6 +70,12 @@ type Options struct {
 	Parts []part.Part
 }
 
+// Entry is how a host becomes a member: it joins by a token, or makes a cluster.
+type Entry struct {
+	Token  string
+	Create identity.ClusterID // the cluster to make; zero: join
+}
+
 // Agent is one running daemon.
 type Agent struct {
 	opts       Options
@@ -78,6 +87,7 @@ type Agent struct {
 	publicKey  []byte // that of wgKey, once it was asked for
 	id         identity.ID
 	cluster    identity.ClusterID
+	making     identity.ClusterID // of the cluster that this node makes
 	epoch      uint64
 	started    time.Time
 
@@ -287,35 +297,71 @@ func (a *Agent) enter(ctx context.Context) (*skeinv1.JoinResponse, bool, error) 
 		return nil, false, final(a.resume(s))
 	}
 	switch {
+	case a.opts.Enter != nil:
+		return a.enterAsTold(ctx)
 	case a.opts.Init:
+		rand.Read(a.making[:])
 		return nil, true, nil
 	case a.opts.Token != "":
-		a.phase.Store(PhaseJoining)
-		token, err := DecodeToken(a.opts.Token)
-		if err != nil {
-			return nil, false, err
-		}
-		node, err := a.newNode()
-		if err != nil {
-			return nil, false, err
-		}
-		if a.cfg.Server == nil {
-			node.Server = token.GetRole() == string(events.RoleServer)
-		}
-		record, err := a.firstRecord()
-		if err != nil {
-			return nil, false, err
-		}
-		r, err := join(ctx, a.key, token, node, record, cmp.Or(a.opts.JoinPatience, JoinPatience), a.log)
-		if err != nil {
-			return nil, false, err
-		}
-		if r.GetState().GetCluster().GetId() != token.GetClusterId() {
-			return nil, false, fmt.Errorf("the seed answered for cluster %s, the token is of cluster %s: get a new token", r.GetState().GetCluster().GetId(), token.GetClusterId())
-		}
-		return r, false, a.replica.Reset(r.GetState())
+		r, err := a.joinBy(ctx, a.opts.Token)
+		return r, false, err
 	}
 	return nil, false, final(fmt.Errorf("this host belongs to no cluster yet (state directory %s is empty): create one with `skein up --init`, or join one with `skein up --join TOKEN`", a.cfg.StateDir))
+}
+
+// enterAsTold becomes a member as Options.Enter says. What refuses this node, or does not answer, may be another token's in
+// a moment.
+func (a *Agent) enterAsTold(ctx context.Context) (*skeinv1.JoinResponse, bool, error) {
+	a.phase.Store(PhaseJoining)
+	var refused error
+	for {
+		entry, err := a.opts.Enter(ctx, refused)
+		if err != nil {
+			return nil, false, err
+		}
+		if entry.Create != (identity.ClusterID{}) {
+			a.making = entry.Create
+			return nil, true, nil
+		}
+		r, err := a.joinBy(ctx, entry.Token)
+		var revoked *revokedError
+		switch {
+		case err == nil:
+			return r, false, nil
+		case ctx.Err() != nil || errors.As(err, &revoked):
+			return nil, false, err
+		}
+		a.log.Warn("this host has not joined; it tries again", "err", err)
+		refused = err
+	}
+}
+
+// joinBy has a token's cluster admit this node.
+func (a *Agent) joinBy(ctx context.Context, text string) (*skeinv1.JoinResponse, error) {
+	a.phase.Store(PhaseJoining)
+	token, err := DecodeToken(text)
+	if err != nil {
+		return nil, err
+	}
+	node, err := a.newNode()
+	if err != nil {
+		return nil, err
+	}
+	if a.cfg.Server == nil {
+		node.Server = token.GetRole() == string(events.RoleServer)
+	}
+	record, err := a.firstRecord()
+	if err != nil {
+		return nil, err
+	}
+	r, err := join(ctx, a.key, token, node, record, cmp.Or(a.opts.JoinPatience, JoinPatience), a.log)
+	if err != nil {
+		return nil, err
+	}
+	if r.GetState().GetCluster().GetId() != token.GetClusterId() {
+		return nil, fmt.Errorf("the seed answered for cluster %s, the token is of cluster %s: get a new token", r.GetState().GetCluster().GetId(), token.GetClusterId())
+	}
+	return r, a.replica.Reset(r.GetState())
 }
 
 func (a *Agent) resume(s *events.State) error {

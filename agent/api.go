@@ -142,7 +142,11 @@ func (a *Agent) find(nameOrID string) (*skeinv1.Node, identity.ID, error) {
 }
 
 func (s api) CreateToken(ctx context.Context, r *skeinv1.CreateTokenRequest) (*skeinv1.CreateTokenResponse, error) {
-	a := s.a
+	return s.a.createToken(ctx, r)
+}
+
+// createToken makes a token that names the members to join at.
+func (a *Agent) createToken(ctx context.Context, r *skeinv1.CreateTokenRequest) (*skeinv1.CreateTokenResponse, error) {
 	role, err := events.ParseRole(cmp.Or(r.GetRole(), string(events.RoleAgent)))
 	if err != nil {
 		return nil, asConnect(err)

@@ -90,6 +90,11 @@ func (h partHost) Propose(ctx context.Context, c *skeinv1.Command) (*skeinv1.Ans
 	return h.a.propose(ctx, c)
 }
 
+func (h partHost) CreateToken(ctx context.Context, r *skeinv1.CreateTokenRequest) (string, error) {
+	answer, err := h.a.createToken(ctx, r)
+	return answer.GetToken(), err
+}
+
 func (h partHost) PodChanged(namespace, pod string, annotations map[string]string) {
 	h.a.pods.annotated(namespace, pod, annotations)
 }

@@ -2,7 +2,6 @@ package agent
 
 import (
 	"context"
-	"crypto/rand"
 	"crypto/tls"
 	"errors"
 	"fmt"
@@ -104,8 +103,7 @@ func (a *Agent) create(ctx context.Context) error {
 	if err := a.startServer(true); err != nil {
 		return err
 	}
-	var id identity.ClusterID
-	rand.Read(id[:])
+	id := a.making
 	node, err := a.newNode()
 	if err != nil {
 		return err

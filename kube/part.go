@@ -30,7 +30,9 @@ type Config struct {
 	// RevokeAfter is how long a member's Node must be gone, and the member silent, until it is revoked; 0: never.
 	RevokeAfter time.Duration
 	Dir         string // where the copy of what the apiserver said is kept
-	Log         *slog.Logger
+	// TokenOf is what a join token says of itself.
+	TokenOf func(text string) (cluster, id string, err error)
+	Log     *slog.Logger
 }
 
 // Part is Kubernetes for one agent.
@@ -135,6 +137,7 @@ func (p *Part) Run(ctx context.Context) {
 			all.Go(func() { a.watch(ctx, namespaceResource, "", p.namespaces, &p.health) })
 			all.Go(func() { a.watch(ctx, podResource, "spec.nodeName="+p.cfg.Node, p.pods, &p.health) })
 			all.Go(func() { p.controller.run(ctx, a) })
+			all.Go(func() { p.keepTokens(ctx, a) })
 			all.Wait()
 		}
 	}()

@@ -61,6 +61,8 @@ type Host interface {
 	Wish(w Wishes)
 	// Propose gives a command and waits until this node has its effect. A refusal is an *events.Error.
 	Propose(ctx context.Context, c *skeinv1.Command) (*skeinv1.Answer, error)
+	// CreateToken makes a token to join by.
+	CreateToken(ctx context.Context, r *skeinv1.CreateTokenRequest) (token string, err error)
 	// PodChanged tells that the annotations of a pod of this host are others now.
 	PodChanged(namespace, pod string, annotations map[string]string)
 	// Report shows a problem in the agent's status, or clears it where message is empty.

@@ -25,7 +25,7 @@ func newCNICmd(g *globals) *cobra.Command {
 			return usageError{fmt.Errorf("skein cni: CNI_COMMAND is not set: container runtimes run the plugin; `skein cni install` puts it in place")}
 		},
 	}
-	c.AddCommand(newCNIInstallCmd(g))
+	c.AddCommand(newCNIInstallCmd(g), newCNIRemoveCmd(g))
 	return c
 }
 
@@ -63,6 +63,34 @@ func newCNIInstallCmd(g *globals) *cobra.Command {
 	f.StringSliceVar(&in.Chain, "chain", nil, "plugins that come after, for instance portmap,bandwidth")
 	f.BoolVar(&in.Force, "force", false, "replace another configuration, and chain plugins that are not there")
 	f.BoolVar(&in.DryRun, "dry-run", false, "only say what would be written")
+	return c
+}
+
+func newCNIRemoveCmd(g *globals) *cobra.Command {
+	var in cni.Install
+	c := &cobra.Command{
+		Use:   "remove",
+		Short: "Take the plugin and its configuration away again",
+		Long: "Remove what `skein cni install` has put in place: the configuration, unless it is another's, and the plugin. Pods\n" +
+			"that run keep their links.",
+		Example: "  skein cni remove\n  skein cni remove --bin-dir /opt/cni/bin --conf-dir /etc/cni/net.d --dry-run",
+		Args:    noArgs,
+		RunE: func(c *cobra.Command, _ []string) error {
+			r, err := in.Remove()
+			if err != nil {
+				return err
+			}
+			if g.output == "json" {
+				return printJSON(c.OutOrStdout(), r)
+			}
+			printInstall(c.OutOrStdout(), c.ErrOrStderr(), r, false)
+			return nil
+		},
+	}
+	f := c.Flags()
+	f.StringVar(&in.BinDir, "bin-dir", cni.DefaultBinDir, "directory of plugins")
+	f.StringVar(&in.ConfDir, "conf-dir", cni.DefaultConfDir, "directory of network configurations")
+	f.BoolVar(&in.DryRun, "dry-run", false, "only say what would be removed")
 	return c
 }
 

@@ -24,43 +24,85 @@ import (
 const downPatience = 20 * time.Second
 
 func newDownCmd(g *globals) *cobra.Command {
-	var purge bool
+	var purge, forget, wait bool
 	c := &cobra.Command{
 		Use:   "down",
 		Short: "Stop the agent; with --purge remove what skein put into the kernel",
 		Long: "Stop the agent on this host. With kernel WireGuard the tunnel goes on carrying packets until the next\n" +
 			"start; --purge removes link, rules, routes, the nft tables and the namespaces of egress gateways, and only\n" +
-			"those. The state directory stays: it is this node's identity.\n\n" +
+			"those. The state directory stays: it is this node's identity. --forget with --purge removes what is in it: the\n" +
+			"next start is a new node's.\n\n" +
 			"An agent that runs as a service stays down until `systemctl start skein` or the next boot. To keep it from\n" +
 			"starting at boot: `systemctl disable skein`.",
 		Example: "  skein down\n  skein down --purge\n  systemctl disable skein && skein down --purge",
 		Args:    noArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			process := findAgent(g.socket())
-			defer process.close()
-			_, err := g.client().Down(cmd.Context(), &skeinv1.DownRequest{Purge: purge})
-			gone := errors.Is(err, fs.ErrNotExist) || errors.Is(err, syscall.ECONNREFUSED)
-			switch {
-			case err == nil:
-				if err := g.waitGone(cmd.Context(), process); err != nil {
-					return err
-				}
-				if process.unit != "" && g.output == "table" {
-					fmt.Fprintf(cmd.OutOrStdout(), "%s has ended. If it is enabled, the next boot starts it again: `systemctl disable %[1]s` prevents that. `systemctl start %[1]s` starts it now.\n", process.unit)
-				}
-				return nil
-			case gone && purge:
-				cfg, err := g.load()
-				if err != nil {
-					return err
-				}
-				return agent.Purge(cmd.Context(), cfg, logger(cfg.Log))
+			if forget && !purge {
+				return usageError{errors.New("--forget needs --purge: what a node has in the kernel goes before its identity")}
 			}
-			return g.plain(err)
+			if err := g.down(cmd, purge); err != nil {
+				return err
+			}
+			if forget {
+				if err := g.forget(); err != nil {
+					return err
+				}
+			}
+			if wait {
+				<-cmd.Context().Done()
+			}
+			return nil
 		},
 	}
 	c.Flags().BoolVar(&purge, "purge", false, "remove the link, rules, routes and nft table too")
+	c.Flags().BoolVar(&forget, "forget", false, "remove this node's identity and state too")
+	c.Flags().BoolVar(&wait, "wait", false, "then wait until this command is told to end, as the container of a pod does")
 	return c
+}
+
+// forget empties this node's directories. They may be mounts of a container, so they stay themselves.
+func (g *globals) forget() error {
+	c, err := g.load()
+	if err != nil {
+		return err
+	}
+	for _, dir := range []string{c.StateDir, c.RunDir} {
+		entries, err := os.ReadDir(dir)
+		if err != nil && !errors.Is(err, fs.ErrNotExist) {
+			return err
+		}
+		for _, e := range entries {
+			if err := os.RemoveAll(path.Join(dir, e.Name())); err != nil {
+				return fmt.Errorf("forget this node: %w", err)
+			}
+		}
+	}
+	return nil
+}
+
+// down ends the agent on this host.
+func (g *globals) down(cmd *cobra.Command, purge bool) error {
+	process := findAgent(g.socket())
+	defer process.close()
+	_, err := g.client().Down(cmd.Context(), &skeinv1.DownRequest{Purge: purge})
+	gone := errors.Is(err, fs.ErrNotExist) || errors.Is(err, syscall.ECONNREFUSED)
+	switch {
+	case err == nil:
+		if err := g.waitGone(cmd.Context(), process); err != nil {
+			return err
+		}
+		if process.unit != "" && g.output == "table" {
+			fmt.Fprintf(cmd.OutOrStdout(), "%s has ended. If it is enabled, the next boot starts it again: `systemctl disable %[1]s` prevents that. `systemctl start %[1]s` starts it now.\n", process.unit)
+		}
+		return nil
+	case gone && purge:
+		cfg, err := g.load()
+		if err != nil {
+			return err
+		}
+		return agent.Purge(cmd.Context(), cfg, logger(cfg.Log))
+	}
+	return g.plain(err)
 }
 
 // agentProcess is the process behind the agent's socket.

@@ -36,6 +36,13 @@ func (g *globals) load() (config.Config, error) {
 	if g.runDir != "" {
 		c.RunDir = g.runDir
 	}
+	if c.Kubernetes.Kubeconfig != "" && c.Kubernetes.Node == "" {
+		if c.Kubernetes.Node = os.Getenv(nodeVariable); c.Kubernetes.Node != "" {
+			if err := c.Check(); err != nil {
+				return c, fmt.Errorf("%s: %w", nodeVariable, err)
+			}
+		}
+	}
 	return c, nil
 }
 
@@ -61,14 +68,14 @@ func tellSystemd(log *slog.Logger) {
 // parts are the concerns that the configuration asks for beside the mesh.
 func parts(c config.Config, log *slog.Logger) (all []part.Part) {
 	if k := c.Kubernetes; k.Kubeconfig != "" {
-		all = append(all, kube.New(kube.Config{Kubeconfig: k.Kubeconfig, Node: k.Node, RevokeAfter: time.Duration(k.RevokeAfterSeconds) * time.Second, Dir: c.StateDir, Log: log.With("component", "kubernetes")}))
+		all = append(all, kube.New(kube.Config{Kubeconfig: k.Kubeconfig, Node: k.Node, RevokeAfter: time.Duration(k.RevokeAfterSeconds) * time.Second, Dir: c.StateDir, TokenOf: tokenOf, Log: log.With("component", "kubernetes")}))
 	}
 	return all
 }
 
 func newUpCmd(g *globals) *cobra.Command {
 	var initCluster bool
-	var token, tokenFile, role string
+	var token, tokenFile, role, joinKubernetes string
 	var patience time.Duration
 	c := &cobra.Command{
 		Use:   "up [--init | --join TOKEN]",
@@ -81,6 +88,12 @@ func newUpCmd(g *globals) *cobra.Command {
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			if initCluster && (token != "" || tokenFile != "") {
 				return usageError{errors.New("--init and --join exclude each other: a node creates a cluster or joins one")}
+			}
+			if joinKubernetes != "" && (initCluster || token != "" || tokenFile != "") {
+				return usageError{errors.New("--join-kubernetes decides by itself whether this node creates a cluster or joins one: leave --init and --join out")}
+			}
+			if joinKubernetes != "" && joinKubernetes != "agent" && joinKubernetes != "server" {
+				return usageError{fmt.Errorf("--join-kubernetes %s: allowed: agent, server", joinKubernetes)}
 			}
 			if role != "agent" && role != "relay" {
 				return usageError{fmt.Errorf("--role %s: allowed: agent, relay", role)}
@@ -107,16 +120,23 @@ func newUpCmd(g *globals) *cobra.Command {
 			if err := slack.Set(timerSlack); err != nil {
 				log.Debug("this process wakes more often than it must: start it with a timer slack of "+timerSlack.String(), "err", err)
 			}
-			return agent.Run(cmd.Context(), agent.Options{
+			o := agent.Options{
 				Config: c, Init: initCluster, Token: token, JoinPatience: patience, Role: role, Version: versionText(), Log: log,
 				Procs: procs.New(), Lag: late, Parts: parts(c, log), OnReady: func() { tellSystemd(log) },
-			})
+			}
+			if joinKubernetes != "" {
+				if err := enterByKubernetes(&o, joinKubernetes == "server"); err != nil {
+					return err
+				}
+			}
+			return agent.Run(cmd.Context(), o)
 		},
 	}
 	c.Flags().BoolVar(&initCluster, "init", false, "create a cluster with this node as its first server")
 	c.Flags().StringVar(&token, "join", "", "join the cluster that printed this token")
 	c.Flags().StringVar(&tokenFile, "join-file", "", "read the token from a file, so that it shows in no process list")
 	c.Flags().DurationVar(&patience, "join-timeout", agent.JoinPatience, "how long to try to join before giving up")
+	c.Flags().StringVar(&joinKubernetes, "join-kubernetes", "", "agent, or server: in a pod of the chart's, enter the mesh of this Kubernetes cluster as that")
 	c.Flags().StringVar(&role, "role", "agent", "agent, or relay: relay for the members and nothing else")
 	return c
 }
