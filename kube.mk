@@ -4,4 +4,11 @@ test-kube: setup cni-tools
 	.ci/setup kube
 	.ci/kubernetes-tools
 	.ci/container-tools
+	.ci/helm-tools
 	go test -count=1 -timeout 15m -v -run '$(RUN)' ./chaos/kube
+
+# deploy/kubernetes, made from the chart.
+.PHONY: manifests
+manifests:
+	.ci/helm-tools
+	go test -count=1 ./deploy -update
