@@ -6,7 +6,10 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
+	"math/rand/v2"
 	"net"
+	"os"
+	"sync"
 	"time"
 
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
@@ -54,21 +57,39 @@ const (
 	requestsBurst     = 200
 )
 
-// configEvery is how often a kubeconfig that is not there, or cannot be used, is looked for.
+// configEvery is how often a kubeconfig is looked at: whether one is there, and whether it has become another.
 const configEvery = 5 * time.Second
+
+// How long requests may take. The apiserver ends a watch after watchLeast to watchLeast and watchSpread, by chance, and
+// it begins anew where it was. One that it does not end hangs, with a connection that looks well, and is given up.
+const (
+	listAtMost  = time.Minute
+	watchLeast  = 100 * time.Second
+	watchSpread = 50 * time.Second
+	watchAtMost = 3 * time.Minute
+)
 
 // apiserver is the way to the apiserver.
 type apiserver struct {
 	metadata metadata.Interface
 	dynamic  dynamic.Interface
+	back     func()        // called when a watch stands again after it did not
+	atMost   time.Duration // that a watch may last
 }
 
-// restConfig reads where the apiserver is and how to show who we are.
-func restConfig(kubeconfig string) (*rest.Config, error) {
+// restConfig reads where the apiserver is and how to show who we are. Two files with one mark say the same.
+func restConfig(kubeconfig string) (c *rest.Config, mark string, err error) {
 	if kubeconfig == config.InCluster {
-		return rest.InClusterConfig()
+		c, err = rest.InClusterConfig() // its token's file is read again by the client
+		return c, "", err
 	}
-	return clientcmd.BuildConfigFromFlags("", kubeconfig)
+	b, err := os.ReadFile(kubeconfig)
+	if err != nil {
+		return nil, "", err
+	}
+	// From the file again, and not from the bytes: paths in it are relative to it.
+	c, err = clientcmd.BuildConfigFromFlags("", kubeconfig)
+	return c, string(b), err
 }
 
 // newAPIServer makes the clients. Nothing is sent yet.
@@ -79,7 +100,7 @@ func newAPIServer(c *rest.Config) (*apiserver, error) {
 	if err != nil {
 		return nil, err
 	}
-	a := &apiserver{}
+	a := &apiserver{back: func() {}, atMost: watchAtMost}
 	if a.metadata, err = metadata.NewForConfigAndClient(c, h); err != nil {
 		return nil, err
 	}
@@ -87,28 +108,75 @@ func newAPIServer(c *rest.Config) (*apiserver, error) {
 	return a, err
 }
 
-// connect waits until the kubeconfig can be used; nil: ctx has ended.
-func (p *Part) connect(ctx context.Context) *apiserver {
+// connect waits until there is a kubeconfig that can be used and is not the one that used is the mark of; nil: ctx has
+// ended.
+func (p *Part) connect(ctx context.Context, used string) (a *apiserver, mark string) {
 	for {
-		c, err := restConfig(p.cfg.Kubeconfig)
-		if err == nil {
-			var a *apiserver
+		c, mark, err := restConfig(p.cfg.Kubeconfig)
+		if err == nil && mark != used {
 			if a, err = newAPIServer(c); err == nil {
 				p.host.Report(subjectConfig, "", "", "")
-				return a
+				return a, mark
 			}
 		}
-		advice := "correct it, or take kubernetes.kubeconfig out of the configuration; the mesh works without"
-		if errors.Is(err, fs.ErrNotExist) {
-			advice = "it is used as soon as it is there; the mesh works without"
-		}
-		p.host.Report(subjectConfig, "warning", fmt.Sprintf("kubeconfig %s: %v", p.cfg.Kubeconfig, err), advice)
+		p.tellConfig(err)
 		select {
 		case <-ctx.Done():
-			return nil
-		case <-time.After(configEvery):
+			return nil, ""
+		case <-time.After(p.every):
 		}
 	}
+}
+
+func (p *Part) tellConfig(err error) {
+	advice := "correct it, or take kubernetes.kubeconfig out of the configuration; the mesh works without"
+	switch {
+	case err == nil:
+		p.host.Report(subjectConfig, "", "", "")
+		return
+	case errors.Is(err, fs.ErrNotExist):
+		advice = "it is used as soon as it is there; the mesh works without"
+	}
+	p.host.Report(subjectConfig, "warning", fmt.Sprintf("kubeconfig %s: %v", p.cfg.Kubeconfig, err), advice)
+}
+
+// sessions uses the apiserver of the kubeconfig until ctx ends: with each that the file names, such as the same one with
+// a new token, everything begins anew. What is known already stays meanwhile.
+func (p *Part) sessions(ctx context.Context, connected chan<- *apiserver) {
+	a, mark := p.connect(ctx, noMark)
+	for a != nil {
+		inner, cancel := context.WithCancel(ctx)
+		select {
+		case connected <- a:
+		case <-ctx.Done():
+		}
+		var all sync.WaitGroup
+		all.Go(func() { p.session(inner, a) })
+		used := mark
+		if p.cfg.Kubeconfig == config.InCluster {
+			<-ctx.Done()
+			a = nil
+		} else if a, mark = p.connect(ctx, used); a != nil {
+			p.log.Info("the kubeconfig has changed and is used from now on", "file", p.cfg.Kubeconfig)
+		}
+		cancel()
+		all.Wait()
+	}
+}
+
+// noMark is the mark of no kubeconfig.
+const noMark = "\x00"
+
+// session watches by one way to the apiserver until ctx ends.
+func (p *Part) session(ctx context.Context, a *apiserver) {
+	a.back = func() { signal(p.back) }
+	var all sync.WaitGroup
+	all.Go(func() { a.watch(ctx, nodeResource, "", p.nodes, &p.health) })
+	all.Go(func() { a.watch(ctx, namespaceResource, "", p.namespaces, &p.health) })
+	all.Go(func() { a.watch(ctx, podResource, "spec.nodeName="+p.cfg.Node, p.pods, &p.health) })
+	all.Go(func() { p.controller.run(ctx, a) })
+	all.Go(func() { p.keepTokens(ctx, a) })
+	all.Wait()
 }
 
 const subjectConfig = "kubernetes: kubeconfig"
@@ -126,39 +194,78 @@ func (a *apiserver) watch(ctx context.Context, kind schema.GroupVersionResource,
 		o.FieldSelector = fields
 		return r.Watch(ctx, o)
 	}
-	reflect(ctx, kind, &metav1.PartialObjectMetadata{}, list, follow, store, h)
+	a.reflect(ctx, kind, &metav1.PartialObjectMetadata{}, list, follow, store, h)
 }
 
-// watchWhole does the same with whole objects, of a kind that has a resource definition.
-func (a *apiserver) watchWhole(ctx context.Context, kind schema.GroupVersionResource, store cache.ReflectorStore,
-	h *health) {
-	r := a.dynamic.Resource(kind)
-	list := func(ctx context.Context, o metav1.ListOptions) (runtime.Object, error) { return r.List(ctx, o) }
-	reflect(ctx, kind, &unstructured.Unstructured{}, list, r.Watch, store, h)
+// watchWhole does the same with whole objects: all of a namespace, or of all where it is empty, that a field selector
+// picks.
+func (a *apiserver) watchWhole(ctx context.Context, kind schema.GroupVersionResource, namespace, fields string,
+	store cache.ReflectorStore, h *health) {
+	r := a.dynamic.Resource(kind).Namespace(namespace)
+	list := func(ctx context.Context, o metav1.ListOptions) (runtime.Object, error) {
+		o.FieldSelector = fields
+		return r.List(ctx, o)
+	}
+	follow := func(ctx context.Context, o metav1.ListOptions) (watch.Interface, error) {
+		o.FieldSelector = fields
+		return r.Watch(ctx, o)
+	}
+	a.reflect(ctx, kind, &unstructured.Unstructured{}, list, follow, store, h)
 }
 
 // reflect runs a reflector, and tells how its requests go.
-func reflect(ctx context.Context, kind schema.GroupVersionResource, like runtime.Object,
+func (a *apiserver) reflect(ctx context.Context, kind schema.GroupVersionResource, like runtime.Object,
 	list func(context.Context, metav1.ListOptions) (runtime.Object, error),
 	follow func(context.Context, metav1.ListOptions) (watch.Interface, error), store cache.ReflectorStore, h *health) {
+	away := false // of the reflector's goroutine
 	lw := &cache.ListWatch{
 		ListWithContextFunc: func(ctx context.Context, o metav1.ListOptions) (runtime.Object, error) {
+			ctx, cancel := context.WithTimeout(ctx, listAtMost)
+			defer cancel()
 			l, err := list(ctx, o)
 			h.result("read the "+kind.Resource, "list", kind.Resource, err)
 			return l, err
 		},
 		WatchFuncWithContext: func(ctx context.Context, o metav1.ListOptions) (watch.Interface, error) {
-			w, err := follow(ctx, o)
+			seconds := int64((watchLeast + rand.N(watchSpread)).Seconds())
+			o.TimeoutSeconds = &seconds
+			w, err := bounded(ctx, a.atMost, func(ctx context.Context) (watch.Interface, error) { return follow(ctx, o) })
 			h.result("watch the "+kind.Resource, "watch", kind.Resource, err)
 			if err == nil { // a watch brings the list with it, or comes behind one
 				h.result("", "list", kind.Resource, nil)
+				if away {
+					a.back()
+				}
 			}
+			away = err != nil
 			return w, err
 		},
 	}
 	b := backoff
 	cache.NewReflectorWithOptions(lw, like, store, cache.ReflectorOptions{Name: kind.Resource, Backoff: &b}).
 		RunWithContext(ctx)
+}
+
+// bounded opens a watch that ends after a while, whether the other side is heard or not.
+func bounded(ctx context.Context, most time.Duration,
+	open func(context.Context) (watch.Interface, error)) (watch.Interface, error) {
+	ctx, cancel := context.WithTimeout(ctx, most)
+	w, err := open(ctx)
+	if err != nil {
+		cancel()
+		return nil, err
+	}
+	return &boundedWatch{Interface: w, cancel: cancel}, nil
+}
+
+type boundedWatch struct {
+	watch.Interface
+	cancel context.CancelFunc
+}
+
+func (w *boundedWatch) Stop() {
+	w.cancel()
+	w.Interface.Stop()
 }
 
 // annotate sets an annotation of a Node by server-side apply. It fails where the Node is not the one that was seen,

@@ -31,14 +31,17 @@ import (
 // of them at a time: the first by ID that is alive and says that it is a Node. Two that work at once, in a split, do
 // no harm: commands carry what they were decided for, and statuses say the same.
 type controller struct {
-	p    *Part
-	wake chan struct{}
+	p     *Part
+	wake  chan struct{}
+	again chan struct{} // what has failed is to be tried at once
 
 	pools, egresses, blocks, members *mirror[custom]
 
-	gone  gone                 // members without their Node
-	retry map[string]time.Time // by UID: what the log has refused is tried again then
-	pace  map[string]time.Time // of MeshNodes, by name: when the next write is allowed
+	gone   gone                 // members without their Node
+	retry  map[string]time.Time // by UID: what the log has refused is tried again then
+	pace   map[string]time.Time // of MeshNodes, by name: when the next write is allowed
+	shown  retry                // of what shows the log: blocks and members
+	failed error                // of the writes of this pass that show it, the one that asks for the longest pause
 }
 
 const (
@@ -103,7 +106,7 @@ func (c *controller) run(ctx context.Context, a *apiserver) {
 		store := newMirror(func(o metav1.Object) custom { return custom{o.(*unstructured.Unstructured)} },
 			c.p.metrics.heard.SetToCurrentTime)
 		*m = store
-		watching.Go(func() { a.watchWhole(ctx, kind, store, &c.p.health) })
+		watching.Go(func() { a.watchWhole(ctx, kind, "", "", store, &c.p.health) })
 	}
 	timer := time.NewTimer(time.Hour)
 	defer timer.Stop()
@@ -112,6 +115,9 @@ func (c *controller) run(ctx context.Context, a *apiserver) {
 		case <-ctx.Done():
 			return
 		case <-c.wake:
+		case <-c.again:
+			clear(c.retry)
+			c.shown.succeed()
 		case <-c.pools.changed:
 		case <-c.egresses.changed:
 		case <-c.blocks.changed:
@@ -170,10 +176,32 @@ func (c *controller) pass(ctx context.Context, a *apiserver) (again time.Duratio
 			return map[string]any{"replicas": int64(n), "selector": "skein.dev/gateway-of=" + e.Name, "owners": owners}
 		}))
 	}
-	c.mirrorBlocks(ctx, a, s)
-	later(c.showMembers(ctx, a, s))
+	later(c.show(ctx, a, s))
 	later(c.collect(ctx, a, s))
 	return again
+}
+
+// show makes what shows the log as the log is. What fails is tried again, all of it together. It returns when it wants
+// to be called again; 0: when something changes.
+func (c *controller) show(ctx context.Context, a *apiserver, s *part.Snapshot) time.Duration {
+	if wait := c.shown.wait(time.Now()); wait > 0 {
+		return wait
+	}
+	c.failed = nil
+	c.mirrorBlocks(ctx, a, s)
+	again := c.showMembers(ctx, a, s)
+	if c.failed == nil {
+		c.shown.succeed()
+		return again
+	}
+	c.shown.fail(time.Now(), retryAfter(c.failed))
+	return c.shown.wait(time.Now())
+}
+
+// refusesAll tells whether an error of one write speaks of all of them: the next ones would only be a burden.
+func refusesAll(err error) bool {
+	return err != nil && !apierrors.IsForbidden(err) && !apierrors.IsInvalid(err) && !apierrors.IsBadRequest(err) &&
+		!vanished(err)
 }
 
 func sortedObjects(m *mirror[custom]) []custom {
@@ -243,7 +271,7 @@ func (c *controller) act(ctx context.Context, a *apiserver, kind schema.GroupVer
 	}
 	if d.Finalize || d.Release {
 		if err := c.finalize(ctx, a, kind, o, d.Finalize); err != nil {
-			return c.failed(m, "write the finalizer of "+o.GetName(), kind, err)
+			return c.resourceFailed(m, "write the finalizer of "+o.GetName(), kind, err)
 		}
 	}
 	if d.Release || m.Deleting && !m.Finalized() {
@@ -267,7 +295,7 @@ func (c *controller) act(ctx context.Context, a *apiserver, kind schema.GroupVer
 		again = c.wait(m, 0)
 	}
 	if err := c.status(ctx, a, kind, o, d, more()); err != nil {
-		return c.failed(m, "write the status of "+o.GetName(), kind, err)
+		return c.resourceFailed(m, "write the status of "+o.GetName(), kind, err)
 	}
 	c.p.health.result("", "patch", kind.Resource, nil)
 	return again
@@ -276,7 +304,7 @@ func (c *controller) act(ctx context.Context, a *apiserver, kind schema.GroupVer
 // vanished tells whether a write found that its object is gone, or another one now. The watch is about to say so.
 func vanished(err error) bool { return apierrors.IsNotFound(err) || apierrors.IsConflict(err) }
 
-func (c *controller) failed(m resource.Meta, what string, kind schema.GroupVersionResource, err error) time.Duration {
+func (c *controller) resourceFailed(m resource.Meta, what string, kind schema.GroupVersionResource, err error) time.Duration {
 	if vanished(err) {
 		return c.wait(m, 0)
 	}
@@ -365,12 +393,15 @@ func (c *controller) mirrorBlocks(ctx context.Context, a *apiserver, s *part.Sna
 		want[fmt.Sprintf("%s-%d", b.GetPool(), b.GetNumber())] = blockSpec(b, names)
 	}
 	for name := range have {
-		if want[name] == nil {
+		if want[name] == nil && !refusesAll(c.failed) {
 			c.write(ctx, "remove AddressBlock "+name, "delete", blockResource,
 				a.dynamic.Resource(blockResource).Delete(ctx, name, metav1.DeleteOptions{}))
 		}
 	}
 	for _, name := range slices.Sorted(maps.Keys(want)) {
+		if refusesAll(c.failed) {
+			return
+		}
 		if o, known := have[name]; known {
 			if spec, _, _ := unstructured.NestedMap(o.Object, "spec"); sameJSON(spec, want[name]) {
 				continue
@@ -403,13 +434,16 @@ func body(kind, name string, more map[string]any) map[string]any {
 	return o
 }
 
-// write tells how a write went.
+// write tells how a write went. One that failed is tried again after a while: see pass.
 func (c *controller) write(ctx context.Context, what, verb string, kind schema.GroupVersionResource, err error) {
 	if ctx.Err() != nil || verb == "delete" && apierrors.IsNotFound(err) {
 		return
 	}
 	c.p.metrics.wrote(kind.Resource, err)
 	c.p.health.result(what, verb, kind.Resource, err)
+	if err != nil && retryAfter(err) >= retryAfter(c.failed) {
+		c.failed = err
+	}
 }
 
 // showMembers makes the MeshNodes as log and records have the members. It returns when one may be written again; 0:
@@ -424,7 +458,7 @@ func (c *controller) showMembers(ctx context.Context, a *apiserver, s *part.Snap
 		want[n.GetName()] = n
 	}
 	for name := range have {
-		if want[name] == nil {
+		if want[name] == nil && !refusesAll(c.failed) {
 			c.write(ctx, "remove MeshNode "+name, "delete", memberResource,
 				a.dynamic.Resource(memberResource).Delete(ctx, name, metav1.DeleteOptions{}))
 			delete(c.pace, name)
@@ -432,6 +466,9 @@ func (c *controller) showMembers(ctx context.Context, a *apiserver, s *part.Snap
 	}
 	now := time.Now()
 	for _, name := range slices.Sorted(maps.Keys(want)) {
+		if refusesAll(c.failed) {
+			break
+		}
 		n := want[name]
 		spec, status := memberSpec(n), memberStatus(s, n)
 		o, known := have[name]
@@ -453,7 +490,9 @@ func (c *controller) showMembers(ctx context.Context, a *apiserver, s *part.Snap
 			err = a.apply(ctx, memberResource, "", name, body("MeshNode", name, map[string]any{"status": status}),
 				"status")
 		}
-		c.write(ctx, "write MeshNode "+name, "patch", memberResource, err)
+		if c.write(ctx, "write MeshNode "+name, "patch", memberResource, err); err != nil {
+			delete(c.pace, name) // the next try has a pace of its own
+		}
 	}
 	return again
 }

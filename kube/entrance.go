@@ -147,7 +147,7 @@ func (e *Entrance) connect() error {
 	if e.api != nil {
 		return nil
 	}
-	c, err := restConfig(e.Kubeconfig)
+	c, _, err := restConfig(e.Kubeconfig)
 	if err != nil {
 		return fmt.Errorf("the way to the apiserver: %w", err)
 	}

@@ -51,3 +51,8 @@ func TestAProblemGoesWithWhatFailed(t *testing.T) {
 		t.Errorf("after reading works again: %v", now)
 	}
 }
+
+// statusError is an apiserver's answer with an HTTP status.
+func statusError(code int) error {
+	return apierrors.NewGenericServerResponse(code, "patch", nodeResource.GroupResource(), "n1", "", 0, false)
+}

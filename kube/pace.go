@@ -1,6 +1,7 @@
 package kube
 
 import (
+	"math/rand/v2"
 	"time"
 
 	"golang.org/x/time/rate"
@@ -15,13 +16,33 @@ const (
 	failMost   = 2 * time.Minute
 )
 
+// retry decides when what has failed is tried again. The zero value has not failed; it is not safe for concurrent use.
+type retry struct {
+	failed int
+	notYet time.Time
+}
+
+// wait is how long to wait before the next try; 0: try now.
+func (r *retry) wait(now time.Time) time.Duration { return max(r.notYet.Sub(now), 0) }
+
+// fail notes a failure. The next try waits longer each time, by chance up to half as long again, so that a thousand
+// agents do not come back at one moment, and for after at least, which the apiserver has asked for.
+func (r *retry) fail(now time.Time, after time.Duration) {
+	wait := min(failFirst<<min(r.failed, 10), failMost*2/3)
+	wait += rand.N(wait/2 + 1)
+	r.failed++
+	r.notYet = now.Add(max(wait, after))
+}
+
+// succeed notes that it worked, or that the next try is due at once.
+func (r *retry) succeed() { *r = retry{} }
+
 // pace decides when an object of this host's is written. The zero value has seen nothing; it is not safe for
 // concurrent use.
 type pace struct {
 	written string // what the apiserver has, as far as it matters; empty: not known
 	limit   *rate.Limiter
-	failed  int
-	notYet  time.Time // after a write that failed
+	retry   retry
 }
 
 // next tells whether the content is worth a write, and how long to wait for it; zero: write now.
@@ -32,7 +53,7 @@ func (p *pace) next(content string, now time.Time) (wait time.Duration, due bool
 	if p.limit == nil {
 		p.limit = rate.NewLimiter(rate.Every(writeEvery), writeBurst)
 	}
-	if wait := p.notYet.Sub(now); wait > 0 {
+	if wait := p.retry.wait(now); wait > 0 {
 		return wait, true
 	}
 	if p.limit.TokensAt(now) >= 1 {
@@ -46,18 +67,18 @@ func (p *pace) found(content string) { p.written = content }
 
 // wrote notes that the content was written.
 func (p *pace) wrote(content string, now time.Time) {
-	p.written, p.failed, p.notYet = content, 0, time.Time{}
+	p.written = content
+	p.retry.succeed()
 	if p.limit != nil {
 		p.limit.AllowN(now, 1)
 	}
 }
 
-// fail notes that a write failed. The next one waits longer each time, and for after at least.
-func (p *pace) fail(now time.Time, after time.Duration) {
-	wait := min(failFirst<<min(p.failed, 10), failMost)
-	p.failed++
-	p.notYet = now.Add(max(wait, after))
-}
+// fail notes that a write failed. The next one comes later, and not before after.
+func (p *pace) fail(now time.Time, after time.Duration) { p.retry.fail(now, after) }
+
+// again has what failed tried at once: the apiserver is back, or the token is another one.
+func (p *pace) again() { p.retry.succeed() }
 
 // forget has it written again: the object is another one, or somebody has changed it.
 func (p *pace) forget() { p.written = "" }

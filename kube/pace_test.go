@@ -40,19 +40,28 @@ func TestWritesAreFew(t *testing.T) {
 func TestFailedWritesWaitLonger(t *testing.T) {
 	now := time.Date(2026, 1, 2, 3, 4, 5, 0, time.UTC)
 	var p pace
-	var last time.Duration
+	waits := map[time.Duration]bool{}
 	for i := range 12 {
 		p.fail(now, 0)
 		wait, due := p.next("x", now)
-		if !due || wait < last || wait > failMost {
-			t.Errorf("after %d failures: %v, %v", i+1, wait, due)
+		least := min(failFirst<<i, failMost*2/3)
+		if !due || wait < least || wait > least*3/2 {
+			t.Errorf("after %d failures: %v, %v; want %v to half as long again", i+1, wait, due, least)
 		}
-		last = wait
+		waits[wait-least] = true
+	}
+	if len(waits) < 6 {
+		t.Errorf("agents that fail together come back together: beyond the least they wait %v", waits)
 	}
 	p.fail(now, 5*time.Minute)
 	if wait, _ := p.next("x", now); wait != 5*time.Minute {
 		t.Errorf("asked to stay away for 5m, it waits %v", wait)
 	}
+	p.again()
+	if wait, due := p.next("x", now); !due || wait != 0 {
+		t.Errorf("when the apiserver is back: %v, %v", wait, due)
+	}
+	p.fail(now, 0)
 	p.wrote("x", now)
 	if wait, due := p.next("y", now); !due || wait != 0 {
 		t.Errorf("after a success: %v, %v", wait, due)

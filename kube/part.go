@@ -7,7 +7,6 @@ import (
 	"log/slog"
 	"os"
 	"strings"
-	"sync"
 	"sync/atomic"
 	"time"
 
@@ -48,7 +47,9 @@ type Part struct {
 	health     health
 	controller controller
 
+	every    time.Duration // between two looks at the kubeconfig
 	followed chan struct{} // a snapshot has come
+	back     chan struct{} // the apiserver answers again
 	snapshot atomic.Pointer[part.Snapshot]
 
 	// Owned by Run.
@@ -61,7 +62,9 @@ type Part struct {
 	retryAt   time.Time       // when it fires; in the past: it does not run
 	tried     *events.State   // with which records of strangers were tried last
 	told      map[string]bool // Nodes whose record status tells a problem of
+	rubbish   []Rubbish       // on the own Node
 	warned    warned
+	events    retry // of Events
 	toldPods  map[string]pod
 	save      *time.Timer // writes the copy
 	saving    bool        // it runs
@@ -82,8 +85,10 @@ func New(cfg Config) *Part {
 		cfg.Node = strings.ToLower(name) // as kubelet does
 	}
 	klog.SetSlogLogger(slog.New(quiet{cfg.Log.Handler()}))
-	p := &Part{cfg: cfg, log: cfg.Log, followed: make(chan struct{}, 1), metrics: newMetrics(), told: map[string]bool{}}
-	p.controller = controller{p: p, wake: make(chan struct{}, 1)}
+	p := &Part{cfg: cfg, log: cfg.Log, every: configEvery,
+		followed: make(chan struct{}, 1), back: make(chan struct{}, 1),
+		metrics: newMetrics(), told: map[string]bool{}}
+	p.controller = controller{p: p, wake: make(chan struct{}, 1), again: make(chan struct{}, 1)}
 	heard := p.metrics.heard.SetToCurrentTime
 	p.nodes = nodes{newMirror(slimNode, heard)}
 	p.namespaces = newMirror(slimNamespace, heard)
@@ -130,16 +135,7 @@ func (p *Part) Run(ctx context.Context) {
 	watched := make(chan struct{})
 	go func() {
 		defer close(watched)
-		if a := p.connect(ctx); a != nil {
-			connected <- a
-			var all sync.WaitGroup
-			all.Go(func() { a.watch(ctx, nodeResource, "", p.nodes, &p.health) })
-			all.Go(func() { a.watch(ctx, namespaceResource, "", p.namespaces, &p.health) })
-			all.Go(func() { a.watch(ctx, podResource, "spec.nodeName="+p.cfg.Node, p.pods, &p.health) })
-			all.Go(func() { p.controller.run(ctx, a) })
-			all.Go(func() { p.keepTokens(ctx, a) })
-			all.Wait()
-		}
+		p.sessions(ctx, connected)
 	}()
 	for {
 		select {
@@ -150,9 +146,12 @@ func (p *Part) Run(ctx context.Context) {
 			}
 			return
 		case p.apiserver = <-connected:
-			p.takeOwn(ctx) // what it wants to say needs the apiserver
+			p.again()
+			p.takeOwn() // what it wants to say needs the apiserver
+		case <-p.back:
+			p.again()
 		case <-p.nodes.changed:
-			p.takeOwn(ctx)
+			p.takeOwn()
 			p.takeRecords()
 		case <-p.namespaces.changed:
 			p.keepSoon()
@@ -170,11 +169,20 @@ func (p *Part) Run(ctx context.Context) {
 		}
 		p.writeRecord(ctx)
 		p.sayNetworkIsUp(ctx)
+		p.warn(ctx)
 	}
 }
 
+// again has everything tried at once that has failed.
+func (p *Part) again() {
+	p.pace.again()
+	p.network.again()
+	p.events.succeed()
+	signal(p.controller.again)
+}
+
 // takeOwn follows this host's Node. While there is none, what it last said holds.
-func (p *Part) takeOwn(ctx context.Context) {
+func (p *Part) takeOwn() {
 	own := p.nodes.get(p.cfg.Node)
 	if n, synced := p.nodes.count(); own == nil {
 		if synced && p.copied == nil {
@@ -188,14 +196,11 @@ func (p *Part) takeOwn(ctx context.Context) {
 		p.put = ""
 		p.pace.forget()
 	}
-	bad := p.wish(own)
+	p.rubbish = p.wish(own)
 	if p.copied == nil || !p.copied.same(own) {
 		p.keepSoon()
 	}
 	p.copied = own
-	for _, r := range bad {
-		p.warn(ctx, own, r)
-	}
 	if !own.hasRecord {
 		p.pace.forget()
 	}
@@ -382,19 +387,38 @@ func (p *Part) look(wait time.Duration) {
 	}
 }
 
-// warn makes an Event on this host's Node about an annotation that cannot be used, once for each such value.
-func (p *Part) warn(ctx context.Context, own *Node, r Rubbish) {
-	key := own.UID + "\x00" + r.Name + "\x00" + r.Problem
-	if p.apiserver == nil || !p.warned.first(key) {
+// warn makes Events on this host's Node about annotations that cannot be used, once for each such value.
+func (p *Part) warn(ctx context.Context) {
+	own := p.copied
+	if own == nil || p.apiserver == nil {
 		return
 	}
-	p.log.Warn("an annotation of this host's Node cannot be used", "annotation", r.Name, "problem", r.Problem)
-	inner, cancel := context.WithTimeout(ctx, writeTimeout)
-	defer cancel()
-	err := p.apiserver.event(inner, own, "InvalidAnnotation", fmt.Sprintf("%s is ignored: %s", r.Name, r.Problem))
-	p.metrics.wrote("event", err)
-	if ctx.Err() == nil {
+	for _, r := range p.rubbish {
+		key := own.UID + "\x00" + r.Name + "\x00" + r.Problem
+		if !p.warned.first(key) {
+			continue
+		}
+		if wait := p.events.wait(time.Now()); wait > 0 {
+			p.warned.forget(key)
+			p.look(wait)
+			return
+		}
+		p.log.Warn("an annotation of this host's Node cannot be used", "annotation", r.Name, "problem", r.Problem)
+		inner, cancel := context.WithTimeout(ctx, writeTimeout)
+		err := p.apiserver.event(inner, own, "InvalidAnnotation", fmt.Sprintf("%s is ignored: %s", r.Name, r.Problem))
+		cancel()
+		p.metrics.wrote("event", err)
+		if ctx.Err() != nil {
+			return
+		}
 		p.health.result("make an Event", "create", "events", err)
+		if err != nil {
+			p.warned.forget(key)
+			p.events.fail(time.Now(), retryAfter(err))
+			p.look(p.events.wait(time.Now()))
+			return
+		}
+		p.events.succeed()
 	}
 }
 
@@ -413,6 +437,8 @@ func (e *warned) first(key string) bool {
 	(*e)[key] = true
 	return true
 }
+
+func (e *warned) forget(key string) { delete(*e, key) }
 
 // quiet logs what Kubernetes' libraries say as details: what matters of it this package tells itself.
 type quiet struct{ slog.Handler }
