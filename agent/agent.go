@@ -166,6 +166,10 @@ type Agent struct {
 	applied      atomic.Bool   // a Spec has been applied without error
 	planeStands  chan struct{} // closed by planeUp once it has
 	planeUp      sync.Once
+	serves       chan struct{} // closed by servesOnce once pods can start
+	servesOnce   sync.Once
+	bootID       string // of the kernel
+	freshBoot    bool   // pods have not been able to start in it yet
 
 	profiling sync.Mutex // held while a profile is taken
 
@@ -182,6 +186,7 @@ func Run(ctx context.Context, opts Options) error {
 	a := &Agent{
 		opts: opts, cfg: opts.Config, log: opts.Log, started: time.Now(), lag: cmp.Or(opts.Lag, new(lag.Meter)),
 		wake: make(chan struct{}, 1), gossipIn: make(chan gossip.Packet, 1024), down: make(chan downOrder), planeStands: make(chan struct{}),
+		serves:   make(chan struct{}),
 		problems: newProblems(),
 	}
 	a.heard.Set(a.started)

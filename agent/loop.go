@@ -531,6 +531,7 @@ func (a *Agent) serve(ctx context.Context) {
 			a.pods.run(ctx, l)
 		}()
 	}
+	go a.serveForPods(ctx)
 	if a.egresses != nil {
 		a.egressDone = make(chan struct{})
 		go func() {
@@ -646,7 +647,7 @@ func (a *Agent) report(subject, severity, message, advice string) {
 
 // purge removes everything that is ours from the kernel.
 func (a *Agent) purge() error {
-	relayed := errors.Join(a.closeRelayTable(true), a.egresses.purge())
+	relayed := errors.Join(a.closeRelayTable(true), a.egresses.purge(), purgeCNI(a.cfg))
 	if a.plane == nil {
 		return relayed
 	}

@@ -118,6 +118,12 @@ func (p *pods) annotated(namespace, pod string, annotations map[string]string) {
 // condition is what the plugin's STATUS tells the container runtime, beside what the server sees by itself: rights, and
 // whether there are addresses.
 func (p *pods) condition(context.Context) (c cniserver.Condition) {
+	select {
+	case <-p.a.planeStands:
+	default: // what an agent before this one left goes on
+		c.NoAdd = "the data plane has not come up since the agent's start"
+		return c
+	}
 	if !p.a.applied.Load() {
 		c.Limited = "the data plane is not as it should be; see `skein status`"
 	}

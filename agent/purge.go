@@ -15,7 +15,7 @@ import (
 	"github.com/skeinmesh/skein/dataplane/relaynft"
 )
 
-// Purge removes what an agent that does not run left in the kernel: the same that a running one removes when `skein down --purge`
+// Purge removes what an agent that does not run left in the kernel, and its network configuration: the same that a running one removes when `skein down --purge`
 // asks it to. What is not there is no error. It refuses while an agent holds the link.
 func Purge(ctx context.Context, cfg config.Config, log *slog.Logger) error {
 	release, err := lockLink(cfg.Dataplane.Link)
@@ -31,6 +31,7 @@ func Purge(ctx context.Context, cfg config.Config, log *slog.Logger) error {
 		relaynft.Purge(relaynft.Config{}),
 		clients.Purge(filepath.Join(cfg.StateDir, clients.ClientsFile), configured, cfg.Dataplane.FoU, log),
 		purgeGateways(cfg.RunDir),
+		purgeCNI(cfg),
 		plane.Purge(ctx, plane.Options{Link: cfg.Dataplane.Link, Driver: cfg.Dataplane.WireGuard, Log: log}),
 	)
 }

@@ -49,7 +49,7 @@ func (a *Agent) open(ctx context.Context) error {
 	}
 	a.roster = newRoster(a.replica.State())
 	a.metrics = newMetrics(a)
-	if err := a.openParts(); err != nil {
+	if err := errors.Join(a.openServes(), a.openParts()); err != nil {
 		return err
 	}
 	a.openRelayClient()

@@ -24,18 +24,22 @@ const (
 	DefaultConfDir = "/etc/cni/net.d"
 )
 
-// confFile is the configuration's name: runtimes take the first by name.
-const confFile = "10-skein.conflist"
+// DefaultConfFile is the configuration's name: runtimes take the first by name.
+const DefaultConfFile = "10-skein.conflist"
+
+const confFile = DefaultConfFile
 
 // Install says what is put where.
 type Install struct {
 	Program string // the skein program
 	BinDir  string
 	ConfDir string
+	File    string   // of the configuration; empty: DefaultConfFile
 	Name    string   // of the network
 	Socket  string   // of the agent
 	Chain   []string // plugins that come after ours
 	Force   bool     // replace a configuration that is another, and chain plugins that are not there
+	Own     bool     // replace a configuration that says something else, if it is of this agent (Ours)
 	DryRun  bool
 }
 
@@ -75,13 +79,13 @@ func (in Install) Run(ctx context.Context) (*Report, error) {
 		return nil, err
 	}
 	r.Conf = string(conf)
-	path := filepath.Join(in.ConfDir, confFile)
+	path := in.conf()
 	old, err := os.ReadFile(path)
 	if err != nil && !errors.Is(err, os.ErrNotExist) {
 		return nil, fmt.Errorf("read the configuration that is there: %w", err)
 	}
 	same := err == nil && bytes.Equal(old, conf)
-	if err == nil && !same && !in.Force {
+	if err == nil && !same && !in.Force && !(in.Own && in.Ours(old)) {
 		return nil, fmt.Errorf("%s is there and says something else: look at it, and replace it with --force", path)
 	}
 	if err := in.program(r); err != nil { // before the configuration: a runtime acts on that at once
@@ -244,8 +248,9 @@ func (in Install) winners(r *Report) error {
 		return fmt.Errorf("look for other configurations: %w", err)
 	}
 	for _, e := range entries { // in order of name
-		if e.Name() < confFile && !e.IsDir() && slices.Contains([]string{".conf", ".conflist", ".json"}, filepath.Ext(e.Name())) {
-			r.Warnings = append(r.Warnings, fmt.Sprintf("%s comes before %s by name: runtimes use it instead. Remove or rename it", filepath.Join(in.ConfDir, e.Name()), confFile))
+		if e.Name() < filepath.Base(in.conf()) && !e.IsDir() && slices.Contains([]string{".conf", ".conflist", ".json"}, filepath.Ext(e.Name())) {
+			r.Warnings = append(r.Warnings, fmt.Sprintf("%s comes before %s by name: runtimes use it instead. Remove or rename it",
+				filepath.Join(in.ConfDir, e.Name()), filepath.Base(in.conf())))
 		}
 	}
 	return nil

@@ -9,11 +9,11 @@ import (
 	"path/filepath"
 )
 
-// Remove takes back what Install.Run put in place: the configuration first, so that runtimes start no more pods by a plugin
-// that is about to go. A configuration that does not name the plugin is somebody else's and stays.
-func (in Install) Remove() (*Report, error) {
+// Uninstall takes back what Install.Run put in place: the configuration first, so that runtimes start no more pods by a
+// plugin that is about to go. A configuration that does not name the plugin is somebody else's and stays.
+func (in Install) Uninstall() (*Report, error) {
 	r := &Report{}
-	path := filepath.Join(in.ConfDir, confFile)
+	path := in.conf()
 	conf, err := os.ReadFile(path)
 	switch {
 	case errors.Is(err, fs.ErrNotExist):

@@ -6,7 +6,7 @@ import (
 	"testing"
 )
 
-func TestRemove(t *testing.T) {
+func TestUninstall(t *testing.T) {
 	for _, one := range []struct {
 		name, conf string
 		stays      bool
@@ -16,7 +16,7 @@ func TestRemove(t *testing.T) {
 	} {
 		t.Run(one.name, func(t *testing.T) {
 			in := Install{BinDir: t.TempDir(), ConfDir: t.TempDir()}
-			conf, plugin := filepath.Join(in.ConfDir, confFile), filepath.Join(in.BinDir, Type)
+			conf, plugin := filepath.Join(in.ConfDir, DefaultConfFile), filepath.Join(in.BinDir, Type)
 			other := filepath.Join(in.BinDir, "bridge")
 			for file, text := range map[string]string{conf: one.conf, plugin: "x", other: "x"} {
 				if err := os.WriteFile(file, []byte(text), 0o600); err != nil {
@@ -24,7 +24,7 @@ func TestRemove(t *testing.T) {
 				}
 			}
 			for range 2 { // the second finds nothing to do
-				if _, err := in.Remove(); err != nil {
+				if _, err := in.Uninstall(); err != nil {
 					t.Fatal(err)
 				}
 			}

@@ -393,6 +393,23 @@ func TestNotesOfThePlugin(t *testing.T) {
 	}
 }
 
+// Runtimes that do not ask for STATUS are refused where it would say 50.
+func TestNoPodStartsWhereStatusIs50(t *testing.T) {
+	r, pod := newRig(t, dual()), testns.New(t, "cp")
+	r.limits = Condition{NoAdd: "the data plane has not come up"}
+	_, err := r.Status(t.Context(), &skeinv1.CNIStatusRequest{})
+	want(t, err, cni.CodeUnavailable)
+	_, err = r.Add(t.Context(), request("c1", pod))
+	want(t, err, cni.CodeUnavailable)
+	if got := r.traces(); got != nothing {
+		t.Error(got)
+	}
+	r.limits = Condition{Limited: "one peer cannot be configured"} // what is broken then is not this pod's
+	r.add("c1", pod)
+	r.limits = Condition{NoAdd: "again"}
+	r.del("c1")
+}
+
 func TestJudge(t *testing.T) {
 	exhausted := &ipam.Error{Code: ipam.Exhausted, Message: "pool default is used up", Advice: "extend it"}
 	for _, c := range []struct {

@@ -17,7 +17,12 @@ import (
 // Status tells whether an ADD could succeed.
 func (s *Server) Status(ctx context.Context, _ *skeinv1.CNIStatusRequest) (*skeinv1.CNIStatusResponse, error) {
 	began := time.Now()
-	return &skeinv1.CNIStatusResponse{}, s.report("STATUS", ipam.Key{}, began, judge(s.cfg.Condition(ctx), rights(), s.cfg.Allocator.Ready()))
+	return &skeinv1.CNIStatusResponse{}, s.report("STATUS", ipam.Key{}, began, s.Able(ctx))
+}
+
+// Able tells what Status does, to the agent itself.
+func (s *Server) Able(ctx context.Context) error {
+	return judge(s.cfg.Condition(ctx), rights(), s.cfg.Allocator.Ready())
 }
 
 // judge decides what STATUS says: 51 where running pods may be cut off too, else 50 where no ADD can succeed.

@@ -11,6 +11,8 @@ import (
 	"slices"
 	"time"
 
+	"github.com/containernetworking/cni/pkg/types"
+
 	"github.com/skeinmesh/skein/agent/egress/clients"
 	"github.com/skeinmesh/skein/agent/ipam"
 	skeinv1 "github.com/skeinmesh/skein/api/skein/v1"
@@ -30,6 +32,9 @@ func (s *Server) Add(ctx context.Context, r *skeinv1.CNIAddRequest) (*skeinv1.CN
 }
 
 func (s *Server) add(ctx context.Context, key ipam.Key, r *skeinv1.CNIAddRequest) (*skeinv1.CNIAddResponse, error) {
+	if err := judge(s.cfg.Condition(ctx), rights(), nil); refusedWith(err) == cni.CodeUnavailable {
+		return nil, err // older runtimes do not ask for STATUS
+	}
 	req := ipam.Request{Key: key, Namespace: r.GetNamespace(), Pod: r.GetPod(), NetNS: r.GetNetns(), Network: r.GetNetwork(), Pool: r.GetPool()}
 	for _, text := range r.GetIps() {
 		a, err := netip.ParseAddr(text)
@@ -85,6 +90,14 @@ func (s *Server) add(ctx context.Context, key ipam.Key, r *skeinv1.CNIAddRequest
 		out.Ipv6, out.Gateway6 = lease.IPv6.String(), link.Gateway6.String()
 	}
 	return out, nil
+}
+
+// refusedWith is what the specification calls an error that is ours.
+func refusedWith(err error) uint32 {
+	if refused := (*types.Error)(nil); errors.As(err, &refused) {
+		return uint32(refused.Code)
+	}
+	return 0
 }
 
 // useEgresses has a pod use the egresses of its annotations. What does not work is told there, and the pod runs.

@@ -56,6 +56,7 @@ type Config struct {
 	Egress Egress `yaml:"egress"`
 
 	Kubernetes Kubernetes `yaml:"kubernetes"`
+	CNI        CNI        `yaml:"cni"`
 
 	Ports     Ports     `yaml:"ports"`
 	Dataplane Dataplane `yaml:"dataplane"`
@@ -115,6 +116,15 @@ type Kubernetes struct {
 	// RevokeAfterSeconds is how long a member's Node must be gone, and the member silent, until it is revoked; 0: never. Of
 	// admin nodes.
 	RevokeAfterSeconds uint32 `yaml:"revokeAfterSeconds"`
+}
+
+// CNI is where the agent puts plugin and network configuration for the container runtime, once pods can start.
+type CNI struct {
+	ConfDir  string   `yaml:"confDir"` // empty: neither is written
+	ConfFile string   `yaml:"confFile"`
+	BinDir   string   `yaml:"binDir"`
+	Network  string   `yaml:"network"` // its name
+	Chain    []string `yaml:"chain"`   // plugins that come after; absent: portmap and bandwidth, those that are there
 }
 
 // InCluster as a kubeconfig is the ServiceAccount of the pod that the agent runs in.
@@ -180,6 +190,7 @@ func Default() Config {
 		Dataplane:         Dataplane{WireGuard: Auto, Link: "skein0", Relay: Auto, FoU: Auto},
 		Overlay:           Overlay{IPv4: "10.4.0.0/16"},
 		Kubernetes:        Kubernetes{RevokeAfterSeconds: 600},
+		CNI:               CNI{ConfFile: "10-skein.conflist", BinDir: "/opt/cni/bin", Network: "skein"},
 		StateDir:          DefaultStateDir,
 		RunDir:            DefaultRunDir,
 		Log:               Log{Level: "info", Format: "text"},
@@ -269,7 +280,36 @@ func (c *Config) Check() error {
 	if err := c.checkKubernetes(); err != nil {
 		return err
 	}
+	if err := c.checkCNI(); err != nil {
+		return err
+	}
 	return c.checkTimes()
+}
+
+var (
+	networkRE = regexp.MustCompile(`^[a-zA-Z0-9][a-zA-Z0-9_.-]*$`) // as the CNI specification has it
+	pluginRE  = regexp.MustCompile(`^[a-zA-Z0-9][a-zA-Z0-9_.-]*$`)
+)
+
+func (c *Config) checkCNI() error {
+	n := c.CNI
+	for _, d := range []struct{ key, path string }{{"cni.confDir", n.ConfDir}, {"cni.binDir", n.BinDir}} {
+		if !filepath.IsAbs(d.path) && (d.path != "" || d.key == "cni.binDir") {
+			return wrong(d.key, "%q: want a path that begins with /", d.path)
+		}
+	}
+	if n.ConfFile != filepath.Base(n.ConfFile) || filepath.Ext(n.ConfFile) != ".conflist" {
+		return wrong("cni.confFile", "%q: want the name of a file that ends in .conflist, without a directory", n.ConfFile)
+	}
+	if !networkRE.MatchString(n.Network) {
+		return wrong("cni.network", "%q is no name of a network; want letters, digits, dots, underscores and hyphens, a letter or digit first", n.Network)
+	}
+	for _, p := range n.Chain {
+		if !pluginRE.MatchString(p) || p == "skein-cni" {
+			return wrong("cni.chain", "%q is no plugin that can come after skein's", p)
+		}
+	}
+	return nil
 }
 
 var nodeRE = regexp.MustCompile(`^[a-z0-9]([a-z0-9.-]{0,251}[a-z0-9])?$`)

@@ -30,7 +30,7 @@ func TestLoad(t *testing.T) {
 
 func TestLoadRefuses(t *testing.T) {
 	for _, c := range []struct{ name, in, want string }{
-		{"unknown key", "name: a\nsit: b\n", `skein.yaml:2: unknown key "sit"; allowed here: dataplane, directRetry`},
+		{"unknown key", "name: a\nsit: b\n", `skein.yaml:2: unknown key "sit"; allowed here: cni, dataplane, directRetry`},
 		{"unknown nested key", "name: a\nports: {wg: 1}\n", `unknown key "ports.wg"; allowed here: control, metrics, relay, stun, udpRelay, wireguard`},
 		{"wrong type", "name: a\nports: {relay: fast}\n", `skein.yaml:2: ports.relay: want a whole number`},
 		{"bad name", "name: A_b\n", `name: "A_b" is no host label`},
@@ -50,6 +50,12 @@ func TestLoadRefuses(t *testing.T) {
 		{"relative netns", "egress: {clients: [{netns: blue, interface: eth0, egresses: [a/b]}]}\n", `netns "blue": want a path from /`},
 		{"netns without interface", "egress: {clients: [{netns: /run/netns/blue, egresses: [a/b]}]}\n", `/run/netns/blue: interface "" is no interface name`},
 		{"interface of the host", "egress: {clients: [{interface: eth0, egresses: [a/b]}]}\n", `interface "eth0" is not for the host itself`},
+		{"relative directory", "name: a\ncni: {confDir: net.d}\n", `cni.confDir: "net.d": want a path that begins with /`},
+		{"no directory of plugins", "name: a\ncni: {binDir: ''}\n", `cni.binDir: "": want a path that begins with /`},
+		{"file elsewhere", "name: a\ncni: {confFile: ../x.conflist}\n", `cni.confFile: "../x.conflist": want the name of a file`},
+		{"file of another kind", "name: a\ncni: {confFile: x.yaml}\n", `want the name of a file that ends in .conflist`},
+		{"network", "name: a\ncni: {network: a b}\n", `cni.network: "a b" is no name of a network`},
+		{"chained itself", "name: a\ncni: {chain: [portmap, skein-cni]}\n", `cni.chain: "skein-cni" is no plugin`},
 		{"link name", "name: a\ndataplane: {link: a-name-that-is-too-long}\n", `dataplane.link`},
 	} {
 		t.Run(c.name, func(t *testing.T) {

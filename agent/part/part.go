@@ -65,6 +65,11 @@ type Host interface {
 	CreateToken(ctx context.Context, r *skeinv1.CreateTokenRequest) (token string, err error)
 	// PodChanged tells that the annotations of a pod of this host are others now.
 	PodChanged(namespace, pod string, annotations map[string]string)
+	// Serves is closed once pods can start on this host: the data plane stands, and where the agent configures the
+	// container runtime, it has done so.
+	Serves() <-chan struct{}
+	// FreshBoot tells whether that had not been so yet, when this agent started, since the host did.
+	FreshBoot() bool
 	// Report shows a problem in the agent's status, or clears it where message is empty.
 	Report(subject string, severity Severity, message, advice string)
 }

@@ -76,7 +76,7 @@ func newCNIRemoveCmd(g *globals) *cobra.Command {
 		Example: "  skein cni remove\n  skein cni remove --bin-dir /opt/cni/bin --conf-dir /etc/cni/net.d --dry-run",
 		Args:    noArgs,
 		RunE: func(c *cobra.Command, _ []string) error {
-			r, err := in.Remove()
+			r, err := in.Uninstall()
 			if err != nil {
 				return err
 			}

@@ -29,9 +29,9 @@ func newDownCmd(g *globals) *cobra.Command {
 		Use:   "down",
 		Short: "Stop the agent; with --purge remove what skein put into the kernel",
 		Long: "Stop the agent on this host. With kernel WireGuard the tunnel goes on carrying packets until the next\n" +
-			"start; --purge removes link, rules, routes, the nft tables and the namespaces of egress gateways, and only\n" +
-			"those. The state directory stays: it is this node's identity. --forget with --purge removes what is in it: the\n" +
-			"next start is a new node's.\n\n" +
+			"start; --purge removes link, rules, routes, the nft tables, the namespaces of egress gateways and the network\n" +
+			"configuration that the agent wrote, and only those. The state directory stays: it is this node's identity.\n" +
+			"--forget with --purge removes what is in it: the next start is a new node's.\n\n" +
 			"An agent that runs as a service stays down until `systemctl start skein` or the next boot. To keep it from\n" +
 			"starting at boot: `systemctl disable skein`.",
 		Example: "  skein down\n  skein down --purge\n  systemctl disable skein && skein down --purge",

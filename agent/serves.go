@@ -1,0 +1,147 @@
+package agent
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
+	"time"
+
+	"github.com/skeinmesh/skein/agent/cniserver"
+	"github.com/skeinmesh/skein/agent/config"
+	"github.com/skeinmesh/skein/cni"
+)
+
+// How often is looked whether pods can start, before they can and after, and whether what was installed is still there.
+const (
+	servesEvery    = 100 * time.Millisecond
+	installedEvery = 10 * time.Second
+)
+
+// servedFile holds, in the run directory, the ID of the kernel's start in which this host has last been ready for pods.
+const servedFile = "served"
+
+const subjectCNI = "CNI configuration"
+
+// installation is what the agent puts where the container runtime looks; nil: nothing.
+func installation(c config.Config) *cni.Install {
+	if c.CNI.ConfDir == "" {
+		return nil
+	}
+	return &cni.Install{
+		BinDir: c.CNI.BinDir, ConfDir: c.CNI.ConfDir, File: c.CNI.ConfFile, Name: c.CNI.Network,
+		Socket: filepath.Join(c.RunDir, cniserver.SocketName), Chain: c.CNI.Chain, Own: true,
+	}
+}
+
+// openServes sees whether the host has started anew since pods could last start. A configuration of before is then taken
+// away until they can again: the runtime would take the host for one that is ready.
+func (a *Agent) openServes() error {
+	b, err := os.ReadFile(bootIDFile)
+	if err != nil {
+		return fmt.Errorf("tell this start of the kernel from others: %w", err)
+	}
+	a.bootID = strings.TrimSpace(string(b))
+	last, err := os.ReadFile(filepath.Join(a.cfg.RunDir, servedFile))
+	a.freshBoot = err != nil || strings.TrimSpace(string(last)) != a.bootID
+	in := installation(a.cfg)
+	if in == nil || !a.freshBoot {
+		return nil
+	}
+	removed, err := in.Remove()
+	if err != nil {
+		return err
+	}
+	if removed {
+		a.log.Info("the host has started anew: its network configuration comes back once pods can start",
+			"file", filepath.Join(in.ConfDir, in.File))
+	}
+	return nil
+}
+
+// serveForPods says that pods can start once they can, after the runtime was given its configuration, and keeps that in place.
+func (a *Agent) serveForPods(ctx context.Context) {
+	select {
+	case <-a.planeStands:
+	case <-ctx.Done():
+		return
+	}
+	in := installation(a.cfg)
+	if in != nil && a.pods == nil {
+		a.report(subjectCNI, failure, "this host has no pods, since it only relays",
+			"take cni.confDir out of its configuration")
+		return
+	}
+	if in == nil {
+		a.servesNow()
+	}
+	var written string
+	for in != nil {
+		pause := servesEvery
+		if written != "" && in.Stands(written) {
+			pause = installedEvery
+		} else if a.pods.cni.Able(ctx) == nil {
+			conf, err := a.install(ctx, in)
+			if written = conf; err == nil {
+				a.servesNow()
+			} else {
+				pause = installedEvery / 2
+			}
+		}
+		select {
+		case <-ctx.Done():
+			return
+		case <-time.After(pause):
+		}
+	}
+}
+
+// install puts plugin and configuration in place, and tells what is wrong with it.
+func (a *Agent) install(ctx context.Context, in *cni.Install) (conf string, err error) {
+	var warnings []string
+	if in.Program, err = os.Executable(); err == nil {
+		now := *in
+		if a.cfg.CNI.Chain == nil {
+			now.Chain, warnings = cni.Found(ctx, in.BinDir)
+		}
+		var r *cni.Report
+		if r, err = now.Run(ctx); err == nil {
+			conf, warnings = r.Conf, append(warnings, r.Warnings...)
+			for _, c := range r.Changes {
+				if c.Done {
+					a.log.Info("written for the container runtime", "file", c.Path)
+				}
+			}
+		}
+	}
+	switch {
+	case ctx.Err() != nil:
+	case err != nil:
+		a.report(subjectCNI, failure, err.Error(), "no pod can start before it is written; see cni in docs/config.md")
+	default:
+		a.report(subjectCNI, warning, strings.Join(warnings, "; "), "")
+	}
+	return conf, errors.Join(err, ctx.Err())
+}
+
+// servesNow notes that pods can start, for those who wait and for the next start of the agent.
+func (a *Agent) servesNow() {
+	a.servesOnce.Do(func() {
+		if err := os.WriteFile(filepath.Join(a.cfg.RunDir, servedFile), []byte(a.bootID+"\n"), 0o600); err != nil {
+			a.log.Warn("the agent's next start will take the host for one that has started anew", "err", err)
+		}
+		close(a.serves)
+	})
+}
+
+// purgeCNI takes away the configuration that is this agent's.
+func purgeCNI(c config.Config) error {
+	in := installation(c)
+	if in == nil {
+		return nil
+	}
+	_, err := in.Remove()
+	return err
+}
