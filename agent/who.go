@@ -75,6 +75,12 @@ func who(st *events.State, at netip.Addr) *skeinv1.WhoResponse {
 			return out
 		}
 	}
+	if n, p := st.PodCIDRAt(at); n != nil {
+		out.Kind, out.NodeId, out.Node = "pod-cidr", n.GetId(), n.GetName()
+		out.Says = fmt.Sprintf("It lies in %s, the pod CIDR of %s (Kubernetes Node %s), where another CNI gives the addresses",
+			p, n.GetName(), n.GetPodCidrs().GetKubernetesNode())
+		return out
+	}
 	pool, number, block := st.BlockAt(at)
 	if pool == nil {
 		return out
@@ -215,7 +221,7 @@ func (a *Agent) addEvents(ctx context.Context, out *skeinv1.WhoResponse, at neti
 		if name == "" {
 			return
 		}
-		if e.GetIndex() == out.EventIndex || out.EventIndex == 0 && e.GetNodeRevoked() != nil {
+		if e.GetIndex() == out.EventIndex || out.Kind == "pod-cidr" && e.GetPodCidrsSet() != nil || out.EventIndex == 0 && e.GetNodeRevoked() != nil {
 			out.Event, out.EventIndex, out.EventTime = name, e.GetIndex(), e.GetTime()
 		}
 		if out.History = append(out.History, fmt.Sprintf("%s  event %d: %s", time.Unix(0, e.GetTime()).Format("2006-01-02 15:04:05"), e.GetIndex(), line)); len(out.History) > whoHistory {
@@ -252,6 +258,14 @@ func concerns(st *events.State, e *skeinv1.Event, w *skeinv1.WhoResponse, number
 		if w.GetKind() == "node" && b.NodeRevoked.GetNodeId() == w.GetNodeId() {
 			return name, "node " + w.GetNode() + " revoked"
 		}
+	case *skeinv1.Event_PodCidrsSet:
+		c := b.PodCidrsSet
+		if i := slices.IndexFunc(c.GetPodCidrs().GetCidrs(), func(p string) bool { return events.Covered(text+single(text), []string{p}) }); i >= 0 {
+			return name, fmt.Sprintf("%s became the pod CIDR of node %s", c.GetPodCidrs().GetCidrs()[i], nodeName(st, c.GetNodeId()))
+		}
+		if w.GetKind() == "pod-cidr" && c.GetNodeId() == w.GetNodeId() && c.GetPodCidrs() == nil {
+			return name, "the pod CIDRs of node " + nodeName(st, c.GetNodeId()) + " ended"
+		}
 	case *skeinv1.Event_BlockAllocated:
 		if k := b.BlockAllocated.GetBlock(); mine(k.GetPool(), k.GetNumber()) {
 			return name, fmt.Sprintf("block %s given to node %s", blockText(k, text), nodeName(st, k.GetNodeId()))
@@ -281,6 +295,14 @@ func concerns(st *events.State, e *skeinv1.Event, w *skeinv1.WhoResponse, number
 		}
 	}
 	return "", ""
+}
+
+// single is the prefix length of one address.
+func single(address string) string {
+	if strings.Contains(address, ":") {
+		return "/128"
+	}
+	return "/32"
 }
 
 // concernsEgress tells what an event did to the slot of an egress that an address belongs to.

@@ -2,6 +2,7 @@ package agent
 
 import (
 	"net/netip"
+	"strings"
 	"testing"
 	"time"
 
@@ -10,6 +11,7 @@ import (
 
 	"github.com/skeinmesh/skein/agent/ipam"
 	skeinv1 "github.com/skeinmesh/skein/api/skein/v1"
+	"github.com/skeinmesh/skein/events"
 )
 
 func podEntry(at int64, what, pod string) *skeinv1.JournalEntry {
@@ -59,5 +61,44 @@ func TestOverlapped(t *testing.T) {
 		if got := overlapped(netip.MustParsePrefix(p), r); got != want {
 			t.Errorf("%s covers %q, want %q", p, got, want)
 		}
+	}
+}
+
+// TestWhoOfPodCIDR: an address that another CNI gives is of the pods of a node, by the event that said so last.
+func TestWhoOfPodCIDR(t *testing.T) {
+	s := events.NewState()
+	key := []byte(strings.Repeat("k", 32))
+	for i, c := range []*skeinv1.Command{
+		{Body: &skeinv1.Command_CreateCluster{CreateCluster: &skeinv1.CreateCluster{ClusterId: "000102030405060708090a0b0c0d0e0f",
+			FirstNode: &skeinv1.NewNode{Name: "dc1", IdentityKey: key, WireguardKey: key, MinSchema: events.SchemaMin, MaxSchema: events.SchemaMax},
+			Settings:  &skeinv1.Settings{PodRanges: []string{"10.244.0.0/16"}}}}},
+		nil,
+	} {
+		if c == nil {
+			c = &skeinv1.Command{Body: &skeinv1.Command_SetPodCidrs{SetPodCidrs: &skeinv1.SetPodCidrs{NodeId: s.Nodes()[0].GetId(),
+				PodCidrs: &skeinv1.PodCidrs{KubernetesNode: "node1", Cidrs: []string{"10.244.1.0/24"}}}}}
+		}
+		c.Time, c.Entropy = int64(i+1), make([]byte, 64)
+		evs, _, err := events.Decide(s, c)
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, e := range evs {
+			if err := s.Fold(e); err != nil {
+				t.Fatal(err)
+			}
+			w := who(s, netip.MustParseAddr("10.244.1.7"))
+			name, line := concerns(s, e, w, 0)
+			if set := e.GetPodCidrsSet() != nil; (name == "pod_cidrs_set") != set || set && line != "10.244.1.0/24 became the pod CIDR of node dc1" {
+				t.Errorf("%v is told as %q %q", e, name, line)
+			}
+		}
+	}
+	w := who(s, netip.MustParseAddr("10.244.1.7"))
+	if w.GetKind() != "pod-cidr" || w.GetNode() != "dc1" || !strings.Contains(w.GetSays(), "10.244.1.0/24, the pod CIDR of dc1 (Kubernetes Node node1)") {
+		t.Errorf("it is %v", w)
+	}
+	if w := who(s, netip.MustParseAddr("10.244.2.7")); w.GetKind() != "unknown" {
+		t.Errorf("an address beside it is %v", w)
 	}
 }

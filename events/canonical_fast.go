@@ -16,7 +16,9 @@ func appendMessage(b []byte, m proto.Message) []byte {
 	if len(m.ProtoReflect().GetUnknown()) == 0 {
 		switch m := m.(type) {
 		case *skeinv1.Node:
-			return appendNode(b, m)
+			if m.PodCidrs == nil {
+				return appendNode(b, m)
+			}
 		case *skeinv1.Token:
 			return appendToken(b, m)
 		case *skeinv1.Block:

@@ -113,6 +113,8 @@ func (d *decision) dispatch() error {
 		return d.introduceRoles()
 	case *skeinv1.Command_RepairClock:
 		return d.repairClock()
+	case *skeinv1.Command_SetPodCidrs:
+		return d.setPodCIDRs(b.SetPodCidrs)
 	}
 	return d.dispatchPool()
 }

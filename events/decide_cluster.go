@@ -44,6 +44,7 @@ func (d *decision) createCluster(c *skeinv1.CreateCluster) error {
 		settings = proto.CloneOf(c.GetSettings())
 	}
 	settings.RolesSince = d.c.GetTime()
+	settings.PodRanges = plainPrefixes(settings.GetPodRanges())
 	created := &skeinv1.Cluster{
 		Id: c.GetClusterId(), CreatedAt: d.c.GetTime(), PskSeed: seed,
 		OverlayIpv4: overlay.String(), OverlayIpv6: identity.OverlayPrefix(cluster).String(),
@@ -69,9 +70,14 @@ func (d *decision) changeSettings(c *skeinv1.ChangeSettings) error {
 	if err := checkSettings(next); err != nil {
 		return err
 	}
+	next.PodRanges = plainPrefixes(next.GetPodRanges())
 	if proto.Equal(next, d.s.settings.get()) {
 		return nil
 	}
+	if err := d.checkPodRangesKnown(next); err != nil {
+		return err
+	}
+	d.dropPodCIDRsOutside(next.GetPodRanges())
 	d.emit(&skeinv1.Event{Body: &skeinv1.Event_SettingsChanged{SettingsChanged: &skeinv1.SettingsChanged{Settings: next}}})
 	return nil
 }

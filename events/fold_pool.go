@@ -70,11 +70,13 @@ func (s *State) makePool(p *skeinv1.Pool) bool {
 	return true
 }
 
-// apart reports whether nobody has an address in the prefixes: no pool, overlay or node.
+// apart reports whether nobody has an address in the prefixes: no pool, overlay or node, and no pods of another CNI.
 func (s *State) apart(prefixes []netip.Prefix) bool {
 	overlays := s.overlays()
 	for _, p := range prefixes {
-		if _, taken := s.overlap(p); taken || slices.ContainsFunc(overlays, p.Overlaps) {
+		_, taken := s.overlap(p)
+		_, pods := s.podNetOverlapping(p, "")
+		if taken || pods || slices.ContainsFunc(overlays, p.Overlaps) {
 			return false
 		}
 	}

@@ -111,6 +111,7 @@ var Rules = []Rule{
 	{"drain_node", Own, Yes, Yes, ""},
 	{"repair_clock", No, No, Yes, "by any of them; the log's time becomes the leader's clock"},
 	{"set_admin", No, Yes, Yes, "`skein node grant` and `withdraw`"},
+	{"set_pod_cidrs", No, Yes, Yes, "by the apiserver's word; a member does not tell its own"},
 	{"introduce_roles", No, No, Yes, "the leader's own, in a cluster that is older than roles"},
 }
 

@@ -10,7 +10,7 @@ import (
 // SchemaMin and SchemaMax are the range of event schemas that this version folds.
 const (
 	SchemaMin uint32 = 1
-	SchemaMax uint32 = 4
+	SchemaMax uint32 = 5
 )
 
 // schemaOf is the registry of event bodies: the schema version that introduced each. A body that
@@ -52,6 +52,8 @@ func schemaOf(e *skeinv1.Event) uint32 {
 		return 3
 	case *skeinv1.Event_ClockRepaired:
 		return 4
+	case *skeinv1.Event_PodCidrsSet:
+		return 5
 	}
 	return 0
 }
@@ -59,6 +61,8 @@ func schemaOf(e *skeinv1.Event) uint32 {
 // neededSchema is what a server has to fold for what is in the state, and what that is.
 func (s *State) neededSchema() (what string, schema uint32) {
 	switch {
+	case len(s.podNets) > 0:
+		return "networks of Kubernetes Nodes' pods", 5
 	case s.outlets.n > 0:
 		return "egresses", 3
 	case s.rooms.n > 0:

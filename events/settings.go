@@ -45,7 +45,7 @@ func checkSettings(v *skeinv1.Settings) error {
 	}
 	switch v.GetBirthdayAttack() {
 	case "", "enabled", "disabled":
-		return nil
+		return checkPodRanges(v.GetPodRanges())
 	}
 	return refuse(InvalidArgument, "setting birthday_attack: %q is not allowed; use enabled or disabled", v.GetBirthdayAttack())
 }
@@ -69,6 +69,10 @@ func takeOver(old, v *skeinv1.Settings, names []string) (*skeinv1.Settings, erro
 			}
 			slices.Sort(allowed)
 			return nil, refuse(InvalidArgument, "setting %.80q does not exist; there are %s", name, strings.Join(allowed, ", "))
+		}
+		if !v.ProtoReflect().Has(f) {
+			out.ProtoReflect().Clear(f)
+			continue
 		}
 		out.ProtoReflect().Set(f, v.ProtoReflect().Get(f))
 	}

@@ -63,7 +63,9 @@ func sizeOf(m proto.Message) int {
 	if len(m.ProtoReflect().GetUnknown()) == 0 {
 		switch m := m.(type) {
 		case *skeinv1.Node:
-			return sizeNode(m)
+			if m.PodCidrs == nil {
+				return sizeNode(m)
+			}
 		case *skeinv1.Token:
 			return sizeText(m.GetId()) + sizeText(m.GetSecretHash()) + sizeNumber(uint64(m.GetCreatedAt())) + sizeNumber(uint64(m.GetExpiresAt())) +
 				sizeNumber(uint64(m.GetUsesLeft())) + sizeNumber(uint64(m.GetUses())) + sizeText(m.GetLabel()) + sizeFlag(m.GetAgentsOnly()) +

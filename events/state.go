@@ -58,6 +58,8 @@ type content struct {
 	slotOwners       table[table[slotRef]] // a node's slots by slotRef, by node ID
 	slotCount        int                   // slots of all egresses
 	destinationCount int                   // destinations of all egresses
+
+	podNets []podNet // pod CIDRs of all live nodes, by address; replaced and never changed
 }
 
 // admission remembers the address that was given last.

@@ -285,6 +285,10 @@ func (s *State) checkOutside(e *skeinv1.Egress, destinations []netip.Prefix) err
 		if o, inside := s.overlap(p); inside {
 			return refuse(InvalidArgument, "egress %s: destination %s overlaps %s of pool %s, which is in the mesh; use other prefixes, or the default route, which leaves the mesh out", ref, p, o.prefix, o.pool)
 		}
+		if o, inside := s.podNetOverlapping(p, ""); inside {
+			return refuse(InvalidArgument, "egress %s: destination %s overlaps %s, the pods of %s, which are in the mesh; use other prefixes, or the default route, which leaves the mesh out",
+				ref, p, o.prefix, s.called(o.node))
+		}
 		for _, o := range s.overlays() {
 			if p.Overlaps(o) {
 				return refuse(InvalidArgument, "egress %s: destination %s overlaps the overlay %s, where nodes have their addresses; use other prefixes, or the default route, which leaves the mesh out", ref, p, o)
@@ -306,19 +310,19 @@ func (s *State) checkOutside(e *skeinv1.Egress, destinations []netip.Prefix) err
 	return nil
 }
 
-// checkNoDestination refuses a pool's prefixes that an egress leads to or probes: their packets would stay in the mesh.
-func (s *State) checkNoDestination(pool string, prefixes []netip.Prefix) error {
+// checkNoDestination refuses prefixes of pods that an egress leads to or probes: their packets would stay in the mesh.
+func (s *State) checkNoDestination(what string, prefixes []netip.Prefix) error {
 	for _, ref := range s.egressNames {
 		o := s.outlet(ref)
 		for _, prefix := range prefixes {
 			for _, d := range o.destinations {
 				if !isDefault(d) && d.Overlaps(prefix) {
-					return refuse(FailedPrecondition, "pool %s: subnet %s overlaps the destination %s of egress %s, whose packets would stay in the mesh; use other addresses, or change that egress first", pool, prefix, d, ref)
+					return refuse(FailedPrecondition, "%s %s overlaps the destination %s of egress %s, whose packets would stay in the mesh; use other addresses, or change that egress first", what, prefix, d, ref)
 				}
 			}
 			for _, probe := range o.egress.get().GetProbes() {
 				if a, plain, _ := probeAddr(probe); prefix.Contains(a) {
-					return refuse(FailedPrecondition, "pool %s: subnet %s holds %s, which egress %s probes; use other addresses, or change that egress first", pool, prefix, plain, ref)
+					return refuse(FailedPrecondition, "%s %s holds %s, which egress %s probes; use other addresses, or change that egress first", what, prefix, plain, ref)
 				}
 			}
 		}

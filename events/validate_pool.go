@@ -173,7 +173,13 @@ func (s *State) checkPoolFree(p *skeinv1.Pool, prefixes []netip.Prefix) error {
 			}
 		}
 	}
-	if err := s.checkNoDestination(p.GetName(), prefixes); err != nil {
+	for _, prefix := range prefixes {
+		if o, taken := s.podNetOverlapping(prefix, ""); taken {
+			return refuse(AlreadyExists, "pool %s: subnet %s overlaps %s, where another CNI runs the pods of %s; use other addresses",
+				p.GetName(), prefix, o.prefix, s.called(o.node))
+		}
+	}
+	if err := s.checkNoDestination(fmt.Sprintf("pool %s: subnet", p.GetName()), prefixes); err != nil {
 		return err
 	}
 	if !s.apart(prefixes) {

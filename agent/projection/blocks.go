@@ -23,6 +23,26 @@ func blocksOf(s *events.State, node string) []netip.Prefix {
 	return out
 }
 
+// podCIDRsOf are the networks of the pods that another CNI runs on a node.
+func podCIDRsOf(n *skeinv1.Node) (out []netip.Prefix) {
+	for _, text := range n.GetPodCidrs().GetCidrs() {
+		if p, err := netip.ParsePrefix(text); err == nil {
+			out = append(out, p)
+		}
+	}
+	return out
+}
+
+func podCIDRs(nodes []*skeinv1.Node) (out []netip.Prefix) {
+	for _, n := range nodes {
+		out = append(out, podCIDRsOf(n)...)
+	}
+	return out
+}
+
+// PodCIDRs are the networks of the pods that other CNIs run on members.
+func PodCIDRs(s *events.State) []netip.Prefix { return podCIDRs(s.Nodes()) }
+
 // endpointsByNode are the tunnels' ends of all egress slots, sorted, by the node that they lead to. Those under "" lead to nobody: packets
 // for them are refused and do not leave the mesh.
 func endpointsByNode(s *events.State, lingering map[uint64]bool) map[string][]netip.Prefix {

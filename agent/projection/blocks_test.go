@@ -84,3 +84,54 @@ func TestNodeAddressesMayNotTakePools(t *testing.T) {
 		t.Fatalf("refused: %v", refused)
 	}
 }
+
+// withPodCIDRs gives each node of a mesh the networks of another CNI's pods.
+func withPodCIDRs(t *testing.T, s *events.State, ids []identity.ID) {
+	t.Helper()
+	do := func(c *skeinv1.Command) {
+		t.Helper()
+		c.Time = 2e18
+		evs, _, err := events.Decide(s, c)
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, e := range evs {
+			if err := s.Fold(e); err != nil {
+				t.Fatal(err)
+			}
+		}
+	}
+	do(&skeinv1.Command{Body: &skeinv1.Command_ChangeSettings{ChangeSettings: &skeinv1.ChangeSettings{
+		Settings: &skeinv1.Settings{PodRanges: []string{"10.244.0.0/16", "fd44::/48"}}, Fields: []string{"pod_ranges"}}}})
+	for i, id := range ids {
+		do(&skeinv1.Command{Body: &skeinv1.Command_SetPodCidrs{SetPodCidrs: &skeinv1.SetPodCidrs{NodeId: id.String(),
+			PodCidrs: &skeinv1.PodCidrs{KubernetesNode: "node" + itoa(i),
+				Cidrs: []string{"10.244." + itoa(i) + ".0/24", "fd44:0:0:" + itoa(i) + "::/64"}}}}})
+	}
+}
+
+// TestPodCIDRsGolden: the pods of another CNI are reached by the tunnel on other hosts, and as they are on this one.
+func TestPodCIDRsGolden(t *testing.T) {
+	s, ids := mesh(t, 3)
+	withPodCIDRs(t, s, ids)
+	in := input(s, ids)
+	in.Host.Connected = []netip.Prefix{netip.MustParsePrefix("10.244.0.0/24")} // its own bridge
+	spec, refused := projection.Project(in)
+	if len(refused) > 0 {
+		t.Fatal(refused)
+	}
+	checkGolden(t, s, spec, "testdata/podcidrs.golden")
+	own := netip.MustParsePrefix("10.244.0.0/24")
+	if slices.ContainsFunc(spec.Targets, own.Overlaps) {
+		t.Errorf("this host's own pods are marked for the tunnel: %s", spec.Targets)
+	}
+	in.Host.Connected = []netip.Prefix{netip.MustParsePrefix("10.244.2.0/25")}
+	if _, refused := projection.Project(in); len(refused) != 1 || refused[0].Peer != ids[2] {
+		t.Errorf("a peer's pods that would take this host's own network away: %v", refused)
+	}
+	in.Host.Connected, in.Host.RouteNodeAddresses = nil, true
+	in.Records[ids[1]] = &skeinv1.Record{NodeAddresses: []string{"10.244.2.0/26"}}
+	if _, refused := projection.Project(in); len(refused) != 1 || refused[0].Peer != ids[1] {
+		t.Errorf("a member that says the pods of another are its own network: %v", refused)
+	}
+}

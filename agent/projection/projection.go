@@ -75,7 +75,8 @@ type Host struct {
 type Refusal struct {
 	Peer   identity.ID
 	Reason string
-	// Block is set when it is one of the peer's address blocks, or the endpoint of an egress slot that it owns.
+	// Block is set when it is one of the peer's address blocks, the endpoint of an egress slot that it owns, or a
+	// network of the pods that another CNI runs on it.
 	Block netip.Prefix
 }
 
@@ -100,7 +101,7 @@ func Project(in Input) (dataplane.Spec, []Refusal) {
 	overlays := Overlays(in.State.Cluster())
 	var refused []Refusal
 	endpoints := endpointsByNode(in.State, in.Lingering)
-	granted := newPrefixes(append(overlays[:len(overlays):len(overlays)], Pools(in.State)...))
+	granted := newPrefixes(slices.Concat(overlays, Pools(in.State), podCIDRs(nodes)))
 	for _, n := range nodes {
 		id, err := identity.ParseID(n.GetId())
 		if err != nil {
@@ -117,7 +118,7 @@ func Project(in Input) (dataplane.Spec, []Refusal) {
 			refused = append(refused, Refusal{Peer: id, Reason: err.Error()})
 			continue
 		}
-		for _, b := range append(blocksOf(in.State, n.GetId()), endpoints[n.GetId()]...) {
+		for _, b := range slices.Concat(blocksOf(in.State, n.GetId()), endpoints[n.GetId()], podCIDRsOf(n)) {
 			if err := in.Host.mayLead(b); err != nil {
 				refused = append(refused, Refusal{Peer: id, Reason: err.Error(), Block: b})
 				continue

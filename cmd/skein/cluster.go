@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"slices"
 	"strings"
 	"time"
 
@@ -105,6 +106,9 @@ func printNode(w io.Writer, n *skeinv1.NodeView) {
 	line("labels", "%s", labelsText(n.GetNode().GetLabels()))
 	if n.GetNode().GetDraining() {
 		line("draining", "it gets no egress slots; `skein node drain %s --undo` takes that back", n.GetNode().GetName())
+	}
+	if c := n.GetNode().GetPodCidrs(); c != nil {
+		line("pod CIDRs", "%s, of Kubernetes Node %s", strings.Join(c.GetCidrs(), " "), c.GetKubernetesNode())
 	}
 	line("path", "%s, %s", n.GetPath(), map[bool]string{true: "alive", false: "not heard of lately"}[n.GetAlive()])
 	if r == nil {
@@ -217,11 +221,12 @@ func newSettingsCmd(g *globals) *cobra.Command {
 	var direct, keepalive uint32
 	var route bool
 	var birthday string
+	var podRanges []string
 	c := &cobra.Command{
-		Use: "settings", Short: "Show or change the cluster's settings", Example: "  skein settings\n  skein settings --direct-retry 60", Args: noArgs,
+		Use: "settings", Short: "Show or change the cluster's settings", Example: "  skein settings\n  skein settings --direct-retry 60\n  skein settings --pod-ranges 10.244.0.0/16,fd00:244::/48", Args: noArgs,
 		RunE: func(c *cobra.Command, _ []string) error {
-			r := &skeinv1.SettingsRequest{Change: &skeinv1.Settings{DirectRetryIntervalSeconds: direct, PersistentKeepaliveSeconds: keepalive, RouteNodeAddresses: route, BirthdayAttack: birthday}}
-			for flag, field := range map[string]string{"direct-retry": "direct_retry_interval_seconds", "keepalive": "persistent_keepalive_seconds", "route-node-addresses": "route_node_addresses", "birthday-attack": "birthday_attack"} {
+			r := &skeinv1.SettingsRequest{Change: &skeinv1.Settings{DirectRetryIntervalSeconds: direct, PersistentKeepaliveSeconds: keepalive, RouteNodeAddresses: route, BirthdayAttack: birthday, PodRanges: slices.DeleteFunc(podRanges, func(s string) bool { return s == "" })}}
+			for flag, field := range map[string]string{"direct-retry": "direct_retry_interval_seconds", "keepalive": "persistent_keepalive_seconds", "route-node-addresses": "route_node_addresses", "birthday-attack": "birthday_attack", "pod-ranges": "pod_ranges"} {
 				if c.Flags().Changed(flag) {
 					r.Fields = append(r.Fields, field)
 				}
@@ -232,7 +237,11 @@ func newSettingsCmd(g *globals) *cobra.Command {
 				m := s.GetSettings().ProtoReflect()
 				for i := range m.Descriptor().Fields().Len() {
 					f := m.Descriptor().Fields().Get(i)
-					t.add(string(f.Name()), m.Get(f).String())
+					value := m.Get(f).String()
+					if f.IsList() {
+						value = strings.Join(s.GetSettings().GetPodRanges(), ",") // the only list
+					}
+					t.add(string(f.Name()), value)
 				}
 				t.print(w)
 			})
@@ -241,6 +250,7 @@ func newSettingsCmd(g *globals) *cobra.Command {
 	c.Flags().Uint32Var(&direct, "direct-retry", 0, "seconds between attempts at a direct path for a relayed pair")
 	c.Flags().Uint32Var(&keepalive, "keepalive", 0, "seconds between keepalives behind NAT")
 	c.Flags().BoolVar(&route, "route-node-addresses", false, "route the private prefixes that nodes offer")
+	c.Flags().StringSliceVar(&podRanges, "pod-ranges", nil, "where another CNI has its pods: Nodes' pod CIDRs in these ranges are led through the mesh; \"\": none")
 	c.Flags().StringVar(&birthday, "birthday-attack", "", "guess ports at both ends between two symmetric NATs: enabled or disabled")
 	return c
 }

@@ -67,6 +67,9 @@ func TestWhoIsShown(t *testing.T) {
 	f.lay(&skeinv1.WhoRequest{}, who)
 	commands := [][]string{{"ip", "who", "10.64.0.101"}, {"ip", "who", "10.64.0.101", "--at", "31"}, {"explain", "address", "10.64.0.101"}}
 	f.showsGolden(t, "ip-who", commands...)
+	f.lay(&skeinv1.WhoRequest{}, &skeinv1.WhoResponse{Address: "10.244.1.7", Kind: "pod-cidr", NodeId: block.NodeId, Node: "home1", EventIndex: 21,
+		EventTime: 1795269500e9, Event: "pod_cidrs_set", Says: "It lies in 10.244.1.0/24, the pod CIDR of home1 (Kubernetes Node node1), where another CNI gives the addresses"})
+	f.showsGolden(t, "ip-who-pod-cidr", []string{"ip", "who", "10.244.1.7"})
 	past := proto.CloneOf(who)
 	past.Pod.Until, past.Event, past.History = 1795269580e9, "", nil
 	f.lay(&skeinv1.WhoRequest{}, past)

@@ -33,6 +33,22 @@ func TestWrap(t *testing.T) {
 	}
 }
 
+// The pods' networks of another CNI have a column where there are any.
+func TestNodesWithPodCIDRs(t *testing.T) {
+	nodes := []*skeinv1.NodeView{{Node: &skeinv1.Node{Id: "b33ad742981917ca", Name: "home1", Ipv4: "10.4.0.5"}, Path: "direct", Alive: true}}
+	shown := func() string {
+		var b bytes.Buffer
+		printNodes(&b, nodes)
+		return b.String()
+	}
+	if s := shown(); strings.Contains(s, "POD") {
+		t.Errorf("a column of nothing:\n%s", s)
+	}
+	nodes[0].Node.PodCidrs = &skeinv1.PodCidrs{KubernetesNode: "home1", Cidrs: []string{"10.244.1.0/24", "fd44:0:0:1::/64"}}
+	nodes = append(nodes, &skeinv1.NodeView{Node: &skeinv1.Node{Id: "7ef4fee4c02da850", Name: "dc1", Ipv4: "10.4.0.1"}, Path: "self", Self: true})
+	goldenText(t, "nodes-pod-cidrs", shown())
+}
+
 func TestEventLinesFitAndHideKeys(t *testing.T) {
 	key := bytes.Repeat([]byte{0xab}, 32)
 	node := &skeinv1.Node{Id: "b33ad742981917ca", Name: "home1", IdentityKey: key, WireguardKey: key, Ipv4: "10.4.0.5", Ipv6: "fd65:229d:4b83:0:b33a:d742:9819:17ca", Labels: map[string]string{"rack": "7"}}
@@ -43,6 +59,8 @@ func TestEventLinesFitAndHideKeys(t *testing.T) {
 		{&skeinv1.Event{Body: &skeinv1.Event_NodeAdmitted{NodeAdmitted: &skeinv1.NodeAdmitted{Node: node}}}, "node_admitted     id=b33ad742981917ca name=home1 ipv4=10.4.0.5"},
 		{&skeinv1.Event{Body: &skeinv1.Event_CommandAnswered{CommandAnswered: &skeinv1.CommandAnswered{Answer: &skeinv1.Answer{RequestId: "536eec87c1fcabbc", Node: node}}}}, "command_answered  request 536eec87"},
 		{&skeinv1.Event{Body: &skeinv1.Event_ServerPromoted{ServerPromoted: &skeinv1.ServerPromoted{NodeId: node.Id}}}, "server_promoted   node_id=home1"},
+		{&skeinv1.Event{Body: &skeinv1.Event_PodCidrsSet{PodCidrsSet: &skeinv1.PodCidrsSet{NodeId: node.Id, PodCidrs: &skeinv1.PodCidrs{KubernetesNode: "n1", Cidrs: []string{"10.244.1.0/24"}}}}},
+			"pod_cidrs_set     node_id=home1"},
 		{&skeinv1.Event{}, "(unknown to this version)"},
 		{&skeinv1.Event{Issuer: node.Id, Body: &skeinv1.Event_ServerPromoted{ServerPromoted: &skeinv1.ServerPromoted{NodeId: node.Id}}}, "server_promoted   node_id=home1  by home1"},
 		{&skeinv1.Event{Issuer: node.Id, RequestId: "536eec87c1fcabbc", Body: &skeinv1.Event_CommandAnswered{CommandAnswered: &skeinv1.CommandAnswered{Answer: &skeinv1.Answer{RequestId: "0"}}}},

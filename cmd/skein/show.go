@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"slices"
 	"strings"
 	"time"
 
@@ -89,13 +90,21 @@ func newNodesCmd(g *globals) *cobra.Command {
 
 func printNodes(w io.Writer, nodes []*skeinv1.NodeView) {
 	t := table{head: []string{"NAME", "ID", "IPV4", "SITE", "NAT", "ROLE", "PATH", "ALIVE", "RECORD"}}
+	pods := slices.ContainsFunc(nodes, func(n *skeinv1.NodeView) bool { return n.GetNode().GetPodCidrs() != nil })
+	if pods {
+		t.head = append(t.head, "POD CIDRS")
+	}
 	for _, n := range nodes {
 		record := "-"
 		if n.GetRecord() != nil {
 			record = fmt.Sprintf("%d.%d", n.GetRecord().GetEpoch(), n.GetRecord().GetSeq())
 		}
-		t.add(n.GetNode().GetName(), n.GetNode().GetId(), n.GetNode().GetIpv4(), dash(n.GetRecord().GetSite()),
-			candidate.NATName(n.GetRecord().GetNatType()), role(n), n.GetPath(), yesNo(n.GetAlive()), record)
+		row := []string{n.GetNode().GetName(), n.GetNode().GetId(), n.GetNode().GetIpv4(), dash(n.GetRecord().GetSite()),
+			candidate.NATName(n.GetRecord().GetNatType()), role(n), n.GetPath(), yesNo(n.GetAlive()), record}
+		if pods {
+			row = append(row, dash(strings.Join(n.GetNode().GetPodCidrs().GetCidrs(), ",")))
+		}
+		t.add(row...)
 	}
 	t.print(w)
 }

@@ -63,6 +63,7 @@ type Event struct {
 	//	*Event_SlotMoved
 	//	*Event_SlotReleased
 	//	*Event_ClockRepaired
+	//	*Event_PodCidrsSet
 	Body          isEvent_Body `protobuf_oneof:"body"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -426,6 +427,15 @@ func (x *Event) GetClockRepaired() *ClockRepaired {
 	return nil
 }
 
+func (x *Event) GetPodCidrsSet() *PodCidrsSet {
+	if x != nil {
+		if x, ok := x.Body.(*Event_PodCidrsSet); ok {
+			return x.PodCidrsSet
+		}
+	}
+	return nil
+}
+
 type isEvent_Body interface {
 	isEvent_Body()
 }
@@ -557,6 +567,11 @@ type Event_ClockRepaired struct {
 	ClockRepaired *ClockRepaired `protobuf:"bytes,40,opt,name=clock_repaired,json=clockRepaired,proto3,oneof"`
 }
 
+type Event_PodCidrsSet struct {
+	// From schema 5 on:
+	PodCidrsSet *PodCidrsSet `protobuf:"bytes,41,opt,name=pod_cidrs_set,json=podCidrsSet,proto3,oneof"`
+}
+
 func (*Event_ClusterCreated) isEvent_Body() {}
 
 func (*Event_SettingsChanged) isEvent_Body() {}
@@ -618,6 +633,8 @@ func (*Event_SlotMoved) isEvent_Body() {}
 func (*Event_SlotReleased) isEvent_Body() {}
 
 func (*Event_ClockRepaired) isEvent_Body() {}
+
+func (*Event_PodCidrsSet) isEvent_Body() {}
 
 type ClusterCreated struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
@@ -2113,6 +2130,58 @@ func (x *ClockRepaired) GetBefore() int64 {
 	return 0
 }
 
+type PodCidrsSet struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	NodeId        string                 `protobuf:"bytes,1,opt,name=node_id,json=nodeId,proto3" json:"node_id,omitempty"`
+	PodCidrs      *PodCidrs              `protobuf:"bytes,2,opt,name=pod_cidrs,json=podCidrs,proto3" json:"pod_cidrs,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *PodCidrsSet) Reset() {
+	*x = PodCidrsSet{}
+	mi := &file_skein_v1_events_proto_msgTypes[32]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *PodCidrsSet) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*PodCidrsSet) ProtoMessage() {}
+
+func (x *PodCidrsSet) ProtoReflect() protoreflect.Message {
+	mi := &file_skein_v1_events_proto_msgTypes[32]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use PodCidrsSet.ProtoReflect.Descriptor instead.
+func (*PodCidrsSet) Descriptor() ([]byte, []int) {
+	return file_skein_v1_events_proto_rawDescGZIP(), []int{32}
+}
+
+func (x *PodCidrsSet) GetNodeId() string {
+	if x != nil {
+		return x.NodeId
+	}
+	return ""
+}
+
+func (x *PodCidrsSet) GetPodCidrs() *PodCidrs {
+	if x != nil {
+		return x.PodCidrs
+	}
+	return nil
+}
+
 // Batch is one Raft log entry: the events of one or many commands.
 type Batch struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
@@ -2124,7 +2193,7 @@ type Batch struct {
 
 func (x *Batch) Reset() {
 	*x = Batch{}
-	mi := &file_skein_v1_events_proto_msgTypes[32]
+	mi := &file_skein_v1_events_proto_msgTypes[33]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2136,7 +2205,7 @@ func (x *Batch) String() string {
 func (*Batch) ProtoMessage() {}
 
 func (x *Batch) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_events_proto_msgTypes[32]
+	mi := &file_skein_v1_events_proto_msgTypes[33]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2149,7 +2218,7 @@ func (x *Batch) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Batch.ProtoReflect.Descriptor instead.
 func (*Batch) Descriptor() ([]byte, []int) {
-	return file_skein_v1_events_proto_rawDescGZIP(), []int{32}
+	return file_skein_v1_events_proto_rawDescGZIP(), []int{33}
 }
 
 func (x *Batch) GetBase() uint64 {
@@ -2208,6 +2277,7 @@ type Command struct {
 	//	*Command_RepairClock
 	//	*Command_SetAdmin
 	//	*Command_IntroduceRoles
+	//	*Command_SetPodCidrs
 	Body          isCommand_Body `protobuf_oneof:"body"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -2215,7 +2285,7 @@ type Command struct {
 
 func (x *Command) Reset() {
 	*x = Command{}
-	mi := &file_skein_v1_events_proto_msgTypes[33]
+	mi := &file_skein_v1_events_proto_msgTypes[34]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2227,7 +2297,7 @@ func (x *Command) String() string {
 func (*Command) ProtoMessage() {}
 
 func (x *Command) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_events_proto_msgTypes[33]
+	mi := &file_skein_v1_events_proto_msgTypes[34]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2240,7 +2310,7 @@ func (x *Command) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Command.ProtoReflect.Descriptor instead.
 func (*Command) Descriptor() ([]byte, []int) {
-	return file_skein_v1_events_proto_rawDescGZIP(), []int{33}
+	return file_skein_v1_events_proto_rawDescGZIP(), []int{34}
 }
 
 func (x *Command) GetRequestId() string {
@@ -2566,6 +2636,15 @@ func (x *Command) GetIntroduceRoles() *IntroduceRoles {
 	return nil
 }
 
+func (x *Command) GetSetPodCidrs() *SetPodCidrs {
+	if x != nil {
+		if x, ok := x.Body.(*Command_SetPodCidrs); ok {
+			return x.SetPodCidrs
+		}
+	}
+	return nil
+}
+
 type isCommand_Body interface {
 	isCommand_Body()
 }
@@ -2698,6 +2777,10 @@ type Command_IntroduceRoles struct {
 	IntroduceRoles *IntroduceRoles `protobuf:"bytes,42,opt,name=introduce_roles,json=introduceRoles,proto3,oneof"`
 }
 
+type Command_SetPodCidrs struct {
+	SetPodCidrs *SetPodCidrs `protobuf:"bytes,43,opt,name=set_pod_cidrs,json=setPodCidrs,proto3,oneof"`
+}
+
 func (*Command_CreateCluster) isCommand_Body() {}
 
 func (*Command_ChangeSettings) isCommand_Body() {}
@@ -2762,6 +2845,8 @@ func (*Command_SetAdmin) isCommand_Body() {}
 
 func (*Command_IntroduceRoles) isCommand_Body() {}
 
+func (*Command_SetPodCidrs) isCommand_Body() {}
+
 type CreateCluster struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	ClusterId     string                 `protobuf:"bytes,1,opt,name=cluster_id,json=clusterId,proto3" json:"cluster_id,omitempty"`
@@ -2774,7 +2859,7 @@ type CreateCluster struct {
 
 func (x *CreateCluster) Reset() {
 	*x = CreateCluster{}
-	mi := &file_skein_v1_events_proto_msgTypes[34]
+	mi := &file_skein_v1_events_proto_msgTypes[35]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2786,7 +2871,7 @@ func (x *CreateCluster) String() string {
 func (*CreateCluster) ProtoMessage() {}
 
 func (x *CreateCluster) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_events_proto_msgTypes[34]
+	mi := &file_skein_v1_events_proto_msgTypes[35]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2799,7 +2884,7 @@ func (x *CreateCluster) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CreateCluster.ProtoReflect.Descriptor instead.
 func (*CreateCluster) Descriptor() ([]byte, []int) {
-	return file_skein_v1_events_proto_rawDescGZIP(), []int{34}
+	return file_skein_v1_events_proto_rawDescGZIP(), []int{35}
 }
 
 func (x *CreateCluster) GetClusterId() string {
@@ -2840,7 +2925,7 @@ type ChangeSettings struct {
 
 func (x *ChangeSettings) Reset() {
 	*x = ChangeSettings{}
-	mi := &file_skein_v1_events_proto_msgTypes[35]
+	mi := &file_skein_v1_events_proto_msgTypes[36]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2852,7 +2937,7 @@ func (x *ChangeSettings) String() string {
 func (*ChangeSettings) ProtoMessage() {}
 
 func (x *ChangeSettings) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_events_proto_msgTypes[35]
+	mi := &file_skein_v1_events_proto_msgTypes[36]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2865,7 +2950,7 @@ func (x *ChangeSettings) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ChangeSettings.ProtoReflect.Descriptor instead.
 func (*ChangeSettings) Descriptor() ([]byte, []int) {
-	return file_skein_v1_events_proto_rawDescGZIP(), []int{35}
+	return file_skein_v1_events_proto_rawDescGZIP(), []int{36}
 }
 
 func (x *ChangeSettings) GetSettings() *Settings {
@@ -2898,7 +2983,7 @@ type CreateToken struct {
 
 func (x *CreateToken) Reset() {
 	*x = CreateToken{}
-	mi := &file_skein_v1_events_proto_msgTypes[36]
+	mi := &file_skein_v1_events_proto_msgTypes[37]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2910,7 +2995,7 @@ func (x *CreateToken) String() string {
 func (*CreateToken) ProtoMessage() {}
 
 func (x *CreateToken) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_events_proto_msgTypes[36]
+	mi := &file_skein_v1_events_proto_msgTypes[37]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2923,7 +3008,7 @@ func (x *CreateToken) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CreateToken.ProtoReflect.Descriptor instead.
 func (*CreateToken) Descriptor() ([]byte, []int) {
-	return file_skein_v1_events_proto_rawDescGZIP(), []int{36}
+	return file_skein_v1_events_proto_rawDescGZIP(), []int{37}
 }
 
 func (x *CreateToken) GetId() string {
@@ -2991,7 +3076,7 @@ type RevokeToken struct {
 
 func (x *RevokeToken) Reset() {
 	*x = RevokeToken{}
-	mi := &file_skein_v1_events_proto_msgTypes[37]
+	mi := &file_skein_v1_events_proto_msgTypes[38]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3003,7 +3088,7 @@ func (x *RevokeToken) String() string {
 func (*RevokeToken) ProtoMessage() {}
 
 func (x *RevokeToken) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_events_proto_msgTypes[37]
+	mi := &file_skein_v1_events_proto_msgTypes[38]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3016,7 +3101,7 @@ func (x *RevokeToken) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RevokeToken.ProtoReflect.Descriptor instead.
 func (*RevokeToken) Descriptor() ([]byte, []int) {
-	return file_skein_v1_events_proto_rawDescGZIP(), []int{37}
+	return file_skein_v1_events_proto_rawDescGZIP(), []int{38}
 }
 
 func (x *RevokeToken) GetTokenId() string {
@@ -3041,7 +3126,7 @@ type NewNode struct {
 
 func (x *NewNode) Reset() {
 	*x = NewNode{}
-	mi := &file_skein_v1_events_proto_msgTypes[38]
+	mi := &file_skein_v1_events_proto_msgTypes[39]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3053,7 +3138,7 @@ func (x *NewNode) String() string {
 func (*NewNode) ProtoMessage() {}
 
 func (x *NewNode) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_events_proto_msgTypes[38]
+	mi := &file_skein_v1_events_proto_msgTypes[39]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3066,7 +3151,7 @@ func (x *NewNode) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use NewNode.ProtoReflect.Descriptor instead.
 func (*NewNode) Descriptor() ([]byte, []int) {
-	return file_skein_v1_events_proto_rawDescGZIP(), []int{38}
+	return file_skein_v1_events_proto_rawDescGZIP(), []int{39}
 }
 
 func (x *NewNode) GetName() string {
@@ -3134,7 +3219,7 @@ type AdmitNode struct {
 
 func (x *AdmitNode) Reset() {
 	*x = AdmitNode{}
-	mi := &file_skein_v1_events_proto_msgTypes[39]
+	mi := &file_skein_v1_events_proto_msgTypes[40]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3146,7 +3231,7 @@ func (x *AdmitNode) String() string {
 func (*AdmitNode) ProtoMessage() {}
 
 func (x *AdmitNode) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_events_proto_msgTypes[39]
+	mi := &file_skein_v1_events_proto_msgTypes[40]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3159,7 +3244,7 @@ func (x *AdmitNode) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AdmitNode.ProtoReflect.Descriptor instead.
 func (*AdmitNode) Descriptor() ([]byte, []int) {
-	return file_skein_v1_events_proto_rawDescGZIP(), []int{39}
+	return file_skein_v1_events_proto_rawDescGZIP(), []int{40}
 }
 
 func (x *AdmitNode) GetNode() *NewNode {
@@ -3218,7 +3303,7 @@ type ChangeNode struct {
 
 func (x *ChangeNode) Reset() {
 	*x = ChangeNode{}
-	mi := &file_skein_v1_events_proto_msgTypes[40]
+	mi := &file_skein_v1_events_proto_msgTypes[41]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3230,7 +3315,7 @@ func (x *ChangeNode) String() string {
 func (*ChangeNode) ProtoMessage() {}
 
 func (x *ChangeNode) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_events_proto_msgTypes[40]
+	mi := &file_skein_v1_events_proto_msgTypes[41]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3243,7 +3328,7 @@ func (x *ChangeNode) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ChangeNode.ProtoReflect.Descriptor instead.
 func (*ChangeNode) Descriptor() ([]byte, []int) {
-	return file_skein_v1_events_proto_rawDescGZIP(), []int{40}
+	return file_skein_v1_events_proto_rawDescGZIP(), []int{41}
 }
 
 func (x *ChangeNode) GetNodeId() string {
@@ -3299,7 +3384,7 @@ type RevokeNode struct {
 
 func (x *RevokeNode) Reset() {
 	*x = RevokeNode{}
-	mi := &file_skein_v1_events_proto_msgTypes[41]
+	mi := &file_skein_v1_events_proto_msgTypes[42]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3311,7 +3396,7 @@ func (x *RevokeNode) String() string {
 func (*RevokeNode) ProtoMessage() {}
 
 func (x *RevokeNode) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_events_proto_msgTypes[41]
+	mi := &file_skein_v1_events_proto_msgTypes[42]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3324,7 +3409,7 @@ func (x *RevokeNode) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RevokeNode.ProtoReflect.Descriptor instead.
 func (*RevokeNode) Descriptor() ([]byte, []int) {
-	return file_skein_v1_events_proto_rawDescGZIP(), []int{41}
+	return file_skein_v1_events_proto_rawDescGZIP(), []int{42}
 }
 
 func (x *RevokeNode) GetNodeId() string {
@@ -3358,7 +3443,7 @@ type RotateNodeKey struct {
 
 func (x *RotateNodeKey) Reset() {
 	*x = RotateNodeKey{}
-	mi := &file_skein_v1_events_proto_msgTypes[42]
+	mi := &file_skein_v1_events_proto_msgTypes[43]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3370,7 +3455,7 @@ func (x *RotateNodeKey) String() string {
 func (*RotateNodeKey) ProtoMessage() {}
 
 func (x *RotateNodeKey) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_events_proto_msgTypes[42]
+	mi := &file_skein_v1_events_proto_msgTypes[43]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3383,7 +3468,7 @@ func (x *RotateNodeKey) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RotateNodeKey.ProtoReflect.Descriptor instead.
 func (*RotateNodeKey) Descriptor() ([]byte, []int) {
-	return file_skein_v1_events_proto_rawDescGZIP(), []int{42}
+	return file_skein_v1_events_proto_rawDescGZIP(), []int{43}
 }
 
 func (x *RotateNodeKey) GetNodeId() string {
@@ -3409,7 +3494,7 @@ type AddServer struct {
 
 func (x *AddServer) Reset() {
 	*x = AddServer{}
-	mi := &file_skein_v1_events_proto_msgTypes[43]
+	mi := &file_skein_v1_events_proto_msgTypes[44]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3421,7 +3506,7 @@ func (x *AddServer) String() string {
 func (*AddServer) ProtoMessage() {}
 
 func (x *AddServer) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_events_proto_msgTypes[43]
+	mi := &file_skein_v1_events_proto_msgTypes[44]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3434,7 +3519,7 @@ func (x *AddServer) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AddServer.ProtoReflect.Descriptor instead.
 func (*AddServer) Descriptor() ([]byte, []int) {
-	return file_skein_v1_events_proto_rawDescGZIP(), []int{43}
+	return file_skein_v1_events_proto_rawDescGZIP(), []int{44}
 }
 
 func (x *AddServer) GetNodeId() string {
@@ -3453,7 +3538,7 @@ type PromoteServer struct {
 
 func (x *PromoteServer) Reset() {
 	*x = PromoteServer{}
-	mi := &file_skein_v1_events_proto_msgTypes[44]
+	mi := &file_skein_v1_events_proto_msgTypes[45]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3465,7 +3550,7 @@ func (x *PromoteServer) String() string {
 func (*PromoteServer) ProtoMessage() {}
 
 func (x *PromoteServer) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_events_proto_msgTypes[44]
+	mi := &file_skein_v1_events_proto_msgTypes[45]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3478,7 +3563,7 @@ func (x *PromoteServer) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PromoteServer.ProtoReflect.Descriptor instead.
 func (*PromoteServer) Descriptor() ([]byte, []int) {
-	return file_skein_v1_events_proto_rawDescGZIP(), []int{44}
+	return file_skein_v1_events_proto_rawDescGZIP(), []int{45}
 }
 
 func (x *PromoteServer) GetNodeId() string {
@@ -3499,7 +3584,7 @@ type RemoveServer struct {
 
 func (x *RemoveServer) Reset() {
 	*x = RemoveServer{}
-	mi := &file_skein_v1_events_proto_msgTypes[45]
+	mi := &file_skein_v1_events_proto_msgTypes[46]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3511,7 +3596,7 @@ func (x *RemoveServer) String() string {
 func (*RemoveServer) ProtoMessage() {}
 
 func (x *RemoveServer) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_events_proto_msgTypes[45]
+	mi := &file_skein_v1_events_proto_msgTypes[46]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3524,7 +3609,7 @@ func (x *RemoveServer) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RemoveServer.ProtoReflect.Descriptor instead.
 func (*RemoveServer) Descriptor() ([]byte, []int) {
-	return file_skein_v1_events_proto_rawDescGZIP(), []int{45}
+	return file_skein_v1_events_proto_rawDescGZIP(), []int{46}
 }
 
 func (x *RemoveServer) GetNodeId() string {
@@ -3556,7 +3641,7 @@ type RotateGossipKey struct {
 
 func (x *RotateGossipKey) Reset() {
 	*x = RotateGossipKey{}
-	mi := &file_skein_v1_events_proto_msgTypes[46]
+	mi := &file_skein_v1_events_proto_msgTypes[47]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3568,7 +3653,7 @@ func (x *RotateGossipKey) String() string {
 func (*RotateGossipKey) ProtoMessage() {}
 
 func (x *RotateGossipKey) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_events_proto_msgTypes[46]
+	mi := &file_skein_v1_events_proto_msgTypes[47]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3581,7 +3666,7 @@ func (x *RotateGossipKey) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RotateGossipKey.ProtoReflect.Descriptor instead.
 func (*RotateGossipKey) Descriptor() ([]byte, []int) {
-	return file_skein_v1_events_proto_rawDescGZIP(), []int{46}
+	return file_skein_v1_events_proto_rawDescGZIP(), []int{47}
 }
 
 type CreatePool struct {
@@ -3593,7 +3678,7 @@ type CreatePool struct {
 
 func (x *CreatePool) Reset() {
 	*x = CreatePool{}
-	mi := &file_skein_v1_events_proto_msgTypes[47]
+	mi := &file_skein_v1_events_proto_msgTypes[48]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3605,7 +3690,7 @@ func (x *CreatePool) String() string {
 func (*CreatePool) ProtoMessage() {}
 
 func (x *CreatePool) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_events_proto_msgTypes[47]
+	mi := &file_skein_v1_events_proto_msgTypes[48]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3618,7 +3703,7 @@ func (x *CreatePool) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CreatePool.ProtoReflect.Descriptor instead.
 func (*CreatePool) Descriptor() ([]byte, []int) {
-	return file_skein_v1_events_proto_rawDescGZIP(), []int{47}
+	return file_skein_v1_events_proto_rawDescGZIP(), []int{48}
 }
 
 func (x *CreatePool) GetPool() *Pool {
@@ -3641,7 +3726,7 @@ type ChangePool struct {
 
 func (x *ChangePool) Reset() {
 	*x = ChangePool{}
-	mi := &file_skein_v1_events_proto_msgTypes[48]
+	mi := &file_skein_v1_events_proto_msgTypes[49]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3653,7 +3738,7 @@ func (x *ChangePool) String() string {
 func (*ChangePool) ProtoMessage() {}
 
 func (x *ChangePool) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_events_proto_msgTypes[48]
+	mi := &file_skein_v1_events_proto_msgTypes[49]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3666,7 +3751,7 @@ func (x *ChangePool) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ChangePool.ProtoReflect.Descriptor instead.
 func (*ChangePool) Descriptor() ([]byte, []int) {
-	return file_skein_v1_events_proto_rawDescGZIP(), []int{48}
+	return file_skein_v1_events_proto_rawDescGZIP(), []int{49}
 }
 
 func (x *ChangePool) GetName() string {
@@ -3706,7 +3791,7 @@ type RemovePool struct {
 
 func (x *RemovePool) Reset() {
 	*x = RemovePool{}
-	mi := &file_skein_v1_events_proto_msgTypes[49]
+	mi := &file_skein_v1_events_proto_msgTypes[50]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3718,7 +3803,7 @@ func (x *RemovePool) String() string {
 func (*RemovePool) ProtoMessage() {}
 
 func (x *RemovePool) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_events_proto_msgTypes[49]
+	mi := &file_skein_v1_events_proto_msgTypes[50]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3731,7 +3816,7 @@ func (x *RemovePool) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RemovePool.ProtoReflect.Descriptor instead.
 func (*RemovePool) Descriptor() ([]byte, []int) {
-	return file_skein_v1_events_proto_rawDescGZIP(), []int{49}
+	return file_skein_v1_events_proto_rawDescGZIP(), []int{50}
 }
 
 func (x *RemovePool) GetName() string {
@@ -3754,7 +3839,7 @@ type AllocateBlocks struct {
 
 func (x *AllocateBlocks) Reset() {
 	*x = AllocateBlocks{}
-	mi := &file_skein_v1_events_proto_msgTypes[50]
+	mi := &file_skein_v1_events_proto_msgTypes[51]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3766,7 +3851,7 @@ func (x *AllocateBlocks) String() string {
 func (*AllocateBlocks) ProtoMessage() {}
 
 func (x *AllocateBlocks) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_events_proto_msgTypes[50]
+	mi := &file_skein_v1_events_proto_msgTypes[51]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3779,7 +3864,7 @@ func (x *AllocateBlocks) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AllocateBlocks.ProtoReflect.Descriptor instead.
 func (*AllocateBlocks) Descriptor() ([]byte, []int) {
-	return file_skein_v1_events_proto_rawDescGZIP(), []int{50}
+	return file_skein_v1_events_proto_rawDescGZIP(), []int{51}
 }
 
 func (x *AllocateBlocks) GetNodeId() string {
@@ -3814,7 +3899,7 @@ type ReserveBlock struct {
 
 func (x *ReserveBlock) Reset() {
 	*x = ReserveBlock{}
-	mi := &file_skein_v1_events_proto_msgTypes[51]
+	mi := &file_skein_v1_events_proto_msgTypes[52]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3826,7 +3911,7 @@ func (x *ReserveBlock) String() string {
 func (*ReserveBlock) ProtoMessage() {}
 
 func (x *ReserveBlock) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_events_proto_msgTypes[51]
+	mi := &file_skein_v1_events_proto_msgTypes[52]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3839,7 +3924,7 @@ func (x *ReserveBlock) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ReserveBlock.ProtoReflect.Descriptor instead.
 func (*ReserveBlock) Descriptor() ([]byte, []int) {
-	return file_skein_v1_events_proto_rawDescGZIP(), []int{51}
+	return file_skein_v1_events_proto_rawDescGZIP(), []int{52}
 }
 
 func (x *ReserveBlock) GetPool() string {
@@ -3879,7 +3964,7 @@ type ReleaseBlocks struct {
 
 func (x *ReleaseBlocks) Reset() {
 	*x = ReleaseBlocks{}
-	mi := &file_skein_v1_events_proto_msgTypes[52]
+	mi := &file_skein_v1_events_proto_msgTypes[53]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3891,7 +3976,7 @@ func (x *ReleaseBlocks) String() string {
 func (*ReleaseBlocks) ProtoMessage() {}
 
 func (x *ReleaseBlocks) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_events_proto_msgTypes[52]
+	mi := &file_skein_v1_events_proto_msgTypes[53]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3904,7 +3989,7 @@ func (x *ReleaseBlocks) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ReleaseBlocks.ProtoReflect.Descriptor instead.
 func (*ReleaseBlocks) Descriptor() ([]byte, []int) {
-	return file_skein_v1_events_proto_rawDescGZIP(), []int{52}
+	return file_skein_v1_events_proto_rawDescGZIP(), []int{53}
 }
 
 func (x *ReleaseBlocks) GetPool() string {
@@ -3961,7 +4046,7 @@ type ReserveAddress struct {
 
 func (x *ReserveAddress) Reset() {
 	*x = ReserveAddress{}
-	mi := &file_skein_v1_events_proto_msgTypes[53]
+	mi := &file_skein_v1_events_proto_msgTypes[54]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3973,7 +4058,7 @@ func (x *ReserveAddress) String() string {
 func (*ReserveAddress) ProtoMessage() {}
 
 func (x *ReserveAddress) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_events_proto_msgTypes[53]
+	mi := &file_skein_v1_events_proto_msgTypes[54]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3986,7 +4071,7 @@ func (x *ReserveAddress) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ReserveAddress.ProtoReflect.Descriptor instead.
 func (*ReserveAddress) Descriptor() ([]byte, []int) {
-	return file_skein_v1_events_proto_rawDescGZIP(), []int{53}
+	return file_skein_v1_events_proto_rawDescGZIP(), []int{54}
 }
 
 func (x *ReserveAddress) GetPool() string {
@@ -4031,7 +4116,7 @@ type ClaimAddress struct {
 
 func (x *ClaimAddress) Reset() {
 	*x = ClaimAddress{}
-	mi := &file_skein_v1_events_proto_msgTypes[54]
+	mi := &file_skein_v1_events_proto_msgTypes[55]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4043,7 +4128,7 @@ func (x *ClaimAddress) String() string {
 func (*ClaimAddress) ProtoMessage() {}
 
 func (x *ClaimAddress) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_events_proto_msgTypes[54]
+	mi := &file_skein_v1_events_proto_msgTypes[55]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4056,7 +4141,7 @@ func (x *ClaimAddress) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ClaimAddress.ProtoReflect.Descriptor instead.
 func (*ClaimAddress) Descriptor() ([]byte, []int) {
-	return file_skein_v1_events_proto_rawDescGZIP(), []int{54}
+	return file_skein_v1_events_proto_rawDescGZIP(), []int{55}
 }
 
 func (x *ClaimAddress) GetNodeId() string {
@@ -4112,7 +4197,7 @@ type ReleaseAddress struct {
 
 func (x *ReleaseAddress) Reset() {
 	*x = ReleaseAddress{}
-	mi := &file_skein_v1_events_proto_msgTypes[55]
+	mi := &file_skein_v1_events_proto_msgTypes[56]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4124,7 +4209,7 @@ func (x *ReleaseAddress) String() string {
 func (*ReleaseAddress) ProtoMessage() {}
 
 func (x *ReleaseAddress) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_events_proto_msgTypes[55]
+	mi := &file_skein_v1_events_proto_msgTypes[56]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4137,7 +4222,7 @@ func (x *ReleaseAddress) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ReleaseAddress.ProtoReflect.Descriptor instead.
 func (*ReleaseAddress) Descriptor() ([]byte, []int) {
-	return file_skein_v1_events_proto_rawDescGZIP(), []int{55}
+	return file_skein_v1_events_proto_rawDescGZIP(), []int{56}
 }
 
 func (x *ReleaseAddress) GetPool() string {
@@ -4173,7 +4258,7 @@ type SetGrant struct {
 
 func (x *SetGrant) Reset() {
 	*x = SetGrant{}
-	mi := &file_skein_v1_events_proto_msgTypes[56]
+	mi := &file_skein_v1_events_proto_msgTypes[57]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4185,7 +4270,7 @@ func (x *SetGrant) String() string {
 func (*SetGrant) ProtoMessage() {}
 
 func (x *SetGrant) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_events_proto_msgTypes[56]
+	mi := &file_skein_v1_events_proto_msgTypes[57]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4198,7 +4283,7 @@ func (x *SetGrant) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SetGrant.ProtoReflect.Descriptor instead.
 func (*SetGrant) Descriptor() ([]byte, []int) {
-	return file_skein_v1_events_proto_rawDescGZIP(), []int{56}
+	return file_skein_v1_events_proto_rawDescGZIP(), []int{57}
 }
 
 func (x *SetGrant) GetNodeId() string {
@@ -4241,7 +4326,7 @@ type ImportPools struct {
 
 func (x *ImportPools) Reset() {
 	*x = ImportPools{}
-	mi := &file_skein_v1_events_proto_msgTypes[57]
+	mi := &file_skein_v1_events_proto_msgTypes[58]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4253,7 +4338,7 @@ func (x *ImportPools) String() string {
 func (*ImportPools) ProtoMessage() {}
 
 func (x *ImportPools) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_events_proto_msgTypes[57]
+	mi := &file_skein_v1_events_proto_msgTypes[58]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4266,7 +4351,7 @@ func (x *ImportPools) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ImportPools.ProtoReflect.Descriptor instead.
 func (*ImportPools) Descriptor() ([]byte, []int) {
-	return file_skein_v1_events_proto_rawDescGZIP(), []int{57}
+	return file_skein_v1_events_proto_rawDescGZIP(), []int{58}
 }
 
 func (x *ImportPools) GetPools() []*Pool {
@@ -4303,7 +4388,7 @@ type ImportBlock struct {
 
 func (x *ImportBlock) Reset() {
 	*x = ImportBlock{}
-	mi := &file_skein_v1_events_proto_msgTypes[58]
+	mi := &file_skein_v1_events_proto_msgTypes[59]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4315,7 +4400,7 @@ func (x *ImportBlock) String() string {
 func (*ImportBlock) ProtoMessage() {}
 
 func (x *ImportBlock) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_events_proto_msgTypes[58]
+	mi := &file_skein_v1_events_proto_msgTypes[59]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4328,7 +4413,7 @@ func (x *ImportBlock) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ImportBlock.ProtoReflect.Descriptor instead.
 func (*ImportBlock) Descriptor() ([]byte, []int) {
-	return file_skein_v1_events_proto_rawDescGZIP(), []int{58}
+	return file_skein_v1_events_proto_rawDescGZIP(), []int{59}
 }
 
 func (x *ImportBlock) GetPool() string {
@@ -4375,7 +4460,7 @@ type DefineEgress struct {
 
 func (x *DefineEgress) Reset() {
 	*x = DefineEgress{}
-	mi := &file_skein_v1_events_proto_msgTypes[59]
+	mi := &file_skein_v1_events_proto_msgTypes[60]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4387,7 +4472,7 @@ func (x *DefineEgress) String() string {
 func (*DefineEgress) ProtoMessage() {}
 
 func (x *DefineEgress) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_events_proto_msgTypes[59]
+	mi := &file_skein_v1_events_proto_msgTypes[60]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4400,7 +4485,7 @@ func (x *DefineEgress) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DefineEgress.ProtoReflect.Descriptor instead.
 func (*DefineEgress) Descriptor() ([]byte, []int) {
-	return file_skein_v1_events_proto_rawDescGZIP(), []int{59}
+	return file_skein_v1_events_proto_rawDescGZIP(), []int{60}
 }
 
 func (x *DefineEgress) GetEgress() *Egress {
@@ -4423,7 +4508,7 @@ type ChangeEgress struct {
 
 func (x *ChangeEgress) Reset() {
 	*x = ChangeEgress{}
-	mi := &file_skein_v1_events_proto_msgTypes[60]
+	mi := &file_skein_v1_events_proto_msgTypes[61]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4435,7 +4520,7 @@ func (x *ChangeEgress) String() string {
 func (*ChangeEgress) ProtoMessage() {}
 
 func (x *ChangeEgress) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_events_proto_msgTypes[60]
+	mi := &file_skein_v1_events_proto_msgTypes[61]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4448,7 +4533,7 @@ func (x *ChangeEgress) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ChangeEgress.ProtoReflect.Descriptor instead.
 func (*ChangeEgress) Descriptor() ([]byte, []int) {
-	return file_skein_v1_events_proto_rawDescGZIP(), []int{60}
+	return file_skein_v1_events_proto_rawDescGZIP(), []int{61}
 }
 
 func (x *ChangeEgress) GetNamespace() string {
@@ -4489,7 +4574,7 @@ type RemoveEgress struct {
 
 func (x *RemoveEgress) Reset() {
 	*x = RemoveEgress{}
-	mi := &file_skein_v1_events_proto_msgTypes[61]
+	mi := &file_skein_v1_events_proto_msgTypes[62]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4501,7 +4586,7 @@ func (x *RemoveEgress) String() string {
 func (*RemoveEgress) ProtoMessage() {}
 
 func (x *RemoveEgress) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_events_proto_msgTypes[61]
+	mi := &file_skein_v1_events_proto_msgTypes[62]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4514,7 +4599,7 @@ func (x *RemoveEgress) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RemoveEgress.ProtoReflect.Descriptor instead.
 func (*RemoveEgress) Descriptor() ([]byte, []int) {
-	return file_skein_v1_events_proto_rawDescGZIP(), []int{61}
+	return file_skein_v1_events_proto_rawDescGZIP(), []int{62}
 }
 
 func (x *RemoveEgress) GetNamespace() string {
@@ -4547,7 +4632,7 @@ type AssignSlot struct {
 
 func (x *AssignSlot) Reset() {
 	*x = AssignSlot{}
-	mi := &file_skein_v1_events_proto_msgTypes[62]
+	mi := &file_skein_v1_events_proto_msgTypes[63]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4559,7 +4644,7 @@ func (x *AssignSlot) String() string {
 func (*AssignSlot) ProtoMessage() {}
 
 func (x *AssignSlot) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_events_proto_msgTypes[62]
+	mi := &file_skein_v1_events_proto_msgTypes[63]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4572,7 +4657,7 @@ func (x *AssignSlot) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AssignSlot.ProtoReflect.Descriptor instead.
 func (*AssignSlot) Descriptor() ([]byte, []int) {
-	return file_skein_v1_events_proto_rawDescGZIP(), []int{62}
+	return file_skein_v1_events_proto_rawDescGZIP(), []int{63}
 }
 
 func (x *AssignSlot) GetNamespace() string {
@@ -4637,7 +4722,7 @@ type ReleaseSlot struct {
 
 func (x *ReleaseSlot) Reset() {
 	*x = ReleaseSlot{}
-	mi := &file_skein_v1_events_proto_msgTypes[63]
+	mi := &file_skein_v1_events_proto_msgTypes[64]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4649,7 +4734,7 @@ func (x *ReleaseSlot) String() string {
 func (*ReleaseSlot) ProtoMessage() {}
 
 func (x *ReleaseSlot) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_events_proto_msgTypes[63]
+	mi := &file_skein_v1_events_proto_msgTypes[64]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4662,7 +4747,7 @@ func (x *ReleaseSlot) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ReleaseSlot.ProtoReflect.Descriptor instead.
 func (*ReleaseSlot) Descriptor() ([]byte, []int) {
-	return file_skein_v1_events_proto_rawDescGZIP(), []int{63}
+	return file_skein_v1_events_proto_rawDescGZIP(), []int{64}
 }
 
 func (x *ReleaseSlot) GetNamespace() string {
@@ -4710,7 +4795,7 @@ type DrainNode struct {
 
 func (x *DrainNode) Reset() {
 	*x = DrainNode{}
-	mi := &file_skein_v1_events_proto_msgTypes[64]
+	mi := &file_skein_v1_events_proto_msgTypes[65]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4722,7 +4807,7 @@ func (x *DrainNode) String() string {
 func (*DrainNode) ProtoMessage() {}
 
 func (x *DrainNode) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_events_proto_msgTypes[64]
+	mi := &file_skein_v1_events_proto_msgTypes[65]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4735,7 +4820,7 @@ func (x *DrainNode) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DrainNode.ProtoReflect.Descriptor instead.
 func (*DrainNode) Descriptor() ([]byte, []int) {
-	return file_skein_v1_events_proto_rawDescGZIP(), []int{64}
+	return file_skein_v1_events_proto_rawDescGZIP(), []int{65}
 }
 
 func (x *DrainNode) GetNodeId() string {
@@ -4760,7 +4845,7 @@ type RepairClock struct {
 
 func (x *RepairClock) Reset() {
 	*x = RepairClock{}
-	mi := &file_skein_v1_events_proto_msgTypes[65]
+	mi := &file_skein_v1_events_proto_msgTypes[66]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4772,7 +4857,7 @@ func (x *RepairClock) String() string {
 func (*RepairClock) ProtoMessage() {}
 
 func (x *RepairClock) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_events_proto_msgTypes[65]
+	mi := &file_skein_v1_events_proto_msgTypes[66]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4785,7 +4870,7 @@ func (x *RepairClock) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RepairClock.ProtoReflect.Descriptor instead.
 func (*RepairClock) Descriptor() ([]byte, []int) {
-	return file_skein_v1_events_proto_rawDescGZIP(), []int{65}
+	return file_skein_v1_events_proto_rawDescGZIP(), []int{66}
 }
 
 type SetAdmin struct {
@@ -4798,7 +4883,7 @@ type SetAdmin struct {
 
 func (x *SetAdmin) Reset() {
 	*x = SetAdmin{}
-	mi := &file_skein_v1_events_proto_msgTypes[66]
+	mi := &file_skein_v1_events_proto_msgTypes[67]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4810,7 +4895,7 @@ func (x *SetAdmin) String() string {
 func (*SetAdmin) ProtoMessage() {}
 
 func (x *SetAdmin) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_events_proto_msgTypes[66]
+	mi := &file_skein_v1_events_proto_msgTypes[67]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4823,7 +4908,7 @@ func (x *SetAdmin) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SetAdmin.ProtoReflect.Descriptor instead.
 func (*SetAdmin) Descriptor() ([]byte, []int) {
-	return file_skein_v1_events_proto_rawDescGZIP(), []int{66}
+	return file_skein_v1_events_proto_rawDescGZIP(), []int{67}
 }
 
 func (x *SetAdmin) GetNodeId() string {
@@ -4840,6 +4925,58 @@ func (x *SetAdmin) GetAdmin() bool {
 	return false
 }
 
+type SetPodCidrs struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	NodeId        string                 `protobuf:"bytes,1,opt,name=node_id,json=nodeId,proto3" json:"node_id,omitempty"`
+	PodCidrs      *PodCidrs              `protobuf:"bytes,2,opt,name=pod_cidrs,json=podCidrs,proto3" json:"pod_cidrs,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *SetPodCidrs) Reset() {
+	*x = SetPodCidrs{}
+	mi := &file_skein_v1_events_proto_msgTypes[68]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *SetPodCidrs) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*SetPodCidrs) ProtoMessage() {}
+
+func (x *SetPodCidrs) ProtoReflect() protoreflect.Message {
+	mi := &file_skein_v1_events_proto_msgTypes[68]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use SetPodCidrs.ProtoReflect.Descriptor instead.
+func (*SetPodCidrs) Descriptor() ([]byte, []int) {
+	return file_skein_v1_events_proto_rawDescGZIP(), []int{68}
+}
+
+func (x *SetPodCidrs) GetNodeId() string {
+	if x != nil {
+		return x.NodeId
+	}
+	return ""
+}
+
+func (x *SetPodCidrs) GetPodCidrs() *PodCidrs {
+	if x != nil {
+		return x.PodCidrs
+	}
+	return nil
+}
+
 type IntroduceRoles struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	unknownFields protoimpl.UnknownFields
@@ -4848,7 +4985,7 @@ type IntroduceRoles struct {
 
 func (x *IntroduceRoles) Reset() {
 	*x = IntroduceRoles{}
-	mi := &file_skein_v1_events_proto_msgTypes[67]
+	mi := &file_skein_v1_events_proto_msgTypes[69]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4860,7 +4997,7 @@ func (x *IntroduceRoles) String() string {
 func (*IntroduceRoles) ProtoMessage() {}
 
 func (x *IntroduceRoles) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_events_proto_msgTypes[67]
+	mi := &file_skein_v1_events_proto_msgTypes[69]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4873,14 +5010,14 @@ func (x *IntroduceRoles) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use IntroduceRoles.ProtoReflect.Descriptor instead.
 func (*IntroduceRoles) Descriptor() ([]byte, []int) {
-	return file_skein_v1_events_proto_rawDescGZIP(), []int{67}
+	return file_skein_v1_events_proto_rawDescGZIP(), []int{69}
 }
 
 var File_skein_v1_events_proto protoreflect.FileDescriptor
 
 const file_skein_v1_events_proto_rawDesc = "" +
 	"\n" +
-	"\x15skein/v1/events.proto\x12\bskein.v1\x1a\x14skein/v1/state.proto\"\xfc\x10\n" +
+	"\x15skein/v1/events.proto\x12\bskein.v1\x1a\x14skein/v1/state.proto\"\xb9\x11\n" +
 	"\x05Event\x12\x14\n" +
 	"\x05index\x18\x01 \x01(\x04R\x05index\x12\x12\n" +
 	"\x04time\x18\x02 \x01(\x03R\x04time\x12\x1d\n" +
@@ -4922,7 +5059,8 @@ const file_skein_v1_events_proto_rawDesc = "" +
 	"\n" +
 	"slot_moved\x18& \x01(\v2\x13.skein.v1.SlotMovedH\x00R\tslotMoved\x12=\n" +
 	"\rslot_released\x18' \x01(\v2\x16.skein.v1.SlotReleasedH\x00R\fslotReleased\x12@\n" +
-	"\x0eclock_repaired\x18( \x01(\v2\x17.skein.v1.ClockRepairedH\x00R\rclockRepairedB\x06\n" +
+	"\x0eclock_repaired\x18( \x01(\v2\x17.skein.v1.ClockRepairedH\x00R\rclockRepaired\x12;\n" +
+	"\rpod_cidrs_set\x18) \x01(\v2\x15.skein.v1.PodCidrsSetH\x00R\vpodCidrsSetB\x06\n" +
 	"\x04body\"m\n" +
 	"\x0eClusterCreated\x12+\n" +
 	"\acluster\x18\x01 \x01(\v2\x11.skein.v1.ClusterR\acluster\x12.\n" +
@@ -5001,10 +5139,13 @@ const file_skein_v1_events_proto_rawDesc = "" +
 	"\fSlotReleased\x12(\n" +
 	"\x04slot\x18\x01 \x01(\v2\x14.skein.v1.EgressSlotR\x04slot\"'\n" +
 	"\rClockRepaired\x12\x16\n" +
-	"\x06before\x18\x01 \x01(\x03R\x06before\"D\n" +
+	"\x06before\x18\x01 \x01(\x03R\x06before\"W\n" +
+	"\vPodCidrsSet\x12\x17\n" +
+	"\anode_id\x18\x01 \x01(\tR\x06nodeId\x12/\n" +
+	"\tpod_cidrs\x18\x02 \x01(\v2\x12.skein.v1.PodCidrsR\bpodCidrs\"D\n" +
 	"\x05Batch\x12\x12\n" +
 	"\x04base\x18\x01 \x01(\x04R\x04base\x12'\n" +
-	"\x06events\x18\x02 \x03(\v2\x0f.skein.v1.EventR\x06events\"\xa5\x10\n" +
+	"\x06events\x18\x02 \x03(\v2\x0f.skein.v1.EventR\x06events\"\xe2\x10\n" +
 	"\aCommand\x12\x1d\n" +
 	"\n" +
 	"request_id\x18\x01 \x01(\tR\trequestId\x12\x12\n" +
@@ -5052,7 +5193,8 @@ const file_skein_v1_events_proto_rawDesc = "" +
 	"drain_node\x18& \x01(\v2\x13.skein.v1.DrainNodeH\x00R\tdrainNode\x12:\n" +
 	"\frepair_clock\x18( \x01(\v2\x15.skein.v1.RepairClockH\x00R\vrepairClock\x121\n" +
 	"\tset_admin\x18) \x01(\v2\x12.skein.v1.SetAdminH\x00R\bsetAdmin\x12C\n" +
-	"\x0fintroduce_roles\x18* \x01(\v2\x18.skein.v1.IntroduceRolesH\x00R\x0eintroduceRolesB\x06\n" +
+	"\x0fintroduce_roles\x18* \x01(\v2\x18.skein.v1.IntroduceRolesH\x00R\x0eintroduceRoles\x12;\n" +
+	"\rset_pod_cidrs\x18+ \x01(\v2\x15.skein.v1.SetPodCidrsH\x00R\vsetPodCidrsB\x06\n" +
 	"\x04body\"\xb3\x01\n" +
 	"\rCreateCluster\x12\x1d\n" +
 	"\n" +
@@ -5220,7 +5362,10 @@ const file_skein_v1_events_proto_rawDesc = "" +
 	"\vRepairClock\"9\n" +
 	"\bSetAdmin\x12\x17\n" +
 	"\anode_id\x18\x01 \x01(\tR\x06nodeId\x12\x14\n" +
-	"\x05admin\x18\x02 \x01(\bR\x05admin\"\x10\n" +
+	"\x05admin\x18\x02 \x01(\bR\x05admin\"W\n" +
+	"\vSetPodCidrs\x12\x17\n" +
+	"\anode_id\x18\x01 \x01(\tR\x06nodeId\x12/\n" +
+	"\tpod_cidrs\x18\x02 \x01(\v2\x12.skein.v1.PodCidrsR\bpodCidrs\"\x10\n" +
 	"\x0eIntroduceRolesB1Z/github.com/skeinmesh/skein/api/skein/v1;skeinv1b\x06proto3"
 
 var (
@@ -5235,7 +5380,7 @@ func file_skein_v1_events_proto_rawDescGZIP() []byte {
 	return file_skein_v1_events_proto_rawDescData
 }
 
-var file_skein_v1_events_proto_msgTypes = make([]protoimpl.MessageInfo, 70)
+var file_skein_v1_events_proto_msgTypes = make([]protoimpl.MessageInfo, 72)
 var file_skein_v1_events_proto_goTypes = []any{
 	(*Event)(nil),            // 0: skein.v1.Event
 	(*ClusterCreated)(nil),   // 1: skein.v1.ClusterCreated
@@ -5269,160 +5414,167 @@ var file_skein_v1_events_proto_goTypes = []any{
 	(*SlotMoved)(nil),        // 29: skein.v1.SlotMoved
 	(*SlotReleased)(nil),     // 30: skein.v1.SlotReleased
 	(*ClockRepaired)(nil),    // 31: skein.v1.ClockRepaired
-	(*Batch)(nil),            // 32: skein.v1.Batch
-	(*Command)(nil),          // 33: skein.v1.Command
-	(*CreateCluster)(nil),    // 34: skein.v1.CreateCluster
-	(*ChangeSettings)(nil),   // 35: skein.v1.ChangeSettings
-	(*CreateToken)(nil),      // 36: skein.v1.CreateToken
-	(*RevokeToken)(nil),      // 37: skein.v1.RevokeToken
-	(*NewNode)(nil),          // 38: skein.v1.NewNode
-	(*AdmitNode)(nil),        // 39: skein.v1.AdmitNode
-	(*ChangeNode)(nil),       // 40: skein.v1.ChangeNode
-	(*RevokeNode)(nil),       // 41: skein.v1.RevokeNode
-	(*RotateNodeKey)(nil),    // 42: skein.v1.RotateNodeKey
-	(*AddServer)(nil),        // 43: skein.v1.AddServer
-	(*PromoteServer)(nil),    // 44: skein.v1.PromoteServer
-	(*RemoveServer)(nil),     // 45: skein.v1.RemoveServer
-	(*RotateGossipKey)(nil),  // 46: skein.v1.RotateGossipKey
-	(*CreatePool)(nil),       // 47: skein.v1.CreatePool
-	(*ChangePool)(nil),       // 48: skein.v1.ChangePool
-	(*RemovePool)(nil),       // 49: skein.v1.RemovePool
-	(*AllocateBlocks)(nil),   // 50: skein.v1.AllocateBlocks
-	(*ReserveBlock)(nil),     // 51: skein.v1.ReserveBlock
-	(*ReleaseBlocks)(nil),    // 52: skein.v1.ReleaseBlocks
-	(*ReserveAddress)(nil),   // 53: skein.v1.ReserveAddress
-	(*ClaimAddress)(nil),     // 54: skein.v1.ClaimAddress
-	(*ReleaseAddress)(nil),   // 55: skein.v1.ReleaseAddress
-	(*SetGrant)(nil),         // 56: skein.v1.SetGrant
-	(*ImportPools)(nil),      // 57: skein.v1.ImportPools
-	(*ImportBlock)(nil),      // 58: skein.v1.ImportBlock
-	(*DefineEgress)(nil),     // 59: skein.v1.DefineEgress
-	(*ChangeEgress)(nil),     // 60: skein.v1.ChangeEgress
-	(*RemoveEgress)(nil),     // 61: skein.v1.RemoveEgress
-	(*AssignSlot)(nil),       // 62: skein.v1.AssignSlot
-	(*ReleaseSlot)(nil),      // 63: skein.v1.ReleaseSlot
-	(*DrainNode)(nil),        // 64: skein.v1.DrainNode
-	(*RepairClock)(nil),      // 65: skein.v1.RepairClock
-	(*SetAdmin)(nil),         // 66: skein.v1.SetAdmin
-	(*IntroduceRoles)(nil),   // 67: skein.v1.IntroduceRoles
-	nil,                      // 68: skein.v1.NewNode.LabelsEntry
-	nil,                      // 69: skein.v1.ChangeNode.LabelsEntry
-	(*Cluster)(nil),          // 70: skein.v1.Cluster
-	(*Settings)(nil),         // 71: skein.v1.Settings
-	(*Token)(nil),            // 72: skein.v1.Token
-	(*Node)(nil),             // 73: skein.v1.Node
-	(*GossipKeys)(nil),       // 74: skein.v1.GossipKeys
-	(*Answer)(nil),           // 75: skein.v1.Answer
-	(*Pool)(nil),             // 76: skein.v1.Pool
-	(*Block)(nil),            // 77: skein.v1.Block
-	(*StaticAddress)(nil),    // 78: skein.v1.StaticAddress
-	(*Grant)(nil),            // 79: skein.v1.Grant
-	(*Egress)(nil),           // 80: skein.v1.Egress
-	(*EgressSlot)(nil),       // 81: skein.v1.EgressSlot
-	(*PoolSubnet)(nil),       // 82: skein.v1.PoolSubnet
+	(*PodCidrsSet)(nil),      // 32: skein.v1.PodCidrsSet
+	(*Batch)(nil),            // 33: skein.v1.Batch
+	(*Command)(nil),          // 34: skein.v1.Command
+	(*CreateCluster)(nil),    // 35: skein.v1.CreateCluster
+	(*ChangeSettings)(nil),   // 36: skein.v1.ChangeSettings
+	(*CreateToken)(nil),      // 37: skein.v1.CreateToken
+	(*RevokeToken)(nil),      // 38: skein.v1.RevokeToken
+	(*NewNode)(nil),          // 39: skein.v1.NewNode
+	(*AdmitNode)(nil),        // 40: skein.v1.AdmitNode
+	(*ChangeNode)(nil),       // 41: skein.v1.ChangeNode
+	(*RevokeNode)(nil),       // 42: skein.v1.RevokeNode
+	(*RotateNodeKey)(nil),    // 43: skein.v1.RotateNodeKey
+	(*AddServer)(nil),        // 44: skein.v1.AddServer
+	(*PromoteServer)(nil),    // 45: skein.v1.PromoteServer
+	(*RemoveServer)(nil),     // 46: skein.v1.RemoveServer
+	(*RotateGossipKey)(nil),  // 47: skein.v1.RotateGossipKey
+	(*CreatePool)(nil),       // 48: skein.v1.CreatePool
+	(*ChangePool)(nil),       // 49: skein.v1.ChangePool
+	(*RemovePool)(nil),       // 50: skein.v1.RemovePool
+	(*AllocateBlocks)(nil),   // 51: skein.v1.AllocateBlocks
+	(*ReserveBlock)(nil),     // 52: skein.v1.ReserveBlock
+	(*ReleaseBlocks)(nil),    // 53: skein.v1.ReleaseBlocks
+	(*ReserveAddress)(nil),   // 54: skein.v1.ReserveAddress
+	(*ClaimAddress)(nil),     // 55: skein.v1.ClaimAddress
+	(*ReleaseAddress)(nil),   // 56: skein.v1.ReleaseAddress
+	(*SetGrant)(nil),         // 57: skein.v1.SetGrant
+	(*ImportPools)(nil),      // 58: skein.v1.ImportPools
+	(*ImportBlock)(nil),      // 59: skein.v1.ImportBlock
+	(*DefineEgress)(nil),     // 60: skein.v1.DefineEgress
+	(*ChangeEgress)(nil),     // 61: skein.v1.ChangeEgress
+	(*RemoveEgress)(nil),     // 62: skein.v1.RemoveEgress
+	(*AssignSlot)(nil),       // 63: skein.v1.AssignSlot
+	(*ReleaseSlot)(nil),      // 64: skein.v1.ReleaseSlot
+	(*DrainNode)(nil),        // 65: skein.v1.DrainNode
+	(*RepairClock)(nil),      // 66: skein.v1.RepairClock
+	(*SetAdmin)(nil),         // 67: skein.v1.SetAdmin
+	(*SetPodCidrs)(nil),      // 68: skein.v1.SetPodCidrs
+	(*IntroduceRoles)(nil),   // 69: skein.v1.IntroduceRoles
+	nil,                      // 70: skein.v1.NewNode.LabelsEntry
+	nil,                      // 71: skein.v1.ChangeNode.LabelsEntry
+	(*Cluster)(nil),          // 72: skein.v1.Cluster
+	(*Settings)(nil),         // 73: skein.v1.Settings
+	(*Token)(nil),            // 74: skein.v1.Token
+	(*Node)(nil),             // 75: skein.v1.Node
+	(*GossipKeys)(nil),       // 76: skein.v1.GossipKeys
+	(*Answer)(nil),           // 77: skein.v1.Answer
+	(*Pool)(nil),             // 78: skein.v1.Pool
+	(*Block)(nil),            // 79: skein.v1.Block
+	(*StaticAddress)(nil),    // 80: skein.v1.StaticAddress
+	(*Grant)(nil),            // 81: skein.v1.Grant
+	(*Egress)(nil),           // 82: skein.v1.Egress
+	(*EgressSlot)(nil),       // 83: skein.v1.EgressSlot
+	(*PodCidrs)(nil),         // 84: skein.v1.PodCidrs
+	(*PoolSubnet)(nil),       // 85: skein.v1.PoolSubnet
 }
 var file_skein_v1_events_proto_depIdxs = []int32{
-	1,  // 0: skein.v1.Event.cluster_created:type_name -> skein.v1.ClusterCreated
-	2,  // 1: skein.v1.Event.settings_changed:type_name -> skein.v1.SettingsChanged
-	3,  // 2: skein.v1.Event.token_created:type_name -> skein.v1.TokenCreated
-	4,  // 3: skein.v1.Event.token_used:type_name -> skein.v1.TokenUsed
-	5,  // 4: skein.v1.Event.token_revoked:type_name -> skein.v1.TokenRevoked
-	6,  // 5: skein.v1.Event.node_admitted:type_name -> skein.v1.NodeAdmitted
-	7,  // 6: skein.v1.Event.node_changed:type_name -> skein.v1.NodeChanged
-	8,  // 7: skein.v1.Event.node_revoked:type_name -> skein.v1.NodeRevoked
-	9,  // 8: skein.v1.Event.node_key_rotated:type_name -> skein.v1.NodeKeyRotated
-	10, // 9: skein.v1.Event.server_added:type_name -> skein.v1.ServerAdded
-	11, // 10: skein.v1.Event.server_promoted:type_name -> skein.v1.ServerPromoted
-	12, // 11: skein.v1.Event.server_removed:type_name -> skein.v1.ServerRemoved
-	13, // 12: skein.v1.Event.gossip_key_rotated:type_name -> skein.v1.GossipKeyRotated
-	14, // 13: skein.v1.Event.command_answered:type_name -> skein.v1.CommandAnswered
-	15, // 14: skein.v1.Event.pool_created:type_name -> skein.v1.PoolCreated
-	16, // 15: skein.v1.Event.pool_changed:type_name -> skein.v1.PoolChanged
-	17, // 16: skein.v1.Event.pool_removed:type_name -> skein.v1.PoolRemoved
-	18, // 17: skein.v1.Event.block_allocated:type_name -> skein.v1.BlockAllocated
-	19, // 18: skein.v1.Event.block_reserved:type_name -> skein.v1.BlockReserved
-	20, // 19: skein.v1.Event.block_released:type_name -> skein.v1.BlockReleased
-	21, // 20: skein.v1.Event.address_reserved:type_name -> skein.v1.AddressReserved
-	22, // 21: skein.v1.Event.address_claimed:type_name -> skein.v1.AddressClaimed
-	23, // 22: skein.v1.Event.address_released:type_name -> skein.v1.AddressReleased
-	24, // 23: skein.v1.Event.grant_set:type_name -> skein.v1.GrantSet
-	25, // 24: skein.v1.Event.egress_defined:type_name -> skein.v1.EgressDefined
-	26, // 25: skein.v1.Event.egress_changed:type_name -> skein.v1.EgressChanged
-	27, // 26: skein.v1.Event.egress_removed:type_name -> skein.v1.EgressRemoved
-	28, // 27: skein.v1.Event.slot_assigned:type_name -> skein.v1.SlotAssigned
-	29, // 28: skein.v1.Event.slot_moved:type_name -> skein.v1.SlotMoved
-	30, // 29: skein.v1.Event.slot_released:type_name -> skein.v1.SlotReleased
-	31, // 30: skein.v1.Event.clock_repaired:type_name -> skein.v1.ClockRepaired
-	70, // 31: skein.v1.ClusterCreated.cluster:type_name -> skein.v1.Cluster
-	71, // 32: skein.v1.ClusterCreated.settings:type_name -> skein.v1.Settings
-	71, // 33: skein.v1.SettingsChanged.settings:type_name -> skein.v1.Settings
-	72, // 34: skein.v1.TokenCreated.token:type_name -> skein.v1.Token
-	73, // 35: skein.v1.NodeAdmitted.node:type_name -> skein.v1.Node
-	73, // 36: skein.v1.NodeChanged.node:type_name -> skein.v1.Node
-	74, // 37: skein.v1.GossipKeyRotated.keys:type_name -> skein.v1.GossipKeys
-	75, // 38: skein.v1.CommandAnswered.answer:type_name -> skein.v1.Answer
-	76, // 39: skein.v1.PoolCreated.pool:type_name -> skein.v1.Pool
-	76, // 40: skein.v1.PoolChanged.pool:type_name -> skein.v1.Pool
-	77, // 41: skein.v1.BlockAllocated.block:type_name -> skein.v1.Block
-	77, // 42: skein.v1.BlockReserved.block:type_name -> skein.v1.Block
-	78, // 43: skein.v1.AddressReserved.address:type_name -> skein.v1.StaticAddress
-	79, // 44: skein.v1.GrantSet.grant:type_name -> skein.v1.Grant
-	80, // 45: skein.v1.EgressDefined.egress:type_name -> skein.v1.Egress
-	80, // 46: skein.v1.EgressChanged.egress:type_name -> skein.v1.Egress
-	81, // 47: skein.v1.SlotAssigned.slot:type_name -> skein.v1.EgressSlot
-	81, // 48: skein.v1.SlotMoved.slot:type_name -> skein.v1.EgressSlot
-	81, // 49: skein.v1.SlotReleased.slot:type_name -> skein.v1.EgressSlot
-	0,  // 50: skein.v1.Batch.events:type_name -> skein.v1.Event
-	34, // 51: skein.v1.Command.create_cluster:type_name -> skein.v1.CreateCluster
-	35, // 52: skein.v1.Command.change_settings:type_name -> skein.v1.ChangeSettings
-	36, // 53: skein.v1.Command.create_token:type_name -> skein.v1.CreateToken
-	37, // 54: skein.v1.Command.revoke_token:type_name -> skein.v1.RevokeToken
-	39, // 55: skein.v1.Command.admit_node:type_name -> skein.v1.AdmitNode
-	40, // 56: skein.v1.Command.change_node:type_name -> skein.v1.ChangeNode
-	41, // 57: skein.v1.Command.revoke_node:type_name -> skein.v1.RevokeNode
-	42, // 58: skein.v1.Command.rotate_node_key:type_name -> skein.v1.RotateNodeKey
-	43, // 59: skein.v1.Command.add_server:type_name -> skein.v1.AddServer
-	44, // 60: skein.v1.Command.promote_server:type_name -> skein.v1.PromoteServer
-	45, // 61: skein.v1.Command.remove_server:type_name -> skein.v1.RemoveServer
-	46, // 62: skein.v1.Command.rotate_gossip_key:type_name -> skein.v1.RotateGossipKey
-	47, // 63: skein.v1.Command.create_pool:type_name -> skein.v1.CreatePool
-	48, // 64: skein.v1.Command.change_pool:type_name -> skein.v1.ChangePool
-	49, // 65: skein.v1.Command.remove_pool:type_name -> skein.v1.RemovePool
-	50, // 66: skein.v1.Command.allocate_blocks:type_name -> skein.v1.AllocateBlocks
-	51, // 67: skein.v1.Command.reserve_block:type_name -> skein.v1.ReserveBlock
-	52, // 68: skein.v1.Command.release_blocks:type_name -> skein.v1.ReleaseBlocks
-	53, // 69: skein.v1.Command.reserve_address:type_name -> skein.v1.ReserveAddress
-	54, // 70: skein.v1.Command.claim_address:type_name -> skein.v1.ClaimAddress
-	55, // 71: skein.v1.Command.release_address:type_name -> skein.v1.ReleaseAddress
-	56, // 72: skein.v1.Command.set_grant:type_name -> skein.v1.SetGrant
-	57, // 73: skein.v1.Command.import_pools:type_name -> skein.v1.ImportPools
-	59, // 74: skein.v1.Command.define_egress:type_name -> skein.v1.DefineEgress
-	60, // 75: skein.v1.Command.change_egress:type_name -> skein.v1.ChangeEgress
-	61, // 76: skein.v1.Command.remove_egress:type_name -> skein.v1.RemoveEgress
-	62, // 77: skein.v1.Command.assign_slot:type_name -> skein.v1.AssignSlot
-	63, // 78: skein.v1.Command.release_slot:type_name -> skein.v1.ReleaseSlot
-	64, // 79: skein.v1.Command.drain_node:type_name -> skein.v1.DrainNode
-	65, // 80: skein.v1.Command.repair_clock:type_name -> skein.v1.RepairClock
-	66, // 81: skein.v1.Command.set_admin:type_name -> skein.v1.SetAdmin
-	67, // 82: skein.v1.Command.introduce_roles:type_name -> skein.v1.IntroduceRoles
-	71, // 83: skein.v1.CreateCluster.settings:type_name -> skein.v1.Settings
-	38, // 84: skein.v1.CreateCluster.first_node:type_name -> skein.v1.NewNode
-	71, // 85: skein.v1.ChangeSettings.settings:type_name -> skein.v1.Settings
-	68, // 86: skein.v1.NewNode.labels:type_name -> skein.v1.NewNode.LabelsEntry
-	38, // 87: skein.v1.AdmitNode.node:type_name -> skein.v1.NewNode
-	69, // 88: skein.v1.ChangeNode.labels:type_name -> skein.v1.ChangeNode.LabelsEntry
-	76, // 89: skein.v1.CreatePool.pool:type_name -> skein.v1.Pool
-	82, // 90: skein.v1.ChangePool.add_subnets:type_name -> skein.v1.PoolSubnet
-	76, // 91: skein.v1.ChangePool.set:type_name -> skein.v1.Pool
-	76, // 92: skein.v1.ImportPools.pools:type_name -> skein.v1.Pool
-	58, // 93: skein.v1.ImportPools.blocks:type_name -> skein.v1.ImportBlock
-	80, // 94: skein.v1.DefineEgress.egress:type_name -> skein.v1.Egress
-	80, // 95: skein.v1.ChangeEgress.set:type_name -> skein.v1.Egress
-	96, // [96:96] is the sub-list for method output_type
-	96, // [96:96] is the sub-list for method input_type
-	96, // [96:96] is the sub-list for extension type_name
-	96, // [96:96] is the sub-list for extension extendee
-	0,  // [0:96] is the sub-list for field type_name
+	1,   // 0: skein.v1.Event.cluster_created:type_name -> skein.v1.ClusterCreated
+	2,   // 1: skein.v1.Event.settings_changed:type_name -> skein.v1.SettingsChanged
+	3,   // 2: skein.v1.Event.token_created:type_name -> skein.v1.TokenCreated
+	4,   // 3: skein.v1.Event.token_used:type_name -> skein.v1.TokenUsed
+	5,   // 4: skein.v1.Event.token_revoked:type_name -> skein.v1.TokenRevoked
+	6,   // 5: skein.v1.Event.node_admitted:type_name -> skein.v1.NodeAdmitted
+	7,   // 6: skein.v1.Event.node_changed:type_name -> skein.v1.NodeChanged
+	8,   // 7: skein.v1.Event.node_revoked:type_name -> skein.v1.NodeRevoked
+	9,   // 8: skein.v1.Event.node_key_rotated:type_name -> skein.v1.NodeKeyRotated
+	10,  // 9: skein.v1.Event.server_added:type_name -> skein.v1.ServerAdded
+	11,  // 10: skein.v1.Event.server_promoted:type_name -> skein.v1.ServerPromoted
+	12,  // 11: skein.v1.Event.server_removed:type_name -> skein.v1.ServerRemoved
+	13,  // 12: skein.v1.Event.gossip_key_rotated:type_name -> skein.v1.GossipKeyRotated
+	14,  // 13: skein.v1.Event.command_answered:type_name -> skein.v1.CommandAnswered
+	15,  // 14: skein.v1.Event.pool_created:type_name -> skein.v1.PoolCreated
+	16,  // 15: skein.v1.Event.pool_changed:type_name -> skein.v1.PoolChanged
+	17,  // 16: skein.v1.Event.pool_removed:type_name -> skein.v1.PoolRemoved
+	18,  // 17: skein.v1.Event.block_allocated:type_name -> skein.v1.BlockAllocated
+	19,  // 18: skein.v1.Event.block_reserved:type_name -> skein.v1.BlockReserved
+	20,  // 19: skein.v1.Event.block_released:type_name -> skein.v1.BlockReleased
+	21,  // 20: skein.v1.Event.address_reserved:type_name -> skein.v1.AddressReserved
+	22,  // 21: skein.v1.Event.address_claimed:type_name -> skein.v1.AddressClaimed
+	23,  // 22: skein.v1.Event.address_released:type_name -> skein.v1.AddressReleased
+	24,  // 23: skein.v1.Event.grant_set:type_name -> skein.v1.GrantSet
+	25,  // 24: skein.v1.Event.egress_defined:type_name -> skein.v1.EgressDefined
+	26,  // 25: skein.v1.Event.egress_changed:type_name -> skein.v1.EgressChanged
+	27,  // 26: skein.v1.Event.egress_removed:type_name -> skein.v1.EgressRemoved
+	28,  // 27: skein.v1.Event.slot_assigned:type_name -> skein.v1.SlotAssigned
+	29,  // 28: skein.v1.Event.slot_moved:type_name -> skein.v1.SlotMoved
+	30,  // 29: skein.v1.Event.slot_released:type_name -> skein.v1.SlotReleased
+	31,  // 30: skein.v1.Event.clock_repaired:type_name -> skein.v1.ClockRepaired
+	32,  // 31: skein.v1.Event.pod_cidrs_set:type_name -> skein.v1.PodCidrsSet
+	72,  // 32: skein.v1.ClusterCreated.cluster:type_name -> skein.v1.Cluster
+	73,  // 33: skein.v1.ClusterCreated.settings:type_name -> skein.v1.Settings
+	73,  // 34: skein.v1.SettingsChanged.settings:type_name -> skein.v1.Settings
+	74,  // 35: skein.v1.TokenCreated.token:type_name -> skein.v1.Token
+	75,  // 36: skein.v1.NodeAdmitted.node:type_name -> skein.v1.Node
+	75,  // 37: skein.v1.NodeChanged.node:type_name -> skein.v1.Node
+	76,  // 38: skein.v1.GossipKeyRotated.keys:type_name -> skein.v1.GossipKeys
+	77,  // 39: skein.v1.CommandAnswered.answer:type_name -> skein.v1.Answer
+	78,  // 40: skein.v1.PoolCreated.pool:type_name -> skein.v1.Pool
+	78,  // 41: skein.v1.PoolChanged.pool:type_name -> skein.v1.Pool
+	79,  // 42: skein.v1.BlockAllocated.block:type_name -> skein.v1.Block
+	79,  // 43: skein.v1.BlockReserved.block:type_name -> skein.v1.Block
+	80,  // 44: skein.v1.AddressReserved.address:type_name -> skein.v1.StaticAddress
+	81,  // 45: skein.v1.GrantSet.grant:type_name -> skein.v1.Grant
+	82,  // 46: skein.v1.EgressDefined.egress:type_name -> skein.v1.Egress
+	82,  // 47: skein.v1.EgressChanged.egress:type_name -> skein.v1.Egress
+	83,  // 48: skein.v1.SlotAssigned.slot:type_name -> skein.v1.EgressSlot
+	83,  // 49: skein.v1.SlotMoved.slot:type_name -> skein.v1.EgressSlot
+	83,  // 50: skein.v1.SlotReleased.slot:type_name -> skein.v1.EgressSlot
+	84,  // 51: skein.v1.PodCidrsSet.pod_cidrs:type_name -> skein.v1.PodCidrs
+	0,   // 52: skein.v1.Batch.events:type_name -> skein.v1.Event
+	35,  // 53: skein.v1.Command.create_cluster:type_name -> skein.v1.CreateCluster
+	36,  // 54: skein.v1.Command.change_settings:type_name -> skein.v1.ChangeSettings
+	37,  // 55: skein.v1.Command.create_token:type_name -> skein.v1.CreateToken
+	38,  // 56: skein.v1.Command.revoke_token:type_name -> skein.v1.RevokeToken
+	40,  // 57: skein.v1.Command.admit_node:type_name -> skein.v1.AdmitNode
+	41,  // 58: skein.v1.Command.change_node:type_name -> skein.v1.ChangeNode
+	42,  // 59: skein.v1.Command.revoke_node:type_name -> skein.v1.RevokeNode
+	43,  // 60: skein.v1.Command.rotate_node_key:type_name -> skein.v1.RotateNodeKey
+	44,  // 61: skein.v1.Command.add_server:type_name -> skein.v1.AddServer
+	45,  // 62: skein.v1.Command.promote_server:type_name -> skein.v1.PromoteServer
+	46,  // 63: skein.v1.Command.remove_server:type_name -> skein.v1.RemoveServer
+	47,  // 64: skein.v1.Command.rotate_gossip_key:type_name -> skein.v1.RotateGossipKey
+	48,  // 65: skein.v1.Command.create_pool:type_name -> skein.v1.CreatePool
+	49,  // 66: skein.v1.Command.change_pool:type_name -> skein.v1.ChangePool
+	50,  // 67: skein.v1.Command.remove_pool:type_name -> skein.v1.RemovePool
+	51,  // 68: skein.v1.Command.allocate_blocks:type_name -> skein.v1.AllocateBlocks
+	52,  // 69: skein.v1.Command.reserve_block:type_name -> skein.v1.ReserveBlock
+	53,  // 70: skein.v1.Command.release_blocks:type_name -> skein.v1.ReleaseBlocks
+	54,  // 71: skein.v1.Command.reserve_address:type_name -> skein.v1.ReserveAddress
+	55,  // 72: skein.v1.Command.claim_address:type_name -> skein.v1.ClaimAddress
+	56,  // 73: skein.v1.Command.release_address:type_name -> skein.v1.ReleaseAddress
+	57,  // 74: skein.v1.Command.set_grant:type_name -> skein.v1.SetGrant
+	58,  // 75: skein.v1.Command.import_pools:type_name -> skein.v1.ImportPools
+	60,  // 76: skein.v1.Command.define_egress:type_name -> skein.v1.DefineEgress
+	61,  // 77: skein.v1.Command.change_egress:type_name -> skein.v1.ChangeEgress
+	62,  // 78: skein.v1.Command.remove_egress:type_name -> skein.v1.RemoveEgress
+	63,  // 79: skein.v1.Command.assign_slot:type_name -> skein.v1.AssignSlot
+	64,  // 80: skein.v1.Command.release_slot:type_name -> skein.v1.ReleaseSlot
+	65,  // 81: skein.v1.Command.drain_node:type_name -> skein.v1.DrainNode
+	66,  // 82: skein.v1.Command.repair_clock:type_name -> skein.v1.RepairClock
+	67,  // 83: skein.v1.Command.set_admin:type_name -> skein.v1.SetAdmin
+	69,  // 84: skein.v1.Command.introduce_roles:type_name -> skein.v1.IntroduceRoles
+	68,  // 85: skein.v1.Command.set_pod_cidrs:type_name -> skein.v1.SetPodCidrs
+	73,  // 86: skein.v1.CreateCluster.settings:type_name -> skein.v1.Settings
+	39,  // 87: skein.v1.CreateCluster.first_node:type_name -> skein.v1.NewNode
+	73,  // 88: skein.v1.ChangeSettings.settings:type_name -> skein.v1.Settings
+	70,  // 89: skein.v1.NewNode.labels:type_name -> skein.v1.NewNode.LabelsEntry
+	39,  // 90: skein.v1.AdmitNode.node:type_name -> skein.v1.NewNode
+	71,  // 91: skein.v1.ChangeNode.labels:type_name -> skein.v1.ChangeNode.LabelsEntry
+	78,  // 92: skein.v1.CreatePool.pool:type_name -> skein.v1.Pool
+	85,  // 93: skein.v1.ChangePool.add_subnets:type_name -> skein.v1.PoolSubnet
+	78,  // 94: skein.v1.ChangePool.set:type_name -> skein.v1.Pool
+	78,  // 95: skein.v1.ImportPools.pools:type_name -> skein.v1.Pool
+	59,  // 96: skein.v1.ImportPools.blocks:type_name -> skein.v1.ImportBlock
+	82,  // 97: skein.v1.DefineEgress.egress:type_name -> skein.v1.Egress
+	82,  // 98: skein.v1.ChangeEgress.set:type_name -> skein.v1.Egress
+	84,  // 99: skein.v1.SetPodCidrs.pod_cidrs:type_name -> skein.v1.PodCidrs
+	100, // [100:100] is the sub-list for method output_type
+	100, // [100:100] is the sub-list for method input_type
+	100, // [100:100] is the sub-list for extension type_name
+	100, // [100:100] is the sub-list for extension extendee
+	0,   // [0:100] is the sub-list for field type_name
 }
 
 func init() { file_skein_v1_events_proto_init() }
@@ -5463,8 +5615,9 @@ func file_skein_v1_events_proto_init() {
 		(*Event_SlotMoved)(nil),
 		(*Event_SlotReleased)(nil),
 		(*Event_ClockRepaired)(nil),
+		(*Event_PodCidrsSet)(nil),
 	}
-	file_skein_v1_events_proto_msgTypes[33].OneofWrappers = []any{
+	file_skein_v1_events_proto_msgTypes[34].OneofWrappers = []any{
 		(*Command_CreateCluster)(nil),
 		(*Command_ChangeSettings)(nil),
 		(*Command_CreateToken)(nil),
@@ -5497,6 +5650,7 @@ func file_skein_v1_events_proto_init() {
 		(*Command_RepairClock)(nil),
 		(*Command_SetAdmin)(nil),
 		(*Command_IntroduceRoles)(nil),
+		(*Command_SetPodCidrs)(nil),
 	}
 	type x struct{}
 	out := protoimpl.TypeBuilder{
@@ -5504,7 +5658,7 @@ func file_skein_v1_events_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_skein_v1_events_proto_rawDesc), len(file_skein_v1_events_proto_rawDesc)),
 			NumEnums:      0,
-			NumMessages:   70,
+			NumMessages:   72,
 			NumExtensions: 0,
 			NumServices:   0,
 		},

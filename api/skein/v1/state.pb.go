@@ -110,6 +110,7 @@ type Settings struct {
 	ArchiveMaxBytes            uint64                 `protobuf:"varint,7,opt,name=archive_max_bytes,json=archiveMaxBytes,proto3" json:"archive_max_bytes,omitempty"`                                    // [256 MiB]
 	RouteNodeAddresses         bool                   `protobuf:"varint,8,opt,name=route_node_addresses,json=routeNodeAddresses,proto3" json:"route_node_addresses,omitempty"`                           // route the peers' private node addresses too
 	RolesSince                 int64                  `protobuf:"varint,9,opt,name=roles_since,json=rolesSince,proto3" json:"roles_since,omitempty"`                                                     // Unix ns: since when commands need a role; set by the leader; 0: the cluster is older than roles
+	PodRanges                  []string               `protobuf:"bytes,10,rep,name=pod_ranges,json=podRanges,proto3" json:"pod_ranges,omitempty"`                                                        // where pods' networks of another CNI lie; nothing outside of them is led through the mesh
 	unknownFields              protoimpl.UnknownFields
 	sizeCache                  protoimpl.SizeCache
 }
@@ -207,6 +208,13 @@ func (x *Settings) GetRolesSince() int64 {
 	return 0
 }
 
+func (x *Settings) GetPodRanges() []string {
+	if x != nil {
+		return x.PodRanges
+	}
+	return nil
+}
+
 // Node is an admitted member.
 type Node struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
@@ -224,6 +232,7 @@ type Node struct {
 	AgentsOnly    bool                   `protobuf:"varint,12,opt,name=agents_only,json=agentsOnly,proto3" json:"agents_only,omitempty"`         // for leaders older than roles: they make no server of it
 	Draining      bool                   `protobuf:"varint,13,opt,name=draining,proto3" json:"draining,omitempty"`                               // it gets no egress slots, and those it has move away
 	Admin         bool                   `protobuf:"varint,14,opt,name=admin,proto3" json:"admin,omitempty"`                                     // it may give cluster commands, as every server may
+	PodCidrs      *PodCidrs              `protobuf:"bytes,15,opt,name=pod_cidrs,json=podCidrs,proto3" json:"pod_cidrs,omitempty"`                // missing: none
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -356,6 +365,66 @@ func (x *Node) GetAdmin() bool {
 	return false
 }
 
+func (x *Node) GetPodCidrs() *PodCidrs {
+	if x != nil {
+		return x.PodCidrs
+	}
+	return nil
+}
+
+// PodCidrs are the networks of pods that another CNI runs on a member, as the member's Kubernetes Node has them.
+type PodCidrs struct {
+	state          protoimpl.MessageState `protogen:"open.v1"`
+	KubernetesNode string                 `protobuf:"bytes,1,opt,name=kubernetes_node,json=kubernetesNode,proto3" json:"kubernetes_node,omitempty"`
+	Cidrs          []string               `protobuf:"bytes,2,rep,name=cidrs,proto3" json:"cidrs,omitempty"` // sorted
+	unknownFields  protoimpl.UnknownFields
+	sizeCache      protoimpl.SizeCache
+}
+
+func (x *PodCidrs) Reset() {
+	*x = PodCidrs{}
+	mi := &file_skein_v1_state_proto_msgTypes[3]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *PodCidrs) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*PodCidrs) ProtoMessage() {}
+
+func (x *PodCidrs) ProtoReflect() protoreflect.Message {
+	mi := &file_skein_v1_state_proto_msgTypes[3]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use PodCidrs.ProtoReflect.Descriptor instead.
+func (*PodCidrs) Descriptor() ([]byte, []int) {
+	return file_skein_v1_state_proto_rawDescGZIP(), []int{3}
+}
+
+func (x *PodCidrs) GetKubernetesNode() string {
+	if x != nil {
+		return x.KubernetesNode
+	}
+	return ""
+}
+
+func (x *PodCidrs) GetCidrs() []string {
+	if x != nil {
+		return x.Cidrs
+	}
+	return nil
+}
+
 // RevokedNode keeps a revoked node's ID, keys and addresses from coming back.
 type RevokedNode struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
@@ -368,7 +437,7 @@ type RevokedNode struct {
 
 func (x *RevokedNode) Reset() {
 	*x = RevokedNode{}
-	mi := &file_skein_v1_state_proto_msgTypes[3]
+	mi := &file_skein_v1_state_proto_msgTypes[4]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -380,7 +449,7 @@ func (x *RevokedNode) String() string {
 func (*RevokedNode) ProtoMessage() {}
 
 func (x *RevokedNode) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_state_proto_msgTypes[3]
+	mi := &file_skein_v1_state_proto_msgTypes[4]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -393,7 +462,7 @@ func (x *RevokedNode) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RevokedNode.ProtoReflect.Descriptor instead.
 func (*RevokedNode) Descriptor() ([]byte, []int) {
-	return file_skein_v1_state_proto_rawDescGZIP(), []int{3}
+	return file_skein_v1_state_proto_rawDescGZIP(), []int{4}
 }
 
 func (x *RevokedNode) GetNode() *Node {
@@ -428,7 +497,7 @@ type Server struct {
 
 func (x *Server) Reset() {
 	*x = Server{}
-	mi := &file_skein_v1_state_proto_msgTypes[4]
+	mi := &file_skein_v1_state_proto_msgTypes[5]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -440,7 +509,7 @@ func (x *Server) String() string {
 func (*Server) ProtoMessage() {}
 
 func (x *Server) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_state_proto_msgTypes[4]
+	mi := &file_skein_v1_state_proto_msgTypes[5]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -453,7 +522,7 @@ func (x *Server) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Server.ProtoReflect.Descriptor instead.
 func (*Server) Descriptor() ([]byte, []int) {
-	return file_skein_v1_state_proto_rawDescGZIP(), []int{4}
+	return file_skein_v1_state_proto_rawDescGZIP(), []int{5}
 }
 
 func (x *Server) GetNodeId() string {
@@ -495,7 +564,7 @@ type Token struct {
 
 func (x *Token) Reset() {
 	*x = Token{}
-	mi := &file_skein_v1_state_proto_msgTypes[5]
+	mi := &file_skein_v1_state_proto_msgTypes[6]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -507,7 +576,7 @@ func (x *Token) String() string {
 func (*Token) ProtoMessage() {}
 
 func (x *Token) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_state_proto_msgTypes[5]
+	mi := &file_skein_v1_state_proto_msgTypes[6]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -520,7 +589,7 @@ func (x *Token) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Token.ProtoReflect.Descriptor instead.
 func (*Token) Descriptor() ([]byte, []int) {
-	return file_skein_v1_state_proto_rawDescGZIP(), []int{5}
+	return file_skein_v1_state_proto_rawDescGZIP(), []int{6}
 }
 
 func (x *Token) GetId() string {
@@ -603,7 +672,7 @@ type GossipKeys struct {
 
 func (x *GossipKeys) Reset() {
 	*x = GossipKeys{}
-	mi := &file_skein_v1_state_proto_msgTypes[6]
+	mi := &file_skein_v1_state_proto_msgTypes[7]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -615,7 +684,7 @@ func (x *GossipKeys) String() string {
 func (*GossipKeys) ProtoMessage() {}
 
 func (x *GossipKeys) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_state_proto_msgTypes[6]
+	mi := &file_skein_v1_state_proto_msgTypes[7]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -628,7 +697,7 @@ func (x *GossipKeys) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GossipKeys.ProtoReflect.Descriptor instead.
 func (*GossipKeys) Descriptor() ([]byte, []int) {
-	return file_skein_v1_state_proto_rawDescGZIP(), []int{6}
+	return file_skein_v1_state_proto_rawDescGZIP(), []int{7}
 }
 
 func (x *GossipKeys) GetPrimary() []byte {
@@ -668,7 +737,7 @@ type Answer struct {
 
 func (x *Answer) Reset() {
 	*x = Answer{}
-	mi := &file_skein_v1_state_proto_msgTypes[7]
+	mi := &file_skein_v1_state_proto_msgTypes[8]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -680,7 +749,7 @@ func (x *Answer) String() string {
 func (*Answer) ProtoMessage() {}
 
 func (x *Answer) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_state_proto_msgTypes[7]
+	mi := &file_skein_v1_state_proto_msgTypes[8]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -693,7 +762,7 @@ func (x *Answer) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Answer.ProtoReflect.Descriptor instead.
 func (*Answer) Descriptor() ([]byte, []int) {
-	return file_skein_v1_state_proto_rawDescGZIP(), []int{7}
+	return file_skein_v1_state_proto_rawDescGZIP(), []int{8}
 }
 
 func (x *Answer) GetRequestId() string {
@@ -813,7 +882,7 @@ type State struct {
 
 func (x *State) Reset() {
 	*x = State{}
-	mi := &file_skein_v1_state_proto_msgTypes[8]
+	mi := &file_skein_v1_state_proto_msgTypes[9]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -825,7 +894,7 @@ func (x *State) String() string {
 func (*State) ProtoMessage() {}
 
 func (x *State) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_state_proto_msgTypes[8]
+	mi := &file_skein_v1_state_proto_msgTypes[9]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -838,7 +907,7 @@ func (x *State) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use State.ProtoReflect.Descriptor instead.
 func (*State) Descriptor() ([]byte, []int) {
-	return file_skein_v1_state_proto_rawDescGZIP(), []int{8}
+	return file_skein_v1_state_proto_rawDescGZIP(), []int{9}
 }
 
 func (x *State) GetIndex() uint64 {
@@ -982,7 +1051,7 @@ type Pool struct {
 
 func (x *Pool) Reset() {
 	*x = Pool{}
-	mi := &file_skein_v1_state_proto_msgTypes[9]
+	mi := &file_skein_v1_state_proto_msgTypes[10]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -994,7 +1063,7 @@ func (x *Pool) String() string {
 func (*Pool) ProtoMessage() {}
 
 func (x *Pool) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_state_proto_msgTypes[9]
+	mi := &file_skein_v1_state_proto_msgTypes[10]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1007,7 +1076,7 @@ func (x *Pool) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Pool.ProtoReflect.Descriptor instead.
 func (*Pool) Descriptor() ([]byte, []int) {
-	return file_skein_v1_state_proto_rawDescGZIP(), []int{9}
+	return file_skein_v1_state_proto_rawDescGZIP(), []int{10}
 }
 
 func (x *Pool) GetName() string {
@@ -1104,7 +1173,7 @@ type PoolSubnet struct {
 
 func (x *PoolSubnet) Reset() {
 	*x = PoolSubnet{}
-	mi := &file_skein_v1_state_proto_msgTypes[10]
+	mi := &file_skein_v1_state_proto_msgTypes[11]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1116,7 +1185,7 @@ func (x *PoolSubnet) String() string {
 func (*PoolSubnet) ProtoMessage() {}
 
 func (x *PoolSubnet) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_state_proto_msgTypes[10]
+	mi := &file_skein_v1_state_proto_msgTypes[11]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1129,7 +1198,7 @@ func (x *PoolSubnet) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PoolSubnet.ProtoReflect.Descriptor instead.
 func (*PoolSubnet) Descriptor() ([]byte, []int) {
-	return file_skein_v1_state_proto_rawDescGZIP(), []int{10}
+	return file_skein_v1_state_proto_rawDescGZIP(), []int{11}
 }
 
 func (x *PoolSubnet) GetIpv4() string {
@@ -1163,7 +1232,7 @@ type Block struct {
 
 func (x *Block) Reset() {
 	*x = Block{}
-	mi := &file_skein_v1_state_proto_msgTypes[11]
+	mi := &file_skein_v1_state_proto_msgTypes[12]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1175,7 +1244,7 @@ func (x *Block) String() string {
 func (*Block) ProtoMessage() {}
 
 func (x *Block) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_state_proto_msgTypes[11]
+	mi := &file_skein_v1_state_proto_msgTypes[12]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1188,7 +1257,7 @@ func (x *Block) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Block.ProtoReflect.Descriptor instead.
 func (*Block) Descriptor() ([]byte, []int) {
-	return file_skein_v1_state_proto_rawDescGZIP(), []int{11}
+	return file_skein_v1_state_proto_rawDescGZIP(), []int{12}
 }
 
 func (x *Block) GetPool() string {
@@ -1260,7 +1329,7 @@ type FreedBlock struct {
 
 func (x *FreedBlock) Reset() {
 	*x = FreedBlock{}
-	mi := &file_skein_v1_state_proto_msgTypes[12]
+	mi := &file_skein_v1_state_proto_msgTypes[13]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1272,7 +1341,7 @@ func (x *FreedBlock) String() string {
 func (*FreedBlock) ProtoMessage() {}
 
 func (x *FreedBlock) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_state_proto_msgTypes[12]
+	mi := &file_skein_v1_state_proto_msgTypes[13]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1285,7 +1354,7 @@ func (x *FreedBlock) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use FreedBlock.ProtoReflect.Descriptor instead.
 func (*FreedBlock) Descriptor() ([]byte, []int) {
-	return file_skein_v1_state_proto_rawDescGZIP(), []int{12}
+	return file_skein_v1_state_proto_rawDescGZIP(), []int{13}
 }
 
 func (x *FreedBlock) GetPool() string {
@@ -1333,7 +1402,7 @@ type StaticAddress struct {
 
 func (x *StaticAddress) Reset() {
 	*x = StaticAddress{}
-	mi := &file_skein_v1_state_proto_msgTypes[13]
+	mi := &file_skein_v1_state_proto_msgTypes[14]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1345,7 +1414,7 @@ func (x *StaticAddress) String() string {
 func (*StaticAddress) ProtoMessage() {}
 
 func (x *StaticAddress) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_state_proto_msgTypes[13]
+	mi := &file_skein_v1_state_proto_msgTypes[14]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1358,7 +1427,7 @@ func (x *StaticAddress) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StaticAddress.ProtoReflect.Descriptor instead.
 func (*StaticAddress) Descriptor() ([]byte, []int) {
-	return file_skein_v1_state_proto_rawDescGZIP(), []int{13}
+	return file_skein_v1_state_proto_rawDescGZIP(), []int{14}
 }
 
 func (x *StaticAddress) GetPool() string {
@@ -1430,7 +1499,7 @@ type Grant struct {
 
 func (x *Grant) Reset() {
 	*x = Grant{}
-	mi := &file_skein_v1_state_proto_msgTypes[14]
+	mi := &file_skein_v1_state_proto_msgTypes[15]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1442,7 +1511,7 @@ func (x *Grant) String() string {
 func (*Grant) ProtoMessage() {}
 
 func (x *Grant) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_state_proto_msgTypes[14]
+	mi := &file_skein_v1_state_proto_msgTypes[15]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1455,7 +1524,7 @@ func (x *Grant) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Grant.ProtoReflect.Descriptor instead.
 func (*Grant) Descriptor() ([]byte, []int) {
-	return file_skein_v1_state_proto_rawDescGZIP(), []int{14}
+	return file_skein_v1_state_proto_rawDescGZIP(), []int{15}
 }
 
 func (x *Grant) GetPool() string {
@@ -1510,7 +1579,7 @@ type Egress struct {
 
 func (x *Egress) Reset() {
 	*x = Egress{}
-	mi := &file_skein_v1_state_proto_msgTypes[15]
+	mi := &file_skein_v1_state_proto_msgTypes[16]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1522,7 +1591,7 @@ func (x *Egress) String() string {
 func (*Egress) ProtoMessage() {}
 
 func (x *Egress) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_state_proto_msgTypes[15]
+	mi := &file_skein_v1_state_proto_msgTypes[16]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1535,7 +1604,7 @@ func (x *Egress) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Egress.ProtoReflect.Descriptor instead.
 func (*Egress) Descriptor() ([]byte, []int) {
-	return file_skein_v1_state_proto_rawDescGZIP(), []int{15}
+	return file_skein_v1_state_proto_rawDescGZIP(), []int{16}
 }
 
 func (x *Egress) GetNamespace() string {
@@ -1646,7 +1715,7 @@ type EgressAddress struct {
 
 func (x *EgressAddress) Reset() {
 	*x = EgressAddress{}
-	mi := &file_skein_v1_state_proto_msgTypes[16]
+	mi := &file_skein_v1_state_proto_msgTypes[17]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1658,7 +1727,7 @@ func (x *EgressAddress) String() string {
 func (*EgressAddress) ProtoMessage() {}
 
 func (x *EgressAddress) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_state_proto_msgTypes[16]
+	mi := &file_skein_v1_state_proto_msgTypes[17]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1671,7 +1740,7 @@ func (x *EgressAddress) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use EgressAddress.ProtoReflect.Descriptor instead.
 func (*EgressAddress) Descriptor() ([]byte, []int) {
-	return file_skein_v1_state_proto_rawDescGZIP(), []int{16}
+	return file_skein_v1_state_proto_rawDescGZIP(), []int{17}
 }
 
 func (x *EgressAddress) GetIpv4() string {
@@ -1708,7 +1777,7 @@ type EgressSlot struct {
 
 func (x *EgressSlot) Reset() {
 	*x = EgressSlot{}
-	mi := &file_skein_v1_state_proto_msgTypes[17]
+	mi := &file_skein_v1_state_proto_msgTypes[18]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1720,7 +1789,7 @@ func (x *EgressSlot) String() string {
 func (*EgressSlot) ProtoMessage() {}
 
 func (x *EgressSlot) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_state_proto_msgTypes[17]
+	mi := &file_skein_v1_state_proto_msgTypes[18]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1733,7 +1802,7 @@ func (x *EgressSlot) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use EgressSlot.ProtoReflect.Descriptor instead.
 func (*EgressSlot) Descriptor() ([]byte, []int) {
-	return file_skein_v1_state_proto_rawDescGZIP(), []int{17}
+	return file_skein_v1_state_proto_rawDescGZIP(), []int{18}
 }
 
 func (x *EgressSlot) GetNamespace() string {
@@ -1824,7 +1893,7 @@ const file_skein_v1_state_proto_rawDesc = "" +
 	"created_at\x18\x02 \x01(\x03R\tcreatedAt\x12!\n" +
 	"\foverlay_ipv4\x18\x03 \x01(\tR\voverlayIpv4\x12!\n" +
 	"\foverlay_ipv6\x18\x04 \x01(\tR\voverlayIpv6\x12\x19\n" +
-	"\bpsk_seed\x18\x05 \x01(\fR\apskSeed\"\xd8\x03\n" +
+	"\bpsk_seed\x18\x05 \x01(\fR\apskSeed\"\xf7\x03\n" +
 	"\bSettings\x12:\n" +
 	"\x19handshake_timeout_seconds\x18\x01 \x01(\rR\x17handshakeTimeoutSeconds\x12A\n" +
 	"\x1ddirect_retry_interval_seconds\x18\x02 \x01(\rR\x1adirectRetryIntervalSeconds\x12@\n" +
@@ -1835,7 +1904,10 @@ const file_skein_v1_state_proto_rawDesc = "" +
 	"\x11archive_max_bytes\x18\a \x01(\x04R\x0farchiveMaxBytes\x120\n" +
 	"\x14route_node_addresses\x18\b \x01(\bR\x12routeNodeAddresses\x12\x1f\n" +
 	"\vroles_since\x18\t \x01(\x03R\n" +
-	"rolesSince\"\xe2\x03\n" +
+	"rolesSince\x12\x1d\n" +
+	"\n" +
+	"pod_ranges\x18\n" +
+	" \x03(\tR\tpodRanges\"\x93\x04\n" +
 	"\x04Node\x12\x0e\n" +
 	"\x02id\x18\x01 \x01(\tR\x02id\x12\x12\n" +
 	"\x04name\x18\x02 \x01(\tR\x04name\x12!\n" +
@@ -1855,10 +1927,14 @@ const file_skein_v1_state_proto_rawDesc = "" +
 	"\vagents_only\x18\f \x01(\bR\n" +
 	"agentsOnly\x12\x1a\n" +
 	"\bdraining\x18\r \x01(\bR\bdraining\x12\x14\n" +
-	"\x05admin\x18\x0e \x01(\bR\x05admin\x1a9\n" +
+	"\x05admin\x18\x0e \x01(\bR\x05admin\x12/\n" +
+	"\tpod_cidrs\x18\x0f \x01(\v2\x12.skein.v1.PodCidrsR\bpodCidrs\x1a9\n" +
 	"\vLabelsEntry\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
-	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\"h\n" +
+	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\"I\n" +
+	"\bPodCidrs\x12'\n" +
+	"\x0fkubernetes_node\x18\x01 \x01(\tR\x0ekubernetesNode\x12\x14\n" +
+	"\x05cidrs\x18\x02 \x03(\tR\x05cidrs\"h\n" +
 	"\vRevokedNode\x12\"\n" +
 	"\x04node\x18\x01 \x01(\v2\x0e.skein.v1.NodeR\x04node\x12\x1d\n" +
 	"\n" +
@@ -2029,66 +2105,68 @@ func file_skein_v1_state_proto_rawDescGZIP() []byte {
 	return file_skein_v1_state_proto_rawDescData
 }
 
-var file_skein_v1_state_proto_msgTypes = make([]protoimpl.MessageInfo, 21)
+var file_skein_v1_state_proto_msgTypes = make([]protoimpl.MessageInfo, 22)
 var file_skein_v1_state_proto_goTypes = []any{
 	(*Cluster)(nil),       // 0: skein.v1.Cluster
 	(*Settings)(nil),      // 1: skein.v1.Settings
 	(*Node)(nil),          // 2: skein.v1.Node
-	(*RevokedNode)(nil),   // 3: skein.v1.RevokedNode
-	(*Server)(nil),        // 4: skein.v1.Server
-	(*Token)(nil),         // 5: skein.v1.Token
-	(*GossipKeys)(nil),    // 6: skein.v1.GossipKeys
-	(*Answer)(nil),        // 7: skein.v1.Answer
-	(*State)(nil),         // 8: skein.v1.State
-	(*Pool)(nil),          // 9: skein.v1.Pool
-	(*PoolSubnet)(nil),    // 10: skein.v1.PoolSubnet
-	(*Block)(nil),         // 11: skein.v1.Block
-	(*FreedBlock)(nil),    // 12: skein.v1.FreedBlock
-	(*StaticAddress)(nil), // 13: skein.v1.StaticAddress
-	(*Grant)(nil),         // 14: skein.v1.Grant
-	(*Egress)(nil),        // 15: skein.v1.Egress
-	(*EgressAddress)(nil), // 16: skein.v1.EgressAddress
-	(*EgressSlot)(nil),    // 17: skein.v1.EgressSlot
-	nil,                   // 18: skein.v1.Node.LabelsEntry
-	nil,                   // 19: skein.v1.Pool.QuotasEntry
-	nil,                   // 20: skein.v1.Egress.GatewaysEntry
+	(*PodCidrs)(nil),      // 3: skein.v1.PodCidrs
+	(*RevokedNode)(nil),   // 4: skein.v1.RevokedNode
+	(*Server)(nil),        // 5: skein.v1.Server
+	(*Token)(nil),         // 6: skein.v1.Token
+	(*GossipKeys)(nil),    // 7: skein.v1.GossipKeys
+	(*Answer)(nil),        // 8: skein.v1.Answer
+	(*State)(nil),         // 9: skein.v1.State
+	(*Pool)(nil),          // 10: skein.v1.Pool
+	(*PoolSubnet)(nil),    // 11: skein.v1.PoolSubnet
+	(*Block)(nil),         // 12: skein.v1.Block
+	(*FreedBlock)(nil),    // 13: skein.v1.FreedBlock
+	(*StaticAddress)(nil), // 14: skein.v1.StaticAddress
+	(*Grant)(nil),         // 15: skein.v1.Grant
+	(*Egress)(nil),        // 16: skein.v1.Egress
+	(*EgressAddress)(nil), // 17: skein.v1.EgressAddress
+	(*EgressSlot)(nil),    // 18: skein.v1.EgressSlot
+	nil,                   // 19: skein.v1.Node.LabelsEntry
+	nil,                   // 20: skein.v1.Pool.QuotasEntry
+	nil,                   // 21: skein.v1.Egress.GatewaysEntry
 }
 var file_skein_v1_state_proto_depIdxs = []int32{
-	18, // 0: skein.v1.Node.labels:type_name -> skein.v1.Node.LabelsEntry
-	2,  // 1: skein.v1.RevokedNode.node:type_name -> skein.v1.Node
-	2,  // 2: skein.v1.Answer.node:type_name -> skein.v1.Node
-	5,  // 3: skein.v1.Answer.token:type_name -> skein.v1.Token
-	9,  // 4: skein.v1.Answer.pool:type_name -> skein.v1.Pool
-	11, // 5: skein.v1.Answer.blocks:type_name -> skein.v1.Block
-	13, // 6: skein.v1.Answer.static:type_name -> skein.v1.StaticAddress
-	14, // 7: skein.v1.Answer.grant:type_name -> skein.v1.Grant
-	15, // 8: skein.v1.Answer.egress:type_name -> skein.v1.Egress
-	17, // 9: skein.v1.Answer.slot:type_name -> skein.v1.EgressSlot
-	0,  // 10: skein.v1.State.cluster:type_name -> skein.v1.Cluster
-	1,  // 11: skein.v1.State.settings:type_name -> skein.v1.Settings
-	2,  // 12: skein.v1.State.nodes:type_name -> skein.v1.Node
-	3,  // 13: skein.v1.State.revoked:type_name -> skein.v1.RevokedNode
-	4,  // 14: skein.v1.State.servers:type_name -> skein.v1.Server
-	5,  // 15: skein.v1.State.tokens:type_name -> skein.v1.Token
-	6,  // 16: skein.v1.State.gossip_keys:type_name -> skein.v1.GossipKeys
-	7,  // 17: skein.v1.State.answers:type_name -> skein.v1.Answer
-	9,  // 18: skein.v1.State.pools:type_name -> skein.v1.Pool
-	11, // 19: skein.v1.State.blocks:type_name -> skein.v1.Block
-	12, // 20: skein.v1.State.freed:type_name -> skein.v1.FreedBlock
-	13, // 21: skein.v1.State.statics:type_name -> skein.v1.StaticAddress
-	14, // 22: skein.v1.State.grants:type_name -> skein.v1.Grant
-	15, // 23: skein.v1.State.egresses:type_name -> skein.v1.Egress
-	17, // 24: skein.v1.State.slots:type_name -> skein.v1.EgressSlot
-	10, // 25: skein.v1.Pool.subnets:type_name -> skein.v1.PoolSubnet
-	19, // 26: skein.v1.Pool.quotas:type_name -> skein.v1.Pool.QuotasEntry
-	20, // 27: skein.v1.Egress.gateways:type_name -> skein.v1.Egress.GatewaysEntry
-	16, // 28: skein.v1.Egress.addresses:type_name -> skein.v1.EgressAddress
-	16, // 29: skein.v1.Egress.endpoints:type_name -> skein.v1.EgressAddress
-	30, // [30:30] is the sub-list for method output_type
-	30, // [30:30] is the sub-list for method input_type
-	30, // [30:30] is the sub-list for extension type_name
-	30, // [30:30] is the sub-list for extension extendee
-	0,  // [0:30] is the sub-list for field type_name
+	19, // 0: skein.v1.Node.labels:type_name -> skein.v1.Node.LabelsEntry
+	3,  // 1: skein.v1.Node.pod_cidrs:type_name -> skein.v1.PodCidrs
+	2,  // 2: skein.v1.RevokedNode.node:type_name -> skein.v1.Node
+	2,  // 3: skein.v1.Answer.node:type_name -> skein.v1.Node
+	6,  // 4: skein.v1.Answer.token:type_name -> skein.v1.Token
+	10, // 5: skein.v1.Answer.pool:type_name -> skein.v1.Pool
+	12, // 6: skein.v1.Answer.blocks:type_name -> skein.v1.Block
+	14, // 7: skein.v1.Answer.static:type_name -> skein.v1.StaticAddress
+	15, // 8: skein.v1.Answer.grant:type_name -> skein.v1.Grant
+	16, // 9: skein.v1.Answer.egress:type_name -> skein.v1.Egress
+	18, // 10: skein.v1.Answer.slot:type_name -> skein.v1.EgressSlot
+	0,  // 11: skein.v1.State.cluster:type_name -> skein.v1.Cluster
+	1,  // 12: skein.v1.State.settings:type_name -> skein.v1.Settings
+	2,  // 13: skein.v1.State.nodes:type_name -> skein.v1.Node
+	4,  // 14: skein.v1.State.revoked:type_name -> skein.v1.RevokedNode
+	5,  // 15: skein.v1.State.servers:type_name -> skein.v1.Server
+	6,  // 16: skein.v1.State.tokens:type_name -> skein.v1.Token
+	7,  // 17: skein.v1.State.gossip_keys:type_name -> skein.v1.GossipKeys
+	8,  // 18: skein.v1.State.answers:type_name -> skein.v1.Answer
+	10, // 19: skein.v1.State.pools:type_name -> skein.v1.Pool
+	12, // 20: skein.v1.State.blocks:type_name -> skein.v1.Block
+	13, // 21: skein.v1.State.freed:type_name -> skein.v1.FreedBlock
+	14, // 22: skein.v1.State.statics:type_name -> skein.v1.StaticAddress
+	15, // 23: skein.v1.State.grants:type_name -> skein.v1.Grant
+	16, // 24: skein.v1.State.egresses:type_name -> skein.v1.Egress
+	18, // 25: skein.v1.State.slots:type_name -> skein.v1.EgressSlot
+	11, // 26: skein.v1.Pool.subnets:type_name -> skein.v1.PoolSubnet
+	20, // 27: skein.v1.Pool.quotas:type_name -> skein.v1.Pool.QuotasEntry
+	21, // 28: skein.v1.Egress.gateways:type_name -> skein.v1.Egress.GatewaysEntry
+	17, // 29: skein.v1.Egress.addresses:type_name -> skein.v1.EgressAddress
+	17, // 30: skein.v1.Egress.endpoints:type_name -> skein.v1.EgressAddress
+	31, // [31:31] is the sub-list for method output_type
+	31, // [31:31] is the sub-list for method input_type
+	31, // [31:31] is the sub-list for extension type_name
+	31, // [31:31] is the sub-list for extension extendee
+	0,  // [0:31] is the sub-list for field type_name
 }
 
 func init() { file_skein_v1_state_proto_init() }
@@ -2102,7 +2180,7 @@ func file_skein_v1_state_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_skein_v1_state_proto_rawDesc), len(file_skein_v1_state_proto_rawDesc)),
 			NumEnums:      0,
-			NumMessages:   21,
+			NumMessages:   22,
 			NumExtensions: 0,
 			NumServices:   0,
 		},
