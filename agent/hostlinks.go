@@ -13,6 +13,8 @@ import (
 	netlinkconn "github.com/mdlayher/netlink"
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
+
+	"github.com/skeinmesh/skein/gossip/candidate/hostaddr"
 )
 
 const (
@@ -27,12 +29,23 @@ const hostLinkGroups = 1<<(unix.RTNLGRP_LINK-1) | 1<<(unix.RTNLGRP_IPV4_IFADDR-1
 // pods' links have none.
 type hostLink struct {
 	name  string
+	kind  string
 	mtu   int
 	addrs []netip.Prefix // with the network's length
+	pods  bool           // it leads to containers of this host, or to other hosts' inside another network's packets
+	outer outer          // of one that puts what it carries into packets of another network
+}
+
+// outer is where the packets of an encapsulation go.
+type outer struct {
+	link string     // that they leave by; empty: not fixed
+	from netip.Addr // their source; not valid: not fixed
+	six  bool       // they are IPv6
 }
 
 func (l hostLink) equal(o hostLink) bool {
-	return l.name == o.name && l.mtu == o.mtu && slices.Equal(l.addrs, o.addrs)
+	return l.name == o.name && l.kind == o.kind && l.mtu == o.mtu && l.pods == o.pods && l.outer == o.outer &&
+		slices.Equal(l.addrs, o.addrs)
 }
 
 // hostLinks is the view of this host's links that every round of the loop asks for. While follow runs, the kernel's
@@ -119,21 +132,70 @@ func readHostLinks() ([]hostLink, error) {
 		byLink[a.LinkIndex] = append(byLink[a.LinkIndex], netip.PrefixFrom(ip, ones))
 	}
 	var out []hostLink
+	var bridges map[int]bool
 	for _, index := range order {
 		l, err := netlink.LinkByIndex(index)
 		if err != nil {
 			continue // it has gone meanwhile
 		}
-		if at := l.Attrs(); at.Flags&net.FlagUp != 0 && at.Flags&net.FlagLoopback == 0 {
-			out = append(out, hostLink{name: at.Name, mtu: at.MTU, addrs: byLink[index]})
+		at := l.Attrs()
+		if at.Flags&net.FlagUp == 0 || at.Flags&net.FlagLoopback != 0 {
+			continue
+		}
+		h := hostLink{name: at.Name, kind: l.Type(), mtu: at.MTU, addrs: byLink[index]}
+		h.pods = hostaddr.ForContainers(h.name) || hostaddr.Encapsulates(h.kind)
+		if h.kind == "bridge" && !h.pods {
+			if bridges == nil { // all links are read only where there is such a bridge
+				bridges = podBridges()
+			}
+			h.pods = bridges[index]
+		}
+		h.outer = outerOf(l)
+		out = append(out, h)
+	}
+	if !slices.ContainsFunc(out, func(l hostLink) bool { return !l.pods }) {
+		for i := range out { // there is no other way out
+			out[i].pods = false
 		}
 	}
 	return out, nil
 }
 
-// hostAddresses are the addresses of this host's links, without the tunnel's own.
+func podBridges() map[int]bool {
+	all, err := netlink.LinkList()
+	if err != nil {
+		return map[int]bool{}
+	}
+	return hostaddr.PodBridges(all)
+}
+
+// outerOf is where an encapsulation's packets go.
+func outerOf(l netlink.Link) (o outer) {
+	over, from := 0, net.IP(nil)
+	switch l := l.(type) {
+	case *netlink.Vxlan:
+		over, from = l.VtepDevIndex, l.SrcAddr
+	case *netlink.Iptun:
+		over, from = int(l.Link), l.Local
+	case *netlink.Gretun:
+		over, from = int(l.Link), l.Local
+	}
+	if a, ok := netip.AddrFromSlice(from); ok && !a.IsUnspecified() {
+		o.from = a.Unmap()
+		o.six = o.from.Is6()
+	}
+	if over != 0 {
+		if at, err := netlink.LinkByIndex(over); err == nil {
+			o.link = at.Attrs().Name
+		}
+	}
+	return o
+}
+
+// hostAddresses are the addresses of this host's links, without the tunnel's own and those of its containers.
 func (h *hostLinks) hostAddresses(tunnel string) []netip.Addr {
-	return each(h.get(), tunnel, netip.Prefix.Addr)
+	out := slices.DeleteFunc(slices.Clone(h.get()), func(l hostLink) bool { return l.pods })
+	return each(out, tunnel, netip.Prefix.Addr)
 }
 
 // connected are the networks on this host's links, without the tunnel's own.
@@ -152,11 +214,12 @@ func each[T any](links []hostLink, tunnel string, of func(netip.Prefix) T) (out 
 	return out
 }
 
-// smallestMTU is that of the smallest link which packets may leave by and WireGuard can use; 0: there is none.
+// smallestMTU is that of the smallest link which packets may leave by and WireGuard can use; 0: there is none. Links of
+// containers are smaller than the tunnel where they fit into it, and are no way out.
 func (h *hostLinks) smallestMTU(tunnel string) int {
 	least := 0
 	for _, l := range h.get() {
-		if l.name != tunnel && l.mtu >= 1280+tunnelOverhead && (least == 0 || l.mtu < least) {
+		if l.name != tunnel && !l.pods && l.mtu >= 1280+tunnelOverhead && (least == 0 || l.mtu < least) {
 			least = l.mtu
 		}
 	}

@@ -109,3 +109,102 @@ func TestHostLinksAreFollowed(t *testing.T) {
 	}
 	h.mu.Unlock()
 }
+
+// TestLinksOfAnotherCNI: bridges and encapsulations of another CNI are no way out of the host. A small one does not make
+// the tunnel smaller, and the addresses on it are not told to others as this host's.
+func TestLinksOfAnotherCNI(t *testing.T) {
+	n := testns.New(t, "othercni")
+	up := func(l netlink.Link, addrs ...string) error {
+		if err := netlink.LinkAdd(l); err != nil {
+			return fmt.Errorf("add %s: %w", l.Attrs().Name, err)
+		}
+		for _, a := range addrs {
+			at, err := netlink.ParseAddr(a)
+			if err != nil {
+				return err
+			}
+			if err := netlink.AddrAdd(l, at); err != nil {
+				return fmt.Errorf("%s on %s: %w", a, l.Attrs().Name, err)
+			}
+		}
+		return netlink.LinkSetUp(l)
+	}
+	attrs := func(name string, mtu int) netlink.LinkAttrs {
+		a := netlink.NewLinkAttrs()
+		a.Name, a.MTU = name, mtu
+		return a
+	}
+	pod := testns.New(t, "othercnipod")
+	n.Must("links", func() error {
+		eth0 := &netlink.Veth{LinkAttrs: attrs("eth0", 1500), PeerName: "eth0p"}
+		bridge := &netlink.Bridge{LinkAttrs: attrs("mynet0", 1376)}
+		port := &netlink.Veth{LinkAttrs: attrs("veth1", 1376), PeerName: "veth1p"}
+		// A bridge over the host's own link, as hosts of virtual machines have it.
+		lan, nic := &netlink.Bridge{LinkAttrs: attrs("br0", 1480)}, &netlink.Veth{LinkAttrs: attrs("nic0", 1480), PeerName: "nic0p"}
+		if err := errors.Join(up(eth0, "192.168.7.14/24"), up(bridge, "10.244.3.1/24"), up(port),
+			up(lan, "192.168.9.2/24"), up(nic), netlink.LinkSetMaster(port, bridge), netlink.LinkSetMaster(nic, lan)); err != nil {
+			return err
+		}
+		peer, err := netlink.LinkByName("veth1p")
+		if err != nil {
+			return err
+		}
+		return errors.Join(
+			netlink.LinkSetNsFd(peer, int(pod.Handle)),
+			up(&netlink.Bridge{LinkAttrs: attrs("cni0", 1372)}, "10.244.1.1/24"),
+			up(&netlink.Vxlan{LinkAttrs: attrs("flannel.1", 1400), VxlanId: 1, VtepDevIndex: eth0.Index, Port: 8472}, "10.244.1.0/32"),
+		)
+	})
+	var h hostLinks
+	n.Do(func() { h.get() })
+	if got := h.smallestMTU("skein0"); got != 1480 {
+		t.Errorf("the smallest link has %d, want 1480: %+v", got, h.links)
+	}
+	want := []netip.Addr{netip.MustParseAddr("192.168.7.14"), netip.MustParseAddr("192.168.9.2")}
+	if got := h.hostAddresses("skein0"); !slices.Equal(got, want) {
+		t.Errorf("the host's addresses are %s, want %s", got, want)
+	}
+	if got := h.connected("skein0"); len(got) != 5 {
+		t.Errorf("connected to %s; the pods' networks are", got)
+	}
+	for _, l := range h.links {
+		if l.name == "flannel.1" && (l.kind != "vxlan" || l.outer.link != "eth0") {
+			t.Errorf("flannel.1 is %+v", l)
+		}
+	}
+}
+
+// TestMisfits: a link of another CNI is told of when its packets ride in the tunnel and do not fit.
+func TestMisfits(t *testing.T) {
+	ps := func(texts ...string) (out []netip.Prefix) {
+		for _, s := range texts {
+			out = append(out, netip.MustParsePrefix(s))
+		}
+		return out
+	}
+	overlays, ranges := ps("10.4.0.0/16", "fd65::/64"), ps("10.244.0.0/16")
+	overlay4, overlay6 := netip.MustParseAddr("10.4.0.7"), netip.MustParseAddr("fd65::7")
+	for name, c := range map[string]struct {
+		link hostLink
+		want int // 0: it fits, or is none of the tunnel's
+	}{
+		"pods' bridge":                     {hostLink{name: "cni0", kind: "bridge", mtu: 1500, pods: true, addrs: ps("10.244.1.1/24")}, 1420},
+		"one that fits":                    {hostLink{name: "cni0", kind: "bridge", mtu: 1420, pods: true, addrs: ps("10.244.1.1/24")}, 0},
+		"pods that are not led":            {hostLink{name: "docker0", kind: "bridge", mtu: 1500, pods: true, addrs: ps("172.17.0.1/16")}, 0},
+		"the host's own network":           {hostLink{name: "eth0", kind: "device", mtu: 9000, addrs: ps("10.244.9.1/24")}, 0},
+		"vxlan over the tunnel":            {hostLink{name: "flannel.1", kind: "vxlan", mtu: 1450, pods: true, outer: outer{link: "skein0"}}, 1370},
+		"vxlan over the tunnel that fits":  {hostLink{name: "flannel.1", kind: "vxlan", mtu: 1370, pods: true, outer: outer{link: "skein0"}}, 0},
+		"vxlan between overlay addresses":  {hostLink{name: "vxlan.calico", kind: "vxlan", mtu: 1450, pods: true, outer: outer{link: "eth0", from: overlay4}}, 1370},
+		"the same over IPv6":               {hostLink{name: "vxlan-v6.calico", kind: "vxlan", mtu: 1370, pods: true, outer: outer{from: overlay6, six: true}}, 1350},
+		"ipip between overlay addresses":   {hostLink{name: "tunl1", kind: "ipip", mtu: 1480, pods: true, outer: outer{from: overlay4}}, 1400},
+		"vxlan over the host's own link":   {hostLink{name: "flannel.1", kind: "vxlan", mtu: 1450, pods: true, addrs: ps("10.244.1.0/32"), outer: outer{link: "eth0"}}, 0},
+		"one that does not say where":      {hostLink{name: "cilium_vxlan", kind: "vxlan", mtu: 1500, pods: true}, 0},
+		"the tunnel itself":                {hostLink{name: "skein0", kind: "wireguard", mtu: 1420, addrs: ps("10.4.0.7/16")}, 0},
+		"a bridge beside the ranges' edge": {hostLink{name: "cni0", kind: "bridge", mtu: 1500, pods: true, addrs: ps("10.245.1.1/24")}, 0},
+	} {
+		got := misfits([]hostLink{c.link}, "skein0", 1420, overlays, ranges)
+		if c.want == 0 && len(got) > 0 || c.want > 0 && (len(got) != 1 || got[0].want != c.want || got[0].have != c.link.mtu) {
+			t.Errorf("%s: %+v, want %d", name, got, c.want)
+		}
+	}
+}

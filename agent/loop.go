@@ -56,6 +56,7 @@ type loopState struct {
 	unprobed   map[identity.ID]member // members that the prober does not know yet
 	records    map[identity.ID]*skeinv1.Record
 	relays     []relay.Relay
+	misfits    map[string]bool           // links of another CNI that status tells of
 	reached    map[identity.ID]time.Time // relays with a direct path, and since when
 	stun       []string
 	retry      time.Time // when a failed Apply is tried again
@@ -295,6 +296,7 @@ func (a *Agent) sync(ctx context.Context) error {
 		return err
 	}
 	a.followMTU()
+	a.noteOtherCNI()
 	a.syncRecords()
 	a.noteSites()
 	a.pods.follow()

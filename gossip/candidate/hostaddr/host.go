@@ -16,7 +16,21 @@ const maxHosts = 16
 var tunnels = []string{"wireguard", "tun", "tuntap", "vxlan", "geneve", "gre", "gretap", "ip6gre", "ipip", "ip6tnl", "sit", "vti", "xfrm", "ppp"}
 
 // containers are name prefixes of links whose addresses mean something only inside this host.
-var containers = []string{"docker", "br-", "cni", "flannel", "cali", "cilium", "lxc", "lxd", "virbr", "podman", "weave", "kube-", "nodelocaldns"}
+var containers = []string{
+	"docker", "br-", "cni", "cbr", "flannel", "cali", "cilium", "lxc", "lxd", "virbr", "podman", "weave", "kube-",
+	"nodelocaldns", "antrea-", "ovn-k8s-", "ovn-", "kilo",
+}
+
+// encapsulations are link types by which another network, such as a CNI's, rides on this host's own.
+var encapsulations = []string{"vxlan", "geneve", "gre", "gretap", "ip6gre", "ipip", "ip6tnl", "sit"}
+
+// Encapsulates reports whether a link puts what it carries into packets of another network.
+func Encapsulates(kind string) bool { return slices.Contains(encapsulations, kind) }
+
+// ForContainers reports whether a link, by its name, leads to containers or virtual machines of this host.
+func ForContainers(name string) bool {
+	return slices.ContainsFunc(containers, func(p string) bool { return strings.HasPrefix(name, p) })
+}
 
 // link and address are what the kernel says, as far as it matters here.
 type link struct {
@@ -25,6 +39,7 @@ type link struct {
 	kind     string
 	up       bool
 	loopback bool
+	pods     bool // a bridge that has nothing but the ends of pods' links
 }
 
 type address struct {
@@ -39,8 +54,7 @@ type address struct {
 func hostAddresses(links []link, addrs []address, skipLinks []string, skip []netip.Prefix) []netip.Addr {
 	usable := map[int]bool{}
 	for _, l := range links {
-		inside := slices.ContainsFunc(containers, func(p string) bool { return strings.HasPrefix(l.name, p) })
-		usable[l.index] = l.up && !l.loopback && !inside && !slices.Contains(tunnels, l.kind) && !slices.Contains(skipLinks, l.name)
+		usable[l.index] = l.up && !l.loopback && !l.pods && !ForContainers(l.name) && !slices.Contains(tunnels, l.kind) && !slices.Contains(skipLinks, l.name)
 	}
 	var kept []address
 	for _, a := range addrs {

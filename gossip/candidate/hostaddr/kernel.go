@@ -33,6 +33,9 @@ func (k Kernel) Read() (candidate.Host, error) {
 	if err != nil {
 		return candidate.Host{}, err
 	}
+	for i := range links { // whatever leads to a default gateway leads out
+		links[i].pods = links[i].pods && !slices.ContainsFunc(routes, func(r route) bool { return r.link == links[i].index })
+	}
 	return candidate.Host{
 		Addrs: hostAddresses(links, addrs, k.SkipLinks, k.Overlay), Gateways: gateways(links, addrs, routes, k.SkipLinks), Overlay: k.Overlay,
 	}, nil
@@ -47,6 +50,7 @@ func readLinks() ([]link, []address, error) {
 	if err != nil {
 		return nil, nil, fmt.Errorf("list addresses: %w", err)
 	}
+	pods := PodBridges(ls)
 	var links []link
 	for _, l := range ls {
 		a := l.Attrs()
@@ -54,6 +58,7 @@ func readLinks() ([]link, []address, error) {
 		links = append(links, link{
 			index: a.Index, name: a.Name, kind: l.Type(),
 			up: a.Flags&net.FlagUp != 0 && !down, loopback: a.Flags&net.FlagLoopback != 0,
+			pods: pods[a.Index],
 		})
 	}
 	const bad = unix.IFA_F_TENTATIVE | unix.IFA_F_DADFAILED | unix.IFA_F_DEPRECATED | unix.IFA_F_TEMPORARY
@@ -69,6 +74,25 @@ func readLinks() ([]link, []address, error) {
 		addrs = append(addrs, address{link: a.LinkIndex, addr: ip, bits: bits, unusable: ip.Is6() && a.Flags&bad != 0})
 	}
 	return links, addrs, nil
+}
+
+// PodBridges are the indexes of bridges that lead to pods and nowhere else: they have ports, and each is one end of a
+// pair of links whose other end is in another network namespace. Reference plugins make such ones, under any name.
+func PodBridges(links []netlink.Link) map[int]bool {
+	out := map[int]bool{}
+	for _, l := range links {
+		if m := l.Attrs().MasterIndex; m != 0 {
+			away := l.Type() == "veth" && l.Attrs().NetNsID >= 0
+			before, known := out[m]
+			out[m] = away && (before || !known)
+		}
+	}
+	for _, l := range links {
+		if l.Type() != "bridge" {
+			delete(out, l.Attrs().Index)
+		}
+	}
+	return out
 }
 
 func readDefaults() ([]route, error) {
