@@ -180,6 +180,9 @@ func (s *siteDraft) settle() {
 // checkSites looks at the sites together.
 func (r *reader) checkSites() {
 	for _, s := range r.sites {
+		if err := fabric.CheckSiteName(s.Name); err != nil {
+			s.value.fail("%v", err)
+		}
 		if s.Behind == "" {
 			continue
 		}

@@ -95,6 +95,8 @@ func TestMistakesAreNamed(t *testing.T) {
 			`f.yaml:7: nodes.b: creates the cluster behind a NAT (full-cone), where a could not reach it to join: put it, or the node with init: true, into a site with nat: none or one-to-one`},
 		{"the lab's own config key", strings.Replace(base, "b: {site: home}", "b: {site: home, config: {stateDir: /x}}", 1), `f.yaml:7: nodes.b.config: the key "stateDir" is set by the lab itself: leave it out`},
 		{"reserved name", strings.Replace(base, "b: {", "inet: {", 1), `f.yaml:7: nodes.inet: node name "inet" is kept for the lab's core and routers: choose one that is not "inet", does not begin with "r-" and does not end in "-inet"`},
+		{"reserved name of a site", strings.ReplaceAll(strings.Replace(base, "home: {", "inet: {", 1), "site: home", "site: inet"),
+			`f.yaml:4: sites.inet: site name "inet" is kept for the lab's core: choose one that does not end in "inet"`},
 		{"duplicate node", base + "  b: {site: dc}\n", `f.yaml:8: no valid YAML: mapping key "b" already defined at [7:3]`},
 		{"bad name", strings.Replace(base, "name: x", "name: X_y", 1), `f.yaml:1: name: "X_y" is no name; allowed: up to 32 of a-z, 0-9 and -, not - at the ends`},
 		{"broken YAML", "name: [x\n", `f.yaml:1: no valid YAML: sequence end token ']' not found`},

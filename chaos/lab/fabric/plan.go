@@ -357,6 +357,14 @@ func Router(lab, site string) string { return Prefix(lab) + "r-" + site }
 // HostNS names the namespace of a host.
 func HostNS(lab, host string) string { return Prefix(lab) + host }
 
+// CheckSiteName refuses site names whose router's namespace would be taken for another lab's core.
+func CheckSiteName(name string) error {
+	if name == "inet" || strings.HasSuffix(name, "-inet") {
+		return fmt.Errorf("site name %q is kept for the lab's core: choose one that does not end in \"inet\"", name)
+	}
+	return nil
+}
+
 // CheckNodeName refuses node names whose namespace would be taken for another's.
 func CheckNodeName(name string) error {
 	switch {
