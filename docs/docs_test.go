@@ -116,7 +116,7 @@ func (c *cli) helpOf(words ...string) (text string, ok bool) {
 }
 
 var (
-	blockRE   = regexp.MustCompile("(?ms)^```(?:sh|console|)\n(.*?)^```")
+	blockRE   = regexp.MustCompile("(?ms)^```(?:sh(?: [a-z0-9]+)?|console|)\n(.*?)^```")
 	spanRE    = regexp.MustCompile("`([^`\n]+)`")
 	wordRE    = regexp.MustCompile(`^[a-z][a-z-]*$`)
 	flagRE    = regexp.MustCompile(`^--?[a-z][a-z-]*`)
