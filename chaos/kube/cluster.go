@@ -208,6 +208,19 @@ func (c *Cluster) StartAPIServer(ctx context.Context) error {
 // KillAPIServer ends the apiserver as a crash would.
 func (c *Cluster) KillAPIServer() error { return stop(&c.api, syscall.SIGKILL) }
 
+// Fail ends the apiserver and its etcd as a crash would.
+func (c *Cluster) Fail() error {
+	return errors.Join(stop(&c.api, syscall.SIGKILL), stop(&c.etcd, syscall.SIGKILL))
+}
+
+// Return starts again what Fail has ended, with etcd's data, and waits until the apiserver is ready.
+func (c *Cluster) Return(ctx context.Context) error {
+	if err := c.startEtcd(); err != nil {
+		return err
+	}
+	return c.StartAPIServer(ctx)
+}
+
 // Close ends the control plane. What is left of one that was not closed ends with the lab, since it lives in its
 // namespaces.
 func (c *Cluster) Close() error {

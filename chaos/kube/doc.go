@@ -7,5 +7,5 @@
 // .ci/container-tools and .ci/cni-tools; images are made on this machine (WriteArchive).
 //
 // Everything ends with Close: processes by mount namespace, containers by control group. A test that is killed leaves
-// namespaces of its lab (`skein lab down`) and control groups skein-PID-NODE.
+// namespaces of its lab (`skein lab down`) and control groups skein-PID-*.
 package kube

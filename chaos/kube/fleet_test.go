@@ -1,6 +1,7 @@
 package kube
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"os"
@@ -35,13 +36,16 @@ func TestFleet(t *testing.T) {
 	}
 }
 
+// raiseFleet raises a cluster that ends with the test. Its lab is called cfg.Name and this process: give fleets that
+// stand at the same time different ones, of one letter.
 func raiseFleet(t *testing.T, cfg FleetConfig) fleet {
 	dir, err := os.MkdirTemp("", "skf") // t.TempDir is too long for a socket's path
 	if err != nil {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { os.RemoveAll(dir) })
-	cfg.Dir, cfg.Root, cfg.Binary, cfg.Name = dir, "../..", filepath.Join(dir, "skein"), fmt.Sprintf("f%d", os.Getpid())
+	cfg.Dir, cfg.Root, cfg.Binary = dir, "../..", filepath.Join(dir, "skein")
+	cfg.Name = fmt.Sprintf("%s%d", cmp.Or(cfg.Name, "f"), os.Getpid())
 	cfg.Artifacts = os.Getenv("SKEIN_ARTIFACTS")
 	cfg.Progress = func(s string) { t.Log(s) }
 	build := exec.Command("go", "build", "-o", cfg.Binary, "../../cmd/skein")

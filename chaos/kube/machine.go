@@ -12,6 +12,7 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+	"sync/atomic"
 	"syscall"
 	"time"
 
@@ -56,9 +57,12 @@ exec cat >/dev/null`
 var hostFiles = []string{"alternatives", "group", "ld.so.cache", "ld.so.conf", "ld.so.conf.d", "nsswitch.conf", "passwd",
 	"protocols", "services", "ssl"}
 
+// machines counts those of this process: two fleets may have nodes of one name.
+var machines atomic.Int64
+
 // NewMachine makes a machine with its files in dir, which is made.
 func NewMachine(ctx context.Context, dir, name string) (*Machine, error) {
-	m := &Machine{Name: name, Dir: dir, cgroup: "skein-" + strconv.Itoa(os.Getpid()) + "-" + name}
+	m := &Machine{Name: name, Dir: dir, cgroup: fmt.Sprintf("skein-%d-%d-%s", os.Getpid(), machines.Add(1), name)}
 	for _, d := range []string{"etc/cni/net.d", "opt/cni/bin"} {
 		if err := os.MkdirAll(filepath.Join(dir, d), 0o755); err != nil {
 			return nil, fmt.Errorf("machine %s: %w", name, err)

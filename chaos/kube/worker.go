@@ -44,6 +44,7 @@ const (
 	binDir     = "/opt/cni/bin"
 	confDir    = "/etc/cni/net.d"
 	containers = "/run/containerd/containerd.sock"
+	staticPods = "/etc/kubernetes/manifests"
 )
 
 // pauseImage is what each pod's sandbox runs.
@@ -113,7 +114,7 @@ func forwarding() error {
 // files writes what the node's programs read.
 func (w *Worker) files(ctx context.Context, root string) error {
 	etc := filepath.Join(w.Machine.Dir, "etc", "kubernetes")
-	if err := os.MkdirAll(etc, 0o755); err != nil {
+	if err := os.MkdirAll(filepath.Join(w.Machine.Dir, staticPods), 0o755); err != nil {
 		return err
 	}
 	file := func(name string) string { return filepath.Join(etc, name) }
@@ -133,6 +134,7 @@ func (w *Worker) files(ctx context.Context, root string) error {
 		"clusterDNS":    []string{dnsService}, "clusterDomain": "cluster.local", "resolvConf": "/etc/resolv.conf",
 		"evictionHard":                map[string]string{"memory.available": "10Mi"},
 		"imageGCHighThresholdPercent": 100, "imageGCLowThresholdPercent": 99, "maxPods": 250,
+		"staticPodPath":      staticPods, // pods that need no apiserver
 		"registerWithTaints": taints(w.Taints),
 	})
 	if err != nil {
