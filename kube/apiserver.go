@@ -172,6 +172,7 @@ func (p *Part) session(ctx context.Context, a *apiserver) {
 	a.back = func() { signal(p.back) }
 	var all sync.WaitGroup
 	all.Go(func() { a.watch(ctx, nodeResource, "", p.nodes, &p.health) })
+	all.Go(func() { a.watchWhole(ctx, nodeResource, "", "metadata.name="+p.cfg.Node, p.whole, &p.health) })
 	all.Go(func() { a.watch(ctx, namespaceResource, "", p.namespaces, &p.health) })
 	all.Go(func() { a.watch(ctx, podResource, "spec.nodeName="+p.cfg.Node, p.pods, &p.health) })
 	all.Go(func() { p.controller.run(ctx, a) })

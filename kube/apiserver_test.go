@@ -85,6 +85,9 @@ type quietHost struct {
 	reports chan string
 }
 
+func (h quietHost) Serves() <-chan struct{} { return nil }
+func (h quietHost) FreshBoot() bool         { return false }
+
 func (h quietHost) Report(subject string, _ part.Severity, message, _ string) {
 
 	if message != "" {

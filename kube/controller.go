@@ -37,11 +37,14 @@ type controller struct {
 
 	pools, egresses, blocks, members *mirror[custom]
 
-	gone   gone                 // members without their Node
-	retry  map[string]time.Time // by UID: what the log has refused is tried again then
-	pace   map[string]time.Time // of MeshNodes, by name: when the next write is allowed
-	shown  retry                // of what shows the log: blocks and members
-	failed error                // of the writes of this pass that show it, the one that asks for the longest pause
+	gone     gone   // members without their Node
+	lost     losses // members without their agent
+	tainting retry  // of their Nodes
+	labels   labeling
+	retry    map[string]time.Time // by UID: what the log has refused is tried again then
+	pace     map[string]time.Time // of MeshNodes, by name: when the next write is allowed
+	shown    retry                // of what shows the log: blocks and members
+	failed   error                // of the writes of this pass that show it, the one that asks for the longest pause
 }
 
 const (
@@ -94,7 +97,8 @@ func mayControl(s *part.Snapshot) (may, does bool) {
 
 // run works until ctx ends.
 func (c *controller) run(ctx context.Context, a *apiserver) {
-	c.retry, c.pace, c.gone = map[string]time.Time{}, map[string]time.Time{}, gone{}
+	c.retry, c.pace, c.gone, c.lost = map[string]time.Time{}, map[string]time.Time{}, gone{}, losses{}
+	c.labels = labeling{map[identity.ID]time.Time{}, map[identity.ID]time.Time{}, map[string]bool{}}
 	if !c.until(ctx, func() bool { may, _ := mayControl(c.p.snapshot.Load()); return may }) {
 		return
 	}
@@ -118,6 +122,7 @@ func (c *controller) run(ctx context.Context, a *apiserver) {
 		case <-c.again:
 			clear(c.retry)
 			c.shown.succeed()
+			c.tainting.succeed()
 		case <-c.pools.changed:
 		case <-c.egresses.changed:
 		case <-c.blocks.changed:
@@ -153,6 +158,13 @@ func (c *controller) pass(ctx context.Context, a *apiserver) (again time.Duratio
 			again = d
 		}
 	}
+	nodes := c.p.nodes.snapshot()
+	members := map[identity.ID]*Node{}
+	if nodes != nil {
+		c.p.nodes.holders.keep(nodes)
+		members = proven(s, nodes, c.p.nodes.holders.of)
+		later(c.takeLabels(ctx, s, nodes, members))
+	}
 	for _, o := range sortedObjects(c.pools) {
 		p := resource.AddressPool{Meta: metaOf(o), Observed: observedOf(o)}
 		err := decodeSpec(o, &p.Spec)
@@ -177,6 +189,7 @@ func (c *controller) pass(ctx context.Context, a *apiserver) (again time.Duratio
 		}))
 	}
 	later(c.show(ctx, a, s))
+	later(c.taintLost(ctx, a, s, members))
 	later(c.collect(ctx, a, s))
 	return again
 }

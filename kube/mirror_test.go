@@ -85,10 +85,10 @@ func TestAnObjectIsWaitedFor(t *testing.T) {
 }
 
 func TestARecordIsHandedOnUntilItIsDealtWith(t *testing.T) {
-	s := nodes{newMirror(slimNode, func() {})}
+	s := nodes{newMirror(slimNode, func() {}), &holders{}}
 	take := func(done bool) (seen []string) {
-		s.takeRecords(func(node, value string) bool {
-			seen = append(seen, node+" "+value)
+		s.takeRecords(func(n *Node, value string) bool {
+			seen = append(seen, n.Name+" "+value)
 			return done
 		})
 		return seen

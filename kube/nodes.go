@@ -23,7 +23,7 @@ type Node struct {
 
 func slimNode(o metav1.Object) *Node {
 	n := &Node{Name: o.GetName(), UID: string(o.GetUID()), Annotations: kept(o.GetAnnotations(), relevantAnnotation)}
-	n.Labels = kept(o.GetLabels(), func(name string) bool { return name == regionLabel })
+	n.Labels = kept(o.GetLabels(), func(name string) bool { return name == regionLabel || isOurs(name) })
 	if n.record, n.hasRecord = o.GetAnnotations()[annotationtier.Annotation]; n.hasRecord {
 		n.recordSum = sha256.Sum256([]byte(n.record))
 	}
@@ -50,7 +50,10 @@ func (n *Node) same(o *Node) bool {
 }
 
 // nodes are the Nodes of the cluster.
-type nodes struct{ *mirror[*Node] }
+type nodes struct {
+	*mirror[*Node]
+	holders *holders
+}
 
 // get is a Node by its name; nil: there is none.
 func (s nodes) get(name string) *Node {
@@ -60,7 +63,7 @@ func (s nodes) get(name string) *Node {
 
 // takeRecords hands each record that has come since the last call to take, which says whether it is dealt with; what
 // is not comes again. Its text is let go then: a thousand of them would be in memory for nothing.
-func (s nodes) takeRecords(take func(node, value string) (done bool)) {
+func (s nodes) takeRecords(take func(n *Node, value string) (done bool)) {
 	s.mu.Lock()
 	var waiting []*Node
 	for _, n := range s.all {
@@ -70,7 +73,7 @@ func (s nodes) takeRecords(take func(node, value string) (done bool)) {
 	}
 	s.mu.Unlock()
 	for _, n := range waiting {
-		if take(n.Name, n.record) {
+		if take(n, n.record) {
 			s.mu.Lock()
 			n.record = ""
 			s.mu.Unlock()

@@ -19,6 +19,7 @@ import (
 	"github.com/skeinmesh/skein/events"
 	"github.com/skeinmesh/skein/gossip"
 	annotationtier "github.com/skeinmesh/skein/gossip/kube"
+	"github.com/skeinmesh/skein/identity"
 )
 
 // Config is what the part needs.
@@ -41,6 +42,7 @@ type Part struct {
 	host       part.Host
 	metrics    metrics
 	nodes      nodes
+	whole      *mirror[wholeNode] // this host's Node
 	namespaces *mirror[namespace]
 	pods       *mirror[pod] // of this host
 	before     diskCopy     // what the apiserver had said before this agent's start
@@ -57,6 +59,7 @@ type Part struct {
 	copied    *Node      // this host's Node, as the copy on disk has it
 	pace      pace       // of the record
 	network   pace       // of the condition about the network
+	taint     pace       // of our taint
 	put       string     // the record's annotation that the own Node has, as it was last seen or written
 	retry     *time.Timer
 	retryAt   time.Time       // when it fires; in the past: it does not run
@@ -90,7 +93,8 @@ func New(cfg Config) *Part {
 		metrics: newMetrics(), told: map[string]bool{}}
 	p.controller = controller{p: p, wake: make(chan struct{}, 1), again: make(chan struct{}, 1)}
 	heard := p.metrics.heard.SetToCurrentTime
-	p.nodes = nodes{newMirror(slimNode, heard)}
+	p.nodes = nodes{newMirror(slimNode, heard), &holders{}}
+	p.whole = newMirror(slimWhole, heard)
 	p.namespaces = newMirror(slimNamespace, heard)
 	p.pods = newMirror(slimPod, heard)
 	return p
@@ -137,6 +141,7 @@ func (p *Part) Run(ctx context.Context) {
 		defer close(watched)
 		p.sessions(ctx, connected)
 	}()
+	serves := p.host.Serves()
 	for {
 		select {
 		case <-ctx.Done():
@@ -153,6 +158,13 @@ func (p *Part) Run(ctx context.Context) {
 		case <-p.nodes.changed:
 			p.takeOwn()
 			p.takeRecords()
+			signal(p.controller.wake)
+		case <-p.whole.changed:
+			if own, known := p.whole.get(p.cfg.Node); known && !own.networkIsUp {
+				p.network.forget()
+			}
+		case <-serves:
+			serves = nil
 		case <-p.namespaces.changed:
 			p.keepSoon()
 		case <-p.pods.changed:
@@ -169,6 +181,7 @@ func (p *Part) Run(ctx context.Context) {
 		}
 		p.writeRecord(ctx)
 		p.sayNetworkIsUp(ctx)
+		p.writeTaint(ctx)
 		p.warn(ctx)
 	}
 }
@@ -177,6 +190,7 @@ func (p *Part) Run(ctx context.Context) {
 func (p *Part) again() {
 	p.pace.again()
 	p.network.again()
+	p.taint.again()
 	p.events.succeed()
 	signal(p.controller.again)
 }
@@ -246,12 +260,16 @@ func (p *Part) takeRecords() {
 	if p.snapshot.Load() == nil {
 		return // the agent does not run yet
 	}
-	p.nodes.takeRecords(func(node, value string) bool {
+	p.nodes.takeRecords(func(n *Node, value string) bool {
+		node := n.Name
 		if node == p.cfg.Node {
+			if id, err := p.merge(node, value); err == nil {
+				p.nodes.holders.set(n, id)
+			}
 			p.takeOwnRecord(value)
 			return true
 		}
-		err := p.merge(node, value)
+		id, err := p.merge(node, value)
 		if errors.Is(err, gossip.ErrUnknownNode) {
 			p.metrics.records.WithLabelValues("unknown").Inc()
 			return false // it may have joined a moment ago
@@ -264,6 +282,7 @@ func (p *Part) takeRecords() {
 			p.host.Report(subject, part.Warns, err.Error(),
 				"its agent puts its own back; if it stays so, somebody else writes to that Node's annotations")
 		default:
+			p.nodes.holders.set(n, id)
 			p.metrics.records.WithLabelValues("taken").Inc()
 			if p.told[node] {
 				delete(p.told, node)
@@ -280,21 +299,24 @@ func (p *Part) takeRecords() {
 	}
 }
 
-// merge takes in the record of one Node's annotation.
-func (p *Part) merge(node, value string) error {
+// merge takes in the record of one Node's annotation, and returns whose it is.
+func (p *Part) merge(node, value string) (id identity.ID, err error) {
 	s, err := annotationtier.Decode(value)
 	if err != nil {
-		return err
+		return id, err
 	}
 	r, err := unsigned(s)
 	if err != nil {
-		return err
+		return id, err
 	}
 	if r.GetKubernetesNode() != node {
-		return fmt.Errorf("annotation %s holds a record of a node that says it is %s", annotationtier.Annotation,
+		return id, fmt.Errorf("annotation %s holds a record of a node that says it is %s", annotationtier.Annotation,
 			nodeText(r.GetKubernetesNode()))
 	}
-	return errors.Join(p.host.Merge([]*skeinv1.SignedRecord{s})...)
+	if err := errors.Join(p.host.Merge([]*skeinv1.SignedRecord{s})...); err != nil {
+		return id, err
+	}
+	return identity.ParseID(r.GetNodeId())
 }
 
 func nodeText(name string) string {

@@ -3,6 +3,7 @@ package kube
 import (
 	"context"
 	"encoding/json"
+	"slices"
 	"time"
 
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -14,11 +15,11 @@ import (
 // has it set to True, as cloud providers do until somebody says otherwise.
 const networkUnavailable = "NetworkUnavailable"
 
-// sayNetworkIsUp has the own Node say that its network is there, once for each Node object: this part runs when the data
-// plane stands. An agent that ends leaves it, since what its pods have goes on without it.
+// sayNetworkIsUp has the own Node say that its network is there once pods can start, and again where somebody says
+// otherwise. An agent that ends leaves it, since what its pods have goes on without it.
 func (p *Part) sayNetworkIsUp(ctx context.Context) {
 	own := p.nodes.get(p.cfg.Node)
-	if own == nil || p.apiserver == nil {
+	if own == nil || p.apiserver == nil || !p.serves() {
 		return
 	}
 	now := time.Now()
@@ -50,17 +51,22 @@ func (p *Part) sayNetworkIsUp(ctx context.Context) {
 	p.network.wrote(own.UID, now)
 }
 
+func saysNetworkIsUp(node *unstructured.Unstructured) bool {
+	conditions, _, _ := unstructured.NestedSlice(node.Object, "status", "conditions")
+	return slices.ContainsFunc(conditions, func(c any) bool {
+		m, _ := c.(map[string]any)
+		return m["type"] == networkUnavailable && m["status"] == "False"
+	})
+}
+
 // networkIsUp sets the condition where it is not set so already.
 func (a *apiserver) networkIsUp(ctx context.Context, n *Node) (wrote bool, err error) {
 	o, err := a.dynamic.Resource(nodeResource).Get(ctx, n.Name, metav1.GetOptions{})
 	if err != nil {
 		return false, err
 	}
-	conditions, _, _ := unstructured.NestedSlice(o.Object, "status", "conditions")
-	for _, c := range conditions {
-		if c, ok := c.(map[string]any); ok && c["type"] == networkUnavailable && c["status"] == "False" {
-			return false, nil
-		}
+	if saysNetworkIsUp(o) {
+		return false, nil
 	}
 	now := metav1.Now().UTC().Format(time.RFC3339)
 	body, err := json.Marshal(map[string]any{
