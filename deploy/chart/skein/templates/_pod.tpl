@@ -47,7 +47,7 @@ spec:
     metadata:
       labels: {app.kubernetes.io/name: skein, app.kubernetes.io/component: {{ .join }}}
       annotations:
-        skein.dev/config-sum: {{ toYaml $.Values.config | sha256sum }} # a changed configuration starts the agents anew
+        skein.dev/config-sum: {{ printf "%s%s" (toYaml $.Values.config) (toYaml $.Values.cni) | sha256sum }} # a changed configuration starts the agents anew
     spec:
       serviceAccountName: {{ if eq .join "server" }}skein-admin{{ else }}skein-agent{{ end }}
       hostNetwork: true
@@ -103,25 +103,6 @@ spec:
           args: [down, --wait]
           securityContext: {allowPrivilegeEscalation: false, readOnlyRootFilesystem: true, capabilities: {drop: [ALL]}}
       {{- else }}
-      {{- if $.Values.cni.enabled }}
-      initContainers:
-        - name: cni
-          image: {{ include "skein.image" $ }}
-          imagePullPolicy: {{ $.Values.image.pullPolicy }}
-          args:
-            - cni
-            - install
-            - --force
-            - --bin-dir={{ $.Values.cni.binDir }}
-            - --conf-dir={{ $.Values.cni.confDir }}
-            - --name={{ $.Values.cni.name }}
-            {{- with $.Values.cni.chain }}
-            - --chain={{ join "," . }}
-            {{- end }}
-          securityContext: {allowPrivilegeEscalation: false, readOnlyRootFilesystem: true, runAsUser: 0, capabilities: {drop: [ALL]}}
-          volumeMounts:
-            {{- include "skein.mounts" $ | nindent 12 }}
-      {{- end }}
       containers:
         - name: agent
           image: {{ include "skein.image" $ }}
