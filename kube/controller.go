@@ -45,6 +45,8 @@ type controller struct {
 	pace     map[string]time.Time // of MeshNodes, by name: when the next write is allowed
 	shown    retry                // of what shows the log: blocks and members
 	failed   error                // of the writes of this pass that show it, the one that asks for the longest pause
+
+	podNetworks podNetworks // of Nodes, where another CNI runs the pods
 }
 
 const (
@@ -99,6 +101,7 @@ func mayControl(s *part.Snapshot) (may, does bool) {
 func (c *controller) run(ctx context.Context, a *apiserver) {
 	c.retry, c.pace, c.gone, c.lost = map[string]time.Time{}, map[string]time.Time{}, gone{}, losses{}
 	c.labels = labeling{map[identity.ID]time.Time{}, map[identity.ID]time.Time{}, map[string]bool{}}
+	c.podNetworks = podNetworks{told: c.podNetworks.told}
 	if !c.until(ctx, func() bool { may, _ := mayControl(c.p.snapshot.Load()); return may }) {
 		return
 	}
@@ -191,6 +194,9 @@ func (c *controller) pass(ctx context.Context, a *apiserver) (again time.Duratio
 	later(c.show(ctx, a, s))
 	later(c.taintLost(ctx, a, s, members))
 	later(c.collect(ctx, a, s))
+	if nodes != nil {
+		later(c.takePodNetworks(ctx, a, s, nodes, members))
+	}
 	return again
 }
 

@@ -87,3 +87,18 @@ func (l *Log) Admit(names ...string) []identity.ID {
 	}
 	return ids
 }
+
+// AdmitKey adds a member whose keys the test has, and returns its ID.
+func (l *Log) AdmitKey(name string, key, wireGuard []byte) identity.ID {
+	l.t.Helper()
+	const token = "00000000000000a2"
+	hash := sha256.Sum256([]byte("secret"))
+	l.must(&skeinv1.Command{Body: &skeinv1.Command_CreateToken{CreateToken: &skeinv1.CreateToken{
+		Id: token, SecretHash: hash[:], LifetimeNanos: int64(time.Hour), Uses: 1, Role: string(events.RoleAgent),
+	}}})
+	l.must(&skeinv1.Command{Body: &skeinv1.Command_AdmitNode{AdmitNode: &skeinv1.AdmitNode{
+		Node:    &skeinv1.NewNode{Name: name, IdentityKey: key, WireguardKey: wireGuard, MaxSchema: events.SchemaMax},
+		TokenId: token, TokenSecretHash: hash[:], ClusterId: l.State.Cluster().GetId(),
+	}}})
+	return identity.IDOf(key)
+}
