@@ -211,6 +211,10 @@ func (c *controller) show(ctx context.Context, a *apiserver, s *part.Snapshot) t
 	again := c.showMembers(ctx, a, s)
 	if c.failed == nil {
 		c.shown.succeed()
+		for _, verb := range []string{"patch", "delete"} { // what failed before may have become needless since
+			c.p.health.result("", verb, blockResource.Resource, nil)
+			c.p.health.result("", verb, memberResource.Resource, nil)
+		}
 		return again
 	}
 	c.shown.fail(time.Now(), retryAfter(c.failed))
