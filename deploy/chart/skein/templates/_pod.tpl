@@ -21,6 +21,7 @@ runAsUser: 0
 - {name: run, mountPath: /run/skein}
 - {name: config, mountPath: /etc/skein, readOnly: true}
 - {name: netns, mountPath: /run/netns, mountPropagation: HostToContainer}
+- {name: netns, mountPath: /var/run/netns, mountPropagation: HostToContainer} # as runtimes call it
 - {name: tun, mountPath: /dev/net/tun}
 {{- if .Values.cni.enabled }}
 - {name: cni-bin, mountPath: {{ .Values.cni.binDir }}}
