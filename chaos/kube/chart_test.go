@@ -191,23 +191,31 @@ func (c charted) images(binary, programs string) string {
 	return file.Name()
 }
 
-// sh runs commands on the control plane's host, in the repository, as an administrator has them.
-func (c charted) sh(script string) string {
+// walk carries out a section of docs/kubernetes.md on the control plane's host.
+func (c charted) walk(heading string) {
 	c.Helper()
+	text, err := os.ReadFile(filepath.Join(c.root, "docs/kubernetes.md"))
+	if err != nil {
+		c.Fatal(err)
+	}
+	w := Walk{Document: string(text), Heading: heading, Hosts: map[string]Host{"admin": c.sh}, State: c.dir, Root: c.root,
+		Progress: func(s string) { c.Log(s) }}
+	if err := w.Run(c.Context()); err != nil {
+		c.Fatalf("%v\n%s", err, c.report())
+	}
+}
+
+// sh runs a script on the control plane's host as an administrator has it.
+func (c charted) sh(ctx context.Context, script string) (string, error) {
 	kubeconfig := filepath.Join(c.dir, "admin.kubeconfig")
 	if _, err := os.Stat(kubeconfig); err != nil {
 		if err := c.cluster.kubeconfigFor(kubeconfig, "administrator", "system:masters"); err != nil {
-			c.Fatal(err)
+			return "", err
 		}
 	}
 	w := c.workers["cp1"]
 	path := strings.Join([]string{c.cluster.Programs, filepath.Join(c.root, ".cache/helm"), os.Getenv("PATH")}, ":")
-	out, err := w.Machine.Run(c.Context(), w.On.Namespace, "env", "PATH="+path, "KUBECONFIG="+kubeconfig,
-		"HOME="+c.dir, "sh", "-exc", "cd "+c.root+"\n"+script)
-	if err != nil {
-		c.Fatalf("%v\n%s", err, c.report())
-	}
-	return out
+	return w.Machine.Run(ctx, w.On.Namespace, "env", "PATH="+path, "KUBECONFIG="+kubeconfig, "HOME="+c.dir, "sh", "-c", script)
 }
 
 // report is what there is to see when something does not become as it should.
@@ -283,14 +291,12 @@ func (c charted) dryRun() {
 
 func (c charted) install() {
 	began := time.Now()
-	install, pool, _ := strings.Cut(commands(c.T, "kubernetes.md", "### Install"), "kubectl apply")
-	c.Log(c.sh(install))
+	c.walk("Install with Helm")
 	took := time.Since(began)
-	c.Logf("helm install to all ready: %s", took.Round(100*time.Millisecond))
+	c.Logf("helm install to all ready, and a pool: %s", took.Round(100*time.Millisecond))
 	if took > 30*time.Second {
 		c.Errorf("helm install took %s; want 30 s at most", took)
 	}
-	c.Log(c.sh("kubectl apply" + pool))
 	c.kubectl(nil, "wait", "--for=condition=Synced", "--timeout=30s", "addresspool/default")
 	c.kubectl(nil, "wait", "--for=condition=Ready", "--timeout=60s", "node", "--all")
 	c.oneMesh(3)
@@ -398,7 +404,7 @@ func (c charted) joining() {
 			c.Errorf("%s: %v, want %q", one.what, err, one.want)
 		}
 	}
-	claim := `{apiVersion: v1, kind: ConfigMap, metadata: {name: skein-cluster, namespace: skein-system}, data: {node: %s, cluster: %s}}`
+	claim := `{apiVersion: v1, kind: ConfigMap, metadata: {name: skein-cluster, namespace: skein-system}, data: {node: %s, cluster: '%s'}}`
 	id := c.kubectl(nil, "-n", "skein-system", "get", "configmap", "skein-cluster", "-o", "jsonpath={.data.cluster}")
 	for data, want := range map[string]string{
 		fmt.Sprintf(claim, "cp1", strings.Repeat("0", 32)): "the mesh's ID stays",
@@ -413,7 +419,7 @@ func (c charted) joining() {
 func (c charted) upgradeUnderTraffic() {
 	before := len(c.heard())
 	began := time.Now()
-	c.Log(c.sh(commands(c.T, "kubernetes.md", "### Upgrade")))
+	c.walk("Upgrade with Helm")
 	c.Logf("all agents are others after %s", time.Since(began).Round(100*time.Millisecond))
 	images := c.kubectl(nil, "-n", "skein-system", "get", "pods", "-o", "jsonpath={.items[*].spec.containers[0].image}")
 	if n := strings.Count(images, "v0.2.0"); n != 3 {
@@ -449,7 +455,9 @@ func (c charted) podsRestart() {
 		}
 	}
 	// The chart brings them back, empty, and the mesh that exists says which it is.
-	c.sh("helm upgrade skein deploy/chart/skein --namespace skein-system --reuse-values --wait")
+	if out, err := c.sh(c.Context(), "cd "+c.root+" && helm upgrade skein deploy/chart/skein --namespace skein-system --reuse-values --wait"); err != nil {
+		c.Fatal(err, out)
+	}
 	c.within(20*time.Second, "the mesh says which it is", func() error {
 		if out := c.kubectl(nil, "-n", "skein-system", "get", "configmap", "skein-cluster", "-o", "jsonpath={.data.cluster}"); out == "" {
 			return errors.New("nothing is said")
@@ -461,11 +469,11 @@ func (c charted) podsRestart() {
 
 func (c charted) uninstall() {
 	c.kubectl(nil, "delete", "pod", "mouth", "ear", "--wait")
-	c.Log(c.sh(commands(c.T, "kubernetes.md", "### Uninstall")))
+	c.walk("Uninstall with Helm")
 	for _, host := range chartHosts {
 		for what, script := range map[string]string{
 			"links":    `ip -o link | grep -e 'skein' -e ': sk' && exit 1 || exit 0`,
-			"nftables": `nft list tables | grep skein && exit 1 || exit 0`,
+			"nftables": `nft list tables | grep -v skeinlab | grep skein && exit 1 || exit 0`,
 			"rules":    `{ ip rule; ip -6 rule; } | grep -e 'lookup 180' -e 'lookup 11[56]' && exit 1 || exit 0`,
 			"routes":   `{ ip route show table all; ip -6 route show table all; } | grep 'proto 30' && exit 1 || exit 0`,
 			"files":    `ls -d /var/lib/skein/* /run/skein/* /opt/cni/bin/skein-cni /etc/cni/net.d/*skein* 2>/dev/null && exit 1 || exit 0`,
@@ -474,6 +482,9 @@ func (c charted) uninstall() {
 				c.Errorf("%s: %s are left: %s", host, what, out)
 			}
 		}
+	}
+	if out := c.kubectl(nil, "get", "nodes", "-o", "jsonpath={.items[*].spec.taints}"); strings.Contains(out, "skein") {
+		c.Errorf("Nodes are still tainted: %s", out)
 	}
 	if out := c.kubectl(nil, "get", "clusterrole,clusterrolebinding,crd,validatingadmissionpolicy", "-o", "name"); strings.Contains(out, "skein") {
 		c.Errorf("the apiserver still has %s", out)
