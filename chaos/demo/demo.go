@@ -25,9 +25,6 @@ type Options struct {
 	Keep bool // leave the mesh up at the end
 }
 
-// ErrFailed is returned when a check did not hold.
-var ErrFailed = errors.New("the demo failed")
-
 // Bounds that the demo checks, from the issue it belongs to.
 const (
 	blackoutBound = time.Second
@@ -38,28 +35,21 @@ const (
 
 // demo is one run.
 type demo struct {
-	opts   Options
-	lab    *lab.Lab
-	start  time.Time
-	checks []check
-}
-
-type check struct {
-	name, detail string
-	ok           bool
-	took         time.Duration
+	*Show
+	opts Options
+	lab  *lab.Lab
 }
 
 // Run raises the mesh, goes through the chapters and takes it down. It returns ErrFailed when a check
 // did not hold, or the reason why the mesh did not come up.
 func Run(ctx context.Context, opts Options) (err error) {
-	d := &demo{opts: opts, start: time.Now()}
+	d := &demo{Show: NewShow(opts.Out), opts: opts}
 	spec, err := lab.Parse("demo.yaml", file)
 	if err != nil {
 		return err
 	}
-	d.chapter("A public site with three servers and relays, a home behind a port-restricted cone, a cloud behind a symmetric NAT")
-	opts.Lab.Progress = func(s string) { d.say("  %s", s) }
+	d.Chapter("A public site with three servers and relays, a home behind a port-restricted cone, a cloud behind a symmetric NAT")
+	opts.Lab.Progress = func(s string) { d.Say("  %s", s) }
 	if d.lab, err = lab.Up(ctx, spec, opts.Lab); err != nil {
 		return err
 	}
@@ -68,16 +58,22 @@ func Run(ctx context.Context, opts Options) (err error) {
 		d.formed, d.reachable, d.matrix, d.pods, d.egress, d.blocked, d.upgraded, d.leaderKilled, d.siteCut, d.revoked,
 	} {
 		if err := chapter(ctx); err != nil {
-			d.note(check{name: "the demo stopped", detail: err.Error()})
+			d.Stopped(err)
 			break
 		}
 	}
-	return d.summary()
+	if !d.Summary() {
+		if dir, err := d.lab.SaveArtifacts(context.Background(), "lab-failures"); err == nil {
+			d.Say("logs and states of all agents are in %s", dir)
+		}
+		return ErrFailed
+	}
+	return nil
 }
 
 func (d *demo) end() error {
 	if d.opts.Keep {
-		d.say("\nKEEP=1: the mesh stays up. Look around:\n  skein lab status\n  skein lab exec home1 -- skein peers\n  skein lab exec home1 -- skein explain peer cloud1\n  skein lab exec home1/web -- ip addr\n  skein lab exec dc1 -- skein events --follow\nand take it down with\n  skein lab down demo")
+		d.Say("\nKEEP=1: the mesh stays up. Look around:\n  skein lab status\n  skein lab exec home1 -- skein peers\n  skein lab exec home1 -- skein explain peer cloud1\n  skein lab exec home1/web -- ip addr\n  skein lab exec dc1 -- skein events --follow\nand take it down with\n  skein lab down demo")
 		return nil
 	}
 	ctx, cancel := context.WithTimeout(context.Background(), 30*time.Second)
@@ -85,63 +81,14 @@ func (d *demo) end() error {
 	return d.lab.Down(ctx)
 }
 
-func (d *demo) say(format string, a ...any) {
-	fmt.Fprintf(d.opts.Out, format+"\n", a...)
-}
-
-func (d *demo) chapter(title string) {
-	d.say("\n%6.1fs  %s", time.Since(d.start).Seconds(), title)
-}
-
-// note takes down whether a claim held.
-func (d *demo) note(c check) {
-	mark := "ok  "
-	if !c.ok {
-		mark = "FAIL"
-	}
-	d.say("  %s  %s: %s", mark, c.name, c.detail)
-	d.checks = append(d.checks, c)
-}
-
-// verify waits for a condition and notes it.
-func (d *demo) verify(name string, f func() (string, error)) {
-	began := time.Now()
-	detail, err := f()
-	c := check{name: name, detail: detail, ok: err == nil, took: time.Since(began)}
-	if err != nil {
-		c.detail = err.Error()
-	}
-	d.note(c)
-}
-
-func (d *demo) summary() error {
-	failed := 0
-	d.say("\n%6.1fs  Summary", time.Since(d.start).Seconds())
-	for _, c := range d.checks {
-		mark := "ok  "
-		if !c.ok {
-			mark, failed = "FAIL", failed+1
-		}
-		d.say("  %s  %s", mark, c.name)
-	}
-	d.say("\n%d checks held, %d failed", len(d.checks)-failed, failed)
-	if failed > 0 {
-		if dir, err := d.lab.SaveArtifacts(context.Background(), "lab-failures"); err == nil {
-			d.say("logs and states of all agents are in %s", dir)
-		}
-		return ErrFailed
-	}
-	return nil
-}
-
 func (d *demo) formed(ctx context.Context) error {
-	d.verify("cluster formed", func() (string, error) {
+	d.Verify("cluster formed", func() (string, error) {
 		if err := d.lab.WaitConverged(ctx, 30*time.Second); err != nil {
 			return "", err
 		}
 		return "7 agents hold the same state and the same records", nil
 	})
-	d.verify("three voters", func() (string, error) {
+	d.Verify("three voters", func() (string, error) {
 		s, err := until(ctx, 40*time.Second, func() (*skeinv1.StatusResponse, error) {
 			s, err := d.status(ctx, "dc1")
 			if err != nil {
@@ -164,9 +111,9 @@ func (d *demo) formed(ctx context.Context) error {
 }
 
 func (d *demo) reachable(ctx context.Context) error {
-	d.chapter("Every pair, over IPv4 and IPv6")
+	d.Chapter("Every pair, over IPv4 and IPv6")
 	names := d.lab.Spec.NodeNames()
-	d.verify("every pair reachable", func() (string, error) {
+	d.Verify("every pair reachable", func() (string, error) {
 		yes := true
 		err := d.lab.Expect(ctx, 20*time.Second, lab.Expect{From: names, To: names, Reach: &yes, Count: 1})
 		return fmt.Sprintf("%d ordered pairs answered inside the tunnel, both families", len(names)*(len(names)-1)), err
@@ -175,11 +122,11 @@ func (d *demo) reachable(ctx context.Context) error {
 }
 
 func (d *demo) matrix(ctx context.Context) error {
-	d.chapter("The paths, as each row's agent sees them, with the round-trip time")
+	d.Chapter("The paths, as each row's agent sees them, with the round-trip time")
 	names := d.lab.Spec.NodeNames()
-	d.verify("every pair direct, through two kinds of NAT", func() (string, error) {
+	d.Verify("every pair direct, through two kinds of NAT", func() (string, error) {
 		table, err := until(ctx, 30*time.Second, func() (string, error) { return d.paths(ctx, names) })
-		d.say("%s", table)
+		d.Say("%s", table)
 		return "all are direct; home and cloud, behind a port-restricted and a symmetric NAT, have met by guessing ports", err
 	})
 	return nil
@@ -217,7 +164,7 @@ func (d *demo) paths(ctx context.Context, names []string) (string, error) {
 }
 
 func (d *demo) pods(ctx context.Context) error {
-	d.chapter("A pod on every node, started by the CNI plugin")
+	d.Chapter("A pod on every node, started by the CNI plugin")
 	names := d.lab.Spec.NodeNames()
 	began := time.Now()
 	if err := d.lab.StartPods(ctx, 10*time.Second, lab.StartPods{Nodes: names, Pods: []string{"web"}}); err != nil {
@@ -232,15 +179,15 @@ func (d *demo) pods(ctx context.Context) error {
 		}
 		for _, p := range list {
 			pods = append(pods, p.Place())
-			d.say("  %10s  %s", p.Place(), addressText(p.Addresses))
+			d.Say("  %10s  %s", p.Place(), addressText(p.Addresses))
 		}
 	}
 	yes := true
-	d.verify("pods reach each other", func() (string, error) {
+	d.Verify("pods reach each other", func() (string, error) {
 		err := d.lab.Expect(ctx, 20*time.Second, lab.Expect{From: pods, To: pods, Reach: &yes, Count: 1})
 		return fmt.Sprintf("%d ordered pairs of pods on all sites, both families; %d pods were started in %.2fs", len(pods)*(len(pods)-1), len(pods), took.Seconds()), err
 	})
-	d.verify("the accounts of addresses agree", func() (string, error) {
+	d.Verify("the accounts of addresses agree", func() (string, error) {
 		return "agents, kernels and namespaces: none twice, each in a block of its node", d.lab.AddressesAgree(ctx, 20*time.Second)
 	})
 	return nil
@@ -260,7 +207,7 @@ func addressText(addrs []netip.Addr) string {
 }
 
 func (d *demo) blocked(ctx context.Context) error {
-	d.chapter("The direct path between home1 and dc2 is blocked, while home1 pings dc2 50 times a second")
+	d.Chapter("The direct path between home1 and dc2 is blocked, while home1 pings dc2 50 times a second")
 	stream, err := d.lab.PingNode("home1", "dc2", pingInterval, 0)
 	if err != nil {
 		return err
@@ -271,7 +218,7 @@ func (d *demo) blocked(ctx context.Context) error {
 	if err := d.lab.Block(lab.Block{From: []string{"home1"}, To: []string{"dc2"}, Proto: "udp"}); err != nil {
 		return err
 	}
-	d.verify("traffic goes on over a relay", func() (string, error) {
+	d.Verify("traffic goes on over a relay", func() (string, error) {
 		if err := d.lab.Expect(ctx, 5*time.Second, lab.Expect{From: []string{"home1"}, To: []string{"dc2"}, Path: []string{"relay"}}); err != nil {
 			return "", err
 		}
@@ -291,7 +238,7 @@ func (d *demo) blocked(ctx context.Context) error {
 }
 
 func (d *demo) upgraded(ctx context.Context) error {
-	d.chapter("The block is lifted under a running ping: the relayed pair turns direct again")
+	d.Chapter("The block is lifted under a running ping: the relayed pair turns direct again")
 	stream, err := d.lab.PingNode("home1", "dc2", pingInterval, 0)
 	if err != nil {
 		return err
@@ -303,7 +250,7 @@ func (d *demo) upgraded(ctx context.Context) error {
 	if err := d.lab.Heal(ctx); err != nil {
 		return err
 	}
-	d.verify("relay to direct without a lost packet", func() (string, error) {
+	d.Verify("relay to direct without a lost packet", func() (string, error) {
 		want := lab.Expect{From: []string{"home1"}, To: []string{"dc2"}, Path: []string{"direct"}}
 		if err := d.lab.Expect(ctx, 90*time.Second, want); err != nil {
 			return "", err
@@ -332,12 +279,12 @@ func (d *demo) leaderKilled(ctx context.Context) error {
 		return err
 	}
 	leader := s.GetLeaderName()
-	d.chapter("The Raft leader " + leader + " is killed with SIGKILL")
+	d.Chapter("The Raft leader " + leader + " is killed with SIGKILL")
 	if err := d.lab.Kill(ctx, leader); err != nil {
 		return err
 	}
 	killed := time.Now()
-	d.verify("a command is committed after", func() (string, error) {
+	d.Verify("a command is committed after", func() (string, error) {
 		c, err := d.lab.Client("home1")
 		if err != nil {
 			return "", err
@@ -362,7 +309,7 @@ func (d *demo) leaderKilled(ctx context.Context) error {
 		}
 		return detail, nil
 	})
-	d.verify("the killed server comes back", func() (string, error) {
+	d.Verify("the killed server comes back", func() (string, error) {
 		if err := d.lab.Start(ctx, leader); err != nil {
 			return "", err
 		}
@@ -372,26 +319,26 @@ func (d *demo) leaderKilled(ctx context.Context) error {
 }
 
 func (d *demo) siteCut(ctx context.Context) error {
-	d.chapter("The home site is cut off from the world")
+	d.Chapter("The home site is cut off from the world")
 	home, away := []string{"home1", "home2"}, []string{"dc1", "dc2", "dc3", "cloud1", "cloud2"}
 	if err := d.lab.Partition(home, away); err != nil {
 		return err
 	}
 	yes, no := true, false
-	d.verify("the cut is real", func() (string, error) {
+	d.Verify("the cut is real", func() (string, error) {
 		return "home1 does not reach dc1", d.lab.Expect(ctx, 10*time.Second, lab.Expect{From: home[:1], To: away[:1], Reach: &no, Family: "ipv4"})
 	})
-	d.verify("inside, it goes on", func() (string, error) {
+	d.Verify("inside, it goes on", func() (string, error) {
 		return "home1 and home2 reach each other", d.lab.Expect(ctx, 5*time.Second, lab.Expect{From: home, To: home, Reach: &yes, Count: 5})
 	})
-	d.verify("outside, it goes on", func() (string, error) {
+	d.Verify("outside, it goes on", func() (string, error) {
 		return "the others reach each other", d.lab.Expect(ctx, 10*time.Second, lab.Expect{From: away, To: away, Reach: &yes, Count: 1, Family: "ipv4"})
 	})
 	healed := time.Now()
 	if err := d.lab.Heal(ctx); err != nil {
 		return err
 	}
-	d.verify("healed", func() (string, error) {
+	d.Verify("healed", func() (string, error) {
 		names := d.lab.Spec.NodeNames()
 		if err := d.lab.Expect(ctx, 30*time.Second, lab.Expect{From: names, To: names, Reach: &yes, Count: 1, Family: "ipv4"}); err != nil {
 			return "", err
@@ -404,7 +351,7 @@ func (d *demo) siteCut(ctx context.Context) error {
 }
 
 func (d *demo) revoked(ctx context.Context) error {
-	d.chapter("cloud2 is revoked, by a command on home1")
+	d.Chapter("cloud2 is revoked, by a command on home1")
 	c, err := d.lab.Client("home1")
 	if err != nil {
 		return err
@@ -413,7 +360,7 @@ func (d *demo) revoked(ctx context.Context) error {
 		return err
 	}
 	began := time.Now()
-	d.verify("gone everywhere", func() (string, error) {
+	d.Verify("gone everywhere", func() (string, error) {
 		others := slices.DeleteFunc(d.lab.Spec.NodeNames(), func(n string) bool { return n == "cloud2" })
 		_, err := until(ctx, 10*time.Second, func() (struct{}, error) {
 			for _, n := range others {

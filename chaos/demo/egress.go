@@ -22,7 +22,7 @@ var homeEgress = lab.Ref{Namespace: "out", Name: "home"}
 
 // egress shows a pod in the cloud that reaches a host at home through a gateway there, and goes on when that gateway dies.
 func (d *demo) egress(ctx context.Context) error {
-	d.chapter("A pod in the cloud reaches a printer at home, which is no member, through an egress; then its gateway is killed with SIGKILL")
+	d.Chapter("A pod in the cloud reaches a printer at home, which is no member, through an egress; then its gateway is killed with SIGKILL")
 	if err := d.lab.Serve(lab.Serve{Nodes: []string{printer}, Port: printerPort}); err != nil {
 		return err
 	}
@@ -36,7 +36,7 @@ func (d *demo) egress(ctx context.Context) error {
 	at := netip.AddrPortFrom(info.Host.Addr, printerPort)
 	var first lab.Seen
 	owner := ""
-	d.verify("the printer answers", func() (string, error) {
+	d.Verify("the printer answers", func() (string, error) {
 		first, err = until(ctx, 15*time.Second, func() (lab.Seen, error) { return d.lab.Get(ctx, outsider, at) })
 		if err == nil {
 			owner, err = d.gatewayAt(first.Address)
@@ -57,7 +57,7 @@ func (d *demo) egress(ctx context.Context) error {
 	if err := d.lab.Kill(ctx, owner); err != nil {
 		return err
 	}
-	d.verify("another gateway takes over", func() (string, error) {
+	d.Verify("another gateway takes over", func() (string, error) {
 		seen, err := until(ctx, 15*time.Second, func() (lab.Seen, error) {
 			s, err := d.lab.Get(ctx, outsider, at)
 			if err == nil && s.Address == first.Address {
@@ -79,7 +79,7 @@ func (d *demo) egress(ctx context.Context) error {
 		}
 		return detail, err
 	})
-	d.verify("the killed gateway comes back", func() (string, error) {
+	d.Verify("the killed gateway comes back", func() (string, error) {
 		if err := d.lab.Start(ctx, owner); err != nil {
 			return "", err
 		}
