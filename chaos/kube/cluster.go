@@ -351,8 +351,8 @@ func (c *Cluster) WriteKubeconfig(file, token string) error {
 	return c.kubeconfig(file, map[string]any{"token": token})
 }
 
-// kubeconfigFor writes a kubeconfig with a certificate for a user of Kubernetes' own.
-func (c *Cluster) kubeconfigFor(file, user string, groups ...string) error {
+// KubeconfigFor writes a kubeconfig with a certificate for a user of Kubernetes' own.
+func (c *Cluster) KubeconfigFor(file, user string, groups ...string) error {
 	cert, key, err := c.ca.issue(user, groups)
 	if err != nil {
 		return fmt.Errorf("certificate of %s: %w", user, err)

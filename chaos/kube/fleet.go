@@ -42,6 +42,7 @@ type FleetConfig struct {
 	Lab       string   // the lab's file, with DIR for Dir; empty: the usual one
 	Nodes     []string // hosts that are Kubernetes nodes, the control plane's first; empty: the usual ones
 	Proxy     string   // mode of kube-proxy; empty: nftables
+	Images    []Image  // in every node's runtime, beside the fleet's own
 	Progress  func(string)
 	Artifacts string
 }
@@ -167,7 +168,7 @@ func (f *Fleet) makeImages(_ context.Context, programs string) error {
 	dns := busybox(shell, corednsImage)
 	dns.Programs["coredns"] = filepath.Join(programs, "coredns")
 	dns.Entrypoint = []string{"/coredns"}
-	return WriteArchive(file, pause, tools, dns)
+	return WriteArchive(file, append([]Image{pause, tools, dns}, f.Config.Images...)...)
 }
 
 func (f *Fleet) archive() string { return filepath.Join(f.Config.Dir, "images.tar") }

@@ -6,18 +6,22 @@ import (
 	"crypto/sha256"
 	"encoding/hex"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"io"
+	"io/fs"
 	"maps"
 	"os"
 	"path"
+	"path/filepath"
 	"slices"
 	"strings"
 )
 
-// Image is a container image that is made on this machine: a file system of one layer, and how to start it.
+// Image is a container image that is made on this machine: a file system, and how to start it.
 type Image struct {
 	Names      []string          // with tags; all of them are the same image
+	Tree       string            // a directory of this machine that the image begins with; may be empty
 	Programs   map[string]string // files of the image, by their paths in it; values are files of this machine
 	Links      map[string]string // symbolic links of the image; values are their targets
 	Texts      map[string]string // small files of the image; values are their contents
@@ -33,18 +37,24 @@ var directories = []string{"bin", "dev", "etc", "proc", "root", "run", "sys", "t
 func WriteArchive(w io.Writer, images ...Image) error {
 	t := tar.NewWriter(w)
 	var manifest []map[string]any
+	layers := layerSet{to: t, written: map[string]bool{}, trees: map[string]string{}}
 	for _, im := range images {
-		layer, err := im.layer()
+		ids, err := layers.add(im)
 		if err != nil {
 			return fmt.Errorf("image %s: %w", im.Names[0], err)
 		}
-		id := digest(layer)
+		var sums, files []string
+		var history []any
+		for _, id := range ids {
+			sums, files = append(sums, "sha256:"+id), append(files, id+"/layer.tar")
+			history = append(history, map[string]any{"created_by": "skein's tests"})
+		}
 		config, err := json.Marshal(map[string]any{
 			"architecture": "amd64", "os": "linux",
 			"config": map[string]any{"Entrypoint": im.Entrypoint, "Cmd": im.Command,
 				"Env": append([]string{"PATH=/bin:/usr/bin:/sbin:/usr/sbin"}, im.Env...)},
-			"rootfs":  map[string]any{"type": "layers", "diff_ids": []string{"sha256:" + id}},
-			"history": []any{map[string]any{"created_by": "skein's tests"}},
+			"rootfs":  map[string]any{"type": "layers", "diff_ids": sums},
+			"history": history,
 		})
 		if err != nil {
 			return err
@@ -53,10 +63,7 @@ func WriteArchive(w io.Writer, images ...Image) error {
 		if err := put(t, name, config); err != nil {
 			return err
 		}
-		if err := put(t, id+"/layer.tar", layer); err != nil {
-			return err
-		}
-		manifest = append(manifest, map[string]any{"Config": name, "RepoTags": im.Names, "Layers": []string{id + "/layer.tar"}})
+		manifest = append(manifest, map[string]any{"Config": name, "RepoTags": im.Names, "Layers": files})
 	}
 	b, err := json.Marshal(manifest)
 	if err != nil {
@@ -66,6 +73,89 @@ func WriteArchive(w io.Writer, images ...Image) error {
 		return err
 	}
 	return t.Close()
+}
+
+// layerSet writes each layer once, whichever images have it.
+type layerSet struct {
+	to      *tar.Writer
+	written map[string]bool
+	trees   map[string]string // digests, by directory
+}
+
+// add writes an image's layers and returns their digests, the lowest first.
+func (s layerSet) add(im Image) (ids []string, err error) {
+	if im.Tree != "" {
+		if s.trees[im.Tree] == "" {
+			b, err := tree(im.Tree)
+			if err != nil {
+				return nil, err
+			}
+			if s.trees[im.Tree], err = s.put(b); err != nil {
+				return nil, err
+			}
+		}
+		ids = append(ids, s.trees[im.Tree])
+	}
+	b, err := im.layer()
+	if err != nil {
+		return nil, err
+	}
+	id, err := s.put(b)
+	return append(ids, id), err
+}
+
+func (s layerSet) put(layer []byte) (string, error) {
+	id := digest(layer)
+	if s.written[id] {
+		return id, nil
+	}
+	s.written[id] = true
+	return id, put(s.to, id+"/layer.tar", layer)
+}
+
+// tree is a directory of this machine as a layer: its directories, files and symbolic links.
+func tree(dir string) ([]byte, error) {
+	var buf bytes.Buffer
+	t := tar.NewWriter(&buf)
+	err := filepath.WalkDir(dir, func(file string, e fs.DirEntry, err error) error {
+		name := strings.TrimPrefix(strings.TrimPrefix(file, dir), "/")
+		if err != nil || name == "" {
+			return err
+		}
+		return entry(t, file, name)
+	})
+	return buf.Bytes(), errors.Join(err, t.Close())
+}
+
+func entry(t *tar.Writer, file, name string) error {
+	st, err := os.Lstat(file)
+	if err != nil {
+		return err
+	}
+	h := &tar.Header{Name: name, Mode: int64(st.Mode().Perm())}
+	switch st.Mode().Type() {
+	case fs.ModeDir:
+		h.Typeflag, h.Name = tar.TypeDir, name+"/"
+	case fs.ModeSymlink:
+		h.Typeflag = tar.TypeSymlink
+		if h.Linkname, err = os.Readlink(file); err != nil {
+			return err
+		}
+	case 0:
+		b, err := os.ReadFile(file)
+		if err != nil {
+			return err
+		}
+		h.Size = int64(len(b))
+		if err := t.WriteHeader(h); err != nil {
+			return err
+		}
+		_, err = t.Write(b)
+		return err
+	default:
+		return nil // a device or a socket
+	}
+	return t.WriteHeader(h)
 }
 
 func put(t *tar.Writer, name string, b []byte) error {
@@ -81,7 +171,7 @@ func digest(b []byte) string {
 	return hex.EncodeToString(sum[:])
 }
 
-// layer is the image's file system.
+// layer is the image's own files, over those of its tree.
 func (im Image) layer() ([]byte, error) {
 	var buf bytes.Buffer
 	t := tar.NewWriter(&buf)

@@ -107,7 +107,7 @@ func (c *Cluster) files() error {
 	pair(front, "front-proxy", "front-proxy", nil)
 	for _, name := range []string{"controllers", "scheduler"} {
 		user := map[string]string{"controllers": "system:kube-controller-manager", "scheduler": "system:kube-scheduler"}[name]
-		err = errors.Join(err, c.kubeconfigFor(c.file(name+".kubeconfig"), user))
+		err = errors.Join(err, c.KubeconfigFor(c.file(name+".kubeconfig"), user))
 	}
 	return err
 }

@@ -155,10 +155,10 @@ func (w *Worker) files(ctx context.Context, root string) error {
 			return err
 		}
 	}
-	if err := w.cluster.kubeconfigFor(file("kubelet.kubeconfig"), "system:node:"+w.Name, "system:nodes"); err != nil {
+	if err := w.cluster.KubeconfigFor(file("kubelet.kubeconfig"), "system:node:"+w.Name, "system:nodes"); err != nil {
 		return err
 	}
-	if err := w.cluster.kubeconfigFor(file("proxy.kubeconfig"), "system:kube-proxy"); err != nil {
+	if err := w.cluster.KubeconfigFor(file("proxy.kubeconfig"), "system:kube-proxy"); err != nil {
 		return err
 	}
 	tools, err := filepath.EvalSymlinks(filepath.Join(root, "bin", "tools"))
