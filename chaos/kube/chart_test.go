@@ -209,7 +209,7 @@ func (c charted) walk(heading string) {
 func (c charted) sh(ctx context.Context, script string) (string, error) {
 	kubeconfig := filepath.Join(c.dir, "admin.kubeconfig")
 	if _, err := os.Stat(kubeconfig); err != nil {
-		if err := c.cluster.kubeconfigFor(kubeconfig, "administrator", "system:masters"); err != nil {
+		if err := c.cluster.KubeconfigFor(kubeconfig, "administrator", "system:masters"); err != nil {
 			return "", err
 		}
 	}

@@ -51,6 +51,8 @@ type Config struct {
 	Addresses []netip.Addr
 	// Pods is the range of pods' addresses, both families with a comma, that kube-proxy takes for the cluster's.
 	Pods string
+	// NodeCIDRs has the controller manager give each Node its part of Pods, for CNIs that go by that.
+	NodeCIDRs bool
 	// Whole runs the controller manager and the scheduler too, and gives pods their ServiceAccounts' tokens.
 	Whole bool
 	// Etcd are the client URLs of an etcd that runs already; empty: one is started beside the apiserver.
@@ -145,12 +147,17 @@ func (c *Cluster) startEtcd() error {
 func (c *Cluster) file(name string) string { return filepath.Join(c.Dir, name) }
 
 func (c *Cluster) startControllers() error {
-	return c.start(&c.controllers, "kube-controller-manager", "--kubeconfig", c.file("controllers.kubeconfig"),
+	var more []string
+	if c.NodeCIDRs {
+		more = []string{"--allocate-node-cidrs", "--cluster-cidr", c.Pods, "--node-cidr-mask-size-ipv4", "24",
+			"--node-cidr-mask-size-ipv6", "64"}
+	}
+	return c.start(&c.controllers, "kube-controller-manager", append(more, "--kubeconfig", c.file("controllers.kubeconfig"),
 		"--authentication-kubeconfig", c.file("controllers.kubeconfig"),
 		"--authorization-kubeconfig", c.file("controllers.kubeconfig"),
 		"--root-ca-file", c.file("ca.crt"), "--service-account-private-key-file", c.file("service-accounts.key"),
 		"--use-service-account-credentials", "--leader-elect=false", "--bind-address", "127.0.0.1",
-		"--cluster-signing-cert-file", c.file("ca.crt"), "--cluster-signing-key-file", c.file("ca.key"))
+		"--cluster-signing-cert-file", c.file("ca.crt"), "--cluster-signing-key-file", c.file("ca.key"))...)
 }
 
 func (c *Cluster) startScheduler() error {

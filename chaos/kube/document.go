@@ -241,7 +241,7 @@ func (f *Fleet) Host(name string) (Host, error) {
 		return nil, err
 	}
 	kubeconfig := filepath.Join(f.Config.Dir, "administrator.kubeconfig")
-	if err := f.Cluster.kubeconfigFor(kubeconfig, "administrator", "system:masters"); err != nil {
+	if err := f.Cluster.KubeconfigFor(kubeconfig, "administrator", "system:masters"); err != nil {
 		return nil, err
 	}
 	before := fmt.Sprintf("export PATH=\"$PATH:%s:%s\" KUBECONFIG='%s' HOME='%s'\n", f.Cluster.Programs,

@@ -35,14 +35,18 @@ const (
 
 // FleetConfig says what a fleet is raised from.
 type FleetConfig struct {
-	Root      string   // of this repository
-	Dir       string   // the fleet's own; a short path, since sockets are in it
-	Binary    string   // the skein program
-	Name      string   // of the lab
-	Lab       string   // the lab's file, with DIR for Dir; empty: the usual one
-	Nodes     []string // hosts that are Kubernetes nodes, the control plane's first; empty: the usual ones
-	Proxy     string   // mode of kube-proxy; empty: nftables
-	Images    []Image  // in every node's runtime, beside the fleet's own
+	Root   string   // of this repository
+	Dir    string   // the fleet's own; a short path, since sockets are in it
+	Binary string   // the skein program
+	Name   string   // of the lab
+	Lab    string   // the lab's file, with DIR for Dir; empty: the usual one
+	Nodes  []string // hosts that are Kubernetes nodes, the control plane's first; empty: the usual ones
+	Proxy  string   // mode of kube-proxy; empty: nftables
+	Images []Image  // in every node's runtime, beside the fleet's own
+	// OtherCNI has CNI's reference plugins bridge and host-local give pods their addresses, of Pods, and skein carry
+	// packets between hosts alone.
+	OtherCNI  bool
+	Pods      string // range of pods' addresses; empty: the usual fleet's
 	Progress  func(string)
 	Artifacts string
 }
@@ -73,6 +77,9 @@ func RaiseFleet(ctx context.Context, cfg FleetConfig) (*Fleet, error) {
 	}
 	if cfg.Proxy == "" {
 		cfg.Proxy = "nftables"
+	}
+	if cfg.Pods == "" {
+		cfg.Pods = "10.100.0.0/16,fd00:100::/112"
 	}
 	f := &Fleet{Config: cfg, Machines: map[string]*Machine{}, Workers: map[string]*Worker{}}
 	err := f.raise(ctx)
@@ -126,7 +133,7 @@ func (f *Fleet) raise(ctx context.Context) error {
 		return err
 	}
 	f.Cluster, err = Raise(ctx, Config{On: on, Machine: f.Machines[on.Name], Dir: filepath.Join(f.Config.Dir, "control-plane"),
-		Programs: programs, Pods: "10.100.0.0/16,fd00:100::/112", Whole: true})
+		Programs: programs, Pods: f.Config.Pods, NodeCIDRs: f.Config.OtherCNI, Whole: true})
 	if err != nil {
 		return err
 	}
@@ -208,6 +215,11 @@ func (f *Fleet) addNodes(ctx context.Context) error {
 		if err := f.Cluster.WaitNode(ctx, w.Name); err != nil {
 			return fmt.Errorf("%w; the end of kubelet's log:\n%s", err, w.Machine.tail("kubelet"))
 		}
+		if f.Config.OtherCNI {
+			if err := f.useReferencePlugins(ctx, w); err != nil {
+				return err
+			}
+		}
 		if err := f.GiveKubeconfig(ctx, w); err != nil {
 			return err
 		}
@@ -228,6 +240,9 @@ func (f *Fleet) addNode(ctx context.Context, name string) (*Worker, error) {
 	w, err := f.Cluster.AddWorker(ctx, cfg)
 	if err != nil {
 		return nil, err
+	}
+	if f.Config.OtherCNI {
+		return w, nil // its configuration needs the Node's pod CIDR
 	}
 	out, exit, err := f.Lab.Exec(ctx, name, "skein", "cni", "install", "--chain", "portmap,bandwidth")
 	if err != nil || exit != 0 {
