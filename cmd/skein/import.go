@@ -11,23 +11,27 @@ import (
 	"github.com/spf13/cobra"
 
 	skeinv1 "github.com/skeinmesh/skein/api/skein/v1"
+	"github.com/skeinmesh/skein/events"
 	"github.com/skeinmesh/skein/imports/coil"
 )
 
 func newImportCmd(g *globals) *cobra.Command {
-	return group("import", "Take over the addresses of another system", newImportCoilCmd(g))
+	return group("import", "Take over from another system", newImportCoilCmd(g))
 }
 
 func newImportCoilCmd(g *globals) *cobra.Command {
 	var dry bool
 	var nodes []string
+	var gateways map[string]string
 	c := &cobra.Command{
-		Use: "coil FILE", Short: "Take over Coil's pools and blocks",
-		Long: "Take over pools and blocks of Coil v2 as kubectl prints them, or as Coil's converter from v1 wrote them;\n" +
+		Use: "coil FILE", Short: "Take over Coil's pools, blocks and egresses",
+		Long: "Take over pools, blocks and egresses of Coil v2 as kubectl prints them, or as Coil's converter from v1 wrote them;\n" +
 			"FILE may be - for standard input. Blocks of a node stay that node's, reserved ones stay reserved, so that\n" +
 			"running pods keep their addresses. All of it is taken over, or nothing; a second time nothing changes.\n" +
-			"With namespaces in the file, Coil's annotations decide which of them a pool serves.",
-		Example: "  kubectl get addresspools,addressblocks,namespaces -o yaml > coil.yaml\n  skein import coil coil.yaml --dry-run\n  skein import coil coil.yaml",
+			"With namespaces in the file, Coil's annotations decide which of them a pool serves. Egresses come after them,\n" +
+			"if --gateways names the hosts that take the place of Coil's egress pods. Notes say what has no counterpart.",
+		Example: "  kubectl get addresspools,addressblocks,namespaces,egresses.coil.cybozu.com -A -o yaml > coil.yaml\n" +
+			"  skein import coil coil.yaml --gateways egress=yes --dry-run\n  skein import coil coil.yaml --gateways egress=yes",
 		Args:    exactly(1, "one file, or - for standard input"),
 		RunE: func(c *cobra.Command, args []string) error {
 			renamed, err := parseRenames(nodes)
@@ -41,39 +45,99 @@ func newImportCoilCmd(g *globals) *cobra.Command {
 			if err := renameNodes(in.Pools, renamed); err != nil {
 				return fmt.Errorf("%s: %w", args[0], err)
 			}
+			in.SetGateways(gateways)
 			for _, n := range in.Notes {
 				fmt.Fprintln(c.ErrOrStderr(), wrap("note: "+n, 6))
 			}
 			in.Pools.DryRun = dry
-			r, err := g.client().Import(c.Context(), &skeinv1.ImportRequest{Import: in.Pools})
+			r, err := g.importCoil(c, in, dry)
 			return g.show(c, r, err, func(w io.Writer) { printImport(w, r, dry) })
 		},
 	}
 	c.Flags().BoolVar(&dry, "dry-run", false, "only say what would be done")
+	c.Flags().StringToStringVar(&gateways, "gateways", nil, "KEY=VALUE,…: members with these labels are the gateways of the egresses")
 	c.Flags().StringArrayVar(&nodes, "node", nil, "COIL=SKEIN: the member SKEIN is the node that Coil calls COIL; may be repeated")
 	return c
 }
 
-// readCoil reads a file or standard input, no more of it than may be.
-func readCoil(name string, stdin io.Reader) (*coil.Import, error) {
-	from, what := stdin, "standard input"
-	if name != "-" {
-		f, err := os.Open(name)
-		if err != nil {
+// importCoil takes over pools and blocks in one step, and then the egresses, one by one.
+func (g *globals) importCoil(c *cobra.Command, in *coil.Import, dry bool) (*skeinv1.ImportResponse, error) {
+	r := &skeinv1.ImportResponse{}
+	if len(in.Pools.GetPools())+len(in.Pools.GetBlocks()) > 0 {
+		var err error
+		if r, err = g.client().Import(c.Context(), &skeinv1.ImportRequest{Import: in.Pools}); err != nil {
 			return nil, err
 		}
-		defer f.Close()
-		from, what = f, name
 	}
-	data, err := io.ReadAll(io.LimitReader(from, coil.MaxBytes+1))
+	if len(in.Egresses) == 0 {
+		return r, nil
+	}
+	have, err := g.client().Egresses(c.Context(), &skeinv1.EgressesRequest{})
 	if err != nil {
-		return nil, fmt.Errorf("read %s: %w", what, err)
+		return nil, err
+	}
+	for _, e := range in.Egresses {
+		name := e.GetNamespace() + "/" + e.GetName()
+		i := slices.IndexFunc(have.GetEgresses(), func(s *skeinv1.EgressSummary) bool {
+			return s.GetEgress().GetNamespace() == e.GetNamespace() && s.GetEgress().GetName() == e.GetName()
+		})
+		switch {
+		case i >= 0 && sameEgress(have.GetEgresses()[i].GetEgress(), e):
+			continue
+		case i >= 0:
+			return nil, fmt.Errorf("egress %s exists and is another: skein egress show %s shows it; change or remove it, then import again", name, name)
+		}
+		r.Plan = append(r.Plan, fmt.Sprintf("define egress %s: %s, %d slots on members with %s", name, strings.Join(e.GetDestinations(), " "),
+			e.GetReplicas(), labelsText(e.GetGateways())))
+		r.Changed = true
+		if dry {
+			continue
+		}
+		made, err := g.client().CreateEgress(c.Context(), &skeinv1.CreateEgressRequest{Egress: e})
+		if err != nil {
+			return nil, fmt.Errorf("egress %s: %w", name, err)
+		}
+		r.Index = made.GetIndex()
+		g.warn(c, made.GetWarnings())
+	}
+	return r, nil
+}
+
+// sameEgress compares what an import says of an egress.
+func sameEgress(a, b *skeinv1.Egress) bool {
+	destinations, err := events.Destinations(b.GetDestinations())
+	return err == nil && slices.Equal(a.GetDestinations(), destinations) && a.GetReplicas() == b.GetReplicas() &&
+		a.GetFouSourcePortAuto() == b.GetFouSourcePortAuto() && maps.Equal(a.GetGateways(), b.GetGateways())
+}
+
+// readCoil reads a file or standard input, no more of it than may be.
+func readCoil(name string, stdin io.Reader) (*coil.Import, error) {
+	data, what, err := readImport(name, stdin)
+	if err != nil {
+		return nil, err
 	}
 	in, err := coil.Parse(data)
 	if err != nil {
 		return nil, fmt.Errorf("%s: %w", what, err)
 	}
 	return in, nil
+}
+
+// readImport reads a file or standard input, and says which.
+func readImport(name string, stdin io.Reader) (data []byte, what string, err error) {
+	from, what := stdin, "standard input"
+	if name != "-" {
+		f, err := os.Open(name)
+		if err != nil {
+			return nil, name, err
+		}
+		defer f.Close()
+		from, what = f, name
+	}
+	if data, err = io.ReadAll(io.LimitReader(from, coil.MaxBytes+1)); err != nil {
+		return nil, what, fmt.Errorf("read %s: %w", what, err)
+	}
+	return data, what, nil
 }
 
 func parseRenames(flags []string) (map[string]string, error) {

@@ -141,6 +141,9 @@ func TestImport(t *testing.T) {
 	plan := []string{"2 changes, 0 are there already", "make pool default: 10.64.0.0/16, blocks of 2^5 addresses", "block 10.64.0.96/27 of pool default: give it to node node1"}
 	rename := []string{"--node", "node1.example.com=node1"}
 	f.lay(&skeinv1.ImportRequest{}, &skeinv1.ImportResponse{Plan: plan, Changed: true, Index: 40})
+	f.testImportOfEgresses(t, plan, rename)
+	f.asked = nil
+	f.lay(&skeinv1.ImportRequest{}, &skeinv1.ImportResponse{Plan: plan, Changed: true, Index: 40})
 	f.showsGolden(t, "import", append([]string{"import", "coil", "testdata/coil.yaml", "--dry-run"}, rename...), append([]string{"import", "coil", "testdata/coil.yaml"}, rename...))
 	f.lay(&skeinv1.ImportRequest{}, &skeinv1.ImportResponse{Plan: []string{"0 changes, 2 are there already"}, Index: 40})
 	f.showsGolden(t, "import-again", append([]string{"import", "coil", "testdata/coil.yaml"}, rename...))
@@ -168,6 +171,37 @@ func TestImport(t *testing.T) {
 	}
 	if len(f.asked) != asked {
 		t.Error("the agent was asked with a bad file")
+	}
+}
+
+// testImportOfEgresses: with gateways they are defined, once; one that is another already is told, and a dry run changes nothing.
+func (f *fakeAgent) testImportOfEgresses(t *testing.T, plan, rename []string) {
+	t.Helper()
+	f.lay(&skeinv1.ImportRequest{}, &skeinv1.ImportResponse{Plan: plan, Changed: true, Index: 40})
+	f.lay(&skeinv1.EgressesRequest{}, &skeinv1.EgressesResponse{})
+	f.lay(&skeinv1.CreateEgressRequest{}, &skeinv1.EgressResponse{Index: 43, Warnings: []string{"no member has the labels egress=yes yet"}})
+	command := append([]string{"import", "coil", "testdata/coil.yaml", "--gateways", "egress=yes"}, rename...)
+	f.showsGolden(t, "import-egress", append(command, "--dry-run"), command)
+	var made []*skeinv1.Egress
+	for _, r := range f.asked {
+		if c, ok := r.(*skeinv1.CreateEgressRequest); ok {
+			made = append(made, c.GetEgress())
+		}
+	}
+	want := &skeinv1.Egress{Namespace: "internet-egress", Name: "internet", Destinations: []string{"0.0.0.0/0"}, Gateways: map[string]string{"egress": "yes"}, Replicas: 2}
+	if len(made) != 1 || !proto.Equal(made[0], want) {
+		t.Errorf("the egresses %v were made, want %v once", made, want)
+	}
+	f.lay(&skeinv1.EgressesRequest{}, &skeinv1.EgressesResponse{Egresses: []*skeinv1.EgressSummary{{Egress: want}}})
+	f.lay(&skeinv1.ImportRequest{}, &skeinv1.ImportResponse{Plan: []string{"0 changes, 2 are there already"}, Index: 43})
+	if out, _, err := f.skein(t, command...); err != nil || !strings.Contains(out, "nothing changes") {
+		t.Errorf("again: %v\n%s", err, out)
+	}
+	other := proto.CloneOf(want)
+	other.Replicas = 3
+	f.lay(&skeinv1.EgressesRequest{}, &skeinv1.EgressesResponse{Egresses: []*skeinv1.EgressSummary{{Egress: other}}})
+	if _, _, err := f.skein(t, command...); err == nil || !strings.Contains(err.Error(), "egress internet-egress/internet exists and is another") {
+		t.Errorf("another one: %v", err)
 	}
 }
 

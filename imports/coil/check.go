@@ -126,8 +126,6 @@ func leftOut(left map[string][]string) []string {
 		switch kind {
 		case "BlockRequest":
 			why = "nodes ask anew"
-		case "Egress":
-			why = "egress gateways are no addresses; define them again"
 		case "other":
 			out = append(out, fmt.Sprintf("Objects of other kinds were left out: %s.", some(names)))
 			continue

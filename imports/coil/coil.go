@@ -33,6 +33,8 @@ const (
 // Import is what a file holds.
 type Import struct {
 	Pools *skeinv1.ImportPools
+	// Egresses have no gateways until SetGateways says which nodes are.
+	Egresses []*skeinv1.Egress
 	// Notes say what was left out or is worth a look, a sentence each.
 	Notes []string
 }
@@ -68,7 +70,8 @@ type reading struct {
 	blocks     []block
 	namespaces map[string]string   // to the pool their annotation names
 	left       map[string][]string // by kind: what is not imported
-	deleted    []string            // blocks that are being deleted in Coil
+	egresses   []egress
+	deleted    []string // blocks that are being deleted in Coil
 	notes      []string
 }
 
@@ -82,7 +85,7 @@ func Parse(data []byte) (*Import, error) {
 	if err := walk(data, r.take); err != nil {
 		return nil, err
 	}
-	if len(r.pools) == 0 && len(r.blocks) == 0 {
+	if len(r.pools) == 0 && len(r.blocks) == 0 && len(r.egresses) == 0 {
 		return nil, fmt.Errorf("there is no AddressPool and no AddressBlock of %s in it: write it with `kubectl get addresspools,addressblocks -o yaml`", version)
 	}
 	if err := r.checkBlocks(); err != nil {
@@ -92,7 +95,14 @@ func Parse(data []byte) (*Import, error) {
 	if len(r.deleted) > 0 {
 		r.notes = append(r.notes, fmt.Sprintf("Being deleted in Coil, and imported all the same, since pods may still use them: %s.", some(r.deleted)))
 	}
-	return &Import{Pools: r.result(), Notes: append(r.notes, leftOut(r.left)...)}, nil
+	slices.SortFunc(r.egresses, func(a, b egress) int {
+		return cmp.Or(strings.Compare(a.out.GetNamespace(), b.out.GetNamespace()), strings.Compare(a.out.GetName(), b.out.GetName()))
+	})
+	out := &Import{Pools: r.result(), Notes: slices.Concat(r.notes, r.egressNotes(), leftOut(r.left))}
+	for _, e := range r.egresses {
+		out.Egresses = append(out.Egresses, e.out)
+	}
+	return out, nil
 }
 
 // take looks at one object.
@@ -106,6 +116,8 @@ func (r *reading) take(o *object, apiVersion string) error {
 		return r.takePool(o)
 	case ours && o.kind == "AddressBlock":
 		return r.takeBlock(o)
+	case ours && o.kind == "Egress":
+		return r.takeEgress(o)
 	case apiVersion == "v1" && o.kind == "Namespace":
 		if pool := o.meta.annotations[labelPool]; pool != "" {
 			r.namespaces[o.name] = pool

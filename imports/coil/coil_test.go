@@ -27,7 +27,40 @@ func lines(i *coil.Import) []string {
 	for _, b := range i.Pools.GetBlocks() {
 		out = append(out, fmt.Sprintf("block %s [%s,%s] node=%q reason=%q", b.GetPool(), b.GetIpv4(), b.GetIpv6(), b.GetNode(), b.GetReason()))
 	}
+	for _, e := range i.Egresses {
+		out = append(out, fmt.Sprintf("egress %s/%s to %v, %d slots, port by flow %t, gateways %v", e.GetNamespace(), e.GetName(), e.GetDestinations(),
+			e.GetReplicas(), e.GetFouSourcePortAuto(), e.GetGateways()))
+	}
 	return append(out, i.Notes...)
+}
+
+// Egresses come with the gateways that are named, and not at all where none are.
+func TestGateways(t *testing.T) {
+	data, err := os.ReadFile("testdata/kubectl.yaml")
+	if err != nil {
+		t.Fatal(err)
+	}
+	parse := func() *coil.Import {
+		i, err := coil.Parse(data)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return i
+	}
+	i := parse()
+	if i.SetGateways(map[string]string{"egress": "yes"}); len(i.Egresses) != 2 || i.Egresses[1].GetGateways()["egress"] != "yes" {
+		t.Errorf("with gateways: %v", i.Egresses)
+	}
+	i = parse()
+	notes := len(i.Notes)
+	i.SetGateways(nil)
+	if len(i.Egresses) != 0 || len(i.Notes) != notes+1 || !strings.Contains(i.Notes[notes], "domestic-egress/nat, internet-egress/internet") || !strings.Contains(i.Notes[notes], "--gateways") {
+		t.Errorf("without: %v, %q", i.Egresses, i.Notes)
+	}
+	only, err := coil.Parse([]byte("apiVersion: coil.cybozu.com/v2\nkind: Egress\nmetadata: {name: nat, namespace: web}\nspec: {destinations: [10.9.0.0/16]}\n"))
+	if err != nil || len(only.Egresses) != 1 || len(only.Pools.GetPools()) != 0 {
+		t.Errorf("a file of egresses alone: %v, %v", only, err)
+	}
 }
 
 func TestFiles(t *testing.T) {
@@ -71,6 +104,10 @@ func object(kind string, change ...string) string {
 	return strings.Join(all, "\n") + "\n"
 }
 
+func egressOf(spec string) string {
+	return "apiVersion: coil.cybozu.com/v2\nkind: Egress\nmetadata: {name: nat, namespace: web}\nspec: " + spec + "\n"
+}
+
 func TestRefusals(t *testing.T) {
 	const poolLabels = "metadata: {name: pool1-16, labels: {coil.cybozu.com/pool: pool1"
 	pool := object("pool") + "---\n"
@@ -84,6 +121,13 @@ func TestRefusals(t *testing.T) {
 		{"no name", object("pool", "metadata: {}"), "document 1 (line 1), AddressPool without a name: metadata.name: it is missing"},
 		{"list in a list", "apiVersion: v1\nkind: List\nitems:\n- {apiVersion: v1, kind: List, items: []}\n", "document 1, item 1 (line 4), List without a name: a list within a list"},
 		{"Coil v1", object("pool", "apiVersion: coil.cybozu.com/v1"), "AddressPool pool1: apiVersion: coil.cybozu.com/v1 is not understood; only coil.cybozu.com/v2 is"},
+		{"an egress without destinations", egressOf("{replicas: 1}"), "Egress nat: spec.destinations: there is no destination"},
+		{"an egress to nowhere", egressOf("{destinations: [here]}"), `spec.destinations[0]: "here" is no prefix`},
+		{"an egress with an unknown field", egressOf("{destinations: [10.0.0.0/8], secret: 1}"), "spec.secret: this field is not known here"},
+		{"an egress with a text for a flag", egressOf("{destinations: [10.0.0.0/8], fouSourcePortAuto: 'yes'}"), "spec.fouSourcePortAuto: want true or false"},
+		{"an egress with too few replicas", egressOf("{destinations: [10.0.0.0/8], replicas: -1}"), "spec.replicas: want a whole number"},
+		{"an egress twice", egressOf("{destinations: [10.0.0.0/8]}") + "---\n" + egressOf("{destinations: [10.0.0.0/8]}"), "it is there twice"},
+		{"an egress of no namespace", strings.Replace(egressOf("{destinations: [10.0.0.0/8]}"), ", namespace: web", "", 1), "metadata.namespace: it is missing"},
 		{"Coil v3 of any kind", object("pool", "apiVersion: coil.cybozu.com/v3", "kind: Egress"), "Egress pool1: apiVersion: coil.cybozu.com/v3 is not understood"},
 		{"pool twice", pool + pool, "document 2 (line 6), AddressPool pool1: it is there twice, first in document 1 (line 1)"},
 		{"pool name with dots", object("pool", "metadata: {name: pool.one}"), `AddressPool pool.one: metadata.name: "pool.one" cannot be a pool's name here`},
