@@ -1,6 +1,7 @@
 package kube
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
@@ -75,6 +76,8 @@ type apiserver struct {
 	dynamic  dynamic.Interface
 	back     func()        // called when a watch stands again after it did not
 	atMost   time.Duration // that a watch may last
+	// namespace is skein's own: where its ServiceAccounts are.
+	namespace string
 }
 
 // restConfig reads where the apiserver is and how to show who we are. Two files with one mark say the same.
@@ -90,6 +93,21 @@ func restConfig(kubeconfig string) (c *rest.Config, mark string, err error) {
 	// From the file again, and not from the bytes: paths in it are relative to it.
 	c, err = clientcmd.BuildConfigFromFlags("", kubeconfig)
 	return c, string(b), err
+}
+
+// ownNamespace is that of the pod that the agent runs in, or of the kubeconfig's context, or the usual one.
+func ownNamespace(kubeconfig string) string {
+	const usual = "skein-system"
+	if kubeconfig == config.InCluster {
+		if ns, err := podNamespace(); err == nil {
+			return ns
+		}
+		return usual
+	}
+	if c, err := clientcmd.LoadFromFile(kubeconfig); err == nil && c.Contexts[c.CurrentContext] != nil {
+		return cmp.Or(c.Contexts[c.CurrentContext].Namespace, usual)
+	}
+	return usual
 }
 
 // newAPIServer makes the clients. Nothing is sent yet.
@@ -115,6 +133,7 @@ func (p *Part) connect(ctx context.Context, used string) (a *apiserver, mark str
 		c, mark, err := restConfig(p.cfg.Kubeconfig)
 		if err == nil && mark != used {
 			if a, err = newAPIServer(c); err == nil {
+				a.namespace = ownNamespace(p.cfg.Kubeconfig)
 				p.host.Report(subjectConfig, "", "", "")
 				return a, mark
 			}

@@ -36,15 +36,18 @@ type controller struct {
 	again chan struct{} // what has failed is to be tried at once
 
 	pools, egresses, blocks, members *mirror[custom]
+	services, slices                 *mirror[custom] // of skein's namespace
 
-	gone     gone   // members without their Node
-	lost     losses // members without their agent
-	tainting retry  // of their Nodes
-	labels   labeling
-	retry    map[string]time.Time // by UID: what the log has refused is tried again then
-	pace     map[string]time.Time // of MeshNodes, by name: when the next write is allowed
-	shown    retry                // of what shows the log: blocks and members
-	failed   error                // of the writes of this pass that show it, the one that asks for the longest pause
+	gone      gone   // members without their Node
+	homes     homes  // which Nodes members have been
+	lost      losses // members without their agent
+	tainting  retry  // of their Nodes
+	labels    labeling
+	toldNames map[string][2]string // members whose names status tells of
+	retry     map[string]time.Time // by UID: what the log has refused is tried again then
+	pace      map[string]time.Time // of MeshNodes, by name: when the next write is allowed
+	shown     retry                // of what shows the log: blocks and members
+	failed    error                // of the writes of this pass that show it, the one that asks for the longest pause
 
 	podNetworks podNetworks // of Nodes, where another CNI runs the pods
 }
@@ -100,6 +103,7 @@ func mayControl(s *part.Snapshot) (may, does bool) {
 // run works until ctx ends.
 func (c *controller) run(ctx context.Context, a *apiserver) {
 	c.retry, c.pace, c.gone, c.lost = map[string]time.Time{}, map[string]time.Time{}, gone{}, losses{}
+	c.homes = homes{}
 	c.labels = labeling{map[identity.ID]time.Time{}, map[identity.ID]time.Time{}, map[string]bool{}}
 	c.podNetworks = podNetworks{told: c.podNetworks.told}
 	if !c.until(ctx, func() bool { may, _ := mayControl(c.p.snapshot.Load()); return may }) {
@@ -107,13 +111,19 @@ func (c *controller) run(ctx context.Context, a *apiserver) {
 	}
 	var watching sync.WaitGroup
 	defer watching.Wait()
-	for kind, m := range map[schema.GroupVersionResource]**mirror[custom]{
-		poolResource: &c.pools, egressResource: &c.egresses, blockResource: &c.blocks, memberResource: &c.members,
+	for _, w := range []struct {
+		to        **mirror[custom]
+		kind      schema.GroupVersionResource
+		namespace string
+	}{
+		{&c.pools, poolResource, ""}, {&c.egresses, egressResource, ""}, {&c.blocks, blockResource, ""},
+		{&c.members, memberResource, ""}, {&c.services, serviceResource, a.namespace},
+		{&c.slices, sliceResource, a.namespace},
 	} {
 		store := newMirror(func(o metav1.Object) custom { return custom{o.(*unstructured.Unstructured)} },
 			c.p.metrics.heard.SetToCurrentTime)
-		*m = store
-		watching.Go(func() { a.watchWhole(ctx, kind, "", "", store, &c.p.health) })
+		*w.to = store
+		watching.Go(func() { a.watchWhole(ctx, w.kind, w.namespace, "", store, &c.p.health) })
 	}
 	timer := time.NewTimer(time.Hour)
 	defer timer.Stop()
@@ -130,6 +140,8 @@ func (c *controller) run(ctx context.Context, a *apiserver) {
 		case <-c.egresses.changed:
 		case <-c.blocks.changed:
 		case <-c.members.changed:
+		case <-c.services.changed:
+		case <-c.slices.changed:
 		case <-timer.C:
 		}
 		if _, does := mayControl(c.p.snapshot.Load()); !does {
@@ -166,6 +178,8 @@ func (c *controller) pass(ctx context.Context, a *apiserver) (again time.Duratio
 	if nodes != nil {
 		c.p.nodes.holders.keep(nodes)
 		members = proven(s, nodes, c.p.nodes.holders.of)
+		c.homes.learn(members)
+		c.homes.recall(c.members.snapshot())
 		later(c.takeLabels(ctx, s, nodes, members))
 	}
 	for _, o := range sortedObjects(c.pools) {
@@ -191,7 +205,7 @@ func (c *controller) pass(ctx context.Context, a *apiserver) (again time.Duratio
 			return map[string]any{"replicas": int64(n), "selector": "skein.dev/gateway-of=" + e.Name, "owners": owners}
 		}))
 	}
-	later(c.show(ctx, a, s))
+	later(c.show(ctx, a, s, nodes))
 	later(c.taintLost(ctx, a, s, members))
 	later(c.collect(ctx, a, s))
 	if nodes != nil {
@@ -202,11 +216,12 @@ func (c *controller) pass(ctx context.Context, a *apiserver) (again time.Duratio
 
 // show makes what shows the log as the log is. What fails is tried again, all of it together. It returns when it wants
 // to be called again; 0: when something changes.
-func (c *controller) show(ctx context.Context, a *apiserver, s *part.Snapshot) time.Duration {
+func (c *controller) show(ctx context.Context, a *apiserver, s *part.Snapshot, nodes map[string]*Node) time.Duration {
 	if wait := c.shown.wait(time.Now()); wait > 0 {
 		return wait
 	}
 	c.failed = nil
+	c.showNames(ctx, a, s, nodes)
 	c.mirrorBlocks(ctx, a, s)
 	again := c.showMembers(ctx, a, s)
 	if c.failed == nil {
@@ -493,7 +508,7 @@ func (c *controller) showMembers(ctx context.Context, a *apiserver, s *part.Snap
 			break
 		}
 		n := want[name]
-		spec, status := memberSpec(n), memberStatus(s, n)
+		spec, status := memberSpec(n), memberStatus(s, n, c.homes)
 		o, known := have[name]
 		haveSpec, _, _ := unstructured.NestedMap(o.content(), "spec")
 		haveStatus, _, _ := unstructured.NestedMap(o.content(), "status")
@@ -530,7 +545,7 @@ func (o custom) content() map[string]any {
 func memberSpec(n *skeinv1.Node) map[string]any { return map[string]any{"nodeID": n.GetId()} }
 
 // memberStatus is what a MeshNode says of a member.
-func memberStatus(s *part.Snapshot, n *skeinv1.Node) map[string]any {
+func memberStatus(s *part.Snapshot, n *skeinv1.Node, h homes) map[string]any {
 	id, err := identity.ParseID(n.GetId())
 	if err != nil {
 		return map[string]any{}
@@ -538,7 +553,7 @@ func memberStatus(s *part.Snapshot, n *skeinv1.Node) map[string]any {
 	r := s.Records[id].Record
 	status := map[string]any{"alive": s.Alive(id), "leader": r.GetLeaderWish()}
 	for field, value := range map[string]string{
-		"kubernetesNode": r.GetKubernetesNode(), "nat": candidate.NATName(r.GetNatType()), "mode": r.GetTransportMode(),
+		"kubernetesNode": r.GetKubernetesNode(), "kubernetesNodeUID": h.of(id, r.GetKubernetesNode()), "nat": candidate.NATName(r.GetNatType()), "mode": r.GetTransportMode(),
 		"site": r.GetSite(), "endpoint": endpointOf(r),
 		"role": string(s.State.Role(n.GetId())), "ipv4": n.GetIpv4(), "ipv6": n.GetIpv6(), "version": r.GetVersion(),
 	} {

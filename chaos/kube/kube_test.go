@@ -33,9 +33,11 @@ sites:
   cloud: {nat: symmetric}
 nodes:
   dc1:    {site: dc, server: true, relay: true, labels: {gateway: 'yes'}, config: {site: "", kubernetes: {kubeconfig: DIR/dc1.kubeconfig, node: dc1, revokeAfterSeconds: 5}}}
-  home1:  {site: home, config: {site: "", kubernetes: {kubeconfig: DIR/home1.kubeconfig, node: home1.example.com}}}
+  home1:  {site: home, config: {site: "", cni: {confDir: DIR/net.d, binDir: DIR/bin}, kubernetes: {kubeconfig: DIR/home1.kubeconfig, node: home1.example.com}}}
   gone1:  {site: dc, config: {site: "", kubernetes: {kubeconfig: DIR/gone1.kubeconfig, node: gone1}}}
+  gone2:  {site: dc, config: {site: "", kubernetes: {kubeconfig: DIR/gone2.kubeconfig, node: gone2}}}
   cloud1: {site: cloud, config: {site: "", kubernetes: {kubeconfig: DIR/cloud1.kubeconfig, node: cloud1}}}
+  vm1:    {site: dc, config: {site: ""}}
 config: {emptyBlockSeconds: 2}
 pools:
   default: {subnets: [{ipv4: 10.100.0.0/24, ipv6: 'fd00:100::/120'}], blockSizeBits: 3}
@@ -45,7 +47,7 @@ egresses:
 `
 
 // nodeOf are the Node objects of the lab's hosts; one's name is not the host's own.
-var nodeOf = map[string]string{"dc1": "dc1", "home1": "home1.example.com", "cloud1": "cloud1", "gone1": "gone1"}
+var nodeOf = map[string]string{"dc1": "dc1", "home1": "home1.example.com", "cloud1": "cloud1", "gone1": "gone1", "gone2": "gone2"}
 
 // world is a lab with a control plane on dc1.
 type world struct {
@@ -77,6 +79,12 @@ func TestKubernetes(t *testing.T) {
 		{"MembersAreShown", world.membersAreShown},
 		{"AddressPools", world.addressPools},
 		{"Egresses", world.egresses},
+		{"Readiness", world.readiness},
+		{"LostAgent", world.lostAgent},
+		{"TaintsAreGuarded", world.taintsAreGuarded},
+		{"LabelsChooseGateways", world.labelsChooseGateways},
+		{"KubeletsChooseNothing", world.kubeletsChooseNothing},
+		{"NamesOfHosts", world.namesOfHosts},
 		{"ApiserverAway", world.apiserverAway},
 		{"NodesThatAreDeleted", world.nodesThatAreDeleted},
 		{"MissingVerb", world.missingVerb},
@@ -423,7 +431,7 @@ func (w world) nothingIsWrittenAtRest() {
 			"-",
 			"http://127.0.0.1:9469/metrics",
 		)
-		if err != nil || !strings.Contains(out, "\nskein_kubernetes_nodes 4\n") {
+		if err != nil || !strings.Contains(out, fmt.Sprintf("\nskein_kubernetes_nodes %d\n", len(nodeOf))) {
 			i := max(strings.Index(out, "skein_kubernetes"), 0)
 			return fmt.Errorf("%.2000s, %v", out[i:], err)
 		}
@@ -859,7 +867,7 @@ func (w world) membersAreShown() {
 			"-o",
 			`jsonpath={range .items[*]}{.metadata.name} {.status.nat} {.status.role} {.status.kubernetesNode} {.status.alive}{"\n"}{end}`,
 		)
-		if out != "cloud1 symmetric agent cloud1 true\ndc1 none server dc1 true\ngone1 none agent gone1 true\nhome1 port-restricted-cone agent home1.example.com true" {
+		if out != "cloud1 symmetric agent cloud1 true\ndc1 none server dc1 true\ngone1 none agent gone1 true\ngone2 none agent gone2 true\nhome1 port-restricted-cone agent home1.example.com true\nvm1 none agent  true" {
 			return errors.New(out)
 		}
 		return nil
@@ -1029,6 +1037,26 @@ func (w world) nodesThatAreDeleted() {
 		return nil
 	})
 	delete(nodeOf, "gone1")
+
+	// A Node that comes back under its name at once, as when a machine is set up anew: what was there before is gone.
+	if err := w.lab.Kill(w.Context(), "gone2"); err != nil {
+		w.Fatal(err)
+	}
+	before := w.get("{.metadata.uid}", "node", "gone2")
+	w.kubectl(nil, "delete", "node", "gone2")
+	w.kubectl([]byte(`{"apiVersion":"v1","kind":"Node","metadata":{"name":"gone2"}}`), "create", "-f", "-")
+	if after := w.get("{.metadata.uid}", "node", "gone2"); after == before || after == "" {
+		w.Fatalf("the Node is %q again", after)
+	}
+	took = w.within(60*time.Second, "a member whose Node is another's is revoked", func() error {
+		if out := members(); strings.Contains(out, "gone2") {
+			return errors.New(out)
+		}
+		return nil
+	})
+	w.Logf("one whose Node came back as another is revoked %s after", took.Round(time.Millisecond))
+	w.kubectl(nil, "delete", "node", "gone2")
+	delete(nodeOf, "gone2")
 }
 
 func (w world) networkIsUp() {
