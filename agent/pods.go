@@ -205,7 +205,7 @@ func (p *pods) routes() []dataplane.PodRoute {
 	var out []dataplane.PodRoute
 	for _, l := range p.ipam.Leases() {
 		link := podLink(l)
-		if link == "" {
+		if link == "" || l.Link != "" {
 			continue // somebody else's link, and route
 		}
 		if l.IPv4.IsValid() {
@@ -218,9 +218,12 @@ func (p *pods) routes() []dataplane.PodRoute {
 	return out
 }
 
-// podLink is the name of the host's end of a pod's link; empty for a link that is not ours.
+// podLink is the name of the host's end of a pod's link; empty for a link that is neither ours nor Coil's.
 func podLink(l ipam.Lease) string {
-	if l.Key.ContainerID == "" {
+	switch {
+	case l.Link != "":
+		return l.Link
+	case l.Key.ContainerID == "":
 		return ""
 	}
 	return podnet.HostLink(l.Key.ContainerID, l.Key.Interface)

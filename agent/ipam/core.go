@@ -23,7 +23,8 @@ type held struct {
 type seen struct {
 	addr    netip.Addr
 	link    string
-	key     Key // from the link's alias; zero: somebody else's link
+	key     Key  // from the link's alias; zero: somebody else's link
+	foreign bool // the alias is Coil's
 	since   time.Time
 	missing time.Time // since when it is not found any more
 }

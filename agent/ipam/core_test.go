@@ -284,6 +284,26 @@ func TestStrangersInTheKernel(t *testing.T) {
 	b.want("e", "block")
 }
 
+// TestPodsOfCoil: what Coil made is no lease of ours, and its address is not given. Its container and its link are known.
+func TestPodsOfCoil(t *testing.T) {
+	b := newTable(t, 4, 1)
+	coil := podnet.Found{Addr: netip.MustParseAddr("10.64.0.0"), Link: "veth7", ContainerID: "0123abcd", Interface: "eth0", Foreign: true}
+	if records, _ := b.c.adopt([]podnet.Found{coil}, b.now); len(records) != 0 || len(b.c.leases) != 0 {
+		t.Errorf("a lease of ours was made of it: %v", records)
+	}
+	b.want("a", "0/1")
+	l := b.c.seenLease(b.c.seen[coil.Addr])
+	if l.Key != (Key{ContainerID: "0123abcd", Interface: "eth0"}) || l.Link != "veth7" || !l.Adopted || l.IPv4 != coil.Addr {
+		t.Errorf("it is shown as %+v", l)
+	}
+	b.later(auditSpace)
+	b.c.adopt(nil, b.now)
+	b.later(auditSpace)
+	if records, _ := b.c.adopt(nil, b.now); len(records) != 1 || len(b.c.seen) != 0 {
+		t.Errorf("after its end: %v, %v", records, b.c.seen)
+	}
+}
+
 // TestBlockComesAndGoes: a lease outlives its block, and has its place when the block is there again.
 func TestBlockComesAndGoes(t *testing.T) {
 	b := newTable(t, 2, 2)

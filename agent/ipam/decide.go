@@ -228,7 +228,7 @@ func (c *core) adopt(found []podnet.Found, now time.Time) (records []record, cha
 		if h := c.byAddr[f.Addr]; h != nil && h.Key == k {
 			continue
 		}
-		own := k.ContainerID != "" && k.Interface != ""
+		own := k.ContainerID != "" && k.Interface != "" && !f.Foreign
 		ended := own && c.justFreed(k, f.Addr, now)
 		if ended && c.byAddr[f.Addr] != nil {
 			continue // the kernel was read before it ended, and another has the address since
@@ -246,10 +246,10 @@ func (c *core) adopt(found []podnet.Found, now time.Time) (records []record, cha
 			}
 		}
 		if s := c.seen[f.Addr]; s == nil {
-			c.seen[f.Addr] = &seen{addr: f.Addr, link: f.Link, key: k, since: now}
+			c.seen[f.Addr] = &seen{addr: f.Addr, link: f.Link, key: k, foreign: f.Foreign, since: now}
 			changed = append(changed, f.Addr)
 		} else if s.missing = (time.Time{}); s.link != f.Link || s.key != k {
-			s.link, s.key = f.Link, k
+			s.link, s.key, s.foreign = f.Link, k, f.Foreign
 			changed = append(changed, f.Addr)
 		}
 	}
@@ -318,6 +318,9 @@ func (c *core) seenLease(s *seen) Lease {
 	l := Lease{Key: Key{Interface: s.link}, Adopted: true, Since: s.since}
 	if s.key != (Key{}) {
 		l.Key = s.key
+	}
+	if s.foreign {
+		l.Link = s.link
 	}
 	if s.addr.Is4() {
 		l.IPv4 = s.addr

@@ -36,6 +36,7 @@ type Lease struct {
 	IPv4, IPv6 netip.Addr // one of the two may be invalid
 	Static     bool       // reserved for this pod in the log
 	Adopted    bool       // found in the kernel; nobody of ours has asked for it
+	Link       string     // the host's end, of an adopted pod that Coil made; else empty
 	Since      time.Time
 	Until      time.Time // when it was given back; zero: it is in use
 }

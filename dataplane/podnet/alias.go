@@ -75,3 +75,14 @@ func ParseAlias(s string) (a Alias, ok bool) {
 	}
 	return a, true
 }
+
+// parseCoilAlias reads the alias that Coil v2 gives the host's end of a pod's link: pool, container ID and interface. Its
+// addresses are in its routes.
+func parseCoilAlias(s string) (a Alias, ok bool) {
+	words := strings.Split(s, ":")
+	if len(words) != 4 || words[0] != "COIL" {
+		return Alias{}, false
+	}
+	a = Alias{ContainerID: words[2], Interface: words[3]}
+	return a, validateName(a.ContainerID, a.Interface) == nil
+}

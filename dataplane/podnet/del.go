@@ -61,6 +61,9 @@ func delInside(host *conn, netns, ifname, containerID string) error {
 		return err
 	}
 	alias, ours := ParseAlias(outside.alias)
+	if !ours {
+		alias, ours = parseCoilAlias(outside.alias)
+	}
 	ours = ours && alias.ContainerID == containerID && alias.Interface == ifname
 	if !ours {
 		routes, err := host.routes(dataplane.PodTable, outside.index)

@@ -175,6 +175,41 @@ func TestPodsOfOthers(t *testing.T) {
 	}
 }
 
+// What Coil made is known by its alias, and ends with the DEL of its own container alone.
+func TestPodsOfCoil(t *testing.T) {
+	host, pod := newHost(t), testns.New(t, "pod")
+	v4 := netip.MustParseAddr("10.64.9.9")
+	testns.Link(host, pod, "eth0", nil, []netip.Prefix{netip.PrefixFrom(v4, 32)})
+	in(t, host, func() error {
+		l, err := netlink.LinkByName("eth0")
+		if err != nil {
+			return err
+		}
+		if err := errors.Join(netlink.LinkSetDown(l), netlink.LinkSetName(l, "veth12345678"), netlink.LinkSetUp(l),
+			netlink.LinkSetAlias(l, "COIL:default:0123abcd:eth0")); err != nil {
+			return err
+		}
+		return exchange(newHostRoute(v4, l.Attrs().Index))
+	})
+	in(t, host, func() error {
+		fs, err := Scan(dataplane.LinkName)
+		want := Found{Addr: v4, Link: "veth12345678", ContainerID: "0123abcd", Interface: "eth0", Foreign: true}
+		if len(fs) != 1 || fs[0] != want {
+			t.Errorf("found %+v, want %+v", fs, want)
+		}
+		return err
+	})
+	in(t, host, Purge)
+	in(t, host, func() error { return Del(pathOf(pod), "eth0", "another") })
+	if now := links(t, pod); len(now) != 1 {
+		t.Fatalf("the pod's interface is gone, and nobody ended its container: %q", now)
+	}
+	in(t, host, func() error { return Del(pathOf(pod), "eth0", "0123abcd") })
+	if now := links(t, pod); len(now) != 0 {
+		t.Errorf("the pod that Coil made is still there: %q", now)
+	}
+}
+
 // A renamed link is found by its other end, and a lost route does not make an address free.
 func TestRenamedAndRobbed(t *testing.T) {
 	host, pod := newHost(t), testns.New(t, "pod")

@@ -61,6 +61,8 @@ type Found struct {
 	// What the link's alias says of an attachment of ours; all empty for a link that somebody else made.
 	// Pod ends in ~ where it was too long for the alias.
 	ContainerID, Interface, Namespace, Pod string
+	// Foreign is set where the alias is Coil's, which says container and interface.
+	Foreign bool
 }
 
 // HostLink is the name of the link's end on the host: the same for the same attachment, so that it is found again

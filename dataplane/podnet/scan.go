@@ -66,6 +66,8 @@ func found(links map[int]link, routes []route) []Found {
 		f := Found{Addr: addr, Link: l.name}
 		if a, ours := ParseAlias(l.alias); ours {
 			f.ContainerID, f.Interface, f.Namespace, f.Pod = a.ContainerID, a.Interface, a.Namespace, a.Pod
+		} else if a, coils := parseCoilAlias(l.alias); coils {
+			f.ContainerID, f.Interface, f.Foreign = a.ContainerID, a.Interface, true
 		}
 		out = append(out, f)
 	}
