@@ -34,7 +34,7 @@ cni-tools:
 
 test-unit: setup cni-tools
 	.ci/helm-tools
-	go test -timeout 15m $$(go list ./... | grep -v '/examples$$\|/chaos/containers$$\|/chaos/kube$$\|/chaos/service$$')
+	go test -timeout 15m $$(go list ./... | grep -v '/examples$$\|/chaos/containers$$\|/chaos/kube\|/chaos/service$$')
 
 # Where goroutines share memory.
 test-race: setup
