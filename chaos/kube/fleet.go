@@ -85,9 +85,8 @@ func RaiseFleet(ctx context.Context, cfg FleetConfig) (*Fleet, error) {
 	err := f.raise(ctx)
 	if err != nil {
 		if cfg.Artifacts != "" {
-			if kept, aerr := f.SaveArtifacts(context.WithoutCancel(ctx)); aerr == nil {
-				err = fmt.Errorf("%w\nlogs and states are in %s", err, kept)
-			}
+			kept, aerr := f.SaveArtifacts(context.WithoutCancel(ctx))
+			err = errors.Join(fmt.Errorf("%w\nlogs and states are in %s", err, kept), aerr)
 		}
 		return nil, errors.Join(err, f.Close(context.WithoutCancel(ctx)))
 	}
@@ -284,10 +283,10 @@ func (c *Cluster) WaitNode(ctx context.Context, name string) error {
 // SaveArtifacts keeps logs and states, and returns where.
 func (f *Fleet) SaveArtifacts(ctx context.Context) (string, error) {
 	kept := filepath.Join(f.Config.Artifacts, f.Config.Name)
+	var incomplete error // what is there of Kubernetes' logs is kept all the same
 	if f.Lab != nil {
-		var err error
-		if kept, err = f.Lab.SaveArtifacts(ctx, f.Config.Artifacts); err != nil {
-			return "", err
+		if kept, incomplete = f.Lab.SaveArtifacts(ctx, f.Config.Artifacts); kept == "" {
+			return "", incomplete
 		}
 	}
 	logs, _ := filepath.Glob(filepath.Join(f.Config.Dir, "machines", "*", "*.log"))
@@ -302,10 +301,10 @@ func (f *Fleet) SaveArtifacts(ctx context.Context) (string, error) {
 			err = os.WriteFile(to, b, 0o644)
 		}
 		if err != nil {
-			return kept, err
+			return kept, errors.Join(incomplete, err)
 		}
 	}
-	return kept, nil
+	return kept, incomplete
 }
 
 // Close takes everything down.

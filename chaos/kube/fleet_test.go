@@ -60,9 +60,8 @@ func raiseFleet(t *testing.T, cfg FleetConfig) fleet {
 	t.Cleanup(func() {
 		ctx := context.Background()
 		if t.Failed() && cfg.Artifacts != "" {
-			if kept, err := f.SaveArtifacts(ctx); err == nil {
-				t.Log("logs and states are in", kept)
-			}
+			kept, err := f.SaveArtifacts(ctx)
+			t.Log("logs and states are in", kept, err)
 		}
 		if err := f.Close(ctx); err != nil {
 			t.Error(err)
