@@ -12,3 +12,11 @@ test-kube: setup cni-tools
 manifests:
 	.ci/helm-tools
 	go test -count=1 ./deploy -update
+
+# A Kubernetes cluster on nodes behind NATs, shown: it outlives its apiserver.
+.PHONY: demo-kubernetes
+demo-kubernetes: setup build cni-tools
+	.ci/setup kube
+	.ci/kubernetes-tools
+	.ci/container-tools
+	go run ./chaos/kube/demo
