@@ -128,3 +128,32 @@ func loadAverage() float64 {
 	}
 	return one
 }
+
+// Times is a set of durations that a bench of another package measures.
+type Times struct{ all sample }
+
+// Add takes a duration down, with the name of what took it.
+func (t *Times) Add(d time.Duration, what string) { t.all.add(d, what) }
+
+// Median is the middle one, of a set that is not empty.
+func (t *Times) Median() time.Duration { return t.all.quantile(50) }
+
+// Text shows the set with a quantile.
+func (t *Times) Text(percent int) string { return t.all.text(percent) }
+
+// Figure holds the set to a limit at a quantile.
+func (t *Times) Figure(name string, percent int, limit time.Duration, how string) Figure {
+	return t.all.figure(name, percent, limit, how)
+}
+
+// NewFigure is a line of a report by another package's bench. Without a target it is told beside the others.
+func NewFigure(name, target, got string, reached bool, how string) Figure {
+	f := Figure{Name: name, Target: target, Got: got, How: how, Load: loadAverage()}
+	if target != "" {
+		f.Verdict = verdict(reached)
+	}
+	return f
+}
+
+// NotMeasured is a figure that could not be taken.
+func NotMeasured(name, target string, err error) Figure { return notMeasured(name, target, err) }

@@ -98,14 +98,18 @@ Written by `+"`make bench WRITE=docs/bench.md`"+` on %s. %s
 does other work too, times are longer than they need to be. Hosts are network namespaces on one machine: between
 them lies no distance, and all agents share its processors.
 
-| figure | target | got | | load | how |
-|---|---|---|---|---|---|
 `, r.At.UTC().Format("2006-01-02"), r.summary())
+	Table(w, r.Figures)
+}
+
+// Table writes figures as docs/bench.md has them, and what is known of those that missed their targets.
+func Table(w io.Writer, figures []Figure) {
+	fmt.Fprint(w, "| figure | target | got | | load | how |\n|---|---|---|---|---|---|\n")
 	cell := strings.NewReplacer("|", `\|`, "\n", " ")
-	for _, f := range r.Figures {
+	for _, f := range figures {
 		fmt.Fprintf(w, "| %s | %s | %s | %s | %.1f | %s |\n", cell.Replace(strings.TrimSpace(f.Name)), f.Target, cell.Replace(f.Got), f.mark(), f.Load, cell.Replace(f.How))
 	}
-	for _, f := range r.Figures {
+	for _, f := range figures {
 		if f.Verdict != Missed || len(f.Detail) == 0 {
 			continue
 		}
