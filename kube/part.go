@@ -51,6 +51,7 @@ type Part struct {
 
 	every    time.Duration // between two looks at the kubeconfig
 	followed chan struct{} // a snapshot has come
+	entering chan struct{} // Nodes or members are others now, for what hosts join by
 	back     chan struct{} // the apiserver answers again
 	snapshot atomic.Pointer[part.Snapshot]
 
@@ -89,7 +90,7 @@ func New(cfg Config) *Part {
 	}
 	klog.SetSlogLogger(slog.New(quiet{cfg.Log.Handler()}))
 	p := &Part{cfg: cfg, log: cfg.Log, every: configEvery,
-		followed: make(chan struct{}, 1), back: make(chan struct{}, 1),
+		followed: make(chan struct{}, 1), entering: make(chan struct{}, 1), back: make(chan struct{}, 1),
 		metrics: newMetrics(), told: map[string]bool{}}
 	p.controller = controller{p: p, wake: make(chan struct{}, 1), again: make(chan struct{}, 1)}
 	heard := p.metrics.heard.SetToCurrentTime
@@ -126,6 +127,7 @@ func (p *Part) Follow(s part.Snapshot) {
 	p.snapshot.Store(&s)
 	signal(p.followed)
 	signal(p.controller.wake)
+	signal(p.entering)
 }
 
 // Run works until ctx ends.
@@ -159,6 +161,7 @@ func (p *Part) Run(ctx context.Context) {
 			p.takeOwn()
 			p.takeRecords()
 			signal(p.controller.wake)
+			signal(p.entering)
 		case <-p.whole.changed:
 			if own, known := p.whole.get(p.cfg.Node); known && !own.networkIsUp {
 				p.network.forget()

@@ -73,8 +73,12 @@ func TestKeep(t *testing.T) {
 		{"very many, again", Kept{"t", "c", token(Lifetime, mostUses/2)}, 5000, 0},
 	} {
 		t.Run(one.name, func(t *testing.T) {
-			if got := Keep(one.k, "c", one.waiting, now); got != one.want {
-				t.Errorf("%d uses, want %d", got, one.want)
+			got, good := Keep(one.k, "c", one.waiting, now)
+			if got != one.want || (got == 0) != (good > 0) {
+				t.Errorf("%d uses, good for %s, want %d", got, good, one.want)
+			}
+			if left := time.Unix(0, one.k.Token.GetExpiresAt()).Sub(now) - renew; got == 0 && one.waiting > 0 && good != left {
+				t.Errorf("the one that is there is good for %s, want %s", good, left)
 			}
 		})
 	}

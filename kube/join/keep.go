@@ -22,18 +22,18 @@ type Kept struct {
 	Token   *skeinv1.Token // as the log has it; nil: it does not know it
 }
 
-// Keep decides whether a new token is to be made for the Nodes that wait, and for how many uses; 0: none. Where no Node
-// waits the old one just ends.
-func Keep(k Kept, cluster string, waiting int, now time.Time) (uses uint32) {
+// Keep decides whether a new token is to be made for the Nodes that wait, and for how many uses; 0: none. Then good is how
+// long the one that is there will do. Where no Node waits the old one just ends.
+func Keep(k Kept, cluster string, waiting int, now time.Time) (uses uint32, good time.Duration) {
 	if waiting == 0 {
-		return 0
+		return 0, Lifetime
 	}
-	good := k.Text != "" && k.Cluster == cluster && k.Token != nil &&
-		time.Unix(0, k.Token.GetExpiresAt()).Sub(now) > renew && int(k.Token.GetUsesLeft()) >= min(waiting, mostUses/2)
-	if good {
-		return 0
+	if k.Text != "" && k.Cluster == cluster && k.Token != nil && int(k.Token.GetUsesLeft()) >= min(waiting, mostUses/2) {
+		if good := time.Unix(0, k.Token.GetExpiresAt()).Sub(now) - renew; good > 0 {
+			return 0, good
+		}
 	}
-	return uint32(min(waiting+spare, mostUses))
+	return uint32(min(waiting+spare, mostUses)), 0
 }
 
 // Adopt decides whether a member of a mesh writes its ID into the claim: where there is a ConfigMap that names no mesh. It
