@@ -46,8 +46,8 @@ type controller struct {
 	toldNames map[string][2]string // members whose names status tells of
 	retry     map[string]time.Time // by UID: what the log has refused is tried again then
 	pace      map[string]time.Time // of MeshNodes, by name: when the next write is allowed
-	shown     retry                // of what shows the log: blocks and members
-	failed    error                // of the writes of this pass that show it, the one that asks for the longest pause
+	shown     [3]retry             // of what shows the log: names, blocks and members
+	failed    error                // of the writes that show one kind, the one that asks for the longest pause
 
 	podNetworks podNetworks // of Nodes, where another CNI runs the pods
 }
@@ -134,7 +134,7 @@ func (c *controller) run(ctx context.Context, a *apiserver) {
 		case <-c.wake:
 		case <-c.again:
 			clear(c.retry)
-			c.shown.succeed()
+			c.shown = [3]retry{}
 			c.tainting.succeed()
 		case <-c.pools.changed:
 		case <-c.egresses.changed:
@@ -214,26 +214,34 @@ func (c *controller) pass(ctx context.Context, a *apiserver) (again time.Duratio
 	return again
 }
 
-// show makes what shows the log as the log is. What fails is tried again, all of it together. It returns when it wants
-// to be called again; 0: when something changes.
-func (c *controller) show(ctx context.Context, a *apiserver, s *part.Snapshot, nodes map[string]*Node) time.Duration {
-	if wait := c.shown.wait(time.Now()); wait > 0 {
-		return wait
-	}
-	c.failed = nil
-	c.showNames(ctx, a, s, nodes)
-	c.mirrorBlocks(ctx, a, s)
-	again := c.showMembers(ctx, a, s)
-	if c.failed == nil {
-		c.shown.succeed()
-		for _, verb := range []string{"patch", "delete"} { // what failed before may have become needless since
-			c.p.health.result("", verb, blockResource.Resource, nil)
-			c.p.health.result("", verb, memberResource.Resource, nil)
+// show makes what shows the log as the log is. What fails is tried again, and holds up its own kind alone. It returns
+// when it wants to be called again; 0: when something changes.
+func (c *controller) show(ctx context.Context, a *apiserver, s *part.Snapshot, nodes map[string]*Node) (again time.Duration) {
+	kinds := [][]schema.GroupVersionResource{{serviceResource, sliceResource}, {blockResource}, {memberResource}}
+	for i, show := range []func() time.Duration{
+		func() time.Duration { c.showNames(ctx, a, s, nodes); return 0 },
+		func() time.Duration { c.mirrorBlocks(ctx, a, s); return 0 },
+		func() time.Duration { return c.showMembers(ctx, a, s) },
+	} {
+		r := &c.shown[i]
+		if wait := r.wait(time.Now()); wait > 0 {
+			again = sooner(again, wait)
+			continue
 		}
-		return again
+		c.failed = nil
+		again = sooner(again, show())
+		if c.failed == nil {
+			r.succeed()
+			for _, kind := range kinds[i] { // what failed before may have become needless since
+				c.p.health.result("", "patch", kind.Resource, nil)
+				c.p.health.result("", "delete", kind.Resource, nil)
+			}
+			continue
+		}
+		r.fail(time.Now(), retryAfter(c.failed))
+		again = sooner(again, r.wait(time.Now()))
 	}
-	c.shown.fail(time.Now(), retryAfter(c.failed))
-	return c.shown.wait(time.Now())
+	return again
 }
 
 // refusesAll tells whether an error of one write speaks of all of them: the next ones would only be a burden.
@@ -472,7 +480,7 @@ func body(kind, name string, more map[string]any) map[string]any {
 	return o
 }
 
-// write tells how a write went. One that failed is tried again after a while: see pass.
+// write tells how a write went. One that failed is tried again after a while: see show.
 func (c *controller) write(ctx context.Context, what, verb string, kind schema.GroupVersionResource, err error) {
 	if ctx.Err() != nil || verb == "delete" && apierrors.IsNotFound(err) {
 		return

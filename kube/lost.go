@@ -83,7 +83,9 @@ func (c *controller) taintLost(ctx context.Context, a *apiserver, s *part.Snapsh
 		if ctx.Err() != nil {
 			return 0
 		}
-		c.p.health.result("put the taint "+taintKey+" on Node "+node.Name, "patch", "nodes", err)
+		if !vanished(err) {
+			c.p.health.result("put the taint "+taintKey+" on Node "+node.Name, "patch", "nodes", err)
+		}
 		if err != nil {
 			c.p.metrics.wrote("taint", err)
 			c.tainting.fail(time.Now(), retryAfter(err))

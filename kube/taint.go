@@ -97,7 +97,9 @@ func (p *Part) writeTaint(ctx context.Context) {
 	if ctx.Err() != nil {
 		return
 	}
-	p.health.result("change the taint "+taintKey+" of Node "+p.cfg.Node, "patch", "nodes", err)
+	if !vanished(err) { // else the watch is about to show it
+		p.health.result("change the taint "+taintKey+" of Node "+p.cfg.Node, "patch", "nodes", err)
+	}
 	if err != nil {
 		p.metrics.wrote("taint", err)
 		p.taint.fail(now, retryAfter(err))
