@@ -1,4 +1,5 @@
-// Package deploy_test holds the chart in deploy/chart to its schema, and the manifests in deploy/kubernetes to the chart.
+// Package deploy_test holds the chart in deploy/chart to its schema, and the manifests in deploy/kubernetes to the
+// chart.
 package deploy_test
 
 import (
@@ -46,7 +47,8 @@ func helm(t *testing.T, args ...string) (string, error) {
 	var out, errs bytes.Buffer
 	c := exec.Command(program, append(args, chart)...)
 	c.Stdout, c.Stderr = &out, &errs
-	c.Env = append(os.Environ(), "HELM_CACHE_HOME="+t.TempDir(), "HELM_CONFIG_HOME="+t.TempDir(), "HELM_DATA_HOME="+t.TempDir())
+	c.Env = append(os.Environ(), "HELM_CACHE_HOME="+t.TempDir(), "HELM_CONFIG_HOME="+t.TempDir(),
+		"HELM_DATA_HOME="+t.TempDir())
 	if err := c.Run(); err != nil {
 		return out.String(), fmt.Errorf("helm %s: %w: %s", strings.Join(args, " "), err, errs.String())
 	}
@@ -54,7 +56,8 @@ func helm(t *testing.T, args ...string) (string, error) {
 }
 
 func template(t *testing.T, args ...string) (string, error) {
-	return helm(t, append([]string{"template", "skein", "--namespace", "skein-system", "--kube-version", "1.37.2"}, args...)...)
+	return helm(t, append([]string{"template", "skein", "--namespace", "skein-system", "--kube-version", "1.37.2"},
+		args...)...)
 }
 
 func mustTemplate(t *testing.T, args ...string) string {

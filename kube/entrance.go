@@ -64,10 +64,10 @@ const (
 )
 
 // Enter waits until it is decided how this host becomes a member: by a token, or by making the mesh with an ID. refused is
-// why the last token did not do; nil: none was tried.
-func (e *Entrance) Enter(ctx context.Context, refusedToken string) (token string, create identity.ClusterID, err error) {
+// the token that did not do; empty: none was tried.
+func (e *Entrance) Enter(ctx context.Context, refused string) (token string, create identity.ClusterID, err error) {
 	for pause := lookEvery; ; pause = min(pause+pause/8, lookSeldom) {
-		step, w, err := e.look(ctx, refusedToken)
+		step, w, err := e.look(ctx, refused)
 		if err == nil {
 			switch step.Act {
 			case join.Join:
@@ -107,8 +107,8 @@ func (e *Entrance) say(why string, err error) {
 }
 
 // look reads what the apiserver has, and decides.
-func (e *Entrance) look(ctx context.Context, refusedToken string) (join.Step, join.World, error) {
-	w := join.World{Refused: refusedToken}
+func (e *Entrance) look(ctx context.Context, refused string) (join.Step, join.World, error) {
+	w := join.World{Refused: refused}
 	if err := e.connect(); err != nil {
 		return join.Step{}, w, err
 	}
@@ -170,11 +170,13 @@ func podNamespace() (string, error) {
 }
 
 // get is an object of the chart's; nil: it is not there.
-func (e *Entrance) get(ctx context.Context, kind schema.GroupVersionResource, name string) (*unstructured.Unstructured, error) {
+func (e *Entrance) get(ctx context.Context, kind schema.GroupVersionResource, name string) (*unstructured.Unstructured,
+	error) {
 	return e.api.object(ctx, kind, e.Namespace, name)
 }
 
-func (a *apiserver) object(ctx context.Context, kind schema.GroupVersionResource, ns, name string) (*unstructured.Unstructured, error) {
+func (a *apiserver) object(ctx context.Context, kind schema.GroupVersionResource, ns, name string) (
+	*unstructured.Unstructured, error) {
 	ctx, cancel := context.WithTimeout(ctx, writeTimeout)
 	defer cancel()
 	o, err := a.dynamic.Resource(kind).Namespace(ns).Get(ctx, name, metav1.GetOptions{})
@@ -188,14 +190,17 @@ func (a *apiserver) object(ctx context.Context, kind schema.GroupVersionResource
 }
 
 // replaceData writes fields of an object's data, if the object is as it was read.
-func (a *apiserver) replaceData(ctx context.Context, kind schema.GroupVersionResource, o *unstructured.Unstructured, data map[string]string) error {
+func (a *apiserver) replaceData(ctx context.Context, kind schema.GroupVersionResource, o *unstructured.Unstructured,
+	data map[string]string) error {
 	ctx, cancel := context.WithTimeout(ctx, writeTimeout)
 	defer cancel()
 	o = o.DeepCopy()
 	if err := unstructured.SetNestedStringMap(o.Object, data, "data"); err != nil {
 		return err
 	}
-	_, err := a.dynamic.Resource(kind).Namespace(o.GetNamespace()).Update(ctx, o, metav1.UpdateOptions{FieldManager: fieldManager})
+	_, err := a.dynamic.Resource(kind).
+		Namespace(o.GetNamespace()).
+		Update(ctx, o, metav1.UpdateOptions{FieldManager: fieldManager})
 	if err != nil {
 		return fmt.Errorf("write %s %s/%s: %w", kind.Resource, o.GetNamespace(), o.GetName(), err)
 	}
@@ -249,7 +254,8 @@ func (e *Entrance) settle(ctx context.Context) (id identity.ClusterID, err error
 	if err := wholefile.Replace(filepath.Join(e.Dir, meantFile), []byte(fresh.String())); err != nil {
 		return id, err
 	}
-	if err := e.api.replaceData(ctx, configMapResource, o, map[string]string{"node": e.Node, "cluster": fresh.String()}); err != nil {
+	data := map[string]string{"node": e.Node, "cluster": fresh.String()}
+	if err := e.api.replaceData(ctx, configMapResource, o, data); err != nil {
 		return id, err // if it has arrived all the same, the next look finds it
 	}
 	return fresh, nil

@@ -16,6 +16,7 @@ import (
 	"github.com/skeinmesh/skein/agent/part"
 	skeinv1 "github.com/skeinmesh/skein/api/skein/v1"
 	"github.com/skeinmesh/skein/events"
+	"github.com/skeinmesh/skein/identity"
 	"github.com/skeinmesh/skein/kube/join"
 )
 
@@ -108,7 +109,7 @@ func (p *Part) openDoors(ctx context.Context, a *apiserver, d doors, s *part.Sna
 	if nodes == nil {
 		return 0, nil
 	}
-	n := waiting(nodes, s)
+	n := waiting(nodes, proven(s, nodes, p.nodes.holders.of))
 	if n == 0 {
 		return 0, nil
 	}
@@ -135,16 +136,15 @@ func only(m *mirror[custom]) *unstructured.Unstructured {
 	return nil
 }
 
-// waiting is how many Nodes have no member: none has put its record there, or those that say so were revoked.
-func waiting(all map[string]*Node, s *part.Snapshot) (n int) {
-	claimed := map[string]bool{}
-	for id, e := range s.Records {
-		if s.State.Node(id) != nil {
-			claimed[e.Record.GetKubernetesNode()] = true
-		}
+// waiting is how many Nodes have no member, by both proofs.
+func waiting(nodes map[string]*Node, members map[identity.ID]*Node) int {
+	have := map[string]bool{}
+	for _, n := range members {
+		have[n.Name] = true
 	}
-	for name, node := range all {
-		if !node.hasRecord || !claimed[name] {
+	n := 0
+	for name := range nodes {
+		if !have[name] {
 			n++
 		}
 	}

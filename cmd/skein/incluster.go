@@ -24,7 +24,8 @@ func tokenOf(text string) (cluster, id string, err error) {
 func enterByKubernetes(o *agent.Options, server bool) error {
 	k := o.Config.Kubernetes
 	if k.Kubeconfig == "" || k.Node == "" {
-		return usageError{errors.New("--join-kubernetes needs kubernetes.kubeconfig, and kubernetes.node or the variable " + nodeVariable)}
+		return usageError{errors.New("--join-kubernetes needs kubernetes.kubeconfig, and kubernetes.node or the variable " +
+			nodeVariable)}
 	}
 	e := &kube.Entrance{
 		Kubeconfig: k.Kubeconfig, Node: k.Node, Server: server, Dir: o.Config.StateDir, TokenOf: tokenOf,
@@ -57,7 +58,9 @@ func writableSysctls(o *agent.Options) {
 	if err := unix.Statfs("/proc/sys", &st); err != nil || st.Flags&unix.ST_RDONLY == 0 {
 		return
 	}
-	if err := unix.Mount("", "/proc/sys", "", unix.MS_REMOUNT|unix.MS_BIND|unix.MS_NOSUID|unix.MS_NODEV|unix.MS_NOEXEC, ""); err != nil {
-		o.Log.Warn("/proc/sys is read-only, so forwarding between tunnels and pods stays as the host has it", "err", os.NewSyscallError("mount", err))
+	const flags = unix.MS_REMOUNT | unix.MS_BIND | unix.MS_NOSUID | unix.MS_NODEV | unix.MS_NOEXEC
+	if err := unix.Mount("", "/proc/sys", "", flags, ""); err != nil {
+		o.Log.Warn("/proc/sys is read-only, so forwarding between tunnels and pods stays as the host has it",
+			"err", os.NewSyscallError("mount", err))
 	}
 }

@@ -61,7 +61,8 @@ func Next(h Host, w World) Step {
 	}
 	switch {
 	case w.Token != "" && made != "" && w.TokenCluster != made:
-		return Step{Why: fmt.Sprintf("the Secret's token is of mesh %s, and ConfigMap skein-cluster says %s", w.TokenCluster, made)}
+		return Step{Why: fmt.Sprintf("the Secret's token is of mesh %s, and ConfigMap skein-cluster says %s",
+			w.TokenCluster, made)}
 	case w.Token != "" && w.Token == w.Refused:
 		return Step{Why: "the token was refused, and no other is there yet"}
 	case w.Token != "":
@@ -73,7 +74,8 @@ func Next(h Host, w World) Step {
 	case made != "" && w.Claim.Node == h.Node && h.Meant == made:
 		return Step{Act: Create}
 	case made != "":
-		return Step{Why: fmt.Sprintf("mesh %s was made by Node %s, and none of its servers has made a token; if it is gone for good, delete ConfigMap skein-cluster and run helm upgrade", made, w.Claim.Node)}
+		return Step{Why: fmt.Sprintf("mesh %s was made by Node %s, and none of its servers has made a token; if it is gone"+
+			" for good, delete ConfigMap skein-cluster and run helm upgrade", made, w.Claim.Node)}
 	case w.Claim.Node == h.Node:
 		if w.Stood < Quiet {
 			return Step{Why: "a mesh that exists already may say so", Look: Quiet - w.Stood}

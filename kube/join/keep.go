@@ -36,6 +36,6 @@ func Keep(k Kept, cluster string, waiting int, now time.Time) (uses uint32, good
 	return uint32(min(waiting+spare, mostUses)), 0
 }
 
-// Adopt decides whether a member of a mesh writes its ID into the claim: where there is a ConfigMap that names no mesh. It
-// was made with the chart, after etcd had lost its data or the chart had been taken away.
+// Adopt decides whether a member of a mesh writes its ID into the claim: where there is a ConfigMap that names no mesh.
+// It was made with the chart, after etcd had lost its data or the chart had been taken away.
 func Adopt(c *Claim) bool { return c != nil && c.Cluster == "" }
