@@ -144,6 +144,7 @@ func (f fleet) podRangesAsDocumented() {
 	}
 	one := f.kubectl(nil, "get", "--raw", "/api/v1/nodes/home1")
 	f.Logf("a whole Node has %d bytes; the controller asks for it once", len(one))
+	f.kubectl(nil, "-n", "kube-system", "rollout", "status", "--timeout=60s", "deployment/coredns")
 	f.Logf("all hosts knew all pod CIDRs %s after the command", time.Since(began).Round(10*time.Millisecond))
 	for _, n := range f.Config.Nodes {
 		want, err := f.Cluster.podCIDRs(f.Context(), n)

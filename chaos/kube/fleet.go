@@ -144,6 +144,9 @@ func (f *Fleet) raise(ctx context.Context) error {
 	if _, err := f.Cluster.Kubectl(ctx, []byte(corednsManifest), "apply", "-f", "-"); err != nil {
 		return err
 	}
+	if f.Config.OtherCNI {
+		return nil // its pods reach no other host before skein is told of them
+	}
 	if _, err := f.Cluster.Kubectl(ctx, nil, "-n", "kube-system", "rollout", "status", "--timeout=60s", "deployment/coredns"); err != nil {
 		return err
 	}
