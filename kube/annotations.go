@@ -57,6 +57,11 @@ type Rubbish struct {
 	Problem string
 }
 
+// Check reads what a Node's annotations and labels would wish for its host, for those who look before they move here.
+func Check(annotations, labels map[string]string) (part.Wishes, []Rubbish) {
+	return wishesOf(annotations, labels)
+}
+
 // wishesOf reads what a Node's annotations and labels wish for its host. What cannot be used is left out and told.
 func wishesOf(annotations, labels map[string]string) (w part.Wishes, bad []Rubbish) {
 	if region := labels[regionLabel]; region != "" {

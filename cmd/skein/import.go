@@ -13,10 +13,11 @@ import (
 	skeinv1 "github.com/skeinmesh/skein/api/skein/v1"
 	"github.com/skeinmesh/skein/events"
 	"github.com/skeinmesh/skein/imports/coil"
+	"github.com/skeinmesh/skein/imports/kilo"
 )
 
 func newImportCmd(g *globals) *cobra.Command {
-	return group("import", "Take over from another system", newImportCoilCmd(g))
+	return group("import", "Take over from another system", newImportCoilCmd(g), newImportKiloCmd(g))
 }
 
 func newImportCoilCmd(g *globals) *cobra.Command {
@@ -183,5 +184,63 @@ func printImport(w io.Writer, r *skeinv1.ImportResponse, dry bool) {
 		fmt.Fprintln(w, "this was a dry run: nothing has changed; repeat it without --dry-run")
 	default:
 		fmt.Fprintf(w, "imported, by the events up to %d\n", r.GetIndex())
+	}
+}
+
+func newImportKiloCmd(g *globals) *cobra.Command {
+	return &cobra.Command{
+		Use: "kilo FILE", Short: "Check what of Kilo is understood as it is, and how to move",
+		Long: "Read Nodes and Peers of Kilo as kubectl prints them, and say what agents make of the Nodes' annotations, what has\n" +
+			"no counterpart, and in which order to move. FILE may be - for standard input. Nothing is changed, and no agent\n" +
+			"is asked: annotations act as they are, once agents know the apiserver.",
+		Example: "  kubectl get nodes,peers.kilo.squat.ai -o yaml > kilo.yaml\n  skein import kilo kilo.yaml",
+		Args:    exactly(1, "one file, or - for standard input"),
+		RunE: func(c *cobra.Command, args []string) error {
+			data, what, err := readImport(args[0], c.InOrStdin())
+			if err != nil {
+				return err
+			}
+			r, err := kilo.Parse(data)
+			if err != nil {
+				return fmt.Errorf("%s: %w", what, err)
+			}
+			if g.output == "json" {
+				return printJSON(c.OutOrStdout(), r)
+			}
+			printKilo(c.OutOrStdout(), r)
+			return nil
+		},
+	}
+}
+
+func printKilo(w io.Writer, r *kilo.Report) {
+	if len(r.Nodes) > 0 {
+		t := table{head: []string{"NODE", "SITE", "LEADER", "ENDPOINT", "INTERNAL IP", "KEEPALIVE"}}
+		for _, n := range r.Nodes {
+			keepalive := "-"
+			if n.Keepalive > 0 {
+				keepalive = fmt.Sprintf("%d s", n.Keepalive)
+			}
+			t.add(n.Name, dash(n.Site), yesNo(n.Leader), dash(n.Endpoint), dash(n.Internal), keepalive)
+		}
+		t.print(w)
+	}
+	if len(r.Peers) > 0 {
+		t := table{head: []string{"PEER", "ALLOWED IPS", "ENDPOINT", "PUBLIC KEY"}}
+		for _, p := range r.Peers {
+			t.add(p.Name, dash(strings.Join(p.AllowedIPs, ",")), dash(p.Endpoint), dash(p.PublicKey))
+		}
+		t.print(w)
+	}
+	for _, n := range r.Nodes {
+		for _, p := range n.Problems {
+			fmt.Fprintln(w, wrap(fmt.Sprintf("Node %s: %s", n.Name, p), 6))
+		}
+	}
+	for _, n := range r.Notes {
+		fmt.Fprintln(w, wrap("note: "+n, 6))
+	}
+	for i, s := range r.Steps {
+		fmt.Fprintln(w, wrap(fmt.Sprintf("%d. %s", i+1, s), 3))
 	}
 }

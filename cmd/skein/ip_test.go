@@ -205,6 +205,28 @@ func (f *fakeAgent) testImportOfEgresses(t *testing.T, plan, rename []string) {
 	}
 }
 
+// What is understood of Kilo is shown without an agent.
+func TestImportKilo(t *testing.T) {
+	f := newFakeAgent(t)
+	f.showsGolden(t, "import-kilo", []string{"import", "kilo", "testdata/kilo.yaml"})
+	if len(f.asked) > 0 {
+		t.Errorf("the agent was asked %v", f.asked)
+	}
+	out, _, err := f.skein(t, "import", "kilo", "testdata/kilo.yaml", "-o", "json")
+	var r struct {
+		Nodes []struct {
+			Name     string
+			Problems []string
+		}
+	}
+	if err != nil || json.Unmarshal([]byte(out), &r) != nil || len(r.Nodes) != 2 || len(r.Nodes[0].Problems) != 2 || strings.Contains(out, "c2VjcmV0") {
+		t.Errorf("JSON: %v\n%s", err, out)
+	}
+	if _, _, err := f.skein(t, "import", "kilo", "testdata/coil.yaml"); err == nil || !strings.Contains(err.Error(), "coil.yaml: there is no Node and no Peer of Kilo in it") {
+		t.Errorf("another file: %v", err)
+	}
+}
+
 func readFile(t *testing.T, name string) []byte {
 	t.Helper()
 	b, err := os.ReadFile(name)
