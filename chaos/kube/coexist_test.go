@@ -1,11 +1,19 @@
 package kube
 
 import (
+	"context"
 	"encoding/json"
 	"errors"
 	"fmt"
+	"io"
+	"maps"
+	"net"
 	"net/netip"
+	"net/url"
+	"os"
+	"path/filepath"
 	"slices"
+	"strconv"
 	"strings"
 	"testing"
 	"time"
@@ -52,6 +60,28 @@ func TestCoexist(t *testing.T) {
 			f.T = t
 			one.run(f)
 		})
+	}
+}
+
+// walk carries out a section of docs/kubernetes.md; commands without a host are an administrator's on the control plane's.
+func (f fleet) walk(heading string, more map[string]Host) {
+	f.Helper()
+	text, err := os.ReadFile("../../docs/kubernetes.md")
+	if err != nil {
+		f.Fatal(err)
+	}
+	root, err := filepath.Abs(f.Config.Root)
+	if err != nil {
+		f.Fatal(err)
+	}
+	hosts := map[string]Host{"admin": func(ctx context.Context, script string) (string, error) {
+		return f.Commands(ctx, f.Config.Nodes[0], script)
+	}}
+	maps.Copy(hosts, more)
+	w := Walk{Document: string(text), Heading: heading, Hosts: hosts, State: f.TempDir(), Root: root,
+		Progress: func(s string) { f.Log(s) }}
+	if err := w.Run(f.Context()); err != nil {
+		f.Fatal(err)
 	}
 }
 
@@ -124,13 +154,8 @@ func (f fleet) problemsOf(on string) (out []string) {
 }
 
 func (f fleet) podRangesAsDocumented() {
-	script := commands(f.T, "kubernetes.md", "## On top of another CNI")
 	began := time.Now()
-	out, err := f.Commands(f.Context(), "cp1", script)
-	if err != nil {
-		f.Fatal(err)
-	}
-	f.Log(out)
+	f.walk("On top of another CNI", nil)
 	for _, on := range []string{"hub", "cp1", "home1", "cloud1"} {
 		f.await(20*time.Second, on+" knows all pod CIDRs", func() error {
 			have := f.podNetworks(on)
@@ -159,7 +184,7 @@ func (f fleet) podRangesAsDocumented() {
 	f.runPod("web-home", "home1")
 	f.runPod("web-cloud", "cloud1")
 	for _, a := range f.podAddresses("web-home") {
-		if who := f.skeinOn("cloud1", "ip", "who", a.String()); !strings.Contains(who, "the pod CIDR of home1 (Kubernetes Node home1)") {
+		if who := strings.Join(strings.Fields(f.skeinOn("cloud1", "ip", "who", a.String())), " "); !strings.Contains(who, "the pod CIDR of home1 (Kubernetes Node home1)") {
 			f.Errorf("who has %s:\n%s", a, who)
 		}
 	}
@@ -194,10 +219,18 @@ func (f fleet) podAddresses(name string) (out []netip.Addr) {
 	return out
 }
 
-// fromPod asks a pod's server from within another pod.
+// fromPod has a pod ask another one's server, and returns the answer. The apiserver tells the pod to.
 func (f fleet) fromPod(pod string, to netip.Addr, port uint16, path string) (string, error) {
-	return f.Cluster.Kubectl(f.Context(), nil, "exec", pod, "--", "wget", "-q", "-T", "5", "-O", "-",
-		"http://"+netip.AddrPortFrom(to, port).String()+path)
+	query := url.Values{"protocol": {"http"}, "host": {to.String()}, "port": {strconv.Itoa(int(port))}, "request": {path}, "tries": {"1"}}
+	out, err := f.Cluster.Kubectl(f.Context(), nil, "get", "--raw", "/api/v1/namespaces/default/pods/"+pod+":8080/proxy/dial?"+query.Encode())
+	if err != nil {
+		return "", err
+	}
+	var answer struct{ Responses, Errors []string }
+	if err := json.Unmarshal([]byte(out), &answer); err != nil || len(answer.Responses) != 1 {
+		return "", fmt.Errorf("%s says %s: %w", pod, out, err)
+	}
+	return answer.Responses[0], nil
 }
 
 func (f fleet) otherPodsAcrossNATs() {
@@ -206,7 +239,7 @@ func (f fleet) otherPodsAcrossNATs() {
 		for i, to := range f.podAddresses(pair[1]) {
 			var got string
 			took := f.await(20*time.Second, fmt.Sprintf("%s reaches %s at %s", pair[0], pair[1], to), func() (err error) {
-				got, err = f.fromPod(pair[0], to, 8080, "/clientip")
+				got, err = f.fromPod(pair[0], to, 8080, "clientip")
 				return err
 			})
 			from, err := netip.ParseAddrPort(strings.TrimSpace(got))
@@ -232,12 +265,25 @@ func (f fleet) hostsReachOtherPods() {
 
 // hostAsks asks a server from a host.
 func (f fleet) hostAsks(on string, to netip.Addr, port uint16) error {
-	out, exit, err := f.Lab.Exec(f.Context(), on, "busybox", "wget", "-q", "-T", "5", "-O", "-",
-		"http://"+netip.AddrPortFrom(to, port).String()+"/hostname")
-	if err != nil || exit != 0 {
-		return fmt.Errorf("exit status %d, %w: %s", exit, err, out)
+	at, err := f.Lab.Node(on)
+	if err != nil {
+		return err
 	}
-	return nil
+	return fabric.In(at.Namespace, func() error {
+		c, err := net.DialTimeout("tcp", netip.AddrPortFrom(to, port).String(), 5*time.Second)
+		if err != nil {
+			return err
+		}
+		defer c.Close()
+		_ = c.SetDeadline(time.Now().Add(5 * time.Second))
+		if _, err := io.WriteString(c, "GET /hostname HTTP/1.0\r\n\r\n"); err != nil {
+			return err
+		}
+		if b, err := io.ReadAll(c); err != nil || !strings.HasPrefix(string(b), "HTTP/1.0 200") {
+			return fmt.Errorf("%.100q, %w", b, err)
+		}
+		return nil
+	})
 }
 
 func (f fleet) otherServices() {
@@ -258,7 +304,7 @@ spec:
 		for _, pod := range []string{"web-home", "web-cloud"} {
 			seen := map[string]bool{}
 			f.await(30*time.Second, fmt.Sprintf("%s gets answers of both pods at %s", pod, ip), func() error {
-				got, err := f.fromPod(pod, ip, 80, "/hostname")
+				got, err := f.fromPod(pod, ip, 80, "hostname")
 				seen[strings.TrimSpace(got)] = err == nil
 				if err != nil || !seen["web-home"] || !seen["web-cloud"] {
 					return errors.Join(fmt.Errorf("answers of %v", seen), err)
