@@ -68,7 +68,8 @@ func (a *Agent) followParts() {
 	if len(a.opts.Parts) == 0 {
 		return
 	}
-	s := part.Snapshot{Self: a.id, State: a.loop.state, Records: a.gossip.Records(), Alive: a.gossip.Alive}
+	s := part.Snapshot{Self: a.id, State: a.loop.state, Records: a.gossip.Records(), Alive: a.gossip.Alive,
+		ClockOff: time.Duration(a.clock.Load())}
 	for _, p := range a.opts.Parts {
 		p.Follow(s)
 	}

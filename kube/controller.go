@@ -188,7 +188,7 @@ func (c *controller) pass(ctx context.Context, a *apiserver) (again time.Duratio
 		d := resource.Pool(s.State, p)
 		later(c.act(ctx, a, poolResource, o, p.Meta, d, err, func() map[string]any {
 			use := s.State.PoolUse(p.Name)
-			resting := use.Resting(time.Now())
+			resting := use.Resting(s.LeadersTime(time.Now()))
 			const most = 1 << 62 // an IPv6 pool may have more, and JSON's integers end before
 			return map[string]any{"nodes": int64(use.Nodes), "blocks": map[string]any{
 				"total": int64(min(use.Blocks, most)), "owned": int64(use.Owned), "reserved": int64(use.Reserved),

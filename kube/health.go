@@ -2,6 +2,7 @@ package kube
 
 import (
 	"context"
+	"crypto/x509"
 	"errors"
 	"fmt"
 	"sync"
@@ -47,6 +48,9 @@ func diagnosis(what, verb, resource string, err error) (message, advice string) 
 	case apierrors.IsUnauthorized(err):
 		return fmt.Sprintf("cannot %s: the apiserver does not accept this host's token (%v)", what, err),
 			"give the kubeconfig a token that is valid; " + meanwhile
+	case ofAnotherTime(err):
+		return fmt.Sprintf("cannot %s: %v", what, err),
+			"compare this host's clock with the apiserver's, and see whether its certificate is to be renewed; " + meanwhile
 	case apierrors.IsTooManyRequests(err):
 		return fmt.Sprintf("cannot %s: the apiserver asks to come later (%v)", what, err), meanwhile
 	case apierrors.IsConflict(err), apierrors.IsNotFound(err):
@@ -54,4 +58,10 @@ func diagnosis(what, verb, resource string, err error) (message, advice string) 
 			err), "it is tried again once the apiserver shows the new one"
 	}
 	return fmt.Sprintf("cannot %s: %v", what, err), "is the apiserver up, and reached from this host? " + meanwhile
+}
+
+// ofAnotherTime tells whether a certificate was refused because it is not valid now, by this host's clock.
+func ofAnotherTime(err error) bool {
+	var invalid x509.CertificateInvalidError
+	return errors.As(err, &invalid) && invalid.Reason == x509.Expired // also: not yet valid
 }

@@ -2,7 +2,10 @@ package kube
 
 import (
 	"context"
+	"crypto/tls"
+	"crypto/x509"
 	"errors"
+	"net/url"
 	"strings"
 	"testing"
 
@@ -24,6 +27,9 @@ func TestErrorsOfTheApiserverAreExplained(t *testing.T) {
 		"another one": {err: apierrors.NewConflict(nodes, "n1", errors.New("uid")), message: "not the one that was seen", help: "tried again"},
 		"internal":    {err: apierrors.NewInternalError(errors.New("boom")), message: "boom", help: "go on as they are"},
 		"refused":     {err: errors.New("connect: connection refused"), message: "connection refused", help: "reached from this host"},
+		"another time": {err: &url.Error{Op: "Get", URL: "https://192.0.2.1", Err: &tls.CertificateVerificationError{
+			Err: x509.CertificateInvalidError{Reason: x509.Expired, Detail: "current time is before"}}},
+			message: "expired or is not yet valid", help: "this host's clock"},
 	} {
 		message, help := diagnosis("write it", "patch", "nodes", c.err)
 		if (message == "") != (c.message == "") || !strings.Contains(message, c.message) ||

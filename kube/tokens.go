@@ -161,7 +161,7 @@ func (p *Part) keepToken(ctx context.Context, a *apiserver, o *unstructured.Unst
 			k.Cluster, k.Token = cluster, s.State.Token(id)
 		}
 	}
-	uses, good := join.Keep(k, s.State.Cluster().GetId(), waiting, now)
+	uses, good := join.Keep(k, s.State.Cluster().GetId(), waiting, s.LeadersTime(now))
 	if uses == 0 {
 		return good, nil
 	}

@@ -11,6 +11,7 @@ package part
 import (
 	"context"
 	"net/netip"
+	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
 
@@ -50,7 +51,13 @@ type Snapshot struct {
 	State   *events.State
 	Records map[identity.ID]gossip.Entry // this node's own, as others get it, included
 	Alive   func(identity.ID) bool       // whether gossip sees a member; asked for now, not for then
+
+	// ClockOff is how far this host's clock is ahead of the leader's, as far as that is known.
+	ClockOff time.Duration
 }
+
+// LeadersTime is what the leader's clock shows when this host's shows now. Times in the log are by the leader's.
+func (s Snapshot) LeadersTime(now time.Time) time.Time { return now.Add(-s.ClockOff) }
 
 // Host is the agent, as far as a part may use it. Its methods may be called concurrently; Merge not before Run.
 type Host interface {
