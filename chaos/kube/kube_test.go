@@ -6,6 +6,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"maps"
 	"net/netip"
 	"os"
 	"os/exec"
@@ -46,8 +47,8 @@ egresses:
   out/nat: {destinations: [0.0.0.0/0], gateways: {gateway: 'yes'}}
 `
 
-// nodeOf are the Node objects of the lab's hosts; one's name is not the host's own.
-var nodeOf = map[string]string{"dc1": "dc1", "home1": "home1.example.com", "cloud1": "cloud1", "gone1": "gone1", "gone2": "gone2"}
+// theNodes are the Node objects of the lab's hosts; one's name is not the host's own.
+var theNodes = map[string]string{"dc1": "dc1", "home1": "home1.example.com", "cloud1": "cloud1", "gone1": "gone1", "gone2": "gone2"}
 
 // world is a lab with a control plane on dc1.
 type world struct {
@@ -55,12 +56,13 @@ type world struct {
 	lab     *lab.Lab
 	cluster *Cluster
 	dir     string
+	nodeOf  map[string]string // host → Node
 }
 
 // TestKubernetes: agents behind NATs and a real apiserver that they reach through the mesh.
 func TestKubernetes(t *testing.T) {
 	testenv.NeedRoot(t)
-	w := raise(t)
+	w := raise(t, "k")
 	for _, one := range []struct {
 		name string
 		run  func(world)
@@ -99,7 +101,8 @@ func TestKubernetes(t *testing.T) {
 	}
 }
 
-func raise(t *testing.T) world {
+// raise has a control plane on dc1, in a lab that is called letter and this process.
+func raise(t *testing.T, letter string) world {
 	programs, err := Programs("../..")
 	if err != nil {
 		testenv.Missing(t, err.Error())
@@ -119,7 +122,7 @@ func raise(t *testing.T) world {
 	if err != nil {
 		t.Fatal(err)
 	}
-	spec.Name = fmt.Sprintf("k%d", os.Getpid())
+	spec.Name = fmt.Sprintf("%s%d", letter, os.Getpid())
 	artifacts := os.Getenv("SKEIN_ARTIFACTS")
 	l, err := lab.Up(
 		t.Context(),
@@ -134,7 +137,7 @@ func raise(t *testing.T) world {
 	if err != nil {
 		t.Fatal(err)
 	}
-	w := world{T: t, lab: l, dir: dir}
+	w := world{T: t, lab: l, dir: dir, nodeOf: maps.Clone(theNodes)}
 	t.Cleanup(func() {
 		if w.cluster != nil {
 			if err := w.cluster.Close(); err != nil {
@@ -172,7 +175,7 @@ func raise(t *testing.T) world {
 	}
 	w.kubectl(nil, "wait", "--for=condition=Established", "--timeout=30s", "crd", "addresspools.skein.dev",
 		"addressblocks.skein.dev", "egresses.skein.dev", "meshnodes.skein.dev")
-	for host, node := range nodeOf {
+	for host, node := range w.nodeOf {
 		if err := w.cluster.AddNode(t.Context(), node); err != nil {
 			t.Fatal(err)
 		}
@@ -187,7 +190,7 @@ func (w world) giveKubeconfig(host string) {
 	if host == "dc1" { // a server
 		account = "skein-admin"
 	}
-	token, err := w.cluster.Token(w.Context(), account, nodeOf[host])
+	token, err := w.cluster.Token(w.Context(), account, w.nodeOf[host])
 	if err == nil {
 		err = w.cluster.WriteKubeconfig(filepath.Join(w.dir, host+".kubeconfig"), token)
 	}
@@ -262,7 +265,7 @@ func (w world) problems(host string) (out []string) {
 
 // annotation is the value of an annotation of a host's Node.
 func (w world) annotation(host, name string) (string, error) {
-	out, err := w.cluster.Kubectl(w.Context(), nil, "get", "node", nodeOf[host], "-o", "json")
+	out, err := w.cluster.Kubectl(w.Context(), nil, "get", "node", w.nodeOf[host], "-o", "json")
 	if err != nil {
 		return "", err
 	}
@@ -274,13 +277,13 @@ func (w world) annotation(host, name string) (string, error) {
 	}
 	v, ok := n.Metadata.Annotations[name]
 	if !ok {
-		return "", fmt.Errorf("Node %s has no annotation %s", nodeOf[host], name)
+		return "", fmt.Errorf("Node %s has no annotation %s", w.nodeOf[host], name)
 	}
 	return v, nil
 }
 
 func (w world) recordsAreOnTheNodes() {
-	for host, node := range nodeOf {
+	for host, node := range w.nodeOf {
 		w.within(30*time.Second, "the record of "+host+" on its Node", func() error {
 			v, err := w.annotation(host, annotationtier.Annotation)
 			if err != nil {
@@ -316,7 +319,7 @@ func none(problems []string) error {
 func (w world) site(of, want string, d time.Duration) time.Duration {
 	w.Helper()
 	return w.within(d, "site of "+of, func() error {
-		for by := range nodeOf {
+		for by := range w.nodeOf {
 			if r, err := w.seen(by, of); err != nil || r.GetSite() != want {
 				return fmt.Errorf("%s sees it in %q, want %q, %v", by, r.GetSite(), want, err)
 			}
@@ -327,7 +330,7 @@ func (w world) site(of, want string, d time.Duration) time.Duration {
 
 func (w world) annotate(host string, more ...string) {
 	w.Helper()
-	w.kubectl(nil, append([]string{"annotate", "--overwrite", "node", nodeOf[host]}, more...)...)
+	w.kubectl(nil, append([]string{"annotate", "--overwrite", "node", w.nodeOf[host]}, more...)...)
 }
 
 func (w world) annotationsAct() {
@@ -431,7 +434,7 @@ func (w world) nothingIsWrittenAtRest() {
 			"-",
 			"http://127.0.0.1:9469/metrics",
 		)
-		if err != nil || !strings.Contains(out, fmt.Sprintf("\nskein_kubernetes_nodes %d\n", len(nodeOf))) {
+		if err != nil || !strings.Contains(out, fmt.Sprintf("\nskein_kubernetes_nodes %d\n", len(w.nodeOf))) {
 			i := max(strings.Index(out, "skein_kubernetes"), 0)
 			return fmt.Errorf("%.2000s, %v", out[i:], err)
 		}
@@ -509,7 +512,7 @@ func (w world) recordsOfOthersAreRefused() {
 	if err := w.lab.Start(w.Context(), "home1"); err != nil {
 		w.Fatal(err)
 	}
-	for by := range nodeOf {
+	for by := range w.nodeOf {
 		w.within(30*time.Second, "no problem is left on "+by, func() error { return none(w.problems(by)) })
 	}
 }
@@ -662,7 +665,7 @@ func (w world) apiserverAway() {
 	took := w.site("home1", "cellar", 30*time.Second)
 	w.Logf("an annotation made right after the apiserver's return is known everywhere after %s",
 		took.Round(time.Millisecond))
-	for host := range nodeOf {
+	for host := range w.nodeOf {
 		w.within(30*time.Second, "no problem on "+host, func() error { return none(w.problems(host)) })
 	}
 	w.annotate("home1", "skein.dev/location-")
@@ -702,7 +705,7 @@ func (w world) addPod(ns, name string, annotations map[string]string) {
 			"kind":       "Pod",
 			"metadata":   map[string]any{"namespace": ns, "name": name, "annotations": annotations},
 			"spec": map[string]any{
-				"nodeName":                     nodeOf["home1"],
+				"nodeName":                     w.nodeOf["home1"],
 				"automountServiceAccountToken": false,
 				"containers":                   []any{map[string]any{"name": "c", "image": "none"}},
 			},
@@ -1036,7 +1039,7 @@ func (w world) nodesThatAreDeleted() {
 		}
 		return nil
 	})
-	delete(nodeOf, "gone1")
+	delete(w.nodeOf, "gone1")
 
 	// A Node that comes back under its name at once, as when a machine is set up anew: what was there before is gone.
 	if err := w.lab.Kill(w.Context(), "gone2"); err != nil {
@@ -1056,11 +1059,11 @@ func (w world) nodesThatAreDeleted() {
 	})
 	w.Logf("one whose Node came back as another is revoked %s after", took.Round(time.Millisecond))
 	w.kubectl(nil, "delete", "node", "gone2")
-	delete(nodeOf, "gone2")
+	delete(w.nodeOf, "gone2")
 }
 
 func (w world) networkIsUp() {
-	for _, node := range nodeOf {
+	for _, node := range w.nodeOf {
 		w.within(20*time.Second, "Node "+node+" says that its network is up", func() error {
 			out := w.get(`{.status.conditions[?(@.type=="NetworkUnavailable")].status}`, "node", node)
 			if out != "False" {

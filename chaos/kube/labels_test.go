@@ -13,7 +13,7 @@ import (
 func (w world) label(host, key, want string, d time.Duration) time.Duration {
 	w.Helper()
 	return w.within(d, fmt.Sprintf("label %s=%s of %s", key, want, host), func() error {
-		for by := range nodeOf {
+		for by := range w.nodeOf {
 			out := w.skein(by, "nodes", "-o", "json")
 			var all struct {
 				Nodes []struct {

@@ -14,8 +14,8 @@ const taint = "skein.dev/agent-not-ready"
 // tainted waits until the Node of a host has our taint, or has not.
 func (w world) tainted(host string, want bool, d time.Duration) time.Duration {
 	w.Helper()
-	return w.within(d, fmt.Sprintf("taint of %s: %v", nodeOf[host], want), func() error {
-		out, err := w.cluster.Kubectl(w.Context(), nil, "get", "node", nodeOf[host], "-o",
+	return w.within(d, fmt.Sprintf("taint of %s: %v", w.nodeOf[host], want), func() error {
+		out, err := w.cluster.Kubectl(w.Context(), nil, "get", "node", w.nodeOf[host], "-o",
 			`jsonpath={range .spec.taints[*]}{.key}:{.effect} {end}`)
 		if err != nil || strings.Contains(out, taint+":NoSchedule") != want {
 			return fmt.Errorf("%q, %v", out, err)
@@ -42,17 +42,17 @@ func (w world) readiness() {
 	if _, err := os.Stat(filepath.Join(w.dir, "bin", "skein-cni")); err != nil {
 		w.Error(err)
 	}
-	for host := range nodeOf {
+	for host := range w.nodeOf {
 		w.tainted(host, false, 20*time.Second)
 	}
 	// A taint of somebody else's, and ours by hand: the agent takes away its own.
-	w.kubectl(nil, "taint", "node", nodeOf["home1"], "other=x:NoSchedule", taint+":NoSchedule")
+	w.kubectl(nil, "taint", "node", w.nodeOf["home1"], "other=x:NoSchedule", taint+":NoSchedule")
 	took := w.tainted("home1", false, 20*time.Second)
 	w.Logf("a Node whose agent is ready is free of the taint %s after it was put on", took.Round(time.Millisecond))
-	if out := w.get("{.spec.taints[*].key}", "node", nodeOf["home1"]); !strings.Contains(out, "other") {
+	if out := w.get("{.spec.taints[*].key}", "node", w.nodeOf["home1"]); !strings.Contains(out, "other") {
 		w.Errorf("the taints that are left: %q", out)
 	}
-	w.kubectl(nil, "taint", "node", nodeOf["home1"], "other-")
+	w.kubectl(nil, "taint", "node", w.nodeOf["home1"], "other-")
 
 	w.skein("dc1", "pool", "drain", "default") // so that STATUS is 50
 	info, err := w.lab.Node("home1")
