@@ -118,6 +118,7 @@ func newAPIServer(c *rest.Config) (*apiserver, error) {
 	if err != nil {
 		return nil, err
 	}
+	h.Transport = later{h.Transport}
 	a := &apiserver{back: func() {}, atMost: watchAtMost}
 	if a.metadata, err = metadata.NewForConfigAndClient(c, h); err != nil {
 		return nil, err
@@ -237,19 +238,23 @@ func (a *apiserver) watchWhole(ctx context.Context, kind schema.GroupVersionReso
 func (a *apiserver) reflect(ctx context.Context, kind schema.GroupVersionResource, like runtime.Object,
 	list func(context.Context, metav1.ListOptions) (runtime.Object, error),
 	follow func(context.Context, metav1.ListOptions) (watch.Interface, error), store cache.ReflectorStore, h *health) {
-	away := false // of the reflector's goroutine
+	away, notBefore := false, time.Time{} // of the reflector's goroutine
 	lw := &cache.ListWatch{
 		ListWithContextFunc: func(ctx context.Context, o metav1.ListOptions) (runtime.Object, error) {
+			pause(ctx, notBefore)
 			ctx, cancel := context.WithTimeout(ctx, listAtMost)
 			defer cancel()
 			l, err := list(ctx, o)
+			notBefore = time.Now().Add(retryAfter(err))
 			h.result("read the "+kind.Resource, "list", kind.Resource, err)
 			return l, err
 		},
 		WatchFuncWithContext: func(ctx context.Context, o metav1.ListOptions) (watch.Interface, error) {
+			pause(ctx, notBefore)
 			seconds := int64((watchLeast + rand.N(watchSpread)).Seconds())
 			o.TimeoutSeconds = &seconds
 			w, err := bounded(ctx, a.atMost, func(ctx context.Context) (watch.Interface, error) { return follow(ctx, o) })
+			notBefore = time.Now().Add(retryAfter(err))
 			h.result("watch the "+kind.Resource, "watch", kind.Resource, err)
 			if err == nil { // a watch brings the list with it, or comes behind one
 				h.result("", "list", kind.Resource, nil)
