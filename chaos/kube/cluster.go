@@ -11,6 +11,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"strconv"
 	"strings"
 	"syscall"
 	"time"
@@ -87,6 +88,9 @@ func Raise(ctx context.Context, cfg Config) (*Cluster, error) {
 	if err := os.MkdirAll(cfg.Dir, 0o700); err != nil {
 		return nil, err
 	}
+	if err := raiseInotify(); err != nil {
+		return nil, err
+	}
 	c := &Cluster{Config: cfg}
 	if len(c.Addresses) == 0 {
 		for _, text := range cfg.On.Overlay {
@@ -114,6 +118,20 @@ func Raise(ctx context.Context, cfg Config) (*Cluster, error) {
 		return nil, errors.Join(err, c.Close())
 	}
 	return c, nil
+}
+
+// raiseInotify lets root have as many inotify instances as a few clusters take: each program of Kubernetes' has some ten,
+// and kernels give a user 128.
+func raiseInotify() error {
+	const file, want = "/proc/sys/fs/inotify/max_user_instances", 1024
+	b, err := os.ReadFile(file)
+	if err != nil {
+		return err
+	}
+	if n, err := strconv.Atoi(strings.TrimSpace(string(b))); err == nil && n >= want {
+		return nil
+	}
+	return os.WriteFile(file, []byte(strconv.Itoa(want)), 0)
 }
 
 func (c *Cluster) startEtcd() error {
