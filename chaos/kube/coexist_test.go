@@ -54,6 +54,7 @@ func TestCoexist(t *testing.T) {
 		{"MTU", fleet.otherMTU},
 		{"PodLinksAreNoCandidates", fleet.podLinksAreNoCandidates},
 		{"WithoutRanges", fleet.withoutPodRanges},
+		{"ComingFromKilo", fleet.comingFromKilo},
 	} {
 		t.Run(one.name, func(t *testing.T) {
 			f := f
@@ -415,5 +416,55 @@ func (f fleet) withoutPodRanges() {
 	out, exit, err := f.Lab.Exec(f.Context(), "hub", "ip", "route", "show", "table", "116")
 	if err != nil || exit != 0 && !strings.Contains(out, "does not exist") || strings.Contains(out, "10.244.") {
 		f.Errorf("routes are left: exit status %d, %v\n%s", exit, err, out)
+	}
+}
+
+// kiloObjects stand in for what Kilo has in a cluster; its programs never run.
+const kiloObjects = `---
+apiVersion: apiextensions.k8s.io/v1
+kind: CustomResourceDefinition
+metadata: {name: peers.kilo.squat.ai}
+spec:
+  group: kilo.squat.ai
+  scope: Cluster
+  names: {kind: Peer, plural: peers, singular: peer}
+  versions:
+    - {name: v1alpha1, served: true, storage: true, schema: {openAPIV3Schema: {type: object, x-kubernetes-preserve-unknown-fields: true}}}
+---
+apiVersion: apps/v1
+kind: DaemonSet
+metadata: {name: kilo, namespace: kube-system}
+spec: {selector: {matchLabels: {a: kilo}}, template: {metadata: {labels: {a: kilo}}, spec: {nodeSelector: {no: such}, containers: [{name: c, image: none}]}}}
+`
+
+// comingFromKilo moves a cluster whose Nodes have Kilo's annotations, and whose hosts have a link called as Kilo's.
+func (f fleet) comingFromKilo() {
+	f.kubectl([]byte(kiloObjects), "apply", "-f", "-")
+	f.kubectl(nil, "wait", "--for=condition=Established", "--timeout=30s", "crd/peers.kilo.squat.ai")
+	f.kubectl([]byte(`{"apiVersion": "kilo.squat.ai/v1alpha1", "kind": "Peer", "metadata": {"name": "laptop"},
+		"spec": {"allowedIPs": ["10.5.0.1/32"], "publicKey": "a", "presharedKey": "secret"}}`), "apply", "-f", "-")
+	f.kubectl(nil, "annotate", "node", "home1", "kilo.squat.ai/location=lab", "kilo.squat.ai/key=x", "kilo.squat.ai/leader=")
+	for _, n := range f.Config.Nodes {
+		if out, exit, err := f.Lab.Exec(f.Context(), n, "ip", "link", "add", "kilo0", "type", "bridge"); err != nil || exit != 0 {
+			f.Fatalf("%s: exit status %d, %v: %s", n, exit, err, out)
+		}
+	}
+	f.walk("Coming from Kilo", map[string]Host{"node": func(ctx context.Context, script string) (string, error) {
+		for _, n := range f.Config.Nodes {
+			if out, err := f.Commands(ctx, n, script); err != nil {
+				return out, err
+			}
+		}
+		return "", nil
+	}})
+	f.await(20*time.Second, "pods reach each other", func() error {
+		_, err := f.fromPod("web-home", f.podAddresses("web-cloud")[0], 8080, "hostname")
+		return err
+	})
+	if out := f.skeinOn("hub", "nodes"); !strings.Contains(out, "lab") {
+		f.Errorf("the location that Kilo's annotation says is not there:\n%s", out)
+	}
+	if left := f.kubectl(nil, "get", "node", "home1", "-o", "jsonpath={.metadata.annotations}"); strings.Contains(left, "squat.ai/key") || !strings.Contains(left, "squat.ai/location") {
+		f.Errorf("the annotations are %s", left)
 	}
 }

@@ -45,7 +45,9 @@ type FleetConfig struct {
 	Images []Image  // in every node's runtime, beside the fleet's own
 	// OtherCNI has CNI's reference plugins bridge and host-local give pods their addresses, of Pods, and skein carry
 	// packets between hosts alone.
-	OtherCNI  bool
+	OtherCNI bool
+	// UseCNI gives a node another CNI than skein's; nil: skein's, or with OtherCNI the reference plugins.
+	UseCNI    func(ctx context.Context, w *Worker) error
 	Pods      string // range of pods' addresses; empty: the usual fleet's
 	Progress  func(string)
 	Artifacts string
@@ -82,6 +84,9 @@ func RaiseFleet(ctx context.Context, cfg FleetConfig) (*Fleet, error) {
 		cfg.Pods = "10.100.0.0/16,fd00:100::/112"
 	}
 	f := &Fleet{Config: cfg, Machines: map[string]*Machine{}, Workers: map[string]*Worker{}}
+	if cfg.OtherCNI && cfg.UseCNI == nil {
+		f.Config.UseCNI = f.useReferencePlugins
+	}
 	err := f.raise(ctx)
 	if err != nil {
 		if cfg.Artifacts != "" {
@@ -144,7 +149,7 @@ func (f *Fleet) raise(ctx context.Context) error {
 	if _, err := f.Cluster.Kubectl(ctx, []byte(corednsManifest), "apply", "-f", "-"); err != nil {
 		return err
 	}
-	if f.Config.OtherCNI {
+	if f.Config.UseCNI != nil {
 		return nil // its pods reach no other host before skein is told of them
 	}
 	if _, err := f.Cluster.Kubectl(ctx, nil, "-n", "kube-system", "rollout", "status", "--timeout=60s", "deployment/coredns"); err != nil {
@@ -217,8 +222,8 @@ func (f *Fleet) addNodes(ctx context.Context) error {
 		if err := f.Cluster.WaitNode(ctx, w.Name); err != nil {
 			return fmt.Errorf("%w; the end of kubelet's log:\n%s", err, w.Machine.tail("kubelet"))
 		}
-		if f.Config.OtherCNI {
-			if err := f.useReferencePlugins(ctx, w); err != nil {
+		if f.Config.UseCNI != nil {
+			if err := f.Config.UseCNI(ctx, w); err != nil {
 				return err
 			}
 		}
@@ -243,7 +248,7 @@ func (f *Fleet) addNode(ctx context.Context, name string) (*Worker, error) {
 	if err != nil {
 		return nil, err
 	}
-	if f.Config.OtherCNI {
+	if f.Config.UseCNI != nil {
 		return w, nil // its configuration needs the Node's pod CIDR
 	}
 	out, exit, err := f.Lab.Exec(ctx, name, "skein", "cni", "install", "--chain", "portmap,bandwidth")
