@@ -1,6 +1,7 @@
 package events
 
 import (
+	"cmp"
 	"crypto/sha256"
 	"encoding/base64"
 	"encoding/hex"
@@ -240,16 +241,22 @@ func showOne(f protoreflect.FieldDescriptor, v protoreflect.Value) string {
 	return v.String()
 }
 
-// describeOne joins the values of a message that has only texts.
+// describeOne joins the values of a message that has only texts, and lists of texts.
 func describeOne(m proto.Message) string {
 	var parts []string
 	r := m.ProtoReflect()
 	for _, f := range sortedFields(r.Descriptor()) {
-		if r.Has(f) {
+		switch {
+		case !r.Has(f):
+		case f.IsList():
+			for i := range r.Get(f).List().Len() {
+				parts = append(parts, r.Get(f).List().Get(i).String())
+			}
+		default:
 			parts = append(parts, r.Get(f).String())
 		}
 	}
-	return strings.Join(parts, ",")
+	return cmp.Or(strings.Join(parts, ","), "(none)")
 }
 
 func public(f protoreflect.FieldDescriptor) bool {

@@ -182,6 +182,20 @@ func TestFoldOfForgedPodCIDRs(t *testing.T) {
 	}
 }
 
+// A change reads well in `skein diff`.
+func TestPodCIDRsInDiff(t *testing.T) {
+	w := newPools(t)
+	before := w.s.Clone()
+	w.must(podRanges("10.244.0.0/16", "fd44::/48"))
+	w.must(podCIDRs("a", "node-a", "10.244.1.0/24", "fd44:0:0:1::/64"))
+	lines := strings.Join(Diff(before, w.s), "\n")
+	for _, want := range []string{`pod_ranges [] → ["10.244.0.0/16" "fd44::/48"]`, "pod_cidrs (none) → node-a,10.244.1.0/24,fd44:0:0:1::/64"} {
+		if !strings.Contains(lines, want) {
+			t.Errorf("%q is not in\n%s", want, lines)
+		}
+	}
+}
+
 // While a server folds schema 4 only, nothing of it comes into the log, and the refusal names the server.
 func TestPodCIDRsInMixedVersions(t *testing.T) {
 	w := newPools(t)
