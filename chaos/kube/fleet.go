@@ -165,11 +165,6 @@ func (f *Fleet) progress(began time.Time, what string) {
 
 // makeImages makes the archive of the images that every node gets.
 func (f *Fleet) makeImages(_ context.Context, programs string) error {
-	file, err := os.Create(f.archive())
-	if err != nil {
-		return err
-	}
-	defer file.Close()
 	shell, err := exec.LookPath("busybox")
 	if err != nil {
 		return fmt.Errorf("images: %w: run .ci/setup kube", err)
@@ -182,7 +177,17 @@ func (f *Fleet) makeImages(_ context.Context, programs string) error {
 	dns := busybox(shell, corednsImage)
 	dns.Programs["coredns"] = filepath.Join(programs, "coredns")
 	dns.Entrypoint = []string{"/coredns"}
-	return WriteArchive(file, append([]Image{pause, tools, dns}, f.Config.Images...)...)
+	return writeArchive(f.archive(), append([]Image{pause, tools, dns}, f.Config.Images...)...)
+}
+
+// writeArchive writes images to a file.
+func writeArchive(name string, images ...Image) error {
+	file, err := os.Create(name)
+	if err != nil {
+		return err
+	}
+	defer file.Close()
+	return WriteArchive(file, images...)
 }
 
 func (f *Fleet) archive() string { return filepath.Join(f.Config.Dir, "images.tar") }

@@ -27,6 +27,22 @@ func TestFleet(t *testing.T) {
 		run  func(fleet)
 	}{
 		{"NodesAreReady", fleet.nodesAreReady},
+		{"Webs", fleet.webs},
+		{"LogsExecPortForward", fleet.logsExecPortForward},
+		{"KubeletMetrics", fleet.kubeletMetrics},
+		{"Webhook", fleet.webhook},
+		{"AggregatedAPI", fleet.aggregatedAPI},
+		{"DualStack", fleet.dualStack},
+		{"Services", fleet.services},
+		{"Names", fleet.names},
+		{"HostPorts", fleet.hostPorts},
+		{"Bandwidth", fleet.bandwidth},
+		{"PoolsOfPods", fleet.poolsOfPods},
+		{"EgressesOfPods", fleet.egressesOfPods},
+		{"EgressThatIsNot", fleet.egressThatIsNot},
+		{"Mixed", fleet.mixed},
+		{"EightyPods", fleet.eightyPods},
+		{"TablesSideBySide", fleet.tablesSideBySide},
 	} {
 		t.Run(one.name, func(t *testing.T) {
 			f := f

@@ -43,6 +43,14 @@ func newAuthority() (*authority, error) {
 
 // issue makes a certificate for name in groups, valid for addresses, and returns it with its key, both PEM.
 func (a *authority) issue(name string, groups []string, addresses ...netip.Addr) (cert, key []byte, err error) {
+	return a.issueFor(name, groups, []string{
+		"localhost", "kubernetes", "kubernetes.default", "kubernetes.default.svc",
+		"kubernetes.default.svc.cluster.local",
+	}, addresses...)
+}
+
+// issueFor is issue for a server with other names than the apiserver's.
+func (a *authority) issueFor(name string, groups, dns []string, addresses ...netip.Addr) (cert, key []byte, err error) {
 	k, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
 	if err != nil {
 		return nil, nil, err
@@ -56,10 +64,7 @@ func (a *authority) issue(name string, groups []string, addresses ...netip.Addr)
 		NotBefore: time.Now().Add(-time.Hour), NotAfter: time.Now().Add(24 * time.Hour),
 		KeyUsage:    x509.KeyUsageDigitalSignature,
 		ExtKeyUsage: []x509.ExtKeyUsage{x509.ExtKeyUsageServerAuth, x509.ExtKeyUsageClientAuth},
-		DNSNames: []string{
-			"localhost", "kubernetes", "kubernetes.default", "kubernetes.default.svc",
-			"kubernetes.default.svc.cluster.local",
-		},
+		DNSNames:    dns,
 	}
 	for _, ip := range addresses {
 		t.IPAddresses = append(t.IPAddresses, net.IP(ip.AsSlice()))

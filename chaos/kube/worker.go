@@ -252,6 +252,9 @@ func (w *Worker) StartProxy() error {
 	return err
 }
 
+// StopProxy ends kube-proxy. Its tables stay.
+func (w *Worker) StopProxy() error { return stop(&w.proxy, syscall.SIGTERM) }
+
 // StopKubelet ends kubelet. Its pods go on.
 func (w *Worker) StopKubelet() error { return stop(&w.kubelet, syscall.SIGTERM) }
 
