@@ -2,6 +2,7 @@ package kube
 
 import (
 	"context"
+	"encoding/json"
 	"fmt"
 	"net/http"
 	"net/http/httptest"
@@ -13,7 +14,8 @@ import (
 	"k8s.io/client-go/rest"
 )
 
-// refusing is an apiserver that refuses everything with a status, and says when to come again. It tells of each request.
+// refusing is an apiserver that refuses everything with a status, and says when to come again. It tells of each
+// request.
 func refusing(t *testing.T, status int, after, body string, asked chan<- time.Time) *apiserver {
 	s := httptest.NewTLSServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		select {
@@ -35,15 +37,15 @@ func refusing(t *testing.T, status int, after, body string, asked chan<- time.Ti
 
 // What the apiserver refuses is known after one request, with the time after which it may be asked again.
 func TestARefusalIsKnownAtOnce(t *testing.T) {
-	const asAPI = `{"kind":"Status","apiVersion":"v1","status":"Failure","message":"slow down","reason":"TooManyRequests",` +
-		`"details":{"retryAfterSeconds":1},"code":429}`
+	const asAPI = `{"kind":"Status","apiVersion":"v1","status":"Failure","message":"slow down",` +
+		`"reason":"TooManyRequests","details":{"retryAfterSeconds":1},"code":429}`
 	for what, c := range map[string]struct {
 		status      int
 		after, body string
 		is          func(error) bool
 		want        time.Duration
 	}{
-		"by a filter":        {429, "3", "Too many requests, please try again later.", apierrors.IsTooManyRequests, 3 * time.Second},
+		"by a filter":        {429, "3", "Too many requests.", apierrors.IsTooManyRequests, 3 * time.Second},
 		"by the API":         {429, "3", asAPI, apierrors.IsTooManyRequests, 3 * time.Second},
 		"starting":           {503, "2", "starting", apierrors.IsServiceUnavailable, 2 * time.Second},
 		"broken":             {500, "2", "oops", apierrors.IsInternalError, 2 * time.Second},
@@ -79,4 +81,21 @@ func TestAWatchComesAgainWhenItIsAskedTo(t *testing.T) {
 	if gap := next(t, "another request", asked).Sub(first); gap < after {
 		t.Errorf("asked to come after %s, it comes after %s", after, gap)
 	}
+}
+
+// Whatever an apiserver says with its refusal, what is made of it is a refusal with the time to wait.
+func FuzzRefusal(f *testing.F) {
+	for _, seed := range []string{"", "Too many requests", `{"kind":"Status","details":{"retryAfterSeconds":7}}`,
+		`{"kind":"Status","code":200,"status":"Success"}`} {
+		f.Add(429, []byte(seed), 3)
+	}
+	f.Fuzz(func(t *testing.T, code int, body []byte, seconds int) {
+		code, seconds = 400+int(uint(code)%200), int(uint(seconds)%300)
+		var s metav1.Status
+		if err := json.Unmarshal(refusal(code, body, seconds), &s); err != nil || s.Kind != "Status" ||
+			s.Status != metav1.StatusFailure || int(s.Code) != code || s.Details == nil ||
+			int(s.Details.RetryAfterSeconds) != seconds {
+			t.Errorf("%+v, %v", s, err)
+		}
+	})
 }

@@ -5,15 +5,12 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"net"
 	"net/http"
 	"net/netip"
 	"strings"
 	"sync"
 	"testing"
 	"time"
-
-	"github.com/skeinmesh/skein/chaos/lab/fabric"
 )
 
 // load asks something over HTTP at a steady rate, each time by a new connection, and counts what is answered.
@@ -124,23 +121,14 @@ func (l *load) report() (asked, answered int, longest time.Duration, text string
 	return l.asked, l.answered, l.longest, text
 }
 
-// get asks a server from a network namespace and returns the answer.
-func get(ctx context.Context, netns string, at netip.AddrPort, path string) (string, error) {
+// fetch asks a server from a network namespace and returns the answer.
+func fetch(ctx context.Context, netns string, at netip.AddrPort, path string) (string, error) {
 	return call(ctx, netns, http.MethodGet, "http://"+at.String()+path, "")
 }
 
 // call is one request from a network namespace, by a connection of its own.
 func call(ctx context.Context, netns, method, url, body string) (string, error) {
-	c := http.Client{Transport: &http.Transport{
-		DisableKeepAlives: true,
-		DialContext: func(ctx context.Context, network, address string) (c net.Conn, err error) {
-			err = fabric.In(netns, func() error {
-				c, err = (&net.Dialer{}).DialContext(ctx, network, address)
-				return err
-			})
-			return c, err
-		},
-	}}
+	c := http.Client{Transport: &http.Transport{DialContext: dialer(netns), DisableKeepAlives: true}}
 	req, err := http.NewRequestWithContext(ctx, method, url, strings.NewReader(body))
 	if err != nil {
 		return "", err

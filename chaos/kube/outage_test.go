@@ -204,12 +204,12 @@ func (o *outage) loads() []*load {
 		{"pod to pod across a symmetric NAT", "cloud1", "far"}, {"pod to pod by a direct path", "cp1", "near"},
 	} {
 		at := netip.AddrPortFrom(o.address(o.mustSandbox(l.node, "load", l.pod)), servePort)
-		ask := func(ctx context.Context) error { _, err := get(ctx, o.client, at, "/hostname"); return err }
+		ask := func(ctx context.Context) error { _, err := fetch(ctx, o.client, at, "/hostname"); return err }
 		o.until(20*time.Second, l.name, func() error { return ask(o.Context()) })
 		out = append(out, startLoad(o.T, l.name, loadEvery, ask))
 	}
 	ask := func(ctx context.Context) error {
-		text, err := get(ctx, o.client, o.egress, "/")
+		text, err := fetch(ctx, o.client, o.egress, "/")
 		var seen lab.Seen
 		if err == nil {
 			err = json.Unmarshal([]byte(text), &seen)
@@ -302,7 +302,7 @@ func (o *outage) sandboxesRestart() {
 		o.Errorf("it has %s, which is not of its Namespace's pool", at)
 	}
 	o.until(20*time.Second, "it uses its egress", func() error {
-		text, err := get(o.Context(), o.victim.Netns(), o.egress, "/")
+		text, err := fetch(o.Context(), o.victim.Netns(), o.egress, "/")
 		seen := func(a netip.Addr) bool { return strings.Contains(text, a.String()) }
 		if err == nil && !slices.ContainsFunc(o.gatewayAddresses(), seen) {
 			err = errors.New(text)

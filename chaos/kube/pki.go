@@ -43,14 +43,18 @@ func newAuthority() (*authority, error) {
 
 // issue makes a certificate for name in groups, valid for addresses, and returns it with its key, both PEM.
 func (a *authority) issue(name string, groups []string, addresses ...netip.Addr) (cert, key []byte, err error) {
-	return a.issueFor(name, groups, []string{
-		"localhost", "kubernetes", "kubernetes.default", "kubernetes.default.svc",
-		"kubernetes.default.svc.cluster.local",
-	}, addresses...)
+	now := time.Now()
+	return a.issueFor(now.Add(-time.Hour), now.Add(24*time.Hour), name, groups, apiserverNames, addresses...)
 }
 
-// issueFor is issue for a server with other names than the apiserver's.
-func (a *authority) issueFor(name string, groups, dns []string, addresses ...netip.Addr) (cert, key []byte, err error) {
+// apiserverNames are the names by which clients know the apiserver.
+var apiserverNames = []string{
+	"localhost", "kubernetes", "kubernetes.default", "kubernetes.default.svc", "kubernetes.default.svc.cluster.local",
+}
+
+// issueFor does that with another time in which it is valid, and other names than the apiserver's.
+func (a *authority) issueFor(from, until time.Time, name string, groups, dns []string,
+	addresses ...netip.Addr) (cert, key []byte, err error) {
 	k, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
 	if err != nil {
 		return nil, nil, err
@@ -61,7 +65,7 @@ func (a *authority) issueFor(name string, groups, dns []string, addresses ...net
 	}
 	t := &x509.Certificate{
 		SerialNumber: serial, Subject: pkix.Name{CommonName: name, Organization: groups},
-		NotBefore: time.Now().Add(-time.Hour), NotAfter: time.Now().Add(24 * time.Hour),
+		NotBefore: from, NotAfter: until,
 		KeyUsage:    x509.KeyUsageDigitalSignature,
 		ExtKeyUsage: []x509.ExtKeyUsage{x509.ExtKeyUsageServerAuth, x509.ExtKeyUsageClientAuth},
 		DNSNames:    dns,
