@@ -326,6 +326,11 @@ func (c charted) install() {
 	c.kubectl(nil, "wait", "--for=condition=Synced", "--timeout=30s", "addresspool/default")
 	c.kubectl(nil, "wait", "--for=condition=Ready", "--timeout=60s", "node", "--all")
 	c.oneMesh(chartHosts)
+	// An agent that could not make /proc/sys writable says so.
+	logs := c.kubectl(nil, "-n", "skein-system", "logs", "--tail=-1", "-l", "app.kubernetes.io/name=skein")
+	if !strings.Contains(logs, "agent is up") || strings.Contains(logs, "read-only") {
+		c.Errorf("the agents say:\n%s", logs)
+	}
 }
 
 // oneMesh: all hosts are members of the one mesh, and cp1 is its server.
@@ -462,10 +467,16 @@ func (c charted) aNodeThatComesLater() {
 			c.Fatal(err, out)
 		}
 	}
+	began := time.Now()
+	step := func(what string) { c.Logf("%s after %s", what, time.Since(began).Round(100*time.Millisecond)) }
 	c.addHost(lateHost, c.cluster.Programs)
+	step("its containerd and kubelet run")
 	c.giveImages(lateHost)
+	step("its Node is there, with the images")
 	c.kubectl(nil, "-n", "skein-system", "rollout", "status", "--timeout=60s", "daemonset/skein-agent")
+	step("its agent is a member and ready")
 	c.kubectl(nil, "wait", "--for=condition=Ready", "--timeout=60s", "node", lateHost)
+	step("it is ready for pods")
 	if token() == before {
 		c.Error("the Secret still has the token that was revoked")
 	}
