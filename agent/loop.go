@@ -533,7 +533,7 @@ func (a *Agent) serve(ctx context.Context) {
 			a.pods.run(ctx, l)
 		}()
 	}
-	go a.serveForPods(ctx)
+	go a.serveForPods(ctx, installedEvery)
 	if a.egresses != nil {
 		a.egressDone = make(chan struct{})
 		go func() {

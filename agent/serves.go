@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"time"
 
@@ -62,7 +63,7 @@ func (a *Agent) openServes() error {
 }
 
 // serveForPods says that pods can start once they can, after the runtime was given its configuration, and keeps that in place.
-func (a *Agent) serveForPods(ctx context.Context) {
+func (a *Agent) serveForPods(ctx context.Context, lookEvery time.Duration) {
 	select {
 	case <-a.planeStands:
 	case <-ctx.Done():
@@ -78,16 +79,18 @@ func (a *Agent) serveForPods(ctx context.Context) {
 		a.servesNow()
 	}
 	var written string
+	var present []string // plugins that may be chained, when it was written
 	for in != nil {
 		pause := servesEvery
-		if written != "" && in.Stands(written) {
-			pause = installedEvery
+		if written != "" && in.Stands(written) && (in.Chain != nil || slices.Equal(cni.Present(in.BinDir), present)) {
+			pause = lookEvery
 		} else if a.pods.cni.Able(ctx) == nil {
+			present = cni.Present(in.BinDir)
 			conf, err := a.install(ctx, in)
 			if written = conf; err == nil {
 				a.servesNow()
 			} else {
-				pause = installedEvery / 2
+				pause = lookEvery / 2
 			}
 		}
 		select {

@@ -86,7 +86,7 @@ func TestTheConfigurationComesLast(t *testing.T) {
 	addresses.without.Store(true)
 	ctx, stop := context.WithCancel(t.Context())
 	ended := make(chan struct{})
-	go func() { defer close(ended); a.serveForPods(ctx) }()
+	go func() { defer close(ended); a.serveForPods(ctx, 20*time.Millisecond) }()
 	close(a.planeStands)
 	eventually(t, "the plane stands", func() bool {
 		return strings.Contains(a.pods.cni.Able(t.Context()).Error(), "data plane is not as it should be")
@@ -104,6 +104,18 @@ func TestTheConfigurationComesLast(t *testing.T) {
 	if _, err := os.Stat(filepath.Join(dir, "bin", "skein-cni")); err != nil {
 		t.Error(err)
 	}
+	plugin := "#!/bin/sh\necho '{\"cniVersion\":\"1.0.0\",\"supportedVersions\":[\"1.0.0\"]}'\n"
+	if err := os.WriteFile(filepath.Join(dir, "bin", "portmap"), []byte(plugin), 0o755); err != nil {
+		t.Fatal(err)
+	}
+	eventually(t, "a plugin that comes later is chained", func() bool {
+		b, err := os.ReadFile(conf)
+		return err == nil && strings.Contains(string(b), "portmap")
+	})
+	if err := os.Remove(conf); err != nil {
+		t.Fatal(err)
+	}
+	eventually(t, "what somebody has removed is there again", there)
 	stop()
 	<-ended
 	if !there() {
@@ -135,7 +147,7 @@ func TestWhoseConfigurationIsThere(t *testing.T) {
 	close(a.planeStands)
 	a.applied.Store(true)
 	ctx, stop := context.WithCancel(t.Context())
-	go a.serveForPods(ctx)
+	go a.serveForPods(ctx, 20*time.Millisecond)
 	eventually(t, "it is told", func() bool { return len(a.problems.list()) == 1 })
 	stop()
 	if p := a.problems.list()[0]; !strings.Contains(p.GetMessage(), "says something else") || a.doesServe() {
@@ -151,7 +163,7 @@ func TestWhoseConfigurationIsThere(t *testing.T) {
 	a, _ = servesAgent(t, dir)
 	a.cfg.CNI.ConfDir = ""
 	close(a.planeStands)
-	a.serveForPods(t.Context())
+	a.serveForPods(t.Context(), time.Hour)
 	if files, _ := os.ReadDir(filepath.Join(dir, "net.d")); len(files) > 0 || !a.doesServe() {
 		t.Errorf("without the key: %v, serves %v", files, a.doesServe())
 	}

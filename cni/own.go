@@ -13,14 +13,20 @@ import (
 // Chainable are the plugins that come after ours wherever they are there: host ports and bandwidth limits of pods.
 var Chainable = []string{"portmap", "bandwidth"}
 
-// Found are those of Chainable that are in a directory of plugins and answer, and what is wrong with others that are
-// there.
-func Found(ctx context.Context, binDir string) (names, warnings []string) {
+// Present are those of Chainable that are in a directory of plugins.
+func Present(binDir string) (names []string) {
 	for _, name := range Chainable {
-		path := filepath.Join(binDir, name)
-		if _, err := os.Stat(path); errors.Is(err, fs.ErrNotExist) {
-			continue
+		if _, err := os.Stat(filepath.Join(binDir, name)); !errors.Is(err, fs.ErrNotExist) {
+			names = append(names, name)
 		}
+	}
+	return names
+}
+
+// Found are those that are present and answer, and what is wrong with the others that are present.
+func Found(ctx context.Context, binDir string) (names, warnings []string) {
+	for _, name := range Present(binDir) {
+		path := filepath.Join(binDir, name)
 		if _, err := versionsOf(ctx, path); err != nil {
 			warnings = append(warnings, fmt.Sprintf("%s is there and not chained: it does not answer: %v", path, err))
 			continue
