@@ -65,6 +65,9 @@ func (w world) namesOfHosts() {
 	there(all)
 
 	w.namesAreGuarded()
+	if err := w.lab.Kill(w.Context(), "vm1"); err != nil { // its agent would end, and the lab wonder why
+		w.Fatal(err)
+	}
 	w.skein("dc1", "node", "revoke", "vm1")
 	there("")
 }
