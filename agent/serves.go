@@ -37,8 +37,8 @@ func installation(c config.Config) *cni.Install {
 	}
 }
 
-// openServes sees whether the host has started anew since pods could last start. A configuration of before is then taken
-// away until they can again: the runtime would take the host for one that is ready.
+// openServes sees whether the host has started anew since pods could last start. A configuration of before is then
+// taken away until they can again: the runtime would take the host for one that is ready.
 func (a *Agent) openServes() error {
 	b, err := os.ReadFile(bootIDFile)
 	if err != nil {

@@ -53,8 +53,8 @@ type relabel struct {
 	bad  []string
 }
 
-// look decides whose labels are to be others now, and when to look again; 0: when something changes. A member whose Node
-// is not there keeps what it has: an apiserver that has lost its data moves no gateway.
+// look decides whose labels are to be others now, and when to look again; 0: when something changes. A member whose
+// Node is not there keeps what it has: an apiserver that has lost its data moves no gateway.
 func (l *labeling) look(s *part.Snapshot, nodes map[string]*Node, members map[identity.ID]*Node,
 	now time.Time) (out []relabel, next time.Duration) {
 	without := map[identity.ID]bool{}
@@ -151,5 +151,6 @@ func (l *labeling) tell(h part.Host, name, problem string) {
 		return
 	}
 	l.told[name] = problem != ""
-	h.Report("kubernetes: labels of "+name, part.Warns, problem, "see docs/kubernetes.md for the labels that choose gateways")
+	h.Report("kubernetes: labels of "+name, part.Warns, problem,
+		"see docs/kubernetes.md for the labels that choose gateways")
 }

@@ -126,7 +126,8 @@ func (a *apiserver) taint(ctx context.Context, node, uid string, on bool) (wrote
 			return false, err
 		}
 		if string(o.GetUID()) != uid {
-			return false, apierrors.NewConflict(nodeResource.GroupResource(), node, fmt.Errorf("its UID is %s", o.GetUID()))
+			return false, apierrors.NewConflict(nodeResource.GroupResource(), node,
+				fmt.Errorf("its UID is %s", o.GetUID()))
 		}
 		taints, _, _ := unstructured.NestedSlice(o.Object, "spec", "taints")
 		next, changed := withTaint(taints, on)
