@@ -47,7 +47,10 @@ type FleetConfig struct {
 	// packets between hosts alone.
 	OtherCNI bool
 	// UseCNI gives a node another CNI than skein's; nil: skein's, or with OtherCNI the reference plugins.
-	UseCNI    func(ctx context.Context, w *Worker) error
+	UseCNI func(ctx context.Context, w *Worker) error
+	// OwnCNI leaves the configuration of the container runtimes to the agents, and has kubelets register their Nodes with
+	// the taint that the agents take off.
+	OwnCNI    bool
 	Pods      string // range of pods' addresses; empty: the usual fleet's
 	Progress  func(string)
 	Artifacts string
@@ -249,12 +252,15 @@ func (f *Fleet) addNode(ctx context.Context, name string) (*Worker, error) {
 	if name == f.Config.Nodes[0] {
 		cfg.Taints = "node-role.kubernetes.io/control-plane=:NoSchedule"
 	}
+	if f.Config.OwnCNI {
+		cfg.Taints = strings.TrimPrefix(cfg.Taints+",skein.dev/agent-not-ready=:NoSchedule", ",")
+	}
 	w, err := f.Cluster.AddWorker(ctx, cfg)
 	if err != nil {
 		return nil, err
 	}
-	if f.Config.UseCNI != nil {
-		return w, nil // its configuration needs the Node's pod CIDR
+	if f.Config.UseCNI != nil || f.Config.OwnCNI {
+		return w, nil // another CNI's configuration needs the Node's pod CIDR; an agent writes its own
 	}
 	out, exit, err := f.Lab.Exec(ctx, name, "skein", "cni", "install", "--chain", "portmap,bandwidth")
 	if err != nil || exit != 0 {
