@@ -35,6 +35,7 @@ const (
 	pauseAtMost  = 20 * time.Second      // without an answer, for any of them: agents restart, gateways die
 	leastLoad    = 0.8                   // of the requests that the rate asks for; less is no test
 	servePort    = 8080
+	roundWithin  = 30 * time.Second // another round of failures is begun where so much of the outage is left
 )
 
 // outage is a cluster whose apiserver is away.
@@ -252,7 +253,7 @@ func (o *outage) during(began time.Time, last time.Duration) {
 		o.agentsRestart()
 		left := time.Until(began.Add(last))
 		o.Logf("round %d is over, %s of the outage are left", round+1, max(left, 0).Round(time.Second))
-		if left < last/3 {
+		if left < min(last/3, roundWithin) {
 			break
 		}
 	}
