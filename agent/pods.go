@@ -38,6 +38,8 @@ type pods struct {
 	cni        *cniserver.Server
 	told       map[string]bool // subjects of the problems that status shows; of the agent's loop
 	leaderless instant.Instant // since when no leader is known; none: one is
+	rescan     chan struct{}   // the kernel is to be read again
+	blocks     int             // that this node had last; of the agent's loop
 }
 
 // withoutLeader is for how long no leader has been known. The loop asks at least once a second.
@@ -63,7 +65,7 @@ func (a *Agent) openPods() error {
 	if err != nil {
 		return fmt.Errorf("tell this start of the kernel from others: %w", err)
 	}
-	p := &pods{a: a, told: map[string]bool{}}
+	p := &pods{a: a, told: map[string]bool{}, rescan: make(chan struct{}, 1)}
 	var odd []string
 	p.ipam, odd, err = ipam.Open(ipam.Config{
 		Self: a.id, File: filepath.Join(a.cfg.StateDir, ipamFile), BootID: strings.TrimSpace(string(boot)), Log: a.log.With("component", "ipam"),
@@ -166,6 +168,8 @@ func (p *pods) run(ctx context.Context, l net.Listener) {
 		select {
 		case <-ctx.Done():
 			return
+		case <-p.rescan:
+			p.audit()
 		case <-tick.C:
 			p.audit()
 		}
@@ -229,12 +233,26 @@ func podLink(l ipam.Lease) string {
 	return podnet.HostLink(l.Key.ContainerID, l.Key.Interface)
 }
 
+// lookAgain has the kernel read again when this node has a block more: an import gives it blocks in which other software
+// has started pods since the last time.
+func (p *pods) lookAgain() {
+	n := len(p.a.loop.state.BlocksOf(p.a.id.String()))
+	if n > p.blocks {
+		select {
+		case p.rescan <- struct{}{}:
+		default:
+		}
+	}
+	p.blocks = n
+}
+
 // follow takes in the newest agreed state and tells what is wrong. It belongs to the agent's loop.
 func (p *pods) follow() {
 	if p == nil {
 		return
 	}
 	p.ipam.Follow(p.a.loop.state)
+	p.lookAgain()
 	p.withoutLeader()
 	now := map[string]bool{}
 	for _, x := range p.ipam.Problems() {

@@ -159,9 +159,12 @@ func TestTakeOver(t *testing.T) {
 			t.Errorf("%s was restarted: %s, before %s", pod, now, id)
 		}
 	}
-	if list := f.skeinOn("home1", "ip", "list"); !strings.Contains(list, home.String()) || !strings.Contains(list, "adopted") {
-		t.Errorf("the pod of Coil is not known:\n%s", list)
-	}
+	f.await(5*time.Second, "the pod of Coil is known", func() error {
+		if list := f.skeinOn("home1", "ip", "list"); !strings.Contains(list, home.String()) || !strings.Contains(list, "adopted") {
+			return errors.New(list)
+		}
+		return nil
+	})
 	if list := f.skeinOn("cp1", "egress", "list"); !strings.Contains(list, "internet/nat") {
 		t.Errorf("the egress is not there:\n%s", list)
 	}
