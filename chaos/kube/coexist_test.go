@@ -451,7 +451,7 @@ func (f fleet) comingFromKilo() {
 	}
 	f.walk("Coming from Kilo", map[string]Host{"node": func(ctx context.Context, script string) (string, error) {
 		for _, n := range f.Config.Nodes {
-			if out, err := f.Commands(ctx, n, script); err != nil {
+			if out, err := f.Commands(ctx, n, ofNode(script, n)); err != nil {
 				return out, err
 			}
 		}

@@ -138,7 +138,7 @@ func TestTakeOver(t *testing.T) {
 	f.walk("Coming from Coil", map[string]Host{"node": func(ctx context.Context, script string) (string, error) {
 		var all strings.Builder
 		for _, n := range f.Config.Nodes {
-			out, err := f.Commands(ctx, n, script)
+			out, err := f.Commands(ctx, n, ofNode(script, n))
 			fmt.Fprintf(&all, "%s:\n%s\n", n, out)
 			if err != nil {
 				return all.String(), err
@@ -201,6 +201,11 @@ kind: DaemonSet
 metadata: {name: coild, namespace: kube-system}
 spec: {selector: {matchLabels: {a: coild}}, template: {metadata: {labels: {a: coild}}, spec: {nodeSelector: {no: such}, containers: [{name: c, image: none}]}}}
 `
+
+// ofNode is a step of a walk-through for one of several nodes that are one host there: each has variables of its own.
+func ofNode(script, node string) string {
+	return strings.ReplaceAll(script, "walk-node.sh", "walk-"+node+".sh")
+}
 
 // container is the ID of a pod's container, and how often it was started.
 func (f fleet) container(pod string) string {
