@@ -178,7 +178,7 @@ func TestTakeOver(t *testing.T) {
 	})
 	f.kubectl(nil, "delete", "pod", "web-home", "--wait=true")
 	f.await(90*time.Second, "the ended pod's address is let go of", func() error {
-		if list := f.skeinOn("home1", "ip", "list"); strings.Contains(list, "adopted") {
+		if list := f.skeinOn("home1", "ip", "list"); strings.Contains(list, home.String()+" ") {
 			return errors.New(list)
 		}
 		return nil
