@@ -33,7 +33,7 @@ func newImportCoilCmd(g *globals) *cobra.Command {
 			"if --gateways names the hosts that take the place of Coil's egress pods. Notes say what has no counterpart.",
 		Example: "  kubectl get addresspools,addressblocks,namespaces,egresses.coil.cybozu.com -A -o yaml > coil.yaml\n" +
 			"  skein import coil coil.yaml --gateways egress=yes --dry-run\n  skein import coil coil.yaml --gateways egress=yes",
-		Args:    exactly(1, "one file, or - for standard input"),
+		Args: exactly(1, "one file, or - for standard input"),
 		RunE: func(c *cobra.Command, args []string) error {
 			renamed, err := parseRenames(nodes)
 			if err != nil {
