@@ -20,7 +20,7 @@ func (f fleet) webs() {
 		with(web("web-home1", "home1"), "metadata.labels.app", "web"),
 		with(web("web-cloud1", "cloud1"), "metadata.labels.app", "web"))
 	f.ready("web-cp1", "web-home1", "web-cloud1")
-	f.Log(f.kubectl(nil, "get", "pods", "-o", "custom-columns=NAME:.metadata.name,NODE:.spec.nodeName,IPS:.status.podIPs[*].ip"))
+	f.Log(f.kubectl(nil, "get", "pods", "-o", "custom-columns=NAME:.metadata.name,IPS:.status.podIPs[*].ip"))
 }
 
 // logsExecPortForward: the apiserver reaches kubelets behind NATs with no flag about tunnels.
@@ -92,7 +92,8 @@ func (f fleet) access(node, name string, port int) {
 // kubeletMetrics: kubelets' own and their containers', through the apiserver's proxy.
 func (f fleet) kubeletMetrics() {
 	for node := range f.Workers {
-		if out := f.kubectl(nil, "get", "--raw", "/api/v1/nodes/"+node+"/proxy/metrics"); !strings.Contains(out, "\nkubelet_running_pods ") {
+		out := f.kubectl(nil, "get", "--raw", "/api/v1/nodes/"+node+"/proxy/metrics")
+		if !strings.Contains(out, "\nkubelet_running_pods ") {
 			f.Errorf("metrics of %s: %.200q", node, out)
 		}
 		f.await(30*time.Second, "kubelet on "+node+" has measured its pod", func() error {
@@ -120,15 +121,17 @@ func (f fleet) serving(service string) object {
 		"data":     object{"tls.crt": encode(cert), "tls.key": encode(key)}}
 }
 
-// secured gives a Pod the Secret of that name, at /tls.
+// secured has a Pod serve with the certificate of the Secret of that name.
 func secured(p object, secret string) object {
+	main := p["spec"].(object)["containers"].([]object)[0]
+	main["args"] = append(main["args"].([]string), "--tls-cert-file=/tls/tls.crt", "--tls-private-key-file=/tls/tls.key")
 	with(p, "spec.volumes", []object{{"name": "tls", "secret": object{"secretName": secret}}})
 	return with(p, "spec.containers.volumeMounts", []object{{"name": "tls", "mountPath": "/tls"}})
 }
 
 // webhook: a validating webhook, served by a pod behind a symmetric NAT, is asked by the apiserver behind another NAT.
 func (f fleet) webhook() {
-	p := secured(pod("hook", "cloud1", "webhook", "--port=8080", "--tls-cert-file=/tls/tls.crt", "--tls-private-key-file=/tls/tls.key"), "hook")
+	p := secured(pod("hook", "cloud1", "webhook", "--port=8080"), "hook")
 	with(p, "spec.containers.readinessProbe",
 		object{"httpGet": object{"path": "/readyz", "port": 8080, "scheme": "HTTPS"}, "periodSeconds": 1})
 	f.apply(f.serving("hook"), p, service("hook", object{"name": "hook"}, 443))
@@ -190,12 +193,12 @@ func (f fleet) aggregatedAPI() {
 	reads := func(group string, resources ...string) object {
 		return object{"apiGroups": []string{group}, "resources": resources, "verbs": []string{"get", "list", "watch"}}
 	}
-	p := secured(pod("aggregated", "home1", "--secure-port=8080", "--tls-cert-file=/tls/tls.crt", "--tls-private-key-file=/tls/tls.key"),
-		"aggregated")
+	p := secured(pod("aggregated", "home1", "--secure-port=8080"), "aggregated")
 	with(p, "spec.containers.image", aggregatedImage)
 	with(p, "spec.automountServiceAccountToken", true)
 	with(p, "spec.serviceAccountName", "aggregated")
-	f.apply(object{"apiVersion": "v1", "kind": "ServiceAccount", "metadata": object{"name": "aggregated", "namespace": "default"}},
+	f.apply(object{"apiVersion": "v1", "kind": "ServiceAccount",
+		"metadata": object{"name": "aggregated", "namespace": "default"}},
 		object{"apiVersion": "rbac.authorization.k8s.io/v1", "kind": "ClusterRole", "metadata": object{"name": "aggregated"},
 			"rules": []object{reads("", "namespaces"),
 				reads("admissionregistration.k8s.io", "mutatingwebhookconfigurations", "validatingwebhookconfigurations",
@@ -206,15 +209,18 @@ func (f fleet) aggregatedAPI() {
 		binding("ClusterRoleBinding", "aggregated-delegates", "", "ClusterRole", "system:auth-delegator"),
 		binding("RoleBinding", "aggregated-reads", "kube-system", "Role", "extension-apiserver-authentication-reader"),
 		f.serving("aggregated"), p, service("aggregated", object{"name": "aggregated"}, 443),
-		object{"apiVersion": "apiregistration.k8s.io/v1", "kind": "APIService", "metadata": object{"name": "v1alpha1.wardle.example.com"},
-			"spec": object{"group": "wardle.example.com", "version": "v1alpha1", "groupPriorityMinimum": 1000, "versionPriority": 15,
-				"caBundle": base64.StdEncoding.EncodeToString(f.Cluster.ca.pem),
-				"service":  object{"name": "aggregated", "namespace": "default"}}})
+		object{"apiVersion": "apiregistration.k8s.io/v1", "kind": "APIService",
+			"metadata": object{"name": "v1alpha1.wardle.example.com"},
+			"spec": object{"group": "wardle.example.com", "version": "v1alpha1", "groupPriorityMinimum": 1000,
+				"versionPriority": 15,
+				"caBundle":        base64.StdEncoding.EncodeToString(f.Cluster.ca.pem),
+				"service":         object{"name": "aggregated", "namespace": "default"}}})
 	f.remove("apiservice/v1alpha1.wardle.example.com", "pod/aggregated", "service/aggregated", "secret/aggregated")
 	f.kubectl(nil, "wait", "--for=condition=Available", "--timeout=60s", "apiservice/v1alpha1.wardle.example.com")
 	b := `{"apiVersion":"wardle.example.com/v1alpha1","kind":"Flunder","metadata":{"name":"mine","namespace":"default"}}`
 	f.kubectl([]byte(b), "create", "--validate=false", "-f", "-")
-	if out := f.kubectl(nil, "get", "flunders.wardle.example.com", "-o", "name"); out != "flunder.wardle.example.com/mine" {
+	out := f.kubectl(nil, "get", "flunders.wardle.example.com", "-o", "name")
+	if out != "flunder.wardle.example.com/mine" {
 		f.Errorf("the aggregated API lists %q", out)
 	}
 }

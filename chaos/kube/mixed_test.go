@@ -17,7 +17,8 @@ func (f fleet) mixed() {
 		f.Fatal(err)
 	}
 	f.Cleanup(func() {
-		if err := f.Lab.StopPods(context.Background(), lab.StopPods{Nodes: []string{"vm1"}, Pods: []string{"box"}}); err != nil {
+		stop := lab.StopPods{Nodes: []string{"vm1"}, Pods: []string{"box"}}
+		if err := f.Lab.StopPods(context.Background(), stop); err != nil {
 			f.Error(err)
 		}
 	})

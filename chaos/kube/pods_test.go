@@ -20,7 +20,8 @@ func (f fleet) poolsOfPods() {
 	f.remove("namespace/special")
 	f.kubectl(nil, "-n", "special", "wait", "--for=condition=Ready", "--timeout=60s", "pod/special")
 	has := f.listed("{.status.podIPs[*].ip}", "-n", "special", "pod", "special")
-	if !netip.MustParsePrefix("10.100.128.0/24").Contains(has[0]) || !netip.MustParsePrefix("fd00:100::8000/120").Contains(has[1]) {
+	v4, v6 := netip.MustParsePrefix("10.100.128.0/24"), netip.MustParsePrefix("fd00:100::8000/120")
+	if !v4.Contains(has[0]) || !v6.Contains(has[1]) {
 		f.Errorf("a pod of the annotated Namespace has %v", has)
 	}
 	if has := f.addresses("web-cloud1"); !netip.MustParsePrefix("10.100.0.0/17").Contains(has[0]) {
@@ -68,7 +69,8 @@ func (f fleet) leaves(node, name string, at netip.Addr, want bool) time.Duration
 // egressesOfPods: a pod's annotation lets it leave through the gateway, from its start or while it runs.
 func (f fleet) egressesOfPods() {
 	at := f.serveOutside()
-	f.apply(with(web("leaves", "home1"), "metadata.annotations", object{"skein.dev/egress.out": "nat"}), web("stays", "home1"))
+	f.apply(with(web("leaves", "home1"), "metadata.annotations", object{"skein.dev/egress.out": "nat"}),
+		web("stays", "home1"))
 	f.remove("pod/leaves", "pod/stays")
 	f.ready("leaves", "stays")
 	f.leaves("home1", "leaves", at, true)
@@ -78,8 +80,8 @@ func (f fleet) egressesOfPods() {
 	f.kubectl(nil, "annotate", "pod", "stays", "skein.dev/egress.out-")
 	out := f.leaves("home1", "stays", at, false)
 	f.leaves("home1", "leaves", at, true)
-	f.Logf("a running pod leaves %s after its annotation, and no longer %s after that has gone", in.Round(time.Millisecond),
-		out.Round(time.Millisecond))
+	f.Logf("a running pod leaves %s after its annotation, and no longer %s after that has gone",
+		in.Round(time.Millisecond), out.Round(time.Millisecond))
 }
 
 // egressThatIsNot: a pod starts with an egress that nobody has made, the problem is told, and it ends when it is made.
@@ -108,13 +110,15 @@ func (f fleet) eightyPods() {
 	delete(p, "apiVersion")
 	delete(p, "kind")
 	began := time.Now()
-	f.apply(object{"apiVersion": "apps/v1", "kind": "Deployment", "metadata": object{"name": "crowd", "namespace": "default"},
-		"spec": object{"replicas": crowd, "selector": object{"matchLabels": object{"app": "crowd"}}, "template": p}})
+	f.apply(object{"apiVersion": "apps/v1", "kind": "Deployment",
+		"metadata": object{"name": "crowd", "namespace": "default"},
+		"spec":     object{"replicas": crowd, "selector": object{"matchLabels": object{"app": "crowd"}}, "template": p}})
 	f.remove("deployment/crowd")
 	f.kubectl(nil, "rollout", "status", "--timeout=80s", "deployment/crowd")
 	f.Logf("%d pods run %s after they were asked for", crowd, time.Since(began).Round(100*time.Millisecond))
 	seen := map[string]bool{}
-	for _, a := range strings.Fields(f.kubectl(nil, "get", "pods", "-l", "app=crowd", "-o", "jsonpath={.items[*].status.podIPs[*].ip}")) {
+	for a := range strings.FieldsSeq(f.kubectl(nil, "get", "pods", "-l", "app=crowd", "-o",
+		"jsonpath={.items[*].status.podIPs[*].ip}")) {
 		seen[a] = true
 	}
 	if len(seen) != 2*crowd {

@@ -37,16 +37,14 @@ func (f fleet) services() {
 	}
 	for who, ns := range from {
 		for _, at := range f.clusterIPs("web") {
-			f.answersOf(fmt.Sprintf("from %s to the Service at %s", who, at), webNames, func(ctx context.Context) (string, error) {
-				return get(ctx, ns, at, 80, "/hostname")
-			})
+			f.answersOf(fmt.Sprintf("from %s to the Service at %s", who, at), webNames,
+				func(ctx context.Context) (string, error) { return get(ctx, ns, at, 80, "/hostname") })
 		}
 	}
 	udp := f.clusterIPs("datagrams")
 	for _, at := range udp {
-		f.answersOf(fmt.Sprintf("datagrams from pod web-home1 to %s", at), webNames, func(ctx context.Context) (string, error) {
-			return echo(ctx, from["pod web-home1"], at, 53)
-		})
+		f.answersOf(fmt.Sprintf("datagrams from pod web-home1 to %s", at), webNames,
+			func(ctx context.Context) (string, error) { return echo(ctx, from["pod web-home1"], at, 53) })
 	}
 	for node := range f.Workers {
 		for _, at := range f.Workers[node].Addresses {
@@ -57,8 +55,8 @@ func (f fleet) services() {
 	f.backendsFromVM()
 }
 
-// serviceRoutes gives each host a route for the Services' IPv6 addresses, as docs/kubernetes.md says: the lab's hosts have
-// no other than the overlay's, and the kernel looks for one before kube-proxy translates.
+// serviceRoutes gives each host a route for the Services' IPv6 addresses, as docs/kubernetes.md says: the lab's hosts
+// have no other than the overlay's, and the kernel looks for one before kube-proxy translates.
 func (f fleet) serviceRoutes() {
 	_, services, _ := strings.Cut(serviceRange, ",")
 	for node := range f.Workers {
@@ -169,7 +167,8 @@ func (f fleet) tablesSideBySide() {
 	for family, handle := range proxy {
 		h, after := f.table(node, family, "kube-proxy")
 		if h != handle || len(differences(lines[family], after)) > 0 {
-			f.Errorf("the agent's start has changed kube-proxy's table, %s then %s: %q", handle, h, differences(lines[family], after))
+			f.Errorf("the agent's start has changed kube-proxy's table, %s then %s: %q", handle, h,
+				differences(lines[family], after))
 		}
 	}
 	for _, at := range f.clusterIPs("web") {
@@ -243,8 +242,8 @@ func (f fleet) dualStack() {
 
 // hostPorts: the chained portmap plugin opens a port of the node for a pod, in both families, and closes it with it.
 func (f fleet) hostPorts() {
-	p := with(web("ported", "home1"), "spec.containers.ports", []object{{"containerPort": 8080, "hostPort": 9080, "protocol": "TCP"}})
-	f.apply(p)
+	ports := []object{{"containerPort": 8080, "hostPort": 9080, "protocol": "TCP"}}
+	f.apply(with(web("ported", "home1"), "spec.containers.ports", ports))
 	f.remove("pod/ported")
 	f.ready("ported")
 	for _, at := range f.Workers["home1"].Addresses {
@@ -270,8 +269,8 @@ func (f fleet) hostPorts() {
 // longPage is a page of about 8 MB, which a pod makes and sends.
 const longPage = "/shell?cmd=seq+1+1000000"
 
-// bandwidth: the chained bandwidth plugin limits a pod by its annotation. The runtime lets a pod run up a burst first (2 MB
-// at this rate), so the page must be longer than that.
+// bandwidth: the chained bandwidth plugin limits a pod by its annotation. The runtime asks for a burst of 2 MB at this
+// rate, so the page must be longer than that.
 func (f fleet) bandwidth() {
 	limits := object{"kubernetes.io/egress-bandwidth": "100k", "kubernetes.io/ingress-bandwidth": "100k"}
 	f.apply(with(web("limited", "home1"), "metadata.annotations", limits))
@@ -295,7 +294,8 @@ func readFor(ctx context.Context, d time.Duration, ns string, at netip.Addr) (n 
 	ctx, cancel := context.WithTimeout(ctx, d)
 	defer cancel()
 	c := http.Client{Transport: &http.Transport{DialContext: dialer(ns), DisableKeepAlives: true}}
-	req, err := http.NewRequestWithContext(ctx, http.MethodGet, "http://"+net.JoinHostPort(at.String(), "8080")+longPage, nil)
+	page := "http://" + net.JoinHostPort(at.String(), "8080") + longPage
+	req, err := http.NewRequestWithContext(ctx, http.MethodGet, page, nil)
 	if err != nil {
 		return 0, err
 	}
