@@ -26,15 +26,14 @@ func (f fleet) webs() {
 // logsExecPortForward: the apiserver reaches kubelets behind NATs with no flag about tunnels.
 func (f fleet) logsExecPortForward() {
 	var all sync.WaitGroup
-	port := 18080
+	cp, ports := f.host(controlPlane), map[string]int{"home1": 18081, "cloud1": 18082}
 	for node, name := range behindNAT {
-		port++
-		all.Go(func() { f.access(node, name, port) })
+		all.Go(func() { f.access(cp, node, name, ports[node]) })
 	}
 	all.Wait()
 }
 
-func (f fleet) access(node, name string, port int) {
+func (f fleet) access(cp, node, name string, port int) {
 	f.Helper()
 	call := func(stdin string, args ...string) string {
 		out, err := f.Cluster.Kubectl(f.Context(), []byte(stdin), args...)
@@ -62,7 +61,7 @@ func (f fleet) access(node, name string, port int) {
 		_, err := f.Cluster.Kubectl(ctx, nil, "port-forward", "pod/"+name, fmt.Sprintf("%d:8080", port))
 		ended <- err
 	}()
-	cp, local := f.host(controlPlane), netip.MustParseAddr("127.0.0.1")
+	local := netip.MustParseAddr("127.0.0.1")
 	var out string
 	deadline := time.Now().Add(20 * time.Second)
 	for {
