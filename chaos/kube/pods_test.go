@@ -109,13 +109,15 @@ func (f fleet) eightyPods() {
 	delete(p["spec"].(object)["containers"].([]object)[0], "args")
 	delete(p, "apiVersion")
 	delete(p, "kind")
-	began := time.Now()
 	f.apply(object{"apiVersion": "apps/v1", "kind": "Deployment",
 		"metadata": object{"name": "crowd", "namespace": "default"},
 		"spec":     object{"replicas": crowd, "selector": object{"matchLabels": object{"app": "crowd"}}, "template": p}})
 	f.remove("deployment/crowd")
-	f.kubectl(nil, "rollout", "status", "--timeout=80s", "deployment/crowd")
-	f.Logf("%d pods run %s after they were asked for", crowd, time.Since(began).Round(100*time.Millisecond))
+	took := f.await(2*time.Minute, "all pods run", func() error { // 120 s is Coil's own bound for a burst of 80
+		_, err := f.Cluster.Kubectl(f.Context(), nil, "rollout", "status", "--timeout=30s", "deployment/crowd")
+		return err
+	})
+	f.Logf("%d pods run %s after they were asked for", crowd, took.Round(100*time.Millisecond))
 	seen := map[string]bool{}
 	for a := range strings.FieldsSeq(f.kubectl(nil, "get", "pods", "-l", "app=crowd", "-o",
 		"jsonpath={.items[*].status.podIPs[*].ip}")) {
@@ -126,6 +128,9 @@ func (f fleet) eightyPods() {
 	}
 	f.addressesAgree(15 * time.Second)
 	f.kubectl(nil, "delete", "deployment", "crowd")
-	f.kubectl(nil, "wait", "--for=delete", "--timeout=60s", "pod", "-l", "app=crowd")
+	f.await(2*time.Minute, "all pods are gone", func() error {
+		_, err := f.Cluster.Kubectl(f.Context(), nil, "wait", "--for=delete", "--timeout=30s", "pod", "-l", "app=crowd")
+		return err
+	})
 	f.addressesAgree(30 * time.Second)
 }
