@@ -20,3 +20,11 @@ demo-kubernetes: setup build cni-tools
 	.ci/kubernetes-tools
 	.ci/container-tools
 	go run ./chaos/kube/demo
+
+# What Kubernetes' news, pods' starts and a thousand Nodes cost, beside the targets. WRITE=docs/bench.md keeps the table.
+.PHONY: bench-kube
+bench-kube: setup build cni-tools
+	.ci/setup kube
+	.ci/kubernetes-tools
+	.ci/container-tools
+	go run ./chaos/kube/bench $(if $(WRITE),-write $(WRITE)) $(if $(ONLY),-only $(ONLY))

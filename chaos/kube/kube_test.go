@@ -1109,23 +1109,9 @@ func (w world) thousandNodes() {
 	if err != nil {
 		w.Fatal(err)
 	}
-	var items []any
-	for i := range many {
-		name := fmt.Sprintf("data-%d", i)
-		r := proto.CloneOf(own)
-		r.NodeId, r.KubernetesNode = key.ID().String(), name
-		s, err := gossip.Sign(key, r)
-		if err != nil {
-			w.Fatal(err)
-		}
-		value, err := annotationtier.Encode(s)
-		if err != nil {
-			w.Fatal(err)
-		}
-		items = append(items, map[string]any{"apiVersion": "v1", "kind": "Node", "metadata": map[string]any{
-			"name": name, "annotations": map[string]string{annotationtier.Annotation: value},
-			"labels": map[string]string{"topology.kubernetes.io/region": "r", "kubernetes.io/hostname": name},
-		}})
+	items, err := DataNodes(0, many, own, key)
+	if err != nil {
+		w.Fatal(err)
 	}
 	list, err := json.Marshal(map[string]any{"apiVersion": "v1", "kind": "List", "items": items})
 	if err != nil {

@@ -268,3 +268,15 @@ func removeGroup(dir string) error {
 	}
 	return nil
 }
+
+// WriteFile writes a file of the machine's /etc or /opt, whole or not at all. Its path has no / in front.
+func (m *Machine) WriteFile(path, text string) error {
+	file := filepath.Join(m.Dir, path)
+	if err := os.MkdirAll(filepath.Dir(file), 0o755); err != nil {
+		return err
+	}
+	if err := os.WriteFile(file+".new", []byte(text), 0o644); err != nil {
+		return err
+	}
+	return os.Rename(file+".new", file)
+}
