@@ -19,9 +19,9 @@ import (
 	"github.com/skeinmesh/skein/chaos/lab/fabric"
 )
 
-// Machine is a host's own file system on this machine: a mount namespace with its own /etc, /opt, /run, /var/lib and
-// /var/log, and its own hostname. Its network namespace is a lab node's. What runs in it sees the paths that it has on
-// a real host, and leaves nothing on this one.
+// Machine is a host's own file system on this machine: a mount namespace with its own /etc, /opt, /run, /usr/local/bin,
+// /var/lib and /var/log, and its own hostname. Its network namespace is a lab node's. What runs in it sees the paths that
+// it has on a real host, and leaves nothing on this one.
 type Machine struct {
 	Name   string
 	Dir    string // etc and opt are in it, and the logs of what runs in the machine
@@ -34,6 +34,7 @@ type Machine struct {
 const makeMachine = `set -e
 echo "$1" >/proc/sys/kernel/hostname
 for d in etc opt; do mount --bind "$0/$d" "/$d"; done
+[ ! -d /usr/local/bin ] || mount --bind "$0/bin" /usr/local/bin
 for d in run var/lib var/log; do mount -t tmpfs -o mode=755 tmpfs "/$d"; done
 mkdir -p /run/netns /run/lock /var/lib/cni /var/lib/kubelet /var/log/pods
 while read -r key value; do # what kubelet would set on this machine
@@ -63,7 +64,7 @@ var machines atomic.Int64
 // NewMachine makes a machine with its files in dir, which is made.
 func NewMachine(ctx context.Context, dir, name string) (*Machine, error) {
 	m := &Machine{Name: name, Dir: dir, cgroup: fmt.Sprintf("skein-%d-%d-%s", os.Getpid(), machines.Add(1), name)}
-	for _, d := range []string{"etc/cni/net.d", "opt/cni/bin"} {
+	for _, d := range []string{"etc/cni/net.d", "opt/cni/bin", "bin"} {
 		if err := os.MkdirAll(filepath.Join(dir, d), 0o755); err != nil {
 			return nil, fmt.Errorf("machine %s: %w", name, err)
 		}

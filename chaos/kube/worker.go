@@ -1,13 +1,13 @@
 package kube
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
 	"fmt"
 	"net/netip"
 	"os"
-	"os/exec"
 	"path/filepath"
 	"strings"
 	"syscall"
@@ -26,6 +26,8 @@ type WorkerConfig struct {
 	Taints    string       // that kubelet registers the Node with, as its flag has them
 	Labels    string       // likewise
 	Proxy     string       // mode of kube-proxy: nftables, iptables or, for none, empty
+	BinDir    string       // of CNI's plugins; empty: as kubeadm has it
+	ConfDir   string       // of CNI's configurations; likewise
 	Root      string       // of this repository
 }
 
@@ -64,13 +66,14 @@ disabled_plugins = ["io.containerd.internal.v1.opt", "io.containerd.snapshotter.
   disable_hugetlb_controller = true
   tolerate_missing_hugetlb_controller = true
   [plugins."io.containerd.grpc.v1.cri".cni]
-    bin_dir = "` + binDir + `"
-    conf_dir = "` + confDir + `"
+    bin_dir = "BINDIR"
+    conf_dir = "CONFDIR"
 `
 
 // AddWorker starts containerd, kubelet and kube-proxy. It does not wait for the Node. On an error nothing runs.
 func (c *Cluster) AddWorker(ctx context.Context, cfg WorkerConfig) (*Worker, error) {
 	w := &Worker{WorkerConfig: cfg, cluster: c}
+	w.BinDir, w.ConfDir = cmp.Or(w.BinDir, binDir), cmp.Or(w.ConfDir, confDir)
 	if w.Name == "" {
 		w.Name = cfg.On.Name
 	}
@@ -149,8 +152,9 @@ func (w *Worker) files(ctx context.Context, root string) error {
 	if err != nil {
 		return err
 	}
+	runtime := strings.NewReplacer("BINDIR", w.BinDir, "CONFDIR", w.ConfDir).Replace(containerdConfig)
 	for name, b := range map[string][]byte{"ca.crt": w.cluster.ca.pem, "kubelet.crt": cert, "kubelet.key": key,
-		"kubelet.yaml": kubelet, "proxy.yaml": proxy, "containerd.toml": []byte(containerdConfig)} {
+		"kubelet.yaml": kubelet, "proxy.yaml": proxy, "containerd.toml": []byte(runtime)} {
 		if err := os.WriteFile(file(name), b, 0o600); err != nil {
 			return err
 		}
@@ -165,10 +169,13 @@ func (w *Worker) files(ctx context.Context, root string) error {
 	if err != nil {
 		return fmt.Errorf("the reference plugins of CNI are missing: run .ci/cni-tools: %w", err)
 	}
+	copyPlugins := []string{"cp", "-t", w.BinDir}
 	for _, plugin := range []string{"loopback", "portmap", "bandwidth"} {
-		if out, err := exec.CommandContext(ctx, "cp", filepath.Join(tools, plugin), filepath.Join(w.Machine.Dir, binDir)).
-			CombinedOutput(); err != nil {
-			return fmt.Errorf("the reference plugins of CNI are missing: run .ci/cni-tools: %w: %s", err, out)
+		copyPlugins = append(copyPlugins, filepath.Join(tools, plugin))
+	}
+	for _, command := range [][]string{{"mkdir", "-p", w.BinDir, w.ConfDir}, copyPlugins} {
+		if _, err := w.Machine.Run(ctx, w.On.Namespace, command...); err != nil {
+			return fmt.Errorf("the reference plugins of CNI are missing: run .ci/cni-tools: %w", err)
 		}
 	}
 	return nil
