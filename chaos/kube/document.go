@@ -35,8 +35,8 @@ type Walk struct {
 	Hosts    map[string]Host
 	// Replace has what stands for each placeholder.
 	Replace map[string]string
-	// Instead has what is done in place of commands that begin so, or of a file (HOST:PATH), where the machine here
-	// lacks something, systemd for instance. It gets the command, or the file's text. nil: it is left out. Keep it small,
+	// Instead has what is done in place of commands that begin so (of several the longest counts), or of a file
+	// (HOST:PATH), where the machine here lacks something, systemd for instance. It gets the command, or the file's text. nil: it is left out. Keep it small,
 	// and say why.
 	Instead map[string]func(ctx context.Context, what string) error
 	// State is a directory for the variables of the shells.
@@ -200,14 +200,18 @@ func (w Walk) step(ctx context.Context, s WalkStep, used map[string]bool) error 
 	if s.Path != "" {
 		what = s.Text
 	}
-	for _, prefix := range slices.Sorted(maps.Keys(w.Instead)) {
-		if strings.HasPrefix(s.Do, prefix) {
-			used[prefix] = true
-			if do := w.Instead[prefix]; do != nil {
-				return do(ctx, what)
-			}
-			return nil
+	longest := ""
+	for prefix := range w.Instead {
+		if strings.HasPrefix(s.Do, prefix) && len(prefix) > len(longest) {
+			longest = prefix
 		}
+	}
+	if longest != "" {
+		used[longest] = true
+		if do := w.Instead[longest]; do != nil {
+			return do(ctx, what)
+		}
+		return nil
 	}
 	host := w.Hosts[s.Host]
 	if host == nil {
