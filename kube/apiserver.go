@@ -45,7 +45,10 @@ var (
 
 // backoff is how the watch waits between attempts: an apiserver that returns is heard within seconds, and a thousand
 // agents do not all ask at once.
-var backoff = wait.Backoff{Duration: 500 * time.Millisecond, Cap: 8 * time.Second, Steps: 5, Factor: 2, Jitter: 0.5}
+//
+// The longest wait is the cap and half of it by chance: what is shown in the cluster is to be true ten seconds after the
+// apiserver's return. An overloaded one says itself when to come again (Retry-After).
+var backoff = wait.Backoff{Duration: 500 * time.Millisecond, Cap: 4 * time.Second, Steps: 5, Factor: 2, Jitter: 0.5}
 
 // dialTimeout is short, since an apiserver that returns shall be heard soon: a connection that nobody answers is what
 // a host that is away looks like.

@@ -165,3 +165,14 @@ func TestSomeErrorsSpeakOfAllWrites(t *testing.T) {
 		t.Error("a success refuses")
 	}
 }
+
+// What shows the log has ten seconds from the apiserver's return until it is true: watches begin anew well before.
+func TestAnApiserverThatReturnsIsHeardSoon(t *testing.T) {
+	for range 100 { // by chance
+		for b, i := backoff, 0; i < 20; i++ {
+			if wait := b.Step(); wait > 6*time.Second {
+				t.Fatalf("try %d is %s after the one before", i+2, wait)
+			}
+		}
+	}
+}

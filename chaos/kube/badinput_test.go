@@ -28,7 +28,7 @@ type badInput struct {
 
 // How an apiserver that is well again is judged.
 const (
-	wellWithin   = 20 * time.Second       // after at most 12 s the agent asks again (kube, backoff)
+	wellWithin   = 20 * time.Second       // after at most 6 s the agent asks again (kube, backoff)
 	hangAtMost   = 3 * time.Minute        // kube, watchAtMost
 	hangMargin   = 20 * time.Second       // for a machine that is busy
 	askedEarlier = 100 * time.Millisecond // the agent counts from when it asked
