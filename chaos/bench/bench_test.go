@@ -1,6 +1,9 @@
 package bench
 
 import (
+	"errors"
+	"os"
+	"path/filepath"
 	"strings"
 	"testing"
 	"time"
@@ -165,5 +168,29 @@ func TestPairsThatCanBeDirect(t *testing.T) {
 		if got := f.canBeDirect(p); got != want {
 			t.Errorf("%s can be direct: %t, want %t", p, got, want)
 		}
+	}
+}
+
+// A report in a file takes the place of the one before it, and leaves the sections below to those who write them.
+func TestReportKeepsSections(t *testing.T) {
+	file := filepath.Join(t.TempDir(), "bench.md")
+	for _, name := range []string{"first", "second"} {
+		if err := (&Report{Figures: []Figure{{Name: name}}}).WriteFile(file); err != nil {
+			t.Fatal(err)
+		}
+		if name == "first" {
+			f, err := os.OpenFile(file, os.O_APPEND|os.O_WRONLY, 0)
+			if err == nil {
+				_, err = f.WriteString("\n## Another's\n\nwords\n")
+			}
+			if err = errors.Join(err, f.Close()); err != nil {
+				t.Fatal(err)
+			}
+		}
+	}
+	b, err := os.ReadFile(file)
+	if text := string(b); err != nil || strings.Contains(text, "first") || !strings.Contains(text, "second") ||
+		!strings.HasSuffix(text, "|\n\n## Another's\n\nwords\n") {
+		t.Errorf("%v\n%s", err, text)
 	}
 }

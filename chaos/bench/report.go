@@ -1,8 +1,11 @@
 package bench
 
 import (
+	"errors"
 	"fmt"
 	"io"
+	"io/fs"
+	"os"
 	"runtime"
 	"strings"
 	"text/tabwriter"
@@ -100,6 +103,20 @@ them lies no distance, and all agents share its processors.
 
 `, r.At.UTC().Format("2006-01-02"), r.summary())
 	Table(w, r.Figures)
+}
+
+// WriteFile writes the report to a file. Sections of the file, which others write, stay below it.
+func (r *Report) WriteFile(file string) error {
+	var text strings.Builder
+	r.Markdown(&text)
+	old, err := os.ReadFile(file)
+	if err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return err
+	}
+	if i := strings.Index(string(old), "\n## "); i >= 0 {
+		text.WriteString(string(old[i:]))
+	}
+	return os.WriteFile(file, []byte(text.String()), 0o644)
 }
 
 // Table writes figures as docs/bench.md has them, and what is known of those that missed their targets.

@@ -3,7 +3,6 @@ package main
 import (
 	"errors"
 	"fmt"
-	"os"
 	"strings"
 
 	"github.com/spf13/cobra"
@@ -37,9 +36,7 @@ func newLabBenchCmd(dir *string) *cobra.Command {
 				r.Text(cmd.OutOrStdout())
 			}
 			if write != "" {
-				var text strings.Builder
-				r.Markdown(&text)
-				err = errors.Join(err, os.WriteFile(write, []byte(text.String()), 0o644))
+				err = errors.Join(err, r.WriteFile(write))
 			}
 			if err == nil && !r.Reached() {
 				err = fmt.Errorf("not every target is reached")
