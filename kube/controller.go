@@ -40,7 +40,7 @@ type controller struct {
 	tainting  retry  // of their Nodes
 	labels    labeling
 	toldNames map[string][2]string // members whose names status tells of
-	retry     map[string]time.Time // by UID: what the log has refused is tried again then
+	refused   refusedWishes        // what the log or the apiserver has refused of resources
 	pace      map[string]time.Time // of MeshNodes, by name: when the next write is allowed
 	shown     [3]retry             // of what shows the log: names, blocks and members
 	failed    error                // of the writes that show one kind, the one that asks for the longest pause
@@ -98,7 +98,7 @@ func mayControl(s *part.Snapshot) (may, does bool) {
 
 // run works until ctx ends.
 func (c *controller) run(ctx context.Context, a *apiserver) {
-	c.retry, c.pace, c.gone, c.lost = map[string]time.Time{}, map[string]time.Time{}, gone{}, losses{}
+	c.refused, c.pace, c.gone, c.lost = refusedWishes{}, map[string]time.Time{}, gone{}, losses{}
 	c.homes = homes{}
 	c.labels = labeling{map[identity.ID]time.Time{}, map[identity.ID]time.Time{}, map[string]bool{}}
 	c.podNetworks = podNetworks{told: c.podNetworks.told}
@@ -129,7 +129,7 @@ func (c *controller) run(ctx context.Context, a *apiserver) {
 			return
 		case <-c.wake:
 		case <-c.again:
-			clear(c.retry)
+			clear(c.refused)
 			c.shown = [3]retry{}
 			c.tainting.succeed()
 		case <-c.pools.changed:
@@ -259,7 +259,7 @@ func sortedUnique(s []string) []string { return slices.Compact(slices.Sorted(sli
 // act does what was decided about one resource. It returns when to look again; 0: when something changes.
 func (c *controller) act(ctx context.Context, a *apiserver, kind schema.GroupVersionResource, o custom, m resource.Meta,
 	d resource.Decision, bad error, more func() map[string]any) time.Duration {
-	if wait := time.Until(c.retry[m.UID]); wait > 0 {
+	if wait := c.refused.wait(m, time.Now()); wait > 0 {
 		return wait
 	}
 	var again time.Duration
@@ -282,7 +282,7 @@ func (c *controller) act(ctx context.Context, a *apiserver, kind schema.GroupVer
 	}
 	if d.Release || m.Deleting && !m.Finalized() {
 		c.p.health.result("", "patch", kind.Resource, nil)
-		delete(c.retry, m.UID)
+		delete(c.refused, m.UID)
 		return 0
 	}
 	switch {
@@ -321,7 +321,7 @@ func (c *controller) resourceFailed(m resource.Meta, what string, kind schema.Gr
 // wait has a resource looked at again after a while, so long at least.
 func (c *controller) wait(m resource.Meta, least time.Duration) time.Duration {
 	wait := max(refusedEvery, least)
-	c.retry[m.UID] = time.Now().Add(wait)
+	c.refused[m.UID] = refusedWish{m.Generation, time.Now().Add(wait)}
 	return wait
 }
 
