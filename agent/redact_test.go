@@ -28,7 +28,7 @@ func fill(m protoreflect.Message, depth int) {
 }
 
 func fillField(m protoreflect.Message, f protoreflect.FieldDescriptor, depth int) {
-	mark := []byte("MARK:" + f.Name())
+	mark := []byte("MARK:" + f.Name() + ".") // what follows in the encoding may be a letter
 	switch {
 	case depth == 0 || f.IsMap():
 	case f.IsList() && f.Kind() == protoreflect.BytesKind:

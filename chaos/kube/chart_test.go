@@ -56,6 +56,7 @@ type charted struct {
 
 // TestChart: the chart on hosts that reach each other, by the commands of the document.
 func TestChart(t *testing.T) {
+	t.Parallel()
 	testenv.NeedRoot(t)
 	c := raiseCharted(t)
 	for _, one := range []struct {

@@ -120,8 +120,9 @@ ipv4: %s
 // TestTakeOver: pods that run under Coil go on under skein without a restart. Coil's own programs are not to be had here:
 // a plugin that leaves the same state in the kernel, and objects of the same kinds, stand in for them.
 func TestTakeOver(t *testing.T) {
+	t.Parallel()
 	testenv.NeedRoot(t)
-	f := raiseFleet(t, FleetConfig{Lab: takeoverLab, UseCNI: useCoil, Nodes: []string{"cp1", "home1", "cloud1"}})
+	f := raiseFleet(t, FleetConfig{Name: "t", Lab: takeoverLab, UseCNI: useCoil, Nodes: []string{"cp1", "home1", "cloud1"}})
 	f.kubectl([]byte(coilObjects()), "apply", "-f", "-")
 	f.kubectl(nil, "wait", "--for=condition=Established", "--timeout=30s", "crd/addresspools.coil.cybozu.com",
 		"crd/addressblocks.coil.cybozu.com", "crd/egresses.coil.cybozu.com")
