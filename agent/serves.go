@@ -15,9 +15,11 @@ import (
 	"github.com/skeinmesh/skein/cni"
 )
 
-// How often is looked whether pods can start, before they can and after, and whether what was installed is still there.
+// How often is looked whether pods can start, at first and where they cannot for long, for want of a pool perhaps; and
+// whether what was installed is still there.
 const (
 	servesEvery    = 100 * time.Millisecond
+	servesSeldom   = time.Second
 	installedEvery = 10 * time.Second
 )
 
@@ -80,8 +82,9 @@ func (a *Agent) serveForPods(ctx context.Context, lookEvery time.Duration) {
 	}
 	var written string
 	var present []string // plugins that may be chained, when it was written
+	unable := servesEvery
 	for in != nil {
-		pause := servesEvery
+		pause := unable
 		if written != "" && in.Stands(written) && (in.Chain != nil || slices.Equal(cni.Present(in.BinDir), present)) {
 			pause = lookEvery
 		} else if a.pods.cni.Able(ctx) == nil {
@@ -92,6 +95,8 @@ func (a *Agent) serveForPods(ctx context.Context, lookEvery time.Duration) {
 			} else {
 				pause = lookEvery / 2
 			}
+		} else {
+			unable = min(unable*5/4, servesSeldom)
 		}
 		select {
 		case <-ctx.Done():
