@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io/fs"
 	"os"
 	"path/filepath"
 	"slices"
@@ -144,12 +145,15 @@ func (a *Agent) servesNow() {
 	})
 }
 
-// purgeCNI takes away the configuration that is this agent's.
+// purgeCNI takes away the configuration that is this agent's, and the note that pods could start.
 func purgeCNI(c config.Config) error {
-	in := installation(c)
-	if in == nil {
-		return nil
+	err := os.Remove(filepath.Join(c.RunDir, servedFile))
+	if errors.Is(err, fs.ErrNotExist) {
+		err = nil
 	}
-	_, err := in.Remove()
+	if in := installation(c); in != nil {
+		_, e := in.Remove()
+		err = errors.Join(err, e)
+	}
 	return err
 }

@@ -167,4 +167,16 @@ func TestWhoseConfigurationIsThere(t *testing.T) {
 	if files, _ := os.ReadDir(filepath.Join(dir, "net.d")); len(files) > 0 || !a.doesServe() {
 		t.Errorf("without the key: %v, serves %v", files, a.doesServe())
 	}
+	note := filepath.Join(a.cfg.RunDir, servedFile)
+	if _, err := os.Stat(note); err != nil {
+		t.Error(err)
+	}
+	for range 2 { // the second finds nothing
+		if err := purgeCNI(a.cfg); err != nil {
+			t.Error(err)
+		}
+	}
+	if _, err := os.Stat(note); !errors.Is(err, os.ErrNotExist) {
+		t.Errorf("the note stays after a purge: %v", err)
+	}
 }
