@@ -89,7 +89,7 @@ func (a *Agent) openPods() error {
 	}
 	p.ipam.Adopt(found)
 	p.cni = cniserver.New(cniserver.Config{
-		Allocator: p.ipam, Network: cniserver.Kernel{}, Egresses: a.egresses.clients, MTU: func() uint32 { return uint32(a.linkMTU()) }, Condition: p.condition,
+		Allocator: p.ipam, Network: cniserver.Kernel{}, Egresses: a.egresses.clients, MTU: func() uint32 { return uint32(a.linkMTU()) }, Condition: p.condition, Ready: a.planeStands,
 		Facts: a.podFacts(), NoteDir: cni.NoteDir(filepath.Join(a.cfg.RunDir, cniserver.SocketName)), Done: a.metrics.cni.observe, Log: a.log.With("component", "cni"),
 	})
 	return nil

@@ -146,6 +146,7 @@ type rig struct {
 	mu     sync.Mutex
 	done   []string
 	limits Condition
+	ready  chan struct{} // of the agent that serve starts; nil: it is
 
 	egresses Egresses
 }
@@ -172,7 +173,7 @@ func (r *rig) serve() (stop func()) {
 	r.t.Helper()
 	r.srv = New(Config{
 		Allocator: r.m, Network: r.net, Egresses: r.egresses, MTU: func() uint32 { return 1420 }, NoteDir: filepath.Join(r.dir, "cni-deleted"),
-		Condition: func(context.Context) Condition { return r.limits },
+		Condition: func(context.Context) Condition { return r.limits }, Ready: r.ready,
 		Done: func(verb string, code uint32, _ time.Duration) {
 			r.mu.Lock()
 			defer r.mu.Unlock()

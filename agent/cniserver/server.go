@@ -68,6 +68,8 @@ type Config struct {
 	Egresses  Egresses                            // nil: none
 	MTU       func() uint32                       // of the mesh, bytes
 	Condition func(ctx context.Context) Condition // nil: all is well
+	// Ready is closed once the agent's data plane stands after its start, which pods wait for a while; nil: it stands.
+	Ready <-chan struct{}
 	// Facts tells what is known of a pod besides what its runtime says; nil: nothing. An error: the pod cannot be started now.
 	Facts   func(ctx context.Context, namespace, pod string) (part.PodFacts, error)
 	NoteDir string                                             // where the plugin leaves notes while nobody answers
@@ -79,6 +81,7 @@ type Config struct {
 // Bounds of a Server.
 const (
 	defaultThreads = 16
+	readyPatience  = 10 * time.Second // for an agent that has just started; most need a second
 	maxRequest     = 4 << 20          // bytes; the longest is GC's list
 	undoTimeout    = 20 * time.Second // for taking back what a request made whose caller went away
 	notesEvery     = 30 * time.Second // between looks for notes: a plugin may have missed the agent's start by a moment

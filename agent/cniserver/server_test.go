@@ -393,6 +393,21 @@ func TestNotesOfThePlugin(t *testing.T) {
 	}
 }
 
+// A pod that starts right after its agent waits for the data plane, and is not refused.
+func TestAPodWaitsForAnAgentThatHasJustStarted(t *testing.T) {
+	r, pod := newRig(t, dual()), testns.New(t, "cp")
+	r.ready = make(chan struct{})
+	r.serve()
+	time.AfterFunc(100*time.Millisecond, func() { close(r.ready) })
+	r.add("c1", pod)
+	select {
+	case <-r.ready:
+	default:
+		t.Error("the pod did not wait")
+	}
+	r.del("c1")
+}
+
 // Runtimes that do not ask for STATUS are refused where it would say 50.
 func TestNoPodStartsWhereStatusIs50(t *testing.T) {
 	r, pod := newRig(t, dual()), testns.New(t, "cp")

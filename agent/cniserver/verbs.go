@@ -31,7 +31,22 @@ func (s *Server) Add(ctx context.Context, r *skeinv1.CNIAddRequest) (*skeinv1.CN
 	return out, err
 }
 
+// awaitReady has a pod that starts with the agent wait, not fail.
+func (s *Server) awaitReady(ctx context.Context) {
+	if s.cfg.Ready == nil {
+		return
+	}
+	timer := time.NewTimer(readyPatience)
+	defer timer.Stop()
+	select {
+	case <-s.cfg.Ready:
+	case <-timer.C:
+	case <-ctx.Done():
+	}
+}
+
 func (s *Server) add(ctx context.Context, key ipam.Key, r *skeinv1.CNIAddRequest) (*skeinv1.CNIAddResponse, error) {
+	s.awaitReady(ctx)
 	if err := judge(s.cfg.Condition(ctx), rights(), nil); refusedWith(err) == cni.CodeUnavailable {
 		return nil, err // older runtimes do not ask for STATUS
 	}
