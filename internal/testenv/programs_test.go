@@ -66,12 +66,16 @@ func TestOnlyDeclaredProgramsAreFound(t *testing.T) {
 		if !may[l.Name()] {
 			t.Errorf("%s is found by tests, and is neither in Debian's base nor in .ci/programs", l.Name())
 		}
+		if st, err := os.Stat(filepath.Join(path, l.Name())); err != nil {
+			t.Errorf("%s of .cache/path leads nowhere: %v", l.Name(), err)
+		} else if !st.Mode().IsRegular() || st.Mode()&0o111 == 0 {
+			t.Errorf("%s of .cache/path is no program: %s", l.Name(), st.Mode())
+		}
 	}
-	for _, p := range []string{"sh", "go", "ip", "nft", "mount", "unshare"} {
-		if file, err := filepath.EvalSymlinks(filepath.Join(path, p)); err != nil {
+	// Some of them are words of the shell, too.
+	for _, p := range []string{"sh", "go", "ip", "nft", "mount", "unshare", "test", "[", "true", "echo", "pwd", "printf"} {
+		if _, err := os.Lstat(filepath.Join(path, p)); err != nil {
 			t.Errorf("%s is missing: %v", p, err)
-		} else if st, err := os.Stat(file); err != nil || st.Mode()&0o111 == 0 {
-			t.Errorf("%s leads to %s, which is no program (%v)", p, file, err)
 		}
 	}
 }
