@@ -5,7 +5,7 @@ test-kube: setup cni-tools
 	.ci/kubernetes-tools
 	.ci/container-tools
 	.ci/helm-tools
-	go test -count=1 -timeout 20m -parallel 3 -v -run '$(RUN)' ./chaos/kube ./chaos/kube/conformance
+	go test -count=1 -timeout 20m -parallel 16 -v -run '$(RUN)' ./chaos/kube ./chaos/kube/conformance
 
 # deploy/kubernetes, made from the chart.
 .PHONY: manifests

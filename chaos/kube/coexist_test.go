@@ -41,7 +41,7 @@ nodes:
 // TestCoexist: CNI's reference plugins bridge and host-local give pods their addresses, kube-proxy works with iptables,
 // and skein carries what goes between hosts.
 func TestCoexist(t *testing.T) {
-	t.Parallel()
+	parallel(t)
 	testenv.NeedRoot(t)
 	f := raiseFleet(t, FleetConfig{Name: "x", Lab: coexistLab, OtherCNI: true, Proxy: "iptables", Pods: "10.244.0.0/16,fd00:244::/48"})
 	for _, one := range []struct {

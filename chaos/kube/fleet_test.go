@@ -20,7 +20,7 @@ type fleet struct {
 
 // TestFleet: kubelets, containerd, kube-proxy and CoreDNS on nodes behind NATs.
 func TestFleet(t *testing.T) {
-	t.Parallel()
+	parallel(t)
 	testenv.NeedRoot(t)
 	f := raiseFleet(t, FleetConfig{})
 	for _, one := range []struct {

@@ -15,7 +15,7 @@ var readyLab = strings.ReplaceAll(fleetLab, "config: {kubernetes:", "config: {cn
 
 // TestReady: real kubelets and containerd, which get their network when the agents say so.
 func TestReady(t *testing.T) {
-	t.Parallel()
+	parallel(t)
 	testenv.NeedRoot(t)
 	f := raiseFleet(t, FleetConfig{Name: "r", Lab: readyLab, OwnCNI: true})
 	for _, one := range []struct {

@@ -24,7 +24,7 @@ import (
 // k3s are not to be had here: in their place the test starts the programs that they start, as the files say that the
 // document has the reader write.
 func TestInstall(t *testing.T) {
-	t.Parallel()
+	parallel(t)
 	testenv.NeedRoot(t)
 	for _, one := range []layout{
 		{name: "Kubeadm", heading: "With kubeadm", binDir: binDir, confDir: confDir, kubeconfig: "/etc/kubernetes/admin.conf",

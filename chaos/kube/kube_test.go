@@ -61,7 +61,7 @@ type world struct {
 
 // TestKubernetes: agents behind NATs and a real apiserver that they reach through the mesh.
 func TestKubernetes(t *testing.T) {
-	t.Parallel()
+	parallel(t)
 	testenv.NeedRoot(t)
 	w := raise(t, "k")
 	for _, one := range []struct {

@@ -50,7 +50,7 @@ type outage struct {
 // pods, agents, paths and a gateway fail and come back; after the return everything that is shown is true.
 func TestOutage(t *testing.T) {
 	testenv.NeedRoot(t)
-	t.Parallel()
+	parallel(t)
 	last := time.Minute
 	if text := os.Getenv("SKEIN_OUTAGE"); text != "" {
 		var err error

@@ -53,7 +53,7 @@ type quorum struct {
 // is cut, and then with two members left; an apiserver works on it.
 func TestEtcdInThreeNATs(t *testing.T) {
 	testenv.NeedRoot(t)
-	t.Parallel()
+	parallel(t)
 	q := raiseQuorum(t)
 	if err := q.paths("direct", 60*time.Second); err != nil {
 		t.Fatal(err)

@@ -120,7 +120,7 @@ ipv4: %s
 // TestTakeOver: pods that run under Coil go on under skein without a restart. Coil's own programs are not to be had here:
 // a plugin that leaves the same state in the kernel, and objects of the same kinds, stand in for them.
 func TestTakeOver(t *testing.T) {
-	t.Parallel()
+	parallel(t)
 	testenv.NeedRoot(t)
 	f := raiseFleet(t, FleetConfig{Name: "t", Lab: takeoverLab, UseCNI: useCoil, Nodes: []string{"cp1", "home1", "cloud1"}})
 	f.kubectl([]byte(coilObjects()), "apply", "-f", "-")
