@@ -31,7 +31,9 @@ func testClockIsCompared(t *testing.T) {
 		{-26 * time.Hour, "this host's clock is -26h0m0s off the leader's"},
 		{-time.Second, ""},
 	} {
-		a.noteClock(time.Now().Add(-c.off).UnixNano())
+		leader := identity.ID{1}
+		a.onHeartbeat(leader, &skeinv1.SubscribeResponse_Heartbeat{Leader: leader.String(), Time: time.Now().Add(-c.off).UnixNano()})
+		a.onHeartbeat(identity.ID{2}, &skeinv1.SubscribeResponse_Heartbeat{Leader: leader.String(), Time: 1}) // a server that follows
 		have := ""
 		for _, p := range a.problems.list() {
 			have = p.GetMessage()

@@ -291,9 +291,13 @@ func (a *Agent) follow(ctx context.Context) {
 	}
 }
 
-func (a *Agent) onHeartbeat(h *skeinv1.SubscribeResponse_Heartbeat) {
+// onHeartbeat notes that the log is heard of, so that no server is asked at its port for joiners. The time in a heartbeat is
+// the followed server's; only the leader's counts.
+func (a *Agent) onHeartbeat(server identity.ID, h *skeinv1.SubscribeResponse_Heartbeat) {
 	a.heard.Set(time.Now())
-	a.noteClock(h.GetTime())
+	if h.GetLeader() == server.String() {
+		a.noteClock(h.GetTime())
+	}
 }
 
 // onDiverged reports that the servers have another history than this node, which then hears nothing of the log.

@@ -24,8 +24,9 @@ type ClientConfig struct {
 	Dialer  Dialer
 	Conns   *Conns         // to share [own ones over Dialer]
 	Local   func() *Server // nil, or returning nil: this node is no server
-	// OnHeartbeat is told what a followed server says once a second. It must not block; nil: nobody asks.
-	OnHeartbeat func(*skeinv1.SubscribeResponse_Heartbeat)
+	// OnHeartbeat is told what the followed server says once a second, unless its history is another than this node's. It must not
+	// block; nil: nobody asks.
+	OnHeartbeat func(server identity.ID, h *skeinv1.SubscribeResponse_Heartbeat)
 	// OnDiverged is told that a server's history is another than this node's, and nil once one is followed. It must not block;
 	// nil: nobody asks.
 	OnDiverged func(error)

@@ -152,6 +152,9 @@ func (c *Client) followOne(ctx context.Context, id identity.ID) (heard bool, err
 				}
 				compared = time.Now()
 			}
+			if c.cfg.OnHeartbeat != nil {
+				c.cfg.OnHeartbeat(id, h)
+			}
 			leader, _ := identity.ParseID(h.GetLeader())
 			if c.heardLeader(leader); !leader.IsZero() {
 				led = time.Now()

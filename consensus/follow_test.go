@@ -107,6 +107,31 @@ func TestAgentThatHearsNoServerKnowsNoLeader(t *testing.T) {
 	})
 }
 
+// An agent at rest is told of each heartbeat: what it hears of the log keeps it from asking servers elsewhere.
+func TestAgentAtRestIsToldOfHeartbeats(t *testing.T) {
+	type beat struct {
+		server identity.ID
+		leader string
+	}
+	simulate(t, func(t *testing.T, c *cluster) {
+		c.form(3)
+		agent := c.add("agent", false)
+		beats := make(chan beat, 1024)
+		agent.beat = func(server identity.ID, h *skeinv1.SubscribeResponse_Heartbeat) { beats <- beat{server, h.GetLeader()} }
+		c.join(agent)
+		for range 60 {
+			select {
+			case b := <-beats:
+				if followed := c.followed(agent).id; b.server != followed || b.leader != c.leader().id.String() {
+					t.Fatalf("a heartbeat of %s, leader %s; it follows %s and %s leads", b.server, b.leader, followed, c.leader().id)
+				}
+			case <-time.After(2 * heartbeatEvery):
+				t.Fatalf("told of no heartbeat for %s", 2*heartbeatEvery)
+			}
+		}
+	})
+}
+
 func TestAgentResumesFromItsReplicaAndCatchesUp(t *testing.T) {
 	simulate(t, func(t *testing.T, c *cluster) {
 		c.form(3)

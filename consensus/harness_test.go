@@ -34,6 +34,7 @@ type node struct {
 	dir      string
 	server   bool
 	diverged func(error)
+	beat     func(identity.ID, *skeinv1.SubscribeResponse_Heartbeat)
 
 	replica *Replica
 	raft    *Server
@@ -130,7 +131,7 @@ func (n *node) tryStart(bootstrap bool) (err error) {
 	mux.Handle(n.service.Handler())
 	n.http, n.rpc = NewHTTPServer(mux, log), n.c.net.listen(n.id, identity.ALPNRPC)
 	go n.http.Serve(PlainListener(n.rpc))
-	n.client = NewClient(ClientConfig{Self: n.id, Replica: n.replica, Conns: n.conns, Local: local, Log: log, OnDiverged: n.diverged})
+	n.client = NewClient(ClientConfig{Self: n.id, Replica: n.replica, Conns: n.conns, Local: local, Log: log, OnDiverged: n.diverged, OnHeartbeat: n.beat})
 	n.live.Store(n.client)
 	ctx, cancel := context.WithCancel(context.Background())
 	n.stop, n.ended = cancel, make(chan error, 1)
