@@ -304,6 +304,39 @@ func TestPodsOfCoil(t *testing.T) {
 	}
 }
 
+// TestLinkReadBeforeItsAlias: the kernel was read while a pod's link was being made, before its alias said whose it is. The
+// next reading shows that it is the lease's, and nothing of a stranger is left; a stranger beside it stays one.
+func TestLinkReadBeforeItsAlias(t *testing.T) {
+	b := newTable(t, 4, 1)
+	b.want("a", "0/0")
+	l := b.c.leases[Key{"a", "eth0"}]
+	bare := []podnet.Found{{Addr: l.IPv4, Link: "skp1"}, {Addr: l.IPv6, Link: "skp1"}}
+	named := slices.Clone(bare)
+	for i := range named {
+		named[i].ContainerID, named[i].Interface = "a", "eth0"
+	}
+	b.c.adopt(bare, b.now)
+	if len(b.c.seen) != 2 {
+		t.Fatalf("a link without an alias: %v", b.c.seen)
+	}
+	b.later(time.Second)
+	stranger := podnet.Found{Addr: l.IPv4, Link: "veth7"}
+	if _, changed := b.c.adopt(append(named, stranger), b.now); len(b.c.seen) != 1 || b.c.seen[l.IPv4].link != "veth7" || len(changed) != 2 {
+		t.Errorf("with its alias, beside a stranger's route: %v, changed %v", b.c.seen, changed)
+	}
+	if _, changed := b.c.adopt(append(named, stranger), b.now); len(changed) != 0 {
+		t.Errorf("read once more, it changed %v", changed)
+	}
+	if records, changed := b.c.adopt(named, b.now); len(b.c.seen) != 0 || len(records) != 0 || len(changed) != 1 {
+		t.Errorf("with its alias: %v, %v, changed %v", b.c.seen, records, changed)
+	}
+	b.back("a")
+	b.later(softRest)
+	for _, place := range []string{"0/1", "0/2", "0/3", "0/0"} {
+		b.want("after "+place, place) // nobody is thought to have the first
+	}
+}
+
 // TestBlockComesAndGoes: a lease outlives its block, and has its place when the block is there again.
 func TestBlockComesAndGoes(t *testing.T) {
 	b := newTable(t, 2, 2)

@@ -217,17 +217,21 @@ func (c *core) release(h *held, reason string) record {
 }
 
 // adopt holds what the kernel has against the leases. The records are leases that the kernel alone knew, and the ends of
-// what strangers had; the addresses those of strangers of which something changed.
+// what strangers had; the addresses those of strangers of which something changed. A link of ours that was read before it
+// had its alias looks like a stranger's, until its lease is all that the kernel has for the address.
 func (c *core) adopt(found []podnet.Found, now time.Time) (records []record, changed []netip.Addr) {
 	here := make(map[netip.Addr]bool, len(found))
+	leased, others := map[netip.Addr]bool{}, map[netip.Addr]bool{} // found with the link of its lease, and with any other
 	var made []Key
 	fresh := map[Key]*Lease{}
 	for _, f := range found {
 		here[f.Addr] = true
 		k := Key{ContainerID: f.ContainerID, Interface: f.Interface}
 		if h := c.byAddr[f.Addr]; h != nil && h.Key == k {
+			leased[f.Addr] = true
 			continue
 		}
+		others[f.Addr] = true
 		own := k.ContainerID != "" && k.Interface != "" && !f.Foreign
 		ended := own && c.justFreed(k, f.Addr, now)
 		if ended && c.byAddr[f.Addr] != nil {
@@ -255,6 +259,12 @@ func (c *core) adopt(found []podnet.Found, now time.Time) (records []record, cha
 	}
 	for _, k := range made {
 		records = append(records, c.rebuilt(*fresh[k]))
+	}
+	for a := range leased {
+		if c.seen[a] != nil && !others[a] {
+			delete(c.seen, a)
+			changed = append(changed, a)
+		}
 	}
 	over, vanished := c.vanished(here, now)
 	changed = append(changed, vanished...)

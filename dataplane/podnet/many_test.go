@@ -210,6 +210,46 @@ func TestPodsOfCoil(t *testing.T) {
 	}
 }
 
+// A link that was read while it was being made, before its alias, is its pod's all the same, and nobody else's.
+func TestLinkReadBeforeItsAlias(t *testing.T) {
+	host := newHost(t)
+	ours, pair := attachment(1, testns.New(t, "pod")), attachment(2, testns.New(t, "pod"))
+	mustAdd(t, host, pair)
+	in(t, host, func() error {
+		c, err := dial(nil)
+		if err != nil {
+			return err
+		}
+		defer c.close()
+		before, err := c.links()
+		if err != nil {
+			return err
+		}
+		made, err := Add(ours)
+		if err != nil {
+			return err
+		}
+		l, err := netlink.LinkByName(made.Host)
+		if err != nil {
+			return err
+		}
+		before[l.Attrs().Index] = link{index: l.Attrs().Index, name: made.Host, kind: "veth"} // as between its making and its alias
+		fs, err := c.pods(before, dataplane.LinkName)
+		if err != nil {
+			return err
+		}
+		if len(fs) != 4 {
+			t.Errorf("found %+v", fs)
+		}
+		for _, f := range fs {
+			if f.ContainerID != ours.ContainerID && f.ContainerID != pair.ContainerID || f.Interface != "eth0" {
+				t.Errorf("found %+v, whose alias says more", f)
+			}
+		}
+		return nil
+	})
+}
+
 // A renamed link is found by its other end, and a lost route does not make an address free.
 func TestRenamedAndRobbed(t *testing.T) {
 	host, pod := newHost(t), testns.New(t, "pod")

@@ -16,7 +16,15 @@ func Scan(overlay string) ([]Found, error) {
 		return nil, err
 	}
 	defer c.close()
-	// Links first: one that is added meanwhile has its route after its link, and is then found by its number only.
+	links, err := c.links()
+	if err != nil {
+		return nil, err
+	}
+	return c.pods(links, overlay)
+}
+
+// links reads all links of the namespace, by index.
+func (c *conn) links() (map[int]link, error) {
 	ms, err := c.dump(dumpLinks())
 	if err != nil {
 		return nil, err
@@ -27,18 +35,30 @@ func Scan(overlay string) ([]Found, error) {
 			links[l.index] = l
 		}
 	}
+	return links, nil
+}
+
+// pods reads which pods have routes and links, the links read before. One that was being made then was not there, or not
+// called anybody's yet: it gets its alias before its route, and is read again.
+func (c *conn) pods(links map[int]link, overlay string) ([]Found, error) {
 	routes, err := c.routes(dataplane.PodTable, 0)
 	if err != nil {
 		return nil, err
 	}
+	again := map[int]bool{}
 	for _, r := range routes {
-		if _, known := links[r.index]; known || !r.toPod() {
+		l, known := links[r.index]
+		if !r.toPod() || again[r.index] || known && (l.name == overlay || l.isPods()) {
 			continue
 		}
-		if l, there, err := c.link(getLinkAt(r.index)); err != nil {
+		again[r.index] = true
+		switch l, there, err := c.link(getLinkAt(r.index)); {
+		case err != nil:
 			return nil, err
-		} else if there {
+		case there:
 			links[l.index] = l
+		default:
+			delete(links, r.index)
 		}
 	}
 	for index, l := range links {
@@ -47,6 +67,13 @@ func Scan(overlay string) ([]Found, error) {
 		}
 	}
 	return found(links, routes), nil
+}
+
+// isPods reports whether the alias says that the link is a pod's, ours or Coil's.
+func (l link) isPods() bool {
+	_, ours := ParseAlias(l.alias)
+	_, coils := parseCoilAlias(l.alias)
+	return ours || coils
 }
 
 // found joins links and routes.
