@@ -25,8 +25,6 @@ import (
 const (
 	ipamFile   = "ipam.db"
 	bootIDFile = "/proc/sys/kernel/random/boot_id"
-	// auditEvery is how often addresses without a pod are looked for. One that is found twice is freed.
-	auditEvery = time.Minute
 	// subjectPods begins what status says about pods' addresses.
 	subjectPods = "pods: "
 )
@@ -162,17 +160,17 @@ func (p *pods) run(ctx context.Context, l net.Listener) {
 		stop := p.cni.Serve(ctx, l)
 		defer stop()
 	}
-	tick := time.NewTicker(auditEvery)
-	defer tick.Stop()
+	next := time.NewTimer(p.ipam.NextAudit())
+	defer next.Stop()
 	for {
 		select {
 		case <-ctx.Done():
 			return
 		case <-p.rescan:
-			p.audit()
-		case <-tick.C:
-			p.audit()
+		case <-next.C:
 		}
+		p.audit()
+		next.Reset(p.ipam.NextAudit())
 	}
 }
 

@@ -12,6 +12,8 @@ import (
 const (
 	youngFor   = time.Minute      // so long a lease is not leaked: its ADD may be under way
 	auditSpace = 30 * time.Second // between the two audits that find a leak
+	auditEvery = 45 * time.Second // while nothing is missing: what ends is let go of within auditEvery + auditSpace
+	auditSoon  = time.Second      // the next audit is not sooner, whatever is missing
 )
 
 // ask is a request with what the log says about it.
@@ -382,6 +384,23 @@ func (c *core) leaked(unfound []Lease, gone map[Key]bool, now time.Time) (out []
 	}
 	slices.SortFunc(out, func(a, b *held) int { return compareLeases(a.Lease, b.Lease) })
 	return out
+}
+
+// nextAudit is when the kernel is to be read again: as soon as what it had no more may be let go of.
+func (c *core) nextAudit(now time.Time) time.Duration {
+	wait := auditEvery
+	missing := func(since time.Time) {
+		if !since.IsZero() {
+			wait = min(wait, since.Add(auditSpace).Sub(now))
+		}
+	}
+	for _, s := range c.seen {
+		missing(s.missing)
+	}
+	for _, since := range c.missing {
+		missing(since)
+	}
+	return max(wait, auditSoon)
 }
 
 func compareLeases(a, b Lease) int { return a.any().Compare(b.any()) }

@@ -367,6 +367,13 @@ func (m *Manager) Audit(found []podnet.Found, gone func(Lease) bool) []Lease {
 	return freed
 }
 
+// NextAudit is how long after an audit the next one is due: sooner when something was not found, which a second audit lets go of.
+func (m *Manager) NextAudit() time.Duration {
+	m.mu.Lock()
+	defer m.unlock()
+	return m.core.nextAudit(m.cfg.Now())
+}
+
 // Close ends proposals under way and closes the file.
 func (m *Manager) Close() error {
 	m.cancel()

@@ -12,6 +12,7 @@ import (
 	"google.golang.org/protobuf/proto"
 
 	skeinv1 "github.com/skeinmesh/skein/api/skein/v1"
+	"github.com/skeinmesh/skein/dataplane/podnet"
 	"github.com/skeinmesh/skein/internal/simtime"
 )
 
@@ -197,6 +198,43 @@ func TestCoil227LateDeletionSparesTheNewPod(t *testing.T) {
 	}
 	if who := r.Holders(live.IPv4); len(who) != 2 || who[0].Pod != "old" || who[0].Until.IsZero() || who[1].Pod != "live" || !who[1].Until.IsZero() {
 		t.Fatalf("holders: %+v", who)
+	}
+}
+
+// What ended, a stranger's link or a pod that nobody gave back, is let go of within 75 s, whenever it ended, though not before it
+// was missing twice.
+func TestWhatEndedIsLetGoOfSoon(t *testing.T) {
+	h := newHand()
+	g := newAgreement(t, h.now)
+	g.pool(poolOf("default", 5, "10.64.0.0/16", ""))
+	r := g.start("a")
+	for i, ends := range []time.Duration{0, time.Second, 44 * time.Second, 46 * time.Second, 80 * time.Second} {
+		pod, stays := r.assign(fmt.Sprint("ended", i)), r.assign(fmt.Sprint("stays", i))
+		stranger := podnet.Found{Addr: plus(stays.IPv4, 5), Link: "veth7"}
+		h.add(time.Hour)
+		r.Audit(append(found(pod, stays), stranger), func(Lease) bool { return true })
+		began, missed := h.now(), 0
+		for {
+			kernel := found(stays)
+			if h.now().Sub(began) < ends {
+				kernel = append(found(pod, stays), stranger)
+			} else {
+				missed++
+			}
+			freed := r.Audit(kernel, func(l Lease) bool { return l.Key == pod.Key })
+			left := slices.ContainsFunc(r.Leases(), func(l Lease) bool { return l.IPv4 == stranger.Addr })
+			if len(freed) == 1 && !left {
+				break
+			}
+			if len(freed) > 0 || !left || h.now().Sub(began) > ends+5*time.Minute {
+				t.Fatalf("ended after %s: of two that ended together %v was freed, and the stranger is there: %t", ends, freed, left)
+			}
+			h.add(r.NextAudit())
+		}
+		if took := h.now().Sub(began) - ends; took > 75*time.Second || missed != 2 {
+			t.Errorf("ended after %s: let go of %s later, by %d audits", ends, took, missed)
+		}
+		r.Release(stays.Key, "test")
 	}
 }
 
