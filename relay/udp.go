@@ -69,6 +69,8 @@ const (
 	// kernelRetry is how long a pair that the kernel was seen not to forward stays in this process at least: after that
 	// the kernel gets it when its mapping is written anew.
 	kernelRetry = 10 * time.Minute
+	// othersSeen bounds how many other pairs are looked at when one is said to have failed.
+	othersSeen = 16
 	// fellBackKept bounds the pairs of nodes of which that is remembered beyond the end of their ports.
 	fellBackKept = 4096
 	// refreshKernel keeps entries from running out, which have a lifetime so that they do not outlive a relay for long.

@@ -5,6 +5,7 @@ import (
 	"net/netip"
 	"slices"
 	"strings"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -259,6 +260,9 @@ func TestMembersWhoCallTheirIdlePairFailedConcernNobodyElse(t *testing.T) {
 		liar.ReservationFailed(r.key.ID(), friend.id)
 		return r.udp.Stats().FellBack == 1
 	})
+	if name, why := r.udp.Driver(); name != "kernel" || why != nil { // said at once, not at the timekeeper's next round
+		t.Errorf("with another pair that the kernel forwards, the relay says %s: %v", name, why)
+	}
 	join(t, a, c)
 	passes(t, a, c)
 	a.open() // its mapping towards b moves, so that the pair is written anew
@@ -274,6 +278,43 @@ func TestMembersWhoCallTheirIdlePairFailedConcernNobodyElse(t *testing.T) {
 	join(t, friend, liar)
 	if st := r.udp.Stats(); st.Ready != 3 || st.InKernel != 2 {
 		t.Errorf("%d of 3 pairs are in the kernel after the liars asked anew, want 2: %+v", st.InKernel, st)
+	}
+}
+
+// counted counts what the kernel is asked.
+type counted struct {
+	Kernel
+	used atomic.Int64
+}
+
+func (c *counted) Used(m Mapping) (bool, error) {
+	c.used.Add(1)
+	return c.Kernel.Used(m)
+}
+
+// Of thousands of pairs that nobody uses a few are looked at when one is said to have failed, and none when the kernel was
+// seen to forward a moment ago.
+func TestFewPairsAreLookedAtWhenOneFails(t *testing.T) {
+	n, m := nattest.New(t), newMembers()
+	r := startUDP(t, n.Host(nattest.Public), m, "kernel")
+	kernel := &counted{Kernel: r.udp.cfg.Kernel}
+	u := &UDP{cfg: UDPConfig{Kernel: kernel, Idle: defaultIdle}, pairs: map[PairID]*pair{}}
+	at := func(port int) netip.AddrPort {
+		return netip.AddrPortFrom(netip.MustParseAddr("192.0.2.1"), uint16(port))
+	}
+	for i := range 10 * othersSeen {
+		u.pairs[PairID(i)] = &pair{id: PairID(i), inKernel: i%2 == 0, mapping: Mapping{
+			ALocal: at(24000 + i), ARemote: at(1 + i), BLocal: at(26000 + i), BRemote: at(2001 + i)}}
+	}
+	now := time.Now()
+	u.seeOthers(u.pairs[0], now)
+	if asked := kernel.used.Load(); asked != othersSeen || !u.worked.Load().IsZero() {
+		t.Errorf("the kernel was asked about %d of %d pairs, want %d; one is used: %t", asked, len(u.pairs), othersSeen, !u.worked.Load().IsZero())
+	}
+	u.worked.Set(now)
+	u.seeOthers(u.pairs[0], now.Add(time.Second))
+	if asked := kernel.used.Load(); asked != othersSeen {
+		t.Errorf("the kernel was asked about %d pairs though it was seen to forward", asked-othersSeen)
 	}
 }
 

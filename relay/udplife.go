@@ -81,15 +81,15 @@ func (u *UDP) pairOf(node identity.ID, id PairID) *pair {
 // be liars, or their addresses the only ones that the firewall drops, so that the failure says nothing about the pairs
 // of others.
 func (u *UDP) failed(node identity.ID, id PairID) {
-	p := u.pairOf(node, id)
-	if p == nil {
+	p, now := u.pairOf(node, id), time.Now()
+	if p == nil || !p.mayFall(now) {
 		return
 	}
+	u.seeOthers(p, now)
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	now := time.Now()
 	if p.over || !p.inKernel || now.Sub(p.since) < mendGap {
-		return
+		return // it has changed since
 	}
 	if used, err := u.cfg.Kernel.Used(p.mapping); used && err == nil {
 		u.worked.Set(now)
@@ -104,6 +104,45 @@ func (u *UDP) failed(node identity.ID, id PairID) {
 	p.avoid = now.Add(kernelRetry)
 	u.write(p, p.mapping)
 	u.tell(p, pairReady)
+}
+
+// mayFall tells whether the kernel has the pair, and for long enough to be judged.
+func (p *pair) mayFall(now time.Time) bool {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return !p.over && p.inKernel && now.Sub(p.since) >= mendGap
+}
+
+// seeOthers looks for another pair whose packets the kernel has forwarded, unless that was seen since the timekeeper's last
+// round: what one member says of its own pair alone tells nobody that the kernel drops everything. The caller holds no
+// pair's mu.
+func (u *UDP) seeOthers(p *pair, now time.Time) {
+	if now.Sub(u.worked.Load()) < u.round() {
+		return
+	}
+	looked := 0
+	for _, o := range u.all() { // in random order
+		if o == p || looked == othersSeen {
+			continue
+		}
+		if asked, used := u.used(o); used {
+			u.worked.Set(now)
+			return
+		} else if asked {
+			looked++
+		}
+	}
+}
+
+// used asks the kernel whether it has forwarded a pair's packets lately, if it has the pair.
+func (u *UDP) used(p *pair) (asked, used bool) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if p.over || !p.inKernel {
+		return false, false
+	}
+	used, err := u.cfg.Kernel.Used(p.mapping)
+	return true, used && err == nil
 }
 
 // noteFallen remembers of a pair that ends whether the kernel was seen not to forward it: it may be asked for again.
@@ -174,9 +213,12 @@ func (u *UDP) all() []*pair {
 	return out
 }
 
+// round is how often the timekeeper looks at all pairs.
+func (u *UDP) round() time.Duration { return max(u.cfg.Idle/8, 10*time.Millisecond) }
+
 // keepTime ends what nobody uses, and keeps the kernel's entries of the rest from running out.
 func (u *UDP) keepTime() {
-	tick := time.NewTicker(max(u.cfg.Idle/8, 10*time.Millisecond))
+	tick := time.NewTicker(u.round())
 	defer tick.Stop()
 	for {
 		select {
