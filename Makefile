@@ -2,7 +2,7 @@
 export CALLER_PATH ?= $(PATH)
 export PATH := $(CURDIR)/bin/tools:$(PATH)
 # The tiers find declared programs alone (.ci/programs); .ci/setup makes the directory.
-TIERS := check test-unit test-race test-lab lint test-lint check-generated test-containers test-kernel test-kube test-systemd
+TIERS := check test-unit test-race test-lab lint test-lint check-generated test-containers test-kernel test-kube test-kube-tools test-systemd
 $(TIERS): private export PATH := $(CURDIR)/bin/tools:$(CURDIR)/.cache/path
 VERSION := $(shell git describe --tags --always --dirty 2>/dev/null || echo devel)
 GO_SOURCES := $(shell git ls-files '*.go' go.mod go.sum 2>/dev/null)

@@ -234,7 +234,7 @@ const tiers = `build:
 	@echo builds
 test-unit:
 	@echo '--- FAIL: TestBad (0.00s)'; echo '    a_test.go:4: why'; echo 'FAIL	x/a	0.1s'; exit 3
-test-race test-lab test-containers test-systemd:
+test-race test-lab test-kube-tools test-containers test-systemd:
 	@echo $@ passes
 test-lint:
 	@echo 'not gofmt-ed:' >&2; echo x.go; exit 1
@@ -308,10 +308,10 @@ func TestEndOfTheTiers(t *testing.T) {
 	}
 	want := []string{
 		"build          ok       *s", "unit           FAIL     *s", "  TestBad (x/a)", "        a_test.go:4: why",
-		"race           ok       *s", "lint           FAIL     *s, beside race", "  the last lines",
-		"    not gofmt-ed:", "    x.go", "    make: * Error 1", "lab            ok       *s", "containers     ok       *s",
+		"race           ok       *s", "lab            ok       *s", "lint           FAIL     *s, beside lab", "  the last lines",
+		"    not gofmt-ed:", "    x.go", "    make: * Error 1", "kube-tools     ok       *s, beside lab", "containers     ok       *s",
 		"kube           FAIL     *s", "  the last lines", "    cannot begin", "    make: * Error 1", "systemd        ok       *s",
-		"kernel         ok       *s", "6 passed, 3 failed",
+		"kernel         ok       *s", "7 passed, 3 failed",
 	}
 	lines := strings.Split(strings.TrimSuffix(summary, "\n"), "\n")
 	for i := range max(len(lines), len(want)) {
