@@ -132,6 +132,37 @@ func TestRecordsAreKept(t *testing.T) {
 	})
 }
 
+// What a node said of itself before a restart does not count for it any more, whether its disk or others remember it: its
+// addresses may be others by now. Others keep it until they hear the new one.
+func TestOwnRecordOfAFormerRunDoesNotCount(t *testing.T) {
+	simtime.Test(t, func(t *testing.T) {
+		dir := t.TempDir()
+		s := newSim(t, 3, 23)
+		defer s.end()
+		s.stop(0)
+		s.start(0, Config{Dir: dir, Epoch: 2})
+		s.formed()
+		self := simKey(0).ID()
+		s.stop(0)
+		n := s.startSilent(0, Config{Dir: dir, Epoch: 3})
+		s.within(10*time.Second, "the others see it again", s.meshed(s.nodes))
+		for range 50 { // they give it what it said
+			if r, ok := n.g.Records()[self]; ok || len(n.g.Records()) != 2 {
+				t.Fatalf("of %d records one is its own: %t, of epoch %d", len(n.g.Records()), ok, r.Record.GetEpoch())
+			}
+			time.Sleep(100 * time.Millisecond)
+		}
+		if e := s.nodes[1].g.Records()[self].Record.GetEpoch(); e != 2 {
+			t.Errorf("another has its record of epoch %d, want 2 until the new one comes", e)
+		}
+		s.publish(0, "anew")
+		s.within(2*time.Second, "its new record is seen", sees(s.nodes, self, "anew"))
+		if e := n.g.Records()[self].Record.GetEpoch(); e != 3 {
+			t.Errorf("epoch %d, want 3", e)
+		}
+	})
+}
+
 // A node that is killed a moment after it joined knows the others at its next start.
 func TestNewNodesAreWrittenDownSoon(t *testing.T) {
 	simtime.Test(t, func(t *testing.T) {

@@ -233,6 +233,11 @@ func (g *Gossip) accept(s *skeinv1.SignedRecord) (fresh bool, m mark, err error)
 		g.refuse(err)
 		return false, m, err
 	}
+	if id == g.cfg.Self && !g.published() {
+		g.stats.add(&g.stats.Old)
+		g.foreignOwn(m)
+		return false, m, nil
+	}
 	result := g.table.put(Entry{Record: r, Signed: s, ReceivedAt: time.Now()}, m)
 	if !g.roster.member(id) { // revoked between check and put
 		g.table.keep(g.roster.member)
@@ -257,6 +262,14 @@ func (g *Gossip) accept(s *skeinv1.SignedRecord) (fresh bool, m mark, err error)
 		g.foreignOwn(m)
 	}
 	return fresh, m, nil
+}
+
+// published tells whether this run has said anything of itself. Before, what a former one said is no record of this node: its
+// addresses may be others by now. It is only counted on from.
+func (g *Gossip) published() bool {
+	g.own.mu.Lock()
+	defer g.own.mu.Unlock()
+	return g.own.last != nil
 }
 
 func (g *Gossip) refuse(err error) {

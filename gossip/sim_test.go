@@ -273,8 +273,18 @@ func newSim(t testing.TB, n int, seed uint64) *sim {
 	return s
 }
 
-// start runs node i; fields of c that are set win over the simulation's own.
+// start runs node i, and has it publish a record.
 func (s *sim) start(i int, c Config) *simNode {
+	s.t.Helper()
+	n := s.startSilent(i, c)
+	if err := n.g.Publish(simRecord(fmt.Sprintf("site-%d", i))); err != nil {
+		s.t.Fatal(err)
+	}
+	return n
+}
+
+// startSilent runs node i; fields of c that are set win over the simulation's own.
+func (s *sim) startSilent(i int, c Config) *simNode {
 	s.t.Helper()
 	n := s.net.join(simKey(i))
 	c.Self, c.Key, c.Transport, c.Streams, c.Packets, c.verify = n.key.ID(), n.key, n, n, n.packets, s.net.verify
@@ -292,9 +302,6 @@ func (s *sim) start(i int, c Config) *simNode {
 		s.t.Fatal(err)
 	}
 	n.g = g
-	if err := g.Publish(simRecord(fmt.Sprintf("site-%d", i))); err != nil {
-		s.t.Fatal(err)
-	}
 	for len(s.nodes) <= i {
 		s.nodes = append(s.nodes, nil)
 	}
