@@ -23,9 +23,19 @@ const (
 
 	noWayGone    byte = 0 // the far relay has no session of that node
 	noWayNoRelay byte = 1 // the near relay has no session with the far one
-	farHold           = 30 * time.Second
-	dialPatience      = 500 * time.Millisecond // a relay that takes longer to dial is gone round meanwhile
-	maxEarly          = 64                     // packets that wait for a session with a far relay
+
+	// farHold is how long a peer's packets go back by the way that its own came, and the most that a relay's word counts
+	// that it has no session with another.
+	farHold = 30 * time.Second
+	// farUnlisted is how long they go back so by a relay that the peer's record does not list: enough for answers. Such a
+	// relay may hold a session whose peer is gone, and swallows what is sent there.
+	farUnlisted = time.Second
+	// refusalFirst is how long a relay's first word that a way does not lead to a peer counts; each further one counts
+	// twice as long.
+	refusalFirst = 500 * time.Millisecond
+
+	dialPatience = 500 * time.Millisecond // a relay that takes longer to dial is gone round meanwhile
+	maxEarly     = 64                     // packets that wait for a session with a far relay
 )
 
 // farRoute is a way over two relays.
@@ -34,13 +44,62 @@ type farRoute struct {
 	via identity.ID // the far relay
 }
 
+// farKey names a way. Without a near relay it is every way to the far one.
 type farKey struct{ near, far identity.ID }
 
 // farState is what is known of a peer's ways over two relays. The peer's lock guards it.
 type farState struct {
-	in    farRoute // by which its packets came last
-	at    time.Duration
-	noWay map[farKey]time.Duration
+	in      farRoute // by which its packets came last
+	at      time.Duration
+	refused map[farKey]refusal
+}
+
+// maxRefusals bounds what a relay that invents others can fill.
+const maxRefusals = 64
+
+// refusal is a relay's word that a way over two relays does not lead to a peer. No relay tells over two when it does
+// again, so it is tried again: soon at first, since most such words come while something starts anew.
+type refusal struct{ at, hold time.Duration }
+
+func (r refusal) stands(now time.Duration) bool { return now-r.at < r.hold }
+
+// next is the refusal after another such word, which counts for most at the longest. While one stands, others are about
+// packets that were sent before it; long after it has lapsed, it is a first one.
+func (r refusal) next(now, most time.Duration) refusal {
+	switch {
+	case r.stands(now):
+		return r
+	case r.hold == 0 || now-r.at > r.hold+most:
+		return refusal{now, refusalFirst}
+	}
+	return refusal{now, min(2*r.hold, most)}
+}
+
+// refuse notes a relay's word about a way, and tells how long it counts from now on.
+func (f *farState) refuse(k farKey, now, most time.Duration) refusal {
+	if f.refused == nil || len(f.refused) >= maxRefusals {
+		f.refused = map[farKey]refusal{}
+	}
+	f.refused[k] = f.refused[k].next(now, most)
+	return f.refused[k]
+}
+
+// goneFor is how long the word that a peer is not at a relay counts, here without a session with that relay.
+func (f *farState) goneFor(relay identity.ID, said time.Duration) time.Duration {
+	if r := f.refused[farKey{far: relay}]; r.at == said && r.hold > 0 {
+		return r.hold // another relay brought it
+	}
+	return goneUnheard
+}
+
+// comesBy tells whether the peer's packets came over two relays lately, and it is still to be found there. The caller
+// holds the peer's lock.
+func (s *peerState) comesBy(now time.Duration) bool {
+	hold := farHold
+	if len(s.listed) > 0 && s.listed[s.far.in.via] == 0 {
+		hold = farUnlisted
+	}
+	return s.far.in.c != nil && now-s.far.at < hold
 }
 
 func appendFar(b []byte, t frameType, a, node identity.ID, channel byte, payload []byte) []byte {
@@ -58,8 +117,8 @@ func decodeFar(b []byte) (a, node identity.ID, channel byte, payload []byte) {
 // the peer's record lists and this node has no session with, nor could have one soon; quiet: nor wants one. The caller
 // holds the peer's lock.
 func (s *peerState) farWay(options []option, clients, idle map[identity.ID]*client, now time.Duration, quiet bool) *farRoute {
-	if c := s.far.in.c; c != nil && now-s.far.at < farHold && c.queue() != nil && !c.state().suspect {
-		return &farRoute{c, s.far.in.via}
+	if back := s.far.in; s.comesBy(now) && back.c.queue() != nil && !back.c.state().suspect {
+		return &back
 	}
 	var best *farRoute
 	var least time.Duration
@@ -71,7 +130,7 @@ func (s *peerState) farWay(options []option, clients, idle map[identity.ID]*clie
 			if !o.healthy || o.relay == far || clients[o.relay].queue() == nil {
 				continue
 			}
-			if at, failed := s.far.noWay[farKey{o.relay, far}]; failed && now-at < farHold {
+			if s.far.refused[farKey{o.relay, far}].stands(now) {
 				continue
 			}
 			sum := o.own + rtt
@@ -150,8 +209,11 @@ func (h nextHop) add(now time.Duration, node identity.ID, channel byte, b []byte
 func (p *Pool) heardFar(c *client, via, from identity.ID, now time.Duration) {
 	s := p.peer(from)
 	s.mu.Lock()
-	isNew := s.far.in != farRoute{c, via} || now-s.far.at > farHold
+	isNew := s.far.in != farRoute{c, via} || !s.comesBy(now)
 	s.far.in, s.far.at = farRoute{c, via}, now
+	delete(s.gone, via) // there it is
+	delete(s.far.refused, farKey{far: via})
+	delete(s.far.refused, farKey{c.relay.ID, via})
 	s.mu.Unlock()
 	if isNew {
 		s.generation.Store(0)
@@ -166,15 +228,20 @@ func (p *Pool) noWay(c *client, body []byte) {
 	if p.cfg.OnNoWay != nil && p.cfg.OnNoWay(c.relay.ID, a, node) {
 		return // it was about a client of this node's own relay
 	}
-	s := p.peer(node)
-	s.mu.Lock()
+	s, now := p.peer(node), p.now()
+	key, most := farKey{c.relay.ID, a}, farHold
 	if code == noWayGone {
-		s.gone[a] = p.now()
-	} else {
-		if s.far.noWay == nil || len(s.far.noWay) > 64 {
-			s.far.noWay = map[farKey]time.Duration{}
-		}
-		s.far.noWay[farKey{c.relay.ID, a}] = p.now()
+		key, most = farKey{far: a}, goneUnheard
+	}
+	tells := code == noWayGone && p.hasSession(a) // then that relay answers for itself, and tells when the peer comes
+	s.mu.Lock()
+	before := s.far.refused[key]
+	r := before
+	if !tells {
+		r = s.far.refuse(key, now, most)
+	}
+	if !tells && code == noWayGone {
+		s.gone[a] = r.at
 	}
 	if s.far.in == (farRoute{c, a}) {
 		s.far.in = farRoute{}
@@ -182,6 +249,25 @@ func (p *Pool) noWay(c *client, body []byte) {
 	s.mu.Unlock()
 	s.generation.Store(0)
 	p.signal()
+	if r != before {
+		time.AfterFunc(r.hold, func() { p.wayReopens(s) })
+	}
+}
+
+func (p *Pool) hasSession(relay identity.ID) bool {
+	p.mu.RLock()
+	defer p.mu.RUnlock()
+	return p.relays[relay].queue() != nil
+}
+
+// wayReopens has a way to a peer tried again that a relay has refused some time ago.
+func (p *Pool) wayReopens(s *peerState) {
+	if p.ctx.Err() != nil {
+		return
+	}
+	s.generation.Store(0)
+	p.signal()
+	p.release()
 }
 
 // Forward hands a packet of a client of this node's relay to another relay. It is false when that is not known or cannot
@@ -190,11 +276,14 @@ func (p *Pool) Forward(relay, origin, node identity.ID, channel byte, b []byte) 
 	p.mu.RLock()
 	c := p.relays[relay]
 	p.mu.RUnlock()
-	if c == nil || relay == p.cfg.Self || c.failing() {
+	if c == nil || relay == p.cfg.Self {
 		return false
 	}
 	now := p.now()
-	c.demand(now)
+	c.demand(now) // also one that could not be reached last time: nobody else may have it dialed again
+	if c.failing() {
+		return false
+	}
 	q := c.queue()
 	if q == nil {
 		c.mu.Lock()

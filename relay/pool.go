@@ -116,13 +116,14 @@ type peerState struct {
 	here       atomic.Bool               // current is known to have the peer
 	absent     atomic.Bool               // no relay can carry, and one says that the peer is not there
 
-	mu     sync.Mutex
-	listed map[identity.ID]time.Duration // from the peer's record
-	gone   map[identity.ID]time.Duration // when the relay was last heard or asked about it
-	seen   map[identity.ID]time.Duration // last packet
-	rtt    time.Duration                 // of the current choice
-	chosen time.Duration                 // when another relay was last chosen
-	far    farState
+	mu       sync.Mutex
+	listed   map[identity.ID]time.Duration // from the peer's record
+	listedAt time.Duration                 // when that record came
+	gone     map[identity.ID]time.Duration // when the relay was last heard or asked about it
+	seen     map[identity.ID]time.Duration // last packet
+	rtt      time.Duration                 // of the current choice
+	chosen   time.Duration                 // when another relay was last chosen
+	far      farState
 }
 
 // NewPool makes a pool without relays.
@@ -206,19 +207,24 @@ func (p *Pool) SetPeerLinks(peer identity.ID, links []Link) {
 	s.mu.Lock()
 	old := s.listed
 	var ask []identity.ID
-	s.listed = make(map[identity.ID]time.Duration, len(links))
+	s.listed, s.listedAt = make(map[identity.ID]time.Duration, len(links)), p.now()
 	for _, l := range links {
 		s.listed[l.Relay] = max(l.RTT, 1)
-		if _, isGone := s.gone[l.Relay]; isGone {
+		_, isGone := s.gone[l.Relay]
+		if isGone {
 			ask = append(ask, l.Relay) // the record may be newer than the relay's word, or only late
-			if idle[l.Relay] != nil {
-				delete(s.gone, l.Relay) // it could not be asked, nor tell
-			}
+		}
+		if idle[l.Relay] != nil { // it could not be asked, nor tell
+			delete(s.gone, l.Relay)
+			delete(s.far.refused, farKey{far: l.Relay})
 		}
 	}
 	for id := range old {
 		if _, has := s.listed[id]; !has {
 			delete(s.seen, id) // the peer says that it has left, or cannot hear that relay any more
+			if s.far.in.via == id {
+				s.far.in = farRoute{}
+			}
 		}
 	}
 	s.mu.Unlock()
@@ -310,6 +316,7 @@ func (p *Pool) choose(s *peerState, now time.Duration) *client {
 	if s.farRoute.Swap(far) == nil && far != nil {
 		p.farFound.Store(true)
 		p.planAgain() // what waits can go now
+		p.signal()
 	}
 	absent := !ok && far == nil && slices.ContainsFunc(options, func(o option) bool { return o.know == knownGone })
 	turned := s.absent.Swap(absent) != absent
@@ -371,7 +378,7 @@ func (p *Pool) options(s *peerState, now time.Duration, usable bool) ([]option, 
 	for id, c := range p.relays {
 		st := c.state()
 		said, isGone := s.gone[id]
-		if isGone && !st.connected && (now-said > goneUnheard || said <= c.lastGivenUp()) {
+		if isGone && !st.connected && (now-said >= s.far.goneFor(id, said) || said <= c.lastGivenUp() || s.listedSince(id, said)) {
 			delete(s.gone, id)
 			isGone = false
 		}
@@ -396,6 +403,11 @@ func (p *Pool) options(s *peerState, now time.Duration, usable bool) ([]option, 
 		clients[id] = c
 	}
 	return options, clients
+}
+
+// listedSince tells whether a record of the peer that has come since then lists a relay. The caller holds the peer's lock.
+func (s *peerState) listedSince(relay identity.ID, then time.Duration) bool {
+	return s.listed[relay] != 0 && then < s.listedAt
 }
 
 // Choose tells which relay carries to a peer now, and the RTT over both hops as far as it is known.
@@ -525,6 +537,10 @@ func (p *Pool) absent(c *client, peer identity.ID, refused []waiting) {
 	s := p.peer(peer)
 	s.mu.Lock()
 	s.gone[c.relay.ID] = p.now()
+	delete(s.far.refused, farKey{far: c.relay.ID}) // this session will tell of its return
+	if s.far.in.via == c.relay.ID {
+		s.far.in = farRoute{}
+	}
 	delete(s.seen, c.relay.ID)
 	s.mu.Unlock()
 	s.via.Store(nil)
