@@ -174,7 +174,7 @@ func TestDeviceThatStartsWhileItAnswers(t *testing.T) {
 		held := func() bool { // our initiation has been made, and is held back
 			bind.cross.mu.Lock()
 			defer bind.cross.mu.Unlock()
-			for _, m := range bind.cross.paths {
+			for _, m := range bind.cross.parties {
 				theirs = m.theirs.index
 				return !m.held.IsZero()
 			}
@@ -206,7 +206,7 @@ func TestDeviceThatStartsWhileItAnswers(t *testing.T) {
 			}
 		}
 		bind.cross.mu.Lock()
-		for _, m := range bind.cross.paths {
+		for _, m := range bind.cross.parties {
 			ours = m.ours.index
 		}
 		bind.cross.mu.Unlock()

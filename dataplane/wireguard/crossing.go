@@ -5,10 +5,13 @@ import (
 	"encoding/binary"
 	"maps"
 	"net/netip"
+	"slices"
 	"sync"
 	"time"
 
 	"golang.zx2c4.com/wireguard/device"
+
+	"github.com/skeinmesh/skein/dataplane"
 )
 
 const (
@@ -19,7 +22,7 @@ const (
 	settleWindow = 250 * time.Millisecond
 	// busyWindow is how long a handshake may take on a good path.
 	busyWindow = 200 * time.Millisecond
-	// knockWindow is how long an initiation tells that somebody at that endpoint wants a session: as long as
+	// knockWindow is how long an initiation tells that somebody wants a session: as long as
 	// wireguard-go waits before it repeats one that was not answered.
 	knockWindow = 6 * time.Second
 	// answerWithin is how long wireguard-go may take from an initiation to its response.
@@ -35,7 +38,7 @@ const (
 	lostAfter = 600 * time.Millisecond
 	// insistFor is how long an initiation stands: wireguard-go makes another one after five seconds.
 	insistFor = 4 * time.Second
-	// A flood of forged initiations must cost no more than the real ones: with maxTracked endpoints remembered
+	// A flood of forged initiations must cost no more than the real ones: with maxTracked parties remembered
 	// the rest passes as it would without us, and what is old is looked for no more often than sweepEvery.
 	maxTracked = 4096
 	sweepEvery = 100 * time.Millisecond
@@ -55,27 +58,33 @@ const (
 // out theirs, and only ours can still be answered: it is sent, and once more if the other side has passed
 // over it, which lets in the second when its own has not been answered either.
 //
+// What crosses is told by whose it is (see identities), not by where it came from or goes to: one end may send by a relay
+// while the other sends directly. Ours is sent again where theirs came from, which is a way that works.
+//
 // An initiation that is not answered is sent once more, since five seconds are long; whoever has answered it then sends the
 // same answer again, for that may be what was lost.
 //
-// A forged packet can make us pass over an initiation or a response here. The handshake then takes
-// place at the next try; it needs the address, the port and the moment of one to do even that.
+// A forged initiation counts for nothing. Only when more come than are read can one make us pass over an initiation or a
+// response here. The handshake then takes place at the next try; it needs the address, the port and the moment of one to
+// do even that.
 type crossing struct {
 	send func(packet []byte, at netip.AddrPort)
+	who  *identities
 
-	mu    sync.Mutex
-	paths map[netip.AddrPort]*meeting
-	swept time.Time
+	mu      sync.Mutex
+	parties map[party]*meeting
+	started map[uint32]party // with whom our initiations are, by index
+	swept   time.Time
 }
 
-// meeting is what passed lately between us and one endpoint.
+// meeting is what passed lately between us and one party.
 type meeting struct {
 	ours, theirs initiation // the last ones
 	passedOver   initiation // the last of theirs that was not let in for ours
 	held         time.Time  // when one of ours was held back
-	responded    time.Time  // when a response went there
+	responded    time.Time  // when a response went to it
 	response     []byte     // to the last of theirs
-	knocked      time.Time  // when an initiation came from there
+	knocked      time.Time  // when an initiation came from it
 }
 
 type initiation struct {
@@ -95,14 +104,15 @@ const (
 )
 
 func newCrossing(send func(packet []byte, at netip.AddrPort)) *crossing {
-	return &crossing{send: send, paths: map[netip.AddrPort]*meeting{}}
+	return &crossing{send: send, who: newIdentities(), parties: map[party]*meeting{}, started: map[uint32]party{}}
 }
 
 // reset forgets everything.
 func (c *crossing) reset() {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	clear(c.paths)
+	clear(c.parties)
+	clear(c.started)
 }
 
 // leaves decides whether a packet of ours is sent now.
@@ -120,22 +130,27 @@ func (c *crossing) leaves(p []byte, to netip.AddrPort) bool {
 func (c *crossing) admit(p []byte, from netip.AddrPort) bool {
 	switch {
 	case isInitiation(p):
-		ok, answer := c.admitInitiation(senderIndex(p), from)
+		who, ok := c.who.initiator(p, from)
+		if !ok {
+			return true // wireguard-go sees what it is
+		}
+		ok, answer := c.admitInitiation(senderIndex(p), who, from)
 		if answer != nil {
 			c.send(answer, from)
 		}
 		return ok
 	case isResponse(p):
-		return c.admitResponse(receiverIndex(p), from)
+		return c.admitResponse(receiverIndex(p))
 	}
 	return true
 }
 
 // starting decides about an initiation of ours.
 func (c *crossing) starting(p []byte, to netip.AddrPort) bool {
+	who := c.who.recipient(p, to)
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	m := c.meet(to)
+	m := c.meet(who)
 	switch theirs := m.theirs; {
 	case !theirs.within(settleWindow):
 	case theirs.outcome == answered:
@@ -143,33 +158,47 @@ func (c *crossing) starting(p []byte, to netip.AddrPort) bool {
 	case theirs.within(answerWithin):
 		m.held = time.Now()
 		p = bytes.Clone(p)
-		time.AfterFunc(answerWithin, func() { c.release(p, to) })
+		time.AfterFunc(answerWithin, func() { c.release(p, who, to) })
 		return false
 	}
-	m.ours = initiation{at: time.Now(), index: senderIndex(p), packet: bytes.Clone(p)}
-	c.repeat(m.ours, to, lostAfter)
+	c.begin(who, m, initiation{at: time.Now(), index: senderIndex(p), packet: bytes.Clone(p)})
+	c.repeat(m.ours, who, to, lostAfter)
 	return true
 }
 
+// begin notes an initiation of ours. The caller holds mu.
+func (c *crossing) begin(who party, m *meeting, ours initiation) {
+	c.end(who, m)
+	m.ours = ours
+	c.started[ours.index] = who
+}
+
+// end forgets the index of our last initiation. The caller holds mu.
+func (c *crossing) end(who party, m *meeting) {
+	if c.started[m.ours.index] == who {
+		delete(c.started, m.ours.index)
+	}
+}
+
 // release sends an initiation that was held back, unless theirs has been answered meanwhile.
-func (c *crossing) release(p []byte, to netip.AddrPort) {
+func (c *crossing) release(p []byte, who party, to netip.AddrPort) {
 	c.mu.Lock()
-	m := c.meet(to)
+	m := c.meet(who)
 	if m.theirs.outcome == answered && m.theirs.within(settleWindow) {
 		c.mu.Unlock()
 		return
 	}
-	m.ours = initiation{at: time.Now(), index: senderIndex(p), packet: p}
-	c.repeat(m.ours, to, insistAfter)
+	c.begin(who, m, initiation{at: time.Now(), index: senderIndex(p), packet: p})
+	c.repeat(m.ours, who, to, insistAfter)
 	c.mu.Unlock()
 	c.send(p, to)
 }
 
 // repeat sends an initiation of ours once more if it is still open some time later.
-func (c *crossing) repeat(ours initiation, to netip.AddrPort, after time.Duration) {
+func (c *crossing) repeat(ours initiation, who party, to netip.AddrPort, after time.Duration) {
 	time.AfterFunc(after, func() {
 		c.mu.Lock()
-		m := c.paths[to]
+		m := c.parties[who]
 		still := m != nil && m.ours.index == ours.index && m.ours.outcome == open && !m.ours.again
 		if still {
 			m.ours.again = true
@@ -183,9 +212,13 @@ func (c *crossing) repeat(ours initiation, to netip.AddrPort, after time.Duratio
 
 // responding notes that an initiation of theirs is being answered.
 func (c *crossing) responding(p []byte, to netip.AddrPort) {
+	who := c.who.recipient(p, to)
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	m := c.meet(to)
+	m := c.meet(who)
+	if n := c.parties[party{at: to}]; n != nil && m.theirs.index != receiverIndex(p) && n.theirs.index == receiverIndex(p) {
+		m = n // it was not read
+	}
 	m.responded, m.response = time.Now(), nil
 	if m.theirs.index == receiverIndex(p) {
 		m.response = bytes.Clone(p)
@@ -195,14 +228,14 @@ func (c *crossing) responding(p []byte, to netip.AddrPort) {
 }
 
 // admitInitiation decides about the other side's initiation. One that has been answered already gets the same answer once more.
-func (c *crossing) admitInitiation(index uint32, from netip.AddrPort) (ok bool, answer []byte) {
+func (c *crossing) admitInitiation(index uint32, who party, from netip.AddrPort) (ok bool, answer []byte) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	c.forget()
-	if len(c.paths) >= maxTracked && c.paths[from] == nil {
+	if len(c.parties) >= maxTracked && c.parties[who] == nil {
 		return true, nil
 	}
-	m, now := c.meet(from), time.Now()
+	m, now := c.meet(who), time.Now()
 	m.knocked = now
 	again := m.theirs.index == index && m.theirs.within(crossWindow)
 	if again && m.theirs.within(answerWithin) {
@@ -212,7 +245,7 @@ func (c *crossing) admitInitiation(index uint32, from netip.AddrPort) (ok bool, 
 		answer, m.response = m.response, nil
 		return false, answer
 	}
-	return m.lets(index, again, func() { c.repeat(m.ours, from, repeatAfter) }), nil
+	return m.lets(index, again, func() { c.repeat(m.ours, who, from, repeatAfter) }), nil
 }
 
 // lets decides about an initiation of theirs by what is under way. repeat sends ours again.
@@ -244,11 +277,11 @@ func (m *meeting) insists(index uint32) bool {
 	return m.passedOver.index == index && !m.passedOver.within(yieldAfter) && m.passedOver.within(crossWindow)
 }
 
-// admitResponse decides about a response, which ends an initiation of ours.
-func (c *crossing) admitResponse(index uint32, from netip.AddrPort) bool {
+// admitResponse decides about a response, which ends an initiation of ours, wherever that was sent to.
+func (c *crossing) admitResponse(index uint32) bool {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	m := c.paths[from]
+	m := c.parties[c.started[index]]
 	if m == nil || m.ours.index != index || !m.ours.within(crossWindow) {
 		return true
 	}
@@ -259,24 +292,48 @@ func (c *crossing) admitResponse(index uint32, from netip.AddrPort) bool {
 	return true
 }
 
-// busy tells whether a handshake with an endpoint is under way: an initiation of ours left for there a moment ago, or a response.
+// busy tells whether a handshake with a peer is under way: an initiation of ours left for it a moment ago, or a response.
 // With that we have keys, which the other side uses as soon as it has it; an attempt of ours before then would take them
 // from us again, and be passed over there.
-func (c *crossing) busy(at netip.AddrPort) bool {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	m := c.paths[unmapped(at)]
-	return m != nil && (m.ours.within(busyWindow) || within(m.responded, crossWindow) || within(m.held, busyWindow))
+func (c *crossing) busy(key dataplane.Key, endpoints ...netip.AddrPort) bool {
+	return c.any(key, endpoints, func(m *meeting) bool {
+		return m.ours.within(busyWindow) || within(m.responded, crossWindow) || within(m.held, busyWindow)
+	})
 }
 
-// insist sends an initiation of ours once more that went to one of a peer's endpoints and stands unanswered, to the last of them, and
+// wanted tells whether an initiation came from a peer that may still wait for its answer.
+func (c *crossing) wanted(key dataplane.Key, endpoints ...netip.AddrPort) bool {
+	return c.any(key, endpoints, func(m *meeting) bool { return within(m.knocked, knockWindow) })
+}
+
+// any tells whether something is so of a peer, or of one of its endpoints.
+func (c *crossing) any(key dataplane.Key, endpoints []netip.AddrPort, is func(*meeting) bool) bool {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return slices.ContainsFunc(partiesOf(key, endpoints), func(who party) bool {
+		m := c.parties[who]
+		return m != nil && is(m)
+	})
+}
+
+// partiesOf are those that a peer may be: itself, or somebody unknown at one of its endpoints.
+func partiesOf(key dataplane.Key, endpoints []netip.AddrPort) []party {
+	all := []party{{key: key}}
+	for _, at := range endpoints {
+		all = append(all, party{at: unmapped(at)})
+	}
+	return all
+}
+
+// insist sends an initiation of ours once more that went to a peer and stands unanswered, to the last of its endpoints, and
 // tells whether there is one. A new one instead would make what answers the first useless, which on a slow way is still to come.
-func (c *crossing) insist(endpoints []netip.AddrPort) bool {
+func (c *crossing) insist(key dataplane.Key, endpoints []netip.AddrPort) bool {
 	c.mu.Lock()
 	var newest initiation
-	for _, at := range endpoints {
-		if m := c.paths[unmapped(at)]; m != nil && m.ours.outcome == open && m.ours.within(insistFor) && m.ours.at.After(newest.at) {
-			newest = m.ours
+	var with party
+	for _, who := range partiesOf(key, endpoints) {
+		if m := c.parties[who]; m != nil && m.ours.outcome == open && m.ours.within(insistFor) && m.ours.at.After(newest.at) {
+			newest, with = m.ours, who
 		}
 	}
 	to := unmapped(endpoints[len(endpoints)-1])
@@ -285,27 +342,22 @@ func (c *crossing) insist(endpoints []netip.AddrPort) bool {
 		return false
 	}
 	newest.at, newest.again = time.Now(), true
-	c.meet(to).ours = newest
+	if with.at.IsValid() {
+		with.at = to
+	}
+	c.begin(with, c.meet(with), newest)
 	c.mu.Unlock()
 	c.send(newest.packet, to)
 	return true
 }
 
-// wanted tells whether an initiation came from an endpoint that may still wait for its answer.
-func (c *crossing) wanted(at netip.AddrPort) bool {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	m := c.paths[unmapped(at)]
-	return m != nil && within(m.knocked, knockWindow)
-}
-
-// meet returns what is remembered of an endpoint. The caller holds mu.
-func (c *crossing) meet(at netip.AddrPort) *meeting {
+// meet returns what is remembered of a party. The caller holds mu.
+func (c *crossing) meet(who party) *meeting {
 	c.forget()
-	m := c.paths[at]
+	m := c.parties[who]
 	if m == nil {
 		m = &meeting{}
-		c.paths[at] = m
+		c.parties[who] = m
 	}
 	return m
 }
@@ -314,7 +366,13 @@ func (c *crossing) meet(at netip.AddrPort) *meeting {
 func (c *crossing) forget() {
 	if now := time.Now(); now.Sub(c.swept) >= sweepEvery {
 		c.swept = now
-		maps.DeleteFunc(c.paths, func(_ netip.AddrPort, m *meeting) bool { return m.old() })
+		maps.DeleteFunc(c.parties, func(who party, m *meeting) bool {
+			if m.old() {
+				c.end(who, m)
+				return true
+			}
+			return false
+		})
 	}
 }
 

@@ -10,6 +10,7 @@ import (
 
 	"golang.zx2c4.com/wireguard/device"
 
+	"github.com/skeinmesh/skein/dataplane"
 	"github.com/skeinmesh/skein/internal/simtime"
 )
 
@@ -106,10 +107,10 @@ func TestCrossingInitiations(t *testing.T) {
 		"while an answer is under way the peer is busy": func(t *testing.T, s *side) {
 			s.comes(initiationMessage(5))
 			s.answers(5)
-			if s.pass(2 * busyWindow); !s.busy(s.at) {
+			if s.pass(2 * busyWindow); !s.busy(dataplane.Key{}, s.at) {
 				t.Error("it is not: an attempt of ours would take the keys away that the answer has made")
 			}
-			if s.pass(crossWindow); s.busy(s.at) {
+			if s.pass(crossWindow); s.busy(dataplane.Key{}, s.at) {
 				t.Error("it is still")
 			}
 		},
@@ -236,19 +237,19 @@ func TestForgedInitiationsAreBounded(t *testing.T) {
 				t.Fatalf("initiation %d was dropped", i)
 			}
 		}
-		if len(c.paths) > maxTracked {
-			t.Errorf("%d endpoints are remembered, want at most %d", len(c.paths), maxTracked)
+		if len(c.parties) > maxTracked {
+			t.Errorf("%d endpoints are remembered, want at most %d", len(c.parties), maxTracked)
 		}
-		if !c.wanted(from(0)) || c.wanted(from(2*maxTracked-1)) {
+		if !c.wanted(dataplane.Key{}, from(0)) || c.wanted(dataplane.Key{}, from(2*maxTracked-1)) {
 			t.Error("want the first to be remembered and the last not")
 		}
-		if !c.leaves(initiationMessage(7), from(2*maxTracked)) || !c.busy(from(2*maxTracked)) {
+		if !c.leaves(initiationMessage(7), from(2*maxTracked)) || !c.busy(dataplane.Key{}, from(2*maxTracked)) {
 			t.Error("a handshake of ours is not looked after during the flood")
 		}
 		time.Sleep(knockWindow + time.Second) // virtual
 		c.admit(initiationMessage(1), from(1))
-		if len(c.paths) != 1 {
-			t.Errorf("%d endpoints are left after the window, want the new one alone", len(c.paths))
+		if len(c.parties) != 1 {
+			t.Errorf("%d endpoints are left after the window, want the new one alone", len(c.parties))
 		}
 	})
 }

@@ -3,7 +3,6 @@ package wireguard
 import (
 	"bytes"
 	"net/netip"
-	"slices"
 	"sync"
 	"time"
 
@@ -46,8 +45,9 @@ func newHurrier(dev *device.Device, bind *meshBind, packets sync.Locker) *hurrie
 }
 
 // changes looks at the device before it is written to: at a peer's former endpoint, which it may have
-// from a packet, a handshake may be under way.
+// from a packet, a handshake may be under way. Who the peers are is known before the first handshake with them.
 func (h *hurrier) changes(batch []Op) {
+	h.cross.who.learn(batch)
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	for _, op := range batch {
@@ -145,12 +145,12 @@ func (h *hurrier) look() {
 func (h *hurrier) try(key dataplane.Key, endpoints []netip.AddrPort) {
 	h.packets.Lock()
 	defer h.packets.Unlock()
-	if slices.ContainsFunc(endpoints, h.cross.busy) || h.cross.insist(endpoints) {
+	if h.cross.busy(key, endpoints...) || h.cross.insist(key, endpoints) {
 		return
 	}
 	if p := h.dev.LookupPeer(device.NoisePublicKey(key)); p != nil {
 		p.ExpireCurrentKeypairs() // there are none; it is the former attempt that is forgotten
-		if slices.ContainsFunc(endpoints, h.cross.wanted) {
+		if h.cross.wanted(key, endpoints...) {
 			p.SendKeepalive() // goes behind the packets that wait, if any do
 			return
 		}
