@@ -150,9 +150,15 @@ func relayingAt(t *testing.T, a *Agent, h host, address string) {
 	hasRecord(t, a, h, &skeinv1.Record{Relay: &skeinv1.RelayOffer{Addresses: []string{address}}})
 }
 
-// hasRecord gives an agent another member's record.
+// hasRecord gives an agent a member's record; its own it publishes.
 func hasRecord(t *testing.T, a *Agent, h host, r *skeinv1.Record) {
 	t.Helper()
+	if h.key.ID() == a.id {
+		if err := a.gossip.Publish(r); err != nil {
+			t.Fatal(err)
+		}
+		return
+	}
 	r.NodeId, r.Epoch, r.Seq = h.key.ID().String(), 1, 1
 	s, err := gossip.Sign(h.key, r)
 	if err != nil {
