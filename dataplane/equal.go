@@ -9,7 +9,17 @@ import (
 // kernel.
 func (s Spec) Equal(o Spec) bool {
 	return s.Complete == o.Complete && s.ControlPort == o.ControlPort && s.Link.equal(o.Link) && s.WireGuard.equal(o.WireGuard) &&
-		slices.Equal(s.Targets, o.Targets) && slices.Equal(s.PortRewrites, o.PortRewrites) && s.Pods.equal(o.Pods)
+		slices.Equal(s.Targets, o.Targets) && slices.Equal(s.PortRewrites, o.PortRewrites) && s.Pods.equal(o.Pods) &&
+		s.Hops.Equal(o.Hops)
+}
+
+// Equal tells whether two want the same hops.
+func (h Hops) Equal(o Hops) bool {
+	return h.Self == o.Self && slices.Equal(h.Routes, o.Routes) && slices.EqualFunc(h.Guards, o.Guards, HopGuard.equal)
+}
+
+func (g HopGuard) equal(o HopGuard) bool {
+	return g.From == o.From && slices.Equal(g.Sources, o.Sources)
 }
 
 func (l Link) equal(o Link) bool {

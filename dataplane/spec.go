@@ -41,6 +41,8 @@ const (
 	ExportTable     = 119           // this host's blocks, for a routing daemon to announce; no rule leads here
 	PodGateway      = "169.254.1.1" // IPv4 next hop of every pod: its own link's end on the host
 
+	HopOverhead = 20 // bytes of the outer header that a packet of Hops has in the tunnel
+
 	RulePriority  = 32500
 	RouteTable    = 180
 	RouteProtocol = 30
@@ -53,8 +55,11 @@ type Key [32]byte
 type Spec struct {
 	WireGuard WireGuard
 	Link      Link
-	// Targets are the destinations that go through the tunnel: every peer's AllowedIPs, merged and sorted.
+	// Targets are the destinations that go through the tunnel: every peer's AllowedIPs and the prefixes of Hops.Routes,
+	// merged and sorted.
 	Targets []netip.Prefix
+	// Hops leads to those whose packets other nodes pass on.
+	Hops Hops
 	// PortRewrites lead the packets of some peers through another UDP port than WireGuard's.
 	PortRewrites []PortRewrite
 	Pods         Pods
@@ -64,6 +69,45 @@ type Spec struct {
 	// nothing is removed from the kernel before.
 	Complete bool
 }
+
+// Hops leads packets to nodes that are no peers of this host, by way of peers that pass them on. Such a packet travels
+// inside another one, from node to node (IP in IP, RFC 2003 and RFC 4213), in the tunnel: so a peer's AllowedIPs do not
+// change when another one passes on (docs/decisions/0054). The zero value: no hops.
+type Hops struct {
+	// Self is the overlay IPv4 address of this host: the outer source of what it sends, the outer destination of what it
+	// accepts. Invalid: there are no hops, and Routes and Guards mean nothing.
+	Self netip.Addr
+	// Routes say which peer passes on what is for a destination; the longest prefix wins. Sorted by Prefix, without two
+	// that are the same. The link leads there as well (Targets), with an MTU that leaves HopOverhead (Link.Narrow and
+	// Pods.Remote).
+	Routes []HopRoute
+	// Guards say who may bring packets for others or for this host, sorted by From, one for each. What none of them
+	// allows is dropped and counted. A host that passes packets on for others has Pods.Forward set.
+	Guards []HopGuard
+}
+
+// HopRoute leads to a destination by way of a peer.
+type HopRoute struct {
+	Prefix netip.Prefix
+	Via    netip.Addr // overlay IPv4 address of the next node, a WireGuard peer of this host
+}
+
+// HopGuard lets a node bring packets of others.
+type HopGuard struct {
+	From    netip.Addr     // overlay IPv4 address of the node, a WireGuard peer of this host
+	Sources []netip.Prefix // that those packets may come from; sorted and disjoint
+}
+
+// Compare orders routes by Prefix, then by Via.
+func (r HopRoute) Compare(o HopRoute) int {
+	if c := r.Prefix.Compare(o.Prefix); c != 0 {
+		return c
+	}
+	return r.Via.Compare(o.Via)
+}
+
+// Compare orders guards by From.
+func (g HopGuard) Compare(o HopGuard) int { return g.From.Compare(o.From) }
 
 // Pods is what leads to the pods of this host.
 type Pods struct {
@@ -89,7 +133,8 @@ type Pods struct {
 	Exported []netip.Addr
 	// Gateways are the host's ends of links to gateways' namespaces, sorted: what comes by them is checked there.
 	Gateways []string
-	// Forward is set when the tunnel's packets are forwarded for other reasons than pods: a gateway of an egress.
+	// Forward is set when the tunnel's packets are forwarded for other reasons than pods: a gateway of an egress, a
+	// node that passes on what Hops bring.
 	Forward bool
 }
 

@@ -302,6 +302,16 @@ func Text(s dataplane.Spec, name func(dataplane.Key) string) string {
 	for _, t := range s.Targets {
 		fmt.Fprintf(&b, "target %s\n", t)
 	}
+	for _, r := range s.Hops.Routes {
+		fmt.Fprintf(&b, "hop %s from %s via %s\n", r.Prefix, s.Hops.Self, r.Via)
+	}
+	for _, g := range s.Hops.Guards {
+		fmt.Fprintf(&b, "hop to %s from %s allowed", s.Hops.Self, g.From)
+		for _, p := range g.Sources {
+			fmt.Fprintf(&b, " %s", p)
+		}
+		b.WriteByte('\n')
+	}
 	for _, p := range s.Pods.Blocks {
 		fmt.Fprintf(&b, "block %s tables %d (unreachable), %d\n", p, dataplane.PodTable, dataplane.ExportTable)
 	}
