@@ -15,6 +15,7 @@ import (
 	"golang.org/x/time/rate"
 
 	"github.com/skeinmesh/skein/dataplane"
+	"github.com/skeinmesh/skein/dataplane/hop"
 	"github.com/skeinmesh/skein/dataplane/nft"
 	"github.com/skeinmesh/skein/dataplane/route"
 	"github.com/skeinmesh/skein/dataplane/wireguard"
@@ -141,6 +142,12 @@ func (p *Plane) Apply(ctx context.Context, s dataplane.Spec) (r dataplane.Report
 func (p *Plane) Peers(ctx context.Context) (peers []dataplane.PeerStatus, err error) {
 	doErr := p.do(ctx, func() { peers, err = p.status() })
 	return peers, errors.Join(doErr, err)
+}
+
+// Hops counts the packets that travelled inside others, and those that were dropped, since the device was opened.
+func (p *Plane) Hops(ctx context.Context) (c hop.Counts, err error) {
+	doErr := p.do(ctx, func() { c = p.wg.HopCounts() })
+	return c, doErr
 }
 
 // Rewrites reads the port rewrites that the kernel has, of a former run too.

@@ -9,6 +9,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/skeinmesh/skein/dataplane"
+	"github.com/skeinmesh/skein/dataplane/hop"
 )
 
 // Names of the drivers, as in the configuration and in reports.
@@ -36,6 +37,12 @@ type Device interface {
 	Write(batch []Op) error
 	// SetMTU tells the link's MTU to a driver that pads packets itself.
 	SetMTU(bytes int)
+	// SetHops says which packets travel inside others, and whose come out. Notes say what cannot be.
+	SetHops(h dataplane.Hops) (notes []string)
+	// HasHops tells whether SetHops would change nothing.
+	HasHops(h dataplane.Hops) bool
+	// HopCounts are the packets of hops since the device was opened.
+	HopCounts() hop.Counts
 	// Done is closed when the device has died; nil if it cannot tell.
 	Done() <-chan struct{}
 	// Close lets go of the device. A kernel device stays and keeps forwarding.

@@ -14,6 +14,7 @@ import (
 	"golang.zx2c4.com/wireguard/wgctrl/wgtypes"
 
 	"github.com/skeinmesh/skein/dataplane"
+	"github.com/skeinmesh/skein/dataplane/hop"
 	"github.com/skeinmesh/skein/internal/nlcount"
 )
 
@@ -121,6 +122,24 @@ func (d *kernelDevice) Write(batch []Op) error {
 	}
 	return nil
 }
+
+// noHops is what a host with kernel WireGuard cannot do.
+const noHops = "hops: with kernel WireGuard this host reaches no node of another site by way of a leader, and passes " +
+	"nothing on for others: topology site needs dataplane.wireguard: userspace here"
+
+// SetHops says that there are none with this driver.
+func (d *kernelDevice) SetHops(h dataplane.Hops) []string {
+	if !h.Self.IsValid() {
+		return nil
+	}
+	return []string{noHops}
+}
+
+// HasHops is always true: there is nothing to change.
+func (d *kernelDevice) HasHops(dataplane.Hops) bool { return true }
+
+// HopCounts are none.
+func (d *kernelDevice) HopCounts() hop.Counts { return hop.Counts{} }
 
 func portInUse(port int, err error) error {
 	return fmt.Errorf("UDP port %d for WireGuard: %w: stop the other program or set ports.wireguard", port, err)

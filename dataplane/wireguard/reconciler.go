@@ -5,6 +5,7 @@ import (
 	"fmt"
 
 	"github.com/skeinmesh/skein/dataplane"
+	"github.com/skeinmesh/skein/dataplane/hop"
 )
 
 // Reconciler keeps one device as the Spec says. It remembers what it wrote and read last, so that an
@@ -62,20 +63,35 @@ func (r *Reconciler) reconcile(s dataplane.Spec, keepEndpoints bool) (writes int
 		return writes, nil, err
 	}
 	want, notes := Want(s.WireGuard)
-	ops := Diff(want, *r.cache, Options{Prune: s.Complete, KeepEndpoints: keepEndpoints})
+	o := Options{KeepEndpoints: keepEndpoints}
+	if !r.dev.HasHops(s.Hops) { // after what new ways lead to has come, and before what the old ones led to goes
+		if err := r.write(Diff(want, *r.cache, o), &writes); err != nil {
+			return writes, notes, err
+		}
+	}
+	notes = append(notes, r.dev.SetHops(s.Hops)...)
+	o.Prune = s.Complete
+	return writes, notes, r.write(Diff(want, *r.cache, o), &writes)
+}
+
+// write sends operations in batches, and counts these.
+func (r *Reconciler) write(ops []Op, writes *int) error {
 	if len(ops) == 0 {
-		return writes, notes, nil
+		return nil
 	}
 	for _, b := range Batches(ops) {
 		if err := r.dev.Write(b); err != nil {
-			return writes, notes, err
+			return err
 		}
-		writes++
+		*writes++
 	}
 	next := r.cache.Apply(ops)
 	r.cache = &next
-	return writes, notes, nil
+	return nil
 }
+
+// HopCounts are the packets of hops since the device was opened.
+func (r *Reconciler) HopCounts() hop.Counts { return r.dev.HopCounts() }
 
 // load fills the cache, and opens the device anew if it is gone.
 func (r *Reconciler) load(writes *int) error {
@@ -143,6 +159,9 @@ func (r *Reconciler) Diff(s dataplane.Spec) ([]string, error) {
 	var out []string
 	for _, op := range Diff(want, actual, Options{Prune: s.Complete}) {
 		out = append(out, op.String())
+	}
+	if !r.dev.HasHops(s.Hops) {
+		out = append(out, fmt.Sprintf("set hops: %d ways, %d guards", len(s.Hops.Routes), len(s.Hops.Guards)))
 	}
 	return out, nil
 }

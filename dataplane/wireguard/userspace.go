@@ -14,6 +14,7 @@ import (
 	"golang.zx2c4.com/wireguard/tun"
 
 	"github.com/skeinmesh/skein/dataplane"
+	"github.com/skeinmesh/skein/dataplane/hop"
 )
 
 const tunPath = "/dev/net/tun"
@@ -29,6 +30,10 @@ type userspaceDevice struct {
 	up    bool
 	text  bytes.Buffer
 	first *hurrier
+
+	hop      *hop.Device
+	hops     dataplane.Hops // that hop has
+	hopNotes []string
 }
 
 func openUserspace(c OpenConfig) (Device, int, error) {
@@ -48,7 +53,7 @@ func openUserspace(c OpenConfig) (Device, int, error) {
 	default:
 		return nil, 0, foreignLink(c.Link, kind)
 	}
-	t, err := openTUN(c.Link, c.MTU)
+	t, hops, err := openTUN(c.Link, c.MTU)
 	if err != nil {
 		return nil, created, err
 	}
@@ -64,13 +69,13 @@ func openUserspace(c OpenConfig) (Device, int, error) {
 	})
 	// The agent's prober decides endpoints; a peer must not pull its own away from under it.
 	d.DisableSomeRoamingForBrokenMobileSemantics()
-	return &userspaceDevice{name: c.Link, tun: t, dev: d, first: newHurrier(d, bind, &t.handled)}, created + 1, nil
+	return &userspaceDevice{name: c.Link, tun: t, dev: d, first: newHurrier(d, bind, &t.handled), hop: hops}, created + 1, nil
 }
 
-func openTUN(name string, mtu int) (*quietTUN, error) {
+func openTUN(name string, mtu int) (*quietTUN, *hop.Device, error) {
 	fd, err := unix.Open(tunPath, unix.O_RDWR|unix.O_CLOEXEC, 0)
 	if err != nil {
-		return nil, fmt.Errorf("opening %s: %w: load the module tun, or give the container this device", tunPath, err)
+		return nil, nil, fmt.Errorf("opening %s: %w: load the module tun, or give the container this device", tunPath, err)
 	}
 	ifr, err := unix.NewIfreq(name)
 	if err == nil {
@@ -81,18 +86,19 @@ func openTUN(name string, mtu int) (*quietTUN, error) {
 		unix.Close(fd)
 		switch {
 		case errors.Is(err, unix.EBUSY):
-			return nil, fmt.Errorf("TUN link %s: %w: another process holds it, stop that agent first", name, err)
+			return nil, nil, fmt.Errorf("TUN link %s: %w: another process holds it, stop that agent first", name, err)
 		case errors.Is(err, unix.EPERM):
-			return nil, fmt.Errorf("TUN link %s: %w: run as root or with CAP_NET_ADMIN", name, err)
+			return nil, nil, fmt.Errorf("TUN link %s: %w: run as root or with CAP_NET_ADMIN", name, err)
 		}
-		return nil, fmt.Errorf("creating TUN link %s: %w", name, err)
+		return nil, nil, fmt.Errorf("creating TUN link %s: %w", name, err)
 	}
 	t, _, err := tun.CreateUnmonitoredTUNFromFD(fd)
 	if err != nil {
 		unix.Close(fd)
-		return nil, fmt.Errorf("opening TUN link %s: %w", name, err)
+		return nil, nil, fmt.Errorf("opening TUN link %s: %w", name, err)
 	}
-	return newQuietTUN(t, mtu), nil
+	hops := hop.NewDevice(t)
+	return newQuietTUN(hops, mtu), hops, nil
 }
 
 // setUp limits what the link gives us at a time, and keeps IPv6 from giving it an address of its own and
@@ -167,6 +173,20 @@ func (d *userspaceDevice) SetMTU(bytes int) {
 	default: // an update is pending and will read the new value
 	}
 }
+
+// SetHops puts another table in use; packets on their way have the one or the other.
+func (d *userspaceDevice) SetHops(h dataplane.Hops) []string {
+	if !d.HasHops(h) {
+		var t *hop.Table
+		t, d.hopNotes = hop.NewTable(h)
+		d.hop.Set(t)
+		d.hops = h
+	}
+	return d.hopNotes
+}
+
+func (d *userspaceDevice) HasHops(h dataplane.Hops) bool { return d.hops.Equal(h) }
+func (d *userspaceDevice) HopCounts() hop.Counts         { return d.hop.Counts() }
 
 func (d *userspaceDevice) gone() bool {
 	select {

@@ -21,7 +21,7 @@ func TestLongTrainsLeaveTheLinkWhole(t *testing.T) {
 	arrived := make(chan int, 1000)
 	var c *net.UDPConn
 	ns.Do(func() {
-		q, err := openTUN("wg0", dataplane.MTU)
+		q, _, err := openTUN("wg0", dataplane.MTU)
 		if err != nil {
 			t.Error(err)
 			return
