@@ -15,7 +15,7 @@ func (s Spec) Equal(o Spec) bool {
 
 // Equal tells whether two want the same hops.
 func (h Hops) Equal(o Hops) bool {
-	return h.Self == o.Self && slices.Equal(h.Routes, o.Routes) && slices.EqualFunc(h.Guards, o.Guards, HopGuard.equal)
+	return h.Self == o.Self && slices.Equal(h.Own, o.Own) && slices.Equal(h.Routes, o.Routes) && slices.EqualFunc(h.Guards, o.Guards, HopGuard.equal)
 }
 
 func (g HopGuard) equal(o HopGuard) bool {

@@ -77,9 +77,12 @@ type Hops struct {
 	// Self is the overlay IPv4 address of this host: the outer source of what it sends, the outer destination of what it
 	// accepts. Invalid: there are no hops, and Routes and Guards mean nothing.
 	Self netip.Addr
-	// Routes say which peer passes on what is for a destination; the longest prefix wins. Sorted by Prefix, without two
-	// that are the same. The link leads there as well (Targets), with an MTU that leaves HopOverhead (Link.Narrow and
-	// Pods.Remote).
+	// Own are the sources that peers take from this host as they are, since their AllowedIPs for it have them: its overlay
+	// addresses, blocks and node addresses. Sorted and disjoint.
+	Own []netip.Prefix
+	// Routes say which peer passes on what is for a destination, and to which it goes inside another packet at the end;
+	// the longest prefix wins. Sorted by Prefix, without two that are the same. The link leads there as well (Targets).
+	// Where others pass on, it does with an MTU that leaves HopOverhead (Link.Narrow and Pods.Remote).
 	Routes []HopRoute
 	// Guards say who may bring packets for others or for this host, sorted by From, one for each. What none of them
 	// allows is dropped and counted. A host that passes packets on for others has Pods.Forward set.
@@ -90,6 +93,10 @@ type Hops struct {
 type HopRoute struct {
 	Prefix netip.Prefix
 	Via    netip.Addr // overlay IPv4 address of the next node, a WireGuard peer of this host
+	// Last says that Prefix is Via's own. What this host passes on to it goes inside another packet, since Via's
+	// WireGuard takes no others' sources from this host. What comes from Own goes as it is. A host that passes on has
+	// such a route to each peer for which it does.
+	Last bool
 }
 
 // HopGuard lets a node bring packets of others.

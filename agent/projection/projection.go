@@ -302,8 +302,15 @@ func Text(s dataplane.Spec, name func(dataplane.Key) string) string {
 	for _, t := range s.Targets {
 		fmt.Fprintf(&b, "target %s\n", t)
 	}
+	for _, p := range s.Hops.Own {
+		fmt.Fprintf(&b, "own source %s\n", p)
+	}
 	for _, r := range s.Hops.Routes {
-		fmt.Fprintf(&b, "hop %s from %s via %s\n", r.Prefix, s.Hops.Self, r.Via)
+		fmt.Fprintf(&b, "hop %s from %s via %s", r.Prefix, s.Hops.Self, r.Via)
+		if r.Last {
+			b.WriteString(" of others' packets")
+		}
+		b.WriteByte('\n')
 	}
 	for _, g := range s.Hops.Guards {
 		fmt.Fprintf(&b, "hop to %s from %s allowed", s.Hops.Self, g.From)

@@ -59,7 +59,12 @@ func (t *Table) next(p []byte) ([4]byte, bool) {
 	if !ok {
 		return [4]byte{}, false
 	}
-	return t.via(dst)
+	w := t.routes.of(dst)
+	if w.last {
+		source, _ := address(p, 12, 8)
+		return w.via, !t.own.of(source)
+	}
+	return w.via, w != way{}
 }
 
 // unwrap checks a packet that came by the tunnel. The one inside it is p[overhead:overhead+n], with the outer one's mark

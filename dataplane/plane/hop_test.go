@@ -1,0 +1,560 @@
+package plane_test
+
+import (
+	"bytes"
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"net/netip"
+	"slices"
+	"syscall"
+	"testing"
+	"time"
+
+	"golang.org/x/net/icmp"
+	"golang.org/x/net/ipv4"
+	"golang.org/x/net/ipv6"
+	"golang.org/x/sys/unix"
+
+	"github.com/skeinmesh/skein/dataplane"
+	"github.com/skeinmesh/skein/dataplane/podnet"
+	"github.com/skeinmesh/skein/internal/testns"
+)
+
+// site is a node with a pod, which peers with the two leaders of its site only. These peer with those of the other site.
+type site struct {
+	member  *host
+	leaders [2]*host
+	pod     pod
+}
+
+// newSite makes the site of which all numbers begin with n.
+func newSite(t *testing.T, n int) *site {
+	t.Helper()
+	s := &site{member: newHost(t, n)}
+	for i := range s.leaders {
+		s.leaders[i] = newHost(t, n+1+i)
+	}
+	ns := testns.New(t, "pod")
+	s.pod = pod{ns, podnet.Attachment{ContainerID: fmt.Sprintf("site%d", n), Interface: "eth0", NetNS: "/var/run/netns/" + ns.Name, MTU: dataplane.MTU,
+		IPv4: s.blocks()[0].Addr().Next(), IPv6: s.blocks()[1].Addr().Next()}}
+	s.member.Must("add pod", func() error { _, err := podnet.Add(s.pod.Attachment); return err })
+	return s
+}
+
+func (s *site) blocks() []netip.Prefix {
+	return []netip.Prefix{pfx(fmt.Sprintf("10.64.%d.0/27", s.member.n)), pfx(fmt.Sprintf("fd64:%d::/123", s.member.n))}
+}
+
+func nodes(hosts ...*host) (out []netip.Prefix) {
+	for _, h := range hosts {
+		out = append(out, netip.PrefixFrom(h.overlay4(), 32), netip.PrefixFrom(h.overlay6(), 128))
+	}
+	return out
+}
+
+// prefixes are all of the site's.
+func (s *site) prefixes() []netip.Prefix {
+	return sorted(slices.Concat(nodes(s.member, s.leaders[0], s.leaders[1]), s.blocks()))
+}
+
+func (s *site) ofMember() []netip.Prefix { return sorted(slices.Concat(nodes(s.member), s.blocks())) }
+
+func sorted(p []netip.Prefix) []netip.Prefix {
+	slices.SortFunc(p, netip.Prefix.Compare)
+	return p
+}
+
+// hops is two sites, each with the leader that its member is bound to.
+type hops struct {
+	sites [2]*site
+	bound [2]int
+	wires map[[2]*host]netip.Addr // where the second is reached by the first
+}
+
+func newHops(t *testing.T) *hops {
+	t.Helper()
+	h := &hops{sites: [2]*site{newSite(t, 10), newSite(t, 20)}, wires: map[[2]*host]netip.Addr{}}
+	wire := func(a, b *host) {
+		n := len(h.wires) / 2
+		ends := [2]netip.Addr{netip.AddrFrom4([4]byte{198, 18, byte(n), 1}), netip.AddrFrom4([4]byte{198, 18, byte(n), 2})}
+		testns.Link(a.NS, b.NS, fmt.Sprintf("wire%d", n), []netip.Prefix{netip.PrefixFrom(ends[0], 24)}, []netip.Prefix{netip.PrefixFrom(ends[1], 24)})
+		h.wires[[2]*host{a, b}], h.wires[[2]*host{b, a}] = ends[1], ends[0]
+	}
+	for _, s := range h.sites {
+		for _, l := range s.leaders {
+			wire(s.member, l)
+		}
+	}
+	for _, a := range h.sites[0].leaders {
+		for _, b := range h.sites[1].leaders {
+			wire(a, b)
+		}
+	}
+	h.applyAll(t)
+	return h
+}
+
+// all are the hosts, site by site.
+func (h *hops) all() (out []*host) {
+	for _, s := range h.sites {
+		out = append(out, s.member, s.leaders[0], s.leaders[1])
+	}
+	return out
+}
+
+func (h *hops) applyAll(t *testing.T) {
+	t.Helper()
+	for _, x := range h.all() {
+		x.apply(t, h.spec(x))
+	}
+}
+
+// narrower is the MTU where there are hops.
+const narrower = dataplane.MTU - dataplane.HopOverhead
+
+// spec is what a host of the two sites wants now.
+func (h *hops) spec(x *host) dataplane.Spec {
+	here := slices.IndexFunc(h.sites[:], func(s *site) bool { return x == s.member || slices.Contains(s.leaders[:], x) })
+	own, other := h.sites[here], h.sites[1-here]
+	s := x.spec()
+	peer := func(o *host, more ...netip.Prefix) {
+		at, ok := h.wires[[2]*host{x, o}]
+		if !ok {
+			panic("no wire")
+		}
+		s = withPeer(s, o.keys.public, netip.AddrPortFrom(at, dataplane.Port), slices.Concat(nodes(o), more)...)
+	}
+	s.Hops.Self = x.overlay4()
+	lead := func(via *host, last bool, to ...netip.Prefix) {
+		for _, p := range to {
+			s.Hops.Routes = append(s.Hops.Routes, dataplane.HopRoute{Prefix: p, Via: via.overlay4(), Last: last})
+			if !last {
+				s.Targets = append(s.Targets, p)
+				s.Link.Narrow = append(s.Link.Narrow, dataplane.Narrow{Prefix: p, MTU: narrower})
+			}
+		}
+	}
+	guard := func(from *host, sources []netip.Prefix) {
+		s.Hops.Guards = append(s.Hops.Guards, dataplane.HopGuard{From: from.overlay4(), Sources: sources})
+	}
+	if x == own.member {
+		for _, l := range own.leaders {
+			peer(l)
+			guard(l, other.prefixes())
+		}
+		lead(own.leaders[h.bound[here]], false, other.prefixes()...)
+		s.Hops.Own = own.ofMember()
+		s.Pods.Blocks = own.blocks()
+		s.Pods.Routes = []dataplane.PodRoute{{Addr: own.pod.IPv4, Link: own.pod.link()}, {Addr: own.pod.IPv6, Link: own.pod.link()}}
+	} else {
+		peer(own.member, own.blocks()...)
+		guard(own.member, own.ofMember())
+		lead(own.member, true, own.ofMember()...)
+		for _, l := range other.leaders {
+			peer(l)
+			guard(l, other.prefixes())
+			lead(l, true, nodes(l)...)
+		}
+		lead(other.leaders[h.bound[1-here]], false, other.ofMember()...)
+		s.Hops.Own = nodes(x)
+		s.Pods.Forward = true
+		for _, b := range own.blocks() {
+			s.Pods.Remote = append(s.Pods.Remote, dataplane.Narrow{Prefix: b})
+		}
+	}
+	for _, b := range other.blocks() {
+		s.Pods.Remote = append(s.Pods.Remote, dataplane.Narrow{Prefix: b, MTU: narrower})
+	}
+	byPrefix := func(a, b dataplane.Narrow) int { return a.Prefix.Compare(b.Prefix) }
+	slices.SortFunc(s.Link.Narrow, byPrefix)
+	slices.SortFunc(s.Pods.Remote, byPrefix)
+	slices.SortFunc(s.Hops.Routes, dataplane.HopRoute.Compare)
+	slices.SortFunc(s.Hops.Guards, dataplane.HopGuard.Compare)
+	slices.SortFunc(s.Targets, netip.Prefix.Compare)
+	return s
+}
+
+// needUserspace skips a test where the WireGuard driver has no hops.
+func (h *hops) needUserspace(t *testing.T) {
+	if d := h.sites[0].member.plane.Driver(); d != "userspace" {
+		t.Skipf("driver %s", d)
+	}
+}
+
+// reachAll fails unless everything of each site reaches everything of the other, pods included.
+func (h *hops) reachAll(t *testing.T) {
+	t.Helper()
+	for i, s := range h.sites {
+		o := h.sites[1-i]
+		for _, from := range []*testns.NS{s.member.NS, s.leaders[0].NS, s.leaders[1].NS, s.pod.NS} {
+			x := &host{NS: from}
+			for _, to := range []netip.Addr{o.member.overlay4(), o.member.overlay6(), o.pod.IPv4, o.pod.IPv6,
+				o.leaders[0].overlay4(), o.leaders[0].overlay6(), o.leaders[1].overlay4(), o.leaders[1].overlay6()} {
+				within(t, 10*time.Second, from.Name+" reaches "+to.String(), func() bool { ok, _ := x.reaches(t, to); return ok })
+			}
+		}
+	}
+}
+
+// echoAll answers at each address.
+func (h *hops) echoAll(t *testing.T) {
+	t.Helper()
+	for _, x := range h.all() {
+		x.echo(t, x.overlay4())
+		x.echo(t, x.overlay6())
+	}
+	for _, s := range h.sites {
+		s.pod.echo(t, s.pod.IPv4, s.pod.IPv6)
+	}
+}
+
+// TestSitesReachEachOtherByTheirLeaders: members, leaders and pods, in both families, by UDP, ping and TCP, whichever
+// leaders they are bound to; and what is done to it differs from no Spec.
+func TestSitesReachEachOtherByTheirLeaders(t *testing.T) {
+	h := newHops(t)
+	h.needUserspace(t)
+	h.echoAll(t)
+	for _, h.bound = range [][2]int{{0, 0}, {0, 1}, {1, 1}, {1, 0}} {
+		h.applyAll(t)
+		h.reachAll(t)
+	}
+	for i, s := range h.sites {
+		o := h.sites[1-i]
+		for _, from := range []*testns.NS{s.member.NS, s.pod.NS} {
+			for _, to := range []netip.Addr{o.member.overlay4(), o.member.overlay6(), o.pod.IPv4, o.pod.IPv6} {
+				ping(t, from, to)
+				at := o.member.NS
+				if to == o.pod.IPv4 || to == o.pod.IPv6 {
+					at = o.pod.NS
+				}
+				transfer(t, from, at, to)
+			}
+		}
+	}
+	for _, x := range h.all() {
+		x.clean(t, h.spec(x))
+		for sub, n := range x.apply(t, h.spec(x)).Writes {
+			if n != 0 {
+				t.Errorf("%s: %d messages for an unchanged Spec", sub, n)
+			}
+		}
+		c, err := x.plane.Hops(t.Context())
+		if err != nil || c.Wrapped == 0 || c.Unwrapped == 0 || c.Refused+c.Malformed+c.Congested+c.TooLarge != 0 {
+			t.Errorf("%s counts %+v, %v", x.Name, c, err)
+		}
+	}
+	x := h.sites[0].member
+	s := h.spec(x)
+	s.Hops = dataplane.Hops{}
+	if d := x.diff(t, s); !slices.Contains(d, "wireguard: set hops: 0 ways, 0 guards") {
+		t.Errorf("skein plan would show %q", d)
+	}
+	x.apply(t, s)
+	x.clean(t, s)
+	if ok, _ := x.reaches(t, h.sites[1].member.overlay4()); ok {
+		t.Error("without hops the other site still answers")
+	}
+}
+
+// ping sends echo requests until one is answered.
+func ping(t *testing.T, from *testns.NS, to netip.Addr) {
+	t.Helper()
+	network, request, reply, protocol := "ip4:icmp", icmp.Type(ipv4.ICMPTypeEcho), icmp.Type(ipv4.ICMPTypeEchoReply), 1
+	if to.Is6() {
+		network, request, reply, protocol = "ip6:ipv6-icmp", ipv6.ICMPTypeEchoRequest, ipv6.ICMPTypeEchoReply, 58
+	}
+	from.Must("ping "+to.String(), func() error {
+		c, err := icmp.ListenPacket(network, "")
+		if err != nil {
+			return err
+		}
+		defer c.Close()
+		m := icmp.Message{Type: request, Body: &icmp.Echo{ID: 7, Seq: 1, Data: []byte("skein")}}
+		b, err := m.Marshal(nil)
+		if err != nil {
+			return err
+		}
+		answer := make([]byte, 200)
+		for deadline := time.Now().Add(5 * time.Second); time.Now().Before(deadline); {
+			if _, err := c.WriteTo(b, &net.IPAddr{IP: to.AsSlice()}); err != nil {
+				return err
+			}
+			_ = c.SetReadDeadline(time.Now().Add(time.Second))
+			n, who, err := c.ReadFrom(answer)
+			if err != nil {
+				continue
+			}
+			if m, err := icmp.ParseMessage(protocol, answer[:n]); err == nil && m.Type == reply && who.String() == to.String() {
+				return nil
+			}
+		}
+		return errors.New("no answer")
+	})
+}
+
+// transfer sends a few megabytes there and back by TCP.
+func transfer(t *testing.T, from, at *testns.NS, to netip.Addr) {
+	t.Helper()
+	const size = 3 << 20
+	var l net.Listener
+	at.Must("listen", func() (err error) {
+		l, err = net.Listen("tcp", netip.AddrPortFrom(to, 0).String())
+		return err
+	})
+	defer l.Close()
+	go func() {
+		c, err := l.Accept()
+		if err != nil {
+			return
+		}
+		defer c.Close()
+		_, _ = io.Copy(c, c)
+	}()
+	from.Must("connect", func() error {
+		c, err := net.DialTimeout("tcp", l.Addr().String(), 10*time.Second)
+		if err != nil {
+			return err
+		}
+		defer c.Close()
+		_ = c.SetDeadline(time.Now().Add(30 * time.Second))
+		sent := bytes.Repeat([]byte("skein and "), size/10)
+		go func() { _, _ = c.Write(sent) }()
+		got := make([]byte, len(sent))
+		if _, err := io.ReadFull(c, got); err != nil || !bytes.Equal(got, sent) {
+			return fmt.Errorf("the bytes came back wrong: %w", err)
+		}
+		return nil
+	})
+}
+
+// flow is a conversation by UDP in which the same few packets are always on their way, there and back.
+type flow struct {
+	conn net.Conn
+	sent uint64
+	came map[uint64]bool
+}
+
+func newFlow(t *testing.T, from *testns.NS, to netip.Addr) *flow {
+	t.Helper()
+	f := &flow{came: map[uint64]bool{}}
+	from.Must("flow", func() (err error) {
+		f.conn, err = net.Dial("udp", netip.AddrPortFrom(to, 7).String())
+		return err
+	})
+	t.Cleanup(func() { f.conn.Close() })
+	return f
+}
+
+const underway = 16 // packets of a flow at a time
+
+func (f *flow) send() error {
+	_, err := f.conn.Write(binary.BigEndian.AppendUint64(nil, f.sent))
+	f.sent++
+	return err
+}
+
+// run sends packets, a new one for each that comes back, and at the end waits for all.
+func (f *flow) run(n int) error {
+	for range underway {
+		if err := f.send(); err != nil {
+			return err
+		}
+	}
+	b := make([]byte, 100)
+	for len(f.came) < n {
+		_ = f.conn.SetReadDeadline(time.Now().Add(5 * time.Second))
+		k, err := f.conn.Read(b)
+		if err != nil {
+			return fmt.Errorf("%d of %d packets came back, then %w", len(f.came), f.sent, err)
+		}
+		if k == 8 {
+			f.came[binary.BigEndian.Uint64(b)] = true
+		}
+		if int(f.sent) < n {
+			if err := f.send(); err != nil {
+				return err
+			}
+		}
+	}
+	return nil
+}
+
+// TestAMoveToAnotherLeaderLosesNothing: members of both sites move between leaders while packets are on their way, each
+// host at its own time and in any order.
+func TestAMoveToAnotherLeaderLosesNothing(t *testing.T) {
+	h := newHops(t)
+	h.needUserspace(t)
+	h.echoAll(t)
+	for _, h.bound = range [][2]int{{0, 0}, {1, 1}, {0, 1}, {1, 0}} { // so that all have shaken hands
+		h.applyAll(t)
+		h.reachAll(t)
+	}
+	const packets = 6000
+	a, b := h.sites[0], h.sites[1]
+	flows := []*flow{newFlow(t, a.member.NS, b.member.overlay4()), newFlow(t, b.member.NS, a.member.overlay6()),
+		newFlow(t, a.pod.NS, b.pod.IPv4), newFlow(t, b.pod.NS, a.pod.IPv6)}
+	done := make(chan error, len(flows))
+	for _, f := range flows {
+		go func() { done <- f.run(packets) }()
+	}
+	order := h.all()
+	moves, left := 0, len(flows)
+	for ; left > 0; moves++ {
+		h.bound[moves%2] = 1 - h.bound[moves%2]
+		for i := range order { // another begins each time
+			x := order[(i*5+moves)%len(order)]
+			x.apply(t, h.spec(x))
+		}
+		select {
+		case err := <-done:
+			left--
+			if err != nil {
+				t.Errorf("after %d moves: %v", moves, err)
+			}
+		default:
+		}
+	}
+	t.Logf("%d moves while %d packets went there and back", moves, len(flows)*packets)
+	if moves < 20 {
+		t.Errorf("only %d moves happened meanwhile", moves)
+	}
+	for _, x := range h.all() {
+		if c, _ := x.plane.Hops(t.Context()); c.Refused+c.Malformed+c.Congested+c.TooLarge != 0 {
+			t.Errorf("%s counts %+v", x.Name, c)
+		}
+	}
+}
+
+// TestNobodyBringsWhatIsNotHis: a member is believed its own addresses only, a leader those of its site; pods and
+// neighbours have no way in.
+func TestNobodyBringsWhatIsNotHis(t *testing.T) {
+	h := newHops(t)
+	h.needUserspace(t)
+	h.echoAll(t)
+	h.reachAll(t)
+	a, b := h.sites[0], h.sites[1]
+	e, pods := hear(t, b.member.NS, forgedPort), hear(t, b.pod.NS, forgedPort)
+	mate4, mate6 := a.leaders[1].overlay4(), a.leaders[1].overlay6()
+	theirs4, theirs6 := b.leaders[1].overlay4(), b.leaders[1].overlay6()
+	stranger4, stranger6 := addr("10.4.0.99"), addr("fd00:5::99")
+	foreign4, foreign6 := addr("203.0.113.9"), addr("2001:db8:9::9")
+	for _, c := range []struct {
+		what   string
+		from   *testns.NS
+		own    [2]netip.Addr
+		as     []netip.Addr
+		counts *host // who refuses; nil: it does not come so far
+	}{
+		{"a member", a.member.NS, [2]netip.Addr{a.member.overlay4(), a.member.overlay6()},
+			[]netip.Addr{mate4, mate6, theirs4, theirs6, stranger4, stranger6, foreign4, foreign6}, a.leaders[0]},
+		{"a leader", a.leaders[0].NS, [2]netip.Addr{a.leaders[0].overlay4(), a.leaders[0].overlay6()},
+			[]netip.Addr{theirs4, theirs6, b.pod.IPv4.Next(), b.pod.IPv6.Next(), stranger4, stranger6, foreign4, foreign6}, b.leaders[0]},
+		{"a pod", a.pod.NS, [2]netip.Addr{a.pod.IPv4, a.pod.IPv6},
+			[]netip.Addr{a.member.overlay4(), a.member.overlay6(), mate4, mate6, theirs4, theirs6, stranger4, stranger6, foreign4, foreign6}, nil},
+	} {
+		give(c.from, c.as...)
+		for _, from := range c.as {
+			for i, e := range []*ear{e, pods} {
+				own, to := c.own[0], [...]netip.Addr{b.member.overlay4(), b.pod.IPv4}[i]
+				if from.Is6() {
+					own, to = c.own[1], [...]netip.Addr{b.member.overlay6(), b.pod.IPv6}[i]
+				}
+				before := refusedBy(t, c.counts)
+				if (&scene{}).forge(t, e, c.from, from, own, to) {
+					t.Errorf("%s was heard as %s at %s", c.what, from, to)
+				}
+				if n := refusedBy(t, c.counts) - before; c.counts != nil && n != 1 {
+					t.Errorf("%s as %s to %s: %d packets were refused", c.what, from, to, n)
+				}
+			}
+		}
+	}
+}
+
+func refusedBy(t *testing.T, h *host) uint64 {
+	t.Helper()
+	if h == nil {
+		return 0
+	}
+	c, err := h.plane.Hops(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	return c.Refused
+}
+
+// TestHopsLeaveRoomForTheirHeader: what fits the way with its outer header passes, what does not is refused where it is
+// sent, or is cut into fragments where that may be.
+func TestHopsLeaveRoomForTheirHeader(t *testing.T) {
+	h := newHops(t)
+	h.needUserspace(t)
+	h.echoAll(t)
+	h.reachAll(t)
+	a, b := h.sites[0], h.sites[1]
+	for _, from := range []*testns.NS{a.member.NS, a.pod.NS} {
+		for _, to := range []netip.Addr{b.member.overlay4(), b.member.overlay6(), b.pod.IPv4, b.pod.IPv6} {
+			headers := 28
+			if to.Is6() {
+				headers = 48
+			}
+			for _, c := range []struct {
+				size int
+				cut  bool
+				want error
+			}{{narrower, false, nil}, {narrower + 1, false, unix.EMSGSIZE}, {dataplane.MTU, false, unix.EMSGSIZE}, {1900, true, nil}} {
+				if err := sized(from, to, c.size-headers, c.cut); !errors.Is(err, c.want) {
+					t.Errorf("%s to %s with %d bytes (fragments: %t): %v, want %v", from.Name, to, c.size, c.cut, err, c.want)
+				}
+			}
+		}
+	}
+	for _, x := range h.all() {
+		if c, _ := x.plane.Hops(t.Context()); c.Refused+c.Malformed+c.Congested+c.TooLarge != 0 {
+			t.Errorf("%s counts %+v", x.Name, c)
+		}
+	}
+}
+
+// sized sends UDP packets of one size until one comes back or an error does.
+func sized(from *testns.NS, to netip.Addr, payload int, cut bool) (err error) {
+	from.Do(func() {
+		discover := unix.IP_PMTUDISC_DO // the same in IPv6
+		if cut {
+			discover = unix.IP_PMTUDISC_WANT
+		}
+		control := func(_, _ string, c syscall.RawConn) error {
+			var set error
+			err := c.Control(func(fd uintptr) {
+				if to.Is4() {
+					set = unix.SetsockoptInt(int(fd), unix.IPPROTO_IP, unix.IP_MTU_DISCOVER, discover)
+				} else {
+					set = unix.SetsockoptInt(int(fd), unix.IPPROTO_IPV6, unix.IPV6_MTU_DISCOVER, discover)
+				}
+			})
+			return errors.Join(err, set)
+		}
+		var c net.Conn
+		if c, err = (&net.Dialer{Control: control}).Dial("udp", netip.AddrPortFrom(to, 7).String()); err != nil {
+			return
+		}
+		defer c.Close()
+		b := make([]byte, 2000)
+		for deadline := time.Now().Add(5 * time.Second); time.Now().Before(deadline); {
+			_ = c.SetDeadline(time.Now().Add(time.Second))
+			if _, err = c.Write(make([]byte, payload)); err != nil {
+				return
+			}
+			n := 0
+			if n, err = c.Read(b); err == nil && n != payload {
+				err = fmt.Errorf("%d of %d bytes came back", n, payload)
+			}
+			if err == nil || errors.Is(err, unix.EMSGSIZE) {
+				return
+			}
+		}
+	})
+	return err
+}
