@@ -81,8 +81,9 @@ func (s *State) wantPools(p dataplane.Pods, h Host) {
 	}
 }
 
-// wantForward is what the link needs that leads to pods of this host, or to a gateway's clients. A host without them forwards
-// nothing for others' pods.
+// wantForward is what the link needs that leads to pods of this host, or to a gateway's clients, or whose packets this host
+// passes on. Another host forwards nothing. Where the kernel has no switch for IPv6 on a single link, that of the whole host
+// is podnet's to set when pods with IPv6 come, and ours for the rest.
 func (s *State) wantForward(p dataplane.Pods, h Host) {
 	if len(p.Blocks)+len(p.Routes) == 0 && !p.Forward {
 		return
@@ -90,7 +91,7 @@ func (s *State) wantForward(p dataplane.Pods, h Host) {
 	if h.HasForward4 {
 		s.Forward4 = 1
 	}
-	if (has6(p) || p.Forward) && h.HasForward6 && h.IPv6OnLink && !h.ForwardAll6 {
+	if (has6(p) && h.HasForward6 || p.Forward) && h.IPv6OnLink && !h.ForwardAll6 {
 		s.Forward6 = 1
 	}
 }

@@ -107,6 +107,8 @@ func podCases() []diffCase {
 			s.HadPods = true
 			return s
 		}(), true},
+		{"passes-on", withPods(dataplane.Pods{Forward: true}, h), there(h, nil), true},
+		{"passes-on-older-kernel", withPods(dataplane.Pods{Forward: true}, older), there(older, nil), true},
 		{"pods-of-coil-only", want(h), coil(there(h, nil)), true},
 		{"pods-beside-coil", withPods(two, h), coil(there(h, nil)), true},
 		{"pods-none-beside-coil", want(h), coil(read(withPods(two, h))), true},

@@ -95,7 +95,7 @@ func (r *Reconciler) Reconcile(s dataplane.Spec) (writes int, notes []string, er
 			next := r.cache.Apply([]Op{op})
 			r.cache = &next
 		case op.Verb == SetForward:
-			notes = append(notes, fmt.Sprintf("%s: %v: pods of other nodes do not reach pods here", op, err))
+			notes = append(notes, fmt.Sprintf("%s: %v: pods of other nodes do not reach pods here, and nothing is passed on for other nodes", op, err))
 		case op.Verb == SetRPFilter: // a container's /proc/sys may be read-only; the tunnel works without, mostly
 			notes = append(notes, fmt.Sprintf("%s: %v: packets from pods of other nodes may be dropped", op, err))
 		case first == nil:
@@ -318,11 +318,10 @@ func (r *Reconciler) apply(o Op) error {
 	case SetRPFilter:
 		return os.WriteFile(rpFilterPath(r.link), []byte(strconv.Itoa(o.Number)), 0o644)
 	case SetForward:
-		path := forward4Path(r.link)
 		if o.Family == IPv6 {
-			path = forward6Path(r.link)
+			return podnet.ForwardIPv6(r.link)
 		}
-		return os.WriteFile(path, []byte(strconv.Itoa(o.Number)), 0o644)
+		return os.WriteFile(forward4Path(r.link), []byte(strconv.Itoa(o.Number)), 0o644)
 	case AddHost:
 		return r.addHost(o.Host)
 	case SetMTU:
@@ -391,7 +390,7 @@ func (r *Reconciler) readHost() Host {
 
 func forward4Path(link string) string { return "/proc/sys/net/ipv4/conf/" + link + "/forwarding" }
 
-// forward6Path is a setting of Linux 6.17. Before, the host's own switch is the only one, and podnet's to set.
+// forward6Path is a setting of Linux 6.17. Before, the host's own switch is the only one.
 func forward6Path(link string) string {
 	return "/proc/sys/net/ipv6/conf/" + link + "/force_forwarding"
 }
