@@ -16,7 +16,7 @@ func appendMessage(b []byte, m proto.Message) []byte {
 	if len(m.ProtoReflect().GetUnknown()) == 0 {
 		switch m := m.(type) {
 		case *skeinv1.Node:
-			if m.PodCidrs == nil {
+			if m.PodCidrs == nil && m.Settings == nil {
 				return appendNode(b, m)
 			}
 		case *skeinv1.Token:

@@ -77,6 +77,11 @@ func (d *decision) changeSettings(c *skeinv1.ChangeSettings) error {
 	if err := d.checkPodRangesKnown(next); err != nil {
 		return err
 	}
+	if setsSites(next) {
+		if err := d.checkSitesKnown("settings about sites"); err != nil {
+			return err
+		}
+	}
 	d.dropPodCIDRsOutside(next.GetPodRanges())
 	d.emit(&skeinv1.Event{Body: &skeinv1.Event_SettingsChanged{SettingsChanged: &skeinv1.SettingsChanged{Settings: next}}})
 	return nil

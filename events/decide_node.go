@@ -203,7 +203,7 @@ func (d *decision) changeNode(c *skeinv1.ChangeNode) error {
 	}
 	d.answer.Node = n
 	d.emitChange(next)
-	return nil
+	return d.changeNodeSettings(n, c)
 }
 
 // emitChange makes the node of the answer the next one, if they differ.

@@ -56,7 +56,7 @@ func (s *State) fold(e *skeinv1.Event) {
 	case *skeinv1.Event_TokenRevoked:
 		s.dropToken(b.TokenRevoked.GetTokenId())
 	case *skeinv1.Event_NodeAdmitted:
-		if n := b.NodeAdmitted.GetNode(); n.GetPodCidrs() == nil {
+		if n := b.NodeAdmitted.GetNode(); n.GetPodCidrs() == nil && n.GetSettings() == nil {
 			s.admit(n)
 		}
 	case *skeinv1.Event_NodeChanged:
@@ -83,6 +83,8 @@ func (s *State) fold(e *skeinv1.Event) {
 		s.capTimes(e.GetTime())
 	case *skeinv1.Event_PodCidrsSet:
 		s.setPodCIDRs(b.PodCidrsSet.GetNodeId(), b.PodCidrsSet.GetPodCidrs())
+	case *skeinv1.Event_NodeSettingsSet:
+		s.setNodeSettings(b.NodeSettingsSet.GetNodeId(), b.NodeSettingsSet.GetSettings())
 	default:
 		s.foldPool(e)
 	}
@@ -177,11 +179,11 @@ func (s *State) enter(t *table[string], key, id string) {
 	}
 }
 
-// change replaces a node. Its key, addresses and pod CIDRs stay: they have events of their own or never change.
+// change replaces a node. Its key, addresses, pod CIDRs and settings stay: they have events of their own or never change.
 func (s *State) change(n *skeinv1.Node) {
 	old := find(&s.nodes, n.GetId())
 	if old == nil || checkName(n.GetName()) != nil || s.taken(&s.names, n.GetName(), n.GetId()) || n.GetIpv4() != old.GetIpv4() || n.GetIpv6() != old.GetIpv6() ||
-		n.GetAdmittedIndex() != old.GetAdmittedIndex() || !proto.Equal(n.GetPodCidrs(), old.GetPodCidrs()) ||
+		n.GetAdmittedIndex() != old.GetAdmittedIndex() || !proto.Equal(n.GetPodCidrs(), old.GetPodCidrs()) || !proto.Equal(n.GetSettings(), old.GetSettings()) ||
 		string(n.GetWireguardKey()) != string(old.GetWireguardKey()) || string(n.GetIdentityKey()) != string(old.GetIdentityKey()) {
 		return
 	}
@@ -199,7 +201,7 @@ func copyNode(n *skeinv1.Node) *skeinv1.Node {
 	out := &skeinv1.Node{
 		Id: n.Id, Name: n.Name, IdentityKey: n.IdentityKey, WireguardKey: n.WireguardKey, Ipv4: n.Ipv4, Ipv6: n.Ipv6, Labels: n.Labels,
 		AdmittedAt: n.AdmittedAt, AdmittedIndex: n.AdmittedIndex, MinSchema: n.MinSchema, MaxSchema: n.MaxSchema,
-		AgentsOnly: n.AgentsOnly, Draining: n.Draining, Admin: n.Admin, PodCidrs: n.PodCidrs,
+		AgentsOnly: n.AgentsOnly, Draining: n.Draining, Admin: n.Admin, PodCidrs: n.PodCidrs, Settings: n.Settings,
 	}
 	if u := n.ProtoReflect().GetUnknown(); len(u) > 0 {
 		out.ProtoReflect().SetUnknown(u)
@@ -239,10 +241,13 @@ func (s *State) revoke(r *skeinv1.NodeRevoked, at int64) {
 	s.names.del(s.own(), textKey(n.GetName()), n.GetName())
 	s.sizes.drop(sectionNodes, n)
 	s.dropServer(n.GetId())
+	s.countSettings(n, -1)
 	if n.GetPodCidrs() != nil { // they are free for another
 		s.dropPodNets(n.GetId())
+	}
+	if n.GetPodCidrs() != nil || n.GetSettings() != nil {
 		n = copyNode(n)
-		n.PodCidrs = nil
+		n.PodCidrs, n.Settings = nil, nil
 	}
 	s.putRevoked(h, &skeinv1.RevokedNode{Node: n, RevokedAt: at, Reason: r.GetReason()})
 }

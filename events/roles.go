@@ -85,7 +85,7 @@ var Rules = []Rule{
 	{"create_token", No, Yes, Yes, ""},
 	{"revoke_token", No, Yes, Yes, ""},
 	{"admit_node", Yes, Yes, Yes, "the token's secret is the proof, whoever hands the request on; a member that joins again gets a new key by a server only"},
-	{"change_node", Own, Yes, Yes, "an agent changes its event schemas only; nobody changes another node's schemas"},
+	{"change_node", Own, Yes, Yes, "an agent changes its event schemas only; nobody changes another node's schemas; with its settings (`skein node set`)"},
 	{"revoke_node", No, Yes, Yes, ""},
 	{"rotate_node_key", Own, Own, Own, ""},
 	{"add_server", No, Yes, Yes, ""},
@@ -177,8 +177,8 @@ func (s *State) authoriseParts(c *skeinv1.Command, role Role) error {
 		if !own && (b.ChangeNode.GetMinSchema() != 0 || b.ChangeNode.GetMaxSchema() != 0) {
 			return refuse(PermissionDenied, "which events a node folds is for that node to say, and not for %s", s.called(c.GetIssuer()))
 		}
-		if role == RoleAgent && (b.ChangeNode.GetName() != "" || b.ChangeNode.GetSetLabels()) {
-			return refuse(PermissionDenied, "%s is an agent and may not change its name or labels: %s", s.called(c.GetIssuer()), s.wayOut(c.GetIssuer()))
+		if role == RoleAgent && (b.ChangeNode.GetName() != "" || b.ChangeNode.GetSetLabels() || len(b.ChangeNode.GetSettingsFields()) > 0) {
+			return refuse(PermissionDenied, "%s is an agent and may not change its name, labels or settings: %s", s.called(c.GetIssuer()), s.wayOut(c.GetIssuer()))
 		}
 	case *skeinv1.Command_AdmitNode:
 		if len(b.AdmitNode.GetTokenSecret()) == 0 && role != RoleServer {

@@ -10,7 +10,7 @@ import (
 // SchemaMin and SchemaMax are the range of event schemas that this version folds.
 const (
 	SchemaMin uint32 = 1
-	SchemaMax uint32 = 5
+	SchemaMax uint32 = 6
 )
 
 // schemaOf is the registry of event bodies: the schema version that introduced each. A body that
@@ -54,6 +54,8 @@ func schemaOf(e *skeinv1.Event) uint32 {
 		return 4
 	case *skeinv1.Event_PodCidrsSet:
 		return 5
+	case *skeinv1.Event_NodeSettingsSet:
+		return 6
 	}
 	return 0
 }
@@ -61,6 +63,10 @@ func schemaOf(e *skeinv1.Event) uint32 {
 // neededSchema is what a server has to fold for what is in the state, and what that is.
 func (s *State) neededSchema() (what string, schema uint32) {
 	switch {
+	case s.nodesSet > 0:
+		return "settings of nodes", siteSchema
+	case bySites(s.settings.get()):
+		return "sites that speak through leaders", siteSchema
 	case len(s.podNets) > 0:
 		return "networks of Kubernetes Nodes' pods", 5
 	case s.outlets.n > 0:

@@ -22,6 +22,8 @@ func withDefaults(v *skeinv1.Settings) *skeinv1.Settings {
 	out.PersistentKeepaliveSeconds = cmp.Or(out.PersistentKeepaliveSeconds, 25)
 	out.BirthdayAttack = cmp.Or(out.BirthdayAttack, "disabled")
 	out.ArchiveMaxEvents = cmp.Or(out.ArchiveMaxEvents, 1_000_000)
+	out.Topology = cmp.Or(out.Topology, "full")
+	out.LeadersPerSite = cmp.Or(out.LeadersPerSite, 2)
 	out.ArchiveMaxBytes = cmp.Or(out.ArchiveMaxBytes, 256<<20)
 	return out
 }
@@ -45,9 +47,13 @@ func checkSettings(v *skeinv1.Settings) error {
 	}
 	switch v.GetBirthdayAttack() {
 	case "", "enabled", "disabled":
-		return checkPodRanges(v.GetPodRanges())
+	default:
+		return refuse(InvalidArgument, "setting birthday_attack: %q is not allowed; use enabled or disabled", v.GetBirthdayAttack())
 	}
-	return refuse(InvalidArgument, "setting birthday_attack: %q is not allowed; use enabled or disabled", v.GetBirthdayAttack())
+	if err := checkTopology(v); err != nil {
+		return err
+	}
+	return checkPodRanges(v.GetPodRanges())
 }
 
 // takeOver is a copy of old with the named fields of v, or with all of them if none is named.

@@ -63,7 +63,7 @@ func sizeOf(m proto.Message) int {
 	if len(m.ProtoReflect().GetUnknown()) == 0 {
 		switch m := m.(type) {
 		case *skeinv1.Node:
-			if m.PodCidrs == nil {
+			if m.PodCidrs == nil && m.Settings == nil {
 				return sizeNode(m)
 			}
 		case *skeinv1.Token:

@@ -91,5 +91,8 @@ func (s *State) load(p *skeinv1.State) error {
 	if err := s.loadPodCIDRs(p); err != nil {
 		return err
 	}
+	if err := s.loadNodeSettings(p); err != nil {
+		return err
+	}
 	return s.loadEgresses(p)
 }

@@ -60,6 +60,8 @@ type content struct {
 	destinationCount int                   // destinations of all egresses
 
 	podNets []podNet // pod CIDRs of all live nodes, by address; replaced and never changed
+
+	nodesSet int // live nodes with settings
 }
 
 // admission remembers the address that was given last.

@@ -64,6 +64,7 @@ type Event struct {
 	//	*Event_SlotReleased
 	//	*Event_ClockRepaired
 	//	*Event_PodCidrsSet
+	//	*Event_NodeSettingsSet
 	Body          isEvent_Body `protobuf_oneof:"body"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -436,6 +437,15 @@ func (x *Event) GetPodCidrsSet() *PodCidrsSet {
 	return nil
 }
 
+func (x *Event) GetNodeSettingsSet() *NodeSettingsSet {
+	if x != nil {
+		if x, ok := x.Body.(*Event_NodeSettingsSet); ok {
+			return x.NodeSettingsSet
+		}
+	}
+	return nil
+}
+
 type isEvent_Body interface {
 	isEvent_Body()
 }
@@ -572,6 +582,11 @@ type Event_PodCidrsSet struct {
 	PodCidrsSet *PodCidrsSet `protobuf:"bytes,41,opt,name=pod_cidrs_set,json=podCidrsSet,proto3,oneof"`
 }
 
+type Event_NodeSettingsSet struct {
+	// From schema 6 on:
+	NodeSettingsSet *NodeSettingsSet `protobuf:"bytes,46,opt,name=node_settings_set,json=nodeSettingsSet,proto3,oneof"`
+}
+
 func (*Event_ClusterCreated) isEvent_Body() {}
 
 func (*Event_SettingsChanged) isEvent_Body() {}
@@ -635,6 +650,8 @@ func (*Event_SlotReleased) isEvent_Body() {}
 func (*Event_ClockRepaired) isEvent_Body() {}
 
 func (*Event_PodCidrsSet) isEvent_Body() {}
+
+func (*Event_NodeSettingsSet) isEvent_Body() {}
 
 type ClusterCreated struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
@@ -2182,6 +2199,58 @@ func (x *PodCidrsSet) GetPodCidrs() *PodCidrs {
 	return nil
 }
 
+type NodeSettingsSet struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	NodeId        string                 `protobuf:"bytes,1,opt,name=node_id,json=nodeId,proto3" json:"node_id,omitempty"`
+	Settings      *NodeSettings          `protobuf:"bytes,2,opt,name=settings,proto3" json:"settings,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *NodeSettingsSet) Reset() {
+	*x = NodeSettingsSet{}
+	mi := &file_skein_v1_events_proto_msgTypes[33]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *NodeSettingsSet) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*NodeSettingsSet) ProtoMessage() {}
+
+func (x *NodeSettingsSet) ProtoReflect() protoreflect.Message {
+	mi := &file_skein_v1_events_proto_msgTypes[33]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use NodeSettingsSet.ProtoReflect.Descriptor instead.
+func (*NodeSettingsSet) Descriptor() ([]byte, []int) {
+	return file_skein_v1_events_proto_rawDescGZIP(), []int{33}
+}
+
+func (x *NodeSettingsSet) GetNodeId() string {
+	if x != nil {
+		return x.NodeId
+	}
+	return ""
+}
+
+func (x *NodeSettingsSet) GetSettings() *NodeSettings {
+	if x != nil {
+		return x.Settings
+	}
+	return nil
+}
+
 // Batch is one Raft log entry: the events of one or many commands.
 type Batch struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
@@ -2193,7 +2262,7 @@ type Batch struct {
 
 func (x *Batch) Reset() {
 	*x = Batch{}
-	mi := &file_skein_v1_events_proto_msgTypes[33]
+	mi := &file_skein_v1_events_proto_msgTypes[34]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2205,7 +2274,7 @@ func (x *Batch) String() string {
 func (*Batch) ProtoMessage() {}
 
 func (x *Batch) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_events_proto_msgTypes[33]
+	mi := &file_skein_v1_events_proto_msgTypes[34]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2218,7 +2287,7 @@ func (x *Batch) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Batch.ProtoReflect.Descriptor instead.
 func (*Batch) Descriptor() ([]byte, []int) {
-	return file_skein_v1_events_proto_rawDescGZIP(), []int{33}
+	return file_skein_v1_events_proto_rawDescGZIP(), []int{34}
 }
 
 func (x *Batch) GetBase() uint64 {
@@ -2285,7 +2354,7 @@ type Command struct {
 
 func (x *Command) Reset() {
 	*x = Command{}
-	mi := &file_skein_v1_events_proto_msgTypes[34]
+	mi := &file_skein_v1_events_proto_msgTypes[35]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2297,7 +2366,7 @@ func (x *Command) String() string {
 func (*Command) ProtoMessage() {}
 
 func (x *Command) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_events_proto_msgTypes[34]
+	mi := &file_skein_v1_events_proto_msgTypes[35]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2310,7 +2379,7 @@ func (x *Command) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Command.ProtoReflect.Descriptor instead.
 func (*Command) Descriptor() ([]byte, []int) {
-	return file_skein_v1_events_proto_rawDescGZIP(), []int{34}
+	return file_skein_v1_events_proto_rawDescGZIP(), []int{35}
 }
 
 func (x *Command) GetRequestId() string {
@@ -2859,7 +2928,7 @@ type CreateCluster struct {
 
 func (x *CreateCluster) Reset() {
 	*x = CreateCluster{}
-	mi := &file_skein_v1_events_proto_msgTypes[35]
+	mi := &file_skein_v1_events_proto_msgTypes[36]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2871,7 +2940,7 @@ func (x *CreateCluster) String() string {
 func (*CreateCluster) ProtoMessage() {}
 
 func (x *CreateCluster) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_events_proto_msgTypes[35]
+	mi := &file_skein_v1_events_proto_msgTypes[36]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2884,7 +2953,7 @@ func (x *CreateCluster) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CreateCluster.ProtoReflect.Descriptor instead.
 func (*CreateCluster) Descriptor() ([]byte, []int) {
-	return file_skein_v1_events_proto_rawDescGZIP(), []int{35}
+	return file_skein_v1_events_proto_rawDescGZIP(), []int{36}
 }
 
 func (x *CreateCluster) GetClusterId() string {
@@ -2925,7 +2994,7 @@ type ChangeSettings struct {
 
 func (x *ChangeSettings) Reset() {
 	*x = ChangeSettings{}
-	mi := &file_skein_v1_events_proto_msgTypes[36]
+	mi := &file_skein_v1_events_proto_msgTypes[37]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2937,7 +3006,7 @@ func (x *ChangeSettings) String() string {
 func (*ChangeSettings) ProtoMessage() {}
 
 func (x *ChangeSettings) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_events_proto_msgTypes[36]
+	mi := &file_skein_v1_events_proto_msgTypes[37]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2950,7 +3019,7 @@ func (x *ChangeSettings) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ChangeSettings.ProtoReflect.Descriptor instead.
 func (*ChangeSettings) Descriptor() ([]byte, []int) {
-	return file_skein_v1_events_proto_rawDescGZIP(), []int{36}
+	return file_skein_v1_events_proto_rawDescGZIP(), []int{37}
 }
 
 func (x *ChangeSettings) GetSettings() *Settings {
@@ -2983,7 +3052,7 @@ type CreateToken struct {
 
 func (x *CreateToken) Reset() {
 	*x = CreateToken{}
-	mi := &file_skein_v1_events_proto_msgTypes[37]
+	mi := &file_skein_v1_events_proto_msgTypes[38]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2995,7 +3064,7 @@ func (x *CreateToken) String() string {
 func (*CreateToken) ProtoMessage() {}
 
 func (x *CreateToken) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_events_proto_msgTypes[37]
+	mi := &file_skein_v1_events_proto_msgTypes[38]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3008,7 +3077,7 @@ func (x *CreateToken) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CreateToken.ProtoReflect.Descriptor instead.
 func (*CreateToken) Descriptor() ([]byte, []int) {
-	return file_skein_v1_events_proto_rawDescGZIP(), []int{37}
+	return file_skein_v1_events_proto_rawDescGZIP(), []int{38}
 }
 
 func (x *CreateToken) GetId() string {
@@ -3076,7 +3145,7 @@ type RevokeToken struct {
 
 func (x *RevokeToken) Reset() {
 	*x = RevokeToken{}
-	mi := &file_skein_v1_events_proto_msgTypes[38]
+	mi := &file_skein_v1_events_proto_msgTypes[39]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3088,7 +3157,7 @@ func (x *RevokeToken) String() string {
 func (*RevokeToken) ProtoMessage() {}
 
 func (x *RevokeToken) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_events_proto_msgTypes[38]
+	mi := &file_skein_v1_events_proto_msgTypes[39]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3101,7 +3170,7 @@ func (x *RevokeToken) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RevokeToken.ProtoReflect.Descriptor instead.
 func (*RevokeToken) Descriptor() ([]byte, []int) {
-	return file_skein_v1_events_proto_rawDescGZIP(), []int{38}
+	return file_skein_v1_events_proto_rawDescGZIP(), []int{39}
 }
 
 func (x *RevokeToken) GetTokenId() string {
@@ -3126,7 +3195,7 @@ type NewNode struct {
 
 func (x *NewNode) Reset() {
 	*x = NewNode{}
-	mi := &file_skein_v1_events_proto_msgTypes[39]
+	mi := &file_skein_v1_events_proto_msgTypes[40]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3138,7 +3207,7 @@ func (x *NewNode) String() string {
 func (*NewNode) ProtoMessage() {}
 
 func (x *NewNode) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_events_proto_msgTypes[39]
+	mi := &file_skein_v1_events_proto_msgTypes[40]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3151,7 +3220,7 @@ func (x *NewNode) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use NewNode.ProtoReflect.Descriptor instead.
 func (*NewNode) Descriptor() ([]byte, []int) {
-	return file_skein_v1_events_proto_rawDescGZIP(), []int{39}
+	return file_skein_v1_events_proto_rawDescGZIP(), []int{40}
 }
 
 func (x *NewNode) GetName() string {
@@ -3219,7 +3288,7 @@ type AdmitNode struct {
 
 func (x *AdmitNode) Reset() {
 	*x = AdmitNode{}
-	mi := &file_skein_v1_events_proto_msgTypes[40]
+	mi := &file_skein_v1_events_proto_msgTypes[41]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3231,7 +3300,7 @@ func (x *AdmitNode) String() string {
 func (*AdmitNode) ProtoMessage() {}
 
 func (x *AdmitNode) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_events_proto_msgTypes[40]
+	mi := &file_skein_v1_events_proto_msgTypes[41]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3244,7 +3313,7 @@ func (x *AdmitNode) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AdmitNode.ProtoReflect.Descriptor instead.
 func (*AdmitNode) Descriptor() ([]byte, []int) {
-	return file_skein_v1_events_proto_rawDescGZIP(), []int{40}
+	return file_skein_v1_events_proto_rawDescGZIP(), []int{41}
 }
 
 func (x *AdmitNode) GetNode() *NewNode {
@@ -3290,20 +3359,22 @@ func (x *AdmitNode) GetTokenProof() []byte {
 }
 
 type ChangeNode struct {
-	state         protoimpl.MessageState `protogen:"open.v1"`
-	NodeId        string                 `protobuf:"bytes,1,opt,name=node_id,json=nodeId,proto3" json:"node_id,omitempty"`
-	Name          string                 `protobuf:"bytes,2,opt,name=name,proto3" json:"name,omitempty"`
-	Labels        map[string]string      `protobuf:"bytes,3,rep,name=labels,proto3" json:"labels,omitempty" protobuf_key:"bytes,1,opt,name=key" protobuf_val:"bytes,2,opt,name=value"`
-	SetLabels     bool                   `protobuf:"varint,4,opt,name=set_labels,json=setLabels,proto3" json:"set_labels,omitempty"`
-	MinSchema     uint32                 `protobuf:"varint,5,opt,name=min_schema,json=minSchema,proto3" json:"min_schema,omitempty"`
-	MaxSchema     uint32                 `protobuf:"varint,6,opt,name=max_schema,json=maxSchema,proto3" json:"max_schema,omitempty"`
-	unknownFields protoimpl.UnknownFields
-	sizeCache     protoimpl.SizeCache
+	state          protoimpl.MessageState `protogen:"open.v1"`
+	NodeId         string                 `protobuf:"bytes,1,opt,name=node_id,json=nodeId,proto3" json:"node_id,omitempty"`
+	Name           string                 `protobuf:"bytes,2,opt,name=name,proto3" json:"name,omitempty"`
+	Labels         map[string]string      `protobuf:"bytes,3,rep,name=labels,proto3" json:"labels,omitempty" protobuf_key:"bytes,1,opt,name=key" protobuf_val:"bytes,2,opt,name=value"`
+	SetLabels      bool                   `protobuf:"varint,4,opt,name=set_labels,json=setLabels,proto3" json:"set_labels,omitempty"`
+	MinSchema      uint32                 `protobuf:"varint,5,opt,name=min_schema,json=minSchema,proto3" json:"min_schema,omitempty"`
+	MaxSchema      uint32                 `protobuf:"varint,6,opt,name=max_schema,json=maxSchema,proto3" json:"max_schema,omitempty"`
+	Settings       *NodeSettings          `protobuf:"bytes,7,opt,name=settings,proto3" json:"settings,omitempty"`                                   // those of its fields that are named are taken over
+	SettingsFields []string               `protobuf:"bytes,8,rep,name=settings_fields,json=settingsFields,proto3" json:"settings_fields,omitempty"` // of site, leader, force_endpoint, internal_ip, persistent_keepalive
+	unknownFields  protoimpl.UnknownFields
+	sizeCache      protoimpl.SizeCache
 }
 
 func (x *ChangeNode) Reset() {
 	*x = ChangeNode{}
-	mi := &file_skein_v1_events_proto_msgTypes[41]
+	mi := &file_skein_v1_events_proto_msgTypes[42]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3315,7 +3386,7 @@ func (x *ChangeNode) String() string {
 func (*ChangeNode) ProtoMessage() {}
 
 func (x *ChangeNode) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_events_proto_msgTypes[41]
+	mi := &file_skein_v1_events_proto_msgTypes[42]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3328,7 +3399,7 @@ func (x *ChangeNode) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ChangeNode.ProtoReflect.Descriptor instead.
 func (*ChangeNode) Descriptor() ([]byte, []int) {
-	return file_skein_v1_events_proto_rawDescGZIP(), []int{41}
+	return file_skein_v1_events_proto_rawDescGZIP(), []int{42}
 }
 
 func (x *ChangeNode) GetNodeId() string {
@@ -3373,6 +3444,20 @@ func (x *ChangeNode) GetMaxSchema() uint32 {
 	return 0
 }
 
+func (x *ChangeNode) GetSettings() *NodeSettings {
+	if x != nil {
+		return x.Settings
+	}
+	return nil
+}
+
+func (x *ChangeNode) GetSettingsFields() []string {
+	if x != nil {
+		return x.SettingsFields
+	}
+	return nil
+}
+
 type RevokeNode struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	NodeId        string                 `protobuf:"bytes,1,opt,name=node_id,json=nodeId,proto3" json:"node_id,omitempty"`
@@ -3384,7 +3469,7 @@ type RevokeNode struct {
 
 func (x *RevokeNode) Reset() {
 	*x = RevokeNode{}
-	mi := &file_skein_v1_events_proto_msgTypes[42]
+	mi := &file_skein_v1_events_proto_msgTypes[43]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3396,7 +3481,7 @@ func (x *RevokeNode) String() string {
 func (*RevokeNode) ProtoMessage() {}
 
 func (x *RevokeNode) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_events_proto_msgTypes[42]
+	mi := &file_skein_v1_events_proto_msgTypes[43]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3409,7 +3494,7 @@ func (x *RevokeNode) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RevokeNode.ProtoReflect.Descriptor instead.
 func (*RevokeNode) Descriptor() ([]byte, []int) {
-	return file_skein_v1_events_proto_rawDescGZIP(), []int{42}
+	return file_skein_v1_events_proto_rawDescGZIP(), []int{43}
 }
 
 func (x *RevokeNode) GetNodeId() string {
@@ -3443,7 +3528,7 @@ type RotateNodeKey struct {
 
 func (x *RotateNodeKey) Reset() {
 	*x = RotateNodeKey{}
-	mi := &file_skein_v1_events_proto_msgTypes[43]
+	mi := &file_skein_v1_events_proto_msgTypes[44]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3455,7 +3540,7 @@ func (x *RotateNodeKey) String() string {
 func (*RotateNodeKey) ProtoMessage() {}
 
 func (x *RotateNodeKey) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_events_proto_msgTypes[43]
+	mi := &file_skein_v1_events_proto_msgTypes[44]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3468,7 +3553,7 @@ func (x *RotateNodeKey) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RotateNodeKey.ProtoReflect.Descriptor instead.
 func (*RotateNodeKey) Descriptor() ([]byte, []int) {
-	return file_skein_v1_events_proto_rawDescGZIP(), []int{43}
+	return file_skein_v1_events_proto_rawDescGZIP(), []int{44}
 }
 
 func (x *RotateNodeKey) GetNodeId() string {
@@ -3494,7 +3579,7 @@ type AddServer struct {
 
 func (x *AddServer) Reset() {
 	*x = AddServer{}
-	mi := &file_skein_v1_events_proto_msgTypes[44]
+	mi := &file_skein_v1_events_proto_msgTypes[45]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3506,7 +3591,7 @@ func (x *AddServer) String() string {
 func (*AddServer) ProtoMessage() {}
 
 func (x *AddServer) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_events_proto_msgTypes[44]
+	mi := &file_skein_v1_events_proto_msgTypes[45]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3519,7 +3604,7 @@ func (x *AddServer) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AddServer.ProtoReflect.Descriptor instead.
 func (*AddServer) Descriptor() ([]byte, []int) {
-	return file_skein_v1_events_proto_rawDescGZIP(), []int{44}
+	return file_skein_v1_events_proto_rawDescGZIP(), []int{45}
 }
 
 func (x *AddServer) GetNodeId() string {
@@ -3538,7 +3623,7 @@ type PromoteServer struct {
 
 func (x *PromoteServer) Reset() {
 	*x = PromoteServer{}
-	mi := &file_skein_v1_events_proto_msgTypes[45]
+	mi := &file_skein_v1_events_proto_msgTypes[46]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3550,7 +3635,7 @@ func (x *PromoteServer) String() string {
 func (*PromoteServer) ProtoMessage() {}
 
 func (x *PromoteServer) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_events_proto_msgTypes[45]
+	mi := &file_skein_v1_events_proto_msgTypes[46]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3563,7 +3648,7 @@ func (x *PromoteServer) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PromoteServer.ProtoReflect.Descriptor instead.
 func (*PromoteServer) Descriptor() ([]byte, []int) {
-	return file_skein_v1_events_proto_rawDescGZIP(), []int{45}
+	return file_skein_v1_events_proto_rawDescGZIP(), []int{46}
 }
 
 func (x *PromoteServer) GetNodeId() string {
@@ -3584,7 +3669,7 @@ type RemoveServer struct {
 
 func (x *RemoveServer) Reset() {
 	*x = RemoveServer{}
-	mi := &file_skein_v1_events_proto_msgTypes[46]
+	mi := &file_skein_v1_events_proto_msgTypes[47]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3596,7 +3681,7 @@ func (x *RemoveServer) String() string {
 func (*RemoveServer) ProtoMessage() {}
 
 func (x *RemoveServer) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_events_proto_msgTypes[46]
+	mi := &file_skein_v1_events_proto_msgTypes[47]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3609,7 +3694,7 @@ func (x *RemoveServer) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RemoveServer.ProtoReflect.Descriptor instead.
 func (*RemoveServer) Descriptor() ([]byte, []int) {
-	return file_skein_v1_events_proto_rawDescGZIP(), []int{46}
+	return file_skein_v1_events_proto_rawDescGZIP(), []int{47}
 }
 
 func (x *RemoveServer) GetNodeId() string {
@@ -3641,7 +3726,7 @@ type RotateGossipKey struct {
 
 func (x *RotateGossipKey) Reset() {
 	*x = RotateGossipKey{}
-	mi := &file_skein_v1_events_proto_msgTypes[47]
+	mi := &file_skein_v1_events_proto_msgTypes[48]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3653,7 +3738,7 @@ func (x *RotateGossipKey) String() string {
 func (*RotateGossipKey) ProtoMessage() {}
 
 func (x *RotateGossipKey) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_events_proto_msgTypes[47]
+	mi := &file_skein_v1_events_proto_msgTypes[48]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3666,7 +3751,7 @@ func (x *RotateGossipKey) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RotateGossipKey.ProtoReflect.Descriptor instead.
 func (*RotateGossipKey) Descriptor() ([]byte, []int) {
-	return file_skein_v1_events_proto_rawDescGZIP(), []int{47}
+	return file_skein_v1_events_proto_rawDescGZIP(), []int{48}
 }
 
 type CreatePool struct {
@@ -3678,7 +3763,7 @@ type CreatePool struct {
 
 func (x *CreatePool) Reset() {
 	*x = CreatePool{}
-	mi := &file_skein_v1_events_proto_msgTypes[48]
+	mi := &file_skein_v1_events_proto_msgTypes[49]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3690,7 +3775,7 @@ func (x *CreatePool) String() string {
 func (*CreatePool) ProtoMessage() {}
 
 func (x *CreatePool) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_events_proto_msgTypes[48]
+	mi := &file_skein_v1_events_proto_msgTypes[49]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3703,7 +3788,7 @@ func (x *CreatePool) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CreatePool.ProtoReflect.Descriptor instead.
 func (*CreatePool) Descriptor() ([]byte, []int) {
-	return file_skein_v1_events_proto_rawDescGZIP(), []int{48}
+	return file_skein_v1_events_proto_rawDescGZIP(), []int{49}
 }
 
 func (x *CreatePool) GetPool() *Pool {
@@ -3726,7 +3811,7 @@ type ChangePool struct {
 
 func (x *ChangePool) Reset() {
 	*x = ChangePool{}
-	mi := &file_skein_v1_events_proto_msgTypes[49]
+	mi := &file_skein_v1_events_proto_msgTypes[50]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3738,7 +3823,7 @@ func (x *ChangePool) String() string {
 func (*ChangePool) ProtoMessage() {}
 
 func (x *ChangePool) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_events_proto_msgTypes[49]
+	mi := &file_skein_v1_events_proto_msgTypes[50]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3751,7 +3836,7 @@ func (x *ChangePool) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ChangePool.ProtoReflect.Descriptor instead.
 func (*ChangePool) Descriptor() ([]byte, []int) {
-	return file_skein_v1_events_proto_rawDescGZIP(), []int{49}
+	return file_skein_v1_events_proto_rawDescGZIP(), []int{50}
 }
 
 func (x *ChangePool) GetName() string {
@@ -3791,7 +3876,7 @@ type RemovePool struct {
 
 func (x *RemovePool) Reset() {
 	*x = RemovePool{}
-	mi := &file_skein_v1_events_proto_msgTypes[50]
+	mi := &file_skein_v1_events_proto_msgTypes[51]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3803,7 +3888,7 @@ func (x *RemovePool) String() string {
 func (*RemovePool) ProtoMessage() {}
 
 func (x *RemovePool) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_events_proto_msgTypes[50]
+	mi := &file_skein_v1_events_proto_msgTypes[51]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3816,7 +3901,7 @@ func (x *RemovePool) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RemovePool.ProtoReflect.Descriptor instead.
 func (*RemovePool) Descriptor() ([]byte, []int) {
-	return file_skein_v1_events_proto_rawDescGZIP(), []int{50}
+	return file_skein_v1_events_proto_rawDescGZIP(), []int{51}
 }
 
 func (x *RemovePool) GetName() string {
@@ -3839,7 +3924,7 @@ type AllocateBlocks struct {
 
 func (x *AllocateBlocks) Reset() {
 	*x = AllocateBlocks{}
-	mi := &file_skein_v1_events_proto_msgTypes[51]
+	mi := &file_skein_v1_events_proto_msgTypes[52]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3851,7 +3936,7 @@ func (x *AllocateBlocks) String() string {
 func (*AllocateBlocks) ProtoMessage() {}
 
 func (x *AllocateBlocks) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_events_proto_msgTypes[51]
+	mi := &file_skein_v1_events_proto_msgTypes[52]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3864,7 +3949,7 @@ func (x *AllocateBlocks) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AllocateBlocks.ProtoReflect.Descriptor instead.
 func (*AllocateBlocks) Descriptor() ([]byte, []int) {
-	return file_skein_v1_events_proto_rawDescGZIP(), []int{51}
+	return file_skein_v1_events_proto_rawDescGZIP(), []int{52}
 }
 
 func (x *AllocateBlocks) GetNodeId() string {
@@ -3899,7 +3984,7 @@ type ReserveBlock struct {
 
 func (x *ReserveBlock) Reset() {
 	*x = ReserveBlock{}
-	mi := &file_skein_v1_events_proto_msgTypes[52]
+	mi := &file_skein_v1_events_proto_msgTypes[53]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3911,7 +3996,7 @@ func (x *ReserveBlock) String() string {
 func (*ReserveBlock) ProtoMessage() {}
 
 func (x *ReserveBlock) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_events_proto_msgTypes[52]
+	mi := &file_skein_v1_events_proto_msgTypes[53]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3924,7 +4009,7 @@ func (x *ReserveBlock) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ReserveBlock.ProtoReflect.Descriptor instead.
 func (*ReserveBlock) Descriptor() ([]byte, []int) {
-	return file_skein_v1_events_proto_rawDescGZIP(), []int{52}
+	return file_skein_v1_events_proto_rawDescGZIP(), []int{53}
 }
 
 func (x *ReserveBlock) GetPool() string {
@@ -3964,7 +4049,7 @@ type ReleaseBlocks struct {
 
 func (x *ReleaseBlocks) Reset() {
 	*x = ReleaseBlocks{}
-	mi := &file_skein_v1_events_proto_msgTypes[53]
+	mi := &file_skein_v1_events_proto_msgTypes[54]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3976,7 +4061,7 @@ func (x *ReleaseBlocks) String() string {
 func (*ReleaseBlocks) ProtoMessage() {}
 
 func (x *ReleaseBlocks) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_events_proto_msgTypes[53]
+	mi := &file_skein_v1_events_proto_msgTypes[54]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3989,7 +4074,7 @@ func (x *ReleaseBlocks) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ReleaseBlocks.ProtoReflect.Descriptor instead.
 func (*ReleaseBlocks) Descriptor() ([]byte, []int) {
-	return file_skein_v1_events_proto_rawDescGZIP(), []int{53}
+	return file_skein_v1_events_proto_rawDescGZIP(), []int{54}
 }
 
 func (x *ReleaseBlocks) GetPool() string {
@@ -4046,7 +4131,7 @@ type ReserveAddress struct {
 
 func (x *ReserveAddress) Reset() {
 	*x = ReserveAddress{}
-	mi := &file_skein_v1_events_proto_msgTypes[54]
+	mi := &file_skein_v1_events_proto_msgTypes[55]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4058,7 +4143,7 @@ func (x *ReserveAddress) String() string {
 func (*ReserveAddress) ProtoMessage() {}
 
 func (x *ReserveAddress) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_events_proto_msgTypes[54]
+	mi := &file_skein_v1_events_proto_msgTypes[55]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4071,7 +4156,7 @@ func (x *ReserveAddress) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ReserveAddress.ProtoReflect.Descriptor instead.
 func (*ReserveAddress) Descriptor() ([]byte, []int) {
-	return file_skein_v1_events_proto_rawDescGZIP(), []int{54}
+	return file_skein_v1_events_proto_rawDescGZIP(), []int{55}
 }
 
 func (x *ReserveAddress) GetPool() string {
@@ -4116,7 +4201,7 @@ type ClaimAddress struct {
 
 func (x *ClaimAddress) Reset() {
 	*x = ClaimAddress{}
-	mi := &file_skein_v1_events_proto_msgTypes[55]
+	mi := &file_skein_v1_events_proto_msgTypes[56]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4128,7 +4213,7 @@ func (x *ClaimAddress) String() string {
 func (*ClaimAddress) ProtoMessage() {}
 
 func (x *ClaimAddress) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_events_proto_msgTypes[55]
+	mi := &file_skein_v1_events_proto_msgTypes[56]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4141,7 +4226,7 @@ func (x *ClaimAddress) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ClaimAddress.ProtoReflect.Descriptor instead.
 func (*ClaimAddress) Descriptor() ([]byte, []int) {
-	return file_skein_v1_events_proto_rawDescGZIP(), []int{55}
+	return file_skein_v1_events_proto_rawDescGZIP(), []int{56}
 }
 
 func (x *ClaimAddress) GetNodeId() string {
@@ -4197,7 +4282,7 @@ type ReleaseAddress struct {
 
 func (x *ReleaseAddress) Reset() {
 	*x = ReleaseAddress{}
-	mi := &file_skein_v1_events_proto_msgTypes[56]
+	mi := &file_skein_v1_events_proto_msgTypes[57]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4209,7 +4294,7 @@ func (x *ReleaseAddress) String() string {
 func (*ReleaseAddress) ProtoMessage() {}
 
 func (x *ReleaseAddress) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_events_proto_msgTypes[56]
+	mi := &file_skein_v1_events_proto_msgTypes[57]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4222,7 +4307,7 @@ func (x *ReleaseAddress) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ReleaseAddress.ProtoReflect.Descriptor instead.
 func (*ReleaseAddress) Descriptor() ([]byte, []int) {
-	return file_skein_v1_events_proto_rawDescGZIP(), []int{56}
+	return file_skein_v1_events_proto_rawDescGZIP(), []int{57}
 }
 
 func (x *ReleaseAddress) GetPool() string {
@@ -4258,7 +4343,7 @@ type SetGrant struct {
 
 func (x *SetGrant) Reset() {
 	*x = SetGrant{}
-	mi := &file_skein_v1_events_proto_msgTypes[57]
+	mi := &file_skein_v1_events_proto_msgTypes[58]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4270,7 +4355,7 @@ func (x *SetGrant) String() string {
 func (*SetGrant) ProtoMessage() {}
 
 func (x *SetGrant) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_events_proto_msgTypes[57]
+	mi := &file_skein_v1_events_proto_msgTypes[58]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4283,7 +4368,7 @@ func (x *SetGrant) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SetGrant.ProtoReflect.Descriptor instead.
 func (*SetGrant) Descriptor() ([]byte, []int) {
-	return file_skein_v1_events_proto_rawDescGZIP(), []int{57}
+	return file_skein_v1_events_proto_rawDescGZIP(), []int{58}
 }
 
 func (x *SetGrant) GetNodeId() string {
@@ -4326,7 +4411,7 @@ type ImportPools struct {
 
 func (x *ImportPools) Reset() {
 	*x = ImportPools{}
-	mi := &file_skein_v1_events_proto_msgTypes[58]
+	mi := &file_skein_v1_events_proto_msgTypes[59]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4338,7 +4423,7 @@ func (x *ImportPools) String() string {
 func (*ImportPools) ProtoMessage() {}
 
 func (x *ImportPools) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_events_proto_msgTypes[58]
+	mi := &file_skein_v1_events_proto_msgTypes[59]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4351,7 +4436,7 @@ func (x *ImportPools) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ImportPools.ProtoReflect.Descriptor instead.
 func (*ImportPools) Descriptor() ([]byte, []int) {
-	return file_skein_v1_events_proto_rawDescGZIP(), []int{58}
+	return file_skein_v1_events_proto_rawDescGZIP(), []int{59}
 }
 
 func (x *ImportPools) GetPools() []*Pool {
@@ -4388,7 +4473,7 @@ type ImportBlock struct {
 
 func (x *ImportBlock) Reset() {
 	*x = ImportBlock{}
-	mi := &file_skein_v1_events_proto_msgTypes[59]
+	mi := &file_skein_v1_events_proto_msgTypes[60]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4400,7 +4485,7 @@ func (x *ImportBlock) String() string {
 func (*ImportBlock) ProtoMessage() {}
 
 func (x *ImportBlock) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_events_proto_msgTypes[59]
+	mi := &file_skein_v1_events_proto_msgTypes[60]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4413,7 +4498,7 @@ func (x *ImportBlock) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ImportBlock.ProtoReflect.Descriptor instead.
 func (*ImportBlock) Descriptor() ([]byte, []int) {
-	return file_skein_v1_events_proto_rawDescGZIP(), []int{59}
+	return file_skein_v1_events_proto_rawDescGZIP(), []int{60}
 }
 
 func (x *ImportBlock) GetPool() string {
@@ -4460,7 +4545,7 @@ type DefineEgress struct {
 
 func (x *DefineEgress) Reset() {
 	*x = DefineEgress{}
-	mi := &file_skein_v1_events_proto_msgTypes[60]
+	mi := &file_skein_v1_events_proto_msgTypes[61]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4472,7 +4557,7 @@ func (x *DefineEgress) String() string {
 func (*DefineEgress) ProtoMessage() {}
 
 func (x *DefineEgress) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_events_proto_msgTypes[60]
+	mi := &file_skein_v1_events_proto_msgTypes[61]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4485,7 +4570,7 @@ func (x *DefineEgress) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DefineEgress.ProtoReflect.Descriptor instead.
 func (*DefineEgress) Descriptor() ([]byte, []int) {
-	return file_skein_v1_events_proto_rawDescGZIP(), []int{60}
+	return file_skein_v1_events_proto_rawDescGZIP(), []int{61}
 }
 
 func (x *DefineEgress) GetEgress() *Egress {
@@ -4508,7 +4593,7 @@ type ChangeEgress struct {
 
 func (x *ChangeEgress) Reset() {
 	*x = ChangeEgress{}
-	mi := &file_skein_v1_events_proto_msgTypes[61]
+	mi := &file_skein_v1_events_proto_msgTypes[62]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4520,7 +4605,7 @@ func (x *ChangeEgress) String() string {
 func (*ChangeEgress) ProtoMessage() {}
 
 func (x *ChangeEgress) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_events_proto_msgTypes[61]
+	mi := &file_skein_v1_events_proto_msgTypes[62]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4533,7 +4618,7 @@ func (x *ChangeEgress) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ChangeEgress.ProtoReflect.Descriptor instead.
 func (*ChangeEgress) Descriptor() ([]byte, []int) {
-	return file_skein_v1_events_proto_rawDescGZIP(), []int{61}
+	return file_skein_v1_events_proto_rawDescGZIP(), []int{62}
 }
 
 func (x *ChangeEgress) GetNamespace() string {
@@ -4574,7 +4659,7 @@ type RemoveEgress struct {
 
 func (x *RemoveEgress) Reset() {
 	*x = RemoveEgress{}
-	mi := &file_skein_v1_events_proto_msgTypes[62]
+	mi := &file_skein_v1_events_proto_msgTypes[63]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4586,7 +4671,7 @@ func (x *RemoveEgress) String() string {
 func (*RemoveEgress) ProtoMessage() {}
 
 func (x *RemoveEgress) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_events_proto_msgTypes[62]
+	mi := &file_skein_v1_events_proto_msgTypes[63]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4599,7 +4684,7 @@ func (x *RemoveEgress) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RemoveEgress.ProtoReflect.Descriptor instead.
 func (*RemoveEgress) Descriptor() ([]byte, []int) {
-	return file_skein_v1_events_proto_rawDescGZIP(), []int{62}
+	return file_skein_v1_events_proto_rawDescGZIP(), []int{63}
 }
 
 func (x *RemoveEgress) GetNamespace() string {
@@ -4632,7 +4717,7 @@ type AssignSlot struct {
 
 func (x *AssignSlot) Reset() {
 	*x = AssignSlot{}
-	mi := &file_skein_v1_events_proto_msgTypes[63]
+	mi := &file_skein_v1_events_proto_msgTypes[64]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4644,7 +4729,7 @@ func (x *AssignSlot) String() string {
 func (*AssignSlot) ProtoMessage() {}
 
 func (x *AssignSlot) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_events_proto_msgTypes[63]
+	mi := &file_skein_v1_events_proto_msgTypes[64]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4657,7 +4742,7 @@ func (x *AssignSlot) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AssignSlot.ProtoReflect.Descriptor instead.
 func (*AssignSlot) Descriptor() ([]byte, []int) {
-	return file_skein_v1_events_proto_rawDescGZIP(), []int{63}
+	return file_skein_v1_events_proto_rawDescGZIP(), []int{64}
 }
 
 func (x *AssignSlot) GetNamespace() string {
@@ -4722,7 +4807,7 @@ type ReleaseSlot struct {
 
 func (x *ReleaseSlot) Reset() {
 	*x = ReleaseSlot{}
-	mi := &file_skein_v1_events_proto_msgTypes[64]
+	mi := &file_skein_v1_events_proto_msgTypes[65]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4734,7 +4819,7 @@ func (x *ReleaseSlot) String() string {
 func (*ReleaseSlot) ProtoMessage() {}
 
 func (x *ReleaseSlot) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_events_proto_msgTypes[64]
+	mi := &file_skein_v1_events_proto_msgTypes[65]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4747,7 +4832,7 @@ func (x *ReleaseSlot) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ReleaseSlot.ProtoReflect.Descriptor instead.
 func (*ReleaseSlot) Descriptor() ([]byte, []int) {
-	return file_skein_v1_events_proto_rawDescGZIP(), []int{64}
+	return file_skein_v1_events_proto_rawDescGZIP(), []int{65}
 }
 
 func (x *ReleaseSlot) GetNamespace() string {
@@ -4795,7 +4880,7 @@ type DrainNode struct {
 
 func (x *DrainNode) Reset() {
 	*x = DrainNode{}
-	mi := &file_skein_v1_events_proto_msgTypes[65]
+	mi := &file_skein_v1_events_proto_msgTypes[66]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4807,7 +4892,7 @@ func (x *DrainNode) String() string {
 func (*DrainNode) ProtoMessage() {}
 
 func (x *DrainNode) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_events_proto_msgTypes[65]
+	mi := &file_skein_v1_events_proto_msgTypes[66]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4820,7 +4905,7 @@ func (x *DrainNode) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DrainNode.ProtoReflect.Descriptor instead.
 func (*DrainNode) Descriptor() ([]byte, []int) {
-	return file_skein_v1_events_proto_rawDescGZIP(), []int{65}
+	return file_skein_v1_events_proto_rawDescGZIP(), []int{66}
 }
 
 func (x *DrainNode) GetNodeId() string {
@@ -4845,7 +4930,7 @@ type RepairClock struct {
 
 func (x *RepairClock) Reset() {
 	*x = RepairClock{}
-	mi := &file_skein_v1_events_proto_msgTypes[66]
+	mi := &file_skein_v1_events_proto_msgTypes[67]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4857,7 +4942,7 @@ func (x *RepairClock) String() string {
 func (*RepairClock) ProtoMessage() {}
 
 func (x *RepairClock) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_events_proto_msgTypes[66]
+	mi := &file_skein_v1_events_proto_msgTypes[67]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4870,7 +4955,7 @@ func (x *RepairClock) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RepairClock.ProtoReflect.Descriptor instead.
 func (*RepairClock) Descriptor() ([]byte, []int) {
-	return file_skein_v1_events_proto_rawDescGZIP(), []int{66}
+	return file_skein_v1_events_proto_rawDescGZIP(), []int{67}
 }
 
 type SetAdmin struct {
@@ -4883,7 +4968,7 @@ type SetAdmin struct {
 
 func (x *SetAdmin) Reset() {
 	*x = SetAdmin{}
-	mi := &file_skein_v1_events_proto_msgTypes[67]
+	mi := &file_skein_v1_events_proto_msgTypes[68]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4895,7 +4980,7 @@ func (x *SetAdmin) String() string {
 func (*SetAdmin) ProtoMessage() {}
 
 func (x *SetAdmin) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_events_proto_msgTypes[67]
+	mi := &file_skein_v1_events_proto_msgTypes[68]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4908,7 +4993,7 @@ func (x *SetAdmin) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SetAdmin.ProtoReflect.Descriptor instead.
 func (*SetAdmin) Descriptor() ([]byte, []int) {
-	return file_skein_v1_events_proto_rawDescGZIP(), []int{67}
+	return file_skein_v1_events_proto_rawDescGZIP(), []int{68}
 }
 
 func (x *SetAdmin) GetNodeId() string {
@@ -4935,7 +5020,7 @@ type SetPodCidrs struct {
 
 func (x *SetPodCidrs) Reset() {
 	*x = SetPodCidrs{}
-	mi := &file_skein_v1_events_proto_msgTypes[68]
+	mi := &file_skein_v1_events_proto_msgTypes[69]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4947,7 +5032,7 @@ func (x *SetPodCidrs) String() string {
 func (*SetPodCidrs) ProtoMessage() {}
 
 func (x *SetPodCidrs) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_events_proto_msgTypes[68]
+	mi := &file_skein_v1_events_proto_msgTypes[69]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4960,7 +5045,7 @@ func (x *SetPodCidrs) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SetPodCidrs.ProtoReflect.Descriptor instead.
 func (*SetPodCidrs) Descriptor() ([]byte, []int) {
-	return file_skein_v1_events_proto_rawDescGZIP(), []int{68}
+	return file_skein_v1_events_proto_rawDescGZIP(), []int{69}
 }
 
 func (x *SetPodCidrs) GetNodeId() string {
@@ -4985,7 +5070,7 @@ type IntroduceRoles struct {
 
 func (x *IntroduceRoles) Reset() {
 	*x = IntroduceRoles{}
-	mi := &file_skein_v1_events_proto_msgTypes[69]
+	mi := &file_skein_v1_events_proto_msgTypes[70]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4997,7 +5082,7 @@ func (x *IntroduceRoles) String() string {
 func (*IntroduceRoles) ProtoMessage() {}
 
 func (x *IntroduceRoles) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_events_proto_msgTypes[69]
+	mi := &file_skein_v1_events_proto_msgTypes[70]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5010,14 +5095,14 @@ func (x *IntroduceRoles) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use IntroduceRoles.ProtoReflect.Descriptor instead.
 func (*IntroduceRoles) Descriptor() ([]byte, []int) {
-	return file_skein_v1_events_proto_rawDescGZIP(), []int{69}
+	return file_skein_v1_events_proto_rawDescGZIP(), []int{70}
 }
 
 var File_skein_v1_events_proto protoreflect.FileDescriptor
 
 const file_skein_v1_events_proto_rawDesc = "" +
 	"\n" +
-	"\x15skein/v1/events.proto\x12\bskein.v1\x1a\x14skein/v1/state.proto\"\xb9\x11\n" +
+	"\x15skein/v1/events.proto\x12\bskein.v1\x1a\x14skein/v1/state.proto\"\x82\x12\n" +
 	"\x05Event\x12\x14\n" +
 	"\x05index\x18\x01 \x01(\x04R\x05index\x12\x12\n" +
 	"\x04time\x18\x02 \x01(\x03R\x04time\x12\x1d\n" +
@@ -5060,7 +5145,8 @@ const file_skein_v1_events_proto_rawDesc = "" +
 	"slot_moved\x18& \x01(\v2\x13.skein.v1.SlotMovedH\x00R\tslotMoved\x12=\n" +
 	"\rslot_released\x18' \x01(\v2\x16.skein.v1.SlotReleasedH\x00R\fslotReleased\x12@\n" +
 	"\x0eclock_repaired\x18( \x01(\v2\x17.skein.v1.ClockRepairedH\x00R\rclockRepaired\x12;\n" +
-	"\rpod_cidrs_set\x18) \x01(\v2\x15.skein.v1.PodCidrsSetH\x00R\vpodCidrsSetB\x06\n" +
+	"\rpod_cidrs_set\x18) \x01(\v2\x15.skein.v1.PodCidrsSetH\x00R\vpodCidrsSet\x12G\n" +
+	"\x11node_settings_set\x18. \x01(\v2\x19.skein.v1.NodeSettingsSetH\x00R\x0fnodeSettingsSetB\x06\n" +
 	"\x04body\"m\n" +
 	"\x0eClusterCreated\x12+\n" +
 	"\acluster\x18\x01 \x01(\v2\x11.skein.v1.ClusterR\acluster\x12.\n" +
@@ -5142,7 +5228,10 @@ const file_skein_v1_events_proto_rawDesc = "" +
 	"\x06before\x18\x01 \x01(\x03R\x06before\"W\n" +
 	"\vPodCidrsSet\x12\x17\n" +
 	"\anode_id\x18\x01 \x01(\tR\x06nodeId\x12/\n" +
-	"\tpod_cidrs\x18\x02 \x01(\v2\x12.skein.v1.PodCidrsR\bpodCidrs\"D\n" +
+	"\tpod_cidrs\x18\x02 \x01(\v2\x12.skein.v1.PodCidrsR\bpodCidrs\"^\n" +
+	"\x0fNodeSettingsSet\x12\x17\n" +
+	"\anode_id\x18\x01 \x01(\tR\x06nodeId\x122\n" +
+	"\bsettings\x18\x02 \x01(\v2\x16.skein.v1.NodeSettingsR\bsettings\"D\n" +
 	"\x05Batch\x12\x12\n" +
 	"\x04base\x18\x01 \x01(\x04R\x04base\x12'\n" +
 	"\x06events\x18\x02 \x03(\v2\x0f.skein.v1.EventR\x06events\"\xe2\x10\n" +
@@ -5240,7 +5329,7 @@ const file_skein_v1_events_proto_rawDesc = "" +
 	"cluster_id\x18\x04 \x01(\tR\tclusterId\x12!\n" +
 	"\ftoken_secret\x18\x05 \x01(\fR\vtokenSecret\x12\x1f\n" +
 	"\vtoken_proof\x18\x06 \x01(\fR\n" +
-	"tokenProof\"\x8b\x02\n" +
+	"tokenProof\"\xe8\x02\n" +
 	"\n" +
 	"ChangeNode\x12\x17\n" +
 	"\anode_id\x18\x01 \x01(\tR\x06nodeId\x12\x12\n" +
@@ -5251,7 +5340,9 @@ const file_skein_v1_events_proto_rawDesc = "" +
 	"\n" +
 	"min_schema\x18\x05 \x01(\rR\tminSchema\x12\x1d\n" +
 	"\n" +
-	"max_schema\x18\x06 \x01(\rR\tmaxSchema\x1a9\n" +
+	"max_schema\x18\x06 \x01(\rR\tmaxSchema\x122\n" +
+	"\bsettings\x18\a \x01(\v2\x16.skein.v1.NodeSettingsR\bsettings\x12'\n" +
+	"\x0fsettings_fields\x18\b \x03(\tR\x0esettingsFields\x1a9\n" +
 	"\vLabelsEntry\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
 	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\"S\n" +
@@ -5380,7 +5471,7 @@ func file_skein_v1_events_proto_rawDescGZIP() []byte {
 	return file_skein_v1_events_proto_rawDescData
 }
 
-var file_skein_v1_events_proto_msgTypes = make([]protoimpl.MessageInfo, 72)
+var file_skein_v1_events_proto_msgTypes = make([]protoimpl.MessageInfo, 73)
 var file_skein_v1_events_proto_goTypes = []any{
 	(*Event)(nil),            // 0: skein.v1.Event
 	(*ClusterCreated)(nil),   // 1: skein.v1.ClusterCreated
@@ -5415,59 +5506,61 @@ var file_skein_v1_events_proto_goTypes = []any{
 	(*SlotReleased)(nil),     // 30: skein.v1.SlotReleased
 	(*ClockRepaired)(nil),    // 31: skein.v1.ClockRepaired
 	(*PodCidrsSet)(nil),      // 32: skein.v1.PodCidrsSet
-	(*Batch)(nil),            // 33: skein.v1.Batch
-	(*Command)(nil),          // 34: skein.v1.Command
-	(*CreateCluster)(nil),    // 35: skein.v1.CreateCluster
-	(*ChangeSettings)(nil),   // 36: skein.v1.ChangeSettings
-	(*CreateToken)(nil),      // 37: skein.v1.CreateToken
-	(*RevokeToken)(nil),      // 38: skein.v1.RevokeToken
-	(*NewNode)(nil),          // 39: skein.v1.NewNode
-	(*AdmitNode)(nil),        // 40: skein.v1.AdmitNode
-	(*ChangeNode)(nil),       // 41: skein.v1.ChangeNode
-	(*RevokeNode)(nil),       // 42: skein.v1.RevokeNode
-	(*RotateNodeKey)(nil),    // 43: skein.v1.RotateNodeKey
-	(*AddServer)(nil),        // 44: skein.v1.AddServer
-	(*PromoteServer)(nil),    // 45: skein.v1.PromoteServer
-	(*RemoveServer)(nil),     // 46: skein.v1.RemoveServer
-	(*RotateGossipKey)(nil),  // 47: skein.v1.RotateGossipKey
-	(*CreatePool)(nil),       // 48: skein.v1.CreatePool
-	(*ChangePool)(nil),       // 49: skein.v1.ChangePool
-	(*RemovePool)(nil),       // 50: skein.v1.RemovePool
-	(*AllocateBlocks)(nil),   // 51: skein.v1.AllocateBlocks
-	(*ReserveBlock)(nil),     // 52: skein.v1.ReserveBlock
-	(*ReleaseBlocks)(nil),    // 53: skein.v1.ReleaseBlocks
-	(*ReserveAddress)(nil),   // 54: skein.v1.ReserveAddress
-	(*ClaimAddress)(nil),     // 55: skein.v1.ClaimAddress
-	(*ReleaseAddress)(nil),   // 56: skein.v1.ReleaseAddress
-	(*SetGrant)(nil),         // 57: skein.v1.SetGrant
-	(*ImportPools)(nil),      // 58: skein.v1.ImportPools
-	(*ImportBlock)(nil),      // 59: skein.v1.ImportBlock
-	(*DefineEgress)(nil),     // 60: skein.v1.DefineEgress
-	(*ChangeEgress)(nil),     // 61: skein.v1.ChangeEgress
-	(*RemoveEgress)(nil),     // 62: skein.v1.RemoveEgress
-	(*AssignSlot)(nil),       // 63: skein.v1.AssignSlot
-	(*ReleaseSlot)(nil),      // 64: skein.v1.ReleaseSlot
-	(*DrainNode)(nil),        // 65: skein.v1.DrainNode
-	(*RepairClock)(nil),      // 66: skein.v1.RepairClock
-	(*SetAdmin)(nil),         // 67: skein.v1.SetAdmin
-	(*SetPodCidrs)(nil),      // 68: skein.v1.SetPodCidrs
-	(*IntroduceRoles)(nil),   // 69: skein.v1.IntroduceRoles
-	nil,                      // 70: skein.v1.NewNode.LabelsEntry
-	nil,                      // 71: skein.v1.ChangeNode.LabelsEntry
-	(*Cluster)(nil),          // 72: skein.v1.Cluster
-	(*Settings)(nil),         // 73: skein.v1.Settings
-	(*Token)(nil),            // 74: skein.v1.Token
-	(*Node)(nil),             // 75: skein.v1.Node
-	(*GossipKeys)(nil),       // 76: skein.v1.GossipKeys
-	(*Answer)(nil),           // 77: skein.v1.Answer
-	(*Pool)(nil),             // 78: skein.v1.Pool
-	(*Block)(nil),            // 79: skein.v1.Block
-	(*StaticAddress)(nil),    // 80: skein.v1.StaticAddress
-	(*Grant)(nil),            // 81: skein.v1.Grant
-	(*Egress)(nil),           // 82: skein.v1.Egress
-	(*EgressSlot)(nil),       // 83: skein.v1.EgressSlot
-	(*PodCidrs)(nil),         // 84: skein.v1.PodCidrs
-	(*PoolSubnet)(nil),       // 85: skein.v1.PoolSubnet
+	(*NodeSettingsSet)(nil),  // 33: skein.v1.NodeSettingsSet
+	(*Batch)(nil),            // 34: skein.v1.Batch
+	(*Command)(nil),          // 35: skein.v1.Command
+	(*CreateCluster)(nil),    // 36: skein.v1.CreateCluster
+	(*ChangeSettings)(nil),   // 37: skein.v1.ChangeSettings
+	(*CreateToken)(nil),      // 38: skein.v1.CreateToken
+	(*RevokeToken)(nil),      // 39: skein.v1.RevokeToken
+	(*NewNode)(nil),          // 40: skein.v1.NewNode
+	(*AdmitNode)(nil),        // 41: skein.v1.AdmitNode
+	(*ChangeNode)(nil),       // 42: skein.v1.ChangeNode
+	(*RevokeNode)(nil),       // 43: skein.v1.RevokeNode
+	(*RotateNodeKey)(nil),    // 44: skein.v1.RotateNodeKey
+	(*AddServer)(nil),        // 45: skein.v1.AddServer
+	(*PromoteServer)(nil),    // 46: skein.v1.PromoteServer
+	(*RemoveServer)(nil),     // 47: skein.v1.RemoveServer
+	(*RotateGossipKey)(nil),  // 48: skein.v1.RotateGossipKey
+	(*CreatePool)(nil),       // 49: skein.v1.CreatePool
+	(*ChangePool)(nil),       // 50: skein.v1.ChangePool
+	(*RemovePool)(nil),       // 51: skein.v1.RemovePool
+	(*AllocateBlocks)(nil),   // 52: skein.v1.AllocateBlocks
+	(*ReserveBlock)(nil),     // 53: skein.v1.ReserveBlock
+	(*ReleaseBlocks)(nil),    // 54: skein.v1.ReleaseBlocks
+	(*ReserveAddress)(nil),   // 55: skein.v1.ReserveAddress
+	(*ClaimAddress)(nil),     // 56: skein.v1.ClaimAddress
+	(*ReleaseAddress)(nil),   // 57: skein.v1.ReleaseAddress
+	(*SetGrant)(nil),         // 58: skein.v1.SetGrant
+	(*ImportPools)(nil),      // 59: skein.v1.ImportPools
+	(*ImportBlock)(nil),      // 60: skein.v1.ImportBlock
+	(*DefineEgress)(nil),     // 61: skein.v1.DefineEgress
+	(*ChangeEgress)(nil),     // 62: skein.v1.ChangeEgress
+	(*RemoveEgress)(nil),     // 63: skein.v1.RemoveEgress
+	(*AssignSlot)(nil),       // 64: skein.v1.AssignSlot
+	(*ReleaseSlot)(nil),      // 65: skein.v1.ReleaseSlot
+	(*DrainNode)(nil),        // 66: skein.v1.DrainNode
+	(*RepairClock)(nil),      // 67: skein.v1.RepairClock
+	(*SetAdmin)(nil),         // 68: skein.v1.SetAdmin
+	(*SetPodCidrs)(nil),      // 69: skein.v1.SetPodCidrs
+	(*IntroduceRoles)(nil),   // 70: skein.v1.IntroduceRoles
+	nil,                      // 71: skein.v1.NewNode.LabelsEntry
+	nil,                      // 72: skein.v1.ChangeNode.LabelsEntry
+	(*Cluster)(nil),          // 73: skein.v1.Cluster
+	(*Settings)(nil),         // 74: skein.v1.Settings
+	(*Token)(nil),            // 75: skein.v1.Token
+	(*Node)(nil),             // 76: skein.v1.Node
+	(*GossipKeys)(nil),       // 77: skein.v1.GossipKeys
+	(*Answer)(nil),           // 78: skein.v1.Answer
+	(*Pool)(nil),             // 79: skein.v1.Pool
+	(*Block)(nil),            // 80: skein.v1.Block
+	(*StaticAddress)(nil),    // 81: skein.v1.StaticAddress
+	(*Grant)(nil),            // 82: skein.v1.Grant
+	(*Egress)(nil),           // 83: skein.v1.Egress
+	(*EgressSlot)(nil),       // 84: skein.v1.EgressSlot
+	(*PodCidrs)(nil),         // 85: skein.v1.PodCidrs
+	(*NodeSettings)(nil),     // 86: skein.v1.NodeSettings
+	(*PoolSubnet)(nil),       // 87: skein.v1.PoolSubnet
 }
 var file_skein_v1_events_proto_depIdxs = []int32{
 	1,   // 0: skein.v1.Event.cluster_created:type_name -> skein.v1.ClusterCreated
@@ -5502,79 +5595,82 @@ var file_skein_v1_events_proto_depIdxs = []int32{
 	30,  // 29: skein.v1.Event.slot_released:type_name -> skein.v1.SlotReleased
 	31,  // 30: skein.v1.Event.clock_repaired:type_name -> skein.v1.ClockRepaired
 	32,  // 31: skein.v1.Event.pod_cidrs_set:type_name -> skein.v1.PodCidrsSet
-	72,  // 32: skein.v1.ClusterCreated.cluster:type_name -> skein.v1.Cluster
-	73,  // 33: skein.v1.ClusterCreated.settings:type_name -> skein.v1.Settings
-	73,  // 34: skein.v1.SettingsChanged.settings:type_name -> skein.v1.Settings
-	74,  // 35: skein.v1.TokenCreated.token:type_name -> skein.v1.Token
-	75,  // 36: skein.v1.NodeAdmitted.node:type_name -> skein.v1.Node
-	75,  // 37: skein.v1.NodeChanged.node:type_name -> skein.v1.Node
-	76,  // 38: skein.v1.GossipKeyRotated.keys:type_name -> skein.v1.GossipKeys
-	77,  // 39: skein.v1.CommandAnswered.answer:type_name -> skein.v1.Answer
-	78,  // 40: skein.v1.PoolCreated.pool:type_name -> skein.v1.Pool
-	78,  // 41: skein.v1.PoolChanged.pool:type_name -> skein.v1.Pool
-	79,  // 42: skein.v1.BlockAllocated.block:type_name -> skein.v1.Block
-	79,  // 43: skein.v1.BlockReserved.block:type_name -> skein.v1.Block
-	80,  // 44: skein.v1.AddressReserved.address:type_name -> skein.v1.StaticAddress
-	81,  // 45: skein.v1.GrantSet.grant:type_name -> skein.v1.Grant
-	82,  // 46: skein.v1.EgressDefined.egress:type_name -> skein.v1.Egress
-	82,  // 47: skein.v1.EgressChanged.egress:type_name -> skein.v1.Egress
-	83,  // 48: skein.v1.SlotAssigned.slot:type_name -> skein.v1.EgressSlot
-	83,  // 49: skein.v1.SlotMoved.slot:type_name -> skein.v1.EgressSlot
-	83,  // 50: skein.v1.SlotReleased.slot:type_name -> skein.v1.EgressSlot
-	84,  // 51: skein.v1.PodCidrsSet.pod_cidrs:type_name -> skein.v1.PodCidrs
-	0,   // 52: skein.v1.Batch.events:type_name -> skein.v1.Event
-	35,  // 53: skein.v1.Command.create_cluster:type_name -> skein.v1.CreateCluster
-	36,  // 54: skein.v1.Command.change_settings:type_name -> skein.v1.ChangeSettings
-	37,  // 55: skein.v1.Command.create_token:type_name -> skein.v1.CreateToken
-	38,  // 56: skein.v1.Command.revoke_token:type_name -> skein.v1.RevokeToken
-	40,  // 57: skein.v1.Command.admit_node:type_name -> skein.v1.AdmitNode
-	41,  // 58: skein.v1.Command.change_node:type_name -> skein.v1.ChangeNode
-	42,  // 59: skein.v1.Command.revoke_node:type_name -> skein.v1.RevokeNode
-	43,  // 60: skein.v1.Command.rotate_node_key:type_name -> skein.v1.RotateNodeKey
-	44,  // 61: skein.v1.Command.add_server:type_name -> skein.v1.AddServer
-	45,  // 62: skein.v1.Command.promote_server:type_name -> skein.v1.PromoteServer
-	46,  // 63: skein.v1.Command.remove_server:type_name -> skein.v1.RemoveServer
-	47,  // 64: skein.v1.Command.rotate_gossip_key:type_name -> skein.v1.RotateGossipKey
-	48,  // 65: skein.v1.Command.create_pool:type_name -> skein.v1.CreatePool
-	49,  // 66: skein.v1.Command.change_pool:type_name -> skein.v1.ChangePool
-	50,  // 67: skein.v1.Command.remove_pool:type_name -> skein.v1.RemovePool
-	51,  // 68: skein.v1.Command.allocate_blocks:type_name -> skein.v1.AllocateBlocks
-	52,  // 69: skein.v1.Command.reserve_block:type_name -> skein.v1.ReserveBlock
-	53,  // 70: skein.v1.Command.release_blocks:type_name -> skein.v1.ReleaseBlocks
-	54,  // 71: skein.v1.Command.reserve_address:type_name -> skein.v1.ReserveAddress
-	55,  // 72: skein.v1.Command.claim_address:type_name -> skein.v1.ClaimAddress
-	56,  // 73: skein.v1.Command.release_address:type_name -> skein.v1.ReleaseAddress
-	57,  // 74: skein.v1.Command.set_grant:type_name -> skein.v1.SetGrant
-	58,  // 75: skein.v1.Command.import_pools:type_name -> skein.v1.ImportPools
-	60,  // 76: skein.v1.Command.define_egress:type_name -> skein.v1.DefineEgress
-	61,  // 77: skein.v1.Command.change_egress:type_name -> skein.v1.ChangeEgress
-	62,  // 78: skein.v1.Command.remove_egress:type_name -> skein.v1.RemoveEgress
-	63,  // 79: skein.v1.Command.assign_slot:type_name -> skein.v1.AssignSlot
-	64,  // 80: skein.v1.Command.release_slot:type_name -> skein.v1.ReleaseSlot
-	65,  // 81: skein.v1.Command.drain_node:type_name -> skein.v1.DrainNode
-	66,  // 82: skein.v1.Command.repair_clock:type_name -> skein.v1.RepairClock
-	67,  // 83: skein.v1.Command.set_admin:type_name -> skein.v1.SetAdmin
-	69,  // 84: skein.v1.Command.introduce_roles:type_name -> skein.v1.IntroduceRoles
-	68,  // 85: skein.v1.Command.set_pod_cidrs:type_name -> skein.v1.SetPodCidrs
-	73,  // 86: skein.v1.CreateCluster.settings:type_name -> skein.v1.Settings
-	39,  // 87: skein.v1.CreateCluster.first_node:type_name -> skein.v1.NewNode
-	73,  // 88: skein.v1.ChangeSettings.settings:type_name -> skein.v1.Settings
-	70,  // 89: skein.v1.NewNode.labels:type_name -> skein.v1.NewNode.LabelsEntry
-	39,  // 90: skein.v1.AdmitNode.node:type_name -> skein.v1.NewNode
-	71,  // 91: skein.v1.ChangeNode.labels:type_name -> skein.v1.ChangeNode.LabelsEntry
-	78,  // 92: skein.v1.CreatePool.pool:type_name -> skein.v1.Pool
-	85,  // 93: skein.v1.ChangePool.add_subnets:type_name -> skein.v1.PoolSubnet
-	78,  // 94: skein.v1.ChangePool.set:type_name -> skein.v1.Pool
-	78,  // 95: skein.v1.ImportPools.pools:type_name -> skein.v1.Pool
-	59,  // 96: skein.v1.ImportPools.blocks:type_name -> skein.v1.ImportBlock
-	82,  // 97: skein.v1.DefineEgress.egress:type_name -> skein.v1.Egress
-	82,  // 98: skein.v1.ChangeEgress.set:type_name -> skein.v1.Egress
-	84,  // 99: skein.v1.SetPodCidrs.pod_cidrs:type_name -> skein.v1.PodCidrs
-	100, // [100:100] is the sub-list for method output_type
-	100, // [100:100] is the sub-list for method input_type
-	100, // [100:100] is the sub-list for extension type_name
-	100, // [100:100] is the sub-list for extension extendee
-	0,   // [0:100] is the sub-list for field type_name
+	33,  // 32: skein.v1.Event.node_settings_set:type_name -> skein.v1.NodeSettingsSet
+	73,  // 33: skein.v1.ClusterCreated.cluster:type_name -> skein.v1.Cluster
+	74,  // 34: skein.v1.ClusterCreated.settings:type_name -> skein.v1.Settings
+	74,  // 35: skein.v1.SettingsChanged.settings:type_name -> skein.v1.Settings
+	75,  // 36: skein.v1.TokenCreated.token:type_name -> skein.v1.Token
+	76,  // 37: skein.v1.NodeAdmitted.node:type_name -> skein.v1.Node
+	76,  // 38: skein.v1.NodeChanged.node:type_name -> skein.v1.Node
+	77,  // 39: skein.v1.GossipKeyRotated.keys:type_name -> skein.v1.GossipKeys
+	78,  // 40: skein.v1.CommandAnswered.answer:type_name -> skein.v1.Answer
+	79,  // 41: skein.v1.PoolCreated.pool:type_name -> skein.v1.Pool
+	79,  // 42: skein.v1.PoolChanged.pool:type_name -> skein.v1.Pool
+	80,  // 43: skein.v1.BlockAllocated.block:type_name -> skein.v1.Block
+	80,  // 44: skein.v1.BlockReserved.block:type_name -> skein.v1.Block
+	81,  // 45: skein.v1.AddressReserved.address:type_name -> skein.v1.StaticAddress
+	82,  // 46: skein.v1.GrantSet.grant:type_name -> skein.v1.Grant
+	83,  // 47: skein.v1.EgressDefined.egress:type_name -> skein.v1.Egress
+	83,  // 48: skein.v1.EgressChanged.egress:type_name -> skein.v1.Egress
+	84,  // 49: skein.v1.SlotAssigned.slot:type_name -> skein.v1.EgressSlot
+	84,  // 50: skein.v1.SlotMoved.slot:type_name -> skein.v1.EgressSlot
+	84,  // 51: skein.v1.SlotReleased.slot:type_name -> skein.v1.EgressSlot
+	85,  // 52: skein.v1.PodCidrsSet.pod_cidrs:type_name -> skein.v1.PodCidrs
+	86,  // 53: skein.v1.NodeSettingsSet.settings:type_name -> skein.v1.NodeSettings
+	0,   // 54: skein.v1.Batch.events:type_name -> skein.v1.Event
+	36,  // 55: skein.v1.Command.create_cluster:type_name -> skein.v1.CreateCluster
+	37,  // 56: skein.v1.Command.change_settings:type_name -> skein.v1.ChangeSettings
+	38,  // 57: skein.v1.Command.create_token:type_name -> skein.v1.CreateToken
+	39,  // 58: skein.v1.Command.revoke_token:type_name -> skein.v1.RevokeToken
+	41,  // 59: skein.v1.Command.admit_node:type_name -> skein.v1.AdmitNode
+	42,  // 60: skein.v1.Command.change_node:type_name -> skein.v1.ChangeNode
+	43,  // 61: skein.v1.Command.revoke_node:type_name -> skein.v1.RevokeNode
+	44,  // 62: skein.v1.Command.rotate_node_key:type_name -> skein.v1.RotateNodeKey
+	45,  // 63: skein.v1.Command.add_server:type_name -> skein.v1.AddServer
+	46,  // 64: skein.v1.Command.promote_server:type_name -> skein.v1.PromoteServer
+	47,  // 65: skein.v1.Command.remove_server:type_name -> skein.v1.RemoveServer
+	48,  // 66: skein.v1.Command.rotate_gossip_key:type_name -> skein.v1.RotateGossipKey
+	49,  // 67: skein.v1.Command.create_pool:type_name -> skein.v1.CreatePool
+	50,  // 68: skein.v1.Command.change_pool:type_name -> skein.v1.ChangePool
+	51,  // 69: skein.v1.Command.remove_pool:type_name -> skein.v1.RemovePool
+	52,  // 70: skein.v1.Command.allocate_blocks:type_name -> skein.v1.AllocateBlocks
+	53,  // 71: skein.v1.Command.reserve_block:type_name -> skein.v1.ReserveBlock
+	54,  // 72: skein.v1.Command.release_blocks:type_name -> skein.v1.ReleaseBlocks
+	55,  // 73: skein.v1.Command.reserve_address:type_name -> skein.v1.ReserveAddress
+	56,  // 74: skein.v1.Command.claim_address:type_name -> skein.v1.ClaimAddress
+	57,  // 75: skein.v1.Command.release_address:type_name -> skein.v1.ReleaseAddress
+	58,  // 76: skein.v1.Command.set_grant:type_name -> skein.v1.SetGrant
+	59,  // 77: skein.v1.Command.import_pools:type_name -> skein.v1.ImportPools
+	61,  // 78: skein.v1.Command.define_egress:type_name -> skein.v1.DefineEgress
+	62,  // 79: skein.v1.Command.change_egress:type_name -> skein.v1.ChangeEgress
+	63,  // 80: skein.v1.Command.remove_egress:type_name -> skein.v1.RemoveEgress
+	64,  // 81: skein.v1.Command.assign_slot:type_name -> skein.v1.AssignSlot
+	65,  // 82: skein.v1.Command.release_slot:type_name -> skein.v1.ReleaseSlot
+	66,  // 83: skein.v1.Command.drain_node:type_name -> skein.v1.DrainNode
+	67,  // 84: skein.v1.Command.repair_clock:type_name -> skein.v1.RepairClock
+	68,  // 85: skein.v1.Command.set_admin:type_name -> skein.v1.SetAdmin
+	70,  // 86: skein.v1.Command.introduce_roles:type_name -> skein.v1.IntroduceRoles
+	69,  // 87: skein.v1.Command.set_pod_cidrs:type_name -> skein.v1.SetPodCidrs
+	74,  // 88: skein.v1.CreateCluster.settings:type_name -> skein.v1.Settings
+	40,  // 89: skein.v1.CreateCluster.first_node:type_name -> skein.v1.NewNode
+	74,  // 90: skein.v1.ChangeSettings.settings:type_name -> skein.v1.Settings
+	71,  // 91: skein.v1.NewNode.labels:type_name -> skein.v1.NewNode.LabelsEntry
+	40,  // 92: skein.v1.AdmitNode.node:type_name -> skein.v1.NewNode
+	72,  // 93: skein.v1.ChangeNode.labels:type_name -> skein.v1.ChangeNode.LabelsEntry
+	86,  // 94: skein.v1.ChangeNode.settings:type_name -> skein.v1.NodeSettings
+	79,  // 95: skein.v1.CreatePool.pool:type_name -> skein.v1.Pool
+	87,  // 96: skein.v1.ChangePool.add_subnets:type_name -> skein.v1.PoolSubnet
+	79,  // 97: skein.v1.ChangePool.set:type_name -> skein.v1.Pool
+	79,  // 98: skein.v1.ImportPools.pools:type_name -> skein.v1.Pool
+	60,  // 99: skein.v1.ImportPools.blocks:type_name -> skein.v1.ImportBlock
+	83,  // 100: skein.v1.DefineEgress.egress:type_name -> skein.v1.Egress
+	83,  // 101: skein.v1.ChangeEgress.set:type_name -> skein.v1.Egress
+	85,  // 102: skein.v1.SetPodCidrs.pod_cidrs:type_name -> skein.v1.PodCidrs
+	103, // [103:103] is the sub-list for method output_type
+	103, // [103:103] is the sub-list for method input_type
+	103, // [103:103] is the sub-list for extension type_name
+	103, // [103:103] is the sub-list for extension extendee
+	0,   // [0:103] is the sub-list for field type_name
 }
 
 func init() { file_skein_v1_events_proto_init() }
@@ -5616,8 +5712,9 @@ func file_skein_v1_events_proto_init() {
 		(*Event_SlotReleased)(nil),
 		(*Event_ClockRepaired)(nil),
 		(*Event_PodCidrsSet)(nil),
+		(*Event_NodeSettingsSet)(nil),
 	}
-	file_skein_v1_events_proto_msgTypes[34].OneofWrappers = []any{
+	file_skein_v1_events_proto_msgTypes[35].OneofWrappers = []any{
 		(*Command_CreateCluster)(nil),
 		(*Command_ChangeSettings)(nil),
 		(*Command_CreateToken)(nil),
@@ -5658,7 +5755,7 @@ func file_skein_v1_events_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_skein_v1_events_proto_rawDesc), len(file_skein_v1_events_proto_rawDesc)),
 			NumEnums:      0,
-			NumMessages:   72,
+			NumMessages:   73,
 			NumExtensions: 0,
 			NumServices:   0,
 		},

@@ -101,16 +101,19 @@ func (x *Cluster) GetPskSeed() []byte {
 // Settings can be changed at any time. Zero means the default in brackets.
 type Settings struct {
 	state                      protoimpl.MessageState `protogen:"open.v1"`
-	HandshakeTimeoutSeconds    uint32                 `protobuf:"varint,1,opt,name=handshake_timeout_seconds,json=handshakeTimeoutSeconds,proto3" json:"handshake_timeout_seconds,omitempty"`            // [30]
-	DirectRetryIntervalSeconds uint32                 `protobuf:"varint,2,opt,name=direct_retry_interval_seconds,json=directRetryIntervalSeconds,proto3" json:"direct_retry_interval_seconds,omitempty"` // [120]
-	PersistentKeepaliveSeconds uint32                 `protobuf:"varint,3,opt,name=persistent_keepalive_seconds,json=persistentKeepaliveSeconds,proto3" json:"persistent_keepalive_seconds,omitempty"`   // [25], used behind NAT
-	BirthdayAttack             string                 `protobuf:"bytes,4,opt,name=birthday_attack,json=birthdayAttack,proto3" json:"birthday_attack,omitempty"`                                          // "enabled" | "disabled" [disabled]
-	ArchiveMaxEvents           uint64                 `protobuf:"varint,5,opt,name=archive_max_events,json=archiveMaxEvents,proto3" json:"archive_max_events,omitempty"`                                 // [1,000,000]
-	ArchiveMaxAgeSeconds       uint64                 `protobuf:"varint,6,opt,name=archive_max_age_seconds,json=archiveMaxAgeSeconds,proto3" json:"archive_max_age_seconds,omitempty"`                   // [0: no limit by age]
-	ArchiveMaxBytes            uint64                 `protobuf:"varint,7,opt,name=archive_max_bytes,json=archiveMaxBytes,proto3" json:"archive_max_bytes,omitempty"`                                    // [256 MiB]
-	RouteNodeAddresses         bool                   `protobuf:"varint,8,opt,name=route_node_addresses,json=routeNodeAddresses,proto3" json:"route_node_addresses,omitempty"`                           // route the peers' private node addresses too
-	RolesSince                 int64                  `protobuf:"varint,9,opt,name=roles_since,json=rolesSince,proto3" json:"roles_since,omitempty"`                                                     // Unix ns: since when commands need a role; set by the leader; 0: the cluster is older than roles
-	PodRanges                  []string               `protobuf:"bytes,10,rep,name=pod_ranges,json=podRanges,proto3" json:"pod_ranges,omitempty"`                                                        // where pods' networks of another CNI lie; nothing outside of them is led through the mesh
+	HandshakeTimeoutSeconds    uint32                 `protobuf:"varint,1,opt,name=handshake_timeout_seconds,json=handshakeTimeoutSeconds,proto3" json:"handshake_timeout_seconds,omitempty"`                                        // [30]
+	DirectRetryIntervalSeconds uint32                 `protobuf:"varint,2,opt,name=direct_retry_interval_seconds,json=directRetryIntervalSeconds,proto3" json:"direct_retry_interval_seconds,omitempty"`                             // [120]
+	PersistentKeepaliveSeconds uint32                 `protobuf:"varint,3,opt,name=persistent_keepalive_seconds,json=persistentKeepaliveSeconds,proto3" json:"persistent_keepalive_seconds,omitempty"`                               // [25], used behind NAT
+	BirthdayAttack             string                 `protobuf:"bytes,4,opt,name=birthday_attack,json=birthdayAttack,proto3" json:"birthday_attack,omitempty"`                                                                      // "enabled" | "disabled" [disabled]
+	ArchiveMaxEvents           uint64                 `protobuf:"varint,5,opt,name=archive_max_events,json=archiveMaxEvents,proto3" json:"archive_max_events,omitempty"`                                                             // [1,000,000]
+	ArchiveMaxAgeSeconds       uint64                 `protobuf:"varint,6,opt,name=archive_max_age_seconds,json=archiveMaxAgeSeconds,proto3" json:"archive_max_age_seconds,omitempty"`                                               // [0: no limit by age]
+	ArchiveMaxBytes            uint64                 `protobuf:"varint,7,opt,name=archive_max_bytes,json=archiveMaxBytes,proto3" json:"archive_max_bytes,omitempty"`                                                                // [256 MiB]
+	RouteNodeAddresses         bool                   `protobuf:"varint,8,opt,name=route_node_addresses,json=routeNodeAddresses,proto3" json:"route_node_addresses,omitempty"`                                                       // route the peers' private node addresses too
+	RolesSince                 int64                  `protobuf:"varint,9,opt,name=roles_since,json=rolesSince,proto3" json:"roles_since,omitempty"`                                                                                 // Unix ns: since when commands need a role; set by the leader; 0: the cluster is older than roles
+	PodRanges                  []string               `protobuf:"bytes,10,rep,name=pod_ranges,json=podRanges,proto3" json:"pod_ranges,omitempty"`                                                                                    // where pods' networks of another CNI lie; nothing outside of them is led through the mesh
+	Topology                   string                 `protobuf:"bytes,11,opt,name=topology,proto3" json:"topology,omitempty"`                                                                                                       // "full" | "site" [full]: who peers with whom, where site_topology has nothing
+	LeadersPerSite             uint32                 `protobuf:"varint,12,opt,name=leaders_per_site,json=leadersPerSite,proto3" json:"leaders_per_site,omitempty"`                                                                  // [2]
+	SiteTopology               map[string]string      `protobuf:"bytes,13,rep,name=site_topology,json=siteTopology,proto3" json:"site_topology,omitempty" protobuf_key:"bytes,1,opt,name=key" protobuf_val:"bytes,2,opt,name=value"` // site -> "full" | "site"
 	unknownFields              protoimpl.UnknownFields
 	sizeCache                  protoimpl.SizeCache
 }
@@ -215,6 +218,27 @@ func (x *Settings) GetPodRanges() []string {
 	return nil
 }
 
+func (x *Settings) GetTopology() string {
+	if x != nil {
+		return x.Topology
+	}
+	return ""
+}
+
+func (x *Settings) GetLeadersPerSite() uint32 {
+	if x != nil {
+		return x.LeadersPerSite
+	}
+	return 0
+}
+
+func (x *Settings) GetSiteTopology() map[string]string {
+	if x != nil {
+		return x.SiteTopology
+	}
+	return nil
+}
+
 // Node is an admitted member.
 type Node struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
@@ -233,6 +257,7 @@ type Node struct {
 	Draining      bool                   `protobuf:"varint,13,opt,name=draining,proto3" json:"draining,omitempty"`                               // it gets no egress slots, and those it has move away
 	Admin         bool                   `protobuf:"varint,14,opt,name=admin,proto3" json:"admin,omitempty"`                                     // it may give cluster commands, as every server may
 	PodCidrs      *PodCidrs              `protobuf:"bytes,15,opt,name=pod_cidrs,json=podCidrs,proto3" json:"pod_cidrs,omitempty"`                // missing: none
+	Settings      *NodeSettings          `protobuf:"bytes,16,opt,name=settings,proto3" json:"settings,omitempty"`                                // missing: nothing is set; the host's configuration and annotations hold
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -372,6 +397,98 @@ func (x *Node) GetPodCidrs() *PodCidrs {
 	return nil
 }
 
+func (x *Node) GetSettings() *NodeSettings {
+	if x != nil {
+		return x.Settings
+	}
+	return nil
+}
+
+// NodeSettings are what `skein node set` says of a member. They come before its host's configuration.
+type NodeSettings struct {
+	state               protoimpl.MessageState `protogen:"open.v1"`
+	SiteSet             bool                   `protobuf:"varint,1,opt,name=site_set,json=siteSet,proto3" json:"site_set,omitempty"`                                     // site holds, also when it is empty
+	Site                string                 `protobuf:"bytes,2,opt,name=site,proto3" json:"site,omitempty"`                                                           // empty: the default site
+	Leader              string                 `protobuf:"bytes,3,opt,name=leader,proto3" json:"leader,omitempty"`                                                       // "yes" | "no": whether it wishes to lead its site; empty: not set
+	ForceEndpoint       string                 `protobuf:"bytes,4,opt,name=force_endpoint,json=forceEndpoint,proto3" json:"force_endpoint,omitempty"`                    // host:port; empty: not set
+	InternalIp          string                 `protobuf:"bytes,5,opt,name=internal_ip,json=internalIp,proto3" json:"internal_ip,omitempty"`                             // empty: not set
+	PersistentKeepalive uint32                 `protobuf:"varint,6,opt,name=persistent_keepalive,json=persistentKeepalive,proto3" json:"persistent_keepalive,omitempty"` // seconds; 0: not set
+	unknownFields       protoimpl.UnknownFields
+	sizeCache           protoimpl.SizeCache
+}
+
+func (x *NodeSettings) Reset() {
+	*x = NodeSettings{}
+	mi := &file_skein_v1_state_proto_msgTypes[3]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *NodeSettings) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*NodeSettings) ProtoMessage() {}
+
+func (x *NodeSettings) ProtoReflect() protoreflect.Message {
+	mi := &file_skein_v1_state_proto_msgTypes[3]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use NodeSettings.ProtoReflect.Descriptor instead.
+func (*NodeSettings) Descriptor() ([]byte, []int) {
+	return file_skein_v1_state_proto_rawDescGZIP(), []int{3}
+}
+
+func (x *NodeSettings) GetSiteSet() bool {
+	if x != nil {
+		return x.SiteSet
+	}
+	return false
+}
+
+func (x *NodeSettings) GetSite() string {
+	if x != nil {
+		return x.Site
+	}
+	return ""
+}
+
+func (x *NodeSettings) GetLeader() string {
+	if x != nil {
+		return x.Leader
+	}
+	return ""
+}
+
+func (x *NodeSettings) GetForceEndpoint() string {
+	if x != nil {
+		return x.ForceEndpoint
+	}
+	return ""
+}
+
+func (x *NodeSettings) GetInternalIp() string {
+	if x != nil {
+		return x.InternalIp
+	}
+	return ""
+}
+
+func (x *NodeSettings) GetPersistentKeepalive() uint32 {
+	if x != nil {
+		return x.PersistentKeepalive
+	}
+	return 0
+}
+
 // PodCidrs are the networks of pods that another CNI runs on a member, as the member's Kubernetes Node has them.
 type PodCidrs struct {
 	state          protoimpl.MessageState `protogen:"open.v1"`
@@ -383,7 +500,7 @@ type PodCidrs struct {
 
 func (x *PodCidrs) Reset() {
 	*x = PodCidrs{}
-	mi := &file_skein_v1_state_proto_msgTypes[3]
+	mi := &file_skein_v1_state_proto_msgTypes[4]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -395,7 +512,7 @@ func (x *PodCidrs) String() string {
 func (*PodCidrs) ProtoMessage() {}
 
 func (x *PodCidrs) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_state_proto_msgTypes[3]
+	mi := &file_skein_v1_state_proto_msgTypes[4]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -408,7 +525,7 @@ func (x *PodCidrs) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PodCidrs.ProtoReflect.Descriptor instead.
 func (*PodCidrs) Descriptor() ([]byte, []int) {
-	return file_skein_v1_state_proto_rawDescGZIP(), []int{3}
+	return file_skein_v1_state_proto_rawDescGZIP(), []int{4}
 }
 
 func (x *PodCidrs) GetKubernetesNode() string {
@@ -437,7 +554,7 @@ type RevokedNode struct {
 
 func (x *RevokedNode) Reset() {
 	*x = RevokedNode{}
-	mi := &file_skein_v1_state_proto_msgTypes[4]
+	mi := &file_skein_v1_state_proto_msgTypes[5]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -449,7 +566,7 @@ func (x *RevokedNode) String() string {
 func (*RevokedNode) ProtoMessage() {}
 
 func (x *RevokedNode) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_state_proto_msgTypes[4]
+	mi := &file_skein_v1_state_proto_msgTypes[5]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -462,7 +579,7 @@ func (x *RevokedNode) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RevokedNode.ProtoReflect.Descriptor instead.
 func (*RevokedNode) Descriptor() ([]byte, []int) {
-	return file_skein_v1_state_proto_rawDescGZIP(), []int{4}
+	return file_skein_v1_state_proto_rawDescGZIP(), []int{5}
 }
 
 func (x *RevokedNode) GetNode() *Node {
@@ -497,7 +614,7 @@ type Server struct {
 
 func (x *Server) Reset() {
 	*x = Server{}
-	mi := &file_skein_v1_state_proto_msgTypes[5]
+	mi := &file_skein_v1_state_proto_msgTypes[6]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -509,7 +626,7 @@ func (x *Server) String() string {
 func (*Server) ProtoMessage() {}
 
 func (x *Server) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_state_proto_msgTypes[5]
+	mi := &file_skein_v1_state_proto_msgTypes[6]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -522,7 +639,7 @@ func (x *Server) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Server.ProtoReflect.Descriptor instead.
 func (*Server) Descriptor() ([]byte, []int) {
-	return file_skein_v1_state_proto_rawDescGZIP(), []int{5}
+	return file_skein_v1_state_proto_rawDescGZIP(), []int{6}
 }
 
 func (x *Server) GetNodeId() string {
@@ -564,7 +681,7 @@ type Token struct {
 
 func (x *Token) Reset() {
 	*x = Token{}
-	mi := &file_skein_v1_state_proto_msgTypes[6]
+	mi := &file_skein_v1_state_proto_msgTypes[7]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -576,7 +693,7 @@ func (x *Token) String() string {
 func (*Token) ProtoMessage() {}
 
 func (x *Token) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_state_proto_msgTypes[6]
+	mi := &file_skein_v1_state_proto_msgTypes[7]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -589,7 +706,7 @@ func (x *Token) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Token.ProtoReflect.Descriptor instead.
 func (*Token) Descriptor() ([]byte, []int) {
-	return file_skein_v1_state_proto_rawDescGZIP(), []int{6}
+	return file_skein_v1_state_proto_rawDescGZIP(), []int{7}
 }
 
 func (x *Token) GetId() string {
@@ -672,7 +789,7 @@ type GossipKeys struct {
 
 func (x *GossipKeys) Reset() {
 	*x = GossipKeys{}
-	mi := &file_skein_v1_state_proto_msgTypes[7]
+	mi := &file_skein_v1_state_proto_msgTypes[8]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -684,7 +801,7 @@ func (x *GossipKeys) String() string {
 func (*GossipKeys) ProtoMessage() {}
 
 func (x *GossipKeys) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_state_proto_msgTypes[7]
+	mi := &file_skein_v1_state_proto_msgTypes[8]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -697,7 +814,7 @@ func (x *GossipKeys) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GossipKeys.ProtoReflect.Descriptor instead.
 func (*GossipKeys) Descriptor() ([]byte, []int) {
-	return file_skein_v1_state_proto_rawDescGZIP(), []int{7}
+	return file_skein_v1_state_proto_rawDescGZIP(), []int{8}
 }
 
 func (x *GossipKeys) GetPrimary() []byte {
@@ -737,7 +854,7 @@ type Answer struct {
 
 func (x *Answer) Reset() {
 	*x = Answer{}
-	mi := &file_skein_v1_state_proto_msgTypes[8]
+	mi := &file_skein_v1_state_proto_msgTypes[9]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -749,7 +866,7 @@ func (x *Answer) String() string {
 func (*Answer) ProtoMessage() {}
 
 func (x *Answer) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_state_proto_msgTypes[8]
+	mi := &file_skein_v1_state_proto_msgTypes[9]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -762,7 +879,7 @@ func (x *Answer) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Answer.ProtoReflect.Descriptor instead.
 func (*Answer) Descriptor() ([]byte, []int) {
-	return file_skein_v1_state_proto_rawDescGZIP(), []int{8}
+	return file_skein_v1_state_proto_rawDescGZIP(), []int{9}
 }
 
 func (x *Answer) GetRequestId() string {
@@ -882,7 +999,7 @@ type State struct {
 
 func (x *State) Reset() {
 	*x = State{}
-	mi := &file_skein_v1_state_proto_msgTypes[9]
+	mi := &file_skein_v1_state_proto_msgTypes[10]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -894,7 +1011,7 @@ func (x *State) String() string {
 func (*State) ProtoMessage() {}
 
 func (x *State) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_state_proto_msgTypes[9]
+	mi := &file_skein_v1_state_proto_msgTypes[10]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -907,7 +1024,7 @@ func (x *State) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use State.ProtoReflect.Descriptor instead.
 func (*State) Descriptor() ([]byte, []int) {
-	return file_skein_v1_state_proto_rawDescGZIP(), []int{9}
+	return file_skein_v1_state_proto_rawDescGZIP(), []int{10}
 }
 
 func (x *State) GetIndex() uint64 {
@@ -1051,7 +1168,7 @@ type Pool struct {
 
 func (x *Pool) Reset() {
 	*x = Pool{}
-	mi := &file_skein_v1_state_proto_msgTypes[10]
+	mi := &file_skein_v1_state_proto_msgTypes[11]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1063,7 +1180,7 @@ func (x *Pool) String() string {
 func (*Pool) ProtoMessage() {}
 
 func (x *Pool) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_state_proto_msgTypes[10]
+	mi := &file_skein_v1_state_proto_msgTypes[11]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1076,7 +1193,7 @@ func (x *Pool) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Pool.ProtoReflect.Descriptor instead.
 func (*Pool) Descriptor() ([]byte, []int) {
-	return file_skein_v1_state_proto_rawDescGZIP(), []int{10}
+	return file_skein_v1_state_proto_rawDescGZIP(), []int{11}
 }
 
 func (x *Pool) GetName() string {
@@ -1173,7 +1290,7 @@ type PoolSubnet struct {
 
 func (x *PoolSubnet) Reset() {
 	*x = PoolSubnet{}
-	mi := &file_skein_v1_state_proto_msgTypes[11]
+	mi := &file_skein_v1_state_proto_msgTypes[12]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1185,7 +1302,7 @@ func (x *PoolSubnet) String() string {
 func (*PoolSubnet) ProtoMessage() {}
 
 func (x *PoolSubnet) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_state_proto_msgTypes[11]
+	mi := &file_skein_v1_state_proto_msgTypes[12]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1198,7 +1315,7 @@ func (x *PoolSubnet) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PoolSubnet.ProtoReflect.Descriptor instead.
 func (*PoolSubnet) Descriptor() ([]byte, []int) {
-	return file_skein_v1_state_proto_rawDescGZIP(), []int{11}
+	return file_skein_v1_state_proto_rawDescGZIP(), []int{12}
 }
 
 func (x *PoolSubnet) GetIpv4() string {
@@ -1232,7 +1349,7 @@ type Block struct {
 
 func (x *Block) Reset() {
 	*x = Block{}
-	mi := &file_skein_v1_state_proto_msgTypes[12]
+	mi := &file_skein_v1_state_proto_msgTypes[13]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1244,7 +1361,7 @@ func (x *Block) String() string {
 func (*Block) ProtoMessage() {}
 
 func (x *Block) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_state_proto_msgTypes[12]
+	mi := &file_skein_v1_state_proto_msgTypes[13]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1257,7 +1374,7 @@ func (x *Block) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Block.ProtoReflect.Descriptor instead.
 func (*Block) Descriptor() ([]byte, []int) {
-	return file_skein_v1_state_proto_rawDescGZIP(), []int{12}
+	return file_skein_v1_state_proto_rawDescGZIP(), []int{13}
 }
 
 func (x *Block) GetPool() string {
@@ -1329,7 +1446,7 @@ type FreedBlock struct {
 
 func (x *FreedBlock) Reset() {
 	*x = FreedBlock{}
-	mi := &file_skein_v1_state_proto_msgTypes[13]
+	mi := &file_skein_v1_state_proto_msgTypes[14]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1341,7 +1458,7 @@ func (x *FreedBlock) String() string {
 func (*FreedBlock) ProtoMessage() {}
 
 func (x *FreedBlock) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_state_proto_msgTypes[13]
+	mi := &file_skein_v1_state_proto_msgTypes[14]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1354,7 +1471,7 @@ func (x *FreedBlock) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use FreedBlock.ProtoReflect.Descriptor instead.
 func (*FreedBlock) Descriptor() ([]byte, []int) {
-	return file_skein_v1_state_proto_rawDescGZIP(), []int{13}
+	return file_skein_v1_state_proto_rawDescGZIP(), []int{14}
 }
 
 func (x *FreedBlock) GetPool() string {
@@ -1402,7 +1519,7 @@ type StaticAddress struct {
 
 func (x *StaticAddress) Reset() {
 	*x = StaticAddress{}
-	mi := &file_skein_v1_state_proto_msgTypes[14]
+	mi := &file_skein_v1_state_proto_msgTypes[15]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1414,7 +1531,7 @@ func (x *StaticAddress) String() string {
 func (*StaticAddress) ProtoMessage() {}
 
 func (x *StaticAddress) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_state_proto_msgTypes[14]
+	mi := &file_skein_v1_state_proto_msgTypes[15]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1427,7 +1544,7 @@ func (x *StaticAddress) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StaticAddress.ProtoReflect.Descriptor instead.
 func (*StaticAddress) Descriptor() ([]byte, []int) {
-	return file_skein_v1_state_proto_rawDescGZIP(), []int{14}
+	return file_skein_v1_state_proto_rawDescGZIP(), []int{15}
 }
 
 func (x *StaticAddress) GetPool() string {
@@ -1499,7 +1616,7 @@ type Grant struct {
 
 func (x *Grant) Reset() {
 	*x = Grant{}
-	mi := &file_skein_v1_state_proto_msgTypes[15]
+	mi := &file_skein_v1_state_proto_msgTypes[16]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1511,7 +1628,7 @@ func (x *Grant) String() string {
 func (*Grant) ProtoMessage() {}
 
 func (x *Grant) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_state_proto_msgTypes[15]
+	mi := &file_skein_v1_state_proto_msgTypes[16]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1524,7 +1641,7 @@ func (x *Grant) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Grant.ProtoReflect.Descriptor instead.
 func (*Grant) Descriptor() ([]byte, []int) {
-	return file_skein_v1_state_proto_rawDescGZIP(), []int{15}
+	return file_skein_v1_state_proto_rawDescGZIP(), []int{16}
 }
 
 func (x *Grant) GetPool() string {
@@ -1579,7 +1696,7 @@ type Egress struct {
 
 func (x *Egress) Reset() {
 	*x = Egress{}
-	mi := &file_skein_v1_state_proto_msgTypes[16]
+	mi := &file_skein_v1_state_proto_msgTypes[17]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1591,7 +1708,7 @@ func (x *Egress) String() string {
 func (*Egress) ProtoMessage() {}
 
 func (x *Egress) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_state_proto_msgTypes[16]
+	mi := &file_skein_v1_state_proto_msgTypes[17]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1604,7 +1721,7 @@ func (x *Egress) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Egress.ProtoReflect.Descriptor instead.
 func (*Egress) Descriptor() ([]byte, []int) {
-	return file_skein_v1_state_proto_rawDescGZIP(), []int{16}
+	return file_skein_v1_state_proto_rawDescGZIP(), []int{17}
 }
 
 func (x *Egress) GetNamespace() string {
@@ -1715,7 +1832,7 @@ type EgressAddress struct {
 
 func (x *EgressAddress) Reset() {
 	*x = EgressAddress{}
-	mi := &file_skein_v1_state_proto_msgTypes[17]
+	mi := &file_skein_v1_state_proto_msgTypes[18]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1727,7 +1844,7 @@ func (x *EgressAddress) String() string {
 func (*EgressAddress) ProtoMessage() {}
 
 func (x *EgressAddress) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_state_proto_msgTypes[17]
+	mi := &file_skein_v1_state_proto_msgTypes[18]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1740,7 +1857,7 @@ func (x *EgressAddress) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use EgressAddress.ProtoReflect.Descriptor instead.
 func (*EgressAddress) Descriptor() ([]byte, []int) {
-	return file_skein_v1_state_proto_rawDescGZIP(), []int{17}
+	return file_skein_v1_state_proto_rawDescGZIP(), []int{18}
 }
 
 func (x *EgressAddress) GetIpv4() string {
@@ -1777,7 +1894,7 @@ type EgressSlot struct {
 
 func (x *EgressSlot) Reset() {
 	*x = EgressSlot{}
-	mi := &file_skein_v1_state_proto_msgTypes[18]
+	mi := &file_skein_v1_state_proto_msgTypes[19]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1789,7 +1906,7 @@ func (x *EgressSlot) String() string {
 func (*EgressSlot) ProtoMessage() {}
 
 func (x *EgressSlot) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_state_proto_msgTypes[18]
+	mi := &file_skein_v1_state_proto_msgTypes[19]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1802,7 +1919,7 @@ func (x *EgressSlot) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use EgressSlot.ProtoReflect.Descriptor instead.
 func (*EgressSlot) Descriptor() ([]byte, []int) {
-	return file_skein_v1_state_proto_rawDescGZIP(), []int{18}
+	return file_skein_v1_state_proto_rawDescGZIP(), []int{19}
 }
 
 func (x *EgressSlot) GetNamespace() string {
@@ -1893,7 +2010,7 @@ const file_skein_v1_state_proto_rawDesc = "" +
 	"created_at\x18\x02 \x01(\x03R\tcreatedAt\x12!\n" +
 	"\foverlay_ipv4\x18\x03 \x01(\tR\voverlayIpv4\x12!\n" +
 	"\foverlay_ipv6\x18\x04 \x01(\tR\voverlayIpv6\x12\x19\n" +
-	"\bpsk_seed\x18\x05 \x01(\fR\apskSeed\"\xf7\x03\n" +
+	"\bpsk_seed\x18\x05 \x01(\fR\apskSeed\"\xc9\x05\n" +
 	"\bSettings\x12:\n" +
 	"\x19handshake_timeout_seconds\x18\x01 \x01(\rR\x17handshakeTimeoutSeconds\x12A\n" +
 	"\x1ddirect_retry_interval_seconds\x18\x02 \x01(\rR\x1adirectRetryIntervalSeconds\x12@\n" +
@@ -1907,7 +2024,13 @@ const file_skein_v1_state_proto_rawDesc = "" +
 	"rolesSince\x12\x1d\n" +
 	"\n" +
 	"pod_ranges\x18\n" +
-	" \x03(\tR\tpodRanges\"\x93\x04\n" +
+	" \x03(\tR\tpodRanges\x12\x1a\n" +
+	"\btopology\x18\v \x01(\tR\btopology\x12(\n" +
+	"\x10leaders_per_site\x18\f \x01(\rR\x0eleadersPerSite\x12I\n" +
+	"\rsite_topology\x18\r \x03(\v2$.skein.v1.Settings.SiteTopologyEntryR\fsiteTopology\x1a?\n" +
+	"\x11SiteTopologyEntry\x12\x10\n" +
+	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
+	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\"\xc7\x04\n" +
 	"\x04Node\x12\x0e\n" +
 	"\x02id\x18\x01 \x01(\tR\x02id\x12\x12\n" +
 	"\x04name\x18\x02 \x01(\tR\x04name\x12!\n" +
@@ -1928,10 +2051,19 @@ const file_skein_v1_state_proto_rawDesc = "" +
 	"agentsOnly\x12\x1a\n" +
 	"\bdraining\x18\r \x01(\bR\bdraining\x12\x14\n" +
 	"\x05admin\x18\x0e \x01(\bR\x05admin\x12/\n" +
-	"\tpod_cidrs\x18\x0f \x01(\v2\x12.skein.v1.PodCidrsR\bpodCidrs\x1a9\n" +
+	"\tpod_cidrs\x18\x0f \x01(\v2\x12.skein.v1.PodCidrsR\bpodCidrs\x122\n" +
+	"\bsettings\x18\x10 \x01(\v2\x16.skein.v1.NodeSettingsR\bsettings\x1a9\n" +
 	"\vLabelsEntry\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
-	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\"I\n" +
+	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\"\xd0\x01\n" +
+	"\fNodeSettings\x12\x19\n" +
+	"\bsite_set\x18\x01 \x01(\bR\asiteSet\x12\x12\n" +
+	"\x04site\x18\x02 \x01(\tR\x04site\x12\x16\n" +
+	"\x06leader\x18\x03 \x01(\tR\x06leader\x12%\n" +
+	"\x0eforce_endpoint\x18\x04 \x01(\tR\rforceEndpoint\x12\x1f\n" +
+	"\vinternal_ip\x18\x05 \x01(\tR\n" +
+	"internalIp\x121\n" +
+	"\x14persistent_keepalive\x18\x06 \x01(\rR\x13persistentKeepalive\"I\n" +
 	"\bPodCidrs\x12'\n" +
 	"\x0fkubernetes_node\x18\x01 \x01(\tR\x0ekubernetesNode\x12\x14\n" +
 	"\x05cidrs\x18\x02 \x03(\tR\x05cidrs\"h\n" +
@@ -2105,68 +2237,72 @@ func file_skein_v1_state_proto_rawDescGZIP() []byte {
 	return file_skein_v1_state_proto_rawDescData
 }
 
-var file_skein_v1_state_proto_msgTypes = make([]protoimpl.MessageInfo, 22)
+var file_skein_v1_state_proto_msgTypes = make([]protoimpl.MessageInfo, 24)
 var file_skein_v1_state_proto_goTypes = []any{
 	(*Cluster)(nil),       // 0: skein.v1.Cluster
 	(*Settings)(nil),      // 1: skein.v1.Settings
 	(*Node)(nil),          // 2: skein.v1.Node
-	(*PodCidrs)(nil),      // 3: skein.v1.PodCidrs
-	(*RevokedNode)(nil),   // 4: skein.v1.RevokedNode
-	(*Server)(nil),        // 5: skein.v1.Server
-	(*Token)(nil),         // 6: skein.v1.Token
-	(*GossipKeys)(nil),    // 7: skein.v1.GossipKeys
-	(*Answer)(nil),        // 8: skein.v1.Answer
-	(*State)(nil),         // 9: skein.v1.State
-	(*Pool)(nil),          // 10: skein.v1.Pool
-	(*PoolSubnet)(nil),    // 11: skein.v1.PoolSubnet
-	(*Block)(nil),         // 12: skein.v1.Block
-	(*FreedBlock)(nil),    // 13: skein.v1.FreedBlock
-	(*StaticAddress)(nil), // 14: skein.v1.StaticAddress
-	(*Grant)(nil),         // 15: skein.v1.Grant
-	(*Egress)(nil),        // 16: skein.v1.Egress
-	(*EgressAddress)(nil), // 17: skein.v1.EgressAddress
-	(*EgressSlot)(nil),    // 18: skein.v1.EgressSlot
-	nil,                   // 19: skein.v1.Node.LabelsEntry
-	nil,                   // 20: skein.v1.Pool.QuotasEntry
-	nil,                   // 21: skein.v1.Egress.GatewaysEntry
+	(*NodeSettings)(nil),  // 3: skein.v1.NodeSettings
+	(*PodCidrs)(nil),      // 4: skein.v1.PodCidrs
+	(*RevokedNode)(nil),   // 5: skein.v1.RevokedNode
+	(*Server)(nil),        // 6: skein.v1.Server
+	(*Token)(nil),         // 7: skein.v1.Token
+	(*GossipKeys)(nil),    // 8: skein.v1.GossipKeys
+	(*Answer)(nil),        // 9: skein.v1.Answer
+	(*State)(nil),         // 10: skein.v1.State
+	(*Pool)(nil),          // 11: skein.v1.Pool
+	(*PoolSubnet)(nil),    // 12: skein.v1.PoolSubnet
+	(*Block)(nil),         // 13: skein.v1.Block
+	(*FreedBlock)(nil),    // 14: skein.v1.FreedBlock
+	(*StaticAddress)(nil), // 15: skein.v1.StaticAddress
+	(*Grant)(nil),         // 16: skein.v1.Grant
+	(*Egress)(nil),        // 17: skein.v1.Egress
+	(*EgressAddress)(nil), // 18: skein.v1.EgressAddress
+	(*EgressSlot)(nil),    // 19: skein.v1.EgressSlot
+	nil,                   // 20: skein.v1.Settings.SiteTopologyEntry
+	nil,                   // 21: skein.v1.Node.LabelsEntry
+	nil,                   // 22: skein.v1.Pool.QuotasEntry
+	nil,                   // 23: skein.v1.Egress.GatewaysEntry
 }
 var file_skein_v1_state_proto_depIdxs = []int32{
-	19, // 0: skein.v1.Node.labels:type_name -> skein.v1.Node.LabelsEntry
-	3,  // 1: skein.v1.Node.pod_cidrs:type_name -> skein.v1.PodCidrs
-	2,  // 2: skein.v1.RevokedNode.node:type_name -> skein.v1.Node
-	2,  // 3: skein.v1.Answer.node:type_name -> skein.v1.Node
-	6,  // 4: skein.v1.Answer.token:type_name -> skein.v1.Token
-	10, // 5: skein.v1.Answer.pool:type_name -> skein.v1.Pool
-	12, // 6: skein.v1.Answer.blocks:type_name -> skein.v1.Block
-	14, // 7: skein.v1.Answer.static:type_name -> skein.v1.StaticAddress
-	15, // 8: skein.v1.Answer.grant:type_name -> skein.v1.Grant
-	16, // 9: skein.v1.Answer.egress:type_name -> skein.v1.Egress
-	18, // 10: skein.v1.Answer.slot:type_name -> skein.v1.EgressSlot
-	0,  // 11: skein.v1.State.cluster:type_name -> skein.v1.Cluster
-	1,  // 12: skein.v1.State.settings:type_name -> skein.v1.Settings
-	2,  // 13: skein.v1.State.nodes:type_name -> skein.v1.Node
-	4,  // 14: skein.v1.State.revoked:type_name -> skein.v1.RevokedNode
-	5,  // 15: skein.v1.State.servers:type_name -> skein.v1.Server
-	6,  // 16: skein.v1.State.tokens:type_name -> skein.v1.Token
-	7,  // 17: skein.v1.State.gossip_keys:type_name -> skein.v1.GossipKeys
-	8,  // 18: skein.v1.State.answers:type_name -> skein.v1.Answer
-	10, // 19: skein.v1.State.pools:type_name -> skein.v1.Pool
-	12, // 20: skein.v1.State.blocks:type_name -> skein.v1.Block
-	13, // 21: skein.v1.State.freed:type_name -> skein.v1.FreedBlock
-	14, // 22: skein.v1.State.statics:type_name -> skein.v1.StaticAddress
-	15, // 23: skein.v1.State.grants:type_name -> skein.v1.Grant
-	16, // 24: skein.v1.State.egresses:type_name -> skein.v1.Egress
-	18, // 25: skein.v1.State.slots:type_name -> skein.v1.EgressSlot
-	11, // 26: skein.v1.Pool.subnets:type_name -> skein.v1.PoolSubnet
-	20, // 27: skein.v1.Pool.quotas:type_name -> skein.v1.Pool.QuotasEntry
-	21, // 28: skein.v1.Egress.gateways:type_name -> skein.v1.Egress.GatewaysEntry
-	17, // 29: skein.v1.Egress.addresses:type_name -> skein.v1.EgressAddress
-	17, // 30: skein.v1.Egress.endpoints:type_name -> skein.v1.EgressAddress
-	31, // [31:31] is the sub-list for method output_type
-	31, // [31:31] is the sub-list for method input_type
-	31, // [31:31] is the sub-list for extension type_name
-	31, // [31:31] is the sub-list for extension extendee
-	0,  // [0:31] is the sub-list for field type_name
+	20, // 0: skein.v1.Settings.site_topology:type_name -> skein.v1.Settings.SiteTopologyEntry
+	21, // 1: skein.v1.Node.labels:type_name -> skein.v1.Node.LabelsEntry
+	4,  // 2: skein.v1.Node.pod_cidrs:type_name -> skein.v1.PodCidrs
+	3,  // 3: skein.v1.Node.settings:type_name -> skein.v1.NodeSettings
+	2,  // 4: skein.v1.RevokedNode.node:type_name -> skein.v1.Node
+	2,  // 5: skein.v1.Answer.node:type_name -> skein.v1.Node
+	7,  // 6: skein.v1.Answer.token:type_name -> skein.v1.Token
+	11, // 7: skein.v1.Answer.pool:type_name -> skein.v1.Pool
+	13, // 8: skein.v1.Answer.blocks:type_name -> skein.v1.Block
+	15, // 9: skein.v1.Answer.static:type_name -> skein.v1.StaticAddress
+	16, // 10: skein.v1.Answer.grant:type_name -> skein.v1.Grant
+	17, // 11: skein.v1.Answer.egress:type_name -> skein.v1.Egress
+	19, // 12: skein.v1.Answer.slot:type_name -> skein.v1.EgressSlot
+	0,  // 13: skein.v1.State.cluster:type_name -> skein.v1.Cluster
+	1,  // 14: skein.v1.State.settings:type_name -> skein.v1.Settings
+	2,  // 15: skein.v1.State.nodes:type_name -> skein.v1.Node
+	5,  // 16: skein.v1.State.revoked:type_name -> skein.v1.RevokedNode
+	6,  // 17: skein.v1.State.servers:type_name -> skein.v1.Server
+	7,  // 18: skein.v1.State.tokens:type_name -> skein.v1.Token
+	8,  // 19: skein.v1.State.gossip_keys:type_name -> skein.v1.GossipKeys
+	9,  // 20: skein.v1.State.answers:type_name -> skein.v1.Answer
+	11, // 21: skein.v1.State.pools:type_name -> skein.v1.Pool
+	13, // 22: skein.v1.State.blocks:type_name -> skein.v1.Block
+	14, // 23: skein.v1.State.freed:type_name -> skein.v1.FreedBlock
+	15, // 24: skein.v1.State.statics:type_name -> skein.v1.StaticAddress
+	16, // 25: skein.v1.State.grants:type_name -> skein.v1.Grant
+	17, // 26: skein.v1.State.egresses:type_name -> skein.v1.Egress
+	19, // 27: skein.v1.State.slots:type_name -> skein.v1.EgressSlot
+	12, // 28: skein.v1.Pool.subnets:type_name -> skein.v1.PoolSubnet
+	22, // 29: skein.v1.Pool.quotas:type_name -> skein.v1.Pool.QuotasEntry
+	23, // 30: skein.v1.Egress.gateways:type_name -> skein.v1.Egress.GatewaysEntry
+	18, // 31: skein.v1.Egress.addresses:type_name -> skein.v1.EgressAddress
+	18, // 32: skein.v1.Egress.endpoints:type_name -> skein.v1.EgressAddress
+	33, // [33:33] is the sub-list for method output_type
+	33, // [33:33] is the sub-list for method input_type
+	33, // [33:33] is the sub-list for extension type_name
+	33, // [33:33] is the sub-list for extension extendee
+	0,  // [0:33] is the sub-list for field type_name
 }
 
 func init() { file_skein_v1_state_proto_init() }
@@ -2180,7 +2316,7 @@ func file_skein_v1_state_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_skein_v1_state_proto_rawDesc), len(file_skein_v1_state_proto_rawDesc)),
 			NumEnums:      0,
-			NumMessages:   22,
+			NumMessages:   24,
 			NumExtensions: 0,
 			NumServices:   0,
 		},
