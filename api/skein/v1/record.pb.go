@@ -533,6 +533,7 @@ type Record struct {
 	JoinAddresses       []string               `protobuf:"bytes,32,rep,name=join_addresses,json=joinAddresses,proto3" json:"join_addresses,omitempty"`    // host:port of a server that takes joiners and does not relay
 	BirthdayAttack      string                 `protobuf:"bytes,33,opt,name=birthday_attack,json=birthdayAttack,proto3" json:"birthday_attack,omitempty"` // enabled | disabled: with all peers; "": as the cluster has it
 	KubernetesNode      string                 `protobuf:"bytes,34,opt,name=kubernetes_node,json=kubernetesNode,proto3" json:"kubernetes_node,omitempty"` // name of the Node object that this node says it is; "": it is none
+	Leads               uint64                 `protobuf:"varint,35,opt,name=leads,proto3" json:"leads,omitempty"`                                        // term in which it leads its site; 0: it does not. A set of leaders that lost one has a higher term
 	unknownFields       protoimpl.UnknownFields
 	sizeCache           protoimpl.SizeCache
 }
@@ -789,6 +790,13 @@ func (x *Record) GetKubernetesNode() string {
 		return x.KubernetesNode
 	}
 	return ""
+}
+
+func (x *Record) GetLeads() uint64 {
+	if x != nil {
+		return x.Leads
+	}
+	return 0
 }
 
 // PairOutcome is how guessing ports went between the node's public address and another one.
@@ -1108,7 +1116,7 @@ const file_skein_v1_record_proto_rawDesc = "" +
 	"\tRelayLink\x12\x17\n" +
 	"\anode_id\x18\x01 \x01(\tR\x06nodeId\x12\x1d\n" +
 	"\n" +
-	"rtt_micros\x18\x02 \x01(\rR\trttMicros\"\xcf\t\n" +
+	"rtt_micros\x18\x02 \x01(\rR\trttMicros\"\xe5\t\n" +
 	"\x06Record\x12\x17\n" +
 	"\anode_id\x18\x01 \x01(\tR\x06nodeId\x12\x14\n" +
 	"\x05epoch\x18\x02 \x01(\x04R\x05epoch\x12\x10\n" +
@@ -1151,7 +1159,8 @@ const file_skein_v1_record_proto_rawDesc = "" +
 	"\boutcomes\x18\x1f \x03(\v2\x15.skein.v1.PairOutcomeR\boutcomes\x12%\n" +
 	"\x0ejoin_addresses\x18  \x03(\tR\rjoinAddresses\x12'\n" +
 	"\x0fbirthday_attack\x18! \x01(\tR\x0ebirthdayAttack\x12'\n" +
-	"\x0fkubernetes_node\x18\" \x01(\tR\x0ekubernetesNode\x1a9\n" +
+	"\x0fkubernetes_node\x18\" \x01(\tR\x0ekubernetesNode\x12\x14\n" +
+	"\x05leads\x18# \x01(\x04R\x05leads\x1a9\n" +
 	"\vLabelsEntry\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
 	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\"\xdc\x01\n" +

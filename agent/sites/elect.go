@@ -1,0 +1,143 @@
+package sites
+
+import (
+	"bytes"
+	"cmp"
+	"slices"
+
+	"github.com/skeinmesh/skein/identity"
+)
+
+// DefaultLeaders is how many leaders a site has where the settings say nothing.
+const DefaultLeaders = 2
+
+// Node is what an election needs to know of a member.
+type Node struct {
+	ID   identity.ID
+	Site string
+
+	Wish      bool   // it wishes to lead, or the log says that it shall
+	Unfit     bool   // it cannot lead: it forwards nothing, or nothing is known of it
+	Reluctant bool   // it leads only where nobody else can: it drains, or the log says that it shall not lead
+	Public    bool   // other sites can reach an endpoint of it
+	Term      uint64 // in which it says that it leads; 0: it does not
+	Alive     bool
+}
+
+// class orders nodes by how well they suit. Only the best class that has a leader carries traffic.
+func (n *Node) class() int {
+	switch {
+	case n.Reluctant:
+		return 0
+	case n.Wish:
+		return 3
+	case n.Public:
+		return 2
+	}
+	return 1
+}
+
+// Leader is a node that was elected.
+type Leader struct {
+	ID     identity.ID
+	Term   uint64
+	Acting bool // it says that it leads, or no leader of its site does
+	// Reserve is set while an acting leader of a better class is there: this one has its sessions, and carries packets
+	// only for those who find the better ones dead.
+	Reserve bool
+}
+
+// Elect gives each site at most perSite leaders, the best first. Those that wish to lead come first, then those with a
+// public endpoint, then those that lead already, in the newest term first, then the lowest ID. So of equals none that
+// returns takes the place of one that leads. Nodes that are not alive are passed over, unless all of the site are: who
+// is cut off from a site goes on trying its leaders.
+func Elect(nodes []Node, perSite int) map[string][]Leader {
+	bySite := map[string][]*Node{}
+	for i := range nodes {
+		if n := &nodes[i]; !n.Unfit {
+			bySite[n.Site] = append(bySite[n.Site], n)
+		}
+	}
+	out := make(map[string][]Leader, len(bySite))
+	for site, all := range bySite {
+		out[site] = lead(ranked(all), perSite)
+	}
+	return out
+}
+
+// ranked are the nodes that can be elected, best first.
+func ranked(all []*Node) []*Node {
+	alive := make([]*Node, 0, len(all))
+	for _, n := range all {
+		if n.Alive {
+			alive = append(alive, n)
+		}
+	}
+	if len(alive) == 0 {
+		alive = append(alive, all...)
+	}
+	slices.SortFunc(alive, func(a, b *Node) int {
+		return cmp.Or(
+			cmp.Compare(b.class(), a.class()),
+			compareFlags(b.Public, a.Public), // of those that wish
+			cmp.Compare(b.Term, a.Term),
+			bytes.Compare(a.ID[:], b.ID[:]))
+	})
+	return alive
+}
+
+func compareFlags(a, b bool) int {
+	switch {
+	case a == b:
+		return 0
+	case a:
+		return 1
+	}
+	return -1
+}
+
+func lead(ranked []*Node, perSite int) []Leader {
+	elected := ranked[:min(max(perSite, 1), len(ranked))]
+	nobody := !slices.ContainsFunc(elected, func(n *Node) bool { return n.Term > 0 })
+	best := -1
+	out := make([]Leader, 0, len(elected))
+	for _, n := range elected {
+		l := Leader{ID: n.ID, Term: n.Term, Acting: nobody || n.Term > 0}
+		if l.Acting {
+			best = max(best, n.class())
+			l.Reserve = n.class() < best
+		}
+		out = append(out, l)
+	}
+	return out
+}
+
+// Term is the term that a leader's record should name, if the election of its own site found it; 0: it leads nothing.
+// A term is that of a set of leaders. Where one of the set is no leader any more, the others go on in the next term: so
+// one that was away and still says that it leads comes after them.
+func Term(nodes []Node, leaders []Leader, self identity.ID) uint64 {
+	elected := func(id identity.ID) bool {
+		return slices.ContainsFunc(leaders, func(l Leader) bool { return l.ID == id })
+	}
+	if !elected(self) {
+		return 0
+	}
+	site := ""
+	for i := range nodes {
+		if nodes[i].ID == self {
+			site = nodes[i].Site
+		}
+	}
+	newest := uint64(1)
+	for i := range nodes {
+		if nodes[i].Site == site {
+			newest = max(newest, nodes[i].Term)
+		}
+	}
+	for i := range nodes {
+		if n := &nodes[i]; n.Site == site && n.Term == newest && !elected(n.ID) {
+			return newest + 1
+		}
+	}
+	return newest
+}

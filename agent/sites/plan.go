@@ -1,0 +1,290 @@
+package sites
+
+import (
+	"bytes"
+	"cmp"
+	"iter"
+	"maps"
+	"slices"
+
+	skeinv1 "github.com/skeinmesh/skein/api/skein/v1"
+	"github.com/skeinmesh/skein/identity"
+)
+
+// Input is everything that a host's Plan follows from.
+type Input struct {
+	Self     identity.ID
+	Settings *skeinv1.Settings
+	Nodes    []*skeinv1.Node
+	Records  map[identity.ID]*skeinv1.Record
+	Alive    func(identity.ID) bool // of this host itself it is not asked
+	// Recent are the nodes that this host has seen acting as leaders within Linger: it still takes packets from them.
+	Recent map[identity.ID]bool
+	// Led is set when this host itself acted as a leader within ForwardOn: it still passes packets on.
+	Led bool
+}
+
+// Plan is how one host takes part in the sites' mesh. It is not changed once it is made and can be read concurrently.
+type Plan struct {
+	Self identity.ID
+	Site string
+	// Full is set while no site speaks through leaders: every node peers with every node, and nothing else here holds.
+	Full bool
+	// Elected is set when this host is a leader of its site, or is to become one; Forwards while it passes packets on
+	// between its site and others.
+	Elected, Forwards bool
+	// Term is what this host's record should say once the election has held for a while; see Term.
+	Term uint64
+	// Leaders are those of each site that speaks through leaders, the best first.
+	Leaders map[string][]Leader
+	// Guards are who may bring packets of other nodes to this host, by From.
+	Guards []Guard
+
+	delivers bool // others may send to other nodes through this host
+	nodes    map[identity.ID]member
+	topology map[string]string
+}
+
+type member struct {
+	site  string
+	known bool // the site is
+	gate  bool // it peers with other sites by what all agree on
+	peer  bool // of this host
+}
+
+// Guard is what a node may bring to this host: packets whose inner source belongs to it, to any node of its site, or to
+// any node of another site than this host's.
+type Guard struct {
+	From               identity.ID
+	Own, Site, Foreign bool
+}
+
+// Way is how this host sends to a node.
+type Way struct {
+	Via identity.ID // a peer: the node itself, or the one that passes packets on
+	// Hop is set when packets for the node are encapsulated to Via.
+	Hop bool
+	// Deliver is set when what comes from elsewhere than this host's own addresses is encapsulated to the node, which is
+	// a peer: WireGuard there accepts no other node's source from this host. What is from here goes plain.
+	Deliver bool
+}
+
+// Make makes the plan of one host.
+func Make(in Input) *Plan {
+	p := &Plan{Self: in.Self, Full: !InUse(in.Settings)}
+	for _, n := range in.Nodes {
+		if n.GetId() == in.Self.String() {
+			p.Site, _ = Of(n, in.Records[in.Self])
+		}
+	}
+	if p.Full {
+		return p
+	}
+	m := &maker{Plan: p, in: in, perSite: int(cmp.Or(in.Settings.GetLeadersPerSite(), DefaultLeaders))}
+	m.read()
+	m.elect()
+	m.peer()
+	m.guard()
+	return p
+}
+
+// maker holds what is only needed while a plan is made.
+type maker struct {
+	*Plan
+	in       Input
+	perSite  int
+	order    []identity.ID // of all nodes
+	eligible []Node        // of all nodes whose site is known and that can lead
+	entitled map[string][]identity.ID
+}
+
+func (m *maker) read() {
+	m.nodes = make(map[identity.ID]member, len(m.in.Nodes))
+	m.topology = map[string]string{m.Site: Topology(m.in.Settings, m.Site)}
+	for _, n := range m.in.Nodes {
+		id, err := identity.ParseID(n.GetId())
+		if err != nil {
+			continue
+		}
+		node, known := Describe(id, n, m.in.Records[id], id == m.in.Self || m.in.Alive(id))
+		if id == m.in.Self {
+			known = true
+		}
+		m.order = append(m.order, id)
+		m.nodes[id] = member{site: node.Site, known: known}
+		if known {
+			if _, ok := m.topology[node.Site]; !ok {
+				m.topology[node.Site] = Topology(m.in.Settings, node.Site)
+			}
+			if m.topology[node.Site] == Site && !node.Unfit {
+				m.eligible = append(m.eligible, node)
+			}
+		}
+	}
+	slices.SortFunc(m.order, compareIDs)
+}
+
+// elect finds the leaders, and who is entitled beside them: those that this host has lately seen acting as leaders, and
+// as many more of a site as it has leaders that say of themselves that they lead. They lead by a view that is a little
+// older or newer than this one.
+func (m *maker) elect() {
+	m.Leaders = Elect(m.eligible, m.perSite)
+	m.entitled = make(map[string][]identity.ID, len(m.Leaders))
+	claim := map[string][]Node{}
+	for _, n := range m.eligible {
+		switch {
+		case slices.ContainsFunc(m.Leaders[n.Site], func(l Leader) bool { return l.ID == n.ID }), m.in.Recent[n.ID]:
+			m.entitled[n.Site] = append(m.entitled[n.Site], n.ID)
+		case n.Term > 0:
+			claim[n.Site] = append(claim[n.Site], n)
+		}
+	}
+	for site, claims := range claim {
+		slices.SortFunc(claims, func(a, b Node) int { return cmp.Or(cmp.Compare(b.Term, a.Term), compareIDs(a.ID, b.ID)) })
+		for _, n := range claims[:min(len(claims), m.perSite)] {
+			m.entitled[site] = append(m.entitled[site], n.ID)
+		}
+	}
+	for site, t := range m.topology {
+		if t == Site {
+			for _, l := range m.Leaders[site] {
+				if n := m.nodes[l.ID]; l.Acting {
+					n.gate = true
+					m.nodes[l.ID] = n
+				}
+			}
+		}
+	}
+	for id, n := range m.nodes {
+		if n.known && m.topology[n.site] == Full {
+			n.gate = true
+			m.nodes[id] = n
+		}
+	}
+	if m.topology[m.Site] == Site {
+		own := m.Leaders[m.Site]
+		m.Elected = slices.ContainsFunc(own, func(l Leader) bool { return l.ID == m.Self })
+		m.Term = Term(m.eligible, own, m.Self)
+		m.Forwards = m.nodes[m.Self].gate || m.in.Led
+	}
+}
+
+// outward reports whether this host peers with other sites: also before it acts, so that its sessions stand by then, and
+// as long as others may think that it does.
+func (m *maker) outward() bool {
+	return m.topology[m.Site] == Full || m.Forwards || slices.Contains(m.entitled[m.Site], m.Self)
+}
+
+func (m *maker) peer() {
+	m.delivers = m.topology[m.Site] == Site && m.outward()
+	for id, n := range m.nodes {
+		n.peer = id != m.Self && (!n.known || n.site == m.Site ||
+			m.outward() && (m.topology[n.site] == Full || slices.Contains(m.entitled[n.site], id)))
+		m.nodes[id] = n
+	}
+}
+
+func (m *maker) guard() {
+	led := m.topology[m.Site] == Site
+	for _, id := range m.order {
+		n, g := m.nodes[id], Guard{From: id}
+		if id == m.Self || !n.known {
+			continue
+		}
+		entitled := slices.Contains(m.entitled[n.site], id)
+		switch {
+		case n.site == m.Site:
+			g.Foreign = led && entitled
+			g.Own = m.delivers
+		case !m.outward():
+		case m.topology[n.site] == Full:
+			g.Own = led
+		default:
+			g.Site = entitled
+		}
+		if g.Own || g.Site || g.Foreign {
+			m.Guards = append(m.Guards, g)
+		}
+	}
+}
+
+// Peer reports whether this host peers with a node.
+func (p *Plan) Peer(id identity.ID) bool {
+	return p.Full && id != p.Self || p.nodes[id].peer
+}
+
+// SiteOf is a node's site; known is false while nothing tells it, and in a plan that is Full.
+func (p *Plan) SiteOf(id identity.ID) (site string, known bool) {
+	n := p.nodes[id]
+	return n.site, n.known
+}
+
+// Topology is that of a site in which there is a node.
+func (p *Plan) Topology(site string) string {
+	if t, ok := p.topology[site]; ok {
+		return t
+	}
+	return Full
+}
+
+// Acting are the nodes that act as leaders, of all sites; they are to be noted for Input.Recent.
+func (p *Plan) Acting() iter.Seq[identity.ID] {
+	return func(yield func(identity.ID) bool) {
+		for _, site := range slices.Sorted(maps.Keys(p.Leaders)) {
+			for _, l := range p.Leaders[site] {
+				if l.Acting && !yield(l.ID) {
+					return
+				}
+			}
+		}
+	}
+}
+
+// Way is how this host sends to a node, when it finds those dead; false: there is no way. A site of which all leaders
+// are dead keeps the way through the first: its packets must not leave by another route.
+func (p *Plan) Way(to identity.ID, dead func(identity.ID) bool) (Way, bool) {
+	if to == p.Self {
+		return Way{}, false
+	}
+	n, ok := p.nodes[to]
+	switch {
+	case p.Full || ok && !n.known:
+		return Way{Via: to}, true
+	case !ok:
+		return Way{}, false
+	case n.site == p.Site:
+		return Way{Via: to, Deliver: p.delivers}, true
+	}
+	if p.topology[p.Site] == Site && !p.Forwards {
+		via, ok := p.first(p.Site, p.Self, dead)
+		if !ok || via != p.Self {
+			return Way{Via: via, Hop: true}, ok
+		}
+	}
+	if n.gate {
+		return Way{Via: to, Deliver: p.delivers}, true
+	}
+	via, ok := p.first(n.site, to, dead)
+	return Way{Via: via, Hop: via != to, Deliver: via == to && p.delivers}, ok
+}
+
+// first is the leader of a site through which a node sends, and by which it is reached: the first of its order that is
+// not dead. While all that act are dead, a node that is elected itself is that leader for itself.
+func (p *Plan) first(site string, bound identity.ID, dead func(identity.ID) bool) (identity.ID, bool) {
+	order := Order(p.Leaders[site], bound)
+	if len(order) == 0 {
+		return identity.ID{}, false
+	}
+	elected := slices.Contains(order, bound)
+	for _, id := range order {
+		switch {
+		case elected && !p.nodes[id].gate:
+			return bound, true
+		case !dead(id):
+			return id, true
+		}
+	}
+	return order[0], true
+}
+
+func compareIDs(a, b identity.ID) int { return bytes.Compare(a[:], b[:]) }
