@@ -22,6 +22,7 @@ import (
 	"github.com/skeinmesh/skein/agent/path"
 	"github.com/skeinmesh/skein/agent/probe"
 	"github.com/skeinmesh/skein/agent/projection"
+	"github.com/skeinmesh/skein/agent/sites"
 	skeinv1 "github.com/skeinmesh/skein/api/skein/v1"
 	"github.com/skeinmesh/skein/consensus"
 	"github.com/skeinmesh/skein/dataplane"
@@ -157,6 +158,7 @@ type Agent struct {
 	packetKeys  sync.Map                                               // WireGuard key of a member -> key of control packets with it
 	stats       atomic.Pointer[map[dataplane.Key]dataplane.PeerStatus] // as the device has it
 	wishes      atomic.Pointer[part.Wishes]                            // of the parts, for this host
+	sitePlan    atomic.Pointer[sites.Plan]                             // nil: not made yet
 	forced      *forced.Step                                           // nil: this node only relays, or has not opened discovery yet
 	// ownAddresses is nil when forced is.
 	ownAddresses *hostaddr.Step

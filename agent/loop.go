@@ -63,6 +63,7 @@ type loopState struct {
 	reopen     time.Time // when a public host that could not open its ports tries again
 	asked      time.Time // when the servers were last asked whether this node is still a member
 	own        recordClock
+	sites      siteState
 	roamed     roaming
 	unanswered unanswered
 	counted    bool // traffic has been read once
@@ -299,6 +300,7 @@ func (a *Agent) sync(ctx context.Context) error {
 	a.noteOtherCNI()
 	a.syncRecords()
 	a.noteSites()
+	a.planSites(time.Now())
 	a.pods.follow()
 	a.egresses.follow()
 	a.followAddresses(ctx)
@@ -356,6 +358,7 @@ func (a *Agent) syncState() error {
 	}
 	a.gossip.RosterChanged()
 	a.followServerRole()
+	a.followSettings()
 	a.noteState(st)
 	if a.paths != nil {
 		set := st.Settings()

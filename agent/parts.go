@@ -109,6 +109,11 @@ func (h partHost) Wish(w part.Wishes) {
 	if old := a.wishes.Swap(&w); old != nil && *old == w {
 		return
 	}
+	a.applyHost()
+}
+
+// applyHost gives discovery what holds for this host now, and has the record looked at.
+func (a *Agent) applyHost() {
 	if own := a.host(); a.forced != nil {
 		if err := a.forced.Set(own.ForceEndpoint); err != nil {
 			a.log.Warn("a wish for this host's endpoint", "err", err)
@@ -118,7 +123,7 @@ func (h partHost) Wish(w part.Wishes) {
 	a.wakeUp()
 }
 
-// host is what holds for this host now: its configuration first, then what parts wish.
+// host is what holds for this host now: what the log says of it first, then its configuration, then what parts wish.
 func (a *Agent) host() part.Wishes {
 	var h part.Wishes
 	if p := a.wishes.Load(); p != nil {
@@ -138,6 +143,9 @@ func (a *Agent) host() part.Wishes {
 	}
 	if a.cfg.PersistentKeepalive > 0 {
 		h.PersistentKeepalive = a.cfg.PersistentKeepalive
+	}
+	if a.replica != nil {
+		setByLog(&h, a.self().GetSettings())
 	}
 	return h
 }

@@ -20,6 +20,8 @@ type Input struct {
 	Alive    func(identity.ID) bool // of this host itself it is not asked
 	// Recent are the nodes that this host has seen acting as leaders within Linger: it still takes packets from them.
 	Recent map[identity.ID]bool
+	// Peered are the nodes that this host peered with within Linger: it still does, so that what is under way arrives.
+	Peered map[identity.ID]bool
 	// Led is set when this host itself acted as a leader within ForwardOn: it still passes packets on.
 	Led bool
 }
@@ -50,6 +52,7 @@ type member struct {
 	known bool // the site is
 	gate  bool // it peers with other sites by what all agree on
 	peer  bool // of this host
+	kept  bool // it is no peer any more, but was one lately
 }
 
 // Guard is what a node may bring to this host: packets whose inner source belongs to it, to any node of its site, or to
@@ -71,10 +74,15 @@ type Way struct {
 
 // Make makes the plan of one host.
 func Make(in Input) *Plan {
-	p := &Plan{Self: in.Self, Full: !InUse(in.Settings)}
+	p := &Plan{Self: in.Self, Full: !InUse(in.Settings), nodes: make(map[identity.ID]member, len(in.Nodes))}
+	self := in.Self.String()
 	for _, n := range in.Nodes {
-		if n.GetId() == in.Self.String() {
+		if n.GetId() == self {
 			p.Site, _ = Of(n, in.Records[in.Self])
+		}
+		if id, err := identity.ParseID(n.GetId()); err == nil && p.Full {
+			site, known := Of(n, in.Records[id])
+			p.nodes[id] = member{site: site, known: known}
 		}
 	}
 	if p.Full {
@@ -94,12 +102,11 @@ type maker struct {
 	in       Input
 	perSite  int
 	order    []identity.ID // of all nodes
-	eligible []Node        // of all nodes whose site is known and that can lead
+	eligible []Node        // those whose site is known and that can lead in it
 	entitled map[string][]identity.ID
 }
 
 func (m *maker) read() {
-	m.nodes = make(map[identity.ID]member, len(m.in.Nodes))
 	m.topology = map[string]string{m.Site: Topology(m.in.Settings, m.Site)}
 	for _, n := range m.in.Nodes {
 		id, err := identity.ParseID(n.GetId())
@@ -180,6 +187,7 @@ func (m *maker) peer() {
 	for id, n := range m.nodes {
 		n.peer = id != m.Self && (!n.known || n.site == m.Site ||
 			m.outward() && (m.topology[n.site] == Full || slices.Contains(m.entitled[n.site], id)))
+		n.kept = id != m.Self && !n.peer && m.in.Peered[id]
 		m.nodes[id] = n
 	}
 }
@@ -208,12 +216,25 @@ func (m *maker) guard() {
 	}
 }
 
-// Peer reports whether this host peers with a node.
+// Peer reports whether this host peers with a node, or did so lately.
 func (p *Plan) Peer(id identity.ID) bool {
-	return p.Full && id != p.Self || p.nodes[id].peer
+	n := p.nodes[id]
+	return p.Full && id != p.Self || n.peer || n.kept
 }
 
-// SiteOf is a node's site; known is false while nothing tells it, and in a plan that is Full.
+// Peering are the nodes that this host is to peer with now, without those of before; they are to be noted for
+// Input.Peered. In a plan that is Full they are all others.
+func (p *Plan) Peering() iter.Seq[identity.ID] {
+	return func(yield func(identity.ID) bool) {
+		for id, n := range p.nodes {
+			if (n.peer || p.Full && id != p.Self) && !yield(id) {
+				return
+			}
+		}
+	}
+}
+
+// SiteOf is a node's site; known is false while nothing tells it.
 func (p *Plan) SiteOf(id identity.ID) (site string, known bool) {
 	n := p.nodes[id]
 	return n.site, n.known

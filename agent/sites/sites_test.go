@@ -523,6 +523,35 @@ func TestDescribe(t *testing.T) {
 	}
 }
 
+// When the topology changes, the peers of before stay for a while, and no longer.
+func TestFormerPeersStay(t *testing.T) {
+	v := large(2, 5)
+	ids := v.ids()
+	v.settings.Topology = sites.Full
+	var m sites.Memory
+	now := time.Unix(1000, 0)
+	make := func() *sites.Plan {
+		p := sites.Make(sites.Input{Self: ids[4], Settings: v.settings, Nodes: v.nodes, Records: v.records,
+			Alive: func(identity.ID) bool { return true }, Peered: m.Recent(now)})
+		m.Note(p.Peering(), now)
+		return p
+	}
+	if make(); len(m.Recent(now)) != 9 {
+		t.Fatalf("%d peers of ten nodes", len(m.Recent(now)))
+	}
+	v.settings.Topology = sites.Site
+	for range 29 {
+		now = now.Add(time.Second)
+		if p := make(); !p.Peer(ids[9]) {
+			t.Fatalf("a former peer is none after %s", now)
+		}
+	}
+	now = now.Add(time.Second)
+	if p := make(); p.Peer(ids[9]) || !p.Peer(ids[0]) {
+		t.Errorf("half a minute later the peers are %v", m.Recent(now))
+	}
+}
+
 // Ten sites of a hundred nodes: the number of peers, and what a plan costs.
 func TestStateIsSmall(t *testing.T) {
 	v := large(10, 100)

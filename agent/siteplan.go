@@ -1,0 +1,192 @@
+package agent
+
+import (
+	"cmp"
+	"fmt"
+	"net/netip"
+	"slices"
+	"time"
+
+	"google.golang.org/protobuf/proto"
+
+	"github.com/skeinmesh/skein/agent/part"
+	"github.com/skeinmesh/skein/agent/sites"
+	skeinv1 "github.com/skeinmesh/skein/api/skein/v1"
+	"github.com/skeinmesh/skein/identity"
+	"github.com/skeinmesh/skein/internal/addr"
+)
+
+const (
+	electionRests = 2 * time.Second  // so long an election gives the same until the record says so
+	sessionsBy    = 10 * time.Second // by then a leader says so, also while it does not reach the leaders of another site
+)
+
+// siteState is what the loop remembers of sites.
+type siteState struct {
+	leaders sites.Memory // that acted
+	peers   sites.Memory
+	term    termClock
+	timer   *time.Timer // looks again
+	settled *skeinv1.NodeSettings
+}
+
+// termClock damps the term that the record names.
+type termClock struct {
+	term   uint64 // that the record names
+	wanted uint64 // by the election, since
+	since  time.Time
+}
+
+// next takes what the election gives, and whether this host reaches the other sites' leaders. It returns how long until
+// it is to be asked again, 0: when something changes.
+func (c *termClock) next(wanted uint64, ready bool, now time.Time) time.Duration {
+	if wanted != c.wanted {
+		c.wanted, c.since = wanted, now
+	}
+	if c.term == c.wanted {
+		return 0
+	}
+	rest := electionRests
+	if c.term == 0 && !ready { // it begins to lead
+		rest = sessionsBy
+	}
+	if wait := rest - now.Sub(c.since); wait > 0 {
+		return min(wait, electionRests) // readiness comes without news
+	}
+	c.term = c.wanted
+	return 0
+}
+
+// planSites makes the plan by which this host takes part in the sites' mesh.
+func (a *Agent) planSites(now time.Time) {
+	st, s := a.loop.state, &a.loop.sites
+	if st == nil || a.self() == nil {
+		return
+	}
+	records := map[identity.ID]*skeinv1.Record{}
+	for id, e := range a.gossip.Records() {
+		records[id] = e.Record
+	}
+	if records[a.id] == nil { // not published yet
+		records[a.id] = a.claimed()
+	}
+	in := sites.Input{Self: a.id, Settings: st.Settings(), Nodes: st.Nodes(), Records: records, Alive: a.gossip.Alive}
+	if sites.InUse(in.Settings) {
+		in.Recent, in.Peered, in.Led = s.leaders.Recent(now), s.peers.Recent(now), s.leaders.Within(a.id, sites.ForwardOn, now)
+	}
+	p := sites.Make(in)
+	s.leaders.Note(p.Acting(), now)
+	s.peers.Note(p.Peering(), now)
+	a.sitePlan.Store(p)
+	wait := time.Duration(0)
+	if p.Full || p.Topology(p.Site) == sites.Full {
+		s.term = termClock{}
+	} else {
+		wait = s.term.next(p.Term, a.reachesLeaders(p), now)
+	}
+	for _, m := range []*sites.Memory{&s.leaders, &s.peers} {
+		if at := m.Expires(); !p.Full && !at.IsZero() && at.After(now) {
+			wait = min(cmp.Or(wait, sites.Linger), at.Sub(now))
+		}
+	}
+	if wait > 0 {
+		if s.timer == nil {
+			s.timer = time.AfterFunc(wait, a.wakeUp)
+		} else {
+			s.timer.Reset(wait)
+		}
+	}
+	a.warnOfSites(p, records[a.id])
+}
+
+// reachesLeaders reports whether this host has a path to a leader of each other site that has one alive.
+func (a *Agent) reachesLeaders(p *sites.Plan) bool {
+	paths := a.currentPaths()
+	for site, leaders := range p.Leaders {
+		alive := slices.DeleteFunc(slices.Clone(leaders), func(l sites.Leader) bool { return !a.gossip.Alive(l.ID) })
+		if site != p.Site && len(alive) > 0 && !slices.ContainsFunc(alive, func(l sites.Leader) bool { return paths[l.ID].Alive }) {
+			return false
+		}
+	}
+	return true
+}
+
+// Subjects of problems about sites.
+const (
+	subjectLeader     = "site leader"
+	subjectInternalIP = "internal IP"
+)
+
+// warnOfSites tells of what this host is asked for and cannot do well.
+func (a *Agent) warnOfSites(p *sites.Plan, own *skeinv1.Record) {
+	set := a.self().GetSettings()
+	message, advice := "", ""
+	wishes := set.GetLeader() == "yes" || set.GetLeader() != "no" && own.GetLeaderWish()
+	if wishes && p.Topology(p.Site) == sites.Site && a.netcheck.Load() != nil && a.host().ForceEndpoint == "" && !sites.Reachable(own) {
+		message = fmt.Sprintf("this node shall lead %s, and no endpoint of it is known that other sites can send to first", siteText(p.Site))
+		advice = fmt.Sprintf("forward UDP port %d to this host and name the address with `skein node set %s --force-endpoint HOST:PORT`, or let a node with a public address lead; "+
+			"until then other sites' leaders reach it as they reach any node behind its NAT, perhaps by relay", a.cfg.Ports.WireGuard, a.self().GetName())
+	}
+	a.report(subjectLeader, warning, message, advice)
+	message, advice = "", ""
+	if ip := a.host().InternalIP; ip.IsValid() && addr.Public(ip) {
+		message = fmt.Sprintf("%s is a public address, and nodes of this site would use it as one inside of the site", ip)
+		advice = "name the host's address in the site's own network, or none; a public one belongs into forceEndpoint"
+	}
+	a.report(subjectInternalIP, warning, message, advice)
+}
+
+func siteText(site string) string {
+	if site == "" {
+		return "the default site"
+	}
+	return fmt.Sprintf("site %q", site)
+}
+
+// leads is what a node is in its site: leader, reserve, or elected, before it acts; empty: nothing.
+func leads(p *sites.Plan, id identity.ID) string {
+	if p == nil {
+		return ""
+	}
+	site, _ := p.SiteOf(id)
+	for _, l := range p.Leaders[site] {
+		switch {
+		case l.ID != id:
+		case !l.Acting:
+			return "elected"
+		case l.Reserve:
+			return "reserve"
+		default:
+			return "leader"
+		}
+	}
+	return ""
+}
+
+// setByLog lays what the log says of this node over what its configuration and its parts say.
+func setByLog(h *part.Wishes, s *skeinv1.NodeSettings) {
+	if s.GetSiteSet() {
+		h.Site = s.GetSite()
+	}
+	switch s.GetLeader() {
+	case "yes":
+		h.Leader = true
+	case "no":
+		h.Leader = false
+	}
+	if ip, err := netip.ParseAddr(s.GetInternalIp()); err == nil {
+		h.InternalIP = ip
+	}
+	h.ForceEndpoint = cmp.Or(s.GetForceEndpoint(), h.ForceEndpoint)
+	h.PersistentKeepalive = cmp.Or(s.GetPersistentKeepalive(), h.PersistentKeepalive)
+}
+
+// followSettings applies what the log says of this node, when that has changed.
+func (a *Agent) followSettings() {
+	set := a.self().GetSettings()
+	if proto.Equal(set, a.loop.sites.settled) {
+		return
+	}
+	a.loop.sites.settled = set
+	a.applyHost()
+}

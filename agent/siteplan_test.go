@@ -1,0 +1,151 @@
+package agent
+
+import (
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/skeinmesh/skein/agent/part"
+	"github.com/skeinmesh/skein/agent/sites"
+	skeinv1 "github.com/skeinmesh/skein/api/skein/v1"
+	"github.com/skeinmesh/skein/gossip"
+	"github.com/skeinmesh/skein/gossip/candidate"
+	"github.com/skeinmesh/skein/internal/simtime"
+	"github.com/skeinmesh/skein/relay"
+)
+
+// What the log says of a node comes before its configuration, and that before what a part wishes.
+func TestLogComesFirst(t *testing.T) {
+	h := newHost(t, "a")
+	w := newWorld(t, h)
+	a := newTestAgent(h, w.state)
+	a.replica = newReplica(t, w)
+	a.cfg.Leader, a.cfg.PersistentKeepalive = true, 20
+	a.wishes.Store(&part.Wishes{Site: "by-label", ForceEndpoint: "wish.example:1", PersistentKeepalive: 9})
+	if own := a.host(); own.Site != "by-label" || !own.Leader || own.ForceEndpoint != "wish.example:1" || own.PersistentKeepalive != 20 {
+		t.Errorf("without the log: %+v", own)
+	}
+	a.cfg.Site = "by-file"
+	if own := a.host(); own.Site != "by-file" {
+		t.Errorf("the configuration's site is not taken: %+v", own)
+	}
+	own := a.host()
+	setByLog(&own, &skeinv1.NodeSettings{SiteSet: true, Leader: "no", ForceEndpoint: "edge.example:51820", InternalIp: "10.0.0.7", PersistentKeepalive: 30})
+	if own.Site != "" || own.Leader || own.ForceEndpoint != "edge.example:51820" || own.InternalIP.String() != "10.0.0.7" || own.PersistentKeepalive != 30 {
+		t.Errorf("with the log: %+v", own)
+	}
+}
+
+// A term is in the record once the election has given it for two seconds, and the other sites' leaders are reached, or
+// are not for ten.
+func TestTermIsDamped(t *testing.T) {
+	var c termClock
+	start := time.Unix(1000, 0)
+	for _, step := range []struct {
+		after  time.Duration
+		wanted uint64
+		ready  bool
+		term   uint64
+		again  bool
+	}{
+		{0, 1, true, 0, true},
+		{time.Second, 0, true, 0, false}, // a view that was not complete
+		{2 * time.Second, 1, false, 0, true},
+		{11 * time.Second, 1, false, 0, true},
+		{11*time.Second + time.Millisecond, 1, true, 1, false},
+		{20 * time.Second, 2, false, 1, true},
+		{22 * time.Second, 2, false, 2, false},
+		{30 * time.Second, 0, true, 2, true},
+		{31 * time.Second, 2, true, 2, false},
+		{40 * time.Second, 0, true, 2, true},
+		{42 * time.Second, 0, true, 0, false},
+		{50 * time.Second, 3, false, 0, true},
+		{60 * time.Second, 3, false, 3, false}, // it never got ready
+	} {
+		again := c.next(step.wanted, step.ready, start.Add(step.after))
+		if c.term != step.term || again > 0 != step.again || again > electionRests {
+			t.Errorf("after %s: term %d, again in %s; want %d, %t", step.after, c.term, again, step.term, step.again)
+		}
+	}
+}
+
+func TestSitesArePlanned(t *testing.T) {
+	h, near, far := newHost(t, "a"), newHost(t, "near"), newHost(t, "far")
+	w := newWorld(t, h, near, far)
+	settings := func(topology string) {
+		w.must(&skeinv1.Command{Body: &skeinv1.Command_ChangeSettings{ChangeSettings: &skeinv1.ChangeSettings{
+			Settings: &skeinv1.Settings{Topology: topology}, Fields: []string{"topology"}}}})
+	}
+	replica := newReplica(t, w)
+	simtime.Test(t, func(t *testing.T) {
+		a := newTestAgent(h, w.state)
+		a.cfg.Site, a.cfg.Leader = "dc", true
+		a.replica, a.loop.state = replica, w.state
+		a.pool = relay.NewPool(relay.PoolConfig{Self: a.id, Key: h.key, Log: quiet()})
+		defer a.pool.Close()
+		none := nowhere{make(chan struct{})}
+		var err error
+		a.gossip, err = gossip.Start(gossip.Config{
+			Self: a.id, Key: h.key, Roster: a.roster, Transport: none, Streams: none, Packets: make(chan gossip.Packet),
+			Keys: w.state.GossipKeys(), Log: quiet(), Epoch: 1,
+		})
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer a.gossip.Close()
+		for _, other := range []*host{&near, &far} {
+			r := &skeinv1.Record{NodeId: other.key.ID().String(), Epoch: 1, Seq: 1, Site: map[*host]string{&near: "dc", &far: "home"}[other]}
+			signed, err := gossip.Sign(other.key, r)
+			if err != nil {
+				t.Fatal(err)
+			}
+			if _, errs := a.gossip.Merge([]*skeinv1.SignedRecord{signed}); len(errs) > 0 {
+				t.Fatal(errs)
+			}
+		}
+		look := func() *sites.Plan {
+			t.Helper()
+			a.loop.state = w.state
+			a.planSites(time.Now())
+			a.publish()
+			return a.sitePlan.Load()
+		}
+		says := func() uint64 { return a.gossip.Records()[a.id].Record.GetLeads() }
+		problem := func() string {
+			for _, p := range a.problems.list() {
+				if p.GetSubject() == subjectLeader {
+					return p.GetMessage()
+				}
+			}
+			return ""
+		}
+		if p := look(); !p.Full || says() != 0 || leads(p, a.id) != "" {
+			t.Errorf("without the topology: %+v", p)
+		}
+		settings("site")
+		a.netcheck.Store(&candidate.Result{NATReport: candidate.NATReport{NAT: skeinv1.NatType_NAT_TYPE_SYMMETRIC}})
+		p := look()
+		if p.Full || !p.Elected || says() != 0 {
+			t.Fatalf("with it: %+v, the record says %d", p, says())
+		}
+		if got := leads(p, a.id); got != "leader" {
+			t.Errorf("the only one that was elected is %q", got)
+		}
+		if m := problem(); !strings.Contains(m, `shall lead site "dc", and no endpoint of it is known`) {
+			t.Errorf("a leader that nobody can reach: %q", m)
+		}
+		time.Sleep(electionRests)
+		if look(); says() != 1 {
+			t.Errorf("after two seconds the record says %d", says())
+		}
+		a.cfg.ForceEndpoint = "198.18.0.1:51820"
+		if look(); problem() != "" {
+			t.Error("the complaint stays after an endpoint was named")
+		}
+		settings("full")
+		time.Sleep(time.Second) // a record's changes take turns
+		if look(); says() != 0 || !a.sitePlan.Load().Peer(far.key.ID()) {
+			t.Errorf("without the topology again the record says %d", says())
+		}
+	})
+}
