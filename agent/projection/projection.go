@@ -31,6 +31,8 @@ type Input struct {
 	// too, until a handshake, and a keepalive makes one at once.
 	Knock map[identity.ID]bool
 	Host  Host
+	// Reach is how members are reached that are no peers.
+	Reach Reach
 	// PortRewrites lead WireGuard's packets for some peers through ports that birthday probing has opened.
 	PortRewrites []dataplane.PortRewrite
 	// Pods are the ways to this host's pods.
@@ -101,6 +103,7 @@ func Project(in Input) (dataplane.Spec, []Refusal) {
 	overlays := Overlays(in.State.Cluster())
 	var refused []Refusal
 	endpoints := endpointsByNode(in.State, in.Lingering)
+	addresses, own := make(map[identity.ID][]netip.Prefix, len(nodes)), []netip.Prefix(nil)
 	granted := newPrefixes(slices.Concat(overlays, Pools(in.State), podCIDRs(nodes)))
 	for _, n := range nodes {
 		id, err := identity.ParseID(n.GetId())
@@ -111,6 +114,7 @@ func Project(in Input) (dataplane.Spec, []Refusal) {
 		if id == in.Self {
 			spec.Link.Addresses = ownAddresses(n, overlays)
 			spec.Pods.Blocks, spec.Pods.Routes = blocksOf(in.State, n.GetId()), slices.SortedFunc(slices.Values(in.Pods), comparePodRoutes)
+			own = slices.Concat(overlayOf(n), spec.Pods.Blocks, endpoints[n.GetId()], podCIDRsOf(n), in.ownNodeAddresses())
 			continue
 		}
 		peer, err := in.peer(id, n)
@@ -118,13 +122,14 @@ func Project(in Input) (dataplane.Spec, []Refusal) {
 			refused = append(refused, Refusal{Peer: id, Reason: err.Error()})
 			continue
 		}
+		mtu := in.mtu(id, spec.Link.MTU)
 		for _, b := range slices.Concat(blocksOf(in.State, n.GetId()), endpoints[n.GetId()], podCIDRsOf(n)) {
 			if err := in.Host.mayLead(b); err != nil {
 				refused = append(refused, Refusal{Peer: id, Reason: err.Error(), Block: b})
 				continue
 			}
 			peer.AllowedIPs = append(peer.AllowedIPs, b)
-			spec.Pods.Remote = append(spec.Pods.Remote, dataplane.Narrow{Prefix: b, MTU: narrower(in.Endpoints[id].MTU, spec.Link.MTU)})
+			spec.Pods.Remote = append(spec.Pods.Remote, dataplane.Narrow{Prefix: b, MTU: mtu})
 		}
 		if in.Host.RouteNodeAddresses {
 			for _, a := range in.Records[id].GetNodeAddresses() {
@@ -137,15 +142,20 @@ func Project(in Input) (dataplane.Spec, []Refusal) {
 			}
 		}
 		slices.SortFunc(peer.AllowedIPs, netip.Prefix.Compare)
-		spec.WireGuard.Peers[dataplane.Key(n.GetWireguardKey())] = peer
-		if mtu := narrower(in.Endpoints[id].MTU, spec.Link.MTU); mtu > 0 {
+		addresses[id] = peer.AllowedIPs
+		if in.Reach.peer(id) {
+			spec.WireGuard.Peers[dataplane.Key(n.GetWireguardKey())] = peer
+		}
+		if mtu > 0 {
 			for _, p := range peer.AllowedIPs {
 				spec.Link.Narrow = append(spec.Link.Narrow, dataplane.Narrow{Prefix: p, MTU: mtu})
 			}
 		}
 		spec.Targets = append(spec.Targets, peer.AllowedIPs...)
 	}
-	spec.Pods.Refused, spec.Pods.Forward = endpoints[""], in.Gateway
+	hops, unpassed := in.hops(own, addresses)
+	spec.Hops, refused = hops, append(refused, unpassed...)
+	spec.Pods.Refused, spec.Pods.Forward = endpoints[""], in.Gateway || in.Reach.passes()
 	spec.Pods.Pools, spec.Pods.Elsewhere = poolsOf(in.State, in.Host.Connected)
 	for _, e := range in.State.Egresses() {
 		spec.Pods.Gateways = append(spec.Pods.Gateways, egressns.HostLink(e.GetNamespace()+"/"+e.GetName()))
@@ -183,15 +193,11 @@ func (in *Input) peer(id identity.ID, n *skeinv1.Node) (dataplane.Peer, error) {
 		peer.Keepalive = in.Host.Keepalive
 	}
 	for _, text := range []string{n.GetIpv4(), n.GetIpv6()} {
-		if text == "" {
-			continue
-		}
-		a, err := netip.ParseAddr(text)
-		if err != nil {
+		if _, err := netip.ParseAddr(text); text != "" && err != nil {
 			return dataplane.Peer{}, fmt.Errorf("overlay address %q: %w", text, err)
 		}
-		peer.AllowedIPs = append(peer.AllowedIPs, netip.PrefixFrom(a, a.BitLen()))
 	}
+	peer.AllowedIPs = overlayOf(n)
 	psk, err := in.Keys.of(in.State.Cluster().GetPskSeed(), in.Self, id)
 	if err != nil {
 		return dataplane.Peer{}, err
@@ -206,6 +212,16 @@ func Overlays(c *skeinv1.Cluster) []netip.Prefix {
 	for _, text := range []string{c.GetOverlayIpv4(), c.GetOverlayIpv6()} {
 		if p, err := netip.ParsePrefix(text); err == nil {
 			out = append(out, p)
+		}
+	}
+	return out
+}
+
+// overlayOf are a node's overlay addresses, as prefixes.
+func overlayOf(n *skeinv1.Node) (out []netip.Prefix) {
+	for _, text := range []string{n.GetIpv4(), n.GetIpv6()} {
+		if a, err := netip.ParseAddr(text); err == nil {
+			out = append(out, netip.PrefixFrom(a, a.BitLen()))
 		}
 	}
 	return out

@@ -1,0 +1,126 @@
+package projection
+
+import (
+	"fmt"
+	"net/netip"
+	"slices"
+
+	"github.com/skeinmesh/skein/dataplane"
+	"github.com/skeinmesh/skein/identity"
+)
+
+// Reach is how this host reaches the other members where not each of them is its peer. The zero value: each one is.
+type Reach struct {
+	// Peers are the members that WireGuard has as peers; nil: all.
+	Peers map[identity.ID]bool
+	// Ways are to members whose packets this host does not, or not all, send as they are. A member that is neither here
+	// nor a peer is not reached: what is for it ends in the tunnel.
+	Ways map[identity.ID]Way
+	// Guards are who may bring packets of others.
+	Guards []Guard
+}
+
+// Way is how packets travel to a member.
+type Way struct {
+	Via identity.ID // a peer: the member itself, or the one that passes packets on
+	// Passed is set when the way is for packets alone that this host passes on for others.
+	Passed bool
+}
+
+// Guard lets a peer bring packets whose source is one of some members.
+type Guard struct {
+	From identity.ID
+	Of   []identity.ID
+}
+
+func (r *Reach) peer(id identity.ID) bool { return r.Peers == nil || r.Peers[id] }
+
+// used reports whether packets may travel by hops.
+func (r *Reach) used() bool { return len(r.Ways) > 0 || len(r.Guards) > 0 }
+
+// passes reports whether this host passes packets on between other members.
+func (r *Reach) passes() bool {
+	for _, w := range r.Ways {
+		if w.Passed {
+			return true
+		}
+	}
+	return false
+}
+
+// mtu is the largest packet for a member where the link's is too large; else 0.
+func (in *Input) mtu(id identity.ID, link int) int {
+	way, hops := in.Reach.Ways[id]
+	if !hops {
+		return narrower(in.Endpoints[id].MTU, link)
+	}
+	mtu := narrower(in.Endpoints[way.Via].MTU, link)
+	switch {
+	case mtu > 0:
+		return mtu - dataplane.HopOverhead
+	case way.Passed: // what is passed on has been made small enough where it began
+		return 0
+	}
+	return link - dataplane.HopOverhead
+}
+
+// hops are what the ways and guards come to, with the addresses that each member has.
+func (in *Input) hops(own []netip.Prefix, of map[identity.ID][]netip.Prefix) (h dataplane.Hops, refused []Refusal) {
+	if !in.Reach.used() {
+		return h, nil
+	}
+	h.Self = in.overlay4(in.Self)
+	if !h.Self.IsValid() {
+		return h, []Refusal{{Peer: in.Self, Reason: "this node has no overlay IPv4 address, which packets between sites travel under"}}
+	}
+	h.Own = merge(slices.Clone(own))
+	for id, way := range in.Reach.Ways {
+		via := in.overlay4(way.Via)
+		if !via.IsValid() {
+			refused = append(refused, Refusal{Peer: id, Reason: fmt.Sprintf("node %s, which passes packets on to it, has no overlay IPv4 address", way.Via)})
+			continue
+		}
+		for _, p := range of[id] {
+			h.Routes = append(h.Routes, dataplane.HopRoute{Prefix: p, Via: via, Last: way.Passed})
+		}
+	}
+	slices.SortFunc(h.Routes, dataplane.HopRoute.Compare)
+	h.Routes = slices.CompactFunc(h.Routes, func(a, b dataplane.HopRoute) bool { return a.Prefix == b.Prefix })
+	for _, g := range in.Reach.Guards {
+		from := in.overlay4(g.From)
+		if !from.IsValid() {
+			continue // it sends no packets of others either
+		}
+		guard := dataplane.HopGuard{From: from}
+		for _, id := range g.Of {
+			guard.Sources = append(guard.Sources, of[id]...)
+		}
+		guard.Sources = merge(guard.Sources)
+		h.Guards = append(h.Guards, guard)
+	}
+	slices.SortFunc(h.Guards, dataplane.HopGuard.Compare)
+	slices.SortFunc(refused, func(a, b Refusal) int { return slices.Compare(a.Peer[:], b.Peer[:]) })
+	return h, refused
+}
+
+// ownNodeAddresses are the networks of this host that others may route to it.
+func (in *Input) ownNodeAddresses() (out []netip.Prefix) {
+	if !in.Host.RouteNodeAddresses {
+		return nil
+	}
+	for _, text := range in.Records[in.Self].GetNodeAddresses() {
+		if p, err := netip.ParsePrefix(text); err == nil {
+			out = append(out, p.Masked())
+		}
+	}
+	return out
+}
+
+// overlay4 is a member's overlay IPv4 address; invalid: it has none.
+func (in *Input) overlay4(id identity.ID) netip.Addr {
+	a, err := netip.ParseAddr(in.State.Node(id).GetIpv4())
+	if err != nil {
+		return netip.Addr{}
+	}
+	return a
+}
