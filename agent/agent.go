@@ -179,7 +179,8 @@ type Agent struct {
 	spec      dataplane.Spec
 	published *skeinv1.Record
 
-	loop loopState // the loop's alone
+	loop  loopState // the loop's alone
+	reach atomic.Pointer[reach]
 }
 
 // Run starts the agent and returns when it was told to stop, or could not start, or cannot go on. An error that is ErrFinal says
@@ -240,6 +241,12 @@ func (a *Agent) wakeUp() {
 // session is the shorter way.
 func (a *Agent) tunnel(id identity.ID) control.Tunnel {
 	if a.paths == nil {
+		return control.Down
+	}
+	if via, ok := a.reach.Load().via(id); ok {
+		if a.alive(via) {
+			return control.Likely // nothing tells how the rest of the way is
+		}
 		return control.Down
 	}
 	return tunnelOver(a.paths.Paths()[id], a.lazy.Load(), func() bool { return len(a.pool.Links()) > 0 }, func() bool {

@@ -17,7 +17,7 @@ import (
 // projectionInput is all that a Spec follows from, with a given agreed state.
 func (a *Agent) projectionInput(st *events.State) projection.Input {
 	in := projection.Input{
-		Self: a.id, State: st, Records: map[identity.ID]*skeinv1.Record{}, Endpoints: map[identity.ID]projection.Endpoint{}, Knock: a.knock(),
+		Self: a.id, State: st, Endpoints: map[identity.ID]projection.Endpoint{}, Knock: a.knock(),
 		Complete: st.Index() > 0, Keys: &a.pairKeys, PortRewrites: a.rewrites.list(),
 		Host: projection.Host{
 			PrivateKey: a.wgKey, Link: a.cfg.Dataplane.Link, Port: int(a.cfg.Ports.WireGuard), ControlPort: int(a.cfg.Ports.Control), MTU: a.tunnelMTU(),
@@ -38,8 +38,9 @@ func (a *Agent) projectionInput(st *events.State) projection.Input {
 	case own.GetNatType() != skeinv1.NatType_NAT_TYPE_NONE:
 		in.Host.Keepalive = seconds(st.Settings().GetPersistentKeepaliveSeconds())
 	}
-	for id, e := range a.gossip.Records() {
-		in.Records[id] = e.Record
+	in.Records = a.recordsNow()
+	if r := a.reach.Load(); r != nil && !r.full {
+		in.Reach = projection.Reach{Peers: r.peers, Ways: r.ways, Guards: r.guards}
 	}
 	for id, p := range a.currentPaths() {
 		switch p.Kind {
@@ -54,6 +55,16 @@ func (a *Agent) projectionInput(st *events.State) projection.Input {
 		}
 	}
 	return in
+}
+
+// recordsNow are the newest records.
+func (a *Agent) recordsNow() map[identity.ID]*skeinv1.Record {
+	all := a.gossip.Records()
+	out := make(map[identity.ID]*skeinv1.Record, len(all))
+	for id, e := range all {
+		out[id] = e.Record
+	}
+	return out
 }
 
 // membersBefore are the peers in the state that a resuming agent finds on its disk.

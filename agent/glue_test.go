@@ -355,7 +355,7 @@ func TestDroppedPeerIsForgotten(t *testing.T) {
 	before := a.proxies.Endpoint(gone.key.ID())
 	havePaths(t, a, 2)
 
-	a.dropPeer(gone.key.ID())
+	a.dropMember(gone.key.ID())
 	ends := func(c net.Conn, within time.Duration) bool {
 		_ = c.SetReadDeadline(time.Now().Add(within))
 		_, err := io.Copy(io.Discard, c)

@@ -52,8 +52,9 @@ type downOrder struct {
 // loopState is what the loop remembers between two rounds. No other goroutine touches it.
 type loopState struct {
 	state      *events.State
-	members    map[identity.ID]identity.WireGuardKey
-	unprobed   map[identity.ID]member // members that the prober does not know yet
+	settled    *events.State                         // that the paths have the settings of
+	members    map[identity.ID]identity.WireGuardKey // WireGuard's peers
+	unprobed   map[identity.ID]member                // members that the prober does not know yet
 	records    map[identity.ID]*skeinv1.Record
 	relays     []relay.Relay
 	misfits    map[string]bool           // links of another CNI that status tells of
@@ -66,6 +67,7 @@ type loopState struct {
 	sites      siteState
 	roamed     roaming
 	unanswered unanswered
+	mesh       siteMesh
 	counted    bool // traffic has been read once
 }
 
@@ -296,11 +298,13 @@ func (a *Agent) sync(ctx context.Context) error {
 	if err := a.syncState(); err != nil {
 		return err
 	}
+	a.planSites(time.Now())
+	a.followPlan(time.Now())
+	a.syncPeers()
 	a.followMTU()
 	a.noteOtherCNI()
 	a.syncRecords()
 	a.noteSites()
-	a.planSites(time.Now())
 	a.pods.follow()
 	a.egresses.follow()
 	a.followAddresses(ctx)
@@ -333,24 +337,13 @@ func (a *Agent) syncState() error {
 	if r := st.Revoked(a.id); r != nil {
 		return a.revoked(r.GetReason())
 	}
+	before := a.roster.Members()
 	a.roster.update(st)
-	now := map[identity.ID]identity.WireGuardKey{}
-	for _, id := range a.roster.Members() {
-		m, _ := a.roster.get(id)
-		now[id] = m.wg
-		if known, ok := a.loop.members[id]; id != a.id && (!ok || known != m.wg) {
-			a.loop.unprobed[id] = m
-			if a.paths != nil && !ok {
-				a.paths.Expect(id)
-			}
+	for _, id := range before {
+		if _, ok := a.roster.get(id); !ok {
+			a.dropMember(id)
 		}
 	}
-	for id := range a.loop.members {
-		if _, ok := now[id]; !ok {
-			a.dropPeer(id)
-		}
-	}
-	a.loop.members = now
 	if old == nil || !proto.Equal(old.GossipKeys(), st.GossipKeys()) {
 		if err := a.gossip.SetKeys(st.GossipKeys()); err != nil {
 			a.report("gossip keys", failure, err.Error(), "")
@@ -360,21 +353,53 @@ func (a *Agent) syncState() error {
 	a.followServerRole()
 	a.followSettings()
 	a.noteState(st)
-	if a.paths != nil {
-		set := st.Settings()
-		s := path.Settings{
-			DirectRetry: seconds(set.GetDirectRetryIntervalSeconds()), Keepalive: seconds(set.GetPersistentKeepaliveSeconds()),
-			Exclude: projection.Overlays(st.Cluster()), MTU: a.linkMTU(),
-		}
-		if a.cfg.DirectRetryIntervalSeconds > 0 {
-			s.DirectRetry = seconds(a.cfg.DirectRetryIntervalSeconds)
-		}
-		s.Lazy = a.cfg.LazyPaths != "off" && len(now) >= lazyFrom
-		a.lazy.Store(s.Lazy)
-		a.guessSettings(set, &s)
-		a.paths.SetSettings(s)
-	}
 	return nil
+}
+
+// syncPeers has a path and a probe key for each of WireGuard's peers, and for nobody else.
+func (a *Agent) syncPeers() {
+	reach, now := a.reach.Load(), map[identity.ID]identity.WireGuardKey{}
+	for _, id := range a.roster.Members() {
+		if !reach.peer(id) && id != a.id {
+			continue
+		}
+		m, _ := a.roster.get(id)
+		now[id] = m.wg
+		if known, ok := a.loop.members[id]; id != a.id && (!ok || known != m.wg) {
+			a.loop.unprobed[id] = m
+			if a.paths != nil && !ok {
+				delete(a.loop.records, id) // the paths are to hear of it
+				a.paths.Expect(id)
+			}
+		}
+	}
+	for id := range a.loop.members {
+		if _, ok := now[id]; !ok {
+			a.dropPath(id)
+		}
+	}
+	lazy := a.cfg.LazyPaths != "off" && len(now) >= lazyFrom
+	a.loop.members = now
+	if a.paths != nil && (a.loop.settled != a.loop.state || a.lazy.Swap(lazy) != lazy) {
+		a.loop.settled = a.loop.state
+		a.lazy.Store(lazy)
+		a.pathSettings(lazy)
+	}
+}
+
+// pathSettings tells the paths how the mesh and this host want them.
+func (a *Agent) pathSettings(lazy bool) {
+	st := a.loop.state
+	set := st.Settings()
+	s := path.Settings{
+		DirectRetry: seconds(set.GetDirectRetryIntervalSeconds()), Keepalive: seconds(set.GetPersistentKeepaliveSeconds()),
+		Exclude: projection.Overlays(st.Cluster()), MTU: a.linkMTU(), Lazy: lazy,
+	}
+	if a.cfg.DirectRetryIntervalSeconds > 0 {
+		s.DirectRetry = seconds(a.cfg.DirectRetryIntervalSeconds)
+	}
+	a.guessSettings(set, &s)
+	a.paths.SetSettings(s)
 }
 
 func (a *Agent) revoked(reason string) error {
@@ -398,7 +423,8 @@ func (a *Agent) answerProbes() {
 	}
 }
 
-func (a *Agent) dropPeer(id identity.ID) {
+// dropPath forgets the way to a node that is no peer any more.
+func (a *Agent) dropPath(id identity.ID) {
 	delete(a.loop.records, id)
 	delete(a.loop.unprobed, id)
 	if a.prober != nil {
@@ -406,6 +432,11 @@ func (a *Agent) dropPeer(id identity.ID) {
 		a.paths.RemovePeer(id)
 	}
 	a.proxies.Remove(id)
+}
+
+// dropMember forgets a node that has left the mesh.
+func (a *Agent) dropMember(id identity.ID) {
+	a.dropPath(id)
 	a.pool.Forget(id)
 	if a.relay != nil {
 		a.relay.Kick(id)
@@ -450,7 +481,7 @@ func (a *Agent) syncRecords() {
 		}
 		a.pool.SetPeerLinks(id, links)
 		a.checkHash(id, r)
-		if a.paths != nil && r.GetRole() != roleRelay {
+		if a.paths != nil && r.GetRole() != roleRelay && a.reach.Load().peer(id) {
 			a.paths.SetPeer(id, r)
 		}
 	}

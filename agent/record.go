@@ -63,7 +63,7 @@ func (a *Agent) publish() {
 	old := a.ownRecord()
 	next := a.observed()
 	c := &a.loop.own
-	crowd := unhurried(len(a.loop.members))
+	crowd := unhurried(len(a.roster.Members()))
 	late := a.lag.Late(now) > lateForLinks
 	c.keepLinks(next, old, late, now)
 	// A process that wakes late has measured itself.
@@ -89,7 +89,7 @@ func (a *Agent) publish() {
 	if proto.Equal(old, next) {
 		return
 	}
-	if wait := c.turn(now, len(a.loop.members)); wait > 0 {
+	if wait := c.turn(now, len(a.roster.Members())); wait > 0 {
 		c.wake(wait, a.wakeUp)
 		return
 	}

@@ -93,14 +93,15 @@ func (a *Agent) serverStatus(v *skeinv1.Server, leader string) *skeinv1.ServerSt
 	return r
 }
 
-// tunnelPeers counts the members that this node has a tunnel to: not those that only relay.
+// tunnelPeers counts the members that this node has a tunnel to: not those that only relay, or that others pass packets
+// on to.
 func (a *Agent) tunnelPeers() (n uint32) {
 	if a.relayOnly() {
 		return 0
 	}
 	records := a.gossip.Records()
 	for _, id := range a.roster.Members() {
-		if id != a.id && records[id].Record.GetRole() != roleRelay {
+		if id != a.id && records[id].Record.GetRole() != roleRelay && a.reach.Load().peer(id) {
 			n++
 		}
 	}
@@ -141,7 +142,7 @@ func (a *Agent) nodeView(n *skeinv1.Node, records map[identity.ID]gossip.Entry, 
 	v.Role = string(a.replica.State().Role(n.GetId()))
 	leader, ok := a.leader()
 	v.Leader = ok && leader == id
-	v.Path = transport(paths[id])
+	v.Path = a.transport(id, paths)
 	if v.Record.GetRole() == roleRelay {
 		v.Path = "none"
 	}
@@ -158,6 +159,18 @@ func transport(p path.Path) string {
 		return "direct"
 	case p.Kind == path.Relay && p.Alive:
 		return "relay"
+	}
+	return "down"
+}
+
+// transport is how a member is reached in one word.
+func (a *Agent) transport(id identity.ID, paths map[identity.ID]path.Path) string {
+	via, hop := a.reach.Load().via(id)
+	if !hop {
+		return transport(paths[id])
+	}
+	if paths[via].Alive {
+		return "hop"
 	}
 	return "down"
 }
@@ -180,7 +193,7 @@ func (s api) Peers(context.Context, *skeinv1.PeersRequest) (*skeinv1.PeersRespon
 		}
 		v := a.peerView(n, id, records[id].Record, paths[id])
 		r.Peers = append(r.Peers, v)
-		r.PeerTransports[v.GetName()] = transport(paths[id])
+		r.PeerTransports[v.GetName()] = a.transport(id, paths)
 	}
 	slices.SortFunc(r.Peers, func(x, y *skeinv1.PeerView) int { return strings.Compare(x.GetName(), y.GetName()) })
 	return r, nil
@@ -206,6 +219,7 @@ func (a *Agent) peerView(n *skeinv1.Node, id identity.ID, record *skeinv1.Record
 			v.Endpoint, v.Detail = p.Endpoint.String(), "udp"
 		}
 	}
+	a.hopView(v, id)
 	if len(n.GetWireguardKey()) != len(dataplane.Key{}) {
 		return v
 	}
@@ -224,6 +238,24 @@ func (a *Agent) peerView(n *skeinv1.Node, id identity.ID, record *skeinv1.Record
 		v.AllowedIps = append(v.AllowedIps, p.String())
 	}
 	return v
+}
+
+// hopView tells of a member that is no peer which one passes packets on to it.
+func (a *Agent) hopView(v *skeinv1.PeerView, id identity.ID) {
+	r := a.reach.Load()
+	via, hop := r.via(id)
+	switch {
+	case hop:
+		p := a.currentPaths()[via]
+		v.Path, v.Detail, v.Relay, v.RelayName, v.Endpoint, v.Alive = "hop", "site", via.String(), a.roster.Name(via), "", p.Alive
+		v.RttNanos, v.Rule = 0, "site-leader"
+		v.Reason = fmt.Sprintf("Another site: %s passes packets on.", v.GetRelayName())
+		if !p.Alive {
+			v.Reason = fmt.Sprintf("Another site: %s would pass packets on, and is not reached itself. %s", v.GetRelayName(), p.Reason)
+		}
+	case !r.peer(id):
+		v.Rule, v.Reason = "no-leader", "Another site, and no node is known that passes packets on to it."
+	}
 }
 
 func (s api) Netcheck(ctx context.Context, r *skeinv1.NetcheckRequest) (*skeinv1.NetcheckResponse, error) {
@@ -291,6 +323,11 @@ func (s api) ExplainPeer(_ context.Context, r *skeinv1.ExplainPeerRequest) (*ske
 	}
 	e, ok := a.paths.Explain(id)
 	out.Peer = a.peerView(n, id, record, e.Path)
+	if out.Peer.GetRule() == "site-leader" || out.Peer.GetRule() == "no-leader" {
+		out.Decided = out.Peer.GetReason()
+		out.WouldChange = []string{"another node leads this site or that one", "the topology or a node's site is set to another (skein settings, skein node set)"}
+		return out, nil
+	}
 	if !ok {
 		out.Decided = "nothing: no record of this node has arrived yet, so nobody knows how to reach it"
 		out.WouldChange = []string{"the node comes up and gossip brings its record"}

@@ -248,6 +248,23 @@ func (p *Plan) Topology(site string) string {
 	return Full
 }
 
+// Delivers reports whether others may send to other nodes through this host.
+func (p *Plan) Delivers() bool { return p.delivers }
+
+// SameTopology reports whether two plans of a host have it at one site, and each site that both know speaks for itself
+// the same way.
+func (p *Plan) SameTopology(o *Plan) bool {
+	if p.Full != o.Full || p.Site != o.Site {
+		return false
+	}
+	for site, t := range p.topology {
+		if u, ok := o.topology[site]; ok && u != t {
+			return false
+		}
+	}
+	return true
+}
+
 // Acting are the nodes that act as leaders, of all sites; they are to be noted for Input.Recent.
 func (p *Plan) Acting() iter.Seq[identity.ID] {
 	return func(yield func(identity.ID) bool) {

@@ -816,9 +816,9 @@ type PeerView struct {
 	Name          string                 `protobuf:"bytes,2,opt,name=name,proto3" json:"name,omitempty"`
 	Ipv4          string                 `protobuf:"bytes,3,opt,name=ipv4,proto3" json:"ipv4,omitempty"`
 	Ipv6          string                 `protobuf:"bytes,4,opt,name=ipv6,proto3" json:"ipv6,omitempty"`
-	Path          string                 `protobuf:"bytes,5,opt,name=path,proto3" json:"path,omitempty"`         // direct | relay | none
+	Path          string                 `protobuf:"bytes,5,opt,name=path,proto3" json:"path,omitempty"`         // direct | relay | hop (another site, by way of a leader) | none
 	Endpoint      string                 `protobuf:"bytes,6,opt,name=endpoint,proto3" json:"endpoint,omitempty"` // for direct, and for relay with detail udp
-	Relay         string                 `protobuf:"bytes,7,opt,name=relay,proto3" json:"relay,omitempty"`       // node ID, for relay
+	Relay         string                 `protobuf:"bytes,7,opt,name=relay,proto3" json:"relay,omitempty"`       // node ID, for relay; for hop: of the node that passes packets on
 	RelayName     string                 `protobuf:"bytes,8,opt,name=relay_name,json=relayName,proto3" json:"relay_name,omitempty"`
 	RttNanos      int64                  `protobuf:"varint,9,opt,name=rtt_nanos,json=rttNanos,proto3" json:"rtt_nanos,omitempty"` // of the current path
 	NatType       NatType                `protobuf:"varint,10,opt,name=nat_type,json=natType,proto3,enum=skein.v1.NatType" json:"nat_type,omitempty"`

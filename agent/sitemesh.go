@@ -1,0 +1,157 @@
+package agent
+
+import (
+	"maps"
+	"slices"
+	"time"
+
+	"github.com/skeinmesh/skein/agent/path"
+	"github.com/skeinmesh/skein/agent/projection"
+	"github.com/skeinmesh/skein/agent/sites"
+	"github.com/skeinmesh/skein/identity"
+)
+
+const (
+	// switchAfter is how long packets go on as before when the topology has changed: by then every host that the log
+	// reaches takes them by the new ways too.
+	switchAfter = 3 * time.Second
+	// shunFor is how long a node is not asked to pass packets on after the direct path to it has died, though a relay
+	// may reach it.
+	shunFor = 10 * time.Second
+)
+
+// siteMesh is how this host follows its plans. It belongs to the agent's loop.
+type siteMesh struct {
+	plan     *sites.Plan // nil: none was made yet
+	before   *sites.Plan // the plan before the topology changed last, for sites.Linger; else nil
+	switched time.Time
+	timer    *time.Timer // looks again
+}
+
+// reach is how the other members are reached, as the newest round of the loop has it. It is not changed.
+type reach struct {
+	full  bool // every member is a peer
+	peers map[identity.ID]bool
+	ways  map[identity.ID]projection.Way
+	// guards are who may bring packets of whom.
+	guards []projection.Guard
+}
+
+// via is the peer that passes packets on to a member; false: the member is a peer itself, or nobody does.
+func (r *reach) via(id identity.ID) (identity.ID, bool) {
+	if r == nil || r.full {
+		return identity.ID{}, false
+	}
+	w, ok := r.ways[id]
+	return w.Via, ok && !w.Passed
+}
+
+// peer reports whether a member is a peer.
+func (r *reach) peer(id identity.ID) bool { return r == nil || r.full || r.peers[id] }
+
+// followPlan has the newest plan decide who is a peer, and how the others are reached.
+func (a *Agent) followPlan(now time.Time) {
+	m, p := &a.loop.mesh, a.sitePlan.Load()
+	if p == nil {
+		return
+	}
+	m.follow(p, now)
+	if p.Full && m.before == nil {
+		if r := a.reach.Load(); r == nil || !r.full {
+			a.reach.Store(&reach{full: true})
+		}
+		return
+	}
+	a.reach.Store(m.reach(a.roster.Members(), a.currentPaths(), now))
+	m.wake(now, a.wakeUp)
+}
+
+// follow takes a new plan.
+func (m *siteMesh) follow(p *sites.Plan, now time.Time) {
+	if m.plan != nil && !m.plan.SameTopology(p) {
+		m.before, m.switched = m.plan, now
+	}
+	if m.before != nil && now.Sub(m.switched) >= sites.Linger {
+		m.before = nil
+	}
+	m.plan = p
+}
+
+// reach is the plan, with what is left of the one before it.
+func (m *siteMesh) reach(members []identity.ID, paths map[identity.ID]path.Path, now time.Time) *reach {
+	r := &reach{peers: map[identity.ID]bool{}, ways: map[identity.ID]projection.Way{}, guards: m.guards(members)}
+	dead := func(id identity.ID) bool {
+		p := paths[id]
+		return !p.Alive || p.Kind == path.Relay && p.Rule == path.RuleDirectDead && now.Sub(p.Since) < shunFor
+	}
+	for _, id := range members {
+		if id == m.plan.Self {
+			continue
+		}
+		if m.plan.Peer(id) {
+			r.peers[id] = true
+		}
+		w, ok := m.plan.Way(id, dead)
+		if m.before != nil {
+			last, had := m.before.Way(id, dead)
+			switch {
+			case !had:
+			case now.Sub(m.switched) < switchAfter,
+				ok && !w.Hop && last.Hop && !paths[id].Alive: // the direct path is not there yet
+				w.Via, w.Hop, ok = last.Via, last.Hop, true
+				w.Deliver = !w.Hop && m.plan.Delivers()
+			}
+		}
+		switch {
+		case !ok:
+		case w.Hop:
+			r.ways[id] = projection.Way{Via: w.Via}
+		case w.Deliver:
+			r.ways[id] = projection.Way{Via: id, Passed: true}
+		}
+	}
+	return r
+}
+
+// guards are who may bring packets of whom, by the plan and by the one before it.
+func (m *siteMesh) guards(members []identity.ID) (out []projection.Guard) {
+	of := map[identity.ID]map[identity.ID]bool{}
+	for _, p := range []*sites.Plan{m.plan, m.before} {
+		if p == nil {
+			continue
+		}
+		for _, g := range p.Guards {
+			set := of[g.From]
+			if set == nil {
+				set = map[identity.ID]bool{}
+				of[g.From] = set
+			}
+			from, _ := p.SiteOf(g.From)
+			for _, id := range members {
+				site, known := p.SiteOf(id)
+				if id != p.Self && (g.Own && id == g.From || known && (g.Site && site == from || g.Foreign && site != p.Site)) {
+					set[id] = true
+				}
+			}
+		}
+	}
+	for from, set := range of {
+		out = append(out, projection.Guard{From: from, Of: slices.Collect(maps.Keys(set))})
+	}
+	return out
+}
+
+// wake has the loop look again when what is left of the plan before ends.
+func (m *siteMesh) wake(now time.Time, wake func()) {
+	if m.timer != nil {
+		m.timer.Stop()
+	}
+	if m.before == nil {
+		return
+	}
+	next := m.switched.Add(sites.Linger)
+	if at := m.switched.Add(switchAfter); at.After(now) {
+		next = at
+	}
+	m.timer = time.AfterFunc(next.Sub(now), wake)
+}

@@ -1,0 +1,196 @@
+package agent
+
+import (
+	"fmt"
+	"slices"
+	"testing"
+	"time"
+
+	"github.com/skeinmesh/skein/agent/path"
+	"github.com/skeinmesh/skein/agent/projection"
+	"github.com/skeinmesh/skein/agent/sites"
+	skeinv1 "github.com/skeinmesh/skein/api/skein/v1"
+	"github.com/skeinmesh/skein/identity"
+)
+
+// meshOf is host a1's part in a mesh of sites a and b, of three nodes each, of which the first two lead.
+type meshOf struct {
+	t              *testing.T
+	m              siteMesh
+	leaders, peers sites.Memory
+	ids            map[string]identity.ID
+	all            []identity.ID
+	paths          map[identity.ID]path.Path
+	now            time.Time
+}
+
+func newMeshOf(t *testing.T) *meshOf {
+	w := &meshOf{t: t, ids: map[string]identity.ID{}, paths: map[identity.ID]path.Path{}, now: time.Unix(1e9, 0)}
+	for i, name := range []string{"a1", "a2", "a3", "b1", "b2", "b3"} {
+		w.ids[name] = identity.ID{byte(i + 1)}
+		w.all = append(w.all, w.ids[name])
+		w.paths[w.ids[name]] = path.Path{Kind: path.Direct, Alive: true, Since: w.now}
+	}
+	return w
+}
+
+// plan plans anew as the settings are now, for one of the nodes.
+func (w *meshOf) plan(self, topology string) *reach {
+	in := sites.Input{Self: w.ids[self], Settings: &skeinv1.Settings{Topology: topology}, Alive: func(identity.ID) bool { return true },
+		Records: map[identity.ID]*skeinv1.Record{}, Recent: w.leaders.Recent(w.now), Peered: w.peers.Recent(w.now)}
+	for name, id := range w.ids {
+		in.Nodes = append(in.Nodes, &skeinv1.Node{Id: id.String(), Name: name})
+		r := &skeinv1.Record{Site: name[:1], LeaderWish: name[1] != '3'}
+		if r.LeaderWish {
+			r.Leads = 1
+		}
+		in.Records[id] = r
+	}
+	p := sites.Make(in)
+	w.leaders.Note(p.Acting(), w.now)
+	w.peers.Note(p.Peering(), w.now)
+	w.m.follow(p, w.now)
+	if p.Full && w.m.before == nil {
+		return &reach{full: true}
+	}
+	return w.m.reach(w.all, w.paths, w.now)
+}
+
+func (w *meshOf) later(d time.Duration) { w.now = w.now.Add(d) }
+
+// way is how packets for a node travel: "direct", "via NAME", "none", and "+" where packets of others are wrapped for it.
+func (w *meshOf) way(r *reach, to string) string {
+	id := w.ids[to]
+	way, ok := r.ways[id]
+	switch {
+	case r.full, !ok && r.peer(id):
+		return "direct"
+	case !ok:
+		return "none"
+	case way.Passed:
+		return "direct+"
+	}
+	return "via " + w.name(way.Via)
+}
+
+func (w *meshOf) name(id identity.ID) string {
+	for name, one := range w.ids {
+		if one == id {
+			return name
+		}
+	}
+	return id.String()
+}
+
+// brings are whose packets a node may bring.
+func (w *meshOf) brings(r *reach, from string) string {
+	for _, g := range r.guards {
+		if g.From == w.ids[from] {
+			var names []string
+			for _, id := range g.Of {
+				names = append(names, w.name(id))
+			}
+			slices.Sort(names)
+			return fmt.Sprint(names)
+		}
+	}
+	return "[]"
+}
+
+func (w *meshOf) want(what, have, want string) {
+	w.t.Helper()
+	if have != want {
+		w.t.Errorf("%s: %s, want %s", what, have, want)
+	}
+}
+
+// TestTopologyIsSwitchedWithoutALoss: packets go on as before until every host takes them by the new ways, and what comes
+// by the old ones is taken for a while longer.
+func TestTopologyIsSwitchedWithoutALoss(t *testing.T) {
+	w := newMeshOf(t)
+	w.want("full", w.way(w.plan("a3", ""), "b3"), "direct")
+	w.later(time.Hour)
+	w.plan("a3", "") // as the loop does now and then
+	r := w.plan("a3", sites.Site)
+	w.want("just switched", w.way(r, "b3"), "direct")
+	w.want("a leader may bring at once", w.brings(r, "a1"), "[b1 b2 b3]")
+	w.later(switchAfter)
+	r = w.plan("a3", sites.Site)
+	if got := w.way(r, "b3"); got != "via a1" && got != "via a2" {
+		t.Errorf("after the switch: %s", got)
+	}
+	w.want("own site", w.way(r, "a1"), "direct")
+	if !r.peers[w.ids["b3"]] {
+		t.Error("a peer of before is none any more while others may send by it")
+	}
+	w.later(sites.Linger)
+	r = w.plan("a3", sites.Site)
+	if r.peers[w.ids["b3"]] || r.peers[w.ids["b1"]] || !r.peers[w.ids["a1"]] {
+		t.Errorf("peers %v", r.peers)
+	}
+
+	w.later(time.Hour) // and back
+	hop := w.way(r, "b3")
+	w.paths[w.ids["b3"]] = path.Path{} // no path yet
+	w.want("just switched back", w.way(w.plan("a3", ""), "b3"), hop)
+	w.later(switchAfter + time.Second)
+	r = w.plan("a3", "")
+	w.want("while there is no path", w.way(r, "b3"), hop)
+	w.want("a leader may still bring", w.brings(r, "a1"), "[b1 b2 b3]")
+	w.paths[w.ids["b3"]] = path.Path{Kind: path.Relay, Alive: true}
+	w.want("with a path", w.way(w.plan("a3", ""), "b3"), "direct")
+	w.later(sites.Linger)
+	if r = w.plan("a3", ""); !r.full || len(r.guards) > 0 {
+		t.Errorf("long after: %+v", r)
+	}
+}
+
+// TestADeadLeaderIsPassedOver: as soon as its path is given up, and until it has proved itself again.
+func TestADeadLeaderIsPassedOver(t *testing.T) {
+	w := newMeshOf(t)
+	bound := w.way(w.plan("a3", sites.Site), "b3")[len("via "):]
+	other := map[string]string{"a1": "a2", "a2": "a1"}[bound]
+	w.later(sites.Linger)
+	for _, c := range []struct {
+		what  string
+		path  path.Path
+		after time.Duration
+		via   string
+	}{
+		{"no answer", path.Path{Kind: path.Direct}, 0, other},
+		{"on a relay since its direct path died", path.Path{Kind: path.Relay, Alive: true, Rule: path.RuleDirectDead}, time.Second, other},
+		{"still there after a while", path.Path{Kind: path.Relay, Alive: true, Rule: path.RuleDirectDead}, shunFor, bound},
+		{"on a relay as ever", path.Path{Kind: path.Relay, Alive: true}, 0, bound},
+		{"alive", path.Path{Kind: path.Direct, Alive: true}, 0, bound},
+	} {
+		c.path.Since = w.now
+		w.paths[w.ids[bound]] = c.path
+		w.later(c.after)
+		w.want(c.what, w.way(w.plan("a3", sites.Site), "b3"), "via "+other[:0]+c.via)
+	}
+}
+
+// TestWhomALeaderBelieves: nodes of its site about themselves, leaders of others about their site, nobody else.
+func TestWhomALeaderBelieves(t *testing.T) {
+	w := newMeshOf(t)
+	w.plan("a1", sites.Site)
+	w.later(sites.Linger + switchAfter)
+	r := w.plan("a1", sites.Site)
+	for _, c := range []struct{ from, brings, way string }{
+		{"a3", "[a3]", "direct+"},
+		{"a2", "[a2 b1 b2 b3]", "direct+"},
+		{"b1", "[b1 b2 b3]", "direct+"},
+		{"b3", "[]", ""},
+	} {
+		w.want(c.from+" brings", w.brings(r, c.from), c.brings)
+		if c.way != "" {
+			w.want("to "+c.from, w.way(r, c.from), c.way)
+		}
+	}
+	if got := w.way(r, "b3"); got != "via b1" && got != "via b2" {
+		t.Errorf("to b3: %s", got)
+	}
+	if _, ok := r.ways[w.ids["b3"]]; !ok || r.ways[w.ids["b3"]] == (projection.Way{}) {
+		t.Error("no way to b3")
+	}
+}
