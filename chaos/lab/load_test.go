@@ -126,7 +126,7 @@ func TestMistakesInSteps(t *testing.T) {
 		{"{expect: {from: a, to: b}}", `.expect: expects nothing: add reach: true, reach: false, or path; or addresses: agree`},
 		{"{expect: {from: a, to: a, reach: true}}", `.expect: from and to are the same`},
 		{"{expect: {from: a, reach: true}}", `.expect: needs both from and to: nodes, site:NAME, all, or pods as NODE/POD`},
-		{"{expect: {from: a, to: b, path: wire}}", `.expect.path: "wire" is no path; allowed: direct, relay, none`},
+		{"{expect: {from: a, to: b, path: wire}}", `.expect.path: "wire" is no path; allowed: direct, relay, hop, none`},
 		{"{expect: {from: a, to: b, reach: true, count: many}}", `.expect.count: is "many"; allowed: a whole number from 1 to 10000`},
 		{"{exec: {command: ls}}", `.exec: the key "node" is missing: where should the command run?`},
 		{"{exec: {node: a, command: ls, matches: '('}}", ".exec.matches: is no regular expression: error parsing regexp: missing closing ): `(`"},

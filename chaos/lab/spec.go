@@ -70,7 +70,7 @@ type (
 	Expect struct {
 		From, To []string
 		Reach    *bool    // an echo through the overlay is answered
-		Path     []string // any of direct, relay, none
+		Path     []string // any of direct, relay, hop, none
 		Count    int      // echoes in a row that must all be answered
 		Size     int      // bytes of data in each; 0: few
 		Family   string   // ipv4, ipv6, or "" for both

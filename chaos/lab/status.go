@@ -44,7 +44,7 @@ type NodeStatus struct {
 	Server    bool              `json:"server"`
 	Leader    bool              `json:"leader"`
 	Index     uint64            `json:"index"`
-	Paths     map[string]string `json:"paths"` // peer → direct, relay, none
+	Paths     map[string]string `json:"paths"` // peer → direct, relay, hop, none
 	Log       string            `json:"log"`
 }
 

@@ -113,9 +113,9 @@ func (r *reader) expect(v value) Action {
 		field{"addresses", func(v value) { accounts = v.oneOf("agree") != "" }},
 		field{"reach", func(v value) { b := v.boolean(); e.Reach = &b }},
 		field{"path", func(v value) {
-			for _, s := range v.texts("direct, relay, none") {
-				if !slices.Contains([]string{"direct", "relay", "none"}, s) {
-					v.fail("%q is no path; allowed: direct, relay, none", s)
+			for _, s := range v.texts("direct, relay, hop, none") {
+				if !slices.Contains([]string{"direct", "relay", "hop", "none"}, s) {
+					v.fail("%q is no path; allowed: direct, relay, hop, none", s)
 				}
 				e.Path = append(e.Path, s)
 			}
