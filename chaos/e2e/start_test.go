@@ -47,7 +47,7 @@ func TestLabFile(t *testing.T) {
 	s := newSite(t, "spare", "newcomer", nil)
 	good := "name: other\nsites:\n  dc: {nat: none}\nnodes:\n  a: {site: dc, server: true}\n"
 	for _, c := range []struct{ name, file, complaint string }{
-		{"unknown key", good + "steeps: []\n", `{lab.yaml}:6: unknown key "steeps" (did you mean "steps"?); allowed: name, sites, config, nodes, pools, egresses, steps`},
+		{"unknown key", good + "steeps: []\n", `{lab.yaml}:6: unknown key "steeps" (did you mean "steps"?); allowed: name, sites, config, settings, nodes, pools, egresses, steps`},
 		{"unknown NAT", strings.Replace(good, "none", "magic", 1), `{lab.yaml}:3: sites.dc.nat: "magic" is not known; allowed: none, one-to-one, full-cone, restricted-cone, port-restricted-cone, symmetric, symmetric-sequential, double, udp-blocked`},
 		{"unknown site", strings.Replace(good, "site: dc", "site: moon", 1), `{lab.yaml}:5: nodes.a.site: there is no site "moon" above; allowed: dc`},
 		{"wrong type", strings.Replace(good, "server: true", "server: maybe", 1), `{lab.yaml}:5: nodes.a.server: is "maybe"; allowed: true or false`},

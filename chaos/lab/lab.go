@@ -13,6 +13,7 @@ import (
 	"time"
 
 	"github.com/goccy/go-yaml"
+	"google.golang.org/protobuf/reflect/protoreflect"
 
 	skeinv1 "github.com/skeinmesh/skein/api/skein/v1"
 	"github.com/skeinmesh/skein/api/skein/v1/skeinv1connect"
@@ -180,6 +181,9 @@ func (l *Lab) config(n Node) map[string]any {
 	if n.Server {
 		c["server"] = true
 	}
+	if n.Leader {
+		c["leader"] = true
+	}
 	if n.Relay != "" {
 		c["relay"] = n.Relay
 	}
@@ -256,6 +260,9 @@ func (l *Lab) join(ctx context.Context) error {
 		return err
 	}
 	l.progress("cluster created by %s in %s", first.node.Name, round(time.Since(start)))
+	if err := l.makeSettings(ctx, first); err != nil {
+		return err
+	}
 	var others []*agent
 	for _, a := range l.agents {
 		if a != first {
@@ -273,6 +280,22 @@ func (l *Lab) join(ctx context.Context) error {
 		err = l.makeEgresses(ctx, first)
 	}
 	return errors.Join(err, l.save())
+}
+
+// makeSettings gives the cluster the file's settings, before anybody joins it.
+func (l *Lab) makeSettings(ctx context.Context, on *agent) error {
+	r := &skeinv1.SettingsRequest{Change: l.Spec.Settings}
+	r.GetChange().ProtoReflect().Range(func(f protoreflect.FieldDescriptor, _ protoreflect.Value) bool {
+		r.Fields = append(r.Fields, string(f.Name()))
+		return true
+	})
+	if len(r.GetFields()) == 0 {
+		return nil
+	}
+	if _, err := on.client.Settings(ctx, r); err != nil {
+		return fmt.Errorf("the cluster's settings: %w", err)
+	}
+	return nil
 }
 
 // makePools makes the file's address pools. Other agents hear of them in a moment: {wait: converged}.

@@ -13,7 +13,9 @@ import (
 	"github.com/goccy/go-yaml/ast"
 	"github.com/goccy/go-yaml/parser"
 
+	skeinv1 "github.com/skeinmesh/skein/api/skein/v1"
 	"github.com/skeinmesh/skein/chaos/lab/fabric"
+	"github.com/skeinmesh/skein/events"
 )
 
 // maxFile bounds a lab file, in bytes.
@@ -94,6 +96,7 @@ func (r *reader) read(root value) {
 		field{"name", func(v value) { named = true; r.s.Name = r.name(v, v.text("a name")) }},
 		field{"sites", func(v value) { v.entries("a mapping from names to sites", r.site) }},
 		field{"config", func(v value) { r.s.Config = r.config(v) }},
+		field{"settings", func(v value) { r.s.Settings = r.settings(v) }},
 		field{"nodes", func(v value) { nodes = true; v.entries("a mapping from names to nodes", r.node) }},
 		field{"pools", func(v value) { v.entries("a mapping from names to pools", r.pool) }},
 		field{"egresses", func(v value) { v.entries("a mapping from namespace/name to egresses", r.egress) }},
@@ -240,6 +243,22 @@ func (r *reader) config(v value) map[string]any {
 	return config
 }
 
+// settings are those of the cluster, named as in the agent's configuration.
+func (r *reader) settings(v value) *skeinv1.Settings {
+	s := &skeinv1.Settings{}
+	v.mapping(
+		field{"topology", func(v value) { s.Topology = v.oneOf(topologies...) }},
+		field{"leadersPerSite", func(v value) { s.LeadersPerSite = uint32(v.integer(1, events.MaxLeadersPerSite)) }},
+		field{"siteTopology", func(v value) {
+			s.SiteTopology = map[string]string{}
+			v.entries("a mapping from sites to full or site", func(site string, v value) { s.SiteTopology[site] = v.oneOf(topologies...) })
+		}},
+	)
+	return s
+}
+
+var topologies = []string{"full", "site"}
+
 func (r *reader) node(name string, v value) {
 	before := len(r.d.errs)
 	n := Node{Name: r.name(v, name)}
@@ -262,14 +281,15 @@ func (r *reader) node(name string, v value) {
 		}},
 		field{"server", func(v value) { n.Server = v.boolean() }},
 		field{"admin", func(v value) { n.Admin = v.boolean() }},
+		field{"leader", func(v value) { n.Leader = v.boolean() }},
 		field{"relay", func(v value) { n.Relay = v.oneOf("auto", "true", "false") }},
 		field{"role", func(v value) { n.Role = v.oneOf("agent", "relay", RoleHost) }},
 		field{"init", func(v value) { n.Init = v.boolean() }},
 		field{"labels", func(v value) { n.Labels = v.words("labels") }},
 		field{"config", func(v value) { n.Config = r.config(v) }},
 	)
-	if n.Role == RoleHost && (n.Server || n.Admin || n.Relay != "" || n.Init || n.Labels != nil || n.Config != nil) {
-		v.fail("role: host has no agent: leave out server, admin, relay, init, labels and config")
+	if n.Role == RoleHost && (n.Server || n.Admin || n.Leader || n.Relay != "" || n.Init || n.Labels != nil || n.Config != nil) {
+		v.fail("role: host has no agent: leave out server, admin, leader, relay, init, labels and config")
 	}
 	if n.Site == "" && len(r.d.errs) == before {
 		v.fail("the key \"site\" is missing; allowed: %s", strings.Join(r.siteNames(), ", "))

@@ -75,7 +75,7 @@ nodes:
 
 func TestMistakesAreNamed(t *testing.T) {
 	cases := []struct{ name, file, want string }{
-		{"unknown key at the top", base + "stepz: []\n", `f.yaml:8: unknown key "stepz" (did you mean "steps"?); allowed: name, sites, config, nodes, pools, egresses, steps`},
+		{"unknown key at the top", base + "stepz: []\n", `f.yaml:8: unknown key "stepz" (did you mean "steps"?); allowed: name, sites, config, settings, nodes, pools, egresses, steps`},
 		{"unknown key in a site", strings.Replace(base, "dc: {nat: none}", "dc: {nat: none, natt: x}", 1), `f.yaml:3: sites.dc: unknown key "natt" (did you mean "nat"?); allowed: nat, ipv4, ipv6, hairpin, portmap, behind, lan, delay`},
 		{"unknown NAT", strings.Replace(base, "full-cone", "ful-cone", 1), `f.yaml:4: sites.home.nat: "ful-cone" is not known (did you mean "full-cone"?); allowed: none, one-to-one, full-cone, restricted-cone, port-restricted-cone, symmetric, symmetric-sequential, double, udp-blocked`},
 		{"a symmetric NAT that hairpins", strings.Replace(base, "nat: full-cone", "nat: symmetric, hairpin: true", 1), `f.yaml:4: sites.home: nat: symmetric cannot have hairpin: true: nothing is translated, or the filtering lets nothing in from the NAT's own address`},
@@ -107,10 +107,26 @@ func TestMistakesAreNamed(t *testing.T) {
 		{"a pool's bad subnet", base + "pools: {web: {subnets: [{ipv4: 10.1.0.0}]}}\n", `f.yaml:8: pools.web.subnets[1].ipv4: "10.1.0.0" is no subnet; allowed: a subnet such as 10.100.0.0/24 or fd00:100::/120`},
 		{"a pool's odd cooldown", base + "pools: {web: {subnets: [10.1.0.0/24], cooldown: 1500ms}}\n", `f.yaml:8: pools.web.cooldown: 1.5s is not allowed: whole seconds, at most 1000h`},
 		{"a pool's bad name", base + "pools: {We_b: {subnets: [10.1.0.0/24]}}\n", `f.yaml:8: pools.We_b: "We_b" is no name; allowed: up to 32 of a-z, 0-9 and -, not - at the ends`},
+		{"an unknown topology", base + "settings: {topology: star}\n", `f.yaml:8: settings.topology: "star" is not known; allowed: full, site`},
+		{"too many leaders", base + "settings: {leadersPerSite: 17}\n", `f.yaml:8: settings.leadersPerSite: is "17"; allowed: a whole number from 1 to 16`},
+		{"an unknown setting", base + "settings: {siteTopologies: {}}\n", `f.yaml:8: settings: unknown key "siteTopologies"; allowed: topology, leadersPerSite, siteTopology`},
 		{"an anchor", strings.Replace(base, "{nat: none}", "&x {nat: none}", 1), `f.yaml:3: sites.dc: anchors, aliases and tags are not understood in a lab file: write it out`},
 	}
 	for _, c := range cases {
 		t.Run(c.name, func(t *testing.T) { wantError(t, c.file, c.want) })
+	}
+}
+
+func TestSettingsAndLeadersAreRead(t *testing.T) {
+	s, err := Parse("f.yaml", []byte(strings.Replace(base, "b: {site: home}", "b: {site: home, leader: true}", 1)+"settings: {topology: site, leadersPerSite: 3, siteTopology: {dc: full}}\n"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if c := s.Settings; c.GetTopology() != "site" || c.GetLeadersPerSite() != 3 || c.GetSiteTopology()["dc"] != "full" {
+		t.Errorf("settings: %v", c)
+	}
+	if c := newLab(s, fabric.Plan{}, Options{}).config(s.Nodes[1]); c["leader"] != true {
+		t.Errorf("b's configuration is %v", c)
 	}
 }
 

@@ -18,6 +18,7 @@ type Spec struct {
 	Sites    []fabric.SiteSpec // in the file's order, like Nodes
 	Nodes    []Node
 	Config   map[string]any    // for every agent; a node's own goes over it
+	Settings *skeinv1.Settings // the cluster's, given when it is made; nil: none
 	Pools    []*skeinv1.Pool   // made when all nodes have joined, in the file's order
 	Egresses []*skeinv1.Egress // likewise, after the pools
 	Steps    []Step
@@ -30,6 +31,7 @@ type Node struct {
 	Site   string
 	Server bool
 	Admin  bool              // it may give cluster commands, as servers may
+	Leader bool              // it wishes to lead its site
 	Relay  string            // auto, true, false, or "" to leave it to the agent
 	Role   string            // relay: it relays and does nothing else; host: it has no agent; "" or agent: all of it
 	Labels map[string]string // of the agent
