@@ -163,6 +163,20 @@ func leads(p *sites.Plan, id identity.ID) string {
 	return ""
 }
 
+// siteStatus tells how this node takes part in its site.
+func (a *Agent) siteStatus(r *skeinv1.StatusResponse) {
+	p := a.sitePlan.Load()
+	if p == nil {
+		return
+	}
+	r.Topology, r.SiteLeads = p.Topology(p.Site), leads(p, a.id)
+	if r.GetTopology() == sites.Site {
+		for _, id := range sites.Order(p.Leaders[p.Site], a.id) {
+			r.SiteLeaders = append(r.SiteLeaders, a.roster.Name(id))
+		}
+	}
+}
+
 // setByLog lays what the log says of this node over what its configuration and its parts say.
 func setByLog(h *part.Wishes, s *skeinv1.NodeSettings) {
 	if s.GetSiteSet() {

@@ -12,6 +12,7 @@ import (
 	"connectrpc.com/connect"
 	"github.com/skeinmesh/skein/agent/path"
 
+	"github.com/skeinmesh/skein/agent/sites"
 	skeinv1 "github.com/skeinmesh/skein/api/skein/v1"
 	"github.com/skeinmesh/skein/dataplane"
 	"github.com/skeinmesh/skein/gossip"
@@ -60,6 +61,7 @@ func (s api) Status(context.Context, *skeinv1.StatusRequest) (*skeinv1.StatusRes
 		r.WireguardDriver = a.plane.Driver()
 	}
 	r.RelayUdp = a.udpText()
+	a.siteStatus(r)
 	if a.clockSeen.Load() {
 		r.ClockOffsetNanos = a.clock.Load()
 	}
@@ -136,6 +138,8 @@ func (a *Agent) nodeView(n *skeinv1.Node, records map[identity.ID]gossip.Entry, 
 		v.Record, v.RecordAgeNanos = e.Record, int64(time.Since(e.ReceivedAt))
 	}
 	v.Alive = v.Self || a.gossip.Alive(id)
+	v.Site, _ = sites.Of(n, v.Record)
+	v.SiteLeads = leads(a.sitePlan.Load(), id)
 	if srv := a.replica.State().Server(id); srv != nil {
 		v.Server, v.Voter = true, srv.GetVoter()
 	}

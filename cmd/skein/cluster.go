@@ -92,7 +92,7 @@ func newNodeCmd(g *globals) *cobra.Command {
 	}
 	revoke.Flags().StringVar(&reason, "reason", "", "why, for the record")
 	revoke.Flags().BoolVar(&force, "force", false, "also when it leaves only two voters")
-	return group("node", "Members", show, newNodeDrainCmd(g), newRoleCmd(g, false), newRoleCmd(g, true), revoke)
+	return group("node", "Members", show, newNodeDrainCmd(g), newRoleCmd(g, false), newRoleCmd(g, true), newNodeSetCmd(g), revoke)
 }
 
 func printNode(w io.Writer, n *skeinv1.NodeView) {
@@ -110,6 +110,9 @@ func printNode(w io.Writer, n *skeinv1.NodeView) {
 	if c := n.GetNode().GetPodCidrs(); c != nil {
 		line("pod CIDRs", "%s, of Kubernetes Node %s", strings.Join(c.GetCidrs(), " "), c.GetKubernetesNode())
 	}
+	if s := n.GetNode().GetSettings(); s != nil {
+		line("set", "%s", settingsText(s))
+	}
 	line("path", "%s, %s", n.GetPath(), map[bool]string{true: "alive", false: "not heard of lately"}[n.GetAlive()])
 	if r == nil {
 		line("record", "none has arrived yet")
@@ -120,7 +123,10 @@ func printNode(w io.Writer, n *skeinv1.NodeView) {
 		age = "arrived " + short(time.Duration(n.GetRecordAgeNanos())) + " ago"
 	}
 	line("record", "%d.%d, %s, by skein %s", r.GetEpoch(), r.GetSeq(), age, dash(r.GetVersion()))
-	line("site", "%s", dash(r.GetSite()))
+	line("site", "%s", dash(cmp.Or(n.GetSite(), r.GetSite())))
+	if l := n.GetSiteLeads(); l != "" {
+		line("leads", "%s", map[string]string{"leader": "its site", "reserve": "its site, as a reserve of leaders that suit better", "elected": "its site in a moment"}[l])
+	}
 	line("NAT", "%s", candidate.NATName(r.GetNatType()))
 	line("peers", "%d direct, %d by relay", r.GetPeersDirect(), r.GetPeersRelay())
 	line("applied", "index %d, hash %.16x", r.GetAppliedIndex(), r.GetStateHash())
@@ -222,11 +228,20 @@ func newSettingsCmd(g *globals) *cobra.Command {
 	var route bool
 	var birthday string
 	var podRanges []string
+	var topology string
+	var leaders uint32
+	var siteTopologies []string
 	c := &cobra.Command{
-		Use: "settings", Short: "Show or change the cluster's settings", Example: "  skein settings\n  skein settings --direct-retry 60\n  skein settings --pod-ranges 10.244.0.0/16,fd00:244::/48", Args: noArgs,
+		Use: "settings", Short: "Show or change the cluster's settings", Example: "  skein settings\n  skein settings --direct-retry 60\n  skein settings --pod-ranges 10.244.0.0/16,fd00:244::/48\n  skein settings --topology site --site-topology dc=full", Args: noArgs,
 		RunE: func(c *cobra.Command, _ []string) error {
-			r := &skeinv1.SettingsRequest{Change: &skeinv1.Settings{DirectRetryIntervalSeconds: direct, PersistentKeepaliveSeconds: keepalive, RouteNodeAddresses: route, BirthdayAttack: birthday, PodRanges: slices.DeleteFunc(podRanges, func(s string) bool { return s == "" })}}
-			for flag, field := range map[string]string{"direct-retry": "direct_retry_interval_seconds", "keepalive": "persistent_keepalive_seconds", "route-node-addresses": "route_node_addresses", "birthday-attack": "birthday_attack", "pod-ranges": "pod_ranges"} {
+			siteTopology, err := readSiteTopology(siteTopologies)
+			if err != nil {
+				return usageError{err}
+			}
+			r := &skeinv1.SettingsRequest{Change: &skeinv1.Settings{DirectRetryIntervalSeconds: direct, PersistentKeepaliveSeconds: keepalive, RouteNodeAddresses: route, BirthdayAttack: birthday, PodRanges: slices.DeleteFunc(podRanges, func(s string) bool { return s == "" }),
+				Topology: topology, LeadersPerSite: leaders, SiteTopology: siteTopology}}
+			for flag, field := range map[string]string{"direct-retry": "direct_retry_interval_seconds", "keepalive": "persistent_keepalive_seconds", "route-node-addresses": "route_node_addresses", "birthday-attack": "birthday_attack", "pod-ranges": "pod_ranges",
+				"topology": "topology", "leaders-per-site": "leaders_per_site", "site-topology": "site_topology"} {
 				if c.Flags().Changed(flag) {
 					r.Fields = append(r.Fields, field)
 				}
@@ -238,8 +253,11 @@ func newSettingsCmd(g *globals) *cobra.Command {
 				for i := range m.Descriptor().Fields().Len() {
 					f := m.Descriptor().Fields().Get(i)
 					value := m.Get(f).String()
-					if f.IsList() {
+					switch {
+					case f.IsList():
 						value = strings.Join(s.GetSettings().GetPodRanges(), ",") // the only list
+					case f.IsMap():
+						value = labelsText(s.GetSettings().GetSiteTopology()) // the only map
 					}
 					t.add(string(f.Name()), value)
 				}
@@ -251,8 +269,27 @@ func newSettingsCmd(g *globals) *cobra.Command {
 	c.Flags().Uint32Var(&keepalive, "keepalive", 0, "seconds between keepalives behind NAT")
 	c.Flags().BoolVar(&route, "route-node-addresses", false, "route the private prefixes that nodes offer")
 	c.Flags().StringSliceVar(&podRanges, "pod-ranges", nil, "where another CNI has its pods: Nodes' pod CIDRs in these ranges are led through the mesh; \"\": none")
+	c.Flags().StringVar(&topology, "topology", "", "who peers with whom: full (everybody), or site (the own site, and leaders with leaders)")
+	c.Flags().Uint32Var(&leaders, "leaders-per-site", 0, "how many nodes of a site lead it at once")
+	c.Flags().StringSliceVar(&siteTopologies, "site-topology", nil, "sites with a topology of their own, such as dc=full,home=site; all of them, \"\": none")
 	c.Flags().StringVar(&birthday, "birthday-attack", "", "guess ports at both ends between two symmetric NATs: enabled or disabled")
 	return c
+}
+
+// readSiteTopology reads SITE=TOPOLOGY; the default site's name is empty.
+func readSiteTopology(all []string) (map[string]string, error) {
+	out := map[string]string{}
+	for _, text := range all {
+		if text == "" {
+			continue
+		}
+		i := strings.LastIndexByte(text, '=')
+		if i < 0 {
+			return nil, fmt.Errorf("--site-topology %q: want SITE=full or SITE=site", text)
+		}
+		out[text[:i]] = text[i+1:]
+	}
+	return out, nil
 }
 
 func newServerCmd(g *globals) *cobra.Command {

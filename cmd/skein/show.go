@@ -49,6 +49,9 @@ func printStatus(w io.Writer, s *skeinv1.StatusResponse) {
 	line("cluster", "%s", dash(s.GetClusterId()))
 	line("addresses", "%s  %s", dash(s.GetIpv4()), dash(s.GetIpv6()))
 	line("role", "%s, site %q", role, s.GetSite())
+	if s.GetTopology() == "site" {
+		line("site", "%s", siteText(s))
+	}
 	leader := "none known: existing paths and addresses go on, nothing new is decided"
 	if s.GetLeader() != "" {
 		leader = s.GetLeaderName()
@@ -78,6 +81,23 @@ func printStatus(w io.Writer, s *skeinv1.StatusResponse) {
 	}
 }
 
+// siteText says who speaks for this node's site.
+func siteText(s *skeinv1.StatusResponse) string {
+	if len(s.GetSiteLeaders()) == 0 {
+		return "it speaks through leaders, and no node of it can lead: other sites cannot be reached"
+	}
+	text := "led by " + strings.Join(s.GetSiteLeaders(), ", then ")
+	switch s.GetSiteLeads() {
+	case "leader":
+		text += "; this node leads"
+	case "reserve":
+		text += "; this node is a reserve"
+	case "elected":
+		text += "; this node is about to lead"
+	}
+	return text
+}
+
 func newNodesCmd(g *globals) *cobra.Command {
 	return &cobra.Command{
 		Use: "nodes", Short: "All members", Example: "  skein nodes\n  skein nodes -o json", Args: noArgs,
@@ -90,6 +110,10 @@ func newNodesCmd(g *globals) *cobra.Command {
 
 func printNodes(w io.Writer, nodes []*skeinv1.NodeView) {
 	t := table{head: []string{"NAME", "ID", "IPV4", "SITE", "NAT", "ROLE", "PATH", "ALIVE", "RECORD"}}
+	led := slices.ContainsFunc(nodes, func(n *skeinv1.NodeView) bool { return n.GetSiteLeads() != "" })
+	if led {
+		t.head = append(t.head, "LEADER")
+	}
 	pods := slices.ContainsFunc(nodes, func(n *skeinv1.NodeView) bool { return n.GetNode().GetPodCidrs() != nil })
 	if pods {
 		t.head = append(t.head, "POD CIDRS")
@@ -99,14 +123,25 @@ func printNodes(w io.Writer, nodes []*skeinv1.NodeView) {
 		if n.GetRecord() != nil {
 			record = fmt.Sprintf("%d.%d", n.GetRecord().GetEpoch(), n.GetRecord().GetSeq())
 		}
-		row := []string{n.GetNode().GetName(), n.GetNode().GetId(), n.GetNode().GetIpv4(), dash(n.GetRecord().GetSite()),
+		row := []string{n.GetNode().GetName(), n.GetNode().GetId(), n.GetNode().GetIpv4(), dash(cmp.Or(n.GetSite(), n.GetRecord().GetSite())),
 			candidate.NATName(n.GetRecord().GetNatType()), role(n), n.GetPath(), yesNo(n.GetAlive()), record}
+		if led {
+			row = append(row, siteLeads(n))
+		}
 		if pods {
 			row = append(row, dash(strings.Join(n.GetNode().GetPodCidrs().GetCidrs(), ",")))
 		}
 		t.add(row...)
 	}
 	t.print(w)
+}
+
+// siteLeads is what a node is in its site.
+func siteLeads(n *skeinv1.NodeView) string {
+	if n.GetSiteLeads() == "leader" {
+		return "yes"
+	}
+	return dash(n.GetSiteLeads())
 }
 
 func role(n *skeinv1.NodeView) string {

@@ -92,6 +92,9 @@ type StatusResponse struct {
 	ReconcileWrites  uint64                 `protobuf:"varint,31,opt,name=reconcile_writes,json=reconcileWrites,proto3" json:"reconcile_writes,omitempty"`      // netlink writes since start
 	Role             string                 `protobuf:"bytes,33,opt,name=role,proto3" json:"role,omitempty"`                                                    // agent | admin | server
 	RolesIntroduced  int64                  `protobuf:"varint,34,opt,name=roles_introduced,json=rolesIntroduced,proto3" json:"roles_introduced,omitempty"`      // Unix ns, in a cluster that is older than roles: since when commands need one
+	Topology         string                 `protobuf:"bytes,35,opt,name=topology,proto3" json:"topology,omitempty"`                                            // of this node's site: full | site
+	SiteLeads        string                 `protobuf:"bytes,36,opt,name=site_leads,json=siteLeads,proto3" json:"site_leads,omitempty"`                         // what this node is in its site, as in NodeView
+	SiteLeaders      []string               `protobuf:"bytes,37,rep,name=site_leaders,json=siteLeaders,proto3" json:"site_leaders,omitempty"`                   // names of the site's leaders in topology site, in the order in which this node uses them
 	RelayUdp         string                 `protobuf:"bytes,32,opt,name=relay_udp,json=relayUdp,proto3" json:"relay_udp,omitempty"`                            // who forwards UDP for others: kernel | userspace, and why not the kernel; empty: nobody
 	unknownFields    protoimpl.UnknownFields
 	sizeCache        protoimpl.SizeCache
@@ -358,6 +361,27 @@ func (x *StatusResponse) GetRolesIntroduced() int64 {
 	return 0
 }
 
+func (x *StatusResponse) GetTopology() string {
+	if x != nil {
+		return x.Topology
+	}
+	return ""
+}
+
+func (x *StatusResponse) GetSiteLeads() string {
+	if x != nil {
+		return x.SiteLeads
+	}
+	return ""
+}
+
+func (x *StatusResponse) GetSiteLeaders() []string {
+	if x != nil {
+		return x.SiteLeaders
+	}
+	return nil
+}
+
 func (x *StatusResponse) GetRelayUdp() string {
 	if x != nil {
 		return x.RelayUdp
@@ -618,6 +642,8 @@ type NodeView struct {
 	Path           string                 `protobuf:"bytes,8,opt,name=path,proto3" json:"path,omitempty"`                                              // direct | relay | down | self
 	RecordAgeNanos int64                  `protobuf:"varint,9,opt,name=record_age_nanos,json=recordAgeNanos,proto3" json:"record_age_nanos,omitempty"` // since this agent took it in
 	Role           string                 `protobuf:"bytes,10,opt,name=role,proto3" json:"role,omitempty"`                                             // agent | admin | server
+	Site           string                 `protobuf:"bytes,11,opt,name=site,proto3" json:"site,omitempty"`                                             // as all go by it: what the log says, else the record
+	SiteLeads      string                 `protobuf:"bytes,12,opt,name=site_leads,json=siteLeads,proto3" json:"site_leads,omitempty"`                  // in topology site: leader, reserve (of leaders that suit better), elected (and does not act yet); empty: none
 	unknownFields  protoimpl.UnknownFields
 	sizeCache      protoimpl.SizeCache
 }
@@ -718,6 +744,20 @@ func (x *NodeView) GetRecordAgeNanos() int64 {
 func (x *NodeView) GetRole() string {
 	if x != nil {
 		return x.Role
+	}
+	return ""
+}
+
+func (x *NodeView) GetSite() string {
+	if x != nil {
+		return x.Site
+	}
+	return ""
+}
+
+func (x *NodeView) GetSiteLeads() string {
+	if x != nil {
+		return x.SiteLeads
 	}
 	return ""
 }
@@ -2086,6 +2126,118 @@ func (x *SetRoleResponse) GetIndex() uint64 {
 	return 0
 }
 
+type SetNodeRequest struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Node          string                 `protobuf:"bytes,1,opt,name=node,proto3" json:"node,omitempty"`
+	Settings      *NodeSettings          `protobuf:"bytes,2,opt,name=settings,proto3" json:"settings,omitempty"`
+	Fields        []string               `protobuf:"bytes,3,rep,name=fields,proto3" json:"fields,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *SetNodeRequest) Reset() {
+	*x = SetNodeRequest{}
+	mi := &file_skein_v1_agent_proto_msgTypes[28]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *SetNodeRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*SetNodeRequest) ProtoMessage() {}
+
+func (x *SetNodeRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_skein_v1_agent_proto_msgTypes[28]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use SetNodeRequest.ProtoReflect.Descriptor instead.
+func (*SetNodeRequest) Descriptor() ([]byte, []int) {
+	return file_skein_v1_agent_proto_rawDescGZIP(), []int{28}
+}
+
+func (x *SetNodeRequest) GetNode() string {
+	if x != nil {
+		return x.Node
+	}
+	return ""
+}
+
+func (x *SetNodeRequest) GetSettings() *NodeSettings {
+	if x != nil {
+		return x.Settings
+	}
+	return nil
+}
+
+func (x *SetNodeRequest) GetFields() []string {
+	if x != nil {
+		return x.Fields
+	}
+	return nil
+}
+
+type SetNodeResponse struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Node          *Node                  `protobuf:"bytes,1,opt,name=node,proto3" json:"node,omitempty"`
+	Index         uint64                 `protobuf:"varint,2,opt,name=index,proto3" json:"index,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *SetNodeResponse) Reset() {
+	*x = SetNodeResponse{}
+	mi := &file_skein_v1_agent_proto_msgTypes[29]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *SetNodeResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*SetNodeResponse) ProtoMessage() {}
+
+func (x *SetNodeResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_skein_v1_agent_proto_msgTypes[29]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use SetNodeResponse.ProtoReflect.Descriptor instead.
+func (*SetNodeResponse) Descriptor() ([]byte, []int) {
+	return file_skein_v1_agent_proto_rawDescGZIP(), []int{29}
+}
+
+func (x *SetNodeResponse) GetNode() *Node {
+	if x != nil {
+		return x.Node
+	}
+	return nil
+}
+
+func (x *SetNodeResponse) GetIndex() uint64 {
+	if x != nil {
+		return x.Index
+	}
+	return 0
+}
+
 type SettingsRequest struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Change        *Settings              `protobuf:"bytes,1,opt,name=change,proto3" json:"change,omitempty"`
@@ -2096,7 +2248,7 @@ type SettingsRequest struct {
 
 func (x *SettingsRequest) Reset() {
 	*x = SettingsRequest{}
-	mi := &file_skein_v1_agent_proto_msgTypes[28]
+	mi := &file_skein_v1_agent_proto_msgTypes[30]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2108,7 +2260,7 @@ func (x *SettingsRequest) String() string {
 func (*SettingsRequest) ProtoMessage() {}
 
 func (x *SettingsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_agent_proto_msgTypes[28]
+	mi := &file_skein_v1_agent_proto_msgTypes[30]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2121,7 +2273,7 @@ func (x *SettingsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SettingsRequest.ProtoReflect.Descriptor instead.
 func (*SettingsRequest) Descriptor() ([]byte, []int) {
-	return file_skein_v1_agent_proto_rawDescGZIP(), []int{28}
+	return file_skein_v1_agent_proto_rawDescGZIP(), []int{30}
 }
 
 func (x *SettingsRequest) GetChange() *Settings {
@@ -2148,7 +2300,7 @@ type SettingsResponse struct {
 
 func (x *SettingsResponse) Reset() {
 	*x = SettingsResponse{}
-	mi := &file_skein_v1_agent_proto_msgTypes[29]
+	mi := &file_skein_v1_agent_proto_msgTypes[31]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2160,7 +2312,7 @@ func (x *SettingsResponse) String() string {
 func (*SettingsResponse) ProtoMessage() {}
 
 func (x *SettingsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_agent_proto_msgTypes[29]
+	mi := &file_skein_v1_agent_proto_msgTypes[31]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2173,7 +2325,7 @@ func (x *SettingsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SettingsResponse.ProtoReflect.Descriptor instead.
 func (*SettingsResponse) Descriptor() ([]byte, []int) {
-	return file_skein_v1_agent_proto_rawDescGZIP(), []int{29}
+	return file_skein_v1_agent_proto_rawDescGZIP(), []int{31}
 }
 
 func (x *SettingsResponse) GetSettings() *Settings {
@@ -2201,7 +2353,7 @@ type EventsRequest struct {
 
 func (x *EventsRequest) Reset() {
 	*x = EventsRequest{}
-	mi := &file_skein_v1_agent_proto_msgTypes[30]
+	mi := &file_skein_v1_agent_proto_msgTypes[32]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2213,7 +2365,7 @@ func (x *EventsRequest) String() string {
 func (*EventsRequest) ProtoMessage() {}
 
 func (x *EventsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_agent_proto_msgTypes[30]
+	mi := &file_skein_v1_agent_proto_msgTypes[32]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2226,7 +2378,7 @@ func (x *EventsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use EventsRequest.ProtoReflect.Descriptor instead.
 func (*EventsRequest) Descriptor() ([]byte, []int) {
-	return file_skein_v1_agent_proto_rawDescGZIP(), []int{30}
+	return file_skein_v1_agent_proto_rawDescGZIP(), []int{32}
 }
 
 func (x *EventsRequest) GetSince() uint64 {
@@ -2259,7 +2411,7 @@ type EventsResponse struct {
 
 func (x *EventsResponse) Reset() {
 	*x = EventsResponse{}
-	mi := &file_skein_v1_agent_proto_msgTypes[31]
+	mi := &file_skein_v1_agent_proto_msgTypes[33]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2271,7 +2423,7 @@ func (x *EventsResponse) String() string {
 func (*EventsResponse) ProtoMessage() {}
 
 func (x *EventsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_agent_proto_msgTypes[31]
+	mi := &file_skein_v1_agent_proto_msgTypes[33]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2284,7 +2436,7 @@ func (x *EventsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use EventsResponse.ProtoReflect.Descriptor instead.
 func (*EventsResponse) Descriptor() ([]byte, []int) {
-	return file_skein_v1_agent_proto_rawDescGZIP(), []int{31}
+	return file_skein_v1_agent_proto_rawDescGZIP(), []int{33}
 }
 
 func (x *EventsResponse) GetEvent() *Event {
@@ -2303,7 +2455,7 @@ type StateRequest struct {
 
 func (x *StateRequest) Reset() {
 	*x = StateRequest{}
-	mi := &file_skein_v1_agent_proto_msgTypes[32]
+	mi := &file_skein_v1_agent_proto_msgTypes[34]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2315,7 +2467,7 @@ func (x *StateRequest) String() string {
 func (*StateRequest) ProtoMessage() {}
 
 func (x *StateRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_agent_proto_msgTypes[32]
+	mi := &file_skein_v1_agent_proto_msgTypes[34]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2328,7 +2480,7 @@ func (x *StateRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StateRequest.ProtoReflect.Descriptor instead.
 func (*StateRequest) Descriptor() ([]byte, []int) {
-	return file_skein_v1_agent_proto_rawDescGZIP(), []int{32}
+	return file_skein_v1_agent_proto_rawDescGZIP(), []int{34}
 }
 
 func (x *StateRequest) GetAt() uint64 {
@@ -2348,7 +2500,7 @@ type StateResponse struct {
 
 func (x *StateResponse) Reset() {
 	*x = StateResponse{}
-	mi := &file_skein_v1_agent_proto_msgTypes[33]
+	mi := &file_skein_v1_agent_proto_msgTypes[35]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2360,7 +2512,7 @@ func (x *StateResponse) String() string {
 func (*StateResponse) ProtoMessage() {}
 
 func (x *StateResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_agent_proto_msgTypes[33]
+	mi := &file_skein_v1_agent_proto_msgTypes[35]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2373,7 +2525,7 @@ func (x *StateResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StateResponse.ProtoReflect.Descriptor instead.
 func (*StateResponse) Descriptor() ([]byte, []int) {
-	return file_skein_v1_agent_proto_rawDescGZIP(), []int{33}
+	return file_skein_v1_agent_proto_rawDescGZIP(), []int{35}
 }
 
 func (x *StateResponse) GetState() *State {
@@ -2400,7 +2552,7 @@ type DiffRequest struct {
 
 func (x *DiffRequest) Reset() {
 	*x = DiffRequest{}
-	mi := &file_skein_v1_agent_proto_msgTypes[34]
+	mi := &file_skein_v1_agent_proto_msgTypes[36]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2412,7 +2564,7 @@ func (x *DiffRequest) String() string {
 func (*DiffRequest) ProtoMessage() {}
 
 func (x *DiffRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_agent_proto_msgTypes[34]
+	mi := &file_skein_v1_agent_proto_msgTypes[36]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2425,7 +2577,7 @@ func (x *DiffRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DiffRequest.ProtoReflect.Descriptor instead.
 func (*DiffRequest) Descriptor() ([]byte, []int) {
-	return file_skein_v1_agent_proto_rawDescGZIP(), []int{34}
+	return file_skein_v1_agent_proto_rawDescGZIP(), []int{36}
 }
 
 func (x *DiffRequest) GetFrom() uint64 {
@@ -2451,7 +2603,7 @@ type DiffResponse struct {
 
 func (x *DiffResponse) Reset() {
 	*x = DiffResponse{}
-	mi := &file_skein_v1_agent_proto_msgTypes[35]
+	mi := &file_skein_v1_agent_proto_msgTypes[37]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2463,7 +2615,7 @@ func (x *DiffResponse) String() string {
 func (*DiffResponse) ProtoMessage() {}
 
 func (x *DiffResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_agent_proto_msgTypes[35]
+	mi := &file_skein_v1_agent_proto_msgTypes[37]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2476,7 +2628,7 @@ func (x *DiffResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DiffResponse.ProtoReflect.Descriptor instead.
 func (*DiffResponse) Descriptor() ([]byte, []int) {
-	return file_skein_v1_agent_proto_rawDescGZIP(), []int{35}
+	return file_skein_v1_agent_proto_rawDescGZIP(), []int{37}
 }
 
 func (x *DiffResponse) GetLines() []string {
@@ -2496,7 +2648,7 @@ type ExplainPeerRequest struct {
 
 func (x *ExplainPeerRequest) Reset() {
 	*x = ExplainPeerRequest{}
-	mi := &file_skein_v1_agent_proto_msgTypes[36]
+	mi := &file_skein_v1_agent_proto_msgTypes[38]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2508,7 +2660,7 @@ func (x *ExplainPeerRequest) String() string {
 func (*ExplainPeerRequest) ProtoMessage() {}
 
 func (x *ExplainPeerRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_agent_proto_msgTypes[36]
+	mi := &file_skein_v1_agent_proto_msgTypes[38]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2521,7 +2673,7 @@ func (x *ExplainPeerRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExplainPeerRequest.ProtoReflect.Descriptor instead.
 func (*ExplainPeerRequest) Descriptor() ([]byte, []int) {
-	return file_skein_v1_agent_proto_rawDescGZIP(), []int{36}
+	return file_skein_v1_agent_proto_rawDescGZIP(), []int{38}
 }
 
 func (x *ExplainPeerRequest) GetPeer() string {
@@ -2555,7 +2707,7 @@ type ExplainPeerResponse struct {
 
 func (x *ExplainPeerResponse) Reset() {
 	*x = ExplainPeerResponse{}
-	mi := &file_skein_v1_agent_proto_msgTypes[37]
+	mi := &file_skein_v1_agent_proto_msgTypes[39]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2567,7 +2719,7 @@ func (x *ExplainPeerResponse) String() string {
 func (*ExplainPeerResponse) ProtoMessage() {}
 
 func (x *ExplainPeerResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_agent_proto_msgTypes[37]
+	mi := &file_skein_v1_agent_proto_msgTypes[39]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2580,7 +2732,7 @@ func (x *ExplainPeerResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExplainPeerResponse.ProtoReflect.Descriptor instead.
 func (*ExplainPeerResponse) Descriptor() ([]byte, []int) {
-	return file_skein_v1_agent_proto_rawDescGZIP(), []int{37}
+	return file_skein_v1_agent_proto_rawDescGZIP(), []int{39}
 }
 
 func (x *ExplainPeerResponse) GetPeer() *PeerView {
@@ -2665,7 +2817,7 @@ type PortGuessView struct {
 
 func (x *PortGuessView) Reset() {
 	*x = PortGuessView{}
-	mi := &file_skein_v1_agent_proto_msgTypes[38]
+	mi := &file_skein_v1_agent_proto_msgTypes[40]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2677,7 +2829,7 @@ func (x *PortGuessView) String() string {
 func (*PortGuessView) ProtoMessage() {}
 
 func (x *PortGuessView) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_agent_proto_msgTypes[38]
+	mi := &file_skein_v1_agent_proto_msgTypes[40]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2690,7 +2842,7 @@ func (x *PortGuessView) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PortGuessView.ProtoReflect.Descriptor instead.
 func (*PortGuessView) Descriptor() ([]byte, []int) {
-	return file_skein_v1_agent_proto_rawDescGZIP(), []int{38}
+	return file_skein_v1_agent_proto_rawDescGZIP(), []int{40}
 }
 
 func (x *PortGuessView) GetRule() string {
@@ -2779,7 +2931,7 @@ type ProbeView struct {
 
 func (x *ProbeView) Reset() {
 	*x = ProbeView{}
-	mi := &file_skein_v1_agent_proto_msgTypes[39]
+	mi := &file_skein_v1_agent_proto_msgTypes[41]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2791,7 +2943,7 @@ func (x *ProbeView) String() string {
 func (*ProbeView) ProtoMessage() {}
 
 func (x *ProbeView) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_agent_proto_msgTypes[39]
+	mi := &file_skein_v1_agent_proto_msgTypes[41]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2804,7 +2956,7 @@ func (x *ProbeView) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ProbeView.ProtoReflect.Descriptor instead.
 func (*ProbeView) Descriptor() ([]byte, []int) {
-	return file_skein_v1_agent_proto_rawDescGZIP(), []int{39}
+	return file_skein_v1_agent_proto_rawDescGZIP(), []int{41}
 }
 
 func (x *ProbeView) GetEndpoint() string {
@@ -2874,7 +3026,7 @@ type PlanRequest struct {
 
 func (x *PlanRequest) Reset() {
 	*x = PlanRequest{}
-	mi := &file_skein_v1_agent_proto_msgTypes[40]
+	mi := &file_skein_v1_agent_proto_msgTypes[42]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2886,7 +3038,7 @@ func (x *PlanRequest) String() string {
 func (*PlanRequest) ProtoMessage() {}
 
 func (x *PlanRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_agent_proto_msgTypes[40]
+	mi := &file_skein_v1_agent_proto_msgTypes[42]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2899,7 +3051,7 @@ func (x *PlanRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PlanRequest.ProtoReflect.Descriptor instead.
 func (*PlanRequest) Descriptor() ([]byte, []int) {
-	return file_skein_v1_agent_proto_rawDescGZIP(), []int{40}
+	return file_skein_v1_agent_proto_rawDescGZIP(), []int{42}
 }
 
 func (x *PlanRequest) GetNode() string {
@@ -2934,7 +3086,7 @@ type PlanResponse struct {
 
 func (x *PlanResponse) Reset() {
 	*x = PlanResponse{}
-	mi := &file_skein_v1_agent_proto_msgTypes[41]
+	mi := &file_skein_v1_agent_proto_msgTypes[43]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2946,7 +3098,7 @@ func (x *PlanResponse) String() string {
 func (*PlanResponse) ProtoMessage() {}
 
 func (x *PlanResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_agent_proto_msgTypes[41]
+	mi := &file_skein_v1_agent_proto_msgTypes[43]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2959,7 +3111,7 @@ func (x *PlanResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PlanResponse.ProtoReflect.Descriptor instead.
 func (*PlanResponse) Descriptor() ([]byte, []int) {
-	return file_skein_v1_agent_proto_rawDescGZIP(), []int{41}
+	return file_skein_v1_agent_proto_rawDescGZIP(), []int{43}
 }
 
 func (x *PlanResponse) GetText() string {
@@ -2992,7 +3144,7 @@ type DownRequest struct {
 
 func (x *DownRequest) Reset() {
 	*x = DownRequest{}
-	mi := &file_skein_v1_agent_proto_msgTypes[42]
+	mi := &file_skein_v1_agent_proto_msgTypes[44]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3004,7 +3156,7 @@ func (x *DownRequest) String() string {
 func (*DownRequest) ProtoMessage() {}
 
 func (x *DownRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_agent_proto_msgTypes[42]
+	mi := &file_skein_v1_agent_proto_msgTypes[44]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3017,7 +3169,7 @@ func (x *DownRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DownRequest.ProtoReflect.Descriptor instead.
 func (*DownRequest) Descriptor() ([]byte, []int) {
-	return file_skein_v1_agent_proto_rawDescGZIP(), []int{42}
+	return file_skein_v1_agent_proto_rawDescGZIP(), []int{44}
 }
 
 func (x *DownRequest) GetPurge() bool {
@@ -3035,7 +3187,7 @@ type DownResponse struct {
 
 func (x *DownResponse) Reset() {
 	*x = DownResponse{}
-	mi := &file_skein_v1_agent_proto_msgTypes[43]
+	mi := &file_skein_v1_agent_proto_msgTypes[45]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3047,7 +3199,7 @@ func (x *DownResponse) String() string {
 func (*DownResponse) ProtoMessage() {}
 
 func (x *DownResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_agent_proto_msgTypes[43]
+	mi := &file_skein_v1_agent_proto_msgTypes[45]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3060,7 +3212,7 @@ func (x *DownResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DownResponse.ProtoReflect.Descriptor instead.
 func (*DownResponse) Descriptor() ([]byte, []int) {
-	return file_skein_v1_agent_proto_rawDescGZIP(), []int{43}
+	return file_skein_v1_agent_proto_rawDescGZIP(), []int{45}
 }
 
 type RelayRequest struct {
@@ -3071,7 +3223,7 @@ type RelayRequest struct {
 
 func (x *RelayRequest) Reset() {
 	*x = RelayRequest{}
-	mi := &file_skein_v1_agent_proto_msgTypes[44]
+	mi := &file_skein_v1_agent_proto_msgTypes[46]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3083,7 +3235,7 @@ func (x *RelayRequest) String() string {
 func (*RelayRequest) ProtoMessage() {}
 
 func (x *RelayRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_agent_proto_msgTypes[44]
+	mi := &file_skein_v1_agent_proto_msgTypes[46]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3096,7 +3248,7 @@ func (x *RelayRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RelayRequest.ProtoReflect.Descriptor instead.
 func (*RelayRequest) Descriptor() ([]byte, []int) {
-	return file_skein_v1_agent_proto_rawDescGZIP(), []int{44}
+	return file_skein_v1_agent_proto_rawDescGZIP(), []int{46}
 }
 
 type RelayResponse struct {
@@ -3109,7 +3261,7 @@ type RelayResponse struct {
 
 func (x *RelayResponse) Reset() {
 	*x = RelayResponse{}
-	mi := &file_skein_v1_agent_proto_msgTypes[45]
+	mi := &file_skein_v1_agent_proto_msgTypes[47]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3121,7 +3273,7 @@ func (x *RelayResponse) String() string {
 func (*RelayResponse) ProtoMessage() {}
 
 func (x *RelayResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_agent_proto_msgTypes[45]
+	mi := &file_skein_v1_agent_proto_msgTypes[47]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3134,7 +3286,7 @@ func (x *RelayResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RelayResponse.ProtoReflect.Descriptor instead.
 func (*RelayResponse) Descriptor() ([]byte, []int) {
-	return file_skein_v1_agent_proto_rawDescGZIP(), []int{45}
+	return file_skein_v1_agent_proto_rawDescGZIP(), []int{47}
 }
 
 func (x *RelayResponse) GetSessions() []*RelaySession {
@@ -3174,7 +3326,7 @@ type RelaySession struct {
 
 func (x *RelaySession) Reset() {
 	*x = RelaySession{}
-	mi := &file_skein_v1_agent_proto_msgTypes[46]
+	mi := &file_skein_v1_agent_proto_msgTypes[48]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3186,7 +3338,7 @@ func (x *RelaySession) String() string {
 func (*RelaySession) ProtoMessage() {}
 
 func (x *RelaySession) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_agent_proto_msgTypes[46]
+	mi := &file_skein_v1_agent_proto_msgTypes[48]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3199,7 +3351,7 @@ func (x *RelaySession) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RelaySession.ProtoReflect.Descriptor instead.
 func (*RelaySession) Descriptor() ([]byte, []int) {
-	return file_skein_v1_agent_proto_rawDescGZIP(), []int{46}
+	return file_skein_v1_agent_proto_rawDescGZIP(), []int{48}
 }
 
 func (x *RelaySession) GetNodeId() string {
@@ -3325,7 +3477,7 @@ type RelayServer struct {
 
 func (x *RelayServer) Reset() {
 	*x = RelayServer{}
-	mi := &file_skein_v1_agent_proto_msgTypes[47]
+	mi := &file_skein_v1_agent_proto_msgTypes[49]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3337,7 +3489,7 @@ func (x *RelayServer) String() string {
 func (*RelayServer) ProtoMessage() {}
 
 func (x *RelayServer) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_agent_proto_msgTypes[47]
+	mi := &file_skein_v1_agent_proto_msgTypes[49]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3350,7 +3502,7 @@ func (x *RelayServer) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RelayServer.ProtoReflect.Descriptor instead.
 func (*RelayServer) Descriptor() ([]byte, []int) {
-	return file_skein_v1_agent_proto_rawDescGZIP(), []int{47}
+	return file_skein_v1_agent_proto_rawDescGZIP(), []int{49}
 }
 
 func (x *RelayServer) GetClients() []*RelayClient {
@@ -3480,7 +3632,7 @@ type RelayServerLimits struct {
 
 func (x *RelayServerLimits) Reset() {
 	*x = RelayServerLimits{}
-	mi := &file_skein_v1_agent_proto_msgTypes[48]
+	mi := &file_skein_v1_agent_proto_msgTypes[50]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3492,7 +3644,7 @@ func (x *RelayServerLimits) String() string {
 func (*RelayServerLimits) ProtoMessage() {}
 
 func (x *RelayServerLimits) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_agent_proto_msgTypes[48]
+	mi := &file_skein_v1_agent_proto_msgTypes[50]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3505,7 +3657,7 @@ func (x *RelayServerLimits) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RelayServerLimits.ProtoReflect.Descriptor instead.
 func (*RelayServerLimits) Descriptor() ([]byte, []int) {
-	return file_skein_v1_agent_proto_rawDescGZIP(), []int{48}
+	return file_skein_v1_agent_proto_rawDescGZIP(), []int{50}
 }
 
 func (x *RelayServerLimits) GetMemoryBytes() uint64 {
@@ -3578,7 +3730,7 @@ type RelayClient struct {
 
 func (x *RelayClient) Reset() {
 	*x = RelayClient{}
-	mi := &file_skein_v1_agent_proto_msgTypes[49]
+	mi := &file_skein_v1_agent_proto_msgTypes[51]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3590,7 +3742,7 @@ func (x *RelayClient) String() string {
 func (*RelayClient) ProtoMessage() {}
 
 func (x *RelayClient) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_agent_proto_msgTypes[49]
+	mi := &file_skein_v1_agent_proto_msgTypes[51]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3603,7 +3755,7 @@ func (x *RelayClient) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RelayClient.ProtoReflect.Descriptor instead.
 func (*RelayClient) Descriptor() ([]byte, []int) {
-	return file_skein_v1_agent_proto_rawDescGZIP(), []int{49}
+	return file_skein_v1_agent_proto_rawDescGZIP(), []int{51}
 }
 
 func (x *RelayClient) GetNodeId() string {
@@ -3706,7 +3858,7 @@ type CreatePoolRequest struct {
 
 func (x *CreatePoolRequest) Reset() {
 	*x = CreatePoolRequest{}
-	mi := &file_skein_v1_agent_proto_msgTypes[50]
+	mi := &file_skein_v1_agent_proto_msgTypes[52]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3718,7 +3870,7 @@ func (x *CreatePoolRequest) String() string {
 func (*CreatePoolRequest) ProtoMessage() {}
 
 func (x *CreatePoolRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_agent_proto_msgTypes[50]
+	mi := &file_skein_v1_agent_proto_msgTypes[52]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3731,7 +3883,7 @@ func (x *CreatePoolRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CreatePoolRequest.ProtoReflect.Descriptor instead.
 func (*CreatePoolRequest) Descriptor() ([]byte, []int) {
-	return file_skein_v1_agent_proto_rawDescGZIP(), []int{50}
+	return file_skein_v1_agent_proto_rawDescGZIP(), []int{52}
 }
 
 func (x *CreatePoolRequest) GetPool() *Pool {
@@ -3750,7 +3902,7 @@ type ChangePoolRequest struct {
 
 func (x *ChangePoolRequest) Reset() {
 	*x = ChangePoolRequest{}
-	mi := &file_skein_v1_agent_proto_msgTypes[51]
+	mi := &file_skein_v1_agent_proto_msgTypes[53]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3762,7 +3914,7 @@ func (x *ChangePoolRequest) String() string {
 func (*ChangePoolRequest) ProtoMessage() {}
 
 func (x *ChangePoolRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_agent_proto_msgTypes[51]
+	mi := &file_skein_v1_agent_proto_msgTypes[53]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3775,7 +3927,7 @@ func (x *ChangePoolRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ChangePoolRequest.ProtoReflect.Descriptor instead.
 func (*ChangePoolRequest) Descriptor() ([]byte, []int) {
-	return file_skein_v1_agent_proto_rawDescGZIP(), []int{51}
+	return file_skein_v1_agent_proto_rawDescGZIP(), []int{53}
 }
 
 func (x *ChangePoolRequest) GetChange() *ChangePool {
@@ -3795,7 +3947,7 @@ type PoolResponse struct {
 
 func (x *PoolResponse) Reset() {
 	*x = PoolResponse{}
-	mi := &file_skein_v1_agent_proto_msgTypes[52]
+	mi := &file_skein_v1_agent_proto_msgTypes[54]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3807,7 +3959,7 @@ func (x *PoolResponse) String() string {
 func (*PoolResponse) ProtoMessage() {}
 
 func (x *PoolResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_agent_proto_msgTypes[52]
+	mi := &file_skein_v1_agent_proto_msgTypes[54]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3820,7 +3972,7 @@ func (x *PoolResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PoolResponse.ProtoReflect.Descriptor instead.
 func (*PoolResponse) Descriptor() ([]byte, []int) {
-	return file_skein_v1_agent_proto_rawDescGZIP(), []int{52}
+	return file_skein_v1_agent_proto_rawDescGZIP(), []int{54}
 }
 
 func (x *PoolResponse) GetPool() *Pool {
@@ -3846,7 +3998,7 @@ type RemovePoolRequest struct {
 
 func (x *RemovePoolRequest) Reset() {
 	*x = RemovePoolRequest{}
-	mi := &file_skein_v1_agent_proto_msgTypes[53]
+	mi := &file_skein_v1_agent_proto_msgTypes[55]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3858,7 +4010,7 @@ func (x *RemovePoolRequest) String() string {
 func (*RemovePoolRequest) ProtoMessage() {}
 
 func (x *RemovePoolRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_agent_proto_msgTypes[53]
+	mi := &file_skein_v1_agent_proto_msgTypes[55]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3871,7 +4023,7 @@ func (x *RemovePoolRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RemovePoolRequest.ProtoReflect.Descriptor instead.
 func (*RemovePoolRequest) Descriptor() ([]byte, []int) {
-	return file_skein_v1_agent_proto_rawDescGZIP(), []int{53}
+	return file_skein_v1_agent_proto_rawDescGZIP(), []int{55}
 }
 
 func (x *RemovePoolRequest) GetName() string {
@@ -3890,7 +4042,7 @@ type RemovePoolResponse struct {
 
 func (x *RemovePoolResponse) Reset() {
 	*x = RemovePoolResponse{}
-	mi := &file_skein_v1_agent_proto_msgTypes[54]
+	mi := &file_skein_v1_agent_proto_msgTypes[56]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3902,7 +4054,7 @@ func (x *RemovePoolResponse) String() string {
 func (*RemovePoolResponse) ProtoMessage() {}
 
 func (x *RemovePoolResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_agent_proto_msgTypes[54]
+	mi := &file_skein_v1_agent_proto_msgTypes[56]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3915,7 +4067,7 @@ func (x *RemovePoolResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RemovePoolResponse.ProtoReflect.Descriptor instead.
 func (*RemovePoolResponse) Descriptor() ([]byte, []int) {
-	return file_skein_v1_agent_proto_rawDescGZIP(), []int{54}
+	return file_skein_v1_agent_proto_rawDescGZIP(), []int{56}
 }
 
 func (x *RemovePoolResponse) GetIndex() uint64 {
@@ -3934,7 +4086,7 @@ type PoolsRequest struct {
 
 func (x *PoolsRequest) Reset() {
 	*x = PoolsRequest{}
-	mi := &file_skein_v1_agent_proto_msgTypes[55]
+	mi := &file_skein_v1_agent_proto_msgTypes[57]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3946,7 +4098,7 @@ func (x *PoolsRequest) String() string {
 func (*PoolsRequest) ProtoMessage() {}
 
 func (x *PoolsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_agent_proto_msgTypes[55]
+	mi := &file_skein_v1_agent_proto_msgTypes[57]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3959,7 +4111,7 @@ func (x *PoolsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PoolsRequest.ProtoReflect.Descriptor instead.
 func (*PoolsRequest) Descriptor() ([]byte, []int) {
-	return file_skein_v1_agent_proto_rawDescGZIP(), []int{55}
+	return file_skein_v1_agent_proto_rawDescGZIP(), []int{57}
 }
 
 func (x *PoolsRequest) GetName() string {
@@ -3978,7 +4130,7 @@ type PoolsResponse struct {
 
 func (x *PoolsResponse) Reset() {
 	*x = PoolsResponse{}
-	mi := &file_skein_v1_agent_proto_msgTypes[56]
+	mi := &file_skein_v1_agent_proto_msgTypes[58]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3990,7 +4142,7 @@ func (x *PoolsResponse) String() string {
 func (*PoolsResponse) ProtoMessage() {}
 
 func (x *PoolsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_agent_proto_msgTypes[56]
+	mi := &file_skein_v1_agent_proto_msgTypes[58]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4003,7 +4155,7 @@ func (x *PoolsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PoolsResponse.ProtoReflect.Descriptor instead.
 func (*PoolsResponse) Descriptor() ([]byte, []int) {
-	return file_skein_v1_agent_proto_rawDescGZIP(), []int{56}
+	return file_skein_v1_agent_proto_rawDescGZIP(), []int{58}
 }
 
 func (x *PoolsResponse) GetPools() []*PoolView {
@@ -4032,7 +4184,7 @@ type PoolView struct {
 
 func (x *PoolView) Reset() {
 	*x = PoolView{}
-	mi := &file_skein_v1_agent_proto_msgTypes[57]
+	mi := &file_skein_v1_agent_proto_msgTypes[59]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4044,7 +4196,7 @@ func (x *PoolView) String() string {
 func (*PoolView) ProtoMessage() {}
 
 func (x *PoolView) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_agent_proto_msgTypes[57]
+	mi := &file_skein_v1_agent_proto_msgTypes[59]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4057,7 +4209,7 @@ func (x *PoolView) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PoolView.ProtoReflect.Descriptor instead.
 func (*PoolView) Descriptor() ([]byte, []int) {
-	return file_skein_v1_agent_proto_rawDescGZIP(), []int{57}
+	return file_skein_v1_agent_proto_rawDescGZIP(), []int{59}
 }
 
 func (x *PoolView) GetPool() *Pool {
@@ -4148,7 +4300,7 @@ type PoolHolder struct {
 
 func (x *PoolHolder) Reset() {
 	*x = PoolHolder{}
-	mi := &file_skein_v1_agent_proto_msgTypes[58]
+	mi := &file_skein_v1_agent_proto_msgTypes[60]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4160,7 +4312,7 @@ func (x *PoolHolder) String() string {
 func (*PoolHolder) ProtoMessage() {}
 
 func (x *PoolHolder) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_agent_proto_msgTypes[58]
+	mi := &file_skein_v1_agent_proto_msgTypes[60]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4173,7 +4325,7 @@ func (x *PoolHolder) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PoolHolder.ProtoReflect.Descriptor instead.
 func (*PoolHolder) Descriptor() ([]byte, []int) {
-	return file_skein_v1_agent_proto_rawDescGZIP(), []int{58}
+	return file_skein_v1_agent_proto_rawDescGZIP(), []int{60}
 }
 
 func (x *PoolHolder) GetNodeId() string {
@@ -4209,7 +4361,7 @@ type LocalPool struct {
 
 func (x *LocalPool) Reset() {
 	*x = LocalPool{}
-	mi := &file_skein_v1_agent_proto_msgTypes[59]
+	mi := &file_skein_v1_agent_proto_msgTypes[61]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4221,7 +4373,7 @@ func (x *LocalPool) String() string {
 func (*LocalPool) ProtoMessage() {}
 
 func (x *LocalPool) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_agent_proto_msgTypes[59]
+	mi := &file_skein_v1_agent_proto_msgTypes[61]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4234,7 +4386,7 @@ func (x *LocalPool) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use LocalPool.ProtoReflect.Descriptor instead.
 func (*LocalPool) Descriptor() ([]byte, []int) {
-	return file_skein_v1_agent_proto_rawDescGZIP(), []int{59}
+	return file_skein_v1_agent_proto_rawDescGZIP(), []int{61}
 }
 
 func (x *LocalPool) GetBlocks() uint32 {
@@ -4276,7 +4428,7 @@ type BlocksRequest struct {
 
 func (x *BlocksRequest) Reset() {
 	*x = BlocksRequest{}
-	mi := &file_skein_v1_agent_proto_msgTypes[60]
+	mi := &file_skein_v1_agent_proto_msgTypes[62]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4288,7 +4440,7 @@ func (x *BlocksRequest) String() string {
 func (*BlocksRequest) ProtoMessage() {}
 
 func (x *BlocksRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_agent_proto_msgTypes[60]
+	mi := &file_skein_v1_agent_proto_msgTypes[62]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4301,7 +4453,7 @@ func (x *BlocksRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use BlocksRequest.ProtoReflect.Descriptor instead.
 func (*BlocksRequest) Descriptor() ([]byte, []int) {
-	return file_skein_v1_agent_proto_rawDescGZIP(), []int{60}
+	return file_skein_v1_agent_proto_rawDescGZIP(), []int{62}
 }
 
 func (x *BlocksRequest) GetPool() string {
@@ -4334,7 +4486,7 @@ type BlocksResponse struct {
 
 func (x *BlocksResponse) Reset() {
 	*x = BlocksResponse{}
-	mi := &file_skein_v1_agent_proto_msgTypes[61]
+	mi := &file_skein_v1_agent_proto_msgTypes[63]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4346,7 +4498,7 @@ func (x *BlocksResponse) String() string {
 func (*BlocksResponse) ProtoMessage() {}
 
 func (x *BlocksResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_agent_proto_msgTypes[61]
+	mi := &file_skein_v1_agent_proto_msgTypes[63]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4359,7 +4511,7 @@ func (x *BlocksResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use BlocksResponse.ProtoReflect.Descriptor instead.
 func (*BlocksResponse) Descriptor() ([]byte, []int) {
-	return file_skein_v1_agent_proto_rawDescGZIP(), []int{61}
+	return file_skein_v1_agent_proto_rawDescGZIP(), []int{63}
 }
 
 func (x *BlocksResponse) GetBlocks() []*BlockView {
@@ -4381,7 +4533,7 @@ type BlockView struct {
 
 func (x *BlockView) Reset() {
 	*x = BlockView{}
-	mi := &file_skein_v1_agent_proto_msgTypes[62]
+	mi := &file_skein_v1_agent_proto_msgTypes[64]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4393,7 +4545,7 @@ func (x *BlockView) String() string {
 func (*BlockView) ProtoMessage() {}
 
 func (x *BlockView) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_agent_proto_msgTypes[62]
+	mi := &file_skein_v1_agent_proto_msgTypes[64]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4406,7 +4558,7 @@ func (x *BlockView) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use BlockView.ProtoReflect.Descriptor instead.
 func (*BlockView) Descriptor() ([]byte, []int) {
-	return file_skein_v1_agent_proto_rawDescGZIP(), []int{62}
+	return file_skein_v1_agent_proto_rawDescGZIP(), []int{64}
 }
 
 func (x *BlockView) GetBlock() *Block {
@@ -4448,7 +4600,7 @@ type ReserveBlockRequest struct {
 
 func (x *ReserveBlockRequest) Reset() {
 	*x = ReserveBlockRequest{}
-	mi := &file_skein_v1_agent_proto_msgTypes[63]
+	mi := &file_skein_v1_agent_proto_msgTypes[65]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4460,7 +4612,7 @@ func (x *ReserveBlockRequest) String() string {
 func (*ReserveBlockRequest) ProtoMessage() {}
 
 func (x *ReserveBlockRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_agent_proto_msgTypes[63]
+	mi := &file_skein_v1_agent_proto_msgTypes[65]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4473,7 +4625,7 @@ func (x *ReserveBlockRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ReserveBlockRequest.ProtoReflect.Descriptor instead.
 func (*ReserveBlockRequest) Descriptor() ([]byte, []int) {
-	return file_skein_v1_agent_proto_rawDescGZIP(), []int{63}
+	return file_skein_v1_agent_proto_rawDescGZIP(), []int{65}
 }
 
 func (x *ReserveBlockRequest) GetPool() string {
@@ -4507,7 +4659,7 @@ type ReleaseBlockRequest struct {
 
 func (x *ReleaseBlockRequest) Reset() {
 	*x = ReleaseBlockRequest{}
-	mi := &file_skein_v1_agent_proto_msgTypes[64]
+	mi := &file_skein_v1_agent_proto_msgTypes[66]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4519,7 +4671,7 @@ func (x *ReleaseBlockRequest) String() string {
 func (*ReleaseBlockRequest) ProtoMessage() {}
 
 func (x *ReleaseBlockRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_agent_proto_msgTypes[64]
+	mi := &file_skein_v1_agent_proto_msgTypes[66]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4532,7 +4684,7 @@ func (x *ReleaseBlockRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ReleaseBlockRequest.ProtoReflect.Descriptor instead.
 func (*ReleaseBlockRequest) Descriptor() ([]byte, []int) {
-	return file_skein_v1_agent_proto_rawDescGZIP(), []int{64}
+	return file_skein_v1_agent_proto_rawDescGZIP(), []int{66}
 }
 
 func (x *ReleaseBlockRequest) GetPool() string {
@@ -4559,7 +4711,7 @@ type BlockResponse struct {
 
 func (x *BlockResponse) Reset() {
 	*x = BlockResponse{}
-	mi := &file_skein_v1_agent_proto_msgTypes[65]
+	mi := &file_skein_v1_agent_proto_msgTypes[67]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4571,7 +4723,7 @@ func (x *BlockResponse) String() string {
 func (*BlockResponse) ProtoMessage() {}
 
 func (x *BlockResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_agent_proto_msgTypes[65]
+	mi := &file_skein_v1_agent_proto_msgTypes[67]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4584,7 +4736,7 @@ func (x *BlockResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use BlockResponse.ProtoReflect.Descriptor instead.
 func (*BlockResponse) Descriptor() ([]byte, []int) {
-	return file_skein_v1_agent_proto_rawDescGZIP(), []int{65}
+	return file_skein_v1_agent_proto_rawDescGZIP(), []int{67}
 }
 
 func (x *BlockResponse) GetBlock() *Block {
@@ -4613,7 +4765,7 @@ type ReserveAddressRequest struct {
 
 func (x *ReserveAddressRequest) Reset() {
 	*x = ReserveAddressRequest{}
-	mi := &file_skein_v1_agent_proto_msgTypes[66]
+	mi := &file_skein_v1_agent_proto_msgTypes[68]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4625,7 +4777,7 @@ func (x *ReserveAddressRequest) String() string {
 func (*ReserveAddressRequest) ProtoMessage() {}
 
 func (x *ReserveAddressRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_agent_proto_msgTypes[66]
+	mi := &file_skein_v1_agent_proto_msgTypes[68]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4638,7 +4790,7 @@ func (x *ReserveAddressRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ReserveAddressRequest.ProtoReflect.Descriptor instead.
 func (*ReserveAddressRequest) Descriptor() ([]byte, []int) {
-	return file_skein_v1_agent_proto_rawDescGZIP(), []int{66}
+	return file_skein_v1_agent_proto_rawDescGZIP(), []int{68}
 }
 
 func (x *ReserveAddressRequest) GetPool() string {
@@ -4680,7 +4832,7 @@ type ReleaseAddressRequest struct {
 
 func (x *ReleaseAddressRequest) Reset() {
 	*x = ReleaseAddressRequest{}
-	mi := &file_skein_v1_agent_proto_msgTypes[67]
+	mi := &file_skein_v1_agent_proto_msgTypes[69]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4692,7 +4844,7 @@ func (x *ReleaseAddressRequest) String() string {
 func (*ReleaseAddressRequest) ProtoMessage() {}
 
 func (x *ReleaseAddressRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_agent_proto_msgTypes[67]
+	mi := &file_skein_v1_agent_proto_msgTypes[69]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4705,7 +4857,7 @@ func (x *ReleaseAddressRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ReleaseAddressRequest.ProtoReflect.Descriptor instead.
 func (*ReleaseAddressRequest) Descriptor() ([]byte, []int) {
-	return file_skein_v1_agent_proto_rawDescGZIP(), []int{67}
+	return file_skein_v1_agent_proto_rawDescGZIP(), []int{69}
 }
 
 func (x *ReleaseAddressRequest) GetPool() string {
@@ -4739,7 +4891,7 @@ type StaticResponse struct {
 
 func (x *StaticResponse) Reset() {
 	*x = StaticResponse{}
-	mi := &file_skein_v1_agent_proto_msgTypes[68]
+	mi := &file_skein_v1_agent_proto_msgTypes[70]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4751,7 +4903,7 @@ func (x *StaticResponse) String() string {
 func (*StaticResponse) ProtoMessage() {}
 
 func (x *StaticResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_agent_proto_msgTypes[68]
+	mi := &file_skein_v1_agent_proto_msgTypes[70]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4764,7 +4916,7 @@ func (x *StaticResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StaticResponse.ProtoReflect.Descriptor instead.
 func (*StaticResponse) Descriptor() ([]byte, []int) {
-	return file_skein_v1_agent_proto_rawDescGZIP(), []int{68}
+	return file_skein_v1_agent_proto_rawDescGZIP(), []int{70}
 }
 
 func (x *StaticResponse) GetAddress() *StaticAddress {
@@ -4789,7 +4941,7 @@ type StaticsRequest struct {
 
 func (x *StaticsRequest) Reset() {
 	*x = StaticsRequest{}
-	mi := &file_skein_v1_agent_proto_msgTypes[69]
+	mi := &file_skein_v1_agent_proto_msgTypes[71]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4801,7 +4953,7 @@ func (x *StaticsRequest) String() string {
 func (*StaticsRequest) ProtoMessage() {}
 
 func (x *StaticsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_agent_proto_msgTypes[69]
+	mi := &file_skein_v1_agent_proto_msgTypes[71]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4814,7 +4966,7 @@ func (x *StaticsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StaticsRequest.ProtoReflect.Descriptor instead.
 func (*StaticsRequest) Descriptor() ([]byte, []int) {
-	return file_skein_v1_agent_proto_rawDescGZIP(), []int{69}
+	return file_skein_v1_agent_proto_rawDescGZIP(), []int{71}
 }
 
 type StaticsResponse struct {
@@ -4826,7 +4978,7 @@ type StaticsResponse struct {
 
 func (x *StaticsResponse) Reset() {
 	*x = StaticsResponse{}
-	mi := &file_skein_v1_agent_proto_msgTypes[70]
+	mi := &file_skein_v1_agent_proto_msgTypes[72]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4838,7 +4990,7 @@ func (x *StaticsResponse) String() string {
 func (*StaticsResponse) ProtoMessage() {}
 
 func (x *StaticsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_agent_proto_msgTypes[70]
+	mi := &file_skein_v1_agent_proto_msgTypes[72]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4851,7 +5003,7 @@ func (x *StaticsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StaticsResponse.ProtoReflect.Descriptor instead.
 func (*StaticsResponse) Descriptor() ([]byte, []int) {
-	return file_skein_v1_agent_proto_rawDescGZIP(), []int{70}
+	return file_skein_v1_agent_proto_rawDescGZIP(), []int{72}
 }
 
 func (x *StaticsResponse) GetAddresses() []*StaticAddress {
@@ -4872,7 +5024,7 @@ type WhoRequest struct {
 
 func (x *WhoRequest) Reset() {
 	*x = WhoRequest{}
-	mi := &file_skein_v1_agent_proto_msgTypes[71]
+	mi := &file_skein_v1_agent_proto_msgTypes[73]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4884,7 +5036,7 @@ func (x *WhoRequest) String() string {
 func (*WhoRequest) ProtoMessage() {}
 
 func (x *WhoRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_agent_proto_msgTypes[71]
+	mi := &file_skein_v1_agent_proto_msgTypes[73]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4897,7 +5049,7 @@ func (x *WhoRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WhoRequest.ProtoReflect.Descriptor instead.
 func (*WhoRequest) Descriptor() ([]byte, []int) {
-	return file_skein_v1_agent_proto_rawDescGZIP(), []int{71}
+	return file_skein_v1_agent_proto_rawDescGZIP(), []int{73}
 }
 
 func (x *WhoRequest) GetAddress() string {
@@ -4944,7 +5096,7 @@ type WhoResponse struct {
 
 func (x *WhoResponse) Reset() {
 	*x = WhoResponse{}
-	mi := &file_skein_v1_agent_proto_msgTypes[72]
+	mi := &file_skein_v1_agent_proto_msgTypes[74]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4956,7 +5108,7 @@ func (x *WhoResponse) String() string {
 func (*WhoResponse) ProtoMessage() {}
 
 func (x *WhoResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_agent_proto_msgTypes[72]
+	mi := &file_skein_v1_agent_proto_msgTypes[74]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4969,7 +5121,7 @@ func (x *WhoResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WhoResponse.ProtoReflect.Descriptor instead.
 func (*WhoResponse) Descriptor() ([]byte, []int) {
-	return file_skein_v1_agent_proto_rawDescGZIP(), []int{72}
+	return file_skein_v1_agent_proto_rawDescGZIP(), []int{74}
 }
 
 func (x *WhoResponse) GetAddress() string {
@@ -5095,7 +5247,7 @@ type Holder struct {
 
 func (x *Holder) Reset() {
 	*x = Holder{}
-	mi := &file_skein_v1_agent_proto_msgTypes[73]
+	mi := &file_skein_v1_agent_proto_msgTypes[75]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5107,7 +5259,7 @@ func (x *Holder) String() string {
 func (*Holder) ProtoMessage() {}
 
 func (x *Holder) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_agent_proto_msgTypes[73]
+	mi := &file_skein_v1_agent_proto_msgTypes[75]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5120,7 +5272,7 @@ func (x *Holder) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Holder.ProtoReflect.Descriptor instead.
 func (*Holder) Descriptor() ([]byte, []int) {
-	return file_skein_v1_agent_proto_rawDescGZIP(), []int{73}
+	return file_skein_v1_agent_proto_rawDescGZIP(), []int{75}
 }
 
 func (x *Holder) GetNamespace() string {
@@ -5194,7 +5346,7 @@ type PodsRequest struct {
 
 func (x *PodsRequest) Reset() {
 	*x = PodsRequest{}
-	mi := &file_skein_v1_agent_proto_msgTypes[74]
+	mi := &file_skein_v1_agent_proto_msgTypes[76]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5206,7 +5358,7 @@ func (x *PodsRequest) String() string {
 func (*PodsRequest) ProtoMessage() {}
 
 func (x *PodsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_agent_proto_msgTypes[74]
+	mi := &file_skein_v1_agent_proto_msgTypes[76]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5219,7 +5371,7 @@ func (x *PodsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PodsRequest.ProtoReflect.Descriptor instead.
 func (*PodsRequest) Descriptor() ([]byte, []int) {
-	return file_skein_v1_agent_proto_rawDescGZIP(), []int{74}
+	return file_skein_v1_agent_proto_rawDescGZIP(), []int{76}
 }
 
 type PodsResponse struct {
@@ -5231,7 +5383,7 @@ type PodsResponse struct {
 
 func (x *PodsResponse) Reset() {
 	*x = PodsResponse{}
-	mi := &file_skein_v1_agent_proto_msgTypes[75]
+	mi := &file_skein_v1_agent_proto_msgTypes[77]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5243,7 +5395,7 @@ func (x *PodsResponse) String() string {
 func (*PodsResponse) ProtoMessage() {}
 
 func (x *PodsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_agent_proto_msgTypes[75]
+	mi := &file_skein_v1_agent_proto_msgTypes[77]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5256,7 +5408,7 @@ func (x *PodsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PodsResponse.ProtoReflect.Descriptor instead.
 func (*PodsResponse) Descriptor() ([]byte, []int) {
-	return file_skein_v1_agent_proto_rawDescGZIP(), []int{75}
+	return file_skein_v1_agent_proto_rawDescGZIP(), []int{77}
 }
 
 func (x *PodsResponse) GetPods() []*PodView {
@@ -5278,7 +5430,7 @@ type PodView struct {
 
 func (x *PodView) Reset() {
 	*x = PodView{}
-	mi := &file_skein_v1_agent_proto_msgTypes[76]
+	mi := &file_skein_v1_agent_proto_msgTypes[78]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5290,7 +5442,7 @@ func (x *PodView) String() string {
 func (*PodView) ProtoMessage() {}
 
 func (x *PodView) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_agent_proto_msgTypes[76]
+	mi := &file_skein_v1_agent_proto_msgTypes[78]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5303,7 +5455,7 @@ func (x *PodView) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PodView.ProtoReflect.Descriptor instead.
 func (*PodView) Descriptor() ([]byte, []int) {
-	return file_skein_v1_agent_proto_rawDescGZIP(), []int{76}
+	return file_skein_v1_agent_proto_rawDescGZIP(), []int{78}
 }
 
 func (x *PodView) GetHolder() *Holder {
@@ -5343,7 +5495,7 @@ type ImportRequest struct {
 
 func (x *ImportRequest) Reset() {
 	*x = ImportRequest{}
-	mi := &file_skein_v1_agent_proto_msgTypes[77]
+	mi := &file_skein_v1_agent_proto_msgTypes[79]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5355,7 +5507,7 @@ func (x *ImportRequest) String() string {
 func (*ImportRequest) ProtoMessage() {}
 
 func (x *ImportRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_agent_proto_msgTypes[77]
+	mi := &file_skein_v1_agent_proto_msgTypes[79]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5368,7 +5520,7 @@ func (x *ImportRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ImportRequest.ProtoReflect.Descriptor instead.
 func (*ImportRequest) Descriptor() ([]byte, []int) {
-	return file_skein_v1_agent_proto_rawDescGZIP(), []int{77}
+	return file_skein_v1_agent_proto_rawDescGZIP(), []int{79}
 }
 
 func (x *ImportRequest) GetImport() *ImportPools {
@@ -5389,7 +5541,7 @@ type ImportResponse struct {
 
 func (x *ImportResponse) Reset() {
 	*x = ImportResponse{}
-	mi := &file_skein_v1_agent_proto_msgTypes[78]
+	mi := &file_skein_v1_agent_proto_msgTypes[80]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5401,7 +5553,7 @@ func (x *ImportResponse) String() string {
 func (*ImportResponse) ProtoMessage() {}
 
 func (x *ImportResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_agent_proto_msgTypes[78]
+	mi := &file_skein_v1_agent_proto_msgTypes[80]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5414,7 +5566,7 @@ func (x *ImportResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ImportResponse.ProtoReflect.Descriptor instead.
 func (*ImportResponse) Descriptor() ([]byte, []int) {
-	return file_skein_v1_agent_proto_rawDescGZIP(), []int{78}
+	return file_skein_v1_agent_proto_rawDescGZIP(), []int{80}
 }
 
 func (x *ImportResponse) GetPlan() []string {
@@ -5447,7 +5599,7 @@ type CreateEgressRequest struct {
 
 func (x *CreateEgressRequest) Reset() {
 	*x = CreateEgressRequest{}
-	mi := &file_skein_v1_agent_proto_msgTypes[79]
+	mi := &file_skein_v1_agent_proto_msgTypes[81]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5459,7 +5611,7 @@ func (x *CreateEgressRequest) String() string {
 func (*CreateEgressRequest) ProtoMessage() {}
 
 func (x *CreateEgressRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_agent_proto_msgTypes[79]
+	mi := &file_skein_v1_agent_proto_msgTypes[81]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5472,7 +5624,7 @@ func (x *CreateEgressRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CreateEgressRequest.ProtoReflect.Descriptor instead.
 func (*CreateEgressRequest) Descriptor() ([]byte, []int) {
-	return file_skein_v1_agent_proto_rawDescGZIP(), []int{79}
+	return file_skein_v1_agent_proto_rawDescGZIP(), []int{81}
 }
 
 func (x *CreateEgressRequest) GetEgress() *Egress {
@@ -5491,7 +5643,7 @@ type ChangeEgressRequest struct {
 
 func (x *ChangeEgressRequest) Reset() {
 	*x = ChangeEgressRequest{}
-	mi := &file_skein_v1_agent_proto_msgTypes[80]
+	mi := &file_skein_v1_agent_proto_msgTypes[82]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5503,7 +5655,7 @@ func (x *ChangeEgressRequest) String() string {
 func (*ChangeEgressRequest) ProtoMessage() {}
 
 func (x *ChangeEgressRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_agent_proto_msgTypes[80]
+	mi := &file_skein_v1_agent_proto_msgTypes[82]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5516,7 +5668,7 @@ func (x *ChangeEgressRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ChangeEgressRequest.ProtoReflect.Descriptor instead.
 func (*ChangeEgressRequest) Descriptor() ([]byte, []int) {
-	return file_skein_v1_agent_proto_rawDescGZIP(), []int{80}
+	return file_skein_v1_agent_proto_rawDescGZIP(), []int{82}
 }
 
 func (x *ChangeEgressRequest) GetChange() *ChangeEgress {
@@ -5539,7 +5691,7 @@ type EgressResponse struct {
 
 func (x *EgressResponse) Reset() {
 	*x = EgressResponse{}
-	mi := &file_skein_v1_agent_proto_msgTypes[81]
+	mi := &file_skein_v1_agent_proto_msgTypes[83]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5551,7 +5703,7 @@ func (x *EgressResponse) String() string {
 func (*EgressResponse) ProtoMessage() {}
 
 func (x *EgressResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_agent_proto_msgTypes[81]
+	mi := &file_skein_v1_agent_proto_msgTypes[83]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5564,7 +5716,7 @@ func (x *EgressResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use EgressResponse.ProtoReflect.Descriptor instead.
 func (*EgressResponse) Descriptor() ([]byte, []int) {
-	return file_skein_v1_agent_proto_rawDescGZIP(), []int{81}
+	return file_skein_v1_agent_proto_rawDescGZIP(), []int{83}
 }
 
 func (x *EgressResponse) GetEgress() *Egress {
@@ -5605,7 +5757,7 @@ type RemoveEgressRequest struct {
 
 func (x *RemoveEgressRequest) Reset() {
 	*x = RemoveEgressRequest{}
-	mi := &file_skein_v1_agent_proto_msgTypes[82]
+	mi := &file_skein_v1_agent_proto_msgTypes[84]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5617,7 +5769,7 @@ func (x *RemoveEgressRequest) String() string {
 func (*RemoveEgressRequest) ProtoMessage() {}
 
 func (x *RemoveEgressRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_agent_proto_msgTypes[82]
+	mi := &file_skein_v1_agent_proto_msgTypes[84]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5630,7 +5782,7 @@ func (x *RemoveEgressRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RemoveEgressRequest.ProtoReflect.Descriptor instead.
 func (*RemoveEgressRequest) Descriptor() ([]byte, []int) {
-	return file_skein_v1_agent_proto_rawDescGZIP(), []int{82}
+	return file_skein_v1_agent_proto_rawDescGZIP(), []int{84}
 }
 
 func (x *RemoveEgressRequest) GetNamespace() string {
@@ -5656,7 +5808,7 @@ type RemoveEgressResponse struct {
 
 func (x *RemoveEgressResponse) Reset() {
 	*x = RemoveEgressResponse{}
-	mi := &file_skein_v1_agent_proto_msgTypes[83]
+	mi := &file_skein_v1_agent_proto_msgTypes[85]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5668,7 +5820,7 @@ func (x *RemoveEgressResponse) String() string {
 func (*RemoveEgressResponse) ProtoMessage() {}
 
 func (x *RemoveEgressResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_agent_proto_msgTypes[83]
+	mi := &file_skein_v1_agent_proto_msgTypes[85]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5681,7 +5833,7 @@ func (x *RemoveEgressResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RemoveEgressResponse.ProtoReflect.Descriptor instead.
 func (*RemoveEgressResponse) Descriptor() ([]byte, []int) {
-	return file_skein_v1_agent_proto_rawDescGZIP(), []int{83}
+	return file_skein_v1_agent_proto_rawDescGZIP(), []int{85}
 }
 
 func (x *RemoveEgressResponse) GetIndex() uint64 {
@@ -5699,7 +5851,7 @@ type EgressesRequest struct {
 
 func (x *EgressesRequest) Reset() {
 	*x = EgressesRequest{}
-	mi := &file_skein_v1_agent_proto_msgTypes[84]
+	mi := &file_skein_v1_agent_proto_msgTypes[86]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5711,7 +5863,7 @@ func (x *EgressesRequest) String() string {
 func (*EgressesRequest) ProtoMessage() {}
 
 func (x *EgressesRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_agent_proto_msgTypes[84]
+	mi := &file_skein_v1_agent_proto_msgTypes[86]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5724,7 +5876,7 @@ func (x *EgressesRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use EgressesRequest.ProtoReflect.Descriptor instead.
 func (*EgressesRequest) Descriptor() ([]byte, []int) {
-	return file_skein_v1_agent_proto_rawDescGZIP(), []int{84}
+	return file_skein_v1_agent_proto_rawDescGZIP(), []int{86}
 }
 
 type EgressesResponse struct {
@@ -5736,7 +5888,7 @@ type EgressesResponse struct {
 
 func (x *EgressesResponse) Reset() {
 	*x = EgressesResponse{}
-	mi := &file_skein_v1_agent_proto_msgTypes[85]
+	mi := &file_skein_v1_agent_proto_msgTypes[87]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5748,7 +5900,7 @@ func (x *EgressesResponse) String() string {
 func (*EgressesResponse) ProtoMessage() {}
 
 func (x *EgressesResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_agent_proto_msgTypes[85]
+	mi := &file_skein_v1_agent_proto_msgTypes[87]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5761,7 +5913,7 @@ func (x *EgressesResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use EgressesResponse.ProtoReflect.Descriptor instead.
 func (*EgressesResponse) Descriptor() ([]byte, []int) {
-	return file_skein_v1_agent_proto_rawDescGZIP(), []int{85}
+	return file_skein_v1_agent_proto_rawDescGZIP(), []int{87}
 }
 
 func (x *EgressesResponse) GetEgresses() []*EgressSummary {
@@ -5782,7 +5934,7 @@ type EgressSummary struct {
 
 func (x *EgressSummary) Reset() {
 	*x = EgressSummary{}
-	mi := &file_skein_v1_agent_proto_msgTypes[86]
+	mi := &file_skein_v1_agent_proto_msgTypes[88]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5794,7 +5946,7 @@ func (x *EgressSummary) String() string {
 func (*EgressSummary) ProtoMessage() {}
 
 func (x *EgressSummary) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_agent_proto_msgTypes[86]
+	mi := &file_skein_v1_agent_proto_msgTypes[88]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5807,7 +5959,7 @@ func (x *EgressSummary) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use EgressSummary.ProtoReflect.Descriptor instead.
 func (*EgressSummary) Descriptor() ([]byte, []int) {
-	return file_skein_v1_agent_proto_rawDescGZIP(), []int{86}
+	return file_skein_v1_agent_proto_rawDescGZIP(), []int{88}
 }
 
 func (x *EgressSummary) GetEgress() *Egress {
@@ -5843,7 +5995,7 @@ type SlotView struct {
 
 func (x *SlotView) Reset() {
 	*x = SlotView{}
-	mi := &file_skein_v1_agent_proto_msgTypes[87]
+	mi := &file_skein_v1_agent_proto_msgTypes[89]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5855,7 +6007,7 @@ func (x *SlotView) String() string {
 func (*SlotView) ProtoMessage() {}
 
 func (x *SlotView) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_agent_proto_msgTypes[87]
+	mi := &file_skein_v1_agent_proto_msgTypes[89]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5868,7 +6020,7 @@ func (x *SlotView) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SlotView.ProtoReflect.Descriptor instead.
 func (*SlotView) Descriptor() ([]byte, []int) {
-	return file_skein_v1_agent_proto_rawDescGZIP(), []int{87}
+	return file_skein_v1_agent_proto_rawDescGZIP(), []int{89}
 }
 
 func (x *SlotView) GetSlot() *EgressSlot {
@@ -5909,7 +6061,7 @@ type ShowEgressRequest struct {
 
 func (x *ShowEgressRequest) Reset() {
 	*x = ShowEgressRequest{}
-	mi := &file_skein_v1_agent_proto_msgTypes[88]
+	mi := &file_skein_v1_agent_proto_msgTypes[90]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5921,7 +6073,7 @@ func (x *ShowEgressRequest) String() string {
 func (*ShowEgressRequest) ProtoMessage() {}
 
 func (x *ShowEgressRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_agent_proto_msgTypes[88]
+	mi := &file_skein_v1_agent_proto_msgTypes[90]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5934,7 +6086,7 @@ func (x *ShowEgressRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ShowEgressRequest.ProtoReflect.Descriptor instead.
 func (*ShowEgressRequest) Descriptor() ([]byte, []int) {
-	return file_skein_v1_agent_proto_rawDescGZIP(), []int{88}
+	return file_skein_v1_agent_proto_rawDescGZIP(), []int{90}
 }
 
 func (x *ShowEgressRequest) GetNamespace() string {
@@ -5963,7 +6115,7 @@ type ShowEgressResponse struct {
 
 func (x *ShowEgressResponse) Reset() {
 	*x = ShowEgressResponse{}
-	mi := &file_skein_v1_agent_proto_msgTypes[89]
+	mi := &file_skein_v1_agent_proto_msgTypes[91]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5975,7 +6127,7 @@ func (x *ShowEgressResponse) String() string {
 func (*ShowEgressResponse) ProtoMessage() {}
 
 func (x *ShowEgressResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_agent_proto_msgTypes[89]
+	mi := &file_skein_v1_agent_proto_msgTypes[91]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5988,7 +6140,7 @@ func (x *ShowEgressResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ShowEgressResponse.ProtoReflect.Descriptor instead.
 func (*ShowEgressResponse) Descriptor() ([]byte, []int) {
-	return file_skein_v1_agent_proto_rawDescGZIP(), []int{89}
+	return file_skein_v1_agent_proto_rawDescGZIP(), []int{91}
 }
 
 func (x *ShowEgressResponse) GetSummary() *EgressSummary {
@@ -6029,7 +6181,7 @@ type EgressNodeError struct {
 
 func (x *EgressNodeError) Reset() {
 	*x = EgressNodeError{}
-	mi := &file_skein_v1_agent_proto_msgTypes[90]
+	mi := &file_skein_v1_agent_proto_msgTypes[92]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6041,7 +6193,7 @@ func (x *EgressNodeError) String() string {
 func (*EgressNodeError) ProtoMessage() {}
 
 func (x *EgressNodeError) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_agent_proto_msgTypes[90]
+	mi := &file_skein_v1_agent_proto_msgTypes[92]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6054,7 +6206,7 @@ func (x *EgressNodeError) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use EgressNodeError.ProtoReflect.Descriptor instead.
 func (*EgressNodeError) Descriptor() ([]byte, []int) {
-	return file_skein_v1_agent_proto_rawDescGZIP(), []int{90}
+	return file_skein_v1_agent_proto_rawDescGZIP(), []int{92}
 }
 
 func (x *EgressNodeError) GetNode() string {
@@ -6081,7 +6233,7 @@ type EgressHostClients struct {
 
 func (x *EgressHostClients) Reset() {
 	*x = EgressHostClients{}
-	mi := &file_skein_v1_agent_proto_msgTypes[91]
+	mi := &file_skein_v1_agent_proto_msgTypes[93]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6093,7 +6245,7 @@ func (x *EgressHostClients) String() string {
 func (*EgressHostClients) ProtoMessage() {}
 
 func (x *EgressHostClients) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_agent_proto_msgTypes[91]
+	mi := &file_skein_v1_agent_proto_msgTypes[93]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6106,7 +6258,7 @@ func (x *EgressHostClients) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use EgressHostClients.ProtoReflect.Descriptor instead.
 func (*EgressHostClients) Descriptor() ([]byte, []int) {
-	return file_skein_v1_agent_proto_rawDescGZIP(), []int{91}
+	return file_skein_v1_agent_proto_rawDescGZIP(), []int{93}
 }
 
 func (x *EgressHostClients) GetNode() string {
@@ -6134,7 +6286,7 @@ type ExplainEgressRequest struct {
 
 func (x *ExplainEgressRequest) Reset() {
 	*x = ExplainEgressRequest{}
-	mi := &file_skein_v1_agent_proto_msgTypes[92]
+	mi := &file_skein_v1_agent_proto_msgTypes[94]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6146,7 +6298,7 @@ func (x *ExplainEgressRequest) String() string {
 func (*ExplainEgressRequest) ProtoMessage() {}
 
 func (x *ExplainEgressRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_agent_proto_msgTypes[92]
+	mi := &file_skein_v1_agent_proto_msgTypes[94]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6159,7 +6311,7 @@ func (x *ExplainEgressRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExplainEgressRequest.ProtoReflect.Descriptor instead.
 func (*ExplainEgressRequest) Descriptor() ([]byte, []int) {
-	return file_skein_v1_agent_proto_rawDescGZIP(), []int{92}
+	return file_skein_v1_agent_proto_rawDescGZIP(), []int{94}
 }
 
 func (x *ExplainEgressRequest) GetNamespace() string {
@@ -6192,7 +6344,7 @@ type ExplainEgressResponse struct {
 
 func (x *ExplainEgressResponse) Reset() {
 	*x = ExplainEgressResponse{}
-	mi := &file_skein_v1_agent_proto_msgTypes[93]
+	mi := &file_skein_v1_agent_proto_msgTypes[95]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6204,7 +6356,7 @@ func (x *ExplainEgressResponse) String() string {
 func (*ExplainEgressResponse) ProtoMessage() {}
 
 func (x *ExplainEgressResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_agent_proto_msgTypes[93]
+	mi := &file_skein_v1_agent_proto_msgTypes[95]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6217,7 +6369,7 @@ func (x *ExplainEgressResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExplainEgressResponse.ProtoReflect.Descriptor instead.
 func (*ExplainEgressResponse) Descriptor() ([]byte, []int) {
-	return file_skein_v1_agent_proto_rawDescGZIP(), []int{93}
+	return file_skein_v1_agent_proto_rawDescGZIP(), []int{95}
 }
 
 func (x *ExplainEgressResponse) GetLines() []string {
@@ -6241,7 +6393,7 @@ type AttachEgressRequest struct {
 
 func (x *AttachEgressRequest) Reset() {
 	*x = AttachEgressRequest{}
-	mi := &file_skein_v1_agent_proto_msgTypes[94]
+	mi := &file_skein_v1_agent_proto_msgTypes[96]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6253,7 +6405,7 @@ func (x *AttachEgressRequest) String() string {
 func (*AttachEgressRequest) ProtoMessage() {}
 
 func (x *AttachEgressRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_agent_proto_msgTypes[94]
+	mi := &file_skein_v1_agent_proto_msgTypes[96]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6266,7 +6418,7 @@ func (x *AttachEgressRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AttachEgressRequest.ProtoReflect.Descriptor instead.
 func (*AttachEgressRequest) Descriptor() ([]byte, []int) {
-	return file_skein_v1_agent_proto_rawDescGZIP(), []int{94}
+	return file_skein_v1_agent_proto_rawDescGZIP(), []int{96}
 }
 
 func (x *AttachEgressRequest) GetPod() string {
@@ -6313,7 +6465,7 @@ type AttachEgressResponse struct {
 
 func (x *AttachEgressResponse) Reset() {
 	*x = AttachEgressResponse{}
-	mi := &file_skein_v1_agent_proto_msgTypes[95]
+	mi := &file_skein_v1_agent_proto_msgTypes[97]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6325,7 +6477,7 @@ func (x *AttachEgressResponse) String() string {
 func (*AttachEgressResponse) ProtoMessage() {}
 
 func (x *AttachEgressResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_agent_proto_msgTypes[95]
+	mi := &file_skein_v1_agent_proto_msgTypes[97]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6338,7 +6490,7 @@ func (x *AttachEgressResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AttachEgressResponse.ProtoReflect.Descriptor instead.
 func (*AttachEgressResponse) Descriptor() ([]byte, []int) {
-	return file_skein_v1_agent_proto_rawDescGZIP(), []int{95}
+	return file_skein_v1_agent_proto_rawDescGZIP(), []int{97}
 }
 
 func (x *AttachEgressResponse) GetEgresses() []*EgressOfClient {
@@ -6359,7 +6511,7 @@ type DrainNodeRequest struct {
 
 func (x *DrainNodeRequest) Reset() {
 	*x = DrainNodeRequest{}
-	mi := &file_skein_v1_agent_proto_msgTypes[96]
+	mi := &file_skein_v1_agent_proto_msgTypes[98]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6371,7 +6523,7 @@ func (x *DrainNodeRequest) String() string {
 func (*DrainNodeRequest) ProtoMessage() {}
 
 func (x *DrainNodeRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_agent_proto_msgTypes[96]
+	mi := &file_skein_v1_agent_proto_msgTypes[98]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6384,7 +6536,7 @@ func (x *DrainNodeRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DrainNodeRequest.ProtoReflect.Descriptor instead.
 func (*DrainNodeRequest) Descriptor() ([]byte, []int) {
-	return file_skein_v1_agent_proto_rawDescGZIP(), []int{96}
+	return file_skein_v1_agent_proto_rawDescGZIP(), []int{98}
 }
 
 func (x *DrainNodeRequest) GetNode() string {
@@ -6419,7 +6571,7 @@ type DrainNodeResponse struct {
 
 func (x *DrainNodeResponse) Reset() {
 	*x = DrainNodeResponse{}
-	mi := &file_skein_v1_agent_proto_msgTypes[97]
+	mi := &file_skein_v1_agent_proto_msgTypes[99]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6431,7 +6583,7 @@ func (x *DrainNodeResponse) String() string {
 func (*DrainNodeResponse) ProtoMessage() {}
 
 func (x *DrainNodeResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_agent_proto_msgTypes[97]
+	mi := &file_skein_v1_agent_proto_msgTypes[99]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6444,7 +6596,7 @@ func (x *DrainNodeResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DrainNodeResponse.ProtoReflect.Descriptor instead.
 func (*DrainNodeResponse) Descriptor() ([]byte, []int) {
-	return file_skein_v1_agent_proto_rawDescGZIP(), []int{97}
+	return file_skein_v1_agent_proto_rawDescGZIP(), []int{99}
 }
 
 func (x *DrainNodeResponse) GetNode() *Node {
@@ -6476,7 +6628,7 @@ type UsageRequest struct {
 
 func (x *UsageRequest) Reset() {
 	*x = UsageRequest{}
-	mi := &file_skein_v1_agent_proto_msgTypes[98]
+	mi := &file_skein_v1_agent_proto_msgTypes[100]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6488,7 +6640,7 @@ func (x *UsageRequest) String() string {
 func (*UsageRequest) ProtoMessage() {}
 
 func (x *UsageRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_agent_proto_msgTypes[98]
+	mi := &file_skein_v1_agent_proto_msgTypes[100]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6501,7 +6653,7 @@ func (x *UsageRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use UsageRequest.ProtoReflect.Descriptor instead.
 func (*UsageRequest) Descriptor() ([]byte, []int) {
-	return file_skein_v1_agent_proto_rawDescGZIP(), []int{98}
+	return file_skein_v1_agent_proto_rawDescGZIP(), []int{100}
 }
 
 // UsageResponse has totals since the agent's start, but where it says now.
@@ -6541,7 +6693,7 @@ type UsageResponse struct {
 
 func (x *UsageResponse) Reset() {
 	*x = UsageResponse{}
-	mi := &file_skein_v1_agent_proto_msgTypes[99]
+	mi := &file_skein_v1_agent_proto_msgTypes[101]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6553,7 +6705,7 @@ func (x *UsageResponse) String() string {
 func (*UsageResponse) ProtoMessage() {}
 
 func (x *UsageResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_agent_proto_msgTypes[99]
+	mi := &file_skein_v1_agent_proto_msgTypes[101]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6566,7 +6718,7 @@ func (x *UsageResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use UsageResponse.ProtoReflect.Descriptor instead.
 func (*UsageResponse) Descriptor() ([]byte, []int) {
-	return file_skein_v1_agent_proto_rawDescGZIP(), []int{99}
+	return file_skein_v1_agent_proto_rawDescGZIP(), []int{101}
 }
 
 func (x *UsageResponse) GetNodeId() string {
@@ -6779,7 +6931,7 @@ type PeerUsage struct {
 
 func (x *PeerUsage) Reset() {
 	*x = PeerUsage{}
-	mi := &file_skein_v1_agent_proto_msgTypes[100]
+	mi := &file_skein_v1_agent_proto_msgTypes[102]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6791,7 +6943,7 @@ func (x *PeerUsage) String() string {
 func (*PeerUsage) ProtoMessage() {}
 
 func (x *PeerUsage) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_agent_proto_msgTypes[100]
+	mi := &file_skein_v1_agent_proto_msgTypes[102]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6804,7 +6956,7 @@ func (x *PeerUsage) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PeerUsage.ProtoReflect.Descriptor instead.
 func (*PeerUsage) Descriptor() ([]byte, []int) {
-	return file_skein_v1_agent_proto_rawDescGZIP(), []int{100}
+	return file_skein_v1_agent_proto_rawDescGZIP(), []int{102}
 }
 
 func (x *PeerUsage) GetNodeId() string {
@@ -6881,7 +7033,7 @@ type UsageRates struct {
 
 func (x *UsageRates) Reset() {
 	*x = UsageRates{}
-	mi := &file_skein_v1_agent_proto_msgTypes[101]
+	mi := &file_skein_v1_agent_proto_msgTypes[103]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6893,7 +7045,7 @@ func (x *UsageRates) String() string {
 func (*UsageRates) ProtoMessage() {}
 
 func (x *UsageRates) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_agent_proto_msgTypes[101]
+	mi := &file_skein_v1_agent_proto_msgTypes[103]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6906,7 +7058,7 @@ func (x *UsageRates) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use UsageRates.ProtoReflect.Descriptor instead.
 func (*UsageRates) Descriptor() ([]byte, []int) {
-	return file_skein_v1_agent_proto_rawDescGZIP(), []int{101}
+	return file_skein_v1_agent_proto_rawDescGZIP(), []int{103}
 }
 
 func (x *UsageRates) GetUsage() *UsageResponse {
@@ -7081,7 +7233,7 @@ type PeerRates struct {
 
 func (x *PeerRates) Reset() {
 	*x = PeerRates{}
-	mi := &file_skein_v1_agent_proto_msgTypes[102]
+	mi := &file_skein_v1_agent_proto_msgTypes[104]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7093,7 +7245,7 @@ func (x *PeerRates) String() string {
 func (*PeerRates) ProtoMessage() {}
 
 func (x *PeerRates) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_agent_proto_msgTypes[102]
+	mi := &file_skein_v1_agent_proto_msgTypes[104]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7106,7 +7258,7 @@ func (x *PeerRates) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PeerRates.ProtoReflect.Descriptor instead.
 func (*PeerRates) Descriptor() ([]byte, []int) {
-	return file_skein_v1_agent_proto_rawDescGZIP(), []int{102}
+	return file_skein_v1_agent_proto_rawDescGZIP(), []int{104}
 }
 
 func (x *PeerRates) GetPeer() *PeerUsage {
@@ -7140,7 +7292,7 @@ type ProfileRequest struct {
 
 func (x *ProfileRequest) Reset() {
 	*x = ProfileRequest{}
-	mi := &file_skein_v1_agent_proto_msgTypes[103]
+	mi := &file_skein_v1_agent_proto_msgTypes[105]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7152,7 +7304,7 @@ func (x *ProfileRequest) String() string {
 func (*ProfileRequest) ProtoMessage() {}
 
 func (x *ProfileRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_agent_proto_msgTypes[103]
+	mi := &file_skein_v1_agent_proto_msgTypes[105]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7165,7 +7317,7 @@ func (x *ProfileRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ProfileRequest.ProtoReflect.Descriptor instead.
 func (*ProfileRequest) Descriptor() ([]byte, []int) {
-	return file_skein_v1_agent_proto_rawDescGZIP(), []int{103}
+	return file_skein_v1_agent_proto_rawDescGZIP(), []int{105}
 }
 
 func (x *ProfileRequest) GetKind() string {
@@ -7193,7 +7345,7 @@ type ProfileResponse struct {
 
 func (x *ProfileResponse) Reset() {
 	*x = ProfileResponse{}
-	mi := &file_skein_v1_agent_proto_msgTypes[104]
+	mi := &file_skein_v1_agent_proto_msgTypes[106]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7205,7 +7357,7 @@ func (x *ProfileResponse) String() string {
 func (*ProfileResponse) ProtoMessage() {}
 
 func (x *ProfileResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_agent_proto_msgTypes[104]
+	mi := &file_skein_v1_agent_proto_msgTypes[106]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7218,7 +7370,7 @@ func (x *ProfileResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ProfileResponse.ProtoReflect.Descriptor instead.
 func (*ProfileResponse) Descriptor() ([]byte, []int) {
-	return file_skein_v1_agent_proto_rawDescGZIP(), []int{104}
+	return file_skein_v1_agent_proto_rawDescGZIP(), []int{106}
 }
 
 func (x *ProfileResponse) GetNode() string {
@@ -7240,7 +7392,7 @@ var File_skein_v1_agent_proto protoreflect.FileDescriptor
 const file_skein_v1_agent_proto_rawDesc = "" +
 	"\n" +
 	"\x14skein/v1/agent.proto\x12\bskein.v1\x1a\x15skein/v1/egress.proto\x1a\x15skein/v1/events.proto\x1a\x16skein/v1/journal.proto\x1a\x15skein/v1/record.proto\x1a\x14skein/v1/state.proto\"\x0f\n" +
-	"\rStatusRequest\"\x98\b\n" +
+	"\rStatusRequest\"\xf6\b\n" +
 	"\x0eStatusResponse\x12\x1d\n" +
 	"\n" +
 	"cluster_id\x18\x01 \x01(\tR\tclusterId\x12\x17\n" +
@@ -7282,7 +7434,11 @@ const file_skein_v1_agent_proto_rawDesc = "" +
 	"\x12clock_offset_nanos\x18\x1e \x01(\x03R\x10clockOffsetNanos\x12)\n" +
 	"\x10reconcile_writes\x18\x1f \x01(\x04R\x0freconcileWrites\x12\x12\n" +
 	"\x04role\x18! \x01(\tR\x04role\x12)\n" +
-	"\x10roles_introduced\x18\" \x01(\x03R\x0frolesIntroduced\x12\x1b\n" +
+	"\x10roles_introduced\x18\" \x01(\x03R\x0frolesIntroduced\x12\x1a\n" +
+	"\btopology\x18# \x01(\tR\btopology\x12\x1d\n" +
+	"\n" +
+	"site_leads\x18$ \x01(\tR\tsiteLeads\x12!\n" +
+	"\fsite_leaders\x18% \x03(\tR\vsiteLeaders\x12\x1b\n" +
 	"\trelay_udp\x18  \x01(\tR\brelayUdp\"\x87\x01\n" +
 	"\aProblem\x12\x18\n" +
 	"\asubject\x18\x01 \x01(\tR\asubject\x12\x18\n" +
@@ -7299,7 +7455,7 @@ const file_skein_v1_agent_proto_rawDesc = "" +
 	"\awaiting\x18\x06 \x01(\tR\awaiting\"\x0e\n" +
 	"\fNodesRequest\"9\n" +
 	"\rNodesResponse\x12(\n" +
-	"\x05nodes\x18\x01 \x03(\v2\x12.skein.v1.NodeViewR\x05nodes\"\x9a\x02\n" +
+	"\x05nodes\x18\x01 \x03(\v2\x12.skein.v1.NodeViewR\x05nodes\"\xcd\x02\n" +
 	"\bNodeView\x12\"\n" +
 	"\x04node\x18\x01 \x01(\v2\x0e.skein.v1.NodeR\x04node\x12(\n" +
 	"\x06record\x18\x02 \x01(\v2\x10.skein.v1.RecordR\x06record\x12\x14\n" +
@@ -7311,7 +7467,10 @@ const file_skein_v1_agent_proto_rawDesc = "" +
 	"\x04path\x18\b \x01(\tR\x04path\x12(\n" +
 	"\x10record_age_nanos\x18\t \x01(\x03R\x0erecordAgeNanos\x12\x12\n" +
 	"\x04role\x18\n" +
-	" \x01(\tR\x04role\"\x0e\n" +
+	" \x01(\tR\x04role\x12\x12\n" +
+	"\x04site\x18\v \x01(\tR\x04site\x12\x1d\n" +
+	"\n" +
+	"site_leads\x18\f \x01(\tR\tsiteLeads\"\x0e\n" +
 	"\fPeersRequest\"\xd2\x01\n" +
 	"\rPeersResponse\x12(\n" +
 	"\x05peers\x18\x01 \x03(\v2\x12.skein.v1.PeerViewR\x05peers\x12T\n" +
@@ -7421,7 +7580,14 @@ const file_skein_v1_agent_proto_rawDesc = "" +
 	"\x0fSetRoleResponse\x12\"\n" +
 	"\x04node\x18\x01 \x01(\v2\x0e.skein.v1.NodeR\x04node\x12\x12\n" +
 	"\x04role\x18\x02 \x01(\tR\x04role\x12\x14\n" +
-	"\x05index\x18\x03 \x01(\x04R\x05index\"U\n" +
+	"\x05index\x18\x03 \x01(\x04R\x05index\"p\n" +
+	"\x0eSetNodeRequest\x12\x12\n" +
+	"\x04node\x18\x01 \x01(\tR\x04node\x122\n" +
+	"\bsettings\x18\x02 \x01(\v2\x16.skein.v1.NodeSettingsR\bsettings\x12\x16\n" +
+	"\x06fields\x18\x03 \x03(\tR\x06fields\"K\n" +
+	"\x0fSetNodeResponse\x12\"\n" +
+	"\x04node\x18\x01 \x01(\v2\x0e.skein.v1.NodeR\x04node\x12\x14\n" +
+	"\x05index\x18\x02 \x01(\x04R\x05index\"U\n" +
 	"\x0fSettingsRequest\x12*\n" +
 	"\x06change\x18\x01 \x01(\v2\x12.skein.v1.SettingsR\x06change\x12\x16\n" +
 	"\x06fields\x18\x02 \x03(\tR\x06fields\"X\n" +
@@ -7831,7 +7997,7 @@ const file_skein_v1_agent_proto_rawDesc = "" +
 	"\aseconds\x18\x02 \x01(\rR\aseconds\"9\n" +
 	"\x0fProfileResponse\x12\x12\n" +
 	"\x04node\x18\x01 \x01(\tR\x04node\x12\x12\n" +
-	"\x04data\x18\x02 \x01(\fR\x04data2\x8a\x16\n" +
+	"\x04data\x18\x02 \x01(\fR\x04data2\xca\x16\n" +
 	"\fAgentService\x12;\n" +
 	"\x06Status\x12\x17.skein.v1.StatusRequest\x1a\x18.skein.v1.StatusResponse\x128\n" +
 	"\x05Nodes\x12\x16.skein.v1.NodesRequest\x1a\x17.skein.v1.NodesResponse\x128\n" +
@@ -7878,7 +8044,8 @@ const file_skein_v1_agent_proto_rawDesc = "" +
 	"\rExplainEgress\x12\x1e.skein.v1.ExplainEgressRequest\x1a\x1f.skein.v1.ExplainEgressResponse\x12M\n" +
 	"\fAttachEgress\x12\x1d.skein.v1.AttachEgressRequest\x1a\x1e.skein.v1.AttachEgressResponse\x12D\n" +
 	"\tDrainNode\x12\x1a.skein.v1.DrainNodeRequest\x1a\x1b.skein.v1.DrainNodeResponse\x12>\n" +
-	"\aSetRole\x12\x18.skein.v1.SetRoleRequest\x1a\x19.skein.v1.SetRoleResponse\x128\n" +
+	"\aSetRole\x12\x18.skein.v1.SetRoleRequest\x1a\x19.skein.v1.SetRoleResponse\x12>\n" +
+	"\aSetNode\x12\x18.skein.v1.SetNodeRequest\x1a\x19.skein.v1.SetNodeResponse\x128\n" +
 	"\x05Usage\x12\x16.skein.v1.UsageRequest\x1a\x17.skein.v1.UsageResponse\x12@\n" +
 	"\aProfile\x12\x18.skein.v1.ProfileRequest\x1a\x19.skein.v1.ProfileResponse0\x01B1Z/github.com/skeinmesh/skein/api/skein/v1;skeinv1b\x06proto3"
 
@@ -7894,7 +8061,7 @@ func file_skein_v1_agent_proto_rawDescGZIP() []byte {
 	return file_skein_v1_agent_proto_rawDescData
 }
 
-var file_skein_v1_agent_proto_msgTypes = make([]protoimpl.MessageInfo, 106)
+var file_skein_v1_agent_proto_msgTypes = make([]protoimpl.MessageInfo, 108)
 var file_skein_v1_agent_proto_goTypes = []any{
 	(*StatusRequest)(nil),         // 0: skein.v1.StatusRequest
 	(*StatusResponse)(nil),        // 1: skein.v1.StatusResponse
@@ -7924,266 +8091,273 @@ var file_skein_v1_agent_proto_goTypes = []any{
 	(*RevokeNodeResponse)(nil),    // 25: skein.v1.RevokeNodeResponse
 	(*SetRoleRequest)(nil),        // 26: skein.v1.SetRoleRequest
 	(*SetRoleResponse)(nil),       // 27: skein.v1.SetRoleResponse
-	(*SettingsRequest)(nil),       // 28: skein.v1.SettingsRequest
-	(*SettingsResponse)(nil),      // 29: skein.v1.SettingsResponse
-	(*EventsRequest)(nil),         // 30: skein.v1.EventsRequest
-	(*EventsResponse)(nil),        // 31: skein.v1.EventsResponse
-	(*StateRequest)(nil),          // 32: skein.v1.StateRequest
-	(*StateResponse)(nil),         // 33: skein.v1.StateResponse
-	(*DiffRequest)(nil),           // 34: skein.v1.DiffRequest
-	(*DiffResponse)(nil),          // 35: skein.v1.DiffResponse
-	(*ExplainPeerRequest)(nil),    // 36: skein.v1.ExplainPeerRequest
-	(*ExplainPeerResponse)(nil),   // 37: skein.v1.ExplainPeerResponse
-	(*PortGuessView)(nil),         // 38: skein.v1.PortGuessView
-	(*ProbeView)(nil),             // 39: skein.v1.ProbeView
-	(*PlanRequest)(nil),           // 40: skein.v1.PlanRequest
-	(*PlanResponse)(nil),          // 41: skein.v1.PlanResponse
-	(*DownRequest)(nil),           // 42: skein.v1.DownRequest
-	(*DownResponse)(nil),          // 43: skein.v1.DownResponse
-	(*RelayRequest)(nil),          // 44: skein.v1.RelayRequest
-	(*RelayResponse)(nil),         // 45: skein.v1.RelayResponse
-	(*RelaySession)(nil),          // 46: skein.v1.RelaySession
-	(*RelayServer)(nil),           // 47: skein.v1.RelayServer
-	(*RelayServerLimits)(nil),     // 48: skein.v1.RelayServerLimits
-	(*RelayClient)(nil),           // 49: skein.v1.RelayClient
-	(*CreatePoolRequest)(nil),     // 50: skein.v1.CreatePoolRequest
-	(*ChangePoolRequest)(nil),     // 51: skein.v1.ChangePoolRequest
-	(*PoolResponse)(nil),          // 52: skein.v1.PoolResponse
-	(*RemovePoolRequest)(nil),     // 53: skein.v1.RemovePoolRequest
-	(*RemovePoolResponse)(nil),    // 54: skein.v1.RemovePoolResponse
-	(*PoolsRequest)(nil),          // 55: skein.v1.PoolsRequest
-	(*PoolsResponse)(nil),         // 56: skein.v1.PoolsResponse
-	(*PoolView)(nil),              // 57: skein.v1.PoolView
-	(*PoolHolder)(nil),            // 58: skein.v1.PoolHolder
-	(*LocalPool)(nil),             // 59: skein.v1.LocalPool
-	(*BlocksRequest)(nil),         // 60: skein.v1.BlocksRequest
-	(*BlocksResponse)(nil),        // 61: skein.v1.BlocksResponse
-	(*BlockView)(nil),             // 62: skein.v1.BlockView
-	(*ReserveBlockRequest)(nil),   // 63: skein.v1.ReserveBlockRequest
-	(*ReleaseBlockRequest)(nil),   // 64: skein.v1.ReleaseBlockRequest
-	(*BlockResponse)(nil),         // 65: skein.v1.BlockResponse
-	(*ReserveAddressRequest)(nil), // 66: skein.v1.ReserveAddressRequest
-	(*ReleaseAddressRequest)(nil), // 67: skein.v1.ReleaseAddressRequest
-	(*StaticResponse)(nil),        // 68: skein.v1.StaticResponse
-	(*StaticsRequest)(nil),        // 69: skein.v1.StaticsRequest
-	(*StaticsResponse)(nil),       // 70: skein.v1.StaticsResponse
-	(*WhoRequest)(nil),            // 71: skein.v1.WhoRequest
-	(*WhoResponse)(nil),           // 72: skein.v1.WhoResponse
-	(*Holder)(nil),                // 73: skein.v1.Holder
-	(*PodsRequest)(nil),           // 74: skein.v1.PodsRequest
-	(*PodsResponse)(nil),          // 75: skein.v1.PodsResponse
-	(*PodView)(nil),               // 76: skein.v1.PodView
-	(*ImportRequest)(nil),         // 77: skein.v1.ImportRequest
-	(*ImportResponse)(nil),        // 78: skein.v1.ImportResponse
-	(*CreateEgressRequest)(nil),   // 79: skein.v1.CreateEgressRequest
-	(*ChangeEgressRequest)(nil),   // 80: skein.v1.ChangeEgressRequest
-	(*EgressResponse)(nil),        // 81: skein.v1.EgressResponse
-	(*RemoveEgressRequest)(nil),   // 82: skein.v1.RemoveEgressRequest
-	(*RemoveEgressResponse)(nil),  // 83: skein.v1.RemoveEgressResponse
-	(*EgressesRequest)(nil),       // 84: skein.v1.EgressesRequest
-	(*EgressesResponse)(nil),      // 85: skein.v1.EgressesResponse
-	(*EgressSummary)(nil),         // 86: skein.v1.EgressSummary
-	(*SlotView)(nil),              // 87: skein.v1.SlotView
-	(*ShowEgressRequest)(nil),     // 88: skein.v1.ShowEgressRequest
-	(*ShowEgressResponse)(nil),    // 89: skein.v1.ShowEgressResponse
-	(*EgressNodeError)(nil),       // 90: skein.v1.EgressNodeError
-	(*EgressHostClients)(nil),     // 91: skein.v1.EgressHostClients
-	(*ExplainEgressRequest)(nil),  // 92: skein.v1.ExplainEgressRequest
-	(*ExplainEgressResponse)(nil), // 93: skein.v1.ExplainEgressResponse
-	(*AttachEgressRequest)(nil),   // 94: skein.v1.AttachEgressRequest
-	(*AttachEgressResponse)(nil),  // 95: skein.v1.AttachEgressResponse
-	(*DrainNodeRequest)(nil),      // 96: skein.v1.DrainNodeRequest
-	(*DrainNodeResponse)(nil),     // 97: skein.v1.DrainNodeResponse
-	(*UsageRequest)(nil),          // 98: skein.v1.UsageRequest
-	(*UsageResponse)(nil),         // 99: skein.v1.UsageResponse
-	(*PeerUsage)(nil),             // 100: skein.v1.PeerUsage
-	(*UsageRates)(nil),            // 101: skein.v1.UsageRates
-	(*PeerRates)(nil),             // 102: skein.v1.PeerRates
-	(*ProfileRequest)(nil),        // 103: skein.v1.ProfileRequest
-	(*ProfileResponse)(nil),       // 104: skein.v1.ProfileResponse
-	nil,                           // 105: skein.v1.PeersResponse.PeerTransportsEntry
-	(NatType)(0),                  // 106: skein.v1.NatType
-	(*Node)(nil),                  // 107: skein.v1.Node
-	(*Record)(nil),                // 108: skein.v1.Record
-	(*Candidate)(nil),             // 109: skein.v1.Candidate
-	(*Token)(nil),                 // 110: skein.v1.Token
-	(*Settings)(nil),              // 111: skein.v1.Settings
-	(*Event)(nil),                 // 112: skein.v1.Event
-	(*State)(nil),                 // 113: skein.v1.State
-	(*JournalEntry)(nil),          // 114: skein.v1.JournalEntry
-	(*Pool)(nil),                  // 115: skein.v1.Pool
-	(*ChangePool)(nil),            // 116: skein.v1.ChangePool
-	(*Grant)(nil),                 // 117: skein.v1.Grant
-	(*StaticAddress)(nil),         // 118: skein.v1.StaticAddress
-	(*Block)(nil),                 // 119: skein.v1.Block
-	(*ImportPools)(nil),           // 120: skein.v1.ImportPools
-	(*Egress)(nil),                // 121: skein.v1.Egress
-	(*ChangeEgress)(nil),          // 122: skein.v1.ChangeEgress
-	(*EgressSlot)(nil),            // 123: skein.v1.EgressSlot
-	(*EgressGateway)(nil),         // 124: skein.v1.EgressGateway
-	(*EgressClientReport)(nil),    // 125: skein.v1.EgressClientReport
-	(*EgressOfClient)(nil),        // 126: skein.v1.EgressOfClient
+	(*SetNodeRequest)(nil),        // 28: skein.v1.SetNodeRequest
+	(*SetNodeResponse)(nil),       // 29: skein.v1.SetNodeResponse
+	(*SettingsRequest)(nil),       // 30: skein.v1.SettingsRequest
+	(*SettingsResponse)(nil),      // 31: skein.v1.SettingsResponse
+	(*EventsRequest)(nil),         // 32: skein.v1.EventsRequest
+	(*EventsResponse)(nil),        // 33: skein.v1.EventsResponse
+	(*StateRequest)(nil),          // 34: skein.v1.StateRequest
+	(*StateResponse)(nil),         // 35: skein.v1.StateResponse
+	(*DiffRequest)(nil),           // 36: skein.v1.DiffRequest
+	(*DiffResponse)(nil),          // 37: skein.v1.DiffResponse
+	(*ExplainPeerRequest)(nil),    // 38: skein.v1.ExplainPeerRequest
+	(*ExplainPeerResponse)(nil),   // 39: skein.v1.ExplainPeerResponse
+	(*PortGuessView)(nil),         // 40: skein.v1.PortGuessView
+	(*ProbeView)(nil),             // 41: skein.v1.ProbeView
+	(*PlanRequest)(nil),           // 42: skein.v1.PlanRequest
+	(*PlanResponse)(nil),          // 43: skein.v1.PlanResponse
+	(*DownRequest)(nil),           // 44: skein.v1.DownRequest
+	(*DownResponse)(nil),          // 45: skein.v1.DownResponse
+	(*RelayRequest)(nil),          // 46: skein.v1.RelayRequest
+	(*RelayResponse)(nil),         // 47: skein.v1.RelayResponse
+	(*RelaySession)(nil),          // 48: skein.v1.RelaySession
+	(*RelayServer)(nil),           // 49: skein.v1.RelayServer
+	(*RelayServerLimits)(nil),     // 50: skein.v1.RelayServerLimits
+	(*RelayClient)(nil),           // 51: skein.v1.RelayClient
+	(*CreatePoolRequest)(nil),     // 52: skein.v1.CreatePoolRequest
+	(*ChangePoolRequest)(nil),     // 53: skein.v1.ChangePoolRequest
+	(*PoolResponse)(nil),          // 54: skein.v1.PoolResponse
+	(*RemovePoolRequest)(nil),     // 55: skein.v1.RemovePoolRequest
+	(*RemovePoolResponse)(nil),    // 56: skein.v1.RemovePoolResponse
+	(*PoolsRequest)(nil),          // 57: skein.v1.PoolsRequest
+	(*PoolsResponse)(nil),         // 58: skein.v1.PoolsResponse
+	(*PoolView)(nil),              // 59: skein.v1.PoolView
+	(*PoolHolder)(nil),            // 60: skein.v1.PoolHolder
+	(*LocalPool)(nil),             // 61: skein.v1.LocalPool
+	(*BlocksRequest)(nil),         // 62: skein.v1.BlocksRequest
+	(*BlocksResponse)(nil),        // 63: skein.v1.BlocksResponse
+	(*BlockView)(nil),             // 64: skein.v1.BlockView
+	(*ReserveBlockRequest)(nil),   // 65: skein.v1.ReserveBlockRequest
+	(*ReleaseBlockRequest)(nil),   // 66: skein.v1.ReleaseBlockRequest
+	(*BlockResponse)(nil),         // 67: skein.v1.BlockResponse
+	(*ReserveAddressRequest)(nil), // 68: skein.v1.ReserveAddressRequest
+	(*ReleaseAddressRequest)(nil), // 69: skein.v1.ReleaseAddressRequest
+	(*StaticResponse)(nil),        // 70: skein.v1.StaticResponse
+	(*StaticsRequest)(nil),        // 71: skein.v1.StaticsRequest
+	(*StaticsResponse)(nil),       // 72: skein.v1.StaticsResponse
+	(*WhoRequest)(nil),            // 73: skein.v1.WhoRequest
+	(*WhoResponse)(nil),           // 74: skein.v1.WhoResponse
+	(*Holder)(nil),                // 75: skein.v1.Holder
+	(*PodsRequest)(nil),           // 76: skein.v1.PodsRequest
+	(*PodsResponse)(nil),          // 77: skein.v1.PodsResponse
+	(*PodView)(nil),               // 78: skein.v1.PodView
+	(*ImportRequest)(nil),         // 79: skein.v1.ImportRequest
+	(*ImportResponse)(nil),        // 80: skein.v1.ImportResponse
+	(*CreateEgressRequest)(nil),   // 81: skein.v1.CreateEgressRequest
+	(*ChangeEgressRequest)(nil),   // 82: skein.v1.ChangeEgressRequest
+	(*EgressResponse)(nil),        // 83: skein.v1.EgressResponse
+	(*RemoveEgressRequest)(nil),   // 84: skein.v1.RemoveEgressRequest
+	(*RemoveEgressResponse)(nil),  // 85: skein.v1.RemoveEgressResponse
+	(*EgressesRequest)(nil),       // 86: skein.v1.EgressesRequest
+	(*EgressesResponse)(nil),      // 87: skein.v1.EgressesResponse
+	(*EgressSummary)(nil),         // 88: skein.v1.EgressSummary
+	(*SlotView)(nil),              // 89: skein.v1.SlotView
+	(*ShowEgressRequest)(nil),     // 90: skein.v1.ShowEgressRequest
+	(*ShowEgressResponse)(nil),    // 91: skein.v1.ShowEgressResponse
+	(*EgressNodeError)(nil),       // 92: skein.v1.EgressNodeError
+	(*EgressHostClients)(nil),     // 93: skein.v1.EgressHostClients
+	(*ExplainEgressRequest)(nil),  // 94: skein.v1.ExplainEgressRequest
+	(*ExplainEgressResponse)(nil), // 95: skein.v1.ExplainEgressResponse
+	(*AttachEgressRequest)(nil),   // 96: skein.v1.AttachEgressRequest
+	(*AttachEgressResponse)(nil),  // 97: skein.v1.AttachEgressResponse
+	(*DrainNodeRequest)(nil),      // 98: skein.v1.DrainNodeRequest
+	(*DrainNodeResponse)(nil),     // 99: skein.v1.DrainNodeResponse
+	(*UsageRequest)(nil),          // 100: skein.v1.UsageRequest
+	(*UsageResponse)(nil),         // 101: skein.v1.UsageResponse
+	(*PeerUsage)(nil),             // 102: skein.v1.PeerUsage
+	(*UsageRates)(nil),            // 103: skein.v1.UsageRates
+	(*PeerRates)(nil),             // 104: skein.v1.PeerRates
+	(*ProfileRequest)(nil),        // 105: skein.v1.ProfileRequest
+	(*ProfileResponse)(nil),       // 106: skein.v1.ProfileResponse
+	nil,                           // 107: skein.v1.PeersResponse.PeerTransportsEntry
+	(NatType)(0),                  // 108: skein.v1.NatType
+	(*Node)(nil),                  // 109: skein.v1.Node
+	(*Record)(nil),                // 110: skein.v1.Record
+	(*Candidate)(nil),             // 111: skein.v1.Candidate
+	(*Token)(nil),                 // 112: skein.v1.Token
+	(*NodeSettings)(nil),          // 113: skein.v1.NodeSettings
+	(*Settings)(nil),              // 114: skein.v1.Settings
+	(*Event)(nil),                 // 115: skein.v1.Event
+	(*State)(nil),                 // 116: skein.v1.State
+	(*JournalEntry)(nil),          // 117: skein.v1.JournalEntry
+	(*Pool)(nil),                  // 118: skein.v1.Pool
+	(*ChangePool)(nil),            // 119: skein.v1.ChangePool
+	(*Grant)(nil),                 // 120: skein.v1.Grant
+	(*StaticAddress)(nil),         // 121: skein.v1.StaticAddress
+	(*Block)(nil),                 // 122: skein.v1.Block
+	(*ImportPools)(nil),           // 123: skein.v1.ImportPools
+	(*Egress)(nil),                // 124: skein.v1.Egress
+	(*ChangeEgress)(nil),          // 125: skein.v1.ChangeEgress
+	(*EgressSlot)(nil),            // 126: skein.v1.EgressSlot
+	(*EgressGateway)(nil),         // 127: skein.v1.EgressGateway
+	(*EgressClientReport)(nil),    // 128: skein.v1.EgressClientReport
+	(*EgressOfClient)(nil),        // 129: skein.v1.EgressOfClient
 }
 var file_skein_v1_agent_proto_depIdxs = []int32{
-	106, // 0: skein.v1.StatusResponse.nat_type:type_name -> skein.v1.NatType
+	108, // 0: skein.v1.StatusResponse.nat_type:type_name -> skein.v1.NatType
 	2,   // 1: skein.v1.StatusResponse.problems:type_name -> skein.v1.Problem
 	3,   // 2: skein.v1.StatusResponse.servers:type_name -> skein.v1.ServerStatus
 	6,   // 3: skein.v1.NodesResponse.nodes:type_name -> skein.v1.NodeView
-	107, // 4: skein.v1.NodeView.node:type_name -> skein.v1.Node
-	108, // 5: skein.v1.NodeView.record:type_name -> skein.v1.Record
+	109, // 4: skein.v1.NodeView.node:type_name -> skein.v1.Node
+	110, // 5: skein.v1.NodeView.record:type_name -> skein.v1.Record
 	9,   // 6: skein.v1.PeersResponse.peers:type_name -> skein.v1.PeerView
-	105, // 7: skein.v1.PeersResponse.peer_transports:type_name -> skein.v1.PeersResponse.PeerTransportsEntry
-	106, // 8: skein.v1.PeerView.nat_type:type_name -> skein.v1.NatType
-	106, // 9: skein.v1.NetcheckResponse.nat_type:type_name -> skein.v1.NatType
-	109, // 10: skein.v1.NetcheckResponse.candidates:type_name -> skein.v1.Candidate
+	107, // 7: skein.v1.PeersResponse.peer_transports:type_name -> skein.v1.PeersResponse.PeerTransportsEntry
+	108, // 8: skein.v1.PeerView.nat_type:type_name -> skein.v1.NatType
+	108, // 9: skein.v1.NetcheckResponse.nat_type:type_name -> skein.v1.NatType
+	111, // 10: skein.v1.NetcheckResponse.candidates:type_name -> skein.v1.Candidate
 	13,  // 11: skein.v1.NetcheckResponse.relays:type_name -> skein.v1.RelayCheck
 	12,  // 12: skein.v1.NetcheckResponse.notes:type_name -> skein.v1.DiscoveryNote
-	110, // 13: skein.v1.CreateTokenResponse.info:type_name -> skein.v1.Token
-	110, // 14: skein.v1.ListTokensResponse.tokens:type_name -> skein.v1.Token
+	112, // 13: skein.v1.CreateTokenResponse.info:type_name -> skein.v1.Token
+	112, // 14: skein.v1.ListTokensResponse.tokens:type_name -> skein.v1.Token
 	6,   // 15: skein.v1.ShowNodeResponse.node:type_name -> skein.v1.NodeView
-	107, // 16: skein.v1.RevokeNodeResponse.node:type_name -> skein.v1.Node
-	107, // 17: skein.v1.SetRoleResponse.node:type_name -> skein.v1.Node
-	111, // 18: skein.v1.SettingsRequest.change:type_name -> skein.v1.Settings
-	111, // 19: skein.v1.SettingsResponse.settings:type_name -> skein.v1.Settings
-	112, // 20: skein.v1.EventsResponse.event:type_name -> skein.v1.Event
-	113, // 21: skein.v1.StateResponse.state:type_name -> skein.v1.State
-	9,   // 22: skein.v1.ExplainPeerResponse.peer:type_name -> skein.v1.PeerView
-	108, // 23: skein.v1.ExplainPeerResponse.record:type_name -> skein.v1.Record
-	108, // 24: skein.v1.ExplainPeerResponse.self:type_name -> skein.v1.Record
-	39,  // 25: skein.v1.ExplainPeerResponse.probes:type_name -> skein.v1.ProbeView
-	114, // 26: skein.v1.ExplainPeerResponse.history:type_name -> skein.v1.JournalEntry
-	38,  // 27: skein.v1.ExplainPeerResponse.guess:type_name -> skein.v1.PortGuessView
-	46,  // 28: skein.v1.RelayResponse.sessions:type_name -> skein.v1.RelaySession
-	47,  // 29: skein.v1.RelayResponse.server:type_name -> skein.v1.RelayServer
-	49,  // 30: skein.v1.RelayServer.clients:type_name -> skein.v1.RelayClient
-	48,  // 31: skein.v1.RelayServer.limits:type_name -> skein.v1.RelayServerLimits
-	115, // 32: skein.v1.CreatePoolRequest.pool:type_name -> skein.v1.Pool
-	116, // 33: skein.v1.ChangePoolRequest.change:type_name -> skein.v1.ChangePool
-	115, // 34: skein.v1.PoolResponse.pool:type_name -> skein.v1.Pool
-	57,  // 35: skein.v1.PoolsResponse.pools:type_name -> skein.v1.PoolView
-	115, // 36: skein.v1.PoolView.pool:type_name -> skein.v1.Pool
-	58,  // 37: skein.v1.PoolView.holders:type_name -> skein.v1.PoolHolder
-	117, // 38: skein.v1.PoolView.grants:type_name -> skein.v1.Grant
-	118, // 39: skein.v1.PoolView.statics:type_name -> skein.v1.StaticAddress
-	59,  // 40: skein.v1.PoolView.local:type_name -> skein.v1.LocalPool
-	62,  // 41: skein.v1.BlocksResponse.blocks:type_name -> skein.v1.BlockView
-	119, // 42: skein.v1.BlockView.block:type_name -> skein.v1.Block
-	119, // 43: skein.v1.BlockResponse.block:type_name -> skein.v1.Block
-	118, // 44: skein.v1.StaticResponse.address:type_name -> skein.v1.StaticAddress
-	118, // 45: skein.v1.StaticsResponse.addresses:type_name -> skein.v1.StaticAddress
-	119, // 46: skein.v1.WhoResponse.block:type_name -> skein.v1.Block
-	73,  // 47: skein.v1.WhoResponse.pod:type_name -> skein.v1.Holder
-	76,  // 48: skein.v1.PodsResponse.pods:type_name -> skein.v1.PodView
-	73,  // 49: skein.v1.PodView.holder:type_name -> skein.v1.Holder
-	120, // 50: skein.v1.ImportRequest.import:type_name -> skein.v1.ImportPools
-	121, // 51: skein.v1.CreateEgressRequest.egress:type_name -> skein.v1.Egress
-	122, // 52: skein.v1.ChangeEgressRequest.change:type_name -> skein.v1.ChangeEgress
-	121, // 53: skein.v1.EgressResponse.egress:type_name -> skein.v1.Egress
-	86,  // 54: skein.v1.EgressesResponse.egresses:type_name -> skein.v1.EgressSummary
-	121, // 55: skein.v1.EgressSummary.egress:type_name -> skein.v1.Egress
-	87,  // 56: skein.v1.EgressSummary.slots:type_name -> skein.v1.SlotView
-	123, // 57: skein.v1.SlotView.slot:type_name -> skein.v1.EgressSlot
-	86,  // 58: skein.v1.ShowEgressResponse.summary:type_name -> skein.v1.EgressSummary
-	124, // 59: skein.v1.ShowEgressResponse.gateways:type_name -> skein.v1.EgressGateway
-	90,  // 60: skein.v1.ShowEgressResponse.silent:type_name -> skein.v1.EgressNodeError
-	91,  // 61: skein.v1.ShowEgressResponse.clients:type_name -> skein.v1.EgressHostClients
-	125, // 62: skein.v1.EgressHostClients.clients:type_name -> skein.v1.EgressClientReport
-	126, // 63: skein.v1.AttachEgressResponse.egresses:type_name -> skein.v1.EgressOfClient
-	107, // 64: skein.v1.DrainNodeResponse.node:type_name -> skein.v1.Node
-	87,  // 65: skein.v1.DrainNodeResponse.slots:type_name -> skein.v1.SlotView
-	100, // 66: skein.v1.UsageResponse.peers:type_name -> skein.v1.PeerUsage
-	99,  // 67: skein.v1.UsageRates.usage:type_name -> skein.v1.UsageResponse
-	102, // 68: skein.v1.UsageRates.peers:type_name -> skein.v1.PeerRates
-	100, // 69: skein.v1.PeerRates.peer:type_name -> skein.v1.PeerUsage
-	0,   // 70: skein.v1.AgentService.Status:input_type -> skein.v1.StatusRequest
-	4,   // 71: skein.v1.AgentService.Nodes:input_type -> skein.v1.NodesRequest
-	7,   // 72: skein.v1.AgentService.Peers:input_type -> skein.v1.PeersRequest
-	10,  // 73: skein.v1.AgentService.Netcheck:input_type -> skein.v1.NetcheckRequest
-	14,  // 74: skein.v1.AgentService.CreateToken:input_type -> skein.v1.CreateTokenRequest
-	16,  // 75: skein.v1.AgentService.ListTokens:input_type -> skein.v1.ListTokensRequest
-	18,  // 76: skein.v1.AgentService.RevokeToken:input_type -> skein.v1.RevokeTokenRequest
-	20,  // 77: skein.v1.AgentService.RepairClock:input_type -> skein.v1.RepairClockRequest
-	22,  // 78: skein.v1.AgentService.ShowNode:input_type -> skein.v1.ShowNodeRequest
-	24,  // 79: skein.v1.AgentService.RevokeNode:input_type -> skein.v1.RevokeNodeRequest
-	28,  // 80: skein.v1.AgentService.Settings:input_type -> skein.v1.SettingsRequest
-	30,  // 81: skein.v1.AgentService.Events:input_type -> skein.v1.EventsRequest
-	32,  // 82: skein.v1.AgentService.State:input_type -> skein.v1.StateRequest
-	34,  // 83: skein.v1.AgentService.Diff:input_type -> skein.v1.DiffRequest
-	36,  // 84: skein.v1.AgentService.ExplainPeer:input_type -> skein.v1.ExplainPeerRequest
-	40,  // 85: skein.v1.AgentService.Plan:input_type -> skein.v1.PlanRequest
-	42,  // 86: skein.v1.AgentService.Down:input_type -> skein.v1.DownRequest
-	44,  // 87: skein.v1.AgentService.Relay:input_type -> skein.v1.RelayRequest
-	50,  // 88: skein.v1.AgentService.CreatePool:input_type -> skein.v1.CreatePoolRequest
-	51,  // 89: skein.v1.AgentService.ChangePool:input_type -> skein.v1.ChangePoolRequest
-	53,  // 90: skein.v1.AgentService.RemovePool:input_type -> skein.v1.RemovePoolRequest
-	55,  // 91: skein.v1.AgentService.Pools:input_type -> skein.v1.PoolsRequest
-	60,  // 92: skein.v1.AgentService.Blocks:input_type -> skein.v1.BlocksRequest
-	63,  // 93: skein.v1.AgentService.ReserveBlock:input_type -> skein.v1.ReserveBlockRequest
-	64,  // 94: skein.v1.AgentService.ReleaseBlock:input_type -> skein.v1.ReleaseBlockRequest
-	66,  // 95: skein.v1.AgentService.ReserveAddress:input_type -> skein.v1.ReserveAddressRequest
-	67,  // 96: skein.v1.AgentService.ReleaseAddress:input_type -> skein.v1.ReleaseAddressRequest
-	69,  // 97: skein.v1.AgentService.Statics:input_type -> skein.v1.StaticsRequest
-	71,  // 98: skein.v1.AgentService.Who:input_type -> skein.v1.WhoRequest
-	74,  // 99: skein.v1.AgentService.Pods:input_type -> skein.v1.PodsRequest
-	77,  // 100: skein.v1.AgentService.Import:input_type -> skein.v1.ImportRequest
-	79,  // 101: skein.v1.AgentService.CreateEgress:input_type -> skein.v1.CreateEgressRequest
-	80,  // 102: skein.v1.AgentService.ChangeEgress:input_type -> skein.v1.ChangeEgressRequest
-	82,  // 103: skein.v1.AgentService.RemoveEgress:input_type -> skein.v1.RemoveEgressRequest
-	84,  // 104: skein.v1.AgentService.Egresses:input_type -> skein.v1.EgressesRequest
-	88,  // 105: skein.v1.AgentService.ShowEgress:input_type -> skein.v1.ShowEgressRequest
-	92,  // 106: skein.v1.AgentService.ExplainEgress:input_type -> skein.v1.ExplainEgressRequest
-	94,  // 107: skein.v1.AgentService.AttachEgress:input_type -> skein.v1.AttachEgressRequest
-	96,  // 108: skein.v1.AgentService.DrainNode:input_type -> skein.v1.DrainNodeRequest
-	26,  // 109: skein.v1.AgentService.SetRole:input_type -> skein.v1.SetRoleRequest
-	98,  // 110: skein.v1.AgentService.Usage:input_type -> skein.v1.UsageRequest
-	103, // 111: skein.v1.AgentService.Profile:input_type -> skein.v1.ProfileRequest
-	1,   // 112: skein.v1.AgentService.Status:output_type -> skein.v1.StatusResponse
-	5,   // 113: skein.v1.AgentService.Nodes:output_type -> skein.v1.NodesResponse
-	8,   // 114: skein.v1.AgentService.Peers:output_type -> skein.v1.PeersResponse
-	11,  // 115: skein.v1.AgentService.Netcheck:output_type -> skein.v1.NetcheckResponse
-	15,  // 116: skein.v1.AgentService.CreateToken:output_type -> skein.v1.CreateTokenResponse
-	17,  // 117: skein.v1.AgentService.ListTokens:output_type -> skein.v1.ListTokensResponse
-	19,  // 118: skein.v1.AgentService.RevokeToken:output_type -> skein.v1.RevokeTokenResponse
-	21,  // 119: skein.v1.AgentService.RepairClock:output_type -> skein.v1.RepairClockResponse
-	23,  // 120: skein.v1.AgentService.ShowNode:output_type -> skein.v1.ShowNodeResponse
-	25,  // 121: skein.v1.AgentService.RevokeNode:output_type -> skein.v1.RevokeNodeResponse
-	29,  // 122: skein.v1.AgentService.Settings:output_type -> skein.v1.SettingsResponse
-	31,  // 123: skein.v1.AgentService.Events:output_type -> skein.v1.EventsResponse
-	33,  // 124: skein.v1.AgentService.State:output_type -> skein.v1.StateResponse
-	35,  // 125: skein.v1.AgentService.Diff:output_type -> skein.v1.DiffResponse
-	37,  // 126: skein.v1.AgentService.ExplainPeer:output_type -> skein.v1.ExplainPeerResponse
-	41,  // 127: skein.v1.AgentService.Plan:output_type -> skein.v1.PlanResponse
-	43,  // 128: skein.v1.AgentService.Down:output_type -> skein.v1.DownResponse
-	45,  // 129: skein.v1.AgentService.Relay:output_type -> skein.v1.RelayResponse
-	52,  // 130: skein.v1.AgentService.CreatePool:output_type -> skein.v1.PoolResponse
-	52,  // 131: skein.v1.AgentService.ChangePool:output_type -> skein.v1.PoolResponse
-	54,  // 132: skein.v1.AgentService.RemovePool:output_type -> skein.v1.RemovePoolResponse
-	56,  // 133: skein.v1.AgentService.Pools:output_type -> skein.v1.PoolsResponse
-	61,  // 134: skein.v1.AgentService.Blocks:output_type -> skein.v1.BlocksResponse
-	65,  // 135: skein.v1.AgentService.ReserveBlock:output_type -> skein.v1.BlockResponse
-	65,  // 136: skein.v1.AgentService.ReleaseBlock:output_type -> skein.v1.BlockResponse
-	68,  // 137: skein.v1.AgentService.ReserveAddress:output_type -> skein.v1.StaticResponse
-	68,  // 138: skein.v1.AgentService.ReleaseAddress:output_type -> skein.v1.StaticResponse
-	70,  // 139: skein.v1.AgentService.Statics:output_type -> skein.v1.StaticsResponse
-	72,  // 140: skein.v1.AgentService.Who:output_type -> skein.v1.WhoResponse
-	75,  // 141: skein.v1.AgentService.Pods:output_type -> skein.v1.PodsResponse
-	78,  // 142: skein.v1.AgentService.Import:output_type -> skein.v1.ImportResponse
-	81,  // 143: skein.v1.AgentService.CreateEgress:output_type -> skein.v1.EgressResponse
-	81,  // 144: skein.v1.AgentService.ChangeEgress:output_type -> skein.v1.EgressResponse
-	83,  // 145: skein.v1.AgentService.RemoveEgress:output_type -> skein.v1.RemoveEgressResponse
-	85,  // 146: skein.v1.AgentService.Egresses:output_type -> skein.v1.EgressesResponse
-	89,  // 147: skein.v1.AgentService.ShowEgress:output_type -> skein.v1.ShowEgressResponse
-	93,  // 148: skein.v1.AgentService.ExplainEgress:output_type -> skein.v1.ExplainEgressResponse
-	95,  // 149: skein.v1.AgentService.AttachEgress:output_type -> skein.v1.AttachEgressResponse
-	97,  // 150: skein.v1.AgentService.DrainNode:output_type -> skein.v1.DrainNodeResponse
-	27,  // 151: skein.v1.AgentService.SetRole:output_type -> skein.v1.SetRoleResponse
-	99,  // 152: skein.v1.AgentService.Usage:output_type -> skein.v1.UsageResponse
-	104, // 153: skein.v1.AgentService.Profile:output_type -> skein.v1.ProfileResponse
-	112, // [112:154] is the sub-list for method output_type
-	70,  // [70:112] is the sub-list for method input_type
-	70,  // [70:70] is the sub-list for extension type_name
-	70,  // [70:70] is the sub-list for extension extendee
-	0,   // [0:70] is the sub-list for field type_name
+	109, // 16: skein.v1.RevokeNodeResponse.node:type_name -> skein.v1.Node
+	109, // 17: skein.v1.SetRoleResponse.node:type_name -> skein.v1.Node
+	113, // 18: skein.v1.SetNodeRequest.settings:type_name -> skein.v1.NodeSettings
+	109, // 19: skein.v1.SetNodeResponse.node:type_name -> skein.v1.Node
+	114, // 20: skein.v1.SettingsRequest.change:type_name -> skein.v1.Settings
+	114, // 21: skein.v1.SettingsResponse.settings:type_name -> skein.v1.Settings
+	115, // 22: skein.v1.EventsResponse.event:type_name -> skein.v1.Event
+	116, // 23: skein.v1.StateResponse.state:type_name -> skein.v1.State
+	9,   // 24: skein.v1.ExplainPeerResponse.peer:type_name -> skein.v1.PeerView
+	110, // 25: skein.v1.ExplainPeerResponse.record:type_name -> skein.v1.Record
+	110, // 26: skein.v1.ExplainPeerResponse.self:type_name -> skein.v1.Record
+	41,  // 27: skein.v1.ExplainPeerResponse.probes:type_name -> skein.v1.ProbeView
+	117, // 28: skein.v1.ExplainPeerResponse.history:type_name -> skein.v1.JournalEntry
+	40,  // 29: skein.v1.ExplainPeerResponse.guess:type_name -> skein.v1.PortGuessView
+	48,  // 30: skein.v1.RelayResponse.sessions:type_name -> skein.v1.RelaySession
+	49,  // 31: skein.v1.RelayResponse.server:type_name -> skein.v1.RelayServer
+	51,  // 32: skein.v1.RelayServer.clients:type_name -> skein.v1.RelayClient
+	50,  // 33: skein.v1.RelayServer.limits:type_name -> skein.v1.RelayServerLimits
+	118, // 34: skein.v1.CreatePoolRequest.pool:type_name -> skein.v1.Pool
+	119, // 35: skein.v1.ChangePoolRequest.change:type_name -> skein.v1.ChangePool
+	118, // 36: skein.v1.PoolResponse.pool:type_name -> skein.v1.Pool
+	59,  // 37: skein.v1.PoolsResponse.pools:type_name -> skein.v1.PoolView
+	118, // 38: skein.v1.PoolView.pool:type_name -> skein.v1.Pool
+	60,  // 39: skein.v1.PoolView.holders:type_name -> skein.v1.PoolHolder
+	120, // 40: skein.v1.PoolView.grants:type_name -> skein.v1.Grant
+	121, // 41: skein.v1.PoolView.statics:type_name -> skein.v1.StaticAddress
+	61,  // 42: skein.v1.PoolView.local:type_name -> skein.v1.LocalPool
+	64,  // 43: skein.v1.BlocksResponse.blocks:type_name -> skein.v1.BlockView
+	122, // 44: skein.v1.BlockView.block:type_name -> skein.v1.Block
+	122, // 45: skein.v1.BlockResponse.block:type_name -> skein.v1.Block
+	121, // 46: skein.v1.StaticResponse.address:type_name -> skein.v1.StaticAddress
+	121, // 47: skein.v1.StaticsResponse.addresses:type_name -> skein.v1.StaticAddress
+	122, // 48: skein.v1.WhoResponse.block:type_name -> skein.v1.Block
+	75,  // 49: skein.v1.WhoResponse.pod:type_name -> skein.v1.Holder
+	78,  // 50: skein.v1.PodsResponse.pods:type_name -> skein.v1.PodView
+	75,  // 51: skein.v1.PodView.holder:type_name -> skein.v1.Holder
+	123, // 52: skein.v1.ImportRequest.import:type_name -> skein.v1.ImportPools
+	124, // 53: skein.v1.CreateEgressRequest.egress:type_name -> skein.v1.Egress
+	125, // 54: skein.v1.ChangeEgressRequest.change:type_name -> skein.v1.ChangeEgress
+	124, // 55: skein.v1.EgressResponse.egress:type_name -> skein.v1.Egress
+	88,  // 56: skein.v1.EgressesResponse.egresses:type_name -> skein.v1.EgressSummary
+	124, // 57: skein.v1.EgressSummary.egress:type_name -> skein.v1.Egress
+	89,  // 58: skein.v1.EgressSummary.slots:type_name -> skein.v1.SlotView
+	126, // 59: skein.v1.SlotView.slot:type_name -> skein.v1.EgressSlot
+	88,  // 60: skein.v1.ShowEgressResponse.summary:type_name -> skein.v1.EgressSummary
+	127, // 61: skein.v1.ShowEgressResponse.gateways:type_name -> skein.v1.EgressGateway
+	92,  // 62: skein.v1.ShowEgressResponse.silent:type_name -> skein.v1.EgressNodeError
+	93,  // 63: skein.v1.ShowEgressResponse.clients:type_name -> skein.v1.EgressHostClients
+	128, // 64: skein.v1.EgressHostClients.clients:type_name -> skein.v1.EgressClientReport
+	129, // 65: skein.v1.AttachEgressResponse.egresses:type_name -> skein.v1.EgressOfClient
+	109, // 66: skein.v1.DrainNodeResponse.node:type_name -> skein.v1.Node
+	89,  // 67: skein.v1.DrainNodeResponse.slots:type_name -> skein.v1.SlotView
+	102, // 68: skein.v1.UsageResponse.peers:type_name -> skein.v1.PeerUsage
+	101, // 69: skein.v1.UsageRates.usage:type_name -> skein.v1.UsageResponse
+	104, // 70: skein.v1.UsageRates.peers:type_name -> skein.v1.PeerRates
+	102, // 71: skein.v1.PeerRates.peer:type_name -> skein.v1.PeerUsage
+	0,   // 72: skein.v1.AgentService.Status:input_type -> skein.v1.StatusRequest
+	4,   // 73: skein.v1.AgentService.Nodes:input_type -> skein.v1.NodesRequest
+	7,   // 74: skein.v1.AgentService.Peers:input_type -> skein.v1.PeersRequest
+	10,  // 75: skein.v1.AgentService.Netcheck:input_type -> skein.v1.NetcheckRequest
+	14,  // 76: skein.v1.AgentService.CreateToken:input_type -> skein.v1.CreateTokenRequest
+	16,  // 77: skein.v1.AgentService.ListTokens:input_type -> skein.v1.ListTokensRequest
+	18,  // 78: skein.v1.AgentService.RevokeToken:input_type -> skein.v1.RevokeTokenRequest
+	20,  // 79: skein.v1.AgentService.RepairClock:input_type -> skein.v1.RepairClockRequest
+	22,  // 80: skein.v1.AgentService.ShowNode:input_type -> skein.v1.ShowNodeRequest
+	24,  // 81: skein.v1.AgentService.RevokeNode:input_type -> skein.v1.RevokeNodeRequest
+	30,  // 82: skein.v1.AgentService.Settings:input_type -> skein.v1.SettingsRequest
+	32,  // 83: skein.v1.AgentService.Events:input_type -> skein.v1.EventsRequest
+	34,  // 84: skein.v1.AgentService.State:input_type -> skein.v1.StateRequest
+	36,  // 85: skein.v1.AgentService.Diff:input_type -> skein.v1.DiffRequest
+	38,  // 86: skein.v1.AgentService.ExplainPeer:input_type -> skein.v1.ExplainPeerRequest
+	42,  // 87: skein.v1.AgentService.Plan:input_type -> skein.v1.PlanRequest
+	44,  // 88: skein.v1.AgentService.Down:input_type -> skein.v1.DownRequest
+	46,  // 89: skein.v1.AgentService.Relay:input_type -> skein.v1.RelayRequest
+	52,  // 90: skein.v1.AgentService.CreatePool:input_type -> skein.v1.CreatePoolRequest
+	53,  // 91: skein.v1.AgentService.ChangePool:input_type -> skein.v1.ChangePoolRequest
+	55,  // 92: skein.v1.AgentService.RemovePool:input_type -> skein.v1.RemovePoolRequest
+	57,  // 93: skein.v1.AgentService.Pools:input_type -> skein.v1.PoolsRequest
+	62,  // 94: skein.v1.AgentService.Blocks:input_type -> skein.v1.BlocksRequest
+	65,  // 95: skein.v1.AgentService.ReserveBlock:input_type -> skein.v1.ReserveBlockRequest
+	66,  // 96: skein.v1.AgentService.ReleaseBlock:input_type -> skein.v1.ReleaseBlockRequest
+	68,  // 97: skein.v1.AgentService.ReserveAddress:input_type -> skein.v1.ReserveAddressRequest
+	69,  // 98: skein.v1.AgentService.ReleaseAddress:input_type -> skein.v1.ReleaseAddressRequest
+	71,  // 99: skein.v1.AgentService.Statics:input_type -> skein.v1.StaticsRequest
+	73,  // 100: skein.v1.AgentService.Who:input_type -> skein.v1.WhoRequest
+	76,  // 101: skein.v1.AgentService.Pods:input_type -> skein.v1.PodsRequest
+	79,  // 102: skein.v1.AgentService.Import:input_type -> skein.v1.ImportRequest
+	81,  // 103: skein.v1.AgentService.CreateEgress:input_type -> skein.v1.CreateEgressRequest
+	82,  // 104: skein.v1.AgentService.ChangeEgress:input_type -> skein.v1.ChangeEgressRequest
+	84,  // 105: skein.v1.AgentService.RemoveEgress:input_type -> skein.v1.RemoveEgressRequest
+	86,  // 106: skein.v1.AgentService.Egresses:input_type -> skein.v1.EgressesRequest
+	90,  // 107: skein.v1.AgentService.ShowEgress:input_type -> skein.v1.ShowEgressRequest
+	94,  // 108: skein.v1.AgentService.ExplainEgress:input_type -> skein.v1.ExplainEgressRequest
+	96,  // 109: skein.v1.AgentService.AttachEgress:input_type -> skein.v1.AttachEgressRequest
+	98,  // 110: skein.v1.AgentService.DrainNode:input_type -> skein.v1.DrainNodeRequest
+	26,  // 111: skein.v1.AgentService.SetRole:input_type -> skein.v1.SetRoleRequest
+	28,  // 112: skein.v1.AgentService.SetNode:input_type -> skein.v1.SetNodeRequest
+	100, // 113: skein.v1.AgentService.Usage:input_type -> skein.v1.UsageRequest
+	105, // 114: skein.v1.AgentService.Profile:input_type -> skein.v1.ProfileRequest
+	1,   // 115: skein.v1.AgentService.Status:output_type -> skein.v1.StatusResponse
+	5,   // 116: skein.v1.AgentService.Nodes:output_type -> skein.v1.NodesResponse
+	8,   // 117: skein.v1.AgentService.Peers:output_type -> skein.v1.PeersResponse
+	11,  // 118: skein.v1.AgentService.Netcheck:output_type -> skein.v1.NetcheckResponse
+	15,  // 119: skein.v1.AgentService.CreateToken:output_type -> skein.v1.CreateTokenResponse
+	17,  // 120: skein.v1.AgentService.ListTokens:output_type -> skein.v1.ListTokensResponse
+	19,  // 121: skein.v1.AgentService.RevokeToken:output_type -> skein.v1.RevokeTokenResponse
+	21,  // 122: skein.v1.AgentService.RepairClock:output_type -> skein.v1.RepairClockResponse
+	23,  // 123: skein.v1.AgentService.ShowNode:output_type -> skein.v1.ShowNodeResponse
+	25,  // 124: skein.v1.AgentService.RevokeNode:output_type -> skein.v1.RevokeNodeResponse
+	31,  // 125: skein.v1.AgentService.Settings:output_type -> skein.v1.SettingsResponse
+	33,  // 126: skein.v1.AgentService.Events:output_type -> skein.v1.EventsResponse
+	35,  // 127: skein.v1.AgentService.State:output_type -> skein.v1.StateResponse
+	37,  // 128: skein.v1.AgentService.Diff:output_type -> skein.v1.DiffResponse
+	39,  // 129: skein.v1.AgentService.ExplainPeer:output_type -> skein.v1.ExplainPeerResponse
+	43,  // 130: skein.v1.AgentService.Plan:output_type -> skein.v1.PlanResponse
+	45,  // 131: skein.v1.AgentService.Down:output_type -> skein.v1.DownResponse
+	47,  // 132: skein.v1.AgentService.Relay:output_type -> skein.v1.RelayResponse
+	54,  // 133: skein.v1.AgentService.CreatePool:output_type -> skein.v1.PoolResponse
+	54,  // 134: skein.v1.AgentService.ChangePool:output_type -> skein.v1.PoolResponse
+	56,  // 135: skein.v1.AgentService.RemovePool:output_type -> skein.v1.RemovePoolResponse
+	58,  // 136: skein.v1.AgentService.Pools:output_type -> skein.v1.PoolsResponse
+	63,  // 137: skein.v1.AgentService.Blocks:output_type -> skein.v1.BlocksResponse
+	67,  // 138: skein.v1.AgentService.ReserveBlock:output_type -> skein.v1.BlockResponse
+	67,  // 139: skein.v1.AgentService.ReleaseBlock:output_type -> skein.v1.BlockResponse
+	70,  // 140: skein.v1.AgentService.ReserveAddress:output_type -> skein.v1.StaticResponse
+	70,  // 141: skein.v1.AgentService.ReleaseAddress:output_type -> skein.v1.StaticResponse
+	72,  // 142: skein.v1.AgentService.Statics:output_type -> skein.v1.StaticsResponse
+	74,  // 143: skein.v1.AgentService.Who:output_type -> skein.v1.WhoResponse
+	77,  // 144: skein.v1.AgentService.Pods:output_type -> skein.v1.PodsResponse
+	80,  // 145: skein.v1.AgentService.Import:output_type -> skein.v1.ImportResponse
+	83,  // 146: skein.v1.AgentService.CreateEgress:output_type -> skein.v1.EgressResponse
+	83,  // 147: skein.v1.AgentService.ChangeEgress:output_type -> skein.v1.EgressResponse
+	85,  // 148: skein.v1.AgentService.RemoveEgress:output_type -> skein.v1.RemoveEgressResponse
+	87,  // 149: skein.v1.AgentService.Egresses:output_type -> skein.v1.EgressesResponse
+	91,  // 150: skein.v1.AgentService.ShowEgress:output_type -> skein.v1.ShowEgressResponse
+	95,  // 151: skein.v1.AgentService.ExplainEgress:output_type -> skein.v1.ExplainEgressResponse
+	97,  // 152: skein.v1.AgentService.AttachEgress:output_type -> skein.v1.AttachEgressResponse
+	99,  // 153: skein.v1.AgentService.DrainNode:output_type -> skein.v1.DrainNodeResponse
+	27,  // 154: skein.v1.AgentService.SetRole:output_type -> skein.v1.SetRoleResponse
+	29,  // 155: skein.v1.AgentService.SetNode:output_type -> skein.v1.SetNodeResponse
+	101, // 156: skein.v1.AgentService.Usage:output_type -> skein.v1.UsageResponse
+	106, // 157: skein.v1.AgentService.Profile:output_type -> skein.v1.ProfileResponse
+	115, // [115:158] is the sub-list for method output_type
+	72,  // [72:115] is the sub-list for method input_type
+	72,  // [72:72] is the sub-list for extension type_name
+	72,  // [72:72] is the sub-list for extension extendee
+	0,   // [0:72] is the sub-list for field type_name
 }
 
 func init() { file_skein_v1_agent_proto_init() }
@@ -8202,7 +8376,7 @@ func file_skein_v1_agent_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_skein_v1_agent_proto_rawDesc), len(file_skein_v1_agent_proto_rawDesc)),
 			NumEnums:      0,
-			NumMessages:   106,
+			NumMessages:   108,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

@@ -126,6 +126,8 @@ const (
 	AgentServiceDrainNodeProcedure = "/skein.v1.AgentService/DrainNode"
 	// AgentServiceSetRoleProcedure is the fully-qualified name of the AgentService's SetRole RPC.
 	AgentServiceSetRoleProcedure = "/skein.v1.AgentService/SetRole"
+	// AgentServiceSetNodeProcedure is the fully-qualified name of the AgentService's SetNode RPC.
+	AgentServiceSetNodeProcedure = "/skein.v1.AgentService/SetNode"
 	// AgentServiceUsageProcedure is the fully-qualified name of the AgentService's Usage RPC.
 	AgentServiceUsageProcedure = "/skein.v1.AgentService/Usage"
 	// AgentServiceProfileProcedure is the fully-qualified name of the AgentService's Profile RPC.
@@ -175,6 +177,7 @@ type AgentServiceClient interface {
 	AttachEgress(context.Context, *v1.AttachEgressRequest) (*v1.AttachEgressResponse, error)
 	DrainNode(context.Context, *v1.DrainNodeRequest) (*v1.DrainNodeResponse, error)
 	SetRole(context.Context, *v1.SetRoleRequest) (*v1.SetRoleResponse, error)
+	SetNode(context.Context, *v1.SetNodeRequest) (*v1.SetNodeResponse, error)
 	// Usage tells what the agent costs and does, as totals since its start: two answers give rates.
 	Usage(context.Context, *v1.UsageRequest) (*v1.UsageResponse, error)
 	// Profile takes a profile of the agent's process. Root alone may ask for one, and there is one at a time.
@@ -432,6 +435,12 @@ func NewAgentServiceClient(httpClient connect.HTTPClient, baseURL string, opts .
 			connect.WithSchema(agentServiceMethods.ByName("SetRole")),
 			connect.WithClientOptions(opts...),
 		),
+		setNode: connect.NewClient[v1.SetNodeRequest, v1.SetNodeResponse](
+			httpClient,
+			baseURL+AgentServiceSetNodeProcedure,
+			connect.WithSchema(agentServiceMethods.ByName("SetNode")),
+			connect.WithClientOptions(opts...),
+		),
 		usage: connect.NewClient[v1.UsageRequest, v1.UsageResponse](
 			httpClient,
 			baseURL+AgentServiceUsageProcedure,
@@ -489,6 +498,7 @@ type agentServiceClient struct {
 	attachEgress   *connect.Client[v1.AttachEgressRequest, v1.AttachEgressResponse]
 	drainNode      *connect.Client[v1.DrainNodeRequest, v1.DrainNodeResponse]
 	setRole        *connect.Client[v1.SetRoleRequest, v1.SetRoleResponse]
+	setNode        *connect.Client[v1.SetNodeRequest, v1.SetNodeResponse]
 	usage          *connect.Client[v1.UsageRequest, v1.UsageResponse]
 	profile        *connect.Client[v1.ProfileRequest, v1.ProfileResponse]
 }
@@ -849,6 +859,15 @@ func (c *agentServiceClient) SetRole(ctx context.Context, req *v1.SetRoleRequest
 	return nil, err
 }
 
+// SetNode calls skein.v1.AgentService.SetNode.
+func (c *agentServiceClient) SetNode(ctx context.Context, req *v1.SetNodeRequest) (*v1.SetNodeResponse, error) {
+	response, err := c.setNode.CallUnary(ctx, connect.NewRequest(req))
+	if response != nil {
+		return response.Msg, err
+	}
+	return nil, err
+}
+
 // Usage calls skein.v1.AgentService.Usage.
 func (c *agentServiceClient) Usage(ctx context.Context, req *v1.UsageRequest) (*v1.UsageResponse, error) {
 	response, err := c.usage.CallUnary(ctx, connect.NewRequest(req))
@@ -906,6 +925,7 @@ type AgentServiceHandler interface {
 	AttachEgress(context.Context, *v1.AttachEgressRequest) (*v1.AttachEgressResponse, error)
 	DrainNode(context.Context, *v1.DrainNodeRequest) (*v1.DrainNodeResponse, error)
 	SetRole(context.Context, *v1.SetRoleRequest) (*v1.SetRoleResponse, error)
+	SetNode(context.Context, *v1.SetNodeRequest) (*v1.SetNodeResponse, error)
 	// Usage tells what the agent costs and does, as totals since its start: two answers give rates.
 	Usage(context.Context, *v1.UsageRequest) (*v1.UsageResponse, error)
 	// Profile takes a profile of the agent's process. Root alone may ask for one, and there is one at a time.
@@ -1159,6 +1179,12 @@ func NewAgentServiceHandler(svc AgentServiceHandler, opts ...connect.HandlerOpti
 		connect.WithSchema(agentServiceMethods.ByName("SetRole")),
 		connect.WithHandlerOptions(opts...),
 	)
+	agentServiceSetNodeHandler := connect.NewUnaryHandlerSimple(
+		AgentServiceSetNodeProcedure,
+		svc.SetNode,
+		connect.WithSchema(agentServiceMethods.ByName("SetNode")),
+		connect.WithHandlerOptions(opts...),
+	)
 	agentServiceUsageHandler := connect.NewUnaryHandlerSimple(
 		AgentServiceUsageProcedure,
 		svc.Usage,
@@ -1253,6 +1279,8 @@ func NewAgentServiceHandler(svc AgentServiceHandler, opts ...connect.HandlerOpti
 			agentServiceDrainNodeHandler.ServeHTTP(w, r)
 		case AgentServiceSetRoleProcedure:
 			agentServiceSetRoleHandler.ServeHTTP(w, r)
+		case AgentServiceSetNodeProcedure:
+			agentServiceSetNodeHandler.ServeHTTP(w, r)
 		case AgentServiceUsageProcedure:
 			agentServiceUsageHandler.ServeHTTP(w, r)
 		case AgentServiceProfileProcedure:
@@ -1424,6 +1452,10 @@ func (UnimplementedAgentServiceHandler) DrainNode(context.Context, *v1.DrainNode
 
 func (UnimplementedAgentServiceHandler) SetRole(context.Context, *v1.SetRoleRequest) (*v1.SetRoleResponse, error) {
 	return nil, connect.NewError(connect.CodeUnimplemented, errors.New("skein.v1.AgentService.SetRole is not implemented"))
+}
+
+func (UnimplementedAgentServiceHandler) SetNode(context.Context, *v1.SetNodeRequest) (*v1.SetNodeResponse, error) {
+	return nil, connect.NewError(connect.CodeUnimplemented, errors.New("skein.v1.AgentService.SetNode is not implemented"))
 }
 
 func (UnimplementedAgentServiceHandler) Usage(context.Context, *v1.UsageRequest) (*v1.UsageResponse, error) {

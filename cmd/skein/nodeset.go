@@ -1,0 +1,149 @@
+package main
+
+import (
+	"errors"
+	"fmt"
+	"io"
+	"net/netip"
+	"slices"
+	"strings"
+
+	"github.com/spf13/cobra"
+
+	skeinv1 "github.com/skeinmesh/skein/api/skein/v1"
+)
+
+// nodeFields are what `skein node set` sets, as its flags and as the API calls them.
+var nodeFields = map[string]string{
+	"site": "site", "leader": "leader", "force-endpoint": "force_endpoint", "internal-ip": "internal_ip", "persistent-keepalive": "persistent_keepalive",
+}
+
+func newNodeSetCmd(g *globals) *cobra.Command {
+	var site, endpoint, internal string
+	var noSite, leader, noLeader bool
+	var keepalive uint32
+	var unset []string
+	c := &cobra.Command{
+		Use: "set NODE", Short: "Say where a member is, and how it is reached",
+		Long: "Say a member's site, whether it shall lead it, and how it is reached. What is set here comes before the node's\n" +
+			"own configuration and annotations, until it is taken back. See docs/sites.md.",
+		Example: "  skein node set home1 --site home\n  skein node set edge1 --leader --force-endpoint edge.example.com:51820\n  skein node set edge1 --unset leader,force-endpoint",
+		Args:    exactly(1, "one node's name or ID"),
+		RunE: func(c *cobra.Command, args []string) error {
+			r := &skeinv1.SetNodeRequest{Node: args[0], Settings: &skeinv1.NodeSettings{}}
+			set := func(flag string) bool {
+				if !c.Flags().Changed(flag) {
+					return false
+				}
+				r.Fields = append(r.Fields, nodeFields[flag])
+				return true
+			}
+			if noSite {
+				unset = append(unset, "site")
+			}
+			if set("site") {
+				r.Settings.SiteSet, r.Settings.Site = true, site
+			}
+			if leader || noLeader {
+				r.Fields = append(r.Fields, "leader")
+				r.Settings.Leader = map[bool]string{true: "yes", false: "no"}[leader]
+			}
+			if set("force-endpoint") {
+				r.Settings.ForceEndpoint = orNothing(endpoint)
+			}
+			if set("internal-ip") {
+				ip, err := plainIP(orNothing(internal))
+				if err != nil {
+					return usageError{err}
+				}
+				r.Settings.InternalIp = ip
+			}
+			if set("persistent-keepalive") {
+				r.Settings.PersistentKeepalive = keepalive
+			}
+			if leader && noLeader {
+				return usageError{errors.New("--leader and --no-leader exclude each other")}
+			}
+			for _, flag := range unset {
+				field, ok := nodeFields[flag]
+				if !ok {
+					return usageError{fmt.Errorf("--unset %q: want one or more of site, leader, force-endpoint, internal-ip, persistent-keepalive", flag)}
+				}
+				if slices.Contains(r.Fields, field) {
+					return usageError{fmt.Errorf("%s is to be set and taken back at once: say one of the two", flag)}
+				}
+				r.Fields = append(r.Fields, field)
+			}
+			if len(r.GetFields()) == 0 {
+				return usageError{errors.New("say what is to be set: --site, --leader, --no-leader, --force-endpoint, --internal-ip, --persistent-keepalive, or --unset")}
+			}
+			a, err := g.client().SetNode(c.Context(), r)
+			return g.show(c, a, err, func(w io.Writer) {
+				fmt.Fprintf(w, "node %s: %s, as of event %d\n", a.GetNode().GetName(), settingsText(a.GetNode().GetSettings()), a.GetIndex())
+			})
+		},
+	}
+	f := c.Flags()
+	f.StringVar(&site, "site", "", "its site; \"\": the default site")
+	f.BoolVar(&noSite, "no-site", false, "take the site back: what the host itself says holds again")
+	f.BoolVar(&leader, "leader", false, "it shall lead its site")
+	f.BoolVar(&noLeader, "no-leader", false, "it leads its site only where nobody else can")
+	f.StringVar(&endpoint, "force-endpoint", "", "host:port at which others reach its WireGuard; \"\" or -: none is set")
+	f.StringVar(&internal, "internal-ip", "", "its address inside its site; \"\" or -: none is set")
+	f.Uint32Var(&keepalive, "persistent-keepalive", 0, "seconds between its keepalives to every peer; 0: none is set")
+	f.StringSliceVar(&unset, "unset", nil, "take back: any of site, leader, force-endpoint, internal-ip, persistent-keepalive")
+	return c
+}
+
+// orNothing reads Kilo's "-".
+func orNothing(s string) string {
+	if s == "-" {
+		return ""
+	}
+	return s
+}
+
+// plainIP is an address, also when it is written as a prefix around one, as Kilo does.
+func plainIP(s string) (string, error) {
+	if s == "" {
+		return "", nil
+	}
+	a, err := netip.ParseAddr(s)
+	if err != nil {
+		var p netip.Prefix
+		if p, err = netip.ParsePrefix(s); err == nil {
+			a = p.Addr()
+		}
+	}
+	if err != nil {
+		return "", fmt.Errorf("--internal-ip %q: want an IP address such as 10.0.0.7", s)
+	}
+	return a.Unmap().String(), nil
+}
+
+// settingsText says what is set of a node.
+func settingsText(s *skeinv1.NodeSettings) string {
+	var out []string
+	if s.GetSiteSet() {
+		out = append(out, fmt.Sprintf("site %q", s.GetSite()))
+	}
+	switch s.GetLeader() {
+	case "yes":
+		out = append(out, "it shall lead its site")
+	case "no":
+		out = append(out, "it shall not lead its site")
+	}
+	if s.GetForceEndpoint() != "" {
+		out = append(out, "endpoint "+s.GetForceEndpoint())
+	}
+	if s.GetInternalIp() != "" {
+		out = append(out, "internal IP "+s.GetInternalIp())
+	}
+	if s.GetPersistentKeepalive() != 0 {
+		out = append(out, fmt.Sprintf("a keepalive each %d seconds", s.GetPersistentKeepalive()))
+	}
+	if len(out) == 0 {
+		return "nothing is set; what the host itself says holds"
+	}
+	return strings.Join(out, ", ")
+}
