@@ -104,8 +104,14 @@ func takeLeader(w *part.Wishes, value string) error {
 	return nil
 }
 
-// takeInternalIP takes an address, or a prefix around one as Kilo writes it. Kilo's "-" asks for none.
+// isNone reports whether a value asks for nothing, as Kilo has it.
+func isNone(value string) bool { return value == "" || value == "-" }
+
+// takeInternalIP takes an address, or a prefix around one as Kilo writes it.
 func takeInternalIP(w *part.Wishes, value string) error {
+	if isNone(value) {
+		return nil
+	}
 	p, err := netip.ParsePrefix(value)
 	a := p.Addr()
 	if err != nil {
@@ -119,6 +125,9 @@ func takeInternalIP(w *part.Wishes, value string) error {
 }
 
 func takeEndpoint(w *part.Wishes, value string) error {
+	if isNone(value) {
+		return nil
+	}
 	host, _, err := resolve.Split(value, "")
 	if err == nil && len(host) > 253 {
 		err = fmt.Errorf("the name has %d characters", len(host))
@@ -138,6 +147,9 @@ func takeEndpoint(w *part.Wishes, value string) error {
 const maxKeepalive = 3600
 
 func takeKeepalive(w *part.Wishes, value string) error {
+	if isNone(value) {
+		return nil
+	}
 	n, err := strconv.ParseUint(value, 10, 16)
 	if err != nil || n > maxKeepalive {
 		return fmt.Errorf("%.80q: want seconds, 0 to %d", value, maxKeepalive)

@@ -28,6 +28,8 @@ func TestWishesOfANode(t *testing.T) {
 			annotations: map[string]string{"kilo.squat.ai/location": "lab", "skein.dev/location": "attic", "wirekube.io/endpoint": "192.0.2.1:1", "skein.dev/force-endpoint": "192.0.2.2:2"},
 			want:        part.Wishes{Site: "attic", ForceEndpoint: "192.0.2.2:2"},
 		},
+		"none of them": {annotations: map[string]string{"kilo.squat.ai/force-internal-ip": "-", "skein.dev/force-endpoint": "", "kilo.squat.ai/force-endpoint": "192.0.2.1:1",
+			"kilo.squat.ai/persistent-keepalive": ""}},
 		"WireKube's endpoint":    {annotations: map[string]string{"wirekube.io/endpoint": "192.0.2.1:1"}, want: part.Wishes{ForceEndpoint: "192.0.2.1:1"}},
 		"no leader":              {annotations: map[string]string{"skein.dev/leader": "false", "kilo.squat.ai/leader": "true"}},
 		"birthday":               {annotations: map[string]string{"skein.dev/birthday-attack": "enabled"}, want: part.Wishes{BirthdayAttack: "enabled"}},

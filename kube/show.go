@@ -14,6 +14,7 @@ import (
 	"k8s.io/apimachinery/pkg/runtime/schema"
 
 	"github.com/skeinmesh/skein/agent/part"
+	"github.com/skeinmesh/skein/agent/sites"
 	skeinv1 "github.com/skeinmesh/skein/api/skein/v1"
 	"github.com/skeinmesh/skein/gossip/candidate"
 	"github.com/skeinmesh/skein/identity"
@@ -195,10 +196,15 @@ func memberStatus(s *part.Snapshot, n *skeinv1.Node, h homes) map[string]any {
 		return map[string]any{}
 	}
 	r := s.Records[id].Record
-	status := map[string]any{"alive": s.Alive(id), "leader": r.GetLeaderWish()}
+	site, _ := sites.Of(n, r)
+	leads := r.GetLeads() > 0
+	if sites.Topology(s.State.Settings(), site) != sites.Site {
+		leads = r.GetLeaderWish()
+	}
+	status := map[string]any{"alive": s.Alive(id), "leader": leads}
 	for field, value := range map[string]string{
 		"kubernetesNode": r.GetKubernetesNode(), "kubernetesNodeUID": h.of(id, r.GetKubernetesNode()), "nat": candidate.NATName(r.GetNatType()), "mode": r.GetTransportMode(),
-		"site": r.GetSite(), "endpoint": endpointOf(r),
+		"site": site, "endpoint": endpointOf(r),
 		"role": string(s.State.Role(n.GetId())), "ipv4": n.GetIpv4(), "ipv6": n.GetIpv6(), "version": r.GetVersion(),
 	} {
 		if value != "" {

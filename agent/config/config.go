@@ -14,6 +14,8 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+	"unicode"
+	"unicode/utf8"
 
 	"github.com/skeinmesh/skein/internal/addr"
 	"github.com/skeinmesh/skein/internal/strictyaml"
@@ -231,6 +233,17 @@ func wrong(key, format string, args ...any) error {
 	return &KeyError{Key: key, Problem: fmt.Sprintf(format, args...)}
 }
 
+// maxSite is how long a site's name may be, in bytes, as the log and records have it.
+const maxSite = 64
+
+// orNone reads Kilo's "-".
+func orNone(s string) string {
+	if s == "-" {
+		return ""
+	}
+	return s
+}
+
 var nameRE = regexp.MustCompile(`^[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?$`)
 
 // Check says what is wrong with the values, as a *KeyError.
@@ -388,12 +401,22 @@ func (c *Config) checkUDPRelay() error {
 }
 
 func (c *Config) checkAddresses() error {
-	if c.InternalIP != "" {
-		if _, err := netip.ParseAddr(c.InternalIP); err != nil {
+	if len(c.Site) > maxSite || !utf8.ValidString(c.Site) || strings.ContainsFunc(c.Site, func(r rune) bool { return !unicode.IsPrint(r) }) {
+		return wrong("site", "%.80q is no name of a site; allowed: at most %d bytes of printable characters", c.Site, maxSite)
+	}
+	if c.InternalIP = orNone(c.InternalIP); c.InternalIP != "" {
+		a, err := netip.ParseAddr(c.InternalIP)
+		if err != nil {
+			var p netip.Prefix // Kilo writes it so
+			p, err = netip.ParsePrefix(c.InternalIP)
+			a = p.Addr()
+		}
+		if err != nil {
 			return wrong("internalIP", "%q is no IP address", c.InternalIP)
 		}
+		c.InternalIP = a.String()
 	}
-	if c.ForceEndpoint != "" && !hostPort(c.ForceEndpoint) {
+	if c.ForceEndpoint = orNone(c.ForceEndpoint); c.ForceEndpoint != "" && !hostPort(c.ForceEndpoint) {
 		return wrong("forceEndpoint", "%q: want host:port", c.ForceEndpoint)
 	}
 	for _, p := range c.NatTraversal.PortMapping {

@@ -28,6 +28,17 @@ func TestLoad(t *testing.T) {
 	}
 }
 
+// Values as Kilo's annotations have them are taken.
+func TestKilosValues(t *testing.T) {
+	c, err := load(t, "name: a\ninternalIP: 10.0.0.7/24\nforceEndpoint: '-'\n")
+	if err != nil || c.InternalIP != "10.0.0.7" || c.ForceEndpoint != "" {
+		t.Errorf("%q, %q, %v", c.InternalIP, c.ForceEndpoint, err)
+	}
+	if c, err = load(t, "name: a\ninternalIP: '-'\nforceEndpoint: edge.example.com:51820\n"); err != nil || c.InternalIP != "" || c.ForceEndpoint != "edge.example.com:51820" {
+		t.Errorf("%q, %q, %v", c.InternalIP, c.ForceEndpoint, err)
+	}
+}
+
 func TestLoadRefuses(t *testing.T) {
 	for _, c := range []struct{ name, in, want string }{
 		{"unknown key", "name: a\nsit: b\n", `skein.yaml:2: unknown key "sit"; allowed here: cni, dataplane, directRetry`},
@@ -38,6 +49,9 @@ func TestLoadRefuses(t *testing.T) {
 		{"same port twice", "name: a\nports: {relay: 7946}\n", `port 7946/tcp is taken by ports.relay`},
 		{"port 0", "name: a\nports: {stun: 0}\n", `ports.stun: 0 is not allowed`},
 		{"bad endpoint", "name: a\nforceEndpoint: nowhere\n", `"nowhere": want host:port`},
+		{"long site", "name: a\nsite: " + strings.Repeat("s", 300) + "\n", `is no name of a site; allowed: at most 64 bytes of printable characters`},
+		{"site with control characters", "name: a\nsite: \"a\\e[31m\"\n", `site: "a\x1b[31m" is no name of a site`},
+		{"bad internal address", "name: a\ninternalIP: 10.0.0.256\n", `"10.0.0.256" is no IP address`},
 		{"port mapping", "name: a\nnatTraversal: {portMapping: [pcp, ssdp]}\n", `natTraversal.portMapping: "ssdp" is not allowed; allowed: pcp, natpmp, upnp`},
 		{"metadata", "name: a\nnatTraversal: {imds: maybe}\n", `natTraversal.imds: "maybe" is not allowed; allowed: auto, true, false`},
 		{"host bits", "name: a\noverlay: {ipv4: 10.4.1.0/16}\n", `overlay.ipv4`},
