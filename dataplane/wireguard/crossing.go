@@ -216,11 +216,12 @@ func (c *crossing) responding(p []byte, to netip.AddrPort) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	m := c.meet(who)
-	if n := c.parties[party{at: to}]; n != nil && m.theirs.index != receiverIndex(p) && n.theirs.index == receiverIndex(p) {
+	theirs := receiverIndex(p)
+	if n := c.parties[party{at: to}]; n != nil && m.theirs.index != theirs && n.theirs.index == theirs {
 		m = n // it was not read
 	}
 	m.responded, m.response = time.Now(), nil
-	if m.theirs.index == receiverIndex(p) {
+	if m.theirs.index == theirs {
 		m.response = bytes.Clone(p)
 		m.theirs.at, m.theirs.outcome = time.Now(), answered
 		m.ours.yield()

@@ -23,8 +23,8 @@ const (
 )
 
 // identities tell whose a handshake message is: to whom one of ours goes by its MAC, which is made with the receiver's
-// public key, and from whom one of theirs comes by the key inside. The endpoint tells neither: a peer may send by one way
-// what is answered by another.
+// public key, and from whom one of theirs comes by the key inside. The endpoint tells neither: a peer may send by one
+// way what is answered by another.
 type identities struct {
 	reads *rate.Limiter
 
@@ -163,8 +163,10 @@ func (x *identities) initiator(p []byte, from netip.AddrPort) (party, bool) {
 	return party{key: key}, true
 }
 
-// read opens an initiation, as the Noise protocol's IK pattern has it (section 5.4.2 of the WireGuard paper): the key of
-// who sent it, and its time, which only the holder of that key can have put there.
+type digest = [blake2s.Size]byte
+
+// read opens an initiation, as section 5.4.2 of the WireGuard paper has it: the key of who sent it, and its time, which
+// only the holder of that key can have put there.
 func read(p []byte, private *ecdh.PrivateKey) (key dataplane.Key, stamp tai64n.Timestamp, ok bool) {
 	const (
 		ephemeralAt = 8
@@ -174,7 +176,7 @@ func read(p []byte, private *ecdh.PrivateKey) (key dataplane.Key, stamp tai64n.T
 	)
 	ephemeral, static := p[ephemeralAt:staticAt], p[staticAt:stampAt]
 	hash := mixed(mixed(device.InitialHash, private.PublicKey().Bytes()), ephemeral)
-	var chain [blake2s.Size]byte
+	var chain digest
 	device.KDF1(&chain, device.InitialChainKey[:], ephemeral)
 	if !unseal(key[:0], &chain, private, ephemeral, static, hash) {
 		return key, stamp, false
@@ -185,7 +187,7 @@ func read(p []byte, private *ecdh.PrivateKey) (key dataplane.Key, stamp tai64n.T
 }
 
 // unseal mixes what two keys share into the chain and opens what is sealed with the result.
-func unseal(into []byte, chain *[blake2s.Size]byte, private *ecdh.PrivateKey, public, sealed []byte, hash [blake2s.Size]byte) bool {
+func unseal(into []byte, chain *digest, private *ecdh.PrivateKey, public, sealed []byte, hash digest) bool {
 	theirs, err := ecdh.X25519().NewPublicKey(public)
 	if err != nil {
 		return false
@@ -204,6 +206,6 @@ func unseal(into []byte, chain *[blake2s.Size]byte, private *ecdh.PrivateKey, pu
 	return err == nil
 }
 
-func mixed(hash [blake2s.Size]byte, data []byte) [blake2s.Size]byte {
+func mixed(hash digest, data []byte) digest {
 	return blake2s.Sum256(append(hash[:], data...))
 }

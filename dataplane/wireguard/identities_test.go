@@ -23,7 +23,7 @@ var (
 	byRelay  = netip.MustParseAddrPort("127.0.0.1:40000")
 )
 
-// initiationsFor makes what wireguard-go sends to whoever has a key to begin a handshake, each later than the one before.
+// initiationsFor makes what wireguard-go sends to begin a handshake, each later than the one before.
 func initiationsFor(t testing.TB, from, to wgtypes.Key) func() []byte {
 	t.Helper()
 	quiet := &device.Logger{Verbosef: device.DiscardLogf, Errorf: device.DiscardLogf}
@@ -98,7 +98,8 @@ func TestInitiationTellsItsSender(t *testing.T) {
 			t.Errorf("from %s: it is of %v, %t", from, who, ok)
 		}
 	}
-	if who, ok := x.initiator(initiationsFor(t, other, ours)(), byRelay); !ok || who != (party{key: dataplane.Key(other.PublicKey())}) {
+	stranger := party{key: dataplane.Key(other.PublicKey())}
+	if who, ok := x.initiator(initiationsFor(t, other, ours)(), byRelay); !ok || who != stranger {
 		t.Errorf("a stranger at a peer's endpoint is %v, %t", who, ok)
 	}
 	if who, ok := x.initiator(initiationsFor(t, theirs, other)(), byRelay); ok {

@@ -15,8 +15,8 @@ import (
 	"github.com/skeinmesh/skein/dataplane"
 )
 
-// Two devices that start at the same moment, one of which sends by a relay and the other directly, have a session at once.
-// Where handshakes that cross are recognised by the endpoint, three of ten rounds wait for the library's next try.
+// Two devices that start at the same moment, one of which sends by a relay and the other directly, have a session at
+// once. Where handshakes that cross are recognised by the endpoint, three of ten rounds wait for the library to retry.
 func TestDevicesThatStartTogetherByDifferentWays(t *testing.T) {
 	rounds, tolerated := 40, 1
 	if os.Getenv("SKEIN_WANT_KERNEL") != "" {
@@ -81,14 +81,15 @@ func (e *end) at(t *testing.T) netip.AddrPort {
 // meets makes another end a peer, to which packets go by an endpoint.
 func (e *end) meets(t *testing.T, other *end, by netip.AddrPort) {
 	t.Helper()
-	op := PeerOp{Action: Add, Key: dataplane.Key(other.key.PublicKey()), Endpoint: by, Gain: []netip.Prefix{netip.PrefixFrom(other.address, 32)}}
+	op := PeerOp{Action: Add, Key: dataplane.Key(other.key.PublicKey()), Endpoint: by}
+	op.Gain = []netip.Prefix{netip.PrefixFrom(other.address, 32)}
 	if err := e.Write([]Op{{Peer: &op}}); err != nil {
 		t.Fatal(err)
 	}
 }
 
-// talk sends a packet each way at the same moment, and tells whether both arrive before the library's own retry, which comes
-// after five seconds.
+// talk sends a packet each way at the same moment, and tells whether both arrive before the library's own retry, which
+// comes after five seconds.
 func talk(a, b *end) bool {
 	var together sync.WaitGroup
 	together.Go(func() { a.packets.Outbound <- tuntest.Ping(b.address, a.address) })
