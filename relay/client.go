@@ -523,7 +523,7 @@ func (c *client) frame(w *wire, s *sink, t frameType, body []byte) error {
 		}
 		c.pool.absent(c, decodeNode(body), refused)
 	case frameHere:
-		c.pool.present(c, c.pool.peer(decodeNode(body)), s.now)
+		c.pool.toldHere(c, c.pool.peer(decodeNode(body)), s.now)
 	case frameOffer:
 		c.offered(decodeOffer(body))
 	case frameFar:

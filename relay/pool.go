@@ -67,8 +67,11 @@ const (
 	// goneUnheard is how long such a word counts when the session is lost, in which the relay could tell of the peer's
 	// return. That of a relay whose session was given up counts no more.
 	goneUnheard = time.Minute
-	// seenHold is how long a packet that came from a relay tells that the peer is there.
-	seenHold = 30 * time.Second
+	// seenHold is how long a packet that came from a relay tells that the peer is there. seenUnlisted is how long it does
+	// when the peer's record lists others: what that relay has may be a session whose peer is gone by now, and what is
+	// sent there is lost. Packets are noted once a second.
+	seenHold     = 30 * time.Second
+	seenUnlisted = 3 * time.Second
 	// reviewEvery bounds how long a peer's choice stands without a new look.
 	reviewEvery = time.Second
 	// sendPackets and sendBytes bound what waits for one relay.
@@ -386,7 +389,6 @@ func (p *Pool) options(s *peerState, now time.Duration, usable bool) ([]option, 
 			continue
 		}
 		o := option{relay: id, healthy: st.connected && !st.suspect, own: cmp.Or(st.published, c.lastRTT()), peer: s.listed[id], know: unlisted}
-		seen, hasSeen := s.seen[id]
 		switch {
 		case isGone:
 			o.know = knownGone
@@ -394,7 +396,7 @@ func (p *Pool) options(s *peerState, now time.Duration, usable bool) ([]option, 
 				s.gone[id] = now
 				c.send(now, s.id, ChannelWireGuard, nil)
 			}
-		case o.peer != 0, hasSeen && now-seen < seenHold:
+		case o.peer != 0 || s.seenAt(id, now):
 			o.know = knownHere
 		case len(s.listed) == 0:
 			o.know = unknown
@@ -403,6 +405,16 @@ func (p *Pool) options(s *peerState, now time.Duration, usable bool) ([]option, 
 		clients[id] = c
 	}
 	return options, clients
+}
+
+// seenAt tells whether the peer's packets came from a relay lately. The caller holds the peer's lock.
+func (s *peerState) seenAt(relay identity.ID, now time.Duration) bool {
+	hold := seenHold
+	if len(s.listed) > 0 && s.listed[relay] == 0 {
+		hold = seenUnlisted
+	}
+	seen, has := s.seen[relay]
+	return has && now-seen < hold
 }
 
 // listedSince tells whether a record of the peer that has come since then lists a relay. The caller holds the peer's lock.
@@ -553,13 +565,33 @@ func (p *Pool) absent(c *client, peer identity.ID, refused []waiting) {
 func (p *Pool) present(c *client, s *peerState, now time.Duration) {
 	s.mu.Lock()
 	_, wasGone := s.gone[c.relay.ID]
-	last, wasSeen := s.seen[c.relay.ID]
+	wasSeen := s.seenAt(c.relay.ID, now)
 	delete(s.gone, c.relay.ID)
 	s.seen[c.relay.ID] = now
 	s.mu.Unlock()
 	s.noted.Store(int64(now))
 	s.via.Store(c)
-	if wasGone || !wasSeen || now-last > seenHold {
+	if wasGone || !wasSeen {
+		s.generation.Store(0)
+		p.signal()
+		p.release()
+	}
+}
+
+// toldHere takes a relay's word that it has a session of a peer. Where the peer's record lists others, that may be one
+// whose peer is gone: it tells less than a packet of the peer's, which alone makes that relay as good as a listed one.
+func (p *Pool) toldHere(c *client, s *peerState, now time.Duration) {
+	s.mu.Lock()
+	elsewhere := len(s.listed) > 0 && s.listed[c.relay.ID] == 0
+	_, wasGone := s.gone[c.relay.ID]
+	if elsewhere {
+		delete(s.gone, c.relay.ID)
+	}
+	s.mu.Unlock()
+	switch {
+	case !elsewhere:
+		p.present(c, s, now)
+	case wasGone:
 		s.generation.Store(0)
 		p.signal()
 		p.release()

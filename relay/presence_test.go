@@ -127,3 +127,39 @@ func (c *client) ended(r *testRelay) bool {
 	defer c.mu.Unlock()
 	return c.leaving == nil && c.wire.Load() == nil && !r.server.Connected(c.pool.cfg.Self)
 }
+
+// TestPacketsLeaveARelayThatThePeerNoLongerUses has a peer's session at a relay that its record does not list end without
+// the relay's notice. Its packets of before do not keep others from the relay that the record lists.
+func TestPacketsLeaveARelayThatThePeerNoLongerUses(t *testing.T) {
+	m := newMembers()
+	old := startRelay(t, m, func(c *ServerConfig) { c.IdleTimeout = time.Minute }) // a dead session stays
+	next := startRelay(t, m)
+	key := newKey(t)
+	a, b := startNode(t, m, old, next), newNode(t, m, key)
+	b.use(old)
+	waitFor(t, "the peer's session", func() bool { return len(b.Links()) > 0 })
+	a.SetPeerLinks(b.id, []Link{{next.key.ID(), time.Second}}) // farther than the other would be
+	b.arrives(t, a, "hello")
+	waitFor(t, "the answer's way", func() bool { return a.choice(b.id) == old.key.ID() })
+	b.use()
+	waitFor(t, "the end of the peer's session", func() bool { return !old.server.Connected(b.id) })
+	rawSession(t, old, key, identity.ALPNRelay) // reads nothing that it gets
+	b.use(next)
+	waitFor(t, "the peer's new session", func() bool { return next.server.Connected(b.id) })
+	asking := make(chan struct{})
+	defer close(asking)
+	go func() { // as an agent does whose path is silent; the relay says each time that the peer is there
+		for tick := time.NewTicker(100 * time.Millisecond); ; {
+			select {
+			case <-tick.C:
+				a.Ask(b.id)
+			case <-asking:
+				tick.Stop()
+				return
+			}
+		}
+	}()
+	if took := a.arrives(t, b, "welcome back"); took > soon {
+		t.Errorf("the relay was left after %s", took)
+	}
+}
