@@ -361,19 +361,7 @@ func (a *Agent) explainPast(n *skeinv1.Node, id identity.ID, out *skeinv1.Explai
 	if err != nil {
 		return nil, asConnect(err)
 	}
-	out.Peer = &skeinv1.PeerView{NodeId: n.GetId(), Name: n.GetName(), Path: "none", Reason: past.Reason, Rule: past.Rule, Since: nanos(past.Since)}
-	kind, where, _ := strings.Cut(past.Path, ":")
-	switch kind {
-	case "relay":
-		where, port, udp := strings.Cut(where, ",")
-		rid, _ := identity.ParseID(where)
-		out.Peer.Path, out.Peer.Relay, out.Peer.RelayName, out.Peer.Detail = kind, where, a.roster.Name(rid), "session"
-		if udp {
-			out.Peer.Endpoint, out.Peer.Detail = port, "udp"
-		}
-	case "direct":
-		out.Peer.Path, out.Peer.Endpoint = kind, where
-	}
+	out.Peer = pastPeer(n, past, a.roster.Name)
 	switch {
 	case past.Path == "":
 		out.Decided = "the journal does not reach back that far, or no path had been decided yet"
@@ -384,6 +372,28 @@ func (a *Agent) explainPast(n *skeinv1.Node, id identity.ID, out *skeinv1.Explai
 	}
 	out.History = past.History
 	return out, nil
+}
+
+// pastPeer is a path as the journal has it.
+func pastPeer(n *skeinv1.Node, past path.Past, name func(identity.ID) string) *skeinv1.PeerView {
+	v := &skeinv1.PeerView{
+		NodeId: n.GetId(), Name: n.GetName(), Path: "none", Reason: past.Reason, Rule: past.Rule, Since: nanos(past.Since),
+	}
+	kind, where, _ := strings.Cut(past.Path, ":")
+	switch kind {
+	case "relay":
+		where, port, udp := strings.Cut(where, ",")
+		v.Path, v.Detail = kind, "session"
+		if id, err := identity.ParseID(where); err == nil { // an idle pair has none
+			v.Relay, v.RelayName = where, name(id)
+		}
+		if udp {
+			v.Endpoint, v.Detail = port, "udp"
+		}
+	case "direct":
+		v.Path, v.Endpoint = kind, where
+	}
+	return v
 }
 
 func nanos(t time.Time) int64 {

@@ -1,6 +1,7 @@
 package path
 
 import (
+	"encoding/json"
 	"fmt"
 	"net/netip"
 	"strings"
@@ -239,16 +240,98 @@ func ExplainAt(j Reader, id identity.ID, at time.Time) (Past, error) {
 	}
 	p := Past{At: at}
 	for _, e := range entries {
-		if d := e.GetPathDecision(); d != nil {
-			if d.GetTo() != p.Path || p.Restarts {
-				p.Since = time.Unix(0, e.GetTime())
-			}
-			p.Path, p.Rule, p.Reason, p.Restarts = d.GetTo(), d.GetRule(), d.GetReason(), false
-		}
-		if e.GetAgentStarted() != nil {
-			p.Restarts = p.Path != ""
-		}
+		p.take(e)
 	}
 	p.History = entries[max(0, len(entries)-historyMax):]
 	return p, nil
+}
+
+// take folds a decision about the peer, or a start of the agent, into what is known.
+func (p *Past) take(e *skeinv1.JournalEntry) {
+	if d := e.GetPathDecision(); d != nil {
+		if d.GetTo() != p.Path || p.Restarts {
+			p.Since = time.Unix(0, e.GetTime())
+		}
+		p.Path, p.Rule, p.Reason, p.Restarts = d.GetTo(), d.GetRule(), d.GetReason(), false
+	}
+	if e.GetAgentStarted() != nil {
+		p.Restarts = p.Path != ""
+	}
+}
+
+// Alive reports whether the path carried packets, as far as the deciding rule tells: a dead endpoint stays in use
+// while there is nothing else, under the rule that says why.
+func (p Past) Alive() bool {
+	proved := p.Rule == ruleRelayUDP || strings.HasPrefix(p.Rule, "direct-") && p.Rule != RuleDirectDead
+	switch kind, where, _ := strings.Cut(p.Path, ":"); kind {
+	case "direct":
+		return proved
+	case "relay":
+		return proved || !strings.Contains(where, ",")
+	}
+	return false
+}
+
+// Then is what the journal knows of the paths to all peers at some time, and of what their records said.
+type Then struct {
+	Paths  map[identity.ID]Past // without History
+	Nodes  map[identity.ID]Node // the peers, as their records were last heard of
+	Self   *Node                // nil: not known
+	Begins time.Time            // when the journal's oldest entry was written; zero: it has none
+}
+
+// ThenAt reads from the journal, once, what ExplainAt reads for one peer.
+func ThenAt(j Reader, at time.Time) (Then, error) {
+	t := Then{Paths: map[identity.ID]Past{}, Nodes: map[identity.ID]Node{}}
+	entries, err := j.Read(time.Time{}, time.Time{}, func(e *skeinv1.JournalEntry) bool {
+		if written := time.Unix(0, e.GetTime()); t.Begins.IsZero() || written.Before(t.Begins) {
+			t.Begins = written
+		}
+		kind := e.GetPathInput().GetKind()
+		known := kind == InputSelf.String() || kind == InputPeer.String()
+		return e.GetTime() <= at.UnixNano() && (known || e.GetPathDecision() != nil || e.GetAgentStarted() != nil)
+	})
+	if err != nil {
+		return Then{}, fmt.Errorf("paths at %s: %w", at.Format(time.RFC3339), err)
+	}
+	heard := map[string]string{} // details of the newest inputs, by peer; empty: this node itself
+	for _, e := range entries {
+		switch {
+		case e.GetPathInput() != nil:
+			heard[e.GetPathInput().GetPeer()] = e.GetPathInput().GetDetail()
+		case e.GetAgentStarted() != nil:
+			for id, p := range t.Paths {
+				p.take(e)
+				t.Paths[id] = p
+			}
+		default:
+			id, err := identity.ParseID(e.GetPathDecision().GetPeer())
+			if err != nil {
+				continue // of no node: it was damaged, and says nothing
+			}
+			p := t.Paths[id]
+			p.At = at
+			p.take(e)
+			t.Paths[id] = p
+		}
+	}
+	for peer, detail := range heard {
+		t.hear(peer, detail)
+	}
+	return t, nil
+}
+
+// hear takes what a record said. What does not parse was written by another version: it is not known, then.
+func (t *Then) hear(peer, detail string) {
+	var in struct{ Node *Node }
+	if json.Unmarshal([]byte(detail), &in) != nil || in.Node == nil {
+		return
+	}
+	if peer == "" {
+		t.Self = in.Node
+		return
+	}
+	if id, err := identity.ParseID(peer); err == nil {
+		t.Nodes[id] = *in.Node
+	}
 }

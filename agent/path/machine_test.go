@@ -166,6 +166,9 @@ func (c *checker) step(t *testing.T, m Machine, now time.Time, in Input) Machine
 	for _, a := range actions {
 		switch a.Kind {
 		case ActionUse:
+			if told := (Past{Path: a.Path.String(), Rule: a.Path.Rule}).Alive(); told != a.Path.Alive {
+				t.Fatalf("the journal would tell of %s by rule %s that alive is %t; it is not so", a.Path, a.Path.Rule, told)
+			}
 			if a.Path.Kind == Direct && !c.proven[a.Path.Endpoint] {
 				t.Fatalf("direct over %s, which never answered", a.Path.Endpoint)
 			}

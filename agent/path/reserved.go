@@ -252,7 +252,7 @@ func (s *step) usePort(i int) {
 	if rule := s.ruleWithoutDirect(); rule != "relay-first" {
 		reason += " " + s.reasonWithoutDirect(rule)
 	}
-	s.Path = Path{Since: s.now, RTT: p.RTT, Alive: true, Rule: "relay-udp", Reason: reason}
+	s.Path = Path{Since: s.now, RTT: p.RTT, Alive: true, Rule: ruleRelayUDP, Reason: reason}
 	s.lead(i)
 	s.UDPLost = ""
 	p.Turns = 0

@@ -263,6 +263,9 @@ func (s *sim) input(n *simNode, in Input) {
 
 func (s *sim) used(n *simNode, from, to Path) {
 	s.log = append(s.log, fmt.Sprintf("%8s node %d %s -> %s alive=%t %s", s.now.Sub(simStart), n.id, from, to, to.Alive, to.Rule))
+	if told := (Past{Path: to.String(), Rule: to.Rule}).Alive(); told != to.Alive {
+		s.t.Errorf("the journal would tell of %s by rule %s that alive is %t; it is not so", to, to.Rule, told)
+	}
 	if to.Alive && n.first.IsZero() {
 		n.first = s.now
 	}

@@ -35,6 +35,9 @@ func (k Kind) String() string {
 // RuleDirectDead is the rule of a path that follows a direct one whose pings are no longer answered.
 const RuleDirectDead = "direct-dead"
 
+// ruleRelayUDP is the rule of a path through a port that a relay has reserved and that has answered.
+const ruleRelayUDP = "relay-udp"
+
 // Path is how WireGuard reaches one peer.
 type Path struct {
 	Kind     Kind

@@ -639,7 +639,7 @@ type NodeView struct {
 	Voter          bool                   `protobuf:"varint,5,opt,name=voter,proto3" json:"voter,omitempty"`
 	Leader         bool                   `protobuf:"varint,6,opt,name=leader,proto3" json:"leader,omitempty"`
 	Self           bool                   `protobuf:"varint,7,opt,name=self,proto3" json:"self,omitempty"`
-	Path           string                 `protobuf:"bytes,8,opt,name=path,proto3" json:"path,omitempty"`                                              // direct | relay | down | self
+	Path           string                 `protobuf:"bytes,8,opt,name=path,proto3" json:"path,omitempty"`                                              // direct | relay | down | self | none: it only relays; in a graph of the past also unknown
 	RecordAgeNanos int64                  `protobuf:"varint,9,opt,name=record_age_nanos,json=recordAgeNanos,proto3" json:"record_age_nanos,omitempty"` // since this agent took it in
 	Role           string                 `protobuf:"bytes,10,opt,name=role,proto3" json:"role,omitempty"`                                             // agent | admin | server
 	Site           string                 `protobuf:"bytes,11,opt,name=site,proto3" json:"site,omitempty"`                                             // as all go by it: what the log says, else the record
@@ -2915,6 +2915,152 @@ func (x *PortGuessView) GetTookNanos() int64 {
 	return 0
 }
 
+type GraphRequest struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	AtIndex       uint64                 `protobuf:"varint,1,opt,name=at_index,json=atIndex,proto3" json:"at_index,omitempty"`
+	AtTime        int64                  `protobuf:"varint,2,opt,name=at_time,json=atTime,proto3" json:"at_time,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *GraphRequest) Reset() {
+	*x = GraphRequest{}
+	mi := &file_skein_v1_agent_proto_msgTypes[41]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *GraphRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*GraphRequest) ProtoMessage() {}
+
+func (x *GraphRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_skein_v1_agent_proto_msgTypes[41]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use GraphRequest.ProtoReflect.Descriptor instead.
+func (*GraphRequest) Descriptor() ([]byte, []int) {
+	return file_skein_v1_agent_proto_rawDescGZIP(), []int{41}
+}
+
+func (x *GraphRequest) GetAtIndex() uint64 {
+	if x != nil {
+		return x.AtIndex
+	}
+	return 0
+}
+
+func (x *GraphRequest) GetAtTime() int64 {
+	if x != nil {
+		return x.AtTime
+	}
+	return 0
+}
+
+// GraphResponse is what this node knows of the mesh at one moment. Of the past it has the members, servers and roles that the log had then, and
+// the sites, NAT types and paths that this node's journal has of then.
+type GraphResponse struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	NodeId        string                 `protobuf:"bytes,1,opt,name=node_id,json=nodeId,proto3" json:"node_id,omitempty"` // this node: the paths are its own
+	Index         uint64                 `protobuf:"varint,2,opt,name=index,proto3" json:"index,omitempty"`                // of the agreed state that was drawn from
+	Time          int64                  `protobuf:"varint,3,opt,name=time,proto3" json:"time,omitempty"`                  // the moment, Unix ns
+	Past          bool                   `protobuf:"varint,4,opt,name=past,proto3" json:"past,omitempty"`
+	Nodes         []*NodeView            `protobuf:"bytes,5,rep,name=nodes,proto3" json:"nodes,omitempty"` // of the past: alive and leader are unset; path may be unknown; record is absent, or has a site and a NAT type and nothing else
+	Peers         []*PeerView            `protobuf:"bytes,6,rep,name=peers,proto3" json:"peers,omitempty"` // of the past: path may be unknown; the RTT, counters and handshakes are unset
+	Notes         []string               `protobuf:"bytes,7,rep,name=notes,proto3" json:"notes,omitempty"` // what is not known of the moment, a sentence each
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *GraphResponse) Reset() {
+	*x = GraphResponse{}
+	mi := &file_skein_v1_agent_proto_msgTypes[42]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *GraphResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*GraphResponse) ProtoMessage() {}
+
+func (x *GraphResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_skein_v1_agent_proto_msgTypes[42]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use GraphResponse.ProtoReflect.Descriptor instead.
+func (*GraphResponse) Descriptor() ([]byte, []int) {
+	return file_skein_v1_agent_proto_rawDescGZIP(), []int{42}
+}
+
+func (x *GraphResponse) GetNodeId() string {
+	if x != nil {
+		return x.NodeId
+	}
+	return ""
+}
+
+func (x *GraphResponse) GetIndex() uint64 {
+	if x != nil {
+		return x.Index
+	}
+	return 0
+}
+
+func (x *GraphResponse) GetTime() int64 {
+	if x != nil {
+		return x.Time
+	}
+	return 0
+}
+
+func (x *GraphResponse) GetPast() bool {
+	if x != nil {
+		return x.Past
+	}
+	return false
+}
+
+func (x *GraphResponse) GetNodes() []*NodeView {
+	if x != nil {
+		return x.Nodes
+	}
+	return nil
+}
+
+func (x *GraphResponse) GetPeers() []*PeerView {
+	if x != nil {
+		return x.Peers
+	}
+	return nil
+}
+
+func (x *GraphResponse) GetNotes() []string {
+	if x != nil {
+		return x.Notes
+	}
+	return nil
+}
+
 type ProbeView struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Endpoint      string                 `protobuf:"bytes,1,opt,name=endpoint,proto3" json:"endpoint,omitempty"`
@@ -2931,7 +3077,7 @@ type ProbeView struct {
 
 func (x *ProbeView) Reset() {
 	*x = ProbeView{}
-	mi := &file_skein_v1_agent_proto_msgTypes[41]
+	mi := &file_skein_v1_agent_proto_msgTypes[43]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2943,7 +3089,7 @@ func (x *ProbeView) String() string {
 func (*ProbeView) ProtoMessage() {}
 
 func (x *ProbeView) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_agent_proto_msgTypes[41]
+	mi := &file_skein_v1_agent_proto_msgTypes[43]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2956,7 +3102,7 @@ func (x *ProbeView) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ProbeView.ProtoReflect.Descriptor instead.
 func (*ProbeView) Descriptor() ([]byte, []int) {
-	return file_skein_v1_agent_proto_rawDescGZIP(), []int{41}
+	return file_skein_v1_agent_proto_rawDescGZIP(), []int{43}
 }
 
 func (x *ProbeView) GetEndpoint() string {
@@ -3026,7 +3172,7 @@ type PlanRequest struct {
 
 func (x *PlanRequest) Reset() {
 	*x = PlanRequest{}
-	mi := &file_skein_v1_agent_proto_msgTypes[42]
+	mi := &file_skein_v1_agent_proto_msgTypes[44]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3038,7 +3184,7 @@ func (x *PlanRequest) String() string {
 func (*PlanRequest) ProtoMessage() {}
 
 func (x *PlanRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_agent_proto_msgTypes[42]
+	mi := &file_skein_v1_agent_proto_msgTypes[44]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3051,7 +3197,7 @@ func (x *PlanRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PlanRequest.ProtoReflect.Descriptor instead.
 func (*PlanRequest) Descriptor() ([]byte, []int) {
-	return file_skein_v1_agent_proto_rawDescGZIP(), []int{42}
+	return file_skein_v1_agent_proto_rawDescGZIP(), []int{44}
 }
 
 func (x *PlanRequest) GetNode() string {
@@ -3086,7 +3232,7 @@ type PlanResponse struct {
 
 func (x *PlanResponse) Reset() {
 	*x = PlanResponse{}
-	mi := &file_skein_v1_agent_proto_msgTypes[43]
+	mi := &file_skein_v1_agent_proto_msgTypes[45]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3098,7 +3244,7 @@ func (x *PlanResponse) String() string {
 func (*PlanResponse) ProtoMessage() {}
 
 func (x *PlanResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_agent_proto_msgTypes[43]
+	mi := &file_skein_v1_agent_proto_msgTypes[45]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3111,7 +3257,7 @@ func (x *PlanResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PlanResponse.ProtoReflect.Descriptor instead.
 func (*PlanResponse) Descriptor() ([]byte, []int) {
-	return file_skein_v1_agent_proto_rawDescGZIP(), []int{43}
+	return file_skein_v1_agent_proto_rawDescGZIP(), []int{45}
 }
 
 func (x *PlanResponse) GetText() string {
@@ -3144,7 +3290,7 @@ type DownRequest struct {
 
 func (x *DownRequest) Reset() {
 	*x = DownRequest{}
-	mi := &file_skein_v1_agent_proto_msgTypes[44]
+	mi := &file_skein_v1_agent_proto_msgTypes[46]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3156,7 +3302,7 @@ func (x *DownRequest) String() string {
 func (*DownRequest) ProtoMessage() {}
 
 func (x *DownRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_agent_proto_msgTypes[44]
+	mi := &file_skein_v1_agent_proto_msgTypes[46]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3169,7 +3315,7 @@ func (x *DownRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DownRequest.ProtoReflect.Descriptor instead.
 func (*DownRequest) Descriptor() ([]byte, []int) {
-	return file_skein_v1_agent_proto_rawDescGZIP(), []int{44}
+	return file_skein_v1_agent_proto_rawDescGZIP(), []int{46}
 }
 
 func (x *DownRequest) GetPurge() bool {
@@ -3187,7 +3333,7 @@ type DownResponse struct {
 
 func (x *DownResponse) Reset() {
 	*x = DownResponse{}
-	mi := &file_skein_v1_agent_proto_msgTypes[45]
+	mi := &file_skein_v1_agent_proto_msgTypes[47]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3199,7 +3345,7 @@ func (x *DownResponse) String() string {
 func (*DownResponse) ProtoMessage() {}
 
 func (x *DownResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_agent_proto_msgTypes[45]
+	mi := &file_skein_v1_agent_proto_msgTypes[47]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3212,7 +3358,7 @@ func (x *DownResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DownResponse.ProtoReflect.Descriptor instead.
 func (*DownResponse) Descriptor() ([]byte, []int) {
-	return file_skein_v1_agent_proto_rawDescGZIP(), []int{45}
+	return file_skein_v1_agent_proto_rawDescGZIP(), []int{47}
 }
 
 type RelayRequest struct {
@@ -3223,7 +3369,7 @@ type RelayRequest struct {
 
 func (x *RelayRequest) Reset() {
 	*x = RelayRequest{}
-	mi := &file_skein_v1_agent_proto_msgTypes[46]
+	mi := &file_skein_v1_agent_proto_msgTypes[48]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3235,7 +3381,7 @@ func (x *RelayRequest) String() string {
 func (*RelayRequest) ProtoMessage() {}
 
 func (x *RelayRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_agent_proto_msgTypes[46]
+	mi := &file_skein_v1_agent_proto_msgTypes[48]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3248,7 +3394,7 @@ func (x *RelayRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RelayRequest.ProtoReflect.Descriptor instead.
 func (*RelayRequest) Descriptor() ([]byte, []int) {
-	return file_skein_v1_agent_proto_rawDescGZIP(), []int{46}
+	return file_skein_v1_agent_proto_rawDescGZIP(), []int{48}
 }
 
 type RelayResponse struct {
@@ -3261,7 +3407,7 @@ type RelayResponse struct {
 
 func (x *RelayResponse) Reset() {
 	*x = RelayResponse{}
-	mi := &file_skein_v1_agent_proto_msgTypes[47]
+	mi := &file_skein_v1_agent_proto_msgTypes[49]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3273,7 +3419,7 @@ func (x *RelayResponse) String() string {
 func (*RelayResponse) ProtoMessage() {}
 
 func (x *RelayResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_agent_proto_msgTypes[47]
+	mi := &file_skein_v1_agent_proto_msgTypes[49]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3286,7 +3432,7 @@ func (x *RelayResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RelayResponse.ProtoReflect.Descriptor instead.
 func (*RelayResponse) Descriptor() ([]byte, []int) {
-	return file_skein_v1_agent_proto_rawDescGZIP(), []int{47}
+	return file_skein_v1_agent_proto_rawDescGZIP(), []int{49}
 }
 
 func (x *RelayResponse) GetSessions() []*RelaySession {
@@ -3326,7 +3472,7 @@ type RelaySession struct {
 
 func (x *RelaySession) Reset() {
 	*x = RelaySession{}
-	mi := &file_skein_v1_agent_proto_msgTypes[48]
+	mi := &file_skein_v1_agent_proto_msgTypes[50]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3338,7 +3484,7 @@ func (x *RelaySession) String() string {
 func (*RelaySession) ProtoMessage() {}
 
 func (x *RelaySession) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_agent_proto_msgTypes[48]
+	mi := &file_skein_v1_agent_proto_msgTypes[50]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3351,7 +3497,7 @@ func (x *RelaySession) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RelaySession.ProtoReflect.Descriptor instead.
 func (*RelaySession) Descriptor() ([]byte, []int) {
-	return file_skein_v1_agent_proto_rawDescGZIP(), []int{48}
+	return file_skein_v1_agent_proto_rawDescGZIP(), []int{50}
 }
 
 func (x *RelaySession) GetNodeId() string {
@@ -3477,7 +3623,7 @@ type RelayServer struct {
 
 func (x *RelayServer) Reset() {
 	*x = RelayServer{}
-	mi := &file_skein_v1_agent_proto_msgTypes[49]
+	mi := &file_skein_v1_agent_proto_msgTypes[51]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3489,7 +3635,7 @@ func (x *RelayServer) String() string {
 func (*RelayServer) ProtoMessage() {}
 
 func (x *RelayServer) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_agent_proto_msgTypes[49]
+	mi := &file_skein_v1_agent_proto_msgTypes[51]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3502,7 +3648,7 @@ func (x *RelayServer) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RelayServer.ProtoReflect.Descriptor instead.
 func (*RelayServer) Descriptor() ([]byte, []int) {
-	return file_skein_v1_agent_proto_rawDescGZIP(), []int{49}
+	return file_skein_v1_agent_proto_rawDescGZIP(), []int{51}
 }
 
 func (x *RelayServer) GetClients() []*RelayClient {
@@ -3632,7 +3778,7 @@ type RelayServerLimits struct {
 
 func (x *RelayServerLimits) Reset() {
 	*x = RelayServerLimits{}
-	mi := &file_skein_v1_agent_proto_msgTypes[50]
+	mi := &file_skein_v1_agent_proto_msgTypes[52]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3644,7 +3790,7 @@ func (x *RelayServerLimits) String() string {
 func (*RelayServerLimits) ProtoMessage() {}
 
 func (x *RelayServerLimits) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_agent_proto_msgTypes[50]
+	mi := &file_skein_v1_agent_proto_msgTypes[52]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3657,7 +3803,7 @@ func (x *RelayServerLimits) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RelayServerLimits.ProtoReflect.Descriptor instead.
 func (*RelayServerLimits) Descriptor() ([]byte, []int) {
-	return file_skein_v1_agent_proto_rawDescGZIP(), []int{50}
+	return file_skein_v1_agent_proto_rawDescGZIP(), []int{52}
 }
 
 func (x *RelayServerLimits) GetMemoryBytes() uint64 {
@@ -3730,7 +3876,7 @@ type RelayClient struct {
 
 func (x *RelayClient) Reset() {
 	*x = RelayClient{}
-	mi := &file_skein_v1_agent_proto_msgTypes[51]
+	mi := &file_skein_v1_agent_proto_msgTypes[53]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3742,7 +3888,7 @@ func (x *RelayClient) String() string {
 func (*RelayClient) ProtoMessage() {}
 
 func (x *RelayClient) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_agent_proto_msgTypes[51]
+	mi := &file_skein_v1_agent_proto_msgTypes[53]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3755,7 +3901,7 @@ func (x *RelayClient) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RelayClient.ProtoReflect.Descriptor instead.
 func (*RelayClient) Descriptor() ([]byte, []int) {
-	return file_skein_v1_agent_proto_rawDescGZIP(), []int{51}
+	return file_skein_v1_agent_proto_rawDescGZIP(), []int{53}
 }
 
 func (x *RelayClient) GetNodeId() string {
@@ -3858,7 +4004,7 @@ type CreatePoolRequest struct {
 
 func (x *CreatePoolRequest) Reset() {
 	*x = CreatePoolRequest{}
-	mi := &file_skein_v1_agent_proto_msgTypes[52]
+	mi := &file_skein_v1_agent_proto_msgTypes[54]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3870,7 +4016,7 @@ func (x *CreatePoolRequest) String() string {
 func (*CreatePoolRequest) ProtoMessage() {}
 
 func (x *CreatePoolRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_agent_proto_msgTypes[52]
+	mi := &file_skein_v1_agent_proto_msgTypes[54]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3883,7 +4029,7 @@ func (x *CreatePoolRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CreatePoolRequest.ProtoReflect.Descriptor instead.
 func (*CreatePoolRequest) Descriptor() ([]byte, []int) {
-	return file_skein_v1_agent_proto_rawDescGZIP(), []int{52}
+	return file_skein_v1_agent_proto_rawDescGZIP(), []int{54}
 }
 
 func (x *CreatePoolRequest) GetPool() *Pool {
@@ -3902,7 +4048,7 @@ type ChangePoolRequest struct {
 
 func (x *ChangePoolRequest) Reset() {
 	*x = ChangePoolRequest{}
-	mi := &file_skein_v1_agent_proto_msgTypes[53]
+	mi := &file_skein_v1_agent_proto_msgTypes[55]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3914,7 +4060,7 @@ func (x *ChangePoolRequest) String() string {
 func (*ChangePoolRequest) ProtoMessage() {}
 
 func (x *ChangePoolRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_agent_proto_msgTypes[53]
+	mi := &file_skein_v1_agent_proto_msgTypes[55]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3927,7 +4073,7 @@ func (x *ChangePoolRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ChangePoolRequest.ProtoReflect.Descriptor instead.
 func (*ChangePoolRequest) Descriptor() ([]byte, []int) {
-	return file_skein_v1_agent_proto_rawDescGZIP(), []int{53}
+	return file_skein_v1_agent_proto_rawDescGZIP(), []int{55}
 }
 
 func (x *ChangePoolRequest) GetChange() *ChangePool {
@@ -3947,7 +4093,7 @@ type PoolResponse struct {
 
 func (x *PoolResponse) Reset() {
 	*x = PoolResponse{}
-	mi := &file_skein_v1_agent_proto_msgTypes[54]
+	mi := &file_skein_v1_agent_proto_msgTypes[56]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3959,7 +4105,7 @@ func (x *PoolResponse) String() string {
 func (*PoolResponse) ProtoMessage() {}
 
 func (x *PoolResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_agent_proto_msgTypes[54]
+	mi := &file_skein_v1_agent_proto_msgTypes[56]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3972,7 +4118,7 @@ func (x *PoolResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PoolResponse.ProtoReflect.Descriptor instead.
 func (*PoolResponse) Descriptor() ([]byte, []int) {
-	return file_skein_v1_agent_proto_rawDescGZIP(), []int{54}
+	return file_skein_v1_agent_proto_rawDescGZIP(), []int{56}
 }
 
 func (x *PoolResponse) GetPool() *Pool {
@@ -3998,7 +4144,7 @@ type RemovePoolRequest struct {
 
 func (x *RemovePoolRequest) Reset() {
 	*x = RemovePoolRequest{}
-	mi := &file_skein_v1_agent_proto_msgTypes[55]
+	mi := &file_skein_v1_agent_proto_msgTypes[57]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4010,7 +4156,7 @@ func (x *RemovePoolRequest) String() string {
 func (*RemovePoolRequest) ProtoMessage() {}
 
 func (x *RemovePoolRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_agent_proto_msgTypes[55]
+	mi := &file_skein_v1_agent_proto_msgTypes[57]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4023,7 +4169,7 @@ func (x *RemovePoolRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RemovePoolRequest.ProtoReflect.Descriptor instead.
 func (*RemovePoolRequest) Descriptor() ([]byte, []int) {
-	return file_skein_v1_agent_proto_rawDescGZIP(), []int{55}
+	return file_skein_v1_agent_proto_rawDescGZIP(), []int{57}
 }
 
 func (x *RemovePoolRequest) GetName() string {
@@ -4042,7 +4188,7 @@ type RemovePoolResponse struct {
 
 func (x *RemovePoolResponse) Reset() {
 	*x = RemovePoolResponse{}
-	mi := &file_skein_v1_agent_proto_msgTypes[56]
+	mi := &file_skein_v1_agent_proto_msgTypes[58]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4054,7 +4200,7 @@ func (x *RemovePoolResponse) String() string {
 func (*RemovePoolResponse) ProtoMessage() {}
 
 func (x *RemovePoolResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_agent_proto_msgTypes[56]
+	mi := &file_skein_v1_agent_proto_msgTypes[58]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4067,7 +4213,7 @@ func (x *RemovePoolResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RemovePoolResponse.ProtoReflect.Descriptor instead.
 func (*RemovePoolResponse) Descriptor() ([]byte, []int) {
-	return file_skein_v1_agent_proto_rawDescGZIP(), []int{56}
+	return file_skein_v1_agent_proto_rawDescGZIP(), []int{58}
 }
 
 func (x *RemovePoolResponse) GetIndex() uint64 {
@@ -4086,7 +4232,7 @@ type PoolsRequest struct {
 
 func (x *PoolsRequest) Reset() {
 	*x = PoolsRequest{}
-	mi := &file_skein_v1_agent_proto_msgTypes[57]
+	mi := &file_skein_v1_agent_proto_msgTypes[59]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4098,7 +4244,7 @@ func (x *PoolsRequest) String() string {
 func (*PoolsRequest) ProtoMessage() {}
 
 func (x *PoolsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_agent_proto_msgTypes[57]
+	mi := &file_skein_v1_agent_proto_msgTypes[59]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4111,7 +4257,7 @@ func (x *PoolsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PoolsRequest.ProtoReflect.Descriptor instead.
 func (*PoolsRequest) Descriptor() ([]byte, []int) {
-	return file_skein_v1_agent_proto_rawDescGZIP(), []int{57}
+	return file_skein_v1_agent_proto_rawDescGZIP(), []int{59}
 }
 
 func (x *PoolsRequest) GetName() string {
@@ -4130,7 +4276,7 @@ type PoolsResponse struct {
 
 func (x *PoolsResponse) Reset() {
 	*x = PoolsResponse{}
-	mi := &file_skein_v1_agent_proto_msgTypes[58]
+	mi := &file_skein_v1_agent_proto_msgTypes[60]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4142,7 +4288,7 @@ func (x *PoolsResponse) String() string {
 func (*PoolsResponse) ProtoMessage() {}
 
 func (x *PoolsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_agent_proto_msgTypes[58]
+	mi := &file_skein_v1_agent_proto_msgTypes[60]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4155,7 +4301,7 @@ func (x *PoolsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PoolsResponse.ProtoReflect.Descriptor instead.
 func (*PoolsResponse) Descriptor() ([]byte, []int) {
-	return file_skein_v1_agent_proto_rawDescGZIP(), []int{58}
+	return file_skein_v1_agent_proto_rawDescGZIP(), []int{60}
 }
 
 func (x *PoolsResponse) GetPools() []*PoolView {
@@ -4184,7 +4330,7 @@ type PoolView struct {
 
 func (x *PoolView) Reset() {
 	*x = PoolView{}
-	mi := &file_skein_v1_agent_proto_msgTypes[59]
+	mi := &file_skein_v1_agent_proto_msgTypes[61]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4196,7 +4342,7 @@ func (x *PoolView) String() string {
 func (*PoolView) ProtoMessage() {}
 
 func (x *PoolView) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_agent_proto_msgTypes[59]
+	mi := &file_skein_v1_agent_proto_msgTypes[61]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4209,7 +4355,7 @@ func (x *PoolView) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PoolView.ProtoReflect.Descriptor instead.
 func (*PoolView) Descriptor() ([]byte, []int) {
-	return file_skein_v1_agent_proto_rawDescGZIP(), []int{59}
+	return file_skein_v1_agent_proto_rawDescGZIP(), []int{61}
 }
 
 func (x *PoolView) GetPool() *Pool {
@@ -4300,7 +4446,7 @@ type PoolHolder struct {
 
 func (x *PoolHolder) Reset() {
 	*x = PoolHolder{}
-	mi := &file_skein_v1_agent_proto_msgTypes[60]
+	mi := &file_skein_v1_agent_proto_msgTypes[62]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4312,7 +4458,7 @@ func (x *PoolHolder) String() string {
 func (*PoolHolder) ProtoMessage() {}
 
 func (x *PoolHolder) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_agent_proto_msgTypes[60]
+	mi := &file_skein_v1_agent_proto_msgTypes[62]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4325,7 +4471,7 @@ func (x *PoolHolder) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PoolHolder.ProtoReflect.Descriptor instead.
 func (*PoolHolder) Descriptor() ([]byte, []int) {
-	return file_skein_v1_agent_proto_rawDescGZIP(), []int{60}
+	return file_skein_v1_agent_proto_rawDescGZIP(), []int{62}
 }
 
 func (x *PoolHolder) GetNodeId() string {
@@ -4361,7 +4507,7 @@ type LocalPool struct {
 
 func (x *LocalPool) Reset() {
 	*x = LocalPool{}
-	mi := &file_skein_v1_agent_proto_msgTypes[61]
+	mi := &file_skein_v1_agent_proto_msgTypes[63]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4373,7 +4519,7 @@ func (x *LocalPool) String() string {
 func (*LocalPool) ProtoMessage() {}
 
 func (x *LocalPool) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_agent_proto_msgTypes[61]
+	mi := &file_skein_v1_agent_proto_msgTypes[63]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4386,7 +4532,7 @@ func (x *LocalPool) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use LocalPool.ProtoReflect.Descriptor instead.
 func (*LocalPool) Descriptor() ([]byte, []int) {
-	return file_skein_v1_agent_proto_rawDescGZIP(), []int{61}
+	return file_skein_v1_agent_proto_rawDescGZIP(), []int{63}
 }
 
 func (x *LocalPool) GetBlocks() uint32 {
@@ -4428,7 +4574,7 @@ type BlocksRequest struct {
 
 func (x *BlocksRequest) Reset() {
 	*x = BlocksRequest{}
-	mi := &file_skein_v1_agent_proto_msgTypes[62]
+	mi := &file_skein_v1_agent_proto_msgTypes[64]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4440,7 +4586,7 @@ func (x *BlocksRequest) String() string {
 func (*BlocksRequest) ProtoMessage() {}
 
 func (x *BlocksRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_agent_proto_msgTypes[62]
+	mi := &file_skein_v1_agent_proto_msgTypes[64]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4453,7 +4599,7 @@ func (x *BlocksRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use BlocksRequest.ProtoReflect.Descriptor instead.
 func (*BlocksRequest) Descriptor() ([]byte, []int) {
-	return file_skein_v1_agent_proto_rawDescGZIP(), []int{62}
+	return file_skein_v1_agent_proto_rawDescGZIP(), []int{64}
 }
 
 func (x *BlocksRequest) GetPool() string {
@@ -4486,7 +4632,7 @@ type BlocksResponse struct {
 
 func (x *BlocksResponse) Reset() {
 	*x = BlocksResponse{}
-	mi := &file_skein_v1_agent_proto_msgTypes[63]
+	mi := &file_skein_v1_agent_proto_msgTypes[65]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4498,7 +4644,7 @@ func (x *BlocksResponse) String() string {
 func (*BlocksResponse) ProtoMessage() {}
 
 func (x *BlocksResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_agent_proto_msgTypes[63]
+	mi := &file_skein_v1_agent_proto_msgTypes[65]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4511,7 +4657,7 @@ func (x *BlocksResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use BlocksResponse.ProtoReflect.Descriptor instead.
 func (*BlocksResponse) Descriptor() ([]byte, []int) {
-	return file_skein_v1_agent_proto_rawDescGZIP(), []int{63}
+	return file_skein_v1_agent_proto_rawDescGZIP(), []int{65}
 }
 
 func (x *BlocksResponse) GetBlocks() []*BlockView {
@@ -4533,7 +4679,7 @@ type BlockView struct {
 
 func (x *BlockView) Reset() {
 	*x = BlockView{}
-	mi := &file_skein_v1_agent_proto_msgTypes[64]
+	mi := &file_skein_v1_agent_proto_msgTypes[66]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4545,7 +4691,7 @@ func (x *BlockView) String() string {
 func (*BlockView) ProtoMessage() {}
 
 func (x *BlockView) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_agent_proto_msgTypes[64]
+	mi := &file_skein_v1_agent_proto_msgTypes[66]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4558,7 +4704,7 @@ func (x *BlockView) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use BlockView.ProtoReflect.Descriptor instead.
 func (*BlockView) Descriptor() ([]byte, []int) {
-	return file_skein_v1_agent_proto_rawDescGZIP(), []int{64}
+	return file_skein_v1_agent_proto_rawDescGZIP(), []int{66}
 }
 
 func (x *BlockView) GetBlock() *Block {
@@ -4600,7 +4746,7 @@ type ReserveBlockRequest struct {
 
 func (x *ReserveBlockRequest) Reset() {
 	*x = ReserveBlockRequest{}
-	mi := &file_skein_v1_agent_proto_msgTypes[65]
+	mi := &file_skein_v1_agent_proto_msgTypes[67]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4612,7 +4758,7 @@ func (x *ReserveBlockRequest) String() string {
 func (*ReserveBlockRequest) ProtoMessage() {}
 
 func (x *ReserveBlockRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_agent_proto_msgTypes[65]
+	mi := &file_skein_v1_agent_proto_msgTypes[67]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4625,7 +4771,7 @@ func (x *ReserveBlockRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ReserveBlockRequest.ProtoReflect.Descriptor instead.
 func (*ReserveBlockRequest) Descriptor() ([]byte, []int) {
-	return file_skein_v1_agent_proto_rawDescGZIP(), []int{65}
+	return file_skein_v1_agent_proto_rawDescGZIP(), []int{67}
 }
 
 func (x *ReserveBlockRequest) GetPool() string {
@@ -4659,7 +4805,7 @@ type ReleaseBlockRequest struct {
 
 func (x *ReleaseBlockRequest) Reset() {
 	*x = ReleaseBlockRequest{}
-	mi := &file_skein_v1_agent_proto_msgTypes[66]
+	mi := &file_skein_v1_agent_proto_msgTypes[68]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4671,7 +4817,7 @@ func (x *ReleaseBlockRequest) String() string {
 func (*ReleaseBlockRequest) ProtoMessage() {}
 
 func (x *ReleaseBlockRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_agent_proto_msgTypes[66]
+	mi := &file_skein_v1_agent_proto_msgTypes[68]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4684,7 +4830,7 @@ func (x *ReleaseBlockRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ReleaseBlockRequest.ProtoReflect.Descriptor instead.
 func (*ReleaseBlockRequest) Descriptor() ([]byte, []int) {
-	return file_skein_v1_agent_proto_rawDescGZIP(), []int{66}
+	return file_skein_v1_agent_proto_rawDescGZIP(), []int{68}
 }
 
 func (x *ReleaseBlockRequest) GetPool() string {
@@ -4711,7 +4857,7 @@ type BlockResponse struct {
 
 func (x *BlockResponse) Reset() {
 	*x = BlockResponse{}
-	mi := &file_skein_v1_agent_proto_msgTypes[67]
+	mi := &file_skein_v1_agent_proto_msgTypes[69]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4723,7 +4869,7 @@ func (x *BlockResponse) String() string {
 func (*BlockResponse) ProtoMessage() {}
 
 func (x *BlockResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_agent_proto_msgTypes[67]
+	mi := &file_skein_v1_agent_proto_msgTypes[69]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4736,7 +4882,7 @@ func (x *BlockResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use BlockResponse.ProtoReflect.Descriptor instead.
 func (*BlockResponse) Descriptor() ([]byte, []int) {
-	return file_skein_v1_agent_proto_rawDescGZIP(), []int{67}
+	return file_skein_v1_agent_proto_rawDescGZIP(), []int{69}
 }
 
 func (x *BlockResponse) GetBlock() *Block {
@@ -4765,7 +4911,7 @@ type ReserveAddressRequest struct {
 
 func (x *ReserveAddressRequest) Reset() {
 	*x = ReserveAddressRequest{}
-	mi := &file_skein_v1_agent_proto_msgTypes[68]
+	mi := &file_skein_v1_agent_proto_msgTypes[70]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4777,7 +4923,7 @@ func (x *ReserveAddressRequest) String() string {
 func (*ReserveAddressRequest) ProtoMessage() {}
 
 func (x *ReserveAddressRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_agent_proto_msgTypes[68]
+	mi := &file_skein_v1_agent_proto_msgTypes[70]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4790,7 +4936,7 @@ func (x *ReserveAddressRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ReserveAddressRequest.ProtoReflect.Descriptor instead.
 func (*ReserveAddressRequest) Descriptor() ([]byte, []int) {
-	return file_skein_v1_agent_proto_rawDescGZIP(), []int{68}
+	return file_skein_v1_agent_proto_rawDescGZIP(), []int{70}
 }
 
 func (x *ReserveAddressRequest) GetPool() string {
@@ -4832,7 +4978,7 @@ type ReleaseAddressRequest struct {
 
 func (x *ReleaseAddressRequest) Reset() {
 	*x = ReleaseAddressRequest{}
-	mi := &file_skein_v1_agent_proto_msgTypes[69]
+	mi := &file_skein_v1_agent_proto_msgTypes[71]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4844,7 +4990,7 @@ func (x *ReleaseAddressRequest) String() string {
 func (*ReleaseAddressRequest) ProtoMessage() {}
 
 func (x *ReleaseAddressRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_agent_proto_msgTypes[69]
+	mi := &file_skein_v1_agent_proto_msgTypes[71]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4857,7 +5003,7 @@ func (x *ReleaseAddressRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ReleaseAddressRequest.ProtoReflect.Descriptor instead.
 func (*ReleaseAddressRequest) Descriptor() ([]byte, []int) {
-	return file_skein_v1_agent_proto_rawDescGZIP(), []int{69}
+	return file_skein_v1_agent_proto_rawDescGZIP(), []int{71}
 }
 
 func (x *ReleaseAddressRequest) GetPool() string {
@@ -4891,7 +5037,7 @@ type StaticResponse struct {
 
 func (x *StaticResponse) Reset() {
 	*x = StaticResponse{}
-	mi := &file_skein_v1_agent_proto_msgTypes[70]
+	mi := &file_skein_v1_agent_proto_msgTypes[72]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4903,7 +5049,7 @@ func (x *StaticResponse) String() string {
 func (*StaticResponse) ProtoMessage() {}
 
 func (x *StaticResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_agent_proto_msgTypes[70]
+	mi := &file_skein_v1_agent_proto_msgTypes[72]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4916,7 +5062,7 @@ func (x *StaticResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StaticResponse.ProtoReflect.Descriptor instead.
 func (*StaticResponse) Descriptor() ([]byte, []int) {
-	return file_skein_v1_agent_proto_rawDescGZIP(), []int{70}
+	return file_skein_v1_agent_proto_rawDescGZIP(), []int{72}
 }
 
 func (x *StaticResponse) GetAddress() *StaticAddress {
@@ -4941,7 +5087,7 @@ type StaticsRequest struct {
 
 func (x *StaticsRequest) Reset() {
 	*x = StaticsRequest{}
-	mi := &file_skein_v1_agent_proto_msgTypes[71]
+	mi := &file_skein_v1_agent_proto_msgTypes[73]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4953,7 +5099,7 @@ func (x *StaticsRequest) String() string {
 func (*StaticsRequest) ProtoMessage() {}
 
 func (x *StaticsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_agent_proto_msgTypes[71]
+	mi := &file_skein_v1_agent_proto_msgTypes[73]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4966,7 +5112,7 @@ func (x *StaticsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StaticsRequest.ProtoReflect.Descriptor instead.
 func (*StaticsRequest) Descriptor() ([]byte, []int) {
-	return file_skein_v1_agent_proto_rawDescGZIP(), []int{71}
+	return file_skein_v1_agent_proto_rawDescGZIP(), []int{73}
 }
 
 type StaticsResponse struct {
@@ -4978,7 +5124,7 @@ type StaticsResponse struct {
 
 func (x *StaticsResponse) Reset() {
 	*x = StaticsResponse{}
-	mi := &file_skein_v1_agent_proto_msgTypes[72]
+	mi := &file_skein_v1_agent_proto_msgTypes[74]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4990,7 +5136,7 @@ func (x *StaticsResponse) String() string {
 func (*StaticsResponse) ProtoMessage() {}
 
 func (x *StaticsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_agent_proto_msgTypes[72]
+	mi := &file_skein_v1_agent_proto_msgTypes[74]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5003,7 +5149,7 @@ func (x *StaticsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StaticsResponse.ProtoReflect.Descriptor instead.
 func (*StaticsResponse) Descriptor() ([]byte, []int) {
-	return file_skein_v1_agent_proto_rawDescGZIP(), []int{72}
+	return file_skein_v1_agent_proto_rawDescGZIP(), []int{74}
 }
 
 func (x *StaticsResponse) GetAddresses() []*StaticAddress {
@@ -5024,7 +5170,7 @@ type WhoRequest struct {
 
 func (x *WhoRequest) Reset() {
 	*x = WhoRequest{}
-	mi := &file_skein_v1_agent_proto_msgTypes[73]
+	mi := &file_skein_v1_agent_proto_msgTypes[75]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5036,7 +5182,7 @@ func (x *WhoRequest) String() string {
 func (*WhoRequest) ProtoMessage() {}
 
 func (x *WhoRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_agent_proto_msgTypes[73]
+	mi := &file_skein_v1_agent_proto_msgTypes[75]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5049,7 +5195,7 @@ func (x *WhoRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WhoRequest.ProtoReflect.Descriptor instead.
 func (*WhoRequest) Descriptor() ([]byte, []int) {
-	return file_skein_v1_agent_proto_rawDescGZIP(), []int{73}
+	return file_skein_v1_agent_proto_rawDescGZIP(), []int{75}
 }
 
 func (x *WhoRequest) GetAddress() string {
@@ -5096,7 +5242,7 @@ type WhoResponse struct {
 
 func (x *WhoResponse) Reset() {
 	*x = WhoResponse{}
-	mi := &file_skein_v1_agent_proto_msgTypes[74]
+	mi := &file_skein_v1_agent_proto_msgTypes[76]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5108,7 +5254,7 @@ func (x *WhoResponse) String() string {
 func (*WhoResponse) ProtoMessage() {}
 
 func (x *WhoResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_agent_proto_msgTypes[74]
+	mi := &file_skein_v1_agent_proto_msgTypes[76]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5121,7 +5267,7 @@ func (x *WhoResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WhoResponse.ProtoReflect.Descriptor instead.
 func (*WhoResponse) Descriptor() ([]byte, []int) {
-	return file_skein_v1_agent_proto_rawDescGZIP(), []int{74}
+	return file_skein_v1_agent_proto_rawDescGZIP(), []int{76}
 }
 
 func (x *WhoResponse) GetAddress() string {
@@ -5247,7 +5393,7 @@ type Holder struct {
 
 func (x *Holder) Reset() {
 	*x = Holder{}
-	mi := &file_skein_v1_agent_proto_msgTypes[75]
+	mi := &file_skein_v1_agent_proto_msgTypes[77]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5259,7 +5405,7 @@ func (x *Holder) String() string {
 func (*Holder) ProtoMessage() {}
 
 func (x *Holder) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_agent_proto_msgTypes[75]
+	mi := &file_skein_v1_agent_proto_msgTypes[77]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5272,7 +5418,7 @@ func (x *Holder) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Holder.ProtoReflect.Descriptor instead.
 func (*Holder) Descriptor() ([]byte, []int) {
-	return file_skein_v1_agent_proto_rawDescGZIP(), []int{75}
+	return file_skein_v1_agent_proto_rawDescGZIP(), []int{77}
 }
 
 func (x *Holder) GetNamespace() string {
@@ -5346,7 +5492,7 @@ type PodsRequest struct {
 
 func (x *PodsRequest) Reset() {
 	*x = PodsRequest{}
-	mi := &file_skein_v1_agent_proto_msgTypes[76]
+	mi := &file_skein_v1_agent_proto_msgTypes[78]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5358,7 +5504,7 @@ func (x *PodsRequest) String() string {
 func (*PodsRequest) ProtoMessage() {}
 
 func (x *PodsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_agent_proto_msgTypes[76]
+	mi := &file_skein_v1_agent_proto_msgTypes[78]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5371,7 +5517,7 @@ func (x *PodsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PodsRequest.ProtoReflect.Descriptor instead.
 func (*PodsRequest) Descriptor() ([]byte, []int) {
-	return file_skein_v1_agent_proto_rawDescGZIP(), []int{76}
+	return file_skein_v1_agent_proto_rawDescGZIP(), []int{78}
 }
 
 type PodsResponse struct {
@@ -5383,7 +5529,7 @@ type PodsResponse struct {
 
 func (x *PodsResponse) Reset() {
 	*x = PodsResponse{}
-	mi := &file_skein_v1_agent_proto_msgTypes[77]
+	mi := &file_skein_v1_agent_proto_msgTypes[79]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5395,7 +5541,7 @@ func (x *PodsResponse) String() string {
 func (*PodsResponse) ProtoMessage() {}
 
 func (x *PodsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_agent_proto_msgTypes[77]
+	mi := &file_skein_v1_agent_proto_msgTypes[79]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5408,7 +5554,7 @@ func (x *PodsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PodsResponse.ProtoReflect.Descriptor instead.
 func (*PodsResponse) Descriptor() ([]byte, []int) {
-	return file_skein_v1_agent_proto_rawDescGZIP(), []int{77}
+	return file_skein_v1_agent_proto_rawDescGZIP(), []int{79}
 }
 
 func (x *PodsResponse) GetPods() []*PodView {
@@ -5430,7 +5576,7 @@ type PodView struct {
 
 func (x *PodView) Reset() {
 	*x = PodView{}
-	mi := &file_skein_v1_agent_proto_msgTypes[78]
+	mi := &file_skein_v1_agent_proto_msgTypes[80]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5442,7 +5588,7 @@ func (x *PodView) String() string {
 func (*PodView) ProtoMessage() {}
 
 func (x *PodView) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_agent_proto_msgTypes[78]
+	mi := &file_skein_v1_agent_proto_msgTypes[80]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5455,7 +5601,7 @@ func (x *PodView) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PodView.ProtoReflect.Descriptor instead.
 func (*PodView) Descriptor() ([]byte, []int) {
-	return file_skein_v1_agent_proto_rawDescGZIP(), []int{78}
+	return file_skein_v1_agent_proto_rawDescGZIP(), []int{80}
 }
 
 func (x *PodView) GetHolder() *Holder {
@@ -5495,7 +5641,7 @@ type ImportRequest struct {
 
 func (x *ImportRequest) Reset() {
 	*x = ImportRequest{}
-	mi := &file_skein_v1_agent_proto_msgTypes[79]
+	mi := &file_skein_v1_agent_proto_msgTypes[81]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5507,7 +5653,7 @@ func (x *ImportRequest) String() string {
 func (*ImportRequest) ProtoMessage() {}
 
 func (x *ImportRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_agent_proto_msgTypes[79]
+	mi := &file_skein_v1_agent_proto_msgTypes[81]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5520,7 +5666,7 @@ func (x *ImportRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ImportRequest.ProtoReflect.Descriptor instead.
 func (*ImportRequest) Descriptor() ([]byte, []int) {
-	return file_skein_v1_agent_proto_rawDescGZIP(), []int{79}
+	return file_skein_v1_agent_proto_rawDescGZIP(), []int{81}
 }
 
 func (x *ImportRequest) GetImport() *ImportPools {
@@ -5541,7 +5687,7 @@ type ImportResponse struct {
 
 func (x *ImportResponse) Reset() {
 	*x = ImportResponse{}
-	mi := &file_skein_v1_agent_proto_msgTypes[80]
+	mi := &file_skein_v1_agent_proto_msgTypes[82]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5553,7 +5699,7 @@ func (x *ImportResponse) String() string {
 func (*ImportResponse) ProtoMessage() {}
 
 func (x *ImportResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_agent_proto_msgTypes[80]
+	mi := &file_skein_v1_agent_proto_msgTypes[82]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5566,7 +5712,7 @@ func (x *ImportResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ImportResponse.ProtoReflect.Descriptor instead.
 func (*ImportResponse) Descriptor() ([]byte, []int) {
-	return file_skein_v1_agent_proto_rawDescGZIP(), []int{80}
+	return file_skein_v1_agent_proto_rawDescGZIP(), []int{82}
 }
 
 func (x *ImportResponse) GetPlan() []string {
@@ -5599,7 +5745,7 @@ type CreateEgressRequest struct {
 
 func (x *CreateEgressRequest) Reset() {
 	*x = CreateEgressRequest{}
-	mi := &file_skein_v1_agent_proto_msgTypes[81]
+	mi := &file_skein_v1_agent_proto_msgTypes[83]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5611,7 +5757,7 @@ func (x *CreateEgressRequest) String() string {
 func (*CreateEgressRequest) ProtoMessage() {}
 
 func (x *CreateEgressRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_agent_proto_msgTypes[81]
+	mi := &file_skein_v1_agent_proto_msgTypes[83]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5624,7 +5770,7 @@ func (x *CreateEgressRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CreateEgressRequest.ProtoReflect.Descriptor instead.
 func (*CreateEgressRequest) Descriptor() ([]byte, []int) {
-	return file_skein_v1_agent_proto_rawDescGZIP(), []int{81}
+	return file_skein_v1_agent_proto_rawDescGZIP(), []int{83}
 }
 
 func (x *CreateEgressRequest) GetEgress() *Egress {
@@ -5643,7 +5789,7 @@ type ChangeEgressRequest struct {
 
 func (x *ChangeEgressRequest) Reset() {
 	*x = ChangeEgressRequest{}
-	mi := &file_skein_v1_agent_proto_msgTypes[82]
+	mi := &file_skein_v1_agent_proto_msgTypes[84]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5655,7 +5801,7 @@ func (x *ChangeEgressRequest) String() string {
 func (*ChangeEgressRequest) ProtoMessage() {}
 
 func (x *ChangeEgressRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_agent_proto_msgTypes[82]
+	mi := &file_skein_v1_agent_proto_msgTypes[84]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5668,7 +5814,7 @@ func (x *ChangeEgressRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ChangeEgressRequest.ProtoReflect.Descriptor instead.
 func (*ChangeEgressRequest) Descriptor() ([]byte, []int) {
-	return file_skein_v1_agent_proto_rawDescGZIP(), []int{82}
+	return file_skein_v1_agent_proto_rawDescGZIP(), []int{84}
 }
 
 func (x *ChangeEgressRequest) GetChange() *ChangeEgress {
@@ -5691,7 +5837,7 @@ type EgressResponse struct {
 
 func (x *EgressResponse) Reset() {
 	*x = EgressResponse{}
-	mi := &file_skein_v1_agent_proto_msgTypes[83]
+	mi := &file_skein_v1_agent_proto_msgTypes[85]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5703,7 +5849,7 @@ func (x *EgressResponse) String() string {
 func (*EgressResponse) ProtoMessage() {}
 
 func (x *EgressResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_agent_proto_msgTypes[83]
+	mi := &file_skein_v1_agent_proto_msgTypes[85]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5716,7 +5862,7 @@ func (x *EgressResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use EgressResponse.ProtoReflect.Descriptor instead.
 func (*EgressResponse) Descriptor() ([]byte, []int) {
-	return file_skein_v1_agent_proto_rawDescGZIP(), []int{83}
+	return file_skein_v1_agent_proto_rawDescGZIP(), []int{85}
 }
 
 func (x *EgressResponse) GetEgress() *Egress {
@@ -5757,7 +5903,7 @@ type RemoveEgressRequest struct {
 
 func (x *RemoveEgressRequest) Reset() {
 	*x = RemoveEgressRequest{}
-	mi := &file_skein_v1_agent_proto_msgTypes[84]
+	mi := &file_skein_v1_agent_proto_msgTypes[86]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5769,7 +5915,7 @@ func (x *RemoveEgressRequest) String() string {
 func (*RemoveEgressRequest) ProtoMessage() {}
 
 func (x *RemoveEgressRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_agent_proto_msgTypes[84]
+	mi := &file_skein_v1_agent_proto_msgTypes[86]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5782,7 +5928,7 @@ func (x *RemoveEgressRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RemoveEgressRequest.ProtoReflect.Descriptor instead.
 func (*RemoveEgressRequest) Descriptor() ([]byte, []int) {
-	return file_skein_v1_agent_proto_rawDescGZIP(), []int{84}
+	return file_skein_v1_agent_proto_rawDescGZIP(), []int{86}
 }
 
 func (x *RemoveEgressRequest) GetNamespace() string {
@@ -5808,7 +5954,7 @@ type RemoveEgressResponse struct {
 
 func (x *RemoveEgressResponse) Reset() {
 	*x = RemoveEgressResponse{}
-	mi := &file_skein_v1_agent_proto_msgTypes[85]
+	mi := &file_skein_v1_agent_proto_msgTypes[87]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5820,7 +5966,7 @@ func (x *RemoveEgressResponse) String() string {
 func (*RemoveEgressResponse) ProtoMessage() {}
 
 func (x *RemoveEgressResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_agent_proto_msgTypes[85]
+	mi := &file_skein_v1_agent_proto_msgTypes[87]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5833,7 +5979,7 @@ func (x *RemoveEgressResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RemoveEgressResponse.ProtoReflect.Descriptor instead.
 func (*RemoveEgressResponse) Descriptor() ([]byte, []int) {
-	return file_skein_v1_agent_proto_rawDescGZIP(), []int{85}
+	return file_skein_v1_agent_proto_rawDescGZIP(), []int{87}
 }
 
 func (x *RemoveEgressResponse) GetIndex() uint64 {
@@ -5851,7 +5997,7 @@ type EgressesRequest struct {
 
 func (x *EgressesRequest) Reset() {
 	*x = EgressesRequest{}
-	mi := &file_skein_v1_agent_proto_msgTypes[86]
+	mi := &file_skein_v1_agent_proto_msgTypes[88]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5863,7 +6009,7 @@ func (x *EgressesRequest) String() string {
 func (*EgressesRequest) ProtoMessage() {}
 
 func (x *EgressesRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_agent_proto_msgTypes[86]
+	mi := &file_skein_v1_agent_proto_msgTypes[88]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5876,7 +6022,7 @@ func (x *EgressesRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use EgressesRequest.ProtoReflect.Descriptor instead.
 func (*EgressesRequest) Descriptor() ([]byte, []int) {
-	return file_skein_v1_agent_proto_rawDescGZIP(), []int{86}
+	return file_skein_v1_agent_proto_rawDescGZIP(), []int{88}
 }
 
 type EgressesResponse struct {
@@ -5888,7 +6034,7 @@ type EgressesResponse struct {
 
 func (x *EgressesResponse) Reset() {
 	*x = EgressesResponse{}
-	mi := &file_skein_v1_agent_proto_msgTypes[87]
+	mi := &file_skein_v1_agent_proto_msgTypes[89]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5900,7 +6046,7 @@ func (x *EgressesResponse) String() string {
 func (*EgressesResponse) ProtoMessage() {}
 
 func (x *EgressesResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_agent_proto_msgTypes[87]
+	mi := &file_skein_v1_agent_proto_msgTypes[89]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5913,7 +6059,7 @@ func (x *EgressesResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use EgressesResponse.ProtoReflect.Descriptor instead.
 func (*EgressesResponse) Descriptor() ([]byte, []int) {
-	return file_skein_v1_agent_proto_rawDescGZIP(), []int{87}
+	return file_skein_v1_agent_proto_rawDescGZIP(), []int{89}
 }
 
 func (x *EgressesResponse) GetEgresses() []*EgressSummary {
@@ -5934,7 +6080,7 @@ type EgressSummary struct {
 
 func (x *EgressSummary) Reset() {
 	*x = EgressSummary{}
-	mi := &file_skein_v1_agent_proto_msgTypes[88]
+	mi := &file_skein_v1_agent_proto_msgTypes[90]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5946,7 +6092,7 @@ func (x *EgressSummary) String() string {
 func (*EgressSummary) ProtoMessage() {}
 
 func (x *EgressSummary) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_agent_proto_msgTypes[88]
+	mi := &file_skein_v1_agent_proto_msgTypes[90]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5959,7 +6105,7 @@ func (x *EgressSummary) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use EgressSummary.ProtoReflect.Descriptor instead.
 func (*EgressSummary) Descriptor() ([]byte, []int) {
-	return file_skein_v1_agent_proto_rawDescGZIP(), []int{88}
+	return file_skein_v1_agent_proto_rawDescGZIP(), []int{90}
 }
 
 func (x *EgressSummary) GetEgress() *Egress {
@@ -5995,7 +6141,7 @@ type SlotView struct {
 
 func (x *SlotView) Reset() {
 	*x = SlotView{}
-	mi := &file_skein_v1_agent_proto_msgTypes[89]
+	mi := &file_skein_v1_agent_proto_msgTypes[91]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6007,7 +6153,7 @@ func (x *SlotView) String() string {
 func (*SlotView) ProtoMessage() {}
 
 func (x *SlotView) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_agent_proto_msgTypes[89]
+	mi := &file_skein_v1_agent_proto_msgTypes[91]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6020,7 +6166,7 @@ func (x *SlotView) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SlotView.ProtoReflect.Descriptor instead.
 func (*SlotView) Descriptor() ([]byte, []int) {
-	return file_skein_v1_agent_proto_rawDescGZIP(), []int{89}
+	return file_skein_v1_agent_proto_rawDescGZIP(), []int{91}
 }
 
 func (x *SlotView) GetSlot() *EgressSlot {
@@ -6061,7 +6207,7 @@ type ShowEgressRequest struct {
 
 func (x *ShowEgressRequest) Reset() {
 	*x = ShowEgressRequest{}
-	mi := &file_skein_v1_agent_proto_msgTypes[90]
+	mi := &file_skein_v1_agent_proto_msgTypes[92]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6073,7 +6219,7 @@ func (x *ShowEgressRequest) String() string {
 func (*ShowEgressRequest) ProtoMessage() {}
 
 func (x *ShowEgressRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_agent_proto_msgTypes[90]
+	mi := &file_skein_v1_agent_proto_msgTypes[92]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6086,7 +6232,7 @@ func (x *ShowEgressRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ShowEgressRequest.ProtoReflect.Descriptor instead.
 func (*ShowEgressRequest) Descriptor() ([]byte, []int) {
-	return file_skein_v1_agent_proto_rawDescGZIP(), []int{90}
+	return file_skein_v1_agent_proto_rawDescGZIP(), []int{92}
 }
 
 func (x *ShowEgressRequest) GetNamespace() string {
@@ -6115,7 +6261,7 @@ type ShowEgressResponse struct {
 
 func (x *ShowEgressResponse) Reset() {
 	*x = ShowEgressResponse{}
-	mi := &file_skein_v1_agent_proto_msgTypes[91]
+	mi := &file_skein_v1_agent_proto_msgTypes[93]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6127,7 +6273,7 @@ func (x *ShowEgressResponse) String() string {
 func (*ShowEgressResponse) ProtoMessage() {}
 
 func (x *ShowEgressResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_agent_proto_msgTypes[91]
+	mi := &file_skein_v1_agent_proto_msgTypes[93]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6140,7 +6286,7 @@ func (x *ShowEgressResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ShowEgressResponse.ProtoReflect.Descriptor instead.
 func (*ShowEgressResponse) Descriptor() ([]byte, []int) {
-	return file_skein_v1_agent_proto_rawDescGZIP(), []int{91}
+	return file_skein_v1_agent_proto_rawDescGZIP(), []int{93}
 }
 
 func (x *ShowEgressResponse) GetSummary() *EgressSummary {
@@ -6181,7 +6327,7 @@ type EgressNodeError struct {
 
 func (x *EgressNodeError) Reset() {
 	*x = EgressNodeError{}
-	mi := &file_skein_v1_agent_proto_msgTypes[92]
+	mi := &file_skein_v1_agent_proto_msgTypes[94]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6193,7 +6339,7 @@ func (x *EgressNodeError) String() string {
 func (*EgressNodeError) ProtoMessage() {}
 
 func (x *EgressNodeError) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_agent_proto_msgTypes[92]
+	mi := &file_skein_v1_agent_proto_msgTypes[94]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6206,7 +6352,7 @@ func (x *EgressNodeError) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use EgressNodeError.ProtoReflect.Descriptor instead.
 func (*EgressNodeError) Descriptor() ([]byte, []int) {
-	return file_skein_v1_agent_proto_rawDescGZIP(), []int{92}
+	return file_skein_v1_agent_proto_rawDescGZIP(), []int{94}
 }
 
 func (x *EgressNodeError) GetNode() string {
@@ -6233,7 +6379,7 @@ type EgressHostClients struct {
 
 func (x *EgressHostClients) Reset() {
 	*x = EgressHostClients{}
-	mi := &file_skein_v1_agent_proto_msgTypes[93]
+	mi := &file_skein_v1_agent_proto_msgTypes[95]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6245,7 +6391,7 @@ func (x *EgressHostClients) String() string {
 func (*EgressHostClients) ProtoMessage() {}
 
 func (x *EgressHostClients) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_agent_proto_msgTypes[93]
+	mi := &file_skein_v1_agent_proto_msgTypes[95]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6258,7 +6404,7 @@ func (x *EgressHostClients) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use EgressHostClients.ProtoReflect.Descriptor instead.
 func (*EgressHostClients) Descriptor() ([]byte, []int) {
-	return file_skein_v1_agent_proto_rawDescGZIP(), []int{93}
+	return file_skein_v1_agent_proto_rawDescGZIP(), []int{95}
 }
 
 func (x *EgressHostClients) GetNode() string {
@@ -6286,7 +6432,7 @@ type ExplainEgressRequest struct {
 
 func (x *ExplainEgressRequest) Reset() {
 	*x = ExplainEgressRequest{}
-	mi := &file_skein_v1_agent_proto_msgTypes[94]
+	mi := &file_skein_v1_agent_proto_msgTypes[96]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6298,7 +6444,7 @@ func (x *ExplainEgressRequest) String() string {
 func (*ExplainEgressRequest) ProtoMessage() {}
 
 func (x *ExplainEgressRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_agent_proto_msgTypes[94]
+	mi := &file_skein_v1_agent_proto_msgTypes[96]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6311,7 +6457,7 @@ func (x *ExplainEgressRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExplainEgressRequest.ProtoReflect.Descriptor instead.
 func (*ExplainEgressRequest) Descriptor() ([]byte, []int) {
-	return file_skein_v1_agent_proto_rawDescGZIP(), []int{94}
+	return file_skein_v1_agent_proto_rawDescGZIP(), []int{96}
 }
 
 func (x *ExplainEgressRequest) GetNamespace() string {
@@ -6344,7 +6490,7 @@ type ExplainEgressResponse struct {
 
 func (x *ExplainEgressResponse) Reset() {
 	*x = ExplainEgressResponse{}
-	mi := &file_skein_v1_agent_proto_msgTypes[95]
+	mi := &file_skein_v1_agent_proto_msgTypes[97]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6356,7 +6502,7 @@ func (x *ExplainEgressResponse) String() string {
 func (*ExplainEgressResponse) ProtoMessage() {}
 
 func (x *ExplainEgressResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_agent_proto_msgTypes[95]
+	mi := &file_skein_v1_agent_proto_msgTypes[97]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6369,7 +6515,7 @@ func (x *ExplainEgressResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExplainEgressResponse.ProtoReflect.Descriptor instead.
 func (*ExplainEgressResponse) Descriptor() ([]byte, []int) {
-	return file_skein_v1_agent_proto_rawDescGZIP(), []int{95}
+	return file_skein_v1_agent_proto_rawDescGZIP(), []int{97}
 }
 
 func (x *ExplainEgressResponse) GetLines() []string {
@@ -6393,7 +6539,7 @@ type AttachEgressRequest struct {
 
 func (x *AttachEgressRequest) Reset() {
 	*x = AttachEgressRequest{}
-	mi := &file_skein_v1_agent_proto_msgTypes[96]
+	mi := &file_skein_v1_agent_proto_msgTypes[98]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6405,7 +6551,7 @@ func (x *AttachEgressRequest) String() string {
 func (*AttachEgressRequest) ProtoMessage() {}
 
 func (x *AttachEgressRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_agent_proto_msgTypes[96]
+	mi := &file_skein_v1_agent_proto_msgTypes[98]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6418,7 +6564,7 @@ func (x *AttachEgressRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AttachEgressRequest.ProtoReflect.Descriptor instead.
 func (*AttachEgressRequest) Descriptor() ([]byte, []int) {
-	return file_skein_v1_agent_proto_rawDescGZIP(), []int{96}
+	return file_skein_v1_agent_proto_rawDescGZIP(), []int{98}
 }
 
 func (x *AttachEgressRequest) GetPod() string {
@@ -6465,7 +6611,7 @@ type AttachEgressResponse struct {
 
 func (x *AttachEgressResponse) Reset() {
 	*x = AttachEgressResponse{}
-	mi := &file_skein_v1_agent_proto_msgTypes[97]
+	mi := &file_skein_v1_agent_proto_msgTypes[99]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6477,7 +6623,7 @@ func (x *AttachEgressResponse) String() string {
 func (*AttachEgressResponse) ProtoMessage() {}
 
 func (x *AttachEgressResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_agent_proto_msgTypes[97]
+	mi := &file_skein_v1_agent_proto_msgTypes[99]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6490,7 +6636,7 @@ func (x *AttachEgressResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AttachEgressResponse.ProtoReflect.Descriptor instead.
 func (*AttachEgressResponse) Descriptor() ([]byte, []int) {
-	return file_skein_v1_agent_proto_rawDescGZIP(), []int{97}
+	return file_skein_v1_agent_proto_rawDescGZIP(), []int{99}
 }
 
 func (x *AttachEgressResponse) GetEgresses() []*EgressOfClient {
@@ -6511,7 +6657,7 @@ type DrainNodeRequest struct {
 
 func (x *DrainNodeRequest) Reset() {
 	*x = DrainNodeRequest{}
-	mi := &file_skein_v1_agent_proto_msgTypes[98]
+	mi := &file_skein_v1_agent_proto_msgTypes[100]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6523,7 +6669,7 @@ func (x *DrainNodeRequest) String() string {
 func (*DrainNodeRequest) ProtoMessage() {}
 
 func (x *DrainNodeRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_agent_proto_msgTypes[98]
+	mi := &file_skein_v1_agent_proto_msgTypes[100]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6536,7 +6682,7 @@ func (x *DrainNodeRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DrainNodeRequest.ProtoReflect.Descriptor instead.
 func (*DrainNodeRequest) Descriptor() ([]byte, []int) {
-	return file_skein_v1_agent_proto_rawDescGZIP(), []int{98}
+	return file_skein_v1_agent_proto_rawDescGZIP(), []int{100}
 }
 
 func (x *DrainNodeRequest) GetNode() string {
@@ -6571,7 +6717,7 @@ type DrainNodeResponse struct {
 
 func (x *DrainNodeResponse) Reset() {
 	*x = DrainNodeResponse{}
-	mi := &file_skein_v1_agent_proto_msgTypes[99]
+	mi := &file_skein_v1_agent_proto_msgTypes[101]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6583,7 +6729,7 @@ func (x *DrainNodeResponse) String() string {
 func (*DrainNodeResponse) ProtoMessage() {}
 
 func (x *DrainNodeResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_agent_proto_msgTypes[99]
+	mi := &file_skein_v1_agent_proto_msgTypes[101]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6596,7 +6742,7 @@ func (x *DrainNodeResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DrainNodeResponse.ProtoReflect.Descriptor instead.
 func (*DrainNodeResponse) Descriptor() ([]byte, []int) {
-	return file_skein_v1_agent_proto_rawDescGZIP(), []int{99}
+	return file_skein_v1_agent_proto_rawDescGZIP(), []int{101}
 }
 
 func (x *DrainNodeResponse) GetNode() *Node {
@@ -6628,7 +6774,7 @@ type UsageRequest struct {
 
 func (x *UsageRequest) Reset() {
 	*x = UsageRequest{}
-	mi := &file_skein_v1_agent_proto_msgTypes[100]
+	mi := &file_skein_v1_agent_proto_msgTypes[102]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6640,7 +6786,7 @@ func (x *UsageRequest) String() string {
 func (*UsageRequest) ProtoMessage() {}
 
 func (x *UsageRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_agent_proto_msgTypes[100]
+	mi := &file_skein_v1_agent_proto_msgTypes[102]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6653,7 +6799,7 @@ func (x *UsageRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use UsageRequest.ProtoReflect.Descriptor instead.
 func (*UsageRequest) Descriptor() ([]byte, []int) {
-	return file_skein_v1_agent_proto_rawDescGZIP(), []int{100}
+	return file_skein_v1_agent_proto_rawDescGZIP(), []int{102}
 }
 
 // UsageResponse has totals since the agent's start, but where it says now.
@@ -6693,7 +6839,7 @@ type UsageResponse struct {
 
 func (x *UsageResponse) Reset() {
 	*x = UsageResponse{}
-	mi := &file_skein_v1_agent_proto_msgTypes[101]
+	mi := &file_skein_v1_agent_proto_msgTypes[103]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6705,7 +6851,7 @@ func (x *UsageResponse) String() string {
 func (*UsageResponse) ProtoMessage() {}
 
 func (x *UsageResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_agent_proto_msgTypes[101]
+	mi := &file_skein_v1_agent_proto_msgTypes[103]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6718,7 +6864,7 @@ func (x *UsageResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use UsageResponse.ProtoReflect.Descriptor instead.
 func (*UsageResponse) Descriptor() ([]byte, []int) {
-	return file_skein_v1_agent_proto_rawDescGZIP(), []int{101}
+	return file_skein_v1_agent_proto_rawDescGZIP(), []int{103}
 }
 
 func (x *UsageResponse) GetNodeId() string {
@@ -6931,7 +7077,7 @@ type PeerUsage struct {
 
 func (x *PeerUsage) Reset() {
 	*x = PeerUsage{}
-	mi := &file_skein_v1_agent_proto_msgTypes[102]
+	mi := &file_skein_v1_agent_proto_msgTypes[104]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6943,7 +7089,7 @@ func (x *PeerUsage) String() string {
 func (*PeerUsage) ProtoMessage() {}
 
 func (x *PeerUsage) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_agent_proto_msgTypes[102]
+	mi := &file_skein_v1_agent_proto_msgTypes[104]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6956,7 +7102,7 @@ func (x *PeerUsage) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PeerUsage.ProtoReflect.Descriptor instead.
 func (*PeerUsage) Descriptor() ([]byte, []int) {
-	return file_skein_v1_agent_proto_rawDescGZIP(), []int{102}
+	return file_skein_v1_agent_proto_rawDescGZIP(), []int{104}
 }
 
 func (x *PeerUsage) GetNodeId() string {
@@ -7033,7 +7179,7 @@ type UsageRates struct {
 
 func (x *UsageRates) Reset() {
 	*x = UsageRates{}
-	mi := &file_skein_v1_agent_proto_msgTypes[103]
+	mi := &file_skein_v1_agent_proto_msgTypes[105]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7045,7 +7191,7 @@ func (x *UsageRates) String() string {
 func (*UsageRates) ProtoMessage() {}
 
 func (x *UsageRates) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_agent_proto_msgTypes[103]
+	mi := &file_skein_v1_agent_proto_msgTypes[105]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7058,7 +7204,7 @@ func (x *UsageRates) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use UsageRates.ProtoReflect.Descriptor instead.
 func (*UsageRates) Descriptor() ([]byte, []int) {
-	return file_skein_v1_agent_proto_rawDescGZIP(), []int{103}
+	return file_skein_v1_agent_proto_rawDescGZIP(), []int{105}
 }
 
 func (x *UsageRates) GetUsage() *UsageResponse {
@@ -7233,7 +7379,7 @@ type PeerRates struct {
 
 func (x *PeerRates) Reset() {
 	*x = PeerRates{}
-	mi := &file_skein_v1_agent_proto_msgTypes[104]
+	mi := &file_skein_v1_agent_proto_msgTypes[106]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7245,7 +7391,7 @@ func (x *PeerRates) String() string {
 func (*PeerRates) ProtoMessage() {}
 
 func (x *PeerRates) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_agent_proto_msgTypes[104]
+	mi := &file_skein_v1_agent_proto_msgTypes[106]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7258,7 +7404,7 @@ func (x *PeerRates) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PeerRates.ProtoReflect.Descriptor instead.
 func (*PeerRates) Descriptor() ([]byte, []int) {
-	return file_skein_v1_agent_proto_rawDescGZIP(), []int{104}
+	return file_skein_v1_agent_proto_rawDescGZIP(), []int{106}
 }
 
 func (x *PeerRates) GetPeer() *PeerUsage {
@@ -7292,7 +7438,7 @@ type ProfileRequest struct {
 
 func (x *ProfileRequest) Reset() {
 	*x = ProfileRequest{}
-	mi := &file_skein_v1_agent_proto_msgTypes[105]
+	mi := &file_skein_v1_agent_proto_msgTypes[107]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7304,7 +7450,7 @@ func (x *ProfileRequest) String() string {
 func (*ProfileRequest) ProtoMessage() {}
 
 func (x *ProfileRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_agent_proto_msgTypes[105]
+	mi := &file_skein_v1_agent_proto_msgTypes[107]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7317,7 +7463,7 @@ func (x *ProfileRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ProfileRequest.ProtoReflect.Descriptor instead.
 func (*ProfileRequest) Descriptor() ([]byte, []int) {
-	return file_skein_v1_agent_proto_rawDescGZIP(), []int{105}
+	return file_skein_v1_agent_proto_rawDescGZIP(), []int{107}
 }
 
 func (x *ProfileRequest) GetKind() string {
@@ -7345,7 +7491,7 @@ type ProfileResponse struct {
 
 func (x *ProfileResponse) Reset() {
 	*x = ProfileResponse{}
-	mi := &file_skein_v1_agent_proto_msgTypes[106]
+	mi := &file_skein_v1_agent_proto_msgTypes[108]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7357,7 +7503,7 @@ func (x *ProfileResponse) String() string {
 func (*ProfileResponse) ProtoMessage() {}
 
 func (x *ProfileResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_agent_proto_msgTypes[106]
+	mi := &file_skein_v1_agent_proto_msgTypes[108]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7370,7 +7516,7 @@ func (x *ProfileResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ProfileResponse.ProtoReflect.Descriptor instead.
 func (*ProfileResponse) Descriptor() ([]byte, []int) {
-	return file_skein_v1_agent_proto_rawDescGZIP(), []int{106}
+	return file_skein_v1_agent_proto_rawDescGZIP(), []int{108}
 }
 
 func (x *ProfileResponse) GetNode() string {
@@ -7635,7 +7781,18 @@ const file_skein_v1_agent_proto_rawDesc = "" +
 	"\asockets\x18\t \x01(\rR\asockets\x12\x1d\n" +
 	"\n" +
 	"took_nanos\x18\n" +
-	" \x01(\x03R\ttookNanos\"\xe8\x01\n" +
+	" \x01(\x03R\ttookNanos\"B\n" +
+	"\fGraphRequest\x12\x19\n" +
+	"\bat_index\x18\x01 \x01(\x04R\aatIndex\x12\x17\n" +
+	"\aat_time\x18\x02 \x01(\x03R\x06atTime\"\xd0\x01\n" +
+	"\rGraphResponse\x12\x17\n" +
+	"\anode_id\x18\x01 \x01(\tR\x06nodeId\x12\x14\n" +
+	"\x05index\x18\x02 \x01(\x04R\x05index\x12\x12\n" +
+	"\x04time\x18\x03 \x01(\x03R\x04time\x12\x12\n" +
+	"\x04past\x18\x04 \x01(\bR\x04past\x12(\n" +
+	"\x05nodes\x18\x05 \x03(\v2\x12.skein.v1.NodeViewR\x05nodes\x12(\n" +
+	"\x05peers\x18\x06 \x03(\v2\x12.skein.v1.PeerViewR\x05peers\x12\x14\n" +
+	"\x05notes\x18\a \x03(\tR\x05notes\"\xe8\x01\n" +
 	"\tProbeView\x12\x1a\n" +
 	"\bendpoint\x18\x01 \x01(\tR\bendpoint\x12\x16\n" +
 	"\x06source\x18\x02 \x01(\tR\x06source\x12\x12\n" +
@@ -7997,7 +8154,7 @@ const file_skein_v1_agent_proto_rawDesc = "" +
 	"\aseconds\x18\x02 \x01(\rR\aseconds\"9\n" +
 	"\x0fProfileResponse\x12\x12\n" +
 	"\x04node\x18\x01 \x01(\tR\x04node\x12\x12\n" +
-	"\x04data\x18\x02 \x01(\fR\x04data2\xca\x16\n" +
+	"\x04data\x18\x02 \x01(\fR\x04data2\x84\x17\n" +
 	"\fAgentService\x12;\n" +
 	"\x06Status\x12\x17.skein.v1.StatusRequest\x1a\x18.skein.v1.StatusResponse\x128\n" +
 	"\x05Nodes\x12\x16.skein.v1.NodesRequest\x1a\x17.skein.v1.NodesResponse\x128\n" +
@@ -8015,7 +8172,8 @@ const file_skein_v1_agent_proto_rawDesc = "" +
 	"\x06Events\x12\x17.skein.v1.EventsRequest\x1a\x18.skein.v1.EventsResponse0\x01\x128\n" +
 	"\x05State\x12\x16.skein.v1.StateRequest\x1a\x17.skein.v1.StateResponse\x125\n" +
 	"\x04Diff\x12\x15.skein.v1.DiffRequest\x1a\x16.skein.v1.DiffResponse\x12J\n" +
-	"\vExplainPeer\x12\x1c.skein.v1.ExplainPeerRequest\x1a\x1d.skein.v1.ExplainPeerResponse\x125\n" +
+	"\vExplainPeer\x12\x1c.skein.v1.ExplainPeerRequest\x1a\x1d.skein.v1.ExplainPeerResponse\x128\n" +
+	"\x05Graph\x12\x16.skein.v1.GraphRequest\x1a\x17.skein.v1.GraphResponse\x125\n" +
 	"\x04Plan\x12\x15.skein.v1.PlanRequest\x1a\x16.skein.v1.PlanResponse\x125\n" +
 	"\x04Down\x12\x15.skein.v1.DownRequest\x1a\x16.skein.v1.DownResponse\x128\n" +
 	"\x05Relay\x12\x16.skein.v1.RelayRequest\x1a\x17.skein.v1.RelayResponse\x12A\n" +
@@ -8061,7 +8219,7 @@ func file_skein_v1_agent_proto_rawDescGZIP() []byte {
 	return file_skein_v1_agent_proto_rawDescData
 }
 
-var file_skein_v1_agent_proto_msgTypes = make([]protoimpl.MessageInfo, 108)
+var file_skein_v1_agent_proto_msgTypes = make([]protoimpl.MessageInfo, 110)
 var file_skein_v1_agent_proto_goTypes = []any{
 	(*StatusRequest)(nil),         // 0: skein.v1.StatusRequest
 	(*StatusResponse)(nil),        // 1: skein.v1.StatusResponse
@@ -8104,260 +8262,266 @@ var file_skein_v1_agent_proto_goTypes = []any{
 	(*ExplainPeerRequest)(nil),    // 38: skein.v1.ExplainPeerRequest
 	(*ExplainPeerResponse)(nil),   // 39: skein.v1.ExplainPeerResponse
 	(*PortGuessView)(nil),         // 40: skein.v1.PortGuessView
-	(*ProbeView)(nil),             // 41: skein.v1.ProbeView
-	(*PlanRequest)(nil),           // 42: skein.v1.PlanRequest
-	(*PlanResponse)(nil),          // 43: skein.v1.PlanResponse
-	(*DownRequest)(nil),           // 44: skein.v1.DownRequest
-	(*DownResponse)(nil),          // 45: skein.v1.DownResponse
-	(*RelayRequest)(nil),          // 46: skein.v1.RelayRequest
-	(*RelayResponse)(nil),         // 47: skein.v1.RelayResponse
-	(*RelaySession)(nil),          // 48: skein.v1.RelaySession
-	(*RelayServer)(nil),           // 49: skein.v1.RelayServer
-	(*RelayServerLimits)(nil),     // 50: skein.v1.RelayServerLimits
-	(*RelayClient)(nil),           // 51: skein.v1.RelayClient
-	(*CreatePoolRequest)(nil),     // 52: skein.v1.CreatePoolRequest
-	(*ChangePoolRequest)(nil),     // 53: skein.v1.ChangePoolRequest
-	(*PoolResponse)(nil),          // 54: skein.v1.PoolResponse
-	(*RemovePoolRequest)(nil),     // 55: skein.v1.RemovePoolRequest
-	(*RemovePoolResponse)(nil),    // 56: skein.v1.RemovePoolResponse
-	(*PoolsRequest)(nil),          // 57: skein.v1.PoolsRequest
-	(*PoolsResponse)(nil),         // 58: skein.v1.PoolsResponse
-	(*PoolView)(nil),              // 59: skein.v1.PoolView
-	(*PoolHolder)(nil),            // 60: skein.v1.PoolHolder
-	(*LocalPool)(nil),             // 61: skein.v1.LocalPool
-	(*BlocksRequest)(nil),         // 62: skein.v1.BlocksRequest
-	(*BlocksResponse)(nil),        // 63: skein.v1.BlocksResponse
-	(*BlockView)(nil),             // 64: skein.v1.BlockView
-	(*ReserveBlockRequest)(nil),   // 65: skein.v1.ReserveBlockRequest
-	(*ReleaseBlockRequest)(nil),   // 66: skein.v1.ReleaseBlockRequest
-	(*BlockResponse)(nil),         // 67: skein.v1.BlockResponse
-	(*ReserveAddressRequest)(nil), // 68: skein.v1.ReserveAddressRequest
-	(*ReleaseAddressRequest)(nil), // 69: skein.v1.ReleaseAddressRequest
-	(*StaticResponse)(nil),        // 70: skein.v1.StaticResponse
-	(*StaticsRequest)(nil),        // 71: skein.v1.StaticsRequest
-	(*StaticsResponse)(nil),       // 72: skein.v1.StaticsResponse
-	(*WhoRequest)(nil),            // 73: skein.v1.WhoRequest
-	(*WhoResponse)(nil),           // 74: skein.v1.WhoResponse
-	(*Holder)(nil),                // 75: skein.v1.Holder
-	(*PodsRequest)(nil),           // 76: skein.v1.PodsRequest
-	(*PodsResponse)(nil),          // 77: skein.v1.PodsResponse
-	(*PodView)(nil),               // 78: skein.v1.PodView
-	(*ImportRequest)(nil),         // 79: skein.v1.ImportRequest
-	(*ImportResponse)(nil),        // 80: skein.v1.ImportResponse
-	(*CreateEgressRequest)(nil),   // 81: skein.v1.CreateEgressRequest
-	(*ChangeEgressRequest)(nil),   // 82: skein.v1.ChangeEgressRequest
-	(*EgressResponse)(nil),        // 83: skein.v1.EgressResponse
-	(*RemoveEgressRequest)(nil),   // 84: skein.v1.RemoveEgressRequest
-	(*RemoveEgressResponse)(nil),  // 85: skein.v1.RemoveEgressResponse
-	(*EgressesRequest)(nil),       // 86: skein.v1.EgressesRequest
-	(*EgressesResponse)(nil),      // 87: skein.v1.EgressesResponse
-	(*EgressSummary)(nil),         // 88: skein.v1.EgressSummary
-	(*SlotView)(nil),              // 89: skein.v1.SlotView
-	(*ShowEgressRequest)(nil),     // 90: skein.v1.ShowEgressRequest
-	(*ShowEgressResponse)(nil),    // 91: skein.v1.ShowEgressResponse
-	(*EgressNodeError)(nil),       // 92: skein.v1.EgressNodeError
-	(*EgressHostClients)(nil),     // 93: skein.v1.EgressHostClients
-	(*ExplainEgressRequest)(nil),  // 94: skein.v1.ExplainEgressRequest
-	(*ExplainEgressResponse)(nil), // 95: skein.v1.ExplainEgressResponse
-	(*AttachEgressRequest)(nil),   // 96: skein.v1.AttachEgressRequest
-	(*AttachEgressResponse)(nil),  // 97: skein.v1.AttachEgressResponse
-	(*DrainNodeRequest)(nil),      // 98: skein.v1.DrainNodeRequest
-	(*DrainNodeResponse)(nil),     // 99: skein.v1.DrainNodeResponse
-	(*UsageRequest)(nil),          // 100: skein.v1.UsageRequest
-	(*UsageResponse)(nil),         // 101: skein.v1.UsageResponse
-	(*PeerUsage)(nil),             // 102: skein.v1.PeerUsage
-	(*UsageRates)(nil),            // 103: skein.v1.UsageRates
-	(*PeerRates)(nil),             // 104: skein.v1.PeerRates
-	(*ProfileRequest)(nil),        // 105: skein.v1.ProfileRequest
-	(*ProfileResponse)(nil),       // 106: skein.v1.ProfileResponse
-	nil,                           // 107: skein.v1.PeersResponse.PeerTransportsEntry
-	(NatType)(0),                  // 108: skein.v1.NatType
-	(*Node)(nil),                  // 109: skein.v1.Node
-	(*Record)(nil),                // 110: skein.v1.Record
-	(*Candidate)(nil),             // 111: skein.v1.Candidate
-	(*Token)(nil),                 // 112: skein.v1.Token
-	(*NodeSettings)(nil),          // 113: skein.v1.NodeSettings
-	(*Settings)(nil),              // 114: skein.v1.Settings
-	(*Event)(nil),                 // 115: skein.v1.Event
-	(*State)(nil),                 // 116: skein.v1.State
-	(*JournalEntry)(nil),          // 117: skein.v1.JournalEntry
-	(*Pool)(nil),                  // 118: skein.v1.Pool
-	(*ChangePool)(nil),            // 119: skein.v1.ChangePool
-	(*Grant)(nil),                 // 120: skein.v1.Grant
-	(*StaticAddress)(nil),         // 121: skein.v1.StaticAddress
-	(*Block)(nil),                 // 122: skein.v1.Block
-	(*ImportPools)(nil),           // 123: skein.v1.ImportPools
-	(*Egress)(nil),                // 124: skein.v1.Egress
-	(*ChangeEgress)(nil),          // 125: skein.v1.ChangeEgress
-	(*EgressSlot)(nil),            // 126: skein.v1.EgressSlot
-	(*EgressGateway)(nil),         // 127: skein.v1.EgressGateway
-	(*EgressClientReport)(nil),    // 128: skein.v1.EgressClientReport
-	(*EgressOfClient)(nil),        // 129: skein.v1.EgressOfClient
+	(*GraphRequest)(nil),          // 41: skein.v1.GraphRequest
+	(*GraphResponse)(nil),         // 42: skein.v1.GraphResponse
+	(*ProbeView)(nil),             // 43: skein.v1.ProbeView
+	(*PlanRequest)(nil),           // 44: skein.v1.PlanRequest
+	(*PlanResponse)(nil),          // 45: skein.v1.PlanResponse
+	(*DownRequest)(nil),           // 46: skein.v1.DownRequest
+	(*DownResponse)(nil),          // 47: skein.v1.DownResponse
+	(*RelayRequest)(nil),          // 48: skein.v1.RelayRequest
+	(*RelayResponse)(nil),         // 49: skein.v1.RelayResponse
+	(*RelaySession)(nil),          // 50: skein.v1.RelaySession
+	(*RelayServer)(nil),           // 51: skein.v1.RelayServer
+	(*RelayServerLimits)(nil),     // 52: skein.v1.RelayServerLimits
+	(*RelayClient)(nil),           // 53: skein.v1.RelayClient
+	(*CreatePoolRequest)(nil),     // 54: skein.v1.CreatePoolRequest
+	(*ChangePoolRequest)(nil),     // 55: skein.v1.ChangePoolRequest
+	(*PoolResponse)(nil),          // 56: skein.v1.PoolResponse
+	(*RemovePoolRequest)(nil),     // 57: skein.v1.RemovePoolRequest
+	(*RemovePoolResponse)(nil),    // 58: skein.v1.RemovePoolResponse
+	(*PoolsRequest)(nil),          // 59: skein.v1.PoolsRequest
+	(*PoolsResponse)(nil),         // 60: skein.v1.PoolsResponse
+	(*PoolView)(nil),              // 61: skein.v1.PoolView
+	(*PoolHolder)(nil),            // 62: skein.v1.PoolHolder
+	(*LocalPool)(nil),             // 63: skein.v1.LocalPool
+	(*BlocksRequest)(nil),         // 64: skein.v1.BlocksRequest
+	(*BlocksResponse)(nil),        // 65: skein.v1.BlocksResponse
+	(*BlockView)(nil),             // 66: skein.v1.BlockView
+	(*ReserveBlockRequest)(nil),   // 67: skein.v1.ReserveBlockRequest
+	(*ReleaseBlockRequest)(nil),   // 68: skein.v1.ReleaseBlockRequest
+	(*BlockResponse)(nil),         // 69: skein.v1.BlockResponse
+	(*ReserveAddressRequest)(nil), // 70: skein.v1.ReserveAddressRequest
+	(*ReleaseAddressRequest)(nil), // 71: skein.v1.ReleaseAddressRequest
+	(*StaticResponse)(nil),        // 72: skein.v1.StaticResponse
+	(*StaticsRequest)(nil),        // 73: skein.v1.StaticsRequest
+	(*StaticsResponse)(nil),       // 74: skein.v1.StaticsResponse
+	(*WhoRequest)(nil),            // 75: skein.v1.WhoRequest
+	(*WhoResponse)(nil),           // 76: skein.v1.WhoResponse
+	(*Holder)(nil),                // 77: skein.v1.Holder
+	(*PodsRequest)(nil),           // 78: skein.v1.PodsRequest
+	(*PodsResponse)(nil),          // 79: skein.v1.PodsResponse
+	(*PodView)(nil),               // 80: skein.v1.PodView
+	(*ImportRequest)(nil),         // 81: skein.v1.ImportRequest
+	(*ImportResponse)(nil),        // 82: skein.v1.ImportResponse
+	(*CreateEgressRequest)(nil),   // 83: skein.v1.CreateEgressRequest
+	(*ChangeEgressRequest)(nil),   // 84: skein.v1.ChangeEgressRequest
+	(*EgressResponse)(nil),        // 85: skein.v1.EgressResponse
+	(*RemoveEgressRequest)(nil),   // 86: skein.v1.RemoveEgressRequest
+	(*RemoveEgressResponse)(nil),  // 87: skein.v1.RemoveEgressResponse
+	(*EgressesRequest)(nil),       // 88: skein.v1.EgressesRequest
+	(*EgressesResponse)(nil),      // 89: skein.v1.EgressesResponse
+	(*EgressSummary)(nil),         // 90: skein.v1.EgressSummary
+	(*SlotView)(nil),              // 91: skein.v1.SlotView
+	(*ShowEgressRequest)(nil),     // 92: skein.v1.ShowEgressRequest
+	(*ShowEgressResponse)(nil),    // 93: skein.v1.ShowEgressResponse
+	(*EgressNodeError)(nil),       // 94: skein.v1.EgressNodeError
+	(*EgressHostClients)(nil),     // 95: skein.v1.EgressHostClients
+	(*ExplainEgressRequest)(nil),  // 96: skein.v1.ExplainEgressRequest
+	(*ExplainEgressResponse)(nil), // 97: skein.v1.ExplainEgressResponse
+	(*AttachEgressRequest)(nil),   // 98: skein.v1.AttachEgressRequest
+	(*AttachEgressResponse)(nil),  // 99: skein.v1.AttachEgressResponse
+	(*DrainNodeRequest)(nil),      // 100: skein.v1.DrainNodeRequest
+	(*DrainNodeResponse)(nil),     // 101: skein.v1.DrainNodeResponse
+	(*UsageRequest)(nil),          // 102: skein.v1.UsageRequest
+	(*UsageResponse)(nil),         // 103: skein.v1.UsageResponse
+	(*PeerUsage)(nil),             // 104: skein.v1.PeerUsage
+	(*UsageRates)(nil),            // 105: skein.v1.UsageRates
+	(*PeerRates)(nil),             // 106: skein.v1.PeerRates
+	(*ProfileRequest)(nil),        // 107: skein.v1.ProfileRequest
+	(*ProfileResponse)(nil),       // 108: skein.v1.ProfileResponse
+	nil,                           // 109: skein.v1.PeersResponse.PeerTransportsEntry
+	(NatType)(0),                  // 110: skein.v1.NatType
+	(*Node)(nil),                  // 111: skein.v1.Node
+	(*Record)(nil),                // 112: skein.v1.Record
+	(*Candidate)(nil),             // 113: skein.v1.Candidate
+	(*Token)(nil),                 // 114: skein.v1.Token
+	(*NodeSettings)(nil),          // 115: skein.v1.NodeSettings
+	(*Settings)(nil),              // 116: skein.v1.Settings
+	(*Event)(nil),                 // 117: skein.v1.Event
+	(*State)(nil),                 // 118: skein.v1.State
+	(*JournalEntry)(nil),          // 119: skein.v1.JournalEntry
+	(*Pool)(nil),                  // 120: skein.v1.Pool
+	(*ChangePool)(nil),            // 121: skein.v1.ChangePool
+	(*Grant)(nil),                 // 122: skein.v1.Grant
+	(*StaticAddress)(nil),         // 123: skein.v1.StaticAddress
+	(*Block)(nil),                 // 124: skein.v1.Block
+	(*ImportPools)(nil),           // 125: skein.v1.ImportPools
+	(*Egress)(nil),                // 126: skein.v1.Egress
+	(*ChangeEgress)(nil),          // 127: skein.v1.ChangeEgress
+	(*EgressSlot)(nil),            // 128: skein.v1.EgressSlot
+	(*EgressGateway)(nil),         // 129: skein.v1.EgressGateway
+	(*EgressClientReport)(nil),    // 130: skein.v1.EgressClientReport
+	(*EgressOfClient)(nil),        // 131: skein.v1.EgressOfClient
 }
 var file_skein_v1_agent_proto_depIdxs = []int32{
-	108, // 0: skein.v1.StatusResponse.nat_type:type_name -> skein.v1.NatType
+	110, // 0: skein.v1.StatusResponse.nat_type:type_name -> skein.v1.NatType
 	2,   // 1: skein.v1.StatusResponse.problems:type_name -> skein.v1.Problem
 	3,   // 2: skein.v1.StatusResponse.servers:type_name -> skein.v1.ServerStatus
 	6,   // 3: skein.v1.NodesResponse.nodes:type_name -> skein.v1.NodeView
-	109, // 4: skein.v1.NodeView.node:type_name -> skein.v1.Node
-	110, // 5: skein.v1.NodeView.record:type_name -> skein.v1.Record
+	111, // 4: skein.v1.NodeView.node:type_name -> skein.v1.Node
+	112, // 5: skein.v1.NodeView.record:type_name -> skein.v1.Record
 	9,   // 6: skein.v1.PeersResponse.peers:type_name -> skein.v1.PeerView
-	107, // 7: skein.v1.PeersResponse.peer_transports:type_name -> skein.v1.PeersResponse.PeerTransportsEntry
-	108, // 8: skein.v1.PeerView.nat_type:type_name -> skein.v1.NatType
-	108, // 9: skein.v1.NetcheckResponse.nat_type:type_name -> skein.v1.NatType
-	111, // 10: skein.v1.NetcheckResponse.candidates:type_name -> skein.v1.Candidate
+	109, // 7: skein.v1.PeersResponse.peer_transports:type_name -> skein.v1.PeersResponse.PeerTransportsEntry
+	110, // 8: skein.v1.PeerView.nat_type:type_name -> skein.v1.NatType
+	110, // 9: skein.v1.NetcheckResponse.nat_type:type_name -> skein.v1.NatType
+	113, // 10: skein.v1.NetcheckResponse.candidates:type_name -> skein.v1.Candidate
 	13,  // 11: skein.v1.NetcheckResponse.relays:type_name -> skein.v1.RelayCheck
 	12,  // 12: skein.v1.NetcheckResponse.notes:type_name -> skein.v1.DiscoveryNote
-	112, // 13: skein.v1.CreateTokenResponse.info:type_name -> skein.v1.Token
-	112, // 14: skein.v1.ListTokensResponse.tokens:type_name -> skein.v1.Token
+	114, // 13: skein.v1.CreateTokenResponse.info:type_name -> skein.v1.Token
+	114, // 14: skein.v1.ListTokensResponse.tokens:type_name -> skein.v1.Token
 	6,   // 15: skein.v1.ShowNodeResponse.node:type_name -> skein.v1.NodeView
-	109, // 16: skein.v1.RevokeNodeResponse.node:type_name -> skein.v1.Node
-	109, // 17: skein.v1.SetRoleResponse.node:type_name -> skein.v1.Node
-	113, // 18: skein.v1.SetNodeRequest.settings:type_name -> skein.v1.NodeSettings
-	109, // 19: skein.v1.SetNodeResponse.node:type_name -> skein.v1.Node
-	114, // 20: skein.v1.SettingsRequest.change:type_name -> skein.v1.Settings
-	114, // 21: skein.v1.SettingsResponse.settings:type_name -> skein.v1.Settings
-	115, // 22: skein.v1.EventsResponse.event:type_name -> skein.v1.Event
-	116, // 23: skein.v1.StateResponse.state:type_name -> skein.v1.State
+	111, // 16: skein.v1.RevokeNodeResponse.node:type_name -> skein.v1.Node
+	111, // 17: skein.v1.SetRoleResponse.node:type_name -> skein.v1.Node
+	115, // 18: skein.v1.SetNodeRequest.settings:type_name -> skein.v1.NodeSettings
+	111, // 19: skein.v1.SetNodeResponse.node:type_name -> skein.v1.Node
+	116, // 20: skein.v1.SettingsRequest.change:type_name -> skein.v1.Settings
+	116, // 21: skein.v1.SettingsResponse.settings:type_name -> skein.v1.Settings
+	117, // 22: skein.v1.EventsResponse.event:type_name -> skein.v1.Event
+	118, // 23: skein.v1.StateResponse.state:type_name -> skein.v1.State
 	9,   // 24: skein.v1.ExplainPeerResponse.peer:type_name -> skein.v1.PeerView
-	110, // 25: skein.v1.ExplainPeerResponse.record:type_name -> skein.v1.Record
-	110, // 26: skein.v1.ExplainPeerResponse.self:type_name -> skein.v1.Record
-	41,  // 27: skein.v1.ExplainPeerResponse.probes:type_name -> skein.v1.ProbeView
-	117, // 28: skein.v1.ExplainPeerResponse.history:type_name -> skein.v1.JournalEntry
+	112, // 25: skein.v1.ExplainPeerResponse.record:type_name -> skein.v1.Record
+	112, // 26: skein.v1.ExplainPeerResponse.self:type_name -> skein.v1.Record
+	43,  // 27: skein.v1.ExplainPeerResponse.probes:type_name -> skein.v1.ProbeView
+	119, // 28: skein.v1.ExplainPeerResponse.history:type_name -> skein.v1.JournalEntry
 	40,  // 29: skein.v1.ExplainPeerResponse.guess:type_name -> skein.v1.PortGuessView
-	48,  // 30: skein.v1.RelayResponse.sessions:type_name -> skein.v1.RelaySession
-	49,  // 31: skein.v1.RelayResponse.server:type_name -> skein.v1.RelayServer
-	51,  // 32: skein.v1.RelayServer.clients:type_name -> skein.v1.RelayClient
-	50,  // 33: skein.v1.RelayServer.limits:type_name -> skein.v1.RelayServerLimits
-	118, // 34: skein.v1.CreatePoolRequest.pool:type_name -> skein.v1.Pool
-	119, // 35: skein.v1.ChangePoolRequest.change:type_name -> skein.v1.ChangePool
-	118, // 36: skein.v1.PoolResponse.pool:type_name -> skein.v1.Pool
-	59,  // 37: skein.v1.PoolsResponse.pools:type_name -> skein.v1.PoolView
-	118, // 38: skein.v1.PoolView.pool:type_name -> skein.v1.Pool
-	60,  // 39: skein.v1.PoolView.holders:type_name -> skein.v1.PoolHolder
-	120, // 40: skein.v1.PoolView.grants:type_name -> skein.v1.Grant
-	121, // 41: skein.v1.PoolView.statics:type_name -> skein.v1.StaticAddress
-	61,  // 42: skein.v1.PoolView.local:type_name -> skein.v1.LocalPool
-	64,  // 43: skein.v1.BlocksResponse.blocks:type_name -> skein.v1.BlockView
-	122, // 44: skein.v1.BlockView.block:type_name -> skein.v1.Block
-	122, // 45: skein.v1.BlockResponse.block:type_name -> skein.v1.Block
-	121, // 46: skein.v1.StaticResponse.address:type_name -> skein.v1.StaticAddress
-	121, // 47: skein.v1.StaticsResponse.addresses:type_name -> skein.v1.StaticAddress
-	122, // 48: skein.v1.WhoResponse.block:type_name -> skein.v1.Block
-	75,  // 49: skein.v1.WhoResponse.pod:type_name -> skein.v1.Holder
-	78,  // 50: skein.v1.PodsResponse.pods:type_name -> skein.v1.PodView
-	75,  // 51: skein.v1.PodView.holder:type_name -> skein.v1.Holder
-	123, // 52: skein.v1.ImportRequest.import:type_name -> skein.v1.ImportPools
-	124, // 53: skein.v1.CreateEgressRequest.egress:type_name -> skein.v1.Egress
-	125, // 54: skein.v1.ChangeEgressRequest.change:type_name -> skein.v1.ChangeEgress
-	124, // 55: skein.v1.EgressResponse.egress:type_name -> skein.v1.Egress
-	88,  // 56: skein.v1.EgressesResponse.egresses:type_name -> skein.v1.EgressSummary
-	124, // 57: skein.v1.EgressSummary.egress:type_name -> skein.v1.Egress
-	89,  // 58: skein.v1.EgressSummary.slots:type_name -> skein.v1.SlotView
-	126, // 59: skein.v1.SlotView.slot:type_name -> skein.v1.EgressSlot
-	88,  // 60: skein.v1.ShowEgressResponse.summary:type_name -> skein.v1.EgressSummary
-	127, // 61: skein.v1.ShowEgressResponse.gateways:type_name -> skein.v1.EgressGateway
-	92,  // 62: skein.v1.ShowEgressResponse.silent:type_name -> skein.v1.EgressNodeError
-	93,  // 63: skein.v1.ShowEgressResponse.clients:type_name -> skein.v1.EgressHostClients
-	128, // 64: skein.v1.EgressHostClients.clients:type_name -> skein.v1.EgressClientReport
-	129, // 65: skein.v1.AttachEgressResponse.egresses:type_name -> skein.v1.EgressOfClient
-	109, // 66: skein.v1.DrainNodeResponse.node:type_name -> skein.v1.Node
-	89,  // 67: skein.v1.DrainNodeResponse.slots:type_name -> skein.v1.SlotView
-	102, // 68: skein.v1.UsageResponse.peers:type_name -> skein.v1.PeerUsage
-	101, // 69: skein.v1.UsageRates.usage:type_name -> skein.v1.UsageResponse
-	104, // 70: skein.v1.UsageRates.peers:type_name -> skein.v1.PeerRates
-	102, // 71: skein.v1.PeerRates.peer:type_name -> skein.v1.PeerUsage
-	0,   // 72: skein.v1.AgentService.Status:input_type -> skein.v1.StatusRequest
-	4,   // 73: skein.v1.AgentService.Nodes:input_type -> skein.v1.NodesRequest
-	7,   // 74: skein.v1.AgentService.Peers:input_type -> skein.v1.PeersRequest
-	10,  // 75: skein.v1.AgentService.Netcheck:input_type -> skein.v1.NetcheckRequest
-	14,  // 76: skein.v1.AgentService.CreateToken:input_type -> skein.v1.CreateTokenRequest
-	16,  // 77: skein.v1.AgentService.ListTokens:input_type -> skein.v1.ListTokensRequest
-	18,  // 78: skein.v1.AgentService.RevokeToken:input_type -> skein.v1.RevokeTokenRequest
-	20,  // 79: skein.v1.AgentService.RepairClock:input_type -> skein.v1.RepairClockRequest
-	22,  // 80: skein.v1.AgentService.ShowNode:input_type -> skein.v1.ShowNodeRequest
-	24,  // 81: skein.v1.AgentService.RevokeNode:input_type -> skein.v1.RevokeNodeRequest
-	30,  // 82: skein.v1.AgentService.Settings:input_type -> skein.v1.SettingsRequest
-	32,  // 83: skein.v1.AgentService.Events:input_type -> skein.v1.EventsRequest
-	34,  // 84: skein.v1.AgentService.State:input_type -> skein.v1.StateRequest
-	36,  // 85: skein.v1.AgentService.Diff:input_type -> skein.v1.DiffRequest
-	38,  // 86: skein.v1.AgentService.ExplainPeer:input_type -> skein.v1.ExplainPeerRequest
-	42,  // 87: skein.v1.AgentService.Plan:input_type -> skein.v1.PlanRequest
-	44,  // 88: skein.v1.AgentService.Down:input_type -> skein.v1.DownRequest
-	46,  // 89: skein.v1.AgentService.Relay:input_type -> skein.v1.RelayRequest
-	52,  // 90: skein.v1.AgentService.CreatePool:input_type -> skein.v1.CreatePoolRequest
-	53,  // 91: skein.v1.AgentService.ChangePool:input_type -> skein.v1.ChangePoolRequest
-	55,  // 92: skein.v1.AgentService.RemovePool:input_type -> skein.v1.RemovePoolRequest
-	57,  // 93: skein.v1.AgentService.Pools:input_type -> skein.v1.PoolsRequest
-	62,  // 94: skein.v1.AgentService.Blocks:input_type -> skein.v1.BlocksRequest
-	65,  // 95: skein.v1.AgentService.ReserveBlock:input_type -> skein.v1.ReserveBlockRequest
-	66,  // 96: skein.v1.AgentService.ReleaseBlock:input_type -> skein.v1.ReleaseBlockRequest
-	68,  // 97: skein.v1.AgentService.ReserveAddress:input_type -> skein.v1.ReserveAddressRequest
-	69,  // 98: skein.v1.AgentService.ReleaseAddress:input_type -> skein.v1.ReleaseAddressRequest
-	71,  // 99: skein.v1.AgentService.Statics:input_type -> skein.v1.StaticsRequest
-	73,  // 100: skein.v1.AgentService.Who:input_type -> skein.v1.WhoRequest
-	76,  // 101: skein.v1.AgentService.Pods:input_type -> skein.v1.PodsRequest
-	79,  // 102: skein.v1.AgentService.Import:input_type -> skein.v1.ImportRequest
-	81,  // 103: skein.v1.AgentService.CreateEgress:input_type -> skein.v1.CreateEgressRequest
-	82,  // 104: skein.v1.AgentService.ChangeEgress:input_type -> skein.v1.ChangeEgressRequest
-	84,  // 105: skein.v1.AgentService.RemoveEgress:input_type -> skein.v1.RemoveEgressRequest
-	86,  // 106: skein.v1.AgentService.Egresses:input_type -> skein.v1.EgressesRequest
-	90,  // 107: skein.v1.AgentService.ShowEgress:input_type -> skein.v1.ShowEgressRequest
-	94,  // 108: skein.v1.AgentService.ExplainEgress:input_type -> skein.v1.ExplainEgressRequest
-	96,  // 109: skein.v1.AgentService.AttachEgress:input_type -> skein.v1.AttachEgressRequest
-	98,  // 110: skein.v1.AgentService.DrainNode:input_type -> skein.v1.DrainNodeRequest
-	26,  // 111: skein.v1.AgentService.SetRole:input_type -> skein.v1.SetRoleRequest
-	28,  // 112: skein.v1.AgentService.SetNode:input_type -> skein.v1.SetNodeRequest
-	100, // 113: skein.v1.AgentService.Usage:input_type -> skein.v1.UsageRequest
-	105, // 114: skein.v1.AgentService.Profile:input_type -> skein.v1.ProfileRequest
-	1,   // 115: skein.v1.AgentService.Status:output_type -> skein.v1.StatusResponse
-	5,   // 116: skein.v1.AgentService.Nodes:output_type -> skein.v1.NodesResponse
-	8,   // 117: skein.v1.AgentService.Peers:output_type -> skein.v1.PeersResponse
-	11,  // 118: skein.v1.AgentService.Netcheck:output_type -> skein.v1.NetcheckResponse
-	15,  // 119: skein.v1.AgentService.CreateToken:output_type -> skein.v1.CreateTokenResponse
-	17,  // 120: skein.v1.AgentService.ListTokens:output_type -> skein.v1.ListTokensResponse
-	19,  // 121: skein.v1.AgentService.RevokeToken:output_type -> skein.v1.RevokeTokenResponse
-	21,  // 122: skein.v1.AgentService.RepairClock:output_type -> skein.v1.RepairClockResponse
-	23,  // 123: skein.v1.AgentService.ShowNode:output_type -> skein.v1.ShowNodeResponse
-	25,  // 124: skein.v1.AgentService.RevokeNode:output_type -> skein.v1.RevokeNodeResponse
-	31,  // 125: skein.v1.AgentService.Settings:output_type -> skein.v1.SettingsResponse
-	33,  // 126: skein.v1.AgentService.Events:output_type -> skein.v1.EventsResponse
-	35,  // 127: skein.v1.AgentService.State:output_type -> skein.v1.StateResponse
-	37,  // 128: skein.v1.AgentService.Diff:output_type -> skein.v1.DiffResponse
-	39,  // 129: skein.v1.AgentService.ExplainPeer:output_type -> skein.v1.ExplainPeerResponse
-	43,  // 130: skein.v1.AgentService.Plan:output_type -> skein.v1.PlanResponse
-	45,  // 131: skein.v1.AgentService.Down:output_type -> skein.v1.DownResponse
-	47,  // 132: skein.v1.AgentService.Relay:output_type -> skein.v1.RelayResponse
-	54,  // 133: skein.v1.AgentService.CreatePool:output_type -> skein.v1.PoolResponse
-	54,  // 134: skein.v1.AgentService.ChangePool:output_type -> skein.v1.PoolResponse
-	56,  // 135: skein.v1.AgentService.RemovePool:output_type -> skein.v1.RemovePoolResponse
-	58,  // 136: skein.v1.AgentService.Pools:output_type -> skein.v1.PoolsResponse
-	63,  // 137: skein.v1.AgentService.Blocks:output_type -> skein.v1.BlocksResponse
-	67,  // 138: skein.v1.AgentService.ReserveBlock:output_type -> skein.v1.BlockResponse
-	67,  // 139: skein.v1.AgentService.ReleaseBlock:output_type -> skein.v1.BlockResponse
-	70,  // 140: skein.v1.AgentService.ReserveAddress:output_type -> skein.v1.StaticResponse
-	70,  // 141: skein.v1.AgentService.ReleaseAddress:output_type -> skein.v1.StaticResponse
-	72,  // 142: skein.v1.AgentService.Statics:output_type -> skein.v1.StaticsResponse
-	74,  // 143: skein.v1.AgentService.Who:output_type -> skein.v1.WhoResponse
-	77,  // 144: skein.v1.AgentService.Pods:output_type -> skein.v1.PodsResponse
-	80,  // 145: skein.v1.AgentService.Import:output_type -> skein.v1.ImportResponse
-	83,  // 146: skein.v1.AgentService.CreateEgress:output_type -> skein.v1.EgressResponse
-	83,  // 147: skein.v1.AgentService.ChangeEgress:output_type -> skein.v1.EgressResponse
-	85,  // 148: skein.v1.AgentService.RemoveEgress:output_type -> skein.v1.RemoveEgressResponse
-	87,  // 149: skein.v1.AgentService.Egresses:output_type -> skein.v1.EgressesResponse
-	91,  // 150: skein.v1.AgentService.ShowEgress:output_type -> skein.v1.ShowEgressResponse
-	95,  // 151: skein.v1.AgentService.ExplainEgress:output_type -> skein.v1.ExplainEgressResponse
-	97,  // 152: skein.v1.AgentService.AttachEgress:output_type -> skein.v1.AttachEgressResponse
-	99,  // 153: skein.v1.AgentService.DrainNode:output_type -> skein.v1.DrainNodeResponse
-	27,  // 154: skein.v1.AgentService.SetRole:output_type -> skein.v1.SetRoleResponse
-	29,  // 155: skein.v1.AgentService.SetNode:output_type -> skein.v1.SetNodeResponse
-	101, // 156: skein.v1.AgentService.Usage:output_type -> skein.v1.UsageResponse
-	106, // 157: skein.v1.AgentService.Profile:output_type -> skein.v1.ProfileResponse
-	115, // [115:158] is the sub-list for method output_type
-	72,  // [72:115] is the sub-list for method input_type
-	72,  // [72:72] is the sub-list for extension type_name
-	72,  // [72:72] is the sub-list for extension extendee
-	0,   // [0:72] is the sub-list for field type_name
+	6,   // 30: skein.v1.GraphResponse.nodes:type_name -> skein.v1.NodeView
+	9,   // 31: skein.v1.GraphResponse.peers:type_name -> skein.v1.PeerView
+	50,  // 32: skein.v1.RelayResponse.sessions:type_name -> skein.v1.RelaySession
+	51,  // 33: skein.v1.RelayResponse.server:type_name -> skein.v1.RelayServer
+	53,  // 34: skein.v1.RelayServer.clients:type_name -> skein.v1.RelayClient
+	52,  // 35: skein.v1.RelayServer.limits:type_name -> skein.v1.RelayServerLimits
+	120, // 36: skein.v1.CreatePoolRequest.pool:type_name -> skein.v1.Pool
+	121, // 37: skein.v1.ChangePoolRequest.change:type_name -> skein.v1.ChangePool
+	120, // 38: skein.v1.PoolResponse.pool:type_name -> skein.v1.Pool
+	61,  // 39: skein.v1.PoolsResponse.pools:type_name -> skein.v1.PoolView
+	120, // 40: skein.v1.PoolView.pool:type_name -> skein.v1.Pool
+	62,  // 41: skein.v1.PoolView.holders:type_name -> skein.v1.PoolHolder
+	122, // 42: skein.v1.PoolView.grants:type_name -> skein.v1.Grant
+	123, // 43: skein.v1.PoolView.statics:type_name -> skein.v1.StaticAddress
+	63,  // 44: skein.v1.PoolView.local:type_name -> skein.v1.LocalPool
+	66,  // 45: skein.v1.BlocksResponse.blocks:type_name -> skein.v1.BlockView
+	124, // 46: skein.v1.BlockView.block:type_name -> skein.v1.Block
+	124, // 47: skein.v1.BlockResponse.block:type_name -> skein.v1.Block
+	123, // 48: skein.v1.StaticResponse.address:type_name -> skein.v1.StaticAddress
+	123, // 49: skein.v1.StaticsResponse.addresses:type_name -> skein.v1.StaticAddress
+	124, // 50: skein.v1.WhoResponse.block:type_name -> skein.v1.Block
+	77,  // 51: skein.v1.WhoResponse.pod:type_name -> skein.v1.Holder
+	80,  // 52: skein.v1.PodsResponse.pods:type_name -> skein.v1.PodView
+	77,  // 53: skein.v1.PodView.holder:type_name -> skein.v1.Holder
+	125, // 54: skein.v1.ImportRequest.import:type_name -> skein.v1.ImportPools
+	126, // 55: skein.v1.CreateEgressRequest.egress:type_name -> skein.v1.Egress
+	127, // 56: skein.v1.ChangeEgressRequest.change:type_name -> skein.v1.ChangeEgress
+	126, // 57: skein.v1.EgressResponse.egress:type_name -> skein.v1.Egress
+	90,  // 58: skein.v1.EgressesResponse.egresses:type_name -> skein.v1.EgressSummary
+	126, // 59: skein.v1.EgressSummary.egress:type_name -> skein.v1.Egress
+	91,  // 60: skein.v1.EgressSummary.slots:type_name -> skein.v1.SlotView
+	128, // 61: skein.v1.SlotView.slot:type_name -> skein.v1.EgressSlot
+	90,  // 62: skein.v1.ShowEgressResponse.summary:type_name -> skein.v1.EgressSummary
+	129, // 63: skein.v1.ShowEgressResponse.gateways:type_name -> skein.v1.EgressGateway
+	94,  // 64: skein.v1.ShowEgressResponse.silent:type_name -> skein.v1.EgressNodeError
+	95,  // 65: skein.v1.ShowEgressResponse.clients:type_name -> skein.v1.EgressHostClients
+	130, // 66: skein.v1.EgressHostClients.clients:type_name -> skein.v1.EgressClientReport
+	131, // 67: skein.v1.AttachEgressResponse.egresses:type_name -> skein.v1.EgressOfClient
+	111, // 68: skein.v1.DrainNodeResponse.node:type_name -> skein.v1.Node
+	91,  // 69: skein.v1.DrainNodeResponse.slots:type_name -> skein.v1.SlotView
+	104, // 70: skein.v1.UsageResponse.peers:type_name -> skein.v1.PeerUsage
+	103, // 71: skein.v1.UsageRates.usage:type_name -> skein.v1.UsageResponse
+	106, // 72: skein.v1.UsageRates.peers:type_name -> skein.v1.PeerRates
+	104, // 73: skein.v1.PeerRates.peer:type_name -> skein.v1.PeerUsage
+	0,   // 74: skein.v1.AgentService.Status:input_type -> skein.v1.StatusRequest
+	4,   // 75: skein.v1.AgentService.Nodes:input_type -> skein.v1.NodesRequest
+	7,   // 76: skein.v1.AgentService.Peers:input_type -> skein.v1.PeersRequest
+	10,  // 77: skein.v1.AgentService.Netcheck:input_type -> skein.v1.NetcheckRequest
+	14,  // 78: skein.v1.AgentService.CreateToken:input_type -> skein.v1.CreateTokenRequest
+	16,  // 79: skein.v1.AgentService.ListTokens:input_type -> skein.v1.ListTokensRequest
+	18,  // 80: skein.v1.AgentService.RevokeToken:input_type -> skein.v1.RevokeTokenRequest
+	20,  // 81: skein.v1.AgentService.RepairClock:input_type -> skein.v1.RepairClockRequest
+	22,  // 82: skein.v1.AgentService.ShowNode:input_type -> skein.v1.ShowNodeRequest
+	24,  // 83: skein.v1.AgentService.RevokeNode:input_type -> skein.v1.RevokeNodeRequest
+	30,  // 84: skein.v1.AgentService.Settings:input_type -> skein.v1.SettingsRequest
+	32,  // 85: skein.v1.AgentService.Events:input_type -> skein.v1.EventsRequest
+	34,  // 86: skein.v1.AgentService.State:input_type -> skein.v1.StateRequest
+	36,  // 87: skein.v1.AgentService.Diff:input_type -> skein.v1.DiffRequest
+	38,  // 88: skein.v1.AgentService.ExplainPeer:input_type -> skein.v1.ExplainPeerRequest
+	41,  // 89: skein.v1.AgentService.Graph:input_type -> skein.v1.GraphRequest
+	44,  // 90: skein.v1.AgentService.Plan:input_type -> skein.v1.PlanRequest
+	46,  // 91: skein.v1.AgentService.Down:input_type -> skein.v1.DownRequest
+	48,  // 92: skein.v1.AgentService.Relay:input_type -> skein.v1.RelayRequest
+	54,  // 93: skein.v1.AgentService.CreatePool:input_type -> skein.v1.CreatePoolRequest
+	55,  // 94: skein.v1.AgentService.ChangePool:input_type -> skein.v1.ChangePoolRequest
+	57,  // 95: skein.v1.AgentService.RemovePool:input_type -> skein.v1.RemovePoolRequest
+	59,  // 96: skein.v1.AgentService.Pools:input_type -> skein.v1.PoolsRequest
+	64,  // 97: skein.v1.AgentService.Blocks:input_type -> skein.v1.BlocksRequest
+	67,  // 98: skein.v1.AgentService.ReserveBlock:input_type -> skein.v1.ReserveBlockRequest
+	68,  // 99: skein.v1.AgentService.ReleaseBlock:input_type -> skein.v1.ReleaseBlockRequest
+	70,  // 100: skein.v1.AgentService.ReserveAddress:input_type -> skein.v1.ReserveAddressRequest
+	71,  // 101: skein.v1.AgentService.ReleaseAddress:input_type -> skein.v1.ReleaseAddressRequest
+	73,  // 102: skein.v1.AgentService.Statics:input_type -> skein.v1.StaticsRequest
+	75,  // 103: skein.v1.AgentService.Who:input_type -> skein.v1.WhoRequest
+	78,  // 104: skein.v1.AgentService.Pods:input_type -> skein.v1.PodsRequest
+	81,  // 105: skein.v1.AgentService.Import:input_type -> skein.v1.ImportRequest
+	83,  // 106: skein.v1.AgentService.CreateEgress:input_type -> skein.v1.CreateEgressRequest
+	84,  // 107: skein.v1.AgentService.ChangeEgress:input_type -> skein.v1.ChangeEgressRequest
+	86,  // 108: skein.v1.AgentService.RemoveEgress:input_type -> skein.v1.RemoveEgressRequest
+	88,  // 109: skein.v1.AgentService.Egresses:input_type -> skein.v1.EgressesRequest
+	92,  // 110: skein.v1.AgentService.ShowEgress:input_type -> skein.v1.ShowEgressRequest
+	96,  // 111: skein.v1.AgentService.ExplainEgress:input_type -> skein.v1.ExplainEgressRequest
+	98,  // 112: skein.v1.AgentService.AttachEgress:input_type -> skein.v1.AttachEgressRequest
+	100, // 113: skein.v1.AgentService.DrainNode:input_type -> skein.v1.DrainNodeRequest
+	26,  // 114: skein.v1.AgentService.SetRole:input_type -> skein.v1.SetRoleRequest
+	28,  // 115: skein.v1.AgentService.SetNode:input_type -> skein.v1.SetNodeRequest
+	102, // 116: skein.v1.AgentService.Usage:input_type -> skein.v1.UsageRequest
+	107, // 117: skein.v1.AgentService.Profile:input_type -> skein.v1.ProfileRequest
+	1,   // 118: skein.v1.AgentService.Status:output_type -> skein.v1.StatusResponse
+	5,   // 119: skein.v1.AgentService.Nodes:output_type -> skein.v1.NodesResponse
+	8,   // 120: skein.v1.AgentService.Peers:output_type -> skein.v1.PeersResponse
+	11,  // 121: skein.v1.AgentService.Netcheck:output_type -> skein.v1.NetcheckResponse
+	15,  // 122: skein.v1.AgentService.CreateToken:output_type -> skein.v1.CreateTokenResponse
+	17,  // 123: skein.v1.AgentService.ListTokens:output_type -> skein.v1.ListTokensResponse
+	19,  // 124: skein.v1.AgentService.RevokeToken:output_type -> skein.v1.RevokeTokenResponse
+	21,  // 125: skein.v1.AgentService.RepairClock:output_type -> skein.v1.RepairClockResponse
+	23,  // 126: skein.v1.AgentService.ShowNode:output_type -> skein.v1.ShowNodeResponse
+	25,  // 127: skein.v1.AgentService.RevokeNode:output_type -> skein.v1.RevokeNodeResponse
+	31,  // 128: skein.v1.AgentService.Settings:output_type -> skein.v1.SettingsResponse
+	33,  // 129: skein.v1.AgentService.Events:output_type -> skein.v1.EventsResponse
+	35,  // 130: skein.v1.AgentService.State:output_type -> skein.v1.StateResponse
+	37,  // 131: skein.v1.AgentService.Diff:output_type -> skein.v1.DiffResponse
+	39,  // 132: skein.v1.AgentService.ExplainPeer:output_type -> skein.v1.ExplainPeerResponse
+	42,  // 133: skein.v1.AgentService.Graph:output_type -> skein.v1.GraphResponse
+	45,  // 134: skein.v1.AgentService.Plan:output_type -> skein.v1.PlanResponse
+	47,  // 135: skein.v1.AgentService.Down:output_type -> skein.v1.DownResponse
+	49,  // 136: skein.v1.AgentService.Relay:output_type -> skein.v1.RelayResponse
+	56,  // 137: skein.v1.AgentService.CreatePool:output_type -> skein.v1.PoolResponse
+	56,  // 138: skein.v1.AgentService.ChangePool:output_type -> skein.v1.PoolResponse
+	58,  // 139: skein.v1.AgentService.RemovePool:output_type -> skein.v1.RemovePoolResponse
+	60,  // 140: skein.v1.AgentService.Pools:output_type -> skein.v1.PoolsResponse
+	65,  // 141: skein.v1.AgentService.Blocks:output_type -> skein.v1.BlocksResponse
+	69,  // 142: skein.v1.AgentService.ReserveBlock:output_type -> skein.v1.BlockResponse
+	69,  // 143: skein.v1.AgentService.ReleaseBlock:output_type -> skein.v1.BlockResponse
+	72,  // 144: skein.v1.AgentService.ReserveAddress:output_type -> skein.v1.StaticResponse
+	72,  // 145: skein.v1.AgentService.ReleaseAddress:output_type -> skein.v1.StaticResponse
+	74,  // 146: skein.v1.AgentService.Statics:output_type -> skein.v1.StaticsResponse
+	76,  // 147: skein.v1.AgentService.Who:output_type -> skein.v1.WhoResponse
+	79,  // 148: skein.v1.AgentService.Pods:output_type -> skein.v1.PodsResponse
+	82,  // 149: skein.v1.AgentService.Import:output_type -> skein.v1.ImportResponse
+	85,  // 150: skein.v1.AgentService.CreateEgress:output_type -> skein.v1.EgressResponse
+	85,  // 151: skein.v1.AgentService.ChangeEgress:output_type -> skein.v1.EgressResponse
+	87,  // 152: skein.v1.AgentService.RemoveEgress:output_type -> skein.v1.RemoveEgressResponse
+	89,  // 153: skein.v1.AgentService.Egresses:output_type -> skein.v1.EgressesResponse
+	93,  // 154: skein.v1.AgentService.ShowEgress:output_type -> skein.v1.ShowEgressResponse
+	97,  // 155: skein.v1.AgentService.ExplainEgress:output_type -> skein.v1.ExplainEgressResponse
+	99,  // 156: skein.v1.AgentService.AttachEgress:output_type -> skein.v1.AttachEgressResponse
+	101, // 157: skein.v1.AgentService.DrainNode:output_type -> skein.v1.DrainNodeResponse
+	27,  // 158: skein.v1.AgentService.SetRole:output_type -> skein.v1.SetRoleResponse
+	29,  // 159: skein.v1.AgentService.SetNode:output_type -> skein.v1.SetNodeResponse
+	103, // 160: skein.v1.AgentService.Usage:output_type -> skein.v1.UsageResponse
+	108, // 161: skein.v1.AgentService.Profile:output_type -> skein.v1.ProfileResponse
+	118, // [118:162] is the sub-list for method output_type
+	74,  // [74:118] is the sub-list for method input_type
+	74,  // [74:74] is the sub-list for extension type_name
+	74,  // [74:74] is the sub-list for extension extendee
+	0,   // [0:74] is the sub-list for field type_name
 }
 
 func init() { file_skein_v1_agent_proto_init() }
@@ -8376,7 +8540,7 @@ func file_skein_v1_agent_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_skein_v1_agent_proto_rawDesc), len(file_skein_v1_agent_proto_rawDesc)),
 			NumEnums:      0,
-			NumMessages:   108,
+			NumMessages:   110,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

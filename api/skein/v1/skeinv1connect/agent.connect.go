@@ -67,6 +67,8 @@ const (
 	// AgentServiceExplainPeerProcedure is the fully-qualified name of the AgentService's ExplainPeer
 	// RPC.
 	AgentServiceExplainPeerProcedure = "/skein.v1.AgentService/ExplainPeer"
+	// AgentServiceGraphProcedure is the fully-qualified name of the AgentService's Graph RPC.
+	AgentServiceGraphProcedure = "/skein.v1.AgentService/Graph"
 	// AgentServicePlanProcedure is the fully-qualified name of the AgentService's Plan RPC.
 	AgentServicePlanProcedure = "/skein.v1.AgentService/Plan"
 	// AgentServiceDownProcedure is the fully-qualified name of the AgentService's Down RPC.
@@ -152,6 +154,8 @@ type AgentServiceClient interface {
 	State(context.Context, *v1.StateRequest) (*v1.StateResponse, error)
 	Diff(context.Context, *v1.DiffRequest) (*v1.DiffResponse, error)
 	ExplainPeer(context.Context, *v1.ExplainPeerRequest) (*v1.ExplainPeerResponse, error)
+	// Graph is what skein graph draws: members, sites, relays and this node's paths, now or at a moment of the past.
+	Graph(context.Context, *v1.GraphRequest) (*v1.GraphResponse, error)
 	Plan(context.Context, *v1.PlanRequest) (*v1.PlanResponse, error)
 	Down(context.Context, *v1.DownRequest) (*v1.DownResponse, error)
 	Relay(context.Context, *v1.RelayRequest) (*v1.RelayResponse, error)
@@ -283,6 +287,12 @@ func NewAgentServiceClient(httpClient connect.HTTPClient, baseURL string, opts .
 			httpClient,
 			baseURL+AgentServiceExplainPeerProcedure,
 			connect.WithSchema(agentServiceMethods.ByName("ExplainPeer")),
+			connect.WithClientOptions(opts...),
+		),
+		graph: connect.NewClient[v1.GraphRequest, v1.GraphResponse](
+			httpClient,
+			baseURL+AgentServiceGraphProcedure,
+			connect.WithSchema(agentServiceMethods.ByName("Graph")),
 			connect.WithClientOptions(opts...),
 		),
 		plan: connect.NewClient[v1.PlanRequest, v1.PlanResponse](
@@ -473,6 +483,7 @@ type agentServiceClient struct {
 	state          *connect.Client[v1.StateRequest, v1.StateResponse]
 	diff           *connect.Client[v1.DiffRequest, v1.DiffResponse]
 	explainPeer    *connect.Client[v1.ExplainPeerRequest, v1.ExplainPeerResponse]
+	graph          *connect.Client[v1.GraphRequest, v1.GraphResponse]
 	plan           *connect.Client[v1.PlanRequest, v1.PlanResponse]
 	down           *connect.Client[v1.DownRequest, v1.DownResponse]
 	relay          *connect.Client[v1.RelayRequest, v1.RelayResponse]
@@ -628,6 +639,15 @@ func (c *agentServiceClient) Diff(ctx context.Context, req *v1.DiffRequest) (*v1
 // ExplainPeer calls skein.v1.AgentService.ExplainPeer.
 func (c *agentServiceClient) ExplainPeer(ctx context.Context, req *v1.ExplainPeerRequest) (*v1.ExplainPeerResponse, error) {
 	response, err := c.explainPeer.CallUnary(ctx, connect.NewRequest(req))
+	if response != nil {
+		return response.Msg, err
+	}
+	return nil, err
+}
+
+// Graph calls skein.v1.AgentService.Graph.
+func (c *agentServiceClient) Graph(ctx context.Context, req *v1.GraphRequest) (*v1.GraphResponse, error) {
+	response, err := c.graph.CallUnary(ctx, connect.NewRequest(req))
 	if response != nil {
 		return response.Msg, err
 	}
@@ -900,6 +920,8 @@ type AgentServiceHandler interface {
 	State(context.Context, *v1.StateRequest) (*v1.StateResponse, error)
 	Diff(context.Context, *v1.DiffRequest) (*v1.DiffResponse, error)
 	ExplainPeer(context.Context, *v1.ExplainPeerRequest) (*v1.ExplainPeerResponse, error)
+	// Graph is what skein graph draws: members, sites, relays and this node's paths, now or at a moment of the past.
+	Graph(context.Context, *v1.GraphRequest) (*v1.GraphResponse, error)
 	Plan(context.Context, *v1.PlanRequest) (*v1.PlanResponse, error)
 	Down(context.Context, *v1.DownRequest) (*v1.DownResponse, error)
 	Relay(context.Context, *v1.RelayRequest) (*v1.RelayResponse, error)
@@ -1027,6 +1049,12 @@ func NewAgentServiceHandler(svc AgentServiceHandler, opts ...connect.HandlerOpti
 		AgentServiceExplainPeerProcedure,
 		svc.ExplainPeer,
 		connect.WithSchema(agentServiceMethods.ByName("ExplainPeer")),
+		connect.WithHandlerOptions(opts...),
+	)
+	agentServiceGraphHandler := connect.NewUnaryHandlerSimple(
+		AgentServiceGraphProcedure,
+		svc.Graph,
+		connect.WithSchema(agentServiceMethods.ByName("Graph")),
 		connect.WithHandlerOptions(opts...),
 	)
 	agentServicePlanHandler := connect.NewUnaryHandlerSimple(
@@ -1229,6 +1257,8 @@ func NewAgentServiceHandler(svc AgentServiceHandler, opts ...connect.HandlerOpti
 			agentServiceDiffHandler.ServeHTTP(w, r)
 		case AgentServiceExplainPeerProcedure:
 			agentServiceExplainPeerHandler.ServeHTTP(w, r)
+		case AgentServiceGraphProcedure:
+			agentServiceGraphHandler.ServeHTTP(w, r)
 		case AgentServicePlanProcedure:
 			agentServicePlanHandler.ServeHTTP(w, r)
 		case AgentServiceDownProcedure:
@@ -1352,6 +1382,10 @@ func (UnimplementedAgentServiceHandler) Diff(context.Context, *v1.DiffRequest) (
 
 func (UnimplementedAgentServiceHandler) ExplainPeer(context.Context, *v1.ExplainPeerRequest) (*v1.ExplainPeerResponse, error) {
 	return nil, connect.NewError(connect.CodeUnimplemented, errors.New("skein.v1.AgentService.ExplainPeer is not implemented"))
+}
+
+func (UnimplementedAgentServiceHandler) Graph(context.Context, *v1.GraphRequest) (*v1.GraphResponse, error) {
+	return nil, connect.NewError(connect.CodeUnimplemented, errors.New("skein.v1.AgentService.Graph is not implemented"))
 }
 
 func (UnimplementedAgentServiceHandler) Plan(context.Context, *v1.PlanRequest) (*v1.PlanResponse, error) {
