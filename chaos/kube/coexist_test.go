@@ -463,7 +463,7 @@ func (f fleet) comingFromKilo() {
 		return err
 	})
 	f.await(10*time.Second, "the site is what Kilo's annotation says", func() error {
-		if out := f.skeinOn("hub", "nodes"); !strings.Contains(out, " lab ") {
+		if out := f.skeinOn("hub", "nodes"); !strings.Contains(out, "\nlab ") {
 			return errors.New(out)
 		}
 		return nil

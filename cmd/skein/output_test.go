@@ -49,6 +49,25 @@ func TestNodesWithPodCIDRs(t *testing.T) {
 	goldenText(t, "nodes-pod-cidrs", shown())
 }
 
+// Nodes of one site stand together; those without one, or of whom nothing has been heard, come last.
+func TestNodesBySite(t *testing.T) {
+	node := func(name, site string) *skeinv1.NodeView {
+		n := &skeinv1.NodeView{
+			Node: &skeinv1.Node{Id: "b33ad742981917ca", Name: name, Ipv4: "10.4.0.5"}, Record: &skeinv1.Record{Site: site},
+			Path: "direct", Alive: true,
+		}
+		if site == "?" {
+			n.Record = nil
+		}
+		return n
+	}
+	var b bytes.Buffer
+	printNodes(&b, []*skeinv1.NodeView{
+		node("a1", "home"), node("b1", ""), node("c1", "dc"), node("d1", "?"), node("e1", "home"), node("f1", "dc"),
+	})
+	goldenText(t, "nodes-by-site", strings.TrimSuffix(b.String(), "\n"))
+}
+
 func TestEventLinesFitAndHideKeys(t *testing.T) {
 	key := bytes.Repeat([]byte{0xab}, 32)
 	node := &skeinv1.Node{Id: "b33ad742981917ca", Name: "home1", IdentityKey: key, WireguardKey: key, Ipv4: "10.4.0.5", Ipv6: "fd65:229d:4b83:0:b33a:d742:9819:17ca", Labels: map[string]string{"rack": "7"}}
@@ -147,12 +166,12 @@ func TestPeersFitIntoTheWidth(t *testing.T) {
 func TestTablesFit(t *testing.T) {
 	long := strings.Repeat("n", 63)
 	for name, rows := range map[string][][]string{
-		"short names": {{"office1", "8e878f4fdb9830f5", "10.4.0.3", "office", "port-restricted-cone", "leader+relay", "direct", "yes", "2.9"}},
-		"a long name": {{long, "8e878f4fdb9830f5", "10.4.255.254", "office", "port-restricted-cone", "leader+relay", "direct", "yes", "12.345"}},
-		"two long":    {{long, "8e878f4fdb9830f5", "10.4.255.254", long, "port-restricted-cone", "leader+relay", "direct", "yes", "12.345"}},
+		"short names": {{"office", "office1", "8e878f4fdb9830f5", "10.4.0.3", "port-restricted-cone", "leader+relay", "direct", "yes", "2.9"}},
+		"a long name": {{"office", long, "8e878f4fdb9830f5", "10.4.255.254", "port-restricted-cone", "leader+relay", "direct", "yes", "12.345"}},
+		"two long":    {{long, long, "8e878f4fdb9830f5", "10.4.255.254", "port-restricted-cone", "leader+relay", "direct", "yes", "12.345"}},
 	} {
 		t.Run(name, func(t *testing.T) {
-			tab := table{head: []string{"NAME", "ID", "IPV4", "SITE", "NAT", "ROLE", "PATH", "ALIVE", "RECORD"}, rows: rows}
+			tab := table{head: []string{"SITE", "NAME", "ID", "IPV4", "NAT", "ROLE", "PATH", "ALIVE", "RECORD"}, rows: rows}
 			var out strings.Builder
 			tab.print(&out)
 			for l := range strings.Lines(out.String()) {

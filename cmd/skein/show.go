@@ -100,7 +100,7 @@ func siteText(s *skeinv1.StatusResponse) string {
 
 func newNodesCmd(g *globals) *cobra.Command {
 	return &cobra.Command{
-		Use: "nodes", Short: "All members", Example: "  skein nodes\n  skein nodes -o json", Args: noArgs,
+		Use: "nodes", Short: "All members, by site", Example: "  skein nodes\n  skein nodes -o json", Args: noArgs,
 		RunE: func(c *cobra.Command, _ []string) error {
 			r, err := g.client().Nodes(c.Context(), &skeinv1.NodesRequest{})
 			return g.show(c, r, err, func(w io.Writer) { printNodes(w, r.GetNodes()) })
@@ -109,7 +109,7 @@ func newNodesCmd(g *globals) *cobra.Command {
 }
 
 func printNodes(w io.Writer, nodes []*skeinv1.NodeView) {
-	t := table{head: []string{"NAME", "ID", "IPV4", "SITE", "NAT", "ROLE", "PATH", "ALIVE", "RECORD"}}
+	t := table{head: []string{"SITE", "NAME", "ID", "IPV4", "NAT", "ROLE", "PATH", "ALIVE", "RECORD"}}
 	led := slices.ContainsFunc(nodes, func(n *skeinv1.NodeView) bool { return n.GetSiteLeads() != "" })
 	if led {
 		t.head = append(t.head, "LEADER")
@@ -118,12 +118,12 @@ func printNodes(w io.Writer, nodes []*skeinv1.NodeView) {
 	if pods {
 		t.head = append(t.head, "POD CIDRS")
 	}
-	for _, n := range nodes {
+	for _, n := range bySite(nodes) {
 		record := "-"
 		if n.GetRecord() != nil {
 			record = fmt.Sprintf("%d.%d", n.GetRecord().GetEpoch(), n.GetRecord().GetSeq())
 		}
-		row := []string{n.GetNode().GetName(), n.GetNode().GetId(), n.GetNode().GetIpv4(), dash(cmp.Or(n.GetSite(), n.GetRecord().GetSite())),
+		row := []string{dash(siteOf(n)), n.GetNode().GetName(), n.GetNode().GetId(), n.GetNode().GetIpv4(),
 			candidate.NATName(n.GetRecord().GetNatType()), role(n), n.GetPath(), yesNo(n.GetAlive()), record}
 		if led {
 			row = append(row, siteLeads(n))
@@ -142,6 +142,23 @@ func siteLeads(n *skeinv1.NodeView) string {
 		return "yes"
 	}
 	return dash(n.GetSiteLeads())
+}
+
+// siteOf is a node's site, as the log has it or its record says.
+func siteOf(n *skeinv1.NodeView) string { return cmp.Or(n.GetSite(), n.GetRecord().GetSite()) }
+
+// bySite sorts by site, then name; nodes without a site, or of whom nothing has been heard, come last.
+func bySite(nodes []*skeinv1.NodeView) []*skeinv1.NodeView {
+	last := func(n *skeinv1.NodeView) int {
+		if siteOf(n) == "" {
+			return 1
+		}
+		return 0
+	}
+	return slices.SortedStableFunc(slices.Values(nodes), func(x, y *skeinv1.NodeView) int {
+		return cmp.Or(last(x)-last(y), strings.Compare(siteOf(x), siteOf(y)),
+			strings.Compare(x.GetNode().GetName(), y.GetNode().GetName()))
+	})
 }
 
 func role(n *skeinv1.NodeView) string {
