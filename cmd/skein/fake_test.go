@@ -77,6 +77,10 @@ func (f *fakeAgent) Nodes(context.Context, *skeinv1.NodesRequest) (*skeinv1.Node
 	}}, nil
 }
 
+func (f *fakeAgent) Graph(_ context.Context, r *skeinv1.GraphRequest) (*skeinv1.GraphResponse, error) {
+	return answerTo[*skeinv1.GraphResponse](f, r)
+}
+
 func (f *fakeAgent) CreatePool(_ context.Context, r *skeinv1.CreatePoolRequest) (*skeinv1.PoolResponse, error) {
 	return answerTo[*skeinv1.PoolResponse](f, r)
 }
