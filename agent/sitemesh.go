@@ -99,8 +99,8 @@ func (m *siteMesh) reach(members []identity.ID, paths map[identity.ID]path.Path,
 			case now.Sub(m.switched) < switchAfter,
 				ok && !w.Hop && last.Hop && !paths[id].Alive: // the direct path is not there yet
 				w.Via, w.Hop, ok = last.Via, last.Hop, true
-				w.Deliver = !w.Hop && m.plan.Delivers()
 			}
+			w.Deliver = !w.Hop && (m.plan.Delivers() || m.before.Delivers())
 		}
 		switch {
 		case !ok:

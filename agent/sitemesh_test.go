@@ -145,6 +145,22 @@ func TestTopologyIsSwitchedWithoutALoss(t *testing.T) {
 	}
 }
 
+// TestALeaderDeliversWhileOthersSendByIt: whether the topology becomes site or full, a leader wraps what it passes on for a
+// node of its site as long as others may send by it.
+func TestALeaderDeliversWhileOthersSendByIt(t *testing.T) {
+	w := newMeshOf(t)
+	w.plan("a1", "")
+	for _, topology := range []string{sites.Site, "full"} {
+		w.later(time.Hour)
+		for after := range sites.Linger / time.Second {
+			r := w.plan("a1", topology)
+			w.want(fmt.Sprintf("%s, %d s after", topology, after), w.way(r, "a3"), "direct+")
+			w.later(time.Second)
+		}
+	}
+	w.want("long after", w.way(w.plan("a1", ""), "a3"), "direct")
+}
+
 // TestADeadLeaderIsPassedOver: as soon as its path is given up, and until it has proved itself again.
 func TestADeadLeaderIsPassedOver(t *testing.T) {
 	w := newMeshOf(t)
