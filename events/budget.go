@@ -105,6 +105,10 @@ func grows(c *skeinv1.Command, e *skeinv1.Event) (in section, bytes int, limited
 	case *skeinv1.Event_NodeChanged:
 		change := c.GetChangeNode()
 		return sectionNodes, entrySize(sectionNodes, sizeOf(b.NodeChanged.GetNode())), change.GetSetLabels() || change.GetName() != ""
+	case *skeinv1.Event_NodeSettingsSet:
+		const longer = 4 // bytes: the field's tag, and the lengths around it
+		v := b.NodeSettingsSet.GetSettings()
+		return sectionNodes, entrySize(sectionNodes, sizeOf(v)) + longer, v != nil
 	case *skeinv1.Event_PoolCreated:
 		return sectionPools, entrySize(sectionPools, sizeOf(b.PoolCreated.GetPool())), true
 	case *skeinv1.Event_PoolChanged:

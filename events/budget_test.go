@@ -90,6 +90,9 @@ func TestNodesAreBounded(t *testing.T) {
 	w.must(rotateKey("n0", "other"))
 	w.must(promoteOf(w, "n1"))
 	w.refused(changeNode("a", "", labels), ResourceExhausted, "nodes and")
+	long := &skeinv1.NodeSettings{ForceEndpoint: strings.Repeat("e", 250) + ":51820"}
+	_, err = w.until(50, func(i int) *skeinv1.Command { return setNode(fmt.Sprint("n", i), long, "force_endpoint") })
+	demand(t, err, "nodes and")
 	w.must(revoke(id("n2")))
 	if r := w.s.Revoked(idOf("n2")); len(r.GetNode().GetLabels()) != 0 || r.GetReason() != "stolen" {
 		t.Fatalf("%v is kept", r)

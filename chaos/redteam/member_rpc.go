@@ -188,6 +188,14 @@ func ownCommands() []Attempt {
 			}
 			return out
 		})),
+		command("put another node into another site", OwnOnly, func(f *Field) *skeinv1.Command {
+			return &skeinv1.Command{Body: &skeinv1.Command_ChangeNode{ChangeNode: &skeinv1.ChangeNode{NodeId: f.prey.id(),
+				Settings: &skeinv1.NodeSettings{SiteSet: true, Site: forgedSite}, SettingsFields: []string{"site"}}}}
+		}, changed("another node's settings", nodeSettingsOf)),
+		command("have the log say that it leads its site", Roles, func(f *Field) *skeinv1.Command {
+			return &skeinv1.Command{Body: &skeinv1.Command_ChangeNode{ChangeNode: &skeinv1.ChangeNode{NodeId: f.mallory.id(),
+				Settings: &skeinv1.NodeSettings{Leader: "yes"}, SettingsFields: []string{"leader"}}}}
+		}, changed("its own settings", nodeSettingsOf)),
 		{Name: "lower another node's event schema, so that new commands are refused", From: Member, Guard: OwnOnly,
 			Try: func(ctx context.Context, f *Field) (Seen, error) {
 				return f.holdBack(ctx, "dc2")
@@ -210,6 +218,15 @@ func ownCommands() []Attempt {
 				return f.readStates(ctx)
 			}, Judge: bounded("states")},
 	}
+}
+
+// nodeSettingsOf is what is set of all nodes.
+func nodeSettingsOf(s *skeinv1.State) proto.Message {
+	out := &skeinv1.State{}
+	for _, n := range s.GetNodes() {
+		out.Nodes = append(out.Nodes, &skeinv1.Node{Id: n.GetId(), Settings: n.GetSettings()})
+	}
+	return out
 }
 
 // holdBack lowers a node's schema and looks whether an admin's command passes afterwards.
