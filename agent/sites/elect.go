@@ -136,7 +136,7 @@ func Term(nodes []Node, leaders []Leader, self identity.ID) uint64 {
 	}
 	for i := range nodes {
 		if n := &nodes[i]; n.Site == site && n.Term == newest && !elected(n.ID) {
-			return newest + 1
+			return max(newest+1, newest) // a record may name the highest number there is
 		}
 	}
 	return newest

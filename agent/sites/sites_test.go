@@ -477,6 +477,14 @@ func TestWhoReturnsDoesNotReclaim(t *testing.T) {
 	})
 }
 
+// A record may name any number: also with the highest one somebody leads.
+func TestTermsEnd(t *testing.T) {
+	nodes := []sites.Node{{ID: id(1), Site: "dc", Alive: true, Wish: true}, {ID: id(2), Site: "dc", Alive: true, Term: 1<<64 - 1}}
+	if got := sites.Term(nodes, sites.Elect(nodes, 1)["dc"], id(1)); got != 1<<64-1 {
+		t.Errorf("the term is %d", got)
+	}
+}
+
 func TestMemory(t *testing.T) {
 	var m sites.Memory
 	at := time.Unix(1000, 0)
