@@ -17,8 +17,9 @@ import (
 )
 
 const (
-	electionRests = 2 * time.Second  // so long an election gives the same until the record says so
-	sessionsBy    = 10 * time.Second // by then a leader says so, also while it does not reach the leaders of another site
+	electionRests = 2 * time.Second // so long an election gives the same until the record says so
+	// by then a leader says so, also while it does not reach the leaders of another site
+	sessionsBy = 10 * time.Second
 )
 
 // siteState is what the loop remembers of sites.
@@ -72,7 +73,8 @@ func (a *Agent) planSites(now time.Time) {
 	}
 	in := sites.Input{Self: a.id, Settings: st.Settings(), Nodes: st.Nodes(), Records: records, Alive: a.gossip.Alive}
 	if sites.InUse(in.Settings) {
-		in.Recent, in.Peered, in.Led = s.leaders.Recent(now), s.peers.Recent(now), s.leaders.Within(a.id, sites.ForwardOn, now)
+		in.Recent, in.Peered = s.leaders.Recent(now), s.peers.Recent(now)
+		in.Led = s.leaders.Within(a.id, sites.ForwardOn, now)
 	}
 	p := sites.Make(in)
 	s.leaders.Note(p.Acting(), now)
@@ -104,7 +106,8 @@ func (a *Agent) reachesLeaders(p *sites.Plan) bool {
 	paths := a.currentPaths()
 	for site, leaders := range p.Leaders {
 		alive := slices.DeleteFunc(slices.Clone(leaders), func(l sites.Leader) bool { return !a.gossip.Alive(l.ID) })
-		if site != p.Site && len(alive) > 0 && !slices.ContainsFunc(alive, func(l sites.Leader) bool { return paths[l.ID].Alive }) {
+		reached := slices.ContainsFunc(alive, func(l sites.Leader) bool { return paths[l.ID].Alive })
+		if site != p.Site && len(alive) > 0 && !reached {
 			return false
 		}
 	}
@@ -122,15 +125,18 @@ func (a *Agent) warnOfSites(p *sites.Plan, own *skeinv1.Record) {
 	set := a.self().GetSettings()
 	message, advice := "", ""
 	wishes := set.GetLeader() == "yes" || set.GetLeader() != "no" && own.GetLeaderWish()
-	if wishes && p.Topology(p.Site) == sites.Site && a.netcheck.Load() != nil && a.host().ForceEndpoint == "" && !sites.Reachable(own) {
+	if wishes && p.Topology(p.Site) == sites.Site && a.netcheck.Load() != nil && a.host().ForceEndpoint == "" &&
+		!sites.Reachable(own) {
 		message = fmt.Sprintf("this node shall lead %s, and no endpoint of it is known that other sites can send to first", siteText(p.Site))
 		advice = fmt.Sprintf("forward UDP port %d to this host and name the address with `skein node set %s --force-endpoint HOST:PORT`, or let a node with a public address lead; "+
-			"until then other sites' leaders reach it as they reach any node behind its NAT, perhaps by relay", a.cfg.Ports.WireGuard, a.self().GetName())
+			"until then other sites' leaders reach it as they reach any node behind its NAT, perhaps by relay",
+			a.cfg.Ports.WireGuard, a.self().GetName())
 	}
 	a.report(subjectLeader, warning, message, advice)
 	message, advice = "", ""
 	if ip := a.host().InternalIP; ip.IsValid() && addr.Public(ip) {
-		message = fmt.Sprintf("%s is a public address, and nodes of this site would use it as one inside of the site", ip)
+		message = fmt.Sprintf("%s is a public address, and nodes of this site would use it as one inside of the site",
+			ip)
 		advice = "name the host's address in the site's own network, or none; a public one belongs into forceEndpoint"
 	}
 	a.report(subjectInternalIP, warning, message, advice)

@@ -22,7 +22,8 @@ func TestLogComesFirst(t *testing.T) {
 	a.replica = newReplica(t, w)
 	a.cfg.Leader, a.cfg.PersistentKeepalive = true, 20
 	a.wishes.Store(&part.Wishes{Site: "by-label", ForceEndpoint: "wish.example:1", PersistentKeepalive: 9})
-	if own := a.host(); own.Site != "by-label" || !own.Leader || own.ForceEndpoint != "wish.example:1" || own.PersistentKeepalive != 20 {
+	if own := a.host(); own.Site != "by-label" || !own.Leader || own.ForceEndpoint != "wish.example:1" ||
+		own.PersistentKeepalive != 20 {
 		t.Errorf("without the log: %+v", own)
 	}
 	a.cfg.Site = "by-file"
@@ -30,8 +31,10 @@ func TestLogComesFirst(t *testing.T) {
 		t.Errorf("the configuration's site is not taken: %+v", own)
 	}
 	own := a.host()
-	setByLog(&own, &skeinv1.NodeSettings{SiteSet: true, Leader: "no", ForceEndpoint: "edge.example:51820", InternalIp: "10.0.0.7", PersistentKeepalive: 30})
-	if own.Site != "" || own.Leader || own.ForceEndpoint != "edge.example:51820" || own.InternalIP.String() != "10.0.0.7" || own.PersistentKeepalive != 30 {
+	setByLog(&own, &skeinv1.NodeSettings{SiteSet: true, Leader: "no", ForceEndpoint: "edge.example:51820",
+		InternalIp: "10.0.0.7", PersistentKeepalive: 30})
+	if own.Site != "" || own.Leader || own.ForceEndpoint != "edge.example:51820" ||
+		own.InternalIP.String() != "10.0.0.7" || own.PersistentKeepalive != 30 {
 		t.Errorf("with the log: %+v", own)
 	}
 }
@@ -94,7 +97,8 @@ func TestSitesArePlanned(t *testing.T) {
 		}
 		defer a.gossip.Close()
 		for _, other := range []*host{&near, &far} {
-			r := &skeinv1.Record{NodeId: other.key.ID().String(), Epoch: 1, Seq: 1, Site: map[*host]string{&near: "dc", &far: "home"}[other]}
+			r := &skeinv1.Record{NodeId: other.key.ID().String(), Epoch: 1, Seq: 1, Site: map[*host]string{&near: "dc",
+				&far: "home"}[other]}
 			signed, err := gossip.Sign(other.key, r)
 			if err != nil {
 				t.Fatal(err)

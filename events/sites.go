@@ -38,17 +38,20 @@ func checkTopology(v *skeinv1.Settings) error {
 		return refuse(InvalidArgument, "setting topology: %.80q is not allowed; use full or site", v.GetTopology())
 	}
 	if n := v.GetLeadersPerSite(); n > MaxLeadersPerSite {
-		return refuse(InvalidArgument, "setting leaders_per_site: %d is out of range; use 1 to %d, or 0 for the default", n, MaxLeadersPerSite)
+		return refuse(InvalidArgument,
+			"setting leaders_per_site: %d is out of range; use 1 to %d, or 0 for the default", n, MaxLeadersPerSite)
 	}
 	if n := len(v.GetSiteTopology()); n > MaxSiteTopologies {
-		return refuse(InvalidArgument, "setting site_topology: %d sites are too many; at most %d can have their own", n, MaxSiteTopologies)
+		return refuse(InvalidArgument, "setting site_topology: %d sites are too many; at most %d can have their own",
+			n, MaxSiteTopologies)
 	}
 	for _, site := range slices.Sorted(maps.Keys(v.GetSiteTopology())) {
 		if err := CheckSite("setting site_topology", site); err != nil {
 			return err
 		}
 		if t := v.GetSiteTopology()[site]; !isTopology(t) {
-			return refuse(InvalidArgument, "setting site_topology: %.80q is not allowed for site %q; use full or site", t, site)
+			return refuse(InvalidArgument, "setting site_topology: %.80q is not allowed for site %q; use full or site",
+				t, site)
 		}
 	}
 	return nil
@@ -68,7 +71,8 @@ func (d *decision) checkSitesKnown(what string) error {
 		return nil
 	}
 	n := behind[0]
-	return refuse(FailedPrecondition, "server %s folds event schemas up to %d and %s need %d: upgrade skein on %s first",
+	return refuse(FailedPrecondition,
+		"server %s folds event schemas up to %d and %s need %d: upgrade skein on %s first",
 		n.GetName(), n.GetMaxSchema(), what, siteSchema, n.GetName())
 }
 
@@ -85,19 +89,23 @@ func checkNodeSettings(what string, v *skeinv1.NodeSettings) error {
 	switch v.GetLeader() {
 	case "", "yes", "no":
 	default:
-		return refuse(InvalidArgument, "%s: leader %.80q is not allowed; use yes or no, or nothing", what, v.GetLeader())
+		return refuse(InvalidArgument, "%s: leader %.80q is not allowed; use yes or no, or nothing", what,
+			v.GetLeader())
 	}
 	if e := v.GetForceEndpoint(); e != "" && !isEndpoint(e) {
-		return refuse(InvalidArgument, "%s: forced endpoint %.80q: want host:port, such as 192.0.2.7:51820, [2001:db8::7]:51820 or edge.example.com:51820", what, e)
+		return refuse(InvalidArgument,
+			"%s: forced endpoint %.80q: want host:port, such as 192.0.2.7:51820, [2001:db8::7]:51820 or edge.example.com:51820", what, e)
 	}
 	if text := v.GetInternalIp(); text != "" {
 		a, err := netip.ParseAddr(text)
 		if err != nil || a.String() != text || a.Zone() != "" || a.Is4In6() || !a.IsGlobalUnicast() {
-			return refuse(InvalidArgument, "%s: internal IP %.80q: want an IP address of the host inside its site, such as 10.0.0.7", what, text)
+			return refuse(InvalidArgument,
+				"%s: internal IP %.80q: want an IP address of the host inside its site, such as 10.0.0.7", what, text)
 		}
 	}
 	if k := v.GetPersistentKeepalive(); k > maxNodeKeepalive {
-		return refuse(InvalidArgument, "%s: a keepalive each %d seconds is out of range; use 1 to %d, or 0 for none", what, k, maxNodeKeepalive)
+		return refuse(InvalidArgument, "%s: a keepalive each %d seconds is out of range; use 1 to %d, or 0 for none",
+			what, k, maxNodeKeepalive)
 	}
 	if !v.GetSiteSet() && v.GetSite() != "" || len(v.ProtoReflect().GetUnknown()) > 0 {
 		return refuse(InvalidArgument, "%s: the settings are not in their form: upgrade skein", what)
@@ -137,7 +145,8 @@ func takeNodeSettings(old, v *skeinv1.NodeSettings, names []string) (*skeinv1.No
 		case "persistent_keepalive":
 			out.PersistentKeepalive = v.GetPersistentKeepalive()
 		default:
-			return nil, refuse(InvalidArgument, "a node has no setting %.80q; there are force_endpoint, internal_ip, leader, persistent_keepalive, site", name)
+			return nil, refuse(InvalidArgument,
+				"a node has no setting %.80q; there are force_endpoint, internal_ip, leader, persistent_keepalive, site", name)
 		}
 	}
 	if proto.Equal(out, &skeinv1.NodeSettings{}) {

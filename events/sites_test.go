@@ -11,13 +11,16 @@ import (
 )
 
 func setNode(name string, v *skeinv1.NodeSettings, fields ...string) *skeinv1.Command {
-	return &skeinv1.Command{Body: &skeinv1.Command_ChangeNode{ChangeNode: &skeinv1.ChangeNode{NodeId: id(name), Settings: v, SettingsFields: fields}}}
+	return &skeinv1.Command{Body: &skeinv1.Command_ChangeNode{ChangeNode: &skeinv1.ChangeNode{NodeId: id(name),
+		Settings: v, SettingsFields: fields}}}
 }
 
 func siteHistory(t *testing.T) *world {
 	w := newPools(t)
-	w.must(changeSettings(&skeinv1.Settings{Topology: "site", LeadersPerSite: 2, SiteTopology: map[string]string{"dc": "full"}}, "topology", "leaders_per_site", "site_topology"))
-	w.must(setNode("a", &skeinv1.NodeSettings{SiteSet: true, Site: "home", Leader: "yes", ForceEndpoint: "edge.example.com:51820"}, "site", "leader", "force_endpoint"))
+	w.must(changeSettings(&skeinv1.Settings{Topology: "site", LeadersPerSite: 2,
+		SiteTopology: map[string]string{"dc": "full"}}, "topology", "leaders_per_site", "site_topology"))
+	w.must(setNode("a", &skeinv1.NodeSettings{SiteSet: true, Site: "home", Leader: "yes",
+		ForceEndpoint: "edge.example.com:51820"}, "site", "leader", "force_endpoint"))
 	return w
 }
 
@@ -38,13 +41,18 @@ func TestNodeSettings(t *testing.T) {
 	if evs, _, err := w.propose(setNode("a", home, "site")); err != nil || len(evs) != 0 {
 		t.Errorf("what is so already gives %v, %v", evs, err)
 	}
-	step(setNode("a", &skeinv1.NodeSettings{Leader: "no", Site: "not named"}, "leader"), "a", &skeinv1.NodeSettings{SiteSet: true, Site: "home", Leader: "no"})
-	step(changeNode("a", "alpha", map[string]string{"rack": "7"}), "a", &skeinv1.NodeSettings{SiteSet: true, Site: "home", Leader: "no"})
+	step(setNode("a", &skeinv1.NodeSettings{Leader: "no", Site: "not named"}, "leader"), "a",
+		&skeinv1.NodeSettings{SiteSet: true, Site: "home", Leader: "no"})
+	step(changeNode("a", "alpha", map[string]string{"rack": "7"}), "a", &skeinv1.NodeSettings{SiteSet: true,
+		Site: "home", Leader: "no"})
 	step(rotateKey("a", "another key"), "a", &skeinv1.NodeSettings{SiteSet: true, Site: "home", Leader: "no"})
-	step(setNode("a", &skeinv1.NodeSettings{SiteSet: true}, "site", "leader"), "a", &skeinv1.NodeSettings{SiteSet: true})
+	step(setNode("a", &skeinv1.NodeSettings{SiteSet: true}, "site", "leader"), "a",
+		&skeinv1.NodeSettings{SiteSet: true})
 	step(setNode("a", nil, "site"), "a", nil)
-	step(setNode("b", &skeinv1.NodeSettings{ForceEndpoint: "[2001:db8::7]:51820", InternalIp: "10.0.0.7", PersistentKeepalive: 25}, "force_endpoint", "internal_ip", "persistent_keepalive"),
-		"b", &skeinv1.NodeSettings{ForceEndpoint: "[2001:db8::7]:51820", InternalIp: "10.0.0.7", PersistentKeepalive: 25})
+	step(setNode("b", &skeinv1.NodeSettings{ForceEndpoint: "[2001:db8::7]:51820", InternalIp: "10.0.0.7",
+		PersistentKeepalive: 25}, "force_endpoint", "internal_ip", "persistent_keepalive"),
+		"b", &skeinv1.NodeSettings{ForceEndpoint: "[2001:db8::7]:51820", InternalIp: "10.0.0.7",
+			PersistentKeepalive: 25})
 	w.must(revoke(id("b")))
 	if r := w.s.Revoked(idOf("b")); r.GetNode().GetSettings() != nil {
 		t.Errorf("the revoked node keeps %v", r.GetNode().GetSettings())
@@ -56,10 +64,13 @@ func TestNodeSettings(t *testing.T) {
 		field string
 		says  string
 	}{
-		{&skeinv1.NodeSettings{SiteSet: true, Site: strings.Repeat("s", 300)}, "site", "node c: the site's name \"ssssssssssssssssssss\"… has 300 bytes: at most 64 are allowed"},
+		{&skeinv1.NodeSettings{SiteSet: true, Site: strings.Repeat("s", 300)}, "site",
+			"node c: the site's name \"ssssssssssssssssssss\"… has 300 bytes: at most 64 are allowed"},
 		{&skeinv1.NodeSettings{SiteSet: true, Site: "a\x1b[31m"}, "site", "only printable characters are allowed"},
-		{&skeinv1.NodeSettings{Leader: "perhaps"}, "leader", "node c: leader \"perhaps\" is not allowed; use yes or no, or nothing"},
-		{&skeinv1.NodeSettings{ForceEndpoint: "198.18.0.1"}, "force_endpoint", "want host:port, such as 192.0.2.7:51820"},
+		{&skeinv1.NodeSettings{Leader: "perhaps"}, "leader",
+			"node c: leader \"perhaps\" is not allowed; use yes or no, or nothing"},
+		{&skeinv1.NodeSettings{ForceEndpoint: "198.18.0.1"}, "force_endpoint",
+			"want host:port, such as 192.0.2.7:51820"},
 		{&skeinv1.NodeSettings{ForceEndpoint: "a b:51820"}, "force_endpoint", "want host:port"},
 		{&skeinv1.NodeSettings{ForceEndpoint: "a:0"}, "force_endpoint", "want host:port"},
 		{&skeinv1.NodeSettings{InternalIp: "10.0.0.7/32"}, "internal_ip", "want an IP address of the host"},
@@ -82,12 +93,14 @@ func TestTopologySettings(t *testing.T) {
 	}{
 		{&skeinv1.Settings{Topology: "star"}, `setting topology: "star" is not allowed; use full or site`},
 		{&skeinv1.Settings{LeadersPerSite: 17}, "setting leaders_per_site: 17 is out of range; use 1 to 16"},
-		{&skeinv1.Settings{SiteTopology: map[string]string{"dc": ""}}, `"" is not allowed for site "dc"; use full or site`},
+		{&skeinv1.Settings{SiteTopology: map[string]string{"dc": ""}},
+			`"" is not allowed for site "dc"; use full or site`},
 		{&skeinv1.Settings{SiteTopology: map[string]string{"d\nc": "full"}}, "only printable characters"},
 	} {
 		w.refused(changeSettings(c.v), InvalidArgument, c.says)
 	}
-	w.must(changeSettings(&skeinv1.Settings{SiteTopology: map[string]string{"": "site", "dc": "full"}}, "site_topology"))
+	w.must(changeSettings(&skeinv1.Settings{SiteTopology: map[string]string{"": "site", "dc": "full"}},
+		"site_topology"))
 	w.must(changeSettings(&skeinv1.Settings{Topology: "site"}, "topology"))
 	if s := w.s.Settings(); s.GetSiteTopology()["dc"] != "full" || s.GetTopology() != "site" {
 		t.Errorf("%v", s)
@@ -104,8 +117,10 @@ func TestSitesNeedServersThatKnowThem(t *testing.T) {
 	w := newPools(t)
 	site := changeSettings(&skeinv1.Settings{Topology: "site"}, "topology")
 	w.must(folds("a", 5))
-	w.refused(site, FailedPrecondition, "server a folds event schemas up to 5 and settings about sites need 6: upgrade skein on a first")
-	w.refused(setNode("b", &skeinv1.NodeSettings{Leader: "yes"}, "leader"), FailedPrecondition, "server a folds event schemas up to 5 and settings of nodes need 6")
+	w.refused(site, FailedPrecondition,
+		"server a folds event schemas up to 5 and settings about sites need 6: upgrade skein on a first")
+	w.refused(setNode("b", &skeinv1.NodeSettings{Leader: "yes"}, "leader"), FailedPrecondition,
+		"server a folds event schemas up to 5 and settings of nodes need 6")
 	w.must(folds("a", SchemaMax))
 	w.must(site)
 	w.refused(folds("a", 5), FailedPrecondition, "the cluster has sites that speak through leaders, which need 6")
@@ -124,9 +139,12 @@ func TestForgedNodeSettings(t *testing.T) {
 	renamed := copyNode(w.s.Node(idOf("a")))
 	renamed.Settings = nil
 	for _, e := range []*skeinv1.Event{
-		{Body: &skeinv1.Event_NodeSettingsSet{NodeSettingsSet: &skeinv1.NodeSettingsSet{NodeId: id("a"), Settings: bad}}},
-		{Body: &skeinv1.Event_NodeSettingsSet{NodeSettingsSet: &skeinv1.NodeSettingsSet{NodeId: id("a"), Settings: &skeinv1.NodeSettings{}}}},
-		{Body: &skeinv1.Event_NodeSettingsSet{NodeSettingsSet: &skeinv1.NodeSettingsSet{NodeId: id("nobody"), Settings: before}}},
+		{Body: &skeinv1.Event_NodeSettingsSet{NodeSettingsSet: &skeinv1.NodeSettingsSet{NodeId: id("a"),
+			Settings: bad}}},
+		{Body: &skeinv1.Event_NodeSettingsSet{NodeSettingsSet: &skeinv1.NodeSettingsSet{NodeId: id("a"),
+			Settings: &skeinv1.NodeSettings{}}}},
+		{Body: &skeinv1.Event_NodeSettingsSet{NodeSettingsSet: &skeinv1.NodeSettingsSet{NodeId: id("nobody"),
+			Settings: before}}},
 		{Body: &skeinv1.Event_NodeChanged{NodeChanged: &skeinv1.NodeChanged{Node: renamed}}},
 	} {
 		e.Index, e.Schema = w.s.Index()+1, siteSchema
@@ -154,7 +172,8 @@ func TestNodeSettingsNeedARole(t *testing.T) {
 	w := newPools(t)
 	c := setNode("b", &skeinv1.NodeSettings{Leader: "yes"}, "leader")
 	c.Issuer = id("b")
-	if err := Authorise(w.s, c); err == nil || !strings.Contains(err.Error(), "may not change its name, labels or settings") {
+	if err := Authorise(w.s, c); err == nil || !strings.Contains(err.Error(),
+		"may not change its name, labels or settings") {
 		t.Errorf("an agent for itself: %v", err)
 	}
 	c.Issuer = id("a")
@@ -167,13 +186,16 @@ func TestNodeSettingsNeedARole(t *testing.T) {
 func anySiteCommand(t *rapid.T, n func() string) *skeinv1.Command {
 	if rapid.IntRange(0, 3).Draw(t, "about") == 0 {
 		return changeSettings(&skeinv1.Settings{
-			Topology: rapid.SampledFrom([]string{"", "full", "site", "ring"}).Draw(t, "topology"), SiteTopology: map[string]string{n(): "site"},
+			Topology:     rapid.SampledFrom([]string{"", "full", "site", "ring"}).Draw(t, "topology"),
+			SiteTopology: map[string]string{n(): "site"},
 		}, "topology", "site_topology")
 	}
 	return setNode(n(), &skeinv1.NodeSettings{
-		SiteSet: rapid.Bool().Draw(t, "site set"), Site: n(), Leader: rapid.SampledFrom([]string{"", "yes", "no", "x"}).Draw(t, "leader"),
+		SiteSet: rapid.Bool().Draw(t, "site set"), Site: n(), Leader: rapid.SampledFrom([]string{"", "yes", "no",
+			"x"}).Draw(t, "leader"),
 		InternalIp: rapid.SampledFrom([]string{"", "10.0.0.7", "x"}).Draw(t, "internal"),
-	}, rapid.SliceOfDistinct(rapid.SampledFrom([]string{"site", "leader", "internal_ip", "x"}), rapid.ID).Draw(t, "fields")...)
+	}, rapid.SliceOfDistinct(rapid.SampledFrom([]string{"site", "leader", "internal_ip", "x"}), rapid.ID).Draw(t,
+		"fields")...)
 }
 
 // checkNodesSet: the state knows how many nodes have settings, and all of them make sense.

@@ -9,12 +9,14 @@ import (
 	"github.com/skeinmesh/skein/identity"
 )
 
-// A MeshNode's Leader tells who leads its site where sites have leaders, and else who wishes to; its site is as the log has it.
+// A MeshNode's Leader tells who leads its site where sites have leaders, and else who wishes to; its site is as the log
+// has it.
 func TestMeshNodeLeads(t *testing.T) {
 	w := newPodWorld(t)
 	wishes, leads := w.ids["a"], w.ids["b"]
 	records := map[identity.ID]gossip.Entry{
-		wishes: {Record: &skeinv1.Record{Site: "dc", LeaderWish: true}}, leads: {Record: &skeinv1.Record{Site: "dc", Leads: 3}},
+		wishes: {Record: &skeinv1.Record{Site: "dc", LeaderWish: true}}, leads: {Record: &skeinv1.Record{Site: "dc",
+			Leads: 3}},
 	}
 	shown := func(id identity.ID, field string) any {
 		s := &part.Snapshot{State: w.log.State, Records: records, Alive: func(identity.ID) bool { return true }}
@@ -25,7 +27,8 @@ func TestMeshNodeLeads(t *testing.T) {
 	}
 	for _, c := range []*skeinv1.Command{
 		{Body: &skeinv1.Command_ChangeSettings{ChangeSettings: &skeinv1.ChangeSettings{Settings: &skeinv1.Settings{SiteTopology: map[string]string{"dc": "site"}}, Fields: []string{"site_topology"}}}},
-		{Body: &skeinv1.Command_ChangeNode{ChangeNode: &skeinv1.ChangeNode{NodeId: wishes.String(), Settings: &skeinv1.NodeSettings{SiteSet: true, Site: "dc"}, SettingsFields: []string{"site"}}}},
+		{Body: &skeinv1.Command_ChangeNode{ChangeNode: &skeinv1.ChangeNode{NodeId: wishes.String(),
+			Settings: &skeinv1.NodeSettings{SiteSet: true, Site: "dc"}, SettingsFields: []string{"site"}}}},
 	} {
 		if err := w.log.Give(c); err != nil {
 			t.Fatal(err)

@@ -12,12 +12,13 @@ import (
 const (
 	// Linger is how long packets are still taken from them.
 	Linger = 30 * time.Second
-	// ForwardOn is how long a host that has stopped to lead passes packets on. The difference to Linger is how much later
-	// than others it may learn that it has stopped.
+	// ForwardOn is how long a host that has stopped to lead passes packets on. The difference to Linger is how much
+	// later than others it may learn that it has stopped.
 	ForwardOn = 15 * time.Second
 )
 
-// Memory remembers nodes for Linger after they were noted last. It is not safe for concurrent use; the zero value is empty.
+// Memory remembers nodes for Linger after they were noted last. It is not safe for concurrent use; the zero value is
+// empty.
 type Memory struct{ seen map[identity.ID]time.Time }
 
 // Note notes nodes and forgets those that were not noted for Linger.

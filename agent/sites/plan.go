@@ -67,8 +67,8 @@ type Way struct {
 	Via identity.ID // a peer: the node itself, or the one that passes packets on
 	// Hop is set when packets for the node are encapsulated to Via.
 	Hop bool
-	// Deliver is set when what comes from elsewhere than this host's own addresses is encapsulated to the node, which is
-	// a peer: WireGuard there accepts no other node's source from this host. What is from here goes plain.
+	// Deliver is set when what comes from elsewhere than this host's own addresses is encapsulated to the node, which
+	// is a peer: WireGuard there accepts no other node's source from this host. What is from here goes plain.
 	Deliver bool
 }
 
@@ -147,7 +147,9 @@ func (m *maker) elect() {
 		}
 	}
 	for site, claims := range claim {
-		slices.SortFunc(claims, func(a, b Node) int { return cmp.Or(cmp.Compare(b.Term, a.Term), compareIDs(a.ID, b.ID)) })
+		slices.SortFunc(claims, func(a, b Node) int {
+			return cmp.Or(cmp.Compare(b.Term, a.Term), compareIDs(a.ID, b.ID))
+		})
 		for _, n := range claims[:min(len(claims), m.perSite)] {
 			m.entitled[site] = append(m.entitled[site], n.ID)
 		}
@@ -176,8 +178,8 @@ func (m *maker) elect() {
 	}
 }
 
-// outward reports whether this host peers with other sites: also before it acts, so that its sessions stand by then, and
-// as long as others may think that it does.
+// outward reports whether this host peers with other sites: also before it acts, so that its sessions stand by then,
+// and as long as others may think that it does.
 func (m *maker) outward() bool {
 	return m.topology[m.Site] == Full || m.Forwards || slices.Contains(m.entitled[m.Site], m.Self)
 }

@@ -38,10 +38,13 @@ type view struct {
 
 func (v *view) clone() *view {
 	c := *v
-	c.settings = &skeinv1.Settings{Topology: v.settings.GetTopology(), LeadersPerSite: v.settings.GetLeadersPerSite(), SiteTopology: maps.Clone(v.settings.GetSiteTopology())}
-	c.records, c.away, c.recent, c.dead = map[identity.ID]*skeinv1.Record{}, maps.Clone(v.away), maps.Clone(v.recent), maps.Clone(v.dead)
+	c.settings = &skeinv1.Settings{Topology: v.settings.GetTopology(), LeadersPerSite: v.settings.GetLeadersPerSite(),
+		SiteTopology: maps.Clone(v.settings.GetSiteTopology())}
+	c.records, c.away, c.recent, c.dead = map[identity.ID]*skeinv1.Record{}, maps.Clone(v.away), maps.Clone(v.recent),
+		maps.Clone(v.dead)
 	for id, r := range v.records {
-		c.records[id] = &skeinv1.Record{Site: r.GetSite(), LeaderWish: r.GetLeaderWish(), ForcedEndpoint: r.GetForcedEndpoint(), Leads: r.GetLeads(), Role: r.GetRole()}
+		c.records[id] = &skeinv1.Record{Site: r.GetSite(), LeaderWish: r.GetLeaderWish(),
+			ForcedEndpoint: r.GetForcedEndpoint(), Leads: r.GetLeads(), Role: r.GetRole()}
 	}
 	return &c
 }
@@ -63,8 +66,9 @@ func (v *view) ids() (out []identity.ID) {
 
 // mesh is a view of up to five sites.
 func mesh(t *rapid.T) *view {
-	v := &view{settings: &skeinv1.Settings{Topology: sites.Site, SiteTopology: map[string]string{}}, records: map[identity.ID]*skeinv1.Record{},
-		away: map[identity.ID]bool{}, dead: map[identity.ID]bool{}}
+	v := &view{settings: &skeinv1.Settings{Topology: sites.Site, SiteTopology: map[string]string{}},
+		records: map[identity.ID]*skeinv1.Record{},
+		away:    map[identity.ID]bool{}, dead: map[identity.ID]bool{}}
 	if rapid.IntRange(0, 9).Draw(t, "topology") == 0 {
 		v.settings.Topology = sites.Full
 	}
@@ -72,12 +76,15 @@ func mesh(t *rapid.T) *view {
 	for i := range rapid.IntRange(1, 5).Draw(t, "sites") {
 		site := []string{"", "dc", "home", "cloud", "lab"}[i]
 		if rapid.IntRange(0, 3).Draw(t, "override") == 0 {
-			v.settings.SiteTopology[site] = rapid.SampledFrom([]string{sites.Full, sites.Site}).Draw(t, "topology of "+site)
+			v.settings.SiteTopology[site] = rapid.SampledFrom([]string{sites.Full, sites.Site}).Draw(t,
+				"topology of "+site)
 		}
 		for range rapid.IntRange(1, 6).Draw(t, "nodes") {
 			n := id(len(v.nodes))
-			v.nodes = append(v.nodes, &skeinv1.Node{Id: n.String(), Draining: rapid.IntRange(0, 9).Draw(t, "drains") == 0})
-			r := &skeinv1.Record{Site: site, LeaderWish: rapid.IntRange(0, 3).Draw(t, "wish") == 0, Leads: rapid.Uint64Range(0, 3).Draw(t, "leads")}
+			v.nodes = append(v.nodes, &skeinv1.Node{Id: n.String(), Draining: rapid.IntRange(0, 9).Draw(t,
+				"drains") == 0})
+			r := &skeinv1.Record{Site: site, LeaderWish: rapid.IntRange(0, 3).Draw(t, "wish") == 0,
+				Leads: rapid.Uint64Range(0, 3).Draw(t, "leads")}
 			if rapid.Bool().Draw(t, "public") {
 				r.ForcedEndpoint = "198.18.0.1:51820"
 			}
@@ -356,7 +363,8 @@ func TestFewMove(t *testing.T) {
 
 // Nodes of different versions must come to the same order.
 func TestOrderIsPinned(t *testing.T) {
-	leaders := []sites.Leader{{ID: identity.ID{1}, Acting: true}, {ID: identity.ID{2}, Acting: true}, {ID: identity.ID{3}, Acting: true}}
+	leaders := []sites.Leader{{ID: identity.ID{1}, Acting: true}, {ID: identity.ID{2}, Acting: true},
+		{ID: identity.ID{3}, Acting: true}}
 	var got strings.Builder
 	for i := range byte(12) {
 		fmt.Fprint(&got, sites.Order(leaders, identity.ID{7: i})[0][0])
@@ -387,16 +395,23 @@ func TestElection(t *testing.T) {
 		{"nobody", nil, 2, ""},
 		{"lowest ID", []sites.Node{node(3, nil), node(1, nil), node(2, nil)}, 2, "1 2"},
 		{"one at least", []sites.Node{node(3, nil), node(1, nil)}, 0, "1"},
-		{"wish before public before the rest", []sites.Node{node(1, nil), node(2, public), node(3, wish)}, 3, "3 2r 1r"},
-		{"of those that wish the public ones first", []sites.Node{node(1, wish), node(2, both), node(3, both)}, 2, "2 3"},
+		{"wish before public before the rest", []sites.Node{node(1, nil), node(2, public), node(3, wish)}, 3,
+			"3 2r 1r"},
+		{"of those that wish the public ones first", []sites.Node{node(1, wish), node(2, both), node(3, both)}, 2,
+			"2 3"},
 		{"every node wishes", []sites.Node{node(1, wish), node(2, wish), node(3, wish)}, 2, "1 2"},
 		{"who leads goes on", []sites.Node{node(1, nil), node(2, nil), node(3, term(4))}, 1, "3"},
 		{"the newest term first", []sites.Node{node(1, term(3)), node(2, term(4)), node(3, term(4))}, 2, "2 3"},
-		{"who is away does not lead", []sites.Node{node(1, func(n *sites.Node) { n.Alive = false }), node(2, nil)}, 1, "2"},
-		{"unless all are", []sites.Node{node(1, func(n *sites.Node) { n.Alive = false }), node(2, func(n *sites.Node) { n.Alive = false })}, 1, "1"},
-		{"who drains comes last", []sites.Node{node(1, func(n *sites.Node) { n.Wish, n.Reluctant = true, true }), node(2, nil), node(3, nil)}, 2, "2 3"},
-		{"and leads alone where nobody else can", []sites.Node{node(1, func(n *sites.Node) { n.Reluctant = true }), node(2, func(n *sites.Node) { n.Unfit = true })}, 2, "1"},
-		{"one that begins does not act beside one that leads", []sites.Node{node(1, wish), node(2, term(1))}, 2, "1i 2"},
+		{"who is away does not lead", []sites.Node{node(1, func(n *sites.Node) { n.Alive = false }), node(2, nil)}, 1,
+			"2"},
+		{"unless all are", []sites.Node{node(1, func(n *sites.Node) { n.Alive = false }), node(2,
+			func(n *sites.Node) { n.Alive = false })}, 1, "1"},
+		{"who drains comes last", []sites.Node{node(1, func(n *sites.Node) { n.Wish, n.Reluctant = true, true }),
+			node(2, nil), node(3, nil)}, 2, "2 3"},
+		{"and leads alone where nobody else can", []sites.Node{node(1, func(n *sites.Node) { n.Reluctant = true }),
+			node(2, func(n *sites.Node) { n.Unfit = true })}, 2, "1"},
+		{"one that begins does not act beside one that leads", []sites.Node{node(1, wish), node(2, term(1))}, 2,
+			"1i 2"},
 	} {
 		var got []string
 		for _, l := range sites.Elect(c.nodes, c.perSite)["dc"] {
@@ -479,7 +494,8 @@ func TestWhoReturnsDoesNotReclaim(t *testing.T) {
 
 // A record may name any number: also with the highest one somebody leads.
 func TestTermsEnd(t *testing.T) {
-	nodes := []sites.Node{{ID: id(1), Site: "dc", Alive: true, Wish: true}, {ID: id(2), Site: "dc", Alive: true, Term: 1<<64 - 1}}
+	nodes := []sites.Node{{ID: id(1), Site: "dc", Alive: true, Wish: true}, {ID: id(2), Site: "dc", Alive: true,
+		Term: 1<<64 - 1}}
 	if got := sites.Term(nodes, sites.Elect(nodes, 1)["dc"], id(1)); got != 1<<64-1 {
 		t.Errorf("the term is %d", got)
 	}
@@ -494,7 +510,8 @@ func TestMemory(t *testing.T) {
 		after      time.Duration
 		one, two   bool
 		forwarding bool // of two
-	}{{0, true, true, true}, {29 * time.Second, true, true, true}, {30 * time.Second, false, true, true}, {35 * time.Second, false, true, false}, {50 * time.Second, false, false, false}} {
+	}{{0, true, true, true}, {29 * time.Second, true, true, true}, {30 * time.Second, false, true, true},
+		{35 * time.Second, false, true, false}, {50 * time.Second, false, false, false}} {
 		r := m.Recent(at.Add(c.after))
 		if r[id(1)] != c.one || r[id(2)] != c.two || m.Within(id(2), sites.ForwardOn, at.Add(c.after)) != c.forwarding {
 			t.Errorf("after %s: %v", c.after, r)
@@ -520,10 +537,15 @@ func TestDescribe(t *testing.T) {
 	}{
 		{"nothing known", &skeinv1.Node{}, nil, sites.Node{Unfit: true}, false},
 		{"by its record", &skeinv1.Node{}, r, sites.Node{Site: "home", Wish: true}, true},
-		{"by the log", &skeinv1.Node{Settings: &skeinv1.NodeSettings{SiteSet: true, Leader: "no", ForceEndpoint: "a.example:1"}}, r, sites.Node{Reluctant: true, Public: true}, true},
-		{"by the log alone", &skeinv1.Node{Settings: &skeinv1.NodeSettings{SiteSet: true, Site: "dc", Leader: "yes"}}, nil, sites.Node{Site: "dc", Wish: true, Unfit: true}, true},
-		{"a relay", &skeinv1.Node{Draining: true}, &skeinv1.Record{Role: sites.RoleRelay}, sites.Node{Unfit: true, Reluctant: true}, true},
-		{"a router forwards to it", &skeinv1.Node{}, &skeinv1.Record{Candidates: []*skeinv1.Candidate{{Address: "198.18.1.1:51820", Source: "pcp"}}}, sites.Node{Public: true}, true},
+		{"by the log", &skeinv1.Node{Settings: &skeinv1.NodeSettings{SiteSet: true, Leader: "no",
+			ForceEndpoint: "a.example:1"}}, r, sites.Node{Reluctant: true, Public: true}, true},
+		{"by the log alone", &skeinv1.Node{Settings: &skeinv1.NodeSettings{SiteSet: true, Site: "dc", Leader: "yes"}},
+			nil, sites.Node{Site: "dc", Wish: true, Unfit: true}, true},
+		{"a relay", &skeinv1.Node{Draining: true}, &skeinv1.Record{Role: sites.RoleRelay}, sites.Node{Unfit: true,
+			Reluctant: true}, true},
+		{"a router forwards to it", &skeinv1.Node{},
+			&skeinv1.Record{Candidates: []*skeinv1.Candidate{{Address: "198.18.1.1:51820", Source: "pcp"}}},
+			sites.Node{Public: true}, true},
 	} {
 		if got, known := sites.Describe(identity.ID{}, c.node, c.record, false); got != c.want || known != c.known {
 			t.Errorf("%s: %+v, %t", c.name, got, known)

@@ -15,7 +15,8 @@ import (
 
 // nodeFields are what `skein node set` sets, as its flags and as the API calls them.
 var nodeFields = map[string]string{
-	"site": "site", "leader": "leader", "force-endpoint": "force_endpoint", "internal-ip": "internal_ip", "persistent-keepalive": "persistent_keepalive",
+	"site": "site", "leader": "leader", "force-endpoint": "force_endpoint", "internal-ip": "internal_ip",
+	"persistent-keepalive": "persistent_keepalive",
 }
 
 func newNodeSetCmd(g *globals) *cobra.Command {
@@ -79,7 +80,8 @@ func newNodeSetCmd(g *globals) *cobra.Command {
 			}
 			a, err := g.client().SetNode(c.Context(), r)
 			return g.show(c, a, err, func(w io.Writer) {
-				fmt.Fprintf(w, "node %s: %s, as of event %d\n", a.GetNode().GetName(), settingsText(a.GetNode().GetSettings()), a.GetIndex())
+				fmt.Fprintf(w, "node %s: %s, as of event %d\n", a.GetNode().GetName(),
+					settingsText(a.GetNode().GetSettings()), a.GetIndex())
 			})
 		},
 	}
@@ -88,10 +90,12 @@ func newNodeSetCmd(g *globals) *cobra.Command {
 	f.BoolVar(&noSite, "no-site", false, "take the site back: what the host itself says holds again")
 	f.BoolVar(&leader, "leader", false, "it shall lead its site")
 	f.BoolVar(&noLeader, "no-leader", false, "it leads its site only where nobody else can")
-	f.StringVar(&endpoint, "force-endpoint", "", "host:port at which others reach its WireGuard; \"\" or -: none is set")
+	f.StringVar(&endpoint, "force-endpoint", "",
+		"host:port at which others reach its WireGuard; \"\" or -: none is set")
 	f.StringVar(&internal, "internal-ip", "", "its address inside its site; \"\" or -: none is set")
 	f.Uint32Var(&keepalive, "persistent-keepalive", 0, "seconds between its keepalives to every peer; 0: none is set")
-	f.StringSliceVar(&unset, "unset", nil, "take back: any of site, leader, force-endpoint, internal-ip, persistent-keepalive")
+	f.StringSliceVar(&unset, "unset", nil,
+		"take back: any of site, leader, force-endpoint, internal-ip, persistent-keepalive")
 	return c
 }
 

@@ -21,18 +21,26 @@ func (f *fakeAgent) Settings(_ context.Context, r *skeinv1.SettingsRequest) (*sk
 
 func TestNodeSet(t *testing.T) {
 	f := newFakeAgent(t)
-	f.lay(&skeinv1.SetNodeRequest{}, &skeinv1.SetNodeResponse{Index: 41, Node: &skeinv1.Node{Name: "edge1", Settings: &skeinv1.NodeSettings{
-		SiteSet: true, Site: "home", Leader: "yes", ForceEndpoint: "edge.example.com:51820", InternalIp: "10.0.0.7", PersistentKeepalive: 25}}})
+	f.lay(&skeinv1.SetNodeRequest{}, &skeinv1.SetNodeResponse{Index: 41, Node: &skeinv1.Node{Name: "edge1",
+		Settings: &skeinv1.NodeSettings{
+			SiteSet: true, Site: "home", Leader: "yes", ForceEndpoint: "edge.example.com:51820", InternalIp: "10.0.0.7",
+			PersistentKeepalive: 25}}})
 	for _, c := range []struct {
 		args string
 		want *skeinv1.SetNodeRequest
 	}{
-		{"--site home --leader", &skeinv1.SetNodeRequest{Settings: &skeinv1.NodeSettings{SiteSet: true, Site: "home", Leader: "yes"}, Fields: []string{"site", "leader"}}},
+		{"--site home --leader", &skeinv1.SetNodeRequest{Settings: &skeinv1.NodeSettings{SiteSet: true, Site: "home",
+			Leader: "yes"}, Fields: []string{"site", "leader"}}},
 		{"--site=", &skeinv1.SetNodeRequest{Settings: &skeinv1.NodeSettings{SiteSet: true}, Fields: []string{"site"}}},
-		{"--no-site --no-leader", &skeinv1.SetNodeRequest{Settings: &skeinv1.NodeSettings{Leader: "no"}, Fields: []string{"leader", "site"}}},
-		{"--force-endpoint - --internal-ip 10.0.0.7/32", &skeinv1.SetNodeRequest{Settings: &skeinv1.NodeSettings{InternalIp: "10.0.0.7"}, Fields: []string{"force_endpoint", "internal_ip"}}},
-		{"--persistent-keepalive 25", &skeinv1.SetNodeRequest{Settings: &skeinv1.NodeSettings{PersistentKeepalive: 25}, Fields: []string{"persistent_keepalive"}}},
-		{"--unset leader,force-endpoint", &skeinv1.SetNodeRequest{Settings: &skeinv1.NodeSettings{}, Fields: []string{"leader", "force_endpoint"}}},
+		{"--no-site --no-leader", &skeinv1.SetNodeRequest{Settings: &skeinv1.NodeSettings{Leader: "no"},
+			Fields: []string{"leader", "site"}}},
+		{"--force-endpoint - --internal-ip 10.0.0.7/32",
+			&skeinv1.SetNodeRequest{Settings: &skeinv1.NodeSettings{InternalIp: "10.0.0.7"},
+				Fields: []string{"force_endpoint", "internal_ip"}}},
+		{"--persistent-keepalive 25", &skeinv1.SetNodeRequest{Settings: &skeinv1.NodeSettings{PersistentKeepalive: 25},
+			Fields: []string{"persistent_keepalive"}}},
+		{"--unset leader,force-endpoint", &skeinv1.SetNodeRequest{Settings: &skeinv1.NodeSettings{},
+			Fields: []string{"leader", "force_endpoint"}}},
 	} {
 		c.want.Node = "edge1"
 		out, _, err := f.skein(t, append([]string{"node", "set", "edge1"}, strings.Fields(c.args)...)...)
@@ -52,7 +60,8 @@ func TestNodeSet(t *testing.T) {
 		"--internal-ip 10.0.0.256":  "want an IP address such as 10.0.0.7",
 		"--persistent-keepalive -1": "invalid argument",
 	} {
-		if _, _, err := f.skein(t, append([]string{"node", "set", "edge1"}, strings.Fields(args)...)...); err == nil || !strings.Contains(err.Error(), says) {
+		if _, _, err := f.skein(t, append([]string{"node", "set", "edge1"}, strings.Fields(args)...)...); err == nil ||
+			!strings.Contains(err.Error(), says) {
 			t.Errorf("%s: %v, want %q", args, err, says)
 		}
 	}
@@ -60,10 +69,12 @@ func TestNodeSet(t *testing.T) {
 
 func TestTopologyIsASetting(t *testing.T) {
 	f := newFakeAgent(t)
-	f.lay(&skeinv1.SettingsRequest{}, &skeinv1.SettingsResponse{Settings: &skeinv1.Settings{Topology: "site", LeadersPerSite: 2, SiteTopology: map[string]string{"dc": "full"}}})
+	f.lay(&skeinv1.SettingsRequest{}, &skeinv1.SettingsResponse{Settings: &skeinv1.Settings{Topology: "site",
+		LeadersPerSite: 2, SiteTopology: map[string]string{"dc": "full"}}})
 	out, _, err := f.skein(t, "settings", "--topology", "site", "--site-topology", "dc=full")
 	r, _ := f.asked[len(f.asked)-1].(*skeinv1.SettingsRequest)
-	if err != nil || r.GetChange().GetTopology() != "site" || r.GetChange().GetSiteTopology()["dc"] != "full" || len(r.GetFields()) != 2 {
+	if err != nil || r.GetChange().GetTopology() != "site" || r.GetChange().GetSiteTopology()["dc"] != "full" ||
+		len(r.GetFields()) != 2 {
 		t.Errorf("it asks %v (%v)", r, err)
 	}
 	for _, line := range []string{"topology site", "leaders_per_site 2", "site_topology dc=full"} {
@@ -74,10 +85,12 @@ func TestTopologyIsASetting(t *testing.T) {
 	if _, _, err := f.skein(t, "settings", "--site-topology", ""); err != nil {
 		t.Error(err)
 	}
-	if r := f.asked[len(f.asked)-1].(*skeinv1.SettingsRequest); len(r.GetFields()) != 1 || len(r.GetChange().GetSiteTopology()) != 0 {
+	if r := f.asked[len(f.asked)-1].(*skeinv1.SettingsRequest); len(r.GetFields()) != 1 ||
+		len(r.GetChange().GetSiteTopology()) != 0 {
 		t.Errorf("taking all back asks %v", r)
 	}
-	if _, _, err := f.skein(t, "settings", "--site-topology", "dc"); err == nil || !strings.Contains(err.Error(), "want SITE=full or SITE=site") {
+	if _, _, err := f.skein(t, "settings", "--site-topology", "dc"); err == nil || !strings.Contains(err.Error(),
+		"want SITE=full or SITE=site") {
 		t.Errorf("a site without a topology: %v", err)
 	}
 }
@@ -85,20 +98,25 @@ func TestTopologyIsASetting(t *testing.T) {
 // Who leads has a column where sites have leaders.
 func TestNodesWithLeaders(t *testing.T) {
 	nodes := []*skeinv1.NodeView{
-		{Node: &skeinv1.Node{Id: "b33ad742981917ca", Name: "home1", Ipv4: "10.4.0.5"}, Path: "direct", Alive: true, Site: "home", SiteLeads: "leader"},
-		{Node: &skeinv1.Node{Id: "7ef4fee4c02da850", Name: "home2", Ipv4: "10.4.0.6"}, Path: "self", Self: true, Site: "home"},
-		{Node: &skeinv1.Node{Id: "17e391664883f273", Name: "home3", Ipv4: "10.4.0.7"}, Path: "direct", Site: "home", SiteLeads: "reserve"},
+		{Node: &skeinv1.Node{Id: "b33ad742981917ca", Name: "home1", Ipv4: "10.4.0.5"}, Path: "direct", Alive: true,
+			Site: "home", SiteLeads: "leader"},
+		{Node: &skeinv1.Node{Id: "7ef4fee4c02da850", Name: "home2", Ipv4: "10.4.0.6"}, Path: "self", Self: true,
+			Site: "home"},
+		{Node: &skeinv1.Node{Id: "17e391664883f273", Name: "home3", Ipv4: "10.4.0.7"}, Path: "direct", Site: "home",
+			SiteLeads: "reserve"},
 	}
 	var b bytes.Buffer
 	printNodes(&b, nodes)
 	goldenText(t, "nodes-leaders", b.String())
 	b.Reset()
-	printStatus(&b, &skeinv1.StatusResponse{Name: "home2", Site: "home", Topology: "site", SiteLeaders: []string{"home1", "home3"}})
+	printStatus(&b, &skeinv1.StatusResponse{Name: "home2", Site: "home", Topology: "site",
+		SiteLeaders: []string{"home1", "home3"}})
 	if !strings.Contains(b.String(), "site       led by home1, then home3\n") {
 		t.Errorf("status says\n%s", b.String())
 	}
 	b.Reset()
-	printStatus(&b, &skeinv1.StatusResponse{Name: "home1", Site: "home", Topology: "site", SiteLeaders: []string{"home1"}, SiteLeads: "leader"})
+	printStatus(&b, &skeinv1.StatusResponse{Name: "home1", Site: "home", Topology: "site",
+		SiteLeaders: []string{"home1"}, SiteLeads: "leader"})
 	if !strings.Contains(b.String(), "led by home1; this node leads\n") {
 		t.Errorf("status of a leader says\n%s", b.String())
 	}
