@@ -40,7 +40,8 @@ func (d *Device) Counts() Counts {
 }
 
 // Read reads packets of the link, and wraps those that others pass on. One that is dropped has size 0, which wireguard-go
-// skips.
+// skips. ICMP redirects are dropped: the kernel sends them since packets leave by the link that they came by, and they would
+// have their receiver send to a node that is no peer of it.
 func (d *Device) Read(packets [][]byte, sizes []int, offset int) (int, error) {
 	n, err := d.Device.Read(packets, sizes, offset)
 	t := d.table.Load() // now, since Read may have waited for long
@@ -50,6 +51,10 @@ func (d *Device) Read(packets [][]byte, sizes []int, offset int) (int, error) {
 	wrapped, tooLarge := 0, 0
 	for i := range n {
 		p := packets[i][offset:]
+		if redirects(p[:sizes[i]]) {
+			sizes[i] = 0
+			continue
+		}
 		via, ok := t.next(p[:sizes[i]])
 		switch size := sizes[i] + overhead; {
 		case !ok:

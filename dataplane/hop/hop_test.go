@@ -196,6 +196,27 @@ func TestPacketsForOthersAreWrapped(t *testing.T) {
 	}
 }
 
+// TestRedirectsStayHere, and other ICMP messages do not.
+func TestRedirectsStayHere(t *testing.T) {
+	l := &link{}
+	d := NewDevice(l)
+	d.Set(table(t))
+	for kind := range 20 {
+		p := packet("10.4.0.1", "10.4.0.2", 0, 28)
+		p[9], p[20] = 1, byte(kind)
+		l.give = append(l.give, p)
+	}
+	for kind, p := range read(t, d, len(l.give)) {
+		if (len(p) == 0) != (kind == 5) {
+			t.Errorf("ICMP type %d: %d bytes", kind, len(p))
+		}
+	}
+	d.Set(nil)
+	if out := read(t, d, len(l.give)); len(out[5]) == 0 {
+		t.Error("without hops a redirect is dropped")
+	}
+}
+
 // TestReadKeepsErrors: what was read is wrapped even so, as wireguard-go uses it.
 func TestReadKeepsErrors(t *testing.T) {
 	l := &link{give: [][]byte{packet("10.4.0.1", "10.4.8.1", 0, 1)}, err: tun.ErrTooManySegments}

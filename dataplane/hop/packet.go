@@ -53,6 +53,12 @@ func (t *Table) wrap(b []byte, via [4]byte) {
 	binary.BigEndian.PutUint16(h[10:], checksum(h))
 }
 
+// redirects tells whether a packet is an ICMP redirect. Links without link-local addresses send none in IPv6.
+func redirects(p []byte) bool {
+	const icmp, redirect = 1, 5
+	return len(p) > overhead && p[0] == 0x45 && p[9] == icmp && p[overhead] == redirect && binary.BigEndian.Uint16(p[6:])&^dontFragment == 0
+}
+
 // next is the node that a packet goes to inside another one; false: it goes as it is.
 func (t *Table) next(p []byte) ([4]byte, bool) {
 	dst, ok := address(p, 16, 24)
