@@ -41,7 +41,13 @@ const (
 	ExportTable     = 119           // this host's blocks, for a routing daemon to announce; no rule leads here
 	PodGateway      = "169.254.1.1" // IPv4 next hop of every pod: its own link's end on the host
 
-	HopOverhead = 20 // bytes of the outer header that a packet of Hops has in the tunnel
+	HopOverhead  = 20          // bytes of the outer header that a packet of Hops has in the tunnel
+	HopLink      = "skeinhop0" // with kernel WireGuard: the link by which packets of Hops go, and come out
+	HopTable     = 120         // ways by other nodes
+	HopLastTable = 121         // ways to nodes that others' packets are for
+	HopLastRule  = 1997        // iif HopLink: HopLastTable, before pods' addresses are looked for
+	HopRule      = 1998        // everything but WireGuard's packets: HopTable
+	HopNftTable  = "skein_hop" // family inet: who may bring packets by HopLink
 
 	RulePriority  = 32500
 	RouteTable    = 180

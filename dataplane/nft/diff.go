@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"fmt"
 	"maps"
+	"net/netip"
 	"slices"
 	"strings"
 
@@ -93,7 +94,11 @@ func rebuild(w State) Op {
 	all.Port = w.Port
 	all.setRewrites(w.Sets[dataplane.MapRewriteOut].Rewrites)
 	if _, ok := w.Chains[dataplane.ChainSources]; ok {
-		all.setSources(dataplane.Spec{Link: dataplane.Link{Name: w.Link}, ControlPort: w.Control})
+		spec := dataplane.Spec{Link: dataplane.Link{Name: w.Link}, ControlPort: w.Control}
+		if w.Hops {
+			spec.Hops.Self = netip.IPv4Unspecified()
+		}
+		all.setSources(spec)
 	}
 	for n := range all.Sets {
 		all.Sets[n] = w.Sets[n]
@@ -118,7 +123,7 @@ func damaged(want, actual State) bool {
 
 // union is want with everything of actual that does not contradict it.
 func union(want, actual State) State {
-	u := State{Table: true, Port: want.Port, Link: want.Link, Control: want.Control, Chains: maps.Clone(want.Chains),
+	u := State{Table: true, Port: want.Port, Link: want.Link, Control: want.Control, Hops: want.Hops, Chains: maps.Clone(want.Chains),
 		Sets: maps.Clone(want.Sets)}
 	u.setRewrites(mergeRewrites(want.Sets[dataplane.MapRewriteOut].Rewrites, actual.Sets[dataplane.MapRewriteOut].Rewrites))
 	for n, a := range actual.Chains {

@@ -15,7 +15,8 @@ import (
 )
 
 // The chain of sources drops what comes in under another's name, before conntrack and marks (docs/decisions/0037).
-// WireGuard has checked what comes by the tunnel. By any other link
+// WireGuard has checked what comes by the tunnel, and guards what comes out of it by way of other nodes (dataplane.Hops).
+// By any other link
 //
 //   - nothing comes from an overlay address;
 //   - what comes from an address of a pool came by the link that leads back there: a pod's own, or, for what is not the
@@ -46,8 +47,8 @@ func rulesOf(rs []rule) (out []string) {
 
 // setSources puts the chain of sources and its sets there.
 func (s *State) setSources(spec dataplane.Spec) {
-	s.Link, s.Control = spec.Link.Name, spec.ControlPort
-	s.Chains[dataplane.ChainSources] = Chain{Kind: kindSources, Rules: rulesOf(sourceRules(s.Link, s.Control))}
+	s.Link, s.Control, s.Hops = spec.Link.Name, spec.ControlPort, spec.Hops.Self.IsValid()
+	s.Chains[dataplane.ChainSources] = Chain{Kind: kindSources, Rules: rulesOf(sourceRules(s.Link, s.Control, s.Hops))}
 	var overlays []netip.Prefix
 	for _, a := range spec.Link.Addresses {
 		overlays = append(overlays, a.Masked())
@@ -99,16 +100,23 @@ func without(a, b []Range) (out []Range) {
 	return out
 }
 
-// sourceRules are the rules of the chain for a tunnel's link and the control net's port; 0: there is none.
-func sourceRules(link string, control int) []rule {
+// sourceRules are the rules of the chain for a tunnel's link and the control net's port; 0: there is none. Where there are
+// hops, their link's packets pass as well: with kernel WireGuard they come by it, and guards have checked them.
+func sourceRules(link string, control int, hops bool) []rule {
 	out := []rule{{`iifname "lo" accept`, append(cameBy("lo"), accept)}}
 	if control != 0 {
 		for _, proto := range []byte{unix.IPPROTO_TCP, unix.IPPROTO_UDP} {
 			out = append(out, controlRule(4, proto, control), controlRule(6, proto, control))
 		}
 	}
-	if link != "" {
-		out = append(out, rule{fmt.Sprintf("iifname %q accept", link), append(cameBy(link), accept)})
+	links := []string{link}
+	if hops {
+		links = append(links, dataplane.HopLink)
+	}
+	for _, l := range links {
+		if l != "" {
+			out = append(out, rule{fmt.Sprintf("iifname %q accept", l), append(cameBy(l), accept)})
+		}
 	}
 	const missing = "fib saddr . iif oif missing"
 	overlay := func(f int, set string) rule {
@@ -235,7 +243,7 @@ func sourceText(exprs []expr.Any, have string) string {
 			port = int(binary.BigEndian.Uint16(c.Data))
 		}
 	}
-	for _, r := range sourceRules(link, port) {
+	for _, r := range sourceRules(link, port, false) {
 		if dump(r.exprs) == have {
 			return r.text
 		}

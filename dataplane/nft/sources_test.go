@@ -62,12 +62,13 @@ func TestDiffOfSources(t *testing.T) {
 }
 
 func TestSourceRulesReadBackAreRecognised(t *testing.T) {
-	for _, r := range sourceRules("skein0", 7946) {
+	for _, r := range sourceRules("skein0", 7946, true) {
 		if got := ruleText(r.exprs); got != r.text {
 			t.Errorf("%s is read back as %s", r.text, got)
 		}
 	}
-	golden.Lines(t, "source-rules", rulesOf(sourceRules("skein0", 7946)))
+	golden.Lines(t, "source-rules", rulesOf(sourceRules("skein0", 7946, false)))
+	golden.Lines(t, "source-rules-with-hops", rulesOf(sourceRules("skein0", 7946, true)))
 }
 
 // Addresses that are not the mesh's to lead are cut out of its pools, exactly.

@@ -12,9 +12,11 @@ import (
 type State struct {
 	Table bool
 	Port  int // WireGuard's, that rewrites lead to; of what is wanted only
-	// Link is the tunnel's and Control the control net's port, for the chain of sources; of what is wanted only.
+	// Link is the tunnel's, Control the control net's port, and Hops says that there are some, for the chain of sources; of
+	// what is wanted only.
 	Link    string
 	Control int
+	Hops    bool
 	Chains  map[string]Chain
 	Sets    map[string]Set
 }
