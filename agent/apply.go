@@ -131,7 +131,7 @@ func (a *Agent) noteReport(r dataplane.Report) {
 		a.log.Debug("the kernel was changed", "writes", r.Writes)
 	}
 	a.writes.Add(uint64(writes))
-	for _, subsystem := range []string{"wireguard", "nft", "route"} {
+	for _, subsystem := range []string{"wireguard", "nft", "route", "hop"} {
 		message := ""
 		if e := r.Errors[subsystem]; e != nil {
 			message = e.Error()

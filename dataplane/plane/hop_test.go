@@ -8,17 +8,23 @@ import (
 	"io"
 	"net"
 	"net/netip"
+	"os"
 	"slices"
+	"strconv"
+	"strings"
 	"syscall"
 	"testing"
 	"time"
 
+	"github.com/google/nftables"
+	"github.com/vishvananda/netlink"
 	"golang.org/x/net/icmp"
 	"golang.org/x/net/ipv4"
 	"golang.org/x/net/ipv6"
 	"golang.org/x/sys/unix"
 
 	"github.com/skeinmesh/skein/dataplane"
+	"github.com/skeinmesh/skein/dataplane/plane"
 	"github.com/skeinmesh/skein/dataplane/podnet"
 	"github.com/skeinmesh/skein/internal/testns"
 )
@@ -30,12 +36,12 @@ type site struct {
 	pod     pod
 }
 
-// newSite makes the site of which all numbers begin with n.
-func newSite(t *testing.T, n int) *site {
+// newSite makes the site of which all numbers begin with n, with these drivers.
+func newSite(t *testing.T, n int, member, leaders string) *site {
 	t.Helper()
-	s := &site{member: newHost(t, n)}
+	s := &site{member: newHostWith(t, n, member)}
 	for i := range s.leaders {
-		s.leaders[i] = newHost(t, n+1+i)
+		s.leaders[i] = newHostWith(t, n+1+i, leaders)
 	}
 	ns := testns.New(t, "pod")
 	s.pod = pod{ns, podnet.Attachment{ContainerID: fmt.Sprintf("site%d", n), Interface: "eth0", NetNS: "/var/run/netns/" + ns.Name, MTU: dataplane.MTU,
@@ -76,7 +82,12 @@ type hops struct {
 
 func newHops(t *testing.T) *hops {
 	t.Helper()
-	h := &hops{sites: [2]*site{newSite(t, 10), newSite(t, 20)}, wires: map[[2]*host]netip.Addr{}}
+	return join(t, newSite(t, 10, "auto", "auto"), newSite(t, 20, "auto", "auto"))
+}
+
+func join(t *testing.T, a, b *site) *hops {
+	t.Helper()
+	h := &hops{sites: [2]*site{a, b}, wires: map[[2]*host]netip.Addr{}}
 	wire := func(a, b *host) {
 		n := len(h.wires) / 2
 		ends := [2]netip.Addr{netip.AddrFrom4([4]byte{198, 18, byte(n), 1}), netip.AddrFrom4([4]byte{198, 18, byte(n), 2})}
@@ -177,23 +188,22 @@ func (h *hops) spec(x *host) dataplane.Spec {
 	return s
 }
 
-// needUserspace skips a test where the WireGuard driver has no hops.
-func (h *hops) needUserspace(t *testing.T) {
-	if d := h.sites[0].member.plane.Driver(); d != "userspace" {
-		t.Skipf("driver %s", d)
-	}
-}
-
-// reachAll fails unless everything of each site reaches everything of the other, pods included.
+// reachAll fails unless everything of each site reaches everything of the other, pods included; in the kernel tier's guest,
+// unless one of each kind does.
 func (h *hops) reachAll(t *testing.T) {
 	t.Helper()
 	for i, s := range h.sites {
 		o := h.sites[1-i]
-		for _, from := range []*testns.NS{s.member.NS, s.leaders[0].NS, s.leaders[1].NS, s.pod.NS} {
-			x := &host{NS: from}
-			for _, to := range []netip.Addr{o.member.overlay4(), o.member.overlay6(), o.pod.IPv4, o.pod.IPv6,
-				o.leaders[0].overlay4(), o.leaders[0].overlay6(), o.leaders[1].overlay4(), o.leaders[1].overlay6()} {
-				within(t, 10*time.Second, from.Name+" reaches "+to.String(), func() bool { ok, _ := x.reaches(t, to); return ok })
+		from := []*testns.NS{s.member.NS, s.pod.NS, s.leaders[0].NS, s.leaders[1].NS}
+		to := []netip.Addr{o.member.overlay4(), o.pod.IPv6, o.leaders[1].overlay4(), o.leaders[0].overlay6(),
+			o.member.overlay6(), o.pod.IPv4, o.leaders[0].overlay4(), o.leaders[1].overlay6()}
+		if wantKernel() {
+			from, to = from[:3], to[:4]
+		}
+		for _, n := range from {
+			x := &host{NS: n}
+			for _, a := range to {
+				within(t, 10*time.Second, n.Name+" reaches "+a.String(), func() bool { ok, _ := x.reaches(t, a); return ok })
 			}
 		}
 	}
@@ -211,27 +221,37 @@ func (h *hops) echoAll(t *testing.T) {
 	}
 }
 
+// bindings are which leaders members are bound to: all, or in the kernel tier's guest, which is emulated and slow, so many that
+// each leader has its turn.
+func bindings() [][2]int {
+	if wantKernel() {
+		return [][2]int{{0, 0}, {1, 1}}
+	}
+	return [][2]int{{0, 0}, {0, 1}, {1, 1}, {1, 0}}
+}
+
 // TestSitesReachEachOtherByTheirLeaders: members, leaders and pods, in both families, by UDP, ping and TCP, whichever
 // leaders they are bound to; and what is done to it differs from no Spec.
 func TestSitesReachEachOtherByTheirLeaders(t *testing.T) {
 	h := newHops(t)
-	h.needUserspace(t)
 	h.echoAll(t)
-	for _, h.bound = range [][2]int{{0, 0}, {0, 1}, {1, 1}, {1, 0}} {
+	for _, h.bound = range bindings() {
 		h.applyAll(t)
 		h.reachAll(t)
 	}
 	for i, s := range h.sites {
 		o := h.sites[1-i]
-		for _, from := range []*testns.NS{s.member.NS, s.pod.NS} {
-			for _, to := range []netip.Addr{o.member.overlay4(), o.member.overlay6(), o.pod.IPv4, o.pod.IPv6} {
-				ping(t, from, to)
-				at := o.member.NS
-				if to == o.pod.IPv4 || to == o.pod.IPv6 {
-					at = o.pod.NS
-				}
-				transfer(t, from, at, to)
-			}
+		for _, c := range []struct {
+			from, at *testns.NS
+			to       netip.Addr
+		}{
+			{s.member.NS, o.member.NS, o.member.overlay4()}, {s.pod.NS, o.pod.NS, o.pod.IPv6},
+			{s.member.NS, o.member.NS, o.member.overlay6()}, {s.pod.NS, o.pod.NS, o.pod.IPv4},
+			{s.member.NS, o.pod.NS, o.pod.IPv4}, {s.member.NS, o.pod.NS, o.pod.IPv6},
+			{s.pod.NS, o.member.NS, o.member.overlay4()}, {s.pod.NS, o.member.NS, o.member.overlay6()},
+		}[:map[bool]int{false: 8, true: 2}[wantKernel()]] {
+			ping(t, c.from, c.to)
+			transfer(t, c.from, c.at, c.to)
 		}
 	}
 	for _, x := range h.all() {
@@ -241,6 +261,9 @@ func TestSitesReachEachOtherByTheirLeaders(t *testing.T) {
 				t.Errorf("%s: %d messages for an unchanged Spec", sub, n)
 			}
 		}
+		if n := redirects(t, x.NS); n > 0 {
+			t.Errorf("%s got %d redirects", x.Name, n)
+		}
 		c, err := x.plane.Hops(t.Context())
 		if err != nil || c.Wrapped == 0 || c.Unwrapped == 0 || c.Refused+c.Malformed+c.Congested+c.TooLarge != 0 {
 			t.Errorf("%s counts %+v, %v", x.Name, c, err)
@@ -249,7 +272,11 @@ func TestSitesReachEachOtherByTheirLeaders(t *testing.T) {
 	x := h.sites[0].member
 	s := h.spec(x)
 	s.Hops = dataplane.Hops{}
-	if d := x.diff(t, s); !slices.Contains(d, "wireguard: set hops: 0 ways, 0 guards") {
+	want := "wireguard: set hops: 0 ways, 0 guards"
+	if x.plane.Driver() == "kernel" {
+		want = "hop: delete link " + dataplane.HopLink
+	}
+	if d := x.diff(t, s); !slices.Contains(d, want) {
 		t.Errorf("skein plan would show %q", d)
 	}
 	x.apply(t, s)
@@ -257,6 +284,59 @@ func TestSitesReachEachOtherByTheirLeaders(t *testing.T) {
 	if ok, _ := x.reaches(t, h.sites[1].member.overlay4()); ok {
 		t.Error("without hops the other site still answers")
 	}
+}
+
+// TestDriversUnderstandEachOther: a member in the kernel with leaders in userspace, and the other way round.
+func TestDriversUnderstandEachOther(t *testing.T) {
+	a := newSite(t, 10, "auto", "userspace")
+	if a.member.plane.Driver() != "kernel" {
+		t.Skip("this kernel has no WireGuard")
+	}
+	h := join(t, a, newSite(t, 20, "userspace", "kernel"))
+	h.echoAll(t)
+	h.reachAll(t)
+	for _, s := range h.sites {
+		for _, o := range h.sites {
+			if s != o {
+				transfer(t, s.member.NS, o.member.NS, o.member.overlay4())
+				transfer(t, s.pod.NS, o.pod.NS, o.pod.IPv6)
+			}
+		}
+	}
+	for _, x := range h.all() {
+		x.clean(t, h.spec(x))
+		if n := redirects(t, x.NS); n > 0 {
+			t.Errorf("%s got %d redirects", x.Name, n)
+		}
+		if c, err := x.plane.Hops(t.Context()); err != nil || c.Refused+c.Malformed+c.Congested+c.TooLarge != 0 {
+			t.Errorf("%s counts %+v, %v", x.Name, c, err)
+		}
+	}
+}
+
+// redirects counts the ICMP redirects that came: whoever passes on by the link that a packet came by sends them, and here they
+// would lead to who is no peer.
+func redirects(t *testing.T, n *testns.NS) (count int) {
+	t.Helper()
+	n.Must("read counters", func() error {
+		b, err := os.ReadFile("/proc/thread-self/net/snmp")
+		if err != nil {
+			return err
+		}
+		var names []string
+		for line := range strings.Lines(string(b)) {
+			fields := strings.Fields(line)
+			switch {
+			case fields[0] != "Icmp:":
+			case names == nil:
+				names = fields
+			default:
+				count, err = strconv.Atoi(fields[slices.Index(names, "InRedirects")])
+			}
+		}
+		return err
+	})
+	return count
 }
 
 // ping sends echo requests until one is answered.
@@ -295,10 +375,13 @@ func ping(t *testing.T, from *testns.NS, to netip.Addr) {
 	})
 }
 
-// transfer sends a few megabytes there and back by TCP.
+// transfer sends a few megabytes there and back by TCP; less in the kernel tier's guest.
 func transfer(t *testing.T, from, at *testns.NS, to netip.Addr) {
 	t.Helper()
-	const size = 3 << 20
+	size := 3 << 20
+	if wantKernel() {
+		size = 64 << 10
+	}
 	var l net.Listener
 	at.Must("listen", func() (err error) {
 		l, err = net.Listen("tcp", netip.AddrPortFrom(to, 0).String())
@@ -386,13 +469,15 @@ func (f *flow) run(n int) error {
 // host at its own time and in any order.
 func TestAMoveToAnotherLeaderLosesNothing(t *testing.T) {
 	h := newHops(t)
-	h.needUserspace(t)
 	h.echoAll(t)
-	for _, h.bound = range [][2]int{{0, 0}, {1, 1}, {0, 1}, {1, 0}} { // so that all have shaken hands
+	for _, h.bound = range bindings() { // so that all have shaken hands
 		h.applyAll(t)
 		h.reachAll(t)
 	}
-	const packets = 6000
+	packets, least := 6000, 20
+	if wantKernel() { // the guest is emulated
+		packets, least = 300, 3
+	}
 	a, b := h.sites[0], h.sites[1]
 	flows := []*flow{newFlow(t, a.member.NS, b.member.overlay4()), newFlow(t, b.member.NS, a.member.overlay6()),
 		newFlow(t, a.pod.NS, b.pod.IPv4), newFlow(t, b.pod.NS, a.pod.IPv6)}
@@ -418,7 +503,7 @@ func TestAMoveToAnotherLeaderLosesNothing(t *testing.T) {
 		}
 	}
 	t.Logf("%d moves while %d packets went there and back", moves, len(flows)*packets)
-	if moves < 20 {
+	if moves < least {
 		t.Errorf("only %d moves happened meanwhile", moves)
 	}
 	for _, x := range h.all() {
@@ -432,7 +517,6 @@ func TestAMoveToAnotherLeaderLosesNothing(t *testing.T) {
 // neighbours have no way in.
 func TestNobodyBringsWhatIsNotHis(t *testing.T) {
 	h := newHops(t)
-	h.needUserspace(t)
 	h.echoAll(t)
 	h.reachAll(t)
 	a, b := h.sites[0], h.sites[1]
@@ -455,9 +539,15 @@ func TestNobodyBringsWhatIsNotHis(t *testing.T) {
 		{"a pod", a.pod.NS, [2]netip.Addr{a.pod.IPv4, a.pod.IPv6},
 			[]netip.Addr{a.member.overlay4(), a.member.overlay6(), mate4, mate6, theirs4, theirs6, stranger4, stranger6, foreign4, foreign6}, nil},
 	} {
+		if wantKernel() {
+			c.as = c.as[:4]
+		}
 		give(c.from, c.as...)
 		for _, from := range c.as {
 			for i, e := range []*ear{e, pods} {
+				if wantKernel() && (i == 1) != from.Is6() { // one of both is enough in the guest
+					continue
+				}
 				own, to := c.own[0], [...]netip.Addr{b.member.overlay4(), b.pod.IPv4}[i]
 				if from.Is6() {
 					own, to = c.own[1], [...]netip.Addr{b.member.overlay6(), b.pod.IPv6}[i]
@@ -490,12 +580,15 @@ func refusedBy(t *testing.T, h *host) uint64 {
 // sent, or is cut into fragments where that may be.
 func TestHopsLeaveRoomForTheirHeader(t *testing.T) {
 	h := newHops(t)
-	h.needUserspace(t)
 	h.echoAll(t)
 	h.reachAll(t)
 	a, b := h.sites[0], h.sites[1]
-	for _, from := range []*testns.NS{a.member.NS, a.pod.NS} {
-		for _, to := range []netip.Addr{b.member.overlay4(), b.member.overlay6(), b.pod.IPv4, b.pod.IPv6} {
+	senders, receivers := []*testns.NS{a.pod.NS, a.member.NS}, []netip.Addr{b.member.overlay4(), b.pod.IPv6, b.member.overlay6(), b.pod.IPv4}
+	if wantKernel() {
+		senders, receivers = senders[:1], receivers[:2]
+	}
+	for _, from := range senders {
+		for _, to := range receivers {
 			headers := 28
 			if to.Is6() {
 				headers = 48
@@ -557,4 +650,163 @@ func sized(from *testns.NS, to netip.Addr, payload int, cut bool) (err error) {
 		}
 	})
 	return err
+}
+
+// TestHopsAreMendedAdoptedAndPurged: what a kernel driver leaves is taken over by the next run as it is, put right when somebody
+// changes it, refuses instead of sending in plaintext when the tunnel is gone, and goes with the rest. Of the other driver
+// there is nothing to be changed or to be left.
+func TestHopsAreMendedAdoptedAndPurged(t *testing.T) {
+	a := newHost(t, 1)
+	uplink(t, a)
+	other, far := newKeyPair(t), []netip.Prefix{pfx("10.4.8.1/32"), pfx("fd00:5::8/128")}
+	s := withPeer(a.spec(), other.public, netip.MustParseAddrPort("192.0.2.9:51820"), pfx("10.4.0.2/32"), pfx("fd00:5::2/128"))
+	s.Targets = append(s.Targets, far...)
+	s.Pods.Forward = true
+	s.Hops = dataplane.Hops{Self: a.overlay4(), Own: nodes(a), Guards: []dataplane.HopGuard{{From: addr("10.4.0.2"), Sources: far}}}
+	for _, p := range far {
+		s.Hops.Routes = append(s.Hops.Routes, dataplane.HopRoute{Prefix: p, Via: addr("10.4.0.2")})
+	}
+	s.Hops.Routes = append(s.Hops.Routes, dataplane.HopRoute{Prefix: pfx("10.4.0.2/32"), Via: addr("10.4.0.2"), Last: true})
+	slices.SortFunc(s.Hops.Routes, dataplane.HopRoute.Compare)
+	a.apply(t, s)
+	a.clean(t, s)
+	kernel := a.plane.Driver() == "kernel"
+	for _, c := range []struct {
+		name string
+		do   func() error
+	}{
+		{"link deleted", deleteLink(dataplane.HopLink)},
+		{"link down", func() error {
+			l, err := netlink.LinkByName(dataplane.HopLink)
+			if err != nil {
+				return err
+			}
+			return netlink.LinkSetDown(l)
+		}},
+		{"IPv4 ways deleted", deleteRoutes(unix.AF_INET, dataplane.HopTable, unix.RTN_UNICAST)},
+		{"IPv6 ways deleted", deleteRoutes(unix.AF_INET6, dataplane.HopTable, unix.RTN_UNICAST)},
+		{"last hops deleted", deleteRoutes(unix.AF_INET, dataplane.HopLastTable, unix.RTN_UNICAST)},
+		{"a way of another kind", func() error {
+			return netlink.RouteReplace(&netlink.Route{Dst: netlink.NewIPNet(far[0].Addr().AsSlice()), Table: dataplane.HopTable,
+				Type: unix.RTN_PROHIBIT, Protocol: dataplane.RouteProtocol})
+		}},
+		{"a second way", func() error {
+			return netlink.RouteAdd(&netlink.Route{Dst: netlink.NewIPNet(far[0].Addr().AsSlice()), Table: dataplane.HopTable,
+				Type: unix.RTN_PROHIBIT, Protocol: dataplane.RouteProtocol, Priority: 7})
+		}},
+		{"rule deleted", func() error {
+			r := netlink.NewRule()
+			r.Family, r.Priority, r.Table = unix.AF_INET, dataplane.HopLastRule, dataplane.HopLastTable
+			return netlink.RuleDel(r)
+		}},
+		{"guards deleted", withNft(func(c *nftables.Conn) {
+			c.DelTable(&nftables.Table{Family: nftables.TableFamilyINet, Name: dataplane.HopNftTable})
+		})},
+		{"guards emptied", withNft(func(c *nftables.Conn) {
+			c.FlushChain(&nftables.Chain{Table: &nftables.Table{Family: nftables.TableFamilyINet, Name: dataplane.HopNftTable}, Name: "skein_hop_guards"})
+		})},
+		{"tunnel deleted", deleteLink(dataplane.LinkName)},
+	} {
+		if !kernel {
+			break
+		}
+		before := a.mends()
+		a.Must(c.name, c.do)
+		took := within(t, mendLimit(), c.name+" is mended", func() bool { return a.mends() > before && len(a.diff(t, s)) == 0 })
+		t.Logf("%s: mended after %s", c.name, took)
+	}
+	if err := a.plane.Close(); err != nil {
+		t.Fatal(err)
+	}
+	a.open(t)
+	early := s
+	early.Hops.Routes, early.Hops.Guards, early.Complete = nil, nil, false // another source has not spoken yet
+	for i, spec := range []dataplane.Spec{early, s} {
+		if n := a.apply(t, spec).Writes["hop"]; n != 0 {
+			t.Errorf("round %d: %d messages for what a former run has left", i, n)
+		}
+	}
+	a.clean(t, s)
+	if err := a.plane.Close(); err != nil {
+		t.Fatal(err)
+	}
+	if kernel { // of the other driver the tunnel is gone already
+		a.Must("delete the tunnel", deleteLink(dataplane.LinkName))
+	}
+	before := sent(t, a)
+	const packets = 50
+	for range packets {
+		for _, p := range far {
+			a.Do(func() { // where nothing leads there this fails, as it may
+				if c, err := net.Dial("udp", netip.AddrPortFrom(p.Addr(), 7).String()); err == nil {
+					_, _ = c.Write([]byte("plaintext?"))
+					c.Close()
+				}
+			})
+		}
+	}
+	if now := sent(t, a); now > before+packets/2 { // neighbours are asked for, too
+		t.Errorf("without the tunnel %d packets left the host", now-before)
+	}
+	if err := plane.Purge(t.Context(), plane.Options{Namespace: &a.Handle}); err != nil {
+		t.Fatal(err)
+	}
+	a.nothingLeft(t, true)
+	a.open(t)
+	a.apply(t, s)
+	if err := a.plane.Close(); err != nil {
+		t.Fatal(err)
+	}
+	a.driver = "userspace" // from now on
+	a.open(t)
+	a.apply(t, s)
+	a.nothingLeft(t, false)
+	a.clean(t, s)
+}
+
+// nothingLeft fails unless the kernel has nothing of hops, and if all is true nothing of ours.
+func (h *host) nothingLeft(t *testing.T, all bool) {
+	t.Helper()
+	h.Must("what is left", func() error {
+		if _, err := netlink.LinkByName(dataplane.HopLink); err == nil {
+			return errors.New("the link of hops")
+		}
+		for _, family := range []int{unix.AF_INET, unix.AF_INET6} {
+			rules, err := netlink.RuleList(family)
+			if err != nil {
+				return err
+			}
+			for _, r := range rules {
+				if r.Protocol == dataplane.RouteProtocol && (all || r.Priority == dataplane.HopRule || r.Priority == dataplane.HopLastRule) {
+					return fmt.Errorf("rule %s", r)
+				}
+			}
+			for _, table := range []int{dataplane.HopTable, dataplane.HopLastTable} {
+				if routes, err := netlink.RouteListFiltered(family, &netlink.Route{Table: table}, netlink.RT_FILTER_TABLE); err == nil && len(routes) > 0 {
+					return fmt.Errorf("routes %v", routes)
+				}
+			}
+		}
+		c, err := nftables.New()
+		if err != nil {
+			return err
+		}
+		tables, err := c.ListTablesOfFamily(nftables.TableFamilyINet)
+		for _, table := range tables {
+			if all || table.Name == dataplane.HopNftTable {
+				return fmt.Errorf("table %s", table.Name)
+			}
+		}
+		return err
+	})
+}
+
+func deleteLink(name string) func() error {
+	return func() error {
+		l, err := netlink.LinkByName(name)
+		if err != nil {
+			return err
+		}
+		return netlink.LinkDel(l)
+	}
 }

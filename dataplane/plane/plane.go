@@ -16,6 +16,7 @@ import (
 
 	"github.com/skeinmesh/skein/dataplane"
 	"github.com/skeinmesh/skein/dataplane/hop"
+	"github.com/skeinmesh/skein/dataplane/hopnet"
 	"github.com/skeinmesh/skein/dataplane/nft"
 	"github.com/skeinmesh/skein/dataplane/route"
 	"github.com/skeinmesh/skein/dataplane/wireguard"
@@ -76,7 +77,8 @@ type Plane struct {
 
 	// Owned by the goroutine.
 	wg         *wireguard.Reconciler
-	nft        *nft.Reconciler // nil: this host has no nftables
+	nft        *nft.Reconciler    // nil: this host has no nftables
+	hop        *hopnet.Reconciler // nil: this host cannot have it
 	parts      []*part
 	watch      *watcher
 	spec       *dataplane.Spec
@@ -144,10 +146,15 @@ func (p *Plane) Peers(ctx context.Context) (peers []dataplane.PeerStatus, err er
 	return peers, errors.Join(doErr, err)
 }
 
-// Hops counts the packets that travelled inside others, and those that were dropped, since the device was opened.
+// Hops counts the packets that travelled inside others, and those that were dropped, since the device was opened. With kernel
+// WireGuard it knows the latter since who may bring what changed last, and not all of them.
 func (p *Plane) Hops(ctx context.Context) (c hop.Counts, err error) {
-	doErr := p.do(ctx, func() { c = p.wg.HopCounts() })
-	return c, doErr
+	doErr := p.do(ctx, func() {
+		if c = p.wg.HopCounts(); p.hop != nil && p.driver == wireguard.Kernel {
+			c, err = p.hop.Counts()
+		}
+	})
+	return c, errors.Join(doErr, err)
 }
 
 // Rewrites reads the port rewrites that the kernel has, of a former run too.
@@ -228,6 +235,14 @@ func (p *Plane) open() (err error) {
 	} else {
 		p.parts = append(p.parts, newPart(r))
 	}
+	kernel := p.driver == wireguard.Kernel
+	switch r, err := hopnet.NewReconciler(kernel); {
+	case err == nil:
+		p.hop = r
+		p.parts = append(p.parts, newPart(r))
+	case kernel:
+		p.parts = append(p.parts, newPart(broken{"hop", err}))
+	}
 	if r, err := nft.NewReconciler(); err != nil {
 		p.parts = append(p.parts, newPart(broken{"nft", err}))
 	} else {
@@ -267,9 +282,14 @@ func (p *Plane) closeParts() error {
 }
 
 func (p *Plane) startWatching(index int) {
-	own := func() uint32 { return 0 }
-	if p.nft != nil {
-		own = p.nft.PortID
+	own := func() (table, hops uint32) {
+		if p.nft != nil {
+			table = p.nft.PortID()
+		}
+		if p.hop != nil {
+			hops = p.hop.PortID()
+		}
+		return table, hops
 	}
 	links := &linkFilter{name: p.opts.Link, index: index, pods: p.pods.Load}
 	report := func(t touched) {
@@ -280,7 +300,7 @@ func (p *Plane) startWatching(index int) {
 	}
 	if p.watch.nf != nil {
 		p.watchers.Go(func() {
-			watch(p.watch.nf, func(m netlink.Message) touched { return classifyNft(m, own()) }, report)
+			watch(p.watch.nf, func(m netlink.Message) touched { table, hops := own(); return classifyNft(m, table, hops) }, report)
 		})
 	}
 	if p.watch.rt != nil {

@@ -42,6 +42,7 @@ type host struct {
 	*testns.NS
 	keys    keyPair
 	n       int // its number in all addresses
+	driver  string
 	plane   *plane.Plane
 	mu      sync.Mutex
 	foreign []string
@@ -49,14 +50,19 @@ type host struct {
 
 func newHost(t *testing.T, n int) *host {
 	t.Helper()
-	h := &host{NS: testns.New(t, "plane"), keys: newKeyPair(t), n: n}
+	return newHostWith(t, n, "auto")
+}
+
+func newHostWith(t *testing.T, n int, driver string) *host {
+	t.Helper()
+	h := &host{NS: testns.New(t, "plane"), keys: newKeyPair(t), n: n, driver: driver}
 	h.open(t)
 	return h
 }
 
 func (h *host) open(t *testing.T) {
 	t.Helper()
-	p, err := plane.Open(t.Context(), plane.Options{Namespace: &h.Handle, Driver: "auto", Log: testLog(t), OnForeign: func(s string) {
+	p, err := plane.Open(t.Context(), plane.Options{Namespace: &h.Handle, Driver: h.driver, Log: testLog(t), OnForeign: func(s string) {
 		h.mu.Lock()
 		defer h.mu.Unlock()
 		h.foreign = append(h.foreign, s)
@@ -66,7 +72,7 @@ func (h *host) open(t *testing.T) {
 	}
 	h.plane = p
 	t.Cleanup(func() { _ = p.Close() })
-	if wantKernel() && p.Driver() != "kernel" {
+	if wantKernel() && h.driver == "auto" && p.Driver() != "kernel" {
 		t.Fatalf("driver is %s, want kernel", p.Driver())
 	}
 }

@@ -10,6 +10,7 @@ import (
 	"github.com/vishvananda/netlink"
 
 	"github.com/skeinmesh/skein/dataplane"
+	"github.com/skeinmesh/skein/dataplane/hopnet"
 	"github.com/skeinmesh/skein/dataplane/nft"
 	"github.com/skeinmesh/skein/dataplane/podnet"
 	"github.com/skeinmesh/skein/dataplane/route"
@@ -82,7 +83,8 @@ func (p *Plane) part(name string) *part {
 // mark notes that subsystems may differ from the Spec, to be looked at after a while.
 func (p *Plane) mark(t touched, after time.Duration) {
 	for _, part := range p.parts {
-		if hit := map[string]bool{"wireguard": t.wireguard, "route": t.route, "nft": t.nft}[part.Name()]; !hit {
+		hop := t.hop || t.route // with the tunnel's addresses the ways go that have them as sources
+		if hit := map[string]bool{"wireguard": t.wireguard, "route": t.route, "nft": t.nft, "hop": hop}[part.Name()]; !hit {
 			continue
 		}
 		part.Forget()
@@ -231,6 +233,11 @@ func purge(o Options) error {
 	} else {
 		_, err := n.Purge()
 		errs = append(errs, err, n.Close())
+	}
+	if r, err := hopnet.NewReconciler(false); err != nil {
+		errs = append(errs, err)
+	} else {
+		errs = append(errs, r.Purge(), r.Close())
 	}
 	errs = append(errs, podnet.Purge()) // their host routes hold the rule
 	if r, err := route.NewReconciler(o.Link); err != nil {

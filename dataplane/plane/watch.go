@@ -22,11 +22,11 @@ const rtGroups = 1<<(unix.RTNLGRP_LINK-1) |
 	1<<(unix.RTNLGRP_IPV4_RULE-1) | 1<<(unix.RTNLGRP_IPV6_RULE-1)
 
 // touched says which subsystems a notification concerns.
-type touched struct{ wireguard, nft, route bool }
+type touched struct{ wireguard, nft, route, hop bool }
 
-func (t touched) any() bool { return t.wireguard || t.nft || t.route }
+func (t touched) any() bool { return t.wireguard || t.nft || t.route || t.hop }
 
-var everything = touched{wireguard: true, nft: true, route: true}
+var everything = touched{wireguard: true, nft: true, route: true, hop: true}
 
 // watcher receives the kernel's notifications. A connection that could not be opened is nil: then the
 // resync finds what changed.
@@ -86,7 +86,7 @@ func watch(c *netlink.Conn, classify func(netlink.Message) touched, report func(
 		var t touched
 		for _, m := range msgs {
 			n := classify(m)
-			t.wireguard, t.nft, t.route = t.wireguard || n.wireguard, t.nft || n.nft, t.route || n.route
+			t.wireguard, t.nft, t.route, t.hop = t.wireguard || n.wireguard, t.nft || n.nft, t.route || n.route, t.hop || n.hop
 		}
 		if t.any() {
 			report(t)
@@ -94,15 +94,13 @@ func watch(c *netlink.Conn, classify func(netlink.Message) touched, report func(
 	}
 }
 
-// classifyNft looks for changes of our table by others than own.
-func classifyNft(m netlink.Message, own uint32) touched {
-	if m.Header.PID == own {
+// classifyNft looks for changes of our tables by others than ourselves, who write to each under an address of its own.
+func classifyNft(m netlink.Message, own, ownHops uint32) touched {
+	f, table, ok := nft.ForeignTable(m.Data)
+	if !ok || f != unix.NFPROTO_INET {
 		return touched{}
 	}
-	if f, table, ok := nft.ForeignTable(m.Data); ok && f == unix.NFPROTO_INET && table == dataplane.NftTable {
-		return touched{nft: true}
-	}
-	return touched{}
+	return touched{nft: table == dataplane.NftTable && m.Header.PID != own, hop: table == dataplane.HopNftTable && m.Header.PID != ownHops}
 }
 
 // linkFilter looks for changes of our link, its addresses, our rules and our tables. Our own changes
@@ -127,7 +125,11 @@ func (f *linkFilter) classifyTunnel(m netlink.Message) touched {
 			return touched{}
 		}
 		index := int(int32(binary.NativeEndian.Uint32(m.Data[4:])))
-		named := linkName(m) == f.name
+		name := linkName(m)
+		if name == dataplane.HopLink {
+			return touched{hop: true}
+		}
+		named := name == f.name
 		if !named && index != f.index {
 			return touched{}
 		}
@@ -140,7 +142,8 @@ func (f *linkFilter) classifyTunnel(m netlink.Message) touched {
 			return touched{route: true}
 		}
 	case unix.RTM_NEWROUTE, unix.RTM_DELROUTE, unix.RTM_NEWRULE, unix.RTM_DELRULE:
-		return touched{route: tableOf(m) == dataplane.RouteTable}
+		table := tableOf(m)
+		return touched{route: table == dataplane.RouteTable, hop: table == dataplane.HopTable || table == dataplane.HopLastTable}
 	}
 	return touched{}
 }

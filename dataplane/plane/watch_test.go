@@ -58,6 +58,9 @@ func TestOnlyOursIsNoticed(t *testing.T) {
 		"route in main":         {message(unix.RTM_NEWROUTE, inTable(unix.RT_TABLE_MAIN)), touched{}},
 		"table above 255":       {message(unix.RTM_NEWROUTE, inTable(0), big(1000)), touched{}},
 		"our table as a number": {message(unix.RTM_NEWROUTE, inTable(0), big(dataplane.RouteTable)), route},
+		"the hops' link":        {message(unix.RTM_NEWLINK, ifinfo(unix.SizeofIfInfomsg, 9), attr(unix.IFLA_IFNAME, []byte(dataplane.HopLink+"\x00"))), touched{hop: true}},
+		"a hop":                 {message(unix.RTM_DELROUTE, inTable(dataplane.HopTable)), touched{hop: true}},
+		"a last hop":            {message(unix.RTM_NEWRULE, inTable(dataplane.HopLastTable)), touched{hop: true}},
 		"cut short":             {message(unix.RTM_NEWLINK, []byte{1, 2}), touched{}},
 		"something else":        {message(unix.RTM_NEWNEIGH, inTable(dataplane.RouteTable)), touched{}},
 	} {
@@ -119,21 +122,29 @@ func TestOnlyLossOfTheSpecsPodsIsNoticed(t *testing.T) {
 }
 
 func TestOwnNftChangesAreNotForeign(t *testing.T) {
-	const own = 77
+	const own, ownHops = 77, 78
 	head := func(family byte) []byte { return []byte{family, 0, 0, 0} }
 	ours := message(0, head(unix.NFPROTO_INET), attr(1, []byte(dataplane.NftTable+"\x00")))
-	if got := classifyNft(ours, own); !got.nft {
+	if got := classifyNft(ours, own, ownHops); !got.nft {
 		t.Error("a foreign change of our table was not noticed")
 	}
 	ours.Header.PID = own
-	if got := classifyNft(ours, own); got.any() {
+	if got := classifyNft(ours, own, ownHops); got.any() {
 		t.Error("our own change was taken for a foreign one")
+	}
+	hops := message(0, head(unix.NFPROTO_INET), attr(1, []byte(dataplane.HopNftTable+"\x00")))
+	if got := classifyNft(hops, own, ownHops); got != (touched{hop: true}) {
+		t.Errorf("a foreign change of the table of hops was taken for %+v", got)
+	}
+	hops.Header.PID = ownHops
+	if got := classifyNft(hops, own, ownHops); got.any() {
+		t.Error("our own change of the table of hops was taken for a foreign one")
 	}
 	for what, m := range map[string]netlink.Message{
 		"another table":  message(0, head(unix.NFPROTO_INET), attr(1, []byte("filter\x00"))),
 		"another family": message(0, head(unix.NFPROTO_IPV4), attr(1, []byte(dataplane.NftTable+"\x00"))),
 	} {
-		if got := classifyNft(m, own); got.any() {
+		if got := classifyNft(m, own, ownHops); got.any() {
 			t.Errorf("%s was taken for ours", what)
 		}
 	}
@@ -146,6 +157,6 @@ func FuzzClassify(f *testing.F) {
 		m := message(kind, b)
 		pods := newPodSet(dataplane.Pods{Blocks: []netip.Prefix{netip.MustParsePrefix("10.64.0.0/27")}})
 		(&linkFilter{name: dataplane.LinkName, index: 5, pods: func() *podSet { return pods }}).classify(m)
-		classifyNft(m, 1)
+		classifyNft(m, 1, 2)
 	})
 }

@@ -123,17 +123,8 @@ func (d *kernelDevice) Write(batch []Op) error {
 	return nil
 }
 
-// noHops is what a host with kernel WireGuard cannot do.
-const noHops = "hops: with kernel WireGuard this host reaches no node of another site by way of a leader, and passes " +
-	"nothing on for others: topology site needs dataplane.wireguard: userspace here"
-
-// SetHops says that there are none with this driver.
-func (d *kernelDevice) SetHops(h dataplane.Hops) []string {
-	if !h.Self.IsValid() {
-		return nil
-	}
-	return []string{noHops}
-}
+// SetHops does nothing: with this driver package hopnet has them.
+func (d *kernelDevice) SetHops(dataplane.Hops) []string { return nil }
 
 // HasHops is always true: there is nothing to change.
 func (d *kernelDevice) HasHops(dataplane.Hops) bool { return true }

@@ -1,0 +1,486 @@
+package hopnet
+
+import (
+	"errors"
+	"fmt"
+	"net"
+	"net/netip"
+	"os"
+	"slices"
+	"strconv"
+	"strings"
+	"sync/atomic"
+
+	"github.com/google/nftables"
+	mdnetlink "github.com/mdlayher/netlink"
+	"github.com/vishvananda/netlink"
+	"golang.org/x/sys/unix"
+
+	"github.com/skeinmesh/skein/dataplane"
+	"github.com/skeinmesh/skein/dataplane/hop"
+	"github.com/skeinmesh/skein/dataplane/podnet"
+	"github.com/skeinmesh/skein/internal/nlcount"
+)
+
+const socketBuffer = 8 << 20 // bytes; the default 208 KiB refuses large transactions
+
+// Reconciler keeps the kernel as the Spec's hops say. It remembers what it read and wrote.
+type Reconciler struct {
+	h      *netlink.Handle
+	routes *netlink.Handle // checks requests strictly: the kernel sends only the table asked for
+	nft    *nlcount.Nft
+	port   atomic.Uint32
+	table  *nftables.Table
+	cache  *State
+	host   Host
+	active bool // else nothing is wanted, whatever a Spec says
+	used   bool // there may be something of ours in the kernel
+}
+
+// NewReconciler opens netlink sockets in the calling thread's network namespace. One that is not active takes away what a
+// former run has left, with whose driver hops were the kernel's.
+func NewReconciler(active bool) (r *Reconciler, err error) {
+	r = &Reconciler{active: active, table: &nftables.Table{Name: dataplane.HopNftTable, Family: nftables.TableFamilyINet}, used: true}
+	for _, h := range []**netlink.Handle{&r.h, &r.routes} {
+		if *h, err = netlink.NewHandle(unix.NETLINK_ROUTE); err != nil {
+			return nil, errors.Join(fmt.Errorf("opening rtnetlink socket: %w", err), r.Close())
+		}
+	}
+	_ = r.routes.SetStrictCheck(true) // old kernels have it not
+	r.nft, err = nlcount.NewNft(nftables.AsLasting(), nftables.WithSockOptions(func(c *mdnetlink.Conn) error {
+		_ = c.SetReadBuffer(socketBuffer) // without CAP_NET_ADMIN over the host's first namespace the kernel grants less
+		_ = c.SetWriteBuffer(socketBuffer)
+		raw, err := c.SyscallConn()
+		if err != nil {
+			return err
+		}
+		return raw.Control(func(fd uintptr) {
+			if sa, err := unix.Getsockname(int(fd)); err == nil {
+				if n, ok := sa.(*unix.SockaddrNetlink); ok {
+					r.port.Store(n.Pid)
+				}
+			}
+		})
+	}))
+	if err != nil {
+		return nil, errors.Join(fmt.Errorf("opening nftables' netlink socket: %w", err), r.Close())
+	}
+	return r, nil
+}
+
+// Name of the subsystem in reports.
+func (r *Reconciler) Name() string { return "hop" }
+
+// PortID is the netlink address under which this writes to nftables.
+func (r *Reconciler) PortID() uint32 { return r.port.Load() }
+
+// Forget makes the next Reconcile read the kernel first.
+func (r *Reconciler) Forget() { r.cache = nil }
+
+// Close closes the sockets; everything stays.
+func (r *Reconciler) Close() error {
+	for _, h := range []*netlink.Handle{r.h, r.routes} {
+		if h != nil {
+			h.Close()
+		}
+	}
+	if r.nft != nil {
+		return r.nft.CloseLasting()
+	}
+	return nil
+}
+
+// Mend is Reconcile.
+func (r *Reconciler) Mend(s dataplane.Spec) (int, []string, error) { return r.Reconcile(s) }
+
+// Reconcile makes the kernel what the Spec says and returns how many messages that took. A host that never had hops is not
+// read again.
+func (r *Reconciler) Reconcile(s dataplane.Spec) (writes int, notes []string, err error) {
+	s = r.wanted(s)
+	if !s.Hops.Self.IsValid() && !r.used {
+		return 0, nil, nil
+	}
+	defer func() {
+		if err != nil {
+			r.cache = nil
+		}
+	}()
+	if r.cache == nil {
+		st, h, err := r.read()
+		if err != nil {
+			return 0, nil, err
+		}
+		r.cache, r.host = &st, h
+	}
+	want, notes := Want(s, r.host)
+	ops := Diff(want, *r.cache, s.Complete)
+	r.used = want.Self.IsValid() || !s.Complete || len(ops) > 0
+	var first error
+	for _, op := range ops {
+		switch err := r.apply(op); {
+		case err == nil:
+			writes++
+			next := r.cache.Apply([]Op{op})
+			r.cache = &next
+		case op.Verb == SetForward4 || op.Verb == SetForward6:
+			notes = append(notes, fmt.Sprintf("%s: %v: nothing comes here for pods of this host, and nothing is passed on for other nodes", op, err))
+		case op.Verb == SetRPFilter:
+			notes = append(notes, fmt.Sprintf("%s: %v: packets from nodes of other sites may be dropped", op, err))
+		case first == nil:
+			first = fmt.Errorf("%s: %w", op, err) // the rest need not fail with it
+		}
+	}
+	return writes, notes, first
+}
+
+// wanted is the Spec, or one without hops.
+func (r *Reconciler) wanted(s dataplane.Spec) dataplane.Spec {
+	if !r.active {
+		s.Hops, s.Complete = dataplane.Hops{}, true
+	}
+	return s
+}
+
+// Diff tells what Reconcile would do, from a fresh read.
+func (r *Reconciler) Diff(s dataplane.Spec) (lines []string, err error) {
+	actual, h, err := r.read()
+	if err != nil {
+		return nil, err
+	}
+	s = r.wanted(s)
+	want, _ := Want(s, h)
+	for _, op := range Diff(want, actual, s.Complete) {
+		lines = append(lines, op.String())
+	}
+	return lines, nil
+}
+
+// Counts are the packets of hops since the link was made; what was dropped, since the guards changed last.
+func (r *Reconciler) Counts() (c hop.Counts, err error) {
+	if !r.used {
+		return c, nil
+	}
+	if rules, err := r.nft.GetRules(r.table, &nftables.Chain{Table: r.table, Name: chainGuards}); err == nil { // else there are none
+		c.Refused, c.Malformed = dropped(rules)
+	}
+	l, err := nlcount.One(r.h).LinkByName(dataplane.HopLink)
+	if err != nil {
+		return c, ignore(err)
+	}
+	if s := l.Attrs().Statistics; s != nil {
+		c.Wrapped, c.Unwrapped = s.TxPackets, s.RxPackets
+	}
+	return c, nil
+}
+
+// Purge removes everything of ours.
+func (r *Reconciler) Purge() error {
+	st, _, err := r.read()
+	if err != nil {
+		return err
+	}
+	r.cache = nil
+	var errs []error
+	for _, op := range Diff(State{}, st, true) {
+		if err := r.apply(op); err != nil {
+			errs = append(errs, fmt.Errorf("%s: %w", op, err))
+		}
+	}
+	return errors.Join(errs...)
+}
+
+// ignore is for what is not there.
+func ignore(err error) error {
+	if errors.As(err, &netlink.LinkNotFoundError{}) {
+		return nil
+	}
+	return err
+}
+
+func (r *Reconciler) read() (s State, h Host, err error) {
+	h = readHost()
+	s.RPFilter = -1
+	index := 0
+	l, err := nlcount.One(r.h).LinkByName(dataplane.HopLink)
+	switch {
+	case err != nil && ignore(err) != nil:
+		return s, h, fmt.Errorf("reading link %s: %w", dataplane.HopLink, err)
+	case err == nil:
+		sit, ok := l.(*netlink.Sittun)
+		if !ok {
+			return s, h, fmt.Errorf("link %s is a %s link, not skein's: remove it", dataplane.HopLink, l.Type())
+		}
+		a := l.Attrs()
+		s.Self, _ = netip.AddrFromSlice(sit.Local.To4())
+		if !s.Self.IsValid() || len(sit.Remote) > 0 && !sit.Remote.IsUnspecified() {
+			s.Self = netip.IPv4Unspecified() // another one than any that we make
+		}
+		index, s.Up, s.MTU = a.Index, a.Flags&net.FlagUp != 0, a.MTU
+		if v, ok := readInt("ipv4", dataplane.HopLink, "rp_filter"); ok {
+			s.RPFilter = v
+		}
+		v, _ := readInt("ipv4", dataplane.HopLink, "forwarding")
+		s.Forward4 = v != 0
+		v, _ = readInt("ipv6", dataplane.HopLink, "force_forwarding")
+		s.Forward6 = v != 0 || h.ForwardAll6
+	}
+	for _, f := range families(h) {
+		rules, err := r.readRules(f)
+		if err != nil {
+			return s, h, err
+		}
+		s.Rules = append(s.Rules, rules...)
+		for _, last := range []bool{false, true} {
+			routes, err := r.readRoutes(f, last, index)
+			if err != nil {
+				return s, h, err
+			}
+			s.Routes = append(s.Routes, routes...)
+		}
+	}
+	slices.SortFunc(s.Routes, compareRoutes)
+	slices.SortFunc(s.Rules, compareRules)
+	s.Guards, err = r.readGuards()
+	if err != nil && r.active { // a host without nftables has none to be taken away
+		return s, h, fmt.Errorf("reading nftables table inet %s: %w", dataplane.HopNftTable, err)
+	}
+	return s, h, nil
+}
+
+func families(h Host) []int {
+	if h.IPv6 {
+		return []int{4, 6}
+	}
+	return []int{4}
+}
+
+func af(family int) int {
+	if family == 6 {
+		return unix.AF_INET6
+	}
+	return unix.AF_INET
+}
+
+func (r *Reconciler) readRules(f int) (out []Rule, err error) {
+	list, err := nlcount.One(r.h).RuleListFiltered(af(f), &netlink.Rule{Protocol: dataplane.RouteProtocol}, netlink.RT_FILTER_PROTOCOL)
+	if err != nil {
+		return nil, fmt.Errorf("reading IPv%d rules: %w", f, err)
+	}
+	for _, k := range list {
+		switch {
+		case k.Priority == dataplane.HopRule && k.Table == dataplane.HopTable && k.Invert && k.Mark == dataplane.MarkWG:
+			out = append(out, Rule{Family: f})
+		case k.Priority == dataplane.HopLastRule && k.Table == dataplane.HopLastTable && k.IifName == dataplane.HopLink:
+			out = append(out, Rule{Family: f, Last: true})
+		}
+	}
+	return out, nil
+}
+
+func (r *Reconciler) readRoutes(f int, last bool, link int) (out []Route, err error) {
+	list, err := r.list(f, Route{Last: last}.table())
+	for _, k := range list {
+		out = append(out, fromRoute(f, last, k, link))
+	}
+	return out, err
+}
+
+// list reads our routes of a table.
+func (r *Reconciler) list(f, table int) ([]netlink.Route, error) {
+	list, err := nlcount.One(r.routes).RouteListFiltered(af(f), &netlink.Route{Table: table}, netlink.RT_FILTER_TABLE)
+	if errors.Is(err, unix.ENOENT) { // no such table yet
+		return nil, nil
+	}
+	if err != nil {
+		return nil, fmt.Errorf("reading IPv%d routes of table %d: %w", f, table, err)
+	}
+	return slices.DeleteFunc(list, func(k netlink.Route) bool {
+		return k.Table != table || k.Protocol != dataplane.RouteProtocol || k.Dst == nil
+	}), nil
+}
+
+// fromRoute keeps what a route of ours has, and of another kind its text.
+func fromRoute(f int, last bool, k netlink.Route, link int) Route {
+	route := Route{Last: last, MTU: k.MTU}
+	dst, _ := netip.AddrFromSlice(k.Dst.IP)
+	ones, _ := k.Dst.Mask.Size()
+	if f == 4 {
+		dst = dst.Unmap()
+	}
+	route.Prefix = netip.PrefixFrom(dst, ones)
+	if gw := k.Gw.To16(); gw != nil {
+		route.Via = netip.AddrFrom4([4]byte(gw[12:]))
+	}
+	if a, ok := netip.AddrFromSlice(k.Src); ok {
+		route.Source = a
+		if f == 4 {
+			route.Source = a.Unmap()
+		}
+	}
+	const metric6 = 1024 // what the kernel makes of no metric
+	if k.LinkIndex != link || k.Type != unix.RTN_UNICAST || len(k.MultiPath) > 0 || k.Gw == nil || k.Priority != (f-4)/2*metric6 {
+		route.Other = fmt.Sprintf(" (%s metric %d)", k, k.Priority)
+	}
+	return route
+}
+
+// delRoute deletes the very one that was read: another may have its destination.
+func (r *Reconciler) delRoute(o Route) error {
+	f := map[bool]int{false: 4, true: 6}[o.Prefix.Addr().Is6()]
+	list, err := r.list(f, o.table())
+	if err != nil {
+		return err
+	}
+	index := 0
+	if l, err := nlcount.One(r.h).LinkByName(dataplane.HopLink); err == nil {
+		index = l.Attrs().Index
+	}
+	for _, k := range list {
+		if fromRoute(f, o.Last, k, index) == o {
+			return ignoreErrno(nlcount.One(r.h).RouteDel(&k), unix.ESRCH)
+		}
+	}
+	return nil
+}
+
+func (r *Reconciler) apply(o Op) error {
+	switch o.Verb {
+	case SetGuards:
+		return r.setGuards(o.Guards)
+	case DelGuards:
+		return r.deleteGuards()
+	case AddLink:
+		return r.addLink(o)
+	case DelLink:
+		l, err := nlcount.One(r.h).LinkByName(dataplane.HopLink)
+		if err != nil {
+			return ignore(err)
+		}
+		return nlcount.One(r.h).LinkDel(l)
+	case SetMTU:
+		return r.onLink(func(l netlink.Link) error { return nlcount.One(r.h).LinkSetMTU(l, o.Number) })
+	case SetUp:
+		return r.onLink(r.setUp)
+	case SetRPFilter:
+		return write("ipv4", "rp_filter", strconv.Itoa(o.Number))
+	case SetForward4:
+		return write("ipv4", "forwarding", "1")
+	case SetForward6:
+		return podnet.ForwardIPv6(dataplane.HopLink)
+	case AddRule:
+		return ignoreErrno(nlcount.One(r.h).RuleAdd(toRule(o.Rule)), unix.EEXIST)
+	case DelRule:
+		return ignoreErrno(nlcount.One(r.h).RuleDel(toRule(o.Rule)), unix.ENOENT)
+	case AddRoute:
+		return r.onLink(func(l netlink.Link) error { return nlcount.One(r.h).RouteReplace(toRoute(o.Route, l.Attrs().Index)) })
+	case DelRoute:
+		return r.delRoute(o.Route)
+	}
+	return nil
+}
+
+func ignoreErrno(err, harmless error) error {
+	if errors.Is(err, harmless) {
+		return nil
+	}
+	return err
+}
+
+func (r *Reconciler) onLink(f func(netlink.Link) error) error {
+	l, err := nlcount.One(r.h).LinkByName(dataplane.HopLink)
+	if err != nil {
+		return err
+	}
+	return f(l)
+}
+
+// addLink makes the link: what it sends has the class and the mark of congestion of what is inside, and is not cut.
+func (r *Reconciler) addLink(o Op) error {
+	const inherit, dontFragment, ttl, genModeNone = 1, 1, 64, 1
+	attrs := netlink.NewLinkAttrs()
+	attrs.Name, attrs.MTU = dataplane.HopLink, o.Number
+	err := nlcount.One(r.h).LinkAdd(&netlink.Sittun{LinkAttrs: attrs, Local: o.Self.AsSlice(), Ttl: ttl, Tos: inherit, PMtuDisc: dontFragment})
+	switch {
+	case errors.Is(err, unix.EOPNOTSUPP), errors.Is(err, unix.ENOTSUP):
+		return fmt.Errorf("%w: this kernel has no IP-in-IP links: load the module sit, or set dataplane.wireguard: userspace; until then "+
+			"this host reaches no node of another site by way of a leader, and passes nothing on for others", err)
+	case err != nil:
+		return err
+	}
+	return r.onLink(func(l netlink.Link) error {
+		_ = nlcount.One(r.h).LinkSetIP6AddrGenMode(l, genModeNone) // without IPv6 this fails, and need not succeed
+		return nil
+	})
+}
+
+// setUp sets the link up, and takes the address away that the kernel gives such links, ::SELF in ::/96: nothing here has
+// to do with automatic tunnels to any IPv4 address.
+func (r *Reconciler) setUp(l netlink.Link) error {
+	if err := nlcount.One(r.h).LinkSetUp(l); err != nil {
+		return err
+	}
+	list, err := nlcount.One(r.h).AddrList(l, netlink.FAMILY_V6)
+	if err != nil {
+		return nil // no IPv6
+	}
+	for _, a := range list {
+		if err := nlcount.One(r.h).AddrDel(l, &a); err != nil && !errors.Is(err, unix.EADDRNOTAVAIL) {
+			return err
+		}
+	}
+	return nil
+}
+
+func toRule(r Rule) *netlink.Rule {
+	k := netlink.NewRule()
+	k.Family, k.Protocol = af(r.Family), dataplane.RouteProtocol
+	if r.Last {
+		k.Priority, k.Table, k.IifName = dataplane.HopLastRule, dataplane.HopLastTable, dataplane.HopLink
+		return k
+	}
+	mask := uint32(dataplane.MarkMask)
+	k.Priority, k.Table, k.Mark, k.Mask, k.Invert = dataplane.HopRule, dataplane.HopTable, dataplane.MarkWG, &mask, true
+	return k
+}
+
+func toRoute(r Route, link int) *netlink.Route {
+	k := &netlink.Route{Family: unix.AF_INET, Dst: &net.IPNet{IP: r.Prefix.Addr().AsSlice(), Mask: net.CIDRMask(r.Prefix.Bits(), r.Prefix.Addr().BitLen())},
+		Table: r.table(), Protocol: dataplane.RouteProtocol, Type: unix.RTN_UNICAST, MTU: r.MTU, LinkIndex: link, Flags: int(netlink.FLAG_ONLINK)}
+	via := r.Via.As4()
+	k.Gw = via[:]
+	if r.Prefix.Addr().Is6() {
+		k.Family, k.Gw = unix.AF_INET6, append(make([]byte, 12), via[:]...) // ::VIA, as such links have it
+	}
+	if r.Source.IsValid() {
+		k.Src = r.Source.AsSlice()
+	}
+	return k
+}
+
+func readHost() (h Host) {
+	off, ok := readInt("ipv6", "all", "disable_ipv6")
+	h.IPv6 = ok && off == 0
+	if h.RPFilterAll, ok = readInt("ipv4", "all", "rp_filter"); !ok {
+		h.RPFilterAll = -1
+	}
+	v, _ := readInt("ipv6", "all", "forwarding")
+	h.ForwardAll6 = v != 0
+	return h
+}
+
+func path(family, link, name string) string {
+	return "/proc/sys/net/" + family + "/conf/" + link + "/" + name
+}
+
+func readInt(family, link, name string) (int, bool) {
+	b, err := os.ReadFile(path(family, link, name))
+	if err != nil {
+		return 0, false
+	}
+	n, err := strconv.Atoi(strings.TrimSpace(string(b)))
+	return n, err == nil
+}
+
+func write(family, name, value string) error {
+	return os.WriteFile(path(family, dataplane.HopLink, name), []byte(value), 0o644)
+}
