@@ -20,24 +20,39 @@ import (
 	"github.com/skeinmesh/skein/internal/testns"
 )
 
-// BenchmarkStream sends one TCP stream through two devices in two namespaces: ours, and as the wireguard-go
-// program makes them. cpu-ns/KiB is the processor time of all that, which other work on this machine moves least.
+// BenchmarkStream sends one TCP stream through two devices in two namespaces: ours, ours with each packet inside another
+// one, and as the wireguard-go program makes them. cpu-ns/KiB is the processor time of all that, which other work on this machine moves least.
 func BenchmarkStream(b *testing.B) {
-	for name, open := range map[string]func(b *testing.B, link string) *device.Device{"ours": openOurs, "plain": openPlain} {
-		b.Run(name, func(b *testing.B) { stream(b, open) })
+	for name, open := range map[string]func(b *testing.B, link string, n int) *device.Device{"ours": openOurs, "hops": openHops, "plain": openPlain} {
+		b.Run(name, func(b *testing.B) { stream(b, open, name == "hops") })
 	}
 }
 
-func openOurs(b *testing.B, link string) *device.Device {
+func openOurs(b *testing.B, link string, _ int) *device.Device {
+	return openWith(b, link, dataplane.Hops{})
+}
+
+// openHops is one of the two ends, where addresses of 10.1 are behind the other end's of 10.0.
+func openHops(b *testing.B, link string, n int) *device.Device {
+	own, other := netip.AddrFrom4([4]byte{10, 0, 0, byte(1 + n)}), netip.AddrFrom4([4]byte{10, 0, 0, byte(2 - n)})
+	all := netip.MustParsePrefix("10.1.0.0/24")
+	return openWith(b, link, dataplane.Hops{Self: own, Routes: []dataplane.HopRoute{{Prefix: all, Via: other}},
+		Guards: []dataplane.HopGuard{{From: other, Sources: []netip.Prefix{all}}}})
+}
+
+func openWith(b *testing.B, link string, h dataplane.Hops) *device.Device {
 	d, _, err := openUserspace(OpenConfig{Link: link, MTU: dataplane.MTU, Log: slog.New(slog.DiscardHandler)})
 	if err != nil {
 		b.Error(err)
 		return nil
 	}
+	if notes := d.SetHops(h); len(notes) > 0 {
+		b.Error(notes)
+	}
 	return d.(*userspaceDevice).dev
 }
 
-func openPlain(b *testing.B, link string) *device.Device {
+func openPlain(b *testing.B, link string, _ int) *device.Device {
 	t, err := tun.CreateTUN(link, dataplane.MTU)
 	if err != nil {
 		b.Error(err)
@@ -46,7 +61,7 @@ func openPlain(b *testing.B, link string) *device.Device {
 	return device.NewDevice(t, conn.NewDefaultBind(), device.NewLogger(device.LogLevelError, ""))
 }
 
-func stream(b *testing.B, open func(b *testing.B, link string) *device.Device) {
+func stream(b *testing.B, open func(b *testing.B, link string, n int) *device.Device, hops bool) {
 	ends := [2]*testns.NS{testns.New(b, "stream"), testns.New(b, "stream")}
 	ends[0].Do(func() {
 		veth := &netlink.Veth{LinkAttrs: netlink.LinkAttrs{Name: "eth0"}, PeerName: "eth0", PeerNamespace: netlink.NsFd(ends[1].Handle)}
@@ -62,24 +77,28 @@ func stream(b *testing.B, open func(b *testing.B, link string) *device.Device) {
 	}
 	outer := func(i int) netip.Addr { return netip.AddrFrom4([4]byte{198, 18, 0, byte(1 + i)}) }
 	inner := func(i int) netip.Addr { return netip.AddrFrom4([4]byte{10, 0, 0, byte(1 + i)}) }
+	mtu, to := dataplane.MTU, inner
+	if hops {
+		mtu, to = dataplane.MTU-dataplane.HopOverhead, func(i int) netip.Addr { return netip.AddrFrom4([4]byte{10, 1, 0, byte(1 + i)}) }
+	}
 	for i, ns := range ends {
 		var d *device.Device
 		ns.Do(func() {
-			if d = open(b, "wg0"); d == nil {
+			if d = open(b, "wg0", i); d == nil {
 				return
 			}
 			err := d.IpcSet(fmt.Sprintf("private_key=%x\nlisten_port=51820\npublic_key=%x\nendpoint=%s:51820\nallowed_ip=%s/32\n", keys[i][:], public[1-i][:], outer(1-i), inner(1-i)))
 			if err == nil {
 				err = d.Up()
 			}
-			for link, addr := range map[string]netip.Addr{"eth0": outer(i), "wg0": inner(i)} {
+			for link, addr := range map[string]netip.Addr{"eth0": outer(i), "wg0": to(i)} {
 				l, lerr := netlink.LinkByName(link)
 				if lerr != nil || err != nil {
 					b.Error(lerr, err)
 					return
 				}
 				if link == "wg0" {
-					err = netlink.LinkSetMTU(l, dataplane.MTU)
+					err = netlink.LinkSetMTU(l, mtu)
 				}
 				if aerr := netlink.AddrAdd(l, &netlink.Addr{IPNet: &net.IPNet{IP: addr.AsSlice(), Mask: net.CIDRMask(24, 32)}}); aerr != nil {
 					b.Error(aerr)
@@ -99,7 +118,7 @@ func stream(b *testing.B, open func(b *testing.B, link string) *device.Device) {
 	if b.Failed() {
 		return
 	}
-	pump(b, ends, inner(1))
+	pump(b, ends, to(1))
 }
 
 // pump sends what the benchmark asks for, in pieces of 128 KiB, and waits until all of it has arrived.
