@@ -46,7 +46,7 @@ type Options struct {
 	Driver string // auto, kernel or userspace
 	MTU    int    // of a new TUN link until the first Spec; dataplane.MTU if 0
 	Log    *slog.Logger
-	// OnForeign is told that a change somebody else made to a subsystem (wireguard, nft, route) was mended.
+	// OnForeign is told that a change somebody else made to a subsystem (wireguard, nft, route, hop) was mended.
 	// It runs on the plane's goroutine: it must not block, nor call the plane.
 	OnForeign func(subsystem string)
 	// OnBroken is told that such a change could not be mended at once. It is tried again; the next Apply says why it

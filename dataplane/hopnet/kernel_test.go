@@ -1,0 +1,66 @@
+package hopnet
+
+import (
+	"strings"
+	"testing"
+
+	"github.com/vishvananda/netlink"
+
+	"github.com/skeinmesh/skein/dataplane"
+	"github.com/skeinmesh/skein/internal/testns"
+)
+
+// TestWithoutTheModule: status says what is missing and what to do, and the guards are there all the same; a kernel that has it is as
+// the Spec says.
+func TestWithoutTheModule(t *testing.T) {
+	ns := testns.New(t, "hopnet")
+	ns.Do(func() {
+		for i, a := range spec().Link.Addresses { // that ways have as sources
+			l, err := netlink.LinkByName("lo")
+			if err == nil {
+				var x *netlink.Addr
+				if x, err = netlink.ParseAddr(a.String()); err == nil {
+					err = netlink.AddrAdd(l, x)
+				}
+			}
+			if err != nil {
+				t.Error(i, err)
+				return
+			}
+		}
+		r, err := NewReconciler(true)
+		if err != nil {
+			t.Error(err)
+			return
+		}
+		defer r.Close()
+		s := spec()
+		_, _, err = r.Reconcile(s)
+		left, diffErr := r.Diff(s)
+		if diffErr != nil {
+			t.Error(diffErr)
+		}
+		if err == nil {
+			if len(left) > 0 {
+				t.Errorf("it differs by %q", left)
+			}
+		} else {
+			for _, want := range []string{"module sit", "dataplane.wireguard: userspace"} {
+				if !strings.Contains(err.Error(), want) {
+					t.Errorf("error %q does not name %s", err, want)
+				}
+			}
+			for _, line := range left {
+				if strings.Contains(line, dataplane.HopNftTable) {
+					t.Errorf("left is %q", left)
+				}
+			}
+		}
+		if err := r.Purge(); err != nil {
+			t.Error(err)
+		}
+		if left, err := r.Diff(dataplane.Spec{Complete: true}); err != nil || len(left) > 0 {
+			t.Errorf("after Purge is left %q, %v", left, err)
+		}
+	})
+}
