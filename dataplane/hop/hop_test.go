@@ -28,7 +28,8 @@ func table(t testing.TB) *Table {
 		Routes: []dataplane.HopRoute{
 			{Prefix: pfx("10.4.8.0/24"), Via: addr("10.4.0.2")}, {Prefix: pfx("10.4.8.7/32"), Via: addr("10.4.0.3")},
 			{Prefix: pfx("fd00:8::/64"), Via: addr("10.4.0.2")},
-			{Prefix: pfx("10.4.0.2/32"), Via: addr("10.4.0.2"), Last: true}, {Prefix: pfx("fd00:5::2/128"), Via: addr("10.4.0.2"), Last: true},
+			{Prefix: pfx("10.4.0.2/32"), Via: addr("10.4.0.2"), Last: true},
+			{Prefix: pfx("fd00:5::2/128"), Via: addr("10.4.0.2"), Last: true},
 		},
 		Own: []netip.Prefix{pfx("10.4.0.1/32"), pfx("fd00:5::1/128")},
 		Guards: []dataplane.HopGuard{
@@ -180,7 +181,8 @@ func TestPacketsForOthersAreWrapped(t *testing.T) {
 		if to, _ := address(h, 16, 0); to != addr(c.via) {
 			t.Errorf("%s: to %s, want %s", c.to, to, c.via)
 		}
-		if h[0] != 0x45 || h[1] != 0xb9 || int(binary.BigEndian.Uint16(h[2:])) != len(got) || h[6] != 0x40 || h[7] != 0 || h[8] != 64 {
+		if h[0] != 0x45 || h[1] != 0xb9 || int(binary.BigEndian.Uint16(h[2:])) != len(got) ||
+			h[6] != 0x40 || h[7] != 0 || h[8] != 64 {
 			t.Errorf("%s: header % x", c.to, h)
 		}
 		if want := map[bool]byte{true: 41, false: 4}[p[0]>>4 == 6]; h[9] != want {
@@ -280,7 +282,8 @@ func TestGuards(t *testing.T) {
 			t.Errorf("%s: out came\n%x, want\n%x", c.what, l.got, want)
 		}
 		n := d.Counts()
-		if dropped := c.want == nil; n.Refused+n.Malformed != map[bool]uint64{true: 1}[dropped] || dropped && (n.Refused == 1) != c.refused {
+		dropped := c.want == nil
+		if n.Refused+n.Malformed != map[bool]uint64{true: 1}[dropped] || dropped && (n.Refused == 1) != c.refused {
 			t.Errorf("%s: counted as %+v", c.what, n)
 		}
 		l.got = nil
@@ -302,7 +305,8 @@ func TestCongestionIsPassedOn(t *testing.T) {
 		{3, 3, 3, 3},
 	} {
 		for outer, want := range row {
-			for _, p := range [][]byte{packet("10.4.8.1", "10.4.0.1", 0xb8|byte(inner), 9), packet("fd00:8::1", "fd00:5::1", 0xb8|byte(inner), 9)} {
+			for _, p := range [][]byte{packet("10.4.8.1", "10.4.0.1", 0xb8|byte(inner), 9),
+				packet("fd00:8::1", "fd00:5::1", 0xb8|byte(inner), 9)} {
 				l := &link{}
 				d := NewDevice(l)
 				d.Set(table(t))
@@ -380,9 +384,11 @@ func TestNotes(t *testing.T) {
 	if d, notes := NewTable(dataplane.Hops{Self: addr("fd00::1")}); d != nil || len(notes) != 1 {
 		t.Errorf("IPv6: %v, %q", d, notes)
 	}
-	_, notes := NewTable(dataplane.Hops{Self: addr("10.4.0.1"), Routes: []dataplane.HopRoute{{Prefix: pfx("10.0.0.0/8"), Via: addr("fd00::1")}},
+	_, notes := NewTable(dataplane.Hops{Self: addr("10.4.0.1"),
+		Routes: []dataplane.HopRoute{{Prefix: pfx("10.0.0.0/8"), Via: addr("fd00::1")}},
 		Guards: []dataplane.HopGuard{{From: addr("fd00::7")}}})
-	if text := strings.Join(notes, "\n"); len(notes) != 2 || !strings.Contains(text, "fd00::1") || !strings.Contains(text, "fd00::7") {
+	text := strings.Join(notes, "\n")
+	if len(notes) != 2 || !strings.Contains(text, "fd00::1") || !strings.Contains(text, "fd00::7") {
 		t.Errorf("notes %q", notes)
 	}
 }

@@ -56,7 +56,8 @@ func (t *Table) wrap(b []byte, via [4]byte) {
 // redirects tells whether a packet is an ICMP redirect. Links without link-local addresses send none in IPv6.
 func redirects(p []byte) bool {
 	const icmp, redirect = 1, 5
-	return len(p) > overhead && p[0] == 0x45 && p[9] == icmp && p[overhead] == redirect && binary.BigEndian.Uint16(p[6:])&^dontFragment == 0
+	return len(p) > overhead && p[0] == 0x45 && p[9] == icmp && p[overhead] == redirect &&
+		binary.BigEndian.Uint16(p[6:])&^dontFragment == 0
 }
 
 // next is the node that a packet goes to inside another one; false: it goes as it is.
@@ -73,8 +74,8 @@ func (t *Table) next(p []byte) ([4]byte, bool) {
 	return w.via, w != way{}
 }
 
-// unwrap checks a packet that came by the tunnel. The one inside it is p[overhead:overhead+n], with the outer one's mark
-// of congestion.
+// unwrap checks a packet that came by the tunnel. The one inside it is p[overhead:overhead+n], with the outer one's
+// mark of congestion.
 func (t *Table) unwrap(p []byte) (n int, v verdict) {
 	if len(p) < overhead || p[0]>>4 != 4 || [4]byte(p[16:20]) != t.self || p[9] != inIPv4 && p[9] != inIPv6 {
 		return 0, pass

@@ -33,7 +33,8 @@ func NewTable(h dataplane.Hops) (t *Table, notes []string) {
 	routes := make([]entry[way], 0, len(h.Routes))
 	for _, r := range h.Routes {
 		if !r.Via.Is4() || !r.Prefix.IsValid() {
-			notes = append(notes, fmt.Sprintf("hops: %s via %s: the next node needs an IPv4 address of the overlay", r.Prefix, r.Via))
+			notes = append(notes,
+				fmt.Sprintf("hops: %s via %s: the next node needs an IPv4 address of the overlay", r.Prefix, r.Via))
 			continue
 		}
 		routes = append(routes, entry[way]{r.Prefix, way{r.Via.As4(), r.Last}})

@@ -30,8 +30,8 @@ type guardRule struct {
 	exprs []expr.Any
 }
 
-// guardRules let pass what the sets have, and drop whatever else is for the link: also what is not whole or has options,
-// where the inner source would be elsewhere.
+// guardRules let pass what the sets have, and drop whatever else is for the link: also what is not whole or has
+// options, where the inner source would be elsewhere.
 func guardRules(self netip.Addr) (out []guardRule) {
 	address := self.As4()
 	for _, c := range []struct {
@@ -45,12 +45,14 @@ func guardRules(self netip.Addr) (out []guardRule) {
 			&expr.Meta{Key: expr.MetaKeyL4PROTO, Register: reg}, equals(c.protocol),
 		}
 		add := func(what string, exprs ...expr.Any) {
-			out = append(out, guardRule{fmt.Sprintf("ip daddr %s protocol %d %s", self, c.protocol, what), slices.Concat(ours, exprs)})
+			out = append(out, guardRule{fmt.Sprintf("ip daddr %s protocol %d %s", self, c.protocol, what),
+				slices.Concat(ours, exprs)})
 		}
 		drop := []expr.Any{&expr.Counter{}, &expr.Verdict{Kind: expr.VerdictDrop}}
 		add("malformed options drop", append([]expr.Any{load(0, 1, reg), differs(0x45)}, drop...)...)
 		add("malformed fragments drop", append([]expr.Any{load(6, 2, reg),
-			&expr.Bitwise{SourceRegister: reg, DestRegister: reg, Len: 2, Mask: []byte{0xbf, 0xff}, Xor: []byte{0, 0}}, differs(0, 0)}, drop...)...)
+			&expr.Bitwise{SourceRegister: reg, DestRegister: reg, Len: 2, Mask: []byte{0xbf, 0xff}, Xor: []byte{0, 0}},
+			differs(0, 0)}, drop...)...)
 		add("saddr and saddr inside @"+c.set+" accept", load(12, 4, reg), load(c.offset, c.size, reg2),
 			&expr.Lookup{SourceRegister: reg, SetName: c.set}, &expr.Verdict{Kind: expr.VerdictAccept})
 		add("refused drop", drop...)
@@ -86,8 +88,8 @@ func (r *Reconciler) setGuards(g Guards) error {
 	c.DelTable(r.table)
 	c.AddTable(r.table)
 	policy := nftables.ChainPolicyAccept
-	chain := c.AddChain(&nftables.Chain{Table: r.table, Name: chainGuards, Type: nftables.ChainTypeFilter, Hooknum: nftables.ChainHookPrerouting,
-		Priority: nftables.ChainPriorityRef(beforeAll), Policy: &policy})
+	chain := c.AddChain(&nftables.Chain{Table: r.table, Name: chainGuards, Type: nftables.ChainTypeFilter,
+		Hooknum: nftables.ChainHookPrerouting, Priority: nftables.ChainPriorityRef(beforeAll), Policy: &policy})
 	for f, name := range []string{setGuards4, setGuards6} {
 		set := r.guardSet(name)
 		if err := c.AddSet(set, nil); err != nil {
@@ -97,7 +99,8 @@ func (r *Reconciler) setGuards(g Guards) error {
 		for _, s := range g.Sources {
 			if family(s.First) == f {
 				from := s.From.AsSlice()
-				elements = append(elements, nftables.SetElement{Key: slices.Concat(from, s.First.AsSlice()), KeyEnd: slices.Concat(from, s.Last.AsSlice())})
+				elements = append(elements, nftables.SetElement{Key: slices.Concat(from, s.First.AsSlice()),
+					KeyEnd: slices.Concat(from, s.Last.AsSlice())})
 			}
 		}
 		for part := range slices.Chunk(elements, elementsAtOnce) {
@@ -120,8 +123,8 @@ func (r *Reconciler) deleteGuards() error {
 	return nil
 }
 
-// readGuards reads the table. One that is not as we write it is as good as one for nobody: it has no sources, and another
-// address than any.
+// readGuards reads the table. One that is not as we write it is as good as one for nobody: it has no sources, and
+// another address than any.
 func (r *Reconciler) readGuards() (g Guards, err error) {
 	foreign := Guards{Self: netip.IPv4Unspecified()}
 	tables, err := r.nft.ListTablesOfFamily(nftables.TableFamilyINet)
@@ -129,7 +132,8 @@ func (r *Reconciler) readGuards() (g Guards, err error) {
 		return Guards{}, err
 	}
 	chain, err := r.nft.ListChain(r.table, chainGuards)
-	if err != nil || chain.Hooknum == nil || *chain.Hooknum != *nftables.ChainHookPrerouting || chain.Priority == nil || *chain.Priority != beforeAll {
+	if err != nil || chain.Hooknum == nil || *chain.Hooknum != *nftables.ChainHookPrerouting ||
+		chain.Priority == nil || *chain.Priority != beforeAll {
 		return foreign, nil
 	}
 	rules, err := r.nft.GetRules(r.table, chain)

@@ -10,8 +10,8 @@ import (
 	"github.com/skeinmesh/skein/internal/testns"
 )
 
-// TestWithoutTheModule: status says what is missing and what to do, and the guards are there all the same; a kernel that has it is as
-// the Spec says.
+// TestWithoutTheModule: status says what is missing and what to do, and the guards are there all the same; a kernel
+// that has it is as the Spec says.
 func TestWithoutTheModule(t *testing.T) {
 	ns := testns.New(t, "hopnet")
 	ns.Do(func() {

@@ -37,10 +37,11 @@ type Reconciler struct {
 	used   bool // there may be something of ours in the kernel
 }
 
-// NewReconciler opens netlink sockets in the calling thread's network namespace. One that is not active takes away what a
-// former run has left, with whose driver hops were the kernel's.
+// NewReconciler opens netlink sockets in the calling thread's network namespace. One that is not active takes away
+// what a former run has left, with whose driver hops were the kernel's.
 func NewReconciler(active bool) (r *Reconciler, err error) {
-	r = &Reconciler{active: active, table: &nftables.Table{Name: dataplane.HopNftTable, Family: nftables.TableFamilyINet}, used: true}
+	r = &Reconciler{active: active, used: true,
+		table: &nftables.Table{Name: dataplane.HopNftTable, Family: nftables.TableFamilyINet}}
 	for _, h := range []**netlink.Handle{&r.h, &r.routes} {
 		if *h, err = netlink.NewHandle(unix.NETLINK_ROUTE); err != nil {
 			return nil, errors.Join(fmt.Errorf("opening rtnetlink socket: %w", err), r.Close())
@@ -93,8 +94,8 @@ func (r *Reconciler) Close() error {
 // Mend is Reconcile.
 func (r *Reconciler) Mend(s dataplane.Spec) (int, []string, error) { return r.Reconcile(s) }
 
-// Reconcile makes the kernel what the Spec says and returns how many messages that took. A host that never had hops is not
-// read again.
+// Reconcile makes the kernel what the Spec says and returns how many messages that took. A host that never had hops
+// is not read again.
 func (r *Reconciler) Reconcile(s dataplane.Spec) (writes int, notes []string, err error) {
 	s = r.wanted(s)
 	if !s.Hops.Self.IsValid() && !r.used {
@@ -123,7 +124,8 @@ func (r *Reconciler) Reconcile(s dataplane.Spec) (writes int, notes []string, er
 			next := r.cache.Apply([]Op{op})
 			r.cache = &next
 		case op.Verb == SetForward4 || op.Verb == SetForward6:
-			notes = append(notes, fmt.Sprintf("%s: %v: nothing comes here for pods of this host, and nothing is passed on for other nodes", op, err))
+			notes = append(notes, fmt.Sprintf("%s: %v: nothing comes here for pods of this host, and nothing is passed on for "+
+				"other nodes", op, err))
 		case op.Verb == SetRPFilter:
 			notes = append(notes, fmt.Sprintf("%s: %v: packets from nodes of other sites may be dropped", op, err))
 		case first == nil:
@@ -160,7 +162,8 @@ func (r *Reconciler) Counts() (c hop.Counts, err error) {
 	if !r.used {
 		return c, nil
 	}
-	if rules, err := r.nft.GetRules(r.table, &nftables.Chain{Table: r.table, Name: chainGuards}); err == nil { // else there are none
+	chain := &nftables.Chain{Table: r.table, Name: chainGuards}
+	if rules, err := r.nft.GetRules(r.table, chain); err == nil { // else there are none
 		c.Refused, c.Malformed = dropped(rules)
 	}
 	l, err := nlcount.One(r.h).LinkByName(dataplane.HopLink)
@@ -262,7 +265,8 @@ func af(family int) int {
 }
 
 func (r *Reconciler) readRules(f int) (out []Rule, err error) {
-	list, err := nlcount.One(r.h).RuleListFiltered(af(f), &netlink.Rule{Protocol: dataplane.RouteProtocol}, netlink.RT_FILTER_PROTOCOL)
+	list, err := nlcount.One(r.h).RuleListFiltered(af(f), &netlink.Rule{Protocol: dataplane.RouteProtocol},
+		netlink.RT_FILTER_PROTOCOL)
 	if err != nil {
 		return nil, fmt.Errorf("reading IPv%d rules: %w", f, err)
 	}
@@ -318,7 +322,8 @@ func fromRoute(f int, last bool, k netlink.Route, link int) Route {
 		}
 	}
 	const metric6 = 1024 // what the kernel makes of no metric
-	if k.LinkIndex != link || k.Type != unix.RTN_UNICAST || len(k.MultiPath) > 0 || k.Gw == nil || k.Priority != (f-4)/2*metric6 {
+	if k.LinkIndex != link || k.Type != unix.RTN_UNICAST || len(k.MultiPath) > 0 || k.Gw == nil ||
+		k.Priority != (f-4)/2*metric6 {
 		route.Other = fmt.Sprintf(" (%s metric %d)", k, k.Priority)
 	}
 	return route
@@ -372,7 +377,9 @@ func (r *Reconciler) apply(o Op) error {
 	case DelRule:
 		return ignoreErrno(nlcount.One(r.h).RuleDel(toRule(o.Rule)), unix.ENOENT)
 	case AddRoute:
-		return r.onLink(func(l netlink.Link) error { return nlcount.One(r.h).RouteReplace(toRoute(o.Route, l.Attrs().Index)) })
+		return r.onLink(func(l netlink.Link) error {
+			return nlcount.One(r.h).RouteReplace(toRoute(o.Route, l.Attrs().Index))
+		})
 	case DelRoute:
 		return r.delRoute(o.Route)
 	}
@@ -399,11 +406,13 @@ func (r *Reconciler) addLink(o Op) error {
 	const inherit, dontFragment, ttl, genModeNone = 1, 1, 64, 1
 	attrs := netlink.NewLinkAttrs()
 	attrs.Name, attrs.MTU = dataplane.HopLink, o.Number
-	err := nlcount.One(r.h).LinkAdd(&netlink.Sittun{LinkAttrs: attrs, Local: o.Self.AsSlice(), Ttl: ttl, Tos: inherit, PMtuDisc: dontFragment})
+	err := nlcount.One(r.h).LinkAdd(&netlink.Sittun{LinkAttrs: attrs, Local: o.Self.AsSlice(), Ttl: ttl, Tos: inherit,
+		PMtuDisc: dontFragment})
 	switch {
 	case errors.Is(err, unix.EOPNOTSUPP), errors.Is(err, unix.ENOTSUP):
-		return fmt.Errorf("%w: this kernel has no IP-in-IP links: load the module sit, or set dataplane.wireguard: userspace; until then "+
-			"this host reaches no node of another site by way of a leader, and passes nothing on for others", err)
+		return fmt.Errorf("%w: this kernel has no IP-in-IP links: load the module sit, or set "+
+			"dataplane.wireguard: userspace; until then this host reaches no node of another site by way of a leader, and "+
+			"passes nothing on for others", err)
 	case err != nil:
 		return err
 	}
@@ -413,8 +422,8 @@ func (r *Reconciler) addLink(o Op) error {
 	})
 }
 
-// setUp sets the link up, and takes the address away that the kernel gives such links, ::SELF in ::/96: nothing here has
-// to do with automatic tunnels to any IPv4 address.
+// setUp sets the link up, and takes the address away that the kernel gives such links, ::SELF in ::/96: nothing here
+// has to do with automatic tunnels to any IPv4 address.
 func (r *Reconciler) setUp(l netlink.Link) error {
 	if err := nlcount.One(r.h).LinkSetUp(l); err != nil {
 		return err
@@ -444,8 +453,11 @@ func toRule(r Rule) *netlink.Rule {
 }
 
 func toRoute(r Route, link int) *netlink.Route {
-	k := &netlink.Route{Family: unix.AF_INET, Dst: &net.IPNet{IP: r.Prefix.Addr().AsSlice(), Mask: net.CIDRMask(r.Prefix.Bits(), r.Prefix.Addr().BitLen())},
-		Table: r.table(), Protocol: dataplane.RouteProtocol, Type: unix.RTN_UNICAST, MTU: r.MTU, LinkIndex: link, Flags: int(netlink.FLAG_ONLINK)}
+	a := r.Prefix.Addr()
+	k := &netlink.Route{Family: unix.AF_INET,
+		Dst:   &net.IPNet{IP: a.AsSlice(), Mask: net.CIDRMask(r.Prefix.Bits(), a.BitLen())},
+		Table: r.table(), Protocol: dataplane.RouteProtocol, Type: unix.RTN_UNICAST, MTU: r.MTU, LinkIndex: link,
+		Flags: int(netlink.FLAG_ONLINK)}
 	via := r.Via.As4()
 	k.Gw = via[:]
 	if r.Prefix.Addr().Is6() {

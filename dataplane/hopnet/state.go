@@ -61,7 +61,8 @@ func Want(s dataplane.Spec, h Host) (w State, notes []string) {
 	case !s.Hops.Self.IsValid():
 		return w, nil
 	case !s.Hops.Self.Is4():
-		return w, []string{fmt.Sprintf("hops: own address %s is no IPv4 address: packets for other sites are lost", s.Hops.Self)}
+		return w, []string{fmt.Sprintf("hops: own address %s is no IPv4 address: packets for other sites are lost",
+			s.Hops.Self)}
 	}
 	const off, loose = 0, 2
 	w.Self, w.Up, w.MTU = s.Hops.Self, true, s.Link.MTU-dataplane.HopOverhead
@@ -82,7 +83,8 @@ func Want(s dataplane.Spec, h Host) (w State, notes []string) {
 	}
 	for _, r := range s.Hops.Routes {
 		if !r.Via.Is4() || !r.Prefix.IsValid() {
-			notes = append(notes, fmt.Sprintf("hops: %s via %s: the next node needs an IPv4 address of the overlay", r.Prefix, r.Via))
+			notes = append(notes,
+				fmt.Sprintf("hops: %s via %s: the next node needs an IPv4 address of the overlay", r.Prefix, r.Via))
 			continue
 		}
 		p := r.Prefix.Masked()
@@ -142,7 +144,8 @@ func family(a netip.Addr) int {
 }
 
 func compareRoutes(a, b Route) int {
-	return cmp.Or(a.Prefix.Compare(b.Prefix), boolean(a.Last)-boolean(b.Last), a.Via.Compare(b.Via), cmp.Compare(a.Other, b.Other))
+	return cmp.Or(a.Prefix.Compare(b.Prefix), boolean(a.Last)-boolean(b.Last),
+		a.Via.Compare(b.Via), cmp.Compare(a.Other, b.Other))
 }
 
 func compareRules(a, b Rule) int { return cmp.Or(a.Family-b.Family, boolean(a.Last)-boolean(b.Last)) }
@@ -188,8 +191,8 @@ type Op struct {
 	Route  Route
 }
 
-// Diff returns what turns actual into want: guards before the link that they are for, routes before the rules that lead to
-// them, and removals last, with prune only, the other way round.
+// Diff returns what turns actual into want: guards before the link that they are for, routes before the rules that
+// lead to them, and removals last, with prune only, the other way round.
 func Diff(want, actual State, prune bool) (ops []Op) {
 	if !want.Self.IsValid() && !prune {
 		return nil
@@ -204,7 +207,7 @@ func Diff(want, actual State, prune bool) (ops []Op) {
 	had := actual.Self.IsValid()
 	if had && want.Self.IsValid() && actual.Self != want.Self { // its routes go with it
 		ops = append(ops, Op{Verb: DelLink})
-		actual.Self, actual.Up, actual.MTU, actual.RPFilter, actual.Forward4, actual.Forward6, actual.Routes = netip.Addr{}, false, 0, -1, false, false, nil
+		actual = actual.Apply(ops[len(ops)-1:])
 	}
 	if want.Self.IsValid() {
 		if actual.Self != want.Self {
@@ -292,7 +295,8 @@ func (s State) Apply(ops []Op) State {
 			i := slices.Index(s.Rules, o.Rule)
 			s.Rules = slices.Delete(s.Rules, i, i+1)
 		case AddRoute:
-			s.Routes = slices.DeleteFunc(s.Routes, func(r Route) bool { return r.Prefix == o.Route.Prefix && r.Last == o.Route.Last })
+			same := func(r Route) bool { return r.Prefix == o.Route.Prefix && r.Last == o.Route.Last }
+			s.Routes = slices.DeleteFunc(s.Routes, same)
 			s.Routes = append(s.Routes, o.Route)
 		case DelRoute:
 			s.Routes = slices.DeleteFunc(s.Routes, func(r Route) bool { return r == o.Route })
@@ -309,7 +313,8 @@ func (g Guards) equal(o Guards) bool { return g.Self == o.Self && slices.Equal(g
 func union(a, b []Source) []Source {
 	out := slices.Clone(a)
 	for _, s := range b {
-		if !slices.ContainsFunc(a, func(x Source) bool { return x.From == s.From && !x.Last.Less(s.First) && !s.Last.Less(x.First) }) {
+		overlaps := func(x Source) bool { return x.From == s.From && !x.Last.Less(s.First) && !s.Last.Less(x.First) }
+		if !slices.ContainsFunc(a, overlaps) {
 			out = append(out, s)
 		}
 	}
@@ -353,9 +358,11 @@ func (o Op) String() string {
 // String is the rule in ip's words.
 func (r Rule) String() string {
 	if r.Last {
-		return fmt.Sprintf("ipv%d %d: iif %s lookup %d", r.Family, dataplane.HopLastRule, dataplane.HopLink, dataplane.HopLastTable)
+		return fmt.Sprintf("ipv%d %d: iif %s lookup %d", r.Family, dataplane.HopLastRule, dataplane.HopLink,
+			dataplane.HopLastTable)
 	}
-	return fmt.Sprintf("ipv%d %d: not fwmark %#x/%#x lookup %d", r.Family, dataplane.HopRule, dataplane.MarkWG, dataplane.MarkMask, dataplane.HopTable)
+	return fmt.Sprintf("ipv%d %d: not fwmark %#x/%#x lookup %d", r.Family, dataplane.HopRule, dataplane.MarkWG,
+		dataplane.MarkMask, dataplane.HopTable)
 }
 
 func (r Route) table() int {

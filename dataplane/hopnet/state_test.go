@@ -107,7 +107,8 @@ func TestAnotherAddressMakesTheLinkAnew(t *testing.T) {
 	for _, o := range Diff(want, actual, true) {
 		verbs[o.Verb]++
 	}
-	if verbs[DelLink] != 1 || verbs[AddLink] != 1 || verbs[SetGuards] != 1 || verbs[SetUp] != 1 || verbs[AddRoute] != len(want.Routes) || verbs[DelRoute] != 0 {
+	if verbs[DelLink] != 1 || verbs[AddLink] != 1 || verbs[SetGuards] != 1 || verbs[SetUp] != 1 ||
+		verbs[AddRoute] != len(want.Routes) || verbs[DelRoute] != 0 {
 		t.Errorf("%v", verbs)
 	}
 }

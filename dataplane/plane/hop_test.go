@@ -29,7 +29,8 @@ import (
 	"github.com/skeinmesh/skein/internal/testns"
 )
 
-// site is a node with a pod, which peers with the two leaders of its site only. These peer with those of the other site.
+// site is a node with a pod, which peers with the two leaders of its site only. These peer with those of the other
+// site.
 type site struct {
 	member  *host
 	leaders [2]*host
@@ -44,7 +45,8 @@ func newSite(t *testing.T, n int, member, leaders string) *site {
 		s.leaders[i] = newHostWith(t, n+1+i, leaders)
 	}
 	ns := testns.New(t, "pod")
-	s.pod = pod{ns, podnet.Attachment{ContainerID: fmt.Sprintf("site%d", n), Interface: "eth0", NetNS: "/var/run/netns/" + ns.Name, MTU: dataplane.MTU,
+	s.pod = pod{ns, podnet.Attachment{ContainerID: fmt.Sprintf("site%d", n), Interface: "eth0",
+		NetNS: "/var/run/netns/" + ns.Name, MTU: dataplane.MTU,
 		IPv4: s.blocks()[0].Addr().Next(), IPv6: s.blocks()[1].Addr().Next()}}
 	s.member.Must("add pod", func() error { _, err := podnet.Add(s.pod.Attachment); return err })
 	return s
@@ -91,7 +93,8 @@ func join(t *testing.T, a, b *site) *hops {
 	wire := func(a, b *host) {
 		n := len(h.wires) / 2
 		ends := [2]netip.Addr{netip.AddrFrom4([4]byte{198, 18, byte(n), 1}), netip.AddrFrom4([4]byte{198, 18, byte(n), 2})}
-		testns.Link(a.NS, b.NS, fmt.Sprintf("wire%d", n), []netip.Prefix{netip.PrefixFrom(ends[0], 24)}, []netip.Prefix{netip.PrefixFrom(ends[1], 24)})
+		testns.Link(a.NS, b.NS, fmt.Sprintf("wire%d", n), []netip.Prefix{netip.PrefixFrom(ends[0], 24)},
+			[]netip.Prefix{netip.PrefixFrom(ends[1], 24)})
 		h.wires[[2]*host{a, b}], h.wires[[2]*host{b, a}] = ends[1], ends[0]
 	}
 	for _, s := range h.sites {
@@ -159,7 +162,8 @@ func (h *hops) spec(x *host) dataplane.Spec {
 		lead(own.leaders[h.bound[here]], false, other.prefixes()...)
 		s.Hops.Own = own.ofMember()
 		s.Pods.Blocks = own.blocks()
-		s.Pods.Routes = []dataplane.PodRoute{{Addr: own.pod.IPv4, Link: own.pod.link()}, {Addr: own.pod.IPv6, Link: own.pod.link()}}
+		s.Pods.Routes = []dataplane.PodRoute{{Addr: own.pod.IPv4, Link: own.pod.link()},
+			{Addr: own.pod.IPv6, Link: own.pod.link()}}
 	} else {
 		peer(own.member, own.blocks()...)
 		guard(own.member, own.ofMember())
@@ -188,8 +192,8 @@ func (h *hops) spec(x *host) dataplane.Spec {
 	return s
 }
 
-// reachAll fails unless everything of each site reaches everything of the other, pods included; in the kernel tier's guest,
-// unless one of each kind does.
+// reachAll fails unless everything of each site reaches everything of the other, pods included; in the kernel tier's
+// guest, unless one of each kind does.
 func (h *hops) reachAll(t *testing.T) {
 	t.Helper()
 	for i, s := range h.sites {
@@ -221,8 +225,8 @@ func (h *hops) echoAll(t *testing.T) {
 	}
 }
 
-// bindings are which leaders members are bound to: all, or in the kernel tier's guest, which is emulated and slow, so many that
-// each leader has its turn.
+// bindings are which leaders members are bound to: all, or in the kernel tier's guest, which is emulated and slow,
+// so many that each leader has its turn.
 func bindings() [][2]int {
 	if wantKernel() {
 		return [][2]int{{0, 0}, {1, 1}}
@@ -314,8 +318,8 @@ func TestDriversUnderstandEachOther(t *testing.T) {
 	}
 }
 
-// redirects counts the ICMP redirects that came: whoever passes on by the link that a packet came by sends them, and here they
-// would lead to who is no peer.
+// redirects counts the ICMP redirects that came: whoever passes on by the link that a packet came by sends them, and
+// here they would lead to who is no peer.
 func redirects(t *testing.T, n *testns.NS) (count int) {
 	t.Helper()
 	n.Must("read counters", func() error {
@@ -535,9 +539,11 @@ func TestNobodyBringsWhatIsNotHis(t *testing.T) {
 		{"a member", a.member.NS, [2]netip.Addr{a.member.overlay4(), a.member.overlay6()},
 			[]netip.Addr{mate4, mate6, theirs4, theirs6, stranger4, stranger6, foreign4, foreign6}, a.leaders[0]},
 		{"a leader", a.leaders[0].NS, [2]netip.Addr{a.leaders[0].overlay4(), a.leaders[0].overlay6()},
-			[]netip.Addr{theirs4, theirs6, b.pod.IPv4.Next(), b.pod.IPv6.Next(), stranger4, stranger6, foreign4, foreign6}, b.leaders[0]},
+			[]netip.Addr{theirs4, theirs6, b.pod.IPv4.Next(), b.pod.IPv6.Next(), stranger4, stranger6, foreign4,
+				foreign6}, b.leaders[0]},
 		{"a pod", a.pod.NS, [2]netip.Addr{a.pod.IPv4, a.pod.IPv6},
-			[]netip.Addr{a.member.overlay4(), a.member.overlay6(), mate4, mate6, theirs4, theirs6, stranger4, stranger6, foreign4, foreign6}, nil},
+			[]netip.Addr{a.member.overlay4(), a.member.overlay6(), mate4, mate6, theirs4, theirs6, stranger4,
+				stranger6, foreign4, foreign6}, nil},
 	} {
 		if wantKernel() {
 			c.as = c.as[:4]
@@ -583,7 +589,8 @@ func TestHopsLeaveRoomForTheirHeader(t *testing.T) {
 	h.echoAll(t)
 	h.reachAll(t)
 	a, b := h.sites[0], h.sites[1]
-	senders, receivers := []*testns.NS{a.pod.NS, a.member.NS}, []netip.Addr{b.member.overlay4(), b.pod.IPv6, b.member.overlay6(), b.pod.IPv4}
+	senders := []*testns.NS{a.pod.NS, a.member.NS}
+	receivers := []netip.Addr{b.member.overlay4(), b.pod.IPv6, b.member.overlay6(), b.pod.IPv4}
 	if wantKernel() {
 		senders, receivers = senders[:1], receivers[:2]
 	}
@@ -597,7 +604,8 @@ func TestHopsLeaveRoomForTheirHeader(t *testing.T) {
 				size int
 				cut  bool
 				want error
-			}{{narrower, false, nil}, {narrower + 1, false, unix.EMSGSIZE}, {dataplane.MTU, false, unix.EMSGSIZE}, {1900, true, nil}} {
+			}{{narrower, false, nil}, {narrower + 1, false, unix.EMSGSIZE},
+				{dataplane.MTU, false, unix.EMSGSIZE}, {1900, true, nil}} {
 				if err := sized(from, to, c.size-headers, c.cut); !errors.Is(err, c.want) {
 					t.Errorf("%s to %s with %d bytes (fragments: %t): %v, want %v", from.Name, to, c.size, c.cut, err, c.want)
 				}
@@ -652,21 +660,24 @@ func sized(from *testns.NS, to netip.Addr, payload int, cut bool) (err error) {
 	return err
 }
 
-// TestHopsAreMendedAdoptedAndPurged: what a kernel driver leaves is taken over by the next run as it is, put right when somebody
-// changes it, refuses instead of sending in plaintext when the tunnel is gone, and goes with the rest. Of the other driver
-// there is nothing to be changed or to be left.
+// TestHopsAreMendedAdoptedAndPurged: what a kernel driver leaves is taken over by the next run as it is, put right
+// when somebody changes it, refuses instead of sending in plaintext when the tunnel is gone, and goes with the rest.
+// Of the other driver there is nothing to be changed or to be left.
 func TestHopsAreMendedAdoptedAndPurged(t *testing.T) {
 	a := newHost(t, 1)
 	uplink(t, a)
 	other, far := newKeyPair(t), []netip.Prefix{pfx("10.4.8.1/32"), pfx("fd00:5::8/128")}
-	s := withPeer(a.spec(), other.public, netip.MustParseAddrPort("192.0.2.9:51820"), pfx("10.4.0.2/32"), pfx("fd00:5::2/128"))
+	s := withPeer(a.spec(), other.public, netip.MustParseAddrPort("192.0.2.9:51820"), pfx("10.4.0.2/32"),
+		pfx("fd00:5::2/128"))
 	s.Targets = append(s.Targets, far...)
 	s.Pods.Forward = true
-	s.Hops = dataplane.Hops{Self: a.overlay4(), Own: nodes(a), Guards: []dataplane.HopGuard{{From: addr("10.4.0.2"), Sources: far}}}
+	s.Hops = dataplane.Hops{Self: a.overlay4(), Own: nodes(a),
+		Guards: []dataplane.HopGuard{{From: addr("10.4.0.2"), Sources: far}}}
 	for _, p := range far {
 		s.Hops.Routes = append(s.Hops.Routes, dataplane.HopRoute{Prefix: p, Via: addr("10.4.0.2")})
 	}
-	s.Hops.Routes = append(s.Hops.Routes, dataplane.HopRoute{Prefix: pfx("10.4.0.2/32"), Via: addr("10.4.0.2"), Last: true})
+	s.Hops.Routes = append(s.Hops.Routes,
+		dataplane.HopRoute{Prefix: pfx("10.4.0.2/32"), Via: addr("10.4.0.2"), Last: true})
 	slices.SortFunc(s.Hops.Routes, dataplane.HopRoute.Compare)
 	a.apply(t, s)
 	a.clean(t, s)
@@ -703,7 +714,8 @@ func TestHopsAreMendedAdoptedAndPurged(t *testing.T) {
 			c.DelTable(&nftables.Table{Family: nftables.TableFamilyINet, Name: dataplane.HopNftTable})
 		})},
 		{"guards emptied", withNft(func(c *nftables.Conn) {
-			c.FlushChain(&nftables.Chain{Table: &nftables.Table{Family: nftables.TableFamilyINet, Name: dataplane.HopNftTable}, Name: "skein_hop_guards"})
+			table := &nftables.Table{Family: nftables.TableFamilyINet, Name: dataplane.HopNftTable}
+			c.FlushChain(&nftables.Chain{Table: table, Name: "skein_hop_guards"})
 		})},
 		{"tunnel deleted", deleteLink(dataplane.LinkName)},
 	} {
@@ -712,7 +724,9 @@ func TestHopsAreMendedAdoptedAndPurged(t *testing.T) {
 		}
 		before := a.mends()
 		a.Must(c.name, c.do)
-		took := within(t, mendLimit(), c.name+" is mended", func() bool { return a.mends() > before && len(a.diff(t, s)) == 0 })
+		took := within(t, mendLimit(), c.name+" is mended", func() bool {
+			return a.mends() > before && len(a.diff(t, s)) == 0
+		})
 		t.Logf("%s: mended after %s", c.name, took)
 	}
 	if err := a.plane.Close(); err != nil {
@@ -777,12 +791,14 @@ func (h *host) nothingLeft(t *testing.T, all bool) {
 				return err
 			}
 			for _, r := range rules {
-				if r.Protocol == dataplane.RouteProtocol && (all || r.Priority == dataplane.HopRule || r.Priority == dataplane.HopLastRule) {
+				if r.Protocol == dataplane.RouteProtocol &&
+					(all || r.Priority == dataplane.HopRule || r.Priority == dataplane.HopLastRule) {
 					return fmt.Errorf("rule %s", r)
 				}
 			}
 			for _, table := range []int{dataplane.HopTable, dataplane.HopLastTable} {
-				if routes, err := netlink.RouteListFiltered(family, &netlink.Route{Table: table}, netlink.RT_FILTER_TABLE); err == nil && len(routes) > 0 {
+				routes, err := netlink.RouteListFiltered(family, &netlink.Route{Table: table}, netlink.RT_FILTER_TABLE)
+				if err == nil && len(routes) > 0 {
 					return fmt.Errorf("routes %v", routes)
 				}
 			}

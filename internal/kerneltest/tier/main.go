@@ -148,7 +148,7 @@ func goBuild(ctx context.Context, args ...string) error {
 }
 
 func (o options) testArgs(binary, run string) []string {
-	args := []string{binary, "-test.v", "-test.timeout=150s"}
+	args := []string{binary, "-test.v", "-test.timeout=200s"}
 	if o.run != "" {
 		run = o.run
 	}
