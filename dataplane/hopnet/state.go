@@ -70,7 +70,7 @@ func Want(s dataplane.Spec, h Host) (w State, notes []string) {
 		w.RPFilter = loose // the way back need not lead by the link; the guards have checked the source
 	}
 	w.Forward4 = s.Pods.Forward || len(s.Pods.Blocks)+len(s.Pods.Routes) > 0
-	w.Forward6 = w.Forward4 && h.IPv6
+	w.Forward6 = h.IPv6 && (s.Pods.Forward || has6(s.Pods)) // an older kernel has a switch for the whole host only
 	var own [2]netip.Addr
 	for _, a := range s.Link.Addresses {
 		own[family(a.Addr())] = a.Addr()
@@ -112,6 +112,11 @@ func Want(s dataplane.Spec, h Host) (w State, notes []string) {
 	slices.SortFunc(w.Routes, compareRoutes)
 	slices.SortFunc(w.Guards.Sources, compareSources)
 	return w, notes
+}
+
+func has6(p dataplane.Pods) bool {
+	return slices.ContainsFunc(p.Blocks, func(b netip.Prefix) bool { return b.Addr().Is6() }) ||
+		slices.ContainsFunc(p.Routes, func(r dataplane.PodRoute) bool { return r.Addr.Is6() })
 }
 
 // sources are the ranges of a guard, without overlaps, which the kernel's sets refuse.

@@ -97,6 +97,26 @@ func TestWithoutIPv6(t *testing.T) {
 	}
 }
 
+// TestForwardingByFamily: IPv6 is not forwarded for pods that have IPv4 only, nor anything where nobody needs it.
+func TestForwardingByFamily(t *testing.T) {
+	for _, c := range []struct {
+		pods      dataplane.Pods
+		four, six bool
+	}{
+		{dataplane.Pods{}, false, false},
+		{dataplane.Pods{Forward: true}, true, true},
+		{dataplane.Pods{Blocks: []netip.Prefix{pfx("10.64.0.0/27")}}, true, false},
+		{dataplane.Pods{Blocks: []netip.Prefix{pfx("10.64.0.0/27"), pfx("fd64::/123")}}, true, true},
+		{dataplane.Pods{Routes: []dataplane.PodRoute{{Addr: addr("fd64::1"), Link: "sk1"}}}, true, true},
+	} {
+		s := spec()
+		s.Pods = c.pods
+		if w, _ := Want(s, full); w.Forward4 != c.four || w.Forward6 != c.six {
+			t.Errorf("%+v: IPv4 %t, IPv6 %t", c.pods, w.Forward4, w.Forward6)
+		}
+	}
+}
+
 // TestAnotherAddressMakesTheLinkAnew, with all that goes with it.
 func TestAnotherAddressMakesTheLinkAnew(t *testing.T) {
 	s := spec()
