@@ -257,3 +257,20 @@ func TestKeepalive(t *testing.T) {
 		}
 	}
 }
+
+// Hops are among what people read: whom they lead to by whom, and whose packets may come.
+func TestTextTellsOfHops(t *testing.T) {
+	addr, pfx := netip.MustParseAddr, netip.MustParsePrefix
+	have := projection.Text(dataplane.Spec{Hops: dataplane.Hops{
+		Self: addr("10.4.0.1"), Own: []netip.Prefix{pfx("10.4.0.1/32")},
+		Routes: []dataplane.HopRoute{{Prefix: pfx("10.4.0.2/32"), Via: addr("10.4.0.2"), Last: true},
+			{Prefix: pfx("10.4.8.0/24"), Via: addr("10.4.0.3")}},
+		Guards: []dataplane.HopGuard{{From: addr("10.4.0.3"), Sources: []netip.Prefix{pfx("10.4.8.0/24"), pfx("fd00:8::/64")}}},
+	}}, func(dataplane.Key) string { return "?" })
+	for _, want := range []string{"own source 10.4.0.1/32\n", "hop 10.4.0.2/32 from 10.4.0.1 via 10.4.0.2 of others' packets\n",
+		"hop 10.4.8.0/24 from 10.4.0.1 via 10.4.0.3\n", "hop to 10.4.0.1 from 10.4.0.3 allowed 10.4.8.0/24 fd00:8::/64\n"} {
+		if !strings.Contains(have, want) {
+			t.Errorf("%q is not in\n%s", want, have)
+		}
+	}
+}
