@@ -6,11 +6,15 @@ import (
 	skeinv1 "github.com/skeinmesh/skein/api/skein/v1"
 )
 
-// redact takes the secrets out of an event that is shown: the gossip keys and the seed of the
-// preshared keys. Hashes of tokens stay; they tell nothing.
+// redact takes the secrets out of an event that is shown: the gossip keys, the seed of the
+// preshared keys, and what is sealed for carriers of plain peers. Hashes of tokens stay; they tell nothing.
 func redact(e *skeinv1.Event) *skeinv1.Event {
-	switch e.GetBody().(type) {
-	case *skeinv1.Event_ClusterCreated, *skeinv1.Event_GossipKeyRotated:
+	switch b := e.GetBody().(type) {
+	case *skeinv1.Event_CommandAnswered:
+		if b.CommandAnswered.GetAnswer().GetPlainPeer() == nil {
+			return e
+		}
+	case *skeinv1.Event_ClusterCreated, *skeinv1.Event_GossipKeyRotated, *skeinv1.Event_PlainPeerSet:
 	default:
 		return e
 	}
@@ -21,6 +25,8 @@ func redact(e *skeinv1.Event) *skeinv1.Event {
 	if k := c.GetGossipKeyRotated().GetKeys(); k != nil {
 		k.Primary, k.Accepted = nil, nil
 	}
+	redactPlainPeer(c.GetPlainPeerSet().GetPlainPeer())
+	redactPlainPeer(c.GetCommandAnswered().GetAnswer().GetPlainPeer())
 	return c
 }
 
@@ -31,5 +37,18 @@ func redactState(s *skeinv1.State) *skeinv1.State {
 		c.Cluster.PskSeed = nil
 	}
 	c.GossipKeys = nil
+	for _, p := range c.GetPlainPeers() {
+		redactPlainPeer(p)
+	}
+	for _, a := range c.GetAnswers() {
+		redactPlainPeer(a.GetPlainPeer())
+	}
 	return c
+}
+
+// redactPlainPeer leaves the carriers of a plain peer and takes their secrets, which are sealed, out.
+func redactPlainPeer(p *skeinv1.PlainPeer) {
+	for _, c := range p.GetCarriers() {
+		c.Sealed = nil
+	}
 }

@@ -30,7 +30,12 @@ func (s *State) nextIPv4() (netip.Addr, error) {
 			return a, nil
 		}
 	}
-	return netip.Addr{}, refuse(ResourceExhausted,
+	return netip.Addr{}, s.overlayFull(pool)
+}
+
+func (s *State) overlayFull(pool netip.Prefix) error {
+	hosts := uint32(1)<<(32-pool.Bits()) - 2
+	return refuse(ResourceExhausted,
 		"the overlay %s is full: its %d addresses belong to %s%s; addresses of revoked nodes are not given again and an overlay cannot grow, so make a cluster with a larger one (overlay.ipv4 in skein.yaml, then skein up --init)",
 		pool, hosts, s.users(), s.resting())
 }
@@ -61,8 +66,12 @@ func (s *State) users() string {
 }
 
 func (s *State) resting() string {
-	if s.revoked.n == 0 {
-		return ""
+	var out string
+	if s.revoked.n > 0 {
+		out = fmt.Sprintf(" and to %d revoked ones", s.revoked.n)
 	}
-	return fmt.Sprintf(" and to %d revoked ones", s.revoked.n)
+	if s.plain.n > 0 {
+		out += fmt.Sprintf(" and to %d plain peers", s.plain.n)
+	}
+	return out
 }

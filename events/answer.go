@@ -41,6 +41,9 @@ func Reference(a *skeinv1.Answer) *skeinv1.Answer {
 	if v := a.GetSlot(); v != nil {
 		out.Slot = &skeinv1.EgressSlot{Namespace: v.GetNamespace(), Name: v.GetName(), Number: v.GetNumber(), Epoch: v.GetEpoch()}
 	}
+	if v := a.GetPlainPeer(); v != nil {
+		out.PlainPeer = &skeinv1.PlainPeer{Name: v.GetName(), CreatedIndex: v.GetCreatedIndex()}
+	}
 	if plan := a.GetPlan(); len(plan) > 0 {
 		out.Plan = plan[:1]
 		if len(plan) > 1 {
@@ -70,7 +73,7 @@ func (s *State) Complete(a *skeinv1.Answer) *skeinv1.Answer {
 	}
 	out := &skeinv1.Answer{
 		RequestId: a.GetRequestId(), Index: a.GetIndex(), Node: a.GetNode(), Token: a.GetToken(), ErrorCode: a.GetErrorCode(), ErrorMessage: a.GetErrorMessage(),
-		Pool: a.GetPool(), Static: a.GetStatic(), Grant: a.GetGrant(), Plan: a.GetPlan(), Egress: a.GetEgress(), Slot: a.GetSlot(),
+		Pool: a.GetPool(), Static: a.GetStatic(), Grant: a.GetGrant(), Plan: a.GetPlan(), Egress: a.GetEgress(), Slot: a.GetSlot(), PlainPeer: a.GetPlainPeer(),
 	}
 	if n := a.GetNode(); n != nil && len(n.GetIdentityKey()) == 0 {
 		out.Node = cmp.Or(find(&s.nodes, n.GetId()), find(&s.revoked, n.GetId()).GetNode(), n)
@@ -100,6 +103,11 @@ func (s *State) Complete(a *skeinv1.Answer) *skeinv1.Answer {
 	if v := a.GetSlot(); v != nil && v.GetSince() == 0 {
 		if have := s.Slot(v.GetNamespace(), v.GetName(), v.GetNumber()); have.GetEpoch() == v.GetEpoch() {
 			out.Slot = cmp.Or(have, v)
+		}
+	}
+	if p := a.GetPlainPeer(); p != nil && len(p.GetPublicKey()) == 0 {
+		if have := s.PlainPeer(p.GetName()); have.GetCreatedIndex() == p.GetCreatedIndex() {
+			out.PlainPeer = cmp.Or(have, p)
 		}
 	}
 	return out

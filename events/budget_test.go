@@ -274,7 +274,7 @@ func TestBudgetAddsUp(t *testing.T) {
 	}
 	claim := len(small.Id) + 2 + 2*10
 	all := map[string]int{
-		"limits":   MaxNodeBytes + MaxPodBytes,
+		"limits":   MaxNodeBytes + MaxPodBytes + MaxPlainBytes,
 		"answers":  MaxAnswers * entrySize(sectionAnswers, largestAnswer),
 		"tokens":   MaxTokens * entrySize(sectionTokens, sizeOf(token)),
 		"nodes":    MaxNodeBytes / node * more,

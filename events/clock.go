@@ -43,8 +43,18 @@ func (s *State) capTimes(now int64) {
 	for _, t := range tokens {
 		t.CreatedAt = min(t.GetCreatedAt(), now)
 	}
+	ends := make([]int64, len(p.GetPlainPeers()))
+	for i, v := range p.GetPlainPeers() { // they keep their lifetimes as tokens do
+		ends[i] = v.GetExpiresAt()
+		if ahead := v.GetCreatedAt() - now; ahead > 0 && ends[i] != 0 {
+			ends[i] -= ahead
+		}
+	}
 	p.Tokens = nil // their ends lie beyond now and stay
 	capAll(p.ProtoReflect(), now)
+	for i, v := range p.GetPlainPeers() {
+		v.ExpiresAt = ends[i]
+	}
 	p.Tokens, p.Answers = tokens, answers
 	if rebuilt, err := FromProto(p); err == nil { // it always can: only times differ
 		s.content = rebuilt.content

@@ -115,6 +115,10 @@ func (d *decision) dispatch() error {
 		return d.repairClock()
 	case *skeinv1.Command_SetPodCidrs:
 		return d.setPodCIDRs(b.SetPodCidrs)
+	case *skeinv1.Command_SetPlainPeer:
+		return d.setPlainPeer(b.SetPlainPeer)
+	case *skeinv1.Command_RemovePlainPeer:
+		return d.removePlainPeer(b.RemovePlainPeer)
 	}
 	return d.dispatchPool()
 }

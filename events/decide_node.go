@@ -5,6 +5,7 @@ import (
 	"crypto/ed25519"
 	"maps"
 	"net/netip"
+	"strings"
 	"time"
 
 	"google.golang.org/protobuf/proto"
@@ -132,6 +133,9 @@ func (d *decision) checkNameFree(name string) error {
 	if other := d.s.NodeByName(name); other != nil {
 		return refuse(AlreadyExists, "the name %s is taken by node %s (%s): choose another, or revoke that node first with skein node revoke %s", name, other.GetId(), other.GetIpv4(), name)
 	}
+	if p := d.s.PlainPeer(name); p != nil {
+		return refuse(AlreadyExists, "the name %s is taken by a plain peer (%s): choose another, or remove that peer first with skein peer remove %[1]s", name, p.GetIpv4())
+	}
 	return nil
 }
 
@@ -142,6 +146,9 @@ func (d *decision) checkKeyFree(name string, key []byte) error {
 	}
 	if n := find(&d.s.nodes, holder); n != nil {
 		return refuse(AlreadyExists, "the WireGuard key of %s is used by node %s: move wireguard.pem out of its state directory to get a new one", name, n.GetName())
+	}
+	if strings.HasPrefix(holder, plainOwner) {
+		return refuse(AlreadyExists, "the WireGuard key of %s is used by %s: move wireguard.pem out of its state directory to get a new one", name, holder)
 	}
 	return refuse(PermissionDenied, "the WireGuard key of %s belonged to the revoked node %s: move wireguard.pem out of its state directory to get a new one", name, holder)
 }

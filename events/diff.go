@@ -44,7 +44,10 @@ func Diff(a, b *State) []string {
 	out = append(out, diffTable(&a.tokens, &b.tokens, func(t *skeinv1.Token) (string, string) {
 		return t.GetId(), "token " + t.GetId()
 	})...)
-	return append(append(out, diffPools(a, b)...), diffEgresses(a, b)...)
+	out = append(append(out, diffPools(a, b)...), diffEgresses(a, b)...)
+	return append(out, diffTable(&a.plain, &b.plain, func(p *skeinv1.PlainPeer) (string, string) {
+		return p.GetName(), "plain peer " + p.GetName()
+	})...)
 }
 
 // diffEgresses compares egresses and their slots.
@@ -235,6 +238,8 @@ func showOne(f protoreflect.FieldDescriptor, v protoreflect.Value) string {
 		return time.Unix(0, v.Int()).UTC().Format(time.RFC3339) // every int64 of the state is a time
 	case f.Kind() == protoreflect.StringKind:
 		return fmt.Sprintf("%q", v.String())
+	case f.Kind() == protoreflect.MessageKind && f.Name() == "carriers": // their secrets are sealed, and of no use to a reader
+		return v.Message().Interface().(*skeinv1.PlainCarrier).GetNodeId()
 	case f.Kind() == protoreflect.MessageKind: // a pool's subnet or an egress's addresses, which alone are lists of messages
 		return describeOne(v.Message().Interface())
 	}
@@ -260,5 +265,5 @@ func describeOne(m proto.Message) string {
 }
 
 func public(f protoreflect.FieldDescriptor) bool {
-	return f.Name() == "identity_key" || f.Name() == "wireguard_key"
+	return f.Name() == "identity_key" || f.Name() == "wireguard_key" || f.Name() == "public_key" || f.Name() == "carrier_key"
 }

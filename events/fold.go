@@ -85,6 +85,10 @@ func (s *State) fold(e *skeinv1.Event) {
 		s.setPodCIDRs(b.PodCidrsSet.GetNodeId(), b.PodCidrsSet.GetPodCidrs())
 	case *skeinv1.Event_NodeSettingsSet:
 		s.setNodeSettings(b.NodeSettingsSet.GetNodeId(), b.NodeSettingsSet.GetSettings())
+	case *skeinv1.Event_PlainPeerSet:
+		s.setPlainPeer(b.PlainPeerSet.GetPlainPeer())
+	case *skeinv1.Event_PlainPeerRemoved:
+		s.dropPlainPeer(b.PlainPeerRemoved.GetName())
 	default:
 		s.foldPool(e)
 	}
@@ -131,7 +135,7 @@ func (s *State) dropToken(id string) {
 func (s *State) admit(n *skeinv1.Node) bool {
 	id := n.GetId()
 	h, ok := hexKey(id)
-	if !ok || find(&s.nodes, id) != nil || find(&s.revoked, id) != nil || s.taken(&s.names, n.GetName(), "") || !s.claim(n) {
+	if !ok || find(&s.nodes, id) != nil || find(&s.revoked, id) != nil || s.taken(&s.names, n.GetName(), "") || s.PlainPeer(n.GetName()) != nil || !s.claim(n) {
 		return false
 	}
 	s.nodes.put(s.own(), h, id, n)
@@ -182,7 +186,7 @@ func (s *State) enter(t *table[string], key, id string) {
 // change replaces a node. Its key, addresses, pod CIDRs and settings stay: they have events of their own or never change.
 func (s *State) change(n *skeinv1.Node) {
 	old := find(&s.nodes, n.GetId())
-	if old == nil || checkName(n.GetName()) != nil || s.taken(&s.names, n.GetName(), n.GetId()) || n.GetIpv4() != old.GetIpv4() || n.GetIpv6() != old.GetIpv6() ||
+	if old == nil || checkName(n.GetName()) != nil || s.taken(&s.names, n.GetName(), n.GetId()) || s.PlainPeer(n.GetName()) != nil || n.GetIpv4() != old.GetIpv4() || n.GetIpv6() != old.GetIpv6() ||
 		n.GetAdmittedIndex() != old.GetAdmittedIndex() || !proto.Equal(n.GetPodCidrs(), old.GetPodCidrs()) || !proto.Equal(n.GetSettings(), old.GetSettings()) ||
 		string(n.GetWireguardKey()) != string(old.GetWireguardKey()) || string(n.GetIdentityKey()) != string(old.GetIdentityKey()) {
 		return

@@ -70,13 +70,14 @@ func (s *State) makePool(p *skeinv1.Pool) bool {
 	return true
 }
 
-// apart reports whether nobody has an address in the prefixes: no pool, overlay or node, and no pods of another CNI.
+// apart reports whether nobody has an address in the prefixes: no pool, overlay or node, no pods of another CNI, no plain peer.
 func (s *State) apart(prefixes []netip.Prefix) bool {
 	overlays := s.overlays()
 	for _, p := range prefixes {
 		_, taken := s.overlap(p)
 		_, pods := s.podNetOverlapping(p, "")
-		if taken || pods || slices.ContainsFunc(overlays, p.Overlaps) {
+		_, plain := s.plainNetOverlapping(p, "")
+		if taken || pods || plain || slices.ContainsFunc(overlays, p.Overlaps) {
 			return false
 		}
 	}

@@ -13,7 +13,7 @@ const hashVersion = "skein state v1\x00"
 // Hash is the canonical hash of everything in Proto(): equal states have equal hashes on every
 // machine and in every version that shares the encoding. It costs what changed since the last call.
 func (s *State) Hash() [32]byte {
-	b := make([]byte, 0, len(hashVersion)+16+10*32)
+	b := make([]byte, 0, len(hashVersion)+16+11*32)
 	b = append(b, hashVersion...)
 	b = binary.BigEndian.AppendUint64(b, s.index)
 	b = binary.BigEndian.AppendUint64(b, uint64(s.time))
@@ -32,6 +32,11 @@ func (s *State) Hash() [32]byte {
 	// Schema 3 likewise.
 	if s.outlets.n > 0 {
 		d := s.outlets.sum(encodeOutlet)
+		b = append(b, d[:]...)
+	}
+	// Schema 6 likewise.
+	if s.plain.n > 0 {
+		d := s.plain.sum(encode)
 		b = append(b, d[:]...)
 	}
 	return sha256.Sum256(b)

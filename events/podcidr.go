@@ -92,7 +92,8 @@ func (s *State) podCIDRsApart(id string, prefixes []netip.Prefix) bool {
 	for _, p := range prefixes {
 		_, pods := s.podNetOverlapping(p, id)
 		_, pool := s.overlap(p)
-		if pods || pool || slices.ContainsFunc(s.overlays(), p.Overlaps) {
+		_, plain := s.plainNetOverlapping(p, "")
+		if pods || pool || plain || slices.ContainsFunc(s.overlays(), p.Overlaps) {
 			return false
 		}
 	}
@@ -284,6 +285,9 @@ func (d *decision) checkPodCIDRFree(n *skeinv1.Node, p netip.Prefix, freed strin
 	}
 	if o, taken := d.s.overlap(p); taken {
 		return refuse(AlreadyExists, "pod CIDR %s of %s overlaps %s of pool %s: have one of the two give out other addresses", p, n.GetName(), o.prefix, o.pool)
+	}
+	if o, taken := d.s.plainNetOverlapping(p, ""); taken {
+		return refuse(AlreadyExists, "pod CIDR %s of %s overlaps %s behind plain peer %s: two must not have the same addresses", p, n.GetName(), o.prefix, o.peer)
 	}
 	for _, o := range d.s.overlays() {
 		if o.Overlaps(p) {

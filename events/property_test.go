@@ -58,6 +58,7 @@ func checkInvariants(t fatal, s *State) {
 	checkEgresses(t, s)
 	checkPodCIDRs(t, s)
 	checkNodesSet(t, s)
+	checkPlainPeers(t, s, own)
 	for _, v := range s.Servers() {
 		if s.Node(serverID(t, v)) == nil {
 			t.Fatalf("server %s is no member", v.GetNodeId())
@@ -91,7 +92,7 @@ func anyCommand(t *rapid.T, s *State) *skeinv1.Command {
 	token := rapid.SampledFrom([]string{"1", "2", "3"})
 	n := func() string { return name.Draw(t, "name") }
 	var c *skeinv1.Command
-	switch rapid.IntRange(0, 41).Draw(t, "command") {
+	switch rapid.IntRange(0, 45).Draw(t, "command") {
 	case 14, 15, 16, 17, 18, 19, 20, 21, 22, 23, 24, 25, 26:
 		c = anyPoolCommand(t, n)
 	case 27, 28, 29, 30, 31, 32, 33, 34:
@@ -100,6 +101,8 @@ func anyCommand(t *rapid.T, s *State) *skeinv1.Command {
 		c = anyPodCommand(t, func() string { return n() })
 	case 39, 40, 41:
 		c = anySiteCommand(t, n)
+	case 42, 43, 44, 45:
+		c = anyPlainCommand(t, n)
 	case 0:
 		c = createCluster(rapid.SampledFrom([]string{"10.4.0.0/28", "10.4.0.0/16", "1.2.3.4/5", ""}).Draw(t, "overlay"), n())
 	case 1:

@@ -112,6 +112,8 @@ var Rules = []Rule{
 	{"repair_clock", No, No, Yes, "by any of them; the log's time becomes the leader's clock"},
 	{"set_admin", No, Yes, Yes, "`skein node grant` and `withdraw`"},
 	{"set_pod_cidrs", No, Yes, Yes, "by the apiserver's word; a member does not tell its own"},
+	{"set_plain_peer", No, Yes, Yes, "who gives it chooses the carriers and makes their secrets"},
+	{"remove_plain_peer", No, Yes, Yes, "the leader gives it for one that has expired"},
 	{"introduce_roles", No, No, Yes, "the leader's own, in a cluster that is older than roles"},
 }
 

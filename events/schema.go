@@ -56,6 +56,9 @@ func schemaOf(e *skeinv1.Event) uint32 {
 		return 5
 	case *skeinv1.Event_NodeSettingsSet:
 		return 6
+	case *skeinv1.Event_PlainPeerSet,
+		*skeinv1.Event_PlainPeerRemoved:
+		return plainPeerSchema
 	}
 	return 0
 }
@@ -67,6 +70,8 @@ func (s *State) neededSchema() (what string, schema uint32) {
 		return "settings of nodes", siteSchema
 	case bySites(s.settings.get()):
 		return "sites that speak through leaders", siteSchema
+	case s.plain.n > 0:
+		return "plain peers", plainPeerSchema
 	case len(s.podNets) > 0:
 		return "networks of Kubernetes Nodes' pods", 5
 	case s.outlets.n > 0:

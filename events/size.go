@@ -21,6 +21,7 @@ const (
 	sectionStatics
 	sectionGrants
 	sectionEgresses // with their slots
+	sectionPlain    // plain peers
 	sections
 )
 
@@ -30,11 +31,11 @@ type sizes [sections]int
 func (s *sizes) add(p section, m proto.Message)  { s[p] += entrySize(p, sizeOf(m)) }
 func (s *sizes) drop(p section, m proto.Message) { s[p] -= entrySize(p, sizeOf(m)) }
 
-// entrySize is what a message of so many bytes takes as a field of State: a tag, its length, itself. The fields from 16 on, which are the
-// egresses, have tags of two bytes.
+// entrySize is what a message of so many bytes takes as a field of State: a tag, its length, itself. The fields from 16 on, which are
+// egresses and plain peers, have tags of two bytes.
 func entrySize(p section, n int) int {
 	tag := 1
-	if p == sectionEgresses {
+	if p == sectionEgresses || p == sectionPlain {
 		tag = 2
 	}
 	return tag + protowire.SizeVarint(uint64(n)) + n
@@ -104,7 +105,7 @@ func sizeBlock(b *skeinv1.Block) int {
 
 // sizeAnswer measures an answer about what the state is asked for most.
 func sizeAnswer(a *skeinv1.Answer) (n int, ok bool) {
-	if a.Pool != nil || a.Static != nil || a.Grant != nil || a.Egress != nil || len(a.Plan) > 0 {
+	if a.Pool != nil || a.Static != nil || a.Grant != nil || a.Egress != nil || a.PlainPeer != nil || len(a.Plan) > 0 {
 		return 0, false
 	}
 	n = sizeText(a.GetRequestId()) + sizeNumber(a.GetIndex()) + sizeText(a.GetErrorCode()) + sizeText(a.GetErrorMessage())

@@ -15,7 +15,7 @@ func (s *State) Proto() *skeinv1.State {
 		Nodes: s.Nodes(), Revoked: s.RevokedNodes(), Servers: s.Servers(), Tokens: s.Tokens(),
 		Answers: make([]*skeinv1.Answer, 0, s.order.n),
 		Pools:   s.Pools(), Blocks: s.Blocks(), Freed: s.allFreed(), Statics: s.Statics(), Grants: s.Grants(),
-		Egresses: s.Egresses(), Slots: s.allSlots(),
+		Egresses: s.Egresses(), Slots: s.allSlots(), PlainPeers: s.PlainPeers(),
 	}
 	for id := range s.order.all {
 		p.Answers = append(p.Answers, s.stored(id))
@@ -92,6 +92,9 @@ func (s *State) load(p *skeinv1.State) error {
 		return err
 	}
 	if err := s.loadNodeSettings(p); err != nil {
+		return err
+	}
+	if err := s.loadPlainPeers(p); err != nil {
 		return err
 	}
 	return s.loadEgresses(p)

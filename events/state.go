@@ -35,11 +35,12 @@ type content struct {
 	answers    table[*skeinv1.Answer]
 	rooms      table[*room]   // pools with their blocks, static addresses and grants, by name
 	outlets    table[*outlet] // egresses with their slots, by egressRef
+	plain      table[*skeinv1.PlainPeer]
 
 	// What follows is derived from the above and not part of the hash.
 	names     table[string] // name of a live node → its ID
-	keys      table[string] // WireGuard key of a node, live or revoked → its ID
-	addresses table[string] // overlay address of a node, live or revoked → its ID
+	keys      table[string] // WireGuard key of a node, live or revoked → its ID; of a plain peer → plainOwner and its name
+	addresses table[string] // overlay address of a node, live or revoked → its ID; of a plain peer likewise
 	order     queue         // request IDs of the answers, oldest first
 	newest    admission
 	sizes     sizes
@@ -59,9 +60,10 @@ type content struct {
 	slotCount        int                   // slots of all egresses
 	destinationCount int                   // destinations of all egresses
 
-	podNets []podNet // pod CIDRs of all live nodes, by address; replaced and never changed
-
 	nodesSet int // live nodes with settings
+
+	podNets   []podNet   // pod CIDRs of all live nodes, by address; replaced and never changed
+	plainNets []plainNet // networks behind plain peers, likewise
 }
 
 // admission remembers the address that was given last.

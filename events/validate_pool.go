@@ -179,6 +179,11 @@ func (s *State) checkPoolFree(p *skeinv1.Pool, prefixes []netip.Prefix) error {
 				p.GetName(), prefix, o.prefix, s.called(o.node))
 		}
 	}
+	for _, prefix := range prefixes {
+		if o, taken := s.plainNetOverlapping(prefix, ""); taken {
+			return refuse(AlreadyExists, "pool %s: subnet %s overlaps %s behind plain peer %s; use other addresses, or remove that peer first", p.GetName(), prefix, o.prefix, o.peer)
+		}
+	}
 	if err := s.checkNoDestination(fmt.Sprintf("pool %s: subnet", p.GetName()), prefixes); err != nil {
 		return err
 	}

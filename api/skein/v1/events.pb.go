@@ -65,6 +65,8 @@ type Event struct {
 	//	*Event_ClockRepaired
 	//	*Event_PodCidrsSet
 	//	*Event_NodeSettingsSet
+	//	*Event_PlainPeerSet
+	//	*Event_PlainPeerRemoved
 	Body          isEvent_Body `protobuf_oneof:"body"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -446,6 +448,24 @@ func (x *Event) GetNodeSettingsSet() *NodeSettingsSet {
 	return nil
 }
 
+func (x *Event) GetPlainPeerSet() *PlainPeerSet {
+	if x != nil {
+		if x, ok := x.Body.(*Event_PlainPeerSet); ok {
+			return x.PlainPeerSet
+		}
+	}
+	return nil
+}
+
+func (x *Event) GetPlainPeerRemoved() *PlainPeerRemoved {
+	if x != nil {
+		if x, ok := x.Body.(*Event_PlainPeerRemoved); ok {
+			return x.PlainPeerRemoved
+		}
+	}
+	return nil
+}
+
 type isEvent_Body interface {
 	isEvent_Body()
 }
@@ -587,6 +607,14 @@ type Event_NodeSettingsSet struct {
 	NodeSettingsSet *NodeSettingsSet `protobuf:"bytes,46,opt,name=node_settings_set,json=nodeSettingsSet,proto3,oneof"`
 }
 
+type Event_PlainPeerSet struct {
+	PlainPeerSet *PlainPeerSet `protobuf:"bytes,42,opt,name=plain_peer_set,json=plainPeerSet,proto3,oneof"`
+}
+
+type Event_PlainPeerRemoved struct {
+	PlainPeerRemoved *PlainPeerRemoved `protobuf:"bytes,43,opt,name=plain_peer_removed,json=plainPeerRemoved,proto3,oneof"`
+}
+
 func (*Event_ClusterCreated) isEvent_Body() {}
 
 func (*Event_SettingsChanged) isEvent_Body() {}
@@ -652,6 +680,10 @@ func (*Event_ClockRepaired) isEvent_Body() {}
 func (*Event_PodCidrsSet) isEvent_Body() {}
 
 func (*Event_NodeSettingsSet) isEvent_Body() {}
+
+func (*Event_PlainPeerSet) isEvent_Body() {}
+
+func (*Event_PlainPeerRemoved) isEvent_Body() {}
 
 type ClusterCreated struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
@@ -2251,6 +2283,102 @@ func (x *NodeSettingsSet) GetSettings() *NodeSettings {
 	return nil
 }
 
+type PlainPeerSet struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	PlainPeer     *PlainPeer             `protobuf:"bytes,1,opt,name=plain_peer,json=plainPeer,proto3" json:"plain_peer,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *PlainPeerSet) Reset() {
+	*x = PlainPeerSet{}
+	mi := &file_skein_v1_events_proto_msgTypes[34]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *PlainPeerSet) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*PlainPeerSet) ProtoMessage() {}
+
+func (x *PlainPeerSet) ProtoReflect() protoreflect.Message {
+	mi := &file_skein_v1_events_proto_msgTypes[34]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use PlainPeerSet.ProtoReflect.Descriptor instead.
+func (*PlainPeerSet) Descriptor() ([]byte, []int) {
+	return file_skein_v1_events_proto_rawDescGZIP(), []int{34}
+}
+
+func (x *PlainPeerSet) GetPlainPeer() *PlainPeer {
+	if x != nil {
+		return x.PlainPeer
+	}
+	return nil
+}
+
+type PlainPeerRemoved struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Name          string                 `protobuf:"bytes,1,opt,name=name,proto3" json:"name,omitempty"`
+	Reason        string                 `protobuf:"bytes,2,opt,name=reason,proto3" json:"reason,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *PlainPeerRemoved) Reset() {
+	*x = PlainPeerRemoved{}
+	mi := &file_skein_v1_events_proto_msgTypes[35]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *PlainPeerRemoved) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*PlainPeerRemoved) ProtoMessage() {}
+
+func (x *PlainPeerRemoved) ProtoReflect() protoreflect.Message {
+	mi := &file_skein_v1_events_proto_msgTypes[35]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use PlainPeerRemoved.ProtoReflect.Descriptor instead.
+func (*PlainPeerRemoved) Descriptor() ([]byte, []int) {
+	return file_skein_v1_events_proto_rawDescGZIP(), []int{35}
+}
+
+func (x *PlainPeerRemoved) GetName() string {
+	if x != nil {
+		return x.Name
+	}
+	return ""
+}
+
+func (x *PlainPeerRemoved) GetReason() string {
+	if x != nil {
+		return x.Reason
+	}
+	return ""
+}
+
 // Batch is one Raft log entry: the events of one or many commands.
 type Batch struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
@@ -2262,7 +2390,7 @@ type Batch struct {
 
 func (x *Batch) Reset() {
 	*x = Batch{}
-	mi := &file_skein_v1_events_proto_msgTypes[34]
+	mi := &file_skein_v1_events_proto_msgTypes[36]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2274,7 +2402,7 @@ func (x *Batch) String() string {
 func (*Batch) ProtoMessage() {}
 
 func (x *Batch) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_events_proto_msgTypes[34]
+	mi := &file_skein_v1_events_proto_msgTypes[36]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2287,7 +2415,7 @@ func (x *Batch) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Batch.ProtoReflect.Descriptor instead.
 func (*Batch) Descriptor() ([]byte, []int) {
-	return file_skein_v1_events_proto_rawDescGZIP(), []int{34}
+	return file_skein_v1_events_proto_rawDescGZIP(), []int{36}
 }
 
 func (x *Batch) GetBase() uint64 {
@@ -2347,6 +2475,8 @@ type Command struct {
 	//	*Command_SetAdmin
 	//	*Command_IntroduceRoles
 	//	*Command_SetPodCidrs
+	//	*Command_SetPlainPeer
+	//	*Command_RemovePlainPeer
 	Body          isCommand_Body `protobuf_oneof:"body"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -2354,7 +2484,7 @@ type Command struct {
 
 func (x *Command) Reset() {
 	*x = Command{}
-	mi := &file_skein_v1_events_proto_msgTypes[35]
+	mi := &file_skein_v1_events_proto_msgTypes[37]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2366,7 +2496,7 @@ func (x *Command) String() string {
 func (*Command) ProtoMessage() {}
 
 func (x *Command) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_events_proto_msgTypes[35]
+	mi := &file_skein_v1_events_proto_msgTypes[37]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2379,7 +2509,7 @@ func (x *Command) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Command.ProtoReflect.Descriptor instead.
 func (*Command) Descriptor() ([]byte, []int) {
-	return file_skein_v1_events_proto_rawDescGZIP(), []int{35}
+	return file_skein_v1_events_proto_rawDescGZIP(), []int{37}
 }
 
 func (x *Command) GetRequestId() string {
@@ -2714,6 +2844,24 @@ func (x *Command) GetSetPodCidrs() *SetPodCidrs {
 	return nil
 }
 
+func (x *Command) GetSetPlainPeer() *SetPlainPeer {
+	if x != nil {
+		if x, ok := x.Body.(*Command_SetPlainPeer); ok {
+			return x.SetPlainPeer
+		}
+	}
+	return nil
+}
+
+func (x *Command) GetRemovePlainPeer() *RemovePlainPeer {
+	if x != nil {
+		if x, ok := x.Body.(*Command_RemovePlainPeer); ok {
+			return x.RemovePlainPeer
+		}
+	}
+	return nil
+}
+
 type isCommand_Body interface {
 	isCommand_Body()
 }
@@ -2850,6 +2998,14 @@ type Command_SetPodCidrs struct {
 	SetPodCidrs *SetPodCidrs `protobuf:"bytes,43,opt,name=set_pod_cidrs,json=setPodCidrs,proto3,oneof"`
 }
 
+type Command_SetPlainPeer struct {
+	SetPlainPeer *SetPlainPeer `protobuf:"bytes,44,opt,name=set_plain_peer,json=setPlainPeer,proto3,oneof"`
+}
+
+type Command_RemovePlainPeer struct {
+	RemovePlainPeer *RemovePlainPeer `protobuf:"bytes,45,opt,name=remove_plain_peer,json=removePlainPeer,proto3,oneof"`
+}
+
 func (*Command_CreateCluster) isCommand_Body() {}
 
 func (*Command_ChangeSettings) isCommand_Body() {}
@@ -2916,6 +3072,10 @@ func (*Command_IntroduceRoles) isCommand_Body() {}
 
 func (*Command_SetPodCidrs) isCommand_Body() {}
 
+func (*Command_SetPlainPeer) isCommand_Body() {}
+
+func (*Command_RemovePlainPeer) isCommand_Body() {}
+
 type CreateCluster struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	ClusterId     string                 `protobuf:"bytes,1,opt,name=cluster_id,json=clusterId,proto3" json:"cluster_id,omitempty"`
@@ -2928,7 +3088,7 @@ type CreateCluster struct {
 
 func (x *CreateCluster) Reset() {
 	*x = CreateCluster{}
-	mi := &file_skein_v1_events_proto_msgTypes[36]
+	mi := &file_skein_v1_events_proto_msgTypes[38]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2940,7 +3100,7 @@ func (x *CreateCluster) String() string {
 func (*CreateCluster) ProtoMessage() {}
 
 func (x *CreateCluster) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_events_proto_msgTypes[36]
+	mi := &file_skein_v1_events_proto_msgTypes[38]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2953,7 +3113,7 @@ func (x *CreateCluster) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CreateCluster.ProtoReflect.Descriptor instead.
 func (*CreateCluster) Descriptor() ([]byte, []int) {
-	return file_skein_v1_events_proto_rawDescGZIP(), []int{36}
+	return file_skein_v1_events_proto_rawDescGZIP(), []int{38}
 }
 
 func (x *CreateCluster) GetClusterId() string {
@@ -2994,7 +3154,7 @@ type ChangeSettings struct {
 
 func (x *ChangeSettings) Reset() {
 	*x = ChangeSettings{}
-	mi := &file_skein_v1_events_proto_msgTypes[37]
+	mi := &file_skein_v1_events_proto_msgTypes[39]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3006,7 +3166,7 @@ func (x *ChangeSettings) String() string {
 func (*ChangeSettings) ProtoMessage() {}
 
 func (x *ChangeSettings) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_events_proto_msgTypes[37]
+	mi := &file_skein_v1_events_proto_msgTypes[39]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3019,7 +3179,7 @@ func (x *ChangeSettings) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ChangeSettings.ProtoReflect.Descriptor instead.
 func (*ChangeSettings) Descriptor() ([]byte, []int) {
-	return file_skein_v1_events_proto_rawDescGZIP(), []int{37}
+	return file_skein_v1_events_proto_rawDescGZIP(), []int{39}
 }
 
 func (x *ChangeSettings) GetSettings() *Settings {
@@ -3052,7 +3212,7 @@ type CreateToken struct {
 
 func (x *CreateToken) Reset() {
 	*x = CreateToken{}
-	mi := &file_skein_v1_events_proto_msgTypes[38]
+	mi := &file_skein_v1_events_proto_msgTypes[40]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3064,7 +3224,7 @@ func (x *CreateToken) String() string {
 func (*CreateToken) ProtoMessage() {}
 
 func (x *CreateToken) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_events_proto_msgTypes[38]
+	mi := &file_skein_v1_events_proto_msgTypes[40]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3077,7 +3237,7 @@ func (x *CreateToken) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CreateToken.ProtoReflect.Descriptor instead.
 func (*CreateToken) Descriptor() ([]byte, []int) {
-	return file_skein_v1_events_proto_rawDescGZIP(), []int{38}
+	return file_skein_v1_events_proto_rawDescGZIP(), []int{40}
 }
 
 func (x *CreateToken) GetId() string {
@@ -3145,7 +3305,7 @@ type RevokeToken struct {
 
 func (x *RevokeToken) Reset() {
 	*x = RevokeToken{}
-	mi := &file_skein_v1_events_proto_msgTypes[39]
+	mi := &file_skein_v1_events_proto_msgTypes[41]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3157,7 +3317,7 @@ func (x *RevokeToken) String() string {
 func (*RevokeToken) ProtoMessage() {}
 
 func (x *RevokeToken) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_events_proto_msgTypes[39]
+	mi := &file_skein_v1_events_proto_msgTypes[41]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3170,7 +3330,7 @@ func (x *RevokeToken) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RevokeToken.ProtoReflect.Descriptor instead.
 func (*RevokeToken) Descriptor() ([]byte, []int) {
-	return file_skein_v1_events_proto_rawDescGZIP(), []int{39}
+	return file_skein_v1_events_proto_rawDescGZIP(), []int{41}
 }
 
 func (x *RevokeToken) GetTokenId() string {
@@ -3195,7 +3355,7 @@ type NewNode struct {
 
 func (x *NewNode) Reset() {
 	*x = NewNode{}
-	mi := &file_skein_v1_events_proto_msgTypes[40]
+	mi := &file_skein_v1_events_proto_msgTypes[42]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3207,7 +3367,7 @@ func (x *NewNode) String() string {
 func (*NewNode) ProtoMessage() {}
 
 func (x *NewNode) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_events_proto_msgTypes[40]
+	mi := &file_skein_v1_events_proto_msgTypes[42]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3220,7 +3380,7 @@ func (x *NewNode) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use NewNode.ProtoReflect.Descriptor instead.
 func (*NewNode) Descriptor() ([]byte, []int) {
-	return file_skein_v1_events_proto_rawDescGZIP(), []int{40}
+	return file_skein_v1_events_proto_rawDescGZIP(), []int{42}
 }
 
 func (x *NewNode) GetName() string {
@@ -3288,7 +3448,7 @@ type AdmitNode struct {
 
 func (x *AdmitNode) Reset() {
 	*x = AdmitNode{}
-	mi := &file_skein_v1_events_proto_msgTypes[41]
+	mi := &file_skein_v1_events_proto_msgTypes[43]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3300,7 +3460,7 @@ func (x *AdmitNode) String() string {
 func (*AdmitNode) ProtoMessage() {}
 
 func (x *AdmitNode) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_events_proto_msgTypes[41]
+	mi := &file_skein_v1_events_proto_msgTypes[43]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3313,7 +3473,7 @@ func (x *AdmitNode) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AdmitNode.ProtoReflect.Descriptor instead.
 func (*AdmitNode) Descriptor() ([]byte, []int) {
-	return file_skein_v1_events_proto_rawDescGZIP(), []int{41}
+	return file_skein_v1_events_proto_rawDescGZIP(), []int{43}
 }
 
 func (x *AdmitNode) GetNode() *NewNode {
@@ -3374,7 +3534,7 @@ type ChangeNode struct {
 
 func (x *ChangeNode) Reset() {
 	*x = ChangeNode{}
-	mi := &file_skein_v1_events_proto_msgTypes[42]
+	mi := &file_skein_v1_events_proto_msgTypes[44]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3386,7 +3546,7 @@ func (x *ChangeNode) String() string {
 func (*ChangeNode) ProtoMessage() {}
 
 func (x *ChangeNode) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_events_proto_msgTypes[42]
+	mi := &file_skein_v1_events_proto_msgTypes[44]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3399,7 +3559,7 @@ func (x *ChangeNode) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ChangeNode.ProtoReflect.Descriptor instead.
 func (*ChangeNode) Descriptor() ([]byte, []int) {
-	return file_skein_v1_events_proto_rawDescGZIP(), []int{42}
+	return file_skein_v1_events_proto_rawDescGZIP(), []int{44}
 }
 
 func (x *ChangeNode) GetNodeId() string {
@@ -3469,7 +3629,7 @@ type RevokeNode struct {
 
 func (x *RevokeNode) Reset() {
 	*x = RevokeNode{}
-	mi := &file_skein_v1_events_proto_msgTypes[43]
+	mi := &file_skein_v1_events_proto_msgTypes[45]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3481,7 +3641,7 @@ func (x *RevokeNode) String() string {
 func (*RevokeNode) ProtoMessage() {}
 
 func (x *RevokeNode) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_events_proto_msgTypes[43]
+	mi := &file_skein_v1_events_proto_msgTypes[45]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3494,7 +3654,7 @@ func (x *RevokeNode) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RevokeNode.ProtoReflect.Descriptor instead.
 func (*RevokeNode) Descriptor() ([]byte, []int) {
-	return file_skein_v1_events_proto_rawDescGZIP(), []int{43}
+	return file_skein_v1_events_proto_rawDescGZIP(), []int{45}
 }
 
 func (x *RevokeNode) GetNodeId() string {
@@ -3528,7 +3688,7 @@ type RotateNodeKey struct {
 
 func (x *RotateNodeKey) Reset() {
 	*x = RotateNodeKey{}
-	mi := &file_skein_v1_events_proto_msgTypes[44]
+	mi := &file_skein_v1_events_proto_msgTypes[46]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3540,7 +3700,7 @@ func (x *RotateNodeKey) String() string {
 func (*RotateNodeKey) ProtoMessage() {}
 
 func (x *RotateNodeKey) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_events_proto_msgTypes[44]
+	mi := &file_skein_v1_events_proto_msgTypes[46]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3553,7 +3713,7 @@ func (x *RotateNodeKey) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RotateNodeKey.ProtoReflect.Descriptor instead.
 func (*RotateNodeKey) Descriptor() ([]byte, []int) {
-	return file_skein_v1_events_proto_rawDescGZIP(), []int{44}
+	return file_skein_v1_events_proto_rawDescGZIP(), []int{46}
 }
 
 func (x *RotateNodeKey) GetNodeId() string {
@@ -3579,7 +3739,7 @@ type AddServer struct {
 
 func (x *AddServer) Reset() {
 	*x = AddServer{}
-	mi := &file_skein_v1_events_proto_msgTypes[45]
+	mi := &file_skein_v1_events_proto_msgTypes[47]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3591,7 +3751,7 @@ func (x *AddServer) String() string {
 func (*AddServer) ProtoMessage() {}
 
 func (x *AddServer) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_events_proto_msgTypes[45]
+	mi := &file_skein_v1_events_proto_msgTypes[47]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3604,7 +3764,7 @@ func (x *AddServer) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AddServer.ProtoReflect.Descriptor instead.
 func (*AddServer) Descriptor() ([]byte, []int) {
-	return file_skein_v1_events_proto_rawDescGZIP(), []int{45}
+	return file_skein_v1_events_proto_rawDescGZIP(), []int{47}
 }
 
 func (x *AddServer) GetNodeId() string {
@@ -3623,7 +3783,7 @@ type PromoteServer struct {
 
 func (x *PromoteServer) Reset() {
 	*x = PromoteServer{}
-	mi := &file_skein_v1_events_proto_msgTypes[46]
+	mi := &file_skein_v1_events_proto_msgTypes[48]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3635,7 +3795,7 @@ func (x *PromoteServer) String() string {
 func (*PromoteServer) ProtoMessage() {}
 
 func (x *PromoteServer) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_events_proto_msgTypes[46]
+	mi := &file_skein_v1_events_proto_msgTypes[48]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3648,7 +3808,7 @@ func (x *PromoteServer) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PromoteServer.ProtoReflect.Descriptor instead.
 func (*PromoteServer) Descriptor() ([]byte, []int) {
-	return file_skein_v1_events_proto_rawDescGZIP(), []int{46}
+	return file_skein_v1_events_proto_rawDescGZIP(), []int{48}
 }
 
 func (x *PromoteServer) GetNodeId() string {
@@ -3669,7 +3829,7 @@ type RemoveServer struct {
 
 func (x *RemoveServer) Reset() {
 	*x = RemoveServer{}
-	mi := &file_skein_v1_events_proto_msgTypes[47]
+	mi := &file_skein_v1_events_proto_msgTypes[49]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3681,7 +3841,7 @@ func (x *RemoveServer) String() string {
 func (*RemoveServer) ProtoMessage() {}
 
 func (x *RemoveServer) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_events_proto_msgTypes[47]
+	mi := &file_skein_v1_events_proto_msgTypes[49]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3694,7 +3854,7 @@ func (x *RemoveServer) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RemoveServer.ProtoReflect.Descriptor instead.
 func (*RemoveServer) Descriptor() ([]byte, []int) {
-	return file_skein_v1_events_proto_rawDescGZIP(), []int{47}
+	return file_skein_v1_events_proto_rawDescGZIP(), []int{49}
 }
 
 func (x *RemoveServer) GetNodeId() string {
@@ -3726,7 +3886,7 @@ type RotateGossipKey struct {
 
 func (x *RotateGossipKey) Reset() {
 	*x = RotateGossipKey{}
-	mi := &file_skein_v1_events_proto_msgTypes[48]
+	mi := &file_skein_v1_events_proto_msgTypes[50]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3738,7 +3898,7 @@ func (x *RotateGossipKey) String() string {
 func (*RotateGossipKey) ProtoMessage() {}
 
 func (x *RotateGossipKey) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_events_proto_msgTypes[48]
+	mi := &file_skein_v1_events_proto_msgTypes[50]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3751,7 +3911,7 @@ func (x *RotateGossipKey) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RotateGossipKey.ProtoReflect.Descriptor instead.
 func (*RotateGossipKey) Descriptor() ([]byte, []int) {
-	return file_skein_v1_events_proto_rawDescGZIP(), []int{48}
+	return file_skein_v1_events_proto_rawDescGZIP(), []int{50}
 }
 
 type CreatePool struct {
@@ -3763,7 +3923,7 @@ type CreatePool struct {
 
 func (x *CreatePool) Reset() {
 	*x = CreatePool{}
-	mi := &file_skein_v1_events_proto_msgTypes[49]
+	mi := &file_skein_v1_events_proto_msgTypes[51]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3775,7 +3935,7 @@ func (x *CreatePool) String() string {
 func (*CreatePool) ProtoMessage() {}
 
 func (x *CreatePool) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_events_proto_msgTypes[49]
+	mi := &file_skein_v1_events_proto_msgTypes[51]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3788,7 +3948,7 @@ func (x *CreatePool) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CreatePool.ProtoReflect.Descriptor instead.
 func (*CreatePool) Descriptor() ([]byte, []int) {
-	return file_skein_v1_events_proto_rawDescGZIP(), []int{49}
+	return file_skein_v1_events_proto_rawDescGZIP(), []int{51}
 }
 
 func (x *CreatePool) GetPool() *Pool {
@@ -3811,7 +3971,7 @@ type ChangePool struct {
 
 func (x *ChangePool) Reset() {
 	*x = ChangePool{}
-	mi := &file_skein_v1_events_proto_msgTypes[50]
+	mi := &file_skein_v1_events_proto_msgTypes[52]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3823,7 +3983,7 @@ func (x *ChangePool) String() string {
 func (*ChangePool) ProtoMessage() {}
 
 func (x *ChangePool) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_events_proto_msgTypes[50]
+	mi := &file_skein_v1_events_proto_msgTypes[52]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3836,7 +3996,7 @@ func (x *ChangePool) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ChangePool.ProtoReflect.Descriptor instead.
 func (*ChangePool) Descriptor() ([]byte, []int) {
-	return file_skein_v1_events_proto_rawDescGZIP(), []int{50}
+	return file_skein_v1_events_proto_rawDescGZIP(), []int{52}
 }
 
 func (x *ChangePool) GetName() string {
@@ -3876,7 +4036,7 @@ type RemovePool struct {
 
 func (x *RemovePool) Reset() {
 	*x = RemovePool{}
-	mi := &file_skein_v1_events_proto_msgTypes[51]
+	mi := &file_skein_v1_events_proto_msgTypes[53]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3888,7 +4048,7 @@ func (x *RemovePool) String() string {
 func (*RemovePool) ProtoMessage() {}
 
 func (x *RemovePool) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_events_proto_msgTypes[51]
+	mi := &file_skein_v1_events_proto_msgTypes[53]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3901,7 +4061,7 @@ func (x *RemovePool) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RemovePool.ProtoReflect.Descriptor instead.
 func (*RemovePool) Descriptor() ([]byte, []int) {
-	return file_skein_v1_events_proto_rawDescGZIP(), []int{51}
+	return file_skein_v1_events_proto_rawDescGZIP(), []int{53}
 }
 
 func (x *RemovePool) GetName() string {
@@ -3924,7 +4084,7 @@ type AllocateBlocks struct {
 
 func (x *AllocateBlocks) Reset() {
 	*x = AllocateBlocks{}
-	mi := &file_skein_v1_events_proto_msgTypes[52]
+	mi := &file_skein_v1_events_proto_msgTypes[54]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3936,7 +4096,7 @@ func (x *AllocateBlocks) String() string {
 func (*AllocateBlocks) ProtoMessage() {}
 
 func (x *AllocateBlocks) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_events_proto_msgTypes[52]
+	mi := &file_skein_v1_events_proto_msgTypes[54]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3949,7 +4109,7 @@ func (x *AllocateBlocks) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AllocateBlocks.ProtoReflect.Descriptor instead.
 func (*AllocateBlocks) Descriptor() ([]byte, []int) {
-	return file_skein_v1_events_proto_rawDescGZIP(), []int{52}
+	return file_skein_v1_events_proto_rawDescGZIP(), []int{54}
 }
 
 func (x *AllocateBlocks) GetNodeId() string {
@@ -3984,7 +4144,7 @@ type ReserveBlock struct {
 
 func (x *ReserveBlock) Reset() {
 	*x = ReserveBlock{}
-	mi := &file_skein_v1_events_proto_msgTypes[53]
+	mi := &file_skein_v1_events_proto_msgTypes[55]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3996,7 +4156,7 @@ func (x *ReserveBlock) String() string {
 func (*ReserveBlock) ProtoMessage() {}
 
 func (x *ReserveBlock) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_events_proto_msgTypes[53]
+	mi := &file_skein_v1_events_proto_msgTypes[55]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4009,7 +4169,7 @@ func (x *ReserveBlock) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ReserveBlock.ProtoReflect.Descriptor instead.
 func (*ReserveBlock) Descriptor() ([]byte, []int) {
-	return file_skein_v1_events_proto_rawDescGZIP(), []int{53}
+	return file_skein_v1_events_proto_rawDescGZIP(), []int{55}
 }
 
 func (x *ReserveBlock) GetPool() string {
@@ -4049,7 +4209,7 @@ type ReleaseBlocks struct {
 
 func (x *ReleaseBlocks) Reset() {
 	*x = ReleaseBlocks{}
-	mi := &file_skein_v1_events_proto_msgTypes[54]
+	mi := &file_skein_v1_events_proto_msgTypes[56]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4061,7 +4221,7 @@ func (x *ReleaseBlocks) String() string {
 func (*ReleaseBlocks) ProtoMessage() {}
 
 func (x *ReleaseBlocks) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_events_proto_msgTypes[54]
+	mi := &file_skein_v1_events_proto_msgTypes[56]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4074,7 +4234,7 @@ func (x *ReleaseBlocks) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ReleaseBlocks.ProtoReflect.Descriptor instead.
 func (*ReleaseBlocks) Descriptor() ([]byte, []int) {
-	return file_skein_v1_events_proto_rawDescGZIP(), []int{54}
+	return file_skein_v1_events_proto_rawDescGZIP(), []int{56}
 }
 
 func (x *ReleaseBlocks) GetPool() string {
@@ -4131,7 +4291,7 @@ type ReserveAddress struct {
 
 func (x *ReserveAddress) Reset() {
 	*x = ReserveAddress{}
-	mi := &file_skein_v1_events_proto_msgTypes[55]
+	mi := &file_skein_v1_events_proto_msgTypes[57]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4143,7 +4303,7 @@ func (x *ReserveAddress) String() string {
 func (*ReserveAddress) ProtoMessage() {}
 
 func (x *ReserveAddress) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_events_proto_msgTypes[55]
+	mi := &file_skein_v1_events_proto_msgTypes[57]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4156,7 +4316,7 @@ func (x *ReserveAddress) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ReserveAddress.ProtoReflect.Descriptor instead.
 func (*ReserveAddress) Descriptor() ([]byte, []int) {
-	return file_skein_v1_events_proto_rawDescGZIP(), []int{55}
+	return file_skein_v1_events_proto_rawDescGZIP(), []int{57}
 }
 
 func (x *ReserveAddress) GetPool() string {
@@ -4201,7 +4361,7 @@ type ClaimAddress struct {
 
 func (x *ClaimAddress) Reset() {
 	*x = ClaimAddress{}
-	mi := &file_skein_v1_events_proto_msgTypes[56]
+	mi := &file_skein_v1_events_proto_msgTypes[58]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4213,7 +4373,7 @@ func (x *ClaimAddress) String() string {
 func (*ClaimAddress) ProtoMessage() {}
 
 func (x *ClaimAddress) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_events_proto_msgTypes[56]
+	mi := &file_skein_v1_events_proto_msgTypes[58]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4226,7 +4386,7 @@ func (x *ClaimAddress) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ClaimAddress.ProtoReflect.Descriptor instead.
 func (*ClaimAddress) Descriptor() ([]byte, []int) {
-	return file_skein_v1_events_proto_rawDescGZIP(), []int{56}
+	return file_skein_v1_events_proto_rawDescGZIP(), []int{58}
 }
 
 func (x *ClaimAddress) GetNodeId() string {
@@ -4282,7 +4442,7 @@ type ReleaseAddress struct {
 
 func (x *ReleaseAddress) Reset() {
 	*x = ReleaseAddress{}
-	mi := &file_skein_v1_events_proto_msgTypes[57]
+	mi := &file_skein_v1_events_proto_msgTypes[59]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4294,7 +4454,7 @@ func (x *ReleaseAddress) String() string {
 func (*ReleaseAddress) ProtoMessage() {}
 
 func (x *ReleaseAddress) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_events_proto_msgTypes[57]
+	mi := &file_skein_v1_events_proto_msgTypes[59]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4307,7 +4467,7 @@ func (x *ReleaseAddress) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ReleaseAddress.ProtoReflect.Descriptor instead.
 func (*ReleaseAddress) Descriptor() ([]byte, []int) {
-	return file_skein_v1_events_proto_rawDescGZIP(), []int{57}
+	return file_skein_v1_events_proto_rawDescGZIP(), []int{59}
 }
 
 func (x *ReleaseAddress) GetPool() string {
@@ -4343,7 +4503,7 @@ type SetGrant struct {
 
 func (x *SetGrant) Reset() {
 	*x = SetGrant{}
-	mi := &file_skein_v1_events_proto_msgTypes[58]
+	mi := &file_skein_v1_events_proto_msgTypes[60]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4355,7 +4515,7 @@ func (x *SetGrant) String() string {
 func (*SetGrant) ProtoMessage() {}
 
 func (x *SetGrant) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_events_proto_msgTypes[58]
+	mi := &file_skein_v1_events_proto_msgTypes[60]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4368,7 +4528,7 @@ func (x *SetGrant) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SetGrant.ProtoReflect.Descriptor instead.
 func (*SetGrant) Descriptor() ([]byte, []int) {
-	return file_skein_v1_events_proto_rawDescGZIP(), []int{58}
+	return file_skein_v1_events_proto_rawDescGZIP(), []int{60}
 }
 
 func (x *SetGrant) GetNodeId() string {
@@ -4411,7 +4571,7 @@ type ImportPools struct {
 
 func (x *ImportPools) Reset() {
 	*x = ImportPools{}
-	mi := &file_skein_v1_events_proto_msgTypes[59]
+	mi := &file_skein_v1_events_proto_msgTypes[61]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4423,7 +4583,7 @@ func (x *ImportPools) String() string {
 func (*ImportPools) ProtoMessage() {}
 
 func (x *ImportPools) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_events_proto_msgTypes[59]
+	mi := &file_skein_v1_events_proto_msgTypes[61]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4436,7 +4596,7 @@ func (x *ImportPools) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ImportPools.ProtoReflect.Descriptor instead.
 func (*ImportPools) Descriptor() ([]byte, []int) {
-	return file_skein_v1_events_proto_rawDescGZIP(), []int{59}
+	return file_skein_v1_events_proto_rawDescGZIP(), []int{61}
 }
 
 func (x *ImportPools) GetPools() []*Pool {
@@ -4473,7 +4633,7 @@ type ImportBlock struct {
 
 func (x *ImportBlock) Reset() {
 	*x = ImportBlock{}
-	mi := &file_skein_v1_events_proto_msgTypes[60]
+	mi := &file_skein_v1_events_proto_msgTypes[62]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4485,7 +4645,7 @@ func (x *ImportBlock) String() string {
 func (*ImportBlock) ProtoMessage() {}
 
 func (x *ImportBlock) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_events_proto_msgTypes[60]
+	mi := &file_skein_v1_events_proto_msgTypes[62]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4498,7 +4658,7 @@ func (x *ImportBlock) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ImportBlock.ProtoReflect.Descriptor instead.
 func (*ImportBlock) Descriptor() ([]byte, []int) {
-	return file_skein_v1_events_proto_rawDescGZIP(), []int{60}
+	return file_skein_v1_events_proto_rawDescGZIP(), []int{62}
 }
 
 func (x *ImportBlock) GetPool() string {
@@ -4545,7 +4705,7 @@ type DefineEgress struct {
 
 func (x *DefineEgress) Reset() {
 	*x = DefineEgress{}
-	mi := &file_skein_v1_events_proto_msgTypes[61]
+	mi := &file_skein_v1_events_proto_msgTypes[63]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4557,7 +4717,7 @@ func (x *DefineEgress) String() string {
 func (*DefineEgress) ProtoMessage() {}
 
 func (x *DefineEgress) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_events_proto_msgTypes[61]
+	mi := &file_skein_v1_events_proto_msgTypes[63]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4570,7 +4730,7 @@ func (x *DefineEgress) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DefineEgress.ProtoReflect.Descriptor instead.
 func (*DefineEgress) Descriptor() ([]byte, []int) {
-	return file_skein_v1_events_proto_rawDescGZIP(), []int{61}
+	return file_skein_v1_events_proto_rawDescGZIP(), []int{63}
 }
 
 func (x *DefineEgress) GetEgress() *Egress {
@@ -4593,7 +4753,7 @@ type ChangeEgress struct {
 
 func (x *ChangeEgress) Reset() {
 	*x = ChangeEgress{}
-	mi := &file_skein_v1_events_proto_msgTypes[62]
+	mi := &file_skein_v1_events_proto_msgTypes[64]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4605,7 +4765,7 @@ func (x *ChangeEgress) String() string {
 func (*ChangeEgress) ProtoMessage() {}
 
 func (x *ChangeEgress) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_events_proto_msgTypes[62]
+	mi := &file_skein_v1_events_proto_msgTypes[64]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4618,7 +4778,7 @@ func (x *ChangeEgress) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ChangeEgress.ProtoReflect.Descriptor instead.
 func (*ChangeEgress) Descriptor() ([]byte, []int) {
-	return file_skein_v1_events_proto_rawDescGZIP(), []int{62}
+	return file_skein_v1_events_proto_rawDescGZIP(), []int{64}
 }
 
 func (x *ChangeEgress) GetNamespace() string {
@@ -4659,7 +4819,7 @@ type RemoveEgress struct {
 
 func (x *RemoveEgress) Reset() {
 	*x = RemoveEgress{}
-	mi := &file_skein_v1_events_proto_msgTypes[63]
+	mi := &file_skein_v1_events_proto_msgTypes[65]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4671,7 +4831,7 @@ func (x *RemoveEgress) String() string {
 func (*RemoveEgress) ProtoMessage() {}
 
 func (x *RemoveEgress) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_events_proto_msgTypes[63]
+	mi := &file_skein_v1_events_proto_msgTypes[65]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4684,7 +4844,7 @@ func (x *RemoveEgress) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RemoveEgress.ProtoReflect.Descriptor instead.
 func (*RemoveEgress) Descriptor() ([]byte, []int) {
-	return file_skein_v1_events_proto_rawDescGZIP(), []int{63}
+	return file_skein_v1_events_proto_rawDescGZIP(), []int{65}
 }
 
 func (x *RemoveEgress) GetNamespace() string {
@@ -4717,7 +4877,7 @@ type AssignSlot struct {
 
 func (x *AssignSlot) Reset() {
 	*x = AssignSlot{}
-	mi := &file_skein_v1_events_proto_msgTypes[64]
+	mi := &file_skein_v1_events_proto_msgTypes[66]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4729,7 +4889,7 @@ func (x *AssignSlot) String() string {
 func (*AssignSlot) ProtoMessage() {}
 
 func (x *AssignSlot) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_events_proto_msgTypes[64]
+	mi := &file_skein_v1_events_proto_msgTypes[66]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4742,7 +4902,7 @@ func (x *AssignSlot) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AssignSlot.ProtoReflect.Descriptor instead.
 func (*AssignSlot) Descriptor() ([]byte, []int) {
-	return file_skein_v1_events_proto_rawDescGZIP(), []int{64}
+	return file_skein_v1_events_proto_rawDescGZIP(), []int{66}
 }
 
 func (x *AssignSlot) GetNamespace() string {
@@ -4807,7 +4967,7 @@ type ReleaseSlot struct {
 
 func (x *ReleaseSlot) Reset() {
 	*x = ReleaseSlot{}
-	mi := &file_skein_v1_events_proto_msgTypes[65]
+	mi := &file_skein_v1_events_proto_msgTypes[67]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4819,7 +4979,7 @@ func (x *ReleaseSlot) String() string {
 func (*ReleaseSlot) ProtoMessage() {}
 
 func (x *ReleaseSlot) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_events_proto_msgTypes[65]
+	mi := &file_skein_v1_events_proto_msgTypes[67]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4832,7 +4992,7 @@ func (x *ReleaseSlot) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ReleaseSlot.ProtoReflect.Descriptor instead.
 func (*ReleaseSlot) Descriptor() ([]byte, []int) {
-	return file_skein_v1_events_proto_rawDescGZIP(), []int{65}
+	return file_skein_v1_events_proto_rawDescGZIP(), []int{67}
 }
 
 func (x *ReleaseSlot) GetNamespace() string {
@@ -4880,7 +5040,7 @@ type DrainNode struct {
 
 func (x *DrainNode) Reset() {
 	*x = DrainNode{}
-	mi := &file_skein_v1_events_proto_msgTypes[66]
+	mi := &file_skein_v1_events_proto_msgTypes[68]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4892,7 +5052,7 @@ func (x *DrainNode) String() string {
 func (*DrainNode) ProtoMessage() {}
 
 func (x *DrainNode) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_events_proto_msgTypes[66]
+	mi := &file_skein_v1_events_proto_msgTypes[68]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4905,7 +5065,7 @@ func (x *DrainNode) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DrainNode.ProtoReflect.Descriptor instead.
 func (*DrainNode) Descriptor() ([]byte, []int) {
-	return file_skein_v1_events_proto_rawDescGZIP(), []int{66}
+	return file_skein_v1_events_proto_rawDescGZIP(), []int{68}
 }
 
 func (x *DrainNode) GetNodeId() string {
@@ -4930,7 +5090,7 @@ type RepairClock struct {
 
 func (x *RepairClock) Reset() {
 	*x = RepairClock{}
-	mi := &file_skein_v1_events_proto_msgTypes[67]
+	mi := &file_skein_v1_events_proto_msgTypes[69]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4942,7 +5102,7 @@ func (x *RepairClock) String() string {
 func (*RepairClock) ProtoMessage() {}
 
 func (x *RepairClock) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_events_proto_msgTypes[67]
+	mi := &file_skein_v1_events_proto_msgTypes[69]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4955,7 +5115,7 @@ func (x *RepairClock) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RepairClock.ProtoReflect.Descriptor instead.
 func (*RepairClock) Descriptor() ([]byte, []int) {
-	return file_skein_v1_events_proto_rawDescGZIP(), []int{67}
+	return file_skein_v1_events_proto_rawDescGZIP(), []int{69}
 }
 
 type SetAdmin struct {
@@ -4968,7 +5128,7 @@ type SetAdmin struct {
 
 func (x *SetAdmin) Reset() {
 	*x = SetAdmin{}
-	mi := &file_skein_v1_events_proto_msgTypes[68]
+	mi := &file_skein_v1_events_proto_msgTypes[70]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4980,7 +5140,7 @@ func (x *SetAdmin) String() string {
 func (*SetAdmin) ProtoMessage() {}
 
 func (x *SetAdmin) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_events_proto_msgTypes[68]
+	mi := &file_skein_v1_events_proto_msgTypes[70]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4993,7 +5153,7 @@ func (x *SetAdmin) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SetAdmin.ProtoReflect.Descriptor instead.
 func (*SetAdmin) Descriptor() ([]byte, []int) {
-	return file_skein_v1_events_proto_rawDescGZIP(), []int{68}
+	return file_skein_v1_events_proto_rawDescGZIP(), []int{70}
 }
 
 func (x *SetAdmin) GetNodeId() string {
@@ -5020,7 +5180,7 @@ type SetPodCidrs struct {
 
 func (x *SetPodCidrs) Reset() {
 	*x = SetPodCidrs{}
-	mi := &file_skein_v1_events_proto_msgTypes[69]
+	mi := &file_skein_v1_events_proto_msgTypes[71]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5032,7 +5192,7 @@ func (x *SetPodCidrs) String() string {
 func (*SetPodCidrs) ProtoMessage() {}
 
 func (x *SetPodCidrs) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_events_proto_msgTypes[69]
+	mi := &file_skein_v1_events_proto_msgTypes[71]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5045,7 +5205,7 @@ func (x *SetPodCidrs) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SetPodCidrs.ProtoReflect.Descriptor instead.
 func (*SetPodCidrs) Descriptor() ([]byte, []int) {
-	return file_skein_v1_events_proto_rawDescGZIP(), []int{69}
+	return file_skein_v1_events_proto_rawDescGZIP(), []int{71}
 }
 
 func (x *SetPodCidrs) GetNodeId() string {
@@ -5062,6 +5222,127 @@ func (x *SetPodCidrs) GetPodCidrs() *PodCidrs {
 	return nil
 }
 
+// SetPlainPeer admits a plain peer or, with replace, changes one. Whoever sends it has chosen the carriers and sealed their secrets.
+type SetPlainPeer struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	PlainPeer     *PlainPeer             `protobuf:"bytes,1,opt,name=plain_peer,json=plainPeer,proto3" json:"plain_peer,omitempty"`
+	LifetimeNanos int64                  `protobuf:"varint,2,opt,name=lifetime_nanos,json=lifetimeNanos,proto3" json:"lifetime_nanos,omitempty"`
+	Replace       bool                   `protobuf:"varint,3,opt,name=replace,proto3" json:"replace,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *SetPlainPeer) Reset() {
+	*x = SetPlainPeer{}
+	mi := &file_skein_v1_events_proto_msgTypes[72]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *SetPlainPeer) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*SetPlainPeer) ProtoMessage() {}
+
+func (x *SetPlainPeer) ProtoReflect() protoreflect.Message {
+	mi := &file_skein_v1_events_proto_msgTypes[72]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use SetPlainPeer.ProtoReflect.Descriptor instead.
+func (*SetPlainPeer) Descriptor() ([]byte, []int) {
+	return file_skein_v1_events_proto_rawDescGZIP(), []int{72}
+}
+
+func (x *SetPlainPeer) GetPlainPeer() *PlainPeer {
+	if x != nil {
+		return x.PlainPeer
+	}
+	return nil
+}
+
+func (x *SetPlainPeer) GetLifetimeNanos() int64 {
+	if x != nil {
+		return x.LifetimeNanos
+	}
+	return 0
+}
+
+func (x *SetPlainPeer) GetReplace() bool {
+	if x != nil {
+		return x.Replace
+	}
+	return false
+}
+
+type RemovePlainPeer struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Name          string                 `protobuf:"bytes,1,opt,name=name,proto3" json:"name,omitempty"`
+	Reason        string                 `protobuf:"bytes,2,opt,name=reason,proto3" json:"reason,omitempty"`
+	CreatedIndex  uint64                 `protobuf:"varint,3,opt,name=created_index,json=createdIndex,proto3" json:"created_index,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *RemovePlainPeer) Reset() {
+	*x = RemovePlainPeer{}
+	mi := &file_skein_v1_events_proto_msgTypes[73]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *RemovePlainPeer) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*RemovePlainPeer) ProtoMessage() {}
+
+func (x *RemovePlainPeer) ProtoReflect() protoreflect.Message {
+	mi := &file_skein_v1_events_proto_msgTypes[73]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use RemovePlainPeer.ProtoReflect.Descriptor instead.
+func (*RemovePlainPeer) Descriptor() ([]byte, []int) {
+	return file_skein_v1_events_proto_rawDescGZIP(), []int{73}
+}
+
+func (x *RemovePlainPeer) GetName() string {
+	if x != nil {
+		return x.Name
+	}
+	return ""
+}
+
+func (x *RemovePlainPeer) GetReason() string {
+	if x != nil {
+		return x.Reason
+	}
+	return ""
+}
+
+func (x *RemovePlainPeer) GetCreatedIndex() uint64 {
+	if x != nil {
+		return x.CreatedIndex
+	}
+	return 0
+}
+
 type IntroduceRoles struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	unknownFields protoimpl.UnknownFields
@@ -5070,7 +5351,7 @@ type IntroduceRoles struct {
 
 func (x *IntroduceRoles) Reset() {
 	*x = IntroduceRoles{}
-	mi := &file_skein_v1_events_proto_msgTypes[70]
+	mi := &file_skein_v1_events_proto_msgTypes[74]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5082,7 +5363,7 @@ func (x *IntroduceRoles) String() string {
 func (*IntroduceRoles) ProtoMessage() {}
 
 func (x *IntroduceRoles) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_events_proto_msgTypes[70]
+	mi := &file_skein_v1_events_proto_msgTypes[74]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5095,14 +5376,14 @@ func (x *IntroduceRoles) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use IntroduceRoles.ProtoReflect.Descriptor instead.
 func (*IntroduceRoles) Descriptor() ([]byte, []int) {
-	return file_skein_v1_events_proto_rawDescGZIP(), []int{70}
+	return file_skein_v1_events_proto_rawDescGZIP(), []int{74}
 }
 
 var File_skein_v1_events_proto protoreflect.FileDescriptor
 
 const file_skein_v1_events_proto_rawDesc = "" +
 	"\n" +
-	"\x15skein/v1/events.proto\x12\bskein.v1\x1a\x14skein/v1/state.proto\"\x82\x12\n" +
+	"\x15skein/v1/events.proto\x12\bskein.v1\x1a\x14skein/v1/state.proto\"\x8e\x13\n" +
 	"\x05Event\x12\x14\n" +
 	"\x05index\x18\x01 \x01(\x04R\x05index\x12\x12\n" +
 	"\x04time\x18\x02 \x01(\x03R\x04time\x12\x1d\n" +
@@ -5146,7 +5427,9 @@ const file_skein_v1_events_proto_rawDesc = "" +
 	"\rslot_released\x18' \x01(\v2\x16.skein.v1.SlotReleasedH\x00R\fslotReleased\x12@\n" +
 	"\x0eclock_repaired\x18( \x01(\v2\x17.skein.v1.ClockRepairedH\x00R\rclockRepaired\x12;\n" +
 	"\rpod_cidrs_set\x18) \x01(\v2\x15.skein.v1.PodCidrsSetH\x00R\vpodCidrsSet\x12G\n" +
-	"\x11node_settings_set\x18. \x01(\v2\x19.skein.v1.NodeSettingsSetH\x00R\x0fnodeSettingsSetB\x06\n" +
+	"\x11node_settings_set\x18. \x01(\v2\x19.skein.v1.NodeSettingsSetH\x00R\x0fnodeSettingsSet\x12>\n" +
+	"\x0eplain_peer_set\x18* \x01(\v2\x16.skein.v1.PlainPeerSetH\x00R\fplainPeerSet\x12J\n" +
+	"\x12plain_peer_removed\x18+ \x01(\v2\x1a.skein.v1.PlainPeerRemovedH\x00R\x10plainPeerRemovedB\x06\n" +
 	"\x04body\"m\n" +
 	"\x0eClusterCreated\x12+\n" +
 	"\acluster\x18\x01 \x01(\v2\x11.skein.v1.ClusterR\acluster\x12.\n" +
@@ -5231,10 +5514,16 @@ const file_skein_v1_events_proto_rawDesc = "" +
 	"\tpod_cidrs\x18\x02 \x01(\v2\x12.skein.v1.PodCidrsR\bpodCidrs\"^\n" +
 	"\x0fNodeSettingsSet\x12\x17\n" +
 	"\anode_id\x18\x01 \x01(\tR\x06nodeId\x122\n" +
-	"\bsettings\x18\x02 \x01(\v2\x16.skein.v1.NodeSettingsR\bsettings\"D\n" +
+	"\bsettings\x18\x02 \x01(\v2\x16.skein.v1.NodeSettingsR\bsettings\"B\n" +
+	"\fPlainPeerSet\x122\n" +
+	"\n" +
+	"plain_peer\x18\x01 \x01(\v2\x13.skein.v1.PlainPeerR\tplainPeer\">\n" +
+	"\x10PlainPeerRemoved\x12\x12\n" +
+	"\x04name\x18\x01 \x01(\tR\x04name\x12\x16\n" +
+	"\x06reason\x18\x02 \x01(\tR\x06reason\"D\n" +
 	"\x05Batch\x12\x12\n" +
 	"\x04base\x18\x01 \x01(\x04R\x04base\x12'\n" +
-	"\x06events\x18\x02 \x03(\v2\x0f.skein.v1.EventR\x06events\"\xe2\x10\n" +
+	"\x06events\x18\x02 \x03(\v2\x0f.skein.v1.EventR\x06events\"\xeb\x11\n" +
 	"\aCommand\x12\x1d\n" +
 	"\n" +
 	"request_id\x18\x01 \x01(\tR\trequestId\x12\x12\n" +
@@ -5283,7 +5572,9 @@ const file_skein_v1_events_proto_rawDesc = "" +
 	"\frepair_clock\x18( \x01(\v2\x15.skein.v1.RepairClockH\x00R\vrepairClock\x121\n" +
 	"\tset_admin\x18) \x01(\v2\x12.skein.v1.SetAdminH\x00R\bsetAdmin\x12C\n" +
 	"\x0fintroduce_roles\x18* \x01(\v2\x18.skein.v1.IntroduceRolesH\x00R\x0eintroduceRoles\x12;\n" +
-	"\rset_pod_cidrs\x18+ \x01(\v2\x15.skein.v1.SetPodCidrsH\x00R\vsetPodCidrsB\x06\n" +
+	"\rset_pod_cidrs\x18+ \x01(\v2\x15.skein.v1.SetPodCidrsH\x00R\vsetPodCidrs\x12>\n" +
+	"\x0eset_plain_peer\x18, \x01(\v2\x16.skein.v1.SetPlainPeerH\x00R\fsetPlainPeer\x12G\n" +
+	"\x11remove_plain_peer\x18- \x01(\v2\x19.skein.v1.RemovePlainPeerH\x00R\x0fremovePlainPeerB\x06\n" +
 	"\x04body\"\xb3\x01\n" +
 	"\rCreateCluster\x12\x1d\n" +
 	"\n" +
@@ -5456,7 +5747,16 @@ const file_skein_v1_events_proto_rawDesc = "" +
 	"\x05admin\x18\x02 \x01(\bR\x05admin\"W\n" +
 	"\vSetPodCidrs\x12\x17\n" +
 	"\anode_id\x18\x01 \x01(\tR\x06nodeId\x12/\n" +
-	"\tpod_cidrs\x18\x02 \x01(\v2\x12.skein.v1.PodCidrsR\bpodCidrs\"\x10\n" +
+	"\tpod_cidrs\x18\x02 \x01(\v2\x12.skein.v1.PodCidrsR\bpodCidrs\"\x83\x01\n" +
+	"\fSetPlainPeer\x122\n" +
+	"\n" +
+	"plain_peer\x18\x01 \x01(\v2\x13.skein.v1.PlainPeerR\tplainPeer\x12%\n" +
+	"\x0elifetime_nanos\x18\x02 \x01(\x03R\rlifetimeNanos\x12\x18\n" +
+	"\areplace\x18\x03 \x01(\bR\areplace\"b\n" +
+	"\x0fRemovePlainPeer\x12\x12\n" +
+	"\x04name\x18\x01 \x01(\tR\x04name\x12\x16\n" +
+	"\x06reason\x18\x02 \x01(\tR\x06reason\x12#\n" +
+	"\rcreated_index\x18\x03 \x01(\x04R\fcreatedIndex\"\x10\n" +
 	"\x0eIntroduceRolesB1Z/github.com/skeinmesh/skein/api/skein/v1;skeinv1b\x06proto3"
 
 var (
@@ -5471,7 +5771,7 @@ func file_skein_v1_events_proto_rawDescGZIP() []byte {
 	return file_skein_v1_events_proto_rawDescData
 }
 
-var file_skein_v1_events_proto_msgTypes = make([]protoimpl.MessageInfo, 73)
+var file_skein_v1_events_proto_msgTypes = make([]protoimpl.MessageInfo, 77)
 var file_skein_v1_events_proto_goTypes = []any{
 	(*Event)(nil),            // 0: skein.v1.Event
 	(*ClusterCreated)(nil),   // 1: skein.v1.ClusterCreated
@@ -5507,60 +5807,65 @@ var file_skein_v1_events_proto_goTypes = []any{
 	(*ClockRepaired)(nil),    // 31: skein.v1.ClockRepaired
 	(*PodCidrsSet)(nil),      // 32: skein.v1.PodCidrsSet
 	(*NodeSettingsSet)(nil),  // 33: skein.v1.NodeSettingsSet
-	(*Batch)(nil),            // 34: skein.v1.Batch
-	(*Command)(nil),          // 35: skein.v1.Command
-	(*CreateCluster)(nil),    // 36: skein.v1.CreateCluster
-	(*ChangeSettings)(nil),   // 37: skein.v1.ChangeSettings
-	(*CreateToken)(nil),      // 38: skein.v1.CreateToken
-	(*RevokeToken)(nil),      // 39: skein.v1.RevokeToken
-	(*NewNode)(nil),          // 40: skein.v1.NewNode
-	(*AdmitNode)(nil),        // 41: skein.v1.AdmitNode
-	(*ChangeNode)(nil),       // 42: skein.v1.ChangeNode
-	(*RevokeNode)(nil),       // 43: skein.v1.RevokeNode
-	(*RotateNodeKey)(nil),    // 44: skein.v1.RotateNodeKey
-	(*AddServer)(nil),        // 45: skein.v1.AddServer
-	(*PromoteServer)(nil),    // 46: skein.v1.PromoteServer
-	(*RemoveServer)(nil),     // 47: skein.v1.RemoveServer
-	(*RotateGossipKey)(nil),  // 48: skein.v1.RotateGossipKey
-	(*CreatePool)(nil),       // 49: skein.v1.CreatePool
-	(*ChangePool)(nil),       // 50: skein.v1.ChangePool
-	(*RemovePool)(nil),       // 51: skein.v1.RemovePool
-	(*AllocateBlocks)(nil),   // 52: skein.v1.AllocateBlocks
-	(*ReserveBlock)(nil),     // 53: skein.v1.ReserveBlock
-	(*ReleaseBlocks)(nil),    // 54: skein.v1.ReleaseBlocks
-	(*ReserveAddress)(nil),   // 55: skein.v1.ReserveAddress
-	(*ClaimAddress)(nil),     // 56: skein.v1.ClaimAddress
-	(*ReleaseAddress)(nil),   // 57: skein.v1.ReleaseAddress
-	(*SetGrant)(nil),         // 58: skein.v1.SetGrant
-	(*ImportPools)(nil),      // 59: skein.v1.ImportPools
-	(*ImportBlock)(nil),      // 60: skein.v1.ImportBlock
-	(*DefineEgress)(nil),     // 61: skein.v1.DefineEgress
-	(*ChangeEgress)(nil),     // 62: skein.v1.ChangeEgress
-	(*RemoveEgress)(nil),     // 63: skein.v1.RemoveEgress
-	(*AssignSlot)(nil),       // 64: skein.v1.AssignSlot
-	(*ReleaseSlot)(nil),      // 65: skein.v1.ReleaseSlot
-	(*DrainNode)(nil),        // 66: skein.v1.DrainNode
-	(*RepairClock)(nil),      // 67: skein.v1.RepairClock
-	(*SetAdmin)(nil),         // 68: skein.v1.SetAdmin
-	(*SetPodCidrs)(nil),      // 69: skein.v1.SetPodCidrs
-	(*IntroduceRoles)(nil),   // 70: skein.v1.IntroduceRoles
-	nil,                      // 71: skein.v1.NewNode.LabelsEntry
-	nil,                      // 72: skein.v1.ChangeNode.LabelsEntry
-	(*Cluster)(nil),          // 73: skein.v1.Cluster
-	(*Settings)(nil),         // 74: skein.v1.Settings
-	(*Token)(nil),            // 75: skein.v1.Token
-	(*Node)(nil),             // 76: skein.v1.Node
-	(*GossipKeys)(nil),       // 77: skein.v1.GossipKeys
-	(*Answer)(nil),           // 78: skein.v1.Answer
-	(*Pool)(nil),             // 79: skein.v1.Pool
-	(*Block)(nil),            // 80: skein.v1.Block
-	(*StaticAddress)(nil),    // 81: skein.v1.StaticAddress
-	(*Grant)(nil),            // 82: skein.v1.Grant
-	(*Egress)(nil),           // 83: skein.v1.Egress
-	(*EgressSlot)(nil),       // 84: skein.v1.EgressSlot
-	(*PodCidrs)(nil),         // 85: skein.v1.PodCidrs
-	(*NodeSettings)(nil),     // 86: skein.v1.NodeSettings
-	(*PoolSubnet)(nil),       // 87: skein.v1.PoolSubnet
+	(*PlainPeerSet)(nil),     // 34: skein.v1.PlainPeerSet
+	(*PlainPeerRemoved)(nil), // 35: skein.v1.PlainPeerRemoved
+	(*Batch)(nil),            // 36: skein.v1.Batch
+	(*Command)(nil),          // 37: skein.v1.Command
+	(*CreateCluster)(nil),    // 38: skein.v1.CreateCluster
+	(*ChangeSettings)(nil),   // 39: skein.v1.ChangeSettings
+	(*CreateToken)(nil),      // 40: skein.v1.CreateToken
+	(*RevokeToken)(nil),      // 41: skein.v1.RevokeToken
+	(*NewNode)(nil),          // 42: skein.v1.NewNode
+	(*AdmitNode)(nil),        // 43: skein.v1.AdmitNode
+	(*ChangeNode)(nil),       // 44: skein.v1.ChangeNode
+	(*RevokeNode)(nil),       // 45: skein.v1.RevokeNode
+	(*RotateNodeKey)(nil),    // 46: skein.v1.RotateNodeKey
+	(*AddServer)(nil),        // 47: skein.v1.AddServer
+	(*PromoteServer)(nil),    // 48: skein.v1.PromoteServer
+	(*RemoveServer)(nil),     // 49: skein.v1.RemoveServer
+	(*RotateGossipKey)(nil),  // 50: skein.v1.RotateGossipKey
+	(*CreatePool)(nil),       // 51: skein.v1.CreatePool
+	(*ChangePool)(nil),       // 52: skein.v1.ChangePool
+	(*RemovePool)(nil),       // 53: skein.v1.RemovePool
+	(*AllocateBlocks)(nil),   // 54: skein.v1.AllocateBlocks
+	(*ReserveBlock)(nil),     // 55: skein.v1.ReserveBlock
+	(*ReleaseBlocks)(nil),    // 56: skein.v1.ReleaseBlocks
+	(*ReserveAddress)(nil),   // 57: skein.v1.ReserveAddress
+	(*ClaimAddress)(nil),     // 58: skein.v1.ClaimAddress
+	(*ReleaseAddress)(nil),   // 59: skein.v1.ReleaseAddress
+	(*SetGrant)(nil),         // 60: skein.v1.SetGrant
+	(*ImportPools)(nil),      // 61: skein.v1.ImportPools
+	(*ImportBlock)(nil),      // 62: skein.v1.ImportBlock
+	(*DefineEgress)(nil),     // 63: skein.v1.DefineEgress
+	(*ChangeEgress)(nil),     // 64: skein.v1.ChangeEgress
+	(*RemoveEgress)(nil),     // 65: skein.v1.RemoveEgress
+	(*AssignSlot)(nil),       // 66: skein.v1.AssignSlot
+	(*ReleaseSlot)(nil),      // 67: skein.v1.ReleaseSlot
+	(*DrainNode)(nil),        // 68: skein.v1.DrainNode
+	(*RepairClock)(nil),      // 69: skein.v1.RepairClock
+	(*SetAdmin)(nil),         // 70: skein.v1.SetAdmin
+	(*SetPodCidrs)(nil),      // 71: skein.v1.SetPodCidrs
+	(*SetPlainPeer)(nil),     // 72: skein.v1.SetPlainPeer
+	(*RemovePlainPeer)(nil),  // 73: skein.v1.RemovePlainPeer
+	(*IntroduceRoles)(nil),   // 74: skein.v1.IntroduceRoles
+	nil,                      // 75: skein.v1.NewNode.LabelsEntry
+	nil,                      // 76: skein.v1.ChangeNode.LabelsEntry
+	(*Cluster)(nil),          // 77: skein.v1.Cluster
+	(*Settings)(nil),         // 78: skein.v1.Settings
+	(*Token)(nil),            // 79: skein.v1.Token
+	(*Node)(nil),             // 80: skein.v1.Node
+	(*GossipKeys)(nil),       // 81: skein.v1.GossipKeys
+	(*Answer)(nil),           // 82: skein.v1.Answer
+	(*Pool)(nil),             // 83: skein.v1.Pool
+	(*Block)(nil),            // 84: skein.v1.Block
+	(*StaticAddress)(nil),    // 85: skein.v1.StaticAddress
+	(*Grant)(nil),            // 86: skein.v1.Grant
+	(*Egress)(nil),           // 87: skein.v1.Egress
+	(*EgressSlot)(nil),       // 88: skein.v1.EgressSlot
+	(*PodCidrs)(nil),         // 89: skein.v1.PodCidrs
+	(*NodeSettings)(nil),     // 90: skein.v1.NodeSettings
+	(*PlainPeer)(nil),        // 91: skein.v1.PlainPeer
+	(*PoolSubnet)(nil),       // 92: skein.v1.PoolSubnet
 }
 var file_skein_v1_events_proto_depIdxs = []int32{
 	1,   // 0: skein.v1.Event.cluster_created:type_name -> skein.v1.ClusterCreated
@@ -5596,81 +5901,87 @@ var file_skein_v1_events_proto_depIdxs = []int32{
 	31,  // 30: skein.v1.Event.clock_repaired:type_name -> skein.v1.ClockRepaired
 	32,  // 31: skein.v1.Event.pod_cidrs_set:type_name -> skein.v1.PodCidrsSet
 	33,  // 32: skein.v1.Event.node_settings_set:type_name -> skein.v1.NodeSettingsSet
-	73,  // 33: skein.v1.ClusterCreated.cluster:type_name -> skein.v1.Cluster
-	74,  // 34: skein.v1.ClusterCreated.settings:type_name -> skein.v1.Settings
-	74,  // 35: skein.v1.SettingsChanged.settings:type_name -> skein.v1.Settings
-	75,  // 36: skein.v1.TokenCreated.token:type_name -> skein.v1.Token
-	76,  // 37: skein.v1.NodeAdmitted.node:type_name -> skein.v1.Node
-	76,  // 38: skein.v1.NodeChanged.node:type_name -> skein.v1.Node
-	77,  // 39: skein.v1.GossipKeyRotated.keys:type_name -> skein.v1.GossipKeys
-	78,  // 40: skein.v1.CommandAnswered.answer:type_name -> skein.v1.Answer
-	79,  // 41: skein.v1.PoolCreated.pool:type_name -> skein.v1.Pool
-	79,  // 42: skein.v1.PoolChanged.pool:type_name -> skein.v1.Pool
-	80,  // 43: skein.v1.BlockAllocated.block:type_name -> skein.v1.Block
-	80,  // 44: skein.v1.BlockReserved.block:type_name -> skein.v1.Block
-	81,  // 45: skein.v1.AddressReserved.address:type_name -> skein.v1.StaticAddress
-	82,  // 46: skein.v1.GrantSet.grant:type_name -> skein.v1.Grant
-	83,  // 47: skein.v1.EgressDefined.egress:type_name -> skein.v1.Egress
-	83,  // 48: skein.v1.EgressChanged.egress:type_name -> skein.v1.Egress
-	84,  // 49: skein.v1.SlotAssigned.slot:type_name -> skein.v1.EgressSlot
-	84,  // 50: skein.v1.SlotMoved.slot:type_name -> skein.v1.EgressSlot
-	84,  // 51: skein.v1.SlotReleased.slot:type_name -> skein.v1.EgressSlot
-	85,  // 52: skein.v1.PodCidrsSet.pod_cidrs:type_name -> skein.v1.PodCidrs
-	86,  // 53: skein.v1.NodeSettingsSet.settings:type_name -> skein.v1.NodeSettings
-	0,   // 54: skein.v1.Batch.events:type_name -> skein.v1.Event
-	36,  // 55: skein.v1.Command.create_cluster:type_name -> skein.v1.CreateCluster
-	37,  // 56: skein.v1.Command.change_settings:type_name -> skein.v1.ChangeSettings
-	38,  // 57: skein.v1.Command.create_token:type_name -> skein.v1.CreateToken
-	39,  // 58: skein.v1.Command.revoke_token:type_name -> skein.v1.RevokeToken
-	41,  // 59: skein.v1.Command.admit_node:type_name -> skein.v1.AdmitNode
-	42,  // 60: skein.v1.Command.change_node:type_name -> skein.v1.ChangeNode
-	43,  // 61: skein.v1.Command.revoke_node:type_name -> skein.v1.RevokeNode
-	44,  // 62: skein.v1.Command.rotate_node_key:type_name -> skein.v1.RotateNodeKey
-	45,  // 63: skein.v1.Command.add_server:type_name -> skein.v1.AddServer
-	46,  // 64: skein.v1.Command.promote_server:type_name -> skein.v1.PromoteServer
-	47,  // 65: skein.v1.Command.remove_server:type_name -> skein.v1.RemoveServer
-	48,  // 66: skein.v1.Command.rotate_gossip_key:type_name -> skein.v1.RotateGossipKey
-	49,  // 67: skein.v1.Command.create_pool:type_name -> skein.v1.CreatePool
-	50,  // 68: skein.v1.Command.change_pool:type_name -> skein.v1.ChangePool
-	51,  // 69: skein.v1.Command.remove_pool:type_name -> skein.v1.RemovePool
-	52,  // 70: skein.v1.Command.allocate_blocks:type_name -> skein.v1.AllocateBlocks
-	53,  // 71: skein.v1.Command.reserve_block:type_name -> skein.v1.ReserveBlock
-	54,  // 72: skein.v1.Command.release_blocks:type_name -> skein.v1.ReleaseBlocks
-	55,  // 73: skein.v1.Command.reserve_address:type_name -> skein.v1.ReserveAddress
-	56,  // 74: skein.v1.Command.claim_address:type_name -> skein.v1.ClaimAddress
-	57,  // 75: skein.v1.Command.release_address:type_name -> skein.v1.ReleaseAddress
-	58,  // 76: skein.v1.Command.set_grant:type_name -> skein.v1.SetGrant
-	59,  // 77: skein.v1.Command.import_pools:type_name -> skein.v1.ImportPools
-	61,  // 78: skein.v1.Command.define_egress:type_name -> skein.v1.DefineEgress
-	62,  // 79: skein.v1.Command.change_egress:type_name -> skein.v1.ChangeEgress
-	63,  // 80: skein.v1.Command.remove_egress:type_name -> skein.v1.RemoveEgress
-	64,  // 81: skein.v1.Command.assign_slot:type_name -> skein.v1.AssignSlot
-	65,  // 82: skein.v1.Command.release_slot:type_name -> skein.v1.ReleaseSlot
-	66,  // 83: skein.v1.Command.drain_node:type_name -> skein.v1.DrainNode
-	67,  // 84: skein.v1.Command.repair_clock:type_name -> skein.v1.RepairClock
-	68,  // 85: skein.v1.Command.set_admin:type_name -> skein.v1.SetAdmin
-	70,  // 86: skein.v1.Command.introduce_roles:type_name -> skein.v1.IntroduceRoles
-	69,  // 87: skein.v1.Command.set_pod_cidrs:type_name -> skein.v1.SetPodCidrs
-	74,  // 88: skein.v1.CreateCluster.settings:type_name -> skein.v1.Settings
-	40,  // 89: skein.v1.CreateCluster.first_node:type_name -> skein.v1.NewNode
-	74,  // 90: skein.v1.ChangeSettings.settings:type_name -> skein.v1.Settings
-	71,  // 91: skein.v1.NewNode.labels:type_name -> skein.v1.NewNode.LabelsEntry
-	40,  // 92: skein.v1.AdmitNode.node:type_name -> skein.v1.NewNode
-	72,  // 93: skein.v1.ChangeNode.labels:type_name -> skein.v1.ChangeNode.LabelsEntry
-	86,  // 94: skein.v1.ChangeNode.settings:type_name -> skein.v1.NodeSettings
-	79,  // 95: skein.v1.CreatePool.pool:type_name -> skein.v1.Pool
-	87,  // 96: skein.v1.ChangePool.add_subnets:type_name -> skein.v1.PoolSubnet
-	79,  // 97: skein.v1.ChangePool.set:type_name -> skein.v1.Pool
-	79,  // 98: skein.v1.ImportPools.pools:type_name -> skein.v1.Pool
-	60,  // 99: skein.v1.ImportPools.blocks:type_name -> skein.v1.ImportBlock
-	83,  // 100: skein.v1.DefineEgress.egress:type_name -> skein.v1.Egress
-	83,  // 101: skein.v1.ChangeEgress.set:type_name -> skein.v1.Egress
-	85,  // 102: skein.v1.SetPodCidrs.pod_cidrs:type_name -> skein.v1.PodCidrs
-	103, // [103:103] is the sub-list for method output_type
-	103, // [103:103] is the sub-list for method input_type
-	103, // [103:103] is the sub-list for extension type_name
-	103, // [103:103] is the sub-list for extension extendee
-	0,   // [0:103] is the sub-list for field type_name
+	34,  // 33: skein.v1.Event.plain_peer_set:type_name -> skein.v1.PlainPeerSet
+	35,  // 34: skein.v1.Event.plain_peer_removed:type_name -> skein.v1.PlainPeerRemoved
+	77,  // 35: skein.v1.ClusterCreated.cluster:type_name -> skein.v1.Cluster
+	78,  // 36: skein.v1.ClusterCreated.settings:type_name -> skein.v1.Settings
+	78,  // 37: skein.v1.SettingsChanged.settings:type_name -> skein.v1.Settings
+	79,  // 38: skein.v1.TokenCreated.token:type_name -> skein.v1.Token
+	80,  // 39: skein.v1.NodeAdmitted.node:type_name -> skein.v1.Node
+	80,  // 40: skein.v1.NodeChanged.node:type_name -> skein.v1.Node
+	81,  // 41: skein.v1.GossipKeyRotated.keys:type_name -> skein.v1.GossipKeys
+	82,  // 42: skein.v1.CommandAnswered.answer:type_name -> skein.v1.Answer
+	83,  // 43: skein.v1.PoolCreated.pool:type_name -> skein.v1.Pool
+	83,  // 44: skein.v1.PoolChanged.pool:type_name -> skein.v1.Pool
+	84,  // 45: skein.v1.BlockAllocated.block:type_name -> skein.v1.Block
+	84,  // 46: skein.v1.BlockReserved.block:type_name -> skein.v1.Block
+	85,  // 47: skein.v1.AddressReserved.address:type_name -> skein.v1.StaticAddress
+	86,  // 48: skein.v1.GrantSet.grant:type_name -> skein.v1.Grant
+	87,  // 49: skein.v1.EgressDefined.egress:type_name -> skein.v1.Egress
+	87,  // 50: skein.v1.EgressChanged.egress:type_name -> skein.v1.Egress
+	88,  // 51: skein.v1.SlotAssigned.slot:type_name -> skein.v1.EgressSlot
+	88,  // 52: skein.v1.SlotMoved.slot:type_name -> skein.v1.EgressSlot
+	88,  // 53: skein.v1.SlotReleased.slot:type_name -> skein.v1.EgressSlot
+	89,  // 54: skein.v1.PodCidrsSet.pod_cidrs:type_name -> skein.v1.PodCidrs
+	90,  // 55: skein.v1.NodeSettingsSet.settings:type_name -> skein.v1.NodeSettings
+	91,  // 56: skein.v1.PlainPeerSet.plain_peer:type_name -> skein.v1.PlainPeer
+	0,   // 57: skein.v1.Batch.events:type_name -> skein.v1.Event
+	38,  // 58: skein.v1.Command.create_cluster:type_name -> skein.v1.CreateCluster
+	39,  // 59: skein.v1.Command.change_settings:type_name -> skein.v1.ChangeSettings
+	40,  // 60: skein.v1.Command.create_token:type_name -> skein.v1.CreateToken
+	41,  // 61: skein.v1.Command.revoke_token:type_name -> skein.v1.RevokeToken
+	43,  // 62: skein.v1.Command.admit_node:type_name -> skein.v1.AdmitNode
+	44,  // 63: skein.v1.Command.change_node:type_name -> skein.v1.ChangeNode
+	45,  // 64: skein.v1.Command.revoke_node:type_name -> skein.v1.RevokeNode
+	46,  // 65: skein.v1.Command.rotate_node_key:type_name -> skein.v1.RotateNodeKey
+	47,  // 66: skein.v1.Command.add_server:type_name -> skein.v1.AddServer
+	48,  // 67: skein.v1.Command.promote_server:type_name -> skein.v1.PromoteServer
+	49,  // 68: skein.v1.Command.remove_server:type_name -> skein.v1.RemoveServer
+	50,  // 69: skein.v1.Command.rotate_gossip_key:type_name -> skein.v1.RotateGossipKey
+	51,  // 70: skein.v1.Command.create_pool:type_name -> skein.v1.CreatePool
+	52,  // 71: skein.v1.Command.change_pool:type_name -> skein.v1.ChangePool
+	53,  // 72: skein.v1.Command.remove_pool:type_name -> skein.v1.RemovePool
+	54,  // 73: skein.v1.Command.allocate_blocks:type_name -> skein.v1.AllocateBlocks
+	55,  // 74: skein.v1.Command.reserve_block:type_name -> skein.v1.ReserveBlock
+	56,  // 75: skein.v1.Command.release_blocks:type_name -> skein.v1.ReleaseBlocks
+	57,  // 76: skein.v1.Command.reserve_address:type_name -> skein.v1.ReserveAddress
+	58,  // 77: skein.v1.Command.claim_address:type_name -> skein.v1.ClaimAddress
+	59,  // 78: skein.v1.Command.release_address:type_name -> skein.v1.ReleaseAddress
+	60,  // 79: skein.v1.Command.set_grant:type_name -> skein.v1.SetGrant
+	61,  // 80: skein.v1.Command.import_pools:type_name -> skein.v1.ImportPools
+	63,  // 81: skein.v1.Command.define_egress:type_name -> skein.v1.DefineEgress
+	64,  // 82: skein.v1.Command.change_egress:type_name -> skein.v1.ChangeEgress
+	65,  // 83: skein.v1.Command.remove_egress:type_name -> skein.v1.RemoveEgress
+	66,  // 84: skein.v1.Command.assign_slot:type_name -> skein.v1.AssignSlot
+	67,  // 85: skein.v1.Command.release_slot:type_name -> skein.v1.ReleaseSlot
+	68,  // 86: skein.v1.Command.drain_node:type_name -> skein.v1.DrainNode
+	69,  // 87: skein.v1.Command.repair_clock:type_name -> skein.v1.RepairClock
+	70,  // 88: skein.v1.Command.set_admin:type_name -> skein.v1.SetAdmin
+	74,  // 89: skein.v1.Command.introduce_roles:type_name -> skein.v1.IntroduceRoles
+	71,  // 90: skein.v1.Command.set_pod_cidrs:type_name -> skein.v1.SetPodCidrs
+	72,  // 91: skein.v1.Command.set_plain_peer:type_name -> skein.v1.SetPlainPeer
+	73,  // 92: skein.v1.Command.remove_plain_peer:type_name -> skein.v1.RemovePlainPeer
+	78,  // 93: skein.v1.CreateCluster.settings:type_name -> skein.v1.Settings
+	42,  // 94: skein.v1.CreateCluster.first_node:type_name -> skein.v1.NewNode
+	78,  // 95: skein.v1.ChangeSettings.settings:type_name -> skein.v1.Settings
+	75,  // 96: skein.v1.NewNode.labels:type_name -> skein.v1.NewNode.LabelsEntry
+	42,  // 97: skein.v1.AdmitNode.node:type_name -> skein.v1.NewNode
+	76,  // 98: skein.v1.ChangeNode.labels:type_name -> skein.v1.ChangeNode.LabelsEntry
+	90,  // 99: skein.v1.ChangeNode.settings:type_name -> skein.v1.NodeSettings
+	83,  // 100: skein.v1.CreatePool.pool:type_name -> skein.v1.Pool
+	92,  // 101: skein.v1.ChangePool.add_subnets:type_name -> skein.v1.PoolSubnet
+	83,  // 102: skein.v1.ChangePool.set:type_name -> skein.v1.Pool
+	83,  // 103: skein.v1.ImportPools.pools:type_name -> skein.v1.Pool
+	62,  // 104: skein.v1.ImportPools.blocks:type_name -> skein.v1.ImportBlock
+	87,  // 105: skein.v1.DefineEgress.egress:type_name -> skein.v1.Egress
+	87,  // 106: skein.v1.ChangeEgress.set:type_name -> skein.v1.Egress
+	89,  // 107: skein.v1.SetPodCidrs.pod_cidrs:type_name -> skein.v1.PodCidrs
+	91,  // 108: skein.v1.SetPlainPeer.plain_peer:type_name -> skein.v1.PlainPeer
+	109, // [109:109] is the sub-list for method output_type
+	109, // [109:109] is the sub-list for method input_type
+	109, // [109:109] is the sub-list for extension type_name
+	109, // [109:109] is the sub-list for extension extendee
+	0,   // [0:109] is the sub-list for field type_name
 }
 
 func init() { file_skein_v1_events_proto_init() }
@@ -5713,8 +6024,10 @@ func file_skein_v1_events_proto_init() {
 		(*Event_ClockRepaired)(nil),
 		(*Event_PodCidrsSet)(nil),
 		(*Event_NodeSettingsSet)(nil),
+		(*Event_PlainPeerSet)(nil),
+		(*Event_PlainPeerRemoved)(nil),
 	}
-	file_skein_v1_events_proto_msgTypes[35].OneofWrappers = []any{
+	file_skein_v1_events_proto_msgTypes[37].OneofWrappers = []any{
 		(*Command_CreateCluster)(nil),
 		(*Command_ChangeSettings)(nil),
 		(*Command_CreateToken)(nil),
@@ -5748,6 +6061,8 @@ func file_skein_v1_events_proto_init() {
 		(*Command_SetAdmin)(nil),
 		(*Command_IntroduceRoles)(nil),
 		(*Command_SetPodCidrs)(nil),
+		(*Command_SetPlainPeer)(nil),
+		(*Command_RemovePlainPeer)(nil),
 	}
 	type x struct{}
 	out := protoimpl.TypeBuilder{
@@ -5755,7 +6070,7 @@ func file_skein_v1_events_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_skein_v1_events_proto_rawDesc), len(file_skein_v1_events_proto_rawDesc)),
 			NumEnums:      0,
-			NumMessages:   73,
+			NumMessages:   77,
 			NumExtensions: 0,
 			NumServices:   0,
 		},

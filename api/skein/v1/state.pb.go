@@ -841,13 +841,14 @@ type Answer struct {
 	Token         *Token                 `protobuf:"bytes,4,opt,name=token,proto3" json:"token,omitempty"`                          // CreateToken
 	ErrorCode     string                 `protobuf:"bytes,5,opt,name=error_code,json=errorCode,proto3" json:"error_code,omitempty"` // set when the command was refused, never stored
 	ErrorMessage  string                 `protobuf:"bytes,6,opt,name=error_message,json=errorMessage,proto3" json:"error_message,omitempty"`
-	Pool          *Pool                  `protobuf:"bytes,7,opt,name=pool,proto3" json:"pool,omitempty"`      // CreatePool, ChangePool
-	Blocks        []*Block               `protobuf:"bytes,8,rep,name=blocks,proto3" json:"blocks,omitempty"`  // AllocateBlocks: those it gave; ReserveBlock: that one
-	Static        *StaticAddress         `protobuf:"bytes,9,opt,name=static,proto3" json:"static,omitempty"`  // ReserveAddress, ClaimAddress
-	Grant         *Grant                 `protobuf:"bytes,10,opt,name=grant,proto3" json:"grant,omitempty"`   // SetGrant
-	Plan          []string               `protobuf:"bytes,11,rep,name=plan,proto3" json:"plan,omitempty"`     // ImportPools: what it does or, with dry_run, would do, a line each
-	Egress        *Egress                `protobuf:"bytes,12,opt,name=egress,proto3" json:"egress,omitempty"` // DefineEgress, ChangeEgress
-	Slot          *EgressSlot            `protobuf:"bytes,13,opt,name=slot,proto3" json:"slot,omitempty"`     // AssignSlot, ReleaseSlot
+	Pool          *Pool                  `protobuf:"bytes,7,opt,name=pool,proto3" json:"pool,omitempty"`                             // CreatePool, ChangePool
+	Blocks        []*Block               `protobuf:"bytes,8,rep,name=blocks,proto3" json:"blocks,omitempty"`                         // AllocateBlocks: those it gave; ReserveBlock: that one
+	Static        *StaticAddress         `protobuf:"bytes,9,opt,name=static,proto3" json:"static,omitempty"`                         // ReserveAddress, ClaimAddress
+	Grant         *Grant                 `protobuf:"bytes,10,opt,name=grant,proto3" json:"grant,omitempty"`                          // SetGrant
+	Plan          []string               `protobuf:"bytes,11,rep,name=plan,proto3" json:"plan,omitempty"`                            // ImportPools: what it does or, with dry_run, would do, a line each
+	Egress        *Egress                `protobuf:"bytes,12,opt,name=egress,proto3" json:"egress,omitempty"`                        // DefineEgress, ChangeEgress
+	Slot          *EgressSlot            `protobuf:"bytes,13,opt,name=slot,proto3" json:"slot,omitempty"`                            // AssignSlot, ReleaseSlot
+	PlainPeer     *PlainPeer             `protobuf:"bytes,14,opt,name=plain_peer,json=plainPeer,proto3" json:"plain_peer,omitempty"` // SetPlainPeer
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -973,6 +974,13 @@ func (x *Answer) GetSlot() *EgressSlot {
 	return nil
 }
 
+func (x *Answer) GetPlainPeer() *PlainPeer {
+	if x != nil {
+		return x.PlainPeer
+	}
+	return nil
+}
+
 // State is the snapshot form: every list sorted by ID.
 type State struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
@@ -985,14 +993,15 @@ type State struct {
 	Servers       []*Server              `protobuf:"bytes,7,rep,name=servers,proto3" json:"servers,omitempty"`
 	Tokens        []*Token               `protobuf:"bytes,8,rep,name=tokens,proto3" json:"tokens,omitempty"`
 	GossipKeys    *GossipKeys            `protobuf:"bytes,9,opt,name=gossip_keys,json=gossipKeys,proto3" json:"gossip_keys,omitempty"`
-	Answers       []*Answer              `protobuf:"bytes,10,rep,name=answers,proto3" json:"answers,omitempty"`   // oldest first, bounded
-	Pools         []*Pool                `protobuf:"bytes,11,rep,name=pools,proto3" json:"pools,omitempty"`       // by name
-	Blocks        []*Block               `protobuf:"bytes,12,rep,name=blocks,proto3" json:"blocks,omitempty"`     // by pool, then number
-	Freed         []*FreedBlock          `protobuf:"bytes,13,rep,name=freed,proto3" json:"freed,omitempty"`       // longest free first
-	Statics       []*StaticAddress       `protobuf:"bytes,14,rep,name=statics,proto3" json:"statics,omitempty"`   // by pool, then address
-	Grants        []*Grant               `protobuf:"bytes,15,rep,name=grants,proto3" json:"grants,omitempty"`     // by pool, namespace, node
-	Egresses      []*Egress              `protobuf:"bytes,16,rep,name=egresses,proto3" json:"egresses,omitempty"` // by namespace, then name
-	Slots         []*EgressSlot          `protobuf:"bytes,17,rep,name=slots,proto3" json:"slots,omitempty"`       // by namespace, name, number
+	Answers       []*Answer              `protobuf:"bytes,10,rep,name=answers,proto3" json:"answers,omitempty"`                         // oldest first, bounded
+	Pools         []*Pool                `protobuf:"bytes,11,rep,name=pools,proto3" json:"pools,omitempty"`                             // by name
+	Blocks        []*Block               `protobuf:"bytes,12,rep,name=blocks,proto3" json:"blocks,omitempty"`                           // by pool, then number
+	Freed         []*FreedBlock          `protobuf:"bytes,13,rep,name=freed,proto3" json:"freed,omitempty"`                             // longest free first
+	Statics       []*StaticAddress       `protobuf:"bytes,14,rep,name=statics,proto3" json:"statics,omitempty"`                         // by pool, then address
+	Grants        []*Grant               `protobuf:"bytes,15,rep,name=grants,proto3" json:"grants,omitempty"`                           // by pool, namespace, node
+	Egresses      []*Egress              `protobuf:"bytes,16,rep,name=egresses,proto3" json:"egresses,omitempty"`                       // by namespace, then name
+	Slots         []*EgressSlot          `protobuf:"bytes,17,rep,name=slots,proto3" json:"slots,omitempty"`                             // by namespace, name, number
+	PlainPeers    []*PlainPeer           `protobuf:"bytes,18,rep,name=plain_peers,json=plainPeers,proto3" json:"plain_peers,omitempty"` // by name
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1146,6 +1155,184 @@ func (x *State) GetSlots() []*EgressSlot {
 	return nil
 }
 
+func (x *State) GetPlainPeers() []*PlainPeer {
+	if x != nil {
+		return x.PlainPeers
+	}
+	return nil
+}
+
+// PlainPeer is a WireGuard host that does not run skein: a phone, a laptop, a router. Some members carry it: it has a session with one of
+// them at a time, and the others are ready to take it over.
+type PlainPeer struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Name          string                 `protobuf:"bytes,1,opt,name=name,proto3" json:"name,omitempty"`                               // like a node's, and no node's
+	PublicKey     []byte                 `protobuf:"bytes,2,opt,name=public_key,json=publicKey,proto3" json:"public_key,omitempty"`    // its X25519 public key, 32 bytes
+	Ipv4          string                 `protobuf:"bytes,3,opt,name=ipv4,proto3" json:"ipv4,omitempty"`                               // overlay address
+	Ipv6          string                 `protobuf:"bytes,4,opt,name=ipv6,proto3" json:"ipv6,omitempty"`                               // overlay address
+	AllowedIps    []string               `protobuf:"bytes,5,rep,name=allowed_ips,json=allowedIps,proto3" json:"allowed_ips,omitempty"` // private networks behind it, CIDRs, sorted
+	Carriers      []*PlainCarrier        `protobuf:"bytes,6,rep,name=carriers,proto3" json:"carriers,omitempty"`                       // in the order in which they are asked first
+	CarrierKey    []byte                 `protobuf:"bytes,7,opt,name=carrier_key,json=carrierKey,proto3" json:"carrier_key,omitempty"` // X25519 public key by which each of its carriers answers it
+	CreatedAt     int64                  `protobuf:"varint,8,opt,name=created_at,json=createdAt,proto3" json:"created_at,omitempty"`
+	CreatedIndex  uint64                 `protobuf:"varint,9,opt,name=created_index,json=createdIndex,proto3" json:"created_index,omitempty"` // of the event that created it; what is said of an earlier peer of the same name does not count
+	ExpiresAt     int64                  `protobuf:"varint,10,opt,name=expires_at,json=expiresAt,proto3" json:"expires_at,omitempty"`         // 0: never
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *PlainPeer) Reset() {
+	*x = PlainPeer{}
+	mi := &file_skein_v1_state_proto_msgTypes[11]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *PlainPeer) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*PlainPeer) ProtoMessage() {}
+
+func (x *PlainPeer) ProtoReflect() protoreflect.Message {
+	mi := &file_skein_v1_state_proto_msgTypes[11]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use PlainPeer.ProtoReflect.Descriptor instead.
+func (*PlainPeer) Descriptor() ([]byte, []int) {
+	return file_skein_v1_state_proto_rawDescGZIP(), []int{11}
+}
+
+func (x *PlainPeer) GetName() string {
+	if x != nil {
+		return x.Name
+	}
+	return ""
+}
+
+func (x *PlainPeer) GetPublicKey() []byte {
+	if x != nil {
+		return x.PublicKey
+	}
+	return nil
+}
+
+func (x *PlainPeer) GetIpv4() string {
+	if x != nil {
+		return x.Ipv4
+	}
+	return ""
+}
+
+func (x *PlainPeer) GetIpv6() string {
+	if x != nil {
+		return x.Ipv6
+	}
+	return ""
+}
+
+func (x *PlainPeer) GetAllowedIps() []string {
+	if x != nil {
+		return x.AllowedIps
+	}
+	return nil
+}
+
+func (x *PlainPeer) GetCarriers() []*PlainCarrier {
+	if x != nil {
+		return x.Carriers
+	}
+	return nil
+}
+
+func (x *PlainPeer) GetCarrierKey() []byte {
+	if x != nil {
+		return x.CarrierKey
+	}
+	return nil
+}
+
+func (x *PlainPeer) GetCreatedAt() int64 {
+	if x != nil {
+		return x.CreatedAt
+	}
+	return 0
+}
+
+func (x *PlainPeer) GetCreatedIndex() uint64 {
+	if x != nil {
+		return x.CreatedIndex
+	}
+	return 0
+}
+
+func (x *PlainPeer) GetExpiresAt() int64 {
+	if x != nil {
+		return x.ExpiresAt
+	}
+	return 0
+}
+
+// PlainCarrier is a member that may carry a plain peer.
+type PlainCarrier struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	NodeId        string                 `protobuf:"bytes,1,opt,name=node_id,json=nodeId,proto3" json:"node_id,omitempty"`
+	Sealed        []byte                 `protobuf:"bytes,2,opt,name=sealed,proto3" json:"sealed,omitempty"` // the private key to carrier_key and the preshared key, sealed for the node's WireGuard key
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *PlainCarrier) Reset() {
+	*x = PlainCarrier{}
+	mi := &file_skein_v1_state_proto_msgTypes[12]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *PlainCarrier) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*PlainCarrier) ProtoMessage() {}
+
+func (x *PlainCarrier) ProtoReflect() protoreflect.Message {
+	mi := &file_skein_v1_state_proto_msgTypes[12]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use PlainCarrier.ProtoReflect.Descriptor instead.
+func (*PlainCarrier) Descriptor() ([]byte, []int) {
+	return file_skein_v1_state_proto_rawDescGZIP(), []int{12}
+}
+
+func (x *PlainCarrier) GetNodeId() string {
+	if x != nil {
+		return x.NodeId
+	}
+	return ""
+}
+
+func (x *PlainCarrier) GetSealed() []byte {
+	if x != nil {
+		return x.Sealed
+	}
+	return nil
+}
+
 // Pool is a set of subnets from which nodes get blocks of addresses for pods. Its blocks are numbered through all
 // subnets in their order, from 0, so that a subnet more changes no number.
 type Pool struct {
@@ -1168,7 +1355,7 @@ type Pool struct {
 
 func (x *Pool) Reset() {
 	*x = Pool{}
-	mi := &file_skein_v1_state_proto_msgTypes[11]
+	mi := &file_skein_v1_state_proto_msgTypes[13]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1180,7 +1367,7 @@ func (x *Pool) String() string {
 func (*Pool) ProtoMessage() {}
 
 func (x *Pool) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_state_proto_msgTypes[11]
+	mi := &file_skein_v1_state_proto_msgTypes[13]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1193,7 +1380,7 @@ func (x *Pool) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Pool.ProtoReflect.Descriptor instead.
 func (*Pool) Descriptor() ([]byte, []int) {
-	return file_skein_v1_state_proto_rawDescGZIP(), []int{11}
+	return file_skein_v1_state_proto_rawDescGZIP(), []int{13}
 }
 
 func (x *Pool) GetName() string {
@@ -1290,7 +1477,7 @@ type PoolSubnet struct {
 
 func (x *PoolSubnet) Reset() {
 	*x = PoolSubnet{}
-	mi := &file_skein_v1_state_proto_msgTypes[12]
+	mi := &file_skein_v1_state_proto_msgTypes[14]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1302,7 +1489,7 @@ func (x *PoolSubnet) String() string {
 func (*PoolSubnet) ProtoMessage() {}
 
 func (x *PoolSubnet) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_state_proto_msgTypes[12]
+	mi := &file_skein_v1_state_proto_msgTypes[14]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1315,7 +1502,7 @@ func (x *PoolSubnet) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PoolSubnet.ProtoReflect.Descriptor instead.
 func (*PoolSubnet) Descriptor() ([]byte, []int) {
-	return file_skein_v1_state_proto_rawDescGZIP(), []int{12}
+	return file_skein_v1_state_proto_rawDescGZIP(), []int{14}
 }
 
 func (x *PoolSubnet) GetIpv4() string {
@@ -1349,7 +1536,7 @@ type Block struct {
 
 func (x *Block) Reset() {
 	*x = Block{}
-	mi := &file_skein_v1_state_proto_msgTypes[13]
+	mi := &file_skein_v1_state_proto_msgTypes[15]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1361,7 +1548,7 @@ func (x *Block) String() string {
 func (*Block) ProtoMessage() {}
 
 func (x *Block) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_state_proto_msgTypes[13]
+	mi := &file_skein_v1_state_proto_msgTypes[15]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1374,7 +1561,7 @@ func (x *Block) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Block.ProtoReflect.Descriptor instead.
 func (*Block) Descriptor() ([]byte, []int) {
-	return file_skein_v1_state_proto_rawDescGZIP(), []int{13}
+	return file_skein_v1_state_proto_rawDescGZIP(), []int{15}
 }
 
 func (x *Block) GetPool() string {
@@ -1446,7 +1633,7 @@ type FreedBlock struct {
 
 func (x *FreedBlock) Reset() {
 	*x = FreedBlock{}
-	mi := &file_skein_v1_state_proto_msgTypes[14]
+	mi := &file_skein_v1_state_proto_msgTypes[16]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1458,7 +1645,7 @@ func (x *FreedBlock) String() string {
 func (*FreedBlock) ProtoMessage() {}
 
 func (x *FreedBlock) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_state_proto_msgTypes[14]
+	mi := &file_skein_v1_state_proto_msgTypes[16]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1471,7 +1658,7 @@ func (x *FreedBlock) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use FreedBlock.ProtoReflect.Descriptor instead.
 func (*FreedBlock) Descriptor() ([]byte, []int) {
-	return file_skein_v1_state_proto_rawDescGZIP(), []int{14}
+	return file_skein_v1_state_proto_rawDescGZIP(), []int{16}
 }
 
 func (x *FreedBlock) GetPool() string {
@@ -1519,7 +1706,7 @@ type StaticAddress struct {
 
 func (x *StaticAddress) Reset() {
 	*x = StaticAddress{}
-	mi := &file_skein_v1_state_proto_msgTypes[15]
+	mi := &file_skein_v1_state_proto_msgTypes[17]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1531,7 +1718,7 @@ func (x *StaticAddress) String() string {
 func (*StaticAddress) ProtoMessage() {}
 
 func (x *StaticAddress) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_state_proto_msgTypes[15]
+	mi := &file_skein_v1_state_proto_msgTypes[17]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1544,7 +1731,7 @@ func (x *StaticAddress) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StaticAddress.ProtoReflect.Descriptor instead.
 func (*StaticAddress) Descriptor() ([]byte, []int) {
-	return file_skein_v1_state_proto_rawDescGZIP(), []int{15}
+	return file_skein_v1_state_proto_rawDescGZIP(), []int{17}
 }
 
 func (x *StaticAddress) GetPool() string {
@@ -1616,7 +1803,7 @@ type Grant struct {
 
 func (x *Grant) Reset() {
 	*x = Grant{}
-	mi := &file_skein_v1_state_proto_msgTypes[16]
+	mi := &file_skein_v1_state_proto_msgTypes[18]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1628,7 +1815,7 @@ func (x *Grant) String() string {
 func (*Grant) ProtoMessage() {}
 
 func (x *Grant) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_state_proto_msgTypes[16]
+	mi := &file_skein_v1_state_proto_msgTypes[18]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1641,7 +1828,7 @@ func (x *Grant) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Grant.ProtoReflect.Descriptor instead.
 func (*Grant) Descriptor() ([]byte, []int) {
-	return file_skein_v1_state_proto_rawDescGZIP(), []int{16}
+	return file_skein_v1_state_proto_rawDescGZIP(), []int{18}
 }
 
 func (x *Grant) GetPool() string {
@@ -1696,7 +1883,7 @@ type Egress struct {
 
 func (x *Egress) Reset() {
 	*x = Egress{}
-	mi := &file_skein_v1_state_proto_msgTypes[17]
+	mi := &file_skein_v1_state_proto_msgTypes[19]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1708,7 +1895,7 @@ func (x *Egress) String() string {
 func (*Egress) ProtoMessage() {}
 
 func (x *Egress) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_state_proto_msgTypes[17]
+	mi := &file_skein_v1_state_proto_msgTypes[19]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1721,7 +1908,7 @@ func (x *Egress) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Egress.ProtoReflect.Descriptor instead.
 func (*Egress) Descriptor() ([]byte, []int) {
-	return file_skein_v1_state_proto_rawDescGZIP(), []int{17}
+	return file_skein_v1_state_proto_rawDescGZIP(), []int{19}
 }
 
 func (x *Egress) GetNamespace() string {
@@ -1832,7 +2019,7 @@ type EgressAddress struct {
 
 func (x *EgressAddress) Reset() {
 	*x = EgressAddress{}
-	mi := &file_skein_v1_state_proto_msgTypes[18]
+	mi := &file_skein_v1_state_proto_msgTypes[20]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1844,7 +2031,7 @@ func (x *EgressAddress) String() string {
 func (*EgressAddress) ProtoMessage() {}
 
 func (x *EgressAddress) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_state_proto_msgTypes[18]
+	mi := &file_skein_v1_state_proto_msgTypes[20]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1857,7 +2044,7 @@ func (x *EgressAddress) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use EgressAddress.ProtoReflect.Descriptor instead.
 func (*EgressAddress) Descriptor() ([]byte, []int) {
-	return file_skein_v1_state_proto_rawDescGZIP(), []int{18}
+	return file_skein_v1_state_proto_rawDescGZIP(), []int{20}
 }
 
 func (x *EgressAddress) GetIpv4() string {
@@ -1894,7 +2081,7 @@ type EgressSlot struct {
 
 func (x *EgressSlot) Reset() {
 	*x = EgressSlot{}
-	mi := &file_skein_v1_state_proto_msgTypes[19]
+	mi := &file_skein_v1_state_proto_msgTypes[21]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1906,7 +2093,7 @@ func (x *EgressSlot) String() string {
 func (*EgressSlot) ProtoMessage() {}
 
 func (x *EgressSlot) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_state_proto_msgTypes[19]
+	mi := &file_skein_v1_state_proto_msgTypes[21]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1919,7 +2106,7 @@ func (x *EgressSlot) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use EgressSlot.ProtoReflect.Descriptor instead.
 func (*EgressSlot) Descriptor() ([]byte, []int) {
-	return file_skein_v1_state_proto_rawDescGZIP(), []int{19}
+	return file_skein_v1_state_proto_rawDescGZIP(), []int{21}
 }
 
 func (x *EgressSlot) GetNamespace() string {
@@ -2095,7 +2282,7 @@ const file_skein_v1_state_proto_rawDesc = "" +
 	"\n" +
 	"GossipKeys\x12\x18\n" +
 	"\aprimary\x18\x01 \x01(\fR\aprimary\x12\x1a\n" +
-	"\baccepted\x18\x02 \x03(\fR\baccepted\"\xd9\x03\n" +
+	"\baccepted\x18\x02 \x03(\fR\baccepted\"\x8d\x04\n" +
 	"\x06Answer\x12\x1d\n" +
 	"\n" +
 	"request_id\x18\x01 \x01(\tR\trequestId\x12\x14\n" +
@@ -2112,7 +2299,9 @@ const file_skein_v1_state_proto_rawDesc = "" +
 	" \x01(\v2\x0f.skein.v1.GrantR\x05grant\x12\x12\n" +
 	"\x04plan\x18\v \x03(\tR\x04plan\x12(\n" +
 	"\x06egress\x18\f \x01(\v2\x10.skein.v1.EgressR\x06egress\x12(\n" +
-	"\x04slot\x18\r \x01(\v2\x14.skein.v1.EgressSlotR\x04slot\"\xce\x05\n" +
+	"\x04slot\x18\r \x01(\v2\x14.skein.v1.EgressSlotR\x04slot\x122\n" +
+	"\n" +
+	"plain_peer\x18\x0e \x01(\v2\x13.skein.v1.PlainPeerR\tplainPeer\"\x84\x06\n" +
 	"\x05State\x12\x14\n" +
 	"\x05index\x18\x01 \x01(\x04R\x05index\x12\x12\n" +
 	"\x04time\x18\x02 \x01(\x03R\x04time\x12+\n" +
@@ -2132,7 +2321,29 @@ const file_skein_v1_state_proto_rawDesc = "" +
 	"\astatics\x18\x0e \x03(\v2\x17.skein.v1.StaticAddressR\astatics\x12'\n" +
 	"\x06grants\x18\x0f \x03(\v2\x0f.skein.v1.GrantR\x06grants\x12,\n" +
 	"\begresses\x18\x10 \x03(\v2\x10.skein.v1.EgressR\begresses\x12*\n" +
-	"\x05slots\x18\x11 \x03(\v2\x14.skein.v1.EgressSlotR\x05slots\"\xfc\x03\n" +
+	"\x05slots\x18\x11 \x03(\v2\x14.skein.v1.EgressSlotR\x05slots\x124\n" +
+	"\vplain_peers\x18\x12 \x03(\v2\x13.skein.v1.PlainPeerR\n" +
+	"plainPeers\"\xbf\x02\n" +
+	"\tPlainPeer\x12\x12\n" +
+	"\x04name\x18\x01 \x01(\tR\x04name\x12\x1d\n" +
+	"\n" +
+	"public_key\x18\x02 \x01(\fR\tpublicKey\x12\x12\n" +
+	"\x04ipv4\x18\x03 \x01(\tR\x04ipv4\x12\x12\n" +
+	"\x04ipv6\x18\x04 \x01(\tR\x04ipv6\x12\x1f\n" +
+	"\vallowed_ips\x18\x05 \x03(\tR\n" +
+	"allowedIps\x122\n" +
+	"\bcarriers\x18\x06 \x03(\v2\x16.skein.v1.PlainCarrierR\bcarriers\x12\x1f\n" +
+	"\vcarrier_key\x18\a \x01(\fR\n" +
+	"carrierKey\x12\x1d\n" +
+	"\n" +
+	"created_at\x18\b \x01(\x03R\tcreatedAt\x12#\n" +
+	"\rcreated_index\x18\t \x01(\x04R\fcreatedIndex\x12\x1d\n" +
+	"\n" +
+	"expires_at\x18\n" +
+	" \x01(\x03R\texpiresAt\"?\n" +
+	"\fPlainCarrier\x12\x17\n" +
+	"\anode_id\x18\x01 \x01(\tR\x06nodeId\x12\x16\n" +
+	"\x06sealed\x18\x02 \x01(\fR\x06sealed\"\xfc\x03\n" +
 	"\x04Pool\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x12&\n" +
 	"\x0fblock_size_bits\x18\x02 \x01(\rR\rblockSizeBits\x12.\n" +
@@ -2237,7 +2448,7 @@ func file_skein_v1_state_proto_rawDescGZIP() []byte {
 	return file_skein_v1_state_proto_rawDescData
 }
 
-var file_skein_v1_state_proto_msgTypes = make([]protoimpl.MessageInfo, 24)
+var file_skein_v1_state_proto_msgTypes = make([]protoimpl.MessageInfo, 26)
 var file_skein_v1_state_proto_goTypes = []any{
 	(*Cluster)(nil),       // 0: skein.v1.Cluster
 	(*Settings)(nil),      // 1: skein.v1.Settings
@@ -2250,59 +2461,64 @@ var file_skein_v1_state_proto_goTypes = []any{
 	(*GossipKeys)(nil),    // 8: skein.v1.GossipKeys
 	(*Answer)(nil),        // 9: skein.v1.Answer
 	(*State)(nil),         // 10: skein.v1.State
-	(*Pool)(nil),          // 11: skein.v1.Pool
-	(*PoolSubnet)(nil),    // 12: skein.v1.PoolSubnet
-	(*Block)(nil),         // 13: skein.v1.Block
-	(*FreedBlock)(nil),    // 14: skein.v1.FreedBlock
-	(*StaticAddress)(nil), // 15: skein.v1.StaticAddress
-	(*Grant)(nil),         // 16: skein.v1.Grant
-	(*Egress)(nil),        // 17: skein.v1.Egress
-	(*EgressAddress)(nil), // 18: skein.v1.EgressAddress
-	(*EgressSlot)(nil),    // 19: skein.v1.EgressSlot
-	nil,                   // 20: skein.v1.Settings.SiteTopologyEntry
-	nil,                   // 21: skein.v1.Node.LabelsEntry
-	nil,                   // 22: skein.v1.Pool.QuotasEntry
-	nil,                   // 23: skein.v1.Egress.GatewaysEntry
+	(*PlainPeer)(nil),     // 11: skein.v1.PlainPeer
+	(*PlainCarrier)(nil),  // 12: skein.v1.PlainCarrier
+	(*Pool)(nil),          // 13: skein.v1.Pool
+	(*PoolSubnet)(nil),    // 14: skein.v1.PoolSubnet
+	(*Block)(nil),         // 15: skein.v1.Block
+	(*FreedBlock)(nil),    // 16: skein.v1.FreedBlock
+	(*StaticAddress)(nil), // 17: skein.v1.StaticAddress
+	(*Grant)(nil),         // 18: skein.v1.Grant
+	(*Egress)(nil),        // 19: skein.v1.Egress
+	(*EgressAddress)(nil), // 20: skein.v1.EgressAddress
+	(*EgressSlot)(nil),    // 21: skein.v1.EgressSlot
+	nil,                   // 22: skein.v1.Settings.SiteTopologyEntry
+	nil,                   // 23: skein.v1.Node.LabelsEntry
+	nil,                   // 24: skein.v1.Pool.QuotasEntry
+	nil,                   // 25: skein.v1.Egress.GatewaysEntry
 }
 var file_skein_v1_state_proto_depIdxs = []int32{
-	20, // 0: skein.v1.Settings.site_topology:type_name -> skein.v1.Settings.SiteTopologyEntry
-	21, // 1: skein.v1.Node.labels:type_name -> skein.v1.Node.LabelsEntry
+	22, // 0: skein.v1.Settings.site_topology:type_name -> skein.v1.Settings.SiteTopologyEntry
+	23, // 1: skein.v1.Node.labels:type_name -> skein.v1.Node.LabelsEntry
 	4,  // 2: skein.v1.Node.pod_cidrs:type_name -> skein.v1.PodCidrs
 	3,  // 3: skein.v1.Node.settings:type_name -> skein.v1.NodeSettings
 	2,  // 4: skein.v1.RevokedNode.node:type_name -> skein.v1.Node
 	2,  // 5: skein.v1.Answer.node:type_name -> skein.v1.Node
 	7,  // 6: skein.v1.Answer.token:type_name -> skein.v1.Token
-	11, // 7: skein.v1.Answer.pool:type_name -> skein.v1.Pool
-	13, // 8: skein.v1.Answer.blocks:type_name -> skein.v1.Block
-	15, // 9: skein.v1.Answer.static:type_name -> skein.v1.StaticAddress
-	16, // 10: skein.v1.Answer.grant:type_name -> skein.v1.Grant
-	17, // 11: skein.v1.Answer.egress:type_name -> skein.v1.Egress
-	19, // 12: skein.v1.Answer.slot:type_name -> skein.v1.EgressSlot
-	0,  // 13: skein.v1.State.cluster:type_name -> skein.v1.Cluster
-	1,  // 14: skein.v1.State.settings:type_name -> skein.v1.Settings
-	2,  // 15: skein.v1.State.nodes:type_name -> skein.v1.Node
-	5,  // 16: skein.v1.State.revoked:type_name -> skein.v1.RevokedNode
-	6,  // 17: skein.v1.State.servers:type_name -> skein.v1.Server
-	7,  // 18: skein.v1.State.tokens:type_name -> skein.v1.Token
-	8,  // 19: skein.v1.State.gossip_keys:type_name -> skein.v1.GossipKeys
-	9,  // 20: skein.v1.State.answers:type_name -> skein.v1.Answer
-	11, // 21: skein.v1.State.pools:type_name -> skein.v1.Pool
-	13, // 22: skein.v1.State.blocks:type_name -> skein.v1.Block
-	14, // 23: skein.v1.State.freed:type_name -> skein.v1.FreedBlock
-	15, // 24: skein.v1.State.statics:type_name -> skein.v1.StaticAddress
-	16, // 25: skein.v1.State.grants:type_name -> skein.v1.Grant
-	17, // 26: skein.v1.State.egresses:type_name -> skein.v1.Egress
-	19, // 27: skein.v1.State.slots:type_name -> skein.v1.EgressSlot
-	12, // 28: skein.v1.Pool.subnets:type_name -> skein.v1.PoolSubnet
-	22, // 29: skein.v1.Pool.quotas:type_name -> skein.v1.Pool.QuotasEntry
-	23, // 30: skein.v1.Egress.gateways:type_name -> skein.v1.Egress.GatewaysEntry
-	18, // 31: skein.v1.Egress.addresses:type_name -> skein.v1.EgressAddress
-	18, // 32: skein.v1.Egress.endpoints:type_name -> skein.v1.EgressAddress
-	33, // [33:33] is the sub-list for method output_type
-	33, // [33:33] is the sub-list for method input_type
-	33, // [33:33] is the sub-list for extension type_name
-	33, // [33:33] is the sub-list for extension extendee
-	0,  // [0:33] is the sub-list for field type_name
+	13, // 7: skein.v1.Answer.pool:type_name -> skein.v1.Pool
+	15, // 8: skein.v1.Answer.blocks:type_name -> skein.v1.Block
+	17, // 9: skein.v1.Answer.static:type_name -> skein.v1.StaticAddress
+	18, // 10: skein.v1.Answer.grant:type_name -> skein.v1.Grant
+	19, // 11: skein.v1.Answer.egress:type_name -> skein.v1.Egress
+	21, // 12: skein.v1.Answer.slot:type_name -> skein.v1.EgressSlot
+	11, // 13: skein.v1.Answer.plain_peer:type_name -> skein.v1.PlainPeer
+	0,  // 14: skein.v1.State.cluster:type_name -> skein.v1.Cluster
+	1,  // 15: skein.v1.State.settings:type_name -> skein.v1.Settings
+	2,  // 16: skein.v1.State.nodes:type_name -> skein.v1.Node
+	5,  // 17: skein.v1.State.revoked:type_name -> skein.v1.RevokedNode
+	6,  // 18: skein.v1.State.servers:type_name -> skein.v1.Server
+	7,  // 19: skein.v1.State.tokens:type_name -> skein.v1.Token
+	8,  // 20: skein.v1.State.gossip_keys:type_name -> skein.v1.GossipKeys
+	9,  // 21: skein.v1.State.answers:type_name -> skein.v1.Answer
+	13, // 22: skein.v1.State.pools:type_name -> skein.v1.Pool
+	15, // 23: skein.v1.State.blocks:type_name -> skein.v1.Block
+	16, // 24: skein.v1.State.freed:type_name -> skein.v1.FreedBlock
+	17, // 25: skein.v1.State.statics:type_name -> skein.v1.StaticAddress
+	18, // 26: skein.v1.State.grants:type_name -> skein.v1.Grant
+	19, // 27: skein.v1.State.egresses:type_name -> skein.v1.Egress
+	21, // 28: skein.v1.State.slots:type_name -> skein.v1.EgressSlot
+	11, // 29: skein.v1.State.plain_peers:type_name -> skein.v1.PlainPeer
+	12, // 30: skein.v1.PlainPeer.carriers:type_name -> skein.v1.PlainCarrier
+	14, // 31: skein.v1.Pool.subnets:type_name -> skein.v1.PoolSubnet
+	24, // 32: skein.v1.Pool.quotas:type_name -> skein.v1.Pool.QuotasEntry
+	25, // 33: skein.v1.Egress.gateways:type_name -> skein.v1.Egress.GatewaysEntry
+	20, // 34: skein.v1.Egress.addresses:type_name -> skein.v1.EgressAddress
+	20, // 35: skein.v1.Egress.endpoints:type_name -> skein.v1.EgressAddress
+	36, // [36:36] is the sub-list for method output_type
+	36, // [36:36] is the sub-list for method input_type
+	36, // [36:36] is the sub-list for extension type_name
+	36, // [36:36] is the sub-list for extension extendee
+	0,  // [0:36] is the sub-list for field type_name
 }
 
 func init() { file_skein_v1_state_proto_init() }
@@ -2316,7 +2532,7 @@ func file_skein_v1_state_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_skein_v1_state_proto_rawDesc), len(file_skein_v1_state_proto_rawDesc)),
 			NumEnums:      0,
-			NumMessages:   24,
+			NumMessages:   26,
 			NumExtensions: 0,
 			NumServices:   0,
 		},
