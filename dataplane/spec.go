@@ -9,10 +9,12 @@ import (
 // Numbers and names that are fixed by DESIGN.md section 9.
 const (
 	LinkName  = "skein0"
-	Port      = 51820 // UDP
-	MTU       = 1420  // bytes, on plain Ethernet
-	MarkWG    = 0x20  // fwmark of packets that WireGuard and the agent send outside the tunnel
-	MarkRoute = 0x40  // fwmark of packets that shall enter the tunnel
+	PlainLink = "skeinplain0" // of plain WireGuard peers that this host carries
+	PlainPort = 51821         // UDP, at which they are answered
+	Port      = 51820         // UDP
+	MTU       = 1420          // bytes, on plain Ethernet
+	MarkWG    = 0x20          // fwmark of packets that WireGuard and the agent send outside the tunnel
+	MarkRoute = 0x40          // fwmark of packets that shall enter the tunnel
 	MarkMask  = 0x60
 
 	NftTable        = "skein" // family inet
@@ -69,6 +71,8 @@ type Spec struct {
 	// PortRewrites lead the packets of some peers through another UDP port than WireGuard's.
 	PortRewrites []PortRewrite
 	Pods         Pods
+	// Plain is set while this host carries plain peers: what comes by PlainLink was checked by WireGuard there.
+	Plain bool
 	// ControlPort is the control net's, TCP and UDP: only nodes send to it. 0: there is none.
 	ControlPort int
 	// Complete is false until every source (state, records, configuration) has spoken once;

@@ -94,7 +94,7 @@ func rebuild(w State) Op {
 	all.Port = w.Port
 	all.setRewrites(w.Sets[dataplane.MapRewriteOut].Rewrites)
 	if _, ok := w.Chains[dataplane.ChainSources]; ok {
-		spec := dataplane.Spec{Link: dataplane.Link{Name: w.Link}, ControlPort: w.Control}
+		spec := dataplane.Spec{Link: dataplane.Link{Name: w.Link}, ControlPort: w.Control, Plain: w.Plain}
 		if w.Hops {
 			spec.Hops.Self = netip.IPv4Unspecified()
 		}

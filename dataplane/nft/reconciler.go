@@ -342,7 +342,7 @@ func (w *writer) rules(o Op) {
 		exprs = [][]expr.Any{clampExprs()}
 	case kindSources:
 		exprs = nil
-		for _, one := range sourceRules(w.want.Link, w.want.Control, w.want.Hops) {
+		for _, one := range sourceRules(w.want.Link, w.want.Control, w.want.Hops, w.want.Plain) {
 			exprs = append(exprs, one.exprs)
 		}
 	case kindRewriteOut:

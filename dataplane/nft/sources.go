@@ -47,8 +47,8 @@ func rulesOf(rs []rule) (out []string) {
 
 // setSources puts the chain of sources and its sets there.
 func (s *State) setSources(spec dataplane.Spec) {
-	s.Link, s.Control, s.Hops = spec.Link.Name, spec.ControlPort, spec.Hops.Self.IsValid()
-	s.Chains[dataplane.ChainSources] = Chain{Kind: kindSources, Rules: rulesOf(sourceRules(s.Link, s.Control, s.Hops))}
+	s.Link, s.Control, s.Hops, s.Plain = spec.Link.Name, spec.ControlPort, spec.Hops.Self.IsValid(), spec.Plain
+	s.Chains[dataplane.ChainSources] = Chain{Kind: kindSources, Rules: rulesOf(sourceRules(s.Link, s.Control, s.Hops, s.Plain))}
 	var overlays []netip.Prefix
 	for _, a := range spec.Link.Addresses {
 		overlays = append(overlays, a.Masked())
@@ -101,10 +101,17 @@ func without(a, b []Range) (out []Range) {
 }
 
 // sourceRules are the rules of the chain for a tunnel's link and the control net's port; 0: there is none. Where there are
-// hops, their link's packets pass as well: with kernel WireGuard they come by it, and guards have checked them.
-func sourceRules(link string, control int, hops bool) []rule {
+// hops, their link's packets pass as well: with kernel WireGuard they come by it, and guards have checked them. plain: this
+// host carries plain peers, whose sources WireGuard has checked as it has the tunnel's; they are no nodes, so the control
+// net is not theirs.
+func sourceRules(link string, control int, hops, plain bool) []rule {
 	out := []rule{{`iifname "lo" accept`, append(cameBy("lo"), accept)}}
 	if control != 0 {
+		if plain {
+			for _, proto := range []byte{unix.IPPROTO_TCP, unix.IPPROTO_UDP} {
+				out = append(out, plainControlRule(4, proto, control), plainControlRule(6, proto, control))
+			}
+		}
 		for _, proto := range []byte{unix.IPPROTO_TCP, unix.IPPROTO_UDP} {
 			out = append(out, controlRule(4, proto, control), controlRule(6, proto, control))
 		}
@@ -117,6 +124,9 @@ func sourceRules(link string, control int, hops bool) []rule {
 		if l != "" {
 			out = append(out, rule{fmt.Sprintf("iifname %q accept", l), append(cameBy(l), accept)})
 		}
+	}
+	if plain {
+		out = append(out, rule{fmt.Sprintf("iifname %q accept", dataplane.PlainLink), append(cameBy(dataplane.PlainLink), accept)})
 	}
 	const missing = "fib saddr . iif oif missing"
 	overlay := func(f int, set string) rule {
@@ -173,6 +183,19 @@ func controlRule(family int, proto byte, port int) rule {
 	name := map[byte]string{unix.IPPROTO_TCP: "tcp", unix.IPPROTO_UDP: "udp"}[proto]
 	return rule{fmt.Sprintf("%s dport %d %s daddr @%s %s saddr != @%s counter drop", name, port, protocol(family), set,
 		protocol(family), set), exprs}
+}
+
+// plainControlRule keeps plain peers, which have addresses of the overlay, from the control net.
+func plainControlRule(family int, proto byte, port int) rule {
+	set := map[int]string{4: dataplane.SetOverlayIPv4, 6: dataplane.SetOverlayIPv6}[family]
+	exprs := slices.Concat(cameBy(dataplane.PlainLink), []expr.Any{
+		&expr.Meta{Key: expr.MetaKeyL4PROTO, Register: reg},
+		&expr.Cmp{Op: expr.CmpOpEq, Register: reg, Data: []byte{proto}},
+		load(transport, udpDestination, 2, reg),
+		&expr.Cmp{Op: expr.CmpOpEq, Register: reg, Data: binary.BigEndian.AppendUint16(nil, uint16(port))},
+	}, destination(family), []expr.Any{&expr.Lookup{SourceRegister: reg, SetName: set}, &expr.Counter{}, drop})
+	name := map[byte]string{unix.IPPROTO_TCP: "tcp", unix.IPPROTO_UDP: "udp"}[proto]
+	return rule{fmt.Sprintf("iifname %q %s dport %d %s daddr @%s counter drop", dataplane.PlainLink, name, port, protocol(family), set), exprs}
 }
 
 // cameBy matches packets that came in by a link.
@@ -243,7 +266,7 @@ func sourceText(exprs []expr.Any, have string) string {
 			port = int(binary.BigEndian.Uint16(c.Data))
 		}
 	}
-	for _, r := range sourceRules(link, port, false) {
+	for _, r := range sourceRules(link, port, false, true) {
 		if dump(r.exprs) == have {
 			return r.text
 		}

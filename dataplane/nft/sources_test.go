@@ -62,13 +62,14 @@ func TestDiffOfSources(t *testing.T) {
 }
 
 func TestSourceRulesReadBackAreRecognised(t *testing.T) {
-	for _, r := range sourceRules("skein0", 7946, true) {
+	for _, r := range sourceRules("skein0", 7946, true, true) {
 		if got := ruleText(r.exprs); got != r.text {
 			t.Errorf("%s is read back as %s", r.text, got)
 		}
 	}
-	golden.Lines(t, "source-rules", rulesOf(sourceRules("skein0", 7946, false)))
-	golden.Lines(t, "source-rules-with-hops", rulesOf(sourceRules("skein0", 7946, true)))
+	golden.Lines(t, "source-rules", rulesOf(sourceRules("skein0", 7946, false, false)))
+	golden.Lines(t, "source-rules-with-hops", rulesOf(sourceRules("skein0", 7946, true, false)))
+	golden.Lines(t, "source-rules-plain", rulesOf(sourceRules("skein0", 7946, false, true)))
 }
 
 // Addresses that are not the mesh's to lead are cut out of its pools, exactly.

@@ -12,11 +12,12 @@ import (
 type State struct {
 	Table bool
 	Port  int // WireGuard's, that rewrites lead to; of what is wanted only
-	// Link is the tunnel's, Control the control net's port, and Hops says that there are some, for the chain of sources; of
-	// what is wanted only.
+	// Link is the tunnel's, Control the control net's port, Hops says that there are some, and Plain that there are plain
+	// peers, for the chain of sources; of what is wanted only.
 	Link    string
 	Control int
 	Hops    bool
+	Plain   bool
 	Chains  map[string]Chain
 	Sets    map[string]Set
 }

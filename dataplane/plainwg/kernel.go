@@ -1,0 +1,90 @@
+package plainwg
+
+import (
+	"errors"
+	"fmt"
+	"net"
+	"net/netip"
+	"os"
+	"slices"
+
+	"github.com/vishvananda/netlink"
+	"golang.org/x/sys/unix"
+
+	"github.com/skeinmesh/skein/dataplane"
+	"github.com/skeinmesh/skein/dataplane/podnet"
+)
+
+// setUpLink brings the link up and makes the kernel forward what comes by it.
+func setUpLink(mtu int) error {
+	l, err := netlink.LinkByName(dataplane.PlainLink)
+	if err == nil {
+		err = netlink.LinkSetMTU(l, mtu)
+	}
+	if err == nil {
+		err = netlink.LinkSetUp(l)
+	}
+	if err != nil {
+		return fmt.Errorf("setting up link %s: %w", dataplane.PlainLink, err)
+	}
+	for _, name := range []string{dataplane.PlainLink + "/forwarding", dataplane.PlainLink + "/rp_filter"} {
+		value := "1"
+		if name == dataplane.PlainLink+"/rp_filter" {
+			value = "0" // WireGuard has checked what comes; a peer that comes here before others know is not to be dropped
+		}
+		if err := os.WriteFile("/proc/sys/net/ipv4/conf/"+name, []byte(value), 0o644); err != nil {
+			return fmt.Errorf("setting net.ipv4.conf.%s: %w: the agent needs a writable /proc/sys to carry plain peers", name, err)
+		}
+	}
+	if _, err := os.Stat("/proc/sys/net/ipv6"); err != nil {
+		return nil // a host without IPv6
+	}
+	return podnet.ForwardIPv6(dataplane.PlainLink)
+}
+
+// routes leads these prefixes, and no others, to the link: in the main table, so that on a carrier that does not have the peer's session
+// the mark that leads into the tunnel comes first.
+func (c *Carrier) routes(want []netip.Prefix) error {
+	l, err := netlink.LinkByName(dataplane.PlainLink)
+	if err != nil {
+		return fmt.Errorf("link %s: %w", dataplane.PlainLink, err)
+	}
+	have, err := netlink.RouteListFiltered(netlink.FAMILY_ALL, &netlink.Route{LinkIndex: l.Attrs().Index, Table: unix.RT_TABLE_MAIN}, netlink.RT_FILTER_OIF|netlink.RT_FILTER_TABLE)
+	if err != nil {
+		return fmt.Errorf("reading routes of %s: %w", dataplane.PlainLink, err)
+	}
+	var errs []error
+	there := map[netip.Prefix]bool{}
+	for _, r := range have {
+		if r.Dst == nil || r.Protocol != dataplane.RouteProtocol {
+			continue
+		}
+		ip, _ := netip.AddrFromSlice(r.Dst.IP)
+		ones, _ := r.Dst.Mask.Size()
+		p := netip.PrefixFrom(ip.Unmap(), ones)
+		if there[p] = slices.Contains(want, p); !there[p] {
+			if err := netlink.RouteDel(&r); err != nil && !errors.Is(err, unix.ESRCH) {
+				errs = append(errs, fmt.Errorf("taking the route %s dev %s away: %w", p, dataplane.PlainLink, err))
+			}
+		}
+	}
+	for _, p := range want {
+		if there[p] {
+			continue
+		}
+		r := &netlink.Route{LinkIndex: l.Attrs().Index, Protocol: dataplane.RouteProtocol, Scope: netlink.SCOPE_LINK,
+			Dst: &net.IPNet{IP: p.Addr().AsSlice(), Mask: net.CIDRMask(p.Bits(), p.Addr().BitLen())}}
+		for _, s := range c.cfg.Source {
+			if s.Is4() == p.Addr().Is4() {
+				r.Src = s.AsSlice()
+			}
+		}
+		if err := netlink.RouteReplace(r); err != nil {
+			if p.Addr().Is6() && errors.Is(err, unix.EPERM) { // IPv6 is turned off on the link
+				continue
+			}
+			errs = append(errs, fmt.Errorf("route %s dev %s: %w", p, dataplane.PlainLink, err))
+		}
+	}
+	return errors.Join(errs...)
+}
