@@ -131,6 +131,8 @@ type Agent struct {
 	egress      egressRoom                        // nil: this node only relays
 	egresses    *egresses                         // the same
 	egressDone  chan struct{}                     // closed when no lease is renewed any more
+	plain       *plainPeers                       // nil: this node only relays
+	plainDone   chan struct{}                     // closed when no plain peer is answered any more
 	keeper      atomic.Pointer[egress.Keeper]     // of egress slots; nil: this server does not lead
 	sites       atomic.Pointer[map[string]string] // of nodes, by ID, as their records say
 

@@ -25,6 +25,7 @@ func (a *Agent) projectionInput(st *events.State) projection.Input {
 		},
 		Pods: a.pods.routes(), Lingering: a.egresses.lingering(),
 	}
+	in.Plain = a.plain.view()
 	if a.egresses != nil {
 		in.Gateway, in.Exported = a.egresses.gateways.Serving(), a.egresses.gateways.Exported()
 	}
@@ -38,6 +39,7 @@ func (a *Agent) projectionInput(st *events.State) projection.Input {
 	case own.GetNatType() != skeinv1.NatType_NAT_TYPE_NONE:
 		in.Host.Keepalive = seconds(st.Settings().GetPersistentKeepaliveSeconds())
 	}
+	in.Plain.Now = a.leaderTime()
 	in.Records = a.recordsNow()
 	if r := a.reach.Load(); r != nil && !r.full {
 		in.Reach = projection.Reach{Peers: r.peers, Ways: r.ways, Guards: r.guards}

@@ -346,7 +346,13 @@ func (a *Agent) lead(ctx context.Context, lead consensus.Lead) {
 	})
 	a.keeper.Store(k)
 	defer a.keeper.Store(nil)
+	expiring := make(chan struct{})
+	go func() {
+		defer close(expiring)
+		a.expirePlainPeers(ctx, lead)
+	}()
 	k.Run(ctx)
+	<-expiring
 }
 
 // viewOf is what the keeper of slots works on.

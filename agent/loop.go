@@ -102,6 +102,9 @@ func (a *Agent) run(ctx context.Context) error {
 	if a.egresses != nil {
 		<-a.egressDone
 	}
+	if a.plainDone != nil {
+		<-a.plainDone
+	}
 	if a.relay != nil {
 		err = errors.Join(err, a.relay.Close())
 	}
@@ -307,6 +310,7 @@ func (a *Agent) sync(ctx context.Context) error {
 	a.noteSites()
 	a.pods.follow()
 	a.egresses.follow()
+	a.plain.follow()
 	a.followAddresses(ctx)
 	a.publish()
 	a.metrics.observe()
@@ -573,6 +577,13 @@ func (a *Agent) serve(ctx context.Context) {
 		go func() {
 			defer close(a.egressDone)
 			a.egresses.run(ctx)
+		}()
+	}
+	if a.plain != nil {
+		a.plainDone = make(chan struct{})
+		go func() {
+			defer close(a.plainDone)
+			a.plain.run(ctx)
 		}()
 	}
 	if f := a.front.Load(); f != nil {

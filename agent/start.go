@@ -305,6 +305,7 @@ func (a *Agent) openPaths(ctx context.Context) error {
 	if err := a.openEgresses(); err != nil {
 		return err
 	}
+	a.plain = newPlainPeers(a)
 	return a.openPods()
 }
 

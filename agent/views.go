@@ -120,6 +120,7 @@ func (s api) Nodes(context.Context, *skeinv1.NodesRequest) (*skeinv1.NodesRespon
 	slices.SortFunc(r.Nodes, func(x, y *skeinv1.NodeView) int {
 		return strings.Compare(x.GetNode().GetName(), y.GetNode().GetName())
 	})
+	r.PlainPeers = a.plainViews()
 	return r, nil
 }
 

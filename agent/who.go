@@ -75,6 +75,14 @@ func who(st *events.State, at netip.Addr) *skeinv1.WhoResponse {
 			return out
 		}
 	}
+	if p, network := st.PlainPeerAt(at); p != nil {
+		out.Kind, out.EventIndex, out.EventTime, out.Event = "plain-peer", p.GetCreatedIndex(), p.GetCreatedAt(), "plain_peer_set"
+		out.Says = fmt.Sprintf("It is the address of plain peer %s, which runs WireGuard and no skein", p.GetName())
+		if !network.IsSingleIP() || network.Addr().String() != p.GetIpv4() && network.Addr().String() != p.GetIpv6() {
+			out.Says = fmt.Sprintf("It lies in %s, a network behind plain peer %s, which runs WireGuard and no skein", network, p.GetName())
+		}
+		return out
+	}
 	if n, p := st.PodCIDRAt(at); n != nil {
 		out.Kind, out.NodeId, out.Node = "pod-cidr", n.GetId(), n.GetName()
 		out.Says = fmt.Sprintf("It lies in %s, the pod CIDR of %s (Kubernetes Node %s), where another CNI gives the addresses",
@@ -265,6 +273,15 @@ func concerns(st *events.State, e *skeinv1.Event, w *skeinv1.WhoResponse, number
 		}
 		if w.GetKind() == "pod-cidr" && c.GetNodeId() == w.GetNodeId() && c.GetPodCidrs() == nil {
 			return name, "the pod CIDRs of node " + nodeName(st, c.GetNodeId()) + " ended"
+		}
+	case *skeinv1.Event_PlainPeerSet:
+		p := b.PlainPeerSet.GetPlainPeer()
+		if p.GetIpv4() == text || p.GetIpv6() == text || events.Covered(text+single(text), p.GetAllowedIps()) {
+			return name, "given to plain peer " + p.GetName()
+		}
+	case *skeinv1.Event_PlainPeerRemoved:
+		if p, _ := st.PlainPeerAt(netip.MustParseAddr(text)); p != nil && p.GetName() == b.PlainPeerRemoved.GetName() {
+			return name, "plain peer " + p.GetName() + " removed: " + reasonText(b.PlainPeerRemoved.GetReason())
 		}
 	case *skeinv1.Event_BlockAllocated:
 		if k := b.BlockAllocated.GetBlock(); mine(k.GetPool(), k.GetNumber()) {

@@ -95,6 +95,7 @@ type Ports struct {
 	Stun      uint16 `yaml:"stun"`      // UDP, on public nodes; the port above it is used too
 	Relay     uint16 `yaml:"relay"`     // TCP, on public nodes
 	Control   uint16 `yaml:"control"`   // TCP and UDP, overlay addresses only
+	Plain     uint16 `yaml:"plain"`     // UDP, where plain WireGuard peers are carried
 	Metrics   string `yaml:"metrics"`   // addr:port; "off": none
 	// UDPRelay are the ports that a relay reserves for pairs of its clients, first-last, UDP.
 	UDPRelay string `yaml:"udpRelay"`
@@ -184,7 +185,7 @@ func Default() Config {
 	return Config{
 		Name:              name,
 		Relay:             Auto,
-		Ports:             Ports{WireGuard: 51820, Stun: 3478, Relay: 7443, Control: 7946, Metrics: "127.0.0.1:9469", UDPRelay: "24000-28999"},
+		Ports:             Ports{WireGuard: 51820, Stun: 3478, Relay: 7443, Control: 7946, Plain: 51821, Metrics: "127.0.0.1:9469", UDPRelay: "24000-28999"},
 		EmptyBlockSeconds: 300,
 		RelayLimits:       RelayLimits{MemoryMiB: 256, ClientStreams: 128, Sessions: 4096},
 		NatTraversal:      NatTraversal{PortGuessing: "enabled", IMDS: Auto},
@@ -352,6 +353,7 @@ func (c *Config) checkPorts() error {
 		{"ports.relay", "tcp", c.Ports.Relay},
 		{"ports.control", "tcp", c.Ports.Control},
 		{"ports.control", "udp", c.Ports.Control},
+		{"ports.plain", "udp", c.Ports.Plain},
 	} {
 		if p.port == 0 {
 			return wrong(p.key, "0 is not allowed; want 1 to 65535")

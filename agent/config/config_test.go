@@ -42,7 +42,7 @@ func TestKilosValues(t *testing.T) {
 func TestLoadRefuses(t *testing.T) {
 	for _, c := range []struct{ name, in, want string }{
 		{"unknown key", "name: a\nsit: b\n", `skein.yaml:2: unknown key "sit"; allowed here: cni, dataplane, directRetry`},
-		{"unknown nested key", "name: a\nports: {wg: 1}\n", `unknown key "ports.wg"; allowed here: control, metrics, relay, stun, udpRelay, wireguard`},
+		{"unknown nested key", "name: a\nports: {wg: 1}\n", `unknown key "ports.wg"; allowed here: control, metrics, plain, relay, stun, udpRelay, wireguard`},
 		{"wrong type", "name: a\nports: {relay: fast}\n", `skein.yaml:2: ports.relay: want a whole number`},
 		{"bad name", "name: A_b\n", `name: "A_b" is no host label`},
 		{"bad relay", "name: a\nrelay: maybe\n", `relay: "maybe" is not allowed; allowed: auto, true, false`},

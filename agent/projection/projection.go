@@ -43,6 +43,8 @@ type Input struct {
 	// Gateway is set while this host is a gateway of an egress, and Exported are the slots' addresses that lead here.
 	Gateway  bool
 	Exported []netip.Addr
+	// Plain is what this host knows of plain peers.
+	Plain Plain
 	// Keys remembers the peers' preshared keys between projections; nil: they are derived each time.
 	Keys *Keys
 	// Complete is set once state, records and paths have spoken.
@@ -104,7 +106,8 @@ func Project(in Input) (dataplane.Spec, []Refusal) {
 	var refused []Refusal
 	endpoints := endpointsByNode(in.State, in.Lingering)
 	addresses, own := make(map[identity.ID][]netip.Prefix, len(nodes)), []netip.Prefix(nil)
-	granted := newPrefixes(slices.Concat(overlays, Pools(in.State), podCIDRs(nodes)))
+	carried := in.plainPeers()
+	granted := newPrefixes(slices.Concat(overlays, Pools(in.State), podCIDRs(nodes), plainNetworks(in.State)))
 	for _, n := range nodes {
 		id, err := identity.ParseID(n.GetId())
 		if err != nil {
@@ -114,7 +117,7 @@ func Project(in Input) (dataplane.Spec, []Refusal) {
 		if id == in.Self {
 			spec.Link.Addresses = ownAddresses(n, overlays)
 			spec.Pods.Blocks, spec.Pods.Routes = blocksOf(in.State, n.GetId()), slices.SortedFunc(slices.Values(in.Pods), comparePodRoutes)
-			own = slices.Concat(overlayOf(n), spec.Pods.Blocks, endpoints[n.GetId()], podCIDRsOf(n), in.ownNodeAddresses())
+			own = slices.Concat(overlayOf(n), spec.Pods.Blocks, endpoints[n.GetId()], podCIDRsOf(n), carried[in.Self], in.ownNodeAddresses())
 			continue
 		}
 		peer, err := in.peer(id, n)
@@ -130,6 +133,16 @@ func Project(in Input) (dataplane.Spec, []Refusal) {
 			}
 			peer.AllowedIPs = append(peer.AllowedIPs, b)
 			spec.Pods.Remote = append(spec.Pods.Remote, dataplane.Narrow{Prefix: b, MTU: mtu})
+		}
+		for _, p := range carried[id] {
+			if err := in.Host.mayLead(p); err != nil {
+				refused = append(refused, Refusal{Peer: id, Reason: err.Error(), Block: p})
+				continue
+			}
+			peer.AllowedIPs = append(peer.AllowedIPs, p)
+			if !slices.ContainsFunc(overlays, p.Overlaps) {
+				spec.Pods.Remote = append(spec.Pods.Remote, dataplane.Narrow{Prefix: p, MTU: mtu})
+			}
 		}
 		if in.Host.RouteNodeAddresses {
 			for _, a := range in.Records[id].GetNodeAddresses() {
@@ -155,7 +168,8 @@ func Project(in Input) (dataplane.Spec, []Refusal) {
 	}
 	hops, unpassed := in.hops(own, addresses)
 	spec.Hops, refused = hops, append(refused, unpassed...)
-	spec.Pods.Refused, spec.Pods.Forward = endpoints[""], in.Gateway || in.Reach.passes()
+	spec.Pods.Refused, spec.Pods.Forward = endpoints[""], in.Gateway || in.Reach.passes() || in.Plain.Carrying
+	spec.Plain = in.Plain.Carrying
 	spec.Pods.Pools, spec.Pods.Elsewhere = poolsOf(in.State, in.Host.Connected)
 	for _, e := range in.State.Egresses() {
 		spec.Pods.Gateways = append(spec.Pods.Gateways, egressns.HostLink(e.GetNamespace()+"/"+e.GetName()))
@@ -334,6 +348,9 @@ func Text(s dataplane.Spec, name func(dataplane.Key) string) string {
 			fmt.Fprintf(&b, " %s", p)
 		}
 		b.WriteByte('\n')
+	}
+	if s.Plain {
+		fmt.Fprintf(&b, "plain peers by %s\n", dataplane.PlainLink)
 	}
 	for _, p := range s.Pods.Blocks {
 		fmt.Fprintf(&b, "block %s tables %d (unreachable), %d\n", p, dataplane.PodTable, dataplane.ExportTable)

@@ -15,7 +15,7 @@ import (
 func TestConfigFile(t *testing.T) {
 	s := newSite(t, "spare", "newcomer", nil)
 	for _, c := range []struct{ name, file, complaint string }{
-		{"unknown key", "name: a\nports:\n  wiregard: 51820\n", `{skein.yaml}:3: unknown key "ports.wiregard"; allowed here: control, metrics, relay, stun, udpRelay, wireguard`},
+		{"unknown key", "name: a\nports:\n  wiregard: 51820\n", `{skein.yaml}:3: unknown key "ports.wiregard"; allowed here: control, metrics, plain, relay, stun, udpRelay, wireguard`},
 		{"unknown key at the top", "nmae: a\n", `{skein.yaml}:1: unknown key "nmae"; allowed here: cni, dataplane, …, stateDir, stunServers`},
 		{"text for a number", "name: a\nports: {wireguard: many}\n", `{skein.yaml}:2: ports.wireguard: want a whole number, have "many"`},
 		{"number beyond the range", "ports: {wireguard: 70000}\n", `{skein.yaml}:1: ports.wireguard: want a whole number from 0 to 65535, have "70000"`},

@@ -103,7 +103,13 @@ func newNodesCmd(g *globals) *cobra.Command {
 		Use: "nodes", Short: "All members, by site", Example: "  skein nodes\n  skein nodes -o json", Args: noArgs,
 		RunE: func(c *cobra.Command, _ []string) error {
 			r, err := g.client().Nodes(c.Context(), &skeinv1.NodesRequest{})
-			return g.show(c, r, err, func(w io.Writer) { printNodes(w, r.GetNodes()) })
+			return g.show(c, r, err, func(w io.Writer) {
+				printNodes(w, r.GetNodes())
+				if len(r.GetPlainPeers()) > 0 {
+					fmt.Fprintln(w)
+					printPlainPeers(w, r.GetPlainPeers())
+				}
+			})
 		},
 	}
 }

@@ -46,7 +46,7 @@ type AgreedSlot struct {
 
 // AgreedOf reads the state.
 func AgreedOf(s *events.State) *Agreed {
-	a := &Agreed{Egresses: map[Ref]AgreedEgress{}, Inside: slices.Concat(projection.Overlays(s.Cluster()), projection.Pools(s), projection.PodCIDRs(s))}
+	a := &Agreed{Egresses: map[Ref]AgreedEgress{}, Inside: slices.Concat(projection.Overlays(s.Cluster()), projection.Pools(s), projection.PodCIDRs(s), projection.PlainNetworks(s))}
 	slices.SortFunc(a.Inside, func(a, b netip.Prefix) int {
 		return cmp.Or(a.Addr().Compare(b.Addr()), a.Bits()-b.Bits())
 	})

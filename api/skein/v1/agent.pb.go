@@ -589,6 +589,7 @@ func (*NodesRequest) Descriptor() ([]byte, []int) {
 type NodesResponse struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Nodes         []*NodeView            `protobuf:"bytes,1,rep,name=nodes,proto3" json:"nodes,omitempty"`
+	PlainPeers    []*PlainPeerView       `protobuf:"bytes,2,rep,name=plain_peers,json=plainPeers,proto3" json:"plain_peers,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -626,6 +627,13 @@ func (*NodesResponse) Descriptor() ([]byte, []int) {
 func (x *NodesResponse) GetNodes() []*NodeView {
 	if x != nil {
 		return x.Nodes
+	}
+	return nil
+}
+
+func (x *NodesResponse) GetPlainPeers() []*PlainPeerView {
+	if x != nil {
+		return x.PlainPeers
 	}
 	return nil
 }
@@ -762,6 +770,534 @@ func (x *NodeView) GetSiteLeads() string {
 	return ""
 }
 
+type AddPlainPeerRequest struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Name          string                 `protobuf:"bytes,1,opt,name=name,proto3" json:"name,omitempty"`
+	PublicKey     []byte                 `protobuf:"bytes,2,opt,name=public_key,json=publicKey,proto3" json:"public_key,omitempty"`              // the peer's own
+	AllowedIps    []string               `protobuf:"bytes,3,rep,name=allowed_ips,json=allowedIps,proto3" json:"allowed_ips,omitempty"`           // private networks behind it
+	LifetimeNanos int64                  `protobuf:"varint,4,opt,name=lifetime_nanos,json=lifetimeNanos,proto3" json:"lifetime_nanos,omitempty"` // 0: it never expires
+	Via           []string               `protobuf:"bytes,5,rep,name=via,proto3" json:"via,omitempty"`                                           // names or IDs of nodes that may carry it, in order; empty: nodes with a public address
+	Replace       bool                   `protobuf:"varint,6,opt,name=replace,proto3" json:"replace,omitempty"`                                  // the peer of that name, which gets new secrets and keeps its addresses
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *AddPlainPeerRequest) Reset() {
+	*x = AddPlainPeerRequest{}
+	mi := &file_skein_v1_agent_proto_msgTypes[7]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *AddPlainPeerRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*AddPlainPeerRequest) ProtoMessage() {}
+
+func (x *AddPlainPeerRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_skein_v1_agent_proto_msgTypes[7]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use AddPlainPeerRequest.ProtoReflect.Descriptor instead.
+func (*AddPlainPeerRequest) Descriptor() ([]byte, []int) {
+	return file_skein_v1_agent_proto_rawDescGZIP(), []int{7}
+}
+
+func (x *AddPlainPeerRequest) GetName() string {
+	if x != nil {
+		return x.Name
+	}
+	return ""
+}
+
+func (x *AddPlainPeerRequest) GetPublicKey() []byte {
+	if x != nil {
+		return x.PublicKey
+	}
+	return nil
+}
+
+func (x *AddPlainPeerRequest) GetAllowedIps() []string {
+	if x != nil {
+		return x.AllowedIps
+	}
+	return nil
+}
+
+func (x *AddPlainPeerRequest) GetLifetimeNanos() int64 {
+	if x != nil {
+		return x.LifetimeNanos
+	}
+	return 0
+}
+
+func (x *AddPlainPeerRequest) GetVia() []string {
+	if x != nil {
+		return x.Via
+	}
+	return nil
+}
+
+func (x *AddPlainPeerRequest) GetReplace() bool {
+	if x != nil {
+		return x.Replace
+	}
+	return false
+}
+
+type AddPlainPeerResponse struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Peer          *PlainPeer             `protobuf:"bytes,1,opt,name=peer,proto3" json:"peer,omitempty"`
+	Index         uint64                 `protobuf:"varint,2,opt,name=index,proto3" json:"index,omitempty"`
+	PresharedKey  []byte                 `protobuf:"bytes,3,opt,name=preshared_key,json=presharedKey,proto3" json:"preshared_key,omitempty"` // of the peer with all its carriers; it is nowhere else in the clear
+	Endpoints     []*PlainEndpoint       `protobuf:"bytes,4,rep,name=endpoints,proto3" json:"endpoints,omitempty"`                           // of its carriers, in order
+	Routes        []string               `protobuf:"bytes,5,rep,name=routes,proto3" json:"routes,omitempty"`                                 // what the peer reaches by the mesh
+	Warnings      []string               `protobuf:"bytes,6,rep,name=warnings,proto3" json:"warnings,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *AddPlainPeerResponse) Reset() {
+	*x = AddPlainPeerResponse{}
+	mi := &file_skein_v1_agent_proto_msgTypes[8]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *AddPlainPeerResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*AddPlainPeerResponse) ProtoMessage() {}
+
+func (x *AddPlainPeerResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_skein_v1_agent_proto_msgTypes[8]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use AddPlainPeerResponse.ProtoReflect.Descriptor instead.
+func (*AddPlainPeerResponse) Descriptor() ([]byte, []int) {
+	return file_skein_v1_agent_proto_rawDescGZIP(), []int{8}
+}
+
+func (x *AddPlainPeerResponse) GetPeer() *PlainPeer {
+	if x != nil {
+		return x.Peer
+	}
+	return nil
+}
+
+func (x *AddPlainPeerResponse) GetIndex() uint64 {
+	if x != nil {
+		return x.Index
+	}
+	return 0
+}
+
+func (x *AddPlainPeerResponse) GetPresharedKey() []byte {
+	if x != nil {
+		return x.PresharedKey
+	}
+	return nil
+}
+
+func (x *AddPlainPeerResponse) GetEndpoints() []*PlainEndpoint {
+	if x != nil {
+		return x.Endpoints
+	}
+	return nil
+}
+
+func (x *AddPlainPeerResponse) GetRoutes() []string {
+	if x != nil {
+		return x.Routes
+	}
+	return nil
+}
+
+func (x *AddPlainPeerResponse) GetWarnings() []string {
+	if x != nil {
+		return x.Warnings
+	}
+	return nil
+}
+
+type PlainEndpoint struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	NodeId        string                 `protobuf:"bytes,1,opt,name=node_id,json=nodeId,proto3" json:"node_id,omitempty"`
+	Node          string                 `protobuf:"bytes,2,opt,name=node,proto3" json:"node,omitempty"`
+	WireguardKey  []byte                 `protobuf:"bytes,3,opt,name=wireguard_key,json=wireguardKey,proto3" json:"wireguard_key,omitempty"`
+	Address       string                 `protobuf:"bytes,4,opt,name=address,proto3" json:"address,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *PlainEndpoint) Reset() {
+	*x = PlainEndpoint{}
+	mi := &file_skein_v1_agent_proto_msgTypes[9]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *PlainEndpoint) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*PlainEndpoint) ProtoMessage() {}
+
+func (x *PlainEndpoint) ProtoReflect() protoreflect.Message {
+	mi := &file_skein_v1_agent_proto_msgTypes[9]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use PlainEndpoint.ProtoReflect.Descriptor instead.
+func (*PlainEndpoint) Descriptor() ([]byte, []int) {
+	return file_skein_v1_agent_proto_rawDescGZIP(), []int{9}
+}
+
+func (x *PlainEndpoint) GetNodeId() string {
+	if x != nil {
+		return x.NodeId
+	}
+	return ""
+}
+
+func (x *PlainEndpoint) GetNode() string {
+	if x != nil {
+		return x.Node
+	}
+	return ""
+}
+
+func (x *PlainEndpoint) GetWireguardKey() []byte {
+	if x != nil {
+		return x.WireguardKey
+	}
+	return nil
+}
+
+func (x *PlainEndpoint) GetAddress() string {
+	if x != nil {
+		return x.Address
+	}
+	return ""
+}
+
+type PlainPeersRequest struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *PlainPeersRequest) Reset() {
+	*x = PlainPeersRequest{}
+	mi := &file_skein_v1_agent_proto_msgTypes[10]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *PlainPeersRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*PlainPeersRequest) ProtoMessage() {}
+
+func (x *PlainPeersRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_skein_v1_agent_proto_msgTypes[10]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use PlainPeersRequest.ProtoReflect.Descriptor instead.
+func (*PlainPeersRequest) Descriptor() ([]byte, []int) {
+	return file_skein_v1_agent_proto_rawDescGZIP(), []int{10}
+}
+
+type PlainPeersResponse struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Peers         []*PlainPeerView       `protobuf:"bytes,1,rep,name=peers,proto3" json:"peers,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *PlainPeersResponse) Reset() {
+	*x = PlainPeersResponse{}
+	mi := &file_skein_v1_agent_proto_msgTypes[11]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *PlainPeersResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*PlainPeersResponse) ProtoMessage() {}
+
+func (x *PlainPeersResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_skein_v1_agent_proto_msgTypes[11]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use PlainPeersResponse.ProtoReflect.Descriptor instead.
+func (*PlainPeersResponse) Descriptor() ([]byte, []int) {
+	return file_skein_v1_agent_proto_rawDescGZIP(), []int{11}
+}
+
+func (x *PlainPeersResponse) GetPeers() []*PlainPeerView {
+	if x != nil {
+		return x.Peers
+	}
+	return nil
+}
+
+type PlainPeerView struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Peer          *PlainPeer             `protobuf:"bytes,1,opt,name=peer,proto3" json:"peer,omitempty"`     // without what is sealed for its carriers
+	Holder        string                 `protobuf:"bytes,2,opt,name=holder,proto3" json:"holder,omitempty"` // node ID of the carrier that holds it; empty: none says so
+	HolderName    string                 `protobuf:"bytes,3,opt,name=holder_name,json=holderName,proto3" json:"holder_name,omitempty"`
+	Alive         bool                   `protobuf:"varint,4,opt,name=alive,proto3" json:"alive,omitempty"`                                      // the holder is
+	Carriers      []string               `protobuf:"bytes,5,rep,name=carriers,proto3" json:"carriers,omitempty"`                                 // names; of one that is no member any more, its ID
+	Endpoint      string                 `protobuf:"bytes,6,opt,name=endpoint,proto3" json:"endpoint,omitempty"`                                 // of the peer, as this node's session has it; empty: the holder knows
+	LastHandshake int64                  `protobuf:"varint,7,opt,name=last_handshake,json=lastHandshake,proto3" json:"last_handshake,omitempty"` // likewise, Unix ns
+	RxBytes       uint64                 `protobuf:"varint,8,opt,name=rx_bytes,json=rxBytes,proto3" json:"rx_bytes,omitempty"`
+	TxBytes       uint64                 `protobuf:"varint,9,opt,name=tx_bytes,json=txBytes,proto3" json:"tx_bytes,omitempty"`
+	Problem       string                 `protobuf:"bytes,10,opt,name=problem,proto3" json:"problem,omitempty"` // empty: none
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *PlainPeerView) Reset() {
+	*x = PlainPeerView{}
+	mi := &file_skein_v1_agent_proto_msgTypes[12]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *PlainPeerView) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*PlainPeerView) ProtoMessage() {}
+
+func (x *PlainPeerView) ProtoReflect() protoreflect.Message {
+	mi := &file_skein_v1_agent_proto_msgTypes[12]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use PlainPeerView.ProtoReflect.Descriptor instead.
+func (*PlainPeerView) Descriptor() ([]byte, []int) {
+	return file_skein_v1_agent_proto_rawDescGZIP(), []int{12}
+}
+
+func (x *PlainPeerView) GetPeer() *PlainPeer {
+	if x != nil {
+		return x.Peer
+	}
+	return nil
+}
+
+func (x *PlainPeerView) GetHolder() string {
+	if x != nil {
+		return x.Holder
+	}
+	return ""
+}
+
+func (x *PlainPeerView) GetHolderName() string {
+	if x != nil {
+		return x.HolderName
+	}
+	return ""
+}
+
+func (x *PlainPeerView) GetAlive() bool {
+	if x != nil {
+		return x.Alive
+	}
+	return false
+}
+
+func (x *PlainPeerView) GetCarriers() []string {
+	if x != nil {
+		return x.Carriers
+	}
+	return nil
+}
+
+func (x *PlainPeerView) GetEndpoint() string {
+	if x != nil {
+		return x.Endpoint
+	}
+	return ""
+}
+
+func (x *PlainPeerView) GetLastHandshake() int64 {
+	if x != nil {
+		return x.LastHandshake
+	}
+	return 0
+}
+
+func (x *PlainPeerView) GetRxBytes() uint64 {
+	if x != nil {
+		return x.RxBytes
+	}
+	return 0
+}
+
+func (x *PlainPeerView) GetTxBytes() uint64 {
+	if x != nil {
+		return x.TxBytes
+	}
+	return 0
+}
+
+func (x *PlainPeerView) GetProblem() string {
+	if x != nil {
+		return x.Problem
+	}
+	return ""
+}
+
+type RemovePlainPeerRequest struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Name          string                 `protobuf:"bytes,1,opt,name=name,proto3" json:"name,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *RemovePlainPeerRequest) Reset() {
+	*x = RemovePlainPeerRequest{}
+	mi := &file_skein_v1_agent_proto_msgTypes[13]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *RemovePlainPeerRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*RemovePlainPeerRequest) ProtoMessage() {}
+
+func (x *RemovePlainPeerRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_skein_v1_agent_proto_msgTypes[13]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use RemovePlainPeerRequest.ProtoReflect.Descriptor instead.
+func (*RemovePlainPeerRequest) Descriptor() ([]byte, []int) {
+	return file_skein_v1_agent_proto_rawDescGZIP(), []int{13}
+}
+
+func (x *RemovePlainPeerRequest) GetName() string {
+	if x != nil {
+		return x.Name
+	}
+	return ""
+}
+
+type RemovePlainPeerResponse struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Peer          *PlainPeer             `protobuf:"bytes,1,opt,name=peer,proto3" json:"peer,omitempty"`
+	Index         uint64                 `protobuf:"varint,2,opt,name=index,proto3" json:"index,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *RemovePlainPeerResponse) Reset() {
+	*x = RemovePlainPeerResponse{}
+	mi := &file_skein_v1_agent_proto_msgTypes[14]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *RemovePlainPeerResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*RemovePlainPeerResponse) ProtoMessage() {}
+
+func (x *RemovePlainPeerResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_skein_v1_agent_proto_msgTypes[14]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use RemovePlainPeerResponse.ProtoReflect.Descriptor instead.
+func (*RemovePlainPeerResponse) Descriptor() ([]byte, []int) {
+	return file_skein_v1_agent_proto_rawDescGZIP(), []int{14}
+}
+
+func (x *RemovePlainPeerResponse) GetPeer() *PlainPeer {
+	if x != nil {
+		return x.Peer
+	}
+	return nil
+}
+
+func (x *RemovePlainPeerResponse) GetIndex() uint64 {
+	if x != nil {
+		return x.Index
+	}
+	return 0
+}
+
 type PeersRequest struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	unknownFields protoimpl.UnknownFields
@@ -770,7 +1306,7 @@ type PeersRequest struct {
 
 func (x *PeersRequest) Reset() {
 	*x = PeersRequest{}
-	mi := &file_skein_v1_agent_proto_msgTypes[7]
+	mi := &file_skein_v1_agent_proto_msgTypes[15]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -782,7 +1318,7 @@ func (x *PeersRequest) String() string {
 func (*PeersRequest) ProtoMessage() {}
 
 func (x *PeersRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_agent_proto_msgTypes[7]
+	mi := &file_skein_v1_agent_proto_msgTypes[15]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -795,7 +1331,7 @@ func (x *PeersRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PeersRequest.ProtoReflect.Descriptor instead.
 func (*PeersRequest) Descriptor() ([]byte, []int) {
-	return file_skein_v1_agent_proto_rawDescGZIP(), []int{7}
+	return file_skein_v1_agent_proto_rawDescGZIP(), []int{15}
 }
 
 type PeersResponse struct {
@@ -808,7 +1344,7 @@ type PeersResponse struct {
 
 func (x *PeersResponse) Reset() {
 	*x = PeersResponse{}
-	mi := &file_skein_v1_agent_proto_msgTypes[8]
+	mi := &file_skein_v1_agent_proto_msgTypes[16]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -820,7 +1356,7 @@ func (x *PeersResponse) String() string {
 func (*PeersResponse) ProtoMessage() {}
 
 func (x *PeersResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_agent_proto_msgTypes[8]
+	mi := &file_skein_v1_agent_proto_msgTypes[16]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -833,7 +1369,7 @@ func (x *PeersResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PeersResponse.ProtoReflect.Descriptor instead.
 func (*PeersResponse) Descriptor() ([]byte, []int) {
-	return file_skein_v1_agent_proto_rawDescGZIP(), []int{8}
+	return file_skein_v1_agent_proto_rawDescGZIP(), []int{16}
 }
 
 func (x *PeersResponse) GetPeers() []*PeerView {
@@ -877,7 +1413,7 @@ type PeerView struct {
 
 func (x *PeerView) Reset() {
 	*x = PeerView{}
-	mi := &file_skein_v1_agent_proto_msgTypes[9]
+	mi := &file_skein_v1_agent_proto_msgTypes[17]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -889,7 +1425,7 @@ func (x *PeerView) String() string {
 func (*PeerView) ProtoMessage() {}
 
 func (x *PeerView) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_agent_proto_msgTypes[9]
+	mi := &file_skein_v1_agent_proto_msgTypes[17]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -902,7 +1438,7 @@ func (x *PeerView) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PeerView.ProtoReflect.Descriptor instead.
 func (*PeerView) Descriptor() ([]byte, []int) {
-	return file_skein_v1_agent_proto_rawDescGZIP(), []int{9}
+	return file_skein_v1_agent_proto_rawDescGZIP(), []int{17}
 }
 
 func (x *PeerView) GetNodeId() string {
@@ -1047,7 +1583,7 @@ type NetcheckRequest struct {
 
 func (x *NetcheckRequest) Reset() {
 	*x = NetcheckRequest{}
-	mi := &file_skein_v1_agent_proto_msgTypes[10]
+	mi := &file_skein_v1_agent_proto_msgTypes[18]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1059,7 +1595,7 @@ func (x *NetcheckRequest) String() string {
 func (*NetcheckRequest) ProtoMessage() {}
 
 func (x *NetcheckRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_agent_proto_msgTypes[10]
+	mi := &file_skein_v1_agent_proto_msgTypes[18]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1072,7 +1608,7 @@ func (x *NetcheckRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use NetcheckRequest.ProtoReflect.Descriptor instead.
 func (*NetcheckRequest) Descriptor() ([]byte, []int) {
-	return file_skein_v1_agent_proto_rawDescGZIP(), []int{10}
+	return file_skein_v1_agent_proto_rawDescGZIP(), []int{18}
 }
 
 func (x *NetcheckRequest) GetRefresh() bool {
@@ -1107,7 +1643,7 @@ type NetcheckResponse struct {
 
 func (x *NetcheckResponse) Reset() {
 	*x = NetcheckResponse{}
-	mi := &file_skein_v1_agent_proto_msgTypes[11]
+	mi := &file_skein_v1_agent_proto_msgTypes[19]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1119,7 +1655,7 @@ func (x *NetcheckResponse) String() string {
 func (*NetcheckResponse) ProtoMessage() {}
 
 func (x *NetcheckResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_agent_proto_msgTypes[11]
+	mi := &file_skein_v1_agent_proto_msgTypes[19]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1132,7 +1668,7 @@ func (x *NetcheckResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use NetcheckResponse.ProtoReflect.Descriptor instead.
 func (*NetcheckResponse) Descriptor() ([]byte, []int) {
-	return file_skein_v1_agent_proto_rawDescGZIP(), []int{11}
+	return file_skein_v1_agent_proto_rawDescGZIP(), []int{19}
 }
 
 func (x *NetcheckResponse) GetNatType() NatType {
@@ -1265,7 +1801,7 @@ type DiscoveryNote struct {
 
 func (x *DiscoveryNote) Reset() {
 	*x = DiscoveryNote{}
-	mi := &file_skein_v1_agent_proto_msgTypes[12]
+	mi := &file_skein_v1_agent_proto_msgTypes[20]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1277,7 +1813,7 @@ func (x *DiscoveryNote) String() string {
 func (*DiscoveryNote) ProtoMessage() {}
 
 func (x *DiscoveryNote) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_agent_proto_msgTypes[12]
+	mi := &file_skein_v1_agent_proto_msgTypes[20]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1290,7 +1826,7 @@ func (x *DiscoveryNote) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DiscoveryNote.ProtoReflect.Descriptor instead.
 func (*DiscoveryNote) Descriptor() ([]byte, []int) {
-	return file_skein_v1_agent_proto_rawDescGZIP(), []int{12}
+	return file_skein_v1_agent_proto_rawDescGZIP(), []int{20}
 }
 
 func (x *DiscoveryNote) GetSource() string {
@@ -1329,7 +1865,7 @@ type RelayCheck struct {
 
 func (x *RelayCheck) Reset() {
 	*x = RelayCheck{}
-	mi := &file_skein_v1_agent_proto_msgTypes[13]
+	mi := &file_skein_v1_agent_proto_msgTypes[21]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1341,7 +1877,7 @@ func (x *RelayCheck) String() string {
 func (*RelayCheck) ProtoMessage() {}
 
 func (x *RelayCheck) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_agent_proto_msgTypes[13]
+	mi := &file_skein_v1_agent_proto_msgTypes[21]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1354,7 +1890,7 @@ func (x *RelayCheck) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RelayCheck.ProtoReflect.Descriptor instead.
 func (*RelayCheck) Descriptor() ([]byte, []int) {
-	return file_skein_v1_agent_proto_rawDescGZIP(), []int{13}
+	return file_skein_v1_agent_proto_rawDescGZIP(), []int{21}
 }
 
 func (x *RelayCheck) GetNodeId() string {
@@ -1419,7 +1955,7 @@ type CreateTokenRequest struct {
 
 func (x *CreateTokenRequest) Reset() {
 	*x = CreateTokenRequest{}
-	mi := &file_skein_v1_agent_proto_msgTypes[14]
+	mi := &file_skein_v1_agent_proto_msgTypes[22]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1431,7 +1967,7 @@ func (x *CreateTokenRequest) String() string {
 func (*CreateTokenRequest) ProtoMessage() {}
 
 func (x *CreateTokenRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_agent_proto_msgTypes[14]
+	mi := &file_skein_v1_agent_proto_msgTypes[22]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1444,7 +1980,7 @@ func (x *CreateTokenRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CreateTokenRequest.ProtoReflect.Descriptor instead.
 func (*CreateTokenRequest) Descriptor() ([]byte, []int) {
-	return file_skein_v1_agent_proto_rawDescGZIP(), []int{14}
+	return file_skein_v1_agent_proto_rawDescGZIP(), []int{22}
 }
 
 func (x *CreateTokenRequest) GetUses() uint32 {
@@ -1492,7 +2028,7 @@ type CreateTokenResponse struct {
 
 func (x *CreateTokenResponse) Reset() {
 	*x = CreateTokenResponse{}
-	mi := &file_skein_v1_agent_proto_msgTypes[15]
+	mi := &file_skein_v1_agent_proto_msgTypes[23]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1504,7 +2040,7 @@ func (x *CreateTokenResponse) String() string {
 func (*CreateTokenResponse) ProtoMessage() {}
 
 func (x *CreateTokenResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_agent_proto_msgTypes[15]
+	mi := &file_skein_v1_agent_proto_msgTypes[23]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1517,7 +2053,7 @@ func (x *CreateTokenResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CreateTokenResponse.ProtoReflect.Descriptor instead.
 func (*CreateTokenResponse) Descriptor() ([]byte, []int) {
-	return file_skein_v1_agent_proto_rawDescGZIP(), []int{15}
+	return file_skein_v1_agent_proto_rawDescGZIP(), []int{23}
 }
 
 func (x *CreateTokenResponse) GetToken() string {
@@ -1542,7 +2078,7 @@ type ListTokensRequest struct {
 
 func (x *ListTokensRequest) Reset() {
 	*x = ListTokensRequest{}
-	mi := &file_skein_v1_agent_proto_msgTypes[16]
+	mi := &file_skein_v1_agent_proto_msgTypes[24]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1554,7 +2090,7 @@ func (x *ListTokensRequest) String() string {
 func (*ListTokensRequest) ProtoMessage() {}
 
 func (x *ListTokensRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_agent_proto_msgTypes[16]
+	mi := &file_skein_v1_agent_proto_msgTypes[24]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1567,7 +2103,7 @@ func (x *ListTokensRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListTokensRequest.ProtoReflect.Descriptor instead.
 func (*ListTokensRequest) Descriptor() ([]byte, []int) {
-	return file_skein_v1_agent_proto_rawDescGZIP(), []int{16}
+	return file_skein_v1_agent_proto_rawDescGZIP(), []int{24}
 }
 
 type ListTokensResponse struct {
@@ -1579,7 +2115,7 @@ type ListTokensResponse struct {
 
 func (x *ListTokensResponse) Reset() {
 	*x = ListTokensResponse{}
-	mi := &file_skein_v1_agent_proto_msgTypes[17]
+	mi := &file_skein_v1_agent_proto_msgTypes[25]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1591,7 +2127,7 @@ func (x *ListTokensResponse) String() string {
 func (*ListTokensResponse) ProtoMessage() {}
 
 func (x *ListTokensResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_agent_proto_msgTypes[17]
+	mi := &file_skein_v1_agent_proto_msgTypes[25]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1604,7 +2140,7 @@ func (x *ListTokensResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListTokensResponse.ProtoReflect.Descriptor instead.
 func (*ListTokensResponse) Descriptor() ([]byte, []int) {
-	return file_skein_v1_agent_proto_rawDescGZIP(), []int{17}
+	return file_skein_v1_agent_proto_rawDescGZIP(), []int{25}
 }
 
 func (x *ListTokensResponse) GetTokens() []*Token {
@@ -1623,7 +2159,7 @@ type RevokeTokenRequest struct {
 
 func (x *RevokeTokenRequest) Reset() {
 	*x = RevokeTokenRequest{}
-	mi := &file_skein_v1_agent_proto_msgTypes[18]
+	mi := &file_skein_v1_agent_proto_msgTypes[26]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1635,7 +2171,7 @@ func (x *RevokeTokenRequest) String() string {
 func (*RevokeTokenRequest) ProtoMessage() {}
 
 func (x *RevokeTokenRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_agent_proto_msgTypes[18]
+	mi := &file_skein_v1_agent_proto_msgTypes[26]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1648,7 +2184,7 @@ func (x *RevokeTokenRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RevokeTokenRequest.ProtoReflect.Descriptor instead.
 func (*RevokeTokenRequest) Descriptor() ([]byte, []int) {
-	return file_skein_v1_agent_proto_rawDescGZIP(), []int{18}
+	return file_skein_v1_agent_proto_rawDescGZIP(), []int{26}
 }
 
 func (x *RevokeTokenRequest) GetTokenId() string {
@@ -1666,7 +2202,7 @@ type RevokeTokenResponse struct {
 
 func (x *RevokeTokenResponse) Reset() {
 	*x = RevokeTokenResponse{}
-	mi := &file_skein_v1_agent_proto_msgTypes[19]
+	mi := &file_skein_v1_agent_proto_msgTypes[27]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1678,7 +2214,7 @@ func (x *RevokeTokenResponse) String() string {
 func (*RevokeTokenResponse) ProtoMessage() {}
 
 func (x *RevokeTokenResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_agent_proto_msgTypes[19]
+	mi := &file_skein_v1_agent_proto_msgTypes[27]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1691,7 +2227,7 @@ func (x *RevokeTokenResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RevokeTokenResponse.ProtoReflect.Descriptor instead.
 func (*RevokeTokenResponse) Descriptor() ([]byte, []int) {
-	return file_skein_v1_agent_proto_rawDescGZIP(), []int{19}
+	return file_skein_v1_agent_proto_rawDescGZIP(), []int{27}
 }
 
 type RepairClockRequest struct {
@@ -1703,7 +2239,7 @@ type RepairClockRequest struct {
 
 func (x *RepairClockRequest) Reset() {
 	*x = RepairClockRequest{}
-	mi := &file_skein_v1_agent_proto_msgTypes[20]
+	mi := &file_skein_v1_agent_proto_msgTypes[28]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1715,7 +2251,7 @@ func (x *RepairClockRequest) String() string {
 func (*RepairClockRequest) ProtoMessage() {}
 
 func (x *RepairClockRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_agent_proto_msgTypes[20]
+	mi := &file_skein_v1_agent_proto_msgTypes[28]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1728,7 +2264,7 @@ func (x *RepairClockRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RepairClockRequest.ProtoReflect.Descriptor instead.
 func (*RepairClockRequest) Descriptor() ([]byte, []int) {
-	return file_skein_v1_agent_proto_rawDescGZIP(), []int{20}
+	return file_skein_v1_agent_proto_rawDescGZIP(), []int{28}
 }
 
 func (x *RepairClockRequest) GetDryRun() bool {
@@ -1749,7 +2285,7 @@ type RepairClockResponse struct {
 
 func (x *RepairClockResponse) Reset() {
 	*x = RepairClockResponse{}
-	mi := &file_skein_v1_agent_proto_msgTypes[21]
+	mi := &file_skein_v1_agent_proto_msgTypes[29]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1761,7 +2297,7 @@ func (x *RepairClockResponse) String() string {
 func (*RepairClockResponse) ProtoMessage() {}
 
 func (x *RepairClockResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_agent_proto_msgTypes[21]
+	mi := &file_skein_v1_agent_proto_msgTypes[29]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1774,7 +2310,7 @@ func (x *RepairClockResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RepairClockResponse.ProtoReflect.Descriptor instead.
 func (*RepairClockResponse) Descriptor() ([]byte, []int) {
-	return file_skein_v1_agent_proto_rawDescGZIP(), []int{21}
+	return file_skein_v1_agent_proto_rawDescGZIP(), []int{29}
 }
 
 func (x *RepairClockResponse) GetBefore() int64 {
@@ -1807,7 +2343,7 @@ type ShowNodeRequest struct {
 
 func (x *ShowNodeRequest) Reset() {
 	*x = ShowNodeRequest{}
-	mi := &file_skein_v1_agent_proto_msgTypes[22]
+	mi := &file_skein_v1_agent_proto_msgTypes[30]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1819,7 +2355,7 @@ func (x *ShowNodeRequest) String() string {
 func (*ShowNodeRequest) ProtoMessage() {}
 
 func (x *ShowNodeRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_agent_proto_msgTypes[22]
+	mi := &file_skein_v1_agent_proto_msgTypes[30]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1832,7 +2368,7 @@ func (x *ShowNodeRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ShowNodeRequest.ProtoReflect.Descriptor instead.
 func (*ShowNodeRequest) Descriptor() ([]byte, []int) {
-	return file_skein_v1_agent_proto_rawDescGZIP(), []int{22}
+	return file_skein_v1_agent_proto_rawDescGZIP(), []int{30}
 }
 
 func (x *ShowNodeRequest) GetNode() string {
@@ -1851,7 +2387,7 @@ type ShowNodeResponse struct {
 
 func (x *ShowNodeResponse) Reset() {
 	*x = ShowNodeResponse{}
-	mi := &file_skein_v1_agent_proto_msgTypes[23]
+	mi := &file_skein_v1_agent_proto_msgTypes[31]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1863,7 +2399,7 @@ func (x *ShowNodeResponse) String() string {
 func (*ShowNodeResponse) ProtoMessage() {}
 
 func (x *ShowNodeResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_agent_proto_msgTypes[23]
+	mi := &file_skein_v1_agent_proto_msgTypes[31]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1876,7 +2412,7 @@ func (x *ShowNodeResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ShowNodeResponse.ProtoReflect.Descriptor instead.
 func (*ShowNodeResponse) Descriptor() ([]byte, []int) {
-	return file_skein_v1_agent_proto_rawDescGZIP(), []int{23}
+	return file_skein_v1_agent_proto_rawDescGZIP(), []int{31}
 }
 
 func (x *ShowNodeResponse) GetNode() *NodeView {
@@ -1897,7 +2433,7 @@ type RevokeNodeRequest struct {
 
 func (x *RevokeNodeRequest) Reset() {
 	*x = RevokeNodeRequest{}
-	mi := &file_skein_v1_agent_proto_msgTypes[24]
+	mi := &file_skein_v1_agent_proto_msgTypes[32]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1909,7 +2445,7 @@ func (x *RevokeNodeRequest) String() string {
 func (*RevokeNodeRequest) ProtoMessage() {}
 
 func (x *RevokeNodeRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_agent_proto_msgTypes[24]
+	mi := &file_skein_v1_agent_proto_msgTypes[32]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1922,7 +2458,7 @@ func (x *RevokeNodeRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RevokeNodeRequest.ProtoReflect.Descriptor instead.
 func (*RevokeNodeRequest) Descriptor() ([]byte, []int) {
-	return file_skein_v1_agent_proto_rawDescGZIP(), []int{24}
+	return file_skein_v1_agent_proto_rawDescGZIP(), []int{32}
 }
 
 func (x *RevokeNodeRequest) GetNode() string {
@@ -1956,7 +2492,7 @@ type RevokeNodeResponse struct {
 
 func (x *RevokeNodeResponse) Reset() {
 	*x = RevokeNodeResponse{}
-	mi := &file_skein_v1_agent_proto_msgTypes[25]
+	mi := &file_skein_v1_agent_proto_msgTypes[33]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1968,7 +2504,7 @@ func (x *RevokeNodeResponse) String() string {
 func (*RevokeNodeResponse) ProtoMessage() {}
 
 func (x *RevokeNodeResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_agent_proto_msgTypes[25]
+	mi := &file_skein_v1_agent_proto_msgTypes[33]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1981,7 +2517,7 @@ func (x *RevokeNodeResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RevokeNodeResponse.ProtoReflect.Descriptor instead.
 func (*RevokeNodeResponse) Descriptor() ([]byte, []int) {
-	return file_skein_v1_agent_proto_rawDescGZIP(), []int{25}
+	return file_skein_v1_agent_proto_rawDescGZIP(), []int{33}
 }
 
 func (x *RevokeNodeResponse) GetNode() *Node {
@@ -2010,7 +2546,7 @@ type SetRoleRequest struct {
 
 func (x *SetRoleRequest) Reset() {
 	*x = SetRoleRequest{}
-	mi := &file_skein_v1_agent_proto_msgTypes[26]
+	mi := &file_skein_v1_agent_proto_msgTypes[34]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2022,7 +2558,7 @@ func (x *SetRoleRequest) String() string {
 func (*SetRoleRequest) ProtoMessage() {}
 
 func (x *SetRoleRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_agent_proto_msgTypes[26]
+	mi := &file_skein_v1_agent_proto_msgTypes[34]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2035,7 +2571,7 @@ func (x *SetRoleRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SetRoleRequest.ProtoReflect.Descriptor instead.
 func (*SetRoleRequest) Descriptor() ([]byte, []int) {
-	return file_skein_v1_agent_proto_rawDescGZIP(), []int{26}
+	return file_skein_v1_agent_proto_rawDescGZIP(), []int{34}
 }
 
 func (x *SetRoleRequest) GetNode() string {
@@ -2077,7 +2613,7 @@ type SetRoleResponse struct {
 
 func (x *SetRoleResponse) Reset() {
 	*x = SetRoleResponse{}
-	mi := &file_skein_v1_agent_proto_msgTypes[27]
+	mi := &file_skein_v1_agent_proto_msgTypes[35]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2089,7 +2625,7 @@ func (x *SetRoleResponse) String() string {
 func (*SetRoleResponse) ProtoMessage() {}
 
 func (x *SetRoleResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_agent_proto_msgTypes[27]
+	mi := &file_skein_v1_agent_proto_msgTypes[35]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2102,7 +2638,7 @@ func (x *SetRoleResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SetRoleResponse.ProtoReflect.Descriptor instead.
 func (*SetRoleResponse) Descriptor() ([]byte, []int) {
-	return file_skein_v1_agent_proto_rawDescGZIP(), []int{27}
+	return file_skein_v1_agent_proto_rawDescGZIP(), []int{35}
 }
 
 func (x *SetRoleResponse) GetNode() *Node {
@@ -2137,7 +2673,7 @@ type SetNodeRequest struct {
 
 func (x *SetNodeRequest) Reset() {
 	*x = SetNodeRequest{}
-	mi := &file_skein_v1_agent_proto_msgTypes[28]
+	mi := &file_skein_v1_agent_proto_msgTypes[36]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2149,7 +2685,7 @@ func (x *SetNodeRequest) String() string {
 func (*SetNodeRequest) ProtoMessage() {}
 
 func (x *SetNodeRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_agent_proto_msgTypes[28]
+	mi := &file_skein_v1_agent_proto_msgTypes[36]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2162,7 +2698,7 @@ func (x *SetNodeRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SetNodeRequest.ProtoReflect.Descriptor instead.
 func (*SetNodeRequest) Descriptor() ([]byte, []int) {
-	return file_skein_v1_agent_proto_rawDescGZIP(), []int{28}
+	return file_skein_v1_agent_proto_rawDescGZIP(), []int{36}
 }
 
 func (x *SetNodeRequest) GetNode() string {
@@ -2196,7 +2732,7 @@ type SetNodeResponse struct {
 
 func (x *SetNodeResponse) Reset() {
 	*x = SetNodeResponse{}
-	mi := &file_skein_v1_agent_proto_msgTypes[29]
+	mi := &file_skein_v1_agent_proto_msgTypes[37]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2208,7 +2744,7 @@ func (x *SetNodeResponse) String() string {
 func (*SetNodeResponse) ProtoMessage() {}
 
 func (x *SetNodeResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_agent_proto_msgTypes[29]
+	mi := &file_skein_v1_agent_proto_msgTypes[37]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2221,7 +2757,7 @@ func (x *SetNodeResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SetNodeResponse.ProtoReflect.Descriptor instead.
 func (*SetNodeResponse) Descriptor() ([]byte, []int) {
-	return file_skein_v1_agent_proto_rawDescGZIP(), []int{29}
+	return file_skein_v1_agent_proto_rawDescGZIP(), []int{37}
 }
 
 func (x *SetNodeResponse) GetNode() *Node {
@@ -2248,7 +2784,7 @@ type SettingsRequest struct {
 
 func (x *SettingsRequest) Reset() {
 	*x = SettingsRequest{}
-	mi := &file_skein_v1_agent_proto_msgTypes[30]
+	mi := &file_skein_v1_agent_proto_msgTypes[38]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2260,7 +2796,7 @@ func (x *SettingsRequest) String() string {
 func (*SettingsRequest) ProtoMessage() {}
 
 func (x *SettingsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_agent_proto_msgTypes[30]
+	mi := &file_skein_v1_agent_proto_msgTypes[38]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2273,7 +2809,7 @@ func (x *SettingsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SettingsRequest.ProtoReflect.Descriptor instead.
 func (*SettingsRequest) Descriptor() ([]byte, []int) {
-	return file_skein_v1_agent_proto_rawDescGZIP(), []int{30}
+	return file_skein_v1_agent_proto_rawDescGZIP(), []int{38}
 }
 
 func (x *SettingsRequest) GetChange() *Settings {
@@ -2300,7 +2836,7 @@ type SettingsResponse struct {
 
 func (x *SettingsResponse) Reset() {
 	*x = SettingsResponse{}
-	mi := &file_skein_v1_agent_proto_msgTypes[31]
+	mi := &file_skein_v1_agent_proto_msgTypes[39]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2312,7 +2848,7 @@ func (x *SettingsResponse) String() string {
 func (*SettingsResponse) ProtoMessage() {}
 
 func (x *SettingsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_agent_proto_msgTypes[31]
+	mi := &file_skein_v1_agent_proto_msgTypes[39]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2325,7 +2861,7 @@ func (x *SettingsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SettingsResponse.ProtoReflect.Descriptor instead.
 func (*SettingsResponse) Descriptor() ([]byte, []int) {
-	return file_skein_v1_agent_proto_rawDescGZIP(), []int{31}
+	return file_skein_v1_agent_proto_rawDescGZIP(), []int{39}
 }
 
 func (x *SettingsResponse) GetSettings() *Settings {
@@ -2353,7 +2889,7 @@ type EventsRequest struct {
 
 func (x *EventsRequest) Reset() {
 	*x = EventsRequest{}
-	mi := &file_skein_v1_agent_proto_msgTypes[32]
+	mi := &file_skein_v1_agent_proto_msgTypes[40]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2365,7 +2901,7 @@ func (x *EventsRequest) String() string {
 func (*EventsRequest) ProtoMessage() {}
 
 func (x *EventsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_agent_proto_msgTypes[32]
+	mi := &file_skein_v1_agent_proto_msgTypes[40]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2378,7 +2914,7 @@ func (x *EventsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use EventsRequest.ProtoReflect.Descriptor instead.
 func (*EventsRequest) Descriptor() ([]byte, []int) {
-	return file_skein_v1_agent_proto_rawDescGZIP(), []int{32}
+	return file_skein_v1_agent_proto_rawDescGZIP(), []int{40}
 }
 
 func (x *EventsRequest) GetSince() uint64 {
@@ -2411,7 +2947,7 @@ type EventsResponse struct {
 
 func (x *EventsResponse) Reset() {
 	*x = EventsResponse{}
-	mi := &file_skein_v1_agent_proto_msgTypes[33]
+	mi := &file_skein_v1_agent_proto_msgTypes[41]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2423,7 +2959,7 @@ func (x *EventsResponse) String() string {
 func (*EventsResponse) ProtoMessage() {}
 
 func (x *EventsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_agent_proto_msgTypes[33]
+	mi := &file_skein_v1_agent_proto_msgTypes[41]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2436,7 +2972,7 @@ func (x *EventsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use EventsResponse.ProtoReflect.Descriptor instead.
 func (*EventsResponse) Descriptor() ([]byte, []int) {
-	return file_skein_v1_agent_proto_rawDescGZIP(), []int{33}
+	return file_skein_v1_agent_proto_rawDescGZIP(), []int{41}
 }
 
 func (x *EventsResponse) GetEvent() *Event {
@@ -2455,7 +2991,7 @@ type StateRequest struct {
 
 func (x *StateRequest) Reset() {
 	*x = StateRequest{}
-	mi := &file_skein_v1_agent_proto_msgTypes[34]
+	mi := &file_skein_v1_agent_proto_msgTypes[42]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2467,7 +3003,7 @@ func (x *StateRequest) String() string {
 func (*StateRequest) ProtoMessage() {}
 
 func (x *StateRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_agent_proto_msgTypes[34]
+	mi := &file_skein_v1_agent_proto_msgTypes[42]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2480,7 +3016,7 @@ func (x *StateRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StateRequest.ProtoReflect.Descriptor instead.
 func (*StateRequest) Descriptor() ([]byte, []int) {
-	return file_skein_v1_agent_proto_rawDescGZIP(), []int{34}
+	return file_skein_v1_agent_proto_rawDescGZIP(), []int{42}
 }
 
 func (x *StateRequest) GetAt() uint64 {
@@ -2500,7 +3036,7 @@ type StateResponse struct {
 
 func (x *StateResponse) Reset() {
 	*x = StateResponse{}
-	mi := &file_skein_v1_agent_proto_msgTypes[35]
+	mi := &file_skein_v1_agent_proto_msgTypes[43]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2512,7 +3048,7 @@ func (x *StateResponse) String() string {
 func (*StateResponse) ProtoMessage() {}
 
 func (x *StateResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_agent_proto_msgTypes[35]
+	mi := &file_skein_v1_agent_proto_msgTypes[43]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2525,7 +3061,7 @@ func (x *StateResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StateResponse.ProtoReflect.Descriptor instead.
 func (*StateResponse) Descriptor() ([]byte, []int) {
-	return file_skein_v1_agent_proto_rawDescGZIP(), []int{35}
+	return file_skein_v1_agent_proto_rawDescGZIP(), []int{43}
 }
 
 func (x *StateResponse) GetState() *State {
@@ -2552,7 +3088,7 @@ type DiffRequest struct {
 
 func (x *DiffRequest) Reset() {
 	*x = DiffRequest{}
-	mi := &file_skein_v1_agent_proto_msgTypes[36]
+	mi := &file_skein_v1_agent_proto_msgTypes[44]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2564,7 +3100,7 @@ func (x *DiffRequest) String() string {
 func (*DiffRequest) ProtoMessage() {}
 
 func (x *DiffRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_agent_proto_msgTypes[36]
+	mi := &file_skein_v1_agent_proto_msgTypes[44]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2577,7 +3113,7 @@ func (x *DiffRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DiffRequest.ProtoReflect.Descriptor instead.
 func (*DiffRequest) Descriptor() ([]byte, []int) {
-	return file_skein_v1_agent_proto_rawDescGZIP(), []int{36}
+	return file_skein_v1_agent_proto_rawDescGZIP(), []int{44}
 }
 
 func (x *DiffRequest) GetFrom() uint64 {
@@ -2603,7 +3139,7 @@ type DiffResponse struct {
 
 func (x *DiffResponse) Reset() {
 	*x = DiffResponse{}
-	mi := &file_skein_v1_agent_proto_msgTypes[37]
+	mi := &file_skein_v1_agent_proto_msgTypes[45]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2615,7 +3151,7 @@ func (x *DiffResponse) String() string {
 func (*DiffResponse) ProtoMessage() {}
 
 func (x *DiffResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_agent_proto_msgTypes[37]
+	mi := &file_skein_v1_agent_proto_msgTypes[45]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2628,7 +3164,7 @@ func (x *DiffResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DiffResponse.ProtoReflect.Descriptor instead.
 func (*DiffResponse) Descriptor() ([]byte, []int) {
-	return file_skein_v1_agent_proto_rawDescGZIP(), []int{37}
+	return file_skein_v1_agent_proto_rawDescGZIP(), []int{45}
 }
 
 func (x *DiffResponse) GetLines() []string {
@@ -2648,7 +3184,7 @@ type ExplainPeerRequest struct {
 
 func (x *ExplainPeerRequest) Reset() {
 	*x = ExplainPeerRequest{}
-	mi := &file_skein_v1_agent_proto_msgTypes[38]
+	mi := &file_skein_v1_agent_proto_msgTypes[46]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2660,7 +3196,7 @@ func (x *ExplainPeerRequest) String() string {
 func (*ExplainPeerRequest) ProtoMessage() {}
 
 func (x *ExplainPeerRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_agent_proto_msgTypes[38]
+	mi := &file_skein_v1_agent_proto_msgTypes[46]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2673,7 +3209,7 @@ func (x *ExplainPeerRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExplainPeerRequest.ProtoReflect.Descriptor instead.
 func (*ExplainPeerRequest) Descriptor() ([]byte, []int) {
-	return file_skein_v1_agent_proto_rawDescGZIP(), []int{38}
+	return file_skein_v1_agent_proto_rawDescGZIP(), []int{46}
 }
 
 func (x *ExplainPeerRequest) GetPeer() string {
@@ -2707,7 +3243,7 @@ type ExplainPeerResponse struct {
 
 func (x *ExplainPeerResponse) Reset() {
 	*x = ExplainPeerResponse{}
-	mi := &file_skein_v1_agent_proto_msgTypes[39]
+	mi := &file_skein_v1_agent_proto_msgTypes[47]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2719,7 +3255,7 @@ func (x *ExplainPeerResponse) String() string {
 func (*ExplainPeerResponse) ProtoMessage() {}
 
 func (x *ExplainPeerResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_agent_proto_msgTypes[39]
+	mi := &file_skein_v1_agent_proto_msgTypes[47]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2732,7 +3268,7 @@ func (x *ExplainPeerResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExplainPeerResponse.ProtoReflect.Descriptor instead.
 func (*ExplainPeerResponse) Descriptor() ([]byte, []int) {
-	return file_skein_v1_agent_proto_rawDescGZIP(), []int{39}
+	return file_skein_v1_agent_proto_rawDescGZIP(), []int{47}
 }
 
 func (x *ExplainPeerResponse) GetPeer() *PeerView {
@@ -2817,7 +3353,7 @@ type PortGuessView struct {
 
 func (x *PortGuessView) Reset() {
 	*x = PortGuessView{}
-	mi := &file_skein_v1_agent_proto_msgTypes[40]
+	mi := &file_skein_v1_agent_proto_msgTypes[48]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2829,7 +3365,7 @@ func (x *PortGuessView) String() string {
 func (*PortGuessView) ProtoMessage() {}
 
 func (x *PortGuessView) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_agent_proto_msgTypes[40]
+	mi := &file_skein_v1_agent_proto_msgTypes[48]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2842,7 +3378,7 @@ func (x *PortGuessView) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PortGuessView.ProtoReflect.Descriptor instead.
 func (*PortGuessView) Descriptor() ([]byte, []int) {
-	return file_skein_v1_agent_proto_rawDescGZIP(), []int{40}
+	return file_skein_v1_agent_proto_rawDescGZIP(), []int{48}
 }
 
 func (x *PortGuessView) GetRule() string {
@@ -2925,7 +3461,7 @@ type GraphRequest struct {
 
 func (x *GraphRequest) Reset() {
 	*x = GraphRequest{}
-	mi := &file_skein_v1_agent_proto_msgTypes[41]
+	mi := &file_skein_v1_agent_proto_msgTypes[49]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2937,7 +3473,7 @@ func (x *GraphRequest) String() string {
 func (*GraphRequest) ProtoMessage() {}
 
 func (x *GraphRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_agent_proto_msgTypes[41]
+	mi := &file_skein_v1_agent_proto_msgTypes[49]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2950,7 +3486,7 @@ func (x *GraphRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GraphRequest.ProtoReflect.Descriptor instead.
 func (*GraphRequest) Descriptor() ([]byte, []int) {
-	return file_skein_v1_agent_proto_rawDescGZIP(), []int{41}
+	return file_skein_v1_agent_proto_rawDescGZIP(), []int{49}
 }
 
 func (x *GraphRequest) GetAtIndex() uint64 {
@@ -2984,7 +3520,7 @@ type GraphResponse struct {
 
 func (x *GraphResponse) Reset() {
 	*x = GraphResponse{}
-	mi := &file_skein_v1_agent_proto_msgTypes[42]
+	mi := &file_skein_v1_agent_proto_msgTypes[50]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2996,7 +3532,7 @@ func (x *GraphResponse) String() string {
 func (*GraphResponse) ProtoMessage() {}
 
 func (x *GraphResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_agent_proto_msgTypes[42]
+	mi := &file_skein_v1_agent_proto_msgTypes[50]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3009,7 +3545,7 @@ func (x *GraphResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GraphResponse.ProtoReflect.Descriptor instead.
 func (*GraphResponse) Descriptor() ([]byte, []int) {
-	return file_skein_v1_agent_proto_rawDescGZIP(), []int{42}
+	return file_skein_v1_agent_proto_rawDescGZIP(), []int{50}
 }
 
 func (x *GraphResponse) GetNodeId() string {
@@ -3077,7 +3613,7 @@ type ProbeView struct {
 
 func (x *ProbeView) Reset() {
 	*x = ProbeView{}
-	mi := &file_skein_v1_agent_proto_msgTypes[43]
+	mi := &file_skein_v1_agent_proto_msgTypes[51]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3089,7 +3625,7 @@ func (x *ProbeView) String() string {
 func (*ProbeView) ProtoMessage() {}
 
 func (x *ProbeView) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_agent_proto_msgTypes[43]
+	mi := &file_skein_v1_agent_proto_msgTypes[51]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3102,7 +3638,7 @@ func (x *ProbeView) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ProbeView.ProtoReflect.Descriptor instead.
 func (*ProbeView) Descriptor() ([]byte, []int) {
-	return file_skein_v1_agent_proto_rawDescGZIP(), []int{43}
+	return file_skein_v1_agent_proto_rawDescGZIP(), []int{51}
 }
 
 func (x *ProbeView) GetEndpoint() string {
@@ -3172,7 +3708,7 @@ type PlanRequest struct {
 
 func (x *PlanRequest) Reset() {
 	*x = PlanRequest{}
-	mi := &file_skein_v1_agent_proto_msgTypes[44]
+	mi := &file_skein_v1_agent_proto_msgTypes[52]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3184,7 +3720,7 @@ func (x *PlanRequest) String() string {
 func (*PlanRequest) ProtoMessage() {}
 
 func (x *PlanRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_agent_proto_msgTypes[44]
+	mi := &file_skein_v1_agent_proto_msgTypes[52]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3197,7 +3733,7 @@ func (x *PlanRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PlanRequest.ProtoReflect.Descriptor instead.
 func (*PlanRequest) Descriptor() ([]byte, []int) {
-	return file_skein_v1_agent_proto_rawDescGZIP(), []int{44}
+	return file_skein_v1_agent_proto_rawDescGZIP(), []int{52}
 }
 
 func (x *PlanRequest) GetNode() string {
@@ -3232,7 +3768,7 @@ type PlanResponse struct {
 
 func (x *PlanResponse) Reset() {
 	*x = PlanResponse{}
-	mi := &file_skein_v1_agent_proto_msgTypes[45]
+	mi := &file_skein_v1_agent_proto_msgTypes[53]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3244,7 +3780,7 @@ func (x *PlanResponse) String() string {
 func (*PlanResponse) ProtoMessage() {}
 
 func (x *PlanResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_agent_proto_msgTypes[45]
+	mi := &file_skein_v1_agent_proto_msgTypes[53]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3257,7 +3793,7 @@ func (x *PlanResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PlanResponse.ProtoReflect.Descriptor instead.
 func (*PlanResponse) Descriptor() ([]byte, []int) {
-	return file_skein_v1_agent_proto_rawDescGZIP(), []int{45}
+	return file_skein_v1_agent_proto_rawDescGZIP(), []int{53}
 }
 
 func (x *PlanResponse) GetText() string {
@@ -3290,7 +3826,7 @@ type DownRequest struct {
 
 func (x *DownRequest) Reset() {
 	*x = DownRequest{}
-	mi := &file_skein_v1_agent_proto_msgTypes[46]
+	mi := &file_skein_v1_agent_proto_msgTypes[54]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3302,7 +3838,7 @@ func (x *DownRequest) String() string {
 func (*DownRequest) ProtoMessage() {}
 
 func (x *DownRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_agent_proto_msgTypes[46]
+	mi := &file_skein_v1_agent_proto_msgTypes[54]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3315,7 +3851,7 @@ func (x *DownRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DownRequest.ProtoReflect.Descriptor instead.
 func (*DownRequest) Descriptor() ([]byte, []int) {
-	return file_skein_v1_agent_proto_rawDescGZIP(), []int{46}
+	return file_skein_v1_agent_proto_rawDescGZIP(), []int{54}
 }
 
 func (x *DownRequest) GetPurge() bool {
@@ -3333,7 +3869,7 @@ type DownResponse struct {
 
 func (x *DownResponse) Reset() {
 	*x = DownResponse{}
-	mi := &file_skein_v1_agent_proto_msgTypes[47]
+	mi := &file_skein_v1_agent_proto_msgTypes[55]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3345,7 +3881,7 @@ func (x *DownResponse) String() string {
 func (*DownResponse) ProtoMessage() {}
 
 func (x *DownResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_agent_proto_msgTypes[47]
+	mi := &file_skein_v1_agent_proto_msgTypes[55]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3358,7 +3894,7 @@ func (x *DownResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DownResponse.ProtoReflect.Descriptor instead.
 func (*DownResponse) Descriptor() ([]byte, []int) {
-	return file_skein_v1_agent_proto_rawDescGZIP(), []int{47}
+	return file_skein_v1_agent_proto_rawDescGZIP(), []int{55}
 }
 
 type RelayRequest struct {
@@ -3369,7 +3905,7 @@ type RelayRequest struct {
 
 func (x *RelayRequest) Reset() {
 	*x = RelayRequest{}
-	mi := &file_skein_v1_agent_proto_msgTypes[48]
+	mi := &file_skein_v1_agent_proto_msgTypes[56]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3381,7 +3917,7 @@ func (x *RelayRequest) String() string {
 func (*RelayRequest) ProtoMessage() {}
 
 func (x *RelayRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_agent_proto_msgTypes[48]
+	mi := &file_skein_v1_agent_proto_msgTypes[56]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3394,7 +3930,7 @@ func (x *RelayRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RelayRequest.ProtoReflect.Descriptor instead.
 func (*RelayRequest) Descriptor() ([]byte, []int) {
-	return file_skein_v1_agent_proto_rawDescGZIP(), []int{48}
+	return file_skein_v1_agent_proto_rawDescGZIP(), []int{56}
 }
 
 type RelayResponse struct {
@@ -3407,7 +3943,7 @@ type RelayResponse struct {
 
 func (x *RelayResponse) Reset() {
 	*x = RelayResponse{}
-	mi := &file_skein_v1_agent_proto_msgTypes[49]
+	mi := &file_skein_v1_agent_proto_msgTypes[57]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3419,7 +3955,7 @@ func (x *RelayResponse) String() string {
 func (*RelayResponse) ProtoMessage() {}
 
 func (x *RelayResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_agent_proto_msgTypes[49]
+	mi := &file_skein_v1_agent_proto_msgTypes[57]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3432,7 +3968,7 @@ func (x *RelayResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RelayResponse.ProtoReflect.Descriptor instead.
 func (*RelayResponse) Descriptor() ([]byte, []int) {
-	return file_skein_v1_agent_proto_rawDescGZIP(), []int{49}
+	return file_skein_v1_agent_proto_rawDescGZIP(), []int{57}
 }
 
 func (x *RelayResponse) GetSessions() []*RelaySession {
@@ -3472,7 +4008,7 @@ type RelaySession struct {
 
 func (x *RelaySession) Reset() {
 	*x = RelaySession{}
-	mi := &file_skein_v1_agent_proto_msgTypes[50]
+	mi := &file_skein_v1_agent_proto_msgTypes[58]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3484,7 +4020,7 @@ func (x *RelaySession) String() string {
 func (*RelaySession) ProtoMessage() {}
 
 func (x *RelaySession) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_agent_proto_msgTypes[50]
+	mi := &file_skein_v1_agent_proto_msgTypes[58]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3497,7 +4033,7 @@ func (x *RelaySession) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RelaySession.ProtoReflect.Descriptor instead.
 func (*RelaySession) Descriptor() ([]byte, []int) {
-	return file_skein_v1_agent_proto_rawDescGZIP(), []int{50}
+	return file_skein_v1_agent_proto_rawDescGZIP(), []int{58}
 }
 
 func (x *RelaySession) GetNodeId() string {
@@ -3623,7 +4159,7 @@ type RelayServer struct {
 
 func (x *RelayServer) Reset() {
 	*x = RelayServer{}
-	mi := &file_skein_v1_agent_proto_msgTypes[51]
+	mi := &file_skein_v1_agent_proto_msgTypes[59]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3635,7 +4171,7 @@ func (x *RelayServer) String() string {
 func (*RelayServer) ProtoMessage() {}
 
 func (x *RelayServer) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_agent_proto_msgTypes[51]
+	mi := &file_skein_v1_agent_proto_msgTypes[59]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3648,7 +4184,7 @@ func (x *RelayServer) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RelayServer.ProtoReflect.Descriptor instead.
 func (*RelayServer) Descriptor() ([]byte, []int) {
-	return file_skein_v1_agent_proto_rawDescGZIP(), []int{51}
+	return file_skein_v1_agent_proto_rawDescGZIP(), []int{59}
 }
 
 func (x *RelayServer) GetClients() []*RelayClient {
@@ -3778,7 +4314,7 @@ type RelayServerLimits struct {
 
 func (x *RelayServerLimits) Reset() {
 	*x = RelayServerLimits{}
-	mi := &file_skein_v1_agent_proto_msgTypes[52]
+	mi := &file_skein_v1_agent_proto_msgTypes[60]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3790,7 +4326,7 @@ func (x *RelayServerLimits) String() string {
 func (*RelayServerLimits) ProtoMessage() {}
 
 func (x *RelayServerLimits) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_agent_proto_msgTypes[52]
+	mi := &file_skein_v1_agent_proto_msgTypes[60]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3803,7 +4339,7 @@ func (x *RelayServerLimits) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RelayServerLimits.ProtoReflect.Descriptor instead.
 func (*RelayServerLimits) Descriptor() ([]byte, []int) {
-	return file_skein_v1_agent_proto_rawDescGZIP(), []int{52}
+	return file_skein_v1_agent_proto_rawDescGZIP(), []int{60}
 }
 
 func (x *RelayServerLimits) GetMemoryBytes() uint64 {
@@ -3876,7 +4412,7 @@ type RelayClient struct {
 
 func (x *RelayClient) Reset() {
 	*x = RelayClient{}
-	mi := &file_skein_v1_agent_proto_msgTypes[53]
+	mi := &file_skein_v1_agent_proto_msgTypes[61]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3888,7 +4424,7 @@ func (x *RelayClient) String() string {
 func (*RelayClient) ProtoMessage() {}
 
 func (x *RelayClient) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_agent_proto_msgTypes[53]
+	mi := &file_skein_v1_agent_proto_msgTypes[61]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3901,7 +4437,7 @@ func (x *RelayClient) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RelayClient.ProtoReflect.Descriptor instead.
 func (*RelayClient) Descriptor() ([]byte, []int) {
-	return file_skein_v1_agent_proto_rawDescGZIP(), []int{53}
+	return file_skein_v1_agent_proto_rawDescGZIP(), []int{61}
 }
 
 func (x *RelayClient) GetNodeId() string {
@@ -4004,7 +4540,7 @@ type CreatePoolRequest struct {
 
 func (x *CreatePoolRequest) Reset() {
 	*x = CreatePoolRequest{}
-	mi := &file_skein_v1_agent_proto_msgTypes[54]
+	mi := &file_skein_v1_agent_proto_msgTypes[62]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4016,7 +4552,7 @@ func (x *CreatePoolRequest) String() string {
 func (*CreatePoolRequest) ProtoMessage() {}
 
 func (x *CreatePoolRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_agent_proto_msgTypes[54]
+	mi := &file_skein_v1_agent_proto_msgTypes[62]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4029,7 +4565,7 @@ func (x *CreatePoolRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CreatePoolRequest.ProtoReflect.Descriptor instead.
 func (*CreatePoolRequest) Descriptor() ([]byte, []int) {
-	return file_skein_v1_agent_proto_rawDescGZIP(), []int{54}
+	return file_skein_v1_agent_proto_rawDescGZIP(), []int{62}
 }
 
 func (x *CreatePoolRequest) GetPool() *Pool {
@@ -4048,7 +4584,7 @@ type ChangePoolRequest struct {
 
 func (x *ChangePoolRequest) Reset() {
 	*x = ChangePoolRequest{}
-	mi := &file_skein_v1_agent_proto_msgTypes[55]
+	mi := &file_skein_v1_agent_proto_msgTypes[63]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4060,7 +4596,7 @@ func (x *ChangePoolRequest) String() string {
 func (*ChangePoolRequest) ProtoMessage() {}
 
 func (x *ChangePoolRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_agent_proto_msgTypes[55]
+	mi := &file_skein_v1_agent_proto_msgTypes[63]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4073,7 +4609,7 @@ func (x *ChangePoolRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ChangePoolRequest.ProtoReflect.Descriptor instead.
 func (*ChangePoolRequest) Descriptor() ([]byte, []int) {
-	return file_skein_v1_agent_proto_rawDescGZIP(), []int{55}
+	return file_skein_v1_agent_proto_rawDescGZIP(), []int{63}
 }
 
 func (x *ChangePoolRequest) GetChange() *ChangePool {
@@ -4093,7 +4629,7 @@ type PoolResponse struct {
 
 func (x *PoolResponse) Reset() {
 	*x = PoolResponse{}
-	mi := &file_skein_v1_agent_proto_msgTypes[56]
+	mi := &file_skein_v1_agent_proto_msgTypes[64]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4105,7 +4641,7 @@ func (x *PoolResponse) String() string {
 func (*PoolResponse) ProtoMessage() {}
 
 func (x *PoolResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_agent_proto_msgTypes[56]
+	mi := &file_skein_v1_agent_proto_msgTypes[64]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4118,7 +4654,7 @@ func (x *PoolResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PoolResponse.ProtoReflect.Descriptor instead.
 func (*PoolResponse) Descriptor() ([]byte, []int) {
-	return file_skein_v1_agent_proto_rawDescGZIP(), []int{56}
+	return file_skein_v1_agent_proto_rawDescGZIP(), []int{64}
 }
 
 func (x *PoolResponse) GetPool() *Pool {
@@ -4144,7 +4680,7 @@ type RemovePoolRequest struct {
 
 func (x *RemovePoolRequest) Reset() {
 	*x = RemovePoolRequest{}
-	mi := &file_skein_v1_agent_proto_msgTypes[57]
+	mi := &file_skein_v1_agent_proto_msgTypes[65]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4156,7 +4692,7 @@ func (x *RemovePoolRequest) String() string {
 func (*RemovePoolRequest) ProtoMessage() {}
 
 func (x *RemovePoolRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_agent_proto_msgTypes[57]
+	mi := &file_skein_v1_agent_proto_msgTypes[65]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4169,7 +4705,7 @@ func (x *RemovePoolRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RemovePoolRequest.ProtoReflect.Descriptor instead.
 func (*RemovePoolRequest) Descriptor() ([]byte, []int) {
-	return file_skein_v1_agent_proto_rawDescGZIP(), []int{57}
+	return file_skein_v1_agent_proto_rawDescGZIP(), []int{65}
 }
 
 func (x *RemovePoolRequest) GetName() string {
@@ -4188,7 +4724,7 @@ type RemovePoolResponse struct {
 
 func (x *RemovePoolResponse) Reset() {
 	*x = RemovePoolResponse{}
-	mi := &file_skein_v1_agent_proto_msgTypes[58]
+	mi := &file_skein_v1_agent_proto_msgTypes[66]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4200,7 +4736,7 @@ func (x *RemovePoolResponse) String() string {
 func (*RemovePoolResponse) ProtoMessage() {}
 
 func (x *RemovePoolResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_agent_proto_msgTypes[58]
+	mi := &file_skein_v1_agent_proto_msgTypes[66]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4213,7 +4749,7 @@ func (x *RemovePoolResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RemovePoolResponse.ProtoReflect.Descriptor instead.
 func (*RemovePoolResponse) Descriptor() ([]byte, []int) {
-	return file_skein_v1_agent_proto_rawDescGZIP(), []int{58}
+	return file_skein_v1_agent_proto_rawDescGZIP(), []int{66}
 }
 
 func (x *RemovePoolResponse) GetIndex() uint64 {
@@ -4232,7 +4768,7 @@ type PoolsRequest struct {
 
 func (x *PoolsRequest) Reset() {
 	*x = PoolsRequest{}
-	mi := &file_skein_v1_agent_proto_msgTypes[59]
+	mi := &file_skein_v1_agent_proto_msgTypes[67]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4244,7 +4780,7 @@ func (x *PoolsRequest) String() string {
 func (*PoolsRequest) ProtoMessage() {}
 
 func (x *PoolsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_agent_proto_msgTypes[59]
+	mi := &file_skein_v1_agent_proto_msgTypes[67]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4257,7 +4793,7 @@ func (x *PoolsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PoolsRequest.ProtoReflect.Descriptor instead.
 func (*PoolsRequest) Descriptor() ([]byte, []int) {
-	return file_skein_v1_agent_proto_rawDescGZIP(), []int{59}
+	return file_skein_v1_agent_proto_rawDescGZIP(), []int{67}
 }
 
 func (x *PoolsRequest) GetName() string {
@@ -4276,7 +4812,7 @@ type PoolsResponse struct {
 
 func (x *PoolsResponse) Reset() {
 	*x = PoolsResponse{}
-	mi := &file_skein_v1_agent_proto_msgTypes[60]
+	mi := &file_skein_v1_agent_proto_msgTypes[68]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4288,7 +4824,7 @@ func (x *PoolsResponse) String() string {
 func (*PoolsResponse) ProtoMessage() {}
 
 func (x *PoolsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_agent_proto_msgTypes[60]
+	mi := &file_skein_v1_agent_proto_msgTypes[68]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4301,7 +4837,7 @@ func (x *PoolsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PoolsResponse.ProtoReflect.Descriptor instead.
 func (*PoolsResponse) Descriptor() ([]byte, []int) {
-	return file_skein_v1_agent_proto_rawDescGZIP(), []int{60}
+	return file_skein_v1_agent_proto_rawDescGZIP(), []int{68}
 }
 
 func (x *PoolsResponse) GetPools() []*PoolView {
@@ -4330,7 +4866,7 @@ type PoolView struct {
 
 func (x *PoolView) Reset() {
 	*x = PoolView{}
-	mi := &file_skein_v1_agent_proto_msgTypes[61]
+	mi := &file_skein_v1_agent_proto_msgTypes[69]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4342,7 +4878,7 @@ func (x *PoolView) String() string {
 func (*PoolView) ProtoMessage() {}
 
 func (x *PoolView) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_agent_proto_msgTypes[61]
+	mi := &file_skein_v1_agent_proto_msgTypes[69]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4355,7 +4891,7 @@ func (x *PoolView) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PoolView.ProtoReflect.Descriptor instead.
 func (*PoolView) Descriptor() ([]byte, []int) {
-	return file_skein_v1_agent_proto_rawDescGZIP(), []int{61}
+	return file_skein_v1_agent_proto_rawDescGZIP(), []int{69}
 }
 
 func (x *PoolView) GetPool() *Pool {
@@ -4446,7 +4982,7 @@ type PoolHolder struct {
 
 func (x *PoolHolder) Reset() {
 	*x = PoolHolder{}
-	mi := &file_skein_v1_agent_proto_msgTypes[62]
+	mi := &file_skein_v1_agent_proto_msgTypes[70]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4458,7 +4994,7 @@ func (x *PoolHolder) String() string {
 func (*PoolHolder) ProtoMessage() {}
 
 func (x *PoolHolder) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_agent_proto_msgTypes[62]
+	mi := &file_skein_v1_agent_proto_msgTypes[70]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4471,7 +5007,7 @@ func (x *PoolHolder) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PoolHolder.ProtoReflect.Descriptor instead.
 func (*PoolHolder) Descriptor() ([]byte, []int) {
-	return file_skein_v1_agent_proto_rawDescGZIP(), []int{62}
+	return file_skein_v1_agent_proto_rawDescGZIP(), []int{70}
 }
 
 func (x *PoolHolder) GetNodeId() string {
@@ -4507,7 +5043,7 @@ type LocalPool struct {
 
 func (x *LocalPool) Reset() {
 	*x = LocalPool{}
-	mi := &file_skein_v1_agent_proto_msgTypes[63]
+	mi := &file_skein_v1_agent_proto_msgTypes[71]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4519,7 +5055,7 @@ func (x *LocalPool) String() string {
 func (*LocalPool) ProtoMessage() {}
 
 func (x *LocalPool) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_agent_proto_msgTypes[63]
+	mi := &file_skein_v1_agent_proto_msgTypes[71]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4532,7 +5068,7 @@ func (x *LocalPool) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use LocalPool.ProtoReflect.Descriptor instead.
 func (*LocalPool) Descriptor() ([]byte, []int) {
-	return file_skein_v1_agent_proto_rawDescGZIP(), []int{63}
+	return file_skein_v1_agent_proto_rawDescGZIP(), []int{71}
 }
 
 func (x *LocalPool) GetBlocks() uint32 {
@@ -4574,7 +5110,7 @@ type BlocksRequest struct {
 
 func (x *BlocksRequest) Reset() {
 	*x = BlocksRequest{}
-	mi := &file_skein_v1_agent_proto_msgTypes[64]
+	mi := &file_skein_v1_agent_proto_msgTypes[72]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4586,7 +5122,7 @@ func (x *BlocksRequest) String() string {
 func (*BlocksRequest) ProtoMessage() {}
 
 func (x *BlocksRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_agent_proto_msgTypes[64]
+	mi := &file_skein_v1_agent_proto_msgTypes[72]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4599,7 +5135,7 @@ func (x *BlocksRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use BlocksRequest.ProtoReflect.Descriptor instead.
 func (*BlocksRequest) Descriptor() ([]byte, []int) {
-	return file_skein_v1_agent_proto_rawDescGZIP(), []int{64}
+	return file_skein_v1_agent_proto_rawDescGZIP(), []int{72}
 }
 
 func (x *BlocksRequest) GetPool() string {
@@ -4632,7 +5168,7 @@ type BlocksResponse struct {
 
 func (x *BlocksResponse) Reset() {
 	*x = BlocksResponse{}
-	mi := &file_skein_v1_agent_proto_msgTypes[65]
+	mi := &file_skein_v1_agent_proto_msgTypes[73]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4644,7 +5180,7 @@ func (x *BlocksResponse) String() string {
 func (*BlocksResponse) ProtoMessage() {}
 
 func (x *BlocksResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_agent_proto_msgTypes[65]
+	mi := &file_skein_v1_agent_proto_msgTypes[73]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4657,7 +5193,7 @@ func (x *BlocksResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use BlocksResponse.ProtoReflect.Descriptor instead.
 func (*BlocksResponse) Descriptor() ([]byte, []int) {
-	return file_skein_v1_agent_proto_rawDescGZIP(), []int{65}
+	return file_skein_v1_agent_proto_rawDescGZIP(), []int{73}
 }
 
 func (x *BlocksResponse) GetBlocks() []*BlockView {
@@ -4679,7 +5215,7 @@ type BlockView struct {
 
 func (x *BlockView) Reset() {
 	*x = BlockView{}
-	mi := &file_skein_v1_agent_proto_msgTypes[66]
+	mi := &file_skein_v1_agent_proto_msgTypes[74]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4691,7 +5227,7 @@ func (x *BlockView) String() string {
 func (*BlockView) ProtoMessage() {}
 
 func (x *BlockView) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_agent_proto_msgTypes[66]
+	mi := &file_skein_v1_agent_proto_msgTypes[74]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4704,7 +5240,7 @@ func (x *BlockView) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use BlockView.ProtoReflect.Descriptor instead.
 func (*BlockView) Descriptor() ([]byte, []int) {
-	return file_skein_v1_agent_proto_rawDescGZIP(), []int{66}
+	return file_skein_v1_agent_proto_rawDescGZIP(), []int{74}
 }
 
 func (x *BlockView) GetBlock() *Block {
@@ -4746,7 +5282,7 @@ type ReserveBlockRequest struct {
 
 func (x *ReserveBlockRequest) Reset() {
 	*x = ReserveBlockRequest{}
-	mi := &file_skein_v1_agent_proto_msgTypes[67]
+	mi := &file_skein_v1_agent_proto_msgTypes[75]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4758,7 +5294,7 @@ func (x *ReserveBlockRequest) String() string {
 func (*ReserveBlockRequest) ProtoMessage() {}
 
 func (x *ReserveBlockRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_agent_proto_msgTypes[67]
+	mi := &file_skein_v1_agent_proto_msgTypes[75]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4771,7 +5307,7 @@ func (x *ReserveBlockRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ReserveBlockRequest.ProtoReflect.Descriptor instead.
 func (*ReserveBlockRequest) Descriptor() ([]byte, []int) {
-	return file_skein_v1_agent_proto_rawDescGZIP(), []int{67}
+	return file_skein_v1_agent_proto_rawDescGZIP(), []int{75}
 }
 
 func (x *ReserveBlockRequest) GetPool() string {
@@ -4805,7 +5341,7 @@ type ReleaseBlockRequest struct {
 
 func (x *ReleaseBlockRequest) Reset() {
 	*x = ReleaseBlockRequest{}
-	mi := &file_skein_v1_agent_proto_msgTypes[68]
+	mi := &file_skein_v1_agent_proto_msgTypes[76]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4817,7 +5353,7 @@ func (x *ReleaseBlockRequest) String() string {
 func (*ReleaseBlockRequest) ProtoMessage() {}
 
 func (x *ReleaseBlockRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_agent_proto_msgTypes[68]
+	mi := &file_skein_v1_agent_proto_msgTypes[76]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4830,7 +5366,7 @@ func (x *ReleaseBlockRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ReleaseBlockRequest.ProtoReflect.Descriptor instead.
 func (*ReleaseBlockRequest) Descriptor() ([]byte, []int) {
-	return file_skein_v1_agent_proto_rawDescGZIP(), []int{68}
+	return file_skein_v1_agent_proto_rawDescGZIP(), []int{76}
 }
 
 func (x *ReleaseBlockRequest) GetPool() string {
@@ -4857,7 +5393,7 @@ type BlockResponse struct {
 
 func (x *BlockResponse) Reset() {
 	*x = BlockResponse{}
-	mi := &file_skein_v1_agent_proto_msgTypes[69]
+	mi := &file_skein_v1_agent_proto_msgTypes[77]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4869,7 +5405,7 @@ func (x *BlockResponse) String() string {
 func (*BlockResponse) ProtoMessage() {}
 
 func (x *BlockResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_agent_proto_msgTypes[69]
+	mi := &file_skein_v1_agent_proto_msgTypes[77]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4882,7 +5418,7 @@ func (x *BlockResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use BlockResponse.ProtoReflect.Descriptor instead.
 func (*BlockResponse) Descriptor() ([]byte, []int) {
-	return file_skein_v1_agent_proto_rawDescGZIP(), []int{69}
+	return file_skein_v1_agent_proto_rawDescGZIP(), []int{77}
 }
 
 func (x *BlockResponse) GetBlock() *Block {
@@ -4911,7 +5447,7 @@ type ReserveAddressRequest struct {
 
 func (x *ReserveAddressRequest) Reset() {
 	*x = ReserveAddressRequest{}
-	mi := &file_skein_v1_agent_proto_msgTypes[70]
+	mi := &file_skein_v1_agent_proto_msgTypes[78]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4923,7 +5459,7 @@ func (x *ReserveAddressRequest) String() string {
 func (*ReserveAddressRequest) ProtoMessage() {}
 
 func (x *ReserveAddressRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_agent_proto_msgTypes[70]
+	mi := &file_skein_v1_agent_proto_msgTypes[78]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4936,7 +5472,7 @@ func (x *ReserveAddressRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ReserveAddressRequest.ProtoReflect.Descriptor instead.
 func (*ReserveAddressRequest) Descriptor() ([]byte, []int) {
-	return file_skein_v1_agent_proto_rawDescGZIP(), []int{70}
+	return file_skein_v1_agent_proto_rawDescGZIP(), []int{78}
 }
 
 func (x *ReserveAddressRequest) GetPool() string {
@@ -4978,7 +5514,7 @@ type ReleaseAddressRequest struct {
 
 func (x *ReleaseAddressRequest) Reset() {
 	*x = ReleaseAddressRequest{}
-	mi := &file_skein_v1_agent_proto_msgTypes[71]
+	mi := &file_skein_v1_agent_proto_msgTypes[79]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4990,7 +5526,7 @@ func (x *ReleaseAddressRequest) String() string {
 func (*ReleaseAddressRequest) ProtoMessage() {}
 
 func (x *ReleaseAddressRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_agent_proto_msgTypes[71]
+	mi := &file_skein_v1_agent_proto_msgTypes[79]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5003,7 +5539,7 @@ func (x *ReleaseAddressRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ReleaseAddressRequest.ProtoReflect.Descriptor instead.
 func (*ReleaseAddressRequest) Descriptor() ([]byte, []int) {
-	return file_skein_v1_agent_proto_rawDescGZIP(), []int{71}
+	return file_skein_v1_agent_proto_rawDescGZIP(), []int{79}
 }
 
 func (x *ReleaseAddressRequest) GetPool() string {
@@ -5037,7 +5573,7 @@ type StaticResponse struct {
 
 func (x *StaticResponse) Reset() {
 	*x = StaticResponse{}
-	mi := &file_skein_v1_agent_proto_msgTypes[72]
+	mi := &file_skein_v1_agent_proto_msgTypes[80]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5049,7 +5585,7 @@ func (x *StaticResponse) String() string {
 func (*StaticResponse) ProtoMessage() {}
 
 func (x *StaticResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_agent_proto_msgTypes[72]
+	mi := &file_skein_v1_agent_proto_msgTypes[80]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5062,7 +5598,7 @@ func (x *StaticResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StaticResponse.ProtoReflect.Descriptor instead.
 func (*StaticResponse) Descriptor() ([]byte, []int) {
-	return file_skein_v1_agent_proto_rawDescGZIP(), []int{72}
+	return file_skein_v1_agent_proto_rawDescGZIP(), []int{80}
 }
 
 func (x *StaticResponse) GetAddress() *StaticAddress {
@@ -5087,7 +5623,7 @@ type StaticsRequest struct {
 
 func (x *StaticsRequest) Reset() {
 	*x = StaticsRequest{}
-	mi := &file_skein_v1_agent_proto_msgTypes[73]
+	mi := &file_skein_v1_agent_proto_msgTypes[81]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5099,7 +5635,7 @@ func (x *StaticsRequest) String() string {
 func (*StaticsRequest) ProtoMessage() {}
 
 func (x *StaticsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_agent_proto_msgTypes[73]
+	mi := &file_skein_v1_agent_proto_msgTypes[81]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5112,7 +5648,7 @@ func (x *StaticsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StaticsRequest.ProtoReflect.Descriptor instead.
 func (*StaticsRequest) Descriptor() ([]byte, []int) {
-	return file_skein_v1_agent_proto_rawDescGZIP(), []int{73}
+	return file_skein_v1_agent_proto_rawDescGZIP(), []int{81}
 }
 
 type StaticsResponse struct {
@@ -5124,7 +5660,7 @@ type StaticsResponse struct {
 
 func (x *StaticsResponse) Reset() {
 	*x = StaticsResponse{}
-	mi := &file_skein_v1_agent_proto_msgTypes[74]
+	mi := &file_skein_v1_agent_proto_msgTypes[82]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5136,7 +5672,7 @@ func (x *StaticsResponse) String() string {
 func (*StaticsResponse) ProtoMessage() {}
 
 func (x *StaticsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_agent_proto_msgTypes[74]
+	mi := &file_skein_v1_agent_proto_msgTypes[82]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5149,7 +5685,7 @@ func (x *StaticsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StaticsResponse.ProtoReflect.Descriptor instead.
 func (*StaticsResponse) Descriptor() ([]byte, []int) {
-	return file_skein_v1_agent_proto_rawDescGZIP(), []int{74}
+	return file_skein_v1_agent_proto_rawDescGZIP(), []int{82}
 }
 
 func (x *StaticsResponse) GetAddresses() []*StaticAddress {
@@ -5170,7 +5706,7 @@ type WhoRequest struct {
 
 func (x *WhoRequest) Reset() {
 	*x = WhoRequest{}
-	mi := &file_skein_v1_agent_proto_msgTypes[75]
+	mi := &file_skein_v1_agent_proto_msgTypes[83]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5182,7 +5718,7 @@ func (x *WhoRequest) String() string {
 func (*WhoRequest) ProtoMessage() {}
 
 func (x *WhoRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_agent_proto_msgTypes[75]
+	mi := &file_skein_v1_agent_proto_msgTypes[83]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5195,7 +5731,7 @@ func (x *WhoRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WhoRequest.ProtoReflect.Descriptor instead.
 func (*WhoRequest) Descriptor() ([]byte, []int) {
-	return file_skein_v1_agent_proto_rawDescGZIP(), []int{75}
+	return file_skein_v1_agent_proto_rawDescGZIP(), []int{83}
 }
 
 func (x *WhoRequest) GetAddress() string {
@@ -5222,7 +5758,7 @@ func (x *WhoRequest) GetAtTime() int64 {
 type WhoResponse struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Address       string                 `protobuf:"bytes,1,opt,name=address,proto3" json:"address,omitempty"`
-	Kind          string                 `protobuf:"bytes,2,opt,name=kind,proto3" json:"kind,omitempty"`                       // node | block | reserved | static | egress | free | resting | unknown
+	Kind          string                 `protobuf:"bytes,2,opt,name=kind,proto3" json:"kind,omitempty"`                       // node | plain-peer | block | reserved | static | egress | free | resting | unknown
 	Says          string                 `protobuf:"bytes,3,opt,name=says,proto3" json:"says,omitempty"`                       // one plain sentence
 	AtIndex       uint64                 `protobuf:"varint,4,opt,name=at_index,json=atIndex,proto3" json:"at_index,omitempty"` // for which it holds
 	AtTime        int64                  `protobuf:"varint,5,opt,name=at_time,json=atTime,proto3" json:"at_time,omitempty"`
@@ -5242,7 +5778,7 @@ type WhoResponse struct {
 
 func (x *WhoResponse) Reset() {
 	*x = WhoResponse{}
-	mi := &file_skein_v1_agent_proto_msgTypes[76]
+	mi := &file_skein_v1_agent_proto_msgTypes[84]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5254,7 +5790,7 @@ func (x *WhoResponse) String() string {
 func (*WhoResponse) ProtoMessage() {}
 
 func (x *WhoResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_agent_proto_msgTypes[76]
+	mi := &file_skein_v1_agent_proto_msgTypes[84]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5267,7 +5803,7 @@ func (x *WhoResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WhoResponse.ProtoReflect.Descriptor instead.
 func (*WhoResponse) Descriptor() ([]byte, []int) {
-	return file_skein_v1_agent_proto_rawDescGZIP(), []int{76}
+	return file_skein_v1_agent_proto_rawDescGZIP(), []int{84}
 }
 
 func (x *WhoResponse) GetAddress() string {
@@ -5393,7 +5929,7 @@ type Holder struct {
 
 func (x *Holder) Reset() {
 	*x = Holder{}
-	mi := &file_skein_v1_agent_proto_msgTypes[77]
+	mi := &file_skein_v1_agent_proto_msgTypes[85]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5405,7 +5941,7 @@ func (x *Holder) String() string {
 func (*Holder) ProtoMessage() {}
 
 func (x *Holder) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_agent_proto_msgTypes[77]
+	mi := &file_skein_v1_agent_proto_msgTypes[85]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5418,7 +5954,7 @@ func (x *Holder) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Holder.ProtoReflect.Descriptor instead.
 func (*Holder) Descriptor() ([]byte, []int) {
-	return file_skein_v1_agent_proto_rawDescGZIP(), []int{77}
+	return file_skein_v1_agent_proto_rawDescGZIP(), []int{85}
 }
 
 func (x *Holder) GetNamespace() string {
@@ -5492,7 +6028,7 @@ type PodsRequest struct {
 
 func (x *PodsRequest) Reset() {
 	*x = PodsRequest{}
-	mi := &file_skein_v1_agent_proto_msgTypes[78]
+	mi := &file_skein_v1_agent_proto_msgTypes[86]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5504,7 +6040,7 @@ func (x *PodsRequest) String() string {
 func (*PodsRequest) ProtoMessage() {}
 
 func (x *PodsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_agent_proto_msgTypes[78]
+	mi := &file_skein_v1_agent_proto_msgTypes[86]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5517,7 +6053,7 @@ func (x *PodsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PodsRequest.ProtoReflect.Descriptor instead.
 func (*PodsRequest) Descriptor() ([]byte, []int) {
-	return file_skein_v1_agent_proto_rawDescGZIP(), []int{78}
+	return file_skein_v1_agent_proto_rawDescGZIP(), []int{86}
 }
 
 type PodsResponse struct {
@@ -5529,7 +6065,7 @@ type PodsResponse struct {
 
 func (x *PodsResponse) Reset() {
 	*x = PodsResponse{}
-	mi := &file_skein_v1_agent_proto_msgTypes[79]
+	mi := &file_skein_v1_agent_proto_msgTypes[87]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5541,7 +6077,7 @@ func (x *PodsResponse) String() string {
 func (*PodsResponse) ProtoMessage() {}
 
 func (x *PodsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_agent_proto_msgTypes[79]
+	mi := &file_skein_v1_agent_proto_msgTypes[87]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5554,7 +6090,7 @@ func (x *PodsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PodsResponse.ProtoReflect.Descriptor instead.
 func (*PodsResponse) Descriptor() ([]byte, []int) {
-	return file_skein_v1_agent_proto_rawDescGZIP(), []int{79}
+	return file_skein_v1_agent_proto_rawDescGZIP(), []int{87}
 }
 
 func (x *PodsResponse) GetPods() []*PodView {
@@ -5576,7 +6112,7 @@ type PodView struct {
 
 func (x *PodView) Reset() {
 	*x = PodView{}
-	mi := &file_skein_v1_agent_proto_msgTypes[80]
+	mi := &file_skein_v1_agent_proto_msgTypes[88]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5588,7 +6124,7 @@ func (x *PodView) String() string {
 func (*PodView) ProtoMessage() {}
 
 func (x *PodView) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_agent_proto_msgTypes[80]
+	mi := &file_skein_v1_agent_proto_msgTypes[88]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5601,7 +6137,7 @@ func (x *PodView) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PodView.ProtoReflect.Descriptor instead.
 func (*PodView) Descriptor() ([]byte, []int) {
-	return file_skein_v1_agent_proto_rawDescGZIP(), []int{80}
+	return file_skein_v1_agent_proto_rawDescGZIP(), []int{88}
 }
 
 func (x *PodView) GetHolder() *Holder {
@@ -5641,7 +6177,7 @@ type ImportRequest struct {
 
 func (x *ImportRequest) Reset() {
 	*x = ImportRequest{}
-	mi := &file_skein_v1_agent_proto_msgTypes[81]
+	mi := &file_skein_v1_agent_proto_msgTypes[89]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5653,7 +6189,7 @@ func (x *ImportRequest) String() string {
 func (*ImportRequest) ProtoMessage() {}
 
 func (x *ImportRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_agent_proto_msgTypes[81]
+	mi := &file_skein_v1_agent_proto_msgTypes[89]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5666,7 +6202,7 @@ func (x *ImportRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ImportRequest.ProtoReflect.Descriptor instead.
 func (*ImportRequest) Descriptor() ([]byte, []int) {
-	return file_skein_v1_agent_proto_rawDescGZIP(), []int{81}
+	return file_skein_v1_agent_proto_rawDescGZIP(), []int{89}
 }
 
 func (x *ImportRequest) GetImport() *ImportPools {
@@ -5687,7 +6223,7 @@ type ImportResponse struct {
 
 func (x *ImportResponse) Reset() {
 	*x = ImportResponse{}
-	mi := &file_skein_v1_agent_proto_msgTypes[82]
+	mi := &file_skein_v1_agent_proto_msgTypes[90]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5699,7 +6235,7 @@ func (x *ImportResponse) String() string {
 func (*ImportResponse) ProtoMessage() {}
 
 func (x *ImportResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_agent_proto_msgTypes[82]
+	mi := &file_skein_v1_agent_proto_msgTypes[90]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5712,7 +6248,7 @@ func (x *ImportResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ImportResponse.ProtoReflect.Descriptor instead.
 func (*ImportResponse) Descriptor() ([]byte, []int) {
-	return file_skein_v1_agent_proto_rawDescGZIP(), []int{82}
+	return file_skein_v1_agent_proto_rawDescGZIP(), []int{90}
 }
 
 func (x *ImportResponse) GetPlan() []string {
@@ -5745,7 +6281,7 @@ type CreateEgressRequest struct {
 
 func (x *CreateEgressRequest) Reset() {
 	*x = CreateEgressRequest{}
-	mi := &file_skein_v1_agent_proto_msgTypes[83]
+	mi := &file_skein_v1_agent_proto_msgTypes[91]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5757,7 +6293,7 @@ func (x *CreateEgressRequest) String() string {
 func (*CreateEgressRequest) ProtoMessage() {}
 
 func (x *CreateEgressRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_agent_proto_msgTypes[83]
+	mi := &file_skein_v1_agent_proto_msgTypes[91]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5770,7 +6306,7 @@ func (x *CreateEgressRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CreateEgressRequest.ProtoReflect.Descriptor instead.
 func (*CreateEgressRequest) Descriptor() ([]byte, []int) {
-	return file_skein_v1_agent_proto_rawDescGZIP(), []int{83}
+	return file_skein_v1_agent_proto_rawDescGZIP(), []int{91}
 }
 
 func (x *CreateEgressRequest) GetEgress() *Egress {
@@ -5789,7 +6325,7 @@ type ChangeEgressRequest struct {
 
 func (x *ChangeEgressRequest) Reset() {
 	*x = ChangeEgressRequest{}
-	mi := &file_skein_v1_agent_proto_msgTypes[84]
+	mi := &file_skein_v1_agent_proto_msgTypes[92]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5801,7 +6337,7 @@ func (x *ChangeEgressRequest) String() string {
 func (*ChangeEgressRequest) ProtoMessage() {}
 
 func (x *ChangeEgressRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_agent_proto_msgTypes[84]
+	mi := &file_skein_v1_agent_proto_msgTypes[92]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5814,7 +6350,7 @@ func (x *ChangeEgressRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ChangeEgressRequest.ProtoReflect.Descriptor instead.
 func (*ChangeEgressRequest) Descriptor() ([]byte, []int) {
-	return file_skein_v1_agent_proto_rawDescGZIP(), []int{84}
+	return file_skein_v1_agent_proto_rawDescGZIP(), []int{92}
 }
 
 func (x *ChangeEgressRequest) GetChange() *ChangeEgress {
@@ -5837,7 +6373,7 @@ type EgressResponse struct {
 
 func (x *EgressResponse) Reset() {
 	*x = EgressResponse{}
-	mi := &file_skein_v1_agent_proto_msgTypes[85]
+	mi := &file_skein_v1_agent_proto_msgTypes[93]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5849,7 +6385,7 @@ func (x *EgressResponse) String() string {
 func (*EgressResponse) ProtoMessage() {}
 
 func (x *EgressResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_agent_proto_msgTypes[85]
+	mi := &file_skein_v1_agent_proto_msgTypes[93]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5862,7 +6398,7 @@ func (x *EgressResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use EgressResponse.ProtoReflect.Descriptor instead.
 func (*EgressResponse) Descriptor() ([]byte, []int) {
-	return file_skein_v1_agent_proto_rawDescGZIP(), []int{85}
+	return file_skein_v1_agent_proto_rawDescGZIP(), []int{93}
 }
 
 func (x *EgressResponse) GetEgress() *Egress {
@@ -5903,7 +6439,7 @@ type RemoveEgressRequest struct {
 
 func (x *RemoveEgressRequest) Reset() {
 	*x = RemoveEgressRequest{}
-	mi := &file_skein_v1_agent_proto_msgTypes[86]
+	mi := &file_skein_v1_agent_proto_msgTypes[94]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5915,7 +6451,7 @@ func (x *RemoveEgressRequest) String() string {
 func (*RemoveEgressRequest) ProtoMessage() {}
 
 func (x *RemoveEgressRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_agent_proto_msgTypes[86]
+	mi := &file_skein_v1_agent_proto_msgTypes[94]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5928,7 +6464,7 @@ func (x *RemoveEgressRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RemoveEgressRequest.ProtoReflect.Descriptor instead.
 func (*RemoveEgressRequest) Descriptor() ([]byte, []int) {
-	return file_skein_v1_agent_proto_rawDescGZIP(), []int{86}
+	return file_skein_v1_agent_proto_rawDescGZIP(), []int{94}
 }
 
 func (x *RemoveEgressRequest) GetNamespace() string {
@@ -5954,7 +6490,7 @@ type RemoveEgressResponse struct {
 
 func (x *RemoveEgressResponse) Reset() {
 	*x = RemoveEgressResponse{}
-	mi := &file_skein_v1_agent_proto_msgTypes[87]
+	mi := &file_skein_v1_agent_proto_msgTypes[95]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5966,7 +6502,7 @@ func (x *RemoveEgressResponse) String() string {
 func (*RemoveEgressResponse) ProtoMessage() {}
 
 func (x *RemoveEgressResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_agent_proto_msgTypes[87]
+	mi := &file_skein_v1_agent_proto_msgTypes[95]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5979,7 +6515,7 @@ func (x *RemoveEgressResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RemoveEgressResponse.ProtoReflect.Descriptor instead.
 func (*RemoveEgressResponse) Descriptor() ([]byte, []int) {
-	return file_skein_v1_agent_proto_rawDescGZIP(), []int{87}
+	return file_skein_v1_agent_proto_rawDescGZIP(), []int{95}
 }
 
 func (x *RemoveEgressResponse) GetIndex() uint64 {
@@ -5997,7 +6533,7 @@ type EgressesRequest struct {
 
 func (x *EgressesRequest) Reset() {
 	*x = EgressesRequest{}
-	mi := &file_skein_v1_agent_proto_msgTypes[88]
+	mi := &file_skein_v1_agent_proto_msgTypes[96]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6009,7 +6545,7 @@ func (x *EgressesRequest) String() string {
 func (*EgressesRequest) ProtoMessage() {}
 
 func (x *EgressesRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_agent_proto_msgTypes[88]
+	mi := &file_skein_v1_agent_proto_msgTypes[96]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6022,7 +6558,7 @@ func (x *EgressesRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use EgressesRequest.ProtoReflect.Descriptor instead.
 func (*EgressesRequest) Descriptor() ([]byte, []int) {
-	return file_skein_v1_agent_proto_rawDescGZIP(), []int{88}
+	return file_skein_v1_agent_proto_rawDescGZIP(), []int{96}
 }
 
 type EgressesResponse struct {
@@ -6034,7 +6570,7 @@ type EgressesResponse struct {
 
 func (x *EgressesResponse) Reset() {
 	*x = EgressesResponse{}
-	mi := &file_skein_v1_agent_proto_msgTypes[89]
+	mi := &file_skein_v1_agent_proto_msgTypes[97]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6046,7 +6582,7 @@ func (x *EgressesResponse) String() string {
 func (*EgressesResponse) ProtoMessage() {}
 
 func (x *EgressesResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_agent_proto_msgTypes[89]
+	mi := &file_skein_v1_agent_proto_msgTypes[97]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6059,7 +6595,7 @@ func (x *EgressesResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use EgressesResponse.ProtoReflect.Descriptor instead.
 func (*EgressesResponse) Descriptor() ([]byte, []int) {
-	return file_skein_v1_agent_proto_rawDescGZIP(), []int{89}
+	return file_skein_v1_agent_proto_rawDescGZIP(), []int{97}
 }
 
 func (x *EgressesResponse) GetEgresses() []*EgressSummary {
@@ -6080,7 +6616,7 @@ type EgressSummary struct {
 
 func (x *EgressSummary) Reset() {
 	*x = EgressSummary{}
-	mi := &file_skein_v1_agent_proto_msgTypes[90]
+	mi := &file_skein_v1_agent_proto_msgTypes[98]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6092,7 +6628,7 @@ func (x *EgressSummary) String() string {
 func (*EgressSummary) ProtoMessage() {}
 
 func (x *EgressSummary) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_agent_proto_msgTypes[90]
+	mi := &file_skein_v1_agent_proto_msgTypes[98]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6105,7 +6641,7 @@ func (x *EgressSummary) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use EgressSummary.ProtoReflect.Descriptor instead.
 func (*EgressSummary) Descriptor() ([]byte, []int) {
-	return file_skein_v1_agent_proto_rawDescGZIP(), []int{90}
+	return file_skein_v1_agent_proto_rawDescGZIP(), []int{98}
 }
 
 func (x *EgressSummary) GetEgress() *Egress {
@@ -6141,7 +6677,7 @@ type SlotView struct {
 
 func (x *SlotView) Reset() {
 	*x = SlotView{}
-	mi := &file_skein_v1_agent_proto_msgTypes[91]
+	mi := &file_skein_v1_agent_proto_msgTypes[99]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6153,7 +6689,7 @@ func (x *SlotView) String() string {
 func (*SlotView) ProtoMessage() {}
 
 func (x *SlotView) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_agent_proto_msgTypes[91]
+	mi := &file_skein_v1_agent_proto_msgTypes[99]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6166,7 +6702,7 @@ func (x *SlotView) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SlotView.ProtoReflect.Descriptor instead.
 func (*SlotView) Descriptor() ([]byte, []int) {
-	return file_skein_v1_agent_proto_rawDescGZIP(), []int{91}
+	return file_skein_v1_agent_proto_rawDescGZIP(), []int{99}
 }
 
 func (x *SlotView) GetSlot() *EgressSlot {
@@ -6207,7 +6743,7 @@ type ShowEgressRequest struct {
 
 func (x *ShowEgressRequest) Reset() {
 	*x = ShowEgressRequest{}
-	mi := &file_skein_v1_agent_proto_msgTypes[92]
+	mi := &file_skein_v1_agent_proto_msgTypes[100]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6219,7 +6755,7 @@ func (x *ShowEgressRequest) String() string {
 func (*ShowEgressRequest) ProtoMessage() {}
 
 func (x *ShowEgressRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_agent_proto_msgTypes[92]
+	mi := &file_skein_v1_agent_proto_msgTypes[100]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6232,7 +6768,7 @@ func (x *ShowEgressRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ShowEgressRequest.ProtoReflect.Descriptor instead.
 func (*ShowEgressRequest) Descriptor() ([]byte, []int) {
-	return file_skein_v1_agent_proto_rawDescGZIP(), []int{92}
+	return file_skein_v1_agent_proto_rawDescGZIP(), []int{100}
 }
 
 func (x *ShowEgressRequest) GetNamespace() string {
@@ -6261,7 +6797,7 @@ type ShowEgressResponse struct {
 
 func (x *ShowEgressResponse) Reset() {
 	*x = ShowEgressResponse{}
-	mi := &file_skein_v1_agent_proto_msgTypes[93]
+	mi := &file_skein_v1_agent_proto_msgTypes[101]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6273,7 +6809,7 @@ func (x *ShowEgressResponse) String() string {
 func (*ShowEgressResponse) ProtoMessage() {}
 
 func (x *ShowEgressResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_agent_proto_msgTypes[93]
+	mi := &file_skein_v1_agent_proto_msgTypes[101]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6286,7 +6822,7 @@ func (x *ShowEgressResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ShowEgressResponse.ProtoReflect.Descriptor instead.
 func (*ShowEgressResponse) Descriptor() ([]byte, []int) {
-	return file_skein_v1_agent_proto_rawDescGZIP(), []int{93}
+	return file_skein_v1_agent_proto_rawDescGZIP(), []int{101}
 }
 
 func (x *ShowEgressResponse) GetSummary() *EgressSummary {
@@ -6327,7 +6863,7 @@ type EgressNodeError struct {
 
 func (x *EgressNodeError) Reset() {
 	*x = EgressNodeError{}
-	mi := &file_skein_v1_agent_proto_msgTypes[94]
+	mi := &file_skein_v1_agent_proto_msgTypes[102]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6339,7 +6875,7 @@ func (x *EgressNodeError) String() string {
 func (*EgressNodeError) ProtoMessage() {}
 
 func (x *EgressNodeError) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_agent_proto_msgTypes[94]
+	mi := &file_skein_v1_agent_proto_msgTypes[102]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6352,7 +6888,7 @@ func (x *EgressNodeError) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use EgressNodeError.ProtoReflect.Descriptor instead.
 func (*EgressNodeError) Descriptor() ([]byte, []int) {
-	return file_skein_v1_agent_proto_rawDescGZIP(), []int{94}
+	return file_skein_v1_agent_proto_rawDescGZIP(), []int{102}
 }
 
 func (x *EgressNodeError) GetNode() string {
@@ -6379,7 +6915,7 @@ type EgressHostClients struct {
 
 func (x *EgressHostClients) Reset() {
 	*x = EgressHostClients{}
-	mi := &file_skein_v1_agent_proto_msgTypes[95]
+	mi := &file_skein_v1_agent_proto_msgTypes[103]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6391,7 +6927,7 @@ func (x *EgressHostClients) String() string {
 func (*EgressHostClients) ProtoMessage() {}
 
 func (x *EgressHostClients) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_agent_proto_msgTypes[95]
+	mi := &file_skein_v1_agent_proto_msgTypes[103]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6404,7 +6940,7 @@ func (x *EgressHostClients) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use EgressHostClients.ProtoReflect.Descriptor instead.
 func (*EgressHostClients) Descriptor() ([]byte, []int) {
-	return file_skein_v1_agent_proto_rawDescGZIP(), []int{95}
+	return file_skein_v1_agent_proto_rawDescGZIP(), []int{103}
 }
 
 func (x *EgressHostClients) GetNode() string {
@@ -6432,7 +6968,7 @@ type ExplainEgressRequest struct {
 
 func (x *ExplainEgressRequest) Reset() {
 	*x = ExplainEgressRequest{}
-	mi := &file_skein_v1_agent_proto_msgTypes[96]
+	mi := &file_skein_v1_agent_proto_msgTypes[104]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6444,7 +6980,7 @@ func (x *ExplainEgressRequest) String() string {
 func (*ExplainEgressRequest) ProtoMessage() {}
 
 func (x *ExplainEgressRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_agent_proto_msgTypes[96]
+	mi := &file_skein_v1_agent_proto_msgTypes[104]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6457,7 +6993,7 @@ func (x *ExplainEgressRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExplainEgressRequest.ProtoReflect.Descriptor instead.
 func (*ExplainEgressRequest) Descriptor() ([]byte, []int) {
-	return file_skein_v1_agent_proto_rawDescGZIP(), []int{96}
+	return file_skein_v1_agent_proto_rawDescGZIP(), []int{104}
 }
 
 func (x *ExplainEgressRequest) GetNamespace() string {
@@ -6490,7 +7026,7 @@ type ExplainEgressResponse struct {
 
 func (x *ExplainEgressResponse) Reset() {
 	*x = ExplainEgressResponse{}
-	mi := &file_skein_v1_agent_proto_msgTypes[97]
+	mi := &file_skein_v1_agent_proto_msgTypes[105]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6502,7 +7038,7 @@ func (x *ExplainEgressResponse) String() string {
 func (*ExplainEgressResponse) ProtoMessage() {}
 
 func (x *ExplainEgressResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_agent_proto_msgTypes[97]
+	mi := &file_skein_v1_agent_proto_msgTypes[105]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6515,7 +7051,7 @@ func (x *ExplainEgressResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExplainEgressResponse.ProtoReflect.Descriptor instead.
 func (*ExplainEgressResponse) Descriptor() ([]byte, []int) {
-	return file_skein_v1_agent_proto_rawDescGZIP(), []int{97}
+	return file_skein_v1_agent_proto_rawDescGZIP(), []int{105}
 }
 
 func (x *ExplainEgressResponse) GetLines() []string {
@@ -6539,7 +7075,7 @@ type AttachEgressRequest struct {
 
 func (x *AttachEgressRequest) Reset() {
 	*x = AttachEgressRequest{}
-	mi := &file_skein_v1_agent_proto_msgTypes[98]
+	mi := &file_skein_v1_agent_proto_msgTypes[106]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6551,7 +7087,7 @@ func (x *AttachEgressRequest) String() string {
 func (*AttachEgressRequest) ProtoMessage() {}
 
 func (x *AttachEgressRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_agent_proto_msgTypes[98]
+	mi := &file_skein_v1_agent_proto_msgTypes[106]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6564,7 +7100,7 @@ func (x *AttachEgressRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AttachEgressRequest.ProtoReflect.Descriptor instead.
 func (*AttachEgressRequest) Descriptor() ([]byte, []int) {
-	return file_skein_v1_agent_proto_rawDescGZIP(), []int{98}
+	return file_skein_v1_agent_proto_rawDescGZIP(), []int{106}
 }
 
 func (x *AttachEgressRequest) GetPod() string {
@@ -6611,7 +7147,7 @@ type AttachEgressResponse struct {
 
 func (x *AttachEgressResponse) Reset() {
 	*x = AttachEgressResponse{}
-	mi := &file_skein_v1_agent_proto_msgTypes[99]
+	mi := &file_skein_v1_agent_proto_msgTypes[107]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6623,7 +7159,7 @@ func (x *AttachEgressResponse) String() string {
 func (*AttachEgressResponse) ProtoMessage() {}
 
 func (x *AttachEgressResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_agent_proto_msgTypes[99]
+	mi := &file_skein_v1_agent_proto_msgTypes[107]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6636,7 +7172,7 @@ func (x *AttachEgressResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AttachEgressResponse.ProtoReflect.Descriptor instead.
 func (*AttachEgressResponse) Descriptor() ([]byte, []int) {
-	return file_skein_v1_agent_proto_rawDescGZIP(), []int{99}
+	return file_skein_v1_agent_proto_rawDescGZIP(), []int{107}
 }
 
 func (x *AttachEgressResponse) GetEgresses() []*EgressOfClient {
@@ -6657,7 +7193,7 @@ type DrainNodeRequest struct {
 
 func (x *DrainNodeRequest) Reset() {
 	*x = DrainNodeRequest{}
-	mi := &file_skein_v1_agent_proto_msgTypes[100]
+	mi := &file_skein_v1_agent_proto_msgTypes[108]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6669,7 +7205,7 @@ func (x *DrainNodeRequest) String() string {
 func (*DrainNodeRequest) ProtoMessage() {}
 
 func (x *DrainNodeRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_agent_proto_msgTypes[100]
+	mi := &file_skein_v1_agent_proto_msgTypes[108]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6682,7 +7218,7 @@ func (x *DrainNodeRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DrainNodeRequest.ProtoReflect.Descriptor instead.
 func (*DrainNodeRequest) Descriptor() ([]byte, []int) {
-	return file_skein_v1_agent_proto_rawDescGZIP(), []int{100}
+	return file_skein_v1_agent_proto_rawDescGZIP(), []int{108}
 }
 
 func (x *DrainNodeRequest) GetNode() string {
@@ -6717,7 +7253,7 @@ type DrainNodeResponse struct {
 
 func (x *DrainNodeResponse) Reset() {
 	*x = DrainNodeResponse{}
-	mi := &file_skein_v1_agent_proto_msgTypes[101]
+	mi := &file_skein_v1_agent_proto_msgTypes[109]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6729,7 +7265,7 @@ func (x *DrainNodeResponse) String() string {
 func (*DrainNodeResponse) ProtoMessage() {}
 
 func (x *DrainNodeResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_agent_proto_msgTypes[101]
+	mi := &file_skein_v1_agent_proto_msgTypes[109]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6742,7 +7278,7 @@ func (x *DrainNodeResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DrainNodeResponse.ProtoReflect.Descriptor instead.
 func (*DrainNodeResponse) Descriptor() ([]byte, []int) {
-	return file_skein_v1_agent_proto_rawDescGZIP(), []int{101}
+	return file_skein_v1_agent_proto_rawDescGZIP(), []int{109}
 }
 
 func (x *DrainNodeResponse) GetNode() *Node {
@@ -6774,7 +7310,7 @@ type UsageRequest struct {
 
 func (x *UsageRequest) Reset() {
 	*x = UsageRequest{}
-	mi := &file_skein_v1_agent_proto_msgTypes[102]
+	mi := &file_skein_v1_agent_proto_msgTypes[110]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6786,7 +7322,7 @@ func (x *UsageRequest) String() string {
 func (*UsageRequest) ProtoMessage() {}
 
 func (x *UsageRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_agent_proto_msgTypes[102]
+	mi := &file_skein_v1_agent_proto_msgTypes[110]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6799,7 +7335,7 @@ func (x *UsageRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use UsageRequest.ProtoReflect.Descriptor instead.
 func (*UsageRequest) Descriptor() ([]byte, []int) {
-	return file_skein_v1_agent_proto_rawDescGZIP(), []int{102}
+	return file_skein_v1_agent_proto_rawDescGZIP(), []int{110}
 }
 
 // UsageResponse has totals since the agent's start, but where it says now.
@@ -6839,7 +7375,7 @@ type UsageResponse struct {
 
 func (x *UsageResponse) Reset() {
 	*x = UsageResponse{}
-	mi := &file_skein_v1_agent_proto_msgTypes[103]
+	mi := &file_skein_v1_agent_proto_msgTypes[111]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6851,7 +7387,7 @@ func (x *UsageResponse) String() string {
 func (*UsageResponse) ProtoMessage() {}
 
 func (x *UsageResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_agent_proto_msgTypes[103]
+	mi := &file_skein_v1_agent_proto_msgTypes[111]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6864,7 +7400,7 @@ func (x *UsageResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use UsageResponse.ProtoReflect.Descriptor instead.
 func (*UsageResponse) Descriptor() ([]byte, []int) {
-	return file_skein_v1_agent_proto_rawDescGZIP(), []int{103}
+	return file_skein_v1_agent_proto_rawDescGZIP(), []int{111}
 }
 
 func (x *UsageResponse) GetNodeId() string {
@@ -7077,7 +7613,7 @@ type PeerUsage struct {
 
 func (x *PeerUsage) Reset() {
 	*x = PeerUsage{}
-	mi := &file_skein_v1_agent_proto_msgTypes[104]
+	mi := &file_skein_v1_agent_proto_msgTypes[112]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7089,7 +7625,7 @@ func (x *PeerUsage) String() string {
 func (*PeerUsage) ProtoMessage() {}
 
 func (x *PeerUsage) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_agent_proto_msgTypes[104]
+	mi := &file_skein_v1_agent_proto_msgTypes[112]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7102,7 +7638,7 @@ func (x *PeerUsage) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PeerUsage.ProtoReflect.Descriptor instead.
 func (*PeerUsage) Descriptor() ([]byte, []int) {
-	return file_skein_v1_agent_proto_rawDescGZIP(), []int{104}
+	return file_skein_v1_agent_proto_rawDescGZIP(), []int{112}
 }
 
 func (x *PeerUsage) GetNodeId() string {
@@ -7179,7 +7715,7 @@ type UsageRates struct {
 
 func (x *UsageRates) Reset() {
 	*x = UsageRates{}
-	mi := &file_skein_v1_agent_proto_msgTypes[105]
+	mi := &file_skein_v1_agent_proto_msgTypes[113]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7191,7 +7727,7 @@ func (x *UsageRates) String() string {
 func (*UsageRates) ProtoMessage() {}
 
 func (x *UsageRates) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_agent_proto_msgTypes[105]
+	mi := &file_skein_v1_agent_proto_msgTypes[113]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7204,7 +7740,7 @@ func (x *UsageRates) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use UsageRates.ProtoReflect.Descriptor instead.
 func (*UsageRates) Descriptor() ([]byte, []int) {
-	return file_skein_v1_agent_proto_rawDescGZIP(), []int{105}
+	return file_skein_v1_agent_proto_rawDescGZIP(), []int{113}
 }
 
 func (x *UsageRates) GetUsage() *UsageResponse {
@@ -7379,7 +7915,7 @@ type PeerRates struct {
 
 func (x *PeerRates) Reset() {
 	*x = PeerRates{}
-	mi := &file_skein_v1_agent_proto_msgTypes[106]
+	mi := &file_skein_v1_agent_proto_msgTypes[114]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7391,7 +7927,7 @@ func (x *PeerRates) String() string {
 func (*PeerRates) ProtoMessage() {}
 
 func (x *PeerRates) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_agent_proto_msgTypes[106]
+	mi := &file_skein_v1_agent_proto_msgTypes[114]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7404,7 +7940,7 @@ func (x *PeerRates) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PeerRates.ProtoReflect.Descriptor instead.
 func (*PeerRates) Descriptor() ([]byte, []int) {
-	return file_skein_v1_agent_proto_rawDescGZIP(), []int{106}
+	return file_skein_v1_agent_proto_rawDescGZIP(), []int{114}
 }
 
 func (x *PeerRates) GetPeer() *PeerUsage {
@@ -7438,7 +7974,7 @@ type ProfileRequest struct {
 
 func (x *ProfileRequest) Reset() {
 	*x = ProfileRequest{}
-	mi := &file_skein_v1_agent_proto_msgTypes[107]
+	mi := &file_skein_v1_agent_proto_msgTypes[115]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7450,7 +7986,7 @@ func (x *ProfileRequest) String() string {
 func (*ProfileRequest) ProtoMessage() {}
 
 func (x *ProfileRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_agent_proto_msgTypes[107]
+	mi := &file_skein_v1_agent_proto_msgTypes[115]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7463,7 +7999,7 @@ func (x *ProfileRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ProfileRequest.ProtoReflect.Descriptor instead.
 func (*ProfileRequest) Descriptor() ([]byte, []int) {
-	return file_skein_v1_agent_proto_rawDescGZIP(), []int{107}
+	return file_skein_v1_agent_proto_rawDescGZIP(), []int{115}
 }
 
 func (x *ProfileRequest) GetKind() string {
@@ -7491,7 +8027,7 @@ type ProfileResponse struct {
 
 func (x *ProfileResponse) Reset() {
 	*x = ProfileResponse{}
-	mi := &file_skein_v1_agent_proto_msgTypes[108]
+	mi := &file_skein_v1_agent_proto_msgTypes[116]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7503,7 +8039,7 @@ func (x *ProfileResponse) String() string {
 func (*ProfileResponse) ProtoMessage() {}
 
 func (x *ProfileResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_agent_proto_msgTypes[108]
+	mi := &file_skein_v1_agent_proto_msgTypes[116]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7516,7 +8052,7 @@ func (x *ProfileResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ProfileResponse.ProtoReflect.Descriptor instead.
 func (*ProfileResponse) Descriptor() ([]byte, []int) {
-	return file_skein_v1_agent_proto_rawDescGZIP(), []int{108}
+	return file_skein_v1_agent_proto_rawDescGZIP(), []int{116}
 }
 
 func (x *ProfileResponse) GetNode() string {
@@ -7599,9 +8135,11 @@ const file_skein_v1_agent_proto_rawDesc = "" +
 	"\x06leader\x18\x04 \x01(\bR\x06leader\x12\x1c\n" +
 	"\treachable\x18\x05 \x01(\bR\treachable\x12\x18\n" +
 	"\awaiting\x18\x06 \x01(\tR\awaiting\"\x0e\n" +
-	"\fNodesRequest\"9\n" +
+	"\fNodesRequest\"s\n" +
 	"\rNodesResponse\x12(\n" +
-	"\x05nodes\x18\x01 \x03(\v2\x12.skein.v1.NodeViewR\x05nodes\"\xcd\x02\n" +
+	"\x05nodes\x18\x01 \x03(\v2\x12.skein.v1.NodeViewR\x05nodes\x128\n" +
+	"\vplain_peers\x18\x02 \x03(\v2\x17.skein.v1.PlainPeerViewR\n" +
+	"plainPeers\"\xcd\x02\n" +
 	"\bNodeView\x12\"\n" +
 	"\x04node\x18\x01 \x01(\v2\x0e.skein.v1.NodeR\x04node\x12(\n" +
 	"\x06record\x18\x02 \x01(\v2\x10.skein.v1.RecordR\x06record\x12\x14\n" +
@@ -7616,7 +8154,49 @@ const file_skein_v1_agent_proto_rawDesc = "" +
 	" \x01(\tR\x04role\x12\x12\n" +
 	"\x04site\x18\v \x01(\tR\x04site\x12\x1d\n" +
 	"\n" +
-	"site_leads\x18\f \x01(\tR\tsiteLeads\"\x0e\n" +
+	"site_leads\x18\f \x01(\tR\tsiteLeads\"\xbc\x01\n" +
+	"\x13AddPlainPeerRequest\x12\x12\n" +
+	"\x04name\x18\x01 \x01(\tR\x04name\x12\x1d\n" +
+	"\n" +
+	"public_key\x18\x02 \x01(\fR\tpublicKey\x12\x1f\n" +
+	"\vallowed_ips\x18\x03 \x03(\tR\n" +
+	"allowedIps\x12%\n" +
+	"\x0elifetime_nanos\x18\x04 \x01(\x03R\rlifetimeNanos\x12\x10\n" +
+	"\x03via\x18\x05 \x03(\tR\x03via\x12\x18\n" +
+	"\areplace\x18\x06 \x01(\bR\areplace\"\xe5\x01\n" +
+	"\x14AddPlainPeerResponse\x12'\n" +
+	"\x04peer\x18\x01 \x01(\v2\x13.skein.v1.PlainPeerR\x04peer\x12\x14\n" +
+	"\x05index\x18\x02 \x01(\x04R\x05index\x12#\n" +
+	"\rpreshared_key\x18\x03 \x01(\fR\fpresharedKey\x125\n" +
+	"\tendpoints\x18\x04 \x03(\v2\x17.skein.v1.PlainEndpointR\tendpoints\x12\x16\n" +
+	"\x06routes\x18\x05 \x03(\tR\x06routes\x12\x1a\n" +
+	"\bwarnings\x18\x06 \x03(\tR\bwarnings\"{\n" +
+	"\rPlainEndpoint\x12\x17\n" +
+	"\anode_id\x18\x01 \x01(\tR\x06nodeId\x12\x12\n" +
+	"\x04node\x18\x02 \x01(\tR\x04node\x12#\n" +
+	"\rwireguard_key\x18\x03 \x01(\fR\fwireguardKey\x12\x18\n" +
+	"\aaddress\x18\x04 \x01(\tR\aaddress\"\x13\n" +
+	"\x11PlainPeersRequest\"C\n" +
+	"\x12PlainPeersResponse\x12-\n" +
+	"\x05peers\x18\x01 \x03(\v2\x17.skein.v1.PlainPeerViewR\x05peers\"\xb6\x02\n" +
+	"\rPlainPeerView\x12'\n" +
+	"\x04peer\x18\x01 \x01(\v2\x13.skein.v1.PlainPeerR\x04peer\x12\x16\n" +
+	"\x06holder\x18\x02 \x01(\tR\x06holder\x12\x1f\n" +
+	"\vholder_name\x18\x03 \x01(\tR\n" +
+	"holderName\x12\x14\n" +
+	"\x05alive\x18\x04 \x01(\bR\x05alive\x12\x1a\n" +
+	"\bcarriers\x18\x05 \x03(\tR\bcarriers\x12\x1a\n" +
+	"\bendpoint\x18\x06 \x01(\tR\bendpoint\x12%\n" +
+	"\x0elast_handshake\x18\a \x01(\x03R\rlastHandshake\x12\x19\n" +
+	"\brx_bytes\x18\b \x01(\x04R\arxBytes\x12\x19\n" +
+	"\btx_bytes\x18\t \x01(\x04R\atxBytes\x12\x18\n" +
+	"\aproblem\x18\n" +
+	" \x01(\tR\aproblem\",\n" +
+	"\x16RemovePlainPeerRequest\x12\x12\n" +
+	"\x04name\x18\x01 \x01(\tR\x04name\"X\n" +
+	"\x17RemovePlainPeerResponse\x12'\n" +
+	"\x04peer\x18\x01 \x01(\v2\x13.skein.v1.PlainPeerR\x04peer\x12\x14\n" +
+	"\x05index\x18\x02 \x01(\x04R\x05index\"\x0e\n" +
 	"\fPeersRequest\"\xd2\x01\n" +
 	"\rPeersResponse\x12(\n" +
 	"\x05peers\x18\x01 \x03(\v2\x12.skein.v1.PeerViewR\x05peers\x12T\n" +
@@ -8154,7 +8734,7 @@ const file_skein_v1_agent_proto_rawDesc = "" +
 	"\aseconds\x18\x02 \x01(\rR\aseconds\"9\n" +
 	"\x0fProfileResponse\x12\x12\n" +
 	"\x04node\x18\x01 \x01(\tR\x04node\x12\x12\n" +
-	"\x04data\x18\x02 \x01(\fR\x04data2\x84\x17\n" +
+	"\x04data\x18\x02 \x01(\fR\x04data2\xf4\x18\n" +
 	"\fAgentService\x12;\n" +
 	"\x06Status\x12\x17.skein.v1.StatusRequest\x1a\x18.skein.v1.StatusResponse\x128\n" +
 	"\x05Nodes\x12\x16.skein.v1.NodesRequest\x1a\x17.skein.v1.NodesResponse\x128\n" +
@@ -8203,7 +8783,11 @@ const file_skein_v1_agent_proto_rawDesc = "" +
 	"\fAttachEgress\x12\x1d.skein.v1.AttachEgressRequest\x1a\x1e.skein.v1.AttachEgressResponse\x12D\n" +
 	"\tDrainNode\x12\x1a.skein.v1.DrainNodeRequest\x1a\x1b.skein.v1.DrainNodeResponse\x12>\n" +
 	"\aSetRole\x12\x18.skein.v1.SetRoleRequest\x1a\x19.skein.v1.SetRoleResponse\x12>\n" +
-	"\aSetNode\x12\x18.skein.v1.SetNodeRequest\x1a\x19.skein.v1.SetNodeResponse\x128\n" +
+	"\aSetNode\x12\x18.skein.v1.SetNodeRequest\x1a\x19.skein.v1.SetNodeResponse\x12M\n" +
+	"\fAddPlainPeer\x12\x1d.skein.v1.AddPlainPeerRequest\x1a\x1e.skein.v1.AddPlainPeerResponse\x12G\n" +
+	"\n" +
+	"PlainPeers\x12\x1b.skein.v1.PlainPeersRequest\x1a\x1c.skein.v1.PlainPeersResponse\x12V\n" +
+	"\x0fRemovePlainPeer\x12 .skein.v1.RemovePlainPeerRequest\x1a!.skein.v1.RemovePlainPeerResponse\x128\n" +
 	"\x05Usage\x12\x16.skein.v1.UsageRequest\x1a\x17.skein.v1.UsageResponse\x12@\n" +
 	"\aProfile\x12\x18.skein.v1.ProfileRequest\x1a\x19.skein.v1.ProfileResponse0\x01B1Z/github.com/skeinmesh/skein/api/skein/v1;skeinv1b\x06proto3"
 
@@ -8219,309 +8803,330 @@ func file_skein_v1_agent_proto_rawDescGZIP() []byte {
 	return file_skein_v1_agent_proto_rawDescData
 }
 
-var file_skein_v1_agent_proto_msgTypes = make([]protoimpl.MessageInfo, 110)
+var file_skein_v1_agent_proto_msgTypes = make([]protoimpl.MessageInfo, 118)
 var file_skein_v1_agent_proto_goTypes = []any{
-	(*StatusRequest)(nil),         // 0: skein.v1.StatusRequest
-	(*StatusResponse)(nil),        // 1: skein.v1.StatusResponse
-	(*Problem)(nil),               // 2: skein.v1.Problem
-	(*ServerStatus)(nil),          // 3: skein.v1.ServerStatus
-	(*NodesRequest)(nil),          // 4: skein.v1.NodesRequest
-	(*NodesResponse)(nil),         // 5: skein.v1.NodesResponse
-	(*NodeView)(nil),              // 6: skein.v1.NodeView
-	(*PeersRequest)(nil),          // 7: skein.v1.PeersRequest
-	(*PeersResponse)(nil),         // 8: skein.v1.PeersResponse
-	(*PeerView)(nil),              // 9: skein.v1.PeerView
-	(*NetcheckRequest)(nil),       // 10: skein.v1.NetcheckRequest
-	(*NetcheckResponse)(nil),      // 11: skein.v1.NetcheckResponse
-	(*DiscoveryNote)(nil),         // 12: skein.v1.DiscoveryNote
-	(*RelayCheck)(nil),            // 13: skein.v1.RelayCheck
-	(*CreateTokenRequest)(nil),    // 14: skein.v1.CreateTokenRequest
-	(*CreateTokenResponse)(nil),   // 15: skein.v1.CreateTokenResponse
-	(*ListTokensRequest)(nil),     // 16: skein.v1.ListTokensRequest
-	(*ListTokensResponse)(nil),    // 17: skein.v1.ListTokensResponse
-	(*RevokeTokenRequest)(nil),    // 18: skein.v1.RevokeTokenRequest
-	(*RevokeTokenResponse)(nil),   // 19: skein.v1.RevokeTokenResponse
-	(*RepairClockRequest)(nil),    // 20: skein.v1.RepairClockRequest
-	(*RepairClockResponse)(nil),   // 21: skein.v1.RepairClockResponse
-	(*ShowNodeRequest)(nil),       // 22: skein.v1.ShowNodeRequest
-	(*ShowNodeResponse)(nil),      // 23: skein.v1.ShowNodeResponse
-	(*RevokeNodeRequest)(nil),     // 24: skein.v1.RevokeNodeRequest
-	(*RevokeNodeResponse)(nil),    // 25: skein.v1.RevokeNodeResponse
-	(*SetRoleRequest)(nil),        // 26: skein.v1.SetRoleRequest
-	(*SetRoleResponse)(nil),       // 27: skein.v1.SetRoleResponse
-	(*SetNodeRequest)(nil),        // 28: skein.v1.SetNodeRequest
-	(*SetNodeResponse)(nil),       // 29: skein.v1.SetNodeResponse
-	(*SettingsRequest)(nil),       // 30: skein.v1.SettingsRequest
-	(*SettingsResponse)(nil),      // 31: skein.v1.SettingsResponse
-	(*EventsRequest)(nil),         // 32: skein.v1.EventsRequest
-	(*EventsResponse)(nil),        // 33: skein.v1.EventsResponse
-	(*StateRequest)(nil),          // 34: skein.v1.StateRequest
-	(*StateResponse)(nil),         // 35: skein.v1.StateResponse
-	(*DiffRequest)(nil),           // 36: skein.v1.DiffRequest
-	(*DiffResponse)(nil),          // 37: skein.v1.DiffResponse
-	(*ExplainPeerRequest)(nil),    // 38: skein.v1.ExplainPeerRequest
-	(*ExplainPeerResponse)(nil),   // 39: skein.v1.ExplainPeerResponse
-	(*PortGuessView)(nil),         // 40: skein.v1.PortGuessView
-	(*GraphRequest)(nil),          // 41: skein.v1.GraphRequest
-	(*GraphResponse)(nil),         // 42: skein.v1.GraphResponse
-	(*ProbeView)(nil),             // 43: skein.v1.ProbeView
-	(*PlanRequest)(nil),           // 44: skein.v1.PlanRequest
-	(*PlanResponse)(nil),          // 45: skein.v1.PlanResponse
-	(*DownRequest)(nil),           // 46: skein.v1.DownRequest
-	(*DownResponse)(nil),          // 47: skein.v1.DownResponse
-	(*RelayRequest)(nil),          // 48: skein.v1.RelayRequest
-	(*RelayResponse)(nil),         // 49: skein.v1.RelayResponse
-	(*RelaySession)(nil),          // 50: skein.v1.RelaySession
-	(*RelayServer)(nil),           // 51: skein.v1.RelayServer
-	(*RelayServerLimits)(nil),     // 52: skein.v1.RelayServerLimits
-	(*RelayClient)(nil),           // 53: skein.v1.RelayClient
-	(*CreatePoolRequest)(nil),     // 54: skein.v1.CreatePoolRequest
-	(*ChangePoolRequest)(nil),     // 55: skein.v1.ChangePoolRequest
-	(*PoolResponse)(nil),          // 56: skein.v1.PoolResponse
-	(*RemovePoolRequest)(nil),     // 57: skein.v1.RemovePoolRequest
-	(*RemovePoolResponse)(nil),    // 58: skein.v1.RemovePoolResponse
-	(*PoolsRequest)(nil),          // 59: skein.v1.PoolsRequest
-	(*PoolsResponse)(nil),         // 60: skein.v1.PoolsResponse
-	(*PoolView)(nil),              // 61: skein.v1.PoolView
-	(*PoolHolder)(nil),            // 62: skein.v1.PoolHolder
-	(*LocalPool)(nil),             // 63: skein.v1.LocalPool
-	(*BlocksRequest)(nil),         // 64: skein.v1.BlocksRequest
-	(*BlocksResponse)(nil),        // 65: skein.v1.BlocksResponse
-	(*BlockView)(nil),             // 66: skein.v1.BlockView
-	(*ReserveBlockRequest)(nil),   // 67: skein.v1.ReserveBlockRequest
-	(*ReleaseBlockRequest)(nil),   // 68: skein.v1.ReleaseBlockRequest
-	(*BlockResponse)(nil),         // 69: skein.v1.BlockResponse
-	(*ReserveAddressRequest)(nil), // 70: skein.v1.ReserveAddressRequest
-	(*ReleaseAddressRequest)(nil), // 71: skein.v1.ReleaseAddressRequest
-	(*StaticResponse)(nil),        // 72: skein.v1.StaticResponse
-	(*StaticsRequest)(nil),        // 73: skein.v1.StaticsRequest
-	(*StaticsResponse)(nil),       // 74: skein.v1.StaticsResponse
-	(*WhoRequest)(nil),            // 75: skein.v1.WhoRequest
-	(*WhoResponse)(nil),           // 76: skein.v1.WhoResponse
-	(*Holder)(nil),                // 77: skein.v1.Holder
-	(*PodsRequest)(nil),           // 78: skein.v1.PodsRequest
-	(*PodsResponse)(nil),          // 79: skein.v1.PodsResponse
-	(*PodView)(nil),               // 80: skein.v1.PodView
-	(*ImportRequest)(nil),         // 81: skein.v1.ImportRequest
-	(*ImportResponse)(nil),        // 82: skein.v1.ImportResponse
-	(*CreateEgressRequest)(nil),   // 83: skein.v1.CreateEgressRequest
-	(*ChangeEgressRequest)(nil),   // 84: skein.v1.ChangeEgressRequest
-	(*EgressResponse)(nil),        // 85: skein.v1.EgressResponse
-	(*RemoveEgressRequest)(nil),   // 86: skein.v1.RemoveEgressRequest
-	(*RemoveEgressResponse)(nil),  // 87: skein.v1.RemoveEgressResponse
-	(*EgressesRequest)(nil),       // 88: skein.v1.EgressesRequest
-	(*EgressesResponse)(nil),      // 89: skein.v1.EgressesResponse
-	(*EgressSummary)(nil),         // 90: skein.v1.EgressSummary
-	(*SlotView)(nil),              // 91: skein.v1.SlotView
-	(*ShowEgressRequest)(nil),     // 92: skein.v1.ShowEgressRequest
-	(*ShowEgressResponse)(nil),    // 93: skein.v1.ShowEgressResponse
-	(*EgressNodeError)(nil),       // 94: skein.v1.EgressNodeError
-	(*EgressHostClients)(nil),     // 95: skein.v1.EgressHostClients
-	(*ExplainEgressRequest)(nil),  // 96: skein.v1.ExplainEgressRequest
-	(*ExplainEgressResponse)(nil), // 97: skein.v1.ExplainEgressResponse
-	(*AttachEgressRequest)(nil),   // 98: skein.v1.AttachEgressRequest
-	(*AttachEgressResponse)(nil),  // 99: skein.v1.AttachEgressResponse
-	(*DrainNodeRequest)(nil),      // 100: skein.v1.DrainNodeRequest
-	(*DrainNodeResponse)(nil),     // 101: skein.v1.DrainNodeResponse
-	(*UsageRequest)(nil),          // 102: skein.v1.UsageRequest
-	(*UsageResponse)(nil),         // 103: skein.v1.UsageResponse
-	(*PeerUsage)(nil),             // 104: skein.v1.PeerUsage
-	(*UsageRates)(nil),            // 105: skein.v1.UsageRates
-	(*PeerRates)(nil),             // 106: skein.v1.PeerRates
-	(*ProfileRequest)(nil),        // 107: skein.v1.ProfileRequest
-	(*ProfileResponse)(nil),       // 108: skein.v1.ProfileResponse
-	nil,                           // 109: skein.v1.PeersResponse.PeerTransportsEntry
-	(NatType)(0),                  // 110: skein.v1.NatType
-	(*Node)(nil),                  // 111: skein.v1.Node
-	(*Record)(nil),                // 112: skein.v1.Record
-	(*Candidate)(nil),             // 113: skein.v1.Candidate
-	(*Token)(nil),                 // 114: skein.v1.Token
-	(*NodeSettings)(nil),          // 115: skein.v1.NodeSettings
-	(*Settings)(nil),              // 116: skein.v1.Settings
-	(*Event)(nil),                 // 117: skein.v1.Event
-	(*State)(nil),                 // 118: skein.v1.State
-	(*JournalEntry)(nil),          // 119: skein.v1.JournalEntry
-	(*Pool)(nil),                  // 120: skein.v1.Pool
-	(*ChangePool)(nil),            // 121: skein.v1.ChangePool
-	(*Grant)(nil),                 // 122: skein.v1.Grant
-	(*StaticAddress)(nil),         // 123: skein.v1.StaticAddress
-	(*Block)(nil),                 // 124: skein.v1.Block
-	(*ImportPools)(nil),           // 125: skein.v1.ImportPools
-	(*Egress)(nil),                // 126: skein.v1.Egress
-	(*ChangeEgress)(nil),          // 127: skein.v1.ChangeEgress
-	(*EgressSlot)(nil),            // 128: skein.v1.EgressSlot
-	(*EgressGateway)(nil),         // 129: skein.v1.EgressGateway
-	(*EgressClientReport)(nil),    // 130: skein.v1.EgressClientReport
-	(*EgressOfClient)(nil),        // 131: skein.v1.EgressOfClient
+	(*StatusRequest)(nil),           // 0: skein.v1.StatusRequest
+	(*StatusResponse)(nil),          // 1: skein.v1.StatusResponse
+	(*Problem)(nil),                 // 2: skein.v1.Problem
+	(*ServerStatus)(nil),            // 3: skein.v1.ServerStatus
+	(*NodesRequest)(nil),            // 4: skein.v1.NodesRequest
+	(*NodesResponse)(nil),           // 5: skein.v1.NodesResponse
+	(*NodeView)(nil),                // 6: skein.v1.NodeView
+	(*AddPlainPeerRequest)(nil),     // 7: skein.v1.AddPlainPeerRequest
+	(*AddPlainPeerResponse)(nil),    // 8: skein.v1.AddPlainPeerResponse
+	(*PlainEndpoint)(nil),           // 9: skein.v1.PlainEndpoint
+	(*PlainPeersRequest)(nil),       // 10: skein.v1.PlainPeersRequest
+	(*PlainPeersResponse)(nil),      // 11: skein.v1.PlainPeersResponse
+	(*PlainPeerView)(nil),           // 12: skein.v1.PlainPeerView
+	(*RemovePlainPeerRequest)(nil),  // 13: skein.v1.RemovePlainPeerRequest
+	(*RemovePlainPeerResponse)(nil), // 14: skein.v1.RemovePlainPeerResponse
+	(*PeersRequest)(nil),            // 15: skein.v1.PeersRequest
+	(*PeersResponse)(nil),           // 16: skein.v1.PeersResponse
+	(*PeerView)(nil),                // 17: skein.v1.PeerView
+	(*NetcheckRequest)(nil),         // 18: skein.v1.NetcheckRequest
+	(*NetcheckResponse)(nil),        // 19: skein.v1.NetcheckResponse
+	(*DiscoveryNote)(nil),           // 20: skein.v1.DiscoveryNote
+	(*RelayCheck)(nil),              // 21: skein.v1.RelayCheck
+	(*CreateTokenRequest)(nil),      // 22: skein.v1.CreateTokenRequest
+	(*CreateTokenResponse)(nil),     // 23: skein.v1.CreateTokenResponse
+	(*ListTokensRequest)(nil),       // 24: skein.v1.ListTokensRequest
+	(*ListTokensResponse)(nil),      // 25: skein.v1.ListTokensResponse
+	(*RevokeTokenRequest)(nil),      // 26: skein.v1.RevokeTokenRequest
+	(*RevokeTokenResponse)(nil),     // 27: skein.v1.RevokeTokenResponse
+	(*RepairClockRequest)(nil),      // 28: skein.v1.RepairClockRequest
+	(*RepairClockResponse)(nil),     // 29: skein.v1.RepairClockResponse
+	(*ShowNodeRequest)(nil),         // 30: skein.v1.ShowNodeRequest
+	(*ShowNodeResponse)(nil),        // 31: skein.v1.ShowNodeResponse
+	(*RevokeNodeRequest)(nil),       // 32: skein.v1.RevokeNodeRequest
+	(*RevokeNodeResponse)(nil),      // 33: skein.v1.RevokeNodeResponse
+	(*SetRoleRequest)(nil),          // 34: skein.v1.SetRoleRequest
+	(*SetRoleResponse)(nil),         // 35: skein.v1.SetRoleResponse
+	(*SetNodeRequest)(nil),          // 36: skein.v1.SetNodeRequest
+	(*SetNodeResponse)(nil),         // 37: skein.v1.SetNodeResponse
+	(*SettingsRequest)(nil),         // 38: skein.v1.SettingsRequest
+	(*SettingsResponse)(nil),        // 39: skein.v1.SettingsResponse
+	(*EventsRequest)(nil),           // 40: skein.v1.EventsRequest
+	(*EventsResponse)(nil),          // 41: skein.v1.EventsResponse
+	(*StateRequest)(nil),            // 42: skein.v1.StateRequest
+	(*StateResponse)(nil),           // 43: skein.v1.StateResponse
+	(*DiffRequest)(nil),             // 44: skein.v1.DiffRequest
+	(*DiffResponse)(nil),            // 45: skein.v1.DiffResponse
+	(*ExplainPeerRequest)(nil),      // 46: skein.v1.ExplainPeerRequest
+	(*ExplainPeerResponse)(nil),     // 47: skein.v1.ExplainPeerResponse
+	(*PortGuessView)(nil),           // 48: skein.v1.PortGuessView
+	(*GraphRequest)(nil),            // 49: skein.v1.GraphRequest
+	(*GraphResponse)(nil),           // 50: skein.v1.GraphResponse
+	(*ProbeView)(nil),               // 51: skein.v1.ProbeView
+	(*PlanRequest)(nil),             // 52: skein.v1.PlanRequest
+	(*PlanResponse)(nil),            // 53: skein.v1.PlanResponse
+	(*DownRequest)(nil),             // 54: skein.v1.DownRequest
+	(*DownResponse)(nil),            // 55: skein.v1.DownResponse
+	(*RelayRequest)(nil),            // 56: skein.v1.RelayRequest
+	(*RelayResponse)(nil),           // 57: skein.v1.RelayResponse
+	(*RelaySession)(nil),            // 58: skein.v1.RelaySession
+	(*RelayServer)(nil),             // 59: skein.v1.RelayServer
+	(*RelayServerLimits)(nil),       // 60: skein.v1.RelayServerLimits
+	(*RelayClient)(nil),             // 61: skein.v1.RelayClient
+	(*CreatePoolRequest)(nil),       // 62: skein.v1.CreatePoolRequest
+	(*ChangePoolRequest)(nil),       // 63: skein.v1.ChangePoolRequest
+	(*PoolResponse)(nil),            // 64: skein.v1.PoolResponse
+	(*RemovePoolRequest)(nil),       // 65: skein.v1.RemovePoolRequest
+	(*RemovePoolResponse)(nil),      // 66: skein.v1.RemovePoolResponse
+	(*PoolsRequest)(nil),            // 67: skein.v1.PoolsRequest
+	(*PoolsResponse)(nil),           // 68: skein.v1.PoolsResponse
+	(*PoolView)(nil),                // 69: skein.v1.PoolView
+	(*PoolHolder)(nil),              // 70: skein.v1.PoolHolder
+	(*LocalPool)(nil),               // 71: skein.v1.LocalPool
+	(*BlocksRequest)(nil),           // 72: skein.v1.BlocksRequest
+	(*BlocksResponse)(nil),          // 73: skein.v1.BlocksResponse
+	(*BlockView)(nil),               // 74: skein.v1.BlockView
+	(*ReserveBlockRequest)(nil),     // 75: skein.v1.ReserveBlockRequest
+	(*ReleaseBlockRequest)(nil),     // 76: skein.v1.ReleaseBlockRequest
+	(*BlockResponse)(nil),           // 77: skein.v1.BlockResponse
+	(*ReserveAddressRequest)(nil),   // 78: skein.v1.ReserveAddressRequest
+	(*ReleaseAddressRequest)(nil),   // 79: skein.v1.ReleaseAddressRequest
+	(*StaticResponse)(nil),          // 80: skein.v1.StaticResponse
+	(*StaticsRequest)(nil),          // 81: skein.v1.StaticsRequest
+	(*StaticsResponse)(nil),         // 82: skein.v1.StaticsResponse
+	(*WhoRequest)(nil),              // 83: skein.v1.WhoRequest
+	(*WhoResponse)(nil),             // 84: skein.v1.WhoResponse
+	(*Holder)(nil),                  // 85: skein.v1.Holder
+	(*PodsRequest)(nil),             // 86: skein.v1.PodsRequest
+	(*PodsResponse)(nil),            // 87: skein.v1.PodsResponse
+	(*PodView)(nil),                 // 88: skein.v1.PodView
+	(*ImportRequest)(nil),           // 89: skein.v1.ImportRequest
+	(*ImportResponse)(nil),          // 90: skein.v1.ImportResponse
+	(*CreateEgressRequest)(nil),     // 91: skein.v1.CreateEgressRequest
+	(*ChangeEgressRequest)(nil),     // 92: skein.v1.ChangeEgressRequest
+	(*EgressResponse)(nil),          // 93: skein.v1.EgressResponse
+	(*RemoveEgressRequest)(nil),     // 94: skein.v1.RemoveEgressRequest
+	(*RemoveEgressResponse)(nil),    // 95: skein.v1.RemoveEgressResponse
+	(*EgressesRequest)(nil),         // 96: skein.v1.EgressesRequest
+	(*EgressesResponse)(nil),        // 97: skein.v1.EgressesResponse
+	(*EgressSummary)(nil),           // 98: skein.v1.EgressSummary
+	(*SlotView)(nil),                // 99: skein.v1.SlotView
+	(*ShowEgressRequest)(nil),       // 100: skein.v1.ShowEgressRequest
+	(*ShowEgressResponse)(nil),      // 101: skein.v1.ShowEgressResponse
+	(*EgressNodeError)(nil),         // 102: skein.v1.EgressNodeError
+	(*EgressHostClients)(nil),       // 103: skein.v1.EgressHostClients
+	(*ExplainEgressRequest)(nil),    // 104: skein.v1.ExplainEgressRequest
+	(*ExplainEgressResponse)(nil),   // 105: skein.v1.ExplainEgressResponse
+	(*AttachEgressRequest)(nil),     // 106: skein.v1.AttachEgressRequest
+	(*AttachEgressResponse)(nil),    // 107: skein.v1.AttachEgressResponse
+	(*DrainNodeRequest)(nil),        // 108: skein.v1.DrainNodeRequest
+	(*DrainNodeResponse)(nil),       // 109: skein.v1.DrainNodeResponse
+	(*UsageRequest)(nil),            // 110: skein.v1.UsageRequest
+	(*UsageResponse)(nil),           // 111: skein.v1.UsageResponse
+	(*PeerUsage)(nil),               // 112: skein.v1.PeerUsage
+	(*UsageRates)(nil),              // 113: skein.v1.UsageRates
+	(*PeerRates)(nil),               // 114: skein.v1.PeerRates
+	(*ProfileRequest)(nil),          // 115: skein.v1.ProfileRequest
+	(*ProfileResponse)(nil),         // 116: skein.v1.ProfileResponse
+	nil,                             // 117: skein.v1.PeersResponse.PeerTransportsEntry
+	(NatType)(0),                    // 118: skein.v1.NatType
+	(*Node)(nil),                    // 119: skein.v1.Node
+	(*Record)(nil),                  // 120: skein.v1.Record
+	(*PlainPeer)(nil),               // 121: skein.v1.PlainPeer
+	(*Candidate)(nil),               // 122: skein.v1.Candidate
+	(*Token)(nil),                   // 123: skein.v1.Token
+	(*NodeSettings)(nil),            // 124: skein.v1.NodeSettings
+	(*Settings)(nil),                // 125: skein.v1.Settings
+	(*Event)(nil),                   // 126: skein.v1.Event
+	(*State)(nil),                   // 127: skein.v1.State
+	(*JournalEntry)(nil),            // 128: skein.v1.JournalEntry
+	(*Pool)(nil),                    // 129: skein.v1.Pool
+	(*ChangePool)(nil),              // 130: skein.v1.ChangePool
+	(*Grant)(nil),                   // 131: skein.v1.Grant
+	(*StaticAddress)(nil),           // 132: skein.v1.StaticAddress
+	(*Block)(nil),                   // 133: skein.v1.Block
+	(*ImportPools)(nil),             // 134: skein.v1.ImportPools
+	(*Egress)(nil),                  // 135: skein.v1.Egress
+	(*ChangeEgress)(nil),            // 136: skein.v1.ChangeEgress
+	(*EgressSlot)(nil),              // 137: skein.v1.EgressSlot
+	(*EgressGateway)(nil),           // 138: skein.v1.EgressGateway
+	(*EgressClientReport)(nil),      // 139: skein.v1.EgressClientReport
+	(*EgressOfClient)(nil),          // 140: skein.v1.EgressOfClient
 }
 var file_skein_v1_agent_proto_depIdxs = []int32{
-	110, // 0: skein.v1.StatusResponse.nat_type:type_name -> skein.v1.NatType
+	118, // 0: skein.v1.StatusResponse.nat_type:type_name -> skein.v1.NatType
 	2,   // 1: skein.v1.StatusResponse.problems:type_name -> skein.v1.Problem
 	3,   // 2: skein.v1.StatusResponse.servers:type_name -> skein.v1.ServerStatus
 	6,   // 3: skein.v1.NodesResponse.nodes:type_name -> skein.v1.NodeView
-	111, // 4: skein.v1.NodeView.node:type_name -> skein.v1.Node
-	112, // 5: skein.v1.NodeView.record:type_name -> skein.v1.Record
-	9,   // 6: skein.v1.PeersResponse.peers:type_name -> skein.v1.PeerView
-	109, // 7: skein.v1.PeersResponse.peer_transports:type_name -> skein.v1.PeersResponse.PeerTransportsEntry
-	110, // 8: skein.v1.PeerView.nat_type:type_name -> skein.v1.NatType
-	110, // 9: skein.v1.NetcheckResponse.nat_type:type_name -> skein.v1.NatType
-	113, // 10: skein.v1.NetcheckResponse.candidates:type_name -> skein.v1.Candidate
-	13,  // 11: skein.v1.NetcheckResponse.relays:type_name -> skein.v1.RelayCheck
-	12,  // 12: skein.v1.NetcheckResponse.notes:type_name -> skein.v1.DiscoveryNote
-	114, // 13: skein.v1.CreateTokenResponse.info:type_name -> skein.v1.Token
-	114, // 14: skein.v1.ListTokensResponse.tokens:type_name -> skein.v1.Token
-	6,   // 15: skein.v1.ShowNodeResponse.node:type_name -> skein.v1.NodeView
-	111, // 16: skein.v1.RevokeNodeResponse.node:type_name -> skein.v1.Node
-	111, // 17: skein.v1.SetRoleResponse.node:type_name -> skein.v1.Node
-	115, // 18: skein.v1.SetNodeRequest.settings:type_name -> skein.v1.NodeSettings
-	111, // 19: skein.v1.SetNodeResponse.node:type_name -> skein.v1.Node
-	116, // 20: skein.v1.SettingsRequest.change:type_name -> skein.v1.Settings
-	116, // 21: skein.v1.SettingsResponse.settings:type_name -> skein.v1.Settings
-	117, // 22: skein.v1.EventsResponse.event:type_name -> skein.v1.Event
-	118, // 23: skein.v1.StateResponse.state:type_name -> skein.v1.State
-	9,   // 24: skein.v1.ExplainPeerResponse.peer:type_name -> skein.v1.PeerView
-	112, // 25: skein.v1.ExplainPeerResponse.record:type_name -> skein.v1.Record
-	112, // 26: skein.v1.ExplainPeerResponse.self:type_name -> skein.v1.Record
-	43,  // 27: skein.v1.ExplainPeerResponse.probes:type_name -> skein.v1.ProbeView
-	119, // 28: skein.v1.ExplainPeerResponse.history:type_name -> skein.v1.JournalEntry
-	40,  // 29: skein.v1.ExplainPeerResponse.guess:type_name -> skein.v1.PortGuessView
-	6,   // 30: skein.v1.GraphResponse.nodes:type_name -> skein.v1.NodeView
-	9,   // 31: skein.v1.GraphResponse.peers:type_name -> skein.v1.PeerView
-	50,  // 32: skein.v1.RelayResponse.sessions:type_name -> skein.v1.RelaySession
-	51,  // 33: skein.v1.RelayResponse.server:type_name -> skein.v1.RelayServer
-	53,  // 34: skein.v1.RelayServer.clients:type_name -> skein.v1.RelayClient
-	52,  // 35: skein.v1.RelayServer.limits:type_name -> skein.v1.RelayServerLimits
-	120, // 36: skein.v1.CreatePoolRequest.pool:type_name -> skein.v1.Pool
-	121, // 37: skein.v1.ChangePoolRequest.change:type_name -> skein.v1.ChangePool
-	120, // 38: skein.v1.PoolResponse.pool:type_name -> skein.v1.Pool
-	61,  // 39: skein.v1.PoolsResponse.pools:type_name -> skein.v1.PoolView
-	120, // 40: skein.v1.PoolView.pool:type_name -> skein.v1.Pool
-	62,  // 41: skein.v1.PoolView.holders:type_name -> skein.v1.PoolHolder
-	122, // 42: skein.v1.PoolView.grants:type_name -> skein.v1.Grant
-	123, // 43: skein.v1.PoolView.statics:type_name -> skein.v1.StaticAddress
-	63,  // 44: skein.v1.PoolView.local:type_name -> skein.v1.LocalPool
-	66,  // 45: skein.v1.BlocksResponse.blocks:type_name -> skein.v1.BlockView
-	124, // 46: skein.v1.BlockView.block:type_name -> skein.v1.Block
-	124, // 47: skein.v1.BlockResponse.block:type_name -> skein.v1.Block
-	123, // 48: skein.v1.StaticResponse.address:type_name -> skein.v1.StaticAddress
-	123, // 49: skein.v1.StaticsResponse.addresses:type_name -> skein.v1.StaticAddress
-	124, // 50: skein.v1.WhoResponse.block:type_name -> skein.v1.Block
-	77,  // 51: skein.v1.WhoResponse.pod:type_name -> skein.v1.Holder
-	80,  // 52: skein.v1.PodsResponse.pods:type_name -> skein.v1.PodView
-	77,  // 53: skein.v1.PodView.holder:type_name -> skein.v1.Holder
-	125, // 54: skein.v1.ImportRequest.import:type_name -> skein.v1.ImportPools
-	126, // 55: skein.v1.CreateEgressRequest.egress:type_name -> skein.v1.Egress
-	127, // 56: skein.v1.ChangeEgressRequest.change:type_name -> skein.v1.ChangeEgress
-	126, // 57: skein.v1.EgressResponse.egress:type_name -> skein.v1.Egress
-	90,  // 58: skein.v1.EgressesResponse.egresses:type_name -> skein.v1.EgressSummary
-	126, // 59: skein.v1.EgressSummary.egress:type_name -> skein.v1.Egress
-	91,  // 60: skein.v1.EgressSummary.slots:type_name -> skein.v1.SlotView
-	128, // 61: skein.v1.SlotView.slot:type_name -> skein.v1.EgressSlot
-	90,  // 62: skein.v1.ShowEgressResponse.summary:type_name -> skein.v1.EgressSummary
-	129, // 63: skein.v1.ShowEgressResponse.gateways:type_name -> skein.v1.EgressGateway
-	94,  // 64: skein.v1.ShowEgressResponse.silent:type_name -> skein.v1.EgressNodeError
-	95,  // 65: skein.v1.ShowEgressResponse.clients:type_name -> skein.v1.EgressHostClients
-	130, // 66: skein.v1.EgressHostClients.clients:type_name -> skein.v1.EgressClientReport
-	131, // 67: skein.v1.AttachEgressResponse.egresses:type_name -> skein.v1.EgressOfClient
-	111, // 68: skein.v1.DrainNodeResponse.node:type_name -> skein.v1.Node
-	91,  // 69: skein.v1.DrainNodeResponse.slots:type_name -> skein.v1.SlotView
-	104, // 70: skein.v1.UsageResponse.peers:type_name -> skein.v1.PeerUsage
-	103, // 71: skein.v1.UsageRates.usage:type_name -> skein.v1.UsageResponse
-	106, // 72: skein.v1.UsageRates.peers:type_name -> skein.v1.PeerRates
-	104, // 73: skein.v1.PeerRates.peer:type_name -> skein.v1.PeerUsage
-	0,   // 74: skein.v1.AgentService.Status:input_type -> skein.v1.StatusRequest
-	4,   // 75: skein.v1.AgentService.Nodes:input_type -> skein.v1.NodesRequest
-	7,   // 76: skein.v1.AgentService.Peers:input_type -> skein.v1.PeersRequest
-	10,  // 77: skein.v1.AgentService.Netcheck:input_type -> skein.v1.NetcheckRequest
-	14,  // 78: skein.v1.AgentService.CreateToken:input_type -> skein.v1.CreateTokenRequest
-	16,  // 79: skein.v1.AgentService.ListTokens:input_type -> skein.v1.ListTokensRequest
-	18,  // 80: skein.v1.AgentService.RevokeToken:input_type -> skein.v1.RevokeTokenRequest
-	20,  // 81: skein.v1.AgentService.RepairClock:input_type -> skein.v1.RepairClockRequest
-	22,  // 82: skein.v1.AgentService.ShowNode:input_type -> skein.v1.ShowNodeRequest
-	24,  // 83: skein.v1.AgentService.RevokeNode:input_type -> skein.v1.RevokeNodeRequest
-	30,  // 84: skein.v1.AgentService.Settings:input_type -> skein.v1.SettingsRequest
-	32,  // 85: skein.v1.AgentService.Events:input_type -> skein.v1.EventsRequest
-	34,  // 86: skein.v1.AgentService.State:input_type -> skein.v1.StateRequest
-	36,  // 87: skein.v1.AgentService.Diff:input_type -> skein.v1.DiffRequest
-	38,  // 88: skein.v1.AgentService.ExplainPeer:input_type -> skein.v1.ExplainPeerRequest
-	41,  // 89: skein.v1.AgentService.Graph:input_type -> skein.v1.GraphRequest
-	44,  // 90: skein.v1.AgentService.Plan:input_type -> skein.v1.PlanRequest
-	46,  // 91: skein.v1.AgentService.Down:input_type -> skein.v1.DownRequest
-	48,  // 92: skein.v1.AgentService.Relay:input_type -> skein.v1.RelayRequest
-	54,  // 93: skein.v1.AgentService.CreatePool:input_type -> skein.v1.CreatePoolRequest
-	55,  // 94: skein.v1.AgentService.ChangePool:input_type -> skein.v1.ChangePoolRequest
-	57,  // 95: skein.v1.AgentService.RemovePool:input_type -> skein.v1.RemovePoolRequest
-	59,  // 96: skein.v1.AgentService.Pools:input_type -> skein.v1.PoolsRequest
-	64,  // 97: skein.v1.AgentService.Blocks:input_type -> skein.v1.BlocksRequest
-	67,  // 98: skein.v1.AgentService.ReserveBlock:input_type -> skein.v1.ReserveBlockRequest
-	68,  // 99: skein.v1.AgentService.ReleaseBlock:input_type -> skein.v1.ReleaseBlockRequest
-	70,  // 100: skein.v1.AgentService.ReserveAddress:input_type -> skein.v1.ReserveAddressRequest
-	71,  // 101: skein.v1.AgentService.ReleaseAddress:input_type -> skein.v1.ReleaseAddressRequest
-	73,  // 102: skein.v1.AgentService.Statics:input_type -> skein.v1.StaticsRequest
-	75,  // 103: skein.v1.AgentService.Who:input_type -> skein.v1.WhoRequest
-	78,  // 104: skein.v1.AgentService.Pods:input_type -> skein.v1.PodsRequest
-	81,  // 105: skein.v1.AgentService.Import:input_type -> skein.v1.ImportRequest
-	83,  // 106: skein.v1.AgentService.CreateEgress:input_type -> skein.v1.CreateEgressRequest
-	84,  // 107: skein.v1.AgentService.ChangeEgress:input_type -> skein.v1.ChangeEgressRequest
-	86,  // 108: skein.v1.AgentService.RemoveEgress:input_type -> skein.v1.RemoveEgressRequest
-	88,  // 109: skein.v1.AgentService.Egresses:input_type -> skein.v1.EgressesRequest
-	92,  // 110: skein.v1.AgentService.ShowEgress:input_type -> skein.v1.ShowEgressRequest
-	96,  // 111: skein.v1.AgentService.ExplainEgress:input_type -> skein.v1.ExplainEgressRequest
-	98,  // 112: skein.v1.AgentService.AttachEgress:input_type -> skein.v1.AttachEgressRequest
-	100, // 113: skein.v1.AgentService.DrainNode:input_type -> skein.v1.DrainNodeRequest
-	26,  // 114: skein.v1.AgentService.SetRole:input_type -> skein.v1.SetRoleRequest
-	28,  // 115: skein.v1.AgentService.SetNode:input_type -> skein.v1.SetNodeRequest
-	102, // 116: skein.v1.AgentService.Usage:input_type -> skein.v1.UsageRequest
-	107, // 117: skein.v1.AgentService.Profile:input_type -> skein.v1.ProfileRequest
-	1,   // 118: skein.v1.AgentService.Status:output_type -> skein.v1.StatusResponse
-	5,   // 119: skein.v1.AgentService.Nodes:output_type -> skein.v1.NodesResponse
-	8,   // 120: skein.v1.AgentService.Peers:output_type -> skein.v1.PeersResponse
-	11,  // 121: skein.v1.AgentService.Netcheck:output_type -> skein.v1.NetcheckResponse
-	15,  // 122: skein.v1.AgentService.CreateToken:output_type -> skein.v1.CreateTokenResponse
-	17,  // 123: skein.v1.AgentService.ListTokens:output_type -> skein.v1.ListTokensResponse
-	19,  // 124: skein.v1.AgentService.RevokeToken:output_type -> skein.v1.RevokeTokenResponse
-	21,  // 125: skein.v1.AgentService.RepairClock:output_type -> skein.v1.RepairClockResponse
-	23,  // 126: skein.v1.AgentService.ShowNode:output_type -> skein.v1.ShowNodeResponse
-	25,  // 127: skein.v1.AgentService.RevokeNode:output_type -> skein.v1.RevokeNodeResponse
-	31,  // 128: skein.v1.AgentService.Settings:output_type -> skein.v1.SettingsResponse
-	33,  // 129: skein.v1.AgentService.Events:output_type -> skein.v1.EventsResponse
-	35,  // 130: skein.v1.AgentService.State:output_type -> skein.v1.StateResponse
-	37,  // 131: skein.v1.AgentService.Diff:output_type -> skein.v1.DiffResponse
-	39,  // 132: skein.v1.AgentService.ExplainPeer:output_type -> skein.v1.ExplainPeerResponse
-	42,  // 133: skein.v1.AgentService.Graph:output_type -> skein.v1.GraphResponse
-	45,  // 134: skein.v1.AgentService.Plan:output_type -> skein.v1.PlanResponse
-	47,  // 135: skein.v1.AgentService.Down:output_type -> skein.v1.DownResponse
-	49,  // 136: skein.v1.AgentService.Relay:output_type -> skein.v1.RelayResponse
-	56,  // 137: skein.v1.AgentService.CreatePool:output_type -> skein.v1.PoolResponse
-	56,  // 138: skein.v1.AgentService.ChangePool:output_type -> skein.v1.PoolResponse
-	58,  // 139: skein.v1.AgentService.RemovePool:output_type -> skein.v1.RemovePoolResponse
-	60,  // 140: skein.v1.AgentService.Pools:output_type -> skein.v1.PoolsResponse
-	65,  // 141: skein.v1.AgentService.Blocks:output_type -> skein.v1.BlocksResponse
-	69,  // 142: skein.v1.AgentService.ReserveBlock:output_type -> skein.v1.BlockResponse
-	69,  // 143: skein.v1.AgentService.ReleaseBlock:output_type -> skein.v1.BlockResponse
-	72,  // 144: skein.v1.AgentService.ReserveAddress:output_type -> skein.v1.StaticResponse
-	72,  // 145: skein.v1.AgentService.ReleaseAddress:output_type -> skein.v1.StaticResponse
-	74,  // 146: skein.v1.AgentService.Statics:output_type -> skein.v1.StaticsResponse
-	76,  // 147: skein.v1.AgentService.Who:output_type -> skein.v1.WhoResponse
-	79,  // 148: skein.v1.AgentService.Pods:output_type -> skein.v1.PodsResponse
-	82,  // 149: skein.v1.AgentService.Import:output_type -> skein.v1.ImportResponse
-	85,  // 150: skein.v1.AgentService.CreateEgress:output_type -> skein.v1.EgressResponse
-	85,  // 151: skein.v1.AgentService.ChangeEgress:output_type -> skein.v1.EgressResponse
-	87,  // 152: skein.v1.AgentService.RemoveEgress:output_type -> skein.v1.RemoveEgressResponse
-	89,  // 153: skein.v1.AgentService.Egresses:output_type -> skein.v1.EgressesResponse
-	93,  // 154: skein.v1.AgentService.ShowEgress:output_type -> skein.v1.ShowEgressResponse
-	97,  // 155: skein.v1.AgentService.ExplainEgress:output_type -> skein.v1.ExplainEgressResponse
-	99,  // 156: skein.v1.AgentService.AttachEgress:output_type -> skein.v1.AttachEgressResponse
-	101, // 157: skein.v1.AgentService.DrainNode:output_type -> skein.v1.DrainNodeResponse
-	27,  // 158: skein.v1.AgentService.SetRole:output_type -> skein.v1.SetRoleResponse
-	29,  // 159: skein.v1.AgentService.SetNode:output_type -> skein.v1.SetNodeResponse
-	103, // 160: skein.v1.AgentService.Usage:output_type -> skein.v1.UsageResponse
-	108, // 161: skein.v1.AgentService.Profile:output_type -> skein.v1.ProfileResponse
-	118, // [118:162] is the sub-list for method output_type
-	74,  // [74:118] is the sub-list for method input_type
-	74,  // [74:74] is the sub-list for extension type_name
-	74,  // [74:74] is the sub-list for extension extendee
-	0,   // [0:74] is the sub-list for field type_name
+	12,  // 4: skein.v1.NodesResponse.plain_peers:type_name -> skein.v1.PlainPeerView
+	119, // 5: skein.v1.NodeView.node:type_name -> skein.v1.Node
+	120, // 6: skein.v1.NodeView.record:type_name -> skein.v1.Record
+	121, // 7: skein.v1.AddPlainPeerResponse.peer:type_name -> skein.v1.PlainPeer
+	9,   // 8: skein.v1.AddPlainPeerResponse.endpoints:type_name -> skein.v1.PlainEndpoint
+	12,  // 9: skein.v1.PlainPeersResponse.peers:type_name -> skein.v1.PlainPeerView
+	121, // 10: skein.v1.PlainPeerView.peer:type_name -> skein.v1.PlainPeer
+	121, // 11: skein.v1.RemovePlainPeerResponse.peer:type_name -> skein.v1.PlainPeer
+	17,  // 12: skein.v1.PeersResponse.peers:type_name -> skein.v1.PeerView
+	117, // 13: skein.v1.PeersResponse.peer_transports:type_name -> skein.v1.PeersResponse.PeerTransportsEntry
+	118, // 14: skein.v1.PeerView.nat_type:type_name -> skein.v1.NatType
+	118, // 15: skein.v1.NetcheckResponse.nat_type:type_name -> skein.v1.NatType
+	122, // 16: skein.v1.NetcheckResponse.candidates:type_name -> skein.v1.Candidate
+	21,  // 17: skein.v1.NetcheckResponse.relays:type_name -> skein.v1.RelayCheck
+	20,  // 18: skein.v1.NetcheckResponse.notes:type_name -> skein.v1.DiscoveryNote
+	123, // 19: skein.v1.CreateTokenResponse.info:type_name -> skein.v1.Token
+	123, // 20: skein.v1.ListTokensResponse.tokens:type_name -> skein.v1.Token
+	6,   // 21: skein.v1.ShowNodeResponse.node:type_name -> skein.v1.NodeView
+	119, // 22: skein.v1.RevokeNodeResponse.node:type_name -> skein.v1.Node
+	119, // 23: skein.v1.SetRoleResponse.node:type_name -> skein.v1.Node
+	124, // 24: skein.v1.SetNodeRequest.settings:type_name -> skein.v1.NodeSettings
+	119, // 25: skein.v1.SetNodeResponse.node:type_name -> skein.v1.Node
+	125, // 26: skein.v1.SettingsRequest.change:type_name -> skein.v1.Settings
+	125, // 27: skein.v1.SettingsResponse.settings:type_name -> skein.v1.Settings
+	126, // 28: skein.v1.EventsResponse.event:type_name -> skein.v1.Event
+	127, // 29: skein.v1.StateResponse.state:type_name -> skein.v1.State
+	17,  // 30: skein.v1.ExplainPeerResponse.peer:type_name -> skein.v1.PeerView
+	120, // 31: skein.v1.ExplainPeerResponse.record:type_name -> skein.v1.Record
+	120, // 32: skein.v1.ExplainPeerResponse.self:type_name -> skein.v1.Record
+	51,  // 33: skein.v1.ExplainPeerResponse.probes:type_name -> skein.v1.ProbeView
+	128, // 34: skein.v1.ExplainPeerResponse.history:type_name -> skein.v1.JournalEntry
+	48,  // 35: skein.v1.ExplainPeerResponse.guess:type_name -> skein.v1.PortGuessView
+	6,   // 36: skein.v1.GraphResponse.nodes:type_name -> skein.v1.NodeView
+	17,  // 37: skein.v1.GraphResponse.peers:type_name -> skein.v1.PeerView
+	58,  // 38: skein.v1.RelayResponse.sessions:type_name -> skein.v1.RelaySession
+	59,  // 39: skein.v1.RelayResponse.server:type_name -> skein.v1.RelayServer
+	61,  // 40: skein.v1.RelayServer.clients:type_name -> skein.v1.RelayClient
+	60,  // 41: skein.v1.RelayServer.limits:type_name -> skein.v1.RelayServerLimits
+	129, // 42: skein.v1.CreatePoolRequest.pool:type_name -> skein.v1.Pool
+	130, // 43: skein.v1.ChangePoolRequest.change:type_name -> skein.v1.ChangePool
+	129, // 44: skein.v1.PoolResponse.pool:type_name -> skein.v1.Pool
+	69,  // 45: skein.v1.PoolsResponse.pools:type_name -> skein.v1.PoolView
+	129, // 46: skein.v1.PoolView.pool:type_name -> skein.v1.Pool
+	70,  // 47: skein.v1.PoolView.holders:type_name -> skein.v1.PoolHolder
+	131, // 48: skein.v1.PoolView.grants:type_name -> skein.v1.Grant
+	132, // 49: skein.v1.PoolView.statics:type_name -> skein.v1.StaticAddress
+	71,  // 50: skein.v1.PoolView.local:type_name -> skein.v1.LocalPool
+	74,  // 51: skein.v1.BlocksResponse.blocks:type_name -> skein.v1.BlockView
+	133, // 52: skein.v1.BlockView.block:type_name -> skein.v1.Block
+	133, // 53: skein.v1.BlockResponse.block:type_name -> skein.v1.Block
+	132, // 54: skein.v1.StaticResponse.address:type_name -> skein.v1.StaticAddress
+	132, // 55: skein.v1.StaticsResponse.addresses:type_name -> skein.v1.StaticAddress
+	133, // 56: skein.v1.WhoResponse.block:type_name -> skein.v1.Block
+	85,  // 57: skein.v1.WhoResponse.pod:type_name -> skein.v1.Holder
+	88,  // 58: skein.v1.PodsResponse.pods:type_name -> skein.v1.PodView
+	85,  // 59: skein.v1.PodView.holder:type_name -> skein.v1.Holder
+	134, // 60: skein.v1.ImportRequest.import:type_name -> skein.v1.ImportPools
+	135, // 61: skein.v1.CreateEgressRequest.egress:type_name -> skein.v1.Egress
+	136, // 62: skein.v1.ChangeEgressRequest.change:type_name -> skein.v1.ChangeEgress
+	135, // 63: skein.v1.EgressResponse.egress:type_name -> skein.v1.Egress
+	98,  // 64: skein.v1.EgressesResponse.egresses:type_name -> skein.v1.EgressSummary
+	135, // 65: skein.v1.EgressSummary.egress:type_name -> skein.v1.Egress
+	99,  // 66: skein.v1.EgressSummary.slots:type_name -> skein.v1.SlotView
+	137, // 67: skein.v1.SlotView.slot:type_name -> skein.v1.EgressSlot
+	98,  // 68: skein.v1.ShowEgressResponse.summary:type_name -> skein.v1.EgressSummary
+	138, // 69: skein.v1.ShowEgressResponse.gateways:type_name -> skein.v1.EgressGateway
+	102, // 70: skein.v1.ShowEgressResponse.silent:type_name -> skein.v1.EgressNodeError
+	103, // 71: skein.v1.ShowEgressResponse.clients:type_name -> skein.v1.EgressHostClients
+	139, // 72: skein.v1.EgressHostClients.clients:type_name -> skein.v1.EgressClientReport
+	140, // 73: skein.v1.AttachEgressResponse.egresses:type_name -> skein.v1.EgressOfClient
+	119, // 74: skein.v1.DrainNodeResponse.node:type_name -> skein.v1.Node
+	99,  // 75: skein.v1.DrainNodeResponse.slots:type_name -> skein.v1.SlotView
+	112, // 76: skein.v1.UsageResponse.peers:type_name -> skein.v1.PeerUsage
+	111, // 77: skein.v1.UsageRates.usage:type_name -> skein.v1.UsageResponse
+	114, // 78: skein.v1.UsageRates.peers:type_name -> skein.v1.PeerRates
+	112, // 79: skein.v1.PeerRates.peer:type_name -> skein.v1.PeerUsage
+	0,   // 80: skein.v1.AgentService.Status:input_type -> skein.v1.StatusRequest
+	4,   // 81: skein.v1.AgentService.Nodes:input_type -> skein.v1.NodesRequest
+	15,  // 82: skein.v1.AgentService.Peers:input_type -> skein.v1.PeersRequest
+	18,  // 83: skein.v1.AgentService.Netcheck:input_type -> skein.v1.NetcheckRequest
+	22,  // 84: skein.v1.AgentService.CreateToken:input_type -> skein.v1.CreateTokenRequest
+	24,  // 85: skein.v1.AgentService.ListTokens:input_type -> skein.v1.ListTokensRequest
+	26,  // 86: skein.v1.AgentService.RevokeToken:input_type -> skein.v1.RevokeTokenRequest
+	28,  // 87: skein.v1.AgentService.RepairClock:input_type -> skein.v1.RepairClockRequest
+	30,  // 88: skein.v1.AgentService.ShowNode:input_type -> skein.v1.ShowNodeRequest
+	32,  // 89: skein.v1.AgentService.RevokeNode:input_type -> skein.v1.RevokeNodeRequest
+	38,  // 90: skein.v1.AgentService.Settings:input_type -> skein.v1.SettingsRequest
+	40,  // 91: skein.v1.AgentService.Events:input_type -> skein.v1.EventsRequest
+	42,  // 92: skein.v1.AgentService.State:input_type -> skein.v1.StateRequest
+	44,  // 93: skein.v1.AgentService.Diff:input_type -> skein.v1.DiffRequest
+	46,  // 94: skein.v1.AgentService.ExplainPeer:input_type -> skein.v1.ExplainPeerRequest
+	49,  // 95: skein.v1.AgentService.Graph:input_type -> skein.v1.GraphRequest
+	52,  // 96: skein.v1.AgentService.Plan:input_type -> skein.v1.PlanRequest
+	54,  // 97: skein.v1.AgentService.Down:input_type -> skein.v1.DownRequest
+	56,  // 98: skein.v1.AgentService.Relay:input_type -> skein.v1.RelayRequest
+	62,  // 99: skein.v1.AgentService.CreatePool:input_type -> skein.v1.CreatePoolRequest
+	63,  // 100: skein.v1.AgentService.ChangePool:input_type -> skein.v1.ChangePoolRequest
+	65,  // 101: skein.v1.AgentService.RemovePool:input_type -> skein.v1.RemovePoolRequest
+	67,  // 102: skein.v1.AgentService.Pools:input_type -> skein.v1.PoolsRequest
+	72,  // 103: skein.v1.AgentService.Blocks:input_type -> skein.v1.BlocksRequest
+	75,  // 104: skein.v1.AgentService.ReserveBlock:input_type -> skein.v1.ReserveBlockRequest
+	76,  // 105: skein.v1.AgentService.ReleaseBlock:input_type -> skein.v1.ReleaseBlockRequest
+	78,  // 106: skein.v1.AgentService.ReserveAddress:input_type -> skein.v1.ReserveAddressRequest
+	79,  // 107: skein.v1.AgentService.ReleaseAddress:input_type -> skein.v1.ReleaseAddressRequest
+	81,  // 108: skein.v1.AgentService.Statics:input_type -> skein.v1.StaticsRequest
+	83,  // 109: skein.v1.AgentService.Who:input_type -> skein.v1.WhoRequest
+	86,  // 110: skein.v1.AgentService.Pods:input_type -> skein.v1.PodsRequest
+	89,  // 111: skein.v1.AgentService.Import:input_type -> skein.v1.ImportRequest
+	91,  // 112: skein.v1.AgentService.CreateEgress:input_type -> skein.v1.CreateEgressRequest
+	92,  // 113: skein.v1.AgentService.ChangeEgress:input_type -> skein.v1.ChangeEgressRequest
+	94,  // 114: skein.v1.AgentService.RemoveEgress:input_type -> skein.v1.RemoveEgressRequest
+	96,  // 115: skein.v1.AgentService.Egresses:input_type -> skein.v1.EgressesRequest
+	100, // 116: skein.v1.AgentService.ShowEgress:input_type -> skein.v1.ShowEgressRequest
+	104, // 117: skein.v1.AgentService.ExplainEgress:input_type -> skein.v1.ExplainEgressRequest
+	106, // 118: skein.v1.AgentService.AttachEgress:input_type -> skein.v1.AttachEgressRequest
+	108, // 119: skein.v1.AgentService.DrainNode:input_type -> skein.v1.DrainNodeRequest
+	34,  // 120: skein.v1.AgentService.SetRole:input_type -> skein.v1.SetRoleRequest
+	36,  // 121: skein.v1.AgentService.SetNode:input_type -> skein.v1.SetNodeRequest
+	7,   // 122: skein.v1.AgentService.AddPlainPeer:input_type -> skein.v1.AddPlainPeerRequest
+	10,  // 123: skein.v1.AgentService.PlainPeers:input_type -> skein.v1.PlainPeersRequest
+	13,  // 124: skein.v1.AgentService.RemovePlainPeer:input_type -> skein.v1.RemovePlainPeerRequest
+	110, // 125: skein.v1.AgentService.Usage:input_type -> skein.v1.UsageRequest
+	115, // 126: skein.v1.AgentService.Profile:input_type -> skein.v1.ProfileRequest
+	1,   // 127: skein.v1.AgentService.Status:output_type -> skein.v1.StatusResponse
+	5,   // 128: skein.v1.AgentService.Nodes:output_type -> skein.v1.NodesResponse
+	16,  // 129: skein.v1.AgentService.Peers:output_type -> skein.v1.PeersResponse
+	19,  // 130: skein.v1.AgentService.Netcheck:output_type -> skein.v1.NetcheckResponse
+	23,  // 131: skein.v1.AgentService.CreateToken:output_type -> skein.v1.CreateTokenResponse
+	25,  // 132: skein.v1.AgentService.ListTokens:output_type -> skein.v1.ListTokensResponse
+	27,  // 133: skein.v1.AgentService.RevokeToken:output_type -> skein.v1.RevokeTokenResponse
+	29,  // 134: skein.v1.AgentService.RepairClock:output_type -> skein.v1.RepairClockResponse
+	31,  // 135: skein.v1.AgentService.ShowNode:output_type -> skein.v1.ShowNodeResponse
+	33,  // 136: skein.v1.AgentService.RevokeNode:output_type -> skein.v1.RevokeNodeResponse
+	39,  // 137: skein.v1.AgentService.Settings:output_type -> skein.v1.SettingsResponse
+	41,  // 138: skein.v1.AgentService.Events:output_type -> skein.v1.EventsResponse
+	43,  // 139: skein.v1.AgentService.State:output_type -> skein.v1.StateResponse
+	45,  // 140: skein.v1.AgentService.Diff:output_type -> skein.v1.DiffResponse
+	47,  // 141: skein.v1.AgentService.ExplainPeer:output_type -> skein.v1.ExplainPeerResponse
+	50,  // 142: skein.v1.AgentService.Graph:output_type -> skein.v1.GraphResponse
+	53,  // 143: skein.v1.AgentService.Plan:output_type -> skein.v1.PlanResponse
+	55,  // 144: skein.v1.AgentService.Down:output_type -> skein.v1.DownResponse
+	57,  // 145: skein.v1.AgentService.Relay:output_type -> skein.v1.RelayResponse
+	64,  // 146: skein.v1.AgentService.CreatePool:output_type -> skein.v1.PoolResponse
+	64,  // 147: skein.v1.AgentService.ChangePool:output_type -> skein.v1.PoolResponse
+	66,  // 148: skein.v1.AgentService.RemovePool:output_type -> skein.v1.RemovePoolResponse
+	68,  // 149: skein.v1.AgentService.Pools:output_type -> skein.v1.PoolsResponse
+	73,  // 150: skein.v1.AgentService.Blocks:output_type -> skein.v1.BlocksResponse
+	77,  // 151: skein.v1.AgentService.ReserveBlock:output_type -> skein.v1.BlockResponse
+	77,  // 152: skein.v1.AgentService.ReleaseBlock:output_type -> skein.v1.BlockResponse
+	80,  // 153: skein.v1.AgentService.ReserveAddress:output_type -> skein.v1.StaticResponse
+	80,  // 154: skein.v1.AgentService.ReleaseAddress:output_type -> skein.v1.StaticResponse
+	82,  // 155: skein.v1.AgentService.Statics:output_type -> skein.v1.StaticsResponse
+	84,  // 156: skein.v1.AgentService.Who:output_type -> skein.v1.WhoResponse
+	87,  // 157: skein.v1.AgentService.Pods:output_type -> skein.v1.PodsResponse
+	90,  // 158: skein.v1.AgentService.Import:output_type -> skein.v1.ImportResponse
+	93,  // 159: skein.v1.AgentService.CreateEgress:output_type -> skein.v1.EgressResponse
+	93,  // 160: skein.v1.AgentService.ChangeEgress:output_type -> skein.v1.EgressResponse
+	95,  // 161: skein.v1.AgentService.RemoveEgress:output_type -> skein.v1.RemoveEgressResponse
+	97,  // 162: skein.v1.AgentService.Egresses:output_type -> skein.v1.EgressesResponse
+	101, // 163: skein.v1.AgentService.ShowEgress:output_type -> skein.v1.ShowEgressResponse
+	105, // 164: skein.v1.AgentService.ExplainEgress:output_type -> skein.v1.ExplainEgressResponse
+	107, // 165: skein.v1.AgentService.AttachEgress:output_type -> skein.v1.AttachEgressResponse
+	109, // 166: skein.v1.AgentService.DrainNode:output_type -> skein.v1.DrainNodeResponse
+	35,  // 167: skein.v1.AgentService.SetRole:output_type -> skein.v1.SetRoleResponse
+	37,  // 168: skein.v1.AgentService.SetNode:output_type -> skein.v1.SetNodeResponse
+	8,   // 169: skein.v1.AgentService.AddPlainPeer:output_type -> skein.v1.AddPlainPeerResponse
+	11,  // 170: skein.v1.AgentService.PlainPeers:output_type -> skein.v1.PlainPeersResponse
+	14,  // 171: skein.v1.AgentService.RemovePlainPeer:output_type -> skein.v1.RemovePlainPeerResponse
+	111, // 172: skein.v1.AgentService.Usage:output_type -> skein.v1.UsageResponse
+	116, // 173: skein.v1.AgentService.Profile:output_type -> skein.v1.ProfileResponse
+	127, // [127:174] is the sub-list for method output_type
+	80,  // [80:127] is the sub-list for method input_type
+	80,  // [80:80] is the sub-list for extension type_name
+	80,  // [80:80] is the sub-list for extension extendee
+	0,   // [0:80] is the sub-list for field type_name
 }
 
 func init() { file_skein_v1_agent_proto_init() }
@@ -8540,7 +9145,7 @@ func file_skein_v1_agent_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_skein_v1_agent_proto_rawDesc), len(file_skein_v1_agent_proto_rawDesc)),
 			NumEnums:      0,
-			NumMessages:   110,
+			NumMessages:   118,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

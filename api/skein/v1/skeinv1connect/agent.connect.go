@@ -130,6 +130,14 @@ const (
 	AgentServiceSetRoleProcedure = "/skein.v1.AgentService/SetRole"
 	// AgentServiceSetNodeProcedure is the fully-qualified name of the AgentService's SetNode RPC.
 	AgentServiceSetNodeProcedure = "/skein.v1.AgentService/SetNode"
+	// AgentServiceAddPlainPeerProcedure is the fully-qualified name of the AgentService's AddPlainPeer
+	// RPC.
+	AgentServiceAddPlainPeerProcedure = "/skein.v1.AgentService/AddPlainPeer"
+	// AgentServicePlainPeersProcedure is the fully-qualified name of the AgentService's PlainPeers RPC.
+	AgentServicePlainPeersProcedure = "/skein.v1.AgentService/PlainPeers"
+	// AgentServiceRemovePlainPeerProcedure is the fully-qualified name of the AgentService's
+	// RemovePlainPeer RPC.
+	AgentServiceRemovePlainPeerProcedure = "/skein.v1.AgentService/RemovePlainPeer"
 	// AgentServiceUsageProcedure is the fully-qualified name of the AgentService's Usage RPC.
 	AgentServiceUsageProcedure = "/skein.v1.AgentService/Usage"
 	// AgentServiceProfileProcedure is the fully-qualified name of the AgentService's Profile RPC.
@@ -182,6 +190,10 @@ type AgentServiceClient interface {
 	DrainNode(context.Context, *v1.DrainNodeRequest) (*v1.DrainNodeResponse, error)
 	SetRole(context.Context, *v1.SetRoleRequest) (*v1.SetRoleResponse, error)
 	SetNode(context.Context, *v1.SetNodeRequest) (*v1.SetNodeResponse, error)
+	// AddPlainPeer admits a host that runs WireGuard and no skein, and tells what its configuration needs.
+	AddPlainPeer(context.Context, *v1.AddPlainPeerRequest) (*v1.AddPlainPeerResponse, error)
+	PlainPeers(context.Context, *v1.PlainPeersRequest) (*v1.PlainPeersResponse, error)
+	RemovePlainPeer(context.Context, *v1.RemovePlainPeerRequest) (*v1.RemovePlainPeerResponse, error)
 	// Usage tells what the agent costs and does, as totals since its start: two answers give rates.
 	Usage(context.Context, *v1.UsageRequest) (*v1.UsageResponse, error)
 	// Profile takes a profile of the agent's process. Root alone may ask for one, and there is one at a time.
@@ -451,6 +463,24 @@ func NewAgentServiceClient(httpClient connect.HTTPClient, baseURL string, opts .
 			connect.WithSchema(agentServiceMethods.ByName("SetNode")),
 			connect.WithClientOptions(opts...),
 		),
+		addPlainPeer: connect.NewClient[v1.AddPlainPeerRequest, v1.AddPlainPeerResponse](
+			httpClient,
+			baseURL+AgentServiceAddPlainPeerProcedure,
+			connect.WithSchema(agentServiceMethods.ByName("AddPlainPeer")),
+			connect.WithClientOptions(opts...),
+		),
+		plainPeers: connect.NewClient[v1.PlainPeersRequest, v1.PlainPeersResponse](
+			httpClient,
+			baseURL+AgentServicePlainPeersProcedure,
+			connect.WithSchema(agentServiceMethods.ByName("PlainPeers")),
+			connect.WithClientOptions(opts...),
+		),
+		removePlainPeer: connect.NewClient[v1.RemovePlainPeerRequest, v1.RemovePlainPeerResponse](
+			httpClient,
+			baseURL+AgentServiceRemovePlainPeerProcedure,
+			connect.WithSchema(agentServiceMethods.ByName("RemovePlainPeer")),
+			connect.WithClientOptions(opts...),
+		),
 		usage: connect.NewClient[v1.UsageRequest, v1.UsageResponse](
 			httpClient,
 			baseURL+AgentServiceUsageProcedure,
@@ -468,50 +498,53 @@ func NewAgentServiceClient(httpClient connect.HTTPClient, baseURL string, opts .
 
 // agentServiceClient implements AgentServiceClient.
 type agentServiceClient struct {
-	status         *connect.Client[v1.StatusRequest, v1.StatusResponse]
-	nodes          *connect.Client[v1.NodesRequest, v1.NodesResponse]
-	peers          *connect.Client[v1.PeersRequest, v1.PeersResponse]
-	netcheck       *connect.Client[v1.NetcheckRequest, v1.NetcheckResponse]
-	createToken    *connect.Client[v1.CreateTokenRequest, v1.CreateTokenResponse]
-	listTokens     *connect.Client[v1.ListTokensRequest, v1.ListTokensResponse]
-	revokeToken    *connect.Client[v1.RevokeTokenRequest, v1.RevokeTokenResponse]
-	repairClock    *connect.Client[v1.RepairClockRequest, v1.RepairClockResponse]
-	showNode       *connect.Client[v1.ShowNodeRequest, v1.ShowNodeResponse]
-	revokeNode     *connect.Client[v1.RevokeNodeRequest, v1.RevokeNodeResponse]
-	settings       *connect.Client[v1.SettingsRequest, v1.SettingsResponse]
-	events         *connect.Client[v1.EventsRequest, v1.EventsResponse]
-	state          *connect.Client[v1.StateRequest, v1.StateResponse]
-	diff           *connect.Client[v1.DiffRequest, v1.DiffResponse]
-	explainPeer    *connect.Client[v1.ExplainPeerRequest, v1.ExplainPeerResponse]
-	graph          *connect.Client[v1.GraphRequest, v1.GraphResponse]
-	plan           *connect.Client[v1.PlanRequest, v1.PlanResponse]
-	down           *connect.Client[v1.DownRequest, v1.DownResponse]
-	relay          *connect.Client[v1.RelayRequest, v1.RelayResponse]
-	createPool     *connect.Client[v1.CreatePoolRequest, v1.PoolResponse]
-	changePool     *connect.Client[v1.ChangePoolRequest, v1.PoolResponse]
-	removePool     *connect.Client[v1.RemovePoolRequest, v1.RemovePoolResponse]
-	pools          *connect.Client[v1.PoolsRequest, v1.PoolsResponse]
-	blocks         *connect.Client[v1.BlocksRequest, v1.BlocksResponse]
-	reserveBlock   *connect.Client[v1.ReserveBlockRequest, v1.BlockResponse]
-	releaseBlock   *connect.Client[v1.ReleaseBlockRequest, v1.BlockResponse]
-	reserveAddress *connect.Client[v1.ReserveAddressRequest, v1.StaticResponse]
-	releaseAddress *connect.Client[v1.ReleaseAddressRequest, v1.StaticResponse]
-	statics        *connect.Client[v1.StaticsRequest, v1.StaticsResponse]
-	who            *connect.Client[v1.WhoRequest, v1.WhoResponse]
-	pods           *connect.Client[v1.PodsRequest, v1.PodsResponse]
-	_import        *connect.Client[v1.ImportRequest, v1.ImportResponse]
-	createEgress   *connect.Client[v1.CreateEgressRequest, v1.EgressResponse]
-	changeEgress   *connect.Client[v1.ChangeEgressRequest, v1.EgressResponse]
-	removeEgress   *connect.Client[v1.RemoveEgressRequest, v1.RemoveEgressResponse]
-	egresses       *connect.Client[v1.EgressesRequest, v1.EgressesResponse]
-	showEgress     *connect.Client[v1.ShowEgressRequest, v1.ShowEgressResponse]
-	explainEgress  *connect.Client[v1.ExplainEgressRequest, v1.ExplainEgressResponse]
-	attachEgress   *connect.Client[v1.AttachEgressRequest, v1.AttachEgressResponse]
-	drainNode      *connect.Client[v1.DrainNodeRequest, v1.DrainNodeResponse]
-	setRole        *connect.Client[v1.SetRoleRequest, v1.SetRoleResponse]
-	setNode        *connect.Client[v1.SetNodeRequest, v1.SetNodeResponse]
-	usage          *connect.Client[v1.UsageRequest, v1.UsageResponse]
-	profile        *connect.Client[v1.ProfileRequest, v1.ProfileResponse]
+	status          *connect.Client[v1.StatusRequest, v1.StatusResponse]
+	nodes           *connect.Client[v1.NodesRequest, v1.NodesResponse]
+	peers           *connect.Client[v1.PeersRequest, v1.PeersResponse]
+	netcheck        *connect.Client[v1.NetcheckRequest, v1.NetcheckResponse]
+	createToken     *connect.Client[v1.CreateTokenRequest, v1.CreateTokenResponse]
+	listTokens      *connect.Client[v1.ListTokensRequest, v1.ListTokensResponse]
+	revokeToken     *connect.Client[v1.RevokeTokenRequest, v1.RevokeTokenResponse]
+	repairClock     *connect.Client[v1.RepairClockRequest, v1.RepairClockResponse]
+	showNode        *connect.Client[v1.ShowNodeRequest, v1.ShowNodeResponse]
+	revokeNode      *connect.Client[v1.RevokeNodeRequest, v1.RevokeNodeResponse]
+	settings        *connect.Client[v1.SettingsRequest, v1.SettingsResponse]
+	events          *connect.Client[v1.EventsRequest, v1.EventsResponse]
+	state           *connect.Client[v1.StateRequest, v1.StateResponse]
+	diff            *connect.Client[v1.DiffRequest, v1.DiffResponse]
+	explainPeer     *connect.Client[v1.ExplainPeerRequest, v1.ExplainPeerResponse]
+	graph           *connect.Client[v1.GraphRequest, v1.GraphResponse]
+	plan            *connect.Client[v1.PlanRequest, v1.PlanResponse]
+	down            *connect.Client[v1.DownRequest, v1.DownResponse]
+	relay           *connect.Client[v1.RelayRequest, v1.RelayResponse]
+	createPool      *connect.Client[v1.CreatePoolRequest, v1.PoolResponse]
+	changePool      *connect.Client[v1.ChangePoolRequest, v1.PoolResponse]
+	removePool      *connect.Client[v1.RemovePoolRequest, v1.RemovePoolResponse]
+	pools           *connect.Client[v1.PoolsRequest, v1.PoolsResponse]
+	blocks          *connect.Client[v1.BlocksRequest, v1.BlocksResponse]
+	reserveBlock    *connect.Client[v1.ReserveBlockRequest, v1.BlockResponse]
+	releaseBlock    *connect.Client[v1.ReleaseBlockRequest, v1.BlockResponse]
+	reserveAddress  *connect.Client[v1.ReserveAddressRequest, v1.StaticResponse]
+	releaseAddress  *connect.Client[v1.ReleaseAddressRequest, v1.StaticResponse]
+	statics         *connect.Client[v1.StaticsRequest, v1.StaticsResponse]
+	who             *connect.Client[v1.WhoRequest, v1.WhoResponse]
+	pods            *connect.Client[v1.PodsRequest, v1.PodsResponse]
+	_import         *connect.Client[v1.ImportRequest, v1.ImportResponse]
+	createEgress    *connect.Client[v1.CreateEgressRequest, v1.EgressResponse]
+	changeEgress    *connect.Client[v1.ChangeEgressRequest, v1.EgressResponse]
+	removeEgress    *connect.Client[v1.RemoveEgressRequest, v1.RemoveEgressResponse]
+	egresses        *connect.Client[v1.EgressesRequest, v1.EgressesResponse]
+	showEgress      *connect.Client[v1.ShowEgressRequest, v1.ShowEgressResponse]
+	explainEgress   *connect.Client[v1.ExplainEgressRequest, v1.ExplainEgressResponse]
+	attachEgress    *connect.Client[v1.AttachEgressRequest, v1.AttachEgressResponse]
+	drainNode       *connect.Client[v1.DrainNodeRequest, v1.DrainNodeResponse]
+	setRole         *connect.Client[v1.SetRoleRequest, v1.SetRoleResponse]
+	setNode         *connect.Client[v1.SetNodeRequest, v1.SetNodeResponse]
+	addPlainPeer    *connect.Client[v1.AddPlainPeerRequest, v1.AddPlainPeerResponse]
+	plainPeers      *connect.Client[v1.PlainPeersRequest, v1.PlainPeersResponse]
+	removePlainPeer *connect.Client[v1.RemovePlainPeerRequest, v1.RemovePlainPeerResponse]
+	usage           *connect.Client[v1.UsageRequest, v1.UsageResponse]
+	profile         *connect.Client[v1.ProfileRequest, v1.ProfileResponse]
 }
 
 // Status calls skein.v1.AgentService.Status.
@@ -888,6 +921,33 @@ func (c *agentServiceClient) SetNode(ctx context.Context, req *v1.SetNodeRequest
 	return nil, err
 }
 
+// AddPlainPeer calls skein.v1.AgentService.AddPlainPeer.
+func (c *agentServiceClient) AddPlainPeer(ctx context.Context, req *v1.AddPlainPeerRequest) (*v1.AddPlainPeerResponse, error) {
+	response, err := c.addPlainPeer.CallUnary(ctx, connect.NewRequest(req))
+	if response != nil {
+		return response.Msg, err
+	}
+	return nil, err
+}
+
+// PlainPeers calls skein.v1.AgentService.PlainPeers.
+func (c *agentServiceClient) PlainPeers(ctx context.Context, req *v1.PlainPeersRequest) (*v1.PlainPeersResponse, error) {
+	response, err := c.plainPeers.CallUnary(ctx, connect.NewRequest(req))
+	if response != nil {
+		return response.Msg, err
+	}
+	return nil, err
+}
+
+// RemovePlainPeer calls skein.v1.AgentService.RemovePlainPeer.
+func (c *agentServiceClient) RemovePlainPeer(ctx context.Context, req *v1.RemovePlainPeerRequest) (*v1.RemovePlainPeerResponse, error) {
+	response, err := c.removePlainPeer.CallUnary(ctx, connect.NewRequest(req))
+	if response != nil {
+		return response.Msg, err
+	}
+	return nil, err
+}
+
 // Usage calls skein.v1.AgentService.Usage.
 func (c *agentServiceClient) Usage(ctx context.Context, req *v1.UsageRequest) (*v1.UsageResponse, error) {
 	response, err := c.usage.CallUnary(ctx, connect.NewRequest(req))
@@ -948,6 +1008,10 @@ type AgentServiceHandler interface {
 	DrainNode(context.Context, *v1.DrainNodeRequest) (*v1.DrainNodeResponse, error)
 	SetRole(context.Context, *v1.SetRoleRequest) (*v1.SetRoleResponse, error)
 	SetNode(context.Context, *v1.SetNodeRequest) (*v1.SetNodeResponse, error)
+	// AddPlainPeer admits a host that runs WireGuard and no skein, and tells what its configuration needs.
+	AddPlainPeer(context.Context, *v1.AddPlainPeerRequest) (*v1.AddPlainPeerResponse, error)
+	PlainPeers(context.Context, *v1.PlainPeersRequest) (*v1.PlainPeersResponse, error)
+	RemovePlainPeer(context.Context, *v1.RemovePlainPeerRequest) (*v1.RemovePlainPeerResponse, error)
 	// Usage tells what the agent costs and does, as totals since its start: two answers give rates.
 	Usage(context.Context, *v1.UsageRequest) (*v1.UsageResponse, error)
 	// Profile takes a profile of the agent's process. Root alone may ask for one, and there is one at a time.
@@ -1213,6 +1277,24 @@ func NewAgentServiceHandler(svc AgentServiceHandler, opts ...connect.HandlerOpti
 		connect.WithSchema(agentServiceMethods.ByName("SetNode")),
 		connect.WithHandlerOptions(opts...),
 	)
+	agentServiceAddPlainPeerHandler := connect.NewUnaryHandlerSimple(
+		AgentServiceAddPlainPeerProcedure,
+		svc.AddPlainPeer,
+		connect.WithSchema(agentServiceMethods.ByName("AddPlainPeer")),
+		connect.WithHandlerOptions(opts...),
+	)
+	agentServicePlainPeersHandler := connect.NewUnaryHandlerSimple(
+		AgentServicePlainPeersProcedure,
+		svc.PlainPeers,
+		connect.WithSchema(agentServiceMethods.ByName("PlainPeers")),
+		connect.WithHandlerOptions(opts...),
+	)
+	agentServiceRemovePlainPeerHandler := connect.NewUnaryHandlerSimple(
+		AgentServiceRemovePlainPeerProcedure,
+		svc.RemovePlainPeer,
+		connect.WithSchema(agentServiceMethods.ByName("RemovePlainPeer")),
+		connect.WithHandlerOptions(opts...),
+	)
 	agentServiceUsageHandler := connect.NewUnaryHandlerSimple(
 		AgentServiceUsageProcedure,
 		svc.Usage,
@@ -1311,6 +1393,12 @@ func NewAgentServiceHandler(svc AgentServiceHandler, opts ...connect.HandlerOpti
 			agentServiceSetRoleHandler.ServeHTTP(w, r)
 		case AgentServiceSetNodeProcedure:
 			agentServiceSetNodeHandler.ServeHTTP(w, r)
+		case AgentServiceAddPlainPeerProcedure:
+			agentServiceAddPlainPeerHandler.ServeHTTP(w, r)
+		case AgentServicePlainPeersProcedure:
+			agentServicePlainPeersHandler.ServeHTTP(w, r)
+		case AgentServiceRemovePlainPeerProcedure:
+			agentServiceRemovePlainPeerHandler.ServeHTTP(w, r)
 		case AgentServiceUsageProcedure:
 			agentServiceUsageHandler.ServeHTTP(w, r)
 		case AgentServiceProfileProcedure:
@@ -1490,6 +1578,18 @@ func (UnimplementedAgentServiceHandler) SetRole(context.Context, *v1.SetRoleRequ
 
 func (UnimplementedAgentServiceHandler) SetNode(context.Context, *v1.SetNodeRequest) (*v1.SetNodeResponse, error) {
 	return nil, connect.NewError(connect.CodeUnimplemented, errors.New("skein.v1.AgentService.SetNode is not implemented"))
+}
+
+func (UnimplementedAgentServiceHandler) AddPlainPeer(context.Context, *v1.AddPlainPeerRequest) (*v1.AddPlainPeerResponse, error) {
+	return nil, connect.NewError(connect.CodeUnimplemented, errors.New("skein.v1.AgentService.AddPlainPeer is not implemented"))
+}
+
+func (UnimplementedAgentServiceHandler) PlainPeers(context.Context, *v1.PlainPeersRequest) (*v1.PlainPeersResponse, error) {
+	return nil, connect.NewError(connect.CodeUnimplemented, errors.New("skein.v1.AgentService.PlainPeers is not implemented"))
+}
+
+func (UnimplementedAgentServiceHandler) RemovePlainPeer(context.Context, *v1.RemovePlainPeerRequest) (*v1.RemovePlainPeerResponse, error) {
+	return nil, connect.NewError(connect.CodeUnimplemented, errors.New("skein.v1.AgentService.RemovePlainPeer is not implemented"))
 }
 
 func (UnimplementedAgentServiceHandler) Usage(context.Context, *v1.UsageRequest) (*v1.UsageResponse, error) {
