@@ -14,6 +14,7 @@ import (
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
 
+	"github.com/skeinmesh/skein/dataplane"
 	"github.com/skeinmesh/skein/gossip/candidate/hostaddr"
 )
 
@@ -139,7 +140,7 @@ func readHostLinks() ([]hostLink, error) {
 			continue // it has gone meanwhile
 		}
 		at := l.Attrs()
-		if at.Flags&net.FlagUp == 0 || at.Flags&net.FlagLoopback != 0 {
+		if at.Flags&net.FlagUp == 0 || at.Flags&net.FlagLoopback != 0 || at.Name == dataplane.PlainLink {
 			continue
 		}
 		h := hostLink{name: at.Name, kind: l.Type(), mtu: at.MTU, addrs: byLink[index]}

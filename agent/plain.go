@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"maps"
-	"net/netip"
 	"slices"
 	"sync"
 	"sync/atomic"
@@ -260,7 +259,7 @@ func (p *plainPeers) configure(now time.Time) bool {
 		}
 		peer := plainwg.Peer{ID: c.GetCreatedIndex(), PublicKey: dataplane.Key(c.GetPublicKey()), CarrierKey: secrets.key, PresharedKey: secrets.psk}
 		for _, prefix := range projection.PlainPrefixes(c.PlainPeer) {
-			if i := slices.IndexFunc(connected, func(n netip.Prefix) bool { return n.Overlaps(prefix) && !onLink(n, prefix) }); i >= 0 {
+			if i := slices.IndexFunc(connected, prefix.Overlaps); i >= 0 {
 				errs = append(errs, fmt.Errorf("plain peer %s: %s overlaps %s, the network on a link of this host: it is not led from here", c.GetName(), prefix, connected[i]))
 				continue
 			}
@@ -281,9 +280,6 @@ func (p *plainPeers) configure(now time.Time) bool {
 	p.a.report(subjectPlain, warning, message, "what is named is not reached by this node")
 	return true
 }
-
-// onLink tells a network of this host's links from the route that leads to a plain peer itself.
-func onLink(n, prefix netip.Prefix) bool { return n == prefix && n.IsSingleIP() }
 
 // plainSecrets are what the carriers of a plain peer share.
 type plainSecrets struct{ key, psk dataplane.Key }

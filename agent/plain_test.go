@@ -1,0 +1,175 @@
+package agent
+
+import (
+	"bytes"
+	"errors"
+	"net/netip"
+	"slices"
+	"strings"
+	"testing"
+
+	skeinv1 "github.com/skeinmesh/skein/api/skein/v1"
+	"github.com/skeinmesh/skein/events"
+	"github.com/skeinmesh/skein/gossip"
+	"github.com/skeinmesh/skein/identity"
+)
+
+// Where a plain peer reaches a node: the host of its forced endpoint, its public address, or, only in its own network, a private one.
+func TestWherePlainPeersAreAnswered(t *testing.T) {
+	host := func(addresses ...string) (out []*skeinv1.Candidate) {
+		for _, a := range addresses {
+			out = append(out, &skeinv1.Candidate{Type: skeinv1.CandidateType_CANDIDATE_TYPE_HOST, Address: a})
+		}
+		return out
+	}
+	for name, c := range map[string]struct {
+		record *skeinv1.Record
+		want   string
+		public bool
+	}{
+		"public":             {&skeinv1.Record{Candidates: host("10.1.2.3:51820", "198.51.100.7:51820")}, "198.51.100.7:51821", true},
+		"public IPv6":        {&skeinv1.Record{Candidates: host("[fe80::1]:51820", "[2001:db8::7]:51820")}, "[2001:db8::7]:51821", true},
+		"forced":             {&skeinv1.Record{ForcedEndpoint: "gw.example.com:7000", Candidates: host("198.51.100.7:51820")}, "gw.example.com:51821", true},
+		"private":            {&skeinv1.Record{Candidates: host("10.1.2.3:51820", "10.1.2.4:51820")}, "10.1.2.3:51821", false},
+		"behind NAT":         {&skeinv1.Record{Candidates: []*skeinv1.Candidate{{Type: skeinv1.CandidateType_CANDIDATE_TYPE_SRFLX, Address: "198.51.100.7:4"}}}, "", false},
+		"never heard of":     {nil, "", false},
+		"link-local, broken": {&skeinv1.Record{Candidates: host("[fe80::1]:51820", "nonsense")}, "", false},
+	} {
+		if c.record != nil {
+			c.record.PlainPort = 51821
+		}
+		end, public := plainEnd(&skeinv1.Node{Id: "b33ad742981917ca", Name: "gw1", WireguardKey: []byte("key")}, c.record)
+		if end.GetAddress() != c.want || public != c.public || end.GetNode() != "gw1" || string(end.GetWireguardKey()) != "key" {
+			t.Errorf("%s: %v %v, want %s", name, end, public, c.want)
+		}
+	}
+}
+
+// A carrier reads what was sealed for it, and nothing that was sealed for another, or belongs to another key than the log names.
+func TestPlainSecretsAreForTheirCarrier(t *testing.T) {
+	key := func() (identity.WireGuardKey, []byte) {
+		k, err := identity.NewWireGuardKey()
+		if err != nil {
+			t.Fatal(err)
+		}
+		p, err := k.Public()
+		if err != nil {
+			t.Fatal(err)
+		}
+		return k, p[:]
+	}
+	own, public := key()
+	_, strangers := key()
+	secrets, carrierKey, err := newPlainSecrets()
+	if err != nil {
+		t.Fatal(err)
+	}
+	seal := func(to []byte) []byte {
+		b, err := secrets.seal(&skeinv1.Node{WireguardKey: to})
+		if err != nil {
+			t.Fatal(err)
+		}
+		return b
+	}
+	id := identity.ID{1}
+	read := func(node string, sealed, carrierKey []byte) (plainSecrets, error) {
+		p := newPlainPeers(&Agent{id: id, wgKey: own})
+		return p.unseal(carried{PlainPeer: &skeinv1.PlainPeer{Name: "phone", CarrierKey: carrierKey, CreatedIndex: 7,
+			Carriers: []*skeinv1.PlainCarrier{{NodeId: node, Sealed: sealed}}}})
+	}
+	if have, err := read(id.String(), seal(public), carrierKey); err != nil || have != secrets {
+		t.Errorf("its own: %v", err)
+	}
+	if _, err := read(id.String(), seal(strangers), carrierKey); !errors.Is(err, identity.ErrSealed) {
+		t.Errorf("another's: %v", err)
+	}
+	if _, err := read(id.String(), seal(public), strangers); !errors.Is(err, errNotSealed) {
+		t.Errorf("with another key in the log: %v", err)
+	}
+	if _, err := read("7ef4fee4c02da850", seal(public), carrierKey); !errors.Is(err, errNotSealed) {
+		t.Errorf("a node that is no carrier: %v", err)
+	}
+	if bytes.Contains(seal(public), secrets.key[:]) {
+		t.Error("the key is in the clear")
+	}
+}
+
+// A configuration leads to all that the mesh leads to, and not to the peer's own networks; networks of nodes are refused, and what is no
+// private network is left to the log.
+func TestWhatPlainPeersReach(t *testing.T) {
+	s := plainState(t)
+	n := s.Nodes()[0]
+	id, err := identity.ParseID(n.GetId())
+	if err != nil {
+		t.Fatal(err)
+	}
+	records := map[identity.ID]gossip.Entry{id: {Record: &skeinv1.Record{NodeAddresses: []string{"192.168.77.0/24"}}}}
+	routes := plainRoutes(s, records, &skeinv1.PlainPeer{Name: "phone"})
+	for _, want := range []string{s.Cluster().GetOverlayIpv4(), s.Cluster().GetOverlayIpv6(), "192.168.8.0/24"} {
+		if !slices.Contains(routes, netip.MustParsePrefix(want)) {
+			t.Errorf("it does not lead to %s: %v", want, routes)
+		}
+	}
+	if own := plainRoutes(s, records, s.PlainPeer("office")); len(own) != len(routes)-1 {
+		t.Errorf("to itself it leads by %v", own)
+	}
+	for network, refused := range map[string]bool{"192.168.77.128/25": true, "192.168.0.0/16": true, "192.168.78.0/24": false, "0.0.0.0/0": false, "nonsense": false} {
+		err := checkNodeNetworks(&skeinv1.AddPlainPeerRequest{Name: "x", AllowedIps: []string{network}}, s, records)
+		if (err != nil) != refused || refused && !strings.Contains(err.Error(), "a node address of "+n.GetName()) {
+			t.Errorf("%s: %v", network, err)
+		}
+	}
+}
+
+// plainState is a cluster with one node, and with a plain peer that it carries.
+func plainState(t *testing.T) *events.State {
+	t.Helper()
+	s := events.NewState()
+	key := []byte(strings.Repeat("k", 32))
+	for _, c := range []func() *skeinv1.Command{
+		func() *skeinv1.Command {
+			return &skeinv1.Command{Body: &skeinv1.Command_CreateCluster{CreateCluster: &skeinv1.CreateCluster{ClusterId: "000102030405060708090a0b0c0d0e0f",
+				FirstNode: &skeinv1.NewNode{Name: "dc1", IdentityKey: key, WireguardKey: key, MinSchema: events.SchemaMin, MaxSchema: events.SchemaMax}}}}
+		},
+		func() *skeinv1.Command {
+			return &skeinv1.Command{Body: &skeinv1.Command_SetPlainPeer{SetPlainPeer: &skeinv1.SetPlainPeer{PlainPeer: &skeinv1.PlainPeer{
+				Name: "office", PublicKey: []byte(strings.Repeat("p", 32)), CarrierKey: []byte(strings.Repeat("c", 32)), AllowedIps: []string{"192.168.8.0/24"},
+				Carriers: []*skeinv1.PlainCarrier{{NodeId: s.Nodes()[0].GetId(), Sealed: []byte("sealed")}}}}}}
+		},
+	} {
+		command := c()
+		command.Time, command.Entropy = 1e18, make([]byte, 64)
+		evs, _, err := events.Decide(s, command)
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, e := range evs {
+			if err := s.Fold(e); err != nil {
+				t.Fatal(err)
+			}
+		}
+	}
+	return s
+}
+
+// An address of a plain peer, or behind one, is its own, and the log says since when.
+func TestWhoOfPlainPeer(t *testing.T) {
+	s := plainState(t)
+	p := s.PlainPeer("office")
+	for at, want := range map[string]string{
+		p.GetIpv4(): "It is the address of plain peer office", p.GetIpv6(): "It is the address of plain peer office",
+		"192.168.8.7": "It lies in 192.168.8.0/24, a network behind plain peer office",
+	} {
+		w := who(s, netip.MustParseAddr(at))
+		if w.GetKind() != "plain-peer" || !strings.HasPrefix(w.GetSays(), want) || w.GetEventIndex() != p.GetCreatedIndex() || w.GetEvent() != "plain_peer_set" {
+			t.Errorf("%s: %v", at, w)
+		}
+		set := &skeinv1.Event{Index: p.GetCreatedIndex(), Body: &skeinv1.Event_PlainPeerSet{PlainPeerSet: &skeinv1.PlainPeerSet{PlainPeer: p}}}
+		if name, line := concerns(s, set, w, 0); name != "plain_peer_set" || line != "given to plain peer office" {
+			t.Errorf("%s: its history says %q %q", at, name, line)
+		}
+	}
+	if w := who(s, netip.MustParseAddr("192.168.9.7")); w.GetKind() == "plain-peer" {
+		t.Errorf("another address: %v", w)
+	}
+}
