@@ -30,8 +30,9 @@ const (
 
 // plainPeers answers the plain peers that this node may carry.
 type plainPeers struct {
-	a    *Agent
-	wake chan struct{}
+	a        *Agent
+	wake     chan struct{}
+	followed *events.State // of the agent's loop
 
 	// Of run's goroutine.
 	carrier  *plainwg.Carrier
@@ -84,11 +85,17 @@ func (p *plainPeers) record(r *skeinv1.Record) {
 	}
 }
 
-// follow has the plain peers looked at again. The loop calls it in each round.
+// follow has the plain peers looked at again where something may have changed for them. The loop calls it in each round.
 func (p *plainPeers) follow() {
-	if p == nil {
+	if p == nil || p.a.loop.state == p.followed && !p.known.Load().Carrying {
 		return
 	}
+	p.followed = p.a.loop.state
+	p.poke()
+}
+
+// poke has the plain peers looked at again.
+func (p *plainPeers) poke() {
 	select {
 	case p.wake <- struct{}{}:
 	default:
@@ -241,7 +248,7 @@ func (p *plainPeers) configure(now time.Time) bool {
 	var errs []error
 	if p.carrier == nil {
 		carrier, err := plainwg.Open(plainwg.Config{Port: p.a.cfg.Ports.Plain, Mark: dataplane.MarkWG, MTU: p.a.linkMTU(), OwnKey: dataplane.Key(p.a.wgKey),
-			Source: p.a.overlayAddrs(), Log: p.a.log, OnHandshake: p.follow})
+			Source: p.a.overlayAddrs(), Log: p.a.log, OnHandshake: p.poke})
 		if err != nil {
 			p.retry = now
 			p.a.report(subjectPlain, failure, err.Error(), "this node carries no plain peer until that is mended; their other carriers do")
@@ -369,7 +376,7 @@ func (p *plainPeers) answered(id identity.ID, ok bool) {
 		return
 	}
 	p.failed[id]++
-	p.follow()
+	p.poke()
 }
 
 // leaderTime is the present by the leader's clock, as far as this node knows it.

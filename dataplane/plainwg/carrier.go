@@ -79,7 +79,6 @@ type Carrier struct {
 type session struct {
 	Peer
 	*unit
-	way Seen
 }
 
 // unit is a wireguard-go device with what was last read of it.
