@@ -58,7 +58,8 @@ type carried struct {
 }
 
 func newPlainPeers(a *Agent) *plainPeers {
-	p := &plainPeers{a: a, wake: make(chan struct{}, 1), memories: map[uint64]plainpeer.Memory{}, terms: map[uint64]uint64{},
+	p := &plainPeers{a: a, wake: make(chan struct{}, 1), memories: map[uint64]plainpeer.Memory{},
+		terms:   map[uint64]uint64{},
 		secrets: map[uint64]plainSecrets{}, failed: map[identity.ID]int{}, asking: map[identity.ID]bool{}}
 	p.known.Store(&projection.Plain{})
 	p.status.Store(&map[uint64]plainwg.Status{})
@@ -85,7 +86,8 @@ func (p *plainPeers) record(r *skeinv1.Record) {
 	}
 }
 
-// follow has the plain peers looked at again where something may have changed for them. The loop calls it in each round.
+// follow has the plain peers looked at again where something may have changed for them. The loop calls it in each
+// round.
 func (p *plainPeers) follow() {
 	if p == nil || p.a.loop.state == p.followed && !p.known.Load().Carrying {
 		return
@@ -140,7 +142,8 @@ func (p *plainPeers) close() {
 // round looks at every plain peer once.
 func (p *plainPeers) round(ctx context.Context, now time.Time) {
 	st := p.a.replica.State()
-	if st != p.state || slices.ContainsFunc(p.peers, func(c carried) bool { return projection.PlainExpired(c.PlainPeer, p.a.leaderTime()) }) || !p.retry.IsZero() {
+	if st != p.state || slices.ContainsFunc(p.peers,
+		func(c carried) bool { return projection.PlainExpired(c.PlainPeer, p.a.leaderTime()) }) || !p.retry.IsZero() {
 		p.state = st
 		p.peers = p.mine(st)
 		if !p.configure(now) {
@@ -162,13 +165,15 @@ func (p *plainPeers) round(ctx context.Context, now time.Time) {
 		if !ok {
 			continue
 		}
-		terms := projection.PlainTerms(index, c.carriers, func(id identity.ID) *skeinv1.Record { return records[id].Record })
+		terms := projection.PlainTerms(index, c.carriers,
+			func(id identity.ID) *skeinv1.Record { return records[id].Record })
 		delete(terms, p.a.id)
 		if t := p.terms[index]; t > 0 {
 			terms[p.a.id] = t
 		}
 		memory, action := plainpeer.Step(p.memories[index], plainpeer.Input{
-			Now: now, Self: p.a.id, Carriers: c.carriers, Terms: terms, Silent: silent, Session: seen.Session, Way: seen.Way,
+			Now: now, Self: p.a.id, Carriers: c.carriers, Terms: terms, Silent: silent, Session: seen.Session,
+			Way: seen.Way,
 		})
 		p.memories[index] = memory
 		p.act(c, action)
@@ -247,11 +252,13 @@ func (p *plainPeers) configure(now time.Time) bool {
 	}
 	var errs []error
 	if p.carrier == nil {
-		carrier, err := plainwg.Open(plainwg.Config{Port: p.a.cfg.Ports.Plain, Mark: dataplane.MarkWG, MTU: p.a.linkMTU(), OwnKey: dataplane.Key(p.a.wgKey),
+		carrier, err := plainwg.Open(plainwg.Config{Port: p.a.cfg.Ports.Plain, Mark: dataplane.MarkWG,
+			MTU: p.a.linkMTU(), OwnKey: dataplane.Key(p.a.wgKey),
 			Source: p.a.overlayAddrs(), Log: p.a.log, OnHandshake: p.poke})
 		if err != nil {
 			p.retry = now
-			p.a.report(subjectPlain, failure, err.Error(), "this node carries no plain peer until that is mended; their other carriers do")
+			p.a.report(subjectPlain, failure, err.Error(),
+				"this node carries no plain peer until that is mended; their other carriers do")
 			return false
 		}
 		p.carrier = carrier
@@ -261,13 +268,18 @@ func (p *plainPeers) configure(now time.Time) bool {
 	for _, c := range p.peers {
 		secrets, err := p.unseal(c)
 		if err != nil {
-			errs = append(errs, fmt.Errorf("plain peer %s: %w: give it new secrets with skein peer add %[1]s --replace", c.GetName(), err))
+			errs = append(errs,
+				fmt.Errorf("plain peer %s: %w: give it new secrets with skein peer add %[1]s --replace", c.GetName(),
+					err))
 			continue
 		}
-		peer := plainwg.Peer{ID: c.GetCreatedIndex(), PublicKey: dataplane.Key(c.GetPublicKey()), CarrierKey: secrets.key, PresharedKey: secrets.psk}
+		peer := plainwg.Peer{ID: c.GetCreatedIndex(), PublicKey: dataplane.Key(c.GetPublicKey()),
+			CarrierKey: secrets.key, PresharedKey: secrets.psk}
 		for _, prefix := range projection.PlainPrefixes(c.PlainPeer) {
 			if i := slices.IndexFunc(connected, prefix.Overlaps); i >= 0 {
-				errs = append(errs, fmt.Errorf("plain peer %s: %s overlaps %s, the network on a link of this host: it is not led from here", c.GetName(), prefix, connected[i]))
+				errs = append(errs,
+					fmt.Errorf("plain peer %s: %s overlaps %s, the network on a link of this host: it is not led from here",
+						c.GetName(), prefix, connected[i]))
 				continue
 			}
 			peer.Prefixes = append(peer.Prefixes, prefix)
@@ -299,7 +311,8 @@ func (p *plainPeers) unseal(c carried) (plainSecrets, error) {
 	if have, ok := p.secrets[c.GetCreatedIndex()]; ok {
 		return have, nil
 	}
-	i := slices.IndexFunc(c.GetCarriers(), func(v *skeinv1.PlainCarrier) bool { return v.GetNodeId() == p.a.id.String() })
+	i := slices.IndexFunc(c.GetCarriers(),
+		func(v *skeinv1.PlainCarrier) bool { return v.GetNodeId() == p.a.id.String() })
 	if i < 0 {
 		return plainSecrets{}, errNotSealed
 	}
@@ -314,7 +327,8 @@ func (p *plainPeers) unseal(c carried) (plainSecrets, error) {
 	}
 	copy(out.key[:], raw)
 	copy(out.psk[:], raw[len(out.key):])
-	if public, err := identity.WireGuardKey(out.key).Public(); err != nil || string(public[:]) != string(c.GetCarrierKey()) {
+	if public, err := identity.WireGuardKey(out.key).Public(); err != nil ||
+		string(public[:]) != string(c.GetCarrierKey()) {
 		return plainSecrets{}, errNotSealed
 	}
 	p.secrets[c.GetCreatedIndex()] = out
@@ -399,13 +413,16 @@ func (a *Agent) expirePlainPeers(ctx context.Context, lead consensus.Lead) {
 		}
 		left := time.Until(time.Unix(0, next.GetExpiresAt()))
 		if left <= 0 {
-			_, err := lead.Propose(ctx, &skeinv1.Command{RequestId: newRequestID(), Issuer: a.id.String(), Body: &skeinv1.Command_RemovePlainPeer{
-				RemovePlainPeer: &skeinv1.RemovePlainPeer{Name: next.GetName(), Reason: "expired", CreatedIndex: next.GetCreatedIndex()}}})
+			_, err := lead.Propose(ctx, &skeinv1.Command{RequestId: newRequestID(), Issuer: a.id.String(),
+				Body: &skeinv1.Command_RemovePlainPeer{
+					RemovePlainPeer: &skeinv1.RemovePlainPeer{Name: next.GetName(), Reason: "expired",
+						CreatedIndex: next.GetCreatedIndex()}}})
 			if err == nil {
 				continue
 			}
 			if ctx.Err() == nil {
-				a.log.Warn("a plain peer has expired and cannot be removed; it will be tried again", "peer", next.GetName(), "err", err)
+				a.log.Warn("a plain peer has expired and cannot be removed; it will be tried again", "peer",
+					next.GetName(), "err", err)
 			}
 			left = plainEvery
 		}

@@ -14,7 +14,8 @@ import (
 	"github.com/skeinmesh/skein/identity"
 )
 
-// Where a plain peer reaches a node: the host of its forced endpoint, its public address, or, only in its own network, a private one.
+// Where a plain peer reaches a node: the host of its forced endpoint, its public address, or, only in its own
+// network, a private one.
 func TestWherePlainPeersAreAnswered(t *testing.T) {
 	host := func(addresses ...string) (out []*skeinv1.Candidate) {
 		for _, a := range addresses {
@@ -27,25 +28,33 @@ func TestWherePlainPeersAreAnswered(t *testing.T) {
 		want   string
 		public bool
 	}{
-		"public":             {&skeinv1.Record{Candidates: host("10.1.2.3:51820", "198.51.100.7:51820")}, "198.51.100.7:51821", true},
-		"public IPv6":        {&skeinv1.Record{Candidates: host("[fe80::1]:51820", "[2001:db8::7]:51820")}, "[2001:db8::7]:51821", true},
-		"forced":             {&skeinv1.Record{ForcedEndpoint: "gw.example.com:7000", Candidates: host("198.51.100.7:51820")}, "gw.example.com:51821", true},
-		"private":            {&skeinv1.Record{Candidates: host("10.1.2.3:51820", "10.1.2.4:51820")}, "10.1.2.3:51821", false},
-		"behind NAT":         {&skeinv1.Record{Candidates: []*skeinv1.Candidate{{Type: skeinv1.CandidateType_CANDIDATE_TYPE_SRFLX, Address: "198.51.100.7:4"}}}, "", false},
+		"public": {&skeinv1.Record{Candidates: host("10.1.2.3:51820", "198.51.100.7:51820")},
+			"198.51.100.7:51821", true},
+		"public IPv6": {&skeinv1.Record{Candidates: host("[fe80::1]:51820", "[2001:db8::7]:51820")},
+			"[2001:db8::7]:51821", true},
+		"forced": {&skeinv1.Record{ForcedEndpoint: "gw.example.com:7000",
+			Candidates: host("198.51.100.7:51820")}, "gw.example.com:51821", true},
+		"private": {&skeinv1.Record{Candidates: host("10.1.2.3:51820", "10.1.2.4:51820")},
+			"10.1.2.3:51821", false},
+		"behind NAT": {&skeinv1.Record{Candidates: []*skeinv1.Candidate{{Type: skeinv1.CandidateType_CANDIDATE_TYPE_SRFLX,
+			Address: "198.51.100.7:4"}}}, "", false},
 		"never heard of":     {nil, "", false},
 		"link-local, broken": {&skeinv1.Record{Candidates: host("[fe80::1]:51820", "nonsense")}, "", false},
 	} {
 		if c.record != nil {
 			c.record.PlainPort = 51821
 		}
-		end, public := plainEnd(&skeinv1.Node{Id: "b33ad742981917ca", Name: "gw1", WireguardKey: []byte("key")}, c.record)
-		if end.GetAddress() != c.want || public != c.public || end.GetNode() != "gw1" || string(end.GetWireguardKey()) != "key" {
+		end, public := plainEnd(&skeinv1.Node{Id: "b33ad742981917ca", Name: "gw1", WireguardKey: []byte("key")},
+			c.record)
+		if end.GetAddress() != c.want || public != c.public || end.GetNode() != "gw1" ||
+			string(end.GetWireguardKey()) != "key" {
 			t.Errorf("%s: %v %v, want %s", name, end, public, c.want)
 		}
 	}
 }
 
-// A carrier reads what was sealed for it, and nothing that was sealed for another, or belongs to another key than the log names.
+// A carrier reads what was sealed for it, and nothing that was sealed for another, or belongs to another key than the
+// log names.
 func TestPlainSecretsAreForTheirCarrier(t *testing.T) {
 	key := func() (identity.WireGuardKey, []byte) {
 		k, err := identity.NewWireGuardKey()
@@ -94,7 +103,8 @@ func TestPlainSecretsAreForTheirCarrier(t *testing.T) {
 	}
 }
 
-// A configuration leads to all that the mesh leads to, and not to the peer's own networks; networks of nodes are refused, and what is no
+// A configuration leads to all that the mesh leads to, and not to the peer's own networks; networks of nodes are
+// refused, and what is no
 // private network is left to the log.
 func TestWhatPlainPeersReach(t *testing.T) {
 	s := plainState(t)
@@ -113,7 +123,8 @@ func TestWhatPlainPeersReach(t *testing.T) {
 	if own := plainRoutes(s, records, s.PlainPeer("office")); len(own) != len(routes)-1 {
 		t.Errorf("to itself it leads by %v", own)
 	}
-	for network, refused := range map[string]bool{"192.168.77.128/25": true, "192.168.0.0/16": true, "192.168.78.0/24": false, "0.0.0.0/0": false, "nonsense": false} {
+	for network, refused := range map[string]bool{"192.168.77.128/25": true, "192.168.0.0/16": true,
+		"192.168.78.0/24": false, "0.0.0.0/0": false, "nonsense": false} {
 		err := checkNodeNetworks(&skeinv1.AddPlainPeerRequest{Name: "x", AllowedIps: []string{network}}, s, records)
 		if (err != nil) != refused || refused && !strings.Contains(err.Error(), "a node address of "+n.GetName()) {
 			t.Errorf("%s: %v", network, err)
@@ -129,11 +140,13 @@ func plainState(t *testing.T) *events.State {
 	for _, c := range []func() *skeinv1.Command{
 		func() *skeinv1.Command {
 			return &skeinv1.Command{Body: &skeinv1.Command_CreateCluster{CreateCluster: &skeinv1.CreateCluster{ClusterId: "000102030405060708090a0b0c0d0e0f",
-				FirstNode: &skeinv1.NewNode{Name: "dc1", IdentityKey: key, WireguardKey: key, MinSchema: events.SchemaMin, MaxSchema: events.SchemaMax}}}}
+				FirstNode: &skeinv1.NewNode{Name: "dc1", IdentityKey: key, WireguardKey: key,
+					MinSchema: events.SchemaMin, MaxSchema: events.SchemaMax}}}}
 		},
 		func() *skeinv1.Command {
 			return &skeinv1.Command{Body: &skeinv1.Command_SetPlainPeer{SetPlainPeer: &skeinv1.SetPlainPeer{PlainPeer: &skeinv1.PlainPeer{
-				Name: "office", PublicKey: []byte(strings.Repeat("p", 32)), CarrierKey: []byte(strings.Repeat("c", 32)), AllowedIps: []string{"192.168.8.0/24"},
+				Name: "office", PublicKey: []byte(strings.Repeat("p", 32)), CarrierKey: []byte(strings.Repeat("c",
+					32)), AllowedIps: []string{"192.168.8.0/24"},
 				Carriers: []*skeinv1.PlainCarrier{{NodeId: s.Nodes()[0].GetId(), Sealed: []byte("sealed")}}}}}}
 		},
 	} {
@@ -161,10 +174,12 @@ func TestWhoOfPlainPeer(t *testing.T) {
 		"192.168.8.7": "It lies in 192.168.8.0/24, a network behind plain peer office",
 	} {
 		w := who(s, netip.MustParseAddr(at))
-		if w.GetKind() != "plain-peer" || !strings.HasPrefix(w.GetSays(), want) || w.GetEventIndex() != p.GetCreatedIndex() || w.GetEvent() != "plain_peer_set" {
+		if w.GetKind() != "plain-peer" || !strings.HasPrefix(w.GetSays(), want) ||
+			w.GetEventIndex() != p.GetCreatedIndex() || w.GetEvent() != "plain_peer_set" {
 			t.Errorf("%s: %v", at, w)
 		}
-		set := &skeinv1.Event{Index: p.GetCreatedIndex(), Body: &skeinv1.Event_PlainPeerSet{PlainPeerSet: &skeinv1.PlainPeerSet{PlainPeer: p}}}
+		set := &skeinv1.Event{Index: p.GetCreatedIndex(),
+			Body: &skeinv1.Event_PlainPeerSet{PlainPeerSet: &skeinv1.PlainPeerSet{PlainPeer: p}}}
 		if name, line := concerns(s, set, w, 0); name != "plain_peer_set" || line != "given to plain peer office" {
 			t.Errorf("%s: its history says %q %q", at, name, line)
 		}

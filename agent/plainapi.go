@@ -46,7 +46,8 @@ func (s api) AddPlainPeer(ctx context.Context, r *skeinv1.AddPlainPeerRequest) (
 	if err != nil {
 		return nil, err
 	}
-	want := &skeinv1.PlainPeer{Name: r.GetName(), PublicKey: r.GetPublicKey(), AllowedIps: r.GetAllowedIps(), CarrierKey: public}
+	want := &skeinv1.PlainPeer{Name: r.GetName(), PublicKey: r.GetPublicKey(), AllowedIps: r.GetAllowedIps(),
+		CarrierKey: public}
 	for _, e := range ends {
 		id, _ := identity.ParseID(e.GetNodeId())
 		sealed, err := secrets.seal(st.Node(id))
@@ -55,13 +56,15 @@ func (s api) AddPlainPeer(ctx context.Context, r *skeinv1.AddPlainPeerRequest) (
 		}
 		want.Carriers = append(want.Carriers, &skeinv1.PlainCarrier{NodeId: e.GetNodeId(), Sealed: sealed})
 	}
-	answer, err := a.propose(ctx, &skeinv1.Command{Body: &skeinv1.Command_SetPlainPeer{SetPlainPeer: &skeinv1.SetPlainPeer{
-		PlainPeer: want, LifetimeNanos: r.GetLifetimeNanos(), Replace: r.GetReplace()}}})
+	answer, err := a.propose(ctx,
+		&skeinv1.Command{Body: &skeinv1.Command_SetPlainPeer{SetPlainPeer: &skeinv1.SetPlainPeer{
+			PlainPeer: want, LifetimeNanos: r.GetLifetimeNanos(), Replace: r.GetReplace()}}})
 	if err != nil {
 		return nil, err
 	}
 	out := &skeinv1.AddPlainPeerResponse{
-		Peer: proto.CloneOf(answer.GetPlainPeer()), Index: answer.GetIndex(), PresharedKey: secrets.psk[:], Endpoints: ends, Warnings: warnings,
+		Peer: proto.CloneOf(answer.GetPlainPeer()), Index: answer.GetIndex(), PresharedKey: secrets.psk[:],
+		Endpoints: ends, Warnings: warnings,
 	}
 	redactPlainPeer(out.Peer)
 	for _, p := range plainRoutes(a.replica.State(), records, answer.GetPlainPeer()) {
@@ -84,7 +87,8 @@ func newPlainSecrets() (out plainSecrets, public []byte, err error) {
 }
 
 // plainEnds are the carriers of a new plain peer, in order, with where they are reached.
-func (a *Agent) plainEnds(st *events.State, records map[identity.ID]gossip.Entry, via []string) (out []*skeinv1.PlainEndpoint, warnings []string, err error) {
+func (a *Agent) plainEnds(st *events.State, records map[identity.ID]gossip.Entry,
+	via []string) (out []*skeinv1.PlainEndpoint, warnings []string, err error) {
 	if len(via) > 0 {
 		for _, name := range via {
 			n, id, err := a.find(name)
@@ -94,11 +98,17 @@ func (a *Agent) plainEnds(st *events.State, records map[identity.ID]gossip.Entry
 			end, public := plainEnd(n, records[id].Record)
 			switch {
 			case records[id].Record.GetPlainPort() == 0:
-				return nil, nil, connect.NewError(connect.CodeFailedPrecondition, fmt.Errorf("node %s carries no plain peers: it only relays, has an older skein, or has not been heard of", n.GetName()))
+				return nil, nil, connect.NewError(connect.CodeFailedPrecondition,
+					fmt.Errorf("node %s carries no plain peers: it only relays, has an older skein, or has not been heard of",
+						n.GetName()))
 			case end.GetAddress() == "":
-				return nil, nil, connect.NewError(connect.CodeFailedPrecondition, fmt.Errorf("node %s has no address that a plain peer could reach: set forceEndpoint on it, or name another node", n.GetName()))
+				return nil, nil, connect.NewError(connect.CodeFailedPrecondition,
+					fmt.Errorf("node %s has no address that a plain peer could reach: set forceEndpoint on it, or name another node",
+						n.GetName()))
 			case !public:
-				warnings = append(warnings, fmt.Sprintf("%s has no public address: the peer reaches it at %s in its own network alone", n.GetName(), end.GetAddress()))
+				warnings = append(warnings,
+					fmt.Sprintf("%s has no public address: the peer reaches it at %s in its own network alone",
+						n.GetName(), end.GetAddress()))
 			}
 			out = append(out, end)
 		}
@@ -124,16 +134,19 @@ func (a *Agent) plainEnds(st *events.State, records map[identity.ID]gossip.Entry
 		out = append(live, other...)
 		out = out[:min(len(out), plainCarriers)]
 		if len(out) == 0 {
-			return nil, nil, connect.NewError(connect.CodeFailedPrecondition, errors.New("no node has a public address at which a plain peer could be answered: set forceEndpoint on one, or name nodes with --via"))
+			return nil, nil, connect.NewError(connect.CodeFailedPrecondition,
+				errors.New("no node has a public address at which a plain peer could be answered: set forceEndpoint on one, or name nodes with --via"))
 		}
 	}
 	if len(out) == 1 {
-		warnings = append(warnings, fmt.Sprintf("%s alone carries the peer: nobody takes it over when that node is away", out[0].GetNode()))
+		warnings = append(warnings,
+			fmt.Sprintf("%s alone carries the peer: nobody takes it over when that node is away", out[0].GetNode()))
 	}
 	return out, warnings, nil
 }
 
-// plainEnd is where a node answers plain peers, and whether that is reached from everywhere. Without an address it is empty.
+// plainEnd is where a node answers plain peers, and whether that is reached from everywhere. Without an address it is
+// empty.
 func plainEnd(n *skeinv1.Node, r *skeinv1.Record) (end *skeinv1.PlainEndpoint, public bool) {
 	end = &skeinv1.PlainEndpoint{NodeId: n.GetId(), Node: n.GetName(), WireguardKey: n.GetWireguardKey()}
 	port := strconv.Itoa(int(r.GetPlainPort()))
@@ -170,8 +183,11 @@ func checkNodeNetworks(r *skeinv1.AddPlainPeerRequest, st *events.State, records
 				continue
 			}
 			for _, text := range r.GetAllowedIps() {
-				if p, err := netip.ParsePrefix(text); err == nil && addr.Private(p) && p.Overlaps(t) { // the log says why it takes no other
-					return connect.NewError(connect.CodeAlreadyExists, fmt.Errorf("plain peer %s: network %s overlaps %s, a node address of %s; two must not have the same addresses", r.GetName(), p, t, n.GetName()))
+				if p, err := netip.ParsePrefix(text); err == nil && addr.Private(p) &&
+					p.Overlaps(t) { // the log says why it takes no other
+					return connect.NewError(connect.CodeAlreadyExists,
+						fmt.Errorf("plain peer %s: network %s overlaps %s, a node address of %s; two must not have the same addresses",
+							r.GetName(), p, t, n.GetName()))
 				}
 			}
 		}
@@ -179,7 +195,8 @@ func checkNodeNetworks(r *skeinv1.AddPlainPeerRequest, st *events.State, records
 	return nil
 }
 
-// plainRoutes is what a plain peer reaches by the mesh: the overlay, the pools, other CNIs' pods, networks behind nodes and other plain peers.
+// plainRoutes is what a plain peer reaches by the mesh: the overlay, the pools, other CNIs' pods, networks behind
+// nodes and other plain peers.
 func plainRoutes(st *events.State, records map[identity.ID]gossip.Entry, own *skeinv1.PlainPeer) []netip.Prefix {
 	all := slices.Concat(projection.Overlays(st.Cluster()), projection.Pools(st), projection.PodCIDRs(st))
 	for _, p := range st.PlainPeers() {
@@ -208,8 +225,11 @@ func (s api) PlainPeers(context.Context, *skeinv1.PlainPeersRequest) (*skeinv1.P
 	return &skeinv1.PlainPeersResponse{Peers: s.a.plainViews()}, nil
 }
 
-func (s api) RemovePlainPeer(ctx context.Context, r *skeinv1.RemovePlainPeerRequest) (*skeinv1.RemovePlainPeerResponse, error) {
-	answer, err := s.a.propose(ctx, &skeinv1.Command{Body: &skeinv1.Command_RemovePlainPeer{RemovePlainPeer: &skeinv1.RemovePlainPeer{Name: r.GetName(), Reason: "removed by hand"}}})
+func (s api) RemovePlainPeer(ctx context.Context,
+	r *skeinv1.RemovePlainPeerRequest) (*skeinv1.RemovePlainPeerResponse, error) {
+	answer, err := s.a.propose(ctx,
+		&skeinv1.Command{Body: &skeinv1.Command_RemovePlainPeer{RemovePlainPeer: &skeinv1.RemovePlainPeer{Name: r.GetName(),
+			Reason: "removed by hand"}}})
 	if err != nil {
 		return nil, err
 	}
@@ -232,13 +252,15 @@ func (a *Agent) plainViews() (out []*skeinv1.PlainPeerView) {
 		v := &skeinv1.PlainPeerView{Peer: proto.CloneOf(p)}
 		redactPlainPeer(v.Peer)
 		carriers := projection.PlainCarriers(st, p)
-		terms := projection.PlainTerms(p.GetCreatedIndex(), carriers, func(id identity.ID) *skeinv1.Record { return records[id].Record })
+		terms := projection.PlainTerms(p.GetCreatedIndex(), carriers,
+			func(id identity.ID) *skeinv1.Record { return records[id].Record })
 		delete(terms, a.id)
 		if t := own.Terms[p.GetCreatedIndex()]; t > 0 {
 			terms[a.id] = t
 		}
 		if holder, ok := plainpeer.Holder(carriers, terms); ok {
-			v.Holder, v.HolderName, v.Alive = holder.String(), a.roster.Name(holder), holder == a.id || a.gossip.Alive(holder)
+			v.Holder, v.HolderName, v.Alive = holder.String(), a.roster.Name(holder), holder == a.id ||
+				a.gossip.Alive(holder)
 			if seen, here := status[p.GetCreatedIndex()]; here && holder == a.id {
 				v.RxBytes, v.TxBytes = seen.Session.Received, seen.Session.Sent
 				if seen.Session.Endpoint.IsValid() {
@@ -253,7 +275,8 @@ func (a *Agent) plainViews() (out []*skeinv1.PlainPeerView) {
 			id, err := identity.ParseID(c.GetNodeId())
 			if err != nil || st.Node(id) == nil {
 				v.Carriers = append(v.Carriers, c.GetNodeId())
-				v.Problem = fmt.Sprintf("carrier %s is no member any more and still knows the peer's secrets: give it new ones with skein peer add %s --replace", c.GetNodeId(), p.GetName())
+				v.Problem = fmt.Sprintf("carrier %s is no member any more and still knows the peer's secrets: give it new ones with skein peer add %s --replace",
+					c.GetNodeId(), p.GetName())
 				continue
 			}
 			v.Carriers = append(v.Carriers, st.Node(id).GetName())

@@ -79,7 +79,8 @@ func readPlainNetworks(all []string) ([]netip.Prefix, bool) {
 	var out []netip.Prefix
 	for i, text := range all {
 		p, err := netip.ParsePrefix(text)
-		if err != nil || p != p.Masked() || p.String() != text || i > 0 && all[i-1] >= text || !addr.Private(p) || slices.ContainsFunc(out, p.Overlaps) {
+		if err != nil || p != p.Masked() || p.String() != text || i > 0 && all[i-1] >= text || !addr.Private(p) ||
+			slices.ContainsFunc(out, p.Overlaps) {
 			return nil, false
 		}
 		out = append(out, p)
@@ -91,8 +92,10 @@ func readPlainNetworks(all []string) ([]netip.Prefix, bool) {
 func (s *State) setPlainPeer(p *skeinv1.PlainPeer) bool {
 	name, owner := p.GetName(), plainOwner+p.GetName()
 	networks, ok := readPlainNetworks(p.GetAllowedIps())
-	if !ok || checkName(name) != nil || s.taken(&s.names, name, "") || len(p.GetPublicKey()) != plainKeySize || len(p.GetCarrierKey()) != plainKeySize ||
-		bytes.Equal(p.GetPublicKey(), p.GetCarrierKey()) || s.taken(&s.keys, string(p.GetPublicKey()), owner) || s.taken(&s.keys, string(p.GetCarrierKey()), owner) {
+	if !ok || checkName(name) != nil || s.taken(&s.names, name, "") || len(p.GetPublicKey()) != plainKeySize ||
+		len(p.GetCarrierKey()) != plainKeySize ||
+		bytes.Equal(p.GetPublicKey(), p.GetCarrierKey()) || s.taken(&s.keys, string(p.GetPublicKey()), owner) ||
+		s.taken(&s.keys, string(p.GetCarrierKey()), owner) {
 		return false
 	}
 	addresses, ok := s.plainAddresses(p)
@@ -163,7 +166,8 @@ func (s *State) dropPlainPeer(name string) {
 func (s *State) loadPlainPeers(p *skeinv1.State) error {
 	for _, v := range p.GetPlainPeers() {
 		if s.PlainPeer(v.GetName()) != nil || !s.setPlainPeer(v) {
-			return fmt.Errorf("plain peer %q: it makes no sense, is there twice, or something of it is somebody else's", v.GetName())
+			return fmt.Errorf("plain peer %q: it makes no sense, is there twice, or something of it is somebody else's",
+				v.GetName())
 		}
 	}
 	return nil
@@ -175,14 +179,19 @@ func (d *decision) setPlainPeer(c *skeinv1.SetPlainPeer) error {
 		return err
 	}
 	if life := time.Duration(c.GetLifetimeNanos()); life < 0 || life > MaxPlainLifetime {
-		return refuse(InvalidArgument, "plain peer %s: it shall expire after %s; choose up to %s, or leave it out", want.GetName(), life, MaxPlainLifetime)
+		return refuse(InvalidArgument, "plain peer %s: it shall expire after %s; choose up to %s, or leave it out",
+			want.GetName(), life, MaxPlainLifetime)
 	}
 	old := d.s.PlainPeer(want.GetName())
 	switch {
 	case old != nil && !c.GetReplace():
-		return refuse(AlreadyExists, "there is a plain peer %s already (%s): choose another name, or remove it first with skein peer remove %[1]s", old.GetName(), old.GetIpv4())
+		return refuse(AlreadyExists,
+			"there is a plain peer %s already (%s): choose another name, or remove it first with skein peer remove %[1]s",
+			old.GetName(), old.GetIpv4())
 	case old == nil && d.s.plain.n >= MaxPlainPeers:
-		return refuse(ResourceExhausted, "there are %d plain peers, and no more are carried: remove those that are not used with skein peer remove", MaxPlainPeers)
+		return refuse(ResourceExhausted,
+			"there are %d plain peers, and no more are carried: remove those that are not used with skein peer remove",
+			MaxPlainPeers)
 	}
 	next, err := d.newPlainPeer(want, old)
 	if err != nil {
@@ -209,16 +218,19 @@ func checkPlainPeer(p *skeinv1.PlainPeer) error {
 	}
 	for what, k := range map[string][]byte{"public key": p.GetPublicKey(), "carriers' key": p.GetCarrierKey()} {
 		if len(k) != plainKeySize || bytes.Equal(k, make([]byte, plainKeySize)) {
-			return refuse(InvalidArgument, "plain peer %s: its %s has %d bytes, or is zero; a WireGuard key has %d", p.GetName(), what, len(k), plainKeySize)
+			return refuse(InvalidArgument, "plain peer %s: its %s has %d bytes, or is zero; a WireGuard key has %d",
+				p.GetName(), what, len(k), plainKeySize)
 		}
 	}
 	switch n := len(p.GetCarriers()); {
 	case n == 0:
 		return refuse(InvalidArgument, "plain peer %s: no node carries it; name some with --via", p.GetName())
 	case n > MaxPlainCarriers:
-		return refuse(InvalidArgument, "plain peer %s: %d carriers are too many; name up to %d", p.GetName(), n, MaxPlainCarriers)
+		return refuse(InvalidArgument, "plain peer %s: %d carriers are too many; name up to %d", p.GetName(), n,
+			MaxPlainCarriers)
 	case len(p.GetAllowedIps()) > MaxPlainNetworks:
-		return refuse(InvalidArgument, "plain peer %s: %d networks are too many; name up to %d", p.GetName(), len(p.GetAllowedIps()), MaxPlainNetworks)
+		return refuse(InvalidArgument, "plain peer %s: %d networks are too many; name up to %d", p.GetName(),
+			len(p.GetAllowedIps()), MaxPlainNetworks)
 	}
 	return nil
 }
@@ -226,7 +238,8 @@ func checkPlainPeer(p *skeinv1.PlainPeer) error {
 // newPlainPeer is the plain peer that the next event sets. One that is replaced keeps its addresses.
 func (d *decision) newPlainPeer(want, old *skeinv1.PlainPeer) (*skeinv1.PlainPeer, error) {
 	next := &skeinv1.PlainPeer{
-		Name: want.GetName(), PublicKey: want.GetPublicKey(), CarrierKey: want.GetCarrierKey(), Ipv4: old.GetIpv4(), Ipv6: old.GetIpv6(),
+		Name: want.GetName(), PublicKey: want.GetPublicKey(), CarrierKey: want.GetCarrierKey(), Ipv4: old.GetIpv4(),
+		Ipv6:       old.GetIpv6(),
 		AllowedIps: plainPrefixes(want.GetAllowedIps()), CreatedAt: d.c.GetTime(), CreatedIndex: d.nextIndex(),
 	}
 	for _, v := range want.GetCarriers() {
@@ -234,14 +247,18 @@ func (d *decision) newPlainPeer(want, old *skeinv1.PlainPeer) (*skeinv1.PlainPee
 		if err != nil {
 			return nil, err
 		}
-		if slices.ContainsFunc(next.GetCarriers(), func(o *skeinv1.PlainCarrier) bool { return o.GetNodeId() == n.GetId() }) {
-			return nil, refuse(InvalidArgument, "plain peer %s: %s is named twice as its carrier", want.GetName(), n.GetName())
+		if slices.ContainsFunc(next.GetCarriers(),
+			func(o *skeinv1.PlainCarrier) bool { return o.GetNodeId() == n.GetId() }) {
+			return nil, refuse(InvalidArgument, "plain peer %s: %s is named twice as its carrier", want.GetName(),
+				n.GetName())
 		}
 		if len(v.GetSealed()) == 0 || len(v.GetSealed()) > MaxSealedBytes {
-			return nil, refuse(InvalidArgument, "plain peer %s: the secrets for its carrier %s have %d bytes", want.GetName(), n.GetName(), len(v.GetSealed()))
+			return nil, refuse(InvalidArgument, "plain peer %s: the secrets for its carrier %s have %d bytes",
+				want.GetName(), n.GetName(), len(v.GetSealed()))
 		}
 		if n.GetMaxSchema() < plainPeerSchema {
-			return nil, refuse(FailedPrecondition, "plain peer %s: its carrier %s folds event schemas up to %d, and plain peers need %d: upgrade skein on %[2]s first",
+			return nil, refuse(FailedPrecondition,
+				"plain peer %s: its carrier %s folds event schemas up to %d, and plain peers need %d: upgrade skein on %[2]s first",
 				want.GetName(), n.GetName(), n.GetMaxSchema(), plainPeerSchema)
 		}
 		next.Carriers = append(next.Carriers, proto.CloneOf(v))
@@ -267,12 +284,14 @@ func plainIPv6(c identity.ClusterID, key []byte) netip.Addr {
 	return identity.OverlayIPv6(c, identity.ID(sum[:8]))
 }
 
-// lastIPv4 is the free address nearest to the end of the overlay. Nodes get theirs from the start on, one after the other, so the
+// lastIPv4 is the free address nearest to the end of the overlay. Nodes get theirs from the start on, one after the
+// other, so the
 // two meet only in an overlay that is full.
 func (s *State) lastIPv4() (netip.Addr, error) {
 	pool, err := netip.ParsePrefix(s.Cluster().GetOverlayIpv4())
 	if err != nil || !pool.Addr().Is4() || pool.Bits() > 30 {
-		return netip.Addr{}, refuse(FailedPrecondition, "the cluster's overlay %q is no usable IPv4 prefix", s.Cluster().GetOverlayIpv4())
+		return netip.Addr{}, refuse(FailedPrecondition, "the cluster's overlay %q is no usable IPv4 prefix",
+			s.Cluster().GetOverlayIpv4())
 	}
 	first := number(pool.Masked().Addr()) + 1
 	for at := first + (uint32(1)<<(32-pool.Bits()) - 3); at >= first; at-- {
@@ -287,19 +306,23 @@ func (s *State) lastIPv4() (netip.Addr, error) {
 func (d *decision) checkPlainPeerFree(p *skeinv1.PlainPeer) error {
 	name, owner := p.GetName(), plainOwner+p.GetName()
 	if n := d.s.NodeByName(name); n != nil {
-		return refuse(AlreadyExists, "the name %s is taken by node %s (%s): choose another", name, n.GetId(), n.GetIpv4())
+		return refuse(AlreadyExists, "the name %s is taken by node %s (%s): choose another", name, n.GetId(),
+			n.GetIpv4())
 	}
 	if bytes.Equal(p.GetPublicKey(), p.GetCarrierKey()) {
 		return refuse(InvalidArgument, "plain peer %s: its key and its carriers' are the same", name)
 	}
 	for _, k := range [][]byte{p.GetPublicKey(), p.GetCarrierKey()} {
 		if holder, ok := d.s.keys.get(textKey(string(k)), string(k)); ok && holder != owner {
-			return refuse(AlreadyExists, "plain peer %s: its key is used by %s: make a new one with wg genkey", name, d.s.calledOwner(holder))
+			return refuse(AlreadyExists, "plain peer %s: its key is used by %s: make a new one with wg genkey", name,
+				d.s.calledOwner(holder))
 		}
 	}
 	for _, a := range []string{p.GetIpv4(), p.GetIpv6()} {
 		if d.s.taken(&d.s.addresses, a, owner) {
-			return refuse(AlreadyExists, "plain peer %s: the overlay address %s that follows from its key is taken: make a new key with wg genkey", name, a)
+			return refuse(AlreadyExists,
+				"plain peer %s: the overlay address %s that follows from its key is taken: make a new key with wg genkey",
+				name, a)
 		}
 	}
 	var read []netip.Prefix
@@ -309,7 +332,8 @@ func (d *decision) checkPlainPeerFree(p *skeinv1.PlainPeer) error {
 			return err
 		}
 		if slices.ContainsFunc(read, n.Overlaps) {
-			return refuse(InvalidArgument, "plain peer %s: its networks (%s) overlap", name, strings.Join(p.GetAllowedIps(), ", "))
+			return refuse(InvalidArgument, "plain peer %s: its networks (%s) overlap", name,
+				strings.Join(p.GetAllowedIps(), ", "))
 		}
 		read = append(read, n)
 	}
@@ -322,25 +346,36 @@ func (d *decision) checkPlainNetwork(p *skeinv1.PlainPeer, text string) (netip.P
 	n, err := netip.ParsePrefix(text)
 	switch {
 	case err != nil || n.Addr().Is4In6() || n.Addr().Zone() != "":
-		return n, refuse(InvalidArgument, "plain peer %s: %.*q is no prefix; write one like 192.168.8.0/24", name, plainRefusalShown, text)
+		return n, refuse(InvalidArgument, "plain peer %s: %.*q is no prefix; write one like 192.168.8.0/24", name,
+			plainRefusalShown, text)
 	case n != n.Masked():
 		return n, refuse(InvalidArgument, "plain peer %s: %s has host bits set; write %s", name, n, n.Masked())
 	case !addr.Private(n):
-		return n, refuse(InvalidArgument, "plain peer %s: %s is not private, and only private networks are led to a plain peer; for the way to others there are egresses", name, n)
+		return n, refuse(InvalidArgument,
+			"plain peer %s: %s is not private, and only private networks are led to a plain peer; for the way to others there are egresses",
+			name, n)
 	}
 	for _, o := range d.s.overlays() {
 		if o.Overlaps(n) {
-			return n, refuse(AlreadyExists, "plain peer %s: network %s overlaps the overlay %s, where nodes have their addresses; its own address is the log's to give", name, n, o)
+			return n, refuse(AlreadyExists,
+				"plain peer %s: network %s overlaps the overlay %s, where nodes have their addresses; its own address is the log's to give",
+				name, n, o)
 		}
 	}
 	if o, taken := d.s.overlap(n); taken {
-		return n, refuse(AlreadyExists, "plain peer %s: network %s overlaps %s of pool %s, whose blocks are for pods; use other addresses there", name, n, o.prefix, o.pool)
+		return n, refuse(AlreadyExists,
+			"plain peer %s: network %s overlaps %s of pool %s, whose blocks are for pods; use other addresses there",
+			name, n, o.prefix, o.pool)
 	}
 	if o, taken := d.s.podNetOverlapping(n, ""); taken {
-		return n, refuse(AlreadyExists, "plain peer %s: network %s overlaps %s, where another CNI runs the pods of %s; use other addresses there", name, n, o.prefix, d.s.called(o.node))
+		return n, refuse(AlreadyExists,
+			"plain peer %s: network %s overlaps %s, where another CNI runs the pods of %s; use other addresses there",
+			name, n, o.prefix, d.s.called(o.node))
 	}
 	if o, taken := d.s.plainNetOverlapping(n, name); taken {
-		return n, refuse(AlreadyExists, "plain peer %s: network %s overlaps %s behind plain peer %s; two peers must not have the same addresses", name, n, o.prefix, o.peer)
+		return n, refuse(AlreadyExists,
+			"plain peer %s: network %s overlaps %s behind plain peer %s; two peers must not have the same addresses",
+			name, n, o.prefix, o.peer)
 	}
 	return n, nil
 }
@@ -351,13 +386,17 @@ func (d *decision) removePlainPeer(c *skeinv1.RemovePlainPeer) error {
 	}
 	p := d.s.PlainPeer(c.GetName())
 	switch {
-	case p == nil && c.GetCreatedIndex() != 0, p != nil && c.GetCreatedIndex() != 0 && c.GetCreatedIndex() != p.GetCreatedIndex():
+	case p == nil && c.GetCreatedIndex() != 0, p != nil && c.GetCreatedIndex() != 0 &&
+		c.GetCreatedIndex() != p.GetCreatedIndex():
 		return nil // it is gone already, or another has its name
 	case p == nil:
-		return refuse(NotFound, "there is no plain peer %.*q: skein peer list shows those that are", plainRefusalShown, c.GetName())
+		return refuse(NotFound, "there is no plain peer %.*q: skein peer list shows those that are",
+			plainRefusalShown, c.GetName())
 	}
-	d.emit(&skeinv1.Event{Body: &skeinv1.Event_PlainPeerRemoved{PlainPeerRemoved: &skeinv1.PlainPeerRemoved{Name: p.GetName(), Reason: c.GetReason()}}})
-	d.answer.PlainPeer = p
+	d.emit(&skeinv1.Event{Body: &skeinv1.Event_PlainPeerRemoved{PlainPeerRemoved: &skeinv1.PlainPeerRemoved{Name: p.GetName(),
+		Reason: c.GetReason()}}})
+	// A retry finds the peer gone, and shall be answered alike.
+	d.answer.PlainPeer = &skeinv1.PlainPeer{Name: p.GetName(), CreatedIndex: p.GetCreatedIndex()}
 	return nil
 }
 
@@ -375,7 +414,8 @@ func (s *State) calledOwner(holder string) string {
 // NextPlainExpiry is the plain peer that expires first; nil: none ever does.
 func (s *State) NextPlainExpiry() (first *skeinv1.PlainPeer) {
 	for p := range s.plain.all() {
-		if at := p.GetExpiresAt(); at != 0 && (first == nil || at < first.GetExpiresAt() || at == first.GetExpiresAt() && p.GetName() < first.GetName()) {
+		if at := p.GetExpiresAt(); at != 0 && (first == nil || at < first.GetExpiresAt() ||
+			at == first.GetExpiresAt() && p.GetName() < first.GetName()) {
 			first = p
 		}
 	}

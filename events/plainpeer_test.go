@@ -16,7 +16,8 @@ import (
 
 // plain is a plain peer that some nodes carry, as a command gives it.
 func plain(name string, carriers string, networks ...string) *skeinv1.Command {
-	p := &skeinv1.PlainPeer{Name: name, PublicKey: key("plain", name), CarrierKey: key("carrier", name), AllowedIps: networks}
+	p := &skeinv1.PlainPeer{Name: name, PublicKey: key("plain", name), CarrierKey: key("carrier", name),
+		AllowedIps: networks}
 	for _, c := range strings.Fields(carriers) {
 		p.Carriers = append(p.Carriers, &skeinv1.PlainCarrier{NodeId: id(c), Sealed: key("sealed", name+c)})
 	}
@@ -24,7 +25,8 @@ func plain(name string, carriers string, networks ...string) *skeinv1.Command {
 }
 
 func removePlain(name string) *skeinv1.Command {
-	return &skeinv1.Command{Body: &skeinv1.Command_RemovePlainPeer{RemovePlainPeer: &skeinv1.RemovePlainPeer{Name: name, Reason: "lost"}}}
+	return &skeinv1.Command{Body: &skeinv1.Command_RemovePlainPeer{RemovePlainPeer: &skeinv1.RemovePlainPeer{Name: name,
+		Reason: "lost"}}}
 }
 
 func plainPeerHistory(t *testing.T) *world {
@@ -35,18 +37,22 @@ func plainPeerHistory(t *testing.T) *world {
 	return w
 }
 
-// A plain peer has an address from the other end of the overlay than nodes have theirs from, for as long as it is there.
+// A plain peer has an address from the other end of the overlay than nodes have theirs from, for as long as it is
+// there.
 func TestPlainPeers(t *testing.T) {
 	w := newPools(t)
 	first := w.must(plain("phone", "a b")).GetPlainPeer()
-	if first.GetIpv4() != "10.4.255.254" || !netip.MustParsePrefix(w.s.Cluster().GetOverlayIpv6()).Contains(netip.MustParseAddr(first.GetIpv6())) {
+	if first.GetIpv4() != "10.4.255.254" ||
+		!netip.MustParsePrefix(w.s.Cluster().GetOverlayIpv6()).Contains(netip.MustParseAddr(first.GetIpv6())) {
 		t.Fatalf("it gets %s and %s", first.GetIpv4(), first.GetIpv6())
 	}
 	second := w.must(plain("office", "b", "fd12::/64", "192.168.8.0/24")).GetPlainPeer()
-	if second.GetIpv4() != "10.4.255.253" || !slices.Equal(second.GetAllowedIps(), []string{"192.168.8.0/24", "fd12::/64"}) {
+	if second.GetIpv4() != "10.4.255.253" || !slices.Equal(second.GetAllowedIps(), []string{"192.168.8.0/24",
+		"fd12::/64"}) {
 		t.Fatalf("the second is %v", second)
 	}
-	for at, want := range map[string]string{"10.4.255.254": "phone", second.GetIpv6(): "office", "192.168.8.77": "office", "fd12::9": "office",
+	for at, want := range map[string]string{"10.4.255.254": "phone", second.GetIpv6(): "office",
+		"192.168.8.77": "office", "fd12::9": "office",
 		"::ffff:10.4.255.254": "phone", "10.4.0.1": "", "192.168.9.1": ""} {
 		if p, _ := w.s.PlainPeerAt(netip.MustParseAddr(at)); p.GetName() != want {
 			t.Errorf("%s is of %q, want %q", at, p.GetName(), want)
@@ -63,7 +69,8 @@ func TestPlainPeers(t *testing.T) {
 	c := plain("phone", "b a", "10.99.0.0/24")
 	c.GetSetPlainPeer().Replace = true
 	next := w.must(c).GetPlainPeer()
-	if next.GetIpv4() != first.GetIpv4() || next.GetIpv6() != first.GetIpv6() || next.GetCreatedIndex() <= first.GetCreatedIndex() || next.GetCarriers()[0].GetNodeId() != id("b") {
+	if next.GetIpv4() != first.GetIpv4() || next.GetIpv6() != first.GetIpv6() ||
+		next.GetCreatedIndex() <= first.GetCreatedIndex() || next.GetCarriers()[0].GetNodeId() != id("b") {
 		t.Errorf("it became %v", next)
 	}
 	w.must(removePlain("phone"))
@@ -113,12 +120,18 @@ func TestPlainPeersThatOverlap(t *testing.T) {
 		{plain("x", "a b c d e"), InvalidArgument, []string{"too many"}},
 		{plain("x", "a a"), InvalidArgument, []string{"named twice"}},
 		{plain("x", "nobody"), NotFound, []string{"not a member"}},
-		{with(plain("x", "a"), func(c *skeinv1.SetPlainPeer) { c.PlainPeer.PublicKey = key("wireguard", "b") }), AlreadyExists, []string{"used by node b"}},
-		{with(plain("x", "a"), func(c *skeinv1.SetPlainPeer) { c.PlainPeer.PublicKey = key("carrier", "office") }), AlreadyExists, []string{"used by plain peer office"}},
-		{with(plain("x", "a"), func(c *skeinv1.SetPlainPeer) { c.PlainPeer.CarrierKey = c.PlainPeer.PublicKey }), InvalidArgument, []string{"the same"}},
-		{with(plain("x", "a"), func(c *skeinv1.SetPlainPeer) { c.PlainPeer.PublicKey = []byte("short") }), InvalidArgument, []string{"5 bytes"}},
-		{with(plain("x", "a"), func(c *skeinv1.SetPlainPeer) { c.PlainPeer.Carriers[0].Sealed = nil }), InvalidArgument, []string{"carrier a"}},
-		{with(plain("x", "a"), func(c *skeinv1.SetPlainPeer) { c.LifetimeNanos = -1 }), InvalidArgument, []string{"expire"}},
+		{with(plain("x", "a"), func(c *skeinv1.SetPlainPeer) { c.PlainPeer.PublicKey = key("wireguard", "b") }),
+			AlreadyExists, []string{"used by node b"}},
+		{with(plain("x", "a"), func(c *skeinv1.SetPlainPeer) { c.PlainPeer.PublicKey = key("carrier", "office") }),
+			AlreadyExists, []string{"used by plain peer office"}},
+		{with(plain("x", "a"), func(c *skeinv1.SetPlainPeer) { c.PlainPeer.CarrierKey = c.PlainPeer.PublicKey }),
+			InvalidArgument, []string{"the same"}},
+		{with(plain("x", "a"), func(c *skeinv1.SetPlainPeer) { c.PlainPeer.PublicKey = []byte("short") }),
+			InvalidArgument, []string{"5 bytes"}},
+		{with(plain("x", "a"), func(c *skeinv1.SetPlainPeer) { c.PlainPeer.Carriers[0].Sealed = nil }),
+			InvalidArgument, []string{"carrier a"}},
+		{with(plain("x", "a"), func(c *skeinv1.SetPlainPeer) { c.LifetimeNanos = -1 }), InvalidArgument,
+			[]string{"expire"}},
 		{with(plain("x", "a"), func(c *skeinv1.SetPlainPeer) { c.PlainPeer = nil }), InvalidArgument, nil},
 		{admit("office", "1"), AlreadyExists, []string{"taken by a plain peer", "skein peer remove office"}},
 		{changeNode("b", "office", nil), AlreadyExists, []string{"taken by a plain peer"}},
@@ -133,7 +146,8 @@ func TestPlainPeersThatOverlap(t *testing.T) {
 }
 
 func rotateKeyTo(name string, to []byte) *skeinv1.Command {
-	return &skeinv1.Command{Body: &skeinv1.Command_RotateNodeKey{RotateNodeKey: &skeinv1.RotateNodeKey{NodeId: id(name), WireguardKey: to}}}
+	return &skeinv1.Command{Body: &skeinv1.Command_RotateNodeKey{RotateNodeKey: &skeinv1.RotateNodeKey{NodeId: id(name),
+		WireguardKey: to}}}
 }
 
 // Fold takes no plain peer that contradicts the state, whatever log it is in.
@@ -150,7 +164,8 @@ func TestForgedPlainPeersAreNotFolded(t *testing.T) {
 	}
 	fold := func(s *State, p *skeinv1.PlainPeer) bool {
 		t.Helper()
-		if err := s.Fold(&skeinv1.Event{Index: s.Index() + 1, Schema: plainPeerSchema, Body: &skeinv1.Event_PlainPeerSet{PlainPeerSet: &skeinv1.PlainPeerSet{PlainPeer: p}}}); err != nil {
+		if err := s.Fold(&skeinv1.Event{Index: s.Index() + 1, Schema: plainPeerSchema,
+			Body: &skeinv1.Event_PlainPeerSet{PlainPeerSet: &skeinv1.PlainPeerSet{PlainPeer: p}}}); err != nil {
 			t.Fatal(err)
 		}
 		return s.PlainPeer(p.GetName()) != nil
@@ -168,8 +183,11 @@ func TestForgedPlainPeersAreNotFolded(t *testing.T) {
 		"another's network":  func(p *skeinv1.PlainPeer) { p.AllowedIps = []string{"192.168.8.0/25"} },
 		"a public network":   func(p *skeinv1.PlainPeer) { p.AllowedIps = []string{"198.51.100.0/24"} },
 		"the overlay":        func(p *skeinv1.PlainPeer) { p.AllowedIps = []string{"10.4.0.0/24"} },
-		"twice":              func(p *skeinv1.PlainPeer) { p.AllowedIps = []string{"192.168.9.0/24", "192.168.9.0/25"} },
-		"no key":             func(p *skeinv1.PlainPeer) { p.CarrierKey = nil },
+		"twice": func(p *skeinv1.PlainPeer) {
+			p.AllowedIps = []string{"192.168.9.0/24",
+				"192.168.9.0/25"}
+		},
+		"no key": func(p *skeinv1.PlainPeer) { p.CarrierKey = nil },
 	} {
 		s := w.s.Clone()
 		p := forge(change)
@@ -188,7 +206,9 @@ func TestForgedPlainPeersAreNotFolded(t *testing.T) {
 	w.must(removePlain("office"))
 	node := proto.CloneOf(s.NodeByName("b"))
 	node.Name = "x"
-	if err := s.Fold(&skeinv1.Event{Index: s.Index() + 1, Schema: 1, Body: &skeinv1.Event_NodeChanged{NodeChanged: &skeinv1.NodeChanged{Node: node}}}); err != nil || s.NodeByName("x") != nil {
+	if err := s.Fold(&skeinv1.Event{Index: s.Index() + 1, Schema: 1,
+		Body: &skeinv1.Event_NodeChanged{NodeChanged: &skeinv1.NodeChanged{Node: node}}}); err != nil ||
+		s.NodeByName("x") != nil {
 		t.Errorf("a node gets a plain peer's name: %v", err)
 	}
 }
@@ -227,7 +247,8 @@ func TestPlainPeersExpire(t *testing.T) {
 func TestPlainPeersNeedSchemas(t *testing.T) {
 	w := newPools(t)
 	w.must(plainSchemas("b", 1, plainPeerSchema-1))
-	w.refused(plain("phone", "b"), FailedPrecondition, "its carrier b folds event schemas up to 5", "upgrade skein on b")
+	w.refused(plain("phone", "b"), FailedPrecondition, "its carrier b folds event schemas up to 5",
+		"upgrade skein on b")
 	w.must(plain("phone", "a"))
 	w.must(removePlain("phone"))
 	w.must(plainSchemas("a", 1, plainPeerSchema-1))
@@ -236,7 +257,8 @@ func TestPlainPeersNeedSchemas(t *testing.T) {
 }
 
 func plainSchemas(name string, low, high uint32) *skeinv1.Command {
-	return &skeinv1.Command{Body: &skeinv1.Command_ChangeNode{ChangeNode: &skeinv1.ChangeNode{NodeId: id(name), MinSchema: low, MaxSchema: high}}}
+	return &skeinv1.Command{Body: &skeinv1.Command_ChangeNode{ChangeNode: &skeinv1.ChangeNode{NodeId: id(name),
+		MinSchema: low, MaxSchema: high}}}
 }
 
 // Plain peers are bounded in number, and what they may take of the state is bounded in bytes; removing always works.
@@ -260,7 +282,8 @@ func TestDiffOfPlainPeers(t *testing.T) {
 	before := w.s.Clone()
 	w.must(plain("office", "b", "192.168.8.0/24"))
 	lines := Diff(before, w.s)
-	if len(lines) != 1 || !strings.HasPrefix(lines[0], "+ plain peer office: ipv4 \"10.4.255.254\"") || !strings.Contains(lines[0], id("b")) ||
+	if len(lines) != 1 || !strings.HasPrefix(lines[0], "+ plain peer office: ipv4 \"10.4.255.254\"") ||
+		!strings.Contains(lines[0], id("b")) ||
 		strings.Contains(lines[0], string(key("sealed", "officeb"))) {
 		t.Errorf("it says %q", lines)
 	}
@@ -274,10 +297,12 @@ func anyPlainCommand(t *rapid.T, n func() string) *skeinv1.Command {
 	if rapid.IntRange(0, 3).Draw(t, "plain") == 0 {
 		return removePlain(n())
 	}
-	network := rapid.SampledFrom([]string{"192.168.8.0/24", "192.168.8.0/25", "10.244.1.0/25", "10.64.0.0/24", "10.4.0.0/29", "nonsense"})
+	network := rapid.SampledFrom([]string{"192.168.8.0/24", "192.168.8.0/25", "10.244.1.0/25", "10.64.0.0/24",
+		"10.4.0.0/29", "nonsense"})
 	c := plain(n(), n()+" "+n(), network.Draw(t, "network"))
 	c.GetSetPlainPeer().Replace = rapid.Bool().Draw(t, "replace")
-	c.GetSetPlainPeer().PlainPeer.PublicKey = key(rapid.SampledFrom([]string{"plain", "wireguard"}).Draw(t, "kind"), n())
+	c.GetSetPlainPeer().PlainPeer.PublicKey = key(rapid.SampledFrom([]string{"plain", "wireguard"}).Draw(t, "kind"),
+		n())
 	return c
 }
 

@@ -11,7 +11,8 @@ import (
 // ErrSealed is returned for what was not sealed for this key, or was changed since.
 var ErrSealed = errors.New("it was sealed for another key, or changed since")
 
-// Seal encrypts a secret so that the holder of a WireGuard key alone can read it: an anonymous box of NaCl, X25519 with a key made for
+// Seal encrypts a secret so that the holder of a WireGuard key alone can read it: an anonymous box of NaCl, X25519
+// with a key made for
 // it, XSalsa20 and Poly1305.
 func Seal(to WireGuardKey, secret []byte) ([]byte, error) {
 	key := [32]byte(to)

@@ -25,7 +25,8 @@ func TestSeal(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if again, err := Seal(public, secret); err != nil || bytes.Equal(again, sealed) || bytes.Contains(sealed, secret[:8]) {
+	if again, err := Seal(public, secret); err != nil || bytes.Equal(again, sealed) || bytes.Contains(sealed,
+		secret[:8]) {
 		t.Errorf("sealed twice it is %x and %x: %v", sealed, again, err)
 	}
 	if have, err := own.Unseal(sealed); err != nil || !bytes.Equal(have, secret) {

@@ -10,7 +10,8 @@ import (
 )
 
 const (
-	// Patience is how long a peer that has been heard may be without a holder until a carrier begins a session with it: its own
+	// Patience is how long a peer that has been heard may be without a holder until a carrier begins a session with
+	// it: its own
 	// first handshake takes a moment, and WireGuard tries again after five seconds.
 	Patience = 6 * time.Second
 	// Turn is what each carrier leaves the one before it.
@@ -86,9 +87,11 @@ func Step(m Memory, in Input) (Memory, Action) {
 	return m.watch(in, holder, held)
 }
 
-// follow looks after a peer that is this node's: when it began anew, at another address, it may ask a carrier that is away.
+// follow looks after a peer that is this node's: when it began anew, at another address, it may ask a carrier that is
+// away.
 func (m Memory) follow(in Input) (Memory, Action) {
-	moved := in.Way.Endpoint.IsValid() && in.Way.Endpoint != in.Session.Endpoint && in.Way.Handshake.After(in.Session.Heard) &&
+	moved := in.Way.Endpoint.IsValid() && in.Way.Endpoint != in.Session.Endpoint &&
+		in.Way.Handshake.After(in.Session.Heard) &&
 		in.Way.Handshake.After(in.Session.Handshake)
 	if !moved {
 		return m, Action{}
@@ -105,7 +108,8 @@ func (m Memory) watch(in Input, holder identity.ID, held bool) (Memory, Action) 
 			return m.rest()
 		}
 	case m.Other || m.Held: // its holder has begun anew, and knows nothing of it
-	case len(in.Carriers) > 0 && in.Carriers[0] != in.Self && in.Silent[in.Carriers[0]]: // that one is asked first, and is away
+	case len(in.Carriers) > 0 && in.Carriers[0] != in.Self &&
+		in.Silent[in.Carriers[0]]: // that one is asked first, and is away
 	case in.Way.Handshake.IsZero() || in.Now.Sub(in.Way.Handshake) < Patience:
 		return m.rest()
 	}

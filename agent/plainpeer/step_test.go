@@ -46,7 +46,8 @@ func TestHolder(t *testing.T) {
 
 // A peer that begins a session is claimed with a term above all others; the same session is claimed once.
 func TestASessionIsClaimed(t *testing.T) {
-	in := Input{Now: at(1), Self: two, Carriers: order, Terms: map[identity.ID]uint64{one: 3}, Session: heard(1, 1, home)}
+	in := Input{Now: at(1), Self: two, Carriers: order, Terms: map[identity.ID]uint64{one: 3}, Session: heard(1, 1,
+		home)}
 	m, do := Step(Memory{}, in)
 	if do != (Action{Claim: 4}) {
 		t.Fatalf("it does %+v", do)
@@ -66,7 +67,8 @@ func TestASessionIsClaimed(t *testing.T) {
 	if _, do = Step(m, in); do != (Action{}) {
 		t.Fatalf("and then %+v", do)
 	}
-	in.Terms, in.Session = map[identity.ID]uint64{}, heard(200, 200, home) // the others' records are gone: terms still rise
+	in.Terms, in.Session = map[identity.ID]uint64{}, heard(200, 200,
+		home) // the others' records are gone: terms still rise
 	if _, do = Step(m, in); do.Claim != 6 {
 		t.Fatalf("a later session is claimed by %+v", do)
 	}
@@ -74,7 +76,8 @@ func TestASessionIsClaimed(t *testing.T) {
 
 // A carrier takes a peer over that it has heard lately, once the holder is silent and those before it had their turn.
 func TestTakeOver(t *testing.T) {
-	in := Input{Now: at(10), Self: three, Carriers: order, Terms: map[identity.ID]uint64{one: 1}, Way: heard(0, 9, home)}
+	in := Input{Now: at(10), Self: three, Carriers: order, Terms: map[identity.ID]uint64{one: 1}, Way: heard(0, 9,
+		home)}
 	m, do := Step(Memory{}, in)
 	if do != (Action{}) {
 		t.Fatalf("while the holder answers, it does %+v", do)
@@ -112,8 +115,10 @@ func TestTakeOver(t *testing.T) {
 
 // Nobody begins sessions with a peer that is not there.
 func TestASilentPeerIsLeftAlone(t *testing.T) {
-	in := Input{Now: at(500), Self: two, Carriers: order, Terms: map[identity.ID]uint64{one: 1}, Silent: map[identity.ID]bool{one: true}}
-	for what, way := range map[string]plainwg.Seen{"never heard": {}, "heard long ago": heard(0, 500-Lately.Seconds()-1, home)} {
+	in := Input{Now: at(500), Self: two, Carriers: order, Terms: map[identity.ID]uint64{one: 1},
+		Silent: map[identity.ID]bool{one: true}}
+	for what, way := range map[string]plainwg.Seen{"never heard": {}, "heard long ago": heard(0,
+		500-Lately.Seconds()-1, home)} {
 		in.Way = way
 		if _, do := Step(Memory{}, in); do != (Action{}) {
 			t.Errorf("%s: it does %+v", what, do)
@@ -132,7 +137,8 @@ func TestAPeerWithoutHolder(t *testing.T) {
 		t.Errorf("with the first one silent it does %+v", do)
 	}
 	in.Silent = nil
-	m, _ := Step(Memory{}, Input{Now: at(0), Self: two, Carriers: order, Terms: map[identity.ID]uint64{one: 1}, Way: heard(0, 0, home)})
+	m, _ := Step(Memory{}, Input{Now: at(0), Self: two, Carriers: order, Terms: map[identity.ID]uint64{one: 1},
+		Way: heard(0, 0, home)})
 	m, do := Step(m, in)
 	if do != (Action{}) { // the first one's turn
 		t.Errorf("when the holder has begun anew it does %+v", do)
@@ -149,7 +155,8 @@ func TestAPeerWithoutHolder(t *testing.T) {
 
 // A holder follows its peer that has begun anew somewhere else, and asks a carrier that is away.
 func TestAHolderFollows(t *testing.T) {
-	in := Input{Now: at(50), Self: two, Carriers: order, Terms: map[identity.ID]uint64{two: 2}, Session: heard(0, 20, home), Way: heard(40, 50, away)}
+	in := Input{Now: at(50), Self: two, Carriers: order, Terms: map[identity.ID]uint64{two: 2}, Session: heard(0, 20,
+		home), Way: heard(40, 50, away)}
 	m := Memory{Handshake: at(0), Held: true}
 	if _, do := Step(m, in); do.Begin != away {
 		t.Errorf("it does %+v", do)

@@ -74,7 +74,8 @@ func PlainTerms(index uint64, carriers []identity.ID, record func(identity.ID) *
 	return out
 }
 
-// plainPeers are the prefixes of plain peers by the node that they are reached through: the carrier that holds the peer or, where none
+// plainPeers are the prefixes of plain peers by the node that they are reached through: the carrier that holds the
+// peer or, where none
 // says so, the one that the peer asks first.
 func (in *Input) plainPeers() map[identity.ID][]netip.Prefix {
 	out := map[identity.ID][]netip.Prefix{}
@@ -83,7 +84,8 @@ func (in *Input) plainPeers() map[identity.ID][]netip.Prefix {
 		if len(carriers) == 0 || PlainExpired(p, in.Plain.Now) {
 			continue
 		}
-		terms := PlainTerms(p.GetCreatedIndex(), carriers, func(id identity.ID) *skeinv1.Record { return in.Records[id] })
+		terms := PlainTerms(p.GetCreatedIndex(), carriers,
+			func(id identity.ID) *skeinv1.Record { return in.Records[id] })
 		delete(terms, in.Self)
 		if t := in.Plain.Terms[p.GetCreatedIndex()]; t > 0 {
 			terms[in.Self] = t

@@ -17,20 +17,26 @@ import (
 // withPlainPeer gives a mesh a plain peer that some nodes may carry.
 func withPlainPeer(t *testing.T, s *events.State, lifetime time.Duration, carriers ...identity.ID) *skeinv1.PlainPeer {
 	t.Helper()
-	p := &skeinv1.PlainPeer{Name: "office", PublicKey: slices.Repeat([]byte{1}, 32), CarrierKey: slices.Repeat([]byte{2}, 32), AllowedIps: []string{"192.168.8.0/24"}}
+	p := &skeinv1.PlainPeer{Name: "office", PublicKey: slices.Repeat([]byte{1}, 32),
+		CarrierKey: slices.Repeat([]byte{2}, 32), AllowedIps: []string{"192.168.8.0/24"}}
 	for _, id := range carriers {
 		p.Carriers = append(p.Carriers, &skeinv1.PlainCarrier{NodeId: id.String(), Sealed: []byte("sealed")})
 	}
 	for _, n := range s.Nodes() { // the mesh of these tests is older than plain peers
 		if n.GetMaxSchema() < events.SchemaMax {
-			decide(t, s, &skeinv1.Command{Body: &skeinv1.Command_ChangeNode{ChangeNode: &skeinv1.ChangeNode{NodeId: n.GetId(), MinSchema: 1, MaxSchema: events.SchemaMax}}})
+			decide(t, s,
+				&skeinv1.Command{Body: &skeinv1.Command_ChangeNode{ChangeNode: &skeinv1.ChangeNode{NodeId: n.GetId(),
+					MinSchema: 1, MaxSchema: events.SchemaMax}}})
 		}
 	}
-	decide(t, s, &skeinv1.Command{Body: &skeinv1.Command_SetPlainPeer{SetPlainPeer: &skeinv1.SetPlainPeer{PlainPeer: p, LifetimeNanos: int64(lifetime)}}})
+	decide(t, s,
+		&skeinv1.Command{Body: &skeinv1.Command_SetPlainPeer{SetPlainPeer: &skeinv1.SetPlainPeer{PlainPeer: p,
+			LifetimeNanos: int64(lifetime)}}})
 	return s.PlainPeer("office")
 }
 
-// A plain peer is reached through the carrier that holds it, and through the first one where none says so; on the holder itself it is no
+// A plain peer is reached through the carrier that holds it, and through the first one where none says so; on the
+// holder itself it is no
 // matter of the tunnel's.
 func TestPlainPeersAreReachedThroughTheirHolder(t *testing.T) {
 	s, ids := mesh(t, 4)
@@ -50,10 +56,14 @@ func TestPlainPeersAreReachedThroughTheirHolder(t *testing.T) {
 		{name: "one says", records: map[identity.ID]*skeinv1.Record{ids[2]: says(1)}, want: 2},
 		{name: "the highest term", records: map[identity.ID]*skeinv1.Record{ids[1]: says(2), ids[2]: says(3)}, want: 2},
 		{name: "who is no carrier", records: map[identity.ID]*skeinv1.Record{ids[3]: says(9)}, want: 1},
-		{name: "an earlier peer of that name", records: map[identity.ID]*skeinv1.Record{ids[2]: {PlainSessions: []*skeinv1.PlainSession{{Peer: 1, Term: 9}}}}, want: 1},
+		{name: "an earlier peer of that name",
+			records: map[identity.ID]*skeinv1.Record{ids[2]: {PlainSessions: []*skeinv1.PlainSession{{Peer: 1,
+				Term: 9}}}}, want: 1},
 		{name: "this host", records: map[identity.ID]*skeinv1.Record{ids[1]: says(2)}, own: 3, want: 0},
-		{name: "this host's record of before", records: map[identity.ID]*skeinv1.Record{ids[0]: says(9), ids[2]: says(1)}, want: 2},
-		{name: "expired", records: map[identity.ID]*skeinv1.Record{ids[2]: says(1)}, now: time.Unix(0, p.GetExpiresAt()), want: -1},
+		{name: "this host's record of before", records: map[identity.ID]*skeinv1.Record{ids[0]: says(9),
+			ids[2]: says(1)}, want: 2},
+		{name: "expired", records: map[identity.ID]*skeinv1.Record{ids[2]: says(1)}, now: time.Unix(0,
+			p.GetExpiresAt()), want: -1},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			in := input(s, ids)
@@ -85,7 +95,8 @@ func TestPlainPeersAreReachedThroughTheirHolder(t *testing.T) {
 			if c.want > 0 && (through != c.want || !marked) || c.want <= 0 && (through != -1 || marked) {
 				t.Errorf("it is reached through %d, marked %v; want %d", through, marked, c.want)
 			}
-			remote := slices.ContainsFunc(spec.Pods.Remote, func(n dataplane.Narrow) bool { return n.Prefix == network })
+			remote := slices.ContainsFunc(spec.Pods.Remote,
+				func(n dataplane.Narrow) bool { return n.Prefix == network })
 			if remote != (c.want > 0) {
 				t.Errorf("the route to its network: %v", remote)
 			}
@@ -100,7 +111,8 @@ func TestPlainPeersAndOtherNetworks(t *testing.T) {
 	in := input(s, ids)
 	in.Host.Connected = []netip.Prefix{netip.MustParsePrefix("192.168.8.0/25")}
 	spec, refused := projection.Project(in)
-	if len(refused) != 1 || refused[0].Peer != ids[1] || !strings.Contains(refused[0].Reason, "192.168.8.0/25") || slices.ContainsFunc(spec.Targets, in.Host.Connected[0].Overlaps) {
+	if len(refused) != 1 || refused[0].Peer != ids[1] || !strings.Contains(refused[0].Reason, "192.168.8.0/25") ||
+		slices.ContainsFunc(spec.Targets, in.Host.Connected[0].Overlaps) {
 		t.Errorf("refused: %v; targets %v", refused, spec.Targets)
 	}
 	in = input(s, ids)

@@ -20,7 +20,8 @@ import (
 // clientLink is the link of a plain peer, as a user may call it.
 const clientLink = "wg0"
 
-// settings is a configuration as wg-quick reads it: what is for the link, and the rest in the words of WireGuard's UAPI.
+// settings is a configuration as wg-quick reads it: what is for the link, and the rest in the words of WireGuard's
+// UAPI.
 type settings struct {
 	uapi      string
 	addresses []netip.Prefix
@@ -40,7 +41,8 @@ func read(text string) (out settings, err error) {
 			section = line
 		default:
 			key, value, _ := strings.Cut(line, "=")
-			if err := out.take(&b, section, strings.ToLower(strings.TrimSpace(key)), strings.TrimSpace(value)); err != nil {
+			if err := out.take(&b, section, strings.ToLower(strings.TrimSpace(key)),
+				strings.TrimSpace(value)); err != nil {
 				return out, fmt.Errorf("line %d, %q: %w", number+1, line, err)
 			}
 		}

@@ -42,7 +42,7 @@ nodes:
 
 const (
 	joins     = 30 * time.Second // a busy machine
-	takenOver = 20 * time.Second
+	takenOver = 30 * time.Second
 	port      = 7777
 )
 
@@ -85,7 +85,8 @@ func newScene(t *testing.T) *scene {
 	if err != nil {
 		t.Fatal(err)
 	}
-	l, err := lab.Up(t.Context(), spec, lab.Options{Dir: filepath.Join(dir, "lab"), Binary: binary, Artifacts: os.Getenv("SKEIN_ARTIFACTS")})
+	l, err := lab.Up(t.Context(), spec, lab.Options{Dir: filepath.Join(dir, "lab"), Binary: binary,
+		Artifacts: os.Getenv("SKEIN_ARTIFACTS")})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -298,19 +299,23 @@ func (s *scene) carriedBy(peer, carrier string, within time.Duration, nodes ...s
 	})
 }
 
-// TestPlainPeer: hosts with a stock WireGuard behind two kinds of NAT join with the configuration as printed, reach nodes and each
-// other, are reached with the network behind one, survive the loss of their carrier, stay where they are when it is back, and are
+// TestPlainPeer: hosts with a stock WireGuard behind two kinds of NAT join with the configuration as printed, reach
+// nodes and each
+// other, are reached with the network behind one, survive the loss of their carrier, stay where they are when it is
+// back, and are
 // gone everywhere when they are removed or have expired.
 func TestPlainPeer(t *testing.T) {
 	s := newScene(t)
 	s.eventually("the carriers are known", joins, func() error {
-		_, err := s.skein("ctl", "peer", "add", "office", "--allowed-ips", "192.168.50.0/24", "--via", "gw1,gw2", "--replace")
+		_, err := s.skein("ctl", "peer", "add", "office", "--allowed-ips", "192.168.50.0/24", "--via", "gw1,gw2",
+			"--replace")
 		return err
 	})
 	office := s.ok("ctl", "peer", "add", "office", "--allowed-ips", "192.168.50.0/24", "--via", "gw1,gw2", "--replace")
 	phone := s.ok("ctl", "peer", "add", "phone", "--via", "gw1,gw2")
 	s.badInput()
-	if out, exit, err := s.Exec(t.Context(), "router", "ip", "address", "add", "192.168.50.1/24", "dev", "lo"); err != nil || exit != 0 {
+	if out, exit, err := s.Exec(t.Context(), "router", "ip", "address", "add", "192.168.50.1/24", "dev",
+		"lo"); err != nil || exit != 0 {
 		t.Fatalf("%v %s", err, out)
 	}
 	stopPhone := s.client("phone", phone)
@@ -320,9 +325,12 @@ func TestPlainPeer(t *testing.T) {
 	office4 := address(t, office, 4)
 	both := func() error {
 		return errors.Join(
-			s.reach("phone", s.overlay("inner", 4), phone4), s.reach("phone", s.overlay("inner", 6), phone6), s.reach("phone", s.overlay("gw1", 4), phone4),
-			s.reach("inner", phone4, s.overlay("inner", 4)), s.reach("inner", phone6, s.overlay("inner", 6)), s.reach("gw2", phone4, s.overlay("gw2", 4)),
-			s.reach("inner", "192.168.50.1", s.overlay("inner", 4)), s.reach("phone", "192.168.50.1", phone4), s.reach("router", s.overlay("inner", 4), office4),
+			s.reach("phone", s.overlay("inner", 4), phone4), s.reach("phone", s.overlay("inner", 6), phone6),
+			s.reach("phone", s.overlay("gw1", 4), phone4),
+			s.reach("inner", phone4, s.overlay("inner", 4)), s.reach("inner", phone6, s.overlay("inner", 6)),
+			s.reach("gw2", phone4, s.overlay("gw2", 4)),
+			s.reach("inner", "192.168.50.1", s.overlay("inner", 4)), s.reach("phone", "192.168.50.1", phone4),
+			s.reach("router", s.overlay("inner", 4), office4),
 			s.reach("router", phone4, office4))
 	}
 	s.eventually("plain peers join", joins, both)
@@ -334,7 +342,8 @@ func TestPlainPeer(t *testing.T) {
 		args []string
 	}{
 		{"It is the address of plain peer phone", []string{"ip", "who", phone4}},
-		{"It lies in 192.168.50.0/24, a network behind plain peer office", []string{"explain", "address", "192.168.50.9"}},
+		{"It lies in 192.168.50.0/24, a network behind plain peer office", []string{"explain", "address",
+			"192.168.50.9"}},
 		{"PLAIN PEER", []string{"nodes"}},
 	} {
 		if out := s.ok("inner", c.args...); !strings.Contains(strings.Join(strings.Fields(out), " "), c.want) {
@@ -346,8 +355,10 @@ func TestPlainPeer(t *testing.T) {
 		t.Fatal(err)
 	}
 	moved := func() error {
-		return errors.Join(s.reach("phone", s.overlay("inner", 4), phone4), s.reach("phone", s.overlay("inner", 6), phone6), s.reach("inner", phone4, s.overlay("inner", 4)),
-			s.reach("inner", "192.168.50.1", s.overlay("inner", 4)), s.reach("router", s.overlay("gw2", 4), office4), s.reach("phone", "192.168.50.1", phone4))
+		return errors.Join(s.reach("phone", s.overlay("inner", 4), phone4), s.reach("phone", s.overlay("inner", 6),
+			phone6), s.reach("inner", phone4, s.overlay("inner", 4)),
+			s.reach("inner", "192.168.50.1", s.overlay("inner", 4)), s.reach("router", s.overlay("gw2", 4), office4),
+			s.reach("phone", "192.168.50.1", phone4))
 	}
 	s.eventually("another carrier takes them over", takenOver, moved)
 	s.carriedBy("phone", "gw2", joins, "ctl", "inner", "gw2")
@@ -364,7 +375,8 @@ func TestPlainPeer(t *testing.T) {
 
 	s.ok("ctl", "peer", "remove", "phone")
 	s.eventually("it is gone everywhere", joins, func() error {
-		for _, r := range []error{s.reach("phone", s.overlay("inner", 4), phone4), s.reach("inner", phone4, s.overlay("inner", 4)), s.reach("phone", s.overlay("gw2", 4), phone4)} {
+		for _, r := range []error{s.reach("phone", s.overlay("inner", 4), phone4), s.reach("inner", phone4,
+			s.overlay("inner", 4)), s.reach("phone", s.overlay("gw2", 4), phone4)} {
 			if r == nil {
 				return errors.New("it is still reached")
 			}
@@ -389,10 +401,12 @@ func TestPlainPeer(t *testing.T) {
 	s.client("phone", guest)
 	guest4 := address(t, guest, 4)
 	s.eventually("a guest joins by the second carrier", joins, func() error {
-		return errors.Join(s.reach("phone", s.overlay("inner", 4), guest4), s.reach("inner", guest4, s.overlay("inner", 4)))
+		return errors.Join(s.reach("phone", s.overlay("inner", 4), guest4), s.reach("inner", guest4,
+			s.overlay("inner", 4)))
 	})
 	s.eventually("the guest's time is over", time.Minute, func() error {
-		if s.reach("phone", s.overlay("inner", 4), guest4) == nil || s.reach("inner", guest4, s.overlay("inner", 4)) == nil {
+		if s.reach("phone", s.overlay("inner", 4), guest4) == nil || s.reach("inner", guest4, s.overlay("inner",
+			4)) == nil {
 			return errors.New("it is still reached")
 		}
 		if out, err := s.skein("inner", "peer", "list"); err != nil || strings.Contains(out, "guest") {
@@ -407,7 +421,8 @@ func (s *scene) strangers(plain string) {
 	s.t.Helper()
 	// The control net's port is for nodes: a plain peer does not reach it.
 	err := s.in("phone", func() error {
-		c, err := net.DialTimeout("tcp", netip.AddrPortFrom(netip.MustParseAddr(s.overlay("inner", 4)), 7946).String(), time.Second)
+		c, err := net.DialTimeout("tcp", netip.AddrPortFrom(netip.MustParseAddr(s.overlay("inner", 4)),
+			7946).String(), time.Second)
 		if err == nil {
 			c.Close()
 		}
@@ -443,7 +458,8 @@ func (s *scene) badInput() {
 			s.t.Errorf("skein %s: exit status %d, %v, says\n%s\nwant %q", c.args, exit, err, out, c.complaint)
 		}
 	}
-	if out, err := s.skein("inner", "peer", "add", "x"); err == nil || !strings.Contains(out+err.Error(), "for admins and servers") {
+	if out, err := s.skein("inner", "peer", "add", "x"); err == nil || !strings.Contains(out+err.Error(),
+		"for admins and servers") {
 		s.t.Errorf("an agent admits a peer: %v\n%s", err, out)
 	}
 }

@@ -20,14 +20,16 @@ import (
 	"github.com/skeinmesh/skein/identity"
 )
 
-// peerKeepalive is the keepalive of a plain peer, in seconds: it keeps the ways through its NAT open, so that each carrier can take it over.
+// peerKeepalive is the keepalive of a plain peer, in seconds: it keeps the ways through its NAT open, so that each
+// carrier can take it over.
 const peerKeepalive = 25
 
 // privateKeyHere stands where the private key belongs when the peer has made its own.
 const privateKeyHere = "PUT-THE-PRIVATE-KEY-HERE"
 
 func newPeerCmd(g *globals) *cobra.Command {
-	return group("peer", "Plain WireGuard peers: phones, laptops, routers", newPeerAddCmd(g), newPeerListCmd(g), newPeerRemoveCmd(g))
+	return group("peer", "Plain WireGuard peers: phones, laptops, routers", newPeerAddCmd(g), newPeerListCmd(g),
+		newPeerRemoveCmd(g))
 }
 
 func newPeerAddCmd(g *globals) *cobra.Command {
@@ -59,7 +61,8 @@ func newPeerAddCmd(g *globals) *cobra.Command {
 				}
 			}
 			r, err := g.client().AddPlainPeer(c.Context(), &skeinv1.AddPlainPeerRequest{
-				Name: args[0], PublicKey: public, AllowedIps: allowed, LifetimeNanos: int64(expires), Via: via, Replace: replace})
+				Name: args[0], PublicKey: public, AllowedIps: allowed, LifetimeNanos: int64(expires), Via: via,
+				Replace: replace})
 			if err != nil {
 				return g.plain(err)
 			}
@@ -81,7 +84,8 @@ func newPeerAddCmd(g *globals) *cobra.Command {
 	f := c.Flags()
 	f.StringVar(&publicKey, "public-key", "", "the peer's own public key, in base64 (default: a key pair is made here)")
 	f.StringSliceVar(&allowed, "allowed-ips", nil, "private networks behind the peer, such as 192.168.8.0/24")
-	f.StringSliceVar(&via, "via", nil, "nodes that may carry it, the first one first (default: up to three with public addresses)")
+	f.StringSliceVar(&via, "via", nil,
+		"nodes that may carry it, the first one first (default: up to three with public addresses)")
 	f.DurationVar(&expires, "expires", 0, "how long it is admitted for, such as 24h (default: until it is removed)")
 	f.BoolVar(&replace, "replace", false, "give the peer of that name a new configuration; it keeps its addresses")
 	f.StringVar(&qrWhen, "qr", "auto", "print a QR code: auto (on a terminal), always, never")
@@ -93,7 +97,9 @@ func peerKeys(given string) (private string, public []byte, err error) {
 	if given != "" {
 		public, err := base64.StdEncoding.DecodeString(given)
 		if err != nil || len(public) != len(identity.WireGuardKey{}) {
-			return "", nil, usageError{fmt.Errorf("--public-key %.60q is no WireGuard key: want 44 characters, as `wg pubkey` prints them", given)}
+			return "", nil,
+				usageError{fmt.Errorf("--public-key %.60q is no WireGuard key: want 44 characters, as `wg pubkey` prints them",
+					given)}
 		}
 		return "", public, nil
 	}
@@ -117,10 +123,12 @@ func peerConfig(r *skeinv1.AddPlainPeerResponse, private string) string {
 	if private == "" {
 		private = privateKeyHere
 	}
-	fmt.Fprintf(&b, "# %s, plain WireGuard peer of a skein mesh%s\n[Interface]\nPrivateKey = %s\nAddress = %s/32, %s/128\n",
+	fmt.Fprintf(&b,
+		"# %s, plain WireGuard peer of a skein mesh%s\n[Interface]\nPrivateKey = %s\nAddress = %s/32, %s/128\n",
 		p.GetName(), until, private, p.GetIpv4(), p.GetIpv6())
 	section := func(comment string, key []byte, endpoint, allowed string) {
-		fmt.Fprintf(&b, "\n# %s\n[Peer]\nPublicKey = %s\nPresharedKey = %s\n", comment, base64.StdEncoding.EncodeToString(key), psk)
+		fmt.Fprintf(&b, "\n# %s\n[Peer]\nPublicKey = %s\nPresharedKey = %s\n", comment,
+			base64.StdEncoding.EncodeToString(key), psk)
 		if allowed != "" {
 			fmt.Fprintf(&b, "AllowedIPs = %s\n", allowed)
 		}
@@ -128,9 +136,11 @@ func peerConfig(r *skeinv1.AddPlainPeerResponse, private string) string {
 	}
 	for i, e := range r.GetEndpoints() {
 		if i == 0 {
-			section("The mesh: the node that carries this peer. It is asked at "+e.GetNode()+" first, and moves by itself.", p.GetCarrierKey(), e.GetAddress(), strings.Join(r.GetRoutes(), ", "))
+			section("The mesh: the node that carries this peer. It is asked at "+e.GetNode()+" first, and moves by itself.",
+				p.GetCarrierKey(), e.GetAddress(), strings.Join(r.GetRoutes(), ", "))
 		}
-		section("Keeps the way to "+e.GetNode()+" open, which may take this peer over. It carries no packets.", e.GetWireguardKey(), e.GetAddress(), "")
+		section("Keeps the way to "+e.GetNode()+" open, which may take this peer over. It carries no packets.",
+			e.GetWireguardKey(), e.GetAddress(), "")
 	}
 	return b.String()
 }
@@ -156,7 +166,8 @@ func (m jsonMessage) MarshalJSON() ([]byte, error) {
 	return []byte(b.String()), err
 }
 
-// printQR draws a configuration as a QR code, two rows of modules a line. Comments are left out: the fewer bytes, the larger the modules.
+// printQR draws a configuration as a QR code, two rows of modules a line. Comments are left out: the fewer bytes, the
+// larger the modules.
 func printQR(w io.Writer, text string) error {
 	var lines []string
 	for line := range strings.Lines(text) {
@@ -197,7 +208,8 @@ func isTerminal(w io.Writer) bool {
 
 func newPeerListCmd(g *globals) *cobra.Command {
 	return &cobra.Command{
-		Use: "list", Short: "Plain peers, and who carries them", Example: "  skein peer list\n  skein peer list -o json", Args: noArgs,
+		Use: "list", Short: "Plain peers, and who carries them",
+		Example: "  skein peer list\n  skein peer list -o json", Args: noArgs,
 		RunE: func(c *cobra.Command, _ []string) error {
 			r, err := g.client().PlainPeers(c.Context(), &skeinv1.PlainPeersRequest{})
 			return g.show(c, r, err, func(w io.Writer) {
@@ -225,7 +237,8 @@ func printPlainPeers(w io.Writer, peers []*skeinv1.PlainPeerView) {
 		if p.GetHolder() != "" && !p.GetAlive() {
 			holder += " (away)"
 		}
-		t.add(p.GetPeer().GetName(), p.GetPeer().GetIpv4(), p.GetPeer().GetIpv6(), dash(strings.Join(p.GetPeer().GetAllowedIps(), ",")), holder,
+		t.add(p.GetPeer().GetName(), p.GetPeer().GetIpv4(), p.GetPeer().GetIpv6(),
+			dash(strings.Join(p.GetPeer().GetAllowedIps(), ",")), holder,
 			strings.Join(p.GetCarriers(), ","), expires)
 	}
 	t.print(w)
@@ -238,11 +251,13 @@ func printPlainPeers(w io.Writer, peers []*skeinv1.PlainPeerView) {
 
 func newPeerRemoveCmd(g *globals) *cobra.Command {
 	return &cobra.Command{
-		Use: "remove NAME", Short: "Throw a plain peer out", Example: "  skein peer remove phone", Args: exactly(1, "one plain peer's name"),
+		Use: "remove NAME", Short: "Throw a plain peer out", Example: "  skein peer remove phone", Args: exactly(1,
+			"one plain peer's name"),
 		RunE: func(c *cobra.Command, args []string) error {
 			r, err := g.client().RemovePlainPeer(c.Context(), &skeinv1.RemovePlainPeerRequest{Name: args[0]})
 			return g.show(c, r, err, func(w io.Writer) {
-				fmt.Fprintf(w, "plain peer %s removed, as of event %d: no node carries it any more\n", args[0], r.GetIndex())
+				fmt.Fprintf(w, "plain peer %s removed, as of event %d: no node carries it any more\n", args[0],
+					r.GetIndex())
 			})
 		},
 	}

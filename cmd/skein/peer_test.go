@@ -16,7 +16,8 @@ import (
 	"github.com/skeinmesh/skein/identity"
 )
 
-func (f *fakeAgent) AddPlainPeer(_ context.Context, r *skeinv1.AddPlainPeerRequest) (*skeinv1.AddPlainPeerResponse, error) {
+func (f *fakeAgent) AddPlainPeer(_ context.Context, r *skeinv1.AddPlainPeerRequest) (*skeinv1.AddPlainPeerResponse,
+	error) {
 	return answerTo[*skeinv1.AddPlainPeerResponse](f, r)
 }
 
@@ -24,26 +25,32 @@ func (f *fakeAgent) PlainPeers(_ context.Context, r *skeinv1.PlainPeersRequest) 
 	return answerTo[*skeinv1.PlainPeersResponse](f, r)
 }
 
-func (f *fakeAgent) RemovePlainPeer(_ context.Context, r *skeinv1.RemovePlainPeerRequest) (*skeinv1.RemovePlainPeerResponse, error) {
+func (f *fakeAgent) RemovePlainPeer(_ context.Context,
+	r *skeinv1.RemovePlainPeerRequest) (*skeinv1.RemovePlainPeerResponse, error) {
 	return answerTo[*skeinv1.RemovePlainPeerResponse](f, r)
 }
 
 func bytes32(b byte) []byte { return slices.Repeat([]byte{b}, 32) }
 
 var addedPeer = &skeinv1.AddPlainPeerResponse{
-	Peer:  &skeinv1.PlainPeer{Name: "office", PublicKey: bytes32(1), CarrierKey: bytes32(2), Ipv4: "10.4.255.254", Ipv6: "fd01::7", AllowedIps: []string{"192.168.8.0/24"}, ExpiresAt: 1795269600e9},
+	Peer: &skeinv1.PlainPeer{Name: "office", PublicKey: bytes32(1), CarrierKey: bytes32(2), Ipv4: "10.4.255.254",
+		Ipv6: "fd01::7", AllowedIps: []string{"192.168.8.0/24"}, ExpiresAt: 1795269600e9},
 	Index: 31, PresharedKey: bytes32(3), Routes: []string{"10.4.0.0/16", "fd01::/64"},
-	Endpoints: []*skeinv1.PlainEndpoint{{NodeId: "b33ad742981917ca", Node: "gw1", WireguardKey: bytes32(4), Address: "198.51.100.7:51821"},
+	Endpoints: []*skeinv1.PlainEndpoint{{NodeId: "b33ad742981917ca", Node: "gw1", WireguardKey: bytes32(4),
+		Address: "198.51.100.7:51821"},
 		{NodeId: "7ef4fee4c02da850", Node: "gw2", WireguardKey: bytes32(5), Address: "[2001:db8::9]:51821"}},
 }
 
-// The configuration is printed as it is: with a gap for a private key that the peer has made, whole when it was made here.
+// The configuration is printed as it is: with a gap for a private key that the peer has made, whole when it was made
+// here.
 func TestPeerIsAdded(t *testing.T) {
 	f := newFakeAgent(t)
 	f.lay(&skeinv1.AddPlainPeerRequest{}, addedPeer)
 	public := base64.StdEncoding.EncodeToString(bytes32(1))
-	f.showsGolden(t, "peer-add", []string{"peer", "add", "office", "--public-key", public, "--allowed-ips", "192.168.8.0/24,192.168.9.1", "--via", "gw1,gw2", "--expires", "24h", "--replace"})
-	want := &skeinv1.AddPlainPeerRequest{Name: "office", PublicKey: bytes32(1), AllowedIps: []string{"192.168.8.0/24", "192.168.9.1/32"}, Via: []string{"gw1", "gw2"}, LifetimeNanos: int64(24 * time.Hour), Replace: true}
+	f.showsGolden(t, "peer-add", []string{"peer", "add", "office", "--public-key", public, "--allowed-ips",
+		"192.168.8.0/24,192.168.9.1", "--via", "gw1,gw2", "--expires", "24h", "--replace"})
+	want := &skeinv1.AddPlainPeerRequest{Name: "office", PublicKey: bytes32(1), AllowedIps: []string{"192.168.8.0/24",
+		"192.168.9.1/32"}, Via: []string{"gw1", "gw2"}, LifetimeNanos: int64(24 * time.Hour), Replace: true}
 	if !proto.Equal(f.asked[0], want) {
 		t.Errorf("asked for %v", f.asked[0])
 	}
@@ -67,7 +74,8 @@ func TestPeerIsAdded(t *testing.T) {
 	if err != nil || len(private) != 32 {
 		t.Fatalf("the private key is %q", text)
 	}
-	if pub, err := identity.WireGuardKey(private).Public(); err != nil || string(pub[:]) != string(asked.GetPublicKey()) {
+	if pub, err := identity.WireGuardKey(private).Public(); err != nil ||
+		string(pub[:]) != string(asked.GetPublicKey()) {
 		t.Error("the private key that is printed is another than the one whose public half was sent")
 	}
 	b, err := proto.Marshal(asked)
@@ -138,8 +146,10 @@ func TestPeersAreListed(t *testing.T) {
 	f.lay(&skeinv1.PlainPeersRequest{}, &skeinv1.PlainPeersResponse{})
 	f.showsGolden(t, "peer-list-empty", []string{"peer", "list"})
 	views := []*skeinv1.PlainPeerView{
-		{Peer: addedPeer.GetPeer(), Holder: "b33ad742981917ca", HolderName: "gw1", Alive: true, Carriers: []string{"gw1", "gw2"}},
-		{Peer: &skeinv1.PlainPeer{Name: "phone", Ipv4: "10.4.255.253", Ipv6: "fd01::8"}, Holder: "7ef4fee4c02da850", HolderName: "gw2", Carriers: []string{"gw2", "0123456789abcdef"},
+		{Peer: addedPeer.GetPeer(), Holder: "b33ad742981917ca", HolderName: "gw1", Alive: true,
+			Carriers: []string{"gw1", "gw2"}},
+		{Peer: &skeinv1.PlainPeer{Name: "phone", Ipv4: "10.4.255.253", Ipv6: "fd01::8"}, Holder: "7ef4fee4c02da850",
+			HolderName: "gw2", Carriers: []string{"gw2", "0123456789abcdef"},
 			Problem: "carrier 0123456789abcdef is no member any more and still knows the peer's secrets: give it new ones with skein peer add phone --replace"},
 		{Peer: &skeinv1.PlainPeer{Name: "tablet", Ipv4: "10.4.255.252", Ipv6: "fd01::9"}, Carriers: []string{"gw1"}},
 	}

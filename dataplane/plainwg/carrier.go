@@ -22,7 +22,8 @@ import (
 	"github.com/skeinmesh/skein/identity"
 )
 
-// keepalive is that of a session which was begun here. The client has its own in its configuration; this one is what begins
+// keepalive is that of a session which was begun here. The client has its own in its configuration; this one is what
+// begins
 // the session, and begins it again when nobody has answered for a while.
 const keepalive = 25 // seconds
 
@@ -48,7 +49,8 @@ type Peer struct {
 }
 
 func (p Peer) equal(o Peer) bool {
-	return p.ID == o.ID && p.PublicKey == o.PublicKey && p.CarrierKey == o.CarrierKey && p.PresharedKey == o.PresharedKey && slices.Equal(p.Prefixes, o.Prefixes)
+	return p.ID == o.ID && p.PublicKey == o.PublicKey && p.CarrierKey == o.CarrierKey &&
+		p.PresharedKey == o.PresharedKey && slices.Equal(p.Prefixes, o.Prefixes)
 }
 
 // Seen is what a device knows of a peer.
@@ -114,7 +116,9 @@ func open(c Config, t tun.Device, bind conn.Bind) (*Carrier, error) {
 	if err != nil {
 		t.Close()
 		if errors.Is(err, syscall.EADDRINUSE) {
-			return nil, fmt.Errorf("UDP port %d, for plain peers: %w: stop the program that has it, or set ports.plain in the configuration", c.Port, syscall.EADDRINUSE)
+			return nil,
+				fmt.Errorf("UDP port %d, for plain peers: %w: stop the program that has it, or set ports.plain in the configuration",
+					c.Port, syscall.EADDRINUSE)
 		}
 		return nil, fmt.Errorf("UDP port %d, for plain peers: %w", c.Port, err)
 	}
@@ -135,7 +139,10 @@ func (c *Carrier) newUnit(private dataplane.Key, l *link) (*unit, error) {
 	log := c.cfg.Log
 	u.dev = device.NewDevice(u.tap, u.port, &device.Logger{
 		Verbosef: device.DiscardLogf,
-		Errorf:   func(f string, a ...any) { log.Debug("wireguard-go for plain peers", "message", fmt.Sprintf(f, a...)) },
+		Errorf: func(f string, a ...any) {
+			log.Debug("wireguard-go for plain peers", "message", fmt.Sprintf(f,
+				a...))
+		},
 	})
 	if err := errors.Join(u.dev.IpcSet("private_key="+hexOf(private)+"\n"), u.dev.Up()); err != nil {
 		c.end(u)
@@ -149,7 +156,8 @@ func (c *Carrier) end(u *unit) {
 	c.split.drop(u.port)
 }
 
-// Set makes these the peers that are carried; they are sorted by ID. Sessions of those that are the same go on. Peers that cannot be carried
+// Set makes these the peers that are carried; they are sorted by ID. Sessions of those that are the same go on. Peers
+// that cannot be carried
 // are in the error, and the others are carried all the same.
 func (c *Carrier) Set(peers []Peer) error {
 	var errs []error
@@ -188,7 +196,8 @@ func (c *Carrier) add(p Peer) error {
 		return err
 	}
 	s := &session{Peer: p, unit: u}
-	if err := errors.Join(s.configure(netip.AddrPort{}), c.ways.dev.IpcSet(peerText(p.PublicKey, p.PresharedKey))); err != nil {
+	if err := errors.Join(s.configure(netip.AddrPort{}), c.ways.dev.IpcSet(peerText(p.PublicKey,
+		p.PresharedKey))); err != nil {
 		c.end(u)
 		return fmt.Errorf("configuring a plain peer: %w", err)
 	}
@@ -212,7 +221,8 @@ func peerText(public, psk dataplane.Key) string {
 // configure sets a session's peer up anew, without a session. With an endpoint one is begun there.
 func (s *session) configure(at netip.AddrPort) error {
 	var b strings.Builder
-	fmt.Fprintf(&b, "public_key=%s\nremove=true\n%sreplace_allowed_ips=true\n", hexOf(s.PublicKey), peerText(s.PublicKey, s.PresharedKey))
+	fmt.Fprintf(&b, "public_key=%s\nremove=true\n%sreplace_allowed_ips=true\n", hexOf(s.PublicKey),
+		peerText(s.PublicKey, s.PresharedKey))
 	for _, p := range s.Prefixes {
 		fmt.Fprintf(&b, "allowed_ip=%s\n", p)
 	}
@@ -232,7 +242,8 @@ func (c *Carrier) Begin(id uint64, at netip.AddrPort) error {
 	return s.configure(at)
 }
 
-// Drop ends this node's session with a plain peer, which another node has now: nothing is sent to it any more, so that it does not
+// Drop ends this node's session with a plain peer, which another node has now: nothing is sent to it any more, so
+// that it does not
 // follow back.
 func (c *Carrier) Drop(id uint64) error { return c.Begin(id, netip.AddrPort{}) }
 

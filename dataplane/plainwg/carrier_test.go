@@ -29,7 +29,8 @@ type pipe struct {
 }
 
 func newPipe() *pipe {
-	return &pipe{in: make(chan []byte, 16), out: make(chan []byte, 16), events: make(chan tun.Event, 1), closed: make(chan struct{})}
+	return &pipe{in: make(chan []byte, 16), out: make(chan []byte, 16), events: make(chan tun.Event, 1),
+		closed: make(chan struct{})}
 }
 
 func (p *pipe) Read(b [][]byte, sizes []int, offset int) (int, error) {
@@ -138,12 +139,14 @@ func (n *node) carry(t *testing.T, peers ...Peer) {
 func client(t *testing.T, private, carrierKey, psk dataplane.Key, nodes ...*node) *pipe {
 	t.Helper()
 	p := newPipe()
-	d := device.NewDevice(p, conn.NewDefaultBind(), &device.Logger{Verbosef: device.DiscardLogf, Errorf: device.DiscardLogf})
+	d := device.NewDevice(p, conn.NewDefaultBind(), &device.Logger{Verbosef: device.DiscardLogf,
+		Errorf: device.DiscardLogf})
 	t.Cleanup(d.Close)
 	var b strings.Builder
 	fmt.Fprintf(&b, "private_key=%s\n", hex.EncodeToString(private[:]))
 	peer := func(key dataplane.Key, at, allowed string) {
-		fmt.Fprintf(&b, "public_key=%s\npreshared_key=%s\nendpoint=%s\npersistent_keepalive_interval=25\n%s", hexOf(key), hexOf(psk), at, allowed)
+		fmt.Fprintf(&b, "public_key=%s\npreshared_key=%s\nendpoint=%s\npersistent_keepalive_interval=25\n%s",
+			hexOf(key), hexOf(psk), at, allowed)
 	}
 	peer(carrierKey, nodes[0].port, "allowed_ip=10.4.0.0/16\n")
 	for _, n := range nodes {
@@ -186,7 +189,8 @@ func eventually(t *testing.T, what string, f func() bool) {
 	}
 }
 
-// A stock client has a session with the first carrier, and a way to each; it follows the second one when that begins a session, and what it
+// A stock client has a session with the first carrier, and a way to each; it follows the second one when that begins
+// a session, and what it
 // sends under an address that is not its own goes nowhere.
 func TestAClientFollows(t *testing.T) {
 	private, public := newKey(t)
@@ -194,8 +198,10 @@ func TestAClientFollows(t *testing.T) {
 	psk, _ := newKey(t)
 	other, otherPublic := newKey(t)
 	otherShared, _ := newKey(t)
-	p := Peer{ID: 7, PublicKey: public, CarrierKey: shared, PresharedKey: psk, Prefixes: []netip.Prefix{netip.MustParsePrefix("10.4.255.254/32")}}
-	q := Peer{ID: 8, PublicKey: otherPublic, CarrierKey: otherShared, PresharedKey: other, Prefixes: []netip.Prefix{netip.MustParsePrefix("10.4.255.253/32")}}
+	p := Peer{ID: 7, PublicKey: public, CarrierKey: shared, PresharedKey: psk,
+		Prefixes: []netip.Prefix{netip.MustParsePrefix("10.4.255.254/32")}}
+	q := Peer{ID: 8, PublicKey: otherPublic, CarrierKey: otherShared, PresharedKey: other,
+		Prefixes: []netip.Prefix{netip.MustParsePrefix("10.4.255.253/32")}}
 	a, b := newNode(t), newNode(t)
 	a.carry(t, p, q)
 	b.carry(t, p, q)
@@ -209,7 +215,8 @@ func TestAClientFollows(t *testing.T) {
 		second = b.Status(time.Now())[7]
 		return !second.Way.Handshake.IsZero() && second.Way.Endpoint.IsValid() && !second.Way.Heard.IsZero()
 	})
-	if first := a.Status(time.Now())[7]; first.Session.Handshake.IsZero() || first.Session.Received == 0 || !second.Session.Handshake.IsZero() {
+	if first := a.Status(time.Now())[7]; first.Session.Handshake.IsZero() || first.Session.Received == 0 ||
+		!second.Session.Handshake.IsZero() {
 		t.Errorf("the first carrier has %+v, the second %+v", first, second)
 	}
 	c.in <- packet("10.4.255.253", "10.4.0.9")
@@ -247,15 +254,19 @@ func TestStrayDatagrams(t *testing.T) {
 		return b
 	}
 	for what, b := range map[string][]byte{
-		"nothing": nil, "short": {4}, "another type": message(9, 200, 9, 4), "an index of nobody": message(data, 64, 8, 4),
-		"an initiation without its mac": message(initiation, initiationSize, 0, 4), "an initiation of another size": message(initiation, 100, 9, 4),
-		"a response of another size": message(response, 91, 9, 8), "a response's own index": message(response, responseSize, 9, 4),
+		"nothing": nil, "short": {4}, "another type": message(9, 200, 9, 4), "an index of nobody": message(data, 64,
+			8, 4),
+		"an initiation without its mac": message(initiation, initiationSize, 0, 4),
+		"an initiation of another size": message(initiation, 100, 9, 4),
+		"a response of another size":    message(response, 91, 9, 8), "a response's own index": message(response,
+			responseSize, 9, 4),
 	} {
 		if s.owner(b) != nil {
 			t.Errorf("%s is taken", what)
 		}
 	}
-	for what, b := range map[string][]byte{"data": message(data, 64, 9, 4), "a response": message(response, responseSize, 9, 8), "a cookie": message(cookie, cookieSize, 9, 4)} {
+	for what, b := range map[string][]byte{"data": message(data, 64, 9, 4), "a response": message(response,
+		responseSize, 9, 8), "a cookie": message(cookie, cookieSize, 9, 4)} {
 		if s.owner(b) != p {
 			t.Errorf("%s is not taken", what)
 		}

@@ -33,7 +33,8 @@ func setUpLink(mtu int) error {
 			value = "0" // WireGuard has checked what comes; a peer that comes here before others know is not to be dropped
 		}
 		if err := os.WriteFile("/proc/sys/net/ipv4/conf/"+name, []byte(value), 0o644); err != nil {
-			return fmt.Errorf("setting net.ipv4.conf.%s: %w: the agent needs a writable /proc/sys to carry plain peers", name, err)
+			return fmt.Errorf("setting net.ipv4.conf.%s: %w: the agent needs a writable /proc/sys to carry plain peers",
+				name, err)
 		}
 	}
 	if _, err := os.Stat("/proc/sys/net/ipv6"); err != nil {
@@ -42,14 +43,16 @@ func setUpLink(mtu int) error {
 	return podnet.ForwardIPv6(dataplane.PlainLink)
 }
 
-// routes leads these prefixes, and no others, to the link: in the main table, so that on a carrier that does not have the peer's session
+// routes leads these prefixes, and no others, to the link: in the main table, so that on a carrier that does not have
+// the peer's session
 // the mark that leads into the tunnel comes first.
 func (c *Carrier) routes(want []netip.Prefix) error {
 	l, err := netlink.LinkByName(dataplane.PlainLink)
 	if err != nil {
 		return fmt.Errorf("link %s: %w", dataplane.PlainLink, err)
 	}
-	have, err := netlink.RouteListFiltered(netlink.FAMILY_ALL, &netlink.Route{LinkIndex: l.Attrs().Index, Table: unix.RT_TABLE_MAIN}, netlink.RT_FILTER_OIF|netlink.RT_FILTER_TABLE)
+	have, err := netlink.RouteListFiltered(netlink.FAMILY_ALL, &netlink.Route{LinkIndex: l.Attrs().Index,
+		Table: unix.RT_TABLE_MAIN}, netlink.RT_FILTER_OIF|netlink.RT_FILTER_TABLE)
 	if err != nil {
 		return fmt.Errorf("reading routes of %s: %w", dataplane.PlainLink, err)
 	}

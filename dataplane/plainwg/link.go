@@ -88,7 +88,8 @@ func destination(b []byte) (netip.Addr, bool) {
 	return netip.Addr{}, false
 }
 
-// tap is a device's share of the link, or, without a link, nothing: such a device takes no packets and has none to send.
+// tap is a device's share of the link, or, without a link, nothing: such a device takes no packets and has none to
+// send.
 type tap struct {
 	l       *link
 	mtu     int
@@ -99,7 +100,8 @@ type tap struct {
 }
 
 func newTap(l *link, mtu int) *tap {
-	return &tap{l: l, mtu: mtu, packets: make(chan []byte, waiting), events: make(chan tun.Event), closed: make(chan struct{})}
+	return &tap{l: l, mtu: mtu, packets: make(chan []byte, waiting), events: make(chan tun.Event),
+		closed: make(chan struct{})}
 }
 
 func (t *tap) take(b []byte) {

@@ -31,7 +31,8 @@ const (
 )
 
 const (
-	// indexLife is how long an index is remembered: sessions and handshakes end after three minutes at most, by the paper.
+	// indexLife is how long an index is remembered: sessions and handshakes end after three minutes at most, by the
+	// paper.
 	indexLife = 7 * time.Minute
 	// waiting is how many datagrams may wait for a device; more are dropped, as a socket drops them.
 	waiting = 512
@@ -150,7 +151,8 @@ func (s *splitter) owner(b []byte) *port {
 
 // newPort adds a device with a public key.
 func (s *splitter) newPort(key dataplane.Key) *port {
-	p := &port{s: s, packets: make(chan datagram, waiting), macKey: blake2s.Sum256(append([]byte("mac1----"), key[:]...))}
+	p := &port{s: s, packets: make(chan datagram, waiting), macKey: blake2s.Sum256(append([]byte("mac1----"),
+		key[:]...))}
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.ports = append(s.ports, p)
