@@ -15,6 +15,7 @@ import (
 
 const (
 	chainGuards    = "skein_hop_guards"
+	chainOwn       = "skein_hop_own"
 	setGuards4     = "skein_hop_sources_ipv4"
 	setGuards6     = "skein_hop_sources_ipv6"
 	beforeAll      = -311 // the chain's priority: before all others of ours
@@ -56,6 +57,25 @@ func guardRules(self netip.Addr) (out []guardRule) {
 		add("saddr and saddr inside @"+c.set+" accept", load(12, 4, reg), load(c.offset, c.size, reg2),
 			&expr.Lookup{SourceRegister: reg, SetName: c.set}, &expr.Verdict{Kind: expr.VerdictAccept})
 		add("refused drop", drop...)
+	}
+	return out
+}
+
+// ownRules keep what is for this host's own overlay addresses here. When the tunnel is deleted its addresses go, and errors of
+// the kernel about what was sent from them, with the packets in them, would leave by the default route.
+func ownRules(g Guards) (out []guardRule) {
+	leaves := []expr.Any{&expr.Meta{Key: expr.MetaKeyOIFNAME, Register: reg},
+		&expr.Cmp{Op: expr.CmpOpNeq, Register: reg, Data: append([]byte("lo"), make([]byte, unix.IFNAMSIZ-len("lo"))...)},
+		&expr.Counter{}, &expr.Verdict{Kind: expr.VerdictDrop}}
+	add := func(family byte, offset uint32, a netip.Addr) {
+		b := a.AsSlice()
+		out = append(out, guardRule{fmt.Sprintf("daddr %s oifname != lo drop", a), slices.Concat([]expr.Any{
+			&expr.Meta{Key: expr.MetaKeyNFPROTO, Register: reg}, equals(family),
+			load(offset, uint32(len(b)), reg), equals(b...)}, leaves)})
+	}
+	add(unix.NFPROTO_IPV4, 16, g.Self)
+	if g.Self6.IsValid() {
+		add(unix.NFPROTO_IPV6, 24, g.Self6)
 	}
 	return out
 }
@@ -109,6 +129,11 @@ func (r *Reconciler) setGuards(g Guards) error {
 			}
 		}
 	}
+	own := c.AddChain(&nftables.Chain{Table: r.table, Name: chainOwn, Type: nftables.ChainTypeFilter,
+		Hooknum: nftables.ChainHookOutput, Priority: nftables.ChainPriorityFilter, Policy: &policy})
+	for _, rule := range ownRules(g) {
+		c.AddRule(&nftables.Rule{Table: r.table, Chain: own, Exprs: rule.exprs, UserData: []byte(rule.text)})
+	}
 	for _, rule := range guardRules(g.Self) {
 		c.AddRule(&nftables.Rule{Table: r.table, Chain: chain, Exprs: rule.exprs, UserData: []byte(rule.text)})
 	}
@@ -148,6 +173,23 @@ func (r *Reconciler) readGuards() (g Guards, err error) {
 		return foreign, nil
 	}
 	want := guardRules(g.Self)
+	if len(want) != len(rules) {
+		return foreign, nil
+	}
+	for i, rule := range rules {
+		if string(rule.UserData) != want[i].text {
+			return foreign, nil
+		}
+	}
+	if rules, err = r.nft.GetRules(r.table, &nftables.Chain{Table: r.table, Name: chainOwn}); err != nil || len(rules) == 0 {
+		return foreign, nil
+	}
+	if len(rules) > 1 {
+		if _, err := fmt.Sscanf(string(rules[1].UserData), "daddr %s", &text); err == nil {
+			g.Self6, _ = netip.ParseAddr(text)
+		}
+	}
+	want = ownRules(g)
 	if len(want) != len(rules) {
 		return foreign, nil
 	}

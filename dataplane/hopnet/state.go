@@ -41,6 +41,7 @@ type Route struct {
 // Guards are the rules and sets that say who may bring what.
 type Guards struct {
 	Self    netip.Addr // invalid: there is no table
+	Self6   netip.Addr // the overlay IPv6 address, if there is one
 	Sources []Source   // sorted
 }
 
@@ -101,7 +102,7 @@ func Want(s dataplane.Spec, h Host) (w State, notes []string) {
 	if h.IPv6 {
 		w.Rules = append(w.Rules, Rule{6, false}, Rule{6, true})
 	}
-	w.Guards.Self = w.Self
+	w.Guards.Self, w.Guards.Self6 = w.Self, own[1]
 	for _, g := range s.Hops.Guards {
 		if !g.From.Is4() {
 			notes = append(notes, fmt.Sprintf("hops: from %s: the node needs an IPv4 address of the overlay", g.From))
@@ -312,7 +313,9 @@ func (s State) Apply(ops []Op) State {
 	return s
 }
 
-func (g Guards) equal(o Guards) bool { return g.Self == o.Self && slices.Equal(g.Sources, o.Sources) }
+func (g Guards) equal(o Guards) bool {
+	return g.Self == o.Self && g.Self6 == o.Self6 && slices.Equal(g.Sources, o.Sources)
+}
 
 // union is all of a, and what of b overlaps nothing of it.
 func union(a, b []Source) []Source {

@@ -329,8 +329,10 @@ func TestPurgeRemovesPods(t *testing.T) {
 	}
 	a.Must("links", func() error {
 		ls, err := netlink.LinkList()
-		if len(ls) != 1 {
-			t.Errorf("%d links left, want lo", len(ls))
+		for _, l := range ls {
+			if name := l.Attrs().Name; name != "lo" && name != "sit0" { // the latter each namespace has while the module is loaded
+				t.Errorf("link %s is left", name)
+			}
 		}
 		return err
 	})
