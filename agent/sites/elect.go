@@ -16,7 +16,8 @@ type Node struct {
 	ID   identity.ID
 	Site string
 
-	Wish      bool   // it wishes to lead, or the log says that it shall
+	Chosen    bool   // the log says that it shall lead
+	Wish      bool   // it says itself that it wishes to lead
 	Unfit     bool   // it cannot lead: it forwards nothing, or nothing is known of it
 	Reluctant bool   // it leads only where nobody else can: it drains, or the log says that it shall not lead
 	Public    bool   // other sites can reach an endpoint of it
@@ -29,7 +30,7 @@ func (n *Node) class() int {
 	switch {
 	case n.Reluctant:
 		return 0
-	case n.Wish:
+	case n.Chosen, n.Wish:
 		return 3
 	case n.Public:
 		return 2
@@ -47,8 +48,9 @@ type Leader struct {
 	Reserve bool
 }
 
-// Elect gives each site at most perSite leaders, the best first. Those that wish to lead come first, then those with a
-// public endpoint, then those that lead already, in the newest term first, then the lowest ID. So of equals none that
+// Elect gives each site at most perSite leaders, the best first. Where the log has chosen leaders of a site and one of
+// them is alive, only those lead: what a node says of itself then decides nothing. Else those that wish to lead come
+// first, then those with a public endpoint, then those that lead already, in the newest term first, then the lowest ID. So of equals none that
 // returns takes the place of one that leads. Nodes that are not alive are passed over, unless all of the site are: who
 // is cut off from a site goes on trying its leaders.
 func Elect(nodes []Node, perSite int) map[string][]Leader {
@@ -76,6 +78,9 @@ func ranked(all []*Node) []*Node {
 	if len(alive) == 0 {
 		alive = append(alive, all...)
 	}
+	if slices.ContainsFunc(alive, (*Node).chosen) {
+		alive = slices.DeleteFunc(alive, func(n *Node) bool { return !n.chosen() })
+	}
 	slices.SortFunc(alive, func(a, b *Node) int {
 		return cmp.Or(
 			cmp.Compare(b.class(), a.class()),
@@ -85,6 +90,9 @@ func ranked(all []*Node) []*Node {
 	})
 	return alive
 }
+
+// chosen reports whether the log has the node lead.
+func (n *Node) chosen() bool { return n.Chosen && !n.Reluctant }
 
 func compareFlags(a, b bool) int {
 	switch {

@@ -138,11 +138,17 @@ func (m *maker) elect() {
 	m.Leaders = Elect(m.eligible, m.perSite)
 	m.entitled = make(map[string][]identity.ID, len(m.Leaders))
 	claim := map[string][]Node{}
+	closed := map[string]bool{} // sites in which those lead that the log has chosen, and nobody else by its own word
+	for i := range m.eligible {
+		if n := &m.eligible[i]; n.chosen() && n.Alive {
+			closed[n.Site] = true
+		}
+	}
 	for _, n := range m.eligible {
 		switch {
 		case slices.ContainsFunc(m.Leaders[n.Site], func(l Leader) bool { return l.ID == n.ID }), m.in.Recent[n.ID]:
 			m.entitled[n.Site] = append(m.entitled[n.Site], n.ID)
-		case n.Term > 0:
+		case n.Term > 0 && (n.chosen() || !closed[n.Site]):
 			claim[n.Site] = append(claim[n.Site], n)
 		}
 	}

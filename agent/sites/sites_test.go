@@ -384,6 +384,7 @@ func TestElection(t *testing.T) {
 	}
 	wish := func(n *sites.Node) { n.Wish = true }
 	public := func(n *sites.Node) { n.Public = true }
+	chosen := func(n *sites.Node) { n.Chosen = true }
 	both := func(n *sites.Node) { n.Wish, n.Public = true, true }
 	term := func(v uint64) func(*sites.Node) { return func(n *sites.Node) { n.Term = v } }
 	for _, c := range []struct {
@@ -400,6 +401,12 @@ func TestElection(t *testing.T) {
 		{"of those that wish the public ones first", []sites.Node{node(1, wish), node(2, both), node(3, both)}, 2,
 			"2 3"},
 		{"every node wishes", []sites.Node{node(1, wish), node(2, wish), node(3, wish)}, 2, "1 2"},
+		{"where the log has chosen, only those lead", []sites.Node{node(1, wish), node(2, both), node(3, chosen)}, 2, "3"},
+		{"two of three that it has chosen", []sites.Node{node(1, wish), node(2, chosen), node(3, chosen), node(4, chosen)}, 2,
+			"2 3"},
+		{"unless none of them is alive", []sites.Node{node(1, wish), node(2, nil), node(3, func(n *sites.Node) { n.Chosen, n.Alive = true, false })}, 2,
+			"1 2r"},
+		{"or all of them drain", []sites.Node{node(1, wish), node(3, func(n *sites.Node) { n.Chosen, n.Reluctant = true, true })}, 1, "1"},
 		{"who leads goes on", []sites.Node{node(1, nil), node(2, nil), node(3, term(4))}, 1, "3"},
 		{"the newest term first", []sites.Node{node(1, term(3)), node(2, term(4)), node(3, term(4))}, 2, "2 3"},
 		{"who is away does not lead", []sites.Node{node(1, func(n *sites.Node) { n.Alive = false }), node(2, nil)}, 1,
@@ -540,7 +547,7 @@ func TestDescribe(t *testing.T) {
 		{"by the log", &skeinv1.Node{Settings: &skeinv1.NodeSettings{SiteSet: true, Leader: "no",
 			ForceEndpoint: "a.example:1"}}, r, sites.Node{Reluctant: true, Public: true}, true},
 		{"by the log alone", &skeinv1.Node{Settings: &skeinv1.NodeSettings{SiteSet: true, Site: "dc", Leader: "yes"}},
-			nil, sites.Node{Site: "dc", Wish: true, Unfit: true}, true},
+			nil, sites.Node{Site: "dc", Chosen: true, Unfit: true}, true},
 		{"a relay", &skeinv1.Node{Draining: true}, &skeinv1.Record{Role: sites.RoleRelay}, sites.Node{Unfit: true,
 			Reluctant: true}, true},
 		{"a router forwards to it", &skeinv1.Node{},

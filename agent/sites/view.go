@@ -57,7 +57,7 @@ func Describe(id identity.ID, n *skeinv1.Node, r *skeinv1.Record, alive bool) (n
 	node.Site, known = Of(n, r)
 	switch n.GetSettings().GetLeader() {
 	case "yes":
-		node.Wish = true
+		node.Chosen = true
 	case "no":
 		node.Reluctant = true
 	default:
