@@ -1,6 +1,7 @@
 package main
 
 import (
+	"cmp"
 	"fmt"
 	"io"
 	"time"
@@ -22,6 +23,8 @@ func newGraphCmd(g *globals) *cobra.Command {
 			"whether gossip sees it. Lines are the paths of this node to its peers: direct, over which relay, or\n" +
 			"down. Paths between two other nodes are known to those two alone; ask one of them. Of others this\n" +
 			"node knows, from their records, the relays that they have sessions with: these are drawn, too.\n" +
+			"Where sites speak through leaders, the leaders are marked, and the line to a node without a tunnel\n" +
+			"says which leader passes packets on to it.\n" +
 			"SVG needs no other program. DOT is for Graphviz: skein graph | dot -Tpng >mesh.png\n\n" +
 			"With --at it draws a moment of the past: members, servers and roles as the log had them then; sites,\n" +
 			"NAT types and paths as far as this node's journal goes back. The picture says what is not known.",
@@ -82,10 +85,18 @@ func graphOf(a *skeinv1.GraphResponse) *graph.Graph {
 	for i, n := range a.GetNodes() {
 		record := n.GetRecord()
 		d := graph.Node{
-			Name: n.GetNode().GetName(), Address: n.GetNode().GetIpv4(), Site: record.GetSite(), SiteKnown: record != nil,
+			Name: n.GetNode().GetName(), Address: n.GetNode().GetIpv4(),
+			Site: cmp.Or(n.GetSite(), record.GetSite()), SiteKnown: record != nil, Leads: leadOf[n.GetSiteLeads()],
 			LogLeader: n.GetLeader(), Voter: n.GetVoter(), Server: n.GetServer(), Admin: n.GetRole() == "admin",
 			Relays: record.GetRelay() != nil, OnlyRelays: record.GetRole() == "relay", Wishes: record.GetLeaderWish(),
 			Draining: n.GetNode().GetDraining(), Unseen: !a.GetPast() && !n.GetAlive(),
+		}
+		set := n.GetNode().GetSettings()
+		if set.GetSiteSet() {
+			d.Site, d.SiteKnown = set.GetSite(), true
+		}
+		if set.GetLeader() != "" {
+			d.Wishes = set.GetLeader() == "yes"
 		}
 		if record.GetNatType() != skeinv1.NatType_NAT_TYPE_UNKNOWN {
 			d.NAT = natText(record.GetNatType())
@@ -96,7 +107,12 @@ func graphOf(a *skeinv1.GraphResponse) *graph.Graph {
 			}
 		}
 		d.State = stateOf(n, paths[n.GetNode().GetId()])
-		if p := paths[n.GetNode().GetId()]; d.State == graph.Direct || d.State == graph.Relay {
+		switch p := paths[n.GetNode().GetId()]; {
+		case p.GetPath() == "hop" && d.State != graph.None:
+			d.Via = p.GetRelayName()
+		case p.GetRule() == "no-leader" && d.State == graph.Down:
+			d.NoLeader = true
+		case d.State == graph.Direct || d.State == graph.Relay:
 			d.Via, d.UDP, d.Endpoint = p.GetRelayName(), p.GetDetail() == "udp", p.GetEndpoint()
 			d.RTT = time.Duration(p.GetRttNanos())
 		}
@@ -110,6 +126,9 @@ func graphOf(a *skeinv1.GraphResponse) *graph.Graph {
 	}
 	return out
 }
+
+// leadOf is what NodeView.site_leads says.
+var leadOf = map[string]graph.Lead{"leader": graph.Leader, "reserve": graph.Reserve, "elected": graph.Elected}
 
 // natText is a NAT type in a picture, where the bare word "none" would not say of what.
 func natText(t skeinv1.NatType) string {
@@ -132,6 +151,8 @@ func stateOf(n *skeinv1.NodeView, p *skeinv1.PeerView) graph.State {
 		return graph.Direct
 	case p.GetPath() == "relay":
 		return graph.Relay
+	case p.GetPath() == "hop":
+		return graph.Hop
 	}
 	return graph.Down
 }

@@ -73,6 +73,63 @@ func TestGraphOf(t *testing.T) {
 	}
 }
 
+// ledAnswer is what home3 says of sites that speak through leaders. The log has put dc2 into a site, and van1 into
+// none.
+func ledAnswer() *skeinv1.GraphResponse {
+	node := func(name, site, leads, way string) *skeinv1.NodeView {
+		return &skeinv1.NodeView{
+			Node: &skeinv1.Node{Id: name, Name: name}, Record: &skeinv1.Record{Site: site}, Site: site, SiteLeads: leads,
+			Path: way, Alive: true, Role: "agent", Self: way == "self",
+		}
+	}
+	dc1, dc2 := node("dc1", "dc", "elected", "hop"), node("dc2", "old", "reserve", "down")
+	home1, home3 := node("home1", "home", "leader", "direct"), node("home3", "home", "", "self")
+	van1, far1 := node("van1", "home", "", "down"), node("far1", "dc", "", "relay")
+	dc2.Record, dc2.Site, dc2.Node.Settings = nil, "dc", &skeinv1.NodeSettings{SiteSet: true, Site: "dc", Leader: "yes"}
+	van1.Site, van1.Node.Settings = "", &skeinv1.NodeSettings{SiteSet: true, Leader: "no"}
+	van1.Record.LeaderWish = true
+	return &skeinv1.GraphResponse{
+		NodeId: "home3", Nodes: []*skeinv1.NodeView{dc1, dc2, home1, home3, van1, far1}, Peers: []*skeinv1.PeerView{
+			{NodeId: "dc1", Path: "hop", Detail: "site", Relay: "home1", RelayName: "home1", Rule: "site-leader", Alive: true},
+			{NodeId: "dc2", Path: "hop", Detail: "site", Relay: "home1", RelayName: "home1", Rule: "site-leader"},
+			{NodeId: "home1", Path: "direct", Endpoint: "192.168.2.11:51820", Alive: true},
+			{NodeId: "van1", Path: "none", Rule: "no-leader"},
+			{NodeId: "far1", Path: "relay", RelayName: "dc1", Alive: true},
+		},
+	}
+}
+
+// TestGraphOfSites: a hop is no path that is down and names who passes packets on; sites and wishes are the log's
+// where it says something.
+func TestGraphOfSites(t *testing.T) {
+	want := []graph.Node{
+		{Name: "dc1", Site: "dc", SiteKnown: true, Leads: graph.Elected, State: graph.Hop, Via: "home1"},
+		{Name: "dc2", Site: "dc", SiteKnown: true, Leads: graph.Reserve, Wishes: true, State: graph.Down, Via: "home1"},
+		{Name: "home1", Site: "home", SiteKnown: true, Leads: graph.Leader, State: graph.Direct,
+			Endpoint: "192.168.2.11:51820"},
+		{Name: "home3", Site: "home", SiteKnown: true, State: graph.Self},
+		{Name: "van1", SiteKnown: true, State: graph.Down, NoLeader: true},
+		{Name: "far1", Site: "dc", SiteKnown: true, State: graph.Relay, Via: "dc1"},
+	}
+	if d := cmp.Diff(want, graphOf(ledAnswer()).Nodes); d != "" {
+		t.Error(d)
+	}
+	f := newFakeAgent(t)
+	f.lay(&skeinv1.GraphRequest{}, ledAnswer())
+	out, _, err := f.skein(t, "graph", "-o", "json")
+	var a struct {
+		Nodes []struct{ Site, SiteLeads, Path string }
+		Peers []struct{ Path, RelayName, Rule string }
+	}
+	if e := json.Unmarshal([]byte(out), &a); err != nil || e != nil || len(a.Nodes) != 6 || len(a.Peers) != 5 {
+		t.Fatalf("%v, %v\n%s", err, e, out)
+	}
+	if n, p := a.Nodes[0], a.Peers[0]; n.Site != "dc" || n.SiteLeads != "elected" || n.Path != "hop" ||
+		p.Path != "hop" || p.RelayName != "home1" || p.Rule != "site-leader" {
+		t.Errorf("%+v, %+v", n, p)
+	}
+}
+
 func TestGraphCommand(t *testing.T) {
 	f := newFakeAgent(t)
 	f.lay(&skeinv1.GraphRequest{}, meshAnswer())

@@ -9,4 +9,7 @@
 // A mesh of up to detailedMost nodes is drawn with a card for each node and a labelled line for each path. A
 // larger one has a grid of small marks for each site, and lines to sites that bundle the paths of one state, with
 // their number.
+//
+// Where sites speak through leaders, leaders are marked, and a node that the asked one has no tunnel to has a line
+// of its own colour, which names the leader that passes packets on (Hop). The path to that leader is its own line.
 package graph

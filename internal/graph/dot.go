@@ -7,11 +7,12 @@ import (
 
 // Colours that are readable on white and on black, for DOT, which knows no themes.
 var dotColours = [...]string{
-	Direct: "#2da44e", Relay: "#bf8700", Down: "#cf222e", Unknown: "#808080", None: "#808080", Self: "#2f81f7",
+	Direct: "#2da44e", Relay: "#bf8700", Hop: "#8957e5", Down: "#cf222e",
+	Unknown: "#808080", None: "#808080", Self: "#2f81f7",
 }
 
 var dotStyles = [...]string{
-	Direct: "solid", Relay: "dashed", Down: "dotted", Unknown: "dotted", None: "dotted", Self: "solid",
+	Direct: "solid", Relay: "dashed", Hop: "dashed", Down: "dotted", Unknown: "dotted", None: "dotted", Self: "solid",
 }
 
 // gridColumns is how many nodes of a large mesh's site stand side by side.
@@ -51,14 +52,21 @@ func (g *Graph) DOT() string {
 
 // dotLegend says what colours and letters mean.
 func (g *Graph) dotLegend() string {
-	out := "blue: the asked node · green: direct · amber, dashed: over a relay · red, dotted: down"
+	out := "blue: the asked node · green: direct · amber, dashed: over a relay"
+	if g.hops() {
+		out += " · violet, dashed: by a site's leader, which passes packets on"
+	}
+	out += " · red, dotted: down"
 	if g.Past {
 		out += " · grey: not known"
 	} else {
 		out += " · dashed border: not seen by gossip"
 	}
+	if g.some(func(n *Node) bool { return n.Leads == Leader }) {
+		out += " · thick border: leads its site"
+	}
 	if !g.detailed() {
-		for _, l := range letters {
+		for _, l := range g.letters() {
 			out += " · " + l.text + ": " + l.word
 		}
 	}
@@ -86,8 +94,11 @@ func (g *Graph) dotSite(b *strings.Builder, number int, s *site) {
 			}
 		}
 		width := 1
-		if n.State == Self {
+		switch {
+		case n.State == Self:
 			width = 3
+		case n.Leads == Leader:
+			width = 2
 		}
 		put(b, `    n%d [label=%s, tooltip=%s, color="%s", style="%s", penwidth=%d]`,
 			i, dotText(lines...), dotText(n.about()), dotColours[n.State], style, width)

@@ -15,16 +15,30 @@ type State int
 const (
 	Direct  State = iota
 	Relay         // over the relay Via
+	Hop           // no tunnel of its own: the peer Via passes packets on
 	Down          // configured, and nothing answers
 	Unknown       // nobody knows any more
 	None          // there is no tunnel: the node only relays
 	Self          // it is the asked node
 )
 
-var stateNames = [...]string{"direct", "relay", "down", "unknown", "none", "self"}
+var stateNames = [...]string{"direct", "relay", "hop", "down", "unknown", "none", "self"}
 
 // String is the state in one word; pictures use it as a class.
 func (s State) String() string { return stateNames[s] }
+
+// Lead is what a node is in its site, where sites speak through leaders.
+type Lead int
+
+// What a node is in its site.
+const (
+	NotLeading Lead = iota
+	Leader          // acts
+	Reserve         // acts for those who find the leaders dead
+	Elected         // and does not act yet
+)
+
+var leadWords = [...]string{Leader: "site leader", Reserve: "reserve leader", Elected: "elected leader"}
 
 // Node is a member.
 type Node struct {
@@ -35,12 +49,14 @@ type Node struct {
 	Voter, Server      bool
 	Admin              bool
 	Relays, OnlyRelays bool
+	Leads              Lead
 	Wishes             bool // to lead its site
 	Draining           bool
 	Unseen             bool // gossip does not see it
 
 	State    State
-	Via      string // the relay's name; empty: none, or one is chosen when there is traffic
+	Via      string // the relay's name (empty: none, or not chosen yet), or of a hop, dead or alive, who passes packets on
+	NoLeader bool   // it is in another site, and no node is known that passes packets on to it
 	UDP      bool   // through a port that the relay has reserved
 	Endpoint string
 	RTT      time.Duration // 0: not measured
@@ -123,13 +139,14 @@ func (n *Node) roles() []string {
 			out = append(out, word)
 		}
 	}
+	add(n.Leads != NotLeading, leadWords[n.Leads])
 	add(n.LogLeader, "log leader")
 	add(n.Voter && !n.LogLeader, "voter")
 	add(n.Server && !n.Voter && !n.LogLeader, "server")
 	add(n.Admin && !n.Server && !n.Voter && !n.LogLeader, "admin")
 	add(n.OnlyRelays, "only relays")
 	add(n.Relays && !n.OnlyRelays, "relay")
-	add(n.Wishes, "leader wish")
+	add(n.Wishes && n.Leads == NotLeading, "leader wish")
 	add(n.Draining, "draining")
 	if out == nil {
 		out = append(out, "agent")
@@ -137,19 +154,40 @@ func (n *Node) roles() []string {
 	return out
 }
 
+// some reports whether any node is as asked. Legends leave out what the picture does not have.
+func (g *Graph) some(is func(*Node) bool) bool {
+	return slices.ContainsFunc(g.Nodes, func(n Node) bool { return is(&n) })
+}
+
+func (g *Graph) hops() bool { return g.some(func(n *Node) bool { return n.State == Hop }) }
+
 // letter is one letter for a role, where there is no room for a word.
 type letter struct{ text, word string }
 
 var letters = []struct {
 	letter
-	has func(*Node) bool
+	has     func(*Node) bool
+	ofLeads bool
 }{
-	{letter{"G", "log leader"}, func(n *Node) bool { return n.LogLeader }},
-	{letter{"V", "voter"}, func(n *Node) bool { return n.Voter && !n.LogLeader }},
-	{letter{"S", "server"}, func(n *Node) bool { return n.Server && !n.Voter && !n.LogLeader }},
-	{letter{"R", "relay"}, func(n *Node) bool { return n.Relays || n.OnlyRelays }},
-	{letter{"L", "leader wish"}, func(n *Node) bool { return n.Wishes }},
-	{letter{"D", "draining"}, func(n *Node) bool { return n.Draining }},
+	{letter{"G", "log leader"}, func(n *Node) bool { return n.LogLeader }, false},
+	{letter{"V", "voter"}, func(n *Node) bool { return n.Voter && !n.LogLeader }, false},
+	{letter{"S", "server"}, func(n *Node) bool { return n.Server && !n.Voter && !n.LogLeader }, false},
+	{letter{"R", "relay"}, func(n *Node) bool { return n.Relays || n.OnlyRelays }, false},
+	{letter{"W", "leader wish"}, func(n *Node) bool { return n.Wishes && n.Leads == NotLeading }, false},
+	{letter{"D", "draining"}, func(n *Node) bool { return n.Draining }, false},
+	{letter{"L", "leads its site"}, func(n *Node) bool { return n.Leads == Leader }, true},
+	{letter{"B", "reserve (backup) leader of its site"}, func(n *Node) bool { return n.Leads == Reserve }, true},
+	{letter{"E", "elected to lead its site"}, func(n *Node) bool { return n.Leads == Elected }, true},
+}
+
+// letters are those that a legend explains: of leaders only what there is.
+func (g *Graph) letters() (out []letter) {
+	for _, l := range letters {
+		if !l.ofLeads || g.some(l.has) {
+			out = append(out, l.letter)
+		}
+	}
+	return out
 }
 
 func (n *Node) letters() string {
@@ -176,7 +214,15 @@ func (n *Node) label() string {
 		if n.UDP {
 			out += " (udp)"
 		}
+	case Hop:
+		return "hop by " + cut(clean(n.Via), 18)
 	case Down:
+		switch {
+		case n.NoLeader:
+			return "down, no leader"
+		case n.Via != "":
+			return "down, hop by " + cut(clean(n.Via), 12)
+		}
 		return "down"
 	case Unknown:
 		return "not known"
@@ -192,6 +238,9 @@ func (n *Node) label() string {
 // about is everything about a node, for a tooltip.
 func (n *Node) about() string {
 	lines := []string{cut(clean(n.Name), 300), clean(n.Address), clean(n.NAT), strings.Join(n.roles(), ", ")}
+	if n.Wishes && n.Leads != NotLeading { // on the card there is no room for both
+		lines = append(lines, "leader wish")
+	}
 	if n.Unseen {
 		lines = append(lines, "not seen by gossip")
 	}
@@ -212,7 +261,7 @@ type bundle struct {
 	state       State
 	count       int
 	least, most time.Duration // of those measured
-	via         []string      // relays, most used first
+	via         []string      // relays, or the nodes of hops, most used first
 }
 
 // bundles groups the paths to some nodes by their state, best first. None and Self are no paths.
@@ -256,8 +305,11 @@ func (b *bundle) label() string {
 		return fmt.Sprintf("%d not known", b.count)
 	}
 	out := fmt.Sprintf("%d %s", b.count, b.state)
-	if b.state == Relay {
-		out = fmt.Sprintf("%d by relay", b.count)
+	if b.state == Relay || b.state == Hop {
+		out = fmt.Sprintf("%d by %s", b.count, b.state)
+		if b.state == Hop && len(b.via) > 0 {
+			out = fmt.Sprintf("%d hop by", b.count)
+		}
 		if len(b.via) > 0 {
 			out += " " + cut(clean(b.via[0]), 14)
 		}

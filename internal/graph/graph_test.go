@@ -70,6 +70,52 @@ func many(count int) *Graph {
 	return g
 }
 
+// led is a mesh in which sites speak through leaders, as home3 sees it, which does not lead.
+func led() *Graph {
+	g := &Graph{Self: 6, Index: 34, Time: time.Date(2026, 3, 1, 12, 0, 0, 0, time.UTC)}
+	add := func(name, site string, leads Lead, change func(*Node)) {
+		n := Node{
+			Name: name, Address: fmt.Sprintf("10.4.0.%d", len(g.Nodes)+1), NAT: "no NAT", Site: site, SiteKnown: true,
+			Leads: leads, State: Hop, Via: "home1",
+		}
+		change(&n)
+		g.Nodes = append(g.Nodes, n)
+	}
+	same := func(*Node) {}
+	inside := func(n *Node) {
+		n.State, n.Via, n.RTT, n.Endpoint = Direct, "", 400*time.Microsecond, "192.168.2.15:51820"
+	}
+	add("dc1", "dc", Leader, func(n *Node) { n.LogLeader, n.Server, n.Relays = true, true, true })
+	add("dc2", "dc", Leader, same)
+	add("dc3", "dc", NotLeading, func(n *Node) { n.State, n.Via = Down, "home2" }) // which is dead
+	add("cloud1", "cloud", Elected, same)
+	add("home1", "home", Leader, func(n *Node) { inside(n); n.Wishes = true })
+	add("home2", "home", Reserve, func(n *Node) { n.State, n.Via, n.Unseen = Down, "", true })
+	add("home3", "home", NotLeading, func(n *Node) { n.State, n.Via = Self, "" })
+	add("van1", "van", NotLeading, func(n *Node) { n.State, n.Via, n.NoLeader, n.Wishes = Down, "", true, true })
+	return g
+}
+
+// manyLed is many in which the nodes of other sites are reached by way of two leaders.
+func manyLed(count int) *Graph {
+	g := many(count)
+	for i := range g.Nodes {
+		n := &g.Nodes[i]
+		switch i / 10 {
+		case 0, 1:
+			n.Leads = Leader
+		case 2:
+			n.Leads = Reserve
+		case 3:
+			n.Leads = Elected
+		}
+		if n.Site != g.Nodes[g.Self].Site && n.State != Down {
+			n.State, n.Via, n.Endpoint, n.RTT = Hop, g.Nodes[10*(1+i/10%2)].Name, "", 0
+		}
+	}
+	return g
+}
+
 // past is a moment of which not all is known.
 func past() *Graph {
 	g := five()
@@ -84,7 +130,7 @@ func past() *Graph {
 }
 
 func meshes() map[string]*Graph {
-	return map[string]*Graph{"five": five(), "many": many(200), "past": past()}
+	return map[string]*Graph{"five": five(), "many": many(200), "past": past(), "led": led(), "many-led": manyLed(60)}
 }
 
 func TestPictures(t *testing.T) {
@@ -141,7 +187,7 @@ var hostile = []string{
 
 // TestHostileNames: no name changes what a picture consists of, wherever it stands.
 func TestHostileNames(t *testing.T) {
-	for _, mesh := range []func() *Graph{five, past, func() *Graph { return many(60) }} {
+	for _, mesh := range []func() *Graph{five, past, led, func() *Graph { return many(60) }} {
 		plain := mesh()
 		for _, bad := range append(hostile, strings.Join(hostile, "")) {
 			g := mesh()
@@ -253,7 +299,7 @@ var (
 
 // TestNothingOverlaps: cards and chips lie within the picture and beside each other, whatever the size of the mesh.
 func TestNothingOverlaps(t *testing.T) {
-	graphs := []*Graph{five(), past()}
+	graphs := []*Graph{five(), past(), led(), manyLed(60)}
 	for _, n := range []int{1, 2, 3, 7, detailedMost, detailedMost + 1, 60, 200, 1000} {
 		graphs = append(graphs, many(n))
 	}
@@ -323,6 +369,53 @@ func TestEveryPathIsLabelled(t *testing.T) {
 	}
 	if n := strings.Count(g.SVG(), `class="w `); n > 40 {
 		t.Errorf("%d lines for ten sites", n)
+	}
+}
+
+// TestLeadersAndHops: the picture says who leads each site and by which leader a node is reached; a hop is no path
+// that is down, and the legend explains only what is there.
+func TestLeadersAndHops(t *testing.T) {
+	svg, dot := led().SVG(), led().DOT()
+	for _, want := range []string{
+		"hop by home1", "site leader, log leader, relay", "reserve leader", "elected leader", "down, hop by home2",
+		"down, no leader",
+		"site leader · leader wish",
+	} {
+		if !strings.Contains(svg, want) || !strings.Contains(dot, want) {
+			t.Errorf("a picture does not say %q", want)
+		}
+	}
+	for class, want := range map[string]int{ // one more each is in the legend
+		"w hop": 4, "w down": 4, "w direct": 2, "fhop": 4, "l lleader": 4, "l": 2, "l lelected": 2,
+	} {
+		if n := strings.Count(svg, `<path class="`+class+`"`); n != want {
+			t.Errorf("%d signs of class %q, want %d", n, class, want)
+		}
+	}
+	if n := strings.Count(dot, `label="hop by home1", color="#8957e5", style=dashed`); n != 3 {
+		t.Errorf("DOT has %d hops", n)
+	}
+	large := manyLed(60)
+	svg, dot = large.SVG(), large.DOT()
+	for _, want := range []string{
+		">6 hop by worker-010.ex… +1<", ">leads its site<", ">reserve (backup) leader of its site<",
+	} {
+		if !strings.Contains(svg, want) {
+			t.Errorf("the large picture does not have %q", want)
+		}
+	}
+	if n := strings.Count(svg, `<path class="l lleader"`); n != 2 {
+		t.Errorf("%d stars on the card of the asked node and in the legend", n)
+	}
+	if n := strings.Count(svg, `<path class="w hop"`); n != 10 || strings.Count(dot, " hop by ") < 9 {
+		t.Errorf("%d bundles of hops to nine other sites and one in the legend", n)
+	}
+	for _, g := range []*Graph{five(), many(60)} {
+		for _, s := range []string{"passes packets on", "leads its site", `class="l`} {
+			if strings.Contains(g.SVG()+g.DOT(), s) {
+				t.Errorf("a mesh without leaders has %q", s)
+			}
+		}
 	}
 }
 

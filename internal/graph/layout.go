@@ -192,7 +192,12 @@ func (g *Graph) card(c *canvas, i, x, y int) {
 	c.box(class, x, y-cardHeight/2, cardWidth, cardHeight, 6)
 	c.tip(n.about())
 	c.state(n.State, x+cardWidth-pad-2, y-17)
-	c.text("n", x+pad, y-17, cut(clean(n.Name), nameColumns))
+	if n.Leads == NotLeading {
+		c.text("n", x+pad, y-17, cut(clean(n.Name), nameColumns))
+	} else {
+		c.lead(n.Leads, x+pad+6, y-17)
+		c.text("n", x+pad+18, y-17, cut(clean(n.Name), nameColumns-3))
+	}
 	c.text("m", x+pad, y+1, cut(joined(n.Address, n.NAT), cardColumns))
 	c.text("", x+pad, y+18, cut(last, cardColumns))
 	c.end()
@@ -386,6 +391,11 @@ func (g *Graph) session(c *canvas, rows []row, self row, q ride, right, lane, y 
 	put(&c.wires, `<path class="a" d="M%d %dl8 -4v8z"/>`, to.right, end)
 }
 
+var leadLegend = [...]string{
+	Leader: "leads its site", Reserve: "reserve: leads for those who find the leaders dead",
+	Elected: "elected to lead, and does not act yet",
+}
+
 // legend says what the signs mean, and below what is not known.
 func (g *Graph) legend(c *canvas) {
 	y := c.height + 2*margin
@@ -399,8 +409,11 @@ func (g *Graph) legend(c *canvas) {
 		x += width + int(float64(cells(s))*smallWidth) + 22
 	}
 	for s := Direct; s <= Unknown; s++ {
-		words := [...]string{"direct path", "path over a relay", "path is down: nothing answers", "path is not known"}
-		if s == Unknown && !g.Past {
+		words := [...]string{
+			"direct path", "path over a relay", "no tunnel: a leader passes packets on", "path is down: nothing answers",
+			"path is not known",
+		}
+		if s == Unknown && !g.Past || s == Hop && !g.hops() {
 			continue
 		}
 		item(58, words[s], func(x, y int) {
@@ -416,8 +429,13 @@ func (g *Graph) legend(c *canvas) {
 		})
 		item(34, "not seen by gossip", func(x, y int) { c.box("card unseen", x, y-7, 26, 14, 3) })
 	}
+	for l := Leader; l <= Elected; l++ { // on cards, of which a large mesh has the asked node's only
+		if g.some(func(n *Node) bool { return n.Leads == l && (g.detailed() || n.State == Self) }) {
+			item(18, leadLegend[l], func(x, y int) { c.lead(l, x+6, y) })
+		}
+	}
 	if !g.detailed() {
-		for _, l := range letters {
+		for _, l := range g.letters() {
 			item(14, l.word, func(x, y int) { c.text("t", x, y, l.text) })
 		}
 	}

@@ -21,16 +21,23 @@ text{font:11px ui-monospace,SFMono-Regular,Menlo,Consolas,"DejaVu Sans Mono",mon
 .bg{fill:#fff}.site{fill:#f6f8fa;stroke:#d1d9e0}.card{fill:#fff;stroke:#afb8c1}
 .unseen{stroke-dasharray:4 3;stroke:#cf222e}
 .w{fill:none;stroke-width:2}.t{font-weight:bold}
-.direct{stroke:#1a7f37}.relay{stroke:#9a6700}.down{stroke:#cf222e}.unknown,.none{stroke:#818b98}.self{stroke:#0969da}
-.relay.w{stroke-dasharray:9 4}.down.w{stroke-dasharray:2 4}.unknown.w{stroke-dasharray:1 6}
-.fdirect{fill:#1a7f37}.frelay{fill:#9a6700}.fdown{fill:#cf222e}.funknown,.fnone{fill:#818b98}.fself{fill:#0969da}
+.direct{stroke:#1a7f37}.relay{stroke:#9a6700}.hop{stroke:#8250df}
+.down{stroke:#cf222e}.unknown,.none{stroke:#818b98}.self{stroke:#0969da}
+.relay.w{stroke-dasharray:9 4}.hop.w{stroke-dasharray:12 3 3 3}
+.down.w{stroke-dasharray:2 4}.unknown.w{stroke-dasharray:1 6}
+.fdirect{fill:#1a7f37}.frelay{fill:#9a6700}.fhop{fill:#8250df}
+.fdown{fill:#cf222e}.funknown,.fnone{fill:#818b98}.fself{fill:#0969da}
 .x{fill:none;stroke:#818b98;stroke-width:1;stroke-dasharray:1 2}.a{fill:#818b98}
+.l{stroke:#8250df;fill:none}.lleader{fill:#8250df}.lelected{stroke-dasharray:2 1}
 @media (prefers-color-scheme:dark){
 text{fill:#e6edf3}.m{fill:#9198a1}.bg{fill:#0d1117}.site{fill:#151b23;stroke:#3d444d}.card{fill:#0d1117;stroke:#656c76}
 .unseen{stroke:#f85149}
-.direct{stroke:#3fb950}.relay{stroke:#d29922}.down{stroke:#f85149}.unknown,.none{stroke:#9198a1}.self{stroke:#4493f8}
-.fdirect{fill:#3fb950}.frelay{fill:#d29922}.fdown{fill:#f85149}.funknown,.fnone{fill:#9198a1}.fself{fill:#4493f8}
+.direct{stroke:#3fb950}.relay{stroke:#d29922}.hop{stroke:#ab7df8}
+.down{stroke:#f85149}.unknown,.none{stroke:#9198a1}.self{stroke:#4493f8}
+.fdirect{fill:#3fb950}.frelay{fill:#d29922}.fhop{fill:#ab7df8}
+.fdown{fill:#f85149}.funknown,.fnone{fill:#9198a1}.fself{fill:#4493f8}
 .x{stroke:#9198a1}.a{fill:#9198a1}
+.l{stroke:#ab7df8}.lleader{fill:#ab7df8}
 }
 </style>
 `
@@ -78,6 +85,8 @@ func (c *canvas) state(s State, x, y int) {
 		put(&c.marks, `<circle class="fdirect" cx="%d" cy="%d" r="4"/>`, x, y)
 	case Relay:
 		put(&c.marks, `<circle class="relay" fill="none" stroke-width="2" cx="%d" cy="%d" r="3.5"/>`, x, y)
+	case Hop:
+		put(&c.marks, `<path class="fhop" d="M%d %dl5 5-5 5-5-5z"/>`, x, y-5)
 	case Down:
 		put(&c.marks, `<path class="down" stroke-width="2" d="M%d %dl8 8m0-8l-8 8"/>`, x-4, y-4)
 	case Unknown:
@@ -87,6 +96,13 @@ func (c *canvas) state(s State, x, y int) {
 	case Self:
 		put(&c.marks, `<rect class="fself" x="%d" y="%d" width="8" height="8"/>`, x-4, y-4)
 	}
+}
+
+var leadClasses = [...]string{Leader: "l lleader", Reserve: "l", Elected: "l lelected"}
+
+// lead is the star of a site's leader: full, hollow for a reserve, dashed while it does not act.
+func (c *canvas) lead(l Lead, x, y int) {
+	put(&c.marks, `<path class="%s" d="M%d %dl2 4 4 1-3 3 1 4-4-2-4 2 1-4-3-3 4-1z"/>`, leadClasses[l], x, y-6)
 }
 
 // tip begins a group with a tooltip; end ends it.
