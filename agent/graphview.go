@@ -12,6 +12,7 @@ import (
 	"connectrpc.com/connect"
 
 	"github.com/skeinmesh/skein/agent/path"
+	"github.com/skeinmesh/skein/agent/sites"
 	skeinv1 "github.com/skeinmesh/skein/api/skein/v1"
 	"github.com/skeinmesh/skein/events"
 	"github.com/skeinmesh/skein/identity"
@@ -25,6 +26,10 @@ type records = map[identity.ID]*skeinv1.Record
 
 // onlyRelays is why a node that does nothing but relay has no paths to draw.
 const onlyRelays = "This node only relays: it has no paths of its own."
+
+// notKeptOfSites is what is missing of the past where sites speak through leaders.
+const notKeptOfSites = "Sites spoke through leaders then. Who led, and which leader passed packets on, is not kept: " +
+	"a path to another site is the last one that this node had decided itself."
 
 // Graph is what skein graph draws: the members, and the paths of this node.
 func (s api) Graph(ctx context.Context, r *skeinv1.GraphRequest) (*skeinv1.GraphResponse, error) {
@@ -103,9 +108,10 @@ func pastGraph(
 			v.Server, v.Voter = true, srv.GetVoter()
 		}
 		var ofNow bool
-		if v.Record, ofNow = pastRecord(id, self, then, now); ofNow {
+		if v.Record, ofNow = pastRecord(id, self, then, now); ofNow && !n.GetSettings().GetSiteSet() {
 			guessed = append(guessed, n.GetName())
 		}
+		v.Site, _ = sites.Of(n, v.Record)
 		if !v.Self && then != nil {
 			p := pastPath(n, id, then, name)
 			v.Path = pathWord(p)
@@ -119,6 +125,9 @@ func pastGraph(
 		out.Nodes = append(out.Nodes, v)
 	}
 	out.Notes = pastNotes(moment, then, guessed, unknown)
+	if sites.InUse(st.Settings()) {
+		out.Notes = append(out.Notes, notKeptOfSites)
+	}
 	return out
 }
 

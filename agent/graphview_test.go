@@ -91,6 +91,32 @@ func TestPastGraph(t *testing.T) {
 	}
 }
 
+// TestPastGraphOfSites: a site that the log had set then is not guessed, and the picture says that hops are not kept.
+func TestPastGraphOfSites(t *testing.T) {
+	self, far := newHost(t, "home1"), newHost(t, "far1")
+	w := newWorld(t, self, far)
+	then := &path.Then{Self: &path.Node{Site: "home"}}
+	now := records{far.key.ID(): {Site: "elsewhere"}}
+	draw := func() (site, notes string) {
+		g := pastGraph(w.state, self.key.ID(), time.Unix(1000, 0), then, now)
+		return g.GetNodes()[0].GetSite(), strings.Join(g.GetNotes(), "\n")
+	}
+	const guessed = "The site of far1 is today's"
+	site, notes := draw()
+	if site != "elsewhere" || !strings.Contains(notes, guessed) || strings.Contains(notes, notKeptOfSites) {
+		t.Errorf("without settings: site %q, notes:\n%s", site, notes)
+	}
+	w.must(&skeinv1.Command{Body: &skeinv1.Command_ChangeSettings{ChangeSettings: &skeinv1.ChangeSettings{
+		Settings: &skeinv1.Settings{Topology: "site"}, Fields: []string{"topology"}}}})
+	w.must(&skeinv1.Command{Body: &skeinv1.Command_ChangeNode{ChangeNode: &skeinv1.ChangeNode{
+		NodeId: far.key.ID().String(), Settings: &skeinv1.NodeSettings{SiteSet: true, Site: "dc"},
+		SettingsFields: []string{"site"}}}})
+	site, notes = draw()
+	if site != "dc" || strings.Contains(notes, guessed) || !strings.Contains(notes, notKeptOfSites) {
+		t.Errorf("with a site of the log: site %q, notes:\n%s", site, notes)
+	}
+}
+
 func TestGraphNeedsAClusterAndThePast(t *testing.T) {
 	h := newHost(t, "dc1")
 	w := newWorld(t, h)

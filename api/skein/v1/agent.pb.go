@@ -647,7 +647,7 @@ type NodeView struct {
 	Voter          bool                   `protobuf:"varint,5,opt,name=voter,proto3" json:"voter,omitempty"`
 	Leader         bool                   `protobuf:"varint,6,opt,name=leader,proto3" json:"leader,omitempty"`
 	Self           bool                   `protobuf:"varint,7,opt,name=self,proto3" json:"self,omitempty"`
-	Path           string                 `protobuf:"bytes,8,opt,name=path,proto3" json:"path,omitempty"`                                              // direct | relay | down | self | none: it only relays; in a graph of the past also unknown
+	Path           string                 `protobuf:"bytes,8,opt,name=path,proto3" json:"path,omitempty"`                                              // direct | relay | hop (another site, by way of a leader) | down | self | none: it only relays; in a graph of the past also unknown
 	RecordAgeNanos int64                  `protobuf:"varint,9,opt,name=record_age_nanos,json=recordAgeNanos,proto3" json:"record_age_nanos,omitempty"` // since this agent took it in
 	Role           string                 `protobuf:"bytes,10,opt,name=role,proto3" json:"role,omitempty"`                                             // agent | admin | server
 	Site           string                 `protobuf:"bytes,11,opt,name=site,proto3" json:"site,omitempty"`                                             // as all go by it: what the log says, else the record
@@ -3511,7 +3511,7 @@ type GraphResponse struct {
 	Index         uint64                 `protobuf:"varint,2,opt,name=index,proto3" json:"index,omitempty"`                // of the agreed state that was drawn from
 	Time          int64                  `protobuf:"varint,3,opt,name=time,proto3" json:"time,omitempty"`                  // the moment, Unix ns
 	Past          bool                   `protobuf:"varint,4,opt,name=past,proto3" json:"past,omitempty"`
-	Nodes         []*NodeView            `protobuf:"bytes,5,rep,name=nodes,proto3" json:"nodes,omitempty"` // of the past: alive and leader are unset; path may be unknown; record is absent, or has a site and a NAT type and nothing else
+	Nodes         []*NodeView            `protobuf:"bytes,5,rep,name=nodes,proto3" json:"nodes,omitempty"` // of the past: alive, leader and site_leads are unset; path may be unknown; record is absent, or has a site and a NAT type and nothing else
 	Peers         []*PeerView            `protobuf:"bytes,6,rep,name=peers,proto3" json:"peers,omitempty"` // of the past: path may be unknown; the RTT, counters and handshakes are unset
 	Notes         []string               `protobuf:"bytes,7,rep,name=notes,proto3" json:"notes,omitempty"` // what is not known of the moment, a sentence each
 	unknownFields protoimpl.UnknownFields
