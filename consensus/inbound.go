@@ -25,6 +25,7 @@ type inbound struct {
 	rpcs   chan raft.RPC
 	done   chan struct{} // closed by Close
 
+	beating   sync.WaitGroup // heartbeats that Raft is taking in; Close waits for them
 	mu        sync.Mutex
 	heartbeat func(raft.RPC)
 	peers     map[identity.ID]*peerStreams
@@ -125,11 +126,18 @@ func (n *inbound) queue(r raft.RPC) {
 func (n *inbound) beat(r raft.RPC) {
 	n.mu.Lock()
 	f := n.heartbeat
+	if n.closed {
+		f = nil
+	}
+	if f != nil {
+		n.beating.Add(1)
+	}
 	n.mu.Unlock()
 	if f == nil {
 		n.queue(r)
 		return
 	}
+	defer n.beating.Done()
 	f(r)
 }
 
@@ -165,7 +173,10 @@ func (n *inbound) setHeartbeat(f func(raft.RPC)) {
 	n.heartbeat = f
 }
 
+// Close takes in nothing more, and waits until Raft is through with the heartbeats that it has: they may write a term, and the
+// library does not wait for them when it shuts down.
 func (n *inbound) Close() error {
+	defer n.beating.Wait() // without mu
 	n.mu.Lock()
 	defer n.mu.Unlock()
 	if n.closed {
