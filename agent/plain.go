@@ -93,11 +93,11 @@ func (p *plainPeers) follow() {
 		return
 	}
 	p.followed = p.a.loop.state
-	p.poke()
+	p.wakeUp()
 }
 
-// poke has the plain peers looked at again.
-func (p *plainPeers) poke() {
+// wakeUp has run look at every plain peer again. It never blocks.
+func (p *plainPeers) wakeUp() {
 	select {
 	case p.wake <- struct{}{}:
 	default:
@@ -254,7 +254,7 @@ func (p *plainPeers) configure(now time.Time) bool {
 	if p.carrier == nil {
 		carrier, err := plainwg.Open(plainwg.Config{Port: p.a.cfg.Ports.Plain, Mark: dataplane.MarkWG,
 			MTU: p.a.linkMTU(), OwnKey: dataplane.Key(p.a.wgKey),
-			Source: p.a.overlayAddrs(), Log: p.a.log, OnHandshake: p.poke})
+			Source: p.a.overlayAddrs(), Log: p.a.log, OnHandshake: p.wakeUp})
 		if err != nil {
 			p.retry = now
 			p.a.report(subjectPlain, failure, err.Error(),
@@ -390,7 +390,7 @@ func (p *plainPeers) answered(id identity.ID, ok bool) {
 		return
 	}
 	p.failed[id]++
-	p.poke()
+	p.wakeUp()
 }
 
 // leaderTime is the present by the leader's clock, as far as this node knows it.
