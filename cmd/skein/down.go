@@ -40,7 +40,7 @@ func newDownCmd(g *globals) *cobra.Command {
 			if forget && !purge {
 				return usageError{errors.New("--forget needs --purge: what a node has in the kernel goes before its identity")}
 			}
-			if err := g.down(cmd, purge); err != nil {
+			if err := g.down(cmd, purge, wait); err != nil {
 				return err
 			}
 			if forget {
@@ -56,7 +56,7 @@ func newDownCmd(g *globals) *cobra.Command {
 	}
 	c.Flags().BoolVar(&purge, "purge", false, "remove the link, rules, routes and nft table too")
 	c.Flags().BoolVar(&forget, "forget", false, "remove this node's identity and state too")
-	c.Flags().BoolVar(&wait, "wait", false, "then wait until this command is told to end, as the container of a pod does")
+	c.Flags().BoolVar(&wait, "wait", false, "then wait until this command is told to end, as the container of a pod does; no agent need be there")
 	return c
 }
 
@@ -80,8 +80,8 @@ func (g *globals) forget() error {
 	return nil
 }
 
-// down ends the agent on this host.
-func (g *globals) down(cmd *cobra.Command, purge bool) error {
+// down ends the agent on this host. Who only waits behind that need not find one: a container that waits finds none.
+func (g *globals) down(cmd *cobra.Command, purge, wait bool) error {
 	process := findAgent(g.socket())
 	defer process.close()
 	_, err := g.client().Down(cmd.Context(), &skeinv1.DownRequest{Purge: purge})
@@ -101,6 +101,8 @@ func (g *globals) down(cmd *cobra.Command, purge bool) error {
 			return err
 		}
 		return agent.Purge(cmd.Context(), cfg, logger(cfg.Log))
+	case gone && wait:
+		return nil
 	}
 	return g.plain(err)
 }

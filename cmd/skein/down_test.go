@@ -1,9 +1,13 @@
 package main
 
 import (
+	"context"
 	"errors"
 	"fmt"
+	"io"
+	"strings"
 	"testing"
+	"time"
 
 	"github.com/skeinmesh/skein/agent"
 )
@@ -44,5 +48,37 @@ func TestExitStatus(t *testing.T) {
 		if hand, supervised := exitStatus(c.err, false), exitStatus(c.err, true); hand != c.hand || supervised != c.supervised {
 			t.Errorf("%v: %d by hand, %d under a supervisor, want %d and %d", c.err, hand, supervised, c.hand, c.supervised)
 		}
+	}
+}
+
+// The chart's pods that clean a host end with a container that waits, and that finds no agent: it must not fail, or the pod
+// is never ready for longer than a moment.
+func TestDownWaitsWithoutAnAgent(t *testing.T) {
+	down := func(ctx context.Context, args ...string) error {
+		root := newRoot()
+		root.SetOut(io.Discard)
+		root.SetErr(io.Discard)
+		root.SetArgs(append([]string{"down", "--run-dir", t.TempDir()}, args...))
+		return root.ExecuteContext(ctx)
+	}
+	if err := down(t.Context()); err == nil || !strings.Contains(err.Error(), "no agent answers") {
+		t.Errorf("without --wait: %v", err)
+	}
+	ctx, cancel := context.WithCancel(t.Context())
+	ended := make(chan error, 1)
+	go func() { ended <- down(ctx, "--wait") }()
+	select {
+	case err := <-ended:
+		t.Fatalf("it has not waited: %v", err)
+	case <-time.After(200 * time.Millisecond): // an agent that is not there is found out at once
+	}
+	cancel()
+	select {
+	case err := <-ended:
+		if err != nil {
+			t.Error(err)
+		}
+	case <-time.After(10 * time.Second):
+		t.Error("it did not end when it was told to")
 	}
 }
