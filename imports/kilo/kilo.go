@@ -195,13 +195,15 @@ func (r *Report) finish(others map[string]int) {
 		left += len(n.Left)
 	}
 	if len(sites) > 1 {
-		r.Notes = append(r.Notes, fmt.Sprintf("The Nodes are in %d locations. Kilo joins locations by their leaders; here every node has a tunnel to every other, also inside of a location, and leaders are not needed for that.", len(sites)))
+		r.Notes = append(r.Notes, fmt.Sprintf("The Nodes are in %d locations. Kilo joins locations by their leaders; here every "+
+			"node has a tunnel to every other, until `skein settings --topology site` has leaders join them (docs/sites.md).", len(sites)))
 	}
 	if left > 0 {
 		r.Notes = append(r.Notes, fmt.Sprintf("%d annotations are what Kilo's agents told each other; they can be removed when Kilo is gone.", left))
 	}
 	if len(r.Peers) > 0 {
-		r.Notes = append(r.Notes, "Peers are plain WireGuard devices, which this version cannot have as members: they are listed, and not taken over. Keep Kilo's device for them, or have them run an agent.")
+		r.Notes = append(r.Notes, "Peers are plain WireGuard devices: they are listed, and not taken over. `skein peer add` gives "+
+			"each a new configuration (docs/peers.md); keep Kilo's device for them until they have it.")
 	}
 	for _, kind := range slices.Sorted(maps.Keys(others)) {
 		r.Notes = append(r.Notes, fmt.Sprintf("%d objects of kind %s were left out.", others[kind], kind))
