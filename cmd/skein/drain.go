@@ -23,7 +23,8 @@ func newNodeDrainCmd(g *globals) *cobra.Command {
 	c := &cobra.Command{
 		Use: "drain NODE", Short: "Move a member's egress slots away, and give it none",
 		Long: "Move a member's egress slots to other gateways, one after the other and with their connections where these\n" +
-			"can move, and give it no new ones until --undo. The command waits until it has none left.",
+			"can move, and give it no new ones until --undo. The command waits until it has none left. In topology site a member\n" +
+			"that drains leads its site only where nobody else can; packets go by other leaders without a loss.",
 		Example: "  skein node drain gw1\n  skein node drain gw1 --dry-run\n  skein node drain gw1 --undo", Args: exactly(1, "one node's name or ID"),
 		RunE: func(c *cobra.Command, args []string) error {
 			if undo && dry {
