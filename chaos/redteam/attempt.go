@@ -19,6 +19,7 @@ const (
 	Pod       Place = "pod"           // on an honest member, root in its own network namespace
 	Neighbour Place = "LAN neighbour" // a host in the network of an honest member
 	Stranger  Place = "stranger"      // a host on the internet
+	PlainPeer Place = "plain peer"    // with the configuration that an admin made for it
 	Overheard Place = "on the path"   // somebody who hears packets between members, and sends from elsewhere
 )
 
@@ -50,6 +51,9 @@ const (
 	PodSources  Guard = "a pod's packets carry its own source"
 	LinkSources Guard = "overlay sources come by the tunnel alone"
 	Filters     Guard = "filter tests go to where the asker is"
+	Hops        Guard = "a leader brings its own site's packets alone"
+	PlainOwn    Guard = "a plain peer's packets carry its own source"
+	PlainPort   Guard = "plain peers do not reach the control net"
 	Fair        Guard = "what one caller may take is bounded"
 )
 
@@ -82,8 +86,8 @@ func All() []Attempt {
 	var all []Attempt
 	for _, list := range [][]Attempt{
 		strangers(), tokens(), pods(), neighbours(), overheard(), gossipKey(), memberGossip(), relays(), memberEgress(),
-		memberRPC(), sizes(),
-		floods(), revoked(), memberRaft(),
+		memberRPC(), sizes(), plainPeers(),
+		floods(), revoked(), leaders(), memberRaft(),
 	} {
 		all = append(all, list...)
 	}

@@ -28,6 +28,8 @@ const (
 	stranger  = "stranger"
 	bystander = "bystander"
 
+	guest = "guest" // a plain peer of others
+
 	honestPod  = "web"   // on the victim; it uses an egress
 	hostilePod = "rogue" // likewise on the victim
 )
@@ -107,6 +109,11 @@ func (f *Field) furnish(ctx context.Context) error {
 	}
 	if _, err := admin.CreatePool(ctx, &skeinv1.CreatePoolRequest{Pool: &skeinv1.Pool{Name: "spare", BlockSizeBits: 2,
 		Subnets: []*skeinv1.PoolSubnet{{Ipv4: "10.99.0.0/24"}}}}); err != nil {
+		return err
+	}
+	key := freshKey()
+	if _, err := admin.AddPlainPeer(ctx, &skeinv1.AddPlainPeerRequest{Name: guest, PublicKey: key[:],
+		Via: []string{relayNode}}); err != nil {
 		return err
 	}
 	return f.refresh(ctx)

@@ -98,7 +98,7 @@ var holes = []hole{
 		{"dataplane/egressclient/filter.go", "	if len(s.Tunnels) == 0 {", "	if len(s.Tunnels) >= 0 {"},
 	}, []string{"put packets into another pod's egress tunnel by FoU", "put packets into its node's egress tunnel by FoU",
 		"put packets into the host's egress tunnel by FoU"}},
-	{"packets of the mesh may come by any link, from any address", []Guard{PodSources, LinkSources}, []edit{
+	{"packets of the mesh may come by any link, from any address", []Guard{PodSources, LinkSources, PlainPort}, []edit{
 		{"dataplane/nft/sources.go", "	if control != 0 {\n", "	if control >= 0 {\n		return out\n	}\n	if control != 0 {\n"},
 		{"agent/control/net.go", "	return channel, b, len(b) <= MaxPacket && (n.cfg.Coded == nil || !n.cfg.Coded(from))",
 			"	return channel, b, true"},
@@ -108,7 +108,18 @@ var holes = []hole{
 		"send with another pod's address, IPv4", "send with its node's overlay address, IPv6",
 		"send into the mesh as the member next door, IPv6",
 		"send into the mesh as a pod of the member next door, IPv4", "send to a service of the host as another member",
+		"reach the control net",
 	}},
+	{"a node may bring packets of everybody", []Guard{Hops}, []edit{
+		{"dataplane/hop/table.go", "	return g != nil && g.of(source)", "	return g == nil || g.of(source) || !g.of(source)"},
+	}, []string{"bring a packet of another site's member as a leader, IPv4",
+		"bring a packet of another site's member as a leader, IPv6", "bring a packet of a server as a leader",
+		"send a packet inside another one, as leaders do"}},
+	{"plain peers send from any address", []Guard{PlainOwn}, []edit{
+		{"dataplane/plainwg/carrier.go", "	return s.dev.IpcSet(b.String())",
+			"	return s.dev.IpcSet(b.String() + \"allowed_ip=0.0.0.0/0\\nallowed_ip=::/0\\n\")"},
+	}, []string{"send with a member's overlay address, IPv4", "send with a member's overlay address, IPv6",
+		"send with a pod's address"}},
 	{"every server hands on commands of others", []Guard{Issuer}, []edit{
 		{"consensus/service.go", "	} else if !server.votes(peer) {", "	} else if false && !server.votes(peer) {"},
 	}, []string{"forward a command in a victim's name"}},

@@ -220,6 +220,10 @@ func ownCommands() []Attempt {
 	}
 }
 
+func plainPeersOf(s *skeinv1.State) proto.Message {
+	return &skeinv1.State{PlainPeers: s.GetPlainPeers()}
+}
+
 // nodeSettingsOf is what is set of all nodes.
 func nodeSettingsOf(s *skeinv1.State) proto.Message {
 	out := &skeinv1.State{}
@@ -356,6 +360,17 @@ func adminCommands() []Attempt {
 			return &skeinv1.Command{Body: &skeinv1.Command_RemoveEgress{RemoveEgress: &skeinv1.RemoveEgress{Namespace: "out",
 				Name: "evil"}}}
 		}, changed("an egress is gone", egressesOf)),
+		command("admit a plain peer that it carries itself", Roles, func(f *Field) *skeinv1.Command {
+			peer, carrier := freshKey(), freshKey()
+			return &skeinv1.Command{Body: &skeinv1.Command_SetPlainPeer{SetPlainPeer: &skeinv1.SetPlainPeer{
+				PlainPeer: &skeinv1.PlainPeer{Name: "rogue", PublicKey: peer[:], CarrierKey: carrier[:],
+					AllowedIps: []string{"192.168.99.0/24"},
+					Carriers:   []*skeinv1.PlainCarrier{{NodeId: f.mallory.id(), Sealed: make([]byte, 128)}}}}}}
+		}, changed("a plain peer", plainPeersOf)),
+		command("remove a plain peer", Roles, func(*Field) *skeinv1.Command {
+			return &skeinv1.Command{Body: &skeinv1.Command_RemovePlainPeer{
+				RemovePlainPeer: &skeinv1.RemovePlainPeer{Name: guest}}}
+		}, changed("a plain peer is gone", plainPeersOf)),
 		command("create the cluster anew", Roles, func(f *Field) *skeinv1.Command {
 			return &skeinv1.Command{Body: &skeinv1.Command_CreateCluster{CreateCluster: &skeinv1.CreateCluster{
 				ClusterId: "00000000000000000000000000000001", OverlayIpv4: "10.4.0.0/16"}}}

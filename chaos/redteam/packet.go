@@ -45,6 +45,25 @@ func datagram(from, to netip.AddrPort, payload []byte) []byte {
 	return slices.Concat(head, src, dst, udp)
 }
 
+// opening is the packet that opens a TCP connection over IPv4.
+func opening(from, to netip.AddrPort) []byte {
+	tcp := make([]byte, 20)
+	binary.BigEndian.PutUint16(tcp[0:], from.Port())
+	binary.BigEndian.PutUint16(tcp[2:], to.Port())
+	tcp[12], tcp[13] = 5<<4, 2 // five words, SYN
+	binary.BigEndian.PutUint16(tcp[14:], 0xffff)
+	src, dst := from.Addr().AsSlice(), to.Addr().AsSlice()
+	pseudo := slices.Concat(src, dst, []byte{0, unix.IPPROTO_TCP, 0, byte(len(tcp))})
+	binary.BigEndian.PutUint16(tcp[16:], checksum(append(pseudo, tcp...)))
+	head := make([]byte, 20)
+	head[0], head[8], head[9] = 0x45, 64, unix.IPPROTO_TCP
+	binary.BigEndian.PutUint16(head[2:], uint16(len(head)+len(tcp)))
+	copy(head[12:], src)
+	copy(head[16:], dst)
+	binary.BigEndian.PutUint16(head[10:], checksum(head))
+	return append(head, tcp...)
+}
+
 // dialUDP opens a UDP socket in a namespace.
 func dialUDP(ns string, to netip.AddrPort) (c net.Conn, err error) {
 	err = fabric.In(ns, func() error {
@@ -237,4 +256,13 @@ func udpOf(b []byte) (from, to netip.AddrPort, payload []byte, ok bool) {
 	}
 	return netip.AddrPortFrom(src, binary.BigEndian.Uint16(b)), netip.AddrPortFrom(dst, binary.BigEndian.Uint16(b[2:])),
 		b[8:], true
+}
+
+// tcpOf reads the ends of a TCP packet of IPv4 without options.
+func tcpOf(b []byte) (from, to netip.AddrPort, ok bool) {
+	if len(b) < 40 || b[0] != 0x45 || b[9] != unix.IPPROTO_TCP {
+		return from, to, false
+	}
+	return netip.AddrPortFrom(netip.AddrFrom4([4]byte(b[12:16])), binary.BigEndian.Uint16(b[20:])),
+		netip.AddrPortFrom(netip.AddrFrom4([4]byte(b[16:20])), binary.BigEndian.Uint16(b[22:])), true
 }

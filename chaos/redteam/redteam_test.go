@@ -39,7 +39,7 @@ func TestCatalogue(t *testing.T) {
 	if len(names) < 50 {
 		t.Errorf("%d attempts, at least 50 are promised", len(names))
 	}
-	for _, p := range []Place{Member, GossipKey, Token, Revoked, Pod, Neighbour, Stranger, Overheard} {
+	for _, p := range []Place{Member, GossipKey, Token, Revoked, Pod, Neighbour, Stranger, PlainPeer, Overheard} {
 		if places[p] == 0 {
 			t.Errorf("nothing is tried from: %s", p)
 		}
