@@ -150,7 +150,7 @@ func (l *Lab) Partition(groups ...[]string) error { return l.addCuts(Partition{g
 func (l *Lab) Block(b Block) error { return l.addCuts(b.cuts()) }
 
 // Heal takes back the faults that touch the nodes, or with none named all faults: also what their sites'
-// routers were made. It resumes and starts the agents among them that were paused or killed. Agents that
+// routers were made. Zombies pass everything on again. It resumes and starts the agents among them that were paused or killed. Agents that
 // were stopped stay so, and nodes that moved stay where they are: that was no fault.
 func (l *Lab) Heal(ctx context.Context, nodes ...string) error {
 	if len(nodes) == 0 {
@@ -164,6 +164,9 @@ func (l *Lab) Heal(ctx context.Context, nodes ...string) error {
 		return err
 	}
 	if err := l.setCuts(func(cuts map[Cut]bool) map[Cut]bool { return healed(cuts, nodes) }); err != nil {
+		return err
+	}
+	if err := l.forwardAgain(nodes); err != nil {
 		return err
 	}
 	var killed, paused []string

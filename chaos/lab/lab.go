@@ -56,6 +56,7 @@ type Lab struct {
 	servers []server   // likewise
 	mu      sync.Mutex // guards what follows and the record on disk
 	cuts    map[Cut]bool
+	zombies map[NotForwarded]bool
 	daemons map[string]process // of routers that map ports, by site
 	now     fabric.Plan
 	changes []Change
@@ -111,7 +112,7 @@ func newLab(spec *Spec, plan fabric.Plan, opts Options) *Lab {
 	if opts.Dir == "" {
 		opts.Dir = DefaultDir
 	}
-	l := &Lab{Spec: spec, Plan: plan, Dir: filepath.Join(opts.Dir, spec.Name), opts: opts, cuts: map[Cut]bool{}, daemons: map[string]process{}, now: plan}
+	l := &Lab{Spec: spec, Plan: plan, Dir: filepath.Join(opts.Dir, spec.Name), opts: opts, cuts: map[Cut]bool{}, zombies: map[NotForwarded]bool{}, daemons: map[string]process{}, now: plan}
 	for _, n := range spec.Nodes {
 		if n.Role == RoleHost {
 			l.hosts = append(l.hosts, newAgent(l, n))

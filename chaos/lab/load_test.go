@@ -132,7 +132,7 @@ func TestSettingsAndLeadersAreRead(t *testing.T) {
 
 func TestMistakesInSteps(t *testing.T) {
 	cases := []struct{ step, want string }{
-		{"{kil: a}", `unknown key "kil" (did you mean "kill"?); allowed: wait, expect, pods, ping, transfer, serve, fetch, flow, exec, partition, block, nat, rebind, move, pause, resume, kill, stop, start, heal, log, within, nodes`},
+		{"{kil: a}", `unknown key "kil" (did you mean "kill"?); allowed: wait, expect, pods, ping, transfer, serve, fetch, flow, exec, partition, block, zombie, nat, rebind, move, pause, resume, kill, stop, start, heal, log, within, nodes`},
 		{"{kill: c}", `.kill: there is no node "c"; nodes: a, b`},
 		{"{kill: a, stop: b}", `: a step does one thing, this one has kill and stop: make a step of each`},
 		{"{kill: a, within: 3s}", `: the key "within" belongs to wait, expect, transfer, fetch, exec and the start of pods`},
@@ -152,6 +152,10 @@ func TestMistakesInSteps(t *testing.T) {
 		{"{stop: site:nowhere}", `.stop: no node is in a site "nowhere"; sites: dc, home`},
 		{"{ping: {from: a, to: b, lost: 0}}", `.ping: either starts echoes, with from and to, or ends them and says how many may be lost: {lost: 0}, or for how long: {longest: 1s}`},
 		{"{ping: {from: a}}", ".ping: needs both from and to: nodes, site:NAME, all, or pods as NODE/POD"},
+		{"{zombie: {node: a, drops: newer}}", ".zombie.drops: \"newer\" is not known (did you mean \"new\"?); allowed: new, direction, large"},
+		{"{zombie: {node: a}}", ".zombie: needs both node and drops: new, direction, large"},
+		{"{zombie: {drops: new}}", ".zombie: needs both node and drops: new, direction, large"},
+		{"{zombie: {node: c, drops: new}}", ".zombie.node: there is no node \"c\"; nodes: a, b\nf.yaml:9: steps[1].zombie: needs both node and drops: new, direction, large"},
 		{"{nat: {site: home, kind: double}}", `.nat: full-cone cannot become double while the lab is up: only kinds that give all hosts one address can, and not double`},
 		{"{nat: {site: hom, kind: symmetric}}", `.nat.site: there is no site "hom"; allowed: dc, home`},
 		{"{rebind: [home, dc]}", `.rebind[2]: site dc has nat: none, which has no mappings to forget`},
@@ -176,7 +180,7 @@ func TestMistakesInSteps(t *testing.T) {
 		{"{expect: {from: all/p, to: b, reach: true}}", ".expect.from: no pod that runs after the steps above is meant by \"all/p\"\nf.yaml:9: steps[1].expect: needs both from and to: nodes, site:NAME, all, or pods as NODE/POD"},
 		{"{expect: {addresses: agree, reach: true}}", `.expect: addresses: agree is about the whole lab: make a step of the rest`},
 		{"{expect: {addresses: maybe}}", `.expect.addresses: "maybe" is not known; allowed: agree`},
-		{"kill", `: is "kill"; allowed: a mapping with the keys wait, expect, pods, ping, transfer, serve, fetch, flow, exec, partition, block, nat, rebind, move, pause, resume, kill, stop, start, heal, log, within, nodes`},
+		{"kill", `: is "kill"; allowed: a mapping with the keys wait, expect, pods, ping, transfer, serve, fetch, flow, exec, partition, block, zombie, nat, rebind, move, pause, resume, kill, stop, start, heal, log, within, nodes`},
 	}
 	for _, c := range cases {
 		t.Run(c.step, func(t *testing.T) {

@@ -13,12 +13,13 @@ import (
 
 // record is the lab's note on disk: what a later invocation needs to go on with it.
 type record struct {
-	Name   string                 `json:"name"`
-	File   string                 `json:"file"`
-	Binary string                 `json:"binary"`
-	Env    []string               `json:"env,omitempty"`
-	Agents map[string]agentRecord `json:"agents"`
-	Cuts   []Cut                  `json:"cuts,omitempty"`
+	Name    string                 `json:"name"`
+	File    string                 `json:"file"`
+	Binary  string                 `json:"binary"`
+	Env     []string               `json:"env,omitempty"`
+	Agents  map[string]agentRecord `json:"agents"`
+	Cuts    []Cut                  `json:"cuts,omitempty"`
+	Zombies []NotForwarded         `json:"zombies,omitempty"`
 
 	Daemons map[string]process `json:"daemons,omitempty"` // of routers, by site
 	Changes []Change           `json:"changes,omitempty"`
@@ -30,7 +31,7 @@ func recordFile(dir string) string { return filepath.Join(dir, "lab.json") }
 func (l *Lab) save() error {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	r := record{Name: l.Spec.Name, File: l.Spec.File, Binary: l.opts.Binary, Env: l.opts.Env, Agents: map[string]agentRecord{}, Cuts: sortCuts(l.cuts), Daemons: l.daemons, Changes: l.changes}
+	r := record{Name: l.Spec.Name, File: l.Spec.File, Binary: l.opts.Binary, Env: l.opts.Env, Agents: map[string]agentRecord{}, Cuts: sortCuts(l.cuts), Zombies: sortNotForwarded(l.zombies), Daemons: l.daemons, Changes: l.changes}
 	for _, a := range l.agents {
 		r.Agents[a.node.Name] = a.record()
 	}
@@ -85,6 +86,9 @@ func Attach(name string, opts Options) (*Lab, error) {
 	}
 	for _, c := range r.Cuts {
 		l.cuts[c] = true
+	}
+	for _, z := range r.Zombies {
+		l.zombies[z] = true
 	}
 	maps.Copy(l.daemons, r.Daemons)
 	for _, c := range r.Changes {

@@ -168,6 +168,8 @@ func (l *Lab) runStep(ctx context.Context, s Step) error {
 		return l.Partition(a.Groups...)
 	case Block:
 		return l.Block(a)
+	case Zombie:
+		return l.Zombie(ctx, a.Drops, a.Nodes...)
 	case SetNAT:
 		return l.SetNAT(a.Site, a.NAT)
 	case Rebind:

@@ -157,6 +157,11 @@ type (
 		Percent  int    // so many of a hundred packets, at random; 0: all
 		Above    int    // only packets longer than this, in bytes with the IP header; 0: of any length
 	}
+	// Zombie makes nodes drop a part of what they pass on, while their agents live.
+	Zombie struct {
+		Nodes []string
+		Drops string // new, direction or large
+	}
 	// SetNAT makes a site's router another kind of NAT.
 	SetNAT struct {
 		Site string
@@ -199,6 +204,7 @@ func (s Serve) nodes() []string     { return s.Nodes }
 func (f Fetch) nodes() []string     { return union(f.From, f.To) }
 func (f Flow) nodes() []string      { return union(f.From, f.To) }
 func (m Move) nodes() []string      { return []string{m.Node} }
+func (z Zombie) nodes() []string    { return z.Nodes }
 func (a SetNAT) nodes() []string    { return nil }
 func (a Rebind) nodes() []string    { return nil }
 func (a Pause) nodes() []string     { return a.Nodes }

@@ -20,6 +20,8 @@ type Status struct {
 	Nodes []NodeStatus `json:"nodes"`
 	Hosts []HostStatus `json:"hosts"` // without an agent
 	Cuts  []Cut        `json:"cuts"`
+	// Zombies live and do not pass on everything.
+	Zombies []NotForwarded `json:"zombies,omitempty"`
 }
 
 // HostStatus is where a host without an agent is.
@@ -51,7 +53,7 @@ type NodeStatus struct {
 // Status asks every agent.
 func (l *Lab) Status(ctx context.Context) Status {
 	l.mu.Lock()
-	s := Status{Name: l.Spec.Name, File: l.Spec.File, Dir: l.Dir, Nodes: make([]NodeStatus, len(l.agents)), Cuts: sortCuts(l.cuts)}
+	s := Status{Name: l.Spec.Name, File: l.Spec.File, Dir: l.Dir, Nodes: make([]NodeStatus, len(l.agents)), Cuts: sortCuts(l.cuts), Zombies: sortNotForwarded(l.zombies)}
 	l.mu.Unlock()
 	now := l.Network()
 	for _, h := range l.hosts {

@@ -19,7 +19,7 @@ const (
 	defaultTransfer = 10 * time.Second
 )
 
-const stepKinds = "wait, expect, pods, ping, transfer, serve, fetch, flow, exec, partition, block, nat, rebind, move, pause, resume, kill, stop, start, heal, log"
+const stepKinds = "wait, expect, pods, ping, transfer, serve, fetch, flow, exec, partition, block, zombie, nat, rebind, move, pause, resume, kill, stop, start, heal, log"
 
 // step reads one step: a mapping with one key that says what to do, and perhaps within.
 func (r *reader) step(_ int, v value) {
@@ -34,7 +34,7 @@ func (r *reader) step(_ int, v value) {
 	v.mapping(
 		kind("wait", r.wait), kind("expect", r.expect), kind("pods", r.podStep), kind("ping", r.ping), kind("transfer", r.transfer),
 		kind("serve", r.serve), kind("fetch", r.fetch), kind("flow", r.flow), kind("exec", r.exec),
-		kind("partition", r.partition), kind("block", r.block),
+		kind("partition", r.partition), kind("block", r.block), kind("zombie", r.zombie),
 		kind("nat", r.setNAT), kind("rebind", r.rebind), kind("move", r.move),
 		kind("pause", func(v value) Action { return Pause{r.who(v)} }),
 		kind("resume", func(v value) Action { return Resume{r.who(v)} }),

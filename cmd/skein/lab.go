@@ -328,6 +328,9 @@ func labTable(out io.Writer, st lab.Status) {
 	for _, c := range st.Cuts {
 		fmt.Fprintf(out, "cut: %s from %s to %s\n", labCutWhat(c), c.From, c.To)
 	}
+	for _, z := range st.Zombies {
+		fmt.Fprintf(out, "zombie: %s lives and drops of what it passes on: %s\n", z.Node, z.Drops)
+	}
 }
 
 // labCutWhat says which packets a fault takes.

@@ -28,7 +28,8 @@ func TestLabTable(t *testing.T) {
 		{Name: "dc1", Site: "dc", NAT: "none", Address: "198.18.1.11", IPv4: "10.4.0.1", PID: 7, Phase: "running", Server: true, Leader: true, Index: 9, Paths: map[string]string{"home1": "direct", "cloud1": "relay"}},
 		{Name: "home1", Site: "home", NAT: "port-restricted-cone", Address: "192.168.2.12", IPv4: "10.4.0.2", PID: 8, Phase: "running", Index: 9, Paths: map[string]string{"dc1": "direct", "cloud1": "none"}},
 		{Name: "cloud1", Site: "cloud", NAT: "symmetric", Address: "192.168.3.13", PID: 9, Phase: "down", Paths: map[string]string{}},
-	}, Cuts: []lab.Cut{{From: "dc1", To: "cloud1", Proto: "udp"}, {From: "cloud1", To: "dc1", Percent: 3, Above: 1300}}}
+	}, Cuts: []lab.Cut{{From: "dc1", To: "cloud1", Proto: "udp"}, {From: "cloud1", To: "dc1", Percent: 3, Above: 1300}},
+		Zombies: []lab.NotForwarded{{Node: "home1", Drops: lab.DropsLarge}}}
 	var b bytes.Buffer
 	labTable(&b, st)
 	want := `#  NODE          SITE   NAT                   ADDRESS       OVERLAY   PID  PHASE    INDEX
@@ -43,6 +44,7 @@ PATHS, as the row's agent sees them: d direct, r relay, - none, ? not told
    3    ?  ?  .  cloud1
 cut: udp from dc1 to cloud1
 cut: 3 % of everything above 1300 bytes from cloud1 to dc1
+zombie: home1 lives and drops of what it passes on: large
 `
 	if b.String() != want {
 		t.Errorf("got\n%s\nwant\n%s", b.String(), want)

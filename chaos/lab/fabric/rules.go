@@ -23,6 +23,7 @@ const (
 const (
 	offsetSrc4  = 12
 	offsetDst4  = 16
+	offsetDst6  = 24
 	offsetSport = 0
 	offsetDport = 2
 )
