@@ -2,6 +2,7 @@ package lab
 
 import (
 	"context"
+	"net/netip"
 	"os"
 	"path/filepath"
 	"strconv"
@@ -185,7 +186,7 @@ nodes:
 			t.Errorf("%+v: %v, want %q", c.f, err, c.want)
 		}
 	}
-	for _, proto := range []string{"udp", "tcp"} {
+	for _, proto := range []string{"udp", "tcp", protoConnect} {
 		if err := l.StartFlows(ctx, Flow{From: []string{"b"}, To: []string{"target"}, Port: 80, Proto: proto, Every: time.Millisecond}); err != nil {
 			t.Fatal(err)
 		}
@@ -200,8 +201,10 @@ nodes:
 	}
 
 	// What a cut loses is told.
-	if err := l.StartFlows(ctx, Flow{From: []string{"a"}, To: []string{"target"}, Port: 80, Proto: "udp", Every: time.Millisecond}); err != nil {
-		t.Fatal(err)
+	for _, proto := range []string{"udp", protoConnect} {
+		if err := l.StartFlows(ctx, Flow{From: []string{"a"}, To: []string{"target"}, Port: 80, Proto: proto, Every: time.Millisecond}); err != nil {
+			t.Fatal(err)
+		}
 	}
 	if err := l.Block(Block{From: []string{"a"}, To: []string{"target"}}); err != nil {
 		t.Fatal(err)
@@ -209,8 +212,21 @@ nodes:
 	if err := l.Fetch(ctx, 5*time.Second, Fetch{From: []string{"a"}, To: []string{"target"}, Port: 80, Fails: true}); err != nil {
 		t.Error(err)
 	}
-	if err := l.EndFlows(0, 0); err == nil || !strings.Contains(err.Error(), "allowed: 0 lost") {
-		t.Errorf("a flow that was cut: %v", err)
+	if err := l.EndFlows(0, 0); err == nil || strings.Count(err.Error(), "allowed: 0 lost") != 2 {
+		t.Errorf("flows that were cut: %v", err)
+	}
+	// A port that nobody serves refuses: such a connection does not stand.
+	refused, err := l.Connect("a", netip.AddrPortFrom(l.Plan.Hosts[2].Addr, 81), time.Millisecond)
+	if err != nil {
+		t.Fatal(err)
+	}
+	short, cancel := context.WithTimeout(ctx, 200*time.Millisecond)
+	defer cancel()
+	if err := refused.Answered(short, 1); err == nil {
+		t.Error("a connection to a port that nobody serves stood")
+	}
+	if r := refused.Stop(); r.Sent == 0 || r.Received != 0 {
+		t.Errorf("a port that nobody serves: %+v", r)
 	}
 	if err := l.Heal(ctx); err != nil {
 		t.Error(err)

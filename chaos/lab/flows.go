@@ -190,8 +190,26 @@ func (f *FlowStream) Stop() ping.Report {
 // flowing is a flow that goes on while other steps are done.
 type flowing struct {
 	from, to, proto string
-	stream          *FlowStream
+	stream          flowStream
 }
+
+// flowStream is a FlowStream or a ConnectStream.
+type flowStream interface {
+	Answered(ctx context.Context, n int) error
+	Broken() error
+	Stop() ping.Report
+}
+
+// startFlow begins a flow over udp or tcp, or connections one after the other.
+func (l *Lab) startFlow(ctx context.Context, from string, at netip.AddrPort, proto string, every time.Duration) (flowStream, error) {
+	if proto == protoConnect {
+		return l.Connect(from, at, every)
+	}
+	return l.OpenFlow(ctx, from, at, proto, every)
+}
+
+// protoConnect is what a step writes for new connections.
+const protoConnect = "connect"
 
 // StartFlows begins a flow from each place to each other, after the first numbers have come back.
 func (l *Lab) StartFlows(ctx context.Context, f Flow) error {
@@ -209,7 +227,7 @@ func (l *Lab) StartFlows(ctx context.Context, f Flow) error {
 			if err != nil {
 				return err
 			}
-			s, err := l.OpenFlow(ctx, from, netip.AddrPortFrom(all[0], uint16(f.Port)), f.Proto, f.Every)
+			s, err := l.startFlow(ctx, from, netip.AddrPortFrom(all[0], uint16(f.Port)), f.Proto, f.Every)
 			if err != nil {
 				return fmt.Errorf("from %s to %s: %w", from, to, err)
 			}
@@ -276,7 +294,7 @@ func (r *reader) flow(v value) Action {
 		field{"to", func(v value) { f.To, starts = r.places(v), true }},
 		field{"port", func(v value) { f.Port, starts = v.integer(1, 65535), true }},
 		field{"family", func(v value) { f.Family, starts = v.oneOf("ipv4", "ipv6"), true }},
-		field{"proto", func(v value) { f.Proto, starts = v.oneOf("udp", "tcp"), true }},
+		field{"proto", func(v value) { f.Proto, starts = v.oneOf("udp", "tcp", protoConnect), true }},
 		field{"every", func(v value) { f.Every, starts = max(v.duration(), time.Millisecond), true }},
 		field{"lost", func(v value) { f.Lost, ends = v.integer(0, 1000000), true }},
 		field{"longest", func(v value) { f.Longest, ends = v.duration(), true }},

@@ -128,12 +128,13 @@ type (
 		OwnerOf  Ref      // likewise: as one of the owners of this egress's slots, or their source addresses
 		Fails    bool     // it gets no answer
 	}
-	// Flow starts streams to a served port that go on during the next steps; without From it ends them.
+	// Flow starts streams, or new connections one after the other, to a served port, that go on during the next steps; without
+	// From it ends them.
 	Flow struct {
 		From, To []string
 		Port     int
 		Family   string        // ipv4, ipv6, or "" for IPv4 where there is one
-		Proto    string        // udp or tcp
+		Proto    string        // udp, tcp or connect
 		Every    time.Duration // between two numbers sent
 		Lost     int           // how many of each stream's numbers may be lost, -1: any number; with the end
 		Longest  time.Duration // how long none may have been answered, 0: any time; with the end
