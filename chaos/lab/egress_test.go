@@ -75,7 +75,7 @@ func TestMistakesInEgresses(t *testing.T) {
 		{hosted + "egresses: {a/nat: {}}\n", `f.yaml:9: egresses.a/nat: the key "destinations" is missing: where does it lead?`},
 		{hosted + "egresses: {a/nat: {destinations: [x], addresses: [y]}}\n", "f.yaml:9: egresses.a/nat.destinations: \"x\" is no subnet; allowed: one such as 0.0.0.0/0 or '::/0'\n" +
 			`f.yaml:9: egresses.a/nat.addresses[1]: "y" is no address`},
-		{strings.Replace(hosted, "role: host", "role: host, labels: {a: b}", 1), `f.yaml:8: nodes.target: role: host has no agent: leave out server, admin, leader, relay, init, labels and config`},
+		{strings.Replace(hosted, "role: host", "role: host, labels: {a: b}", 1), `f.yaml:8: nodes.target: role: host has no agent: leave out server, admin, leader, late, relay, init, labels and config`},
 		{hosted + "steps:\n  - {kill: target}\n", `f.yaml:10: steps[1].kill: target is a host without an agent (role: host)`},
 		{hosted + "steps:\n  - {expect: {from: a, to: target, path: direct}}\n", `f.yaml:10: steps[1].expect: there is no path to or from a host without an agent: leave path out`},
 		{hosted + "steps:\n  - {pods: {node: target, start: [p]}}\n", `f.yaml:10: steps[1].pods.node: target is a host without an agent (role: host)`},

@@ -233,7 +233,7 @@ func (l *Lab) end(ctx context.Context, nodes []string, sig unix.Signal, then Con
 }
 
 // Start starts agents again and waits until they answer. One that had been a member resumes from its
-// state; one that had not yet joined tries again.
+// state; one that had not yet joined tries again. For one that was late it waits until it is a member.
 func (l *Lab) Start(ctx context.Context, nodes ...string) error {
 	agents, err := l.pick(nodes)
 	if err != nil {
@@ -241,6 +241,7 @@ func (l *Lab) Start(ctx context.Context, nodes ...string) error {
 	}
 	return each(agents, func(a *agent) error {
 		var extra []string
+		late := a.record().Condition == Never
 		switch {
 		case a.record().Joined:
 		case a.node.Init:
@@ -251,6 +252,6 @@ func (l *Lab) Start(ctx context.Context, nodes ...string) error {
 		if err := l.launch(a, extra...); err != nil {
 			return err
 		}
-		return a.ready(ctx, false)
+		return a.ready(ctx, late)
 	})
 }

@@ -264,17 +264,24 @@ func (l *Lab) join(ctx context.Context) error {
 	if err := l.makeSettings(ctx, first); err != nil {
 		return err
 	}
-	var others []*agent
+	var others, now []*agent
 	for _, a := range l.agents {
-		if a != first {
-			others = append(others, a)
+		if a == first {
+			continue
+		}
+		others = append(others, a)
+		if !a.node.Late {
+			now = append(now, a)
 		}
 	}
-	if len(others) > 0 {
-		if err := l.admit(ctx, first, others); err != nil {
+	if err := l.makeTokens(ctx, first, others); err != nil {
+		return err
+	}
+	if len(now) > 0 {
+		if err := l.admit(ctx, now); err != nil {
 			return err
 		}
-		l.progress("%d nodes joined in %s", len(others), round(time.Since(start)))
+		l.progress("%d nodes joined in %s", len(now), round(time.Since(start)))
 	}
 	err = l.makePools(ctx, first)
 	if err == nil {
@@ -309,10 +316,8 @@ func (l *Lab) makePools(ctx context.Context, on *agent) error {
 	return nil
 }
 
-func (l *Lab) admit(ctx context.Context, first *agent, others []*agent) error {
-	if err := l.makeTokens(ctx, first, others); err != nil {
-		return err
-	}
+// admit lets agents join by the tokens that there are.
+func (l *Lab) admit(ctx context.Context, others []*agent) error {
 	atOnce := l.opts.AtOnce
 	if atOnce <= 0 {
 		atOnce = len(others)

@@ -397,6 +397,24 @@ func TestAttachAndDownAfterACrash(t *testing.T) {
 	}
 }
 
+// TestLateNodes: whoever is late is not started with the lab, is not waited for, and joins when a step starts it.
+func TestLateNodes(t *testing.T) {
+	spec, opts, _ := stubFile(t, `name: NAME
+sites: {a: {nat: none}, b: {nat: none}}
+nodes: {a1: {site: a, server: true}, a2: {site: a}, b1: {site: b, late: true}}
+steps:
+  - {wait: converged, within: 10s}
+  - {exec: {node: b1, command: 'test -e "$SKEIN_STATE_DIR/member"', exit: 1}}
+  - {start: b1}
+  - {exec: {node: b1, command: 'test -e "$SKEIN_STATE_DIR/member"'}}
+  - {wait: converged, within: 10s}
+  - {expect: {from: a1, to: b1, reach: true}}
+`)
+	if _, err := Run(t.Context(), spec, opts); err != nil {
+		t.Error(err)
+	}
+}
+
 func TestAgentThatCannotStart(t *testing.T) {
 	spec, opts, _ := stubLab(t, "  []\n")
 	opts.Options.Artifacts = opts.Artifacts

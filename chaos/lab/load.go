@@ -284,12 +284,13 @@ func (r *reader) node(name string, v value) {
 		field{"leader", func(v value) { n.Leader = v.boolean() }},
 		field{"relay", func(v value) { n.Relay = v.oneOf("auto", "true", "false") }},
 		field{"role", func(v value) { n.Role = v.oneOf("agent", "relay", RoleHost) }},
+		field{"late", func(v value) { n.Late = v.boolean() }},
 		field{"init", func(v value) { n.Init = v.boolean() }},
 		field{"labels", func(v value) { n.Labels = v.words("labels") }},
 		field{"config", func(v value) { n.Config = r.config(v) }},
 	)
-	if n.Role == RoleHost && (n.Server || n.Admin || n.Leader || n.Relay != "" || n.Init || n.Labels != nil || n.Config != nil) {
-		v.fail("role: host has no agent: leave out server, admin, leader, relay, init, labels and config")
+	if n.Role == RoleHost && (n.Server || n.Admin || n.Leader || n.Late || n.Relay != "" || n.Init || n.Labels != nil || n.Config != nil) {
+		v.fail("role: host has no agent: leave out server, admin, leader, late, relay, init, labels and config")
 	}
 	if n.Site == "" && len(r.d.errs) == before {
 		v.fail("the key \"site\" is missing; allowed: %s", strings.Join(r.siteNames(), ", "))
@@ -336,7 +337,11 @@ func (r *reader) checkNodes(root value) {
 	case len(asked) == 0:
 		r.s.Nodes[server].Init = true
 	}
-	r.checkReachable(r.s.Initialiser())
+	first := r.s.Initialiser()
+	if first.Late {
+		r.d.failAt(r.lines[first.Name], "nodes."+first.Name, "creates the cluster and so cannot be late: leave late out, or give another server init: true")
+	}
+	r.checkReachable(first)
 }
 
 // checkReachable makes sure that the others can join through the initialiser.

@@ -93,6 +93,7 @@ func TestMistakesAreNamed(t *testing.T) {
 		{"two initialisers", strings.Replace(base, "site: dc, server: true}", "site: dc, server: true, init: true}\n  c: {site: dc, server: true, init: true}", 1), `f.yaml:1: a, c all have init: true; one node creates the cluster, the others join`},
 		{"initialiser that is no server", strings.Replace(base, "b: {site: home}", "b: {site: home, init: true}", 1), "f.yaml:7: nodes.b: creates the cluster (init: true) and so must be a server: add server: true\n" +
 			`f.yaml:7: nodes.b: creates the cluster behind a NAT (full-cone), where a could not reach it to join: put it, or the node with init: true, into a site with nat: none or one-to-one`},
+		{"an initialiser that is late", strings.Replace(base, "server: true", "server: true, late: true", 1), "f.yaml:6: nodes.a: creates the cluster and so cannot be late: leave late out, or give another server init: true"},
 		{"the lab's own config key", strings.Replace(base, "b: {site: home}", "b: {site: home, config: {stateDir: /x}}", 1), `f.yaml:7: nodes.b.config: the key "stateDir" is set by the lab itself: leave it out`},
 		{"reserved name", strings.Replace(base, "b: {", "inet: {", 1), `f.yaml:7: nodes.inet: node name "inet" is kept for the lab's core and routers: choose one that is not "inet", does not begin with "r-" and does not end in "-inet"`},
 		{"reserved name of a site", strings.ReplaceAll(strings.Replace(base, "home: {", "inet: {", 1), "site: home", "site: inet"),

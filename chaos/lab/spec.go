@@ -35,6 +35,7 @@ type Node struct {
 	Relay  string            // auto, true, false, or "" to leave it to the agent
 	Role   string            // relay: it relays and does nothing else; host: it has no agent; "" or agent: all of it
 	Labels map[string]string // of the agent
+	Late   bool              // it does not start with the lab, but when a step starts it
 	Init   bool              // this one creates the cluster; exactly one node of a Spec has it
 	Config map[string]any    // goes over what the lab writes into the agent's config file
 }
