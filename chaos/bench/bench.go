@@ -23,6 +23,8 @@ type Options struct {
 	Source    string       // the module's directory, for figures that Go benchmarks give
 	Quick     bool         // fewer runs: a first look in three minutes
 	Only      []string     // groups to measure; none: all
+	Runs      int          // of each fault in the group sites; 0: 30, or 3 with Quick
+	Faults    []string     // of the group sites, by the names of Faults; none: all
 	Artifacts string       // where a lab that failed leaves its logs
 	Progress  func(string) // told what happens, a line each; may be nil
 }
@@ -58,13 +60,16 @@ type group struct {
 }
 
 func (b *bench) groups() []group {
-	return []group{{"mesh", b.mesh}, {"guess", b.guess}, {"relay-udp", b.relayUDP}, {"pods", b.pods}, {"blocks", b.blocks}, {"egress", b.egress}, {"crowd", b.crowd}, {"memory", b.memory}, {"throughput", b.throughput}, {"code", b.code}}
+	return []group{{"mesh", b.mesh}, {"guess", b.guess}, {"relay-udp", b.relayUDP}, {"pods", b.pods}, {"blocks", b.blocks}, {"egress", b.egress}, {"sites", b.siteGroup}, {"crowd", b.crowd}, {"memory", b.memory}, {"throughput", b.throughput}, {"code", b.code}}
 }
 
 // Run measures. The report is never nil; the error tells what could not be measured at all.
 func Run(ctx context.Context, opts Options) (*Report, error) {
 	b := &bench{opts: opts}
 	r := newReport(opts.Quick)
+	if err := opts.checkFaults(); err != nil {
+		return r, err
+	}
 	start := time.Now()
 	for _, g := range b.groups() {
 		if !opts.wants(g.name) {

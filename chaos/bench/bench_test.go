@@ -110,7 +110,7 @@ func TestMemoryTarget(t *testing.T) {
 }
 
 func TestLabsAreValid(t *testing.T) {
-	for name, source := range map[string][]byte{"bench.yaml": meshLab, "fleet.yaml": fleetLab, "egress.yaml": egressLab} {
+	for name, source := range map[string][]byte{"bench.yaml": meshLab, "fleet.yaml": fleetLab, "egress.yaml": egressLab, "sites.yaml": sitesLab} {
 		if _, err := lab.Parse(name, source); err != nil {
 			t.Error(err)
 		}

@@ -10,5 +10,5 @@
 // the machine at that time; a lab is taken down on every way out. Run may be
 // called once at a time.
 //
-// Source: DESIGN.md sections 8, 9 and 15, and the targets of issues 2 and 3.
+// Source: DESIGN.md sections 8, 9 and 15, and the targets of issues 2, 3 and 14.
 package bench

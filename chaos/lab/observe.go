@@ -243,7 +243,7 @@ func (l *Lab) holds(ctx context.Context, e Expect, from, to string) error {
 	}
 	streams := make([]*ping.Stream, len(targets))
 	for i, dst := range targets {
-		if streams[i], err = l.pingSized(from, dst, echoInterval, e.Count, e.Size); err != nil {
+		if streams[i], err = l.PingSized(from, dst, echoInterval, e.Count, e.Size); err != nil {
 			for _, s := range streams[:i] {
 				s.Stop()
 			}
@@ -337,11 +337,11 @@ func (l *Lab) Overlay(name, family string) (netip.Addr, error) {
 // Ping starts a stream of echoes from a node, or a pod as NODE/POD, to an address: count of them, or 0 until it is
 // stopped. They leave from inside its namespace.
 func (l *Lab) Ping(from string, dst netip.Addr, interval time.Duration, count int) (*ping.Stream, error) {
-	return l.pingSized(from, dst, interval, count, 0)
+	return l.PingSized(from, dst, interval, count, 0)
 }
 
-// pingSized is Ping with so many bytes of data in each echo.
-func (l *Lab) pingSized(from string, dst netip.Addr, interval time.Duration, count, size int) (*ping.Stream, error) {
+// PingSized is Ping with so many bytes of data in each echo; 0: few.
+func (l *Lab) PingSized(from string, dst netip.Addr, interval time.Duration, count, size int) (*ping.Stream, error) {
 	_, ns, err := l.place(from)
 	if err != nil {
 		return nil, err

@@ -35,7 +35,7 @@ func (l *Lab) StartPings(ctx context.Context, p Ping) error {
 			if err != nil {
 				return err
 			}
-			s, err := l.pingSized(f, dst, p.Every, 0, p.Size)
+			s, err := l.PingSized(f, dst, p.Every, 0, p.Size)
 			if err != nil {
 				return err
 			}

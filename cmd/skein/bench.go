@@ -20,8 +20,9 @@ func newLabBenchCmd(dir *string) *cobra.Command {
 		Long: "Measure every figure that is promised and print it beside its target. Times between hosts come from real\n" +
 			"agents in a lab; rates of the code from its Go benchmarks, for which it needs the source and Go.\n" +
 			"The exit status is 0 only when every target is reached.",
-		Example: "  skein lab bench\n  skein lab bench --quick\n  skein lab bench --only memory",
-		Args:    noArgs,
+		Example: "  skein lab bench\n  skein lab bench --quick\n  skein lab bench --only memory\n" +
+			"  skein lab bench --only sites --faults killed,zombie-new --runs 5",
+		Args: noArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			ctx, stop := labContext(cmd.Context())
 			defer stop()
@@ -46,6 +47,8 @@ func newLabBenchCmd(dir *string) *cobra.Command {
 	}
 	c.Flags().BoolVar(&opts.Quick, "quick", false, "fewer runs: a first look in three minutes")
 	c.Flags().StringSliceVar(&opts.Only, "only", nil, "measure only these groups: "+strings.Join(bench.Groups(), ", "))
+	c.Flags().IntVar(&opts.Runs, "runs", 0, "runs of each fault in the group sites (default 30, with --quick 3)")
+	c.Flags().StringSliceVar(&opts.Faults, "faults", nil, "in the group sites only these: "+strings.Join(bench.Faults(), ", "))
 	c.Flags().StringVar(&opts.Source, "source", ".", "where the source is")
 	c.Flags().StringVar(&opts.Artifacts, "artifacts", "lab-failures", "where logs are kept when a target is missed")
 	c.Flags().StringVar(&write, "write", "", "write the report to this file, as Markdown")
