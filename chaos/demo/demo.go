@@ -55,7 +55,7 @@ func Run(ctx context.Context, opts Options) (err error) {
 	}
 	defer func() { err = errors.Join(err, d.end()) }()
 	for _, chapter := range []func(context.Context) error{
-		d.formed, d.reachable, d.matrix, d.pods, d.egress, d.blocked, d.upgraded, d.leaderKilled, d.siteCut, d.revoked,
+		d.formed, d.reachable, d.matrix, d.pods, d.egress, d.blocked, d.upgraded, d.leaderKilled, d.siteCut, d.sites, d.revoked,
 	} {
 		if err := chapter(ctx); err != nil {
 			d.Stopped(err)
