@@ -1,6 +1,8 @@
 package hop
 
 import (
+	"encoding/binary"
+	"net/netip"
 	"sync/atomic"
 
 	"golang.zx2c4.com/wireguard/tun"
@@ -14,6 +16,7 @@ type Device struct {
 	wrapped   atomic.Uint64
 	tooLarge  atomic.Uint64
 	unwrapped [verdicts]atomic.Uint64
+	refusedOf atomic.Uint32 // address of the node that brought the last refused packet
 }
 
 // Counts are packets since the device was opened.
@@ -24,6 +27,8 @@ type Counts struct {
 	Malformed uint64 // dropped: not what their headers say, or cut into fragments
 	Congested uint64 // dropped: the way was congested, and their senders know no other sign
 	TooLarge  uint64 // dropped: no room for another header
+	// RefusedOf is the overlay address of the node that brought the last refused one; invalid: not known.
+	RefusedOf netip.Addr
 }
 
 // NewDevice wraps a device.
@@ -35,8 +40,12 @@ func (d *Device) Set(t *Table) { d.table.Store(t) }
 // Counts reads the counters.
 func (d *Device) Counts() Counts {
 	of := func(v verdict) uint64 { return d.unwrapped[v].Load() }
-	return Counts{Wrapped: d.wrapped.Load(), TooLarge: d.tooLarge.Load(), Unwrapped: of(inside), Refused: of(refused),
+	c := Counts{Wrapped: d.wrapped.Load(), TooLarge: d.tooLarge.Load(), Unwrapped: of(inside), Refused: of(refused),
 		Malformed: of(malformed), Congested: of(marked)}
+	if at := d.refusedOf.Load(); at != 0 {
+		c.RefusedOf = netip.AddrFrom4([4]byte(binary.BigEndian.AppendUint32(nil, at)))
+	}
+	return c
 }
 
 // Read reads packets of the link, and wraps those that others pass on. One that is dropped has size 0, which
@@ -92,6 +101,8 @@ func (d *Device) Write(packets [][]byte, offset int) (int, error) {
 			left = append(left, p)
 		case inside:
 			left = append(left, p[overhead:overhead+offset+n])
+		case refused:
+			d.refusedOf.Store(binary.BigEndian.Uint32(p[offset+12:]))
 		}
 	}
 	for v := inside; v < verdicts; v++ {

@@ -286,6 +286,13 @@ func TestGuards(t *testing.T) {
 		if n.Refused+n.Malformed != map[bool]uint64{true: 1}[dropped] || dropped && (n.Refused == 1) != c.refused {
 			t.Errorf("%s: counted as %+v", c.what, n)
 		}
+		by := netip.Addr{}
+		if c.refused {
+			by = netip.AddrFrom4([4]byte(c.packet[12:16]))
+		}
+		if n.RefusedOf != by {
+			t.Errorf("%s: it was brought by %s, want %s", c.what, n.RefusedOf, by)
+		}
 		l.got = nil
 		d.Set(nil)
 		write(t, d, c.packet)
