@@ -183,6 +183,9 @@ type Agent struct {
 
 	loop  loopState // the loop's alone
 	reach atomic.Pointer[reach]
+
+	leaderChanges leaderChanges
+	hops          hopWatch
 }
 
 // Run starts the agent and returns when it was told to stop, or could not start, or cannot go on. An error that is ErrFinal says

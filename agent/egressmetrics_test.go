@@ -38,6 +38,12 @@ func TestEgressMetrics(t *testing.T) {
 	m.slotHeld(&skeinv1.SlotHeld{Namespace: "internet", Name: "nat", What: "held"}, false) // after a start of the agent: no failover
 	m.slotHeld(&skeinv1.SlotHeld{Namespace: "internet", Name: "nat", What: "denied"}, false)
 	m.renewed("internet", "nat", "granted")
+	golden.Lines(t, "egress-metrics", exposed(t, registry))
+}
+
+// exposed are metrics as Prometheus reads them, without the help.
+func exposed(t *testing.T, registry *prometheus.Registry) (lines []string) {
+	t.Helper()
 	families, err := registry.Gather()
 	if err != nil {
 		t.Fatal(err)
@@ -48,11 +54,10 @@ func TestEgressMetrics(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	var lines []string
 	for l := range strings.Lines(b.String()) {
 		if !strings.HasPrefix(l, "# HELP") {
 			lines = append(lines, strings.TrimSuffix(l, "\n"))
 		}
 	}
-	golden.Lines(t, "egress-metrics", lines)
+	return lines
 }

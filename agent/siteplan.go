@@ -79,6 +79,7 @@ func (a *Agent) planSites(now time.Time) {
 	p := sites.Make(in)
 	s.leaders.Note(p.Acting(), now)
 	s.peers.Note(p.Peering(), now)
+	a.leaderChanges.note(a.sitePlan.Load(), p)
 	a.sitePlan.Store(p)
 	wait := time.Duration(0)
 	if p.Full || p.Topology(p.Site) == sites.Full {

@@ -20,7 +20,7 @@ import (
 	"github.com/skeinmesh/skein/identity"
 )
 
-func (s api) Status(context.Context, *skeinv1.StatusRequest) (*skeinv1.StatusResponse, error) {
+func (s api) Status(ctx context.Context, _ *skeinv1.StatusRequest) (*skeinv1.StatusResponse, error) {
 	a := s.a
 	r := &skeinv1.StatusResponse{
 		NodeId: a.id.String(), Name: a.cfg.Name, Version: a.opts.Version, Site: a.host().Site, Epoch: a.epoch,
@@ -62,6 +62,7 @@ func (s api) Status(context.Context, *skeinv1.StatusRequest) (*skeinv1.StatusRes
 	}
 	r.RelayUdp = a.udpText()
 	a.siteStatus(r)
+	a.hopStatus(ctx, r)
 	if a.clockSeen.Load() {
 		r.ClockOffsetNanos = a.clock.Load()
 	}

@@ -96,6 +96,8 @@ type StatusResponse struct {
 	SiteLeads        string                 `protobuf:"bytes,36,opt,name=site_leads,json=siteLeads,proto3" json:"site_leads,omitempty"`                         // what this node is in its site, as in NodeView
 	SiteLeaders      []string               `protobuf:"bytes,37,rep,name=site_leaders,json=siteLeaders,proto3" json:"site_leaders,omitempty"`                   // names of the site's leaders in topology site, in the order in which this node uses them
 	RelayUdp         string                 `protobuf:"bytes,32,opt,name=relay_udp,json=relayUdp,proto3" json:"relay_udp,omitempty"`                            // who forwards UDP for others: kernel | userspace, and why not the kernel; empty: nobody
+	Hops             *HopCounts             `protobuf:"bytes,60,opt,name=hops,proto3" json:"hops,omitempty"`                                                    // absent: no packet has travelled inside another one
+	Carries          []*PlainPeerView       `protobuf:"bytes,61,rep,name=carries,proto3" json:"carries,omitempty"`                                              // the plain peers that this node holds
 	unknownFields    protoimpl.UnknownFields
 	sizeCache        protoimpl.SizeCache
 }
@@ -389,6 +391,114 @@ func (x *StatusResponse) GetRelayUdp() string {
 	return ""
 }
 
+func (x *StatusResponse) GetHops() *HopCounts {
+	if x != nil {
+		return x.Hops
+	}
+	return nil
+}
+
+func (x *StatusResponse) GetCarries() []*PlainPeerView {
+	if x != nil {
+		return x.Carries
+	}
+	return nil
+}
+
+// HopCounts are packets that travel inside others between sites, since the agent started. With WireGuard in the kernel those
+// that were dropped are counted since it last changed who may bring what, and not all of them.
+type HopCounts struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Sent          uint64                 `protobuf:"varint,1,opt,name=sent,proto3" json:"sent,omitempty"`                                 // to the next node, inside another packet
+	Received      uint64                 `protobuf:"varint,2,opt,name=received,proto3" json:"received,omitempty"`                         // taken out of another packet
+	Refused       uint64                 `protobuf:"varint,3,opt,name=refused,proto3" json:"refused,omitempty"`                           // dropped: the node that brought them may bring none from there
+	Malformed     uint64                 `protobuf:"varint,4,opt,name=malformed,proto3" json:"malformed,omitempty"`                       // dropped: not what their headers say, or fragments
+	Congested     uint64                 `protobuf:"varint,5,opt,name=congested,proto3" json:"congested,omitempty"`                       // dropped: the way was congested, and their senders know no other sign
+	TooLarge      uint64                 `protobuf:"varint,6,opt,name=too_large,json=tooLarge,proto3" json:"too_large,omitempty"`         // dropped: no room for another header
+	RefusedFrom   string                 `protobuf:"bytes,7,opt,name=refused_from,json=refusedFrom,proto3" json:"refused_from,omitempty"` // who brought the last one that was refused; empty: not known
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *HopCounts) Reset() {
+	*x = HopCounts{}
+	mi := &file_skein_v1_agent_proto_msgTypes[2]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *HopCounts) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*HopCounts) ProtoMessage() {}
+
+func (x *HopCounts) ProtoReflect() protoreflect.Message {
+	mi := &file_skein_v1_agent_proto_msgTypes[2]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use HopCounts.ProtoReflect.Descriptor instead.
+func (*HopCounts) Descriptor() ([]byte, []int) {
+	return file_skein_v1_agent_proto_rawDescGZIP(), []int{2}
+}
+
+func (x *HopCounts) GetSent() uint64 {
+	if x != nil {
+		return x.Sent
+	}
+	return 0
+}
+
+func (x *HopCounts) GetReceived() uint64 {
+	if x != nil {
+		return x.Received
+	}
+	return 0
+}
+
+func (x *HopCounts) GetRefused() uint64 {
+	if x != nil {
+		return x.Refused
+	}
+	return 0
+}
+
+func (x *HopCounts) GetMalformed() uint64 {
+	if x != nil {
+		return x.Malformed
+	}
+	return 0
+}
+
+func (x *HopCounts) GetCongested() uint64 {
+	if x != nil {
+		return x.Congested
+	}
+	return 0
+}
+
+func (x *HopCounts) GetTooLarge() uint64 {
+	if x != nil {
+		return x.TooLarge
+	}
+	return 0
+}
+
+func (x *HopCounts) GetRefusedFrom() string {
+	if x != nil {
+		return x.RefusedFrom
+	}
+	return ""
+}
+
 // Problem is something a user should know: what, why, and what to do.
 type Problem struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
@@ -403,7 +513,7 @@ type Problem struct {
 
 func (x *Problem) Reset() {
 	*x = Problem{}
-	mi := &file_skein_v1_agent_proto_msgTypes[2]
+	mi := &file_skein_v1_agent_proto_msgTypes[3]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -415,7 +525,7 @@ func (x *Problem) String() string {
 func (*Problem) ProtoMessage() {}
 
 func (x *Problem) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_agent_proto_msgTypes[2]
+	mi := &file_skein_v1_agent_proto_msgTypes[3]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -428,7 +538,7 @@ func (x *Problem) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Problem.ProtoReflect.Descriptor instead.
 func (*Problem) Descriptor() ([]byte, []int) {
-	return file_skein_v1_agent_proto_rawDescGZIP(), []int{2}
+	return file_skein_v1_agent_proto_rawDescGZIP(), []int{3}
 }
 
 func (x *Problem) GetSubject() string {
@@ -480,7 +590,7 @@ type ServerStatus struct {
 
 func (x *ServerStatus) Reset() {
 	*x = ServerStatus{}
-	mi := &file_skein_v1_agent_proto_msgTypes[3]
+	mi := &file_skein_v1_agent_proto_msgTypes[4]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -492,7 +602,7 @@ func (x *ServerStatus) String() string {
 func (*ServerStatus) ProtoMessage() {}
 
 func (x *ServerStatus) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_agent_proto_msgTypes[3]
+	mi := &file_skein_v1_agent_proto_msgTypes[4]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -505,7 +615,7 @@ func (x *ServerStatus) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ServerStatus.ProtoReflect.Descriptor instead.
 func (*ServerStatus) Descriptor() ([]byte, []int) {
-	return file_skein_v1_agent_proto_rawDescGZIP(), []int{3}
+	return file_skein_v1_agent_proto_rawDescGZIP(), []int{4}
 }
 
 func (x *ServerStatus) GetNodeId() string {
@@ -558,7 +668,7 @@ type NodesRequest struct {
 
 func (x *NodesRequest) Reset() {
 	*x = NodesRequest{}
-	mi := &file_skein_v1_agent_proto_msgTypes[4]
+	mi := &file_skein_v1_agent_proto_msgTypes[5]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -570,7 +680,7 @@ func (x *NodesRequest) String() string {
 func (*NodesRequest) ProtoMessage() {}
 
 func (x *NodesRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_agent_proto_msgTypes[4]
+	mi := &file_skein_v1_agent_proto_msgTypes[5]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -583,7 +693,7 @@ func (x *NodesRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use NodesRequest.ProtoReflect.Descriptor instead.
 func (*NodesRequest) Descriptor() ([]byte, []int) {
-	return file_skein_v1_agent_proto_rawDescGZIP(), []int{4}
+	return file_skein_v1_agent_proto_rawDescGZIP(), []int{5}
 }
 
 type NodesResponse struct {
@@ -596,7 +706,7 @@ type NodesResponse struct {
 
 func (x *NodesResponse) Reset() {
 	*x = NodesResponse{}
-	mi := &file_skein_v1_agent_proto_msgTypes[5]
+	mi := &file_skein_v1_agent_proto_msgTypes[6]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -608,7 +718,7 @@ func (x *NodesResponse) String() string {
 func (*NodesResponse) ProtoMessage() {}
 
 func (x *NodesResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_agent_proto_msgTypes[5]
+	mi := &file_skein_v1_agent_proto_msgTypes[6]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -621,7 +731,7 @@ func (x *NodesResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use NodesResponse.ProtoReflect.Descriptor instead.
 func (*NodesResponse) Descriptor() ([]byte, []int) {
-	return file_skein_v1_agent_proto_rawDescGZIP(), []int{5}
+	return file_skein_v1_agent_proto_rawDescGZIP(), []int{6}
 }
 
 func (x *NodesResponse) GetNodes() []*NodeView {
@@ -658,7 +768,7 @@ type NodeView struct {
 
 func (x *NodeView) Reset() {
 	*x = NodeView{}
-	mi := &file_skein_v1_agent_proto_msgTypes[6]
+	mi := &file_skein_v1_agent_proto_msgTypes[7]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -670,7 +780,7 @@ func (x *NodeView) String() string {
 func (*NodeView) ProtoMessage() {}
 
 func (x *NodeView) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_agent_proto_msgTypes[6]
+	mi := &file_skein_v1_agent_proto_msgTypes[7]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -683,7 +793,7 @@ func (x *NodeView) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use NodeView.ProtoReflect.Descriptor instead.
 func (*NodeView) Descriptor() ([]byte, []int) {
-	return file_skein_v1_agent_proto_rawDescGZIP(), []int{6}
+	return file_skein_v1_agent_proto_rawDescGZIP(), []int{7}
 }
 
 func (x *NodeView) GetNode() *Node {
@@ -784,7 +894,7 @@ type AddPlainPeerRequest struct {
 
 func (x *AddPlainPeerRequest) Reset() {
 	*x = AddPlainPeerRequest{}
-	mi := &file_skein_v1_agent_proto_msgTypes[7]
+	mi := &file_skein_v1_agent_proto_msgTypes[8]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -796,7 +906,7 @@ func (x *AddPlainPeerRequest) String() string {
 func (*AddPlainPeerRequest) ProtoMessage() {}
 
 func (x *AddPlainPeerRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_agent_proto_msgTypes[7]
+	mi := &file_skein_v1_agent_proto_msgTypes[8]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -809,7 +919,7 @@ func (x *AddPlainPeerRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AddPlainPeerRequest.ProtoReflect.Descriptor instead.
 func (*AddPlainPeerRequest) Descriptor() ([]byte, []int) {
-	return file_skein_v1_agent_proto_rawDescGZIP(), []int{7}
+	return file_skein_v1_agent_proto_rawDescGZIP(), []int{8}
 }
 
 func (x *AddPlainPeerRequest) GetName() string {
@@ -868,7 +978,7 @@ type AddPlainPeerResponse struct {
 
 func (x *AddPlainPeerResponse) Reset() {
 	*x = AddPlainPeerResponse{}
-	mi := &file_skein_v1_agent_proto_msgTypes[8]
+	mi := &file_skein_v1_agent_proto_msgTypes[9]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -880,7 +990,7 @@ func (x *AddPlainPeerResponse) String() string {
 func (*AddPlainPeerResponse) ProtoMessage() {}
 
 func (x *AddPlainPeerResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_agent_proto_msgTypes[8]
+	mi := &file_skein_v1_agent_proto_msgTypes[9]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -893,7 +1003,7 @@ func (x *AddPlainPeerResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AddPlainPeerResponse.ProtoReflect.Descriptor instead.
 func (*AddPlainPeerResponse) Descriptor() ([]byte, []int) {
-	return file_skein_v1_agent_proto_rawDescGZIP(), []int{8}
+	return file_skein_v1_agent_proto_rawDescGZIP(), []int{9}
 }
 
 func (x *AddPlainPeerResponse) GetPeer() *PlainPeer {
@@ -950,7 +1060,7 @@ type PlainEndpoint struct {
 
 func (x *PlainEndpoint) Reset() {
 	*x = PlainEndpoint{}
-	mi := &file_skein_v1_agent_proto_msgTypes[9]
+	mi := &file_skein_v1_agent_proto_msgTypes[10]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -962,7 +1072,7 @@ func (x *PlainEndpoint) String() string {
 func (*PlainEndpoint) ProtoMessage() {}
 
 func (x *PlainEndpoint) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_agent_proto_msgTypes[9]
+	mi := &file_skein_v1_agent_proto_msgTypes[10]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -975,7 +1085,7 @@ func (x *PlainEndpoint) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PlainEndpoint.ProtoReflect.Descriptor instead.
 func (*PlainEndpoint) Descriptor() ([]byte, []int) {
-	return file_skein_v1_agent_proto_rawDescGZIP(), []int{9}
+	return file_skein_v1_agent_proto_rawDescGZIP(), []int{10}
 }
 
 func (x *PlainEndpoint) GetNodeId() string {
@@ -1014,7 +1124,7 @@ type PlainPeersRequest struct {
 
 func (x *PlainPeersRequest) Reset() {
 	*x = PlainPeersRequest{}
-	mi := &file_skein_v1_agent_proto_msgTypes[10]
+	mi := &file_skein_v1_agent_proto_msgTypes[11]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1026,7 +1136,7 @@ func (x *PlainPeersRequest) String() string {
 func (*PlainPeersRequest) ProtoMessage() {}
 
 func (x *PlainPeersRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_agent_proto_msgTypes[10]
+	mi := &file_skein_v1_agent_proto_msgTypes[11]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1039,7 +1149,7 @@ func (x *PlainPeersRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PlainPeersRequest.ProtoReflect.Descriptor instead.
 func (*PlainPeersRequest) Descriptor() ([]byte, []int) {
-	return file_skein_v1_agent_proto_rawDescGZIP(), []int{10}
+	return file_skein_v1_agent_proto_rawDescGZIP(), []int{11}
 }
 
 type PlainPeersResponse struct {
@@ -1051,7 +1161,7 @@ type PlainPeersResponse struct {
 
 func (x *PlainPeersResponse) Reset() {
 	*x = PlainPeersResponse{}
-	mi := &file_skein_v1_agent_proto_msgTypes[11]
+	mi := &file_skein_v1_agent_proto_msgTypes[12]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1063,7 +1173,7 @@ func (x *PlainPeersResponse) String() string {
 func (*PlainPeersResponse) ProtoMessage() {}
 
 func (x *PlainPeersResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_agent_proto_msgTypes[11]
+	mi := &file_skein_v1_agent_proto_msgTypes[12]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1076,7 +1186,7 @@ func (x *PlainPeersResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PlainPeersResponse.ProtoReflect.Descriptor instead.
 func (*PlainPeersResponse) Descriptor() ([]byte, []int) {
-	return file_skein_v1_agent_proto_rawDescGZIP(), []int{11}
+	return file_skein_v1_agent_proto_rawDescGZIP(), []int{12}
 }
 
 func (x *PlainPeersResponse) GetPeers() []*PlainPeerView {
@@ -1104,7 +1214,7 @@ type PlainPeerView struct {
 
 func (x *PlainPeerView) Reset() {
 	*x = PlainPeerView{}
-	mi := &file_skein_v1_agent_proto_msgTypes[12]
+	mi := &file_skein_v1_agent_proto_msgTypes[13]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1116,7 +1226,7 @@ func (x *PlainPeerView) String() string {
 func (*PlainPeerView) ProtoMessage() {}
 
 func (x *PlainPeerView) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_agent_proto_msgTypes[12]
+	mi := &file_skein_v1_agent_proto_msgTypes[13]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1129,7 +1239,7 @@ func (x *PlainPeerView) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PlainPeerView.ProtoReflect.Descriptor instead.
 func (*PlainPeerView) Descriptor() ([]byte, []int) {
-	return file_skein_v1_agent_proto_rawDescGZIP(), []int{12}
+	return file_skein_v1_agent_proto_rawDescGZIP(), []int{13}
 }
 
 func (x *PlainPeerView) GetPeer() *PlainPeer {
@@ -1211,7 +1321,7 @@ type RemovePlainPeerRequest struct {
 
 func (x *RemovePlainPeerRequest) Reset() {
 	*x = RemovePlainPeerRequest{}
-	mi := &file_skein_v1_agent_proto_msgTypes[13]
+	mi := &file_skein_v1_agent_proto_msgTypes[14]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1223,7 +1333,7 @@ func (x *RemovePlainPeerRequest) String() string {
 func (*RemovePlainPeerRequest) ProtoMessage() {}
 
 func (x *RemovePlainPeerRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_agent_proto_msgTypes[13]
+	mi := &file_skein_v1_agent_proto_msgTypes[14]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1236,7 +1346,7 @@ func (x *RemovePlainPeerRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RemovePlainPeerRequest.ProtoReflect.Descriptor instead.
 func (*RemovePlainPeerRequest) Descriptor() ([]byte, []int) {
-	return file_skein_v1_agent_proto_rawDescGZIP(), []int{13}
+	return file_skein_v1_agent_proto_rawDescGZIP(), []int{14}
 }
 
 func (x *RemovePlainPeerRequest) GetName() string {
@@ -1256,7 +1366,7 @@ type RemovePlainPeerResponse struct {
 
 func (x *RemovePlainPeerResponse) Reset() {
 	*x = RemovePlainPeerResponse{}
-	mi := &file_skein_v1_agent_proto_msgTypes[14]
+	mi := &file_skein_v1_agent_proto_msgTypes[15]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1268,7 +1378,7 @@ func (x *RemovePlainPeerResponse) String() string {
 func (*RemovePlainPeerResponse) ProtoMessage() {}
 
 func (x *RemovePlainPeerResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_agent_proto_msgTypes[14]
+	mi := &file_skein_v1_agent_proto_msgTypes[15]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1281,7 +1391,7 @@ func (x *RemovePlainPeerResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RemovePlainPeerResponse.ProtoReflect.Descriptor instead.
 func (*RemovePlainPeerResponse) Descriptor() ([]byte, []int) {
-	return file_skein_v1_agent_proto_rawDescGZIP(), []int{14}
+	return file_skein_v1_agent_proto_rawDescGZIP(), []int{15}
 }
 
 func (x *RemovePlainPeerResponse) GetPeer() *PlainPeer {
@@ -1306,7 +1416,7 @@ type PeersRequest struct {
 
 func (x *PeersRequest) Reset() {
 	*x = PeersRequest{}
-	mi := &file_skein_v1_agent_proto_msgTypes[15]
+	mi := &file_skein_v1_agent_proto_msgTypes[16]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1318,7 +1428,7 @@ func (x *PeersRequest) String() string {
 func (*PeersRequest) ProtoMessage() {}
 
 func (x *PeersRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_agent_proto_msgTypes[15]
+	mi := &file_skein_v1_agent_proto_msgTypes[16]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1331,7 +1441,7 @@ func (x *PeersRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PeersRequest.ProtoReflect.Descriptor instead.
 func (*PeersRequest) Descriptor() ([]byte, []int) {
-	return file_skein_v1_agent_proto_rawDescGZIP(), []int{15}
+	return file_skein_v1_agent_proto_rawDescGZIP(), []int{16}
 }
 
 type PeersResponse struct {
@@ -1344,7 +1454,7 @@ type PeersResponse struct {
 
 func (x *PeersResponse) Reset() {
 	*x = PeersResponse{}
-	mi := &file_skein_v1_agent_proto_msgTypes[16]
+	mi := &file_skein_v1_agent_proto_msgTypes[17]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1356,7 +1466,7 @@ func (x *PeersResponse) String() string {
 func (*PeersResponse) ProtoMessage() {}
 
 func (x *PeersResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_agent_proto_msgTypes[16]
+	mi := &file_skein_v1_agent_proto_msgTypes[17]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1369,7 +1479,7 @@ func (x *PeersResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PeersResponse.ProtoReflect.Descriptor instead.
 func (*PeersResponse) Descriptor() ([]byte, []int) {
-	return file_skein_v1_agent_proto_rawDescGZIP(), []int{16}
+	return file_skein_v1_agent_proto_rawDescGZIP(), []int{17}
 }
 
 func (x *PeersResponse) GetPeers() []*PeerView {
@@ -1413,7 +1523,7 @@ type PeerView struct {
 
 func (x *PeerView) Reset() {
 	*x = PeerView{}
-	mi := &file_skein_v1_agent_proto_msgTypes[17]
+	mi := &file_skein_v1_agent_proto_msgTypes[18]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1425,7 +1535,7 @@ func (x *PeerView) String() string {
 func (*PeerView) ProtoMessage() {}
 
 func (x *PeerView) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_agent_proto_msgTypes[17]
+	mi := &file_skein_v1_agent_proto_msgTypes[18]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1438,7 +1548,7 @@ func (x *PeerView) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PeerView.ProtoReflect.Descriptor instead.
 func (*PeerView) Descriptor() ([]byte, []int) {
-	return file_skein_v1_agent_proto_rawDescGZIP(), []int{17}
+	return file_skein_v1_agent_proto_rawDescGZIP(), []int{18}
 }
 
 func (x *PeerView) GetNodeId() string {
@@ -1583,7 +1693,7 @@ type NetcheckRequest struct {
 
 func (x *NetcheckRequest) Reset() {
 	*x = NetcheckRequest{}
-	mi := &file_skein_v1_agent_proto_msgTypes[18]
+	mi := &file_skein_v1_agent_proto_msgTypes[19]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1595,7 +1705,7 @@ func (x *NetcheckRequest) String() string {
 func (*NetcheckRequest) ProtoMessage() {}
 
 func (x *NetcheckRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_agent_proto_msgTypes[18]
+	mi := &file_skein_v1_agent_proto_msgTypes[19]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1608,7 +1718,7 @@ func (x *NetcheckRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use NetcheckRequest.ProtoReflect.Descriptor instead.
 func (*NetcheckRequest) Descriptor() ([]byte, []int) {
-	return file_skein_v1_agent_proto_rawDescGZIP(), []int{18}
+	return file_skein_v1_agent_proto_rawDescGZIP(), []int{19}
 }
 
 func (x *NetcheckRequest) GetRefresh() bool {
@@ -1643,7 +1753,7 @@ type NetcheckResponse struct {
 
 func (x *NetcheckResponse) Reset() {
 	*x = NetcheckResponse{}
-	mi := &file_skein_v1_agent_proto_msgTypes[19]
+	mi := &file_skein_v1_agent_proto_msgTypes[20]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1655,7 +1765,7 @@ func (x *NetcheckResponse) String() string {
 func (*NetcheckResponse) ProtoMessage() {}
 
 func (x *NetcheckResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_agent_proto_msgTypes[19]
+	mi := &file_skein_v1_agent_proto_msgTypes[20]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1668,7 +1778,7 @@ func (x *NetcheckResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use NetcheckResponse.ProtoReflect.Descriptor instead.
 func (*NetcheckResponse) Descriptor() ([]byte, []int) {
-	return file_skein_v1_agent_proto_rawDescGZIP(), []int{19}
+	return file_skein_v1_agent_proto_rawDescGZIP(), []int{20}
 }
 
 func (x *NetcheckResponse) GetNatType() NatType {
@@ -1801,7 +1911,7 @@ type DiscoveryNote struct {
 
 func (x *DiscoveryNote) Reset() {
 	*x = DiscoveryNote{}
-	mi := &file_skein_v1_agent_proto_msgTypes[20]
+	mi := &file_skein_v1_agent_proto_msgTypes[21]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1813,7 +1923,7 @@ func (x *DiscoveryNote) String() string {
 func (*DiscoveryNote) ProtoMessage() {}
 
 func (x *DiscoveryNote) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_agent_proto_msgTypes[20]
+	mi := &file_skein_v1_agent_proto_msgTypes[21]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1826,7 +1936,7 @@ func (x *DiscoveryNote) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DiscoveryNote.ProtoReflect.Descriptor instead.
 func (*DiscoveryNote) Descriptor() ([]byte, []int) {
-	return file_skein_v1_agent_proto_rawDescGZIP(), []int{20}
+	return file_skein_v1_agent_proto_rawDescGZIP(), []int{21}
 }
 
 func (x *DiscoveryNote) GetSource() string {
@@ -1865,7 +1975,7 @@ type RelayCheck struct {
 
 func (x *RelayCheck) Reset() {
 	*x = RelayCheck{}
-	mi := &file_skein_v1_agent_proto_msgTypes[21]
+	mi := &file_skein_v1_agent_proto_msgTypes[22]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1877,7 +1987,7 @@ func (x *RelayCheck) String() string {
 func (*RelayCheck) ProtoMessage() {}
 
 func (x *RelayCheck) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_agent_proto_msgTypes[21]
+	mi := &file_skein_v1_agent_proto_msgTypes[22]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1890,7 +2000,7 @@ func (x *RelayCheck) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RelayCheck.ProtoReflect.Descriptor instead.
 func (*RelayCheck) Descriptor() ([]byte, []int) {
-	return file_skein_v1_agent_proto_rawDescGZIP(), []int{21}
+	return file_skein_v1_agent_proto_rawDescGZIP(), []int{22}
 }
 
 func (x *RelayCheck) GetNodeId() string {
@@ -1955,7 +2065,7 @@ type CreateTokenRequest struct {
 
 func (x *CreateTokenRequest) Reset() {
 	*x = CreateTokenRequest{}
-	mi := &file_skein_v1_agent_proto_msgTypes[22]
+	mi := &file_skein_v1_agent_proto_msgTypes[23]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1967,7 +2077,7 @@ func (x *CreateTokenRequest) String() string {
 func (*CreateTokenRequest) ProtoMessage() {}
 
 func (x *CreateTokenRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_agent_proto_msgTypes[22]
+	mi := &file_skein_v1_agent_proto_msgTypes[23]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1980,7 +2090,7 @@ func (x *CreateTokenRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CreateTokenRequest.ProtoReflect.Descriptor instead.
 func (*CreateTokenRequest) Descriptor() ([]byte, []int) {
-	return file_skein_v1_agent_proto_rawDescGZIP(), []int{22}
+	return file_skein_v1_agent_proto_rawDescGZIP(), []int{23}
 }
 
 func (x *CreateTokenRequest) GetUses() uint32 {
@@ -2028,7 +2138,7 @@ type CreateTokenResponse struct {
 
 func (x *CreateTokenResponse) Reset() {
 	*x = CreateTokenResponse{}
-	mi := &file_skein_v1_agent_proto_msgTypes[23]
+	mi := &file_skein_v1_agent_proto_msgTypes[24]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2040,7 +2150,7 @@ func (x *CreateTokenResponse) String() string {
 func (*CreateTokenResponse) ProtoMessage() {}
 
 func (x *CreateTokenResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_agent_proto_msgTypes[23]
+	mi := &file_skein_v1_agent_proto_msgTypes[24]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2053,7 +2163,7 @@ func (x *CreateTokenResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CreateTokenResponse.ProtoReflect.Descriptor instead.
 func (*CreateTokenResponse) Descriptor() ([]byte, []int) {
-	return file_skein_v1_agent_proto_rawDescGZIP(), []int{23}
+	return file_skein_v1_agent_proto_rawDescGZIP(), []int{24}
 }
 
 func (x *CreateTokenResponse) GetToken() string {
@@ -2078,7 +2188,7 @@ type ListTokensRequest struct {
 
 func (x *ListTokensRequest) Reset() {
 	*x = ListTokensRequest{}
-	mi := &file_skein_v1_agent_proto_msgTypes[24]
+	mi := &file_skein_v1_agent_proto_msgTypes[25]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2090,7 +2200,7 @@ func (x *ListTokensRequest) String() string {
 func (*ListTokensRequest) ProtoMessage() {}
 
 func (x *ListTokensRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_agent_proto_msgTypes[24]
+	mi := &file_skein_v1_agent_proto_msgTypes[25]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2103,7 +2213,7 @@ func (x *ListTokensRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListTokensRequest.ProtoReflect.Descriptor instead.
 func (*ListTokensRequest) Descriptor() ([]byte, []int) {
-	return file_skein_v1_agent_proto_rawDescGZIP(), []int{24}
+	return file_skein_v1_agent_proto_rawDescGZIP(), []int{25}
 }
 
 type ListTokensResponse struct {
@@ -2115,7 +2225,7 @@ type ListTokensResponse struct {
 
 func (x *ListTokensResponse) Reset() {
 	*x = ListTokensResponse{}
-	mi := &file_skein_v1_agent_proto_msgTypes[25]
+	mi := &file_skein_v1_agent_proto_msgTypes[26]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2127,7 +2237,7 @@ func (x *ListTokensResponse) String() string {
 func (*ListTokensResponse) ProtoMessage() {}
 
 func (x *ListTokensResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_agent_proto_msgTypes[25]
+	mi := &file_skein_v1_agent_proto_msgTypes[26]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2140,7 +2250,7 @@ func (x *ListTokensResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListTokensResponse.ProtoReflect.Descriptor instead.
 func (*ListTokensResponse) Descriptor() ([]byte, []int) {
-	return file_skein_v1_agent_proto_rawDescGZIP(), []int{25}
+	return file_skein_v1_agent_proto_rawDescGZIP(), []int{26}
 }
 
 func (x *ListTokensResponse) GetTokens() []*Token {
@@ -2159,7 +2269,7 @@ type RevokeTokenRequest struct {
 
 func (x *RevokeTokenRequest) Reset() {
 	*x = RevokeTokenRequest{}
-	mi := &file_skein_v1_agent_proto_msgTypes[26]
+	mi := &file_skein_v1_agent_proto_msgTypes[27]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2171,7 +2281,7 @@ func (x *RevokeTokenRequest) String() string {
 func (*RevokeTokenRequest) ProtoMessage() {}
 
 func (x *RevokeTokenRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_agent_proto_msgTypes[26]
+	mi := &file_skein_v1_agent_proto_msgTypes[27]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2184,7 +2294,7 @@ func (x *RevokeTokenRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RevokeTokenRequest.ProtoReflect.Descriptor instead.
 func (*RevokeTokenRequest) Descriptor() ([]byte, []int) {
-	return file_skein_v1_agent_proto_rawDescGZIP(), []int{26}
+	return file_skein_v1_agent_proto_rawDescGZIP(), []int{27}
 }
 
 func (x *RevokeTokenRequest) GetTokenId() string {
@@ -2202,7 +2312,7 @@ type RevokeTokenResponse struct {
 
 func (x *RevokeTokenResponse) Reset() {
 	*x = RevokeTokenResponse{}
-	mi := &file_skein_v1_agent_proto_msgTypes[27]
+	mi := &file_skein_v1_agent_proto_msgTypes[28]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2214,7 +2324,7 @@ func (x *RevokeTokenResponse) String() string {
 func (*RevokeTokenResponse) ProtoMessage() {}
 
 func (x *RevokeTokenResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_agent_proto_msgTypes[27]
+	mi := &file_skein_v1_agent_proto_msgTypes[28]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2227,7 +2337,7 @@ func (x *RevokeTokenResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RevokeTokenResponse.ProtoReflect.Descriptor instead.
 func (*RevokeTokenResponse) Descriptor() ([]byte, []int) {
-	return file_skein_v1_agent_proto_rawDescGZIP(), []int{27}
+	return file_skein_v1_agent_proto_rawDescGZIP(), []int{28}
 }
 
 type RepairClockRequest struct {
@@ -2239,7 +2349,7 @@ type RepairClockRequest struct {
 
 func (x *RepairClockRequest) Reset() {
 	*x = RepairClockRequest{}
-	mi := &file_skein_v1_agent_proto_msgTypes[28]
+	mi := &file_skein_v1_agent_proto_msgTypes[29]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2251,7 +2361,7 @@ func (x *RepairClockRequest) String() string {
 func (*RepairClockRequest) ProtoMessage() {}
 
 func (x *RepairClockRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_agent_proto_msgTypes[28]
+	mi := &file_skein_v1_agent_proto_msgTypes[29]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2264,7 +2374,7 @@ func (x *RepairClockRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RepairClockRequest.ProtoReflect.Descriptor instead.
 func (*RepairClockRequest) Descriptor() ([]byte, []int) {
-	return file_skein_v1_agent_proto_rawDescGZIP(), []int{28}
+	return file_skein_v1_agent_proto_rawDescGZIP(), []int{29}
 }
 
 func (x *RepairClockRequest) GetDryRun() bool {
@@ -2285,7 +2395,7 @@ type RepairClockResponse struct {
 
 func (x *RepairClockResponse) Reset() {
 	*x = RepairClockResponse{}
-	mi := &file_skein_v1_agent_proto_msgTypes[29]
+	mi := &file_skein_v1_agent_proto_msgTypes[30]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2297,7 +2407,7 @@ func (x *RepairClockResponse) String() string {
 func (*RepairClockResponse) ProtoMessage() {}
 
 func (x *RepairClockResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_agent_proto_msgTypes[29]
+	mi := &file_skein_v1_agent_proto_msgTypes[30]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2310,7 +2420,7 @@ func (x *RepairClockResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RepairClockResponse.ProtoReflect.Descriptor instead.
 func (*RepairClockResponse) Descriptor() ([]byte, []int) {
-	return file_skein_v1_agent_proto_rawDescGZIP(), []int{29}
+	return file_skein_v1_agent_proto_rawDescGZIP(), []int{30}
 }
 
 func (x *RepairClockResponse) GetBefore() int64 {
@@ -2343,7 +2453,7 @@ type ShowNodeRequest struct {
 
 func (x *ShowNodeRequest) Reset() {
 	*x = ShowNodeRequest{}
-	mi := &file_skein_v1_agent_proto_msgTypes[30]
+	mi := &file_skein_v1_agent_proto_msgTypes[31]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2355,7 +2465,7 @@ func (x *ShowNodeRequest) String() string {
 func (*ShowNodeRequest) ProtoMessage() {}
 
 func (x *ShowNodeRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_agent_proto_msgTypes[30]
+	mi := &file_skein_v1_agent_proto_msgTypes[31]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2368,7 +2478,7 @@ func (x *ShowNodeRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ShowNodeRequest.ProtoReflect.Descriptor instead.
 func (*ShowNodeRequest) Descriptor() ([]byte, []int) {
-	return file_skein_v1_agent_proto_rawDescGZIP(), []int{30}
+	return file_skein_v1_agent_proto_rawDescGZIP(), []int{31}
 }
 
 func (x *ShowNodeRequest) GetNode() string {
@@ -2387,7 +2497,7 @@ type ShowNodeResponse struct {
 
 func (x *ShowNodeResponse) Reset() {
 	*x = ShowNodeResponse{}
-	mi := &file_skein_v1_agent_proto_msgTypes[31]
+	mi := &file_skein_v1_agent_proto_msgTypes[32]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2399,7 +2509,7 @@ func (x *ShowNodeResponse) String() string {
 func (*ShowNodeResponse) ProtoMessage() {}
 
 func (x *ShowNodeResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_agent_proto_msgTypes[31]
+	mi := &file_skein_v1_agent_proto_msgTypes[32]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2412,7 +2522,7 @@ func (x *ShowNodeResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ShowNodeResponse.ProtoReflect.Descriptor instead.
 func (*ShowNodeResponse) Descriptor() ([]byte, []int) {
-	return file_skein_v1_agent_proto_rawDescGZIP(), []int{31}
+	return file_skein_v1_agent_proto_rawDescGZIP(), []int{32}
 }
 
 func (x *ShowNodeResponse) GetNode() *NodeView {
@@ -2433,7 +2543,7 @@ type RevokeNodeRequest struct {
 
 func (x *RevokeNodeRequest) Reset() {
 	*x = RevokeNodeRequest{}
-	mi := &file_skein_v1_agent_proto_msgTypes[32]
+	mi := &file_skein_v1_agent_proto_msgTypes[33]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2445,7 +2555,7 @@ func (x *RevokeNodeRequest) String() string {
 func (*RevokeNodeRequest) ProtoMessage() {}
 
 func (x *RevokeNodeRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_agent_proto_msgTypes[32]
+	mi := &file_skein_v1_agent_proto_msgTypes[33]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2458,7 +2568,7 @@ func (x *RevokeNodeRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RevokeNodeRequest.ProtoReflect.Descriptor instead.
 func (*RevokeNodeRequest) Descriptor() ([]byte, []int) {
-	return file_skein_v1_agent_proto_rawDescGZIP(), []int{32}
+	return file_skein_v1_agent_proto_rawDescGZIP(), []int{33}
 }
 
 func (x *RevokeNodeRequest) GetNode() string {
@@ -2492,7 +2602,7 @@ type RevokeNodeResponse struct {
 
 func (x *RevokeNodeResponse) Reset() {
 	*x = RevokeNodeResponse{}
-	mi := &file_skein_v1_agent_proto_msgTypes[33]
+	mi := &file_skein_v1_agent_proto_msgTypes[34]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2504,7 +2614,7 @@ func (x *RevokeNodeResponse) String() string {
 func (*RevokeNodeResponse) ProtoMessage() {}
 
 func (x *RevokeNodeResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_agent_proto_msgTypes[33]
+	mi := &file_skein_v1_agent_proto_msgTypes[34]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2517,7 +2627,7 @@ func (x *RevokeNodeResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RevokeNodeResponse.ProtoReflect.Descriptor instead.
 func (*RevokeNodeResponse) Descriptor() ([]byte, []int) {
-	return file_skein_v1_agent_proto_rawDescGZIP(), []int{33}
+	return file_skein_v1_agent_proto_rawDescGZIP(), []int{34}
 }
 
 func (x *RevokeNodeResponse) GetNode() *Node {
@@ -2546,7 +2656,7 @@ type SetRoleRequest struct {
 
 func (x *SetRoleRequest) Reset() {
 	*x = SetRoleRequest{}
-	mi := &file_skein_v1_agent_proto_msgTypes[34]
+	mi := &file_skein_v1_agent_proto_msgTypes[35]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2558,7 +2668,7 @@ func (x *SetRoleRequest) String() string {
 func (*SetRoleRequest) ProtoMessage() {}
 
 func (x *SetRoleRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_agent_proto_msgTypes[34]
+	mi := &file_skein_v1_agent_proto_msgTypes[35]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2571,7 +2681,7 @@ func (x *SetRoleRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SetRoleRequest.ProtoReflect.Descriptor instead.
 func (*SetRoleRequest) Descriptor() ([]byte, []int) {
-	return file_skein_v1_agent_proto_rawDescGZIP(), []int{34}
+	return file_skein_v1_agent_proto_rawDescGZIP(), []int{35}
 }
 
 func (x *SetRoleRequest) GetNode() string {
@@ -2613,7 +2723,7 @@ type SetRoleResponse struct {
 
 func (x *SetRoleResponse) Reset() {
 	*x = SetRoleResponse{}
-	mi := &file_skein_v1_agent_proto_msgTypes[35]
+	mi := &file_skein_v1_agent_proto_msgTypes[36]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2625,7 +2735,7 @@ func (x *SetRoleResponse) String() string {
 func (*SetRoleResponse) ProtoMessage() {}
 
 func (x *SetRoleResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_agent_proto_msgTypes[35]
+	mi := &file_skein_v1_agent_proto_msgTypes[36]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2638,7 +2748,7 @@ func (x *SetRoleResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SetRoleResponse.ProtoReflect.Descriptor instead.
 func (*SetRoleResponse) Descriptor() ([]byte, []int) {
-	return file_skein_v1_agent_proto_rawDescGZIP(), []int{35}
+	return file_skein_v1_agent_proto_rawDescGZIP(), []int{36}
 }
 
 func (x *SetRoleResponse) GetNode() *Node {
@@ -2673,7 +2783,7 @@ type SetNodeRequest struct {
 
 func (x *SetNodeRequest) Reset() {
 	*x = SetNodeRequest{}
-	mi := &file_skein_v1_agent_proto_msgTypes[36]
+	mi := &file_skein_v1_agent_proto_msgTypes[37]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2685,7 +2795,7 @@ func (x *SetNodeRequest) String() string {
 func (*SetNodeRequest) ProtoMessage() {}
 
 func (x *SetNodeRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_agent_proto_msgTypes[36]
+	mi := &file_skein_v1_agent_proto_msgTypes[37]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2698,7 +2808,7 @@ func (x *SetNodeRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SetNodeRequest.ProtoReflect.Descriptor instead.
 func (*SetNodeRequest) Descriptor() ([]byte, []int) {
-	return file_skein_v1_agent_proto_rawDescGZIP(), []int{36}
+	return file_skein_v1_agent_proto_rawDescGZIP(), []int{37}
 }
 
 func (x *SetNodeRequest) GetNode() string {
@@ -2732,7 +2842,7 @@ type SetNodeResponse struct {
 
 func (x *SetNodeResponse) Reset() {
 	*x = SetNodeResponse{}
-	mi := &file_skein_v1_agent_proto_msgTypes[37]
+	mi := &file_skein_v1_agent_proto_msgTypes[38]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2744,7 +2854,7 @@ func (x *SetNodeResponse) String() string {
 func (*SetNodeResponse) ProtoMessage() {}
 
 func (x *SetNodeResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_agent_proto_msgTypes[37]
+	mi := &file_skein_v1_agent_proto_msgTypes[38]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2757,7 +2867,7 @@ func (x *SetNodeResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SetNodeResponse.ProtoReflect.Descriptor instead.
 func (*SetNodeResponse) Descriptor() ([]byte, []int) {
-	return file_skein_v1_agent_proto_rawDescGZIP(), []int{37}
+	return file_skein_v1_agent_proto_rawDescGZIP(), []int{38}
 }
 
 func (x *SetNodeResponse) GetNode() *Node {
@@ -2784,7 +2894,7 @@ type SettingsRequest struct {
 
 func (x *SettingsRequest) Reset() {
 	*x = SettingsRequest{}
-	mi := &file_skein_v1_agent_proto_msgTypes[38]
+	mi := &file_skein_v1_agent_proto_msgTypes[39]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2796,7 +2906,7 @@ func (x *SettingsRequest) String() string {
 func (*SettingsRequest) ProtoMessage() {}
 
 func (x *SettingsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_agent_proto_msgTypes[38]
+	mi := &file_skein_v1_agent_proto_msgTypes[39]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2809,7 +2919,7 @@ func (x *SettingsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SettingsRequest.ProtoReflect.Descriptor instead.
 func (*SettingsRequest) Descriptor() ([]byte, []int) {
-	return file_skein_v1_agent_proto_rawDescGZIP(), []int{38}
+	return file_skein_v1_agent_proto_rawDescGZIP(), []int{39}
 }
 
 func (x *SettingsRequest) GetChange() *Settings {
@@ -2836,7 +2946,7 @@ type SettingsResponse struct {
 
 func (x *SettingsResponse) Reset() {
 	*x = SettingsResponse{}
-	mi := &file_skein_v1_agent_proto_msgTypes[39]
+	mi := &file_skein_v1_agent_proto_msgTypes[40]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2848,7 +2958,7 @@ func (x *SettingsResponse) String() string {
 func (*SettingsResponse) ProtoMessage() {}
 
 func (x *SettingsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_agent_proto_msgTypes[39]
+	mi := &file_skein_v1_agent_proto_msgTypes[40]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2861,7 +2971,7 @@ func (x *SettingsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SettingsResponse.ProtoReflect.Descriptor instead.
 func (*SettingsResponse) Descriptor() ([]byte, []int) {
-	return file_skein_v1_agent_proto_rawDescGZIP(), []int{39}
+	return file_skein_v1_agent_proto_rawDescGZIP(), []int{40}
 }
 
 func (x *SettingsResponse) GetSettings() *Settings {
@@ -2889,7 +2999,7 @@ type EventsRequest struct {
 
 func (x *EventsRequest) Reset() {
 	*x = EventsRequest{}
-	mi := &file_skein_v1_agent_proto_msgTypes[40]
+	mi := &file_skein_v1_agent_proto_msgTypes[41]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2901,7 +3011,7 @@ func (x *EventsRequest) String() string {
 func (*EventsRequest) ProtoMessage() {}
 
 func (x *EventsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_agent_proto_msgTypes[40]
+	mi := &file_skein_v1_agent_proto_msgTypes[41]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2914,7 +3024,7 @@ func (x *EventsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use EventsRequest.ProtoReflect.Descriptor instead.
 func (*EventsRequest) Descriptor() ([]byte, []int) {
-	return file_skein_v1_agent_proto_rawDescGZIP(), []int{40}
+	return file_skein_v1_agent_proto_rawDescGZIP(), []int{41}
 }
 
 func (x *EventsRequest) GetSince() uint64 {
@@ -2947,7 +3057,7 @@ type EventsResponse struct {
 
 func (x *EventsResponse) Reset() {
 	*x = EventsResponse{}
-	mi := &file_skein_v1_agent_proto_msgTypes[41]
+	mi := &file_skein_v1_agent_proto_msgTypes[42]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2959,7 +3069,7 @@ func (x *EventsResponse) String() string {
 func (*EventsResponse) ProtoMessage() {}
 
 func (x *EventsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_agent_proto_msgTypes[41]
+	mi := &file_skein_v1_agent_proto_msgTypes[42]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2972,7 +3082,7 @@ func (x *EventsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use EventsResponse.ProtoReflect.Descriptor instead.
 func (*EventsResponse) Descriptor() ([]byte, []int) {
-	return file_skein_v1_agent_proto_rawDescGZIP(), []int{41}
+	return file_skein_v1_agent_proto_rawDescGZIP(), []int{42}
 }
 
 func (x *EventsResponse) GetEvent() *Event {
@@ -2991,7 +3101,7 @@ type StateRequest struct {
 
 func (x *StateRequest) Reset() {
 	*x = StateRequest{}
-	mi := &file_skein_v1_agent_proto_msgTypes[42]
+	mi := &file_skein_v1_agent_proto_msgTypes[43]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3003,7 +3113,7 @@ func (x *StateRequest) String() string {
 func (*StateRequest) ProtoMessage() {}
 
 func (x *StateRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_agent_proto_msgTypes[42]
+	mi := &file_skein_v1_agent_proto_msgTypes[43]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3016,7 +3126,7 @@ func (x *StateRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StateRequest.ProtoReflect.Descriptor instead.
 func (*StateRequest) Descriptor() ([]byte, []int) {
-	return file_skein_v1_agent_proto_rawDescGZIP(), []int{42}
+	return file_skein_v1_agent_proto_rawDescGZIP(), []int{43}
 }
 
 func (x *StateRequest) GetAt() uint64 {
@@ -3036,7 +3146,7 @@ type StateResponse struct {
 
 func (x *StateResponse) Reset() {
 	*x = StateResponse{}
-	mi := &file_skein_v1_agent_proto_msgTypes[43]
+	mi := &file_skein_v1_agent_proto_msgTypes[44]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3048,7 +3158,7 @@ func (x *StateResponse) String() string {
 func (*StateResponse) ProtoMessage() {}
 
 func (x *StateResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_agent_proto_msgTypes[43]
+	mi := &file_skein_v1_agent_proto_msgTypes[44]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3061,7 +3171,7 @@ func (x *StateResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StateResponse.ProtoReflect.Descriptor instead.
 func (*StateResponse) Descriptor() ([]byte, []int) {
-	return file_skein_v1_agent_proto_rawDescGZIP(), []int{43}
+	return file_skein_v1_agent_proto_rawDescGZIP(), []int{44}
 }
 
 func (x *StateResponse) GetState() *State {
@@ -3088,7 +3198,7 @@ type DiffRequest struct {
 
 func (x *DiffRequest) Reset() {
 	*x = DiffRequest{}
-	mi := &file_skein_v1_agent_proto_msgTypes[44]
+	mi := &file_skein_v1_agent_proto_msgTypes[45]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3100,7 +3210,7 @@ func (x *DiffRequest) String() string {
 func (*DiffRequest) ProtoMessage() {}
 
 func (x *DiffRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_agent_proto_msgTypes[44]
+	mi := &file_skein_v1_agent_proto_msgTypes[45]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3113,7 +3223,7 @@ func (x *DiffRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DiffRequest.ProtoReflect.Descriptor instead.
 func (*DiffRequest) Descriptor() ([]byte, []int) {
-	return file_skein_v1_agent_proto_rawDescGZIP(), []int{44}
+	return file_skein_v1_agent_proto_rawDescGZIP(), []int{45}
 }
 
 func (x *DiffRequest) GetFrom() uint64 {
@@ -3139,7 +3249,7 @@ type DiffResponse struct {
 
 func (x *DiffResponse) Reset() {
 	*x = DiffResponse{}
-	mi := &file_skein_v1_agent_proto_msgTypes[45]
+	mi := &file_skein_v1_agent_proto_msgTypes[46]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3151,7 +3261,7 @@ func (x *DiffResponse) String() string {
 func (*DiffResponse) ProtoMessage() {}
 
 func (x *DiffResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_agent_proto_msgTypes[45]
+	mi := &file_skein_v1_agent_proto_msgTypes[46]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3164,7 +3274,7 @@ func (x *DiffResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DiffResponse.ProtoReflect.Descriptor instead.
 func (*DiffResponse) Descriptor() ([]byte, []int) {
-	return file_skein_v1_agent_proto_rawDescGZIP(), []int{45}
+	return file_skein_v1_agent_proto_rawDescGZIP(), []int{46}
 }
 
 func (x *DiffResponse) GetLines() []string {
@@ -3184,7 +3294,7 @@ type ExplainPeerRequest struct {
 
 func (x *ExplainPeerRequest) Reset() {
 	*x = ExplainPeerRequest{}
-	mi := &file_skein_v1_agent_proto_msgTypes[46]
+	mi := &file_skein_v1_agent_proto_msgTypes[47]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3196,7 +3306,7 @@ func (x *ExplainPeerRequest) String() string {
 func (*ExplainPeerRequest) ProtoMessage() {}
 
 func (x *ExplainPeerRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_agent_proto_msgTypes[46]
+	mi := &file_skein_v1_agent_proto_msgTypes[47]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3209,7 +3319,7 @@ func (x *ExplainPeerRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExplainPeerRequest.ProtoReflect.Descriptor instead.
 func (*ExplainPeerRequest) Descriptor() ([]byte, []int) {
-	return file_skein_v1_agent_proto_rawDescGZIP(), []int{46}
+	return file_skein_v1_agent_proto_rawDescGZIP(), []int{47}
 }
 
 func (x *ExplainPeerRequest) GetPeer() string {
@@ -3243,7 +3353,7 @@ type ExplainPeerResponse struct {
 
 func (x *ExplainPeerResponse) Reset() {
 	*x = ExplainPeerResponse{}
-	mi := &file_skein_v1_agent_proto_msgTypes[47]
+	mi := &file_skein_v1_agent_proto_msgTypes[48]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3255,7 +3365,7 @@ func (x *ExplainPeerResponse) String() string {
 func (*ExplainPeerResponse) ProtoMessage() {}
 
 func (x *ExplainPeerResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_agent_proto_msgTypes[47]
+	mi := &file_skein_v1_agent_proto_msgTypes[48]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3268,7 +3378,7 @@ func (x *ExplainPeerResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExplainPeerResponse.ProtoReflect.Descriptor instead.
 func (*ExplainPeerResponse) Descriptor() ([]byte, []int) {
-	return file_skein_v1_agent_proto_rawDescGZIP(), []int{47}
+	return file_skein_v1_agent_proto_rawDescGZIP(), []int{48}
 }
 
 func (x *ExplainPeerResponse) GetPeer() *PeerView {
@@ -3353,7 +3463,7 @@ type PortGuessView struct {
 
 func (x *PortGuessView) Reset() {
 	*x = PortGuessView{}
-	mi := &file_skein_v1_agent_proto_msgTypes[48]
+	mi := &file_skein_v1_agent_proto_msgTypes[49]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3365,7 +3475,7 @@ func (x *PortGuessView) String() string {
 func (*PortGuessView) ProtoMessage() {}
 
 func (x *PortGuessView) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_agent_proto_msgTypes[48]
+	mi := &file_skein_v1_agent_proto_msgTypes[49]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3378,7 +3488,7 @@ func (x *PortGuessView) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PortGuessView.ProtoReflect.Descriptor instead.
 func (*PortGuessView) Descriptor() ([]byte, []int) {
-	return file_skein_v1_agent_proto_rawDescGZIP(), []int{48}
+	return file_skein_v1_agent_proto_rawDescGZIP(), []int{49}
 }
 
 func (x *PortGuessView) GetRule() string {
@@ -3461,7 +3571,7 @@ type GraphRequest struct {
 
 func (x *GraphRequest) Reset() {
 	*x = GraphRequest{}
-	mi := &file_skein_v1_agent_proto_msgTypes[49]
+	mi := &file_skein_v1_agent_proto_msgTypes[50]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3473,7 +3583,7 @@ func (x *GraphRequest) String() string {
 func (*GraphRequest) ProtoMessage() {}
 
 func (x *GraphRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_agent_proto_msgTypes[49]
+	mi := &file_skein_v1_agent_proto_msgTypes[50]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3486,7 +3596,7 @@ func (x *GraphRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GraphRequest.ProtoReflect.Descriptor instead.
 func (*GraphRequest) Descriptor() ([]byte, []int) {
-	return file_skein_v1_agent_proto_rawDescGZIP(), []int{49}
+	return file_skein_v1_agent_proto_rawDescGZIP(), []int{50}
 }
 
 func (x *GraphRequest) GetAtIndex() uint64 {
@@ -3520,7 +3630,7 @@ type GraphResponse struct {
 
 func (x *GraphResponse) Reset() {
 	*x = GraphResponse{}
-	mi := &file_skein_v1_agent_proto_msgTypes[50]
+	mi := &file_skein_v1_agent_proto_msgTypes[51]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3532,7 +3642,7 @@ func (x *GraphResponse) String() string {
 func (*GraphResponse) ProtoMessage() {}
 
 func (x *GraphResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_agent_proto_msgTypes[50]
+	mi := &file_skein_v1_agent_proto_msgTypes[51]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3545,7 +3655,7 @@ func (x *GraphResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GraphResponse.ProtoReflect.Descriptor instead.
 func (*GraphResponse) Descriptor() ([]byte, []int) {
-	return file_skein_v1_agent_proto_rawDescGZIP(), []int{50}
+	return file_skein_v1_agent_proto_rawDescGZIP(), []int{51}
 }
 
 func (x *GraphResponse) GetNodeId() string {
@@ -3613,7 +3723,7 @@ type ProbeView struct {
 
 func (x *ProbeView) Reset() {
 	*x = ProbeView{}
-	mi := &file_skein_v1_agent_proto_msgTypes[51]
+	mi := &file_skein_v1_agent_proto_msgTypes[52]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3625,7 +3735,7 @@ func (x *ProbeView) String() string {
 func (*ProbeView) ProtoMessage() {}
 
 func (x *ProbeView) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_agent_proto_msgTypes[51]
+	mi := &file_skein_v1_agent_proto_msgTypes[52]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3638,7 +3748,7 @@ func (x *ProbeView) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ProbeView.ProtoReflect.Descriptor instead.
 func (*ProbeView) Descriptor() ([]byte, []int) {
-	return file_skein_v1_agent_proto_rawDescGZIP(), []int{51}
+	return file_skein_v1_agent_proto_rawDescGZIP(), []int{52}
 }
 
 func (x *ProbeView) GetEndpoint() string {
@@ -3708,7 +3818,7 @@ type PlanRequest struct {
 
 func (x *PlanRequest) Reset() {
 	*x = PlanRequest{}
-	mi := &file_skein_v1_agent_proto_msgTypes[52]
+	mi := &file_skein_v1_agent_proto_msgTypes[53]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3720,7 +3830,7 @@ func (x *PlanRequest) String() string {
 func (*PlanRequest) ProtoMessage() {}
 
 func (x *PlanRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_agent_proto_msgTypes[52]
+	mi := &file_skein_v1_agent_proto_msgTypes[53]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3733,7 +3843,7 @@ func (x *PlanRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PlanRequest.ProtoReflect.Descriptor instead.
 func (*PlanRequest) Descriptor() ([]byte, []int) {
-	return file_skein_v1_agent_proto_rawDescGZIP(), []int{52}
+	return file_skein_v1_agent_proto_rawDescGZIP(), []int{53}
 }
 
 func (x *PlanRequest) GetNode() string {
@@ -3768,7 +3878,7 @@ type PlanResponse struct {
 
 func (x *PlanResponse) Reset() {
 	*x = PlanResponse{}
-	mi := &file_skein_v1_agent_proto_msgTypes[53]
+	mi := &file_skein_v1_agent_proto_msgTypes[54]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3780,7 +3890,7 @@ func (x *PlanResponse) String() string {
 func (*PlanResponse) ProtoMessage() {}
 
 func (x *PlanResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_agent_proto_msgTypes[53]
+	mi := &file_skein_v1_agent_proto_msgTypes[54]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3793,7 +3903,7 @@ func (x *PlanResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PlanResponse.ProtoReflect.Descriptor instead.
 func (*PlanResponse) Descriptor() ([]byte, []int) {
-	return file_skein_v1_agent_proto_rawDescGZIP(), []int{53}
+	return file_skein_v1_agent_proto_rawDescGZIP(), []int{54}
 }
 
 func (x *PlanResponse) GetText() string {
@@ -3826,7 +3936,7 @@ type DownRequest struct {
 
 func (x *DownRequest) Reset() {
 	*x = DownRequest{}
-	mi := &file_skein_v1_agent_proto_msgTypes[54]
+	mi := &file_skein_v1_agent_proto_msgTypes[55]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3838,7 +3948,7 @@ func (x *DownRequest) String() string {
 func (*DownRequest) ProtoMessage() {}
 
 func (x *DownRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_agent_proto_msgTypes[54]
+	mi := &file_skein_v1_agent_proto_msgTypes[55]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3851,7 +3961,7 @@ func (x *DownRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DownRequest.ProtoReflect.Descriptor instead.
 func (*DownRequest) Descriptor() ([]byte, []int) {
-	return file_skein_v1_agent_proto_rawDescGZIP(), []int{54}
+	return file_skein_v1_agent_proto_rawDescGZIP(), []int{55}
 }
 
 func (x *DownRequest) GetPurge() bool {
@@ -3869,7 +3979,7 @@ type DownResponse struct {
 
 func (x *DownResponse) Reset() {
 	*x = DownResponse{}
-	mi := &file_skein_v1_agent_proto_msgTypes[55]
+	mi := &file_skein_v1_agent_proto_msgTypes[56]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3881,7 +3991,7 @@ func (x *DownResponse) String() string {
 func (*DownResponse) ProtoMessage() {}
 
 func (x *DownResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_agent_proto_msgTypes[55]
+	mi := &file_skein_v1_agent_proto_msgTypes[56]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3894,7 +4004,7 @@ func (x *DownResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DownResponse.ProtoReflect.Descriptor instead.
 func (*DownResponse) Descriptor() ([]byte, []int) {
-	return file_skein_v1_agent_proto_rawDescGZIP(), []int{55}
+	return file_skein_v1_agent_proto_rawDescGZIP(), []int{56}
 }
 
 type RelayRequest struct {
@@ -3905,7 +4015,7 @@ type RelayRequest struct {
 
 func (x *RelayRequest) Reset() {
 	*x = RelayRequest{}
-	mi := &file_skein_v1_agent_proto_msgTypes[56]
+	mi := &file_skein_v1_agent_proto_msgTypes[57]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3917,7 +4027,7 @@ func (x *RelayRequest) String() string {
 func (*RelayRequest) ProtoMessage() {}
 
 func (x *RelayRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_agent_proto_msgTypes[56]
+	mi := &file_skein_v1_agent_proto_msgTypes[57]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3930,7 +4040,7 @@ func (x *RelayRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RelayRequest.ProtoReflect.Descriptor instead.
 func (*RelayRequest) Descriptor() ([]byte, []int) {
-	return file_skein_v1_agent_proto_rawDescGZIP(), []int{56}
+	return file_skein_v1_agent_proto_rawDescGZIP(), []int{57}
 }
 
 type RelayResponse struct {
@@ -3943,7 +4053,7 @@ type RelayResponse struct {
 
 func (x *RelayResponse) Reset() {
 	*x = RelayResponse{}
-	mi := &file_skein_v1_agent_proto_msgTypes[57]
+	mi := &file_skein_v1_agent_proto_msgTypes[58]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3955,7 +4065,7 @@ func (x *RelayResponse) String() string {
 func (*RelayResponse) ProtoMessage() {}
 
 func (x *RelayResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_agent_proto_msgTypes[57]
+	mi := &file_skein_v1_agent_proto_msgTypes[58]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3968,7 +4078,7 @@ func (x *RelayResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RelayResponse.ProtoReflect.Descriptor instead.
 func (*RelayResponse) Descriptor() ([]byte, []int) {
-	return file_skein_v1_agent_proto_rawDescGZIP(), []int{57}
+	return file_skein_v1_agent_proto_rawDescGZIP(), []int{58}
 }
 
 func (x *RelayResponse) GetSessions() []*RelaySession {
@@ -4008,7 +4118,7 @@ type RelaySession struct {
 
 func (x *RelaySession) Reset() {
 	*x = RelaySession{}
-	mi := &file_skein_v1_agent_proto_msgTypes[58]
+	mi := &file_skein_v1_agent_proto_msgTypes[59]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4020,7 +4130,7 @@ func (x *RelaySession) String() string {
 func (*RelaySession) ProtoMessage() {}
 
 func (x *RelaySession) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_agent_proto_msgTypes[58]
+	mi := &file_skein_v1_agent_proto_msgTypes[59]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4033,7 +4143,7 @@ func (x *RelaySession) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RelaySession.ProtoReflect.Descriptor instead.
 func (*RelaySession) Descriptor() ([]byte, []int) {
-	return file_skein_v1_agent_proto_rawDescGZIP(), []int{58}
+	return file_skein_v1_agent_proto_rawDescGZIP(), []int{59}
 }
 
 func (x *RelaySession) GetNodeId() string {
@@ -4159,7 +4269,7 @@ type RelayServer struct {
 
 func (x *RelayServer) Reset() {
 	*x = RelayServer{}
-	mi := &file_skein_v1_agent_proto_msgTypes[59]
+	mi := &file_skein_v1_agent_proto_msgTypes[60]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4171,7 +4281,7 @@ func (x *RelayServer) String() string {
 func (*RelayServer) ProtoMessage() {}
 
 func (x *RelayServer) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_agent_proto_msgTypes[59]
+	mi := &file_skein_v1_agent_proto_msgTypes[60]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4184,7 +4294,7 @@ func (x *RelayServer) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RelayServer.ProtoReflect.Descriptor instead.
 func (*RelayServer) Descriptor() ([]byte, []int) {
-	return file_skein_v1_agent_proto_rawDescGZIP(), []int{59}
+	return file_skein_v1_agent_proto_rawDescGZIP(), []int{60}
 }
 
 func (x *RelayServer) GetClients() []*RelayClient {
@@ -4314,7 +4424,7 @@ type RelayServerLimits struct {
 
 func (x *RelayServerLimits) Reset() {
 	*x = RelayServerLimits{}
-	mi := &file_skein_v1_agent_proto_msgTypes[60]
+	mi := &file_skein_v1_agent_proto_msgTypes[61]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4326,7 +4436,7 @@ func (x *RelayServerLimits) String() string {
 func (*RelayServerLimits) ProtoMessage() {}
 
 func (x *RelayServerLimits) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_agent_proto_msgTypes[60]
+	mi := &file_skein_v1_agent_proto_msgTypes[61]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4339,7 +4449,7 @@ func (x *RelayServerLimits) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RelayServerLimits.ProtoReflect.Descriptor instead.
 func (*RelayServerLimits) Descriptor() ([]byte, []int) {
-	return file_skein_v1_agent_proto_rawDescGZIP(), []int{60}
+	return file_skein_v1_agent_proto_rawDescGZIP(), []int{61}
 }
 
 func (x *RelayServerLimits) GetMemoryBytes() uint64 {
@@ -4412,7 +4522,7 @@ type RelayClient struct {
 
 func (x *RelayClient) Reset() {
 	*x = RelayClient{}
-	mi := &file_skein_v1_agent_proto_msgTypes[61]
+	mi := &file_skein_v1_agent_proto_msgTypes[62]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4424,7 +4534,7 @@ func (x *RelayClient) String() string {
 func (*RelayClient) ProtoMessage() {}
 
 func (x *RelayClient) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_agent_proto_msgTypes[61]
+	mi := &file_skein_v1_agent_proto_msgTypes[62]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4437,7 +4547,7 @@ func (x *RelayClient) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RelayClient.ProtoReflect.Descriptor instead.
 func (*RelayClient) Descriptor() ([]byte, []int) {
-	return file_skein_v1_agent_proto_rawDescGZIP(), []int{61}
+	return file_skein_v1_agent_proto_rawDescGZIP(), []int{62}
 }
 
 func (x *RelayClient) GetNodeId() string {
@@ -4540,7 +4650,7 @@ type CreatePoolRequest struct {
 
 func (x *CreatePoolRequest) Reset() {
 	*x = CreatePoolRequest{}
-	mi := &file_skein_v1_agent_proto_msgTypes[62]
+	mi := &file_skein_v1_agent_proto_msgTypes[63]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4552,7 +4662,7 @@ func (x *CreatePoolRequest) String() string {
 func (*CreatePoolRequest) ProtoMessage() {}
 
 func (x *CreatePoolRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_agent_proto_msgTypes[62]
+	mi := &file_skein_v1_agent_proto_msgTypes[63]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4565,7 +4675,7 @@ func (x *CreatePoolRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CreatePoolRequest.ProtoReflect.Descriptor instead.
 func (*CreatePoolRequest) Descriptor() ([]byte, []int) {
-	return file_skein_v1_agent_proto_rawDescGZIP(), []int{62}
+	return file_skein_v1_agent_proto_rawDescGZIP(), []int{63}
 }
 
 func (x *CreatePoolRequest) GetPool() *Pool {
@@ -4584,7 +4694,7 @@ type ChangePoolRequest struct {
 
 func (x *ChangePoolRequest) Reset() {
 	*x = ChangePoolRequest{}
-	mi := &file_skein_v1_agent_proto_msgTypes[63]
+	mi := &file_skein_v1_agent_proto_msgTypes[64]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4596,7 +4706,7 @@ func (x *ChangePoolRequest) String() string {
 func (*ChangePoolRequest) ProtoMessage() {}
 
 func (x *ChangePoolRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_agent_proto_msgTypes[63]
+	mi := &file_skein_v1_agent_proto_msgTypes[64]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4609,7 +4719,7 @@ func (x *ChangePoolRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ChangePoolRequest.ProtoReflect.Descriptor instead.
 func (*ChangePoolRequest) Descriptor() ([]byte, []int) {
-	return file_skein_v1_agent_proto_rawDescGZIP(), []int{63}
+	return file_skein_v1_agent_proto_rawDescGZIP(), []int{64}
 }
 
 func (x *ChangePoolRequest) GetChange() *ChangePool {
@@ -4629,7 +4739,7 @@ type PoolResponse struct {
 
 func (x *PoolResponse) Reset() {
 	*x = PoolResponse{}
-	mi := &file_skein_v1_agent_proto_msgTypes[64]
+	mi := &file_skein_v1_agent_proto_msgTypes[65]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4641,7 +4751,7 @@ func (x *PoolResponse) String() string {
 func (*PoolResponse) ProtoMessage() {}
 
 func (x *PoolResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_agent_proto_msgTypes[64]
+	mi := &file_skein_v1_agent_proto_msgTypes[65]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4654,7 +4764,7 @@ func (x *PoolResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PoolResponse.ProtoReflect.Descriptor instead.
 func (*PoolResponse) Descriptor() ([]byte, []int) {
-	return file_skein_v1_agent_proto_rawDescGZIP(), []int{64}
+	return file_skein_v1_agent_proto_rawDescGZIP(), []int{65}
 }
 
 func (x *PoolResponse) GetPool() *Pool {
@@ -4680,7 +4790,7 @@ type RemovePoolRequest struct {
 
 func (x *RemovePoolRequest) Reset() {
 	*x = RemovePoolRequest{}
-	mi := &file_skein_v1_agent_proto_msgTypes[65]
+	mi := &file_skein_v1_agent_proto_msgTypes[66]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4692,7 +4802,7 @@ func (x *RemovePoolRequest) String() string {
 func (*RemovePoolRequest) ProtoMessage() {}
 
 func (x *RemovePoolRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_agent_proto_msgTypes[65]
+	mi := &file_skein_v1_agent_proto_msgTypes[66]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4705,7 +4815,7 @@ func (x *RemovePoolRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RemovePoolRequest.ProtoReflect.Descriptor instead.
 func (*RemovePoolRequest) Descriptor() ([]byte, []int) {
-	return file_skein_v1_agent_proto_rawDescGZIP(), []int{65}
+	return file_skein_v1_agent_proto_rawDescGZIP(), []int{66}
 }
 
 func (x *RemovePoolRequest) GetName() string {
@@ -4724,7 +4834,7 @@ type RemovePoolResponse struct {
 
 func (x *RemovePoolResponse) Reset() {
 	*x = RemovePoolResponse{}
-	mi := &file_skein_v1_agent_proto_msgTypes[66]
+	mi := &file_skein_v1_agent_proto_msgTypes[67]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4736,7 +4846,7 @@ func (x *RemovePoolResponse) String() string {
 func (*RemovePoolResponse) ProtoMessage() {}
 
 func (x *RemovePoolResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_agent_proto_msgTypes[66]
+	mi := &file_skein_v1_agent_proto_msgTypes[67]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4749,7 +4859,7 @@ func (x *RemovePoolResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RemovePoolResponse.ProtoReflect.Descriptor instead.
 func (*RemovePoolResponse) Descriptor() ([]byte, []int) {
-	return file_skein_v1_agent_proto_rawDescGZIP(), []int{66}
+	return file_skein_v1_agent_proto_rawDescGZIP(), []int{67}
 }
 
 func (x *RemovePoolResponse) GetIndex() uint64 {
@@ -4768,7 +4878,7 @@ type PoolsRequest struct {
 
 func (x *PoolsRequest) Reset() {
 	*x = PoolsRequest{}
-	mi := &file_skein_v1_agent_proto_msgTypes[67]
+	mi := &file_skein_v1_agent_proto_msgTypes[68]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4780,7 +4890,7 @@ func (x *PoolsRequest) String() string {
 func (*PoolsRequest) ProtoMessage() {}
 
 func (x *PoolsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_agent_proto_msgTypes[67]
+	mi := &file_skein_v1_agent_proto_msgTypes[68]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4793,7 +4903,7 @@ func (x *PoolsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PoolsRequest.ProtoReflect.Descriptor instead.
 func (*PoolsRequest) Descriptor() ([]byte, []int) {
-	return file_skein_v1_agent_proto_rawDescGZIP(), []int{67}
+	return file_skein_v1_agent_proto_rawDescGZIP(), []int{68}
 }
 
 func (x *PoolsRequest) GetName() string {
@@ -4812,7 +4922,7 @@ type PoolsResponse struct {
 
 func (x *PoolsResponse) Reset() {
 	*x = PoolsResponse{}
-	mi := &file_skein_v1_agent_proto_msgTypes[68]
+	mi := &file_skein_v1_agent_proto_msgTypes[69]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4824,7 +4934,7 @@ func (x *PoolsResponse) String() string {
 func (*PoolsResponse) ProtoMessage() {}
 
 func (x *PoolsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_agent_proto_msgTypes[68]
+	mi := &file_skein_v1_agent_proto_msgTypes[69]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4837,7 +4947,7 @@ func (x *PoolsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PoolsResponse.ProtoReflect.Descriptor instead.
 func (*PoolsResponse) Descriptor() ([]byte, []int) {
-	return file_skein_v1_agent_proto_rawDescGZIP(), []int{68}
+	return file_skein_v1_agent_proto_rawDescGZIP(), []int{69}
 }
 
 func (x *PoolsResponse) GetPools() []*PoolView {
@@ -4866,7 +4976,7 @@ type PoolView struct {
 
 func (x *PoolView) Reset() {
 	*x = PoolView{}
-	mi := &file_skein_v1_agent_proto_msgTypes[69]
+	mi := &file_skein_v1_agent_proto_msgTypes[70]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4878,7 +4988,7 @@ func (x *PoolView) String() string {
 func (*PoolView) ProtoMessage() {}
 
 func (x *PoolView) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_agent_proto_msgTypes[69]
+	mi := &file_skein_v1_agent_proto_msgTypes[70]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4891,7 +5001,7 @@ func (x *PoolView) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PoolView.ProtoReflect.Descriptor instead.
 func (*PoolView) Descriptor() ([]byte, []int) {
-	return file_skein_v1_agent_proto_rawDescGZIP(), []int{69}
+	return file_skein_v1_agent_proto_rawDescGZIP(), []int{70}
 }
 
 func (x *PoolView) GetPool() *Pool {
@@ -4982,7 +5092,7 @@ type PoolHolder struct {
 
 func (x *PoolHolder) Reset() {
 	*x = PoolHolder{}
-	mi := &file_skein_v1_agent_proto_msgTypes[70]
+	mi := &file_skein_v1_agent_proto_msgTypes[71]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4994,7 +5104,7 @@ func (x *PoolHolder) String() string {
 func (*PoolHolder) ProtoMessage() {}
 
 func (x *PoolHolder) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_agent_proto_msgTypes[70]
+	mi := &file_skein_v1_agent_proto_msgTypes[71]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5007,7 +5117,7 @@ func (x *PoolHolder) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PoolHolder.ProtoReflect.Descriptor instead.
 func (*PoolHolder) Descriptor() ([]byte, []int) {
-	return file_skein_v1_agent_proto_rawDescGZIP(), []int{70}
+	return file_skein_v1_agent_proto_rawDescGZIP(), []int{71}
 }
 
 func (x *PoolHolder) GetNodeId() string {
@@ -5043,7 +5153,7 @@ type LocalPool struct {
 
 func (x *LocalPool) Reset() {
 	*x = LocalPool{}
-	mi := &file_skein_v1_agent_proto_msgTypes[71]
+	mi := &file_skein_v1_agent_proto_msgTypes[72]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5055,7 +5165,7 @@ func (x *LocalPool) String() string {
 func (*LocalPool) ProtoMessage() {}
 
 func (x *LocalPool) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_agent_proto_msgTypes[71]
+	mi := &file_skein_v1_agent_proto_msgTypes[72]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5068,7 +5178,7 @@ func (x *LocalPool) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use LocalPool.ProtoReflect.Descriptor instead.
 func (*LocalPool) Descriptor() ([]byte, []int) {
-	return file_skein_v1_agent_proto_rawDescGZIP(), []int{71}
+	return file_skein_v1_agent_proto_rawDescGZIP(), []int{72}
 }
 
 func (x *LocalPool) GetBlocks() uint32 {
@@ -5110,7 +5220,7 @@ type BlocksRequest struct {
 
 func (x *BlocksRequest) Reset() {
 	*x = BlocksRequest{}
-	mi := &file_skein_v1_agent_proto_msgTypes[72]
+	mi := &file_skein_v1_agent_proto_msgTypes[73]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5122,7 +5232,7 @@ func (x *BlocksRequest) String() string {
 func (*BlocksRequest) ProtoMessage() {}
 
 func (x *BlocksRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_agent_proto_msgTypes[72]
+	mi := &file_skein_v1_agent_proto_msgTypes[73]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5135,7 +5245,7 @@ func (x *BlocksRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use BlocksRequest.ProtoReflect.Descriptor instead.
 func (*BlocksRequest) Descriptor() ([]byte, []int) {
-	return file_skein_v1_agent_proto_rawDescGZIP(), []int{72}
+	return file_skein_v1_agent_proto_rawDescGZIP(), []int{73}
 }
 
 func (x *BlocksRequest) GetPool() string {
@@ -5168,7 +5278,7 @@ type BlocksResponse struct {
 
 func (x *BlocksResponse) Reset() {
 	*x = BlocksResponse{}
-	mi := &file_skein_v1_agent_proto_msgTypes[73]
+	mi := &file_skein_v1_agent_proto_msgTypes[74]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5180,7 +5290,7 @@ func (x *BlocksResponse) String() string {
 func (*BlocksResponse) ProtoMessage() {}
 
 func (x *BlocksResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_agent_proto_msgTypes[73]
+	mi := &file_skein_v1_agent_proto_msgTypes[74]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5193,7 +5303,7 @@ func (x *BlocksResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use BlocksResponse.ProtoReflect.Descriptor instead.
 func (*BlocksResponse) Descriptor() ([]byte, []int) {
-	return file_skein_v1_agent_proto_rawDescGZIP(), []int{73}
+	return file_skein_v1_agent_proto_rawDescGZIP(), []int{74}
 }
 
 func (x *BlocksResponse) GetBlocks() []*BlockView {
@@ -5215,7 +5325,7 @@ type BlockView struct {
 
 func (x *BlockView) Reset() {
 	*x = BlockView{}
-	mi := &file_skein_v1_agent_proto_msgTypes[74]
+	mi := &file_skein_v1_agent_proto_msgTypes[75]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5227,7 +5337,7 @@ func (x *BlockView) String() string {
 func (*BlockView) ProtoMessage() {}
 
 func (x *BlockView) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_agent_proto_msgTypes[74]
+	mi := &file_skein_v1_agent_proto_msgTypes[75]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5240,7 +5350,7 @@ func (x *BlockView) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use BlockView.ProtoReflect.Descriptor instead.
 func (*BlockView) Descriptor() ([]byte, []int) {
-	return file_skein_v1_agent_proto_rawDescGZIP(), []int{74}
+	return file_skein_v1_agent_proto_rawDescGZIP(), []int{75}
 }
 
 func (x *BlockView) GetBlock() *Block {
@@ -5282,7 +5392,7 @@ type ReserveBlockRequest struct {
 
 func (x *ReserveBlockRequest) Reset() {
 	*x = ReserveBlockRequest{}
-	mi := &file_skein_v1_agent_proto_msgTypes[75]
+	mi := &file_skein_v1_agent_proto_msgTypes[76]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5294,7 +5404,7 @@ func (x *ReserveBlockRequest) String() string {
 func (*ReserveBlockRequest) ProtoMessage() {}
 
 func (x *ReserveBlockRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_agent_proto_msgTypes[75]
+	mi := &file_skein_v1_agent_proto_msgTypes[76]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5307,7 +5417,7 @@ func (x *ReserveBlockRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ReserveBlockRequest.ProtoReflect.Descriptor instead.
 func (*ReserveBlockRequest) Descriptor() ([]byte, []int) {
-	return file_skein_v1_agent_proto_rawDescGZIP(), []int{75}
+	return file_skein_v1_agent_proto_rawDescGZIP(), []int{76}
 }
 
 func (x *ReserveBlockRequest) GetPool() string {
@@ -5341,7 +5451,7 @@ type ReleaseBlockRequest struct {
 
 func (x *ReleaseBlockRequest) Reset() {
 	*x = ReleaseBlockRequest{}
-	mi := &file_skein_v1_agent_proto_msgTypes[76]
+	mi := &file_skein_v1_agent_proto_msgTypes[77]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5353,7 +5463,7 @@ func (x *ReleaseBlockRequest) String() string {
 func (*ReleaseBlockRequest) ProtoMessage() {}
 
 func (x *ReleaseBlockRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_agent_proto_msgTypes[76]
+	mi := &file_skein_v1_agent_proto_msgTypes[77]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5366,7 +5476,7 @@ func (x *ReleaseBlockRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ReleaseBlockRequest.ProtoReflect.Descriptor instead.
 func (*ReleaseBlockRequest) Descriptor() ([]byte, []int) {
-	return file_skein_v1_agent_proto_rawDescGZIP(), []int{76}
+	return file_skein_v1_agent_proto_rawDescGZIP(), []int{77}
 }
 
 func (x *ReleaseBlockRequest) GetPool() string {
@@ -5393,7 +5503,7 @@ type BlockResponse struct {
 
 func (x *BlockResponse) Reset() {
 	*x = BlockResponse{}
-	mi := &file_skein_v1_agent_proto_msgTypes[77]
+	mi := &file_skein_v1_agent_proto_msgTypes[78]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5405,7 +5515,7 @@ func (x *BlockResponse) String() string {
 func (*BlockResponse) ProtoMessage() {}
 
 func (x *BlockResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_agent_proto_msgTypes[77]
+	mi := &file_skein_v1_agent_proto_msgTypes[78]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5418,7 +5528,7 @@ func (x *BlockResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use BlockResponse.ProtoReflect.Descriptor instead.
 func (*BlockResponse) Descriptor() ([]byte, []int) {
-	return file_skein_v1_agent_proto_rawDescGZIP(), []int{77}
+	return file_skein_v1_agent_proto_rawDescGZIP(), []int{78}
 }
 
 func (x *BlockResponse) GetBlock() *Block {
@@ -5447,7 +5557,7 @@ type ReserveAddressRequest struct {
 
 func (x *ReserveAddressRequest) Reset() {
 	*x = ReserveAddressRequest{}
-	mi := &file_skein_v1_agent_proto_msgTypes[78]
+	mi := &file_skein_v1_agent_proto_msgTypes[79]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5459,7 +5569,7 @@ func (x *ReserveAddressRequest) String() string {
 func (*ReserveAddressRequest) ProtoMessage() {}
 
 func (x *ReserveAddressRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_agent_proto_msgTypes[78]
+	mi := &file_skein_v1_agent_proto_msgTypes[79]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5472,7 +5582,7 @@ func (x *ReserveAddressRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ReserveAddressRequest.ProtoReflect.Descriptor instead.
 func (*ReserveAddressRequest) Descriptor() ([]byte, []int) {
-	return file_skein_v1_agent_proto_rawDescGZIP(), []int{78}
+	return file_skein_v1_agent_proto_rawDescGZIP(), []int{79}
 }
 
 func (x *ReserveAddressRequest) GetPool() string {
@@ -5514,7 +5624,7 @@ type ReleaseAddressRequest struct {
 
 func (x *ReleaseAddressRequest) Reset() {
 	*x = ReleaseAddressRequest{}
-	mi := &file_skein_v1_agent_proto_msgTypes[79]
+	mi := &file_skein_v1_agent_proto_msgTypes[80]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5526,7 +5636,7 @@ func (x *ReleaseAddressRequest) String() string {
 func (*ReleaseAddressRequest) ProtoMessage() {}
 
 func (x *ReleaseAddressRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_agent_proto_msgTypes[79]
+	mi := &file_skein_v1_agent_proto_msgTypes[80]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5539,7 +5649,7 @@ func (x *ReleaseAddressRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ReleaseAddressRequest.ProtoReflect.Descriptor instead.
 func (*ReleaseAddressRequest) Descriptor() ([]byte, []int) {
-	return file_skein_v1_agent_proto_rawDescGZIP(), []int{79}
+	return file_skein_v1_agent_proto_rawDescGZIP(), []int{80}
 }
 
 func (x *ReleaseAddressRequest) GetPool() string {
@@ -5573,7 +5683,7 @@ type StaticResponse struct {
 
 func (x *StaticResponse) Reset() {
 	*x = StaticResponse{}
-	mi := &file_skein_v1_agent_proto_msgTypes[80]
+	mi := &file_skein_v1_agent_proto_msgTypes[81]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5585,7 +5695,7 @@ func (x *StaticResponse) String() string {
 func (*StaticResponse) ProtoMessage() {}
 
 func (x *StaticResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_agent_proto_msgTypes[80]
+	mi := &file_skein_v1_agent_proto_msgTypes[81]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5598,7 +5708,7 @@ func (x *StaticResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StaticResponse.ProtoReflect.Descriptor instead.
 func (*StaticResponse) Descriptor() ([]byte, []int) {
-	return file_skein_v1_agent_proto_rawDescGZIP(), []int{80}
+	return file_skein_v1_agent_proto_rawDescGZIP(), []int{81}
 }
 
 func (x *StaticResponse) GetAddress() *StaticAddress {
@@ -5623,7 +5733,7 @@ type StaticsRequest struct {
 
 func (x *StaticsRequest) Reset() {
 	*x = StaticsRequest{}
-	mi := &file_skein_v1_agent_proto_msgTypes[81]
+	mi := &file_skein_v1_agent_proto_msgTypes[82]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5635,7 +5745,7 @@ func (x *StaticsRequest) String() string {
 func (*StaticsRequest) ProtoMessage() {}
 
 func (x *StaticsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_agent_proto_msgTypes[81]
+	mi := &file_skein_v1_agent_proto_msgTypes[82]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5648,7 +5758,7 @@ func (x *StaticsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StaticsRequest.ProtoReflect.Descriptor instead.
 func (*StaticsRequest) Descriptor() ([]byte, []int) {
-	return file_skein_v1_agent_proto_rawDescGZIP(), []int{81}
+	return file_skein_v1_agent_proto_rawDescGZIP(), []int{82}
 }
 
 type StaticsResponse struct {
@@ -5660,7 +5770,7 @@ type StaticsResponse struct {
 
 func (x *StaticsResponse) Reset() {
 	*x = StaticsResponse{}
-	mi := &file_skein_v1_agent_proto_msgTypes[82]
+	mi := &file_skein_v1_agent_proto_msgTypes[83]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5672,7 +5782,7 @@ func (x *StaticsResponse) String() string {
 func (*StaticsResponse) ProtoMessage() {}
 
 func (x *StaticsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_agent_proto_msgTypes[82]
+	mi := &file_skein_v1_agent_proto_msgTypes[83]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5685,7 +5795,7 @@ func (x *StaticsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StaticsResponse.ProtoReflect.Descriptor instead.
 func (*StaticsResponse) Descriptor() ([]byte, []int) {
-	return file_skein_v1_agent_proto_rawDescGZIP(), []int{82}
+	return file_skein_v1_agent_proto_rawDescGZIP(), []int{83}
 }
 
 func (x *StaticsResponse) GetAddresses() []*StaticAddress {
@@ -5706,7 +5816,7 @@ type WhoRequest struct {
 
 func (x *WhoRequest) Reset() {
 	*x = WhoRequest{}
-	mi := &file_skein_v1_agent_proto_msgTypes[83]
+	mi := &file_skein_v1_agent_proto_msgTypes[84]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5718,7 +5828,7 @@ func (x *WhoRequest) String() string {
 func (*WhoRequest) ProtoMessage() {}
 
 func (x *WhoRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_agent_proto_msgTypes[83]
+	mi := &file_skein_v1_agent_proto_msgTypes[84]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5731,7 +5841,7 @@ func (x *WhoRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WhoRequest.ProtoReflect.Descriptor instead.
 func (*WhoRequest) Descriptor() ([]byte, []int) {
-	return file_skein_v1_agent_proto_rawDescGZIP(), []int{83}
+	return file_skein_v1_agent_proto_rawDescGZIP(), []int{84}
 }
 
 func (x *WhoRequest) GetAddress() string {
@@ -5778,7 +5888,7 @@ type WhoResponse struct {
 
 func (x *WhoResponse) Reset() {
 	*x = WhoResponse{}
-	mi := &file_skein_v1_agent_proto_msgTypes[84]
+	mi := &file_skein_v1_agent_proto_msgTypes[85]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5790,7 +5900,7 @@ func (x *WhoResponse) String() string {
 func (*WhoResponse) ProtoMessage() {}
 
 func (x *WhoResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_agent_proto_msgTypes[84]
+	mi := &file_skein_v1_agent_proto_msgTypes[85]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5803,7 +5913,7 @@ func (x *WhoResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WhoResponse.ProtoReflect.Descriptor instead.
 func (*WhoResponse) Descriptor() ([]byte, []int) {
-	return file_skein_v1_agent_proto_rawDescGZIP(), []int{84}
+	return file_skein_v1_agent_proto_rawDescGZIP(), []int{85}
 }
 
 func (x *WhoResponse) GetAddress() string {
@@ -5929,7 +6039,7 @@ type Holder struct {
 
 func (x *Holder) Reset() {
 	*x = Holder{}
-	mi := &file_skein_v1_agent_proto_msgTypes[85]
+	mi := &file_skein_v1_agent_proto_msgTypes[86]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5941,7 +6051,7 @@ func (x *Holder) String() string {
 func (*Holder) ProtoMessage() {}
 
 func (x *Holder) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_agent_proto_msgTypes[85]
+	mi := &file_skein_v1_agent_proto_msgTypes[86]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5954,7 +6064,7 @@ func (x *Holder) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Holder.ProtoReflect.Descriptor instead.
 func (*Holder) Descriptor() ([]byte, []int) {
-	return file_skein_v1_agent_proto_rawDescGZIP(), []int{85}
+	return file_skein_v1_agent_proto_rawDescGZIP(), []int{86}
 }
 
 func (x *Holder) GetNamespace() string {
@@ -6028,7 +6138,7 @@ type PodsRequest struct {
 
 func (x *PodsRequest) Reset() {
 	*x = PodsRequest{}
-	mi := &file_skein_v1_agent_proto_msgTypes[86]
+	mi := &file_skein_v1_agent_proto_msgTypes[87]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6040,7 +6150,7 @@ func (x *PodsRequest) String() string {
 func (*PodsRequest) ProtoMessage() {}
 
 func (x *PodsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_agent_proto_msgTypes[86]
+	mi := &file_skein_v1_agent_proto_msgTypes[87]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6053,7 +6163,7 @@ func (x *PodsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PodsRequest.ProtoReflect.Descriptor instead.
 func (*PodsRequest) Descriptor() ([]byte, []int) {
-	return file_skein_v1_agent_proto_rawDescGZIP(), []int{86}
+	return file_skein_v1_agent_proto_rawDescGZIP(), []int{87}
 }
 
 type PodsResponse struct {
@@ -6065,7 +6175,7 @@ type PodsResponse struct {
 
 func (x *PodsResponse) Reset() {
 	*x = PodsResponse{}
-	mi := &file_skein_v1_agent_proto_msgTypes[87]
+	mi := &file_skein_v1_agent_proto_msgTypes[88]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6077,7 +6187,7 @@ func (x *PodsResponse) String() string {
 func (*PodsResponse) ProtoMessage() {}
 
 func (x *PodsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_agent_proto_msgTypes[87]
+	mi := &file_skein_v1_agent_proto_msgTypes[88]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6090,7 +6200,7 @@ func (x *PodsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PodsResponse.ProtoReflect.Descriptor instead.
 func (*PodsResponse) Descriptor() ([]byte, []int) {
-	return file_skein_v1_agent_proto_rawDescGZIP(), []int{87}
+	return file_skein_v1_agent_proto_rawDescGZIP(), []int{88}
 }
 
 func (x *PodsResponse) GetPods() []*PodView {
@@ -6112,7 +6222,7 @@ type PodView struct {
 
 func (x *PodView) Reset() {
 	*x = PodView{}
-	mi := &file_skein_v1_agent_proto_msgTypes[88]
+	mi := &file_skein_v1_agent_proto_msgTypes[89]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6124,7 +6234,7 @@ func (x *PodView) String() string {
 func (*PodView) ProtoMessage() {}
 
 func (x *PodView) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_agent_proto_msgTypes[88]
+	mi := &file_skein_v1_agent_proto_msgTypes[89]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6137,7 +6247,7 @@ func (x *PodView) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PodView.ProtoReflect.Descriptor instead.
 func (*PodView) Descriptor() ([]byte, []int) {
-	return file_skein_v1_agent_proto_rawDescGZIP(), []int{88}
+	return file_skein_v1_agent_proto_rawDescGZIP(), []int{89}
 }
 
 func (x *PodView) GetHolder() *Holder {
@@ -6177,7 +6287,7 @@ type ImportRequest struct {
 
 func (x *ImportRequest) Reset() {
 	*x = ImportRequest{}
-	mi := &file_skein_v1_agent_proto_msgTypes[89]
+	mi := &file_skein_v1_agent_proto_msgTypes[90]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6189,7 +6299,7 @@ func (x *ImportRequest) String() string {
 func (*ImportRequest) ProtoMessage() {}
 
 func (x *ImportRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_agent_proto_msgTypes[89]
+	mi := &file_skein_v1_agent_proto_msgTypes[90]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6202,7 +6312,7 @@ func (x *ImportRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ImportRequest.ProtoReflect.Descriptor instead.
 func (*ImportRequest) Descriptor() ([]byte, []int) {
-	return file_skein_v1_agent_proto_rawDescGZIP(), []int{89}
+	return file_skein_v1_agent_proto_rawDescGZIP(), []int{90}
 }
 
 func (x *ImportRequest) GetImport() *ImportPools {
@@ -6223,7 +6333,7 @@ type ImportResponse struct {
 
 func (x *ImportResponse) Reset() {
 	*x = ImportResponse{}
-	mi := &file_skein_v1_agent_proto_msgTypes[90]
+	mi := &file_skein_v1_agent_proto_msgTypes[91]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6235,7 +6345,7 @@ func (x *ImportResponse) String() string {
 func (*ImportResponse) ProtoMessage() {}
 
 func (x *ImportResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_agent_proto_msgTypes[90]
+	mi := &file_skein_v1_agent_proto_msgTypes[91]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6248,7 +6358,7 @@ func (x *ImportResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ImportResponse.ProtoReflect.Descriptor instead.
 func (*ImportResponse) Descriptor() ([]byte, []int) {
-	return file_skein_v1_agent_proto_rawDescGZIP(), []int{90}
+	return file_skein_v1_agent_proto_rawDescGZIP(), []int{91}
 }
 
 func (x *ImportResponse) GetPlan() []string {
@@ -6281,7 +6391,7 @@ type CreateEgressRequest struct {
 
 func (x *CreateEgressRequest) Reset() {
 	*x = CreateEgressRequest{}
-	mi := &file_skein_v1_agent_proto_msgTypes[91]
+	mi := &file_skein_v1_agent_proto_msgTypes[92]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6293,7 +6403,7 @@ func (x *CreateEgressRequest) String() string {
 func (*CreateEgressRequest) ProtoMessage() {}
 
 func (x *CreateEgressRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_agent_proto_msgTypes[91]
+	mi := &file_skein_v1_agent_proto_msgTypes[92]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6306,7 +6416,7 @@ func (x *CreateEgressRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CreateEgressRequest.ProtoReflect.Descriptor instead.
 func (*CreateEgressRequest) Descriptor() ([]byte, []int) {
-	return file_skein_v1_agent_proto_rawDescGZIP(), []int{91}
+	return file_skein_v1_agent_proto_rawDescGZIP(), []int{92}
 }
 
 func (x *CreateEgressRequest) GetEgress() *Egress {
@@ -6325,7 +6435,7 @@ type ChangeEgressRequest struct {
 
 func (x *ChangeEgressRequest) Reset() {
 	*x = ChangeEgressRequest{}
-	mi := &file_skein_v1_agent_proto_msgTypes[92]
+	mi := &file_skein_v1_agent_proto_msgTypes[93]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6337,7 +6447,7 @@ func (x *ChangeEgressRequest) String() string {
 func (*ChangeEgressRequest) ProtoMessage() {}
 
 func (x *ChangeEgressRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_agent_proto_msgTypes[92]
+	mi := &file_skein_v1_agent_proto_msgTypes[93]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6350,7 +6460,7 @@ func (x *ChangeEgressRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ChangeEgressRequest.ProtoReflect.Descriptor instead.
 func (*ChangeEgressRequest) Descriptor() ([]byte, []int) {
-	return file_skein_v1_agent_proto_rawDescGZIP(), []int{92}
+	return file_skein_v1_agent_proto_rawDescGZIP(), []int{93}
 }
 
 func (x *ChangeEgressRequest) GetChange() *ChangeEgress {
@@ -6373,7 +6483,7 @@ type EgressResponse struct {
 
 func (x *EgressResponse) Reset() {
 	*x = EgressResponse{}
-	mi := &file_skein_v1_agent_proto_msgTypes[93]
+	mi := &file_skein_v1_agent_proto_msgTypes[94]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6385,7 +6495,7 @@ func (x *EgressResponse) String() string {
 func (*EgressResponse) ProtoMessage() {}
 
 func (x *EgressResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_agent_proto_msgTypes[93]
+	mi := &file_skein_v1_agent_proto_msgTypes[94]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6398,7 +6508,7 @@ func (x *EgressResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use EgressResponse.ProtoReflect.Descriptor instead.
 func (*EgressResponse) Descriptor() ([]byte, []int) {
-	return file_skein_v1_agent_proto_rawDescGZIP(), []int{93}
+	return file_skein_v1_agent_proto_rawDescGZIP(), []int{94}
 }
 
 func (x *EgressResponse) GetEgress() *Egress {
@@ -6439,7 +6549,7 @@ type RemoveEgressRequest struct {
 
 func (x *RemoveEgressRequest) Reset() {
 	*x = RemoveEgressRequest{}
-	mi := &file_skein_v1_agent_proto_msgTypes[94]
+	mi := &file_skein_v1_agent_proto_msgTypes[95]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6451,7 +6561,7 @@ func (x *RemoveEgressRequest) String() string {
 func (*RemoveEgressRequest) ProtoMessage() {}
 
 func (x *RemoveEgressRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_agent_proto_msgTypes[94]
+	mi := &file_skein_v1_agent_proto_msgTypes[95]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6464,7 +6574,7 @@ func (x *RemoveEgressRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RemoveEgressRequest.ProtoReflect.Descriptor instead.
 func (*RemoveEgressRequest) Descriptor() ([]byte, []int) {
-	return file_skein_v1_agent_proto_rawDescGZIP(), []int{94}
+	return file_skein_v1_agent_proto_rawDescGZIP(), []int{95}
 }
 
 func (x *RemoveEgressRequest) GetNamespace() string {
@@ -6490,7 +6600,7 @@ type RemoveEgressResponse struct {
 
 func (x *RemoveEgressResponse) Reset() {
 	*x = RemoveEgressResponse{}
-	mi := &file_skein_v1_agent_proto_msgTypes[95]
+	mi := &file_skein_v1_agent_proto_msgTypes[96]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6502,7 +6612,7 @@ func (x *RemoveEgressResponse) String() string {
 func (*RemoveEgressResponse) ProtoMessage() {}
 
 func (x *RemoveEgressResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_agent_proto_msgTypes[95]
+	mi := &file_skein_v1_agent_proto_msgTypes[96]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6515,7 +6625,7 @@ func (x *RemoveEgressResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RemoveEgressResponse.ProtoReflect.Descriptor instead.
 func (*RemoveEgressResponse) Descriptor() ([]byte, []int) {
-	return file_skein_v1_agent_proto_rawDescGZIP(), []int{95}
+	return file_skein_v1_agent_proto_rawDescGZIP(), []int{96}
 }
 
 func (x *RemoveEgressResponse) GetIndex() uint64 {
@@ -6533,7 +6643,7 @@ type EgressesRequest struct {
 
 func (x *EgressesRequest) Reset() {
 	*x = EgressesRequest{}
-	mi := &file_skein_v1_agent_proto_msgTypes[96]
+	mi := &file_skein_v1_agent_proto_msgTypes[97]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6545,7 +6655,7 @@ func (x *EgressesRequest) String() string {
 func (*EgressesRequest) ProtoMessage() {}
 
 func (x *EgressesRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_agent_proto_msgTypes[96]
+	mi := &file_skein_v1_agent_proto_msgTypes[97]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6558,7 +6668,7 @@ func (x *EgressesRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use EgressesRequest.ProtoReflect.Descriptor instead.
 func (*EgressesRequest) Descriptor() ([]byte, []int) {
-	return file_skein_v1_agent_proto_rawDescGZIP(), []int{96}
+	return file_skein_v1_agent_proto_rawDescGZIP(), []int{97}
 }
 
 type EgressesResponse struct {
@@ -6570,7 +6680,7 @@ type EgressesResponse struct {
 
 func (x *EgressesResponse) Reset() {
 	*x = EgressesResponse{}
-	mi := &file_skein_v1_agent_proto_msgTypes[97]
+	mi := &file_skein_v1_agent_proto_msgTypes[98]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6582,7 +6692,7 @@ func (x *EgressesResponse) String() string {
 func (*EgressesResponse) ProtoMessage() {}
 
 func (x *EgressesResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_agent_proto_msgTypes[97]
+	mi := &file_skein_v1_agent_proto_msgTypes[98]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6595,7 +6705,7 @@ func (x *EgressesResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use EgressesResponse.ProtoReflect.Descriptor instead.
 func (*EgressesResponse) Descriptor() ([]byte, []int) {
-	return file_skein_v1_agent_proto_rawDescGZIP(), []int{97}
+	return file_skein_v1_agent_proto_rawDescGZIP(), []int{98}
 }
 
 func (x *EgressesResponse) GetEgresses() []*EgressSummary {
@@ -6616,7 +6726,7 @@ type EgressSummary struct {
 
 func (x *EgressSummary) Reset() {
 	*x = EgressSummary{}
-	mi := &file_skein_v1_agent_proto_msgTypes[98]
+	mi := &file_skein_v1_agent_proto_msgTypes[99]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6628,7 +6738,7 @@ func (x *EgressSummary) String() string {
 func (*EgressSummary) ProtoMessage() {}
 
 func (x *EgressSummary) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_agent_proto_msgTypes[98]
+	mi := &file_skein_v1_agent_proto_msgTypes[99]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6641,7 +6751,7 @@ func (x *EgressSummary) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use EgressSummary.ProtoReflect.Descriptor instead.
 func (*EgressSummary) Descriptor() ([]byte, []int) {
-	return file_skein_v1_agent_proto_rawDescGZIP(), []int{98}
+	return file_skein_v1_agent_proto_rawDescGZIP(), []int{99}
 }
 
 func (x *EgressSummary) GetEgress() *Egress {
@@ -6677,7 +6787,7 @@ type SlotView struct {
 
 func (x *SlotView) Reset() {
 	*x = SlotView{}
-	mi := &file_skein_v1_agent_proto_msgTypes[99]
+	mi := &file_skein_v1_agent_proto_msgTypes[100]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6689,7 +6799,7 @@ func (x *SlotView) String() string {
 func (*SlotView) ProtoMessage() {}
 
 func (x *SlotView) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_agent_proto_msgTypes[99]
+	mi := &file_skein_v1_agent_proto_msgTypes[100]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6702,7 +6812,7 @@ func (x *SlotView) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SlotView.ProtoReflect.Descriptor instead.
 func (*SlotView) Descriptor() ([]byte, []int) {
-	return file_skein_v1_agent_proto_rawDescGZIP(), []int{99}
+	return file_skein_v1_agent_proto_rawDescGZIP(), []int{100}
 }
 
 func (x *SlotView) GetSlot() *EgressSlot {
@@ -6743,7 +6853,7 @@ type ShowEgressRequest struct {
 
 func (x *ShowEgressRequest) Reset() {
 	*x = ShowEgressRequest{}
-	mi := &file_skein_v1_agent_proto_msgTypes[100]
+	mi := &file_skein_v1_agent_proto_msgTypes[101]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6755,7 +6865,7 @@ func (x *ShowEgressRequest) String() string {
 func (*ShowEgressRequest) ProtoMessage() {}
 
 func (x *ShowEgressRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_agent_proto_msgTypes[100]
+	mi := &file_skein_v1_agent_proto_msgTypes[101]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6768,7 +6878,7 @@ func (x *ShowEgressRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ShowEgressRequest.ProtoReflect.Descriptor instead.
 func (*ShowEgressRequest) Descriptor() ([]byte, []int) {
-	return file_skein_v1_agent_proto_rawDescGZIP(), []int{100}
+	return file_skein_v1_agent_proto_rawDescGZIP(), []int{101}
 }
 
 func (x *ShowEgressRequest) GetNamespace() string {
@@ -6797,7 +6907,7 @@ type ShowEgressResponse struct {
 
 func (x *ShowEgressResponse) Reset() {
 	*x = ShowEgressResponse{}
-	mi := &file_skein_v1_agent_proto_msgTypes[101]
+	mi := &file_skein_v1_agent_proto_msgTypes[102]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6809,7 +6919,7 @@ func (x *ShowEgressResponse) String() string {
 func (*ShowEgressResponse) ProtoMessage() {}
 
 func (x *ShowEgressResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_agent_proto_msgTypes[101]
+	mi := &file_skein_v1_agent_proto_msgTypes[102]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6822,7 +6932,7 @@ func (x *ShowEgressResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ShowEgressResponse.ProtoReflect.Descriptor instead.
 func (*ShowEgressResponse) Descriptor() ([]byte, []int) {
-	return file_skein_v1_agent_proto_rawDescGZIP(), []int{101}
+	return file_skein_v1_agent_proto_rawDescGZIP(), []int{102}
 }
 
 func (x *ShowEgressResponse) GetSummary() *EgressSummary {
@@ -6863,7 +6973,7 @@ type EgressNodeError struct {
 
 func (x *EgressNodeError) Reset() {
 	*x = EgressNodeError{}
-	mi := &file_skein_v1_agent_proto_msgTypes[102]
+	mi := &file_skein_v1_agent_proto_msgTypes[103]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6875,7 +6985,7 @@ func (x *EgressNodeError) String() string {
 func (*EgressNodeError) ProtoMessage() {}
 
 func (x *EgressNodeError) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_agent_proto_msgTypes[102]
+	mi := &file_skein_v1_agent_proto_msgTypes[103]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6888,7 +6998,7 @@ func (x *EgressNodeError) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use EgressNodeError.ProtoReflect.Descriptor instead.
 func (*EgressNodeError) Descriptor() ([]byte, []int) {
-	return file_skein_v1_agent_proto_rawDescGZIP(), []int{102}
+	return file_skein_v1_agent_proto_rawDescGZIP(), []int{103}
 }
 
 func (x *EgressNodeError) GetNode() string {
@@ -6915,7 +7025,7 @@ type EgressHostClients struct {
 
 func (x *EgressHostClients) Reset() {
 	*x = EgressHostClients{}
-	mi := &file_skein_v1_agent_proto_msgTypes[103]
+	mi := &file_skein_v1_agent_proto_msgTypes[104]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6927,7 +7037,7 @@ func (x *EgressHostClients) String() string {
 func (*EgressHostClients) ProtoMessage() {}
 
 func (x *EgressHostClients) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_agent_proto_msgTypes[103]
+	mi := &file_skein_v1_agent_proto_msgTypes[104]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6940,7 +7050,7 @@ func (x *EgressHostClients) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use EgressHostClients.ProtoReflect.Descriptor instead.
 func (*EgressHostClients) Descriptor() ([]byte, []int) {
-	return file_skein_v1_agent_proto_rawDescGZIP(), []int{103}
+	return file_skein_v1_agent_proto_rawDescGZIP(), []int{104}
 }
 
 func (x *EgressHostClients) GetNode() string {
@@ -6968,7 +7078,7 @@ type ExplainEgressRequest struct {
 
 func (x *ExplainEgressRequest) Reset() {
 	*x = ExplainEgressRequest{}
-	mi := &file_skein_v1_agent_proto_msgTypes[104]
+	mi := &file_skein_v1_agent_proto_msgTypes[105]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6980,7 +7090,7 @@ func (x *ExplainEgressRequest) String() string {
 func (*ExplainEgressRequest) ProtoMessage() {}
 
 func (x *ExplainEgressRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_agent_proto_msgTypes[104]
+	mi := &file_skein_v1_agent_proto_msgTypes[105]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6993,7 +7103,7 @@ func (x *ExplainEgressRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExplainEgressRequest.ProtoReflect.Descriptor instead.
 func (*ExplainEgressRequest) Descriptor() ([]byte, []int) {
-	return file_skein_v1_agent_proto_rawDescGZIP(), []int{104}
+	return file_skein_v1_agent_proto_rawDescGZIP(), []int{105}
 }
 
 func (x *ExplainEgressRequest) GetNamespace() string {
@@ -7026,7 +7136,7 @@ type ExplainEgressResponse struct {
 
 func (x *ExplainEgressResponse) Reset() {
 	*x = ExplainEgressResponse{}
-	mi := &file_skein_v1_agent_proto_msgTypes[105]
+	mi := &file_skein_v1_agent_proto_msgTypes[106]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7038,7 +7148,7 @@ func (x *ExplainEgressResponse) String() string {
 func (*ExplainEgressResponse) ProtoMessage() {}
 
 func (x *ExplainEgressResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_agent_proto_msgTypes[105]
+	mi := &file_skein_v1_agent_proto_msgTypes[106]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7051,7 +7161,7 @@ func (x *ExplainEgressResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExplainEgressResponse.ProtoReflect.Descriptor instead.
 func (*ExplainEgressResponse) Descriptor() ([]byte, []int) {
-	return file_skein_v1_agent_proto_rawDescGZIP(), []int{105}
+	return file_skein_v1_agent_proto_rawDescGZIP(), []int{106}
 }
 
 func (x *ExplainEgressResponse) GetLines() []string {
@@ -7075,7 +7185,7 @@ type AttachEgressRequest struct {
 
 func (x *AttachEgressRequest) Reset() {
 	*x = AttachEgressRequest{}
-	mi := &file_skein_v1_agent_proto_msgTypes[106]
+	mi := &file_skein_v1_agent_proto_msgTypes[107]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7087,7 +7197,7 @@ func (x *AttachEgressRequest) String() string {
 func (*AttachEgressRequest) ProtoMessage() {}
 
 func (x *AttachEgressRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_agent_proto_msgTypes[106]
+	mi := &file_skein_v1_agent_proto_msgTypes[107]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7100,7 +7210,7 @@ func (x *AttachEgressRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AttachEgressRequest.ProtoReflect.Descriptor instead.
 func (*AttachEgressRequest) Descriptor() ([]byte, []int) {
-	return file_skein_v1_agent_proto_rawDescGZIP(), []int{106}
+	return file_skein_v1_agent_proto_rawDescGZIP(), []int{107}
 }
 
 func (x *AttachEgressRequest) GetPod() string {
@@ -7147,7 +7257,7 @@ type AttachEgressResponse struct {
 
 func (x *AttachEgressResponse) Reset() {
 	*x = AttachEgressResponse{}
-	mi := &file_skein_v1_agent_proto_msgTypes[107]
+	mi := &file_skein_v1_agent_proto_msgTypes[108]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7159,7 +7269,7 @@ func (x *AttachEgressResponse) String() string {
 func (*AttachEgressResponse) ProtoMessage() {}
 
 func (x *AttachEgressResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_agent_proto_msgTypes[107]
+	mi := &file_skein_v1_agent_proto_msgTypes[108]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7172,7 +7282,7 @@ func (x *AttachEgressResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AttachEgressResponse.ProtoReflect.Descriptor instead.
 func (*AttachEgressResponse) Descriptor() ([]byte, []int) {
-	return file_skein_v1_agent_proto_rawDescGZIP(), []int{107}
+	return file_skein_v1_agent_proto_rawDescGZIP(), []int{108}
 }
 
 func (x *AttachEgressResponse) GetEgresses() []*EgressOfClient {
@@ -7193,7 +7303,7 @@ type DrainNodeRequest struct {
 
 func (x *DrainNodeRequest) Reset() {
 	*x = DrainNodeRequest{}
-	mi := &file_skein_v1_agent_proto_msgTypes[108]
+	mi := &file_skein_v1_agent_proto_msgTypes[109]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7205,7 +7315,7 @@ func (x *DrainNodeRequest) String() string {
 func (*DrainNodeRequest) ProtoMessage() {}
 
 func (x *DrainNodeRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_agent_proto_msgTypes[108]
+	mi := &file_skein_v1_agent_proto_msgTypes[109]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7218,7 +7328,7 @@ func (x *DrainNodeRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DrainNodeRequest.ProtoReflect.Descriptor instead.
 func (*DrainNodeRequest) Descriptor() ([]byte, []int) {
-	return file_skein_v1_agent_proto_rawDescGZIP(), []int{108}
+	return file_skein_v1_agent_proto_rawDescGZIP(), []int{109}
 }
 
 func (x *DrainNodeRequest) GetNode() string {
@@ -7253,7 +7363,7 @@ type DrainNodeResponse struct {
 
 func (x *DrainNodeResponse) Reset() {
 	*x = DrainNodeResponse{}
-	mi := &file_skein_v1_agent_proto_msgTypes[109]
+	mi := &file_skein_v1_agent_proto_msgTypes[110]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7265,7 +7375,7 @@ func (x *DrainNodeResponse) String() string {
 func (*DrainNodeResponse) ProtoMessage() {}
 
 func (x *DrainNodeResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_agent_proto_msgTypes[109]
+	mi := &file_skein_v1_agent_proto_msgTypes[110]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7278,7 +7388,7 @@ func (x *DrainNodeResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DrainNodeResponse.ProtoReflect.Descriptor instead.
 func (*DrainNodeResponse) Descriptor() ([]byte, []int) {
-	return file_skein_v1_agent_proto_rawDescGZIP(), []int{109}
+	return file_skein_v1_agent_proto_rawDescGZIP(), []int{110}
 }
 
 func (x *DrainNodeResponse) GetNode() *Node {
@@ -7310,7 +7420,7 @@ type UsageRequest struct {
 
 func (x *UsageRequest) Reset() {
 	*x = UsageRequest{}
-	mi := &file_skein_v1_agent_proto_msgTypes[110]
+	mi := &file_skein_v1_agent_proto_msgTypes[111]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7322,7 +7432,7 @@ func (x *UsageRequest) String() string {
 func (*UsageRequest) ProtoMessage() {}
 
 func (x *UsageRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_agent_proto_msgTypes[110]
+	mi := &file_skein_v1_agent_proto_msgTypes[111]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7335,7 +7445,7 @@ func (x *UsageRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use UsageRequest.ProtoReflect.Descriptor instead.
 func (*UsageRequest) Descriptor() ([]byte, []int) {
-	return file_skein_v1_agent_proto_rawDescGZIP(), []int{110}
+	return file_skein_v1_agent_proto_rawDescGZIP(), []int{111}
 }
 
 // UsageResponse has totals since the agent's start, but where it says now.
@@ -7375,7 +7485,7 @@ type UsageResponse struct {
 
 func (x *UsageResponse) Reset() {
 	*x = UsageResponse{}
-	mi := &file_skein_v1_agent_proto_msgTypes[111]
+	mi := &file_skein_v1_agent_proto_msgTypes[112]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7387,7 +7497,7 @@ func (x *UsageResponse) String() string {
 func (*UsageResponse) ProtoMessage() {}
 
 func (x *UsageResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_agent_proto_msgTypes[111]
+	mi := &file_skein_v1_agent_proto_msgTypes[112]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7400,7 +7510,7 @@ func (x *UsageResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use UsageResponse.ProtoReflect.Descriptor instead.
 func (*UsageResponse) Descriptor() ([]byte, []int) {
-	return file_skein_v1_agent_proto_rawDescGZIP(), []int{111}
+	return file_skein_v1_agent_proto_rawDescGZIP(), []int{112}
 }
 
 func (x *UsageResponse) GetNodeId() string {
@@ -7613,7 +7723,7 @@ type PeerUsage struct {
 
 func (x *PeerUsage) Reset() {
 	*x = PeerUsage{}
-	mi := &file_skein_v1_agent_proto_msgTypes[112]
+	mi := &file_skein_v1_agent_proto_msgTypes[113]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7625,7 +7735,7 @@ func (x *PeerUsage) String() string {
 func (*PeerUsage) ProtoMessage() {}
 
 func (x *PeerUsage) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_agent_proto_msgTypes[112]
+	mi := &file_skein_v1_agent_proto_msgTypes[113]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7638,7 +7748,7 @@ func (x *PeerUsage) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PeerUsage.ProtoReflect.Descriptor instead.
 func (*PeerUsage) Descriptor() ([]byte, []int) {
-	return file_skein_v1_agent_proto_rawDescGZIP(), []int{112}
+	return file_skein_v1_agent_proto_rawDescGZIP(), []int{113}
 }
 
 func (x *PeerUsage) GetNodeId() string {
@@ -7715,7 +7825,7 @@ type UsageRates struct {
 
 func (x *UsageRates) Reset() {
 	*x = UsageRates{}
-	mi := &file_skein_v1_agent_proto_msgTypes[113]
+	mi := &file_skein_v1_agent_proto_msgTypes[114]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7727,7 +7837,7 @@ func (x *UsageRates) String() string {
 func (*UsageRates) ProtoMessage() {}
 
 func (x *UsageRates) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_agent_proto_msgTypes[113]
+	mi := &file_skein_v1_agent_proto_msgTypes[114]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7740,7 +7850,7 @@ func (x *UsageRates) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use UsageRates.ProtoReflect.Descriptor instead.
 func (*UsageRates) Descriptor() ([]byte, []int) {
-	return file_skein_v1_agent_proto_rawDescGZIP(), []int{113}
+	return file_skein_v1_agent_proto_rawDescGZIP(), []int{114}
 }
 
 func (x *UsageRates) GetUsage() *UsageResponse {
@@ -7915,7 +8025,7 @@ type PeerRates struct {
 
 func (x *PeerRates) Reset() {
 	*x = PeerRates{}
-	mi := &file_skein_v1_agent_proto_msgTypes[114]
+	mi := &file_skein_v1_agent_proto_msgTypes[115]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7927,7 +8037,7 @@ func (x *PeerRates) String() string {
 func (*PeerRates) ProtoMessage() {}
 
 func (x *PeerRates) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_agent_proto_msgTypes[114]
+	mi := &file_skein_v1_agent_proto_msgTypes[115]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7940,7 +8050,7 @@ func (x *PeerRates) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PeerRates.ProtoReflect.Descriptor instead.
 func (*PeerRates) Descriptor() ([]byte, []int) {
-	return file_skein_v1_agent_proto_rawDescGZIP(), []int{114}
+	return file_skein_v1_agent_proto_rawDescGZIP(), []int{115}
 }
 
 func (x *PeerRates) GetPeer() *PeerUsage {
@@ -7974,7 +8084,7 @@ type ProfileRequest struct {
 
 func (x *ProfileRequest) Reset() {
 	*x = ProfileRequest{}
-	mi := &file_skein_v1_agent_proto_msgTypes[115]
+	mi := &file_skein_v1_agent_proto_msgTypes[116]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7986,7 +8096,7 @@ func (x *ProfileRequest) String() string {
 func (*ProfileRequest) ProtoMessage() {}
 
 func (x *ProfileRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_agent_proto_msgTypes[115]
+	mi := &file_skein_v1_agent_proto_msgTypes[116]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7999,7 +8109,7 @@ func (x *ProfileRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ProfileRequest.ProtoReflect.Descriptor instead.
 func (*ProfileRequest) Descriptor() ([]byte, []int) {
-	return file_skein_v1_agent_proto_rawDescGZIP(), []int{115}
+	return file_skein_v1_agent_proto_rawDescGZIP(), []int{116}
 }
 
 func (x *ProfileRequest) GetKind() string {
@@ -8027,7 +8137,7 @@ type ProfileResponse struct {
 
 func (x *ProfileResponse) Reset() {
 	*x = ProfileResponse{}
-	mi := &file_skein_v1_agent_proto_msgTypes[116]
+	mi := &file_skein_v1_agent_proto_msgTypes[117]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -8039,7 +8149,7 @@ func (x *ProfileResponse) String() string {
 func (*ProfileResponse) ProtoMessage() {}
 
 func (x *ProfileResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_agent_proto_msgTypes[116]
+	mi := &file_skein_v1_agent_proto_msgTypes[117]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -8052,7 +8162,7 @@ func (x *ProfileResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ProfileResponse.ProtoReflect.Descriptor instead.
 func (*ProfileResponse) Descriptor() ([]byte, []int) {
-	return file_skein_v1_agent_proto_rawDescGZIP(), []int{116}
+	return file_skein_v1_agent_proto_rawDescGZIP(), []int{117}
 }
 
 func (x *ProfileResponse) GetNode() string {
@@ -8074,7 +8184,7 @@ var File_skein_v1_agent_proto protoreflect.FileDescriptor
 const file_skein_v1_agent_proto_rawDesc = "" +
 	"\n" +
 	"\x14skein/v1/agent.proto\x12\bskein.v1\x1a\x15skein/v1/egress.proto\x1a\x15skein/v1/events.proto\x1a\x16skein/v1/journal.proto\x1a\x15skein/v1/record.proto\x1a\x14skein/v1/state.proto\"\x0f\n" +
-	"\rStatusRequest\"\xf6\b\n" +
+	"\rStatusRequest\"\xd2\t\n" +
 	"\x0eStatusResponse\x12\x1d\n" +
 	"\n" +
 	"cluster_id\x18\x01 \x01(\tR\tclusterId\x12\x17\n" +
@@ -8121,7 +8231,17 @@ const file_skein_v1_agent_proto_rawDesc = "" +
 	"\n" +
 	"site_leads\x18$ \x01(\tR\tsiteLeads\x12!\n" +
 	"\fsite_leaders\x18% \x03(\tR\vsiteLeaders\x12\x1b\n" +
-	"\trelay_udp\x18  \x01(\tR\brelayUdp\"\x87\x01\n" +
+	"\trelay_udp\x18  \x01(\tR\brelayUdp\x12'\n" +
+	"\x04hops\x18< \x01(\v2\x13.skein.v1.HopCountsR\x04hops\x121\n" +
+	"\acarries\x18= \x03(\v2\x17.skein.v1.PlainPeerViewR\acarries\"\xd1\x01\n" +
+	"\tHopCounts\x12\x12\n" +
+	"\x04sent\x18\x01 \x01(\x04R\x04sent\x12\x1a\n" +
+	"\breceived\x18\x02 \x01(\x04R\breceived\x12\x18\n" +
+	"\arefused\x18\x03 \x01(\x04R\arefused\x12\x1c\n" +
+	"\tmalformed\x18\x04 \x01(\x04R\tmalformed\x12\x1c\n" +
+	"\tcongested\x18\x05 \x01(\x04R\tcongested\x12\x1b\n" +
+	"\ttoo_large\x18\x06 \x01(\x04R\btooLarge\x12!\n" +
+	"\frefused_from\x18\a \x01(\tR\vrefusedFrom\"\x87\x01\n" +
 	"\aProblem\x12\x18\n" +
 	"\asubject\x18\x01 \x01(\tR\asubject\x12\x18\n" +
 	"\amessage\x18\x02 \x01(\tR\amessage\x12\x16\n" +
@@ -8803,330 +8923,333 @@ func file_skein_v1_agent_proto_rawDescGZIP() []byte {
 	return file_skein_v1_agent_proto_rawDescData
 }
 
-var file_skein_v1_agent_proto_msgTypes = make([]protoimpl.MessageInfo, 118)
+var file_skein_v1_agent_proto_msgTypes = make([]protoimpl.MessageInfo, 119)
 var file_skein_v1_agent_proto_goTypes = []any{
 	(*StatusRequest)(nil),           // 0: skein.v1.StatusRequest
 	(*StatusResponse)(nil),          // 1: skein.v1.StatusResponse
-	(*Problem)(nil),                 // 2: skein.v1.Problem
-	(*ServerStatus)(nil),            // 3: skein.v1.ServerStatus
-	(*NodesRequest)(nil),            // 4: skein.v1.NodesRequest
-	(*NodesResponse)(nil),           // 5: skein.v1.NodesResponse
-	(*NodeView)(nil),                // 6: skein.v1.NodeView
-	(*AddPlainPeerRequest)(nil),     // 7: skein.v1.AddPlainPeerRequest
-	(*AddPlainPeerResponse)(nil),    // 8: skein.v1.AddPlainPeerResponse
-	(*PlainEndpoint)(nil),           // 9: skein.v1.PlainEndpoint
-	(*PlainPeersRequest)(nil),       // 10: skein.v1.PlainPeersRequest
-	(*PlainPeersResponse)(nil),      // 11: skein.v1.PlainPeersResponse
-	(*PlainPeerView)(nil),           // 12: skein.v1.PlainPeerView
-	(*RemovePlainPeerRequest)(nil),  // 13: skein.v1.RemovePlainPeerRequest
-	(*RemovePlainPeerResponse)(nil), // 14: skein.v1.RemovePlainPeerResponse
-	(*PeersRequest)(nil),            // 15: skein.v1.PeersRequest
-	(*PeersResponse)(nil),           // 16: skein.v1.PeersResponse
-	(*PeerView)(nil),                // 17: skein.v1.PeerView
-	(*NetcheckRequest)(nil),         // 18: skein.v1.NetcheckRequest
-	(*NetcheckResponse)(nil),        // 19: skein.v1.NetcheckResponse
-	(*DiscoveryNote)(nil),           // 20: skein.v1.DiscoveryNote
-	(*RelayCheck)(nil),              // 21: skein.v1.RelayCheck
-	(*CreateTokenRequest)(nil),      // 22: skein.v1.CreateTokenRequest
-	(*CreateTokenResponse)(nil),     // 23: skein.v1.CreateTokenResponse
-	(*ListTokensRequest)(nil),       // 24: skein.v1.ListTokensRequest
-	(*ListTokensResponse)(nil),      // 25: skein.v1.ListTokensResponse
-	(*RevokeTokenRequest)(nil),      // 26: skein.v1.RevokeTokenRequest
-	(*RevokeTokenResponse)(nil),     // 27: skein.v1.RevokeTokenResponse
-	(*RepairClockRequest)(nil),      // 28: skein.v1.RepairClockRequest
-	(*RepairClockResponse)(nil),     // 29: skein.v1.RepairClockResponse
-	(*ShowNodeRequest)(nil),         // 30: skein.v1.ShowNodeRequest
-	(*ShowNodeResponse)(nil),        // 31: skein.v1.ShowNodeResponse
-	(*RevokeNodeRequest)(nil),       // 32: skein.v1.RevokeNodeRequest
-	(*RevokeNodeResponse)(nil),      // 33: skein.v1.RevokeNodeResponse
-	(*SetRoleRequest)(nil),          // 34: skein.v1.SetRoleRequest
-	(*SetRoleResponse)(nil),         // 35: skein.v1.SetRoleResponse
-	(*SetNodeRequest)(nil),          // 36: skein.v1.SetNodeRequest
-	(*SetNodeResponse)(nil),         // 37: skein.v1.SetNodeResponse
-	(*SettingsRequest)(nil),         // 38: skein.v1.SettingsRequest
-	(*SettingsResponse)(nil),        // 39: skein.v1.SettingsResponse
-	(*EventsRequest)(nil),           // 40: skein.v1.EventsRequest
-	(*EventsResponse)(nil),          // 41: skein.v1.EventsResponse
-	(*StateRequest)(nil),            // 42: skein.v1.StateRequest
-	(*StateResponse)(nil),           // 43: skein.v1.StateResponse
-	(*DiffRequest)(nil),             // 44: skein.v1.DiffRequest
-	(*DiffResponse)(nil),            // 45: skein.v1.DiffResponse
-	(*ExplainPeerRequest)(nil),      // 46: skein.v1.ExplainPeerRequest
-	(*ExplainPeerResponse)(nil),     // 47: skein.v1.ExplainPeerResponse
-	(*PortGuessView)(nil),           // 48: skein.v1.PortGuessView
-	(*GraphRequest)(nil),            // 49: skein.v1.GraphRequest
-	(*GraphResponse)(nil),           // 50: skein.v1.GraphResponse
-	(*ProbeView)(nil),               // 51: skein.v1.ProbeView
-	(*PlanRequest)(nil),             // 52: skein.v1.PlanRequest
-	(*PlanResponse)(nil),            // 53: skein.v1.PlanResponse
-	(*DownRequest)(nil),             // 54: skein.v1.DownRequest
-	(*DownResponse)(nil),            // 55: skein.v1.DownResponse
-	(*RelayRequest)(nil),            // 56: skein.v1.RelayRequest
-	(*RelayResponse)(nil),           // 57: skein.v1.RelayResponse
-	(*RelaySession)(nil),            // 58: skein.v1.RelaySession
-	(*RelayServer)(nil),             // 59: skein.v1.RelayServer
-	(*RelayServerLimits)(nil),       // 60: skein.v1.RelayServerLimits
-	(*RelayClient)(nil),             // 61: skein.v1.RelayClient
-	(*CreatePoolRequest)(nil),       // 62: skein.v1.CreatePoolRequest
-	(*ChangePoolRequest)(nil),       // 63: skein.v1.ChangePoolRequest
-	(*PoolResponse)(nil),            // 64: skein.v1.PoolResponse
-	(*RemovePoolRequest)(nil),       // 65: skein.v1.RemovePoolRequest
-	(*RemovePoolResponse)(nil),      // 66: skein.v1.RemovePoolResponse
-	(*PoolsRequest)(nil),            // 67: skein.v1.PoolsRequest
-	(*PoolsResponse)(nil),           // 68: skein.v1.PoolsResponse
-	(*PoolView)(nil),                // 69: skein.v1.PoolView
-	(*PoolHolder)(nil),              // 70: skein.v1.PoolHolder
-	(*LocalPool)(nil),               // 71: skein.v1.LocalPool
-	(*BlocksRequest)(nil),           // 72: skein.v1.BlocksRequest
-	(*BlocksResponse)(nil),          // 73: skein.v1.BlocksResponse
-	(*BlockView)(nil),               // 74: skein.v1.BlockView
-	(*ReserveBlockRequest)(nil),     // 75: skein.v1.ReserveBlockRequest
-	(*ReleaseBlockRequest)(nil),     // 76: skein.v1.ReleaseBlockRequest
-	(*BlockResponse)(nil),           // 77: skein.v1.BlockResponse
-	(*ReserveAddressRequest)(nil),   // 78: skein.v1.ReserveAddressRequest
-	(*ReleaseAddressRequest)(nil),   // 79: skein.v1.ReleaseAddressRequest
-	(*StaticResponse)(nil),          // 80: skein.v1.StaticResponse
-	(*StaticsRequest)(nil),          // 81: skein.v1.StaticsRequest
-	(*StaticsResponse)(nil),         // 82: skein.v1.StaticsResponse
-	(*WhoRequest)(nil),              // 83: skein.v1.WhoRequest
-	(*WhoResponse)(nil),             // 84: skein.v1.WhoResponse
-	(*Holder)(nil),                  // 85: skein.v1.Holder
-	(*PodsRequest)(nil),             // 86: skein.v1.PodsRequest
-	(*PodsResponse)(nil),            // 87: skein.v1.PodsResponse
-	(*PodView)(nil),                 // 88: skein.v1.PodView
-	(*ImportRequest)(nil),           // 89: skein.v1.ImportRequest
-	(*ImportResponse)(nil),          // 90: skein.v1.ImportResponse
-	(*CreateEgressRequest)(nil),     // 91: skein.v1.CreateEgressRequest
-	(*ChangeEgressRequest)(nil),     // 92: skein.v1.ChangeEgressRequest
-	(*EgressResponse)(nil),          // 93: skein.v1.EgressResponse
-	(*RemoveEgressRequest)(nil),     // 94: skein.v1.RemoveEgressRequest
-	(*RemoveEgressResponse)(nil),    // 95: skein.v1.RemoveEgressResponse
-	(*EgressesRequest)(nil),         // 96: skein.v1.EgressesRequest
-	(*EgressesResponse)(nil),        // 97: skein.v1.EgressesResponse
-	(*EgressSummary)(nil),           // 98: skein.v1.EgressSummary
-	(*SlotView)(nil),                // 99: skein.v1.SlotView
-	(*ShowEgressRequest)(nil),       // 100: skein.v1.ShowEgressRequest
-	(*ShowEgressResponse)(nil),      // 101: skein.v1.ShowEgressResponse
-	(*EgressNodeError)(nil),         // 102: skein.v1.EgressNodeError
-	(*EgressHostClients)(nil),       // 103: skein.v1.EgressHostClients
-	(*ExplainEgressRequest)(nil),    // 104: skein.v1.ExplainEgressRequest
-	(*ExplainEgressResponse)(nil),   // 105: skein.v1.ExplainEgressResponse
-	(*AttachEgressRequest)(nil),     // 106: skein.v1.AttachEgressRequest
-	(*AttachEgressResponse)(nil),    // 107: skein.v1.AttachEgressResponse
-	(*DrainNodeRequest)(nil),        // 108: skein.v1.DrainNodeRequest
-	(*DrainNodeResponse)(nil),       // 109: skein.v1.DrainNodeResponse
-	(*UsageRequest)(nil),            // 110: skein.v1.UsageRequest
-	(*UsageResponse)(nil),           // 111: skein.v1.UsageResponse
-	(*PeerUsage)(nil),               // 112: skein.v1.PeerUsage
-	(*UsageRates)(nil),              // 113: skein.v1.UsageRates
-	(*PeerRates)(nil),               // 114: skein.v1.PeerRates
-	(*ProfileRequest)(nil),          // 115: skein.v1.ProfileRequest
-	(*ProfileResponse)(nil),         // 116: skein.v1.ProfileResponse
-	nil,                             // 117: skein.v1.PeersResponse.PeerTransportsEntry
-	(NatType)(0),                    // 118: skein.v1.NatType
-	(*Node)(nil),                    // 119: skein.v1.Node
-	(*Record)(nil),                  // 120: skein.v1.Record
-	(*PlainPeer)(nil),               // 121: skein.v1.PlainPeer
-	(*Candidate)(nil),               // 122: skein.v1.Candidate
-	(*Token)(nil),                   // 123: skein.v1.Token
-	(*NodeSettings)(nil),            // 124: skein.v1.NodeSettings
-	(*Settings)(nil),                // 125: skein.v1.Settings
-	(*Event)(nil),                   // 126: skein.v1.Event
-	(*State)(nil),                   // 127: skein.v1.State
-	(*JournalEntry)(nil),            // 128: skein.v1.JournalEntry
-	(*Pool)(nil),                    // 129: skein.v1.Pool
-	(*ChangePool)(nil),              // 130: skein.v1.ChangePool
-	(*Grant)(nil),                   // 131: skein.v1.Grant
-	(*StaticAddress)(nil),           // 132: skein.v1.StaticAddress
-	(*Block)(nil),                   // 133: skein.v1.Block
-	(*ImportPools)(nil),             // 134: skein.v1.ImportPools
-	(*Egress)(nil),                  // 135: skein.v1.Egress
-	(*ChangeEgress)(nil),            // 136: skein.v1.ChangeEgress
-	(*EgressSlot)(nil),              // 137: skein.v1.EgressSlot
-	(*EgressGateway)(nil),           // 138: skein.v1.EgressGateway
-	(*EgressClientReport)(nil),      // 139: skein.v1.EgressClientReport
-	(*EgressOfClient)(nil),          // 140: skein.v1.EgressOfClient
+	(*HopCounts)(nil),               // 2: skein.v1.HopCounts
+	(*Problem)(nil),                 // 3: skein.v1.Problem
+	(*ServerStatus)(nil),            // 4: skein.v1.ServerStatus
+	(*NodesRequest)(nil),            // 5: skein.v1.NodesRequest
+	(*NodesResponse)(nil),           // 6: skein.v1.NodesResponse
+	(*NodeView)(nil),                // 7: skein.v1.NodeView
+	(*AddPlainPeerRequest)(nil),     // 8: skein.v1.AddPlainPeerRequest
+	(*AddPlainPeerResponse)(nil),    // 9: skein.v1.AddPlainPeerResponse
+	(*PlainEndpoint)(nil),           // 10: skein.v1.PlainEndpoint
+	(*PlainPeersRequest)(nil),       // 11: skein.v1.PlainPeersRequest
+	(*PlainPeersResponse)(nil),      // 12: skein.v1.PlainPeersResponse
+	(*PlainPeerView)(nil),           // 13: skein.v1.PlainPeerView
+	(*RemovePlainPeerRequest)(nil),  // 14: skein.v1.RemovePlainPeerRequest
+	(*RemovePlainPeerResponse)(nil), // 15: skein.v1.RemovePlainPeerResponse
+	(*PeersRequest)(nil),            // 16: skein.v1.PeersRequest
+	(*PeersResponse)(nil),           // 17: skein.v1.PeersResponse
+	(*PeerView)(nil),                // 18: skein.v1.PeerView
+	(*NetcheckRequest)(nil),         // 19: skein.v1.NetcheckRequest
+	(*NetcheckResponse)(nil),        // 20: skein.v1.NetcheckResponse
+	(*DiscoveryNote)(nil),           // 21: skein.v1.DiscoveryNote
+	(*RelayCheck)(nil),              // 22: skein.v1.RelayCheck
+	(*CreateTokenRequest)(nil),      // 23: skein.v1.CreateTokenRequest
+	(*CreateTokenResponse)(nil),     // 24: skein.v1.CreateTokenResponse
+	(*ListTokensRequest)(nil),       // 25: skein.v1.ListTokensRequest
+	(*ListTokensResponse)(nil),      // 26: skein.v1.ListTokensResponse
+	(*RevokeTokenRequest)(nil),      // 27: skein.v1.RevokeTokenRequest
+	(*RevokeTokenResponse)(nil),     // 28: skein.v1.RevokeTokenResponse
+	(*RepairClockRequest)(nil),      // 29: skein.v1.RepairClockRequest
+	(*RepairClockResponse)(nil),     // 30: skein.v1.RepairClockResponse
+	(*ShowNodeRequest)(nil),         // 31: skein.v1.ShowNodeRequest
+	(*ShowNodeResponse)(nil),        // 32: skein.v1.ShowNodeResponse
+	(*RevokeNodeRequest)(nil),       // 33: skein.v1.RevokeNodeRequest
+	(*RevokeNodeResponse)(nil),      // 34: skein.v1.RevokeNodeResponse
+	(*SetRoleRequest)(nil),          // 35: skein.v1.SetRoleRequest
+	(*SetRoleResponse)(nil),         // 36: skein.v1.SetRoleResponse
+	(*SetNodeRequest)(nil),          // 37: skein.v1.SetNodeRequest
+	(*SetNodeResponse)(nil),         // 38: skein.v1.SetNodeResponse
+	(*SettingsRequest)(nil),         // 39: skein.v1.SettingsRequest
+	(*SettingsResponse)(nil),        // 40: skein.v1.SettingsResponse
+	(*EventsRequest)(nil),           // 41: skein.v1.EventsRequest
+	(*EventsResponse)(nil),          // 42: skein.v1.EventsResponse
+	(*StateRequest)(nil),            // 43: skein.v1.StateRequest
+	(*StateResponse)(nil),           // 44: skein.v1.StateResponse
+	(*DiffRequest)(nil),             // 45: skein.v1.DiffRequest
+	(*DiffResponse)(nil),            // 46: skein.v1.DiffResponse
+	(*ExplainPeerRequest)(nil),      // 47: skein.v1.ExplainPeerRequest
+	(*ExplainPeerResponse)(nil),     // 48: skein.v1.ExplainPeerResponse
+	(*PortGuessView)(nil),           // 49: skein.v1.PortGuessView
+	(*GraphRequest)(nil),            // 50: skein.v1.GraphRequest
+	(*GraphResponse)(nil),           // 51: skein.v1.GraphResponse
+	(*ProbeView)(nil),               // 52: skein.v1.ProbeView
+	(*PlanRequest)(nil),             // 53: skein.v1.PlanRequest
+	(*PlanResponse)(nil),            // 54: skein.v1.PlanResponse
+	(*DownRequest)(nil),             // 55: skein.v1.DownRequest
+	(*DownResponse)(nil),            // 56: skein.v1.DownResponse
+	(*RelayRequest)(nil),            // 57: skein.v1.RelayRequest
+	(*RelayResponse)(nil),           // 58: skein.v1.RelayResponse
+	(*RelaySession)(nil),            // 59: skein.v1.RelaySession
+	(*RelayServer)(nil),             // 60: skein.v1.RelayServer
+	(*RelayServerLimits)(nil),       // 61: skein.v1.RelayServerLimits
+	(*RelayClient)(nil),             // 62: skein.v1.RelayClient
+	(*CreatePoolRequest)(nil),       // 63: skein.v1.CreatePoolRequest
+	(*ChangePoolRequest)(nil),       // 64: skein.v1.ChangePoolRequest
+	(*PoolResponse)(nil),            // 65: skein.v1.PoolResponse
+	(*RemovePoolRequest)(nil),       // 66: skein.v1.RemovePoolRequest
+	(*RemovePoolResponse)(nil),      // 67: skein.v1.RemovePoolResponse
+	(*PoolsRequest)(nil),            // 68: skein.v1.PoolsRequest
+	(*PoolsResponse)(nil),           // 69: skein.v1.PoolsResponse
+	(*PoolView)(nil),                // 70: skein.v1.PoolView
+	(*PoolHolder)(nil),              // 71: skein.v1.PoolHolder
+	(*LocalPool)(nil),               // 72: skein.v1.LocalPool
+	(*BlocksRequest)(nil),           // 73: skein.v1.BlocksRequest
+	(*BlocksResponse)(nil),          // 74: skein.v1.BlocksResponse
+	(*BlockView)(nil),               // 75: skein.v1.BlockView
+	(*ReserveBlockRequest)(nil),     // 76: skein.v1.ReserveBlockRequest
+	(*ReleaseBlockRequest)(nil),     // 77: skein.v1.ReleaseBlockRequest
+	(*BlockResponse)(nil),           // 78: skein.v1.BlockResponse
+	(*ReserveAddressRequest)(nil),   // 79: skein.v1.ReserveAddressRequest
+	(*ReleaseAddressRequest)(nil),   // 80: skein.v1.ReleaseAddressRequest
+	(*StaticResponse)(nil),          // 81: skein.v1.StaticResponse
+	(*StaticsRequest)(nil),          // 82: skein.v1.StaticsRequest
+	(*StaticsResponse)(nil),         // 83: skein.v1.StaticsResponse
+	(*WhoRequest)(nil),              // 84: skein.v1.WhoRequest
+	(*WhoResponse)(nil),             // 85: skein.v1.WhoResponse
+	(*Holder)(nil),                  // 86: skein.v1.Holder
+	(*PodsRequest)(nil),             // 87: skein.v1.PodsRequest
+	(*PodsResponse)(nil),            // 88: skein.v1.PodsResponse
+	(*PodView)(nil),                 // 89: skein.v1.PodView
+	(*ImportRequest)(nil),           // 90: skein.v1.ImportRequest
+	(*ImportResponse)(nil),          // 91: skein.v1.ImportResponse
+	(*CreateEgressRequest)(nil),     // 92: skein.v1.CreateEgressRequest
+	(*ChangeEgressRequest)(nil),     // 93: skein.v1.ChangeEgressRequest
+	(*EgressResponse)(nil),          // 94: skein.v1.EgressResponse
+	(*RemoveEgressRequest)(nil),     // 95: skein.v1.RemoveEgressRequest
+	(*RemoveEgressResponse)(nil),    // 96: skein.v1.RemoveEgressResponse
+	(*EgressesRequest)(nil),         // 97: skein.v1.EgressesRequest
+	(*EgressesResponse)(nil),        // 98: skein.v1.EgressesResponse
+	(*EgressSummary)(nil),           // 99: skein.v1.EgressSummary
+	(*SlotView)(nil),                // 100: skein.v1.SlotView
+	(*ShowEgressRequest)(nil),       // 101: skein.v1.ShowEgressRequest
+	(*ShowEgressResponse)(nil),      // 102: skein.v1.ShowEgressResponse
+	(*EgressNodeError)(nil),         // 103: skein.v1.EgressNodeError
+	(*EgressHostClients)(nil),       // 104: skein.v1.EgressHostClients
+	(*ExplainEgressRequest)(nil),    // 105: skein.v1.ExplainEgressRequest
+	(*ExplainEgressResponse)(nil),   // 106: skein.v1.ExplainEgressResponse
+	(*AttachEgressRequest)(nil),     // 107: skein.v1.AttachEgressRequest
+	(*AttachEgressResponse)(nil),    // 108: skein.v1.AttachEgressResponse
+	(*DrainNodeRequest)(nil),        // 109: skein.v1.DrainNodeRequest
+	(*DrainNodeResponse)(nil),       // 110: skein.v1.DrainNodeResponse
+	(*UsageRequest)(nil),            // 111: skein.v1.UsageRequest
+	(*UsageResponse)(nil),           // 112: skein.v1.UsageResponse
+	(*PeerUsage)(nil),               // 113: skein.v1.PeerUsage
+	(*UsageRates)(nil),              // 114: skein.v1.UsageRates
+	(*PeerRates)(nil),               // 115: skein.v1.PeerRates
+	(*ProfileRequest)(nil),          // 116: skein.v1.ProfileRequest
+	(*ProfileResponse)(nil),         // 117: skein.v1.ProfileResponse
+	nil,                             // 118: skein.v1.PeersResponse.PeerTransportsEntry
+	(NatType)(0),                    // 119: skein.v1.NatType
+	(*Node)(nil),                    // 120: skein.v1.Node
+	(*Record)(nil),                  // 121: skein.v1.Record
+	(*PlainPeer)(nil),               // 122: skein.v1.PlainPeer
+	(*Candidate)(nil),               // 123: skein.v1.Candidate
+	(*Token)(nil),                   // 124: skein.v1.Token
+	(*NodeSettings)(nil),            // 125: skein.v1.NodeSettings
+	(*Settings)(nil),                // 126: skein.v1.Settings
+	(*Event)(nil),                   // 127: skein.v1.Event
+	(*State)(nil),                   // 128: skein.v1.State
+	(*JournalEntry)(nil),            // 129: skein.v1.JournalEntry
+	(*Pool)(nil),                    // 130: skein.v1.Pool
+	(*ChangePool)(nil),              // 131: skein.v1.ChangePool
+	(*Grant)(nil),                   // 132: skein.v1.Grant
+	(*StaticAddress)(nil),           // 133: skein.v1.StaticAddress
+	(*Block)(nil),                   // 134: skein.v1.Block
+	(*ImportPools)(nil),             // 135: skein.v1.ImportPools
+	(*Egress)(nil),                  // 136: skein.v1.Egress
+	(*ChangeEgress)(nil),            // 137: skein.v1.ChangeEgress
+	(*EgressSlot)(nil),              // 138: skein.v1.EgressSlot
+	(*EgressGateway)(nil),           // 139: skein.v1.EgressGateway
+	(*EgressClientReport)(nil),      // 140: skein.v1.EgressClientReport
+	(*EgressOfClient)(nil),          // 141: skein.v1.EgressOfClient
 }
 var file_skein_v1_agent_proto_depIdxs = []int32{
-	118, // 0: skein.v1.StatusResponse.nat_type:type_name -> skein.v1.NatType
-	2,   // 1: skein.v1.StatusResponse.problems:type_name -> skein.v1.Problem
-	3,   // 2: skein.v1.StatusResponse.servers:type_name -> skein.v1.ServerStatus
-	6,   // 3: skein.v1.NodesResponse.nodes:type_name -> skein.v1.NodeView
-	12,  // 4: skein.v1.NodesResponse.plain_peers:type_name -> skein.v1.PlainPeerView
-	119, // 5: skein.v1.NodeView.node:type_name -> skein.v1.Node
-	120, // 6: skein.v1.NodeView.record:type_name -> skein.v1.Record
-	121, // 7: skein.v1.AddPlainPeerResponse.peer:type_name -> skein.v1.PlainPeer
-	9,   // 8: skein.v1.AddPlainPeerResponse.endpoints:type_name -> skein.v1.PlainEndpoint
-	12,  // 9: skein.v1.PlainPeersResponse.peers:type_name -> skein.v1.PlainPeerView
-	121, // 10: skein.v1.PlainPeerView.peer:type_name -> skein.v1.PlainPeer
-	121, // 11: skein.v1.RemovePlainPeerResponse.peer:type_name -> skein.v1.PlainPeer
-	17,  // 12: skein.v1.PeersResponse.peers:type_name -> skein.v1.PeerView
-	117, // 13: skein.v1.PeersResponse.peer_transports:type_name -> skein.v1.PeersResponse.PeerTransportsEntry
-	118, // 14: skein.v1.PeerView.nat_type:type_name -> skein.v1.NatType
-	118, // 15: skein.v1.NetcheckResponse.nat_type:type_name -> skein.v1.NatType
-	122, // 16: skein.v1.NetcheckResponse.candidates:type_name -> skein.v1.Candidate
-	21,  // 17: skein.v1.NetcheckResponse.relays:type_name -> skein.v1.RelayCheck
-	20,  // 18: skein.v1.NetcheckResponse.notes:type_name -> skein.v1.DiscoveryNote
-	123, // 19: skein.v1.CreateTokenResponse.info:type_name -> skein.v1.Token
-	123, // 20: skein.v1.ListTokensResponse.tokens:type_name -> skein.v1.Token
-	6,   // 21: skein.v1.ShowNodeResponse.node:type_name -> skein.v1.NodeView
-	119, // 22: skein.v1.RevokeNodeResponse.node:type_name -> skein.v1.Node
-	119, // 23: skein.v1.SetRoleResponse.node:type_name -> skein.v1.Node
-	124, // 24: skein.v1.SetNodeRequest.settings:type_name -> skein.v1.NodeSettings
-	119, // 25: skein.v1.SetNodeResponse.node:type_name -> skein.v1.Node
-	125, // 26: skein.v1.SettingsRequest.change:type_name -> skein.v1.Settings
-	125, // 27: skein.v1.SettingsResponse.settings:type_name -> skein.v1.Settings
-	126, // 28: skein.v1.EventsResponse.event:type_name -> skein.v1.Event
-	127, // 29: skein.v1.StateResponse.state:type_name -> skein.v1.State
-	17,  // 30: skein.v1.ExplainPeerResponse.peer:type_name -> skein.v1.PeerView
-	120, // 31: skein.v1.ExplainPeerResponse.record:type_name -> skein.v1.Record
-	120, // 32: skein.v1.ExplainPeerResponse.self:type_name -> skein.v1.Record
-	51,  // 33: skein.v1.ExplainPeerResponse.probes:type_name -> skein.v1.ProbeView
-	128, // 34: skein.v1.ExplainPeerResponse.history:type_name -> skein.v1.JournalEntry
-	48,  // 35: skein.v1.ExplainPeerResponse.guess:type_name -> skein.v1.PortGuessView
-	6,   // 36: skein.v1.GraphResponse.nodes:type_name -> skein.v1.NodeView
-	17,  // 37: skein.v1.GraphResponse.peers:type_name -> skein.v1.PeerView
-	58,  // 38: skein.v1.RelayResponse.sessions:type_name -> skein.v1.RelaySession
-	59,  // 39: skein.v1.RelayResponse.server:type_name -> skein.v1.RelayServer
-	61,  // 40: skein.v1.RelayServer.clients:type_name -> skein.v1.RelayClient
-	60,  // 41: skein.v1.RelayServer.limits:type_name -> skein.v1.RelayServerLimits
-	129, // 42: skein.v1.CreatePoolRequest.pool:type_name -> skein.v1.Pool
-	130, // 43: skein.v1.ChangePoolRequest.change:type_name -> skein.v1.ChangePool
-	129, // 44: skein.v1.PoolResponse.pool:type_name -> skein.v1.Pool
-	69,  // 45: skein.v1.PoolsResponse.pools:type_name -> skein.v1.PoolView
-	129, // 46: skein.v1.PoolView.pool:type_name -> skein.v1.Pool
-	70,  // 47: skein.v1.PoolView.holders:type_name -> skein.v1.PoolHolder
-	131, // 48: skein.v1.PoolView.grants:type_name -> skein.v1.Grant
-	132, // 49: skein.v1.PoolView.statics:type_name -> skein.v1.StaticAddress
-	71,  // 50: skein.v1.PoolView.local:type_name -> skein.v1.LocalPool
-	74,  // 51: skein.v1.BlocksResponse.blocks:type_name -> skein.v1.BlockView
-	133, // 52: skein.v1.BlockView.block:type_name -> skein.v1.Block
-	133, // 53: skein.v1.BlockResponse.block:type_name -> skein.v1.Block
-	132, // 54: skein.v1.StaticResponse.address:type_name -> skein.v1.StaticAddress
-	132, // 55: skein.v1.StaticsResponse.addresses:type_name -> skein.v1.StaticAddress
-	133, // 56: skein.v1.WhoResponse.block:type_name -> skein.v1.Block
-	85,  // 57: skein.v1.WhoResponse.pod:type_name -> skein.v1.Holder
-	88,  // 58: skein.v1.PodsResponse.pods:type_name -> skein.v1.PodView
-	85,  // 59: skein.v1.PodView.holder:type_name -> skein.v1.Holder
-	134, // 60: skein.v1.ImportRequest.import:type_name -> skein.v1.ImportPools
-	135, // 61: skein.v1.CreateEgressRequest.egress:type_name -> skein.v1.Egress
-	136, // 62: skein.v1.ChangeEgressRequest.change:type_name -> skein.v1.ChangeEgress
-	135, // 63: skein.v1.EgressResponse.egress:type_name -> skein.v1.Egress
-	98,  // 64: skein.v1.EgressesResponse.egresses:type_name -> skein.v1.EgressSummary
-	135, // 65: skein.v1.EgressSummary.egress:type_name -> skein.v1.Egress
-	99,  // 66: skein.v1.EgressSummary.slots:type_name -> skein.v1.SlotView
-	137, // 67: skein.v1.SlotView.slot:type_name -> skein.v1.EgressSlot
-	98,  // 68: skein.v1.ShowEgressResponse.summary:type_name -> skein.v1.EgressSummary
-	138, // 69: skein.v1.ShowEgressResponse.gateways:type_name -> skein.v1.EgressGateway
-	102, // 70: skein.v1.ShowEgressResponse.silent:type_name -> skein.v1.EgressNodeError
-	103, // 71: skein.v1.ShowEgressResponse.clients:type_name -> skein.v1.EgressHostClients
-	139, // 72: skein.v1.EgressHostClients.clients:type_name -> skein.v1.EgressClientReport
-	140, // 73: skein.v1.AttachEgressResponse.egresses:type_name -> skein.v1.EgressOfClient
-	119, // 74: skein.v1.DrainNodeResponse.node:type_name -> skein.v1.Node
-	99,  // 75: skein.v1.DrainNodeResponse.slots:type_name -> skein.v1.SlotView
-	112, // 76: skein.v1.UsageResponse.peers:type_name -> skein.v1.PeerUsage
-	111, // 77: skein.v1.UsageRates.usage:type_name -> skein.v1.UsageResponse
-	114, // 78: skein.v1.UsageRates.peers:type_name -> skein.v1.PeerRates
-	112, // 79: skein.v1.PeerRates.peer:type_name -> skein.v1.PeerUsage
-	0,   // 80: skein.v1.AgentService.Status:input_type -> skein.v1.StatusRequest
-	4,   // 81: skein.v1.AgentService.Nodes:input_type -> skein.v1.NodesRequest
-	15,  // 82: skein.v1.AgentService.Peers:input_type -> skein.v1.PeersRequest
-	18,  // 83: skein.v1.AgentService.Netcheck:input_type -> skein.v1.NetcheckRequest
-	22,  // 84: skein.v1.AgentService.CreateToken:input_type -> skein.v1.CreateTokenRequest
-	24,  // 85: skein.v1.AgentService.ListTokens:input_type -> skein.v1.ListTokensRequest
-	26,  // 86: skein.v1.AgentService.RevokeToken:input_type -> skein.v1.RevokeTokenRequest
-	28,  // 87: skein.v1.AgentService.RepairClock:input_type -> skein.v1.RepairClockRequest
-	30,  // 88: skein.v1.AgentService.ShowNode:input_type -> skein.v1.ShowNodeRequest
-	32,  // 89: skein.v1.AgentService.RevokeNode:input_type -> skein.v1.RevokeNodeRequest
-	38,  // 90: skein.v1.AgentService.Settings:input_type -> skein.v1.SettingsRequest
-	40,  // 91: skein.v1.AgentService.Events:input_type -> skein.v1.EventsRequest
-	42,  // 92: skein.v1.AgentService.State:input_type -> skein.v1.StateRequest
-	44,  // 93: skein.v1.AgentService.Diff:input_type -> skein.v1.DiffRequest
-	46,  // 94: skein.v1.AgentService.ExplainPeer:input_type -> skein.v1.ExplainPeerRequest
-	49,  // 95: skein.v1.AgentService.Graph:input_type -> skein.v1.GraphRequest
-	52,  // 96: skein.v1.AgentService.Plan:input_type -> skein.v1.PlanRequest
-	54,  // 97: skein.v1.AgentService.Down:input_type -> skein.v1.DownRequest
-	56,  // 98: skein.v1.AgentService.Relay:input_type -> skein.v1.RelayRequest
-	62,  // 99: skein.v1.AgentService.CreatePool:input_type -> skein.v1.CreatePoolRequest
-	63,  // 100: skein.v1.AgentService.ChangePool:input_type -> skein.v1.ChangePoolRequest
-	65,  // 101: skein.v1.AgentService.RemovePool:input_type -> skein.v1.RemovePoolRequest
-	67,  // 102: skein.v1.AgentService.Pools:input_type -> skein.v1.PoolsRequest
-	72,  // 103: skein.v1.AgentService.Blocks:input_type -> skein.v1.BlocksRequest
-	75,  // 104: skein.v1.AgentService.ReserveBlock:input_type -> skein.v1.ReserveBlockRequest
-	76,  // 105: skein.v1.AgentService.ReleaseBlock:input_type -> skein.v1.ReleaseBlockRequest
-	78,  // 106: skein.v1.AgentService.ReserveAddress:input_type -> skein.v1.ReserveAddressRequest
-	79,  // 107: skein.v1.AgentService.ReleaseAddress:input_type -> skein.v1.ReleaseAddressRequest
-	81,  // 108: skein.v1.AgentService.Statics:input_type -> skein.v1.StaticsRequest
-	83,  // 109: skein.v1.AgentService.Who:input_type -> skein.v1.WhoRequest
-	86,  // 110: skein.v1.AgentService.Pods:input_type -> skein.v1.PodsRequest
-	89,  // 111: skein.v1.AgentService.Import:input_type -> skein.v1.ImportRequest
-	91,  // 112: skein.v1.AgentService.CreateEgress:input_type -> skein.v1.CreateEgressRequest
-	92,  // 113: skein.v1.AgentService.ChangeEgress:input_type -> skein.v1.ChangeEgressRequest
-	94,  // 114: skein.v1.AgentService.RemoveEgress:input_type -> skein.v1.RemoveEgressRequest
-	96,  // 115: skein.v1.AgentService.Egresses:input_type -> skein.v1.EgressesRequest
-	100, // 116: skein.v1.AgentService.ShowEgress:input_type -> skein.v1.ShowEgressRequest
-	104, // 117: skein.v1.AgentService.ExplainEgress:input_type -> skein.v1.ExplainEgressRequest
-	106, // 118: skein.v1.AgentService.AttachEgress:input_type -> skein.v1.AttachEgressRequest
-	108, // 119: skein.v1.AgentService.DrainNode:input_type -> skein.v1.DrainNodeRequest
-	34,  // 120: skein.v1.AgentService.SetRole:input_type -> skein.v1.SetRoleRequest
-	36,  // 121: skein.v1.AgentService.SetNode:input_type -> skein.v1.SetNodeRequest
-	7,   // 122: skein.v1.AgentService.AddPlainPeer:input_type -> skein.v1.AddPlainPeerRequest
-	10,  // 123: skein.v1.AgentService.PlainPeers:input_type -> skein.v1.PlainPeersRequest
-	13,  // 124: skein.v1.AgentService.RemovePlainPeer:input_type -> skein.v1.RemovePlainPeerRequest
-	110, // 125: skein.v1.AgentService.Usage:input_type -> skein.v1.UsageRequest
-	115, // 126: skein.v1.AgentService.Profile:input_type -> skein.v1.ProfileRequest
-	1,   // 127: skein.v1.AgentService.Status:output_type -> skein.v1.StatusResponse
-	5,   // 128: skein.v1.AgentService.Nodes:output_type -> skein.v1.NodesResponse
-	16,  // 129: skein.v1.AgentService.Peers:output_type -> skein.v1.PeersResponse
-	19,  // 130: skein.v1.AgentService.Netcheck:output_type -> skein.v1.NetcheckResponse
-	23,  // 131: skein.v1.AgentService.CreateToken:output_type -> skein.v1.CreateTokenResponse
-	25,  // 132: skein.v1.AgentService.ListTokens:output_type -> skein.v1.ListTokensResponse
-	27,  // 133: skein.v1.AgentService.RevokeToken:output_type -> skein.v1.RevokeTokenResponse
-	29,  // 134: skein.v1.AgentService.RepairClock:output_type -> skein.v1.RepairClockResponse
-	31,  // 135: skein.v1.AgentService.ShowNode:output_type -> skein.v1.ShowNodeResponse
-	33,  // 136: skein.v1.AgentService.RevokeNode:output_type -> skein.v1.RevokeNodeResponse
-	39,  // 137: skein.v1.AgentService.Settings:output_type -> skein.v1.SettingsResponse
-	41,  // 138: skein.v1.AgentService.Events:output_type -> skein.v1.EventsResponse
-	43,  // 139: skein.v1.AgentService.State:output_type -> skein.v1.StateResponse
-	45,  // 140: skein.v1.AgentService.Diff:output_type -> skein.v1.DiffResponse
-	47,  // 141: skein.v1.AgentService.ExplainPeer:output_type -> skein.v1.ExplainPeerResponse
-	50,  // 142: skein.v1.AgentService.Graph:output_type -> skein.v1.GraphResponse
-	53,  // 143: skein.v1.AgentService.Plan:output_type -> skein.v1.PlanResponse
-	55,  // 144: skein.v1.AgentService.Down:output_type -> skein.v1.DownResponse
-	57,  // 145: skein.v1.AgentService.Relay:output_type -> skein.v1.RelayResponse
-	64,  // 146: skein.v1.AgentService.CreatePool:output_type -> skein.v1.PoolResponse
-	64,  // 147: skein.v1.AgentService.ChangePool:output_type -> skein.v1.PoolResponse
-	66,  // 148: skein.v1.AgentService.RemovePool:output_type -> skein.v1.RemovePoolResponse
-	68,  // 149: skein.v1.AgentService.Pools:output_type -> skein.v1.PoolsResponse
-	73,  // 150: skein.v1.AgentService.Blocks:output_type -> skein.v1.BlocksResponse
-	77,  // 151: skein.v1.AgentService.ReserveBlock:output_type -> skein.v1.BlockResponse
-	77,  // 152: skein.v1.AgentService.ReleaseBlock:output_type -> skein.v1.BlockResponse
-	80,  // 153: skein.v1.AgentService.ReserveAddress:output_type -> skein.v1.StaticResponse
-	80,  // 154: skein.v1.AgentService.ReleaseAddress:output_type -> skein.v1.StaticResponse
-	82,  // 155: skein.v1.AgentService.Statics:output_type -> skein.v1.StaticsResponse
-	84,  // 156: skein.v1.AgentService.Who:output_type -> skein.v1.WhoResponse
-	87,  // 157: skein.v1.AgentService.Pods:output_type -> skein.v1.PodsResponse
-	90,  // 158: skein.v1.AgentService.Import:output_type -> skein.v1.ImportResponse
-	93,  // 159: skein.v1.AgentService.CreateEgress:output_type -> skein.v1.EgressResponse
-	93,  // 160: skein.v1.AgentService.ChangeEgress:output_type -> skein.v1.EgressResponse
-	95,  // 161: skein.v1.AgentService.RemoveEgress:output_type -> skein.v1.RemoveEgressResponse
-	97,  // 162: skein.v1.AgentService.Egresses:output_type -> skein.v1.EgressesResponse
-	101, // 163: skein.v1.AgentService.ShowEgress:output_type -> skein.v1.ShowEgressResponse
-	105, // 164: skein.v1.AgentService.ExplainEgress:output_type -> skein.v1.ExplainEgressResponse
-	107, // 165: skein.v1.AgentService.AttachEgress:output_type -> skein.v1.AttachEgressResponse
-	109, // 166: skein.v1.AgentService.DrainNode:output_type -> skein.v1.DrainNodeResponse
-	35,  // 167: skein.v1.AgentService.SetRole:output_type -> skein.v1.SetRoleResponse
-	37,  // 168: skein.v1.AgentService.SetNode:output_type -> skein.v1.SetNodeResponse
-	8,   // 169: skein.v1.AgentService.AddPlainPeer:output_type -> skein.v1.AddPlainPeerResponse
-	11,  // 170: skein.v1.AgentService.PlainPeers:output_type -> skein.v1.PlainPeersResponse
-	14,  // 171: skein.v1.AgentService.RemovePlainPeer:output_type -> skein.v1.RemovePlainPeerResponse
-	111, // 172: skein.v1.AgentService.Usage:output_type -> skein.v1.UsageResponse
-	116, // 173: skein.v1.AgentService.Profile:output_type -> skein.v1.ProfileResponse
-	127, // [127:174] is the sub-list for method output_type
-	80,  // [80:127] is the sub-list for method input_type
-	80,  // [80:80] is the sub-list for extension type_name
-	80,  // [80:80] is the sub-list for extension extendee
-	0,   // [0:80] is the sub-list for field type_name
+	119, // 0: skein.v1.StatusResponse.nat_type:type_name -> skein.v1.NatType
+	3,   // 1: skein.v1.StatusResponse.problems:type_name -> skein.v1.Problem
+	4,   // 2: skein.v1.StatusResponse.servers:type_name -> skein.v1.ServerStatus
+	2,   // 3: skein.v1.StatusResponse.hops:type_name -> skein.v1.HopCounts
+	13,  // 4: skein.v1.StatusResponse.carries:type_name -> skein.v1.PlainPeerView
+	7,   // 5: skein.v1.NodesResponse.nodes:type_name -> skein.v1.NodeView
+	13,  // 6: skein.v1.NodesResponse.plain_peers:type_name -> skein.v1.PlainPeerView
+	120, // 7: skein.v1.NodeView.node:type_name -> skein.v1.Node
+	121, // 8: skein.v1.NodeView.record:type_name -> skein.v1.Record
+	122, // 9: skein.v1.AddPlainPeerResponse.peer:type_name -> skein.v1.PlainPeer
+	10,  // 10: skein.v1.AddPlainPeerResponse.endpoints:type_name -> skein.v1.PlainEndpoint
+	13,  // 11: skein.v1.PlainPeersResponse.peers:type_name -> skein.v1.PlainPeerView
+	122, // 12: skein.v1.PlainPeerView.peer:type_name -> skein.v1.PlainPeer
+	122, // 13: skein.v1.RemovePlainPeerResponse.peer:type_name -> skein.v1.PlainPeer
+	18,  // 14: skein.v1.PeersResponse.peers:type_name -> skein.v1.PeerView
+	118, // 15: skein.v1.PeersResponse.peer_transports:type_name -> skein.v1.PeersResponse.PeerTransportsEntry
+	119, // 16: skein.v1.PeerView.nat_type:type_name -> skein.v1.NatType
+	119, // 17: skein.v1.NetcheckResponse.nat_type:type_name -> skein.v1.NatType
+	123, // 18: skein.v1.NetcheckResponse.candidates:type_name -> skein.v1.Candidate
+	22,  // 19: skein.v1.NetcheckResponse.relays:type_name -> skein.v1.RelayCheck
+	21,  // 20: skein.v1.NetcheckResponse.notes:type_name -> skein.v1.DiscoveryNote
+	124, // 21: skein.v1.CreateTokenResponse.info:type_name -> skein.v1.Token
+	124, // 22: skein.v1.ListTokensResponse.tokens:type_name -> skein.v1.Token
+	7,   // 23: skein.v1.ShowNodeResponse.node:type_name -> skein.v1.NodeView
+	120, // 24: skein.v1.RevokeNodeResponse.node:type_name -> skein.v1.Node
+	120, // 25: skein.v1.SetRoleResponse.node:type_name -> skein.v1.Node
+	125, // 26: skein.v1.SetNodeRequest.settings:type_name -> skein.v1.NodeSettings
+	120, // 27: skein.v1.SetNodeResponse.node:type_name -> skein.v1.Node
+	126, // 28: skein.v1.SettingsRequest.change:type_name -> skein.v1.Settings
+	126, // 29: skein.v1.SettingsResponse.settings:type_name -> skein.v1.Settings
+	127, // 30: skein.v1.EventsResponse.event:type_name -> skein.v1.Event
+	128, // 31: skein.v1.StateResponse.state:type_name -> skein.v1.State
+	18,  // 32: skein.v1.ExplainPeerResponse.peer:type_name -> skein.v1.PeerView
+	121, // 33: skein.v1.ExplainPeerResponse.record:type_name -> skein.v1.Record
+	121, // 34: skein.v1.ExplainPeerResponse.self:type_name -> skein.v1.Record
+	52,  // 35: skein.v1.ExplainPeerResponse.probes:type_name -> skein.v1.ProbeView
+	129, // 36: skein.v1.ExplainPeerResponse.history:type_name -> skein.v1.JournalEntry
+	49,  // 37: skein.v1.ExplainPeerResponse.guess:type_name -> skein.v1.PortGuessView
+	7,   // 38: skein.v1.GraphResponse.nodes:type_name -> skein.v1.NodeView
+	18,  // 39: skein.v1.GraphResponse.peers:type_name -> skein.v1.PeerView
+	59,  // 40: skein.v1.RelayResponse.sessions:type_name -> skein.v1.RelaySession
+	60,  // 41: skein.v1.RelayResponse.server:type_name -> skein.v1.RelayServer
+	62,  // 42: skein.v1.RelayServer.clients:type_name -> skein.v1.RelayClient
+	61,  // 43: skein.v1.RelayServer.limits:type_name -> skein.v1.RelayServerLimits
+	130, // 44: skein.v1.CreatePoolRequest.pool:type_name -> skein.v1.Pool
+	131, // 45: skein.v1.ChangePoolRequest.change:type_name -> skein.v1.ChangePool
+	130, // 46: skein.v1.PoolResponse.pool:type_name -> skein.v1.Pool
+	70,  // 47: skein.v1.PoolsResponse.pools:type_name -> skein.v1.PoolView
+	130, // 48: skein.v1.PoolView.pool:type_name -> skein.v1.Pool
+	71,  // 49: skein.v1.PoolView.holders:type_name -> skein.v1.PoolHolder
+	132, // 50: skein.v1.PoolView.grants:type_name -> skein.v1.Grant
+	133, // 51: skein.v1.PoolView.statics:type_name -> skein.v1.StaticAddress
+	72,  // 52: skein.v1.PoolView.local:type_name -> skein.v1.LocalPool
+	75,  // 53: skein.v1.BlocksResponse.blocks:type_name -> skein.v1.BlockView
+	134, // 54: skein.v1.BlockView.block:type_name -> skein.v1.Block
+	134, // 55: skein.v1.BlockResponse.block:type_name -> skein.v1.Block
+	133, // 56: skein.v1.StaticResponse.address:type_name -> skein.v1.StaticAddress
+	133, // 57: skein.v1.StaticsResponse.addresses:type_name -> skein.v1.StaticAddress
+	134, // 58: skein.v1.WhoResponse.block:type_name -> skein.v1.Block
+	86,  // 59: skein.v1.WhoResponse.pod:type_name -> skein.v1.Holder
+	89,  // 60: skein.v1.PodsResponse.pods:type_name -> skein.v1.PodView
+	86,  // 61: skein.v1.PodView.holder:type_name -> skein.v1.Holder
+	135, // 62: skein.v1.ImportRequest.import:type_name -> skein.v1.ImportPools
+	136, // 63: skein.v1.CreateEgressRequest.egress:type_name -> skein.v1.Egress
+	137, // 64: skein.v1.ChangeEgressRequest.change:type_name -> skein.v1.ChangeEgress
+	136, // 65: skein.v1.EgressResponse.egress:type_name -> skein.v1.Egress
+	99,  // 66: skein.v1.EgressesResponse.egresses:type_name -> skein.v1.EgressSummary
+	136, // 67: skein.v1.EgressSummary.egress:type_name -> skein.v1.Egress
+	100, // 68: skein.v1.EgressSummary.slots:type_name -> skein.v1.SlotView
+	138, // 69: skein.v1.SlotView.slot:type_name -> skein.v1.EgressSlot
+	99,  // 70: skein.v1.ShowEgressResponse.summary:type_name -> skein.v1.EgressSummary
+	139, // 71: skein.v1.ShowEgressResponse.gateways:type_name -> skein.v1.EgressGateway
+	103, // 72: skein.v1.ShowEgressResponse.silent:type_name -> skein.v1.EgressNodeError
+	104, // 73: skein.v1.ShowEgressResponse.clients:type_name -> skein.v1.EgressHostClients
+	140, // 74: skein.v1.EgressHostClients.clients:type_name -> skein.v1.EgressClientReport
+	141, // 75: skein.v1.AttachEgressResponse.egresses:type_name -> skein.v1.EgressOfClient
+	120, // 76: skein.v1.DrainNodeResponse.node:type_name -> skein.v1.Node
+	100, // 77: skein.v1.DrainNodeResponse.slots:type_name -> skein.v1.SlotView
+	113, // 78: skein.v1.UsageResponse.peers:type_name -> skein.v1.PeerUsage
+	112, // 79: skein.v1.UsageRates.usage:type_name -> skein.v1.UsageResponse
+	115, // 80: skein.v1.UsageRates.peers:type_name -> skein.v1.PeerRates
+	113, // 81: skein.v1.PeerRates.peer:type_name -> skein.v1.PeerUsage
+	0,   // 82: skein.v1.AgentService.Status:input_type -> skein.v1.StatusRequest
+	5,   // 83: skein.v1.AgentService.Nodes:input_type -> skein.v1.NodesRequest
+	16,  // 84: skein.v1.AgentService.Peers:input_type -> skein.v1.PeersRequest
+	19,  // 85: skein.v1.AgentService.Netcheck:input_type -> skein.v1.NetcheckRequest
+	23,  // 86: skein.v1.AgentService.CreateToken:input_type -> skein.v1.CreateTokenRequest
+	25,  // 87: skein.v1.AgentService.ListTokens:input_type -> skein.v1.ListTokensRequest
+	27,  // 88: skein.v1.AgentService.RevokeToken:input_type -> skein.v1.RevokeTokenRequest
+	29,  // 89: skein.v1.AgentService.RepairClock:input_type -> skein.v1.RepairClockRequest
+	31,  // 90: skein.v1.AgentService.ShowNode:input_type -> skein.v1.ShowNodeRequest
+	33,  // 91: skein.v1.AgentService.RevokeNode:input_type -> skein.v1.RevokeNodeRequest
+	39,  // 92: skein.v1.AgentService.Settings:input_type -> skein.v1.SettingsRequest
+	41,  // 93: skein.v1.AgentService.Events:input_type -> skein.v1.EventsRequest
+	43,  // 94: skein.v1.AgentService.State:input_type -> skein.v1.StateRequest
+	45,  // 95: skein.v1.AgentService.Diff:input_type -> skein.v1.DiffRequest
+	47,  // 96: skein.v1.AgentService.ExplainPeer:input_type -> skein.v1.ExplainPeerRequest
+	50,  // 97: skein.v1.AgentService.Graph:input_type -> skein.v1.GraphRequest
+	53,  // 98: skein.v1.AgentService.Plan:input_type -> skein.v1.PlanRequest
+	55,  // 99: skein.v1.AgentService.Down:input_type -> skein.v1.DownRequest
+	57,  // 100: skein.v1.AgentService.Relay:input_type -> skein.v1.RelayRequest
+	63,  // 101: skein.v1.AgentService.CreatePool:input_type -> skein.v1.CreatePoolRequest
+	64,  // 102: skein.v1.AgentService.ChangePool:input_type -> skein.v1.ChangePoolRequest
+	66,  // 103: skein.v1.AgentService.RemovePool:input_type -> skein.v1.RemovePoolRequest
+	68,  // 104: skein.v1.AgentService.Pools:input_type -> skein.v1.PoolsRequest
+	73,  // 105: skein.v1.AgentService.Blocks:input_type -> skein.v1.BlocksRequest
+	76,  // 106: skein.v1.AgentService.ReserveBlock:input_type -> skein.v1.ReserveBlockRequest
+	77,  // 107: skein.v1.AgentService.ReleaseBlock:input_type -> skein.v1.ReleaseBlockRequest
+	79,  // 108: skein.v1.AgentService.ReserveAddress:input_type -> skein.v1.ReserveAddressRequest
+	80,  // 109: skein.v1.AgentService.ReleaseAddress:input_type -> skein.v1.ReleaseAddressRequest
+	82,  // 110: skein.v1.AgentService.Statics:input_type -> skein.v1.StaticsRequest
+	84,  // 111: skein.v1.AgentService.Who:input_type -> skein.v1.WhoRequest
+	87,  // 112: skein.v1.AgentService.Pods:input_type -> skein.v1.PodsRequest
+	90,  // 113: skein.v1.AgentService.Import:input_type -> skein.v1.ImportRequest
+	92,  // 114: skein.v1.AgentService.CreateEgress:input_type -> skein.v1.CreateEgressRequest
+	93,  // 115: skein.v1.AgentService.ChangeEgress:input_type -> skein.v1.ChangeEgressRequest
+	95,  // 116: skein.v1.AgentService.RemoveEgress:input_type -> skein.v1.RemoveEgressRequest
+	97,  // 117: skein.v1.AgentService.Egresses:input_type -> skein.v1.EgressesRequest
+	101, // 118: skein.v1.AgentService.ShowEgress:input_type -> skein.v1.ShowEgressRequest
+	105, // 119: skein.v1.AgentService.ExplainEgress:input_type -> skein.v1.ExplainEgressRequest
+	107, // 120: skein.v1.AgentService.AttachEgress:input_type -> skein.v1.AttachEgressRequest
+	109, // 121: skein.v1.AgentService.DrainNode:input_type -> skein.v1.DrainNodeRequest
+	35,  // 122: skein.v1.AgentService.SetRole:input_type -> skein.v1.SetRoleRequest
+	37,  // 123: skein.v1.AgentService.SetNode:input_type -> skein.v1.SetNodeRequest
+	8,   // 124: skein.v1.AgentService.AddPlainPeer:input_type -> skein.v1.AddPlainPeerRequest
+	11,  // 125: skein.v1.AgentService.PlainPeers:input_type -> skein.v1.PlainPeersRequest
+	14,  // 126: skein.v1.AgentService.RemovePlainPeer:input_type -> skein.v1.RemovePlainPeerRequest
+	111, // 127: skein.v1.AgentService.Usage:input_type -> skein.v1.UsageRequest
+	116, // 128: skein.v1.AgentService.Profile:input_type -> skein.v1.ProfileRequest
+	1,   // 129: skein.v1.AgentService.Status:output_type -> skein.v1.StatusResponse
+	6,   // 130: skein.v1.AgentService.Nodes:output_type -> skein.v1.NodesResponse
+	17,  // 131: skein.v1.AgentService.Peers:output_type -> skein.v1.PeersResponse
+	20,  // 132: skein.v1.AgentService.Netcheck:output_type -> skein.v1.NetcheckResponse
+	24,  // 133: skein.v1.AgentService.CreateToken:output_type -> skein.v1.CreateTokenResponse
+	26,  // 134: skein.v1.AgentService.ListTokens:output_type -> skein.v1.ListTokensResponse
+	28,  // 135: skein.v1.AgentService.RevokeToken:output_type -> skein.v1.RevokeTokenResponse
+	30,  // 136: skein.v1.AgentService.RepairClock:output_type -> skein.v1.RepairClockResponse
+	32,  // 137: skein.v1.AgentService.ShowNode:output_type -> skein.v1.ShowNodeResponse
+	34,  // 138: skein.v1.AgentService.RevokeNode:output_type -> skein.v1.RevokeNodeResponse
+	40,  // 139: skein.v1.AgentService.Settings:output_type -> skein.v1.SettingsResponse
+	42,  // 140: skein.v1.AgentService.Events:output_type -> skein.v1.EventsResponse
+	44,  // 141: skein.v1.AgentService.State:output_type -> skein.v1.StateResponse
+	46,  // 142: skein.v1.AgentService.Diff:output_type -> skein.v1.DiffResponse
+	48,  // 143: skein.v1.AgentService.ExplainPeer:output_type -> skein.v1.ExplainPeerResponse
+	51,  // 144: skein.v1.AgentService.Graph:output_type -> skein.v1.GraphResponse
+	54,  // 145: skein.v1.AgentService.Plan:output_type -> skein.v1.PlanResponse
+	56,  // 146: skein.v1.AgentService.Down:output_type -> skein.v1.DownResponse
+	58,  // 147: skein.v1.AgentService.Relay:output_type -> skein.v1.RelayResponse
+	65,  // 148: skein.v1.AgentService.CreatePool:output_type -> skein.v1.PoolResponse
+	65,  // 149: skein.v1.AgentService.ChangePool:output_type -> skein.v1.PoolResponse
+	67,  // 150: skein.v1.AgentService.RemovePool:output_type -> skein.v1.RemovePoolResponse
+	69,  // 151: skein.v1.AgentService.Pools:output_type -> skein.v1.PoolsResponse
+	74,  // 152: skein.v1.AgentService.Blocks:output_type -> skein.v1.BlocksResponse
+	78,  // 153: skein.v1.AgentService.ReserveBlock:output_type -> skein.v1.BlockResponse
+	78,  // 154: skein.v1.AgentService.ReleaseBlock:output_type -> skein.v1.BlockResponse
+	81,  // 155: skein.v1.AgentService.ReserveAddress:output_type -> skein.v1.StaticResponse
+	81,  // 156: skein.v1.AgentService.ReleaseAddress:output_type -> skein.v1.StaticResponse
+	83,  // 157: skein.v1.AgentService.Statics:output_type -> skein.v1.StaticsResponse
+	85,  // 158: skein.v1.AgentService.Who:output_type -> skein.v1.WhoResponse
+	88,  // 159: skein.v1.AgentService.Pods:output_type -> skein.v1.PodsResponse
+	91,  // 160: skein.v1.AgentService.Import:output_type -> skein.v1.ImportResponse
+	94,  // 161: skein.v1.AgentService.CreateEgress:output_type -> skein.v1.EgressResponse
+	94,  // 162: skein.v1.AgentService.ChangeEgress:output_type -> skein.v1.EgressResponse
+	96,  // 163: skein.v1.AgentService.RemoveEgress:output_type -> skein.v1.RemoveEgressResponse
+	98,  // 164: skein.v1.AgentService.Egresses:output_type -> skein.v1.EgressesResponse
+	102, // 165: skein.v1.AgentService.ShowEgress:output_type -> skein.v1.ShowEgressResponse
+	106, // 166: skein.v1.AgentService.ExplainEgress:output_type -> skein.v1.ExplainEgressResponse
+	108, // 167: skein.v1.AgentService.AttachEgress:output_type -> skein.v1.AttachEgressResponse
+	110, // 168: skein.v1.AgentService.DrainNode:output_type -> skein.v1.DrainNodeResponse
+	36,  // 169: skein.v1.AgentService.SetRole:output_type -> skein.v1.SetRoleResponse
+	38,  // 170: skein.v1.AgentService.SetNode:output_type -> skein.v1.SetNodeResponse
+	9,   // 171: skein.v1.AgentService.AddPlainPeer:output_type -> skein.v1.AddPlainPeerResponse
+	12,  // 172: skein.v1.AgentService.PlainPeers:output_type -> skein.v1.PlainPeersResponse
+	15,  // 173: skein.v1.AgentService.RemovePlainPeer:output_type -> skein.v1.RemovePlainPeerResponse
+	112, // 174: skein.v1.AgentService.Usage:output_type -> skein.v1.UsageResponse
+	117, // 175: skein.v1.AgentService.Profile:output_type -> skein.v1.ProfileResponse
+	129, // [129:176] is the sub-list for method output_type
+	82,  // [82:129] is the sub-list for method input_type
+	82,  // [82:82] is the sub-list for extension type_name
+	82,  // [82:82] is the sub-list for extension extendee
+	0,   // [0:82] is the sub-list for field type_name
 }
 
 func init() { file_skein_v1_agent_proto_init() }
@@ -9145,7 +9268,7 @@ func file_skein_v1_agent_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_skein_v1_agent_proto_rawDesc), len(file_skein_v1_agent_proto_rawDesc)),
 			NumEnums:      0,
-			NumMessages:   118,
+			NumMessages:   119,
 			NumExtensions: 0,
 			NumServices:   1,
 		},
