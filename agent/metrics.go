@@ -167,6 +167,7 @@ func (c roomCollector) Collect(out chan<- prometheus.Metric) {
 	c.a.collectEgresses(out)
 	c.a.collectUsage(out)
 	c.a.collectSites(out)
+	c.a.collectPlain(out)
 	if c.a.guess != nil {
 		s := c.a.guess.Stats()
 		for outcome, n := range map[string]uint64{"hit": s.Hits, "failed": s.Failed, "refused": s.Refused, "silent": s.Silent} {

@@ -26,6 +26,7 @@ const (
 	plainSilent  = 2           // failures, one after the other, of a carrier that counts as silent
 	plainSettle  = 20 * time.Millisecond
 	subjectPlain = "plain peers"
+	subjectStale = "plain peers' secrets"
 )
 
 // plainPeers answers the plain peers that this node may carry.
@@ -243,6 +244,7 @@ func (p *plainPeers) configure(now time.Time) bool {
 	maps.DeleteFunc(p.memories, func(i uint64, _ plainpeer.Memory) bool { return gone(i) })
 	maps.DeleteFunc(p.terms, func(i, _ uint64) bool { return gone(i) })
 	maps.DeleteFunc(p.secrets, func(i uint64, _ plainSecrets) bool { return gone(i) })
+	p.a.report(subjectStale, warning, staleSecrets(p.peers), "give each of them new ones with skein peer add NAME --replace")
 	if len(p.peers) == 0 {
 		p.close()
 		p.retry = time.Time{}

@@ -129,13 +129,14 @@ func refusalProblem(packets uint64, over time.Duration, now time.Time, from stri
 	if over <= 0 || float64(packets)/over.Seconds() < refusedMatters {
 		return nil
 	}
-	text := fmt.Sprintf("%d packets that others passed on to this node were refused in the last %s", packets, over.Round(time.Second))
+	text := fmt.Sprintf("%d packets that others passed on to this node were refused in the last %s",
+		packets, over.Round(time.Second))
 	if from != "" {
 		text += "; " + from + " brought the last one"
 	}
 	return &skeinv1.Problem{Subject: subjectHops, Severity: warning, Message: text, Since: now.Add(-over).UnixNano(),
-		Advice: "compare SITE and LEADER of skein nodes here and at the leaders: they see sites in another way than this node, or bring what they may not. " +
-			"Seconds after a change of sites this should be over"}
+		Advice: "compare SITE and LEADER of skein nodes here and there: the other node sees sites in another way, or " +
+			"brings what it may not. Seconds after a change of sites this should be over"}
 }
 
 // nameOf is the name of the member that has an overlay address; empty: none has.
@@ -206,7 +207,8 @@ func (a *Agent) collectSites(out chan<- prometheus.Metric) {
 	if p == nil || a.relayOnly() {
 		return
 	}
-	f := siteFigures{tunnels: int(a.tunnelPeers()), apart: p.Topology(p.Site) == sites.Site, site: p.Site, leads: leads(p, a.id),
+	f := siteFigures{tunnels: int(a.tunnelPeers()), apart: p.Topology(p.Site) == sites.Site,
+		site: p.Site, leads: leads(p, a.id),
 		own: a.leaderChanges.own.Load(), other: a.leaderChanges.other.Load()}
 	reach := a.reach.Load()
 	for _, id := range a.roster.Members() {

@@ -48,7 +48,8 @@ func TestRefusalsThatMatter(t *testing.T) {
 		packets uint64
 		over    time.Duration
 		warned  bool
-	}{{0, 0, false}, {9, 10 * time.Second, false}, {10, 10 * time.Second, true}, {100, time.Minute, true}, {59, time.Minute, false}} {
+	}{{0, 0, false}, {9, 10 * time.Second, false}, {10, 10 * time.Second, true}, {100, time.Minute, true},
+		{59, time.Minute, false}} {
 		p := refusalProblem(c.packets, c.over, now, "home1")
 		if (p != nil) != c.warned {
 			t.Errorf("%d in %s: %v", c.packets, c.over, p)
@@ -85,9 +86,10 @@ func TestChangedLeaders(t *testing.T) {
 		"none is left there":   {before, plan([]sites.Leader{leader(1), leader(2)}), 0, 1},
 		"a site that is new": {&sites.Plan{Site: "home", Leaders: map[string][]sites.Leader{"home": {leader(1)}}},
 			plan([]sites.Leader{leader(1)}, leader(5)), 0, 0},
-		"this node's site is another": {before, &sites.Plan{Site: "dc", Leaders: map[string][]sites.Leader{"dc": {leader(9)}}}, 0, 0},
-		"from topology full":          {&sites.Plan{Full: true, Site: "home"}, before, 0, 0},
-		"to topology full":            {before, &sites.Plan{Full: true, Site: "home"}, 0, 0},
+		"this node's site is another": {before,
+			&sites.Plan{Site: "dc", Leaders: map[string][]sites.Leader{"dc": {leader(9)}}}, 0, 0},
+		"from topology full": {&sites.Plan{Full: true, Site: "home"}, before, 0, 0},
+		"to topology full":   {before, &sites.Plan{Full: true, Site: "home"}, 0, 0},
 	} {
 		if own, other := changedLeaders(c.before, c.now); own != c.own || other != c.other {
 			t.Errorf("%s: %d of its own, %d of others, want %d and %d", what, own, other, c.own, c.other)

@@ -63,6 +63,7 @@ func (s api) Status(ctx context.Context, _ *skeinv1.StatusRequest) (*skeinv1.Sta
 	r.RelayUdp = a.udpText()
 	a.siteStatus(r)
 	a.hopStatus(ctx, r)
+	r.Carries = a.heldPlain()
 	if a.clockSeen.Load() {
 		r.ClockOffsetNanos = a.clock.Load()
 	}

@@ -159,3 +159,32 @@ func TestPeersAreListed(t *testing.T) {
 	f.lay(&skeinv1.RemovePlainPeerRequest{}, &skeinv1.RemovePlainPeerResponse{Index: 44})
 	f.showsGolden(t, "peer-list", []string{"peer", "list"}, []string{"peer", "remove", "phone"})
 }
+
+// Status names the plain peers that a node carries, the first few of them.
+func TestStatusNamesCarriedPeers(t *testing.T) {
+	now := time.Unix(1e6, 0)
+	for want, v := range map[string]*skeinv1.PlainPeerView{
+		"plain peer phone, last handshake 12s ago":                 {LastHandshake: now.Add(-12 * time.Second).UnixNano()},
+		"plain peer phone, no handshake yet":                       {Peer: &skeinv1.PlainPeer{ExpiresAt: now.Add(25 * time.Hour).UnixNano()}},
+		"plain peer phone, no handshake yet, expires in 23h30m":    {Peer: &skeinv1.PlainPeer{ExpiresAt: now.Add(23*time.Hour + 30*time.Minute).UnixNano()}},
+		"plain peer phone, last handshake 3m20s ago, expired":      {LastHandshake: now.Add(-200 * time.Second).UnixNano(), Peer: &skeinv1.PlainPeer{ExpiresAt: now.UnixNano()}},
+		"plain peer phone, last handshake 2m0s ago, expires in 5s": {LastHandshake: now.Add(-2 * time.Minute).UnixNano(), Peer: &skeinv1.PlainPeer{ExpiresAt: now.Add(5 * time.Second).UnixNano()}},
+	} {
+		if v.Peer == nil {
+			v.Peer = &skeinv1.PlainPeer{}
+		}
+		v.Peer.Name = "phone"
+		if have := carriesText(v, now); have != want {
+			t.Errorf("%q, want %q", have, want)
+		}
+	}
+	var b strings.Builder
+	s := &skeinv1.StatusResponse{}
+	for range 7 {
+		s.Carries = append(s.Carries, &skeinv1.PlainPeerView{Peer: &skeinv1.PlainPeer{Name: "phone"}})
+	}
+	printStatus(&b, s)
+	if strings.Count(b.String(), "carries    plain peer phone") != 5 || !strings.Contains(b.String(), "carries    2 more; skein peer list") {
+		t.Error(b.String())
+	}
+}

@@ -28,6 +28,11 @@ func newStatusCmd(g *globals) *cobra.Command {
 // rolesAreNews is how long status tells of roles in a cluster that is older than they are.
 const rolesAreNews = 30 * 24 * time.Hour
 
+const (
+	carriesShown = 5              // plain peers that status names
+	expiresSoon  = 24 * time.Hour // status tells of the end of one
+)
+
 func printStatus(w io.Writer, s *skeinv1.StatusResponse) {
 	line := func(k, format string, a ...any) {
 		fmt.Fprintf(w, "%-10s %s\n", k, cut(fmt.Sprintf(format, a...), tableWidth-11))
@@ -69,6 +74,13 @@ func printStatus(w io.Writer, s *skeinv1.StatusResponse) {
 	}
 	line("peers", "%d: %d direct, %d by relay, %d down (mode %s)", s.GetPeers(), s.GetPeersDirect(), s.GetPeersRelay(), s.GetPeersDown(), dash(s.GetTransportMode()))
 	line("nodes", "%d, %d alive", s.GetNodes(), s.GetNodesAlive())
+	for i, p := range s.GetCarries() {
+		if i == carriesShown {
+			line("carries", "%d more; skein peer list names them", len(s.GetCarries())-i)
+			break
+		}
+		line("carries", "%s", carriesText(p, time.Now()))
+	}
 	if at := time.Unix(0, s.GetRolesIntroduced()); s.GetRolesIntroduced() != 0 && time.Since(at) < rolesAreNews {
 		fmt.Fprintln(w, wrap(fmt.Sprintf("%-10s %s", "roles", "since "+at.Format(time.DateOnly)+" cluster commands are for servers and admins; "+
 			"`skein nodes` shows who is what, and `skein node grant NAME admin`, on a server, lets others give them"), 11))
@@ -79,6 +91,25 @@ func printStatus(w io.Writer, s *skeinv1.StatusResponse) {
 			fmt.Fprintf(w, "%-10s %s\n", "", p.GetAdvice())
 		}
 	}
+}
+
+// carriesText is a plain peer that this node carries, in a line.
+func carriesText(v *skeinv1.PlainPeerView, now time.Time) string {
+	text := "plain peer " + v.GetPeer().GetName()
+	if at := v.GetLastHandshake(); at != 0 {
+		text += ", last handshake " + short(now.Sub(time.Unix(0, at))) + " ago"
+	} else {
+		text += ", no handshake yet"
+	}
+	at := v.GetPeer().GetExpiresAt()
+	switch left := time.Unix(0, at).Sub(now); {
+	case at == 0 || left > expiresSoon:
+	case left <= 0:
+		text += ", expired"
+	default:
+		text += ", expires in " + short(left)
+	}
+	return text
 }
 
 // siteText says who speaks for this node's site.

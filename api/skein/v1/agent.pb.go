@@ -405,8 +405,8 @@ func (x *StatusResponse) GetCarries() []*PlainPeerView {
 	return nil
 }
 
-// HopCounts are packets that travel inside others between sites, since the agent started. With WireGuard in the kernel those
-// that were dropped are counted since it last changed who may bring what, and not all of them.
+// HopCounts are packets that travel inside others between sites, since the agent started. With WireGuard in the kernel
+// those that were dropped are counted since it last changed who may bring what, and not all of them.
 type HopCounts struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Sent          uint64                 `protobuf:"varint,1,opt,name=sent,proto3" json:"sent,omitempty"`                                 // to the next node, inside another packet
