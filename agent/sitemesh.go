@@ -92,6 +92,7 @@ func (m *siteMesh) reach(members []identity.ID, paths map[identity.ID]path.Path,
 			r.peers[id] = true
 		}
 		w, ok := m.plan.Way(id, dead)
+		others := passOn(w, id)
 		if m.before != nil {
 			last, had := m.before.Way(id, dead)
 			switch {
@@ -101,16 +102,32 @@ func (m *siteMesh) reach(members []identity.ID, paths map[identity.ID]path.Path,
 				w.Via, w.Hop, ok = last.Via, last.Hop, true
 			}
 			w.Deliver = !w.Hop && (m.plan.Delivers() || m.before.Delivers())
+			if had && others == id {
+				others = passOn(last, id)
+			}
+			if !m.plan.Forwards && !m.before.Forwards {
+				others = id
+			}
 		}
 		switch {
 		case !ok:
 		case w.Hop:
 			r.ways[id] = projection.Way{Via: w.Via}
 		case w.Deliver:
-			r.ways[id] = projection.Way{Via: id, Passed: true}
+			r.ways[id] = projection.Way{Via: others, Passed: true}
 		}
 	}
 	return r
+}
+
+// passOn is where packets for a node go that come from others, by one plan. While the topology changes hosts switch
+// one after the other, and what comes from one that sends by leaders is passed on by leaders: the node takes it from
+// those of its own site, and not from another's, which it would come from if this host sent others' packets as its own.
+func passOn(w sites.Way, to identity.ID) identity.ID {
+	if w.Hop {
+		return w.Via
+	}
+	return to
 }
 
 // guards are who may bring packets of whom, by the plan and by the one before it.

@@ -58,7 +58,8 @@ func (w *meshOf) plan(self, topology string) *reach {
 
 func (w *meshOf) later(d time.Duration) { w.now = w.now.Add(d) }
 
-// way is how packets for a node travel: "direct", "via NAME", "none", and "+" where packets of others are wrapped for it.
+// way is how packets for a node travel: "direct", "via NAME", "none"; "direct+" where packets of others are wrapped for it,
+// "NAME+" where they are for another node that passes them on.
 func (w *meshOf) way(r *reach, to string) string {
 	id := w.ids[to]
 	way, ok := r.ways[id]
@@ -67,8 +68,10 @@ func (w *meshOf) way(r *reach, to string) string {
 		return "direct"
 	case !ok:
 		return "none"
-	case way.Passed:
+	case way.Passed && way.Via == id:
 		return "direct+"
+	case way.Passed:
+		return w.name(way.Via) + "+"
 	}
 	return "via " + w.name(way.Via)
 }
@@ -159,6 +162,24 @@ func TestALeaderDeliversWhileOthersSendByIt(t *testing.T) {
 		}
 	}
 	w.want("long after", w.way(w.plan("a1", ""), "a3"), "direct")
+}
+
+// TestALeaderPassesOnAsOthersSend: while the topology changes a leader sends its own packets as before, or straight, and
+// passes on those of others by a leader of the other site, whichever of the hosts has switched already: nodes take them
+// from nobody else.
+func TestALeaderPassesOnAsOthersSend(t *testing.T) {
+	w := newMeshOf(t)
+	w.plan("a1", "")
+	for _, topology := range []string{sites.Site, "full"} {
+		w.later(time.Hour)
+		for after := range sites.Linger / time.Second {
+			if got := w.way(w.plan("a1", topology), "b3"); !slices.Contains([]string{"b1+", "b2+", "via b1", "via b2"}, got) {
+				t.Errorf("%s, %d s after: others' packets go %s", topology, after, got)
+			}
+			w.later(time.Second)
+		}
+	}
+	w.want("long after", w.way(w.plan("a1", ""), "b3"), "direct")
 }
 
 // TestADeadLeaderIsPassedOver: as soon as its path is given up, and until it has proved itself again.

@@ -55,6 +55,9 @@ func (in *Input) mtu(id identity.ID, link int) int {
 		return narrower(in.Endpoints[id].MTU, link)
 	}
 	mtu := narrower(in.Endpoints[way.Via].MTU, link)
+	if own := narrower(in.Endpoints[id].MTU, link); way.Passed && own > 0 && (mtu == 0 || own < mtu) {
+		mtu = own // this host's own packets go straight to the member
+	}
 	switch {
 	case mtu > 0:
 		return mtu - dataplane.HopOverhead
