@@ -82,19 +82,27 @@ func refusedSince(before, now hopReading) uint64 {
 	return now.n.Refused - before.n.Refused
 }
 
-// readHops reads the counters of hops.
+// unused reports whether no packet of a hop has been seen yet.
+func (w *hopWatch) unused() bool {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	return w.newest.n == hop.Counts{}
+}
+
+// readHops reads the counters of hops, where there have been any.
 func (a *Agent) readHops(ctx context.Context) (hopReading, error) {
-	if a.plane == nil {
+	r := a.reach.Load()
+	if a.plane == nil || (r == nil || r.full) && a.hops.unused() {
 		return hopReading{}, nil
 	}
 	ctx, cancel := context.WithTimeout(ctx, hopsWithin)
 	defer cancel()
 	n, err := a.plane.Hops(ctx)
-	r := hopReading{time.Now(), n}
+	now := hopReading{time.Now(), n}
 	if err == nil {
-		a.hops.note(r, a.started)
+		a.hops.note(now, a.started)
 	}
-	return r, err
+	return now, err
 }
 
 // hopStatus tells of the packets of hops, and warns when many are refused.
