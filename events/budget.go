@@ -26,6 +26,8 @@ const (
 	MaxEgressBytes = 12 << 20 // with their slots
 	MaxPlainBytes  = 1 << 20  // plain peers
 
+	MaxTranslationBytes = 128 << 10 // translations: MaxTranslations of them are less
+
 	maxImportBytes = 24 << 20 // of the events of one import: an entry of the log holds 32 MiB
 	crowdedPercent = 80       // of a limit, from which on users are warned
 )
@@ -40,7 +42,7 @@ func standardBudget() budget {
 	return budget{pods: MaxPodBytes, sections: [sections]int{
 		sectionNodes: MaxNodeBytes, sectionPools: MaxPoolBytes, sectionBlocks: MaxBlockBytes,
 		sectionStatics: MaxStaticBytes, sectionGrants: MaxGrantBytes, sectionEgresses: MaxEgressBytes,
-		sectionPlain: MaxPlainBytes,
+		sectionPlain: MaxPlainBytes, sectionTranslations: MaxTranslationBytes,
 	}}
 }
 
@@ -133,6 +135,8 @@ func grows(c *skeinv1.Command, e *skeinv1.Event) (in section, bytes int, limited
 		return sectionEgresses, egressSize(b.EgressChanged.GetEgress()), true
 	case *skeinv1.Event_PlainPeerSet:
 		return sectionPlain, entrySize(sectionPlain, sizeOf(b.PlainPeerSet.GetPlainPeer())), true
+	case *skeinv1.Event_SiteTranslationSet:
+		return sectionTranslations, entrySize(sectionTranslations, sizeOf(b.SiteTranslationSet.GetTranslation())), true
 	case *skeinv1.Event_SlotReleased:
 		return sectionEgresses, entrySize(sectionEgresses, sizeOf(b.SlotReleased.GetSlot())), false
 	}
@@ -177,6 +181,8 @@ func (c *content) describe(in section) (what, next string) {
 		return fmt.Sprintf("%d egresses with %d slots", c.outlets.n, c.slotCount), "remove some that are not used with skein egress remove, or give them fewer destinations"
 	case sectionPlain:
 		return fmt.Sprintf("%d plain peers", c.plain.n), "remove those that are not used with skein peer remove"
+	case sectionTranslations:
+		return fmt.Sprintf("%d translations of sites' networks", c.translations.n), "remove those that are not used with skein site translate --remove"
 	}
 	return "the settings", ""
 }

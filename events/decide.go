@@ -119,6 +119,10 @@ func (d *decision) dispatch() error {
 		return d.setPlainPeer(b.SetPlainPeer)
 	case *skeinv1.Command_RemovePlainPeer:
 		return d.removePlainPeer(b.RemovePlainPeer)
+	case *skeinv1.Command_SetSiteTranslation:
+		return d.setSiteTranslation(b.SetSiteTranslation)
+	case *skeinv1.Command_RemoveSiteTranslation:
+		return d.removeSiteTranslation(b.RemoveSiteTranslation)
 	}
 	return d.dispatchPool()
 }

@@ -45,8 +45,11 @@ func Diff(a, b *State) []string {
 		return t.GetId(), "token " + t.GetId()
 	})...)
 	out = append(append(out, diffPools(a, b)...), diffEgresses(a, b)...)
-	return append(out, diffTable(&a.plain, &b.plain, func(p *skeinv1.PlainPeer) (string, string) {
+	out = append(out, diffTable(&a.plain, &b.plain, func(p *skeinv1.PlainPeer) (string, string) {
 		return p.GetName(), "plain peer " + p.GetName()
+	})...)
+	return append(out, diffTable(&a.translations, &b.translations, func(t *skeinv1.SiteTranslation) (string, string) {
+		return translationKey(t.GetSite(), t.GetPrefix()), fmt.Sprintf("translation of %s in %s", t.GetPrefix(), SiteText(t.GetSite()))
 	})...)
 }
 
@@ -169,7 +172,7 @@ func describe(m proto.Message) string {
 	r := m.ProtoReflect()
 	for _, f := range sortedFields(r.Descriptor()) {
 		switch f.Name() {
-		case "id", "name", "node", "number":
+		case "id", "name", "node", "number", "site", "prefix":
 			continue
 		case "pool":
 			if _, egress := m.(*skeinv1.Egress); !egress {

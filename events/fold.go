@@ -89,6 +89,10 @@ func (s *State) fold(e *skeinv1.Event) {
 		s.setPlainPeer(b.PlainPeerSet.GetPlainPeer())
 	case *skeinv1.Event_PlainPeerRemoved:
 		s.dropPlainPeer(b.PlainPeerRemoved.GetName())
+	case *skeinv1.Event_SiteTranslationSet:
+		s.setTranslation(b.SiteTranslationSet.GetTranslation())
+	case *skeinv1.Event_SiteTranslationRemoved:
+		s.dropTranslation(b.SiteTranslationRemoved.GetSite(), b.SiteTranslationRemoved.GetPrefix())
 	default:
 		s.foldPool(e)
 	}

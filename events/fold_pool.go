@@ -77,7 +77,8 @@ func (s *State) apart(prefixes []netip.Prefix) bool {
 		_, taken := s.overlap(p)
 		_, pods := s.podNetOverlapping(p, "")
 		_, plain := s.plainNetOverlapping(p, "")
-		if taken || pods || plain || slices.ContainsFunc(overlays, p.Overlaps) {
+		_, translated := s.translationOver(p, true)
+		if taken || pods || plain || translated || slices.ContainsFunc(overlays, p.Overlaps) {
 			return false
 		}
 	}

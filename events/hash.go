@@ -39,6 +39,11 @@ func (s *State) Hash() [32]byte {
 		d := s.plain.sum(encode)
 		b = append(b, d[:]...)
 	}
+	// Schema 7 likewise.
+	if s.translations.n > 0 {
+		d := s.translations.sum(encode)
+		b = append(b, d[:]...)
+	}
 	return sha256.Sum256(b)
 }
 

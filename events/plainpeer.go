@@ -111,7 +111,8 @@ func (s *State) setPlainPeer(p *skeinv1.PlainPeer) bool {
 		_, pool := s.overlap(n)
 		_, pods := s.podNetOverlapping(n, "")
 		_, other := s.plainNetOverlapping(n, name)
-		if pool || pods || other || slices.ContainsFunc(s.overlays(), n.Overlaps) {
+		_, translated := s.translationOver(n, true)
+		if pool || pods || other || translated || slices.ContainsFunc(s.overlays(), n.Overlaps) {
 			return false
 		}
 	}
@@ -377,7 +378,7 @@ func (d *decision) checkPlainNetwork(p *skeinv1.PlainPeer, text string) (netip.P
 			"plain peer %s: network %s overlaps %s behind plain peer %s; two peers must not have the same addresses",
 			name, n, o.prefix, o.peer)
 	}
-	return n, nil
+	return n, d.s.checkNotTranslated(fmt.Sprintf("plain peer %s: network", name), n, true)
 }
 
 func (d *decision) removePlainPeer(c *skeinv1.RemovePlainPeer) error {

@@ -93,7 +93,8 @@ func (s *State) podCIDRsApart(id string, prefixes []netip.Prefix) bool {
 		_, pods := s.podNetOverlapping(p, id)
 		_, pool := s.overlap(p)
 		_, plain := s.plainNetOverlapping(p, "")
-		if pods || pool || plain || slices.ContainsFunc(s.overlays(), p.Overlaps) {
+		_, translated := s.translationOver(p, false)
+		if pods || pool || plain || translated || slices.ContainsFunc(s.overlays(), p.Overlaps) {
 			return false
 		}
 	}
@@ -293,6 +294,9 @@ func (d *decision) checkPodCIDRFree(n *skeinv1.Node, p netip.Prefix, freed strin
 		if o.Overlaps(p) {
 			return refuse(AlreadyExists, "pod CIDR %s of %s overlaps the overlay %s, where nodes have their addresses", p, n.GetName(), o)
 		}
+	}
+	if err := d.s.checkNotTranslated("pod CIDR", p, false); err != nil {
+		return err
 	}
 	return d.s.checkNoDestination("pod CIDR", []netip.Prefix{p})
 }

@@ -59,6 +59,7 @@ func checkInvariants(t fatal, s *State) {
 	checkPodCIDRs(t, s)
 	checkNodesSet(t, s)
 	checkPlainPeers(t, s, own)
+	checkTranslations(t, s)
 	for _, v := range s.Servers() {
 		if s.Node(serverID(t, v)) == nil {
 			t.Fatalf("server %s is no member", v.GetNodeId())
@@ -92,7 +93,7 @@ func anyCommand(t *rapid.T, s *State) *skeinv1.Command {
 	token := rapid.SampledFrom([]string{"1", "2", "3"})
 	n := func() string { return name.Draw(t, "name") }
 	var c *skeinv1.Command
-	switch rapid.IntRange(0, 45).Draw(t, "command") {
+	switch rapid.IntRange(0, 48).Draw(t, "command") {
 	case 14, 15, 16, 17, 18, 19, 20, 21, 22, 23, 24, 25, 26:
 		c = anyPoolCommand(t, n)
 	case 27, 28, 29, 30, 31, 32, 33, 34:
@@ -103,6 +104,8 @@ func anyCommand(t *rapid.T, s *State) *skeinv1.Command {
 		c = anySiteCommand(t, n)
 	case 42, 43, 44, 45:
 		c = anyPlainCommand(t, n)
+	case 46, 47, 48:
+		c = anyTranslationCommand(t, n)
 	case 0:
 		c = createCluster(rapid.SampledFrom([]string{"10.4.0.0/28", "10.4.0.0/16", "1.2.3.4/5", ""}).Draw(t, "overlay"), n())
 	case 1:

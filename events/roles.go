@@ -114,6 +114,8 @@ var Rules = []Rule{
 	{"set_pod_cidrs", No, Yes, Yes, "by the apiserver's word; a member does not tell its own"},
 	{"set_plain_peer", No, Yes, Yes, "who gives it chooses the carriers and makes their secrets"},
 	{"remove_plain_peer", No, Yes, Yes, "the leader gives it for one that has expired"},
+	{"set_site_translation", No, Yes, Yes, ""},
+	{"remove_site_translation", No, Yes, Yes, ""},
 	{"introduce_roles", No, No, Yes, "the leader's own, in a cluster that is older than roles"},
 }
 

@@ -10,7 +10,7 @@ import (
 // SchemaMin and SchemaMax are the range of event schemas that this version folds.
 const (
 	SchemaMin uint32 = 1
-	SchemaMax uint32 = 6
+	SchemaMax uint32 = 7
 )
 
 // schemaOf is the registry of event bodies: the schema version that introduced each. A body that
@@ -59,6 +59,9 @@ func schemaOf(e *skeinv1.Event) uint32 {
 	case *skeinv1.Event_PlainPeerSet,
 		*skeinv1.Event_PlainPeerRemoved:
 		return plainPeerSchema
+	case *skeinv1.Event_SiteTranslationSet,
+		*skeinv1.Event_SiteTranslationRemoved:
+		return translationSchema
 	}
 	return 0
 }
@@ -66,6 +69,8 @@ func schemaOf(e *skeinv1.Event) uint32 {
 // neededSchema is what a server has to fold for what is in the state, and what that is.
 func (s *State) neededSchema() (what string, schema uint32) {
 	switch {
+	case s.translations.n > 0:
+		return "translated networks of sites", translationSchema
 	case s.nodesSet > 0:
 		return "settings of nodes", siteSchema
 	case bySites(s.settings.get()):

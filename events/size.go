@@ -22,6 +22,7 @@ const (
 	sectionGrants
 	sectionEgresses // with their slots
 	sectionPlain    // plain peers
+	sectionTranslations
 	sections
 )
 
@@ -32,10 +33,10 @@ func (s *sizes) add(p section, m proto.Message)  { s[p] += entrySize(p, sizeOf(m
 func (s *sizes) drop(p section, m proto.Message) { s[p] -= entrySize(p, sizeOf(m)) }
 
 // entrySize is what a message of so many bytes takes as a field of State: a tag, its length, itself. The fields from 16 on, which are
-// egresses and plain peers, have tags of two bytes.
+// egresses, plain peers and translations, have tags of two bytes.
 func entrySize(p section, n int) int {
 	tag := 1
-	if p == sectionEgresses || p == sectionPlain {
+	if p == sectionEgresses || p == sectionPlain || p == sectionTranslations {
 		tag = 2
 	}
 	return tag + protowire.SizeVarint(uint64(n)) + n

@@ -16,6 +16,7 @@ func (s *State) Proto() *skeinv1.State {
 		Answers: make([]*skeinv1.Answer, 0, s.order.n),
 		Pools:   s.Pools(), Blocks: s.Blocks(), Freed: s.allFreed(), Statics: s.Statics(), Grants: s.Grants(),
 		Egresses: s.Egresses(), Slots: s.allSlots(), PlainPeers: s.PlainPeers(),
+		Translations: s.Translations(),
 	}
 	for id := range s.order.all {
 		p.Answers = append(p.Answers, s.stored(id))
@@ -95,6 +96,9 @@ func (s *State) load(p *skeinv1.State) error {
 		return err
 	}
 	if err := s.loadPlainPeers(p); err != nil {
+		return err
+	}
+	if err := s.loadTranslations(p); err != nil {
 		return err
 	}
 	return s.loadEgresses(p)

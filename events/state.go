@@ -37,6 +37,8 @@ type content struct {
 	outlets    table[*outlet] // egresses with their slots, by egressRef
 	plain      table[*skeinv1.PlainPeer]
 
+	translations table[*skeinv1.SiteTranslation] // by translationKey
+
 	// What follows is derived from the above and not part of the hash.
 	names     table[string] // name of a live node → its ID
 	keys      table[string] // WireGuard key of a node, live or revoked → its ID; of a plain peer → plainOwner and its name
@@ -64,6 +66,8 @@ type content struct {
 
 	podNets   []podNet   // pod CIDRs of all live nodes, by address; replaced and never changed
 	plainNets []plainNet // networks behind plain peers, likewise
+
+	translated []translated // all translations, by their addresses elsewhere; replaced and never changed
 }
 
 // admission remembers the address that was given last.

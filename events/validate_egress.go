@@ -292,6 +292,9 @@ func (s *State) checkOutside(e *skeinv1.Egress, destinations []netip.Prefix) err
 		if o, inside := s.plainNetOverlapping(p, ""); inside {
 			return refuse(InvalidArgument, "egress %s: destination %s overlaps %s behind plain peer %s, which is in the mesh; use other prefixes, or the default route, which leaves the mesh out", ref, p, o.prefix, o.peer)
 		}
+		if err := s.checkNotTranslated("egress "+ref.String()+": destination", p, false); err != nil {
+			return err
+		}
 		for _, o := range s.overlays() {
 			if p.Overlaps(o) {
 				return refuse(InvalidArgument, "egress %s: destination %s overlaps the overlay %s, where nodes have their addresses; use other prefixes, or the default route, which leaves the mesh out", ref, p, o)

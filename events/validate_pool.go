@@ -184,6 +184,11 @@ func (s *State) checkPoolFree(p *skeinv1.Pool, prefixes []netip.Prefix) error {
 			return refuse(AlreadyExists, "pool %s: subnet %s overlaps %s behind plain peer %s; use other addresses, or remove that peer first", p.GetName(), prefix, o.prefix, o.peer)
 		}
 	}
+	for _, prefix := range prefixes {
+		if err := s.checkNotTranslated(fmt.Sprintf("pool %s: subnet", p.GetName()), prefix, true); err != nil {
+			return err
+		}
+	}
 	if err := s.checkNoDestination(fmt.Sprintf("pool %s: subnet", p.GetName()), prefixes); err != nil {
 		return err
 	}

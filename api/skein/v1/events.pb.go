@@ -67,6 +67,8 @@ type Event struct {
 	//	*Event_NodeSettingsSet
 	//	*Event_PlainPeerSet
 	//	*Event_PlainPeerRemoved
+	//	*Event_SiteTranslationSet
+	//	*Event_SiteTranslationRemoved
 	Body          isEvent_Body `protobuf_oneof:"body"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -466,6 +468,24 @@ func (x *Event) GetPlainPeerRemoved() *PlainPeerRemoved {
 	return nil
 }
 
+func (x *Event) GetSiteTranslationSet() *SiteTranslationSet {
+	if x != nil {
+		if x, ok := x.Body.(*Event_SiteTranslationSet); ok {
+			return x.SiteTranslationSet
+		}
+	}
+	return nil
+}
+
+func (x *Event) GetSiteTranslationRemoved() *SiteTranslationRemoved {
+	if x != nil {
+		if x, ok := x.Body.(*Event_SiteTranslationRemoved); ok {
+			return x.SiteTranslationRemoved
+		}
+	}
+	return nil
+}
+
 type isEvent_Body interface {
 	isEvent_Body()
 }
@@ -615,6 +635,15 @@ type Event_PlainPeerRemoved struct {
 	PlainPeerRemoved *PlainPeerRemoved `protobuf:"bytes,43,opt,name=plain_peer_removed,json=plainPeerRemoved,proto3,oneof"`
 }
 
+type Event_SiteTranslationSet struct {
+	// From schema 7 on:
+	SiteTranslationSet *SiteTranslationSet `protobuf:"bytes,50,opt,name=site_translation_set,json=siteTranslationSet,proto3,oneof"`
+}
+
+type Event_SiteTranslationRemoved struct {
+	SiteTranslationRemoved *SiteTranslationRemoved `protobuf:"bytes,51,opt,name=site_translation_removed,json=siteTranslationRemoved,proto3,oneof"`
+}
+
 func (*Event_ClusterCreated) isEvent_Body() {}
 
 func (*Event_SettingsChanged) isEvent_Body() {}
@@ -684,6 +713,10 @@ func (*Event_NodeSettingsSet) isEvent_Body() {}
 func (*Event_PlainPeerSet) isEvent_Body() {}
 
 func (*Event_PlainPeerRemoved) isEvent_Body() {}
+
+func (*Event_SiteTranslationSet) isEvent_Body() {}
+
+func (*Event_SiteTranslationRemoved) isEvent_Body() {}
 
 type ClusterCreated struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
@@ -2379,6 +2412,102 @@ func (x *PlainPeerRemoved) GetReason() string {
 	return ""
 }
 
+type SiteTranslationSet struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Translation   *SiteTranslation       `protobuf:"bytes,1,opt,name=translation,proto3" json:"translation,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *SiteTranslationSet) Reset() {
+	*x = SiteTranslationSet{}
+	mi := &file_skein_v1_events_proto_msgTypes[36]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *SiteTranslationSet) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*SiteTranslationSet) ProtoMessage() {}
+
+func (x *SiteTranslationSet) ProtoReflect() protoreflect.Message {
+	mi := &file_skein_v1_events_proto_msgTypes[36]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use SiteTranslationSet.ProtoReflect.Descriptor instead.
+func (*SiteTranslationSet) Descriptor() ([]byte, []int) {
+	return file_skein_v1_events_proto_rawDescGZIP(), []int{36}
+}
+
+func (x *SiteTranslationSet) GetTranslation() *SiteTranslation {
+	if x != nil {
+		return x.Translation
+	}
+	return nil
+}
+
+type SiteTranslationRemoved struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Site          string                 `protobuf:"bytes,1,opt,name=site,proto3" json:"site,omitempty"`
+	Prefix        string                 `protobuf:"bytes,2,opt,name=prefix,proto3" json:"prefix,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *SiteTranslationRemoved) Reset() {
+	*x = SiteTranslationRemoved{}
+	mi := &file_skein_v1_events_proto_msgTypes[37]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *SiteTranslationRemoved) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*SiteTranslationRemoved) ProtoMessage() {}
+
+func (x *SiteTranslationRemoved) ProtoReflect() protoreflect.Message {
+	mi := &file_skein_v1_events_proto_msgTypes[37]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use SiteTranslationRemoved.ProtoReflect.Descriptor instead.
+func (*SiteTranslationRemoved) Descriptor() ([]byte, []int) {
+	return file_skein_v1_events_proto_rawDescGZIP(), []int{37}
+}
+
+func (x *SiteTranslationRemoved) GetSite() string {
+	if x != nil {
+		return x.Site
+	}
+	return ""
+}
+
+func (x *SiteTranslationRemoved) GetPrefix() string {
+	if x != nil {
+		return x.Prefix
+	}
+	return ""
+}
+
 // Batch is one Raft log entry: the events of one or many commands.
 type Batch struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
@@ -2390,7 +2519,7 @@ type Batch struct {
 
 func (x *Batch) Reset() {
 	*x = Batch{}
-	mi := &file_skein_v1_events_proto_msgTypes[36]
+	mi := &file_skein_v1_events_proto_msgTypes[38]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2402,7 +2531,7 @@ func (x *Batch) String() string {
 func (*Batch) ProtoMessage() {}
 
 func (x *Batch) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_events_proto_msgTypes[36]
+	mi := &file_skein_v1_events_proto_msgTypes[38]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2415,7 +2544,7 @@ func (x *Batch) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Batch.ProtoReflect.Descriptor instead.
 func (*Batch) Descriptor() ([]byte, []int) {
-	return file_skein_v1_events_proto_rawDescGZIP(), []int{36}
+	return file_skein_v1_events_proto_rawDescGZIP(), []int{38}
 }
 
 func (x *Batch) GetBase() uint64 {
@@ -2477,6 +2606,8 @@ type Command struct {
 	//	*Command_SetPodCidrs
 	//	*Command_SetPlainPeer
 	//	*Command_RemovePlainPeer
+	//	*Command_SetSiteTranslation
+	//	*Command_RemoveSiteTranslation
 	Body          isCommand_Body `protobuf_oneof:"body"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -2484,7 +2615,7 @@ type Command struct {
 
 func (x *Command) Reset() {
 	*x = Command{}
-	mi := &file_skein_v1_events_proto_msgTypes[37]
+	mi := &file_skein_v1_events_proto_msgTypes[39]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2496,7 +2627,7 @@ func (x *Command) String() string {
 func (*Command) ProtoMessage() {}
 
 func (x *Command) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_events_proto_msgTypes[37]
+	mi := &file_skein_v1_events_proto_msgTypes[39]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2509,7 +2640,7 @@ func (x *Command) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Command.ProtoReflect.Descriptor instead.
 func (*Command) Descriptor() ([]byte, []int) {
-	return file_skein_v1_events_proto_rawDescGZIP(), []int{37}
+	return file_skein_v1_events_proto_rawDescGZIP(), []int{39}
 }
 
 func (x *Command) GetRequestId() string {
@@ -2862,6 +2993,24 @@ func (x *Command) GetRemovePlainPeer() *RemovePlainPeer {
 	return nil
 }
 
+func (x *Command) GetSetSiteTranslation() *SetSiteTranslation {
+	if x != nil {
+		if x, ok := x.Body.(*Command_SetSiteTranslation); ok {
+			return x.SetSiteTranslation
+		}
+	}
+	return nil
+}
+
+func (x *Command) GetRemoveSiteTranslation() *RemoveSiteTranslation {
+	if x != nil {
+		if x, ok := x.Body.(*Command_RemoveSiteTranslation); ok {
+			return x.RemoveSiteTranslation
+		}
+	}
+	return nil
+}
+
 type isCommand_Body interface {
 	isCommand_Body()
 }
@@ -3006,6 +3155,14 @@ type Command_RemovePlainPeer struct {
 	RemovePlainPeer *RemovePlainPeer `protobuf:"bytes,45,opt,name=remove_plain_peer,json=removePlainPeer,proto3,oneof"`
 }
 
+type Command_SetSiteTranslation struct {
+	SetSiteTranslation *SetSiteTranslation `protobuf:"bytes,49,opt,name=set_site_translation,json=setSiteTranslation,proto3,oneof"`
+}
+
+type Command_RemoveSiteTranslation struct {
+	RemoveSiteTranslation *RemoveSiteTranslation `protobuf:"bytes,50,opt,name=remove_site_translation,json=removeSiteTranslation,proto3,oneof"`
+}
+
 func (*Command_CreateCluster) isCommand_Body() {}
 
 func (*Command_ChangeSettings) isCommand_Body() {}
@@ -3076,6 +3233,10 @@ func (*Command_SetPlainPeer) isCommand_Body() {}
 
 func (*Command_RemovePlainPeer) isCommand_Body() {}
 
+func (*Command_SetSiteTranslation) isCommand_Body() {}
+
+func (*Command_RemoveSiteTranslation) isCommand_Body() {}
+
 type CreateCluster struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	ClusterId     string                 `protobuf:"bytes,1,opt,name=cluster_id,json=clusterId,proto3" json:"cluster_id,omitempty"`
@@ -3088,7 +3249,7 @@ type CreateCluster struct {
 
 func (x *CreateCluster) Reset() {
 	*x = CreateCluster{}
-	mi := &file_skein_v1_events_proto_msgTypes[38]
+	mi := &file_skein_v1_events_proto_msgTypes[40]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3100,7 +3261,7 @@ func (x *CreateCluster) String() string {
 func (*CreateCluster) ProtoMessage() {}
 
 func (x *CreateCluster) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_events_proto_msgTypes[38]
+	mi := &file_skein_v1_events_proto_msgTypes[40]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3113,7 +3274,7 @@ func (x *CreateCluster) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CreateCluster.ProtoReflect.Descriptor instead.
 func (*CreateCluster) Descriptor() ([]byte, []int) {
-	return file_skein_v1_events_proto_rawDescGZIP(), []int{38}
+	return file_skein_v1_events_proto_rawDescGZIP(), []int{40}
 }
 
 func (x *CreateCluster) GetClusterId() string {
@@ -3154,7 +3315,7 @@ type ChangeSettings struct {
 
 func (x *ChangeSettings) Reset() {
 	*x = ChangeSettings{}
-	mi := &file_skein_v1_events_proto_msgTypes[39]
+	mi := &file_skein_v1_events_proto_msgTypes[41]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3166,7 +3327,7 @@ func (x *ChangeSettings) String() string {
 func (*ChangeSettings) ProtoMessage() {}
 
 func (x *ChangeSettings) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_events_proto_msgTypes[39]
+	mi := &file_skein_v1_events_proto_msgTypes[41]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3179,7 +3340,7 @@ func (x *ChangeSettings) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ChangeSettings.ProtoReflect.Descriptor instead.
 func (*ChangeSettings) Descriptor() ([]byte, []int) {
-	return file_skein_v1_events_proto_rawDescGZIP(), []int{39}
+	return file_skein_v1_events_proto_rawDescGZIP(), []int{41}
 }
 
 func (x *ChangeSettings) GetSettings() *Settings {
@@ -3212,7 +3373,7 @@ type CreateToken struct {
 
 func (x *CreateToken) Reset() {
 	*x = CreateToken{}
-	mi := &file_skein_v1_events_proto_msgTypes[40]
+	mi := &file_skein_v1_events_proto_msgTypes[42]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3224,7 +3385,7 @@ func (x *CreateToken) String() string {
 func (*CreateToken) ProtoMessage() {}
 
 func (x *CreateToken) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_events_proto_msgTypes[40]
+	mi := &file_skein_v1_events_proto_msgTypes[42]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3237,7 +3398,7 @@ func (x *CreateToken) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CreateToken.ProtoReflect.Descriptor instead.
 func (*CreateToken) Descriptor() ([]byte, []int) {
-	return file_skein_v1_events_proto_rawDescGZIP(), []int{40}
+	return file_skein_v1_events_proto_rawDescGZIP(), []int{42}
 }
 
 func (x *CreateToken) GetId() string {
@@ -3305,7 +3466,7 @@ type RevokeToken struct {
 
 func (x *RevokeToken) Reset() {
 	*x = RevokeToken{}
-	mi := &file_skein_v1_events_proto_msgTypes[41]
+	mi := &file_skein_v1_events_proto_msgTypes[43]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3317,7 +3478,7 @@ func (x *RevokeToken) String() string {
 func (*RevokeToken) ProtoMessage() {}
 
 func (x *RevokeToken) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_events_proto_msgTypes[41]
+	mi := &file_skein_v1_events_proto_msgTypes[43]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3330,7 +3491,7 @@ func (x *RevokeToken) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RevokeToken.ProtoReflect.Descriptor instead.
 func (*RevokeToken) Descriptor() ([]byte, []int) {
-	return file_skein_v1_events_proto_rawDescGZIP(), []int{41}
+	return file_skein_v1_events_proto_rawDescGZIP(), []int{43}
 }
 
 func (x *RevokeToken) GetTokenId() string {
@@ -3355,7 +3516,7 @@ type NewNode struct {
 
 func (x *NewNode) Reset() {
 	*x = NewNode{}
-	mi := &file_skein_v1_events_proto_msgTypes[42]
+	mi := &file_skein_v1_events_proto_msgTypes[44]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3367,7 +3528,7 @@ func (x *NewNode) String() string {
 func (*NewNode) ProtoMessage() {}
 
 func (x *NewNode) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_events_proto_msgTypes[42]
+	mi := &file_skein_v1_events_proto_msgTypes[44]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3380,7 +3541,7 @@ func (x *NewNode) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use NewNode.ProtoReflect.Descriptor instead.
 func (*NewNode) Descriptor() ([]byte, []int) {
-	return file_skein_v1_events_proto_rawDescGZIP(), []int{42}
+	return file_skein_v1_events_proto_rawDescGZIP(), []int{44}
 }
 
 func (x *NewNode) GetName() string {
@@ -3448,7 +3609,7 @@ type AdmitNode struct {
 
 func (x *AdmitNode) Reset() {
 	*x = AdmitNode{}
-	mi := &file_skein_v1_events_proto_msgTypes[43]
+	mi := &file_skein_v1_events_proto_msgTypes[45]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3460,7 +3621,7 @@ func (x *AdmitNode) String() string {
 func (*AdmitNode) ProtoMessage() {}
 
 func (x *AdmitNode) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_events_proto_msgTypes[43]
+	mi := &file_skein_v1_events_proto_msgTypes[45]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3473,7 +3634,7 @@ func (x *AdmitNode) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AdmitNode.ProtoReflect.Descriptor instead.
 func (*AdmitNode) Descriptor() ([]byte, []int) {
-	return file_skein_v1_events_proto_rawDescGZIP(), []int{43}
+	return file_skein_v1_events_proto_rawDescGZIP(), []int{45}
 }
 
 func (x *AdmitNode) GetNode() *NewNode {
@@ -3534,7 +3695,7 @@ type ChangeNode struct {
 
 func (x *ChangeNode) Reset() {
 	*x = ChangeNode{}
-	mi := &file_skein_v1_events_proto_msgTypes[44]
+	mi := &file_skein_v1_events_proto_msgTypes[46]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3546,7 +3707,7 @@ func (x *ChangeNode) String() string {
 func (*ChangeNode) ProtoMessage() {}
 
 func (x *ChangeNode) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_events_proto_msgTypes[44]
+	mi := &file_skein_v1_events_proto_msgTypes[46]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3559,7 +3720,7 @@ func (x *ChangeNode) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ChangeNode.ProtoReflect.Descriptor instead.
 func (*ChangeNode) Descriptor() ([]byte, []int) {
-	return file_skein_v1_events_proto_rawDescGZIP(), []int{44}
+	return file_skein_v1_events_proto_rawDescGZIP(), []int{46}
 }
 
 func (x *ChangeNode) GetNodeId() string {
@@ -3629,7 +3790,7 @@ type RevokeNode struct {
 
 func (x *RevokeNode) Reset() {
 	*x = RevokeNode{}
-	mi := &file_skein_v1_events_proto_msgTypes[45]
+	mi := &file_skein_v1_events_proto_msgTypes[47]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3641,7 +3802,7 @@ func (x *RevokeNode) String() string {
 func (*RevokeNode) ProtoMessage() {}
 
 func (x *RevokeNode) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_events_proto_msgTypes[45]
+	mi := &file_skein_v1_events_proto_msgTypes[47]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3654,7 +3815,7 @@ func (x *RevokeNode) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RevokeNode.ProtoReflect.Descriptor instead.
 func (*RevokeNode) Descriptor() ([]byte, []int) {
-	return file_skein_v1_events_proto_rawDescGZIP(), []int{45}
+	return file_skein_v1_events_proto_rawDescGZIP(), []int{47}
 }
 
 func (x *RevokeNode) GetNodeId() string {
@@ -3688,7 +3849,7 @@ type RotateNodeKey struct {
 
 func (x *RotateNodeKey) Reset() {
 	*x = RotateNodeKey{}
-	mi := &file_skein_v1_events_proto_msgTypes[46]
+	mi := &file_skein_v1_events_proto_msgTypes[48]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3700,7 +3861,7 @@ func (x *RotateNodeKey) String() string {
 func (*RotateNodeKey) ProtoMessage() {}
 
 func (x *RotateNodeKey) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_events_proto_msgTypes[46]
+	mi := &file_skein_v1_events_proto_msgTypes[48]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3713,7 +3874,7 @@ func (x *RotateNodeKey) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RotateNodeKey.ProtoReflect.Descriptor instead.
 func (*RotateNodeKey) Descriptor() ([]byte, []int) {
-	return file_skein_v1_events_proto_rawDescGZIP(), []int{46}
+	return file_skein_v1_events_proto_rawDescGZIP(), []int{48}
 }
 
 func (x *RotateNodeKey) GetNodeId() string {
@@ -3739,7 +3900,7 @@ type AddServer struct {
 
 func (x *AddServer) Reset() {
 	*x = AddServer{}
-	mi := &file_skein_v1_events_proto_msgTypes[47]
+	mi := &file_skein_v1_events_proto_msgTypes[49]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3751,7 +3912,7 @@ func (x *AddServer) String() string {
 func (*AddServer) ProtoMessage() {}
 
 func (x *AddServer) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_events_proto_msgTypes[47]
+	mi := &file_skein_v1_events_proto_msgTypes[49]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3764,7 +3925,7 @@ func (x *AddServer) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AddServer.ProtoReflect.Descriptor instead.
 func (*AddServer) Descriptor() ([]byte, []int) {
-	return file_skein_v1_events_proto_rawDescGZIP(), []int{47}
+	return file_skein_v1_events_proto_rawDescGZIP(), []int{49}
 }
 
 func (x *AddServer) GetNodeId() string {
@@ -3783,7 +3944,7 @@ type PromoteServer struct {
 
 func (x *PromoteServer) Reset() {
 	*x = PromoteServer{}
-	mi := &file_skein_v1_events_proto_msgTypes[48]
+	mi := &file_skein_v1_events_proto_msgTypes[50]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3795,7 +3956,7 @@ func (x *PromoteServer) String() string {
 func (*PromoteServer) ProtoMessage() {}
 
 func (x *PromoteServer) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_events_proto_msgTypes[48]
+	mi := &file_skein_v1_events_proto_msgTypes[50]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3808,7 +3969,7 @@ func (x *PromoteServer) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PromoteServer.ProtoReflect.Descriptor instead.
 func (*PromoteServer) Descriptor() ([]byte, []int) {
-	return file_skein_v1_events_proto_rawDescGZIP(), []int{48}
+	return file_skein_v1_events_proto_rawDescGZIP(), []int{50}
 }
 
 func (x *PromoteServer) GetNodeId() string {
@@ -3829,7 +3990,7 @@ type RemoveServer struct {
 
 func (x *RemoveServer) Reset() {
 	*x = RemoveServer{}
-	mi := &file_skein_v1_events_proto_msgTypes[49]
+	mi := &file_skein_v1_events_proto_msgTypes[51]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3841,7 +4002,7 @@ func (x *RemoveServer) String() string {
 func (*RemoveServer) ProtoMessage() {}
 
 func (x *RemoveServer) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_events_proto_msgTypes[49]
+	mi := &file_skein_v1_events_proto_msgTypes[51]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3854,7 +4015,7 @@ func (x *RemoveServer) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RemoveServer.ProtoReflect.Descriptor instead.
 func (*RemoveServer) Descriptor() ([]byte, []int) {
-	return file_skein_v1_events_proto_rawDescGZIP(), []int{49}
+	return file_skein_v1_events_proto_rawDescGZIP(), []int{51}
 }
 
 func (x *RemoveServer) GetNodeId() string {
@@ -3886,7 +4047,7 @@ type RotateGossipKey struct {
 
 func (x *RotateGossipKey) Reset() {
 	*x = RotateGossipKey{}
-	mi := &file_skein_v1_events_proto_msgTypes[50]
+	mi := &file_skein_v1_events_proto_msgTypes[52]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3898,7 +4059,7 @@ func (x *RotateGossipKey) String() string {
 func (*RotateGossipKey) ProtoMessage() {}
 
 func (x *RotateGossipKey) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_events_proto_msgTypes[50]
+	mi := &file_skein_v1_events_proto_msgTypes[52]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3911,7 +4072,7 @@ func (x *RotateGossipKey) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RotateGossipKey.ProtoReflect.Descriptor instead.
 func (*RotateGossipKey) Descriptor() ([]byte, []int) {
-	return file_skein_v1_events_proto_rawDescGZIP(), []int{50}
+	return file_skein_v1_events_proto_rawDescGZIP(), []int{52}
 }
 
 type CreatePool struct {
@@ -3923,7 +4084,7 @@ type CreatePool struct {
 
 func (x *CreatePool) Reset() {
 	*x = CreatePool{}
-	mi := &file_skein_v1_events_proto_msgTypes[51]
+	mi := &file_skein_v1_events_proto_msgTypes[53]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3935,7 +4096,7 @@ func (x *CreatePool) String() string {
 func (*CreatePool) ProtoMessage() {}
 
 func (x *CreatePool) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_events_proto_msgTypes[51]
+	mi := &file_skein_v1_events_proto_msgTypes[53]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3948,7 +4109,7 @@ func (x *CreatePool) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CreatePool.ProtoReflect.Descriptor instead.
 func (*CreatePool) Descriptor() ([]byte, []int) {
-	return file_skein_v1_events_proto_rawDescGZIP(), []int{51}
+	return file_skein_v1_events_proto_rawDescGZIP(), []int{53}
 }
 
 func (x *CreatePool) GetPool() *Pool {
@@ -3971,7 +4132,7 @@ type ChangePool struct {
 
 func (x *ChangePool) Reset() {
 	*x = ChangePool{}
-	mi := &file_skein_v1_events_proto_msgTypes[52]
+	mi := &file_skein_v1_events_proto_msgTypes[54]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3983,7 +4144,7 @@ func (x *ChangePool) String() string {
 func (*ChangePool) ProtoMessage() {}
 
 func (x *ChangePool) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_events_proto_msgTypes[52]
+	mi := &file_skein_v1_events_proto_msgTypes[54]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3996,7 +4157,7 @@ func (x *ChangePool) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ChangePool.ProtoReflect.Descriptor instead.
 func (*ChangePool) Descriptor() ([]byte, []int) {
-	return file_skein_v1_events_proto_rawDescGZIP(), []int{52}
+	return file_skein_v1_events_proto_rawDescGZIP(), []int{54}
 }
 
 func (x *ChangePool) GetName() string {
@@ -4036,7 +4197,7 @@ type RemovePool struct {
 
 func (x *RemovePool) Reset() {
 	*x = RemovePool{}
-	mi := &file_skein_v1_events_proto_msgTypes[53]
+	mi := &file_skein_v1_events_proto_msgTypes[55]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4048,7 +4209,7 @@ func (x *RemovePool) String() string {
 func (*RemovePool) ProtoMessage() {}
 
 func (x *RemovePool) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_events_proto_msgTypes[53]
+	mi := &file_skein_v1_events_proto_msgTypes[55]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4061,7 +4222,7 @@ func (x *RemovePool) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RemovePool.ProtoReflect.Descriptor instead.
 func (*RemovePool) Descriptor() ([]byte, []int) {
-	return file_skein_v1_events_proto_rawDescGZIP(), []int{53}
+	return file_skein_v1_events_proto_rawDescGZIP(), []int{55}
 }
 
 func (x *RemovePool) GetName() string {
@@ -4084,7 +4245,7 @@ type AllocateBlocks struct {
 
 func (x *AllocateBlocks) Reset() {
 	*x = AllocateBlocks{}
-	mi := &file_skein_v1_events_proto_msgTypes[54]
+	mi := &file_skein_v1_events_proto_msgTypes[56]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4096,7 +4257,7 @@ func (x *AllocateBlocks) String() string {
 func (*AllocateBlocks) ProtoMessage() {}
 
 func (x *AllocateBlocks) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_events_proto_msgTypes[54]
+	mi := &file_skein_v1_events_proto_msgTypes[56]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4109,7 +4270,7 @@ func (x *AllocateBlocks) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AllocateBlocks.ProtoReflect.Descriptor instead.
 func (*AllocateBlocks) Descriptor() ([]byte, []int) {
-	return file_skein_v1_events_proto_rawDescGZIP(), []int{54}
+	return file_skein_v1_events_proto_rawDescGZIP(), []int{56}
 }
 
 func (x *AllocateBlocks) GetNodeId() string {
@@ -4144,7 +4305,7 @@ type ReserveBlock struct {
 
 func (x *ReserveBlock) Reset() {
 	*x = ReserveBlock{}
-	mi := &file_skein_v1_events_proto_msgTypes[55]
+	mi := &file_skein_v1_events_proto_msgTypes[57]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4156,7 +4317,7 @@ func (x *ReserveBlock) String() string {
 func (*ReserveBlock) ProtoMessage() {}
 
 func (x *ReserveBlock) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_events_proto_msgTypes[55]
+	mi := &file_skein_v1_events_proto_msgTypes[57]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4169,7 +4330,7 @@ func (x *ReserveBlock) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ReserveBlock.ProtoReflect.Descriptor instead.
 func (*ReserveBlock) Descriptor() ([]byte, []int) {
-	return file_skein_v1_events_proto_rawDescGZIP(), []int{55}
+	return file_skein_v1_events_proto_rawDescGZIP(), []int{57}
 }
 
 func (x *ReserveBlock) GetPool() string {
@@ -4209,7 +4370,7 @@ type ReleaseBlocks struct {
 
 func (x *ReleaseBlocks) Reset() {
 	*x = ReleaseBlocks{}
-	mi := &file_skein_v1_events_proto_msgTypes[56]
+	mi := &file_skein_v1_events_proto_msgTypes[58]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4221,7 +4382,7 @@ func (x *ReleaseBlocks) String() string {
 func (*ReleaseBlocks) ProtoMessage() {}
 
 func (x *ReleaseBlocks) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_events_proto_msgTypes[56]
+	mi := &file_skein_v1_events_proto_msgTypes[58]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4234,7 +4395,7 @@ func (x *ReleaseBlocks) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ReleaseBlocks.ProtoReflect.Descriptor instead.
 func (*ReleaseBlocks) Descriptor() ([]byte, []int) {
-	return file_skein_v1_events_proto_rawDescGZIP(), []int{56}
+	return file_skein_v1_events_proto_rawDescGZIP(), []int{58}
 }
 
 func (x *ReleaseBlocks) GetPool() string {
@@ -4291,7 +4452,7 @@ type ReserveAddress struct {
 
 func (x *ReserveAddress) Reset() {
 	*x = ReserveAddress{}
-	mi := &file_skein_v1_events_proto_msgTypes[57]
+	mi := &file_skein_v1_events_proto_msgTypes[59]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4303,7 +4464,7 @@ func (x *ReserveAddress) String() string {
 func (*ReserveAddress) ProtoMessage() {}
 
 func (x *ReserveAddress) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_events_proto_msgTypes[57]
+	mi := &file_skein_v1_events_proto_msgTypes[59]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4316,7 +4477,7 @@ func (x *ReserveAddress) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ReserveAddress.ProtoReflect.Descriptor instead.
 func (*ReserveAddress) Descriptor() ([]byte, []int) {
-	return file_skein_v1_events_proto_rawDescGZIP(), []int{57}
+	return file_skein_v1_events_proto_rawDescGZIP(), []int{59}
 }
 
 func (x *ReserveAddress) GetPool() string {
@@ -4361,7 +4522,7 @@ type ClaimAddress struct {
 
 func (x *ClaimAddress) Reset() {
 	*x = ClaimAddress{}
-	mi := &file_skein_v1_events_proto_msgTypes[58]
+	mi := &file_skein_v1_events_proto_msgTypes[60]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4373,7 +4534,7 @@ func (x *ClaimAddress) String() string {
 func (*ClaimAddress) ProtoMessage() {}
 
 func (x *ClaimAddress) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_events_proto_msgTypes[58]
+	mi := &file_skein_v1_events_proto_msgTypes[60]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4386,7 +4547,7 @@ func (x *ClaimAddress) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ClaimAddress.ProtoReflect.Descriptor instead.
 func (*ClaimAddress) Descriptor() ([]byte, []int) {
-	return file_skein_v1_events_proto_rawDescGZIP(), []int{58}
+	return file_skein_v1_events_proto_rawDescGZIP(), []int{60}
 }
 
 func (x *ClaimAddress) GetNodeId() string {
@@ -4442,7 +4603,7 @@ type ReleaseAddress struct {
 
 func (x *ReleaseAddress) Reset() {
 	*x = ReleaseAddress{}
-	mi := &file_skein_v1_events_proto_msgTypes[59]
+	mi := &file_skein_v1_events_proto_msgTypes[61]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4454,7 +4615,7 @@ func (x *ReleaseAddress) String() string {
 func (*ReleaseAddress) ProtoMessage() {}
 
 func (x *ReleaseAddress) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_events_proto_msgTypes[59]
+	mi := &file_skein_v1_events_proto_msgTypes[61]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4467,7 +4628,7 @@ func (x *ReleaseAddress) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ReleaseAddress.ProtoReflect.Descriptor instead.
 func (*ReleaseAddress) Descriptor() ([]byte, []int) {
-	return file_skein_v1_events_proto_rawDescGZIP(), []int{59}
+	return file_skein_v1_events_proto_rawDescGZIP(), []int{61}
 }
 
 func (x *ReleaseAddress) GetPool() string {
@@ -4503,7 +4664,7 @@ type SetGrant struct {
 
 func (x *SetGrant) Reset() {
 	*x = SetGrant{}
-	mi := &file_skein_v1_events_proto_msgTypes[60]
+	mi := &file_skein_v1_events_proto_msgTypes[62]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4515,7 +4676,7 @@ func (x *SetGrant) String() string {
 func (*SetGrant) ProtoMessage() {}
 
 func (x *SetGrant) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_events_proto_msgTypes[60]
+	mi := &file_skein_v1_events_proto_msgTypes[62]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4528,7 +4689,7 @@ func (x *SetGrant) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SetGrant.ProtoReflect.Descriptor instead.
 func (*SetGrant) Descriptor() ([]byte, []int) {
-	return file_skein_v1_events_proto_rawDescGZIP(), []int{60}
+	return file_skein_v1_events_proto_rawDescGZIP(), []int{62}
 }
 
 func (x *SetGrant) GetNodeId() string {
@@ -4571,7 +4732,7 @@ type ImportPools struct {
 
 func (x *ImportPools) Reset() {
 	*x = ImportPools{}
-	mi := &file_skein_v1_events_proto_msgTypes[61]
+	mi := &file_skein_v1_events_proto_msgTypes[63]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4583,7 +4744,7 @@ func (x *ImportPools) String() string {
 func (*ImportPools) ProtoMessage() {}
 
 func (x *ImportPools) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_events_proto_msgTypes[61]
+	mi := &file_skein_v1_events_proto_msgTypes[63]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4596,7 +4757,7 @@ func (x *ImportPools) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ImportPools.ProtoReflect.Descriptor instead.
 func (*ImportPools) Descriptor() ([]byte, []int) {
-	return file_skein_v1_events_proto_rawDescGZIP(), []int{61}
+	return file_skein_v1_events_proto_rawDescGZIP(), []int{63}
 }
 
 func (x *ImportPools) GetPools() []*Pool {
@@ -4633,7 +4794,7 @@ type ImportBlock struct {
 
 func (x *ImportBlock) Reset() {
 	*x = ImportBlock{}
-	mi := &file_skein_v1_events_proto_msgTypes[62]
+	mi := &file_skein_v1_events_proto_msgTypes[64]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4645,7 +4806,7 @@ func (x *ImportBlock) String() string {
 func (*ImportBlock) ProtoMessage() {}
 
 func (x *ImportBlock) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_events_proto_msgTypes[62]
+	mi := &file_skein_v1_events_proto_msgTypes[64]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4658,7 +4819,7 @@ func (x *ImportBlock) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ImportBlock.ProtoReflect.Descriptor instead.
 func (*ImportBlock) Descriptor() ([]byte, []int) {
-	return file_skein_v1_events_proto_rawDescGZIP(), []int{62}
+	return file_skein_v1_events_proto_rawDescGZIP(), []int{64}
 }
 
 func (x *ImportBlock) GetPool() string {
@@ -4705,7 +4866,7 @@ type DefineEgress struct {
 
 func (x *DefineEgress) Reset() {
 	*x = DefineEgress{}
-	mi := &file_skein_v1_events_proto_msgTypes[63]
+	mi := &file_skein_v1_events_proto_msgTypes[65]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4717,7 +4878,7 @@ func (x *DefineEgress) String() string {
 func (*DefineEgress) ProtoMessage() {}
 
 func (x *DefineEgress) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_events_proto_msgTypes[63]
+	mi := &file_skein_v1_events_proto_msgTypes[65]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4730,7 +4891,7 @@ func (x *DefineEgress) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DefineEgress.ProtoReflect.Descriptor instead.
 func (*DefineEgress) Descriptor() ([]byte, []int) {
-	return file_skein_v1_events_proto_rawDescGZIP(), []int{63}
+	return file_skein_v1_events_proto_rawDescGZIP(), []int{65}
 }
 
 func (x *DefineEgress) GetEgress() *Egress {
@@ -4753,7 +4914,7 @@ type ChangeEgress struct {
 
 func (x *ChangeEgress) Reset() {
 	*x = ChangeEgress{}
-	mi := &file_skein_v1_events_proto_msgTypes[64]
+	mi := &file_skein_v1_events_proto_msgTypes[66]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4765,7 +4926,7 @@ func (x *ChangeEgress) String() string {
 func (*ChangeEgress) ProtoMessage() {}
 
 func (x *ChangeEgress) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_events_proto_msgTypes[64]
+	mi := &file_skein_v1_events_proto_msgTypes[66]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4778,7 +4939,7 @@ func (x *ChangeEgress) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ChangeEgress.ProtoReflect.Descriptor instead.
 func (*ChangeEgress) Descriptor() ([]byte, []int) {
-	return file_skein_v1_events_proto_rawDescGZIP(), []int{64}
+	return file_skein_v1_events_proto_rawDescGZIP(), []int{66}
 }
 
 func (x *ChangeEgress) GetNamespace() string {
@@ -4819,7 +4980,7 @@ type RemoveEgress struct {
 
 func (x *RemoveEgress) Reset() {
 	*x = RemoveEgress{}
-	mi := &file_skein_v1_events_proto_msgTypes[65]
+	mi := &file_skein_v1_events_proto_msgTypes[67]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4831,7 +4992,7 @@ func (x *RemoveEgress) String() string {
 func (*RemoveEgress) ProtoMessage() {}
 
 func (x *RemoveEgress) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_events_proto_msgTypes[65]
+	mi := &file_skein_v1_events_proto_msgTypes[67]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4844,7 +5005,7 @@ func (x *RemoveEgress) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RemoveEgress.ProtoReflect.Descriptor instead.
 func (*RemoveEgress) Descriptor() ([]byte, []int) {
-	return file_skein_v1_events_proto_rawDescGZIP(), []int{65}
+	return file_skein_v1_events_proto_rawDescGZIP(), []int{67}
 }
 
 func (x *RemoveEgress) GetNamespace() string {
@@ -4877,7 +5038,7 @@ type AssignSlot struct {
 
 func (x *AssignSlot) Reset() {
 	*x = AssignSlot{}
-	mi := &file_skein_v1_events_proto_msgTypes[66]
+	mi := &file_skein_v1_events_proto_msgTypes[68]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4889,7 +5050,7 @@ func (x *AssignSlot) String() string {
 func (*AssignSlot) ProtoMessage() {}
 
 func (x *AssignSlot) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_events_proto_msgTypes[66]
+	mi := &file_skein_v1_events_proto_msgTypes[68]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4902,7 +5063,7 @@ func (x *AssignSlot) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AssignSlot.ProtoReflect.Descriptor instead.
 func (*AssignSlot) Descriptor() ([]byte, []int) {
-	return file_skein_v1_events_proto_rawDescGZIP(), []int{66}
+	return file_skein_v1_events_proto_rawDescGZIP(), []int{68}
 }
 
 func (x *AssignSlot) GetNamespace() string {
@@ -4967,7 +5128,7 @@ type ReleaseSlot struct {
 
 func (x *ReleaseSlot) Reset() {
 	*x = ReleaseSlot{}
-	mi := &file_skein_v1_events_proto_msgTypes[67]
+	mi := &file_skein_v1_events_proto_msgTypes[69]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4979,7 +5140,7 @@ func (x *ReleaseSlot) String() string {
 func (*ReleaseSlot) ProtoMessage() {}
 
 func (x *ReleaseSlot) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_events_proto_msgTypes[67]
+	mi := &file_skein_v1_events_proto_msgTypes[69]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4992,7 +5153,7 @@ func (x *ReleaseSlot) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ReleaseSlot.ProtoReflect.Descriptor instead.
 func (*ReleaseSlot) Descriptor() ([]byte, []int) {
-	return file_skein_v1_events_proto_rawDescGZIP(), []int{67}
+	return file_skein_v1_events_proto_rawDescGZIP(), []int{69}
 }
 
 func (x *ReleaseSlot) GetNamespace() string {
@@ -5040,7 +5201,7 @@ type DrainNode struct {
 
 func (x *DrainNode) Reset() {
 	*x = DrainNode{}
-	mi := &file_skein_v1_events_proto_msgTypes[68]
+	mi := &file_skein_v1_events_proto_msgTypes[70]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5052,7 +5213,7 @@ func (x *DrainNode) String() string {
 func (*DrainNode) ProtoMessage() {}
 
 func (x *DrainNode) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_events_proto_msgTypes[68]
+	mi := &file_skein_v1_events_proto_msgTypes[70]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5065,7 +5226,7 @@ func (x *DrainNode) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DrainNode.ProtoReflect.Descriptor instead.
 func (*DrainNode) Descriptor() ([]byte, []int) {
-	return file_skein_v1_events_proto_rawDescGZIP(), []int{68}
+	return file_skein_v1_events_proto_rawDescGZIP(), []int{70}
 }
 
 func (x *DrainNode) GetNodeId() string {
@@ -5090,7 +5251,7 @@ type RepairClock struct {
 
 func (x *RepairClock) Reset() {
 	*x = RepairClock{}
-	mi := &file_skein_v1_events_proto_msgTypes[69]
+	mi := &file_skein_v1_events_proto_msgTypes[71]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5102,7 +5263,7 @@ func (x *RepairClock) String() string {
 func (*RepairClock) ProtoMessage() {}
 
 func (x *RepairClock) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_events_proto_msgTypes[69]
+	mi := &file_skein_v1_events_proto_msgTypes[71]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5115,7 +5276,7 @@ func (x *RepairClock) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RepairClock.ProtoReflect.Descriptor instead.
 func (*RepairClock) Descriptor() ([]byte, []int) {
-	return file_skein_v1_events_proto_rawDescGZIP(), []int{69}
+	return file_skein_v1_events_proto_rawDescGZIP(), []int{71}
 }
 
 type SetAdmin struct {
@@ -5128,7 +5289,7 @@ type SetAdmin struct {
 
 func (x *SetAdmin) Reset() {
 	*x = SetAdmin{}
-	mi := &file_skein_v1_events_proto_msgTypes[70]
+	mi := &file_skein_v1_events_proto_msgTypes[72]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5140,7 +5301,7 @@ func (x *SetAdmin) String() string {
 func (*SetAdmin) ProtoMessage() {}
 
 func (x *SetAdmin) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_events_proto_msgTypes[70]
+	mi := &file_skein_v1_events_proto_msgTypes[72]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5153,7 +5314,7 @@ func (x *SetAdmin) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SetAdmin.ProtoReflect.Descriptor instead.
 func (*SetAdmin) Descriptor() ([]byte, []int) {
-	return file_skein_v1_events_proto_rawDescGZIP(), []int{70}
+	return file_skein_v1_events_proto_rawDescGZIP(), []int{72}
 }
 
 func (x *SetAdmin) GetNodeId() string {
@@ -5180,7 +5341,7 @@ type SetPodCidrs struct {
 
 func (x *SetPodCidrs) Reset() {
 	*x = SetPodCidrs{}
-	mi := &file_skein_v1_events_proto_msgTypes[71]
+	mi := &file_skein_v1_events_proto_msgTypes[73]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5192,7 +5353,7 @@ func (x *SetPodCidrs) String() string {
 func (*SetPodCidrs) ProtoMessage() {}
 
 func (x *SetPodCidrs) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_events_proto_msgTypes[71]
+	mi := &file_skein_v1_events_proto_msgTypes[73]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5205,7 +5366,7 @@ func (x *SetPodCidrs) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SetPodCidrs.ProtoReflect.Descriptor instead.
 func (*SetPodCidrs) Descriptor() ([]byte, []int) {
-	return file_skein_v1_events_proto_rawDescGZIP(), []int{71}
+	return file_skein_v1_events_proto_rawDescGZIP(), []int{73}
 }
 
 func (x *SetPodCidrs) GetNodeId() string {
@@ -5234,7 +5395,7 @@ type SetPlainPeer struct {
 
 func (x *SetPlainPeer) Reset() {
 	*x = SetPlainPeer{}
-	mi := &file_skein_v1_events_proto_msgTypes[72]
+	mi := &file_skein_v1_events_proto_msgTypes[74]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5246,7 +5407,7 @@ func (x *SetPlainPeer) String() string {
 func (*SetPlainPeer) ProtoMessage() {}
 
 func (x *SetPlainPeer) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_events_proto_msgTypes[72]
+	mi := &file_skein_v1_events_proto_msgTypes[74]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5259,7 +5420,7 @@ func (x *SetPlainPeer) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SetPlainPeer.ProtoReflect.Descriptor instead.
 func (*SetPlainPeer) Descriptor() ([]byte, []int) {
-	return file_skein_v1_events_proto_rawDescGZIP(), []int{72}
+	return file_skein_v1_events_proto_rawDescGZIP(), []int{74}
 }
 
 func (x *SetPlainPeer) GetPlainPeer() *PlainPeer {
@@ -5294,7 +5455,7 @@ type RemovePlainPeer struct {
 
 func (x *RemovePlainPeer) Reset() {
 	*x = RemovePlainPeer{}
-	mi := &file_skein_v1_events_proto_msgTypes[73]
+	mi := &file_skein_v1_events_proto_msgTypes[75]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5306,7 +5467,7 @@ func (x *RemovePlainPeer) String() string {
 func (*RemovePlainPeer) ProtoMessage() {}
 
 func (x *RemovePlainPeer) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_events_proto_msgTypes[73]
+	mi := &file_skein_v1_events_proto_msgTypes[75]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5319,7 +5480,7 @@ func (x *RemovePlainPeer) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RemovePlainPeer.ProtoReflect.Descriptor instead.
 func (*RemovePlainPeer) Descriptor() ([]byte, []int) {
-	return file_skein_v1_events_proto_rawDescGZIP(), []int{73}
+	return file_skein_v1_events_proto_rawDescGZIP(), []int{75}
 }
 
 func (x *RemovePlainPeer) GetName() string {
@@ -5343,6 +5504,102 @@ func (x *RemovePlainPeer) GetCreatedIndex() uint64 {
 	return 0
 }
 
+type SetSiteTranslation struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Translation   *SiteTranslation       `protobuf:"bytes,1,opt,name=translation,proto3" json:"translation,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *SetSiteTranslation) Reset() {
+	*x = SetSiteTranslation{}
+	mi := &file_skein_v1_events_proto_msgTypes[76]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *SetSiteTranslation) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*SetSiteTranslation) ProtoMessage() {}
+
+func (x *SetSiteTranslation) ProtoReflect() protoreflect.Message {
+	mi := &file_skein_v1_events_proto_msgTypes[76]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use SetSiteTranslation.ProtoReflect.Descriptor instead.
+func (*SetSiteTranslation) Descriptor() ([]byte, []int) {
+	return file_skein_v1_events_proto_rawDescGZIP(), []int{76}
+}
+
+func (x *SetSiteTranslation) GetTranslation() *SiteTranslation {
+	if x != nil {
+		return x.Translation
+	}
+	return nil
+}
+
+type RemoveSiteTranslation struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Site          string                 `protobuf:"bytes,1,opt,name=site,proto3" json:"site,omitempty"`
+	Prefix        string                 `protobuf:"bytes,2,opt,name=prefix,proto3" json:"prefix,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *RemoveSiteTranslation) Reset() {
+	*x = RemoveSiteTranslation{}
+	mi := &file_skein_v1_events_proto_msgTypes[77]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *RemoveSiteTranslation) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*RemoveSiteTranslation) ProtoMessage() {}
+
+func (x *RemoveSiteTranslation) ProtoReflect() protoreflect.Message {
+	mi := &file_skein_v1_events_proto_msgTypes[77]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use RemoveSiteTranslation.ProtoReflect.Descriptor instead.
+func (*RemoveSiteTranslation) Descriptor() ([]byte, []int) {
+	return file_skein_v1_events_proto_rawDescGZIP(), []int{77}
+}
+
+func (x *RemoveSiteTranslation) GetSite() string {
+	if x != nil {
+		return x.Site
+	}
+	return ""
+}
+
+func (x *RemoveSiteTranslation) GetPrefix() string {
+	if x != nil {
+		return x.Prefix
+	}
+	return ""
+}
+
 type IntroduceRoles struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	unknownFields protoimpl.UnknownFields
@@ -5351,7 +5608,7 @@ type IntroduceRoles struct {
 
 func (x *IntroduceRoles) Reset() {
 	*x = IntroduceRoles{}
-	mi := &file_skein_v1_events_proto_msgTypes[74]
+	mi := &file_skein_v1_events_proto_msgTypes[78]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5363,7 +5620,7 @@ func (x *IntroduceRoles) String() string {
 func (*IntroduceRoles) ProtoMessage() {}
 
 func (x *IntroduceRoles) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_events_proto_msgTypes[74]
+	mi := &file_skein_v1_events_proto_msgTypes[78]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5376,14 +5633,14 @@ func (x *IntroduceRoles) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use IntroduceRoles.ProtoReflect.Descriptor instead.
 func (*IntroduceRoles) Descriptor() ([]byte, []int) {
-	return file_skein_v1_events_proto_rawDescGZIP(), []int{74}
+	return file_skein_v1_events_proto_rawDescGZIP(), []int{78}
 }
 
 var File_skein_v1_events_proto protoreflect.FileDescriptor
 
 const file_skein_v1_events_proto_rawDesc = "" +
 	"\n" +
-	"\x15skein/v1/events.proto\x12\bskein.v1\x1a\x14skein/v1/state.proto\"\x8e\x13\n" +
+	"\x15skein/v1/events.proto\x12\bskein.v1\x1a\x14skein/v1/state.proto\"\xbe\x14\n" +
 	"\x05Event\x12\x14\n" +
 	"\x05index\x18\x01 \x01(\x04R\x05index\x12\x12\n" +
 	"\x04time\x18\x02 \x01(\x03R\x04time\x12\x1d\n" +
@@ -5429,7 +5686,9 @@ const file_skein_v1_events_proto_rawDesc = "" +
 	"\rpod_cidrs_set\x18) \x01(\v2\x15.skein.v1.PodCidrsSetH\x00R\vpodCidrsSet\x12G\n" +
 	"\x11node_settings_set\x18. \x01(\v2\x19.skein.v1.NodeSettingsSetH\x00R\x0fnodeSettingsSet\x12>\n" +
 	"\x0eplain_peer_set\x18* \x01(\v2\x16.skein.v1.PlainPeerSetH\x00R\fplainPeerSet\x12J\n" +
-	"\x12plain_peer_removed\x18+ \x01(\v2\x1a.skein.v1.PlainPeerRemovedH\x00R\x10plainPeerRemovedB\x06\n" +
+	"\x12plain_peer_removed\x18+ \x01(\v2\x1a.skein.v1.PlainPeerRemovedH\x00R\x10plainPeerRemoved\x12P\n" +
+	"\x14site_translation_set\x182 \x01(\v2\x1c.skein.v1.SiteTranslationSetH\x00R\x12siteTranslationSet\x12\\\n" +
+	"\x18site_translation_removed\x183 \x01(\v2 .skein.v1.SiteTranslationRemovedH\x00R\x16siteTranslationRemovedB\x06\n" +
 	"\x04body\"m\n" +
 	"\x0eClusterCreated\x12+\n" +
 	"\acluster\x18\x01 \x01(\v2\x11.skein.v1.ClusterR\acluster\x12.\n" +
@@ -5520,10 +5779,15 @@ const file_skein_v1_events_proto_rawDesc = "" +
 	"plain_peer\x18\x01 \x01(\v2\x13.skein.v1.PlainPeerR\tplainPeer\">\n" +
 	"\x10PlainPeerRemoved\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x12\x16\n" +
-	"\x06reason\x18\x02 \x01(\tR\x06reason\"D\n" +
+	"\x06reason\x18\x02 \x01(\tR\x06reason\"Q\n" +
+	"\x12SiteTranslationSet\x12;\n" +
+	"\vtranslation\x18\x01 \x01(\v2\x19.skein.v1.SiteTranslationR\vtranslation\"D\n" +
+	"\x16SiteTranslationRemoved\x12\x12\n" +
+	"\x04site\x18\x01 \x01(\tR\x04site\x12\x16\n" +
+	"\x06prefix\x18\x02 \x01(\tR\x06prefix\"D\n" +
 	"\x05Batch\x12\x12\n" +
 	"\x04base\x18\x01 \x01(\x04R\x04base\x12'\n" +
-	"\x06events\x18\x02 \x03(\v2\x0f.skein.v1.EventR\x06events\"\xeb\x11\n" +
+	"\x06events\x18\x02 \x03(\v2\x0f.skein.v1.EventR\x06events\"\x98\x13\n" +
 	"\aCommand\x12\x1d\n" +
 	"\n" +
 	"request_id\x18\x01 \x01(\tR\trequestId\x12\x12\n" +
@@ -5574,7 +5838,9 @@ const file_skein_v1_events_proto_rawDesc = "" +
 	"\x0fintroduce_roles\x18* \x01(\v2\x18.skein.v1.IntroduceRolesH\x00R\x0eintroduceRoles\x12;\n" +
 	"\rset_pod_cidrs\x18+ \x01(\v2\x15.skein.v1.SetPodCidrsH\x00R\vsetPodCidrs\x12>\n" +
 	"\x0eset_plain_peer\x18, \x01(\v2\x16.skein.v1.SetPlainPeerH\x00R\fsetPlainPeer\x12G\n" +
-	"\x11remove_plain_peer\x18- \x01(\v2\x19.skein.v1.RemovePlainPeerH\x00R\x0fremovePlainPeerB\x06\n" +
+	"\x11remove_plain_peer\x18- \x01(\v2\x19.skein.v1.RemovePlainPeerH\x00R\x0fremovePlainPeer\x12P\n" +
+	"\x14set_site_translation\x181 \x01(\v2\x1c.skein.v1.SetSiteTranslationH\x00R\x12setSiteTranslation\x12Y\n" +
+	"\x17remove_site_translation\x182 \x01(\v2\x1f.skein.v1.RemoveSiteTranslationH\x00R\x15removeSiteTranslationB\x06\n" +
 	"\x04body\"\xb3\x01\n" +
 	"\rCreateCluster\x12\x1d\n" +
 	"\n" +
@@ -5756,7 +6022,12 @@ const file_skein_v1_events_proto_rawDesc = "" +
 	"\x0fRemovePlainPeer\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x12\x16\n" +
 	"\x06reason\x18\x02 \x01(\tR\x06reason\x12#\n" +
-	"\rcreated_index\x18\x03 \x01(\x04R\fcreatedIndex\"\x10\n" +
+	"\rcreated_index\x18\x03 \x01(\x04R\fcreatedIndex\"Q\n" +
+	"\x12SetSiteTranslation\x12;\n" +
+	"\vtranslation\x18\x01 \x01(\v2\x19.skein.v1.SiteTranslationR\vtranslation\"C\n" +
+	"\x15RemoveSiteTranslation\x12\x12\n" +
+	"\x04site\x18\x01 \x01(\tR\x04site\x12\x16\n" +
+	"\x06prefix\x18\x02 \x01(\tR\x06prefix\"\x10\n" +
 	"\x0eIntroduceRolesB1Z/github.com/skeinmesh/skein/api/skein/v1;skeinv1b\x06proto3"
 
 var (
@@ -5771,101 +6042,106 @@ func file_skein_v1_events_proto_rawDescGZIP() []byte {
 	return file_skein_v1_events_proto_rawDescData
 }
 
-var file_skein_v1_events_proto_msgTypes = make([]protoimpl.MessageInfo, 77)
+var file_skein_v1_events_proto_msgTypes = make([]protoimpl.MessageInfo, 81)
 var file_skein_v1_events_proto_goTypes = []any{
-	(*Event)(nil),            // 0: skein.v1.Event
-	(*ClusterCreated)(nil),   // 1: skein.v1.ClusterCreated
-	(*SettingsChanged)(nil),  // 2: skein.v1.SettingsChanged
-	(*TokenCreated)(nil),     // 3: skein.v1.TokenCreated
-	(*TokenUsed)(nil),        // 4: skein.v1.TokenUsed
-	(*TokenRevoked)(nil),     // 5: skein.v1.TokenRevoked
-	(*NodeAdmitted)(nil),     // 6: skein.v1.NodeAdmitted
-	(*NodeChanged)(nil),      // 7: skein.v1.NodeChanged
-	(*NodeRevoked)(nil),      // 8: skein.v1.NodeRevoked
-	(*NodeKeyRotated)(nil),   // 9: skein.v1.NodeKeyRotated
-	(*ServerAdded)(nil),      // 10: skein.v1.ServerAdded
-	(*ServerPromoted)(nil),   // 11: skein.v1.ServerPromoted
-	(*ServerRemoved)(nil),    // 12: skein.v1.ServerRemoved
-	(*GossipKeyRotated)(nil), // 13: skein.v1.GossipKeyRotated
-	(*CommandAnswered)(nil),  // 14: skein.v1.CommandAnswered
-	(*PoolCreated)(nil),      // 15: skein.v1.PoolCreated
-	(*PoolChanged)(nil),      // 16: skein.v1.PoolChanged
-	(*PoolRemoved)(nil),      // 17: skein.v1.PoolRemoved
-	(*BlockAllocated)(nil),   // 18: skein.v1.BlockAllocated
-	(*BlockReserved)(nil),    // 19: skein.v1.BlockReserved
-	(*BlockReleased)(nil),    // 20: skein.v1.BlockReleased
-	(*AddressReserved)(nil),  // 21: skein.v1.AddressReserved
-	(*AddressClaimed)(nil),   // 22: skein.v1.AddressClaimed
-	(*AddressReleased)(nil),  // 23: skein.v1.AddressReleased
-	(*GrantSet)(nil),         // 24: skein.v1.GrantSet
-	(*EgressDefined)(nil),    // 25: skein.v1.EgressDefined
-	(*EgressChanged)(nil),    // 26: skein.v1.EgressChanged
-	(*EgressRemoved)(nil),    // 27: skein.v1.EgressRemoved
-	(*SlotAssigned)(nil),     // 28: skein.v1.SlotAssigned
-	(*SlotMoved)(nil),        // 29: skein.v1.SlotMoved
-	(*SlotReleased)(nil),     // 30: skein.v1.SlotReleased
-	(*ClockRepaired)(nil),    // 31: skein.v1.ClockRepaired
-	(*PodCidrsSet)(nil),      // 32: skein.v1.PodCidrsSet
-	(*NodeSettingsSet)(nil),  // 33: skein.v1.NodeSettingsSet
-	(*PlainPeerSet)(nil),     // 34: skein.v1.PlainPeerSet
-	(*PlainPeerRemoved)(nil), // 35: skein.v1.PlainPeerRemoved
-	(*Batch)(nil),            // 36: skein.v1.Batch
-	(*Command)(nil),          // 37: skein.v1.Command
-	(*CreateCluster)(nil),    // 38: skein.v1.CreateCluster
-	(*ChangeSettings)(nil),   // 39: skein.v1.ChangeSettings
-	(*CreateToken)(nil),      // 40: skein.v1.CreateToken
-	(*RevokeToken)(nil),      // 41: skein.v1.RevokeToken
-	(*NewNode)(nil),          // 42: skein.v1.NewNode
-	(*AdmitNode)(nil),        // 43: skein.v1.AdmitNode
-	(*ChangeNode)(nil),       // 44: skein.v1.ChangeNode
-	(*RevokeNode)(nil),       // 45: skein.v1.RevokeNode
-	(*RotateNodeKey)(nil),    // 46: skein.v1.RotateNodeKey
-	(*AddServer)(nil),        // 47: skein.v1.AddServer
-	(*PromoteServer)(nil),    // 48: skein.v1.PromoteServer
-	(*RemoveServer)(nil),     // 49: skein.v1.RemoveServer
-	(*RotateGossipKey)(nil),  // 50: skein.v1.RotateGossipKey
-	(*CreatePool)(nil),       // 51: skein.v1.CreatePool
-	(*ChangePool)(nil),       // 52: skein.v1.ChangePool
-	(*RemovePool)(nil),       // 53: skein.v1.RemovePool
-	(*AllocateBlocks)(nil),   // 54: skein.v1.AllocateBlocks
-	(*ReserveBlock)(nil),     // 55: skein.v1.ReserveBlock
-	(*ReleaseBlocks)(nil),    // 56: skein.v1.ReleaseBlocks
-	(*ReserveAddress)(nil),   // 57: skein.v1.ReserveAddress
-	(*ClaimAddress)(nil),     // 58: skein.v1.ClaimAddress
-	(*ReleaseAddress)(nil),   // 59: skein.v1.ReleaseAddress
-	(*SetGrant)(nil),         // 60: skein.v1.SetGrant
-	(*ImportPools)(nil),      // 61: skein.v1.ImportPools
-	(*ImportBlock)(nil),      // 62: skein.v1.ImportBlock
-	(*DefineEgress)(nil),     // 63: skein.v1.DefineEgress
-	(*ChangeEgress)(nil),     // 64: skein.v1.ChangeEgress
-	(*RemoveEgress)(nil),     // 65: skein.v1.RemoveEgress
-	(*AssignSlot)(nil),       // 66: skein.v1.AssignSlot
-	(*ReleaseSlot)(nil),      // 67: skein.v1.ReleaseSlot
-	(*DrainNode)(nil),        // 68: skein.v1.DrainNode
-	(*RepairClock)(nil),      // 69: skein.v1.RepairClock
-	(*SetAdmin)(nil),         // 70: skein.v1.SetAdmin
-	(*SetPodCidrs)(nil),      // 71: skein.v1.SetPodCidrs
-	(*SetPlainPeer)(nil),     // 72: skein.v1.SetPlainPeer
-	(*RemovePlainPeer)(nil),  // 73: skein.v1.RemovePlainPeer
-	(*IntroduceRoles)(nil),   // 74: skein.v1.IntroduceRoles
-	nil,                      // 75: skein.v1.NewNode.LabelsEntry
-	nil,                      // 76: skein.v1.ChangeNode.LabelsEntry
-	(*Cluster)(nil),          // 77: skein.v1.Cluster
-	(*Settings)(nil),         // 78: skein.v1.Settings
-	(*Token)(nil),            // 79: skein.v1.Token
-	(*Node)(nil),             // 80: skein.v1.Node
-	(*GossipKeys)(nil),       // 81: skein.v1.GossipKeys
-	(*Answer)(nil),           // 82: skein.v1.Answer
-	(*Pool)(nil),             // 83: skein.v1.Pool
-	(*Block)(nil),            // 84: skein.v1.Block
-	(*StaticAddress)(nil),    // 85: skein.v1.StaticAddress
-	(*Grant)(nil),            // 86: skein.v1.Grant
-	(*Egress)(nil),           // 87: skein.v1.Egress
-	(*EgressSlot)(nil),       // 88: skein.v1.EgressSlot
-	(*PodCidrs)(nil),         // 89: skein.v1.PodCidrs
-	(*NodeSettings)(nil),     // 90: skein.v1.NodeSettings
-	(*PlainPeer)(nil),        // 91: skein.v1.PlainPeer
-	(*PoolSubnet)(nil),       // 92: skein.v1.PoolSubnet
+	(*Event)(nil),                  // 0: skein.v1.Event
+	(*ClusterCreated)(nil),         // 1: skein.v1.ClusterCreated
+	(*SettingsChanged)(nil),        // 2: skein.v1.SettingsChanged
+	(*TokenCreated)(nil),           // 3: skein.v1.TokenCreated
+	(*TokenUsed)(nil),              // 4: skein.v1.TokenUsed
+	(*TokenRevoked)(nil),           // 5: skein.v1.TokenRevoked
+	(*NodeAdmitted)(nil),           // 6: skein.v1.NodeAdmitted
+	(*NodeChanged)(nil),            // 7: skein.v1.NodeChanged
+	(*NodeRevoked)(nil),            // 8: skein.v1.NodeRevoked
+	(*NodeKeyRotated)(nil),         // 9: skein.v1.NodeKeyRotated
+	(*ServerAdded)(nil),            // 10: skein.v1.ServerAdded
+	(*ServerPromoted)(nil),         // 11: skein.v1.ServerPromoted
+	(*ServerRemoved)(nil),          // 12: skein.v1.ServerRemoved
+	(*GossipKeyRotated)(nil),       // 13: skein.v1.GossipKeyRotated
+	(*CommandAnswered)(nil),        // 14: skein.v1.CommandAnswered
+	(*PoolCreated)(nil),            // 15: skein.v1.PoolCreated
+	(*PoolChanged)(nil),            // 16: skein.v1.PoolChanged
+	(*PoolRemoved)(nil),            // 17: skein.v1.PoolRemoved
+	(*BlockAllocated)(nil),         // 18: skein.v1.BlockAllocated
+	(*BlockReserved)(nil),          // 19: skein.v1.BlockReserved
+	(*BlockReleased)(nil),          // 20: skein.v1.BlockReleased
+	(*AddressReserved)(nil),        // 21: skein.v1.AddressReserved
+	(*AddressClaimed)(nil),         // 22: skein.v1.AddressClaimed
+	(*AddressReleased)(nil),        // 23: skein.v1.AddressReleased
+	(*GrantSet)(nil),               // 24: skein.v1.GrantSet
+	(*EgressDefined)(nil),          // 25: skein.v1.EgressDefined
+	(*EgressChanged)(nil),          // 26: skein.v1.EgressChanged
+	(*EgressRemoved)(nil),          // 27: skein.v1.EgressRemoved
+	(*SlotAssigned)(nil),           // 28: skein.v1.SlotAssigned
+	(*SlotMoved)(nil),              // 29: skein.v1.SlotMoved
+	(*SlotReleased)(nil),           // 30: skein.v1.SlotReleased
+	(*ClockRepaired)(nil),          // 31: skein.v1.ClockRepaired
+	(*PodCidrsSet)(nil),            // 32: skein.v1.PodCidrsSet
+	(*NodeSettingsSet)(nil),        // 33: skein.v1.NodeSettingsSet
+	(*PlainPeerSet)(nil),           // 34: skein.v1.PlainPeerSet
+	(*PlainPeerRemoved)(nil),       // 35: skein.v1.PlainPeerRemoved
+	(*SiteTranslationSet)(nil),     // 36: skein.v1.SiteTranslationSet
+	(*SiteTranslationRemoved)(nil), // 37: skein.v1.SiteTranslationRemoved
+	(*Batch)(nil),                  // 38: skein.v1.Batch
+	(*Command)(nil),                // 39: skein.v1.Command
+	(*CreateCluster)(nil),          // 40: skein.v1.CreateCluster
+	(*ChangeSettings)(nil),         // 41: skein.v1.ChangeSettings
+	(*CreateToken)(nil),            // 42: skein.v1.CreateToken
+	(*RevokeToken)(nil),            // 43: skein.v1.RevokeToken
+	(*NewNode)(nil),                // 44: skein.v1.NewNode
+	(*AdmitNode)(nil),              // 45: skein.v1.AdmitNode
+	(*ChangeNode)(nil),             // 46: skein.v1.ChangeNode
+	(*RevokeNode)(nil),             // 47: skein.v1.RevokeNode
+	(*RotateNodeKey)(nil),          // 48: skein.v1.RotateNodeKey
+	(*AddServer)(nil),              // 49: skein.v1.AddServer
+	(*PromoteServer)(nil),          // 50: skein.v1.PromoteServer
+	(*RemoveServer)(nil),           // 51: skein.v1.RemoveServer
+	(*RotateGossipKey)(nil),        // 52: skein.v1.RotateGossipKey
+	(*CreatePool)(nil),             // 53: skein.v1.CreatePool
+	(*ChangePool)(nil),             // 54: skein.v1.ChangePool
+	(*RemovePool)(nil),             // 55: skein.v1.RemovePool
+	(*AllocateBlocks)(nil),         // 56: skein.v1.AllocateBlocks
+	(*ReserveBlock)(nil),           // 57: skein.v1.ReserveBlock
+	(*ReleaseBlocks)(nil),          // 58: skein.v1.ReleaseBlocks
+	(*ReserveAddress)(nil),         // 59: skein.v1.ReserveAddress
+	(*ClaimAddress)(nil),           // 60: skein.v1.ClaimAddress
+	(*ReleaseAddress)(nil),         // 61: skein.v1.ReleaseAddress
+	(*SetGrant)(nil),               // 62: skein.v1.SetGrant
+	(*ImportPools)(nil),            // 63: skein.v1.ImportPools
+	(*ImportBlock)(nil),            // 64: skein.v1.ImportBlock
+	(*DefineEgress)(nil),           // 65: skein.v1.DefineEgress
+	(*ChangeEgress)(nil),           // 66: skein.v1.ChangeEgress
+	(*RemoveEgress)(nil),           // 67: skein.v1.RemoveEgress
+	(*AssignSlot)(nil),             // 68: skein.v1.AssignSlot
+	(*ReleaseSlot)(nil),            // 69: skein.v1.ReleaseSlot
+	(*DrainNode)(nil),              // 70: skein.v1.DrainNode
+	(*RepairClock)(nil),            // 71: skein.v1.RepairClock
+	(*SetAdmin)(nil),               // 72: skein.v1.SetAdmin
+	(*SetPodCidrs)(nil),            // 73: skein.v1.SetPodCidrs
+	(*SetPlainPeer)(nil),           // 74: skein.v1.SetPlainPeer
+	(*RemovePlainPeer)(nil),        // 75: skein.v1.RemovePlainPeer
+	(*SetSiteTranslation)(nil),     // 76: skein.v1.SetSiteTranslation
+	(*RemoveSiteTranslation)(nil),  // 77: skein.v1.RemoveSiteTranslation
+	(*IntroduceRoles)(nil),         // 78: skein.v1.IntroduceRoles
+	nil,                            // 79: skein.v1.NewNode.LabelsEntry
+	nil,                            // 80: skein.v1.ChangeNode.LabelsEntry
+	(*Cluster)(nil),                // 81: skein.v1.Cluster
+	(*Settings)(nil),               // 82: skein.v1.Settings
+	(*Token)(nil),                  // 83: skein.v1.Token
+	(*Node)(nil),                   // 84: skein.v1.Node
+	(*GossipKeys)(nil),             // 85: skein.v1.GossipKeys
+	(*Answer)(nil),                 // 86: skein.v1.Answer
+	(*Pool)(nil),                   // 87: skein.v1.Pool
+	(*Block)(nil),                  // 88: skein.v1.Block
+	(*StaticAddress)(nil),          // 89: skein.v1.StaticAddress
+	(*Grant)(nil),                  // 90: skein.v1.Grant
+	(*Egress)(nil),                 // 91: skein.v1.Egress
+	(*EgressSlot)(nil),             // 92: skein.v1.EgressSlot
+	(*PodCidrs)(nil),               // 93: skein.v1.PodCidrs
+	(*NodeSettings)(nil),           // 94: skein.v1.NodeSettings
+	(*PlainPeer)(nil),              // 95: skein.v1.PlainPeer
+	(*SiteTranslation)(nil),        // 96: skein.v1.SiteTranslation
+	(*PoolSubnet)(nil),             // 97: skein.v1.PoolSubnet
 }
 var file_skein_v1_events_proto_depIdxs = []int32{
 	1,   // 0: skein.v1.Event.cluster_created:type_name -> skein.v1.ClusterCreated
@@ -5903,85 +6179,91 @@ var file_skein_v1_events_proto_depIdxs = []int32{
 	33,  // 32: skein.v1.Event.node_settings_set:type_name -> skein.v1.NodeSettingsSet
 	34,  // 33: skein.v1.Event.plain_peer_set:type_name -> skein.v1.PlainPeerSet
 	35,  // 34: skein.v1.Event.plain_peer_removed:type_name -> skein.v1.PlainPeerRemoved
-	77,  // 35: skein.v1.ClusterCreated.cluster:type_name -> skein.v1.Cluster
-	78,  // 36: skein.v1.ClusterCreated.settings:type_name -> skein.v1.Settings
-	78,  // 37: skein.v1.SettingsChanged.settings:type_name -> skein.v1.Settings
-	79,  // 38: skein.v1.TokenCreated.token:type_name -> skein.v1.Token
-	80,  // 39: skein.v1.NodeAdmitted.node:type_name -> skein.v1.Node
-	80,  // 40: skein.v1.NodeChanged.node:type_name -> skein.v1.Node
-	81,  // 41: skein.v1.GossipKeyRotated.keys:type_name -> skein.v1.GossipKeys
-	82,  // 42: skein.v1.CommandAnswered.answer:type_name -> skein.v1.Answer
-	83,  // 43: skein.v1.PoolCreated.pool:type_name -> skein.v1.Pool
-	83,  // 44: skein.v1.PoolChanged.pool:type_name -> skein.v1.Pool
-	84,  // 45: skein.v1.BlockAllocated.block:type_name -> skein.v1.Block
-	84,  // 46: skein.v1.BlockReserved.block:type_name -> skein.v1.Block
-	85,  // 47: skein.v1.AddressReserved.address:type_name -> skein.v1.StaticAddress
-	86,  // 48: skein.v1.GrantSet.grant:type_name -> skein.v1.Grant
-	87,  // 49: skein.v1.EgressDefined.egress:type_name -> skein.v1.Egress
-	87,  // 50: skein.v1.EgressChanged.egress:type_name -> skein.v1.Egress
-	88,  // 51: skein.v1.SlotAssigned.slot:type_name -> skein.v1.EgressSlot
-	88,  // 52: skein.v1.SlotMoved.slot:type_name -> skein.v1.EgressSlot
-	88,  // 53: skein.v1.SlotReleased.slot:type_name -> skein.v1.EgressSlot
-	89,  // 54: skein.v1.PodCidrsSet.pod_cidrs:type_name -> skein.v1.PodCidrs
-	90,  // 55: skein.v1.NodeSettingsSet.settings:type_name -> skein.v1.NodeSettings
-	91,  // 56: skein.v1.PlainPeerSet.plain_peer:type_name -> skein.v1.PlainPeer
-	0,   // 57: skein.v1.Batch.events:type_name -> skein.v1.Event
-	38,  // 58: skein.v1.Command.create_cluster:type_name -> skein.v1.CreateCluster
-	39,  // 59: skein.v1.Command.change_settings:type_name -> skein.v1.ChangeSettings
-	40,  // 60: skein.v1.Command.create_token:type_name -> skein.v1.CreateToken
-	41,  // 61: skein.v1.Command.revoke_token:type_name -> skein.v1.RevokeToken
-	43,  // 62: skein.v1.Command.admit_node:type_name -> skein.v1.AdmitNode
-	44,  // 63: skein.v1.Command.change_node:type_name -> skein.v1.ChangeNode
-	45,  // 64: skein.v1.Command.revoke_node:type_name -> skein.v1.RevokeNode
-	46,  // 65: skein.v1.Command.rotate_node_key:type_name -> skein.v1.RotateNodeKey
-	47,  // 66: skein.v1.Command.add_server:type_name -> skein.v1.AddServer
-	48,  // 67: skein.v1.Command.promote_server:type_name -> skein.v1.PromoteServer
-	49,  // 68: skein.v1.Command.remove_server:type_name -> skein.v1.RemoveServer
-	50,  // 69: skein.v1.Command.rotate_gossip_key:type_name -> skein.v1.RotateGossipKey
-	51,  // 70: skein.v1.Command.create_pool:type_name -> skein.v1.CreatePool
-	52,  // 71: skein.v1.Command.change_pool:type_name -> skein.v1.ChangePool
-	53,  // 72: skein.v1.Command.remove_pool:type_name -> skein.v1.RemovePool
-	54,  // 73: skein.v1.Command.allocate_blocks:type_name -> skein.v1.AllocateBlocks
-	55,  // 74: skein.v1.Command.reserve_block:type_name -> skein.v1.ReserveBlock
-	56,  // 75: skein.v1.Command.release_blocks:type_name -> skein.v1.ReleaseBlocks
-	57,  // 76: skein.v1.Command.reserve_address:type_name -> skein.v1.ReserveAddress
-	58,  // 77: skein.v1.Command.claim_address:type_name -> skein.v1.ClaimAddress
-	59,  // 78: skein.v1.Command.release_address:type_name -> skein.v1.ReleaseAddress
-	60,  // 79: skein.v1.Command.set_grant:type_name -> skein.v1.SetGrant
-	61,  // 80: skein.v1.Command.import_pools:type_name -> skein.v1.ImportPools
-	63,  // 81: skein.v1.Command.define_egress:type_name -> skein.v1.DefineEgress
-	64,  // 82: skein.v1.Command.change_egress:type_name -> skein.v1.ChangeEgress
-	65,  // 83: skein.v1.Command.remove_egress:type_name -> skein.v1.RemoveEgress
-	66,  // 84: skein.v1.Command.assign_slot:type_name -> skein.v1.AssignSlot
-	67,  // 85: skein.v1.Command.release_slot:type_name -> skein.v1.ReleaseSlot
-	68,  // 86: skein.v1.Command.drain_node:type_name -> skein.v1.DrainNode
-	69,  // 87: skein.v1.Command.repair_clock:type_name -> skein.v1.RepairClock
-	70,  // 88: skein.v1.Command.set_admin:type_name -> skein.v1.SetAdmin
-	74,  // 89: skein.v1.Command.introduce_roles:type_name -> skein.v1.IntroduceRoles
-	71,  // 90: skein.v1.Command.set_pod_cidrs:type_name -> skein.v1.SetPodCidrs
-	72,  // 91: skein.v1.Command.set_plain_peer:type_name -> skein.v1.SetPlainPeer
-	73,  // 92: skein.v1.Command.remove_plain_peer:type_name -> skein.v1.RemovePlainPeer
-	78,  // 93: skein.v1.CreateCluster.settings:type_name -> skein.v1.Settings
-	42,  // 94: skein.v1.CreateCluster.first_node:type_name -> skein.v1.NewNode
-	78,  // 95: skein.v1.ChangeSettings.settings:type_name -> skein.v1.Settings
-	75,  // 96: skein.v1.NewNode.labels:type_name -> skein.v1.NewNode.LabelsEntry
-	42,  // 97: skein.v1.AdmitNode.node:type_name -> skein.v1.NewNode
-	76,  // 98: skein.v1.ChangeNode.labels:type_name -> skein.v1.ChangeNode.LabelsEntry
-	90,  // 99: skein.v1.ChangeNode.settings:type_name -> skein.v1.NodeSettings
-	83,  // 100: skein.v1.CreatePool.pool:type_name -> skein.v1.Pool
-	92,  // 101: skein.v1.ChangePool.add_subnets:type_name -> skein.v1.PoolSubnet
-	83,  // 102: skein.v1.ChangePool.set:type_name -> skein.v1.Pool
-	83,  // 103: skein.v1.ImportPools.pools:type_name -> skein.v1.Pool
-	62,  // 104: skein.v1.ImportPools.blocks:type_name -> skein.v1.ImportBlock
-	87,  // 105: skein.v1.DefineEgress.egress:type_name -> skein.v1.Egress
-	87,  // 106: skein.v1.ChangeEgress.set:type_name -> skein.v1.Egress
-	89,  // 107: skein.v1.SetPodCidrs.pod_cidrs:type_name -> skein.v1.PodCidrs
-	91,  // 108: skein.v1.SetPlainPeer.plain_peer:type_name -> skein.v1.PlainPeer
-	109, // [109:109] is the sub-list for method output_type
-	109, // [109:109] is the sub-list for method input_type
-	109, // [109:109] is the sub-list for extension type_name
-	109, // [109:109] is the sub-list for extension extendee
-	0,   // [0:109] is the sub-list for field type_name
+	36,  // 35: skein.v1.Event.site_translation_set:type_name -> skein.v1.SiteTranslationSet
+	37,  // 36: skein.v1.Event.site_translation_removed:type_name -> skein.v1.SiteTranslationRemoved
+	81,  // 37: skein.v1.ClusterCreated.cluster:type_name -> skein.v1.Cluster
+	82,  // 38: skein.v1.ClusterCreated.settings:type_name -> skein.v1.Settings
+	82,  // 39: skein.v1.SettingsChanged.settings:type_name -> skein.v1.Settings
+	83,  // 40: skein.v1.TokenCreated.token:type_name -> skein.v1.Token
+	84,  // 41: skein.v1.NodeAdmitted.node:type_name -> skein.v1.Node
+	84,  // 42: skein.v1.NodeChanged.node:type_name -> skein.v1.Node
+	85,  // 43: skein.v1.GossipKeyRotated.keys:type_name -> skein.v1.GossipKeys
+	86,  // 44: skein.v1.CommandAnswered.answer:type_name -> skein.v1.Answer
+	87,  // 45: skein.v1.PoolCreated.pool:type_name -> skein.v1.Pool
+	87,  // 46: skein.v1.PoolChanged.pool:type_name -> skein.v1.Pool
+	88,  // 47: skein.v1.BlockAllocated.block:type_name -> skein.v1.Block
+	88,  // 48: skein.v1.BlockReserved.block:type_name -> skein.v1.Block
+	89,  // 49: skein.v1.AddressReserved.address:type_name -> skein.v1.StaticAddress
+	90,  // 50: skein.v1.GrantSet.grant:type_name -> skein.v1.Grant
+	91,  // 51: skein.v1.EgressDefined.egress:type_name -> skein.v1.Egress
+	91,  // 52: skein.v1.EgressChanged.egress:type_name -> skein.v1.Egress
+	92,  // 53: skein.v1.SlotAssigned.slot:type_name -> skein.v1.EgressSlot
+	92,  // 54: skein.v1.SlotMoved.slot:type_name -> skein.v1.EgressSlot
+	92,  // 55: skein.v1.SlotReleased.slot:type_name -> skein.v1.EgressSlot
+	93,  // 56: skein.v1.PodCidrsSet.pod_cidrs:type_name -> skein.v1.PodCidrs
+	94,  // 57: skein.v1.NodeSettingsSet.settings:type_name -> skein.v1.NodeSettings
+	95,  // 58: skein.v1.PlainPeerSet.plain_peer:type_name -> skein.v1.PlainPeer
+	96,  // 59: skein.v1.SiteTranslationSet.translation:type_name -> skein.v1.SiteTranslation
+	0,   // 60: skein.v1.Batch.events:type_name -> skein.v1.Event
+	40,  // 61: skein.v1.Command.create_cluster:type_name -> skein.v1.CreateCluster
+	41,  // 62: skein.v1.Command.change_settings:type_name -> skein.v1.ChangeSettings
+	42,  // 63: skein.v1.Command.create_token:type_name -> skein.v1.CreateToken
+	43,  // 64: skein.v1.Command.revoke_token:type_name -> skein.v1.RevokeToken
+	45,  // 65: skein.v1.Command.admit_node:type_name -> skein.v1.AdmitNode
+	46,  // 66: skein.v1.Command.change_node:type_name -> skein.v1.ChangeNode
+	47,  // 67: skein.v1.Command.revoke_node:type_name -> skein.v1.RevokeNode
+	48,  // 68: skein.v1.Command.rotate_node_key:type_name -> skein.v1.RotateNodeKey
+	49,  // 69: skein.v1.Command.add_server:type_name -> skein.v1.AddServer
+	50,  // 70: skein.v1.Command.promote_server:type_name -> skein.v1.PromoteServer
+	51,  // 71: skein.v1.Command.remove_server:type_name -> skein.v1.RemoveServer
+	52,  // 72: skein.v1.Command.rotate_gossip_key:type_name -> skein.v1.RotateGossipKey
+	53,  // 73: skein.v1.Command.create_pool:type_name -> skein.v1.CreatePool
+	54,  // 74: skein.v1.Command.change_pool:type_name -> skein.v1.ChangePool
+	55,  // 75: skein.v1.Command.remove_pool:type_name -> skein.v1.RemovePool
+	56,  // 76: skein.v1.Command.allocate_blocks:type_name -> skein.v1.AllocateBlocks
+	57,  // 77: skein.v1.Command.reserve_block:type_name -> skein.v1.ReserveBlock
+	58,  // 78: skein.v1.Command.release_blocks:type_name -> skein.v1.ReleaseBlocks
+	59,  // 79: skein.v1.Command.reserve_address:type_name -> skein.v1.ReserveAddress
+	60,  // 80: skein.v1.Command.claim_address:type_name -> skein.v1.ClaimAddress
+	61,  // 81: skein.v1.Command.release_address:type_name -> skein.v1.ReleaseAddress
+	62,  // 82: skein.v1.Command.set_grant:type_name -> skein.v1.SetGrant
+	63,  // 83: skein.v1.Command.import_pools:type_name -> skein.v1.ImportPools
+	65,  // 84: skein.v1.Command.define_egress:type_name -> skein.v1.DefineEgress
+	66,  // 85: skein.v1.Command.change_egress:type_name -> skein.v1.ChangeEgress
+	67,  // 86: skein.v1.Command.remove_egress:type_name -> skein.v1.RemoveEgress
+	68,  // 87: skein.v1.Command.assign_slot:type_name -> skein.v1.AssignSlot
+	69,  // 88: skein.v1.Command.release_slot:type_name -> skein.v1.ReleaseSlot
+	70,  // 89: skein.v1.Command.drain_node:type_name -> skein.v1.DrainNode
+	71,  // 90: skein.v1.Command.repair_clock:type_name -> skein.v1.RepairClock
+	72,  // 91: skein.v1.Command.set_admin:type_name -> skein.v1.SetAdmin
+	78,  // 92: skein.v1.Command.introduce_roles:type_name -> skein.v1.IntroduceRoles
+	73,  // 93: skein.v1.Command.set_pod_cidrs:type_name -> skein.v1.SetPodCidrs
+	74,  // 94: skein.v1.Command.set_plain_peer:type_name -> skein.v1.SetPlainPeer
+	75,  // 95: skein.v1.Command.remove_plain_peer:type_name -> skein.v1.RemovePlainPeer
+	76,  // 96: skein.v1.Command.set_site_translation:type_name -> skein.v1.SetSiteTranslation
+	77,  // 97: skein.v1.Command.remove_site_translation:type_name -> skein.v1.RemoveSiteTranslation
+	82,  // 98: skein.v1.CreateCluster.settings:type_name -> skein.v1.Settings
+	44,  // 99: skein.v1.CreateCluster.first_node:type_name -> skein.v1.NewNode
+	82,  // 100: skein.v1.ChangeSettings.settings:type_name -> skein.v1.Settings
+	79,  // 101: skein.v1.NewNode.labels:type_name -> skein.v1.NewNode.LabelsEntry
+	44,  // 102: skein.v1.AdmitNode.node:type_name -> skein.v1.NewNode
+	80,  // 103: skein.v1.ChangeNode.labels:type_name -> skein.v1.ChangeNode.LabelsEntry
+	94,  // 104: skein.v1.ChangeNode.settings:type_name -> skein.v1.NodeSettings
+	87,  // 105: skein.v1.CreatePool.pool:type_name -> skein.v1.Pool
+	97,  // 106: skein.v1.ChangePool.add_subnets:type_name -> skein.v1.PoolSubnet
+	87,  // 107: skein.v1.ChangePool.set:type_name -> skein.v1.Pool
+	87,  // 108: skein.v1.ImportPools.pools:type_name -> skein.v1.Pool
+	64,  // 109: skein.v1.ImportPools.blocks:type_name -> skein.v1.ImportBlock
+	91,  // 110: skein.v1.DefineEgress.egress:type_name -> skein.v1.Egress
+	91,  // 111: skein.v1.ChangeEgress.set:type_name -> skein.v1.Egress
+	93,  // 112: skein.v1.SetPodCidrs.pod_cidrs:type_name -> skein.v1.PodCidrs
+	95,  // 113: skein.v1.SetPlainPeer.plain_peer:type_name -> skein.v1.PlainPeer
+	96,  // 114: skein.v1.SetSiteTranslation.translation:type_name -> skein.v1.SiteTranslation
+	115, // [115:115] is the sub-list for method output_type
+	115, // [115:115] is the sub-list for method input_type
+	115, // [115:115] is the sub-list for extension type_name
+	115, // [115:115] is the sub-list for extension extendee
+	0,   // [0:115] is the sub-list for field type_name
 }
 
 func init() { file_skein_v1_events_proto_init() }
@@ -6026,8 +6308,10 @@ func file_skein_v1_events_proto_init() {
 		(*Event_NodeSettingsSet)(nil),
 		(*Event_PlainPeerSet)(nil),
 		(*Event_PlainPeerRemoved)(nil),
+		(*Event_SiteTranslationSet)(nil),
+		(*Event_SiteTranslationRemoved)(nil),
 	}
-	file_skein_v1_events_proto_msgTypes[37].OneofWrappers = []any{
+	file_skein_v1_events_proto_msgTypes[39].OneofWrappers = []any{
 		(*Command_CreateCluster)(nil),
 		(*Command_ChangeSettings)(nil),
 		(*Command_CreateToken)(nil),
@@ -6063,6 +6347,8 @@ func file_skein_v1_events_proto_init() {
 		(*Command_SetPodCidrs)(nil),
 		(*Command_SetPlainPeer)(nil),
 		(*Command_RemovePlainPeer)(nil),
+		(*Command_SetSiteTranslation)(nil),
+		(*Command_RemoveSiteTranslation)(nil),
 	}
 	type x struct{}
 	out := protoimpl.TypeBuilder{
@@ -6070,7 +6356,7 @@ func file_skein_v1_events_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_skein_v1_events_proto_rawDesc), len(file_skein_v1_events_proto_rawDesc)),
 			NumEnums:      0,
-			NumMessages:   77,
+			NumMessages:   81,
 			NumExtensions: 0,
 			NumServices:   0,
 		},
