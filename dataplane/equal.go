@@ -10,7 +10,7 @@ import (
 func (s Spec) Equal(o Spec) bool {
 	return s.Complete == o.Complete && s.ControlPort == o.ControlPort && s.Plain == o.Plain && s.Link.equal(o.Link) && s.WireGuard.equal(o.WireGuard) &&
 		slices.Equal(s.Targets, o.Targets) && slices.Equal(s.PortRewrites, o.PortRewrites) && s.Pods.equal(o.Pods) &&
-		s.Hops.Equal(o.Hops)
+		s.Hops.Equal(o.Hops) && slices.Equal(s.Translations, o.Translations) && slices.Equal(s.Inside, o.Inside)
 }
 
 // Equal tells whether two want the same hops.

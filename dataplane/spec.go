@@ -30,6 +30,12 @@ const (
 	SetRewriteIn    = "skein_rewrite_ports"
 	MapRewriteOut   = "skein_rewrite_peers"
 
+	ChainTranslateIn  = "skein_translate_in" // these five are there only while there is a Translation
+	ChainTranslateOut = "skein_translate_out"
+	SetTunnels        = "skein_tunnels"
+	SetInsideIPv4     = "skein_inside_ipv4"
+	SetInsideIPv6     = "skein_inside_ipv6"
+
 	ChainSources   = "skein_sources" // drops what comes in under another's name
 	SetOverlayIPv4 = "skein_overlay_ipv4"
 	SetOverlayIPv6 = "skein_overlay_ipv6"
@@ -71,6 +77,12 @@ type Spec struct {
 	// PortRewrites lead the packets of some peers through another UDP port than WireGuard's.
 	PortRewrites []PortRewrite
 	Pods         Pods
+	// Translations are networks behind this host that other sites know under other addresses, sorted by Prefix and disjoint.
+	// Packets that come by the tunnel for As go to Prefix, and packets from Prefix leave by it from As, but for those
+	// from and to Inside.
+	Translations []Translation
+	// Inside are the addresses of the own site's other nodes, which know Prefix as it is. Sorted and disjoint.
+	Inside []netip.Prefix
 	// Plain is set while this host carries plain peers: what comes by PlainLink was checked by WireGuard there.
 	Plain bool
 	// ControlPort is the control net's, TCP and UDP: only nodes send to it. 0: there is none.
@@ -79,6 +91,12 @@ type Spec struct {
 	// nothing is removed from the kernel before.
 	Complete bool
 }
+
+// Translation gives each address of a network one elsewhere, with the same host part.
+type Translation struct{ Prefix, As netip.Prefix } // of one family and length
+
+// String is the translation as a user reads it.
+func (t Translation) String() string { return t.Prefix.String() + " as " + t.As.String() }
 
 // Hops leads packets to nodes that are no peers of this host, by way of peers that pass them on. Such a packet travels
 // inside another one, from node to node (IP in IP, RFC 2003 and RFC 4213), in the tunnel: so a peer's AllowedIPs do not

@@ -100,6 +100,8 @@ func rebuild(w State) Op {
 		}
 		all.setSources(spec)
 	}
+	all.Link = w.Link
+	all.setTranslations(w.Translations, nil)
 	for n := range all.Sets {
 		all.Sets[n] = w.Sets[n]
 	}
@@ -123,7 +125,7 @@ func damaged(want, actual State) bool {
 
 // union is want with everything of actual that does not contradict it.
 func union(want, actual State) State {
-	u := State{Table: true, Port: want.Port, Link: want.Link, Control: want.Control, Hops: want.Hops, Chains: maps.Clone(want.Chains),
+	u := State{Table: true, Port: want.Port, Link: want.Link, Control: want.Control, Hops: want.Hops, Translations: want.Translations, Chains: maps.Clone(want.Chains),
 		Sets: maps.Clone(want.Sets)}
 	u.setRewrites(mergeRewrites(want.Sets[dataplane.MapRewriteOut].Rewrites, actual.Sets[dataplane.MapRewriteOut].Rewrites))
 	for n, a := range actual.Chains {

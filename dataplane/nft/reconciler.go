@@ -347,6 +347,11 @@ func (w *writer) rules(o Op) {
 		}
 	case kindRewriteOut:
 		exprs = [][]expr.Any{rewriteOutExprs(w.want.Port)}
+	case kindTranslateIn, kindTranslateOut:
+		exprs = nil
+		for _, one := range translateRules(w.want.Translations, o.Kind == kindTranslateIn) {
+			exprs = append(exprs, one.exprs)
+		}
 	}
 	for _, e := range exprs {
 		w.r.conn.AddRule(&nftables.Rule{Table: w.r.table, Chain: w.chain(o), Exprs: e})
@@ -412,6 +417,10 @@ func (w *writer) chain(o Op) *nftables.Chain {
 		c.Type, c.Hooknum, c.Priority = nftables.ChainTypeFilter, nftables.ChainHookPostrouting, nftables.ChainPriorityMangle
 	case kindRewriteIn:
 		c.Type, c.Hooknum, c.Priority = nftables.ChainTypeFilter, nftables.ChainHookPrerouting, nftables.ChainPriorityRaw
+	case kindTranslateIn:
+		c.Type, c.Hooknum, c.Priority = nftables.ChainTypeFilter, nftables.ChainHookPrerouting, nftables.ChainPriorityRef(-305)
+	case kindTranslateOut:
+		c.Type, c.Hooknum, c.Priority = nftables.ChainTypeFilter, nftables.ChainHookPostrouting, nftables.ChainPriorityRef(310)
 	case kindRewriteOut:
 		c.Type, c.Hooknum, c.Priority = nftables.ChainTypeFilter, nftables.ChainHookPostrouting, nftables.ChainPriorityRef(300)
 	default:

@@ -188,6 +188,9 @@ func ruleText(exprs []expr.Any) string {
 	if text := sourceText(exprs, have); text != "" {
 		return text
 	}
+	if text := translateText(exprs, have); text != "" {
+		return text
+	}
 	if have == dump(clampExprs()) {
 		return clampText()
 	}
@@ -213,7 +216,7 @@ func dump(exprs []expr.Any) string {
 		case *expr.Payload:
 			parts = append(parts, fmt.Sprintf("payload(%d,%d,%d,%d,%d)", e.OperationType, e.DestRegister+e.SourceRegister, e.Base, e.Offset, e.Len))
 			if e.OperationType == expr.PayloadWrite {
-				parts = append(parts, fmt.Sprintf("checksum(%d,%d)", e.CsumType, e.CsumOffset))
+				parts = append(parts, fmt.Sprintf("checksum(%d,%d,%d)", e.CsumType, e.CsumOffset, e.CsumFlags))
 			}
 		case *expr.Immediate:
 			parts = append(parts, fmt.Sprintf("immediate(%d,%x)", e.Register, e.Data))
@@ -338,7 +341,7 @@ var setIDs = func() map[string]uint32 {
 	for i, name := range []string{dataplane.SetTargetsIPv4, dataplane.SetTargetsIPv6, dataplane.SetRewriteIn,
 		dataplane.MapRewriteOut,
 		dataplane.SetOverlayIPv4, dataplane.SetOverlayIPv6, dataplane.SetPoolsIPv4, dataplane.SetPoolsIPv6,
-		dataplane.SetGateways} {
+		dataplane.SetGateways, dataplane.SetTunnels, dataplane.SetInsideIPv4, dataplane.SetInsideIPv6} {
 		ids[name] = uint32(i + 1)
 	}
 	return ids

@@ -18,8 +18,10 @@ type State struct {
 	Control int
 	Hops    bool
 	Plain   bool
-	Chains  map[string]Chain
-	Sets    map[string]Set
+	// Translations are of networks behind this host; of what is wanted only.
+	Translations []dataplane.Translation
+	Chains       map[string]Chain
+	Sets         map[string]Set
 }
 
 // Chain is a base chain. Kind is its type, hook, priority and policy in nft's words.
@@ -72,8 +74,13 @@ const (
 	// Before conntrack on the way in and after it on the way out: the host's own firewall sees WireGuard's port alone.
 	kindRewriteIn  = "type filter hook prerouting priority -300 policy accept"
 	kindRewriteOut = "type filter hook postrouting priority 300 policy accept"
-	kindPorts      = "ipv4_addr . inet_service . inet_service"
-	kindPeers      = "ipv4_addr . inet_service map"
+
+	// Behind the check of sources, and before all that others do to packets before conntrack; and behind all of theirs.
+	kindTranslateIn  = "type filter hook prerouting priority -305 policy accept"
+	kindTranslateOut = "type filter hook postrouting priority 310 policy accept"
+
+	kindPorts = "ipv4_addr . inet_service . inet_service"
+	kindPeers = "ipv4_addr . inet_service map"
 )
 
 // Want is the table of a Spec, and notes about what in it cannot be.
@@ -83,6 +90,7 @@ func Want(s dataplane.Spec) (State, []string) {
 	rewrites, notes := usable(s.PortRewrites)
 	w.setRewrites(rewrites)
 	w.setSources(s)
+	w.setTranslations(s.Translations, s.Inside)
 	return w, notes
 }
 

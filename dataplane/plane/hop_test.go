@@ -35,6 +35,8 @@ type site struct {
 	member  *host
 	leaders [2]*host
 	pod     pod
+
+	lan, elsewhere []netip.Prefix // behind the member, and as what other sites know it; none
 }
 
 // newSite makes the site of which all numbers begin with n, with these drivers.
@@ -65,10 +67,15 @@ func nodes(hosts ...*host) (out []netip.Prefix) {
 
 // prefixes are all of the site's.
 func (s *site) prefixes() []netip.Prefix {
-	return sorted(slices.Concat(nodes(s.member, s.leaders[0], s.leaders[1]), s.blocks()))
+	return sorted(slices.Concat(nodes(s.member, s.leaders[0], s.leaders[1]), s.blocks(), s.elsewhere))
 }
 
-func (s *site) ofMember() []netip.Prefix { return sorted(slices.Concat(nodes(s.member), s.blocks())) }
+func (s *site) ofMember() []netip.Prefix {
+	return sorted(slices.Concat(nodes(s.member), s.blocks(), s.elsewhere))
+}
+
+// inside is what the site's own nodes send to the member.
+func (s *site) inside() []netip.Prefix { return sorted(slices.Concat(s.ofMember(), s.lan)) }
 
 func sorted(p []netip.Prefix) []netip.Prefix {
 	slices.SortFunc(p, netip.Prefix.Compare)
@@ -160,14 +167,18 @@ func (h *hops) spec(x *host) dataplane.Spec {
 			guard(l, other.prefixes())
 		}
 		lead(own.leaders[h.bound[here]], false, other.prefixes()...)
-		s.Hops.Own = own.ofMember()
+		s.Hops.Own = own.inside()
+		for i, p := range own.lan {
+			s.Translations = append(s.Translations, dataplane.Translation{Prefix: p, As: own.elsewhere[i]})
+			s.Inside = nodes(own.leaders[:]...)
+		}
 		s.Pods.Blocks = own.blocks()
 		s.Pods.Routes = []dataplane.PodRoute{{Addr: own.pod.IPv4, Link: own.pod.link()},
 			{Addr: own.pod.IPv6, Link: own.pod.link()}}
 	} else {
-		peer(own.member, own.blocks()...)
-		guard(own.member, own.ofMember())
-		lead(own.member, true, own.ofMember()...)
+		peer(own.member, slices.Concat(own.blocks(), own.lan, own.elsewhere)...)
+		guard(own.member, own.inside())
+		lead(own.member, true, own.inside()...)
 		for _, l := range other.leaders {
 			peer(l)
 			guard(l, other.prefixes())
@@ -176,13 +187,14 @@ func (h *hops) spec(x *host) dataplane.Spec {
 		lead(other.leaders[h.bound[1-here]], false, other.ofMember()...)
 		s.Hops.Own = nodes(x)
 		s.Pods.Forward = true
-		for _, b := range own.blocks() {
+		for _, b := range slices.Concat(own.blocks(), own.lan, own.elsewhere) {
 			s.Pods.Remote = append(s.Pods.Remote, dataplane.Narrow{Prefix: b})
 		}
 	}
-	for _, b := range other.blocks() {
+	for _, b := range slices.Concat(other.blocks(), other.elsewhere) {
 		s.Pods.Remote = append(s.Pods.Remote, dataplane.Narrow{Prefix: b, MTU: narrower})
 	}
+	s.Pods.Pools = slices.Concat(own.elsewhere, other.elsewhere)
 	byPrefix := func(a, b dataplane.Narrow) int { return a.Prefix.Compare(b.Prefix) }
 	slices.SortFunc(s.Link.Narrow, byPrefix)
 	slices.SortFunc(s.Pods.Remote, byPrefix)

@@ -1,0 +1,212 @@
+package plane_test
+
+import (
+	"bytes"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"net/netip"
+	"os/exec"
+	"slices"
+	"testing"
+	"time"
+
+	"github.com/google/nftables"
+	"golang.org/x/sys/unix"
+
+	"github.com/skeinmesh/skein/dataplane"
+	"github.com/skeinmesh/skein/internal/testns"
+)
+
+// overlap is two sites whose members have the same networks behind them, and a host in each.
+type overlap struct {
+	*hops
+	hosts [2]*testns.NS
+}
+
+var (
+	lanHost4, lanHost6 = addr("192.168.1.18"), addr("fd12:1::18") // in both
+)
+
+// at are the addresses of a site's host as the other site knows it.
+func (o *overlap) at(site int) []netip.Addr {
+	n := o.sites[site].member.n
+	return []netip.Addr{addr(fmt.Sprintf("10.201.%d.18", n)), addr(fmt.Sprintf("fd99:%d::18", n))}
+}
+
+func newOverlap(t *testing.T) *overlap {
+	t.Helper()
+	o := &overlap{hops: newHops(t)}
+	for i, s := range o.sites {
+		o.hosts[i] = testns.New(t, "lan")
+		testns.Link(s.member.NS, o.hosts[i], "lan", []netip.Prefix{pfx("192.168.1.1/24"), pfx("fd12:1::1/64")},
+			[]netip.Prefix{netip.PrefixFrom(lanHost4, 24), netip.PrefixFrom(lanHost6, 64)})
+		for _, gw := range []string{"192.168.1.1", "fd12:1::1"} {
+			o.hosts[i].Must("default route", func() error {
+				out, err := exec.Command("ip", "route", "add", "default", "via", gw).CombinedOutput()
+				if err != nil {
+					return fmt.Errorf("%w: %s", err, out)
+				}
+				return nil
+			})
+		}
+		s.member.Sysctl("net.ipv4.ip_forward", "1")
+		s.member.Sysctl("net.ipv6.conf.all.forwarding", "1")
+		s.lan = []netip.Prefix{pfx("192.168.1.0/24"), pfx("fd12:1::/64")}
+		n := s.member.n
+		s.elsewhere = []netip.Prefix{pfx(fmt.Sprintf("10.201.%d.0/24", n)), pfx(fmt.Sprintf("fd99:%d::/64", n))}
+		// Another program's firewall, which lets pass what belongs to a connection, in conntrack's view.
+		s.member.Must("firewall", func() error {
+			cmd := exec.Command("nft", "add table inet other; add chain inet other f { type filter hook forward priority 0; policy drop; };"+
+				"add rule inet other f ct state established,related accept; add rule inet other f ct state new accept")
+			out, err := cmd.CombinedOutput()
+			if err != nil {
+				return fmt.Errorf("%w: %s", err, out)
+			}
+			return nil
+		})
+	}
+	o.applyAll(t)
+	return o
+}
+
+// TestOverlappingSitesReachEachOther: both members have 192.168.1.0/24 and fd12:1::/64 behind them. Hosts there reach each other,
+// members and pods of the other site, each under the addresses that are agreed for the other, by UDP, ping and TCP through the
+// leaders; inside of a site the real addresses hold.
+func TestOverlappingSitesReachEachOther(t *testing.T) {
+	o := newOverlap(t)
+	o.echoAll(t)
+	for _, n := range o.hosts {
+		(&host{NS: n}).echo(t, lanHost4)
+		(&host{NS: n}).echo(t, lanHost6)
+	}
+	for _, o.bound = range bindings() {
+		o.applyAll(t)
+		for i, s := range o.sites {
+			other := o.sites[1-i]
+			for _, from := range []*testns.NS{o.hosts[i], s.member.NS, s.leaders[0].NS, s.pod.NS} {
+				for _, to := range o.at(1 - i) {
+					within(t, 10*time.Second, from.Name+" reaches "+to.String(), func() bool { ok, _ := (&host{NS: from}).reaches(t, to); return ok })
+				}
+			}
+			for _, to := range []netip.Addr{other.member.overlay4(), other.member.overlay6(), other.pod.IPv4, other.pod.IPv6, other.leaders[0].overlay4()} {
+				within(t, 10*time.Second, "the host reaches "+to.String(), func() bool { ok, _ := (&host{NS: o.hosts[i]}).reaches(t, to); return ok })
+			}
+			for _, to := range []netip.Addr{lanHost4, lanHost6} { // of the own site
+				within(t, 10*time.Second, "the own leader reaches "+to.String(), func() bool { ok, _ := s.leaders[1].reaches(t, to); return ok })
+			}
+		}
+	}
+	for i := range o.sites {
+		for j, to := range o.at(1 - i) {
+			ping(t, o.hosts[i], to)
+			transferTo(t, o.hosts[i], o.hosts[1-i], to, []netip.Addr{lanHost4, lanHost6}[j], o.at(i)[j])
+		}
+	}
+	for _, x := range o.all() {
+		x.clean(t, o.spec(x))
+		if c, _ := x.plane.Hops(t.Context()); c.Refused+c.Malformed+c.Congested+c.TooLarge != 0 {
+			t.Errorf("%s counts %+v", x.Name, c)
+		}
+	}
+}
+
+// transferTo sends bytes there and back by TCP to an address that its host has under another one, which has to see the sender as
+// it is known there.
+func transferTo(t *testing.T, from, at *testns.NS, to, there, seen netip.Addr) {
+	t.Helper()
+	var l net.Listener
+	at.Must("listen", func() (err error) {
+		l, err = net.Listen("tcp", netip.AddrPortFrom(there, 0).String())
+		return err
+	})
+	defer l.Close()
+	who := make(chan netip.Addr, 1)
+	go func() {
+		c, err := l.Accept()
+		if err != nil {
+			return
+		}
+		defer c.Close()
+		who <- c.RemoteAddr().(*net.TCPAddr).AddrPort().Addr()
+		_, _ = io.Copy(c, c)
+	}()
+	from.Must("connect", func() error {
+		c, err := net.DialTimeout("tcp", netip.AddrPortFrom(to, l.Addr().(*net.TCPAddr).AddrPort().Port()).String(), 10*time.Second)
+		if err != nil {
+			return err
+		}
+		defer c.Close()
+		_ = c.SetDeadline(time.Now().Add(30 * time.Second))
+		sent := bytes.Repeat([]byte("skein and "), 50_000)
+		go func() { _, _ = c.Write(sent) }()
+		got := make([]byte, len(sent))
+		if _, err := io.ReadFull(c, got); err != nil || !bytes.Equal(got, sent) {
+			return fmt.Errorf("the bytes came back wrong: %w", err)
+		}
+		return nil
+	})
+	if a := <-who; a != seen {
+		t.Errorf("%s sees %s, want %s", at.Name, a, seen)
+	}
+}
+
+// TestErrorsOfOverlappingSitesArrive: the head of the packet inside an error is translated, too, or nobody would know it.
+func TestErrorsOfOverlappingSitesArrive(t *testing.T) {
+	o := newOverlap(t)
+	for i := range o.sites {
+		for _, to := range o.at(1 - i) { // nobody listens
+			within(t, 10*time.Second, "the error about "+to.String(), func() bool {
+				_, err := (&host{NS: o.hosts[i]}).reaches(t, to)
+				return errors.Is(err, unix.ECONNREFUSED)
+			})
+		}
+	}
+}
+
+// TestNobodyElseIsTranslated: a node of the own site has no way to the addresses for others, and a neighbour does not send under them.
+func TestNobodyElseIsTranslated(t *testing.T) {
+	o := newOverlap(t)
+	o.echoAll(t)
+	(&host{NS: o.hosts[0]}).echo(t, lanHost4)
+	a, b := o.sites[0], o.sites[1]
+	within(t, 10*time.Second, "the other's leader reaches the host", func() bool { ok, _ := b.leaders[0].reaches(t, o.at(0)[0]); return ok })
+	if err := send(a.leaders[0].NS, o.at(0)[0]); !errors.Is(err, unix.EHOSTUNREACH) {
+		t.Errorf("the own leader sends to the address for others: %v", err)
+	}
+	if err := send(a.member.NS, o.at(0)[0]); !errors.Is(err, unix.EHOSTUNREACH) {
+		t.Errorf("the member itself sends to the address for others: %v", err)
+	}
+	e := hear(t, b.member.NS, forgedPort)
+	give(o.hosts[0], o.at(0)[0], o.at(1)[0])
+	for _, from := range []netip.Addr{o.at(0)[0], o.at(1)[0]} {
+		if (&scene{}).forge(t, e, o.hosts[0], from, lanHost4, b.member.overlay4()) {
+			t.Errorf("the neighbour was heard as %s", from)
+		}
+	}
+}
+
+// TestTranslationsAreMendedAndGo with what asked for them.
+func TestTranslationsAreMendedAndGo(t *testing.T) {
+	a := newHost(t, 1)
+	s := a.spec()
+	a.apply(t, s)
+	plain := s
+	s.Translations = []dataplane.Translation{{Prefix: pfx("192.168.1.0/24"), As: pfx("10.201.1.0/24")},
+		{Prefix: pfx("fd12:1::/61"), As: pfx("fd99:8::/61")}}
+	s.Inside = []netip.Prefix{pfx("10.4.0.2/32"), pfx("fd00:5::2/128")}
+	a.apply(t, s)
+	a.clean(t, s)
+	table := &nftables.Table{Family: nftables.TableFamilyINet, Name: dataplane.NftTable}
+	for _, chain := range []string{dataplane.ChainTranslateIn, dataplane.ChainTranslateOut} {
+		before := a.mends()
+		a.Must("flush", withNft(func(c *nftables.Conn) { c.FlushChain(&nftables.Chain{Table: table, Name: chain}) }))
+		within(t, mendLimit(), chain+" is mended", func() bool { return a.mends() > before && len(a.diff(t, s)) == 0 })
+	}
+	s.Translations = slices.Clone(s.Translations[1:])
+	a.apply(t, s)
+	a.clean(t, s)
+	a.apply(t, plain)
+	a.clean(t, plain)
+}
