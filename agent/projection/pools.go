@@ -21,9 +21,9 @@ func Pools(s *events.State) []netip.Prefix {
 // poolsOf are the pools' subnets that are refused behind all that leads somewhere, and the parts of them that are not
 // the mesh's to lead: blocks that are reserved for other software, such as pods of Coil on hosts that are no members
 // yet; networks on this host's own links; and addresses that egresses' packets leave with, which are reached from
-// outside.
+// outside. The addresses that sites' networks have elsewhere are refused likewise.
 func poolsOf(s *events.State, connected []netip.Prefix) (pools, elsewhere []netip.Prefix) {
-	for _, p := range Pools(s) {
+	for _, p := range slices.Concat(Pools(s), Elsewhere(s)) {
 		if !slices.ContainsFunc(connected, func(c netip.Prefix) bool { return c.Bits() <= p.Bits() && c.Overlaps(p) }) {
 			pools = append(pools, p)
 		}

@@ -17,7 +17,6 @@ import (
 	"github.com/skeinmesh/skein/dataplane/egressns"
 	"github.com/skeinmesh/skein/events"
 	"github.com/skeinmesh/skein/identity"
-	"github.com/skeinmesh/skein/internal/addr"
 )
 
 // Input is everything that a Spec follows from.
@@ -107,7 +106,9 @@ func Project(in Input) (dataplane.Spec, []Refusal) {
 	endpoints := endpointsByNode(in.State, in.Lingering)
 	addresses, own := make(map[identity.ID][]netip.Prefix, len(nodes)), []netip.Prefix(nil)
 	carried := in.plainPeers()
-	granted := newPrefixes(slices.Concat(overlays, Pools(in.State), podCIDRs(nodes), plainNetworks(in.State)))
+	networks, translated, unled := in.networks(in.places(nodes), slices.Concat(overlays, Pools(in.State), plainNetworks(in.State)))
+	refused = append(refused, unled...)
+	spec.Translations = translated
 	for _, n := range nodes {
 		id, err := identity.ParseID(n.GetId())
 		if err != nil {
@@ -118,6 +119,9 @@ func Project(in Input) (dataplane.Spec, []Refusal) {
 			spec.Link.Addresses = ownAddresses(n, overlays)
 			spec.Pods.Blocks, spec.Pods.Routes = blocksOf(in.State, n.GetId()), slices.SortedFunc(slices.Values(in.Pods), comparePodRoutes)
 			own = slices.Concat(overlayOf(n), spec.Pods.Blocks, endpoints[n.GetId()], podCIDRsOf(n), carried[in.Self], in.ownNodeAddresses())
+			for _, t := range translated {
+				own = append(own, t.As)
+			}
 			continue
 		}
 		peer, err := in.peer(id, n)
@@ -126,7 +130,8 @@ func Project(in Input) (dataplane.Spec, []Refusal) {
 			continue
 		}
 		mtu := in.mtu(id, spec.Link.MTU)
-		for _, b := range slices.Concat(blocksOf(in.State, n.GetId()), endpoints[n.GetId()], podCIDRsOf(n)) {
+		behind := networks[id]
+		for _, b := range slices.Concat(blocksOf(in.State, n.GetId()), endpoints[n.GetId()], behind.routed, behind.elsewhere) {
 			if err := in.Host.mayLead(b); err != nil {
 				refused = append(refused, Refusal{Peer: id, Reason: err.Error(), Block: b})
 				continue
@@ -144,15 +149,9 @@ func Project(in Input) (dataplane.Spec, []Refusal) {
 				spec.Pods.Remote = append(spec.Pods.Remote, dataplane.Narrow{Prefix: p, MTU: mtu})
 			}
 		}
-		if in.Host.RouteNodeAddresses {
-			for _, a := range in.Records[id].GetNodeAddresses() {
-				p, err := granted.grant(a)
-				if err != nil {
-					refused = append(refused, Refusal{Peer: id, Reason: err.Error()})
-					continue
-				}
-				peer.AllowedIPs = append(peer.AllowedIPs, p)
-			}
+		peer.AllowedIPs = append(peer.AllowedIPs, behind.addresses...)
+		if behind.own && len(translated) > 0 {
+			spec.Inside = slices.Concat(spec.Inside, overlayOf(n), blocksOf(in.State, n.GetId()), endpoints[n.GetId()], behind.routed, behind.addresses)
 		}
 		slices.SortFunc(peer.AllowedIPs, netip.Prefix.Compare)
 		addresses[id] = peer.AllowedIPs
@@ -177,7 +176,7 @@ func Project(in Input) (dataplane.Spec, []Refusal) {
 	slices.Sort(spec.Pods.Gateways)
 	spec.Pods.Exported = slices.SortedFunc(slices.Values(in.Exported), netip.Addr.Compare)
 	slices.SortFunc(spec.Pods.Remote, func(a, b dataplane.Narrow) int { return a.Prefix.Compare(b.Prefix) })
-	spec.Targets = merge(spec.Targets)
+	spec.Targets, spec.Inside = merge(spec.Targets), merge(spec.Inside)
 	slices.SortFunc(spec.Link.Narrow, func(a, b dataplane.Narrow) int { return a.Prefix.Compare(b.Prefix) })
 	return spec, refused
 }
@@ -257,28 +256,6 @@ func ownAddresses(n *skeinv1.Node, overlays []netip.Prefix) []netip.Prefix {
 	return out
 }
 
-// prefixes remembers which prefixes are given, so that none is given twice.
-type prefixes struct{ taken []netip.Prefix }
-
-func newPrefixes(taken []netip.Prefix) *prefixes { return &prefixes{slices.Clone(taken)} }
-
-func (p *prefixes) grant(text string) (netip.Prefix, error) {
-	want, err := netip.ParsePrefix(text)
-	if err != nil || want.Masked() != want {
-		return want, fmt.Errorf("node address %q is no prefix without host bits", text)
-	}
-	if !addr.Private(want) { // a public prefix would let one member draw the others' internet traffic
-		return want, fmt.Errorf("node address %s is not private; only private prefixes are routed to a node", want)
-	}
-	for _, t := range p.taken {
-		if t.Overlaps(want) {
-			return want, fmt.Errorf("node address %s overlaps %s, which is the overlay's or another node's", want, t)
-		}
-	}
-	p.taken = append(p.taken, want)
-	return want, nil
-}
-
 // merge sorts prefixes and drops those that another covers.
 func merge(all []netip.Prefix) []netip.Prefix {
 	slices.SortFunc(all, func(a, b netip.Prefix) int {
@@ -348,6 +325,12 @@ func Text(s dataplane.Spec, name func(dataplane.Key) string) string {
 			fmt.Fprintf(&b, " %s", p)
 		}
 		b.WriteByte('\n')
+	}
+	for _, t := range s.Translations {
+		fmt.Fprintf(&b, "translation %s\n", t)
+	}
+	for _, p := range s.Inside {
+		fmt.Fprintf(&b, "untranslated to %s\n", p)
 	}
 	if s.Plain {
 		fmt.Fprintf(&b, "plain peers by %s\n", dataplane.PlainLink)
