@@ -40,7 +40,9 @@ func (a *Agent) projectionInput(st *events.State) projection.Input {
 		in.Host.Keepalive = seconds(st.Settings().GetPersistentKeepaliveSeconds())
 	}
 	in.Plain.Now = a.leaderTime()
-	in.Records = a.recordsNow()
+	if in.Records = a.recordsNow(); in.Records[a.id] == nil { // not published yet
+		in.Records[a.id] = a.claimed()
+	}
 	if r := a.reach.Load(); r != nil && !r.full {
 		in.Reach = projection.Reach{Peers: r.peers, Ways: r.ways, Guards: r.guards}
 	}
@@ -151,7 +153,7 @@ func (a *Agent) noteReport(r dataplane.Report) {
 
 func (a *Agent) reportRefusals(refused []projection.Refusal) {
 	blocks, requests := a.refusalText(refused, true), a.refusalText(refused, false)
-	a.report("peers' requests", warning, requests, "these requests are ignored; correct nodeAddresses in the configuration of these nodes")
+	a.report("peers' requests", warning, requests, "these requests are ignored; correct nodeAddresses in the configuration of these nodes, or have other sites know them under other addresses (skein site translate)")
 	a.report("peers' blocks", warning, blocks, "their pods are not reached from here; give this host's network other addresses, or move the pods to another pool (skein pool drain)")
 }
 

@@ -198,20 +198,14 @@ func checkNodeNetworks(r *skeinv1.AddPlainPeerRequest, st *events.State, records
 // plainRoutes is what a plain peer reaches by the mesh: the overlay, the pools, other CNIs' pods, networks behind
 // nodes and other plain peers.
 func plainRoutes(st *events.State, records map[identity.ID]gossip.Entry, own *skeinv1.PlainPeer) []netip.Prefix {
-	all := slices.Concat(projection.Overlays(st.Cluster()), projection.Pools(st), projection.PodCIDRs(st))
+	behind := projection.KnownOutside(st, st.Settings().GetRouteNodeAddresses(), func(id identity.ID) *skeinv1.Record {
+		return records[id].Record
+	})
+	all := slices.Concat(projection.Overlays(st.Cluster()), projection.Pools(st), behind)
 	for _, p := range st.PlainPeers() {
 		if p.GetName() != own.GetName() {
 			for _, text := range p.GetAllowedIps() {
 				if n, err := netip.ParsePrefix(text); err == nil {
-					all = append(all, n)
-				}
-			}
-		}
-	}
-	if st.Settings().GetRouteNodeAddresses() {
-		for _, e := range records {
-			for _, text := range e.Record.GetNodeAddresses() {
-				if n, err := netip.ParsePrefix(text); err == nil && n == n.Masked() && addr.Private(n) {
 					all = append(all, n)
 				}
 			}

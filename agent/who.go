@@ -42,6 +42,7 @@ func (s api) Who(ctx context.Context, r *skeinv1.WhoRequest) (*skeinv1.WhoRespon
 		return nil, asConnect(err)
 	}
 	out := who(st, at)
+	addTranslations(out, st, at, s.a.recordsNow())
 	out.AtIndex, out.AtTime = st.Index(), st.Time()
 	var moment int64
 	if r.GetAtIndex() != 0 {
@@ -225,6 +226,9 @@ func (a *Agent) addEvents(ctx context.Context, out *skeinv1.WhoResponse, at neti
 		name, line := concerns(st, e, out, number)
 		if name == "" && ofEgress {
 			name, line = concernsEgress(st, e, use)
+		}
+		if name == "" {
+			name, line = concernsTranslation(e, out.GetAddress())
 		}
 		if name == "" {
 			return

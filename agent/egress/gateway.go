@@ -308,7 +308,8 @@ func (gw *gateway) spec(e *skeinv1.Egress) dataplane.GatewaySpec {
 	defer gw.g.mu.Unlock()
 	st := gw.g.state
 	in := GatewayInput{Egress: e, Number: gw.number, MTU: gw.g.mtu, Complete: time.Since(gw.born) > 2*SyncEvery,
-		Mesh: slices.Concat(projection.Overlays(st.Cluster()), projection.Pools(st), projection.PodCIDRs(st), projection.PlainNetworks(st))}
+		Mesh: slices.Concat(projection.Overlays(st.Cluster()), projection.Pools(st), projection.PodCIDRs(st), projection.PlainNetworks(st),
+			projection.Elsewhere(st))}
 	gw.mu.Lock()
 	defer gw.mu.Unlock()
 	in.Clients = gw.registry.Clients(holder(st))

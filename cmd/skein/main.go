@@ -101,7 +101,7 @@ func newRoot() *cobra.Command {
 		newRelayCmd(g), newTopCmd(g), newDebugCmd(g),
 		newTokenCmd(g), newNodeCmd(g), newEventsCmd(g), newStateCmd(g), newDiffCmd(g), newExplainCmd(g),
 		newPlanCmd(g), newSettingsCmd(g), newServerCmd(g), newClusterCmd(g), newPoolCmd(g), newBlockCmd(g), newIPCmd(g), newImportCmd(g), newEgressCmd(g),
-		newPeerCmd(g), newVersionCmd(g), newCNICmd(g), newLabCmd(),
+		newPeerCmd(g), newSiteCmd(g), newVersionCmd(g), newCNICmd(g), newLabCmd(),
 	)
 	strict(root)
 	root.CompletionOptions.SetDefaultShellCompDirective(cobra.ShellCompDirectiveNoFileComp)

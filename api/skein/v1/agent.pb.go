@@ -1408,6 +1408,407 @@ func (x *RemovePlainPeerResponse) GetIndex() uint64 {
 	return 0
 }
 
+type SetSiteTranslationRequest struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Site          string                 `protobuf:"bytes,1,opt,name=site,proto3" json:"site,omitempty"`
+	Prefix        string                 `protobuf:"bytes,2,opt,name=prefix,proto3" json:"prefix,omitempty"`
+	As            string                 `protobuf:"bytes,3,opt,name=as,proto3" json:"as,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *SetSiteTranslationRequest) Reset() {
+	*x = SetSiteTranslationRequest{}
+	mi := &file_skein_v1_agent_proto_msgTypes[16]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *SetSiteTranslationRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*SetSiteTranslationRequest) ProtoMessage() {}
+
+func (x *SetSiteTranslationRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_skein_v1_agent_proto_msgTypes[16]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use SetSiteTranslationRequest.ProtoReflect.Descriptor instead.
+func (*SetSiteTranslationRequest) Descriptor() ([]byte, []int) {
+	return file_skein_v1_agent_proto_rawDescGZIP(), []int{16}
+}
+
+func (x *SetSiteTranslationRequest) GetSite() string {
+	if x != nil {
+		return x.Site
+	}
+	return ""
+}
+
+func (x *SetSiteTranslationRequest) GetPrefix() string {
+	if x != nil {
+		return x.Prefix
+	}
+	return ""
+}
+
+func (x *SetSiteTranslationRequest) GetAs() string {
+	if x != nil {
+		return x.As
+	}
+	return ""
+}
+
+type SetSiteTranslationResponse struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Translation   *SiteTranslation       `protobuf:"bytes,1,opt,name=translation,proto3" json:"translation,omitempty"`
+	Index         uint64                 `protobuf:"varint,2,opt,name=index,proto3" json:"index,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *SetSiteTranslationResponse) Reset() {
+	*x = SetSiteTranslationResponse{}
+	mi := &file_skein_v1_agent_proto_msgTypes[17]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *SetSiteTranslationResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*SetSiteTranslationResponse) ProtoMessage() {}
+
+func (x *SetSiteTranslationResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_skein_v1_agent_proto_msgTypes[17]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use SetSiteTranslationResponse.ProtoReflect.Descriptor instead.
+func (*SetSiteTranslationResponse) Descriptor() ([]byte, []int) {
+	return file_skein_v1_agent_proto_rawDescGZIP(), []int{17}
+}
+
+func (x *SetSiteTranslationResponse) GetTranslation() *SiteTranslation {
+	if x != nil {
+		return x.Translation
+	}
+	return nil
+}
+
+func (x *SetSiteTranslationResponse) GetIndex() uint64 {
+	if x != nil {
+		return x.Index
+	}
+	return 0
+}
+
+type RemoveSiteTranslationRequest struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Site          string                 `protobuf:"bytes,1,opt,name=site,proto3" json:"site,omitempty"`
+	Prefix        string                 `protobuf:"bytes,2,opt,name=prefix,proto3" json:"prefix,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *RemoveSiteTranslationRequest) Reset() {
+	*x = RemoveSiteTranslationRequest{}
+	mi := &file_skein_v1_agent_proto_msgTypes[18]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *RemoveSiteTranslationRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*RemoveSiteTranslationRequest) ProtoMessage() {}
+
+func (x *RemoveSiteTranslationRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_skein_v1_agent_proto_msgTypes[18]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use RemoveSiteTranslationRequest.ProtoReflect.Descriptor instead.
+func (*RemoveSiteTranslationRequest) Descriptor() ([]byte, []int) {
+	return file_skein_v1_agent_proto_rawDescGZIP(), []int{18}
+}
+
+func (x *RemoveSiteTranslationRequest) GetSite() string {
+	if x != nil {
+		return x.Site
+	}
+	return ""
+}
+
+func (x *RemoveSiteTranslationRequest) GetPrefix() string {
+	if x != nil {
+		return x.Prefix
+	}
+	return ""
+}
+
+type RemoveSiteTranslationResponse struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Index         uint64                 `protobuf:"varint,1,opt,name=index,proto3" json:"index,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *RemoveSiteTranslationResponse) Reset() {
+	*x = RemoveSiteTranslationResponse{}
+	mi := &file_skein_v1_agent_proto_msgTypes[19]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *RemoveSiteTranslationResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*RemoveSiteTranslationResponse) ProtoMessage() {}
+
+func (x *RemoveSiteTranslationResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_skein_v1_agent_proto_msgTypes[19]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use RemoveSiteTranslationResponse.ProtoReflect.Descriptor instead.
+func (*RemoveSiteTranslationResponse) Descriptor() ([]byte, []int) {
+	return file_skein_v1_agent_proto_rawDescGZIP(), []int{19}
+}
+
+func (x *RemoveSiteTranslationResponse) GetIndex() uint64 {
+	if x != nil {
+		return x.Index
+	}
+	return 0
+}
+
+type SitesRequest struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *SitesRequest) Reset() {
+	*x = SitesRequest{}
+	mi := &file_skein_v1_agent_proto_msgTypes[20]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *SitesRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*SitesRequest) ProtoMessage() {}
+
+func (x *SitesRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_skein_v1_agent_proto_msgTypes[20]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use SitesRequest.ProtoReflect.Descriptor instead.
+func (*SitesRequest) Descriptor() ([]byte, []int) {
+	return file_skein_v1_agent_proto_rawDescGZIP(), []int{20}
+}
+
+type SitesResponse struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Sites         []*SiteView            `protobuf:"bytes,1,rep,name=sites,proto3" json:"sites,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *SitesResponse) Reset() {
+	*x = SitesResponse{}
+	mi := &file_skein_v1_agent_proto_msgTypes[21]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *SitesResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*SitesResponse) ProtoMessage() {}
+
+func (x *SitesResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_skein_v1_agent_proto_msgTypes[21]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use SitesResponse.ProtoReflect.Descriptor instead.
+func (*SitesResponse) Descriptor() ([]byte, []int) {
+	return file_skein_v1_agent_proto_rawDescGZIP(), []int{21}
+}
+
+func (x *SitesResponse) GetSites() []*SiteView {
+	if x != nil {
+		return x.Sites
+	}
+	return nil
+}
+
+type SiteView struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Name          string                 `protobuf:"bytes,1,opt,name=name,proto3" json:"name,omitempty"`   // empty: the default site
+	Nodes         []string               `protobuf:"bytes,2,rep,name=nodes,proto3" json:"nodes,omitempty"` // names of its members, sorted
+	Translations  []*TranslationView     `protobuf:"bytes,3,rep,name=translations,proto3" json:"translations,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *SiteView) Reset() {
+	*x = SiteView{}
+	mi := &file_skein_v1_agent_proto_msgTypes[22]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *SiteView) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*SiteView) ProtoMessage() {}
+
+func (x *SiteView) ProtoReflect() protoreflect.Message {
+	mi := &file_skein_v1_agent_proto_msgTypes[22]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use SiteView.ProtoReflect.Descriptor instead.
+func (*SiteView) Descriptor() ([]byte, []int) {
+	return file_skein_v1_agent_proto_rawDescGZIP(), []int{22}
+}
+
+func (x *SiteView) GetName() string {
+	if x != nil {
+		return x.Name
+	}
+	return ""
+}
+
+func (x *SiteView) GetNodes() []string {
+	if x != nil {
+		return x.Nodes
+	}
+	return nil
+}
+
+func (x *SiteView) GetTranslations() []*TranslationView {
+	if x != nil {
+		return x.Translations
+	}
+	return nil
+}
+
+// TranslationView is a translation, and the members that have its prefix, or parts of it, behind them.
+type TranslationView struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Translation   *SiteTranslation       `protobuf:"bytes,1,opt,name=translation,proto3" json:"translation,omitempty"`
+	Nodes         []string               `protobuf:"bytes,2,rep,name=nodes,proto3" json:"nodes,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *TranslationView) Reset() {
+	*x = TranslationView{}
+	mi := &file_skein_v1_agent_proto_msgTypes[23]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *TranslationView) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*TranslationView) ProtoMessage() {}
+
+func (x *TranslationView) ProtoReflect() protoreflect.Message {
+	mi := &file_skein_v1_agent_proto_msgTypes[23]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use TranslationView.ProtoReflect.Descriptor instead.
+func (*TranslationView) Descriptor() ([]byte, []int) {
+	return file_skein_v1_agent_proto_rawDescGZIP(), []int{23}
+}
+
+func (x *TranslationView) GetTranslation() *SiteTranslation {
+	if x != nil {
+		return x.Translation
+	}
+	return nil
+}
+
+func (x *TranslationView) GetNodes() []string {
+	if x != nil {
+		return x.Nodes
+	}
+	return nil
+}
+
 type PeersRequest struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	unknownFields protoimpl.UnknownFields
@@ -1416,7 +1817,7 @@ type PeersRequest struct {
 
 func (x *PeersRequest) Reset() {
 	*x = PeersRequest{}
-	mi := &file_skein_v1_agent_proto_msgTypes[16]
+	mi := &file_skein_v1_agent_proto_msgTypes[24]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1428,7 +1829,7 @@ func (x *PeersRequest) String() string {
 func (*PeersRequest) ProtoMessage() {}
 
 func (x *PeersRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_agent_proto_msgTypes[16]
+	mi := &file_skein_v1_agent_proto_msgTypes[24]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1441,7 +1842,7 @@ func (x *PeersRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PeersRequest.ProtoReflect.Descriptor instead.
 func (*PeersRequest) Descriptor() ([]byte, []int) {
-	return file_skein_v1_agent_proto_rawDescGZIP(), []int{16}
+	return file_skein_v1_agent_proto_rawDescGZIP(), []int{24}
 }
 
 type PeersResponse struct {
@@ -1454,7 +1855,7 @@ type PeersResponse struct {
 
 func (x *PeersResponse) Reset() {
 	*x = PeersResponse{}
-	mi := &file_skein_v1_agent_proto_msgTypes[17]
+	mi := &file_skein_v1_agent_proto_msgTypes[25]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1466,7 +1867,7 @@ func (x *PeersResponse) String() string {
 func (*PeersResponse) ProtoMessage() {}
 
 func (x *PeersResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_agent_proto_msgTypes[17]
+	mi := &file_skein_v1_agent_proto_msgTypes[25]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1479,7 +1880,7 @@ func (x *PeersResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PeersResponse.ProtoReflect.Descriptor instead.
 func (*PeersResponse) Descriptor() ([]byte, []int) {
-	return file_skein_v1_agent_proto_rawDescGZIP(), []int{17}
+	return file_skein_v1_agent_proto_rawDescGZIP(), []int{25}
 }
 
 func (x *PeersResponse) GetPeers() []*PeerView {
@@ -1523,7 +1924,7 @@ type PeerView struct {
 
 func (x *PeerView) Reset() {
 	*x = PeerView{}
-	mi := &file_skein_v1_agent_proto_msgTypes[18]
+	mi := &file_skein_v1_agent_proto_msgTypes[26]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1535,7 +1936,7 @@ func (x *PeerView) String() string {
 func (*PeerView) ProtoMessage() {}
 
 func (x *PeerView) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_agent_proto_msgTypes[18]
+	mi := &file_skein_v1_agent_proto_msgTypes[26]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1548,7 +1949,7 @@ func (x *PeerView) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PeerView.ProtoReflect.Descriptor instead.
 func (*PeerView) Descriptor() ([]byte, []int) {
-	return file_skein_v1_agent_proto_rawDescGZIP(), []int{18}
+	return file_skein_v1_agent_proto_rawDescGZIP(), []int{26}
 }
 
 func (x *PeerView) GetNodeId() string {
@@ -1693,7 +2094,7 @@ type NetcheckRequest struct {
 
 func (x *NetcheckRequest) Reset() {
 	*x = NetcheckRequest{}
-	mi := &file_skein_v1_agent_proto_msgTypes[19]
+	mi := &file_skein_v1_agent_proto_msgTypes[27]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1705,7 +2106,7 @@ func (x *NetcheckRequest) String() string {
 func (*NetcheckRequest) ProtoMessage() {}
 
 func (x *NetcheckRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_agent_proto_msgTypes[19]
+	mi := &file_skein_v1_agent_proto_msgTypes[27]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1718,7 +2119,7 @@ func (x *NetcheckRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use NetcheckRequest.ProtoReflect.Descriptor instead.
 func (*NetcheckRequest) Descriptor() ([]byte, []int) {
-	return file_skein_v1_agent_proto_rawDescGZIP(), []int{19}
+	return file_skein_v1_agent_proto_rawDescGZIP(), []int{27}
 }
 
 func (x *NetcheckRequest) GetRefresh() bool {
@@ -1753,7 +2154,7 @@ type NetcheckResponse struct {
 
 func (x *NetcheckResponse) Reset() {
 	*x = NetcheckResponse{}
-	mi := &file_skein_v1_agent_proto_msgTypes[20]
+	mi := &file_skein_v1_agent_proto_msgTypes[28]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1765,7 +2166,7 @@ func (x *NetcheckResponse) String() string {
 func (*NetcheckResponse) ProtoMessage() {}
 
 func (x *NetcheckResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_agent_proto_msgTypes[20]
+	mi := &file_skein_v1_agent_proto_msgTypes[28]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1778,7 +2179,7 @@ func (x *NetcheckResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use NetcheckResponse.ProtoReflect.Descriptor instead.
 func (*NetcheckResponse) Descriptor() ([]byte, []int) {
-	return file_skein_v1_agent_proto_rawDescGZIP(), []int{20}
+	return file_skein_v1_agent_proto_rawDescGZIP(), []int{28}
 }
 
 func (x *NetcheckResponse) GetNatType() NatType {
@@ -1911,7 +2312,7 @@ type DiscoveryNote struct {
 
 func (x *DiscoveryNote) Reset() {
 	*x = DiscoveryNote{}
-	mi := &file_skein_v1_agent_proto_msgTypes[21]
+	mi := &file_skein_v1_agent_proto_msgTypes[29]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1923,7 +2324,7 @@ func (x *DiscoveryNote) String() string {
 func (*DiscoveryNote) ProtoMessage() {}
 
 func (x *DiscoveryNote) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_agent_proto_msgTypes[21]
+	mi := &file_skein_v1_agent_proto_msgTypes[29]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1936,7 +2337,7 @@ func (x *DiscoveryNote) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DiscoveryNote.ProtoReflect.Descriptor instead.
 func (*DiscoveryNote) Descriptor() ([]byte, []int) {
-	return file_skein_v1_agent_proto_rawDescGZIP(), []int{21}
+	return file_skein_v1_agent_proto_rawDescGZIP(), []int{29}
 }
 
 func (x *DiscoveryNote) GetSource() string {
@@ -1975,7 +2376,7 @@ type RelayCheck struct {
 
 func (x *RelayCheck) Reset() {
 	*x = RelayCheck{}
-	mi := &file_skein_v1_agent_proto_msgTypes[22]
+	mi := &file_skein_v1_agent_proto_msgTypes[30]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1987,7 +2388,7 @@ func (x *RelayCheck) String() string {
 func (*RelayCheck) ProtoMessage() {}
 
 func (x *RelayCheck) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_agent_proto_msgTypes[22]
+	mi := &file_skein_v1_agent_proto_msgTypes[30]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2000,7 +2401,7 @@ func (x *RelayCheck) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RelayCheck.ProtoReflect.Descriptor instead.
 func (*RelayCheck) Descriptor() ([]byte, []int) {
-	return file_skein_v1_agent_proto_rawDescGZIP(), []int{22}
+	return file_skein_v1_agent_proto_rawDescGZIP(), []int{30}
 }
 
 func (x *RelayCheck) GetNodeId() string {
@@ -2065,7 +2466,7 @@ type CreateTokenRequest struct {
 
 func (x *CreateTokenRequest) Reset() {
 	*x = CreateTokenRequest{}
-	mi := &file_skein_v1_agent_proto_msgTypes[23]
+	mi := &file_skein_v1_agent_proto_msgTypes[31]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2077,7 +2478,7 @@ func (x *CreateTokenRequest) String() string {
 func (*CreateTokenRequest) ProtoMessage() {}
 
 func (x *CreateTokenRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_agent_proto_msgTypes[23]
+	mi := &file_skein_v1_agent_proto_msgTypes[31]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2090,7 +2491,7 @@ func (x *CreateTokenRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CreateTokenRequest.ProtoReflect.Descriptor instead.
 func (*CreateTokenRequest) Descriptor() ([]byte, []int) {
-	return file_skein_v1_agent_proto_rawDescGZIP(), []int{23}
+	return file_skein_v1_agent_proto_rawDescGZIP(), []int{31}
 }
 
 func (x *CreateTokenRequest) GetUses() uint32 {
@@ -2138,7 +2539,7 @@ type CreateTokenResponse struct {
 
 func (x *CreateTokenResponse) Reset() {
 	*x = CreateTokenResponse{}
-	mi := &file_skein_v1_agent_proto_msgTypes[24]
+	mi := &file_skein_v1_agent_proto_msgTypes[32]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2150,7 +2551,7 @@ func (x *CreateTokenResponse) String() string {
 func (*CreateTokenResponse) ProtoMessage() {}
 
 func (x *CreateTokenResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_agent_proto_msgTypes[24]
+	mi := &file_skein_v1_agent_proto_msgTypes[32]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2163,7 +2564,7 @@ func (x *CreateTokenResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CreateTokenResponse.ProtoReflect.Descriptor instead.
 func (*CreateTokenResponse) Descriptor() ([]byte, []int) {
-	return file_skein_v1_agent_proto_rawDescGZIP(), []int{24}
+	return file_skein_v1_agent_proto_rawDescGZIP(), []int{32}
 }
 
 func (x *CreateTokenResponse) GetToken() string {
@@ -2188,7 +2589,7 @@ type ListTokensRequest struct {
 
 func (x *ListTokensRequest) Reset() {
 	*x = ListTokensRequest{}
-	mi := &file_skein_v1_agent_proto_msgTypes[25]
+	mi := &file_skein_v1_agent_proto_msgTypes[33]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2200,7 +2601,7 @@ func (x *ListTokensRequest) String() string {
 func (*ListTokensRequest) ProtoMessage() {}
 
 func (x *ListTokensRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_agent_proto_msgTypes[25]
+	mi := &file_skein_v1_agent_proto_msgTypes[33]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2213,7 +2614,7 @@ func (x *ListTokensRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListTokensRequest.ProtoReflect.Descriptor instead.
 func (*ListTokensRequest) Descriptor() ([]byte, []int) {
-	return file_skein_v1_agent_proto_rawDescGZIP(), []int{25}
+	return file_skein_v1_agent_proto_rawDescGZIP(), []int{33}
 }
 
 type ListTokensResponse struct {
@@ -2225,7 +2626,7 @@ type ListTokensResponse struct {
 
 func (x *ListTokensResponse) Reset() {
 	*x = ListTokensResponse{}
-	mi := &file_skein_v1_agent_proto_msgTypes[26]
+	mi := &file_skein_v1_agent_proto_msgTypes[34]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2237,7 +2638,7 @@ func (x *ListTokensResponse) String() string {
 func (*ListTokensResponse) ProtoMessage() {}
 
 func (x *ListTokensResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_agent_proto_msgTypes[26]
+	mi := &file_skein_v1_agent_proto_msgTypes[34]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2250,7 +2651,7 @@ func (x *ListTokensResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListTokensResponse.ProtoReflect.Descriptor instead.
 func (*ListTokensResponse) Descriptor() ([]byte, []int) {
-	return file_skein_v1_agent_proto_rawDescGZIP(), []int{26}
+	return file_skein_v1_agent_proto_rawDescGZIP(), []int{34}
 }
 
 func (x *ListTokensResponse) GetTokens() []*Token {
@@ -2269,7 +2670,7 @@ type RevokeTokenRequest struct {
 
 func (x *RevokeTokenRequest) Reset() {
 	*x = RevokeTokenRequest{}
-	mi := &file_skein_v1_agent_proto_msgTypes[27]
+	mi := &file_skein_v1_agent_proto_msgTypes[35]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2281,7 +2682,7 @@ func (x *RevokeTokenRequest) String() string {
 func (*RevokeTokenRequest) ProtoMessage() {}
 
 func (x *RevokeTokenRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_agent_proto_msgTypes[27]
+	mi := &file_skein_v1_agent_proto_msgTypes[35]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2294,7 +2695,7 @@ func (x *RevokeTokenRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RevokeTokenRequest.ProtoReflect.Descriptor instead.
 func (*RevokeTokenRequest) Descriptor() ([]byte, []int) {
-	return file_skein_v1_agent_proto_rawDescGZIP(), []int{27}
+	return file_skein_v1_agent_proto_rawDescGZIP(), []int{35}
 }
 
 func (x *RevokeTokenRequest) GetTokenId() string {
@@ -2312,7 +2713,7 @@ type RevokeTokenResponse struct {
 
 func (x *RevokeTokenResponse) Reset() {
 	*x = RevokeTokenResponse{}
-	mi := &file_skein_v1_agent_proto_msgTypes[28]
+	mi := &file_skein_v1_agent_proto_msgTypes[36]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2324,7 +2725,7 @@ func (x *RevokeTokenResponse) String() string {
 func (*RevokeTokenResponse) ProtoMessage() {}
 
 func (x *RevokeTokenResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_agent_proto_msgTypes[28]
+	mi := &file_skein_v1_agent_proto_msgTypes[36]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2337,7 +2738,7 @@ func (x *RevokeTokenResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RevokeTokenResponse.ProtoReflect.Descriptor instead.
 func (*RevokeTokenResponse) Descriptor() ([]byte, []int) {
-	return file_skein_v1_agent_proto_rawDescGZIP(), []int{28}
+	return file_skein_v1_agent_proto_rawDescGZIP(), []int{36}
 }
 
 type RepairClockRequest struct {
@@ -2349,7 +2750,7 @@ type RepairClockRequest struct {
 
 func (x *RepairClockRequest) Reset() {
 	*x = RepairClockRequest{}
-	mi := &file_skein_v1_agent_proto_msgTypes[29]
+	mi := &file_skein_v1_agent_proto_msgTypes[37]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2361,7 +2762,7 @@ func (x *RepairClockRequest) String() string {
 func (*RepairClockRequest) ProtoMessage() {}
 
 func (x *RepairClockRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_agent_proto_msgTypes[29]
+	mi := &file_skein_v1_agent_proto_msgTypes[37]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2374,7 +2775,7 @@ func (x *RepairClockRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RepairClockRequest.ProtoReflect.Descriptor instead.
 func (*RepairClockRequest) Descriptor() ([]byte, []int) {
-	return file_skein_v1_agent_proto_rawDescGZIP(), []int{29}
+	return file_skein_v1_agent_proto_rawDescGZIP(), []int{37}
 }
 
 func (x *RepairClockRequest) GetDryRun() bool {
@@ -2395,7 +2796,7 @@ type RepairClockResponse struct {
 
 func (x *RepairClockResponse) Reset() {
 	*x = RepairClockResponse{}
-	mi := &file_skein_v1_agent_proto_msgTypes[30]
+	mi := &file_skein_v1_agent_proto_msgTypes[38]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2407,7 +2808,7 @@ func (x *RepairClockResponse) String() string {
 func (*RepairClockResponse) ProtoMessage() {}
 
 func (x *RepairClockResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_agent_proto_msgTypes[30]
+	mi := &file_skein_v1_agent_proto_msgTypes[38]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2420,7 +2821,7 @@ func (x *RepairClockResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RepairClockResponse.ProtoReflect.Descriptor instead.
 func (*RepairClockResponse) Descriptor() ([]byte, []int) {
-	return file_skein_v1_agent_proto_rawDescGZIP(), []int{30}
+	return file_skein_v1_agent_proto_rawDescGZIP(), []int{38}
 }
 
 func (x *RepairClockResponse) GetBefore() int64 {
@@ -2453,7 +2854,7 @@ type ShowNodeRequest struct {
 
 func (x *ShowNodeRequest) Reset() {
 	*x = ShowNodeRequest{}
-	mi := &file_skein_v1_agent_proto_msgTypes[31]
+	mi := &file_skein_v1_agent_proto_msgTypes[39]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2465,7 +2866,7 @@ func (x *ShowNodeRequest) String() string {
 func (*ShowNodeRequest) ProtoMessage() {}
 
 func (x *ShowNodeRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_agent_proto_msgTypes[31]
+	mi := &file_skein_v1_agent_proto_msgTypes[39]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2478,7 +2879,7 @@ func (x *ShowNodeRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ShowNodeRequest.ProtoReflect.Descriptor instead.
 func (*ShowNodeRequest) Descriptor() ([]byte, []int) {
-	return file_skein_v1_agent_proto_rawDescGZIP(), []int{31}
+	return file_skein_v1_agent_proto_rawDescGZIP(), []int{39}
 }
 
 func (x *ShowNodeRequest) GetNode() string {
@@ -2497,7 +2898,7 @@ type ShowNodeResponse struct {
 
 func (x *ShowNodeResponse) Reset() {
 	*x = ShowNodeResponse{}
-	mi := &file_skein_v1_agent_proto_msgTypes[32]
+	mi := &file_skein_v1_agent_proto_msgTypes[40]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2509,7 +2910,7 @@ func (x *ShowNodeResponse) String() string {
 func (*ShowNodeResponse) ProtoMessage() {}
 
 func (x *ShowNodeResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_agent_proto_msgTypes[32]
+	mi := &file_skein_v1_agent_proto_msgTypes[40]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2522,7 +2923,7 @@ func (x *ShowNodeResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ShowNodeResponse.ProtoReflect.Descriptor instead.
 func (*ShowNodeResponse) Descriptor() ([]byte, []int) {
-	return file_skein_v1_agent_proto_rawDescGZIP(), []int{32}
+	return file_skein_v1_agent_proto_rawDescGZIP(), []int{40}
 }
 
 func (x *ShowNodeResponse) GetNode() *NodeView {
@@ -2543,7 +2944,7 @@ type RevokeNodeRequest struct {
 
 func (x *RevokeNodeRequest) Reset() {
 	*x = RevokeNodeRequest{}
-	mi := &file_skein_v1_agent_proto_msgTypes[33]
+	mi := &file_skein_v1_agent_proto_msgTypes[41]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2555,7 +2956,7 @@ func (x *RevokeNodeRequest) String() string {
 func (*RevokeNodeRequest) ProtoMessage() {}
 
 func (x *RevokeNodeRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_agent_proto_msgTypes[33]
+	mi := &file_skein_v1_agent_proto_msgTypes[41]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2568,7 +2969,7 @@ func (x *RevokeNodeRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RevokeNodeRequest.ProtoReflect.Descriptor instead.
 func (*RevokeNodeRequest) Descriptor() ([]byte, []int) {
-	return file_skein_v1_agent_proto_rawDescGZIP(), []int{33}
+	return file_skein_v1_agent_proto_rawDescGZIP(), []int{41}
 }
 
 func (x *RevokeNodeRequest) GetNode() string {
@@ -2602,7 +3003,7 @@ type RevokeNodeResponse struct {
 
 func (x *RevokeNodeResponse) Reset() {
 	*x = RevokeNodeResponse{}
-	mi := &file_skein_v1_agent_proto_msgTypes[34]
+	mi := &file_skein_v1_agent_proto_msgTypes[42]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2614,7 +3015,7 @@ func (x *RevokeNodeResponse) String() string {
 func (*RevokeNodeResponse) ProtoMessage() {}
 
 func (x *RevokeNodeResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_agent_proto_msgTypes[34]
+	mi := &file_skein_v1_agent_proto_msgTypes[42]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2627,7 +3028,7 @@ func (x *RevokeNodeResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RevokeNodeResponse.ProtoReflect.Descriptor instead.
 func (*RevokeNodeResponse) Descriptor() ([]byte, []int) {
-	return file_skein_v1_agent_proto_rawDescGZIP(), []int{34}
+	return file_skein_v1_agent_proto_rawDescGZIP(), []int{42}
 }
 
 func (x *RevokeNodeResponse) GetNode() *Node {
@@ -2656,7 +3057,7 @@ type SetRoleRequest struct {
 
 func (x *SetRoleRequest) Reset() {
 	*x = SetRoleRequest{}
-	mi := &file_skein_v1_agent_proto_msgTypes[35]
+	mi := &file_skein_v1_agent_proto_msgTypes[43]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2668,7 +3069,7 @@ func (x *SetRoleRequest) String() string {
 func (*SetRoleRequest) ProtoMessage() {}
 
 func (x *SetRoleRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_agent_proto_msgTypes[35]
+	mi := &file_skein_v1_agent_proto_msgTypes[43]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2681,7 +3082,7 @@ func (x *SetRoleRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SetRoleRequest.ProtoReflect.Descriptor instead.
 func (*SetRoleRequest) Descriptor() ([]byte, []int) {
-	return file_skein_v1_agent_proto_rawDescGZIP(), []int{35}
+	return file_skein_v1_agent_proto_rawDescGZIP(), []int{43}
 }
 
 func (x *SetRoleRequest) GetNode() string {
@@ -2723,7 +3124,7 @@ type SetRoleResponse struct {
 
 func (x *SetRoleResponse) Reset() {
 	*x = SetRoleResponse{}
-	mi := &file_skein_v1_agent_proto_msgTypes[36]
+	mi := &file_skein_v1_agent_proto_msgTypes[44]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2735,7 +3136,7 @@ func (x *SetRoleResponse) String() string {
 func (*SetRoleResponse) ProtoMessage() {}
 
 func (x *SetRoleResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_agent_proto_msgTypes[36]
+	mi := &file_skein_v1_agent_proto_msgTypes[44]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2748,7 +3149,7 @@ func (x *SetRoleResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SetRoleResponse.ProtoReflect.Descriptor instead.
 func (*SetRoleResponse) Descriptor() ([]byte, []int) {
-	return file_skein_v1_agent_proto_rawDescGZIP(), []int{36}
+	return file_skein_v1_agent_proto_rawDescGZIP(), []int{44}
 }
 
 func (x *SetRoleResponse) GetNode() *Node {
@@ -2783,7 +3184,7 @@ type SetNodeRequest struct {
 
 func (x *SetNodeRequest) Reset() {
 	*x = SetNodeRequest{}
-	mi := &file_skein_v1_agent_proto_msgTypes[37]
+	mi := &file_skein_v1_agent_proto_msgTypes[45]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2795,7 +3196,7 @@ func (x *SetNodeRequest) String() string {
 func (*SetNodeRequest) ProtoMessage() {}
 
 func (x *SetNodeRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_agent_proto_msgTypes[37]
+	mi := &file_skein_v1_agent_proto_msgTypes[45]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2808,7 +3209,7 @@ func (x *SetNodeRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SetNodeRequest.ProtoReflect.Descriptor instead.
 func (*SetNodeRequest) Descriptor() ([]byte, []int) {
-	return file_skein_v1_agent_proto_rawDescGZIP(), []int{37}
+	return file_skein_v1_agent_proto_rawDescGZIP(), []int{45}
 }
 
 func (x *SetNodeRequest) GetNode() string {
@@ -2842,7 +3243,7 @@ type SetNodeResponse struct {
 
 func (x *SetNodeResponse) Reset() {
 	*x = SetNodeResponse{}
-	mi := &file_skein_v1_agent_proto_msgTypes[38]
+	mi := &file_skein_v1_agent_proto_msgTypes[46]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2854,7 +3255,7 @@ func (x *SetNodeResponse) String() string {
 func (*SetNodeResponse) ProtoMessage() {}
 
 func (x *SetNodeResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_agent_proto_msgTypes[38]
+	mi := &file_skein_v1_agent_proto_msgTypes[46]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2867,7 +3268,7 @@ func (x *SetNodeResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SetNodeResponse.ProtoReflect.Descriptor instead.
 func (*SetNodeResponse) Descriptor() ([]byte, []int) {
-	return file_skein_v1_agent_proto_rawDescGZIP(), []int{38}
+	return file_skein_v1_agent_proto_rawDescGZIP(), []int{46}
 }
 
 func (x *SetNodeResponse) GetNode() *Node {
@@ -2894,7 +3295,7 @@ type SettingsRequest struct {
 
 func (x *SettingsRequest) Reset() {
 	*x = SettingsRequest{}
-	mi := &file_skein_v1_agent_proto_msgTypes[39]
+	mi := &file_skein_v1_agent_proto_msgTypes[47]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2906,7 +3307,7 @@ func (x *SettingsRequest) String() string {
 func (*SettingsRequest) ProtoMessage() {}
 
 func (x *SettingsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_agent_proto_msgTypes[39]
+	mi := &file_skein_v1_agent_proto_msgTypes[47]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2919,7 +3320,7 @@ func (x *SettingsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SettingsRequest.ProtoReflect.Descriptor instead.
 func (*SettingsRequest) Descriptor() ([]byte, []int) {
-	return file_skein_v1_agent_proto_rawDescGZIP(), []int{39}
+	return file_skein_v1_agent_proto_rawDescGZIP(), []int{47}
 }
 
 func (x *SettingsRequest) GetChange() *Settings {
@@ -2946,7 +3347,7 @@ type SettingsResponse struct {
 
 func (x *SettingsResponse) Reset() {
 	*x = SettingsResponse{}
-	mi := &file_skein_v1_agent_proto_msgTypes[40]
+	mi := &file_skein_v1_agent_proto_msgTypes[48]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2958,7 +3359,7 @@ func (x *SettingsResponse) String() string {
 func (*SettingsResponse) ProtoMessage() {}
 
 func (x *SettingsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_agent_proto_msgTypes[40]
+	mi := &file_skein_v1_agent_proto_msgTypes[48]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2971,7 +3372,7 @@ func (x *SettingsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SettingsResponse.ProtoReflect.Descriptor instead.
 func (*SettingsResponse) Descriptor() ([]byte, []int) {
-	return file_skein_v1_agent_proto_rawDescGZIP(), []int{40}
+	return file_skein_v1_agent_proto_rawDescGZIP(), []int{48}
 }
 
 func (x *SettingsResponse) GetSettings() *Settings {
@@ -2999,7 +3400,7 @@ type EventsRequest struct {
 
 func (x *EventsRequest) Reset() {
 	*x = EventsRequest{}
-	mi := &file_skein_v1_agent_proto_msgTypes[41]
+	mi := &file_skein_v1_agent_proto_msgTypes[49]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3011,7 +3412,7 @@ func (x *EventsRequest) String() string {
 func (*EventsRequest) ProtoMessage() {}
 
 func (x *EventsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_agent_proto_msgTypes[41]
+	mi := &file_skein_v1_agent_proto_msgTypes[49]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3024,7 +3425,7 @@ func (x *EventsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use EventsRequest.ProtoReflect.Descriptor instead.
 func (*EventsRequest) Descriptor() ([]byte, []int) {
-	return file_skein_v1_agent_proto_rawDescGZIP(), []int{41}
+	return file_skein_v1_agent_proto_rawDescGZIP(), []int{49}
 }
 
 func (x *EventsRequest) GetSince() uint64 {
@@ -3057,7 +3458,7 @@ type EventsResponse struct {
 
 func (x *EventsResponse) Reset() {
 	*x = EventsResponse{}
-	mi := &file_skein_v1_agent_proto_msgTypes[42]
+	mi := &file_skein_v1_agent_proto_msgTypes[50]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3069,7 +3470,7 @@ func (x *EventsResponse) String() string {
 func (*EventsResponse) ProtoMessage() {}
 
 func (x *EventsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_agent_proto_msgTypes[42]
+	mi := &file_skein_v1_agent_proto_msgTypes[50]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3082,7 +3483,7 @@ func (x *EventsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use EventsResponse.ProtoReflect.Descriptor instead.
 func (*EventsResponse) Descriptor() ([]byte, []int) {
-	return file_skein_v1_agent_proto_rawDescGZIP(), []int{42}
+	return file_skein_v1_agent_proto_rawDescGZIP(), []int{50}
 }
 
 func (x *EventsResponse) GetEvent() *Event {
@@ -3101,7 +3502,7 @@ type StateRequest struct {
 
 func (x *StateRequest) Reset() {
 	*x = StateRequest{}
-	mi := &file_skein_v1_agent_proto_msgTypes[43]
+	mi := &file_skein_v1_agent_proto_msgTypes[51]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3113,7 +3514,7 @@ func (x *StateRequest) String() string {
 func (*StateRequest) ProtoMessage() {}
 
 func (x *StateRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_agent_proto_msgTypes[43]
+	mi := &file_skein_v1_agent_proto_msgTypes[51]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3126,7 +3527,7 @@ func (x *StateRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StateRequest.ProtoReflect.Descriptor instead.
 func (*StateRequest) Descriptor() ([]byte, []int) {
-	return file_skein_v1_agent_proto_rawDescGZIP(), []int{43}
+	return file_skein_v1_agent_proto_rawDescGZIP(), []int{51}
 }
 
 func (x *StateRequest) GetAt() uint64 {
@@ -3146,7 +3547,7 @@ type StateResponse struct {
 
 func (x *StateResponse) Reset() {
 	*x = StateResponse{}
-	mi := &file_skein_v1_agent_proto_msgTypes[44]
+	mi := &file_skein_v1_agent_proto_msgTypes[52]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3158,7 +3559,7 @@ func (x *StateResponse) String() string {
 func (*StateResponse) ProtoMessage() {}
 
 func (x *StateResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_agent_proto_msgTypes[44]
+	mi := &file_skein_v1_agent_proto_msgTypes[52]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3171,7 +3572,7 @@ func (x *StateResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StateResponse.ProtoReflect.Descriptor instead.
 func (*StateResponse) Descriptor() ([]byte, []int) {
-	return file_skein_v1_agent_proto_rawDescGZIP(), []int{44}
+	return file_skein_v1_agent_proto_rawDescGZIP(), []int{52}
 }
 
 func (x *StateResponse) GetState() *State {
@@ -3198,7 +3599,7 @@ type DiffRequest struct {
 
 func (x *DiffRequest) Reset() {
 	*x = DiffRequest{}
-	mi := &file_skein_v1_agent_proto_msgTypes[45]
+	mi := &file_skein_v1_agent_proto_msgTypes[53]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3210,7 +3611,7 @@ func (x *DiffRequest) String() string {
 func (*DiffRequest) ProtoMessage() {}
 
 func (x *DiffRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_agent_proto_msgTypes[45]
+	mi := &file_skein_v1_agent_proto_msgTypes[53]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3223,7 +3624,7 @@ func (x *DiffRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DiffRequest.ProtoReflect.Descriptor instead.
 func (*DiffRequest) Descriptor() ([]byte, []int) {
-	return file_skein_v1_agent_proto_rawDescGZIP(), []int{45}
+	return file_skein_v1_agent_proto_rawDescGZIP(), []int{53}
 }
 
 func (x *DiffRequest) GetFrom() uint64 {
@@ -3249,7 +3650,7 @@ type DiffResponse struct {
 
 func (x *DiffResponse) Reset() {
 	*x = DiffResponse{}
-	mi := &file_skein_v1_agent_proto_msgTypes[46]
+	mi := &file_skein_v1_agent_proto_msgTypes[54]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3261,7 +3662,7 @@ func (x *DiffResponse) String() string {
 func (*DiffResponse) ProtoMessage() {}
 
 func (x *DiffResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_agent_proto_msgTypes[46]
+	mi := &file_skein_v1_agent_proto_msgTypes[54]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3274,7 +3675,7 @@ func (x *DiffResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DiffResponse.ProtoReflect.Descriptor instead.
 func (*DiffResponse) Descriptor() ([]byte, []int) {
-	return file_skein_v1_agent_proto_rawDescGZIP(), []int{46}
+	return file_skein_v1_agent_proto_rawDescGZIP(), []int{54}
 }
 
 func (x *DiffResponse) GetLines() []string {
@@ -3294,7 +3695,7 @@ type ExplainPeerRequest struct {
 
 func (x *ExplainPeerRequest) Reset() {
 	*x = ExplainPeerRequest{}
-	mi := &file_skein_v1_agent_proto_msgTypes[47]
+	mi := &file_skein_v1_agent_proto_msgTypes[55]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3306,7 +3707,7 @@ func (x *ExplainPeerRequest) String() string {
 func (*ExplainPeerRequest) ProtoMessage() {}
 
 func (x *ExplainPeerRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_agent_proto_msgTypes[47]
+	mi := &file_skein_v1_agent_proto_msgTypes[55]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3319,7 +3720,7 @@ func (x *ExplainPeerRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExplainPeerRequest.ProtoReflect.Descriptor instead.
 func (*ExplainPeerRequest) Descriptor() ([]byte, []int) {
-	return file_skein_v1_agent_proto_rawDescGZIP(), []int{47}
+	return file_skein_v1_agent_proto_rawDescGZIP(), []int{55}
 }
 
 func (x *ExplainPeerRequest) GetPeer() string {
@@ -3353,7 +3754,7 @@ type ExplainPeerResponse struct {
 
 func (x *ExplainPeerResponse) Reset() {
 	*x = ExplainPeerResponse{}
-	mi := &file_skein_v1_agent_proto_msgTypes[48]
+	mi := &file_skein_v1_agent_proto_msgTypes[56]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3365,7 +3766,7 @@ func (x *ExplainPeerResponse) String() string {
 func (*ExplainPeerResponse) ProtoMessage() {}
 
 func (x *ExplainPeerResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_agent_proto_msgTypes[48]
+	mi := &file_skein_v1_agent_proto_msgTypes[56]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3378,7 +3779,7 @@ func (x *ExplainPeerResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExplainPeerResponse.ProtoReflect.Descriptor instead.
 func (*ExplainPeerResponse) Descriptor() ([]byte, []int) {
-	return file_skein_v1_agent_proto_rawDescGZIP(), []int{48}
+	return file_skein_v1_agent_proto_rawDescGZIP(), []int{56}
 }
 
 func (x *ExplainPeerResponse) GetPeer() *PeerView {
@@ -3463,7 +3864,7 @@ type PortGuessView struct {
 
 func (x *PortGuessView) Reset() {
 	*x = PortGuessView{}
-	mi := &file_skein_v1_agent_proto_msgTypes[49]
+	mi := &file_skein_v1_agent_proto_msgTypes[57]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3475,7 +3876,7 @@ func (x *PortGuessView) String() string {
 func (*PortGuessView) ProtoMessage() {}
 
 func (x *PortGuessView) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_agent_proto_msgTypes[49]
+	mi := &file_skein_v1_agent_proto_msgTypes[57]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3488,7 +3889,7 @@ func (x *PortGuessView) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PortGuessView.ProtoReflect.Descriptor instead.
 func (*PortGuessView) Descriptor() ([]byte, []int) {
-	return file_skein_v1_agent_proto_rawDescGZIP(), []int{49}
+	return file_skein_v1_agent_proto_rawDescGZIP(), []int{57}
 }
 
 func (x *PortGuessView) GetRule() string {
@@ -3571,7 +3972,7 @@ type GraphRequest struct {
 
 func (x *GraphRequest) Reset() {
 	*x = GraphRequest{}
-	mi := &file_skein_v1_agent_proto_msgTypes[50]
+	mi := &file_skein_v1_agent_proto_msgTypes[58]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3583,7 +3984,7 @@ func (x *GraphRequest) String() string {
 func (*GraphRequest) ProtoMessage() {}
 
 func (x *GraphRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_agent_proto_msgTypes[50]
+	mi := &file_skein_v1_agent_proto_msgTypes[58]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3596,7 +3997,7 @@ func (x *GraphRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GraphRequest.ProtoReflect.Descriptor instead.
 func (*GraphRequest) Descriptor() ([]byte, []int) {
-	return file_skein_v1_agent_proto_rawDescGZIP(), []int{50}
+	return file_skein_v1_agent_proto_rawDescGZIP(), []int{58}
 }
 
 func (x *GraphRequest) GetAtIndex() uint64 {
@@ -3630,7 +4031,7 @@ type GraphResponse struct {
 
 func (x *GraphResponse) Reset() {
 	*x = GraphResponse{}
-	mi := &file_skein_v1_agent_proto_msgTypes[51]
+	mi := &file_skein_v1_agent_proto_msgTypes[59]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3642,7 +4043,7 @@ func (x *GraphResponse) String() string {
 func (*GraphResponse) ProtoMessage() {}
 
 func (x *GraphResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_agent_proto_msgTypes[51]
+	mi := &file_skein_v1_agent_proto_msgTypes[59]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3655,7 +4056,7 @@ func (x *GraphResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GraphResponse.ProtoReflect.Descriptor instead.
 func (*GraphResponse) Descriptor() ([]byte, []int) {
-	return file_skein_v1_agent_proto_rawDescGZIP(), []int{51}
+	return file_skein_v1_agent_proto_rawDescGZIP(), []int{59}
 }
 
 func (x *GraphResponse) GetNodeId() string {
@@ -3723,7 +4124,7 @@ type ProbeView struct {
 
 func (x *ProbeView) Reset() {
 	*x = ProbeView{}
-	mi := &file_skein_v1_agent_proto_msgTypes[52]
+	mi := &file_skein_v1_agent_proto_msgTypes[60]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3735,7 +4136,7 @@ func (x *ProbeView) String() string {
 func (*ProbeView) ProtoMessage() {}
 
 func (x *ProbeView) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_agent_proto_msgTypes[52]
+	mi := &file_skein_v1_agent_proto_msgTypes[60]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3748,7 +4149,7 @@ func (x *ProbeView) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ProbeView.ProtoReflect.Descriptor instead.
 func (*ProbeView) Descriptor() ([]byte, []int) {
-	return file_skein_v1_agent_proto_rawDescGZIP(), []int{52}
+	return file_skein_v1_agent_proto_rawDescGZIP(), []int{60}
 }
 
 func (x *ProbeView) GetEndpoint() string {
@@ -3818,7 +4219,7 @@ type PlanRequest struct {
 
 func (x *PlanRequest) Reset() {
 	*x = PlanRequest{}
-	mi := &file_skein_v1_agent_proto_msgTypes[53]
+	mi := &file_skein_v1_agent_proto_msgTypes[61]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3830,7 +4231,7 @@ func (x *PlanRequest) String() string {
 func (*PlanRequest) ProtoMessage() {}
 
 func (x *PlanRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_agent_proto_msgTypes[53]
+	mi := &file_skein_v1_agent_proto_msgTypes[61]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3843,7 +4244,7 @@ func (x *PlanRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PlanRequest.ProtoReflect.Descriptor instead.
 func (*PlanRequest) Descriptor() ([]byte, []int) {
-	return file_skein_v1_agent_proto_rawDescGZIP(), []int{53}
+	return file_skein_v1_agent_proto_rawDescGZIP(), []int{61}
 }
 
 func (x *PlanRequest) GetNode() string {
@@ -3878,7 +4279,7 @@ type PlanResponse struct {
 
 func (x *PlanResponse) Reset() {
 	*x = PlanResponse{}
-	mi := &file_skein_v1_agent_proto_msgTypes[54]
+	mi := &file_skein_v1_agent_proto_msgTypes[62]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3890,7 +4291,7 @@ func (x *PlanResponse) String() string {
 func (*PlanResponse) ProtoMessage() {}
 
 func (x *PlanResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_agent_proto_msgTypes[54]
+	mi := &file_skein_v1_agent_proto_msgTypes[62]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3903,7 +4304,7 @@ func (x *PlanResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PlanResponse.ProtoReflect.Descriptor instead.
 func (*PlanResponse) Descriptor() ([]byte, []int) {
-	return file_skein_v1_agent_proto_rawDescGZIP(), []int{54}
+	return file_skein_v1_agent_proto_rawDescGZIP(), []int{62}
 }
 
 func (x *PlanResponse) GetText() string {
@@ -3936,7 +4337,7 @@ type DownRequest struct {
 
 func (x *DownRequest) Reset() {
 	*x = DownRequest{}
-	mi := &file_skein_v1_agent_proto_msgTypes[55]
+	mi := &file_skein_v1_agent_proto_msgTypes[63]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3948,7 +4349,7 @@ func (x *DownRequest) String() string {
 func (*DownRequest) ProtoMessage() {}
 
 func (x *DownRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_agent_proto_msgTypes[55]
+	mi := &file_skein_v1_agent_proto_msgTypes[63]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3961,7 +4362,7 @@ func (x *DownRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DownRequest.ProtoReflect.Descriptor instead.
 func (*DownRequest) Descriptor() ([]byte, []int) {
-	return file_skein_v1_agent_proto_rawDescGZIP(), []int{55}
+	return file_skein_v1_agent_proto_rawDescGZIP(), []int{63}
 }
 
 func (x *DownRequest) GetPurge() bool {
@@ -3979,7 +4380,7 @@ type DownResponse struct {
 
 func (x *DownResponse) Reset() {
 	*x = DownResponse{}
-	mi := &file_skein_v1_agent_proto_msgTypes[56]
+	mi := &file_skein_v1_agent_proto_msgTypes[64]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3991,7 +4392,7 @@ func (x *DownResponse) String() string {
 func (*DownResponse) ProtoMessage() {}
 
 func (x *DownResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_agent_proto_msgTypes[56]
+	mi := &file_skein_v1_agent_proto_msgTypes[64]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4004,7 +4405,7 @@ func (x *DownResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DownResponse.ProtoReflect.Descriptor instead.
 func (*DownResponse) Descriptor() ([]byte, []int) {
-	return file_skein_v1_agent_proto_rawDescGZIP(), []int{56}
+	return file_skein_v1_agent_proto_rawDescGZIP(), []int{64}
 }
 
 type RelayRequest struct {
@@ -4015,7 +4416,7 @@ type RelayRequest struct {
 
 func (x *RelayRequest) Reset() {
 	*x = RelayRequest{}
-	mi := &file_skein_v1_agent_proto_msgTypes[57]
+	mi := &file_skein_v1_agent_proto_msgTypes[65]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4027,7 +4428,7 @@ func (x *RelayRequest) String() string {
 func (*RelayRequest) ProtoMessage() {}
 
 func (x *RelayRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_agent_proto_msgTypes[57]
+	mi := &file_skein_v1_agent_proto_msgTypes[65]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4040,7 +4441,7 @@ func (x *RelayRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RelayRequest.ProtoReflect.Descriptor instead.
 func (*RelayRequest) Descriptor() ([]byte, []int) {
-	return file_skein_v1_agent_proto_rawDescGZIP(), []int{57}
+	return file_skein_v1_agent_proto_rawDescGZIP(), []int{65}
 }
 
 type RelayResponse struct {
@@ -4053,7 +4454,7 @@ type RelayResponse struct {
 
 func (x *RelayResponse) Reset() {
 	*x = RelayResponse{}
-	mi := &file_skein_v1_agent_proto_msgTypes[58]
+	mi := &file_skein_v1_agent_proto_msgTypes[66]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4065,7 +4466,7 @@ func (x *RelayResponse) String() string {
 func (*RelayResponse) ProtoMessage() {}
 
 func (x *RelayResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_agent_proto_msgTypes[58]
+	mi := &file_skein_v1_agent_proto_msgTypes[66]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4078,7 +4479,7 @@ func (x *RelayResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RelayResponse.ProtoReflect.Descriptor instead.
 func (*RelayResponse) Descriptor() ([]byte, []int) {
-	return file_skein_v1_agent_proto_rawDescGZIP(), []int{58}
+	return file_skein_v1_agent_proto_rawDescGZIP(), []int{66}
 }
 
 func (x *RelayResponse) GetSessions() []*RelaySession {
@@ -4118,7 +4519,7 @@ type RelaySession struct {
 
 func (x *RelaySession) Reset() {
 	*x = RelaySession{}
-	mi := &file_skein_v1_agent_proto_msgTypes[59]
+	mi := &file_skein_v1_agent_proto_msgTypes[67]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4130,7 +4531,7 @@ func (x *RelaySession) String() string {
 func (*RelaySession) ProtoMessage() {}
 
 func (x *RelaySession) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_agent_proto_msgTypes[59]
+	mi := &file_skein_v1_agent_proto_msgTypes[67]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4143,7 +4544,7 @@ func (x *RelaySession) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RelaySession.ProtoReflect.Descriptor instead.
 func (*RelaySession) Descriptor() ([]byte, []int) {
-	return file_skein_v1_agent_proto_rawDescGZIP(), []int{59}
+	return file_skein_v1_agent_proto_rawDescGZIP(), []int{67}
 }
 
 func (x *RelaySession) GetNodeId() string {
@@ -4269,7 +4670,7 @@ type RelayServer struct {
 
 func (x *RelayServer) Reset() {
 	*x = RelayServer{}
-	mi := &file_skein_v1_agent_proto_msgTypes[60]
+	mi := &file_skein_v1_agent_proto_msgTypes[68]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4281,7 +4682,7 @@ func (x *RelayServer) String() string {
 func (*RelayServer) ProtoMessage() {}
 
 func (x *RelayServer) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_agent_proto_msgTypes[60]
+	mi := &file_skein_v1_agent_proto_msgTypes[68]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4294,7 +4695,7 @@ func (x *RelayServer) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RelayServer.ProtoReflect.Descriptor instead.
 func (*RelayServer) Descriptor() ([]byte, []int) {
-	return file_skein_v1_agent_proto_rawDescGZIP(), []int{60}
+	return file_skein_v1_agent_proto_rawDescGZIP(), []int{68}
 }
 
 func (x *RelayServer) GetClients() []*RelayClient {
@@ -4424,7 +4825,7 @@ type RelayServerLimits struct {
 
 func (x *RelayServerLimits) Reset() {
 	*x = RelayServerLimits{}
-	mi := &file_skein_v1_agent_proto_msgTypes[61]
+	mi := &file_skein_v1_agent_proto_msgTypes[69]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4436,7 +4837,7 @@ func (x *RelayServerLimits) String() string {
 func (*RelayServerLimits) ProtoMessage() {}
 
 func (x *RelayServerLimits) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_agent_proto_msgTypes[61]
+	mi := &file_skein_v1_agent_proto_msgTypes[69]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4449,7 +4850,7 @@ func (x *RelayServerLimits) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RelayServerLimits.ProtoReflect.Descriptor instead.
 func (*RelayServerLimits) Descriptor() ([]byte, []int) {
-	return file_skein_v1_agent_proto_rawDescGZIP(), []int{61}
+	return file_skein_v1_agent_proto_rawDescGZIP(), []int{69}
 }
 
 func (x *RelayServerLimits) GetMemoryBytes() uint64 {
@@ -4522,7 +4923,7 @@ type RelayClient struct {
 
 func (x *RelayClient) Reset() {
 	*x = RelayClient{}
-	mi := &file_skein_v1_agent_proto_msgTypes[62]
+	mi := &file_skein_v1_agent_proto_msgTypes[70]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4534,7 +4935,7 @@ func (x *RelayClient) String() string {
 func (*RelayClient) ProtoMessage() {}
 
 func (x *RelayClient) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_agent_proto_msgTypes[62]
+	mi := &file_skein_v1_agent_proto_msgTypes[70]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4547,7 +4948,7 @@ func (x *RelayClient) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RelayClient.ProtoReflect.Descriptor instead.
 func (*RelayClient) Descriptor() ([]byte, []int) {
-	return file_skein_v1_agent_proto_rawDescGZIP(), []int{62}
+	return file_skein_v1_agent_proto_rawDescGZIP(), []int{70}
 }
 
 func (x *RelayClient) GetNodeId() string {
@@ -4650,7 +5051,7 @@ type CreatePoolRequest struct {
 
 func (x *CreatePoolRequest) Reset() {
 	*x = CreatePoolRequest{}
-	mi := &file_skein_v1_agent_proto_msgTypes[63]
+	mi := &file_skein_v1_agent_proto_msgTypes[71]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4662,7 +5063,7 @@ func (x *CreatePoolRequest) String() string {
 func (*CreatePoolRequest) ProtoMessage() {}
 
 func (x *CreatePoolRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_agent_proto_msgTypes[63]
+	mi := &file_skein_v1_agent_proto_msgTypes[71]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4675,7 +5076,7 @@ func (x *CreatePoolRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CreatePoolRequest.ProtoReflect.Descriptor instead.
 func (*CreatePoolRequest) Descriptor() ([]byte, []int) {
-	return file_skein_v1_agent_proto_rawDescGZIP(), []int{63}
+	return file_skein_v1_agent_proto_rawDescGZIP(), []int{71}
 }
 
 func (x *CreatePoolRequest) GetPool() *Pool {
@@ -4694,7 +5095,7 @@ type ChangePoolRequest struct {
 
 func (x *ChangePoolRequest) Reset() {
 	*x = ChangePoolRequest{}
-	mi := &file_skein_v1_agent_proto_msgTypes[64]
+	mi := &file_skein_v1_agent_proto_msgTypes[72]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4706,7 +5107,7 @@ func (x *ChangePoolRequest) String() string {
 func (*ChangePoolRequest) ProtoMessage() {}
 
 func (x *ChangePoolRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_agent_proto_msgTypes[64]
+	mi := &file_skein_v1_agent_proto_msgTypes[72]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4719,7 +5120,7 @@ func (x *ChangePoolRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ChangePoolRequest.ProtoReflect.Descriptor instead.
 func (*ChangePoolRequest) Descriptor() ([]byte, []int) {
-	return file_skein_v1_agent_proto_rawDescGZIP(), []int{64}
+	return file_skein_v1_agent_proto_rawDescGZIP(), []int{72}
 }
 
 func (x *ChangePoolRequest) GetChange() *ChangePool {
@@ -4739,7 +5140,7 @@ type PoolResponse struct {
 
 func (x *PoolResponse) Reset() {
 	*x = PoolResponse{}
-	mi := &file_skein_v1_agent_proto_msgTypes[65]
+	mi := &file_skein_v1_agent_proto_msgTypes[73]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4751,7 +5152,7 @@ func (x *PoolResponse) String() string {
 func (*PoolResponse) ProtoMessage() {}
 
 func (x *PoolResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_agent_proto_msgTypes[65]
+	mi := &file_skein_v1_agent_proto_msgTypes[73]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4764,7 +5165,7 @@ func (x *PoolResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PoolResponse.ProtoReflect.Descriptor instead.
 func (*PoolResponse) Descriptor() ([]byte, []int) {
-	return file_skein_v1_agent_proto_rawDescGZIP(), []int{65}
+	return file_skein_v1_agent_proto_rawDescGZIP(), []int{73}
 }
 
 func (x *PoolResponse) GetPool() *Pool {
@@ -4790,7 +5191,7 @@ type RemovePoolRequest struct {
 
 func (x *RemovePoolRequest) Reset() {
 	*x = RemovePoolRequest{}
-	mi := &file_skein_v1_agent_proto_msgTypes[66]
+	mi := &file_skein_v1_agent_proto_msgTypes[74]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4802,7 +5203,7 @@ func (x *RemovePoolRequest) String() string {
 func (*RemovePoolRequest) ProtoMessage() {}
 
 func (x *RemovePoolRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_agent_proto_msgTypes[66]
+	mi := &file_skein_v1_agent_proto_msgTypes[74]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4815,7 +5216,7 @@ func (x *RemovePoolRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RemovePoolRequest.ProtoReflect.Descriptor instead.
 func (*RemovePoolRequest) Descriptor() ([]byte, []int) {
-	return file_skein_v1_agent_proto_rawDescGZIP(), []int{66}
+	return file_skein_v1_agent_proto_rawDescGZIP(), []int{74}
 }
 
 func (x *RemovePoolRequest) GetName() string {
@@ -4834,7 +5235,7 @@ type RemovePoolResponse struct {
 
 func (x *RemovePoolResponse) Reset() {
 	*x = RemovePoolResponse{}
-	mi := &file_skein_v1_agent_proto_msgTypes[67]
+	mi := &file_skein_v1_agent_proto_msgTypes[75]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4846,7 +5247,7 @@ func (x *RemovePoolResponse) String() string {
 func (*RemovePoolResponse) ProtoMessage() {}
 
 func (x *RemovePoolResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_agent_proto_msgTypes[67]
+	mi := &file_skein_v1_agent_proto_msgTypes[75]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4859,7 +5260,7 @@ func (x *RemovePoolResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RemovePoolResponse.ProtoReflect.Descriptor instead.
 func (*RemovePoolResponse) Descriptor() ([]byte, []int) {
-	return file_skein_v1_agent_proto_rawDescGZIP(), []int{67}
+	return file_skein_v1_agent_proto_rawDescGZIP(), []int{75}
 }
 
 func (x *RemovePoolResponse) GetIndex() uint64 {
@@ -4878,7 +5279,7 @@ type PoolsRequest struct {
 
 func (x *PoolsRequest) Reset() {
 	*x = PoolsRequest{}
-	mi := &file_skein_v1_agent_proto_msgTypes[68]
+	mi := &file_skein_v1_agent_proto_msgTypes[76]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4890,7 +5291,7 @@ func (x *PoolsRequest) String() string {
 func (*PoolsRequest) ProtoMessage() {}
 
 func (x *PoolsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_agent_proto_msgTypes[68]
+	mi := &file_skein_v1_agent_proto_msgTypes[76]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4903,7 +5304,7 @@ func (x *PoolsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PoolsRequest.ProtoReflect.Descriptor instead.
 func (*PoolsRequest) Descriptor() ([]byte, []int) {
-	return file_skein_v1_agent_proto_rawDescGZIP(), []int{68}
+	return file_skein_v1_agent_proto_rawDescGZIP(), []int{76}
 }
 
 func (x *PoolsRequest) GetName() string {
@@ -4922,7 +5323,7 @@ type PoolsResponse struct {
 
 func (x *PoolsResponse) Reset() {
 	*x = PoolsResponse{}
-	mi := &file_skein_v1_agent_proto_msgTypes[69]
+	mi := &file_skein_v1_agent_proto_msgTypes[77]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4934,7 +5335,7 @@ func (x *PoolsResponse) String() string {
 func (*PoolsResponse) ProtoMessage() {}
 
 func (x *PoolsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_agent_proto_msgTypes[69]
+	mi := &file_skein_v1_agent_proto_msgTypes[77]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4947,7 +5348,7 @@ func (x *PoolsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PoolsResponse.ProtoReflect.Descriptor instead.
 func (*PoolsResponse) Descriptor() ([]byte, []int) {
-	return file_skein_v1_agent_proto_rawDescGZIP(), []int{69}
+	return file_skein_v1_agent_proto_rawDescGZIP(), []int{77}
 }
 
 func (x *PoolsResponse) GetPools() []*PoolView {
@@ -4976,7 +5377,7 @@ type PoolView struct {
 
 func (x *PoolView) Reset() {
 	*x = PoolView{}
-	mi := &file_skein_v1_agent_proto_msgTypes[70]
+	mi := &file_skein_v1_agent_proto_msgTypes[78]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4988,7 +5389,7 @@ func (x *PoolView) String() string {
 func (*PoolView) ProtoMessage() {}
 
 func (x *PoolView) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_agent_proto_msgTypes[70]
+	mi := &file_skein_v1_agent_proto_msgTypes[78]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5001,7 +5402,7 @@ func (x *PoolView) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PoolView.ProtoReflect.Descriptor instead.
 func (*PoolView) Descriptor() ([]byte, []int) {
-	return file_skein_v1_agent_proto_rawDescGZIP(), []int{70}
+	return file_skein_v1_agent_proto_rawDescGZIP(), []int{78}
 }
 
 func (x *PoolView) GetPool() *Pool {
@@ -5092,7 +5493,7 @@ type PoolHolder struct {
 
 func (x *PoolHolder) Reset() {
 	*x = PoolHolder{}
-	mi := &file_skein_v1_agent_proto_msgTypes[71]
+	mi := &file_skein_v1_agent_proto_msgTypes[79]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5104,7 +5505,7 @@ func (x *PoolHolder) String() string {
 func (*PoolHolder) ProtoMessage() {}
 
 func (x *PoolHolder) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_agent_proto_msgTypes[71]
+	mi := &file_skein_v1_agent_proto_msgTypes[79]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5117,7 +5518,7 @@ func (x *PoolHolder) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PoolHolder.ProtoReflect.Descriptor instead.
 func (*PoolHolder) Descriptor() ([]byte, []int) {
-	return file_skein_v1_agent_proto_rawDescGZIP(), []int{71}
+	return file_skein_v1_agent_proto_rawDescGZIP(), []int{79}
 }
 
 func (x *PoolHolder) GetNodeId() string {
@@ -5153,7 +5554,7 @@ type LocalPool struct {
 
 func (x *LocalPool) Reset() {
 	*x = LocalPool{}
-	mi := &file_skein_v1_agent_proto_msgTypes[72]
+	mi := &file_skein_v1_agent_proto_msgTypes[80]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5165,7 +5566,7 @@ func (x *LocalPool) String() string {
 func (*LocalPool) ProtoMessage() {}
 
 func (x *LocalPool) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_agent_proto_msgTypes[72]
+	mi := &file_skein_v1_agent_proto_msgTypes[80]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5178,7 +5579,7 @@ func (x *LocalPool) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use LocalPool.ProtoReflect.Descriptor instead.
 func (*LocalPool) Descriptor() ([]byte, []int) {
-	return file_skein_v1_agent_proto_rawDescGZIP(), []int{72}
+	return file_skein_v1_agent_proto_rawDescGZIP(), []int{80}
 }
 
 func (x *LocalPool) GetBlocks() uint32 {
@@ -5220,7 +5621,7 @@ type BlocksRequest struct {
 
 func (x *BlocksRequest) Reset() {
 	*x = BlocksRequest{}
-	mi := &file_skein_v1_agent_proto_msgTypes[73]
+	mi := &file_skein_v1_agent_proto_msgTypes[81]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5232,7 +5633,7 @@ func (x *BlocksRequest) String() string {
 func (*BlocksRequest) ProtoMessage() {}
 
 func (x *BlocksRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_agent_proto_msgTypes[73]
+	mi := &file_skein_v1_agent_proto_msgTypes[81]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5245,7 +5646,7 @@ func (x *BlocksRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use BlocksRequest.ProtoReflect.Descriptor instead.
 func (*BlocksRequest) Descriptor() ([]byte, []int) {
-	return file_skein_v1_agent_proto_rawDescGZIP(), []int{73}
+	return file_skein_v1_agent_proto_rawDescGZIP(), []int{81}
 }
 
 func (x *BlocksRequest) GetPool() string {
@@ -5278,7 +5679,7 @@ type BlocksResponse struct {
 
 func (x *BlocksResponse) Reset() {
 	*x = BlocksResponse{}
-	mi := &file_skein_v1_agent_proto_msgTypes[74]
+	mi := &file_skein_v1_agent_proto_msgTypes[82]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5290,7 +5691,7 @@ func (x *BlocksResponse) String() string {
 func (*BlocksResponse) ProtoMessage() {}
 
 func (x *BlocksResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_agent_proto_msgTypes[74]
+	mi := &file_skein_v1_agent_proto_msgTypes[82]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5303,7 +5704,7 @@ func (x *BlocksResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use BlocksResponse.ProtoReflect.Descriptor instead.
 func (*BlocksResponse) Descriptor() ([]byte, []int) {
-	return file_skein_v1_agent_proto_rawDescGZIP(), []int{74}
+	return file_skein_v1_agent_proto_rawDescGZIP(), []int{82}
 }
 
 func (x *BlocksResponse) GetBlocks() []*BlockView {
@@ -5325,7 +5726,7 @@ type BlockView struct {
 
 func (x *BlockView) Reset() {
 	*x = BlockView{}
-	mi := &file_skein_v1_agent_proto_msgTypes[75]
+	mi := &file_skein_v1_agent_proto_msgTypes[83]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5337,7 +5738,7 @@ func (x *BlockView) String() string {
 func (*BlockView) ProtoMessage() {}
 
 func (x *BlockView) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_agent_proto_msgTypes[75]
+	mi := &file_skein_v1_agent_proto_msgTypes[83]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5350,7 +5751,7 @@ func (x *BlockView) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use BlockView.ProtoReflect.Descriptor instead.
 func (*BlockView) Descriptor() ([]byte, []int) {
-	return file_skein_v1_agent_proto_rawDescGZIP(), []int{75}
+	return file_skein_v1_agent_proto_rawDescGZIP(), []int{83}
 }
 
 func (x *BlockView) GetBlock() *Block {
@@ -5392,7 +5793,7 @@ type ReserveBlockRequest struct {
 
 func (x *ReserveBlockRequest) Reset() {
 	*x = ReserveBlockRequest{}
-	mi := &file_skein_v1_agent_proto_msgTypes[76]
+	mi := &file_skein_v1_agent_proto_msgTypes[84]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5404,7 +5805,7 @@ func (x *ReserveBlockRequest) String() string {
 func (*ReserveBlockRequest) ProtoMessage() {}
 
 func (x *ReserveBlockRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_agent_proto_msgTypes[76]
+	mi := &file_skein_v1_agent_proto_msgTypes[84]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5417,7 +5818,7 @@ func (x *ReserveBlockRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ReserveBlockRequest.ProtoReflect.Descriptor instead.
 func (*ReserveBlockRequest) Descriptor() ([]byte, []int) {
-	return file_skein_v1_agent_proto_rawDescGZIP(), []int{76}
+	return file_skein_v1_agent_proto_rawDescGZIP(), []int{84}
 }
 
 func (x *ReserveBlockRequest) GetPool() string {
@@ -5451,7 +5852,7 @@ type ReleaseBlockRequest struct {
 
 func (x *ReleaseBlockRequest) Reset() {
 	*x = ReleaseBlockRequest{}
-	mi := &file_skein_v1_agent_proto_msgTypes[77]
+	mi := &file_skein_v1_agent_proto_msgTypes[85]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5463,7 +5864,7 @@ func (x *ReleaseBlockRequest) String() string {
 func (*ReleaseBlockRequest) ProtoMessage() {}
 
 func (x *ReleaseBlockRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_agent_proto_msgTypes[77]
+	mi := &file_skein_v1_agent_proto_msgTypes[85]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5476,7 +5877,7 @@ func (x *ReleaseBlockRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ReleaseBlockRequest.ProtoReflect.Descriptor instead.
 func (*ReleaseBlockRequest) Descriptor() ([]byte, []int) {
-	return file_skein_v1_agent_proto_rawDescGZIP(), []int{77}
+	return file_skein_v1_agent_proto_rawDescGZIP(), []int{85}
 }
 
 func (x *ReleaseBlockRequest) GetPool() string {
@@ -5503,7 +5904,7 @@ type BlockResponse struct {
 
 func (x *BlockResponse) Reset() {
 	*x = BlockResponse{}
-	mi := &file_skein_v1_agent_proto_msgTypes[78]
+	mi := &file_skein_v1_agent_proto_msgTypes[86]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5515,7 +5916,7 @@ func (x *BlockResponse) String() string {
 func (*BlockResponse) ProtoMessage() {}
 
 func (x *BlockResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_agent_proto_msgTypes[78]
+	mi := &file_skein_v1_agent_proto_msgTypes[86]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5528,7 +5929,7 @@ func (x *BlockResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use BlockResponse.ProtoReflect.Descriptor instead.
 func (*BlockResponse) Descriptor() ([]byte, []int) {
-	return file_skein_v1_agent_proto_rawDescGZIP(), []int{78}
+	return file_skein_v1_agent_proto_rawDescGZIP(), []int{86}
 }
 
 func (x *BlockResponse) GetBlock() *Block {
@@ -5557,7 +5958,7 @@ type ReserveAddressRequest struct {
 
 func (x *ReserveAddressRequest) Reset() {
 	*x = ReserveAddressRequest{}
-	mi := &file_skein_v1_agent_proto_msgTypes[79]
+	mi := &file_skein_v1_agent_proto_msgTypes[87]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5569,7 +5970,7 @@ func (x *ReserveAddressRequest) String() string {
 func (*ReserveAddressRequest) ProtoMessage() {}
 
 func (x *ReserveAddressRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_agent_proto_msgTypes[79]
+	mi := &file_skein_v1_agent_proto_msgTypes[87]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5582,7 +5983,7 @@ func (x *ReserveAddressRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ReserveAddressRequest.ProtoReflect.Descriptor instead.
 func (*ReserveAddressRequest) Descriptor() ([]byte, []int) {
-	return file_skein_v1_agent_proto_rawDescGZIP(), []int{79}
+	return file_skein_v1_agent_proto_rawDescGZIP(), []int{87}
 }
 
 func (x *ReserveAddressRequest) GetPool() string {
@@ -5624,7 +6025,7 @@ type ReleaseAddressRequest struct {
 
 func (x *ReleaseAddressRequest) Reset() {
 	*x = ReleaseAddressRequest{}
-	mi := &file_skein_v1_agent_proto_msgTypes[80]
+	mi := &file_skein_v1_agent_proto_msgTypes[88]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5636,7 +6037,7 @@ func (x *ReleaseAddressRequest) String() string {
 func (*ReleaseAddressRequest) ProtoMessage() {}
 
 func (x *ReleaseAddressRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_agent_proto_msgTypes[80]
+	mi := &file_skein_v1_agent_proto_msgTypes[88]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5649,7 +6050,7 @@ func (x *ReleaseAddressRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ReleaseAddressRequest.ProtoReflect.Descriptor instead.
 func (*ReleaseAddressRequest) Descriptor() ([]byte, []int) {
-	return file_skein_v1_agent_proto_rawDescGZIP(), []int{80}
+	return file_skein_v1_agent_proto_rawDescGZIP(), []int{88}
 }
 
 func (x *ReleaseAddressRequest) GetPool() string {
@@ -5683,7 +6084,7 @@ type StaticResponse struct {
 
 func (x *StaticResponse) Reset() {
 	*x = StaticResponse{}
-	mi := &file_skein_v1_agent_proto_msgTypes[81]
+	mi := &file_skein_v1_agent_proto_msgTypes[89]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5695,7 +6096,7 @@ func (x *StaticResponse) String() string {
 func (*StaticResponse) ProtoMessage() {}
 
 func (x *StaticResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_agent_proto_msgTypes[81]
+	mi := &file_skein_v1_agent_proto_msgTypes[89]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5708,7 +6109,7 @@ func (x *StaticResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StaticResponse.ProtoReflect.Descriptor instead.
 func (*StaticResponse) Descriptor() ([]byte, []int) {
-	return file_skein_v1_agent_proto_rawDescGZIP(), []int{81}
+	return file_skein_v1_agent_proto_rawDescGZIP(), []int{89}
 }
 
 func (x *StaticResponse) GetAddress() *StaticAddress {
@@ -5733,7 +6134,7 @@ type StaticsRequest struct {
 
 func (x *StaticsRequest) Reset() {
 	*x = StaticsRequest{}
-	mi := &file_skein_v1_agent_proto_msgTypes[82]
+	mi := &file_skein_v1_agent_proto_msgTypes[90]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5745,7 +6146,7 @@ func (x *StaticsRequest) String() string {
 func (*StaticsRequest) ProtoMessage() {}
 
 func (x *StaticsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_agent_proto_msgTypes[82]
+	mi := &file_skein_v1_agent_proto_msgTypes[90]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5758,7 +6159,7 @@ func (x *StaticsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StaticsRequest.ProtoReflect.Descriptor instead.
 func (*StaticsRequest) Descriptor() ([]byte, []int) {
-	return file_skein_v1_agent_proto_rawDescGZIP(), []int{82}
+	return file_skein_v1_agent_proto_rawDescGZIP(), []int{90}
 }
 
 type StaticsResponse struct {
@@ -5770,7 +6171,7 @@ type StaticsResponse struct {
 
 func (x *StaticsResponse) Reset() {
 	*x = StaticsResponse{}
-	mi := &file_skein_v1_agent_proto_msgTypes[83]
+	mi := &file_skein_v1_agent_proto_msgTypes[91]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5782,7 +6183,7 @@ func (x *StaticsResponse) String() string {
 func (*StaticsResponse) ProtoMessage() {}
 
 func (x *StaticsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_agent_proto_msgTypes[83]
+	mi := &file_skein_v1_agent_proto_msgTypes[91]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5795,7 +6196,7 @@ func (x *StaticsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StaticsResponse.ProtoReflect.Descriptor instead.
 func (*StaticsResponse) Descriptor() ([]byte, []int) {
-	return file_skein_v1_agent_proto_rawDescGZIP(), []int{83}
+	return file_skein_v1_agent_proto_rawDescGZIP(), []int{91}
 }
 
 func (x *StaticsResponse) GetAddresses() []*StaticAddress {
@@ -5816,7 +6217,7 @@ type WhoRequest struct {
 
 func (x *WhoRequest) Reset() {
 	*x = WhoRequest{}
-	mi := &file_skein_v1_agent_proto_msgTypes[84]
+	mi := &file_skein_v1_agent_proto_msgTypes[92]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5828,7 +6229,7 @@ func (x *WhoRequest) String() string {
 func (*WhoRequest) ProtoMessage() {}
 
 func (x *WhoRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_agent_proto_msgTypes[84]
+	mi := &file_skein_v1_agent_proto_msgTypes[92]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5841,7 +6242,7 @@ func (x *WhoRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WhoRequest.ProtoReflect.Descriptor instead.
 func (*WhoRequest) Descriptor() ([]byte, []int) {
-	return file_skein_v1_agent_proto_rawDescGZIP(), []int{84}
+	return file_skein_v1_agent_proto_rawDescGZIP(), []int{92}
 }
 
 func (x *WhoRequest) GetAddress() string {
@@ -5868,7 +6269,7 @@ func (x *WhoRequest) GetAtTime() int64 {
 type WhoResponse struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Address       string                 `protobuf:"bytes,1,opt,name=address,proto3" json:"address,omitempty"`
-	Kind          string                 `protobuf:"bytes,2,opt,name=kind,proto3" json:"kind,omitempty"`                       // node | plain-peer | block | reserved | static | egress | free | resting | unknown
+	Kind          string                 `protobuf:"bytes,2,opt,name=kind,proto3" json:"kind,omitempty"`                       // node | plain-peer | block | reserved | static | egress | free | resting | site-network | unknown
 	Says          string                 `protobuf:"bytes,3,opt,name=says,proto3" json:"says,omitempty"`                       // one plain sentence
 	AtIndex       uint64                 `protobuf:"varint,4,opt,name=at_index,json=atIndex,proto3" json:"at_index,omitempty"` // for which it holds
 	AtTime        int64                  `protobuf:"varint,5,opt,name=at_time,json=atTime,proto3" json:"at_time,omitempty"`
@@ -5882,13 +6283,14 @@ type WhoResponse struct {
 	Pod           *Holder                `protobuf:"bytes,13,opt,name=pod,proto3" json:"pod,omitempty"`                                 // as the node that has the block says; absent: none, or unknown
 	PodUnknown    string                 `protobuf:"bytes,14,opt,name=pod_unknown,json=podUnknown,proto3" json:"pod_unknown,omitempty"` // why the node's word is missing
 	History       []string               `protobuf:"bytes,15,rep,name=history,proto3" json:"history,omitempty"`                         // of the address, oldest first, a line each
+	Translated    []*TranslatedAddress   `protobuf:"bytes,16,rep,name=translated,proto3" json:"translated,omitempty"`                   // where the address is one side of a site's translation
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *WhoResponse) Reset() {
 	*x = WhoResponse{}
-	mi := &file_skein_v1_agent_proto_msgTypes[85]
+	mi := &file_skein_v1_agent_proto_msgTypes[93]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5900,7 +6302,7 @@ func (x *WhoResponse) String() string {
 func (*WhoResponse) ProtoMessage() {}
 
 func (x *WhoResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_agent_proto_msgTypes[85]
+	mi := &file_skein_v1_agent_proto_msgTypes[93]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5913,7 +6315,7 @@ func (x *WhoResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WhoResponse.ProtoReflect.Descriptor instead.
 func (*WhoResponse) Descriptor() ([]byte, []int) {
-	return file_skein_v1_agent_proto_rawDescGZIP(), []int{85}
+	return file_skein_v1_agent_proto_rawDescGZIP(), []int{93}
 }
 
 func (x *WhoResponse) GetAddress() string {
@@ -6021,6 +6423,82 @@ func (x *WhoResponse) GetHistory() []string {
 	return nil
 }
 
+func (x *WhoResponse) GetTranslated() []*TranslatedAddress {
+	if x != nil {
+		return x.Translated
+	}
+	return nil
+}
+
+// TranslatedAddress is an address of a site's own network with both its forms.
+type TranslatedAddress struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Site          string                 `protobuf:"bytes,1,opt,name=site,proto3" json:"site,omitempty"`
+	Real          string                 `protobuf:"bytes,2,opt,name=real,proto3" json:"real,omitempty"`   // inside of the site
+	As            string                 `protobuf:"bytes,3,opt,name=as,proto3" json:"as,omitempty"`       // everywhere else
+	Nodes         []string               `protobuf:"bytes,4,rep,name=nodes,proto3" json:"nodes,omitempty"` // names of the members that it is behind
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *TranslatedAddress) Reset() {
+	*x = TranslatedAddress{}
+	mi := &file_skein_v1_agent_proto_msgTypes[94]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *TranslatedAddress) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*TranslatedAddress) ProtoMessage() {}
+
+func (x *TranslatedAddress) ProtoReflect() protoreflect.Message {
+	mi := &file_skein_v1_agent_proto_msgTypes[94]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use TranslatedAddress.ProtoReflect.Descriptor instead.
+func (*TranslatedAddress) Descriptor() ([]byte, []int) {
+	return file_skein_v1_agent_proto_rawDescGZIP(), []int{94}
+}
+
+func (x *TranslatedAddress) GetSite() string {
+	if x != nil {
+		return x.Site
+	}
+	return ""
+}
+
+func (x *TranslatedAddress) GetReal() string {
+	if x != nil {
+		return x.Real
+	}
+	return ""
+}
+
+func (x *TranslatedAddress) GetAs() string {
+	if x != nil {
+		return x.As
+	}
+	return ""
+}
+
+func (x *TranslatedAddress) GetNodes() []string {
+	if x != nil {
+		return x.Nodes
+	}
+	return nil
+}
+
 // Holder is who has, or had, an address on a node.
 type Holder struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
@@ -6039,7 +6517,7 @@ type Holder struct {
 
 func (x *Holder) Reset() {
 	*x = Holder{}
-	mi := &file_skein_v1_agent_proto_msgTypes[86]
+	mi := &file_skein_v1_agent_proto_msgTypes[95]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6051,7 +6529,7 @@ func (x *Holder) String() string {
 func (*Holder) ProtoMessage() {}
 
 func (x *Holder) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_agent_proto_msgTypes[86]
+	mi := &file_skein_v1_agent_proto_msgTypes[95]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6064,7 +6542,7 @@ func (x *Holder) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Holder.ProtoReflect.Descriptor instead.
 func (*Holder) Descriptor() ([]byte, []int) {
-	return file_skein_v1_agent_proto_rawDescGZIP(), []int{86}
+	return file_skein_v1_agent_proto_rawDescGZIP(), []int{95}
 }
 
 func (x *Holder) GetNamespace() string {
@@ -6138,7 +6616,7 @@ type PodsRequest struct {
 
 func (x *PodsRequest) Reset() {
 	*x = PodsRequest{}
-	mi := &file_skein_v1_agent_proto_msgTypes[87]
+	mi := &file_skein_v1_agent_proto_msgTypes[96]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6150,7 +6628,7 @@ func (x *PodsRequest) String() string {
 func (*PodsRequest) ProtoMessage() {}
 
 func (x *PodsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_agent_proto_msgTypes[87]
+	mi := &file_skein_v1_agent_proto_msgTypes[96]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6163,7 +6641,7 @@ func (x *PodsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PodsRequest.ProtoReflect.Descriptor instead.
 func (*PodsRequest) Descriptor() ([]byte, []int) {
-	return file_skein_v1_agent_proto_rawDescGZIP(), []int{87}
+	return file_skein_v1_agent_proto_rawDescGZIP(), []int{96}
 }
 
 type PodsResponse struct {
@@ -6175,7 +6653,7 @@ type PodsResponse struct {
 
 func (x *PodsResponse) Reset() {
 	*x = PodsResponse{}
-	mi := &file_skein_v1_agent_proto_msgTypes[88]
+	mi := &file_skein_v1_agent_proto_msgTypes[97]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6187,7 +6665,7 @@ func (x *PodsResponse) String() string {
 func (*PodsResponse) ProtoMessage() {}
 
 func (x *PodsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_agent_proto_msgTypes[88]
+	mi := &file_skein_v1_agent_proto_msgTypes[97]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6200,7 +6678,7 @@ func (x *PodsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PodsResponse.ProtoReflect.Descriptor instead.
 func (*PodsResponse) Descriptor() ([]byte, []int) {
-	return file_skein_v1_agent_proto_rawDescGZIP(), []int{88}
+	return file_skein_v1_agent_proto_rawDescGZIP(), []int{97}
 }
 
 func (x *PodsResponse) GetPods() []*PodView {
@@ -6222,7 +6700,7 @@ type PodView struct {
 
 func (x *PodView) Reset() {
 	*x = PodView{}
-	mi := &file_skein_v1_agent_proto_msgTypes[89]
+	mi := &file_skein_v1_agent_proto_msgTypes[98]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6234,7 +6712,7 @@ func (x *PodView) String() string {
 func (*PodView) ProtoMessage() {}
 
 func (x *PodView) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_agent_proto_msgTypes[89]
+	mi := &file_skein_v1_agent_proto_msgTypes[98]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6247,7 +6725,7 @@ func (x *PodView) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PodView.ProtoReflect.Descriptor instead.
 func (*PodView) Descriptor() ([]byte, []int) {
-	return file_skein_v1_agent_proto_rawDescGZIP(), []int{89}
+	return file_skein_v1_agent_proto_rawDescGZIP(), []int{98}
 }
 
 func (x *PodView) GetHolder() *Holder {
@@ -6287,7 +6765,7 @@ type ImportRequest struct {
 
 func (x *ImportRequest) Reset() {
 	*x = ImportRequest{}
-	mi := &file_skein_v1_agent_proto_msgTypes[90]
+	mi := &file_skein_v1_agent_proto_msgTypes[99]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6299,7 +6777,7 @@ func (x *ImportRequest) String() string {
 func (*ImportRequest) ProtoMessage() {}
 
 func (x *ImportRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_agent_proto_msgTypes[90]
+	mi := &file_skein_v1_agent_proto_msgTypes[99]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6312,7 +6790,7 @@ func (x *ImportRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ImportRequest.ProtoReflect.Descriptor instead.
 func (*ImportRequest) Descriptor() ([]byte, []int) {
-	return file_skein_v1_agent_proto_rawDescGZIP(), []int{90}
+	return file_skein_v1_agent_proto_rawDescGZIP(), []int{99}
 }
 
 func (x *ImportRequest) GetImport() *ImportPools {
@@ -6333,7 +6811,7 @@ type ImportResponse struct {
 
 func (x *ImportResponse) Reset() {
 	*x = ImportResponse{}
-	mi := &file_skein_v1_agent_proto_msgTypes[91]
+	mi := &file_skein_v1_agent_proto_msgTypes[100]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6345,7 +6823,7 @@ func (x *ImportResponse) String() string {
 func (*ImportResponse) ProtoMessage() {}
 
 func (x *ImportResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_agent_proto_msgTypes[91]
+	mi := &file_skein_v1_agent_proto_msgTypes[100]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6358,7 +6836,7 @@ func (x *ImportResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ImportResponse.ProtoReflect.Descriptor instead.
 func (*ImportResponse) Descriptor() ([]byte, []int) {
-	return file_skein_v1_agent_proto_rawDescGZIP(), []int{91}
+	return file_skein_v1_agent_proto_rawDescGZIP(), []int{100}
 }
 
 func (x *ImportResponse) GetPlan() []string {
@@ -6391,7 +6869,7 @@ type CreateEgressRequest struct {
 
 func (x *CreateEgressRequest) Reset() {
 	*x = CreateEgressRequest{}
-	mi := &file_skein_v1_agent_proto_msgTypes[92]
+	mi := &file_skein_v1_agent_proto_msgTypes[101]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6403,7 +6881,7 @@ func (x *CreateEgressRequest) String() string {
 func (*CreateEgressRequest) ProtoMessage() {}
 
 func (x *CreateEgressRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_agent_proto_msgTypes[92]
+	mi := &file_skein_v1_agent_proto_msgTypes[101]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6416,7 +6894,7 @@ func (x *CreateEgressRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CreateEgressRequest.ProtoReflect.Descriptor instead.
 func (*CreateEgressRequest) Descriptor() ([]byte, []int) {
-	return file_skein_v1_agent_proto_rawDescGZIP(), []int{92}
+	return file_skein_v1_agent_proto_rawDescGZIP(), []int{101}
 }
 
 func (x *CreateEgressRequest) GetEgress() *Egress {
@@ -6435,7 +6913,7 @@ type ChangeEgressRequest struct {
 
 func (x *ChangeEgressRequest) Reset() {
 	*x = ChangeEgressRequest{}
-	mi := &file_skein_v1_agent_proto_msgTypes[93]
+	mi := &file_skein_v1_agent_proto_msgTypes[102]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6447,7 +6925,7 @@ func (x *ChangeEgressRequest) String() string {
 func (*ChangeEgressRequest) ProtoMessage() {}
 
 func (x *ChangeEgressRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_agent_proto_msgTypes[93]
+	mi := &file_skein_v1_agent_proto_msgTypes[102]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6460,7 +6938,7 @@ func (x *ChangeEgressRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ChangeEgressRequest.ProtoReflect.Descriptor instead.
 func (*ChangeEgressRequest) Descriptor() ([]byte, []int) {
-	return file_skein_v1_agent_proto_rawDescGZIP(), []int{93}
+	return file_skein_v1_agent_proto_rawDescGZIP(), []int{102}
 }
 
 func (x *ChangeEgressRequest) GetChange() *ChangeEgress {
@@ -6483,7 +6961,7 @@ type EgressResponse struct {
 
 func (x *EgressResponse) Reset() {
 	*x = EgressResponse{}
-	mi := &file_skein_v1_agent_proto_msgTypes[94]
+	mi := &file_skein_v1_agent_proto_msgTypes[103]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6495,7 +6973,7 @@ func (x *EgressResponse) String() string {
 func (*EgressResponse) ProtoMessage() {}
 
 func (x *EgressResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_agent_proto_msgTypes[94]
+	mi := &file_skein_v1_agent_proto_msgTypes[103]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6508,7 +6986,7 @@ func (x *EgressResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use EgressResponse.ProtoReflect.Descriptor instead.
 func (*EgressResponse) Descriptor() ([]byte, []int) {
-	return file_skein_v1_agent_proto_rawDescGZIP(), []int{94}
+	return file_skein_v1_agent_proto_rawDescGZIP(), []int{103}
 }
 
 func (x *EgressResponse) GetEgress() *Egress {
@@ -6549,7 +7027,7 @@ type RemoveEgressRequest struct {
 
 func (x *RemoveEgressRequest) Reset() {
 	*x = RemoveEgressRequest{}
-	mi := &file_skein_v1_agent_proto_msgTypes[95]
+	mi := &file_skein_v1_agent_proto_msgTypes[104]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6561,7 +7039,7 @@ func (x *RemoveEgressRequest) String() string {
 func (*RemoveEgressRequest) ProtoMessage() {}
 
 func (x *RemoveEgressRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_agent_proto_msgTypes[95]
+	mi := &file_skein_v1_agent_proto_msgTypes[104]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6574,7 +7052,7 @@ func (x *RemoveEgressRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RemoveEgressRequest.ProtoReflect.Descriptor instead.
 func (*RemoveEgressRequest) Descriptor() ([]byte, []int) {
-	return file_skein_v1_agent_proto_rawDescGZIP(), []int{95}
+	return file_skein_v1_agent_proto_rawDescGZIP(), []int{104}
 }
 
 func (x *RemoveEgressRequest) GetNamespace() string {
@@ -6600,7 +7078,7 @@ type RemoveEgressResponse struct {
 
 func (x *RemoveEgressResponse) Reset() {
 	*x = RemoveEgressResponse{}
-	mi := &file_skein_v1_agent_proto_msgTypes[96]
+	mi := &file_skein_v1_agent_proto_msgTypes[105]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6612,7 +7090,7 @@ func (x *RemoveEgressResponse) String() string {
 func (*RemoveEgressResponse) ProtoMessage() {}
 
 func (x *RemoveEgressResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_agent_proto_msgTypes[96]
+	mi := &file_skein_v1_agent_proto_msgTypes[105]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6625,7 +7103,7 @@ func (x *RemoveEgressResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RemoveEgressResponse.ProtoReflect.Descriptor instead.
 func (*RemoveEgressResponse) Descriptor() ([]byte, []int) {
-	return file_skein_v1_agent_proto_rawDescGZIP(), []int{96}
+	return file_skein_v1_agent_proto_rawDescGZIP(), []int{105}
 }
 
 func (x *RemoveEgressResponse) GetIndex() uint64 {
@@ -6643,7 +7121,7 @@ type EgressesRequest struct {
 
 func (x *EgressesRequest) Reset() {
 	*x = EgressesRequest{}
-	mi := &file_skein_v1_agent_proto_msgTypes[97]
+	mi := &file_skein_v1_agent_proto_msgTypes[106]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6655,7 +7133,7 @@ func (x *EgressesRequest) String() string {
 func (*EgressesRequest) ProtoMessage() {}
 
 func (x *EgressesRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_agent_proto_msgTypes[97]
+	mi := &file_skein_v1_agent_proto_msgTypes[106]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6668,7 +7146,7 @@ func (x *EgressesRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use EgressesRequest.ProtoReflect.Descriptor instead.
 func (*EgressesRequest) Descriptor() ([]byte, []int) {
-	return file_skein_v1_agent_proto_rawDescGZIP(), []int{97}
+	return file_skein_v1_agent_proto_rawDescGZIP(), []int{106}
 }
 
 type EgressesResponse struct {
@@ -6680,7 +7158,7 @@ type EgressesResponse struct {
 
 func (x *EgressesResponse) Reset() {
 	*x = EgressesResponse{}
-	mi := &file_skein_v1_agent_proto_msgTypes[98]
+	mi := &file_skein_v1_agent_proto_msgTypes[107]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6692,7 +7170,7 @@ func (x *EgressesResponse) String() string {
 func (*EgressesResponse) ProtoMessage() {}
 
 func (x *EgressesResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_agent_proto_msgTypes[98]
+	mi := &file_skein_v1_agent_proto_msgTypes[107]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6705,7 +7183,7 @@ func (x *EgressesResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use EgressesResponse.ProtoReflect.Descriptor instead.
 func (*EgressesResponse) Descriptor() ([]byte, []int) {
-	return file_skein_v1_agent_proto_rawDescGZIP(), []int{98}
+	return file_skein_v1_agent_proto_rawDescGZIP(), []int{107}
 }
 
 func (x *EgressesResponse) GetEgresses() []*EgressSummary {
@@ -6726,7 +7204,7 @@ type EgressSummary struct {
 
 func (x *EgressSummary) Reset() {
 	*x = EgressSummary{}
-	mi := &file_skein_v1_agent_proto_msgTypes[99]
+	mi := &file_skein_v1_agent_proto_msgTypes[108]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6738,7 +7216,7 @@ func (x *EgressSummary) String() string {
 func (*EgressSummary) ProtoMessage() {}
 
 func (x *EgressSummary) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_agent_proto_msgTypes[99]
+	mi := &file_skein_v1_agent_proto_msgTypes[108]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6751,7 +7229,7 @@ func (x *EgressSummary) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use EgressSummary.ProtoReflect.Descriptor instead.
 func (*EgressSummary) Descriptor() ([]byte, []int) {
-	return file_skein_v1_agent_proto_rawDescGZIP(), []int{99}
+	return file_skein_v1_agent_proto_rawDescGZIP(), []int{108}
 }
 
 func (x *EgressSummary) GetEgress() *Egress {
@@ -6787,7 +7265,7 @@ type SlotView struct {
 
 func (x *SlotView) Reset() {
 	*x = SlotView{}
-	mi := &file_skein_v1_agent_proto_msgTypes[100]
+	mi := &file_skein_v1_agent_proto_msgTypes[109]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6799,7 +7277,7 @@ func (x *SlotView) String() string {
 func (*SlotView) ProtoMessage() {}
 
 func (x *SlotView) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_agent_proto_msgTypes[100]
+	mi := &file_skein_v1_agent_proto_msgTypes[109]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6812,7 +7290,7 @@ func (x *SlotView) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SlotView.ProtoReflect.Descriptor instead.
 func (*SlotView) Descriptor() ([]byte, []int) {
-	return file_skein_v1_agent_proto_rawDescGZIP(), []int{100}
+	return file_skein_v1_agent_proto_rawDescGZIP(), []int{109}
 }
 
 func (x *SlotView) GetSlot() *EgressSlot {
@@ -6853,7 +7331,7 @@ type ShowEgressRequest struct {
 
 func (x *ShowEgressRequest) Reset() {
 	*x = ShowEgressRequest{}
-	mi := &file_skein_v1_agent_proto_msgTypes[101]
+	mi := &file_skein_v1_agent_proto_msgTypes[110]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6865,7 +7343,7 @@ func (x *ShowEgressRequest) String() string {
 func (*ShowEgressRequest) ProtoMessage() {}
 
 func (x *ShowEgressRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_agent_proto_msgTypes[101]
+	mi := &file_skein_v1_agent_proto_msgTypes[110]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6878,7 +7356,7 @@ func (x *ShowEgressRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ShowEgressRequest.ProtoReflect.Descriptor instead.
 func (*ShowEgressRequest) Descriptor() ([]byte, []int) {
-	return file_skein_v1_agent_proto_rawDescGZIP(), []int{101}
+	return file_skein_v1_agent_proto_rawDescGZIP(), []int{110}
 }
 
 func (x *ShowEgressRequest) GetNamespace() string {
@@ -6907,7 +7385,7 @@ type ShowEgressResponse struct {
 
 func (x *ShowEgressResponse) Reset() {
 	*x = ShowEgressResponse{}
-	mi := &file_skein_v1_agent_proto_msgTypes[102]
+	mi := &file_skein_v1_agent_proto_msgTypes[111]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6919,7 +7397,7 @@ func (x *ShowEgressResponse) String() string {
 func (*ShowEgressResponse) ProtoMessage() {}
 
 func (x *ShowEgressResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_agent_proto_msgTypes[102]
+	mi := &file_skein_v1_agent_proto_msgTypes[111]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6932,7 +7410,7 @@ func (x *ShowEgressResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ShowEgressResponse.ProtoReflect.Descriptor instead.
 func (*ShowEgressResponse) Descriptor() ([]byte, []int) {
-	return file_skein_v1_agent_proto_rawDescGZIP(), []int{102}
+	return file_skein_v1_agent_proto_rawDescGZIP(), []int{111}
 }
 
 func (x *ShowEgressResponse) GetSummary() *EgressSummary {
@@ -6973,7 +7451,7 @@ type EgressNodeError struct {
 
 func (x *EgressNodeError) Reset() {
 	*x = EgressNodeError{}
-	mi := &file_skein_v1_agent_proto_msgTypes[103]
+	mi := &file_skein_v1_agent_proto_msgTypes[112]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6985,7 +7463,7 @@ func (x *EgressNodeError) String() string {
 func (*EgressNodeError) ProtoMessage() {}
 
 func (x *EgressNodeError) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_agent_proto_msgTypes[103]
+	mi := &file_skein_v1_agent_proto_msgTypes[112]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6998,7 +7476,7 @@ func (x *EgressNodeError) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use EgressNodeError.ProtoReflect.Descriptor instead.
 func (*EgressNodeError) Descriptor() ([]byte, []int) {
-	return file_skein_v1_agent_proto_rawDescGZIP(), []int{103}
+	return file_skein_v1_agent_proto_rawDescGZIP(), []int{112}
 }
 
 func (x *EgressNodeError) GetNode() string {
@@ -7025,7 +7503,7 @@ type EgressHostClients struct {
 
 func (x *EgressHostClients) Reset() {
 	*x = EgressHostClients{}
-	mi := &file_skein_v1_agent_proto_msgTypes[104]
+	mi := &file_skein_v1_agent_proto_msgTypes[113]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7037,7 +7515,7 @@ func (x *EgressHostClients) String() string {
 func (*EgressHostClients) ProtoMessage() {}
 
 func (x *EgressHostClients) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_agent_proto_msgTypes[104]
+	mi := &file_skein_v1_agent_proto_msgTypes[113]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7050,7 +7528,7 @@ func (x *EgressHostClients) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use EgressHostClients.ProtoReflect.Descriptor instead.
 func (*EgressHostClients) Descriptor() ([]byte, []int) {
-	return file_skein_v1_agent_proto_rawDescGZIP(), []int{104}
+	return file_skein_v1_agent_proto_rawDescGZIP(), []int{113}
 }
 
 func (x *EgressHostClients) GetNode() string {
@@ -7078,7 +7556,7 @@ type ExplainEgressRequest struct {
 
 func (x *ExplainEgressRequest) Reset() {
 	*x = ExplainEgressRequest{}
-	mi := &file_skein_v1_agent_proto_msgTypes[105]
+	mi := &file_skein_v1_agent_proto_msgTypes[114]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7090,7 +7568,7 @@ func (x *ExplainEgressRequest) String() string {
 func (*ExplainEgressRequest) ProtoMessage() {}
 
 func (x *ExplainEgressRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_agent_proto_msgTypes[105]
+	mi := &file_skein_v1_agent_proto_msgTypes[114]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7103,7 +7581,7 @@ func (x *ExplainEgressRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExplainEgressRequest.ProtoReflect.Descriptor instead.
 func (*ExplainEgressRequest) Descriptor() ([]byte, []int) {
-	return file_skein_v1_agent_proto_rawDescGZIP(), []int{105}
+	return file_skein_v1_agent_proto_rawDescGZIP(), []int{114}
 }
 
 func (x *ExplainEgressRequest) GetNamespace() string {
@@ -7136,7 +7614,7 @@ type ExplainEgressResponse struct {
 
 func (x *ExplainEgressResponse) Reset() {
 	*x = ExplainEgressResponse{}
-	mi := &file_skein_v1_agent_proto_msgTypes[106]
+	mi := &file_skein_v1_agent_proto_msgTypes[115]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7148,7 +7626,7 @@ func (x *ExplainEgressResponse) String() string {
 func (*ExplainEgressResponse) ProtoMessage() {}
 
 func (x *ExplainEgressResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_agent_proto_msgTypes[106]
+	mi := &file_skein_v1_agent_proto_msgTypes[115]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7161,7 +7639,7 @@ func (x *ExplainEgressResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExplainEgressResponse.ProtoReflect.Descriptor instead.
 func (*ExplainEgressResponse) Descriptor() ([]byte, []int) {
-	return file_skein_v1_agent_proto_rawDescGZIP(), []int{106}
+	return file_skein_v1_agent_proto_rawDescGZIP(), []int{115}
 }
 
 func (x *ExplainEgressResponse) GetLines() []string {
@@ -7185,7 +7663,7 @@ type AttachEgressRequest struct {
 
 func (x *AttachEgressRequest) Reset() {
 	*x = AttachEgressRequest{}
-	mi := &file_skein_v1_agent_proto_msgTypes[107]
+	mi := &file_skein_v1_agent_proto_msgTypes[116]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7197,7 +7675,7 @@ func (x *AttachEgressRequest) String() string {
 func (*AttachEgressRequest) ProtoMessage() {}
 
 func (x *AttachEgressRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_agent_proto_msgTypes[107]
+	mi := &file_skein_v1_agent_proto_msgTypes[116]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7210,7 +7688,7 @@ func (x *AttachEgressRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AttachEgressRequest.ProtoReflect.Descriptor instead.
 func (*AttachEgressRequest) Descriptor() ([]byte, []int) {
-	return file_skein_v1_agent_proto_rawDescGZIP(), []int{107}
+	return file_skein_v1_agent_proto_rawDescGZIP(), []int{116}
 }
 
 func (x *AttachEgressRequest) GetPod() string {
@@ -7257,7 +7735,7 @@ type AttachEgressResponse struct {
 
 func (x *AttachEgressResponse) Reset() {
 	*x = AttachEgressResponse{}
-	mi := &file_skein_v1_agent_proto_msgTypes[108]
+	mi := &file_skein_v1_agent_proto_msgTypes[117]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7269,7 +7747,7 @@ func (x *AttachEgressResponse) String() string {
 func (*AttachEgressResponse) ProtoMessage() {}
 
 func (x *AttachEgressResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_agent_proto_msgTypes[108]
+	mi := &file_skein_v1_agent_proto_msgTypes[117]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7282,7 +7760,7 @@ func (x *AttachEgressResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AttachEgressResponse.ProtoReflect.Descriptor instead.
 func (*AttachEgressResponse) Descriptor() ([]byte, []int) {
-	return file_skein_v1_agent_proto_rawDescGZIP(), []int{108}
+	return file_skein_v1_agent_proto_rawDescGZIP(), []int{117}
 }
 
 func (x *AttachEgressResponse) GetEgresses() []*EgressOfClient {
@@ -7303,7 +7781,7 @@ type DrainNodeRequest struct {
 
 func (x *DrainNodeRequest) Reset() {
 	*x = DrainNodeRequest{}
-	mi := &file_skein_v1_agent_proto_msgTypes[109]
+	mi := &file_skein_v1_agent_proto_msgTypes[118]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7315,7 +7793,7 @@ func (x *DrainNodeRequest) String() string {
 func (*DrainNodeRequest) ProtoMessage() {}
 
 func (x *DrainNodeRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_agent_proto_msgTypes[109]
+	mi := &file_skein_v1_agent_proto_msgTypes[118]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7328,7 +7806,7 @@ func (x *DrainNodeRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DrainNodeRequest.ProtoReflect.Descriptor instead.
 func (*DrainNodeRequest) Descriptor() ([]byte, []int) {
-	return file_skein_v1_agent_proto_rawDescGZIP(), []int{109}
+	return file_skein_v1_agent_proto_rawDescGZIP(), []int{118}
 }
 
 func (x *DrainNodeRequest) GetNode() string {
@@ -7363,7 +7841,7 @@ type DrainNodeResponse struct {
 
 func (x *DrainNodeResponse) Reset() {
 	*x = DrainNodeResponse{}
-	mi := &file_skein_v1_agent_proto_msgTypes[110]
+	mi := &file_skein_v1_agent_proto_msgTypes[119]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7375,7 +7853,7 @@ func (x *DrainNodeResponse) String() string {
 func (*DrainNodeResponse) ProtoMessage() {}
 
 func (x *DrainNodeResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_agent_proto_msgTypes[110]
+	mi := &file_skein_v1_agent_proto_msgTypes[119]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7388,7 +7866,7 @@ func (x *DrainNodeResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DrainNodeResponse.ProtoReflect.Descriptor instead.
 func (*DrainNodeResponse) Descriptor() ([]byte, []int) {
-	return file_skein_v1_agent_proto_rawDescGZIP(), []int{110}
+	return file_skein_v1_agent_proto_rawDescGZIP(), []int{119}
 }
 
 func (x *DrainNodeResponse) GetNode() *Node {
@@ -7420,7 +7898,7 @@ type UsageRequest struct {
 
 func (x *UsageRequest) Reset() {
 	*x = UsageRequest{}
-	mi := &file_skein_v1_agent_proto_msgTypes[111]
+	mi := &file_skein_v1_agent_proto_msgTypes[120]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7432,7 +7910,7 @@ func (x *UsageRequest) String() string {
 func (*UsageRequest) ProtoMessage() {}
 
 func (x *UsageRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_agent_proto_msgTypes[111]
+	mi := &file_skein_v1_agent_proto_msgTypes[120]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7445,7 +7923,7 @@ func (x *UsageRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use UsageRequest.ProtoReflect.Descriptor instead.
 func (*UsageRequest) Descriptor() ([]byte, []int) {
-	return file_skein_v1_agent_proto_rawDescGZIP(), []int{111}
+	return file_skein_v1_agent_proto_rawDescGZIP(), []int{120}
 }
 
 // UsageResponse has totals since the agent's start, but where it says now.
@@ -7485,7 +7963,7 @@ type UsageResponse struct {
 
 func (x *UsageResponse) Reset() {
 	*x = UsageResponse{}
-	mi := &file_skein_v1_agent_proto_msgTypes[112]
+	mi := &file_skein_v1_agent_proto_msgTypes[121]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7497,7 +7975,7 @@ func (x *UsageResponse) String() string {
 func (*UsageResponse) ProtoMessage() {}
 
 func (x *UsageResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_agent_proto_msgTypes[112]
+	mi := &file_skein_v1_agent_proto_msgTypes[121]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7510,7 +7988,7 @@ func (x *UsageResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use UsageResponse.ProtoReflect.Descriptor instead.
 func (*UsageResponse) Descriptor() ([]byte, []int) {
-	return file_skein_v1_agent_proto_rawDescGZIP(), []int{112}
+	return file_skein_v1_agent_proto_rawDescGZIP(), []int{121}
 }
 
 func (x *UsageResponse) GetNodeId() string {
@@ -7723,7 +8201,7 @@ type PeerUsage struct {
 
 func (x *PeerUsage) Reset() {
 	*x = PeerUsage{}
-	mi := &file_skein_v1_agent_proto_msgTypes[113]
+	mi := &file_skein_v1_agent_proto_msgTypes[122]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7735,7 +8213,7 @@ func (x *PeerUsage) String() string {
 func (*PeerUsage) ProtoMessage() {}
 
 func (x *PeerUsage) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_agent_proto_msgTypes[113]
+	mi := &file_skein_v1_agent_proto_msgTypes[122]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7748,7 +8226,7 @@ func (x *PeerUsage) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PeerUsage.ProtoReflect.Descriptor instead.
 func (*PeerUsage) Descriptor() ([]byte, []int) {
-	return file_skein_v1_agent_proto_rawDescGZIP(), []int{113}
+	return file_skein_v1_agent_proto_rawDescGZIP(), []int{122}
 }
 
 func (x *PeerUsage) GetNodeId() string {
@@ -7825,7 +8303,7 @@ type UsageRates struct {
 
 func (x *UsageRates) Reset() {
 	*x = UsageRates{}
-	mi := &file_skein_v1_agent_proto_msgTypes[114]
+	mi := &file_skein_v1_agent_proto_msgTypes[123]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7837,7 +8315,7 @@ func (x *UsageRates) String() string {
 func (*UsageRates) ProtoMessage() {}
 
 func (x *UsageRates) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_agent_proto_msgTypes[114]
+	mi := &file_skein_v1_agent_proto_msgTypes[123]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7850,7 +8328,7 @@ func (x *UsageRates) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use UsageRates.ProtoReflect.Descriptor instead.
 func (*UsageRates) Descriptor() ([]byte, []int) {
-	return file_skein_v1_agent_proto_rawDescGZIP(), []int{114}
+	return file_skein_v1_agent_proto_rawDescGZIP(), []int{123}
 }
 
 func (x *UsageRates) GetUsage() *UsageResponse {
@@ -8025,7 +8503,7 @@ type PeerRates struct {
 
 func (x *PeerRates) Reset() {
 	*x = PeerRates{}
-	mi := &file_skein_v1_agent_proto_msgTypes[115]
+	mi := &file_skein_v1_agent_proto_msgTypes[124]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -8037,7 +8515,7 @@ func (x *PeerRates) String() string {
 func (*PeerRates) ProtoMessage() {}
 
 func (x *PeerRates) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_agent_proto_msgTypes[115]
+	mi := &file_skein_v1_agent_proto_msgTypes[124]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -8050,7 +8528,7 @@ func (x *PeerRates) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PeerRates.ProtoReflect.Descriptor instead.
 func (*PeerRates) Descriptor() ([]byte, []int) {
-	return file_skein_v1_agent_proto_rawDescGZIP(), []int{115}
+	return file_skein_v1_agent_proto_rawDescGZIP(), []int{124}
 }
 
 func (x *PeerRates) GetPeer() *PeerUsage {
@@ -8084,7 +8562,7 @@ type ProfileRequest struct {
 
 func (x *ProfileRequest) Reset() {
 	*x = ProfileRequest{}
-	mi := &file_skein_v1_agent_proto_msgTypes[116]
+	mi := &file_skein_v1_agent_proto_msgTypes[125]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -8096,7 +8574,7 @@ func (x *ProfileRequest) String() string {
 func (*ProfileRequest) ProtoMessage() {}
 
 func (x *ProfileRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_agent_proto_msgTypes[116]
+	mi := &file_skein_v1_agent_proto_msgTypes[125]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -8109,7 +8587,7 @@ func (x *ProfileRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ProfileRequest.ProtoReflect.Descriptor instead.
 func (*ProfileRequest) Descriptor() ([]byte, []int) {
-	return file_skein_v1_agent_proto_rawDescGZIP(), []int{116}
+	return file_skein_v1_agent_proto_rawDescGZIP(), []int{125}
 }
 
 func (x *ProfileRequest) GetKind() string {
@@ -8137,7 +8615,7 @@ type ProfileResponse struct {
 
 func (x *ProfileResponse) Reset() {
 	*x = ProfileResponse{}
-	mi := &file_skein_v1_agent_proto_msgTypes[117]
+	mi := &file_skein_v1_agent_proto_msgTypes[126]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -8149,7 +8627,7 @@ func (x *ProfileResponse) String() string {
 func (*ProfileResponse) ProtoMessage() {}
 
 func (x *ProfileResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_agent_proto_msgTypes[117]
+	mi := &file_skein_v1_agent_proto_msgTypes[126]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -8162,7 +8640,7 @@ func (x *ProfileResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ProfileResponse.ProtoReflect.Descriptor instead.
 func (*ProfileResponse) Descriptor() ([]byte, []int) {
-	return file_skein_v1_agent_proto_rawDescGZIP(), []int{117}
+	return file_skein_v1_agent_proto_rawDescGZIP(), []int{126}
 }
 
 func (x *ProfileResponse) GetNode() string {
@@ -8316,7 +8794,29 @@ const file_skein_v1_agent_proto_rawDesc = "" +
 	"\x04name\x18\x01 \x01(\tR\x04name\"X\n" +
 	"\x17RemovePlainPeerResponse\x12'\n" +
 	"\x04peer\x18\x01 \x01(\v2\x13.skein.v1.PlainPeerR\x04peer\x12\x14\n" +
-	"\x05index\x18\x02 \x01(\x04R\x05index\"\x0e\n" +
+	"\x05index\x18\x02 \x01(\x04R\x05index\"W\n" +
+	"\x19SetSiteTranslationRequest\x12\x12\n" +
+	"\x04site\x18\x01 \x01(\tR\x04site\x12\x16\n" +
+	"\x06prefix\x18\x02 \x01(\tR\x06prefix\x12\x0e\n" +
+	"\x02as\x18\x03 \x01(\tR\x02as\"o\n" +
+	"\x1aSetSiteTranslationResponse\x12;\n" +
+	"\vtranslation\x18\x01 \x01(\v2\x19.skein.v1.SiteTranslationR\vtranslation\x12\x14\n" +
+	"\x05index\x18\x02 \x01(\x04R\x05index\"J\n" +
+	"\x1cRemoveSiteTranslationRequest\x12\x12\n" +
+	"\x04site\x18\x01 \x01(\tR\x04site\x12\x16\n" +
+	"\x06prefix\x18\x02 \x01(\tR\x06prefix\"5\n" +
+	"\x1dRemoveSiteTranslationResponse\x12\x14\n" +
+	"\x05index\x18\x01 \x01(\x04R\x05index\"\x0e\n" +
+	"\fSitesRequest\"9\n" +
+	"\rSitesResponse\x12(\n" +
+	"\x05sites\x18\x01 \x03(\v2\x12.skein.v1.SiteViewR\x05sites\"s\n" +
+	"\bSiteView\x12\x12\n" +
+	"\x04name\x18\x01 \x01(\tR\x04name\x12\x14\n" +
+	"\x05nodes\x18\x02 \x03(\tR\x05nodes\x12=\n" +
+	"\ftranslations\x18\x03 \x03(\v2\x19.skein.v1.TranslationViewR\ftranslations\"d\n" +
+	"\x0fTranslationView\x12;\n" +
+	"\vtranslation\x18\x01 \x01(\v2\x19.skein.v1.SiteTranslationR\vtranslation\x12\x14\n" +
+	"\x05nodes\x18\x02 \x03(\tR\x05nodes\"\x0e\n" +
 	"\fPeersRequest\"\xd2\x01\n" +
 	"\rPeersResponse\x12(\n" +
 	"\x05peers\x18\x01 \x03(\v2\x12.skein.v1.PeerViewR\x05peers\x12T\n" +
@@ -8664,7 +9164,7 @@ const file_skein_v1_agent_proto_rawDesc = "" +
 	"WhoRequest\x12\x18\n" +
 	"\aaddress\x18\x01 \x01(\tR\aaddress\x12\x19\n" +
 	"\bat_index\x18\x02 \x01(\x04R\aatIndex\x12\x17\n" +
-	"\aat_time\x18\x03 \x01(\x03R\x06atTime\"\xa0\x03\n" +
+	"\aat_time\x18\x03 \x01(\x03R\x06atTime\"\xdd\x03\n" +
 	"\vWhoResponse\x12\x18\n" +
 	"\aaddress\x18\x01 \x01(\tR\aaddress\x12\x12\n" +
 	"\x04kind\x18\x02 \x01(\tR\x04kind\x12\x12\n" +
@@ -8684,7 +9184,15 @@ const file_skein_v1_agent_proto_rawDesc = "" +
 	"\x03pod\x18\r \x01(\v2\x10.skein.v1.HolderR\x03pod\x12\x1f\n" +
 	"\vpod_unknown\x18\x0e \x01(\tR\n" +
 	"podUnknown\x12\x18\n" +
-	"\ahistory\x18\x0f \x03(\tR\ahistory\"\xe3\x01\n" +
+	"\ahistory\x18\x0f \x03(\tR\ahistory\x12;\n" +
+	"\n" +
+	"translated\x18\x10 \x03(\v2\x1b.skein.v1.TranslatedAddressR\n" +
+	"translated\"a\n" +
+	"\x11TranslatedAddress\x12\x12\n" +
+	"\x04site\x18\x01 \x01(\tR\x04site\x12\x12\n" +
+	"\x04real\x18\x02 \x01(\tR\x04real\x12\x0e\n" +
+	"\x02as\x18\x03 \x01(\tR\x02as\x12\x14\n" +
+	"\x05nodes\x18\x04 \x03(\tR\x05nodes\"\xe3\x01\n" +
 	"\x06Holder\x12\x1c\n" +
 	"\tnamespace\x18\x01 \x01(\tR\tnamespace\x12\x10\n" +
 	"\x03pod\x18\x02 \x01(\tR\x03pod\x12!\n" +
@@ -8854,7 +9362,7 @@ const file_skein_v1_agent_proto_rawDesc = "" +
 	"\aseconds\x18\x02 \x01(\rR\aseconds\"9\n" +
 	"\x0fProfileResponse\x12\x12\n" +
 	"\x04node\x18\x01 \x01(\tR\x04node\x12\x12\n" +
-	"\x04data\x18\x02 \x01(\fR\x04data2\xf4\x18\n" +
+	"\x04data\x18\x02 \x01(\fR\x04data2\xf9\x1a\n" +
 	"\fAgentService\x12;\n" +
 	"\x06Status\x12\x17.skein.v1.StatusRequest\x1a\x18.skein.v1.StatusResponse\x128\n" +
 	"\x05Nodes\x12\x16.skein.v1.NodesRequest\x1a\x17.skein.v1.NodesResponse\x128\n" +
@@ -8907,7 +9415,10 @@ const file_skein_v1_agent_proto_rawDesc = "" +
 	"\fAddPlainPeer\x12\x1d.skein.v1.AddPlainPeerRequest\x1a\x1e.skein.v1.AddPlainPeerResponse\x12G\n" +
 	"\n" +
 	"PlainPeers\x12\x1b.skein.v1.PlainPeersRequest\x1a\x1c.skein.v1.PlainPeersResponse\x12V\n" +
-	"\x0fRemovePlainPeer\x12 .skein.v1.RemovePlainPeerRequest\x1a!.skein.v1.RemovePlainPeerResponse\x128\n" +
+	"\x0fRemovePlainPeer\x12 .skein.v1.RemovePlainPeerRequest\x1a!.skein.v1.RemovePlainPeerResponse\x12_\n" +
+	"\x12SetSiteTranslation\x12#.skein.v1.SetSiteTranslationRequest\x1a$.skein.v1.SetSiteTranslationResponse\x12h\n" +
+	"\x15RemoveSiteTranslation\x12&.skein.v1.RemoveSiteTranslationRequest\x1a'.skein.v1.RemoveSiteTranslationResponse\x128\n" +
+	"\x05Sites\x12\x16.skein.v1.SitesRequest\x1a\x17.skein.v1.SitesResponse\x128\n" +
 	"\x05Usage\x12\x16.skein.v1.UsageRequest\x1a\x17.skein.v1.UsageResponse\x12@\n" +
 	"\aProfile\x12\x18.skein.v1.ProfileRequest\x1a\x19.skein.v1.ProfileResponse0\x01B1Z/github.com/skeinmesh/skein/api/skein/v1;skeinv1b\x06proto3"
 
@@ -8923,333 +9434,354 @@ func file_skein_v1_agent_proto_rawDescGZIP() []byte {
 	return file_skein_v1_agent_proto_rawDescData
 }
 
-var file_skein_v1_agent_proto_msgTypes = make([]protoimpl.MessageInfo, 119)
+var file_skein_v1_agent_proto_msgTypes = make([]protoimpl.MessageInfo, 128)
 var file_skein_v1_agent_proto_goTypes = []any{
-	(*StatusRequest)(nil),           // 0: skein.v1.StatusRequest
-	(*StatusResponse)(nil),          // 1: skein.v1.StatusResponse
-	(*HopCounts)(nil),               // 2: skein.v1.HopCounts
-	(*Problem)(nil),                 // 3: skein.v1.Problem
-	(*ServerStatus)(nil),            // 4: skein.v1.ServerStatus
-	(*NodesRequest)(nil),            // 5: skein.v1.NodesRequest
-	(*NodesResponse)(nil),           // 6: skein.v1.NodesResponse
-	(*NodeView)(nil),                // 7: skein.v1.NodeView
-	(*AddPlainPeerRequest)(nil),     // 8: skein.v1.AddPlainPeerRequest
-	(*AddPlainPeerResponse)(nil),    // 9: skein.v1.AddPlainPeerResponse
-	(*PlainEndpoint)(nil),           // 10: skein.v1.PlainEndpoint
-	(*PlainPeersRequest)(nil),       // 11: skein.v1.PlainPeersRequest
-	(*PlainPeersResponse)(nil),      // 12: skein.v1.PlainPeersResponse
-	(*PlainPeerView)(nil),           // 13: skein.v1.PlainPeerView
-	(*RemovePlainPeerRequest)(nil),  // 14: skein.v1.RemovePlainPeerRequest
-	(*RemovePlainPeerResponse)(nil), // 15: skein.v1.RemovePlainPeerResponse
-	(*PeersRequest)(nil),            // 16: skein.v1.PeersRequest
-	(*PeersResponse)(nil),           // 17: skein.v1.PeersResponse
-	(*PeerView)(nil),                // 18: skein.v1.PeerView
-	(*NetcheckRequest)(nil),         // 19: skein.v1.NetcheckRequest
-	(*NetcheckResponse)(nil),        // 20: skein.v1.NetcheckResponse
-	(*DiscoveryNote)(nil),           // 21: skein.v1.DiscoveryNote
-	(*RelayCheck)(nil),              // 22: skein.v1.RelayCheck
-	(*CreateTokenRequest)(nil),      // 23: skein.v1.CreateTokenRequest
-	(*CreateTokenResponse)(nil),     // 24: skein.v1.CreateTokenResponse
-	(*ListTokensRequest)(nil),       // 25: skein.v1.ListTokensRequest
-	(*ListTokensResponse)(nil),      // 26: skein.v1.ListTokensResponse
-	(*RevokeTokenRequest)(nil),      // 27: skein.v1.RevokeTokenRequest
-	(*RevokeTokenResponse)(nil),     // 28: skein.v1.RevokeTokenResponse
-	(*RepairClockRequest)(nil),      // 29: skein.v1.RepairClockRequest
-	(*RepairClockResponse)(nil),     // 30: skein.v1.RepairClockResponse
-	(*ShowNodeRequest)(nil),         // 31: skein.v1.ShowNodeRequest
-	(*ShowNodeResponse)(nil),        // 32: skein.v1.ShowNodeResponse
-	(*RevokeNodeRequest)(nil),       // 33: skein.v1.RevokeNodeRequest
-	(*RevokeNodeResponse)(nil),      // 34: skein.v1.RevokeNodeResponse
-	(*SetRoleRequest)(nil),          // 35: skein.v1.SetRoleRequest
-	(*SetRoleResponse)(nil),         // 36: skein.v1.SetRoleResponse
-	(*SetNodeRequest)(nil),          // 37: skein.v1.SetNodeRequest
-	(*SetNodeResponse)(nil),         // 38: skein.v1.SetNodeResponse
-	(*SettingsRequest)(nil),         // 39: skein.v1.SettingsRequest
-	(*SettingsResponse)(nil),        // 40: skein.v1.SettingsResponse
-	(*EventsRequest)(nil),           // 41: skein.v1.EventsRequest
-	(*EventsResponse)(nil),          // 42: skein.v1.EventsResponse
-	(*StateRequest)(nil),            // 43: skein.v1.StateRequest
-	(*StateResponse)(nil),           // 44: skein.v1.StateResponse
-	(*DiffRequest)(nil),             // 45: skein.v1.DiffRequest
-	(*DiffResponse)(nil),            // 46: skein.v1.DiffResponse
-	(*ExplainPeerRequest)(nil),      // 47: skein.v1.ExplainPeerRequest
-	(*ExplainPeerResponse)(nil),     // 48: skein.v1.ExplainPeerResponse
-	(*PortGuessView)(nil),           // 49: skein.v1.PortGuessView
-	(*GraphRequest)(nil),            // 50: skein.v1.GraphRequest
-	(*GraphResponse)(nil),           // 51: skein.v1.GraphResponse
-	(*ProbeView)(nil),               // 52: skein.v1.ProbeView
-	(*PlanRequest)(nil),             // 53: skein.v1.PlanRequest
-	(*PlanResponse)(nil),            // 54: skein.v1.PlanResponse
-	(*DownRequest)(nil),             // 55: skein.v1.DownRequest
-	(*DownResponse)(nil),            // 56: skein.v1.DownResponse
-	(*RelayRequest)(nil),            // 57: skein.v1.RelayRequest
-	(*RelayResponse)(nil),           // 58: skein.v1.RelayResponse
-	(*RelaySession)(nil),            // 59: skein.v1.RelaySession
-	(*RelayServer)(nil),             // 60: skein.v1.RelayServer
-	(*RelayServerLimits)(nil),       // 61: skein.v1.RelayServerLimits
-	(*RelayClient)(nil),             // 62: skein.v1.RelayClient
-	(*CreatePoolRequest)(nil),       // 63: skein.v1.CreatePoolRequest
-	(*ChangePoolRequest)(nil),       // 64: skein.v1.ChangePoolRequest
-	(*PoolResponse)(nil),            // 65: skein.v1.PoolResponse
-	(*RemovePoolRequest)(nil),       // 66: skein.v1.RemovePoolRequest
-	(*RemovePoolResponse)(nil),      // 67: skein.v1.RemovePoolResponse
-	(*PoolsRequest)(nil),            // 68: skein.v1.PoolsRequest
-	(*PoolsResponse)(nil),           // 69: skein.v1.PoolsResponse
-	(*PoolView)(nil),                // 70: skein.v1.PoolView
-	(*PoolHolder)(nil),              // 71: skein.v1.PoolHolder
-	(*LocalPool)(nil),               // 72: skein.v1.LocalPool
-	(*BlocksRequest)(nil),           // 73: skein.v1.BlocksRequest
-	(*BlocksResponse)(nil),          // 74: skein.v1.BlocksResponse
-	(*BlockView)(nil),               // 75: skein.v1.BlockView
-	(*ReserveBlockRequest)(nil),     // 76: skein.v1.ReserveBlockRequest
-	(*ReleaseBlockRequest)(nil),     // 77: skein.v1.ReleaseBlockRequest
-	(*BlockResponse)(nil),           // 78: skein.v1.BlockResponse
-	(*ReserveAddressRequest)(nil),   // 79: skein.v1.ReserveAddressRequest
-	(*ReleaseAddressRequest)(nil),   // 80: skein.v1.ReleaseAddressRequest
-	(*StaticResponse)(nil),          // 81: skein.v1.StaticResponse
-	(*StaticsRequest)(nil),          // 82: skein.v1.StaticsRequest
-	(*StaticsResponse)(nil),         // 83: skein.v1.StaticsResponse
-	(*WhoRequest)(nil),              // 84: skein.v1.WhoRequest
-	(*WhoResponse)(nil),             // 85: skein.v1.WhoResponse
-	(*Holder)(nil),                  // 86: skein.v1.Holder
-	(*PodsRequest)(nil),             // 87: skein.v1.PodsRequest
-	(*PodsResponse)(nil),            // 88: skein.v1.PodsResponse
-	(*PodView)(nil),                 // 89: skein.v1.PodView
-	(*ImportRequest)(nil),           // 90: skein.v1.ImportRequest
-	(*ImportResponse)(nil),          // 91: skein.v1.ImportResponse
-	(*CreateEgressRequest)(nil),     // 92: skein.v1.CreateEgressRequest
-	(*ChangeEgressRequest)(nil),     // 93: skein.v1.ChangeEgressRequest
-	(*EgressResponse)(nil),          // 94: skein.v1.EgressResponse
-	(*RemoveEgressRequest)(nil),     // 95: skein.v1.RemoveEgressRequest
-	(*RemoveEgressResponse)(nil),    // 96: skein.v1.RemoveEgressResponse
-	(*EgressesRequest)(nil),         // 97: skein.v1.EgressesRequest
-	(*EgressesResponse)(nil),        // 98: skein.v1.EgressesResponse
-	(*EgressSummary)(nil),           // 99: skein.v1.EgressSummary
-	(*SlotView)(nil),                // 100: skein.v1.SlotView
-	(*ShowEgressRequest)(nil),       // 101: skein.v1.ShowEgressRequest
-	(*ShowEgressResponse)(nil),      // 102: skein.v1.ShowEgressResponse
-	(*EgressNodeError)(nil),         // 103: skein.v1.EgressNodeError
-	(*EgressHostClients)(nil),       // 104: skein.v1.EgressHostClients
-	(*ExplainEgressRequest)(nil),    // 105: skein.v1.ExplainEgressRequest
-	(*ExplainEgressResponse)(nil),   // 106: skein.v1.ExplainEgressResponse
-	(*AttachEgressRequest)(nil),     // 107: skein.v1.AttachEgressRequest
-	(*AttachEgressResponse)(nil),    // 108: skein.v1.AttachEgressResponse
-	(*DrainNodeRequest)(nil),        // 109: skein.v1.DrainNodeRequest
-	(*DrainNodeResponse)(nil),       // 110: skein.v1.DrainNodeResponse
-	(*UsageRequest)(nil),            // 111: skein.v1.UsageRequest
-	(*UsageResponse)(nil),           // 112: skein.v1.UsageResponse
-	(*PeerUsage)(nil),               // 113: skein.v1.PeerUsage
-	(*UsageRates)(nil),              // 114: skein.v1.UsageRates
-	(*PeerRates)(nil),               // 115: skein.v1.PeerRates
-	(*ProfileRequest)(nil),          // 116: skein.v1.ProfileRequest
-	(*ProfileResponse)(nil),         // 117: skein.v1.ProfileResponse
-	nil,                             // 118: skein.v1.PeersResponse.PeerTransportsEntry
-	(NatType)(0),                    // 119: skein.v1.NatType
-	(*Node)(nil),                    // 120: skein.v1.Node
-	(*Record)(nil),                  // 121: skein.v1.Record
-	(*PlainPeer)(nil),               // 122: skein.v1.PlainPeer
-	(*Candidate)(nil),               // 123: skein.v1.Candidate
-	(*Token)(nil),                   // 124: skein.v1.Token
-	(*NodeSettings)(nil),            // 125: skein.v1.NodeSettings
-	(*Settings)(nil),                // 126: skein.v1.Settings
-	(*Event)(nil),                   // 127: skein.v1.Event
-	(*State)(nil),                   // 128: skein.v1.State
-	(*JournalEntry)(nil),            // 129: skein.v1.JournalEntry
-	(*Pool)(nil),                    // 130: skein.v1.Pool
-	(*ChangePool)(nil),              // 131: skein.v1.ChangePool
-	(*Grant)(nil),                   // 132: skein.v1.Grant
-	(*StaticAddress)(nil),           // 133: skein.v1.StaticAddress
-	(*Block)(nil),                   // 134: skein.v1.Block
-	(*ImportPools)(nil),             // 135: skein.v1.ImportPools
-	(*Egress)(nil),                  // 136: skein.v1.Egress
-	(*ChangeEgress)(nil),            // 137: skein.v1.ChangeEgress
-	(*EgressSlot)(nil),              // 138: skein.v1.EgressSlot
-	(*EgressGateway)(nil),           // 139: skein.v1.EgressGateway
-	(*EgressClientReport)(nil),      // 140: skein.v1.EgressClientReport
-	(*EgressOfClient)(nil),          // 141: skein.v1.EgressOfClient
+	(*StatusRequest)(nil),                 // 0: skein.v1.StatusRequest
+	(*StatusResponse)(nil),                // 1: skein.v1.StatusResponse
+	(*HopCounts)(nil),                     // 2: skein.v1.HopCounts
+	(*Problem)(nil),                       // 3: skein.v1.Problem
+	(*ServerStatus)(nil),                  // 4: skein.v1.ServerStatus
+	(*NodesRequest)(nil),                  // 5: skein.v1.NodesRequest
+	(*NodesResponse)(nil),                 // 6: skein.v1.NodesResponse
+	(*NodeView)(nil),                      // 7: skein.v1.NodeView
+	(*AddPlainPeerRequest)(nil),           // 8: skein.v1.AddPlainPeerRequest
+	(*AddPlainPeerResponse)(nil),          // 9: skein.v1.AddPlainPeerResponse
+	(*PlainEndpoint)(nil),                 // 10: skein.v1.PlainEndpoint
+	(*PlainPeersRequest)(nil),             // 11: skein.v1.PlainPeersRequest
+	(*PlainPeersResponse)(nil),            // 12: skein.v1.PlainPeersResponse
+	(*PlainPeerView)(nil),                 // 13: skein.v1.PlainPeerView
+	(*RemovePlainPeerRequest)(nil),        // 14: skein.v1.RemovePlainPeerRequest
+	(*RemovePlainPeerResponse)(nil),       // 15: skein.v1.RemovePlainPeerResponse
+	(*SetSiteTranslationRequest)(nil),     // 16: skein.v1.SetSiteTranslationRequest
+	(*SetSiteTranslationResponse)(nil),    // 17: skein.v1.SetSiteTranslationResponse
+	(*RemoveSiteTranslationRequest)(nil),  // 18: skein.v1.RemoveSiteTranslationRequest
+	(*RemoveSiteTranslationResponse)(nil), // 19: skein.v1.RemoveSiteTranslationResponse
+	(*SitesRequest)(nil),                  // 20: skein.v1.SitesRequest
+	(*SitesResponse)(nil),                 // 21: skein.v1.SitesResponse
+	(*SiteView)(nil),                      // 22: skein.v1.SiteView
+	(*TranslationView)(nil),               // 23: skein.v1.TranslationView
+	(*PeersRequest)(nil),                  // 24: skein.v1.PeersRequest
+	(*PeersResponse)(nil),                 // 25: skein.v1.PeersResponse
+	(*PeerView)(nil),                      // 26: skein.v1.PeerView
+	(*NetcheckRequest)(nil),               // 27: skein.v1.NetcheckRequest
+	(*NetcheckResponse)(nil),              // 28: skein.v1.NetcheckResponse
+	(*DiscoveryNote)(nil),                 // 29: skein.v1.DiscoveryNote
+	(*RelayCheck)(nil),                    // 30: skein.v1.RelayCheck
+	(*CreateTokenRequest)(nil),            // 31: skein.v1.CreateTokenRequest
+	(*CreateTokenResponse)(nil),           // 32: skein.v1.CreateTokenResponse
+	(*ListTokensRequest)(nil),             // 33: skein.v1.ListTokensRequest
+	(*ListTokensResponse)(nil),            // 34: skein.v1.ListTokensResponse
+	(*RevokeTokenRequest)(nil),            // 35: skein.v1.RevokeTokenRequest
+	(*RevokeTokenResponse)(nil),           // 36: skein.v1.RevokeTokenResponse
+	(*RepairClockRequest)(nil),            // 37: skein.v1.RepairClockRequest
+	(*RepairClockResponse)(nil),           // 38: skein.v1.RepairClockResponse
+	(*ShowNodeRequest)(nil),               // 39: skein.v1.ShowNodeRequest
+	(*ShowNodeResponse)(nil),              // 40: skein.v1.ShowNodeResponse
+	(*RevokeNodeRequest)(nil),             // 41: skein.v1.RevokeNodeRequest
+	(*RevokeNodeResponse)(nil),            // 42: skein.v1.RevokeNodeResponse
+	(*SetRoleRequest)(nil),                // 43: skein.v1.SetRoleRequest
+	(*SetRoleResponse)(nil),               // 44: skein.v1.SetRoleResponse
+	(*SetNodeRequest)(nil),                // 45: skein.v1.SetNodeRequest
+	(*SetNodeResponse)(nil),               // 46: skein.v1.SetNodeResponse
+	(*SettingsRequest)(nil),               // 47: skein.v1.SettingsRequest
+	(*SettingsResponse)(nil),              // 48: skein.v1.SettingsResponse
+	(*EventsRequest)(nil),                 // 49: skein.v1.EventsRequest
+	(*EventsResponse)(nil),                // 50: skein.v1.EventsResponse
+	(*StateRequest)(nil),                  // 51: skein.v1.StateRequest
+	(*StateResponse)(nil),                 // 52: skein.v1.StateResponse
+	(*DiffRequest)(nil),                   // 53: skein.v1.DiffRequest
+	(*DiffResponse)(nil),                  // 54: skein.v1.DiffResponse
+	(*ExplainPeerRequest)(nil),            // 55: skein.v1.ExplainPeerRequest
+	(*ExplainPeerResponse)(nil),           // 56: skein.v1.ExplainPeerResponse
+	(*PortGuessView)(nil),                 // 57: skein.v1.PortGuessView
+	(*GraphRequest)(nil),                  // 58: skein.v1.GraphRequest
+	(*GraphResponse)(nil),                 // 59: skein.v1.GraphResponse
+	(*ProbeView)(nil),                     // 60: skein.v1.ProbeView
+	(*PlanRequest)(nil),                   // 61: skein.v1.PlanRequest
+	(*PlanResponse)(nil),                  // 62: skein.v1.PlanResponse
+	(*DownRequest)(nil),                   // 63: skein.v1.DownRequest
+	(*DownResponse)(nil),                  // 64: skein.v1.DownResponse
+	(*RelayRequest)(nil),                  // 65: skein.v1.RelayRequest
+	(*RelayResponse)(nil),                 // 66: skein.v1.RelayResponse
+	(*RelaySession)(nil),                  // 67: skein.v1.RelaySession
+	(*RelayServer)(nil),                   // 68: skein.v1.RelayServer
+	(*RelayServerLimits)(nil),             // 69: skein.v1.RelayServerLimits
+	(*RelayClient)(nil),                   // 70: skein.v1.RelayClient
+	(*CreatePoolRequest)(nil),             // 71: skein.v1.CreatePoolRequest
+	(*ChangePoolRequest)(nil),             // 72: skein.v1.ChangePoolRequest
+	(*PoolResponse)(nil),                  // 73: skein.v1.PoolResponse
+	(*RemovePoolRequest)(nil),             // 74: skein.v1.RemovePoolRequest
+	(*RemovePoolResponse)(nil),            // 75: skein.v1.RemovePoolResponse
+	(*PoolsRequest)(nil),                  // 76: skein.v1.PoolsRequest
+	(*PoolsResponse)(nil),                 // 77: skein.v1.PoolsResponse
+	(*PoolView)(nil),                      // 78: skein.v1.PoolView
+	(*PoolHolder)(nil),                    // 79: skein.v1.PoolHolder
+	(*LocalPool)(nil),                     // 80: skein.v1.LocalPool
+	(*BlocksRequest)(nil),                 // 81: skein.v1.BlocksRequest
+	(*BlocksResponse)(nil),                // 82: skein.v1.BlocksResponse
+	(*BlockView)(nil),                     // 83: skein.v1.BlockView
+	(*ReserveBlockRequest)(nil),           // 84: skein.v1.ReserveBlockRequest
+	(*ReleaseBlockRequest)(nil),           // 85: skein.v1.ReleaseBlockRequest
+	(*BlockResponse)(nil),                 // 86: skein.v1.BlockResponse
+	(*ReserveAddressRequest)(nil),         // 87: skein.v1.ReserveAddressRequest
+	(*ReleaseAddressRequest)(nil),         // 88: skein.v1.ReleaseAddressRequest
+	(*StaticResponse)(nil),                // 89: skein.v1.StaticResponse
+	(*StaticsRequest)(nil),                // 90: skein.v1.StaticsRequest
+	(*StaticsResponse)(nil),               // 91: skein.v1.StaticsResponse
+	(*WhoRequest)(nil),                    // 92: skein.v1.WhoRequest
+	(*WhoResponse)(nil),                   // 93: skein.v1.WhoResponse
+	(*TranslatedAddress)(nil),             // 94: skein.v1.TranslatedAddress
+	(*Holder)(nil),                        // 95: skein.v1.Holder
+	(*PodsRequest)(nil),                   // 96: skein.v1.PodsRequest
+	(*PodsResponse)(nil),                  // 97: skein.v1.PodsResponse
+	(*PodView)(nil),                       // 98: skein.v1.PodView
+	(*ImportRequest)(nil),                 // 99: skein.v1.ImportRequest
+	(*ImportResponse)(nil),                // 100: skein.v1.ImportResponse
+	(*CreateEgressRequest)(nil),           // 101: skein.v1.CreateEgressRequest
+	(*ChangeEgressRequest)(nil),           // 102: skein.v1.ChangeEgressRequest
+	(*EgressResponse)(nil),                // 103: skein.v1.EgressResponse
+	(*RemoveEgressRequest)(nil),           // 104: skein.v1.RemoveEgressRequest
+	(*RemoveEgressResponse)(nil),          // 105: skein.v1.RemoveEgressResponse
+	(*EgressesRequest)(nil),               // 106: skein.v1.EgressesRequest
+	(*EgressesResponse)(nil),              // 107: skein.v1.EgressesResponse
+	(*EgressSummary)(nil),                 // 108: skein.v1.EgressSummary
+	(*SlotView)(nil),                      // 109: skein.v1.SlotView
+	(*ShowEgressRequest)(nil),             // 110: skein.v1.ShowEgressRequest
+	(*ShowEgressResponse)(nil),            // 111: skein.v1.ShowEgressResponse
+	(*EgressNodeError)(nil),               // 112: skein.v1.EgressNodeError
+	(*EgressHostClients)(nil),             // 113: skein.v1.EgressHostClients
+	(*ExplainEgressRequest)(nil),          // 114: skein.v1.ExplainEgressRequest
+	(*ExplainEgressResponse)(nil),         // 115: skein.v1.ExplainEgressResponse
+	(*AttachEgressRequest)(nil),           // 116: skein.v1.AttachEgressRequest
+	(*AttachEgressResponse)(nil),          // 117: skein.v1.AttachEgressResponse
+	(*DrainNodeRequest)(nil),              // 118: skein.v1.DrainNodeRequest
+	(*DrainNodeResponse)(nil),             // 119: skein.v1.DrainNodeResponse
+	(*UsageRequest)(nil),                  // 120: skein.v1.UsageRequest
+	(*UsageResponse)(nil),                 // 121: skein.v1.UsageResponse
+	(*PeerUsage)(nil),                     // 122: skein.v1.PeerUsage
+	(*UsageRates)(nil),                    // 123: skein.v1.UsageRates
+	(*PeerRates)(nil),                     // 124: skein.v1.PeerRates
+	(*ProfileRequest)(nil),                // 125: skein.v1.ProfileRequest
+	(*ProfileResponse)(nil),               // 126: skein.v1.ProfileResponse
+	nil,                                   // 127: skein.v1.PeersResponse.PeerTransportsEntry
+	(NatType)(0),                          // 128: skein.v1.NatType
+	(*Node)(nil),                          // 129: skein.v1.Node
+	(*Record)(nil),                        // 130: skein.v1.Record
+	(*PlainPeer)(nil),                     // 131: skein.v1.PlainPeer
+	(*SiteTranslation)(nil),               // 132: skein.v1.SiteTranslation
+	(*Candidate)(nil),                     // 133: skein.v1.Candidate
+	(*Token)(nil),                         // 134: skein.v1.Token
+	(*NodeSettings)(nil),                  // 135: skein.v1.NodeSettings
+	(*Settings)(nil),                      // 136: skein.v1.Settings
+	(*Event)(nil),                         // 137: skein.v1.Event
+	(*State)(nil),                         // 138: skein.v1.State
+	(*JournalEntry)(nil),                  // 139: skein.v1.JournalEntry
+	(*Pool)(nil),                          // 140: skein.v1.Pool
+	(*ChangePool)(nil),                    // 141: skein.v1.ChangePool
+	(*Grant)(nil),                         // 142: skein.v1.Grant
+	(*StaticAddress)(nil),                 // 143: skein.v1.StaticAddress
+	(*Block)(nil),                         // 144: skein.v1.Block
+	(*ImportPools)(nil),                   // 145: skein.v1.ImportPools
+	(*Egress)(nil),                        // 146: skein.v1.Egress
+	(*ChangeEgress)(nil),                  // 147: skein.v1.ChangeEgress
+	(*EgressSlot)(nil),                    // 148: skein.v1.EgressSlot
+	(*EgressGateway)(nil),                 // 149: skein.v1.EgressGateway
+	(*EgressClientReport)(nil),            // 150: skein.v1.EgressClientReport
+	(*EgressOfClient)(nil),                // 151: skein.v1.EgressOfClient
 }
 var file_skein_v1_agent_proto_depIdxs = []int32{
-	119, // 0: skein.v1.StatusResponse.nat_type:type_name -> skein.v1.NatType
+	128, // 0: skein.v1.StatusResponse.nat_type:type_name -> skein.v1.NatType
 	3,   // 1: skein.v1.StatusResponse.problems:type_name -> skein.v1.Problem
 	4,   // 2: skein.v1.StatusResponse.servers:type_name -> skein.v1.ServerStatus
 	2,   // 3: skein.v1.StatusResponse.hops:type_name -> skein.v1.HopCounts
 	13,  // 4: skein.v1.StatusResponse.carries:type_name -> skein.v1.PlainPeerView
 	7,   // 5: skein.v1.NodesResponse.nodes:type_name -> skein.v1.NodeView
 	13,  // 6: skein.v1.NodesResponse.plain_peers:type_name -> skein.v1.PlainPeerView
-	120, // 7: skein.v1.NodeView.node:type_name -> skein.v1.Node
-	121, // 8: skein.v1.NodeView.record:type_name -> skein.v1.Record
-	122, // 9: skein.v1.AddPlainPeerResponse.peer:type_name -> skein.v1.PlainPeer
+	129, // 7: skein.v1.NodeView.node:type_name -> skein.v1.Node
+	130, // 8: skein.v1.NodeView.record:type_name -> skein.v1.Record
+	131, // 9: skein.v1.AddPlainPeerResponse.peer:type_name -> skein.v1.PlainPeer
 	10,  // 10: skein.v1.AddPlainPeerResponse.endpoints:type_name -> skein.v1.PlainEndpoint
 	13,  // 11: skein.v1.PlainPeersResponse.peers:type_name -> skein.v1.PlainPeerView
-	122, // 12: skein.v1.PlainPeerView.peer:type_name -> skein.v1.PlainPeer
-	122, // 13: skein.v1.RemovePlainPeerResponse.peer:type_name -> skein.v1.PlainPeer
-	18,  // 14: skein.v1.PeersResponse.peers:type_name -> skein.v1.PeerView
-	118, // 15: skein.v1.PeersResponse.peer_transports:type_name -> skein.v1.PeersResponse.PeerTransportsEntry
-	119, // 16: skein.v1.PeerView.nat_type:type_name -> skein.v1.NatType
-	119, // 17: skein.v1.NetcheckResponse.nat_type:type_name -> skein.v1.NatType
-	123, // 18: skein.v1.NetcheckResponse.candidates:type_name -> skein.v1.Candidate
-	22,  // 19: skein.v1.NetcheckResponse.relays:type_name -> skein.v1.RelayCheck
-	21,  // 20: skein.v1.NetcheckResponse.notes:type_name -> skein.v1.DiscoveryNote
-	124, // 21: skein.v1.CreateTokenResponse.info:type_name -> skein.v1.Token
-	124, // 22: skein.v1.ListTokensResponse.tokens:type_name -> skein.v1.Token
-	7,   // 23: skein.v1.ShowNodeResponse.node:type_name -> skein.v1.NodeView
-	120, // 24: skein.v1.RevokeNodeResponse.node:type_name -> skein.v1.Node
-	120, // 25: skein.v1.SetRoleResponse.node:type_name -> skein.v1.Node
-	125, // 26: skein.v1.SetNodeRequest.settings:type_name -> skein.v1.NodeSettings
-	120, // 27: skein.v1.SetNodeResponse.node:type_name -> skein.v1.Node
-	126, // 28: skein.v1.SettingsRequest.change:type_name -> skein.v1.Settings
-	126, // 29: skein.v1.SettingsResponse.settings:type_name -> skein.v1.Settings
-	127, // 30: skein.v1.EventsResponse.event:type_name -> skein.v1.Event
-	128, // 31: skein.v1.StateResponse.state:type_name -> skein.v1.State
-	18,  // 32: skein.v1.ExplainPeerResponse.peer:type_name -> skein.v1.PeerView
-	121, // 33: skein.v1.ExplainPeerResponse.record:type_name -> skein.v1.Record
-	121, // 34: skein.v1.ExplainPeerResponse.self:type_name -> skein.v1.Record
-	52,  // 35: skein.v1.ExplainPeerResponse.probes:type_name -> skein.v1.ProbeView
-	129, // 36: skein.v1.ExplainPeerResponse.history:type_name -> skein.v1.JournalEntry
-	49,  // 37: skein.v1.ExplainPeerResponse.guess:type_name -> skein.v1.PortGuessView
-	7,   // 38: skein.v1.GraphResponse.nodes:type_name -> skein.v1.NodeView
-	18,  // 39: skein.v1.GraphResponse.peers:type_name -> skein.v1.PeerView
-	59,  // 40: skein.v1.RelayResponse.sessions:type_name -> skein.v1.RelaySession
-	60,  // 41: skein.v1.RelayResponse.server:type_name -> skein.v1.RelayServer
-	62,  // 42: skein.v1.RelayServer.clients:type_name -> skein.v1.RelayClient
-	61,  // 43: skein.v1.RelayServer.limits:type_name -> skein.v1.RelayServerLimits
-	130, // 44: skein.v1.CreatePoolRequest.pool:type_name -> skein.v1.Pool
-	131, // 45: skein.v1.ChangePoolRequest.change:type_name -> skein.v1.ChangePool
-	130, // 46: skein.v1.PoolResponse.pool:type_name -> skein.v1.Pool
-	70,  // 47: skein.v1.PoolsResponse.pools:type_name -> skein.v1.PoolView
-	130, // 48: skein.v1.PoolView.pool:type_name -> skein.v1.Pool
-	71,  // 49: skein.v1.PoolView.holders:type_name -> skein.v1.PoolHolder
-	132, // 50: skein.v1.PoolView.grants:type_name -> skein.v1.Grant
-	133, // 51: skein.v1.PoolView.statics:type_name -> skein.v1.StaticAddress
-	72,  // 52: skein.v1.PoolView.local:type_name -> skein.v1.LocalPool
-	75,  // 53: skein.v1.BlocksResponse.blocks:type_name -> skein.v1.BlockView
-	134, // 54: skein.v1.BlockView.block:type_name -> skein.v1.Block
-	134, // 55: skein.v1.BlockResponse.block:type_name -> skein.v1.Block
-	133, // 56: skein.v1.StaticResponse.address:type_name -> skein.v1.StaticAddress
-	133, // 57: skein.v1.StaticsResponse.addresses:type_name -> skein.v1.StaticAddress
-	134, // 58: skein.v1.WhoResponse.block:type_name -> skein.v1.Block
-	86,  // 59: skein.v1.WhoResponse.pod:type_name -> skein.v1.Holder
-	89,  // 60: skein.v1.PodsResponse.pods:type_name -> skein.v1.PodView
-	86,  // 61: skein.v1.PodView.holder:type_name -> skein.v1.Holder
-	135, // 62: skein.v1.ImportRequest.import:type_name -> skein.v1.ImportPools
-	136, // 63: skein.v1.CreateEgressRequest.egress:type_name -> skein.v1.Egress
-	137, // 64: skein.v1.ChangeEgressRequest.change:type_name -> skein.v1.ChangeEgress
-	136, // 65: skein.v1.EgressResponse.egress:type_name -> skein.v1.Egress
-	99,  // 66: skein.v1.EgressesResponse.egresses:type_name -> skein.v1.EgressSummary
-	136, // 67: skein.v1.EgressSummary.egress:type_name -> skein.v1.Egress
-	100, // 68: skein.v1.EgressSummary.slots:type_name -> skein.v1.SlotView
-	138, // 69: skein.v1.SlotView.slot:type_name -> skein.v1.EgressSlot
-	99,  // 70: skein.v1.ShowEgressResponse.summary:type_name -> skein.v1.EgressSummary
-	139, // 71: skein.v1.ShowEgressResponse.gateways:type_name -> skein.v1.EgressGateway
-	103, // 72: skein.v1.ShowEgressResponse.silent:type_name -> skein.v1.EgressNodeError
-	104, // 73: skein.v1.ShowEgressResponse.clients:type_name -> skein.v1.EgressHostClients
-	140, // 74: skein.v1.EgressHostClients.clients:type_name -> skein.v1.EgressClientReport
-	141, // 75: skein.v1.AttachEgressResponse.egresses:type_name -> skein.v1.EgressOfClient
-	120, // 76: skein.v1.DrainNodeResponse.node:type_name -> skein.v1.Node
-	100, // 77: skein.v1.DrainNodeResponse.slots:type_name -> skein.v1.SlotView
-	113, // 78: skein.v1.UsageResponse.peers:type_name -> skein.v1.PeerUsage
-	112, // 79: skein.v1.UsageRates.usage:type_name -> skein.v1.UsageResponse
-	115, // 80: skein.v1.UsageRates.peers:type_name -> skein.v1.PeerRates
-	113, // 81: skein.v1.PeerRates.peer:type_name -> skein.v1.PeerUsage
-	0,   // 82: skein.v1.AgentService.Status:input_type -> skein.v1.StatusRequest
-	5,   // 83: skein.v1.AgentService.Nodes:input_type -> skein.v1.NodesRequest
-	16,  // 84: skein.v1.AgentService.Peers:input_type -> skein.v1.PeersRequest
-	19,  // 85: skein.v1.AgentService.Netcheck:input_type -> skein.v1.NetcheckRequest
-	23,  // 86: skein.v1.AgentService.CreateToken:input_type -> skein.v1.CreateTokenRequest
-	25,  // 87: skein.v1.AgentService.ListTokens:input_type -> skein.v1.ListTokensRequest
-	27,  // 88: skein.v1.AgentService.RevokeToken:input_type -> skein.v1.RevokeTokenRequest
-	29,  // 89: skein.v1.AgentService.RepairClock:input_type -> skein.v1.RepairClockRequest
-	31,  // 90: skein.v1.AgentService.ShowNode:input_type -> skein.v1.ShowNodeRequest
-	33,  // 91: skein.v1.AgentService.RevokeNode:input_type -> skein.v1.RevokeNodeRequest
-	39,  // 92: skein.v1.AgentService.Settings:input_type -> skein.v1.SettingsRequest
-	41,  // 93: skein.v1.AgentService.Events:input_type -> skein.v1.EventsRequest
-	43,  // 94: skein.v1.AgentService.State:input_type -> skein.v1.StateRequest
-	45,  // 95: skein.v1.AgentService.Diff:input_type -> skein.v1.DiffRequest
-	47,  // 96: skein.v1.AgentService.ExplainPeer:input_type -> skein.v1.ExplainPeerRequest
-	50,  // 97: skein.v1.AgentService.Graph:input_type -> skein.v1.GraphRequest
-	53,  // 98: skein.v1.AgentService.Plan:input_type -> skein.v1.PlanRequest
-	55,  // 99: skein.v1.AgentService.Down:input_type -> skein.v1.DownRequest
-	57,  // 100: skein.v1.AgentService.Relay:input_type -> skein.v1.RelayRequest
-	63,  // 101: skein.v1.AgentService.CreatePool:input_type -> skein.v1.CreatePoolRequest
-	64,  // 102: skein.v1.AgentService.ChangePool:input_type -> skein.v1.ChangePoolRequest
-	66,  // 103: skein.v1.AgentService.RemovePool:input_type -> skein.v1.RemovePoolRequest
-	68,  // 104: skein.v1.AgentService.Pools:input_type -> skein.v1.PoolsRequest
-	73,  // 105: skein.v1.AgentService.Blocks:input_type -> skein.v1.BlocksRequest
-	76,  // 106: skein.v1.AgentService.ReserveBlock:input_type -> skein.v1.ReserveBlockRequest
-	77,  // 107: skein.v1.AgentService.ReleaseBlock:input_type -> skein.v1.ReleaseBlockRequest
-	79,  // 108: skein.v1.AgentService.ReserveAddress:input_type -> skein.v1.ReserveAddressRequest
-	80,  // 109: skein.v1.AgentService.ReleaseAddress:input_type -> skein.v1.ReleaseAddressRequest
-	82,  // 110: skein.v1.AgentService.Statics:input_type -> skein.v1.StaticsRequest
-	84,  // 111: skein.v1.AgentService.Who:input_type -> skein.v1.WhoRequest
-	87,  // 112: skein.v1.AgentService.Pods:input_type -> skein.v1.PodsRequest
-	90,  // 113: skein.v1.AgentService.Import:input_type -> skein.v1.ImportRequest
-	92,  // 114: skein.v1.AgentService.CreateEgress:input_type -> skein.v1.CreateEgressRequest
-	93,  // 115: skein.v1.AgentService.ChangeEgress:input_type -> skein.v1.ChangeEgressRequest
-	95,  // 116: skein.v1.AgentService.RemoveEgress:input_type -> skein.v1.RemoveEgressRequest
-	97,  // 117: skein.v1.AgentService.Egresses:input_type -> skein.v1.EgressesRequest
-	101, // 118: skein.v1.AgentService.ShowEgress:input_type -> skein.v1.ShowEgressRequest
-	105, // 119: skein.v1.AgentService.ExplainEgress:input_type -> skein.v1.ExplainEgressRequest
-	107, // 120: skein.v1.AgentService.AttachEgress:input_type -> skein.v1.AttachEgressRequest
-	109, // 121: skein.v1.AgentService.DrainNode:input_type -> skein.v1.DrainNodeRequest
-	35,  // 122: skein.v1.AgentService.SetRole:input_type -> skein.v1.SetRoleRequest
-	37,  // 123: skein.v1.AgentService.SetNode:input_type -> skein.v1.SetNodeRequest
-	8,   // 124: skein.v1.AgentService.AddPlainPeer:input_type -> skein.v1.AddPlainPeerRequest
-	11,  // 125: skein.v1.AgentService.PlainPeers:input_type -> skein.v1.PlainPeersRequest
-	14,  // 126: skein.v1.AgentService.RemovePlainPeer:input_type -> skein.v1.RemovePlainPeerRequest
-	111, // 127: skein.v1.AgentService.Usage:input_type -> skein.v1.UsageRequest
-	116, // 128: skein.v1.AgentService.Profile:input_type -> skein.v1.ProfileRequest
-	1,   // 129: skein.v1.AgentService.Status:output_type -> skein.v1.StatusResponse
-	6,   // 130: skein.v1.AgentService.Nodes:output_type -> skein.v1.NodesResponse
-	17,  // 131: skein.v1.AgentService.Peers:output_type -> skein.v1.PeersResponse
-	20,  // 132: skein.v1.AgentService.Netcheck:output_type -> skein.v1.NetcheckResponse
-	24,  // 133: skein.v1.AgentService.CreateToken:output_type -> skein.v1.CreateTokenResponse
-	26,  // 134: skein.v1.AgentService.ListTokens:output_type -> skein.v1.ListTokensResponse
-	28,  // 135: skein.v1.AgentService.RevokeToken:output_type -> skein.v1.RevokeTokenResponse
-	30,  // 136: skein.v1.AgentService.RepairClock:output_type -> skein.v1.RepairClockResponse
-	32,  // 137: skein.v1.AgentService.ShowNode:output_type -> skein.v1.ShowNodeResponse
-	34,  // 138: skein.v1.AgentService.RevokeNode:output_type -> skein.v1.RevokeNodeResponse
-	40,  // 139: skein.v1.AgentService.Settings:output_type -> skein.v1.SettingsResponse
-	42,  // 140: skein.v1.AgentService.Events:output_type -> skein.v1.EventsResponse
-	44,  // 141: skein.v1.AgentService.State:output_type -> skein.v1.StateResponse
-	46,  // 142: skein.v1.AgentService.Diff:output_type -> skein.v1.DiffResponse
-	48,  // 143: skein.v1.AgentService.ExplainPeer:output_type -> skein.v1.ExplainPeerResponse
-	51,  // 144: skein.v1.AgentService.Graph:output_type -> skein.v1.GraphResponse
-	54,  // 145: skein.v1.AgentService.Plan:output_type -> skein.v1.PlanResponse
-	56,  // 146: skein.v1.AgentService.Down:output_type -> skein.v1.DownResponse
-	58,  // 147: skein.v1.AgentService.Relay:output_type -> skein.v1.RelayResponse
-	65,  // 148: skein.v1.AgentService.CreatePool:output_type -> skein.v1.PoolResponse
-	65,  // 149: skein.v1.AgentService.ChangePool:output_type -> skein.v1.PoolResponse
-	67,  // 150: skein.v1.AgentService.RemovePool:output_type -> skein.v1.RemovePoolResponse
-	69,  // 151: skein.v1.AgentService.Pools:output_type -> skein.v1.PoolsResponse
-	74,  // 152: skein.v1.AgentService.Blocks:output_type -> skein.v1.BlocksResponse
-	78,  // 153: skein.v1.AgentService.ReserveBlock:output_type -> skein.v1.BlockResponse
-	78,  // 154: skein.v1.AgentService.ReleaseBlock:output_type -> skein.v1.BlockResponse
-	81,  // 155: skein.v1.AgentService.ReserveAddress:output_type -> skein.v1.StaticResponse
-	81,  // 156: skein.v1.AgentService.ReleaseAddress:output_type -> skein.v1.StaticResponse
-	83,  // 157: skein.v1.AgentService.Statics:output_type -> skein.v1.StaticsResponse
-	85,  // 158: skein.v1.AgentService.Who:output_type -> skein.v1.WhoResponse
-	88,  // 159: skein.v1.AgentService.Pods:output_type -> skein.v1.PodsResponse
-	91,  // 160: skein.v1.AgentService.Import:output_type -> skein.v1.ImportResponse
-	94,  // 161: skein.v1.AgentService.CreateEgress:output_type -> skein.v1.EgressResponse
-	94,  // 162: skein.v1.AgentService.ChangeEgress:output_type -> skein.v1.EgressResponse
-	96,  // 163: skein.v1.AgentService.RemoveEgress:output_type -> skein.v1.RemoveEgressResponse
-	98,  // 164: skein.v1.AgentService.Egresses:output_type -> skein.v1.EgressesResponse
-	102, // 165: skein.v1.AgentService.ShowEgress:output_type -> skein.v1.ShowEgressResponse
-	106, // 166: skein.v1.AgentService.ExplainEgress:output_type -> skein.v1.ExplainEgressResponse
-	108, // 167: skein.v1.AgentService.AttachEgress:output_type -> skein.v1.AttachEgressResponse
-	110, // 168: skein.v1.AgentService.DrainNode:output_type -> skein.v1.DrainNodeResponse
-	36,  // 169: skein.v1.AgentService.SetRole:output_type -> skein.v1.SetRoleResponse
-	38,  // 170: skein.v1.AgentService.SetNode:output_type -> skein.v1.SetNodeResponse
-	9,   // 171: skein.v1.AgentService.AddPlainPeer:output_type -> skein.v1.AddPlainPeerResponse
-	12,  // 172: skein.v1.AgentService.PlainPeers:output_type -> skein.v1.PlainPeersResponse
-	15,  // 173: skein.v1.AgentService.RemovePlainPeer:output_type -> skein.v1.RemovePlainPeerResponse
-	112, // 174: skein.v1.AgentService.Usage:output_type -> skein.v1.UsageResponse
-	117, // 175: skein.v1.AgentService.Profile:output_type -> skein.v1.ProfileResponse
-	129, // [129:176] is the sub-list for method output_type
-	82,  // [82:129] is the sub-list for method input_type
-	82,  // [82:82] is the sub-list for extension type_name
-	82,  // [82:82] is the sub-list for extension extendee
-	0,   // [0:82] is the sub-list for field type_name
+	131, // 12: skein.v1.PlainPeerView.peer:type_name -> skein.v1.PlainPeer
+	131, // 13: skein.v1.RemovePlainPeerResponse.peer:type_name -> skein.v1.PlainPeer
+	132, // 14: skein.v1.SetSiteTranslationResponse.translation:type_name -> skein.v1.SiteTranslation
+	22,  // 15: skein.v1.SitesResponse.sites:type_name -> skein.v1.SiteView
+	23,  // 16: skein.v1.SiteView.translations:type_name -> skein.v1.TranslationView
+	132, // 17: skein.v1.TranslationView.translation:type_name -> skein.v1.SiteTranslation
+	26,  // 18: skein.v1.PeersResponse.peers:type_name -> skein.v1.PeerView
+	127, // 19: skein.v1.PeersResponse.peer_transports:type_name -> skein.v1.PeersResponse.PeerTransportsEntry
+	128, // 20: skein.v1.PeerView.nat_type:type_name -> skein.v1.NatType
+	128, // 21: skein.v1.NetcheckResponse.nat_type:type_name -> skein.v1.NatType
+	133, // 22: skein.v1.NetcheckResponse.candidates:type_name -> skein.v1.Candidate
+	30,  // 23: skein.v1.NetcheckResponse.relays:type_name -> skein.v1.RelayCheck
+	29,  // 24: skein.v1.NetcheckResponse.notes:type_name -> skein.v1.DiscoveryNote
+	134, // 25: skein.v1.CreateTokenResponse.info:type_name -> skein.v1.Token
+	134, // 26: skein.v1.ListTokensResponse.tokens:type_name -> skein.v1.Token
+	7,   // 27: skein.v1.ShowNodeResponse.node:type_name -> skein.v1.NodeView
+	129, // 28: skein.v1.RevokeNodeResponse.node:type_name -> skein.v1.Node
+	129, // 29: skein.v1.SetRoleResponse.node:type_name -> skein.v1.Node
+	135, // 30: skein.v1.SetNodeRequest.settings:type_name -> skein.v1.NodeSettings
+	129, // 31: skein.v1.SetNodeResponse.node:type_name -> skein.v1.Node
+	136, // 32: skein.v1.SettingsRequest.change:type_name -> skein.v1.Settings
+	136, // 33: skein.v1.SettingsResponse.settings:type_name -> skein.v1.Settings
+	137, // 34: skein.v1.EventsResponse.event:type_name -> skein.v1.Event
+	138, // 35: skein.v1.StateResponse.state:type_name -> skein.v1.State
+	26,  // 36: skein.v1.ExplainPeerResponse.peer:type_name -> skein.v1.PeerView
+	130, // 37: skein.v1.ExplainPeerResponse.record:type_name -> skein.v1.Record
+	130, // 38: skein.v1.ExplainPeerResponse.self:type_name -> skein.v1.Record
+	60,  // 39: skein.v1.ExplainPeerResponse.probes:type_name -> skein.v1.ProbeView
+	139, // 40: skein.v1.ExplainPeerResponse.history:type_name -> skein.v1.JournalEntry
+	57,  // 41: skein.v1.ExplainPeerResponse.guess:type_name -> skein.v1.PortGuessView
+	7,   // 42: skein.v1.GraphResponse.nodes:type_name -> skein.v1.NodeView
+	26,  // 43: skein.v1.GraphResponse.peers:type_name -> skein.v1.PeerView
+	67,  // 44: skein.v1.RelayResponse.sessions:type_name -> skein.v1.RelaySession
+	68,  // 45: skein.v1.RelayResponse.server:type_name -> skein.v1.RelayServer
+	70,  // 46: skein.v1.RelayServer.clients:type_name -> skein.v1.RelayClient
+	69,  // 47: skein.v1.RelayServer.limits:type_name -> skein.v1.RelayServerLimits
+	140, // 48: skein.v1.CreatePoolRequest.pool:type_name -> skein.v1.Pool
+	141, // 49: skein.v1.ChangePoolRequest.change:type_name -> skein.v1.ChangePool
+	140, // 50: skein.v1.PoolResponse.pool:type_name -> skein.v1.Pool
+	78,  // 51: skein.v1.PoolsResponse.pools:type_name -> skein.v1.PoolView
+	140, // 52: skein.v1.PoolView.pool:type_name -> skein.v1.Pool
+	79,  // 53: skein.v1.PoolView.holders:type_name -> skein.v1.PoolHolder
+	142, // 54: skein.v1.PoolView.grants:type_name -> skein.v1.Grant
+	143, // 55: skein.v1.PoolView.statics:type_name -> skein.v1.StaticAddress
+	80,  // 56: skein.v1.PoolView.local:type_name -> skein.v1.LocalPool
+	83,  // 57: skein.v1.BlocksResponse.blocks:type_name -> skein.v1.BlockView
+	144, // 58: skein.v1.BlockView.block:type_name -> skein.v1.Block
+	144, // 59: skein.v1.BlockResponse.block:type_name -> skein.v1.Block
+	143, // 60: skein.v1.StaticResponse.address:type_name -> skein.v1.StaticAddress
+	143, // 61: skein.v1.StaticsResponse.addresses:type_name -> skein.v1.StaticAddress
+	144, // 62: skein.v1.WhoResponse.block:type_name -> skein.v1.Block
+	95,  // 63: skein.v1.WhoResponse.pod:type_name -> skein.v1.Holder
+	94,  // 64: skein.v1.WhoResponse.translated:type_name -> skein.v1.TranslatedAddress
+	98,  // 65: skein.v1.PodsResponse.pods:type_name -> skein.v1.PodView
+	95,  // 66: skein.v1.PodView.holder:type_name -> skein.v1.Holder
+	145, // 67: skein.v1.ImportRequest.import:type_name -> skein.v1.ImportPools
+	146, // 68: skein.v1.CreateEgressRequest.egress:type_name -> skein.v1.Egress
+	147, // 69: skein.v1.ChangeEgressRequest.change:type_name -> skein.v1.ChangeEgress
+	146, // 70: skein.v1.EgressResponse.egress:type_name -> skein.v1.Egress
+	108, // 71: skein.v1.EgressesResponse.egresses:type_name -> skein.v1.EgressSummary
+	146, // 72: skein.v1.EgressSummary.egress:type_name -> skein.v1.Egress
+	109, // 73: skein.v1.EgressSummary.slots:type_name -> skein.v1.SlotView
+	148, // 74: skein.v1.SlotView.slot:type_name -> skein.v1.EgressSlot
+	108, // 75: skein.v1.ShowEgressResponse.summary:type_name -> skein.v1.EgressSummary
+	149, // 76: skein.v1.ShowEgressResponse.gateways:type_name -> skein.v1.EgressGateway
+	112, // 77: skein.v1.ShowEgressResponse.silent:type_name -> skein.v1.EgressNodeError
+	113, // 78: skein.v1.ShowEgressResponse.clients:type_name -> skein.v1.EgressHostClients
+	150, // 79: skein.v1.EgressHostClients.clients:type_name -> skein.v1.EgressClientReport
+	151, // 80: skein.v1.AttachEgressResponse.egresses:type_name -> skein.v1.EgressOfClient
+	129, // 81: skein.v1.DrainNodeResponse.node:type_name -> skein.v1.Node
+	109, // 82: skein.v1.DrainNodeResponse.slots:type_name -> skein.v1.SlotView
+	122, // 83: skein.v1.UsageResponse.peers:type_name -> skein.v1.PeerUsage
+	121, // 84: skein.v1.UsageRates.usage:type_name -> skein.v1.UsageResponse
+	124, // 85: skein.v1.UsageRates.peers:type_name -> skein.v1.PeerRates
+	122, // 86: skein.v1.PeerRates.peer:type_name -> skein.v1.PeerUsage
+	0,   // 87: skein.v1.AgentService.Status:input_type -> skein.v1.StatusRequest
+	5,   // 88: skein.v1.AgentService.Nodes:input_type -> skein.v1.NodesRequest
+	24,  // 89: skein.v1.AgentService.Peers:input_type -> skein.v1.PeersRequest
+	27,  // 90: skein.v1.AgentService.Netcheck:input_type -> skein.v1.NetcheckRequest
+	31,  // 91: skein.v1.AgentService.CreateToken:input_type -> skein.v1.CreateTokenRequest
+	33,  // 92: skein.v1.AgentService.ListTokens:input_type -> skein.v1.ListTokensRequest
+	35,  // 93: skein.v1.AgentService.RevokeToken:input_type -> skein.v1.RevokeTokenRequest
+	37,  // 94: skein.v1.AgentService.RepairClock:input_type -> skein.v1.RepairClockRequest
+	39,  // 95: skein.v1.AgentService.ShowNode:input_type -> skein.v1.ShowNodeRequest
+	41,  // 96: skein.v1.AgentService.RevokeNode:input_type -> skein.v1.RevokeNodeRequest
+	47,  // 97: skein.v1.AgentService.Settings:input_type -> skein.v1.SettingsRequest
+	49,  // 98: skein.v1.AgentService.Events:input_type -> skein.v1.EventsRequest
+	51,  // 99: skein.v1.AgentService.State:input_type -> skein.v1.StateRequest
+	53,  // 100: skein.v1.AgentService.Diff:input_type -> skein.v1.DiffRequest
+	55,  // 101: skein.v1.AgentService.ExplainPeer:input_type -> skein.v1.ExplainPeerRequest
+	58,  // 102: skein.v1.AgentService.Graph:input_type -> skein.v1.GraphRequest
+	61,  // 103: skein.v1.AgentService.Plan:input_type -> skein.v1.PlanRequest
+	63,  // 104: skein.v1.AgentService.Down:input_type -> skein.v1.DownRequest
+	65,  // 105: skein.v1.AgentService.Relay:input_type -> skein.v1.RelayRequest
+	71,  // 106: skein.v1.AgentService.CreatePool:input_type -> skein.v1.CreatePoolRequest
+	72,  // 107: skein.v1.AgentService.ChangePool:input_type -> skein.v1.ChangePoolRequest
+	74,  // 108: skein.v1.AgentService.RemovePool:input_type -> skein.v1.RemovePoolRequest
+	76,  // 109: skein.v1.AgentService.Pools:input_type -> skein.v1.PoolsRequest
+	81,  // 110: skein.v1.AgentService.Blocks:input_type -> skein.v1.BlocksRequest
+	84,  // 111: skein.v1.AgentService.ReserveBlock:input_type -> skein.v1.ReserveBlockRequest
+	85,  // 112: skein.v1.AgentService.ReleaseBlock:input_type -> skein.v1.ReleaseBlockRequest
+	87,  // 113: skein.v1.AgentService.ReserveAddress:input_type -> skein.v1.ReserveAddressRequest
+	88,  // 114: skein.v1.AgentService.ReleaseAddress:input_type -> skein.v1.ReleaseAddressRequest
+	90,  // 115: skein.v1.AgentService.Statics:input_type -> skein.v1.StaticsRequest
+	92,  // 116: skein.v1.AgentService.Who:input_type -> skein.v1.WhoRequest
+	96,  // 117: skein.v1.AgentService.Pods:input_type -> skein.v1.PodsRequest
+	99,  // 118: skein.v1.AgentService.Import:input_type -> skein.v1.ImportRequest
+	101, // 119: skein.v1.AgentService.CreateEgress:input_type -> skein.v1.CreateEgressRequest
+	102, // 120: skein.v1.AgentService.ChangeEgress:input_type -> skein.v1.ChangeEgressRequest
+	104, // 121: skein.v1.AgentService.RemoveEgress:input_type -> skein.v1.RemoveEgressRequest
+	106, // 122: skein.v1.AgentService.Egresses:input_type -> skein.v1.EgressesRequest
+	110, // 123: skein.v1.AgentService.ShowEgress:input_type -> skein.v1.ShowEgressRequest
+	114, // 124: skein.v1.AgentService.ExplainEgress:input_type -> skein.v1.ExplainEgressRequest
+	116, // 125: skein.v1.AgentService.AttachEgress:input_type -> skein.v1.AttachEgressRequest
+	118, // 126: skein.v1.AgentService.DrainNode:input_type -> skein.v1.DrainNodeRequest
+	43,  // 127: skein.v1.AgentService.SetRole:input_type -> skein.v1.SetRoleRequest
+	45,  // 128: skein.v1.AgentService.SetNode:input_type -> skein.v1.SetNodeRequest
+	8,   // 129: skein.v1.AgentService.AddPlainPeer:input_type -> skein.v1.AddPlainPeerRequest
+	11,  // 130: skein.v1.AgentService.PlainPeers:input_type -> skein.v1.PlainPeersRequest
+	14,  // 131: skein.v1.AgentService.RemovePlainPeer:input_type -> skein.v1.RemovePlainPeerRequest
+	16,  // 132: skein.v1.AgentService.SetSiteTranslation:input_type -> skein.v1.SetSiteTranslationRequest
+	18,  // 133: skein.v1.AgentService.RemoveSiteTranslation:input_type -> skein.v1.RemoveSiteTranslationRequest
+	20,  // 134: skein.v1.AgentService.Sites:input_type -> skein.v1.SitesRequest
+	120, // 135: skein.v1.AgentService.Usage:input_type -> skein.v1.UsageRequest
+	125, // 136: skein.v1.AgentService.Profile:input_type -> skein.v1.ProfileRequest
+	1,   // 137: skein.v1.AgentService.Status:output_type -> skein.v1.StatusResponse
+	6,   // 138: skein.v1.AgentService.Nodes:output_type -> skein.v1.NodesResponse
+	25,  // 139: skein.v1.AgentService.Peers:output_type -> skein.v1.PeersResponse
+	28,  // 140: skein.v1.AgentService.Netcheck:output_type -> skein.v1.NetcheckResponse
+	32,  // 141: skein.v1.AgentService.CreateToken:output_type -> skein.v1.CreateTokenResponse
+	34,  // 142: skein.v1.AgentService.ListTokens:output_type -> skein.v1.ListTokensResponse
+	36,  // 143: skein.v1.AgentService.RevokeToken:output_type -> skein.v1.RevokeTokenResponse
+	38,  // 144: skein.v1.AgentService.RepairClock:output_type -> skein.v1.RepairClockResponse
+	40,  // 145: skein.v1.AgentService.ShowNode:output_type -> skein.v1.ShowNodeResponse
+	42,  // 146: skein.v1.AgentService.RevokeNode:output_type -> skein.v1.RevokeNodeResponse
+	48,  // 147: skein.v1.AgentService.Settings:output_type -> skein.v1.SettingsResponse
+	50,  // 148: skein.v1.AgentService.Events:output_type -> skein.v1.EventsResponse
+	52,  // 149: skein.v1.AgentService.State:output_type -> skein.v1.StateResponse
+	54,  // 150: skein.v1.AgentService.Diff:output_type -> skein.v1.DiffResponse
+	56,  // 151: skein.v1.AgentService.ExplainPeer:output_type -> skein.v1.ExplainPeerResponse
+	59,  // 152: skein.v1.AgentService.Graph:output_type -> skein.v1.GraphResponse
+	62,  // 153: skein.v1.AgentService.Plan:output_type -> skein.v1.PlanResponse
+	64,  // 154: skein.v1.AgentService.Down:output_type -> skein.v1.DownResponse
+	66,  // 155: skein.v1.AgentService.Relay:output_type -> skein.v1.RelayResponse
+	73,  // 156: skein.v1.AgentService.CreatePool:output_type -> skein.v1.PoolResponse
+	73,  // 157: skein.v1.AgentService.ChangePool:output_type -> skein.v1.PoolResponse
+	75,  // 158: skein.v1.AgentService.RemovePool:output_type -> skein.v1.RemovePoolResponse
+	77,  // 159: skein.v1.AgentService.Pools:output_type -> skein.v1.PoolsResponse
+	82,  // 160: skein.v1.AgentService.Blocks:output_type -> skein.v1.BlocksResponse
+	86,  // 161: skein.v1.AgentService.ReserveBlock:output_type -> skein.v1.BlockResponse
+	86,  // 162: skein.v1.AgentService.ReleaseBlock:output_type -> skein.v1.BlockResponse
+	89,  // 163: skein.v1.AgentService.ReserveAddress:output_type -> skein.v1.StaticResponse
+	89,  // 164: skein.v1.AgentService.ReleaseAddress:output_type -> skein.v1.StaticResponse
+	91,  // 165: skein.v1.AgentService.Statics:output_type -> skein.v1.StaticsResponse
+	93,  // 166: skein.v1.AgentService.Who:output_type -> skein.v1.WhoResponse
+	97,  // 167: skein.v1.AgentService.Pods:output_type -> skein.v1.PodsResponse
+	100, // 168: skein.v1.AgentService.Import:output_type -> skein.v1.ImportResponse
+	103, // 169: skein.v1.AgentService.CreateEgress:output_type -> skein.v1.EgressResponse
+	103, // 170: skein.v1.AgentService.ChangeEgress:output_type -> skein.v1.EgressResponse
+	105, // 171: skein.v1.AgentService.RemoveEgress:output_type -> skein.v1.RemoveEgressResponse
+	107, // 172: skein.v1.AgentService.Egresses:output_type -> skein.v1.EgressesResponse
+	111, // 173: skein.v1.AgentService.ShowEgress:output_type -> skein.v1.ShowEgressResponse
+	115, // 174: skein.v1.AgentService.ExplainEgress:output_type -> skein.v1.ExplainEgressResponse
+	117, // 175: skein.v1.AgentService.AttachEgress:output_type -> skein.v1.AttachEgressResponse
+	119, // 176: skein.v1.AgentService.DrainNode:output_type -> skein.v1.DrainNodeResponse
+	44,  // 177: skein.v1.AgentService.SetRole:output_type -> skein.v1.SetRoleResponse
+	46,  // 178: skein.v1.AgentService.SetNode:output_type -> skein.v1.SetNodeResponse
+	9,   // 179: skein.v1.AgentService.AddPlainPeer:output_type -> skein.v1.AddPlainPeerResponse
+	12,  // 180: skein.v1.AgentService.PlainPeers:output_type -> skein.v1.PlainPeersResponse
+	15,  // 181: skein.v1.AgentService.RemovePlainPeer:output_type -> skein.v1.RemovePlainPeerResponse
+	17,  // 182: skein.v1.AgentService.SetSiteTranslation:output_type -> skein.v1.SetSiteTranslationResponse
+	19,  // 183: skein.v1.AgentService.RemoveSiteTranslation:output_type -> skein.v1.RemoveSiteTranslationResponse
+	21,  // 184: skein.v1.AgentService.Sites:output_type -> skein.v1.SitesResponse
+	121, // 185: skein.v1.AgentService.Usage:output_type -> skein.v1.UsageResponse
+	126, // 186: skein.v1.AgentService.Profile:output_type -> skein.v1.ProfileResponse
+	137, // [137:187] is the sub-list for method output_type
+	87,  // [87:137] is the sub-list for method input_type
+	87,  // [87:87] is the sub-list for extension type_name
+	87,  // [87:87] is the sub-list for extension extendee
+	0,   // [0:87] is the sub-list for field type_name
 }
 
 func init() { file_skein_v1_agent_proto_init() }
@@ -9268,7 +9800,7 @@ func file_skein_v1_agent_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_skein_v1_agent_proto_rawDesc), len(file_skein_v1_agent_proto_rawDesc)),
 			NumEnums:      0,
-			NumMessages:   119,
+			NumMessages:   128,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

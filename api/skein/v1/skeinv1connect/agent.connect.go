@@ -138,6 +138,14 @@ const (
 	// AgentServiceRemovePlainPeerProcedure is the fully-qualified name of the AgentService's
 	// RemovePlainPeer RPC.
 	AgentServiceRemovePlainPeerProcedure = "/skein.v1.AgentService/RemovePlainPeer"
+	// AgentServiceSetSiteTranslationProcedure is the fully-qualified name of the AgentService's
+	// SetSiteTranslation RPC.
+	AgentServiceSetSiteTranslationProcedure = "/skein.v1.AgentService/SetSiteTranslation"
+	// AgentServiceRemoveSiteTranslationProcedure is the fully-qualified name of the AgentService's
+	// RemoveSiteTranslation RPC.
+	AgentServiceRemoveSiteTranslationProcedure = "/skein.v1.AgentService/RemoveSiteTranslation"
+	// AgentServiceSitesProcedure is the fully-qualified name of the AgentService's Sites RPC.
+	AgentServiceSitesProcedure = "/skein.v1.AgentService/Sites"
 	// AgentServiceUsageProcedure is the fully-qualified name of the AgentService's Usage RPC.
 	AgentServiceUsageProcedure = "/skein.v1.AgentService/Usage"
 	// AgentServiceProfileProcedure is the fully-qualified name of the AgentService's Profile RPC.
@@ -194,6 +202,11 @@ type AgentServiceClient interface {
 	AddPlainPeer(context.Context, *v1.AddPlainPeerRequest) (*v1.AddPlainPeerResponse, error)
 	PlainPeers(context.Context, *v1.PlainPeersRequest) (*v1.PlainPeersResponse, error)
 	RemovePlainPeer(context.Context, *v1.RemovePlainPeerRequest) (*v1.RemovePlainPeerResponse, error)
+	// SetSiteTranslation has other sites know a site's network under other addresses, and RemoveSiteTranslation ends that.
+	SetSiteTranslation(context.Context, *v1.SetSiteTranslationRequest) (*v1.SetSiteTranslationResponse, error)
+	RemoveSiteTranslation(context.Context, *v1.RemoveSiteTranslationRequest) (*v1.RemoveSiteTranslationResponse, error)
+	// Sites lists the sites with what is agreed about each.
+	Sites(context.Context, *v1.SitesRequest) (*v1.SitesResponse, error)
 	// Usage tells what the agent costs and does, as totals since its start: two answers give rates.
 	Usage(context.Context, *v1.UsageRequest) (*v1.UsageResponse, error)
 	// Profile takes a profile of the agent's process. Root alone may ask for one, and there is one at a time.
@@ -481,6 +494,24 @@ func NewAgentServiceClient(httpClient connect.HTTPClient, baseURL string, opts .
 			connect.WithSchema(agentServiceMethods.ByName("RemovePlainPeer")),
 			connect.WithClientOptions(opts...),
 		),
+		setSiteTranslation: connect.NewClient[v1.SetSiteTranslationRequest, v1.SetSiteTranslationResponse](
+			httpClient,
+			baseURL+AgentServiceSetSiteTranslationProcedure,
+			connect.WithSchema(agentServiceMethods.ByName("SetSiteTranslation")),
+			connect.WithClientOptions(opts...),
+		),
+		removeSiteTranslation: connect.NewClient[v1.RemoveSiteTranslationRequest, v1.RemoveSiteTranslationResponse](
+			httpClient,
+			baseURL+AgentServiceRemoveSiteTranslationProcedure,
+			connect.WithSchema(agentServiceMethods.ByName("RemoveSiteTranslation")),
+			connect.WithClientOptions(opts...),
+		),
+		sites: connect.NewClient[v1.SitesRequest, v1.SitesResponse](
+			httpClient,
+			baseURL+AgentServiceSitesProcedure,
+			connect.WithSchema(agentServiceMethods.ByName("Sites")),
+			connect.WithClientOptions(opts...),
+		),
 		usage: connect.NewClient[v1.UsageRequest, v1.UsageResponse](
 			httpClient,
 			baseURL+AgentServiceUsageProcedure,
@@ -498,53 +529,56 @@ func NewAgentServiceClient(httpClient connect.HTTPClient, baseURL string, opts .
 
 // agentServiceClient implements AgentServiceClient.
 type agentServiceClient struct {
-	status          *connect.Client[v1.StatusRequest, v1.StatusResponse]
-	nodes           *connect.Client[v1.NodesRequest, v1.NodesResponse]
-	peers           *connect.Client[v1.PeersRequest, v1.PeersResponse]
-	netcheck        *connect.Client[v1.NetcheckRequest, v1.NetcheckResponse]
-	createToken     *connect.Client[v1.CreateTokenRequest, v1.CreateTokenResponse]
-	listTokens      *connect.Client[v1.ListTokensRequest, v1.ListTokensResponse]
-	revokeToken     *connect.Client[v1.RevokeTokenRequest, v1.RevokeTokenResponse]
-	repairClock     *connect.Client[v1.RepairClockRequest, v1.RepairClockResponse]
-	showNode        *connect.Client[v1.ShowNodeRequest, v1.ShowNodeResponse]
-	revokeNode      *connect.Client[v1.RevokeNodeRequest, v1.RevokeNodeResponse]
-	settings        *connect.Client[v1.SettingsRequest, v1.SettingsResponse]
-	events          *connect.Client[v1.EventsRequest, v1.EventsResponse]
-	state           *connect.Client[v1.StateRequest, v1.StateResponse]
-	diff            *connect.Client[v1.DiffRequest, v1.DiffResponse]
-	explainPeer     *connect.Client[v1.ExplainPeerRequest, v1.ExplainPeerResponse]
-	graph           *connect.Client[v1.GraphRequest, v1.GraphResponse]
-	plan            *connect.Client[v1.PlanRequest, v1.PlanResponse]
-	down            *connect.Client[v1.DownRequest, v1.DownResponse]
-	relay           *connect.Client[v1.RelayRequest, v1.RelayResponse]
-	createPool      *connect.Client[v1.CreatePoolRequest, v1.PoolResponse]
-	changePool      *connect.Client[v1.ChangePoolRequest, v1.PoolResponse]
-	removePool      *connect.Client[v1.RemovePoolRequest, v1.RemovePoolResponse]
-	pools           *connect.Client[v1.PoolsRequest, v1.PoolsResponse]
-	blocks          *connect.Client[v1.BlocksRequest, v1.BlocksResponse]
-	reserveBlock    *connect.Client[v1.ReserveBlockRequest, v1.BlockResponse]
-	releaseBlock    *connect.Client[v1.ReleaseBlockRequest, v1.BlockResponse]
-	reserveAddress  *connect.Client[v1.ReserveAddressRequest, v1.StaticResponse]
-	releaseAddress  *connect.Client[v1.ReleaseAddressRequest, v1.StaticResponse]
-	statics         *connect.Client[v1.StaticsRequest, v1.StaticsResponse]
-	who             *connect.Client[v1.WhoRequest, v1.WhoResponse]
-	pods            *connect.Client[v1.PodsRequest, v1.PodsResponse]
-	_import         *connect.Client[v1.ImportRequest, v1.ImportResponse]
-	createEgress    *connect.Client[v1.CreateEgressRequest, v1.EgressResponse]
-	changeEgress    *connect.Client[v1.ChangeEgressRequest, v1.EgressResponse]
-	removeEgress    *connect.Client[v1.RemoveEgressRequest, v1.RemoveEgressResponse]
-	egresses        *connect.Client[v1.EgressesRequest, v1.EgressesResponse]
-	showEgress      *connect.Client[v1.ShowEgressRequest, v1.ShowEgressResponse]
-	explainEgress   *connect.Client[v1.ExplainEgressRequest, v1.ExplainEgressResponse]
-	attachEgress    *connect.Client[v1.AttachEgressRequest, v1.AttachEgressResponse]
-	drainNode       *connect.Client[v1.DrainNodeRequest, v1.DrainNodeResponse]
-	setRole         *connect.Client[v1.SetRoleRequest, v1.SetRoleResponse]
-	setNode         *connect.Client[v1.SetNodeRequest, v1.SetNodeResponse]
-	addPlainPeer    *connect.Client[v1.AddPlainPeerRequest, v1.AddPlainPeerResponse]
-	plainPeers      *connect.Client[v1.PlainPeersRequest, v1.PlainPeersResponse]
-	removePlainPeer *connect.Client[v1.RemovePlainPeerRequest, v1.RemovePlainPeerResponse]
-	usage           *connect.Client[v1.UsageRequest, v1.UsageResponse]
-	profile         *connect.Client[v1.ProfileRequest, v1.ProfileResponse]
+	status                *connect.Client[v1.StatusRequest, v1.StatusResponse]
+	nodes                 *connect.Client[v1.NodesRequest, v1.NodesResponse]
+	peers                 *connect.Client[v1.PeersRequest, v1.PeersResponse]
+	netcheck              *connect.Client[v1.NetcheckRequest, v1.NetcheckResponse]
+	createToken           *connect.Client[v1.CreateTokenRequest, v1.CreateTokenResponse]
+	listTokens            *connect.Client[v1.ListTokensRequest, v1.ListTokensResponse]
+	revokeToken           *connect.Client[v1.RevokeTokenRequest, v1.RevokeTokenResponse]
+	repairClock           *connect.Client[v1.RepairClockRequest, v1.RepairClockResponse]
+	showNode              *connect.Client[v1.ShowNodeRequest, v1.ShowNodeResponse]
+	revokeNode            *connect.Client[v1.RevokeNodeRequest, v1.RevokeNodeResponse]
+	settings              *connect.Client[v1.SettingsRequest, v1.SettingsResponse]
+	events                *connect.Client[v1.EventsRequest, v1.EventsResponse]
+	state                 *connect.Client[v1.StateRequest, v1.StateResponse]
+	diff                  *connect.Client[v1.DiffRequest, v1.DiffResponse]
+	explainPeer           *connect.Client[v1.ExplainPeerRequest, v1.ExplainPeerResponse]
+	graph                 *connect.Client[v1.GraphRequest, v1.GraphResponse]
+	plan                  *connect.Client[v1.PlanRequest, v1.PlanResponse]
+	down                  *connect.Client[v1.DownRequest, v1.DownResponse]
+	relay                 *connect.Client[v1.RelayRequest, v1.RelayResponse]
+	createPool            *connect.Client[v1.CreatePoolRequest, v1.PoolResponse]
+	changePool            *connect.Client[v1.ChangePoolRequest, v1.PoolResponse]
+	removePool            *connect.Client[v1.RemovePoolRequest, v1.RemovePoolResponse]
+	pools                 *connect.Client[v1.PoolsRequest, v1.PoolsResponse]
+	blocks                *connect.Client[v1.BlocksRequest, v1.BlocksResponse]
+	reserveBlock          *connect.Client[v1.ReserveBlockRequest, v1.BlockResponse]
+	releaseBlock          *connect.Client[v1.ReleaseBlockRequest, v1.BlockResponse]
+	reserveAddress        *connect.Client[v1.ReserveAddressRequest, v1.StaticResponse]
+	releaseAddress        *connect.Client[v1.ReleaseAddressRequest, v1.StaticResponse]
+	statics               *connect.Client[v1.StaticsRequest, v1.StaticsResponse]
+	who                   *connect.Client[v1.WhoRequest, v1.WhoResponse]
+	pods                  *connect.Client[v1.PodsRequest, v1.PodsResponse]
+	_import               *connect.Client[v1.ImportRequest, v1.ImportResponse]
+	createEgress          *connect.Client[v1.CreateEgressRequest, v1.EgressResponse]
+	changeEgress          *connect.Client[v1.ChangeEgressRequest, v1.EgressResponse]
+	removeEgress          *connect.Client[v1.RemoveEgressRequest, v1.RemoveEgressResponse]
+	egresses              *connect.Client[v1.EgressesRequest, v1.EgressesResponse]
+	showEgress            *connect.Client[v1.ShowEgressRequest, v1.ShowEgressResponse]
+	explainEgress         *connect.Client[v1.ExplainEgressRequest, v1.ExplainEgressResponse]
+	attachEgress          *connect.Client[v1.AttachEgressRequest, v1.AttachEgressResponse]
+	drainNode             *connect.Client[v1.DrainNodeRequest, v1.DrainNodeResponse]
+	setRole               *connect.Client[v1.SetRoleRequest, v1.SetRoleResponse]
+	setNode               *connect.Client[v1.SetNodeRequest, v1.SetNodeResponse]
+	addPlainPeer          *connect.Client[v1.AddPlainPeerRequest, v1.AddPlainPeerResponse]
+	plainPeers            *connect.Client[v1.PlainPeersRequest, v1.PlainPeersResponse]
+	removePlainPeer       *connect.Client[v1.RemovePlainPeerRequest, v1.RemovePlainPeerResponse]
+	setSiteTranslation    *connect.Client[v1.SetSiteTranslationRequest, v1.SetSiteTranslationResponse]
+	removeSiteTranslation *connect.Client[v1.RemoveSiteTranslationRequest, v1.RemoveSiteTranslationResponse]
+	sites                 *connect.Client[v1.SitesRequest, v1.SitesResponse]
+	usage                 *connect.Client[v1.UsageRequest, v1.UsageResponse]
+	profile               *connect.Client[v1.ProfileRequest, v1.ProfileResponse]
 }
 
 // Status calls skein.v1.AgentService.Status.
@@ -948,6 +982,33 @@ func (c *agentServiceClient) RemovePlainPeer(ctx context.Context, req *v1.Remove
 	return nil, err
 }
 
+// SetSiteTranslation calls skein.v1.AgentService.SetSiteTranslation.
+func (c *agentServiceClient) SetSiteTranslation(ctx context.Context, req *v1.SetSiteTranslationRequest) (*v1.SetSiteTranslationResponse, error) {
+	response, err := c.setSiteTranslation.CallUnary(ctx, connect.NewRequest(req))
+	if response != nil {
+		return response.Msg, err
+	}
+	return nil, err
+}
+
+// RemoveSiteTranslation calls skein.v1.AgentService.RemoveSiteTranslation.
+func (c *agentServiceClient) RemoveSiteTranslation(ctx context.Context, req *v1.RemoveSiteTranslationRequest) (*v1.RemoveSiteTranslationResponse, error) {
+	response, err := c.removeSiteTranslation.CallUnary(ctx, connect.NewRequest(req))
+	if response != nil {
+		return response.Msg, err
+	}
+	return nil, err
+}
+
+// Sites calls skein.v1.AgentService.Sites.
+func (c *agentServiceClient) Sites(ctx context.Context, req *v1.SitesRequest) (*v1.SitesResponse, error) {
+	response, err := c.sites.CallUnary(ctx, connect.NewRequest(req))
+	if response != nil {
+		return response.Msg, err
+	}
+	return nil, err
+}
+
 // Usage calls skein.v1.AgentService.Usage.
 func (c *agentServiceClient) Usage(ctx context.Context, req *v1.UsageRequest) (*v1.UsageResponse, error) {
 	response, err := c.usage.CallUnary(ctx, connect.NewRequest(req))
@@ -1012,6 +1073,11 @@ type AgentServiceHandler interface {
 	AddPlainPeer(context.Context, *v1.AddPlainPeerRequest) (*v1.AddPlainPeerResponse, error)
 	PlainPeers(context.Context, *v1.PlainPeersRequest) (*v1.PlainPeersResponse, error)
 	RemovePlainPeer(context.Context, *v1.RemovePlainPeerRequest) (*v1.RemovePlainPeerResponse, error)
+	// SetSiteTranslation has other sites know a site's network under other addresses, and RemoveSiteTranslation ends that.
+	SetSiteTranslation(context.Context, *v1.SetSiteTranslationRequest) (*v1.SetSiteTranslationResponse, error)
+	RemoveSiteTranslation(context.Context, *v1.RemoveSiteTranslationRequest) (*v1.RemoveSiteTranslationResponse, error)
+	// Sites lists the sites with what is agreed about each.
+	Sites(context.Context, *v1.SitesRequest) (*v1.SitesResponse, error)
 	// Usage tells what the agent costs and does, as totals since its start: two answers give rates.
 	Usage(context.Context, *v1.UsageRequest) (*v1.UsageResponse, error)
 	// Profile takes a profile of the agent's process. Root alone may ask for one, and there is one at a time.
@@ -1295,6 +1361,24 @@ func NewAgentServiceHandler(svc AgentServiceHandler, opts ...connect.HandlerOpti
 		connect.WithSchema(agentServiceMethods.ByName("RemovePlainPeer")),
 		connect.WithHandlerOptions(opts...),
 	)
+	agentServiceSetSiteTranslationHandler := connect.NewUnaryHandlerSimple(
+		AgentServiceSetSiteTranslationProcedure,
+		svc.SetSiteTranslation,
+		connect.WithSchema(agentServiceMethods.ByName("SetSiteTranslation")),
+		connect.WithHandlerOptions(opts...),
+	)
+	agentServiceRemoveSiteTranslationHandler := connect.NewUnaryHandlerSimple(
+		AgentServiceRemoveSiteTranslationProcedure,
+		svc.RemoveSiteTranslation,
+		connect.WithSchema(agentServiceMethods.ByName("RemoveSiteTranslation")),
+		connect.WithHandlerOptions(opts...),
+	)
+	agentServiceSitesHandler := connect.NewUnaryHandlerSimple(
+		AgentServiceSitesProcedure,
+		svc.Sites,
+		connect.WithSchema(agentServiceMethods.ByName("Sites")),
+		connect.WithHandlerOptions(opts...),
+	)
 	agentServiceUsageHandler := connect.NewUnaryHandlerSimple(
 		AgentServiceUsageProcedure,
 		svc.Usage,
@@ -1399,6 +1483,12 @@ func NewAgentServiceHandler(svc AgentServiceHandler, opts ...connect.HandlerOpti
 			agentServicePlainPeersHandler.ServeHTTP(w, r)
 		case AgentServiceRemovePlainPeerProcedure:
 			agentServiceRemovePlainPeerHandler.ServeHTTP(w, r)
+		case AgentServiceSetSiteTranslationProcedure:
+			agentServiceSetSiteTranslationHandler.ServeHTTP(w, r)
+		case AgentServiceRemoveSiteTranslationProcedure:
+			agentServiceRemoveSiteTranslationHandler.ServeHTTP(w, r)
+		case AgentServiceSitesProcedure:
+			agentServiceSitesHandler.ServeHTTP(w, r)
 		case AgentServiceUsageProcedure:
 			agentServiceUsageHandler.ServeHTTP(w, r)
 		case AgentServiceProfileProcedure:
@@ -1590,6 +1680,18 @@ func (UnimplementedAgentServiceHandler) PlainPeers(context.Context, *v1.PlainPee
 
 func (UnimplementedAgentServiceHandler) RemovePlainPeer(context.Context, *v1.RemovePlainPeerRequest) (*v1.RemovePlainPeerResponse, error) {
 	return nil, connect.NewError(connect.CodeUnimplemented, errors.New("skein.v1.AgentService.RemovePlainPeer is not implemented"))
+}
+
+func (UnimplementedAgentServiceHandler) SetSiteTranslation(context.Context, *v1.SetSiteTranslationRequest) (*v1.SetSiteTranslationResponse, error) {
+	return nil, connect.NewError(connect.CodeUnimplemented, errors.New("skein.v1.AgentService.SetSiteTranslation is not implemented"))
+}
+
+func (UnimplementedAgentServiceHandler) RemoveSiteTranslation(context.Context, *v1.RemoveSiteTranslationRequest) (*v1.RemoveSiteTranslationResponse, error) {
+	return nil, connect.NewError(connect.CodeUnimplemented, errors.New("skein.v1.AgentService.RemoveSiteTranslation is not implemented"))
+}
+
+func (UnimplementedAgentServiceHandler) Sites(context.Context, *v1.SitesRequest) (*v1.SitesResponse, error) {
+	return nil, connect.NewError(connect.CodeUnimplemented, errors.New("skein.v1.AgentService.Sites is not implemented"))
 }
 
 func (UnimplementedAgentServiceHandler) Usage(context.Context, *v1.UsageRequest) (*v1.UsageResponse, error) {
