@@ -7,12 +7,14 @@ import (
 	"io"
 	"net"
 	"net/netip"
-	"os/exec"
 	"slices"
 	"testing"
 	"time"
 
 	"github.com/google/nftables"
+	"github.com/google/nftables/binaryutil"
+	"github.com/google/nftables/expr"
+	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
 
 	"github.com/skeinmesh/skein/dataplane"
@@ -42,33 +44,40 @@ func newOverlap(t *testing.T) *overlap {
 		o.hosts[i] = testns.New(t, "lan")
 		testns.Link(s.member.NS, o.hosts[i], "lan", []netip.Prefix{pfx("192.168.1.1/24"), pfx("fd12:1::1/64")},
 			[]netip.Prefix{netip.PrefixFrom(lanHost4, 24), netip.PrefixFrom(lanHost6, 64)})
-		for _, gw := range []string{"192.168.1.1", "fd12:1::1"} {
-			o.hosts[i].Must("default route", func() error {
-				out, err := exec.Command("ip", "route", "add", "default", "via", gw).CombinedOutput()
-				if err != nil {
-					return fmt.Errorf("%w: %s", err, out)
-				}
-				return nil
-			})
-		}
+		o.hosts[i].Must("default routes", func() error {
+			var all error
+			for to, gw := range map[string]string{"0.0.0.0/0": "192.168.1.1", "::/0": "fd12:1::1"} {
+				_, dst, err := net.ParseCIDR(to)
+				all = errors.Join(all, err, netlink.RouteAdd(&netlink.Route{Dst: dst, Gw: net.ParseIP(gw)}))
+			}
+			return all
+		})
 		s.member.Sysctl("net.ipv4.ip_forward", "1")
 		s.member.Sysctl("net.ipv6.conf.all.forwarding", "1")
 		s.lan = []netip.Prefix{pfx("192.168.1.0/24"), pfx("fd12:1::/64")}
 		n := s.member.n
 		s.elsewhere = []netip.Prefix{pfx(fmt.Sprintf("10.201.%d.0/24", n)), pfx(fmt.Sprintf("fd99:%d::/64", n))}
-		// Another program's firewall, which lets pass what belongs to a connection, in conntrack's view.
-		s.member.Must("firewall", func() error {
-			cmd := exec.Command("nft", "add table inet other; add chain inet other f { type filter hook forward priority 0; policy drop; };"+
-				"add rule inet other f ct state established,related accept; add rule inet other f ct state new accept")
-			out, err := cmd.CombinedOutput()
-			if err != nil {
-				return fmt.Errorf("%w: %s", err, out)
-			}
-			return nil
-		})
+		if !wantKernel() { // the guest of the kernel tier has not all modules
+			s.member.Must("firewall", withNft(firewall))
+		}
 	}
 	o.applyAll(t)
 	return o
+}
+
+// firewall is another program's: it forwards what belongs to a connection, in conntrack's view, or begins one.
+func firewall(c *nftables.Conn) {
+	table := c.AddTable(&nftables.Table{Family: nftables.TableFamilyINet, Name: "other"})
+	drop := nftables.ChainPolicyDrop
+	chain := c.AddChain(&nftables.Chain{Table: table, Name: "forward", Type: nftables.ChainTypeFilter,
+		Hooknum: nftables.ChainHookForward, Priority: nftables.ChainPriorityFilter, Policy: &drop})
+	bits := binaryutil.NativeEndian.PutUint32(expr.CtStateBitESTABLISHED | expr.CtStateBitRELATED | expr.CtStateBitNEW)
+	c.AddRule(&nftables.Rule{Table: table, Chain: chain, Exprs: []expr.Any{
+		&expr.Ct{Key: expr.CtKeySTATE, Register: 1},
+		&expr.Bitwise{SourceRegister: 1, DestRegister: 1, Len: 4, Mask: bits, Xor: make([]byte, 4)},
+		&expr.Cmp{Op: expr.CmpOpNeq, Register: 1, Data: make([]byte, 4)},
+		&expr.Verdict{Kind: expr.VerdictAccept},
+	}})
 }
 
 // TestOverlappingSitesReachEachOther: both members have 192.168.1.0/24 and fd12:1::/64 behind them. Hosts there reach each other,
