@@ -8,6 +8,9 @@
 // ports, before conntrack on the way in and after it on the way out, without any state: a rewrite holds from the
 // moment it is written, for flows that are under way too, and conntrack and firewalls see WireGuard's port alone.
 //
+// While there are networks behind this host that other sites know under other addresses (dataplane.Translation), two
+// more chains translate them in the same way (translate.go, docs/decisions/0058).
+//
 // Diff is pure. What it returns is written as one transaction, or several when it is too large for a
 // socket buffer; a changed destination costs one or two messages however large the sets are. The table
 // is wholly ours: what somebody adds to it is pruned, and no other table is ever touched.
