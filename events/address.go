@@ -4,6 +4,7 @@ import (
 	"encoding/binary"
 	"fmt"
 	"net/netip"
+	"slices"
 	"strings"
 )
 
@@ -21,13 +22,21 @@ func (s *State) nextIPv4() (netip.Addr, error) {
 	if pool.Contains(s.newest.ipv4) {
 		at = number(s.newest.ipv4) - network
 	}
-	for range hosts {
-		if at++; at > hosts {
-			at = 1
-		}
-		a := address(network + at)
-		if !s.taken(&s.addresses, a.String(), "") {
-			return a, nil
+	// What lies in a site's range is for that site, as long as there is anything else.
+	for _, ranges := range [][]SiteRange{s.SiteRangesOf(""), nil} {
+		for left := hosts; left > 0; left-- {
+			if at++; at > hosts {
+				at = 1
+			}
+			a := address(network + at)
+			if in := slices.IndexFunc(ranges, func(r SiteRange) bool { return r.IPv4.Contains(a) }); in >= 0 {
+				rest := min(number(last(ranges[in].IPv4))-network-at, left-1)
+				at, left = at+rest, left-rest
+				continue
+			}
+			if !s.taken(&s.addresses, a.String(), "") {
+				return a, nil
+			}
 		}
 	}
 	return netip.Addr{}, s.overlayFull(pool)
@@ -38,6 +47,11 @@ func (s *State) overlayFull(pool netip.Prefix) error {
 	return refuse(ResourceExhausted,
 		"the overlay %s is full: its %d addresses belong to %s%s; addresses of revoked nodes are not given again and an overlay cannot grow, so make a cluster with a larger one (overlay.ipv4 in skein.yaml, then skein up --init)",
 		pool, hosts, s.users(), s.resting())
+}
+
+// last is the last address of an IPv4 prefix.
+func last(p netip.Prefix) netip.Addr {
+	return address(number(p.Addr()) | (uint32(1)<<(32-p.Bits()) - 1))
 }
 
 func number(a netip.Addr) uint32 {

@@ -295,7 +295,8 @@ func history(t *testing.T) *world {
 // TestHistoryMakesEveryEvent keeps the golden file complete when an event is added.
 func TestHistoryMakesEveryEvent(t *testing.T) {
 	seen := map[protoreflect.FieldNumber]bool{}
-	for _, e := range slices.Concat(history(t).log, poolHistory(t).log, egressHistory(t).log, clockHistory(t).log, podCIDRHistory(t).log, siteHistory(t).log, plainPeerHistory(t).log, translationHistory(t).log) {
+	for _, e := range slices.Concat(history(t).log, poolHistory(t).log, egressHistory(t).log, clockHistory(t).log, podCIDRHistory(t).log, siteHistory(t).log, plainPeerHistory(t).log,
+		rangeHistory(t).log, translationHistory(t).log) {
 		r := e.ProtoReflect()
 		body := r.Descriptor().Oneofs().ByName("body")
 		seen[r.WhichOneof(body).Number()] = true

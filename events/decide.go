@@ -19,13 +19,14 @@ func Decide(s *State, c *skeinv1.Command) ([]*skeinv1.Event, *skeinv1.Answer, er
 
 // decision is a command on its way.
 type decision struct {
-	s      *State
-	c      *skeinv1.Command
-	base   uint64 // index of the last event before it
-	schema func(*skeinv1.Event) uint32
-	events []*skeinv1.Event
-	answer *skeinv1.Answer
-	silent bool // the answer is not remembered: nothing was done, and the same may be asked in earnest
+	s        *State
+	c        *skeinv1.Command
+	base     uint64 // index of the last event before it
+	schema   func(*skeinv1.Event) uint32
+	events   []*skeinv1.Event
+	answer   *skeinv1.Answer
+	allotted int  // ranges of sites, by this command
+	silent   bool // the answer is not remembered: nothing was done, and the same may be asked in earnest
 }
 
 func decide(s *State, c *skeinv1.Command, schema func(*skeinv1.Event) uint32) ([]*skeinv1.Event, *skeinv1.Answer, error) {

@@ -43,7 +43,11 @@ func (d *decision) allocateBlocks(c *skeinv1.AllocateBlocks) error {
 		}
 		total = uint64(held.n + MaxNodeBlocks - all)
 	}
-	numbers := d.nextBlocks(r, int(min(total-uint64(held.n), MaxBlocksAtOnce)))
+	if err := CheckSite("the blocks' node", c.GetSite()); err != nil {
+		return err
+	}
+	site, ranged := rangedSite(d.s.settings.get(), n, c.GetSite(), c.GetSiteSaid())
+	numbers := d.blocksFor(r, int(min(total-uint64(held.n), MaxBlocksAtOnce)), site, ranged)
 	if len(numbers) == 0 {
 		return d.refuseExhausted(r)
 	}
@@ -97,32 +101,44 @@ func refuseDraining(p *skeinv1.Pool) error {
 //
 // Two bounds turn the order around, so that a huge pool does not grow the state for ever: when MaxFreed of its blocks
 // wait, or MaxNumbers in all pools are known, those that rested come first.
-func (d *decision) nextBlocks(r *room, want int) []uint64 {
+//
+// What lies in a site's range is for that site, as long as there is anything else. Those in except are chosen already.
+func (d *decision) nextBlocks(r *room, want int, except ...uint64) []uint64 {
+	outside := func(n uint64) bool { return !slices.Contains(except, n) && r.rangeAt(n) == nil }
 	fresh := func(want int) (out []uint64) {
-		want = min(want, MaxNumbers-d.s.numbers)
-		for n := r.cursor; len(out) < want && n < r.layout.blocks; n++ {
-			if !r.given(n) {
+		want = min(want, MaxNumbers-d.s.numbers-len(except))
+		for n := r.outer; len(out) < want && n < r.layout.blocks; n++ {
+			if b := r.rangeAt(n); b != nil {
+				n = b.last
+			} else if !r.given(n) && outside(n) {
 				out = append(out, n)
 			}
 		}
 		return out
 	}
+	var out []uint64
 	if r.freed.n >= MaxFreed {
-		out := r.rested(want, d.c.GetTime())
-		return append(out, fresh(want-len(out))...)
+		out = r.rested(want, d.c.GetTime(), outside)
+		out = append(out, fresh(want-len(out))...)
+	} else {
+		out = fresh(want)
+		out = append(out, r.rested(want-len(out), d.c.GetTime(), outside)...)
 	}
-	out := fresh(want)
-	return append(out, r.rested(want-len(out), d.c.GetTime())...)
+	if len(r.ranges) == 0 || len(out) >= want {
+		return out
+	}
+	others := slices.DeleteFunc(d.blocksIn(r, want+len(except), r.ranges), func(n uint64) bool { return slices.Contains(except, n) })
+	return append(out, others[:min(len(others), want-len(out))]...)
 }
 
 // rested is up to want freed blocks that have rested: those that are free for the longest first. Usually the
-// first ones have; only a clock that stepped back makes it look further, or that all rest.
-func (r *room) rested(want int, now int64) (out []uint64) {
+// first ones have; only a clock that stepped back makes it look further, or that all rest, or others' ranges.
+func (r *room) rested(want int, now int64, in func(uint64) bool) (out []uint64) {
 	if want <= 0 {
 		return nil
 	}
 	for n := range r.order.all() {
-		if f, _ := r.freed.get(n, ""); !resting(f.GetAt(), cooldown(r.pool), now) {
+		if f, _ := r.freed.get(n, ""); in(n) && !resting(f.GetAt(), cooldown(r.pool), now) {
 			if out = append(out, n); len(out) == want {
 				break
 			}

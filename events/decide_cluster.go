@@ -50,7 +50,7 @@ func (d *decision) createCluster(c *skeinv1.CreateCluster) error {
 		OverlayIpv4: overlay.String(), OverlayIpv6: identity.OverlayPrefix(cluster).String(),
 	}
 	d.emit(&skeinv1.Event{Body: &skeinv1.Event_ClusterCreated{ClusterCreated: &skeinv1.ClusterCreated{Cluster: created, Settings: settings}}})
-	n := d.newNode(c.GetFirstNode(), cluster, overlay.Addr().Next())
+	n := d.newNode(c.GetFirstNode(), overlay.Addr().Next(), d.firstRange(c.GetFirstNode(), settings, cluster, overlay))
 	d.emit(&skeinv1.Event{Body: &skeinv1.Event_NodeAdmitted{NodeAdmitted: &skeinv1.NodeAdmitted{Node: n}}})
 	d.answer.Node = n
 	d.emitServerAdded(n.GetId())

@@ -56,18 +56,21 @@ func (d *decision) admitNode(c *skeinv1.AdmitNode) error {
 			return err
 		}
 	}
-	if err := d.checkFree(id, want); err != nil {
-		return err
-	}
-	ipv4, err := d.s.nextIPv4()
-	if err != nil {
+	if err := d.checkFree(want); err != nil {
 		return err
 	}
 	cluster, err := checkClusterID(c.GetClusterId())
 	if err != nil {
 		return err
 	}
-	n := d.newNode(want, cluster, ipv4)
+	ipv4, ipv6, err := d.overlay(want, cluster, id)
+	if err != nil {
+		return err
+	}
+	if d.s.taken(&d.s.addresses, ipv6.String(), "") {
+		return refuse(AlreadyExists, "the overlay address %s of node %s is taken: move identity.pem out of its state directory to get a new identity", ipv6, want.GetName())
+	}
+	n := d.newNode(want, ipv4, ipv6)
 	n.AgentsOnly = t.GetAgentsOnly()
 	n.Admin = Role(t.GetRole()) == RoleAdmin
 	d.emit(&skeinv1.Event{Body: &skeinv1.Event_NodeAdmitted{NodeAdmitted: &skeinv1.NodeAdmitted{Node: n, TokenId: t.GetId()}}})
@@ -111,22 +114,11 @@ func (d *decision) readmit(old *skeinv1.Node, want *skeinv1.NewNode) error {
 }
 
 // checkFree refuses what belongs to another node already.
-func (d *decision) checkFree(id identity.ID, want *skeinv1.NewNode) error {
+func (d *decision) checkFree(want *skeinv1.NewNode) error {
 	if err := d.checkNameFree(want.GetName()); err != nil {
 		return err
 	}
-	if err := d.checkKeyFree(want.GetName(), want.GetWireguardKey()); err != nil {
-		return err
-	}
-	cluster, err := checkClusterID(d.s.Cluster().GetId())
-	if err != nil {
-		return err
-	}
-	ipv6 := identity.OverlayIPv6(cluster, id).String()
-	if d.s.taken(&d.s.addresses, ipv6, "") {
-		return refuse(AlreadyExists, "the overlay address %s of node %s is taken: move identity.pem out of its state directory to get a new identity", ipv6, want.GetName())
-	}
-	return nil
+	return d.checkKeyFree(want.GetName(), want.GetWireguardKey())
 }
 
 func (d *decision) checkNameFree(name string) error {
@@ -154,12 +146,12 @@ func (d *decision) checkKeyFree(name string, key []byte) error {
 }
 
 // newNode is the node that the next event admits.
-func (d *decision) newNode(want *skeinv1.NewNode, cluster identity.ClusterID, ipv4 netip.Addr) *skeinv1.Node {
+func (d *decision) newNode(want *skeinv1.NewNode, ipv4, ipv6 netip.Addr) *skeinv1.Node {
 	id := identity.IDOf(ed25519.PublicKey(want.GetIdentityKey()))
 	low, high := schemaRange(want.GetMinSchema(), want.GetMaxSchema())
 	return &skeinv1.Node{
 		Id: id.String(), Name: want.GetName(), IdentityKey: want.GetIdentityKey(), WireguardKey: want.GetWireguardKey(),
-		Ipv4: ipv4.String(), Ipv6: identity.OverlayIPv6(cluster, id).String(), Labels: maps.Clone(want.GetLabels()),
+		Ipv4: ipv4.String(), Ipv6: ipv6.String(), Labels: maps.Clone(want.GetLabels()),
 		AdmittedAt: d.c.GetTime(), AdmittedIndex: d.nextIndex(), MinSchema: low, MaxSchema: high,
 	}
 }

@@ -48,8 +48,11 @@ func Diff(a, b *State) []string {
 	out = append(out, diffTable(&a.plain, &b.plain, func(p *skeinv1.PlainPeer) (string, string) {
 		return p.GetName(), "plain peer " + p.GetName()
 	})...)
-	return append(out, diffTable(&a.translations, &b.translations, func(t *skeinv1.SiteTranslation) (string, string) {
+	out = append(out, diffTable(&a.translations, &b.translations, func(t *skeinv1.SiteTranslation) (string, string) {
 		return translationKey(t.GetSite(), t.GetPrefix()), fmt.Sprintf("translation of %s in %s", t.GetPrefix(), SiteText(t.GetSite()))
+	})...)
+	return append(out, diffTable(&a.rangeTable, &b.rangeTable, func(r *skeinv1.SiteRange) (string, string) {
+		return fmt.Sprintf("%020d", r.GetIndex()), fmt.Sprintf("range of site %q", r.GetSite())
 	})...)
 }
 
@@ -172,10 +175,17 @@ func describe(m proto.Message) string {
 	r := m.ProtoReflect()
 	for _, f := range sortedFields(r.Descriptor()) {
 		switch f.Name() {
-		case "id", "name", "node", "number", "site", "prefix":
+		case "id", "name", "node", "number":
 			continue
 		case "pool":
-			if _, egress := m.(*skeinv1.Egress); !egress {
+			switch m.(type) {
+			case *skeinv1.Egress, *skeinv1.SiteRange:
+			default:
+				continue
+			}
+		case "site", "prefix":
+			switch m.(type) {
+			case *skeinv1.SiteRange, *skeinv1.SiteTranslation:
 				continue
 			}
 		case "namespace":

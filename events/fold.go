@@ -93,6 +93,10 @@ func (s *State) fold(e *skeinv1.Event) {
 		s.setTranslation(b.SiteTranslationSet.GetTranslation())
 	case *skeinv1.Event_SiteTranslationRemoved:
 		s.dropTranslation(b.SiteTranslationRemoved.GetSite(), b.SiteTranslationRemoved.GetPrefix())
+	case *skeinv1.Event_SiteRangeAllotted:
+		if v := b.SiteRangeAllotted.GetRange(); v.GetIndex() == e.GetIndex() {
+			s.allotRange(v)
+		}
 	default:
 		s.foldPool(e)
 	}

@@ -190,6 +190,7 @@ func (s *State) removePool(name string) {
 	s.sizes[sectionBlocks] -= r.resting
 	s.sizes.drop(sectionPools, r.pool)
 	s.rooms.del(s.own(), textKey(name), name)
+	s.dropRanges(name)
 }
 
 // takeBlock gives a free block, or a reserved one to a node. It reports whether it did.
@@ -234,10 +235,17 @@ func (s *State) takeBlock(b *skeinv1.Block) bool {
 	return true
 }
 
-// advance moves the cursor past numbers that were given. Each is passed once, however the pool is used.
+// advance moves the cursors past numbers that were given. Each is passed once, however the pool is used.
 func (r *room) advance() {
 	for r.cursor < r.layout.blocks && r.given(r.cursor) {
 		r.cursor++
+	}
+	for r.outer = max(r.outer, r.cursor); r.outer < r.layout.blocks; r.outer++ {
+		if b := r.rangeAt(r.outer); b != nil {
+			r.outer = b.last
+		} else if !r.given(r.outer) {
+			break
+		}
 	}
 }
 

@@ -14,7 +14,7 @@ func FuzzFold(f *testing.F) {
 	w := newCluster(f)
 	w.must(withID("r", admit("b", "1", asServer)))
 	w.must(revoke(id("b")))
-	for _, log := range [][]*skeinv1.Event{w.log, w.log[:3], nil, poolHistory(f).log, egressHistory(f).log} {
+	for _, log := range [][]*skeinv1.Event{w.log, w.log[:3], nil, poolHistory(f).log, egressHistory(f).log, rangeHistory(f).log} {
 		b, err := proto.Marshal(&skeinv1.Batch{Events: log})
 		if err != nil {
 			f.Fatal(err)
@@ -41,6 +41,7 @@ func FuzzFold(f *testing.F) {
 		checkSame(t, "folded twice", s, again)
 		checkSame(t, "snapshot", s, mustFromProto(t, s))
 		checkPools(t, s)
+		checkRanges(t, s)
 		checkEgresses(t, s)
 		Diff(NewState(), s)
 	})
@@ -52,7 +53,7 @@ func FuzzFromProto(f *testing.F) {
 	w.must(withID("r", admit("b", "1", asServer)))
 	w.must(admit("c", "1"))
 	w.must(revoke(id("b")))
-	for _, s := range []*State{w.s, NewState(), poolHistory(f).s, egressHistory(f).s} {
+	for _, s := range []*State{w.s, NewState(), poolHistory(f).s, egressHistory(f).s, rangeHistory(f).s} {
 		b, err := proto.Marshal(s.Proto())
 		if err != nil {
 			f.Fatal(err)
@@ -70,6 +71,7 @@ func FuzzFromProto(f *testing.F) {
 		}
 		checkSame(t, "again", s, mustFromProto(t, s))
 		checkPools(t, s)
+		checkRanges(t, s)
 		checkEgresses(t, s)
 		c := &skeinv1.Command{Time: 1, Entropy: entropy(1), Body: admit("x", "1").Body}
 		if _, _, err := Decide(s, c); err != nil && CodeOf(err) == "" {

@@ -44,6 +44,10 @@ func (s *State) Hash() [32]byte {
 		d := s.translations.sum(encode)
 		b = append(b, d[:]...)
 	}
+	if s.rangeTable.n > 0 {
+		d := s.rangeTable.sum(encode)
+		b = append(b, d[:]...)
+	}
 	return sha256.Sum256(b)
 }
 

@@ -26,6 +26,8 @@ type room struct {
 	order     table[uint64]                // numbers of the freed blocks, by the index of the event that freed them
 	holders   table[table[*skeinv1.Block]] // blocks by number, by node ID
 	cursor    uint64                       // the lowest number that was never given; layout.blocks: none
+	ranges    []blockRange                 // of sites, by number; replaced and never changed
+	outer     uint64                       // the lowest number that never was given and lies in no range
 	staticsIn table[uint32]                // static addresses in a block, by number
 	granted   table[uint64]                // addresses in all grants, by namespace
 	resting   int                          // bytes of the freed blocks
@@ -54,6 +56,23 @@ func (s *State) setRoom(r *room) {
 func (r *room) block(n uint64) *skeinv1.Block {
 	b, _ := r.blocks.get(n, "")
 	return b
+}
+
+// rangeAt is the range that a number lies in, or nil.
+func (r *room) rangeAt(n uint64) *blockRange {
+	at, ok := slices.BinarySearchFunc(r.ranges, n, func(b blockRange, n uint64) int {
+		switch {
+		case b.last < n:
+			return -1
+		case b.first > n:
+			return 1
+		}
+		return 0
+	})
+	if !ok {
+		return nil
+	}
+	return &r.ranges[at]
 }
 
 // given reports whether the number ever belonged to anybody.

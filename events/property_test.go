@@ -55,6 +55,7 @@ func checkInvariants(t fatal, s *State) {
 		check(r.GetNode())
 	}
 	checkPools(t, s)
+	checkRanges(t, s)
 	checkEgresses(t, s)
 	checkPodCIDRs(t, s)
 	checkNodesSet(t, s)
@@ -96,6 +97,9 @@ func anyCommand(t *rapid.T, s *State) *skeinv1.Command {
 	switch rapid.IntRange(0, 48).Draw(t, "command") {
 	case 14, 15, 16, 17, 18, 19, 20, 21, 22, 23, 24, 25, 26:
 		c = anyPoolCommand(t, n)
+		if b := c.GetAllocateBlocks(); b != nil {
+			b.Site, b.SiteSaid = n(), rapid.Bool().Draw(t, "says its site")
+		}
 	case 27, 28, 29, 30, 31, 32, 33, 34:
 		c = anyEgressCommand(t, s, n)
 	case 35, 36, 37, 38:
@@ -115,6 +119,7 @@ func anyCommand(t *rapid.T, s *State) *skeinv1.Command {
 	case 3, 4, 5, 6:
 		c = admit(n(), token.Draw(t, "token"), func(a *skeinv1.AdmitNode) {
 			a.Node.Server = rapid.Bool().Draw(t, "server")
+			a.Node.Site, a.Node.SiteSaid = n(), rapid.Bool().Draw(t, "says its site")
 			if rapid.IntRange(0, 3).Draw(t, "twist") == 0 {
 				a.Node.Name = n()
 				a.Node.WireguardKey = key("wireguard", n())

@@ -62,6 +62,8 @@ func schemaOf(e *skeinv1.Event) uint32 {
 	case *skeinv1.Event_SiteTranslationSet,
 		*skeinv1.Event_SiteTranslationRemoved:
 		return translationSchema
+	case *skeinv1.Event_SiteRangeAllotted:
+		return rangeSchema
 	}
 	return 0
 }
@@ -71,6 +73,8 @@ func (s *State) neededSchema() (what string, schema uint32) {
 	switch {
 	case s.translations.n > 0:
 		return "translated networks of sites", translationSchema
+	case s.rangeTable.n > 0:
+		return "ranges of sites", rangeSchema
 	case s.nodesSet > 0:
 		return "settings of nodes", siteSchema
 	case bySites(s.settings.get()):

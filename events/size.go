@@ -20,9 +20,10 @@ const (
 	sectionBlocks // owned, reserved and waiting ones
 	sectionStatics
 	sectionGrants
-	sectionEgresses // with their slots
-	sectionPlain    // plain peers
-	sectionTranslations
+	sectionEgresses     // with their slots
+	sectionPlain        // plain peers
+	sectionTranslations // of sites' networks
+	sectionRanges       // of sites
 	sections
 )
 
@@ -33,10 +34,10 @@ func (s *sizes) add(p section, m proto.Message)  { s[p] += entrySize(p, sizeOf(m
 func (s *sizes) drop(p section, m proto.Message) { s[p] -= entrySize(p, sizeOf(m)) }
 
 // entrySize is what a message of so many bytes takes as a field of State: a tag, its length, itself. The fields from 16 on, which are
-// egresses, plain peers and translations, have tags of two bytes.
+// egresses, plain peers, translations and ranges of sites, have tags of two bytes.
 func entrySize(p section, n int) int {
 	tag := 1
-	if p == sectionEgresses || p == sectionPlain || p == sectionTranslations {
+	if p == sectionEgresses || p == sectionPlain || p == sectionTranslations || p == sectionRanges {
 		tag = 2
 	}
 	return tag + protowire.SizeVarint(uint64(n)) + n

@@ -17,6 +17,7 @@ func (s *State) Proto() *skeinv1.State {
 		Pools:   s.Pools(), Blocks: s.Blocks(), Freed: s.allFreed(), Statics: s.Statics(), Grants: s.Grants(),
 		Egresses: s.Egresses(), Slots: s.allSlots(), PlainPeers: s.PlainPeers(),
 		Translations: s.Translations(),
+		SiteRanges:   list(&s.rangeTable),
 	}
 	for id := range s.order.all {
 		p.Answers = append(p.Answers, s.stored(id))
@@ -87,6 +88,9 @@ func (s *State) load(p *skeinv1.State) error {
 		last = a.GetIndex()
 	}
 	if err := s.loadPools(p); err != nil {
+		return err
+	}
+	if err := s.loadRanges(p); err != nil {
 		return err
 	}
 	if err := s.loadPodCIDRs(p); err != nil {

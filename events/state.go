@@ -36,6 +36,7 @@ type content struct {
 	rooms      table[*room]   // pools with their blocks, static addresses and grants, by name
 	outlets    table[*outlet] // egresses with their slots, by egressRef
 	plain      table[*skeinv1.PlainPeer]
+	rangeTable table[*skeinv1.SiteRange] // by the index of the event that allotted it
 
 	translations table[*skeinv1.SiteTranslation] // by translationKey
 
@@ -68,6 +69,7 @@ type content struct {
 	plainNets []plainNet // networks behind plain peers, likewise
 
 	translated []translated // all translations, by their addresses elsewhere; replaced and never changed
+	ranges     []SiteRange  // those of rangeTable, in its order; replaced and never changed
 }
 
 // admission remembers the address that was given last.

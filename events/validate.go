@@ -145,6 +145,9 @@ func checkNewNode(n *skeinv1.NewNode) error {
 	if err := checkSchemas(schemaRange(n.GetMinSchema(), n.GetMaxSchema())); err != nil {
 		return err
 	}
+	if err := CheckSite("the site of "+n.GetName(), n.GetSite()); err != nil {
+		return err
+	}
 	return checkLabels(n.GetLabels())
 }
 

@@ -78,8 +78,8 @@ var agreedBugs = []bug{
 		name: "blocks rest by number and not by time",
 		why:  "the block just returned comes again while others are free for longer",
 		edits: []edit{{"events/decide_block.go",
-			"for n := range r.order.all() {\n\t\tif f, _ := r.freed.get(n, \"\"); !resting(f.GetAt(), cooldown(r.pool), now) {\n\t\t\tif out = append(out, n)",
-			"for f := range r.freed.all() {\n\t\tif n := f.GetNumber(); !resting(f.GetAt(), cooldown(r.pool), now) {\n\t\t\tif out = append(out, n)"}},
+			"for n := range r.order.all() {\n\t\tif f, _ := r.freed.get(n, \"\"); in(n) && !resting(f.GetAt(), cooldown(r.pool), now) {\n\t\t\tif out = append(out, n)",
+			"for f := range r.freed.all() {\n\t\tif n := f.GetNumber(); in(n) && !resting(f.GetAt(), cooldown(r.pool), now) {\n\t\t\tif out = append(out, n)"}},
 		found: []check{histories, restOrder},
 	},
 	{
@@ -161,7 +161,7 @@ var agreedBugs = []bug{
 		why:  "a request during an outage makes two blocks, and one leaks (Coil #271)",
 		edits: []edit{
 			{"events/decide_block.go", "if uint64(held.n) >= uint64(c.GetTotal()) {\n", "if c.GetTotal() == 0 {\n"},
-			{"events/decide_block.go", "d.nextBlocks(r, int(min(total-uint64(held.n), MaxBlocksAtOnce)))", "d.nextBlocks(r, 1)"},
+			{"events/decide_block.go", "d.blocksFor(r, int(min(total-uint64(held.n), MaxBlocksAtOnce)), site, ranged)", "d.blocksFor(r, 1, site, ranged)"},
 		},
 		found: []check{histories, {"./events", "TestAskedTwiceGivenOnce"}},
 	},

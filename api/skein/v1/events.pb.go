@@ -67,6 +67,7 @@ type Event struct {
 	//	*Event_NodeSettingsSet
 	//	*Event_PlainPeerSet
 	//	*Event_PlainPeerRemoved
+	//	*Event_SiteRangeAllotted
 	//	*Event_SiteTranslationSet
 	//	*Event_SiteTranslationRemoved
 	Body          isEvent_Body `protobuf_oneof:"body"`
@@ -468,6 +469,15 @@ func (x *Event) GetPlainPeerRemoved() *PlainPeerRemoved {
 	return nil
 }
 
+func (x *Event) GetSiteRangeAllotted() *SiteRangeAllotted {
+	if x != nil {
+		if x, ok := x.Body.(*Event_SiteRangeAllotted); ok {
+			return x.SiteRangeAllotted
+		}
+	}
+	return nil
+}
+
 func (x *Event) GetSiteTranslationSet() *SiteTranslationSet {
 	if x != nil {
 		if x, ok := x.Body.(*Event_SiteTranslationSet); ok {
@@ -635,8 +645,12 @@ type Event_PlainPeerRemoved struct {
 	PlainPeerRemoved *PlainPeerRemoved `protobuf:"bytes,43,opt,name=plain_peer_removed,json=plainPeerRemoved,proto3,oneof"`
 }
 
-type Event_SiteTranslationSet struct {
+type Event_SiteRangeAllotted struct {
 	// From schema 7 on:
+	SiteRangeAllotted *SiteRangeAllotted `protobuf:"bytes,47,opt,name=site_range_allotted,json=siteRangeAllotted,proto3,oneof"`
+}
+
+type Event_SiteTranslationSet struct {
 	SiteTranslationSet *SiteTranslationSet `protobuf:"bytes,50,opt,name=site_translation_set,json=siteTranslationSet,proto3,oneof"`
 }
 
@@ -713,6 +727,8 @@ func (*Event_NodeSettingsSet) isEvent_Body() {}
 func (*Event_PlainPeerSet) isEvent_Body() {}
 
 func (*Event_PlainPeerRemoved) isEvent_Body() {}
+
+func (*Event_SiteRangeAllotted) isEvent_Body() {}
 
 func (*Event_SiteTranslationSet) isEvent_Body() {}
 
@@ -2412,6 +2428,50 @@ func (x *PlainPeerRemoved) GetReason() string {
 	return ""
 }
 
+type SiteRangeAllotted struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Range         *SiteRange             `protobuf:"bytes,1,opt,name=range,proto3" json:"range,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *SiteRangeAllotted) Reset() {
+	*x = SiteRangeAllotted{}
+	mi := &file_skein_v1_events_proto_msgTypes[36]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *SiteRangeAllotted) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*SiteRangeAllotted) ProtoMessage() {}
+
+func (x *SiteRangeAllotted) ProtoReflect() protoreflect.Message {
+	mi := &file_skein_v1_events_proto_msgTypes[36]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use SiteRangeAllotted.ProtoReflect.Descriptor instead.
+func (*SiteRangeAllotted) Descriptor() ([]byte, []int) {
+	return file_skein_v1_events_proto_rawDescGZIP(), []int{36}
+}
+
+func (x *SiteRangeAllotted) GetRange() *SiteRange {
+	if x != nil {
+		return x.Range
+	}
+	return nil
+}
+
 type SiteTranslationSet struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Translation   *SiteTranslation       `protobuf:"bytes,1,opt,name=translation,proto3" json:"translation,omitempty"`
@@ -2421,7 +2481,7 @@ type SiteTranslationSet struct {
 
 func (x *SiteTranslationSet) Reset() {
 	*x = SiteTranslationSet{}
-	mi := &file_skein_v1_events_proto_msgTypes[36]
+	mi := &file_skein_v1_events_proto_msgTypes[37]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2433,7 +2493,7 @@ func (x *SiteTranslationSet) String() string {
 func (*SiteTranslationSet) ProtoMessage() {}
 
 func (x *SiteTranslationSet) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_events_proto_msgTypes[36]
+	mi := &file_skein_v1_events_proto_msgTypes[37]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2446,7 +2506,7 @@ func (x *SiteTranslationSet) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SiteTranslationSet.ProtoReflect.Descriptor instead.
 func (*SiteTranslationSet) Descriptor() ([]byte, []int) {
-	return file_skein_v1_events_proto_rawDescGZIP(), []int{36}
+	return file_skein_v1_events_proto_rawDescGZIP(), []int{37}
 }
 
 func (x *SiteTranslationSet) GetTranslation() *SiteTranslation {
@@ -2466,7 +2526,7 @@ type SiteTranslationRemoved struct {
 
 func (x *SiteTranslationRemoved) Reset() {
 	*x = SiteTranslationRemoved{}
-	mi := &file_skein_v1_events_proto_msgTypes[37]
+	mi := &file_skein_v1_events_proto_msgTypes[38]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2478,7 +2538,7 @@ func (x *SiteTranslationRemoved) String() string {
 func (*SiteTranslationRemoved) ProtoMessage() {}
 
 func (x *SiteTranslationRemoved) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_events_proto_msgTypes[37]
+	mi := &file_skein_v1_events_proto_msgTypes[38]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2491,7 +2551,7 @@ func (x *SiteTranslationRemoved) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SiteTranslationRemoved.ProtoReflect.Descriptor instead.
 func (*SiteTranslationRemoved) Descriptor() ([]byte, []int) {
-	return file_skein_v1_events_proto_rawDescGZIP(), []int{37}
+	return file_skein_v1_events_proto_rawDescGZIP(), []int{38}
 }
 
 func (x *SiteTranslationRemoved) GetSite() string {
@@ -2519,7 +2579,7 @@ type Batch struct {
 
 func (x *Batch) Reset() {
 	*x = Batch{}
-	mi := &file_skein_v1_events_proto_msgTypes[38]
+	mi := &file_skein_v1_events_proto_msgTypes[39]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2531,7 +2591,7 @@ func (x *Batch) String() string {
 func (*Batch) ProtoMessage() {}
 
 func (x *Batch) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_events_proto_msgTypes[38]
+	mi := &file_skein_v1_events_proto_msgTypes[39]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2544,7 +2604,7 @@ func (x *Batch) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Batch.ProtoReflect.Descriptor instead.
 func (*Batch) Descriptor() ([]byte, []int) {
-	return file_skein_v1_events_proto_rawDescGZIP(), []int{38}
+	return file_skein_v1_events_proto_rawDescGZIP(), []int{39}
 }
 
 func (x *Batch) GetBase() uint64 {
@@ -2615,7 +2675,7 @@ type Command struct {
 
 func (x *Command) Reset() {
 	*x = Command{}
-	mi := &file_skein_v1_events_proto_msgTypes[39]
+	mi := &file_skein_v1_events_proto_msgTypes[40]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2627,7 +2687,7 @@ func (x *Command) String() string {
 func (*Command) ProtoMessage() {}
 
 func (x *Command) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_events_proto_msgTypes[39]
+	mi := &file_skein_v1_events_proto_msgTypes[40]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2640,7 +2700,7 @@ func (x *Command) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Command.ProtoReflect.Descriptor instead.
 func (*Command) Descriptor() ([]byte, []int) {
-	return file_skein_v1_events_proto_rawDescGZIP(), []int{39}
+	return file_skein_v1_events_proto_rawDescGZIP(), []int{40}
 }
 
 func (x *Command) GetRequestId() string {
@@ -3249,7 +3309,7 @@ type CreateCluster struct {
 
 func (x *CreateCluster) Reset() {
 	*x = CreateCluster{}
-	mi := &file_skein_v1_events_proto_msgTypes[40]
+	mi := &file_skein_v1_events_proto_msgTypes[41]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3261,7 +3321,7 @@ func (x *CreateCluster) String() string {
 func (*CreateCluster) ProtoMessage() {}
 
 func (x *CreateCluster) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_events_proto_msgTypes[40]
+	mi := &file_skein_v1_events_proto_msgTypes[41]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3274,7 +3334,7 @@ func (x *CreateCluster) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CreateCluster.ProtoReflect.Descriptor instead.
 func (*CreateCluster) Descriptor() ([]byte, []int) {
-	return file_skein_v1_events_proto_rawDescGZIP(), []int{40}
+	return file_skein_v1_events_proto_rawDescGZIP(), []int{41}
 }
 
 func (x *CreateCluster) GetClusterId() string {
@@ -3315,7 +3375,7 @@ type ChangeSettings struct {
 
 func (x *ChangeSettings) Reset() {
 	*x = ChangeSettings{}
-	mi := &file_skein_v1_events_proto_msgTypes[41]
+	mi := &file_skein_v1_events_proto_msgTypes[42]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3327,7 +3387,7 @@ func (x *ChangeSettings) String() string {
 func (*ChangeSettings) ProtoMessage() {}
 
 func (x *ChangeSettings) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_events_proto_msgTypes[41]
+	mi := &file_skein_v1_events_proto_msgTypes[42]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3340,7 +3400,7 @@ func (x *ChangeSettings) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ChangeSettings.ProtoReflect.Descriptor instead.
 func (*ChangeSettings) Descriptor() ([]byte, []int) {
-	return file_skein_v1_events_proto_rawDescGZIP(), []int{41}
+	return file_skein_v1_events_proto_rawDescGZIP(), []int{42}
 }
 
 func (x *ChangeSettings) GetSettings() *Settings {
@@ -3373,7 +3433,7 @@ type CreateToken struct {
 
 func (x *CreateToken) Reset() {
 	*x = CreateToken{}
-	mi := &file_skein_v1_events_proto_msgTypes[42]
+	mi := &file_skein_v1_events_proto_msgTypes[43]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3385,7 +3445,7 @@ func (x *CreateToken) String() string {
 func (*CreateToken) ProtoMessage() {}
 
 func (x *CreateToken) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_events_proto_msgTypes[42]
+	mi := &file_skein_v1_events_proto_msgTypes[43]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3398,7 +3458,7 @@ func (x *CreateToken) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CreateToken.ProtoReflect.Descriptor instead.
 func (*CreateToken) Descriptor() ([]byte, []int) {
-	return file_skein_v1_events_proto_rawDescGZIP(), []int{42}
+	return file_skein_v1_events_proto_rawDescGZIP(), []int{43}
 }
 
 func (x *CreateToken) GetId() string {
@@ -3466,7 +3526,7 @@ type RevokeToken struct {
 
 func (x *RevokeToken) Reset() {
 	*x = RevokeToken{}
-	mi := &file_skein_v1_events_proto_msgTypes[43]
+	mi := &file_skein_v1_events_proto_msgTypes[44]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3478,7 +3538,7 @@ func (x *RevokeToken) String() string {
 func (*RevokeToken) ProtoMessage() {}
 
 func (x *RevokeToken) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_events_proto_msgTypes[43]
+	mi := &file_skein_v1_events_proto_msgTypes[44]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3491,7 +3551,7 @@ func (x *RevokeToken) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RevokeToken.ProtoReflect.Descriptor instead.
 func (*RevokeToken) Descriptor() ([]byte, []int) {
-	return file_skein_v1_events_proto_rawDescGZIP(), []int{43}
+	return file_skein_v1_events_proto_rawDescGZIP(), []int{44}
 }
 
 func (x *RevokeToken) GetTokenId() string {
@@ -3510,13 +3570,15 @@ type NewNode struct {
 	Server        bool                   `protobuf:"varint,5,opt,name=server,proto3" json:"server,omitempty"`
 	MinSchema     uint32                 `protobuf:"varint,6,opt,name=min_schema,json=minSchema,proto3" json:"min_schema,omitempty"`
 	MaxSchema     uint32                 `protobuf:"varint,7,opt,name=max_schema,json=maxSchema,proto3" json:"max_schema,omitempty"`
+	Site          string                 `protobuf:"bytes,8,opt,name=site,proto3" json:"site,omitempty"`                          // where the node says that it is
+	SiteSaid      bool                   `protobuf:"varint,9,opt,name=site_said,json=siteSaid,proto3" json:"site_said,omitempty"` // site counts, also when it is empty
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *NewNode) Reset() {
 	*x = NewNode{}
-	mi := &file_skein_v1_events_proto_msgTypes[44]
+	mi := &file_skein_v1_events_proto_msgTypes[45]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3528,7 +3590,7 @@ func (x *NewNode) String() string {
 func (*NewNode) ProtoMessage() {}
 
 func (x *NewNode) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_events_proto_msgTypes[44]
+	mi := &file_skein_v1_events_proto_msgTypes[45]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3541,7 +3603,7 @@ func (x *NewNode) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use NewNode.ProtoReflect.Descriptor instead.
 func (*NewNode) Descriptor() ([]byte, []int) {
-	return file_skein_v1_events_proto_rawDescGZIP(), []int{44}
+	return file_skein_v1_events_proto_rawDescGZIP(), []int{45}
 }
 
 func (x *NewNode) GetName() string {
@@ -3593,6 +3655,20 @@ func (x *NewNode) GetMaxSchema() uint32 {
 	return 0
 }
 
+func (x *NewNode) GetSite() string {
+	if x != nil {
+		return x.Site
+	}
+	return ""
+}
+
+func (x *NewNode) GetSiteSaid() bool {
+	if x != nil {
+		return x.SiteSaid
+	}
+	return false
+}
+
 // AdmitNode carries what the joiner showed of its token: of a signed one the public key and the proof, of one that is older than roles
 // the secret. The hash alone is what members older than roles send; every member knows it, so it counts from servers only.
 type AdmitNode struct {
@@ -3609,7 +3685,7 @@ type AdmitNode struct {
 
 func (x *AdmitNode) Reset() {
 	*x = AdmitNode{}
-	mi := &file_skein_v1_events_proto_msgTypes[45]
+	mi := &file_skein_v1_events_proto_msgTypes[46]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3621,7 +3697,7 @@ func (x *AdmitNode) String() string {
 func (*AdmitNode) ProtoMessage() {}
 
 func (x *AdmitNode) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_events_proto_msgTypes[45]
+	mi := &file_skein_v1_events_proto_msgTypes[46]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3634,7 +3710,7 @@ func (x *AdmitNode) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AdmitNode.ProtoReflect.Descriptor instead.
 func (*AdmitNode) Descriptor() ([]byte, []int) {
-	return file_skein_v1_events_proto_rawDescGZIP(), []int{45}
+	return file_skein_v1_events_proto_rawDescGZIP(), []int{46}
 }
 
 func (x *AdmitNode) GetNode() *NewNode {
@@ -3695,7 +3771,7 @@ type ChangeNode struct {
 
 func (x *ChangeNode) Reset() {
 	*x = ChangeNode{}
-	mi := &file_skein_v1_events_proto_msgTypes[46]
+	mi := &file_skein_v1_events_proto_msgTypes[47]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3707,7 +3783,7 @@ func (x *ChangeNode) String() string {
 func (*ChangeNode) ProtoMessage() {}
 
 func (x *ChangeNode) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_events_proto_msgTypes[46]
+	mi := &file_skein_v1_events_proto_msgTypes[47]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3720,7 +3796,7 @@ func (x *ChangeNode) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ChangeNode.ProtoReflect.Descriptor instead.
 func (*ChangeNode) Descriptor() ([]byte, []int) {
-	return file_skein_v1_events_proto_rawDescGZIP(), []int{46}
+	return file_skein_v1_events_proto_rawDescGZIP(), []int{47}
 }
 
 func (x *ChangeNode) GetNodeId() string {
@@ -3790,7 +3866,7 @@ type RevokeNode struct {
 
 func (x *RevokeNode) Reset() {
 	*x = RevokeNode{}
-	mi := &file_skein_v1_events_proto_msgTypes[47]
+	mi := &file_skein_v1_events_proto_msgTypes[48]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3802,7 +3878,7 @@ func (x *RevokeNode) String() string {
 func (*RevokeNode) ProtoMessage() {}
 
 func (x *RevokeNode) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_events_proto_msgTypes[47]
+	mi := &file_skein_v1_events_proto_msgTypes[48]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3815,7 +3891,7 @@ func (x *RevokeNode) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RevokeNode.ProtoReflect.Descriptor instead.
 func (*RevokeNode) Descriptor() ([]byte, []int) {
-	return file_skein_v1_events_proto_rawDescGZIP(), []int{47}
+	return file_skein_v1_events_proto_rawDescGZIP(), []int{48}
 }
 
 func (x *RevokeNode) GetNodeId() string {
@@ -3849,7 +3925,7 @@ type RotateNodeKey struct {
 
 func (x *RotateNodeKey) Reset() {
 	*x = RotateNodeKey{}
-	mi := &file_skein_v1_events_proto_msgTypes[48]
+	mi := &file_skein_v1_events_proto_msgTypes[49]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3861,7 +3937,7 @@ func (x *RotateNodeKey) String() string {
 func (*RotateNodeKey) ProtoMessage() {}
 
 func (x *RotateNodeKey) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_events_proto_msgTypes[48]
+	mi := &file_skein_v1_events_proto_msgTypes[49]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3874,7 +3950,7 @@ func (x *RotateNodeKey) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RotateNodeKey.ProtoReflect.Descriptor instead.
 func (*RotateNodeKey) Descriptor() ([]byte, []int) {
-	return file_skein_v1_events_proto_rawDescGZIP(), []int{48}
+	return file_skein_v1_events_proto_rawDescGZIP(), []int{49}
 }
 
 func (x *RotateNodeKey) GetNodeId() string {
@@ -3900,7 +3976,7 @@ type AddServer struct {
 
 func (x *AddServer) Reset() {
 	*x = AddServer{}
-	mi := &file_skein_v1_events_proto_msgTypes[49]
+	mi := &file_skein_v1_events_proto_msgTypes[50]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3912,7 +3988,7 @@ func (x *AddServer) String() string {
 func (*AddServer) ProtoMessage() {}
 
 func (x *AddServer) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_events_proto_msgTypes[49]
+	mi := &file_skein_v1_events_proto_msgTypes[50]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3925,7 +4001,7 @@ func (x *AddServer) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AddServer.ProtoReflect.Descriptor instead.
 func (*AddServer) Descriptor() ([]byte, []int) {
-	return file_skein_v1_events_proto_rawDescGZIP(), []int{49}
+	return file_skein_v1_events_proto_rawDescGZIP(), []int{50}
 }
 
 func (x *AddServer) GetNodeId() string {
@@ -3944,7 +4020,7 @@ type PromoteServer struct {
 
 func (x *PromoteServer) Reset() {
 	*x = PromoteServer{}
-	mi := &file_skein_v1_events_proto_msgTypes[50]
+	mi := &file_skein_v1_events_proto_msgTypes[51]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3956,7 +4032,7 @@ func (x *PromoteServer) String() string {
 func (*PromoteServer) ProtoMessage() {}
 
 func (x *PromoteServer) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_events_proto_msgTypes[50]
+	mi := &file_skein_v1_events_proto_msgTypes[51]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3969,7 +4045,7 @@ func (x *PromoteServer) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PromoteServer.ProtoReflect.Descriptor instead.
 func (*PromoteServer) Descriptor() ([]byte, []int) {
-	return file_skein_v1_events_proto_rawDescGZIP(), []int{50}
+	return file_skein_v1_events_proto_rawDescGZIP(), []int{51}
 }
 
 func (x *PromoteServer) GetNodeId() string {
@@ -3990,7 +4066,7 @@ type RemoveServer struct {
 
 func (x *RemoveServer) Reset() {
 	*x = RemoveServer{}
-	mi := &file_skein_v1_events_proto_msgTypes[51]
+	mi := &file_skein_v1_events_proto_msgTypes[52]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4002,7 +4078,7 @@ func (x *RemoveServer) String() string {
 func (*RemoveServer) ProtoMessage() {}
 
 func (x *RemoveServer) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_events_proto_msgTypes[51]
+	mi := &file_skein_v1_events_proto_msgTypes[52]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4015,7 +4091,7 @@ func (x *RemoveServer) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RemoveServer.ProtoReflect.Descriptor instead.
 func (*RemoveServer) Descriptor() ([]byte, []int) {
-	return file_skein_v1_events_proto_rawDescGZIP(), []int{51}
+	return file_skein_v1_events_proto_rawDescGZIP(), []int{52}
 }
 
 func (x *RemoveServer) GetNodeId() string {
@@ -4047,7 +4123,7 @@ type RotateGossipKey struct {
 
 func (x *RotateGossipKey) Reset() {
 	*x = RotateGossipKey{}
-	mi := &file_skein_v1_events_proto_msgTypes[52]
+	mi := &file_skein_v1_events_proto_msgTypes[53]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4059,7 +4135,7 @@ func (x *RotateGossipKey) String() string {
 func (*RotateGossipKey) ProtoMessage() {}
 
 func (x *RotateGossipKey) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_events_proto_msgTypes[52]
+	mi := &file_skein_v1_events_proto_msgTypes[53]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4072,7 +4148,7 @@ func (x *RotateGossipKey) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RotateGossipKey.ProtoReflect.Descriptor instead.
 func (*RotateGossipKey) Descriptor() ([]byte, []int) {
-	return file_skein_v1_events_proto_rawDescGZIP(), []int{52}
+	return file_skein_v1_events_proto_rawDescGZIP(), []int{53}
 }
 
 type CreatePool struct {
@@ -4084,7 +4160,7 @@ type CreatePool struct {
 
 func (x *CreatePool) Reset() {
 	*x = CreatePool{}
-	mi := &file_skein_v1_events_proto_msgTypes[53]
+	mi := &file_skein_v1_events_proto_msgTypes[54]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4096,7 +4172,7 @@ func (x *CreatePool) String() string {
 func (*CreatePool) ProtoMessage() {}
 
 func (x *CreatePool) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_events_proto_msgTypes[53]
+	mi := &file_skein_v1_events_proto_msgTypes[54]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4109,7 +4185,7 @@ func (x *CreatePool) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CreatePool.ProtoReflect.Descriptor instead.
 func (*CreatePool) Descriptor() ([]byte, []int) {
-	return file_skein_v1_events_proto_rawDescGZIP(), []int{53}
+	return file_skein_v1_events_proto_rawDescGZIP(), []int{54}
 }
 
 func (x *CreatePool) GetPool() *Pool {
@@ -4132,7 +4208,7 @@ type ChangePool struct {
 
 func (x *ChangePool) Reset() {
 	*x = ChangePool{}
-	mi := &file_skein_v1_events_proto_msgTypes[54]
+	mi := &file_skein_v1_events_proto_msgTypes[55]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4144,7 +4220,7 @@ func (x *ChangePool) String() string {
 func (*ChangePool) ProtoMessage() {}
 
 func (x *ChangePool) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_events_proto_msgTypes[54]
+	mi := &file_skein_v1_events_proto_msgTypes[55]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4157,7 +4233,7 @@ func (x *ChangePool) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ChangePool.ProtoReflect.Descriptor instead.
 func (*ChangePool) Descriptor() ([]byte, []int) {
-	return file_skein_v1_events_proto_rawDescGZIP(), []int{54}
+	return file_skein_v1_events_proto_rawDescGZIP(), []int{55}
 }
 
 func (x *ChangePool) GetName() string {
@@ -4197,7 +4273,7 @@ type RemovePool struct {
 
 func (x *RemovePool) Reset() {
 	*x = RemovePool{}
-	mi := &file_skein_v1_events_proto_msgTypes[55]
+	mi := &file_skein_v1_events_proto_msgTypes[56]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4209,7 +4285,7 @@ func (x *RemovePool) String() string {
 func (*RemovePool) ProtoMessage() {}
 
 func (x *RemovePool) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_events_proto_msgTypes[55]
+	mi := &file_skein_v1_events_proto_msgTypes[56]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4222,7 +4298,7 @@ func (x *RemovePool) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RemovePool.ProtoReflect.Descriptor instead.
 func (*RemovePool) Descriptor() ([]byte, []int) {
-	return file_skein_v1_events_proto_rawDescGZIP(), []int{55}
+	return file_skein_v1_events_proto_rawDescGZIP(), []int{56}
 }
 
 func (x *RemovePool) GetName() string {
@@ -4239,13 +4315,15 @@ type AllocateBlocks struct {
 	NodeId        string                 `protobuf:"bytes,1,opt,name=node_id,json=nodeId,proto3" json:"node_id,omitempty"`
 	Pool          string                 `protobuf:"bytes,2,opt,name=pool,proto3" json:"pool,omitempty"`
 	Total         uint32                 `protobuf:"varint,3,opt,name=total,proto3" json:"total,omitempty"`
+	Site          string                 `protobuf:"bytes,4,opt,name=site,proto3" json:"site,omitempty"`
+	SiteSaid      bool                   `protobuf:"varint,5,opt,name=site_said,json=siteSaid,proto3" json:"site_said,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *AllocateBlocks) Reset() {
 	*x = AllocateBlocks{}
-	mi := &file_skein_v1_events_proto_msgTypes[56]
+	mi := &file_skein_v1_events_proto_msgTypes[57]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4257,7 +4335,7 @@ func (x *AllocateBlocks) String() string {
 func (*AllocateBlocks) ProtoMessage() {}
 
 func (x *AllocateBlocks) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_events_proto_msgTypes[56]
+	mi := &file_skein_v1_events_proto_msgTypes[57]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4270,7 +4348,7 @@ func (x *AllocateBlocks) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AllocateBlocks.ProtoReflect.Descriptor instead.
 func (*AllocateBlocks) Descriptor() ([]byte, []int) {
-	return file_skein_v1_events_proto_rawDescGZIP(), []int{56}
+	return file_skein_v1_events_proto_rawDescGZIP(), []int{57}
 }
 
 func (x *AllocateBlocks) GetNodeId() string {
@@ -4294,6 +4372,20 @@ func (x *AllocateBlocks) GetTotal() uint32 {
 	return 0
 }
 
+func (x *AllocateBlocks) GetSite() string {
+	if x != nil {
+		return x.Site
+	}
+	return ""
+}
+
+func (x *AllocateBlocks) GetSiteSaid() bool {
+	if x != nil {
+		return x.SiteSaid
+	}
+	return false
+}
+
 type ReserveBlock struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Pool          string                 `protobuf:"bytes,1,opt,name=pool,proto3" json:"pool,omitempty"`
@@ -4305,7 +4397,7 @@ type ReserveBlock struct {
 
 func (x *ReserveBlock) Reset() {
 	*x = ReserveBlock{}
-	mi := &file_skein_v1_events_proto_msgTypes[57]
+	mi := &file_skein_v1_events_proto_msgTypes[58]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4317,7 +4409,7 @@ func (x *ReserveBlock) String() string {
 func (*ReserveBlock) ProtoMessage() {}
 
 func (x *ReserveBlock) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_events_proto_msgTypes[57]
+	mi := &file_skein_v1_events_proto_msgTypes[58]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4330,7 +4422,7 @@ func (x *ReserveBlock) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ReserveBlock.ProtoReflect.Descriptor instead.
 func (*ReserveBlock) Descriptor() ([]byte, []int) {
-	return file_skein_v1_events_proto_rawDescGZIP(), []int{57}
+	return file_skein_v1_events_proto_rawDescGZIP(), []int{58}
 }
 
 func (x *ReserveBlock) GetPool() string {
@@ -4370,7 +4462,7 @@ type ReleaseBlocks struct {
 
 func (x *ReleaseBlocks) Reset() {
 	*x = ReleaseBlocks{}
-	mi := &file_skein_v1_events_proto_msgTypes[58]
+	mi := &file_skein_v1_events_proto_msgTypes[59]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4382,7 +4474,7 @@ func (x *ReleaseBlocks) String() string {
 func (*ReleaseBlocks) ProtoMessage() {}
 
 func (x *ReleaseBlocks) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_events_proto_msgTypes[58]
+	mi := &file_skein_v1_events_proto_msgTypes[59]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4395,7 +4487,7 @@ func (x *ReleaseBlocks) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ReleaseBlocks.ProtoReflect.Descriptor instead.
 func (*ReleaseBlocks) Descriptor() ([]byte, []int) {
-	return file_skein_v1_events_proto_rawDescGZIP(), []int{58}
+	return file_skein_v1_events_proto_rawDescGZIP(), []int{59}
 }
 
 func (x *ReleaseBlocks) GetPool() string {
@@ -4452,7 +4544,7 @@ type ReserveAddress struct {
 
 func (x *ReserveAddress) Reset() {
 	*x = ReserveAddress{}
-	mi := &file_skein_v1_events_proto_msgTypes[59]
+	mi := &file_skein_v1_events_proto_msgTypes[60]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4464,7 +4556,7 @@ func (x *ReserveAddress) String() string {
 func (*ReserveAddress) ProtoMessage() {}
 
 func (x *ReserveAddress) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_events_proto_msgTypes[59]
+	mi := &file_skein_v1_events_proto_msgTypes[60]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4477,7 +4569,7 @@ func (x *ReserveAddress) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ReserveAddress.ProtoReflect.Descriptor instead.
 func (*ReserveAddress) Descriptor() ([]byte, []int) {
-	return file_skein_v1_events_proto_rawDescGZIP(), []int{59}
+	return file_skein_v1_events_proto_rawDescGZIP(), []int{60}
 }
 
 func (x *ReserveAddress) GetPool() string {
@@ -4522,7 +4614,7 @@ type ClaimAddress struct {
 
 func (x *ClaimAddress) Reset() {
 	*x = ClaimAddress{}
-	mi := &file_skein_v1_events_proto_msgTypes[60]
+	mi := &file_skein_v1_events_proto_msgTypes[61]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4534,7 +4626,7 @@ func (x *ClaimAddress) String() string {
 func (*ClaimAddress) ProtoMessage() {}
 
 func (x *ClaimAddress) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_events_proto_msgTypes[60]
+	mi := &file_skein_v1_events_proto_msgTypes[61]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4547,7 +4639,7 @@ func (x *ClaimAddress) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ClaimAddress.ProtoReflect.Descriptor instead.
 func (*ClaimAddress) Descriptor() ([]byte, []int) {
-	return file_skein_v1_events_proto_rawDescGZIP(), []int{60}
+	return file_skein_v1_events_proto_rawDescGZIP(), []int{61}
 }
 
 func (x *ClaimAddress) GetNodeId() string {
@@ -4603,7 +4695,7 @@ type ReleaseAddress struct {
 
 func (x *ReleaseAddress) Reset() {
 	*x = ReleaseAddress{}
-	mi := &file_skein_v1_events_proto_msgTypes[61]
+	mi := &file_skein_v1_events_proto_msgTypes[62]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4615,7 +4707,7 @@ func (x *ReleaseAddress) String() string {
 func (*ReleaseAddress) ProtoMessage() {}
 
 func (x *ReleaseAddress) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_events_proto_msgTypes[61]
+	mi := &file_skein_v1_events_proto_msgTypes[62]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4628,7 +4720,7 @@ func (x *ReleaseAddress) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ReleaseAddress.ProtoReflect.Descriptor instead.
 func (*ReleaseAddress) Descriptor() ([]byte, []int) {
-	return file_skein_v1_events_proto_rawDescGZIP(), []int{61}
+	return file_skein_v1_events_proto_rawDescGZIP(), []int{62}
 }
 
 func (x *ReleaseAddress) GetPool() string {
@@ -4664,7 +4756,7 @@ type SetGrant struct {
 
 func (x *SetGrant) Reset() {
 	*x = SetGrant{}
-	mi := &file_skein_v1_events_proto_msgTypes[62]
+	mi := &file_skein_v1_events_proto_msgTypes[63]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4676,7 +4768,7 @@ func (x *SetGrant) String() string {
 func (*SetGrant) ProtoMessage() {}
 
 func (x *SetGrant) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_events_proto_msgTypes[62]
+	mi := &file_skein_v1_events_proto_msgTypes[63]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4689,7 +4781,7 @@ func (x *SetGrant) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SetGrant.ProtoReflect.Descriptor instead.
 func (*SetGrant) Descriptor() ([]byte, []int) {
-	return file_skein_v1_events_proto_rawDescGZIP(), []int{62}
+	return file_skein_v1_events_proto_rawDescGZIP(), []int{63}
 }
 
 func (x *SetGrant) GetNodeId() string {
@@ -4732,7 +4824,7 @@ type ImportPools struct {
 
 func (x *ImportPools) Reset() {
 	*x = ImportPools{}
-	mi := &file_skein_v1_events_proto_msgTypes[63]
+	mi := &file_skein_v1_events_proto_msgTypes[64]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4744,7 +4836,7 @@ func (x *ImportPools) String() string {
 func (*ImportPools) ProtoMessage() {}
 
 func (x *ImportPools) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_events_proto_msgTypes[63]
+	mi := &file_skein_v1_events_proto_msgTypes[64]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4757,7 +4849,7 @@ func (x *ImportPools) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ImportPools.ProtoReflect.Descriptor instead.
 func (*ImportPools) Descriptor() ([]byte, []int) {
-	return file_skein_v1_events_proto_rawDescGZIP(), []int{63}
+	return file_skein_v1_events_proto_rawDescGZIP(), []int{64}
 }
 
 func (x *ImportPools) GetPools() []*Pool {
@@ -4794,7 +4886,7 @@ type ImportBlock struct {
 
 func (x *ImportBlock) Reset() {
 	*x = ImportBlock{}
-	mi := &file_skein_v1_events_proto_msgTypes[64]
+	mi := &file_skein_v1_events_proto_msgTypes[65]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4806,7 +4898,7 @@ func (x *ImportBlock) String() string {
 func (*ImportBlock) ProtoMessage() {}
 
 func (x *ImportBlock) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_events_proto_msgTypes[64]
+	mi := &file_skein_v1_events_proto_msgTypes[65]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4819,7 +4911,7 @@ func (x *ImportBlock) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ImportBlock.ProtoReflect.Descriptor instead.
 func (*ImportBlock) Descriptor() ([]byte, []int) {
-	return file_skein_v1_events_proto_rawDescGZIP(), []int{64}
+	return file_skein_v1_events_proto_rawDescGZIP(), []int{65}
 }
 
 func (x *ImportBlock) GetPool() string {
@@ -4866,7 +4958,7 @@ type DefineEgress struct {
 
 func (x *DefineEgress) Reset() {
 	*x = DefineEgress{}
-	mi := &file_skein_v1_events_proto_msgTypes[65]
+	mi := &file_skein_v1_events_proto_msgTypes[66]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4878,7 +4970,7 @@ func (x *DefineEgress) String() string {
 func (*DefineEgress) ProtoMessage() {}
 
 func (x *DefineEgress) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_events_proto_msgTypes[65]
+	mi := &file_skein_v1_events_proto_msgTypes[66]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4891,7 +4983,7 @@ func (x *DefineEgress) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DefineEgress.ProtoReflect.Descriptor instead.
 func (*DefineEgress) Descriptor() ([]byte, []int) {
-	return file_skein_v1_events_proto_rawDescGZIP(), []int{65}
+	return file_skein_v1_events_proto_rawDescGZIP(), []int{66}
 }
 
 func (x *DefineEgress) GetEgress() *Egress {
@@ -4914,7 +5006,7 @@ type ChangeEgress struct {
 
 func (x *ChangeEgress) Reset() {
 	*x = ChangeEgress{}
-	mi := &file_skein_v1_events_proto_msgTypes[66]
+	mi := &file_skein_v1_events_proto_msgTypes[67]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4926,7 +5018,7 @@ func (x *ChangeEgress) String() string {
 func (*ChangeEgress) ProtoMessage() {}
 
 func (x *ChangeEgress) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_events_proto_msgTypes[66]
+	mi := &file_skein_v1_events_proto_msgTypes[67]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4939,7 +5031,7 @@ func (x *ChangeEgress) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ChangeEgress.ProtoReflect.Descriptor instead.
 func (*ChangeEgress) Descriptor() ([]byte, []int) {
-	return file_skein_v1_events_proto_rawDescGZIP(), []int{66}
+	return file_skein_v1_events_proto_rawDescGZIP(), []int{67}
 }
 
 func (x *ChangeEgress) GetNamespace() string {
@@ -4980,7 +5072,7 @@ type RemoveEgress struct {
 
 func (x *RemoveEgress) Reset() {
 	*x = RemoveEgress{}
-	mi := &file_skein_v1_events_proto_msgTypes[67]
+	mi := &file_skein_v1_events_proto_msgTypes[68]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4992,7 +5084,7 @@ func (x *RemoveEgress) String() string {
 func (*RemoveEgress) ProtoMessage() {}
 
 func (x *RemoveEgress) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_events_proto_msgTypes[67]
+	mi := &file_skein_v1_events_proto_msgTypes[68]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5005,7 +5097,7 @@ func (x *RemoveEgress) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RemoveEgress.ProtoReflect.Descriptor instead.
 func (*RemoveEgress) Descriptor() ([]byte, []int) {
-	return file_skein_v1_events_proto_rawDescGZIP(), []int{67}
+	return file_skein_v1_events_proto_rawDescGZIP(), []int{68}
 }
 
 func (x *RemoveEgress) GetNamespace() string {
@@ -5038,7 +5130,7 @@ type AssignSlot struct {
 
 func (x *AssignSlot) Reset() {
 	*x = AssignSlot{}
-	mi := &file_skein_v1_events_proto_msgTypes[68]
+	mi := &file_skein_v1_events_proto_msgTypes[69]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5050,7 +5142,7 @@ func (x *AssignSlot) String() string {
 func (*AssignSlot) ProtoMessage() {}
 
 func (x *AssignSlot) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_events_proto_msgTypes[68]
+	mi := &file_skein_v1_events_proto_msgTypes[69]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5063,7 +5155,7 @@ func (x *AssignSlot) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AssignSlot.ProtoReflect.Descriptor instead.
 func (*AssignSlot) Descriptor() ([]byte, []int) {
-	return file_skein_v1_events_proto_rawDescGZIP(), []int{68}
+	return file_skein_v1_events_proto_rawDescGZIP(), []int{69}
 }
 
 func (x *AssignSlot) GetNamespace() string {
@@ -5128,7 +5220,7 @@ type ReleaseSlot struct {
 
 func (x *ReleaseSlot) Reset() {
 	*x = ReleaseSlot{}
-	mi := &file_skein_v1_events_proto_msgTypes[69]
+	mi := &file_skein_v1_events_proto_msgTypes[70]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5140,7 +5232,7 @@ func (x *ReleaseSlot) String() string {
 func (*ReleaseSlot) ProtoMessage() {}
 
 func (x *ReleaseSlot) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_events_proto_msgTypes[69]
+	mi := &file_skein_v1_events_proto_msgTypes[70]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5153,7 +5245,7 @@ func (x *ReleaseSlot) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ReleaseSlot.ProtoReflect.Descriptor instead.
 func (*ReleaseSlot) Descriptor() ([]byte, []int) {
-	return file_skein_v1_events_proto_rawDescGZIP(), []int{69}
+	return file_skein_v1_events_proto_rawDescGZIP(), []int{70}
 }
 
 func (x *ReleaseSlot) GetNamespace() string {
@@ -5201,7 +5293,7 @@ type DrainNode struct {
 
 func (x *DrainNode) Reset() {
 	*x = DrainNode{}
-	mi := &file_skein_v1_events_proto_msgTypes[70]
+	mi := &file_skein_v1_events_proto_msgTypes[71]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5213,7 +5305,7 @@ func (x *DrainNode) String() string {
 func (*DrainNode) ProtoMessage() {}
 
 func (x *DrainNode) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_events_proto_msgTypes[70]
+	mi := &file_skein_v1_events_proto_msgTypes[71]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5226,7 +5318,7 @@ func (x *DrainNode) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DrainNode.ProtoReflect.Descriptor instead.
 func (*DrainNode) Descriptor() ([]byte, []int) {
-	return file_skein_v1_events_proto_rawDescGZIP(), []int{70}
+	return file_skein_v1_events_proto_rawDescGZIP(), []int{71}
 }
 
 func (x *DrainNode) GetNodeId() string {
@@ -5251,7 +5343,7 @@ type RepairClock struct {
 
 func (x *RepairClock) Reset() {
 	*x = RepairClock{}
-	mi := &file_skein_v1_events_proto_msgTypes[71]
+	mi := &file_skein_v1_events_proto_msgTypes[72]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5263,7 +5355,7 @@ func (x *RepairClock) String() string {
 func (*RepairClock) ProtoMessage() {}
 
 func (x *RepairClock) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_events_proto_msgTypes[71]
+	mi := &file_skein_v1_events_proto_msgTypes[72]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5276,7 +5368,7 @@ func (x *RepairClock) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RepairClock.ProtoReflect.Descriptor instead.
 func (*RepairClock) Descriptor() ([]byte, []int) {
-	return file_skein_v1_events_proto_rawDescGZIP(), []int{71}
+	return file_skein_v1_events_proto_rawDescGZIP(), []int{72}
 }
 
 type SetAdmin struct {
@@ -5289,7 +5381,7 @@ type SetAdmin struct {
 
 func (x *SetAdmin) Reset() {
 	*x = SetAdmin{}
-	mi := &file_skein_v1_events_proto_msgTypes[72]
+	mi := &file_skein_v1_events_proto_msgTypes[73]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5301,7 +5393,7 @@ func (x *SetAdmin) String() string {
 func (*SetAdmin) ProtoMessage() {}
 
 func (x *SetAdmin) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_events_proto_msgTypes[72]
+	mi := &file_skein_v1_events_proto_msgTypes[73]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5314,7 +5406,7 @@ func (x *SetAdmin) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SetAdmin.ProtoReflect.Descriptor instead.
 func (*SetAdmin) Descriptor() ([]byte, []int) {
-	return file_skein_v1_events_proto_rawDescGZIP(), []int{72}
+	return file_skein_v1_events_proto_rawDescGZIP(), []int{73}
 }
 
 func (x *SetAdmin) GetNodeId() string {
@@ -5341,7 +5433,7 @@ type SetPodCidrs struct {
 
 func (x *SetPodCidrs) Reset() {
 	*x = SetPodCidrs{}
-	mi := &file_skein_v1_events_proto_msgTypes[73]
+	mi := &file_skein_v1_events_proto_msgTypes[74]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5353,7 +5445,7 @@ func (x *SetPodCidrs) String() string {
 func (*SetPodCidrs) ProtoMessage() {}
 
 func (x *SetPodCidrs) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_events_proto_msgTypes[73]
+	mi := &file_skein_v1_events_proto_msgTypes[74]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5366,7 +5458,7 @@ func (x *SetPodCidrs) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SetPodCidrs.ProtoReflect.Descriptor instead.
 func (*SetPodCidrs) Descriptor() ([]byte, []int) {
-	return file_skein_v1_events_proto_rawDescGZIP(), []int{73}
+	return file_skein_v1_events_proto_rawDescGZIP(), []int{74}
 }
 
 func (x *SetPodCidrs) GetNodeId() string {
@@ -5395,7 +5487,7 @@ type SetPlainPeer struct {
 
 func (x *SetPlainPeer) Reset() {
 	*x = SetPlainPeer{}
-	mi := &file_skein_v1_events_proto_msgTypes[74]
+	mi := &file_skein_v1_events_proto_msgTypes[75]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5407,7 +5499,7 @@ func (x *SetPlainPeer) String() string {
 func (*SetPlainPeer) ProtoMessage() {}
 
 func (x *SetPlainPeer) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_events_proto_msgTypes[74]
+	mi := &file_skein_v1_events_proto_msgTypes[75]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5420,7 +5512,7 @@ func (x *SetPlainPeer) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SetPlainPeer.ProtoReflect.Descriptor instead.
 func (*SetPlainPeer) Descriptor() ([]byte, []int) {
-	return file_skein_v1_events_proto_rawDescGZIP(), []int{74}
+	return file_skein_v1_events_proto_rawDescGZIP(), []int{75}
 }
 
 func (x *SetPlainPeer) GetPlainPeer() *PlainPeer {
@@ -5455,7 +5547,7 @@ type RemovePlainPeer struct {
 
 func (x *RemovePlainPeer) Reset() {
 	*x = RemovePlainPeer{}
-	mi := &file_skein_v1_events_proto_msgTypes[75]
+	mi := &file_skein_v1_events_proto_msgTypes[76]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5467,7 +5559,7 @@ func (x *RemovePlainPeer) String() string {
 func (*RemovePlainPeer) ProtoMessage() {}
 
 func (x *RemovePlainPeer) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_events_proto_msgTypes[75]
+	mi := &file_skein_v1_events_proto_msgTypes[76]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5480,7 +5572,7 @@ func (x *RemovePlainPeer) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RemovePlainPeer.ProtoReflect.Descriptor instead.
 func (*RemovePlainPeer) Descriptor() ([]byte, []int) {
-	return file_skein_v1_events_proto_rawDescGZIP(), []int{75}
+	return file_skein_v1_events_proto_rawDescGZIP(), []int{76}
 }
 
 func (x *RemovePlainPeer) GetName() string {
@@ -5513,7 +5605,7 @@ type SetSiteTranslation struct {
 
 func (x *SetSiteTranslation) Reset() {
 	*x = SetSiteTranslation{}
-	mi := &file_skein_v1_events_proto_msgTypes[76]
+	mi := &file_skein_v1_events_proto_msgTypes[77]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5525,7 +5617,7 @@ func (x *SetSiteTranslation) String() string {
 func (*SetSiteTranslation) ProtoMessage() {}
 
 func (x *SetSiteTranslation) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_events_proto_msgTypes[76]
+	mi := &file_skein_v1_events_proto_msgTypes[77]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5538,7 +5630,7 @@ func (x *SetSiteTranslation) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SetSiteTranslation.ProtoReflect.Descriptor instead.
 func (*SetSiteTranslation) Descriptor() ([]byte, []int) {
-	return file_skein_v1_events_proto_rawDescGZIP(), []int{76}
+	return file_skein_v1_events_proto_rawDescGZIP(), []int{77}
 }
 
 func (x *SetSiteTranslation) GetTranslation() *SiteTranslation {
@@ -5558,7 +5650,7 @@ type RemoveSiteTranslation struct {
 
 func (x *RemoveSiteTranslation) Reset() {
 	*x = RemoveSiteTranslation{}
-	mi := &file_skein_v1_events_proto_msgTypes[77]
+	mi := &file_skein_v1_events_proto_msgTypes[78]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5570,7 +5662,7 @@ func (x *RemoveSiteTranslation) String() string {
 func (*RemoveSiteTranslation) ProtoMessage() {}
 
 func (x *RemoveSiteTranslation) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_events_proto_msgTypes[77]
+	mi := &file_skein_v1_events_proto_msgTypes[78]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5583,7 +5675,7 @@ func (x *RemoveSiteTranslation) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RemoveSiteTranslation.ProtoReflect.Descriptor instead.
 func (*RemoveSiteTranslation) Descriptor() ([]byte, []int) {
-	return file_skein_v1_events_proto_rawDescGZIP(), []int{77}
+	return file_skein_v1_events_proto_rawDescGZIP(), []int{78}
 }
 
 func (x *RemoveSiteTranslation) GetSite() string {
@@ -5608,7 +5700,7 @@ type IntroduceRoles struct {
 
 func (x *IntroduceRoles) Reset() {
 	*x = IntroduceRoles{}
-	mi := &file_skein_v1_events_proto_msgTypes[78]
+	mi := &file_skein_v1_events_proto_msgTypes[79]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5620,7 +5712,7 @@ func (x *IntroduceRoles) String() string {
 func (*IntroduceRoles) ProtoMessage() {}
 
 func (x *IntroduceRoles) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_events_proto_msgTypes[78]
+	mi := &file_skein_v1_events_proto_msgTypes[79]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5633,14 +5725,14 @@ func (x *IntroduceRoles) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use IntroduceRoles.ProtoReflect.Descriptor instead.
 func (*IntroduceRoles) Descriptor() ([]byte, []int) {
-	return file_skein_v1_events_proto_rawDescGZIP(), []int{78}
+	return file_skein_v1_events_proto_rawDescGZIP(), []int{79}
 }
 
 var File_skein_v1_events_proto protoreflect.FileDescriptor
 
 const file_skein_v1_events_proto_rawDesc = "" +
 	"\n" +
-	"\x15skein/v1/events.proto\x12\bskein.v1\x1a\x14skein/v1/state.proto\"\xbe\x14\n" +
+	"\x15skein/v1/events.proto\x12\bskein.v1\x1a\x14skein/v1/state.proto\"\x8d\x15\n" +
 	"\x05Event\x12\x14\n" +
 	"\x05index\x18\x01 \x01(\x04R\x05index\x12\x12\n" +
 	"\x04time\x18\x02 \x01(\x03R\x04time\x12\x1d\n" +
@@ -5686,7 +5778,8 @@ const file_skein_v1_events_proto_rawDesc = "" +
 	"\rpod_cidrs_set\x18) \x01(\v2\x15.skein.v1.PodCidrsSetH\x00R\vpodCidrsSet\x12G\n" +
 	"\x11node_settings_set\x18. \x01(\v2\x19.skein.v1.NodeSettingsSetH\x00R\x0fnodeSettingsSet\x12>\n" +
 	"\x0eplain_peer_set\x18* \x01(\v2\x16.skein.v1.PlainPeerSetH\x00R\fplainPeerSet\x12J\n" +
-	"\x12plain_peer_removed\x18+ \x01(\v2\x1a.skein.v1.PlainPeerRemovedH\x00R\x10plainPeerRemoved\x12P\n" +
+	"\x12plain_peer_removed\x18+ \x01(\v2\x1a.skein.v1.PlainPeerRemovedH\x00R\x10plainPeerRemoved\x12M\n" +
+	"\x13site_range_allotted\x18/ \x01(\v2\x1b.skein.v1.SiteRangeAllottedH\x00R\x11siteRangeAllotted\x12P\n" +
 	"\x14site_translation_set\x182 \x01(\v2\x1c.skein.v1.SiteTranslationSetH\x00R\x12siteTranslationSet\x12\\\n" +
 	"\x18site_translation_removed\x183 \x01(\v2 .skein.v1.SiteTranslationRemovedH\x00R\x16siteTranslationRemovedB\x06\n" +
 	"\x04body\"m\n" +
@@ -5779,7 +5872,9 @@ const file_skein_v1_events_proto_rawDesc = "" +
 	"plain_peer\x18\x01 \x01(\v2\x13.skein.v1.PlainPeerR\tplainPeer\">\n" +
 	"\x10PlainPeerRemoved\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x12\x16\n" +
-	"\x06reason\x18\x02 \x01(\tR\x06reason\"Q\n" +
+	"\x06reason\x18\x02 \x01(\tR\x06reason\">\n" +
+	"\x11SiteRangeAllotted\x12)\n" +
+	"\x05range\x18\x01 \x01(\v2\x13.skein.v1.SiteRangeR\x05range\"Q\n" +
 	"\x12SiteTranslationSet\x12;\n" +
 	"\vtranslation\x18\x01 \x01(\v2\x19.skein.v1.SiteTranslationR\vtranslation\"D\n" +
 	"\x16SiteTranslationRemoved\x12\x12\n" +
@@ -5864,7 +5959,7 @@ const file_skein_v1_events_proto_rawDesc = "" +
 	"\x04role\x18\a \x01(\tR\x04role\x12\x16\n" +
 	"\x06signed\x18\b \x01(\bR\x06signed\"(\n" +
 	"\vRevokeToken\x12\x19\n" +
-	"\btoken_id\x18\x01 \x01(\tR\atokenId\"\xad\x02\n" +
+	"\btoken_id\x18\x01 \x01(\tR\atokenId\"\xde\x02\n" +
 	"\aNewNode\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x12!\n" +
 	"\fidentity_key\x18\x02 \x01(\fR\videntityKey\x12#\n" +
@@ -5874,7 +5969,9 @@ const file_skein_v1_events_proto_rawDesc = "" +
 	"\n" +
 	"min_schema\x18\x06 \x01(\rR\tminSchema\x12\x1d\n" +
 	"\n" +
-	"max_schema\x18\a \x01(\rR\tmaxSchema\x1a9\n" +
+	"max_schema\x18\a \x01(\rR\tmaxSchema\x12\x12\n" +
+	"\x04site\x18\b \x01(\tR\x04site\x12\x1b\n" +
+	"\tsite_said\x18\t \x01(\bR\bsiteSaid\x1a9\n" +
 	"\vLabelsEntry\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
 	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\"\xdc\x01\n" +
@@ -5932,11 +6029,13 @@ const file_skein_v1_events_proto_rawDesc = "" +
 	"\x06fields\x18\x04 \x03(\tR\x06fields\" \n" +
 	"\n" +
 	"RemovePool\x12\x12\n" +
-	"\x04name\x18\x01 \x01(\tR\x04name\"S\n" +
+	"\x04name\x18\x01 \x01(\tR\x04name\"\x84\x01\n" +
 	"\x0eAllocateBlocks\x12\x17\n" +
 	"\anode_id\x18\x01 \x01(\tR\x06nodeId\x12\x12\n" +
 	"\x04pool\x18\x02 \x01(\tR\x04pool\x12\x14\n" +
-	"\x05total\x18\x03 \x01(\rR\x05total\"R\n" +
+	"\x05total\x18\x03 \x01(\rR\x05total\x12\x12\n" +
+	"\x04site\x18\x04 \x01(\tR\x04site\x12\x1b\n" +
+	"\tsite_said\x18\x05 \x01(\bR\bsiteSaid\"R\n" +
 	"\fReserveBlock\x12\x12\n" +
 	"\x04pool\x18\x01 \x01(\tR\x04pool\x12\x16\n" +
 	"\x06prefix\x18\x02 \x01(\tR\x06prefix\x12\x16\n" +
@@ -6042,7 +6141,7 @@ func file_skein_v1_events_proto_rawDescGZIP() []byte {
 	return file_skein_v1_events_proto_rawDescData
 }
 
-var file_skein_v1_events_proto_msgTypes = make([]protoimpl.MessageInfo, 81)
+var file_skein_v1_events_proto_msgTypes = make([]protoimpl.MessageInfo, 82)
 var file_skein_v1_events_proto_goTypes = []any{
 	(*Event)(nil),                  // 0: skein.v1.Event
 	(*ClusterCreated)(nil),         // 1: skein.v1.ClusterCreated
@@ -6080,68 +6179,70 @@ var file_skein_v1_events_proto_goTypes = []any{
 	(*NodeSettingsSet)(nil),        // 33: skein.v1.NodeSettingsSet
 	(*PlainPeerSet)(nil),           // 34: skein.v1.PlainPeerSet
 	(*PlainPeerRemoved)(nil),       // 35: skein.v1.PlainPeerRemoved
-	(*SiteTranslationSet)(nil),     // 36: skein.v1.SiteTranslationSet
-	(*SiteTranslationRemoved)(nil), // 37: skein.v1.SiteTranslationRemoved
-	(*Batch)(nil),                  // 38: skein.v1.Batch
-	(*Command)(nil),                // 39: skein.v1.Command
-	(*CreateCluster)(nil),          // 40: skein.v1.CreateCluster
-	(*ChangeSettings)(nil),         // 41: skein.v1.ChangeSettings
-	(*CreateToken)(nil),            // 42: skein.v1.CreateToken
-	(*RevokeToken)(nil),            // 43: skein.v1.RevokeToken
-	(*NewNode)(nil),                // 44: skein.v1.NewNode
-	(*AdmitNode)(nil),              // 45: skein.v1.AdmitNode
-	(*ChangeNode)(nil),             // 46: skein.v1.ChangeNode
-	(*RevokeNode)(nil),             // 47: skein.v1.RevokeNode
-	(*RotateNodeKey)(nil),          // 48: skein.v1.RotateNodeKey
-	(*AddServer)(nil),              // 49: skein.v1.AddServer
-	(*PromoteServer)(nil),          // 50: skein.v1.PromoteServer
-	(*RemoveServer)(nil),           // 51: skein.v1.RemoveServer
-	(*RotateGossipKey)(nil),        // 52: skein.v1.RotateGossipKey
-	(*CreatePool)(nil),             // 53: skein.v1.CreatePool
-	(*ChangePool)(nil),             // 54: skein.v1.ChangePool
-	(*RemovePool)(nil),             // 55: skein.v1.RemovePool
-	(*AllocateBlocks)(nil),         // 56: skein.v1.AllocateBlocks
-	(*ReserveBlock)(nil),           // 57: skein.v1.ReserveBlock
-	(*ReleaseBlocks)(nil),          // 58: skein.v1.ReleaseBlocks
-	(*ReserveAddress)(nil),         // 59: skein.v1.ReserveAddress
-	(*ClaimAddress)(nil),           // 60: skein.v1.ClaimAddress
-	(*ReleaseAddress)(nil),         // 61: skein.v1.ReleaseAddress
-	(*SetGrant)(nil),               // 62: skein.v1.SetGrant
-	(*ImportPools)(nil),            // 63: skein.v1.ImportPools
-	(*ImportBlock)(nil),            // 64: skein.v1.ImportBlock
-	(*DefineEgress)(nil),           // 65: skein.v1.DefineEgress
-	(*ChangeEgress)(nil),           // 66: skein.v1.ChangeEgress
-	(*RemoveEgress)(nil),           // 67: skein.v1.RemoveEgress
-	(*AssignSlot)(nil),             // 68: skein.v1.AssignSlot
-	(*ReleaseSlot)(nil),            // 69: skein.v1.ReleaseSlot
-	(*DrainNode)(nil),              // 70: skein.v1.DrainNode
-	(*RepairClock)(nil),            // 71: skein.v1.RepairClock
-	(*SetAdmin)(nil),               // 72: skein.v1.SetAdmin
-	(*SetPodCidrs)(nil),            // 73: skein.v1.SetPodCidrs
-	(*SetPlainPeer)(nil),           // 74: skein.v1.SetPlainPeer
-	(*RemovePlainPeer)(nil),        // 75: skein.v1.RemovePlainPeer
-	(*SetSiteTranslation)(nil),     // 76: skein.v1.SetSiteTranslation
-	(*RemoveSiteTranslation)(nil),  // 77: skein.v1.RemoveSiteTranslation
-	(*IntroduceRoles)(nil),         // 78: skein.v1.IntroduceRoles
-	nil,                            // 79: skein.v1.NewNode.LabelsEntry
-	nil,                            // 80: skein.v1.ChangeNode.LabelsEntry
-	(*Cluster)(nil),                // 81: skein.v1.Cluster
-	(*Settings)(nil),               // 82: skein.v1.Settings
-	(*Token)(nil),                  // 83: skein.v1.Token
-	(*Node)(nil),                   // 84: skein.v1.Node
-	(*GossipKeys)(nil),             // 85: skein.v1.GossipKeys
-	(*Answer)(nil),                 // 86: skein.v1.Answer
-	(*Pool)(nil),                   // 87: skein.v1.Pool
-	(*Block)(nil),                  // 88: skein.v1.Block
-	(*StaticAddress)(nil),          // 89: skein.v1.StaticAddress
-	(*Grant)(nil),                  // 90: skein.v1.Grant
-	(*Egress)(nil),                 // 91: skein.v1.Egress
-	(*EgressSlot)(nil),             // 92: skein.v1.EgressSlot
-	(*PodCidrs)(nil),               // 93: skein.v1.PodCidrs
-	(*NodeSettings)(nil),           // 94: skein.v1.NodeSettings
-	(*PlainPeer)(nil),              // 95: skein.v1.PlainPeer
-	(*SiteTranslation)(nil),        // 96: skein.v1.SiteTranslation
-	(*PoolSubnet)(nil),             // 97: skein.v1.PoolSubnet
+	(*SiteRangeAllotted)(nil),      // 36: skein.v1.SiteRangeAllotted
+	(*SiteTranslationSet)(nil),     // 37: skein.v1.SiteTranslationSet
+	(*SiteTranslationRemoved)(nil), // 38: skein.v1.SiteTranslationRemoved
+	(*Batch)(nil),                  // 39: skein.v1.Batch
+	(*Command)(nil),                // 40: skein.v1.Command
+	(*CreateCluster)(nil),          // 41: skein.v1.CreateCluster
+	(*ChangeSettings)(nil),         // 42: skein.v1.ChangeSettings
+	(*CreateToken)(nil),            // 43: skein.v1.CreateToken
+	(*RevokeToken)(nil),            // 44: skein.v1.RevokeToken
+	(*NewNode)(nil),                // 45: skein.v1.NewNode
+	(*AdmitNode)(nil),              // 46: skein.v1.AdmitNode
+	(*ChangeNode)(nil),             // 47: skein.v1.ChangeNode
+	(*RevokeNode)(nil),             // 48: skein.v1.RevokeNode
+	(*RotateNodeKey)(nil),          // 49: skein.v1.RotateNodeKey
+	(*AddServer)(nil),              // 50: skein.v1.AddServer
+	(*PromoteServer)(nil),          // 51: skein.v1.PromoteServer
+	(*RemoveServer)(nil),           // 52: skein.v1.RemoveServer
+	(*RotateGossipKey)(nil),        // 53: skein.v1.RotateGossipKey
+	(*CreatePool)(nil),             // 54: skein.v1.CreatePool
+	(*ChangePool)(nil),             // 55: skein.v1.ChangePool
+	(*RemovePool)(nil),             // 56: skein.v1.RemovePool
+	(*AllocateBlocks)(nil),         // 57: skein.v1.AllocateBlocks
+	(*ReserveBlock)(nil),           // 58: skein.v1.ReserveBlock
+	(*ReleaseBlocks)(nil),          // 59: skein.v1.ReleaseBlocks
+	(*ReserveAddress)(nil),         // 60: skein.v1.ReserveAddress
+	(*ClaimAddress)(nil),           // 61: skein.v1.ClaimAddress
+	(*ReleaseAddress)(nil),         // 62: skein.v1.ReleaseAddress
+	(*SetGrant)(nil),               // 63: skein.v1.SetGrant
+	(*ImportPools)(nil),            // 64: skein.v1.ImportPools
+	(*ImportBlock)(nil),            // 65: skein.v1.ImportBlock
+	(*DefineEgress)(nil),           // 66: skein.v1.DefineEgress
+	(*ChangeEgress)(nil),           // 67: skein.v1.ChangeEgress
+	(*RemoveEgress)(nil),           // 68: skein.v1.RemoveEgress
+	(*AssignSlot)(nil),             // 69: skein.v1.AssignSlot
+	(*ReleaseSlot)(nil),            // 70: skein.v1.ReleaseSlot
+	(*DrainNode)(nil),              // 71: skein.v1.DrainNode
+	(*RepairClock)(nil),            // 72: skein.v1.RepairClock
+	(*SetAdmin)(nil),               // 73: skein.v1.SetAdmin
+	(*SetPodCidrs)(nil),            // 74: skein.v1.SetPodCidrs
+	(*SetPlainPeer)(nil),           // 75: skein.v1.SetPlainPeer
+	(*RemovePlainPeer)(nil),        // 76: skein.v1.RemovePlainPeer
+	(*SetSiteTranslation)(nil),     // 77: skein.v1.SetSiteTranslation
+	(*RemoveSiteTranslation)(nil),  // 78: skein.v1.RemoveSiteTranslation
+	(*IntroduceRoles)(nil),         // 79: skein.v1.IntroduceRoles
+	nil,                            // 80: skein.v1.NewNode.LabelsEntry
+	nil,                            // 81: skein.v1.ChangeNode.LabelsEntry
+	(*Cluster)(nil),                // 82: skein.v1.Cluster
+	(*Settings)(nil),               // 83: skein.v1.Settings
+	(*Token)(nil),                  // 84: skein.v1.Token
+	(*Node)(nil),                   // 85: skein.v1.Node
+	(*GossipKeys)(nil),             // 86: skein.v1.GossipKeys
+	(*Answer)(nil),                 // 87: skein.v1.Answer
+	(*Pool)(nil),                   // 88: skein.v1.Pool
+	(*Block)(nil),                  // 89: skein.v1.Block
+	(*StaticAddress)(nil),          // 90: skein.v1.StaticAddress
+	(*Grant)(nil),                  // 91: skein.v1.Grant
+	(*Egress)(nil),                 // 92: skein.v1.Egress
+	(*EgressSlot)(nil),             // 93: skein.v1.EgressSlot
+	(*PodCidrs)(nil),               // 94: skein.v1.PodCidrs
+	(*NodeSettings)(nil),           // 95: skein.v1.NodeSettings
+	(*PlainPeer)(nil),              // 96: skein.v1.PlainPeer
+	(*SiteRange)(nil),              // 97: skein.v1.SiteRange
+	(*SiteTranslation)(nil),        // 98: skein.v1.SiteTranslation
+	(*PoolSubnet)(nil),             // 99: skein.v1.PoolSubnet
 }
 var file_skein_v1_events_proto_depIdxs = []int32{
 	1,   // 0: skein.v1.Event.cluster_created:type_name -> skein.v1.ClusterCreated
@@ -6179,91 +6280,93 @@ var file_skein_v1_events_proto_depIdxs = []int32{
 	33,  // 32: skein.v1.Event.node_settings_set:type_name -> skein.v1.NodeSettingsSet
 	34,  // 33: skein.v1.Event.plain_peer_set:type_name -> skein.v1.PlainPeerSet
 	35,  // 34: skein.v1.Event.plain_peer_removed:type_name -> skein.v1.PlainPeerRemoved
-	36,  // 35: skein.v1.Event.site_translation_set:type_name -> skein.v1.SiteTranslationSet
-	37,  // 36: skein.v1.Event.site_translation_removed:type_name -> skein.v1.SiteTranslationRemoved
-	81,  // 37: skein.v1.ClusterCreated.cluster:type_name -> skein.v1.Cluster
-	82,  // 38: skein.v1.ClusterCreated.settings:type_name -> skein.v1.Settings
-	82,  // 39: skein.v1.SettingsChanged.settings:type_name -> skein.v1.Settings
-	83,  // 40: skein.v1.TokenCreated.token:type_name -> skein.v1.Token
-	84,  // 41: skein.v1.NodeAdmitted.node:type_name -> skein.v1.Node
-	84,  // 42: skein.v1.NodeChanged.node:type_name -> skein.v1.Node
-	85,  // 43: skein.v1.GossipKeyRotated.keys:type_name -> skein.v1.GossipKeys
-	86,  // 44: skein.v1.CommandAnswered.answer:type_name -> skein.v1.Answer
-	87,  // 45: skein.v1.PoolCreated.pool:type_name -> skein.v1.Pool
-	87,  // 46: skein.v1.PoolChanged.pool:type_name -> skein.v1.Pool
-	88,  // 47: skein.v1.BlockAllocated.block:type_name -> skein.v1.Block
-	88,  // 48: skein.v1.BlockReserved.block:type_name -> skein.v1.Block
-	89,  // 49: skein.v1.AddressReserved.address:type_name -> skein.v1.StaticAddress
-	90,  // 50: skein.v1.GrantSet.grant:type_name -> skein.v1.Grant
-	91,  // 51: skein.v1.EgressDefined.egress:type_name -> skein.v1.Egress
-	91,  // 52: skein.v1.EgressChanged.egress:type_name -> skein.v1.Egress
-	92,  // 53: skein.v1.SlotAssigned.slot:type_name -> skein.v1.EgressSlot
-	92,  // 54: skein.v1.SlotMoved.slot:type_name -> skein.v1.EgressSlot
-	92,  // 55: skein.v1.SlotReleased.slot:type_name -> skein.v1.EgressSlot
-	93,  // 56: skein.v1.PodCidrsSet.pod_cidrs:type_name -> skein.v1.PodCidrs
-	94,  // 57: skein.v1.NodeSettingsSet.settings:type_name -> skein.v1.NodeSettings
-	95,  // 58: skein.v1.PlainPeerSet.plain_peer:type_name -> skein.v1.PlainPeer
-	96,  // 59: skein.v1.SiteTranslationSet.translation:type_name -> skein.v1.SiteTranslation
-	0,   // 60: skein.v1.Batch.events:type_name -> skein.v1.Event
-	40,  // 61: skein.v1.Command.create_cluster:type_name -> skein.v1.CreateCluster
-	41,  // 62: skein.v1.Command.change_settings:type_name -> skein.v1.ChangeSettings
-	42,  // 63: skein.v1.Command.create_token:type_name -> skein.v1.CreateToken
-	43,  // 64: skein.v1.Command.revoke_token:type_name -> skein.v1.RevokeToken
-	45,  // 65: skein.v1.Command.admit_node:type_name -> skein.v1.AdmitNode
-	46,  // 66: skein.v1.Command.change_node:type_name -> skein.v1.ChangeNode
-	47,  // 67: skein.v1.Command.revoke_node:type_name -> skein.v1.RevokeNode
-	48,  // 68: skein.v1.Command.rotate_node_key:type_name -> skein.v1.RotateNodeKey
-	49,  // 69: skein.v1.Command.add_server:type_name -> skein.v1.AddServer
-	50,  // 70: skein.v1.Command.promote_server:type_name -> skein.v1.PromoteServer
-	51,  // 71: skein.v1.Command.remove_server:type_name -> skein.v1.RemoveServer
-	52,  // 72: skein.v1.Command.rotate_gossip_key:type_name -> skein.v1.RotateGossipKey
-	53,  // 73: skein.v1.Command.create_pool:type_name -> skein.v1.CreatePool
-	54,  // 74: skein.v1.Command.change_pool:type_name -> skein.v1.ChangePool
-	55,  // 75: skein.v1.Command.remove_pool:type_name -> skein.v1.RemovePool
-	56,  // 76: skein.v1.Command.allocate_blocks:type_name -> skein.v1.AllocateBlocks
-	57,  // 77: skein.v1.Command.reserve_block:type_name -> skein.v1.ReserveBlock
-	58,  // 78: skein.v1.Command.release_blocks:type_name -> skein.v1.ReleaseBlocks
-	59,  // 79: skein.v1.Command.reserve_address:type_name -> skein.v1.ReserveAddress
-	60,  // 80: skein.v1.Command.claim_address:type_name -> skein.v1.ClaimAddress
-	61,  // 81: skein.v1.Command.release_address:type_name -> skein.v1.ReleaseAddress
-	62,  // 82: skein.v1.Command.set_grant:type_name -> skein.v1.SetGrant
-	63,  // 83: skein.v1.Command.import_pools:type_name -> skein.v1.ImportPools
-	65,  // 84: skein.v1.Command.define_egress:type_name -> skein.v1.DefineEgress
-	66,  // 85: skein.v1.Command.change_egress:type_name -> skein.v1.ChangeEgress
-	67,  // 86: skein.v1.Command.remove_egress:type_name -> skein.v1.RemoveEgress
-	68,  // 87: skein.v1.Command.assign_slot:type_name -> skein.v1.AssignSlot
-	69,  // 88: skein.v1.Command.release_slot:type_name -> skein.v1.ReleaseSlot
-	70,  // 89: skein.v1.Command.drain_node:type_name -> skein.v1.DrainNode
-	71,  // 90: skein.v1.Command.repair_clock:type_name -> skein.v1.RepairClock
-	72,  // 91: skein.v1.Command.set_admin:type_name -> skein.v1.SetAdmin
-	78,  // 92: skein.v1.Command.introduce_roles:type_name -> skein.v1.IntroduceRoles
-	73,  // 93: skein.v1.Command.set_pod_cidrs:type_name -> skein.v1.SetPodCidrs
-	74,  // 94: skein.v1.Command.set_plain_peer:type_name -> skein.v1.SetPlainPeer
-	75,  // 95: skein.v1.Command.remove_plain_peer:type_name -> skein.v1.RemovePlainPeer
-	76,  // 96: skein.v1.Command.set_site_translation:type_name -> skein.v1.SetSiteTranslation
-	77,  // 97: skein.v1.Command.remove_site_translation:type_name -> skein.v1.RemoveSiteTranslation
-	82,  // 98: skein.v1.CreateCluster.settings:type_name -> skein.v1.Settings
-	44,  // 99: skein.v1.CreateCluster.first_node:type_name -> skein.v1.NewNode
-	82,  // 100: skein.v1.ChangeSettings.settings:type_name -> skein.v1.Settings
-	79,  // 101: skein.v1.NewNode.labels:type_name -> skein.v1.NewNode.LabelsEntry
-	44,  // 102: skein.v1.AdmitNode.node:type_name -> skein.v1.NewNode
-	80,  // 103: skein.v1.ChangeNode.labels:type_name -> skein.v1.ChangeNode.LabelsEntry
-	94,  // 104: skein.v1.ChangeNode.settings:type_name -> skein.v1.NodeSettings
-	87,  // 105: skein.v1.CreatePool.pool:type_name -> skein.v1.Pool
-	97,  // 106: skein.v1.ChangePool.add_subnets:type_name -> skein.v1.PoolSubnet
-	87,  // 107: skein.v1.ChangePool.set:type_name -> skein.v1.Pool
-	87,  // 108: skein.v1.ImportPools.pools:type_name -> skein.v1.Pool
-	64,  // 109: skein.v1.ImportPools.blocks:type_name -> skein.v1.ImportBlock
-	91,  // 110: skein.v1.DefineEgress.egress:type_name -> skein.v1.Egress
-	91,  // 111: skein.v1.ChangeEgress.set:type_name -> skein.v1.Egress
-	93,  // 112: skein.v1.SetPodCidrs.pod_cidrs:type_name -> skein.v1.PodCidrs
-	95,  // 113: skein.v1.SetPlainPeer.plain_peer:type_name -> skein.v1.PlainPeer
-	96,  // 114: skein.v1.SetSiteTranslation.translation:type_name -> skein.v1.SiteTranslation
-	115, // [115:115] is the sub-list for method output_type
-	115, // [115:115] is the sub-list for method input_type
-	115, // [115:115] is the sub-list for extension type_name
-	115, // [115:115] is the sub-list for extension extendee
-	0,   // [0:115] is the sub-list for field type_name
+	36,  // 35: skein.v1.Event.site_range_allotted:type_name -> skein.v1.SiteRangeAllotted
+	37,  // 36: skein.v1.Event.site_translation_set:type_name -> skein.v1.SiteTranslationSet
+	38,  // 37: skein.v1.Event.site_translation_removed:type_name -> skein.v1.SiteTranslationRemoved
+	82,  // 38: skein.v1.ClusterCreated.cluster:type_name -> skein.v1.Cluster
+	83,  // 39: skein.v1.ClusterCreated.settings:type_name -> skein.v1.Settings
+	83,  // 40: skein.v1.SettingsChanged.settings:type_name -> skein.v1.Settings
+	84,  // 41: skein.v1.TokenCreated.token:type_name -> skein.v1.Token
+	85,  // 42: skein.v1.NodeAdmitted.node:type_name -> skein.v1.Node
+	85,  // 43: skein.v1.NodeChanged.node:type_name -> skein.v1.Node
+	86,  // 44: skein.v1.GossipKeyRotated.keys:type_name -> skein.v1.GossipKeys
+	87,  // 45: skein.v1.CommandAnswered.answer:type_name -> skein.v1.Answer
+	88,  // 46: skein.v1.PoolCreated.pool:type_name -> skein.v1.Pool
+	88,  // 47: skein.v1.PoolChanged.pool:type_name -> skein.v1.Pool
+	89,  // 48: skein.v1.BlockAllocated.block:type_name -> skein.v1.Block
+	89,  // 49: skein.v1.BlockReserved.block:type_name -> skein.v1.Block
+	90,  // 50: skein.v1.AddressReserved.address:type_name -> skein.v1.StaticAddress
+	91,  // 51: skein.v1.GrantSet.grant:type_name -> skein.v1.Grant
+	92,  // 52: skein.v1.EgressDefined.egress:type_name -> skein.v1.Egress
+	92,  // 53: skein.v1.EgressChanged.egress:type_name -> skein.v1.Egress
+	93,  // 54: skein.v1.SlotAssigned.slot:type_name -> skein.v1.EgressSlot
+	93,  // 55: skein.v1.SlotMoved.slot:type_name -> skein.v1.EgressSlot
+	93,  // 56: skein.v1.SlotReleased.slot:type_name -> skein.v1.EgressSlot
+	94,  // 57: skein.v1.PodCidrsSet.pod_cidrs:type_name -> skein.v1.PodCidrs
+	95,  // 58: skein.v1.NodeSettingsSet.settings:type_name -> skein.v1.NodeSettings
+	96,  // 59: skein.v1.PlainPeerSet.plain_peer:type_name -> skein.v1.PlainPeer
+	97,  // 60: skein.v1.SiteRangeAllotted.range:type_name -> skein.v1.SiteRange
+	98,  // 61: skein.v1.SiteTranslationSet.translation:type_name -> skein.v1.SiteTranslation
+	0,   // 62: skein.v1.Batch.events:type_name -> skein.v1.Event
+	41,  // 63: skein.v1.Command.create_cluster:type_name -> skein.v1.CreateCluster
+	42,  // 64: skein.v1.Command.change_settings:type_name -> skein.v1.ChangeSettings
+	43,  // 65: skein.v1.Command.create_token:type_name -> skein.v1.CreateToken
+	44,  // 66: skein.v1.Command.revoke_token:type_name -> skein.v1.RevokeToken
+	46,  // 67: skein.v1.Command.admit_node:type_name -> skein.v1.AdmitNode
+	47,  // 68: skein.v1.Command.change_node:type_name -> skein.v1.ChangeNode
+	48,  // 69: skein.v1.Command.revoke_node:type_name -> skein.v1.RevokeNode
+	49,  // 70: skein.v1.Command.rotate_node_key:type_name -> skein.v1.RotateNodeKey
+	50,  // 71: skein.v1.Command.add_server:type_name -> skein.v1.AddServer
+	51,  // 72: skein.v1.Command.promote_server:type_name -> skein.v1.PromoteServer
+	52,  // 73: skein.v1.Command.remove_server:type_name -> skein.v1.RemoveServer
+	53,  // 74: skein.v1.Command.rotate_gossip_key:type_name -> skein.v1.RotateGossipKey
+	54,  // 75: skein.v1.Command.create_pool:type_name -> skein.v1.CreatePool
+	55,  // 76: skein.v1.Command.change_pool:type_name -> skein.v1.ChangePool
+	56,  // 77: skein.v1.Command.remove_pool:type_name -> skein.v1.RemovePool
+	57,  // 78: skein.v1.Command.allocate_blocks:type_name -> skein.v1.AllocateBlocks
+	58,  // 79: skein.v1.Command.reserve_block:type_name -> skein.v1.ReserveBlock
+	59,  // 80: skein.v1.Command.release_blocks:type_name -> skein.v1.ReleaseBlocks
+	60,  // 81: skein.v1.Command.reserve_address:type_name -> skein.v1.ReserveAddress
+	61,  // 82: skein.v1.Command.claim_address:type_name -> skein.v1.ClaimAddress
+	62,  // 83: skein.v1.Command.release_address:type_name -> skein.v1.ReleaseAddress
+	63,  // 84: skein.v1.Command.set_grant:type_name -> skein.v1.SetGrant
+	64,  // 85: skein.v1.Command.import_pools:type_name -> skein.v1.ImportPools
+	66,  // 86: skein.v1.Command.define_egress:type_name -> skein.v1.DefineEgress
+	67,  // 87: skein.v1.Command.change_egress:type_name -> skein.v1.ChangeEgress
+	68,  // 88: skein.v1.Command.remove_egress:type_name -> skein.v1.RemoveEgress
+	69,  // 89: skein.v1.Command.assign_slot:type_name -> skein.v1.AssignSlot
+	70,  // 90: skein.v1.Command.release_slot:type_name -> skein.v1.ReleaseSlot
+	71,  // 91: skein.v1.Command.drain_node:type_name -> skein.v1.DrainNode
+	72,  // 92: skein.v1.Command.repair_clock:type_name -> skein.v1.RepairClock
+	73,  // 93: skein.v1.Command.set_admin:type_name -> skein.v1.SetAdmin
+	79,  // 94: skein.v1.Command.introduce_roles:type_name -> skein.v1.IntroduceRoles
+	74,  // 95: skein.v1.Command.set_pod_cidrs:type_name -> skein.v1.SetPodCidrs
+	75,  // 96: skein.v1.Command.set_plain_peer:type_name -> skein.v1.SetPlainPeer
+	76,  // 97: skein.v1.Command.remove_plain_peer:type_name -> skein.v1.RemovePlainPeer
+	77,  // 98: skein.v1.Command.set_site_translation:type_name -> skein.v1.SetSiteTranslation
+	78,  // 99: skein.v1.Command.remove_site_translation:type_name -> skein.v1.RemoveSiteTranslation
+	83,  // 100: skein.v1.CreateCluster.settings:type_name -> skein.v1.Settings
+	45,  // 101: skein.v1.CreateCluster.first_node:type_name -> skein.v1.NewNode
+	83,  // 102: skein.v1.ChangeSettings.settings:type_name -> skein.v1.Settings
+	80,  // 103: skein.v1.NewNode.labels:type_name -> skein.v1.NewNode.LabelsEntry
+	45,  // 104: skein.v1.AdmitNode.node:type_name -> skein.v1.NewNode
+	81,  // 105: skein.v1.ChangeNode.labels:type_name -> skein.v1.ChangeNode.LabelsEntry
+	95,  // 106: skein.v1.ChangeNode.settings:type_name -> skein.v1.NodeSettings
+	88,  // 107: skein.v1.CreatePool.pool:type_name -> skein.v1.Pool
+	99,  // 108: skein.v1.ChangePool.add_subnets:type_name -> skein.v1.PoolSubnet
+	88,  // 109: skein.v1.ChangePool.set:type_name -> skein.v1.Pool
+	88,  // 110: skein.v1.ImportPools.pools:type_name -> skein.v1.Pool
+	65,  // 111: skein.v1.ImportPools.blocks:type_name -> skein.v1.ImportBlock
+	92,  // 112: skein.v1.DefineEgress.egress:type_name -> skein.v1.Egress
+	92,  // 113: skein.v1.ChangeEgress.set:type_name -> skein.v1.Egress
+	94,  // 114: skein.v1.SetPodCidrs.pod_cidrs:type_name -> skein.v1.PodCidrs
+	96,  // 115: skein.v1.SetPlainPeer.plain_peer:type_name -> skein.v1.PlainPeer
+	98,  // 116: skein.v1.SetSiteTranslation.translation:type_name -> skein.v1.SiteTranslation
+	117, // [117:117] is the sub-list for method output_type
+	117, // [117:117] is the sub-list for method input_type
+	117, // [117:117] is the sub-list for extension type_name
+	117, // [117:117] is the sub-list for extension extendee
+	0,   // [0:117] is the sub-list for field type_name
 }
 
 func init() { file_skein_v1_events_proto_init() }
@@ -6308,10 +6411,11 @@ func file_skein_v1_events_proto_init() {
 		(*Event_NodeSettingsSet)(nil),
 		(*Event_PlainPeerSet)(nil),
 		(*Event_PlainPeerRemoved)(nil),
+		(*Event_SiteRangeAllotted)(nil),
 		(*Event_SiteTranslationSet)(nil),
 		(*Event_SiteTranslationRemoved)(nil),
 	}
-	file_skein_v1_events_proto_msgTypes[39].OneofWrappers = []any{
+	file_skein_v1_events_proto_msgTypes[40].OneofWrappers = []any{
 		(*Command_CreateCluster)(nil),
 		(*Command_ChangeSettings)(nil),
 		(*Command_CreateToken)(nil),
@@ -6356,7 +6460,7 @@ func file_skein_v1_events_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_skein_v1_events_proto_rawDesc), len(file_skein_v1_events_proto_rawDesc)),
 			NumEnums:      0,
-			NumMessages:   81,
+			NumMessages:   82,
 			NumExtensions: 0,
 			NumServices:   0,
 		},

@@ -1002,6 +1002,7 @@ type State struct {
 	Egresses      []*Egress              `protobuf:"bytes,16,rep,name=egresses,proto3" json:"egresses,omitempty"`                       // by namespace, then name
 	Slots         []*EgressSlot          `protobuf:"bytes,17,rep,name=slots,proto3" json:"slots,omitempty"`                             // by namespace, name, number
 	PlainPeers    []*PlainPeer           `protobuf:"bytes,18,rep,name=plain_peers,json=plainPeers,proto3" json:"plain_peers,omitempty"` // by name
+	SiteRanges    []*SiteRange           `protobuf:"bytes,20,rep,name=site_ranges,json=siteRanges,proto3" json:"site_ranges,omitempty"` // by index
 	Translations  []*SiteTranslation     `protobuf:"bytes,22,rep,name=translations,proto3" json:"translations,omitempty"`               // by site, then prefix
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -1163,6 +1164,13 @@ func (x *State) GetPlainPeers() []*PlainPeer {
 	return nil
 }
 
+func (x *State) GetSiteRanges() []*SiteRange {
+	if x != nil {
+		return x.SiteRanges
+	}
+	return nil
+}
+
 func (x *State) GetTranslations() []*SiteTranslation {
 	if x != nil {
 		return x.Translations
@@ -1248,6 +1256,84 @@ func (x *SiteTranslation) GetIndex() uint64 {
 	return 0
 }
 
+// SiteRange is a part of the overlay, or of a pool, from which the members of a site have their addresses: others can
+// have one route for all of them. Addresses outside of their site's ranges are single exceptions.
+type SiteRange struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Site          string                 `protobuf:"bytes,1,opt,name=site,proto3" json:"site,omitempty"` // empty: the default one
+	Pool          string                 `protobuf:"bytes,2,opt,name=pool,proto3" json:"pool,omitempty"` // empty: of the overlay
+	Ipv4          string                 `protobuf:"bytes,3,opt,name=ipv4,proto3" json:"ipv4,omitempty"` // a prefix of each family, or of one; of a pool they are the same blocks
+	Ipv6          string                 `protobuf:"bytes,4,opt,name=ipv6,proto3" json:"ipv6,omitempty"`
+	Index         uint64                 `protobuf:"varint,5,opt,name=index,proto3" json:"index,omitempty"` // of the event that allotted it
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *SiteRange) Reset() {
+	*x = SiteRange{}
+	mi := &file_skein_v1_state_proto_msgTypes[12]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *SiteRange) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*SiteRange) ProtoMessage() {}
+
+func (x *SiteRange) ProtoReflect() protoreflect.Message {
+	mi := &file_skein_v1_state_proto_msgTypes[12]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use SiteRange.ProtoReflect.Descriptor instead.
+func (*SiteRange) Descriptor() ([]byte, []int) {
+	return file_skein_v1_state_proto_rawDescGZIP(), []int{12}
+}
+
+func (x *SiteRange) GetSite() string {
+	if x != nil {
+		return x.Site
+	}
+	return ""
+}
+
+func (x *SiteRange) GetPool() string {
+	if x != nil {
+		return x.Pool
+	}
+	return ""
+}
+
+func (x *SiteRange) GetIpv4() string {
+	if x != nil {
+		return x.Ipv4
+	}
+	return ""
+}
+
+func (x *SiteRange) GetIpv6() string {
+	if x != nil {
+		return x.Ipv6
+	}
+	return ""
+}
+
+func (x *SiteRange) GetIndex() uint64 {
+	if x != nil {
+		return x.Index
+	}
+	return 0
+}
+
 // PlainPeer is a WireGuard host that does not run skein: a phone, a laptop, a router. Some members carry it: it has a session with one of
 // them at a time, and the others are ready to take it over.
 type PlainPeer struct {
@@ -1268,7 +1354,7 @@ type PlainPeer struct {
 
 func (x *PlainPeer) Reset() {
 	*x = PlainPeer{}
-	mi := &file_skein_v1_state_proto_msgTypes[12]
+	mi := &file_skein_v1_state_proto_msgTypes[13]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1280,7 +1366,7 @@ func (x *PlainPeer) String() string {
 func (*PlainPeer) ProtoMessage() {}
 
 func (x *PlainPeer) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_state_proto_msgTypes[12]
+	mi := &file_skein_v1_state_proto_msgTypes[13]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1293,7 +1379,7 @@ func (x *PlainPeer) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PlainPeer.ProtoReflect.Descriptor instead.
 func (*PlainPeer) Descriptor() ([]byte, []int) {
-	return file_skein_v1_state_proto_rawDescGZIP(), []int{12}
+	return file_skein_v1_state_proto_rawDescGZIP(), []int{13}
 }
 
 func (x *PlainPeer) GetName() string {
@@ -1377,7 +1463,7 @@ type PlainCarrier struct {
 
 func (x *PlainCarrier) Reset() {
 	*x = PlainCarrier{}
-	mi := &file_skein_v1_state_proto_msgTypes[13]
+	mi := &file_skein_v1_state_proto_msgTypes[14]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1389,7 +1475,7 @@ func (x *PlainCarrier) String() string {
 func (*PlainCarrier) ProtoMessage() {}
 
 func (x *PlainCarrier) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_state_proto_msgTypes[13]
+	mi := &file_skein_v1_state_proto_msgTypes[14]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1402,7 +1488,7 @@ func (x *PlainCarrier) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PlainCarrier.ProtoReflect.Descriptor instead.
 func (*PlainCarrier) Descriptor() ([]byte, []int) {
-	return file_skein_v1_state_proto_rawDescGZIP(), []int{13}
+	return file_skein_v1_state_proto_rawDescGZIP(), []int{14}
 }
 
 func (x *PlainCarrier) GetNodeId() string {
@@ -1441,7 +1527,7 @@ type Pool struct {
 
 func (x *Pool) Reset() {
 	*x = Pool{}
-	mi := &file_skein_v1_state_proto_msgTypes[14]
+	mi := &file_skein_v1_state_proto_msgTypes[15]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1453,7 +1539,7 @@ func (x *Pool) String() string {
 func (*Pool) ProtoMessage() {}
 
 func (x *Pool) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_state_proto_msgTypes[14]
+	mi := &file_skein_v1_state_proto_msgTypes[15]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1466,7 +1552,7 @@ func (x *Pool) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Pool.ProtoReflect.Descriptor instead.
 func (*Pool) Descriptor() ([]byte, []int) {
-	return file_skein_v1_state_proto_rawDescGZIP(), []int{14}
+	return file_skein_v1_state_proto_rawDescGZIP(), []int{15}
 }
 
 func (x *Pool) GetName() string {
@@ -1563,7 +1649,7 @@ type PoolSubnet struct {
 
 func (x *PoolSubnet) Reset() {
 	*x = PoolSubnet{}
-	mi := &file_skein_v1_state_proto_msgTypes[15]
+	mi := &file_skein_v1_state_proto_msgTypes[16]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1575,7 +1661,7 @@ func (x *PoolSubnet) String() string {
 func (*PoolSubnet) ProtoMessage() {}
 
 func (x *PoolSubnet) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_state_proto_msgTypes[15]
+	mi := &file_skein_v1_state_proto_msgTypes[16]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1588,7 +1674,7 @@ func (x *PoolSubnet) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PoolSubnet.ProtoReflect.Descriptor instead.
 func (*PoolSubnet) Descriptor() ([]byte, []int) {
-	return file_skein_v1_state_proto_rawDescGZIP(), []int{15}
+	return file_skein_v1_state_proto_rawDescGZIP(), []int{16}
 }
 
 func (x *PoolSubnet) GetIpv4() string {
@@ -1622,7 +1708,7 @@ type Block struct {
 
 func (x *Block) Reset() {
 	*x = Block{}
-	mi := &file_skein_v1_state_proto_msgTypes[16]
+	mi := &file_skein_v1_state_proto_msgTypes[17]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1634,7 +1720,7 @@ func (x *Block) String() string {
 func (*Block) ProtoMessage() {}
 
 func (x *Block) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_state_proto_msgTypes[16]
+	mi := &file_skein_v1_state_proto_msgTypes[17]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1647,7 +1733,7 @@ func (x *Block) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Block.ProtoReflect.Descriptor instead.
 func (*Block) Descriptor() ([]byte, []int) {
-	return file_skein_v1_state_proto_rawDescGZIP(), []int{16}
+	return file_skein_v1_state_proto_rawDescGZIP(), []int{17}
 }
 
 func (x *Block) GetPool() string {
@@ -1719,7 +1805,7 @@ type FreedBlock struct {
 
 func (x *FreedBlock) Reset() {
 	*x = FreedBlock{}
-	mi := &file_skein_v1_state_proto_msgTypes[17]
+	mi := &file_skein_v1_state_proto_msgTypes[18]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1731,7 +1817,7 @@ func (x *FreedBlock) String() string {
 func (*FreedBlock) ProtoMessage() {}
 
 func (x *FreedBlock) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_state_proto_msgTypes[17]
+	mi := &file_skein_v1_state_proto_msgTypes[18]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1744,7 +1830,7 @@ func (x *FreedBlock) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use FreedBlock.ProtoReflect.Descriptor instead.
 func (*FreedBlock) Descriptor() ([]byte, []int) {
-	return file_skein_v1_state_proto_rawDescGZIP(), []int{17}
+	return file_skein_v1_state_proto_rawDescGZIP(), []int{18}
 }
 
 func (x *FreedBlock) GetPool() string {
@@ -1792,7 +1878,7 @@ type StaticAddress struct {
 
 func (x *StaticAddress) Reset() {
 	*x = StaticAddress{}
-	mi := &file_skein_v1_state_proto_msgTypes[18]
+	mi := &file_skein_v1_state_proto_msgTypes[19]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1804,7 +1890,7 @@ func (x *StaticAddress) String() string {
 func (*StaticAddress) ProtoMessage() {}
 
 func (x *StaticAddress) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_state_proto_msgTypes[18]
+	mi := &file_skein_v1_state_proto_msgTypes[19]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1817,7 +1903,7 @@ func (x *StaticAddress) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StaticAddress.ProtoReflect.Descriptor instead.
 func (*StaticAddress) Descriptor() ([]byte, []int) {
-	return file_skein_v1_state_proto_rawDescGZIP(), []int{18}
+	return file_skein_v1_state_proto_rawDescGZIP(), []int{19}
 }
 
 func (x *StaticAddress) GetPool() string {
@@ -1889,7 +1975,7 @@ type Grant struct {
 
 func (x *Grant) Reset() {
 	*x = Grant{}
-	mi := &file_skein_v1_state_proto_msgTypes[19]
+	mi := &file_skein_v1_state_proto_msgTypes[20]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1901,7 +1987,7 @@ func (x *Grant) String() string {
 func (*Grant) ProtoMessage() {}
 
 func (x *Grant) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_state_proto_msgTypes[19]
+	mi := &file_skein_v1_state_proto_msgTypes[20]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1914,7 +2000,7 @@ func (x *Grant) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Grant.ProtoReflect.Descriptor instead.
 func (*Grant) Descriptor() ([]byte, []int) {
-	return file_skein_v1_state_proto_rawDescGZIP(), []int{19}
+	return file_skein_v1_state_proto_rawDescGZIP(), []int{20}
 }
 
 func (x *Grant) GetPool() string {
@@ -1969,7 +2055,7 @@ type Egress struct {
 
 func (x *Egress) Reset() {
 	*x = Egress{}
-	mi := &file_skein_v1_state_proto_msgTypes[20]
+	mi := &file_skein_v1_state_proto_msgTypes[21]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1981,7 +2067,7 @@ func (x *Egress) String() string {
 func (*Egress) ProtoMessage() {}
 
 func (x *Egress) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_state_proto_msgTypes[20]
+	mi := &file_skein_v1_state_proto_msgTypes[21]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1994,7 +2080,7 @@ func (x *Egress) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Egress.ProtoReflect.Descriptor instead.
 func (*Egress) Descriptor() ([]byte, []int) {
-	return file_skein_v1_state_proto_rawDescGZIP(), []int{20}
+	return file_skein_v1_state_proto_rawDescGZIP(), []int{21}
 }
 
 func (x *Egress) GetNamespace() string {
@@ -2105,7 +2191,7 @@ type EgressAddress struct {
 
 func (x *EgressAddress) Reset() {
 	*x = EgressAddress{}
-	mi := &file_skein_v1_state_proto_msgTypes[21]
+	mi := &file_skein_v1_state_proto_msgTypes[22]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2117,7 +2203,7 @@ func (x *EgressAddress) String() string {
 func (*EgressAddress) ProtoMessage() {}
 
 func (x *EgressAddress) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_state_proto_msgTypes[21]
+	mi := &file_skein_v1_state_proto_msgTypes[22]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2130,7 +2216,7 @@ func (x *EgressAddress) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use EgressAddress.ProtoReflect.Descriptor instead.
 func (*EgressAddress) Descriptor() ([]byte, []int) {
-	return file_skein_v1_state_proto_rawDescGZIP(), []int{21}
+	return file_skein_v1_state_proto_rawDescGZIP(), []int{22}
 }
 
 func (x *EgressAddress) GetIpv4() string {
@@ -2167,7 +2253,7 @@ type EgressSlot struct {
 
 func (x *EgressSlot) Reset() {
 	*x = EgressSlot{}
-	mi := &file_skein_v1_state_proto_msgTypes[22]
+	mi := &file_skein_v1_state_proto_msgTypes[23]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2179,7 +2265,7 @@ func (x *EgressSlot) String() string {
 func (*EgressSlot) ProtoMessage() {}
 
 func (x *EgressSlot) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_state_proto_msgTypes[22]
+	mi := &file_skein_v1_state_proto_msgTypes[23]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2192,7 +2278,7 @@ func (x *EgressSlot) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use EgressSlot.ProtoReflect.Descriptor instead.
 func (*EgressSlot) Descriptor() ([]byte, []int) {
-	return file_skein_v1_state_proto_rawDescGZIP(), []int{22}
+	return file_skein_v1_state_proto_rawDescGZIP(), []int{23}
 }
 
 func (x *EgressSlot) GetNamespace() string {
@@ -2387,7 +2473,7 @@ const file_skein_v1_state_proto_rawDesc = "" +
 	"\x06egress\x18\f \x01(\v2\x10.skein.v1.EgressR\x06egress\x12(\n" +
 	"\x04slot\x18\r \x01(\v2\x14.skein.v1.EgressSlotR\x04slot\x122\n" +
 	"\n" +
-	"plain_peer\x18\x0e \x01(\v2\x13.skein.v1.PlainPeerR\tplainPeer\"\xc3\x06\n" +
+	"plain_peer\x18\x0e \x01(\v2\x13.skein.v1.PlainPeerR\tplainPeer\"\xf9\x06\n" +
 	"\x05State\x12\x14\n" +
 	"\x05index\x18\x01 \x01(\x04R\x05index\x12\x12\n" +
 	"\x04time\x18\x02 \x01(\x03R\x04time\x12+\n" +
@@ -2409,13 +2495,21 @@ const file_skein_v1_state_proto_rawDesc = "" +
 	"\begresses\x18\x10 \x03(\v2\x10.skein.v1.EgressR\begresses\x12*\n" +
 	"\x05slots\x18\x11 \x03(\v2\x14.skein.v1.EgressSlotR\x05slots\x124\n" +
 	"\vplain_peers\x18\x12 \x03(\v2\x13.skein.v1.PlainPeerR\n" +
-	"plainPeers\x12=\n" +
+	"plainPeers\x124\n" +
+	"\vsite_ranges\x18\x14 \x03(\v2\x13.skein.v1.SiteRangeR\n" +
+	"siteRanges\x12=\n" +
 	"\ftranslations\x18\x16 \x03(\v2\x19.skein.v1.SiteTranslationR\ftranslations\"y\n" +
 	"\x0fSiteTranslation\x12\x12\n" +
 	"\x04site\x18\x01 \x01(\tR\x04site\x12\x16\n" +
 	"\x06prefix\x18\x02 \x01(\tR\x06prefix\x12\x0e\n" +
 	"\x02as\x18\x03 \x01(\tR\x02as\x12\x14\n" +
 	"\x05since\x18\x04 \x01(\x03R\x05since\x12\x14\n" +
+	"\x05index\x18\x05 \x01(\x04R\x05index\"q\n" +
+	"\tSiteRange\x12\x12\n" +
+	"\x04site\x18\x01 \x01(\tR\x04site\x12\x12\n" +
+	"\x04pool\x18\x02 \x01(\tR\x04pool\x12\x12\n" +
+	"\x04ipv4\x18\x03 \x01(\tR\x04ipv4\x12\x12\n" +
+	"\x04ipv6\x18\x04 \x01(\tR\x04ipv6\x12\x14\n" +
 	"\x05index\x18\x05 \x01(\x04R\x05index\"\xbf\x02\n" +
 	"\tPlainPeer\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x12\x1d\n" +
@@ -2541,7 +2635,7 @@ func file_skein_v1_state_proto_rawDescGZIP() []byte {
 	return file_skein_v1_state_proto_rawDescData
 }
 
-var file_skein_v1_state_proto_msgTypes = make([]protoimpl.MessageInfo, 27)
+var file_skein_v1_state_proto_msgTypes = make([]protoimpl.MessageInfo, 28)
 var file_skein_v1_state_proto_goTypes = []any{
 	(*Cluster)(nil),         // 0: skein.v1.Cluster
 	(*Settings)(nil),        // 1: skein.v1.Settings
@@ -2555,37 +2649,38 @@ var file_skein_v1_state_proto_goTypes = []any{
 	(*Answer)(nil),          // 9: skein.v1.Answer
 	(*State)(nil),           // 10: skein.v1.State
 	(*SiteTranslation)(nil), // 11: skein.v1.SiteTranslation
-	(*PlainPeer)(nil),       // 12: skein.v1.PlainPeer
-	(*PlainCarrier)(nil),    // 13: skein.v1.PlainCarrier
-	(*Pool)(nil),            // 14: skein.v1.Pool
-	(*PoolSubnet)(nil),      // 15: skein.v1.PoolSubnet
-	(*Block)(nil),           // 16: skein.v1.Block
-	(*FreedBlock)(nil),      // 17: skein.v1.FreedBlock
-	(*StaticAddress)(nil),   // 18: skein.v1.StaticAddress
-	(*Grant)(nil),           // 19: skein.v1.Grant
-	(*Egress)(nil),          // 20: skein.v1.Egress
-	(*EgressAddress)(nil),   // 21: skein.v1.EgressAddress
-	(*EgressSlot)(nil),      // 22: skein.v1.EgressSlot
-	nil,                     // 23: skein.v1.Settings.SiteTopologyEntry
-	nil,                     // 24: skein.v1.Node.LabelsEntry
-	nil,                     // 25: skein.v1.Pool.QuotasEntry
-	nil,                     // 26: skein.v1.Egress.GatewaysEntry
+	(*SiteRange)(nil),       // 12: skein.v1.SiteRange
+	(*PlainPeer)(nil),       // 13: skein.v1.PlainPeer
+	(*PlainCarrier)(nil),    // 14: skein.v1.PlainCarrier
+	(*Pool)(nil),            // 15: skein.v1.Pool
+	(*PoolSubnet)(nil),      // 16: skein.v1.PoolSubnet
+	(*Block)(nil),           // 17: skein.v1.Block
+	(*FreedBlock)(nil),      // 18: skein.v1.FreedBlock
+	(*StaticAddress)(nil),   // 19: skein.v1.StaticAddress
+	(*Grant)(nil),           // 20: skein.v1.Grant
+	(*Egress)(nil),          // 21: skein.v1.Egress
+	(*EgressAddress)(nil),   // 22: skein.v1.EgressAddress
+	(*EgressSlot)(nil),      // 23: skein.v1.EgressSlot
+	nil,                     // 24: skein.v1.Settings.SiteTopologyEntry
+	nil,                     // 25: skein.v1.Node.LabelsEntry
+	nil,                     // 26: skein.v1.Pool.QuotasEntry
+	nil,                     // 27: skein.v1.Egress.GatewaysEntry
 }
 var file_skein_v1_state_proto_depIdxs = []int32{
-	23, // 0: skein.v1.Settings.site_topology:type_name -> skein.v1.Settings.SiteTopologyEntry
-	24, // 1: skein.v1.Node.labels:type_name -> skein.v1.Node.LabelsEntry
+	24, // 0: skein.v1.Settings.site_topology:type_name -> skein.v1.Settings.SiteTopologyEntry
+	25, // 1: skein.v1.Node.labels:type_name -> skein.v1.Node.LabelsEntry
 	4,  // 2: skein.v1.Node.pod_cidrs:type_name -> skein.v1.PodCidrs
 	3,  // 3: skein.v1.Node.settings:type_name -> skein.v1.NodeSettings
 	2,  // 4: skein.v1.RevokedNode.node:type_name -> skein.v1.Node
 	2,  // 5: skein.v1.Answer.node:type_name -> skein.v1.Node
 	7,  // 6: skein.v1.Answer.token:type_name -> skein.v1.Token
-	14, // 7: skein.v1.Answer.pool:type_name -> skein.v1.Pool
-	16, // 8: skein.v1.Answer.blocks:type_name -> skein.v1.Block
-	18, // 9: skein.v1.Answer.static:type_name -> skein.v1.StaticAddress
-	19, // 10: skein.v1.Answer.grant:type_name -> skein.v1.Grant
-	20, // 11: skein.v1.Answer.egress:type_name -> skein.v1.Egress
-	22, // 12: skein.v1.Answer.slot:type_name -> skein.v1.EgressSlot
-	12, // 13: skein.v1.Answer.plain_peer:type_name -> skein.v1.PlainPeer
+	15, // 7: skein.v1.Answer.pool:type_name -> skein.v1.Pool
+	17, // 8: skein.v1.Answer.blocks:type_name -> skein.v1.Block
+	19, // 9: skein.v1.Answer.static:type_name -> skein.v1.StaticAddress
+	20, // 10: skein.v1.Answer.grant:type_name -> skein.v1.Grant
+	21, // 11: skein.v1.Answer.egress:type_name -> skein.v1.Egress
+	23, // 12: skein.v1.Answer.slot:type_name -> skein.v1.EgressSlot
+	13, // 13: skein.v1.Answer.plain_peer:type_name -> skein.v1.PlainPeer
 	0,  // 14: skein.v1.State.cluster:type_name -> skein.v1.Cluster
 	1,  // 15: skein.v1.State.settings:type_name -> skein.v1.Settings
 	2,  // 16: skein.v1.State.nodes:type_name -> skein.v1.Node
@@ -2594,26 +2689,27 @@ var file_skein_v1_state_proto_depIdxs = []int32{
 	7,  // 19: skein.v1.State.tokens:type_name -> skein.v1.Token
 	8,  // 20: skein.v1.State.gossip_keys:type_name -> skein.v1.GossipKeys
 	9,  // 21: skein.v1.State.answers:type_name -> skein.v1.Answer
-	14, // 22: skein.v1.State.pools:type_name -> skein.v1.Pool
-	16, // 23: skein.v1.State.blocks:type_name -> skein.v1.Block
-	17, // 24: skein.v1.State.freed:type_name -> skein.v1.FreedBlock
-	18, // 25: skein.v1.State.statics:type_name -> skein.v1.StaticAddress
-	19, // 26: skein.v1.State.grants:type_name -> skein.v1.Grant
-	20, // 27: skein.v1.State.egresses:type_name -> skein.v1.Egress
-	22, // 28: skein.v1.State.slots:type_name -> skein.v1.EgressSlot
-	12, // 29: skein.v1.State.plain_peers:type_name -> skein.v1.PlainPeer
-	11, // 30: skein.v1.State.translations:type_name -> skein.v1.SiteTranslation
-	13, // 31: skein.v1.PlainPeer.carriers:type_name -> skein.v1.PlainCarrier
-	15, // 32: skein.v1.Pool.subnets:type_name -> skein.v1.PoolSubnet
-	25, // 33: skein.v1.Pool.quotas:type_name -> skein.v1.Pool.QuotasEntry
-	26, // 34: skein.v1.Egress.gateways:type_name -> skein.v1.Egress.GatewaysEntry
-	21, // 35: skein.v1.Egress.addresses:type_name -> skein.v1.EgressAddress
-	21, // 36: skein.v1.Egress.endpoints:type_name -> skein.v1.EgressAddress
-	37, // [37:37] is the sub-list for method output_type
-	37, // [37:37] is the sub-list for method input_type
-	37, // [37:37] is the sub-list for extension type_name
-	37, // [37:37] is the sub-list for extension extendee
-	0,  // [0:37] is the sub-list for field type_name
+	15, // 22: skein.v1.State.pools:type_name -> skein.v1.Pool
+	17, // 23: skein.v1.State.blocks:type_name -> skein.v1.Block
+	18, // 24: skein.v1.State.freed:type_name -> skein.v1.FreedBlock
+	19, // 25: skein.v1.State.statics:type_name -> skein.v1.StaticAddress
+	20, // 26: skein.v1.State.grants:type_name -> skein.v1.Grant
+	21, // 27: skein.v1.State.egresses:type_name -> skein.v1.Egress
+	23, // 28: skein.v1.State.slots:type_name -> skein.v1.EgressSlot
+	13, // 29: skein.v1.State.plain_peers:type_name -> skein.v1.PlainPeer
+	12, // 30: skein.v1.State.site_ranges:type_name -> skein.v1.SiteRange
+	11, // 31: skein.v1.State.translations:type_name -> skein.v1.SiteTranslation
+	14, // 32: skein.v1.PlainPeer.carriers:type_name -> skein.v1.PlainCarrier
+	16, // 33: skein.v1.Pool.subnets:type_name -> skein.v1.PoolSubnet
+	26, // 34: skein.v1.Pool.quotas:type_name -> skein.v1.Pool.QuotasEntry
+	27, // 35: skein.v1.Egress.gateways:type_name -> skein.v1.Egress.GatewaysEntry
+	22, // 36: skein.v1.Egress.addresses:type_name -> skein.v1.EgressAddress
+	22, // 37: skein.v1.Egress.endpoints:type_name -> skein.v1.EgressAddress
+	38, // [38:38] is the sub-list for method output_type
+	38, // [38:38] is the sub-list for method input_type
+	38, // [38:38] is the sub-list for extension type_name
+	38, // [38:38] is the sub-list for extension extendee
+	0,  // [0:38] is the sub-list for field type_name
 }
 
 func init() { file_skein_v1_state_proto_init() }
@@ -2627,7 +2723,7 @@ func file_skein_v1_state_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_skein_v1_state_proto_rawDesc), len(file_skein_v1_state_proto_rawDesc)),
 			NumEnums:      0,
-			NumMessages:   27,
+			NumMessages:   28,
 			NumExtensions: 0,
 			NumServices:   0,
 		},
