@@ -303,9 +303,11 @@ func (a *Agent) newNode() (*skeinv1.NewNode, error) {
 	if err != nil {
 		return nil, err
 	}
+	site, said := a.saysSite()
 	return &skeinv1.NewNode{
 		Name: a.cfg.Name, IdentityKey: a.key.Public(), WireguardKey: wg[:], Labels: a.cfg.Labels,
 		Server: a.cfg.Server != nil && *a.cfg.Server, MinSchema: events.SchemaMin, MaxSchema: events.SchemaMax,
+		Site: site, SiteSaid: said,
 	}, nil
 }
 

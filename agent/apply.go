@@ -44,7 +44,7 @@ func (a *Agent) projectionInput(st *events.State) projection.Input {
 		in.Records[a.id] = a.claimed()
 	}
 	if r := a.reach.Load(); r != nil && !r.full {
-		in.Reach = projection.Reach{Peers: r.peers, Ways: r.ways, Guards: r.guards}
+		in.Reach = projection.Reach{Peers: r.peers, Ways: r.ways, Guards: r.guards, Site: r.site, Sites: r.sites}
 	}
 	for id, p := range a.currentPaths() {
 		switch p.Kind {

@@ -123,6 +123,12 @@ func (a *Agent) applyHost() {
 	a.wakeUp()
 }
 
+// saysSite is where this host says that it is, when the log asks; said is false while Kubernetes may still name another site.
+func (a *Agent) saysSite() (site string, said bool) {
+	h := a.host()
+	return h.Site, h.Site != "" || a.cfg.Kubernetes.Kubeconfig == "" || a.wishes.Load() != nil
+}
+
 // host is what holds for this host now: what the log says of it first, then its configuration, then what parts wish.
 func (a *Agent) host() part.Wishes {
 	var h part.Wishes

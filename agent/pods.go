@@ -135,6 +135,9 @@ var errUndecided = errors.New("none has answered in time")
 
 // propose is the agent's, with errors that say to a pod's owner what he can understand.
 func (p *pods) propose(ctx context.Context, c *skeinv1.Command) (*skeinv1.Answer, error) {
+	if b := c.GetAllocateBlocks(); b != nil {
+		b.Site, b.SiteSaid = p.a.saysSite()
+	}
 	answer, err := p.a.propose(ctx, c)
 	var refused *events.Error
 	if err == nil || errors.As(err, &refused) || ctx.Err() != nil && errors.Is(ctx.Err(), context.Canceled) {

@@ -35,6 +35,8 @@ type reach struct {
 	ways  map[identity.ID]projection.Way
 	// guards are who may bring packets of whom.
 	guards []projection.Guard
+	site   string                 // this host's
+	sites  map[identity.ID]string // those of the others, as far as they are known
 }
 
 // via is the peer that passes packets on to a member; false: the member is a peer itself, or nobody does.
@@ -79,7 +81,8 @@ func (m *siteMesh) follow(p *sites.Plan, now time.Time) {
 
 // reach is the plan, with what is left of the one before it.
 func (m *siteMesh) reach(members []identity.ID, paths map[identity.ID]path.Path, now time.Time) *reach {
-	r := &reach{peers: map[identity.ID]bool{}, ways: map[identity.ID]projection.Way{}, guards: m.guards(members)}
+	r := &reach{peers: map[identity.ID]bool{}, ways: map[identity.ID]projection.Way{}, guards: m.guards(members),
+		site: m.plan.Site, sites: make(map[identity.ID]string, len(members))}
 	dead := func(id identity.ID) bool {
 		p := paths[id]
 		return !p.Alive || p.Kind == path.Relay && p.Rule == path.RuleDirectDead && now.Sub(p.Since) < shunFor
@@ -87,6 +90,9 @@ func (m *siteMesh) reach(members []identity.ID, paths map[identity.ID]path.Path,
 	for _, id := range members {
 		if id == m.plan.Self {
 			continue
+		}
+		if site, known := m.plan.SiteOf(id); known {
+			r.sites[id] = site
 		}
 		if m.plan.Peer(id) {
 			r.peers[id] = true

@@ -12,6 +12,7 @@ import (
 	"github.com/skeinmesh/skein/agent/part"
 	"github.com/skeinmesh/skein/agent/sites"
 	skeinv1 "github.com/skeinmesh/skein/api/skein/v1"
+	"github.com/skeinmesh/skein/events"
 	"github.com/skeinmesh/skein/identity"
 	"github.com/skeinmesh/skein/internal/addr"
 )
@@ -73,6 +74,7 @@ func (a *Agent) planSites(now time.Time) {
 	}
 	in := sites.Input{Self: a.id, Settings: st.Settings(), Nodes: st.Nodes(), Records: records, Alive: a.gossip.Alive}
 	if sites.InUse(in.Settings) {
+		in.Range = rangesOf(st)
 		in.Recent, in.Peered = s.leaders.Recent(now), s.peers.Recent(now)
 		in.Led = s.leaders.Within(a.id, sites.ForwardOn, now)
 	}
@@ -100,6 +102,18 @@ func (a *Agent) planSites(now time.Time) {
 		}
 	}
 	a.warnOfSites(p, records[a.id])
+}
+
+// rangesOf tells in which site's range a member has its address.
+func rangesOf(st *events.State) func(*skeinv1.Node) (string, bool) {
+	return func(n *skeinv1.Node) (string, bool) {
+		a, err := netip.ParseAddr(n.GetIpv4())
+		if err != nil {
+			return "", false
+		}
+		r, ok := st.RangeAt(a)
+		return r.Site, ok
+	}
 }
 
 // reachesLeaders reports whether this host has a path to a leader of each other site that has one alive.

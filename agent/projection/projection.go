@@ -105,10 +105,13 @@ func Project(in Input) (dataplane.Spec, []Refusal) {
 	var refused []Refusal
 	endpoints := endpointsByNode(in.State, in.Lingering)
 	addresses, own := make(map[identity.ID][]netip.Prefix, len(nodes)), []netip.Prefix(nil)
+	pods := map[netip.Prefix]bool{} // routes of pods' lead there, too
 	carried := in.plainPeers()
 	networks, translated, unled := in.networks(in.places(nodes), slices.Concat(overlays, Pools(in.State), plainNetworks(in.State)))
 	refused = append(refused, unled...)
 	spec.Translations = translated
+	ranged := in.Reach.used() && len(in.State.SiteRanges()) > 0 && in.overlay4(in.Self).IsValid()
+	var dests []dest
 	for _, n := range nodes {
 		id, err := identity.ParseID(n.GetId())
 		if err != nil {
@@ -131,13 +134,20 @@ func Project(in Input) (dataplane.Spec, []Refusal) {
 		}
 		mtu := in.mtu(id, spec.Link.MTU)
 		behind := networks[id]
+		via := in.passedBy(id)
+		remote := func(p netip.Prefix) {
+			if !ranged || !via.IsValid() {
+				spec.Pods.Remote = append(spec.Pods.Remote, dataplane.Narrow{Prefix: p, MTU: mtu})
+			}
+			pods[p] = true
+		}
 		for _, b := range slices.Concat(blocksOf(in.State, n.GetId()), endpoints[n.GetId()], behind.routed, behind.elsewhere) {
 			if err := in.Host.mayLead(b); err != nil {
 				refused = append(refused, Refusal{Peer: id, Reason: err.Error(), Block: b})
 				continue
 			}
 			peer.AllowedIPs = append(peer.AllowedIPs, b)
-			spec.Pods.Remote = append(spec.Pods.Remote, dataplane.Narrow{Prefix: b, MTU: mtu})
+			remote(b)
 		}
 		for _, p := range carried[id] {
 			if err := in.Host.mayLead(p); err != nil {
@@ -146,7 +156,7 @@ func Project(in Input) (dataplane.Spec, []Refusal) {
 			}
 			peer.AllowedIPs = append(peer.AllowedIPs, p)
 			if !slices.ContainsFunc(overlays, p.Overlaps) {
-				spec.Pods.Remote = append(spec.Pods.Remote, dataplane.Narrow{Prefix: p, MTU: mtu})
+				remote(p)
 			}
 		}
 		peer.AllowedIPs = append(peer.AllowedIPs, behind.addresses...)
@@ -158,6 +168,15 @@ func Project(in Input) (dataplane.Spec, []Refusal) {
 		if in.Reach.peer(id) {
 			spec.WireGuard.Peers[dataplane.Key(n.GetWireguardKey())] = peer
 		}
+		if ranged {
+			site, known := in.Reach.Sites[id]
+			for _, p := range peer.AllowedIPs {
+				dests = append(dests, dest{p, id, site, known, way{via, mtu, pods[p]}})
+			}
+			if via.IsValid() {
+				continue
+			}
+		}
 		if mtu > 0 {
 			for _, p := range peer.AllowedIPs {
 				spec.Link.Narrow = append(spec.Link.Narrow, dataplane.Narrow{Prefix: p, MTU: mtu})
@@ -165,11 +184,23 @@ func Project(in Input) (dataplane.Spec, []Refusal) {
 		}
 		spec.Targets = append(spec.Targets, peer.AllowedIPs...)
 	}
-	hops, unpassed := in.hops(own, addresses)
+	spec.Pods.Pools, spec.Pods.Elsewhere = poolsOf(in.State, in.Host.Connected)
+	var passed *aggregates
+	if ranged {
+		passed = in.newAggregates(dests, own, in.Host.Connected, endpoints[""], spec.Pods.Elsewhere)
+		for _, r := range passed.routes {
+			spec.Targets = append(spec.Targets, r.prefix)
+			spec.Link.Narrow = append(spec.Link.Narrow, dataplane.Narrow{Prefix: r.prefix, MTU: r.mtu})
+			if r.pod {
+				spec.Pods.Remote = append(spec.Pods.Remote, dataplane.Narrow{Prefix: r.prefix, MTU: r.mtu})
+			}
+		}
+		spec.Pods.Remote = fewer(spec.Pods.Remote)
+	}
+	hops, unpassed := in.hops(own, addresses, passed)
 	spec.Hops, refused = hops, append(refused, unpassed...)
 	spec.Pods.Refused, spec.Pods.Forward = endpoints[""], in.Gateway || in.Reach.passes() || in.Plain.Carrying
 	spec.Plain = in.Plain.Carrying
-	spec.Pods.Pools, spec.Pods.Elsewhere = poolsOf(in.State, in.Host.Connected)
 	for _, e := range in.State.Egresses() {
 		spec.Pods.Gateways = append(spec.Pods.Gateways, egressns.HostLink(e.GetNamespace()+"/"+e.GetName()))
 	}

@@ -18,6 +18,10 @@ type Reach struct {
 	Ways map[identity.ID]Way
 	// Guards are who may bring packets of others.
 	Guards []Guard
+	// Site is this host's, and Sites are those of the other members as far as they are known. What lies in the range of
+	// another site has one route as far as it goes one way.
+	Site  string
+	Sites map[identity.ID]string
 }
 
 // Way is how packets travel to a member.
@@ -68,7 +72,7 @@ func (in *Input) mtu(id identity.ID, link int) int {
 }
 
 // hops are what the ways and guards come to, with the addresses that each member has.
-func (in *Input) hops(own []netip.Prefix, of map[identity.ID][]netip.Prefix) (h dataplane.Hops, refused []Refusal) {
+func (in *Input) hops(own []netip.Prefix, of map[identity.ID][]netip.Prefix, ranged *aggregates) (h dataplane.Hops, refused []Refusal) {
 	if !in.Reach.used() {
 		return h, nil
 	}
@@ -83,8 +87,16 @@ func (in *Input) hops(own []netip.Prefix, of map[identity.ID][]netip.Prefix) (h 
 			refused = append(refused, Refusal{Peer: id, Reason: fmt.Sprintf("node %s, which passes packets on to it, has no overlay IPv4 address", way.Via)})
 			continue
 		}
+		if ranged != nil && !way.Passed {
+			continue
+		}
 		for _, p := range of[id] {
 			h.Routes = append(h.Routes, dataplane.HopRoute{Prefix: p, Via: via, Last: way.Passed})
+		}
+	}
+	if ranged != nil {
+		for _, r := range ranged.routes {
+			h.Routes = append(h.Routes, dataplane.HopRoute{Prefix: r.prefix, Via: r.via})
 		}
 	}
 	slices.SortFunc(h.Routes, dataplane.HopRoute.Compare)
@@ -95,10 +107,18 @@ func (in *Input) hops(own []netip.Prefix, of map[identity.ID][]netip.Prefix) (h 
 			continue // it sends no packets of others either
 		}
 		guard := dataplane.HopGuard{From: from}
-		for _, id := range g.Of {
-			guard.Sources = append(guard.Sources, of[id]...)
+		if ranged != nil && len(g.Of) > 1 {
+			set := make(map[identity.ID]bool, len(g.Of))
+			for _, id := range g.Of {
+				set[id] = true
+			}
+			guard.Sources = ranged.sources(set)
+		} else {
+			for _, id := range g.Of {
+				guard.Sources = append(guard.Sources, of[id]...)
+			}
+			guard.Sources = merge(guard.Sources)
 		}
-		guard.Sources = merge(guard.Sources)
 		h.Guards = append(h.Guards, guard)
 	}
 	slices.SortFunc(h.Guards, dataplane.HopGuard.Compare)
@@ -117,6 +137,14 @@ func (in *Input) ownNodeAddresses() (out []netip.Prefix) {
 		}
 	}
 	return out
+}
+
+// passedBy is the overlay IPv4 address of the node that passes packets on to a member; invalid: none does.
+func (in *Input) passedBy(id identity.ID) netip.Addr {
+	if w, ok := in.Reach.Ways[id]; ok && !w.Passed {
+		return in.overlay4(w.Via)
+	}
+	return netip.Addr{}
 }
 
 // overlay4 is a member's overlay IPv4 address; invalid: it has none.

@@ -18,6 +18,8 @@ type Input struct {
 	Nodes    []*skeinv1.Node
 	Records  map[identity.ID]*skeinv1.Record
 	Alive    func(identity.ID) bool // of this host itself it is not asked
+	// Range is the site in whose range a member has its address; nil: there are no ranges.
+	Range func(*skeinv1.Node) (site string, ok bool)
 	// Recent are the nodes that this host has seen acting as leaders within Linger: it still takes packets from them.
 	Recent map[identity.ID]bool
 	// Peered are the nodes that this host peered with within Linger: it still does, so that what is under way arrives.
@@ -104,10 +106,12 @@ type maker struct {
 	order    []identity.ID // of all nodes
 	eligible []Node        // those whose site is known and that can lead in it
 	entitled map[string][]identity.ID
+	heard    map[string]bool // sites of which a leader is known
 }
 
 func (m *maker) read() {
 	m.topology = map[string]string{m.Site: Topology(m.in.Settings, m.Site)}
+	m.note()
 	for _, n := range m.in.Nodes {
 		id, err := identity.ParseID(n.GetId())
 		if err != nil {
@@ -116,6 +120,8 @@ func (m *maker) read() {
 		node, known := Describe(id, n, m.in.Records[id], id == m.in.Self || m.in.Alive(id))
 		if id == m.in.Self {
 			known = true
+		} else if !known {
+			node.Site, known = m.guess(n)
 		}
 		m.order = append(m.order, id)
 		m.nodes[id] = member{site: node.Site, known: known}
@@ -129,6 +135,28 @@ func (m *maker) read() {
 		}
 	}
 	slices.SortFunc(m.order, compareIDs)
+}
+
+// note finds the sites of which this host knows somebody who leads.
+func (m *maker) note() {
+	m.heard = map[string]bool{}
+	for _, n := range m.in.Nodes {
+		id, err := identity.ParseID(n.GetId())
+		if r := m.in.Records[id]; err == nil && r.GetLeads() > 0 {
+			site, _ := Of(n, r)
+			m.heard[site] = true
+		}
+	}
+}
+
+// guess is the site of a member whose record has not come yet, by its address. It counts where leaders of that site are
+// known: then that one joins elsewhere is nothing to this host. Who has just joined itself knows nobody, and guesses nothing.
+func (m *maker) guess(n *skeinv1.Node) (site string, ok bool) {
+	if m.in.Range == nil {
+		return "", false
+	}
+	site, ok = m.in.Range(n)
+	return site, ok && m.heard[site]
 }
 
 // elect finds the leaders, and who is entitled beside them: those that this host has lately seen acting as leaders, and
