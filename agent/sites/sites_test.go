@@ -632,3 +632,33 @@ func BenchmarkPlan(b *testing.B) {
 		}
 	}
 }
+
+// TestAddressesTellOfSites: a member whose record has not come is where its address is, as long as somebody is known to
+// lead there; and who has no records at all guesses nothing, since it has to reach somebody to get them.
+func TestAddressesTellOfSites(t *testing.T) {
+	in := sites.Input{Settings: &skeinv1.Settings{Topology: sites.Site, LeadersPerSite: 1}, Alive: func(identity.ID) bool { return true },
+		Records: map[identity.ID]*skeinv1.Record{}, Range: func(n *skeinv1.Node) (string, bool) {
+			return n.GetLabels()["range"], n.GetLabels()["range"] != ""
+		}}
+	for i, of := range []string{"a", "a", "b", "b", "b", "c", ""} {
+		in.Nodes = append(in.Nodes, &skeinv1.Node{Id: id(i).String(), Labels: map[string]string{"range": of}})
+		if i < 4 {
+			in.Records[id(i)] = &skeinv1.Record{Site: of}
+		}
+	}
+	in.Records[id(0)].Leads, in.Records[id(2)].Leads = 1, 1
+	in.Self = id(1)
+	p := sites.Make(in)
+	for i, want := range []bool{true, false, false, false, false, true, true} {
+		if p.Peer(id(i)) != want {
+			t.Errorf("node %d is a peer: %t", i, !want)
+		}
+	}
+	if site, known := p.SiteOf(id(4)); site != "b" || !known {
+		t.Errorf("node 4 is at %q, %t", site, known)
+	}
+	in.Self, in.Records = id(4), map[identity.ID]*skeinv1.Record{id(4): {Site: "b"}}
+	if p = sites.Make(in); slices.ContainsFunc([]int{0, 1, 2, 3, 5, 6}, func(i int) bool { return !p.Peer(id(i)) }) {
+		t.Error("who knows nobody does not peer with everybody")
+	}
+}
