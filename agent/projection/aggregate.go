@@ -7,6 +7,7 @@ import (
 	"slices"
 
 	"github.com/skeinmesh/skein/dataplane"
+	"github.com/skeinmesh/skein/events"
 	"github.com/skeinmesh/skein/identity"
 )
 
@@ -14,6 +15,7 @@ import (
 type dest struct {
 	prefix netip.Prefix
 	id     identity.ID
+	member int // the same for all that a member has
 	site   string
 	known  bool // the site is
 	way
@@ -38,6 +40,8 @@ type aggregates struct {
 	dests  []dest // of all other members, by address
 	parts  []part
 	routes []route // to all that other nodes pass packets on to; the longest prefix wins
+
+	members map[identity.ID]int // dest.member
 }
 
 // part is a prefix of another site's range, and what lies in it or around it.
@@ -53,7 +57,18 @@ type part struct {
 func (in *Input) newAggregates(dests []dest, kept ...[]netip.Prefix) *aggregates {
 	a := &aggregates{dests: dests}
 	others := slices.Concat(kept...)
-	slices.SortFunc(a.dests, func(x, y dest) int { return x.prefix.Compare(y.prefix) })
+	slices.SortFunc(a.dests, func(x, y dest) int { return byAddress(x.prefix, y.prefix) })
+	a.members = make(map[identity.ID]int)
+	for i := range a.dests {
+		d := &a.dests[i]
+		n, ok := a.members[d.id]
+		if !ok {
+			n = len(a.members)
+			a.members[d.id] = n
+		}
+		d.member = n
+	}
+	wide := a.wide(in.State.SiteRanges())
 	for _, r := range in.State.SiteRanges() {
 		if r.Site == in.Reach.Site {
 			continue
@@ -63,10 +78,14 @@ func (in *Input) newAggregates(dests []dest, kept ...[]netip.Prefix) *aggregates
 				continue
 			}
 			v := part{site: r.Site, pod: r.Pool != "", prefix: p}
-			for i := range a.dests {
-				if a.dests[i].prefix.Overlaps(p) {
+			for _, i := range wide {
+				if d := &a.dests[i]; d.prefix.Bits() < p.Bits() && d.prefix.Contains(p.Addr()) {
 					v.dests = append(v.dests, i)
 				}
+			}
+			from, _ := slices.BinarySearchFunc(a.dests, p, func(d dest, p netip.Prefix) int { return byAddress(d.prefix, p) })
+			for i := from; i < len(a.dests) && p.Contains(a.dests[i].prefix.Addr()); i++ {
+				v.dests = append(v.dests, i)
 			}
 			for _, o := range others {
 				if o.Overlaps(p) {
@@ -80,6 +99,23 @@ func (in *Input) newAggregates(dests []dest, kept ...[]netip.Prefix) *aggregates
 	return a
 }
 
+// wide are the dests that may have a range within them, by index.
+func (a *aggregates) wide(ranges []events.SiteRange) (out []int) {
+	longest := map[bool]int{} // by family
+	for _, r := range ranges {
+		longest[false], longest[true] = max(longest[false], r.IPv4.Bits()), max(longest[true], r.IPv6.Bits())
+	}
+	for i := range a.dests {
+		if p := a.dests[i].prefix; p.Bits() < longest[p.Addr().Is6()] {
+			out = append(out, i)
+		}
+	}
+	return out
+}
+
+// byAddress orders prefixes without host bits.
+func byAddress(a, b netip.Prefix) int { return cmp.Or(a.Addr().Compare(b.Addr()), a.Bits()-b.Bits()) }
+
 // pick takes those of a part's site for which f holds, by index; others are what is not to be covered. ok is false where f
 // does not hold for one of the site. What lies there and lives elsewhere has a route of its own, if f holds for it.
 func (a *aggregates) pick(v *part, f func(*dest) bool) (in []int, others []netip.Prefix, ok bool) {
@@ -87,10 +123,10 @@ func (a *aggregates) pick(v *part, f func(*dest) bool) (in []int, others []netip
 	for _, i := range v.dests {
 		d := &a.dests[i]
 		home := d.known && d.site == v.site
-		switch {
-		case f(d) && home:
+		switch picked := f(d); {
+		case picked && home:
 			in = append(in, i)
-		case !f(d):
+		case !picked:
 			others = append(others, d.prefix)
 			ok = ok && !home
 		}
@@ -120,8 +156,14 @@ func (a *aggregates) ways() (out []route) {
 }
 
 // sources are the prefixes of some members, and of nobody else that is known.
-func (a *aggregates) sources(of map[identity.ID]bool) (out []netip.Prefix) {
-	pick := func(d *dest) bool { return of[d.id] }
+func (a *aggregates) sources(of []identity.ID) (out []netip.Prefix) {
+	set := make([]bool, len(a.members))
+	for _, id := range of {
+		if n, ok := a.members[id]; ok {
+			set[n] = true
+		}
+	}
+	pick := func(d *dest) bool { return set[d.member] }
 	covered := make([]bool, len(a.dests))
 	for n := range a.parts {
 		v := &a.parts[n]
@@ -148,7 +190,7 @@ func (a *aggregates) sources(of map[identity.ID]bool) (out []netip.Prefix) {
 // cover is the fewest routes in a prefix that lead each entry its way and cover none of the others. What nobody has goes
 // any of these ways. Entries lie in the prefix; when they overlap each other each has its own route.
 func cover(p netip.Prefix, entries []route, others []netip.Prefix) []route {
-	slices.SortFunc(entries, func(a, b route) int { return a.prefix.Compare(b.prefix) })
+	slices.SortFunc(entries, func(a, b route) int { return byAddress(a.prefix, b.prefix) })
 	for i := range entries {
 		if i > 0 && entries[i-1].prefix.Overlaps(entries[i].prefix) ||
 			slices.ContainsFunc(others, func(o netip.Prefix) bool { return o.Overlaps(entries[i].prefix) }) {
@@ -156,8 +198,8 @@ func cover(p netip.Prefix, entries []route, others []netip.Prefix) []route {
 		}
 	}
 	var ways []way
-	for _, e := range entries {
-		if !slices.Contains(ways, e.way) {
+	for i, e := range entries {
+		if (i == 0 || e.way != entries[i-1].way) && !slices.Contains(ways, e.way) {
 			ways = append(ways, e.way)
 		}
 	}
@@ -263,7 +305,7 @@ func halves(p netip.Prefix) [2]netip.Prefix {
 
 // shorten drops routes that the one around them makes superfluous, and makes one of two halves that lead the same way.
 func shorten(routes []route) []route {
-	slices.SortFunc(routes, func(a, b route) int { return cmp.Or(a.prefix.Compare(b.prefix), a.via.Compare(b.via)) })
+	slices.SortFunc(routes, func(a, b route) int { return cmp.Or(byAddress(a.prefix, b.prefix), a.via.Compare(b.via)) })
 	routes = slices.CompactFunc(routes, func(a, b route) bool { return a.prefix == b.prefix })
 	of := make(map[netip.Prefix]way, len(routes))
 	var around []route
@@ -282,7 +324,7 @@ func shorten(routes []route) []route {
 	for p, w := range of {
 		out = append(out, route{p, w})
 	}
-	slices.SortFunc(out, func(a, b route) int { return a.prefix.Compare(b.prefix) })
+	slices.SortFunc(out, func(a, b route) int { return byAddress(a.prefix, b.prefix) })
 	return out
 }
 
@@ -325,7 +367,7 @@ func siblings(ps []netip.Prefix) []netip.Prefix {
 	for p := range of {
 		out = append(out, p)
 	}
-	slices.SortFunc(out, netip.Prefix.Compare)
+	slices.SortFunc(out, byAddress)
 	return out
 }
 

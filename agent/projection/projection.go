@@ -171,7 +171,7 @@ func Project(in Input) (dataplane.Spec, []Refusal) {
 		if ranged {
 			site, known := in.Reach.Sites[id]
 			for _, p := range peer.AllowedIPs {
-				dests = append(dests, dest{p, id, site, known, way{via, mtu, pods[p]}})
+				dests = append(dests, dest{prefix: p, id: id, site: site, known: known, way: way{via, mtu, pods[p]}})
 			}
 			if via.IsValid() {
 				continue

@@ -108,11 +108,7 @@ func (in *Input) hops(own []netip.Prefix, of map[identity.ID][]netip.Prefix, ran
 		}
 		guard := dataplane.HopGuard{From: from}
 		if ranged != nil && len(g.Of) > 1 {
-			set := make(map[identity.ID]bool, len(g.Of))
-			for _, id := range g.Of {
-				set[id] = true
-			}
-			guard.Sources = ranged.sources(set)
+			guard.Sources = ranged.sources(g.Of)
 		} else {
 			for _, id := range g.Of {
 				guard.Sources = append(guard.Sources, of[id]...)
