@@ -117,8 +117,14 @@ func (a *aggregates) wide(ranges []events.SiteRange) (out []int) {
 func byAddress(a, b netip.Prefix) int { return cmp.Or(a.Addr().Compare(b.Addr()), a.Bits()-b.Bits()) }
 
 // pick takes those of a part's site for which f holds, by index; others are what is not to be covered. ok is false where f
-// does not hold for one of the site. What lies there and lives elsewhere has a route of its own, if f holds for it.
+// does not hold for one of the site, or for none. What lies there and lives elsewhere has a route of its own, if f holds for it.
 func (a *aggregates) pick(v *part, f func(*dest) bool) (in []int, others []netip.Prefix, ok bool) {
+	if !slices.ContainsFunc(v.dests, func(i int) bool {
+		d := &a.dests[i]
+		return d.known && d.site == v.site && f(d)
+	}) {
+		return nil, nil, false
+	}
 	ok, others = true, slices.Clone(v.others)
 	for _, i := range v.dests {
 		d := &a.dests[i]
