@@ -21,6 +21,7 @@ type Node struct {
 	Unfit     bool   // it cannot lead: it forwards nothing, or nothing is known of it
 	Reluctant bool   // it leads only where nobody else can: it drains, or the log says that it shall not lead
 	Public    bool   // other sites can reach an endpoint of it
+	Silent    bool   // its witnesses find that it does not forward; see Judge
 	Term      uint64 // in which it says that it leads; 0: it does not
 	Alive     bool
 }
@@ -30,12 +31,14 @@ func (n *Node) class() int {
 	switch {
 	case n.Reluctant:
 		return 0
+	case n.Silent:
+		return 1
 	case n.Chosen, n.Wish:
-		return 3
+		return 4
 	case n.Public:
-		return 2
+		return 3
 	}
-	return 1
+	return 2
 }
 
 // Leader is a node that was elected.
@@ -46,13 +49,18 @@ type Leader struct {
 	// Reserve is set while an acting leader of a better class is there: this one has its sessions, and carries packets
 	// only for those who find the better ones dead.
 	Reserve bool
+	// Silent is set when its witnesses find that it does not forward, and another one leads that does: this one is a
+	// reserve.
+	Silent bool
 }
 
 // Elect gives each site at most perSite leaders, the best first. Where the log has chosen leaders of a site and one of
 // them is alive, only those lead: what a node says of itself then decides nothing. Else those that wish to lead come
 // first, then those with a public endpoint, then those that lead already, in the newest term first, then the lowest ID. So of equals none that
 // returns takes the place of one that leads. Nodes that are not alive are passed over, unless all of the site are: who
-// is cut off from a site goes on trying its leaders.
+// is cut off from a site goes on trying its leaders. Silent ones come after those that are not, and are judged as if they
+// were not where they are all that could lead: a finding leaves no site without leaders, and gives none that the log
+// has chosen leaders for to others.
 func Elect(nodes []Node, perSite int) map[string][]Leader {
 	bySite := map[string][]*Node{}
 	for i := range nodes {
@@ -81,6 +89,13 @@ func ranked(all []*Node) []*Node {
 	if slices.ContainsFunc(alive, (*Node).chosen) {
 		alive = slices.DeleteFunc(alive, func(n *Node) bool { return !n.chosen() })
 	}
+	if !slices.ContainsFunc(alive, func(n *Node) bool { return !n.Reluctant && !n.Silent }) {
+		for i, n := range alive {
+			heard := *n
+			heard.Silent = false
+			alive[i] = &heard
+		}
+	}
 	slices.SortFunc(alive, func(a, b *Node) int {
 		return cmp.Or(
 			cmp.Compare(b.class(), a.class()),
@@ -106,11 +121,11 @@ func compareFlags(a, b bool) int {
 
 func lead(ranked []*Node, perSite int) []Leader {
 	elected := ranked[:min(max(perSite, 1), len(ranked))]
-	nobody := !slices.ContainsFunc(elected, func(n *Node) bool { return n.Term > 0 })
+	nobody := !slices.ContainsFunc(elected, func(n *Node) bool { return n.Term > 0 && !n.Silent })
 	best := -1
 	out := make([]Leader, 0, len(elected))
 	for _, n := range elected {
-		l := Leader{ID: n.ID, Term: n.Term, Acting: nobody || n.Term > 0}
+		l := Leader{ID: n.ID, Term: n.Term, Acting: nobody && !n.Silent || n.Term > 0, Silent: n.Silent}
 		if l.Acting {
 			best = max(best, n.class())
 			l.Reserve = n.class() < best

@@ -43,7 +43,10 @@ type Plan struct {
 	Leaders map[string][]Leader
 	// Guards are who may bring packets of other nodes to this host, by From.
 	Guards []Guard
+	// Silent are the nodes that their witnesses find alive and not forwarding, whether they lead or not.
+	Silent map[identity.ID]Finding
 
+	watched  []Watched
 	delivers bool // others may send to other nodes through this host
 	nodes    map[identity.ID]member
 	topology map[string]string
@@ -95,6 +98,7 @@ func Make(in Input) *Plan {
 	m.elect()
 	m.peer()
 	m.guard()
+	m.watch()
 	return p
 }
 
@@ -135,6 +139,11 @@ func (m *maker) read() {
 		}
 	}
 	slices.SortFunc(m.order, compareIDs)
+	if m.Silent = Judge(m.eligible, m.in.Records); len(m.Silent) > 0 {
+		for i := range m.eligible {
+			_, m.eligible[i].Silent = m.Silent[m.eligible[i].ID]
+		}
+	}
 }
 
 // note finds the sites of which this host knows somebody who leads.

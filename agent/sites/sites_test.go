@@ -44,7 +44,8 @@ func (v *view) clone() *view {
 		maps.Clone(v.dead)
 	for id, r := range v.records {
 		c.records[id] = &skeinv1.Record{Site: r.GetSite(), LeaderWish: r.GetLeaderWish(),
-			ForcedEndpoint: r.GetForcedEndpoint(), Leads: r.GetLeads(), Role: r.GetRole()}
+			ForcedEndpoint: r.GetForcedEndpoint(), Leads: r.GetLeads(), Role: r.GetRole(),
+			SilentLeaders: r.GetSilentLeaders()}
 	}
 	return &c
 }
@@ -89,6 +90,16 @@ func mesh(t *rapid.T) *view {
 				r.ForcedEndpoint = "198.18.0.1:51820"
 			}
 			v.records[n] = r
+		}
+	}
+	if rapid.IntRange(0, 2).Draw(t, "findings") == 0 {
+		for _, w := range v.ids() {
+			for _, l := range v.ids() {
+				if rapid.IntRange(0, 2).Draw(t, "silent") == 0 {
+					v.records[w].SilentLeaders = append(v.records[w].SilentLeaders,
+						&skeinv1.SilentLeader{NodeId: l.String(), Kinds: 1})
+				}
+			}
 		}
 	}
 	return v

@@ -761,7 +761,7 @@ type NodeView struct {
 	RecordAgeNanos int64                  `protobuf:"varint,9,opt,name=record_age_nanos,json=recordAgeNanos,proto3" json:"record_age_nanos,omitempty"` // since this agent took it in
 	Role           string                 `protobuf:"bytes,10,opt,name=role,proto3" json:"role,omitempty"`                                             // agent | admin | server
 	Site           string                 `protobuf:"bytes,11,opt,name=site,proto3" json:"site,omitempty"`                                             // as all go by it: what the log says, else the record
-	SiteLeads      string                 `protobuf:"bytes,12,opt,name=site_leads,json=siteLeads,proto3" json:"site_leads,omitempty"`                  // in topology site: leader, reserve (of leaders that suit better), elected (and does not act yet); empty: none
+	SiteLeads      string                 `protobuf:"bytes,12,opt,name=site_leads,json=siteLeads,proto3" json:"site_leads,omitempty"`                  // in topology site: leader, reserve (of leaders that suit better), elected (and does not act yet), silent (found not to forward); empty: none
 	unknownFields  protoimpl.UnknownFields
 	sizeCache      protoimpl.SizeCache
 }

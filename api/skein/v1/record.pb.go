@@ -243,7 +243,7 @@ func (x PairOutcome_Rule) Number() protoreflect.EnumNumber {
 
 // Deprecated: Use PairOutcome_Rule.Descriptor instead.
 func (PairOutcome_Rule) EnumDescriptor() ([]byte, []int) {
-	return file_skein_v1_record_proto_rawDescGZIP(), []int{6, 0}
+	return file_skein_v1_record_proto_rawDescGZIP(), []int{7, 0}
 }
 
 // NatTraits is what more is known of the NAT in front of a node's WireGuard port than its type says.
@@ -534,6 +534,7 @@ type Record struct {
 	BirthdayAttack      string                 `protobuf:"bytes,33,opt,name=birthday_attack,json=birthdayAttack,proto3" json:"birthday_attack,omitempty"` // enabled | disabled: with all peers; "": as the cluster has it
 	KubernetesNode      string                 `protobuf:"bytes,34,opt,name=kubernetes_node,json=kubernetesNode,proto3" json:"kubernetes_node,omitempty"` // name of the Node object that this node says it is; "": it is none
 	Leads               uint64                 `protobuf:"varint,35,opt,name=leads,proto3" json:"leads,omitempty"`                                        // term in which it leads its site; 0: it does not. A set of leaders that lost one has a higher term
+	SilentLeaders       []*SilentLeader        `protobuf:"bytes,36,rep,name=silent_leaders,json=silentLeaders,proto3" json:"silent_leaders,omitempty"`    // of its site, which the node finds alive and not forwarding
 	PlainPort           uint32                 `protobuf:"varint,50,opt,name=plain_port,json=plainPort,proto3" json:"plain_port,omitempty"`               // UDP port at which plain peers are answered; 0: this node cannot carry any
 	PlainSessions       []*PlainSession        `protobuf:"bytes,51,rep,name=plain_sessions,json=plainSessions,proto3" json:"plain_sessions,omitempty"`    // plain peers that this node carries, by index
 	unknownFields       protoimpl.UnknownFields
@@ -801,6 +802,13 @@ func (x *Record) GetLeads() uint64 {
 	return 0
 }
 
+func (x *Record) GetSilentLeaders() []*SilentLeader {
+	if x != nil {
+		return x.SilentLeaders
+	}
+	return nil
+}
+
 func (x *Record) GetPlainPort() uint32 {
 	if x != nil {
 		return x.PlainPort
@@ -815,6 +823,67 @@ func (x *Record) GetPlainSessions() []*PlainSession {
 	return nil
 }
 
+// SilentLeader says that a leader answers and does not pass on what it should. Two of a leader's three witnesses demote it.
+type SilentLeader struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	NodeId        string                 `protobuf:"bytes,1,opt,name=node_id,json=nodeId,proto3" json:"node_id,omitempty"`
+	Kinds         uint32                 `protobuf:"varint,2,opt,name=kinds,proto3" json:"kinds,omitempty"` // of packets that it loses, a sum: small IPv4 1, large IPv4 2, small IPv6 4, large IPv6 8
+	Since         int64                  `protobuf:"varint,3,opt,name=since,proto3" json:"since,omitempty"` // Unix seconds by the witness's clock, for display
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *SilentLeader) Reset() {
+	*x = SilentLeader{}
+	mi := &file_skein_v1_record_proto_msgTypes[5]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *SilentLeader) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*SilentLeader) ProtoMessage() {}
+
+func (x *SilentLeader) ProtoReflect() protoreflect.Message {
+	mi := &file_skein_v1_record_proto_msgTypes[5]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use SilentLeader.ProtoReflect.Descriptor instead.
+func (*SilentLeader) Descriptor() ([]byte, []int) {
+	return file_skein_v1_record_proto_rawDescGZIP(), []int{5}
+}
+
+func (x *SilentLeader) GetNodeId() string {
+	if x != nil {
+		return x.NodeId
+	}
+	return ""
+}
+
+func (x *SilentLeader) GetKinds() uint32 {
+	if x != nil {
+		return x.Kinds
+	}
+	return 0
+}
+
+func (x *SilentLeader) GetSince() int64 {
+	if x != nil {
+		return x.Since
+	}
+	return 0
+}
+
 // PlainSession says that a plain peer began a session with the node.
 type PlainSession struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
@@ -826,7 +895,7 @@ type PlainSession struct {
 
 func (x *PlainSession) Reset() {
 	*x = PlainSession{}
-	mi := &file_skein_v1_record_proto_msgTypes[5]
+	mi := &file_skein_v1_record_proto_msgTypes[6]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -838,7 +907,7 @@ func (x *PlainSession) String() string {
 func (*PlainSession) ProtoMessage() {}
 
 func (x *PlainSession) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_record_proto_msgTypes[5]
+	mi := &file_skein_v1_record_proto_msgTypes[6]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -851,7 +920,7 @@ func (x *PlainSession) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PlainSession.ProtoReflect.Descriptor instead.
 func (*PlainSession) Descriptor() ([]byte, []int) {
-	return file_skein_v1_record_proto_rawDescGZIP(), []int{5}
+	return file_skein_v1_record_proto_rawDescGZIP(), []int{6}
 }
 
 func (x *PlainSession) GetPeer() uint64 {
@@ -882,7 +951,7 @@ type PairOutcome struct {
 
 func (x *PairOutcome) Reset() {
 	*x = PairOutcome{}
-	mi := &file_skein_v1_record_proto_msgTypes[6]
+	mi := &file_skein_v1_record_proto_msgTypes[7]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -894,7 +963,7 @@ func (x *PairOutcome) String() string {
 func (*PairOutcome) ProtoMessage() {}
 
 func (x *PairOutcome) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_record_proto_msgTypes[6]
+	mi := &file_skein_v1_record_proto_msgTypes[7]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -907,7 +976,7 @@ func (x *PairOutcome) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PairOutcome.ProtoReflect.Descriptor instead.
 func (*PairOutcome) Descriptor() ([]byte, []int) {
-	return file_skein_v1_record_proto_rawDescGZIP(), []int{6}
+	return file_skein_v1_record_proto_rawDescGZIP(), []int{7}
 }
 
 func (x *PairOutcome) GetAddress() []byte {
@@ -955,7 +1024,7 @@ type SignedRecord struct {
 
 func (x *SignedRecord) Reset() {
 	*x = SignedRecord{}
-	mi := &file_skein_v1_record_proto_msgTypes[7]
+	mi := &file_skein_v1_record_proto_msgTypes[8]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -967,7 +1036,7 @@ func (x *SignedRecord) String() string {
 func (*SignedRecord) ProtoMessage() {}
 
 func (x *SignedRecord) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_record_proto_msgTypes[7]
+	mi := &file_skein_v1_record_proto_msgTypes[8]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -980,7 +1049,7 @@ func (x *SignedRecord) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SignedRecord.ProtoReflect.Descriptor instead.
 func (*SignedRecord) Descriptor() ([]byte, []int) {
-	return file_skein_v1_record_proto_rawDescGZIP(), []int{7}
+	return file_skein_v1_record_proto_rawDescGZIP(), []int{8}
 }
 
 func (x *SignedRecord) GetRecord() []byte {
@@ -1009,7 +1078,7 @@ type RecordDigest struct {
 
 func (x *RecordDigest) Reset() {
 	*x = RecordDigest{}
-	mi := &file_skein_v1_record_proto_msgTypes[8]
+	mi := &file_skein_v1_record_proto_msgTypes[9]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1021,7 +1090,7 @@ func (x *RecordDigest) String() string {
 func (*RecordDigest) ProtoMessage() {}
 
 func (x *RecordDigest) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_record_proto_msgTypes[8]
+	mi := &file_skein_v1_record_proto_msgTypes[9]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1034,7 +1103,7 @@ func (x *RecordDigest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RecordDigest.ProtoReflect.Descriptor instead.
 func (*RecordDigest) Descriptor() ([]byte, []int) {
-	return file_skein_v1_record_proto_rawDescGZIP(), []int{8}
+	return file_skein_v1_record_proto_rawDescGZIP(), []int{9}
 }
 
 func (x *RecordDigest) GetNodeId() string {
@@ -1076,7 +1145,7 @@ type Digests struct {
 
 func (x *Digests) Reset() {
 	*x = Digests{}
-	mi := &file_skein_v1_record_proto_msgTypes[9]
+	mi := &file_skein_v1_record_proto_msgTypes[10]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1088,7 +1157,7 @@ func (x *Digests) String() string {
 func (*Digests) ProtoMessage() {}
 
 func (x *Digests) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_record_proto_msgTypes[9]
+	mi := &file_skein_v1_record_proto_msgTypes[10]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1101,7 +1170,7 @@ func (x *Digests) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Digests.ProtoReflect.Descriptor instead.
 func (*Digests) Descriptor() ([]byte, []int) {
-	return file_skein_v1_record_proto_rawDescGZIP(), []int{9}
+	return file_skein_v1_record_proto_rawDescGZIP(), []int{10}
 }
 
 func (x *Digests) GetHave() []*RecordDigest {
@@ -1127,7 +1196,7 @@ type Records struct {
 
 func (x *Records) Reset() {
 	*x = Records{}
-	mi := &file_skein_v1_record_proto_msgTypes[10]
+	mi := &file_skein_v1_record_proto_msgTypes[11]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1139,7 +1208,7 @@ func (x *Records) String() string {
 func (*Records) ProtoMessage() {}
 
 func (x *Records) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_record_proto_msgTypes[10]
+	mi := &file_skein_v1_record_proto_msgTypes[11]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1152,7 +1221,7 @@ func (x *Records) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Records.ProtoReflect.Descriptor instead.
 func (*Records) Descriptor() ([]byte, []int) {
-	return file_skein_v1_record_proto_rawDescGZIP(), []int{10}
+	return file_skein_v1_record_proto_rawDescGZIP(), []int{11}
 }
 
 func (x *Records) GetRecords() []*SignedRecord {
@@ -1185,8 +1254,7 @@ const file_skein_v1_record_proto_rawDesc = "" +
 	"\tRelayLink\x12\x17\n" +
 	"\anode_id\x18\x01 \x01(\tR\x06nodeId\x12\x1d\n" +
 	"\n" +
-	"rtt_micros\x18\x02 \x01(\rR\trttMicros\"\xc3\n" +
-	"\n" +
+	"rtt_micros\x18\x02 \x01(\rR\trttMicros\"\x82\v\n" +
 	"\x06Record\x12\x17\n" +
 	"\anode_id\x18\x01 \x01(\tR\x06nodeId\x12\x14\n" +
 	"\x05epoch\x18\x02 \x01(\x04R\x05epoch\x12\x10\n" +
@@ -1230,13 +1298,18 @@ const file_skein_v1_record_proto_rawDesc = "" +
 	"\x0ejoin_addresses\x18  \x03(\tR\rjoinAddresses\x12'\n" +
 	"\x0fbirthday_attack\x18! \x01(\tR\x0ebirthdayAttack\x12'\n" +
 	"\x0fkubernetes_node\x18\" \x01(\tR\x0ekubernetesNode\x12\x14\n" +
-	"\x05leads\x18# \x01(\x04R\x05leads\x12\x1d\n" +
+	"\x05leads\x18# \x01(\x04R\x05leads\x12=\n" +
+	"\x0esilent_leaders\x18$ \x03(\v2\x16.skein.v1.SilentLeaderR\rsilentLeaders\x12\x1d\n" +
 	"\n" +
 	"plain_port\x182 \x01(\rR\tplainPort\x12=\n" +
 	"\x0eplain_sessions\x183 \x03(\v2\x16.skein.v1.PlainSessionR\rplainSessions\x1a9\n" +
 	"\vLabelsEntry\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
-	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\"6\n" +
+	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\"S\n" +
+	"\fSilentLeader\x12\x17\n" +
+	"\anode_id\x18\x01 \x01(\tR\x06nodeId\x12\x14\n" +
+	"\x05kinds\x18\x02 \x01(\rR\x05kinds\x12\x14\n" +
+	"\x05since\x18\x03 \x01(\x03R\x05since\"6\n" +
 	"\fPlainSession\x12\x12\n" +
 	"\x04peer\x18\x01 \x01(\x04R\x04peer\x12\x12\n" +
 	"\x04term\x18\x02 \x01(\x04R\x04term\"\xdc\x01\n" +
@@ -1299,7 +1372,7 @@ func file_skein_v1_record_proto_rawDescGZIP() []byte {
 }
 
 var file_skein_v1_record_proto_enumTypes = make([]protoimpl.EnumInfo, 4)
-var file_skein_v1_record_proto_msgTypes = make([]protoimpl.MessageInfo, 12)
+var file_skein_v1_record_proto_msgTypes = make([]protoimpl.MessageInfo, 13)
 var file_skein_v1_record_proto_goTypes = []any{
 	(NatType)(0),          // 0: skein.v1.NatType
 	(NatBehaviour)(0),     // 1: skein.v1.NatBehaviour
@@ -1310,13 +1383,14 @@ var file_skein_v1_record_proto_goTypes = []any{
 	(*RelayOffer)(nil),    // 6: skein.v1.RelayOffer
 	(*RelayLink)(nil),     // 7: skein.v1.RelayLink
 	(*Record)(nil),        // 8: skein.v1.Record
-	(*PlainSession)(nil),  // 9: skein.v1.PlainSession
-	(*PairOutcome)(nil),   // 10: skein.v1.PairOutcome
-	(*SignedRecord)(nil),  // 11: skein.v1.SignedRecord
-	(*RecordDigest)(nil),  // 12: skein.v1.RecordDigest
-	(*Digests)(nil),       // 13: skein.v1.Digests
-	(*Records)(nil),       // 14: skein.v1.Records
-	nil,                   // 15: skein.v1.Record.LabelsEntry
+	(*SilentLeader)(nil),  // 9: skein.v1.SilentLeader
+	(*PlainSession)(nil),  // 10: skein.v1.PlainSession
+	(*PairOutcome)(nil),   // 11: skein.v1.PairOutcome
+	(*SignedRecord)(nil),  // 12: skein.v1.SignedRecord
+	(*RecordDigest)(nil),  // 13: skein.v1.RecordDigest
+	(*Digests)(nil),       // 14: skein.v1.Digests
+	(*Records)(nil),       // 15: skein.v1.Records
+	nil,                   // 16: skein.v1.Record.LabelsEntry
 }
 var file_skein_v1_record_proto_depIdxs = []int32{
 	1,  // 0: skein.v1.NatTraits.mapping:type_name -> skein.v1.NatBehaviour
@@ -1326,18 +1400,19 @@ var file_skein_v1_record_proto_depIdxs = []int32{
 	0,  // 4: skein.v1.Record.nat_type:type_name -> skein.v1.NatType
 	6,  // 5: skein.v1.Record.relay:type_name -> skein.v1.RelayOffer
 	7,  // 6: skein.v1.Record.relay_links:type_name -> skein.v1.RelayLink
-	15, // 7: skein.v1.Record.labels:type_name -> skein.v1.Record.LabelsEntry
+	16, // 7: skein.v1.Record.labels:type_name -> skein.v1.Record.LabelsEntry
 	4,  // 8: skein.v1.Record.traits:type_name -> skein.v1.NatTraits
-	10, // 9: skein.v1.Record.outcomes:type_name -> skein.v1.PairOutcome
-	9,  // 10: skein.v1.Record.plain_sessions:type_name -> skein.v1.PlainSession
-	3,  // 11: skein.v1.PairOutcome.rule:type_name -> skein.v1.PairOutcome.Rule
-	12, // 12: skein.v1.Digests.have:type_name -> skein.v1.RecordDigest
-	11, // 13: skein.v1.Records.records:type_name -> skein.v1.SignedRecord
-	14, // [14:14] is the sub-list for method output_type
-	14, // [14:14] is the sub-list for method input_type
-	14, // [14:14] is the sub-list for extension type_name
-	14, // [14:14] is the sub-list for extension extendee
-	0,  // [0:14] is the sub-list for field type_name
+	11, // 9: skein.v1.Record.outcomes:type_name -> skein.v1.PairOutcome
+	9,  // 10: skein.v1.Record.silent_leaders:type_name -> skein.v1.SilentLeader
+	10, // 11: skein.v1.Record.plain_sessions:type_name -> skein.v1.PlainSession
+	3,  // 12: skein.v1.PairOutcome.rule:type_name -> skein.v1.PairOutcome.Rule
+	13, // 13: skein.v1.Digests.have:type_name -> skein.v1.RecordDigest
+	12, // 14: skein.v1.Records.records:type_name -> skein.v1.SignedRecord
+	15, // [15:15] is the sub-list for method output_type
+	15, // [15:15] is the sub-list for method input_type
+	15, // [15:15] is the sub-list for extension type_name
+	15, // [15:15] is the sub-list for extension extendee
+	0,  // [0:15] is the sub-list for field type_name
 }
 
 func init() { file_skein_v1_record_proto_init() }
@@ -1351,7 +1426,7 @@ func file_skein_v1_record_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_skein_v1_record_proto_rawDesc), len(file_skein_v1_record_proto_rawDesc)),
 			NumEnums:      4,
-			NumMessages:   12,
+			NumMessages:   13,
 			NumExtensions: 0,
 			NumServices:   0,
 		},

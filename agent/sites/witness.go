@@ -1,0 +1,169 @@
+package sites
+
+import (
+	"cmp"
+	"slices"
+
+	skeinv1 "github.com/skeinmesh/skein/api/skein/v1"
+	"github.com/skeinmesh/skein/identity"
+)
+
+// Witnesses of a leader are nodes of its site that send echoes through it to nodes of other sites, and say in their records
+// when none comes back though it lives.
+
+// MaxWitnesses is how many a leader has at most.
+const MaxWitnesses = 3
+
+// maxMirrors is how many nodes of other sites a witness sends echoes to by one leader.
+const maxMirrors = 2
+
+// Witnesses are the witnesses of a leader: of the nodes of its site that are alive and can forward themselves, those with
+// the highest weights, the highest first. So one that dies or comes changes one place.
+func Witnesses(nodes []Node, leader identity.ID) []identity.ID {
+	site, known := "", false
+	for i := range nodes {
+		if nodes[i].ID == leader {
+			site, known = nodes[i].Site, true
+		}
+	}
+	if !known {
+		return nil
+	}
+	var out []identity.ID
+	for i := range nodes {
+		if n := &nodes[i]; n.ID != leader && n.Site == site && n.Alive && !n.Unfit {
+			out = append(out, n.ID)
+		}
+	}
+	return heaviest(out, leader, MaxWitnesses)
+}
+
+// heaviest are the n of some nodes with the highest rendezvous weights for another one.
+func heaviest(of []identity.ID, node identity.ID, n int) []identity.ID {
+	slices.SortFunc(of, func(a, b identity.ID) int {
+		return cmp.Or(cmp.Compare(weight(b, node), weight(a, node)), compareIDs(a, b))
+	})
+	return of[:min(len(of), n)]
+}
+
+// quorum is how many of so many witnesses demote a leader: two of three, both of two, the one of one.
+func quorum(witnesses int) int { return min(witnesses, 2) }
+
+// Finding is what witnesses say of a leader that they demote.
+type Finding struct {
+	By    []identity.ID // at least as many as it takes, sorted
+	Kinds uint32        // of packets that it loses, as in SilentLeader
+	Since int64         // when enough of them said so, Unix seconds by the last one's clock
+}
+
+// Judge finds the nodes that enough of their witnesses find silent. Only those say something whom everybody chooses as
+// witnesses: a node that is away, or of another site, or not among the three, does not count.
+func Judge(nodes []Node, records map[identity.ID]*skeinv1.Record) map[identity.ID]Finding {
+	said := map[identity.ID]map[identity.ID]*skeinv1.SilentLeader{} // by leader, then witness
+	for i := range nodes {
+		for _, s := range records[nodes[i].ID].GetSilentLeaders() {
+			leader, err := identity.ParseID(s.GetNodeId())
+			if err != nil || s.GetKinds() == 0 {
+				continue
+			}
+			if said[leader] == nil {
+				said[leader] = map[identity.ID]*skeinv1.SilentLeader{}
+			}
+			said[leader][nodes[i].ID] = s
+		}
+	}
+	var out map[identity.ID]Finding
+	for leader, by := range said {
+		witnesses := Witnesses(nodes, leader)
+		f, since := Finding{}, []int64(nil)
+		for _, w := range witnesses {
+			if s := by[w]; s != nil {
+				f.By, f.Kinds, since = append(f.By, w), f.Kinds|s.GetKinds(), append(since, s.GetSince())
+			}
+		}
+		if len(f.By) == 0 || len(f.By) < quorum(len(witnesses)) {
+			continue
+		}
+		slices.SortFunc(f.By, compareIDs)
+		slices.Sort(since)
+		f.Since = since[quorum(len(witnesses))-1]
+		if out == nil {
+			out = map[identity.ID]Finding{}
+		}
+		out[leader] = f
+	}
+	return out
+}
+
+// Watched is a leader that this host is a witness of.
+type Watched struct {
+	Leader identity.ID
+	// Mirrors are nodes of other sites that answer echoes through the leader, of different sites where there are some.
+	Mirrors []identity.ID
+	// Others are who passes echoes to the same nodes, the best first: if they do, it is the leader that does not. This
+	// host itself may be among them.
+	Others []identity.ID
+}
+
+// Watched are the leaders that this host is a witness of.
+func (p *Plan) Watched() []Watched { return p.watched }
+
+func (m *maker) watch() {
+	if m.topology[m.Site] != Site {
+		return
+	}
+	var acting []identity.ID
+	for _, l := range m.Leaders[m.Site] {
+		if l.Acting {
+			acting = append(acting, l.ID)
+		}
+	}
+	var gates map[string][]identity.ID
+	for _, leader := range acting {
+		if leader == m.Self || !slices.Contains(Witnesses(m.eligible, leader), m.Self) {
+			continue
+		}
+		if gates == nil {
+			gates = m.gates()
+		}
+		w := Watched{Leader: leader, Mirrors: mirrors(gates, m.Self, leader)}
+		for _, other := range Order(m.Leaders[m.Site], m.Self) {
+			if other != leader && slices.Contains(acting, other) {
+				w.Others = append(w.Others, other)
+			}
+		}
+		if len(w.Mirrors) > 0 {
+			m.watched = append(m.watched, w)
+		}
+	}
+}
+
+// gates are the nodes of other sites that leaders of this one peer with and that are alive, by site.
+func (m *maker) gates() map[string][]identity.ID {
+	out := map[string][]identity.ID{}
+	for _, id := range m.order {
+		if n := m.nodes[id]; n.gate && n.known && n.site != m.Site && m.in.Alive(id) && m.in.Records[id].GetRole() != RoleRelay {
+			out[n.site] = append(out[n.site], id)
+		}
+	}
+	return out
+}
+
+// mirrors are the nodes that answer a witness's echoes through a leader: of different sites where there are some.
+func mirrors(gates map[string][]identity.ID, witness, leader identity.ID) []identity.ID {
+	var first, rest []identity.ID
+	for _, of := range gates {
+		best := heaviest(slices.Clone(of), pair(witness, leader), len(of))
+		first, rest = append(first, best[0]), append(rest, best[1:]...)
+	}
+	out := heaviest(first, pair(witness, leader), maxMirrors)
+	return append(out, heaviest(rest, pair(witness, leader), maxMirrors-len(out))...)
+}
+
+// pair is a number for a witness and a leader, so that the echoes of all do not go to the same nodes.
+func pair(a, b identity.ID) (out identity.ID) {
+	for i := range out {
+		out[i] = a[i] ^ b[len(b)-1-i]
+	}
+	return out
+}
