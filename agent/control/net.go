@@ -41,6 +41,7 @@ const MaxPacket = 1300
 const (
 	ChannelGossip byte = 1
 	ChannelSignal byte = 2
+	ChannelEcho   byte = 3 // by the tunnel only, of any size, and always with a code
 )
 
 // Errors a caller decides by.
@@ -98,6 +99,9 @@ type Config struct {
 	Enter func(from netip.Addr) (leave func(), err error)
 	// OnPacket takes what arrives. It must not block; b is its own.
 	OnPacket func(from identity.ID, channel byte, b []byte)
+	// OnEcho takes packets of ChannelEcho, from one of a member's overlay addresses to one of this node's. They may have come
+	// by other nodes: the code alone proves whose they are. nil: they are dropped. It must not block; b is only lent.
+	OnEcho func(from identity.ID, at, self netip.AddrPort, b []byte)
 	// Lag, if set, is how late this process lately woke: the ways of a stream wait so much longer for each other.
 	Lag *lag.Meter
 	Log *slog.Logger
@@ -483,6 +487,36 @@ func (n *Net) fromTunnel(from identity.ID, data []byte) (channel byte, b []byte,
 	return channel, b, len(b) <= MaxPacket && (n.cfg.Coded == nil || !n.cfg.Coded(from))
 }
 
+// SealEcho is a packet of ChannelEcho as it travels, whatever way it goes; false: the node is no member.
+func (n *Net) SealEcho(to identity.ID, b []byte) ([]byte, bool) {
+	key, ok := n.cfg.PacketKey(to)
+	if !ok {
+		return nil, false
+	}
+	return slices.Concat([]byte{ChannelEcho | coded}, packetCode(key, n.cfg.Key.ID(), ChannelEcho, b), b), true
+}
+
+// OpenEcho is the content of a packet of ChannelEcho, if a node has made it for this one.
+func (n *Net) OpenEcho(from identity.ID, data []byte) ([]byte, bool) {
+	key, ok := n.cfg.PacketKey(from)
+	const head = 1 + codeSize
+	if !ok || len(data) < head || data[0] != ChannelEcho|coded ||
+		!hmac.Equal(data[1:head], packetCode(key, from, ChannelEcho, data[head:])) {
+		return nil, false
+	}
+	return data[head:], true
+}
+
+// CountEcho counts a packet of ChannelEcho that went to a peer by the tunnel, or came from it.
+func (n *Net) CountEcho(peer identity.ID, sent bool, bytes int, address netip.Addr) {
+	c := n.count(peer)
+	if sent {
+		c.sent.Add(inTunnel(bytes, address))
+		return
+	}
+	c.received.Add(inTunnel(bytes, address))
+}
+
 // codeSize is the length of a packet's authentication code in bytes: HMAC-SHA256, truncated.
 const codeSize = 16
 
@@ -540,6 +574,13 @@ func (n *Net) receive(c *net.UDPConn, r *mmsg.Reader) {
 		}
 		for d, ok := r.Next(); ok; d, ok = r.Next() {
 			id, known := n.cfg.Roster.Owner(d.From.Addr())
+			if known && len(d.Data) > 0 && d.Data[0] == ChannelEcho|coded {
+				if b, ok := n.OpenEcho(id, d.Data); ok && n.cfg.OnEcho != nil {
+					self := c.LocalAddr().(*net.UDPAddr).AddrPort()
+					n.cfg.OnEcho(id, d.From, netip.AddrPortFrom(self.Addr().Unmap(), self.Port()), b)
+				}
+				continue
+			}
 			if !known || !cameBy(c, n.cfg.Link, d) {
 				continue
 			}

@@ -1,0 +1,223 @@
+package witness
+
+import (
+	"context"
+	"log/slog"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/skeinmesh/skein/identity"
+	"github.com/skeinmesh/skein/internal/simtime"
+)
+
+var leader = identity.ID{7}
+
+// step is something that a Book is told, so many seconds after the start.
+type step struct {
+	at    int
+	kind  Kind
+	o     Outcome
+	kinds uint32 // said after it
+}
+
+func TestBook(t *testing.T) {
+	start := time.Unix(1000, 0)
+	for name, steps := range map[string][]step{
+		"one that passed on": {{1, SmallIPv4, Answered, 0}, {2, SmallIPv4, Silent, 1}, {3, LargeIPv6, Silent, 1},
+			{16, LargeIPv6, Silent, 9}, {45, SmallIPv4, Answered, 9}, {46, SmallIPv4, Answered, 0}},
+		"one that never did, at first":     {{1, SmallIPv4, Silent, 0}, {14, SmallIPv4, Silent, 0}, {15, SmallIPv4, Silent, 1}},
+		"nothing follows from nothing":     {{1, SmallIPv4, Answered, 0}, {100, SmallIPv4, Unknown, 0}},
+		"alone, for long":                  {{1, SmallIPv4, Answered, 0}, {15, SmallIPv4, Alone, 0}, {16, SmallIPv4, Alone, 1}},
+		"alone, and it never passed on":    {{1, SmallIPv4, Alone, 0}, {100, SmallIPv4, Alone, 0}},
+		"as long as it is silent":          {{1, SmallIPv4, Answered, 0}, {2, SmallIPv4, Silent, 1}, {31, SmallIPv4, Silent, 1}, {60, SmallIPv4, Answered, 1}, {61, SmallIPv4, Answered, 0}},
+		"again soon: twice as long":        {{1, SmallIPv4, Answered, 0}, {2, SmallIPv4, Silent, 1}, {33, SmallIPv4, Answered, 0}, {40, SmallIPv4, Silent, 1}, {99, SmallIPv4, Answered, 1}, {100, SmallIPv4, Answered, 0}},
+		"again after long: as at first":    {{1, SmallIPv4, Answered, 0}, {2, SmallIPv4, Silent, 1}, {700, SmallIPv4, Silent, 1}, {730, SmallIPv4, Answered, 0}},
+		"another kind is no new statement": {{1, SmallIPv4, Answered, 0}, {1, LargeIPv4, Answered, 0}, {2, SmallIPv4, Silent, 1}, {3, LargeIPv4, Silent, 3}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			var b Book
+			b.Watch([]identity.ID{leader}, start)
+			for _, s := range steps {
+				now := start.Add(time.Duration(s.at) * time.Second)
+				b.Note(leader, s.kind, s.o, now)
+				var kinds uint32
+				for _, said := range b.Said(now) {
+					kinds |= said.Kinds
+				}
+				if kinds != s.kinds {
+					t.Fatalf("after %+v: %b is said", s, kinds)
+				}
+				if (kinds == 0) != b.Ends(now).IsZero() {
+					t.Fatalf("after %+v it ends at %s", s, b.Ends(now))
+				}
+			}
+		})
+	}
+}
+
+func TestHoldIsBounded(t *testing.T) {
+	var b Book
+	now := time.Unix(1000, 0)
+	b.Watch([]identity.ID{leader}, now)
+	b.Note(leader, 0, Answered, now)
+	for range 20 {
+		b.Note(leader, 0, Silent, now)
+		ends := b.Ends(now)
+		if d := ends.Sub(now); d < hold || d > holdMost {
+			t.Fatalf("held for %s", d)
+		}
+		now = ends.Add(time.Second)
+	}
+	if d := b.leaders[leader].hold; d != holdMost {
+		t.Errorf("held for %s in the end", d)
+	}
+	// Who leads no more is said to be silent to the end, and forgotten after.
+	b.Note(leader, 0, Silent, now)
+	b.Watch(nil, now)
+	if len(b.Said(now)) != 1 || b.Note(leader, 0, Silent, now) {
+		t.Errorf("%v is said of one that is not watched", b.Said(now))
+	}
+	now = now.Add(holdMost)
+	if b.Watch(nil, now); len(b.Said(now)) != 0 || len(b.leaders) != 1 {
+		t.Errorf("%v after the hold", b.Said(now))
+	}
+	if b.Watch(nil, now.Add(forgetAfter)); len(b.leaders) != 0 {
+		t.Error("it is not forgotten")
+	}
+}
+
+func TestOutcome(t *testing.T) {
+	lost, got := result{sent: 5}, result{sent: 2, answered: true, lost: 1}
+	for name, c := range map[string]struct {
+		q    question
+		want Outcome
+	}{
+		"answered":                            {question{asked: got, alive: false, reached: true}, Answered},
+		"another leader passes it on":         {question{asked: lost, alive: true, reached: true, others: 1, passed: true}, Silent},
+		"nobody passes it on":                 {question{asked: lost, alive: true, reached: true, others: 2}, Unknown},
+		"there is nobody else":                {question{asked: lost, alive: true, reached: true}, Alone},
+		"the leader is dead, or stands still": {question{asked: lost, reached: true, others: 1, passed: true}, Unknown},
+		"its path has just died":              {question{asked: lost, alive: true, others: 1, passed: true}, Unknown},
+		"this process wakes late":             {question{asked: lost, alive: true, reached: true, others: 1, passed: true, late: time.Second}, Unknown},
+		"nothing could be sent":               {question{alive: true, reached: true, others: 1, passed: true}, Unknown},
+	} {
+		if got := c.q.outcome(); got != c.want {
+			t.Errorf("%s: %d, want %d", name, got, c.want)
+		}
+	}
+}
+
+// However many echoes are lost by chance, a leader is not called silent for that; and where few are, it is found soon.
+func TestPace(t *testing.T) {
+	for _, c := range []struct {
+		loss  float64
+		rtt   time.Duration
+		tries int
+		most  time.Duration
+	}{
+		{0, 5 * time.Millisecond, 5, 600 * time.Millisecond},
+		{0.04, 5 * time.Millisecond, 5, 600 * time.Millisecond},
+		{0.1, 40 * time.Millisecond, 6, 700 * time.Millisecond},
+		{0.34, 40 * time.Millisecond, 13, 1300 * time.Millisecond},
+		{1, 40 * time.Millisecond, 16, 1500 * time.Millisecond},
+		{0, 0, 5, 1200 * time.Millisecond},
+		{0, 300 * time.Millisecond, 5, 2800 * time.Millisecond},
+	} {
+		p := paceFor(c.loss, c.rtt, 0)
+		if took := time.Duration(p.tries-1)*p.spacing + p.rest; p.tries != c.tries || took > c.most || p.rest < 3*c.rtt {
+			t.Errorf("%+v: %+v, %s in all", c, p, took)
+		}
+	}
+}
+
+// simulated is a mesh in which leaders pass kinds on or not.
+type simulated struct {
+	mu     sync.Mutex
+	broken map[identity.ID]map[Kind]bool
+	asked  int
+}
+
+func (s *simulated) set(leader identity.ID, kinds ...Kind) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.broken = map[identity.ID]map[Kind]bool{leader: {}}
+	for _, k := range kinds {
+		s.broken[leader][k] = true
+	}
+}
+
+func (s *simulated) echoes() int {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.asked
+}
+
+func (s *simulated) ask(ctx context.Context, via identity.ID, _ []identity.ID, kind Kind, p pace) result {
+	s.mu.Lock()
+	silent := s.broken[via][kind]
+	s.asked++
+	s.mu.Unlock()
+	wait, r := time.Millisecond, result{sent: 1, answered: true, rtt: time.Millisecond}
+	if silent {
+		wait, r = time.Duration(p.tries-1)*p.spacing+p.rest, result{sent: p.tries}
+	}
+	select {
+	case <-time.After(wait):
+		return r
+	case <-ctx.Done():
+		return result{err: ctx.Err()}
+	}
+}
+
+func TestWatcher(t *testing.T) {
+	simtime.Test(t, func(t *testing.T) {
+		self, other := identity.ID{1}, identity.ID{8}
+		changed := make(chan struct{}, 100)
+		sim := &simulated{}
+		w := NewWatcher(WatcherConfig{Wire: &Wire{Self: self, MTU: func(identity.ID) int { return 1420 }}, Log: slog.New(slog.DiscardHandler),
+			Late: func(time.Time) time.Duration { return 0 }, Changed: func() { changed <- struct{}{} }, Name: identity.ID.String})
+		defer w.Close()
+		w.ask = sim.ask
+		time.Sleep(time.Hour)
+		if sim.echoes() != 0 {
+			t.Fatalf("%d echoes without a leader to watch", sim.echoes())
+		}
+		target := Target{Leader: leader, Mirrors: []identity.ID{{9}}, Others: []identity.ID{other}}
+		w.Watch([]Target{target})
+		time.Sleep(time.Minute)
+		if n := sim.echoes(); n < 4*58 || n > 4*61 {
+			t.Errorf("%d echoes in a minute", n)
+		}
+		if len(w.Said()) != 0 || len(changed) != 0 {
+			t.Fatalf("%v is said of a leader that passes on", w.Said())
+		}
+		began := time.Now()
+		sim.set(leader, LargeIPv4)
+		<-changed
+		if d := time.Since(began); d > 2*time.Second {
+			t.Errorf("found after %s", d)
+		}
+		if said := w.Said(); len(said) != 1 || said[0].Leader != leader || said[0].Kinds != 1<<LargeIPv4 {
+			t.Fatalf("%+v", said)
+		}
+		sim.set(leader)
+		<-changed
+		if d := time.Since(began); len(w.Said()) != 0 || d < hold || d > hold+4*time.Second {
+			t.Errorf("after %s: %v", d, w.Said())
+		}
+		// It stops to lead while it is said to be silent: that ends, and after it nothing is asked.
+		sim.set(leader, SmallIPv4)
+		<-changed
+		w.Watch(nil)
+		<-changed
+		asked := sim.echoes()
+		time.Sleep(time.Hour)
+		if len(w.Said()) != 0 || sim.echoes() != asked {
+			t.Errorf("%v is said, and %d echoes more were sent", w.Said(), sim.echoes()-asked)
+		}
+		if c := w.Counts()[leader]; c.Sent == 0 || c.Lost == 0 || c.Lost > c.Sent {
+			t.Errorf("%+v", c)
+		}
+	})
+}

@@ -1,0 +1,105 @@
+package witness
+
+import (
+	"net/netip"
+	"sync"
+	"time"
+
+	"github.com/skeinmesh/skein/identity"
+)
+
+// Bounds of what a mirror answers: a member that asks more is left without answers.
+const (
+	answersPerMember = 200 // a second: sixteen leaders with four kinds each, some of which are tried again
+	answersBurst     = 400
+	answersInAll     = 2000
+	membersKnown     = 4096 // before those that are quiet are forgotten
+)
+
+// Mirror answers others' echoes, with no more bytes than they have.
+type Mirror struct {
+	Wire *Wire
+	// Admit tells whether a member may ask by a leader; zero: as a peer, with nobody between.
+	Admit func(from, via identity.ID) bool
+
+	mu      sync.Mutex
+	members map[identity.ID]*bucket
+	all     bucket
+}
+
+type bucket struct {
+	tokens float64
+	at     time.Time
+}
+
+// take takes a token, of which there are so many a second.
+func (b *bucket) take(now time.Time, rate, burst float64) bool {
+	if b.at.IsZero() {
+		b.tokens = burst
+	} else {
+		b.tokens = min(b.tokens+now.Sub(b.at).Seconds()*rate, burst)
+	}
+	b.at = now
+	if b.tokens < 1 {
+		return false
+	}
+	b.tokens--
+	return true
+}
+
+// room reports whether a member may be answered now.
+func (m *Mirror) room(from identity.ID, now time.Time) bool {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	b := m.members[from]
+	if b == nil {
+		if m.members == nil || len(m.members) >= membersKnown {
+			m.members = map[identity.ID]*bucket{}
+		}
+		b = &bucket{}
+		m.members[from] = b
+	}
+	return b.take(now, answersPerMember, answersBurst) && m.all.take(now, answersInAll, answersInAll)
+}
+
+// Take answers an echo that a member sent from one of its overlay addresses to one of this host's. It does not wait.
+func (m *Mirror) Take(from identity.ID, at netip.AddrPort, self netip.AddrPort, content []byte) error {
+	q, err := decode(content)
+	if err != nil || q.kind != request || !m.room(from, time.Now()) {
+		return err
+	}
+	hop, via := from, identity.ID{}
+	if q.via.IsValid() {
+		var known bool
+		if via, known = m.Wire.Owner(q.via); !known {
+			return nil
+		}
+		hop = via
+	}
+	if !m.Admit(from, via) {
+		return nil
+	}
+	size := len(content)
+	if size > messageBytes {
+		f, err := openFlow(self.Addr(), at) // to ask the kernel what the way back carries
+		if err != nil {
+			return err
+		}
+		mtu, err := f.mtu()
+		f.Close()
+		if err != nil {
+			return err
+		}
+		size = min(size, m.Wire.room(hop, q.via.IsValid(), mtu, at.Addr().Is6()))
+	}
+	q.kind = answer
+	sealed, ok := m.Wire.Seal(from, q.encode(size))
+	if !ok {
+		return nil
+	}
+	if err := m.Wire.emit(q.via, datagram(self, at, sealed)); err != nil {
+		return err
+	}
+	m.Wire.count(hop, true, len(sealed), at.Addr())
+	return nil
+}

@@ -1,0 +1,310 @@
+package witness
+
+import (
+	"context"
+	"log/slog"
+	"math/rand/v2"
+	"slices"
+	"sync"
+	"time"
+
+	"github.com/skeinmesh/skein/identity"
+)
+
+const (
+	every = time.Second // an echo of each kind by each leader
+	// checkAfter is after how many tries without an answer the other two questions are asked.
+	checkAfter = 2
+	// comparedWith is how many other leaders they are asked by.
+	comparedWith = 2
+	// lateAt is how late this process may wake: what comes of an echo of one that is later says nothing about others.
+	lateAt = 500 * time.Millisecond
+	// lossWeight is how much one echo changes the share of those that are lost.
+	lossWeight = 1.0 / 32
+)
+
+// Target is a leader to watch.
+type Target struct {
+	Leader  identity.ID
+	Mirrors []identity.ID // nodes of other sites that are alive
+	Others  []identity.ID // other leaders to compare it with, the best first
+}
+
+// Counts are of echoes by one leader, since the start.
+type Counts struct {
+	Sent uint64 // each try is one
+	Lost uint64 // those that were not answered
+}
+
+// WatcherConfig is what a Watcher stands on.
+type WatcherConfig struct {
+	Wire *Wire
+	// Late is how late this process lately woke.
+	Late func(now time.Time) time.Duration
+	// Changed is called when something else is said. It must not block.
+	Changed func()
+	Log     *slog.Logger
+	Name    func(identity.ID) string
+}
+
+// Watcher sends echoes by leaders and says which are silent. Without a target, and with nothing to say, it does not wake.
+type Watcher struct {
+	cfg  WatcherConfig
+	ctx  context.Context
+	stop context.CancelFunc
+	wg   sync.WaitGroup
+	poke chan struct{}
+	ask  func(ctx context.Context, via identity.ID, mirrors []identity.ID, kind Kind, p pace) result
+
+	mu      sync.Mutex
+	targets []Target
+	busy    map[round]bool
+	ways    map[identity.ID]*measured
+	book    Book
+}
+
+type round struct {
+	leader identity.ID
+	kind   Kind
+}
+
+// measured is what is known of the way by a leader.
+type measured struct {
+	loss   float64
+	rtt    time.Duration
+	counts Counts
+}
+
+// NewWatcher starts a Watcher without targets.
+func NewWatcher(cfg WatcherConfig) *Watcher {
+	w := &Watcher{cfg: cfg, poke: make(chan struct{}, 1), busy: map[round]bool{}, ways: map[identity.ID]*measured{}, ask: cfg.Wire.ask}
+	w.ctx, w.stop = context.WithCancel(context.Background())
+	w.wg.Go(w.run)
+	return w
+}
+
+// Close ends it and waits for what is under way.
+func (w *Watcher) Close() {
+	w.stop()
+	w.wg.Wait()
+}
+
+// Watch replaces the targets.
+func (w *Watcher) Watch(targets []Target) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	same := func(a, b Target) bool {
+		return a.Leader == b.Leader && slices.Equal(a.Mirrors, b.Mirrors) && slices.Equal(a.Others, b.Others)
+	}
+	if slices.EqualFunc(targets, w.targets, same) {
+		return
+	}
+	w.targets = targets
+	var leaders []identity.ID
+	for _, t := range targets {
+		leaders = append(leaders, t.Leader)
+	}
+	w.book.Watch(leaders, time.Now())
+	for id := range w.ways {
+		if w.book.leaders[id] == nil {
+			delete(w.ways, id)
+		}
+	}
+	w.wake()
+}
+
+// Said is what this host says now of leaders.
+func (w *Watcher) Said() []Said {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	return w.book.Said(time.Now())
+}
+
+// Counts are of each leader that is or was watched lately.
+func (w *Watcher) Counts() map[identity.ID]Counts {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	out := make(map[identity.ID]Counts, len(w.ways))
+	for id, m := range w.ways {
+		out[id] = m.counts
+	}
+	return out
+}
+
+func (w *Watcher) run() {
+	timer := time.NewTimer(time.Hour)
+	defer timer.Stop()
+	var echoes time.Time // when the next ones are due; zero: nobody is watched
+	var said []Said
+	for {
+		select {
+		case <-w.ctx.Done():
+			return
+		case <-w.poke:
+		case <-timer.C:
+		}
+		now := time.Now()
+		w.mu.Lock()
+		watched, ends, says := len(w.targets) > 0, w.book.Ends(now), w.book.Said(now)
+		w.mu.Unlock()
+		if !slices.Equal(says, said) {
+			said = says
+			w.cfg.Changed()
+		}
+		switch {
+		case !watched:
+			echoes = time.Time{}
+		case echoes.IsZero(): // not at once: all witnesses hear of a new leader at the same moment
+			echoes = now.Add(rand.N(every))
+		case !now.Before(echoes):
+			w.begin()
+			if echoes = echoes.Add(every); echoes.Before(now) {
+				echoes = now.Add(every)
+			}
+		}
+		wake := echoes
+		if !ends.IsZero() && (wake.IsZero() || ends.Before(wake)) {
+			wake = ends
+		}
+		timer.Stop()
+		if !wake.IsZero() {
+			timer.Reset(time.Until(wake))
+		}
+	}
+}
+
+func (w *Watcher) wake() {
+	select {
+	case w.poke <- struct{}{}:
+	default:
+	}
+}
+
+// begin begins the echoes of a second.
+func (w *Watcher) begin() {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	for _, t := range w.targets {
+		for kind := range Kinds {
+			r := round{t.Leader, kind}
+			if w.busy[r] {
+				continue
+			}
+			w.busy[r] = true
+			w.wg.Go(func() { w.look(t, kind) })
+		}
+	}
+}
+
+// look sends one echo with its tries and notes what comes of it.
+func (w *Watcher) look(t Target, kind Kind) {
+	o, r := w.examine(t, kind)
+	w.mu.Lock()
+	delete(w.busy, round{t.Leader, kind})
+	news := w.book.Note(t.Leader, kind, o, time.Now())
+	w.measure(t.Leader, r)
+	w.mu.Unlock()
+	if !news {
+		return
+	}
+	w.cfg.Log.Warn("a leader lives and does not forward", "leader", w.cfg.Name(t.Leader), "packets", kind.String(),
+		"echoes", r.sent, "compared", o == Silent)
+	w.wake()
+}
+
+// measure takes what an echo tells of the way by a leader. The caller holds mu.
+func (w *Watcher) measure(leader identity.ID, r result) {
+	m := w.ways[leader]
+	if m == nil {
+		m = &measured{}
+		w.ways[leader] = m
+	}
+	m.counts.Sent += uint64(r.sent)
+	if !r.answered {
+		m.counts.Lost += uint64(r.sent)
+		return
+	}
+	m.counts.Lost += uint64(r.lost)
+	for range r.lost {
+		m.loss += (1 - m.loss) * lossWeight
+	}
+	m.loss -= m.loss * lossWeight
+	if m.rtt == 0 || r.rtt > m.rtt {
+		m.rtt = r.rtt // the longest counts, and is forgotten slowly
+	} else {
+		m.rtt -= (m.rtt - r.rtt) / 16
+	}
+}
+
+// paceOf is how patient to be with echoes by a leader.
+func (w *Watcher) paceOf(leader identity.ID, late time.Duration) pace {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	if m := w.ways[leader]; m != nil {
+		return paceFor(m.loss, m.rtt, late)
+	}
+	return paceFor(0, 0, late)
+}
+
+// examine asks by the leader; and when that is not answered soon, the leader itself, and by others.
+func (w *Watcher) examine(t Target, kind Kind) (Outcome, result) {
+	ctx, cancel := context.WithCancel(w.ctx)
+	defer cancel()
+	late := w.cfg.Late(time.Now())
+	p := w.paceOf(t.Leader, late)
+	done := make(chan result, 1)
+	go func() { done <- w.ask(ctx, t.Leader, t.Mirrors, kind, p) }()
+	soon := time.NewTimer(checkAfter * p.spacing)
+	defer soon.Stop()
+	select {
+	case r := <-done:
+		if r.answered {
+			return Answered, r
+		}
+		return Unknown, r // it could not be sent
+	case <-soon.C:
+	}
+	const aliveBy = SmallIPv4 // every host has it
+	lives, compared := make(chan bool, 1), make(chan bool, comparedWith)
+	go func() { lives <- w.ask(ctx, w.cfg.Wire.Self, []identity.ID{t.Leader}, aliveBy, p).answered }()
+	others := t.Others[:min(len(t.Others), comparedWith)]
+	for _, other := range others {
+		go func() { compared <- w.ask(ctx, other, t.Mirrors, kind, p).answered }()
+	}
+	r := <-done
+	if r.answered {
+		return Answered, r
+	}
+	q := question{asked: r, alive: <-lives, others: len(others)}
+	for range others {
+		q.passed = <-compared || q.passed
+	}
+	q.late = max(late, w.cfg.Late(time.Now()))
+	q.reached = w.ctx.Err() == nil && w.cfg.Wire.MTU(t.Leader) > 0
+	return q.outcome(), r
+}
+
+// question is an echo by a leader, with what was asked beside it.
+type question struct {
+	asked   result
+	alive   bool // the leader itself answered
+	reached bool // its path lives
+	others  int  // other leaders that were asked by
+	passed  bool // one of them passed the same echo on
+	late    time.Duration
+}
+
+// outcome is what follows from it.
+func (q question) outcome() Outcome {
+	switch {
+	case q.asked.answered:
+		return Answered
+	case q.asked.sent == 0, !q.alive, !q.reached, q.late >= lateAt:
+		return Unknown
+	case q.others == 0:
+		return Alone
+	case q.passed:
+		return Silent
+	}
+	return Unknown // nobody passes on: it is the mirrors, or the way to them
+}
