@@ -132,6 +132,7 @@ type Agent struct {
 	egresses    *egresses                         // the same
 	egressDone  chan struct{}                     // closed when no lease is renewed any more
 	plain       *plainPeers                       // nil: this node only relays
+	witnesses   *siteWitnesses                    // nil: this node only relays
 	plainDone   chan struct{}                     // closed when no plain peer is answered any more
 	keeper      atomic.Pointer[egress.Keeper]     // of egress slots; nil: this server does not lead
 	sites       atomic.Pointer[map[string]string] // of nodes, by ID, as their records say

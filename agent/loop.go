@@ -303,6 +303,7 @@ func (a *Agent) sync(ctx context.Context) error {
 	}
 	a.planSites(time.Now())
 	a.followPlan(time.Now())
+	a.watchLeaders()
 	a.syncPeers()
 	a.followMTU()
 	a.noteOtherCNI()

@@ -28,6 +28,7 @@ type metrics struct {
 	trouble *prometheus.GaugeVec
 	// rpcRefused counts calls of other nodes that were refused for a while.
 	rpcRefused *prometheus.CounterVec
+	demotions  prometheus.Counter
 	cni        cniMetrics
 	egress     egressMetrics
 }
@@ -55,6 +56,8 @@ func newMetrics(a *Agent) *metrics {
 	m.trouble = gauges("skein_problems", "Problems that status shows, by severity.", "severity")
 	m.rpcRefused = prometheus.NewCounterVec(prometheus.CounterOpts{Name: "skein_rpc_refused_total", Help: "Calls of other nodes that were told to come again later, by procedure and why."}, []string{"procedure", "why"})
 	m.registry.MustRegister(m.rpcRefused)
+	m.demotions = prometheus.NewCounter(prometheus.CounterOpts{Name: "skein_leader_demotions_total", Help: "Times that witnesses found a leader of this node's site alive and not forwarding."})
+	m.registry.MustRegister(m.demotions)
 	m.cni = newCNIMetrics(m.registry)
 	m.egress = newEgressMetrics(m.registry)
 	m.registry.MustRegister(roomCollector{a})
@@ -105,6 +108,7 @@ type roomCollector struct{ a *Agent }
 
 var (
 	descRelayClient   = prometheus.NewDesc("skein_relay_session_bytes_total", "Bytes through relay sessions of this node.", []string{"relay", "direction"}, nil)
+	descEchoes        = prometheus.NewDesc("skein_witness_echoes_total", "Echoes that this node, as a witness, sent through a leader, and those of them that were lost.", []string{"leader", "outcome"}, nil)
 	descRelayDrops    = prometheus.NewDesc("skein_relay_session_dropped_total", "Packets for a relay that waited too long or found the queue full.", []string{"relay"}, nil)
 	descRelayRTT      = prometheus.NewDesc("skein_relay_session_rtt_seconds", "Round-trip time to a relay.", []string{"relay"}, nil)
 	descPeerBytes     = prometheus.NewDesc("skein_peer_bytes_total", "Bytes that WireGuard counted for a peer.", []string{"peer", "direction"}, nil)
@@ -141,6 +145,10 @@ func (c roomCollector) Describe(chan<- *prometheus.Desc) {}
 func (c roomCollector) Collect(out chan<- prometheus.Metric) {
 	counter := func(d *prometheus.Desc, v uint64, labels ...string) {
 		out <- prometheus.MustNewConstMetric(d, prometheus.CounterValue, float64(v), labels...)
+	}
+	for id, n := range c.a.witnesses.counts() {
+		counter(descEchoes, n.Sent, c.a.roster.Name(id), "sent")
+		counter(descEchoes, n.Lost, c.a.roster.Name(id), "lost")
 	}
 	for _, s := range c.a.pool.Stats() {
 		name := c.a.roster.Name(s.Relay)

@@ -132,6 +132,7 @@ func (a *Agent) observed() *skeinv1.Record {
 	slices.SortFunc(r.RelayLinks, func(x, y *skeinv1.RelayLink) int { return strings.Compare(x.GetNodeId(), y.GetNodeId()) })
 	r.Leads = a.loop.sites.term.term
 	a.plain.record(r)
+	a.witnesses.record(r)
 	return r
 }
 

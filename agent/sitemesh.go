@@ -64,7 +64,8 @@ func (a *Agent) followPlan(now time.Time) {
 		}
 		return
 	}
-	a.reach.Store(m.reach(a.roster.Members(), a.currentPaths(), now))
+	paths := a.currentPaths()
+	a.reach.Store(m.reach(a.roster.Members(), paths, shunned(p, a.witnesses.said(), paths), now))
 	m.wake(now, a.wakeUp)
 }
 
@@ -79,13 +80,13 @@ func (m *siteMesh) follow(p *sites.Plan, now time.Time) {
 	m.plan = p
 }
 
-// reach is the plan, with what is left of the one before it.
-func (m *siteMesh) reach(members []identity.ID, paths map[identity.ID]path.Path, now time.Time) *reach {
+// reach is the plan, with what is left of the one before it. Nothing goes by those that are shunned while there is another.
+func (m *siteMesh) reach(members []identity.ID, paths map[identity.ID]path.Path, shunned map[identity.ID]bool, now time.Time) *reach {
 	r := &reach{peers: map[identity.ID]bool{}, ways: map[identity.ID]projection.Way{}, guards: m.guards(members),
 		site: m.plan.Site, sites: make(map[identity.ID]string, len(members))}
 	dead := func(id identity.ID) bool {
 		p := paths[id]
-		return !p.Alive || p.Kind == path.Relay && p.Rule == path.RuleDirectDead && now.Sub(p.Since) < shunFor
+		return shunned[id] || !p.Alive || p.Kind == path.Relay && p.Rule == path.RuleDirectDead && now.Sub(p.Since) < shunFor
 	}
 	for _, id := range members {
 		if id == m.plan.Self {

@@ -53,7 +53,7 @@ func (w *meshOf) plan(self, topology string) *reach {
 	if p.Full && w.m.before == nil {
 		return &reach{full: true}
 	}
-	return w.m.reach(w.all, w.paths, w.now)
+	return w.m.reach(w.all, w.paths, nil, w.now)
 }
 
 func (w *meshOf) later(d time.Duration) { w.now = w.now.Add(d) }

@@ -30,6 +30,7 @@ type siteState struct {
 	term    termClock
 	timer   *time.Timer // looks again
 	settled *skeinv1.NodeSettings
+	silent  map[string]bool // subjects of problems about leaders that do not forward
 }
 
 // termClock damps the term that the record names.
@@ -102,6 +103,7 @@ func (a *Agent) planSites(now time.Time) {
 		}
 	}
 	a.warnOfSites(p, records[a.id])
+	a.noteSilent(p)
 }
 
 // rangesOf tells in which site's range a member has its address.
@@ -164,10 +166,14 @@ func siteText(site string) string {
 	return fmt.Sprintf("site %q", site)
 }
 
-// leads is what a node is in its site: leader, reserve, or elected, before it acts; empty: nothing.
+// leads is what a node is in its site: leader, reserve, or elected, before it acts; silent: found not to forward; empty:
+// nothing.
 func leads(p *sites.Plan, id identity.ID) string {
 	if p == nil {
 		return ""
+	}
+	if _, found := p.Silent[id]; found {
+		return "silent"
 	}
 	site, _ := p.SiteOf(id)
 	for _, l := range p.Leaders[site] {

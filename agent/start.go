@@ -55,7 +55,7 @@ func (a *Agent) open(ctx context.Context) error {
 	a.openRelayClient()
 	if a.control, err = control.New(control.Config{
 		Key: a.key, Roster: a.roster, Relay: a.pool, Port: a.cfg.Ports.Control, Link: a.cfg.Dataplane.Link,
-		Tunnel: a.tunnel, PacketKey: a.packetKey, OnPacket: a.onPacket, Log: a.log.With("component", "control"), Lag: a.lag,
+		Tunnel: a.tunnel, PacketKey: a.packetKey, OnPacket: a.onPacket, Log: a.log.With("component", "control"), Lag: a.lag, OnEcho: a.onEcho,
 		Coded: func(id identity.ID) bool { return a.roster.Coded(a.id, id) },
 		Enter: func(from netip.Addr) (func(), error) {
 			return a.controlDoor.enterAs(time.Now(), netip.PrefixFrom(from, from.BitLen()))
@@ -306,6 +306,7 @@ func (a *Agent) openPaths(ctx context.Context) error {
 		return err
 	}
 	a.plain = newPlainPeers(a)
+	a.openWitnesses()
 	return a.openPods()
 }
 
@@ -335,6 +336,7 @@ func (a *Agent) close() error {
 	if a.egresses != nil {
 		a.egresses.clients.Close()
 	}
+	a.witnesses.close()
 	if a.paths != nil {
 		a.paths.Close()
 	}

@@ -227,6 +227,7 @@ func (a *Agent) peerView(n *skeinv1.Node, id identity.ID, record *skeinv1.Record
 		}
 	}
 	a.hopView(v, id)
+	v.Reason += a.silentText(id)
 	if len(n.GetWireguardKey()) != len(dataplane.Key{}) {
 		return v
 	}

@@ -4,6 +4,8 @@
 // node. What differs from host to host is an argument: which nodes its own path machines find dead, and which nodes it
 // has lately seen as leaders (Recent).
 //
+// Leaders that live and do not forward are demoted by what their witnesses say (Witnesses, Judge).
+//
 // Terms. A site is full (each of its nodes peers with every other site itself) or speaks through its leaders. A gate
 // is a node that peers with other sites: any node of a full site, an acting leader of another one. A leader is elected
 // from the view (Elect), and acts once its record says so (Record.leads): it has then had time to set up its sessions.

@@ -125,7 +125,8 @@ func printNode(w io.Writer, n *skeinv1.NodeView) {
 	line("record", "%d.%d, %s, by skein %s", r.GetEpoch(), r.GetSeq(), age, dash(r.GetVersion()))
 	line("site", "%s", dash(cmp.Or(n.GetSite(), r.GetSite())))
 	if l := n.GetSiteLeads(); l != "" {
-		line("leads", "%s", map[string]string{"leader": "its site", "reserve": "its site, as a reserve of leaders that suit better", "elected": "its site in a moment"}[l])
+		line("leads", "%s", map[string]string{"leader": "its site", "reserve": "its site, as a reserve of leaders that suit better", "elected": "its site in a moment",
+			"silent": "nothing while others can: its witnesses find that it does not forward"}[l])
 	}
 	line("NAT", "%s", candidate.NATName(r.GetNatType()))
 	line("peers", "%d direct, %d by relay", r.GetPeersDirect(), r.GetPeersRelay())

@@ -128,7 +128,8 @@ func graphOf(a *skeinv1.GraphResponse) *graph.Graph {
 }
 
 // leadOf is what NodeView.site_leads says.
-var leadOf = map[string]graph.Lead{"leader": graph.Leader, "reserve": graph.Reserve, "elected": graph.Elected}
+var leadOf = map[string]graph.Lead{"leader": graph.Leader, "reserve": graph.Reserve, "elected": graph.Elected,
+	"silent": graph.Reserve}
 
 // natText is a NAT type in a picture, where the bare word "none" would not say of what.
 func natText(t skeinv1.NatType) string {

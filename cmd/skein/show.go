@@ -125,6 +125,8 @@ func siteText(s *skeinv1.StatusResponse) string {
 		text += "; this node is a reserve"
 	case "elected":
 		text += "; this node is about to lead"
+	case "silent":
+		text += "; this node does not forward"
 	}
 	return text
 }
