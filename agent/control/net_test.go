@@ -5,6 +5,7 @@ import (
 	"context"
 	"crypto/ed25519"
 	"errors"
+	"fmt"
 	"io"
 	"log/slog"
 	"maps"
@@ -130,6 +131,9 @@ func trioOver(t *testing.T, link string) (w *wire, nodes []*node) {
 			PacketKey: func(id identity.ID) ([32]byte, bool) { return [32]byte{7}, true }, OnPacket: received, Log: slog.New(slog.DiscardHandler),
 			Tunnel: func(identity.ID) control.Tunnel { n.mu.Lock(); defer n.mu.Unlock(); return n.tunnel },
 			Coded:  func(identity.ID) bool { n.mu.Lock(); defer n.mu.Unlock(); return n.codes },
+			OnEcho: func(from identity.ID, at, self netip.AddrPort, b []byte) {
+				n.packets <- fmt.Sprintf("%s echo from %s at %s, %d: %.10s", from, at.Addr(), self, len(b), b)
+			},
 			Enter: func(from netip.Addr) (func(), error) {
 				n.mu.Lock()
 				defer n.mu.Unlock()

@@ -2,9 +2,11 @@ package control_test
 
 import (
 	"errors"
+	"fmt"
 	"io"
 	"net"
 	"net/netip"
+	"strings"
 	"sync/atomic"
 	"testing"
 	"time"
@@ -127,5 +129,43 @@ func TestStreamsByTheTunnelAreMembersAlone(t *testing.T) {
 	full.Store(true)
 	if !hangsUp(t, overlay(0), 1, n[1].port) {
 		t.Error("beyond its bound a member may begin a handshake")
+	}
+}
+
+// An echo is taken with its sender's code only, whatever way it came and however large it is; and nothing else is
+// taken for one.
+func TestEchoesCarryACode(t *testing.T) {
+	_, n := trio(t)
+	bind(t, 0, n[0])
+	bind(t, 1, n[1])
+	n[0].tunnel = control.Up
+	for _, codes := range []bool{false, true} {
+		n[0].knows(codes)
+		n[1].knows(codes)
+		for _, content := range []string{"hello", "hello" + strings.Repeat(".", 8000)} {
+			sealed, ok := n[0].net.SealEcho(n[1].id, []byte(content))
+			if !ok {
+				t.Fatal("not sealed")
+			}
+			forge(t, 0, 1, n[1].port, "\x03hello")                                     // without a code
+			forge(t, 0, 1, n[1].port, "\x83"+strings.Repeat("0", 16)+"hello")          // with a wrong one
+			forge(t, 1, 1, n[1].port, string(sealed))                                  // another's
+			forge(t, 0, 1, n[1].port, string(sealed[:len(sealed)-1]))                  // not whole
+			forge(t, 0, 1, n[1].port, "\x82"+string(sealed[1:]))                       // for another channel
+			forge(t, 0, 1, n[1].port, "\x83"+string(sealed[1:17])+"HELLO"+content[5:]) // changed
+			forge(t, 0, 1, n[1].port, string(sealed))
+			if codes {
+				n[1].want(t, n[0].id, fmt.Sprintf("echo from %s at %s:%d, %d: %.10s", overlay(0), overlay(1), n[1].port, len(content), content))
+			} else { // without codes for the rest, a packet that has none is another's word
+				n[1].want(t, n[0].id, "3 hello")
+				n[1].want(t, n[0].id, fmt.Sprintf("echo from %s at %s:%d, %d: %.10s", overlay(0), overlay(1), n[1].port, len(content), content))
+			}
+			if got, ok := n[1].net.OpenEcho(n[0].id, sealed); !ok || string(got) != content {
+				t.Errorf("opened: %v, %d bytes", ok, len(got))
+			}
+			if _, ok := n[1].net.OpenEcho(n[1].id, sealed); ok {
+				t.Error("the code is taken for another's")
+			}
+		}
 	}
 }
