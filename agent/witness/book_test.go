@@ -118,14 +118,14 @@ func TestPace(t *testing.T) {
 	}{
 		{0, 5 * time.Millisecond, 5, 600 * time.Millisecond},
 		{0.04, 5 * time.Millisecond, 5, 600 * time.Millisecond},
-		{0.1, 40 * time.Millisecond, 6, 700 * time.Millisecond},
-		{0.34, 40 * time.Millisecond, 13, 1300 * time.Millisecond},
-		{1, 40 * time.Millisecond, 16, 1500 * time.Millisecond},
+		{0.1, 40 * time.Millisecond, 6, 600 * time.Millisecond},
+		{0.34, 40 * time.Millisecond, 13, 1200 * time.Millisecond},
+		{1, 40 * time.Millisecond, 16, 1400 * time.Millisecond},
 		{0, 0, 5, 1200 * time.Millisecond},
-		{0, 300 * time.Millisecond, 5, 2800 * time.Millisecond},
+		{0, 300 * time.Millisecond, 5, 1200 * time.Millisecond},
 	} {
 		p := paceFor(c.loss, c.rtt, 0)
-		if took := time.Duration(p.tries-1)*p.spacing + p.rest; p.tries != c.tries || took > c.most || p.rest < 3*c.rtt {
+		if took := time.Duration(p.tries-1)*p.spacing + p.rest; p.tries != c.tries || took > c.most || p.rest < 2*c.rtt || p.doubt < c.rtt {
 			t.Errorf("%+v: %+v, %s in all", c, p, took)
 		}
 	}

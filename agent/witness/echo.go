@@ -46,6 +46,7 @@ type pace struct {
 	tries   int
 	spacing time.Duration
 	rest    time.Duration // after the last one
+	doubt   time.Duration // after the first one, until more is asked
 }
 
 const (
@@ -59,11 +60,12 @@ const (
 
 // paceFor suits the share of single echoes that are lost, and how long answers take.
 func paceFor(loss float64, rtt, late time.Duration) pace {
-	p := pace{spacing: max(leastSpacing, rtt*3/2), rest: max(leastRest, 3*rtt) + 2*late}
+	p := pace{spacing: max(leastSpacing, rtt/2), rest: max(leastRest, 2*rtt) + 2*late}
 	if rtt == 0 {
 		p.rest = restUnknown + 2*late
 	}
 	loss = min(max(loss, leastLoss), 0.9)
+	p.doubt = max(2*p.spacing, rtt+p.spacing/2)
 	p.tries = min(max(int(math.Ceil(math.Log(wronglyLost)/math.Log(loss))), leastTries), mostTries)
 	return p
 }
@@ -113,9 +115,13 @@ func (w *Wire) ask(ctx context.Context, via identity.ID, mirrors []identity.ID, 
 		case <-next.C:
 			mirror := to[try%len(to)]
 			f, most, took, err := w.try(via, mirror, kind)
-			if err != nil {
+			switch {
+			case err != nil && r.sent == 0:
 				r.err = err
-			} else {
+				return r // this host cannot
+			case err != nil:
+				r.err = err
+			default:
 				r.sent++
 				flows = append(flows, f)
 				begun := time.Now()

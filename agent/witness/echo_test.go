@@ -29,7 +29,7 @@ const port = 7946
 // host is a node of the test: a namespace with a data plane, the control net's port and a mirror.
 type host struct {
 	*testns.NS
-	t       *testing.T
+	t       testing.TB
 	n       int
 	key     *identity.Key
 	private dataplane.Key
@@ -85,7 +85,7 @@ type zombie struct {
 	specs           map[*host]*dataplane.Spec
 }
 
-func newZombie(t *testing.T) *zombie {
+func newZombie(t testing.TB) *zombie {
 	t.Helper()
 	var all rosterOf
 	add := func(n int) *host {
@@ -343,6 +343,29 @@ func TestLargeIsWhatTheWayCarries(t *testing.T) {
 		}
 		return nil
 	})
+}
+
+// BenchmarkEcho tells what an echo and its answer cost in processor time, at all four hosts together: three tunnels, and the
+// leader's forwarding, among it.
+func BenchmarkEcho(b *testing.B) {
+	z := newZombie(b)
+	z.passes(z.leaders[0], SmallIPv4, LargeIPv4, SmallIPv6, LargeIPv6)
+	used := func() time.Duration {
+		var u unix.Rusage
+		if err := unix.Getrusage(unix.RUSAGE_SELF, &u); err != nil {
+			b.Fatal(err)
+		}
+		return time.Duration(u.Utime.Nano() + u.Stime.Nano())
+	}
+	for kind := range Kinds {
+		b.Run(kind.String(), func(b *testing.B) {
+			before := used()
+			for b.Loop() {
+				z.ask(z.leaders[0], kind)
+			}
+			b.ReportMetric(float64((used()-before).Microseconds())/float64(b.N), "cpu-µs/op")
+		})
+	}
 }
 
 func TestMessagesAreRead(t *testing.T) {

@@ -13,8 +13,6 @@ import (
 
 const (
 	every = time.Second // an echo of each kind by each leader
-	// checkAfter is after how many tries without an answer the other two questions are asked.
-	checkAfter = 2
 	// comparedWith is how many other leaders they are asked by.
 	comparedWith = 2
 	// lateAt is how late this process may wake: what comes of an echo of one that is later says nothing about others.
@@ -254,7 +252,7 @@ func (w *Watcher) examine(t Target, kind Kind) (Outcome, result) {
 	p := w.paceOf(t.Leader, late)
 	done := make(chan result, 1)
 	go func() { done <- w.ask(ctx, t.Leader, t.Mirrors, kind, p) }()
-	soon := time.NewTimer(checkAfter * p.spacing)
+	soon := time.NewTimer(p.doubt)
 	defer soon.Stop()
 	select {
 	case r := <-done:
@@ -269,6 +267,7 @@ func (w *Watcher) examine(t Target, kind Kind) (Outcome, result) {
 	go func() { lives <- w.ask(ctx, w.cfg.Wire.Self, []identity.ID{t.Leader}, aliveBy, p).answered }()
 	others := t.Others[:min(len(t.Others), comparedWith)]
 	for _, other := range others {
+		p := w.paceOf(other, late)
 		go func() { compared <- w.ask(ctx, other, t.Mirrors, kind, p).answered }()
 	}
 	r := <-done
