@@ -30,7 +30,12 @@ type ClientConfig struct {
 	// OnDiverged is told that a server's history is another than this node's, and nil once one is followed. It must not block;
 	// nil: nobody asks.
 	OnDiverged func(error)
-	Log        *slog.Logger
+	// Leaders are the leaders of this node's site that pass events on, the best first: they are followed before any server, and
+	// believed nothing that no server has signed. nil: there are none. It may be called at any time; see LeadersChanged.
+	Leaders func() []identity.ID
+	// Passes reports whether this node passes events on to others, which it needs servers' checkpoints for. nil: it does not.
+	Passes func() bool
+	Log    *slog.Logger
 }
 
 const (
@@ -45,14 +50,25 @@ const (
 // Client hands commands to whoever leads, reads history, and keeps the replica of a node that does not
 // get the log by Raft up to date.
 type Client struct {
-	cfg ClientConfig
-	log *slog.Logger
+	cfg   ClientConfig
+	log   *slog.Logger
+	began time.Time
 
-	mu     sync.Mutex
-	leader identity.ID // as last heard; zero if unknown
-	status FollowStatus
-	leave  context.CancelCauseFunc // ends the subscription under way; nil: there is none
-	hurry  chan struct{}           // ends the rest between two
+	mu      sync.Mutex
+	leader  identity.ID // as last heard; zero if unknown
+	status  FollowStatus
+	leave   context.CancelCauseFunc // ends the subscription under way; nil: there is none
+	current source                  // of the subscription under way
+	asked   bool                    // it was asked for checkpoints
+	move    *time.Timer             // ends it in favour of a better source
+	hurry   chan struct{}           // ends the rest between two
+
+	doubts   map[identity.ID]doubt // about leaders of the site
+	forged   int                   // how often one passed on what no server has signed
+	fresh    freshness
+	proof    *skeinv1.Checkpoint // of the server that is followed; nil: there was none yet
+	provedAt time.Time
+	proved   chan struct{} // closed when there is another
 
 	expected  uint64        // the index that is known to be agreed
 	expecting bool          // a timer looks whether it has come
@@ -64,7 +80,7 @@ func NewClient(cfg ClientConfig) *Client {
 	if cfg.Conns == nil {
 		cfg.Conns = NewConns(cfg.Dialer)
 	}
-	return &Client{cfg: cfg, log: cfg.Log.With("component", "consensus"), hurry: make(chan struct{}, 1)}
+	return &Client{cfg: cfg, log: cfg.Log.With("component", "consensus"), began: time.Now(), hurry: make(chan struct{}, 1), proved: make(chan struct{})}
 }
 
 // Propose commits a command. It tries the local server, the leader, then all servers, again and again

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"math/rand/v2"
+	"slices"
 	"time"
 
 	"connectrpc.com/connect"
@@ -25,10 +26,13 @@ const (
 
 // FollowStatus is where a following node stands.
 type FollowStatus struct {
-	Server    identity.ID // the server followed; zero while none is
-	LastHeard time.Time   // last message
+	Server    identity.ID // the server followed, or the leader of this node's site; zero while none is
+	Passed    bool        // it is such a leader, and no server
+	LastHeard time.Time   // last message; of a leader: the last that shows that it is where its server is
 	Index     uint64      // the server's index then
 	Err       error       // why the last stream ended, nil once a new one works
+	// Unconfirmed is why no server itself could be asked lately whether a leader passes on all there is; nil: one was.
+	Unconfirmed error
 }
 
 // Status is where Follow stands.
@@ -38,7 +42,7 @@ func (c *Client) Status() FollowStatus {
 	return c.status
 }
 
-// Follow keeps the replica up to date from any server until the context ends, and changes the server
+// Follow keeps the replica up to date from a leader of this node's site or any server until the context ends, and changes the source
 // when one falls silent. On a server it rests while Raft brings the log; it steps in when no leader is
 // heard, because a server that was away may not know the servers that lead now. It returns an error
 // only when this node cannot go on by itself: an event it does not know, or a damaged file.
@@ -51,16 +55,23 @@ func (c *Client) Follow(ctx context.Context) error {
 			}
 			continue
 		}
-		progress := false
-		for _, id := range c.followOrder() {
-			heard, err := c.followOne(ctx, id)
+		progress, moved := false, false
+		for _, s := range c.sources() {
+			began := time.Now()
+			heard, err := c.followFrom(ctx, s)
 			if ctx.Err() != nil {
 				return ctx.Err()
 			}
 			if errors.Is(err, events.ErrUnknownEvent) || errors.Is(err, ErrCorrupt) || errors.Is(err, ErrClosed) {
-				return fmt.Errorf("follow server %s: %w", id, err)
+				return fmt.Errorf("follow node %s: %w", s.id, err)
 			}
-			c.ended(id, err)
+			if moved = errors.Is(err, errMoved); moved {
+				break
+			}
+			if s.passed || slices.Contains(c.leaders(), s.id) {
+				c.doubtful(s.id, err, time.Since(began))
+			}
+			c.ended(s, err)
 			heard = heard && !errors.Is(err, ErrDiverged) // it will say so again
 			if progress = heard; heard {
 				break // choose anew among all
@@ -68,6 +79,9 @@ func (c *Client) Follow(ctx context.Context) error {
 		}
 		if progress {
 			wait = followMin
+		}
+		if moved {
+			continue
 		}
 		select {
 		case <-time.After(wait/2 + rand.N(wait)):
@@ -95,6 +109,21 @@ func (c *Client) raftIsSilent() bool {
 	return s == nil || time.Since(s.LastContact()) > raftSilence
 }
 
+// sources are whom to follow, the best first.
+func (c *Client) sources() []source {
+	leaders, servers := c.leaders(), c.followOrder()
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return order(leaders, servers, c.doubts, time.Now())
+}
+
+func (c *Client) followFrom(ctx context.Context, s source) (heard bool, err error) {
+	if s.passed {
+		return c.followPassed(ctx, s.id)
+	}
+	return c.followOne(ctx, s.id)
+}
+
 // followOrder is random, without preference for the leader, so that the load spreads; the server that
 // failed last comes last.
 func (c *Client) followOrder() []identity.ID {
@@ -111,12 +140,15 @@ func (c *Client) followOrder() []identity.ID {
 	return ids
 }
 
-func (c *Client) ended(id identity.ID, err error) {
+func (c *Client) ended(s source, err error) {
+	id := s.id
 	c.mu.Lock()
 	repeated := c.status.Err != nil // with whichever server: all of them may be away for hours
-	c.status.Server, c.status.Err = id, err
+	c.status.Server, c.status.Passed, c.status.Err = id, s.passed, err
 	c.mu.Unlock()
 	switch {
+	case errors.Is(err, errForged):
+		c.log.Error("a leader of this site passed on what no server has signed; it is not followed for a while", "leader", id, "err", err)
 	case errors.Is(err, ErrDiverged):
 		c.log.Error("this node's agreed history differs from a server's", "server", id, "err", err, "next", divergedNext)
 		c.tellDiverged(fmt.Errorf("this node's agreed history differs from that of server %s: %w", id, err))
@@ -129,11 +161,14 @@ func (c *Client) ended(id identity.ID, err error) {
 func (c *Client) followOne(ctx context.Context, id identity.ID) (heard bool, err error) {
 	ctx, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
-	c.following(cancel)
-	defer c.following(nil)
+	checkpoints := c.passes()
+	c.following(cancel, source{id, false}, checkpoints)
+	defer c.following(nil, source{}, false)
 	watchdog := time.AfterFunc(streamSilence, func() { cancel(fmt.Errorf("nothing heard for %s", streamSilence)) })
 	defer watchdog.Stop()
-	stream, err := c.cfg.Conns.Cluster(id).Subscribe(ctx, subscription(c.cfg.Replica.State()))
+	request := subscription(c.cfg.Replica.State())
+	request.Checkpoints = checkpoints
+	stream, err := c.cfg.Conns.Cluster(id).Subscribe(ctx, request)
 	if err != nil {
 		return false, followError(ctx, err)
 	}
@@ -146,6 +181,9 @@ func (c *Client) followOne(ctx context.Context, id identity.ID) (heard bool, err
 			return heard, err
 		}
 		if h := m.GetHeartbeat(); h != nil {
+			c.mu.Lock()
+			c.fresh.heard(id, h.GetTime(), c.sinceStart())
+			c.mu.Unlock()
 			if behind := h.GetIndex() < c.cfg.Replica.State().Index(); !behind || time.Since(compared) > compareEvery {
 				if err := c.compare(h); err != nil {
 					return heard, err
@@ -159,6 +197,9 @@ func (c *Client) followOne(ctx context.Context, id identity.ID) (heard bool, err
 			if c.heardLeader(leader); !leader.IsZero() {
 				led = time.Now()
 			}
+		}
+		if checkpoints {
+			c.prove(id, m.GetCheckpoint())
 		}
 		if heard { // a refusal comes after the first message
 			c.tellDiverged(nil)
@@ -185,10 +226,23 @@ func (c *Client) tellDiverged(err error) {
 	}
 }
 
-func (c *Client) following(leave context.CancelCauseFunc) {
+// following notes the subscription under way; nil: it is over.
+func (c *Client) following(leave context.CancelCauseFunc, s source, checkpoints bool) {
+	leaders, passes := c.leaders(), c.passes()
 	c.mu.Lock()
-	c.leave = leave
-	c.mu.Unlock()
+	defer c.mu.Unlock()
+	c.leave, c.current, c.asked = leave, s, checkpoints
+	switch {
+	case leave == nil:
+		if c.move != nil {
+			c.move.Stop()
+			c.move = nil
+		}
+	case passes != checkpoints && !s.passed: // it has changed since the subscription was planned
+		leave(errMoved)
+	default:
+		c.planMove(leaders)
+	}
 }
 
 // subscription asks for what comes after a state.

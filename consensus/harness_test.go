@@ -35,6 +35,7 @@ type node struct {
 	server   bool
 	diverged func(error)
 	beat     func(identity.ID, *skeinv1.SubscribeResponse_Heartbeat)
+	site     *site // nil: it is in none that speaks through leaders
 
 	replica *Replica
 	raft    *Server
@@ -127,11 +128,13 @@ func (n *node) tryStart(bootstrap bool) (err error) {
 	server := n.raft
 	local := func() *Server { return server }
 	mux := http.NewServeMux()
-	n.service = NewService(ServiceConfig{Self: n.id, Replica: n.replica, Server: local, Conns: n.conns, Log: log})
+	n.service = NewService(ServiceConfig{Self: n.id, Replica: n.replica, Server: local, Conns: n.conns, Log: log, Key: n.key,
+		Pass: n.site.pass(n), Proof: func() (*skeinv1.Checkpoint, <-chan struct{}) { return n.client.Proof() }})
 	mux.Handle(n.service.Handler())
+	n.client = NewClient(ClientConfig{Self: n.id, Replica: n.replica, Conns: n.conns, Local: local, Log: log, OnDiverged: n.diverged, OnHeartbeat: n.beat,
+		Leaders: n.site.order(n), Passes: n.site.leads(n)})
 	n.http, n.rpc = NewHTTPServer(mux, log), n.c.net.listen(n.id, identity.ALPNRPC)
 	go n.http.Serve(PlainListener(n.rpc))
-	n.client = NewClient(ClientConfig{Self: n.id, Replica: n.replica, Conns: n.conns, Local: local, Log: log, OnDiverged: n.diverged, OnHeartbeat: n.beat})
 	n.live.Store(n.client)
 	ctx, cancel := context.WithCancel(context.Background())
 	n.stop, n.ended = cancel, make(chan error, 1)

@@ -176,19 +176,72 @@ func (r *Replica) catchUp(b *skeinv1.Batch) error {
 	return r.apply(b.Events[index-b.Base:])
 }
 
+// catchUpTo is catchUp for events that nobody vouches for: they are kept if the state that they lead to has the hash, which a server
+// has signed. Else it returns errForged.
+func (r *Replica) catchUpTo(b *skeinv1.Batch, hash [32]byte) error {
+	unlock, err := r.write()
+	if err != nil {
+		return err
+	}
+	defer unlock()
+	index := r.State().Index()
+	if last(b) <= index {
+		return nil
+	}
+	if b.Base > index {
+		return fmt.Errorf("catch up: %w: batch %d, replica %d", ErrBase, b.Base, index)
+	}
+	if r.isClosed() {
+		return fmt.Errorf("apply events: %s: %w", r.path, ErrClosed)
+	}
+	evs := b.Events[index-b.Base:]
+	next, err := r.tryFold(evs)
+	switch {
+	case err != nil:
+		return fmt.Errorf("%w: %v", errForged, err) // not as the error that it is: nobody has agreed on these events
+	case next.Hash() != hash:
+		return fmt.Errorf("%w: the state at index %d would have another hash than a server has signed", errForged, next.Index())
+	}
+	return r.keep(evs, next)
+}
+
+// errForged are events that lead to another state than a server has signed.
+var errForged = errors.New("events that were passed on are not what the servers have agreed on")
+
+// tryFold is fold for events that may have been made up: folding one that no leader would append is an error.
+func (r *Replica) tryFold(evs []*skeinv1.Event) (next *events.State, err error) {
+	defer func() {
+		if p := recover(); p != nil {
+			next, err = nil, fmt.Errorf("folding the events: %v", p)
+		}
+	}()
+	return r.fold(evs)
+}
+
 func (r *Replica) apply(evs []*skeinv1.Event) error {
 	if r.isClosed() {
 		return fmt.Errorf("apply events: %s: %w", r.path, ErrClosed)
 	}
+	next, err := r.fold(evs)
+	if err != nil {
+		return err
+	}
+	return r.keep(evs, next)
+}
+
+// fold is the state after events; the replica stays as it is.
+func (r *Replica) fold(evs []*skeinv1.Event) (*events.State, error) {
 	next := r.State().Clone()
 	for _, e := range evs {
 		if err := next.Fold(e); err != nil {
-			return fmt.Errorf("apply event %d: %w", e.Index, err)
+			return nil, fmt.Errorf("apply event %d: %w", e.Index, err)
 		}
 	}
-	if err := r.sameCluster(next); err != nil {
-		return err
-	}
+	return next, r.sameCluster(next)
+}
+
+// keep makes events and the state after them this replica's.
+func (r *Replica) keep(evs []*skeinv1.Event, next *events.State) error {
 	if r.lazy {
 		r.later = append(r.later, group{evs, next})
 		if err := r.spill.add(&skeinv1.Batch{Base: evs[0].Index - 1, Events: evs}); err != nil && len(r.later) == 1 {

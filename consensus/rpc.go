@@ -85,6 +85,11 @@ func (c *Conns) Cluster(id identity.ID) skeinv1connect.ClusterServiceClient {
 	return skeinv1connect.NewClusterServiceClient(c.client, URL(id), connect.WithReadMaxBytes(maxMessage))
 }
 
+// passer is the ClusterService of a node that is no server, of which events are taken: it may send little at a time.
+func (c *Conns) passer(id identity.ID) skeinv1connect.ClusterServiceClient {
+	return skeinv1connect.NewClusterServiceClient(c.client, URL(id), connect.WithReadMaxBytes(passedBytes))
+}
+
 // Close closes idle connections.
 func (c *Conns) Close() { c.transport.CloseIdleConnections() }
 

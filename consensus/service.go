@@ -37,6 +37,13 @@ type ServiceConfig struct {
 	Server  func() *Server // nil, or returning nil: this node is no server
 	Conns   *Conns         // for forwarding
 	Log     *slog.Logger
+	// Key signs this server's checkpoints; nil: it makes none.
+	Key *identity.Key
+	// Pass tells why a node may not have the events from this one, which is no server; nil: nobody may.
+	Pass func(identity.ID) error
+	// Proof is the newest checkpoint up to which this node can pass events on, nil if it has none, and a channel that is closed
+	// when there is another; see Client.Proof.
+	Proof func() (*skeinv1.Checkpoint, <-chan struct{})
 	// FilterTest answers a STUN request in another node's stead; nil if this node cannot.
 	FilterTest func(ctx context.Context, peer identity.ID, r *skeinv1.FilterTestRequest) error
 	// Holder tells which pod of this node has an address; nil if this node has no pods.
@@ -48,6 +55,8 @@ type Service struct {
 	cfg         ServiceConfig
 	log         *slog.Logger
 	subscribers atomic.Int64
+	passing     passing
+	signer      signer
 	began       time.Time // heartbeats count from here
 }
 
@@ -199,23 +208,27 @@ func answered(a *skeinv1.Answer, err error) (*skeinv1.ProposeResponse, error) {
 // Subscribe streams batches from an index on, after a snapshot if the archive no longer reaches back. A follower whose state
 // there has another hash than this server's gets nothing: it would fold events of one history on another.
 // Nothing is queued for a subscriber: it reads from the archive at its own pace, and one that does not
-// read for writeTimeout is cut.
+// read for writeTimeout is cut. A node that is no server streams to nodes of its site, while it leads that; see pass.
 func (s *Service) Subscribe(ctx context.Context, r *skeinv1.SubscribeRequest, out *connect.ServerStream[skeinv1.SubscribeResponse]) error {
 	peer, err := s.member(ctx)
 	if err != nil {
 		return err
+	}
+	send := func(m *skeinv1.SubscribeResponse) error {
+		writeDeadline(ctx, writeTimeout)
+		return out.Send(m)
+	}
+	if s.server() == nil {
+		return s.pass(ctx, peer, r.GetAfter(), send)
 	}
 	if s.subscribers.Add(1) > maxSubscribers {
 		s.subscribers.Add(-1)
 		return connect.NewError(connect.CodeResourceExhausted, fmt.Errorf("this server has %d subscribers: ask another", maxSubscribers))
 	}
 	defer s.subscribers.Add(-1)
-	send := func(m *skeinv1.SubscribeResponse) error {
-		writeDeadline(ctx, writeTimeout)
-		return out.Send(m)
-	}
+	heartbeat := func() *skeinv1.SubscribeResponse { return s.heartbeat(r.GetCheckpoints()) }
 	at, checked := r.GetAfter(), len(r.GetHash()) == 0 // earlier versions send no hash
-	if err := send(s.heartbeat()); err != nil {        // the answer begins at once, also when nothing is new
+	if err := send(heartbeat()); err != nil {          // the answer begins at once, also when nothing is new
 		return err
 	}
 	beat := time.NewTimer(s.untilBeat())
@@ -236,7 +249,7 @@ func (s *Service) Subscribe(ctx context.Context, r *skeinv1.SubscribeRequest, ou
 			}
 		}
 		if checked { // this server may have got there since it looked
-			if at, err = s.sendNews(at, send); err != nil {
+			if at, err = s.sendNews(at, r.GetCheckpoints(), send); err != nil {
 				return err
 			}
 			seen = at
@@ -245,7 +258,7 @@ func (s *Service) Subscribe(ctx context.Context, r *skeinv1.SubscribeRequest, ou
 		case <-w.beyond(ctx, seen):
 		case <-beat.C:
 			beat.Reset(s.untilBeat())
-			if err = send(s.heartbeat()); err == nil {
+			if err = send(heartbeat()); err == nil {
 				err = checkMember(s.cfg.Replica.State(), peer)
 			}
 		case <-ctx.Done():
@@ -309,8 +322,9 @@ func notServed(err error) error {
 	return connect.NewError(connect.CodeInternal, err)
 }
 
-// sendNews sends all that is newer than an index and returns the new one.
-func (s *Service) sendNews(at uint64, send func(*skeinv1.SubscribeResponse) error) (uint64, error) {
+// sendNews sends all that is newer than an index, with a checkpoint where that is wanted and the newest state is reached, and
+// returns the new index.
+func (s *Service) sendNews(at uint64, checkpoints bool, send func(*skeinv1.SubscribeResponse) error) (uint64, error) {
 	for {
 		evs, first, _, err := s.cfg.Replica.Events(at, streamEvents)
 		if err != nil {
@@ -331,6 +345,9 @@ func (s *Service) sendNews(at uint64, send func(*skeinv1.SubscribeResponse) erro
 			m = &skeinv1.SubscribeResponse{Body: &skeinv1.SubscribeResponse_Batch{Batch: &skeinv1.Batch{Base: at, Events: evs}}}
 			at += uint64(len(evs))
 		}
+		if state := s.cfg.Replica.State(); checkpoints && state.Index() == at {
+			m.Checkpoint = s.checkpoint(state)
+		}
 		if err := send(m); err != nil {
 			return at, err
 		}
@@ -339,16 +356,33 @@ func (s *Service) sendNews(at uint64, send func(*skeinv1.SubscribeResponse) erro
 
 // heartbeat tells where this server is. The hash lets a follower at the same index see whether both
 // have the same history.
-func (s *Service) heartbeat() *skeinv1.SubscribeResponse {
+func (s *Service) heartbeat(checkpoint bool) *skeinv1.SubscribeResponse {
 	state := s.cfg.Replica.State()
 	hash := state.Hash()
-	h := &skeinv1.SubscribeResponse_Heartbeat{Index: state.Index(), Time: time.Now().UnixNano(), Hash: hash[:]}
+	h := &skeinv1.SubscribeResponse_Heartbeat{Index: state.Index(), Time: time.Now().UnixNano(), Hash: hash[:], Leader: s.leads()}
+	m := &skeinv1.SubscribeResponse{Body: &skeinv1.SubscribeResponse_Heartbeat_{Heartbeat: h}}
+	if checkpoint {
+		m.Checkpoint = s.checkpoint(state)
+	}
+	return m
+}
+
+// leads is the ID of the cluster's leader, as this server knows; empty: nobody.
+func (s *Service) leads() string {
 	if server := s.server(); server != nil {
 		if id, ok := server.Leader(); ok {
-			h.Leader = id.String()
+			return id.String()
 		}
 	}
-	return &skeinv1.SubscribeResponse{Body: &skeinv1.SubscribeResponse_Heartbeat_{Heartbeat: h}}
+	return ""
+}
+
+// checkpoint is this server's word for a state; nil: it has no key, or there is no cluster yet.
+func (s *Service) checkpoint(state *events.State) *skeinv1.Checkpoint {
+	if s.cfg.Key == nil || state.Cluster() == nil {
+		return nil
+	}
+	return s.signer.sign(s.cfg.Key, state, s.leads(), time.Now())
 }
 
 // ReadState is the state at an index.

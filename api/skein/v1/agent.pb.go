@@ -95,9 +95,13 @@ type StatusResponse struct {
 	Topology         string                 `protobuf:"bytes,35,opt,name=topology,proto3" json:"topology,omitempty"`                                            // of this node's site: full | site
 	SiteLeads        string                 `protobuf:"bytes,36,opt,name=site_leads,json=siteLeads,proto3" json:"site_leads,omitempty"`                         // what this node is in its site, as in NodeView
 	SiteLeaders      []string               `protobuf:"bytes,37,rep,name=site_leaders,json=siteLeaders,proto3" json:"site_leaders,omitempty"`                   // names of the site's leaders in topology site, in the order in which this node uses them
-	RelayUdp         string                 `protobuf:"bytes,32,opt,name=relay_udp,json=relayUdp,proto3" json:"relay_udp,omitempty"`                            // who forwards UDP for others: kernel | userspace, and why not the kernel; empty: nobody
-	Hops             *HopCounts             `protobuf:"bytes,60,opt,name=hops,proto3" json:"hops,omitempty"`                                                    // absent: no packet has travelled inside another one
-	Carries          []*PlainPeerView       `protobuf:"bytes,61,rep,name=carries,proto3" json:"carries,omitempty"`                                              // the plain peers that this node holds
+	EventsFrom       string                 `protobuf:"bytes,40,opt,name=events_from,json=eventsFrom,proto3" json:"events_from,omitempty"`                      // node ID of whom this node has the log's events from; empty: nobody, or Raft brings them
+	EventsFromName   string                 `protobuf:"bytes,41,opt,name=events_from_name,json=eventsFromName,proto3" json:"events_from_name,omitempty"`
+	EventsByLeader   bool                   `protobuf:"varint,42,opt,name=events_by_leader,json=eventsByLeader,proto3" json:"events_by_leader,omitempty"` // that node leads this one's site and is no server
+	EventsStreams    uint32                 `protobuf:"varint,43,opt,name=events_streams,json=eventsStreams,proto3" json:"events_streams,omitempty"`      // nodes of this node's site that have the events from it
+	RelayUdp         string                 `protobuf:"bytes,32,opt,name=relay_udp,json=relayUdp,proto3" json:"relay_udp,omitempty"`                      // who forwards UDP for others: kernel | userspace, and why not the kernel; empty: nobody
+	Hops             *HopCounts             `protobuf:"bytes,38,opt,name=hops,proto3" json:"hops,omitempty"`                                              // absent: no packet has travelled inside another one
+	Carries          []*PlainPeerView       `protobuf:"bytes,39,rep,name=carries,proto3" json:"carries,omitempty"`                                        // the plain peers that this node holds
 	unknownFields    protoimpl.UnknownFields
 	sizeCache        protoimpl.SizeCache
 }
@@ -382,6 +386,34 @@ func (x *StatusResponse) GetSiteLeaders() []string {
 		return x.SiteLeaders
 	}
 	return nil
+}
+
+func (x *StatusResponse) GetEventsFrom() string {
+	if x != nil {
+		return x.EventsFrom
+	}
+	return ""
+}
+
+func (x *StatusResponse) GetEventsFromName() string {
+	if x != nil {
+		return x.EventsFromName
+	}
+	return ""
+}
+
+func (x *StatusResponse) GetEventsByLeader() bool {
+	if x != nil {
+		return x.EventsByLeader
+	}
+	return false
+}
+
+func (x *StatusResponse) GetEventsStreams() uint32 {
+	if x != nil {
+		return x.EventsStreams
+	}
+	return 0
 }
 
 func (x *StatusResponse) GetRelayUdp() string {
@@ -8662,7 +8694,8 @@ var File_skein_v1_agent_proto protoreflect.FileDescriptor
 const file_skein_v1_agent_proto_rawDesc = "" +
 	"\n" +
 	"\x14skein/v1/agent.proto\x12\bskein.v1\x1a\x15skein/v1/egress.proto\x1a\x15skein/v1/events.proto\x1a\x16skein/v1/journal.proto\x1a\x15skein/v1/record.proto\x1a\x14skein/v1/state.proto\"\x0f\n" +
-	"\rStatusRequest\"\xd2\t\n" +
+	"\rStatusRequest\"\xee\n" +
+	"\n" +
 	"\x0eStatusResponse\x12\x1d\n" +
 	"\n" +
 	"cluster_id\x18\x01 \x01(\tR\tclusterId\x12\x17\n" +
@@ -8708,10 +8741,15 @@ const file_skein_v1_agent_proto_rawDesc = "" +
 	"\btopology\x18# \x01(\tR\btopology\x12\x1d\n" +
 	"\n" +
 	"site_leads\x18$ \x01(\tR\tsiteLeads\x12!\n" +
-	"\fsite_leaders\x18% \x03(\tR\vsiteLeaders\x12\x1b\n" +
+	"\fsite_leaders\x18% \x03(\tR\vsiteLeaders\x12\x1f\n" +
+	"\vevents_from\x18( \x01(\tR\n" +
+	"eventsFrom\x12(\n" +
+	"\x10events_from_name\x18) \x01(\tR\x0eeventsFromName\x12(\n" +
+	"\x10events_by_leader\x18* \x01(\bR\x0eeventsByLeader\x12%\n" +
+	"\x0eevents_streams\x18+ \x01(\rR\reventsStreams\x12\x1b\n" +
 	"\trelay_udp\x18  \x01(\tR\brelayUdp\x12'\n" +
-	"\x04hops\x18< \x01(\v2\x13.skein.v1.HopCountsR\x04hops\x121\n" +
-	"\acarries\x18= \x03(\v2\x17.skein.v1.PlainPeerViewR\acarries\"\xd1\x01\n" +
+	"\x04hops\x18& \x01(\v2\x13.skein.v1.HopCountsR\x04hops\x121\n" +
+	"\acarries\x18' \x03(\v2\x17.skein.v1.PlainPeerViewR\acarries\"\xd1\x01\n" +
 	"\tHopCounts\x12\x12\n" +
 	"\x04sent\x18\x01 \x01(\x04R\x04sent\x12\x1a\n" +
 	"\breceived\x18\x02 \x01(\x04R\breceived\x12\x18\n" +

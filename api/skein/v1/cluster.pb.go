@@ -73,7 +73,7 @@ func (x Signal_Birthday_Phase) Number() protoreflect.EnumNumber {
 
 // Deprecated: Use Signal_Birthday_Phase.Descriptor instead.
 func (Signal_Birthday_Phase) EnumDescriptor() ([]byte, []int) {
-	return file_skein_v1_cluster_proto_rawDescGZIP(), []int{13, 2, 0}
+	return file_skein_v1_cluster_proto_rawDescGZIP(), []int{14, 2, 0}
 }
 
 type Signal_Birthday_Role int32
@@ -125,7 +125,7 @@ func (x Signal_Birthday_Role) Number() protoreflect.EnumNumber {
 
 // Deprecated: Use Signal_Birthday_Role.Descriptor instead.
 func (Signal_Birthday_Role) EnumDescriptor() ([]byte, []int) {
-	return file_skein_v1_cluster_proto_rawDescGZIP(), []int{13, 2, 1}
+	return file_skein_v1_cluster_proto_rawDescGZIP(), []int{14, 2, 1}
 }
 
 type ProposeRequest struct {
@@ -227,7 +227,8 @@ func (x *ProposeResponse) GetAnswer() *Answer {
 type SubscribeRequest struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	After         uint64                 `protobuf:"varint,1,opt,name=after,proto3" json:"after,omitempty"`
-	Hash          []byte                 `protobuf:"bytes,2,opt,name=hash,proto3" json:"hash,omitempty"`
+	Hash          []byte                 `protobuf:"bytes,2,opt,name=hash,proto3" json:"hash,omitempty"`                // of the state at `after`; one that differs from the server's is refused
+	Checkpoints   bool                   `protobuf:"varint,3,opt,name=checkpoints,proto3" json:"checkpoints,omitempty"` // the asker wants them: it passes the events on, or gets them from one that does
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -276,6 +277,13 @@ func (x *SubscribeRequest) GetHash() []byte {
 	return nil
 }
 
+func (x *SubscribeRequest) GetCheckpoints() bool {
+	if x != nil {
+		return x.Checkpoints
+	}
+	return false
+}
+
 type SubscribeResponse struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// Types that are valid to be assigned to Body:
@@ -284,6 +292,7 @@ type SubscribeResponse struct {
 	//	*SubscribeResponse_Batch
 	//	*SubscribeResponse_Heartbeat_
 	Body          isSubscribeResponse_Body `protobuf_oneof:"body"`
+	Checkpoint    *Checkpoint              `protobuf:"bytes,4,opt,name=checkpoint,proto3" json:"checkpoint,omitempty"` // beside a heartbeat, or the batch that ends at its index
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -352,6 +361,13 @@ func (x *SubscribeResponse) GetHeartbeat() *SubscribeResponse_Heartbeat {
 	return nil
 }
 
+func (x *SubscribeResponse) GetCheckpoint() *Checkpoint {
+	if x != nil {
+		return x.Checkpoint
+	}
+	return nil
+}
+
 type isSubscribeResponse_Body interface {
 	isSubscribeResponse_Body()
 }
@@ -374,6 +390,92 @@ func (*SubscribeResponse_Batch) isSubscribeResponse_Body() {}
 
 func (*SubscribeResponse_Heartbeat_) isSubscribeResponse_Body() {}
 
+// Checkpoint is a server's signed word for the agreed state at an index. A leader of a site that passes events on shows it beside
+// them: what it passes on counts once the state has this hash.
+type Checkpoint struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Server        string                 `protobuf:"bytes,1,opt,name=server,proto3" json:"server,omitempty"` // node ID of who signed it
+	Index         uint64                 `protobuf:"varint,2,opt,name=index,proto3" json:"index,omitempty"`
+	Hash          []byte                 `protobuf:"bytes,3,opt,name=hash,proto3" json:"hash,omitempty"`           // of the state at index
+	Time          int64                  `protobuf:"varint,4,opt,name=time,proto3" json:"time,omitempty"`          // the server's clock, Unix ns
+	Leader        string                 `protobuf:"bytes,5,opt,name=leader,proto3" json:"leader,omitempty"`       // node ID of who leads the cluster, as the server knows; empty: nobody
+	Signature     []byte                 `protobuf:"bytes,6,opt,name=signature,proto3" json:"signature,omitempty"` // by the server's identity key, over all of that and the cluster's ID
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *Checkpoint) Reset() {
+	*x = Checkpoint{}
+	mi := &file_skein_v1_cluster_proto_msgTypes[4]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *Checkpoint) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*Checkpoint) ProtoMessage() {}
+
+func (x *Checkpoint) ProtoReflect() protoreflect.Message {
+	mi := &file_skein_v1_cluster_proto_msgTypes[4]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use Checkpoint.ProtoReflect.Descriptor instead.
+func (*Checkpoint) Descriptor() ([]byte, []int) {
+	return file_skein_v1_cluster_proto_rawDescGZIP(), []int{4}
+}
+
+func (x *Checkpoint) GetServer() string {
+	if x != nil {
+		return x.Server
+	}
+	return ""
+}
+
+func (x *Checkpoint) GetIndex() uint64 {
+	if x != nil {
+		return x.Index
+	}
+	return 0
+}
+
+func (x *Checkpoint) GetHash() []byte {
+	if x != nil {
+		return x.Hash
+	}
+	return nil
+}
+
+func (x *Checkpoint) GetTime() int64 {
+	if x != nil {
+		return x.Time
+	}
+	return 0
+}
+
+func (x *Checkpoint) GetLeader() string {
+	if x != nil {
+		return x.Leader
+	}
+	return ""
+}
+
+func (x *Checkpoint) GetSignature() []byte {
+	if x != nil {
+		return x.Signature
+	}
+	return nil
+}
+
 type ReadStateRequest struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	At            uint64                 `protobuf:"varint,1,opt,name=at,proto3" json:"at,omitempty"`
@@ -383,7 +485,7 @@ type ReadStateRequest struct {
 
 func (x *ReadStateRequest) Reset() {
 	*x = ReadStateRequest{}
-	mi := &file_skein_v1_cluster_proto_msgTypes[4]
+	mi := &file_skein_v1_cluster_proto_msgTypes[5]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -395,7 +497,7 @@ func (x *ReadStateRequest) String() string {
 func (*ReadStateRequest) ProtoMessage() {}
 
 func (x *ReadStateRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_cluster_proto_msgTypes[4]
+	mi := &file_skein_v1_cluster_proto_msgTypes[5]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -408,7 +510,7 @@ func (x *ReadStateRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ReadStateRequest.ProtoReflect.Descriptor instead.
 func (*ReadStateRequest) Descriptor() ([]byte, []int) {
-	return file_skein_v1_cluster_proto_rawDescGZIP(), []int{4}
+	return file_skein_v1_cluster_proto_rawDescGZIP(), []int{5}
 }
 
 func (x *ReadStateRequest) GetAt() uint64 {
@@ -428,7 +530,7 @@ type ReadStateResponse struct {
 
 func (x *ReadStateResponse) Reset() {
 	*x = ReadStateResponse{}
-	mi := &file_skein_v1_cluster_proto_msgTypes[5]
+	mi := &file_skein_v1_cluster_proto_msgTypes[6]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -440,7 +542,7 @@ func (x *ReadStateResponse) String() string {
 func (*ReadStateResponse) ProtoMessage() {}
 
 func (x *ReadStateResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_cluster_proto_msgTypes[5]
+	mi := &file_skein_v1_cluster_proto_msgTypes[6]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -453,7 +555,7 @@ func (x *ReadStateResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ReadStateResponse.ProtoReflect.Descriptor instead.
 func (*ReadStateResponse) Descriptor() ([]byte, []int) {
-	return file_skein_v1_cluster_proto_rawDescGZIP(), []int{5}
+	return file_skein_v1_cluster_proto_rawDescGZIP(), []int{6}
 }
 
 func (x *ReadStateResponse) GetState() *State {
@@ -480,7 +582,7 @@ type ReadEventsRequest struct {
 
 func (x *ReadEventsRequest) Reset() {
 	*x = ReadEventsRequest{}
-	mi := &file_skein_v1_cluster_proto_msgTypes[6]
+	mi := &file_skein_v1_cluster_proto_msgTypes[7]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -492,7 +594,7 @@ func (x *ReadEventsRequest) String() string {
 func (*ReadEventsRequest) ProtoMessage() {}
 
 func (x *ReadEventsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_cluster_proto_msgTypes[6]
+	mi := &file_skein_v1_cluster_proto_msgTypes[7]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -505,7 +607,7 @@ func (x *ReadEventsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ReadEventsRequest.ProtoReflect.Descriptor instead.
 func (*ReadEventsRequest) Descriptor() ([]byte, []int) {
-	return file_skein_v1_cluster_proto_rawDescGZIP(), []int{6}
+	return file_skein_v1_cluster_proto_rawDescGZIP(), []int{7}
 }
 
 func (x *ReadEventsRequest) GetAfter() uint64 {
@@ -534,7 +636,7 @@ type ReadEventsResponse struct {
 
 func (x *ReadEventsResponse) Reset() {
 	*x = ReadEventsResponse{}
-	mi := &file_skein_v1_cluster_proto_msgTypes[7]
+	mi := &file_skein_v1_cluster_proto_msgTypes[8]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -546,7 +648,7 @@ func (x *ReadEventsResponse) String() string {
 func (*ReadEventsResponse) ProtoMessage() {}
 
 func (x *ReadEventsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_cluster_proto_msgTypes[7]
+	mi := &file_skein_v1_cluster_proto_msgTypes[8]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -559,7 +661,7 @@ func (x *ReadEventsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ReadEventsResponse.ProtoReflect.Descriptor instead.
 func (*ReadEventsResponse) Descriptor() ([]byte, []int) {
-	return file_skein_v1_cluster_proto_rawDescGZIP(), []int{7}
+	return file_skein_v1_cluster_proto_rawDescGZIP(), []int{8}
 }
 
 func (x *ReadEventsResponse) GetEvents() []*Event {
@@ -603,7 +705,7 @@ type FilterTestRequest struct {
 
 func (x *FilterTestRequest) Reset() {
 	*x = FilterTestRequest{}
-	mi := &file_skein_v1_cluster_proto_msgTypes[8]
+	mi := &file_skein_v1_cluster_proto_msgTypes[9]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -615,7 +717,7 @@ func (x *FilterTestRequest) String() string {
 func (*FilterTestRequest) ProtoMessage() {}
 
 func (x *FilterTestRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_cluster_proto_msgTypes[8]
+	mi := &file_skein_v1_cluster_proto_msgTypes[9]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -628,7 +730,7 @@ func (x *FilterTestRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use FilterTestRequest.ProtoReflect.Descriptor instead.
 func (*FilterTestRequest) Descriptor() ([]byte, []int) {
-	return file_skein_v1_cluster_proto_rawDescGZIP(), []int{8}
+	return file_skein_v1_cluster_proto_rawDescGZIP(), []int{9}
 }
 
 func (x *FilterTestRequest) GetAddress() string {
@@ -660,7 +762,7 @@ type FilterTestResponse struct {
 
 func (x *FilterTestResponse) Reset() {
 	*x = FilterTestResponse{}
-	mi := &file_skein_v1_cluster_proto_msgTypes[9]
+	mi := &file_skein_v1_cluster_proto_msgTypes[10]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -672,7 +774,7 @@ func (x *FilterTestResponse) String() string {
 func (*FilterTestResponse) ProtoMessage() {}
 
 func (x *FilterTestResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_cluster_proto_msgTypes[9]
+	mi := &file_skein_v1_cluster_proto_msgTypes[10]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -685,7 +787,7 @@ func (x *FilterTestResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use FilterTestResponse.ProtoReflect.Descriptor instead.
 func (*FilterTestResponse) Descriptor() ([]byte, []int) {
-	return file_skein_v1_cluster_proto_rawDescGZIP(), []int{9}
+	return file_skein_v1_cluster_proto_rawDescGZIP(), []int{10}
 }
 
 // JoinRequest is the first message on an skein-join stream; JoinResponse the only answer.
@@ -706,7 +808,7 @@ type JoinRequest struct {
 
 func (x *JoinRequest) Reset() {
 	*x = JoinRequest{}
-	mi := &file_skein_v1_cluster_proto_msgTypes[10]
+	mi := &file_skein_v1_cluster_proto_msgTypes[11]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -718,7 +820,7 @@ func (x *JoinRequest) String() string {
 func (*JoinRequest) ProtoMessage() {}
 
 func (x *JoinRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_cluster_proto_msgTypes[10]
+	mi := &file_skein_v1_cluster_proto_msgTypes[11]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -731,7 +833,7 @@ func (x *JoinRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use JoinRequest.ProtoReflect.Descriptor instead.
 func (*JoinRequest) Descriptor() ([]byte, []int) {
-	return file_skein_v1_cluster_proto_rawDescGZIP(), []int{10}
+	return file_skein_v1_cluster_proto_rawDescGZIP(), []int{11}
 }
 
 func (x *JoinRequest) GetClusterId() string {
@@ -812,7 +914,7 @@ type JoinResponse struct {
 
 func (x *JoinResponse) Reset() {
 	*x = JoinResponse{}
-	mi := &file_skein_v1_cluster_proto_msgTypes[11]
+	mi := &file_skein_v1_cluster_proto_msgTypes[12]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -824,7 +926,7 @@ func (x *JoinResponse) String() string {
 func (*JoinResponse) ProtoMessage() {}
 
 func (x *JoinResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_cluster_proto_msgTypes[11]
+	mi := &file_skein_v1_cluster_proto_msgTypes[12]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -837,7 +939,7 @@ func (x *JoinResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use JoinResponse.ProtoReflect.Descriptor instead.
 func (*JoinResponse) Descriptor() ([]byte, []int) {
-	return file_skein_v1_cluster_proto_rawDescGZIP(), []int{11}
+	return file_skein_v1_cluster_proto_rawDescGZIP(), []int{12}
 }
 
 func (x *JoinResponse) GetState() *State {
@@ -904,7 +1006,7 @@ type JoinToken struct {
 
 func (x *JoinToken) Reset() {
 	*x = JoinToken{}
-	mi := &file_skein_v1_cluster_proto_msgTypes[12]
+	mi := &file_skein_v1_cluster_proto_msgTypes[13]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -916,7 +1018,7 @@ func (x *JoinToken) String() string {
 func (*JoinToken) ProtoMessage() {}
 
 func (x *JoinToken) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_cluster_proto_msgTypes[12]
+	mi := &file_skein_v1_cluster_proto_msgTypes[13]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -929,7 +1031,7 @@ func (x *JoinToken) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use JoinToken.ProtoReflect.Descriptor instead.
 func (*JoinToken) Descriptor() ([]byte, []int) {
-	return file_skein_v1_cluster_proto_rawDescGZIP(), []int{12}
+	return file_skein_v1_cluster_proto_rawDescGZIP(), []int{13}
 }
 
 func (x *JoinToken) GetClusterId() string {
@@ -990,7 +1092,7 @@ type Signal struct {
 
 func (x *Signal) Reset() {
 	*x = Signal{}
-	mi := &file_skein_v1_cluster_proto_msgTypes[13]
+	mi := &file_skein_v1_cluster_proto_msgTypes[14]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1002,7 +1104,7 @@ func (x *Signal) String() string {
 func (*Signal) ProtoMessage() {}
 
 func (x *Signal) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_cluster_proto_msgTypes[13]
+	mi := &file_skein_v1_cluster_proto_msgTypes[14]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1015,7 +1117,7 @@ func (x *Signal) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Signal.ProtoReflect.Descriptor instead.
 func (*Signal) Descriptor() ([]byte, []int) {
-	return file_skein_v1_cluster_proto_rawDescGZIP(), []int{13}
+	return file_skein_v1_cluster_proto_rawDescGZIP(), []int{14}
 }
 
 func (x *Signal) GetFrom() string {
@@ -1091,7 +1193,7 @@ type HolderRequest struct {
 
 func (x *HolderRequest) Reset() {
 	*x = HolderRequest{}
-	mi := &file_skein_v1_cluster_proto_msgTypes[14]
+	mi := &file_skein_v1_cluster_proto_msgTypes[15]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1103,7 +1205,7 @@ func (x *HolderRequest) String() string {
 func (*HolderRequest) ProtoMessage() {}
 
 func (x *HolderRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_cluster_proto_msgTypes[14]
+	mi := &file_skein_v1_cluster_proto_msgTypes[15]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1116,7 +1218,7 @@ func (x *HolderRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use HolderRequest.ProtoReflect.Descriptor instead.
 func (*HolderRequest) Descriptor() ([]byte, []int) {
-	return file_skein_v1_cluster_proto_rawDescGZIP(), []int{14}
+	return file_skein_v1_cluster_proto_rawDescGZIP(), []int{15}
 }
 
 func (x *HolderRequest) GetAddress() string {
@@ -1142,7 +1244,7 @@ type HolderResponse struct {
 
 func (x *HolderResponse) Reset() {
 	*x = HolderResponse{}
-	mi := &file_skein_v1_cluster_proto_msgTypes[15]
+	mi := &file_skein_v1_cluster_proto_msgTypes[16]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1154,7 +1256,7 @@ func (x *HolderResponse) String() string {
 func (*HolderResponse) ProtoMessage() {}
 
 func (x *HolderResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_cluster_proto_msgTypes[15]
+	mi := &file_skein_v1_cluster_proto_msgTypes[16]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1167,7 +1269,7 @@ func (x *HolderResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use HolderResponse.ProtoReflect.Descriptor instead.
 func (*HolderResponse) Descriptor() ([]byte, []int) {
-	return file_skein_v1_cluster_proto_rawDescGZIP(), []int{15}
+	return file_skein_v1_cluster_proto_rawDescGZIP(), []int{16}
 }
 
 func (x *HolderResponse) GetHolders() []*Holder {
@@ -1189,7 +1291,7 @@ type SubscribeResponse_Heartbeat struct {
 
 func (x *SubscribeResponse_Heartbeat) Reset() {
 	*x = SubscribeResponse_Heartbeat{}
-	mi := &file_skein_v1_cluster_proto_msgTypes[16]
+	mi := &file_skein_v1_cluster_proto_msgTypes[17]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1201,7 +1303,7 @@ func (x *SubscribeResponse_Heartbeat) String() string {
 func (*SubscribeResponse_Heartbeat) ProtoMessage() {}
 
 func (x *SubscribeResponse_Heartbeat) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_cluster_proto_msgTypes[16]
+	mi := &file_skein_v1_cluster_proto_msgTypes[17]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1255,7 +1357,7 @@ type JoinToken_Seed struct {
 
 func (x *JoinToken_Seed) Reset() {
 	*x = JoinToken_Seed{}
-	mi := &file_skein_v1_cluster_proto_msgTypes[17]
+	mi := &file_skein_v1_cluster_proto_msgTypes[18]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1267,7 +1369,7 @@ func (x *JoinToken_Seed) String() string {
 func (*JoinToken_Seed) ProtoMessage() {}
 
 func (x *JoinToken_Seed) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_cluster_proto_msgTypes[17]
+	mi := &file_skein_v1_cluster_proto_msgTypes[18]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1280,7 +1382,7 @@ func (x *JoinToken_Seed) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use JoinToken_Seed.ProtoReflect.Descriptor instead.
 func (*JoinToken_Seed) Descriptor() ([]byte, []int) {
-	return file_skein_v1_cluster_proto_rawDescGZIP(), []int{12, 0}
+	return file_skein_v1_cluster_proto_rawDescGZIP(), []int{13, 0}
 }
 
 func (x *JoinToken_Seed) GetAddress() string {
@@ -1308,7 +1410,7 @@ type Signal_Punch struct {
 
 func (x *Signal_Punch) Reset() {
 	*x = Signal_Punch{}
-	mi := &file_skein_v1_cluster_proto_msgTypes[18]
+	mi := &file_skein_v1_cluster_proto_msgTypes[19]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1320,7 +1422,7 @@ func (x *Signal_Punch) String() string {
 func (*Signal_Punch) ProtoMessage() {}
 
 func (x *Signal_Punch) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_cluster_proto_msgTypes[18]
+	mi := &file_skein_v1_cluster_proto_msgTypes[19]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1333,7 +1435,7 @@ func (x *Signal_Punch) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Signal_Punch.ProtoReflect.Descriptor instead.
 func (*Signal_Punch) Descriptor() ([]byte, []int) {
-	return file_skein_v1_cluster_proto_rawDescGZIP(), []int{13, 0}
+	return file_skein_v1_cluster_proto_rawDescGZIP(), []int{14, 0}
 }
 
 func (x *Signal_Punch) GetAddresses() []string {
@@ -1360,7 +1462,7 @@ type Signal_Knock struct {
 
 func (x *Signal_Knock) Reset() {
 	*x = Signal_Knock{}
-	mi := &file_skein_v1_cluster_proto_msgTypes[19]
+	mi := &file_skein_v1_cluster_proto_msgTypes[20]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1372,7 +1474,7 @@ func (x *Signal_Knock) String() string {
 func (*Signal_Knock) ProtoMessage() {}
 
 func (x *Signal_Knock) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_cluster_proto_msgTypes[19]
+	mi := &file_skein_v1_cluster_proto_msgTypes[20]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1385,7 +1487,7 @@ func (x *Signal_Knock) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Signal_Knock.ProtoReflect.Descriptor instead.
 func (*Signal_Knock) Descriptor() ([]byte, []int) {
-	return file_skein_v1_cluster_proto_rawDescGZIP(), []int{13, 1}
+	return file_skein_v1_cluster_proto_rawDescGZIP(), []int{14, 1}
 }
 
 // Birthday agrees on a joint attempt to find a pair of open ports: both ends begin when each has heard the other.
@@ -1406,7 +1508,7 @@ type Signal_Birthday struct {
 
 func (x *Signal_Birthday) Reset() {
 	*x = Signal_Birthday{}
-	mi := &file_skein_v1_cluster_proto_msgTypes[20]
+	mi := &file_skein_v1_cluster_proto_msgTypes[21]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1418,7 +1520,7 @@ func (x *Signal_Birthday) String() string {
 func (*Signal_Birthday) ProtoMessage() {}
 
 func (x *Signal_Birthday) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_cluster_proto_msgTypes[20]
+	mi := &file_skein_v1_cluster_proto_msgTypes[21]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1431,7 +1533,7 @@ func (x *Signal_Birthday) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Signal_Birthday.ProtoReflect.Descriptor instead.
 func (*Signal_Birthday) Descriptor() ([]byte, []int) {
-	return file_skein_v1_cluster_proto_rawDescGZIP(), []int{13, 2}
+	return file_skein_v1_cluster_proto_rawDescGZIP(), []int{14, 2}
 }
 
 func (x *Signal_Birthday) GetPhase() Signal_Birthday_Phase {
@@ -1506,20 +1608,32 @@ const file_skein_v1_cluster_proto_rawDesc = "" +
 	"\acommand\x18\x01 \x01(\v2\x11.skein.v1.CommandR\acommand\x12\x1c\n" +
 	"\tforwarded\x18\x02 \x01(\bR\tforwarded\";\n" +
 	"\x0fProposeResponse\x12(\n" +
-	"\x06answer\x18\x01 \x01(\v2\x10.skein.v1.AnswerR\x06answer\"<\n" +
+	"\x06answer\x18\x01 \x01(\v2\x10.skein.v1.AnswerR\x06answer\"^\n" +
 	"\x10SubscribeRequest\x12\x14\n" +
 	"\x05after\x18\x01 \x01(\x04R\x05after\x12\x12\n" +
-	"\x04hash\x18\x02 \x01(\fR\x04hash\"\x9d\x02\n" +
+	"\x04hash\x18\x02 \x01(\fR\x04hash\x12 \n" +
+	"\vcheckpoints\x18\x03 \x01(\bR\vcheckpoints\"\xd3\x02\n" +
 	"\x11SubscribeResponse\x12-\n" +
 	"\bsnapshot\x18\x01 \x01(\v2\x0f.skein.v1.StateH\x00R\bsnapshot\x12'\n" +
 	"\x05batch\x18\x02 \x01(\v2\x0f.skein.v1.BatchH\x00R\x05batch\x12E\n" +
-	"\theartbeat\x18\x03 \x01(\v2%.skein.v1.SubscribeResponse.HeartbeatH\x00R\theartbeat\x1aa\n" +
+	"\theartbeat\x18\x03 \x01(\v2%.skein.v1.SubscribeResponse.HeartbeatH\x00R\theartbeat\x124\n" +
+	"\n" +
+	"checkpoint\x18\x04 \x01(\v2\x14.skein.v1.CheckpointR\n" +
+	"checkpoint\x1aa\n" +
 	"\tHeartbeat\x12\x14\n" +
 	"\x05index\x18\x01 \x01(\x04R\x05index\x12\x12\n" +
 	"\x04time\x18\x02 \x01(\x03R\x04time\x12\x16\n" +
 	"\x06leader\x18\x03 \x01(\tR\x06leader\x12\x12\n" +
 	"\x04hash\x18\x04 \x01(\fR\x04hashB\x06\n" +
-	"\x04body\"\"\n" +
+	"\x04body\"\x98\x01\n" +
+	"\n" +
+	"Checkpoint\x12\x16\n" +
+	"\x06server\x18\x01 \x01(\tR\x06server\x12\x14\n" +
+	"\x05index\x18\x02 \x01(\x04R\x05index\x12\x12\n" +
+	"\x04hash\x18\x03 \x01(\fR\x04hash\x12\x12\n" +
+	"\x04time\x18\x04 \x01(\x03R\x04time\x12\x16\n" +
+	"\x06leader\x18\x05 \x01(\tR\x06leader\x12\x1c\n" +
+	"\tsignature\x18\x06 \x01(\fR\tsignature\"\"\n" +
 	"\x10ReadStateRequest\x12\x0e\n" +
 	"\x02at\x18\x01 \x01(\x04R\x02at\"N\n" +
 	"\x11ReadStateResponse\x12%\n" +
@@ -1634,7 +1748,7 @@ func file_skein_v1_cluster_proto_rawDescGZIP() []byte {
 }
 
 var file_skein_v1_cluster_proto_enumTypes = make([]protoimpl.EnumInfo, 2)
-var file_skein_v1_cluster_proto_msgTypes = make([]protoimpl.MessageInfo, 21)
+var file_skein_v1_cluster_proto_msgTypes = make([]protoimpl.MessageInfo, 22)
 var file_skein_v1_cluster_proto_goTypes = []any{
 	(Signal_Birthday_Phase)(0),          // 0: skein.v1.Signal.Birthday.Phase
 	(Signal_Birthday_Role)(0),           // 1: skein.v1.Signal.Birthday.Role
@@ -1642,71 +1756,73 @@ var file_skein_v1_cluster_proto_goTypes = []any{
 	(*ProposeResponse)(nil),             // 3: skein.v1.ProposeResponse
 	(*SubscribeRequest)(nil),            // 4: skein.v1.SubscribeRequest
 	(*SubscribeResponse)(nil),           // 5: skein.v1.SubscribeResponse
-	(*ReadStateRequest)(nil),            // 6: skein.v1.ReadStateRequest
-	(*ReadStateResponse)(nil),           // 7: skein.v1.ReadStateResponse
-	(*ReadEventsRequest)(nil),           // 8: skein.v1.ReadEventsRequest
-	(*ReadEventsResponse)(nil),          // 9: skein.v1.ReadEventsResponse
-	(*FilterTestRequest)(nil),           // 10: skein.v1.FilterTestRequest
-	(*FilterTestResponse)(nil),          // 11: skein.v1.FilterTestResponse
-	(*JoinRequest)(nil),                 // 12: skein.v1.JoinRequest
-	(*JoinResponse)(nil),                // 13: skein.v1.JoinResponse
-	(*JoinToken)(nil),                   // 14: skein.v1.JoinToken
-	(*Signal)(nil),                      // 15: skein.v1.Signal
-	(*HolderRequest)(nil),               // 16: skein.v1.HolderRequest
-	(*HolderResponse)(nil),              // 17: skein.v1.HolderResponse
-	(*SubscribeResponse_Heartbeat)(nil), // 18: skein.v1.SubscribeResponse.Heartbeat
-	(*JoinToken_Seed)(nil),              // 19: skein.v1.JoinToken.Seed
-	(*Signal_Punch)(nil),                // 20: skein.v1.Signal.Punch
-	(*Signal_Knock)(nil),                // 21: skein.v1.Signal.Knock
-	(*Signal_Birthday)(nil),             // 22: skein.v1.Signal.Birthday
-	(*Command)(nil),                     // 23: skein.v1.Command
-	(*Answer)(nil),                      // 24: skein.v1.Answer
-	(*State)(nil),                       // 25: skein.v1.State
-	(*Batch)(nil),                       // 26: skein.v1.Batch
-	(*Event)(nil),                       // 27: skein.v1.Event
-	(*NewNode)(nil),                     // 28: skein.v1.NewNode
-	(*SignedRecord)(nil),                // 29: skein.v1.SignedRecord
-	(*Node)(nil),                        // 30: skein.v1.Node
-	(*Holder)(nil),                      // 31: skein.v1.Holder
+	(*Checkpoint)(nil),                  // 6: skein.v1.Checkpoint
+	(*ReadStateRequest)(nil),            // 7: skein.v1.ReadStateRequest
+	(*ReadStateResponse)(nil),           // 8: skein.v1.ReadStateResponse
+	(*ReadEventsRequest)(nil),           // 9: skein.v1.ReadEventsRequest
+	(*ReadEventsResponse)(nil),          // 10: skein.v1.ReadEventsResponse
+	(*FilterTestRequest)(nil),           // 11: skein.v1.FilterTestRequest
+	(*FilterTestResponse)(nil),          // 12: skein.v1.FilterTestResponse
+	(*JoinRequest)(nil),                 // 13: skein.v1.JoinRequest
+	(*JoinResponse)(nil),                // 14: skein.v1.JoinResponse
+	(*JoinToken)(nil),                   // 15: skein.v1.JoinToken
+	(*Signal)(nil),                      // 16: skein.v1.Signal
+	(*HolderRequest)(nil),               // 17: skein.v1.HolderRequest
+	(*HolderResponse)(nil),              // 18: skein.v1.HolderResponse
+	(*SubscribeResponse_Heartbeat)(nil), // 19: skein.v1.SubscribeResponse.Heartbeat
+	(*JoinToken_Seed)(nil),              // 20: skein.v1.JoinToken.Seed
+	(*Signal_Punch)(nil),                // 21: skein.v1.Signal.Punch
+	(*Signal_Knock)(nil),                // 22: skein.v1.Signal.Knock
+	(*Signal_Birthday)(nil),             // 23: skein.v1.Signal.Birthday
+	(*Command)(nil),                     // 24: skein.v1.Command
+	(*Answer)(nil),                      // 25: skein.v1.Answer
+	(*State)(nil),                       // 26: skein.v1.State
+	(*Batch)(nil),                       // 27: skein.v1.Batch
+	(*Event)(nil),                       // 28: skein.v1.Event
+	(*NewNode)(nil),                     // 29: skein.v1.NewNode
+	(*SignedRecord)(nil),                // 30: skein.v1.SignedRecord
+	(*Node)(nil),                        // 31: skein.v1.Node
+	(*Holder)(nil),                      // 32: skein.v1.Holder
 }
 var file_skein_v1_cluster_proto_depIdxs = []int32{
-	23, // 0: skein.v1.ProposeRequest.command:type_name -> skein.v1.Command
-	24, // 1: skein.v1.ProposeResponse.answer:type_name -> skein.v1.Answer
-	25, // 2: skein.v1.SubscribeResponse.snapshot:type_name -> skein.v1.State
-	26, // 3: skein.v1.SubscribeResponse.batch:type_name -> skein.v1.Batch
-	18, // 4: skein.v1.SubscribeResponse.heartbeat:type_name -> skein.v1.SubscribeResponse.Heartbeat
-	25, // 5: skein.v1.ReadStateResponse.state:type_name -> skein.v1.State
-	27, // 6: skein.v1.ReadEventsResponse.events:type_name -> skein.v1.Event
-	28, // 7: skein.v1.JoinRequest.node:type_name -> skein.v1.NewNode
-	29, // 8: skein.v1.JoinRequest.record:type_name -> skein.v1.SignedRecord
-	25, // 9: skein.v1.JoinResponse.state:type_name -> skein.v1.State
-	29, // 10: skein.v1.JoinResponse.records:type_name -> skein.v1.SignedRecord
-	30, // 11: skein.v1.JoinResponse.node:type_name -> skein.v1.Node
-	26, // 12: skein.v1.JoinResponse.news:type_name -> skein.v1.Batch
-	19, // 13: skein.v1.JoinToken.seeds:type_name -> skein.v1.JoinToken.Seed
-	20, // 14: skein.v1.Signal.punch:type_name -> skein.v1.Signal.Punch
-	22, // 15: skein.v1.Signal.birthday:type_name -> skein.v1.Signal.Birthday
-	21, // 16: skein.v1.Signal.knock:type_name -> skein.v1.Signal.Knock
-	31, // 17: skein.v1.HolderResponse.holders:type_name -> skein.v1.Holder
-	0,  // 18: skein.v1.Signal.Birthday.phase:type_name -> skein.v1.Signal.Birthday.Phase
-	1,  // 19: skein.v1.Signal.Birthday.role:type_name -> skein.v1.Signal.Birthday.Role
-	2,  // 20: skein.v1.ClusterService.Propose:input_type -> skein.v1.ProposeRequest
-	4,  // 21: skein.v1.ClusterService.Subscribe:input_type -> skein.v1.SubscribeRequest
-	6,  // 22: skein.v1.ClusterService.ReadState:input_type -> skein.v1.ReadStateRequest
-	8,  // 23: skein.v1.ClusterService.ReadEvents:input_type -> skein.v1.ReadEventsRequest
-	10, // 24: skein.v1.ClusterService.FilterTest:input_type -> skein.v1.FilterTestRequest
-	16, // 25: skein.v1.ClusterService.Holder:input_type -> skein.v1.HolderRequest
-	3,  // 26: skein.v1.ClusterService.Propose:output_type -> skein.v1.ProposeResponse
-	5,  // 27: skein.v1.ClusterService.Subscribe:output_type -> skein.v1.SubscribeResponse
-	7,  // 28: skein.v1.ClusterService.ReadState:output_type -> skein.v1.ReadStateResponse
-	9,  // 29: skein.v1.ClusterService.ReadEvents:output_type -> skein.v1.ReadEventsResponse
-	11, // 30: skein.v1.ClusterService.FilterTest:output_type -> skein.v1.FilterTestResponse
-	17, // 31: skein.v1.ClusterService.Holder:output_type -> skein.v1.HolderResponse
-	26, // [26:32] is the sub-list for method output_type
-	20, // [20:26] is the sub-list for method input_type
-	20, // [20:20] is the sub-list for extension type_name
-	20, // [20:20] is the sub-list for extension extendee
-	0,  // [0:20] is the sub-list for field type_name
+	24, // 0: skein.v1.ProposeRequest.command:type_name -> skein.v1.Command
+	25, // 1: skein.v1.ProposeResponse.answer:type_name -> skein.v1.Answer
+	26, // 2: skein.v1.SubscribeResponse.snapshot:type_name -> skein.v1.State
+	27, // 3: skein.v1.SubscribeResponse.batch:type_name -> skein.v1.Batch
+	19, // 4: skein.v1.SubscribeResponse.heartbeat:type_name -> skein.v1.SubscribeResponse.Heartbeat
+	6,  // 5: skein.v1.SubscribeResponse.checkpoint:type_name -> skein.v1.Checkpoint
+	26, // 6: skein.v1.ReadStateResponse.state:type_name -> skein.v1.State
+	28, // 7: skein.v1.ReadEventsResponse.events:type_name -> skein.v1.Event
+	29, // 8: skein.v1.JoinRequest.node:type_name -> skein.v1.NewNode
+	30, // 9: skein.v1.JoinRequest.record:type_name -> skein.v1.SignedRecord
+	26, // 10: skein.v1.JoinResponse.state:type_name -> skein.v1.State
+	30, // 11: skein.v1.JoinResponse.records:type_name -> skein.v1.SignedRecord
+	31, // 12: skein.v1.JoinResponse.node:type_name -> skein.v1.Node
+	27, // 13: skein.v1.JoinResponse.news:type_name -> skein.v1.Batch
+	20, // 14: skein.v1.JoinToken.seeds:type_name -> skein.v1.JoinToken.Seed
+	21, // 15: skein.v1.Signal.punch:type_name -> skein.v1.Signal.Punch
+	23, // 16: skein.v1.Signal.birthday:type_name -> skein.v1.Signal.Birthday
+	22, // 17: skein.v1.Signal.knock:type_name -> skein.v1.Signal.Knock
+	32, // 18: skein.v1.HolderResponse.holders:type_name -> skein.v1.Holder
+	0,  // 19: skein.v1.Signal.Birthday.phase:type_name -> skein.v1.Signal.Birthday.Phase
+	1,  // 20: skein.v1.Signal.Birthday.role:type_name -> skein.v1.Signal.Birthday.Role
+	2,  // 21: skein.v1.ClusterService.Propose:input_type -> skein.v1.ProposeRequest
+	4,  // 22: skein.v1.ClusterService.Subscribe:input_type -> skein.v1.SubscribeRequest
+	7,  // 23: skein.v1.ClusterService.ReadState:input_type -> skein.v1.ReadStateRequest
+	9,  // 24: skein.v1.ClusterService.ReadEvents:input_type -> skein.v1.ReadEventsRequest
+	11, // 25: skein.v1.ClusterService.FilterTest:input_type -> skein.v1.FilterTestRequest
+	17, // 26: skein.v1.ClusterService.Holder:input_type -> skein.v1.HolderRequest
+	3,  // 27: skein.v1.ClusterService.Propose:output_type -> skein.v1.ProposeResponse
+	5,  // 28: skein.v1.ClusterService.Subscribe:output_type -> skein.v1.SubscribeResponse
+	8,  // 29: skein.v1.ClusterService.ReadState:output_type -> skein.v1.ReadStateResponse
+	10, // 30: skein.v1.ClusterService.ReadEvents:output_type -> skein.v1.ReadEventsResponse
+	12, // 31: skein.v1.ClusterService.FilterTest:output_type -> skein.v1.FilterTestResponse
+	18, // 32: skein.v1.ClusterService.Holder:output_type -> skein.v1.HolderResponse
+	27, // [27:33] is the sub-list for method output_type
+	21, // [21:27] is the sub-list for method input_type
+	21, // [21:21] is the sub-list for extension type_name
+	21, // [21:21] is the sub-list for extension extendee
+	0,  // [0:21] is the sub-list for field type_name
 }
 
 func init() { file_skein_v1_cluster_proto_init() }
@@ -1723,7 +1839,7 @@ func file_skein_v1_cluster_proto_init() {
 		(*SubscribeResponse_Batch)(nil),
 		(*SubscribeResponse_Heartbeat_)(nil),
 	}
-	file_skein_v1_cluster_proto_msgTypes[13].OneofWrappers = []any{
+	file_skein_v1_cluster_proto_msgTypes[14].OneofWrappers = []any{
 		(*Signal_Punch_)(nil),
 		(*Signal_Birthday_)(nil),
 		(*Signal_Knock_)(nil),
@@ -1734,7 +1850,7 @@ func file_skein_v1_cluster_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_skein_v1_cluster_proto_rawDesc), len(file_skein_v1_cluster_proto_rawDesc)),
 			NumEnums:      2,
-			NumMessages:   21,
+			NumMessages:   22,
 			NumExtensions: 0,
 			NumServices:   1,
 		},
