@@ -98,20 +98,23 @@ func (s *Service) pass(ctx context.Context, peer identity.ID, at uint64, out fun
 			return connect.NewError(connect.CodeUnavailable, errors.New("this node hears no server at present: ask a server"))
 		}
 		if c != shown {
-			if at, err = s.passTo(at, c, send); err != nil {
-				return err
-			}
+			at, err = s.passTo(at, c, send)
 			shown = c
+		} else {
+			err = send(&skeinv1.SubscribeResponse{Body: &skeinv1.SubscribeResponse_Heartbeat_{
+				Heartbeat: &skeinv1.SubscribeResponse_Heartbeat{Index: c.GetIndex()}}})
+		}
+		if err == nil { // after the news: a node that was revoked is to hear of it
+			err = s.mayPass(peer)
+		}
+		if err != nil {
+			return err
 		}
 		select {
 		case <-newer:
 		case <-beat.C:
-			err = send(&skeinv1.SubscribeResponse{Body: &skeinv1.SubscribeResponse_Heartbeat_{Heartbeat: &skeinv1.SubscribeResponse_Heartbeat{Index: c.GetIndex()}}})
 		case <-ctx.Done():
 			err = connect.NewError(connect.CodeAborted, context.Cause(ctx))
-		}
-		if err == nil {
-			err = s.mayPass(peer)
 		}
 		if err == nil && s.cfg.Replica.isClosed() {
 			err = connect.NewError(connect.CodeUnavailable, errors.New("this node is stopping"))

@@ -276,7 +276,14 @@ func TestWhoGetsEventsFromALeader(t *testing.T) {
 		if n := leader.service.Passing(); n != 1 {
 			t.Errorf("the leader has %d streams of one node", n)
 		}
-		c.propose(c.nodes[0], &skeinv1.Command{Body: &skeinv1.Command_RevokeNode{RevokeNode: &skeinv1.RevokeNode{NodeId: member.id.String(), Reason: "test"}}})
+		c.propose(c.nodes[0], &skeinv1.Command{Body: &skeinv1.Command_RevokeNode{RevokeNode: &skeinv1.RevokeNode{
+			NodeId: member.id.String(), Reason: "test"}}})
+		c.eventually("a revoked node hears of it by the leader", func() error {
+			if member.replica.State().Revoked(member.id) == nil {
+				return errors.New("not yet")
+			}
+			return nil
+		})
 		c.eventually("a revoked node's stream ends", func() error {
 			if n := leader.service.Passing(); n != 0 {
 				return fmt.Errorf("%d streams", n)
