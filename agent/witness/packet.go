@@ -46,8 +46,6 @@ const (
 	viaBytes   = 4
 
 	header4, header6, headerUDP = 20, 40, 8
-
-	maxPacket = 0xffff
 )
 
 type nonce [nonceBytes]byte
