@@ -88,13 +88,13 @@ var newsFirst = map[protoreflect.Name][]protoreflect.Name{
 // zeroSays are the fields whose zero value says something.
 var zeroSays = map[protoreflect.FullName]string{
 	"skein.v1.Block.number": "0", "skein.v1.BlockReleased.number": "0", "skein.v1.Grant.addresses": "0",
-	"skein.v1.AddressClaimed.node_id": "-", "skein.v1.Pool.block_size_bits": "0",
+	"skein.v1.AddressClaimed.node_id": "-", "skein.v1.SiteRange.site": "-", "skein.v1.Pool.block_size_bits": "0",
 }
 
 // saidAlready are fields that repeat the event's own time and index, at the front of its line.
 var saidAlready = map[protoreflect.FullName]bool{
 	"skein.v1.Block.since": true, "skein.v1.Block.index": true, "skein.v1.StaticAddress.since": true, "skein.v1.StaticAddress.index": true,
-	"skein.v1.Pool.created_index": true,
+	"skein.v1.Pool.created_index": true, "skein.v1.SiteRange.index": true,
 }
 
 // inOrder are a message's fields, the news first.
