@@ -24,7 +24,8 @@ func (s api) SetSiteTranslation(ctx context.Context,
 		for id, record := range s.a.recordsNow() {
 			if what := overlapped(as, record); what != "" {
 				return nil, connect.NewError(connect.CodeAlreadyExists,
-					fmt.Errorf("translation of %s: %s covers %s of node %s; choose other addresses", r.GetPrefix(), as, what, s.a.roster.Name(id)))
+					fmt.Errorf("translation of %s: %s covers %s of node %s; choose other addresses",
+						r.GetPrefix(), as, what, s.a.roster.Name(id)))
 			}
 		}
 	}
@@ -88,9 +89,10 @@ func namesBehind(st *events.State, t *skeinv1.SiteTranslation, records map[ident
 	return out
 }
 
-// addTranslations adds to what is known of an address how other sites know it or, if it is such an address, what it is in its
-// site. Several sites may have it as their own.
-func addTranslations(out *skeinv1.WhoResponse, st *events.State, at netip.Addr, records map[identity.ID]*skeinv1.Record) {
+// addTranslations adds to what is known of an address how other sites know it or, if it is such an address, what it
+// is in its site. Several sites may have it as their own.
+func addTranslations(out *skeinv1.WhoResponse, st *events.State, at netip.Addr,
+	records map[identity.ID]*skeinv1.Record) {
 	var says []string
 	for _, t := range st.Translations() {
 		prefix, as, ok := events.ReadTranslation(t)
@@ -111,7 +113,8 @@ func addTranslations(out *skeinv1.WhoResponse, st *events.State, at netip.Addr, 
 		if len(v.Nodes) > 0 {
 			behind = ", behind " + strings.Join(v.GetNodes(), ", ")
 		}
-		says = append(says, fmt.Sprintf("%s in %s%s, and %s in all other sites", v.GetReal(), events.SiteText(v.GetSite()), behind, v.GetAs()))
+		says = append(says, fmt.Sprintf("%s in %s%s, and %s in all other sites", v.GetReal(),
+			events.SiteText(v.GetSite()), behind, v.GetAs()))
 		if out.GetKind() == "unknown" && out.EventIndex < t.GetIndex() {
 			out.EventIndex, out.EventTime, out.Event = t.GetIndex(), t.GetSince(), "site_translation_set"
 		}
@@ -131,11 +134,13 @@ func concernsTranslation(e *skeinv1.Event, text string) (name, line string) {
 	switch b := e.GetBody().(type) {
 	case *skeinv1.Event_SiteTranslationSet:
 		if t := b.SiteTranslationSet.GetTranslation(); covers(t.GetPrefix(), t.GetAs()) {
-			return "site_translation_set", fmt.Sprintf("other sites know %s of %s as %s", t.GetPrefix(), events.SiteText(t.GetSite()), t.GetAs())
+			return "site_translation_set", fmt.Sprintf("other sites know %s of %s as %s", t.GetPrefix(),
+				events.SiteText(t.GetSite()), t.GetAs())
 		}
 	case *skeinv1.Event_SiteTranslationRemoved:
 		if t := b.SiteTranslationRemoved; covers(t.GetPrefix()) {
-			return "site_translation_removed", fmt.Sprintf("%s of %s is not translated any more", t.GetPrefix(), events.SiteText(t.GetSite()))
+			return "site_translation_removed", fmt.Sprintf("%s of %s is not translated any more", t.GetPrefix(),
+				events.SiteText(t.GetSite()))
 		}
 	}
 	return "", ""

@@ -48,7 +48,8 @@ func SiteText(site string) string {
 	return "site " + site
 }
 
-// Translate gives a part of one prefix its place in another one of the same length. It reports false for what is no part.
+// Translate gives a part of one prefix its place in another one of the same length. It reports false for what is no
+// part.
 func Translate(p, from, to netip.Prefix) (netip.Prefix, bool) {
 	if p.Bits() < from.Bits() || !from.Contains(p.Addr()) || from.Bits() != to.Bits() ||
 		from.Addr().BitLen() != to.Addr().BitLen() {
@@ -80,7 +81,8 @@ func ReadTranslation(t *skeinv1.SiteTranslation) (prefix, as netip.Prefix, ok bo
 		CheckSite("translation", t.GetSite()) == nil
 }
 
-// translationOver is a translation whose addresses elsewhere overlap the prefix or, if inside is set, whose network does.
+// translationOver is a translation whose addresses elsewhere overlap the prefix or, if inside is set, whose network
+// does.
 func (s *State) translationOver(p netip.Prefix, inside bool) (*skeinv1.SiteTranslation, bool) {
 	for _, t := range s.translated {
 		if t.as.Overlaps(p) || inside && t.prefix.Overlaps(p) {
@@ -128,8 +130,8 @@ func (s *State) loadTranslations(p *skeinv1.State) error {
 	return nil
 }
 
-// checkTranslationFree refuses addresses that somebody else has. Inside of the site the network is as it is, and so may not
-// be what the whole mesh knows under the same addresses; elsewhere nobody may have its other addresses.
+// checkTranslationFree refuses addresses that somebody else has. Inside of the site the network is as it is, and so
+// may not be what the whole mesh knows under the same addresses; elsewhere nobody may have its other addresses.
 func (s *State) checkTranslationFree(t *skeinv1.SiteTranslation, prefix, as netip.Prefix) error {
 	what := fmt.Sprintf("translation of %s in %s", prefix, SiteText(t.GetSite()))
 	if as.Overlaps(prefix) {
@@ -164,7 +166,8 @@ func (s *State) checkTranslationFree(t *skeinv1.SiteTranslation, prefix, as neti
 			return refuse(AlreadyExists, "%s: %s overlaps %s of pool %s, which all sites know", what, p, o.prefix, o.pool)
 		}
 		if o, taken := s.plainNetOverlapping(p, ""); taken {
-			return refuse(AlreadyExists, "%s: %s overlaps %s behind plain peer %s, which all sites know", what, p, o.prefix, o.peer)
+			return refuse(AlreadyExists, "%s: %s overlaps %s behind plain peer %s, which all sites know",
+				what, p, o.prefix, o.peer)
 		}
 	}
 	if o, taken := s.podNetOverlapping(as, ""); taken {
@@ -180,7 +183,8 @@ func (s *State) checkNotTranslated(what string, p netip.Prefix, inside bool) err
 	if !taken {
 		return nil
 	}
-	return refuse(AlreadyExists, "%s %s overlaps the translation of %s in %s as %s; use other addresses, or remove it with skein site translate",
+	return refuse(AlreadyExists,
+		"%s %s overlaps the translation of %s in %s as %s; use other addresses, or remove it with skein site translate",
 		what, p, t.GetPrefix(), SiteText(t.GetSite()), t.GetAs())
 }
 
@@ -198,7 +202,8 @@ func (d *decision) setSiteTranslation(c *skeinv1.SetSiteTranslation) error {
 		return err
 	}
 	if prefix.Addr().Is4() != as.Addr().Is4() || prefix.Bits() != as.Bits() {
-		return refuse(InvalidArgument, "translation of %s: %s has not as many addresses; each address has one elsewhere, so name a /%d of the same family",
+		return refuse(InvalidArgument,
+			"translation of %s: %s has not as many addresses; each has one elsewhere, so name a /%d of the same family",
 			prefix, as, prefix.Bits())
 	}
 	next := &skeinv1.SiteTranslation{Site: want.GetSite(), Prefix: prefix.String(), As: as.String(), Since: d.c.GetTime(),
@@ -208,7 +213,8 @@ func (d *decision) setSiteTranslation(c *skeinv1.SetSiteTranslation) error {
 	case old.GetAs() == next.GetAs():
 		return nil
 	case old == nil && d.s.translations.n >= MaxTranslations:
-		return refuse(ResourceExhausted, "there are %d translations already, and no more are allowed: give a larger prefix one, or remove some",
+		return refuse(ResourceExhausted,
+			"there are %d translations already, and no more are allowed: give a larger prefix one, or remove some",
 			d.s.translations.n)
 	}
 	if err := d.s.checkTranslationFree(next, prefix, as); err != nil {
@@ -217,7 +223,8 @@ func (d *decision) setSiteTranslation(c *skeinv1.SetSiteTranslation) error {
 	if err := d.s.checkNoDestination("translation: the prefix", []netip.Prefix{as}); err != nil {
 		return err
 	}
-	d.emit(&skeinv1.Event{Body: &skeinv1.Event_SiteTranslationSet{SiteTranslationSet: &skeinv1.SiteTranslationSet{Translation: next}}})
+	d.emit(&skeinv1.Event{Body: &skeinv1.Event_SiteTranslationSet{
+		SiteTranslationSet: &skeinv1.SiteTranslationSet{Translation: next}}})
 	return nil
 }
 

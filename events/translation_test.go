@@ -76,7 +76,7 @@ func TestTranslations(t *testing.T) {
 		{translate("home", "nonsense", "10.201.9.0/24"), "prefix \"nonsense\": want a prefix such as 192.168.1.0/24"},
 		{translate("home", "198.51.100.0/24", "10.201.9.0/24"), "prefix 198.51.100.0/24 is not private"},
 		{translate("home", "192.168.3.0/24", "198.51.100.0/24"), "addresses elsewhere 198.51.100.0/24 is not private"},
-		{translate("home", "192.168.3.0/24", "10.201.0.0/20"), "10.201.0.0/20 has not as many addresses; each address has one elsewhere, so name a /24"},
+		{translate("home", "192.168.3.0/24", "10.201.0.0/20"), "10.201.0.0/20 has not as many addresses; each has one elsewhere, so name a /24"},
 		{translate("home", "192.168.3.0/24", "fd00::/24"), "fd00::/24 has not as many addresses"},
 		{translate(strings.Repeat("s", 300), "192.168.3.0/24", "10.201.9.0/24"), "has 300 bytes: at most 64 are allowed"},
 		{translate("home", "192.168.3.0/24", "192.168.3.0/24"), "192.168.3.0/24 overlaps it"},
@@ -166,7 +166,8 @@ func anyTranslationCommand(t *rapid.T, n func() string) *skeinv1.Command {
 	return translate(n(), prefix.Draw(t, "prefix"), as.Draw(t, "as"))
 }
 
-// checkTranslations: what a site's network is elsewhere nobody else has, and what it is in its site nobody has everywhere.
+// checkTranslations: what a site's network is elsewhere nobody else has, and what it is in its site nobody has
+// everywhere.
 func checkTranslations(t fatal, s *State) {
 	t.Helper()
 	all := s.Translations()

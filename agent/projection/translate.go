@@ -55,8 +55,8 @@ func Elsewhere(s *events.State) (out []netip.Prefix) {
 	return out
 }
 
-// KnownOutside are the networks of other CNIs' pods and, with their node addresses, behind members, as those know them who are in
-// no site.
+// KnownOutside are the networks of other CNIs' pods and, with their node addresses, behind members, as those know
+// them who are in no site.
 func KnownOutside(s *events.State, nodeAddresses bool, record func(identity.ID) *skeinv1.Record) (out []netip.Prefix) {
 	agreed := translationsOf(s)
 	for _, n := range s.Nodes() {
@@ -83,7 +83,8 @@ func KnownOutside(s *events.State, nodeAddresses bool, record func(identity.ID) 
 }
 
 // Behind are the members that have a translated network, or a part of it, behind them, by ID.
-func Behind(s *events.State, t *skeinv1.SiteTranslation, record func(identity.ID) *skeinv1.Record) (out []*skeinv1.Node) {
+func Behind(s *events.State, t *skeinv1.SiteTranslation,
+	record func(identity.ID) *skeinv1.Record) (out []*skeinv1.Node) {
 	prefix, _, ok := events.ReadTranslation(t)
 	for _, n := range s.Nodes() {
 		id, err := identity.ParseID(n.GetId())
@@ -116,8 +117,8 @@ type place struct {
 	agreed bool // the log says so
 }
 
-// places are all members, in the order in which their requests for networks count: those of this host's site first, whose
-// networks it knows as they are, then those whose site is in the log, then by ID.
+// places are all members, in the order in which their requests for networks count: those of this host's site first,
+// whose networks it knows as they are, then those whose site is in the log, then by ID.
 func (in *Input) places(nodes []*skeinv1.Node) []place {
 	mine, known := sites.Of(in.State.Node(in.Self), in.Records[in.Self])
 	out := make([]place, 0, len(nodes))
@@ -161,7 +162,8 @@ type behind struct {
 
 // networks gives members the networks behind them, each to one of them: pods of other CNIs, which the log has, and node
 // addresses, which members ask for. The networks that this host itself has behind it are first, and stay with it.
-func (in *Input) networks(places []place, taken []netip.Prefix) (map[identity.ID]behind, []dataplane.Translation, []Refusal) {
+func (in *Input) networks(places []place, taken []netip.Prefix) (map[identity.ID]behind, []dataplane.Translation,
+	[]Refusal) {
 	agreed := translationsOf(in.State)
 	out := map[identity.ID]behind{}
 	var refused []Refusal
@@ -277,6 +279,8 @@ func overlapError(p netip.Prefix, at place, g given) error {
 	if g.of.site == at.site || !g.of.placed || !at.placed {
 		return fmt.Errorf("node address %s overlaps %s, %s", p, g.prefix, whose)
 	}
-	return fmt.Errorf("node address %s of %s overlaps %s, %s, in %s: let other sites know it under other addresses: skein site translate %q --prefix %s --as PREFIX, a private prefix of that length that nobody has",
+	const next = "let other sites know it under other addresses: skein site translate %q --prefix %s --as PREFIX, " +
+		"a private prefix of that length that nobody has"
+	return fmt.Errorf("node address %s of %s overlaps %s, %s, in %s: "+next,
 		p, events.SiteText(at.site), g.prefix, whose, events.SiteText(g.of.site), at.site, p)
 }

@@ -20,8 +20,8 @@ func translate(t *testing.T, s *events.State, site, prefix, as string) {
 		Translation: &skeinv1.SiteTranslation{Site: site, Prefix: prefix, As: as}}}})
 }
 
-// offices are five nodes: two at home and two at work, where the first of each has 192.168.1.0/24 behind it, and one in a third
-// site. seen is what the node of that number gets.
+// offices are five nodes: two at home and two at work, where the first of each has 192.168.1.0/24 behind it, and one
+// in a third site. seen is what the node of that number gets.
 func offices(t *testing.T) (s *events.State, ids []identity.ID, seen func(int) (dataplane.Spec, []projection.Refusal)) {
 	s, ids = mesh(t, 5)
 	records := map[identity.ID]*skeinv1.Record{}
@@ -80,7 +80,8 @@ func TestOverlappingSitesAreToldOf(t *testing.T) {
 	}
 }
 
-// With translations each site has its own network as it is, and the other's under its other addresses, at both ends of each tunnel.
+// With translations each site has its own network as it is, and the other's under its other addresses, at both ends
+// of each tunnel.
 func TestOverlappingSitesAreTranslated(t *testing.T) {
 	s, ids, seen := offices(t)
 	translate(t, s, "home", "192.168.0.0/20", "10.201.0.0/20")
@@ -121,7 +122,8 @@ func TestOverlappingSitesAreTranslated(t *testing.T) {
 	}
 }
 
-// A node of the own site that is not in that network reaches it as it is, by an overlay address; and through leaders both forms are led.
+// A node of the own site that is not in that network reaches it as it is, by an overlay address; and through leaders
+// both forms are led.
 func TestTheOwnSiteKnowsBoth(t *testing.T) {
 	s, ids := mesh(t, 4)
 	translate(t, s, "home", "192.168.1.0/24", "10.201.1.0/24")
@@ -173,8 +175,8 @@ func TestTheOwnSiteKnowsBoth(t *testing.T) {
 	}
 }
 
-// Nobody draws a site's network to itself by its other addresses; a member that the log has put into the site comes before one
-// that says so itself, and only one has the network.
+// Nobody draws a site's network to itself by its other addresses; a member that the log has put into the site comes
+// before one that says so itself, and only one has the network.
 func TestNobodyClaimsASitesAddresses(t *testing.T) {
 	s, ids := mesh(t, 4)
 	translate(t, s, "home", "192.168.1.0/24", "10.201.1.0/24")

@@ -19,7 +19,8 @@ func newSiteCmd(g *globals) *cobra.Command {
 
 func newSiteListCmd(g *globals) *cobra.Command {
 	return &cobra.Command{
-		Use: "list", Short: "The sites, their nodes, and what of them is translated", Example: "  skein site list", Args: noArgs,
+		Use: "list", Short: "The sites, their nodes, and what of them is translated", Example: "  skein site list",
+		Args: noArgs,
 		RunE: func(c *cobra.Command, _ []string) error {
 			r, err := g.client().Sites(c.Context(), &skeinv1.SitesRequest{})
 			return g.show(c, r, err, func(w io.Writer) {
@@ -48,8 +49,9 @@ func newSiteTranslateCmd(g *globals) *cobra.Command {
 		Long: "Let other sites know a network of a site under other addresses, since they have the same network or a part of it.\n" +
 			"Inside of the site nothing changes. The node that has the network behind it (nodeAddresses in its configuration, or\n" +
 			"the pods of another CNI) translates each address to the one with the same host part. The default site's name is \"\".",
-		Example: "  skein site translate home --prefix 192.168.1.0/24 --as 10.201.1.0/24\n  skein site translate home --prefix 192.168.1.0/24 --remove",
-		Args:    exactly(1, "one site's name"),
+		Example: "  skein site translate home --prefix 192.168.1.0/24 --as 10.201.1.0/24\n" +
+			"  skein site translate home --prefix 192.168.1.0/24 --remove",
+		Args: exactly(1, "one site's name"),
 		RunE: func(c *cobra.Command, args []string) error {
 			switch {
 			case prefix == "":
@@ -57,14 +59,18 @@ func newSiteTranslateCmd(g *globals) *cobra.Command {
 			case remove == (as != ""):
 				return usageError{errors.New("name either --as PREFIX or --remove")}
 			case remove:
-				r, err := g.client().RemoveSiteTranslation(c.Context(), &skeinv1.RemoveSiteTranslationRequest{Site: args[0], Prefix: prefix})
+				r, err := g.client().RemoveSiteTranslation(c.Context(),
+					&skeinv1.RemoveSiteTranslationRequest{Site: args[0], Prefix: prefix})
 				return g.show(c, r, err, func(w io.Writer) {
-					fmt.Fprintf(w, "%s of %s is not translated any more, as of event %d\n", prefix, events.SiteText(args[0]), r.GetIndex())
+					fmt.Fprintf(w, "%s of %s is not translated any more, as of event %d\n", prefix,
+						events.SiteText(args[0]), r.GetIndex())
 				})
 			}
-			r, err := g.client().SetSiteTranslation(c.Context(), &skeinv1.SetSiteTranslationRequest{Site: args[0], Prefix: prefix, As: as})
+			r, err := g.client().SetSiteTranslation(c.Context(),
+				&skeinv1.SetSiteTranslationRequest{Site: args[0], Prefix: prefix, As: as})
 			return g.show(c, r, err, func(w io.Writer) {
-				fmt.Fprintf(w, "other sites know %s of %s as %s, as of event %d\n", prefix, events.SiteText(args[0]), as, r.GetIndex())
+				fmt.Fprintf(w, "other sites know %s of %s as %s, as of event %d\n", prefix, events.SiteText(args[0]), as,
+					r.GetIndex())
 			})
 		},
 	}

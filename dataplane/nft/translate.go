@@ -12,14 +12,16 @@ import (
 	"github.com/skeinmesh/skein/dataplane"
 )
 
-// A translation (dataplane.Translation) is two chains. What comes by the tunnel for the other addresses gets the real ones
-// before conntrack and the routing decision; what leaves by the tunnel from the real ones gets the others behind
-// everything else. Neither keeps any state: an address has the same host part on both sides, conntrack and firewalls see
-// the real ones alone, and flows go on that began before. Fragments that the kernel has not put together are translated one by one.
+// A translation (dataplane.Translation) is two chains. What comes by the tunnel for the other addresses gets the real
+// ones before conntrack and the routing decision; what leaves by the tunnel from the real ones gets the others behind
+// everything else. Neither keeps any state: an address has the same host part on both sides, conntrack and firewalls
+// see the real ones alone, and flows go on that began before. Fragments that the kernel has not put together are
+// translated one by one.
 //
-// The errors of ICMP have the head of the packet that they are about in them. Its addresses are translated as well, so that
-// the sender of that packet knows it. In IPv4 the checksum of the head inside makes up for the change, and the error's own stays
-// right; in IPv6 the error's is changed. The checksum of TCP or UDP inside is left: nobody looks at it.
+// The errors of ICMP have the head of the packet that they are about in them. Its addresses are translated as well,
+// so that the sender of that packet knows it. In IPv4 the checksum of the head inside makes up for the change, and
+// the error's own stays right; in IPv6 the error's is changed. The checksum of TCP or UDP inside is left: nobody
+// looks at it.
 
 // setTranslations puts chains and sets there that translations need; none need none.
 func (s *State) setTranslations(ts []dataplane.Translation, inside []netip.Prefix) {
@@ -68,8 +70,8 @@ func untranslated(in bool) []rule {
 	}
 }
 
-// translationRules give addresses of one prefix their places in another: first in the heads of packets that ICMP's errors are
-// about, then in the packet's own.
+// translationRules give addresses of one prefix their places in another: first in the heads of packets that ICMP's
+// errors are about, then in the packet's own.
 func translationRules(from, to netip.Prefix, in bool) (out []rule) {
 	const ipSum, icmpHeader, icmpSum = 10, 8, 2
 	f, icmp, offsets := 6, byte(unix.IPPROTO_ICMPV6), [2]uint32{8, 24} // of source and destination
@@ -98,12 +100,14 @@ func translationRules(from, to netip.Prefix, in bool) (out []rule) {
 	family := []expr.Any{&expr.Meta{Key: expr.MetaKeyNFPROTO, Register: reg},
 		&expr.Cmp{Op: expr.CmpOpEq, Register: reg, Data: []byte{map[int]byte{4: unix.NFPROTO_IPV4, 6: unix.NFPROTO_IPV6}[f]}}}
 	for _, types := range icmpErrors(f) {
-		write := &expr.Payload{OperationType: expr.PayloadWrite, SourceRegister: reg, Base: transport, Offset: icmpHeader + about,
-			Len: size, CsumType: expr.CsumTypeInet, CsumOffset: icmpHeader + ipSum}
+		write := &expr.Payload{OperationType: expr.PayloadWrite, SourceRegister: reg, Base: transport,
+			Offset: icmpHeader + about, Len: size, CsumType: expr.CsumTypeInet, CsumOffset: icmpHeader + ipSum}
 		if f == 6 {
 			write.CsumOffset = icmpSum
 		}
-		out = append(out, rule{fmt.Sprintf("icmp%s type & %#02x == %#02x inside %s %s set %s", []string{4: "", 6: "v6"}[f], types.mask, types.is, aboutWord, from, to),
+		text := fmt.Sprintf("icmp%s type & %#02x == %#02x inside %s %s set %s", []string{4: "", 6: "v6"}[f],
+			types.mask, types.is, aboutWord, from, to)
+		out = append(out, rule{text,
 			slices.Concat(family, []expr.Any{
 				&expr.Meta{Key: expr.MetaKeyL4PROTO, Register: reg}, &expr.Cmp{Op: expr.CmpOpEq, Register: reg, Data: []byte{icmp}},
 				load(transport, 0, 1, reg),
@@ -114,20 +118,22 @@ func translationRules(from, to netip.Prefix, in bool) (out []rule) {
 	write := &expr.Payload{OperationType: expr.PayloadWrite, SourceRegister: reg, Base: header, Offset: own, Len: size,
 		CsumType: expr.CsumTypeInet, CsumOffset: ipSum, CsumFlags: unix.NFT_PAYLOAD_L4CSUM_PSEUDOHDR}
 	if f == 6 {
-		// IPv6 has no checksum of its own, but the library sends the flag with one only. The kernel changes it before it
-		// writes the address (nft_payload_set_eval), so one within the address leaves nothing behind.
+		// IPv6 has no checksum of its own, but the library sends the flag with one only. The kernel changes it before
+		// it writes the address (nft_payload_set_eval), so one within the address leaves nothing behind.
 		write.CsumOffset = own
 	}
 	return append(out, rule{fmt.Sprintf("%s %s %s set %s accept", protocol(f), word, from, to),
 		slices.Concat(family, matches(header, own), []expr.Any{write, accept})})
 }
 
-// icmpErrors are the types of messages that have a packet in them and go to its sender: those that have a value under a mask.
+// icmpErrors are the types of messages that have a packet in them and go to its sender: those that have a value under
+// a mask.
 func icmpErrors(family int) []struct{ mask, is byte } {
 	if family == 6 {
 		return []struct{ mask, is byte }{{0x80, 0}} // RFC 4443: all below 128
 	}
-	return []struct{ mask, is byte }{{0xf7, 3}, {0xff, 12}} // destination unreachable, time exceeded (11); parameter problem
+	// RFC 792: destination unreachable (3), time exceeded (11), parameter problem.
+	return []struct{ mask, is byte }{{0xf7, 3}, {0xff, 12}}
 }
 
 // mask has the bits of a prefix's network set.

@@ -65,6 +65,15 @@ func newOverlap(t *testing.T) *overlap {
 	return o
 }
 
+// comes fails unless the echo at an address answers a namespace.
+func comes(t *testing.T, from *testns.NS, to netip.Addr) {
+	t.Helper()
+	within(t, 10*time.Second, from.Name+" reaches "+to.String(), func() bool {
+		ok, _ := (&host{NS: from}).reaches(t, to)
+		return ok
+	})
+}
+
 // firewall is another program's: it forwards what belongs to a connection, in conntrack's view, or begins one.
 func firewall(c *nftables.Conn) {
 	table := c.AddTable(&nftables.Table{Family: nftables.TableFamilyINet, Name: "other"})
@@ -80,9 +89,9 @@ func firewall(c *nftables.Conn) {
 	}})
 }
 
-// TestOverlappingSitesReachEachOther: both members have 192.168.1.0/24 and fd12:1::/64 behind them. Hosts there reach each other,
-// members and pods of the other site, each under the addresses that are agreed for the other, by UDP, ping and TCP through the
-// leaders; inside of a site the real addresses hold.
+// TestOverlappingSitesReachEachOther: both members have 192.168.1.0/24 and fd12:1::/64 behind them. Hosts there reach
+// each other, members and pods of the other site, each under the addresses that are agreed for the other, by UDP,
+// ping and TCP through the leaders; inside of a site the real addresses hold.
 func TestOverlappingSitesReachEachOther(t *testing.T) {
 	o := newOverlap(t)
 	o.echoAll(t)
@@ -96,14 +105,15 @@ func TestOverlappingSitesReachEachOther(t *testing.T) {
 			other := o.sites[1-i]
 			for _, from := range []*testns.NS{o.hosts[i], s.member.NS, s.leaders[0].NS, s.pod.NS} {
 				for _, to := range o.at(1 - i) {
-					within(t, 10*time.Second, from.Name+" reaches "+to.String(), func() bool { ok, _ := (&host{NS: from}).reaches(t, to); return ok })
+					comes(t, from, to)
 				}
 			}
-			for _, to := range []netip.Addr{other.member.overlay4(), other.member.overlay6(), other.pod.IPv4, other.pod.IPv6, other.leaders[0].overlay4()} {
-				within(t, 10*time.Second, "the host reaches "+to.String(), func() bool { ok, _ := (&host{NS: o.hosts[i]}).reaches(t, to); return ok })
+			for _, to := range []netip.Addr{other.member.overlay4(), other.member.overlay6(), other.pod.IPv4,
+				other.pod.IPv6, other.leaders[0].overlay4()} {
+				comes(t, o.hosts[i], to)
 			}
 			for _, to := range []netip.Addr{lanHost4, lanHost6} { // of the own site
-				within(t, 10*time.Second, "the own leader reaches "+to.String(), func() bool { ok, _ := s.leaders[1].reaches(t, to); return ok })
+				comes(t, s.leaders[1].NS, to)
 			}
 		}
 	}
@@ -121,8 +131,8 @@ func TestOverlappingSitesReachEachOther(t *testing.T) {
 	}
 }
 
-// transferTo sends bytes there and back by TCP to an address that its host has under another one, which has to see the sender as
-// it is known there.
+// transferTo sends bytes there and back by TCP to an address that its host has under another one, which has to see
+// the sender as it is known there.
 func transferTo(t *testing.T, from, at *testns.NS, to, there, seen netip.Addr) {
 	t.Helper()
 	var l net.Listener
@@ -142,7 +152,8 @@ func transferTo(t *testing.T, from, at *testns.NS, to, there, seen netip.Addr) {
 		_, _ = io.Copy(c, c)
 	}()
 	from.Must("connect", func() error {
-		c, err := net.DialTimeout("tcp", netip.AddrPortFrom(to, l.Addr().(*net.TCPAddr).AddrPort().Port()).String(), 10*time.Second)
+		port := l.Addr().(*net.TCPAddr).AddrPort().Port()
+		c, err := net.DialTimeout("tcp", netip.AddrPortFrom(to, port).String(), 10*time.Second)
 		if err != nil {
 			return err
 		}
@@ -161,7 +172,8 @@ func transferTo(t *testing.T, from, at *testns.NS, to, there, seen netip.Addr) {
 	}
 }
 
-// TestErrorsOfOverlappingSitesArrive: the head of the packet inside an error is translated, too, or nobody would know it.
+// TestErrorsOfOverlappingSitesArrive: the head of the packet inside an error is translated, too, or nobody would know
+// it.
 func TestErrorsOfOverlappingSitesArrive(t *testing.T) {
 	o := newOverlap(t)
 	for i := range o.sites {
@@ -174,13 +186,14 @@ func TestErrorsOfOverlappingSitesArrive(t *testing.T) {
 	}
 }
 
-// TestNobodyElseIsTranslated: a node of the own site has no way to the addresses for others, and a neighbour does not send under them.
+// TestNobodyElseIsTranslated: a node of the own site has no way to the addresses for others, and a neighbour does not
+// send under them.
 func TestNobodyElseIsTranslated(t *testing.T) {
 	o := newOverlap(t)
 	o.echoAll(t)
 	(&host{NS: o.hosts[0]}).echo(t, lanHost4)
 	a, b := o.sites[0], o.sites[1]
-	within(t, 10*time.Second, "the other's leader reaches the host", func() bool { ok, _ := b.leaders[0].reaches(t, o.at(0)[0]); return ok })
+	comes(t, b.leaders[0].NS, o.at(0)[0])
 	if err := send(a.leaders[0].NS, o.at(0)[0]); !errors.Is(err, unix.EHOSTUNREACH) {
 		t.Errorf("the own leader sends to the address for others: %v", err)
 	}
