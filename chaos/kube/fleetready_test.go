@@ -10,8 +10,9 @@ import (
 	"github.com/skeinmesh/skein/internal/testenv"
 )
 
-// readyLab has agents that configure the container runtime by themselves.
-var readyLab = strings.ReplaceAll(fleetLab, "config: {kubernetes:", "config: {cni: {confDir: /etc/cni/net.d}, kubernetes:")
+// readyLab has agents that configure the container runtime by themselves, and Nodes whose annotations say their sites.
+var readyLab = strings.ReplaceAll(fleetLab, "config: {kubernetes:",
+	`config: {site: "", cni: {confDir: /etc/cni/net.d}, kubernetes:`)
 
 // TestReady: real kubelets and containerd, which get their network when the agents say so.
 func TestReady(t *testing.T) {
@@ -24,6 +25,7 @@ func TestReady(t *testing.T) {
 	}{
 		{"NodesBecomeReady", fleet.nodesBecomeReady},
 		{"PodsReachHostsByName", fleet.podsReachHostsByName},
+		{"NodesInTwoSites", fleet.nodesInTwoSites}, // the last, since it changes whom hosts reach how
 	} {
 		t.Run(one.name, func(t *testing.T) {
 			f := f
