@@ -27,9 +27,12 @@ func (a *Agent) openWitnesses() {
 		Count: a.control.CountEcho, MTU: a.pathMTU,
 	}
 	a.witnesses = &siteWitnesses{
-		mirror: &witness.Mirror{Wire: wire, Admit: func(from, via identity.ID) bool { return mirrors(a.sitePlan.Load(), from, via) }},
-		watcher: witness.NewWatcher(witness.WatcherConfig{Wire: wire, Late: a.lag.Late, Changed: a.wakeUp, Name: a.roster.Name,
-			Log: a.log.With("component", "witness")}),
+		mirror: &witness.Mirror{Wire: wire, Admit: func(from, via identity.ID) bool {
+			return mirrors(a.sitePlan.Load(), from, via)
+		}},
+		watcher: witness.NewWatcher(witness.WatcherConfig{
+			Wire: wire, Late: a.lag.Late, Changed: a.wakeUp, Name: a.roster.Name, Log: a.log.With("component", "witness"),
+		}),
 	}
 }
 
@@ -45,8 +48,8 @@ func (a *Agent) pathMTU(id identity.ID) int {
 	return a.linkMTU()
 }
 
-// mirrors reports whether this host answers a member's echo by a leader, which has to be one of the member's site that may
-// bring its site's packets here; or by nobody, if the member is a peer.
+// mirrors reports whether this host answers a member's echo by a leader, which has to be one of the member's site that
+// may bring its site's packets here; or by nobody, if the member is a peer.
 func mirrors(p *sites.Plan, from, via identity.ID) bool {
 	if p == nil || p.Full || from == p.Self {
 		return false
@@ -101,8 +104,8 @@ func (w *siteWitnesses) record(r *skeinv1.Record) {
 	}
 }
 
-// watchLeaders watches those that this host is a witness of and has a path to: whom it does not reach itself is judged by
-// that already.
+// watchLeaders watches those that this host is a witness of and has a path to: whom it does not reach itself is judged
+// by that already.
 func (a *Agent) watchLeaders() {
 	p, paths := a.sitePlan.Load(), a.currentPaths()
 	if a.witnesses == nil || p == nil {
@@ -124,8 +127,8 @@ func (a *Agent) watchLeaders() {
 	a.witnesses.watcher.Watch(targets)
 }
 
-// shunned are the leaders of its own site that this host does not send by, since it finds that they do not forward. It does
-// not wait for the other witnesses: its own packets would be lost. Where it reaches no other leader, there are none.
+// shunned are the leaders of its own site that this host does not send by, since it finds that they do not forward. It
+// does not wait for the other witnesses: its own packets would be lost. Where it reaches no other leader, there are none.
 func shunned(p *sites.Plan, said []witness.Said, paths map[identity.ID]path.Path) map[identity.ID]bool {
 	out := map[identity.ID]bool{}
 	for _, s := range said {
@@ -197,7 +200,8 @@ func effect(p *sites.Plan, id identity.ID) string {
 	return "others lead " + siteText(site)
 }
 
-// silentText tells of the leaders of this host's site and of a member's that are found not to forward, for `skein explain`.
+// silentText tells of the leaders of this host's site and of a member's that are found not to forward, for
+// `skein explain`.
 func (a *Agent) silentText(member identity.ID) string {
 	p := a.sitePlan.Load()
 	if p == nil || len(p.Silent) == 0 {
@@ -207,7 +211,8 @@ func (a *Agent) silentText(member identity.ID) string {
 	var out []string
 	for id, f := range p.Silent {
 		if site, _ := p.SiteOf(id); site == p.Site || site == theirs {
-			out = append(out, fmt.Sprintf(" %s is alive and does not forward (%s); %s.", a.roster.Name(id), a.findingText(f), effect(p, id)))
+			out = append(out, fmt.Sprintf(" %s is alive and does not forward (%s); %s.", a.roster.Name(id), a.findingText(f),
+				effect(p, id)))
 		}
 	}
 	slices.Sort(out)

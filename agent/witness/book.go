@@ -60,7 +60,8 @@ func (b *Book) Watch(leaders []identity.ID, now time.Time) {
 		b.leaders = map[identity.ID]*entry{}
 	}
 	for id, e := range b.leaders {
-		if e.watched = slices.Contains(leaders, id); !e.watched && now.Sub(e.until) >= forgetAfter && now.Sub(e.began) >= forgetAfter {
+		e.watched = slices.Contains(leaders, id)
+		if !e.watched && now.Sub(e.until) >= forgetAfter && now.Sub(e.began) >= forgetAfter {
 			delete(b.leaders, id)
 		}
 	}
