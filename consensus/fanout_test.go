@@ -56,7 +56,7 @@ func (f *follower) run(ctx context.Context) {
 }
 
 // In many sites every node has folded a commit soon, and a server sends it to leaders alone. Servers and leaders are whole, the
-// other nodes have no disk. SKEIN_FANOUT is how many nodes there are: 10,000 take 2 GB and some minutes.
+// other nodes have no disk. SKEIN_FANOUT is how many nodes there are, in 50 sites.
 func TestCommitReachesAllSites(t *testing.T) {
 	const servers, perSite, commits = 5, 2, 5
 	places, total := 10, 200

@@ -328,6 +328,15 @@ func batchOf(base uint64, evs ...*skeinv1.Event) *skeinv1.SubscribeResponse_Batc
 	return &skeinv1.SubscribeResponse_Batch{Batch: &skeinv1.Batch{Base: base, Events: evs}}
 }
 
+// nothingAfter is what a leader sends that has no event after an index, with its checkpoint unless that is beyond it.
+func nothingAfter(index uint64, p *skeinv1.Checkpoint) *skeinv1.SubscribeResponse {
+	if p.GetIndex() > index {
+		p = nil
+	}
+	return &skeinv1.SubscribeResponse{Checkpoint: p,
+		Body: &skeinv1.SubscribeResponse_Heartbeat_{Heartbeat: &skeinv1.SubscribeResponse_Heartbeat{}}}
+}
+
 // until calls a function each second until the stream ends.
 func until(ctx context.Context, f func() error) error {
 	for ctx.Err() == nil {
@@ -379,7 +388,7 @@ func TestHostileLeaderOfASite(t *testing.T) {
 	for name, x := range map[string]struct {
 		serve func(s scene, ctx context.Context, after uint64, send func(*skeinv1.SubscribeResponse) error) error
 		bound time.Duration
-		lied  bool
+		lied  bool // as soon as it is asked, so that nothing else makes the agent leave it before
 	}{
 		"an event of its own with an honest checkpoint": {serve: once(func(s scene, after uint64) *skeinv1.SubscribeResponse {
 			return &skeinv1.SubscribeResponse{Body: batchOf(after, revoke(s, after+1)), Checkpoint: proof(s)}
@@ -407,25 +416,27 @@ func TestHostileLeaderOfASite(t *testing.T) {
 		})},
 		"a true event, and another in place of the next": {serve: func(s scene, ctx context.Context, after uint64, send func(*skeinv1.SubscribeResponse) error) error {
 			return until(ctx, func() error {
-				evs, _, _, _ := s.leader.replica.Events(after, 8)
-				if len(evs) < 2 {
-					return send(&skeinv1.SubscribeResponse{Body: &skeinv1.SubscribeResponse_Heartbeat_{Heartbeat: &skeinv1.SubscribeResponse_Heartbeat{}}, Checkpoint: proof(s)})
+				p := proof(s)
+				if p.GetIndex() < after+2 {
+					return send(nothingAfter(after, p))
 				}
+				evs, _, _, _ := s.leader.replica.Events(after, int(p.GetIndex()-after))
 				evs[len(evs)-1] = revoke(s, evs[len(evs)-1].Index)
-				return send(&skeinv1.SubscribeResponse{Body: batchOf(after, evs...), Checkpoint: proof(s)})
+				return send(&skeinv1.SubscribeResponse{Body: batchOf(after, evs...), Checkpoint: p})
 			})
-		}, lied: true},
+		}},
 		"events in another order": {serve: func(s scene, ctx context.Context, after uint64, send func(*skeinv1.SubscribeResponse) error) error {
 			return until(ctx, func() error {
-				evs, _, _, _ := s.leader.replica.Events(after, 8)
-				if len(evs) < 2 {
-					return send(&skeinv1.SubscribeResponse{Body: &skeinv1.SubscribeResponse_Heartbeat_{Heartbeat: &skeinv1.SubscribeResponse_Heartbeat{}}, Checkpoint: proof(s)})
+				p := proof(s)
+				if p.GetIndex() < after+2 {
+					return send(nothingAfter(after, p))
 				}
+				evs, _, _, _ := s.leader.replica.Events(after, int(p.GetIndex()-after))
 				a, b := proto.CloneOf(evs[0]), proto.CloneOf(evs[1])
 				a.Index, b.Index = b.Index, a.Index
-				return send(&skeinv1.SubscribeResponse{Body: batchOf(after, append([]*skeinv1.Event{b, a}, evs[2:]...)...), Checkpoint: proof(s)})
+				return send(&skeinv1.SubscribeResponse{Body: batchOf(after, append([]*skeinv1.Event{b, a}, evs[2:]...)...), Checkpoint: p})
 			})
-		}, lied: true},
+		}},
 		"an event of a schema that nobody knows": {serve: once(func(s scene, after uint64) *skeinv1.SubscribeResponse {
 			return &skeinv1.SubscribeResponse{Body: batchOf(after, &skeinv1.Event{Index: after + 1, Schema: events.SchemaMax + 1}), Checkpoint: signed(s, s.c.nodes[0].key, "other")}
 		})},
@@ -433,7 +444,7 @@ func TestHostileLeaderOfASite(t *testing.T) {
 			return until(ctx, func() error {
 				p := proof(s)
 				if p.GetIndex() <= after {
-					return send(&skeinv1.SubscribeResponse{Body: &skeinv1.SubscribeResponse_Heartbeat_{Heartbeat: &skeinv1.SubscribeResponse_Heartbeat{}}, Checkpoint: p})
+					return send(nothingAfter(after, p))
 				}
 				var evs []*skeinv1.Event
 				for i := after + 1; i <= p.GetIndex(); i++ {
@@ -441,7 +452,7 @@ func TestHostileLeaderOfASite(t *testing.T) {
 				}
 				return send(&skeinv1.SubscribeResponse{Body: batchOf(after, evs...), Checkpoint: p})
 			})
-		}, lied: true},
+		}},
 		"a state, with an honest checkpoint": {serve: once(func(s scene, after uint64) *skeinv1.SubscribeResponse {
 			return &skeinv1.SubscribeResponse{Body: &skeinv1.SubscribeResponse_Snapshot{Snapshot: s.leader.replica.State().Proto()}, Checkpoint: proof(s)}
 		}), lied: true},
@@ -509,6 +520,9 @@ func TestHostileLeaderOfASite(t *testing.T) {
 				c.propose(c.nodes[0], token(1))
 				c.propose(c.nodes[0], token(2))
 				c.has(agent, 2)
+				if n := agent.client.Forged(); x.lied && n == 0 {
+					t.Error("the agent did not see that the leader lied")
+				}
 				if took := time.Since(began); took > x.bound+2*time.Second {
 					t.Errorf("the agent had what the servers agreed on after %s", took)
 				}
