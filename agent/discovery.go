@@ -272,9 +272,12 @@ func filterTestTarget(to netip.AddrPort) error {
 
 // rpcService is what this node answers to others.
 func (a *Agent) rpcService() *consensus.Service {
-	return consensus.NewService(consensus.ServiceConfig{
+	s := consensus.NewService(consensus.ServiceConfig{
 		Self: a.id, Replica: a.replica, Server: a.server.Load, Conns: a.conns, Log: a.log, FilterTest: a.answerFilterTest, Holder: a.holder,
+		Key: a.key, Proof: a.client.Proof, Pass: func(peer identity.ID) error { return mayHaveEvents(a.sitePlan.Load(), peer) },
 	})
+	a.rpc.Store(s)
+	return s
 }
 
 // follow keeps the replica up to date where Raft does not.

@@ -304,6 +304,7 @@ func (a *Agent) sync(ctx context.Context) error {
 	a.planSites(time.Now())
 	a.followPlan(time.Now())
 	a.watchLeaders()
+	a.followLeaders(time.Now())
 	a.syncPeers()
 	a.followMTU()
 	a.noteOtherCNI()

@@ -25,6 +25,8 @@ type metrics struct {
 	nodes   *prometheus.GaugeVec
 	peers   *prometheus.GaugeVec
 	leader  prometheus.Gauge
+	streams prometheus.Gauge
+	source  *prometheus.GaugeVec
 	trouble *prometheus.GaugeVec
 	// rpcRefused counts calls of other nodes that were refused for a while.
 	rpcRefused *prometheus.CounterVec
@@ -53,6 +55,9 @@ func newMetrics(a *Agent) *metrics {
 	m.nodes = gauges("skein_nodes", "Members, by whether gossip sees them.", "alive")
 	m.peers = gauges("skein_peers", "Peers by path.", "path")
 	m.leader = gauge("skein_is_leader", "1 on the node that leads the cluster.")
+	m.streams = gauge("skein_events_streams", "Nodes of its site that have the log's events from this node, which leads it.")
+	m.source = gauges("skein_events_source", "1 for where this node has the log's events from: raft, server, leader, none.", "source")
+	m.registry.MustRegister(prometheus.NewCounterFunc(prometheus.CounterOpts{Name: "skein_events_forged_total", Help: "Times that a leader of this node's site passed on what no server has signed."}, func() float64 { return float64(a.client.Forged()) }))
 	m.trouble = gauges("skein_problems", "Problems that status shows, by severity.", "severity")
 	m.rpcRefused = prometheus.NewCounterVec(prometheus.CounterOpts{Name: "skein_rpc_refused_total", Help: "Calls of other nodes that were told to come again later, by procedure and why."}, []string{"procedure", "why"})
 	m.registry.MustRegister(m.rpcRefused)
@@ -94,6 +99,11 @@ func (m *metrics) observe() {
 	if s := a.server.Load(); s != nil && s.IsLeader() {
 		m.leader.Set(1)
 	}
+	m.streams.Set(float64(a.passing()))
+	for _, s := range eventSources {
+		m.source.WithLabelValues(s).Set(0)
+	}
+	m.source.WithLabelValues(a.eventSource()).Set(1)
 	trouble := map[string]int{warning: 0, failure: 0}
 	for _, p := range a.problems.list() {
 		trouble[p.GetSeverity()]++

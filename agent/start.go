@@ -66,6 +66,7 @@ func (a *Agent) open(ctx context.Context) error {
 	a.conns, a.leaseConns = consensus.NewConns(a.control), consensus.NewHurriedConns(a.control)
 	a.client = consensus.NewClient(consensus.ClientConfig{
 		Self: a.id, Replica: a.replica, Dialer: a.control, Conns: a.conns, Local: a.server.Load, Log: a.log, OnHeartbeat: a.onHeartbeat, OnDiverged: a.onDiverged,
+		Leaders: a.eventLeaders, Passes: a.passesEvents,
 	})
 	if create {
 		if err := a.create(ctx); err != nil {

@@ -64,6 +64,7 @@ func (s api) Status(ctx context.Context, _ *skeinv1.StatusRequest) (*skeinv1.Sta
 	a.siteStatus(r)
 	a.hopStatus(ctx, r)
 	r.Carries = a.heldPlain()
+	a.eventStatus(r)
 	if a.clockSeen.Load() {
 		r.ClockOffsetNanos = a.clock.Load()
 	}

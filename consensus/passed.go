@@ -246,7 +246,14 @@ func (c *Client) doubtful(id identity.ID, err error, followed time.Duration) {
 	}
 }
 
-// local time, which nobody sets.
+// Forged is how often a leader of this node's site passed on what no server has signed.
+func (c *Client) Forged() int {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return c.forged
+}
+
+// sinceStart is this host's time, as nobody sets it.
 func (c *Client) sinceStart() time.Duration { return time.Since(c.began) }
 
 // followPassed follows a leader of this node's site until its stream ends, and reports whether anything came that a server has

@@ -120,6 +120,16 @@ func TestNodesWithLeaders(t *testing.T) {
 	if !strings.Contains(b.String(), "led by home1; this node leads\n") {
 		t.Errorf("status of a leader says\n%s", b.String())
 	}
+	for want, s := range map[string]*skeinv1.StatusResponse{
+		"events     from home1, which leads this site\n":            {EventsFrom: "b33ad742981917ca", EventsFromName: "home1", EventsByLeader: true},
+		"events     from server 17e391664883f273\n":                 {EventsFrom: "17e391664883f273"},
+		"events     from server dc1; passed on to 3 of this site\n": {EventsFrom: "17e391664883f273", EventsFromName: "dc1", EventsStreams: 3},
+	} {
+		b.Reset()
+		if printStatus(&b, s); !strings.Contains(b.String(), want) {
+			t.Errorf("status says\n%swant the line %q", b.String(), want)
+		}
+	}
 	b.Reset()
 	if printStatus(&b, &skeinv1.StatusResponse{Topology: "full"}); strings.Contains(b.String(), "led by") {
 		t.Errorf("status without leaders says\n%s", b.String())

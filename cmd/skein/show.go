@@ -68,6 +68,9 @@ func printStatus(w io.Writer, s *skeinv1.StatusResponse) {
 		}
 	}
 	line("state", "index %d, hash %.16s", s.GetIndex(), s.GetStateHash())
+	if s.GetEventsFrom() != "" || s.GetEventsStreams() > 0 {
+		line("events", "%s", eventsText(s))
+	}
 	line("nat", "%s, WireGuard in %s", candidate.NATName(s.GetNatType()), s.GetWireguardDriver())
 	if s.GetRelayUdp() != "" {
 		line("relay UDP", "forwarded by: %s", s.GetRelayUdp())
@@ -129,6 +132,23 @@ func siteText(s *skeinv1.StatusResponse) string {
 		text += "; this node does not forward"
 	}
 	return text
+}
+
+// eventsText says whom a node has the log's events from in a site that speaks through leaders.
+func eventsText(s *skeinv1.StatusResponse) string {
+	from := "from nobody"
+	switch name := cmp.Or(s.GetEventsFromName(), s.GetEventsFrom()); {
+	case s.GetServer():
+		from = "by Raft"
+	case s.GetEventsByLeader():
+		from = "from " + name + ", which leads this site"
+	case name != "":
+		from = "from server " + name
+	}
+	if n := s.GetEventsStreams(); n > 0 {
+		from += fmt.Sprintf("; passed on to %d of this site", n)
+	}
+	return from
 }
 
 func newNodesCmd(g *globals) *cobra.Command {
