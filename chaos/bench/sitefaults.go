@@ -220,8 +220,14 @@ func (f *siteField) repeat(ctx context.Context, h siteFault, runs, first int, to
 
 // once does to the leader that a member is bound to what the fault says, under traffic, and takes it back.
 func (f *siteField) once(ctx context.Context, h siteFault, site, member string) (r siteRun, err error) {
-	if err := f.settled(ctx, site); err != nil {
-		return r, err
+	await := f.sites // what another site's leader that comes back moves is no part of this run
+	if h.zombie != "" {
+		await = []string{site} // the other sites have had theirs, which are kept out for a while
+	}
+	for _, s := range await {
+		if err := f.settled(ctx, s); err != nil {
+			return r, err
+		}
 	}
 	bound, err := f.bindings(ctx)
 	if err != nil {
@@ -248,16 +254,17 @@ func (f *siteField) once(ctx context.Context, h siteFault, site, member string) 
 	return split(t.stop(), leader, bound), nil
 }
 
-// bindings is the leader that each member sends through.
+// bindings is the leader that each member sends through; "": none.
 func (f *siteField) bindings(ctx context.Context) (map[string]string, error) {
 	out := map[string]string{}
 	for _, s := range f.sites {
 		for _, m := range f.members(s) {
-			leader, err := f.boundTo(ctx, m)
-			if err != nil {
+			if err := f.until(ctx, siteSettled, func() (err error) {
+				out[m], err = f.boundTo(ctx, m)
+				return err
+			}); err != nil {
 				return nil, err
 			}
-			out[m] = leader
 		}
 	}
 	return out, nil

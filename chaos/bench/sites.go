@@ -87,7 +87,8 @@ func numbered(site string, from, count int) (out []string) {
 	return out
 }
 
-// settled waits until the members of every site see that a site's leaders lead it, and reach it through them.
+// settled waits until the members of every site see that a site's leaders lead it, and reach it through them. Its own
+// members must go by them: one that has led meanwhile goes by itself for a while longer.
 func (f *siteField) settled(ctx context.Context, site string) error {
 	return f.untilEvery(ctx, 200*time.Millisecond, siteSettled, func() error {
 		for _, s := range f.sites {
@@ -95,6 +96,15 @@ func (f *siteField) settled(ctx context.Context, site string) error {
 				if err := f.sees(ctx, m, site); err != nil {
 					return err
 				}
+			}
+		}
+		for _, m := range f.members(site) {
+			leader, err := f.boundTo(ctx, m)
+			if err == nil && leader == "" {
+				err = fmt.Errorf("%s goes to other sites by itself", m)
+			}
+			if err != nil {
+				return err
 			}
 		}
 		return nil
@@ -159,23 +169,34 @@ func (f *siteField) hops(ctx context.Context, from string) (map[string]string, e
 	return out, nil
 }
 
-// boundTo is the leader that a member sends through: the same one to all other sites, and back.
+// boundTo is the leader of its own site that a member sends through, the same one to all other sites, and back; "": none,
+// as it leads itself, or did until a moment ago.
 func (f *siteField) boundTo(ctx context.Context, member string) (string, error) {
 	hops, err := f.hops(ctx, member)
 	if err != nil {
 		return "", err
 	}
-	leader := ""
+	var others []string
 	for _, s := range f.sites {
-		if s == f.site(member) {
-			continue
+		if s != f.site(member) {
+			others = append(others, f.members(s)...)
 		}
-		for _, to := range f.members(s) {
-			if hops[to] == "" || leader != "" && hops[to] != leader {
-				return "", fmt.Errorf("%s goes to %s by %q, and elsewhere by %q", member, to, hops[to], leader)
-			}
-			leader = hops[to]
+	}
+	return ownLeader(member, others, hops, f.site)
+}
+
+// ownLeader is boundTo for what a member says: by whom it goes to others.
+func ownLeader(member string, others []string, hops map[string]string, site func(string) string) (string, error) {
+	leader, first := "", true
+	for _, to := range others {
+		by := hops[to]
+		if by != "" && site(by) != site(member) {
+			by = "" // it is in touch with the other site's leaders
 		}
+		if !first && by != leader {
+			return "", fmt.Errorf("%s goes to %s by %q of its site, and elsewhere by %q", member, to, by, leader)
+		}
+		leader, first = by, false
 	}
 	return leader, nil
 }

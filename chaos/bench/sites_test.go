@@ -102,6 +102,28 @@ func TestSplitByLeader(t *testing.T) {
 	}
 }
 
+// TestOwnLeader: a member that leads, or did, goes to other sites by their leaders, or directly.
+func TestOwnLeader(t *testing.T) {
+	f := testSites(t)
+	others := []string{"dc3", "cloud3"}
+	for _, c := range []struct {
+		hops map[string]string
+		want string
+		fail bool
+	}{
+		{map[string]string{"dc3": "home1", "cloud3": "home1"}, "home1", false},
+		{map[string]string{"dc3": "dc1", "cloud3": "cloud2"}, "", false},
+		{map[string]string{"dc3": "dc1"}, "", false},
+		{map[string]string{"dc3": "home1", "cloud3": "home2"}, "", true},
+		{map[string]string{"dc3": "home1"}, "", true},
+	} {
+		got, err := ownLeader("home3", others, c.hops, f.site)
+		if got != c.want || (err != nil) != c.fail {
+			t.Errorf("%v: %q, %v", c.hops, got, err)
+		}
+	}
+}
+
 func TestShareOfNodesThatMove(t *testing.T) {
 	for _, f := range shareFigures() {
 		if f.Verdict != Reached {
