@@ -85,14 +85,14 @@ func (a *Agent) membersBefore() map[identity.ID]dataplane.Key {
 
 // apply projects and makes the kernel follow. What the kernel has already is left to the plane, which mends what others
 // change.
-func (a *Agent) apply(ctx context.Context) {
+func (a *Agent) apply(ctx context.Context) (applied bool) {
 	a.followRewrites(time.Now())
 	spec, refused := projection.Project(a.projectionInput(a.loop.state))
 	a.reportRefusals(refused)
 	if !a.stale.Swap(false) && spec.Equal(a.spec) {
 		a.answerProbes()
 		a.rewritten(spec.PortRewrites)
-		return
+		return true
 	}
 	report, err := a.plane.Apply(ctx, spec)
 	if err != nil {
@@ -102,7 +102,7 @@ func (a *Agent) apply(ctx context.Context) {
 		if ctx.Err() == nil {
 			a.report("data plane", failure, err.Error(), "")
 		}
-		return
+		return false
 	}
 	a.report("data plane", failure, "", "")
 	a.noteReport(report)
@@ -117,6 +117,7 @@ func (a *Agent) apply(ctx context.Context) {
 	} else {
 		a.proxyRewrites(ctx, spec.PortRewrites)
 	}
+	return err == nil
 }
 
 // onBroken has the newest Spec applied again, which tells what is wrong. The data plane calls it.

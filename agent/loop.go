@@ -316,14 +316,16 @@ func (a *Agent) sync(ctx context.Context) error {
 	a.followAddresses(ctx)
 	a.publish()
 	a.metrics.observe()
+	applied := a.plane == nil
 	if a.plane != nil && !time.Now().Before(a.loop.retry) {
 		if !a.loop.counted && a.loop.state.Index() > 0 {
 			a.readTraffic(ctx) // what WireGuard did before this agent, as long as it shows
 			a.paths.Settle(ctx)
 			a.loop.counted = true
 		}
-		a.apply(ctx)
+		applied = a.apply(ctx)
 	}
+	a.tellTerm(applied)
 	a.notePlane()
 	a.followParts()
 	return nil

@@ -28,6 +28,7 @@ type siteState struct {
 	leaders sites.Memory // that acted
 	peers   sites.Memory
 	term    termClock
+	told    uint64      // the term that the record names: none before packets are passed on
 	timer   *time.Timer // looks again
 	settled *skeinv1.NodeSettings
 	silent  map[string]bool // subjects of problems about leaders that do not forward
@@ -77,19 +78,23 @@ func (a *Agent) planSites(now time.Time) {
 	if sites.InUse(in.Settings) {
 		in.Range = rangesOf(st)
 		in.Recent, in.Peered = s.leaders.Recent(now), s.peers.Recent(now)
-		in.Led = s.leaders.Within(a.id, sites.ForwardOn, now)
+		in.Led = s.term.term > 0 || s.leaders.Within(a.id, sites.ForwardOn, now)
 	}
 	p := sites.Make(in)
+	wait := time.Duration(0)
+	if p.Full || p.Topology(p.Site) == sites.Full {
+		s.term = termClock{}
+	} else if wait = s.term.next(p.Term, a.reachesLeaders(p), now); s.term.term > 0 && !p.Forwards {
+		in.Led = true // it begins to lead
+		p = sites.Make(in)
+	}
+	if s.told > 0 {
+		s.told = s.term.term
+	}
 	s.leaders.Note(p.Acting(), now)
 	s.peers.Note(p.Peering(), now)
 	a.leaderChanges.note(a.sitePlan.Load(), p)
 	a.sitePlan.Store(p)
-	wait := time.Duration(0)
-	if p.Full || p.Topology(p.Site) == sites.Full {
-		s.term = termClock{}
-	} else {
-		wait = s.term.next(p.Term, a.reachesLeaders(p), now)
-	}
 	for _, m := range []*sites.Memory{&s.leaders, &s.peers} {
 		if at := m.Expires(); !p.Full && !at.IsZero() && at.After(now) {
 			wait = min(cmp.Or(wait, sites.Linger), at.Sub(now))
@@ -115,6 +120,15 @@ func rangesOf(st *events.State) func(*skeinv1.Node) (string, bool) {
 		}
 		r, ok := st.RangeAt(a)
 		return r.Site, ok
+	}
+}
+
+// tellTerm has the record say that this host leads once its data plane passes packets on: others begin to send as soon as
+// they hear it.
+func (a *Agent) tellTerm(applied bool) {
+	if s := &a.loop.sites; applied && s.told == 0 && s.term.term > 0 {
+		s.told = s.term.term
+		a.wakeUp()
 	}
 }
 

@@ -139,8 +139,17 @@ func TestSitesArePlanned(t *testing.T) {
 			t.Errorf("a leader that nobody can reach: %q", m)
 		}
 		time.Sleep(electionRests)
+		if p := look(); says() != 0 || !p.Forwards {
+			t.Errorf("after two seconds: it forwards %v, and before the data plane does the record says %d", p.Forwards, says())
+		}
+		a.tellTerm(false)
+		if look(); says() != 0 {
+			t.Errorf("the data plane failed, and the record says %d", says())
+		}
+		a.tellTerm(true)
+		time.Sleep(time.Second) // a record's changes take turns
 		if look(); says() != 1 {
-			t.Errorf("after two seconds the record says %d", says())
+			t.Errorf("once the data plane forwards the record says %d", says())
 		}
 		a.cfg.ForceEndpoint = "198.18.0.1:51820"
 		if look(); problem() != "" {
@@ -152,4 +161,32 @@ func TestSitesArePlanned(t *testing.T) {
 			t.Errorf("without the topology again the record says %d", says())
 		}
 	})
+}
+
+// TestTermIsToldOncePacketsAreForwarded: others send by a new leader as soon as its record names a term, so its data plane
+// comes first. A record that names one follows at once.
+func TestTermIsToldOncePacketsAreForwarded(t *testing.T) {
+	a := &Agent{wake: make(chan struct{}, 1)}
+	s := &a.loop.sites
+	for _, c := range []struct {
+		decided uint64
+		applied bool
+		told    uint64
+		again   bool
+	}{
+		{0, true, 0, false},
+		{3, false, 0, false},
+		{3, true, 3, true},
+		{3, true, 3, false},
+	} {
+		s.term.term = c.decided
+		a.tellTerm(c.applied)
+		again := len(a.wake) > 0
+		if again {
+			<-a.wake
+		}
+		if s.told != c.told || again != c.again {
+			t.Errorf("%+v: told %d, again %v", c, s.told, again)
+		}
+	}
 }

@@ -24,7 +24,8 @@ type Input struct {
 	Recent map[identity.ID]bool
 	// Peered are the nodes that this host peered with within Linger: it still does, so that what is under way arrives.
 	Peered map[identity.ID]bool
-	// Led is set when this host itself acted as a leader within ForwardOn: it still passes packets on.
+	// Led is set when this host itself acted as a leader within ForwardOn, and when it is about to: it passes packets on
+	// before others hear that it does, and while they may not have heard that it has stopped.
 	Led bool
 }
 

@@ -87,7 +87,7 @@ func All() []Attempt {
 	for _, list := range [][]Attempt{
 		strangers(), tokens(), pods(), neighbours(), overheard(), gossipKey(), memberGossip(), relays(), memberEgress(),
 		memberRPC(), sizes(), plainPeers(),
-		floods(), revoked(), leaders(), memberRaft(),
+		floods(), revoked(), memberRaft(), leaders(),
 	} {
 		all = append(all, list...)
 	}
