@@ -40,6 +40,7 @@ type controller struct {
 	tainting  retry  // of their Nodes
 	labels    labeling
 	toldNames map[string][2]string // members whose names status tells of
+	proposed  proposed
 	refused   refusedWishes        // what the log or the apiserver has refused of resources
 	pace      map[string]time.Time // of MeshNodes, by name: when the next write is allowed
 	shown     [3]retry             // of what shows the log: names, blocks and members
@@ -98,6 +99,7 @@ func mayControl(s *part.Snapshot) (may, does bool) {
 
 // run works until ctx ends.
 func (c *controller) run(ctx context.Context, a *apiserver) {
+	c.proposed = proposed{}
 	c.refused, c.pace, c.gone, c.lost = refusedWishes{}, map[string]time.Time{}, gone{}, losses{}
 	c.homes = homes{}
 	c.labels = labeling{map[identity.ID]time.Time{}, map[identity.ID]time.Time{}, map[string]bool{}}
@@ -164,6 +166,9 @@ func (c *controller) until(ctx context.Context, ok func() bool) bool {
 // pass does what is to be done now, and returns when something more is due; 0: nothing.
 func (c *controller) pass(ctx context.Context, a *apiserver) (again time.Duration) {
 	s := c.p.snapshot.Load()
+	if wait := c.proposed.wait(s.State.Index(), time.Now()); wait > 0 {
+		return wait
+	}
 	later := func(d time.Duration) {
 		if d > 0 && (again == 0 || d < again) {
 			again = d
@@ -289,7 +294,7 @@ func (c *controller) act(ctx context.Context, a *apiserver, kind schema.GroupVer
 	case bad != nil:
 		d.Condition = resource.Refused(m, bad)
 	case d.Command != nil:
-		_, err := c.p.host.Propose(ctx, d.Command)
+		err := c.propose(ctx, d.Command)
 		switch refusal := (*events.Error)(nil); {
 		case err == nil:
 			return 0 // the log's next snapshot shows it

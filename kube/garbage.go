@@ -114,7 +114,7 @@ func (c *controller) collect(ctx context.Context, a *apiserver, s *part.Snapshot
 		name := s.State.Node(id).GetName()
 		c.p.log.Info("a member is revoked: its Node was deleted, and it has been silent since", "member", name, "node",
 			node)
-		_, err = c.p.host.Propose(
+		err = c.propose(
 			ctx,
 			&skeinv1.Command{RequestId: fmt.Sprintf("kube-gone-%s-%d", id, s.Records[id].Record.GetEpoch()),
 				Body: &skeinv1.Command_RevokeNode{

@@ -125,7 +125,7 @@ func (c *controller) takeLabels(ctx context.Context, s *part.Snapshot, nodes map
 				"characters and %d labels", strings.Join(r.bad, ", "), events.MaxLabelKey, events.MaxLabels)
 		}
 		if !maps.Equal(r.want, n.GetLabels()) {
-			_, err := c.p.host.Propose(ctx, &skeinv1.Command{Body: &skeinv1.Command_ChangeNode{
+			err := c.propose(ctx, &skeinv1.Command{Body: &skeinv1.Command_ChangeNode{
 				ChangeNode: &skeinv1.ChangeNode{NodeId: r.id.String(), Labels: r.want, SetLabels: true},
 			}})
 			if ctx.Err() != nil {

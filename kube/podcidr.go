@@ -193,7 +193,7 @@ func (c *controller) takePodNetworks(ctx context.Context, a *apiserver, s *part.
 		if node == "" {
 			node = member.GetPodCidrs().GetKubernetesNode()
 		}
-		_, err := c.p.host.Propose(ctx, &skeinv1.Command{Body: &skeinv1.Command_SetPodCidrs{SetPodCidrs: &skeinv1.SetPodCidrs{
+		err := c.propose(ctx, &skeinv1.Command{Body: &skeinv1.Command_SetPodCidrs{SetPodCidrs: &skeinv1.SetPodCidrs{
 			NodeId: id.String(), PodCidrs: want}}})
 		if err == nil {
 			continue
