@@ -78,6 +78,7 @@ func (a *Agent) planSites(now time.Time) {
 	if sites.InUse(in.Settings) {
 		in.Range = rangesOf(st)
 		in.Recent, in.Peered = s.leaders.Recent(now), s.peers.Recent(now)
+		in.Fresh = now.Sub(a.started) < sites.ForwardOn
 		in.Led = s.term.term > 0 || s.leaders.Within(a.id, sites.ForwardOn, now)
 	}
 	p := sites.Make(in)
@@ -99,6 +100,9 @@ func (a *Agent) planSites(now time.Time) {
 		if at := m.Expires(); !p.Full && !at.IsZero() && at.After(now) {
 			wait = min(cmp.Or(wait, sites.Linger), at.Sub(now))
 		}
+	}
+	if in.Fresh {
+		wait = min(cmp.Or(wait, sites.ForwardOn), sites.ForwardOn-now.Sub(a.started))
 	}
 	if wait > 0 {
 		if s.timer == nil {

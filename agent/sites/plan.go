@@ -27,6 +27,9 @@ type Input struct {
 	// Led is set when this host itself acted as a leader within ForwardOn, and when it is about to: it passes packets on
 	// before others hear that it does, and while they may not have heard that it has stopped.
 	Led bool
+	// Fresh is set within ForwardOn of the start of this host's agent. If it led before, others may send by it until they
+	// have its new record.
+	Fresh bool
 }
 
 // Plan is how one host takes part in the sites' mesh. It is not changed once it is made and can be read concurrently.
@@ -218,7 +221,7 @@ func (m *maker) elect() {
 		own := m.Leaders[m.Site]
 		m.Elected = slices.ContainsFunc(own, func(l Leader) bool { return l.ID == m.Self })
 		m.Term = Term(m.eligible, own, m.Self)
-		m.Forwards = m.nodes[m.Self].gate || m.in.Led
+		m.Forwards = m.nodes[m.Self].gate || m.in.Led || m.in.Fresh && m.Elected
 	}
 }
 

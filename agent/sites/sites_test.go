@@ -673,3 +673,29 @@ func TestAddressesTellOfSites(t *testing.T) {
 		t.Error("who knows nobody does not peer with everybody")
 	}
 }
+
+// TestLeaderThatStartsAgainForwards: others may still send by a leader that was away for a moment, since they have its
+// record of before. It does not say yet that it leads.
+func TestLeaderThatStartsAgainForwards(t *testing.T) {
+	back, goesOn, outside := identity.ID{1}, identity.ID{2}, identity.ID{3}
+	nodes := []*skeinv1.Node{{Id: back.String()}, {Id: goesOn.String()}, {Id: outside.String()}}
+	in := sites.Input{Self: back, Settings: &skeinv1.Settings{Topology: sites.Site, LeadersPerSite: 2}, Nodes: nodes,
+		Alive: func(identity.ID) bool { return true },
+		Records: map[identity.ID]*skeinv1.Record{
+			back:    {Site: "home", LeaderWish: true},
+			goesOn:  {Site: "home", LeaderWish: true, Leads: 4},
+			outside: {Site: "dc", Leads: 1},
+		}}
+	if p := sites.Make(in); !p.Elected || p.Forwards {
+		t.Errorf("started long ago: elected %v, forwards %v", p.Elected, p.Forwards)
+	}
+	in.Fresh = true
+	p := sites.Make(in)
+	if w, ok := p.Way(outside, func(identity.ID) bool { return false }); !p.Forwards || !ok || w.Hop {
+		t.Errorf("just started: forwards %v, to the other site by %+v", p.Forwards, w)
+	}
+	in.Records[back].LeaderWish, in.Settings.LeadersPerSite = false, 1
+	if p := sites.Make(in); p.Elected || p.Forwards {
+		t.Errorf("just started, and nobody's leader: elected %v, forwards %v", p.Elected, p.Forwards)
+	}
+}

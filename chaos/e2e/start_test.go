@@ -51,7 +51,7 @@ func TestLabFile(t *testing.T) {
 		{"unknown NAT", strings.Replace(good, "none", "magic", 1), `{lab.yaml}:3: sites.dc.nat: "magic" is not known; allowed: none, one-to-one, full-cone, restricted-cone, port-restricted-cone, symmetric, symmetric-sequential, double, udp-blocked`},
 		{"unknown site", strings.Replace(good, "site: dc", "site: moon", 1), `{lab.yaml}:5: nodes.a.site: there is no site "moon" above; allowed: dc`},
 		{"wrong type", strings.Replace(good, "server: true", "server: maybe", 1), `{lab.yaml}:5: nodes.a.server: is "maybe"; allowed: true or false`},
-		{"unknown step", good + "steps:\n  - {explode: a}\n", `{lab.yaml}:7: steps[1]: unknown key "explode"; allowed: wait, expect, pods, ping, transfer, serve, fetch, flow, exec, partition, block, nat, rebind, move, pause, resume, kill, stop, start, heal, log, within, nodes`},
+		{"unknown step", good + "steps:\n  - {explode: a}\n", `{lab.yaml}:7: steps[1]: unknown key "explode"; allowed: wait, expect, pods, ping, transfer, serve, fetch, flow, exec, partition, block, zombie, nat, rebind, move, pause, resume, kill, stop, start, heal, log, within, nodes`},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			s := s.in(t)
