@@ -10,6 +10,7 @@ import (
 	"log/slog"
 	"net/netip"
 	"slices"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -37,7 +38,7 @@ type host struct {
 	plane   *plane.Plane
 	mtu     int // of its paths
 	wire    *Wire
-	admit   func(from, via identity.ID) bool
+	admit   atomic.Pointer[func(from, via identity.ID) bool]
 }
 
 func (h *host) v4() netip.Addr  { return netip.AddrFrom4([4]byte{10, 4, 0, byte(h.n)}) }
@@ -187,10 +188,10 @@ func (h *host) listen(all rosterOf) {
 	if err != nil {
 		h.t.Fatal(err)
 	}
-	h.admit = func(identity.ID, identity.ID) bool { return true }
+	h.admits(func(identity.ID, identity.ID) bool { return true })
 	h.wire = &Wire{Self: h.id(), Link: dataplane.LinkName, Port: port, Overlay: all.Overlay, Owner: all.Owner, Seal: n.SealEcho,
 		Open: n.OpenEcho, Count: n.CountEcho, MTU: func(identity.ID) int { return h.mtu }}
-	m := &Mirror{Wire: h.wire, Admit: func(from, via identity.ID) bool { return h.admit(from, via) }}
+	m := &Mirror{Wire: h.wire, Admit: func(from, via identity.ID) bool { return (*h.admit.Load())(from, via) }}
 	h.Must("listen", func() error { return n.Bind(h.v4(), h.v6()) })
 	done := make(chan struct{})
 	go func() {
@@ -207,6 +208,9 @@ func (h *host) listen(all rosterOf) {
 		<-done
 	})
 }
+
+// admits has a host's mirror answer whom it says, also while it answers others.
+func (h *host) admits(whom func(from, via identity.ID) bool) { h.admit.Store(&whom) }
 
 // ask asks by a leader, or without one.
 func (z *zombie) ask(via *host, kind Kind) (r result) {
@@ -305,7 +309,7 @@ func TestEchoesThroughALeader(t *testing.T) {
 		})
 	}
 	t.Run("a mirror answers whom it admits", func(t *testing.T) {
-		z.mirror.admit = func(from, via identity.ID) bool { return from == z.witness.id() && via == good.id() }
+		z.mirror.admits(func(from, via identity.ID) bool { return from == z.witness.id() && via == good.id() })
 		z.passes(bad)
 		z.passes(good, all...)
 	})
