@@ -29,16 +29,18 @@ type Node struct {
 // class orders nodes by how well they suit. Only the best class that has a leader carries traffic.
 func (n *Node) class() int {
 	switch {
-	case n.Reluctant:
+	case n.Silent && n.Reluctant:
 		return 0
-	case n.Silent:
+	case n.Silent: // one that drains forwards, at least
 		return 1
+	case n.Reluctant:
+		return 2
 	case n.Chosen, n.Wish:
-		return 4
+		return 5
 	case n.Public:
-		return 3
+		return 4
 	}
-	return 2
+	return 3
 }
 
 // Leader is a node that was elected.
@@ -54,7 +56,8 @@ type Leader struct {
 	Silent bool
 }
 
-// Elect gives each site at most perSite leaders, the best first. Where the log has chosen leaders of a site and one of
+// Elect gives each site at most perSite leaders, the best first, and behind them those that led before, as long as none of
+// them says that it leads. Where the log has chosen leaders of a site and one of
 // them is alive, only those lead: what a node says of itself then decides nothing. Else those that wish to lead come
 // first, then those with a public endpoint, then those that lead already, in the newest term first, then the lowest ID. So of equals none that
 // returns takes the place of one that leads. Nodes that are not alive are passed over, unless all of the site are: who
@@ -121,16 +124,25 @@ func compareFlags(a, b bool) int {
 
 func lead(ranked []*Node, perSite int) []Leader {
 	elected := ranked[:min(max(perSite, 1), len(ranked))]
-	nobody := !slices.ContainsFunc(elected, func(n *Node) bool { return n.Term > 0 && !n.Silent })
+	says := func(n *Node) bool { return n.Term > 0 && !n.Silent }
+	nobody := !slices.ContainsFunc(elected, says)
+	if nobody { // those who led before them go on until they are ready
+		for _, n := range ranked[len(elected):] {
+			if says(n) && len(elected) < 2*max(perSite, 1) {
+				elected, nobody = append(slices.Clip(elected), n), false
+			}
+		}
+	}
+	acts := func(n *Node) bool { return nobody && !n.Silent || n.Term > 0 }
 	best := -1
+	for _, n := range elected {
+		if acts(n) {
+			best = max(best, n.class())
+		}
+	}
 	out := make([]Leader, 0, len(elected))
 	for _, n := range elected {
-		l := Leader{ID: n.ID, Term: n.Term, Acting: nobody && !n.Silent || n.Term > 0, Silent: n.Silent}
-		if l.Acting {
-			best = max(best, n.class())
-			l.Reserve = n.class() < best
-		}
-		out = append(out, l)
+		out = append(out, Leader{ID: n.ID, Term: n.Term, Acting: acts(n), Reserve: acts(n) && n.class() < best, Silent: n.Silent})
 	}
 	return out
 }

@@ -699,3 +699,44 @@ func TestLeaderThatStartsAgainForwards(t *testing.T) {
 		t.Errorf("just started, and nobody's leader: elected %v, forwards %v", p.Elected, p.Forwards)
 	}
 }
+
+// TestLeadershipIsHandedOver: who led goes on until the one that was elected in its place says that it leads, which it does
+// once its sessions stand; but not when it forwards nothing, or has gone.
+func TestLeadershipIsHandedOver(t *testing.T) {
+	before, next := identity.ID{1}, identity.ID{2}
+	nodes := func(change func(before, next *sites.Node)) []sites.Node {
+		all := []sites.Node{{ID: before, Site: "home", Public: true, Term: 5, Alive: true},
+			{ID: next, Site: "home", Wish: true, Alive: true}}
+		change(&all[0], &all[1])
+		return all
+	}
+	for name, c := range map[string]struct {
+		change func(before, next *sites.Node)
+		want   []sites.Leader
+		terms  [2]uint64
+	}{
+		"another one is asked to lead": {func(_, _ *sites.Node) {},
+			[]sites.Leader{{ID: next}, {ID: before, Term: 5, Acting: true}}, [2]uint64{5, 5}},
+		"it says that it does": {func(_, next *sites.Node) { next.Term = 5 },
+			[]sites.Leader{{ID: next, Term: 5, Acting: true}}, [2]uint64{0, 6}},
+		"the former one drains": {func(before, _ *sites.Node) { before.Reluctant = true },
+			[]sites.Leader{{ID: next}, {ID: before, Term: 5, Acting: true}}, [2]uint64{5, 5}},
+		"the former one forwards nothing": {func(before, _ *sites.Node) { before.Silent = true },
+			[]sites.Leader{{ID: next, Acting: true}}, [2]uint64{0, 6}},
+		"the former one is away": {func(before, _ *sites.Node) { before.Alive = false },
+			[]sites.Leader{{ID: next, Acting: true}}, [2]uint64{0, 6}},
+		"the log has chosen the next one": {func(_, next *sites.Node) { next.Chosen = true },
+			[]sites.Leader{{ID: next, Acting: true}}, [2]uint64{0, 6}},
+	} {
+		all := nodes(c.change)
+		leaders := sites.Elect(all, 1)["home"]
+		if !slices.Equal(leaders, c.want) {
+			t.Errorf("%s: %+v, want %+v", name, leaders, c.want)
+		}
+		for i, id := range []identity.ID{before, next} {
+			if got := sites.Term(all, leaders, id); got != c.terms[i] {
+				t.Errorf("%s: node %d is to say term %d, want %d", name, i+1, got, c.terms[i])
+			}
+		}
+	}
+}
