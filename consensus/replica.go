@@ -166,14 +166,23 @@ func (r *Replica) catchUp(b *skeinv1.Batch) error {
 		return err
 	}
 	defer unlock()
+	evs, err := r.missing(b)
+	if err != nil || len(evs) == 0 {
+		return err
+	}
+	return r.apply(evs)
+}
+
+// missing are those events of a batch that the replica does not have. The caller writes.
+func (r *Replica) missing(b *skeinv1.Batch) ([]*skeinv1.Event, error) {
 	index := r.State().Index()
-	if last(b) <= index {
-		return nil
+	switch {
+	case last(b) <= index:
+		return nil, nil
+	case b.Base > index:
+		return nil, fmt.Errorf("catch up: %w: batch %d, replica %d", ErrBase, b.Base, index)
 	}
-	if b.Base > index {
-		return fmt.Errorf("catch up: %w: batch %d, replica %d", ErrBase, b.Base, index)
-	}
-	return r.apply(b.Events[index-b.Base:])
+	return b.Events[index-b.Base:], nil
 }
 
 // catchUpTo is catchUp for events that nobody vouches for: they are kept if the state that they lead to has the hash, which a server
@@ -184,17 +193,13 @@ func (r *Replica) catchUpTo(b *skeinv1.Batch, hash [32]byte) error {
 		return err
 	}
 	defer unlock()
-	index := r.State().Index()
-	if last(b) <= index {
-		return nil
-	}
-	if b.Base > index {
-		return fmt.Errorf("catch up: %w: batch %d, replica %d", ErrBase, b.Base, index)
+	evs, err := r.missing(b)
+	if err != nil || len(evs) == 0 {
+		return err
 	}
 	if r.isClosed() {
 		return fmt.Errorf("apply events: %s: %w", r.path, ErrClosed)
 	}
-	evs := b.Events[index-b.Base:]
 	next, err := r.tryFold(evs)
 	switch {
 	case err != nil:
