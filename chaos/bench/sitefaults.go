@@ -334,13 +334,7 @@ func (f *siteField) drainOnce(ctx context.Context, site, member string) (out []s
 	if _, err := c.DrainNode(ctx, &skeinv1.DrainNodeRequest{Node: leader}); err != nil {
 		return nil, err
 	}
-	if err := f.until(ctx, siteSettled, func() error {
-		now, err := f.boundTo(ctx, member)
-		if err == nil && now == leader {
-			err = fmt.Errorf("%s still sends through %s", member, leader)
-		}
-		return err
-	}); err != nil {
+	if err := f.leaves(ctx, member, leader); err != nil {
 		return nil, err
 	}
 	if err := t.answered(ctx, 2*siteBefore); err != nil {
@@ -354,6 +348,17 @@ func (f *siteField) drainOnce(ctx context.Context, site, member string) (out []s
 	}
 	_ = t.answered(ctx, siteBefore) // the account tells what was lost
 	return t.stop(), nil
+}
+
+// leaves returns when a member sends through another leader.
+func (f *siteField) leaves(ctx context.Context, member, leader string) error {
+	return f.until(ctx, siteSettled, func() error {
+		now, err := f.boundTo(ctx, member)
+		if err == nil && now == leader {
+			err = fmt.Errorf("%s still sends through %s", member, leader)
+		}
+		return err
+	})
 }
 
 // added starts leaders that were dead under traffic: one more of them than before.
@@ -386,13 +391,7 @@ func (f *siteField) addOnce(ctx context.Context, site, member string) (out []sit
 		return nil, err
 	}
 	// That the dead one is passed over has to be seen everywhere: what traffic loses by the death is another figure.
-	if err := f.until(ctx, siteSettled, func() error {
-		now, err := f.boundTo(ctx, member)
-		if err == nil && now == leader {
-			err = fmt.Errorf("%s still sends through %s", member, leader)
-		}
-		return err
-	}); err != nil {
+	if err := f.leaves(ctx, member, leader); err != nil {
 		return nil, err
 	}
 	yes := true
