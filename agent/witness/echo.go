@@ -172,7 +172,7 @@ func (w *Wire) try(via, mirror identity.ID, kind Kind) (f flow, most int, took f
 		if err != nil {
 			return fail(err)
 		}
-		size = w.room(hop, m.via.IsValid(), mtu, kind.six())
+		size = w.messageSize(hop, m.via.IsValid(), mtu, kind.six())
 	}
 	sealed, ok := w.Seal(mirror, m.encode(size))
 	if !ok {
@@ -196,8 +196,8 @@ func (w *Wire) try(via, mirror identity.ID, kind Kind) (f flow, most int, took f
 // sealBytes is how much longer a content is with its code.
 const sealBytes = 17
 
-// room is how many bytes a message may have that fills what the way by a peer carries.
-func (w *Wire) room(hop identity.ID, wrapped bool, mtu int, six bool) int {
+// messageSize is the size in bytes of a message that fills the MTU of the path by a peer.
+func (w *Wire) messageSize(hop identity.ID, wrapped bool, mtu int, six bool) int {
 	if path := w.MTU(hop); path > 0 {
 		if wrapped {
 			path -= dataplane.HopOverhead

@@ -395,15 +395,15 @@ func TestMessagesAreRead(t *testing.T) {
 func TestMirrorsRoom(t *testing.T) {
 	m, now, n := &Mirror{}, time.Unix(1000, 0), 0
 	for range 10_000 {
-		if m.room(identity.ID{1}, now) {
+		if m.mayAnswer(identity.ID{1}, now) {
 			n++
 		}
 	}
-	if n != answersBurst || !m.room(identity.ID{2}, now) {
+	if n != answersBurst || !m.mayAnswer(identity.ID{2}, now) {
 		t.Errorf("%d at once, and another member is left without", n)
 	}
 	for range 10_000 {
-		if m.room(identity.ID{1}, now.Add(time.Second)) {
+		if m.mayAnswer(identity.ID{1}, now.Add(time.Second)) {
 			n++
 		}
 	}

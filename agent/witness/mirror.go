@@ -47,8 +47,8 @@ func (b *bucket) take(now time.Time, rate, burst float64) bool {
 	return true
 }
 
-// room reports whether a member may be answered now.
-func (m *Mirror) room(from identity.ID, now time.Time) bool {
+// mayAnswer reports whether a member may be answered now.
+func (m *Mirror) mayAnswer(from identity.ID, now time.Time) bool {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	b := m.members[from]
@@ -65,7 +65,7 @@ func (m *Mirror) room(from identity.ID, now time.Time) bool {
 // Take answers an echo that a member sent from one of its overlay addresses to one of this host's. It does not wait.
 func (m *Mirror) Take(from identity.ID, at netip.AddrPort, self netip.AddrPort, content []byte) error {
 	q, err := decode(content)
-	if err != nil || q.kind != request || !m.room(from, time.Now()) {
+	if err != nil || q.kind != request || !m.mayAnswer(from, time.Now()) {
 		return err
 	}
 	hop, via := from, identity.ID{}
@@ -90,7 +90,7 @@ func (m *Mirror) Take(from identity.ID, at netip.AddrPort, self netip.AddrPort, 
 		if err != nil {
 			return err
 		}
-		size = min(size, m.Wire.room(hop, q.via.IsValid(), mtu, at.Addr().Is6()))
+		size = min(size, m.Wire.messageSize(hop, q.via.IsValid(), mtu, at.Addr().Is6()))
 	}
 	q.kind = answer
 	sealed, ok := m.Wire.Seal(from, q.encode(size))
