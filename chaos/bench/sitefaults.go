@@ -16,6 +16,9 @@ const (
 	leaderLimit = time.Second             // that traffic may stand still when a leader dies
 	zombieLimit = 2500 * time.Millisecond // and when one lives and does not forward
 	hardWindow  = 2500 * time.Millisecond // that traffic is watched for after a fault, at least
+	// pauseWindow is as long as it takes until answers count as lost and not as late: a leader that is stopped for less, again
+	// and again, is one whose host is slow, and is given more time with each.
+	pauseWindow = 4 * time.Second
 	// zombieBatch is how many runs are in one lab, each at another site: who was found once is kept out for longer the
 	// next time.
 	zombieBatch = 4
@@ -45,13 +48,15 @@ func siteFaults() []siteFault {
 			begin: func(ctx context.Context, f *siteField, leader string) error { return f.lab.Zombie(ctx, form, leader) },
 		}
 	}
+	paused := hard("paused", "leader of a site paused", func(_ context.Context, f *siteField, leader string) error {
+		return f.lab.Pause(leader)
+	})
+	paused.window = pauseWindow
 	return []siteFault{
 		hard("killed", "leader of a site killed", func(ctx context.Context, f *siteField, leader string) error {
 			return f.lab.Kill(ctx, leader)
 		}),
-		hard("paused", "leader of a site paused", func(_ context.Context, f *siteField, leader string) error {
-			return f.lab.Pause(leader)
-		}),
+		paused,
 		hard("cut", "leader of a site cut off", func(_ context.Context, f *siteField, leader string) error {
 			others := slices.DeleteFunc(slices.Clone(f.names), func(n string) bool { return n == leader })
 			return f.lab.Partition([]string{leader}, others)

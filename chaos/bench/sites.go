@@ -88,7 +88,8 @@ func numbered(site string, from, count int) (out []string) {
 }
 
 // settled waits until the members of every site see that a site's leaders lead it, and reach it through them. Its own
-// members must go by them: one that has led meanwhile goes by itself for a while longer.
+// members must go by them, one that has led meanwhile goes by itself for a while longer, and be reached by the one that
+// they send through: who has just lost its path to a leader goes by another one for some seconds.
 func (f *siteField) settled(ctx context.Context, site string) error {
 	return f.untilEvery(ctx, 200*time.Millisecond, siteSettled, func() error {
 		for _, s := range f.sites {
@@ -98,6 +99,7 @@ func (f *siteField) settled(ctx context.Context, site string) error {
 				}
 			}
 		}
+		bound := map[string]string{}
 		for _, m := range f.members(site) {
 			leader, err := f.boundTo(ctx, m)
 			if err == nil && leader == "" {
@@ -105,6 +107,23 @@ func (f *siteField) settled(ctx context.Context, site string) error {
 			}
 			if err != nil {
 				return err
+			}
+			bound[m] = leader
+		}
+		for _, s := range f.sites {
+			if s == site {
+				continue
+			}
+			for _, l := range f.leaders(s) {
+				hops, err := f.hops(ctx, l)
+				if err != nil {
+					return err
+				}
+				for m, leader := range bound {
+					if hops[m] != leader {
+						return fmt.Errorf("%s sends through %s, and is reached by %s through %q", m, leader, l, hops[m])
+					}
+				}
 			}
 		}
 		return nil

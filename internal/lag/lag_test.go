@@ -17,11 +17,16 @@ func TestMeter(t *testing.T) {
 		{time.Second, 10 * time.Millisecond, 0, 0}, // any machine is
 		{time.Second, 30 * time.Millisecond, 30 * time.Millisecond, 50 * time.Millisecond},
 		{100 * time.Millisecond, 400 * time.Millisecond, 400 * time.Millisecond, 400 * time.Millisecond},
-		{100 * time.Millisecond, 60 * time.Millisecond, 400 * time.Millisecond, 400 * time.Millisecond}, // the worst counts
-		{halfLife, 0, 200 * time.Millisecond, 400 * time.Millisecond},
-		{halfLife, 0, 100 * time.Millisecond, 400 * time.Millisecond},
-		{halfLife, 0, 50 * time.Millisecond, 50 * time.Millisecond}, // falls two steps late
+		{200 * time.Millisecond, 60 * time.Millisecond, 400 * time.Millisecond, 400 * time.Millisecond}, // the worst counts
+		{time.Second, 0, 60 * time.Millisecond, 100 * time.Millisecond},                                 // seen once, and once is over
+		{time.Second, 500 * time.Millisecond, 500 * time.Millisecond, 800 * time.Millisecond},
+		{onceCounts, 0, 400 * time.Millisecond, 800 * time.Millisecond}, // seen twice
+		{halfLife, 0, 200 * time.Millisecond, 800 * time.Millisecond},
+		{halfLife, 0, 100 * time.Millisecond, 100 * time.Millisecond}, // falls two steps late
+		{20 * halfLife, time.Hour, most, most},
+		{onceCounts, 0, 0, 0},
 		{time.Second, time.Hour, most, most},
+		{onceCounts, 0, most, most}, // twice
 		{20 * halfLife, 0, 0, 0},
 	} {
 		at = at.Add(c.after)
