@@ -74,7 +74,8 @@ func (a *Agent) planSites(now time.Time) {
 	if records[a.id] == nil { // not published yet
 		records[a.id] = a.claimed()
 	}
-	in := sites.Input{Self: a.id, Settings: st.Settings(), Nodes: st.Nodes(), Records: records, Alive: a.gossip.Alive}
+	in := sites.Input{Self: a.id, Settings: st.Settings(), Nodes: st.Nodes(), Records: records, Alive: a.gossip.Alive,
+		Outdated: a.gossip.Outdated}
 	if sites.InUse(in.Settings) {
 		in.Range = rangesOf(st)
 		in.Recent, in.Peered = s.leaders.Recent(now), s.peers.Recent(now)

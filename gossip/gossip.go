@@ -226,6 +226,14 @@ func (g *Gossip) Alive(id identity.ID) bool {
 	return id == g.cfg.Self || g.alive.has(id) && g.roster.member(id)
 }
 
+// Outdated reports whether a member has started again since it wrote the record that Records has of it. What a record
+// says of a process does not hold then: that process has ended. Like Alive it is a hint, which any member can forge
+// until the other one refutes it.
+func (g *Gossip) Outdated(id identity.ID) bool {
+	r, ok := g.table.get(id)
+	return ok && id != g.cfg.Self && r.mark.Epoch < g.alive.epoch(id)
+}
+
 // Changed receives a value after records or liveness changed; changes in quick succession come as one.
 func (g *Gossip) Changed() <-chan struct{} { return g.changed }
 

@@ -441,3 +441,49 @@ func TestEquivocationConverges(t *testing.T) {
 		}
 	})
 }
+
+// TestRecordsOfAnEndedRunAreOutdated: others know that a node has started again before they have its new record, whether
+// they have noticed that it was away or not. One that was only cut off is what it was.
+func TestRecordsOfAnEndedRunAreOutdated(t *testing.T) {
+	simtime.Test(t, func(t *testing.T) {
+		s := newSim(t, 5, 31)
+		defer s.end()
+		s.formed()
+		id, others := s.nodes[0].key.ID(), s.nodes[1:]
+		outdated := func(want bool) func() bool {
+			return func() bool {
+				return !slices.ContainsFunc(others, func(n *simNode) bool { return !n.g.Alive(id) || n.g.Outdated(id) != want })
+			}
+		}
+		for i, noticed := range []bool{false, true} {
+			if !outdated(false)() {
+				t.Error("a node that runs is outdated")
+			}
+			s.stop(0)
+			if noticed {
+				s.within(time.Minute, "its death is noticed", func() bool {
+					return !slices.ContainsFunc(others, func(n *simNode) bool { return n.g.Alive(id) || n.g.Outdated(id) })
+				})
+			}
+			s.startSilent(0, Config{Epoch: uint64(i + 2)})
+			s.within(30*time.Second, "it is alive in a new run", outdated(true))
+			s.publish(0, "again")
+			s.within(10*time.Second, "its new record has come", outdated(false))
+		}
+		s.net.mu.Lock()
+		s.net.side[id] = 1
+		s.net.mu.Unlock()
+		s.within(time.Minute, "it is cut off", func() bool {
+			return !slices.ContainsFunc(others, func(n *simNode) bool { return n.g.Alive(id) })
+		})
+		s.net.mu.Lock()
+		clear(s.net.side)
+		s.net.mu.Unlock()
+		s.within(time.Minute, "it is back", func() bool {
+			if slices.ContainsFunc(others, func(n *simNode) bool { return n.g.Outdated(id) }) {
+				t.Fatal("a node that was cut off is outdated")
+			}
+			return s.meshed(s.nodes)()
+		})
+	})
+}

@@ -199,21 +199,32 @@ func (d *delegate) NotifyMerge(peers []*memberlist.Node) error {
 	return errNotMember
 }
 
-func (d *delegate) NotifyJoin(n *memberlist.Node) {
-	if id, err := parseID(n.Name); err == nil && id != d.cfg.Self && d.alive.set(id, true) {
+func (d *delegate) NotifyJoin(n *memberlist.Node) { d.seen(n) }
+
+// seen notes that a member is alive, and in which run.
+func (d *delegate) seen(n *memberlist.Node) {
+	id, err := parseID(n.Name)
+	if err != nil || id == d.cfg.Self {
+		return
+	}
+	epoch := uint64(0)
+	if m, _, err := decodeMeta(n.Meta); err == nil && m.ID == id {
+		epoch = m.Epoch
+	}
+	if d.alive.set(id, epoch) {
 		signal(d.changed)
 	}
 }
 
 func (d *delegate) NotifyLeave(n *memberlist.Node) {
 	d.pace.Load().news()
-	if id, err := parseID(n.Name); err == nil && d.alive.set(id, false) {
+	if id, err := parseID(n.Name); err == nil && d.alive.remove(id) {
 		signal(d.changed)
 		d.rejoin.wakeUp()
 	}
 }
 
-func (d *delegate) NotifyUpdate(*memberlist.Node) {}
+func (d *delegate) NotifyUpdate(n *memberlist.Node) { d.seen(n) }
 
 // AckPayload is the hash of our records: whoever probes us learns whether it holds the same.
 func (d *delegate) AckPayload() []byte {
@@ -271,26 +282,38 @@ func (g *Gossip) mergeDigests() {
 	}
 }
 
-// aliveSet is whom memberlist sees alive, without the node itself.
+// aliveSet is whom memberlist sees alive, without the node itself, and the epoch of the run in which it does. An epoch
+// is what the newest accepted alive message says, and not the highest ever heard: so one that somebody has forged ends
+// as the member refutes it.
 type aliveSet struct {
 	mu sync.RWMutex
-	m  map[identity.ID]struct{}
+	m  map[identity.ID]uint64
 }
 
-func (a *aliveSet) set(id identity.ID, alive bool) (changed bool) {
+func (a *aliveSet) set(id identity.ID, epoch uint64) (changed bool) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
-	_, was := a.m[id]
-	switch {
-	case alive && !was:
-		if a.m == nil {
-			a.m = make(map[identity.ID]struct{})
-		}
-		a.m[id] = struct{}{}
-	case !alive:
-		delete(a.m, id)
+	old, was := a.m[id]
+	if a.m == nil {
+		a.m = make(map[identity.ID]uint64)
 	}
-	return was != alive
+	a.m[id] = epoch
+	return !was || old != epoch
+}
+
+func (a *aliveSet) remove(id identity.ID) (was bool) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	_, was = a.m[id]
+	delete(a.m, id)
+	return was
+}
+
+// epoch is that of a member's run; 0: it is not alive, or does not say.
+func (a *aliveSet) epoch(id identity.ID) uint64 {
+	a.mu.RLock()
+	defer a.mu.RUnlock()
+	return a.m[id]
 }
 
 func (a *aliveSet) has(id identity.ID) bool {

@@ -18,6 +18,9 @@ type Input struct {
 	Nodes    []*skeinv1.Node
 	Records  map[identity.ID]*skeinv1.Record
 	Alive    func(identity.ID) bool // of this host itself it is not asked
+	// Outdated tells whether a member has started again since it wrote its record. It does not lead then, whatever the
+	// record says: it has lost its sessions, and others have them anew before they have its new record. nil: none has.
+	Outdated func(identity.ID) bool
 	// Range is the site in whose range a member has its address; nil: there are no ranges.
 	Range func(*skeinv1.Node) (site string, ok bool)
 	// Recent are the nodes that this host has seen acting as leaders within Linger: it still takes packets from them.
@@ -126,6 +129,9 @@ func (m *maker) read() {
 			continue
 		}
 		node, known := Describe(id, n, m.in.Records[id], id == m.in.Self || m.in.Alive(id))
+		if m.in.Outdated != nil && m.in.Outdated(id) {
+			node.Term = 0
+		}
 		if id == m.in.Self {
 			known = true
 		} else if !known {

@@ -1,6 +1,7 @@
 package sites_test
 
 import (
+	"bytes"
 	"encoding/binary"
 	"fmt"
 	"maps"
@@ -736,6 +737,64 @@ func TestLeadershipIsHandedOver(t *testing.T) {
 		for i, id := range []identity.ID{before, next} {
 			if got := sites.Term(all, leaders, id); got != c.terms[i] {
 				t.Errorf("%s: node %d is to say term %d, want %d", name, i+1, got, c.terms[i])
+			}
+		}
+	}
+}
+
+// TestARecordOfAnEndedRunLeadsNothing: a leader that has started again is alive by gossip before its new record has
+// come. What the old one says does not count: nodes stay with those who lead meanwhile, until it says so again.
+func TestARecordOfAnEndedRunLeadsNothing(t *testing.T) {
+	back, goesOn, self, outside := identity.ID{1}, identity.ID{2}, identity.ID{3}, identity.ID{4}
+	outdated := map[identity.ID]bool{}
+	in := sites.Input{Settings: &skeinv1.Settings{Topology: sites.Site, LeadersPerSite: 2},
+		Alive:    func(identity.ID) bool { return true },
+		Outdated: func(id identity.ID) bool { return outdated[id] },
+		Records: map[identity.ID]*skeinv1.Record{
+			back:    {Site: "home", LeaderWish: true, Leads: 4},
+			goesOn:  {Site: "home", LeaderWish: true, Leads: 5},
+			self:    {Site: "home"},
+			outside: {Site: "dc", Leads: 1},
+		}}
+	for id := range in.Records {
+		in.Nodes = append(in.Nodes, &skeinv1.Node{Id: id.String()})
+	}
+	alive := func(identity.ID) bool { return false }
+	for _, c := range []struct {
+		what     string
+		outdated []identity.ID
+		acts     []identity.ID
+	}{
+		{"both run", nil, []identity.ID{back, goesOn}},
+		{"one has started again", []identity.ID{back}, []identity.ID{goesOn}},
+		{"both have, and nobody says that it leads", []identity.ID{back, goesOn}, []identity.ID{back, goesOn}},
+	} {
+		clear(outdated)
+		for _, id := range c.outdated {
+			outdated[id] = true
+		}
+		for _, at := range []identity.ID{self, outside} {
+			in.Self = at
+			p := sites.Make(in)
+			var acts []identity.ID
+			for _, l := range p.Leaders["home"] {
+				if l.Acting {
+					acts = append(acts, l.ID)
+				}
+			}
+			slices.SortFunc(acts, func(a, b identity.ID) int { return bytes.Compare(a[:], b[:]) })
+			if !slices.Equal(acts, c.acts) {
+				t.Errorf("%s: as %s has it %v act, want %v", c.what, at, acts, c.acts)
+			}
+			if at != outside {
+				continue
+			}
+			if w, ok := p.Way(self, alive); !ok || !slices.Contains(c.acts, w.Via) {
+				t.Errorf("%s: to its site by %+v", c.what, w)
+			}
+			takes := slices.ContainsFunc(p.Guards, func(g sites.Guard) bool { return g.From == back && g.Site })
+			if !takes {
+				t.Errorf("%s: what it brings is refused", c.what)
 			}
 		}
 	}
