@@ -550,6 +550,9 @@ func (a *Agent) readTraffic(ctx context.Context) {
 		}
 	}
 	a.paths.Traffic(counters)
+	if a.loop.mesh.returned.proven(counters) {
+		a.wakeUp()
+	}
 	late := a.lag.Late(at) >= lateForNAT // then answers may be, too
 	if peer, ok := a.loop.unanswered.look(counters, a.alive, at); ok && !late {
 		a.askToKnock(peer)

@@ -8,6 +8,7 @@ import (
 	"github.com/skeinmesh/skein/agent/path"
 	"github.com/skeinmesh/skein/agent/projection"
 	"github.com/skeinmesh/skein/agent/sites"
+	"github.com/skeinmesh/skein/dataplane"
 	"github.com/skeinmesh/skein/identity"
 )
 
@@ -25,6 +26,7 @@ type siteMesh struct {
 	plan     *sites.Plan // nil: none was made yet
 	before   *sites.Plan // the plan before the topology changed last, for sites.Linger; else nil
 	switched time.Time
+	returned returned
 	timer    *time.Timer // looks again
 }
 
@@ -59,13 +61,16 @@ func (a *Agent) followPlan(now time.Time) {
 	}
 	m.follow(p, now)
 	if p.Full && m.before == nil {
+		m.returned = nil
 		if r := a.reach.Load(); r == nil || !r.full {
 			a.reach.Store(&reach{full: true})
 		}
 		return
 	}
 	paths := a.currentPaths()
-	a.reach.Store(m.reach(a.roster.Members(), paths, shunned(p, a.witnesses.said(), paths), now))
+	members := a.roster.Members()
+	m.noteReturned(members, paths, a.handshake, now)
+	a.reach.Store(m.reach(members, paths, shunned(p, a.witnesses.said(), paths), now))
 	m.wake(now, a.wakeUp)
 }
 
@@ -80,14 +85,53 @@ func (m *siteMesh) follow(p *sites.Plan, now time.Time) {
 	m.plan = p
 }
 
+// handshake is when the last one with a peer was, as WireGuard's counters had it lately.
+func (a *Agent) handshake(id identity.ID) time.Time {
+	stats := a.stats.Load()
+	if stats == nil {
+		return time.Time{}
+	}
+	return (*stats)[dataplane.Key(a.loop.members[id])].LastHandshake
+}
+
+// deadPath reports whether nothing goes by a peer for its path.
+func deadPath(p path.Path, now time.Time) bool {
+	return !p.Alive || p.Kind == path.Relay && p.Rule == path.RuleDirectDead && now.Sub(p.Since) < shunFor
+}
+
+// noteReturned finds the peers that have come back.
+func (m *siteMesh) noteReturned(members []identity.ID, paths map[identity.ID]path.Path,
+	handshake func(identity.ID) time.Time, now time.Time) {
+	kept := returned{}
+	for _, id := range members {
+		if id == m.plan.Self || !m.plan.Peer(id) {
+			continue
+		}
+		p := paths[id]
+		m.returned.note(id, p, deadPath(p, now), handshake(id), now)
+		if a, ok := m.returned[id]; ok {
+			kept[id] = a
+		}
+	}
+	m.returned = kept
+}
+
+// way is how a plan has this host send to a node. Those that have come back and are still doubted are passed over like
+// dead ones, while another can do it.
+func (m *siteMesh) way(p *sites.Plan, to identity.ID, dead func(identity.ID) bool) (sites.Way, bool) {
+	doubted := func(id identity.ID) bool { return dead(id) || m.returned.doubted(id) }
+	w, ok := p.Way(to, doubted)
+	if ok && doubted(w.Via) {
+		return p.Way(to, dead)
+	}
+	return w, ok
+}
+
 // reach is the plan, with what is left of the one before it. Nothing goes by those that are shunned while there is another.
 func (m *siteMesh) reach(members []identity.ID, paths map[identity.ID]path.Path, shunned map[identity.ID]bool, now time.Time) *reach {
 	r := &reach{peers: map[identity.ID]bool{}, ways: map[identity.ID]projection.Way{}, guards: m.guards(members),
 		site: m.plan.Site, sites: make(map[identity.ID]string, len(members))}
-	dead := func(id identity.ID) bool {
-		p := paths[id]
-		return shunned[id] || !p.Alive || p.Kind == path.Relay && p.Rule == path.RuleDirectDead && now.Sub(p.Since) < shunFor
-	}
+	dead := func(id identity.ID) bool { return shunned[id] || deadPath(paths[id], now) }
 	for _, id := range members {
 		if id == m.plan.Self {
 			continue
@@ -98,10 +142,10 @@ func (m *siteMesh) reach(members []identity.ID, paths map[identity.ID]path.Path,
 		if m.plan.Peer(id) {
 			r.peers[id] = true
 		}
-		w, ok := m.plan.Way(id, dead)
+		w, ok := m.way(m.plan, id, dead)
 		others := passOn(w, id)
 		if m.before != nil {
-			last, had := m.before.Way(id, dead)
+			last, had := m.way(m.before, id, dead)
 			switch {
 			case !had:
 			case now.Sub(m.switched) < switchAfter,
@@ -165,17 +209,22 @@ func (m *siteMesh) guards(members []identity.ID) (out []projection.Guard) {
 	return out
 }
 
-// wake has the loop look again when what is left of the plan before ends.
+// wake has the loop look again when what is left of the plan before ends, or a doubt.
 func (m *siteMesh) wake(now time.Time, wake func()) {
 	if m.timer != nil {
 		m.timer.Stop()
 	}
-	if m.before == nil {
-		return
+	next := m.returned.until()
+	if m.before != nil {
+		end := m.switched.Add(sites.Linger)
+		if at := m.switched.Add(switchAfter); at.After(now) {
+			end = at
+		}
+		if next.IsZero() || end.Before(next) {
+			next = end
+		}
 	}
-	next := m.switched.Add(sites.Linger)
-	if at := m.switched.Add(switchAfter); at.After(now) {
-		next = at
+	if !next.IsZero() {
+		m.timer = time.AfterFunc(next.Sub(now), wake)
 	}
-	m.timer = time.AfterFunc(next.Sub(now), wake)
 }

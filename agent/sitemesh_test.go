@@ -21,11 +21,13 @@ type meshOf struct {
 	ids            map[string]identity.ID
 	all            []identity.ID
 	paths          map[identity.ID]path.Path
+	handshakes     map[identity.ID]time.Time
 	now            time.Time
 }
 
 func newMeshOf(t *testing.T) *meshOf {
-	w := &meshOf{t: t, ids: map[string]identity.ID{}, paths: map[identity.ID]path.Path{}, now: time.Unix(1e9, 0)}
+	w := &meshOf{t: t, ids: map[string]identity.ID{}, paths: map[identity.ID]path.Path{},
+		handshakes: map[identity.ID]time.Time{}, now: time.Unix(1e9, 0)}
 	for i, name := range []string{"a1", "a2", "a3", "b1", "b2", "b3"} {
 		w.ids[name] = identity.ID{byte(i + 1)}
 		w.all = append(w.all, w.ids[name])
@@ -53,6 +55,7 @@ func (w *meshOf) plan(self, topology string) *reach {
 	if p.Full && w.m.before == nil {
 		return &reach{full: true}
 	}
+	w.m.noteReturned(w.all, w.paths, func(id identity.ID) time.Time { return w.handshakes[id] }, w.now)
 	return w.m.reach(w.all, w.paths, nil, w.now)
 }
 
@@ -229,5 +232,63 @@ func TestWhomALeaderBelieves(t *testing.T) {
 	}
 	if _, ok := r.ways[w.ids["b3"]]; !ok || r.ways[w.ids["b3"]] == (projection.Way{}) {
 		t.Error("no way to b3")
+	}
+}
+
+// TestALeaderThatComesBackIsDoubted: its path is alive before WireGuard there has a session again. Until there was a
+// handshake others carry what goes by it, at both ends, as long as there is another.
+func TestALeaderThatComesBackIsDoubted(t *testing.T) {
+	direct := path.Path{Kind: path.Direct, Alive: true}
+	relayed := path.Path{Kind: path.Relay, Alive: true, Rule: path.RuleDirectDead}
+	for self, to := range map[string]string{"a3": "b3", "b1": "a3"} { // one of its site, and another site's leader
+		w := newMeshOf(t)
+		bound := w.way(w.plan(self, sites.Site), to)[len("via "):]
+		other := map[string]string{"a1": "a2", "a2": "a1"}[bound]
+		w.later(sites.Linger)
+		look := func(what string, p path.Path, after time.Duration, via string) {
+			t.Helper()
+			if w.paths[w.ids[bound]].Kind != p.Kind {
+				p.Since = w.now
+			}
+			w.paths[w.ids[bound]] = p
+			w.later(after)
+			w.want(self+": "+what, w.way(w.plan(self, sites.Site), to), "via "+via)
+		}
+		shake := func() { w.handshakes[w.ids[bound]] = w.now }
+
+		shake()
+		w.later(time.Second)
+		look("it is away", path.Path{Kind: path.Direct}, 0, other)
+		look("its path answers, and no session", direct, time.Second, other)
+		if got, want := w.m.returned.until(), w.now.Add(doubtFor); !got.Equal(want) {
+			t.Errorf("%s: it is looked at again at %s, want %s", self, got, want)
+		}
+		counters := map[identity.ID]path.Counters{w.ids[bound]: {Handshake: w.handshakes[w.ids[bound]]}}
+		if w.m.returned.proven(counters) {
+			t.Errorf("%s: the session of before is a proof", self)
+		}
+		shake()
+		if counters[w.ids[bound]] = (path.Counters{Handshake: w.now}); !w.m.returned.proven(counters) {
+			t.Errorf("%s: a handshake is no proof", self)
+		}
+		look("a handshake", direct, 0, bound)
+		look("long after", direct, time.Hour, bound)
+
+		look("it is away again", path.Path{Kind: path.Relay}, 0, other)
+		look("a relay reaches it", path.Path{Kind: path.Relay, Alive: true}, time.Second, other)
+		look("nothing has come for a while: it was cut off", path.Path{Kind: path.Relay, Alive: true}, doubtFor, bound)
+
+		look("direct", direct, 0, bound)
+		look("the direct path has died", relayed, time.Second, other)
+		shake()
+		w.later(time.Second)
+		look("it is back, with a handshake by the relay", direct, 0, bound)
+
+		w.paths[w.ids[other]] = path.Path{Kind: path.Direct}
+		look("away, and the other one too", path.Path{Kind: path.Direct}, 0, w.way(w.plan(self, sites.Site), to)[len("via "):])
+		look("it comes back, and there is no other", direct, 0, bound)
+		w.paths[w.ids[other]] = direct
+		shake()
+		look("it is proven, the other one not", direct, time.Second, bound)
 	}
 }

@@ -1,0 +1,70 @@
+package agent
+
+import (
+	"time"
+
+	"github.com/skeinmesh/skein/agent/path"
+	"github.com/skeinmesh/skein/identity"
+)
+
+// doubtFor is how long a peer that has come back is doubted at most. One that was cut off and did not start again
+// keeps its session, and the next handshake may be two minutes away.
+const doubtFor = 10 * time.Second
+
+// returned are the peers whose path has died and, as far as back is set, come back, and with which WireGuard has had no
+// handshake since. If such a peer has started again, its WireGuard in user space knows nothing of the session that this
+// host still sends with, and drops all that comes. Probes and relays need no session: the path is alive some 200 ms
+// before there is a new one.
+type returned map[identity.ID]absence
+
+type absence struct {
+	dead time.Time // when the path died, or was last seen dead; a handshake after that is a proof
+	back time.Time // since when it is alive again; zero: it is not
+}
+
+// note takes what a round of the loop sees of a peer: its path, whether nothing goes by it for that, and when the last
+// handshake was.
+func (r *returned) note(id identity.ID, p path.Path, dead bool, handshake, now time.Time) {
+	a, known := (*r)[id]
+	switch {
+	case !p.Alive:
+		a = absence{dead: now}
+	case known && a.back.IsZero():
+		a.back = now
+	case !known && dead: // a relay carries it since the direct path died
+		a = absence{dead: p.Since, back: p.Since}
+	case !known:
+		return
+	}
+	if !a.back.IsZero() && (handshake.After(a.dead) || now.Sub(a.back) >= doubtFor) {
+		delete(*r, id)
+		return
+	}
+	if *r == nil {
+		*r = returned{}
+	}
+	(*r)[id] = a
+}
+
+// doubted reports whether it is not known that a peer takes what this host sends.
+func (r returned) doubted(id identity.ID) bool { return !r[id].back.IsZero() }
+
+// proven reports whether there is a peer that is doubted no more by what WireGuard now says.
+func (r returned) proven(counters map[identity.ID]path.Counters) bool {
+	for id, a := range r {
+		if !a.back.IsZero() && counters[id].Handshake.After(a.dead) {
+			return true
+		}
+	}
+	return false
+}
+
+// until is when the next peer is doubted no more for the time alone; zero: there is none.
+func (r returned) until() (first time.Time) {
+	for _, a := range r {
+		if end := a.back.Add(doubtFor); !a.back.IsZero() && (first.IsZero() || end.Before(first)) {
+			first = end
+		}
+	}
+	return first
+}
