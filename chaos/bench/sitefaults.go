@@ -392,6 +392,10 @@ func (f *siteField) addOnce(ctx context.Context, site, member string) (out []sit
 	if err != nil {
 		return nil, err
 	}
+	_, run, err := f.seen(ctx, member, leader)
+	if err != nil {
+		return nil, err
+	}
 	if err := f.lab.Kill(ctx, leader); err != nil {
 		return nil, err
 	}
@@ -416,11 +420,51 @@ func (f *siteField) addOnce(ctx context.Context, site, member string) (out []sit
 	if err := f.lab.Start(ctx, leader); err != nil {
 		return nil, err
 	}
+	if err := f.leadsAgain(ctx, leader, run); err != nil {
+		return nil, err
+	}
 	if err := f.settled(ctx, site); err != nil {
 		return nil, err
 	}
 	_ = t.answered(ctx, 2*siteBefore) // the account tells what was lost
 	return t.stop(), nil
+}
+
+// leadsAgain returns when all members see a leader lead by the word of a later run than the given one. That it leads by
+// what it said before is seen right after its start, and is over before it says so again.
+func (f *siteField) leadsAgain(ctx context.Context, leader string, run uint64) error {
+	return f.untilEvery(ctx, 200*time.Millisecond, siteSettled, func() error {
+		for _, s := range f.sites {
+			for _, m := range f.members(s) {
+				if leads, now, err := f.seen(ctx, m, leader); err != nil {
+					return err
+				} else if leads != "leader" || now <= run {
+					return fmt.Errorf("%s sees %s as %q, by a record of run %d; it was in run %d before", m, leader, leads, now, run)
+				}
+			}
+		}
+		return nil
+	})
+}
+
+// seen is what a member sees a node be in its site, and the run that the node's record is of.
+func (f *siteField) seen(ctx context.Context, member, node string) (leads string, run uint64, err error) {
+	c, err := f.lab.Client(member)
+	if err != nil {
+		return "", 0, err
+	}
+	ctx, cancel := context.WithTimeout(ctx, 2*time.Second)
+	defer cancel()
+	nodes, err := c.Nodes(ctx, &skeinv1.NodesRequest{})
+	if err != nil {
+		return "", 0, fmt.Errorf("ask %s for the nodes: %w", member, err)
+	}
+	for _, n := range nodes.GetNodes() {
+		if n.GetNode().GetName() == node {
+			return n.GetSiteLeads(), n.GetRecord().GetEpoch(), nil
+		}
+	}
+	return "", 0, fmt.Errorf("%s does not know %s", member, node)
 }
 
 // withoutVoters kills all servers, and then measures the hard faults again in turns.
