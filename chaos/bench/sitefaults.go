@@ -378,6 +378,9 @@ func (f *siteField) added(ctx context.Context) Figure {
 		if err != nil {
 			return notMeasured(name, "0", fmt.Errorf("run %d, at %s: %w", i+1, site, err))
 		}
+		lost, sent, _, _ := total(out)
+		d, which := worst(out)
+		f.note("sites: leader added, run %d, at %s: %d of %d lost, %s (%s)", i+1, site, lost, sent, ms(d), which)
 		all.add(fmt.Sprintf("run %d, at %s", i+1, site), out)
 	}
 	return all.figure(name, "0", siteHow+
@@ -436,10 +439,13 @@ func (f *siteField) leadsAgain(ctx context.Context, leader string, run uint64) e
 	return f.untilEvery(ctx, 200*time.Millisecond, siteSettled, func() error {
 		for _, s := range f.sites {
 			for _, m := range f.members(s) {
-				if leads, now, err := f.seen(ctx, m, leader); err != nil {
+				leads, now, err := f.seen(ctx, m, leader)
+				if err != nil {
 					return err
-				} else if leads != "leader" || now <= run {
-					return fmt.Errorf("%s sees %s as %q, by a record of run %d; it was in run %d before", m, leader, leads, now, run)
+				}
+				if leads != "leader" || now <= run {
+					return fmt.Errorf("%s sees %s as %q, by a record of run %d; before it was in run %d",
+						m, leader, leads, now, run)
 				}
 			}
 		}
