@@ -130,7 +130,7 @@ func (a *Agent) observed() *skeinv1.Record {
 		r.RelayLinks = append(r.RelayLinks, &skeinv1.RelayLink{NodeId: l.Relay.String(), RttMicros: uint32(l.RTT.Microseconds())})
 	}
 	slices.SortFunc(r.RelayLinks, func(x, y *skeinv1.RelayLink) int { return strings.Compare(x.GetNodeId(), y.GetNodeId()) })
-	r.Leads = a.loop.sites.told
+	r.Leads = a.loop.sites.course.Told()
 	a.plain.record(r)
 	a.witnesses.record(r)
 	return r

@@ -51,12 +51,12 @@ func (w *meshOf) plan(self, topology string) *reach {
 	p := sites.Make(in)
 	w.leaders.Note(p.Acting(), w.now)
 	w.peers.Note(p.Peering(), w.now)
-	w.m.follow(p, w.now)
-	if p.Full && w.m.before == nil {
+	w.m.Follow(p, w.now)
+	if p.Full && !w.m.Switching() {
 		return &reach{full: true}
 	}
-	w.m.noteReturned(w.all, w.paths, func(id identity.ID) time.Time { return w.handshakes[id] }, w.now)
-	return w.m.reach(w.all, w.paths, nil, w.now)
+	w.m.noteReturned(p, w.all, w.paths, func(id identity.ID) time.Time { return w.handshakes[id] }, w.now)
+	return w.m.reach(p, w.all, w.paths, nil, w.now)
 }
 
 func (w *meshOf) later(d time.Duration) { w.now = w.now.Add(d) }
@@ -120,7 +120,7 @@ func TestTopologyIsSwitchedWithoutALoss(t *testing.T) {
 	r := w.plan("a3", sites.Site)
 	w.want("just switched", w.way(r, "b3"), "direct")
 	w.want("a leader may bring at once", w.brings(r, "a1"), "[b1 b2 b3]")
-	w.later(switchAfter)
+	w.later(sites.SwitchAfter)
 	r = w.plan("a3", sites.Site)
 	if got := w.way(r, "b3"); got != "via a1" && got != "via a2" {
 		t.Errorf("after the switch: %s", got)
@@ -139,7 +139,7 @@ func TestTopologyIsSwitchedWithoutALoss(t *testing.T) {
 	hop := w.way(r, "b3")
 	w.paths[w.ids["b3"]] = path.Path{} // no path yet
 	w.want("just switched back", w.way(w.plan("a3", ""), "b3"), hop)
-	w.later(switchAfter + time.Second)
+	w.later(sites.SwitchAfter + time.Second)
 	r = w.plan("a3", "")
 	w.want("while there is no path", w.way(r, "b3"), hop)
 	w.want("a leader may still bring", w.brings(r, "a1"), "[b1 b2 b3]")
@@ -175,13 +175,14 @@ func TestALeaderPassesOnAsOthersSend(t *testing.T) {
 	w.plan("a1", "")
 	for _, topology := range []string{sites.Site, "full"} {
 		w.later(time.Hour)
-		for after := range sites.Linger / time.Second {
+		for after := range sites.PassAsBefore / time.Second {
 			if got := w.way(w.plan("a1", topology), "b3"); !slices.Contains([]string{"b1+", "b2+", "via b1", "via b2"}, got) {
 				t.Errorf("%s, %d s after: others' packets go %s", topology, after, got)
 			}
 			w.later(time.Second)
 		}
 	}
+	w.later(sites.Linger)
 	w.want("long after", w.way(w.plan("a1", ""), "b3"), "direct")
 }
 
@@ -214,7 +215,7 @@ func TestADeadLeaderIsPassedOver(t *testing.T) {
 func TestWhomALeaderBelieves(t *testing.T) {
 	w := newMeshOf(t)
 	w.plan("a1", sites.Site)
-	w.later(sites.Linger + switchAfter)
+	w.later(sites.Linger + sites.SwitchAfter)
 	r := w.plan("a1", sites.Site)
 	for _, c := range []struct{ from, brings, way string }{
 		{"a3", "[a3]", "direct+"},

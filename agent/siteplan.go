@@ -4,7 +4,6 @@ import (
 	"cmp"
 	"fmt"
 	"net/netip"
-	"slices"
 	"time"
 
 	"google.golang.org/protobuf/proto"
@@ -17,48 +16,12 @@ import (
 	"github.com/skeinmesh/skein/internal/addr"
 )
 
-const (
-	electionRests = 2 * time.Second // so long an election gives the same until the record says so
-	// by then a leader says so, also while it does not reach the leaders of another site
-	sessionsBy = 10 * time.Second
-)
-
 // siteState is what the loop remembers of sites.
 type siteState struct {
-	leaders sites.Memory // that acted
-	peers   sites.Memory
-	term    termClock
-	told    uint64      // the term that the record names: none before packets are passed on
+	course  sites.Course
 	timer   *time.Timer // looks again
 	settled *skeinv1.NodeSettings
 	silent  map[string]bool // subjects of problems about leaders that do not forward
-}
-
-// termClock damps the term that the record names.
-type termClock struct {
-	term   uint64 // that the record names
-	wanted uint64 // by the election, since
-	since  time.Time
-}
-
-// next takes what the election gives, and whether this host reaches the other sites' leaders. It returns how long until
-// it is to be asked again, 0: when something changes.
-func (c *termClock) next(wanted uint64, ready bool, now time.Time) time.Duration {
-	if wanted != c.wanted {
-		c.wanted, c.since = wanted, now
-	}
-	if c.term == c.wanted {
-		return 0
-	}
-	rest := electionRests
-	if c.term == 0 && !ready { // it begins to lead
-		rest = sessionsBy
-	}
-	if wait := rest - now.Sub(c.since); wait > 0 {
-		return min(wait, electionRests) // readiness comes without news
-	}
-	c.term = c.wanted
-	return 0
 }
 
 // planSites makes the plan by which this host takes part in the sites' mesh.
@@ -78,33 +41,10 @@ func (a *Agent) planSites(now time.Time) {
 		Outdated: a.gossip.Outdated}
 	if sites.InUse(in.Settings) {
 		in.Range = rangesOf(st)
-		in.Recent, in.Peered = s.leaders.Recent(now), s.peers.Recent(now)
-		in.Fresh = now.Sub(a.started) < sites.ForwardOn
-		in.Led = s.term.term > 0 || s.leaders.Within(a.id, sites.ForwardOn, now)
 	}
-	p := sites.Make(in)
-	wait := time.Duration(0)
-	if p.Full || p.Topology(p.Site) == sites.Full {
-		s.term = termClock{}
-	} else if wait = s.term.next(p.Term, a.reachesLeaders(p), now); s.term.term > 0 && !p.Forwards {
-		in.Led = true // it begins to lead
-		p = sites.Make(in)
-	}
-	if s.told > 0 {
-		s.told = s.term.term
-	}
-	s.leaders.Note(p.Acting(), now)
-	s.peers.Note(p.Peering(), now)
+	p, wait := s.course.Plan(in, a.started, a.reachesOthers, now)
 	a.leaderChanges.note(a.sitePlan.Load(), p)
 	a.sitePlan.Store(p)
-	for _, m := range []*sites.Memory{&s.leaders, &s.peers} {
-		if at := m.Expires(); !p.Full && !at.IsZero() && at.After(now) {
-			wait = min(cmp.Or(wait, sites.Linger), at.Sub(now))
-		}
-	}
-	if in.Fresh {
-		wait = min(cmp.Or(wait, sites.ForwardOn), sites.ForwardOn-now.Sub(a.started))
-	}
 	if wait > 0 {
 		if s.timer == nil {
 			s.timer = time.AfterFunc(wait, a.wakeUp)
@@ -131,23 +71,15 @@ func rangesOf(st *events.State) func(*skeinv1.Node) (string, bool) {
 // tellTerm has the record say that this host leads once its data plane passes packets on: others begin to send as soon as
 // they hear it.
 func (a *Agent) tellTerm(applied bool) {
-	if s := &a.loop.sites; applied && s.told == 0 && s.term.term > 0 {
-		s.told = s.term.term
+	if applied && a.loop.sites.course.Tell() {
 		a.wakeUp()
 	}
 }
 
-// reachesLeaders reports whether this host has a path to a leader of each other site that has one alive.
-func (a *Agent) reachesLeaders(p *sites.Plan) bool {
+// reachesOthers reports whether this host has paths to those of other sites that it has to send to once it leads.
+func (a *Agent) reachesOthers(p *sites.Plan) bool {
 	paths := a.currentPaths()
-	for site, leaders := range p.Leaders {
-		alive := slices.DeleteFunc(slices.Clone(leaders), func(l sites.Leader) bool { return !a.gossip.Alive(l.ID) })
-		reached := slices.ContainsFunc(alive, func(l sites.Leader) bool { return paths[l.ID].Alive })
-		if site != p.Site && len(alive) > 0 && !reached {
-			return false
-		}
-	}
-	return true
+	return p.ReachesOthers(a.gossip.Alive, func(id identity.ID) bool { return paths[id].Alive })
 }
 
 // Subjects of problems about sites.

@@ -39,39 +39,6 @@ func TestLogComesFirst(t *testing.T) {
 	}
 }
 
-// A term is in the record once the election has given it for two seconds, and the other sites' leaders are reached, or
-// are not for ten.
-func TestTermIsDamped(t *testing.T) {
-	var c termClock
-	start := time.Unix(1000, 0)
-	for _, step := range []struct {
-		after  time.Duration
-		wanted uint64
-		ready  bool
-		term   uint64
-		again  bool
-	}{
-		{0, 1, true, 0, true},
-		{time.Second, 0, true, 0, false}, // a view that was not complete
-		{2 * time.Second, 1, false, 0, true},
-		{11 * time.Second, 1, false, 0, true},
-		{11*time.Second + time.Millisecond, 1, true, 1, false},
-		{20 * time.Second, 2, false, 1, true},
-		{22 * time.Second, 2, false, 2, false},
-		{30 * time.Second, 0, true, 2, true},
-		{31 * time.Second, 2, true, 2, false},
-		{40 * time.Second, 0, true, 2, true},
-		{42 * time.Second, 0, true, 0, false},
-		{50 * time.Second, 3, false, 0, true},
-		{60 * time.Second, 3, false, 3, false}, // it never got ready
-	} {
-		again := c.next(step.wanted, step.ready, start.Add(step.after))
-		if c.term != step.term || again > 0 != step.again || again > electionRests {
-			t.Errorf("after %s: term %d, again in %s; want %d, %t", step.after, c.term, again, step.term, step.again)
-		}
-	}
-}
-
 func TestSitesArePlanned(t *testing.T) {
 	h, near, far := newHost(t, "a"), newHost(t, "near"), newHost(t, "far")
 	w := newWorld(t, h, near, far)
@@ -138,7 +105,7 @@ func TestSitesArePlanned(t *testing.T) {
 		if m := problem(); !strings.Contains(m, `shall lead site "dc", and no endpoint of it is known`) {
 			t.Errorf("a leader that nobody can reach: %q", m)
 		}
-		time.Sleep(electionRests)
+		time.Sleep(sites.ElectionRests)
 		if p := look(); says() != 0 || !p.Forwards {
 			t.Errorf("after two seconds: it forwards %v, and before the data plane does the record says %d", p.Forwards, says())
 		}
@@ -161,32 +128,4 @@ func TestSitesArePlanned(t *testing.T) {
 			t.Errorf("without the topology again the record says %d", says())
 		}
 	})
-}
-
-// TestTermIsToldOncePacketsAreForwarded: others send by a new leader as soon as its record names a term, so its data plane
-// comes first. A record that names one follows at once.
-func TestTermIsToldOncePacketsAreForwarded(t *testing.T) {
-	a := &Agent{wake: make(chan struct{}, 1)}
-	s := &a.loop.sites
-	for _, c := range []struct {
-		decided uint64
-		applied bool
-		told    uint64
-		again   bool
-	}{
-		{0, true, 0, false},
-		{3, false, 0, false},
-		{3, true, 3, true},
-		{3, true, 3, false},
-	} {
-		s.term.term = c.decided
-		a.tellTerm(c.applied)
-		again := len(a.wake) > 0
-		if again {
-			<-a.wake
-		}
-		if s.told != c.told || again != c.again {
-			t.Errorf("%+v: told %d, again %v", c, s.told, again)
-		}
-	}
 }

@@ -77,8 +77,9 @@ func TestMirrorsAdmit(t *testing.T) {
 func TestShunned(t *testing.T) {
 	plan, id := silentMesh(t, twoSites, nil)
 	m, now := siteMesh{}, time.Unix(1000, 0)
-	m.follow(plan("a3"), now)
-	first, _ := m.plan.Way(id("b3"), func(identity.ID) bool { return false })
+	p := plan("a3")
+	m.Follow(p, now)
+	first, _ := p.Way(id("b3"), func(identity.ID) bool { return false })
 	other := map[identity.ID]string{id("a1"): "a2", id("a2"): "a1"}[first.Via]
 	for _, c := range []struct {
 		name string
@@ -101,7 +102,7 @@ func TestShunned(t *testing.T) {
 		for _, l := range c.said {
 			said = append(said, witness.Said{Leader: l, Kinds: 1})
 		}
-		r := m.reach(members, paths, shunned(m.plan, said, paths), now)
+		r := m.reach(p, members, paths, shunned(p, said, paths), now)
 		if via, ok := r.via(id("b3")); !ok || via != c.want {
 			t.Errorf("%s: by %s, want %s", c.name, via, c.want)
 		}

@@ -5,6 +5,7 @@ import (
 	"net/netip"
 	"slices"
 
+	"github.com/skeinmesh/skein/agent/sites"
 	"github.com/skeinmesh/skein/dataplane"
 	"github.com/skeinmesh/skein/identity"
 )
@@ -25,17 +26,10 @@ type Reach struct {
 }
 
 // Way is how packets travel to a member.
-type Way struct {
-	Via identity.ID // a peer: the member itself, or the one that passes packets on
-	// Passed is set when the way is for packets alone that this host passes on for others.
-	Passed bool
-}
+type Way = sites.Next
 
 // Guard lets a peer bring packets whose source is one of some members.
-type Guard struct {
-	From identity.ID
-	Of   []identity.ID
-}
+type Guard = sites.Bring
 
 func (r *Reach) peer(id identity.ID) bool { return r.Peers == nil || r.Peers[id] }
 

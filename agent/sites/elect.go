@@ -24,6 +24,7 @@ type Node struct {
 	Silent    bool   // its witnesses find that it does not forward; see Judge
 	Term      uint64 // in which it says that it leads; 0: it does not
 	Alive     bool
+	Lawful    bool // this host has seen it act as a leader within HandOver, by right; see Input.Lawful
 }
 
 // class orders nodes by how well they suit. Only the best class that has a leader carries traffic.
@@ -54,11 +55,14 @@ type Leader struct {
 	// Silent is set when its witnesses find that it does not forward, and another one leads that does: this one is a
 	// reserve.
 	Silent bool
+	// HandsOver is set while it goes on only because none of those says yet that it leads that the log has chosen.
+	HandsOver bool
 }
 
 // Elect gives each site at most perSite leaders, the best first, and behind them those that led before, as long as none of
 // them says that it leads. Where the log has chosen leaders of a site and one of
-// them is alive, only those lead: what a node says of itself then decides nothing. Else those that wish to lead come
+// them is alive, only those lead, and until one of them says so those that led by right before the log chose: what a node
+// says of itself then decides nothing. Else those that wish to lead come
 // first, then those with a public endpoint, then those that lead already, in the newest term first, then the lowest ID. So of equals none that
 // returns takes the place of one that leads. Nodes that are not alive are passed over, unless all of the site are: who
 // is cut off from a site goes on trying its leaders. Silent ones come after those that are not, and are judged as if they
@@ -73,13 +77,14 @@ func Elect(nodes []Node, perSite int) map[string][]Leader {
 	}
 	out := make(map[string][]Leader, len(bySite))
 	for site, all := range bySite {
-		out[site] = lead(ranked(all), perSite)
+		able, before := ranked(all)
+		out[site] = lead(able, before, perSite)
 	}
 	return out
 }
 
-// ranked are the nodes that can be elected, best first.
-func ranked(all []*Node) []*Node {
+// ranked are the nodes that can be elected, the best first, and those that may hand over to them.
+func ranked(all []*Node) (able, before []*Node) {
 	alive := make([]*Node, 0, len(all))
 	for _, n := range all {
 		if n.Alive {
@@ -90,6 +95,11 @@ func ranked(all []*Node) []*Node {
 		alive = append(alive, all...)
 	}
 	if slices.ContainsFunc(alive, (*Node).chosen) {
+		for _, n := range alive {
+			if !n.chosen() && n.Alive && n.Lawful {
+				before = append(before, n)
+			}
+		}
 		alive = slices.DeleteFunc(alive, func(n *Node) bool { return !n.chosen() })
 	}
 	if !slices.ContainsFunc(alive, func(n *Node) bool { return !n.Reluctant && !n.Silent }) {
@@ -99,14 +109,17 @@ func ranked(all []*Node) []*Node {
 			alive[i] = &heard
 		}
 	}
-	slices.SortFunc(alive, func(a, b *Node) int {
-		return cmp.Or(
-			cmp.Compare(b.class(), a.class()),
-			compareFlags(b.Public, a.Public), // of those that wish
-			cmp.Compare(b.Term, a.Term),
-			bytes.Compare(a.ID[:], b.ID[:]))
-	})
-	return alive
+	slices.SortFunc(alive, suitsBetter)
+	slices.SortFunc(before, suitsBetter)
+	return alive, before
+}
+
+func suitsBetter(a, b *Node) int {
+	return cmp.Or(
+		cmp.Compare(b.class(), a.class()),
+		compareFlags(b.Public, a.Public), // of those that wish
+		cmp.Compare(b.Term, a.Term),
+		bytes.Compare(a.ID[:], b.ID[:]))
 }
 
 // chosen reports whether the log has the node lead.
@@ -122,12 +135,12 @@ func compareFlags(a, b bool) int {
 	return -1
 }
 
-func lead(ranked []*Node, perSite int) []Leader {
+func lead(ranked, before []*Node, perSite int) []Leader {
 	elected := ranked[:min(max(perSite, 1), len(ranked))]
 	says := func(n *Node) bool { return n.Term > 0 && !n.Silent }
 	nobody := !slices.ContainsFunc(elected, says)
 	if nobody { // those who led before them go on until they are ready
-		for _, n := range ranked[len(elected):] {
+		for _, n := range slices.Concat(ranked[len(elected):], before) {
 			if says(n) && len(elected) < 2*max(perSite, 1) {
 				elected, nobody = append(slices.Clip(elected), n), false
 			}
@@ -142,7 +155,8 @@ func lead(ranked []*Node, perSite int) []Leader {
 	}
 	out := make([]Leader, 0, len(elected))
 	for _, n := range elected {
-		out = append(out, Leader{ID: n.ID, Term: n.Term, Acting: acts(n), Reserve: acts(n) && n.class() < best, Silent: n.Silent})
+		out = append(out, Leader{ID: n.ID, Term: n.Term, Acting: acts(n), Reserve: acts(n) && n.class() < best, Silent: n.Silent,
+			HandsOver: slices.Contains(before, n)})
 	}
 	return out
 }

@@ -15,6 +15,9 @@ const (
 	// ForwardOn is how long a host that has stopped to lead passes packets on. The difference to Linger is how much
 	// later than others it may learn that it has stopped.
 	ForwardOn = 15 * time.Second
+	// HandOver is how long those that led go on at most when the log has chosen others, and none of these says that it
+	// leads. By SessionsBy an elected node that lives does.
+	HandOver = 15 * time.Second
 )
 
 // Memory remembers nodes for Linger after they were noted last. It is not safe for concurrent use; the zero value is
@@ -53,11 +56,18 @@ func (m *Memory) Within(id identity.ID, d time.Duration, now time.Time) bool {
 	return ok && now.Sub(at) < d
 }
 
-// Expires is when the next of them is to be forgotten, if it is not noted again; zero: there are none.
-func (m *Memory) Expires() time.Time {
+// last is when a node was noted last; false: it is not remembered.
+func (m *Memory) last(id identity.ID) (at time.Time, ok bool) {
+	at, ok = m.seen[id]
+	return at, ok
+}
+
+// Expires is when the next of them is to be forgotten that was not noted just now; zero: there are none. Those that were
+// are to be noted again before they are asked for.
+func (m *Memory) Expires(now time.Time) time.Time {
 	var first time.Time
 	for _, at := range m.seen {
-		if end := at.Add(Linger); first.IsZero() || end.Before(first) {
+		if end := at.Add(Linger); at.Before(now) && (first.IsZero() || end.Before(first)) {
 			first = end
 		}
 	}

@@ -23,8 +23,11 @@ type Input struct {
 	Outdated func(identity.ID) bool
 	// Range is the site in whose range a member has its address; nil: there are no ranges.
 	Range func(*skeinv1.Node) (site string, ok bool)
-	// Recent are the nodes that this host has seen acting as leaders within Linger: it still takes packets from them.
+	// Recent are the nodes that this host has seen elected within Linger: it still takes packets from them.
 	Recent map[identity.ID]bool
+	// Lawful reports whether this host has seen a node act as a leader within HandOver, and not only because it handed
+	// over: it may go on for so long when the log chooses others. Nil: it has seen nobody.
+	Lawful func(identity.ID) bool
 	// Peered are the nodes that this host peered with within Linger: it still does, so that what is under way arrives.
 	Peered map[identity.ID]bool
 	// Led is set when this host itself acted as a leader within ForwardOn, and when it is about to: it passes packets on
@@ -33,6 +36,8 @@ type Input struct {
 	// Fresh is set within ForwardOn of the start of this host's agent. If it led before, others may send by it until they
 	// have its new record.
 	Fresh bool
+
+	leaders map[string][]Leader // of sites that hold no election; see Follower
 }
 
 // Plan is how one host takes part in the sites' mesh. It is not changed once it is made and can be read concurrently.
@@ -53,6 +58,7 @@ type Plan struct {
 	// Silent are the nodes that their witnesses find alive and not forwarding, whether they lead or not.
 	Silent map[identity.ID]Finding
 
+	in       Input // that it was made of
 	watched  []Watched
 	delivers bool // others may send to other nodes through this host
 	nodes    map[identity.ID]member
@@ -86,7 +92,7 @@ type Way struct {
 
 // Make makes the plan of one host.
 func Make(in Input) *Plan {
-	p := &Plan{Self: in.Self, Full: !InUse(in.Settings), nodes: make(map[identity.ID]member, len(in.Nodes))}
+	p := &Plan{Self: in.Self, in: in, Full: !InUse(in.Settings), nodes: make(map[identity.ID]member, len(in.Nodes))}
 	self := in.Self.String()
 	for _, n := range in.Nodes {
 		if n.GetId() == self {
@@ -100,7 +106,7 @@ func Make(in Input) *Plan {
 	if p.Full {
 		return p
 	}
-	m := &maker{Plan: p, in: in, perSite: int(cmp.Or(in.Settings.GetLeadersPerSite(), DefaultLeaders))}
+	m := &maker{Plan: p, perSite: int(cmp.Or(in.Settings.GetLeadersPerSite(), DefaultLeaders))}
 	m.read()
 	m.elect()
 	m.peer()
@@ -112,7 +118,6 @@ func Make(in Input) *Plan {
 // maker holds what is only needed while a plan is made.
 type maker struct {
 	*Plan
-	in       Input
 	perSite  int
 	order    []identity.ID // of all nodes
 	eligible []Node        // those whose site is known and that can lead in it
@@ -144,6 +149,7 @@ func (m *maker) read() {
 				m.topology[node.Site] = Topology(m.in.Settings, node.Site)
 			}
 			if m.topology[node.Site] == Site && !node.Unfit {
+				node.Lawful = m.in.Lawful != nil && m.in.Lawful(id)
 				m.eligible = append(m.eligible, node)
 			}
 		}
@@ -178,11 +184,12 @@ func (m *maker) guess(n *skeinv1.Node) (site string, ok bool) {
 	return site, ok && m.heard[site]
 }
 
-// elect finds the leaders, and who is entitled beside them: those that this host has lately seen acting as leaders, and
+// elect finds the leaders, and who is entitled beside them: those that this host has lately seen elected, and
 // as many more of a site as it has leaders that say of themselves that they lead. They lead by a view that is a little
 // older or newer than this one.
 func (m *maker) elect() {
 	m.Leaders = Elect(m.eligible, m.perSite)
+	maps.Copy(m.Leaders, m.in.leaders)
 	m.entitled = make(map[string][]identity.ID, len(m.Leaders))
 	claim := map[string][]Node{}
 	closed := map[string]bool{} // sites in which those lead that the log has chosen, and nobody else by its own word

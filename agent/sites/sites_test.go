@@ -536,8 +536,11 @@ func TestMemory(t *testing.T) {
 			t.Errorf("after %s: %v", c.after, r)
 		}
 	}
-	if got := m.Expires(); !got.Equal(at.Add(sites.Linger)) {
-		t.Errorf("it expires at %s", got)
+	if got := m.Expires(at.Add(20 * time.Second)); !got.Equal(at.Add(sites.Linger)) {
+		t.Errorf("the first expires at %s", got)
+	}
+	if got := m.Expires(at); !got.IsZero() {
+		t.Errorf("those that were noted just now expire at %s", got)
 	}
 }
 
@@ -726,8 +729,14 @@ func TestLeadershipIsHandedOver(t *testing.T) {
 			[]sites.Leader{{ID: next, Acting: true}}, [2]uint64{0, 6}},
 		"the former one is away": {func(before, _ *sites.Node) { before.Alive = false },
 			[]sites.Leader{{ID: next, Acting: true}}, [2]uint64{0, 6}},
-		"the log has chosen the next one": {func(_, next *sites.Node) { next.Chosen = true },
+		"the log has chosen the next one": {func(before, next *sites.Node) { before.Lawful, next.Chosen = true, true },
+			[]sites.Leader{{ID: next}, {ID: before, Term: 5, Acting: true, HandsOver: true}}, [2]uint64{5, 5}},
+		"and forbidden the former one": {func(before, next *sites.Node) { before.Lawful, before.Reluctant, next.Chosen = true, true, true },
+			[]sites.Leader{{ID: next}, {ID: before, Term: 5, Acting: true, HandsOver: true}}, [2]uint64{5, 5}},
+		"it has chosen the next one, and nobody has seen the former one lead": {func(_, next *sites.Node) { next.Chosen = true },
 			[]sites.Leader{{ID: next, Acting: true}}, [2]uint64{0, 6}},
+		"it has chosen the next one, which is ready": {func(before, next *sites.Node) { before.Lawful, next.Chosen, next.Term = true, true, 5 },
+			[]sites.Leader{{ID: next, Term: 5, Acting: true}}, [2]uint64{0, 6}},
 	} {
 		all := nodes(c.change)
 		leaders := sites.Elect(all, 1)["home"]

@@ -1,0 +1,288 @@
+package sites_test
+
+import (
+	"cmp"
+	"testing"
+	"time"
+
+	"github.com/skeinmesh/skein/agent/sites"
+	skeinv1 "github.com/skeinmesh/skein/api/skein/v1"
+	"github.com/skeinmesh/skein/identity"
+)
+
+// small is one host of a mesh of sites a and b, of three nodes each. What it sees changes by hand.
+type small struct {
+	t        *testing.T
+	self     string
+	settings *skeinv1.Settings
+	nodes    map[string]*skeinv1.Node
+	records  map[identity.ID]*skeinv1.Record
+	dead     map[identity.ID]bool
+	now      time.Time
+
+	course   sites.Course
+	follower sites.Follower
+	plan     *sites.Plan
+	wait     time.Duration
+	reach    *sites.Reach
+}
+
+var smallNames = []string{"a1", "a2", "a3", "b1", "b2", "b3"}
+
+func smallID(name string) identity.ID { return identity.ID{name[0], name[1]} }
+
+// newSmall has the named nodes lead.
+func newSmall(t *testing.T, self string, leaders ...string) *small {
+	s := &small{t: t, self: self, settings: &skeinv1.Settings{Topology: sites.Site, LeadersPerSite: 1, SiteTopology: map[string]string{}},
+		nodes: map[string]*skeinv1.Node{}, records: map[identity.ID]*skeinv1.Record{}, dead: map[identity.ID]bool{},
+		now: time.Unix(1e9, 0)}
+	for _, name := range smallNames {
+		s.nodes[name] = &skeinv1.Node{Id: smallID(name).String(), Settings: &skeinv1.NodeSettings{}}
+		s.records[smallID(name)] = &skeinv1.Record{Site: name[:1]}
+	}
+	for _, name := range leaders {
+		s.record(name).Leads = 1
+	}
+	s.look(0)
+	return s
+}
+
+func (s *small) record(name string) *skeinv1.Record { return s.records[smallID(name)] }
+
+// look has time pass, and the host look once at the end of it.
+func (s *small) look(after time.Duration) {
+	s.now = s.now.Add(after)
+	in := sites.Input{Self: smallID(s.self), Settings: &skeinv1.Settings{Topology: s.settings.GetTopology(),
+		LeadersPerSite: s.settings.GetLeadersPerSite(), SiteTopology: map[string]string{}}, Records: s.records,
+		Alive: func(identity.ID) bool { return true }}
+	for site, t := range s.settings.GetSiteTopology() {
+		in.Settings.SiteTopology[site] = t
+	}
+	var members []identity.ID
+	for _, name := range smallNames {
+		in.Nodes, members = append(in.Nodes, s.nodes[name]), append(members, smallID(name))
+	}
+	s.plan, s.wait = s.course.Plan(in, time.Time{}, func(*sites.Plan) bool { return true }, s.now)
+	s.follower.Follow(s.plan, s.now)
+	alive := func(id identity.ID) bool { return !s.dead[id] }
+	s.reach = s.follower.Reach(members, alive, func(p *sites.Plan, to identity.ID) (sites.Way, bool) {
+		return p.Way(to, func(id identity.ID) bool { return s.dead[id] })
+	}, s.now)
+}
+
+// way is how packets go to a node: by whose hands, and whether that is for others' packets alone; "" as they are.
+func (s *small) way(to string) string {
+	n, ok := s.reach.Ways[smallID(to)]
+	if !ok {
+		return ""
+	}
+	via := string(n.Via[:2])
+	if n.Passed {
+		return "others " + via
+	}
+	return via
+}
+
+func (s *small) brings(from, of string) bool {
+	for _, g := range s.reach.Guards {
+		for _, id := range g.Of {
+			if g.From == smallID(from) && id == smallID(of) {
+				return true
+			}
+		}
+	}
+	return false
+}
+
+func (s *small) want(what, have, want string) {
+	s.t.Helper()
+	if have != want {
+		s.t.Errorf("%s: %q, want %q", what, have, want)
+	}
+}
+
+// A quiet host makes no plan for minutes. What its last one said has held until the moment when something changes: who led
+// by it is believed for half a minute from then, and passes packets on for a quarter.
+func TestALastPlanHoldsUntilTheNext(t *testing.T) {
+	for _, self := range []string{"a2", "b1"} {
+		s := newSmall(t, self, "a2", "b1")
+		s.nodes["a1"].Settings.Leader = "yes"
+		s.record("a1").Leads = 1
+		s.record("a2").Leads = 0
+		s.look(10 * time.Minute)
+		for range 14 {
+			s.look(time.Second)
+		}
+		if self == "b1" && !s.brings("a2", "a3") {
+			t.Error("a leader of a moment ago brings nothing")
+		}
+		if self == "a2" && !s.plan.Forwards {
+			t.Error("who led a moment ago passes nothing on")
+		}
+		if self == "b1" && s.plan.Leaders["a"][0].ID != smallID("a1") {
+			t.Errorf("leaders %v", s.plan.Leaders["a"])
+		}
+	}
+}
+
+// One that leads no more stops to pass packets on by itself: it looks again when it is to, though nothing happens. Nobody
+// looks again for what has not ended.
+func TestWhoStopsToLeadLooksAgain(t *testing.T) {
+	s := newSmall(t, "a2", "a2", "b1")
+	s.look(time.Minute)
+	if s.wait != 0 {
+		t.Errorf("a quiet host looks again in %s", s.wait)
+	}
+	s.nodes["a1"].Settings.Leader = "yes"
+	s.record("a1").Leads, s.record("a2").Leads = 1, 0
+	looks := 0
+	for s.look(0); s.plan.Forwards; s.look(s.wait) {
+		if looks++; s.wait == 0 || looks > 20 {
+			t.Fatalf("it passes packets on, and looks again in %s", s.wait)
+		}
+	}
+	if ended := s.now.Sub(time.Unix(1e9, 0).Add(time.Minute)); ended != sites.ForwardOn {
+		t.Errorf("it stops after %s", ended)
+	}
+}
+
+// The topology changes again before the first change is over: packets go on as before the first one, since hosts have
+// not gone by the second yet, and what others bring by any of the three is taken.
+func TestTopologyChangesTwice(t *testing.T) {
+	s := newSmall(t, "b3", "a1", "b1")
+	s.look(time.Minute)
+	s.want("by leaders", s.way("a3"), "b1")
+	s.settings.SiteTopology["a"] = sites.Full
+	s.look(0)
+	s.settings.Topology = sites.Full
+	s.look(2 * time.Second)
+	s.want("just changed again", s.way("a3"), "b1")
+	s.look(2 * time.Second)
+	s.want("four seconds after the first change", s.way("a3"), "b1")
+	s.look(sites.SwitchAfter)
+	s.want("then", s.way("a3"), "")
+	if !s.brings("b1", "a3") {
+		t.Error("what comes by the former leader is refused")
+	}
+	s = newSmall(t, "a1", "a1", "b1")
+	s.settings.SiteTopology["b"] = sites.Full
+	s.look(time.Minute)
+	s.settings.SiteTopology["b"] = sites.Site
+	s.look(time.Second)
+	s.settings.SiteTopology["b"] = sites.Full
+	s.look(time.Second)
+	s.look(sites.SwitchAfter)
+	s.want("others' packets go by who led when packets went by it", s.way("b3"), "others b1")
+	s.look(time.Hour)
+	s.settings.SiteTopology["b"] = sites.Site
+	s.look(time.Second)
+	s.settings.SiteTopology["b"] = sites.Full
+	s.look(time.Second)
+	s.look(sites.SwitchAfter)
+	s.want("others' packets do not go by a topology that nobody went by", s.way("b3"), "others b3")
+}
+
+// Leaders change while the topology does. One that begins to lead takes and passes on what goes by the former topology,
+// and passes on nothing by the way that its own packets had before.
+func TestLeadersChangeWhileTheTopologyDoes(t *testing.T) {
+	s := newSmall(t, "a2", "a1", "b1")
+	s.look(time.Minute)
+	s.want("it leads nothing", s.way("b3"), "a1")
+	s.settings.SiteTopology["b"] = sites.Full
+	s.look(0)
+	s.want("and goes on so", s.way("b3"), "a1")
+	s.nodes["a2"].Settings.Leader = "yes"
+	s.record("a1").Leads = 0
+	for range 10 {
+		s.look(time.Second)
+	}
+	if !s.plan.Forwards {
+		t.Fatal("it does not lead")
+	}
+	s.want("others' packets go by the former leader of the other site", s.way("b3"), "others b1")
+	if !s.brings("b1", "b3") || !s.brings("b3", "b3") {
+		t.Errorf("what comes by the former topology, or by the new one, is refused")
+	}
+}
+
+// Hosts pass on as before for less time than they take what is passed on so, and begin less late to go another way.
+func TestThoseWhoTakeWaitLongest(t *testing.T) {
+	s := newSmall(t, "a1", "a1", "b1")
+	s.look(time.Minute)
+	s.settings.Topology = sites.Full
+	s.dead[smallID("b3")] = true
+	s.look(0)
+	for after := time.Duration(0); after < sites.Linger; after += time.Second {
+		want := "b1"
+		if after >= sites.MissingPath {
+			want = "others b1"
+		}
+		if after >= sites.PassAsBefore {
+			want = "others b3"
+		}
+		s.want(after.String(), s.way("b3"), want)
+		if !s.brings("b1", "b3") {
+			t.Errorf("after %s nothing is taken from who led", after)
+		}
+		s.look(time.Second)
+	}
+}
+
+// While the topology changes a former way that is dead is left for a new one that is not.
+func TestADeadFormerWayIsLeft(t *testing.T) {
+	s := newSmall(t, "a3", "a1", "b1")
+	s.look(time.Minute)
+	s.settings.Topology = sites.Full
+	for _, c := range []struct {
+		dead []string
+		want string
+	}{{nil, "a1"}, {[]string{"a1"}, ""}, {[]string{"a1", "b3"}, "a1"}, {[]string{"b3"}, "a1"}} {
+		clear(s.dead)
+		for _, name := range c.dead {
+			s.dead[smallID(name)] = true
+		}
+		s.look(0)
+		s.want("dead "+cmp.Or(append(c.dead, "nobody")...), s.way("b3"), c.want)
+	}
+}
+
+// One that was elected may begin to lead just when others hear that fewer shall: they take from it what they would have
+// taken a moment ago.
+func TestWhoWasElectedIsBelievedForAWhile(t *testing.T) {
+	s := newSmall(t, "b1", "a1", "b1")
+	s.settings.LeadersPerSite = 2
+	s.look(time.Minute)
+	if !s.brings("a2", "a3") {
+		t.Fatalf("leaders %v", s.plan.Leaders)
+	}
+	s.settings.LeadersPerSite = 1
+	s.look(time.Second)
+	if !s.brings("a2", "a3") || s.brings("a3", "a3") {
+		t.Error("who was elected brings nothing, or who was not does")
+	}
+	s.look(sites.Linger - time.Second)
+	s.look(time.Second)
+	if s.brings("a2", "a3") {
+		t.Error("who was elected half a minute ago brings packets")
+	}
+}
+
+// A node that begins to lead sends its own packets to acting leaders and to the nodes of full sites itself, so it waits for
+// the paths to all of them.
+func TestReachesOthers(t *testing.T) {
+	s := newSmall(t, "a1", "a1", "b1")
+	s.look(0)
+	reaches := func(dead string) bool {
+		return s.plan.ReachesOthers(func(id identity.ID) bool { return id != smallID("b2") }, func(id identity.ID) bool {
+			return id != smallID(dead) && id != smallID("b2")
+		})
+	}
+	if !reaches("b3") || reaches("b1") {
+		t.Error("with a site that has a leader")
+	}
+	s.settings.SiteTopology["b"] = sites.Full
+	s.look(0)
+	if reaches("b3") || reaches("b1") || !reaches("a3") {
+		t.Error("with a full site, of which one node is away")
+	}
+}
