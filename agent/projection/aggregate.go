@@ -11,14 +11,20 @@ import (
 	"github.com/skeinmesh/skein/identity"
 )
 
-// dest is a prefix of a member. Where its way is by a hop it has the node that passes packets on.
+// holder is a member as far as aggregates need to know it.
+type holder struct {
+	id    identity.ID
+	site  string
+	known bool       // the site is
+	via   netip.Addr // overlay IPv4 address of the node that passes packets on to it; invalid: none does
+	mtu   int
+}
+
+// dest is a prefix of a member: small, since there are thousands to be sorted.
 type dest struct {
 	prefix netip.Prefix
-	id     identity.ID
-	member int // the same for all that a member has
-	site   string
-	known  bool // the site is
-	way
+	of     int32 // its holder
+	pod    bool  // a route of pods' leads there, too
 }
 
 // way is where packets for a prefix go, as far as routes differ by it.
@@ -37,11 +43,12 @@ type route struct {
 // aggregates finds single routes for what lies in the ranges of other sites. What nobody has there leads to a leader of
 // that site, and ends there.
 type aggregates struct {
-	dests  []dest // of all other members, by address
-	parts  []part
-	routes []route // to all that other nodes pass packets on to; the longest prefix wins
+	holders []holder
+	dests   []dest // of all other members, by address
+	parts   []part
+	routes  []route // to all that other nodes pass packets on to; the longest prefix wins
 
-	members map[identity.ID]int // dest.member
+	of map[identity.ID]int32 // holders, by ID
 }
 
 // part is a prefix of another site's range, and what lies in it or around it.
@@ -54,19 +61,12 @@ type part struct {
 }
 
 // newAggregates takes what all other members have, and what else leads elsewhere.
-func (in *Input) newAggregates(dests []dest, kept ...[]netip.Prefix) *aggregates {
-	a := &aggregates{dests: dests}
+func (in *Input) newAggregates(holders []holder, dests []dest, kept ...[]netip.Prefix) *aggregates {
+	a := &aggregates{holders: holders, dests: dests, of: make(map[identity.ID]int32, len(holders))}
 	others := slices.Concat(kept...)
 	slices.SortFunc(a.dests, func(x, y dest) int { return byAddress(x.prefix, y.prefix) })
-	a.members = make(map[identity.ID]int)
-	for i := range a.dests {
-		d := &a.dests[i]
-		n, ok := a.members[d.id]
-		if !ok {
-			n = len(a.members)
-			a.members[d.id] = n
-		}
-		d.member = n
+	for i := range holders {
+		a.of[holders[i].id] = int32(i)
 	}
 	wide := a.wide(in.State.SiteRanges())
 	for _, r := range in.State.SiteRanges() {
@@ -119,16 +119,12 @@ func byAddress(a, b netip.Prefix) int { return cmp.Or(a.Addr().Compare(b.Addr())
 // pick takes those of a part's site for which f holds, by index; others are what is not to be covered. ok is false where f
 // does not hold for one of the site, or for none. What lies there and lives elsewhere has a route of its own, if f holds for it.
 func (a *aggregates) pick(v *part, f func(*dest) bool) (in []int, others []netip.Prefix, ok bool) {
-	if !slices.ContainsFunc(v.dests, func(i int) bool {
-		d := &a.dests[i]
-		return d.known && d.site == v.site && f(d)
-	}) {
+	if !slices.ContainsFunc(v.dests, func(i int) bool { return a.home(v, i) && f(&a.dests[i]) }) {
 		return nil, nil, false
 	}
 	ok, others = true, slices.Clone(v.others)
 	for _, i := range v.dests {
-		d := &a.dests[i]
-		home := d.known && d.site == v.site
+		d, home := &a.dests[i], a.home(v, i)
 		switch picked := f(d); {
 		case picked && home:
 			in = append(in, i)
@@ -140,22 +136,35 @@ func (a *aggregates) pick(v *part, f func(*dest) bool) (in []int, others []netip
 	return in, others, ok
 }
 
+// home reports whether a dest is its member's who is at the site of a part.
+func (a *aggregates) home(v *part, i int) bool {
+	h := &a.holders[a.dests[i].of]
+	return h.known && h.site == v.site
+}
+
+// way is that of a dest.
+func (a *aggregates) way(i int) way {
+	d := &a.dests[i]
+	h := &a.holders[d.of]
+	return way{h.via, h.mtu, d.pod}
+}
+
 func (a *aggregates) ways() (out []route) {
-	hop := func(d *dest) bool { return d.via.IsValid() }
+	hop := func(d *dest) bool { return a.holders[d.of].via.IsValid() }
 	covered := make([]bool, len(a.dests))
 	for n := range a.parts {
 		v := &a.parts[n]
 		in, others, _ := a.pick(v, hop)
 		entries := make([]route, len(in))
 		for n, i := range in {
-			entries[n] = route{a.dests[i].prefix, a.dests[i].way}
+			entries[n] = route{a.dests[i].prefix, a.way(i)}
 			entries[n].pod, covered[i] = v.pod, true
 		}
 		out = append(out, cover(v.prefix, entries, others)...)
 	}
 	for i := range a.dests {
 		if d := &a.dests[i]; !covered[i] && hop(d) {
-			out = append(out, route{d.prefix, d.way})
+			out = append(out, route{d.prefix, a.way(i)})
 		}
 	}
 	return shorten(out)
@@ -163,13 +172,13 @@ func (a *aggregates) ways() (out []route) {
 
 // sources are the prefixes of some members, and of nobody else that is known.
 func (a *aggregates) sources(of []identity.ID) (out []netip.Prefix) {
-	set := make([]bool, len(a.members))
+	set := make([]bool, len(a.holders))
 	for _, id := range of {
-		if n, ok := a.members[id]; ok {
+		if n, ok := a.of[id]; ok {
 			set[n] = true
 		}
 	}
-	pick := func(d *dest) bool { return set[d.member] }
+	pick := func(d *dest) bool { return set[d.of] }
 	covered := make([]bool, len(a.dests))
 	for n := range a.parts {
 		v := &a.parts[n]

@@ -48,6 +48,8 @@ type Input struct {
 	Keys *Keys
 	// Complete is set once state, records and paths have spoken.
 	Complete bool
+
+	addresses4 map[identity.ID]netip.Addr // of those that were asked for; see overlay4
 }
 
 // Endpoint is where WireGuard sends for a peer: an address of the peer's, or a local relay proxy.
@@ -99,18 +101,19 @@ func Project(in Input) (dataplane.Spec, []Refusal) {
 	if spec.Link.MTU == 0 {
 		spec.Link.MTU = dataplane.MTU
 	}
+	in.addresses4 = map[identity.ID]netip.Addr{}
 	nodes := in.State.Nodes()
 	spec.WireGuard.Peers = make(map[dataplane.Key]dataplane.Peer, len(nodes))
 	overlays := Overlays(in.State.Cluster())
 	var refused []Refusal
 	endpoints := endpointsByNode(in.State, in.Lingering)
 	addresses, own := make(map[identity.ID][]netip.Prefix, len(nodes)), []netip.Prefix(nil)
-	pods := map[netip.Prefix]bool{} // routes of pods' lead there, too
 	carried := in.plainPeers()
 	networks, translated, unled := in.networks(in.places(nodes), slices.Concat(overlays, Pools(in.State), plainNetworks(in.State)))
 	refused = append(refused, unled...)
 	spec.Translations = translated
 	ranged := in.Reach.used() && len(in.State.SiteRanges()) > 0 && in.overlay4(in.Self).IsValid()
+	var holders []holder
 	var dests []dest
 	for _, n := range nodes {
 		id, err := identity.ParseID(n.GetId())
@@ -135,47 +138,49 @@ func Project(in Input) (dataplane.Spec, []Refusal) {
 		mtu := in.mtu(id, spec.Link.MTU)
 		behind := networks[id]
 		via := in.passedBy(id)
-		remote := func(p netip.Prefix) {
-			if !ranged || !via.IsValid() {
+		alone := !ranged || !via.IsValid() // it has routes of its own
+		had := len(dests)
+		lead := func(p netip.Prefix, pods bool) { // pods: a route of theirs leads there, too
+			if pods && alone {
 				spec.Pods.Remote = append(spec.Pods.Remote, dataplane.Narrow{Prefix: p, MTU: mtu})
 			}
-			pods[p] = true
+			dests = append(dests, dest{p, int32(len(holders)), pods})
 		}
-		for _, b := range slices.Concat(blocksOf(in.State, n.GetId()), endpoints[n.GetId()], behind.routed, behind.elsewhere) {
-			if err := in.Host.mayLead(b); err != nil {
-				refused = append(refused, Refusal{Peer: id, Reason: err.Error(), Block: b})
-				continue
-			}
-			peer.AllowedIPs = append(peer.AllowedIPs, b)
-			remote(b)
+		for _, p := range overlayOf(n) {
+			lead(p, false)
 		}
-		for _, p := range carried[id] {
-			if err := in.Host.mayLead(p); err != nil {
-				refused = append(refused, Refusal{Peer: id, Reason: err.Error(), Block: p})
-				continue
-			}
-			peer.AllowedIPs = append(peer.AllowedIPs, p)
-			if !slices.ContainsFunc(overlays, p.Overlaps) {
-				remote(p)
+		blocks := blocksOf(in.State, n.GetId())
+		for i, some := range [...][]netip.Prefix{blocks, endpoints[n.GetId()], behind.routed, behind.elsewhere, carried[id]} {
+			for _, p := range some {
+				if err := in.Host.mayLead(p); err != nil {
+					refused = append(refused, Refusal{Peer: id, Reason: err.Error(), Block: p})
+					continue
+				}
+				lead(p, i < 4 || !slices.ContainsFunc(overlays, p.Overlaps))
 			}
 		}
-		peer.AllowedIPs = append(peer.AllowedIPs, behind.addresses...)
+		for _, p := range behind.addresses {
+			lead(p, false)
+		}
+		peer.AllowedIPs = make([]netip.Prefix, 0, len(dests)-had)
+		for _, d := range dests[had:] {
+			peer.AllowedIPs = append(peer.AllowedIPs, d.prefix)
+		}
 		if behind.own && len(translated) > 0 {
-			spec.Inside = slices.Concat(spec.Inside, overlayOf(n), blocksOf(in.State, n.GetId()), endpoints[n.GetId()], behind.routed, behind.addresses)
+			spec.Inside = slices.Concat(spec.Inside, overlayOf(n), blocks, endpoints[n.GetId()], behind.routed, behind.addresses)
 		}
 		slices.SortFunc(peer.AllowedIPs, netip.Prefix.Compare)
 		addresses[id] = peer.AllowedIPs
 		if in.Reach.peer(id) {
 			spec.WireGuard.Peers[dataplane.Key(n.GetWireguardKey())] = peer
 		}
-		if ranged {
-			site, known := in.Reach.Sites[id]
-			for _, p := range peer.AllowedIPs {
-				dests = append(dests, dest{prefix: p, id: id, site: site, known: known, way: way{via, mtu, pods[p]}})
-			}
-			if via.IsValid() {
-				continue
-			}
+		if site, known := in.Reach.Sites[id]; ranged {
+			holders = append(holders, holder{id, site, known, via, mtu})
+		} else {
+			dests = dests[:had]
+		}
+		if !alone {
+			continue
 		}
 		if mtu > 0 {
 			for _, p := range peer.AllowedIPs {
@@ -187,7 +192,7 @@ func Project(in Input) (dataplane.Spec, []Refusal) {
 	spec.Pods.Pools, spec.Pods.Elsewhere = poolsOf(in.State, in.Host.Connected)
 	var passed *aggregates
 	if ranged {
-		passed = in.newAggregates(dests, own, in.Host.Connected, endpoints[""], spec.Pods.Elsewhere)
+		passed = in.newAggregates(holders, dests, own, in.Host.Connected, endpoints[""], spec.Pods.Elsewhere)
 		for _, r := range passed.routes {
 			spec.Targets = append(spec.Targets, r.prefix)
 			spec.Link.Narrow = append(spec.Link.Narrow, dataplane.Narrow{Prefix: r.prefix, MTU: r.mtu})
@@ -223,6 +228,7 @@ func narrower(mtu, link int) int {
 // knock is the keepalive until a session is there again, where none is asked for.
 const knock = 25 * time.Second
 
+// peer is what WireGuard has of a member, if it is a peer, beside its addresses.
 func (in *Input) peer(id identity.ID, n *skeinv1.Node) (dataplane.Peer, error) {
 	if len(n.GetWireguardKey()) != len(dataplane.Key{}) {
 		return dataplane.Peer{}, fmt.Errorf("WireGuard key of %d bytes; want 32", len(n.GetWireguardKey()))
@@ -241,7 +247,9 @@ func (in *Input) peer(id identity.ID, n *skeinv1.Node) (dataplane.Peer, error) {
 			return dataplane.Peer{}, fmt.Errorf("overlay address %q: %w", text, err)
 		}
 	}
-	peer.AllowedIPs = overlayOf(n)
+	if !in.Reach.peer(id) {
+		return peer, nil
+	}
 	psk, err := in.Keys.of(in.State.Cluster().GetPskSeed(), in.Self, id)
 	if err != nil {
 		return dataplane.Peer{}, err

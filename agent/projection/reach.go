@@ -95,6 +95,11 @@ func (in *Input) hops(own []netip.Prefix, of map[identity.ID][]netip.Prefix, ran
 	}
 	slices.SortFunc(h.Routes, dataplane.HopRoute.Compare)
 	h.Routes = slices.CompactFunc(h.Routes, func(a, b dataplane.HopRoute) bool { return a.Prefix == b.Prefix })
+	type sourced struct {
+		of      []identity.ID
+		sources []netip.Prefix
+	}
+	var found []sourced // the leaders of a site may bring the same
 	for _, g := range in.Reach.Guards {
 		from := in.overlay4(g.From)
 		if !from.IsValid() {
@@ -102,7 +107,11 @@ func (in *Input) hops(own []netip.Prefix, of map[identity.ID][]netip.Prefix, ran
 		}
 		guard := dataplane.HopGuard{From: from}
 		if ranged != nil && len(g.Of) > 1 {
-			guard.Sources = ranged.sources(g.Of)
+			n := slices.IndexFunc(found, func(f sourced) bool { return slices.Equal(f.of, g.Of) })
+			if n < 0 {
+				n, found = len(found), append(found, sourced{g.Of, ranged.sources(g.Of)})
+			}
+			guard.Sources = slices.Clone(found[n].sources)
 		} else {
 			for _, id := range g.Of {
 				guard.Sources = append(guard.Sources, of[id]...)
@@ -139,9 +148,15 @@ func (in *Input) passedBy(id identity.ID) netip.Addr {
 
 // overlay4 is a member's overlay IPv4 address; invalid: it has none.
 func (in *Input) overlay4(id identity.ID) netip.Addr {
+	if a, ok := in.addresses4[id]; ok {
+		return a
+	}
 	a, err := netip.ParseAddr(in.State.Node(id).GetIpv4())
 	if err != nil {
-		return netip.Addr{}
+		a = netip.Addr{}
+	}
+	if in.addresses4 != nil {
+		in.addresses4[id] = a
 	}
 	return a
 }
