@@ -130,7 +130,9 @@ func (a *Agent) observed() *skeinv1.Record {
 		r.RelayLinks = append(r.RelayLinks, &skeinv1.RelayLink{NodeId: l.Relay.String(), RttMicros: uint32(l.RTT.Microseconds())})
 	}
 	slices.SortFunc(r.RelayLinks, func(x, y *skeinv1.RelayLink) int { return strings.Compare(x.GetNodeId(), y.GetNodeId()) })
-	r.Leads = a.loop.sites.course.Told()
+	if r.Leads = a.loop.sites.course.Told(); r.Leads > 0 {
+		r.LeaderSlot = a.sitePlan.Load().Slot()
+	}
 	a.plain.record(r)
 	a.witnesses.record(r)
 	return r

@@ -29,7 +29,7 @@ func eventsBy(p *sites.Plan, server bool, dead func(identity.ID) bool) siteEvent
 		return siteEvents{passes: true}
 	}
 	var e siteEvents
-	for _, id := range sites.Order(p.Leaders[p.Site], p.Self) {
+	for id := range p.Order(p.Self) {
 		acts := slices.ContainsFunc(p.Leaders[p.Site], func(l sites.Leader) bool { return l.ID == id && l.Acting })
 		if acts && !dead(id) {
 			e.from = append(e.from, id)

@@ -40,7 +40,7 @@ func (a *Agent) planSites(now time.Time) {
 	in := sites.Input{Self: a.id, Settings: st.Settings(), Nodes: st.Nodes(), Records: records, Alive: a.gossip.Alive,
 		Outdated: a.gossip.Outdated}
 	if sites.InUse(in.Settings) {
-		in.Range = rangesOf(st)
+		in.Range, in.Slice = rangesOf(st), st.Slices()
 	}
 	p, wait := s.course.Plan(in, a.started, a.reachesOthers, now)
 	a.leaderChanges.note(a.sitePlan.Load(), p)
@@ -149,7 +149,7 @@ func (a *Agent) siteStatus(r *skeinv1.StatusResponse) {
 	}
 	r.Topology, r.SiteLeads = p.Topology(p.Site), leads(p, a.id)
 	if r.GetTopology() == sites.Site {
-		for _, id := range sites.Order(p.Leaders[p.Site], a.id) {
+		for id := range p.Order(a.id) {
 			r.SiteLeaders = append(r.SiteLeaders, a.roster.Name(id))
 		}
 	}

@@ -47,7 +47,7 @@ func (d *decision) allocateBlocks(c *skeinv1.AllocateBlocks) error {
 		return err
 	}
 	site, ranged := rangedSite(d.s.settings.get(), n, c.GetSite(), c.GetSiteSaid())
-	numbers := d.blocksFor(r, int(min(total-uint64(held.n), MaxBlocksAtOnce)), site, ranged)
+	numbers := d.blocksFor(r, int(min(total-uint64(held.n), MaxBlocksAtOnce)), n, site, ranged)
 	if len(numbers) == 0 {
 		return d.refuseExhausted(r)
 	}
@@ -127,7 +127,7 @@ func (d *decision) nextBlocks(r *room, want int, except ...uint64) []uint64 {
 	if len(r.ranges) == 0 || len(out) >= want {
 		return out
 	}
-	others := slices.DeleteFunc(d.blocksIn(r, want+len(except), r.ranges), func(n uint64) bool { return slices.Contains(except, n) })
+	others := slices.DeleteFunc(d.blocksIn(r, want+len(except), r.ranges, 0), func(n uint64) bool { return slices.Contains(except, n) })
 	return append(out, others[:min(len(others), want-len(out))]...)
 }
 

@@ -94,7 +94,11 @@ func (s *State) fold(e *skeinv1.Event) {
 	case *skeinv1.Event_SiteTranslationRemoved:
 		s.dropTranslation(b.SiteTranslationRemoved.GetSite(), b.SiteTranslationRemoved.GetPrefix())
 	case *skeinv1.Event_SiteRangeAllotted:
-		if v := b.SiteRangeAllotted.GetRange(); v.GetIndex() == e.GetIndex() {
+		if v := b.SiteRangeAllotted.GetRange(); v.GetIndex() == e.GetIndex() && !v.GetSliced() {
+			s.allotRange(v)
+		}
+	case *skeinv1.Event_SlicedRangeAllotted:
+		if v := b.SlicedRangeAllotted.GetRange(); v.GetIndex() == e.GetIndex() && v.GetSliced() {
 			s.allotRange(v)
 		}
 	default:

@@ -11,8 +11,17 @@ import (
 	"github.com/skeinmesh/skein/identity"
 )
 
-// rangeSchema is the schema that brought ranges of sites.
-const rangeSchema = 7
+const (
+	rangeSchema = 7 // brought ranges of sites
+	sliceSchema = 8 // brought slices of them
+)
+
+// Slices is how many slices a site has. Each range that is sliced has that many equal parts, one of each slice, as far as it is large
+// enough. Members of a slice are bound to the same leader. 128 are enough for sixteen leaders to have about the same.
+const (
+	Slices    = 1 << sliceBits
+	sliceBits = 7
+)
 
 // Bounds of ranges. Fold rests on none of them.
 const (
@@ -27,12 +36,14 @@ const (
 type SiteRange struct {
 	Site, Pool string // Pool is empty for the overlay
 	IPv4, IPv6 netip.Prefix
+	Sliced     bool // its slices are filled alike
 }
 
 // blockRange is a site's range of a pool in the numbers of its blocks.
 type blockRange struct {
 	site        string
 	first, last uint64
+	sliced      bool
 }
 
 func (b blockRange) has(n uint64) bool { return n >= b.first && n <= b.last }
@@ -62,7 +73,7 @@ func (s *State) SiteRangesOf(pool string) (out []SiteRange) {
 
 // allotRange folds a range, unless a part of it is another's or it lies where there are none. It reports whether it did.
 func (s *State) allotRange(v *skeinv1.SiteRange) bool {
-	r := SiteRange{Site: v.GetSite(), Pool: v.GetPool()}
+	r := SiteRange{Site: v.GetSite(), Pool: v.GetPool(), Sliced: v.GetSliced()}
 	var ok4, ok6 bool
 	r.IPv4, ok4 = readRange(v.GetIpv4(), false)
 	r.IPv6, ok6 = readRange(v.GetIpv6(), true)
@@ -139,7 +150,7 @@ func (l *layout) rangeOf(r SiteRange) (b blockRange, ok bool) {
 			continue
 		}
 		first, _, _ := l.find(p.Addr())
-		b = blockRange{r.Site, first, first + 1<<size - 1}
+		b = blockRange{r.Site, first, first + 1<<size - 1, r.Sliced}
 		have := l.rangeAt(first, size)
 		return b, have.IPv4 == r.IPv4 && have.IPv6 == r.IPv6
 	}
@@ -204,8 +215,19 @@ func (d *decision) mayAllot() bool {
 	if d.s.rangeTable.n+d.allotted >= MaxSiteRanges {
 		return false
 	}
+	return d.allFold(rangeSchema)
+}
+
+// maySlice reports whether ranges may be sliced from now on, when somebody joins who folds a schema: all members bind to leaders
+// by slices as soon as there is one.
+func (d *decision) maySlice(joins uint32) bool {
+	return joins >= sliceSchema && d.allFold(sliceSchema)
+}
+
+// allFold reports whether all members fold a schema.
+func (d *decision) allFold(schema uint32) bool {
 	for n := range d.s.nodes.all() {
-		if n.GetMaxSchema() < rangeSchema {
+		if n.GetMaxSchema() < schema {
 			return false
 		}
 	}
@@ -215,9 +237,12 @@ func (d *decision) mayAllot() bool {
 // allot emits a range.
 func (d *decision) allot(r SiteRange) {
 	d.allotted++
-	d.emit(&skeinv1.Event{Body: &skeinv1.Event_SiteRangeAllotted{SiteRangeAllotted: &skeinv1.SiteRangeAllotted{
-		Range: &skeinv1.SiteRange{Site: r.Site, Pool: r.Pool, Ipv4: text(r.IPv4), Ipv6: text(r.IPv6), Index: d.nextIndex()},
-	}}})
+	v := &skeinv1.SiteRange{Site: r.Site, Pool: r.Pool, Ipv4: text(r.IPv4), Ipv6: text(r.IPv6), Index: d.nextIndex(), Sliced: r.Sliced}
+	e := &skeinv1.Event{Body: &skeinv1.Event_SiteRangeAllotted{SiteRangeAllotted: &skeinv1.SiteRangeAllotted{Range: v}}}
+	if r.Sliced {
+		e.Body = &skeinv1.Event_SlicedRangeAllotted{SlicedRangeAllotted: &skeinv1.SlicedRangeAllotted{Range: v}}
+	}
+	d.emit(e)
 }
 
 // rangeBits are the least and the best size of a site's next range, as powers of two, when it has some already: the first
@@ -232,8 +257,8 @@ func (d *decision) overlay(want *skeinv1.NewNode, cluster identity.ClusterID, id
 	ipv6 := identity.OverlayIPv6(cluster, id)
 	site, ranged := rangedSite(d.s.settings.get(), nil, want.GetSite(), want.GetSiteSaid())
 	if ranged {
-		if ipv4, six, ok := d.inRange(site, want.GetMaxSchema() >= rangeSchema); ok {
-			if a := siteIPv6(six, id); a.IsValid() && !d.s.taken(&d.s.addresses, a.String(), "") {
+		if ipv4, in, six, ok := d.inRange(site, want.GetMaxSchema()); ok {
+			if a := siteIPv6(six, id, in.slice(ipv4, id)); a.IsValid() && !d.s.taken(&d.s.addresses, a.String(), "") {
 				ipv6 = a
 			}
 			return ipv4, ipv6, nil
@@ -255,15 +280,17 @@ func (d *decision) firstRange(n *skeinv1.NewNode, set *skeinv1.Settings, cluster
 	if !ok {
 		return identity.OverlayIPv6(cluster, id)
 	}
+	r.Sliced = n.GetMaxSchema() >= sliceSchema
 	d.allot(r)
-	return siteIPv6(r.IPv6, id)
+	return siteIPv6(r, id, r.slice(overlay.Masked().Addr().Next(), id)) // the first node has the first address
 }
 
-// inRange is a free address of a site's ranges, and its IPv6 range. It allots the range if need be, and may be.
-func (d *decision) inRange(site string, may bool) (ipv4 netip.Addr, six netip.Prefix, ok bool) {
+// inRange is a free address of a site's ranges, the range that it is in, and the one that has IPv6. It allots the range if need be, and may be.
+// The node that asks for it folds a schema.
+func (d *decision) inRange(site string, folds uint32) (ipv4 netip.Addr, in, six SiteRange, ok bool) {
 	pool, err := netip.ParsePrefix(d.s.Cluster().GetOverlayIpv4())
 	if err != nil || !pool.Addr().Is4() || pool.Bits() > smallestOverlay {
-		return ipv4, six, false
+		return ipv4, in, six, false
 	}
 	have := 0
 	for _, r := range d.s.ranges {
@@ -272,41 +299,48 @@ func (d *decision) inRange(site string, may bool) (ipv4 netip.Addr, six netip.Pr
 		}
 		have++
 		if r.IPv6.IsValid() {
-			six = r.IPv6
+			six = r
 		}
 		if !ipv4.IsValid() {
-			ipv4 = d.s.firstFree(pool, r.IPv4)
+			ipv4, in = d.s.firstFree(pool, r), r
 		}
 	}
 	if ipv4.IsValid() {
-		return ipv4, six, true
+		return ipv4, in, six, true
 	}
-	if !may || !d.mayAllot() {
-		return ipv4, six, false
+	if folds < rangeSchema || !d.mayAllot() {
+		return ipv4, in, six, false
 	}
 	overlay6 := netip.Prefix{}
-	if !six.IsValid() {
+	if !six.IPv6.IsValid() {
 		overlay6, _ = netip.ParsePrefix(d.s.Cluster().GetOverlayIpv6())
 	}
 	r, ok := d.s.nextRange(pool, overlay6, site, have)
 	if !ok {
-		return ipv4, six, false
+		return ipv4, in, six, false
 	}
+	r.Sliced = d.maySlice(folds)
 	if r.IPv6.IsValid() {
-		six = r.IPv6
+		six = r
 	}
 	d.allot(r)
-	return d.s.firstFree(pool, r.IPv4), six, true
+	return d.s.firstFree(pool, r), r, six, true
 }
 
-// firstFree is the first address of a range that nobody has, which is neither the overlay's first nor its last.
-func (s *State) firstFree(pool, in netip.Prefix) netip.Addr {
+// firstFree is the first address of a range that nobody has, which is neither the overlay's first nor its last. Of one that is sliced
+// each half gets as many in turn, and so does each half of these: their order is that of their numbers read backwards, bit by bit.
+func (s *State) firstFree(pool netip.Prefix, of SiteRange) netip.Addr {
+	in := of.IPv4
 	if !in.IsValid() {
 		return netip.Addr{}
 	}
+	size := 32 - in.Bits()
 	network, first := number(pool.Masked().Addr()), number(in.Addr())
 	broadcast := network + (uint32(1)<<(32-pool.Bits()) - 1)
-	for i := range uint32(1) << (32 - in.Bits()) {
+	for i := range uint32(1) << size {
+		if of.Sliced {
+			i = bits.Reverse32(i) >> (32 - size)
+		}
 		a := address(first + i)
 		if first+i != network && first+i != broadcast && !s.taken(&s.addresses, a.String(), "") {
 			return a
@@ -403,39 +437,97 @@ func siteNumber(overlay netip.Prefix, a netip.Addr) uint16 {
 	return uint16(b[at])<<8 | uint16(b[at+1])
 }
 
-// siteIPv6 is a node's address in its site's IPv6 range: it ends as the node's ID does.
-func siteIPv6(six netip.Prefix, id identity.ID) netip.Addr {
-	if !six.IsValid() {
+// siteIPv6 is a node's address in its site's IPv6 range: it ends as the node's ID does, and begins with its slice where the range is
+// sliced.
+func siteIPv6(r SiteRange, id identity.ID, slice int) netip.Addr {
+	if !r.IPv6.IsValid() {
 		return netip.Addr{}
 	}
-	b := six.Addr().As16()
+	b := r.IPv6.Addr().As16()
 	copy(b[10:], id[2:])
+	if r.Sliced {
+		b[10] = byte(slice)<<(8-sliceBits) | b[10]&(1<<(8-sliceBits)-1)
+	}
 	return netip.AddrFrom16(b)
 }
 
+// slicer finds members' slices.
+type slicer []SiteRange // sliced ones of the overlay, by address
+
+func (s *State) slicer() (out slicer) {
+	for _, r := range s.ranges {
+		if r.Pool == "" && r.Sliced && r.IPv4.IsValid() {
+			out = append(out, r)
+		}
+	}
+	slices.SortFunc(out, func(a, b SiteRange) int { return a.IPv4.Addr().Compare(b.IPv4.Addr()) })
+	return out
+}
+
+// of is the slice of a member of a site: that part of the site's range in which it has its address, else one by its ID.
+func (sl slicer) of(a netip.Addr, id identity.ID, site string) int {
+	n, found := slices.BinarySearchFunc(sl, a, func(r SiteRange, a netip.Addr) int { return r.IPv4.Addr().Compare(a) })
+	if !found {
+		n--
+	}
+	if n < 0 || sl[n].Site != site {
+		return SiteRange{}.slice(a, id)
+	}
+	return sl[n].slice(a, id)
+}
+
+// slice is the slice of a node that has an address: by the part of the range in which that is, or where it lies elsewhere, or the range
+// is not sliced, by the node's ID.
+func (r SiteRange) slice(a netip.Addr, id identity.ID) int {
+	if !r.Sliced || !r.IPv4.Contains(a) {
+		return int(id[0] >> (8 - sliceBits))
+	}
+	offset, size := int(number(a)-number(r.IPv4.Addr())), 32-r.IPv4.Bits()
+	if size < sliceBits {
+		return offset << (sliceBits - size)
+	}
+	return offset >> (size - sliceBits)
+}
+
+// Slices tells in which slice a member of a site is; nil while no range is sliced: members are then bound to leaders one by one.
+func (s *State) Slices() func(n *skeinv1.Node, id identity.ID, site string) int {
+	if !slices.ContainsFunc(s.ranges, func(r SiteRange) bool { return r.Sliced }) {
+		return nil
+	}
+	sl := s.slicer()
+	return func(n *skeinv1.Node, id identity.ID, site string) int {
+		a, _ := netip.ParseAddr(n.GetIpv4())
+		return sl.of(a, id, site)
+	}
+}
+
 // blocksFor is up to want blocks of a pool for a node: from its site's ranges where there are any, or may be.
-func (d *decision) blocksFor(r *room, want int, site string, ranged bool) (out []uint64) {
+func (d *decision) blocksFor(r *room, want int, n *skeinv1.Node, site string, ranged bool) (out []uint64) {
 	if ranged {
+		a, _ := netip.ParseAddr(n.GetIpv4())
+		id, _ := identity.ParseID(n.GetId())
+		slice := d.s.slicer().of(a, id, site)
 		var own []blockRange
 		for _, b := range r.ranges {
 			if b.site == site {
 				own = append(own, b)
 			}
 		}
-		out = d.blocksIn(r, want, own)
+		out = d.blocksIn(r, want, own, slice)
+		sliced := d.maySlice(SchemaMax)
 		all := slices.Clone(r.ranges)
 		for len(out) < want && d.mayAllot() {
 			b, ok := d.nextBlockRange(r, all, len(own))
 			if !ok {
 				break
 			}
-			b.site = site
-			got := d.blocksIn(r, want-len(out), []blockRange{b})
+			b.site, b.sliced = site, sliced
+			got := d.blocksIn(r, want-len(out), []blockRange{b}, slice)
 			if len(got) == 0 {
 				break
 			}
 			v := r.layout.rangeAt(b.first, bits.Len64(b.last-b.first))
-			v.Site, v.Pool = site, r.pool.GetName()
+			v.Site, v.Pool, v.Sliced = site, r.pool.GetName(), sliced
 			d.allot(v)
 			own, all, out = append(own, b), append(all, b), append(out, got...)
 		}
@@ -446,14 +538,42 @@ func (d *decision) blocksFor(r *room, want int, site string, ranged bool) (out [
 	return out
 }
 
-// blocksIn is up to want blocks of some ranges, in the order of nextBlocks.
-func (d *decision) blocksIn(r *room, want int, in []blockRange) []uint64 {
+// near are the blocks of a range, without the last one named, that are as near to a slice as a level says: 0 are those of the slice, 1
+// those of the other half of the part that is twice as large, and so on. A range without slices has all of them at level 0.
+func (b blockRange) near(slice, level int) (first, last uint64) {
+	size := bits.Len64(b.last - b.first)
+	if !b.sliced {
+		if level > 0 {
+			return 0, 0
+		}
+		return b.first, b.last + 1
+	}
+	if size < sliceBits { // a block has several slices
+		if slice, level = slice>>(sliceBits-size), level-(sliceBits-size); level < 0 {
+			return 0, 0
+		}
+	} else {
+		size = sliceBits
+	}
+	width := (b.last - b.first + 1) >> size << max(0, level-1)
+	part := slice >> max(0, level-1)
+	if level > 0 {
+		part ^= 1
+	}
+	return b.first + uint64(part)*width, b.first + uint64(part+1)*width
+}
+
+// blocksIn is up to want blocks of some ranges, in the order of nextBlocks: of those that are sliced the nearest to a slice first.
+func (d *decision) blocksIn(r *room, want int, in []blockRange, slice int) []uint64 {
 	fresh := func(want int) (out []uint64) {
 		want = min(want, MaxNumbers-d.s.numbers)
-		for _, b := range in {
-			for n := b.first; len(out) < want && n <= b.last; n++ {
-				if !r.given(n) {
-					out = append(out, n)
+		for level := 0; level <= sliceBits; level++ {
+			for _, b := range in {
+				first, last := b.near(slice, level)
+				for n := first; len(out) < want && n < last; n++ {
+					if !r.given(n) {
+						out = append(out, n)
+					}
 				}
 			}
 		}

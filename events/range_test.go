@@ -43,6 +43,9 @@ func rangeHistory(t testing.TB) *world {
 	w.must(createPool(pool("p", 2, "10.64.0.0/24,fd02::/120")))
 	w.must(allocateAt("a", "p", 2, "dc"))
 	w.must(allocateAt("b", "p", 1, "home"))
+	w.must(folds("b", sliceSchema-1))
+	w.must(admit("c", "1", at("edge"))) // its range is not sliced
+	w.must(folds("b", SchemaMax))
 	return w
 }
 
@@ -63,13 +66,13 @@ func nodeAddresses(s *State, names ...string) string {
 	return strings.Join(out, " ")
 }
 
-// TestNodesGetAddressesOfTheirSite: from its range, the lowest first, and from another range when that one is full.
+// TestNodesGetAddressesOfTheirSite: from its range, of each half in turn, and from another range when that one is full.
 func TestNodesGetAddressesOfTheirSite(t *testing.T) {
 	w := bySite(t, "10.4.0.0/24", "dc")
 	for _, v := range []struct{ name, site string }{{"b", "home"}, {"c", "dc"}, {"d", "home"}, {"e", ""}} {
 		w.must(admit(v.name, "1", at(v.site)))
 	}
-	if have := nodeAddresses(w.s, "a", "b", "c", "d", "e"); have != "10.4.0.1 10.4.0.16 10.4.0.2 10.4.0.17 10.4.0.32" {
+	if have := nodeAddresses(w.s, "a", "b", "c", "d", "e"); have != "10.4.0.1 10.4.0.16 10.4.0.8 10.4.0.24 10.4.0.32" {
 		t.Errorf("addresses %s", have)
 	}
 	for i := range 40 {
@@ -151,12 +154,12 @@ func TestMembersBeforeRangesKeepTheirAddresses(t *testing.T) {
 	if have := strings.Join(ranges, ", "); have != "edge 10.64.0.32/27, dc 10.64.0.64/27, dc 10.64.0.128/26" {
 		t.Errorf("ranges of the pool: %s", have)
 	}
-	if have := numbersOf(w.s, "c"); have != "p/16 p/17 p/18 p/19 p/20 p/21 p/22 p/23 p/32" {
+	if have := numbersOf(w.s, "c"); have != "p/16 p/17 p/18 p/19 p/20 p/21 p/22 p/23 p/47" {
 		t.Errorf("c has %s", have)
 	}
 	w.must(release("c", "p", 16, 17))
 	if a := w.must(allocateAt("c", "p", 9, "dc")); given(a) != given(&skeinv1.Answer{Blocks: []*skeinv1.Block{
-		w.s.Block("p", 33), w.s.Block("p", 34)}}) {
+		w.s.Block("p", 46), w.s.Block("p", 44)}}) {
 		t.Errorf("instead of those that rest c gets %s", given(a))
 	}
 	w.must(drainPool("p"))
@@ -214,6 +217,92 @@ func TestRangesWaitForWhoDoesNotKnowThem(t *testing.T) {
 	w.refused(folds("a", rangeSchema-1), FailedPrecondition, "the cluster has ranges of sites, which need 7")
 }
 
+// TestSlicesWaitForWhoDoesNotKnowThem: as soon as one range is sliced all members bind to leaders by slices.
+func TestSlicesWaitForWhoDoesNotKnowThem(t *testing.T) {
+	w := newPoolsOf(t, SchemaMax)
+	w.must(createPool(pool("p", 2, "10.64.0.0/24")))
+	w.must(changeSettings(&skeinv1.Settings{Topology: "site"}, "topology"))
+	w.must(folds("b", sliceSchema-1))
+	w.must(admit("d", "1", at("dc")))
+	w.must(allocateAt("d", "p", 1, "dc"))
+	w.must(folds("b", sliceSchema))
+	old := admit("e", "1", at("home"))
+	old.GetAdmitNode().GetNode().MaxSchema = sliceSchema - 1
+	w.must(old)
+	for _, r := range w.s.SiteRanges() {
+		if r.Sliced {
+			t.Errorf("%v is sliced", r)
+		}
+	}
+	if len(w.s.SiteRanges()) != 3 || w.s.Slices() != nil {
+		t.Fatalf("ranges %s", rangesOf(w.s))
+	}
+	w.must(folds("e", sliceSchema))
+	w.must(admit("f", "1", at("edge")))
+	w.must(admit("g", "1", at("edge")))
+	if have := nodeAddresses(w.s, "d", "e", "f", "g"); have != "10.4.1.0 10.4.2.0 10.4.3.0 10.4.3.128" {
+		t.Errorf("addresses %s", have)
+	}
+	slice := w.s.Slices()
+	for name, want := range map[string]int{"f": 0, "g": Slices / 2} {
+		n := w.s.NodeByName(name)
+		if got := slice(n, nodeID(t, n), "edge"); got != want {
+			t.Errorf("%s is in slice %d, want %d", name, got, want)
+		}
+		if six := netip.MustParseAddr(n.GetIpv6()).As16(); int(six[10]>>(8-sliceBits)) != want {
+			t.Errorf("%s has %s", name, n.GetIpv6())
+		}
+		if got, byID := slice(n, nodeID(t, n), "dc"), int(nodeID(t, n)[0]>>(8-sliceBits)); got != byID {
+			t.Errorf("elsewhere %s is in slice %d, want %d", name, got, byID)
+		}
+	}
+	w.refused(folds("a", sliceSchema-1), FailedPrecondition, "the cluster has ranges of sites in slices, which need 8")
+	checkSame(t, "through bytes", w.s, throughBytes(t, w.s))
+}
+
+func nodeID(t testing.TB, n *skeinv1.Node) identity.ID {
+	v, err := identity.ParseID(n.GetId())
+	if err != nil {
+		t.Fatal(err)
+	}
+	return v
+}
+
+// TestSlicesAreFilledAlike: at any time each half of a range has as many members as the other, and so have halves of halves; their blocks
+// lie in the same part of the pool's ranges, however many ranges that are.
+func TestSlicesAreFilledAlike(t *testing.T) {
+	w := bySite(t, "10.4.0.0/16", "dc")
+	w.must(createPool(pool("p", 2, "10.64.0.0/20,fd02::/116")))
+	slice := func(n *skeinv1.Node) int { return w.s.Slices()(n, nodeID(t, n), "home") }
+	var parts [8]int
+	for i := range 100 {
+		a := w.must(admit(fmt.Sprintf("home%d", i), "1", at("home")))
+		n := w.s.NodeByName(a.GetNode().GetName())
+		parts[slice(n)*len(parts)/Slices]++
+		if slices.Max(parts[:])-slices.Min(parts[:]) > 1 {
+			t.Fatalf("after %d nodes the eighths have %v", i+1, parts)
+		}
+		for _, b := range w.must(allocateAt(n.GetName(), "p", 2, "home")).GetBlocks() {
+			r, ok := rangeOfBlock(w.s, b)
+			if !ok || r.slice(netip.MustParsePrefix(b.GetIpv4()).Addr(), identity.ID{})*2/Slices != slice(n)*2/Slices {
+				t.Fatalf("home%d in slice %d has the block %s of %v", i, slice(n), b.GetIpv4(), r)
+			}
+		}
+	}
+	if n := len(w.s.SiteRangesOf("p")); n < 3 {
+		t.Errorf("%d ranges of the pool", n)
+	}
+}
+
+func rangeOfBlock(s *State, b *skeinv1.Block) (SiteRange, bool) {
+	for _, r := range s.SiteRangesOf(b.GetPool()) {
+		if r.IPv4.Contains(netip.MustParsePrefix(b.GetIpv4()).Addr()) {
+			return r, true
+		}
+	}
+	return SiteRange{}, false
+}
+
 // TestContradictionsAboutRanges: facts that Decide never makes change nothing.
 func TestContradictionsAboutRanges(t *testing.T) {
 	w := rangeHistory(t)
@@ -240,6 +329,18 @@ func TestContradictionsAboutRanges(t *testing.T) {
 			}
 		}
 	}
+	for _, sliced := range []bool{false, true} { // the event and what it says contradict each other
+		s := w.s.Clone()
+		v := &skeinv1.SiteRange{Site: "x", Ipv4: "10.4.0.128/28", Index: s.Index() + 1, Sliced: sliced}
+		e := &skeinv1.Event{Body: &skeinv1.Event_SlicedRangeAllotted{SlicedRangeAllotted: &skeinv1.SlicedRangeAllotted{Range: v}}}
+		if sliced {
+			e.Body = &skeinv1.Event_SiteRangeAllotted{SiteRangeAllotted: &skeinv1.SiteRangeAllotted{Range: v}}
+		}
+		e.Index, e.Time, e.Schema = s.Index()+1, s.Time(), sliceSchema
+		if err := s.Fold(e); err != nil || rangesOf(s) != rangesOf(w.s) {
+			t.Errorf("%v: %v, %s", e, err, rangesOf(s))
+		}
+	}
 }
 
 // checkRanges: no address and no block lies in two ranges, all lie where they may, and what is derived is so.
@@ -247,7 +348,7 @@ func checkRanges(t fatal, s *State) {
 	t.Helper()
 	var all []SiteRange
 	for v := range s.rangeTable.all() {
-		r := SiteRange{Site: v.GetSite(), Pool: v.GetPool()}
+		r := SiteRange{Site: v.GetSite(), Pool: v.GetPool(), Sliced: v.GetSliced()}
 		r.IPv4, _ = readRange(v.GetIpv4(), false)
 		r.IPv6, _ = readRange(v.GetIpv6(), true)
 		within := s.overlays()

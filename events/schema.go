@@ -10,7 +10,7 @@ import (
 // SchemaMin and SchemaMax are the range of event schemas that this version folds.
 const (
 	SchemaMin uint32 = 1
-	SchemaMax uint32 = 7
+	SchemaMax uint32 = 8
 )
 
 // schemaOf is the registry of event bodies: the schema version that introduced each. A body that
@@ -64,6 +64,8 @@ func schemaOf(e *skeinv1.Event) uint32 {
 		return translationSchema
 	case *skeinv1.Event_SiteRangeAllotted:
 		return rangeSchema
+	case *skeinv1.Event_SlicedRangeAllotted:
+		return sliceSchema
 	}
 	return 0
 }
@@ -71,6 +73,8 @@ func schemaOf(e *skeinv1.Event) uint32 {
 // neededSchema is what a server has to fold for what is in the state, and what that is.
 func (s *State) neededSchema() (what string, schema uint32) {
 	switch {
+	case slices.ContainsFunc(s.ranges, func(r SiteRange) bool { return r.Sliced }):
+		return "ranges of sites in slices", sliceSchema
 	case s.translations.n > 0:
 		return "translated networks of sites", translationSchema
 	case s.rangeTable.n > 0:

@@ -294,7 +294,7 @@ func (r *ranged) input(self identity.ID, hidden ...identity.ID) projection.Input
 		Alive: func(identity.ID) bool { return true }, Range: func(n *skeinv1.Node) (string, bool) {
 			v, ok := r.s.RangeAt(netip.MustParseAddr(n.GetIpv4()))
 			return v.Site, ok
-		}}
+		}, Slice: r.s.Slices()}
 	for i, id := range r.ids {
 		v := &skeinv1.Record{Site: r.sites[id]}
 		if i < 20 {
@@ -388,7 +388,7 @@ func TestTenSitesOfAHundred(t *testing.T) {
 			before, _ := projection.Project(without(in))
 			n := sizeOf(spec)
 			t.Logf("%s, blocks %t: %+v; with a route for each member: %+v", what, blocks, n, sizeOf(before))
-			if n.peers > 120 || what == "member" && (n.routes4 > 120 || n.routes6 > 120 || n.pods4 > 120 || n.pods6 > 120 || n.sources > 120) {
+			if n.peers > 120 || n.pods4 > 120 || n.pods6 > 120 || what == "member" && n.sources > 120 || (what == "member" || !blocks) && (n.routes4 > 120 || n.routes6 > 120) {
 				t.Errorf("%s, blocks %t: %+v", what, blocks, n)
 			}
 		}
@@ -396,7 +396,7 @@ func TestTenSitesOfAHundred(t *testing.T) {
 }
 
 // TestAJoinChangesNothingElsewhere: neither when the log admits a node of another site, nor when it gets a block, nor when
-// its record comes. A leader elsewhere has as much to do as for any other node.
+// its record comes. The same holds for a leader elsewhere.
 func TestAJoinChangesNothingElsewhere(t *testing.T) {
 	r := tenSites(t, true)
 	member, leader := r.ids[100], r.ids[0]
@@ -411,11 +411,8 @@ func TestAJoinChangesNothingElsewhere(t *testing.T) {
 			}
 		}
 	}
-	now, _ := projection.Project(r.input(leader))
-	if n := len(strings.Split(difference(text(led), text(now)), "\n")); n > 60 {
-		t.Errorf("three joins elsewhere change %d lines of a leader's:\n%s", n, difference(text(led), text(now)))
-	} else {
-		t.Logf("three joins elsewhere change %d lines of a leader's", n)
+	if now, _ := projection.Project(r.input(leader)); !now.Equal(led) {
+		t.Errorf("three joins elsewhere change this of a leader's:\n%s", difference(text(led), text(now)))
 	}
 }
 

@@ -57,6 +57,7 @@ type Leader struct {
 	Silent bool
 	// HandsOver is set while it goes on only because none of those says yet that it leads that the log has chosen.
 	HandsOver bool
+	Slot      uint32 // which share of the site it carries, from 1 on; 0: none. See TakeSlots.
 }
 
 // Elect gives each site at most perSite leaders, the best first, and behind them those that led before, as long as none of

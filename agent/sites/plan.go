@@ -23,6 +23,9 @@ type Input struct {
 	Outdated func(identity.ID) bool
 	// Range is the site in whose range a member has its address; nil: there are no ranges.
 	Range func(*skeinv1.Node) (site string, ok bool)
+	// Slice is which slice of a site a member of it is in, below events.Slices; nil: members are bound to leaders one by
+	// one.
+	Slice func(n *skeinv1.Node, id identity.ID, site string) int
 	// Recent are the nodes that this host has seen elected within Linger: it still takes packets from them.
 	Recent map[identity.ID]bool
 	// Lawful reports whether this host has seen a node act as a leader within HandOver, and not only because it handed
@@ -63,10 +66,12 @@ type Plan struct {
 	delivers bool // others may send to other nodes through this host
 	nodes    map[identity.ID]member
 	topology map[string]string
+	sliced   map[string]*sliced // by site; nil: members are bound one by one
 }
 
 type member struct {
 	site  string
+	slice uint8
 	known bool // the site is
 	gate  bool // it peers with other sites by what all agree on
 	peer  bool // of this host
@@ -143,7 +148,11 @@ func (m *maker) read() {
 			node.Site, known = m.guess(n)
 		}
 		m.order = append(m.order, id)
-		m.nodes[id] = member{site: node.Site, known: known}
+		v := member{site: node.Site, known: known}
+		if known && m.in.Slice != nil {
+			v.slice = uint8(m.in.Slice(n, id, node.Site))
+		}
+		m.nodes[id] = v
 		if known {
 			if _, ok := m.topology[node.Site]; !ok {
 				m.topology[node.Site] = Topology(m.in.Settings, node.Site)
@@ -190,6 +199,7 @@ func (m *maker) guess(n *skeinv1.Node) (site string, ok bool) {
 func (m *maker) elect() {
 	m.Leaders = Elect(m.eligible, m.perSite)
 	maps.Copy(m.Leaders, m.in.leaders)
+	m.share()
 	m.entitled = make(map[string][]identity.ID, len(m.Leaders))
 	claim := map[string][]Node{}
 	closed := map[string]bool{} // sites in which those lead that the log has chosen, and nobody else by its own word
@@ -235,6 +245,22 @@ func (m *maker) elect() {
 		m.Elected = slices.ContainsFunc(own, func(l Leader) bool { return l.ID == m.Self })
 		m.Term = Term(m.eligible, own, m.Self)
 		m.Forwards = m.nodes[m.Self].gate || m.in.Led || m.in.Fresh && m.Elected
+	}
+}
+
+// share gives the leaders of each site their slots, and finds who carries which slices.
+func (m *maker) share() {
+	if m.in.Slice != nil {
+		m.sliced = make(map[string]*sliced, len(m.Leaders))
+	}
+	shares := &sharer{}
+	for site, leaders := range m.Leaders {
+		if _, former := m.in.leaders[site]; !former { // those have theirs, and belong to another plan
+			TakeSlots(leaders, m.perSite, func(id identity.ID) uint32 { return m.in.Records[id].GetLeaderSlot() })
+		}
+		if m.sliced != nil {
+			m.sliced[site] = newSliced(leaders, shares)
+		}
 	}
 }
 
@@ -358,7 +384,7 @@ func (p *Plan) Way(to identity.ID, dead func(identity.ID) bool) (Way, bool) {
 		return Way{Via: to, Deliver: p.delivers}, true
 	}
 	if p.topology[p.Site] == Site && !p.Forwards {
-		via, ok := p.first(p.Site, p.Self, dead)
+		via, ok := p.first(p.Self, dead)
 		if !ok || via != p.Self {
 			return Way{Via: via, Hop: true}, ok
 		}
@@ -366,27 +392,49 @@ func (p *Plan) Way(to identity.ID, dead func(identity.ID) bool) (Way, bool) {
 	if n.gate {
 		return Way{Via: to, Deliver: p.delivers}, true
 	}
-	via, ok := p.first(n.site, to, dead)
+	via, ok := p.first(to, dead)
 	return Way{Via: via, Hop: via != to, Deliver: via == to && p.delivers}, ok
 }
 
-// first is the leader of a site through which a node sends, and by which it is reached: the first of its order that is
-// not dead. While all that act are dead, a node that is elected itself is that leader for itself.
-func (p *Plan) first(site string, bound identity.ID, dead func(identity.ID) bool) (identity.ID, bool) {
-	order := Order(p.Leaders[site], bound)
-	if len(order) == 0 {
-		return identity.ID{}, false
+// Order is in which order a node uses the leaders of its site, and in which others use them to reach it.
+func (p *Plan) Order(node identity.ID) iter.Seq[identity.ID] {
+	n := p.nodes[node]
+	if s := p.sliced[n.site]; s != nil {
+		return s.order(n.slice)
 	}
-	elected := slices.Contains(order, bound)
-	for _, id := range order {
+	return slices.Values(Order(p.Leaders[n.site], node))
+}
+
+// Slot is which share of its site this host carries; 0: none.
+func (p *Plan) Slot() uint32 {
+	if p == nil {
+		return 0
+	}
+	for _, l := range p.Leaders[p.Site] {
+		if l.ID == p.Self {
+			return l.Slot
+		}
+	}
+	return 0
+}
+
+// first is the leader of its site through which a node sends, and by which it is reached: the first of its order that is
+// not dead. While all that act are dead, a node that is elected itself is that leader for itself.
+func (p *Plan) first(bound identity.ID, dead func(identity.ID) bool) (identity.ID, bool) {
+	elected := slices.ContainsFunc(p.Leaders[p.nodes[bound].site], func(l Leader) bool { return l.ID == bound })
+	var best identity.ID
+	ok := false
+	for id := range p.Order(bound) {
 		switch {
 		case elected && !p.nodes[id].gate:
 			return bound, true
 		case !dead(id):
 			return id, true
+		case !ok:
+			best, ok = id, true
 		}
 	}
-	return order[0], true
+	return best, ok
 }
 
 func compareIDs(a, b identity.ID) int { return bytes.Compare(a[:], b[:]) }

@@ -15,6 +15,7 @@ import (
 
 	"github.com/skeinmesh/skein/agent/sites"
 	skeinv1 "github.com/skeinmesh/skein/api/skein/v1"
+	"github.com/skeinmesh/skein/events"
 	"github.com/skeinmesh/skein/identity"
 )
 
@@ -33,6 +34,7 @@ type view struct {
 	records  map[identity.ID]*skeinv1.Record
 	away     map[identity.ID]bool // that gossip does not see
 	recent   map[identity.ID]bool
+	sliced   bool // members are bound by slices
 	led      bool
 	dead     map[identity.ID]bool // for this host's path machines
 }
@@ -45,17 +47,21 @@ func (v *view) clone() *view {
 		maps.Clone(v.dead)
 	for id, r := range v.records {
 		c.records[id] = &skeinv1.Record{Site: r.GetSite(), LeaderWish: r.GetLeaderWish(),
-			ForcedEndpoint: r.GetForcedEndpoint(), Leads: r.GetLeads(), Role: r.GetRole(),
+			ForcedEndpoint: r.GetForcedEndpoint(), Leads: r.GetLeads(), LeaderSlot: r.GetLeaderSlot(), Role: r.GetRole(),
 			SilentLeaders: r.GetSilentLeaders()}
 	}
 	return &c
 }
 
 func (v *view) plan(self identity.ID) *sites.Plan {
-	return sites.Make(sites.Input{
+	in := sites.Input{
 		Self: self, Settings: v.settings, Nodes: v.nodes, Records: v.records,
 		Alive: func(id identity.ID) bool { return !v.away[id] }, Recent: v.recent, Led: v.led,
-	})
+	}
+	if v.sliced {
+		in.Slice = func(_ *skeinv1.Node, id identity.ID, _ string) int { return int(id[0]) % events.Slices }
+	}
+	return sites.Make(in)
 }
 
 func (v *view) ids() (out []identity.ID) {
@@ -74,6 +80,7 @@ func mesh(t *rapid.T) *view {
 	if rapid.IntRange(0, 9).Draw(t, "topology") == 0 {
 		v.settings.Topology = sites.Full
 	}
+	v.sliced = rapid.Bool().Draw(t, "sliced")
 	v.settings.LeadersPerSite = rapid.Uint32Range(0, 4).Draw(t, "leaders")
 	for i := range rapid.IntRange(1, 5).Draw(t, "sites") {
 		site := []string{"", "dc", "home", "cloud", "lab"}[i]
@@ -86,7 +93,7 @@ func mesh(t *rapid.T) *view {
 			v.nodes = append(v.nodes, &skeinv1.Node{Id: n.String(), Draining: rapid.IntRange(0, 9).Draw(t,
 				"drains") == 0})
 			r := &skeinv1.Record{Site: site, LeaderWish: rapid.IntRange(0, 3).Draw(t, "wish") == 0,
-				Leads: rapid.Uint64Range(0, 3).Draw(t, "leads")}
+				Leads: rapid.Uint64Range(0, 3).Draw(t, "leads"), LeaderSlot: rapid.Uint32Range(0, 5).Draw(t, "slot")}
 			if rapid.Bool().Draw(t, "public") {
 				r.ForcedEndpoint = "198.18.0.1:51820"
 			}
@@ -271,8 +278,10 @@ func TestDifferingViews(t *testing.T) {
 				w.dead[o] = rapid.IntRange(0, 3).Draw(t, "dead") == 0
 				if rapid.IntRange(0, 2).Draw(t, "else") == 0 {
 					w.records[o].Leads = rapid.Uint64Range(0, 4).Draw(t, "leads")
+					w.records[o].LeaderSlot = rapid.Uint32Range(0, 5).Draw(t, "slot")
 				}
 			}
+			w.sliced = rapid.Bool().Draw(t, "sliced") // of another version, or not as far in the log
 			views[n] = w
 		}
 		own := func(n identity.ID) *view { return views[n] }

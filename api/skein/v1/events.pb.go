@@ -70,6 +70,7 @@ type Event struct {
 	//	*Event_SiteRangeAllotted
 	//	*Event_SiteTranslationSet
 	//	*Event_SiteTranslationRemoved
+	//	*Event_SlicedRangeAllotted
 	Body          isEvent_Body `protobuf_oneof:"body"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -496,6 +497,15 @@ func (x *Event) GetSiteTranslationRemoved() *SiteTranslationRemoved {
 	return nil
 }
 
+func (x *Event) GetSlicedRangeAllotted() *SlicedRangeAllotted {
+	if x != nil {
+		if x, ok := x.Body.(*Event_SlicedRangeAllotted); ok {
+			return x.SlicedRangeAllotted
+		}
+	}
+	return nil
+}
+
 type isEvent_Body interface {
 	isEvent_Body()
 }
@@ -658,6 +668,10 @@ type Event_SiteTranslationRemoved struct {
 	SiteTranslationRemoved *SiteTranslationRemoved `protobuf:"bytes,51,opt,name=site_translation_removed,json=siteTranslationRemoved,proto3,oneof"`
 }
 
+type Event_SlicedRangeAllotted struct {
+	SlicedRangeAllotted *SlicedRangeAllotted `protobuf:"bytes,52,opt,name=sliced_range_allotted,json=slicedRangeAllotted,proto3,oneof"`
+}
+
 func (*Event_ClusterCreated) isEvent_Body() {}
 
 func (*Event_SettingsChanged) isEvent_Body() {}
@@ -733,6 +747,8 @@ func (*Event_SiteRangeAllotted) isEvent_Body() {}
 func (*Event_SiteTranslationSet) isEvent_Body() {}
 
 func (*Event_SiteTranslationRemoved) isEvent_Body() {}
+
+func (*Event_SlicedRangeAllotted) isEvent_Body() {}
 
 type ClusterCreated struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
@@ -2472,6 +2488,50 @@ func (x *SiteRangeAllotted) GetRange() *SiteRange {
 	return nil
 }
 
+type SlicedRangeAllotted struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Range         *SiteRange             `protobuf:"bytes,1,opt,name=range,proto3" json:"range,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *SlicedRangeAllotted) Reset() {
+	*x = SlicedRangeAllotted{}
+	mi := &file_skein_v1_events_proto_msgTypes[37]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *SlicedRangeAllotted) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*SlicedRangeAllotted) ProtoMessage() {}
+
+func (x *SlicedRangeAllotted) ProtoReflect() protoreflect.Message {
+	mi := &file_skein_v1_events_proto_msgTypes[37]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use SlicedRangeAllotted.ProtoReflect.Descriptor instead.
+func (*SlicedRangeAllotted) Descriptor() ([]byte, []int) {
+	return file_skein_v1_events_proto_rawDescGZIP(), []int{37}
+}
+
+func (x *SlicedRangeAllotted) GetRange() *SiteRange {
+	if x != nil {
+		return x.Range
+	}
+	return nil
+}
+
 type SiteTranslationSet struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Translation   *SiteTranslation       `protobuf:"bytes,1,opt,name=translation,proto3" json:"translation,omitempty"`
@@ -2481,7 +2541,7 @@ type SiteTranslationSet struct {
 
 func (x *SiteTranslationSet) Reset() {
 	*x = SiteTranslationSet{}
-	mi := &file_skein_v1_events_proto_msgTypes[37]
+	mi := &file_skein_v1_events_proto_msgTypes[38]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2493,7 +2553,7 @@ func (x *SiteTranslationSet) String() string {
 func (*SiteTranslationSet) ProtoMessage() {}
 
 func (x *SiteTranslationSet) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_events_proto_msgTypes[37]
+	mi := &file_skein_v1_events_proto_msgTypes[38]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2506,7 +2566,7 @@ func (x *SiteTranslationSet) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SiteTranslationSet.ProtoReflect.Descriptor instead.
 func (*SiteTranslationSet) Descriptor() ([]byte, []int) {
-	return file_skein_v1_events_proto_rawDescGZIP(), []int{37}
+	return file_skein_v1_events_proto_rawDescGZIP(), []int{38}
 }
 
 func (x *SiteTranslationSet) GetTranslation() *SiteTranslation {
@@ -2526,7 +2586,7 @@ type SiteTranslationRemoved struct {
 
 func (x *SiteTranslationRemoved) Reset() {
 	*x = SiteTranslationRemoved{}
-	mi := &file_skein_v1_events_proto_msgTypes[38]
+	mi := &file_skein_v1_events_proto_msgTypes[39]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2538,7 +2598,7 @@ func (x *SiteTranslationRemoved) String() string {
 func (*SiteTranslationRemoved) ProtoMessage() {}
 
 func (x *SiteTranslationRemoved) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_events_proto_msgTypes[38]
+	mi := &file_skein_v1_events_proto_msgTypes[39]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2551,7 +2611,7 @@ func (x *SiteTranslationRemoved) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SiteTranslationRemoved.ProtoReflect.Descriptor instead.
 func (*SiteTranslationRemoved) Descriptor() ([]byte, []int) {
-	return file_skein_v1_events_proto_rawDescGZIP(), []int{38}
+	return file_skein_v1_events_proto_rawDescGZIP(), []int{39}
 }
 
 func (x *SiteTranslationRemoved) GetSite() string {
@@ -2579,7 +2639,7 @@ type Batch struct {
 
 func (x *Batch) Reset() {
 	*x = Batch{}
-	mi := &file_skein_v1_events_proto_msgTypes[39]
+	mi := &file_skein_v1_events_proto_msgTypes[40]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2591,7 +2651,7 @@ func (x *Batch) String() string {
 func (*Batch) ProtoMessage() {}
 
 func (x *Batch) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_events_proto_msgTypes[39]
+	mi := &file_skein_v1_events_proto_msgTypes[40]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2604,7 +2664,7 @@ func (x *Batch) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Batch.ProtoReflect.Descriptor instead.
 func (*Batch) Descriptor() ([]byte, []int) {
-	return file_skein_v1_events_proto_rawDescGZIP(), []int{39}
+	return file_skein_v1_events_proto_rawDescGZIP(), []int{40}
 }
 
 func (x *Batch) GetBase() uint64 {
@@ -2675,7 +2735,7 @@ type Command struct {
 
 func (x *Command) Reset() {
 	*x = Command{}
-	mi := &file_skein_v1_events_proto_msgTypes[40]
+	mi := &file_skein_v1_events_proto_msgTypes[41]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2687,7 +2747,7 @@ func (x *Command) String() string {
 func (*Command) ProtoMessage() {}
 
 func (x *Command) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_events_proto_msgTypes[40]
+	mi := &file_skein_v1_events_proto_msgTypes[41]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2700,7 +2760,7 @@ func (x *Command) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Command.ProtoReflect.Descriptor instead.
 func (*Command) Descriptor() ([]byte, []int) {
-	return file_skein_v1_events_proto_rawDescGZIP(), []int{40}
+	return file_skein_v1_events_proto_rawDescGZIP(), []int{41}
 }
 
 func (x *Command) GetRequestId() string {
@@ -3309,7 +3369,7 @@ type CreateCluster struct {
 
 func (x *CreateCluster) Reset() {
 	*x = CreateCluster{}
-	mi := &file_skein_v1_events_proto_msgTypes[41]
+	mi := &file_skein_v1_events_proto_msgTypes[42]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3321,7 +3381,7 @@ func (x *CreateCluster) String() string {
 func (*CreateCluster) ProtoMessage() {}
 
 func (x *CreateCluster) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_events_proto_msgTypes[41]
+	mi := &file_skein_v1_events_proto_msgTypes[42]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3334,7 +3394,7 @@ func (x *CreateCluster) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CreateCluster.ProtoReflect.Descriptor instead.
 func (*CreateCluster) Descriptor() ([]byte, []int) {
-	return file_skein_v1_events_proto_rawDescGZIP(), []int{41}
+	return file_skein_v1_events_proto_rawDescGZIP(), []int{42}
 }
 
 func (x *CreateCluster) GetClusterId() string {
@@ -3375,7 +3435,7 @@ type ChangeSettings struct {
 
 func (x *ChangeSettings) Reset() {
 	*x = ChangeSettings{}
-	mi := &file_skein_v1_events_proto_msgTypes[42]
+	mi := &file_skein_v1_events_proto_msgTypes[43]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3387,7 +3447,7 @@ func (x *ChangeSettings) String() string {
 func (*ChangeSettings) ProtoMessage() {}
 
 func (x *ChangeSettings) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_events_proto_msgTypes[42]
+	mi := &file_skein_v1_events_proto_msgTypes[43]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3400,7 +3460,7 @@ func (x *ChangeSettings) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ChangeSettings.ProtoReflect.Descriptor instead.
 func (*ChangeSettings) Descriptor() ([]byte, []int) {
-	return file_skein_v1_events_proto_rawDescGZIP(), []int{42}
+	return file_skein_v1_events_proto_rawDescGZIP(), []int{43}
 }
 
 func (x *ChangeSettings) GetSettings() *Settings {
@@ -3433,7 +3493,7 @@ type CreateToken struct {
 
 func (x *CreateToken) Reset() {
 	*x = CreateToken{}
-	mi := &file_skein_v1_events_proto_msgTypes[43]
+	mi := &file_skein_v1_events_proto_msgTypes[44]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3445,7 +3505,7 @@ func (x *CreateToken) String() string {
 func (*CreateToken) ProtoMessage() {}
 
 func (x *CreateToken) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_events_proto_msgTypes[43]
+	mi := &file_skein_v1_events_proto_msgTypes[44]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3458,7 +3518,7 @@ func (x *CreateToken) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CreateToken.ProtoReflect.Descriptor instead.
 func (*CreateToken) Descriptor() ([]byte, []int) {
-	return file_skein_v1_events_proto_rawDescGZIP(), []int{43}
+	return file_skein_v1_events_proto_rawDescGZIP(), []int{44}
 }
 
 func (x *CreateToken) GetId() string {
@@ -3526,7 +3586,7 @@ type RevokeToken struct {
 
 func (x *RevokeToken) Reset() {
 	*x = RevokeToken{}
-	mi := &file_skein_v1_events_proto_msgTypes[44]
+	mi := &file_skein_v1_events_proto_msgTypes[45]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3538,7 +3598,7 @@ func (x *RevokeToken) String() string {
 func (*RevokeToken) ProtoMessage() {}
 
 func (x *RevokeToken) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_events_proto_msgTypes[44]
+	mi := &file_skein_v1_events_proto_msgTypes[45]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3551,7 +3611,7 @@ func (x *RevokeToken) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RevokeToken.ProtoReflect.Descriptor instead.
 func (*RevokeToken) Descriptor() ([]byte, []int) {
-	return file_skein_v1_events_proto_rawDescGZIP(), []int{44}
+	return file_skein_v1_events_proto_rawDescGZIP(), []int{45}
 }
 
 func (x *RevokeToken) GetTokenId() string {
@@ -3578,7 +3638,7 @@ type NewNode struct {
 
 func (x *NewNode) Reset() {
 	*x = NewNode{}
-	mi := &file_skein_v1_events_proto_msgTypes[45]
+	mi := &file_skein_v1_events_proto_msgTypes[46]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3590,7 +3650,7 @@ func (x *NewNode) String() string {
 func (*NewNode) ProtoMessage() {}
 
 func (x *NewNode) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_events_proto_msgTypes[45]
+	mi := &file_skein_v1_events_proto_msgTypes[46]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3603,7 +3663,7 @@ func (x *NewNode) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use NewNode.ProtoReflect.Descriptor instead.
 func (*NewNode) Descriptor() ([]byte, []int) {
-	return file_skein_v1_events_proto_rawDescGZIP(), []int{45}
+	return file_skein_v1_events_proto_rawDescGZIP(), []int{46}
 }
 
 func (x *NewNode) GetName() string {
@@ -3685,7 +3745,7 @@ type AdmitNode struct {
 
 func (x *AdmitNode) Reset() {
 	*x = AdmitNode{}
-	mi := &file_skein_v1_events_proto_msgTypes[46]
+	mi := &file_skein_v1_events_proto_msgTypes[47]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3697,7 +3757,7 @@ func (x *AdmitNode) String() string {
 func (*AdmitNode) ProtoMessage() {}
 
 func (x *AdmitNode) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_events_proto_msgTypes[46]
+	mi := &file_skein_v1_events_proto_msgTypes[47]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3710,7 +3770,7 @@ func (x *AdmitNode) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AdmitNode.ProtoReflect.Descriptor instead.
 func (*AdmitNode) Descriptor() ([]byte, []int) {
-	return file_skein_v1_events_proto_rawDescGZIP(), []int{46}
+	return file_skein_v1_events_proto_rawDescGZIP(), []int{47}
 }
 
 func (x *AdmitNode) GetNode() *NewNode {
@@ -3771,7 +3831,7 @@ type ChangeNode struct {
 
 func (x *ChangeNode) Reset() {
 	*x = ChangeNode{}
-	mi := &file_skein_v1_events_proto_msgTypes[47]
+	mi := &file_skein_v1_events_proto_msgTypes[48]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3783,7 +3843,7 @@ func (x *ChangeNode) String() string {
 func (*ChangeNode) ProtoMessage() {}
 
 func (x *ChangeNode) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_events_proto_msgTypes[47]
+	mi := &file_skein_v1_events_proto_msgTypes[48]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3796,7 +3856,7 @@ func (x *ChangeNode) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ChangeNode.ProtoReflect.Descriptor instead.
 func (*ChangeNode) Descriptor() ([]byte, []int) {
-	return file_skein_v1_events_proto_rawDescGZIP(), []int{47}
+	return file_skein_v1_events_proto_rawDescGZIP(), []int{48}
 }
 
 func (x *ChangeNode) GetNodeId() string {
@@ -3866,7 +3926,7 @@ type RevokeNode struct {
 
 func (x *RevokeNode) Reset() {
 	*x = RevokeNode{}
-	mi := &file_skein_v1_events_proto_msgTypes[48]
+	mi := &file_skein_v1_events_proto_msgTypes[49]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3878,7 +3938,7 @@ func (x *RevokeNode) String() string {
 func (*RevokeNode) ProtoMessage() {}
 
 func (x *RevokeNode) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_events_proto_msgTypes[48]
+	mi := &file_skein_v1_events_proto_msgTypes[49]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3891,7 +3951,7 @@ func (x *RevokeNode) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RevokeNode.ProtoReflect.Descriptor instead.
 func (*RevokeNode) Descriptor() ([]byte, []int) {
-	return file_skein_v1_events_proto_rawDescGZIP(), []int{48}
+	return file_skein_v1_events_proto_rawDescGZIP(), []int{49}
 }
 
 func (x *RevokeNode) GetNodeId() string {
@@ -3925,7 +3985,7 @@ type RotateNodeKey struct {
 
 func (x *RotateNodeKey) Reset() {
 	*x = RotateNodeKey{}
-	mi := &file_skein_v1_events_proto_msgTypes[49]
+	mi := &file_skein_v1_events_proto_msgTypes[50]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3937,7 +3997,7 @@ func (x *RotateNodeKey) String() string {
 func (*RotateNodeKey) ProtoMessage() {}
 
 func (x *RotateNodeKey) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_events_proto_msgTypes[49]
+	mi := &file_skein_v1_events_proto_msgTypes[50]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3950,7 +4010,7 @@ func (x *RotateNodeKey) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RotateNodeKey.ProtoReflect.Descriptor instead.
 func (*RotateNodeKey) Descriptor() ([]byte, []int) {
-	return file_skein_v1_events_proto_rawDescGZIP(), []int{49}
+	return file_skein_v1_events_proto_rawDescGZIP(), []int{50}
 }
 
 func (x *RotateNodeKey) GetNodeId() string {
@@ -3976,7 +4036,7 @@ type AddServer struct {
 
 func (x *AddServer) Reset() {
 	*x = AddServer{}
-	mi := &file_skein_v1_events_proto_msgTypes[50]
+	mi := &file_skein_v1_events_proto_msgTypes[51]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3988,7 +4048,7 @@ func (x *AddServer) String() string {
 func (*AddServer) ProtoMessage() {}
 
 func (x *AddServer) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_events_proto_msgTypes[50]
+	mi := &file_skein_v1_events_proto_msgTypes[51]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4001,7 +4061,7 @@ func (x *AddServer) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AddServer.ProtoReflect.Descriptor instead.
 func (*AddServer) Descriptor() ([]byte, []int) {
-	return file_skein_v1_events_proto_rawDescGZIP(), []int{50}
+	return file_skein_v1_events_proto_rawDescGZIP(), []int{51}
 }
 
 func (x *AddServer) GetNodeId() string {
@@ -4020,7 +4080,7 @@ type PromoteServer struct {
 
 func (x *PromoteServer) Reset() {
 	*x = PromoteServer{}
-	mi := &file_skein_v1_events_proto_msgTypes[51]
+	mi := &file_skein_v1_events_proto_msgTypes[52]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4032,7 +4092,7 @@ func (x *PromoteServer) String() string {
 func (*PromoteServer) ProtoMessage() {}
 
 func (x *PromoteServer) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_events_proto_msgTypes[51]
+	mi := &file_skein_v1_events_proto_msgTypes[52]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4045,7 +4105,7 @@ func (x *PromoteServer) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PromoteServer.ProtoReflect.Descriptor instead.
 func (*PromoteServer) Descriptor() ([]byte, []int) {
-	return file_skein_v1_events_proto_rawDescGZIP(), []int{51}
+	return file_skein_v1_events_proto_rawDescGZIP(), []int{52}
 }
 
 func (x *PromoteServer) GetNodeId() string {
@@ -4066,7 +4126,7 @@ type RemoveServer struct {
 
 func (x *RemoveServer) Reset() {
 	*x = RemoveServer{}
-	mi := &file_skein_v1_events_proto_msgTypes[52]
+	mi := &file_skein_v1_events_proto_msgTypes[53]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4078,7 +4138,7 @@ func (x *RemoveServer) String() string {
 func (*RemoveServer) ProtoMessage() {}
 
 func (x *RemoveServer) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_events_proto_msgTypes[52]
+	mi := &file_skein_v1_events_proto_msgTypes[53]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4091,7 +4151,7 @@ func (x *RemoveServer) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RemoveServer.ProtoReflect.Descriptor instead.
 func (*RemoveServer) Descriptor() ([]byte, []int) {
-	return file_skein_v1_events_proto_rawDescGZIP(), []int{52}
+	return file_skein_v1_events_proto_rawDescGZIP(), []int{53}
 }
 
 func (x *RemoveServer) GetNodeId() string {
@@ -4123,7 +4183,7 @@ type RotateGossipKey struct {
 
 func (x *RotateGossipKey) Reset() {
 	*x = RotateGossipKey{}
-	mi := &file_skein_v1_events_proto_msgTypes[53]
+	mi := &file_skein_v1_events_proto_msgTypes[54]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4135,7 +4195,7 @@ func (x *RotateGossipKey) String() string {
 func (*RotateGossipKey) ProtoMessage() {}
 
 func (x *RotateGossipKey) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_events_proto_msgTypes[53]
+	mi := &file_skein_v1_events_proto_msgTypes[54]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4148,7 +4208,7 @@ func (x *RotateGossipKey) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RotateGossipKey.ProtoReflect.Descriptor instead.
 func (*RotateGossipKey) Descriptor() ([]byte, []int) {
-	return file_skein_v1_events_proto_rawDescGZIP(), []int{53}
+	return file_skein_v1_events_proto_rawDescGZIP(), []int{54}
 }
 
 type CreatePool struct {
@@ -4160,7 +4220,7 @@ type CreatePool struct {
 
 func (x *CreatePool) Reset() {
 	*x = CreatePool{}
-	mi := &file_skein_v1_events_proto_msgTypes[54]
+	mi := &file_skein_v1_events_proto_msgTypes[55]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4172,7 +4232,7 @@ func (x *CreatePool) String() string {
 func (*CreatePool) ProtoMessage() {}
 
 func (x *CreatePool) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_events_proto_msgTypes[54]
+	mi := &file_skein_v1_events_proto_msgTypes[55]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4185,7 +4245,7 @@ func (x *CreatePool) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CreatePool.ProtoReflect.Descriptor instead.
 func (*CreatePool) Descriptor() ([]byte, []int) {
-	return file_skein_v1_events_proto_rawDescGZIP(), []int{54}
+	return file_skein_v1_events_proto_rawDescGZIP(), []int{55}
 }
 
 func (x *CreatePool) GetPool() *Pool {
@@ -4208,7 +4268,7 @@ type ChangePool struct {
 
 func (x *ChangePool) Reset() {
 	*x = ChangePool{}
-	mi := &file_skein_v1_events_proto_msgTypes[55]
+	mi := &file_skein_v1_events_proto_msgTypes[56]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4220,7 +4280,7 @@ func (x *ChangePool) String() string {
 func (*ChangePool) ProtoMessage() {}
 
 func (x *ChangePool) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_events_proto_msgTypes[55]
+	mi := &file_skein_v1_events_proto_msgTypes[56]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4233,7 +4293,7 @@ func (x *ChangePool) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ChangePool.ProtoReflect.Descriptor instead.
 func (*ChangePool) Descriptor() ([]byte, []int) {
-	return file_skein_v1_events_proto_rawDescGZIP(), []int{55}
+	return file_skein_v1_events_proto_rawDescGZIP(), []int{56}
 }
 
 func (x *ChangePool) GetName() string {
@@ -4273,7 +4333,7 @@ type RemovePool struct {
 
 func (x *RemovePool) Reset() {
 	*x = RemovePool{}
-	mi := &file_skein_v1_events_proto_msgTypes[56]
+	mi := &file_skein_v1_events_proto_msgTypes[57]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4285,7 +4345,7 @@ func (x *RemovePool) String() string {
 func (*RemovePool) ProtoMessage() {}
 
 func (x *RemovePool) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_events_proto_msgTypes[56]
+	mi := &file_skein_v1_events_proto_msgTypes[57]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4298,7 +4358,7 @@ func (x *RemovePool) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RemovePool.ProtoReflect.Descriptor instead.
 func (*RemovePool) Descriptor() ([]byte, []int) {
-	return file_skein_v1_events_proto_rawDescGZIP(), []int{56}
+	return file_skein_v1_events_proto_rawDescGZIP(), []int{57}
 }
 
 func (x *RemovePool) GetName() string {
@@ -4323,7 +4383,7 @@ type AllocateBlocks struct {
 
 func (x *AllocateBlocks) Reset() {
 	*x = AllocateBlocks{}
-	mi := &file_skein_v1_events_proto_msgTypes[57]
+	mi := &file_skein_v1_events_proto_msgTypes[58]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4335,7 +4395,7 @@ func (x *AllocateBlocks) String() string {
 func (*AllocateBlocks) ProtoMessage() {}
 
 func (x *AllocateBlocks) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_events_proto_msgTypes[57]
+	mi := &file_skein_v1_events_proto_msgTypes[58]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4348,7 +4408,7 @@ func (x *AllocateBlocks) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AllocateBlocks.ProtoReflect.Descriptor instead.
 func (*AllocateBlocks) Descriptor() ([]byte, []int) {
-	return file_skein_v1_events_proto_rawDescGZIP(), []int{57}
+	return file_skein_v1_events_proto_rawDescGZIP(), []int{58}
 }
 
 func (x *AllocateBlocks) GetNodeId() string {
@@ -4397,7 +4457,7 @@ type ReserveBlock struct {
 
 func (x *ReserveBlock) Reset() {
 	*x = ReserveBlock{}
-	mi := &file_skein_v1_events_proto_msgTypes[58]
+	mi := &file_skein_v1_events_proto_msgTypes[59]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4409,7 +4469,7 @@ func (x *ReserveBlock) String() string {
 func (*ReserveBlock) ProtoMessage() {}
 
 func (x *ReserveBlock) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_events_proto_msgTypes[58]
+	mi := &file_skein_v1_events_proto_msgTypes[59]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4422,7 +4482,7 @@ func (x *ReserveBlock) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ReserveBlock.ProtoReflect.Descriptor instead.
 func (*ReserveBlock) Descriptor() ([]byte, []int) {
-	return file_skein_v1_events_proto_rawDescGZIP(), []int{58}
+	return file_skein_v1_events_proto_rawDescGZIP(), []int{59}
 }
 
 func (x *ReserveBlock) GetPool() string {
@@ -4462,7 +4522,7 @@ type ReleaseBlocks struct {
 
 func (x *ReleaseBlocks) Reset() {
 	*x = ReleaseBlocks{}
-	mi := &file_skein_v1_events_proto_msgTypes[59]
+	mi := &file_skein_v1_events_proto_msgTypes[60]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4474,7 +4534,7 @@ func (x *ReleaseBlocks) String() string {
 func (*ReleaseBlocks) ProtoMessage() {}
 
 func (x *ReleaseBlocks) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_events_proto_msgTypes[59]
+	mi := &file_skein_v1_events_proto_msgTypes[60]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4487,7 +4547,7 @@ func (x *ReleaseBlocks) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ReleaseBlocks.ProtoReflect.Descriptor instead.
 func (*ReleaseBlocks) Descriptor() ([]byte, []int) {
-	return file_skein_v1_events_proto_rawDescGZIP(), []int{59}
+	return file_skein_v1_events_proto_rawDescGZIP(), []int{60}
 }
 
 func (x *ReleaseBlocks) GetPool() string {
@@ -4544,7 +4604,7 @@ type ReserveAddress struct {
 
 func (x *ReserveAddress) Reset() {
 	*x = ReserveAddress{}
-	mi := &file_skein_v1_events_proto_msgTypes[60]
+	mi := &file_skein_v1_events_proto_msgTypes[61]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4556,7 +4616,7 @@ func (x *ReserveAddress) String() string {
 func (*ReserveAddress) ProtoMessage() {}
 
 func (x *ReserveAddress) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_events_proto_msgTypes[60]
+	mi := &file_skein_v1_events_proto_msgTypes[61]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4569,7 +4629,7 @@ func (x *ReserveAddress) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ReserveAddress.ProtoReflect.Descriptor instead.
 func (*ReserveAddress) Descriptor() ([]byte, []int) {
-	return file_skein_v1_events_proto_rawDescGZIP(), []int{60}
+	return file_skein_v1_events_proto_rawDescGZIP(), []int{61}
 }
 
 func (x *ReserveAddress) GetPool() string {
@@ -4614,7 +4674,7 @@ type ClaimAddress struct {
 
 func (x *ClaimAddress) Reset() {
 	*x = ClaimAddress{}
-	mi := &file_skein_v1_events_proto_msgTypes[61]
+	mi := &file_skein_v1_events_proto_msgTypes[62]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4626,7 +4686,7 @@ func (x *ClaimAddress) String() string {
 func (*ClaimAddress) ProtoMessage() {}
 
 func (x *ClaimAddress) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_events_proto_msgTypes[61]
+	mi := &file_skein_v1_events_proto_msgTypes[62]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4639,7 +4699,7 @@ func (x *ClaimAddress) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ClaimAddress.ProtoReflect.Descriptor instead.
 func (*ClaimAddress) Descriptor() ([]byte, []int) {
-	return file_skein_v1_events_proto_rawDescGZIP(), []int{61}
+	return file_skein_v1_events_proto_rawDescGZIP(), []int{62}
 }
 
 func (x *ClaimAddress) GetNodeId() string {
@@ -4695,7 +4755,7 @@ type ReleaseAddress struct {
 
 func (x *ReleaseAddress) Reset() {
 	*x = ReleaseAddress{}
-	mi := &file_skein_v1_events_proto_msgTypes[62]
+	mi := &file_skein_v1_events_proto_msgTypes[63]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4707,7 +4767,7 @@ func (x *ReleaseAddress) String() string {
 func (*ReleaseAddress) ProtoMessage() {}
 
 func (x *ReleaseAddress) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_events_proto_msgTypes[62]
+	mi := &file_skein_v1_events_proto_msgTypes[63]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4720,7 +4780,7 @@ func (x *ReleaseAddress) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ReleaseAddress.ProtoReflect.Descriptor instead.
 func (*ReleaseAddress) Descriptor() ([]byte, []int) {
-	return file_skein_v1_events_proto_rawDescGZIP(), []int{62}
+	return file_skein_v1_events_proto_rawDescGZIP(), []int{63}
 }
 
 func (x *ReleaseAddress) GetPool() string {
@@ -4756,7 +4816,7 @@ type SetGrant struct {
 
 func (x *SetGrant) Reset() {
 	*x = SetGrant{}
-	mi := &file_skein_v1_events_proto_msgTypes[63]
+	mi := &file_skein_v1_events_proto_msgTypes[64]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4768,7 +4828,7 @@ func (x *SetGrant) String() string {
 func (*SetGrant) ProtoMessage() {}
 
 func (x *SetGrant) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_events_proto_msgTypes[63]
+	mi := &file_skein_v1_events_proto_msgTypes[64]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4781,7 +4841,7 @@ func (x *SetGrant) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SetGrant.ProtoReflect.Descriptor instead.
 func (*SetGrant) Descriptor() ([]byte, []int) {
-	return file_skein_v1_events_proto_rawDescGZIP(), []int{63}
+	return file_skein_v1_events_proto_rawDescGZIP(), []int{64}
 }
 
 func (x *SetGrant) GetNodeId() string {
@@ -4824,7 +4884,7 @@ type ImportPools struct {
 
 func (x *ImportPools) Reset() {
 	*x = ImportPools{}
-	mi := &file_skein_v1_events_proto_msgTypes[64]
+	mi := &file_skein_v1_events_proto_msgTypes[65]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4836,7 +4896,7 @@ func (x *ImportPools) String() string {
 func (*ImportPools) ProtoMessage() {}
 
 func (x *ImportPools) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_events_proto_msgTypes[64]
+	mi := &file_skein_v1_events_proto_msgTypes[65]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4849,7 +4909,7 @@ func (x *ImportPools) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ImportPools.ProtoReflect.Descriptor instead.
 func (*ImportPools) Descriptor() ([]byte, []int) {
-	return file_skein_v1_events_proto_rawDescGZIP(), []int{64}
+	return file_skein_v1_events_proto_rawDescGZIP(), []int{65}
 }
 
 func (x *ImportPools) GetPools() []*Pool {
@@ -4886,7 +4946,7 @@ type ImportBlock struct {
 
 func (x *ImportBlock) Reset() {
 	*x = ImportBlock{}
-	mi := &file_skein_v1_events_proto_msgTypes[65]
+	mi := &file_skein_v1_events_proto_msgTypes[66]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4898,7 +4958,7 @@ func (x *ImportBlock) String() string {
 func (*ImportBlock) ProtoMessage() {}
 
 func (x *ImportBlock) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_events_proto_msgTypes[65]
+	mi := &file_skein_v1_events_proto_msgTypes[66]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4911,7 +4971,7 @@ func (x *ImportBlock) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ImportBlock.ProtoReflect.Descriptor instead.
 func (*ImportBlock) Descriptor() ([]byte, []int) {
-	return file_skein_v1_events_proto_rawDescGZIP(), []int{65}
+	return file_skein_v1_events_proto_rawDescGZIP(), []int{66}
 }
 
 func (x *ImportBlock) GetPool() string {
@@ -4958,7 +5018,7 @@ type DefineEgress struct {
 
 func (x *DefineEgress) Reset() {
 	*x = DefineEgress{}
-	mi := &file_skein_v1_events_proto_msgTypes[66]
+	mi := &file_skein_v1_events_proto_msgTypes[67]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4970,7 +5030,7 @@ func (x *DefineEgress) String() string {
 func (*DefineEgress) ProtoMessage() {}
 
 func (x *DefineEgress) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_events_proto_msgTypes[66]
+	mi := &file_skein_v1_events_proto_msgTypes[67]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4983,7 +5043,7 @@ func (x *DefineEgress) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DefineEgress.ProtoReflect.Descriptor instead.
 func (*DefineEgress) Descriptor() ([]byte, []int) {
-	return file_skein_v1_events_proto_rawDescGZIP(), []int{66}
+	return file_skein_v1_events_proto_rawDescGZIP(), []int{67}
 }
 
 func (x *DefineEgress) GetEgress() *Egress {
@@ -5006,7 +5066,7 @@ type ChangeEgress struct {
 
 func (x *ChangeEgress) Reset() {
 	*x = ChangeEgress{}
-	mi := &file_skein_v1_events_proto_msgTypes[67]
+	mi := &file_skein_v1_events_proto_msgTypes[68]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5018,7 +5078,7 @@ func (x *ChangeEgress) String() string {
 func (*ChangeEgress) ProtoMessage() {}
 
 func (x *ChangeEgress) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_events_proto_msgTypes[67]
+	mi := &file_skein_v1_events_proto_msgTypes[68]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5031,7 +5091,7 @@ func (x *ChangeEgress) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ChangeEgress.ProtoReflect.Descriptor instead.
 func (*ChangeEgress) Descriptor() ([]byte, []int) {
-	return file_skein_v1_events_proto_rawDescGZIP(), []int{67}
+	return file_skein_v1_events_proto_rawDescGZIP(), []int{68}
 }
 
 func (x *ChangeEgress) GetNamespace() string {
@@ -5072,7 +5132,7 @@ type RemoveEgress struct {
 
 func (x *RemoveEgress) Reset() {
 	*x = RemoveEgress{}
-	mi := &file_skein_v1_events_proto_msgTypes[68]
+	mi := &file_skein_v1_events_proto_msgTypes[69]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5084,7 +5144,7 @@ func (x *RemoveEgress) String() string {
 func (*RemoveEgress) ProtoMessage() {}
 
 func (x *RemoveEgress) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_events_proto_msgTypes[68]
+	mi := &file_skein_v1_events_proto_msgTypes[69]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5097,7 +5157,7 @@ func (x *RemoveEgress) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RemoveEgress.ProtoReflect.Descriptor instead.
 func (*RemoveEgress) Descriptor() ([]byte, []int) {
-	return file_skein_v1_events_proto_rawDescGZIP(), []int{68}
+	return file_skein_v1_events_proto_rawDescGZIP(), []int{69}
 }
 
 func (x *RemoveEgress) GetNamespace() string {
@@ -5130,7 +5190,7 @@ type AssignSlot struct {
 
 func (x *AssignSlot) Reset() {
 	*x = AssignSlot{}
-	mi := &file_skein_v1_events_proto_msgTypes[69]
+	mi := &file_skein_v1_events_proto_msgTypes[70]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5142,7 +5202,7 @@ func (x *AssignSlot) String() string {
 func (*AssignSlot) ProtoMessage() {}
 
 func (x *AssignSlot) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_events_proto_msgTypes[69]
+	mi := &file_skein_v1_events_proto_msgTypes[70]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5155,7 +5215,7 @@ func (x *AssignSlot) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AssignSlot.ProtoReflect.Descriptor instead.
 func (*AssignSlot) Descriptor() ([]byte, []int) {
-	return file_skein_v1_events_proto_rawDescGZIP(), []int{69}
+	return file_skein_v1_events_proto_rawDescGZIP(), []int{70}
 }
 
 func (x *AssignSlot) GetNamespace() string {
@@ -5220,7 +5280,7 @@ type ReleaseSlot struct {
 
 func (x *ReleaseSlot) Reset() {
 	*x = ReleaseSlot{}
-	mi := &file_skein_v1_events_proto_msgTypes[70]
+	mi := &file_skein_v1_events_proto_msgTypes[71]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5232,7 +5292,7 @@ func (x *ReleaseSlot) String() string {
 func (*ReleaseSlot) ProtoMessage() {}
 
 func (x *ReleaseSlot) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_events_proto_msgTypes[70]
+	mi := &file_skein_v1_events_proto_msgTypes[71]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5245,7 +5305,7 @@ func (x *ReleaseSlot) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ReleaseSlot.ProtoReflect.Descriptor instead.
 func (*ReleaseSlot) Descriptor() ([]byte, []int) {
-	return file_skein_v1_events_proto_rawDescGZIP(), []int{70}
+	return file_skein_v1_events_proto_rawDescGZIP(), []int{71}
 }
 
 func (x *ReleaseSlot) GetNamespace() string {
@@ -5293,7 +5353,7 @@ type DrainNode struct {
 
 func (x *DrainNode) Reset() {
 	*x = DrainNode{}
-	mi := &file_skein_v1_events_proto_msgTypes[71]
+	mi := &file_skein_v1_events_proto_msgTypes[72]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5305,7 +5365,7 @@ func (x *DrainNode) String() string {
 func (*DrainNode) ProtoMessage() {}
 
 func (x *DrainNode) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_events_proto_msgTypes[71]
+	mi := &file_skein_v1_events_proto_msgTypes[72]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5318,7 +5378,7 @@ func (x *DrainNode) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DrainNode.ProtoReflect.Descriptor instead.
 func (*DrainNode) Descriptor() ([]byte, []int) {
-	return file_skein_v1_events_proto_rawDescGZIP(), []int{71}
+	return file_skein_v1_events_proto_rawDescGZIP(), []int{72}
 }
 
 func (x *DrainNode) GetNodeId() string {
@@ -5343,7 +5403,7 @@ type RepairClock struct {
 
 func (x *RepairClock) Reset() {
 	*x = RepairClock{}
-	mi := &file_skein_v1_events_proto_msgTypes[72]
+	mi := &file_skein_v1_events_proto_msgTypes[73]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5355,7 +5415,7 @@ func (x *RepairClock) String() string {
 func (*RepairClock) ProtoMessage() {}
 
 func (x *RepairClock) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_events_proto_msgTypes[72]
+	mi := &file_skein_v1_events_proto_msgTypes[73]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5368,7 +5428,7 @@ func (x *RepairClock) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RepairClock.ProtoReflect.Descriptor instead.
 func (*RepairClock) Descriptor() ([]byte, []int) {
-	return file_skein_v1_events_proto_rawDescGZIP(), []int{72}
+	return file_skein_v1_events_proto_rawDescGZIP(), []int{73}
 }
 
 type SetAdmin struct {
@@ -5381,7 +5441,7 @@ type SetAdmin struct {
 
 func (x *SetAdmin) Reset() {
 	*x = SetAdmin{}
-	mi := &file_skein_v1_events_proto_msgTypes[73]
+	mi := &file_skein_v1_events_proto_msgTypes[74]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5393,7 +5453,7 @@ func (x *SetAdmin) String() string {
 func (*SetAdmin) ProtoMessage() {}
 
 func (x *SetAdmin) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_events_proto_msgTypes[73]
+	mi := &file_skein_v1_events_proto_msgTypes[74]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5406,7 +5466,7 @@ func (x *SetAdmin) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SetAdmin.ProtoReflect.Descriptor instead.
 func (*SetAdmin) Descriptor() ([]byte, []int) {
-	return file_skein_v1_events_proto_rawDescGZIP(), []int{73}
+	return file_skein_v1_events_proto_rawDescGZIP(), []int{74}
 }
 
 func (x *SetAdmin) GetNodeId() string {
@@ -5433,7 +5493,7 @@ type SetPodCidrs struct {
 
 func (x *SetPodCidrs) Reset() {
 	*x = SetPodCidrs{}
-	mi := &file_skein_v1_events_proto_msgTypes[74]
+	mi := &file_skein_v1_events_proto_msgTypes[75]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5445,7 +5505,7 @@ func (x *SetPodCidrs) String() string {
 func (*SetPodCidrs) ProtoMessage() {}
 
 func (x *SetPodCidrs) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_events_proto_msgTypes[74]
+	mi := &file_skein_v1_events_proto_msgTypes[75]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5458,7 +5518,7 @@ func (x *SetPodCidrs) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SetPodCidrs.ProtoReflect.Descriptor instead.
 func (*SetPodCidrs) Descriptor() ([]byte, []int) {
-	return file_skein_v1_events_proto_rawDescGZIP(), []int{74}
+	return file_skein_v1_events_proto_rawDescGZIP(), []int{75}
 }
 
 func (x *SetPodCidrs) GetNodeId() string {
@@ -5487,7 +5547,7 @@ type SetPlainPeer struct {
 
 func (x *SetPlainPeer) Reset() {
 	*x = SetPlainPeer{}
-	mi := &file_skein_v1_events_proto_msgTypes[75]
+	mi := &file_skein_v1_events_proto_msgTypes[76]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5499,7 +5559,7 @@ func (x *SetPlainPeer) String() string {
 func (*SetPlainPeer) ProtoMessage() {}
 
 func (x *SetPlainPeer) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_events_proto_msgTypes[75]
+	mi := &file_skein_v1_events_proto_msgTypes[76]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5512,7 +5572,7 @@ func (x *SetPlainPeer) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SetPlainPeer.ProtoReflect.Descriptor instead.
 func (*SetPlainPeer) Descriptor() ([]byte, []int) {
-	return file_skein_v1_events_proto_rawDescGZIP(), []int{75}
+	return file_skein_v1_events_proto_rawDescGZIP(), []int{76}
 }
 
 func (x *SetPlainPeer) GetPlainPeer() *PlainPeer {
@@ -5547,7 +5607,7 @@ type RemovePlainPeer struct {
 
 func (x *RemovePlainPeer) Reset() {
 	*x = RemovePlainPeer{}
-	mi := &file_skein_v1_events_proto_msgTypes[76]
+	mi := &file_skein_v1_events_proto_msgTypes[77]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5559,7 +5619,7 @@ func (x *RemovePlainPeer) String() string {
 func (*RemovePlainPeer) ProtoMessage() {}
 
 func (x *RemovePlainPeer) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_events_proto_msgTypes[76]
+	mi := &file_skein_v1_events_proto_msgTypes[77]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5572,7 +5632,7 @@ func (x *RemovePlainPeer) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RemovePlainPeer.ProtoReflect.Descriptor instead.
 func (*RemovePlainPeer) Descriptor() ([]byte, []int) {
-	return file_skein_v1_events_proto_rawDescGZIP(), []int{76}
+	return file_skein_v1_events_proto_rawDescGZIP(), []int{77}
 }
 
 func (x *RemovePlainPeer) GetName() string {
@@ -5605,7 +5665,7 @@ type SetSiteTranslation struct {
 
 func (x *SetSiteTranslation) Reset() {
 	*x = SetSiteTranslation{}
-	mi := &file_skein_v1_events_proto_msgTypes[77]
+	mi := &file_skein_v1_events_proto_msgTypes[78]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5617,7 +5677,7 @@ func (x *SetSiteTranslation) String() string {
 func (*SetSiteTranslation) ProtoMessage() {}
 
 func (x *SetSiteTranslation) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_events_proto_msgTypes[77]
+	mi := &file_skein_v1_events_proto_msgTypes[78]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5630,7 +5690,7 @@ func (x *SetSiteTranslation) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SetSiteTranslation.ProtoReflect.Descriptor instead.
 func (*SetSiteTranslation) Descriptor() ([]byte, []int) {
-	return file_skein_v1_events_proto_rawDescGZIP(), []int{77}
+	return file_skein_v1_events_proto_rawDescGZIP(), []int{78}
 }
 
 func (x *SetSiteTranslation) GetTranslation() *SiteTranslation {
@@ -5650,7 +5710,7 @@ type RemoveSiteTranslation struct {
 
 func (x *RemoveSiteTranslation) Reset() {
 	*x = RemoveSiteTranslation{}
-	mi := &file_skein_v1_events_proto_msgTypes[78]
+	mi := &file_skein_v1_events_proto_msgTypes[79]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5662,7 +5722,7 @@ func (x *RemoveSiteTranslation) String() string {
 func (*RemoveSiteTranslation) ProtoMessage() {}
 
 func (x *RemoveSiteTranslation) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_events_proto_msgTypes[78]
+	mi := &file_skein_v1_events_proto_msgTypes[79]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5675,7 +5735,7 @@ func (x *RemoveSiteTranslation) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RemoveSiteTranslation.ProtoReflect.Descriptor instead.
 func (*RemoveSiteTranslation) Descriptor() ([]byte, []int) {
-	return file_skein_v1_events_proto_rawDescGZIP(), []int{78}
+	return file_skein_v1_events_proto_rawDescGZIP(), []int{79}
 }
 
 func (x *RemoveSiteTranslation) GetSite() string {
@@ -5700,7 +5760,7 @@ type IntroduceRoles struct {
 
 func (x *IntroduceRoles) Reset() {
 	*x = IntroduceRoles{}
-	mi := &file_skein_v1_events_proto_msgTypes[79]
+	mi := &file_skein_v1_events_proto_msgTypes[80]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5712,7 +5772,7 @@ func (x *IntroduceRoles) String() string {
 func (*IntroduceRoles) ProtoMessage() {}
 
 func (x *IntroduceRoles) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_events_proto_msgTypes[79]
+	mi := &file_skein_v1_events_proto_msgTypes[80]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5725,14 +5785,14 @@ func (x *IntroduceRoles) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use IntroduceRoles.ProtoReflect.Descriptor instead.
 func (*IntroduceRoles) Descriptor() ([]byte, []int) {
-	return file_skein_v1_events_proto_rawDescGZIP(), []int{79}
+	return file_skein_v1_events_proto_rawDescGZIP(), []int{80}
 }
 
 var File_skein_v1_events_proto protoreflect.FileDescriptor
 
 const file_skein_v1_events_proto_rawDesc = "" +
 	"\n" +
-	"\x15skein/v1/events.proto\x12\bskein.v1\x1a\x14skein/v1/state.proto\"\x8d\x15\n" +
+	"\x15skein/v1/events.proto\x12\bskein.v1\x1a\x14skein/v1/state.proto\"\xe2\x15\n" +
 	"\x05Event\x12\x14\n" +
 	"\x05index\x18\x01 \x01(\x04R\x05index\x12\x12\n" +
 	"\x04time\x18\x02 \x01(\x03R\x04time\x12\x1d\n" +
@@ -5781,7 +5841,8 @@ const file_skein_v1_events_proto_rawDesc = "" +
 	"\x12plain_peer_removed\x18+ \x01(\v2\x1a.skein.v1.PlainPeerRemovedH\x00R\x10plainPeerRemoved\x12M\n" +
 	"\x13site_range_allotted\x18/ \x01(\v2\x1b.skein.v1.SiteRangeAllottedH\x00R\x11siteRangeAllotted\x12P\n" +
 	"\x14site_translation_set\x182 \x01(\v2\x1c.skein.v1.SiteTranslationSetH\x00R\x12siteTranslationSet\x12\\\n" +
-	"\x18site_translation_removed\x183 \x01(\v2 .skein.v1.SiteTranslationRemovedH\x00R\x16siteTranslationRemovedB\x06\n" +
+	"\x18site_translation_removed\x183 \x01(\v2 .skein.v1.SiteTranslationRemovedH\x00R\x16siteTranslationRemoved\x12S\n" +
+	"\x15sliced_range_allotted\x184 \x01(\v2\x1d.skein.v1.SlicedRangeAllottedH\x00R\x13slicedRangeAllottedB\x06\n" +
 	"\x04body\"m\n" +
 	"\x0eClusterCreated\x12+\n" +
 	"\acluster\x18\x01 \x01(\v2\x11.skein.v1.ClusterR\acluster\x12.\n" +
@@ -5874,6 +5935,8 @@ const file_skein_v1_events_proto_rawDesc = "" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x12\x16\n" +
 	"\x06reason\x18\x02 \x01(\tR\x06reason\">\n" +
 	"\x11SiteRangeAllotted\x12)\n" +
+	"\x05range\x18\x01 \x01(\v2\x13.skein.v1.SiteRangeR\x05range\"@\n" +
+	"\x13SlicedRangeAllotted\x12)\n" +
 	"\x05range\x18\x01 \x01(\v2\x13.skein.v1.SiteRangeR\x05range\"Q\n" +
 	"\x12SiteTranslationSet\x12;\n" +
 	"\vtranslation\x18\x01 \x01(\v2\x19.skein.v1.SiteTranslationR\vtranslation\"D\n" +
@@ -6141,7 +6204,7 @@ func file_skein_v1_events_proto_rawDescGZIP() []byte {
 	return file_skein_v1_events_proto_rawDescData
 }
 
-var file_skein_v1_events_proto_msgTypes = make([]protoimpl.MessageInfo, 82)
+var file_skein_v1_events_proto_msgTypes = make([]protoimpl.MessageInfo, 83)
 var file_skein_v1_events_proto_goTypes = []any{
 	(*Event)(nil),                  // 0: skein.v1.Event
 	(*ClusterCreated)(nil),         // 1: skein.v1.ClusterCreated
@@ -6180,69 +6243,70 @@ var file_skein_v1_events_proto_goTypes = []any{
 	(*PlainPeerSet)(nil),           // 34: skein.v1.PlainPeerSet
 	(*PlainPeerRemoved)(nil),       // 35: skein.v1.PlainPeerRemoved
 	(*SiteRangeAllotted)(nil),      // 36: skein.v1.SiteRangeAllotted
-	(*SiteTranslationSet)(nil),     // 37: skein.v1.SiteTranslationSet
-	(*SiteTranslationRemoved)(nil), // 38: skein.v1.SiteTranslationRemoved
-	(*Batch)(nil),                  // 39: skein.v1.Batch
-	(*Command)(nil),                // 40: skein.v1.Command
-	(*CreateCluster)(nil),          // 41: skein.v1.CreateCluster
-	(*ChangeSettings)(nil),         // 42: skein.v1.ChangeSettings
-	(*CreateToken)(nil),            // 43: skein.v1.CreateToken
-	(*RevokeToken)(nil),            // 44: skein.v1.RevokeToken
-	(*NewNode)(nil),                // 45: skein.v1.NewNode
-	(*AdmitNode)(nil),              // 46: skein.v1.AdmitNode
-	(*ChangeNode)(nil),             // 47: skein.v1.ChangeNode
-	(*RevokeNode)(nil),             // 48: skein.v1.RevokeNode
-	(*RotateNodeKey)(nil),          // 49: skein.v1.RotateNodeKey
-	(*AddServer)(nil),              // 50: skein.v1.AddServer
-	(*PromoteServer)(nil),          // 51: skein.v1.PromoteServer
-	(*RemoveServer)(nil),           // 52: skein.v1.RemoveServer
-	(*RotateGossipKey)(nil),        // 53: skein.v1.RotateGossipKey
-	(*CreatePool)(nil),             // 54: skein.v1.CreatePool
-	(*ChangePool)(nil),             // 55: skein.v1.ChangePool
-	(*RemovePool)(nil),             // 56: skein.v1.RemovePool
-	(*AllocateBlocks)(nil),         // 57: skein.v1.AllocateBlocks
-	(*ReserveBlock)(nil),           // 58: skein.v1.ReserveBlock
-	(*ReleaseBlocks)(nil),          // 59: skein.v1.ReleaseBlocks
-	(*ReserveAddress)(nil),         // 60: skein.v1.ReserveAddress
-	(*ClaimAddress)(nil),           // 61: skein.v1.ClaimAddress
-	(*ReleaseAddress)(nil),         // 62: skein.v1.ReleaseAddress
-	(*SetGrant)(nil),               // 63: skein.v1.SetGrant
-	(*ImportPools)(nil),            // 64: skein.v1.ImportPools
-	(*ImportBlock)(nil),            // 65: skein.v1.ImportBlock
-	(*DefineEgress)(nil),           // 66: skein.v1.DefineEgress
-	(*ChangeEgress)(nil),           // 67: skein.v1.ChangeEgress
-	(*RemoveEgress)(nil),           // 68: skein.v1.RemoveEgress
-	(*AssignSlot)(nil),             // 69: skein.v1.AssignSlot
-	(*ReleaseSlot)(nil),            // 70: skein.v1.ReleaseSlot
-	(*DrainNode)(nil),              // 71: skein.v1.DrainNode
-	(*RepairClock)(nil),            // 72: skein.v1.RepairClock
-	(*SetAdmin)(nil),               // 73: skein.v1.SetAdmin
-	(*SetPodCidrs)(nil),            // 74: skein.v1.SetPodCidrs
-	(*SetPlainPeer)(nil),           // 75: skein.v1.SetPlainPeer
-	(*RemovePlainPeer)(nil),        // 76: skein.v1.RemovePlainPeer
-	(*SetSiteTranslation)(nil),     // 77: skein.v1.SetSiteTranslation
-	(*RemoveSiteTranslation)(nil),  // 78: skein.v1.RemoveSiteTranslation
-	(*IntroduceRoles)(nil),         // 79: skein.v1.IntroduceRoles
-	nil,                            // 80: skein.v1.NewNode.LabelsEntry
-	nil,                            // 81: skein.v1.ChangeNode.LabelsEntry
-	(*Cluster)(nil),                // 82: skein.v1.Cluster
-	(*Settings)(nil),               // 83: skein.v1.Settings
-	(*Token)(nil),                  // 84: skein.v1.Token
-	(*Node)(nil),                   // 85: skein.v1.Node
-	(*GossipKeys)(nil),             // 86: skein.v1.GossipKeys
-	(*Answer)(nil),                 // 87: skein.v1.Answer
-	(*Pool)(nil),                   // 88: skein.v1.Pool
-	(*Block)(nil),                  // 89: skein.v1.Block
-	(*StaticAddress)(nil),          // 90: skein.v1.StaticAddress
-	(*Grant)(nil),                  // 91: skein.v1.Grant
-	(*Egress)(nil),                 // 92: skein.v1.Egress
-	(*EgressSlot)(nil),             // 93: skein.v1.EgressSlot
-	(*PodCidrs)(nil),               // 94: skein.v1.PodCidrs
-	(*NodeSettings)(nil),           // 95: skein.v1.NodeSettings
-	(*PlainPeer)(nil),              // 96: skein.v1.PlainPeer
-	(*SiteRange)(nil),              // 97: skein.v1.SiteRange
-	(*SiteTranslation)(nil),        // 98: skein.v1.SiteTranslation
-	(*PoolSubnet)(nil),             // 99: skein.v1.PoolSubnet
+	(*SlicedRangeAllotted)(nil),    // 37: skein.v1.SlicedRangeAllotted
+	(*SiteTranslationSet)(nil),     // 38: skein.v1.SiteTranslationSet
+	(*SiteTranslationRemoved)(nil), // 39: skein.v1.SiteTranslationRemoved
+	(*Batch)(nil),                  // 40: skein.v1.Batch
+	(*Command)(nil),                // 41: skein.v1.Command
+	(*CreateCluster)(nil),          // 42: skein.v1.CreateCluster
+	(*ChangeSettings)(nil),         // 43: skein.v1.ChangeSettings
+	(*CreateToken)(nil),            // 44: skein.v1.CreateToken
+	(*RevokeToken)(nil),            // 45: skein.v1.RevokeToken
+	(*NewNode)(nil),                // 46: skein.v1.NewNode
+	(*AdmitNode)(nil),              // 47: skein.v1.AdmitNode
+	(*ChangeNode)(nil),             // 48: skein.v1.ChangeNode
+	(*RevokeNode)(nil),             // 49: skein.v1.RevokeNode
+	(*RotateNodeKey)(nil),          // 50: skein.v1.RotateNodeKey
+	(*AddServer)(nil),              // 51: skein.v1.AddServer
+	(*PromoteServer)(nil),          // 52: skein.v1.PromoteServer
+	(*RemoveServer)(nil),           // 53: skein.v1.RemoveServer
+	(*RotateGossipKey)(nil),        // 54: skein.v1.RotateGossipKey
+	(*CreatePool)(nil),             // 55: skein.v1.CreatePool
+	(*ChangePool)(nil),             // 56: skein.v1.ChangePool
+	(*RemovePool)(nil),             // 57: skein.v1.RemovePool
+	(*AllocateBlocks)(nil),         // 58: skein.v1.AllocateBlocks
+	(*ReserveBlock)(nil),           // 59: skein.v1.ReserveBlock
+	(*ReleaseBlocks)(nil),          // 60: skein.v1.ReleaseBlocks
+	(*ReserveAddress)(nil),         // 61: skein.v1.ReserveAddress
+	(*ClaimAddress)(nil),           // 62: skein.v1.ClaimAddress
+	(*ReleaseAddress)(nil),         // 63: skein.v1.ReleaseAddress
+	(*SetGrant)(nil),               // 64: skein.v1.SetGrant
+	(*ImportPools)(nil),            // 65: skein.v1.ImportPools
+	(*ImportBlock)(nil),            // 66: skein.v1.ImportBlock
+	(*DefineEgress)(nil),           // 67: skein.v1.DefineEgress
+	(*ChangeEgress)(nil),           // 68: skein.v1.ChangeEgress
+	(*RemoveEgress)(nil),           // 69: skein.v1.RemoveEgress
+	(*AssignSlot)(nil),             // 70: skein.v1.AssignSlot
+	(*ReleaseSlot)(nil),            // 71: skein.v1.ReleaseSlot
+	(*DrainNode)(nil),              // 72: skein.v1.DrainNode
+	(*RepairClock)(nil),            // 73: skein.v1.RepairClock
+	(*SetAdmin)(nil),               // 74: skein.v1.SetAdmin
+	(*SetPodCidrs)(nil),            // 75: skein.v1.SetPodCidrs
+	(*SetPlainPeer)(nil),           // 76: skein.v1.SetPlainPeer
+	(*RemovePlainPeer)(nil),        // 77: skein.v1.RemovePlainPeer
+	(*SetSiteTranslation)(nil),     // 78: skein.v1.SetSiteTranslation
+	(*RemoveSiteTranslation)(nil),  // 79: skein.v1.RemoveSiteTranslation
+	(*IntroduceRoles)(nil),         // 80: skein.v1.IntroduceRoles
+	nil,                            // 81: skein.v1.NewNode.LabelsEntry
+	nil,                            // 82: skein.v1.ChangeNode.LabelsEntry
+	(*Cluster)(nil),                // 83: skein.v1.Cluster
+	(*Settings)(nil),               // 84: skein.v1.Settings
+	(*Token)(nil),                  // 85: skein.v1.Token
+	(*Node)(nil),                   // 86: skein.v1.Node
+	(*GossipKeys)(nil),             // 87: skein.v1.GossipKeys
+	(*Answer)(nil),                 // 88: skein.v1.Answer
+	(*Pool)(nil),                   // 89: skein.v1.Pool
+	(*Block)(nil),                  // 90: skein.v1.Block
+	(*StaticAddress)(nil),          // 91: skein.v1.StaticAddress
+	(*Grant)(nil),                  // 92: skein.v1.Grant
+	(*Egress)(nil),                 // 93: skein.v1.Egress
+	(*EgressSlot)(nil),             // 94: skein.v1.EgressSlot
+	(*PodCidrs)(nil),               // 95: skein.v1.PodCidrs
+	(*NodeSettings)(nil),           // 96: skein.v1.NodeSettings
+	(*PlainPeer)(nil),              // 97: skein.v1.PlainPeer
+	(*SiteRange)(nil),              // 98: skein.v1.SiteRange
+	(*SiteTranslation)(nil),        // 99: skein.v1.SiteTranslation
+	(*PoolSubnet)(nil),             // 100: skein.v1.PoolSubnet
 }
 var file_skein_v1_events_proto_depIdxs = []int32{
 	1,   // 0: skein.v1.Event.cluster_created:type_name -> skein.v1.ClusterCreated
@@ -6281,92 +6345,94 @@ var file_skein_v1_events_proto_depIdxs = []int32{
 	34,  // 33: skein.v1.Event.plain_peer_set:type_name -> skein.v1.PlainPeerSet
 	35,  // 34: skein.v1.Event.plain_peer_removed:type_name -> skein.v1.PlainPeerRemoved
 	36,  // 35: skein.v1.Event.site_range_allotted:type_name -> skein.v1.SiteRangeAllotted
-	37,  // 36: skein.v1.Event.site_translation_set:type_name -> skein.v1.SiteTranslationSet
-	38,  // 37: skein.v1.Event.site_translation_removed:type_name -> skein.v1.SiteTranslationRemoved
-	82,  // 38: skein.v1.ClusterCreated.cluster:type_name -> skein.v1.Cluster
-	83,  // 39: skein.v1.ClusterCreated.settings:type_name -> skein.v1.Settings
-	83,  // 40: skein.v1.SettingsChanged.settings:type_name -> skein.v1.Settings
-	84,  // 41: skein.v1.TokenCreated.token:type_name -> skein.v1.Token
-	85,  // 42: skein.v1.NodeAdmitted.node:type_name -> skein.v1.Node
-	85,  // 43: skein.v1.NodeChanged.node:type_name -> skein.v1.Node
-	86,  // 44: skein.v1.GossipKeyRotated.keys:type_name -> skein.v1.GossipKeys
-	87,  // 45: skein.v1.CommandAnswered.answer:type_name -> skein.v1.Answer
-	88,  // 46: skein.v1.PoolCreated.pool:type_name -> skein.v1.Pool
-	88,  // 47: skein.v1.PoolChanged.pool:type_name -> skein.v1.Pool
-	89,  // 48: skein.v1.BlockAllocated.block:type_name -> skein.v1.Block
-	89,  // 49: skein.v1.BlockReserved.block:type_name -> skein.v1.Block
-	90,  // 50: skein.v1.AddressReserved.address:type_name -> skein.v1.StaticAddress
-	91,  // 51: skein.v1.GrantSet.grant:type_name -> skein.v1.Grant
-	92,  // 52: skein.v1.EgressDefined.egress:type_name -> skein.v1.Egress
-	92,  // 53: skein.v1.EgressChanged.egress:type_name -> skein.v1.Egress
-	93,  // 54: skein.v1.SlotAssigned.slot:type_name -> skein.v1.EgressSlot
-	93,  // 55: skein.v1.SlotMoved.slot:type_name -> skein.v1.EgressSlot
-	93,  // 56: skein.v1.SlotReleased.slot:type_name -> skein.v1.EgressSlot
-	94,  // 57: skein.v1.PodCidrsSet.pod_cidrs:type_name -> skein.v1.PodCidrs
-	95,  // 58: skein.v1.NodeSettingsSet.settings:type_name -> skein.v1.NodeSettings
-	96,  // 59: skein.v1.PlainPeerSet.plain_peer:type_name -> skein.v1.PlainPeer
-	97,  // 60: skein.v1.SiteRangeAllotted.range:type_name -> skein.v1.SiteRange
-	98,  // 61: skein.v1.SiteTranslationSet.translation:type_name -> skein.v1.SiteTranslation
-	0,   // 62: skein.v1.Batch.events:type_name -> skein.v1.Event
-	41,  // 63: skein.v1.Command.create_cluster:type_name -> skein.v1.CreateCluster
-	42,  // 64: skein.v1.Command.change_settings:type_name -> skein.v1.ChangeSettings
-	43,  // 65: skein.v1.Command.create_token:type_name -> skein.v1.CreateToken
-	44,  // 66: skein.v1.Command.revoke_token:type_name -> skein.v1.RevokeToken
-	46,  // 67: skein.v1.Command.admit_node:type_name -> skein.v1.AdmitNode
-	47,  // 68: skein.v1.Command.change_node:type_name -> skein.v1.ChangeNode
-	48,  // 69: skein.v1.Command.revoke_node:type_name -> skein.v1.RevokeNode
-	49,  // 70: skein.v1.Command.rotate_node_key:type_name -> skein.v1.RotateNodeKey
-	50,  // 71: skein.v1.Command.add_server:type_name -> skein.v1.AddServer
-	51,  // 72: skein.v1.Command.promote_server:type_name -> skein.v1.PromoteServer
-	52,  // 73: skein.v1.Command.remove_server:type_name -> skein.v1.RemoveServer
-	53,  // 74: skein.v1.Command.rotate_gossip_key:type_name -> skein.v1.RotateGossipKey
-	54,  // 75: skein.v1.Command.create_pool:type_name -> skein.v1.CreatePool
-	55,  // 76: skein.v1.Command.change_pool:type_name -> skein.v1.ChangePool
-	56,  // 77: skein.v1.Command.remove_pool:type_name -> skein.v1.RemovePool
-	57,  // 78: skein.v1.Command.allocate_blocks:type_name -> skein.v1.AllocateBlocks
-	58,  // 79: skein.v1.Command.reserve_block:type_name -> skein.v1.ReserveBlock
-	59,  // 80: skein.v1.Command.release_blocks:type_name -> skein.v1.ReleaseBlocks
-	60,  // 81: skein.v1.Command.reserve_address:type_name -> skein.v1.ReserveAddress
-	61,  // 82: skein.v1.Command.claim_address:type_name -> skein.v1.ClaimAddress
-	62,  // 83: skein.v1.Command.release_address:type_name -> skein.v1.ReleaseAddress
-	63,  // 84: skein.v1.Command.set_grant:type_name -> skein.v1.SetGrant
-	64,  // 85: skein.v1.Command.import_pools:type_name -> skein.v1.ImportPools
-	66,  // 86: skein.v1.Command.define_egress:type_name -> skein.v1.DefineEgress
-	67,  // 87: skein.v1.Command.change_egress:type_name -> skein.v1.ChangeEgress
-	68,  // 88: skein.v1.Command.remove_egress:type_name -> skein.v1.RemoveEgress
-	69,  // 89: skein.v1.Command.assign_slot:type_name -> skein.v1.AssignSlot
-	70,  // 90: skein.v1.Command.release_slot:type_name -> skein.v1.ReleaseSlot
-	71,  // 91: skein.v1.Command.drain_node:type_name -> skein.v1.DrainNode
-	72,  // 92: skein.v1.Command.repair_clock:type_name -> skein.v1.RepairClock
-	73,  // 93: skein.v1.Command.set_admin:type_name -> skein.v1.SetAdmin
-	79,  // 94: skein.v1.Command.introduce_roles:type_name -> skein.v1.IntroduceRoles
-	74,  // 95: skein.v1.Command.set_pod_cidrs:type_name -> skein.v1.SetPodCidrs
-	75,  // 96: skein.v1.Command.set_plain_peer:type_name -> skein.v1.SetPlainPeer
-	76,  // 97: skein.v1.Command.remove_plain_peer:type_name -> skein.v1.RemovePlainPeer
-	77,  // 98: skein.v1.Command.set_site_translation:type_name -> skein.v1.SetSiteTranslation
-	78,  // 99: skein.v1.Command.remove_site_translation:type_name -> skein.v1.RemoveSiteTranslation
-	83,  // 100: skein.v1.CreateCluster.settings:type_name -> skein.v1.Settings
-	45,  // 101: skein.v1.CreateCluster.first_node:type_name -> skein.v1.NewNode
-	83,  // 102: skein.v1.ChangeSettings.settings:type_name -> skein.v1.Settings
-	80,  // 103: skein.v1.NewNode.labels:type_name -> skein.v1.NewNode.LabelsEntry
-	45,  // 104: skein.v1.AdmitNode.node:type_name -> skein.v1.NewNode
-	81,  // 105: skein.v1.ChangeNode.labels:type_name -> skein.v1.ChangeNode.LabelsEntry
-	95,  // 106: skein.v1.ChangeNode.settings:type_name -> skein.v1.NodeSettings
-	88,  // 107: skein.v1.CreatePool.pool:type_name -> skein.v1.Pool
-	99,  // 108: skein.v1.ChangePool.add_subnets:type_name -> skein.v1.PoolSubnet
-	88,  // 109: skein.v1.ChangePool.set:type_name -> skein.v1.Pool
-	88,  // 110: skein.v1.ImportPools.pools:type_name -> skein.v1.Pool
-	65,  // 111: skein.v1.ImportPools.blocks:type_name -> skein.v1.ImportBlock
-	92,  // 112: skein.v1.DefineEgress.egress:type_name -> skein.v1.Egress
-	92,  // 113: skein.v1.ChangeEgress.set:type_name -> skein.v1.Egress
-	94,  // 114: skein.v1.SetPodCidrs.pod_cidrs:type_name -> skein.v1.PodCidrs
-	96,  // 115: skein.v1.SetPlainPeer.plain_peer:type_name -> skein.v1.PlainPeer
-	98,  // 116: skein.v1.SetSiteTranslation.translation:type_name -> skein.v1.SiteTranslation
-	117, // [117:117] is the sub-list for method output_type
-	117, // [117:117] is the sub-list for method input_type
-	117, // [117:117] is the sub-list for extension type_name
-	117, // [117:117] is the sub-list for extension extendee
-	0,   // [0:117] is the sub-list for field type_name
+	38,  // 36: skein.v1.Event.site_translation_set:type_name -> skein.v1.SiteTranslationSet
+	39,  // 37: skein.v1.Event.site_translation_removed:type_name -> skein.v1.SiteTranslationRemoved
+	37,  // 38: skein.v1.Event.sliced_range_allotted:type_name -> skein.v1.SlicedRangeAllotted
+	83,  // 39: skein.v1.ClusterCreated.cluster:type_name -> skein.v1.Cluster
+	84,  // 40: skein.v1.ClusterCreated.settings:type_name -> skein.v1.Settings
+	84,  // 41: skein.v1.SettingsChanged.settings:type_name -> skein.v1.Settings
+	85,  // 42: skein.v1.TokenCreated.token:type_name -> skein.v1.Token
+	86,  // 43: skein.v1.NodeAdmitted.node:type_name -> skein.v1.Node
+	86,  // 44: skein.v1.NodeChanged.node:type_name -> skein.v1.Node
+	87,  // 45: skein.v1.GossipKeyRotated.keys:type_name -> skein.v1.GossipKeys
+	88,  // 46: skein.v1.CommandAnswered.answer:type_name -> skein.v1.Answer
+	89,  // 47: skein.v1.PoolCreated.pool:type_name -> skein.v1.Pool
+	89,  // 48: skein.v1.PoolChanged.pool:type_name -> skein.v1.Pool
+	90,  // 49: skein.v1.BlockAllocated.block:type_name -> skein.v1.Block
+	90,  // 50: skein.v1.BlockReserved.block:type_name -> skein.v1.Block
+	91,  // 51: skein.v1.AddressReserved.address:type_name -> skein.v1.StaticAddress
+	92,  // 52: skein.v1.GrantSet.grant:type_name -> skein.v1.Grant
+	93,  // 53: skein.v1.EgressDefined.egress:type_name -> skein.v1.Egress
+	93,  // 54: skein.v1.EgressChanged.egress:type_name -> skein.v1.Egress
+	94,  // 55: skein.v1.SlotAssigned.slot:type_name -> skein.v1.EgressSlot
+	94,  // 56: skein.v1.SlotMoved.slot:type_name -> skein.v1.EgressSlot
+	94,  // 57: skein.v1.SlotReleased.slot:type_name -> skein.v1.EgressSlot
+	95,  // 58: skein.v1.PodCidrsSet.pod_cidrs:type_name -> skein.v1.PodCidrs
+	96,  // 59: skein.v1.NodeSettingsSet.settings:type_name -> skein.v1.NodeSettings
+	97,  // 60: skein.v1.PlainPeerSet.plain_peer:type_name -> skein.v1.PlainPeer
+	98,  // 61: skein.v1.SiteRangeAllotted.range:type_name -> skein.v1.SiteRange
+	98,  // 62: skein.v1.SlicedRangeAllotted.range:type_name -> skein.v1.SiteRange
+	99,  // 63: skein.v1.SiteTranslationSet.translation:type_name -> skein.v1.SiteTranslation
+	0,   // 64: skein.v1.Batch.events:type_name -> skein.v1.Event
+	42,  // 65: skein.v1.Command.create_cluster:type_name -> skein.v1.CreateCluster
+	43,  // 66: skein.v1.Command.change_settings:type_name -> skein.v1.ChangeSettings
+	44,  // 67: skein.v1.Command.create_token:type_name -> skein.v1.CreateToken
+	45,  // 68: skein.v1.Command.revoke_token:type_name -> skein.v1.RevokeToken
+	47,  // 69: skein.v1.Command.admit_node:type_name -> skein.v1.AdmitNode
+	48,  // 70: skein.v1.Command.change_node:type_name -> skein.v1.ChangeNode
+	49,  // 71: skein.v1.Command.revoke_node:type_name -> skein.v1.RevokeNode
+	50,  // 72: skein.v1.Command.rotate_node_key:type_name -> skein.v1.RotateNodeKey
+	51,  // 73: skein.v1.Command.add_server:type_name -> skein.v1.AddServer
+	52,  // 74: skein.v1.Command.promote_server:type_name -> skein.v1.PromoteServer
+	53,  // 75: skein.v1.Command.remove_server:type_name -> skein.v1.RemoveServer
+	54,  // 76: skein.v1.Command.rotate_gossip_key:type_name -> skein.v1.RotateGossipKey
+	55,  // 77: skein.v1.Command.create_pool:type_name -> skein.v1.CreatePool
+	56,  // 78: skein.v1.Command.change_pool:type_name -> skein.v1.ChangePool
+	57,  // 79: skein.v1.Command.remove_pool:type_name -> skein.v1.RemovePool
+	58,  // 80: skein.v1.Command.allocate_blocks:type_name -> skein.v1.AllocateBlocks
+	59,  // 81: skein.v1.Command.reserve_block:type_name -> skein.v1.ReserveBlock
+	60,  // 82: skein.v1.Command.release_blocks:type_name -> skein.v1.ReleaseBlocks
+	61,  // 83: skein.v1.Command.reserve_address:type_name -> skein.v1.ReserveAddress
+	62,  // 84: skein.v1.Command.claim_address:type_name -> skein.v1.ClaimAddress
+	63,  // 85: skein.v1.Command.release_address:type_name -> skein.v1.ReleaseAddress
+	64,  // 86: skein.v1.Command.set_grant:type_name -> skein.v1.SetGrant
+	65,  // 87: skein.v1.Command.import_pools:type_name -> skein.v1.ImportPools
+	67,  // 88: skein.v1.Command.define_egress:type_name -> skein.v1.DefineEgress
+	68,  // 89: skein.v1.Command.change_egress:type_name -> skein.v1.ChangeEgress
+	69,  // 90: skein.v1.Command.remove_egress:type_name -> skein.v1.RemoveEgress
+	70,  // 91: skein.v1.Command.assign_slot:type_name -> skein.v1.AssignSlot
+	71,  // 92: skein.v1.Command.release_slot:type_name -> skein.v1.ReleaseSlot
+	72,  // 93: skein.v1.Command.drain_node:type_name -> skein.v1.DrainNode
+	73,  // 94: skein.v1.Command.repair_clock:type_name -> skein.v1.RepairClock
+	74,  // 95: skein.v1.Command.set_admin:type_name -> skein.v1.SetAdmin
+	80,  // 96: skein.v1.Command.introduce_roles:type_name -> skein.v1.IntroduceRoles
+	75,  // 97: skein.v1.Command.set_pod_cidrs:type_name -> skein.v1.SetPodCidrs
+	76,  // 98: skein.v1.Command.set_plain_peer:type_name -> skein.v1.SetPlainPeer
+	77,  // 99: skein.v1.Command.remove_plain_peer:type_name -> skein.v1.RemovePlainPeer
+	78,  // 100: skein.v1.Command.set_site_translation:type_name -> skein.v1.SetSiteTranslation
+	79,  // 101: skein.v1.Command.remove_site_translation:type_name -> skein.v1.RemoveSiteTranslation
+	84,  // 102: skein.v1.CreateCluster.settings:type_name -> skein.v1.Settings
+	46,  // 103: skein.v1.CreateCluster.first_node:type_name -> skein.v1.NewNode
+	84,  // 104: skein.v1.ChangeSettings.settings:type_name -> skein.v1.Settings
+	81,  // 105: skein.v1.NewNode.labels:type_name -> skein.v1.NewNode.LabelsEntry
+	46,  // 106: skein.v1.AdmitNode.node:type_name -> skein.v1.NewNode
+	82,  // 107: skein.v1.ChangeNode.labels:type_name -> skein.v1.ChangeNode.LabelsEntry
+	96,  // 108: skein.v1.ChangeNode.settings:type_name -> skein.v1.NodeSettings
+	89,  // 109: skein.v1.CreatePool.pool:type_name -> skein.v1.Pool
+	100, // 110: skein.v1.ChangePool.add_subnets:type_name -> skein.v1.PoolSubnet
+	89,  // 111: skein.v1.ChangePool.set:type_name -> skein.v1.Pool
+	89,  // 112: skein.v1.ImportPools.pools:type_name -> skein.v1.Pool
+	66,  // 113: skein.v1.ImportPools.blocks:type_name -> skein.v1.ImportBlock
+	93,  // 114: skein.v1.DefineEgress.egress:type_name -> skein.v1.Egress
+	93,  // 115: skein.v1.ChangeEgress.set:type_name -> skein.v1.Egress
+	95,  // 116: skein.v1.SetPodCidrs.pod_cidrs:type_name -> skein.v1.PodCidrs
+	97,  // 117: skein.v1.SetPlainPeer.plain_peer:type_name -> skein.v1.PlainPeer
+	99,  // 118: skein.v1.SetSiteTranslation.translation:type_name -> skein.v1.SiteTranslation
+	119, // [119:119] is the sub-list for method output_type
+	119, // [119:119] is the sub-list for method input_type
+	119, // [119:119] is the sub-list for extension type_name
+	119, // [119:119] is the sub-list for extension extendee
+	0,   // [0:119] is the sub-list for field type_name
 }
 
 func init() { file_skein_v1_events_proto_init() }
@@ -6414,8 +6480,9 @@ func file_skein_v1_events_proto_init() {
 		(*Event_SiteRangeAllotted)(nil),
 		(*Event_SiteTranslationSet)(nil),
 		(*Event_SiteTranslationRemoved)(nil),
+		(*Event_SlicedRangeAllotted)(nil),
 	}
-	file_skein_v1_events_proto_msgTypes[40].OneofWrappers = []any{
+	file_skein_v1_events_proto_msgTypes[41].OneofWrappers = []any{
 		(*Command_CreateCluster)(nil),
 		(*Command_ChangeSettings)(nil),
 		(*Command_CreateToken)(nil),
@@ -6460,7 +6527,7 @@ func file_skein_v1_events_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_skein_v1_events_proto_rawDesc), len(file_skein_v1_events_proto_rawDesc)),
 			NumEnums:      0,
-			NumMessages:   82,
+			NumMessages:   83,
 			NumExtensions: 0,
 			NumServices:   0,
 		},

@@ -535,6 +535,7 @@ type Record struct {
 	KubernetesNode      string                 `protobuf:"bytes,34,opt,name=kubernetes_node,json=kubernetesNode,proto3" json:"kubernetes_node,omitempty"` // name of the Node object that this node says it is; "": it is none
 	Leads               uint64                 `protobuf:"varint,35,opt,name=leads,proto3" json:"leads,omitempty"`                                        // term in which it leads its site; 0: it does not. A set of leaders that lost one has a higher term
 	SilentLeaders       []*SilentLeader        `protobuf:"bytes,36,rep,name=silent_leaders,json=silentLeaders,proto3" json:"silent_leaders,omitempty"`    // of its site, which the node finds alive and not forwarding
+	LeaderSlot          uint32                 `protobuf:"varint,60,opt,name=leader_slot,json=leaderSlot,proto3" json:"leader_slot,omitempty"`            // which share of its site it carries while it leads, 1 and more; 0: it has taken none
 	PlainPort           uint32                 `protobuf:"varint,50,opt,name=plain_port,json=plainPort,proto3" json:"plain_port,omitempty"`               // UDP port at which plain peers are answered; 0: this node cannot carry any
 	PlainSessions       []*PlainSession        `protobuf:"bytes,51,rep,name=plain_sessions,json=plainSessions,proto3" json:"plain_sessions,omitempty"`    // plain peers that this node carries, by index
 	unknownFields       protoimpl.UnknownFields
@@ -807,6 +808,13 @@ func (x *Record) GetSilentLeaders() []*SilentLeader {
 		return x.SilentLeaders
 	}
 	return nil
+}
+
+func (x *Record) GetLeaderSlot() uint32 {
+	if x != nil {
+		return x.LeaderSlot
+	}
+	return 0
 }
 
 func (x *Record) GetPlainPort() uint32 {
@@ -1254,7 +1262,7 @@ const file_skein_v1_record_proto_rawDesc = "" +
 	"\tRelayLink\x12\x17\n" +
 	"\anode_id\x18\x01 \x01(\tR\x06nodeId\x12\x1d\n" +
 	"\n" +
-	"rtt_micros\x18\x02 \x01(\rR\trttMicros\"\x82\v\n" +
+	"rtt_micros\x18\x02 \x01(\rR\trttMicros\"\xa3\v\n" +
 	"\x06Record\x12\x17\n" +
 	"\anode_id\x18\x01 \x01(\tR\x06nodeId\x12\x14\n" +
 	"\x05epoch\x18\x02 \x01(\x04R\x05epoch\x12\x10\n" +
@@ -1299,7 +1307,9 @@ const file_skein_v1_record_proto_rawDesc = "" +
 	"\x0fbirthday_attack\x18! \x01(\tR\x0ebirthdayAttack\x12'\n" +
 	"\x0fkubernetes_node\x18\" \x01(\tR\x0ekubernetesNode\x12\x14\n" +
 	"\x05leads\x18# \x01(\x04R\x05leads\x12=\n" +
-	"\x0esilent_leaders\x18$ \x03(\v2\x16.skein.v1.SilentLeaderR\rsilentLeaders\x12\x1d\n" +
+	"\x0esilent_leaders\x18$ \x03(\v2\x16.skein.v1.SilentLeaderR\rsilentLeaders\x12\x1f\n" +
+	"\vleader_slot\x18< \x01(\rR\n" +
+	"leaderSlot\x12\x1d\n" +
 	"\n" +
 	"plain_port\x182 \x01(\rR\tplainPort\x12=\n" +
 	"\x0eplain_sessions\x183 \x03(\v2\x16.skein.v1.PlainSessionR\rplainSessions\x1a9\n" +

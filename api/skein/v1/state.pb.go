@@ -1264,7 +1264,8 @@ type SiteRange struct {
 	Pool          string                 `protobuf:"bytes,2,opt,name=pool,proto3" json:"pool,omitempty"` // empty: of the overlay
 	Ipv4          string                 `protobuf:"bytes,3,opt,name=ipv4,proto3" json:"ipv4,omitempty"` // a prefix of each family, or of one; of a pool they are the same blocks
 	Ipv6          string                 `protobuf:"bytes,4,opt,name=ipv6,proto3" json:"ipv6,omitempty"`
-	Index         uint64                 `protobuf:"varint,5,opt,name=index,proto3" json:"index,omitempty"` // of the event that allotted it
+	Index         uint64                 `protobuf:"varint,5,opt,name=index,proto3" json:"index,omitempty"`   // of the event that allotted it
+	Sliced        bool                   `protobuf:"varint,6,opt,name=sliced,proto3" json:"sliced,omitempty"` // its slices are filled alike, and a member is bound to a leader by the slice that it is in
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1332,6 +1333,13 @@ func (x *SiteRange) GetIndex() uint64 {
 		return x.Index
 	}
 	return 0
+}
+
+func (x *SiteRange) GetSliced() bool {
+	if x != nil {
+		return x.Sliced
+	}
+	return false
 }
 
 // PlainPeer is a WireGuard host that does not run skein: a phone, a laptop, a router. Some members carry it: it has a session with one of
@@ -2504,13 +2512,14 @@ const file_skein_v1_state_proto_rawDesc = "" +
 	"\x06prefix\x18\x02 \x01(\tR\x06prefix\x12\x0e\n" +
 	"\x02as\x18\x03 \x01(\tR\x02as\x12\x14\n" +
 	"\x05since\x18\x04 \x01(\x03R\x05since\x12\x14\n" +
-	"\x05index\x18\x05 \x01(\x04R\x05index\"q\n" +
+	"\x05index\x18\x05 \x01(\x04R\x05index\"\x89\x01\n" +
 	"\tSiteRange\x12\x12\n" +
 	"\x04site\x18\x01 \x01(\tR\x04site\x12\x12\n" +
 	"\x04pool\x18\x02 \x01(\tR\x04pool\x12\x12\n" +
 	"\x04ipv4\x18\x03 \x01(\tR\x04ipv4\x12\x12\n" +
 	"\x04ipv6\x18\x04 \x01(\tR\x04ipv6\x12\x14\n" +
-	"\x05index\x18\x05 \x01(\x04R\x05index\"\xbf\x02\n" +
+	"\x05index\x18\x05 \x01(\x04R\x05index\x12\x16\n" +
+	"\x06sliced\x18\x06 \x01(\bR\x06sliced\"\xbf\x02\n" +
 	"\tPlainPeer\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x12\x1d\n" +
 	"\n" +
