@@ -122,8 +122,8 @@ type HopRoute struct {
 	Prefix netip.Prefix
 	Via    netip.Addr // overlay IPv4 address of the next node, a WireGuard peer of this host
 	// Last says that Prefix is Via's own. What this host passes on to it goes inside another packet, since Via's
-	// WireGuard takes no others' sources from this host. What comes from Own goes as it is. A host that passes on has
-	// such a route to each peer for which it does.
+	// WireGuard takes no others' sources from this host. What comes from Own goes as it is, also where a wider route by
+	// another node lies around it. A host that passes on has such a route to each peer for which it does.
 	Last bool
 }
 

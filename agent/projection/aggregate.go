@@ -18,6 +18,9 @@ type holder struct {
 	known bool       // the site is
 	via   netip.Addr // overlay IPv4 address of the node that passes packets on to it; invalid: none does
 	mtu   int
+	// last is set where each of its prefixes has a route of its own for what is passed on. By that this host's own packets go straight to
+	// it, so a route to others may lie around it.
+	last bool
 }
 
 // dest is a prefix of a member: small, since there are thousands to be sorted.
@@ -117,8 +120,9 @@ func (a *aggregates) wide(ranges []events.SiteRange) (out []int) {
 func byAddress(a, b netip.Prefix) int { return cmp.Or(a.Addr().Compare(b.Addr()), a.Bits()-b.Bits()) }
 
 // pick takes those of a part's site for which f holds, by index; others are what is not to be covered. ok is false where f
-// does not hold for one of the site, or for none. What lies there and lives elsewhere has a route of its own, if f holds for it.
-func (a *aggregates) pick(v *part, f func(*dest) bool) (in []int, others []netip.Prefix, ok bool) {
+// does not hold for one of the site, or for none. What lies there and lives elsewhere has a route of its own, if f holds for it. A
+// dest for which within holds may be covered all the same; nil: none.
+func (a *aggregates) pick(v *part, f, within func(*dest) bool) (in []int, others []netip.Prefix, ok bool) {
 	if !slices.ContainsFunc(v.dests, func(i int) bool { return a.home(v, i) && f(&a.dests[i]) }) {
 		return nil, nil, false
 	}
@@ -129,7 +133,9 @@ func (a *aggregates) pick(v *part, f func(*dest) bool) (in []int, others []netip
 		case picked && home:
 			in = append(in, i)
 		case !picked:
-			others = append(others, d.prefix)
+			if within == nil || !within(d) {
+				others = append(others, d.prefix)
+			}
 			ok = ok && !home
 		}
 	}
@@ -151,10 +157,11 @@ func (a *aggregates) way(i int) way {
 
 func (a *aggregates) ways() (out []route) {
 	hop := func(d *dest) bool { return a.holders[d.of].via.IsValid() }
+	last := func(d *dest) bool { return a.holders[d.of].last }
 	covered := make([]bool, len(a.dests))
 	for n := range a.parts {
 		v := &a.parts[n]
-		in, others, _ := a.pick(v, hop)
+		in, others, _ := a.pick(v, hop, last)
 		entries := make([]route, len(in))
 		for n, i := range in {
 			entries[n] = route{a.dests[i].prefix, a.way(i)}
@@ -170,6 +177,25 @@ func (a *aggregates) ways() (out []route) {
 	return shorten(out)
 }
 
+// straight are the dests that this host's own packets go straight to within a route to others.
+func (a *aggregates) straight() (out []*dest) {
+	var around []netip.Prefix
+	n := 0
+	for i := range a.dests {
+		d := &a.dests[i]
+		for ; n < len(a.routes) && byAddress(a.routes[n].prefix, d.prefix) <= 0; n++ {
+			around = append(around, a.routes[n].prefix)
+		}
+		for len(around) > 0 && !around[len(around)-1].Contains(d.prefix.Addr()) {
+			around = around[:len(around)-1]
+		}
+		if len(around) > 0 && a.holders[d.of].last {
+			out = append(out, d)
+		}
+	}
+	return out
+}
+
 // sources are the prefixes of some members, and of nobody else that is known.
 func (a *aggregates) sources(of []identity.ID) (out []netip.Prefix) {
 	set := make([]bool, len(a.holders))
@@ -182,7 +208,7 @@ func (a *aggregates) sources(of []identity.ID) (out []netip.Prefix) {
 	covered := make([]bool, len(a.dests))
 	for n := range a.parts {
 		v := &a.parts[n]
-		in, others, ok := a.pick(v, pick)
+		in, others, ok := a.pick(v, pick, nil)
 		if !ok { // of a part of a site alone nothing is believed that nobody has
 			continue
 		}

@@ -175,7 +175,7 @@ func Project(in Input) (dataplane.Spec, []Refusal) {
 			spec.WireGuard.Peers[dataplane.Key(n.GetWireguardKey())] = peer
 		}
 		if site, known := in.Reach.Sites[id]; ranged {
-			holders = append(holders, holder{id, site, known, via, mtu})
+			holders = append(holders, holder{id, site, known, via, mtu, in.Reach.Ways[id].Passed && in.overlay4(in.Reach.Ways[id].Via).IsValid()})
 		} else {
 			dests = dests[:had]
 		}
@@ -198,6 +198,11 @@ func Project(in Input) (dataplane.Spec, []Refusal) {
 			spec.Link.Narrow = append(spec.Link.Narrow, dataplane.Narrow{Prefix: r.prefix, MTU: r.mtu})
 			if r.pod {
 				spec.Pods.Remote = append(spec.Pods.Remote, dataplane.Narrow{Prefix: r.prefix, MTU: r.mtu})
+			}
+		}
+		for _, d := range passed.straight() {
+			if passed.holders[d.of].mtu == 0 { // or it would have that of the route around it
+				spec.Link.Narrow = append(spec.Link.Narrow, dataplane.Narrow{Prefix: d.prefix, MTU: spec.Link.MTU})
 			}
 		}
 		spec.Pods.Remote = fewer(spec.Pods.Remote)

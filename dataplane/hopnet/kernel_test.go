@@ -64,3 +64,33 @@ func TestWithoutTheModule(t *testing.T) {
 		}
 	})
 }
+
+// TestPlainRoutesAreReadAsTheyWereMade, also without the link.
+func TestPlainRoutesAreReadAsTheyWereMade(t *testing.T) {
+	ns := testns.New(t, "hopnet")
+	ns.Do(func() {
+		r, err := NewReconciler(true)
+		if err != nil {
+			t.Error(err)
+			return
+		}
+		defer r.Close()
+		for f, text := range map[int]string{4: "10.4.8.1/32", 6: "fd00:5::8/128"} {
+			want := Route{Prefix: pfx(text), Plain: true}
+			for range 2 { // the second time nothing is left to be done
+				if err := r.apply(Op{Verb: AddRoute, Route: want}); err != nil {
+					t.Errorf("%s: %v", want, err)
+				}
+			}
+			if have, err := r.readRoutes(f, false, 0); err != nil || len(have) != 1 || have[0] != want {
+				t.Errorf("made %s, read %v, %v", want, have, err)
+			}
+			if err := r.apply(Op{Verb: DelRoute, Route: want}); err != nil {
+				t.Error(err)
+			}
+			if have, err := r.readRoutes(f, false, 0); err != nil || len(have) > 0 {
+				t.Errorf("deleted %s, read %v, %v", want, have, err)
+			}
+		}
+	})
+}

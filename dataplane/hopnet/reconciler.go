@@ -322,6 +322,10 @@ func fromRoute(f int, last bool, k netlink.Route, link int) Route {
 		}
 	}
 	const metric6 = 1024 // what the kernel makes of no metric
+	if k.Type == unix.RTN_THROW && !last && len(k.MultiPath) == 0 && k.Gw == nil && k.Priority == (f-4)/2*metric6 {
+		route.Plain = true
+		return route
+	}
 	if k.LinkIndex != link || k.Type != unix.RTN_UNICAST || len(k.MultiPath) > 0 || k.Gw == nil ||
 		k.Priority != (f-4)/2*metric6 {
 		route.Other = fmt.Sprintf(" (%s metric %d)", k, k.Priority)
@@ -377,6 +381,9 @@ func (r *Reconciler) apply(o Op) error {
 	case DelRule:
 		return ignoreErrno(nlcount.One(r.h).RuleDel(toRule(o.Rule)), unix.ENOENT)
 	case AddRoute:
+		if o.Route.Plain {
+			return nlcount.One(r.h).RouteReplace(toRoute(o.Route, 0))
+		}
 		return r.onLink(func(l netlink.Link) error {
 			return nlcount.One(r.h).RouteReplace(toRoute(o.Route, l.Attrs().Index))
 		})
@@ -456,12 +463,19 @@ func toRoute(r Route, link int) *netlink.Route {
 	a := r.Prefix.Addr()
 	k := &netlink.Route{Family: unix.AF_INET,
 		Dst:   &net.IPNet{IP: a.AsSlice(), Mask: net.CIDRMask(r.Prefix.Bits(), a.BitLen())},
-		Table: r.table(), Protocol: dataplane.RouteProtocol, Type: unix.RTN_UNICAST, MTU: r.MTU, LinkIndex: link,
-		Flags: int(netlink.FLAG_ONLINK)}
+		Table: r.table(), Protocol: dataplane.RouteProtocol}
+	if a.Is6() {
+		k.Family = unix.AF_INET6
+	}
+	if r.Plain {
+		k.Type = unix.RTN_THROW
+		return k
+	}
+	k.Type, k.MTU, k.LinkIndex, k.Flags = unix.RTN_UNICAST, r.MTU, link, int(netlink.FLAG_ONLINK)
 	via := r.Via.As4()
 	k.Gw = via[:]
-	if r.Prefix.Addr().Is6() {
-		k.Family, k.Gw = unix.AF_INET6, append(make([]byte, 12), via[:]...) // ::VIA, as such links have it
+	if a.Is6() {
+		k.Gw = append(make([]byte, 12), via[:]...) // ::VIA, as such links have it
 	}
 	if r.Source.IsValid() {
 		k.Src = r.Source.AsSlice()

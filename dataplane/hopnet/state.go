@@ -35,6 +35,7 @@ type Route struct {
 	Via    netip.Addr
 	Source netip.Addr // of what this host itself sends
 	MTU    int        // 0: the link's
+	Plain  bool       // it leads nowhere: what this host itself sends there goes as if there were no hops
 	Other  string     // what else it has; none of ours
 }
 
@@ -98,6 +99,7 @@ func Want(s dataplane.Spec, h Host) (w State, notes []string) {
 		}
 		w.Routes = append(w.Routes, route)
 	}
+	w.Routes = append(w.Routes, plain(w.Routes)...)
 	w.Rules = []Rule{{4, false}, {4, true}}
 	if h.IPv6 {
 		w.Rules = append(w.Rules, Rule{6, false}, Rule{6, true})
@@ -113,6 +115,27 @@ func Want(s dataplane.Spec, h Host) (w State, notes []string) {
 	slices.SortFunc(w.Routes, compareRoutes)
 	slices.SortFunc(w.Guards.Sources, compareSources)
 	return w, notes
+}
+
+// plain are routes for what has one for others' packets within a wider one by another node: this host's own packets go straight there.
+func plain(routes []Route) (out []Route) {
+	all := slices.Clone(routes)
+	slices.SortFunc(all, func(a, b Route) int {
+		return cmp.Or(a.Prefix.Addr().Compare(b.Prefix.Addr()), a.Prefix.Bits()-b.Prefix.Bits(), boolean(a.Last)-boolean(b.Last))
+	})
+	var around []netip.Prefix
+	for _, r := range all {
+		for len(around) > 0 && !around[len(around)-1].Contains(r.Prefix.Addr()) {
+			around = around[:len(around)-1]
+		}
+		switch n := len(around); {
+		case !r.Last:
+			around = append(around, r.Prefix)
+		case n > 0 && around[n-1] != r.Prefix:
+			out = append(out, Route{Prefix: r.Prefix, Plain: true})
+		}
+	}
+	return out
 }
 
 func has6(p dataplane.Pods) bool {
@@ -150,7 +173,7 @@ func family(a netip.Addr) int {
 }
 
 func compareRoutes(a, b Route) int {
-	return cmp.Or(a.Prefix.Compare(b.Prefix), boolean(a.Last)-boolean(b.Last),
+	return cmp.Or(a.Prefix.Compare(b.Prefix), boolean(a.Last)-boolean(b.Last), boolean(a.Plain)-boolean(b.Plain),
 		a.Via.Compare(b.Via), cmp.Compare(a.Other, b.Other))
 }
 
@@ -284,7 +307,8 @@ func (s State) Apply(ops []Op) State {
 		case AddLink:
 			s.Self, s.MTU, s.RPFilter = o.Self, o.Number, 0
 		case DelLink:
-			s.Self, s.Up, s.MTU, s.RPFilter, s.Forward4, s.Forward6, s.Routes = netip.Addr{}, false, 0, -1, false, false, nil
+			s.Self, s.Up, s.MTU, s.RPFilter, s.Forward4, s.Forward6 = netip.Addr{}, false, 0, -1, false, false
+			s.Routes = slices.DeleteFunc(s.Routes, func(r Route) bool { return !r.Plain }) // those are on no link
 		case SetMTU:
 			s.MTU = o.Number
 		case SetUp:
@@ -382,6 +406,9 @@ func (r Route) table() int {
 
 // String is the route in ip's words.
 func (r Route) String() string {
+	if r.Plain && r.Other == "" {
+		return fmt.Sprintf("throw %s table %d", r.Prefix, r.table())
+	}
 	s := fmt.Sprintf("%s via %s dev %s table %d", r.Prefix, r.Via, dataplane.HopLink, r.table())
 	if r.Source.IsValid() {
 		s += fmt.Sprintf(" src %s", r.Source)

@@ -84,6 +84,31 @@ add rule ipv6 1997: iif skeinhop0 lookup 121`); have != text {
 	}
 }
 
+// TestOwnPacketsGoStraightWithinAWiderRoute: a node that this host passes packets on to is not sent its own by another one.
+func TestOwnPacketsGoStraightWithinAWiderRoute(t *testing.T) {
+	s := spec()
+	s.Hops.Routes = []dataplane.HopRoute{
+		{Prefix: pfx("10.4.8.0/24"), Via: addr("10.4.0.3")}, {Prefix: pfx("10.4.8.1/32"), Via: addr("10.4.8.1"), Last: true},
+		{Prefix: pfx("10.4.9.1/32"), Via: addr("10.4.9.1"), Last: true},
+		{Prefix: pfx("fd00:5::/64"), Via: addr("10.4.0.3")}, {Prefix: pfx("fd00:5::/80"), Via: addr("10.4.0.4")},
+		{Prefix: pfx("fd00:5::8/128"), Via: addr("10.4.8.1"), Last: true},
+	}
+	want, _ := Want(s, full)
+	var have []string
+	for _, r := range want.Routes {
+		if r.Plain {
+			have = append(have, r.String())
+		}
+	}
+	if text := "throw 10.4.8.1/32 table 120, throw fd00:5::8/128 table 120"; strings.Join(have, ", ") != text {
+		t.Errorf("have %q, want %s", have, text)
+	}
+	other, _ := Want(dataplane.Spec{Link: s.Link, Hops: dataplane.Hops{Self: addr("10.4.0.7")}}, full)
+	if left := Diff(other, want.Apply(Diff(other, want, true)), true); len(left) > 0 {
+		t.Errorf("they are on no link, and with another one is left %q", texts(left))
+	}
+}
+
 // TestWithoutIPv6 nothing is wanted of it.
 func TestWithoutIPv6(t *testing.T) {
 	want, _ := Want(spec(), Host{RPFilterAll: 0})
@@ -162,6 +187,9 @@ func TestItSettles(t *testing.T) {
 		for i := range rapid.IntRange(0, 5).Draw(t, "routes") {
 			s.Hops.Routes = append(s.Hops.Routes, dataplane.HopRoute{Prefix: netip.PrefixFrom(address(100+i), 32),
 				Via: address(rapid.IntRange(10, 12).Draw(t, "via")), Last: rapid.Bool().Draw(t, "last")})
+		}
+		if rapid.Bool().Draw(t, "wide") { // around all of them
+			s.Hops.Routes = append(s.Hops.Routes, dataplane.HopRoute{Prefix: pfx("10.4.0.0/24"), Via: address(13)})
 		}
 		for i := range rapid.IntRange(0, 3).Draw(t, "guards") {
 			s.Hops.Guards = append(s.Hops.Guards, dataplane.HopGuard{From: address(10 + i),
