@@ -16,6 +16,7 @@ type holder struct {
 	id    identity.ID
 	site  string
 	known bool       // the site is
+	place int32      // the same for all of a site, from 1 on; 0: it is not known
 	via   netip.Addr // overlay IPv4 address of the node that passes packets on to it; invalid: none does
 	mtu   int
 	// last is set where each of its prefixes has a route of its own for what is passed on. By that this host's own packets go straight to
@@ -56,7 +57,7 @@ type aggregates struct {
 
 // part is a prefix of another site's range, and what lies in it or around it.
 type part struct {
-	site   string
+	place  int32 // of the site; see holder
 	pod    bool
 	prefix netip.Prefix
 	dests  []int          // in aggregates.dests
@@ -68,19 +69,27 @@ func (in *Input) newAggregates(holders []holder, dests []dest, kept ...[]netip.P
 	a := &aggregates{holders: holders, dests: dests, of: make(map[identity.ID]int32, len(holders))}
 	others := slices.Concat(kept...)
 	slices.SortFunc(a.dests, func(x, y dest) int { return byAddress(x.prefix, y.prefix) })
+	places := map[string]int32{}
 	for i := range holders {
-		a.of[holders[i].id] = int32(i)
+		h := &holders[i]
+		if a.of[h.id] = int32(i); !h.known {
+			continue
+		}
+		if places[h.site] == 0 {
+			places[h.site] = int32(len(places) + 1)
+		}
+		h.place = places[h.site]
 	}
 	wide := a.wide(in.State.SiteRanges())
 	for _, r := range in.State.SiteRanges() {
-		if r.Site == in.Reach.Site {
+		if r.Site == in.Reach.Site || places[r.Site] == 0 {
 			continue
 		}
 		for _, p := range []netip.Prefix{r.IPv4, r.IPv6} {
 			if !p.IsValid() {
 				continue
 			}
-			v := part{site: r.Site, pod: r.Pool != "", prefix: p}
+			v := part{place: places[r.Site], pod: r.Pool != "", prefix: p}
 			for _, i := range wide {
 				if d := &a.dests[i]; d.prefix.Bits() < p.Bits() && d.prefix.Contains(p.Addr()) {
 					v.dests = append(v.dests, i)
@@ -123,7 +132,7 @@ func byAddress(a, b netip.Prefix) int { return cmp.Or(a.Addr().Compare(b.Addr())
 // does not hold for one of the site, or for none. What lies there and lives elsewhere has a route of its own, if f holds for it. A
 // dest for which within holds may be covered all the same; nil: none.
 func (a *aggregates) pick(v *part, f, within func(*dest) bool) (in []int, others []netip.Prefix, ok bool) {
-	if !slices.ContainsFunc(v.dests, func(i int) bool { return a.home(v, i) && f(&a.dests[i]) }) {
+	if !slices.ContainsFunc(v.dests, func(i int) bool { return f(&a.dests[i]) && a.home(v, i) }) {
 		return nil, nil, false
 	}
 	ok, others = true, slices.Clone(v.others)
@@ -144,8 +153,7 @@ func (a *aggregates) pick(v *part, f, within func(*dest) bool) (in []int, others
 
 // home reports whether a dest is its member's who is at the site of a part.
 func (a *aggregates) home(v *part, i int) bool {
-	h := &a.holders[a.dests[i].of]
-	return h.known && h.site == v.site
+	return a.holders[a.dests[i].of].place == v.place
 }
 
 // way is that of a dest.

@@ -113,8 +113,7 @@ func Project(in Input) (dataplane.Spec, []Refusal) {
 	refused = append(refused, unled...)
 	spec.Translations = translated
 	ranged := in.Reach.used() && len(in.State.SiteRanges()) > 0 && in.overlay4(in.Self).IsValid()
-	var holders []holder
-	var dests []dest
+	holders, dests := make([]holder, 0, len(nodes)), make([]dest, 0, 4*len(nodes))
 	for _, n := range nodes {
 		id, err := identity.ParseID(n.GetId())
 		if err != nil {
@@ -175,7 +174,8 @@ func Project(in Input) (dataplane.Spec, []Refusal) {
 			spec.WireGuard.Peers[dataplane.Key(n.GetWireguardKey())] = peer
 		}
 		if site, known := in.Reach.Sites[id]; ranged {
-			holders = append(holders, holder{id, site, known, via, mtu, in.Reach.Ways[id].Passed && in.overlay4(in.Reach.Ways[id].Via).IsValid()})
+			way := in.Reach.Ways[id]
+			holders = append(holders, holder{id: id, site: site, known: known, via: via, mtu: mtu, last: way.Passed && in.overlay4(way.Via).IsValid()})
 		} else {
 			dests = dests[:had]
 		}

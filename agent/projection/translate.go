@@ -165,7 +165,7 @@ type behind struct {
 func (in *Input) networks(places []place, taken []netip.Prefix) (map[identity.ID]behind, []dataplane.Translation,
 	[]Refusal) {
 	agreed := translationsOf(in.State)
-	out := map[identity.ID]behind{}
+	out := make(map[identity.ID]behind, len(places))
 	var refused []Refusal
 	var own []dataplane.Translation
 	var all []given
