@@ -33,6 +33,7 @@ type Config struct {
 	Log     *slog.Logger
 	Epoch   uint64     // from NextEpoch
 	Lag     *lag.Meter // how late this process lately woke; nil: it never is
+	Place   Place      // the first one
 
 	// Lossy tells whether packets to a node may be lost now where a stream's would not. nil: to all.
 	Lossy func(identity.ID) bool
@@ -79,6 +80,7 @@ type Gossip struct {
 	pull    *puller
 	rejoin  *rejoiner
 	pace    atomic.Pointer[pacer] // nil while memberlist is being created
+	place   atomic.Pointer[Place]
 	ctx     context.Context
 	cancel  context.CancelFunc
 	wg      sync.WaitGroup
@@ -140,6 +142,7 @@ func newGossip(cfg Config) *Gossip {
 		changed: make(chan struct{}, 1), dirty: make(chan struct{}, 1), renewed: make(chan struct{}, 1),
 	}
 	g.ctx, g.cancel = context.WithCancel(context.Background())
+	g.place.Store(&cfg.Place)
 	g.own.epoch = cfg.Epoch
 	g.roster.self, g.roster.selfKey = cfg.Self, cfg.Key.Public()
 	g.roster.refresh(cfg.Roster)

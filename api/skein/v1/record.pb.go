@@ -194,6 +194,56 @@ func (CandidateType) EnumDescriptor() ([]byte, []int) {
 	return file_skein_v1_record_proto_rawDescGZIP(), []int{2}
 }
 
+// RecordScope is for whom a record is.
+type RecordScope int32
+
+const (
+	RecordScope_RECORD_SCOPE_MESH  RecordScope = 0 // for everybody
+	RecordScope_RECORD_SCOPE_SITE  RecordScope = 1 // for the nodes of its site; others ask for it
+	RecordScope_RECORD_SCOPE_PLACE RecordScope = 2 // for everybody, and says only in which site the node is: its record is for that site
+)
+
+// Enum value maps for RecordScope.
+var (
+	RecordScope_name = map[int32]string{
+		0: "RECORD_SCOPE_MESH",
+		1: "RECORD_SCOPE_SITE",
+		2: "RECORD_SCOPE_PLACE",
+	}
+	RecordScope_value = map[string]int32{
+		"RECORD_SCOPE_MESH":  0,
+		"RECORD_SCOPE_SITE":  1,
+		"RECORD_SCOPE_PLACE": 2,
+	}
+)
+
+func (x RecordScope) Enum() *RecordScope {
+	p := new(RecordScope)
+	*p = x
+	return p
+}
+
+func (x RecordScope) String() string {
+	return protoimpl.X.EnumStringOf(x.Descriptor(), protoreflect.EnumNumber(x))
+}
+
+func (RecordScope) Descriptor() protoreflect.EnumDescriptor {
+	return file_skein_v1_record_proto_enumTypes[3].Descriptor()
+}
+
+func (RecordScope) Type() protoreflect.EnumType {
+	return &file_skein_v1_record_proto_enumTypes[3]
+}
+
+func (x RecordScope) Number() protoreflect.EnumNumber {
+	return protoreflect.EnumNumber(x)
+}
+
+// Deprecated: Use RecordScope.Descriptor instead.
+func (RecordScope) EnumDescriptor() ([]byte, []int) {
+	return file_skein_v1_record_proto_rawDescGZIP(), []int{3}
+}
+
 type PairOutcome_Rule int32
 
 const (
@@ -230,11 +280,11 @@ func (x PairOutcome_Rule) String() string {
 }
 
 func (PairOutcome_Rule) Descriptor() protoreflect.EnumDescriptor {
-	return file_skein_v1_record_proto_enumTypes[3].Descriptor()
+	return file_skein_v1_record_proto_enumTypes[4].Descriptor()
 }
 
 func (PairOutcome_Rule) Type() protoreflect.EnumType {
-	return &file_skein_v1_record_proto_enumTypes[3]
+	return &file_skein_v1_record_proto_enumTypes[4]
 }
 
 func (x PairOutcome_Rule) Number() protoreflect.EnumNumber {
@@ -535,9 +585,11 @@ type Record struct {
 	KubernetesNode      string                 `protobuf:"bytes,34,opt,name=kubernetes_node,json=kubernetesNode,proto3" json:"kubernetes_node,omitempty"` // name of the Node object that this node says it is; "": it is none
 	Leads               uint64                 `protobuf:"varint,35,opt,name=leads,proto3" json:"leads,omitempty"`                                        // term in which it leads its site; 0: it does not. A set of leaders that lost one has a higher term
 	SilentLeaders       []*SilentLeader        `protobuf:"bytes,36,rep,name=silent_leaders,json=silentLeaders,proto3" json:"silent_leaders,omitempty"`    // of its site, which the node finds alive and not forwarding
-	LeaderSlot          uint32                 `protobuf:"varint,60,opt,name=leader_slot,json=leaderSlot,proto3" json:"leader_slot,omitempty"`            // which share of its site it carries while it leads, 1 and more; 0: it has taken none
-	PlainPort           uint32                 `protobuf:"varint,50,opt,name=plain_port,json=plainPort,proto3" json:"plain_port,omitempty"`               // UDP port at which plain peers are answered; 0: this node cannot carry any
-	PlainSessions       []*PlainSession        `protobuf:"bytes,51,rep,name=plain_sessions,json=plainSessions,proto3" json:"plain_sessions,omitempty"`    // plain peers that this node carries, by index
+	Scope               RecordScope            `protobuf:"varint,37,opt,name=scope,proto3,enum=skein.v1.RecordScope" json:"scope,omitempty"`
+	Away                [][]byte               `protobuf:"bytes,38,rep,name=away,proto3" json:"away,omitempty"`                                        // node IDs of 8 bytes, sorted: whom this node finds away, of its site and of those that everybody knows
+	LeaderSlot          uint32                 `protobuf:"varint,60,opt,name=leader_slot,json=leaderSlot,proto3" json:"leader_slot,omitempty"`         // which share of its site it carries while it leads, 1 and more; 0: it has taken none
+	PlainPort           uint32                 `protobuf:"varint,50,opt,name=plain_port,json=plainPort,proto3" json:"plain_port,omitempty"`            // UDP port at which plain peers are answered; 0: this node cannot carry any
+	PlainSessions       []*PlainSession        `protobuf:"bytes,51,rep,name=plain_sessions,json=plainSessions,proto3" json:"plain_sessions,omitempty"` // plain peers that this node carries, by index
 	unknownFields       protoimpl.UnknownFields
 	sizeCache           protoimpl.SizeCache
 }
@@ -806,6 +858,20 @@ func (x *Record) GetLeads() uint64 {
 func (x *Record) GetSilentLeaders() []*SilentLeader {
 	if x != nil {
 		return x.SilentLeaders
+	}
+	return nil
+}
+
+func (x *Record) GetScope() RecordScope {
+	if x != nil {
+		return x.Scope
+	}
+	return RecordScope_RECORD_SCOPE_MESH
+}
+
+func (x *Record) GetAway() [][]byte {
+	if x != nil {
+		return x.Away
 	}
 	return nil
 }
@@ -1262,7 +1328,7 @@ const file_skein_v1_record_proto_rawDesc = "" +
 	"\tRelayLink\x12\x17\n" +
 	"\anode_id\x18\x01 \x01(\tR\x06nodeId\x12\x1d\n" +
 	"\n" +
-	"rtt_micros\x18\x02 \x01(\rR\trttMicros\"\xa3\v\n" +
+	"rtt_micros\x18\x02 \x01(\rR\trttMicros\"\xe4\v\n" +
 	"\x06Record\x12\x17\n" +
 	"\anode_id\x18\x01 \x01(\tR\x06nodeId\x12\x14\n" +
 	"\x05epoch\x18\x02 \x01(\x04R\x05epoch\x12\x10\n" +
@@ -1307,7 +1373,9 @@ const file_skein_v1_record_proto_rawDesc = "" +
 	"\x0fbirthday_attack\x18! \x01(\tR\x0ebirthdayAttack\x12'\n" +
 	"\x0fkubernetes_node\x18\" \x01(\tR\x0ekubernetesNode\x12\x14\n" +
 	"\x05leads\x18# \x01(\x04R\x05leads\x12=\n" +
-	"\x0esilent_leaders\x18$ \x03(\v2\x16.skein.v1.SilentLeaderR\rsilentLeaders\x12\x1f\n" +
+	"\x0esilent_leaders\x18$ \x03(\v2\x16.skein.v1.SilentLeaderR\rsilentLeaders\x12+\n" +
+	"\x05scope\x18% \x01(\x0e2\x15.skein.v1.RecordScopeR\x05scope\x12\x12\n" +
+	"\x04away\x18& \x03(\fR\x04away\x12\x1f\n" +
 	"\vleader_slot\x18< \x01(\rR\n" +
 	"leaderSlot\x12\x1d\n" +
 	"\n" +
@@ -1367,7 +1435,11 @@ const file_skein_v1_record_proto_rawDesc = "" +
 	"\x14CANDIDATE_TYPE_SRFLX\x10\x02\x12\x18\n" +
 	"\x14CANDIDATE_TYPE_PRFLX\x10\x03\x12\x18\n" +
 	"\x14CANDIDATE_TYPE_RELAY\x10\x04\x12\x19\n" +
-	"\x15CANDIDATE_TYPE_FORCED\x10\x05B1Z/github.com/skeinmesh/skein/api/skein/v1;skeinv1b\x06proto3"
+	"\x15CANDIDATE_TYPE_FORCED\x10\x05*S\n" +
+	"\vRecordScope\x12\x15\n" +
+	"\x11RECORD_SCOPE_MESH\x10\x00\x12\x15\n" +
+	"\x11RECORD_SCOPE_SITE\x10\x01\x12\x16\n" +
+	"\x12RECORD_SCOPE_PLACE\x10\x02B1Z/github.com/skeinmesh/skein/api/skein/v1;skeinv1b\x06proto3"
 
 var (
 	file_skein_v1_record_proto_rawDescOnce sync.Once
@@ -1381,48 +1453,50 @@ func file_skein_v1_record_proto_rawDescGZIP() []byte {
 	return file_skein_v1_record_proto_rawDescData
 }
 
-var file_skein_v1_record_proto_enumTypes = make([]protoimpl.EnumInfo, 4)
+var file_skein_v1_record_proto_enumTypes = make([]protoimpl.EnumInfo, 5)
 var file_skein_v1_record_proto_msgTypes = make([]protoimpl.MessageInfo, 13)
 var file_skein_v1_record_proto_goTypes = []any{
 	(NatType)(0),          // 0: skein.v1.NatType
 	(NatBehaviour)(0),     // 1: skein.v1.NatBehaviour
 	(CandidateType)(0),    // 2: skein.v1.CandidateType
-	(PairOutcome_Rule)(0), // 3: skein.v1.PairOutcome.Rule
-	(*NatTraits)(nil),     // 4: skein.v1.NatTraits
-	(*Candidate)(nil),     // 5: skein.v1.Candidate
-	(*RelayOffer)(nil),    // 6: skein.v1.RelayOffer
-	(*RelayLink)(nil),     // 7: skein.v1.RelayLink
-	(*Record)(nil),        // 8: skein.v1.Record
-	(*SilentLeader)(nil),  // 9: skein.v1.SilentLeader
-	(*PlainSession)(nil),  // 10: skein.v1.PlainSession
-	(*PairOutcome)(nil),   // 11: skein.v1.PairOutcome
-	(*SignedRecord)(nil),  // 12: skein.v1.SignedRecord
-	(*RecordDigest)(nil),  // 13: skein.v1.RecordDigest
-	(*Digests)(nil),       // 14: skein.v1.Digests
-	(*Records)(nil),       // 15: skein.v1.Records
-	nil,                   // 16: skein.v1.Record.LabelsEntry
+	(RecordScope)(0),      // 3: skein.v1.RecordScope
+	(PairOutcome_Rule)(0), // 4: skein.v1.PairOutcome.Rule
+	(*NatTraits)(nil),     // 5: skein.v1.NatTraits
+	(*Candidate)(nil),     // 6: skein.v1.Candidate
+	(*RelayOffer)(nil),    // 7: skein.v1.RelayOffer
+	(*RelayLink)(nil),     // 8: skein.v1.RelayLink
+	(*Record)(nil),        // 9: skein.v1.Record
+	(*SilentLeader)(nil),  // 10: skein.v1.SilentLeader
+	(*PlainSession)(nil),  // 11: skein.v1.PlainSession
+	(*PairOutcome)(nil),   // 12: skein.v1.PairOutcome
+	(*SignedRecord)(nil),  // 13: skein.v1.SignedRecord
+	(*RecordDigest)(nil),  // 14: skein.v1.RecordDigest
+	(*Digests)(nil),       // 15: skein.v1.Digests
+	(*Records)(nil),       // 16: skein.v1.Records
+	nil,                   // 17: skein.v1.Record.LabelsEntry
 }
 var file_skein_v1_record_proto_depIdxs = []int32{
 	1,  // 0: skein.v1.NatTraits.mapping:type_name -> skein.v1.NatBehaviour
 	1,  // 1: skein.v1.NatTraits.filtering:type_name -> skein.v1.NatBehaviour
 	2,  // 2: skein.v1.Candidate.type:type_name -> skein.v1.CandidateType
-	5,  // 3: skein.v1.Record.candidates:type_name -> skein.v1.Candidate
+	6,  // 3: skein.v1.Record.candidates:type_name -> skein.v1.Candidate
 	0,  // 4: skein.v1.Record.nat_type:type_name -> skein.v1.NatType
-	6,  // 5: skein.v1.Record.relay:type_name -> skein.v1.RelayOffer
-	7,  // 6: skein.v1.Record.relay_links:type_name -> skein.v1.RelayLink
-	16, // 7: skein.v1.Record.labels:type_name -> skein.v1.Record.LabelsEntry
-	4,  // 8: skein.v1.Record.traits:type_name -> skein.v1.NatTraits
-	11, // 9: skein.v1.Record.outcomes:type_name -> skein.v1.PairOutcome
-	9,  // 10: skein.v1.Record.silent_leaders:type_name -> skein.v1.SilentLeader
-	10, // 11: skein.v1.Record.plain_sessions:type_name -> skein.v1.PlainSession
-	3,  // 12: skein.v1.PairOutcome.rule:type_name -> skein.v1.PairOutcome.Rule
-	13, // 13: skein.v1.Digests.have:type_name -> skein.v1.RecordDigest
-	12, // 14: skein.v1.Records.records:type_name -> skein.v1.SignedRecord
-	15, // [15:15] is the sub-list for method output_type
-	15, // [15:15] is the sub-list for method input_type
-	15, // [15:15] is the sub-list for extension type_name
-	15, // [15:15] is the sub-list for extension extendee
-	0,  // [0:15] is the sub-list for field type_name
+	7,  // 5: skein.v1.Record.relay:type_name -> skein.v1.RelayOffer
+	8,  // 6: skein.v1.Record.relay_links:type_name -> skein.v1.RelayLink
+	17, // 7: skein.v1.Record.labels:type_name -> skein.v1.Record.LabelsEntry
+	5,  // 8: skein.v1.Record.traits:type_name -> skein.v1.NatTraits
+	12, // 9: skein.v1.Record.outcomes:type_name -> skein.v1.PairOutcome
+	10, // 10: skein.v1.Record.silent_leaders:type_name -> skein.v1.SilentLeader
+	3,  // 11: skein.v1.Record.scope:type_name -> skein.v1.RecordScope
+	11, // 12: skein.v1.Record.plain_sessions:type_name -> skein.v1.PlainSession
+	4,  // 13: skein.v1.PairOutcome.rule:type_name -> skein.v1.PairOutcome.Rule
+	14, // 14: skein.v1.Digests.have:type_name -> skein.v1.RecordDigest
+	13, // 15: skein.v1.Records.records:type_name -> skein.v1.SignedRecord
+	16, // [16:16] is the sub-list for method output_type
+	16, // [16:16] is the sub-list for method input_type
+	16, // [16:16] is the sub-list for extension type_name
+	16, // [16:16] is the sub-list for extension extendee
+	0,  // [0:16] is the sub-list for field type_name
 }
 
 func init() { file_skein_v1_record_proto_init() }
@@ -1435,7 +1509,7 @@ func file_skein_v1_record_proto_init() {
 		File: protoimpl.DescBuilder{
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_skein_v1_record_proto_rawDesc), len(file_skein_v1_record_proto_rawDesc)),
-			NumEnums:      4,
+			NumEnums:      5,
 			NumMessages:   13,
 			NumExtensions: 0,
 			NumServices:   0,
