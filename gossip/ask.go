@@ -3,7 +3,6 @@ package gossip
 import (
 	"time"
 
-	"github.com/hashicorp/memberlist"
 	"golang.org/x/time/rate"
 
 	"github.com/skeinmesh/skein/identity"
@@ -20,6 +19,7 @@ const (
 
 // arrival is a user message that is to be dealt with: a question as it came, or an encoded SignedRecord.
 type arrival struct {
+	pool *pool
 	kind byte
 	data []byte
 }
@@ -46,17 +46,9 @@ func decodeAsk(b []byte) (from identity.ID, marks []mark, err error) {
 	return from, marks, nil
 }
 
-// tell sends a user message to one node, best effort.
-func (g *Gossip) tell(node identity.ID, b []byte) {
-	to := memberlist.Address{Addr: syntheticAddr(node).String(), Name: node.String()}
-	if err := g.ml.SendToAddress(to, b); err != nil {
-		g.stats.add(&g.stats.SendErrors)
-	}
-}
-
 // answer sends what a packet asks for, as far as it fits packets. Members may read all records anyway.
-func (g *Gossip) answer(b []byte, answers *rate.Limiter) {
-	from, marks, err := decodeAsk(b)
+func (g *Gossip) answer(a arrival, answers *rate.Limiter) {
+	from, marks, err := decodeAsk(a.data)
 	if err != nil {
 		g.stats.add(&g.stats.BadFrames)
 		return
@@ -65,14 +57,20 @@ func (g *Gossip) answer(b []byte, answers *rate.Limiter) {
 		g.stats.add(&g.stats.Strangers)
 		return
 	}
+	tables := []*table{g.table}
+	if a.pool.near && a.pool.speaksTo(from) {
+		tables = append(tables, g.local)
+	}
 	for _, m := range marks {
-		r, ok := g.table.get(m.ID)
-		if !ok || m.newer(r.mark) || !answers.AllowN(time.Now(), 1) {
-			continue
-		}
-		if b, ok := g.message(answerRecord, r.mark, r.Signed); ok {
-			g.stats.add(&g.stats.Answered)
-			g.tell(from, b)
+		for _, t := range tables {
+			r, ok := t.get(m.ID)
+			if !ok || m.newer(r.mark) || !answers.AllowN(time.Now(), 1) {
+				continue
+			}
+			if b, ok := g.message(answerRecord, r.mark, r.Signed); ok {
+				g.stats.add(&g.stats.Answered)
+				a.pool.tell(from, b)
+			}
 		}
 	}
 }

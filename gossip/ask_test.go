@@ -39,7 +39,7 @@ func TestAskCodec(t *testing.T) {
 func TestRecordsAreAskedForByPackets(t *testing.T) {
 	g := bareGossip(newRoster(simKey(0), simKey(1), simKey(2), simKey(3)))
 	p := g.pull
-	p.others = func() []identity.ID { return []identity.ID{simKey(1).ID(), simKey(3).ID()} }
+	p.others = func(tableKind) []identity.ID { return []identity.ID{simKey(1).ID(), simKey(3).ID()} }
 	dialed := make(chan identity.ID, 2)
 	p.dial = func(_ context.Context, id identity.ID) (net.Conn, error) {
 		dialed <- id
@@ -47,7 +47,7 @@ func TestRecordsAreAskedForByPackets(t *testing.T) {
 	}
 	now := time.Now()
 	small, large := mark{ID: simKey(1).ID(), Epoch: 1, Seq: 1}, mark{ID: simKey(2).ID(), Epoch: 1, Seq: 1}
-	p.need(small, small.ID, false, 0)
+	p.need(meshTable, small, small.ID, false, 0)
 	for i := range maxTries {
 		now = now.Add(time.Minute)
 		want := []identity.ID{small.ID, simKey(3).ID()}[i%2]
@@ -60,7 +60,7 @@ func TestRecordsAreAskedForByPackets(t *testing.T) {
 	if _, asks := p.dispatch(now); len(asks) != 0 || len(p.wants) != 0 || len(dialed) != 0 {
 		t.Errorf("then asks %+v, wants %v, %d streams", asks, p.wants, len(dialed))
 	}
-	p.need(large, large.ID, true, 0)
+	p.need(meshTable, large, large.ID, true, 0)
 	if _, asks := p.dispatch(now.Add(time.Minute)); len(asks) != 0 {
 		t.Errorf("asks for a large one by a packet: %+v", asks)
 	}
@@ -76,7 +76,7 @@ func TestStreamsFollowProbesWhereTheyHelp(t *testing.T) {
 	var late lag.Meter
 	g.cfg.Lag = &late
 	g.cfg.Lossy = func(id identity.ID) bool { return id == simKey(1).ID() }
-	off := g.memberlistConfig().DisableTcpPingsForNode
+	off := g.wide.Load().memberlistConfig().DisableTcpPingsForNode
 	if off(simKey(1).ID().String()) || !off(simKey(2).ID().String()) {
 		t.Error("want a stream to the node whose packets may be lost, and none to the other")
 	}

@@ -59,13 +59,12 @@ func (s streams) Addr() net.Addr { return nil }
 // One member holds silent streams; the others still find places.
 func TestOneMemberDoesNotTakeAllStreams(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		hostile, honest := identity.ID{1}, identity.ID{2}
-		st := &stats{}
-		tr := &mlTransport{stats: st, member: func(identity.ID) bool { return true }, done: make(chan struct{}),
-			streams: make(chan net.Conn)}
+		hostile, honest := simKey(1).ID(), simKey(2).ID()
+		g := bareGossip(newRoster(simKey(1), simKey(2)))
+		st := &g.stats
 		l := streams{make(chan net.Conn)}
 		served := make(chan identity.ID, maxStreams)
-		go tr.accept(l, func(c net.Conn, id identity.ID) { served <- id; c.Close() })
+		go g.acceptStreams(l, func(c net.Conn, id identity.ID) { served <- id; c.Close() })
 		var open []net.Conn
 		dial := func(id identity.ID) net.Conn {
 			near, far := net.Pipe()

@@ -106,10 +106,10 @@ func TestExchangeMakesEqual(t *testing.T) {
 	near, far := net.Pipe()
 	done := make(chan error, 1)
 	go func() {
-		done <- b.exchange().answer(far)
+		done <- b.exchange().answer(far, a.cfg.Self)
 		far.Close()
 	}()
-	if _, err := a.exchange().ask(near, nil); err != nil {
+	if _, err := a.exchange().ask(near, meshTable, nil); err != nil {
 		t.Fatal(err)
 	}
 	near.Close()
@@ -173,14 +173,14 @@ func FuzzPacket(f *testing.F) {
 	g := bareGossip(newRoster(simKey(0)))
 	s := signed(f, nil)
 	r, id, _ := decodeRecord(s)
-	g.broadcast(markOf(id, r, s), s)
-	f.Add(g.queue.GetBroadcasts(2, 1100)[0])
+	g.broadcast(meshTable, markOf(id, r, s), s)
+	f.Add(g.wide.Load().queue.GetBroadcasts(2, 1100)[0])
 	f.Add(make([]byte, 64))
 	f.Fuzz(func(t *testing.T, b []byte) {
 		_ = checkPacket(b)
 		_ = checkStreamHead(b)
 		g := bareGossip(newRoster(simKey(0)))
-		(*delegate)(g).NotifyMsg(b)
+		(*delegate)(g.wide.Load()).NotifyMsg(b)
 		select {
 		case in := <-g.inbox:
 			s := &skeinv1.SignedRecord{}
@@ -192,7 +192,7 @@ func FuzzPacket(f *testing.F) {
 			}
 		default:
 		}
-		(*delegate)(g).MergeRemoteState(b, false)
+		(*delegate)(g.wide.Load()).MergeRemoteState(b, false)
 	})
 }
 
@@ -230,7 +230,7 @@ func FuzzAnswer(f *testing.F) {
 	f.Add(want.Bytes())
 	f.Fuzz(func(t *testing.T, b []byte) {
 		g := bareGossip(newRoster(simKey(0)))
-		_ = g.exchange().answer(&script{r: bytes.NewReader(b)})
+		_ = g.exchange().answer(&script{r: bytes.NewReader(b)}, simKey(0).ID())
 	})
 }
 
@@ -242,7 +242,7 @@ func FuzzAsk(f *testing.F) {
 	f.Add(b.Bytes())
 	f.Fuzz(func(t *testing.T, b []byte) {
 		g := bareGossip(newRoster(simKey(0)))
-		_, _ = g.exchange().ask(&script{r: bytes.NewReader(b)}, nil)
+		_, _ = g.exchange().ask(&script{r: bytes.NewReader(b)}, meshTable, nil)
 	})
 }
 
@@ -283,16 +283,16 @@ func FuzzRecordsFile(f *testing.F) {
 }
 
 func TestPeekedStreamKeepsItsBytes(t *testing.T) {
-	tr := newTransport(simKey(0).ID(), nil, func(identity.ID) bool { return true }, &stats{}, func() time.Duration { return 0 })
+	g := bareGossip(newRoster(simKey(1)))
 	near, far := net.Pipe()
 	sent := append(binary.BigEndian.AppendUint32([]byte{10}, 40), bytes.Repeat([]byte{1}, 40)...)
 	go func() {
 		_, _ = near.Write(sent)
 		near.Close()
 	}()
-	go tr.dispatch(far, simKey(1).ID(), nil)
+	go g.dispatch(far, simKey(1).ID(), nil)
 	select {
-	case c := <-tr.StreamCh():
+	case c := <-g.wide.Load().net.StreamCh():
 		got, err := io.ReadAll(c)
 		if err != nil || !bytes.Equal(got, sent) {
 			t.Errorf("% x, %v", got, err)

@@ -8,6 +8,7 @@ import (
 	"log/slog"
 	"math/rand/v2"
 	"net"
+	"slices"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -69,28 +70,36 @@ const (
 type Gossip struct {
 	cfg     Config
 	log     *slog.Logger
-	table   *table
+	table   *table // of records for everybody
+	local   *table // of records for the own site alone
+	putMu   sync.Mutex
 	stats   stats
 	roster  rosterCache
-	alive   aliveSet
 	ring    *memberlist.Keyring
-	ml      *memberlist.Memberlist
-	net     *mlTransport
-	queue   *memberlist.TransmitLimitedQueue
 	pull    *puller
-	rejoin  *rejoiner
-	pace    atomic.Pointer[pacer] // nil while memberlist is being created
 	place   atomic.Pointer[Place]
+	homes   atomic.Pointer[homes]
+	carried atomic.Pointer[carried]
+	shown   atomic.Pointer[shown]
+	fetches fetches
+	strays  atomic.Bool // strays are to be dropped
+
+	poolMu  sync.Mutex           // of changes of the pools
+	wide    atomic.Pointer[pool] // the mesh pool; nil while this node is not in it
+	near    atomic.Pointer[pool] // the pool of the own site; nil while there is none
+	stopped bool
+
 	ctx     context.Context
 	cancel  context.CancelFunc
 	wg      sync.WaitGroup
 	closing sync.Once
 
 	inbox   chan arrival
-	digests chan []byte   // of push/pull, encoded
+	digests chan arrivedDigests
 	changed chan struct{} // for the user
 	dirty   chan struct{} // for the disk
-	renewed chan struct{} // own number changed: announce it
+	awayDue chan struct{} // whom this node calls away may have changed
+	done    chan struct{} // closed when packets and streams are no longer taken
 
 	keyMu    sync.Mutex
 	keyTimer *time.Timer
@@ -110,24 +119,20 @@ func Start(cfg Config) (*Gossip, error) {
 		return nil, fmt.Errorf("start gossip: %w", err)
 	}
 	if g.ring, err = memberlist.NewKeyring(keys, keys[0]); err == nil {
-		g.ml, err = memberlist.Create(g.memberlistConfig())
+		g.poolMu.Lock()
+		err = g.setPools(&g.cfg.Place)
+		g.poolMu.Unlock()
 	}
 	if err != nil {
-		g.cancel()
+		g.stop(false)
 		return nil, fmt.Errorf("start gossip: %w", err)
 	}
-	if pace, err := newPacer(g.ml, g.queue, g.cfg.Lag); err != nil {
-		g.log.Warn("gossip looks for news ten times a second, also while there is none", "err", err)
-	} else {
-		g.pace.Store(pace)
-	}
-	g.run(func() { g.net.forward(cfg.Packets, g.rejoin.heard) })
-	g.run(func() { g.net.accept(cfg.Streams, g.serve) })
+	g.run(func() { g.forward(cfg.Packets) })
+	g.run(func() { g.acceptStreams(cfg.Streams, g.serve) })
 	g.run(g.ingest)
 	g.run(g.mergeDigests)
-	g.run(g.announce)
 	g.run(g.pull.run)
-	g.run(g.rejoin.run)
+	g.run(g.watchAway)
 	if cfg.Dir != "" {
 		g.run(g.keepOnDisk)
 	}
@@ -137,21 +142,17 @@ func Start(cfg Config) (*Gossip, error) {
 // newGossip makes a node that holds records but does not run yet.
 func newGossip(cfg Config) *Gossip {
 	g := &Gossip{
-		cfg: cfg, log: cfg.Log, table: newTable(),
-		inbox: make(chan arrival, inboxSize), digests: make(chan []byte, 16),
-		changed: make(chan struct{}, 1), dirty: make(chan struct{}, 1), renewed: make(chan struct{}, 1),
+		cfg: cfg, log: cfg.Log, table: newTable(), local: newTable(),
+		inbox: make(chan arrival, inboxSize), digests: make(chan arrivedDigests, 16),
+		changed: make(chan struct{}, 1), dirty: make(chan struct{}, 1), awayDue: make(chan struct{}, 1),
+		done: make(chan struct{}),
 	}
 	g.ctx, g.cancel = context.WithCancel(context.Background())
 	g.place.Store(&cfg.Place)
 	g.own.epoch = cfg.Epoch
 	g.roster.self, g.roster.selfKey = cfg.Self, cfg.Key.Public()
 	g.roster.refresh(cfg.Roster)
-	g.net = newTransport(cfg.Self, cfg.Transport, g.roster.member, &g.stats, g.late)
-	// Even the smallest mesh gets the retransmissions of a hundred nodes: they cost little there, and
-	// without them one broadcast in twenty misses a node.
-	g.queue = &memberlist.TransmitLimitedQueue{RetransmitMult: retransmitMult, NumNodes: func() int { return max(10, g.alive.count()) }}
 	g.pull = newPuller(g)
-	g.rejoin = newRejoiner(g)
 	return g
 }
 
@@ -159,7 +160,21 @@ func newGossip(cfg Config) *Gossip {
 func (g *Gossip) late() time.Duration { return g.cfg.Lag.Late(time.Now()) }
 
 func (g *Gossip) exchange() *exchange {
-	return &exchange{self: g.cfg.Self, table: g.table, member: g.roster.member, take: g.take}
+	return &exchange{
+		self: g.cfg.Self, tables: g.tables(), member: g.roster.member, take: g.take, wanted: g.wanted,
+		near: func(id identity.ID) bool { near := g.near.Load(); return near != nil && near.speaksTo(id) }, site: g.siteRecords,
+	}
+}
+
+func (g *Gossip) tables() [2]*table { return [2]*table{meshTable: g.table, siteTable: g.local} }
+
+// wanted tells whether a version of a member's record would be taken in.
+func (g *Gossip) wanted(t tableKind, m mark) bool {
+	if m.Epoch > maxNumber || m.Seq > maxNumber || !g.roster.member(m.ID) {
+		return false
+	}
+	o := g.check(t, m)
+	return o == outcomeNew || o == outcomeTaken
 }
 
 func checkConfig(cfg *Config) ([][]byte, error) {
@@ -193,14 +208,17 @@ func (g *Gossip) Close() { g.stop(true) }
 
 func (g *Gossip) stop(leave bool) {
 	g.closing.Do(func() {
-		if leave {
-			g.pace.Load().news() // the goodbye
-			if err := g.ml.Leave(leaveTimeout); err != nil {
-				g.log.Debug("could not say goodbye to everybody", "err", err)
-			}
+		g.poolMu.Lock()
+		g.stopped = true
+		pools := g.pools()
+		g.poolMu.Unlock()
+		var leaving sync.WaitGroup
+		for _, p := range pools {
+			leaving.Go(func() { p.close(leave) })
 		}
-		g.pace.Load().end()
+		leaving.Wait()
 		g.cancel()
+		close(g.done)
 		g.keyMu.Lock()
 		if g.keyTimer != nil {
 			g.keyTimer.Stop()
@@ -211,30 +229,21 @@ func (g *Gossip) stop(leave bool) {
 			g.own.timer.Stop()
 		}
 		g.own.mu.Unlock()
-		_ = g.ml.Shutdown()
 		_ = g.cfg.Streams.Close()
 		g.wg.Wait()
 	})
 }
 
-// Records is the newest record of each member, as an immutable snapshot.
-func (g *Gossip) Records() map[identity.ID]Entry { return g.table.entries() }
-
-// Hash covers every member's (epoch, seq) and content, sorted by ID: nodes with equal hashes hold
-// equal records.
+// Hash covers (epoch, seq) and content of every record for everybody, sorted by ID: nodes with equal hashes hold
+// equal ones. Those of the own site alone have a hash of their own, see Held.
 func (g *Gossip) Hash() [32]byte { return g.table.hash() }
 
-// Alive reports whether memberlist sees a member alive. It is a hint and lags by seconds.
-func (g *Gossip) Alive(id identity.ID) bool {
-	return id == g.cfg.Self || g.alive.has(id) && g.roster.member(id)
-}
-
-// Outdated reports whether a member has started again since it wrote the record that Records has of it. What a record
+// Outdated reports whether a member has started again since it wrote the newest record that is held of it. What a record
 // says of a process does not hold then: that process has ended. Like Alive it is a hint, which any member can forge
 // until the other one refutes it.
 func (g *Gossip) Outdated(id identity.ID) bool {
-	r, ok := g.table.get(id)
-	return ok && id != g.cfg.Self && r.mark.Epoch < g.alive.epoch(id)
+	r, ok := g.newest(id)
+	return ok && id != g.cfg.Self && slices.ContainsFunc(g.pools(), func(p *pool) bool { return r.mark.Epoch < p.alive.epoch(id) })
 }
 
 // Changed receives a value after records or liveness changed; changes in quick succession come as one.
@@ -247,7 +256,7 @@ func (g *Gossip) Stats() Stats { return g.stats.snapshot() }
 // were new, and one error for each that was refused.
 func (g *Gossip) Merge(records []*skeinv1.SignedRecord) (n int, errs []error) {
 	for _, s := range records {
-		fresh, _, err := g.accept(s)
+		fresh, _, _, err := g.accept(s)
 		if err != nil {
 			errs = append(errs, err)
 		}
@@ -263,12 +272,19 @@ func (g *Gossip) Merge(records []*skeinv1.SignedRecord) (n int, errs []error) {
 func (g *Gossip) RosterChanged() {
 	added, removed := g.roster.refresh(g.cfg.Roster)
 	if removed > 0 {
-		g.table.keep(g.roster.member)
-		g.alive.keep(g.roster.member)
+		g.keepMembers()
+		for _, p := range g.pools() {
+			p.alive.keep(g.roster.member)
+		}
 		g.touched()
 	}
+	if added+removed > 0 {
+		signal(g.awayDue)
+	}
 	if added > 0 {
-		g.rejoin.wakeUp()
+		for _, p := range g.pools() {
+			p.rejoin.wakeUp()
+		}
 		g.pull.syncRandom() // records of the new members may have been refused before
 	}
 }
@@ -332,25 +348,48 @@ type rosterCache struct {
 	selfKey ed25519.PublicKey // a node is always a member to itself
 	mu      sync.RWMutex
 	members map[identity.ID]ed25519.PublicKey
+
+	versions uint64 // counts refreshes
+}
+
+// keys is what a roster may offer beside its methods: all keys in a map that is never changed, so that it can be shared.
+type keys interface {
+	Keys() map[identity.ID]ed25519.PublicKey
 }
 
 func (c *rosterCache) refresh(r Roster) (added, removed int) {
-	members := map[identity.ID]ed25519.PublicKey{c.self: c.selfKey}
-	for _, id := range r.Members() {
-		if key, ok := r.Key(id); ok {
-			members[id] = key
+	var members map[identity.ID]ed25519.PublicKey
+	if k, ok := r.(keys); ok {
+		members = k.Keys()
+	} else {
+		members = make(map[identity.ID]ed25519.PublicKey)
+		for _, id := range r.Members() {
+			if key, ok := r.Key(id); ok {
+				members[id] = key
+			}
 		}
 	}
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	for id := range members {
-		if _, ok := c.members[id]; !ok {
+		if _, ok := c.members[id]; !ok && id != c.self {
 			added++
 		}
 	}
-	removed = len(c.members) + added - len(members)
+	for id := range c.members {
+		if _, ok := members[id]; !ok && id != c.self {
+			removed++
+		}
+	}
 	c.members = members
+	c.versions++
 	return added, removed
+}
+
+func (c *rosterCache) version() uint64 {
+	c.mu.RLock()
+	defer c.mu.RUnlock()
+	return c.versions
 }
 
 func (c *rosterCache) member(id identity.ID) bool {
@@ -362,6 +401,9 @@ func (c *rosterCache) member(id identity.ID) bool {
 func (c *rosterCache) Key(id identity.ID) (ed25519.PublicKey, bool) {
 	c.mu.RLock()
 	defer c.mu.RUnlock()
+	if id == c.self {
+		return c.selfKey, true
+	}
 	k, ok := c.members[id]
 	return k, ok
 }

@@ -38,14 +38,14 @@ func TestPartitionOfTenMinutesHeals(t *testing.T) {
 		}
 		s.net.mu.Unlock()
 		took := s.within(60*time.Second, "the left side sees the right dead", func() bool {
-			return left[0].g.alive.count() == len(left)-1
+			return left[0].g.aliveCount() == len(left)-1
 		})
 		t.Logf("the other side is seen dead after %s", took)
 		time.Sleep(10 * time.Minute)
 		s.publish(0, "left-news")
 		s.publish(20, "right-news")
 		s.within(2*time.Second, "news inside a side", sees(left, left[0].key.ID(), "left-news"))
-		if n := left[0].g.ml.NumMembers(); n != len(left) {
+		if n := left[0].g.wide.Load().ml.NumMembers(); n != len(left) {
 			t.Fatalf("memberlist on the left knows %d nodes, want only the %d of its side", n, len(left))
 		}
 		s.net.mu.Lock()
@@ -73,7 +73,7 @@ func TestSiteCutOff(t *testing.T) {
 			if i >= 4 {
 				rest = 2
 			}
-			t.Logf("node %d knows after %s more", i, s.within(20*time.Second, "the cut is seen", func() bool { return n.g.alive.count() == rest }))
+			t.Logf("node %d knows after %s more", i, s.within(20*time.Second, "the cut is seen", func() bool { return n.g.aliveCount() == rest }))
 		}
 		s.net.mu.Lock()
 		clear(s.net.side)
@@ -281,8 +281,8 @@ func TestRevokedNodeIsIgnored(t *testing.T) {
 			if st := n.g.Stats(); st.Strangers == 0 {
 				t.Errorf("refusals are not counted: %+v", st)
 			}
-			if n.g.ml.NumMembers() != 5 {
-				t.Errorf("memberlist still has %d members, want 5", n.g.ml.NumMembers())
+			if n.g.wide.Load().ml.NumMembers() != 5 {
+				t.Errorf("memberlist still has %d members, want 5", n.g.wide.Load().ml.NumMembers())
 			}
 		}
 		s.nodes = rest

@@ -47,10 +47,11 @@ const (
 	memberlistErrorsRate = 1  // a second, of memberlist's own complaints
 )
 
-func (g *Gossip) memberlistConfig() *memberlist.Config {
-	c := memberlist.DefaultLANConfig()
+func (p *pool) memberlistConfig() *memberlist.Config {
+	c, g := memberlist.DefaultLANConfig(), p.g
 	c.Name = g.cfg.Self.String()
-	c.Transport = g.net
+	c.Transport = p.net
+	c.Label = p.label
 	c.RequireNodeNames = true
 	c.Keyring = g.ring
 	c.EnableCompression = false // records hardly shrink
@@ -71,60 +72,81 @@ func (g *Gossip) memberlistConfig() *memberlist.Config {
 	c.GossipToTheDeadTime = gossipToTheDead
 	c.PushPullInterval = pushPullInterval
 	c.HandoffQueueDepth = handoffQueue
-	c.Delegate, c.Events, c.Alive, c.Merge, c.Ping = (*delegate)(g), (*delegate)(g), (*delegate)(g), (*delegate)(g), (*delegate)(g)
+	d := (*delegate)(p)
+	c.Delegate, c.Events, c.Alive, c.Merge, c.Ping = d, d, d, d, d
 	c.LogOutput, c.Logger = nil, memberlistLogger(g.log)
 	return c
 }
 
 // delegate is what memberlist calls. Some calls come under its locks: none blocks or calls back.
-type delegate Gossip
+type delegate pool
 
 func (d *delegate) NodeMeta(int) []byte {
+	g := d.g
 	// Publish holds no lock that memberlist could wait for, so taking this one is safe.
-	d.own.mu.Lock()
-	epoch, large := d.own.epoch, d.own.large
-	d.own.mu.Unlock()
-	if r, ok := d.table.get(d.cfg.Self); ok {
-		return encodeMeta(r.mark, large)
+	g.own.mu.Lock()
+	epoch, large := g.own.epoch, g.own.large
+	g.own.mu.Unlock()
+	r, ok := g.table.get(g.cfg.Self)
+	kind := meshTable
+	if d.near {
+		if near, has := g.local.get(g.cfg.Self); has && (!ok || near.mark.newer(r.mark)) {
+			r, ok, kind = near, true, siteTable
+		}
 	}
-	return encodeMeta(mark{ID: d.cfg.Self, Epoch: epoch}, false)
+	m := mark{ID: g.cfg.Self, Epoch: epoch}
+	if ok {
+		m = r.mark
+	}
+	large = ok && large
+	b := encodeMeta(m, large)
+	if d.near {
+		b = append(b, byte(kind))
+	}
+	return b
 }
 
 // NotifyMsg gets a broadcast.
 func (d *delegate) NotifyMsg(b []byte) {
 	if len(b) > 0 && b[0] == askRecords {
-		d.hand(arrival{askRecords, append([]byte(nil), b...)})
+		d.hand(arrival{(*pool)(d), askRecords, append([]byte(nil), b...)})
 		return
 	}
+	g := d.g
 	m, signed, err := decodeBroadcast(b)
 	if err != nil {
-		d.stats.add(&d.stats.BadFrames)
+		g.stats.add(&g.stats.BadFrames)
 		return
 	}
 	if len(signed) > MaxRecordBytes {
-		d.stats.refused(&RefusedError{Node: m.ID, Reason: ErrTooLarge})
+		d.g.stats.refused(&RefusedError{Node: m.ID, Reason: ErrTooLarge})
 		return
 	}
-	switch d.table.check(m) {
-	case outcomeSame:
-		d.stats.add(&d.stats.Duplicates)
+	// Which table it is for, the record itself says. Only what is known to be old to each can be passed over here.
+	far, near := g.table.check(m), outcomeOld
+	if d.near {
+		near = g.check(siteTable, m)
+	}
+	switch {
+	case far == outcomeSame || near == outcomeSame:
+		g.stats.add(&g.stats.Duplicates)
 		return
-	case outcomeOld:
-		d.stats.add(&d.stats.Old)
+	case far == outcomeOld && near == outcomeOld:
+		g.stats.add(&g.stats.Old)
 		return
 	}
-	if !d.roster.member(m.ID) {
-		d.stats.refused(&RefusedError{Node: m.ID, Reason: ErrUnknownNode})
+	if !d.g.roster.member(m.ID) {
+		d.g.stats.refused(&RefusedError{Node: m.ID, Reason: ErrUnknownNode})
 		return
 	}
-	d.hand(arrival{b[0], append([]byte(nil), signed...)})
+	d.hand(arrival{(*pool)(d), b[0], append([]byte(nil), signed...)})
 }
 
 func (d *delegate) hand(a arrival) {
 	select {
-	case d.inbox <- a:
+	case d.g.inbox <- a:
 	default:
-		d.stats.add(&d.stats.Overflow)
+		d.g.stats.add(&d.g.stats.Overflow)
 	}
 }
 
@@ -135,9 +157,9 @@ func (d *delegate) GetBroadcasts(overhead, limit int) [][]byte {
 
 // LocalState goes along with memberlist's own push/pull.
 func (d *delegate) LocalState(bool) []byte {
-	b, err := proto.Marshal(encodeDigests(d.cfg.Self, d.table.digest()))
+	b, err := proto.Marshal(encodeDigests(d.g.cfg.Self, d.g.tables()[(*pool)(d).table()].digest()))
 	if err != nil {
-		d.log.Error("cannot encode digests", "err", err)
+		d.g.log.Error("cannot encode digests", "err", err)
 		return nil
 	}
 	return b
@@ -145,13 +167,13 @@ func (d *delegate) LocalState(bool) []byte {
 
 func (d *delegate) MergeRemoteState(b []byte, _ bool) {
 	if len(b) > maxDigestBytes {
-		d.stats.add(&d.stats.BadFrames)
+		d.g.stats.add(&d.g.stats.BadFrames)
 		return
 	}
 	select {
-	case d.digests <- append([]byte(nil), b...):
+	case d.g.digests <- arrivedDigests{(*pool)(d).table(), append([]byte(nil), b...)}:
 	default:
-		d.stats.add(&d.stats.Overflow)
+		d.g.stats.add(&d.g.stats.Overflow)
 	}
 }
 
@@ -162,12 +184,16 @@ func (d *delegate) NotifyAlive(n *memberlist.Node) error {
 		return err
 	}
 	d.pace.Load().news() // memberlist passes it on
-	if id == d.cfg.Self {
+	if id == d.g.cfg.Self {
 		return nil
 	}
-	if !d.roster.member(id) {
-		d.stats.add(&d.stats.Strangers)
+	if !d.g.roster.member(id) {
+		d.g.stats.add(&d.g.stats.Strangers)
 		return errNotMember
+	}
+	if !(*pool)(d).admits(id) {
+		d.g.stats.add(&d.g.stats.Elsewhere)
+		return errElsewhere
 	}
 	want := syntheticAddr(id)
 	if ip, ok := netip.AddrFromSlice(n.Addr); !ok || ip != want.Addr() || n.Port != want.Port() {
@@ -180,22 +206,28 @@ func (d *delegate) NotifyAlive(n *memberlist.Node) error {
 	if m.Seq == 0 {
 		return nil // has published nothing in this run
 	}
+	t := meshTable
+	if d.near {
+		if t = siteTable; len(n.Meta) <= metaSize || n.Meta[metaSize] != byte(siteTable) {
+			t = meshTable
+		}
+	}
 	delay := metaGrace
 	if large {
 		delay = min(maxLargeSpread, largeSpread*time.Duration(1+d.alive.count()))
 	}
-	d.pull.need(m, id, large, jitter(delay))
+	d.g.pull.need(t, m, id, large, jitter(delay))
 	return nil
 }
 
 // NotifyMerge refuses to merge with a mesh in which no live node is a member of ours.
 func (d *delegate) NotifyMerge(peers []*memberlist.Node) error {
 	for _, p := range peers {
-		if id, err := parseID(p.Name); err == nil && p.State == memberlist.StateAlive && d.roster.member(id) {
+		if id, err := parseID(p.Name); err == nil && p.State == memberlist.StateAlive && d.g.roster.member(id) {
 			return nil
 		}
 	}
-	d.stats.add(&d.stats.Strangers)
+	d.g.stats.add(&d.g.stats.Strangers)
 	return errNotMember
 }
 
@@ -204,7 +236,7 @@ func (d *delegate) NotifyJoin(n *memberlist.Node) { d.seen(n) }
 // seen notes that a member is alive, and in which run.
 func (d *delegate) seen(n *memberlist.Node) {
 	id, err := parseID(n.Name)
-	if err != nil || id == d.cfg.Self {
+	if err != nil || id == d.g.cfg.Self {
 		return
 	}
 	epoch := uint64(0)
@@ -212,53 +244,74 @@ func (d *delegate) seen(n *memberlist.Node) {
 		epoch = m.Epoch
 	}
 	if d.alive.set(id, epoch) {
-		signal(d.changed)
+		signal(d.g.changed)
+		signal(d.g.awayDue)
 	}
 }
 
 func (d *delegate) NotifyLeave(n *memberlist.Node) {
 	d.pace.Load().news()
 	if id, err := parseID(n.Name); err == nil && d.alive.remove(id) {
-		signal(d.changed)
+		signal(d.g.changed)
+		signal(d.g.awayDue)
 		d.rejoin.wakeUp()
 	}
 }
 
 func (d *delegate) NotifyUpdate(n *memberlist.Node) { d.seen(n) }
 
-// AckPayload is the hash of our records: whoever probes us learns whether it holds the same.
+// AckPayload is the hash of our records: whoever probes us learns whether it holds the same. In the site's pool the hash
+// of the site's records follows.
 func (d *delegate) AckPayload() []byte {
-	h := d.table.hash()
-	return h[:hashPayload]
+	h := d.g.table.hash()
+	b := h[:hashPayload:hashPayload]
+	if d.near {
+		h := d.g.local.hash()
+		b = append(b, h[:hashPayload]...)
+	}
+	return b
 }
 
 func (d *delegate) NotifyPingComplete(n *memberlist.Node, _ time.Duration, payload []byte) {
+	want := hashPayload
+	if d.near {
+		want = 2 * hashPayload
+	}
 	id, err := parseID(n.Name)
-	if err != nil || len(payload) != hashPayload || !d.roster.member(id) {
+	if err != nil || len(payload) != want || !d.g.roster.member(id) {
 		return
 	}
-	d.pull.compare(id, [hashPayload]byte(payload))
+	d.g.pull.compare(meshTable, id, [hashPayload]byte(payload))
+	if d.near {
+		d.g.pull.compare(siteTable, id, [hashPayload]byte(payload[hashPayload:]))
+	}
 }
 
 // announce makes memberlist spread our new (epoch, seq).
-func (g *Gossip) announce() {
+func (p *pool) announce() {
 	for {
 		select {
-		case <-g.ctx.Done():
+		case <-p.ctx.Done():
 			return
-		case <-g.renewed:
+		case <-p.renewed:
 		}
-		g.pace.Load().news()
+		p.pace.Load().news()
 		// It waits for the broadcast to have gone out, or for the timeout; there is nothing to wait for.
-		if err := g.ml.UpdateNode(time.Millisecond); err != nil {
-			g.log.Debug("own number is still being announced", "err", err)
+		if err := p.ml.UpdateNode(time.Millisecond); err != nil {
+			p.g.log.Debug("own number is still being announced", "err", err)
 		}
 		select {
-		case <-g.ctx.Done():
+		case <-p.ctx.Done():
 			return
-		case <-time.After(max(metaSpacing, min(metaPerMember*time.Duration(g.alive.count()), metaSpacingMost))):
+		case <-time.After(max(metaSpacing, min(metaPerMember*time.Duration(p.alive.count()), metaSpacingMost))):
 		}
 	}
+}
+
+// arrivedDigests came by a push/pull: of one table, encoded.
+type arrivedDigests struct {
+	table tableKind
+	data  []byte
 }
 
 // mergeDigests pulls what a push/pull showed us to lack. The other end does the same.
@@ -267,15 +320,15 @@ func (g *Gossip) mergeDigests() {
 		select {
 		case <-g.ctx.Done():
 			return
-		case b := <-g.digests:
-			from, theirs, err := decodeDigests(b)
+		case d := <-g.digests:
+			from, theirs, err := decodeDigests(d.data)
 			if err != nil {
 				g.stats.add(&g.stats.BadFrames)
 				continue
 			}
 			for _, m := range theirs {
 				if g.roster.member(m.ID) {
-					g.pull.need(m, from, false, 0)
+					g.pull.need(d.table, m, from, false, 0)
 				}
 			}
 		}
@@ -286,8 +339,9 @@ func (g *Gossip) mergeDigests() {
 // is what the newest accepted alive message says, and not the highest ever heard: so one that somebody has forged ends
 // as the member refutes it.
 type aliveSet struct {
-	mu sync.RWMutex
-	m  map[identity.ID]uint64
+	mu   sync.RWMutex
+	m    map[identity.ID]uint64
+	ever map[identity.ID]struct{} // seen alive at any time
 }
 
 func (a *aliveSet) set(id identity.ID, epoch uint64) (changed bool) {
@@ -295,9 +349,9 @@ func (a *aliveSet) set(id identity.ID, epoch uint64) (changed bool) {
 	defer a.mu.Unlock()
 	old, was := a.m[id]
 	if a.m == nil {
-		a.m = make(map[identity.ID]uint64)
+		a.m, a.ever = make(map[identity.ID]uint64), make(map[identity.ID]struct{})
 	}
-	a.m[id] = epoch
+	a.m[id], a.ever[id] = epoch, struct{}{}
 	return !was || old != epoch
 }
 
@@ -323,6 +377,21 @@ func (a *aliveSet) has(id identity.ID) bool {
 	return ok
 }
 
+// met tells whether a node was ever seen alive.
+func (a *aliveSet) met(id identity.ID) bool {
+	a.mu.RLock()
+	defer a.mu.RUnlock()
+	_, ok := a.ever[id]
+	return ok
+}
+
+// forget has a node that is not alive count as never met.
+func (a *aliveSet) forget(id identity.ID) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	delete(a.ever, id)
+}
+
 func (a *aliveSet) count() int {
 	a.mu.RLock()
 	defer a.mu.RUnlock()
@@ -342,9 +411,10 @@ func (a *aliveSet) others() []identity.ID {
 func (a *aliveSet) keep(kept func(identity.ID) bool) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
-	for id := range a.m {
+	for id := range a.ever {
 		if !kept(id) {
 			delete(a.m, id)
+			delete(a.ever, id)
 		}
 	}
 }

@@ -19,14 +19,14 @@ func TestGossipRestsWithoutNews(t *testing.T) {
 		s.within(10*time.Second, "all agree", s.agreed(s.nodes))
 		s.within(10*time.Second, "all alive", s.meshed(s.nodes))
 		for _, n := range s.nodes {
-			p := n.g.pace.Load()
+			p := n.g.wide.Load().pace.Load()
 			if p == nil {
 				t.Fatal("memberlist's ticker was not found; it ticks ten times a second")
 			}
 			s.within(time.Minute, "no news", func() bool { return resting(p) })
 		}
 		s.publish(0, "elsewhere")
-		if resting(s.nodes[0].g.pace.Load()) {
+		if resting(s.nodes[0].g.wide.Load().pace.Load()) {
 			t.Error("there is news, and the ticker rests")
 		}
 		took := s.within(time.Second, "all see the change", sees(s.nodes, s.nodes[0].key.ID(), "elsewhere"))
@@ -43,7 +43,7 @@ func TestGoodbyeAfterASilence(t *testing.T) {
 		s := newSim(t, 5, 1)
 		defer s.end()
 		s.within(10*time.Second, "all alive", s.meshed(s.nodes))
-		s.within(time.Minute, "no news", func() bool { return resting(s.nodes[4].g.pace.Load()) })
+		s.within(time.Minute, "no news", func() bool { return resting(s.nodes[4].g.wide.Load().pace.Load()) })
 		gone := s.nodes[4].key.ID()
 		s.nodes[4].g.Close()
 		took := s.within(10*time.Second, "nobody sees it alive", func() bool {
@@ -62,7 +62,7 @@ func TestGossipRestsAlone(t *testing.T) {
 		s := newSim(t, 2, 1)
 		defer s.end()
 		s.within(10*time.Second, "both alive", s.meshed(s.nodes))
-		p := s.nodes[0].g.pace.Load()
+		p := s.nodes[0].g.wide.Load().pace.Load()
 		s.within(time.Minute, "no news", func() bool { return resting(p) })
 		s.nodes[1].g.Close()
 		s.within(10*time.Second, "one is alone", func() bool { return !s.nodes[0].g.Alive(s.nodes[1].key.ID()) })
@@ -127,7 +127,7 @@ func TestGossipFollowsLateness(t *testing.T) {
 		s := &sim{t: t, net: newSimNet(1), roster: newRoster(simKey(0))}
 		defer s.end()
 		var m lag.Meter
-		p := s.start(0, Config{Lag: &m}).g.pace.Load()
+		p := s.start(0, Config{Lag: &m}).g.wide.Load().pace.Load()
 		every := func() time.Duration {
 			p.news()
 			p.told()

@@ -1,8 +1,12 @@
 package gossip
 
 import (
-	"context"
+	"bytes"
+	"maps"
+	"slices"
+	"time"
 
+	skeinv1 "github.com/skeinmesh/skein/api/skein/v1"
 	"github.com/skeinmesh/skein/identity"
 )
 
@@ -16,33 +20,307 @@ type Place struct {
 	Home func(identity.ID) (site string, ok bool)
 }
 
-// SetPlace changes with whom this node gossips. It may be called at any time.
-func (g *Gossip) SetPlace(p Place) { g.place.Store(&p) }
+// home is Home, which may be nil.
+func (p *Place) home(id identity.ID) (site string, ok bool) {
+	if p.Home == nil {
+		return "", false
+	}
+	return p.Home(id)
+}
+
+// isWide tells whether a node at this place is in the mesh pool.
+func (p *Place) isWide() bool { return !p.Sited || p.Wide }
+
+// scope is that of the node's own record.
+func (p *Place) scope() skeinv1.RecordScope {
+	switch {
+	case !p.Sited:
+		return skeinv1.RecordScope_RECORD_SCOPE_MESH
+	case p.Wide:
+		return skeinv1.RecordScope_RECORD_SCOPE_BOTH
+	}
+	return skeinv1.RecordScope_RECORD_SCOPE_SITE
+}
+
+// carried are the nodes that were alive when the place changed.
+type carried struct {
+	until time.Time
+	alive map[identity.ID]bool
+}
+
+// SetPlace changes with whom this node gossips. It may be called at any time. Records that are held are kept until
+// newer ones come, and the own record is published again where its scope or site has changed.
+func (g *Gossip) SetPlace(next Place) {
+	g.poolMu.Lock()
+	defer g.poolMu.Unlock()
+	if g.stopped || g.ctx.Err() != nil {
+		return
+	}
+	last := g.place.Load()
+	moved := last.Sited != next.Sited || next.Sited && (last.Site != next.Site || last.Wide != next.Wide)
+	if moved {
+		alive := map[identity.ID]bool{}
+		for _, id := range g.roster.Members() {
+			if g.Alive(id) {
+				alive[id] = true
+			}
+		}
+		g.carried.Store(&carried{time.Now().Add(carryFor), alive})
+		g.after(carryFor, func() { signal(g.changed) })
+		g.after(strayFor, g.dropStrays)
+	}
+	g.place.Store(&next)
+	if moved {
+		if err := g.setPools(&next); err != nil {
+			g.log.Error("cannot gossip with the site", "site", next.Site, "err", err)
+		}
+	}
+	g.placeChanged()
+	for _, p := range g.pools() {
+		p.rejoin.wakeUp()
+	}
+	if moved {
+		g.pull.syncRandom()
+		g.touched()
+	}
+	signal(g.awayDue)
+}
+
+// after runs f some time from now, unless gossip has ended by then.
+func (g *Gossip) after(d time.Duration, f func()) {
+	time.AfterFunc(d, func() {
+		if g.ctx.Err() == nil {
+			f()
+		}
+	})
+}
 
 // SiteOf is the site a member is in: as it says itself, else as the log implies.
 func (g *Gossip) SiteOf(id identity.ID) (site string, ok bool) {
-	if e, ok := g.Records()[id]; ok {
-		return e.Record.GetSite(), true
+	place := g.place.Load()
+	if id == g.cfg.Self && place.Sited {
+		return place.Site, true
 	}
-	if home := g.place.Load().Home; home != nil {
-		return home(id)
+	near, hasNear := g.local.get(id)
+	far, hasFar := g.table.get(id)
+	switch {
+	case hasNear && (!hasFar || near.mark.newer(far.mark)):
+		return near.Record.GetSite(), true
+	case hasFar:
+		return far.Record.GetSite(), true
 	}
-	return "", false
+	return place.home(id)
 }
 
-// Fetch gets the records of the local nodes of other sites, each site's from one of its wide nodes. What it returns is
-// kept for a short time and is not in Records. An error tells which sites could not be asked; the records of the others
-// come with it.
-func (g *Gossip) Fetch(_ context.Context, sites []string) (map[identity.ID]Entry, error) {
-	wanted := make(map[string]bool, len(sites))
-	for _, s := range sites {
-		wanted[s] = true
+// isAt tells whether a member is in a site, as far as this node knows.
+func (g *Gossip) isAt(id identity.ID, site string) bool {
+	at, ok := g.SiteOf(id)
+	return ok && at == site
+}
+
+// maybeWide tells whether a member is in the mesh pool, or could be for all that this node knows: its record says so, or
+// it has none and nobody speaks for its site.
+func (g *Gossip) maybeWide(id identity.ID) bool {
+	if r, ok := g.table.get(id); ok {
+		return Wide(r.Record)
 	}
-	found := make(map[identity.ID]Entry)
-	for id, e := range g.Records() {
-		if wanted[e.Record.GetSite()] {
-			found[id] = e
+	site, ok := g.place.Load().home(id)
+	return !ok || len(g.table.speaking()[site]) == 0
+}
+
+// homes is what the log alone implies of where the members are. It is made when it is asked for, and immutable.
+type homes struct {
+	place    *Place
+	roster   uint64        // version
+	near     []identity.ID // in the own site
+	homeless []identity.ID // of whom the log implies nothing
+	others   map[string][]identity.ID
+}
+
+// homesOf goes through the roster once for each change of the place or of the roster.
+func (g *Gossip) homesOf() *homes {
+	place, version := g.place.Load(), g.roster.version()
+	if h := g.homes.Load(); h != nil && h.place == place && h.roster == version {
+		return h
+	}
+	h := &homes{place: place, roster: version, others: map[string][]identity.ID{}}
+	for _, id := range g.roster.Members() {
+		switch site, ok := place.home(id); {
+		case !ok:
+			h.homeless = append(h.homeless, id)
+		case place.Sited && site == place.Site:
+			h.near = append(h.near, id)
+		case place.isWide():
+			h.others[site] = append(h.others[site], id)
 		}
 	}
-	return found, nil
+	g.homes.Store(h)
+	return h
+}
+
+// candidates are the members that belong into a pool for all that this node knows.
+func (p *pool) candidates() (ids []identity.ID) {
+	g, h := p.g, p.g.homesOf()
+	mesh := g.table.entries()
+	if p.near {
+		for _, id := range h.near {
+			if p.speaksTo(id) {
+				ids = append(ids, id)
+			}
+		}
+		for _, entries := range []map[identity.ID]Entry{mesh, g.local.entries()} {
+			for id, e := range entries {
+				if home, ok := h.place.home(id); e.Record.GetSite() == p.site && (!ok || home != p.site) && id != g.cfg.Self && p.speaksTo(id) {
+					ids = append(ids, id)
+				}
+			}
+		}
+		if p.alive.count() == 0 { // who has no record and no home may be here
+			for _, id := range h.homeless {
+				if _, ok := g.SiteOf(id); !ok {
+					ids = append(ids, id)
+				}
+			}
+		}
+		slices.SortFunc(ids, func(a, b identity.ID) int { return bytes.Compare(a[:], b[:]) })
+		return slices.Compact(ids)
+	}
+	for id, e := range mesh {
+		if Wide(e.Record) && id != g.cfg.Self && g.roster.member(id) {
+			ids = append(ids, id)
+		}
+	}
+	unheard := func(of []identity.ID) {
+		for _, id := range of {
+			if _, ok := mesh[id]; !ok {
+				ids = append(ids, id)
+			}
+		}
+	}
+	unheard(h.homeless)
+	voices := g.table.speaking()
+	if len(voices[h.place.Site]) == 0 {
+		unheard(h.near)
+	}
+	for site, of := range h.others {
+		if len(voices[site]) == 0 {
+			unheard(of)
+		}
+	}
+	return ids
+}
+
+// Alive reports whether a member is there. It is a hint and lags by seconds. Of the members of a pool that this node is
+// in, memberlist tells; of others, those that speak for their site do.
+func (g *Gossip) Alive(id identity.ID) bool {
+	if id == g.cfg.Self {
+		return true
+	}
+	if !g.roster.member(id) {
+		return false
+	}
+	met := false
+	for _, p := range g.pools() {
+		if p.alive.has(id) {
+			return true
+		}
+		met = met || p.alive.met(id)
+	}
+	if c := g.carried.Load(); c != nil && !met && c.alive[id] && time.Now().Before(c.until) {
+		return true
+	}
+	return g.byHearsay(id, met)
+}
+
+// byHearsay is Alive of a member that no pool of this node sees alive. One that a pool has met is away; and of its own
+// site's members a node knows itself.
+func (g *Gossip) byHearsay(id identity.ID, met bool) bool {
+	voices := g.table.speaking()
+	if met || len(voices) == 0 {
+		return false
+	}
+	place := g.place.Load()
+	site, ok := g.SiteOf(id)
+	if !ok || place.Sited && site == place.Site {
+		return false
+	}
+	if r, ok := g.table.get(id); ok && Wide(r.Record) && !place.isWide() {
+		return g.reported(id)
+	}
+	return anyVoice(voices[site], id, func(v identity.ID) bool {
+		if place.isWide() {
+			wide := g.wide.Load()
+			return wide != nil && wide.alive.has(v)
+		}
+		return g.reported(v)
+	})
+}
+
+// reported tells whether those that speak for the own site see a wide node of another one alive.
+func (g *Gossip) reported(id identity.ID) bool {
+	near := g.near.Load()
+	return near != nil && anyVoice(g.table.speaking()[near.site], id, near.alive.has)
+}
+
+// anyVoice tells whether one of those that speak for a site and are alive themselves does not call a node away. While some
+// of them lead the site, only those count.
+func anyVoice(voices []voice, of identity.ID, alive func(identity.ID) bool) bool {
+	there, leads := false, false
+	for _, v := range voices {
+		if v.id == of || !alive(v.id) {
+			continue
+		}
+		says := !calledAway(v.record, of)
+		if lead := v.record.GetLeads() > 0; lead && !leads {
+			there, leads = says, true
+		} else if lead == leads {
+			there = there || says
+		}
+	}
+	return there
+}
+
+// calledAway reads a record's list, which is sorted.
+func calledAway(r *skeinv1.Record, id identity.ID) bool {
+	_, found := slices.BinarySearchFunc(r.GetAway(), id, func(b []byte, id identity.ID) int { return bytes.Compare(b, id[:]) })
+	return found
+}
+
+// Held is how many records this node holds for everybody and for its site.
+type Held struct {
+	Mesh, Site int
+	SiteHash   [32]byte // as Hash, of the site's records; zero while there is no pool for the site
+}
+
+// Held tells what this node holds.
+func (g *Gossip) Held() Held {
+	h := Held{Mesh: g.table.count(), Site: g.local.count()}
+	if g.place.Load().Sited {
+		h.SiteHash = g.local.hash()
+	}
+	return h
+}
+
+// Records is the newest record of each member of which this node holds one, as an immutable snapshot: in a mesh of sites
+// those of its own site's nodes and of all wide ones.
+func (g *Gossip) Records() map[identity.ID]Entry {
+	near, nearVersion := g.local.show()
+	far, farVersion := g.table.show()
+	if len(near) == 0 {
+		return far
+	}
+	if s := g.shown.Load(); s != nil && s.near == nearVersion && s.far == farVersion {
+		return s.entries
+	}
+	all := make(map[identity.ID]Entry, len(near)+len(far))
+	maps.Copy(all, far)
+	maps.Copy(all, near) // superseded ones are not held
+	g.shown.Store(&shown{near: nearVersion, far: farVersion, entries: all})
+	return all
+}
+
+// shown is what Records returned last.
+type shown struct {
+	near, far uint64
+	entries   map[identity.ID]Entry
 }

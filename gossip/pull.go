@@ -37,6 +37,12 @@ const (
 	fruitlessPause = 15 * time.Second
 )
 
+// tableKey is a node's place in what is kept for each table.
+type tableKey struct {
+	table tableKind
+	id    identity.ID
+}
+
 type want struct {
 	mark   mark
 	large  bool        // too large for a packet
@@ -60,46 +66,46 @@ type puller struct {
 	// patience is how long a stream may take to come about.
 	patience func() time.Duration
 	packet   func(identity.ID, []byte)
-	others   func() []identity.ID
+	others   func(tableKind) []identity.ID // that are alive and hold the table
 	late     func() time.Duration
 	stats    *stats
 	wake     chan struct{}
 	wg       sync.WaitGroup
 
 	mu        sync.Mutex
-	wants     map[identity.ID]*want
-	syncs     map[identity.ID][hashPayload]byte // asked for, by peer, with the hash it showed
-	syncing   map[identity.ID]bool
-	fruitless map[identity.ID]difference
+	wants     map[tableKey]*want
+	syncs     map[tableKey][hashPayload]byte // asked for, by peer, with the hash it showed
+	syncing   map[tableKey]bool
+	fruitless map[tableKey]difference
 	running   int
 	next      time.Time // when run looks again by itself
 	lastPut   time.Time
-	unsettled int
+	unsettled [2]int
 	random    time.Time // when digests are exchanged with some peer; zero: no need
 }
 
 func newPuller(g *Gossip) *puller {
 	return &puller{
-		ctx: g.ctx, x: g.exchange(), dial: g.net.dial, patience: g.net.patience, packet: g.tell, others: g.alive.others,
+		ctx: g.ctx, x: g.exchange(), dial: g.dial, patience: g.patience, packet: g.tell, others: g.alivePeers,
 		late: g.late, stats: &g.stats, wake: make(chan struct{}, 1),
-		wants: make(map[identity.ID]*want), syncs: make(map[identity.ID][hashPayload]byte),
-		syncing: make(map[identity.ID]bool), fruitless: make(map[identity.ID]difference),
+		wants: make(map[tableKey]*want), syncs: make(map[tableKey][hashPayload]byte),
+		syncing: make(map[tableKey]bool), fruitless: make(map[tableKey]difference),
 	}
 }
 
 // need notes that a newer version exists; it is asked for after delay, longer on a host that is late with what has
 // come, unless the version is here by then. large says that it fits no packet.
-func (p *puller) need(m mark, source identity.ID, large bool, delay time.Duration) {
-	if !p.wanted(m) {
+func (p *puller) need(t tableKind, m mark, source identity.ID, large bool, delay time.Duration) {
+	if !p.x.wanted(t, m) {
 		return
 	}
 	at := time.Now().Add(delay + 4*p.late())
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	w, ok := p.wants[m.ID]
+	w, ok := p.wants[tableKey{t, m.ID}]
 	switch {
 	case !ok:
-		p.wants[m.ID] = &want{mark: m, large: large, source: source, at: at}
+		p.wants[tableKey{t, m.ID}] = &want{mark: m, large: large, source: source, at: at}
 	case m.newer(w.mark):
 		w.mark, w.large, w.source, w.tries = m, large, source, 0
 		if at.Before(w.at) {
@@ -113,14 +119,6 @@ func (p *puller) need(m mark, source identity.ID, large bool, delay time.Duratio
 	}
 }
 
-func (p *puller) wanted(m mark) bool {
-	if m.Epoch > maxNumber || m.Seq > maxNumber || !p.x.member(m.ID) {
-		return false
-	}
-	o := p.x.table.check(m)
-	return o == outcomeNew || o == outcomeTaken
-}
-
 // changed notes that our own records changed just now.
 func (p *puller) changed() {
 	p.mu.Lock()
@@ -130,31 +128,40 @@ func (p *puller) changed() {
 
 // compare starts an exchange of digests with a peer whose hash differs from ours, unless the
 // difference is likely to be one that is on its way anyhow.
-func (p *puller) compare(peer identity.ID, theirs [hashPayload]byte) {
-	h := p.x.table.hash()
+func (p *puller) compare(t tableKind, peer identity.ID, theirs [hashPayload]byte) {
+	h := p.x.tables[t].hash()
 	ours := [hashPayload]byte(h[:])
+	key := tableKey{t, peer}
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	if ours == theirs {
-		delete(p.fruitless, peer)
-		p.unsettled = 0
+		delete(p.fruitless, key)
+		p.unsettled[t] = 0
 		return
 	}
-	if time.Since(p.lastPut) < settle+4*p.late() && p.unsettled < maxUnsettled+len(p.x.table.digest())/unsettledMembers {
-		p.unsettled++
+	if time.Since(p.lastPut) < settle+4*p.late() && p.unsettled[t] < maxUnsettled+len(p.x.tables[t].digest())/unsettledMembers {
+		p.unsettled[t]++
 		return
 	}
-	p.unsettled = 0
-	if f, ok := p.fruitless[peer]; ok && f.ours == ours && f.theirs == theirs && time.Since(f.at) < fruitlessPause {
+	p.unsettled[t] = 0
+	if f, ok := p.fruitless[key]; ok && f.ours == ours && f.theirs == theirs && time.Since(f.at) < fruitlessPause {
 		return
 	}
-	p.syncs[peer] = theirs
+	p.syncs[key] = theirs
+	signal(p.wake)
+}
+
+// syncSoon exchanges digests with a node that no pool may know.
+func (p *puller) syncSoon(t tableKind, peer identity.ID) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.syncs[tableKey{t, peer}] = [hashPayload]byte{}
 	signal(p.wake)
 }
 
 // syncRandom exchanges digests with some live peer, soon.
 func (p *puller) syncRandom() {
-	wait := jitter(syncsSpacing*time.Duration(len(p.others()))) + 4*p.late()
+	wait := jitter(syncsSpacing*time.Duration(len(p.others(meshTable)))) + 4*p.late()
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	if p.random.IsZero() {
@@ -163,9 +170,9 @@ func (p *puller) syncRandom() {
 	}
 }
 
-// pick chooses a random live peer, another than not if there is one.
-func (p *puller) pick(not identity.ID) (identity.ID, bool) {
-	ids := p.others()
+// pick chooses a random live peer that holds the table, another than not if there is one.
+func (p *puller) pick(t tableKind, not identity.ID) (identity.ID, bool) {
+	ids := p.others(t)
 	if len(ids) == 0 {
 		return identity.ID{}, false
 	}
@@ -210,33 +217,36 @@ func (p *puller) dispatch(now time.Time) (next time.Duration, asks []asked) {
 	defer func() { p.next = now.Add(next) }()
 	if !p.random.IsZero() && !p.random.After(now) {
 		p.random = time.Time{}
-		if peer, ok := p.pick(identity.ID{}); ok {
-			p.syncs[peer] = [hashPayload]byte{}
+		for _, t := range []tableKind{meshTable, siteTable} {
+			if peer, ok := p.pick(t, identity.ID{}); ok {
+				p.syncs[tableKey{t, peer}] = [hashPayload]byte{}
+			}
 		}
 	} else if !p.random.IsZero() {
 		next = min(next, p.random.Sub(now))
 	}
-	due, byPacket := make(map[identity.ID][]mark), make(map[identity.ID][]mark)
-	for id, w := range p.wants {
+	due, byPacket := make(map[tableKey][]mark), make(map[identity.ID][]mark)
+	for key, w := range p.wants {
 		switch {
 		case w.busy:
-		case !p.wanted(w.mark):
-			delete(p.wants, id)
+		case !p.x.wanted(key.table, w.mark):
+			delete(p.wants, key)
 		case w.at.After(now):
 			next = min(next, w.at.Sub(now))
 		case !w.large && w.tries >= maxTries:
-			delete(p.wants, id)
+			delete(p.wants, key)
 		case !w.large: // a stream costs several handshakes
 			byPacket[w.source] = append(byPacket[w.source], w.mark)
 			wait := jitter(min(retryMost, packetAnswer<<w.tries)) + 4*p.late()
 			w.tries++
-			if other, ok := p.pick(w.source); ok {
+			if other, ok := p.pick(key.table, w.source); ok {
 				w.source = other // of the next try
 			}
 			w.at = now.Add(wait)
 			next = min(next, wait)
 		default:
-			due[w.source] = append(due[w.source], w.mark)
+			from := tableKey{key.table, w.source}
+			due[from] = append(due[from], w.mark)
 		}
 	}
 	for source, marks := range byPacket {
@@ -253,7 +263,7 @@ func (p *puller) dispatch(now time.Time) (next time.Duration, asks []asked) {
 			return next, asks // finished wakes us
 		}
 		for _, m := range marks {
-			p.wants[m.ID].busy = true
+			p.wants[tableKey{source.table, m.ID}].busy = true
 		}
 		p.running++
 		p.wg.Go(func() { p.fetch(source, marks) })
@@ -275,48 +285,64 @@ func (p *puller) dispatch(now time.Time) (next time.Duration, asks []asked) {
 
 // compareInstead asks one peer for everything instead of many for their own; what it lacks too is
 // asked for as usual a little later.
-func (p *puller) compareInstead(due map[identity.ID][]mark, now time.Time) {
-	peer, ok := p.pick(identity.ID{})
+func (p *puller) compareInstead(due map[tableKey][]mark, now time.Time) {
+	chosen := map[tableKind]identity.ID{}
 	for source, marks := range due {
-		if !ok {
-			peer, ok = source, true
+		if _, ok := chosen[source.table]; !ok {
+			if peer, ok := p.pick(source.table, identity.ID{}); ok {
+				chosen[source.table] = peer
+			} else {
+				chosen[source.table] = source.id
+			}
 		}
 		for _, m := range marks {
-			p.wants[m.ID].at = now.Add(jitter(retryMost))
+			p.wants[tableKey{source.table, m.ID}].at = now.Add(jitter(retryMost))
 		}
 	}
-	p.syncs[peer] = [hashPayload]byte{}
+	for t, peer := range chosen {
+		p.syncs[tableKey{t, peer}] = [hashPayload]byte{}
+	}
 }
 
-func (p *puller) stream(peer identity.ID, marks []mark) (int, error) {
-	ctx, cancel := context.WithTimeout(p.ctx, p.patience())
-	conn, err := p.dial(ctx, peer)
+// open dials a peer for a stream of the record protocol, which must be closed.
+func (p *puller) open(ctx context.Context, peer identity.ID) (net.Conn, func(), error) {
+	dialing, cancel := context.WithTimeout(ctx, p.patience())
+	conn, err := p.dial(dialing, peer)
 	cancel()
+	if err != nil {
+		return nil, nil, err
+	}
+	stop := context.AfterFunc(ctx, func() { _ = conn.Close() })
+	_ = conn.SetDeadline(time.Now().Add(pullTimeout))
+	return conn, func() { stop(); _ = conn.Close() }, nil
+}
+
+func (p *puller) stream(peer identity.ID, t tableKind, marks []mark) (int, error) {
+	conn, done, err := p.open(p.ctx, peer)
 	if err != nil {
 		return 0, err
 	}
-	defer conn.Close()
-	defer context.AfterFunc(p.ctx, func() { _ = conn.Close() })()
-	_ = conn.SetDeadline(time.Now().Add(pullTimeout))
-	return p.x.ask(conn, marks)
+	defer done()
+	return p.x.ask(conn, t, marks)
 }
 
-func (p *puller) fetch(source identity.ID, marks []mark) {
+func (p *puller) fetch(source tableKey, marks []mark) {
 	p.stats.add(&p.stats.Pulls)
-	_, err := p.stream(source, marks)
+	_, err := p.stream(source.id, source.table, marks)
 	if err != nil {
 		p.stats.add(&p.stats.PullErrors)
 	}
-	other, ok := p.pick(source)
+	other, ok := p.pick(source.table, source.id)
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	p.running--
 	for _, m := range marks {
-		w := p.wants[m.ID]
+		key := tableKey{source.table, m.ID}
+		w := p.wants[key]
 		w.busy = false
 		w.tries++
-		if !p.wanted(w.mark) || w.tries >= maxTries {
-			delete(p.wants, m.ID)
+		if !p.x.wanted(source.table, w.mark) || w.tries >= maxTries {
+			delete(p.wants, key)
 			continue
 		}
 		if ok {
@@ -327,13 +353,13 @@ func (p *puller) fetch(source identity.ID, marks []mark) {
 	signal(p.wake)
 }
 
-func (p *puller) sync(peer identity.ID, theirs [hashPayload]byte) {
+func (p *puller) sync(peer tableKey, theirs [hashPayload]byte) {
 	p.stats.add(&p.stats.Syncs)
-	changed, err := p.stream(peer, nil)
+	changed, err := p.stream(peer.id, peer.table, nil)
 	if err != nil {
 		p.stats.add(&p.stats.PullErrors)
 	}
-	h := p.x.table.hash()
+	h := p.x.tables[peer.table].hash()
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	p.running--
@@ -343,9 +369,9 @@ func (p *puller) sync(peer identity.ID, theirs [hashPayload]byte) {
 	} else {
 		delete(p.fruitless, peer)
 	}
-	for id := range p.fruitless {
-		if !p.x.member(id) {
-			delete(p.fruitless, id)
+	for key := range p.fruitless {
+		if !p.x.member(key.id) {
+			delete(p.fruitless, key)
 		}
 	}
 	signal(p.wake)
@@ -356,7 +382,7 @@ func (g *Gossip) serve(conn net.Conn, peer identity.ID) {
 	defer conn.Close()
 	defer context.AfterFunc(g.ctx, func() { _ = conn.Close() })()
 	_ = conn.SetDeadline(time.Now().Add(pullTimeout))
-	if err := g.exchange().answer(conn); err != nil && g.ctx.Err() == nil {
+	if err := g.exchange().answer(conn, peer); err != nil && g.ctx.Err() == nil {
 		g.stats.add(&g.stats.BadFrames)
 		g.log.Debug("record stream ended early", "peer", peer, "err", err)
 	}

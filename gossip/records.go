@@ -27,9 +27,12 @@ type ownRecord struct {
 	epoch, seq uint64          // last used
 	last       *skeinv1.Record // as the user gave it
 	large      bool
-	at         time.Time   // of the newest version
-	timer      *time.Timer // a version will be made of last
-	jumps      int         // in quick succession
+	at         time.Time       // of the newest version
+	away       [][]byte        // whom this node calls away
+	former     *skeinv1.Record // of a former run
+	told       *skeinv1.Record // the newest one of a former run that is for everybody: others may hold it
+	timer      *time.Timer     // a version will be made of last
+	jumps      int             // in quick succession
 	jumped     time.Time
 }
 
@@ -43,22 +46,26 @@ const (
 	// jumpQuiet is how long no foreign record of ours must be seen for the next jump to be immediate.
 	jumpQuiet   = time.Minute
 	maxJumpWait = 30 * time.Second
+	siteSuffix  = "@"
 )
 
-// Publish makes r this node's record: fills in node ID, epoch, seq and time, signs and broadcasts it.
+// Publish makes r this node's record: fills in node ID, epoch, seq, time, for whom it is and who is away, signs and broadcasts it.
 // A record beyond the limits of Verify is refused and the former one stays. What only repeats the
 // former one is no change; of changes in quick succession the last is what the others see.
 func (g *Gossip) Publish(r *skeinv1.Record) error {
 	g.own.mu.Lock()
 	defer g.own.mu.Unlock()
 	r = proto.CloneOf(r)
-	r.NodeId, r.Epoch, r.Seq = g.cfg.Self.String(), 0, 0
+	r.NodeId, r.Epoch, r.Seq, r.Scope, r.Away = g.cfg.Self.String(), 0, 0, 0, nil
 	if err := checkOwn(r); err != nil {
 		g.stats.refused(err)
 		return fmt.Errorf("publish own record: %w", err)
 	}
 	if old := g.own.last; old != nil && sameContent(old, r) {
 		return nil
+	}
+	if g.own.last.GetLeads() != r.GetLeads() {
+		signal(g.awayDue)
 	}
 	g.own.last = r
 	g.publishSoon(publishSpacing - time.Since(g.own.at))
@@ -108,7 +115,24 @@ func (g *Gossip) publishNow() {
 		g.own.timer.Stop()
 		g.own.timer = nil
 	}
+	place := g.place.Load()
+	if g.placeDue(place) {
+		g.publishVersion(&skeinv1.Record{NodeId: g.cfg.Self.String(), Site: place.Site, Scope: skeinv1.RecordScope_RECORD_SCOPE_PLACE})
+	}
 	r := proto.CloneOf(g.own.last)
+	r.Scope = place.scope()
+	if place.Sited {
+		r.Site = place.Site
+	}
+	if r.Scope == skeinv1.RecordScope_RECORD_SCOPE_BOTH {
+		r.Away = g.own.away
+	}
+	g.own.large = !g.publishVersion(r)
+	signal(g.awayDue)
+}
+
+// publishVersion signs r under the next number, takes it in and broadcasts it; false when it is too large for a packet.
+func (g *Gossip) publishVersion(r *skeinv1.Record) bool {
 	r.Epoch, r.Seq = g.own.epoch, g.own.seq+1
 	if r.GetTime() == 0 {
 		r.Time = time.Now().UnixNano()
@@ -116,17 +140,132 @@ func (g *Gossip) publishNow() {
 	s, err := Sign(g.cfg.Key, r)
 	if err != nil {
 		g.log.Error("cannot publish the own record", "err", err)
-		return
+		return true
 	}
 	g.own.seq++
 	g.own.at = time.Now()
 	m := markOf(g.cfg.Self, r, s)
-	g.table.put(Entry{Record: r, Signed: s, ReceivedAt: g.own.at}, m)
-	g.own.large = !g.broadcast(m, s)
+	g.put(Entry{Record: r, Signed: s, ReceivedAt: g.own.at}, m)
+	fits := g.broadcast(tableOf(r), m, s)
 	g.stats.add(&g.stats.Published)
-	signal(g.renewed)
+	for _, p := range g.pools() {
+		signal(p.renewed)
+	}
 	g.pull.changed()
 	g.touched()
+	return fits
+}
+
+// placeDue tells whether everybody has to be told where this node is, since its record is for its site alone: what they
+// hold of it says something else, or the log implies another site.
+func (g *Gossip) placeDue(place *Place) bool {
+	if place.isWide() {
+		return false
+	}
+	told := g.own.told
+	if held, ok := g.table.get(g.cfg.Self); ok {
+		told = held.Record
+	}
+	if told != nil {
+		return Wide(told) || told.GetSite() != place.Site
+	}
+	home, ok := place.home(g.cfg.Self)
+	return !ok || home != place.Site
+}
+
+// placeChanged publishes the own record again if the one that is held is not for those for whom it should be.
+func (g *Gossip) placeChanged() {
+	g.own.mu.Lock()
+	defer g.own.mu.Unlock()
+	if g.own.last == nil {
+		return
+	}
+	place := g.place.Load()
+	held, ok := g.newest(g.cfg.Self)
+	if !ok || held.Record.GetScope() != place.scope() || place.Sited && held.Record.GetSite() != place.Site || g.placeDue(place) {
+		g.publishSoon(publishSpacing - time.Since(g.own.at))
+	}
+}
+
+// newest is the newest record that is held of a node, in either table.
+func (g *Gossip) newest(id identity.ID) (row, bool) {
+	near, hasNear := g.local.get(id)
+	far, hasFar := g.table.get(id)
+	if hasNear && (!hasFar || near.mark.newer(far.mark)) {
+		return near, true
+	}
+	return far, hasFar
+}
+
+// put merges one verified record into its table. A record for everybody puts an older one for the site out of the site's
+// table, so that each node has one; the other way round does not hold, since then the nodes of one site would hold other
+// records for everybody than those of another.
+func (g *Gossip) put(e Entry, m mark) outcome {
+	g.putMu.Lock()
+	defer g.putMu.Unlock()
+	if tableOf(e.Record) == siteTable {
+		if far, ok := g.table.get(m.ID); ok && Wide(far.Record) && !m.newer(far.mark) {
+			return outcomeOld
+		}
+		return g.local.put(e, m)
+	}
+	result := g.table.put(e, m)
+	if (result == outcomeNew || result == outcomeTaken) && Wide(e.Record) {
+		if near, ok := g.local.get(m.ID); ok && !near.mark.newer(m) {
+			g.local.drop(func(id identity.ID, _ row) bool { return id == m.ID })
+		}
+	}
+	return result
+}
+
+// check says what put would do.
+func (g *Gossip) check(t tableKind, m mark) outcome {
+	if t == meshTable {
+		return g.table.check(m)
+	}
+	if far, ok := g.table.get(m.ID); ok && Wide(far.Record) && !m.newer(far.mark) {
+		return outcomeOld
+	}
+	return g.local.check(m)
+}
+
+// concerns tells whether a record for one site alone is for this node: as long as there is no pool for a site any is.
+func (g *Gossip) concerns(r *skeinv1.Record, m mark) bool {
+	place := g.place.Load()
+	if !place.Sited {
+		return true
+	}
+	if far, ok := g.table.get(m.ID); ok && far.mark.newer(m) && far.Record.GetSite() != r.GetSite() {
+		return false // it has moved
+	}
+	return r.GetSite() == place.Site
+}
+
+// straysOnce has strays dropped some time from now.
+func (g *Gossip) straysOnce() {
+	if g.strays.CompareAndSwap(false, true) {
+		g.after(strayFor, func() { g.strays.Store(false); g.dropStrays() })
+	}
+}
+
+// dropStrays forgets the records of nodes of other sites, some time after a change.
+func (g *Gossip) dropStrays() {
+	g.putMu.Lock()
+	place := g.place.Load()
+	voices := g.table.speaking()
+	n := g.local.drop(func(id identity.ID, r row) bool {
+		switch {
+		case id == g.cfg.Self:
+			return false
+		case place.Sited:
+			return !g.concerns(r.Record, r.mark)
+		}
+		return len(voices[r.Record.GetSite()]) > 0 // others keep it
+	})
+	g.putMu.Unlock()
+	if n > 0 {
+		g.touched()
+	}
 }
 
 // foreignOwn deals with a record of this node that this run did not write: the state directory was
@@ -168,14 +307,23 @@ func markOf(id identity.ID, r *skeinv1.Record, s *skeinv1.SignedRecord) mark {
 	return mark{ID: id, Epoch: r.GetEpoch(), Seq: r.GetSeq(), Sum: sumOf(s.GetRecord())}
 }
 
-// broadcast queues a record for the others; false when it is too large for a packet.
-func (g *Gossip) broadcast(m mark, s *skeinv1.SignedRecord) bool {
+// broadcast queues a record for the others, in each pool that it is for; false when it is too large for a packet.
+func (g *Gossip) broadcast(t tableKind, m mark, s *skeinv1.SignedRecord) bool {
 	b, ok := g.message(broadcastRecord, m, s)
-	if ok {
-		g.queue.QueueBroadcast(&recordBroadcast{name: m.ID.String(), msg: b})
-		g.pace.Load().news()
+	if !ok {
+		return false
 	}
-	return ok
+	name := m.ID.String()
+	if t == siteTable {
+		name += siteSuffix // one does not replace the other in the queue
+	}
+	for _, p := range g.pools() {
+		if t == meshTable || p.near {
+			p.queue.QueueBroadcast(&recordBroadcast{name: name, msg: b})
+			p.pace.Load().news()
+		}
+	}
+	return true
 }
 
 // message is a record as a user message; false when it is too large for a packet.
@@ -214,34 +362,40 @@ func (b *recordBroadcast) Invalidates(o memberlist.Broadcast) bool {
 }
 
 // accept merges one record from outside. fresh: it is now the one we hold.
-func (g *Gossip) accept(s *skeinv1.SignedRecord) (fresh bool, m mark, err error) {
+func (g *Gossip) accept(s *skeinv1.SignedRecord) (fresh bool, t tableKind, m mark, err error) {
 	r, id, err := decodeRecord(s)
 	if err != nil {
 		g.refuse(err)
-		return false, m, err
+		return false, t, m, err
 	}
 	m = markOf(id, r, s)
-	switch g.table.check(m) {
+	t = tableOf(r)
+	if t == siteTable && !g.concerns(r, m) {
+		g.stats.add(&g.stats.Elsewhere)
+		return false, t, m, nil
+	}
+	switch g.check(t, m) {
 	case outcomeSame:
 		g.stats.add(&g.stats.Duplicates)
-		return false, m, nil
+		return false, t, m, nil
 	case outcomeOld:
 		g.stats.add(&g.stats.Old)
-		return false, m, nil
+		return false, t, m, nil
 	}
 	if err := g.cfg.verify(s, id, &g.roster); err != nil {
 		g.refuse(err)
-		return false, m, err
+		return false, t, m, err
 	}
 	if id == g.cfg.Self && !g.published() {
 		g.stats.add(&g.stats.Old)
+		g.former(r)
 		g.foreignOwn(m)
-		return false, m, nil
+		return false, t, m, nil
 	}
-	result := g.table.put(Entry{Record: r, Signed: s, ReceivedAt: time.Now()}, m)
+	result := g.put(Entry{Record: r, Signed: s, ReceivedAt: time.Now()}, m)
 	if !g.roster.member(id) { // revoked between check and put
-		g.table.keep(g.roster.member)
-		return false, m, &RefusedError{Node: id, Reason: ErrUnknownNode}
+		g.keepMembers()
+		return false, t, m, &RefusedError{Node: id, Reason: ErrUnknownNode}
 	}
 	switch result {
 	case outcomeSame:
@@ -261,7 +415,55 @@ func (g *Gossip) accept(s *skeinv1.SignedRecord) (fresh bool, m mark, err error)
 	if id == g.cfg.Self && result != outcomeSame && result != outcomeOld {
 		g.foreignOwn(m)
 	}
-	return fresh, m, nil
+	if fresh {
+		g.noted(r, id)
+	}
+	return fresh, t, m, nil
+}
+
+// keepMembers forgets the records of who is no member any more.
+func (g *Gossip) keepMembers() {
+	g.table.keep(g.roster.member)
+	g.local.keep(g.roster.member)
+}
+
+// noted sees to what a record for everybody means for the pools and for whom this node calls away.
+func (g *Gossip) noted(r *skeinv1.Record, id identity.ID) {
+	if !g.place.Load().Sited {
+		return
+	}
+	if r.GetScope() == skeinv1.RecordScope_RECORD_SCOPE_PLACE {
+		if p := g.wide.Load(); p != nil {
+			p.alive.forget(id)
+		}
+		g.straysOnce()
+	}
+	if tableOf(r) == meshTable {
+		if id == g.cfg.Self {
+			g.placeChanged() // what a former run said of it
+		}
+		signal(g.awayDue)
+	}
+}
+
+// former notes what a former run of this node has told others.
+func (g *Gossip) former(r *skeinv1.Record) {
+	g.own.mu.Lock()
+	defer g.own.mu.Unlock()
+	if later(r, g.own.former) {
+		g.own.former = r
+	}
+	if tableOf(r) == meshTable && later(r, g.own.told) {
+		g.own.told = r
+	}
+}
+
+// Former is the newest record of a former run of this node that is known, before the first Publish: from its disk, right
+// after Start. It is nil if there is none.
+func (g *Gossip) Former() *skeinv1.Record {
+	g.own.mu.Lock()
+	defer g.own.mu.Unlock()
+	return g.own.former
 }
 
 // published tells whether this run has said anything of itself. Before, what a former one said is no record of this node: its
@@ -293,7 +495,7 @@ func (g *Gossip) ingest() {
 			return
 		case a := <-g.inbox:
 			if a.kind == askRecords {
-				g.answer(a.data, answers)
+				g.answer(a, answers)
 				continue
 			}
 			s := &skeinv1.SignedRecord{}
@@ -301,8 +503,8 @@ func (g *Gossip) ingest() {
 				g.refuse(&RefusedError{Reason: ErrMalformed, Detail: err.Error()})
 				continue
 			}
-			if fresh, m, _ := g.accept(s); fresh && a.kind == broadcastRecord && m.ID != g.cfg.Self && pace.allow(m.ID, time.Now()) {
-				g.broadcast(m, s)
+			if fresh, t, m, _ := g.accept(s); fresh && a.kind == broadcastRecord && m.ID != g.cfg.Self && pace.allow(m.ID, time.Now()) {
+				g.broadcast(t, m, s)
 			}
 		}
 	}
@@ -361,14 +563,14 @@ func diskWait(bytes int, took time.Duration) time.Duration {
 // written down soon: a node that is killed right after it joined would know none that it could turn to at its next
 // start.
 func (g *Gossip) keepOnDisk() {
-	written, named := [32]byte{}, 0
+	written, named := [2][32]byte{}, 0
 	spacing := diskSpacing
 	write := func() {
-		hash := g.table.hash()
+		hash := [2][32]byte{g.table.hash(), g.local.hash()}
 		if hash == written {
 			return
 		}
-		records := g.table.signed()
+		records := append(g.table.signed(), g.local.signed()...)
 		bytes := 0
 		for _, s := range records {
 			bytes += len(s.GetRecord())
@@ -393,7 +595,7 @@ func (g *Gossip) keepOnDisk() {
 		}
 		due := time.Now().Add(spacing) // more changes will follow the first
 		for wait := true; wait; {
-			if soon := time.Now().Add(spacing / newSooner); g.table.count() > named && soon.Before(due) {
+			if soon := time.Now().Add(spacing / newSooner); g.table.count()+g.local.count() > named && soon.Before(due) {
 				due = soon
 			}
 			select {

@@ -9,17 +9,18 @@ import (
 )
 
 const (
-	rejoinTick    = 500 * time.Millisecond
-	rejoinRest    = 5 * time.Second // while nothing is due: who leaves or is admitted is told
-	maxRejoins    = 4               // at once, and started per tick, while nobody is alive; else one, since it brings the others along
-	rejoinFirst   = 500 * time.Millisecond
-	rejoinMost    = 10 * time.Second
-	rejoinEach    = 2 * time.Second        // but this for each that is missing: many are off, or each of them tries, too
-	rejoinAlone   = 3 * time.Second        // the most, while nobody at all is alive
-	rejoinNew     = 3 * time.Second        // a member that was just admitted finds the others by itself
-	rejoinShare   = 100 * time.Millisecond // later for each that is alive: any of them may be the one that finds it
-	rejoinSettled = 2 * time.Second        // after a join that worked, until memberlist should know
-	heardSpacing  = time.Second            // between attempts because of packets from a node thought dead
+	rejoinTick     = 500 * time.Millisecond
+	rejoinRest     = 5 * time.Second // while nothing is due: who leaves or is admitted is told
+	maxRejoins     = 4               // at once, and started per tick, while nobody is alive; else one, since it brings the others along
+	rejoinFirst    = 500 * time.Millisecond
+	rejoinMost     = 10 * time.Second
+	rejoinEach     = 2 * time.Second        // but this for each that is missing: many are off, or each of them tries, too
+	rejoinAlone    = 3 * time.Second        // the most, while nobody at all is alive
+	rejoinNew      = 3 * time.Second        // a member that was just admitted finds the others by itself
+	rejoinShare    = 100 * time.Millisecond // later for each that is alive: any of them may be the one that finds it
+	rejoinSettled  = 2 * time.Second        // after a join that worked, until memberlist should know
+	outsideSpacing = 10 * time.Second       // between two looks at other sites, while nobody of the own one is in the mesh pool
+	heardSpacing   = time.Second            // between attempts because of packets from a node thought dead
 )
 
 type attempt struct {
@@ -32,6 +33,7 @@ type attempt struct {
 // rejoiner contacts members that memberlist does not see alive, for ever. memberlist itself forgets
 // dead nodes, and two halves of a mesh that have forgotten each other would stay apart.
 type rejoiner struct {
+	p    *pool
 	g    *Gossip
 	wake chan struct{}
 	wg   sync.WaitGroup
@@ -40,17 +42,18 @@ type rejoiner struct {
 	attempts map[identity.ID]*attempt
 	missing  int
 	busy     int
+	outside  time.Time // when this node turns to another site again; zero: it need not
 }
 
-func newRejoiner(g *Gossip) *rejoiner {
-	return &rejoiner{g: g, wake: make(chan struct{}, 1), attempts: make(map[identity.ID]*attempt)}
+func newRejoiner(p *pool) *rejoiner {
+	return &rejoiner{p: p, g: p.g, wake: make(chan struct{}, 1), attempts: make(map[identity.ID]*attempt)}
 }
 
 func (r *rejoiner) wakeUp() { signal(r.wake) }
 
 // heard is told of every packet: a node that sends but is not alive to us is worth an attempt now.
 func (r *rejoiner) heard(id identity.ID) {
-	if r.g.alive.has(id) || id == r.g.cfg.Self {
+	if r.p.alive.has(id) || id == r.g.cfg.Self {
 		return
 	}
 	r.mu.Lock()
@@ -68,13 +71,13 @@ func (r *rejoiner) run() {
 	for {
 		next := r.dispatch(time.Now())
 		select {
-		case <-r.g.ctx.Done():
+		case <-r.p.ctx.Done():
 			return
 		case <-time.After(jitter(next)):
 		case <-r.wake:
 			// Not sooner than this, however often we are woken.
 			select {
-			case <-r.g.ctx.Done():
+			case <-r.p.ctx.Done():
 				return
 			case <-time.After(rejoinTick / 10):
 			}
@@ -88,15 +91,15 @@ func (r *rejoiner) dispatch(now time.Time) time.Duration {
 	defer r.mu.Unlock()
 	var due []identity.ID
 	missing := make(map[identity.ID]bool)
-	for _, id := range r.g.roster.Members() {
-		if r.g.alive.has(id) {
+	for _, id := range r.p.candidates() {
+		if r.p.alive.has(id) {
 			continue
 		}
 		missing[id] = true
 		a, ok := r.attempts[id]
 		if !ok {
 			a = &attempt{next: now}
-			if alive := r.g.alive.count(); alive > 0 {
+			if alive := r.p.alive.count(); alive > 0 {
 				a.next = now.Add(jitter(rejoinNew + rejoinShare*time.Duration(alive)))
 			}
 			r.attempts[id] = a
@@ -111,9 +114,10 @@ func (r *rejoiner) dispatch(now time.Time) time.Duration {
 			delete(r.attempts, id)
 		}
 	}
+	r.lookOutside(now)
 	rand.Shuffle(len(due), func(i, j int) { due[i], due[j] = due[j], due[i] })
 	most := maxRejoins
-	if r.g.alive.count() > 0 || r.g.cfg.Lag.Late(now) > lateForStreams {
+	if r.p.alive.count() > 0 || r.g.cfg.Lag.Late(now) > lateForStreams {
 		most = 1
 	}
 	for _, id := range due[:min(len(due), max(0, most-r.busy))] {
@@ -129,11 +133,20 @@ func (r *rejoiner) dispatch(now time.Time) time.Duration {
 	for _, a := range r.attempts {
 		next = min(next, a.next.Sub(now))
 	}
+	if !r.outside.IsZero() {
+		next = min(next, r.outside.Sub(now))
+	}
 	return max(next, rejoinTick)
 }
 
 func (r *rejoiner) join(id identity.ID) {
-	_, err := r.g.ml.Join([]string{joinName(id)})
+	var err error
+	if r.g.place.Load().Sited { // each then knows where the other is, and takes it in
+		_, err = r.g.pull.stream(id, meshTable, nil)
+	}
+	if err == nil {
+		_, err = r.p.ml.Join([]string{joinName(id)})
+	}
 	s := &r.g.stats
 	if err == nil {
 		s.add(&s.Rejoins)
@@ -150,7 +163,7 @@ func (r *rejoiner) join(id identity.ID) {
 		return
 	}
 	first, most := rejoinFirst, rejoinMost
-	if alive := r.g.alive.count(); alive == 0 {
+	if alive := r.p.alive.count(); alive == 0 {
 		most = rejoinAlone
 	} else {
 		first += rejoinShare * time.Duration(alive)
@@ -158,4 +171,46 @@ func (r *rejoiner) join(id identity.ID) {
 	}
 	a.next = time.Now().Add(jitter(min(most, first<<min(a.fails, 10))) + 4*r.g.cfg.Lag.Late(time.Now()))
 	a.fails++
+}
+
+// lookOutside has a local node that sees nobody in its site who is in the mesh pool compare what is for everybody with some
+// node elsewhere: else it would hear nothing of the others, nor they where it is.
+func (r *rejoiner) lookOutside(now time.Time) {
+	if !r.p.near || r.g.place.Load().isWide() || r.wideNearby() {
+		r.outside = time.Time{}
+		return
+	}
+	if r.outside.After(now) {
+		return
+	}
+	r.outside = now.Add(jitter(outsideSpacing))
+	if id, ok := r.someoneOutside(); ok {
+		r.g.pull.syncSoon(meshTable, id)
+	}
+}
+
+func (r *rejoiner) wideNearby() bool {
+	for _, v := range r.g.table.speaking()[r.p.site] {
+		if r.p.alive.has(v.id) {
+			return true
+		}
+	}
+	return false
+}
+
+// someoneOutside is a wide node by its record; while none is known, any member.
+func (r *rejoiner) someoneOutside() (identity.ID, bool) {
+	var ids []identity.ID
+	for id, e := range r.g.table.entries() {
+		if Wide(e.Record) && id != r.g.cfg.Self && r.g.roster.member(id) {
+			ids = append(ids, id)
+		}
+	}
+	if len(ids) == 0 {
+		ids = r.g.roster.Members()
+	}
+	if len(ids) == 0 {
+		return identity.ID{}, false
+	}
+	return ids[rand.IntN(len(ids))], true
 }

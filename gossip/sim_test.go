@@ -350,7 +350,7 @@ func (s *sim) explain() {
 	for i, n := range s.nodes[:min(len(s.nodes), 8)] {
 		if n != nil {
 			h := n.g.Hash()
-			s.t.Logf("node %d %s: hash %x, %d records, %d alive, %+v", i, n.key.ID(), h[:4], len(n.g.Records()), n.g.alive.count(), n.g.Stats())
+			s.t.Logf("node %d %s: hash %x, %d records, %d alive, %+v", i, n.key.ID(), h[:4], len(n.g.Records()), n.g.aliveCount(), n.g.Stats())
 		}
 	}
 }

@@ -23,6 +23,8 @@ type Stats struct {
 	RefusedSignature uint64
 	RefusedAddress   uint64
 
+	Elsewhere  uint64 // records, packets and alive messages that are for another site, or of one
+	Fetched    uint64 // answers to whoever asked for this site's records
 	Strangers  uint64 // packets, streams and alive messages of nodes that are not members
 	BadFrames  uint64 // packets and streams that are not gossip
 	SendErrors uint64 // packets that the control net could not send

@@ -23,7 +23,7 @@ func TestOnlyMembersAreTakenIn(t *testing.T) {
 		}
 		return n
 	}
-	d := (*delegate)(g)
+	d := (*delegate)(g.wide.Load())
 	for name, c := range map[string]struct {
 		n  *memberlist.Node
 		in bool

@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"slices"
 
 	"google.golang.org/protobuf/proto"
 
@@ -19,13 +20,22 @@ import (
 //	client: Have (all its digests) or Want (some)
 //	server: Records* Want        what the client lacks, then what the server lacks (may be empty)
 //	client: Records*, close
+//
+// HaveSite and WantSite are the same about the records of a site; the two must be of one. A client of another site sends
+// Fetch, which is empty, and gets all of them:
+//
+//	client: Fetch
+//	server: Records* Want        which is empty
 const (
 	streamMagic   = 0x5c // memberlist's streams start with 10
 	streamVersion = 1
 
-	frameHave    = 1
-	frameWant    = 2
-	frameRecords = 3
+	frameHave     = 1
+	frameWant     = 2
+	frameRecords  = 3
+	frameHaveSite = 4
+	frameWantSite = 5
+	frameFetch    = 6
 
 	frameHeader = 1 + 4
 	// recordsPerFrame keeps a frame of largest records below maxRecordsFrame.
@@ -37,7 +47,7 @@ var errFrame = errors.New("record stream is malformed")
 
 func frameLimit(kind byte) int {
 	switch kind {
-	case frameHave, frameWant:
+	case frameHave, frameWant, frameHaveSite, frameWantSite, frameFetch:
 		return maxDigestBytes
 	case frameRecords:
 		return maxRecordsFrame
@@ -107,21 +117,27 @@ func writeRecords(w io.Writer, records []*skeinv1.SignedRecord) error {
 // exchange holds what both ends of a record stream need of the node.
 type exchange struct {
 	self   identity.ID
-	table  *table
+	tables [2]*table
 	member func(identity.ID) bool
 	// take merges records and returns how many were new.
 	take func([]*skeinv1.SignedRecord) int
+	// wanted tells whether a version would be taken in.
+	wanted func(tableKind, mark) bool
+	// near tells whether a member is in this node's site.
+	near func(identity.ID) bool
+	// site is what a member of another site gets for its question.
+	site func(identity.ID) ([]*skeinv1.SignedRecord, error)
 }
 
 // ask runs the client's end. With want it asks for those records only; else it exchanges digests.
 // It returns how many records were new on either side, as far as the client can tell.
-func (x *exchange) ask(conn io.ReadWriter, want []mark) (changed int, err error) {
+func (x *exchange) ask(conn io.ReadWriter, t tableKind, want []mark) (changed int, err error) {
 	if _, err := conn.Write([]byte{streamMagic, streamVersion}); err != nil {
 		return 0, err
 	}
-	kind, marks := byte(frameWant), want
+	kind, marks := [2]byte{frameWant, frameWantSite}[t], want
 	if want == nil {
-		kind, marks = frameHave, x.table.digest()
+		kind, marks = [2]byte{frameHave, frameHaveSite}[t], x.tables[t].digest()
 	}
 	if err := writeFrame(conn, kind, encodeDigests(x.self, marks)); err != nil {
 		return 0, err
@@ -146,7 +162,7 @@ func (x *exchange) ask(conn io.ReadWriter, want []mark) (changed int, err error)
 			if err != nil {
 				return changed, err
 			}
-			send := x.table.newerThan(asked)
+			send := x.tables[t].newerThan(asked)
 			return changed + len(send), writeRecords(conn, send)
 		default:
 			return changed, fmt.Errorf("%w: unexpected frame of kind %d", errFrame, kind)
@@ -155,7 +171,7 @@ func (x *exchange) ask(conn io.ReadWriter, want []mark) (changed int, err error)
 }
 
 // answer runs the server's end; the magic byte has been seen but not consumed.
-func (x *exchange) answer(conn io.ReadWriter) error {
+func (x *exchange) answer(conn io.ReadWriter, peer identity.ID) error {
 	var head [2]byte
 	if _, err := io.ReadFull(conn, head[:]); err != nil {
 		return err
@@ -167,7 +183,23 @@ func (x *exchange) answer(conn io.ReadWriter) error {
 	if err != nil {
 		return err
 	}
-	if kind != frameHave && kind != frameWant {
+	t := meshTable
+	switch kind {
+	case frameHave, frameWant:
+	case frameHaveSite, frameWantSite:
+		if t = siteTable; !x.near(peer) {
+			return fmt.Errorf("%w: records of this site are for its nodes, and node %s is of another", errFrame, peer)
+		}
+	case frameFetch:
+		records, err := x.site(peer)
+		if err != nil {
+			return err
+		}
+		if err := writeRecords(conn, records); err != nil {
+			return err
+		}
+		return writeFrame(conn, frameWant, encodeDigests(x.self, nil))
+	default:
 		return fmt.Errorf("%w: unexpected frame of kind %d", errFrame, kind)
 	}
 	_, theirs, err := decodeDigests(payload)
@@ -176,10 +208,11 @@ func (x *exchange) answer(conn io.ReadWriter) error {
 	}
 	var send []*skeinv1.SignedRecord
 	var want []mark
-	if kind == frameHave {
-		send, want = x.table.diff(theirs, x.member)
+	if kind == frameHave || kind == frameHaveSite {
+		send, want = x.tables[t].diff(theirs, x.member)
+		want = slices.DeleteFunc(want, func(m mark) bool { return !x.wanted(t, m) })
 	} else {
-		send = x.table.newerThan(theirs)
+		send = x.tables[t].newerThan(theirs)
 	}
 	if err := writeRecords(conn, send); err != nil {
 		return err

@@ -33,6 +33,28 @@ type row struct {
 	mark mark
 }
 
+// tableKind says which table a record belongs to.
+type tableKind int
+
+const (
+	meshTable tableKind = iota // what everybody holds
+	siteTable                  // what the nodes of one site hold beside it
+)
+
+// tableOf is where a record belongs. A scope that a later version invents is for everybody, as it is to a version that
+// knows of none.
+func tableOf(r *skeinv1.Record) tableKind {
+	if r.GetScope() == skeinv1.RecordScope_RECORD_SCOPE_SITE {
+		return siteTable
+	}
+	return meshTable
+}
+
+// Wide tells whether a record is for everybody and says more than where its owner is: its owner is in the mesh pool.
+func Wide(r *skeinv1.Record) bool {
+	return r != nil && tableOf(r) == meshTable && r.GetScope() != skeinv1.RecordScope_RECORD_SCOPE_PLACE
+}
+
 // table holds the newest record of each node. Derived values are made when asked for and kept until
 // the next change.
 type table struct {
@@ -40,8 +62,17 @@ type table struct {
 	rows     map[identity.ID]row
 	marks    []mark // sorted by ID; nil: make again
 	snapshot map[identity.ID]Entry
+	shown    map[identity.ID]Entry // without those that only say where their owner is
+	voices   map[string][]voice    // who speaks for each site
+	version  uint64                // grows with each change
 	sum      [sha256.Size]byte
 	hashed   bool
+}
+
+// voice is a node that tells who of its site is away.
+type voice struct {
+	id     identity.ID
+	record *skeinv1.Record
 }
 
 func newTable() *table { return &table{rows: make(map[identity.ID]row)} }
@@ -83,7 +114,10 @@ func compare(old mark, have bool, m mark) outcome {
 	return outcomeOld
 }
 
-func (t *table) changed() { t.marks, t.snapshot, t.hashed = nil, nil, false }
+func (t *table) changed() {
+	t.marks, t.snapshot, t.shown, t.voices, t.hashed = nil, nil, nil, nil, false
+	t.version++
+}
 
 func (t *table) count() int {
 	t.mu.Lock()
@@ -100,11 +134,63 @@ func (t *table) get(id identity.ID) (row, bool) {
 
 // keep drops every record whose owner is not kept and returns how many went.
 func (t *table) keep(kept func(identity.ID) bool) int {
+	return t.drop(func(id identity.ID, _ row) bool { return !kept(id) })
+}
+
+// entries is the immutable snapshot that Records returns.
+func (t *table) entries() map[identity.ID]Entry {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	return t.entriesLocked()
+}
+
+func (t *table) entriesLocked() map[identity.ID]Entry {
+	if t.snapshot == nil {
+		t.snapshot = make(map[identity.ID]Entry, len(t.rows))
+		for id, r := range t.rows {
+			t.snapshot[id] = r.Entry
+		}
+	}
+	return t.snapshot
+}
+
+// show is entries without the records that only say where their owner is, and which version of the table that is.
+func (t *table) show() (map[identity.ID]Entry, uint64) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	if t.shown == nil {
+		t.shown = make(map[identity.ID]Entry, len(t.rows))
+		for id, r := range t.rows {
+			if r.Record.GetScope() != skeinv1.RecordScope_RECORD_SCOPE_PLACE {
+				t.shown[id] = r.Entry
+			}
+		}
+	}
+	return t.shown, t.version
+}
+
+// speaking are the nodes that tell who of their site is away, by site. The caller must not change it.
+func (t *table) speaking() map[string][]voice {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	if t.voices == nil {
+		t.voices = make(map[string][]voice)
+		for id, r := range t.rows {
+			if r.Record.GetScope() == skeinv1.RecordScope_RECORD_SCOPE_BOTH {
+				t.voices[r.Record.GetSite()] = append(t.voices[r.Record.GetSite()], voice{id, r.Record})
+			}
+		}
+	}
+	return t.voices
+}
+
+// drop removes the rows for which out is true and returns how many went.
+func (t *table) drop(out func(identity.ID, row) bool) int {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	n := 0
-	for id := range t.rows {
-		if !kept(id) {
+	for id, r := range t.rows {
+		if out(id, r) {
 			delete(t.rows, id)
 			n++
 		}
@@ -113,19 +199,6 @@ func (t *table) keep(kept func(identity.ID) bool) int {
 		t.changed()
 	}
 	return n
-}
-
-// entries is the immutable snapshot that Records returns.
-func (t *table) entries() map[identity.ID]Entry {
-	t.mu.Lock()
-	defer t.mu.Unlock()
-	if t.snapshot == nil {
-		t.snapshot = make(map[identity.ID]Entry, len(t.rows))
-		for id, r := range t.rows {
-			t.snapshot[id] = r.Entry
-		}
-	}
-	return t.snapshot
 }
 
 // digest is every mark, sorted by ID. The caller must not change it.

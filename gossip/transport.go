@@ -46,9 +46,10 @@ const (
 	maxPeerStreams = 16
 
 	// What memberlist's encrypted messages look like (security.go and net.go there, protocol 2 and later).
-	encryptedMessage  = 10 // type byte of an encrypted message on a stream
-	encryptionVersion = 1  // AES-GCM without padding
-	encryptedOverhead = 29 // version, nonce, tag
+	labelled          = 244 // first byte of a packet or a stream that names its pool; the length of the name follows
+	encryptedMessage  = 10  // type byte of an encrypted message on a stream
+	encryptionVersion = 1   // AES-GCM without padding
+	encryptedOverhead = 29  // version, nonce, tag
 	maxStreamMessage  = 16 << 20
 )
 
@@ -56,6 +57,7 @@ var (
 	errShortPacket  = errors.New("packet is too short to be encrypted gossip")
 	errPacketFormat = errors.New("packet is not encrypted gossip")
 	errNotMember    = errors.New("not a member of the cluster")
+	errElsewhere    = errors.New("not known to be in this pool")
 )
 
 // checkPacket refuses what memberlist could not use: it only speaks encrypted, in one format.
@@ -90,7 +92,7 @@ func syntheticAddr(id identity.ID) netip.AddrPort {
 	return netip.AddrPortFrom(netip.AddrFrom16(a), memberlistPort)
 }
 
-// mlTransport lets memberlist talk over the control net, to members only.
+// mlTransport lets a pool's memberlist talk over the control net, to members only.
 type mlTransport struct {
 	self    identity.ID
 	net     Transport
@@ -177,24 +179,11 @@ func (t *mlTransport) DialAddressTimeout(a memberlist.Address, timeout time.Dura
 	if err != nil {
 		return nil, err
 	}
-	ctx, cancel := context.WithTimeout(context.Background(), min(timeout, t.patience()))
-	defer cancel()
-	conn, err := t.dial(ctx, id)
-	if err != nil {
-		return nil, err
-	}
-	return t.track(conn), nil
-}
-
-// patience is how long a stream may take to come about. One that is given up has cost handshakes all the same.
-func (t *mlTransport) patience() time.Duration { return dialTimeout + dialPerLate*t.late() }
-
-func (t *mlTransport) dial(ctx context.Context, id identity.ID) (net.Conn, error) {
 	if !t.member(id) {
 		t.stats.add(&t.stats.Strangers)
 		return nil, fmt.Errorf("dial node %s: %w", id, errNotMember)
 	}
-	ctx, cancel := context.WithCancel(ctx)
+	ctx, cancel := context.WithTimeout(context.Background(), min(timeout, patience(t.late())))
 	defer cancel()
 	go func() {
 		select {
@@ -203,7 +192,27 @@ func (t *mlTransport) dial(ctx context.Context, id identity.ID) (net.Conn, error
 		case <-ctx.Done():
 		}
 	}()
-	return t.net.Dial(ctx, id, identity.ALPNGossip)
+	conn, err := t.net.Dial(ctx, id, identity.ALPNGossip)
+	if err != nil {
+		return nil, err
+	}
+	// memberlist writes the pool's name before it sets a deadline.
+	_ = conn.SetDeadline(time.Now().Add(streamTimeout))
+	return t.track(conn), nil
+}
+
+// patience is how long a stream may take to come about. One that is given up has cost handshakes all the same.
+func patience(late time.Duration) time.Duration { return dialTimeout + dialPerLate*late }
+
+func (g *Gossip) patience() time.Duration { return patience(g.late()) }
+
+// dial opens a stream to a member.
+func (g *Gossip) dial(ctx context.Context, id identity.ID) (net.Conn, error) {
+	if !g.roster.member(id) {
+		g.stats.add(&g.stats.Strangers)
+		return nil, fmt.Errorf("dial node %s: %w", id, errNotMember)
+	}
+	return g.cfg.Transport.Dial(ctx, id, identity.ALPNGossip)
 }
 
 func (t *mlTransport) PacketCh() <-chan *memberlist.Packet { return t.packets }
@@ -222,49 +231,71 @@ func (t *mlTransport) Shutdown() error {
 	return nil
 }
 
-// forward hands the packets of members to memberlist until in is closed or the transport stops.
-func (t *mlTransport) forward(in <-chan Packet, heard func(identity.ID)) {
+// poolOf finds the pool of a packet, or of a stream's first bytes, and what follows the pool's name. It is nil if this node
+// is not in that pool.
+func (g *Gossip) poolOf(b []byte) (*pool, []byte) {
+	if len(b) == 0 || b[0] != labelled {
+		return g.wide.Load(), b
+	}
+	near := g.near.Load()
+	if near == nil || len(b) < 2+labelSize || b[1] != labelSize || string(b[2:2+labelSize]) != near.label {
+		return nil, nil
+	}
+	return near, b[2+labelSize:]
+}
+
+// forward hands the packets of members to their pools until in is closed or gossip stops.
+func (g *Gossip) forward(in <-chan Packet) {
 	for {
 		select {
-		case <-t.done:
+		case <-g.done:
 			return
 		case p, ok := <-in:
 			if !ok {
 				return
 			}
-			if !t.member(p.From) {
-				t.stats.add(&t.stats.Strangers)
-				continue
-			}
-			if checkPacket(p.Data) != nil {
-				t.stats.add(&t.stats.BadFrames)
-				continue
-			}
-			heard(p.From)
-			at := p.At
-			if at.IsZero() {
-				at = time.Now()
-			}
-			from := net.UDPAddrFromAddrPort(syntheticAddr(p.From))
-			select {
-			case t.packets <- &memberlist.Packet{Buf: p.Data, From: from, Timestamp: at}:
-			case <-t.done:
-				return
-			}
+			g.deliver(p)
 		}
 	}
 }
 
-// accept takes streams until the listener is closed. Those of the record protocol go to serve, the
-// others to memberlist.
-func (t *mlTransport) accept(l net.Listener, serve func(net.Conn, identity.ID)) {
+// deliver hands a packet to the pool that it names.
+func (g *Gossip) deliver(p Packet) {
+	if !g.roster.member(p.From) {
+		g.stats.add(&g.stats.Strangers)
+		return
+	}
+	to, inner := g.poolOf(p.Data)
+	if to == nil || to.near && !to.speaksTo(p.From) {
+		g.stats.add(&g.stats.Elsewhere)
+		return
+	}
+	if checkPacket(inner) != nil {
+		g.stats.add(&g.stats.BadFrames)
+		return
+	}
+	to.rejoin.heard(p.From)
+	at := p.At
+	if at.IsZero() {
+		at = time.Now()
+	}
+	from := net.UDPAddrFromAddrPort(syntheticAddr(p.From))
+	select {
+	case to.net.packets <- &memberlist.Packet{Buf: p.Data, From: from, Timestamp: at}:
+	case <-to.net.done:
+	}
+}
+
+// acceptStreams takes streams until the listener is closed. Those of the record protocol go to serve, the others to
+// memberlist.
+func (g *Gossip) acceptStreams(l net.Listener, serve func(net.Conn, identity.ID)) {
 	slots := make(chan struct{}, maxStreams)
 	var each peerStreams
 	for {
 		conn, err := l.Accept()
 		if err != nil {
 			select {
-			case <-t.done:
+			case <-g.done:
 				return
 			default:
 			}
@@ -272,21 +303,21 @@ func (t *mlTransport) accept(l net.Listener, serve func(net.Conn, identity.ID)) 
 				return
 			}
 			select {
-			case <-t.done:
+			case <-g.done:
 				return
 			case <-time.After(100 * time.Millisecond): // out of descriptors, most likely
 			}
 			continue
 		}
 		p, ok := conn.(peerConn)
-		if !ok || !t.member(p.Peer()) {
-			t.stats.add(&t.stats.Strangers)
+		if !ok || !g.roster.member(p.Peer()) {
+			g.stats.add(&g.stats.Strangers)
 			_ = conn.Close()
 			continue
 		}
 		leave, ok := each.enter(p.Peer())
 		if !ok {
-			t.stats.add(&t.stats.Busy)
+			g.stats.add(&g.stats.Busy)
 			_ = conn.Close()
 			continue
 		}
@@ -294,13 +325,13 @@ func (t *mlTransport) accept(l net.Listener, serve func(net.Conn, identity.ID)) 
 		case slots <- struct{}{}:
 		default:
 			leave()
-			t.stats.add(&t.stats.Busy)
+			g.stats.add(&g.stats.Busy)
 			_ = conn.Close()
 			continue
 		}
 		go func() {
 			defer func() { leave(); <-slots }()
-			t.dispatch(conn, p.Peer(), serve)
+			g.dispatch(conn, p.Peer(), serve)
 		}()
 	}
 }
@@ -332,7 +363,8 @@ func (s *peerStreams) enter(id identity.ID) (leave func(), ok bool) {
 	}, true
 }
 
-func (t *mlTransport) dispatch(conn net.Conn, peer identity.ID, serve func(net.Conn, identity.ID)) {
+// dispatch looks at a stream's first bytes and hands it to whom it is for.
+func (g *Gossip) dispatch(conn net.Conn, peer identity.ID, serve func(net.Conn, identity.ID)) {
 	_ = conn.SetDeadline(time.Now().Add(peekTimeout))
 	r := bufio.NewReaderSize(conn, 4096)
 	head, err := r.Peek(1)
@@ -345,16 +377,26 @@ func (t *mlTransport) dispatch(conn net.Conn, peer identity.ID, serve func(net.C
 		serve(c, peer)
 		return
 	}
-	head, _ = r.Peek(6)
-	if checkStreamHead(head) != nil {
-		t.stats.add(&t.stats.BadFrames)
+	size := 6
+	if head[0] == labelled {
+		size += 2 + labelSize
+	}
+	head, _ = r.Peek(size)
+	to, inner := g.poolOf(head)
+	if to == nil || to.near && !to.speaksTo(peer) {
+		g.stats.add(&g.stats.Elsewhere)
 		_ = conn.Close()
 		return
 	}
-	tracked := t.track(c)
+	if checkStreamHead(inner) != nil {
+		g.stats.add(&g.stats.BadFrames)
+		_ = conn.Close()
+		return
+	}
+	tracked := to.net.track(c)
 	select {
-	case t.streams <- tracked:
-	case <-t.done:
+	case to.net.streams <- tracked:
+	case <-to.net.done:
 		_ = tracked.Close()
 	}
 }

@@ -1,6 +1,7 @@
 package gossip
 
 import (
+	"bytes"
 	"crypto/ed25519"
 	"errors"
 	"fmt"
@@ -26,6 +27,8 @@ const (
 	maxLabels        = 64
 	maxNodeAddresses = 32
 	maxOutcomes      = 8
+	maxAway          = 256
+	maxPlaceBytes    = 512 // of an encoded record that only says where its owner is
 	maxShortString   = 64
 	maxName          = 253      // a DNS name
 	maxLabelKey      = 253 + 64 // prefix/name
@@ -103,6 +106,9 @@ func decodeRecord(s *skeinv1.SignedRecord) (*skeinv1.Record, identity.ID, error)
 	if err != nil {
 		return nil, identity.ID{}, &RefusedError{Reason: ErrMalformed, Detail: err.Error()}
 	}
+	if r.GetScope() == skeinv1.RecordScope_RECORD_SCOPE_PLACE && len(s.GetRecord()) > maxPlaceBytes {
+		return nil, id, &RefusedError{Node: id, Reason: ErrTooLarge, Detail: fmt.Sprintf("%d bytes only to say where it is, the limit is %d", len(s.GetRecord()), maxPlaceBytes)}
+	}
 	if err := checkShape(r); err != nil {
 		return nil, id, &RefusedError{Node: id, Reason: reasonOf(err), Detail: err.Error()}
 	}
@@ -179,7 +185,7 @@ func checkShape(r *skeinv1.Record) error {
 			return err
 		}
 	}
-	for _, check := range []func(*skeinv1.Record) error{checkCandidates, checkEndpoints, checkLabels, checkNodeAddresses, checkOutcomes} {
+	for _, check := range []func(*skeinv1.Record) error{checkCandidates, checkEndpoints, checkLabels, checkNodeAddresses, checkOutcomes, checkAway, checkPlace} {
 		if err := check(r); err != nil {
 			return err
 		}
@@ -356,6 +362,34 @@ func checkNodeAddresses(r *skeinv1.Record) error {
 		if !addr.Private(p) {
 			return badAddress("node_addresses: %s is not private (%s)", p, addr.PrivateText)
 		}
+	}
+	return nil
+}
+
+// checkAway wants a list that can be searched.
+func checkAway(r *skeinv1.Record) error {
+	if n := len(r.GetAway()); n > maxAway {
+		return malformed("%d away, the limit is %d", n, maxAway)
+	}
+	for i, b := range r.GetAway() {
+		if len(b) != len(identity.ID{}) {
+			return malformed("away: a node ID of %d bytes, want %d", len(b), len(identity.ID{}))
+		}
+		if i > 0 && bytes.Compare(r.GetAway()[i-1], b) >= 0 {
+			return malformed("away: not sorted, or a node twice")
+		}
+	}
+	return nil
+}
+
+// checkPlace refuses a record that says only where its owner is, and says more.
+func checkPlace(r *skeinv1.Record) error {
+	if r.GetScope() != skeinv1.RecordScope_RECORD_SCOPE_PLACE {
+		return nil
+	}
+	place := &skeinv1.Record{NodeId: r.GetNodeId(), Epoch: r.GetEpoch(), Seq: r.GetSeq(), Time: r.GetTime(), Site: r.GetSite(), Scope: r.GetScope()}
+	if !proto.Equal(place, r) {
+		return malformed("it is for everybody, to say only in which site its node is, and says more")
 	}
 	return nil
 }

@@ -209,6 +209,7 @@ func TestRefusalsAreVisible(t *testing.T) {
 // bareGossip holds records but speaks to nobody.
 func bareGossip(r Roster) *Gossip {
 	g := newGossip(Config{Self: simKey(100).ID(), Key: simKey(100), Roster: r, verify: checkSignature, PacketBytes: defaultPacketBytes, Log: discard()})
+	g.wide.Store(newPool(g, false, ""))
 	return g
 }
 

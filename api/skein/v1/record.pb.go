@@ -201,6 +201,7 @@ const (
 	RecordScope_RECORD_SCOPE_MESH  RecordScope = 0 // for everybody
 	RecordScope_RECORD_SCOPE_SITE  RecordScope = 1 // for the nodes of its site; others ask for it
 	RecordScope_RECORD_SCOPE_PLACE RecordScope = 2 // for everybody, and says only in which site the node is: its record is for that site
+	RecordScope_RECORD_SCOPE_BOTH  RecordScope = 3 // for everybody, of a node that gossips with its site as well, and so tells who of it is away
 )
 
 // Enum value maps for RecordScope.
@@ -209,11 +210,13 @@ var (
 		0: "RECORD_SCOPE_MESH",
 		1: "RECORD_SCOPE_SITE",
 		2: "RECORD_SCOPE_PLACE",
+		3: "RECORD_SCOPE_BOTH",
 	}
 	RecordScope_value = map[string]int32{
 		"RECORD_SCOPE_MESH":  0,
 		"RECORD_SCOPE_SITE":  1,
 		"RECORD_SCOPE_PLACE": 2,
+		"RECORD_SCOPE_BOTH":  3,
 	}
 )
 
@@ -1435,11 +1438,12 @@ const file_skein_v1_record_proto_rawDesc = "" +
 	"\x14CANDIDATE_TYPE_SRFLX\x10\x02\x12\x18\n" +
 	"\x14CANDIDATE_TYPE_PRFLX\x10\x03\x12\x18\n" +
 	"\x14CANDIDATE_TYPE_RELAY\x10\x04\x12\x19\n" +
-	"\x15CANDIDATE_TYPE_FORCED\x10\x05*S\n" +
+	"\x15CANDIDATE_TYPE_FORCED\x10\x05*j\n" +
 	"\vRecordScope\x12\x15\n" +
 	"\x11RECORD_SCOPE_MESH\x10\x00\x12\x15\n" +
 	"\x11RECORD_SCOPE_SITE\x10\x01\x12\x16\n" +
-	"\x12RECORD_SCOPE_PLACE\x10\x02B1Z/github.com/skeinmesh/skein/api/skein/v1;skeinv1b\x06proto3"
+	"\x12RECORD_SCOPE_PLACE\x10\x02\x12\x15\n" +
+	"\x11RECORD_SCOPE_BOTH\x10\x03B1Z/github.com/skeinmesh/skein/api/skein/v1;skeinv1b\x06proto3"
 
 var (
 	file_skein_v1_record_proto_rawDescOnce sync.Once

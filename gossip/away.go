@@ -1,0 +1,145 @@
+package gossip
+
+import (
+	"bytes"
+	"slices"
+	"time"
+
+	"github.com/skeinmesh/skein/identity"
+)
+
+const (
+	// awaySettle is how long a site's pool must have been open before its node calls anybody away: it has to meet them first.
+	awaySettle = 8 * time.Second
+	// awayHold is how long a node must be away to be called so: one that starts again is back by then.
+	awayHold = 2 * time.Second
+	// awaySpacing is between two looks at who is away, and so between two versions of the record for that.
+	awaySpacing = 2 * time.Second
+	// awayFirst is how long the first change waits for others.
+	awayFirst = 300 * time.Millisecond
+)
+
+// watchAway keeps the own record's list of those that are away, while this node speaks for its site.
+func (g *Gossip) watchAway() {
+	gone := map[identity.ID]time.Time{}
+	timer := time.NewTimer(time.Hour)
+	defer timer.Stop()
+	for {
+		select {
+		case <-g.ctx.Done():
+			return
+		case <-g.awayDue:
+			if !sleep(g.ctx.Done(), awayFirst) {
+				return
+			}
+		case <-timer.C:
+		}
+		now := time.Now()
+		list, next := g.away(gone, now)
+		spacing := awaySpacing
+		if !g.callAway(list) {
+			spacing = 0
+		}
+		if next > 0 {
+			timer.Reset(max(next, awayFirst))
+		} else {
+			timer.Reset(time.Hour)
+		}
+		if !sleep(g.ctx.Done(), spacing) {
+			return
+		}
+	}
+}
+
+func sleep(done <-chan struct{}, d time.Duration) bool {
+	select {
+	case <-done:
+		return false
+	case <-time.After(d):
+		return true
+	}
+}
+
+// away is whom this node calls away: of its own site's members, and of the wide nodes of others, those that have not been
+// alive for a while. If they are too many, those of its site come first, and who is not named counts as alive. Gone is since
+// when each is; next is when the list changes by time alone, zero if it does not.
+func (g *Gossip) away(gone map[identity.ID]time.Time, now time.Time) (list [][]byte, next time.Duration) {
+	place, near := g.place.Load(), g.near.Load()
+	if !place.Sited || !place.Wide || near == nil || !g.speaks(near) {
+		clear(gone)
+		return nil, 0
+	}
+	if wait := awaySettle - now.Sub(near.opened); wait > 0 {
+		return nil, wait
+	}
+	seen := map[identity.ID]bool{}
+	var own, far []identity.ID
+	look := func(id identity.ID, list *[]identity.ID) {
+		if id == g.cfg.Self || seen[id] || g.Alive(id) {
+			return
+		}
+		seen[id] = true
+		since, ok := gone[id]
+		if !ok {
+			since, gone[id] = now, now
+		}
+		if wait := awayHold - now.Sub(since); wait > 0 {
+			if next == 0 || wait < next {
+				next = wait
+			}
+			return
+		}
+		*list = append(*list, id)
+	}
+	for _, id := range near.candidates() {
+		look(id, &own)
+	}
+	for id, e := range g.table.entries() {
+		if Wide(e.Record) && g.roster.member(id) {
+			look(id, &far)
+		}
+	}
+	for id := range gone {
+		if !seen[id] {
+			delete(gone, id)
+		}
+	}
+	byID := func(a, b identity.ID) int { return bytes.Compare(a[:], b[:]) }
+	slices.SortFunc(own, byID)
+	slices.SortFunc(far, byID)
+	named := slices.Concat(own, far)
+	named = named[:min(len(named), maxAway)]
+	slices.SortFunc(named, byID)
+	for _, id := range named {
+		list = append(list, slices.Clone(id[:]))
+	}
+	return list, next
+}
+
+// speaks tells whether this node's word about others counts: it leads its site, or nobody does that is there.
+func (g *Gossip) speaks(near *pool) bool {
+	g.own.mu.Lock()
+	leads := g.own.last.GetLeads() > 0
+	g.own.mu.Unlock()
+	if leads {
+		return true
+	}
+	return !slices.ContainsFunc(g.table.speaking()[near.site], func(v voice) bool {
+		return v.record.GetLeads() > 0 && near.alive.has(v.id)
+	})
+}
+
+// callAway publishes another list, if it is another one.
+func (g *Gossip) callAway(list [][]byte) (changed bool) {
+	g.own.mu.Lock()
+	defer g.own.mu.Unlock()
+	if slices.EqualFunc(g.own.away, list, bytes.Equal) {
+		return false
+	}
+	g.own.away = list
+	if g.own.last == nil {
+		return false
+	}
+	g.publishSoon(publishSpacing - time.Since(g.own.at))
+	return true
+}

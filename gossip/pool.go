@@ -1,0 +1,250 @@
+package gossip
+
+import (
+	"context"
+	"crypto/sha256"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/hashicorp/memberlist"
+
+	"github.com/skeinmesh/skein/identity"
+)
+
+// labelSize is how much of a site's hash names its pool in each packet and at the head of each stream of it.
+const labelSize = 8
+
+// siteLabel names a site's pool. memberlist authenticates it, so pools of two sites cannot merge, whatever anybody
+// believes of who is where. The mesh pool has none.
+func siteLabel(site string) string {
+	h := sha256.Sum256([]byte("skein site pool v1\x00" + site))
+	return string(h[:labelSize])
+}
+
+// pool is one memberlist and what belongs to it: the mesh pool of all wide nodes, or the pool of the own site.
+type pool struct {
+	g      *Gossip
+	near   bool   // the own site's
+	site   string // whose; of the site pool
+	label  string
+	opened time.Time
+	net    *mlTransport
+	ml     *memberlist.Memberlist
+	queue  *memberlist.TransmitLimitedQueue
+	alive  aliveSet
+	rejoin *rejoiner
+	pace   atomic.Pointer[pacer] // nil while memberlist is being created
+	ctx    context.Context
+	cancel context.CancelFunc
+	wg     sync.WaitGroup
+	ended  sync.Once
+
+	renewed chan struct{} // own number changed: announce it
+	linger  *time.Timer   // the pool closes when it fires; under Gossip.poolMu
+}
+
+// newPool makes a pool that does not run yet.
+func newPool(g *Gossip, near bool, site string) *pool {
+	p := &pool{g: g, near: near, site: site, opened: time.Now(), renewed: make(chan struct{}, 1)}
+	if near {
+		p.label = siteLabel(site)
+	}
+	p.ctx, p.cancel = context.WithCancel(g.ctx)
+	p.net = newTransport(g.cfg.Self, g.cfg.Transport, p.speaksTo, &g.stats, g.late)
+	// Even the smallest mesh gets the retransmissions of a hundred nodes: they cost little there, and
+	// without them one broadcast in twenty misses a node.
+	p.queue = &memberlist.TransmitLimitedQueue{RetransmitMult: retransmitMult, NumNodes: func() int { return max(10, p.alive.count()) }}
+	p.rejoin = newRejoiner(p)
+	return p
+}
+
+// open starts the pool's memberlist and looks for its members.
+func (p *pool) open() (err error) {
+	if p.ml, err = memberlist.Create(p.memberlistConfig()); err != nil {
+		p.cancel()
+		return err
+	}
+	if pace, err := newPacer(p.ml, p.queue, p.g.cfg.Lag); err != nil {
+		p.g.log.Warn("gossip looks for news ten times a second, also while there is none", "err", err)
+	} else {
+		p.pace.Store(pace)
+	}
+	p.wg.Go(p.announce)
+	p.wg.Go(p.rejoin.run)
+	return nil
+}
+
+// close ends the pool, with a goodbye or as a crash would.
+func (p *pool) close(leave bool) {
+	p.ended.Do(func() {
+		if leave {
+			p.pace.Load().news() // the goodbye
+			if err := p.ml.Leave(leaveTimeout); err != nil {
+				p.g.log.Debug("could not say goodbye to everybody", "err", err)
+			}
+		}
+		p.pace.Load().end()
+		p.cancel()
+		_ = p.ml.Shutdown()
+		p.wg.Wait()
+	})
+}
+
+// table is the one whose digests go along with this pool's push/pull.
+func (p *pool) table() tableKind {
+	if p.near {
+		return siteTable
+	}
+	return meshTable
+}
+
+// speaksTo tells to whom packets and streams of this pool may go. In the mesh pool that is any member: whether it is taken
+// in is another question, and a member that is not answers with nothing.
+func (p *pool) speaksTo(id identity.ID) bool {
+	return p.g.roster.member(id) && (!p.near || p.g.isAt(id, p.site))
+}
+
+// admits tells who is taken into this pool.
+func (p *pool) admits(id identity.ID) bool {
+	if p.near {
+		return p.speaksTo(id)
+	}
+	return p.g.roster.member(id) && p.g.maybeWide(id)
+}
+
+// tell sends a user message to one node of the pool, best effort.
+func (p *pool) tell(node identity.ID, b []byte) {
+	to := memberlist.Address{Addr: syntheticAddr(node).String(), Name: node.String()}
+	if err := p.ml.SendToAddress(to, b); err != nil {
+		p.g.stats.add(&p.g.stats.SendErrors)
+	}
+}
+
+// pools are those that this node is in: the mesh pool, the site's.
+func (g *Gossip) pools() (ps []*pool) {
+	for _, a := range []*atomic.Pointer[pool]{&g.wide, &g.near} {
+		if p := a.Load(); p != nil {
+			ps = append(ps, p)
+		}
+	}
+	return ps
+}
+
+// alivePeers are the nodes that some pool of this node sees alive; only those of the site pool know the site table.
+func (g *Gossip) alivePeers(t tableKind) []identity.ID {
+	wide, near := g.wide.Load(), g.near.Load()
+	switch {
+	case near == nil && wide == nil:
+		return nil
+	case near == nil && t == meshTable:
+		return wide.alive.others()
+	case near == nil:
+		return nil
+	case wide == nil || t == siteTable:
+		return near.alive.others()
+	}
+	ids := near.alive.others()
+	for _, id := range wide.alive.others() {
+		if !near.alive.has(id) {
+			ids = append(ids, id)
+		}
+	}
+	return ids
+}
+
+// aliveCount is how many nodes the pools see alive, those in both counted once or twice.
+func (g *Gossip) aliveCount() (n int) {
+	for _, p := range g.pools() {
+		n += p.alive.count()
+	}
+	return n
+}
+
+// tell sends a user message to one node through the pool in which it is alive, best effort.
+func (g *Gossip) tell(node identity.ID, b []byte) {
+	pools := g.pools()
+	for _, p := range pools {
+		if p.alive.has(node) {
+			p.tell(node, b)
+			return
+		}
+	}
+	for _, p := range pools {
+		if p.speaksTo(node) {
+			p.tell(node, b)
+			return
+		}
+	}
+}
+
+const (
+	// wideLinger is how long a node that is not wide any more stays in the mesh pool: its PLACE is everywhere by then.
+	wideLinger = 5 * time.Second
+	// nearLinger is how long a node stays in its site's pool after the topology is no longer `site`: not all hear of it at once.
+	nearLinger = 30 * time.Second
+	// carryFor is how long after a change of place who was alive counts as alive, until its new pool has met it.
+	carryFor = 15 * time.Second
+	// strayFor is how long records of a former site are shown after a change.
+	strayFor = 30 * time.Second
+)
+
+// setPools makes the pools those of a place; what is not needed any more stays for a while. Callers hold poolMu.
+func (g *Gossip) setPools(place *Place) error {
+	near, wide := g.near.Load(), g.wide.Load()
+	if near != nil && (place.Sited && near.site != place.Site) {
+		g.drop(&g.near, near)
+		near = nil
+	}
+	if place.Sited && near == nil {
+		if err := g.start(&g.near, newPool(g, true, place.Site)); err != nil {
+			return err
+		}
+	} else if near != nil {
+		g.lingerOn(&g.near, near, place.Sited, nearLinger)
+	}
+	if (!place.Sited || place.Wide) && wide == nil {
+		return g.start(&g.wide, newPool(g, false, ""))
+	} else if wide != nil {
+		g.lingerOn(&g.wide, wide, !place.Sited || place.Wide, wideLinger)
+	}
+	return nil
+}
+
+func (g *Gossip) start(at *atomic.Pointer[pool], p *pool) error {
+	if err := p.open(); err != nil {
+		return err
+	}
+	at.Store(p)
+	return nil
+}
+
+// lingerOn has a pool that is not needed close after a while, and one that is needed again stay.
+func (g *Gossip) lingerOn(at *atomic.Pointer[pool], p *pool, needed bool, wait time.Duration) {
+	switch {
+	case needed && p.linger != nil:
+		p.linger.Stop()
+		p.linger = nil
+	case !needed && p.linger == nil:
+		var t *time.Timer
+		t = time.AfterFunc(wait, func() {
+			g.poolMu.Lock()
+			defer g.poolMu.Unlock()
+			if p.linger == t && at.Load() == p && g.ctx.Err() == nil {
+				g.drop(at, p)
+			}
+		})
+		p.linger = t
+	}
+}
+
+// drop closes a pool with a goodbye, without waiting for it. Callers hold poolMu.
+func (g *Gossip) drop(at *atomic.Pointer[pool], p *pool) {
+	if p.linger != nil {
+		p.linger.Stop()
+		p.linger = nil
+	}
+	at.Store(nil)
+	g.run(func() { p.close(true) })
+	signal(g.changed)
+}
