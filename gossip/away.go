@@ -65,7 +65,7 @@ func sleep(done <-chan struct{}, d time.Duration) bool {
 // when each is; next is when the list changes by time alone, zero if it does not.
 func (g *Gossip) away(gone map[identity.ID]time.Time, now time.Time) (list [][]byte, next time.Duration) {
 	place, near := g.place.Load(), g.near.Load()
-	if !place.Sited || !place.Wide || near == nil || !g.speaks(near) {
+	if !place.isWide() || near == nil || !g.speaks(near) {
 		clear(gone)
 		return nil, 0
 	}

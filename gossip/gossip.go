@@ -45,6 +45,8 @@ type Config struct {
 
 	// verify stands in for checkSignature in simulations of many nodes in one process.
 	verify func(*skeinv1.SignedRecord, identity.ID, Roster) error
+	// share stands in for what a node decodes for itself, where many nodes in one process hold the same.
+	share func(Entry) Entry
 }
 
 const (

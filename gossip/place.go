@@ -31,15 +31,19 @@ func (p *Place) home(id identity.ID) (site string, ok bool) {
 // isWide tells whether a node at this place is in the mesh pool.
 func (p *Place) isWide() bool { return !p.Sited || p.Wide }
 
-// scope is that of the node's own record.
-func (p *Place) scope() skeinv1.RecordScope {
+// scope is that of the node's own record, and the site that it then names: empty if that is the user's to say. After the
+// topology has changed a node speaks for its site as long as it is still in its pool: others have not heard of the change.
+func (g *Gossip) scope(p *Place) (scope skeinv1.RecordScope, site string) {
+	near := g.near.Load()
 	switch {
-	case !p.Sited:
-		return skeinv1.RecordScope_RECORD_SCOPE_MESH
-	case p.Wide:
-		return skeinv1.RecordScope_RECORD_SCOPE_BOTH
+	case !p.isWide():
+		return skeinv1.RecordScope_RECORD_SCOPE_SITE, p.Site
+	case p.Sited:
+		return skeinv1.RecordScope_RECORD_SCOPE_BOTH, p.Site
+	case near != nil:
+		return skeinv1.RecordScope_RECORD_SCOPE_BOTH, near.site
 	}
-	return skeinv1.RecordScope_RECORD_SCOPE_SITE
+	return skeinv1.RecordScope_RECORD_SCOPE_MESH, ""
 }
 
 // carried are the nodes that were alive when the place changed.
@@ -67,7 +71,11 @@ func (g *Gossip) SetPlace(next Place) {
 		}
 		g.carried.Store(&carried{time.Now().Add(carryFor), alive})
 		g.after(carryFor, func() { signal(g.changed) })
-		g.after(strayFor, g.dropStrays)
+		wait := strayFor
+		if !next.Sited { // what others still have to publish for everybody is not lost meanwhile
+			wait += nearLinger
+		}
+		g.after(wait, g.dropStrays)
 	}
 	g.place.Store(&next)
 	if moved {
@@ -224,7 +232,7 @@ func (g *Gossip) Alive(id identity.ID) bool {
 		if p.alive.has(id) {
 			return true
 		}
-		met = met || p.alive.met(id)
+		met = met || p.alive.met(id) && p.admits(id)
 	}
 	if c := g.carried.Load(); c != nil && !met && c.alive[id] && time.Now().Before(c.until) {
 		return true

@@ -42,6 +42,7 @@ type pool struct {
 
 	renewed chan struct{} // own number changed: announce it
 	linger  *time.Timer   // the pool closes when it fires; under Gossip.poolMu
+	leaving atomic.Bool   // everybody is to be told that this node leaves the pool
 }
 
 // newPool makes a pool that does not run yet.
@@ -179,8 +180,11 @@ func (g *Gossip) tell(node identity.ID, b []byte) {
 }
 
 const (
-	// wideLinger is how long a node that is not wide any more stays in the mesh pool: its PLACE is everywhere by then.
-	wideLinger = 5 * time.Second
+	// wideLinger is how long what everybody holds of a node that is not wide any more stays as it is: not all hear of a
+	// change of topology at once, and its record for its site reaches only who has heard.
+	wideLinger = 20 * time.Second
+	// leaveAfter is how long it then stays in the mesh pool: everybody knows by then that its record is for its site.
+	leaveAfter = 5 * time.Second
 	// nearLinger is how long a node stays in its site's pool after the topology is no longer `site`: not all hear of it at once.
 	nearLinger = 30 * time.Second
 	// carryFor is how long after a change of place who was alive counts as alive, until its new pool has met it.
@@ -225,14 +229,21 @@ func (g *Gossip) lingerOn(at *atomic.Pointer[pool], p *pool, needed bool, wait t
 	case needed && p.linger != nil:
 		p.linger.Stop()
 		p.linger = nil
+		p.leaving.Store(false)
 	case !needed && p.linger == nil:
 		var t *time.Timer
 		t = time.AfterFunc(wait, func() {
 			g.poolMu.Lock()
 			defer g.poolMu.Unlock()
-			if p.linger == t && at.Load() == p && g.ctx.Err() == nil {
+			if p.linger != t || at.Load() != p || g.ctx.Err() != nil {
+				return
+			}
+			if !p.near && !p.leaving.Swap(true) {
+				t.Reset(leaveAfter)
+			} else {
 				g.drop(at, p)
 			}
+			g.placeChanged() // it tells everybody where it is, or no longer speaks for its site
 		})
 		p.linger = t
 	}

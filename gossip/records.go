@@ -120,9 +120,9 @@ func (g *Gossip) publishNow() {
 		g.publishVersion(&skeinv1.Record{NodeId: g.cfg.Self.String(), Site: place.Site, Scope: skeinv1.RecordScope_RECORD_SCOPE_PLACE})
 	}
 	r := proto.CloneOf(g.own.last)
-	r.Scope = place.scope()
-	if place.Sited {
-		r.Site = place.Site
+	var site string
+	if r.Scope, site = g.scope(place); r.Scope != skeinv1.RecordScope_RECORD_SCOPE_MESH {
+		r.Site = site
 	}
 	if r.Scope == skeinv1.RecordScope_RECORD_SCOPE_BOTH {
 		r.Away = g.own.away
@@ -167,7 +167,8 @@ func (g *Gossip) placeDue(place *Place) bool {
 		told = held.Record
 	}
 	if told != nil {
-		return Wide(told) || told.GetSite() != place.Site
+		wide := g.wide.Load()
+		return Wide(told) && (wide == nil || wide.leaving.Load()) || told.GetSite() != place.Site
 	}
 	home, ok := place.home(g.cfg.Self)
 	return !ok || home != place.Site
@@ -182,7 +183,8 @@ func (g *Gossip) placeChanged() {
 	}
 	place := g.place.Load()
 	held, ok := g.newest(g.cfg.Self)
-	if !ok || held.Record.GetScope() != place.scope() || place.Sited && held.Record.GetSite() != place.Site || g.placeDue(place) {
+	scope, site := g.scope(place)
+	if !ok || held.Record.GetScope() != scope || scope != skeinv1.RecordScope_RECORD_SCOPE_MESH && held.Record.GetSite() != site || g.placeDue(place) {
 		g.publishSoon(publishSpacing - time.Since(g.own.at))
 	}
 }
@@ -392,7 +394,11 @@ func (g *Gossip) accept(s *skeinv1.SignedRecord) (fresh bool, t tableKind, m mar
 		g.foreignOwn(m)
 		return false, t, m, nil
 	}
-	result := g.put(Entry{Record: r, Signed: s, ReceivedAt: time.Now()}, m)
+	e := Entry{Record: r, Signed: s, ReceivedAt: time.Now()}
+	if g.cfg.share != nil {
+		e = g.cfg.share(e)
+	}
+	result := g.put(e, m)
 	if !g.roster.member(id) { // revoked between check and put
 		g.keepMembers()
 		return false, t, m, &RefusedError{Node: id, Reason: ErrUnknownNode}

@@ -1,6 +1,7 @@
 package gossip
 
 import (
+	"cmp"
 	"context"
 	"crypto/ed25519"
 	"crypto/sha256"
@@ -10,6 +11,7 @@ import (
 	"math/rand/v2"
 	"net"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -21,6 +23,7 @@ import (
 type simNet struct {
 	mu       sync.Mutex
 	rng      *rand.Rand
+	inbox    int // packets that wait at a node at most; 0: 4096
 	nodes    map[identity.ID]*simNode
 	loss     float64
 	minDelay time.Duration
@@ -89,6 +92,8 @@ type simNode struct {
 	net     *simNet
 	key     *identity.Key
 	packets chan Packet
+	sent    atomic.Int64 // packets
+	bytes   atomic.Int64
 	streams chan net.Conn
 	closed  chan struct{}
 	once    sync.Once
@@ -103,7 +108,7 @@ type simConn struct {
 func (c simConn) Peer() identity.ID { return c.peer }
 
 func (s *simNet) join(key *identity.Key) *simNode {
-	n := &simNode{net: s, key: key, packets: make(chan Packet, 4096), streams: make(chan net.Conn), closed: make(chan struct{})}
+	n := &simNode{net: s, key: key, packets: make(chan Packet, cmp.Or(s.inbox, 4096)), streams: make(chan net.Conn), closed: make(chan struct{})}
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.nodes[key.ID()] = n
@@ -132,6 +137,8 @@ func (n *simNode) SendPacket(to identity.ID, b []byte) error {
 	n.net.packets++
 	n.net.bytes += len(b)
 	n.net.mu.Unlock()
+	n.sent.Add(1)
+	n.bytes.Add(int64(len(b)))
 	peer, delay, ok := n.net.route(n.key.ID(), to, true)
 	if !ok {
 		return nil
