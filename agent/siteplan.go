@@ -40,7 +40,7 @@ func (a *Agent) planSites(now time.Time) {
 	in := sites.Input{Self: a.id, Settings: st.Settings(), Nodes: st.Nodes(), Records: records, Alive: a.gossip.Alive,
 		Outdated: a.gossip.Outdated}
 	if sites.InUse(in.Settings) {
-		in.Range, in.Slice = rangesOf(st), st.Slices()
+		in.Elsewhere, in.Slice = rangesOf(st), st.Slices()
 	}
 	p, wait := s.course.Plan(in, a.started, a.reachesOthers, now)
 	a.leaderChanges.note(a.sitePlan.Load(), p)
@@ -57,9 +57,9 @@ func (a *Agent) planSites(now time.Time) {
 }
 
 // rangesOf tells in which site's range a member has its address.
-func rangesOf(st *events.State) func(*skeinv1.Node) (string, bool) {
-	return func(n *skeinv1.Node) (string, bool) {
-		a, err := netip.ParseAddr(n.GetIpv4())
+func rangesOf(st *events.State) func(identity.ID) (string, bool) {
+	return func(id identity.ID) (string, bool) {
+		a, err := netip.ParseAddr(st.Node(id).GetIpv4())
 		if err != nil {
 			return "", false
 		}

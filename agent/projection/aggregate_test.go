@@ -295,8 +295,8 @@ func tenSites(t interface{ Fatalf(string, ...any) }, blocks bool) *ranged {
 // input is that of one of the hosts, by the plan that it makes. Of hidden it has no record.
 func (r *ranged) input(self identity.ID, hidden ...identity.ID) projection.Input {
 	in := sites.Input{Self: self, Settings: r.s.Settings(), Nodes: r.s.Nodes(), Records: map[identity.ID]*skeinv1.Record{},
-		Alive: func(identity.ID) bool { return true }, Range: func(n *skeinv1.Node) (string, bool) {
-			v, ok := r.s.RangeAt(netip.MustParseAddr(n.GetIpv4()))
+		Alive: func(identity.ID) bool { return true }, Elsewhere: func(id identity.ID) (string, bool) {
+			v, ok := r.s.RangeAt(netip.MustParseAddr(r.s.Node(id).GetIpv4()))
 			return v.Site, ok
 		}, Slice: r.s.Slices()}
 	for i, id := range r.ids {

@@ -84,6 +84,28 @@ func Elect(nodes []Node, perSite int) map[string][]Leader {
 	return out
 }
 
+// Heirs are the nodes of a site that would be elected if its leaders went away, the best first: as many as lead, and
+// with the leaders at least one more than a leader has witnesses. Other sites know the records of the leaders and heirs
+// alone, and of those that say something of a leader. That is enough to elect the same leaders as the site itself, and to
+// demote the same: see Judge.
+func Heirs(nodes []Node, site string, leaders []Leader, perSite int) (out []identity.ID) {
+	var rest []*Node
+	for i := range nodes {
+		n := &nodes[i]
+		leads := slices.ContainsFunc(leaders, func(l Leader) bool { return l.ID == n.ID })
+		if n.Site == site && n.Alive && !n.Unfit && !leads {
+			rest = append(rest, n)
+		}
+	}
+	for want := max(perSite, MaxWitnesses+1-len(leaders)); len(rest) > 0 && len(out) < want; {
+		able, _ := ranked(rest)
+		best := able[0].ID // where the log has chosen some, others come after all of those
+		out = append(out, best)
+		rest = slices.DeleteFunc(rest, func(n *Node) bool { return n.ID == best })
+	}
+	return out
+}
+
 // ranked are the nodes that can be elected, the best first, and those that may hand over to them.
 func ranked(all []*Node) (able, before []*Node) {
 	alive := make([]*Node, 0, len(all))

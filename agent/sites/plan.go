@@ -21,8 +21,9 @@ type Input struct {
 	// Outdated tells whether a member has started again since it wrote its record. It does not lead then, whatever the
 	// record says: it has lost its sessions, and others have them anew before they have its new record. nil: none has.
 	Outdated func(identity.ID) bool
-	// Range is the site in whose range a member has its address; nil: there are no ranges.
-	Range func(*skeinv1.Node) (site string, ok bool)
+	// Elsewhere is the site of a member of which there is no record here: as it has told those who do not keep its record,
+	// or as the log implies; nil: nothing tells.
+	Elsewhere func(identity.ID) (site string, ok bool)
 	// Slice is which slice of a site a member of it is in, below events.Slices; nil: members are bound to leaders one by
 	// one.
 	Slice func(n *skeinv1.Node, id identity.ID, site string) int
@@ -52,6 +53,8 @@ type Plan struct {
 	// Elected is set when this host is a leader of its site, or is to become one; Forwards while it passes packets on
 	// between its site and others.
 	Elected, Forwards bool
+	// Next is set when this host would be elected if its site's leaders went away; see Heirs.
+	Next bool
 	// Term is what this host's record should say once the election has held for a while; see Term.
 	Term uint64
 	// Leaders are those of each site that speaks through leaders, the best first.
@@ -145,7 +148,7 @@ func (m *maker) read() {
 		if id == m.in.Self {
 			known = true
 		} else if !known {
-			node.Site, known = m.guess(n)
+			node.Site, known = m.guess(id)
 		}
 		m.order = append(m.order, id)
 		v := member{site: node.Site, known: known}
@@ -183,13 +186,14 @@ func (m *maker) note() {
 	}
 }
 
-// guess is the site of a member whose record has not come yet, by its address. It counts where leaders of that site are
-// known: then that one joins elsewhere is nothing to this host. Who has just joined itself knows nobody, and guesses nothing.
-func (m *maker) guess(n *skeinv1.Node) (site string, ok bool) {
-	if m.in.Range == nil {
+// guess is the site of a member whose record is not here: it has not come yet, or is for its own site alone. It counts
+// where leaders of that site are known: then that one joins elsewhere is nothing to this host. Who has just joined itself
+// knows nobody, and guesses nothing.
+func (m *maker) guess(id identity.ID) (site string, ok bool) {
+	if m.in.Elsewhere == nil {
 		return "", false
 	}
-	site, ok = m.in.Range(n)
+	site, ok = m.in.Elsewhere(id)
 	return site, ok && m.heard[site]
 }
 
@@ -243,6 +247,7 @@ func (m *maker) elect() {
 	if m.topology[m.Site] == Site {
 		own := m.Leaders[m.Site]
 		m.Elected = slices.ContainsFunc(own, func(l Leader) bool { return l.ID == m.Self })
+		m.Next = slices.Contains(Heirs(m.eligible, m.Site, own, m.perSite), m.Self)
 		m.Term = Term(m.eligible, own, m.Self)
 		m.Forwards = m.nodes[m.Self].gate || m.in.Led || m.in.Fresh && m.Elected
 	}

@@ -36,7 +36,8 @@ type view struct {
 	recent   map[identity.ID]bool
 	sliced   bool // members are bound by slices
 	led      bool
-	dead     map[identity.ID]bool // for this host's path machines
+	dead     map[identity.ID]bool   // for this host's path machines
+	places   map[identity.ID]string // of those of whom there is no record
 }
 
 func (v *view) clone() *view {
@@ -57,6 +58,7 @@ func (v *view) plan(self identity.ID) *sites.Plan {
 	in := sites.Input{
 		Self: self, Settings: v.settings, Nodes: v.nodes, Records: v.records,
 		Alive: func(id identity.ID) bool { return !v.away[id] }, Recent: v.recent, Led: v.led,
+		Elsewhere: func(id identity.ID) (string, bool) { site, ok := v.places[id]; return site, ok },
 	}
 	if v.sliced {
 		in.Slice = func(_ *skeinv1.Node, id identity.ID, _ string) int { return int(id[0]) % events.Slices }
@@ -661,11 +663,12 @@ func BenchmarkPlan(b *testing.B) {
 // lead there; and who has no records at all guesses nothing, since it has to reach somebody to get them.
 func TestAddressesTellOfSites(t *testing.T) {
 	in := sites.Input{Settings: &skeinv1.Settings{Topology: sites.Site, LeadersPerSite: 1}, Alive: func(identity.ID) bool { return true },
-		Records: map[identity.ID]*skeinv1.Record{}, Range: func(n *skeinv1.Node) (string, bool) {
-			return n.GetLabels()["range"], n.GetLabels()["range"] != ""
-		}}
+		Records: map[identity.ID]*skeinv1.Record{}}
+	ranges := map[identity.ID]string{}
+	in.Elsewhere = func(n identity.ID) (string, bool) { return ranges[n], ranges[n] != "" }
 	for i, of := range []string{"a", "a", "b", "b", "b", "c", ""} {
-		in.Nodes = append(in.Nodes, &skeinv1.Node{Id: id(i).String(), Labels: map[string]string{"range": of}})
+		in.Nodes = append(in.Nodes, &skeinv1.Node{Id: id(i).String()})
+		ranges[id(i)] = of
 		if i < 4 {
 			in.Records[id(i)] = &skeinv1.Record{Site: of}
 		}
