@@ -162,6 +162,7 @@ type Agent struct {
 	stats       atomic.Pointer[map[dataplane.Key]dataplane.PeerStatus] // as the device has it
 	wishes      atomic.Pointer[part.Wishes]                            // of the parts, for this host
 	sitePlan    atomic.Pointer[sites.Plan]                             // nil: not made yet
+	placed      atomic.Pointer[placed]                                 // nil: it gossips with everybody, as all do
 	siteEvents  atomic.Pointer[siteEvents]                             // by that plan; nil: not made yet
 	rpc         atomic.Pointer[consensus.Service]                      // what this node answers to others; nil: not served yet
 	forced      *forced.Step                                           // nil: this node only relays, or has not opened discovery yet

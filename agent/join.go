@@ -145,13 +145,17 @@ func (a *Agent) serveJoin(ctx context.Context, c *tls.Conn, peer identity.ID) {
 }
 
 // takeFirstRecord spreads what a joiner says of itself. It may have no other way to say so yet: nobody
-// has its addresses, and it may be the mesh's first relay.
-func (a *Agent) takeFirstRecord(r *skeinv1.SignedRecord) {
+// has its addresses, and it may be the mesh's first relay. Where leaders speak for its site it has: they know it first.
+func (a *Agent) takeFirstRecord(joiner identity.ID, r *skeinv1.SignedRecord) {
 	if r == nil {
 		return
 	}
-	a.roster.update(a.replica.State())
+	st := a.replica.State()
+	a.roster.update(st)
 	a.gossip.RosterChanged()
+	if a.joinerIsKnown(st, joiner) {
+		return
+	}
 	if _, errs := a.gossip.Merge([]*skeinv1.SignedRecord{r}); len(errs) > 0 {
 		a.log.Warn("a joiner's first record", "err", errors.Join(errs...))
 	}
@@ -195,7 +199,7 @@ func (a *Agent) admit(ctx context.Context, request *skeinv1.JoinRequest, peer id
 	if err := a.checkAdmitted(peer, answer); err != nil {
 		return nil, err
 	}
-	a.takeFirstRecord(request.GetRecord())
+	a.takeFirstRecord(peer, request.GetRecord())
 	a.awaitCandidates(ctx)
 	if err := a.checkAdmitted(peer, answer); err != nil { // it may have been revoked meanwhile
 		return nil, err

@@ -65,6 +65,7 @@ type loopState struct {
 	asked      time.Time // when the servers were last asked whether this node is still a member
 	own        recordClock
 	sites      siteState
+	place      placeState
 	roamed     roaming
 	unanswered unanswered
 	mesh       siteMesh
@@ -459,7 +460,14 @@ func (a *Agent) syncRecords() {
 	var relays []relay.Relay
 	var stun []string
 	spare := map[netip.AddrPort]identity.ID{}
-	for id, e := range a.gossip.Records() {
+	records := a.gossip.Records()
+	for id := range a.loop.records {
+		if _, here := records[id]; !here { // it is for the node's own site alone now
+			delete(a.loop.records, id)
+			a.pool.SetPeerLinks(id, nil)
+		}
+	}
+	for id, e := range records {
 		r := e.Record
 		key, ok := a.roster.Key(id)
 		if !ok {

@@ -62,8 +62,10 @@ func (a *Agent) publish() {
 	now := time.Now()
 	old := a.ownRecord()
 	next := a.observed()
+	a.followPlace(next, now)
 	c := &a.loop.own
-	crowd := unhurried(len(a.roster.Members()))
+	audience := a.audience()
+	crowd := unhurried(audience)
 	late := a.lag.Late(now) > lateForLinks
 	c.keepLinks(next, old, late, now)
 	// A process that wakes late has measured itself.
@@ -89,7 +91,7 @@ func (a *Agent) publish() {
 	if proto.Equal(old, next) {
 		return
 	}
-	if wait := c.turn(now, len(a.roster.Members())); wait > 0 {
+	if wait := c.turn(now, audience); wait > 0 {
 		c.wake(wait, a.wakeUp)
 		return
 	}
@@ -231,7 +233,7 @@ func (c *recordClock) keepLinks(next, old *skeinv1.Record, late bool, now time.T
 	slices.SortFunc(next.RelayLinks, func(x, y *skeinv1.RelayLink) int { return strings.Compare(x.GetNodeId(), y.GetNodeId()) })
 }
 
-// A record is news for every member, so in a large mesh all of them have theirs in turns: some changes at once, such as
+// A record is news for all who get it, so in a large mesh all of them have theirs in turns: some changes at once, such as
 // a host has that moves, and then one for so long.
 const (
 	turnPerMember = 50 * time.Millisecond
@@ -240,7 +242,7 @@ const (
 )
 
 // unhurried is what is between two changes of a record that nobody waits for: there are as many such records as
-// members, and as many who get each.
+// members that exchange theirs, and as many who get each.
 func unhurried(members int) time.Duration {
 	return min(time.Duration(members*members)*unhurriedPerPair, unhurriedMost)
 }
@@ -250,7 +252,8 @@ const (
 	unhurriedMost    = time.Minute
 )
 
-// turn tells how long a change of the record has to wait in a mesh of so many, zero: not, and counts it then.
+// turn tells how long a change of the record has to wait where so many records are exchanged, zero: not, and counts it
+// then.
 func (c *recordClock) turn(now time.Time, members int) time.Duration {
 	spacing := min(turnPerMember*time.Duration(members), turnMost)
 	at := c.turnAt

@@ -2,9 +2,12 @@ package agent
 
 import (
 	"crypto/ed25519"
+	"maps"
 	"net/netip"
 	"sync/atomic"
 
+	"github.com/skeinmesh/skein/agent/sites"
+	skeinv1 "github.com/skeinmesh/skein/api/skein/v1"
 	"github.com/skeinmesh/skein/events"
 	"github.com/skeinmesh/skein/identity"
 )
@@ -16,6 +19,20 @@ type members struct {
 	nodes map[identity.ID]member
 	owner map[netip.Addr]identity.ID
 	ids   []identity.ID // sorted
+	keys  map[identity.ID]ed25519.PublicKey
+	// homes are the sites that the log alone implies for members: the same map as long as it implies the same. nil: no
+	// site speaks through leaders.
+	homes  *homes
+	schema uint32 // the highest event schema that all members know
+}
+
+// homes are the sites that the log alone implies. They are not changed.
+type homes struct{ of map[identity.ID]string }
+
+// site is a member's. ok is false where the log implies none.
+func (h *homes) site(id identity.ID) (site string, ok bool) {
+	site, ok = h.of[id]
+	return site, ok
 }
 
 type member struct {
@@ -36,7 +53,12 @@ func newRoster(s *events.State) *roster {
 }
 
 func (r *roster) update(s *events.State) {
-	m := &members{nodes: map[identity.ID]member{}, owner: map[netip.Addr]identity.ID{}}
+	m := &members{nodes: map[identity.ID]member{}, owner: map[netip.Addr]identity.ID{}, keys: map[identity.ID]ed25519.PublicKey{},
+		schema: events.SchemaMax}
+	var of map[identity.ID]string
+	if sites.InUse(s.Settings()) {
+		of = map[identity.ID]string{}
+	}
 	for _, n := range s.Nodes() {
 		id, err := identity.ParseID(n.GetId())
 		if err != nil || len(n.GetWireguardKey()) != 32 {
@@ -47,13 +69,58 @@ func (r *roster) update(s *events.State) {
 		one.v6, _ = netip.ParseAddr(n.GetIpv6())
 		m.nodes[id] = one
 		m.ids = append(m.ids, id)
+		m.keys[id], m.schema = one.key, min(m.schema, n.GetMaxSchema())
+		if of != nil {
+			if site, ok := homeOf(s, n, one.v4); ok {
+				of[id] = site
+			}
+		}
 		for _, a := range []netip.Addr{one.v4, one.v6} {
 			if a.IsValid() {
 				m.owner[a] = id
 			}
 		}
 	}
+	old := r.current.Load()
+	if old != nil && maps.EqualFunc(old.keys, m.keys, func(a, b ed25519.PublicKey) bool { return a.Equal(b) }) {
+		m.keys = old.keys
+	}
+	switch {
+	case of == nil:
+	case old != nil && old.homes != nil && maps.Equal(old.homes.of, of):
+		m.homes = old.homes
+	default:
+		m.homes = &homes{of}
+	}
 	r.current.Store(m)
+}
+
+// homeOf is the site that the log alone implies for a member: the one that it names, else the one in whose range the
+// member's address lies.
+func homeOf(s *events.State, n *skeinv1.Node, at netip.Addr) (site string, ok bool) {
+	if n.GetSettings().GetSiteSet() {
+		return n.GetSettings().GetSite(), true
+	}
+	if !at.IsValid() {
+		return "", false
+	}
+	r, ok := s.RangeAt(at)
+	return r.Site, ok
+}
+
+// Keys are all members' identity keys. The map is shared: do not change it. It is another one whenever it changes.
+func (r *roster) Keys() map[identity.ID]ed25519.PublicKey { return r.current.Load().keys }
+
+// homes are the sites that the log alone implies; nil: no site speaks through leaders.
+func (r *roster) homes() *homes { return r.current.Load().homes }
+
+// placed are the same where all members know how to gossip by site; else nil.
+func (r *roster) placed() *homes {
+	m := r.current.Load()
+	if m.schema < placedSince {
+		return nil
+	}
+	return m.homes
 }
 
 // Key is a member's identity key.

@@ -34,6 +34,12 @@ var (
 		"Other members by how this node sends to them: by a tunnel of its own, or as a hop by a leader.", []string{"by"}, nil)
 	descSiteLeads = prometheus.NewDesc("skein_site_leads",
 		"In topology site, 1 for what this node is in its site: leader, reserve, elected.", []string{"site", "state"}, nil)
+	descGossipRecords = prometheus.NewDesc("skein_gossip_records",
+		"Where sites speak through leaders, records that this node keeps: for everybody, or for its site alone.",
+		[]string{"for"}, nil)
+	descGossipWith = prometheus.NewDesc("skein_gossip_with",
+		"Where sites speak through leaders, 1 for those with whom this node exchanges records: everybody, or its site alone.",
+		[]string{"whom"}, nil)
 	descLeaderChanges = prometheus.NewDesc("skein_site_leader_changes_total",
 		"Times that others led a site than before, as this node sees it: of its own site, of another.", []string{"of"}, nil)
 )
@@ -208,6 +214,13 @@ type siteFigures struct {
 	site, leads   string // this node's, if so
 	own, other    uint64 // changes of leaders
 	packets       *hop.Counts
+	gossip        *gossipFigures // nil: with everybody, as all do
+}
+
+// gossipFigures are what the metrics of gossip by site tell.
+type gossipFigures struct {
+	wide            bool
+	everybody, site int // records
 }
 
 // collectSites tells how this node takes part in its site, and how packets fare that travel inside others.
@@ -227,6 +240,10 @@ func (a *Agent) collectSites(out chan<- prometheus.Metric) {
 	}
 	if now, err := a.readHops(context.Background()); err == nil {
 		f.packets = &now.n
+	}
+	if v := a.placed.Load(); v != nil {
+		everybody, site := recordCounts(a.gossip.Records())
+		f.gossip = &gossipFigures{v.wide, everybody, site}
 	}
 	f.collect(out)
 }
@@ -250,6 +267,17 @@ func (f siteFigures) collect(out chan<- prometheus.Metric) {
 	}
 	counter(descLeaderChanges, f.own, "own")
 	counter(descLeaderChanges, f.other, "other")
+	if g := f.gossip; g != nil {
+		gauge(descGossipRecords, g.everybody, gossipsWithAll)
+		gauge(descGossipRecords, g.site, gossipsWithSite)
+		for whom, does := range map[string]bool{gossipsWithAll: g.wide, gossipsWithSite: !g.wide} {
+			n := 0
+			if does {
+				n = 1
+			}
+			gauge(descGossipWith, n, whom)
+		}
+	}
 	if n := f.packets; n != nil {
 		for outcome, v := range map[string]uint64{"sent": n.Wrapped, "received": n.Unwrapped, "refused": n.Refused,
 			"malformed": n.Malformed, "congested": n.Congested, "too_large": n.TooLarge} {

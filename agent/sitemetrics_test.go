@@ -101,6 +101,7 @@ func TestChangedLeaders(t *testing.T) {
 func TestSiteMetrics(t *testing.T) {
 	for want, f := range map[string]siteFigures{
 		"site-metrics": {tunnels: 5, hops: 7, apart: true, site: "home", leads: "reserve", own: 2, other: 3,
+			gossip:  &gossipFigures{false, 21, 22},
 			packets: &hop.Counts{Wrapped: 11, Unwrapped: 12, Refused: 13, Malformed: 14, Congested: 15, TooLarge: 16}},
 		"site-metrics-full": {tunnels: 12, site: "home"},
 	} {

@@ -11,7 +11,6 @@ import (
 	"github.com/skeinmesh/skein/agent/part"
 	"github.com/skeinmesh/skein/agent/sites"
 	skeinv1 "github.com/skeinmesh/skein/api/skein/v1"
-	"github.com/skeinmesh/skein/events"
 	"github.com/skeinmesh/skein/identity"
 	"github.com/skeinmesh/skein/internal/addr"
 )
@@ -22,6 +21,8 @@ type siteState struct {
 	timer   *time.Timer // looks again
 	settled *skeinv1.NodeSettings
 	silent  map[string]bool // subjects of problems about leaders that do not forward
+	// kubernetes is set while a member says that it is a Node.
+	kubernetes bool
 }
 
 // planSites makes the plan by which this host takes part in the sites' mesh.
@@ -31,8 +32,10 @@ func (a *Agent) planSites(now time.Time) {
 		return
 	}
 	records := map[identity.ID]*skeinv1.Record{}
+	s.kubernetes = false
 	for id, e := range a.gossip.Records() {
 		records[id] = e.Record
+		s.kubernetes = s.kubernetes || e.Record.GetKubernetesNode() != ""
 	}
 	if records[a.id] == nil { // not published yet
 		records[a.id] = a.claimed()
@@ -40,7 +43,7 @@ func (a *Agent) planSites(now time.Time) {
 	in := sites.Input{Self: a.id, Settings: st.Settings(), Nodes: st.Nodes(), Records: records, Alive: a.gossip.Alive,
 		Outdated: a.gossip.Outdated}
 	if sites.InUse(in.Settings) {
-		in.Elsewhere, in.Slice = rangesOf(st), st.Slices()
+		in.Elsewhere, in.Slice = a.elsewhere, st.Slices()
 	}
 	p, wait := s.course.Plan(in, a.started, a.reachesOthers, now)
 	a.leaderChanges.note(a.sitePlan.Load(), p)
@@ -54,18 +57,6 @@ func (a *Agent) planSites(now time.Time) {
 	}
 	a.warnOfSites(p, records[a.id])
 	a.noteSilent(p)
-}
-
-// rangesOf tells in which site's range a member has its address.
-func rangesOf(st *events.State) func(identity.ID) (string, bool) {
-	return func(id identity.ID) (string, bool) {
-		a, err := netip.ParseAddr(st.Node(id).GetIpv4())
-		if err != nil {
-			return "", false
-		}
-		r, ok := st.RangeAt(a)
-		return r.Site, ok
-	}
 }
 
 // tellTerm has the record say that this host leads once its data plane passes packets on: others begin to send as soon as

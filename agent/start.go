@@ -242,14 +242,16 @@ func (a *Agent) openRelayServer() error {
 
 func (a *Agent) openGossip(joined *skeinv1.JoinResponse) error {
 	var err error
+	place := a.firstPlace()
 	a.gossip, err = gossip.Start(gossip.Config{
-		Self: a.id, Key: a.key, Roster: a.roster, Transport: gossipTransport{a.control}, Streams: a.control.Listen(identity.ALPNGossip),
+		Self: a.id, Place: place, Key: a.key, Roster: a.roster, Transport: gossipTransport{a.control}, Streams: a.control.Listen(identity.ALPNGossip),
 		Packets: a.gossipIn, Keys: a.replica.State().GossipKeys(), Dir: a.cfg.StateDir, Log: a.log, Epoch: a.epoch, Lag: a.lag,
 		Lossy: func(id identity.ID) bool { return a.tunnel(id) == control.Up },
 	})
 	if err != nil {
 		return err
 	}
+	a.resumePlace(place, time.Now())
 	if joined != nil {
 		_, errs := a.gossip.Merge(joined.GetRecords())
 		for _, err := range errs {

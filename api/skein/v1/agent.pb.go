@@ -102,6 +102,7 @@ type StatusResponse struct {
 	RelayUdp         string                 `protobuf:"bytes,32,opt,name=relay_udp,json=relayUdp,proto3" json:"relay_udp,omitempty"`                      // who forwards UDP for others: kernel | userspace, and why not the kernel; empty: nobody
 	Hops             *HopCounts             `protobuf:"bytes,38,opt,name=hops,proto3" json:"hops,omitempty"`                                              // absent: no packet has travelled inside another one
 	Carries          []*PlainPeerView       `protobuf:"bytes,39,rep,name=carries,proto3" json:"carries,omitempty"`                                        // the plain peers that this node holds
+	Gossip           *GossipStatus          `protobuf:"bytes,50,opt,name=gossip,proto3" json:"gossip,omitempty"`                                          // absent: with everybody, as where no site speaks through leaders
 	unknownFields    protoimpl.UnknownFields
 	sizeCache        protoimpl.SizeCache
 }
@@ -437,6 +438,90 @@ func (x *StatusResponse) GetCarries() []*PlainPeerView {
 	return nil
 }
 
+func (x *StatusResponse) GetGossip() *GossipStatus {
+	if x != nil {
+		return x.Gossip
+	}
+	return nil
+}
+
+// GossipStatus tells with whom a node exchanges records where sites speak through leaders.
+type GossipStatus struct {
+	state           protoimpl.MessageState `protogen:"open.v1"`
+	With            string                 `protobuf:"bytes,1,opt,name=with,proto3" json:"with,omitempty"`                                                // everybody | site
+	Because         string                 `protobuf:"bytes,2,opt,name=because,proto3" json:"because,omitempty"`                                          // why everybody has this node's record; empty: its site alone has it
+	Records         uint32                 `protobuf:"varint,3,opt,name=records,proto3" json:"records,omitempty"`                                         // that everybody has, as far as they are here
+	SiteRecords     uint32                 `protobuf:"varint,4,opt,name=site_records,json=siteRecords,proto3" json:"site_records,omitempty"`              // that this node's site alone has
+	SiteRecordsHash string                 `protobuf:"bytes,5,opt,name=site_records_hash,json=siteRecordsHash,proto3" json:"site_records_hash,omitempty"` // hex, over those, to compare between nodes of a site
+	unknownFields   protoimpl.UnknownFields
+	sizeCache       protoimpl.SizeCache
+}
+
+func (x *GossipStatus) Reset() {
+	*x = GossipStatus{}
+	mi := &file_skein_v1_agent_proto_msgTypes[2]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *GossipStatus) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*GossipStatus) ProtoMessage() {}
+
+func (x *GossipStatus) ProtoReflect() protoreflect.Message {
+	mi := &file_skein_v1_agent_proto_msgTypes[2]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use GossipStatus.ProtoReflect.Descriptor instead.
+func (*GossipStatus) Descriptor() ([]byte, []int) {
+	return file_skein_v1_agent_proto_rawDescGZIP(), []int{2}
+}
+
+func (x *GossipStatus) GetWith() string {
+	if x != nil {
+		return x.With
+	}
+	return ""
+}
+
+func (x *GossipStatus) GetBecause() string {
+	if x != nil {
+		return x.Because
+	}
+	return ""
+}
+
+func (x *GossipStatus) GetRecords() uint32 {
+	if x != nil {
+		return x.Records
+	}
+	return 0
+}
+
+func (x *GossipStatus) GetSiteRecords() uint32 {
+	if x != nil {
+		return x.SiteRecords
+	}
+	return 0
+}
+
+func (x *GossipStatus) GetSiteRecordsHash() string {
+	if x != nil {
+		return x.SiteRecordsHash
+	}
+	return ""
+}
+
 // HopCounts are packets that travel inside others between sites, since the agent started. With WireGuard in the kernel
 // those that were dropped are counted since it last changed who may bring what, and not all of them.
 type HopCounts struct {
@@ -454,7 +539,7 @@ type HopCounts struct {
 
 func (x *HopCounts) Reset() {
 	*x = HopCounts{}
-	mi := &file_skein_v1_agent_proto_msgTypes[2]
+	mi := &file_skein_v1_agent_proto_msgTypes[3]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -466,7 +551,7 @@ func (x *HopCounts) String() string {
 func (*HopCounts) ProtoMessage() {}
 
 func (x *HopCounts) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_agent_proto_msgTypes[2]
+	mi := &file_skein_v1_agent_proto_msgTypes[3]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -479,7 +564,7 @@ func (x *HopCounts) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use HopCounts.ProtoReflect.Descriptor instead.
 func (*HopCounts) Descriptor() ([]byte, []int) {
-	return file_skein_v1_agent_proto_rawDescGZIP(), []int{2}
+	return file_skein_v1_agent_proto_rawDescGZIP(), []int{3}
 }
 
 func (x *HopCounts) GetSent() uint64 {
@@ -545,7 +630,7 @@ type Problem struct {
 
 func (x *Problem) Reset() {
 	*x = Problem{}
-	mi := &file_skein_v1_agent_proto_msgTypes[3]
+	mi := &file_skein_v1_agent_proto_msgTypes[4]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -557,7 +642,7 @@ func (x *Problem) String() string {
 func (*Problem) ProtoMessage() {}
 
 func (x *Problem) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_agent_proto_msgTypes[3]
+	mi := &file_skein_v1_agent_proto_msgTypes[4]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -570,7 +655,7 @@ func (x *Problem) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Problem.ProtoReflect.Descriptor instead.
 func (*Problem) Descriptor() ([]byte, []int) {
-	return file_skein_v1_agent_proto_rawDescGZIP(), []int{3}
+	return file_skein_v1_agent_proto_rawDescGZIP(), []int{4}
 }
 
 func (x *Problem) GetSubject() string {
@@ -622,7 +707,7 @@ type ServerStatus struct {
 
 func (x *ServerStatus) Reset() {
 	*x = ServerStatus{}
-	mi := &file_skein_v1_agent_proto_msgTypes[4]
+	mi := &file_skein_v1_agent_proto_msgTypes[5]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -634,7 +719,7 @@ func (x *ServerStatus) String() string {
 func (*ServerStatus) ProtoMessage() {}
 
 func (x *ServerStatus) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_agent_proto_msgTypes[4]
+	mi := &file_skein_v1_agent_proto_msgTypes[5]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -647,7 +732,7 @@ func (x *ServerStatus) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ServerStatus.ProtoReflect.Descriptor instead.
 func (*ServerStatus) Descriptor() ([]byte, []int) {
-	return file_skein_v1_agent_proto_rawDescGZIP(), []int{4}
+	return file_skein_v1_agent_proto_rawDescGZIP(), []int{5}
 }
 
 func (x *ServerStatus) GetNodeId() string {
@@ -700,7 +785,7 @@ type NodesRequest struct {
 
 func (x *NodesRequest) Reset() {
 	*x = NodesRequest{}
-	mi := &file_skein_v1_agent_proto_msgTypes[5]
+	mi := &file_skein_v1_agent_proto_msgTypes[6]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -712,7 +797,7 @@ func (x *NodesRequest) String() string {
 func (*NodesRequest) ProtoMessage() {}
 
 func (x *NodesRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_agent_proto_msgTypes[5]
+	mi := &file_skein_v1_agent_proto_msgTypes[6]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -725,20 +810,21 @@ func (x *NodesRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use NodesRequest.ProtoReflect.Descriptor instead.
 func (*NodesRequest) Descriptor() ([]byte, []int) {
-	return file_skein_v1_agent_proto_rawDescGZIP(), []int{5}
+	return file_skein_v1_agent_proto_rawDescGZIP(), []int{6}
 }
 
 type NodesResponse struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Nodes         []*NodeView            `protobuf:"bytes,1,rep,name=nodes,proto3" json:"nodes,omitempty"`
 	PlainPeers    []*PlainPeerView       `protobuf:"bytes,2,rep,name=plain_peers,json=plainPeers,proto3" json:"plain_peers,omitempty"`
+	NotAsked      []string               `protobuf:"bytes,3,rep,name=not_asked,json=notAsked,proto3" json:"not_asked,omitempty"` // sites that could not be asked for their nodes' records, each with why
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *NodesResponse) Reset() {
 	*x = NodesResponse{}
-	mi := &file_skein_v1_agent_proto_msgTypes[6]
+	mi := &file_skein_v1_agent_proto_msgTypes[7]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -750,7 +836,7 @@ func (x *NodesResponse) String() string {
 func (*NodesResponse) ProtoMessage() {}
 
 func (x *NodesResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_agent_proto_msgTypes[6]
+	mi := &file_skein_v1_agent_proto_msgTypes[7]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -763,7 +849,7 @@ func (x *NodesResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use NodesResponse.ProtoReflect.Descriptor instead.
 func (*NodesResponse) Descriptor() ([]byte, []int) {
-	return file_skein_v1_agent_proto_rawDescGZIP(), []int{6}
+	return file_skein_v1_agent_proto_rawDescGZIP(), []int{7}
 }
 
 func (x *NodesResponse) GetNodes() []*NodeView {
@@ -776,6 +862,13 @@ func (x *NodesResponse) GetNodes() []*NodeView {
 func (x *NodesResponse) GetPlainPeers() []*PlainPeerView {
 	if x != nil {
 		return x.PlainPeers
+	}
+	return nil
+}
+
+func (x *NodesResponse) GetNotAsked() []string {
+	if x != nil {
+		return x.NotAsked
 	}
 	return nil
 }
@@ -800,7 +893,7 @@ type NodeView struct {
 
 func (x *NodeView) Reset() {
 	*x = NodeView{}
-	mi := &file_skein_v1_agent_proto_msgTypes[7]
+	mi := &file_skein_v1_agent_proto_msgTypes[8]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -812,7 +905,7 @@ func (x *NodeView) String() string {
 func (*NodeView) ProtoMessage() {}
 
 func (x *NodeView) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_agent_proto_msgTypes[7]
+	mi := &file_skein_v1_agent_proto_msgTypes[8]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -825,7 +918,7 @@ func (x *NodeView) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use NodeView.ProtoReflect.Descriptor instead.
 func (*NodeView) Descriptor() ([]byte, []int) {
-	return file_skein_v1_agent_proto_rawDescGZIP(), []int{7}
+	return file_skein_v1_agent_proto_rawDescGZIP(), []int{8}
 }
 
 func (x *NodeView) GetNode() *Node {
@@ -926,7 +1019,7 @@ type AddPlainPeerRequest struct {
 
 func (x *AddPlainPeerRequest) Reset() {
 	*x = AddPlainPeerRequest{}
-	mi := &file_skein_v1_agent_proto_msgTypes[8]
+	mi := &file_skein_v1_agent_proto_msgTypes[9]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -938,7 +1031,7 @@ func (x *AddPlainPeerRequest) String() string {
 func (*AddPlainPeerRequest) ProtoMessage() {}
 
 func (x *AddPlainPeerRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_agent_proto_msgTypes[8]
+	mi := &file_skein_v1_agent_proto_msgTypes[9]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -951,7 +1044,7 @@ func (x *AddPlainPeerRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AddPlainPeerRequest.ProtoReflect.Descriptor instead.
 func (*AddPlainPeerRequest) Descriptor() ([]byte, []int) {
-	return file_skein_v1_agent_proto_rawDescGZIP(), []int{8}
+	return file_skein_v1_agent_proto_rawDescGZIP(), []int{9}
 }
 
 func (x *AddPlainPeerRequest) GetName() string {
@@ -1010,7 +1103,7 @@ type AddPlainPeerResponse struct {
 
 func (x *AddPlainPeerResponse) Reset() {
 	*x = AddPlainPeerResponse{}
-	mi := &file_skein_v1_agent_proto_msgTypes[9]
+	mi := &file_skein_v1_agent_proto_msgTypes[10]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1022,7 +1115,7 @@ func (x *AddPlainPeerResponse) String() string {
 func (*AddPlainPeerResponse) ProtoMessage() {}
 
 func (x *AddPlainPeerResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_agent_proto_msgTypes[9]
+	mi := &file_skein_v1_agent_proto_msgTypes[10]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1035,7 +1128,7 @@ func (x *AddPlainPeerResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AddPlainPeerResponse.ProtoReflect.Descriptor instead.
 func (*AddPlainPeerResponse) Descriptor() ([]byte, []int) {
-	return file_skein_v1_agent_proto_rawDescGZIP(), []int{9}
+	return file_skein_v1_agent_proto_rawDescGZIP(), []int{10}
 }
 
 func (x *AddPlainPeerResponse) GetPeer() *PlainPeer {
@@ -1092,7 +1185,7 @@ type PlainEndpoint struct {
 
 func (x *PlainEndpoint) Reset() {
 	*x = PlainEndpoint{}
-	mi := &file_skein_v1_agent_proto_msgTypes[10]
+	mi := &file_skein_v1_agent_proto_msgTypes[11]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1104,7 +1197,7 @@ func (x *PlainEndpoint) String() string {
 func (*PlainEndpoint) ProtoMessage() {}
 
 func (x *PlainEndpoint) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_agent_proto_msgTypes[10]
+	mi := &file_skein_v1_agent_proto_msgTypes[11]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1117,7 +1210,7 @@ func (x *PlainEndpoint) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PlainEndpoint.ProtoReflect.Descriptor instead.
 func (*PlainEndpoint) Descriptor() ([]byte, []int) {
-	return file_skein_v1_agent_proto_rawDescGZIP(), []int{10}
+	return file_skein_v1_agent_proto_rawDescGZIP(), []int{11}
 }
 
 func (x *PlainEndpoint) GetNodeId() string {
@@ -1156,7 +1249,7 @@ type PlainPeersRequest struct {
 
 func (x *PlainPeersRequest) Reset() {
 	*x = PlainPeersRequest{}
-	mi := &file_skein_v1_agent_proto_msgTypes[11]
+	mi := &file_skein_v1_agent_proto_msgTypes[12]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1168,7 +1261,7 @@ func (x *PlainPeersRequest) String() string {
 func (*PlainPeersRequest) ProtoMessage() {}
 
 func (x *PlainPeersRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_agent_proto_msgTypes[11]
+	mi := &file_skein_v1_agent_proto_msgTypes[12]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1181,7 +1274,7 @@ func (x *PlainPeersRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PlainPeersRequest.ProtoReflect.Descriptor instead.
 func (*PlainPeersRequest) Descriptor() ([]byte, []int) {
-	return file_skein_v1_agent_proto_rawDescGZIP(), []int{11}
+	return file_skein_v1_agent_proto_rawDescGZIP(), []int{12}
 }
 
 type PlainPeersResponse struct {
@@ -1193,7 +1286,7 @@ type PlainPeersResponse struct {
 
 func (x *PlainPeersResponse) Reset() {
 	*x = PlainPeersResponse{}
-	mi := &file_skein_v1_agent_proto_msgTypes[12]
+	mi := &file_skein_v1_agent_proto_msgTypes[13]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1205,7 +1298,7 @@ func (x *PlainPeersResponse) String() string {
 func (*PlainPeersResponse) ProtoMessage() {}
 
 func (x *PlainPeersResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_agent_proto_msgTypes[12]
+	mi := &file_skein_v1_agent_proto_msgTypes[13]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1218,7 +1311,7 @@ func (x *PlainPeersResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PlainPeersResponse.ProtoReflect.Descriptor instead.
 func (*PlainPeersResponse) Descriptor() ([]byte, []int) {
-	return file_skein_v1_agent_proto_rawDescGZIP(), []int{12}
+	return file_skein_v1_agent_proto_rawDescGZIP(), []int{13}
 }
 
 func (x *PlainPeersResponse) GetPeers() []*PlainPeerView {
@@ -1246,7 +1339,7 @@ type PlainPeerView struct {
 
 func (x *PlainPeerView) Reset() {
 	*x = PlainPeerView{}
-	mi := &file_skein_v1_agent_proto_msgTypes[13]
+	mi := &file_skein_v1_agent_proto_msgTypes[14]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1258,7 +1351,7 @@ func (x *PlainPeerView) String() string {
 func (*PlainPeerView) ProtoMessage() {}
 
 func (x *PlainPeerView) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_agent_proto_msgTypes[13]
+	mi := &file_skein_v1_agent_proto_msgTypes[14]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1271,7 +1364,7 @@ func (x *PlainPeerView) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PlainPeerView.ProtoReflect.Descriptor instead.
 func (*PlainPeerView) Descriptor() ([]byte, []int) {
-	return file_skein_v1_agent_proto_rawDescGZIP(), []int{13}
+	return file_skein_v1_agent_proto_rawDescGZIP(), []int{14}
 }
 
 func (x *PlainPeerView) GetPeer() *PlainPeer {
@@ -1353,7 +1446,7 @@ type RemovePlainPeerRequest struct {
 
 func (x *RemovePlainPeerRequest) Reset() {
 	*x = RemovePlainPeerRequest{}
-	mi := &file_skein_v1_agent_proto_msgTypes[14]
+	mi := &file_skein_v1_agent_proto_msgTypes[15]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1365,7 +1458,7 @@ func (x *RemovePlainPeerRequest) String() string {
 func (*RemovePlainPeerRequest) ProtoMessage() {}
 
 func (x *RemovePlainPeerRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_agent_proto_msgTypes[14]
+	mi := &file_skein_v1_agent_proto_msgTypes[15]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1378,7 +1471,7 @@ func (x *RemovePlainPeerRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RemovePlainPeerRequest.ProtoReflect.Descriptor instead.
 func (*RemovePlainPeerRequest) Descriptor() ([]byte, []int) {
-	return file_skein_v1_agent_proto_rawDescGZIP(), []int{14}
+	return file_skein_v1_agent_proto_rawDescGZIP(), []int{15}
 }
 
 func (x *RemovePlainPeerRequest) GetName() string {
@@ -1398,7 +1491,7 @@ type RemovePlainPeerResponse struct {
 
 func (x *RemovePlainPeerResponse) Reset() {
 	*x = RemovePlainPeerResponse{}
-	mi := &file_skein_v1_agent_proto_msgTypes[15]
+	mi := &file_skein_v1_agent_proto_msgTypes[16]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1410,7 +1503,7 @@ func (x *RemovePlainPeerResponse) String() string {
 func (*RemovePlainPeerResponse) ProtoMessage() {}
 
 func (x *RemovePlainPeerResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_agent_proto_msgTypes[15]
+	mi := &file_skein_v1_agent_proto_msgTypes[16]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1423,7 +1516,7 @@ func (x *RemovePlainPeerResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RemovePlainPeerResponse.ProtoReflect.Descriptor instead.
 func (*RemovePlainPeerResponse) Descriptor() ([]byte, []int) {
-	return file_skein_v1_agent_proto_rawDescGZIP(), []int{15}
+	return file_skein_v1_agent_proto_rawDescGZIP(), []int{16}
 }
 
 func (x *RemovePlainPeerResponse) GetPeer() *PlainPeer {
@@ -1451,7 +1544,7 @@ type SetSiteTranslationRequest struct {
 
 func (x *SetSiteTranslationRequest) Reset() {
 	*x = SetSiteTranslationRequest{}
-	mi := &file_skein_v1_agent_proto_msgTypes[16]
+	mi := &file_skein_v1_agent_proto_msgTypes[17]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1463,7 +1556,7 @@ func (x *SetSiteTranslationRequest) String() string {
 func (*SetSiteTranslationRequest) ProtoMessage() {}
 
 func (x *SetSiteTranslationRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_agent_proto_msgTypes[16]
+	mi := &file_skein_v1_agent_proto_msgTypes[17]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1476,7 +1569,7 @@ func (x *SetSiteTranslationRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SetSiteTranslationRequest.ProtoReflect.Descriptor instead.
 func (*SetSiteTranslationRequest) Descriptor() ([]byte, []int) {
-	return file_skein_v1_agent_proto_rawDescGZIP(), []int{16}
+	return file_skein_v1_agent_proto_rawDescGZIP(), []int{17}
 }
 
 func (x *SetSiteTranslationRequest) GetSite() string {
@@ -1510,7 +1603,7 @@ type SetSiteTranslationResponse struct {
 
 func (x *SetSiteTranslationResponse) Reset() {
 	*x = SetSiteTranslationResponse{}
-	mi := &file_skein_v1_agent_proto_msgTypes[17]
+	mi := &file_skein_v1_agent_proto_msgTypes[18]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1522,7 +1615,7 @@ func (x *SetSiteTranslationResponse) String() string {
 func (*SetSiteTranslationResponse) ProtoMessage() {}
 
 func (x *SetSiteTranslationResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_agent_proto_msgTypes[17]
+	mi := &file_skein_v1_agent_proto_msgTypes[18]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1535,7 +1628,7 @@ func (x *SetSiteTranslationResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SetSiteTranslationResponse.ProtoReflect.Descriptor instead.
 func (*SetSiteTranslationResponse) Descriptor() ([]byte, []int) {
-	return file_skein_v1_agent_proto_rawDescGZIP(), []int{17}
+	return file_skein_v1_agent_proto_rawDescGZIP(), []int{18}
 }
 
 func (x *SetSiteTranslationResponse) GetTranslation() *SiteTranslation {
@@ -1562,7 +1655,7 @@ type RemoveSiteTranslationRequest struct {
 
 func (x *RemoveSiteTranslationRequest) Reset() {
 	*x = RemoveSiteTranslationRequest{}
-	mi := &file_skein_v1_agent_proto_msgTypes[18]
+	mi := &file_skein_v1_agent_proto_msgTypes[19]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1574,7 +1667,7 @@ func (x *RemoveSiteTranslationRequest) String() string {
 func (*RemoveSiteTranslationRequest) ProtoMessage() {}
 
 func (x *RemoveSiteTranslationRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_agent_proto_msgTypes[18]
+	mi := &file_skein_v1_agent_proto_msgTypes[19]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1587,7 +1680,7 @@ func (x *RemoveSiteTranslationRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RemoveSiteTranslationRequest.ProtoReflect.Descriptor instead.
 func (*RemoveSiteTranslationRequest) Descriptor() ([]byte, []int) {
-	return file_skein_v1_agent_proto_rawDescGZIP(), []int{18}
+	return file_skein_v1_agent_proto_rawDescGZIP(), []int{19}
 }
 
 func (x *RemoveSiteTranslationRequest) GetSite() string {
@@ -1613,7 +1706,7 @@ type RemoveSiteTranslationResponse struct {
 
 func (x *RemoveSiteTranslationResponse) Reset() {
 	*x = RemoveSiteTranslationResponse{}
-	mi := &file_skein_v1_agent_proto_msgTypes[19]
+	mi := &file_skein_v1_agent_proto_msgTypes[20]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1625,7 +1718,7 @@ func (x *RemoveSiteTranslationResponse) String() string {
 func (*RemoveSiteTranslationResponse) ProtoMessage() {}
 
 func (x *RemoveSiteTranslationResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_agent_proto_msgTypes[19]
+	mi := &file_skein_v1_agent_proto_msgTypes[20]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1638,7 +1731,7 @@ func (x *RemoveSiteTranslationResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RemoveSiteTranslationResponse.ProtoReflect.Descriptor instead.
 func (*RemoveSiteTranslationResponse) Descriptor() ([]byte, []int) {
-	return file_skein_v1_agent_proto_rawDescGZIP(), []int{19}
+	return file_skein_v1_agent_proto_rawDescGZIP(), []int{20}
 }
 
 func (x *RemoveSiteTranslationResponse) GetIndex() uint64 {
@@ -1656,7 +1749,7 @@ type SitesRequest struct {
 
 func (x *SitesRequest) Reset() {
 	*x = SitesRequest{}
-	mi := &file_skein_v1_agent_proto_msgTypes[20]
+	mi := &file_skein_v1_agent_proto_msgTypes[21]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1668,7 +1761,7 @@ func (x *SitesRequest) String() string {
 func (*SitesRequest) ProtoMessage() {}
 
 func (x *SitesRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_agent_proto_msgTypes[20]
+	mi := &file_skein_v1_agent_proto_msgTypes[21]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1681,7 +1774,7 @@ func (x *SitesRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SitesRequest.ProtoReflect.Descriptor instead.
 func (*SitesRequest) Descriptor() ([]byte, []int) {
-	return file_skein_v1_agent_proto_rawDescGZIP(), []int{20}
+	return file_skein_v1_agent_proto_rawDescGZIP(), []int{21}
 }
 
 type SitesResponse struct {
@@ -1693,7 +1786,7 @@ type SitesResponse struct {
 
 func (x *SitesResponse) Reset() {
 	*x = SitesResponse{}
-	mi := &file_skein_v1_agent_proto_msgTypes[21]
+	mi := &file_skein_v1_agent_proto_msgTypes[22]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1705,7 +1798,7 @@ func (x *SitesResponse) String() string {
 func (*SitesResponse) ProtoMessage() {}
 
 func (x *SitesResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_agent_proto_msgTypes[21]
+	mi := &file_skein_v1_agent_proto_msgTypes[22]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1718,7 +1811,7 @@ func (x *SitesResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SitesResponse.ProtoReflect.Descriptor instead.
 func (*SitesResponse) Descriptor() ([]byte, []int) {
-	return file_skein_v1_agent_proto_rawDescGZIP(), []int{21}
+	return file_skein_v1_agent_proto_rawDescGZIP(), []int{22}
 }
 
 func (x *SitesResponse) GetSites() []*SiteView {
@@ -1739,7 +1832,7 @@ type SiteView struct {
 
 func (x *SiteView) Reset() {
 	*x = SiteView{}
-	mi := &file_skein_v1_agent_proto_msgTypes[22]
+	mi := &file_skein_v1_agent_proto_msgTypes[23]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1751,7 +1844,7 @@ func (x *SiteView) String() string {
 func (*SiteView) ProtoMessage() {}
 
 func (x *SiteView) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_agent_proto_msgTypes[22]
+	mi := &file_skein_v1_agent_proto_msgTypes[23]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1764,7 +1857,7 @@ func (x *SiteView) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SiteView.ProtoReflect.Descriptor instead.
 func (*SiteView) Descriptor() ([]byte, []int) {
-	return file_skein_v1_agent_proto_rawDescGZIP(), []int{22}
+	return file_skein_v1_agent_proto_rawDescGZIP(), []int{23}
 }
 
 func (x *SiteView) GetName() string {
@@ -1799,7 +1892,7 @@ type TranslationView struct {
 
 func (x *TranslationView) Reset() {
 	*x = TranslationView{}
-	mi := &file_skein_v1_agent_proto_msgTypes[23]
+	mi := &file_skein_v1_agent_proto_msgTypes[24]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1811,7 +1904,7 @@ func (x *TranslationView) String() string {
 func (*TranslationView) ProtoMessage() {}
 
 func (x *TranslationView) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_agent_proto_msgTypes[23]
+	mi := &file_skein_v1_agent_proto_msgTypes[24]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1824,7 +1917,7 @@ func (x *TranslationView) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use TranslationView.ProtoReflect.Descriptor instead.
 func (*TranslationView) Descriptor() ([]byte, []int) {
-	return file_skein_v1_agent_proto_rawDescGZIP(), []int{23}
+	return file_skein_v1_agent_proto_rawDescGZIP(), []int{24}
 }
 
 func (x *TranslationView) GetTranslation() *SiteTranslation {
@@ -1849,7 +1942,7 @@ type PeersRequest struct {
 
 func (x *PeersRequest) Reset() {
 	*x = PeersRequest{}
-	mi := &file_skein_v1_agent_proto_msgTypes[24]
+	mi := &file_skein_v1_agent_proto_msgTypes[25]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1861,7 +1954,7 @@ func (x *PeersRequest) String() string {
 func (*PeersRequest) ProtoMessage() {}
 
 func (x *PeersRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_agent_proto_msgTypes[24]
+	mi := &file_skein_v1_agent_proto_msgTypes[25]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1874,20 +1967,21 @@ func (x *PeersRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PeersRequest.ProtoReflect.Descriptor instead.
 func (*PeersRequest) Descriptor() ([]byte, []int) {
-	return file_skein_v1_agent_proto_rawDescGZIP(), []int{24}
+	return file_skein_v1_agent_proto_rawDescGZIP(), []int{25}
 }
 
 type PeersResponse struct {
 	state          protoimpl.MessageState `protogen:"open.v1"`
 	Peers          []*PeerView            `protobuf:"bytes,1,rep,name=peers,proto3" json:"peers,omitempty"`
 	PeerTransports map[string]string      `protobuf:"bytes,2,rep,name=peer_transports,json=peerTransports,proto3" json:"peer_transports,omitempty" protobuf_key:"bytes,1,opt,name=key" protobuf_val:"bytes,2,opt,name=value"`
+	NotAsked       []string               `protobuf:"bytes,3,rep,name=not_asked,json=notAsked,proto3" json:"not_asked,omitempty"` // as in NodesResponse
 	unknownFields  protoimpl.UnknownFields
 	sizeCache      protoimpl.SizeCache
 }
 
 func (x *PeersResponse) Reset() {
 	*x = PeersResponse{}
-	mi := &file_skein_v1_agent_proto_msgTypes[25]
+	mi := &file_skein_v1_agent_proto_msgTypes[26]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1899,7 +1993,7 @@ func (x *PeersResponse) String() string {
 func (*PeersResponse) ProtoMessage() {}
 
 func (x *PeersResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_agent_proto_msgTypes[25]
+	mi := &file_skein_v1_agent_proto_msgTypes[26]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1912,7 +2006,7 @@ func (x *PeersResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PeersResponse.ProtoReflect.Descriptor instead.
 func (*PeersResponse) Descriptor() ([]byte, []int) {
-	return file_skein_v1_agent_proto_rawDescGZIP(), []int{25}
+	return file_skein_v1_agent_proto_rawDescGZIP(), []int{26}
 }
 
 func (x *PeersResponse) GetPeers() []*PeerView {
@@ -1925,6 +2019,13 @@ func (x *PeersResponse) GetPeers() []*PeerView {
 func (x *PeersResponse) GetPeerTransports() map[string]string {
 	if x != nil {
 		return x.PeerTransports
+	}
+	return nil
+}
+
+func (x *PeersResponse) GetNotAsked() []string {
+	if x != nil {
+		return x.NotAsked
 	}
 	return nil
 }
@@ -1956,7 +2057,7 @@ type PeerView struct {
 
 func (x *PeerView) Reset() {
 	*x = PeerView{}
-	mi := &file_skein_v1_agent_proto_msgTypes[26]
+	mi := &file_skein_v1_agent_proto_msgTypes[27]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1968,7 +2069,7 @@ func (x *PeerView) String() string {
 func (*PeerView) ProtoMessage() {}
 
 func (x *PeerView) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_agent_proto_msgTypes[26]
+	mi := &file_skein_v1_agent_proto_msgTypes[27]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1981,7 +2082,7 @@ func (x *PeerView) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PeerView.ProtoReflect.Descriptor instead.
 func (*PeerView) Descriptor() ([]byte, []int) {
-	return file_skein_v1_agent_proto_rawDescGZIP(), []int{26}
+	return file_skein_v1_agent_proto_rawDescGZIP(), []int{27}
 }
 
 func (x *PeerView) GetNodeId() string {
@@ -2126,7 +2227,7 @@ type NetcheckRequest struct {
 
 func (x *NetcheckRequest) Reset() {
 	*x = NetcheckRequest{}
-	mi := &file_skein_v1_agent_proto_msgTypes[27]
+	mi := &file_skein_v1_agent_proto_msgTypes[28]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2138,7 +2239,7 @@ func (x *NetcheckRequest) String() string {
 func (*NetcheckRequest) ProtoMessage() {}
 
 func (x *NetcheckRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_agent_proto_msgTypes[27]
+	mi := &file_skein_v1_agent_proto_msgTypes[28]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2151,7 +2252,7 @@ func (x *NetcheckRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use NetcheckRequest.ProtoReflect.Descriptor instead.
 func (*NetcheckRequest) Descriptor() ([]byte, []int) {
-	return file_skein_v1_agent_proto_rawDescGZIP(), []int{27}
+	return file_skein_v1_agent_proto_rawDescGZIP(), []int{28}
 }
 
 func (x *NetcheckRequest) GetRefresh() bool {
@@ -2186,7 +2287,7 @@ type NetcheckResponse struct {
 
 func (x *NetcheckResponse) Reset() {
 	*x = NetcheckResponse{}
-	mi := &file_skein_v1_agent_proto_msgTypes[28]
+	mi := &file_skein_v1_agent_proto_msgTypes[29]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2198,7 +2299,7 @@ func (x *NetcheckResponse) String() string {
 func (*NetcheckResponse) ProtoMessage() {}
 
 func (x *NetcheckResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_agent_proto_msgTypes[28]
+	mi := &file_skein_v1_agent_proto_msgTypes[29]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2211,7 +2312,7 @@ func (x *NetcheckResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use NetcheckResponse.ProtoReflect.Descriptor instead.
 func (*NetcheckResponse) Descriptor() ([]byte, []int) {
-	return file_skein_v1_agent_proto_rawDescGZIP(), []int{28}
+	return file_skein_v1_agent_proto_rawDescGZIP(), []int{29}
 }
 
 func (x *NetcheckResponse) GetNatType() NatType {
@@ -2344,7 +2445,7 @@ type DiscoveryNote struct {
 
 func (x *DiscoveryNote) Reset() {
 	*x = DiscoveryNote{}
-	mi := &file_skein_v1_agent_proto_msgTypes[29]
+	mi := &file_skein_v1_agent_proto_msgTypes[30]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2356,7 +2457,7 @@ func (x *DiscoveryNote) String() string {
 func (*DiscoveryNote) ProtoMessage() {}
 
 func (x *DiscoveryNote) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_agent_proto_msgTypes[29]
+	mi := &file_skein_v1_agent_proto_msgTypes[30]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2369,7 +2470,7 @@ func (x *DiscoveryNote) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DiscoveryNote.ProtoReflect.Descriptor instead.
 func (*DiscoveryNote) Descriptor() ([]byte, []int) {
-	return file_skein_v1_agent_proto_rawDescGZIP(), []int{29}
+	return file_skein_v1_agent_proto_rawDescGZIP(), []int{30}
 }
 
 func (x *DiscoveryNote) GetSource() string {
@@ -2408,7 +2509,7 @@ type RelayCheck struct {
 
 func (x *RelayCheck) Reset() {
 	*x = RelayCheck{}
-	mi := &file_skein_v1_agent_proto_msgTypes[30]
+	mi := &file_skein_v1_agent_proto_msgTypes[31]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2420,7 +2521,7 @@ func (x *RelayCheck) String() string {
 func (*RelayCheck) ProtoMessage() {}
 
 func (x *RelayCheck) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_agent_proto_msgTypes[30]
+	mi := &file_skein_v1_agent_proto_msgTypes[31]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2433,7 +2534,7 @@ func (x *RelayCheck) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RelayCheck.ProtoReflect.Descriptor instead.
 func (*RelayCheck) Descriptor() ([]byte, []int) {
-	return file_skein_v1_agent_proto_rawDescGZIP(), []int{30}
+	return file_skein_v1_agent_proto_rawDescGZIP(), []int{31}
 }
 
 func (x *RelayCheck) GetNodeId() string {
@@ -2498,7 +2599,7 @@ type CreateTokenRequest struct {
 
 func (x *CreateTokenRequest) Reset() {
 	*x = CreateTokenRequest{}
-	mi := &file_skein_v1_agent_proto_msgTypes[31]
+	mi := &file_skein_v1_agent_proto_msgTypes[32]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2510,7 +2611,7 @@ func (x *CreateTokenRequest) String() string {
 func (*CreateTokenRequest) ProtoMessage() {}
 
 func (x *CreateTokenRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_agent_proto_msgTypes[31]
+	mi := &file_skein_v1_agent_proto_msgTypes[32]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2523,7 +2624,7 @@ func (x *CreateTokenRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CreateTokenRequest.ProtoReflect.Descriptor instead.
 func (*CreateTokenRequest) Descriptor() ([]byte, []int) {
-	return file_skein_v1_agent_proto_rawDescGZIP(), []int{31}
+	return file_skein_v1_agent_proto_rawDescGZIP(), []int{32}
 }
 
 func (x *CreateTokenRequest) GetUses() uint32 {
@@ -2571,7 +2672,7 @@ type CreateTokenResponse struct {
 
 func (x *CreateTokenResponse) Reset() {
 	*x = CreateTokenResponse{}
-	mi := &file_skein_v1_agent_proto_msgTypes[32]
+	mi := &file_skein_v1_agent_proto_msgTypes[33]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2583,7 +2684,7 @@ func (x *CreateTokenResponse) String() string {
 func (*CreateTokenResponse) ProtoMessage() {}
 
 func (x *CreateTokenResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_agent_proto_msgTypes[32]
+	mi := &file_skein_v1_agent_proto_msgTypes[33]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2596,7 +2697,7 @@ func (x *CreateTokenResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CreateTokenResponse.ProtoReflect.Descriptor instead.
 func (*CreateTokenResponse) Descriptor() ([]byte, []int) {
-	return file_skein_v1_agent_proto_rawDescGZIP(), []int{32}
+	return file_skein_v1_agent_proto_rawDescGZIP(), []int{33}
 }
 
 func (x *CreateTokenResponse) GetToken() string {
@@ -2621,7 +2722,7 @@ type ListTokensRequest struct {
 
 func (x *ListTokensRequest) Reset() {
 	*x = ListTokensRequest{}
-	mi := &file_skein_v1_agent_proto_msgTypes[33]
+	mi := &file_skein_v1_agent_proto_msgTypes[34]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2633,7 +2734,7 @@ func (x *ListTokensRequest) String() string {
 func (*ListTokensRequest) ProtoMessage() {}
 
 func (x *ListTokensRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_agent_proto_msgTypes[33]
+	mi := &file_skein_v1_agent_proto_msgTypes[34]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2646,7 +2747,7 @@ func (x *ListTokensRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListTokensRequest.ProtoReflect.Descriptor instead.
 func (*ListTokensRequest) Descriptor() ([]byte, []int) {
-	return file_skein_v1_agent_proto_rawDescGZIP(), []int{33}
+	return file_skein_v1_agent_proto_rawDescGZIP(), []int{34}
 }
 
 type ListTokensResponse struct {
@@ -2658,7 +2759,7 @@ type ListTokensResponse struct {
 
 func (x *ListTokensResponse) Reset() {
 	*x = ListTokensResponse{}
-	mi := &file_skein_v1_agent_proto_msgTypes[34]
+	mi := &file_skein_v1_agent_proto_msgTypes[35]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2670,7 +2771,7 @@ func (x *ListTokensResponse) String() string {
 func (*ListTokensResponse) ProtoMessage() {}
 
 func (x *ListTokensResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_agent_proto_msgTypes[34]
+	mi := &file_skein_v1_agent_proto_msgTypes[35]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2683,7 +2784,7 @@ func (x *ListTokensResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListTokensResponse.ProtoReflect.Descriptor instead.
 func (*ListTokensResponse) Descriptor() ([]byte, []int) {
-	return file_skein_v1_agent_proto_rawDescGZIP(), []int{34}
+	return file_skein_v1_agent_proto_rawDescGZIP(), []int{35}
 }
 
 func (x *ListTokensResponse) GetTokens() []*Token {
@@ -2702,7 +2803,7 @@ type RevokeTokenRequest struct {
 
 func (x *RevokeTokenRequest) Reset() {
 	*x = RevokeTokenRequest{}
-	mi := &file_skein_v1_agent_proto_msgTypes[35]
+	mi := &file_skein_v1_agent_proto_msgTypes[36]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2714,7 +2815,7 @@ func (x *RevokeTokenRequest) String() string {
 func (*RevokeTokenRequest) ProtoMessage() {}
 
 func (x *RevokeTokenRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_agent_proto_msgTypes[35]
+	mi := &file_skein_v1_agent_proto_msgTypes[36]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2727,7 +2828,7 @@ func (x *RevokeTokenRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RevokeTokenRequest.ProtoReflect.Descriptor instead.
 func (*RevokeTokenRequest) Descriptor() ([]byte, []int) {
-	return file_skein_v1_agent_proto_rawDescGZIP(), []int{35}
+	return file_skein_v1_agent_proto_rawDescGZIP(), []int{36}
 }
 
 func (x *RevokeTokenRequest) GetTokenId() string {
@@ -2745,7 +2846,7 @@ type RevokeTokenResponse struct {
 
 func (x *RevokeTokenResponse) Reset() {
 	*x = RevokeTokenResponse{}
-	mi := &file_skein_v1_agent_proto_msgTypes[36]
+	mi := &file_skein_v1_agent_proto_msgTypes[37]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2757,7 +2858,7 @@ func (x *RevokeTokenResponse) String() string {
 func (*RevokeTokenResponse) ProtoMessage() {}
 
 func (x *RevokeTokenResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_agent_proto_msgTypes[36]
+	mi := &file_skein_v1_agent_proto_msgTypes[37]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2770,7 +2871,7 @@ func (x *RevokeTokenResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RevokeTokenResponse.ProtoReflect.Descriptor instead.
 func (*RevokeTokenResponse) Descriptor() ([]byte, []int) {
-	return file_skein_v1_agent_proto_rawDescGZIP(), []int{36}
+	return file_skein_v1_agent_proto_rawDescGZIP(), []int{37}
 }
 
 type RepairClockRequest struct {
@@ -2782,7 +2883,7 @@ type RepairClockRequest struct {
 
 func (x *RepairClockRequest) Reset() {
 	*x = RepairClockRequest{}
-	mi := &file_skein_v1_agent_proto_msgTypes[37]
+	mi := &file_skein_v1_agent_proto_msgTypes[38]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2794,7 +2895,7 @@ func (x *RepairClockRequest) String() string {
 func (*RepairClockRequest) ProtoMessage() {}
 
 func (x *RepairClockRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_agent_proto_msgTypes[37]
+	mi := &file_skein_v1_agent_proto_msgTypes[38]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2807,7 +2908,7 @@ func (x *RepairClockRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RepairClockRequest.ProtoReflect.Descriptor instead.
 func (*RepairClockRequest) Descriptor() ([]byte, []int) {
-	return file_skein_v1_agent_proto_rawDescGZIP(), []int{37}
+	return file_skein_v1_agent_proto_rawDescGZIP(), []int{38}
 }
 
 func (x *RepairClockRequest) GetDryRun() bool {
@@ -2828,7 +2929,7 @@ type RepairClockResponse struct {
 
 func (x *RepairClockResponse) Reset() {
 	*x = RepairClockResponse{}
-	mi := &file_skein_v1_agent_proto_msgTypes[38]
+	mi := &file_skein_v1_agent_proto_msgTypes[39]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2840,7 +2941,7 @@ func (x *RepairClockResponse) String() string {
 func (*RepairClockResponse) ProtoMessage() {}
 
 func (x *RepairClockResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_agent_proto_msgTypes[38]
+	mi := &file_skein_v1_agent_proto_msgTypes[39]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2853,7 +2954,7 @@ func (x *RepairClockResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RepairClockResponse.ProtoReflect.Descriptor instead.
 func (*RepairClockResponse) Descriptor() ([]byte, []int) {
-	return file_skein_v1_agent_proto_rawDescGZIP(), []int{38}
+	return file_skein_v1_agent_proto_rawDescGZIP(), []int{39}
 }
 
 func (x *RepairClockResponse) GetBefore() int64 {
@@ -2886,7 +2987,7 @@ type ShowNodeRequest struct {
 
 func (x *ShowNodeRequest) Reset() {
 	*x = ShowNodeRequest{}
-	mi := &file_skein_v1_agent_proto_msgTypes[39]
+	mi := &file_skein_v1_agent_proto_msgTypes[40]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2898,7 +2999,7 @@ func (x *ShowNodeRequest) String() string {
 func (*ShowNodeRequest) ProtoMessage() {}
 
 func (x *ShowNodeRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_agent_proto_msgTypes[39]
+	mi := &file_skein_v1_agent_proto_msgTypes[40]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2911,7 +3012,7 @@ func (x *ShowNodeRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ShowNodeRequest.ProtoReflect.Descriptor instead.
 func (*ShowNodeRequest) Descriptor() ([]byte, []int) {
-	return file_skein_v1_agent_proto_rawDescGZIP(), []int{39}
+	return file_skein_v1_agent_proto_rawDescGZIP(), []int{40}
 }
 
 func (x *ShowNodeRequest) GetNode() string {
@@ -2924,13 +3025,14 @@ func (x *ShowNodeRequest) GetNode() string {
 type ShowNodeResponse struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Node          *NodeView              `protobuf:"bytes,1,opt,name=node,proto3" json:"node,omitempty"`
+	NotAsked      []string               `protobuf:"bytes,2,rep,name=not_asked,json=notAsked,proto3" json:"not_asked,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *ShowNodeResponse) Reset() {
 	*x = ShowNodeResponse{}
-	mi := &file_skein_v1_agent_proto_msgTypes[40]
+	mi := &file_skein_v1_agent_proto_msgTypes[41]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2942,7 +3044,7 @@ func (x *ShowNodeResponse) String() string {
 func (*ShowNodeResponse) ProtoMessage() {}
 
 func (x *ShowNodeResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_agent_proto_msgTypes[40]
+	mi := &file_skein_v1_agent_proto_msgTypes[41]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2955,12 +3057,19 @@ func (x *ShowNodeResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ShowNodeResponse.ProtoReflect.Descriptor instead.
 func (*ShowNodeResponse) Descriptor() ([]byte, []int) {
-	return file_skein_v1_agent_proto_rawDescGZIP(), []int{40}
+	return file_skein_v1_agent_proto_rawDescGZIP(), []int{41}
 }
 
 func (x *ShowNodeResponse) GetNode() *NodeView {
 	if x != nil {
 		return x.Node
+	}
+	return nil
+}
+
+func (x *ShowNodeResponse) GetNotAsked() []string {
+	if x != nil {
+		return x.NotAsked
 	}
 	return nil
 }
@@ -2976,7 +3085,7 @@ type RevokeNodeRequest struct {
 
 func (x *RevokeNodeRequest) Reset() {
 	*x = RevokeNodeRequest{}
-	mi := &file_skein_v1_agent_proto_msgTypes[41]
+	mi := &file_skein_v1_agent_proto_msgTypes[42]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2988,7 +3097,7 @@ func (x *RevokeNodeRequest) String() string {
 func (*RevokeNodeRequest) ProtoMessage() {}
 
 func (x *RevokeNodeRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_agent_proto_msgTypes[41]
+	mi := &file_skein_v1_agent_proto_msgTypes[42]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3001,7 +3110,7 @@ func (x *RevokeNodeRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RevokeNodeRequest.ProtoReflect.Descriptor instead.
 func (*RevokeNodeRequest) Descriptor() ([]byte, []int) {
-	return file_skein_v1_agent_proto_rawDescGZIP(), []int{41}
+	return file_skein_v1_agent_proto_rawDescGZIP(), []int{42}
 }
 
 func (x *RevokeNodeRequest) GetNode() string {
@@ -3035,7 +3144,7 @@ type RevokeNodeResponse struct {
 
 func (x *RevokeNodeResponse) Reset() {
 	*x = RevokeNodeResponse{}
-	mi := &file_skein_v1_agent_proto_msgTypes[42]
+	mi := &file_skein_v1_agent_proto_msgTypes[43]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3047,7 +3156,7 @@ func (x *RevokeNodeResponse) String() string {
 func (*RevokeNodeResponse) ProtoMessage() {}
 
 func (x *RevokeNodeResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_agent_proto_msgTypes[42]
+	mi := &file_skein_v1_agent_proto_msgTypes[43]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3060,7 +3169,7 @@ func (x *RevokeNodeResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RevokeNodeResponse.ProtoReflect.Descriptor instead.
 func (*RevokeNodeResponse) Descriptor() ([]byte, []int) {
-	return file_skein_v1_agent_proto_rawDescGZIP(), []int{42}
+	return file_skein_v1_agent_proto_rawDescGZIP(), []int{43}
 }
 
 func (x *RevokeNodeResponse) GetNode() *Node {
@@ -3089,7 +3198,7 @@ type SetRoleRequest struct {
 
 func (x *SetRoleRequest) Reset() {
 	*x = SetRoleRequest{}
-	mi := &file_skein_v1_agent_proto_msgTypes[43]
+	mi := &file_skein_v1_agent_proto_msgTypes[44]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3101,7 +3210,7 @@ func (x *SetRoleRequest) String() string {
 func (*SetRoleRequest) ProtoMessage() {}
 
 func (x *SetRoleRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_agent_proto_msgTypes[43]
+	mi := &file_skein_v1_agent_proto_msgTypes[44]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3114,7 +3223,7 @@ func (x *SetRoleRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SetRoleRequest.ProtoReflect.Descriptor instead.
 func (*SetRoleRequest) Descriptor() ([]byte, []int) {
-	return file_skein_v1_agent_proto_rawDescGZIP(), []int{43}
+	return file_skein_v1_agent_proto_rawDescGZIP(), []int{44}
 }
 
 func (x *SetRoleRequest) GetNode() string {
@@ -3156,7 +3265,7 @@ type SetRoleResponse struct {
 
 func (x *SetRoleResponse) Reset() {
 	*x = SetRoleResponse{}
-	mi := &file_skein_v1_agent_proto_msgTypes[44]
+	mi := &file_skein_v1_agent_proto_msgTypes[45]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3168,7 +3277,7 @@ func (x *SetRoleResponse) String() string {
 func (*SetRoleResponse) ProtoMessage() {}
 
 func (x *SetRoleResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_agent_proto_msgTypes[44]
+	mi := &file_skein_v1_agent_proto_msgTypes[45]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3181,7 +3290,7 @@ func (x *SetRoleResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SetRoleResponse.ProtoReflect.Descriptor instead.
 func (*SetRoleResponse) Descriptor() ([]byte, []int) {
-	return file_skein_v1_agent_proto_rawDescGZIP(), []int{44}
+	return file_skein_v1_agent_proto_rawDescGZIP(), []int{45}
 }
 
 func (x *SetRoleResponse) GetNode() *Node {
@@ -3216,7 +3325,7 @@ type SetNodeRequest struct {
 
 func (x *SetNodeRequest) Reset() {
 	*x = SetNodeRequest{}
-	mi := &file_skein_v1_agent_proto_msgTypes[45]
+	mi := &file_skein_v1_agent_proto_msgTypes[46]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3228,7 +3337,7 @@ func (x *SetNodeRequest) String() string {
 func (*SetNodeRequest) ProtoMessage() {}
 
 func (x *SetNodeRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_agent_proto_msgTypes[45]
+	mi := &file_skein_v1_agent_proto_msgTypes[46]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3241,7 +3350,7 @@ func (x *SetNodeRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SetNodeRequest.ProtoReflect.Descriptor instead.
 func (*SetNodeRequest) Descriptor() ([]byte, []int) {
-	return file_skein_v1_agent_proto_rawDescGZIP(), []int{45}
+	return file_skein_v1_agent_proto_rawDescGZIP(), []int{46}
 }
 
 func (x *SetNodeRequest) GetNode() string {
@@ -3275,7 +3384,7 @@ type SetNodeResponse struct {
 
 func (x *SetNodeResponse) Reset() {
 	*x = SetNodeResponse{}
-	mi := &file_skein_v1_agent_proto_msgTypes[46]
+	mi := &file_skein_v1_agent_proto_msgTypes[47]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3287,7 +3396,7 @@ func (x *SetNodeResponse) String() string {
 func (*SetNodeResponse) ProtoMessage() {}
 
 func (x *SetNodeResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_agent_proto_msgTypes[46]
+	mi := &file_skein_v1_agent_proto_msgTypes[47]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3300,7 +3409,7 @@ func (x *SetNodeResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SetNodeResponse.ProtoReflect.Descriptor instead.
 func (*SetNodeResponse) Descriptor() ([]byte, []int) {
-	return file_skein_v1_agent_proto_rawDescGZIP(), []int{46}
+	return file_skein_v1_agent_proto_rawDescGZIP(), []int{47}
 }
 
 func (x *SetNodeResponse) GetNode() *Node {
@@ -3327,7 +3436,7 @@ type SettingsRequest struct {
 
 func (x *SettingsRequest) Reset() {
 	*x = SettingsRequest{}
-	mi := &file_skein_v1_agent_proto_msgTypes[47]
+	mi := &file_skein_v1_agent_proto_msgTypes[48]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3339,7 +3448,7 @@ func (x *SettingsRequest) String() string {
 func (*SettingsRequest) ProtoMessage() {}
 
 func (x *SettingsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_agent_proto_msgTypes[47]
+	mi := &file_skein_v1_agent_proto_msgTypes[48]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3352,7 +3461,7 @@ func (x *SettingsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SettingsRequest.ProtoReflect.Descriptor instead.
 func (*SettingsRequest) Descriptor() ([]byte, []int) {
-	return file_skein_v1_agent_proto_rawDescGZIP(), []int{47}
+	return file_skein_v1_agent_proto_rawDescGZIP(), []int{48}
 }
 
 func (x *SettingsRequest) GetChange() *Settings {
@@ -3379,7 +3488,7 @@ type SettingsResponse struct {
 
 func (x *SettingsResponse) Reset() {
 	*x = SettingsResponse{}
-	mi := &file_skein_v1_agent_proto_msgTypes[48]
+	mi := &file_skein_v1_agent_proto_msgTypes[49]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3391,7 +3500,7 @@ func (x *SettingsResponse) String() string {
 func (*SettingsResponse) ProtoMessage() {}
 
 func (x *SettingsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_agent_proto_msgTypes[48]
+	mi := &file_skein_v1_agent_proto_msgTypes[49]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3404,7 +3513,7 @@ func (x *SettingsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SettingsResponse.ProtoReflect.Descriptor instead.
 func (*SettingsResponse) Descriptor() ([]byte, []int) {
-	return file_skein_v1_agent_proto_rawDescGZIP(), []int{48}
+	return file_skein_v1_agent_proto_rawDescGZIP(), []int{49}
 }
 
 func (x *SettingsResponse) GetSettings() *Settings {
@@ -3432,7 +3541,7 @@ type EventsRequest struct {
 
 func (x *EventsRequest) Reset() {
 	*x = EventsRequest{}
-	mi := &file_skein_v1_agent_proto_msgTypes[49]
+	mi := &file_skein_v1_agent_proto_msgTypes[50]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3444,7 +3553,7 @@ func (x *EventsRequest) String() string {
 func (*EventsRequest) ProtoMessage() {}
 
 func (x *EventsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_agent_proto_msgTypes[49]
+	mi := &file_skein_v1_agent_proto_msgTypes[50]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3457,7 +3566,7 @@ func (x *EventsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use EventsRequest.ProtoReflect.Descriptor instead.
 func (*EventsRequest) Descriptor() ([]byte, []int) {
-	return file_skein_v1_agent_proto_rawDescGZIP(), []int{49}
+	return file_skein_v1_agent_proto_rawDescGZIP(), []int{50}
 }
 
 func (x *EventsRequest) GetSince() uint64 {
@@ -3490,7 +3599,7 @@ type EventsResponse struct {
 
 func (x *EventsResponse) Reset() {
 	*x = EventsResponse{}
-	mi := &file_skein_v1_agent_proto_msgTypes[50]
+	mi := &file_skein_v1_agent_proto_msgTypes[51]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3502,7 +3611,7 @@ func (x *EventsResponse) String() string {
 func (*EventsResponse) ProtoMessage() {}
 
 func (x *EventsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_agent_proto_msgTypes[50]
+	mi := &file_skein_v1_agent_proto_msgTypes[51]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3515,7 +3624,7 @@ func (x *EventsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use EventsResponse.ProtoReflect.Descriptor instead.
 func (*EventsResponse) Descriptor() ([]byte, []int) {
-	return file_skein_v1_agent_proto_rawDescGZIP(), []int{50}
+	return file_skein_v1_agent_proto_rawDescGZIP(), []int{51}
 }
 
 func (x *EventsResponse) GetEvent() *Event {
@@ -3534,7 +3643,7 @@ type StateRequest struct {
 
 func (x *StateRequest) Reset() {
 	*x = StateRequest{}
-	mi := &file_skein_v1_agent_proto_msgTypes[51]
+	mi := &file_skein_v1_agent_proto_msgTypes[52]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3546,7 +3655,7 @@ func (x *StateRequest) String() string {
 func (*StateRequest) ProtoMessage() {}
 
 func (x *StateRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_agent_proto_msgTypes[51]
+	mi := &file_skein_v1_agent_proto_msgTypes[52]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3559,7 +3668,7 @@ func (x *StateRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StateRequest.ProtoReflect.Descriptor instead.
 func (*StateRequest) Descriptor() ([]byte, []int) {
-	return file_skein_v1_agent_proto_rawDescGZIP(), []int{51}
+	return file_skein_v1_agent_proto_rawDescGZIP(), []int{52}
 }
 
 func (x *StateRequest) GetAt() uint64 {
@@ -3579,7 +3688,7 @@ type StateResponse struct {
 
 func (x *StateResponse) Reset() {
 	*x = StateResponse{}
-	mi := &file_skein_v1_agent_proto_msgTypes[52]
+	mi := &file_skein_v1_agent_proto_msgTypes[53]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3591,7 +3700,7 @@ func (x *StateResponse) String() string {
 func (*StateResponse) ProtoMessage() {}
 
 func (x *StateResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_agent_proto_msgTypes[52]
+	mi := &file_skein_v1_agent_proto_msgTypes[53]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3604,7 +3713,7 @@ func (x *StateResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StateResponse.ProtoReflect.Descriptor instead.
 func (*StateResponse) Descriptor() ([]byte, []int) {
-	return file_skein_v1_agent_proto_rawDescGZIP(), []int{52}
+	return file_skein_v1_agent_proto_rawDescGZIP(), []int{53}
 }
 
 func (x *StateResponse) GetState() *State {
@@ -3631,7 +3740,7 @@ type DiffRequest struct {
 
 func (x *DiffRequest) Reset() {
 	*x = DiffRequest{}
-	mi := &file_skein_v1_agent_proto_msgTypes[53]
+	mi := &file_skein_v1_agent_proto_msgTypes[54]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3643,7 +3752,7 @@ func (x *DiffRequest) String() string {
 func (*DiffRequest) ProtoMessage() {}
 
 func (x *DiffRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_agent_proto_msgTypes[53]
+	mi := &file_skein_v1_agent_proto_msgTypes[54]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3656,7 +3765,7 @@ func (x *DiffRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DiffRequest.ProtoReflect.Descriptor instead.
 func (*DiffRequest) Descriptor() ([]byte, []int) {
-	return file_skein_v1_agent_proto_rawDescGZIP(), []int{53}
+	return file_skein_v1_agent_proto_rawDescGZIP(), []int{54}
 }
 
 func (x *DiffRequest) GetFrom() uint64 {
@@ -3682,7 +3791,7 @@ type DiffResponse struct {
 
 func (x *DiffResponse) Reset() {
 	*x = DiffResponse{}
-	mi := &file_skein_v1_agent_proto_msgTypes[54]
+	mi := &file_skein_v1_agent_proto_msgTypes[55]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3694,7 +3803,7 @@ func (x *DiffResponse) String() string {
 func (*DiffResponse) ProtoMessage() {}
 
 func (x *DiffResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_agent_proto_msgTypes[54]
+	mi := &file_skein_v1_agent_proto_msgTypes[55]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3707,7 +3816,7 @@ func (x *DiffResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DiffResponse.ProtoReflect.Descriptor instead.
 func (*DiffResponse) Descriptor() ([]byte, []int) {
-	return file_skein_v1_agent_proto_rawDescGZIP(), []int{54}
+	return file_skein_v1_agent_proto_rawDescGZIP(), []int{55}
 }
 
 func (x *DiffResponse) GetLines() []string {
@@ -3727,7 +3836,7 @@ type ExplainPeerRequest struct {
 
 func (x *ExplainPeerRequest) Reset() {
 	*x = ExplainPeerRequest{}
-	mi := &file_skein_v1_agent_proto_msgTypes[55]
+	mi := &file_skein_v1_agent_proto_msgTypes[56]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3739,7 +3848,7 @@ func (x *ExplainPeerRequest) String() string {
 func (*ExplainPeerRequest) ProtoMessage() {}
 
 func (x *ExplainPeerRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_agent_proto_msgTypes[55]
+	mi := &file_skein_v1_agent_proto_msgTypes[56]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3752,7 +3861,7 @@ func (x *ExplainPeerRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExplainPeerRequest.ProtoReflect.Descriptor instead.
 func (*ExplainPeerRequest) Descriptor() ([]byte, []int) {
-	return file_skein_v1_agent_proto_rawDescGZIP(), []int{55}
+	return file_skein_v1_agent_proto_rawDescGZIP(), []int{56}
 }
 
 func (x *ExplainPeerRequest) GetPeer() string {
@@ -3780,13 +3889,14 @@ type ExplainPeerResponse struct {
 	Decided       string                 `protobuf:"bytes,7,opt,name=decided,proto3" json:"decided,omitempty"`                            // which rule decided and why
 	WouldChange   []string               `protobuf:"bytes,8,rep,name=would_change,json=wouldChange,proto3" json:"would_change,omitempty"` // what would change it
 	Guess         *PortGuessView         `protobuf:"bytes,9,opt,name=guess,proto3" json:"guess,omitempty"`                                // unset where ports need not, or may not, be guessed
+	NotAsked      []string               `protobuf:"bytes,10,rep,name=not_asked,json=notAsked,proto3" json:"not_asked,omitempty"`         // as in NodesResponse
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *ExplainPeerResponse) Reset() {
 	*x = ExplainPeerResponse{}
-	mi := &file_skein_v1_agent_proto_msgTypes[56]
+	mi := &file_skein_v1_agent_proto_msgTypes[57]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3798,7 +3908,7 @@ func (x *ExplainPeerResponse) String() string {
 func (*ExplainPeerResponse) ProtoMessage() {}
 
 func (x *ExplainPeerResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_agent_proto_msgTypes[56]
+	mi := &file_skein_v1_agent_proto_msgTypes[57]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3811,7 +3921,7 @@ func (x *ExplainPeerResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExplainPeerResponse.ProtoReflect.Descriptor instead.
 func (*ExplainPeerResponse) Descriptor() ([]byte, []int) {
-	return file_skein_v1_agent_proto_rawDescGZIP(), []int{56}
+	return file_skein_v1_agent_proto_rawDescGZIP(), []int{57}
 }
 
 func (x *ExplainPeerResponse) GetPeer() *PeerView {
@@ -3877,6 +3987,13 @@ func (x *ExplainPeerResponse) GetGuess() *PortGuessView {
 	return nil
 }
 
+func (x *ExplainPeerResponse) GetNotAsked() []string {
+	if x != nil {
+		return x.NotAsked
+	}
+	return nil
+}
+
 // PortGuessView is how guessing ports with a peer goes.
 type PortGuessView struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
@@ -3896,7 +4013,7 @@ type PortGuessView struct {
 
 func (x *PortGuessView) Reset() {
 	*x = PortGuessView{}
-	mi := &file_skein_v1_agent_proto_msgTypes[57]
+	mi := &file_skein_v1_agent_proto_msgTypes[58]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3908,7 +4025,7 @@ func (x *PortGuessView) String() string {
 func (*PortGuessView) ProtoMessage() {}
 
 func (x *PortGuessView) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_agent_proto_msgTypes[57]
+	mi := &file_skein_v1_agent_proto_msgTypes[58]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3921,7 +4038,7 @@ func (x *PortGuessView) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PortGuessView.ProtoReflect.Descriptor instead.
 func (*PortGuessView) Descriptor() ([]byte, []int) {
-	return file_skein_v1_agent_proto_rawDescGZIP(), []int{57}
+	return file_skein_v1_agent_proto_rawDescGZIP(), []int{58}
 }
 
 func (x *PortGuessView) GetRule() string {
@@ -4004,7 +4121,7 @@ type GraphRequest struct {
 
 func (x *GraphRequest) Reset() {
 	*x = GraphRequest{}
-	mi := &file_skein_v1_agent_proto_msgTypes[58]
+	mi := &file_skein_v1_agent_proto_msgTypes[59]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4016,7 +4133,7 @@ func (x *GraphRequest) String() string {
 func (*GraphRequest) ProtoMessage() {}
 
 func (x *GraphRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_agent_proto_msgTypes[58]
+	mi := &file_skein_v1_agent_proto_msgTypes[59]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4029,7 +4146,7 @@ func (x *GraphRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GraphRequest.ProtoReflect.Descriptor instead.
 func (*GraphRequest) Descriptor() ([]byte, []int) {
-	return file_skein_v1_agent_proto_rawDescGZIP(), []int{58}
+	return file_skein_v1_agent_proto_rawDescGZIP(), []int{59}
 }
 
 func (x *GraphRequest) GetAtIndex() uint64 {
@@ -4063,7 +4180,7 @@ type GraphResponse struct {
 
 func (x *GraphResponse) Reset() {
 	*x = GraphResponse{}
-	mi := &file_skein_v1_agent_proto_msgTypes[59]
+	mi := &file_skein_v1_agent_proto_msgTypes[60]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4075,7 +4192,7 @@ func (x *GraphResponse) String() string {
 func (*GraphResponse) ProtoMessage() {}
 
 func (x *GraphResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_agent_proto_msgTypes[59]
+	mi := &file_skein_v1_agent_proto_msgTypes[60]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4088,7 +4205,7 @@ func (x *GraphResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GraphResponse.ProtoReflect.Descriptor instead.
 func (*GraphResponse) Descriptor() ([]byte, []int) {
-	return file_skein_v1_agent_proto_rawDescGZIP(), []int{59}
+	return file_skein_v1_agent_proto_rawDescGZIP(), []int{60}
 }
 
 func (x *GraphResponse) GetNodeId() string {
@@ -4156,7 +4273,7 @@ type ProbeView struct {
 
 func (x *ProbeView) Reset() {
 	*x = ProbeView{}
-	mi := &file_skein_v1_agent_proto_msgTypes[60]
+	mi := &file_skein_v1_agent_proto_msgTypes[61]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4168,7 +4285,7 @@ func (x *ProbeView) String() string {
 func (*ProbeView) ProtoMessage() {}
 
 func (x *ProbeView) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_agent_proto_msgTypes[60]
+	mi := &file_skein_v1_agent_proto_msgTypes[61]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4181,7 +4298,7 @@ func (x *ProbeView) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ProbeView.ProtoReflect.Descriptor instead.
 func (*ProbeView) Descriptor() ([]byte, []int) {
-	return file_skein_v1_agent_proto_rawDescGZIP(), []int{60}
+	return file_skein_v1_agent_proto_rawDescGZIP(), []int{61}
 }
 
 func (x *ProbeView) GetEndpoint() string {
@@ -4251,7 +4368,7 @@ type PlanRequest struct {
 
 func (x *PlanRequest) Reset() {
 	*x = PlanRequest{}
-	mi := &file_skein_v1_agent_proto_msgTypes[61]
+	mi := &file_skein_v1_agent_proto_msgTypes[62]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4263,7 +4380,7 @@ func (x *PlanRequest) String() string {
 func (*PlanRequest) ProtoMessage() {}
 
 func (x *PlanRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_agent_proto_msgTypes[61]
+	mi := &file_skein_v1_agent_proto_msgTypes[62]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4276,7 +4393,7 @@ func (x *PlanRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PlanRequest.ProtoReflect.Descriptor instead.
 func (*PlanRequest) Descriptor() ([]byte, []int) {
-	return file_skein_v1_agent_proto_rawDescGZIP(), []int{61}
+	return file_skein_v1_agent_proto_rawDescGZIP(), []int{62}
 }
 
 func (x *PlanRequest) GetNode() string {
@@ -4311,7 +4428,7 @@ type PlanResponse struct {
 
 func (x *PlanResponse) Reset() {
 	*x = PlanResponse{}
-	mi := &file_skein_v1_agent_proto_msgTypes[62]
+	mi := &file_skein_v1_agent_proto_msgTypes[63]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4323,7 +4440,7 @@ func (x *PlanResponse) String() string {
 func (*PlanResponse) ProtoMessage() {}
 
 func (x *PlanResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_agent_proto_msgTypes[62]
+	mi := &file_skein_v1_agent_proto_msgTypes[63]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4336,7 +4453,7 @@ func (x *PlanResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PlanResponse.ProtoReflect.Descriptor instead.
 func (*PlanResponse) Descriptor() ([]byte, []int) {
-	return file_skein_v1_agent_proto_rawDescGZIP(), []int{62}
+	return file_skein_v1_agent_proto_rawDescGZIP(), []int{63}
 }
 
 func (x *PlanResponse) GetText() string {
@@ -4369,7 +4486,7 @@ type DownRequest struct {
 
 func (x *DownRequest) Reset() {
 	*x = DownRequest{}
-	mi := &file_skein_v1_agent_proto_msgTypes[63]
+	mi := &file_skein_v1_agent_proto_msgTypes[64]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4381,7 +4498,7 @@ func (x *DownRequest) String() string {
 func (*DownRequest) ProtoMessage() {}
 
 func (x *DownRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_agent_proto_msgTypes[63]
+	mi := &file_skein_v1_agent_proto_msgTypes[64]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4394,7 +4511,7 @@ func (x *DownRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DownRequest.ProtoReflect.Descriptor instead.
 func (*DownRequest) Descriptor() ([]byte, []int) {
-	return file_skein_v1_agent_proto_rawDescGZIP(), []int{63}
+	return file_skein_v1_agent_proto_rawDescGZIP(), []int{64}
 }
 
 func (x *DownRequest) GetPurge() bool {
@@ -4412,7 +4529,7 @@ type DownResponse struct {
 
 func (x *DownResponse) Reset() {
 	*x = DownResponse{}
-	mi := &file_skein_v1_agent_proto_msgTypes[64]
+	mi := &file_skein_v1_agent_proto_msgTypes[65]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4424,7 +4541,7 @@ func (x *DownResponse) String() string {
 func (*DownResponse) ProtoMessage() {}
 
 func (x *DownResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_agent_proto_msgTypes[64]
+	mi := &file_skein_v1_agent_proto_msgTypes[65]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4437,7 +4554,7 @@ func (x *DownResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DownResponse.ProtoReflect.Descriptor instead.
 func (*DownResponse) Descriptor() ([]byte, []int) {
-	return file_skein_v1_agent_proto_rawDescGZIP(), []int{64}
+	return file_skein_v1_agent_proto_rawDescGZIP(), []int{65}
 }
 
 type RelayRequest struct {
@@ -4448,7 +4565,7 @@ type RelayRequest struct {
 
 func (x *RelayRequest) Reset() {
 	*x = RelayRequest{}
-	mi := &file_skein_v1_agent_proto_msgTypes[65]
+	mi := &file_skein_v1_agent_proto_msgTypes[66]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4460,7 +4577,7 @@ func (x *RelayRequest) String() string {
 func (*RelayRequest) ProtoMessage() {}
 
 func (x *RelayRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_agent_proto_msgTypes[65]
+	mi := &file_skein_v1_agent_proto_msgTypes[66]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4473,7 +4590,7 @@ func (x *RelayRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RelayRequest.ProtoReflect.Descriptor instead.
 func (*RelayRequest) Descriptor() ([]byte, []int) {
-	return file_skein_v1_agent_proto_rawDescGZIP(), []int{65}
+	return file_skein_v1_agent_proto_rawDescGZIP(), []int{66}
 }
 
 type RelayResponse struct {
@@ -4486,7 +4603,7 @@ type RelayResponse struct {
 
 func (x *RelayResponse) Reset() {
 	*x = RelayResponse{}
-	mi := &file_skein_v1_agent_proto_msgTypes[66]
+	mi := &file_skein_v1_agent_proto_msgTypes[67]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4498,7 +4615,7 @@ func (x *RelayResponse) String() string {
 func (*RelayResponse) ProtoMessage() {}
 
 func (x *RelayResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_agent_proto_msgTypes[66]
+	mi := &file_skein_v1_agent_proto_msgTypes[67]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4511,7 +4628,7 @@ func (x *RelayResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RelayResponse.ProtoReflect.Descriptor instead.
 func (*RelayResponse) Descriptor() ([]byte, []int) {
-	return file_skein_v1_agent_proto_rawDescGZIP(), []int{66}
+	return file_skein_v1_agent_proto_rawDescGZIP(), []int{67}
 }
 
 func (x *RelayResponse) GetSessions() []*RelaySession {
@@ -4551,7 +4668,7 @@ type RelaySession struct {
 
 func (x *RelaySession) Reset() {
 	*x = RelaySession{}
-	mi := &file_skein_v1_agent_proto_msgTypes[67]
+	mi := &file_skein_v1_agent_proto_msgTypes[68]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4563,7 +4680,7 @@ func (x *RelaySession) String() string {
 func (*RelaySession) ProtoMessage() {}
 
 func (x *RelaySession) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_agent_proto_msgTypes[67]
+	mi := &file_skein_v1_agent_proto_msgTypes[68]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4576,7 +4693,7 @@ func (x *RelaySession) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RelaySession.ProtoReflect.Descriptor instead.
 func (*RelaySession) Descriptor() ([]byte, []int) {
-	return file_skein_v1_agent_proto_rawDescGZIP(), []int{67}
+	return file_skein_v1_agent_proto_rawDescGZIP(), []int{68}
 }
 
 func (x *RelaySession) GetNodeId() string {
@@ -4702,7 +4819,7 @@ type RelayServer struct {
 
 func (x *RelayServer) Reset() {
 	*x = RelayServer{}
-	mi := &file_skein_v1_agent_proto_msgTypes[68]
+	mi := &file_skein_v1_agent_proto_msgTypes[69]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4714,7 +4831,7 @@ func (x *RelayServer) String() string {
 func (*RelayServer) ProtoMessage() {}
 
 func (x *RelayServer) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_agent_proto_msgTypes[68]
+	mi := &file_skein_v1_agent_proto_msgTypes[69]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4727,7 +4844,7 @@ func (x *RelayServer) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RelayServer.ProtoReflect.Descriptor instead.
 func (*RelayServer) Descriptor() ([]byte, []int) {
-	return file_skein_v1_agent_proto_rawDescGZIP(), []int{68}
+	return file_skein_v1_agent_proto_rawDescGZIP(), []int{69}
 }
 
 func (x *RelayServer) GetClients() []*RelayClient {
@@ -4857,7 +4974,7 @@ type RelayServerLimits struct {
 
 func (x *RelayServerLimits) Reset() {
 	*x = RelayServerLimits{}
-	mi := &file_skein_v1_agent_proto_msgTypes[69]
+	mi := &file_skein_v1_agent_proto_msgTypes[70]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4869,7 +4986,7 @@ func (x *RelayServerLimits) String() string {
 func (*RelayServerLimits) ProtoMessage() {}
 
 func (x *RelayServerLimits) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_agent_proto_msgTypes[69]
+	mi := &file_skein_v1_agent_proto_msgTypes[70]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4882,7 +4999,7 @@ func (x *RelayServerLimits) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RelayServerLimits.ProtoReflect.Descriptor instead.
 func (*RelayServerLimits) Descriptor() ([]byte, []int) {
-	return file_skein_v1_agent_proto_rawDescGZIP(), []int{69}
+	return file_skein_v1_agent_proto_rawDescGZIP(), []int{70}
 }
 
 func (x *RelayServerLimits) GetMemoryBytes() uint64 {
@@ -4955,7 +5072,7 @@ type RelayClient struct {
 
 func (x *RelayClient) Reset() {
 	*x = RelayClient{}
-	mi := &file_skein_v1_agent_proto_msgTypes[70]
+	mi := &file_skein_v1_agent_proto_msgTypes[71]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4967,7 +5084,7 @@ func (x *RelayClient) String() string {
 func (*RelayClient) ProtoMessage() {}
 
 func (x *RelayClient) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_agent_proto_msgTypes[70]
+	mi := &file_skein_v1_agent_proto_msgTypes[71]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4980,7 +5097,7 @@ func (x *RelayClient) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RelayClient.ProtoReflect.Descriptor instead.
 func (*RelayClient) Descriptor() ([]byte, []int) {
-	return file_skein_v1_agent_proto_rawDescGZIP(), []int{70}
+	return file_skein_v1_agent_proto_rawDescGZIP(), []int{71}
 }
 
 func (x *RelayClient) GetNodeId() string {
@@ -5083,7 +5200,7 @@ type CreatePoolRequest struct {
 
 func (x *CreatePoolRequest) Reset() {
 	*x = CreatePoolRequest{}
-	mi := &file_skein_v1_agent_proto_msgTypes[71]
+	mi := &file_skein_v1_agent_proto_msgTypes[72]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5095,7 +5212,7 @@ func (x *CreatePoolRequest) String() string {
 func (*CreatePoolRequest) ProtoMessage() {}
 
 func (x *CreatePoolRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_agent_proto_msgTypes[71]
+	mi := &file_skein_v1_agent_proto_msgTypes[72]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5108,7 +5225,7 @@ func (x *CreatePoolRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CreatePoolRequest.ProtoReflect.Descriptor instead.
 func (*CreatePoolRequest) Descriptor() ([]byte, []int) {
-	return file_skein_v1_agent_proto_rawDescGZIP(), []int{71}
+	return file_skein_v1_agent_proto_rawDescGZIP(), []int{72}
 }
 
 func (x *CreatePoolRequest) GetPool() *Pool {
@@ -5127,7 +5244,7 @@ type ChangePoolRequest struct {
 
 func (x *ChangePoolRequest) Reset() {
 	*x = ChangePoolRequest{}
-	mi := &file_skein_v1_agent_proto_msgTypes[72]
+	mi := &file_skein_v1_agent_proto_msgTypes[73]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5139,7 +5256,7 @@ func (x *ChangePoolRequest) String() string {
 func (*ChangePoolRequest) ProtoMessage() {}
 
 func (x *ChangePoolRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_agent_proto_msgTypes[72]
+	mi := &file_skein_v1_agent_proto_msgTypes[73]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5152,7 +5269,7 @@ func (x *ChangePoolRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ChangePoolRequest.ProtoReflect.Descriptor instead.
 func (*ChangePoolRequest) Descriptor() ([]byte, []int) {
-	return file_skein_v1_agent_proto_rawDescGZIP(), []int{72}
+	return file_skein_v1_agent_proto_rawDescGZIP(), []int{73}
 }
 
 func (x *ChangePoolRequest) GetChange() *ChangePool {
@@ -5172,7 +5289,7 @@ type PoolResponse struct {
 
 func (x *PoolResponse) Reset() {
 	*x = PoolResponse{}
-	mi := &file_skein_v1_agent_proto_msgTypes[73]
+	mi := &file_skein_v1_agent_proto_msgTypes[74]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5184,7 +5301,7 @@ func (x *PoolResponse) String() string {
 func (*PoolResponse) ProtoMessage() {}
 
 func (x *PoolResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_agent_proto_msgTypes[73]
+	mi := &file_skein_v1_agent_proto_msgTypes[74]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5197,7 +5314,7 @@ func (x *PoolResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PoolResponse.ProtoReflect.Descriptor instead.
 func (*PoolResponse) Descriptor() ([]byte, []int) {
-	return file_skein_v1_agent_proto_rawDescGZIP(), []int{73}
+	return file_skein_v1_agent_proto_rawDescGZIP(), []int{74}
 }
 
 func (x *PoolResponse) GetPool() *Pool {
@@ -5223,7 +5340,7 @@ type RemovePoolRequest struct {
 
 func (x *RemovePoolRequest) Reset() {
 	*x = RemovePoolRequest{}
-	mi := &file_skein_v1_agent_proto_msgTypes[74]
+	mi := &file_skein_v1_agent_proto_msgTypes[75]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5235,7 +5352,7 @@ func (x *RemovePoolRequest) String() string {
 func (*RemovePoolRequest) ProtoMessage() {}
 
 func (x *RemovePoolRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_agent_proto_msgTypes[74]
+	mi := &file_skein_v1_agent_proto_msgTypes[75]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5248,7 +5365,7 @@ func (x *RemovePoolRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RemovePoolRequest.ProtoReflect.Descriptor instead.
 func (*RemovePoolRequest) Descriptor() ([]byte, []int) {
-	return file_skein_v1_agent_proto_rawDescGZIP(), []int{74}
+	return file_skein_v1_agent_proto_rawDescGZIP(), []int{75}
 }
 
 func (x *RemovePoolRequest) GetName() string {
@@ -5267,7 +5384,7 @@ type RemovePoolResponse struct {
 
 func (x *RemovePoolResponse) Reset() {
 	*x = RemovePoolResponse{}
-	mi := &file_skein_v1_agent_proto_msgTypes[75]
+	mi := &file_skein_v1_agent_proto_msgTypes[76]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5279,7 +5396,7 @@ func (x *RemovePoolResponse) String() string {
 func (*RemovePoolResponse) ProtoMessage() {}
 
 func (x *RemovePoolResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_agent_proto_msgTypes[75]
+	mi := &file_skein_v1_agent_proto_msgTypes[76]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5292,7 +5409,7 @@ func (x *RemovePoolResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RemovePoolResponse.ProtoReflect.Descriptor instead.
 func (*RemovePoolResponse) Descriptor() ([]byte, []int) {
-	return file_skein_v1_agent_proto_rawDescGZIP(), []int{75}
+	return file_skein_v1_agent_proto_rawDescGZIP(), []int{76}
 }
 
 func (x *RemovePoolResponse) GetIndex() uint64 {
@@ -5311,7 +5428,7 @@ type PoolsRequest struct {
 
 func (x *PoolsRequest) Reset() {
 	*x = PoolsRequest{}
-	mi := &file_skein_v1_agent_proto_msgTypes[76]
+	mi := &file_skein_v1_agent_proto_msgTypes[77]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5323,7 +5440,7 @@ func (x *PoolsRequest) String() string {
 func (*PoolsRequest) ProtoMessage() {}
 
 func (x *PoolsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_agent_proto_msgTypes[76]
+	mi := &file_skein_v1_agent_proto_msgTypes[77]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5336,7 +5453,7 @@ func (x *PoolsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PoolsRequest.ProtoReflect.Descriptor instead.
 func (*PoolsRequest) Descriptor() ([]byte, []int) {
-	return file_skein_v1_agent_proto_rawDescGZIP(), []int{76}
+	return file_skein_v1_agent_proto_rawDescGZIP(), []int{77}
 }
 
 func (x *PoolsRequest) GetName() string {
@@ -5355,7 +5472,7 @@ type PoolsResponse struct {
 
 func (x *PoolsResponse) Reset() {
 	*x = PoolsResponse{}
-	mi := &file_skein_v1_agent_proto_msgTypes[77]
+	mi := &file_skein_v1_agent_proto_msgTypes[78]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5367,7 +5484,7 @@ func (x *PoolsResponse) String() string {
 func (*PoolsResponse) ProtoMessage() {}
 
 func (x *PoolsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_agent_proto_msgTypes[77]
+	mi := &file_skein_v1_agent_proto_msgTypes[78]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5380,7 +5497,7 @@ func (x *PoolsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PoolsResponse.ProtoReflect.Descriptor instead.
 func (*PoolsResponse) Descriptor() ([]byte, []int) {
-	return file_skein_v1_agent_proto_rawDescGZIP(), []int{77}
+	return file_skein_v1_agent_proto_rawDescGZIP(), []int{78}
 }
 
 func (x *PoolsResponse) GetPools() []*PoolView {
@@ -5409,7 +5526,7 @@ type PoolView struct {
 
 func (x *PoolView) Reset() {
 	*x = PoolView{}
-	mi := &file_skein_v1_agent_proto_msgTypes[78]
+	mi := &file_skein_v1_agent_proto_msgTypes[79]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5421,7 +5538,7 @@ func (x *PoolView) String() string {
 func (*PoolView) ProtoMessage() {}
 
 func (x *PoolView) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_agent_proto_msgTypes[78]
+	mi := &file_skein_v1_agent_proto_msgTypes[79]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5434,7 +5551,7 @@ func (x *PoolView) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PoolView.ProtoReflect.Descriptor instead.
 func (*PoolView) Descriptor() ([]byte, []int) {
-	return file_skein_v1_agent_proto_rawDescGZIP(), []int{78}
+	return file_skein_v1_agent_proto_rawDescGZIP(), []int{79}
 }
 
 func (x *PoolView) GetPool() *Pool {
@@ -5525,7 +5642,7 @@ type PoolHolder struct {
 
 func (x *PoolHolder) Reset() {
 	*x = PoolHolder{}
-	mi := &file_skein_v1_agent_proto_msgTypes[79]
+	mi := &file_skein_v1_agent_proto_msgTypes[80]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5537,7 +5654,7 @@ func (x *PoolHolder) String() string {
 func (*PoolHolder) ProtoMessage() {}
 
 func (x *PoolHolder) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_agent_proto_msgTypes[79]
+	mi := &file_skein_v1_agent_proto_msgTypes[80]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5550,7 +5667,7 @@ func (x *PoolHolder) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PoolHolder.ProtoReflect.Descriptor instead.
 func (*PoolHolder) Descriptor() ([]byte, []int) {
-	return file_skein_v1_agent_proto_rawDescGZIP(), []int{79}
+	return file_skein_v1_agent_proto_rawDescGZIP(), []int{80}
 }
 
 func (x *PoolHolder) GetNodeId() string {
@@ -5586,7 +5703,7 @@ type LocalPool struct {
 
 func (x *LocalPool) Reset() {
 	*x = LocalPool{}
-	mi := &file_skein_v1_agent_proto_msgTypes[80]
+	mi := &file_skein_v1_agent_proto_msgTypes[81]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5598,7 +5715,7 @@ func (x *LocalPool) String() string {
 func (*LocalPool) ProtoMessage() {}
 
 func (x *LocalPool) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_agent_proto_msgTypes[80]
+	mi := &file_skein_v1_agent_proto_msgTypes[81]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5611,7 +5728,7 @@ func (x *LocalPool) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use LocalPool.ProtoReflect.Descriptor instead.
 func (*LocalPool) Descriptor() ([]byte, []int) {
-	return file_skein_v1_agent_proto_rawDescGZIP(), []int{80}
+	return file_skein_v1_agent_proto_rawDescGZIP(), []int{81}
 }
 
 func (x *LocalPool) GetBlocks() uint32 {
@@ -5653,7 +5770,7 @@ type BlocksRequest struct {
 
 func (x *BlocksRequest) Reset() {
 	*x = BlocksRequest{}
-	mi := &file_skein_v1_agent_proto_msgTypes[81]
+	mi := &file_skein_v1_agent_proto_msgTypes[82]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5665,7 +5782,7 @@ func (x *BlocksRequest) String() string {
 func (*BlocksRequest) ProtoMessage() {}
 
 func (x *BlocksRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_agent_proto_msgTypes[81]
+	mi := &file_skein_v1_agent_proto_msgTypes[82]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5678,7 +5795,7 @@ func (x *BlocksRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use BlocksRequest.ProtoReflect.Descriptor instead.
 func (*BlocksRequest) Descriptor() ([]byte, []int) {
-	return file_skein_v1_agent_proto_rawDescGZIP(), []int{81}
+	return file_skein_v1_agent_proto_rawDescGZIP(), []int{82}
 }
 
 func (x *BlocksRequest) GetPool() string {
@@ -5711,7 +5828,7 @@ type BlocksResponse struct {
 
 func (x *BlocksResponse) Reset() {
 	*x = BlocksResponse{}
-	mi := &file_skein_v1_agent_proto_msgTypes[82]
+	mi := &file_skein_v1_agent_proto_msgTypes[83]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5723,7 +5840,7 @@ func (x *BlocksResponse) String() string {
 func (*BlocksResponse) ProtoMessage() {}
 
 func (x *BlocksResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_agent_proto_msgTypes[82]
+	mi := &file_skein_v1_agent_proto_msgTypes[83]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5736,7 +5853,7 @@ func (x *BlocksResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use BlocksResponse.ProtoReflect.Descriptor instead.
 func (*BlocksResponse) Descriptor() ([]byte, []int) {
-	return file_skein_v1_agent_proto_rawDescGZIP(), []int{82}
+	return file_skein_v1_agent_proto_rawDescGZIP(), []int{83}
 }
 
 func (x *BlocksResponse) GetBlocks() []*BlockView {
@@ -5758,7 +5875,7 @@ type BlockView struct {
 
 func (x *BlockView) Reset() {
 	*x = BlockView{}
-	mi := &file_skein_v1_agent_proto_msgTypes[83]
+	mi := &file_skein_v1_agent_proto_msgTypes[84]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5770,7 +5887,7 @@ func (x *BlockView) String() string {
 func (*BlockView) ProtoMessage() {}
 
 func (x *BlockView) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_agent_proto_msgTypes[83]
+	mi := &file_skein_v1_agent_proto_msgTypes[84]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5783,7 +5900,7 @@ func (x *BlockView) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use BlockView.ProtoReflect.Descriptor instead.
 func (*BlockView) Descriptor() ([]byte, []int) {
-	return file_skein_v1_agent_proto_rawDescGZIP(), []int{83}
+	return file_skein_v1_agent_proto_rawDescGZIP(), []int{84}
 }
 
 func (x *BlockView) GetBlock() *Block {
@@ -5825,7 +5942,7 @@ type ReserveBlockRequest struct {
 
 func (x *ReserveBlockRequest) Reset() {
 	*x = ReserveBlockRequest{}
-	mi := &file_skein_v1_agent_proto_msgTypes[84]
+	mi := &file_skein_v1_agent_proto_msgTypes[85]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5837,7 +5954,7 @@ func (x *ReserveBlockRequest) String() string {
 func (*ReserveBlockRequest) ProtoMessage() {}
 
 func (x *ReserveBlockRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_agent_proto_msgTypes[84]
+	mi := &file_skein_v1_agent_proto_msgTypes[85]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5850,7 +5967,7 @@ func (x *ReserveBlockRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ReserveBlockRequest.ProtoReflect.Descriptor instead.
 func (*ReserveBlockRequest) Descriptor() ([]byte, []int) {
-	return file_skein_v1_agent_proto_rawDescGZIP(), []int{84}
+	return file_skein_v1_agent_proto_rawDescGZIP(), []int{85}
 }
 
 func (x *ReserveBlockRequest) GetPool() string {
@@ -5884,7 +6001,7 @@ type ReleaseBlockRequest struct {
 
 func (x *ReleaseBlockRequest) Reset() {
 	*x = ReleaseBlockRequest{}
-	mi := &file_skein_v1_agent_proto_msgTypes[85]
+	mi := &file_skein_v1_agent_proto_msgTypes[86]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5896,7 +6013,7 @@ func (x *ReleaseBlockRequest) String() string {
 func (*ReleaseBlockRequest) ProtoMessage() {}
 
 func (x *ReleaseBlockRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_agent_proto_msgTypes[85]
+	mi := &file_skein_v1_agent_proto_msgTypes[86]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5909,7 +6026,7 @@ func (x *ReleaseBlockRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ReleaseBlockRequest.ProtoReflect.Descriptor instead.
 func (*ReleaseBlockRequest) Descriptor() ([]byte, []int) {
-	return file_skein_v1_agent_proto_rawDescGZIP(), []int{85}
+	return file_skein_v1_agent_proto_rawDescGZIP(), []int{86}
 }
 
 func (x *ReleaseBlockRequest) GetPool() string {
@@ -5936,7 +6053,7 @@ type BlockResponse struct {
 
 func (x *BlockResponse) Reset() {
 	*x = BlockResponse{}
-	mi := &file_skein_v1_agent_proto_msgTypes[86]
+	mi := &file_skein_v1_agent_proto_msgTypes[87]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5948,7 +6065,7 @@ func (x *BlockResponse) String() string {
 func (*BlockResponse) ProtoMessage() {}
 
 func (x *BlockResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_agent_proto_msgTypes[86]
+	mi := &file_skein_v1_agent_proto_msgTypes[87]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5961,7 +6078,7 @@ func (x *BlockResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use BlockResponse.ProtoReflect.Descriptor instead.
 func (*BlockResponse) Descriptor() ([]byte, []int) {
-	return file_skein_v1_agent_proto_rawDescGZIP(), []int{86}
+	return file_skein_v1_agent_proto_rawDescGZIP(), []int{87}
 }
 
 func (x *BlockResponse) GetBlock() *Block {
@@ -5990,7 +6107,7 @@ type ReserveAddressRequest struct {
 
 func (x *ReserveAddressRequest) Reset() {
 	*x = ReserveAddressRequest{}
-	mi := &file_skein_v1_agent_proto_msgTypes[87]
+	mi := &file_skein_v1_agent_proto_msgTypes[88]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6002,7 +6119,7 @@ func (x *ReserveAddressRequest) String() string {
 func (*ReserveAddressRequest) ProtoMessage() {}
 
 func (x *ReserveAddressRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_agent_proto_msgTypes[87]
+	mi := &file_skein_v1_agent_proto_msgTypes[88]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6015,7 +6132,7 @@ func (x *ReserveAddressRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ReserveAddressRequest.ProtoReflect.Descriptor instead.
 func (*ReserveAddressRequest) Descriptor() ([]byte, []int) {
-	return file_skein_v1_agent_proto_rawDescGZIP(), []int{87}
+	return file_skein_v1_agent_proto_rawDescGZIP(), []int{88}
 }
 
 func (x *ReserveAddressRequest) GetPool() string {
@@ -6057,7 +6174,7 @@ type ReleaseAddressRequest struct {
 
 func (x *ReleaseAddressRequest) Reset() {
 	*x = ReleaseAddressRequest{}
-	mi := &file_skein_v1_agent_proto_msgTypes[88]
+	mi := &file_skein_v1_agent_proto_msgTypes[89]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6069,7 +6186,7 @@ func (x *ReleaseAddressRequest) String() string {
 func (*ReleaseAddressRequest) ProtoMessage() {}
 
 func (x *ReleaseAddressRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_agent_proto_msgTypes[88]
+	mi := &file_skein_v1_agent_proto_msgTypes[89]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6082,7 +6199,7 @@ func (x *ReleaseAddressRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ReleaseAddressRequest.ProtoReflect.Descriptor instead.
 func (*ReleaseAddressRequest) Descriptor() ([]byte, []int) {
-	return file_skein_v1_agent_proto_rawDescGZIP(), []int{88}
+	return file_skein_v1_agent_proto_rawDescGZIP(), []int{89}
 }
 
 func (x *ReleaseAddressRequest) GetPool() string {
@@ -6116,7 +6233,7 @@ type StaticResponse struct {
 
 func (x *StaticResponse) Reset() {
 	*x = StaticResponse{}
-	mi := &file_skein_v1_agent_proto_msgTypes[89]
+	mi := &file_skein_v1_agent_proto_msgTypes[90]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6128,7 +6245,7 @@ func (x *StaticResponse) String() string {
 func (*StaticResponse) ProtoMessage() {}
 
 func (x *StaticResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_agent_proto_msgTypes[89]
+	mi := &file_skein_v1_agent_proto_msgTypes[90]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6141,7 +6258,7 @@ func (x *StaticResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StaticResponse.ProtoReflect.Descriptor instead.
 func (*StaticResponse) Descriptor() ([]byte, []int) {
-	return file_skein_v1_agent_proto_rawDescGZIP(), []int{89}
+	return file_skein_v1_agent_proto_rawDescGZIP(), []int{90}
 }
 
 func (x *StaticResponse) GetAddress() *StaticAddress {
@@ -6166,7 +6283,7 @@ type StaticsRequest struct {
 
 func (x *StaticsRequest) Reset() {
 	*x = StaticsRequest{}
-	mi := &file_skein_v1_agent_proto_msgTypes[90]
+	mi := &file_skein_v1_agent_proto_msgTypes[91]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6178,7 +6295,7 @@ func (x *StaticsRequest) String() string {
 func (*StaticsRequest) ProtoMessage() {}
 
 func (x *StaticsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_agent_proto_msgTypes[90]
+	mi := &file_skein_v1_agent_proto_msgTypes[91]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6191,7 +6308,7 @@ func (x *StaticsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StaticsRequest.ProtoReflect.Descriptor instead.
 func (*StaticsRequest) Descriptor() ([]byte, []int) {
-	return file_skein_v1_agent_proto_rawDescGZIP(), []int{90}
+	return file_skein_v1_agent_proto_rawDescGZIP(), []int{91}
 }
 
 type StaticsResponse struct {
@@ -6203,7 +6320,7 @@ type StaticsResponse struct {
 
 func (x *StaticsResponse) Reset() {
 	*x = StaticsResponse{}
-	mi := &file_skein_v1_agent_proto_msgTypes[91]
+	mi := &file_skein_v1_agent_proto_msgTypes[92]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6215,7 +6332,7 @@ func (x *StaticsResponse) String() string {
 func (*StaticsResponse) ProtoMessage() {}
 
 func (x *StaticsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_agent_proto_msgTypes[91]
+	mi := &file_skein_v1_agent_proto_msgTypes[92]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6228,7 +6345,7 @@ func (x *StaticsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StaticsResponse.ProtoReflect.Descriptor instead.
 func (*StaticsResponse) Descriptor() ([]byte, []int) {
-	return file_skein_v1_agent_proto_rawDescGZIP(), []int{91}
+	return file_skein_v1_agent_proto_rawDescGZIP(), []int{92}
 }
 
 func (x *StaticsResponse) GetAddresses() []*StaticAddress {
@@ -6249,7 +6366,7 @@ type WhoRequest struct {
 
 func (x *WhoRequest) Reset() {
 	*x = WhoRequest{}
-	mi := &file_skein_v1_agent_proto_msgTypes[92]
+	mi := &file_skein_v1_agent_proto_msgTypes[93]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6261,7 +6378,7 @@ func (x *WhoRequest) String() string {
 func (*WhoRequest) ProtoMessage() {}
 
 func (x *WhoRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_agent_proto_msgTypes[92]
+	mi := &file_skein_v1_agent_proto_msgTypes[93]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6274,7 +6391,7 @@ func (x *WhoRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WhoRequest.ProtoReflect.Descriptor instead.
 func (*WhoRequest) Descriptor() ([]byte, []int) {
-	return file_skein_v1_agent_proto_rawDescGZIP(), []int{92}
+	return file_skein_v1_agent_proto_rawDescGZIP(), []int{93}
 }
 
 func (x *WhoRequest) GetAddress() string {
@@ -6322,7 +6439,7 @@ type WhoResponse struct {
 
 func (x *WhoResponse) Reset() {
 	*x = WhoResponse{}
-	mi := &file_skein_v1_agent_proto_msgTypes[93]
+	mi := &file_skein_v1_agent_proto_msgTypes[94]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6334,7 +6451,7 @@ func (x *WhoResponse) String() string {
 func (*WhoResponse) ProtoMessage() {}
 
 func (x *WhoResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_agent_proto_msgTypes[93]
+	mi := &file_skein_v1_agent_proto_msgTypes[94]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6347,7 +6464,7 @@ func (x *WhoResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WhoResponse.ProtoReflect.Descriptor instead.
 func (*WhoResponse) Descriptor() ([]byte, []int) {
-	return file_skein_v1_agent_proto_rawDescGZIP(), []int{93}
+	return file_skein_v1_agent_proto_rawDescGZIP(), []int{94}
 }
 
 func (x *WhoResponse) GetAddress() string {
@@ -6475,7 +6592,7 @@ type TranslatedAddress struct {
 
 func (x *TranslatedAddress) Reset() {
 	*x = TranslatedAddress{}
-	mi := &file_skein_v1_agent_proto_msgTypes[94]
+	mi := &file_skein_v1_agent_proto_msgTypes[95]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6487,7 +6604,7 @@ func (x *TranslatedAddress) String() string {
 func (*TranslatedAddress) ProtoMessage() {}
 
 func (x *TranslatedAddress) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_agent_proto_msgTypes[94]
+	mi := &file_skein_v1_agent_proto_msgTypes[95]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6500,7 +6617,7 @@ func (x *TranslatedAddress) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use TranslatedAddress.ProtoReflect.Descriptor instead.
 func (*TranslatedAddress) Descriptor() ([]byte, []int) {
-	return file_skein_v1_agent_proto_rawDescGZIP(), []int{94}
+	return file_skein_v1_agent_proto_rawDescGZIP(), []int{95}
 }
 
 func (x *TranslatedAddress) GetSite() string {
@@ -6549,7 +6666,7 @@ type Holder struct {
 
 func (x *Holder) Reset() {
 	*x = Holder{}
-	mi := &file_skein_v1_agent_proto_msgTypes[95]
+	mi := &file_skein_v1_agent_proto_msgTypes[96]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6561,7 +6678,7 @@ func (x *Holder) String() string {
 func (*Holder) ProtoMessage() {}
 
 func (x *Holder) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_agent_proto_msgTypes[95]
+	mi := &file_skein_v1_agent_proto_msgTypes[96]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6574,7 +6691,7 @@ func (x *Holder) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Holder.ProtoReflect.Descriptor instead.
 func (*Holder) Descriptor() ([]byte, []int) {
-	return file_skein_v1_agent_proto_rawDescGZIP(), []int{95}
+	return file_skein_v1_agent_proto_rawDescGZIP(), []int{96}
 }
 
 func (x *Holder) GetNamespace() string {
@@ -6648,7 +6765,7 @@ type PodsRequest struct {
 
 func (x *PodsRequest) Reset() {
 	*x = PodsRequest{}
-	mi := &file_skein_v1_agent_proto_msgTypes[96]
+	mi := &file_skein_v1_agent_proto_msgTypes[97]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6660,7 +6777,7 @@ func (x *PodsRequest) String() string {
 func (*PodsRequest) ProtoMessage() {}
 
 func (x *PodsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_agent_proto_msgTypes[96]
+	mi := &file_skein_v1_agent_proto_msgTypes[97]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6673,7 +6790,7 @@ func (x *PodsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PodsRequest.ProtoReflect.Descriptor instead.
 func (*PodsRequest) Descriptor() ([]byte, []int) {
-	return file_skein_v1_agent_proto_rawDescGZIP(), []int{96}
+	return file_skein_v1_agent_proto_rawDescGZIP(), []int{97}
 }
 
 type PodsResponse struct {
@@ -6685,7 +6802,7 @@ type PodsResponse struct {
 
 func (x *PodsResponse) Reset() {
 	*x = PodsResponse{}
-	mi := &file_skein_v1_agent_proto_msgTypes[97]
+	mi := &file_skein_v1_agent_proto_msgTypes[98]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6697,7 +6814,7 @@ func (x *PodsResponse) String() string {
 func (*PodsResponse) ProtoMessage() {}
 
 func (x *PodsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_agent_proto_msgTypes[97]
+	mi := &file_skein_v1_agent_proto_msgTypes[98]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6710,7 +6827,7 @@ func (x *PodsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PodsResponse.ProtoReflect.Descriptor instead.
 func (*PodsResponse) Descriptor() ([]byte, []int) {
-	return file_skein_v1_agent_proto_rawDescGZIP(), []int{97}
+	return file_skein_v1_agent_proto_rawDescGZIP(), []int{98}
 }
 
 func (x *PodsResponse) GetPods() []*PodView {
@@ -6732,7 +6849,7 @@ type PodView struct {
 
 func (x *PodView) Reset() {
 	*x = PodView{}
-	mi := &file_skein_v1_agent_proto_msgTypes[98]
+	mi := &file_skein_v1_agent_proto_msgTypes[99]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6744,7 +6861,7 @@ func (x *PodView) String() string {
 func (*PodView) ProtoMessage() {}
 
 func (x *PodView) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_agent_proto_msgTypes[98]
+	mi := &file_skein_v1_agent_proto_msgTypes[99]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6757,7 +6874,7 @@ func (x *PodView) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PodView.ProtoReflect.Descriptor instead.
 func (*PodView) Descriptor() ([]byte, []int) {
-	return file_skein_v1_agent_proto_rawDescGZIP(), []int{98}
+	return file_skein_v1_agent_proto_rawDescGZIP(), []int{99}
 }
 
 func (x *PodView) GetHolder() *Holder {
@@ -6797,7 +6914,7 @@ type ImportRequest struct {
 
 func (x *ImportRequest) Reset() {
 	*x = ImportRequest{}
-	mi := &file_skein_v1_agent_proto_msgTypes[99]
+	mi := &file_skein_v1_agent_proto_msgTypes[100]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6809,7 +6926,7 @@ func (x *ImportRequest) String() string {
 func (*ImportRequest) ProtoMessage() {}
 
 func (x *ImportRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_agent_proto_msgTypes[99]
+	mi := &file_skein_v1_agent_proto_msgTypes[100]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6822,7 +6939,7 @@ func (x *ImportRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ImportRequest.ProtoReflect.Descriptor instead.
 func (*ImportRequest) Descriptor() ([]byte, []int) {
-	return file_skein_v1_agent_proto_rawDescGZIP(), []int{99}
+	return file_skein_v1_agent_proto_rawDescGZIP(), []int{100}
 }
 
 func (x *ImportRequest) GetImport() *ImportPools {
@@ -6843,7 +6960,7 @@ type ImportResponse struct {
 
 func (x *ImportResponse) Reset() {
 	*x = ImportResponse{}
-	mi := &file_skein_v1_agent_proto_msgTypes[100]
+	mi := &file_skein_v1_agent_proto_msgTypes[101]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6855,7 +6972,7 @@ func (x *ImportResponse) String() string {
 func (*ImportResponse) ProtoMessage() {}
 
 func (x *ImportResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_agent_proto_msgTypes[100]
+	mi := &file_skein_v1_agent_proto_msgTypes[101]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6868,7 +6985,7 @@ func (x *ImportResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ImportResponse.ProtoReflect.Descriptor instead.
 func (*ImportResponse) Descriptor() ([]byte, []int) {
-	return file_skein_v1_agent_proto_rawDescGZIP(), []int{100}
+	return file_skein_v1_agent_proto_rawDescGZIP(), []int{101}
 }
 
 func (x *ImportResponse) GetPlan() []string {
@@ -6901,7 +7018,7 @@ type CreateEgressRequest struct {
 
 func (x *CreateEgressRequest) Reset() {
 	*x = CreateEgressRequest{}
-	mi := &file_skein_v1_agent_proto_msgTypes[101]
+	mi := &file_skein_v1_agent_proto_msgTypes[102]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6913,7 +7030,7 @@ func (x *CreateEgressRequest) String() string {
 func (*CreateEgressRequest) ProtoMessage() {}
 
 func (x *CreateEgressRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_agent_proto_msgTypes[101]
+	mi := &file_skein_v1_agent_proto_msgTypes[102]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6926,7 +7043,7 @@ func (x *CreateEgressRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CreateEgressRequest.ProtoReflect.Descriptor instead.
 func (*CreateEgressRequest) Descriptor() ([]byte, []int) {
-	return file_skein_v1_agent_proto_rawDescGZIP(), []int{101}
+	return file_skein_v1_agent_proto_rawDescGZIP(), []int{102}
 }
 
 func (x *CreateEgressRequest) GetEgress() *Egress {
@@ -6945,7 +7062,7 @@ type ChangeEgressRequest struct {
 
 func (x *ChangeEgressRequest) Reset() {
 	*x = ChangeEgressRequest{}
-	mi := &file_skein_v1_agent_proto_msgTypes[102]
+	mi := &file_skein_v1_agent_proto_msgTypes[103]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6957,7 +7074,7 @@ func (x *ChangeEgressRequest) String() string {
 func (*ChangeEgressRequest) ProtoMessage() {}
 
 func (x *ChangeEgressRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_agent_proto_msgTypes[102]
+	mi := &file_skein_v1_agent_proto_msgTypes[103]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6970,7 +7087,7 @@ func (x *ChangeEgressRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ChangeEgressRequest.ProtoReflect.Descriptor instead.
 func (*ChangeEgressRequest) Descriptor() ([]byte, []int) {
-	return file_skein_v1_agent_proto_rawDescGZIP(), []int{102}
+	return file_skein_v1_agent_proto_rawDescGZIP(), []int{103}
 }
 
 func (x *ChangeEgressRequest) GetChange() *ChangeEgress {
@@ -6993,7 +7110,7 @@ type EgressResponse struct {
 
 func (x *EgressResponse) Reset() {
 	*x = EgressResponse{}
-	mi := &file_skein_v1_agent_proto_msgTypes[103]
+	mi := &file_skein_v1_agent_proto_msgTypes[104]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7005,7 +7122,7 @@ func (x *EgressResponse) String() string {
 func (*EgressResponse) ProtoMessage() {}
 
 func (x *EgressResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_agent_proto_msgTypes[103]
+	mi := &file_skein_v1_agent_proto_msgTypes[104]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7018,7 +7135,7 @@ func (x *EgressResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use EgressResponse.ProtoReflect.Descriptor instead.
 func (*EgressResponse) Descriptor() ([]byte, []int) {
-	return file_skein_v1_agent_proto_rawDescGZIP(), []int{103}
+	return file_skein_v1_agent_proto_rawDescGZIP(), []int{104}
 }
 
 func (x *EgressResponse) GetEgress() *Egress {
@@ -7059,7 +7176,7 @@ type RemoveEgressRequest struct {
 
 func (x *RemoveEgressRequest) Reset() {
 	*x = RemoveEgressRequest{}
-	mi := &file_skein_v1_agent_proto_msgTypes[104]
+	mi := &file_skein_v1_agent_proto_msgTypes[105]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7071,7 +7188,7 @@ func (x *RemoveEgressRequest) String() string {
 func (*RemoveEgressRequest) ProtoMessage() {}
 
 func (x *RemoveEgressRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_agent_proto_msgTypes[104]
+	mi := &file_skein_v1_agent_proto_msgTypes[105]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7084,7 +7201,7 @@ func (x *RemoveEgressRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RemoveEgressRequest.ProtoReflect.Descriptor instead.
 func (*RemoveEgressRequest) Descriptor() ([]byte, []int) {
-	return file_skein_v1_agent_proto_rawDescGZIP(), []int{104}
+	return file_skein_v1_agent_proto_rawDescGZIP(), []int{105}
 }
 
 func (x *RemoveEgressRequest) GetNamespace() string {
@@ -7110,7 +7227,7 @@ type RemoveEgressResponse struct {
 
 func (x *RemoveEgressResponse) Reset() {
 	*x = RemoveEgressResponse{}
-	mi := &file_skein_v1_agent_proto_msgTypes[105]
+	mi := &file_skein_v1_agent_proto_msgTypes[106]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7122,7 +7239,7 @@ func (x *RemoveEgressResponse) String() string {
 func (*RemoveEgressResponse) ProtoMessage() {}
 
 func (x *RemoveEgressResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_agent_proto_msgTypes[105]
+	mi := &file_skein_v1_agent_proto_msgTypes[106]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7135,7 +7252,7 @@ func (x *RemoveEgressResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RemoveEgressResponse.ProtoReflect.Descriptor instead.
 func (*RemoveEgressResponse) Descriptor() ([]byte, []int) {
-	return file_skein_v1_agent_proto_rawDescGZIP(), []int{105}
+	return file_skein_v1_agent_proto_rawDescGZIP(), []int{106}
 }
 
 func (x *RemoveEgressResponse) GetIndex() uint64 {
@@ -7153,7 +7270,7 @@ type EgressesRequest struct {
 
 func (x *EgressesRequest) Reset() {
 	*x = EgressesRequest{}
-	mi := &file_skein_v1_agent_proto_msgTypes[106]
+	mi := &file_skein_v1_agent_proto_msgTypes[107]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7165,7 +7282,7 @@ func (x *EgressesRequest) String() string {
 func (*EgressesRequest) ProtoMessage() {}
 
 func (x *EgressesRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_agent_proto_msgTypes[106]
+	mi := &file_skein_v1_agent_proto_msgTypes[107]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7178,7 +7295,7 @@ func (x *EgressesRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use EgressesRequest.ProtoReflect.Descriptor instead.
 func (*EgressesRequest) Descriptor() ([]byte, []int) {
-	return file_skein_v1_agent_proto_rawDescGZIP(), []int{106}
+	return file_skein_v1_agent_proto_rawDescGZIP(), []int{107}
 }
 
 type EgressesResponse struct {
@@ -7190,7 +7307,7 @@ type EgressesResponse struct {
 
 func (x *EgressesResponse) Reset() {
 	*x = EgressesResponse{}
-	mi := &file_skein_v1_agent_proto_msgTypes[107]
+	mi := &file_skein_v1_agent_proto_msgTypes[108]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7202,7 +7319,7 @@ func (x *EgressesResponse) String() string {
 func (*EgressesResponse) ProtoMessage() {}
 
 func (x *EgressesResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_agent_proto_msgTypes[107]
+	mi := &file_skein_v1_agent_proto_msgTypes[108]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7215,7 +7332,7 @@ func (x *EgressesResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use EgressesResponse.ProtoReflect.Descriptor instead.
 func (*EgressesResponse) Descriptor() ([]byte, []int) {
-	return file_skein_v1_agent_proto_rawDescGZIP(), []int{107}
+	return file_skein_v1_agent_proto_rawDescGZIP(), []int{108}
 }
 
 func (x *EgressesResponse) GetEgresses() []*EgressSummary {
@@ -7236,7 +7353,7 @@ type EgressSummary struct {
 
 func (x *EgressSummary) Reset() {
 	*x = EgressSummary{}
-	mi := &file_skein_v1_agent_proto_msgTypes[108]
+	mi := &file_skein_v1_agent_proto_msgTypes[109]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7248,7 +7365,7 @@ func (x *EgressSummary) String() string {
 func (*EgressSummary) ProtoMessage() {}
 
 func (x *EgressSummary) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_agent_proto_msgTypes[108]
+	mi := &file_skein_v1_agent_proto_msgTypes[109]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7261,7 +7378,7 @@ func (x *EgressSummary) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use EgressSummary.ProtoReflect.Descriptor instead.
 func (*EgressSummary) Descriptor() ([]byte, []int) {
-	return file_skein_v1_agent_proto_rawDescGZIP(), []int{108}
+	return file_skein_v1_agent_proto_rawDescGZIP(), []int{109}
 }
 
 func (x *EgressSummary) GetEgress() *Egress {
@@ -7297,7 +7414,7 @@ type SlotView struct {
 
 func (x *SlotView) Reset() {
 	*x = SlotView{}
-	mi := &file_skein_v1_agent_proto_msgTypes[109]
+	mi := &file_skein_v1_agent_proto_msgTypes[110]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7309,7 +7426,7 @@ func (x *SlotView) String() string {
 func (*SlotView) ProtoMessage() {}
 
 func (x *SlotView) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_agent_proto_msgTypes[109]
+	mi := &file_skein_v1_agent_proto_msgTypes[110]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7322,7 +7439,7 @@ func (x *SlotView) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SlotView.ProtoReflect.Descriptor instead.
 func (*SlotView) Descriptor() ([]byte, []int) {
-	return file_skein_v1_agent_proto_rawDescGZIP(), []int{109}
+	return file_skein_v1_agent_proto_rawDescGZIP(), []int{110}
 }
 
 func (x *SlotView) GetSlot() *EgressSlot {
@@ -7363,7 +7480,7 @@ type ShowEgressRequest struct {
 
 func (x *ShowEgressRequest) Reset() {
 	*x = ShowEgressRequest{}
-	mi := &file_skein_v1_agent_proto_msgTypes[110]
+	mi := &file_skein_v1_agent_proto_msgTypes[111]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7375,7 +7492,7 @@ func (x *ShowEgressRequest) String() string {
 func (*ShowEgressRequest) ProtoMessage() {}
 
 func (x *ShowEgressRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_agent_proto_msgTypes[110]
+	mi := &file_skein_v1_agent_proto_msgTypes[111]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7388,7 +7505,7 @@ func (x *ShowEgressRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ShowEgressRequest.ProtoReflect.Descriptor instead.
 func (*ShowEgressRequest) Descriptor() ([]byte, []int) {
-	return file_skein_v1_agent_proto_rawDescGZIP(), []int{110}
+	return file_skein_v1_agent_proto_rawDescGZIP(), []int{111}
 }
 
 func (x *ShowEgressRequest) GetNamespace() string {
@@ -7417,7 +7534,7 @@ type ShowEgressResponse struct {
 
 func (x *ShowEgressResponse) Reset() {
 	*x = ShowEgressResponse{}
-	mi := &file_skein_v1_agent_proto_msgTypes[111]
+	mi := &file_skein_v1_agent_proto_msgTypes[112]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7429,7 +7546,7 @@ func (x *ShowEgressResponse) String() string {
 func (*ShowEgressResponse) ProtoMessage() {}
 
 func (x *ShowEgressResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_agent_proto_msgTypes[111]
+	mi := &file_skein_v1_agent_proto_msgTypes[112]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7442,7 +7559,7 @@ func (x *ShowEgressResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ShowEgressResponse.ProtoReflect.Descriptor instead.
 func (*ShowEgressResponse) Descriptor() ([]byte, []int) {
-	return file_skein_v1_agent_proto_rawDescGZIP(), []int{111}
+	return file_skein_v1_agent_proto_rawDescGZIP(), []int{112}
 }
 
 func (x *ShowEgressResponse) GetSummary() *EgressSummary {
@@ -7483,7 +7600,7 @@ type EgressNodeError struct {
 
 func (x *EgressNodeError) Reset() {
 	*x = EgressNodeError{}
-	mi := &file_skein_v1_agent_proto_msgTypes[112]
+	mi := &file_skein_v1_agent_proto_msgTypes[113]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7495,7 +7612,7 @@ func (x *EgressNodeError) String() string {
 func (*EgressNodeError) ProtoMessage() {}
 
 func (x *EgressNodeError) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_agent_proto_msgTypes[112]
+	mi := &file_skein_v1_agent_proto_msgTypes[113]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7508,7 +7625,7 @@ func (x *EgressNodeError) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use EgressNodeError.ProtoReflect.Descriptor instead.
 func (*EgressNodeError) Descriptor() ([]byte, []int) {
-	return file_skein_v1_agent_proto_rawDescGZIP(), []int{112}
+	return file_skein_v1_agent_proto_rawDescGZIP(), []int{113}
 }
 
 func (x *EgressNodeError) GetNode() string {
@@ -7535,7 +7652,7 @@ type EgressHostClients struct {
 
 func (x *EgressHostClients) Reset() {
 	*x = EgressHostClients{}
-	mi := &file_skein_v1_agent_proto_msgTypes[113]
+	mi := &file_skein_v1_agent_proto_msgTypes[114]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7547,7 +7664,7 @@ func (x *EgressHostClients) String() string {
 func (*EgressHostClients) ProtoMessage() {}
 
 func (x *EgressHostClients) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_agent_proto_msgTypes[113]
+	mi := &file_skein_v1_agent_proto_msgTypes[114]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7560,7 +7677,7 @@ func (x *EgressHostClients) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use EgressHostClients.ProtoReflect.Descriptor instead.
 func (*EgressHostClients) Descriptor() ([]byte, []int) {
-	return file_skein_v1_agent_proto_rawDescGZIP(), []int{113}
+	return file_skein_v1_agent_proto_rawDescGZIP(), []int{114}
 }
 
 func (x *EgressHostClients) GetNode() string {
@@ -7588,7 +7705,7 @@ type ExplainEgressRequest struct {
 
 func (x *ExplainEgressRequest) Reset() {
 	*x = ExplainEgressRequest{}
-	mi := &file_skein_v1_agent_proto_msgTypes[114]
+	mi := &file_skein_v1_agent_proto_msgTypes[115]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7600,7 +7717,7 @@ func (x *ExplainEgressRequest) String() string {
 func (*ExplainEgressRequest) ProtoMessage() {}
 
 func (x *ExplainEgressRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_agent_proto_msgTypes[114]
+	mi := &file_skein_v1_agent_proto_msgTypes[115]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7613,7 +7730,7 @@ func (x *ExplainEgressRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExplainEgressRequest.ProtoReflect.Descriptor instead.
 func (*ExplainEgressRequest) Descriptor() ([]byte, []int) {
-	return file_skein_v1_agent_proto_rawDescGZIP(), []int{114}
+	return file_skein_v1_agent_proto_rawDescGZIP(), []int{115}
 }
 
 func (x *ExplainEgressRequest) GetNamespace() string {
@@ -7646,7 +7763,7 @@ type ExplainEgressResponse struct {
 
 func (x *ExplainEgressResponse) Reset() {
 	*x = ExplainEgressResponse{}
-	mi := &file_skein_v1_agent_proto_msgTypes[115]
+	mi := &file_skein_v1_agent_proto_msgTypes[116]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7658,7 +7775,7 @@ func (x *ExplainEgressResponse) String() string {
 func (*ExplainEgressResponse) ProtoMessage() {}
 
 func (x *ExplainEgressResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_agent_proto_msgTypes[115]
+	mi := &file_skein_v1_agent_proto_msgTypes[116]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7671,7 +7788,7 @@ func (x *ExplainEgressResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExplainEgressResponse.ProtoReflect.Descriptor instead.
 func (*ExplainEgressResponse) Descriptor() ([]byte, []int) {
-	return file_skein_v1_agent_proto_rawDescGZIP(), []int{115}
+	return file_skein_v1_agent_proto_rawDescGZIP(), []int{116}
 }
 
 func (x *ExplainEgressResponse) GetLines() []string {
@@ -7695,7 +7812,7 @@ type AttachEgressRequest struct {
 
 func (x *AttachEgressRequest) Reset() {
 	*x = AttachEgressRequest{}
-	mi := &file_skein_v1_agent_proto_msgTypes[116]
+	mi := &file_skein_v1_agent_proto_msgTypes[117]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7707,7 +7824,7 @@ func (x *AttachEgressRequest) String() string {
 func (*AttachEgressRequest) ProtoMessage() {}
 
 func (x *AttachEgressRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_agent_proto_msgTypes[116]
+	mi := &file_skein_v1_agent_proto_msgTypes[117]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7720,7 +7837,7 @@ func (x *AttachEgressRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AttachEgressRequest.ProtoReflect.Descriptor instead.
 func (*AttachEgressRequest) Descriptor() ([]byte, []int) {
-	return file_skein_v1_agent_proto_rawDescGZIP(), []int{116}
+	return file_skein_v1_agent_proto_rawDescGZIP(), []int{117}
 }
 
 func (x *AttachEgressRequest) GetPod() string {
@@ -7767,7 +7884,7 @@ type AttachEgressResponse struct {
 
 func (x *AttachEgressResponse) Reset() {
 	*x = AttachEgressResponse{}
-	mi := &file_skein_v1_agent_proto_msgTypes[117]
+	mi := &file_skein_v1_agent_proto_msgTypes[118]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7779,7 +7896,7 @@ func (x *AttachEgressResponse) String() string {
 func (*AttachEgressResponse) ProtoMessage() {}
 
 func (x *AttachEgressResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_agent_proto_msgTypes[117]
+	mi := &file_skein_v1_agent_proto_msgTypes[118]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7792,7 +7909,7 @@ func (x *AttachEgressResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AttachEgressResponse.ProtoReflect.Descriptor instead.
 func (*AttachEgressResponse) Descriptor() ([]byte, []int) {
-	return file_skein_v1_agent_proto_rawDescGZIP(), []int{117}
+	return file_skein_v1_agent_proto_rawDescGZIP(), []int{118}
 }
 
 func (x *AttachEgressResponse) GetEgresses() []*EgressOfClient {
@@ -7813,7 +7930,7 @@ type DrainNodeRequest struct {
 
 func (x *DrainNodeRequest) Reset() {
 	*x = DrainNodeRequest{}
-	mi := &file_skein_v1_agent_proto_msgTypes[118]
+	mi := &file_skein_v1_agent_proto_msgTypes[119]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7825,7 +7942,7 @@ func (x *DrainNodeRequest) String() string {
 func (*DrainNodeRequest) ProtoMessage() {}
 
 func (x *DrainNodeRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_agent_proto_msgTypes[118]
+	mi := &file_skein_v1_agent_proto_msgTypes[119]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7838,7 +7955,7 @@ func (x *DrainNodeRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DrainNodeRequest.ProtoReflect.Descriptor instead.
 func (*DrainNodeRequest) Descriptor() ([]byte, []int) {
-	return file_skein_v1_agent_proto_rawDescGZIP(), []int{118}
+	return file_skein_v1_agent_proto_rawDescGZIP(), []int{119}
 }
 
 func (x *DrainNodeRequest) GetNode() string {
@@ -7873,7 +7990,7 @@ type DrainNodeResponse struct {
 
 func (x *DrainNodeResponse) Reset() {
 	*x = DrainNodeResponse{}
-	mi := &file_skein_v1_agent_proto_msgTypes[119]
+	mi := &file_skein_v1_agent_proto_msgTypes[120]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7885,7 +8002,7 @@ func (x *DrainNodeResponse) String() string {
 func (*DrainNodeResponse) ProtoMessage() {}
 
 func (x *DrainNodeResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_agent_proto_msgTypes[119]
+	mi := &file_skein_v1_agent_proto_msgTypes[120]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7898,7 +8015,7 @@ func (x *DrainNodeResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DrainNodeResponse.ProtoReflect.Descriptor instead.
 func (*DrainNodeResponse) Descriptor() ([]byte, []int) {
-	return file_skein_v1_agent_proto_rawDescGZIP(), []int{119}
+	return file_skein_v1_agent_proto_rawDescGZIP(), []int{120}
 }
 
 func (x *DrainNodeResponse) GetNode() *Node {
@@ -7930,7 +8047,7 @@ type UsageRequest struct {
 
 func (x *UsageRequest) Reset() {
 	*x = UsageRequest{}
-	mi := &file_skein_v1_agent_proto_msgTypes[120]
+	mi := &file_skein_v1_agent_proto_msgTypes[121]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7942,7 +8059,7 @@ func (x *UsageRequest) String() string {
 func (*UsageRequest) ProtoMessage() {}
 
 func (x *UsageRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_agent_proto_msgTypes[120]
+	mi := &file_skein_v1_agent_proto_msgTypes[121]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7955,7 +8072,7 @@ func (x *UsageRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use UsageRequest.ProtoReflect.Descriptor instead.
 func (*UsageRequest) Descriptor() ([]byte, []int) {
-	return file_skein_v1_agent_proto_rawDescGZIP(), []int{120}
+	return file_skein_v1_agent_proto_rawDescGZIP(), []int{121}
 }
 
 // UsageResponse has totals since the agent's start, but where it says now.
@@ -7995,7 +8112,7 @@ type UsageResponse struct {
 
 func (x *UsageResponse) Reset() {
 	*x = UsageResponse{}
-	mi := &file_skein_v1_agent_proto_msgTypes[121]
+	mi := &file_skein_v1_agent_proto_msgTypes[122]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -8007,7 +8124,7 @@ func (x *UsageResponse) String() string {
 func (*UsageResponse) ProtoMessage() {}
 
 func (x *UsageResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_agent_proto_msgTypes[121]
+	mi := &file_skein_v1_agent_proto_msgTypes[122]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -8020,7 +8137,7 @@ func (x *UsageResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use UsageResponse.ProtoReflect.Descriptor instead.
 func (*UsageResponse) Descriptor() ([]byte, []int) {
-	return file_skein_v1_agent_proto_rawDescGZIP(), []int{121}
+	return file_skein_v1_agent_proto_rawDescGZIP(), []int{122}
 }
 
 func (x *UsageResponse) GetNodeId() string {
@@ -8233,7 +8350,7 @@ type PeerUsage struct {
 
 func (x *PeerUsage) Reset() {
 	*x = PeerUsage{}
-	mi := &file_skein_v1_agent_proto_msgTypes[122]
+	mi := &file_skein_v1_agent_proto_msgTypes[123]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -8245,7 +8362,7 @@ func (x *PeerUsage) String() string {
 func (*PeerUsage) ProtoMessage() {}
 
 func (x *PeerUsage) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_agent_proto_msgTypes[122]
+	mi := &file_skein_v1_agent_proto_msgTypes[123]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -8258,7 +8375,7 @@ func (x *PeerUsage) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PeerUsage.ProtoReflect.Descriptor instead.
 func (*PeerUsage) Descriptor() ([]byte, []int) {
-	return file_skein_v1_agent_proto_rawDescGZIP(), []int{122}
+	return file_skein_v1_agent_proto_rawDescGZIP(), []int{123}
 }
 
 func (x *PeerUsage) GetNodeId() string {
@@ -8335,7 +8452,7 @@ type UsageRates struct {
 
 func (x *UsageRates) Reset() {
 	*x = UsageRates{}
-	mi := &file_skein_v1_agent_proto_msgTypes[123]
+	mi := &file_skein_v1_agent_proto_msgTypes[124]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -8347,7 +8464,7 @@ func (x *UsageRates) String() string {
 func (*UsageRates) ProtoMessage() {}
 
 func (x *UsageRates) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_agent_proto_msgTypes[123]
+	mi := &file_skein_v1_agent_proto_msgTypes[124]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -8360,7 +8477,7 @@ func (x *UsageRates) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use UsageRates.ProtoReflect.Descriptor instead.
 func (*UsageRates) Descriptor() ([]byte, []int) {
-	return file_skein_v1_agent_proto_rawDescGZIP(), []int{123}
+	return file_skein_v1_agent_proto_rawDescGZIP(), []int{124}
 }
 
 func (x *UsageRates) GetUsage() *UsageResponse {
@@ -8535,7 +8652,7 @@ type PeerRates struct {
 
 func (x *PeerRates) Reset() {
 	*x = PeerRates{}
-	mi := &file_skein_v1_agent_proto_msgTypes[124]
+	mi := &file_skein_v1_agent_proto_msgTypes[125]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -8547,7 +8664,7 @@ func (x *PeerRates) String() string {
 func (*PeerRates) ProtoMessage() {}
 
 func (x *PeerRates) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_agent_proto_msgTypes[124]
+	mi := &file_skein_v1_agent_proto_msgTypes[125]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -8560,7 +8677,7 @@ func (x *PeerRates) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PeerRates.ProtoReflect.Descriptor instead.
 func (*PeerRates) Descriptor() ([]byte, []int) {
-	return file_skein_v1_agent_proto_rawDescGZIP(), []int{124}
+	return file_skein_v1_agent_proto_rawDescGZIP(), []int{125}
 }
 
 func (x *PeerRates) GetPeer() *PeerUsage {
@@ -8594,7 +8711,7 @@ type ProfileRequest struct {
 
 func (x *ProfileRequest) Reset() {
 	*x = ProfileRequest{}
-	mi := &file_skein_v1_agent_proto_msgTypes[125]
+	mi := &file_skein_v1_agent_proto_msgTypes[126]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -8606,7 +8723,7 @@ func (x *ProfileRequest) String() string {
 func (*ProfileRequest) ProtoMessage() {}
 
 func (x *ProfileRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_agent_proto_msgTypes[125]
+	mi := &file_skein_v1_agent_proto_msgTypes[126]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -8619,7 +8736,7 @@ func (x *ProfileRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ProfileRequest.ProtoReflect.Descriptor instead.
 func (*ProfileRequest) Descriptor() ([]byte, []int) {
-	return file_skein_v1_agent_proto_rawDescGZIP(), []int{125}
+	return file_skein_v1_agent_proto_rawDescGZIP(), []int{126}
 }
 
 func (x *ProfileRequest) GetKind() string {
@@ -8647,7 +8764,7 @@ type ProfileResponse struct {
 
 func (x *ProfileResponse) Reset() {
 	*x = ProfileResponse{}
-	mi := &file_skein_v1_agent_proto_msgTypes[126]
+	mi := &file_skein_v1_agent_proto_msgTypes[127]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -8659,7 +8776,7 @@ func (x *ProfileResponse) String() string {
 func (*ProfileResponse) ProtoMessage() {}
 
 func (x *ProfileResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_skein_v1_agent_proto_msgTypes[126]
+	mi := &file_skein_v1_agent_proto_msgTypes[127]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -8672,7 +8789,7 @@ func (x *ProfileResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ProfileResponse.ProtoReflect.Descriptor instead.
 func (*ProfileResponse) Descriptor() ([]byte, []int) {
-	return file_skein_v1_agent_proto_rawDescGZIP(), []int{126}
+	return file_skein_v1_agent_proto_rawDescGZIP(), []int{127}
 }
 
 func (x *ProfileResponse) GetNode() string {
@@ -8694,8 +8811,7 @@ var File_skein_v1_agent_proto protoreflect.FileDescriptor
 const file_skein_v1_agent_proto_rawDesc = "" +
 	"\n" +
 	"\x14skein/v1/agent.proto\x12\bskein.v1\x1a\x15skein/v1/egress.proto\x1a\x15skein/v1/events.proto\x1a\x16skein/v1/journal.proto\x1a\x15skein/v1/record.proto\x1a\x14skein/v1/state.proto\"\x0f\n" +
-	"\rStatusRequest\"\xee\n" +
-	"\n" +
+	"\rStatusRequest\"\x9e\v\n" +
 	"\x0eStatusResponse\x12\x1d\n" +
 	"\n" +
 	"cluster_id\x18\x01 \x01(\tR\tclusterId\x12\x17\n" +
@@ -8749,7 +8865,14 @@ const file_skein_v1_agent_proto_rawDesc = "" +
 	"\x0eevents_streams\x18+ \x01(\rR\reventsStreams\x12\x1b\n" +
 	"\trelay_udp\x18  \x01(\tR\brelayUdp\x12'\n" +
 	"\x04hops\x18& \x01(\v2\x13.skein.v1.HopCountsR\x04hops\x121\n" +
-	"\acarries\x18' \x03(\v2\x17.skein.v1.PlainPeerViewR\acarries\"\xd1\x01\n" +
+	"\acarries\x18' \x03(\v2\x17.skein.v1.PlainPeerViewR\acarries\x12.\n" +
+	"\x06gossip\x182 \x01(\v2\x16.skein.v1.GossipStatusR\x06gossip\"\xa5\x01\n" +
+	"\fGossipStatus\x12\x12\n" +
+	"\x04with\x18\x01 \x01(\tR\x04with\x12\x18\n" +
+	"\abecause\x18\x02 \x01(\tR\abecause\x12\x18\n" +
+	"\arecords\x18\x03 \x01(\rR\arecords\x12!\n" +
+	"\fsite_records\x18\x04 \x01(\rR\vsiteRecords\x12*\n" +
+	"\x11site_records_hash\x18\x05 \x01(\tR\x0fsiteRecordsHash\"\xd1\x01\n" +
 	"\tHopCounts\x12\x12\n" +
 	"\x04sent\x18\x01 \x01(\x04R\x04sent\x12\x1a\n" +
 	"\breceived\x18\x02 \x01(\x04R\breceived\x12\x18\n" +
@@ -8771,11 +8894,12 @@ const file_skein_v1_agent_proto_rawDesc = "" +
 	"\x06leader\x18\x04 \x01(\bR\x06leader\x12\x1c\n" +
 	"\treachable\x18\x05 \x01(\bR\treachable\x12\x18\n" +
 	"\awaiting\x18\x06 \x01(\tR\awaiting\"\x0e\n" +
-	"\fNodesRequest\"s\n" +
+	"\fNodesRequest\"\x90\x01\n" +
 	"\rNodesResponse\x12(\n" +
 	"\x05nodes\x18\x01 \x03(\v2\x12.skein.v1.NodeViewR\x05nodes\x128\n" +
 	"\vplain_peers\x18\x02 \x03(\v2\x17.skein.v1.PlainPeerViewR\n" +
-	"plainPeers\"\xcd\x02\n" +
+	"plainPeers\x12\x1b\n" +
+	"\tnot_asked\x18\x03 \x03(\tR\bnotAsked\"\xcd\x02\n" +
 	"\bNodeView\x12\"\n" +
 	"\x04node\x18\x01 \x01(\v2\x0e.skein.v1.NodeR\x04node\x12(\n" +
 	"\x06record\x18\x02 \x01(\v2\x10.skein.v1.RecordR\x06record\x12\x14\n" +
@@ -8855,10 +8979,11 @@ const file_skein_v1_agent_proto_rawDesc = "" +
 	"\x0fTranslationView\x12;\n" +
 	"\vtranslation\x18\x01 \x01(\v2\x19.skein.v1.SiteTranslationR\vtranslation\x12\x14\n" +
 	"\x05nodes\x18\x02 \x03(\tR\x05nodes\"\x0e\n" +
-	"\fPeersRequest\"\xd2\x01\n" +
+	"\fPeersRequest\"\xef\x01\n" +
 	"\rPeersResponse\x12(\n" +
 	"\x05peers\x18\x01 \x03(\v2\x12.skein.v1.PeerViewR\x05peers\x12T\n" +
-	"\x0fpeer_transports\x18\x02 \x03(\v2+.skein.v1.PeersResponse.PeerTransportsEntryR\x0epeerTransports\x1aA\n" +
+	"\x0fpeer_transports\x18\x02 \x03(\v2+.skein.v1.PeersResponse.PeerTransportsEntryR\x0epeerTransports\x12\x1b\n" +
+	"\tnot_asked\x18\x03 \x03(\tR\bnotAsked\x1aA\n" +
 	"\x13PeerTransportsEntry\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
 	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\"\xfd\x03\n" +
@@ -8946,9 +9071,10 @@ const file_skein_v1_agent_proto_rawDesc = "" +
 	"\x05after\x18\x02 \x01(\x03R\x05after\x12\x14\n" +
 	"\x05index\x18\x03 \x01(\x04R\x05index\"%\n" +
 	"\x0fShowNodeRequest\x12\x12\n" +
-	"\x04node\x18\x01 \x01(\tR\x04node\":\n" +
+	"\x04node\x18\x01 \x01(\tR\x04node\"W\n" +
 	"\x10ShowNodeResponse\x12&\n" +
-	"\x04node\x18\x01 \x01(\v2\x12.skein.v1.NodeViewR\x04node\"U\n" +
+	"\x04node\x18\x01 \x01(\v2\x12.skein.v1.NodeViewR\x04node\x12\x1b\n" +
+	"\tnot_asked\x18\x02 \x03(\tR\bnotAsked\"U\n" +
 	"\x11RevokeNodeRequest\x12\x12\n" +
 	"\x04node\x18\x01 \x01(\tR\x04node\x12\x16\n" +
 	"\x06reason\x18\x02 \x01(\tR\x06reason\x12\x14\n" +
@@ -8996,7 +9122,7 @@ const file_skein_v1_agent_proto_rawDesc = "" +
 	"\x05lines\x18\x01 \x03(\tR\x05lines\"8\n" +
 	"\x12ExplainPeerRequest\x12\x12\n" +
 	"\x04peer\x18\x01 \x01(\tR\x04peer\x12\x0e\n" +
-	"\x02at\x18\x02 \x01(\x03R\x02at\"\xf4\x02\n" +
+	"\x02at\x18\x02 \x01(\x03R\x02at\"\x91\x03\n" +
 	"\x13ExplainPeerResponse\x12&\n" +
 	"\x04peer\x18\x01 \x01(\v2\x12.skein.v1.PeerViewR\x04peer\x12(\n" +
 	"\x06record\x18\x02 \x01(\v2\x10.skein.v1.RecordR\x06record\x12$\n" +
@@ -9006,7 +9132,9 @@ const file_skein_v1_agent_proto_rawDesc = "" +
 	"\ahistory\x18\x06 \x03(\v2\x16.skein.v1.JournalEntryR\ahistory\x12\x18\n" +
 	"\adecided\x18\a \x01(\tR\adecided\x12!\n" +
 	"\fwould_change\x18\b \x03(\tR\vwouldChange\x12-\n" +
-	"\x05guess\x18\t \x01(\v2\x17.skein.v1.PortGuessViewR\x05guess\"\xf6\x01\n" +
+	"\x05guess\x18\t \x01(\v2\x17.skein.v1.PortGuessViewR\x05guess\x12\x1b\n" +
+	"\tnot_asked\x18\n" +
+	" \x03(\tR\bnotAsked\"\xf6\x01\n" +
 	"\rPortGuessView\x12\x12\n" +
 	"\x04rule\x18\x01 \x01(\tR\x04rule\x12\x12\n" +
 	"\x04role\x18\x02 \x01(\tR\x04role\x12\x18\n" +
@@ -9472,354 +9600,356 @@ func file_skein_v1_agent_proto_rawDescGZIP() []byte {
 	return file_skein_v1_agent_proto_rawDescData
 }
 
-var file_skein_v1_agent_proto_msgTypes = make([]protoimpl.MessageInfo, 128)
+var file_skein_v1_agent_proto_msgTypes = make([]protoimpl.MessageInfo, 129)
 var file_skein_v1_agent_proto_goTypes = []any{
 	(*StatusRequest)(nil),                 // 0: skein.v1.StatusRequest
 	(*StatusResponse)(nil),                // 1: skein.v1.StatusResponse
-	(*HopCounts)(nil),                     // 2: skein.v1.HopCounts
-	(*Problem)(nil),                       // 3: skein.v1.Problem
-	(*ServerStatus)(nil),                  // 4: skein.v1.ServerStatus
-	(*NodesRequest)(nil),                  // 5: skein.v1.NodesRequest
-	(*NodesResponse)(nil),                 // 6: skein.v1.NodesResponse
-	(*NodeView)(nil),                      // 7: skein.v1.NodeView
-	(*AddPlainPeerRequest)(nil),           // 8: skein.v1.AddPlainPeerRequest
-	(*AddPlainPeerResponse)(nil),          // 9: skein.v1.AddPlainPeerResponse
-	(*PlainEndpoint)(nil),                 // 10: skein.v1.PlainEndpoint
-	(*PlainPeersRequest)(nil),             // 11: skein.v1.PlainPeersRequest
-	(*PlainPeersResponse)(nil),            // 12: skein.v1.PlainPeersResponse
-	(*PlainPeerView)(nil),                 // 13: skein.v1.PlainPeerView
-	(*RemovePlainPeerRequest)(nil),        // 14: skein.v1.RemovePlainPeerRequest
-	(*RemovePlainPeerResponse)(nil),       // 15: skein.v1.RemovePlainPeerResponse
-	(*SetSiteTranslationRequest)(nil),     // 16: skein.v1.SetSiteTranslationRequest
-	(*SetSiteTranslationResponse)(nil),    // 17: skein.v1.SetSiteTranslationResponse
-	(*RemoveSiteTranslationRequest)(nil),  // 18: skein.v1.RemoveSiteTranslationRequest
-	(*RemoveSiteTranslationResponse)(nil), // 19: skein.v1.RemoveSiteTranslationResponse
-	(*SitesRequest)(nil),                  // 20: skein.v1.SitesRequest
-	(*SitesResponse)(nil),                 // 21: skein.v1.SitesResponse
-	(*SiteView)(nil),                      // 22: skein.v1.SiteView
-	(*TranslationView)(nil),               // 23: skein.v1.TranslationView
-	(*PeersRequest)(nil),                  // 24: skein.v1.PeersRequest
-	(*PeersResponse)(nil),                 // 25: skein.v1.PeersResponse
-	(*PeerView)(nil),                      // 26: skein.v1.PeerView
-	(*NetcheckRequest)(nil),               // 27: skein.v1.NetcheckRequest
-	(*NetcheckResponse)(nil),              // 28: skein.v1.NetcheckResponse
-	(*DiscoveryNote)(nil),                 // 29: skein.v1.DiscoveryNote
-	(*RelayCheck)(nil),                    // 30: skein.v1.RelayCheck
-	(*CreateTokenRequest)(nil),            // 31: skein.v1.CreateTokenRequest
-	(*CreateTokenResponse)(nil),           // 32: skein.v1.CreateTokenResponse
-	(*ListTokensRequest)(nil),             // 33: skein.v1.ListTokensRequest
-	(*ListTokensResponse)(nil),            // 34: skein.v1.ListTokensResponse
-	(*RevokeTokenRequest)(nil),            // 35: skein.v1.RevokeTokenRequest
-	(*RevokeTokenResponse)(nil),           // 36: skein.v1.RevokeTokenResponse
-	(*RepairClockRequest)(nil),            // 37: skein.v1.RepairClockRequest
-	(*RepairClockResponse)(nil),           // 38: skein.v1.RepairClockResponse
-	(*ShowNodeRequest)(nil),               // 39: skein.v1.ShowNodeRequest
-	(*ShowNodeResponse)(nil),              // 40: skein.v1.ShowNodeResponse
-	(*RevokeNodeRequest)(nil),             // 41: skein.v1.RevokeNodeRequest
-	(*RevokeNodeResponse)(nil),            // 42: skein.v1.RevokeNodeResponse
-	(*SetRoleRequest)(nil),                // 43: skein.v1.SetRoleRequest
-	(*SetRoleResponse)(nil),               // 44: skein.v1.SetRoleResponse
-	(*SetNodeRequest)(nil),                // 45: skein.v1.SetNodeRequest
-	(*SetNodeResponse)(nil),               // 46: skein.v1.SetNodeResponse
-	(*SettingsRequest)(nil),               // 47: skein.v1.SettingsRequest
-	(*SettingsResponse)(nil),              // 48: skein.v1.SettingsResponse
-	(*EventsRequest)(nil),                 // 49: skein.v1.EventsRequest
-	(*EventsResponse)(nil),                // 50: skein.v1.EventsResponse
-	(*StateRequest)(nil),                  // 51: skein.v1.StateRequest
-	(*StateResponse)(nil),                 // 52: skein.v1.StateResponse
-	(*DiffRequest)(nil),                   // 53: skein.v1.DiffRequest
-	(*DiffResponse)(nil),                  // 54: skein.v1.DiffResponse
-	(*ExplainPeerRequest)(nil),            // 55: skein.v1.ExplainPeerRequest
-	(*ExplainPeerResponse)(nil),           // 56: skein.v1.ExplainPeerResponse
-	(*PortGuessView)(nil),                 // 57: skein.v1.PortGuessView
-	(*GraphRequest)(nil),                  // 58: skein.v1.GraphRequest
-	(*GraphResponse)(nil),                 // 59: skein.v1.GraphResponse
-	(*ProbeView)(nil),                     // 60: skein.v1.ProbeView
-	(*PlanRequest)(nil),                   // 61: skein.v1.PlanRequest
-	(*PlanResponse)(nil),                  // 62: skein.v1.PlanResponse
-	(*DownRequest)(nil),                   // 63: skein.v1.DownRequest
-	(*DownResponse)(nil),                  // 64: skein.v1.DownResponse
-	(*RelayRequest)(nil),                  // 65: skein.v1.RelayRequest
-	(*RelayResponse)(nil),                 // 66: skein.v1.RelayResponse
-	(*RelaySession)(nil),                  // 67: skein.v1.RelaySession
-	(*RelayServer)(nil),                   // 68: skein.v1.RelayServer
-	(*RelayServerLimits)(nil),             // 69: skein.v1.RelayServerLimits
-	(*RelayClient)(nil),                   // 70: skein.v1.RelayClient
-	(*CreatePoolRequest)(nil),             // 71: skein.v1.CreatePoolRequest
-	(*ChangePoolRequest)(nil),             // 72: skein.v1.ChangePoolRequest
-	(*PoolResponse)(nil),                  // 73: skein.v1.PoolResponse
-	(*RemovePoolRequest)(nil),             // 74: skein.v1.RemovePoolRequest
-	(*RemovePoolResponse)(nil),            // 75: skein.v1.RemovePoolResponse
-	(*PoolsRequest)(nil),                  // 76: skein.v1.PoolsRequest
-	(*PoolsResponse)(nil),                 // 77: skein.v1.PoolsResponse
-	(*PoolView)(nil),                      // 78: skein.v1.PoolView
-	(*PoolHolder)(nil),                    // 79: skein.v1.PoolHolder
-	(*LocalPool)(nil),                     // 80: skein.v1.LocalPool
-	(*BlocksRequest)(nil),                 // 81: skein.v1.BlocksRequest
-	(*BlocksResponse)(nil),                // 82: skein.v1.BlocksResponse
-	(*BlockView)(nil),                     // 83: skein.v1.BlockView
-	(*ReserveBlockRequest)(nil),           // 84: skein.v1.ReserveBlockRequest
-	(*ReleaseBlockRequest)(nil),           // 85: skein.v1.ReleaseBlockRequest
-	(*BlockResponse)(nil),                 // 86: skein.v1.BlockResponse
-	(*ReserveAddressRequest)(nil),         // 87: skein.v1.ReserveAddressRequest
-	(*ReleaseAddressRequest)(nil),         // 88: skein.v1.ReleaseAddressRequest
-	(*StaticResponse)(nil),                // 89: skein.v1.StaticResponse
-	(*StaticsRequest)(nil),                // 90: skein.v1.StaticsRequest
-	(*StaticsResponse)(nil),               // 91: skein.v1.StaticsResponse
-	(*WhoRequest)(nil),                    // 92: skein.v1.WhoRequest
-	(*WhoResponse)(nil),                   // 93: skein.v1.WhoResponse
-	(*TranslatedAddress)(nil),             // 94: skein.v1.TranslatedAddress
-	(*Holder)(nil),                        // 95: skein.v1.Holder
-	(*PodsRequest)(nil),                   // 96: skein.v1.PodsRequest
-	(*PodsResponse)(nil),                  // 97: skein.v1.PodsResponse
-	(*PodView)(nil),                       // 98: skein.v1.PodView
-	(*ImportRequest)(nil),                 // 99: skein.v1.ImportRequest
-	(*ImportResponse)(nil),                // 100: skein.v1.ImportResponse
-	(*CreateEgressRequest)(nil),           // 101: skein.v1.CreateEgressRequest
-	(*ChangeEgressRequest)(nil),           // 102: skein.v1.ChangeEgressRequest
-	(*EgressResponse)(nil),                // 103: skein.v1.EgressResponse
-	(*RemoveEgressRequest)(nil),           // 104: skein.v1.RemoveEgressRequest
-	(*RemoveEgressResponse)(nil),          // 105: skein.v1.RemoveEgressResponse
-	(*EgressesRequest)(nil),               // 106: skein.v1.EgressesRequest
-	(*EgressesResponse)(nil),              // 107: skein.v1.EgressesResponse
-	(*EgressSummary)(nil),                 // 108: skein.v1.EgressSummary
-	(*SlotView)(nil),                      // 109: skein.v1.SlotView
-	(*ShowEgressRequest)(nil),             // 110: skein.v1.ShowEgressRequest
-	(*ShowEgressResponse)(nil),            // 111: skein.v1.ShowEgressResponse
-	(*EgressNodeError)(nil),               // 112: skein.v1.EgressNodeError
-	(*EgressHostClients)(nil),             // 113: skein.v1.EgressHostClients
-	(*ExplainEgressRequest)(nil),          // 114: skein.v1.ExplainEgressRequest
-	(*ExplainEgressResponse)(nil),         // 115: skein.v1.ExplainEgressResponse
-	(*AttachEgressRequest)(nil),           // 116: skein.v1.AttachEgressRequest
-	(*AttachEgressResponse)(nil),          // 117: skein.v1.AttachEgressResponse
-	(*DrainNodeRequest)(nil),              // 118: skein.v1.DrainNodeRequest
-	(*DrainNodeResponse)(nil),             // 119: skein.v1.DrainNodeResponse
-	(*UsageRequest)(nil),                  // 120: skein.v1.UsageRequest
-	(*UsageResponse)(nil),                 // 121: skein.v1.UsageResponse
-	(*PeerUsage)(nil),                     // 122: skein.v1.PeerUsage
-	(*UsageRates)(nil),                    // 123: skein.v1.UsageRates
-	(*PeerRates)(nil),                     // 124: skein.v1.PeerRates
-	(*ProfileRequest)(nil),                // 125: skein.v1.ProfileRequest
-	(*ProfileResponse)(nil),               // 126: skein.v1.ProfileResponse
-	nil,                                   // 127: skein.v1.PeersResponse.PeerTransportsEntry
-	(NatType)(0),                          // 128: skein.v1.NatType
-	(*Node)(nil),                          // 129: skein.v1.Node
-	(*Record)(nil),                        // 130: skein.v1.Record
-	(*PlainPeer)(nil),                     // 131: skein.v1.PlainPeer
-	(*SiteTranslation)(nil),               // 132: skein.v1.SiteTranslation
-	(*Candidate)(nil),                     // 133: skein.v1.Candidate
-	(*Token)(nil),                         // 134: skein.v1.Token
-	(*NodeSettings)(nil),                  // 135: skein.v1.NodeSettings
-	(*Settings)(nil),                      // 136: skein.v1.Settings
-	(*Event)(nil),                         // 137: skein.v1.Event
-	(*State)(nil),                         // 138: skein.v1.State
-	(*JournalEntry)(nil),                  // 139: skein.v1.JournalEntry
-	(*Pool)(nil),                          // 140: skein.v1.Pool
-	(*ChangePool)(nil),                    // 141: skein.v1.ChangePool
-	(*Grant)(nil),                         // 142: skein.v1.Grant
-	(*StaticAddress)(nil),                 // 143: skein.v1.StaticAddress
-	(*Block)(nil),                         // 144: skein.v1.Block
-	(*ImportPools)(nil),                   // 145: skein.v1.ImportPools
-	(*Egress)(nil),                        // 146: skein.v1.Egress
-	(*ChangeEgress)(nil),                  // 147: skein.v1.ChangeEgress
-	(*EgressSlot)(nil),                    // 148: skein.v1.EgressSlot
-	(*EgressGateway)(nil),                 // 149: skein.v1.EgressGateway
-	(*EgressClientReport)(nil),            // 150: skein.v1.EgressClientReport
-	(*EgressOfClient)(nil),                // 151: skein.v1.EgressOfClient
+	(*GossipStatus)(nil),                  // 2: skein.v1.GossipStatus
+	(*HopCounts)(nil),                     // 3: skein.v1.HopCounts
+	(*Problem)(nil),                       // 4: skein.v1.Problem
+	(*ServerStatus)(nil),                  // 5: skein.v1.ServerStatus
+	(*NodesRequest)(nil),                  // 6: skein.v1.NodesRequest
+	(*NodesResponse)(nil),                 // 7: skein.v1.NodesResponse
+	(*NodeView)(nil),                      // 8: skein.v1.NodeView
+	(*AddPlainPeerRequest)(nil),           // 9: skein.v1.AddPlainPeerRequest
+	(*AddPlainPeerResponse)(nil),          // 10: skein.v1.AddPlainPeerResponse
+	(*PlainEndpoint)(nil),                 // 11: skein.v1.PlainEndpoint
+	(*PlainPeersRequest)(nil),             // 12: skein.v1.PlainPeersRequest
+	(*PlainPeersResponse)(nil),            // 13: skein.v1.PlainPeersResponse
+	(*PlainPeerView)(nil),                 // 14: skein.v1.PlainPeerView
+	(*RemovePlainPeerRequest)(nil),        // 15: skein.v1.RemovePlainPeerRequest
+	(*RemovePlainPeerResponse)(nil),       // 16: skein.v1.RemovePlainPeerResponse
+	(*SetSiteTranslationRequest)(nil),     // 17: skein.v1.SetSiteTranslationRequest
+	(*SetSiteTranslationResponse)(nil),    // 18: skein.v1.SetSiteTranslationResponse
+	(*RemoveSiteTranslationRequest)(nil),  // 19: skein.v1.RemoveSiteTranslationRequest
+	(*RemoveSiteTranslationResponse)(nil), // 20: skein.v1.RemoveSiteTranslationResponse
+	(*SitesRequest)(nil),                  // 21: skein.v1.SitesRequest
+	(*SitesResponse)(nil),                 // 22: skein.v1.SitesResponse
+	(*SiteView)(nil),                      // 23: skein.v1.SiteView
+	(*TranslationView)(nil),               // 24: skein.v1.TranslationView
+	(*PeersRequest)(nil),                  // 25: skein.v1.PeersRequest
+	(*PeersResponse)(nil),                 // 26: skein.v1.PeersResponse
+	(*PeerView)(nil),                      // 27: skein.v1.PeerView
+	(*NetcheckRequest)(nil),               // 28: skein.v1.NetcheckRequest
+	(*NetcheckResponse)(nil),              // 29: skein.v1.NetcheckResponse
+	(*DiscoveryNote)(nil),                 // 30: skein.v1.DiscoveryNote
+	(*RelayCheck)(nil),                    // 31: skein.v1.RelayCheck
+	(*CreateTokenRequest)(nil),            // 32: skein.v1.CreateTokenRequest
+	(*CreateTokenResponse)(nil),           // 33: skein.v1.CreateTokenResponse
+	(*ListTokensRequest)(nil),             // 34: skein.v1.ListTokensRequest
+	(*ListTokensResponse)(nil),            // 35: skein.v1.ListTokensResponse
+	(*RevokeTokenRequest)(nil),            // 36: skein.v1.RevokeTokenRequest
+	(*RevokeTokenResponse)(nil),           // 37: skein.v1.RevokeTokenResponse
+	(*RepairClockRequest)(nil),            // 38: skein.v1.RepairClockRequest
+	(*RepairClockResponse)(nil),           // 39: skein.v1.RepairClockResponse
+	(*ShowNodeRequest)(nil),               // 40: skein.v1.ShowNodeRequest
+	(*ShowNodeResponse)(nil),              // 41: skein.v1.ShowNodeResponse
+	(*RevokeNodeRequest)(nil),             // 42: skein.v1.RevokeNodeRequest
+	(*RevokeNodeResponse)(nil),            // 43: skein.v1.RevokeNodeResponse
+	(*SetRoleRequest)(nil),                // 44: skein.v1.SetRoleRequest
+	(*SetRoleResponse)(nil),               // 45: skein.v1.SetRoleResponse
+	(*SetNodeRequest)(nil),                // 46: skein.v1.SetNodeRequest
+	(*SetNodeResponse)(nil),               // 47: skein.v1.SetNodeResponse
+	(*SettingsRequest)(nil),               // 48: skein.v1.SettingsRequest
+	(*SettingsResponse)(nil),              // 49: skein.v1.SettingsResponse
+	(*EventsRequest)(nil),                 // 50: skein.v1.EventsRequest
+	(*EventsResponse)(nil),                // 51: skein.v1.EventsResponse
+	(*StateRequest)(nil),                  // 52: skein.v1.StateRequest
+	(*StateResponse)(nil),                 // 53: skein.v1.StateResponse
+	(*DiffRequest)(nil),                   // 54: skein.v1.DiffRequest
+	(*DiffResponse)(nil),                  // 55: skein.v1.DiffResponse
+	(*ExplainPeerRequest)(nil),            // 56: skein.v1.ExplainPeerRequest
+	(*ExplainPeerResponse)(nil),           // 57: skein.v1.ExplainPeerResponse
+	(*PortGuessView)(nil),                 // 58: skein.v1.PortGuessView
+	(*GraphRequest)(nil),                  // 59: skein.v1.GraphRequest
+	(*GraphResponse)(nil),                 // 60: skein.v1.GraphResponse
+	(*ProbeView)(nil),                     // 61: skein.v1.ProbeView
+	(*PlanRequest)(nil),                   // 62: skein.v1.PlanRequest
+	(*PlanResponse)(nil),                  // 63: skein.v1.PlanResponse
+	(*DownRequest)(nil),                   // 64: skein.v1.DownRequest
+	(*DownResponse)(nil),                  // 65: skein.v1.DownResponse
+	(*RelayRequest)(nil),                  // 66: skein.v1.RelayRequest
+	(*RelayResponse)(nil),                 // 67: skein.v1.RelayResponse
+	(*RelaySession)(nil),                  // 68: skein.v1.RelaySession
+	(*RelayServer)(nil),                   // 69: skein.v1.RelayServer
+	(*RelayServerLimits)(nil),             // 70: skein.v1.RelayServerLimits
+	(*RelayClient)(nil),                   // 71: skein.v1.RelayClient
+	(*CreatePoolRequest)(nil),             // 72: skein.v1.CreatePoolRequest
+	(*ChangePoolRequest)(nil),             // 73: skein.v1.ChangePoolRequest
+	(*PoolResponse)(nil),                  // 74: skein.v1.PoolResponse
+	(*RemovePoolRequest)(nil),             // 75: skein.v1.RemovePoolRequest
+	(*RemovePoolResponse)(nil),            // 76: skein.v1.RemovePoolResponse
+	(*PoolsRequest)(nil),                  // 77: skein.v1.PoolsRequest
+	(*PoolsResponse)(nil),                 // 78: skein.v1.PoolsResponse
+	(*PoolView)(nil),                      // 79: skein.v1.PoolView
+	(*PoolHolder)(nil),                    // 80: skein.v1.PoolHolder
+	(*LocalPool)(nil),                     // 81: skein.v1.LocalPool
+	(*BlocksRequest)(nil),                 // 82: skein.v1.BlocksRequest
+	(*BlocksResponse)(nil),                // 83: skein.v1.BlocksResponse
+	(*BlockView)(nil),                     // 84: skein.v1.BlockView
+	(*ReserveBlockRequest)(nil),           // 85: skein.v1.ReserveBlockRequest
+	(*ReleaseBlockRequest)(nil),           // 86: skein.v1.ReleaseBlockRequest
+	(*BlockResponse)(nil),                 // 87: skein.v1.BlockResponse
+	(*ReserveAddressRequest)(nil),         // 88: skein.v1.ReserveAddressRequest
+	(*ReleaseAddressRequest)(nil),         // 89: skein.v1.ReleaseAddressRequest
+	(*StaticResponse)(nil),                // 90: skein.v1.StaticResponse
+	(*StaticsRequest)(nil),                // 91: skein.v1.StaticsRequest
+	(*StaticsResponse)(nil),               // 92: skein.v1.StaticsResponse
+	(*WhoRequest)(nil),                    // 93: skein.v1.WhoRequest
+	(*WhoResponse)(nil),                   // 94: skein.v1.WhoResponse
+	(*TranslatedAddress)(nil),             // 95: skein.v1.TranslatedAddress
+	(*Holder)(nil),                        // 96: skein.v1.Holder
+	(*PodsRequest)(nil),                   // 97: skein.v1.PodsRequest
+	(*PodsResponse)(nil),                  // 98: skein.v1.PodsResponse
+	(*PodView)(nil),                       // 99: skein.v1.PodView
+	(*ImportRequest)(nil),                 // 100: skein.v1.ImportRequest
+	(*ImportResponse)(nil),                // 101: skein.v1.ImportResponse
+	(*CreateEgressRequest)(nil),           // 102: skein.v1.CreateEgressRequest
+	(*ChangeEgressRequest)(nil),           // 103: skein.v1.ChangeEgressRequest
+	(*EgressResponse)(nil),                // 104: skein.v1.EgressResponse
+	(*RemoveEgressRequest)(nil),           // 105: skein.v1.RemoveEgressRequest
+	(*RemoveEgressResponse)(nil),          // 106: skein.v1.RemoveEgressResponse
+	(*EgressesRequest)(nil),               // 107: skein.v1.EgressesRequest
+	(*EgressesResponse)(nil),              // 108: skein.v1.EgressesResponse
+	(*EgressSummary)(nil),                 // 109: skein.v1.EgressSummary
+	(*SlotView)(nil),                      // 110: skein.v1.SlotView
+	(*ShowEgressRequest)(nil),             // 111: skein.v1.ShowEgressRequest
+	(*ShowEgressResponse)(nil),            // 112: skein.v1.ShowEgressResponse
+	(*EgressNodeError)(nil),               // 113: skein.v1.EgressNodeError
+	(*EgressHostClients)(nil),             // 114: skein.v1.EgressHostClients
+	(*ExplainEgressRequest)(nil),          // 115: skein.v1.ExplainEgressRequest
+	(*ExplainEgressResponse)(nil),         // 116: skein.v1.ExplainEgressResponse
+	(*AttachEgressRequest)(nil),           // 117: skein.v1.AttachEgressRequest
+	(*AttachEgressResponse)(nil),          // 118: skein.v1.AttachEgressResponse
+	(*DrainNodeRequest)(nil),              // 119: skein.v1.DrainNodeRequest
+	(*DrainNodeResponse)(nil),             // 120: skein.v1.DrainNodeResponse
+	(*UsageRequest)(nil),                  // 121: skein.v1.UsageRequest
+	(*UsageResponse)(nil),                 // 122: skein.v1.UsageResponse
+	(*PeerUsage)(nil),                     // 123: skein.v1.PeerUsage
+	(*UsageRates)(nil),                    // 124: skein.v1.UsageRates
+	(*PeerRates)(nil),                     // 125: skein.v1.PeerRates
+	(*ProfileRequest)(nil),                // 126: skein.v1.ProfileRequest
+	(*ProfileResponse)(nil),               // 127: skein.v1.ProfileResponse
+	nil,                                   // 128: skein.v1.PeersResponse.PeerTransportsEntry
+	(NatType)(0),                          // 129: skein.v1.NatType
+	(*Node)(nil),                          // 130: skein.v1.Node
+	(*Record)(nil),                        // 131: skein.v1.Record
+	(*PlainPeer)(nil),                     // 132: skein.v1.PlainPeer
+	(*SiteTranslation)(nil),               // 133: skein.v1.SiteTranslation
+	(*Candidate)(nil),                     // 134: skein.v1.Candidate
+	(*Token)(nil),                         // 135: skein.v1.Token
+	(*NodeSettings)(nil),                  // 136: skein.v1.NodeSettings
+	(*Settings)(nil),                      // 137: skein.v1.Settings
+	(*Event)(nil),                         // 138: skein.v1.Event
+	(*State)(nil),                         // 139: skein.v1.State
+	(*JournalEntry)(nil),                  // 140: skein.v1.JournalEntry
+	(*Pool)(nil),                          // 141: skein.v1.Pool
+	(*ChangePool)(nil),                    // 142: skein.v1.ChangePool
+	(*Grant)(nil),                         // 143: skein.v1.Grant
+	(*StaticAddress)(nil),                 // 144: skein.v1.StaticAddress
+	(*Block)(nil),                         // 145: skein.v1.Block
+	(*ImportPools)(nil),                   // 146: skein.v1.ImportPools
+	(*Egress)(nil),                        // 147: skein.v1.Egress
+	(*ChangeEgress)(nil),                  // 148: skein.v1.ChangeEgress
+	(*EgressSlot)(nil),                    // 149: skein.v1.EgressSlot
+	(*EgressGateway)(nil),                 // 150: skein.v1.EgressGateway
+	(*EgressClientReport)(nil),            // 151: skein.v1.EgressClientReport
+	(*EgressOfClient)(nil),                // 152: skein.v1.EgressOfClient
 }
 var file_skein_v1_agent_proto_depIdxs = []int32{
-	128, // 0: skein.v1.StatusResponse.nat_type:type_name -> skein.v1.NatType
-	3,   // 1: skein.v1.StatusResponse.problems:type_name -> skein.v1.Problem
-	4,   // 2: skein.v1.StatusResponse.servers:type_name -> skein.v1.ServerStatus
-	2,   // 3: skein.v1.StatusResponse.hops:type_name -> skein.v1.HopCounts
-	13,  // 4: skein.v1.StatusResponse.carries:type_name -> skein.v1.PlainPeerView
-	7,   // 5: skein.v1.NodesResponse.nodes:type_name -> skein.v1.NodeView
-	13,  // 6: skein.v1.NodesResponse.plain_peers:type_name -> skein.v1.PlainPeerView
-	129, // 7: skein.v1.NodeView.node:type_name -> skein.v1.Node
-	130, // 8: skein.v1.NodeView.record:type_name -> skein.v1.Record
-	131, // 9: skein.v1.AddPlainPeerResponse.peer:type_name -> skein.v1.PlainPeer
-	10,  // 10: skein.v1.AddPlainPeerResponse.endpoints:type_name -> skein.v1.PlainEndpoint
-	13,  // 11: skein.v1.PlainPeersResponse.peers:type_name -> skein.v1.PlainPeerView
-	131, // 12: skein.v1.PlainPeerView.peer:type_name -> skein.v1.PlainPeer
-	131, // 13: skein.v1.RemovePlainPeerResponse.peer:type_name -> skein.v1.PlainPeer
-	132, // 14: skein.v1.SetSiteTranslationResponse.translation:type_name -> skein.v1.SiteTranslation
-	22,  // 15: skein.v1.SitesResponse.sites:type_name -> skein.v1.SiteView
-	23,  // 16: skein.v1.SiteView.translations:type_name -> skein.v1.TranslationView
-	132, // 17: skein.v1.TranslationView.translation:type_name -> skein.v1.SiteTranslation
-	26,  // 18: skein.v1.PeersResponse.peers:type_name -> skein.v1.PeerView
-	127, // 19: skein.v1.PeersResponse.peer_transports:type_name -> skein.v1.PeersResponse.PeerTransportsEntry
-	128, // 20: skein.v1.PeerView.nat_type:type_name -> skein.v1.NatType
-	128, // 21: skein.v1.NetcheckResponse.nat_type:type_name -> skein.v1.NatType
-	133, // 22: skein.v1.NetcheckResponse.candidates:type_name -> skein.v1.Candidate
-	30,  // 23: skein.v1.NetcheckResponse.relays:type_name -> skein.v1.RelayCheck
-	29,  // 24: skein.v1.NetcheckResponse.notes:type_name -> skein.v1.DiscoveryNote
-	134, // 25: skein.v1.CreateTokenResponse.info:type_name -> skein.v1.Token
-	134, // 26: skein.v1.ListTokensResponse.tokens:type_name -> skein.v1.Token
-	7,   // 27: skein.v1.ShowNodeResponse.node:type_name -> skein.v1.NodeView
-	129, // 28: skein.v1.RevokeNodeResponse.node:type_name -> skein.v1.Node
-	129, // 29: skein.v1.SetRoleResponse.node:type_name -> skein.v1.Node
-	135, // 30: skein.v1.SetNodeRequest.settings:type_name -> skein.v1.NodeSettings
-	129, // 31: skein.v1.SetNodeResponse.node:type_name -> skein.v1.Node
-	136, // 32: skein.v1.SettingsRequest.change:type_name -> skein.v1.Settings
-	136, // 33: skein.v1.SettingsResponse.settings:type_name -> skein.v1.Settings
-	137, // 34: skein.v1.EventsResponse.event:type_name -> skein.v1.Event
-	138, // 35: skein.v1.StateResponse.state:type_name -> skein.v1.State
-	26,  // 36: skein.v1.ExplainPeerResponse.peer:type_name -> skein.v1.PeerView
-	130, // 37: skein.v1.ExplainPeerResponse.record:type_name -> skein.v1.Record
-	130, // 38: skein.v1.ExplainPeerResponse.self:type_name -> skein.v1.Record
-	60,  // 39: skein.v1.ExplainPeerResponse.probes:type_name -> skein.v1.ProbeView
-	139, // 40: skein.v1.ExplainPeerResponse.history:type_name -> skein.v1.JournalEntry
-	57,  // 41: skein.v1.ExplainPeerResponse.guess:type_name -> skein.v1.PortGuessView
-	7,   // 42: skein.v1.GraphResponse.nodes:type_name -> skein.v1.NodeView
-	26,  // 43: skein.v1.GraphResponse.peers:type_name -> skein.v1.PeerView
-	67,  // 44: skein.v1.RelayResponse.sessions:type_name -> skein.v1.RelaySession
-	68,  // 45: skein.v1.RelayResponse.server:type_name -> skein.v1.RelayServer
-	70,  // 46: skein.v1.RelayServer.clients:type_name -> skein.v1.RelayClient
-	69,  // 47: skein.v1.RelayServer.limits:type_name -> skein.v1.RelayServerLimits
-	140, // 48: skein.v1.CreatePoolRequest.pool:type_name -> skein.v1.Pool
-	141, // 49: skein.v1.ChangePoolRequest.change:type_name -> skein.v1.ChangePool
-	140, // 50: skein.v1.PoolResponse.pool:type_name -> skein.v1.Pool
-	78,  // 51: skein.v1.PoolsResponse.pools:type_name -> skein.v1.PoolView
-	140, // 52: skein.v1.PoolView.pool:type_name -> skein.v1.Pool
-	79,  // 53: skein.v1.PoolView.holders:type_name -> skein.v1.PoolHolder
-	142, // 54: skein.v1.PoolView.grants:type_name -> skein.v1.Grant
-	143, // 55: skein.v1.PoolView.statics:type_name -> skein.v1.StaticAddress
-	80,  // 56: skein.v1.PoolView.local:type_name -> skein.v1.LocalPool
-	83,  // 57: skein.v1.BlocksResponse.blocks:type_name -> skein.v1.BlockView
-	144, // 58: skein.v1.BlockView.block:type_name -> skein.v1.Block
-	144, // 59: skein.v1.BlockResponse.block:type_name -> skein.v1.Block
-	143, // 60: skein.v1.StaticResponse.address:type_name -> skein.v1.StaticAddress
-	143, // 61: skein.v1.StaticsResponse.addresses:type_name -> skein.v1.StaticAddress
-	144, // 62: skein.v1.WhoResponse.block:type_name -> skein.v1.Block
-	95,  // 63: skein.v1.WhoResponse.pod:type_name -> skein.v1.Holder
-	94,  // 64: skein.v1.WhoResponse.translated:type_name -> skein.v1.TranslatedAddress
-	98,  // 65: skein.v1.PodsResponse.pods:type_name -> skein.v1.PodView
-	95,  // 66: skein.v1.PodView.holder:type_name -> skein.v1.Holder
-	145, // 67: skein.v1.ImportRequest.import:type_name -> skein.v1.ImportPools
-	146, // 68: skein.v1.CreateEgressRequest.egress:type_name -> skein.v1.Egress
-	147, // 69: skein.v1.ChangeEgressRequest.change:type_name -> skein.v1.ChangeEgress
-	146, // 70: skein.v1.EgressResponse.egress:type_name -> skein.v1.Egress
-	108, // 71: skein.v1.EgressesResponse.egresses:type_name -> skein.v1.EgressSummary
-	146, // 72: skein.v1.EgressSummary.egress:type_name -> skein.v1.Egress
-	109, // 73: skein.v1.EgressSummary.slots:type_name -> skein.v1.SlotView
-	148, // 74: skein.v1.SlotView.slot:type_name -> skein.v1.EgressSlot
-	108, // 75: skein.v1.ShowEgressResponse.summary:type_name -> skein.v1.EgressSummary
-	149, // 76: skein.v1.ShowEgressResponse.gateways:type_name -> skein.v1.EgressGateway
-	112, // 77: skein.v1.ShowEgressResponse.silent:type_name -> skein.v1.EgressNodeError
-	113, // 78: skein.v1.ShowEgressResponse.clients:type_name -> skein.v1.EgressHostClients
-	150, // 79: skein.v1.EgressHostClients.clients:type_name -> skein.v1.EgressClientReport
-	151, // 80: skein.v1.AttachEgressResponse.egresses:type_name -> skein.v1.EgressOfClient
-	129, // 81: skein.v1.DrainNodeResponse.node:type_name -> skein.v1.Node
-	109, // 82: skein.v1.DrainNodeResponse.slots:type_name -> skein.v1.SlotView
-	122, // 83: skein.v1.UsageResponse.peers:type_name -> skein.v1.PeerUsage
-	121, // 84: skein.v1.UsageRates.usage:type_name -> skein.v1.UsageResponse
-	124, // 85: skein.v1.UsageRates.peers:type_name -> skein.v1.PeerRates
-	122, // 86: skein.v1.PeerRates.peer:type_name -> skein.v1.PeerUsage
-	0,   // 87: skein.v1.AgentService.Status:input_type -> skein.v1.StatusRequest
-	5,   // 88: skein.v1.AgentService.Nodes:input_type -> skein.v1.NodesRequest
-	24,  // 89: skein.v1.AgentService.Peers:input_type -> skein.v1.PeersRequest
-	27,  // 90: skein.v1.AgentService.Netcheck:input_type -> skein.v1.NetcheckRequest
-	31,  // 91: skein.v1.AgentService.CreateToken:input_type -> skein.v1.CreateTokenRequest
-	33,  // 92: skein.v1.AgentService.ListTokens:input_type -> skein.v1.ListTokensRequest
-	35,  // 93: skein.v1.AgentService.RevokeToken:input_type -> skein.v1.RevokeTokenRequest
-	37,  // 94: skein.v1.AgentService.RepairClock:input_type -> skein.v1.RepairClockRequest
-	39,  // 95: skein.v1.AgentService.ShowNode:input_type -> skein.v1.ShowNodeRequest
-	41,  // 96: skein.v1.AgentService.RevokeNode:input_type -> skein.v1.RevokeNodeRequest
-	47,  // 97: skein.v1.AgentService.Settings:input_type -> skein.v1.SettingsRequest
-	49,  // 98: skein.v1.AgentService.Events:input_type -> skein.v1.EventsRequest
-	51,  // 99: skein.v1.AgentService.State:input_type -> skein.v1.StateRequest
-	53,  // 100: skein.v1.AgentService.Diff:input_type -> skein.v1.DiffRequest
-	55,  // 101: skein.v1.AgentService.ExplainPeer:input_type -> skein.v1.ExplainPeerRequest
-	58,  // 102: skein.v1.AgentService.Graph:input_type -> skein.v1.GraphRequest
-	61,  // 103: skein.v1.AgentService.Plan:input_type -> skein.v1.PlanRequest
-	63,  // 104: skein.v1.AgentService.Down:input_type -> skein.v1.DownRequest
-	65,  // 105: skein.v1.AgentService.Relay:input_type -> skein.v1.RelayRequest
-	71,  // 106: skein.v1.AgentService.CreatePool:input_type -> skein.v1.CreatePoolRequest
-	72,  // 107: skein.v1.AgentService.ChangePool:input_type -> skein.v1.ChangePoolRequest
-	74,  // 108: skein.v1.AgentService.RemovePool:input_type -> skein.v1.RemovePoolRequest
-	76,  // 109: skein.v1.AgentService.Pools:input_type -> skein.v1.PoolsRequest
-	81,  // 110: skein.v1.AgentService.Blocks:input_type -> skein.v1.BlocksRequest
-	84,  // 111: skein.v1.AgentService.ReserveBlock:input_type -> skein.v1.ReserveBlockRequest
-	85,  // 112: skein.v1.AgentService.ReleaseBlock:input_type -> skein.v1.ReleaseBlockRequest
-	87,  // 113: skein.v1.AgentService.ReserveAddress:input_type -> skein.v1.ReserveAddressRequest
-	88,  // 114: skein.v1.AgentService.ReleaseAddress:input_type -> skein.v1.ReleaseAddressRequest
-	90,  // 115: skein.v1.AgentService.Statics:input_type -> skein.v1.StaticsRequest
-	92,  // 116: skein.v1.AgentService.Who:input_type -> skein.v1.WhoRequest
-	96,  // 117: skein.v1.AgentService.Pods:input_type -> skein.v1.PodsRequest
-	99,  // 118: skein.v1.AgentService.Import:input_type -> skein.v1.ImportRequest
-	101, // 119: skein.v1.AgentService.CreateEgress:input_type -> skein.v1.CreateEgressRequest
-	102, // 120: skein.v1.AgentService.ChangeEgress:input_type -> skein.v1.ChangeEgressRequest
-	104, // 121: skein.v1.AgentService.RemoveEgress:input_type -> skein.v1.RemoveEgressRequest
-	106, // 122: skein.v1.AgentService.Egresses:input_type -> skein.v1.EgressesRequest
-	110, // 123: skein.v1.AgentService.ShowEgress:input_type -> skein.v1.ShowEgressRequest
-	114, // 124: skein.v1.AgentService.ExplainEgress:input_type -> skein.v1.ExplainEgressRequest
-	116, // 125: skein.v1.AgentService.AttachEgress:input_type -> skein.v1.AttachEgressRequest
-	118, // 126: skein.v1.AgentService.DrainNode:input_type -> skein.v1.DrainNodeRequest
-	43,  // 127: skein.v1.AgentService.SetRole:input_type -> skein.v1.SetRoleRequest
-	45,  // 128: skein.v1.AgentService.SetNode:input_type -> skein.v1.SetNodeRequest
-	8,   // 129: skein.v1.AgentService.AddPlainPeer:input_type -> skein.v1.AddPlainPeerRequest
-	11,  // 130: skein.v1.AgentService.PlainPeers:input_type -> skein.v1.PlainPeersRequest
-	14,  // 131: skein.v1.AgentService.RemovePlainPeer:input_type -> skein.v1.RemovePlainPeerRequest
-	16,  // 132: skein.v1.AgentService.SetSiteTranslation:input_type -> skein.v1.SetSiteTranslationRequest
-	18,  // 133: skein.v1.AgentService.RemoveSiteTranslation:input_type -> skein.v1.RemoveSiteTranslationRequest
-	20,  // 134: skein.v1.AgentService.Sites:input_type -> skein.v1.SitesRequest
-	120, // 135: skein.v1.AgentService.Usage:input_type -> skein.v1.UsageRequest
-	125, // 136: skein.v1.AgentService.Profile:input_type -> skein.v1.ProfileRequest
-	1,   // 137: skein.v1.AgentService.Status:output_type -> skein.v1.StatusResponse
-	6,   // 138: skein.v1.AgentService.Nodes:output_type -> skein.v1.NodesResponse
-	25,  // 139: skein.v1.AgentService.Peers:output_type -> skein.v1.PeersResponse
-	28,  // 140: skein.v1.AgentService.Netcheck:output_type -> skein.v1.NetcheckResponse
-	32,  // 141: skein.v1.AgentService.CreateToken:output_type -> skein.v1.CreateTokenResponse
-	34,  // 142: skein.v1.AgentService.ListTokens:output_type -> skein.v1.ListTokensResponse
-	36,  // 143: skein.v1.AgentService.RevokeToken:output_type -> skein.v1.RevokeTokenResponse
-	38,  // 144: skein.v1.AgentService.RepairClock:output_type -> skein.v1.RepairClockResponse
-	40,  // 145: skein.v1.AgentService.ShowNode:output_type -> skein.v1.ShowNodeResponse
-	42,  // 146: skein.v1.AgentService.RevokeNode:output_type -> skein.v1.RevokeNodeResponse
-	48,  // 147: skein.v1.AgentService.Settings:output_type -> skein.v1.SettingsResponse
-	50,  // 148: skein.v1.AgentService.Events:output_type -> skein.v1.EventsResponse
-	52,  // 149: skein.v1.AgentService.State:output_type -> skein.v1.StateResponse
-	54,  // 150: skein.v1.AgentService.Diff:output_type -> skein.v1.DiffResponse
-	56,  // 151: skein.v1.AgentService.ExplainPeer:output_type -> skein.v1.ExplainPeerResponse
-	59,  // 152: skein.v1.AgentService.Graph:output_type -> skein.v1.GraphResponse
-	62,  // 153: skein.v1.AgentService.Plan:output_type -> skein.v1.PlanResponse
-	64,  // 154: skein.v1.AgentService.Down:output_type -> skein.v1.DownResponse
-	66,  // 155: skein.v1.AgentService.Relay:output_type -> skein.v1.RelayResponse
-	73,  // 156: skein.v1.AgentService.CreatePool:output_type -> skein.v1.PoolResponse
-	73,  // 157: skein.v1.AgentService.ChangePool:output_type -> skein.v1.PoolResponse
-	75,  // 158: skein.v1.AgentService.RemovePool:output_type -> skein.v1.RemovePoolResponse
-	77,  // 159: skein.v1.AgentService.Pools:output_type -> skein.v1.PoolsResponse
-	82,  // 160: skein.v1.AgentService.Blocks:output_type -> skein.v1.BlocksResponse
-	86,  // 161: skein.v1.AgentService.ReserveBlock:output_type -> skein.v1.BlockResponse
-	86,  // 162: skein.v1.AgentService.ReleaseBlock:output_type -> skein.v1.BlockResponse
-	89,  // 163: skein.v1.AgentService.ReserveAddress:output_type -> skein.v1.StaticResponse
-	89,  // 164: skein.v1.AgentService.ReleaseAddress:output_type -> skein.v1.StaticResponse
-	91,  // 165: skein.v1.AgentService.Statics:output_type -> skein.v1.StaticsResponse
-	93,  // 166: skein.v1.AgentService.Who:output_type -> skein.v1.WhoResponse
-	97,  // 167: skein.v1.AgentService.Pods:output_type -> skein.v1.PodsResponse
-	100, // 168: skein.v1.AgentService.Import:output_type -> skein.v1.ImportResponse
-	103, // 169: skein.v1.AgentService.CreateEgress:output_type -> skein.v1.EgressResponse
-	103, // 170: skein.v1.AgentService.ChangeEgress:output_type -> skein.v1.EgressResponse
-	105, // 171: skein.v1.AgentService.RemoveEgress:output_type -> skein.v1.RemoveEgressResponse
-	107, // 172: skein.v1.AgentService.Egresses:output_type -> skein.v1.EgressesResponse
-	111, // 173: skein.v1.AgentService.ShowEgress:output_type -> skein.v1.ShowEgressResponse
-	115, // 174: skein.v1.AgentService.ExplainEgress:output_type -> skein.v1.ExplainEgressResponse
-	117, // 175: skein.v1.AgentService.AttachEgress:output_type -> skein.v1.AttachEgressResponse
-	119, // 176: skein.v1.AgentService.DrainNode:output_type -> skein.v1.DrainNodeResponse
-	44,  // 177: skein.v1.AgentService.SetRole:output_type -> skein.v1.SetRoleResponse
-	46,  // 178: skein.v1.AgentService.SetNode:output_type -> skein.v1.SetNodeResponse
-	9,   // 179: skein.v1.AgentService.AddPlainPeer:output_type -> skein.v1.AddPlainPeerResponse
-	12,  // 180: skein.v1.AgentService.PlainPeers:output_type -> skein.v1.PlainPeersResponse
-	15,  // 181: skein.v1.AgentService.RemovePlainPeer:output_type -> skein.v1.RemovePlainPeerResponse
-	17,  // 182: skein.v1.AgentService.SetSiteTranslation:output_type -> skein.v1.SetSiteTranslationResponse
-	19,  // 183: skein.v1.AgentService.RemoveSiteTranslation:output_type -> skein.v1.RemoveSiteTranslationResponse
-	21,  // 184: skein.v1.AgentService.Sites:output_type -> skein.v1.SitesResponse
-	121, // 185: skein.v1.AgentService.Usage:output_type -> skein.v1.UsageResponse
-	126, // 186: skein.v1.AgentService.Profile:output_type -> skein.v1.ProfileResponse
-	137, // [137:187] is the sub-list for method output_type
-	87,  // [87:137] is the sub-list for method input_type
-	87,  // [87:87] is the sub-list for extension type_name
-	87,  // [87:87] is the sub-list for extension extendee
-	0,   // [0:87] is the sub-list for field type_name
+	129, // 0: skein.v1.StatusResponse.nat_type:type_name -> skein.v1.NatType
+	4,   // 1: skein.v1.StatusResponse.problems:type_name -> skein.v1.Problem
+	5,   // 2: skein.v1.StatusResponse.servers:type_name -> skein.v1.ServerStatus
+	3,   // 3: skein.v1.StatusResponse.hops:type_name -> skein.v1.HopCounts
+	14,  // 4: skein.v1.StatusResponse.carries:type_name -> skein.v1.PlainPeerView
+	2,   // 5: skein.v1.StatusResponse.gossip:type_name -> skein.v1.GossipStatus
+	8,   // 6: skein.v1.NodesResponse.nodes:type_name -> skein.v1.NodeView
+	14,  // 7: skein.v1.NodesResponse.plain_peers:type_name -> skein.v1.PlainPeerView
+	130, // 8: skein.v1.NodeView.node:type_name -> skein.v1.Node
+	131, // 9: skein.v1.NodeView.record:type_name -> skein.v1.Record
+	132, // 10: skein.v1.AddPlainPeerResponse.peer:type_name -> skein.v1.PlainPeer
+	11,  // 11: skein.v1.AddPlainPeerResponse.endpoints:type_name -> skein.v1.PlainEndpoint
+	14,  // 12: skein.v1.PlainPeersResponse.peers:type_name -> skein.v1.PlainPeerView
+	132, // 13: skein.v1.PlainPeerView.peer:type_name -> skein.v1.PlainPeer
+	132, // 14: skein.v1.RemovePlainPeerResponse.peer:type_name -> skein.v1.PlainPeer
+	133, // 15: skein.v1.SetSiteTranslationResponse.translation:type_name -> skein.v1.SiteTranslation
+	23,  // 16: skein.v1.SitesResponse.sites:type_name -> skein.v1.SiteView
+	24,  // 17: skein.v1.SiteView.translations:type_name -> skein.v1.TranslationView
+	133, // 18: skein.v1.TranslationView.translation:type_name -> skein.v1.SiteTranslation
+	27,  // 19: skein.v1.PeersResponse.peers:type_name -> skein.v1.PeerView
+	128, // 20: skein.v1.PeersResponse.peer_transports:type_name -> skein.v1.PeersResponse.PeerTransportsEntry
+	129, // 21: skein.v1.PeerView.nat_type:type_name -> skein.v1.NatType
+	129, // 22: skein.v1.NetcheckResponse.nat_type:type_name -> skein.v1.NatType
+	134, // 23: skein.v1.NetcheckResponse.candidates:type_name -> skein.v1.Candidate
+	31,  // 24: skein.v1.NetcheckResponse.relays:type_name -> skein.v1.RelayCheck
+	30,  // 25: skein.v1.NetcheckResponse.notes:type_name -> skein.v1.DiscoveryNote
+	135, // 26: skein.v1.CreateTokenResponse.info:type_name -> skein.v1.Token
+	135, // 27: skein.v1.ListTokensResponse.tokens:type_name -> skein.v1.Token
+	8,   // 28: skein.v1.ShowNodeResponse.node:type_name -> skein.v1.NodeView
+	130, // 29: skein.v1.RevokeNodeResponse.node:type_name -> skein.v1.Node
+	130, // 30: skein.v1.SetRoleResponse.node:type_name -> skein.v1.Node
+	136, // 31: skein.v1.SetNodeRequest.settings:type_name -> skein.v1.NodeSettings
+	130, // 32: skein.v1.SetNodeResponse.node:type_name -> skein.v1.Node
+	137, // 33: skein.v1.SettingsRequest.change:type_name -> skein.v1.Settings
+	137, // 34: skein.v1.SettingsResponse.settings:type_name -> skein.v1.Settings
+	138, // 35: skein.v1.EventsResponse.event:type_name -> skein.v1.Event
+	139, // 36: skein.v1.StateResponse.state:type_name -> skein.v1.State
+	27,  // 37: skein.v1.ExplainPeerResponse.peer:type_name -> skein.v1.PeerView
+	131, // 38: skein.v1.ExplainPeerResponse.record:type_name -> skein.v1.Record
+	131, // 39: skein.v1.ExplainPeerResponse.self:type_name -> skein.v1.Record
+	61,  // 40: skein.v1.ExplainPeerResponse.probes:type_name -> skein.v1.ProbeView
+	140, // 41: skein.v1.ExplainPeerResponse.history:type_name -> skein.v1.JournalEntry
+	58,  // 42: skein.v1.ExplainPeerResponse.guess:type_name -> skein.v1.PortGuessView
+	8,   // 43: skein.v1.GraphResponse.nodes:type_name -> skein.v1.NodeView
+	27,  // 44: skein.v1.GraphResponse.peers:type_name -> skein.v1.PeerView
+	68,  // 45: skein.v1.RelayResponse.sessions:type_name -> skein.v1.RelaySession
+	69,  // 46: skein.v1.RelayResponse.server:type_name -> skein.v1.RelayServer
+	71,  // 47: skein.v1.RelayServer.clients:type_name -> skein.v1.RelayClient
+	70,  // 48: skein.v1.RelayServer.limits:type_name -> skein.v1.RelayServerLimits
+	141, // 49: skein.v1.CreatePoolRequest.pool:type_name -> skein.v1.Pool
+	142, // 50: skein.v1.ChangePoolRequest.change:type_name -> skein.v1.ChangePool
+	141, // 51: skein.v1.PoolResponse.pool:type_name -> skein.v1.Pool
+	79,  // 52: skein.v1.PoolsResponse.pools:type_name -> skein.v1.PoolView
+	141, // 53: skein.v1.PoolView.pool:type_name -> skein.v1.Pool
+	80,  // 54: skein.v1.PoolView.holders:type_name -> skein.v1.PoolHolder
+	143, // 55: skein.v1.PoolView.grants:type_name -> skein.v1.Grant
+	144, // 56: skein.v1.PoolView.statics:type_name -> skein.v1.StaticAddress
+	81,  // 57: skein.v1.PoolView.local:type_name -> skein.v1.LocalPool
+	84,  // 58: skein.v1.BlocksResponse.blocks:type_name -> skein.v1.BlockView
+	145, // 59: skein.v1.BlockView.block:type_name -> skein.v1.Block
+	145, // 60: skein.v1.BlockResponse.block:type_name -> skein.v1.Block
+	144, // 61: skein.v1.StaticResponse.address:type_name -> skein.v1.StaticAddress
+	144, // 62: skein.v1.StaticsResponse.addresses:type_name -> skein.v1.StaticAddress
+	145, // 63: skein.v1.WhoResponse.block:type_name -> skein.v1.Block
+	96,  // 64: skein.v1.WhoResponse.pod:type_name -> skein.v1.Holder
+	95,  // 65: skein.v1.WhoResponse.translated:type_name -> skein.v1.TranslatedAddress
+	99,  // 66: skein.v1.PodsResponse.pods:type_name -> skein.v1.PodView
+	96,  // 67: skein.v1.PodView.holder:type_name -> skein.v1.Holder
+	146, // 68: skein.v1.ImportRequest.import:type_name -> skein.v1.ImportPools
+	147, // 69: skein.v1.CreateEgressRequest.egress:type_name -> skein.v1.Egress
+	148, // 70: skein.v1.ChangeEgressRequest.change:type_name -> skein.v1.ChangeEgress
+	147, // 71: skein.v1.EgressResponse.egress:type_name -> skein.v1.Egress
+	109, // 72: skein.v1.EgressesResponse.egresses:type_name -> skein.v1.EgressSummary
+	147, // 73: skein.v1.EgressSummary.egress:type_name -> skein.v1.Egress
+	110, // 74: skein.v1.EgressSummary.slots:type_name -> skein.v1.SlotView
+	149, // 75: skein.v1.SlotView.slot:type_name -> skein.v1.EgressSlot
+	109, // 76: skein.v1.ShowEgressResponse.summary:type_name -> skein.v1.EgressSummary
+	150, // 77: skein.v1.ShowEgressResponse.gateways:type_name -> skein.v1.EgressGateway
+	113, // 78: skein.v1.ShowEgressResponse.silent:type_name -> skein.v1.EgressNodeError
+	114, // 79: skein.v1.ShowEgressResponse.clients:type_name -> skein.v1.EgressHostClients
+	151, // 80: skein.v1.EgressHostClients.clients:type_name -> skein.v1.EgressClientReport
+	152, // 81: skein.v1.AttachEgressResponse.egresses:type_name -> skein.v1.EgressOfClient
+	130, // 82: skein.v1.DrainNodeResponse.node:type_name -> skein.v1.Node
+	110, // 83: skein.v1.DrainNodeResponse.slots:type_name -> skein.v1.SlotView
+	123, // 84: skein.v1.UsageResponse.peers:type_name -> skein.v1.PeerUsage
+	122, // 85: skein.v1.UsageRates.usage:type_name -> skein.v1.UsageResponse
+	125, // 86: skein.v1.UsageRates.peers:type_name -> skein.v1.PeerRates
+	123, // 87: skein.v1.PeerRates.peer:type_name -> skein.v1.PeerUsage
+	0,   // 88: skein.v1.AgentService.Status:input_type -> skein.v1.StatusRequest
+	6,   // 89: skein.v1.AgentService.Nodes:input_type -> skein.v1.NodesRequest
+	25,  // 90: skein.v1.AgentService.Peers:input_type -> skein.v1.PeersRequest
+	28,  // 91: skein.v1.AgentService.Netcheck:input_type -> skein.v1.NetcheckRequest
+	32,  // 92: skein.v1.AgentService.CreateToken:input_type -> skein.v1.CreateTokenRequest
+	34,  // 93: skein.v1.AgentService.ListTokens:input_type -> skein.v1.ListTokensRequest
+	36,  // 94: skein.v1.AgentService.RevokeToken:input_type -> skein.v1.RevokeTokenRequest
+	38,  // 95: skein.v1.AgentService.RepairClock:input_type -> skein.v1.RepairClockRequest
+	40,  // 96: skein.v1.AgentService.ShowNode:input_type -> skein.v1.ShowNodeRequest
+	42,  // 97: skein.v1.AgentService.RevokeNode:input_type -> skein.v1.RevokeNodeRequest
+	48,  // 98: skein.v1.AgentService.Settings:input_type -> skein.v1.SettingsRequest
+	50,  // 99: skein.v1.AgentService.Events:input_type -> skein.v1.EventsRequest
+	52,  // 100: skein.v1.AgentService.State:input_type -> skein.v1.StateRequest
+	54,  // 101: skein.v1.AgentService.Diff:input_type -> skein.v1.DiffRequest
+	56,  // 102: skein.v1.AgentService.ExplainPeer:input_type -> skein.v1.ExplainPeerRequest
+	59,  // 103: skein.v1.AgentService.Graph:input_type -> skein.v1.GraphRequest
+	62,  // 104: skein.v1.AgentService.Plan:input_type -> skein.v1.PlanRequest
+	64,  // 105: skein.v1.AgentService.Down:input_type -> skein.v1.DownRequest
+	66,  // 106: skein.v1.AgentService.Relay:input_type -> skein.v1.RelayRequest
+	72,  // 107: skein.v1.AgentService.CreatePool:input_type -> skein.v1.CreatePoolRequest
+	73,  // 108: skein.v1.AgentService.ChangePool:input_type -> skein.v1.ChangePoolRequest
+	75,  // 109: skein.v1.AgentService.RemovePool:input_type -> skein.v1.RemovePoolRequest
+	77,  // 110: skein.v1.AgentService.Pools:input_type -> skein.v1.PoolsRequest
+	82,  // 111: skein.v1.AgentService.Blocks:input_type -> skein.v1.BlocksRequest
+	85,  // 112: skein.v1.AgentService.ReserveBlock:input_type -> skein.v1.ReserveBlockRequest
+	86,  // 113: skein.v1.AgentService.ReleaseBlock:input_type -> skein.v1.ReleaseBlockRequest
+	88,  // 114: skein.v1.AgentService.ReserveAddress:input_type -> skein.v1.ReserveAddressRequest
+	89,  // 115: skein.v1.AgentService.ReleaseAddress:input_type -> skein.v1.ReleaseAddressRequest
+	91,  // 116: skein.v1.AgentService.Statics:input_type -> skein.v1.StaticsRequest
+	93,  // 117: skein.v1.AgentService.Who:input_type -> skein.v1.WhoRequest
+	97,  // 118: skein.v1.AgentService.Pods:input_type -> skein.v1.PodsRequest
+	100, // 119: skein.v1.AgentService.Import:input_type -> skein.v1.ImportRequest
+	102, // 120: skein.v1.AgentService.CreateEgress:input_type -> skein.v1.CreateEgressRequest
+	103, // 121: skein.v1.AgentService.ChangeEgress:input_type -> skein.v1.ChangeEgressRequest
+	105, // 122: skein.v1.AgentService.RemoveEgress:input_type -> skein.v1.RemoveEgressRequest
+	107, // 123: skein.v1.AgentService.Egresses:input_type -> skein.v1.EgressesRequest
+	111, // 124: skein.v1.AgentService.ShowEgress:input_type -> skein.v1.ShowEgressRequest
+	115, // 125: skein.v1.AgentService.ExplainEgress:input_type -> skein.v1.ExplainEgressRequest
+	117, // 126: skein.v1.AgentService.AttachEgress:input_type -> skein.v1.AttachEgressRequest
+	119, // 127: skein.v1.AgentService.DrainNode:input_type -> skein.v1.DrainNodeRequest
+	44,  // 128: skein.v1.AgentService.SetRole:input_type -> skein.v1.SetRoleRequest
+	46,  // 129: skein.v1.AgentService.SetNode:input_type -> skein.v1.SetNodeRequest
+	9,   // 130: skein.v1.AgentService.AddPlainPeer:input_type -> skein.v1.AddPlainPeerRequest
+	12,  // 131: skein.v1.AgentService.PlainPeers:input_type -> skein.v1.PlainPeersRequest
+	15,  // 132: skein.v1.AgentService.RemovePlainPeer:input_type -> skein.v1.RemovePlainPeerRequest
+	17,  // 133: skein.v1.AgentService.SetSiteTranslation:input_type -> skein.v1.SetSiteTranslationRequest
+	19,  // 134: skein.v1.AgentService.RemoveSiteTranslation:input_type -> skein.v1.RemoveSiteTranslationRequest
+	21,  // 135: skein.v1.AgentService.Sites:input_type -> skein.v1.SitesRequest
+	121, // 136: skein.v1.AgentService.Usage:input_type -> skein.v1.UsageRequest
+	126, // 137: skein.v1.AgentService.Profile:input_type -> skein.v1.ProfileRequest
+	1,   // 138: skein.v1.AgentService.Status:output_type -> skein.v1.StatusResponse
+	7,   // 139: skein.v1.AgentService.Nodes:output_type -> skein.v1.NodesResponse
+	26,  // 140: skein.v1.AgentService.Peers:output_type -> skein.v1.PeersResponse
+	29,  // 141: skein.v1.AgentService.Netcheck:output_type -> skein.v1.NetcheckResponse
+	33,  // 142: skein.v1.AgentService.CreateToken:output_type -> skein.v1.CreateTokenResponse
+	35,  // 143: skein.v1.AgentService.ListTokens:output_type -> skein.v1.ListTokensResponse
+	37,  // 144: skein.v1.AgentService.RevokeToken:output_type -> skein.v1.RevokeTokenResponse
+	39,  // 145: skein.v1.AgentService.RepairClock:output_type -> skein.v1.RepairClockResponse
+	41,  // 146: skein.v1.AgentService.ShowNode:output_type -> skein.v1.ShowNodeResponse
+	43,  // 147: skein.v1.AgentService.RevokeNode:output_type -> skein.v1.RevokeNodeResponse
+	49,  // 148: skein.v1.AgentService.Settings:output_type -> skein.v1.SettingsResponse
+	51,  // 149: skein.v1.AgentService.Events:output_type -> skein.v1.EventsResponse
+	53,  // 150: skein.v1.AgentService.State:output_type -> skein.v1.StateResponse
+	55,  // 151: skein.v1.AgentService.Diff:output_type -> skein.v1.DiffResponse
+	57,  // 152: skein.v1.AgentService.ExplainPeer:output_type -> skein.v1.ExplainPeerResponse
+	60,  // 153: skein.v1.AgentService.Graph:output_type -> skein.v1.GraphResponse
+	63,  // 154: skein.v1.AgentService.Plan:output_type -> skein.v1.PlanResponse
+	65,  // 155: skein.v1.AgentService.Down:output_type -> skein.v1.DownResponse
+	67,  // 156: skein.v1.AgentService.Relay:output_type -> skein.v1.RelayResponse
+	74,  // 157: skein.v1.AgentService.CreatePool:output_type -> skein.v1.PoolResponse
+	74,  // 158: skein.v1.AgentService.ChangePool:output_type -> skein.v1.PoolResponse
+	76,  // 159: skein.v1.AgentService.RemovePool:output_type -> skein.v1.RemovePoolResponse
+	78,  // 160: skein.v1.AgentService.Pools:output_type -> skein.v1.PoolsResponse
+	83,  // 161: skein.v1.AgentService.Blocks:output_type -> skein.v1.BlocksResponse
+	87,  // 162: skein.v1.AgentService.ReserveBlock:output_type -> skein.v1.BlockResponse
+	87,  // 163: skein.v1.AgentService.ReleaseBlock:output_type -> skein.v1.BlockResponse
+	90,  // 164: skein.v1.AgentService.ReserveAddress:output_type -> skein.v1.StaticResponse
+	90,  // 165: skein.v1.AgentService.ReleaseAddress:output_type -> skein.v1.StaticResponse
+	92,  // 166: skein.v1.AgentService.Statics:output_type -> skein.v1.StaticsResponse
+	94,  // 167: skein.v1.AgentService.Who:output_type -> skein.v1.WhoResponse
+	98,  // 168: skein.v1.AgentService.Pods:output_type -> skein.v1.PodsResponse
+	101, // 169: skein.v1.AgentService.Import:output_type -> skein.v1.ImportResponse
+	104, // 170: skein.v1.AgentService.CreateEgress:output_type -> skein.v1.EgressResponse
+	104, // 171: skein.v1.AgentService.ChangeEgress:output_type -> skein.v1.EgressResponse
+	106, // 172: skein.v1.AgentService.RemoveEgress:output_type -> skein.v1.RemoveEgressResponse
+	108, // 173: skein.v1.AgentService.Egresses:output_type -> skein.v1.EgressesResponse
+	112, // 174: skein.v1.AgentService.ShowEgress:output_type -> skein.v1.ShowEgressResponse
+	116, // 175: skein.v1.AgentService.ExplainEgress:output_type -> skein.v1.ExplainEgressResponse
+	118, // 176: skein.v1.AgentService.AttachEgress:output_type -> skein.v1.AttachEgressResponse
+	120, // 177: skein.v1.AgentService.DrainNode:output_type -> skein.v1.DrainNodeResponse
+	45,  // 178: skein.v1.AgentService.SetRole:output_type -> skein.v1.SetRoleResponse
+	47,  // 179: skein.v1.AgentService.SetNode:output_type -> skein.v1.SetNodeResponse
+	10,  // 180: skein.v1.AgentService.AddPlainPeer:output_type -> skein.v1.AddPlainPeerResponse
+	13,  // 181: skein.v1.AgentService.PlainPeers:output_type -> skein.v1.PlainPeersResponse
+	16,  // 182: skein.v1.AgentService.RemovePlainPeer:output_type -> skein.v1.RemovePlainPeerResponse
+	18,  // 183: skein.v1.AgentService.SetSiteTranslation:output_type -> skein.v1.SetSiteTranslationResponse
+	20,  // 184: skein.v1.AgentService.RemoveSiteTranslation:output_type -> skein.v1.RemoveSiteTranslationResponse
+	22,  // 185: skein.v1.AgentService.Sites:output_type -> skein.v1.SitesResponse
+	122, // 186: skein.v1.AgentService.Usage:output_type -> skein.v1.UsageResponse
+	127, // 187: skein.v1.AgentService.Profile:output_type -> skein.v1.ProfileResponse
+	138, // [138:188] is the sub-list for method output_type
+	88,  // [88:138] is the sub-list for method input_type
+	88,  // [88:88] is the sub-list for extension type_name
+	88,  // [88:88] is the sub-list for extension extendee
+	0,   // [0:88] is the sub-list for field type_name
 }
 
 func init() { file_skein_v1_agent_proto_init() }
@@ -9838,7 +9968,7 @@ func file_skein_v1_agent_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_skein_v1_agent_proto_rawDesc), len(file_skein_v1_agent_proto_rawDesc)),
 			NumEnums:      0,
-			NumMessages:   128,
+			NumMessages:   129,
 			NumExtensions: 0,
 			NumServices:   1,
 		},
