@@ -37,7 +37,7 @@ type egressRoom interface {
 var errNoEgresses = errors.New("this node runs no egresses: it only relays; ask another")
 
 func (s api) CreateEgress(ctx context.Context, r *skeinv1.CreateEgressRequest) (*skeinv1.EgressResponse, error) {
-	nodes := s.a.egressNodes(s.a.replica.State())
+	nodes := s.a.egressNodes(ctx, s.a.replica.State())
 	if what := checkEgress(r.GetEgress(), nodes); what != "" {
 		return nil, connect.NewError(connect.CodeInvalidArgument, fmt.Errorf("egress %s: %s", nameOfEgress(r.GetEgress()), what))
 	}
@@ -50,7 +50,7 @@ func (s api) CreateEgress(ctx context.Context, r *skeinv1.CreateEgressRequest) (
 
 func (s api) ChangeEgress(ctx context.Context, r *skeinv1.ChangeEgressRequest) (*skeinv1.EgressResponse, error) {
 	c, before := r.GetChange(), s.a.replica.State()
-	nodes := s.a.egressNodes(before)
+	nodes := s.a.egressNodes(ctx, before)
 	old := before.Egress(c.GetNamespace(), c.GetName())
 	// Only what is new is looked at: a node that came later than the egress must not keep it from being changed.
 	news := &skeinv1.Egress{}
@@ -84,15 +84,16 @@ func (s api) RemoveEgress(ctx context.Context, r *skeinv1.RemoveEgressRequest) (
 func nameOfEgress(e *skeinv1.Egress) string { return egressName(e.GetNamespace(), e.GetName()) }
 
 // egressNodes are all members, by name.
-func (a *Agent) egressNodes(st *events.State) []egressNode {
-	records := a.gossip.Records()
+func (a *Agent) egressNodes(ctx context.Context, st *events.State) []egressNode {
+	records, _ := a.allRecords(ctx)
 	var out []egressNode
 	for _, n := range st.Nodes() {
 		id, err := identity.ParseID(n.GetId())
 		if err != nil {
 			continue
 		}
-		out = append(out, egressNode{node: n, record: records[id].Record, alive: id == a.id || a.gossip.Alive(id)})
+		site, _ := a.siteOf(n, records[id].Record)
+		out = append(out, egressNode{node: n, site: site, record: records[id].Record, alive: id == a.id || a.gossip.Alive(id)})
 	}
 	slices.SortFunc(out, func(x, y egressNode) int { return strings.Compare(x.name(), y.name()) })
 	return out
@@ -122,9 +123,9 @@ func findEgress(st *events.State, namespace, name string) (*skeinv1.Egress, erro
 	return nil, connect.NewError(connect.CodeInvalidArgument, fmt.Errorf("%d egresses are called %s: name one of %s", len(found), name, strings.Join(names, ", ")))
 }
 
-func (s api) Egresses(context.Context, *skeinv1.EgressesRequest) (*skeinv1.EgressesResponse, error) {
+func (s api) Egresses(ctx context.Context, _ *skeinv1.EgressesRequest) (*skeinv1.EgressesResponse, error) {
 	st := s.a.replica.State()
-	nodes := s.a.egressNodes(st)
+	nodes := s.a.egressNodes(ctx, st)
 	out := &skeinv1.EgressesResponse{}
 	for _, e := range st.Egresses() {
 		out.Egresses = append(out.Egresses, summarize(e, st.Slots(e.GetNamespace(), e.GetName()), nodes))
@@ -148,7 +149,7 @@ func slotView(s *skeinv1.EgressSlot, nodes []egressNode) *skeinv1.SlotView {
 	v := &skeinv1.SlotView{Slot: s}
 	for _, n := range nodes {
 		if n.node.GetId() == s.GetNodeId() {
-			v.Owner, v.Site, v.Alive = n.name(), n.record.GetSite(), n.alive
+			v.Owner, v.Site, v.Alive = n.name(), n.site, n.alive
 		}
 	}
 	return v
@@ -195,14 +196,14 @@ func (a *Agent) egressPicture(ctx context.Context, namespace, name string) (egre
 	st := a.replica.State()
 	e, err := findEgress(st, namespace, name)
 	if connect.CodeOf(err) == connect.CodeNotFound && a.egress != nil {
-		ask, _ := whomToAsk(nil, nil, a.egressNodes(st), a.id.String())
+		ask, _ := whomToAsk(nil, nil, a.egressNodes(ctx, st), a.id.String())
 		reports, _ := a.askEgresses(ctx, ask, &skeinv1.EgressReportRequest{})
 		err = stillMissing(err, namespace, name, reports)
 	}
 	if err != nil {
 		return egressPicture{}, err
 	}
-	p := egressPicture{egress: e, slots: st.Slots(e.GetNamespace(), e.GetName()), nodes: a.egressNodes(st)}
+	p := egressPicture{egress: e, slots: st.Slots(e.GetNamespace(), e.GetName()), nodes: a.egressNodes(ctx, st)}
 	if id, ok := a.leader(); ok {
 		p.leader = a.roster.Name(id)
 	}
@@ -376,7 +377,7 @@ func (s api) DrainNode(ctx context.Context, r *skeinv1.DrainNodeRequest) (*skein
 	if now := st.Node(id); now != nil {
 		out.Node = now
 	}
-	nodes := s.a.egressNodes(st)
+	nodes := s.a.egressNodes(ctx, st)
 	for _, slot := range st.SlotsOf(n.GetId()) {
 		out.Slots = append(out.Slots, slotView(slot, nodes))
 	}

@@ -364,12 +364,23 @@ func viewOf(st *events.State) egress.View {
 	return v
 }
 
-// noteSites keeps where nodes stand, as their records say.
+// noteSites keeps where nodes stand, as their records say, or where there is none here what they have told or the log
+// implies.
 func (a *Agent) noteSites() {
-	sites := map[string]string{}
-	for id, e := range a.gossip.Records() {
+	sites, records := map[string]string{}, a.gossip.Records()
+	for id, e := range records {
 		if site := e.Record.GetSite(); site != "" {
 			sites[id.String()] = site
+		}
+	}
+	if a.placed.Load() != nil {
+		for _, id := range a.roster.Members() {
+			if _, here := records[id]; here {
+				continue
+			}
+			if site, known := a.elsewhere(id); known && site != "" {
+				sites[id.String()] = site
+			}
 		}
 	}
 	a.sites.Store(&sites)

@@ -16,6 +16,7 @@ import (
 // egressNode is a member as egresses see it.
 type egressNode struct {
 	node   *skeinv1.Node
+	site   string
 	record *skeinv1.Record // nil: never heard of
 	alive  bool
 }

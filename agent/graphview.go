@@ -76,9 +76,11 @@ func (a *Agent) graphAt(ctx context.Context, r *skeinv1.GraphRequest) (*skeinv1.
 		return nil, asConnect(err)
 	}
 	moment := time.Unix(0, cmp.Or(r.GetAtTime(), st.Time()))
-	now := records{}
-	for id, e := range a.gossip.Records() {
-		now[id] = e.Record
+	now := a.recordsNow()
+	for _, id := range a.roster.Members() {
+		if site, known := a.elsewhere(id); known && now[id] == nil {
+			now[id] = &skeinv1.Record{Site: site}
+		}
 	}
 	var then *path.Then
 	if a.journal != nil {

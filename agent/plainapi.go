@@ -34,7 +34,8 @@ func (s api) AddPlainPeer(ctx context.Context, r *skeinv1.AddPlainPeerRequest) (
 	if a.replica == nil || a.gossip == nil {
 		return nil, connect.NewError(connect.CodeUnavailable, errors.New("the agent has not joined a cluster yet"))
 	}
-	st, records := a.replica.State(), a.gossip.Records()
+	st := a.replica.State()
+	records, _ := a.allRecords(ctx)
 	ends, warnings, err := a.plainEnds(st, records, r.GetVia())
 	if err != nil {
 		return nil, err

@@ -17,7 +17,7 @@ import (
 const maxHolders = 64
 
 func (s api) CreatePool(ctx context.Context, r *skeinv1.CreatePoolRequest) (*skeinv1.PoolResponse, error) {
-	if err := s.a.checkHosts(r.GetPool().GetSubnets()); err != nil {
+	if err := s.a.checkHosts(ctx, r.GetPool().GetSubnets()); err != nil {
 		return nil, err
 	}
 	answer, err := s.a.propose(ctx, &skeinv1.Command{Body: &skeinv1.Command_CreatePool{CreatePool: &skeinv1.CreatePool{Pool: r.GetPool()}}})
@@ -28,7 +28,7 @@ func (s api) CreatePool(ctx context.Context, r *skeinv1.CreatePoolRequest) (*ske
 }
 
 func (s api) ChangePool(ctx context.Context, r *skeinv1.ChangePoolRequest) (*skeinv1.PoolResponse, error) {
-	if err := s.a.checkHosts(r.GetChange().GetAddSubnets()); err != nil {
+	if err := s.a.checkHosts(ctx, r.GetChange().GetAddSubnets()); err != nil {
 		return nil, err
 	}
 	answer, err := s.a.propose(ctx, &skeinv1.Command{Body: &skeinv1.Command_ChangePool{ChangePool: r.GetChange()}})
@@ -40,15 +40,16 @@ func (s api) ChangePool(ctx context.Context, r *skeinv1.ChangePoolRequest) (*ske
 
 // checkHosts refuses subnets that hold the address of a member's own network. The members say those themselves, so that the log
 // cannot: a node that joins later leaves such blocks out and reports it.
-func (a *Agent) checkHosts(subnets []*skeinv1.PoolSubnet) error {
+func (a *Agent) checkHosts(ctx context.Context, subnets []*skeinv1.PoolSubnet) error {
+	records := a.recordsAsked(ctx)
 	for _, n := range subnets {
 		for _, text := range []string{n.GetIpv4(), n.GetIpv6()} {
 			p, err := netip.ParsePrefix(text)
 			if err != nil {
 				continue // the leader says what is wrong with it
 			}
-			for id, e := range a.gossip.Records() {
-				if what := overlapped(p, e.Record); what != "" {
+			for id, record := range records {
+				if what := overlapped(p, record); what != "" {
 					return connect.NewError(connect.CodeInvalidArgument, fmt.Errorf("subnet %s covers %s of node %s: pods with such addresses would cut it off; choose another subnet", p, what, a.roster.Name(id)))
 				}
 			}
@@ -246,7 +247,7 @@ func (s api) Import(ctx context.Context, r *skeinv1.ImportRequest) (*skeinv1.Imp
 		return nil, connect.NewError(connect.CodeInvalidArgument, errors.New("the request holds nothing to import"))
 	}
 	for _, p := range r.GetImport().GetPools() {
-		if err := s.a.checkHosts(p.GetSubnets()); err != nil {
+		if err := s.a.checkHosts(ctx, p.GetSubnets()); err != nil {
 			return nil, err
 		}
 	}

@@ -10,7 +10,6 @@ import (
 	"connectrpc.com/connect"
 
 	"github.com/skeinmesh/skein/agent/projection"
-	"github.com/skeinmesh/skein/agent/sites"
 	skeinv1 "github.com/skeinmesh/skein/api/skein/v1"
 	"github.com/skeinmesh/skein/events"
 	"github.com/skeinmesh/skein/identity"
@@ -21,7 +20,7 @@ func (s api) SetSiteTranslation(ctx context.Context,
 	r *skeinv1.SetSiteTranslationRequest) (*skeinv1.SetSiteTranslationResponse, error) {
 	want := &skeinv1.SiteTranslation{Site: r.GetSite(), Prefix: r.GetPrefix(), As: r.GetAs()}
 	if as, err := netip.ParsePrefix(r.GetAs()); err == nil { // the leader says what else is wrong
-		for id, record := range s.a.recordsNow() {
+		for id, record := range s.a.recordsAsked(ctx) {
 			if what := overlapped(as, record); what != "" {
 				return nil, connect.NewError(connect.CodeAlreadyExists,
 					fmt.Errorf("translation of %s: %s covers %s of node %s; choose other addresses",
@@ -47,11 +46,12 @@ func (s api) RemoveSiteTranslation(ctx context.Context,
 
 // Sites lists the sites with their members and translations.
 func (s api) Sites(context.Context, *skeinv1.SitesRequest) (*skeinv1.SitesResponse, error) {
-	return &skeinv1.SitesResponse{Sites: siteViews(s.a.replica.State(), s.a.recordsNow())}, nil
+	return &skeinv1.SitesResponse{Sites: siteViews(s.a.replica.State(), s.a.recordsNow(), s.a.siteOf)}, nil
 }
 
 // siteViews are all sites that a member is in, or that something is agreed about, by name.
-func siteViews(st *events.State, records map[identity.ID]*skeinv1.Record) (out []*skeinv1.SiteView) {
+func siteViews(st *events.State, records map[identity.ID]*skeinv1.Record,
+	siteOf func(*skeinv1.Node, *skeinv1.Record) (string, bool)) (out []*skeinv1.SiteView) {
 	all := map[string]*skeinv1.SiteView{}
 	site := func(name string) *skeinv1.SiteView {
 		if all[name] == nil {
@@ -65,7 +65,7 @@ func siteViews(st *events.State, records map[identity.ID]*skeinv1.Record) (out [
 		if err != nil {
 			continue
 		}
-		if name, known := sites.Of(n, records[id]); known {
+		if name, known := siteOf(n, records[id]); known {
 			v := site(name)
 			v.Nodes = append(v.Nodes, n.GetName())
 		}

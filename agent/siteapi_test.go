@@ -6,6 +6,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/skeinmesh/skein/agent/sites"
 	skeinv1 "github.com/skeinmesh/skein/api/skein/v1"
 	"github.com/skeinmesh/skein/events"
 	"github.com/skeinmesh/skein/gossip"
@@ -67,7 +68,7 @@ func TestWhoKnowsBothAddresses(t *testing.T) {
 
 func TestSitesAreListed(t *testing.T) {
 	s, records, name := translated(t)
-	views := siteViews(s, records)
+	views := siteViews(s, records, sites.Of)
 	if len(views) != 2 || views[0].GetName() != "" || views[1].GetName() != "home" || !slices.Equal(views[1].GetNodes(), []string{name}) ||
 		!slices.Equal(views[1].GetTranslations()[0].GetNodes(), []string{name}) || len(views[0].GetTranslations()[0].GetNodes()) != 0 {
 		t.Errorf("the sites are %v", views)

@@ -12,7 +12,6 @@ import (
 	"connectrpc.com/connect"
 	"github.com/skeinmesh/skein/agent/path"
 
-	"github.com/skeinmesh/skein/agent/sites"
 	skeinv1 "github.com/skeinmesh/skein/api/skein/v1"
 	"github.com/skeinmesh/skein/dataplane"
 	"github.com/skeinmesh/skein/gossip"
@@ -62,6 +61,7 @@ func (s api) Status(ctx context.Context, _ *skeinv1.StatusRequest) (*skeinv1.Sta
 	}
 	r.RelayUdp = a.udpText()
 	a.siteStatus(r)
+	a.placeStatus(r)
 	a.hopStatus(ctx, r)
 	r.Carries = a.heldPlain()
 	a.eventStatus(r)
@@ -113,10 +113,11 @@ func (a *Agent) tunnelPeers() (n uint32) {
 	return n
 }
 
-func (s api) Nodes(context.Context, *skeinv1.NodesRequest) (*skeinv1.NodesResponse, error) {
+func (s api) Nodes(ctx context.Context, _ *skeinv1.NodesRequest) (*skeinv1.NodesResponse, error) {
 	a := s.a
-	records, paths := a.gossip.Records(), a.currentPaths()
-	r := &skeinv1.NodesResponse{}
+	records, notAsked := a.allRecords(ctx)
+	paths := a.currentPaths()
+	r := &skeinv1.NodesResponse{NotAsked: notAsked}
 	for _, n := range a.replica.State().Nodes() {
 		r.Nodes = append(r.Nodes, a.nodeView(n, records, paths))
 	}
@@ -127,12 +128,13 @@ func (s api) Nodes(context.Context, *skeinv1.NodesRequest) (*skeinv1.NodesRespon
 	return r, nil
 }
 
-func (s api) ShowNode(_ context.Context, r *skeinv1.ShowNodeRequest) (*skeinv1.ShowNodeResponse, error) {
+func (s api) ShowNode(ctx context.Context, r *skeinv1.ShowNodeRequest) (*skeinv1.ShowNodeResponse, error) {
 	n, _, err := s.a.find(r.GetNode())
 	if err != nil {
 		return nil, err
 	}
-	return &skeinv1.ShowNodeResponse{Node: s.a.nodeView(n, s.a.gossip.Records(), s.a.currentPaths())}, nil
+	records, notAsked := s.a.recordsOf(ctx, []*skeinv1.Node{n})
+	return &skeinv1.ShowNodeResponse{Node: s.a.nodeView(n, records, s.a.currentPaths()), NotAsked: notAsked}, nil
 }
 
 func (a *Agent) nodeView(n *skeinv1.Node, records map[identity.ID]gossip.Entry, paths map[identity.ID]path.Path) *skeinv1.NodeView {
@@ -142,7 +144,7 @@ func (a *Agent) nodeView(n *skeinv1.Node, records map[identity.ID]gossip.Entry, 
 		v.Record, v.RecordAgeNanos = e.Record, int64(time.Since(e.ReceivedAt))
 	}
 	v.Alive = v.Self || a.gossip.Alive(id)
-	v.Site, _ = sites.Of(n, v.Record)
+	v.Site, _ = a.siteOf(n, v.Record)
 	v.SiteLeads = leads(a.sitePlan.Load(), id)
 	if srv := a.replica.State().Server(id); srv != nil {
 		v.Server, v.Voter = true, srv.GetVoter()
@@ -190,10 +192,11 @@ func (a *Agent) currentPaths() map[identity.ID]path.Path {
 	return a.paths.Paths()
 }
 
-func (s api) Peers(context.Context, *skeinv1.PeersRequest) (*skeinv1.PeersResponse, error) {
+func (s api) Peers(ctx context.Context, _ *skeinv1.PeersRequest) (*skeinv1.PeersResponse, error) {
 	a := s.a
-	r := &skeinv1.PeersResponse{PeerTransports: map[string]string{}}
-	records, paths := a.gossip.Records(), a.currentPaths()
+	records, notAsked := a.allRecords(ctx)
+	paths := a.currentPaths()
+	r := &skeinv1.PeersResponse{PeerTransports: map[string]string{}, NotAsked: notAsked}
 	for _, n := range a.replica.State().Nodes() {
 		id, err := identity.ParseID(n.GetId())
 		if err != nil || id == a.id {
@@ -313,7 +316,7 @@ func (a *Agent) checked() *candidate.Result {
 	return a.netcheck.Load()
 }
 
-func (s api) ExplainPeer(_ context.Context, r *skeinv1.ExplainPeerRequest) (*skeinv1.ExplainPeerResponse, error) {
+func (s api) ExplainPeer(ctx context.Context, r *skeinv1.ExplainPeerRequest) (*skeinv1.ExplainPeerResponse, error) {
 	a := s.a
 	n, id, err := a.find(r.GetPeer())
 	if err != nil {
@@ -325,8 +328,9 @@ func (s api) ExplainPeer(_ context.Context, r *skeinv1.ExplainPeerRequest) (*ske
 	if id == a.id {
 		return nil, connect.NewError(connect.CodeInvalidArgument, fmt.Errorf("%s is this node itself; name a peer", n.GetName()))
 	}
-	record := a.gossip.Records()[id].Record
-	out := &skeinv1.ExplainPeerResponse{Record: record, Self: a.ownRecord()}
+	records, notAsked := a.recordsOf(ctx, []*skeinv1.Node{n})
+	record := records[id].Record
+	out := &skeinv1.ExplainPeerResponse{Record: record, Self: a.ownRecord(), NotAsked: notAsked}
 	if r.GetAt() > 0 {
 		return a.explainPast(n, id, out, time.Unix(0, r.GetAt()))
 	}

@@ -196,7 +196,10 @@ func memberStatus(s *part.Snapshot, n *skeinv1.Node, h homes) map[string]any {
 		return map[string]any{}
 	}
 	r := s.Records[id].Record
-	site, _ := sites.Of(n, r)
+	site, known := sites.Of(n, r)
+	if !known && s.Elsewhere != nil {
+		site, _ = s.Elsewhere(id)
+	}
 	leads := r.GetLeads() > 0
 	if sites.Topology(s.State.Settings(), site) != sites.Site {
 		leads = r.GetLeaderWish()

@@ -51,6 +51,9 @@ type Snapshot struct {
 	State   *events.State
 	Records map[identity.ID]gossip.Entry // this node's own, as others get it, included
 	Alive   func(identity.ID) bool       // whether gossip sees a member; asked for now, not for then
+	// Elsewhere is the site of a member without a record here; nil: none is known. Members that say that they are Nodes
+	// of Kubernetes have one.
+	Elsewhere func(identity.ID) (site string, ok bool)
 
 	// ClockOff is how far this host's clock is ahead of the leader's, as far as that is known.
 	ClockOff time.Duration

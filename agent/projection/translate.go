@@ -128,7 +128,9 @@ func (in *Input) places(nodes []*skeinv1.Node) []place {
 			continue
 		}
 		p := place{id: id, node: n, agreed: n.GetSettings().GetSiteSet()}
-		p.site, p.placed = sites.Of(n, in.Records[id])
+		if p.site, p.placed = sites.Of(n, in.Records[id]); !p.placed { // its record is for its own site
+			p.site, p.placed = in.Reach.Sites[id]
+		}
 		p.own = id == in.Self || known && p.placed && p.site == mine
 		out = append(out, p)
 	}

@@ -76,7 +76,10 @@ func newNodeCmd(g *globals) *cobra.Command {
 		Use: "show NODE", Short: "All that is known of a member", Example: "  skein node show home1", Args: exactly(1, "one node's name or ID"),
 		RunE: func(c *cobra.Command, args []string) error {
 			r, err := g.client().ShowNode(c.Context(), &skeinv1.ShowNodeRequest{Node: args[0]})
-			return g.show(c, r, err, func(w io.Writer) { printNode(w, r.GetNode()) })
+			return g.show(c, r, err, func(w io.Writer) {
+				printNode(w, r.GetNode())
+				printNotAsked(w, r.GetNotAsked())
+			})
 		},
 	}
 	var reason string

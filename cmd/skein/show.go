@@ -71,6 +71,9 @@ func printStatus(w io.Writer, s *skeinv1.StatusResponse) {
 	if s.GetEventsFrom() != "" || s.GetEventsStreams() > 0 {
 		line("events", "%s", eventsText(s))
 	}
+	if g := s.GetGossip(); g != nil {
+		line("gossip", "%s", gossipText(g))
+	}
 	line("nat", "%s, WireGuard in %s", candidate.NATName(s.GetNatType()), s.GetWireguardDriver())
 	if s.GetRelayUdp() != "" {
 		line("relay UDP", "forwarded by: %s", s.GetRelayUdp())
@@ -151,6 +154,15 @@ func eventsText(s *skeinv1.StatusResponse) string {
 	return from
 }
 
+// gossipText says with whom this node exchanges records, and how many it has.
+func gossipText(g *skeinv1.GossipStatus) string {
+	with := "with its site alone"
+	if g.GetBecause() != "" {
+		with = "with everybody: " + g.GetBecause()
+	}
+	return fmt.Sprintf("%s; %d records that everybody has, %d of its site alone", with, g.GetRecords(), g.GetSiteRecords())
+}
+
 func newNodesCmd(g *globals) *cobra.Command {
 	return &cobra.Command{
 		Use: "nodes", Short: "All members, by site", Example: "  skein nodes\n  skein nodes -o json", Args: noArgs,
@@ -158,12 +170,20 @@ func newNodesCmd(g *globals) *cobra.Command {
 			r, err := g.client().Nodes(c.Context(), &skeinv1.NodesRequest{})
 			return g.show(c, r, err, func(w io.Writer) {
 				printNodes(w, r.GetNodes())
+				printNotAsked(w, r.GetNotAsked())
 				if len(r.GetPlainPeers()) > 0 {
 					fmt.Fprintln(w)
 					printPlainPeers(w, r.GetPlainPeers())
 				}
 			})
 		},
+	}
+}
+
+// printNotAsked says of which sites something is missing, since they could not be asked.
+func printNotAsked(w io.Writer, sites []string) {
+	for _, why := range sites {
+		fmt.Fprintln(w, wrap("what a node says of itself is missing: "+why, 0))
 	}
 }
 
@@ -244,7 +264,10 @@ func newPeersCmd(g *globals) *cobra.Command {
 		Use: "peers", Short: "How each peer is reached", Example: "  skein peers\n  skein peers -o json", Args: noArgs,
 		RunE: func(c *cobra.Command, _ []string) error {
 			r, err := g.client().Peers(c.Context(), &skeinv1.PeersRequest{})
-			return g.show(c, r, err, func(w io.Writer) { printPeers(w, r.GetPeers()) })
+			return g.show(c, r, err, func(w io.Writer) {
+				printPeers(w, r.GetPeers())
+				printNotAsked(w, r.GetNotAsked())
+			})
 		},
 	}
 }
@@ -278,7 +301,10 @@ func newExplainCmd(g *globals) *cobra.Command {
 				return usageError{err}
 			}
 			r, err := g.client().ExplainPeer(c.Context(), &skeinv1.ExplainPeerRequest{Peer: args[0], At: ns})
-			return g.show(c, r, err, func(w io.Writer) { printExplain(w, r, g.names(c), ns > 0) })
+			return g.show(c, r, err, func(w io.Writer) {
+				printExplain(w, r, g.names(c), ns > 0)
+				printNotAsked(w, r.GetNotAsked())
+			})
 		},
 	}
 	peer.Flags().StringVar(&at, "at", "", "a time (RFC 3339) or an age (such as 5m) instead of now")
