@@ -9,6 +9,8 @@ import (
 	skeinv1 "github.com/skeinmesh/skein/api/skein/v1"
 	"github.com/skeinmesh/skein/gossip"
 	"github.com/skeinmesh/skein/identity"
+	"github.com/skeinmesh/skein/internal/simtime"
+	"github.com/skeinmesh/skein/relay"
 )
 
 // planIn is the plan of a node in a mesh of sites that speak through leaders: n nodes of site "home", the first of which
@@ -187,4 +189,87 @@ func TestHomesFollowTheLog(t *testing.T) {
 	if site, known := r.homes().site(b.key.ID()); site != "dc" || !known || r.homes() == before {
 		t.Errorf("b is at %q, %v", site, known)
 	}
+}
+
+// TestPlaceFollowsThePlan: a node's own record is for everybody in topology full; it stays so for a while when sites begin
+// to speak through leaders; then it is for its site, until there is a reason.
+func TestPlaceFollowsThePlan(t *testing.T) {
+	h := newHost(t, "a")
+	others := make([]host, 5)
+	for i := range others {
+		others[i] = newHost(t, fmt.Sprint("n", i))
+	}
+	w := newWorld(t, append([]host{others[0], h}, others[1:]...)...) // the first one is a server
+	replica := newReplica(t, w)
+	simtime.Test(t, func(t *testing.T) {
+		a := newTestAgent(h, w.state)
+		a.cfg.Site = "dc"
+		a.replica, a.loop.state, a.started = replica, w.state, time.Now()
+		a.pool = relay.NewPool(relay.PoolConfig{Self: a.id, Key: h.key, Log: quiet()})
+		defer a.pool.Close()
+		none := nowhere{make(chan struct{})}
+		var err error
+		a.gossip, err = gossip.Start(gossip.Config{
+			Self: a.id, Key: h.key, Roster: a.roster, Transport: none, Streams: none, Packets: make(chan gossip.Packet),
+			Keys: w.state.GossipKeys(), Log: quiet(), Epoch: 1,
+		})
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer a.gossip.Close()
+		for i, other := range others {
+			r := &skeinv1.Record{NodeId: other.key.ID().String(), Epoch: 1, Seq: 1, Site: "dc", LeaderWish: true}
+			if i == 0 {
+				r.Leads = 1
+			}
+			signed, err := gossip.Sign(other.key, r)
+			if err != nil {
+				t.Fatal(err)
+			}
+			if _, errs := a.gossip.Merge([]*skeinv1.SignedRecord{signed}); len(errs) > 0 {
+				t.Fatal(errs)
+			}
+		}
+		topology := func(name string) {
+			w.must(&skeinv1.Command{Body: &skeinv1.Command_ChangeSettings{ChangeSettings: &skeinv1.ChangeSettings{
+				Settings: &skeinv1.Settings{Topology: name}, Fields: []string{"topology"}}}})
+			a.roster.update(w.state)
+		}
+		scope := func() skeinv1.RecordScope {
+			t.Helper()
+			for range 2 { // a record's changes take turns
+				a.loop.state = w.state
+				a.planSites(time.Now())
+				a.publish()
+				time.Sleep(time.Second)
+			}
+			return a.gossip.Records()[a.id].Record.GetScope()
+		}
+		status := func() *skeinv1.GossipStatus {
+			r := &skeinv1.StatusResponse{}
+			a.placeStatus(r)
+			return r.GetGossip()
+		}
+		if got := scope(); got != skeinv1.RecordScope_RECORD_SCOPE_MESH || status() != nil {
+			t.Errorf("in topology full: %s, %v", got, status())
+		}
+		topology("site")
+		if got := scope(); got != skeinv1.RecordScope_RECORD_SCOPE_BOTH || status().GetWith() != gossipsWithAll ||
+			status().GetBecause() == "" {
+			t.Errorf("after the change: %s, %v", got, status())
+		}
+		time.Sleep(wideFor)
+		if got := scope(); got != skeinv1.RecordScope_RECORD_SCOPE_SITE || status().GetWith() != gossipsWithSite ||
+			status().GetBecause() != "" || status().GetSiteRecords() != 1 || status().GetRecords() != 5 {
+			t.Errorf("then: %s, %v", got, status())
+		}
+		a.cfg.NodeAddresses = []string{"192.168.7.0/24"}
+		if got := scope(); got != skeinv1.RecordScope_RECORD_SCOPE_BOTH || status().GetBecause() != "networks are behind it" {
+			t.Errorf("with networks behind it: %s, %v", got, status())
+		}
+		topology("full")
+		if got := scope(); got != skeinv1.RecordScope_RECORD_SCOPE_MESH || status() != nil {
+			t.Errorf("in topology full again: %s, %v", got, status())
+		}
+	})
 }
