@@ -239,7 +239,8 @@ func TestPlaceFollowsThePlan(t *testing.T) {
 			t.Helper()
 			for range 2 { // a record's changes take turns
 				a.loop.state = w.state
-				a.planSites(time.Now())
+				a.sitePlan.Store(sites.Make(sites.Input{Self: a.id, Settings: w.state.Settings(), Nodes: w.state.Nodes(),
+					Records: a.recordsNow(), Alive: func(identity.ID) bool { return true }}))
 				a.publish()
 				time.Sleep(time.Second)
 			}
@@ -268,6 +269,8 @@ func TestPlaceFollowsThePlan(t *testing.T) {
 			t.Errorf("with networks behind it: %s, %v", got, status())
 		}
 		topology("full")
+		scope()
+		time.Sleep(sites.Linger) // the others of the site may not have heard of it
 		if got := scope(); got != skeinv1.RecordScope_RECORD_SCOPE_MESH || status() != nil {
 			t.Errorf("in topology full again: %s, %v", got, status())
 		}
