@@ -56,6 +56,9 @@ func (s api) Graph(ctx context.Context, r *skeinv1.GraphRequest) (*skeinv1.Graph
 	if a.paths == nil {
 		out.Peers, out.Notes = nil, []string{onlyRelays}
 	}
+	for _, why := range nodes.GetNotAsked() {
+		out.Notes = append(out.Notes, "What some nodes say of themselves is missing: "+why+".")
+	}
 	return out, nil
 }
 
