@@ -19,6 +19,13 @@ const (
 	awayFirst = 300 * time.Millisecond
 )
 
+// awaySoon has the list looked at, if this node may have to say anything of others.
+func (g *Gossip) awaySoon() {
+	if g.near.Load() != nil && g.place.Load().isWide() {
+		signal(g.awayDue)
+	}
+}
+
 // watchAway keeps the own record's list of those that are away, while this node speaks for its site.
 func (g *Gossip) watchAway() {
 	gone := map[identity.ID]time.Time{}

@@ -6,15 +6,28 @@
 // for speed. The guarantee is anti-entropy: every probe's acknowledgement carries the hash of all
 // records, and two nodes whose hashes differ exchange digests and then only what differs.
 //
+// In a mesh of sites a record is for everybody or for its owner's site alone, and there are two pools, each a memberlist:
+// one of all wide nodes (servers, leaders and whoever else other sites must know), one of the nodes of each site. A wide
+// node is in both. There are two tables: what is for everybody is the same at all nodes of the mesh, what is for a site at
+// all nodes of the site. Place says which pools a node is in; with its zero value there are one pool and one table, and what
+// goes over the net is what it was before there were sites.
+//
 // Invariants:
 //   - A record is kept only if its owner is in the roster, its signature is good and its shape is
 //     within the limits of Verify. Possession of the gossip key gives nothing more than traffic.
 //   - Of two records of one node the higher (epoch, seq) wins; with equal numbers the lower content
 //     hash does. This is a total order, so all nodes that exchange records end with the same ones.
+//   - What is in the table for everybody follows from records for everybody alone, and never from those of a site: so nodes
+//     of different sites end with the same one. In a site's table is the newest record of each node that is for the site,
+//     unless a newer whole one for everybody is known.
+//   - Pools never merge: each packet and stream of a site's pool names it, under the encryption. A node is taken into a pool
+//     only if it belongs there by what the receiver knows.
+//   - Elections in a site see who of it is alive by memberlist alone. What others say of who is alive is for other sites'
+//     nodes only.
 //   - No callback of memberlist blocks: each copies what it needs and leaves the work to a goroutine.
 //   - Every member of the roster that is not alive is contacted again for ever, at a bounded rate,
 //     so partitions of any age heal.
 //
 // All methods of Gossip are safe for concurrent use. Values returned are immutable.
-// Sources: DESIGN.md sections 6 and 7; the SWIM and Lifeguard papers by way of memberlist.
+// Sources: DESIGN.md sections 6, 7 and 9; the SWIM and Lifeguard papers by way of memberlist.
 package gossip

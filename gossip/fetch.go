@@ -144,7 +144,7 @@ func (g *Gossip) fetchFrom(ctx context.Context, id identity.ID, site string) (ma
 	defer done()
 	records, err := g.exchange().fetch(conn)
 	if err != nil {
-		return nil, fmt.Errorf("node %s: %w", id, err)
+		return nil, fmt.Errorf("node %s does not answer, or was asked too often: %w", id, err)
 	}
 	entries := make(map[identity.ID]Entry, len(records))
 	for _, s := range records {

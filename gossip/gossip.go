@@ -281,7 +281,7 @@ func (g *Gossip) RosterChanged() {
 		g.touched()
 	}
 	if added+removed > 0 {
-		signal(g.awayDue)
+		g.awaySoon()
 	}
 	if added > 0 {
 		for _, p := range g.pools() {

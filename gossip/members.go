@@ -245,7 +245,7 @@ func (d *delegate) seen(n *memberlist.Node) {
 	}
 	if d.alive.set(id, epoch) {
 		signal(d.g.changed)
-		signal(d.g.awayDue)
+		d.g.awaySoon()
 	}
 }
 
@@ -253,7 +253,7 @@ func (d *delegate) NotifyLeave(n *memberlist.Node) {
 	d.pace.Load().news()
 	if id, err := parseID(n.Name); err == nil && d.alive.remove(id) {
 		signal(d.g.changed)
-		signal(d.g.awayDue)
+		d.g.awaySoon()
 		d.rejoin.wakeUp()
 	}
 }

@@ -317,3 +317,45 @@ func TestLocalNodesRestWhateverTheSites(t *testing.T) {
 		t.Errorf("a local node sends %.0f bytes/s at rest with 10 sites and %.0f with 2", many, few)
 	}
 }
+
+// A site in which nobody is wide any more still hears what is for everybody.
+func TestASiteWithoutWideNodes(t *testing.T) {
+	simtime.Test(t, func(t *testing.T) {
+		s := newSited(t, 2, 4, 1, 109)
+		defer s.end()
+		s.within(time.Minute, "settled", s.settled)
+		s.move(0, func(p *Place) { p.Wide = false })
+		time.Sleep(time.Minute)
+		s.say(4, "news")
+		t.Logf("heard after %s", s.within(2*outsideSpacing, "the site hears news", heard(s.nodes, simKey(4).ID(), "news")))
+		s.within(time.Minute, "the other site takes it for away", func() bool { return !s.nodes[4].g.Alive(simKey(0).ID()) && !s.nodes[5].g.Alive(simKey(1).ID()) })
+	})
+}
+
+// A local node that starts again has the records of its site and of all wide nodes from its disk, and tells nobody anything new
+// but in its site.
+func TestALocalNodeStartsAgain(t *testing.T) {
+	simtime.Test(t, func(t *testing.T) {
+		s := newSited(t, 2, 5, 2, 110)
+		defer s.end()
+		s.within(time.Minute, "settled", s.settled)
+		const i = 4
+		dir := t.TempDir()
+		s.stop(i)
+		s.begin(i, Config{Dir: dir, Epoch: 2})
+		s.within(time.Minute, "settled", s.settled)
+		time.Sleep(time.Minute)
+		s.nodes[i].g.Close()
+		time.Sleep(10 * time.Second)
+		n := s.startSilent(i, Config{Dir: dir, Epoch: 3, Place: s.place(i)})
+		if got, f := len(n.g.Records()), n.g.Former(); got != 4+2 || f.GetEpoch() != 2 || Wide(f) {
+			t.Errorf("%d records from the disk, and its own former one %v", got, f)
+		}
+		s.say(i, "again")
+		s.within(10*time.Second, "the site has it", heard(s.of(0), simKey(i).ID(), "again"))
+		s.within(time.Minute, "settled", s.settled)
+		if h := s.nodes[9].g.Held(); h.Mesh != 4 {
+			t.Errorf("%+v is held elsewhere", h)
+		}
+	})
+}

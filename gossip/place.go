@@ -90,8 +90,8 @@ func (g *Gossip) SetPlace(next Place) {
 	if moved {
 		g.pull.syncRandom()
 		g.touched()
+		signal(g.awayDue)
 	}
-	signal(g.awayDue)
 }
 
 // after runs f some time from now, unless gossip has ended by then.

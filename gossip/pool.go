@@ -235,7 +235,7 @@ func (g *Gossip) lingerOn(at *atomic.Pointer[pool], p *pool, needed bool, wait t
 		t = time.AfterFunc(wait, func() {
 			g.poolMu.Lock()
 			defer g.poolMu.Unlock()
-			if p.linger != t || at.Load() != p || g.ctx.Err() != nil {
+			if p.linger != t || at.Load() != p || g.stopped {
 				return
 			}
 			if !p.near && !p.leaving.Swap(true) {

@@ -317,8 +317,8 @@ func (p *puller) open(ctx context.Context, peer identity.ID) (net.Conn, func(), 
 	return conn, func() { stop(); _ = conn.Close() }, nil
 }
 
-func (p *puller) stream(peer identity.ID, t tableKind, marks []mark) (int, error) {
-	conn, done, err := p.open(p.ctx, peer)
+func (p *puller) stream(ctx context.Context, peer identity.ID, t tableKind, marks []mark) (int, error) {
+	conn, done, err := p.open(ctx, peer)
 	if err != nil {
 		return 0, err
 	}
@@ -328,7 +328,7 @@ func (p *puller) stream(peer identity.ID, t tableKind, marks []mark) (int, error
 
 func (p *puller) fetch(source tableKey, marks []mark) {
 	p.stats.add(&p.stats.Pulls)
-	_, err := p.stream(source.id, source.table, marks)
+	_, err := p.stream(p.ctx, source.id, source.table, marks)
 	if err != nil {
 		p.stats.add(&p.stats.PullErrors)
 	}
@@ -355,7 +355,7 @@ func (p *puller) fetch(source tableKey, marks []mark) {
 
 func (p *puller) sync(peer tableKey, theirs [hashPayload]byte) {
 	p.stats.add(&p.stats.Syncs)
-	changed, err := p.stream(peer.id, peer.table, nil)
+	changed, err := p.stream(p.ctx, peer.id, peer.table, nil)
 	if err != nil {
 		p.stats.add(&p.stats.PullErrors)
 	}

@@ -47,6 +47,8 @@ const (
 	jumpQuiet   = time.Minute
 	maxJumpWait = 30 * time.Second
 	siteSuffix  = "@"
+	// ownRoom is for what gossip adds to a record: the signature; epoch, seq and time as varints; the scope.
+	ownRoom = ed25519.SignatureSize + 3*10 + 4
 )
 
 // Publish makes r this node's record: fills in node ID, epoch, seq, time, for whom it is and who is away, signs and broadcasts it.
@@ -65,7 +67,7 @@ func (g *Gossip) Publish(r *skeinv1.Record) error {
 		return nil
 	}
 	if g.own.last.GetLeads() != r.GetLeads() {
-		signal(g.awayDue)
+		g.awaySoon()
 	}
 	g.own.last = r
 	g.publishSoon(publishSpacing - time.Since(g.own.at))
@@ -74,12 +76,11 @@ func (g *Gossip) Publish(r *skeinv1.Record) error {
 
 // checkOwn is decodeRecord for a record that is still to be numbered and signed.
 func checkOwn(r *skeinv1.Record) error {
-	const room = ed25519.SignatureSize + 3*10 // the signature; epoch, seq and time as varints
 	b, err := proto.Marshal(r)
 	if err != nil {
 		return fmt.Errorf("encode: %w", err)
 	}
-	_, _, err = decodeRecord(&skeinv1.SignedRecord{Record: b, Signature: make([]byte, room)})
+	_, _, err = decodeRecord(&skeinv1.SignedRecord{Record: b, Signature: make([]byte, ownRoom)})
 	return err
 }
 
@@ -126,9 +127,11 @@ func (g *Gossip) publishNow() {
 	}
 	if r.Scope == skeinv1.RecordScope_RECORD_SCOPE_BOTH {
 		r.Away = g.own.away
+		const each = 2 + len(identity.ID{})
+		room := MaxRecordBytes - ownRoom - proto.Size(r) + each*len(r.Away)
+		r.Away = r.Away[:max(0, min(len(r.Away), room/each))]
 	}
 	g.own.large = !g.publishVersion(r)
-	signal(g.awayDue)
 }
 
 // publishVersion signs r under the next number, takes it in and broadcasts it; false when it is too large for a packet.
@@ -435,20 +438,20 @@ func (g *Gossip) keepMembers() {
 
 // noted sees to what a record for everybody means for the pools and for whom this node calls away.
 func (g *Gossip) noted(r *skeinv1.Record, id identity.ID) {
-	if !g.place.Load().Sited {
-		return
-	}
 	if r.GetScope() == skeinv1.RecordScope_RECORD_SCOPE_PLACE {
 		if p := g.wide.Load(); p != nil {
 			p.alive.forget(id)
 		}
 		g.straysOnce()
 	}
+	if !g.place.Load().Sited {
+		return
+	}
 	if tableOf(r) == meshTable {
 		if id == g.cfg.Self {
 			g.placeChanged() // what a former run said of it
 		}
-		signal(g.awayDue)
+		g.awaySoon()
 	}
 }
 

@@ -142,7 +142,7 @@ func (r *rejoiner) dispatch(now time.Time) time.Duration {
 func (r *rejoiner) join(id identity.ID) {
 	var err error
 	if r.g.place.Load().Sited { // each then knows where the other is, and takes it in
-		_, err = r.g.pull.stream(id, meshTable, nil)
+		_, err = r.g.pull.stream(r.p.ctx, id, meshTable, nil)
 	}
 	if err == nil {
 		_, err = r.p.ml.Join([]string{joinName(id)})

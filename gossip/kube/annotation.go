@@ -54,7 +54,7 @@ func Decode(value string) (*skeinv1.SignedRecord, error) {
 func Content(r *skeinv1.Record) string {
 	c := proto.CloneOf(r)
 	c.Epoch, c.Seq, c.Time, c.AppliedIndex, c.StateHash = 0, 0, 0, 0, nil
-	c.PeersDirect, c.PeersRelay, c.TransportMode, c.NatMappings, c.Outcomes = 0, 0, "", 0, nil
+	c.PeersDirect, c.PeersRelay, c.TransportMode, c.NatMappings, c.Outcomes, c.Away = 0, 0, "", 0, nil, nil
 	for _, l := range c.GetRelayLinks() {
 		l.RttMicros = 0
 	}
