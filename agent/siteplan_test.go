@@ -82,6 +82,7 @@ func TestSitesArePlanned(t *testing.T) {
 			return a.sitePlan.Load()
 		}
 		says := func() uint64 { return a.gossip.Records()[a.id].Record.GetLeads() }
+		slot := func() uint32 { return a.gossip.Records()[a.id].Record.GetLeaderSlot() }
 		problem := func() string {
 			for _, p := range a.problems.list() {
 				if p.GetSubject() == subjectLeader {
@@ -115,8 +116,8 @@ func TestSitesArePlanned(t *testing.T) {
 		}
 		a.tellTerm(true)
 		time.Sleep(time.Second) // a record's changes take turns
-		if look(); says() != 1 {
-			t.Errorf("once the data plane forwards the record says %d", says())
+		if look(); says() != 1 || slot() != 1 {
+			t.Errorf("once the data plane forwards the record says %d, slot %d", says(), slot())
 		}
 		a.cfg.ForceEndpoint = "198.18.0.1:51820"
 		if look(); problem() != "" {
@@ -124,8 +125,8 @@ func TestSitesArePlanned(t *testing.T) {
 		}
 		settings("full")
 		time.Sleep(time.Second) // a record's changes take turns
-		if look(); says() != 0 || !a.sitePlan.Load().Peer(far.key.ID()) {
-			t.Errorf("without the topology again the record says %d", says())
+		if look(); says() != 0 || slot() != 0 || !a.sitePlan.Load().Peer(far.key.ID()) {
+			t.Errorf("without the topology again the record says %d, slot %d", says(), slot())
 		}
 	})
 }

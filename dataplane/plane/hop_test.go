@@ -70,6 +70,11 @@ func (s *site) prefixes() []netip.Prefix {
 	return sorted(slices.Concat(nodes(s.member, s.leaders[0], s.leaders[1]), s.blocks(), s.elsewhere))
 }
 
+// around are prefixes in which the site's nodes are, and nobody else.
+func (s *site) around() []netip.Prefix {
+	return []netip.Prefix{netip.PrefixFrom(s.member.overlay4(), 28).Masked(), netip.PrefixFrom(s.member.overlay6(), 124).Masked()}
+}
+
 func (s *site) ofMember() []netip.Prefix {
 	return sorted(slices.Concat(nodes(s.member), s.blocks(), s.elsewhere))
 }
@@ -86,6 +91,7 @@ func sorted(p []netip.Prefix) []netip.Prefix {
 type hops struct {
 	sites [2]*site
 	bound [2]int
+	wide  bool                    // leaders have one route around all nodes of the other site
 	wires map[[2]*host]netip.Addr // where the second is reached by the first
 }
 
@@ -185,6 +191,13 @@ func (h *hops) spec(x *host) dataplane.Spec {
 			lead(l, true, nodes(l)...)
 		}
 		lead(other.leaders[h.bound[1-here]], false, other.ofMember()...)
+		if h.wide {
+			s.Targets = slices.DeleteFunc(s.Targets, func(p netip.Prefix) bool { return slices.ContainsFunc(other.around(), p.Overlaps) })
+			lead(other.leaders[h.bound[1-here]], false, other.around()...)
+			for _, p := range nodes(other.leaders[:]...) {
+				s.Link.Narrow = append(s.Link.Narrow, dataplane.Narrow{Prefix: p, MTU: dataplane.MTU})
+			}
+		}
 		s.Hops.Own = nodes(x)
 		s.Pods.Forward = true
 		for _, b := range slices.Concat(own.blocks(), own.lan, own.elsewhere) {
@@ -299,6 +312,36 @@ func TestHopsLeadToOtherSites(t *testing.T) {
 	x.clean(t, s)
 	if ok, _ := x.reaches(t, h.sites[1].member.overlay4()); ok {
 		t.Error("without hops the other site still answers")
+	}
+}
+
+// TestHopsLieAroundLeaders: where a leader's route to the other site lies around its leaders, who are peers, its own packets go straight to
+// them, and everything is reached as before.
+func TestHopsLieAroundLeaders(t *testing.T) {
+	h := newHops(t)
+	h.wide = true
+	h.echoAll(t)
+	for _, h.bound = range bindings() {
+		h.applyAll(t)
+		h.reachAll(t)
+	}
+	for i, s := range h.sites {
+		for _, x := range s.leaders {
+			before, err := x.plane.Hops(t.Context())
+			if err != nil {
+				t.Fatal(err)
+			}
+			for _, o := range h.sites[1-i].leaders {
+				ping(t, x.NS, o.overlay4())
+				ping(t, x.NS, o.overlay6())
+			}
+			if c, err := x.plane.Hops(t.Context()); err != nil || c.Wrapped != before.Wrapped {
+				t.Errorf("%s wrapped %d of its own packets for peers, %v", x.Name, c.Wrapped-before.Wrapped, err)
+			}
+		}
+	}
+	for _, x := range h.all() {
+		x.clean(t, h.spec(x))
 	}
 }
 
