@@ -82,11 +82,18 @@ func newCluster(t testing.TB) *cluster {
 
 // add makes a member that is not running yet.
 func (c *cluster) add(name string, server bool) *node {
+	n := c.diskless(name)
+	n.dir, n.server = c.t.TempDir(), server
+	c.nodes = append(c.nodes, n)
+	return n
+}
+
+// diskless makes a member that never runs as a whole.
+func (c *cluster) diskless(name string) *node {
 	seed := sha256.Sum256([]byte(c.tag + name))
-	n := &node{c: c, name: name, key: identity.KeyFromSeed(seed[:]), dir: c.t.TempDir(), server: server}
+	n := &node{c: c, name: name, key: identity.KeyFromSeed(seed[:])}
 	n.wg = identity.WireGuardKey(sha256.Sum256([]byte("wg" + c.tag + name)))
 	n.id = n.key.ID()
-	c.nodes = append(c.nodes, n)
 	return n
 }
 
@@ -288,15 +295,21 @@ func (c *cluster) join(n *node) {
 		}
 		return nil
 	})
-	r, err := OpenReplica(n.dir, c.log)
+	n.startWith(seed.replica.State())
+}
+
+// startWith starts a node whose directory is empty with a state, as skein-join leaves it there.
+func (n *node) startWith(state *events.State) {
+	n.c.t.Helper()
+	r, err := OpenReplica(n.dir, n.c.log)
 	if err == nil {
-		err = r.Reset(seed.replica.State().Proto())
+		err = r.Reset(state.Proto())
 	}
 	if err == nil {
 		err = r.Close()
 	}
 	if err != nil {
-		c.t.Fatal(err)
+		n.c.t.Fatal(err)
 	}
 	n.start(false)
 }
