@@ -181,7 +181,7 @@ func (s *State) claim(n *skeinv1.Node) bool {
 }
 
 // taken reports whether somebody other than the node holds the key. Nobody holds the empty key.
-func (s *State) taken(t *table[string], key, except string) bool {
+func (s *State) taken(t *index, key, except string) bool {
 	if key == "" {
 		return false
 	}
@@ -189,7 +189,7 @@ func (s *State) taken(t *table[string], key, except string) bool {
 	return ok && id != except
 }
 
-func (s *State) enter(t *table[string], key, id string) {
+func (s *State) enter(t *index, key, id string) {
 	if key != "" {
 		t.put(s.own(), textKey(key), key, id)
 	}

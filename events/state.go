@@ -41,16 +41,16 @@ type content struct {
 	translations table[*skeinv1.SiteTranslation] // by translationKey
 
 	// What follows is derived from the above and not part of the hash.
-	names     table[string] // name of a live node → its ID
-	keys      table[string] // WireGuard key of a node, live or revoked → its ID; of a plain peer → plainOwner and its name
-	addresses table[string] // overlay address of a node, live or revoked → its ID; of a plain peer likewise
-	order     queue         // request IDs of the answers, oldest first
+	names     index // name of a live node → its ID
+	keys      index // WireGuard key of a node, live or revoked → its ID; of a plain peer → plainOwner and its name
+	addresses index // overlay address of a node, live or revoked → its ID; of a plain peer likewise
+	order     queue // request IDs of the answers, oldest first
 	newest    admission
 	sizes     sizes
 
 	poolNames   []string           // sorted; replaced and never changed, as are spans
 	spans       []span             // all prefixes of all pools, by address
-	namespaces  table[string]      // namespace → the pool that serves it
+	namespaces  index              // namespace → the pool that serves it
 	pods        table[[]staticRef] // podKey → its static addresses
 	staticCount int                // static addresses in all pools
 	grantCount  int                // grants in all pools
