@@ -9,6 +9,7 @@ import (
 	"fmt"
 	"log/slog"
 	"net/netip"
+	"os"
 	"slices"
 	"sync/atomic"
 	"testing"
@@ -86,10 +87,19 @@ type zombie struct {
 	specs           map[*host]*dataplane.Spec
 }
 
+// drivers are those of a zombie's hosts.
+type drivers struct{ witness, mirror, bad, good string }
+
+// newZombie makes all of them with the kernel's WireGuard, where there is one.
 func newZombie(t testing.TB) *zombie {
 	t.Helper()
+	return newZombieWith(t, drivers{"auto", "auto", "auto", "auto"})
+}
+
+func newZombieWith(t testing.TB, by drivers) *zombie {
+	t.Helper()
 	var all rosterOf
-	add := func(n int) *host {
+	add := func(n int, driver string) *host {
 		h := &host{NS: testns.New(t, "witness"), t: t, n: n, mtu: dataplane.MTU}
 		k, err := ecdh.X25519().GenerateKey(rand.Reader)
 		if err != nil {
@@ -99,15 +109,18 @@ func newZombie(t testing.TB) *zombie {
 		if h.key, err = identity.NewKey(); err != nil {
 			t.Fatal(err)
 		}
-		if h.plane, err = plane.Open(t.Context(), plane.Options{Namespace: &h.Handle, Log: slog.New(slog.DiscardHandler)}); err != nil {
+		if h.plane, err = plane.Open(t.Context(), plane.Options{Namespace: &h.Handle, Driver: driver, Log: slog.New(slog.DiscardHandler)}); err != nil {
 			t.Fatal(err)
 		}
 		t.Cleanup(func() { _ = h.plane.Close() })
+		if os.Getenv("SKEIN_WANT_KERNEL") == "1" && driver == "auto" && h.plane.Driver() != "kernel" {
+			t.Fatalf("driver is %s, want kernel", h.plane.Driver())
+		}
 		all = append(all, h)
 		return h
 	}
-	z := &zombie{witness: add(1), mirror: add(4)}
-	z.leaders = [2]*host{add(2), add(3)}
+	z := &zombie{witness: add(1, by.witness), mirror: add(4, by.mirror)}
+	z.leaders = [2]*host{add(2, by.bad), add(3, by.good)}
 	specs := map[*host]*dataplane.Spec{}
 	z.specs = specs
 	for _, h := range all {
@@ -281,8 +294,19 @@ var (
 )
 
 // Echoes pass the leader's own forwarding, whatever way the routes lead, and are lost as other packets are.
-func TestEchoesThroughALeader(t *testing.T) {
-	z := newZombie(t)
+func TestEchoesThroughALeader(t *testing.T) { echoesThroughALeader(t, newZombie(t)) }
+
+// TestEchoesByBothDrivers: a witness in the kernel, whose leaders have both drivers, and a mirror in userspace.
+func TestEchoesByBothDrivers(t *testing.T) {
+	z := newZombieWith(t, drivers{witness: "auto", mirror: "userspace", bad: "userspace", good: "auto"})
+	if z.witness.plane.Driver() != "kernel" {
+		t.Skip("this kernel has no WireGuard")
+	}
+	echoesThroughALeader(t, z)
+}
+
+func echoesThroughALeader(t *testing.T, z *zombie) {
+	t.Helper()
 	bad, good := z.leaders[0], z.leaders[1]
 	all := []Kind{SmallIPv4, LargeIPv4, SmallIPv6, LargeIPv6}
 	z.passes(bad, all...)

@@ -147,7 +147,14 @@ func (n *node) carry(t *testing.T, peers ...Peer) {
 	n.link.setWays(ways)
 }
 
-func client(t *testing.T, private, carrierKey, psk dataplane.Key, nodes ...*node) *pipe {
+// end is what a plain peer's own kernel sends into its link, and gets from there.
+type end struct {
+	send func([]byte)
+	out  <-chan []byte
+}
+
+// client is a plain peer with wireguard-go.
+func client(t *testing.T, private, carrierKey, psk dataplane.Key, nodes ...*node) end {
 	t.Helper()
 	p := newPipe()
 	d := device.NewDevice(p, conn.NewDefaultBind(), &device.Logger{Verbosef: device.DiscardLogf,
@@ -166,10 +173,10 @@ func client(t *testing.T, private, carrierKey, psk dataplane.Key, nodes ...*node
 	if err := errors.Join(d.IpcSet(b.String()), d.Up()); err != nil {
 		t.Fatal(err)
 	}
-	return p
+	return end{p.send, p.out}
 }
 
-func arrives(t *testing.T, what string, send func(), out chan []byte, want []byte) {
+func arrives(t *testing.T, what string, send func(), out <-chan []byte, want []byte) {
 	t.Helper()
 	deadline := time.After(20 * time.Second)
 	for {
@@ -203,7 +210,13 @@ func eventually(t *testing.T, what string, f func() bool) {
 // A stock client has a session with the first carrier, and a way to each; it follows the second one when that begins
 // a session, and what it
 // sends under an address that is not its own goes nowhere.
-func TestAClientFollows(t *testing.T) {
+func TestAClientFollows(t *testing.T) { follows(t, client) }
+
+// The same client as the kernel has it.
+func TestAKernelClientFollows(t *testing.T) { follows(t, kernelClient) }
+
+func follows(t *testing.T, client func(t *testing.T, private, carrierKey, psk dataplane.Key, nodes ...*node) end) {
+	t.Helper()
 	private, public := newKey(t)
 	shared, sharedPublic := newKey(t)
 	psk, _ := newKey(t)
@@ -230,7 +243,7 @@ func TestAClientFollows(t *testing.T) {
 		!second.Session.Handshake.IsZero() {
 		t.Errorf("the first carrier has %+v, the second %+v", first, second)
 	}
-	c.in <- packet("10.4.255.253", "10.4.0.9")
+	c.send(packet("10.4.255.253", "10.4.0.9"))
 	arrives(t, "after what is forged", func() { c.send(up) }, a.tun.out, up)
 
 	if err := a.Drop(7); err != nil {

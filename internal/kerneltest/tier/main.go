@@ -39,9 +39,11 @@ var defaultPackages = []string{
 	"./dataplane/hold",
 	"./dataplane/announce",
 	"./dataplane/tunprobe",
+	"./dataplane/plainwg",
 	"./agent/control",
 	"./agent/probe",
 	"./agent/egress",
+	"./agent/witness",
 	"./internal/mmsg",
 }
 
@@ -51,6 +53,8 @@ var shortened = map[string]string{
 	"dataplane/egressns":     "TestPacketsLeaveWithTheSlotsSource|TestRulesAndRoutesAreTheSeeds|TestALeaseRunsOutByItself|TestAnAddressMovesToAnotherSlot",
 	"dataplane/egressclient": "TestSeedsScene|TestDualStack|TestThroughTunnels",
 	"agent/egress":           "TestAFrozenGuest|TestReleasedIs|TestANamespaceOf",
+	"dataplane/plainwg":      "Client",
+	"agent/witness":          "TestEchoes|TestLarge",
 	"dataplane/flows":        "TestFlowsGoOnThroughAnotherGateway|TestLoad|TestNoNamespace",
 }
 
