@@ -45,7 +45,8 @@ func (a *Agent) planSites(now time.Time) {
 	if sites.InUse(in.Settings) {
 		in.Elsewhere, in.Slice = a.elsewhere, st.Slices()
 	}
-	p, wait := s.course.Plan(in, a.started, a.reachesOthers, now)
+	paths := a.currentPaths()
+	p, wait := s.course.Plan(in, a.started, func(id identity.ID) bool { return paths[id].Alive }, now)
 	a.leaderChanges.note(a.sitePlan.Load(), p)
 	a.sitePlan.Store(p)
 	if wait > 0 {
@@ -65,12 +66,6 @@ func (a *Agent) tellTerm(applied bool) {
 	if applied && a.loop.sites.course.Tell() {
 		a.wakeUp()
 	}
-}
-
-// reachesOthers reports whether this host has paths to those of other sites that it has to send to once it leads.
-func (a *Agent) reachesOthers(p *sites.Plan) bool {
-	paths := a.currentPaths()
-	return p.ReachesOthers(a.gossip.Alive, func(id identity.ID) bool { return paths[id].Alive })
 }
 
 // Subjects of problems about sites.

@@ -28,11 +28,11 @@ type Course struct {
 }
 
 // Plan makes the plan of now and remembers what the next ones need of it. In has what this host sees, and nothing of what
-// it remembers; started is when its agent did; ready reports whether it reaches the others that it has to. It
+// it remembers; started is when its agent did; reached are those to whom it has a path. It
 // returns after how long the host is to plan anew, 0: when something changes.
-func (c *Course) Plan(in Input, started time.Time, ready func(*Plan) bool, now time.Time) (*Plan, time.Duration) {
+func (c *Course) Plan(in Input, started time.Time, reached func(identity.ID) bool, now time.Time) (*Plan, time.Duration) {
 	if c.last != nil { // what it says has held until now, however long ago it was made
-		c.note(c.last, now)
+		c.note(c.last, reached, now)
 	}
 	if InUse(in.Settings) || len(c.leaders.seen) > 0 {
 		in.Recent, in.Peered = c.recent(in.Self, now), c.peers.Recent(now)
@@ -44,7 +44,7 @@ func (c *Course) Plan(in Input, started time.Time, ready func(*Plan) bool, now t
 	wait := time.Duration(0)
 	if p.Full || p.Topology(p.Site) == Full {
 		c.term = termClock{}
-	} else if wait = c.term.next(p.Term, ready(p), now); c.term.term > 0 && !p.Forwards {
+	} else if wait = c.term.next(p.Term, p.reachesOthers(in.Alive, reached), now); c.term.term > 0 && !p.Forwards {
 		in.Led = true // it begins to lead
 		p = Make(in)
 	}
@@ -52,7 +52,7 @@ func (c *Course) Plan(in Input, started time.Time, ready func(*Plan) bool, now t
 		c.told = c.term.term
 	}
 	c.last = p
-	c.note(p, now)
+	c.note(p, reached, now)
 	for _, m := range []*Memory{&c.leaders, &c.elected, &c.peers} {
 		if at := m.Expires(now); !p.Full && !at.IsZero() && at.After(now) {
 			wait = min(cmp.Or(wait, Linger), at.Sub(now))
@@ -70,8 +70,17 @@ func (c *Course) Plan(in Input, started time.Time, ready func(*Plan) bool, now t
 	return p, wait
 }
 
-func (c *Course) note(p *Plan, now time.Time) {
-	c.leaders.Note(p.Acting(), now)
+// note notes what a plan says. This host has not led as long as it reached nobody elsewhere: then nobody elsewhere may have
+// heard that it did, and they would refuse what it brings once it leads no more.
+func (c *Course) note(p *Plan, reached func(identity.ID) bool, now time.Time) {
+	outside := p.reachesAny(reached)
+	c.leaders.Note(func(yield func(identity.ID) bool) {
+		for id := range p.Acting() {
+			if (id != p.Self || outside) && !yield(id) {
+				return
+			}
+		}
+	}, now)
 	c.lawful.Note(p.lawful(), now)
 	c.elected.Note(p.elected(), now)
 	c.peers.Note(p.Peering(), now)
@@ -139,15 +148,25 @@ func (p *Plan) handedOver(lawful *Memory) (first time.Time, ok bool) {
 	return first, ok
 }
 
-// ReachesOthers reports whether a host has a path to everybody of another site that it has to send to itself once it leads
+// reachesOthers reports whether a host has a path to everybody of another site that it has to send to itself once it leads
 // and that is alive: acting leaders, and each node of a full site. Until then it sends by those that lead already.
-func (p *Plan) ReachesOthers(alive, reached func(identity.ID) bool) bool {
+func (p *Plan) reachesOthers(alive, reached func(identity.ID) bool) bool {
 	for id, n := range p.nodes {
 		if n.known && n.site != p.Site && n.gate && alive(id) && !reached(id) {
 			return false
 		}
 	}
 	return true
+}
+
+// reachesAny reports whether a host has a path to anybody of another site that peers with leaders.
+func (p *Plan) reachesAny(reached func(identity.ID) bool) bool {
+	for id, n := range p.nodes {
+		if n.known && n.site != p.Site && n.gate && reached(id) {
+			return true
+		}
+	}
+	return false
 }
 
 // termClock damps the term that the record names.

@@ -100,7 +100,7 @@ func TestChosenLeadersTakeOverWhenTheyAreReady(t *testing.T) {
 			Alive: func(identity.ID) bool { return true }}
 		now := start.Add(step.after)
 		via := func(c *Course) identity.ID {
-			p, wait := c.Plan(in, start.Add(-time.Hour), func(*Plan) bool { return true }, now)
+			p, wait := c.Plan(in, start.Add(-time.Hour), func(identity.ID) bool { return true }, now)
 			if p.Leaders["home"][0].HandsOver || len(p.Leaders["home"]) > 1 && wait > HandOver {
 				t.Errorf("%s: %+v, and looks again in %s", step.name, p.Leaders["home"], wait)
 			}
@@ -124,6 +124,26 @@ func TestChosenLeadersTakeOverWhenTheyAreReady(t *testing.T) {
 		}
 		if got := via(&fresh); got != want {
 			t.Errorf("%s: who has just started sends by %s, want %s", step.name, got, want)
+		}
+	}
+}
+
+// A node that begins to lead sends its own packets to acting leaders and to the nodes of full sites itself, so it waits for
+// the paths to all of them.
+func TestReachesOthers(t *testing.T) {
+	self, leader, member, away := identity.ID{1}, identity.ID{2}, identity.ID{3}, identity.ID{4}
+	in := Input{Self: self, Alive: func(id identity.ID) bool { return id != away }, Records: map[identity.ID]*skeinv1.Record{
+		self: {Site: "a", Leads: 1}, leader: {Site: "b", Leads: 1}, member: {Site: "b"}, away: {Site: "b"}}}
+	for id := range in.Records {
+		in.Nodes = append(in.Nodes, &skeinv1.Node{Id: id.String()})
+	}
+	for topology, want := range map[string][3]bool{Site: {false, true, true}, Full: {false, false, true}} {
+		in.Settings = &skeinv1.Settings{Topology: Site, LeadersPerSite: 1, SiteTopology: map[string]string{"b": topology}}
+		p := Make(in)
+		for i, dead := range []identity.ID{leader, member, self} {
+			if got := p.reachesOthers(in.Alive, func(id identity.ID) bool { return id != dead && id != away }); got != want[i] {
+				t.Errorf("topology %s without a path to %s: %v", topology, dead, got)
+			}
 		}
 	}
 }

@@ -62,9 +62,9 @@ func (s *small) look(after time.Duration) {
 	for _, name := range smallNames {
 		in.Nodes, members = append(in.Nodes, s.nodes[name]), append(members, smallID(name))
 	}
-	s.plan, s.wait = s.course.Plan(in, time.Time{}, func(*sites.Plan) bool { return true }, s.now)
-	s.follower.Follow(s.plan, s.now)
 	alive := func(id identity.ID) bool { return !s.dead[id] }
+	s.plan, s.wait = s.course.Plan(in, time.Time{}, alive, s.now)
+	s.follower.Follow(s.plan, s.now)
 	s.reach = s.follower.Reach(members, alive, func(p *sites.Plan, to identity.ID) (sites.Way, bool) {
 		return p.Way(to, func(id identity.ID) bool { return s.dead[id] })
 	}, s.now)
@@ -267,22 +267,22 @@ func TestWhoWasElectedIsBelievedForAWhile(t *testing.T) {
 	}
 }
 
-// A node that begins to lead sends its own packets to acting leaders and to the nodes of full sites itself, so it waits for
-// the paths to all of them.
-func TestReachesOthers(t *testing.T) {
-	s := newSmall(t, "a1", "a1", "b1")
-	s.look(0)
-	reaches := func(dead string) bool {
-		return s.plan.ReachesOthers(func(id identity.ID) bool { return id != smallID("b2") }, func(id identity.ID) bool {
-			return id != smallID(dead) && id != smallID("b2")
-		})
-	}
-	if !reaches("b3") || reaches("b1") {
-		t.Error("with a site that has a leader")
-	}
-	s.settings.SiteTopology["b"] = sites.Full
-	s.look(0)
-	if reaches("b3") || reaches("b1") || !reaches("a3") {
-		t.Error("with a full site, of which one node is away")
+// A node that led while it reached nobody elsewhere stops at once when another one does: leaders elsewhere, which never heard
+// that it led, would refuse its packets.
+func TestWhoLedAloneStopsAtOnce(t *testing.T) {
+	for _, cut := range []bool{false, true} {
+		s := newSmall(t, "a2", "b1")
+		s.record("a2").Leads = 1
+		s.dead[smallID("b1")] = cut
+		s.look(time.Minute)
+		s.look(time.Minute)
+		s.nodes["a1"].Settings.Leader = "yes"
+		s.record("a1").Leads, s.record("a2").Leads = 2, 0
+		for range 4 {
+			s.look(time.Second)
+		}
+		if s.plan.Forwards == cut {
+			t.Errorf("cut off %v: passes packets on %v", cut, s.plan.Forwards)
+		}
 	}
 }
