@@ -241,10 +241,10 @@ func TestAliveByHearsay(t *testing.T) {
 			g.Merge(c.records)
 			for _, i := range c.alive {
 				if i < 4 {
-					g.near.Load().alive.set(simKey(i).ID(), true)
+					g.near.Load().alive.set(simKey(i).ID(), 1)
 				}
 				if p := g.wide.Load(); p != nil {
-					p.alive.set(simKey(i).ID(), true)
+					p.alive.set(simKey(i).ID(), 1)
 				}
 			}
 			want := c.local
