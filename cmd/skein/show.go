@@ -154,13 +154,13 @@ func eventsText(s *skeinv1.StatusResponse) string {
 	return from
 }
 
-// gossipText says with whom this node exchanges records, and how many it has.
+// gossipText says how many records this node has, and who gets its own.
 func gossipText(g *skeinv1.GossipStatus) string {
-	with := "with its site alone"
+	own := "this node's own is for its site"
 	if g.GetBecause() != "" {
-		with = "with everybody: " + g.GetBecause()
+		own = "its own is for everybody: " + g.GetBecause()
 	}
-	return fmt.Sprintf("%s; %d records that everybody has, %d of its site alone", with, g.GetRecords(), g.GetSiteRecords())
+	return fmt.Sprintf("%d records for everybody, %d for its site; %s", g.GetRecords(), g.GetSiteRecords(), own)
 }
 
 func newNodesCmd(g *globals) *cobra.Command {
