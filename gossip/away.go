@@ -9,7 +9,7 @@ import (
 )
 
 const (
-	// awaySettle is how long a site's pool must have been open before its node calls anybody away: it has to meet them first.
+	// awaySettle is how long both pools must have been open before a node calls anybody away: it has to meet them first.
 	awaySettle = 8 * time.Second
 	// awayHold is how long a node must be away to be called so: one that starts again is back by then.
 	awayHold = 2 * time.Second
@@ -71,12 +71,16 @@ func sleep(done <-chan struct{}, d time.Duration) bool {
 // alive for a while. If they are too many, those of its site come first, and who is not named counts as alive. Gone is since
 // when each is; next is when the list changes by time alone, zero if it does not.
 func (g *Gossip) away(gone map[identity.ID]time.Time, now time.Time) (list [][]byte, next time.Duration) {
-	place, near := g.place.Load(), g.near.Load()
-	if !place.isWide() || near == nil || !g.speaks(near) {
+	place, near, wide := g.place.Load(), g.near.Load(), g.wide.Load()
+	if !place.isWide() || near == nil || wide == nil || !g.speaks(near) {
 		clear(gone)
 		return nil, 0
 	}
-	if wait := awaySettle - now.Sub(near.opened); wait > 0 {
+	last := near.opened
+	if wide.opened.After(last) {
+		last = wide.opened
+	}
+	if wait := awaySettle - now.Sub(last); wait > 0 {
 		return nil, wait
 	}
 	seen := map[identity.ID]bool{}

@@ -183,7 +183,11 @@ func (r *rejoiner) lookOutside(now time.Time) {
 	if r.outside.After(now) {
 		return
 	}
-	r.outside = now.Add(jitter(outsideSpacing))
+	spacing := outsideSpacing
+	if r.p.alive.count() == 0 {
+		spacing = rejoinAlone
+	}
+	r.outside = now.Add(jitter(spacing))
 	if id, ok := r.someoneOutside(); ok {
 		r.g.pull.syncSoon(meshTable, id)
 	}
