@@ -115,9 +115,20 @@ func (g *Gossip) SiteOf(id identity.ID) (site string, ok bool) {
 	case hasNear && (!hasFar || near.mark.newer(far.mark)):
 		return near.Record.GetSite(), true
 	case hasFar:
-		return far.Record.GetSite(), true
+		return place.siteIn(far.Record, id), true
 	}
 	return place.home(id)
+}
+
+// siteIn is the site that a record puts its owner into. A record of scope MESH has what the owner is configured to say, and the
+// log outdoes it; all others have what has come of both.
+func (p *Place) siteIn(r *skeinv1.Record, id identity.ID) string {
+	if r.GetScope() == skeinv1.RecordScope_RECORD_SCOPE_MESH {
+		if home, ok := p.home(id); ok {
+			return home
+		}
+	}
+	return r.GetSite()
 }
 
 // isAt tells whether a member is in a site, as far as this node knows.
@@ -178,7 +189,7 @@ func (p *pool) candidates() (ids []identity.ID) {
 		}
 		for _, entries := range []map[identity.ID]Entry{mesh, g.local.entries()} {
 			for id, e := range entries {
-				if home, ok := h.place.home(id); e.Record.GetSite() == p.site && (!ok || home != p.site) && id != g.cfg.Self && p.speaksTo(id) {
+				if id != g.cfg.Self && (e.Record.GetSite() == p.site || e.Record.GetScope() == skeinv1.RecordScope_RECORD_SCOPE_MESH) && p.speaksTo(id) {
 					ids = append(ids, id)
 				}
 			}

@@ -171,7 +171,7 @@ func (g *Gossip) placeDue(place *Place) bool {
 	}
 	if told != nil {
 		wide := g.wide.Load()
-		return Wide(told) && (wide == nil || wide.leaving.Load()) || told.GetSite() != place.Site
+		return Wide(told) && (wide == nil || wide.leaving.Load()) || place.siteIn(told, g.cfg.Self) != place.Site
 	}
 	home, ok := place.home(g.cfg.Self)
 	return !ok || home != place.Site

@@ -118,6 +118,20 @@ func TestRecordsOfAnotherSiteAreNotKept(t *testing.T) {
 	}
 }
 
+// A node's record from before the topology was site has the site that it is configured to say; the log outdoes that.
+func TestTheLogOutdoesAnOlderRecord(t *testing.T) {
+	g := atSite(true)
+	g.Merge([]*skeinv1.SignedRecord{
+		scoped(t, 1, forMesh, "", 1, 1, nil), scoped(t, 2, forBoth, "b", 1, 1, nil), scoped(t, 3, forMesh, "b", 1, 1, nil),
+		scoped(t, 3, forPlace, "b", 1, 2, nil),
+	})
+	for i, want := range map[int]string{1: "a", 2: "b", 3: "b"} {
+		if site, ok := g.SiteOf(simKey(i).ID()); site != want || !ok {
+			t.Errorf("node %d is at %q, want %q", i, site, want)
+		}
+	}
+}
+
 // Whatever order versions come in, two nodes of a site that exchange both tables hold the same, and show the newest.
 func TestScopesMergeInAnyOrder(t *testing.T) {
 	rapid.Check(t, func(rt *rapid.T) {
