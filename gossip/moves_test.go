@@ -226,7 +226,6 @@ func TestDeathsAreKnownElsewhere(t *testing.T) {
 			return true
 		}))
 		for i := range 6 { // who was wide is local now, and the other way round
-			s.homes[simKey(i).ID()] = siteName(0)
 			s.startSilent(i, Config{Epoch: 3, Place: Place{Sited: true, Site: siteName(0), Wide: i >= 4, Home: s.home}})
 			s.say(i, "again")
 		}
