@@ -16,8 +16,9 @@ const (
 	sliceSchema = 8 // brought slices of them
 )
 
-// Slices is how many slices a site has. Each range that is sliced has that many equal parts, one of each slice, as far as it is large
-// enough. Members of a slice are bound to the same leader. 128 are enough for sixteen leaders to have about the same.
+// Slices is how many slices a site has. Each range that is sliced has that many equal parts, one of each slice, as
+// far as it is large enough. Members of a slice are bound to the same leader. 128 are enough for sixteen leaders to
+// have about the same.
 const (
 	Slices    = 1 << sliceBits
 	sliceBits = 7
@@ -218,8 +219,8 @@ func (d *decision) mayAllot() bool {
 	return d.allFold(rangeSchema)
 }
 
-// maySlice reports whether ranges may be sliced from now on, when somebody joins who folds a schema: all members bind to leaders
-// by slices as soon as there is one.
+// maySlice reports whether ranges may be sliced from now on, when somebody joins who folds a schema: all members bind
+// to leaders by slices as soon as there is one.
 func (d *decision) maySlice(joins uint32) bool {
 	return joins >= sliceSchema && d.allFold(sliceSchema)
 }
@@ -237,7 +238,8 @@ func (d *decision) allFold(schema uint32) bool {
 // allot emits a range.
 func (d *decision) allot(r SiteRange) {
 	d.allotted++
-	v := &skeinv1.SiteRange{Site: r.Site, Pool: r.Pool, Ipv4: text(r.IPv4), Ipv6: text(r.IPv6), Index: d.nextIndex(), Sliced: r.Sliced}
+	v := &skeinv1.SiteRange{Site: r.Site, Pool: r.Pool, Ipv4: text(r.IPv4), Ipv6: text(r.IPv6), Index: d.nextIndex(),
+		Sliced: r.Sliced}
 	e := &skeinv1.Event{Body: &skeinv1.Event_SiteRangeAllotted{SiteRangeAllotted: &skeinv1.SiteRangeAllotted{Range: v}}}
 	if r.Sliced {
 		e.Body = &skeinv1.Event_SlicedRangeAllotted{SlicedRangeAllotted: &skeinv1.SlicedRangeAllotted{Range: v}}
@@ -285,8 +287,8 @@ func (d *decision) firstRange(n *skeinv1.NewNode, set *skeinv1.Settings, cluster
 	return siteIPv6(r, id, r.slice(overlay.Masked().Addr().Next(), id)) // the first node has the first address
 }
 
-// inRange is a free address of a site's ranges, the range that it is in, and the one that has IPv6. It allots the range if need be, and may be.
-// The node that asks for it folds a schema.
+// inRange is a free address of a site's ranges, the range that it is in, and the one that has IPv6. It allots the
+// range if need be, and may be. The node that asks for it folds a schema.
 func (d *decision) inRange(site string, folds uint32) (ipv4 netip.Addr, in, six SiteRange, ok bool) {
 	pool, err := netip.ParsePrefix(d.s.Cluster().GetOverlayIpv4())
 	if err != nil || !pool.Addr().Is4() || pool.Bits() > smallestOverlay {
@@ -327,8 +329,9 @@ func (d *decision) inRange(site string, folds uint32) (ipv4 netip.Addr, in, six 
 	return d.s.firstFree(pool, r), r, six, true
 }
 
-// firstFree is the first address of a range that nobody has, which is neither the overlay's first nor its last. Of one that is sliced
-// each half gets as many in turn, and so does each half of these: their order is that of their numbers read backwards, bit by bit.
+// firstFree is the first address of a range that nobody has, which is neither the overlay's first nor its last. Of
+// one that is sliced each half gets as many in turn, and so does each half of these: their order is that of their
+// numbers read backwards, bit by bit.
 func (s *State) firstFree(pool netip.Prefix, of SiteRange) netip.Addr {
 	in := of.IPv4
 	if !in.IsValid() {
@@ -437,8 +440,8 @@ func siteNumber(overlay netip.Prefix, a netip.Addr) uint16 {
 	return uint16(b[at])<<8 | uint16(b[at+1])
 }
 
-// siteIPv6 is a node's address in its site's IPv6 range: it ends as the node's ID does, and begins with its slice where the range is
-// sliced.
+// siteIPv6 is a node's address in its site's IPv6 range: it ends as the node's ID does, and begins with its slice
+// where the range is sliced.
 func siteIPv6(r SiteRange, id identity.ID, slice int) netip.Addr {
 	if !r.IPv6.IsValid() {
 		return netip.Addr{}
@@ -476,8 +479,8 @@ func (sl slicer) of(a netip.Addr, id identity.ID, site string) int {
 	return sl[n].slice(a, id)
 }
 
-// slice is the slice of a node that has an address: by the part of the range in which that is, or where it lies elsewhere, or the range
-// is not sliced, by the node's ID.
+// slice is the slice of a node that has an address: by the part of the range in which that is, or where it lies
+// elsewhere, or the range is not sliced, by the node's ID.
 func (r SiteRange) slice(a netip.Addr, id identity.ID) int {
 	if !r.Sliced || !r.IPv4.Contains(a) {
 		return int(id[0] >> (8 - sliceBits))
@@ -489,7 +492,8 @@ func (r SiteRange) slice(a netip.Addr, id identity.ID) int {
 	return offset >> (size - sliceBits)
 }
 
-// Slices tells in which slice a member of a site is; nil while no range is sliced: members are then bound to leaders one by one.
+// Slices tells in which slice a member of a site is; nil while no range is sliced: members are then bound to leaders
+// one by one.
 func (s *State) Slices() func(n *skeinv1.Node, id identity.ID, site string) int {
 	if !slices.ContainsFunc(s.ranges, func(r SiteRange) bool { return r.Sliced }) {
 		return nil
@@ -538,8 +542,9 @@ func (d *decision) blocksFor(r *room, want int, n *skeinv1.Node, site string, ra
 	return out
 }
 
-// near are the blocks of a range, without the last one named, that are as near to a slice as a level says: 0 are those of the slice, 1
-// those of the other half of the part that is twice as large, and so on. A range without slices has all of them at level 0.
+// near are the blocks of a range, without the last one named, that are as near to a slice as a level says: 0 are
+// those of the slice, 1 those of the other half of the part that is twice as large, and so on. A range without slices
+// has all of them at level 0.
 func (b blockRange) near(slice, level int) (first, last uint64) {
 	size := bits.Len64(b.last - b.first)
 	if !b.sliced {
@@ -563,7 +568,8 @@ func (b blockRange) near(slice, level int) (first, last uint64) {
 	return b.first + uint64(part)*width, b.first + uint64(part+1)*width
 }
 
-// blocksIn is up to want blocks of some ranges, in the order of nextBlocks: of those that are sliced the nearest to a slice first.
+// blocksIn is up to want blocks of some ranges, in the order of nextBlocks: of those that are sliced the nearest to a
+// slice first.
 func (d *decision) blocksIn(r *room, want int, in []blockRange, slice int) []uint64 {
 	fresh := func(want int) (out []uint64) {
 		want = min(want, MaxNumbers-d.s.numbers)

@@ -268,8 +268,8 @@ func nodeID(t testing.TB, n *skeinv1.Node) identity.ID {
 	return v
 }
 
-// TestSlicesAreFilledAlike: at any time each half of a range has as many members as the other, and so have halves of halves; their blocks
-// lie in the same part of the pool's ranges, however many ranges that are.
+// TestSlicesAreFilledAlike: at any time each half of a range has as many members as the other, and so have halves of
+// halves; their blocks lie in the same part of the pool's ranges, however many ranges that are.
 func TestSlicesAreFilledAlike(t *testing.T) {
 	w := bySite(t, "10.4.0.0/16", "dc")
 	w.must(createPool(pool("p", 2, "10.64.0.0/20,fd02::/116")))
@@ -332,7 +332,8 @@ func TestContradictionsAboutRanges(t *testing.T) {
 	for _, sliced := range []bool{false, true} { // the event and what it says contradict each other
 		s := w.s.Clone()
 		v := &skeinv1.SiteRange{Site: "x", Ipv4: "10.4.0.128/28", Index: s.Index() + 1, Sliced: sliced}
-		e := &skeinv1.Event{Body: &skeinv1.Event_SlicedRangeAllotted{SlicedRangeAllotted: &skeinv1.SlicedRangeAllotted{Range: v}}}
+		e := &skeinv1.Event{Body: &skeinv1.Event_SlicedRangeAllotted{
+			SlicedRangeAllotted: &skeinv1.SlicedRangeAllotted{Range: v}}}
 		if sliced {
 			e.Body = &skeinv1.Event_SiteRangeAllotted{SiteRangeAllotted: &skeinv1.SiteRangeAllotted{Range: v}}
 		}

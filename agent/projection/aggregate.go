@@ -19,8 +19,8 @@ type holder struct {
 	place int32      // the same for all of a site, from 1 on; 0: it is not known
 	via   netip.Addr // overlay IPv4 address of the node that passes packets on to it; invalid: none does
 	mtu   int
-	// last is set where each of its prefixes has a route of its own for what is passed on. By that this host's own packets go straight to
-	// it, so a route to others may lie around it.
+	// last is set where each of its prefixes has a route of its own for what is passed on. By that this host's own
+	// packets go straight to it, so a route to others may lie around it.
 	last bool
 }
 
@@ -129,8 +129,8 @@ func (a *aggregates) wide(ranges []events.SiteRange) (out []int) {
 func byAddress(a, b netip.Prefix) int { return cmp.Or(a.Addr().Compare(b.Addr()), a.Bits()-b.Bits()) }
 
 // pick takes those of a part's site for which f holds, by index; others are what is not to be covered. ok is false where f
-// does not hold for one of the site, or for none. What lies there and lives elsewhere has a route of its own, if f holds for it. A
-// dest for which within holds may be covered all the same; nil: none.
+// does not hold for one of the site, or for none. What lies there and lives elsewhere has a route of its own, if f
+// holds for it. A dest for which within holds may be covered all the same; nil: none.
 func (a *aggregates) pick(v *part, f, within func(*dest) bool) (in []int, others []netip.Prefix, ok bool) {
 	if !slices.ContainsFunc(v.dests, func(i int) bool { return f(&a.dests[i]) && a.home(v, i) }) {
 		return nil, nil, false

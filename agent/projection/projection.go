@@ -175,7 +175,8 @@ func Project(in Input) (dataplane.Spec, []Refusal) {
 		}
 		if site, known := in.Reach.Sites[id]; ranged {
 			way := in.Reach.Ways[id]
-			holders = append(holders, holder{id: id, site: site, known: known, via: via, mtu: mtu, last: way.Passed && in.overlay4(way.Via).IsValid()})
+			last := way.Passed && in.overlay4(way.Via).IsValid()
+			holders = append(holders, holder{id: id, site: site, known: known, via: via, mtu: mtu, last: last})
 		} else {
 			dests = dests[:had]
 		}

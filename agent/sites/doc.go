@@ -14,8 +14,8 @@
 // Invariants, all tested: nodes with the same view agree on leaders and on every way. A pair of nodes has one way in
 // each direction, and both pass the same leaders. A way visits only the two sites of its ends and at most two nodes
 // between them. No way loops, also where views differ: a host takes a packet only from whom its Guards name, and each
-// such step brings it closer. A leader more or less moves only the nodes that are bound to it; where members are bound by slices, hardly
-// any others (slots.go).
+// such step brings it closer. A leader more or less moves only the nodes that are bound to it; where members are
+// bound by slices, hardly any others (slots.go).
 //
 // Source: DESIGN.md section 9, Sites; docs/sites.md; rendezvous hashing as in Thaler and Ravishankar, 1998.
 package sites

@@ -9,9 +9,9 @@ import (
 	"github.com/skeinmesh/skein/identity"
 )
 
-// Order is in which order a node of the site uses its leaders, and in which others use them to reach it, where no range is sliced. Acting leaders
-// come before those that are only elected, reserves after those; among equals it is rendezvous hashing, so that with a
-// leader more or less only those nodes move that come to it or were bound to it.
+// Order is in which order a node of the site uses its leaders, and in which others use them to reach it, where no
+// range is sliced. Acting leaders come before those that are only elected, reserves after those; among equals it is
+// rendezvous hashing, so that with a leader more or less only those nodes move that come to it or were bound to it.
 func Order(leaders []Leader, node identity.ID) []identity.ID {
 	type weighed struct {
 		Leader

@@ -24,8 +24,8 @@ type Input struct {
 	// Elsewhere is the site of a member of which there is no record here: as it has told those who do not keep its record,
 	// or as the log implies; nil: nothing tells.
 	Elsewhere func(identity.ID) (site string, ok bool)
-	// Slice is which slice of a site a member of it is in, below events.Slices; nil: members are bound to leaders one by
-	// one.
+	// Slice is which slice of a site a member of it is in, below events.Slices; nil: members are bound to leaders one
+	// by one.
 	Slice func(n *skeinv1.Node, id identity.ID, site string) int
 	// Recent are the nodes that this host has seen elected within Linger: it still takes packets from them.
 	Recent map[identity.ID]bool
@@ -423,8 +423,8 @@ func (p *Plan) Slot() uint32 {
 	return 0
 }
 
-// first is the leader of its site through which a node sends, and by which it is reached: the first of its order that is
-// not dead. While all that act are dead, a node that is elected itself is that leader for itself.
+// first is the leader of its site through which a node sends, and by which it is reached: the first of its order that
+// is not dead. While all that act are dead, a node that is elected itself is that leader for itself.
 func (p *Plan) first(bound identity.ID, dead func(identity.ID) bool) (identity.ID, bool) {
 	elected := slices.ContainsFunc(p.Leaders[p.nodes[bound].site], func(l Leader) bool { return l.ID == bound })
 	var best identity.ID

@@ -17,8 +17,8 @@ const maxSlots = 32
 // share tells which slot carries each slice of a site.
 type share [events.Slices]uint8
 
-// full are the shares of the first n slots, by n. Each slot takes as much from every one before it, so with one more only
-// those slices move that it takes; and it takes the highest ones of each, so that slices of a slot are few runs.
+// full are the shares of the first n slots, by n. Each slot takes as much from every one before it, so with one more
+// only those slices move that it takes; and it takes the highest ones of each, so that slices of a slot are few runs.
 var full = sync.OnceValue(func() *[maxSlots + 1]share {
 	var out [maxSlots + 1]share
 	for n := 2; n <= maxSlots; n++ {
@@ -40,8 +40,9 @@ var full = sync.OnceValue(func() *[maxSlots + 1]share {
 	return &out
 })
 
-// shareSeed is one of those with which no more than 1/n of a site and 5 % move when one of up to sixteen leaders is lost or comes back while
-// another one is missing: it was found by trying. Every node must come to the same shares at all times, so it never changes.
+// shareSeed is one of those with which no more than 1/n of a site and 5 % move when one of up to sixteen leaders is
+// lost or comes back while another one is missing: it was found by trying. Every node must come to the same shares at
+// all times, so it never changes.
 const shareSeed = 406_000
 
 // claim is what speaks for giving a slice that a missing slot would carry to another one.
@@ -52,9 +53,9 @@ type claim struct {
 	slot   uint8
 }
 
-// shareOf is who carries what when some slots are taken, of which there is one at least. What belongs to a slot that nobody has goes to
-// the others in about equal parts: to one that carried it before there were as many slots, else by rendezvous hashing. So with one
-// less, or more, little else moves.
+// shareOf is who carries what when some slots are taken, of which there is one at least. What belongs to a slot that
+// nobody has goes to the others in about equal parts: to one that carried it before there were as many slots, else by
+// rendezvous hashing. So with one less, or more, little else moves.
 func shareOf(taken uint32) share {
 	n := bits.Len32(taken)
 	out := full()[n]
@@ -109,9 +110,9 @@ func shareOf(taken uint32) share {
 	return out
 }
 
-// TakeSlots gives each leader of a site a slot. Who says which one it has keeps it, the best first where two say the same; the others
-// get the lowest that are free, those that act first. So all that have the same records come to the same, before leaders have said
-// what they got and after.
+// TakeSlots gives each leader of a site a slot. Who says which one it has keeps it, the best first where two say the
+// same; the others get the lowest that are free, those that act first. So all that have the same records come to the
+// same, before leaders have said what they got and after.
 func TakeSlots(leaders []Leader, perSite int, says func(identity.ID) uint32) {
 	limit := uint32(min(max(perSite, len(leaders)), maxSlots))
 	taken := uint32(0)
@@ -132,8 +133,8 @@ func TakeSlots(leaders []Leader, perSite int, says func(identity.ID) uint32) {
 	}
 }
 
-// sharer remembers the shares that it has found, which are the same for all sites that have the same slots taken. It is safe for
-// concurrent use.
+// sharer remembers the shares that it has found, which are the same for all sites that have the same slots taken. It
+// is safe for concurrent use.
 type sharer struct {
 	mu    sync.Mutex
 	found map[uint32]*share
@@ -181,8 +182,9 @@ func newSliced(leaders []Leader, shares *sharer) *sliced {
 	return s
 }
 
-// order is in which order the nodes in a slice use the leaders. Acting leaders come before those that are only elected, reserves after
-// those; among equals the one comes first that has the slice, and each next one is who has it without those before.
+// order is in which order the nodes in a slice use the leaders. Acting leaders come before those that are only
+// elected, reserves after those; among equals the one comes first that has the slice, and each next one is who has it
+// without those before.
 func (s *sliced) order(slice uint8) iter.Seq[identity.ID] {
 	return func(yield func(identity.ID) bool) {
 		for _, left := range s.tiers {

@@ -39,8 +39,8 @@ func changed(a, b [events.Slices]uint32) float64 {
 	return float64(n) / events.Slices
 }
 
-// Whichever of n leaders is lost, or comes back, its share of the slices moves and next to nothing else; also when one is missing
-// already. All have about the same.
+// Whichever of n leaders is lost, or comes back, its share of the slices moves and next to nothing else; also when
+// one is missing already. All have about the same.
 func TestSharesMoveLittle(t *testing.T) {
 	for n := 2; n <= 16; n++ {
 		for missing := range n {
@@ -108,8 +108,8 @@ func TestSharesArePinned(t *testing.T) {
 	}
 }
 
-// The order of a slice is who has it, then who has it when that one is lost, and so on: who finds leaders dead does what all do once
-// they are gone.
+// The order of a slice is who has it, then who has it when that one is lost, and so on: who finds leaders dead does
+// what all do once they are gone.
 func TestOrderIsWhoIsNext(t *testing.T) {
 	leaders := acting(5)
 	for slice := range events.Slices {
@@ -123,8 +123,8 @@ func TestOrderIsWhoIsNext(t *testing.T) {
 	}
 }
 
-// Leaders say which slots they have when each comes to it, and not at once: until then and after it all come to the same slots, and no
-// two leaders to one. Who keeps leading keeps its slot when others come and go.
+// Leaders say which slots they have when each comes to it, and not at once: until then and after it all come to the
+// same slots, and no two leaders to one. Who keeps leading keeps its slot when others come and go.
 func TestSlotsAreKept(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		perSite := rapid.IntRange(0, 16).Draw(t, "leaders per site")
@@ -151,7 +151,8 @@ func TestSlotsAreKept(t *testing.T) {
 			}
 		}
 		for i, l := range want {
-			if l.Slot == 0 || l.Slot > 32 || slices.ContainsFunc(want[:i], func(o sites.Leader) bool { return o.Slot == l.Slot }) {
+			twice := slices.ContainsFunc(want[:i], func(o sites.Leader) bool { return o.Slot == l.Slot })
+			if l.Slot == 0 || l.Slot > 32 || twice {
 				t.Fatalf("slots %v", want)
 			}
 			says[l.ID] = l.Slot

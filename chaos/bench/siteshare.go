@@ -43,8 +43,8 @@ func oneByOne(of []sites.Leader, nodes []identity.ID) func(node int) identity.ID
 	return func(node int) identity.ID { return sites.Order(of, nodes[node])[0] }
 }
 
-// sliceOf is the slice of a site's nth node, as events gives addresses: its ranges have 2^8 addresses, then twice as many each, and are
-// filled by halves in turn.
+// sliceOf is the slice of a site's nth node, as events gives addresses: its ranges have 2^8 addresses, then twice as
+// many each, and are filled by halves in turn.
 func sliceOf(n int) int {
 	size := 8
 	for ; n >= 1<<size; size++ {
@@ -97,8 +97,8 @@ func shareFigures() []Figure {
 	return []Figure{{
 		Name: "one of n leaders added or lost: nodes that move", Target: "≤ 1/n + 5 %",
 		Got: fmt.Sprintf("at most %s", at), Load: loadAverage(),
-		How: fmt.Sprintf("the agents' own code, 2 to %d leaders: those whose first leader is another one after the change. Any one lost of a "+
-			"site of %d or %d nodes that are bound by slices; and %d sites of %d that are bound one by one",
+		How: fmt.Sprintf("the agents' own code, 2 to %d leaders: those whose first leader is another one after the change. "+
+			"Any one lost of a site of %d or %d nodes that are bound by slices; and %d sites of %d that are bound one by one",
 			shareMost, shareSliced[0], shareSliced[1], shareSites, shareNodes),
 		Verdict: verdict(worst <= shareSlack && least > 0),
 	}}

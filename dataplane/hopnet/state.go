@@ -117,11 +117,13 @@ func Want(s dataplane.Spec, h Host) (w State, notes []string) {
 	return w, notes
 }
 
-// plain are routes for what has one for others' packets within a wider one by another node: this host's own packets go straight there.
+// plain are routes for what has one for others' packets within a wider one by another node: this host's own packets
+// go straight there.
 func plain(routes []Route) (out []Route) {
 	all := slices.Clone(routes)
 	slices.SortFunc(all, func(a, b Route) int {
-		return cmp.Or(a.Prefix.Addr().Compare(b.Prefix.Addr()), a.Prefix.Bits()-b.Prefix.Bits(), boolean(a.Last)-boolean(b.Last))
+		return cmp.Or(a.Prefix.Addr().Compare(b.Prefix.Addr()), a.Prefix.Bits()-b.Prefix.Bits(),
+			boolean(a.Last)-boolean(b.Last))
 	})
 	var around []netip.Prefix
 	for _, r := range all {

@@ -84,7 +84,8 @@ add rule ipv6 1997: iif skeinhop0 lookup 121`); have != text {
 	}
 }
 
-// TestOwnPacketsGoStraightWithinAWiderRoute: a node that this host passes packets on to is not sent its own by another one.
+// TestOwnPacketsGoStraightWithinAWiderRoute: a node that this host passes packets on to is not sent its own by
+// another one.
 func TestOwnPacketsGoStraightWithinAWiderRoute(t *testing.T) {
 	s := spec()
 	s.Hops.Routes = []dataplane.HopRoute{

@@ -72,7 +72,8 @@ func (s *site) prefixes() []netip.Prefix {
 
 // around are prefixes in which the site's nodes are, and nobody else.
 func (s *site) around() []netip.Prefix {
-	return []netip.Prefix{netip.PrefixFrom(s.member.overlay4(), 28).Masked(), netip.PrefixFrom(s.member.overlay6(), 124).Masked()}
+	return []netip.Prefix{netip.PrefixFrom(s.member.overlay4(), 28).Masked(),
+		netip.PrefixFrom(s.member.overlay6(), 124).Masked()}
 }
 
 func (s *site) ofMember() []netip.Prefix {
@@ -192,7 +193,8 @@ func (h *hops) spec(x *host) dataplane.Spec {
 		}
 		lead(other.leaders[h.bound[1-here]], false, other.ofMember()...)
 		if h.wide {
-			s.Targets = slices.DeleteFunc(s.Targets, func(p netip.Prefix) bool { return slices.ContainsFunc(other.around(), p.Overlaps) })
+			within := func(p netip.Prefix) bool { return slices.ContainsFunc(other.around(), p.Overlaps) }
+			s.Targets = slices.DeleteFunc(s.Targets, within)
 			lead(other.leaders[h.bound[1-here]], false, other.around()...)
 			for _, p := range nodes(other.leaders[:]...) {
 				s.Link.Narrow = append(s.Link.Narrow, dataplane.Narrow{Prefix: p, MTU: dataplane.MTU})
@@ -315,8 +317,8 @@ func TestHopsLeadToOtherSites(t *testing.T) {
 	}
 }
 
-// TestHopsLieAroundLeaders: where a leader's route to the other site lies around its leaders, who are peers, its own packets go straight to
-// them, and everything is reached as before.
+// TestHopsLieAroundLeaders: where a leader's route to the other site lies around its leaders, who are peers, its own
+// packets go straight to them, and everything is reached as before.
 func TestHopsLieAroundLeaders(t *testing.T) {
 	h := newHops(t)
 	h.wide = true
