@@ -39,12 +39,13 @@ type site struct {
 	lan, elsewhere []netip.Prefix // behind the member, and as what other sites know it; none
 }
 
-// newSite makes the site of which all numbers begin with n, with these drivers.
-func newSite(t *testing.T, n int, member, leaders string) *site {
+// newSite makes the site of which all numbers begin with n, with these drivers: one for both leaders, or one for
+// each.
+func newSite(t *testing.T, n int, member string, leaders ...string) *site {
 	t.Helper()
 	s := &site{member: newHostWith(t, n, member)}
 	for i := range s.leaders {
-		s.leaders[i] = newHostWith(t, n+1+i, leaders)
+		s.leaders[i] = newHostWith(t, n+1+i, leaders[i%len(leaders)])
 	}
 	ns := testns.New(t, "pod")
 	s.pod = pod{ns, podnet.Attachment{ContainerID: fmt.Sprintf("site%d", n), Interface: "eth0",
@@ -99,6 +100,16 @@ type hops struct {
 func newHops(t *testing.T) *hops {
 	t.Helper()
 	return join(t, newSite(t, 10, "auto", "auto"), newSite(t, 20, "auto", "auto"))
+}
+
+// newMixed makes two sites with both drivers among their members, and among the leaders of each.
+func newMixed(t *testing.T) *hops {
+	t.Helper()
+	a := newSite(t, 10, "auto", "userspace", "auto")
+	if a.member.plane.Driver() != "kernel" {
+		t.Skip("this kernel has no WireGuard")
+	}
+	return join(t, a, newSite(t, 20, "userspace", "auto", "userspace"))
 }
 
 func join(t *testing.T, a, b *site) *hops {

@@ -37,9 +37,9 @@ func (o *overlap) at(site int) []netip.Addr {
 	return []netip.Addr{addr(fmt.Sprintf("10.201.%d.18", n)), addr(fmt.Sprintf("fd99:%d::18", n))}
 }
 
-func newOverlap(t *testing.T) *overlap {
+func newOverlap(t *testing.T, h *hops) *overlap {
 	t.Helper()
-	o := &overlap{hops: newHops(t)}
+	o := &overlap{hops: h}
 	for i, s := range o.sites {
 		o.hosts[i] = testns.New(t, "lan")
 		testns.Link(s.member.NS, o.hosts[i], "lan", []netip.Prefix{pfx("192.168.1.1/24"), pfx("fd12:1::1/64")},
@@ -92,8 +92,14 @@ func firewall(c *nftables.Conn) {
 // TestOverlappingSitesReachEachOther: both members have 192.168.1.0/24 and fd12:1::/64 behind them. Hosts there reach
 // each other, members and pods of the other site, each under the addresses that are agreed for the other, by UDP,
 // ping and TCP through the leaders; inside of a site the real addresses hold.
-func TestOverlappingSitesReachEachOther(t *testing.T) {
-	o := newOverlap(t)
+func TestOverlappingSitesReachEachOther(t *testing.T) { newOverlap(t, newHops(t)).reachEachOther(t) }
+
+// TestBothDriversTranslate: the same, where one of the members that translate has WireGuard in the kernel, the other
+// in userspace.
+func TestBothDriversTranslate(t *testing.T) { newOverlap(t, newMixed(t)).reachEachOther(t) }
+
+func (o *overlap) reachEachOther(t *testing.T) {
+	t.Helper()
 	o.echoAll(t)
 	for _, n := range o.hosts {
 		(&host{NS: n}).echo(t, lanHost4)
@@ -175,7 +181,7 @@ func transferTo(t *testing.T, from, at *testns.NS, to, there, seen netip.Addr) {
 // TestErrorsOfOverlappingSitesArrive: the head of the packet inside an error is translated, too, or nobody would know
 // it.
 func TestErrorsOfOverlappingSitesArrive(t *testing.T) {
-	o := newOverlap(t)
+	o := newOverlap(t, newHops(t))
 	for i := range o.sites {
 		for _, to := range o.at(1 - i) { // nobody listens
 			within(t, 10*time.Second, "the error about "+to.String(), func() bool {
@@ -189,7 +195,7 @@ func TestErrorsOfOverlappingSitesArrive(t *testing.T) {
 // TestNobodyElseIsTranslated: a node of the own site has no way to the addresses for others, and a neighbour does not
 // send under them.
 func TestNobodyElseIsTranslated(t *testing.T) {
-	o := newOverlap(t)
+	o := newOverlap(t, newHops(t))
 	o.echoAll(t)
 	(&host{NS: o.hosts[0]}).echo(t, lanHost4)
 	a, b := o.sites[0], o.sites[1]

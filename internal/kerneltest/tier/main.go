@@ -47,8 +47,8 @@ var defaultPackages = []string{
 	"./internal/mmsg",
 }
 
-// shortened are packages of which the emulated guest runs only what depends on the kernel's tunnels and tables: their other tests start
-// many commands, which take seconds each there, or count losses of flows that are faster than an emulated machine can be relied on to carry.
+// shortened are packages of which the emulated guest runs only what depends on the kernel's tunnels and tables: their other tests need no
+// kernel, start many commands, which take seconds each there, or count losses of flows that are faster than an emulated machine can be relied on to carry.
 var shortened = map[string]string{
 	"dataplane/egressns":     "TestPacketsLeaveWithTheSlotsSource|TestRulesAndRoutesAreTheSeeds|TestALeaseRunsOutByItself|TestAnAddressMovesToAnotherSlot",
 	"dataplane/egressclient": "TestSeedsScene|TestDualStack|TestThroughTunnels",
@@ -58,9 +58,9 @@ var shortened = map[string]string{
 	"dataplane/flows":        "TestFlowsGoOnThroughAnotherGateway|TestLoad|TestNoNamespace",
 }
 
-// apart are packages of which the emulated guest runs some tests in a step, and so with a limit of time, of their own.
-var apart = map[string]string{
-	"dataplane/plane": "^TestHops",
+// apart are packages of which the emulated guest runs some tests in steps, and so with limits of time, of their own.
+var apart = map[string][]string{
+	"dataplane/plane": {"^TestHops", "^TestBothDrivers"},
 }
 
 // commands are programs of this machine that tests call in the guest, too.
@@ -243,11 +243,13 @@ func guest(ctx context.Context, o options, work string, tests []testBinary, env 
 		p.Files[dir+"/test"] = t.file
 		p.Trees[dir+"/testdata"] = filepath.Join(t.dir, "testdata")
 		step := kerneltest.Step{Name: t.pkg, Dir: dir, Args: o.testArgs(dir+"/test", shortened[t.pkg]), Test: true}
-		if some := apart[t.pkg]; some != "" && o.run == "" {
-			other := step
-			other.Name, other.Args = t.pkg+" "+some, o.testArgs(dir+"/test", some)
-			p.Plan.Steps = append(p.Plan.Steps, other)
-			step.Args = append(step.Args, "-test.skip", some)
+		if groups := apart[t.pkg]; len(groups) > 0 && o.run == "" {
+			for _, some := range groups {
+				other := step
+				other.Name, other.Args = t.pkg+" "+some, o.testArgs(dir+"/test", some)
+				p.Plan.Steps = append(p.Plan.Steps, other)
+			}
+			step.Args = append(step.Args, "-test.skip", strings.Join(groups, "|"))
 		}
 		p.Plan.Steps = append(p.Plan.Steps, step)
 	}
