@@ -3,6 +3,7 @@ package sites
 import (
 	"cmp"
 	"iter"
+	"slices"
 	"time"
 
 	"github.com/skeinmesh/skein/identity"
@@ -19,7 +20,7 @@ const (
 // the zero value is that of a host that has just started.
 type Course struct {
 	leaders Memory // that acted
-	lawful  Memory // that acted, and not only until their successors do
+	lawful  Memory // that acted by right; see Plan.lawful
 	elected Memory // whether they act yet or not
 	peers   Memory
 	term    termClock
@@ -81,7 +82,7 @@ func (c *Course) note(p *Plan, reached func(identity.ID) bool, now time.Time) {
 			}
 		}
 	}, now)
-	c.lawful.Note(p.lawful(), now)
+	c.lawful.Note(slices.Values(p.lawful), now)
 	c.elected.Note(p.elected(), now)
 	c.peers.Note(p.Peering(), now)
 }
@@ -122,19 +123,6 @@ func (c *Course) Tell() bool {
 
 // Told is the term that the record of this host names; 0: that it does not lead.
 func (c *Course) Told() uint64 { return c.told }
-
-// lawful are the leaders that act, without those that only go on until their successors do.
-func (p *Plan) lawful() iter.Seq[identity.ID] {
-	return func(yield func(identity.ID) bool) {
-		for _, leaders := range p.Leaders {
-			for _, l := range leaders {
-				if l.Acting && l.Term > 0 && !l.HandsOver && !yield(l.ID) {
-					return
-				}
-			}
-		}
-	}
-}
 
 // handedOver is when the first of those stops that go on until their successors act, whether these do by then or not.
 func (p *Plan) handedOver(lawful *Memory) (first time.Time, ok bool) {

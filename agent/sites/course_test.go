@@ -128,6 +128,26 @@ func TestChosenLeadersTakeOverWhenTheyAreReady(t *testing.T) {
 	}
 }
 
+// Who led only as long as the chosen ones were away hands nothing over: one of these that has started again has not seen it
+// lead, and would refuse what it brings.
+func TestChosenLeadersThatReturnTakeOverAtOnce(t *testing.T) {
+	chosen, other, self := identity.ID{1}, identity.ID{2}, identity.ID{3}
+	var c Course
+	away := true
+	in := Input{Self: self, Settings: &skeinv1.Settings{Topology: Site, LeadersPerSite: 1},
+		Nodes: []*skeinv1.Node{{Id: chosen.String(), Settings: &skeinv1.NodeSettings{Leader: "yes"}}, {Id: other.String()}, {Id: self.String()}},
+		Alive: func(id identity.ID) bool { return id != chosen || !away },
+		Records: map[identity.ID]*skeinv1.Record{chosen: {Site: "home"}, other: {Site: "home", Leads: 2},
+			self: {Site: "home"}}}
+	for _, want := range []identity.ID{other, chosen} {
+		p, _ := c.Plan(in, time.Time{}, func(identity.ID) bool { return true }, time.Unix(1e9, 0))
+		if l := p.Leaders["home"]; l[0].ID != want || len(l) != 1 {
+			t.Errorf("%+v, want %s alone", l, want)
+		}
+		away = false
+	}
+}
+
 // A node that begins to lead sends its own packets to acting leaders and to the nodes of full sites itself, so it waits for
 // the paths to all of them.
 func TestReachesOthers(t *testing.T) {

@@ -29,8 +29,8 @@ type Input struct {
 	Slice func(n *skeinv1.Node, id identity.ID, site string) int
 	// Recent are the nodes that this host has seen elected within Linger: it still takes packets from them.
 	Recent map[identity.ID]bool
-	// Lawful reports whether this host has seen a node act as a leader within HandOver, and not only because it handed
-	// over: it may go on for so long when the log chooses others. Nil: it has seen nobody.
+	// Lawful reports whether this host has seen a node act as a leader by right within HandOver, which is not while it handed
+	// over, or while those that the log has chosen were away: it may go on for so long when the log chooses others. Nil: it has seen nobody.
 	Lawful func(identity.ID) bool
 	// Peered are the nodes that this host peered with within Linger: it still does, so that what is under way arrives.
 	Peered map[identity.ID]bool
@@ -64,7 +64,10 @@ type Plan struct {
 	// Silent are the nodes that their witnesses find alive and not forwarding, whether they lead or not.
 	Silent map[identity.ID]Finding
 
-	in       Input // that it was made of
+	in Input // that it was made of
+	// lawful are the leaders that act by right: those that the log has chosen, and others where it has chosen none. Who leads
+	// only as long as the chosen ones are away, or until they act, is not among them.
+	lawful   []identity.ID
 	watched  []Watched
 	delivers bool // others may send to other nodes through this host
 	nodes    map[identity.ID]member
@@ -220,6 +223,7 @@ func (m *maker) elect() {
 			claim[n.Site] = append(claim[n.Site], n)
 		}
 	}
+	m.lawful = m.byRight()
 	for site, claims := range claim {
 		slices.SortFunc(claims, func(a, b Node) int {
 			return cmp.Or(cmp.Compare(b.Term, a.Term), compareIDs(a.ID, b.ID))
@@ -267,6 +271,24 @@ func (m *maker) share() {
 			m.sliced[site] = newSliced(leaders, shares)
 		}
 	}
+}
+
+// byRight finds those that act by right.
+func (m *maker) byRight() (out []identity.ID) {
+	chosen, closed := map[identity.ID]bool{}, map[string]bool{}
+	for i := range m.eligible {
+		if n := &m.eligible[i]; n.chosen() {
+			chosen[n.ID], closed[n.Site] = true, true
+		}
+	}
+	for site, leaders := range m.Leaders {
+		for _, l := range leaders {
+			if l.Acting && l.Term > 0 && (chosen[l.ID] || !closed[site]) {
+				out = append(out, l.ID)
+			}
+		}
+	}
+	return out
 }
 
 // outward reports whether this host peers with other sites: also before it acts, so that its sessions stand by then,
