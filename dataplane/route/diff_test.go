@@ -3,6 +3,7 @@ package route
 import (
 	"net/netip"
 	"slices"
+	"strings"
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
@@ -75,10 +76,17 @@ func TestDiff(t *testing.T) {
 		return w
 	}
 	has := func(s State) State { s.Link.Index = 7; return s }
+	around := link() // a leader within the route to its site
+	for p, mtu := range map[string]int{"10.4.1.0/24": 1400, "10.4.1.0/32": 1420, "fd00:0:0:0:1::/80": 1400, "fd00:0:0:0:1::7/128": 1420} {
+		around.Narrow = append(around.Narrow, dataplane.Narrow{Prefix: netip.MustParsePrefix(p), MTU: mtu})
+	}
+	led, _ := Want(around, dataplane.Pods{}, full)
+	slices.SortFunc(led.Routes, func(a, b Route) int { return strings.Compare(a.String(), b.String()) })
 	for name, c := range map[string][2]State{
 		"narrow":         {narrow(1328, "10.4.0.7/32", "fd00::7/128"), there(full, nil)},
 		"narrower":       {narrow(1280, "10.4.0.7/32", "fd00::7/128"), has(narrow(1328, "10.4.0.7/32", "fd00::7/128"))},
 		"narrow-no-more": {want(full), has(narrow(1328, "10.4.0.7/32", "fd00::7/128"))},
+		"wide-within":    {led, there(full, nil)},
 		"wide-enough":    {narrow(1420, "10.4.0.7/32"), there(full, nil)},
 	} {
 		cases = append(cases, diffCase{name, c[0], c[1], true})

@@ -126,12 +126,20 @@ func Want(l dataplane.Link, p dataplane.Pods, h Host) (State, []string) {
 		if n.Prefix.Addr().Is6() {
 			f = IPv6
 		}
-		if n.MTU > 0 && n.MTU < l.MTU && (f == IPv4 || h.IPv6 && h.IPv6OnLink) {
+		if (n.MTU > 0 && n.MTU < l.MTU || n.MTU == l.MTU && within(n, l.Narrow)) && (f == IPv4 || h.IPv6 && h.IPv6OnLink) {
 			s.Routes = append(s.Routes, Route{Table: dataplane.RouteTable, Family: f, Dst: n.Prefix.Masked(), MTU: n.MTU})
 		}
 	}
 	s.wantPods(p, h)
 	return s, notes
+}
+
+// within reports whether a destination lies within one whose way carries smaller packets only, and so needs a route of its
+// own.
+func within(n dataplane.Narrow, all []dataplane.Narrow) bool {
+	return slices.ContainsFunc(all, func(o dataplane.Narrow) bool {
+		return o.MTU > 0 && o.MTU < n.MTU && o.Prefix.Bits() <= n.Prefix.Bits() && o.Prefix.Contains(n.Prefix.Addr())
+	})
 }
 
 // wantRPFilter is the link's setting for which strict reverse path filtering does not drop what comes
