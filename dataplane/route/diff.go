@@ -46,9 +46,10 @@ var ErrNoLink = errors.New("link is not there")
 func Diff(want, actual State, prune bool) []Op {
 	var ops []Op
 	link := actual.Link.Index != 0
+	have := setOf(actual.Routes)
 	first, last := want.Routes[:len(want.Routes)-want.Last], want.Routes[len(want.Routes)-want.Last:]
 	for _, r := range first {
-		if r.Unreachable && !slices.Contains(actual.Routes, r) {
+		if r.Unreachable && !have[r] {
 			ops = append(ops, Op{Verb: AddRoute, Route: r})
 		}
 	}
@@ -58,11 +59,11 @@ func Diff(want, actual State, prune bool) []Op {
 		}
 	}
 	if link {
-		ops = append(ops, diffLink(want, actual, prune)...)
+		ops = append(ops, diffLink(want, actual, have, prune)...)
 	}
 	ops = append(ops, diffHosts(want, actual)...)
 	for _, r := range last {
-		if !slices.Contains(actual.Routes, r) {
+		if !have[r] {
 			ops = append(ops, Op{Verb: AddRoute, Route: r})
 		}
 	}
@@ -80,15 +81,25 @@ func Diff(want, actual State, prune bool) []Op {
 		}
 		ops = append(ops, Op{Verb: DelRule, Rule: r})
 	}
+	wanted := setOf(want.Routes)
 	for _, r := range announcedFirst(actual.Routes) {
-		if !slices.Contains(want.Routes, r) && !slices.ContainsFunc(want.Routes, func(w Route) bool { return w.replaces(r) }) {
+		if !wanted[r] && !slices.ContainsFunc(want.Routes, func(w Route) bool { return w.replaces(r) }) {
 			ops = append(ops, Op{Verb: DelRoute, Route: r})
 		}
 	}
 	return ops
 }
 
-func diffLink(want, actual State, prune bool) []Op {
+// setOf makes many routes quick to compare with many others: a node has two for each peer.
+func setOf(routes []Route) map[Route]bool {
+	set := make(map[Route]bool, len(routes))
+	for _, r := range routes {
+		set[r] = true
+	}
+	return set
+}
+
+func diffLink(want, actual State, have map[Route]bool, prune bool) []Op {
 	var ops []Op
 	if want.RPFilter >= 0 && want.RPFilter != actual.RPFilter {
 		ops = append(ops, Op{Verb: SetRPFilter, Number: want.RPFilter})
@@ -111,7 +122,7 @@ func diffLink(want, actual State, prune bool) []Op {
 		}
 	}
 	for _, r := range want.Routes {
-		if !r.behind() && !slices.Contains(actual.Routes, r) {
+		if !r.behind() && !have[r] {
 			ops = append(ops, Op{Verb: AddRoute, Route: r})
 		}
 	}
