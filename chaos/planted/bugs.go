@@ -161,7 +161,7 @@ var agreedBugs = []bug{
 		why:  "a request during an outage makes two blocks, and one leaks (Coil #271)",
 		edits: []edit{
 			{"events/decide_block.go", "if uint64(held.n) >= uint64(c.GetTotal()) {\n", "if c.GetTotal() == 0 {\n"},
-			{"events/decide_block.go", "d.blocksFor(r, int(min(total-uint64(held.n), MaxBlocksAtOnce)), site, ranged)", "d.blocksFor(r, 1, site, ranged)"},
+			{"events/decide_block.go", "d.blocksFor(r, int(min(total-uint64(held.n), MaxBlocksAtOnce)), n, site, ranged)", "d.blocksFor(r, 1, n, site, ranged)"},
 		},
 		found: []check{histories, {"./events", "TestAskedTwiceGivenOnce"}},
 	},
