@@ -48,6 +48,8 @@ type placeState struct {
 	clock placeClock
 	set   gossip.Place
 	homes *homes // of set
+	sited bool   // this node has been in a site's pool
+	site  string // the last one's
 	timer *time.Timer
 }
 
@@ -140,7 +142,7 @@ func (a *Agent) firstPlace() gossip.Place {
 // resumePlace has everybody keep this node's record who had it before this start: the node may lead.
 func (a *Agent) resumePlace(first gossip.Place, now time.Time) {
 	s := &a.loop.place
-	s.set, s.homes = first, a.roster.placed()
+	s.set, s.homes, s.sited, s.site = first, a.roster.placed(), first.Sited, first.Site
 	if former := a.gossip.Former(); former != nil && gossip.Wide(former) {
 		s.clock.needed, s.clock.because = now, "it has started again"
 		if s.set.Sited && !s.set.Wide {
@@ -168,7 +170,11 @@ func (a *Agent) followPlace(own *skeinv1.Record, now time.Time) {
 	}
 	wide, wait := s.clock.next(why, sure, unsettled, now)
 	next := placeOf(h, p.Site, p.Topology(p.Site), wide)
-	if next.Sited != s.set.Sited || next.Site != s.set.Site || next.Wide != s.set.Wide || h != s.homes {
+	if next.Sited {
+		s.sited, s.site = true, next.Site
+	}
+	next.Left = !next.Sited && s.sited && s.site != p.Site
+	if next.Sited != s.set.Sited || next.Left != s.set.Left || next.Site != s.set.Site || next.Wide != s.set.Wide || h != s.homes {
 		s.set, s.homes = next, h
 		a.gossip.SetPlace(next)
 	}

@@ -15,6 +15,7 @@ type Place struct {
 	Sited bool   // there is a pool for the own site
 	Site  string // the own site
 	Wide  bool   // this node is in the mesh pool too; it always is if !Sited
+	Left  bool   // without Sited: this node has also left the site in whose pool it was, and does not speak for it any more
 	// Home is the site that the log alone implies for a member; ok is false where it implies none. It may be called from
 	// any goroutine and always gives the same answers: other answers come with another Place. nil implies nothing.
 	Home func(identity.ID) (site string, ok bool)
@@ -61,7 +62,8 @@ func (g *Gossip) SetPlace(next Place) {
 		return
 	}
 	last := g.place.Load()
-	moved := last.Sited != next.Sited || next.Sited && (last.Site != next.Site || last.Wide != next.Wide)
+	moved := last.Sited != next.Sited || last.Left != next.Left ||
+		next.Sited && (last.Site != next.Site || last.Wide != next.Wide)
 	if moved {
 		alive := map[identity.ID]bool{}
 		for _, id := range g.roster.Members() {

@@ -196,7 +196,7 @@ const (
 // setPools makes the pools those of a place; what is not needed any more stays for a while. Callers hold poolMu.
 func (g *Gossip) setPools(place *Place) error {
 	near, wide := g.near.Load(), g.wide.Load()
-	if near != nil && (place.Sited && near.site != place.Site) {
+	if near != nil && (place.Sited && near.site != place.Site || !place.Sited && place.Left) {
 		g.drop(&g.near, near)
 		near = nil
 	}
