@@ -150,6 +150,31 @@ func TestTopologyIsSwitchedLive(t *testing.T) {
 	})
 }
 
+// A node whose site has changed with the topology says so at once, and does not speak for the former site for a while.
+func TestANodeLeavesItsSiteWithTheTopology(t *testing.T) {
+	simtime.Test(t, func(t *testing.T) {
+		s := newSited(t, 2, 4, 2, 106)
+		defer s.end()
+		s.within(time.Minute, "settled", s.settled)
+		for i := range s.nodes {
+			s.move(i, func(p *Place) { *p = Place{Left: i == 1} })
+		}
+		const i = 1
+		if err := s.nodes[i].g.Publish(&skeinv1.Record{Site: "elsewhere"}); err != nil {
+			t.Fatal(err)
+		}
+		s.within(5*time.Second, "all know where it is", func() bool {
+			for _, n := range s.nodes {
+				r := n.g.Records()[simKey(i).ID()].Record
+				if r.GetSite() != "elsewhere" || r.GetScope() != skeinv1.RecordScope_RECORD_SCOPE_MESH {
+					return false
+				}
+			}
+			return true
+		})
+	})
+}
+
 // A site is cut off and comes back. Inside all goes on; outside its nodes are away, and to it all others are.
 func TestASiteIsCutOff(t *testing.T) {
 	simtime.Test(t, func(t *testing.T) {
