@@ -37,9 +37,7 @@ func (a *Agent) planSites(now time.Time) {
 		records[id] = e.Record
 		s.kubernetes = s.kubernetes || e.Record.GetKubernetesNode() != ""
 	}
-	if records[a.id] == nil { // not published yet
-		records[a.id] = a.claimed()
-	}
+	records[a.id] = ownSite(records[a.id], a.claimed())
 	in := sites.Input{Self: a.id, Settings: st.Settings(), Nodes: st.Nodes(), Records: records, Alive: a.gossip.Alive,
 		Outdated: a.gossip.Outdated}
 	if sites.InUse(in.Settings) {
@@ -58,6 +56,20 @@ func (a *Agent) planSites(now time.Time) {
 	}
 	a.warnOfSites(p, records[a.id])
 	a.noteSilent(p)
+}
+
+// ownSite is what a host has published of itself, with the site that it claims now: gossip puts the site in whose pool
+// it is into the record, and that follows from the plan.
+func ownSite(published, claimed *skeinv1.Record) *skeinv1.Record {
+	switch {
+	case published == nil: // not yet
+		return claimed
+	case published.GetSite() == claimed.GetSite():
+		return published
+	}
+	r := proto.CloneOf(published)
+	r.Site = claimed.GetSite()
+	return r
 }
 
 // tellTerm has the record say that this host leads once its data plane passes packets on: others begin to send as soon as

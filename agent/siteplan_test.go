@@ -130,3 +130,27 @@ func TestSitesArePlanned(t *testing.T) {
 		}
 	})
 }
+
+// TestAHostIsWhereItClaimsToBe: a record that gossip has published names the site of before until the plan has changed.
+func TestAHostIsWhereItClaimsToBe(t *testing.T) {
+	published := &skeinv1.Record{Site: "edge", Leads: 3}
+	for _, c := range []struct {
+		published *skeinv1.Record
+		claims    string
+		site      string
+		leads     uint64
+	}{
+		{nil, "edge", "edge", 0},
+		{published, "edge", "edge", 3},
+		{published, "", "", 3},
+		{published, "dc", "dc", 3},
+	} {
+		r := ownSite(c.published, &skeinv1.Record{Site: c.claims})
+		if r.GetSite() != c.site || r.GetLeads() != c.leads {
+			t.Errorf("published %v, claims %q: %v", c.published, c.claims, r)
+		}
+	}
+	if published.GetSite() != "edge" {
+		t.Error("the published record was changed")
+	}
+}
