@@ -14,6 +14,9 @@ import (
 // reach it.
 const shunFor = 10 * time.Second
 
+// sessionLasts is how long after a handshake WireGuard surely has a session.
+const sessionLasts = 170 * time.Second
+
 // siteMesh is how this host follows its plans. It belongs to the agent's loop.
 type siteMesh struct {
 	sites.Follower
@@ -61,7 +64,7 @@ func (a *Agent) followPlan(now time.Time) {
 	paths := a.currentPaths()
 	members := a.roster.Members()
 	m.noteReturned(p, members, paths, a.handshake, now)
-	a.reach.Store(m.reach(p, members, paths, shunned(p, a.witnesses.said(), paths), now))
+	a.reach.Store(m.reach(p, members, paths, shunned(p, a.witnesses.said(), paths), a.handshake, now))
 	m.wake(now, a.wakeUp)
 }
 
@@ -109,9 +112,12 @@ func (m *siteMesh) way(p *sites.Plan, to identity.ID, dead func(identity.ID) boo
 
 // reach is how the plan that is followed has this host reach the others. Nothing goes by those that are shunned while there
 // is another.
-func (m *siteMesh) reach(p *sites.Plan, members []identity.ID, paths map[identity.ID]path.Path, shunned map[identity.ID]bool, now time.Time) *reach {
+func (m *siteMesh) reach(p *sites.Plan, members []identity.ID, paths map[identity.ID]path.Path, shunned map[identity.ID]bool,
+	handshake func(identity.ID) time.Time, now time.Time) *reach {
 	dead := func(id identity.ID) bool { return shunned[id] || deadPath(paths[id], now) }
-	by := m.Reach(members, func(id identity.ID) bool { return paths[id].Alive },
+	alive := func(id identity.ID) bool { return paths[id].Alive }
+	stands := func(id identity.ID) bool { return alive(id) && now.Sub(handshake(id)) < sessionLasts }
+	by := m.Reach(members, alive, stands,
 		func(p *sites.Plan, id identity.ID) (sites.Way, bool) { return m.way(p, id, dead) }, now)
 	r := &reach{peers: by.Peers, ways: by.Ways, guards: by.Guards, site: p.Site, sites: make(map[identity.ID]string, len(members))}
 	for _, id := range members {

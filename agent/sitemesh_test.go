@@ -56,7 +56,7 @@ func (w *meshOf) plan(self, topology string) *reach {
 		return &reach{full: true}
 	}
 	w.m.noteReturned(p, w.all, w.paths, func(id identity.ID) time.Time { return w.handshakes[id] }, w.now)
-	return w.m.reach(p, w.all, w.paths, nil, w.now)
+	return w.m.reach(p, w.all, w.paths, nil, func(id identity.ID) time.Time { return w.handshakes[id] }, w.now)
 }
 
 func (w *meshOf) later(d time.Duration) { w.now = w.now.Add(d) }
@@ -144,7 +144,13 @@ func TestTopologyIsSwitchedWithoutALoss(t *testing.T) {
 	w.want("while there is no path", w.way(r, "b3"), hop)
 	w.want("a leader may still bring", w.brings(r, "a1"), "[b1 b2 b3]")
 	w.paths[w.ids["b3"]] = path.Path{Kind: path.Relay, Alive: true}
-	w.want("with a path", w.way(w.plan("a3", ""), "b3"), "direct")
+	w.want("with a path, and no session", w.way(w.plan("a3", ""), "b3"), hop)
+	w.handshakes[w.ids["b3"]] = w.now
+	w.want("with a session", w.way(w.plan("a3", ""), "b3"), "direct")
+	w.handshakes[w.ids["b3"]] = w.now.Add(-sessionLasts)
+	w.want("with one of long ago", w.way(w.plan("a3", ""), "b3"), hop)
+	w.later(sites.MissingPath)
+	w.want("not for ever", w.way(w.plan("a3", ""), "b3"), "direct")
 	w.later(sites.Linger)
 	if r = w.plan("a3", ""); !r.full || len(r.guards) > 0 {
 		t.Errorf("long after: %+v", r)

@@ -102,7 +102,7 @@ func TestShunned(t *testing.T) {
 		for _, l := range c.said {
 			said = append(said, witness.Said{Leader: l, Kinds: 1})
 		}
-		r := m.reach(p, members, paths, shunned(p, said, paths), now)
+		r := m.reach(p, members, paths, shunned(p, said, paths), func(identity.ID) time.Time { return now }, now)
 		if via, ok := r.via(id("b3")); !ok || via != c.want {
 			t.Errorf("%s: by %s, want %s", c.name, via, c.want)
 		}

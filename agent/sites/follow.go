@@ -113,8 +113,9 @@ func (f *Follower) Again(now time.Time) (time.Time, bool) {
 }
 
 // Reach is the plan, with what is left of those before it. Way is how a plan has this host send to a node, with what it
-// finds dead; alive are those that its paths reach.
-func (f *Follower) Reach(members []identity.ID, alive func(identity.ID) bool, way func(*Plan, identity.ID) (Way, bool), now time.Time) *Reach {
+// finds dead; alive are those that its paths reach, and stands tells of whom the tunnel has a session as well: the first
+// packets of one that begins are easily lost.
+func (f *Follower) Reach(members []identity.ID, alive, stands func(identity.ID) bool, way func(*Plan, identity.ID) (Way, bool), now time.Time) *Reach {
 	r := &Reach{Peers: map[identity.ID]bool{}, Ways: map[identity.ID]Next{}, Guards: f.guards(members)}
 	delivers := slices.ContainsFunc(f.plans(), (*Plan).Delivers)
 	for _, id := range members {
@@ -132,7 +133,7 @@ func (f *Follower) Reach(members []identity.ID, alive func(identity.ID) bool, wa
 			switch {
 			case !had, ok && !alive(last.Via) && alive(w.Via):
 			case since < SwitchAfter,
-				since < MissingPath && ok && !w.Hop && last.Hop && !alive(id) && alive(last.Via):
+				since < MissingPath && ok && !w.Hop && last.Hop && !stands(id) && alive(last.Via):
 				w.Via, w.Hop, ok = last.Via, last.Hop, true
 			}
 			w.Deliver = !w.Hop && delivers

@@ -65,7 +65,7 @@ func (s *small) look(after time.Duration) {
 	alive := func(id identity.ID) bool { return !s.dead[id] }
 	s.plan, s.wait = s.course.Plan(in, time.Time{}, alive, s.now)
 	s.follower.Follow(s.plan, s.now)
-	s.reach = s.follower.Reach(members, alive, func(p *sites.Plan, to identity.ID) (sites.Way, bool) {
+	s.reach = s.follower.Reach(members, alive, alive, func(p *sites.Plan, to identity.ID) (sites.Way, bool) {
 		return p.Way(to, func(id identity.ID) bool { return s.dead[id] })
 	}, s.now)
 }

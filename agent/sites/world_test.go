@@ -444,7 +444,7 @@ func (w *world) round(h *simHost) {
 		}
 	} else {
 		shunned := w.shunned(h)
-		r := h.follower.Reach(w.ids, hasPath, func(p *sites.Plan, to identity.ID) (sites.Way, bool) {
+		r := h.follower.Reach(w.ids, hasPath, hasPath, func(p *sites.Plan, to identity.ID) (sites.Way, bool) {
 			return p.Way(to, func(id identity.ID) bool { return shunned[w.index[id]] || !hasPath(id) })
 		}, w.now)
 		for id := range r.Peers {
