@@ -91,7 +91,7 @@ func main() {
 	flag.StringVar(&o.run, "run", "", "run only tests that match, as go test -run")
 	flag.BoolVar(&o.guest, "guest", false, "use the guest even where this kernel has all that is needed")
 	flag.BoolVar(&o.fresh, "fresh", false, "look for a newer kernel package than the cached one")
-	flag.DurationVar(&o.timeout, "timeout", 8*time.Minute, "limit for the run")
+	flag.DurationVar(&o.timeout, "timeout", 15*time.Minute, "limit for the run")
 	flag.Parse()
 	packages := flag.Args()
 	if len(packages) == 0 && len(o.labs) == 0 && o.bench == "" && o.owners == 0 {
