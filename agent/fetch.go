@@ -15,8 +15,9 @@ import (
 // fetchWithin bounds how long a user waits for other sites to tell their nodes' records.
 const fetchWithin = 3 * time.Second
 
-// allRecords are the records of all members: those that this node keeps, and those that only other sites keep, which are
-// asked for them. notAsked tells, a text for each, which sites could not be asked and why; their nodes' records are missing.
+// allRecords are the records of all members: those that this node keeps, and those that only other sites keep, which
+// are asked for them. notAsked tells, a text for each, which sites could not be asked and why; their nodes' records are
+// missing.
 func (a *Agent) allRecords(ctx context.Context) (all map[identity.ID]gossip.Entry, notAsked []string) {
 	return a.recordsOf(ctx, a.replica.State().Nodes())
 }

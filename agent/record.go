@@ -233,8 +233,8 @@ func (c *recordClock) keepLinks(next, old *skeinv1.Record, late bool, now time.T
 	slices.SortFunc(next.RelayLinks, func(x, y *skeinv1.RelayLink) int { return strings.Compare(x.GetNodeId(), y.GetNodeId()) })
 }
 
-// A record is news for all who get it, so in a large mesh all of them have theirs in turns: some changes at once, such as
-// a host has that moves, and then one for so long.
+// A record is news for all who get it, so in a large mesh all of them have theirs in turns: some changes at once, such
+// as a host has that moves, and then one for so long.
 const (
 	turnPerMember = 50 * time.Millisecond
 	turnMost      = 5 * time.Second

@@ -110,8 +110,8 @@ func (m *siteMesh) way(p *sites.Plan, to identity.ID, dead func(identity.ID) boo
 	return w, ok
 }
 
-// reach is how the plan that is followed has this host reach the others. Nothing goes by those that are shunned while there
-// is another.
+// reach is how the plan that is followed has this host reach the others. Nothing goes by those that are shunned while
+// there is another.
 func (m *siteMesh) reach(p *sites.Plan, members []identity.ID, paths map[identity.ID]path.Path, shunned map[identity.ID]bool,
 	handshake func(identity.ID) time.Time, now time.Time) *reach {
 	dead := func(id identity.ID) bool { return shunned[id] || deadPath(paths[id], now) }

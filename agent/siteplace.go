@@ -12,10 +12,11 @@ import (
 )
 
 const (
-	// wideFor is how long everybody has a node's record after the last reason for it has gone: until then others may still
-	// treat the node as the leader that it was.
+	// wideFor is how long everybody has a node's record after the last reason for it has gone: until then others may
+	// still treat the node as the leader that it was.
 	wideFor = sites.Linger + sites.ForwardOn
-	// placedSince is the event schema of the versions that gossip by site. Where a member is older, all gossip with all.
+	// placedSince is the event schema of the versions that gossip by site. Where a member is older, all gossip with
+	// all.
 	placedSince = 8
 )
 
@@ -25,9 +26,10 @@ type placeClock struct {
 	because string    // that one
 }
 
-// next takes the reason that there is now, empty: none. One that is not sure, since it follows from who is known, counts
-// once the node has been up for a while, unless everybody has its record already: who has just started, and knows nobody
-// of its site yet, elects itself. It returns how long until it is to be asked again, 0: when something changes.
+// next takes the reason that there is now, empty: none. One that is not sure, since it follows from who is known,
+// counts once the node has been up for a while, unless everybody has its record already: who has just started, and
+// knows nobody of its site yet, elects itself. It returns how long until it is to be asked again, 0: when something
+// changes.
 func (c *placeClock) next(why string, sure bool, unsettled time.Duration, now time.Time) (wide bool, wait time.Duration) {
 	left := wideFor - now.Sub(c.needed)
 	wide = !c.needed.IsZero() && left > 0
@@ -60,8 +62,8 @@ type duties struct {
 	kubernetes bool // there are Kubernetes Nodes, whose pods find members by their names
 }
 
-// whyWide is why everybody is to have a node's record, by its plan, by the log and by what it says itself; empty: its site
-// alone needs it. sure is false where that follows from which nodes of the site are known.
+// whyWide is why everybody is to have a node's record, by its plan, by the log and by what it says itself; empty: its
+// site alone needs it. sure is false where that follows from which nodes of the site are known.
 func whyWide(p *sites.Plan, n *skeinv1.Node, r *skeinv1.Record, d duties) (why string, sure bool) {
 	switch {
 	case p.Topology(p.Site) != sites.Site:

@@ -13,8 +13,8 @@ import (
 	"github.com/skeinmesh/skein/relay"
 )
 
-// planIn is the plan of a node in a mesh of sites that speak through leaders: n nodes of site "home", the first of which
-// leads it if somebody does.
+// planIn is the plan of a node in a mesh of sites that speak through leaders: n nodes of site "home", the first of
+// which leads it if somebody does.
 func planIn(settings *skeinv1.Settings, self, n int, change func(records map[identity.ID]*skeinv1.Record)) *sites.Plan {
 	in := sites.Input{Self: identity.ID{byte(self)}, Settings: settings, Records: map[identity.ID]*skeinv1.Record{},
 		Alive: func(identity.ID) bool { return true }}
@@ -80,8 +80,8 @@ func TestWhoIsWide(t *testing.T) {
 	}
 }
 
-// TestWideClock: who has just started, and finds itself elected since it knows nobody, waits; and nobody is forgotten by
-// others while they may still send by it.
+// TestWideClock: who has just started, and finds itself elected since it knows nobody, waits; and nobody is forgotten
+// by others while they may still send by it.
 func TestWideClock(t *testing.T) {
 	var c placeClock
 	start := time.Unix(1000, 0)
@@ -191,8 +191,8 @@ func TestHomesFollowTheLog(t *testing.T) {
 	}
 }
 
-// TestPlaceFollowsThePlan: a node's own record is for everybody in topology full; it stays so for a while when sites begin
-// to speak through leaders; then it is for its site, until there is a reason.
+// TestPlaceFollowsThePlan: a node's own record is for everybody in topology full; it stays so for a while when sites
+// begin to speak through leaders; then it is for its site, until there is a reason.
 func TestPlaceFollowsThePlan(t *testing.T) {
 	h := newHost(t, "a")
 	others := make([]host, 5)

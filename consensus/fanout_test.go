@@ -58,9 +58,9 @@ func (f *follower) run(ctx context.Context) {
 	}
 }
 
-// In many sites every node has folded a commit soon, and a server sends it to leaders alone. Servers and leaders are whole, the
-// other nodes have no disk. SKEIN_FANOUT is how many nodes there are, in 50 sites: 10,000 take a minute or two of processor time and
-// 5 GiB.
+// In many sites every node has folded a commit soon, and a server sends it to leaders alone. Servers and leaders are
+// whole, the other nodes have no disk. SKEIN_FANOUT is how many nodes there are, in 50 sites: 10,000 take a minute or
+// two of processor time and 5 GiB.
 func TestCommitReachesAllSites(t *testing.T) {
 	const servers, perSite, commits = 5, 2, 10
 	places, total := 10, 200

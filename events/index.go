@@ -1,7 +1,8 @@
 package events
 
-// index is a persistent map from text to text, for what is derived from the state and part of no hash. Copying the struct copies the
-// map. A table has a node for every key, with its digest; an index has none, and takes a third of the memory.
+// index is a persistent map from text to text, for what is derived from the state and part of no hash. Copying the
+// struct copies the map. A table has a node for every key, with its digest; an index has none, and takes a third of the
+// memory.
 //
 // The zero index is empty.
 type index struct {

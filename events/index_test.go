@@ -82,8 +82,8 @@ func TestIndexOfEqualHashes(t *testing.T) {
 	}
 }
 
-// BenchmarkMembers loads a state of 10,000 members from its snapshot and hashes it, as an agent does at its start, and tells what
-// memory each member takes then.
+// BenchmarkMembers loads a state of 10,000 members from its snapshot and hashes it, as an agent does at its start, and
+// tells what memory each member takes then.
 func BenchmarkMembers(b *testing.B) {
 	const members = 10_000
 	p := &skeinv1.State{Index: members + 1, Time: 1}

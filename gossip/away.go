@@ -9,7 +9,8 @@ import (
 )
 
 const (
-	// awaySettle is how long both pools must have been open before a node calls anybody away: it has to meet them first.
+	// awaySettle is how long both pools must have been open before a node calls anybody away: it has to meet them
+	// first.
 	awaySettle = 8 * time.Second
 	// awayHold is how long a node must be away to be called so: one that starts again is back by then.
 	awayHold = 2 * time.Second
@@ -67,9 +68,9 @@ func sleep(done <-chan struct{}, d time.Duration) bool {
 	}
 }
 
-// away is whom this node calls away: of its own site's members, and of the wide nodes of others, those that have not been
-// alive for a while. If they are too many, those of its site come first, and who is not named counts as alive. Gone is since
-// when each is; next is when the list changes by time alone, zero if it does not.
+// away is whom this node calls away: of its own site's members, and of the wide nodes of others, those that have not
+// been alive for a while. If they are too many, those of its site come first, and who is not named counts as alive.
+// Gone is since when each is; next is when the list changes by time alone, zero if it does not.
 func (g *Gossip) away(gone map[identity.ID]time.Time, now time.Time) (list [][]byte, next time.Duration) {
 	place, near, wide := g.place.Load(), g.near.Load(), g.wide.Load()
 	if !place.isWide() || near == nil || wide == nil || !g.speaks(near) {

@@ -6,11 +6,11 @@
 // for speed. The guarantee is anti-entropy: every probe's acknowledgement carries the hash of all
 // records, and two nodes whose hashes differ exchange digests and then only what differs.
 //
-// In a mesh of sites a record is for everybody or for its owner's site alone, and there are two pools, each a memberlist:
-// one of all wide nodes (servers, leaders and whoever else other sites must know), one of the nodes of each site. A wide
-// node is in both. There are two tables: what is for everybody is the same at all nodes of the mesh, what is for a site at
-// all nodes of the site. Place says which pools a node is in; with its zero value there are one pool and one table, and what
-// goes over the net is what it was before there were sites.
+// In a mesh of sites a record is for everybody or for its owner's site alone, and there are two pools, each a
+// memberlist: one of all wide nodes (servers, leaders and whoever else other sites must know), one of the nodes of each
+// site. A wide node is in both. There are two tables: what is for everybody is the same at all nodes of the mesh, what
+// is for a site at all nodes of the site. Place says which pools a node is in; with its zero value there are one pool
+// and one table, and what goes over the net is what it was before there were sites.
 //
 // Invariants:
 //   - A record is kept only if its owner is in the roster, its signature is good and its shape is

@@ -61,8 +61,8 @@ func (s *sited) formedPools() bool {
 	return s.nodes[0].g.Held().Mesh == s.sites*s.wides
 }
 
-// A change of a local node is with its site within a second, however many other sites there are. SKEIN_SITES is how many
-// nodes there are, in 50 sites.
+// A change of a local node is with its site within a second, however many other sites there are. SKEIN_SITES is how
+// many nodes there are, in 50 sites.
 func TestOwnSiteHasAChangeAtOnce(t *testing.T) {
 	const wides = 4
 	places, total := 10, 200

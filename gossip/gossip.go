@@ -240,9 +240,9 @@ func (g *Gossip) stop(leave bool) {
 // equal ones. Those of the own site alone have a hash of their own, see Held.
 func (g *Gossip) Hash() [32]byte { return g.table.hash() }
 
-// Outdated reports whether a member has started again since it wrote the newest record that is held of it. What a record
-// says of a process does not hold then: that process has ended. Like Alive it is a hint, which any member can forge
-// until the other one refutes it.
+// Outdated reports whether a member has started again since it wrote the newest record that is held of it. What a
+// record says of a process does not hold then: that process has ended. Like Alive it is a hint, which any member can
+// forge until the other one refutes it.
 func (g *Gossip) Outdated(id identity.ID) bool {
 	r, ok := g.newest(id)
 	return ok && id != g.cfg.Self && slices.ContainsFunc(g.pools(), func(p *pool) bool { return r.mark.Epoch < p.alive.epoch(id) })
@@ -354,7 +354,8 @@ type rosterCache struct {
 	versions uint64 // counts refreshes
 }
 
-// keys is what a roster may offer beside its methods: all keys in a map that is never changed, so that it can be shared.
+// keys is what a roster may offer beside its methods: all keys in a map that is never changed, so that it can be
+// shared.
 type keys interface {
 	Keys() map[identity.ID]ed25519.PublicKey
 }

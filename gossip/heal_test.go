@@ -442,8 +442,8 @@ func TestEquivocationConverges(t *testing.T) {
 	})
 }
 
-// TestRecordsOfAnEndedRunAreOutdated: others know that a node has started again before they have its new record, whether
-// they have noticed that it was away or not. One that was only cut off is what it was.
+// TestRecordsOfAnEndedRunAreOutdated: others know that a node has started again before they have its new record,
+// whether they have noticed that it was away or not. One that was only cut off is what it was.
 func TestRecordsOfAnEndedRunAreOutdated(t *testing.T) {
 	simtime.Test(t, func(t *testing.T) {
 		s := newSim(t, 5, 31)

@@ -260,8 +260,8 @@ func (d *delegate) NotifyLeave(n *memberlist.Node) {
 
 func (d *delegate) NotifyUpdate(n *memberlist.Node) { d.seen(n) }
 
-// AckPayload is the hash of our records: whoever probes us learns whether it holds the same. In the site's pool the hash
-// of the site's records follows.
+// AckPayload is the hash of our records: whoever probes us learns whether it holds the same. In the site's pool the
+// hash of the site's records follows.
 func (d *delegate) AckPayload() []byte {
 	h := d.g.table.hash()
 	b := h[:hashPayload:hashPayload]

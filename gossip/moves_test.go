@@ -17,8 +17,8 @@ func (s *sited) move(i int, change func(*Place)) {
 	s.nodes[i].g.SetPlace(p)
 }
 
-// A node that begins to lead is known to everybody within a second or two; when it no longer does, what everybody keeps of it
-// is where it is, and all end with the same records.
+// A node that begins to lead is known to everybody within a second or two; when it no longer does, what everybody keeps
+// of it is where it is, and all end with the same records.
 func TestLeadershipMovesANode(t *testing.T) {
 	simtime.Test(t, func(t *testing.T) {
 		s := newSited(t, 3, 6, 2, 102)
@@ -67,7 +67,8 @@ func TestLeadershipMovesANode(t *testing.T) {
 	})
 }
 
-// A local node goes to another site, which the log does not say: it leaves the former site's records, and all know where it is.
+// A local node goes to another site, which the log does not say: it leaves the former site's records, and all know
+// where it is.
 func TestANodeChangesItsSite(t *testing.T) {
 	simtime.Test(t, func(t *testing.T) {
 		s := newSited(t, 3, 6, 2, 103)
@@ -101,8 +102,8 @@ func TestANodeChangesItsSite(t *testing.T) {
 	})
 }
 
-// The topology changes on all nodes, not at the same moment, while all the time everybody holds everybody's record whom it
-// needs, and nobody who is there is taken for away.
+// The topology changes on all nodes, not at the same moment, while all the time everybody holds everybody's record whom
+// it needs, and nobody who is there is taken for away.
 func TestTopologyIsSwitchedLive(t *testing.T) {
 	simtime.Test(t, func(t *testing.T) {
 		s := newSited(t, 3, 6, 2, 104)
@@ -210,8 +211,8 @@ func TestASiteIsCutOff(t *testing.T) {
 	})
 }
 
-// Who leads dies, then the local node does, and then all of a site: the others know it. A node that starts again is heard
-// though its epoch is new, whatever it was before.
+// Who leads dies, then the local node does, and then all of a site: the others know it. A node that starts again is
+// heard though its epoch is new, whatever it was before.
 func TestDeathsAreKnownElsewhere(t *testing.T) {
 	simtime.Test(t, func(t *testing.T) {
 		s := newSited(t, 3, 6, 2, 106)
@@ -356,8 +357,8 @@ func TestASiteWithoutWideNodes(t *testing.T) {
 	})
 }
 
-// A local node that starts again has the records of its site and of all wide nodes from its disk, and tells nobody anything new
-// but in its site.
+// A local node that starts again has the records of its site and of all wide nodes from its disk, and tells nobody
+// anything new but in its site.
 func TestALocalNodeStartsAgain(t *testing.T) {
 	simtime.Test(t, func(t *testing.T) {
 		s := newSited(t, 2, 5, 2, 110)

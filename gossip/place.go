@@ -16,8 +16,8 @@ type Place struct {
 	Site  string // the own site
 	Wide  bool   // this node is in the mesh pool too; it always is if !Sited
 	Left  bool   // without Sited: this node has also left the site in whose pool it was, and does not speak for it any more
-	// Home is the site that the log alone implies for a member; ok is false where it implies none. It may be called from
-	// any goroutine and always gives the same answers: other answers come with another Place. nil implies nothing.
+	// Home is the site that the log alone implies for a member; ok is false where it implies none. It may be called
+	// from any goroutine and always gives the same answers: other answers come with another Place. nil implies nothing.
 	Home func(identity.ID) (site string, ok bool)
 }
 
@@ -32,8 +32,9 @@ func (p *Place) home(id identity.ID) (site string, ok bool) {
 // isWide tells whether a node at this place is in the mesh pool.
 func (p *Place) isWide() bool { return !p.Sited || p.Wide }
 
-// scope is that of the node's own record, and the site that it then names: empty if that is the user's to say. After the
-// topology has changed a node speaks for its site as long as it is still in its pool: others have not heard of the change.
+// scope is that of the node's own record, and the site that it then names: empty if that is the user's to say. After
+// the topology has changed a node speaks for its site as long as it is still in its pool: others have not heard of the
+// change.
 func (g *Gossip) scope(p *Place) (scope skeinv1.RecordScope, site string) {
 	near := g.near.Load()
 	switch {
@@ -122,8 +123,8 @@ func (g *Gossip) SiteOf(id identity.ID) (site string, ok bool) {
 	return place.home(id)
 }
 
-// siteIn is the site that a record puts its owner into. A record of scope MESH has what the owner is configured to say, and the
-// log outdoes it; all others have what has come of both.
+// siteIn is the site that a record puts its owner into. A record of scope MESH has what the owner is configured to say,
+// and the log outdoes it; all others have what has come of both.
 func (p *Place) siteIn(r *skeinv1.Record, id identity.ID) string {
 	if r.GetScope() == skeinv1.RecordScope_RECORD_SCOPE_MESH {
 		if home, ok := p.home(id); ok {
@@ -139,8 +140,8 @@ func (g *Gossip) isAt(id identity.ID, site string) bool {
 	return ok && at == site
 }
 
-// maybeWide tells whether a member is in the mesh pool, or could be for all that this node knows: its record says so, or
-// it has none and nobody speaks for its site.
+// maybeWide tells whether a member is in the mesh pool, or could be for all that this node knows: its record says so,
+// or it has none and nobody speaks for its site.
 func (g *Gossip) maybeWide(id identity.ID) bool {
 	if r, ok := g.table.get(id); ok {
 		return Wide(r.Record)
@@ -283,8 +284,8 @@ func (g *Gossip) reported(id identity.ID) bool {
 	return near != nil && anyVoice(g.table.speaking()[near.site], id, near.alive.has)
 }
 
-// anyVoice tells whether one of those that speak for a site and are alive themselves does not call a node away. While some
-// of them lead the site, only those count.
+// anyVoice tells whether one of those that speak for a site and are alive themselves does not call a node away. While
+// some of them lead the site, only those count.
 func anyVoice(voices []voice, of identity.ID, alive func(identity.ID) bool) bool {
 	there, leads := false, false
 	for _, v := range voices {
@@ -322,8 +323,8 @@ func (g *Gossip) Held() Held {
 	return h
 }
 
-// Records is the newest record of each member of which this node holds one, as an immutable snapshot: in a mesh of sites
-// those of its own site's nodes and of all wide ones.
+// Records is the newest record of each member of which this node holds one, as an immutable snapshot: in a mesh of
+// sites those of its own site's nodes and of all wide ones.
 func (g *Gossip) Records() map[identity.ID]Entry {
 	near, nearVersion := g.local.show()
 	far, farVersion := g.table.show()

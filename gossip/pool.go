@@ -100,8 +100,8 @@ func (p *pool) table() tableKind {
 	return meshTable
 }
 
-// speaksTo tells to whom packets and streams of this pool may go. In the mesh pool that is any member: whether it is taken
-// in is another question, and a member that is not answers with nothing.
+// speaksTo tells to whom packets and streams of this pool may go. In the mesh pool that is any member: whether it is
+// taken in is another question, and a member that is not answers with nothing.
 func (p *pool) speaksTo(id identity.ID) bool {
 	return p.g.roster.member(id) && (!p.near || p.g.isAt(id, p.site))
 }
@@ -185,7 +185,8 @@ const (
 	wideLinger = 20 * time.Second
 	// leaveAfter is how long it then stays in the mesh pool: everybody knows by then that its record is for its site.
 	leaveAfter = 5 * time.Second
-	// nearLinger is how long a node stays in its site's pool after the topology is no longer `site`: not all hear of it at once.
+	// nearLinger is how long a node stays in its site's pool after the topology is no longer `site`: not all hear of it
+	// at once.
 	nearLinger = 30 * time.Second
 	// carryFor is how long after a change of place who was alive counts as alive, until its new pool has met it.
 	carryFor = 15 * time.Second

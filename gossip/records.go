@@ -51,9 +51,9 @@ const (
 	ownRoom = ed25519.SignatureSize + 3*10 + 4
 )
 
-// Publish makes r this node's record: fills in node ID, epoch, seq, time, for whom it is and who is away, signs and broadcasts it.
-// A record beyond the limits of Verify is refused and the former one stays. What only repeats the
-// former one is no change; of changes in quick succession the last is what the others see.
+// Publish makes r this node's record: fills in node ID, epoch, seq, time, for whom it is and who is away, signs and
+// broadcasts it. A record beyond the limits of Verify is refused and the former one stays. What only repeats the former
+// one is no change; of changes in quick succession the last is what the others see.
 func (g *Gossip) Publish(r *skeinv1.Record) error {
 	g.own.mu.Lock()
 	defer g.own.mu.Unlock()
@@ -202,9 +202,9 @@ func (g *Gossip) newest(id identity.ID) (row, bool) {
 	return far, hasFar
 }
 
-// put merges one verified record into its table. A record for everybody puts an older one for the site out of the site's
-// table, so that each node has one; the other way round does not hold, since then the nodes of one site would hold other
-// records for everybody than those of another.
+// put merges one verified record into its table. A record for everybody puts an older one for the site out of the
+// site's table, so that each node has one; the other way round does not hold, since then the nodes of one site would
+// hold other records for everybody than those of another.
 func (g *Gossip) put(e Entry, m mark) outcome {
 	g.putMu.Lock()
 	defer g.putMu.Unlock()
@@ -467,8 +467,8 @@ func (g *Gossip) former(r *skeinv1.Record) {
 	}
 }
 
-// Former is the newest record of a former run of this node that is known, before the first Publish: from its disk, right
-// after Start. It is nil if there is none.
+// Former is the newest record of a former run of this node that is known, before the first Publish: from its disk,
+// right after Start. It is nil if there is none.
 func (g *Gossip) Former() *skeinv1.Record {
 	g.own.mu.Lock()
 	defer g.own.mu.Unlock()

@@ -173,8 +173,8 @@ func (r *rejoiner) join(id identity.ID) {
 	a.fails++
 }
 
-// lookOutside has a local node that sees nobody in its site who is in the mesh pool compare what is for everybody with some
-// node elsewhere: else it would hear nothing of the others, nor they where it is.
+// lookOutside has a local node that sees nobody in its site who is in the mesh pool compare what is for everybody with
+// some node elsewhere: else it would hear nothing of the others, nor they where it is.
 func (r *rejoiner) lookOutside(now time.Time) {
 	if !r.p.near || r.g.place.Load().isWide() || r.wideNearby() {
 		r.outside = time.Time{}

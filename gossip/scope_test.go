@@ -61,8 +61,8 @@ func away(ids ...int) (list [][]byte) {
 	return list
 }
 
-// A record that is for everybody to say where a node is says nothing else and is small; a list of those that are away can be
-// searched and has an end.
+// A record that is for everybody to say where a node is says nothing else and is small; a list of those that are away
+// can be searched and has an end.
 func TestScopesHaveShape(t *testing.T) {
 	var many [][]byte
 	for i := range maxAway + 1 {
@@ -224,8 +224,9 @@ func TestPoolsTakeTheirOwn(t *testing.T) {
 	}
 }
 
-// Those that lead a site tell who of it is away, else whoever speaks for it; one that calls nobody away is enough, and who is
-// away itself, or of another site, does not count. A local node has all that from those that speak for its own site.
+// Those that lead a site tell who of it is away, else whoever speaks for it; one that calls nobody away is enough, and
+// who is away itself, or of another site, does not count. A local node has all that from those that speak for its own
+// site.
 func TestAliveByHearsay(t *testing.T) {
 	leads := func(ids ...int) func(*skeinv1.Record) {
 		return func(r *skeinv1.Record) { r.Leads, r.Away = 1, away(ids...) }

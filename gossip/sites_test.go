@@ -83,8 +83,8 @@ func heard(nodes []*simNode, of identity.ID, version string) func() bool {
 	}
 }
 
-// settled: all nodes hold the same records for everybody, the nodes of each site the same ones of their site, as many as
-// there are, and each sees all others alive.
+// settled: all nodes hold the same records for everybody, the nodes of each site the same ones of their site, as many
+// as there are, and each sees all others alive.
 func (s *sited) settled() bool {
 	var hash *[32]byte
 	for site := range s.sites {
@@ -139,8 +139,8 @@ func (s *sited) within(d time.Duration, what string, ok func() bool) time.Durati
 	return time.Since(start)
 }
 
-// A record of a local node is with its site at once and nowhere else; what is for everybody is with everybody, and the mesh
-// at large holds nothing of local nodes that the log implies.
+// A record of a local node is with its site at once and nowhere else; what is for everybody is with everybody, and the
+// mesh at large holds nothing of local nodes that the log implies.
 func TestRecordsStayInTheirSite(t *testing.T) {
 	simtime.Test(t, func(t *testing.T) {
 		s := newSited(t, 3, 6, 2, 101)

@@ -21,8 +21,8 @@ import (
 //	server: Records* Want        what the client lacks, then what the server lacks (may be empty)
 //	client: Records*, close
 //
-// HaveSite and WantSite are the same about the records of a site; the two must be of one. A client of another site sends
-// Fetch, which is empty, and gets all of them:
+// HaveSite and WantSite are the same about the records of a site; the two must be of one. A client of another site
+// sends Fetch, which is empty, and gets all of them:
 //
 //	client: Fetch
 //	server: Records* Want        which is empty

@@ -231,8 +231,8 @@ func (t *mlTransport) Shutdown() error {
 	return nil
 }
 
-// poolOf finds the pool of a packet, or of a stream's first bytes, and what follows the pool's name. It is nil if this node
-// is not in that pool.
+// poolOf finds the pool of a packet, or of a stream's first bytes, and what follows the pool's name. It is nil if this
+// node is not in that pool.
 func (g *Gossip) poolOf(b []byte) (*pool, []byte) {
 	if len(b) == 0 || b[0] != labelled {
 		return g.wide.Load(), b

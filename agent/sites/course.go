@@ -28,9 +28,9 @@ type Course struct {
 	last    *Plan
 }
 
-// Plan makes the plan of now and remembers what the next ones need of it. In has what this host sees, and nothing of what
-// it remembers; started is when its agent did; reached are those to whom it has a path. It
-// returns after how long the host is to plan anew, 0: when something changes.
+// Plan makes the plan of now and remembers what the next ones need of it. In has what this host sees, and nothing of
+// what it remembers; started is when its agent did; reached are those to whom it has a path. It returns after how long
+// the host is to plan anew, 0: when something changes.
 func (c *Course) Plan(in Input, started time.Time, reached func(identity.ID) bool, now time.Time) (*Plan, time.Duration) {
 	if c.last != nil { // what it says has held until now, however long ago it was made
 		c.note(c.last, reached, now)
@@ -71,8 +71,8 @@ func (c *Course) Plan(in Input, started time.Time, reached func(identity.ID) boo
 	return p, wait
 }
 
-// note notes what a plan says. This host has not led as long as it reached nobody elsewhere: then nobody elsewhere may have
-// heard that it did, and they would refuse what it brings once it leads no more.
+// note notes what a plan says. This host has not led as long as it reached nobody elsewhere: then nobody elsewhere may
+// have heard that it did, and they would refuse what it brings once it leads no more.
 func (c *Course) note(p *Plan, reached func(identity.ID) bool, now time.Time) {
 	outside := p.reachesAny(reached)
 	c.leaders.Note(func(yield func(identity.ID) bool) {
@@ -136,8 +136,9 @@ func (p *Plan) handedOver(lawful *Memory) (first time.Time, ok bool) {
 	return first, ok
 }
 
-// reachesOthers reports whether a host has a path to everybody of another site that it has to send to itself once it leads
-// and that is alive: acting leaders, and each node of a full site. Until then it sends by those that lead already.
+// reachesOthers reports whether a host has a path to everybody of another site that it has to send to itself once it
+// leads and that is alive: acting leaders, and each node of a full site. Until then it sends by those that lead
+// already.
 func (p *Plan) reachesOthers(alive, reached func(identity.ID) bool) bool {
 	for id, n := range p.nodes {
 		if n.known && n.site != p.Site && n.gate && alive(id) && !reached(id) {

@@ -41,8 +41,8 @@ func TestTermIsDamped(t *testing.T) {
 	}
 }
 
-// TestTermIsToldOncePacketsAreForwarded: others send by a new leader as soon as its record names a term, so its data plane
-// comes first. A record that names one follows at once.
+// TestTermIsToldOncePacketsAreForwarded: others send by a new leader as soon as its record names a term, so its data
+// plane comes first. A record that names one follows at once.
 func TestTermIsToldOncePacketsAreForwarded(t *testing.T) {
 	var c Course
 	for _, step := range []struct {
@@ -61,8 +61,8 @@ func TestTermIsToldOncePacketsAreForwarded(t *testing.T) {
 	}
 }
 
-// TestChosenLeadersTakeOverWhenTheyAreReady: who led goes on when the log chooses another one, until that one says that it
-// leads or HandOver is over, for those hosts that have seen it lead; and nobody else does by its own word.
+// TestChosenLeadersTakeOverWhenTheyAreReady: who led goes on when the log chooses another one, until that one says that
+// it leads or HandOver is over, for those hosts that have seen it lead; and nobody else does by its own word.
 func TestChosenLeadersTakeOverWhenTheyAreReady(t *testing.T) {
 	former, next, liar, self, outside := identity.ID{1}, identity.ID{2}, identity.ID{3}, identity.ID{4}, identity.ID{5}
 	set := &skeinv1.Settings{Topology: Site, LeadersPerSite: 1}
@@ -128,8 +128,8 @@ func TestChosenLeadersTakeOverWhenTheyAreReady(t *testing.T) {
 	}
 }
 
-// Who led only as long as the chosen ones were away hands nothing over: one of these that has started again has not seen it
-// lead, and would refuse what it brings.
+// Who led only as long as the chosen ones were away hands nothing over: one of these that has started again has not
+// seen it lead, and would refuse what it brings.
 func TestChosenLeadersThatReturnTakeOverAtOnce(t *testing.T) {
 	chosen, other, self := identity.ID{1}, identity.ID{2}, identity.ID{3}
 	var c Course
@@ -148,8 +148,8 @@ func TestChosenLeadersThatReturnTakeOverAtOnce(t *testing.T) {
 	}
 }
 
-// A node that begins to lead sends its own packets to acting leaders and to the nodes of full sites itself, so it waits for
-// the paths to all of them.
+// A node that begins to lead sends its own packets to acting leaders and to the nodes of full sites itself, so it waits
+// for the paths to all of them.
 func TestReachesOthers(t *testing.T) {
 	self, leader, member, away := identity.ID{1}, identity.ID{2}, identity.ID{3}, identity.ID{4}
 	in := Input{Self: self, Alive: func(id identity.ID) bool { return id != away }, Records: map[identity.ID]*skeinv1.Record{

@@ -2,8 +2,8 @@
 //
 // Everything here is pure: the same view (settings, members, records, who is alive) gives the same answer on every
 // node. What differs from host to host is an argument: which nodes its own path machines find dead, and which nodes it
-// has lately seen as leaders (Recent, Lawful). Course is what a host remembers from plan to plan, and Follower how it goes
-// from one to the next; both take the time as an argument.
+// has lately seen as leaders (Recent, Lawful). Course is what a host remembers from plan to plan, and Follower how it
+// goes from one to the next; both take the time as an argument.
 //
 // Leaders that live and do not forward are demoted by what their witnesses say (Witnesses, Judge).
 //

@@ -60,15 +60,14 @@ type Leader struct {
 	Slot      uint32 // which share of the site it carries, from 1 on; 0: none. See TakeSlots.
 }
 
-// Elect gives each site at most perSite leaders, the best first, and behind them those that led before, as long as none of
-// them says that it leads. Where the log has chosen leaders of a site and one of
-// them is alive, only those lead, and until one of them says so those that led by right before the log chose: what a node
-// says of itself then decides nothing. Else those that wish to lead come
-// first, then those with a public endpoint, then those that lead already, in the newest term first, then the lowest ID. So of equals none that
-// returns takes the place of one that leads. Nodes that are not alive are passed over, unless all of the site are: who
-// is cut off from a site goes on trying its leaders. Silent ones come after those that are not, and are judged as if they
-// were not where they are all that could lead: a finding leaves no site without leaders, and gives none that the log
-// has chosen leaders for to others.
+// Elect gives each site at most perSite leaders, the best first, and behind them those that led before, as long as none
+// of them says that it leads. Where the log has chosen leaders of a site and one of them is alive, only those lead, and
+// until one of them says so those that led by right before the log chose: what a node says of itself then decides
+// nothing. Else those that wish to lead come first, then those with a public endpoint, then those that lead already, in
+// the newest term first, then the lowest ID. So of equals none that returns takes the place of one that leads. Nodes
+// that are not alive are passed over, unless all of the site are: who is cut off from a site goes on trying its
+// leaders. Silent ones come after those that are not, and are judged as if they were not where they are all that could
+// lead: a finding leaves no site without leaders, and gives none that the log has chosen leaders for to others.
 func Elect(nodes []Node, perSite int) map[string][]Leader {
 	bySite := map[string][]*Node{}
 	for i := range nodes {
@@ -86,8 +85,8 @@ func Elect(nodes []Node, perSite int) map[string][]Leader {
 
 // Heirs are the nodes of a site that would be elected if its leaders went away, the best first: as many as lead, and
 // with the leaders at least one more than a leader has witnesses. Other sites know the records of the leaders and heirs
-// alone, and of those that say something of a leader. That is enough to elect the same leaders as the site itself, and to
-// demote the same: see Judge.
+// alone, and of those that say something of a leader. That is enough to elect the same leaders as the site itself, and
+// to demote the same: see Judge.
 func Heirs(nodes []Node, site string, leaders []Leader, perSite int) (out []identity.ID) {
 	var rest []*Node
 	for i := range nodes {

@@ -10,8 +10,8 @@ import (
 
 // When the topology has changed, hosts hear of it one after the other. The times between these are for that.
 const (
-	// SwitchAfter is how long packets go on as before: by then every host that the log reaches takes them by the new ways
-	// too.
+	// SwitchAfter is how long packets go on as before: by then every host that the log reaches takes them by the new
+	// ways too.
 	SwitchAfter = 3 * time.Second
 	// MissingPath is how long they go by leaders as before where the own path is not there yet.
 	MissingPath = ForwardOn
@@ -19,8 +19,8 @@ const (
 	PassAsBefore = Linger - 5*time.Second
 )
 
-// Follower is how a host follows its plans: by one of them, and by several while the topology changes. It is not safe for
-// concurrent use; the zero value has no plan.
+// Follower is how a host follows its plans: by one of them, and by several while the topology changes. It is not safe
+// for concurrent use; the zero value has no plan.
 type Follower struct {
 	plan     *Plan
 	before   []former // for Linger after the topology changed last, the newest last
@@ -113,8 +113,8 @@ func (f *Follower) Again(now time.Time) (time.Time, bool) {
 }
 
 // Reach is the plan, with what is left of those before it. Way is how a plan has this host send to a node, with what it
-// finds dead; alive are those that its paths reach, and stands tells of whom the tunnel has a session as well: the first
-// packets of one that begins are easily lost.
+// finds dead; alive are those that its paths reach, and stands tells of whom the tunnel has a session as well: the
+// first packets of one that begins are easily lost.
 func (f *Follower) Reach(members []identity.ID, alive, stands func(identity.ID) bool, way func(*Plan, identity.ID) (Way, bool), now time.Time) *Reach {
 	r := &Reach{Peers: map[identity.ID]bool{}, Ways: map[identity.ID]Next{}, Guards: f.guards(members)}
 	delivers := slices.ContainsFunc(f.plans(), (*Plan).Delivers)
@@ -158,10 +158,10 @@ func passOn(w Way, to identity.ID) identity.ID {
 	return to
 }
 
-// others is where packets for a node go that come from others while the topology changes. Hosts switch one after the other,
-// and what comes from one that sends by leaders is passed on by leaders: the node takes it from those of its own site, and
-// not from another's, which it would come from if this host sent others' packets as its own. A plan by which this host
-// passed nothing on has the way of its own packets alone.
+// others is where packets for a node go that come from others while the topology changes. Hosts switch one after the
+// other, and what comes from one that sends by leaders is passed on by leaders: the node takes it from those of its own
+// site, and not from another's, which it would come from if this host sent others' packets as its own. A plan by which
+// this host passed nothing on has the way of its own packets alone.
 func (f *Follower) others(to identity.ID, way func(*Plan, identity.ID) (Way, bool), since time.Duration) identity.ID {
 	if used := f.before[f.used].now; since < SwitchAfter && used.Forwards {
 		if w, ok := way(used, to); ok {

@@ -101,8 +101,8 @@ func (s *small) want(what, have, want string) {
 	}
 }
 
-// A quiet host makes no plan for minutes. What its last one said has held until the moment when something changes: who led
-// by it is believed for half a minute from then, and passes packets on for a quarter.
+// A quiet host makes no plan for minutes. What its last one said has held until the moment when something changes: who
+// led by it is believed for half a minute from then, and passes packets on for a quarter.
 func TestALastPlanHoldsUntilTheNext(t *testing.T) {
 	for _, self := range []string{"a2", "b1"} {
 		s := newSmall(t, self, "a2", "b1")
@@ -125,8 +125,8 @@ func TestALastPlanHoldsUntilTheNext(t *testing.T) {
 	}
 }
 
-// One that leads no more stops to pass packets on by itself: it looks again when it is to, though nothing happens. Nobody
-// looks again for what has not ended.
+// One that leads no more stops to pass packets on by itself: it looks again when it is to, though nothing happens.
+// Nobody looks again for what has not ended.
 func TestWhoStopsToLeadLooksAgain(t *testing.T) {
 	s := newSmall(t, "a2", "a2", "b1")
 	s.look(time.Minute)
@@ -267,8 +267,8 @@ func TestWhoWasElectedIsBelievedForAWhile(t *testing.T) {
 	}
 }
 
-// A node that led while it reached nobody elsewhere stops at once when another one does: leaders elsewhere, which never heard
-// that it led, would refuse its packets.
+// A node that led while it reached nobody elsewhere stops at once when another one does: leaders elsewhere, which never
+// heard that it led, would refuse its packets.
 func TestWhoLedAloneStopsAtOnce(t *testing.T) {
 	for _, cut := range []bool{false, true} {
 		s := newSmall(t, "a2", "b1")

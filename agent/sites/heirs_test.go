@@ -55,7 +55,8 @@ func TestHeirs(t *testing.T) {
 }
 
 // TestOthersElectTheSame: who has, of other sites, the records of leaders, heirs and of those alone who say that they
-// lead or that a leader is silent, comes to the same leaders and findings as who has all records, and sends the same way.
+// lead or that a leader is silent, comes to the same leaders and findings as who has all records, and sends the same
+// way.
 func TestOthersElectTheSame(t *testing.T) {
 	local := 0
 	rapid.Check(t, func(t *rapid.T) {

@@ -62,8 +62,8 @@ func (m *Memory) last(id identity.ID) (at time.Time, ok bool) {
 	return at, ok
 }
 
-// Expires is when the next of them is to be forgotten that was not noted just now; zero: there are none. Those that were
-// are to be noted again before they are asked for.
+// Expires is when the next of them is to be forgotten that was not noted just now; zero: there are none. Those that
+// were are to be noted again before they are asked for.
 func (m *Memory) Expires(now time.Time) time.Time {
 	var first time.Time
 	for _, at := range m.seen {

@@ -21,16 +21,17 @@ type Input struct {
 	// Outdated tells whether a member has started again since it wrote its record. It does not lead then, whatever the
 	// record says: it has lost its sessions, and others have them anew before they have its new record. nil: none has.
 	Outdated func(identity.ID) bool
-	// Elsewhere is the site of a member of which there is no record here: as it has told those who do not keep its record,
-	// or as the log implies; nil: nothing tells.
+	// Elsewhere is the site of a member of which there is no record here: as it has told those who do not keep its
+	// record, or as the log implies; nil: nothing tells.
 	Elsewhere func(identity.ID) (site string, ok bool)
 	// Slice is which slice of a site a member of it is in, below events.Slices; nil: members are bound to leaders one
 	// by one.
 	Slice func(n *skeinv1.Node, id identity.ID, site string) int
 	// Recent are the nodes that this host has seen elected within Linger: it still takes packets from them.
 	Recent map[identity.ID]bool
-	// Lawful reports whether this host has seen a node act as a leader by right within HandOver, which is not while it handed
-	// over, or while those that the log has chosen were away: it may go on for so long when the log chooses others. Nil: it has seen nobody.
+	// Lawful reports whether this host has seen a node act as a leader by right within HandOver, which is not while it
+	// handed over, or while those that the log has chosen were away: it may go on for so long when the log chooses
+	// others. Nil: it has seen nobody.
 	Lawful func(identity.ID) bool
 	// Peered are the nodes that this host peered with within Linger: it still does, so that what is under way arrives.
 	Peered map[identity.ID]bool
@@ -65,8 +66,8 @@ type Plan struct {
 	Silent map[identity.ID]Finding
 
 	in Input // that it was made of
-	// lawful are the leaders that act by right: those that the log has chosen, and others where it has chosen none. Who leads
-	// only as long as the chosen ones are away, or until they act, is not among them.
+	// lawful are the leaders that act by right: those that the log has chosen, and others where it has chosen none. Who
+	// leads only as long as the chosen ones are away, or until they act, is not among them.
 	lawful   []identity.ID
 	watched  []Watched
 	delivers bool // others may send to other nodes through this host
@@ -190,8 +191,8 @@ func (m *maker) note() {
 }
 
 // guess is the site of a member whose record is not here: it has not come yet, or is for its own site alone. It counts
-// where leaders of that site are known: then that one joins elsewhere is nothing to this host. Who has just joined itself
-// knows nobody, and guesses nothing.
+// where leaders of that site are known: then that one joins elsewhere is nothing to this host. Who has just joined
+// itself knows nobody, and guesses nothing.
 func (m *maker) guess(id identity.ID) (site string, ok bool) {
 	if m.in.Elsewhere == nil {
 		return "", false

@@ -16,9 +16,10 @@ import (
 
 var simStart = time.Unix(1e9, 0)
 
-// Hosts of a mesh in sites see every change at another time. Histories are random: leaders and sites are chosen, drained,
-// killed, frozen, cut off and moved, and settings change. Whenever anything has changed at any host each host sends a packet
-// to each other one, and each step is taken by what the data planes of its two ends have been told by then.
+// Hosts of a mesh in sites see every change at another time. Histories are random: leaders and sites are chosen,
+// drained, killed, frozen, cut off and moved, and settings change. Whenever anything has changed at any host each host
+// sends a packet to each other one, and each step is taken by what the data planes of its two ends have been told by
+// then.
 //
 // SKEIN_TEST_SEED runs one history of each kind, and tells it; SKEIN_TEST_SEEDS runs so many.
 func histories(t *testing.T, n uint64, short uint64, one func(*world)) {
@@ -304,8 +305,8 @@ func (w *world) mend() {
 	w.reachable()
 }
 
-// settle waits until all news have come and all times have run out. Then every pair has one way, by the same hosts in both
-// directions.
+// settle waits until all news have come and all times have run out. Then every pair has one way, by the same hosts in
+// both directions.
 func (w *world) settle() {
 	w.run(150 * time.Second)
 	w.tell("all is quiet")
@@ -328,8 +329,8 @@ func (w *world) settle() {
 	}
 }
 
-// sameLog reports whether all that a host reaches know the same log. At a place that is cut off nobody hears of it, and one
-// that has moved there may know more than the others.
+// sameLog reports whether all that a host reaches know the same log. At a place that is cut off nobody hears of it, and
+// one that has moved there may know more than the others.
 func (w *world) sameLog(a *simHost) bool {
 	return !slices.ContainsFunc(w.hosts, func(h *simHost) bool { return w.gossips(a, h) && h.log != a.log })
 }
@@ -353,8 +354,8 @@ func (w *world) trip(t trip) string {
 
 const mostSteps = 12
 
-// walk sends a packet as the hosts' data planes are now: a plain packet is taken from its source only, and one that travels
-// inside another from those that may bring it.
+// walk sends a packet as the hosts' data planes are now: a plain packet is taken from its source only, and one that
+// travels inside another from those that may bring it.
 func (w *world) walk(from, to int) trip {
 	t := trip{way: make([]int, 1, 5)}
 	t.way[0] = from
@@ -471,8 +472,8 @@ func (h *simHost) handsOver() bool {
 	return false
 }
 
-// differ reports whether those on the way of a packet see different things of the two sites of its ends, or did when the
-// topology changed, as long as it matters who led then.
+// differ reports whether those on the way of a packet see different things of the two sites of its ends, or did when
+// the topology changed, as long as it matters who led then.
 func (w *world) differ(t trip, a, b *simHost) bool {
 	var first *simHost
 	for _, i := range append(slices.Clip(t.way), b.i) {

@@ -15,8 +15,9 @@ import (
 	"github.com/skeinmesh/skein/identity"
 )
 
-// world is a mesh in virtual time. Every host has its own view of it, which news reach after their own delays, and follows
-// its own plans; its data plane follows after another delay. Nothing in it runs at the same time as something else.
+// world is a mesh in virtual time. Every host has its own view of it, which news reach after their own delays, and
+// follows its own plans; its data plane follows after another delay. Nothing in it runs at the same time as something
+// else.
 type world struct {
 	t      *testing.T
 	rng    *rand.Rand

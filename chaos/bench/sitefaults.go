@@ -16,8 +16,8 @@ const (
 	leaderLimit = time.Second             // that traffic may stand still when a leader dies
 	zombieLimit = 2500 * time.Millisecond // and when one lives and does not forward
 	hardWindow  = 2500 * time.Millisecond // that traffic is watched for after a fault, at least
-	// pauseWindow is as long as it takes until answers count as lost and not as late: a leader that is stopped for less, again
-	// and again, is one whose host is slow, and is given more time with each.
+	// pauseWindow is as long as it takes until answers count as lost and not as late: a leader that is stopped for
+	// less, again and again, is one whose host is slow, and is given more time with each.
 	pauseWindow = 4 * time.Second
 	// zombieBatch is how many runs are in one lab, each at another site: who was found once is kept out for longer the
 	// next time.

@@ -134,8 +134,8 @@ func Want(l dataplane.Link, p dataplane.Pods, h Host) (State, []string) {
 	return s, notes
 }
 
-// within reports whether a destination lies within one whose way carries smaller packets only, and so needs a route of its
-// own.
+// within reports whether a destination lies within one whose way carries smaller packets only, and so needs a route of
+// its own.
 func within(n dataplane.Narrow, all []dataplane.Narrow) bool {
 	return slices.ContainsFunc(all, func(o dataplane.Narrow) bool {
 		return o.MTU > 0 && o.MTU < n.MTU && o.Prefix.Bits() <= n.Prefix.Bits() && o.Prefix.Contains(n.Prefix.Addr())

@@ -23,8 +23,8 @@ const (
 	againWithin = 15 * time.Second       // how soon another one has to follow to be the same trouble
 )
 
-// Meter keeps how late the process lately woke. A process that was stopped for once, alone or with its host, is not late for
-// long; what happens again within fifteen seconds is taken for the host's way.
+// Meter keeps how late the process lately woke. A process that was stopped for once, alone or with its host, is not
+// late for long; what happens again within fifteen seconds is taken for the host's way.
 type Meter struct {
 	mu    sync.Mutex
 	late  time.Duration // seen at least twice

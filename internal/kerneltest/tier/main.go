@@ -47,8 +47,9 @@ var defaultPackages = []string{
 	"./internal/mmsg",
 }
 
-// shortened are packages of which the emulated guest runs only what depends on the kernel's tunnels and tables: their other tests need no
-// kernel, start many commands, which take seconds each there, or count losses of flows that are faster than an emulated machine can be relied on to carry.
+// shortened are packages of which the emulated guest runs only what depends on the kernel's tunnels and tables: their
+// other tests need no kernel, start many commands, which take seconds each there, or count losses of flows that are
+// faster than an emulated machine can be relied on to carry.
 var shortened = map[string]string{
 	"dataplane/egressns":     "TestPacketsLeaveWithTheSlotsSource|TestRulesAndRoutesAreTheSeeds|TestALeaseRunsOutByItself|TestAnAddressMovesToAnotherSlot",
 	"dataplane/egressclient": "TestSeedsScene|TestDualStack|TestThroughTunnels",
