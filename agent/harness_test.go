@@ -12,8 +12,10 @@ import (
 	skeinv1 "github.com/skeinmesh/skein/api/skein/v1"
 	"github.com/skeinmesh/skein/consensus"
 	"github.com/skeinmesh/skein/events"
+	"github.com/skeinmesh/skein/gossip"
 	"github.com/skeinmesh/skein/identity"
 	"github.com/skeinmesh/skein/internal/testenv"
+	"github.com/skeinmesh/skein/relay"
 )
 
 // host is what a member has on its disk.
@@ -102,6 +104,27 @@ func (w *world) must(c *skeinv1.Command) {
 }
 
 func quiet() *slog.Logger { return slog.New(slog.NewTextHandler(io.Discard, nil)) }
+
+// withGossip gives a test agent its place in a mesh of which it is the only host: gossip, and a pool of relays. Everything ends
+// with the function that is returned.
+func (a *Agent) withGossip(t *testing.T, key *identity.Key, state *events.State) (end func()) {
+	t.Helper()
+	a.loop.state = state
+	a.pool = relay.NewPool(relay.PoolConfig{Self: a.id, Key: key, Log: quiet()})
+	none := nowhere{make(chan struct{})}
+	var err error
+	a.gossip, err = gossip.Start(gossip.Config{
+		Self: a.id, Key: key, Roster: a.roster, Transport: none, Streams: none, Packets: make(chan gossip.Packet),
+		Keys: state.GossipKeys(), Log: quiet(), Epoch: 1,
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return func() {
+		a.gossip.Close()
+		a.pool.Close()
+	}
+}
 
 // newTestAgent is an agent that nothing has been started of.
 func newTestAgent(h host, st *events.State) *Agent {

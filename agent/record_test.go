@@ -11,11 +11,9 @@ import (
 	"google.golang.org/protobuf/proto"
 
 	skeinv1 "github.com/skeinmesh/skein/api/skein/v1"
-	"github.com/skeinmesh/skein/gossip"
 	"github.com/skeinmesh/skein/gossip/candidate"
 	"github.com/skeinmesh/skein/identity"
 	"github.com/skeinmesh/skein/internal/simtime"
-	"github.com/skeinmesh/skein/relay"
 )
 
 // nowhere is a control net that reaches nobody.
@@ -37,19 +35,8 @@ func TestRecordIsPublished(t *testing.T) {
 	replica := newReplica(t, w)
 	simtime.Test(t, func(t *testing.T) {
 		a := newTestAgent(h, w.state)
-		a.replica, a.loop.state = replica, w.state
-		a.pool = relay.NewPool(relay.PoolConfig{Self: a.id, Key: h.key, Log: quiet()})
-		defer a.pool.Close()
-		none := nowhere{make(chan struct{})}
-		var err error
-		a.gossip, err = gossip.Start(gossip.Config{
-			Self: a.id, Key: h.key, Roster: a.roster, Transport: none, Streams: none, Packets: make(chan gossip.Packet),
-			Keys: w.state.GossipKeys(), Log: quiet(), Epoch: 1,
-		})
-		if err != nil {
-			t.Fatal(err)
-		}
-		defer a.gossip.Close()
+		a.replica = replica
+		defer a.withGossip(t, h.key, w.state)()
 		published := func() *skeinv1.Record { return a.gossip.Records()[a.id].Record }
 		seq := func() uint64 { return published().GetSeq() }
 

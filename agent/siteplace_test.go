@@ -10,7 +10,6 @@ import (
 	"github.com/skeinmesh/skein/gossip"
 	"github.com/skeinmesh/skein/identity"
 	"github.com/skeinmesh/skein/internal/simtime"
-	"github.com/skeinmesh/skein/relay"
 )
 
 // planIn is the plan of a node in a mesh of sites that speak through leaders: n nodes of site "home", the first of
@@ -204,19 +203,8 @@ func TestPlaceFollowsThePlan(t *testing.T) {
 	simtime.Test(t, func(t *testing.T) {
 		a := newTestAgent(h, w.state)
 		a.cfg.Site = "dc"
-		a.replica, a.loop.state, a.started = replica, w.state, time.Now()
-		a.pool = relay.NewPool(relay.PoolConfig{Self: a.id, Key: h.key, Log: quiet()})
-		defer a.pool.Close()
-		none := nowhere{make(chan struct{})}
-		var err error
-		a.gossip, err = gossip.Start(gossip.Config{
-			Self: a.id, Key: h.key, Roster: a.roster, Transport: none, Streams: none, Packets: make(chan gossip.Packet),
-			Keys: w.state.GossipKeys(), Log: quiet(), Epoch: 1,
-		})
-		if err != nil {
-			t.Fatal(err)
-		}
-		defer a.gossip.Close()
+		a.replica, a.started = replica, time.Now()
+		defer a.withGossip(t, h.key, w.state)()
 		for i, other := range others {
 			r := &skeinv1.Record{NodeId: other.key.ID().String(), Epoch: 1, Seq: 1, Site: "dc", LeaderWish: true}
 			if i == 0 {

@@ -11,7 +11,6 @@ import (
 	"github.com/skeinmesh/skein/gossip"
 	"github.com/skeinmesh/skein/gossip/candidate"
 	"github.com/skeinmesh/skein/internal/simtime"
-	"github.com/skeinmesh/skein/relay"
 )
 
 // What the log says of a node comes before its configuration, and that before what a part wishes.
@@ -50,19 +49,8 @@ func TestSitesArePlanned(t *testing.T) {
 	simtime.Test(t, func(t *testing.T) {
 		a := newTestAgent(h, w.state)
 		a.cfg.Site, a.cfg.Leader = "dc", true
-		a.replica, a.loop.state = replica, w.state
-		a.pool = relay.NewPool(relay.PoolConfig{Self: a.id, Key: h.key, Log: quiet()})
-		defer a.pool.Close()
-		none := nowhere{make(chan struct{})}
-		var err error
-		a.gossip, err = gossip.Start(gossip.Config{
-			Self: a.id, Key: h.key, Roster: a.roster, Transport: none, Streams: none, Packets: make(chan gossip.Packet),
-			Keys: w.state.GossipKeys(), Log: quiet(), Epoch: 1,
-		})
-		if err != nil {
-			t.Fatal(err)
-		}
-		defer a.gossip.Close()
+		a.replica = replica
+		defer a.withGossip(t, h.key, w.state)()
 		for _, other := range []*host{&near, &far} {
 			r := &skeinv1.Record{NodeId: other.key.ID().String(), Epoch: 1, Seq: 1, Site: map[*host]string{&near: "dc",
 				&far: "home"}[other]}
