@@ -3,6 +3,7 @@ package gossip
 import (
 	"bytes"
 	"crypto/sha256"
+	"maps"
 	"slices"
 	"sync"
 	"time"
@@ -159,10 +160,15 @@ func (t *table) show() (map[identity.ID]Entry, uint64) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	if t.shown == nil {
-		t.shown = make(map[identity.ID]Entry, len(t.rows))
-		for id, r := range t.rows {
-			if r.Record.GetScope() != skeinv1.RecordScope_RECORD_SCOPE_PLACE {
-				t.shown[id] = r.Entry
+		t.shown = t.entriesLocked()
+		place := func(_ identity.ID, e Entry) bool {
+			return e.Record.GetScope() == skeinv1.RecordScope_RECORD_SCOPE_PLACE
+		}
+		for id, e := range t.shown {
+			if place(id, e) { // rarely; the snapshot itself is not to be changed
+				t.shown = maps.Clone(t.shown)
+				maps.DeleteFunc(t.shown, place)
+				break
 			}
 		}
 	}
