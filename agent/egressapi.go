@@ -93,7 +93,8 @@ func (a *Agent) egressNodes(ctx context.Context, st *events.State) []egressNode 
 			continue
 		}
 		site, _ := a.siteOf(n, records[id].Record)
-		out = append(out, egressNode{node: n, site: site, record: records[id].Record, alive: id == a.id || a.gossip.Alive(id)})
+		out = append(out, egressNode{node: n, site: site, record: records[id].Record,
+			alive: id == a.id || a.gossip.Alive(id)})
 	}
 	slices.SortFunc(out, func(x, y egressNode) int { return strings.Compare(x.name(), y.name()) })
 	return out

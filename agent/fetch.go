@@ -23,7 +23,8 @@ func (a *Agent) allRecords(ctx context.Context) (all map[identity.ID]gossip.Entr
 }
 
 // recordsOf are the records of some members.
-func (a *Agent) recordsOf(ctx context.Context, nodes []*skeinv1.Node) (all map[identity.ID]gossip.Entry, notAsked []string) {
+func (a *Agent) recordsOf(ctx context.Context, nodes []*skeinv1.Node) (
+	all map[identity.ID]gossip.Entry, notAsked []string) {
 	kept := a.gossip.Records()
 	if a.placed.Load() == nil { // each node has all there are
 		return kept, nil

@@ -68,8 +68,8 @@ func (a *Agent) followParts() {
 	if len(a.opts.Parts) == 0 {
 		return
 	}
-	s := part.Snapshot{Self: a.id, State: a.loop.state, Records: a.gossip.Records(), Alive: a.gossip.Alive, Elsewhere: a.elsewhere,
-		ClockOff: time.Duration(a.clock.Load())}
+	s := part.Snapshot{Self: a.id, State: a.loop.state, Records: a.gossip.Records(), Alive: a.gossip.Alive,
+		Elsewhere: a.elsewhere, ClockOff: time.Duration(a.clock.Load())}
 	for _, p := range a.opts.Parts {
 		p.Follow(s)
 	}

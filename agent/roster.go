@@ -53,8 +53,8 @@ func newRoster(s *events.State) *roster {
 }
 
 func (r *roster) update(s *events.State) {
-	m := &members{nodes: map[identity.ID]member{}, owner: map[netip.Addr]identity.ID{}, keys: map[identity.ID]ed25519.PublicKey{},
-		schema: events.SchemaMax}
+	m := &members{nodes: map[identity.ID]member{}, owner: map[netip.Addr]identity.ID{},
+		keys: map[identity.ID]ed25519.PublicKey{}, schema: events.SchemaMax}
 	var of map[identity.ID]string
 	if sites.InUse(s.Settings()) {
 		of = map[identity.ID]string{}

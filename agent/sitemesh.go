@@ -112,14 +112,15 @@ func (m *siteMesh) way(p *sites.Plan, to identity.ID, dead func(identity.ID) boo
 
 // reach is how the plan that is followed has this host reach the others. Nothing goes by those that are shunned while
 // there is another.
-func (m *siteMesh) reach(p *sites.Plan, members []identity.ID, paths map[identity.ID]path.Path, shunned map[identity.ID]bool,
-	handshake func(identity.ID) time.Time, now time.Time) *reach {
+func (m *siteMesh) reach(p *sites.Plan, members []identity.ID, paths map[identity.ID]path.Path,
+	shunned map[identity.ID]bool, handshake func(identity.ID) time.Time, now time.Time) *reach {
 	dead := func(id identity.ID) bool { return shunned[id] || deadPath(paths[id], now) }
 	alive := func(id identity.ID) bool { return paths[id].Alive }
 	stands := func(id identity.ID) bool { return alive(id) && now.Sub(handshake(id)) < sessionLasts }
 	by := m.Reach(members, alive, stands,
 		func(p *sites.Plan, id identity.ID) (sites.Way, bool) { return m.way(p, id, dead) }, now)
-	r := &reach{peers: by.Peers, ways: by.Ways, guards: by.Guards, site: p.Site, sites: make(map[identity.ID]string, len(members))}
+	r := &reach{peers: by.Peers, ways: by.Ways, guards: by.Guards, site: p.Site,
+		sites: make(map[identity.ID]string, len(members))}
 	for _, id := range members {
 		if site, known := p.SiteOf(id); known && id != p.Self {
 			r.sites[id] = site

@@ -30,7 +30,8 @@ type placeClock struct {
 // counts once the node has been up for a while, unless everybody has its record already: who has just started, and
 // knows nobody of its site yet, elects itself. It returns how long until it is to be asked again, 0: when something
 // changes.
-func (c *placeClock) next(why string, sure bool, unsettled time.Duration, now time.Time) (wide bool, wait time.Duration) {
+func (c *placeClock) next(why string, sure bool, unsettled time.Duration, now time.Time) (
+	wide bool, wait time.Duration) {
 	left := wideFor - now.Sub(c.needed)
 	wide = !c.needed.IsZero() && left > 0
 	switch {
@@ -176,7 +177,8 @@ func (a *Agent) followPlace(own *skeinv1.Record, now time.Time) {
 		s.sited, s.site = true, next.Site
 	}
 	next.Left = !next.Sited && s.sited && s.site != p.Site
-	if next.Sited != s.set.Sited || next.Left != s.set.Left || next.Site != s.set.Site || next.Wide != s.set.Wide || h != s.homes {
+	if next.Sited != s.set.Sited || next.Left != s.set.Left || next.Site != s.set.Site ||
+		next.Wide != s.set.Wide || h != s.homes {
 		s.set, s.homes = next, h
 		a.gossip.SetPlace(next)
 	}

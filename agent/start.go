@@ -244,7 +244,8 @@ func (a *Agent) openGossip(joined *skeinv1.JoinResponse) error {
 	var err error
 	place := a.firstPlace()
 	a.gossip, err = gossip.Start(gossip.Config{
-		Self: a.id, Place: place, Key: a.key, Roster: a.roster, Transport: gossipTransport{a.control}, Streams: a.control.Listen(identity.ALPNGossip),
+		Self: a.id, Place: place, Key: a.key, Roster: a.roster, Transport: gossipTransport{a.control},
+		Streams: a.control.Listen(identity.ALPNGossip),
 		Packets: a.gossipIn, Keys: a.replica.State().GossipKeys(), Dir: a.cfg.StateDir, Log: a.log, Epoch: a.epoch, Lag: a.lag,
 		Lossy: func(id identity.ID) bool { return a.tunnel(id) == control.Up },
 	})

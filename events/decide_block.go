@@ -127,7 +127,9 @@ func (d *decision) nextBlocks(r *room, want int, except ...uint64) []uint64 {
 	if len(r.ranges) == 0 || len(out) >= want {
 		return out
 	}
-	others := slices.DeleteFunc(d.blocksIn(r, want+len(except), r.ranges, 0), func(n uint64) bool { return slices.Contains(except, n) })
+	others := slices.DeleteFunc(d.blocksIn(r, want+len(except), r.ranges, 0), func(n uint64) bool {
+		return slices.Contains(except, n)
+	})
 	return append(out, others[:min(len(others), want-len(out))]...)
 }
 

@@ -17,13 +17,13 @@
 //     within the limits of Verify. Possession of the gossip key gives nothing more than traffic.
 //   - Of two records of one node the higher (epoch, seq) wins; with equal numbers the lower content
 //     hash does. This is a total order, so all nodes that exchange records end with the same ones.
-//   - What is in the table for everybody follows from records for everybody alone, and never from those of a site: so nodes
-//     of different sites end with the same one. In a site's table is the newest record of each node that is for the site,
-//     unless a newer whole one for everybody is known.
-//   - Pools never merge: each packet and stream of a site's pool names it, under the encryption. A node is taken into a pool
-//     only if it belongs there by what the receiver knows.
-//   - Elections in a site see who of it is alive by memberlist alone. What others say of who is alive is for other sites'
-//     nodes only.
+//   - What is in the table for everybody follows from records for everybody alone, and never from
+//     those of a site: so nodes of different sites end with the same one. In a site's table is the
+//     newest record of each node that is for the site, unless a newer whole one for everybody is known.
+//   - Pools never merge: each packet and stream of a site's pool names it, under the encryption. A
+//     node is taken into a pool only if it belongs there by what the receiver knows.
+//   - Elections in a site see who of it is alive by memberlist alone. What others say of who is alive
+//     is for other sites' nodes only.
 //   - No callback of memberlist blocks: each copies what it needs and leaves the work to a goroutine.
 //   - Every member of the roster that is not alive is contacted again for ever, at a bounded rate,
 //     so partitions of any age heal.

@@ -1,6 +1,7 @@
 package gossip
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -93,7 +94,7 @@ func (g *Gossip) Fetch(ctx context.Context, sites []string) (map[identity.ID]Ent
 
 // later tells whether r has a higher number.
 func later(r, than *skeinv1.Record) bool {
-	return than == nil || r.GetEpoch() > than.GetEpoch() || r.GetEpoch() == than.GetEpoch() && r.GetSeq() > than.GetSeq()
+	return than == nil || cmp.Or(cmp.Compare(r.GetEpoch(), than.GetEpoch()), cmp.Compare(r.GetSeq(), than.GetSeq())) > 0
 }
 
 func (g *Gossip) fetchSite(ctx context.Context, site string) (map[identity.ID]Entry, error) {
@@ -153,7 +154,8 @@ func (g *Gossip) fetchFrom(ctx context.Context, id identity.ID, site string) (ma
 			continue
 		}
 		m := markOf(owner, r, s)
-		if held, ok := g.table.get(owner); ok && !m.newer(held.mark) && (Wide(held.Record) || held.Record.GetSite() != site) {
+		held, ok := g.table.get(owner)
+		if ok && !m.newer(held.mark) && (Wide(held.Record) || held.Record.GetSite() != site) {
 			continue
 		}
 		if old, ok := entries[owner]; ok && !later(r, old.Record) || g.cfg.verify(s, owner, &g.roster) != nil {

@@ -164,7 +164,8 @@ func (g *Gossip) late() time.Duration { return g.cfg.Lag.Late(time.Now()) }
 func (g *Gossip) exchange() *exchange {
 	return &exchange{
 		self: g.cfg.Self, tables: g.tables(), member: g.roster.member, take: g.take, wanted: g.wanted,
-		near: func(id identity.ID) bool { near := g.near.Load(); return near != nil && near.speaksTo(id) }, site: g.siteRecords,
+		near: func(id identity.ID) bool { near := g.near.Load(); return near != nil && near.speaksTo(id) },
+		site: g.siteRecords,
 	}
 }
 
@@ -245,7 +246,9 @@ func (g *Gossip) Hash() [32]byte { return g.table.hash() }
 // forge until the other one refutes it.
 func (g *Gossip) Outdated(id identity.ID) bool {
 	r, ok := g.newest(id)
-	return ok && id != g.cfg.Self && slices.ContainsFunc(g.pools(), func(p *pool) bool { return r.mark.Epoch < p.alive.epoch(id) })
+	return ok && id != g.cfg.Self && slices.ContainsFunc(g.pools(), func(p *pool) bool {
+		return r.mark.Epoch < p.alive.epoch(id)
+	})
 }
 
 // Changed receives a value after records or liveness changed; changes in quick succession come as one.

@@ -15,7 +15,7 @@ type Place struct {
 	Sited bool   // there is a pool for the own site
 	Site  string // the own site
 	Wide  bool   // this node is in the mesh pool too; it always is if !Sited
-	Left  bool   // without Sited: this node has also left the site in whose pool it was, and does not speak for it any more
+	Left  bool   // without Sited: this node has also left the site in whose pool it was, and no longer speaks for it
 	// Home is the site that the log alone implies for a member; ok is false where it implies none. It may be called
 	// from any goroutine and always gives the same answers: other answers come with another Place. nil implies nothing.
 	Home func(identity.ID) (site string, ok bool)
@@ -192,7 +192,8 @@ func (p *pool) candidates() (ids []identity.ID) {
 		}
 		for _, entries := range []map[identity.ID]Entry{mesh, g.local.entries()} {
 			for id, e := range entries {
-				if id != g.cfg.Self && (e.Record.GetSite() == p.site || e.Record.GetScope() == skeinv1.RecordScope_RECORD_SCOPE_MESH) && p.speaksTo(id) {
+				maybe := e.Record.GetSite() == p.site || e.Record.GetScope() == skeinv1.RecordScope_RECORD_SCOPE_MESH
+				if maybe && id != g.cfg.Self && p.speaksTo(id) {
 					ids = append(ids, id)
 				}
 			}
@@ -304,7 +305,7 @@ func anyVoice(voices []voice, of identity.ID, alive func(identity.ID) bool) bool
 
 // calledAway reads a record's list, which is sorted.
 func calledAway(r *skeinv1.Record, id identity.ID) bool {
-	_, found := slices.BinarySearchFunc(r.GetAway(), id, func(b []byte, id identity.ID) int { return bytes.Compare(b, id[:]) })
+	_, found := slices.BinarySearchFunc(r.GetAway(), id[:], bytes.Compare)
 	return found
 }
 

@@ -55,7 +55,8 @@ func newPool(g *Gossip, near bool, site string) *pool {
 	p.net = newTransport(g.cfg.Self, g.cfg.Transport, p.speaksTo, &g.stats, g.late)
 	// Even the smallest mesh gets the retransmissions of a hundred nodes: they cost little there, and
 	// without them one broadcast in twenty misses a node.
-	p.queue = &memberlist.TransmitLimitedQueue{RetransmitMult: retransmitMult, NumNodes: func() int { return max(10, p.alive.count()) }}
+	p.queue = &memberlist.TransmitLimitedQueue{RetransmitMult: retransmitMult,
+		NumNodes: func() int { return max(10, p.alive.count()) }}
 	p.rejoin = newRejoiner(p)
 	return p
 }

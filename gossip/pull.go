@@ -139,7 +139,8 @@ func (p *puller) compare(t tableKind, peer identity.ID, theirs [hashPayload]byte
 		p.unsettled[t] = 0
 		return
 	}
-	if time.Since(p.lastPut) < settle+4*p.late() && p.unsettled[t] < maxUnsettled+len(p.x.tables[t].digest())/unsettledMembers {
+	most := maxUnsettled + len(p.x.tables[t].digest())/unsettledMembers
+	if time.Since(p.lastPut) < settle+4*p.late() && p.unsettled[t] < most {
 		p.unsettled[t]++
 		return
 	}

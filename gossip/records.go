@@ -118,7 +118,8 @@ func (g *Gossip) publishNow() {
 	}
 	place := g.place.Load()
 	if g.placeDue(place) {
-		g.publishVersion(&skeinv1.Record{NodeId: g.cfg.Self.String(), Site: place.Site, Scope: skeinv1.RecordScope_RECORD_SCOPE_PLACE})
+		g.publishVersion(&skeinv1.Record{NodeId: g.cfg.Self.String(), Site: place.Site,
+			Scope: skeinv1.RecordScope_RECORD_SCOPE_PLACE})
 	}
 	r := proto.CloneOf(g.own.last)
 	var site string
@@ -187,7 +188,8 @@ func (g *Gossip) placeChanged() {
 	place := g.place.Load()
 	held, ok := g.newest(g.cfg.Self)
 	scope, site := g.scope(place)
-	if !ok || held.Record.GetScope() != scope || scope != skeinv1.RecordScope_RECORD_SCOPE_MESH && held.Record.GetSite() != site || g.placeDue(place) {
+	moved := scope != skeinv1.RecordScope_RECORD_SCOPE_MESH && held.Record.GetSite() != site
+	if !ok || held.Record.GetScope() != scope || moved || g.placeDue(place) {
 		g.publishSoon(publishSpacing - time.Since(g.own.at))
 	}
 }
@@ -512,7 +514,8 @@ func (g *Gossip) ingest() {
 				g.refuse(&RefusedError{Reason: ErrMalformed, Detail: err.Error()})
 				continue
 			}
-			if fresh, t, m, _ := g.accept(s); fresh && a.kind == broadcastRecord && m.ID != g.cfg.Self && pace.allow(m.ID, time.Now()) {
+			fresh, t, m, _ := g.accept(s)
+			if fresh && a.kind == broadcastRecord && m.ID != g.cfg.Self && pace.allow(m.ID, time.Now()) {
 				g.broadcast(t, m, s)
 			}
 		}
@@ -604,7 +607,8 @@ func (g *Gossip) keepOnDisk() {
 		}
 		due := time.Now().Add(spacing) // more changes will follow the first
 		for wait := true; wait; {
-			if soon := time.Now().Add(spacing / newSooner); g.table.count()+g.local.count() > named && soon.Before(due) {
+			soon := time.Now().Add(spacing / newSooner)
+			if g.table.count()+g.local.count() > named && soon.Before(due) {
 				due = soon
 			}
 			select {

@@ -9,17 +9,18 @@ import (
 )
 
 const (
-	rejoinTick     = 500 * time.Millisecond
-	rejoinRest     = 5 * time.Second // while nothing is due: who leaves or is admitted is told
-	maxRejoins     = 4               // at once, and started per tick, while nobody is alive; else one, since it brings the others along
+	rejoinTick = 500 * time.Millisecond
+	rejoinRest = 5 * time.Second // while nothing is due: who leaves or is admitted is told
+	// at once, and started per tick, while nobody is alive; else one, since it brings the others along
+	maxRejoins     = 4
 	rejoinFirst    = 500 * time.Millisecond
 	rejoinMost     = 10 * time.Second
-	rejoinEach     = 2 * time.Second        // but this for each that is missing: many are off, or each of them tries, too
+	rejoinEach     = 2 * time.Second        // for each that is missing: many are off, or each of them tries, too
 	rejoinAlone    = 3 * time.Second        // the most, while nobody at all is alive
 	rejoinNew      = 3 * time.Second        // a member that was just admitted finds the others by itself
 	rejoinShare    = 100 * time.Millisecond // later for each that is alive: any of them may be the one that finds it
 	rejoinSettled  = 2 * time.Second        // after a join that worked, until memberlist should know
-	outsideSpacing = 10 * time.Second       // between two looks at other sites, while nobody of the own one is in the mesh pool
+	outsideSpacing = 10 * time.Second       // between looks at other sites, while nobody of the own one is wide
 	heardSpacing   = time.Second            // between attempts because of packets from a node thought dead
 )
 

@@ -107,7 +107,8 @@ func decodeRecord(s *skeinv1.SignedRecord) (*skeinv1.Record, identity.ID, error)
 		return nil, identity.ID{}, &RefusedError{Reason: ErrMalformed, Detail: err.Error()}
 	}
 	if r.GetScope() == skeinv1.RecordScope_RECORD_SCOPE_PLACE && len(s.GetRecord()) > maxPlaceBytes {
-		return nil, id, &RefusedError{Node: id, Reason: ErrTooLarge, Detail: fmt.Sprintf("%d bytes only to say where it is, the limit is %d", len(s.GetRecord()), maxPlaceBytes)}
+		return nil, id, &RefusedError{Node: id, Reason: ErrTooLarge,
+			Detail: fmt.Sprintf("%d bytes only to say where it is, the limit is %d", len(s.GetRecord()), maxPlaceBytes)}
 	}
 	if err := checkShape(r); err != nil {
 		return nil, id, &RefusedError{Node: id, Reason: reasonOf(err), Detail: err.Error()}
@@ -185,7 +186,8 @@ func checkShape(r *skeinv1.Record) error {
 			return err
 		}
 	}
-	for _, check := range []func(*skeinv1.Record) error{checkCandidates, checkEndpoints, checkLabels, checkNodeAddresses, checkOutcomes, checkAway, checkPlace} {
+	for _, check := range []func(*skeinv1.Record) error{checkCandidates, checkEndpoints, checkLabels,
+		checkNodeAddresses, checkOutcomes, checkAway, checkPlace} {
 		if err := check(r); err != nil {
 			return err
 		}
@@ -387,7 +389,8 @@ func checkPlace(r *skeinv1.Record) error {
 	if r.GetScope() != skeinv1.RecordScope_RECORD_SCOPE_PLACE {
 		return nil
 	}
-	place := &skeinv1.Record{NodeId: r.GetNodeId(), Epoch: r.GetEpoch(), Seq: r.GetSeq(), Time: r.GetTime(), Site: r.GetSite(), Scope: r.GetScope()}
+	place := &skeinv1.Record{NodeId: r.GetNodeId(), Epoch: r.GetEpoch(), Seq: r.GetSeq(), Time: r.GetTime(),
+		Site: r.GetSite(), Scope: r.GetScope()}
 	if !proto.Equal(place, r) {
 		return malformed("it is for everybody, to say only in which site its node is, and says more")
 	}

@@ -166,7 +166,8 @@ func Project(in Input) (dataplane.Spec, []Refusal) {
 			peer.AllowedIPs = append(peer.AllowedIPs, d.prefix)
 		}
 		if behind.own && len(translated) > 0 {
-			spec.Inside = slices.Concat(spec.Inside, overlayOf(n), blocks, endpoints[n.GetId()], behind.routed, behind.addresses)
+			spec.Inside = slices.Concat(spec.Inside, overlayOf(n), blocks, endpoints[n.GetId()], behind.routed,
+				behind.addresses)
 		}
 		slices.SortFunc(peer.AllowedIPs, netip.Prefix.Compare)
 		addresses[id] = peer.AllowedIPs

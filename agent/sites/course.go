@@ -31,7 +31,8 @@ type Course struct {
 // Plan makes the plan of now and remembers what the next ones need of it. In has what this host sees, and nothing of
 // what it remembers; started is when its agent did; reached are those to whom it has a path. It returns after how long
 // the host is to plan anew, 0: when something changes.
-func (c *Course) Plan(in Input, started time.Time, reached func(identity.ID) bool, now time.Time) (*Plan, time.Duration) {
+func (c *Course) Plan(in Input, started time.Time, reached func(identity.ID) bool, now time.Time) (
+	*Plan, time.Duration) {
 	if c.last != nil { // what it says has held until now, however long ago it was made
 		c.note(c.last, reached, now)
 	}
@@ -62,7 +63,8 @@ func (c *Course) Plan(in Input, started time.Time, reached func(identity.ID) boo
 	if at, ok := p.handedOver(&c.lawful); ok && at.After(now) {
 		wait = min(cmp.Or(wait, Linger), at.Sub(now))
 	}
-	if at, ok := c.leaders.last(in.Self); ok && at.Before(now) && now.Sub(at) < ForwardOn && !p.Full { // it stops to pass packets on
+	// When it has led, it stops to pass packets on.
+	if at, ok := c.leaders.last(in.Self); ok && at.Before(now) && now.Sub(at) < ForwardOn && !p.Full {
 		wait = min(cmp.Or(wait, ForwardOn), at.Add(ForwardOn).Sub(now))
 	}
 	if in.Fresh {

@@ -177,8 +177,8 @@ func lead(ranked, before []*Node, perSite int) []Leader {
 	}
 	out := make([]Leader, 0, len(elected))
 	for _, n := range elected {
-		out = append(out, Leader{ID: n.ID, Term: n.Term, Acting: acts(n), Reserve: acts(n) && n.class() < best, Silent: n.Silent,
-			HandsOver: slices.Contains(before, n)})
+		out = append(out, Leader{ID: n.ID, Term: n.Term, Acting: acts(n), Reserve: acts(n) && n.class() < best,
+			Silent: n.Silent, HandsOver: slices.Contains(before, n)})
 	}
 	return out
 }

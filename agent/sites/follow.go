@@ -115,7 +115,8 @@ func (f *Follower) Again(now time.Time) (time.Time, bool) {
 // Reach is the plan, with what is left of those before it. Way is how a plan has this host send to a node, with what it
 // finds dead; alive are those that its paths reach, and stands tells of whom the tunnel has a session as well: the
 // first packets of one that begins are easily lost.
-func (f *Follower) Reach(members []identity.ID, alive, stands func(identity.ID) bool, way func(*Plan, identity.ID) (Way, bool), now time.Time) *Reach {
+func (f *Follower) Reach(members []identity.ID, alive, stands func(identity.ID) bool,
+	way func(*Plan, identity.ID) (Way, bool), now time.Time) *Reach {
 	r := &Reach{Peers: map[identity.ID]bool{}, Ways: map[identity.ID]Next{}, Guards: f.guards(members)}
 	delivers := slices.ContainsFunc(f.plans(), (*Plan).Delivers)
 	for _, id := range members {
@@ -204,7 +205,8 @@ func (f *Follower) guards(members []identity.ID) (out []Bring) {
 			from, _ := p.SiteOf(g.From)
 			for _, id := range members {
 				site, known := p.SiteOf(id)
-				if id != p.Self && (g.Own && id == g.From || known && (g.Site && site == from || g.Foreign && site != p.Site)) {
+				through := known && (g.Site && site == from || g.Foreign && site != p.Site)
+				if id != p.Self && (g.Own && id == g.From || through) {
 					set[id] = true
 				}
 			}

@@ -125,9 +125,10 @@ func TakeSlots(leaders []Leader, perSite int, says func(identity.ID) uint32) {
 	}
 	for _, acting := range []bool{true, false} {
 		for i := range leaders {
-			if free := bits.TrailingZeros32(^taken); leaders[i].Slot == 0 && leaders[i].Acting == acting && free < maxSlots {
+			l, free := &leaders[i], bits.TrailingZeros32(^taken)
+			if l.Slot == 0 && l.Acting == acting && free < maxSlots {
 				taken |= 1 << free
-				leaders[i].Slot = uint32(free) + 1
+				l.Slot = uint32(free) + 1
 			}
 		}
 	}

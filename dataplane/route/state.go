@@ -126,7 +126,8 @@ func Want(l dataplane.Link, p dataplane.Pods, h Host) (State, []string) {
 		if n.Prefix.Addr().Is6() {
 			f = IPv6
 		}
-		if (n.MTU > 0 && n.MTU < l.MTU || n.MTU == l.MTU && within(n, l.Narrow)) && (f == IPv4 || h.IPv6 && h.IPv6OnLink) {
+		needed := n.MTU > 0 && n.MTU < l.MTU || n.MTU == l.MTU && within(n, l.Narrow)
+		if needed && (f == IPv4 || h.IPv6 && h.IPv6OnLink) {
 			s.Routes = append(s.Routes, Route{Table: dataplane.RouteTable, Family: f, Dst: n.Prefix.Masked(), MTU: n.MTU})
 		}
 	}
