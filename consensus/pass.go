@@ -63,7 +63,8 @@ func (s *Service) Passing() int {
 	return len(s.passing.open)
 }
 
-// mayPass tells why a node does not get the events from this one, or stops getting them; nil: it gets them.
+// mayPass tells why a node that is a member does not get the events from this one, or stops getting them; nil: it gets
+// them.
 func (s *Service) mayPass(peer identity.ID) error {
 	if s.cfg.Pass == nil || s.cfg.Proof == nil {
 		return connect.NewError(connect.CodeUnavailable, errors.New("this node is no server and passes no events on: ask a server"))
@@ -71,13 +72,13 @@ func (s *Service) mayPass(peer identity.ID) error {
 	if err := s.cfg.Pass(peer); err != nil {
 		return connect.NewError(connect.CodeUnavailable, fmt.Errorf("%w: ask a server", err))
 	}
-	return checkMember(s.cfg.Replica.State(), peer)
+	return nil
 }
 
 // pass streams to a node of the own site what servers have agreed on, each part with a server's checkpoint for its end. Whoever is
 // so far behind that it needs a state, or many events, is to ask a server.
 func (s *Service) pass(ctx context.Context, peer identity.ID, at uint64, out func(*skeinv1.SubscribeResponse) error) error {
-	if err := s.mayPass(peer); err != nil {
+	if err := s.mayPass(peer); err != nil { // the caller has seen that it is a member
 		return err
 	}
 	ctx, leave, err := s.passing.enter(ctx, peer)
@@ -104,8 +105,12 @@ func (s *Service) pass(ctx context.Context, peer identity.ID, at uint64, out fun
 			err = send(&skeinv1.SubscribeResponse{Body: &skeinv1.SubscribeResponse_Heartbeat_{
 				Heartbeat: &skeinv1.SubscribeResponse_Heartbeat{Index: c.GetIndex()}}})
 		}
-		if err == nil { // after the news: a node that was revoked is to hear of it
+		if err == nil {
 			err = s.mayPass(peer)
+		}
+		// A node that was revoked is to hear of it: until a server has confirmed that event, it is not sent.
+		if state := s.cfg.Replica.State(); err == nil && state.Index() <= at {
+			err = checkMember(state, peer)
 		}
 		if err != nil {
 			return err

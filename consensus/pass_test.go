@@ -272,6 +272,15 @@ func TestWhoGetsEventsFromALeader(t *testing.T) {
 				t.Errorf("a member of the site: %v", err)
 			}
 		}
+		c.eventually("the member has lost its own stream by that", func() error {
+			member.client.mu.Lock()
+			defer member.client.mu.Unlock()
+			if member.client.doubts[leader.id].fails == 0 {
+				return errors.New("not yet")
+			}
+			return nil
+		})
+		c.follows(member, false, c.nodes[0]) // as long as it doubts the leader
 		c.follows(member, true, leader)
 		if n := leader.service.Passing(); n != 1 {
 			t.Errorf("the leader has %d streams of one node", n)
@@ -290,6 +299,50 @@ func TestWhoGetsEventsFromALeader(t *testing.T) {
 			}
 			return nil
 		})
+	})
+}
+
+// A leader may have the event that revokes a node before a server's checkpoint for it: the node is served until it has the
+// event.
+func TestRevokedNodeHearsOfItByALeader(t *testing.T) {
+	simulate(t, func(t *testing.T, c *cluster) {
+		c.form(1)
+		s := c.formSite(2)
+		s.lead(s.members[0])
+		leader, member := s.members[0], s.members[1]
+		var old *skeinv1.Checkpoint
+		c.eventually("the leader has a checkpoint for its state", func() error {
+			old, _ = leader.client.Proof()
+			if old.GetIndex() != leader.replica.State().Index() {
+				return fmt.Errorf("%d", old.GetIndex())
+			}
+			return nil
+		})
+		at, newest, newer := old.GetIndex(), old, make(chan struct{})
+		c.propose(c.nodes[0], &skeinv1.Command{Body: &skeinv1.Command_RevokeNode{RevokeNode: &skeinv1.RevokeNode{
+			NodeId: member.id.String(), Reason: "test"}}})
+		c.eventually("the leader has the event and a checkpoint for it", func() error {
+			if p, _ := leader.client.Proof(); p.GetIndex() == at || leader.replica.State().Revoked(member.id) == nil {
+				return errors.New("not yet")
+			}
+			return nil
+		})
+		service := NewService(ServiceConfig{Self: leader.id, Replica: leader.replica, Log: c.log,
+			Pass:  func(identity.ID) error { return nil },
+			Proof: func() (*skeinv1.Checkpoint, <-chan struct{}) { return newest, newer }})
+		var sent []*skeinv1.Event
+		err := service.pass(t.Context(), member.id, at, func(m *skeinv1.SubscribeResponse) error {
+			sent = append(sent, m.GetBatch().GetEvents()...)
+			if newest == old {
+				close(newer)
+				newest, _ = leader.client.Proof()
+				newer = make(chan struct{})
+			}
+			return nil
+		})
+		if connect.CodeOf(err) != connect.CodePermissionDenied || len(sent) == 0 || sent[0].GetNodeRevoked() == nil {
+			t.Errorf("%v; the node was sent %v", err, sent)
+		}
 	})
 }
 
