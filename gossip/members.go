@@ -152,7 +152,11 @@ func (d *delegate) hand(a arrival) {
 
 func (d *delegate) GetBroadcasts(overhead, limit int) [][]byte {
 	d.pace.Load().told()
-	return d.queue.GetBroadcasts(overhead, limit)
+	records := d.queue.GetBroadcasts(overhead, limit)
+	if len(records) == 0 && d.queue.NumQueued() > 0 {
+		signal(d.crowded)
+	}
+	return records
 }
 
 // LocalState goes along with memberlist's own push/pull.
@@ -396,6 +400,16 @@ func (a *aliveSet) count() int {
 	a.mu.RLock()
 	defer a.mu.RUnlock()
 	return len(a.m)
+}
+
+// any is one of them, picked at random.
+func (a *aliveSet) any() (id identity.ID, ok bool) {
+	a.mu.RLock()
+	defer a.mu.RUnlock()
+	for id = range a.m {
+		return id, true // where a map's iteration begins is random
+	}
+	return id, false
 }
 
 func (a *aliveSet) others() []identity.ID {

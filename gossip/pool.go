@@ -41,13 +41,14 @@ type pool struct {
 	ended  sync.Once
 
 	renewed chan struct{} // own number changed: announce it
+	crowded chan struct{} // news of members left no room for records
 	linger  *time.Timer   // the pool closes when it fires; under Gossip.poolMu
 	leaving atomic.Bool   // everybody is to be told that this node leaves the pool
 }
 
 // newPool makes a pool that does not run yet.
 func newPool(g *Gossip, near bool, site string) *pool {
-	p := &pool{g: g, near: near, site: site, opened: time.Now(), renewed: make(chan struct{}, 1)}
+	p := &pool{g: g, near: near, site: site, opened: time.Now(), renewed: make(chan struct{}, 1), crowded: make(chan struct{}, 1)}
 	if near {
 		p.label = siteLabel(site)
 	}
@@ -73,6 +74,7 @@ func (p *pool) open() (err error) {
 		p.pace.Store(pace)
 	}
 	p.wg.Go(p.announce)
+	p.wg.Go(p.spread)
 	p.wg.Go(p.rejoin.run)
 	return nil
 }
@@ -120,6 +122,23 @@ func (p *pool) tell(node identity.ID, b []byte) {
 	to := memberlist.Address{Addr: syntheticAddr(node).String(), Name: node.String()}
 	if err := p.ml.SendToAddress(to, b); err != nil {
 		p.g.stats.add(&p.g.stats.SendErrors)
+	}
+}
+
+// spread sends records in packets of their own where news of members leaves them no room, as it does for many seconds
+// after many members have met: it comes first in each packet.
+func (p *pool) spread() {
+	for {
+		select {
+		case <-p.ctx.Done():
+			return
+		case <-p.crowded:
+		}
+		for _, b := range p.queue.GetBroadcasts(0, p.g.cfg.PacketBytes-packetReserve) {
+			if to, ok := p.alive.any(); ok {
+				p.tell(to, b)
+			}
+		}
 	}
 }
 
