@@ -282,7 +282,13 @@ func (b *bench) zombies(ctx context.Context, z siteFault) []Figure {
 	var err error
 	for left, first := b.opts.siteRuns(), 0; left > 0 && err == nil; {
 		runs := min(left, zombieBatch)
-		err = b.inSites(ctx, func(f *siteField) error { return f.repeat(ctx, z, runs, first, &took, &others) })
+		err = b.inSites(ctx, func(f *siteField) error {
+			var batch sample
+			err := f.repeat(ctx, z, runs, first, &batch, &others)
+			f.keepMisses(ctx, f.lab, []Figure{siteFigure(z.text, z, &batch, err)})
+			took.took, took.what = append(took.took, batch.took...), append(took.what, batch.what...)
+			return err
+		})
 		left, first = left-runs, first+runs
 	}
 	fig := siteFigure(z.text+": traffic again", z, &took, err)
