@@ -50,8 +50,8 @@ type hopReading struct {
 	n  hop.Counts
 }
 
-// hopWatch tells how fast packets of hops are refused. It keeps readings that status and metrics took of the counters,
-// and takes none by itself.
+// hopWatch tells how fast packets of hops are refused. The counters are read when a user asks for status or metrics,
+// and never at other times; it keeps those readings.
 type hopWatch struct {
 	mu     sync.Mutex
 	kept   [2]hopReading // the older first, refusedOver or more between them

@@ -125,8 +125,8 @@ func TestALastPlanHoldsUntilTheNext(t *testing.T) {
 	}
 }
 
-// One that leads no more stops to pass packets on by itself: it looks again when it is to, though nothing happens.
-// Nobody looks again for what has not ended.
+// A host that no longer leads passes packets on for a while. It has a timer for the end of that while, so it stops even
+// when nothing happens. A host that has nothing to end has no timer.
 func TestWhoStopsToLeadLooksAgain(t *testing.T) {
 	s := newSmall(t, "a2", "a2", "b1")
 	s.look(time.Minute)
