@@ -99,13 +99,30 @@ func (m *siteMesh) noteReturned(p *sites.Plan, members []identity.ID, paths map[
 	m.returned = kept
 }
 
-// way is how a plan has this host send to a node. Those that have come back and are still doubted are passed over like
-// dead ones, while another can do it.
-func (m *siteMesh) way(p *sites.Plan, to identity.ID, dead func(identity.ID) bool) (sites.Way, bool) {
-	doubted := func(id identity.ID) bool { return dead(id) || m.returned.doubted(id) }
-	w, ok := p.Way(to, doubted)
-	if ok && doubted(w.Via) {
-		return p.Way(to, dead)
+// trouble is what may be the matter with a node by which packets could be sent; each reports whether it is.
+type trouble struct {
+	lost    func(identity.ID) bool // it is not reached at all
+	dead    func(identity.ID) bool // nor over the path that it should have, as deadPath has it
+	shunned func(identity.ID) bool // this host finds that it does not forward
+}
+
+// way is how a plan has this host send to a node: by a leader with which nothing is the matter. A leader that was out of
+// reach a moment ago probably forwards, and comes next. One that does not lead yet, or is found silent, drops what
+// comes, and is the last.
+func (m *siteMesh) way(p *sites.Plan, to identity.ID, is trouble) (w sites.Way, ok bool) {
+	idle := func(id identity.ID) bool { return is.shunned(id) || !p.Carries(id) }
+	dead := func(id identity.ID) bool { return is.shunned(id) || is.dead(id) }
+	doubted := m.returned.doubted
+	for _, passOver := range []func(identity.ID) bool{
+		func(id identity.ID) bool { return idle(id) || is.dead(id) || doubted(id) },
+		func(id identity.ID) bool { return idle(id) || is.dead(id) },
+		func(id identity.ID) bool { return idle(id) || is.lost(id) },
+		func(id identity.ID) bool { return dead(id) || doubted(id) },
+		dead,
+	} {
+		if w, ok = p.Way(to, passOver); !ok || !w.Hop || !passOver(w.Via) {
+			break
+		}
 	}
 	return w, ok
 }
@@ -114,11 +131,16 @@ func (m *siteMesh) way(p *sites.Plan, to identity.ID, dead func(identity.ID) boo
 // there is another.
 func (m *siteMesh) reach(p *sites.Plan, members []identity.ID, paths map[identity.ID]path.Path,
 	shunned map[identity.ID]bool, handshake func(identity.ID) time.Time, now time.Time) *reach {
-	dead := func(id identity.ID) bool { return shunned[id] || deadPath(paths[id], now) }
 	alive := func(id identity.ID) bool { return paths[id].Alive }
 	stands := func(id identity.ID) bool { return alive(id) && now.Sub(handshake(id)) < sessionLasts }
 	by := m.Reach(members, alive, stands,
-		func(p *sites.Plan, id identity.ID) (sites.Way, bool) { return m.way(p, id, dead) }, now)
+		func(p *sites.Plan, to identity.ID) (sites.Way, bool) {
+			return m.way(p, to, trouble{
+				lost:    func(id identity.ID) bool { return !alive(id) },
+				dead:    func(id identity.ID) bool { return deadPath(paths[id], now) },
+				shunned: func(id identity.ID) bool { return shunned[id] },
+			})
+		}, now)
 	r := &reach{peers: by.Peers, ways: by.Ways, guards: by.Guards, site: p.Site,
 		sites: make(map[identity.ID]string, len(members))}
 	for _, id := range members {

@@ -22,6 +22,7 @@ type meshOf struct {
 	all            []identity.ID
 	paths          map[identity.ID]path.Path
 	handshakes     map[identity.ID]time.Time
+	silent         []string // who is found silent by its witnesses
 	now            time.Time
 }
 
@@ -42,11 +43,16 @@ func (w *meshOf) plan(self, topology string) *reach {
 		Records: map[identity.ID]*skeinv1.Record{}, Recent: w.leaders.Recent(w.now), Peered: w.peers.Recent(w.now)}
 	for name, id := range w.ids {
 		in.Nodes = append(in.Nodes, &skeinv1.Node{Id: id.String(), Name: name})
-		r := &skeinv1.Record{Site: name[:1], LeaderWish: name[1] != '3'}
+		r := &skeinv1.Record{Site: name[:1], LeaderWish: name[1] < '3'}
 		if r.LeaderWish {
 			r.Leads = 1
 		}
 		in.Records[id] = r
+		for _, leader := range w.silent {
+			if leader != name && leader[0] == name[0] {
+				r.SilentLeaders = append(r.SilentLeaders, &skeinv1.SilentLeader{NodeId: w.ids[leader].String(), Kinds: 1})
+			}
+		}
 	}
 	p := sites.Make(in)
 	w.leaders.Note(p.Acting(), w.now)
@@ -239,6 +245,34 @@ func TestWhomALeaderBelieves(t *testing.T) {
 	}
 	if _, ok := r.ways[w.ids["b3"]]; !ok || r.ways[w.ids["b3"]] == (projection.Way{}) {
 		t.Error("no way to b3")
+	}
+}
+
+// TestWhoDoesNotForwardIsTheLast: where a leader is found silent, another node is elected and does not act yet. It is
+// passed over also while the leader that forwards was out of reach a moment ago, is reached by a relay only, or has not
+// proven that it has a session.
+func TestWhoDoesNotForwardIsTheLast(t *testing.T) {
+	direct := path.Path{Kind: path.Direct, Alive: true}
+	for self, to := range map[string]string{"a4": "b3", "b1": "a4"} { // one of its site, and another site's leader
+		w := newMeshOf(t)
+		w.ids["a4"] = identity.ID{7}
+		w.all = append(w.all, w.ids["a4"])
+		silent := w.way(w.plan(self, sites.Site), to)[len("via "):]
+		other := map[string]string{"a1": "a2", "a2": "a1"}[silent]
+		w.later(sites.Linger)
+		look := func(what string, p path.Path, via string) {
+			t.Helper()
+			p.Since = w.now
+			w.paths[w.ids[other]] = p
+			w.later(100 * time.Millisecond)
+			w.want(self+": "+what, w.way(w.plan(self, sites.Site), to), "via "+via)
+		}
+		look("nothing is found", direct, silent)
+		w.silent = []string{silent}
+		look("one is found silent", direct, other)
+		look("nobody reaches the other one", path.Path{Kind: path.Direct}, "a3")
+		look("it is back, and doubted", direct, other)
+		look("a relay reaches it", path.Path{Kind: path.Relay, Alive: true, Rule: path.RuleDirectDead}, other)
 	}
 }
 

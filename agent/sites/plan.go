@@ -424,6 +424,13 @@ func (p *Plan) Way(to identity.ID, dead func(identity.ID) bool) (Way, bool) {
 	return Way{Via: via, Hop: via != to, Deliver: via == to && p.delivers}, ok
 }
 
+// Carries reports whether a node passes packets on for its site, as far as this plan tells: it acts, and its witnesses do
+// not find it silent.
+func (p *Plan) Carries(id identity.ID) bool {
+	_, silent := p.Silent[id]
+	return p.nodes[id].gate && !silent
+}
+
 // Order is in which order a node uses the leaders of its site, and in which others use them to reach it.
 func (p *Plan) Order(node identity.ID) iter.Seq[identity.ID] {
 	n := p.nodes[node]
