@@ -91,7 +91,7 @@ func (a *Agent) publish() {
 	if proto.Equal(old, next) {
 		return
 	}
-	if wait := c.turn(now, audience); wait > 0 {
+	if wait := c.due(old, next, now, audience); wait > 0 {
 		c.wake(wait, a.wakeUp)
 		return
 	}
@@ -265,6 +265,18 @@ func (c *recordClock) turn(now time.Time, members int) time.Duration {
 	}
 	c.turnAt = at.Add(spacing)
 	return 0
+}
+
+// due is turn for a change from one record to another. What moves the traffic of others has its turn at once: packets
+// are lost until they know.
+func (c *recordClock) due(old, next *skeinv1.Record, now time.Time, members int) time.Duration {
+	wait := c.turn(now, members)
+	silent := func(a, b *skeinv1.SilentLeader) bool { return proto.Equal(a, b) }
+	if old.GetLeads() != next.GetLeads() || old.GetLeaderSlot() != next.GetLeaderSlot() ||
+		!slices.EqualFunc(old.GetSilentLeaders(), next.GetSilentLeaders(), silent) {
+		return 0
+	}
+	return wait
 }
 
 // wake has the record looked at again after a while, once.

@@ -179,6 +179,29 @@ func TestRecordsTakeTurns(t *testing.T) {
 	}
 }
 
+// What moves the traffic of others does not wait for other changes to have had their turns.
+func TestWhoLeadsHasItsTurnAtOnce(t *testing.T) {
+	now := time.Unix(1e9, 0)
+	old := &skeinv1.Record{Leads: 1, LeaderSlot: 1}
+	for what, c := range map[string]struct {
+		next *skeinv1.Record
+		wait bool
+	}{
+		"another address": {&skeinv1.Record{Leads: 1, LeaderSlot: 1, NodeAddresses: []string{"192.0.2.1/32"}}, true},
+		"another term":    {&skeinv1.Record{Leads: 2, LeaderSlot: 1}, false},
+		"another share":   {&skeinv1.Record{Leads: 1, LeaderSlot: 2}, false},
+		"a silent leader": {&skeinv1.Record{Leads: 1, LeaderSlot: 1,
+			SilentLeaders: []*skeinv1.SilentLeader{{NodeId: "x", Kinds: 1}}}, false},
+	} {
+		var clock recordClock
+		for clock.turn(now, 40) == 0 { // others have had them all
+		}
+		if wait := clock.due(old, c.next, now, 40); wait > 0 != c.wait {
+			t.Errorf("%s waits for %s", what, wait)
+		}
+	}
+}
+
 // A relay whose session was lost stays in the record for a while when no other is listed, or on a late host.
 func TestLostLinksStay(t *testing.T) {
 	record := func(relays ...string) *skeinv1.Record {
