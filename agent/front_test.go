@@ -5,8 +5,8 @@ import (
 	"crypto/ed25519"
 	"crypto/tls"
 	"io"
-	"maps"
 	"net"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -101,8 +101,10 @@ func TestFront(t *testing.T) {
 	}
 	t.Run("another key with a member's ID", func(t *testing.T) {
 		m := *r.current.Load()
-		m.nodes = maps.Clone(m.nodes)
-		m.nodes[stranger.key.ID()] = m.nodes[b.key.ID()]
+		id := stranger.key.ID()
+		as, _ := find(m.ids, b.key.ID())
+		at, _ := find(m.ids, id)
+		m.ids, m.nodes = slices.Insert(slices.Clone(m.ids), at, id), slices.Insert(slices.Clone(m.nodes), at, m.nodes[as])
 		r.current.Store(&m)
 		if said, err := ask(t, address, stranger.key, identity.ALPNRelay, nil); err == nil {
 			t.Errorf("it let in and said %q", said)

@@ -347,10 +347,12 @@ func (a *Agent) syncState() error {
 		return a.revoked(r.GetReason())
 	}
 	before := a.roster.Members()
-	a.roster.update(st)
-	for _, id := range before {
-		if _, ok := a.roster.get(id); !ok {
-			a.dropMember(id)
+	others := a.roster.update(st)
+	if others {
+		for _, id := range before {
+			if _, ok := a.roster.get(id); !ok {
+				a.dropMember(id)
+			}
 		}
 	}
 	if old == nil || !proto.Equal(old.GossipKeys(), st.GossipKeys()) {
@@ -358,7 +360,9 @@ func (a *Agent) syncState() error {
 			a.report("gossip keys", failure, err.Error(), "")
 		}
 	}
-	a.gossip.RosterChanged()
+	if others {
+		a.gossip.RosterChanged()
+	}
 	a.followServerRole()
 	a.followSettings()
 	a.noteState(st)

@@ -1,9 +1,10 @@
 package agent
 
 import (
+	"bytes"
 	"crypto/ed25519"
-	"maps"
 	"net/netip"
+	"slices"
 	"sync/atomic"
 
 	"github.com/skeinmesh/skein/agent/sites"
@@ -15,24 +16,48 @@ import (
 // roster is who is a member, as the newest applied state has it. Readers see one whole version.
 type roster struct{ current atomic.Pointer[members] }
 
+// members has few maps: each agent of a large mesh has all members in memory, and slices of their exact size take a
+// third.
 type members struct {
-	nodes map[identity.ID]member
-	owner map[netip.Addr]identity.ID
-	ids   []identity.ID // sorted
-	keys  map[identity.ID]ed25519.PublicKey
-	// homes are the sites that the log alone implies for members: the same map as long as it implies the same. nil: no
+	of     *events.State
+	ids    []identity.ID // sorted
+	nodes  []member      // whose they are
+	owners []owner       // sorted by address
+	keys   map[identity.ID]ed25519.PublicKey
+	// homes are the sites that the log alone implies for members: the same ones as long as it implies the same. nil: no
 	// site speaks through leaders.
 	homes  *homes
 	schema uint32 // the highest event schema that all members know
 }
 
+// owner says which of the members has an address.
+type owner struct {
+	address [16]byte
+	member  int32
+}
+
 // homes are the sites that the log alone implies. They are not changed.
-type homes struct{ of map[identity.ID]string }
+type homes struct {
+	ids   []identity.ID // sorted
+	sites []string      // theirs
+}
 
 // site is a member's. ok is false where the log implies none.
 func (h *homes) site(id identity.ID) (site string, ok bool) {
-	site, ok = h.of[id]
-	return site, ok
+	i, ok := find(h.ids, id)
+	if !ok {
+		return "", false
+	}
+	return h.sites[i], true
+}
+
+func (h *homes) equal(o *homes) bool {
+	return slices.Equal(h.ids, o.ids) && slices.Equal(h.sites, o.sites)
+}
+
+// find is where an ID is among sorted ones.
+func find(ids []identity.ID, id identity.ID) (int, bool) {
+	return slices.BinarySearchFunc(ids, id, func(a, b identity.ID) int { return bytes.Compare(a[:], b[:]) })
 }
 
 type member struct {
@@ -52,14 +77,23 @@ func newRoster(s *events.State) *roster {
 	return r
 }
 
-func (r *roster) update(s *events.State) {
-	m := &members{nodes: map[identity.ID]member{}, owner: map[netip.Addr]identity.ID{},
-		keys: map[identity.ID]ed25519.PublicKey{}, schema: events.SchemaMax}
-	var of map[identity.ID]string
-	if sites.InUse(s.Settings()) {
-		of = map[identity.ID]string{}
+// update takes over a state's members, and reports whether they may be others than before. Most events change none.
+func (r *roster) update(s *events.State) bool {
+	old := r.current.Load()
+	if old != nil && s.SameMembers(old.of) {
+		same := *old
+		same.of = s // the state before need not be kept
+		r.current.Store(&same)
+		return false
 	}
-	for _, n := range s.Nodes() {
+	nodes := s.Nodes() // sorted by ID
+	m := &members{of: s, ids: make([]identity.ID, 0, len(nodes)), nodes: make([]member, 0, len(nodes)),
+		owners: make([]owner, 0, 2*len(nodes)), schema: events.SchemaMax}
+	var at *homes
+	if sites.InUse(s.Settings()) {
+		at = &homes{ids: make([]identity.ID, 0, len(nodes)), sites: make([]string, 0, len(nodes))}
+	}
+	for _, n := range nodes {
 		id, err := identity.ParseID(n.GetId())
 		if err != nil || len(n.GetWireguardKey()) != 32 {
 			continue // Decide lets no such node in; a foreign log shall not stop the agent
@@ -67,32 +101,53 @@ func (r *roster) update(s *events.State) {
 		one := member{key: ed25519.PublicKey(n.GetIdentityKey()), wg: identity.WireGuardKey(n.GetWireguardKey()), name: n.GetName(), codes: n.GetMaxSchema() >= codedSince}
 		one.v4, _ = netip.ParseAddr(n.GetIpv4())
 		one.v6, _ = netip.ParseAddr(n.GetIpv6())
-		m.nodes[id] = one
-		m.ids = append(m.ids, id)
-		m.keys[id], m.schema = one.key, min(m.schema, n.GetMaxSchema())
-		if of != nil {
+		m.schema = min(m.schema, n.GetMaxSchema())
+		if at != nil {
 			if site, ok := homeOf(s, n, one.v4); ok {
-				of[id] = site
+				at.ids, at.sites = append(at.ids, id), append(at.sites, site)
 			}
 		}
 		for _, a := range []netip.Addr{one.v4, one.v6} {
 			if a.IsValid() {
-				m.owner[a] = id
+				m.owners = append(m.owners, owner{a.As16(), int32(len(m.nodes))})
 			}
 		}
+		m.ids, m.nodes = append(m.ids, id), append(m.nodes, one)
 	}
-	old := r.current.Load()
-	if old != nil && maps.EqualFunc(old.keys, m.keys, func(a, b ed25519.PublicKey) bool { return a.Equal(b) }) {
-		m.keys = old.keys
+	slices.SortFunc(m.owners, func(a, b owner) int { return bytes.Compare(a.address[:], b.address[:]) })
+	if m.keys = m.sameKeys(old); m.keys == nil {
+		m.keys = make(map[identity.ID]ed25519.PublicKey, len(m.ids))
+		for i, id := range m.ids {
+			m.keys[id] = m.nodes[i].key
+		}
 	}
-	switch {
-	case of == nil:
-	case old != nil && old.homes != nil && maps.Equal(old.homes.of, of):
+	m.homes = at
+	if at != nil && old != nil && old.homes != nil && old.homes.equal(at) {
 		m.homes = old.homes
-	default:
-		m.homes = &homes{of}
 	}
 	r.current.Store(m)
+	return true
+}
+
+// sameKeys are those of former members, if they are those of the present ones.
+func (m *members) sameKeys(old *members) map[identity.ID]ed25519.PublicKey {
+	if old == nil || !slices.Equal(old.ids, m.ids) {
+		return nil
+	}
+	for i := range m.nodes {
+		if !m.nodes[i].key.Equal(old.nodes[i].key) {
+			return nil
+		}
+	}
+	return old.keys
+}
+
+func (m *members) get(id identity.ID) (member, bool) {
+	i, ok := find(m.ids, id)
+	if !ok {
+		return member{}, false
+	}
+	return m.nodes[i], true
 }
 
 // homeOf is the site that the log alone implies for a member: the one that it names, else the one in whose range the
@@ -125,7 +180,7 @@ func (r *roster) placed() *homes {
 
 // Key is a member's identity key.
 func (r *roster) Key(id identity.ID) (ed25519.PublicKey, bool) {
-	m, ok := r.current.Load().nodes[id]
+	m, ok := r.get(id)
 	return m.key, ok
 }
 
@@ -134,31 +189,41 @@ func (r *roster) Members() []identity.ID { return r.current.Load().ids }
 
 // Overlay are a member's addresses in the tunnel.
 func (r *roster) Overlay(id identity.ID) (v4, v6 netip.Addr, ok bool) {
-	m, ok := r.current.Load().nodes[id]
+	m, ok := r.get(id)
 	return m.v4, m.v6, ok
 }
 
 // Owner is the member that has an overlay address.
 func (r *roster) Owner(a netip.Addr) (identity.ID, bool) {
-	id, ok := r.current.Load().owner[a]
-	return id, ok
+	if !a.IsValid() {
+		return identity.ID{}, false
+	}
+	m, want := r.current.Load(), a.As16()
+	i, ok := slices.BinarySearchFunc(m.owners, want, func(o owner, b [16]byte) int { return bytes.Compare(o.address[:], b[:]) })
+	if !ok {
+		return identity.ID{}, false
+	}
+	at := m.owners[i].member
+	if n := &m.nodes[at]; a != n.v4 && a != n.v6 { // an IPv4 address, written as one of IPv6
+		return identity.ID{}, false
+	}
+	return m.ids[at], true
 }
 
 // Coded tells whether two members both put codes on packets by the tunnel.
 func (r *roster) Coded(a, b identity.ID) bool {
 	m := r.current.Load()
-	return m.nodes[a].codes && m.nodes[b].codes
+	one, _ := m.get(a)
+	other, _ := m.get(b)
+	return one.codes && other.codes
 }
 
 // Name is a member's name; of a stranger, its ID.
 func (r *roster) Name(id identity.ID) string {
-	if m, ok := r.current.Load().nodes[id]; ok {
+	if m, ok := r.get(id); ok {
 		return m.name
 	}
 	return id.String()
 }
 
-func (r *roster) get(id identity.ID) (member, bool) {
-	m, ok := r.current.Load().nodes[id]
-	return m, ok
-}
+func (r *roster) get(id identity.ID) (member, bool) { return r.current.Load().get(id) }

@@ -3,7 +3,9 @@ package agent
 import (
 	"net/netip"
 	"slices"
+	"strings"
 	"testing"
+	"time"
 
 	skeinv1 "github.com/skeinmesh/skein/api/skein/v1"
 	"github.com/skeinmesh/skein/identity"
@@ -31,13 +33,23 @@ func TestRoster(t *testing.T) {
 			t.Errorf("%s is %s's", addr, id)
 		}
 	}
+	for _, addr := range []string{"10.4.0.3", "::ffff:10.4.0.2", "fd00::1", "0.0.0.0", "::"} {
+		if id, ok := r.Owner(netip.MustParseAddr(addr)); ok {
+			t.Errorf("%s is %s's", addr, id)
+		}
+	}
+	if id, ok := r.Owner(netip.Addr{}); ok {
+		t.Errorf("no address is %s's", id)
+	}
 	if r.Name(b.key.ID()) != "b" || r.Name(c.key.ID()) != c.key.ID().String() {
 		t.Error("names")
 	}
 
 	before := r.Members()
 	w.must(&skeinv1.Command{Body: &skeinv1.Command_RevokeNode{RevokeNode: &skeinv1.RevokeNode{NodeId: b.key.ID().String()}}})
-	r.update(w.state)
+	if !r.update(w.state) {
+		t.Error("a revocation changed no member")
+	}
 	if _, ok := r.Key(b.key.ID()); ok {
 		t.Error("a revoked node still has a key")
 	}
@@ -47,13 +59,23 @@ func TestRoster(t *testing.T) {
 	if len(before) != 2 || len(r.Members()) != 1 {
 		t.Errorf("a reader's members changed under it: %v, now %v", before, r.Members())
 	}
+
+	was := w.state
+	w.must(&skeinv1.Command{Body: &skeinv1.Command_CreateToken{CreateToken: &skeinv1.CreateToken{
+		Id: "00000000000000aa", SecretHash: []byte(strings.Repeat("s", 32)), LifetimeNanos: int64(time.Hour), Uses: 1}}})
+	if r.update(w.state) || w.state == was {
+		t.Error("a token is taken for a change of the members")
+	}
+	if id, ok := r.Owner(netip.MustParseAddr("10.4.0.1")); !ok || id != a.key.ID() || len(r.Members()) != 1 {
+		t.Errorf("after an event that changed no member they are %v", r.Members())
+	}
 }
 
 // Packets by the tunnel carry a code once the log says of both ends that they know of it.
 func TestCodesNeedBothEnds(t *testing.T) {
 	a, b, c := identity.ID{1}, identity.ID{2}, identity.ID{3}
 	r := &roster{}
-	r.current.Store(&members{nodes: map[identity.ID]member{a: {codes: true}, b: {codes: true}, c: {}}})
+	r.current.Store(&members{ids: []identity.ID{a, b, c}, nodes: []member{{codes: true}, {codes: true}, {}}})
 	for _, x := range []struct {
 		of   identity.ID
 		want bool

@@ -117,7 +117,7 @@ func TestWideClock(t *testing.T) {
 }
 
 func TestPlaceOf(t *testing.T) {
-	h := &homes{of: map[identity.ID]string{{1}: "home"}}
+	h := &homes{ids: []identity.ID{{1}}, sites: []string{"home"}}
 	for name, c := range map[string]struct {
 		homes          *homes
 		site, topology string
@@ -143,9 +143,9 @@ func TestAlone(t *testing.T) {
 	})
 	members := []identity.ID{{1}, {2}, {3}}
 	for home, want := range map[string]bool{"dc": true, "home": false, "": true} {
-		h := &homes{of: map[identity.ID]string{}}
+		h := &homes{}
 		if home != "" {
-			h.of[identity.ID{3}] = home
+			h.ids, h.sites = []identity.ID{{3}}, []string{home}
 		}
 		if got := alone(p, members, h); got != want {
 			t.Errorf("the third one is at %q: alone %v", home, got)

@@ -153,6 +153,13 @@ func (s *State) NodeByName(name string) *skeinv1.Node {
 // Nodes are the live members, sorted by ID.
 func (s *State) Nodes() []*skeinv1.Node { return list(&s.nodes) }
 
+// SameMembers reports that another state has the same live members, settings and ranges of sites, at no cost: states of
+// one log that follow one another share what did not change. It may be false of states that are equal.
+func (s *State) SameMembers(o *State) bool {
+	return o != nil && s.nodes.root == o.nodes.root && s.settings == o.settings &&
+		s.rangeTable.root == o.rangeTable.root
+}
+
 // NodeCount is the number of live members.
 func (s *State) NodeCount() int { return s.nodes.n }
 
