@@ -11,6 +11,11 @@ import (
 	"github.com/skeinmesh/skein/identity"
 )
 
+// Strangers is how many nodes a host peers with, where sites speak through leaders, of which it does not know in which
+// site they are. Records come without a tunnel, by relay as well; and ten thousand peers at once would take a host half
+// a gigabyte, each time when it starts without records.
+const Strangers = 256
+
 // Input is everything that a host's Plan follows from.
 type Input struct {
 	Self     identity.ID
@@ -300,12 +305,47 @@ func (m *maker) outward() bool {
 
 func (m *maker) peer() {
 	m.delivers = m.topology[m.Site] == Site && m.outward()
+	strangers := m.strangers()
 	for id, n := range m.nodes {
-		n.peer = id != m.Self && (!n.known || n.site == m.Site ||
-			m.outward() && (m.topology[n.site] == Full || slices.Contains(m.entitled[n.site], id)))
+		n.peer = id != m.Self && (!n.known && strangers[id] || n.known && n.site == m.Site ||
+			n.known && m.outward() && (m.topology[n.site] == Full || slices.Contains(m.entitled[n.site], id)))
 		n.kept = id != m.Self && !n.peer && m.in.Peered[id]
 		m.nodes[id] = n
 	}
+}
+
+// strangers are the nodes without a known site that this host peers with: those that may be of its own site first, for it
+// is to reach these itself, and then those that were admitted last, for who has just joined may know nobody else.
+func (m *maker) strangers() map[identity.ID]bool {
+	type stranger struct {
+		id       identity.ID
+		own      bool
+		admitted int64
+	}
+	var all []stranger
+	for _, n := range m.in.Nodes {
+		id, err := identity.ParseID(n.GetId())
+		if err != nil || m.nodes[id].known {
+			continue
+		}
+		s := stranger{id: id, admitted: n.GetAdmittedAt()}
+		if m.in.Elsewhere != nil {
+			site, ok := m.in.Elsewhere(id)
+			s.own = ok && site == m.Site
+		}
+		all = append(all, s)
+	}
+	if len(all) > Strangers {
+		slices.SortFunc(all, func(a, b stranger) int {
+			return cmp.Or(compareFlags(b.own, a.own), cmp.Compare(b.admitted, a.admitted), compareIDs(a.id, b.id))
+		})
+		all = all[:Strangers]
+	}
+	out := make(map[identity.ID]bool, len(all))
+	for _, s := range all {
+		out[s.id] = true
+	}
+	return out
 }
 
 func (m *maker) guard() {
@@ -404,10 +444,12 @@ func (p *Plan) Way(to identity.ID, dead func(identity.ID) bool) (Way, bool) {
 	}
 	n, ok := p.nodes[to]
 	switch {
-	case p.Full || ok && !n.known:
+	case p.Full:
 		return Way{Via: to}, true
 	case !ok:
 		return Way{}, false
+	case !n.known:
+		return Way{Via: to}, n.peer || n.kept
 	case n.site == p.Site:
 		return Way{Via: to, Deliver: p.delivers}, true
 	}

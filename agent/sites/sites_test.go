@@ -690,6 +690,54 @@ func TestAddressesTellOfSites(t *testing.T) {
 	}
 }
 
+// TestStrangersAreBounded: who knows of many members not where they are peers with some of them, those of its own site
+// first, and then the newest. With fewer it peers with all.
+func TestStrangersAreBounded(t *testing.T) {
+	const known, own, most = 3, 100, sites.Strangers
+	in := sites.Input{Self: id(0), Settings: &skeinv1.Settings{Topology: sites.Site, LeadersPerSite: 1},
+		Alive: func(identity.ID) bool { return true }, Records: map[identity.ID]*skeinv1.Record{}}
+	homes := map[identity.ID]string{}
+	in.Elsewhere = func(n identity.ID) (string, bool) { return homes[n], homes[n] != "" }
+	add := func(n int) {
+		for i := len(in.Nodes); i < n; i++ {
+			in.Nodes = append(in.Nodes, &skeinv1.Node{Id: id(i).String(), AdmittedAt: int64(n - i)})
+			switch {
+			case i < known:
+				in.Records[id(i)] = &skeinv1.Record{Site: "a"}
+			case i >= n-own:
+				homes[id(i)] = "a"
+			default:
+				homes[id(i)] = "b"
+			}
+		}
+	}
+	add(known + most)
+	p := sites.Make(in)
+	for i := range known + most {
+		w, ok := p.Way(id(i), func(identity.ID) bool { return false })
+		if want := i > 0; p.Peer(id(i)) != want || ok != want || ok && (w.Hop || w.Via != id(i)) {
+			t.Fatalf("of %d strangers node %d is a peer: %t, by %+v", most, i, p.Peer(id(i)), w)
+		}
+	}
+	in.Nodes, homes = nil, map[identity.ID]string{}
+	add(5000)
+	p = sites.Make(in)
+	for i := range 5000 {
+		want := i > 0 && i < known+most-own || i >= 5000-own // the lower ones were admitted later
+		if _, ok := p.Way(id(i), func(identity.ID) bool { return false }); p.Peer(id(i)) != want || ok != want {
+			t.Fatalf("of %d strangers node %d is a peer: %t, and has a way: %t", 5000-known, i, p.Peer(id(i)), ok)
+		}
+		if _, known := p.SiteOf(id(i)); known != (i < 3) {
+			t.Fatalf("the site of node %d is known: %t", i, known)
+		}
+	}
+	in.Peered = map[identity.ID]bool{id(3000): true} // it still is for a while
+	p = sites.Make(in)
+	if _, ok := p.Way(id(3000), func(identity.ID) bool { return false }); !ok || !p.Peer(id(3000)) {
+		t.Error("a peer of a moment ago has no way")
+	}
+}
+
 // TestLeaderThatStartsAgainForwards: others may still send by a leader that was away for a moment, since they have its
 // record of before. It does not say yet that it leads.
 func TestLeaderThatStartsAgainForwards(t *testing.T) {
