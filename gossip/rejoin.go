@@ -117,6 +117,9 @@ func (r *rejoiner) dispatch(now time.Time) time.Duration {
 	}
 	r.lookOutside(now)
 	rand.Shuffle(len(due), func(i, j int) { due[i], due[j] = due[j], due[i] })
+	if r.p.alive.count() == 0 {
+		r.likelyFirst(due)
+	}
 	most := maxRejoins
 	if r.p.alive.count() > 0 || r.g.cfg.Lag.Late(now) > lateForStreams {
 		most = 1
@@ -138,6 +141,33 @@ func (r *rejoiner) dispatch(now time.Time) time.Duration {
 		next = min(next, r.outside.Sub(now))
 	}
 	return max(next, rejoinTick)
+}
+
+// likelyFirst puts those first whom others look for as well, by the records of before: half of the attempts go to nodes
+// that relay, among them all servers, and to those that everybody knows in a site's pool, such as its leaders. So in a
+// mesh or a site that has started as a whole few nodes know all the others soon, wherever most members are off. The
+// other half go to whoever is missing: those first ones may be off as well. Those without a record come last.
+func (r *rejoiner) likelyFirst(due []identity.ID) {
+	var first, known, rest []identity.ID
+	for _, id := range due {
+		e, ok := r.g.newest(id)
+		switch {
+		case !ok:
+			rest = append(rest, id)
+		case e.Record.GetRelay() != nil, e.Record.GetLeads() > 0, r.p.near && Wide(e.Record):
+			first = append(first, id)
+		default:
+			known = append(known, id)
+		}
+	}
+	rest = append(known, rest...)
+	for i := range due {
+		if len(rest) == 0 || i%2 == 0 && len(first) > 0 {
+			due[i], first = first[0], first[1:]
+		} else {
+			due[i], rest = rest[0], rest[1:]
+		}
+	}
 }
 
 func (r *rejoiner) join(id identity.ID) {

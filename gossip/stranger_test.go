@@ -7,6 +7,7 @@ import (
 
 	"github.com/hashicorp/memberlist"
 
+	skeinv1 "github.com/skeinmesh/skein/api/skein/v1"
 	"github.com/skeinmesh/skein/identity"
 	"github.com/skeinmesh/skein/internal/simtime"
 )
@@ -138,4 +139,61 @@ func TestManyAreOff(t *testing.T) {
 		s.start(3, Config{})
 		t.Logf("one is back after %s", s.within(time.Minute, "one is back", s.meshed(s.nodes)))
 	})
+}
+
+// Where most members are off, a node that starts with their records finds soon those that relay, whom others find as
+// well; and in its site's pool those whom everybody knows.
+func TestLikelyOnesAreTriedFirst(t *testing.T) {
+	const members, hub, wide = 400, 201, 301
+	home := func(identity.ID) (string, bool) { return "a", true }
+	for what, c := range map[string]struct {
+		there int
+		place Place
+		say   func(*skeinv1.Record)
+	}{
+		"relay": {hub, Place{}, func(r *skeinv1.Record) { r.Relay = &skeinv1.RelayOffer{Addresses: []string{"198.51.100.7:7443"}} }},
+		"leader": {wide, Place{Sited: true, Site: "a", Home: home}, func(r *skeinv1.Record) {
+			r.Leads, r.Scope = 1, skeinv1.RecordScope_RECORD_SCOPE_BOTH
+		}},
+		"wide": {wide, Place{Sited: true, Site: "a", Home: home}, func(r *skeinv1.Record) {
+			r.Scope = skeinv1.RecordScope_RECORD_SCOPE_BOTH
+		}},
+	} {
+		t.Run(what, func(t *testing.T) {
+			simtime.Test(t, func(t *testing.T) {
+				s := newSim(t, 0, 14)
+				defer s.end()
+				s.net.refuse = true
+				dir := t.TempDir()
+				var records []*skeinv1.SignedRecord
+				for i := range members {
+					s.roster.add(simKey(i))
+					r := simRecord("a")
+					r.NodeId, r.Epoch, r.Seq = simKey(i).ID().String(), 1, 1
+					if c.place.Sited {
+						r.Scope = skeinv1.RecordScope_RECORD_SCOPE_SITE
+					}
+					if i == c.there {
+						c.say(r)
+					}
+					signed, err := Sign(simKey(i), r)
+					if err != nil {
+						t.Fatal(err)
+					}
+					records = append(records, signed)
+				}
+				n := s.startSilent(0, Config{Place: c.place, Dir: dir})
+				if taken, errs := n.g.Merge(records[1:]); taken != members-1 || errs != nil {
+					t.Fatalf("%d records were taken: %v", taken, errs)
+				}
+				n.g.Close()
+				there := c.place
+				there.Wide = there.Sited
+				s.startSilent(c.there, Config{Place: there, Epoch: 2})
+				time.Sleep(time.Second)
+				back := s.startSilent(0, Config{Place: c.place, Dir: dir, Epoch: 2})
+				s.within(time.Second, "it has met the one that is there", func() bool { return back.g.Alive(simKey(c.there).ID()) })
+			})
+		})
+	}
 }
