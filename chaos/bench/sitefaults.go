@@ -184,12 +184,17 @@ type tallied struct {
 
 func (t *tallied) add(run string, all []siteOutcome) {
 	lost, sent, broken, open := total(all)
-	t.lost, t.sent, t.broken, t.open = t.lost+lost, t.sent+sent, t.broken+broken, t.open+open
+	t.merge(tallied{lost: lost, sent: sent, broken: broken, open: open})
 	for _, o := range all {
 		if o.Lost() > 0 || o.broken {
 			t.detail = append(t.detail, fmt.Sprintf("%s: %s %s lost %d of %d", run, o.kind, o.pair, o.Lost(), o.Sent))
 		}
 	}
+}
+
+func (t *tallied) merge(o tallied) {
+	t.lost, t.sent, t.broken, t.open = t.lost+o.lost, t.sent+o.sent, t.broken+o.broken, t.open+o.open
+	t.detail = append(t.detail, o.detail...)
 }
 
 func (t *tallied) figure(name, target, how string) Figure {
@@ -284,9 +289,11 @@ func (b *bench) zombies(ctx context.Context, z siteFault) []Figure {
 		runs := min(left, zombieBatch)
 		err = b.inSites(ctx, func(f *siteField) error {
 			var batch sample
-			err := f.repeat(ctx, z, runs, first, &batch, &others)
-			f.keepMisses(ctx, f.lab, []Figure{siteFigure(z.text, z, &batch, err)})
+			var beside tallied
+			err := f.repeat(ctx, z, runs, first, &batch, &beside)
+			f.keepMisses(ctx, f.lab, []Figure{siteFigure(z.text, z, &batch, err), beside.figure(othersLost, "0", othersHow)})
 			took.took, took.what = append(took.took, batch.took...), append(took.what, batch.what...)
+			others.merge(beside)
 			return err
 		})
 		left, first = left-runs, first+runs
