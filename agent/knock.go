@@ -10,6 +10,7 @@ import (
 	"github.com/skeinmesh/skein/agent/control"
 	"github.com/skeinmesh/skein/agent/path"
 	skeinv1 "github.com/skeinmesh/skein/api/skein/v1"
+	"github.com/skeinmesh/skein/dataplane"
 	"github.com/skeinmesh/skein/identity"
 )
 
@@ -19,18 +20,28 @@ const (
 	knockEvery     = 15 * time.Second // between two times that one peer is asked
 	knockFor       = 10 * time.Second // how long a peer that has asked is knocked at
 	knocksMost     = 8                // of those at a time: who asks is answered by a handshake, and thousands may ask
+	sessionEnds    = 3 * time.Minute  // WireGuard sends nothing with a session that is older
 )
 
 // knock lists the members that are to be sent a keepalive, and so a handshake where there is no session. First, those
-// that asked for it. Second, those that this node has known since before it started, that answer, and with whom the
-// device has had no handshake: a userspace device loses its sessions with the agent, and the other end does not know;
-// it would send into the void for 15 s.
+// that asked for it. Second, those that were no peers of this node for a while: with them its device lost the session,
+// and the other end, which may have had this node as a peer all the time, does not know; it would send into the void for
+// 15 s. Third, those that this node has known since before it started, that answer, and with whom the device has had no
+// handshake: a userspace device loses all sessions with the agent.
 func (a *Agent) knock() map[identity.ID]bool {
 	if a.plane == nil {
 		return nil
 	}
-	out := a.knocks.standing(time.Now())
 	all := a.stats.Load()
+	out := a.knocks.standing(time.Now())
+	for _, id := range a.knocks.parted(time.Now(), func(id identity.ID) (at time.Time) {
+		if m, ok := a.roster.get(id); ok && all != nil {
+			at = (*all)[dataplane.Key(m.wg)].LastHandshake
+		}
+		return at
+	}) {
+		out[id] = true
+	}
 	if all == nil && a.plane.Driver() == "kernel" {
 		return out // it may have kept its sessions
 	}
@@ -43,10 +54,36 @@ func (a *Agent) knock() map[identity.ID]bool {
 	return out
 }
 
-// knocks are the peers that asked this node to begin a session with them.
+// knocks are the peers with which this node is to begin a session.
 type knocks struct {
 	mu    sync.Mutex
-	until map[identity.ID]time.Time
+	until map[identity.ID]time.Time // of those that asked for it
+	left  map[identity.ID]time.Time // when they ceased to be peers
+}
+
+// leave notes that a member is no peer any more.
+func (k *knocks) leave(id identity.ID, now time.Time) {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	if k.left == nil {
+		k.left = map[identity.ID]time.Time{}
+	}
+	k.left[id] = now
+}
+
+// parted are those that left so lately that they may send with a session of before, and with which there was no
+// handshake since. Nothing is sent to those that still are no peers.
+func (k *knocks) parted(now time.Time, handshake func(identity.ID) time.Time) (out []identity.ID) {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	for id, at := range k.left {
+		if now.Sub(at) >= sessionEnds || handshake(id).After(at) {
+			delete(k.left, id)
+			continue
+		}
+		out = append(out, id)
+	}
+	return out
 }
 
 // take notes a peer's wish, and tells whether it is granted now. One that is granted already is no news: who repeats it

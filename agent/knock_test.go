@@ -1,6 +1,7 @@
 package agent
 
 import (
+	"slices"
 	"testing"
 	"time"
 
@@ -92,6 +93,32 @@ func TestKnocks(t *testing.T) {
 	}
 	if !k.take(identity.ID{99}, later) || !k.standing(later)[identity.ID{99}] {
 		t.Error("old wishes leave no room for a new one")
+	}
+}
+
+// A peer that was none for a while is knocked at until there was a handshake, as long as it may have a session of before.
+func TestWhoComesBackIsKnockedAt(t *testing.T) {
+	var k knocks
+	id, left := identity.ID{1}, time.Unix(1e9, 0)
+	handshake := left.Add(-time.Second)
+	at := func(now time.Time) bool {
+		return slices.Contains(k.parted(now, func(identity.ID) time.Time { return handshake }), id)
+	}
+	if at(left) {
+		t.Error("one that was always a peer")
+	}
+	k.leave(id, left)
+	if !at(left.Add(time.Second)) || !at(left.Add(sessionEnds-time.Second)) {
+		t.Error("not one that has left, and may be back")
+	}
+	handshake = left.Add(time.Minute)
+	if at(left.Add(time.Minute)) {
+		t.Error("one that has a session again")
+	}
+	handshake = time.Time{}
+	k.leave(id, left)
+	if at(left.Add(sessionEnds)) || len(k.left) > 0 {
+		t.Error("one whose session of before has ended")
 	}
 }
 

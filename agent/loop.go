@@ -388,6 +388,7 @@ func (a *Agent) syncPeers() {
 	}
 	for id := range a.loop.members {
 		if _, ok := now[id]; !ok {
+			a.knocks.leave(id, time.Now())
 			a.dropPath(id)
 		}
 	}
