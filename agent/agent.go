@@ -145,9 +145,9 @@ type Agent struct {
 	down        chan downOrder
 
 	knocks     knocks
-	before     map[identity.ID]dataplane.Key // peers known from the disk at the start, with their WireGuard keys
-	socketOpen bool                          // the API's socket is this agent's
-	ended      bool                          // somebody asked for the end, or the cluster did by revoking this node
+	before     []identity.ID // members known from the disk at the start, sorted
+	socketOpen bool          // the API's socket is this agent's
+	ended      bool          // somebody asked for the end, or the cluster did by revoking this node
 
 	phase       atomic.Value // string
 	clock       atomic.Int64 // this host's clock minus the leader's, ns

@@ -71,13 +71,13 @@ func (a *Agent) recordsNow() map[identity.ID]*skeinv1.Record {
 	return out
 }
 
-// membersBefore are the peers in the state that a resuming agent finds on its disk.
-func (a *Agent) membersBefore() map[identity.ID]dataplane.Key {
-	out := map[identity.ID]dataplane.Key{}
-	for _, n := range a.replica.State().Nodes() {
-		id, err := identity.ParseID(n.GetId())
-		if err == nil && id != a.id && len(n.GetWireguardKey()) == len(dataplane.Key{}) {
-			out[id] = dataplane.Key(n.GetWireguardKey())
+// membersBefore are the members in the state that a resuming agent finds on its disk, sorted.
+func (a *Agent) membersBefore() (out []identity.ID) {
+	nodes := a.replica.State().Nodes() // sorted
+	out = make([]identity.ID, 0, len(nodes))
+	for _, n := range nodes {
+		if id, err := identity.ParseID(n.GetId()); err == nil {
+			out = append(out, id)
 		}
 	}
 	return out

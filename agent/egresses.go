@@ -365,8 +365,11 @@ func viewOf(st *events.State) egress.View {
 }
 
 // noteSites keeps where nodes stand, as their records say, or where there is none here what they have told or the log
-// implies.
+// implies. Servers alone need it.
 func (a *Agent) noteSites() {
+	if a.server.Load() == nil {
+		return
+	}
 	sites, records := map[string]string{}, a.gossip.Records()
 	for id, e := range records {
 		if site := e.Record.GetSite(); site != "" {

@@ -45,8 +45,13 @@ func (a *Agent) knock() map[identity.ID]bool {
 	if all == nil && a.plane.Driver() == "kernel" {
 		return out // it may have kept its sessions
 	}
-	for id, key := range a.before {
-		if all != nil && !(*all)[key].LastHandshake.IsZero() || !a.gossip.Alive(id) {
+	reach := a.reach.Load()
+	for _, id := range a.before {
+		if id == a.id || !reach.peer(id) { // most of a large mesh are none
+			continue
+		}
+		m, ok := a.roster.get(id)
+		if !ok || all != nil && !(*all)[dataplane.Key(m.wg)].LastHandshake.IsZero() || !a.gossip.Alive(id) {
 			continue
 		}
 		out[id] = true

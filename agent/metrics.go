@@ -22,7 +22,6 @@ type metrics struct {
 	foreign *prometheus.CounterVec
 	info    *prometheus.GaugeVec
 	index   prometheus.Gauge
-	nodes   *prometheus.GaugeVec
 	peers   *prometheus.GaugeVec
 	leader  prometheus.Gauge
 	streams prometheus.Gauge
@@ -52,7 +51,6 @@ func newMetrics(a *Agent) *metrics {
 	m.registry.MustRegister(prometheus.NewCounterFunc(prometheus.CounterOpts{Name: "skein_dataplane_writes_total", Help: "Messages to the kernel that changed something."}, func() float64 { return float64(a.writes.Load()) }))
 	m.info = gauges("skein_info", "Always 1; the labels say what runs.", "version", "node", "name", "driver", "nat", "mode")
 	m.index = gauge("skein_state_index", "Last applied event.")
-	m.nodes = gauges("skein_nodes", "Members, by whether gossip sees them.", "alive")
 	m.peers = gauges("skein_peers", "Peers by path.", "path")
 	m.leader = gauge("skein_is_leader", "1 on the node that leads the cluster.")
 	m.streams = gauge("skein_events_streams", "Nodes of its site that have the log's events from this node, which leads it.")
@@ -80,14 +78,6 @@ func (m *metrics) observe() {
 	m.info.Reset()
 	m.info.WithLabelValues(a.opts.Version, a.id.String(), a.cfg.Name, driver, candidate.NATName(own.GetNatType()), own.GetTransportMode()).Set(1)
 	m.index.Set(float64(a.replica.State().Index()))
-	alive, all := 0, a.roster.Members()
-	for _, id := range all {
-		if id == a.id || a.gossip.Alive(id) {
-			alive++
-		}
-	}
-	m.nodes.WithLabelValues("true").Set(float64(alive))
-	m.nodes.WithLabelValues("false").Set(float64(len(all) - alive))
 	count := map[string]int{"direct": 0, "relay": 0, "down": 0}
 	for _, p := range a.currentPaths() {
 		count[transport(p)]++
@@ -113,10 +103,22 @@ func (m *metrics) observe() {
 	}
 }
 
+// countAlive are the members that gossip sees, and all.
+func (a *Agent) countAlive() (alive, all int) {
+	members := a.roster.Members()
+	for _, id := range members {
+		if id == a.id || a.gossip.Alive(id) {
+			alive++
+		}
+	}
+	return alive, len(members)
+}
+
 // roomCollector reads the counters that the rooms keep themselves, when it is asked.
 type roomCollector struct{ a *Agent }
 
 var (
+	descNodes         = prometheus.NewDesc("skein_nodes", "Members, by whether gossip sees them.", []string{"alive"}, nil)
 	descRelayClient   = prometheus.NewDesc("skein_relay_session_bytes_total", "Bytes through relay sessions of this node.", []string{"relay", "direction"}, nil)
 	descEchoes        = prometheus.NewDesc("skein_witness_echoes_total", "Echoes that this node, as a witness, sent through a leader, and those of them that were lost.", []string{"leader", "outcome"}, nil)
 	descRelayDrops    = prometheus.NewDesc("skein_relay_session_dropped_total", "Packets for a relay that waited too long or found the queue full.", []string{"relay"}, nil)
@@ -155,6 +157,11 @@ func (c roomCollector) Describe(chan<- *prometheus.Desc) {}
 func (c roomCollector) Collect(out chan<- prometheus.Metric) {
 	counter := func(d *prometheus.Desc, v uint64, labels ...string) {
 		out <- prometheus.MustNewConstMetric(d, prometheus.CounterValue, float64(v), labels...)
+	}
+	if c.a.gossip != nil {
+		alive, all := c.a.countAlive()
+		out <- prometheus.MustNewConstMetric(descNodes, prometheus.GaugeValue, float64(alive), "true")
+		out <- prometheus.MustNewConstMetric(descNodes, prometheus.GaugeValue, float64(all-alive), "false")
 	}
 	for id, n := range c.a.witnesses.counts() {
 		counter(descEchoes, n.Sent, c.a.roster.Name(id), "sent")

@@ -103,7 +103,7 @@ func Project(in Input) (dataplane.Spec, []Refusal) {
 	}
 	in.addresses4 = map[identity.ID]netip.Addr{}
 	nodes := in.State.Nodes()
-	spec.WireGuard.Peers = make(map[dataplane.Key]dataplane.Peer, len(nodes))
+	spec.WireGuard.Peers = make(map[dataplane.Key]dataplane.Peer, in.Reach.count(len(nodes)))
 	overlays := Overlays(in.State.Cluster())
 	var refused []Refusal
 	endpoints := endpointsByNode(in.State, in.Lingering)

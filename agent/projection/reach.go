@@ -33,6 +33,14 @@ type Guard = sites.Bring
 
 func (r *Reach) peer(id identity.ID) bool { return r.Peers == nil || r.Peers[id] }
 
+// count is how many of all members are peers at most.
+func (r *Reach) count(all int) int {
+	if r.Peers == nil {
+		return all
+	}
+	return min(all, len(r.Peers))
+}
+
 // used reports whether packets may travel by hops.
 func (r *Reach) used() bool { return len(r.Ways) > 0 || len(r.Guards) > 0 }
 

@@ -150,8 +150,9 @@ func (m *maker) read() {
 		if err != nil {
 			continue
 		}
-		node, known := Describe(id, n, m.in.Records[id], id == m.in.Self || m.in.Alive(id))
-		if m.in.Outdated != nil && m.in.Outdated(id) {
+		r := m.in.Records[id] // who has none here cannot lead, alive or not
+		node, known := Describe(id, n, r, id == m.in.Self || r != nil && m.in.Alive(id))
+		if r != nil && m.in.Outdated != nil && m.in.Outdated(id) {
 			node.Term = 0
 		}
 		if id == m.in.Self {

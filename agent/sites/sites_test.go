@@ -690,6 +690,33 @@ func TestAddressesTellOfSites(t *testing.T) {
 	}
 }
 
+// TestMembersWithoutRecordsAreNotAskedAfter: a plan among many members asks of those alone whether they are alive that
+// can lead, or witness, for all that is known.
+func TestMembersWithoutRecordsAreNotAskedAfter(t *testing.T) {
+	in := sites.Input{Self: id(0), Settings: &skeinv1.Settings{Topology: sites.Site, LeadersPerSite: 1},
+		Records: map[identity.ID]*skeinv1.Record{}}
+	asked := map[identity.ID]bool{}
+	in.Alive = func(n identity.ID) bool { asked[n] = true; return true }
+	in.Outdated = func(n identity.ID) bool { asked[n] = true; return false }
+	in.Elsewhere = func(identity.ID) (string, bool) { return "a", true }
+	for i := range 100 {
+		in.Nodes = append(in.Nodes, &skeinv1.Node{Id: id(i).String()})
+		if i < 5 {
+			in.Records[id(i)] = &skeinv1.Record{Site: "a"}
+		}
+	}
+	in.Records[id(1)].Leads = 1
+	p := sites.Make(in)
+	for n := range asked {
+		if in.Records[n] == nil {
+			t.Errorf("node %s has no record, and is asked after", n)
+		}
+	}
+	if l := p.Leaders["a"]; len(asked) < 4 || len(l) != 1 || l[0].ID != id(1) || !p.Peer(id(50)) {
+		t.Errorf("%d nodes were asked after, and %v lead", len(asked), l)
+	}
+}
+
 // TestStrangersAreBounded: who knows of many members not where they are peers with some of them, those of its own site
 // first, and then the newest. With fewer it peers with all.
 func TestStrangersAreBounded(t *testing.T) {
