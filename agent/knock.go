@@ -33,13 +33,15 @@ func (a *Agent) knock() map[identity.ID]bool {
 		return nil
 	}
 	all := a.stats.Load()
-	out := a.knocks.standing(time.Now())
-	for _, id := range a.knocks.parted(time.Now(), func(id identity.ID) (at time.Time) {
-		if m, ok := a.roster.get(id); ok && all != nil {
-			at = (*all)[dataplane.Key(m.wg)].LastHandshake
+	handshake := func(id identity.ID) time.Time { // zero: none, or it is not known
+		m, ok := a.roster.get(id)
+		if !ok || all == nil {
+			return time.Time{}
 		}
-		return at
-	}) {
+		return (*all)[dataplane.Key(m.wg)].LastHandshake
+	}
+	out := a.knocks.standing(time.Now())
+	for _, id := range a.knocks.parted(time.Now(), handshake) {
 		out[id] = true
 	}
 	if all == nil && a.plane.Driver() == "kernel" {
@@ -47,14 +49,10 @@ func (a *Agent) knock() map[identity.ID]bool {
 	}
 	reach := a.reach.Load()
 	for _, id := range a.before {
-		if id == a.id || !reach.peer(id) { // most of a large mesh are none
-			continue
+		// Most of a large mesh are no peers.
+		if id != a.id && reach.peer(id) && handshake(id).IsZero() && a.gossip.Alive(id) {
+			out[id] = true
 		}
-		m, ok := a.roster.get(id)
-		if !ok || all != nil && !(*all)[dataplane.Key(m.wg)].LastHandshake.IsZero() || !a.gossip.Alive(id) {
-			continue
-		}
-		out[id] = true
 	}
 	return out
 }

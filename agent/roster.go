@@ -199,7 +199,9 @@ func (r *roster) Owner(a netip.Addr) (identity.ID, bool) {
 		return identity.ID{}, false
 	}
 	m, want := r.current.Load(), a.As16()
-	i, ok := slices.BinarySearchFunc(m.owners, want, func(o owner, b [16]byte) int { return bytes.Compare(o.address[:], b[:]) })
+	i, ok := slices.BinarySearchFunc(m.owners, want, func(o owner, b [16]byte) int {
+		return bytes.Compare(o.address[:], b[:])
+	})
 	if !ok {
 		return identity.ID{}, false
 	}

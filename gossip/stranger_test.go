@@ -151,7 +151,9 @@ func TestLikelyOnesAreTriedFirst(t *testing.T) {
 		place Place
 		say   func(*skeinv1.Record)
 	}{
-		"relay": {hub, Place{}, func(r *skeinv1.Record) { r.Relay = &skeinv1.RelayOffer{Addresses: []string{"198.51.100.7:7443"}} }},
+		"relay": {hub, Place{}, func(r *skeinv1.Record) {
+			r.Relay = &skeinv1.RelayOffer{Addresses: []string{"198.51.100.7:7443"}}
+		}},
 		"leader": {wide, Place{Sited: true, Site: "a", Home: home}, func(r *skeinv1.Record) {
 			r.Leads, r.Scope = 1, skeinv1.RecordScope_RECORD_SCOPE_BOTH
 		}},

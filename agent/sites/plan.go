@@ -315,8 +315,8 @@ func (m *maker) peer() {
 	}
 }
 
-// strangers are the nodes without a known site that this host peers with: those that may be of its own site first, for it
-// is to reach these itself, and then those that were admitted last, for who has just joined may know nobody else.
+// strangers are the nodes without a known site that this host peers with: those that may be of its own site first, for
+// it is to reach these itself, and then those that were admitted last, for who has just joined may know nobody else.
 func (m *maker) strangers() map[identity.ID]bool {
 	type stranger struct {
 		id       identity.ID
