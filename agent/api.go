@@ -242,26 +242,6 @@ func (s api) SetRole(ctx context.Context, r *skeinv1.SetRoleRequest) (*skeinv1.S
 	return &skeinv1.SetRoleResponse{Node: n, Role: string(s.a.replica.State().Role(n.GetId())), Index: answer.GetIndex()}, nil
 }
 
-func (s api) SetNode(ctx context.Context, r *skeinv1.SetNodeRequest) (*skeinv1.SetNodeResponse, error) {
-	n, _, err := s.a.find(r.GetNode())
-	if err != nil {
-		return nil, err
-	}
-	if len(r.GetFields()) == 0 {
-		return nil, connect.NewError(connect.CodeInvalidArgument, errors.New("nothing is named that is to be set"))
-	}
-	answer, err := s.a.propose(ctx, &skeinv1.Command{Body: &skeinv1.Command_ChangeNode{ChangeNode: &skeinv1.ChangeNode{
-		NodeId: n.GetId(), Settings: r.GetSettings(), SettingsFields: r.GetFields(),
-	}}})
-	if err != nil {
-		return nil, err
-	}
-	if now := s.a.replica.State().NodeByName(n.GetName()); now != nil {
-		n = now
-	}
-	return &skeinv1.SetNodeResponse{Node: n, Index: answer.GetIndex()}, nil
-}
-
 func (s api) Settings(ctx context.Context, r *skeinv1.SettingsRequest) (*skeinv1.SettingsResponse, error) {
 	if len(r.GetFields()) > 0 {
 		_, err := s.a.propose(ctx, &skeinv1.Command{Body: &skeinv1.Command_ChangeSettings{ChangeSettings: &skeinv1.ChangeSettings{Settings: r.GetChange(), Fields: r.GetFields()}}})

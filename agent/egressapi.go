@@ -342,7 +342,7 @@ func (a *Agent) egressNews(ctx context.Context, p egressPicture) (out []egressNe
 		a.log.Warn("explain an egress: the journal cannot be read", "err", err)
 	}
 	for _, e := range entries {
-		out = append(out, egressNews{e.GetTime(), slotHeldText(a.cfg.Name, e.GetSlotHeld())})
+		out = append(out, egressNews{e.GetTime(), slotHeldText(a.name(), e.GetSlotHeld())})
 	}
 	slices.SortStableFunc(out, func(x, y egressNews) int { return int(min(max(x.at-y.at, -1), 1)) })
 	return out

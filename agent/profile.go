@@ -68,7 +68,7 @@ func (s api) Profile(ctx context.Context, r *skeinv1.ProfileRequest,
 	}
 	defer s.a.profiling.Unlock()
 	s.a.log.Info("a profile is taken", "kind", r.GetKind(), "seconds", d.Seconds())
-	if err := stream.Send(&skeinv1.ProfileResponse{Node: s.a.cfg.Name}); err != nil {
+	if err := stream.Send(&skeinv1.ProfileResponse{Node: s.a.name()}); err != nil {
 		return err
 	}
 	w := bufio.NewWriterSize(profileWriter{stream}, profileChunk)

@@ -25,7 +25,7 @@ func (s api) Usage(context.Context, *skeinv1.UsageRequest) (*skeinv1.UsageRespon
 	a := s.a
 	now := time.Now()
 	r := &skeinv1.UsageResponse{
-		NodeId: a.id.String(), Name: a.cfg.Name, Version: a.opts.Version, Pid: uint32(os.Getpid()),
+		NodeId: a.id.String(), Name: a.name(), Version: a.opts.Version, Pid: uint32(os.Getpid()),
 		At: now.UnixNano(), StartedAt: a.started.UnixNano(), UptimeNanos: int64(now.Sub(a.started)),
 		KernelWrites: a.writes.Load(),
 	}

@@ -22,7 +22,7 @@ import (
 func (s api) Status(ctx context.Context, _ *skeinv1.StatusRequest) (*skeinv1.StatusResponse, error) {
 	a := s.a
 	r := &skeinv1.StatusResponse{
-		NodeId: a.id.String(), Name: a.cfg.Name, Version: a.opts.Version, Site: a.host().Site, Epoch: a.epoch,
+		NodeId: a.id.String(), Name: a.name(), Version: a.opts.Version, Site: a.host().Site, Epoch: a.epoch,
 		StartedAt: a.started.UnixNano(), Problems: a.problems.list(), Phase: a.phase.Load().(string), ReconcileWrites: a.writes.Load(),
 	}
 	if a.replica == nil || r.Phase != PhaseRunning {
@@ -34,7 +34,7 @@ func (s api) Status(ctx context.Context, _ *skeinv1.StatusRequest) (*skeinv1.Sta
 	records := a.gossip.Hash()
 	r.RecordsHash = hex.EncodeToString(records[:])
 	if n := a.self(); n != nil {
-		r.Name, r.Ipv4, r.Ipv6 = n.GetName(), n.GetIpv4(), n.GetIpv6()
+		r.Ipv4, r.Ipv6 = n.GetIpv4(), n.GetIpv6()
 	}
 	r.Role = string(st.Role(a.id.String()))
 	if since := st.Settings().GetRolesSince(); since != st.Cluster().GetCreatedAt() {

@@ -183,6 +183,9 @@ func (d *decision) changeNode(c *skeinv1.ChangeNode) error {
 		next.Name = name
 	}
 	if c.GetSetLabels() {
+		if err := checkLabelsAre(n, c); err != nil {
+			return err
+		}
 		if err := checkLabels(c.GetLabels()); err != nil {
 			return err
 		}

@@ -23,6 +23,7 @@ const (
 	PermissionDenied   Code = "permission_denied"
 	FailedPrecondition Code = "failed_precondition"
 	ResourceExhausted  Code = "resource_exhausted"
+	Aborted            Code = "aborted" // it was made from what is not so any more: make it anew
 )
 
 // Error is a command's refusal. Its message is meant for the user.

@@ -85,7 +85,7 @@ var Rules = []Rule{
 	{"create_token", No, Yes, Yes, ""},
 	{"revoke_token", No, Yes, Yes, ""},
 	{"admit_node", Yes, Yes, Yes, "the token's secret is the proof, whoever hands the request on; a member that joins again gets a new key by a server only"},
-	{"change_node", Own, Yes, Yes, "an agent changes its event schemas only; nobody changes another node's schemas; with its settings (`skein node set`)"},
+	{"change_node", Own, Yes, Yes, "an agent changes its event schemas only; nobody changes another node's schemas; with its name, labels and settings (`skein node set`)"},
 	{"revoke_node", No, Yes, Yes, ""},
 	{"rotate_node_key", Own, Own, Own, ""},
 	{"add_server", No, Yes, Yes, ""},

@@ -9,11 +9,12 @@ import (
 	"unicode"
 
 	"github.com/skeinmesh/skein/agent/part"
+	"github.com/skeinmesh/skein/events"
 	"github.com/skeinmesh/skein/gossip/candidate/resolve"
 )
 
 // Prefix begins the names of skein's own annotations.
-const Prefix = "skein.dev/"
+const Prefix = events.KubernetesPrefix
 
 // Other systems' names for the same, which count where skein's own is absent.
 const (

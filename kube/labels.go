@@ -126,16 +126,19 @@ func (c *controller) takeLabels(ctx context.Context, s *part.Snapshot, nodes map
 		}
 		if !maps.Equal(r.want, n.GetLabels()) {
 			err := c.propose(ctx, &skeinv1.Command{Body: &skeinv1.Command_ChangeNode{
-				ChangeNode: &skeinv1.ChangeNode{NodeId: r.id.String(), Labels: r.want, SetLabels: true},
+				ChangeNode: &skeinv1.ChangeNode{NodeId: r.id.String(), Labels: r.want, SetLabels: true,
+					LabelsWere: n.GetLabels(), CheckLabels: true},
 			}})
-			if ctx.Err() != nil {
+			switch {
+			case ctx.Err() != nil:
 				return again
-			}
-			if err != nil {
+			case events.CodeOf(err) == events.Aborted:
+				continue // somebody else has changed labels of it; that event, which is on its way here, has us look again
+			case err != nil:
 				problem = "the labels of its Node are not in the log: " + err.Error()
 				c.labels.retry[r.id] = time.Now().Add(refusedEvery)
 				again = sooner(again, refusedEvery)
-			} else {
+			default:
 				delete(c.labels.retry, r.id)
 				c.p.log.Info("a member has the labels of its Node", "member", name, "labels", r.want)
 			}

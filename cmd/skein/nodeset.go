@@ -20,18 +20,33 @@ var nodeFields = map[string]string{
 }
 
 func newNodeSetCmd(g *globals) *cobra.Command {
-	var site, endpoint, internal string
+	var name, site, endpoint, internal string
 	var noSite, leader, noLeader bool
 	var keepalive uint32
 	var unset []string
 	c := &cobra.Command{
-		Use: "set NODE", Short: "Say where a member is, and how it is reached",
-		Long: "Say a member's site, whether it shall lead it, and how it is reached. What is set here comes before the node's\n" +
-			"own configuration and annotations, until it is taken back. See docs/sites.md.",
-		Example: "  skein node set home1 --site home\n  skein node set edge1 --leader --force-endpoint edge.example.com:51820\n  skein node set edge1 --unset leader,force-endpoint",
-		Args:    exactly(1, "one node's name or ID"),
+		Use: "set NODE [LABEL=VALUE | LABEL-]…", Short: "Change a member's name, labels, and how it is reached",
+		Long: "Change a member's name and labels, or say its site, whether it shall lead it, and how it is reached.\n" +
+			"LABEL=VALUE sets a label, LABEL- removes one. What is set here comes before the node's own configuration\n" +
+			"and annotations. See docs/egress.md for labels and docs/sites.md for the rest.",
+		Example: "  skein node set gw3 egress=yes rack-\n  skein node set home1 --name attic\n" +
+			"  skein node set home1 --site home\n" +
+			"  skein node set edge1 --leader --force-endpoint edge.example.com:51820\n" +
+			"  skein node set edge1 --unset leader,force-endpoint",
+		Args: func(_ *cobra.Command, args []string) error {
+			if len(args) == 0 {
+				return usageError{errors.New("want one node's name or ID, and labels if any")}
+			}
+			return nil
+		},
 		RunE: func(c *cobra.Command, args []string) error {
-			r := &skeinv1.SetNodeRequest{Node: args[0], Settings: &skeinv1.NodeSettings{}}
+			r := &skeinv1.SetNodeRequest{Node: args[0], Settings: &skeinv1.NodeSettings{}, Name: name}
+			if err := readLabelChanges(r, args[1:]); err != nil {
+				return err
+			}
+			if c.Flags().Changed("name") && name == "" {
+				return usageError{errors.New("--name \"\": a node needs a name")}
+			}
 			set := func(flag string) bool {
 				if !c.Flags().Changed(flag) {
 					return false
@@ -75,17 +90,19 @@ func newNodeSetCmd(g *globals) *cobra.Command {
 				}
 				r.Fields = append(r.Fields, field)
 			}
-			if len(r.GetFields()) == 0 {
-				return usageError{errors.New("say what is to be set: --site, --leader, --no-leader, --force-endpoint, --internal-ip, --persistent-keepalive, or --unset")}
+			if len(r.GetFields())+len(r.GetSetLabels())+len(r.GetRemoveLabels()) == 0 && name == "" {
+				return usageError{errors.New("say what is to be set: LABEL=VALUE, LABEL-, --name, --site, " +
+					"--leader, --no-leader, --force-endpoint, --internal-ip, --persistent-keepalive, or --unset")}
 			}
 			a, err := g.client().SetNode(c.Context(), r)
 			return g.show(c, a, err, func(w io.Writer) {
-				fmt.Fprintf(w, "node %s: %s, as of event %d\n", a.GetNode().GetName(),
-					settingsText(a.GetNode().GetSettings()), a.GetIndex())
+				fmt.Fprintf(w, "node %s: %s, as of event %d\n", a.GetNode().GetName(), strings.Join(setText(r, a), "; "),
+					a.GetIndex())
 			})
 		},
 	}
 	f := c.Flags()
+	f.StringVar(&name, "name", "", "its name from now on")
 	f.StringVar(&site, "site", "", "its site; \"\": the default site")
 	f.BoolVar(&noSite, "no-site", false, "take the site back: what the host itself says holds again")
 	f.BoolVar(&leader, "leader", false, "it shall lead its site")
@@ -97,6 +114,49 @@ func newNodeSetCmd(g *globals) *cobra.Command {
 	f.StringSliceVar(&unset, "unset", nil,
 		"take back: any of site, leader, force-endpoint, internal-ip, persistent-keepalive")
 	return c
+}
+
+// readLabelChanges adds to a request the labels that are to be set (KEY=VALUE) and removed (KEY-).
+func readLabelChanges(r *skeinv1.SetNodeRequest, texts []string) error {
+	for _, text := range texts {
+		key, value, sets := strings.Cut(text, "=")
+		if !sets {
+			bare, removes := strings.CutSuffix(text, "-")
+			if !removes || bare == "" {
+				return usageError{fmt.Errorf("%q: want LABEL=VALUE to set a label, or LABEL- to remove one", text)}
+			}
+			key = bare
+		}
+		_, twice := r.GetSetLabels()[key]
+		switch {
+		case key == "":
+			return usageError{fmt.Errorf("%q: a label needs a key: want LABEL=VALUE, such as egress=yes", text)}
+		case twice || slices.Contains(r.GetRemoveLabels(), key):
+			return usageError{fmt.Errorf("label %s is named twice: say one of the two", key)}
+		case !sets:
+			r.RemoveLabels = append(r.RemoveLabels, key)
+		default:
+			if r.SetLabels == nil {
+				r.SetLabels = map[string]string{}
+			}
+			r.SetLabels[key] = value
+		}
+	}
+	return nil
+}
+
+// setText says of all kinds that were asked for what a member has now.
+func setText(r *skeinv1.SetNodeRequest, a *skeinv1.SetNodeResponse) (out []string) {
+	if r.GetName() != "" {
+		out = append(out, "it was called "+a.GetWas())
+	}
+	if len(r.GetSetLabels())+len(r.GetRemoveLabels()) > 0 {
+		out = append(out, "labels "+labelsText(a.GetNode().GetLabels()))
+	}
+	if len(r.GetFields()) > 0 {
+		out = append(out, settingsText(a.GetNode().GetSettings()))
+	}
+	return out
 }
 
 // orNothing reads Kilo's "-".

@@ -67,6 +67,56 @@ func TestNodeSet(t *testing.T) {
 	}
 }
 
+func TestNodeSetNameAndLabels(t *testing.T) {
+	f := newFakeAgent(t)
+	f.lay(&skeinv1.SetNodeRequest{}, &skeinv1.SetNodeResponse{Index: 41, Was: "edge1", Node: &skeinv1.Node{Name: "south",
+		Labels: map[string]string{"rack": "r7", "egress": "yes"}, Settings: &skeinv1.NodeSettings{SiteSet: true, Site: "home"}}})
+	for _, c := range []struct {
+		args string
+		want *skeinv1.SetNodeRequest
+		says string
+	}{
+		{"egress=yes", &skeinv1.SetNodeRequest{SetLabels: map[string]string{"egress": "yes"}}, "labels egress=yes rack=r7"},
+		{"rack-", &skeinv1.SetNodeRequest{RemoveLabels: []string{"rack"}}, "labels egress=yes rack=r7"},
+		{"a= b-c=d-e f- g/h-", &skeinv1.SetNodeRequest{SetLabels: map[string]string{"a": "", "b-c": "d-e"},
+			RemoveLabels: []string{"f", "g/h"}}, "labels egress=yes rack=r7"},
+		{"--name south", &skeinv1.SetNodeRequest{Name: "south"}, "it was called edge1"},
+		{"--name south egress=yes --site home", &skeinv1.SetNodeRequest{Name: "south", SetLabels: map[string]string{"egress": "yes"},
+			Settings: &skeinv1.NodeSettings{SiteSet: true, Site: "home"}, Fields: []string{"site"}},
+			"it was called edge1; labels egress=yes rack=r7; site \"home\""},
+	} {
+		c.want.Node = "edge1"
+		if c.want.Settings == nil {
+			c.want.Settings = &skeinv1.NodeSettings{}
+		}
+		out, _, err := f.skein(t, append([]string{"node", "set", "edge1"}, strings.Fields(c.args)...)...)
+		if err != nil || !proto.Equal(f.asked[len(f.asked)-1], c.want) {
+			t.Errorf("%s asks %v (%v), want %v", c.args, f.asked[len(f.asked)-1], err, c.want)
+		}
+		if want := "node south: " + c.says + ", as of event 41\n"; out != want {
+			t.Errorf("%s says %q, want %q", c.args, out, want)
+		}
+	}
+	for args, says := range map[string]string{
+		"":                     "want one node's name or ID",
+		"edge1":                "say what is to be set: LABEL=VALUE, LABEL-, --name",
+		"edge1 egress":         `"egress": want LABEL=VALUE to set a label, or LABEL- to remove one`,
+		"edge1 =yes":           "a label needs a key",
+		"edge1 -- -":           "want LABEL=VALUE",
+		"edge1 a=1 a=2":        "label a is named twice",
+		"edge1 a- a=2":         "label a is named twice",
+		"edge1 a- a-":          "label a is named twice",
+		"edge1 --name= rack-":  "a node needs a name",
+		"edge1 home1 --leader": `"home1": want LABEL=VALUE`,
+	} {
+		asked := len(f.asked)
+		if _, _, err := f.skein(t, append([]string{"node", "set"}, strings.Fields(args)...)...); err == nil ||
+			!strings.Contains(err.Error(), says) || len(f.asked) != asked {
+			t.Errorf("%s: %v, want %q", args, err, says)
+		}
+	}
+}
+
 func TestTopologyIsASetting(t *testing.T) {
 	f := newFakeAgent(t)
 	f.lay(&skeinv1.SettingsRequest{}, &skeinv1.SettingsResponse{Settings: &skeinv1.Settings{Topology: "site",

@@ -3316,9 +3316,12 @@ func (x *SetRoleResponse) GetIndex() uint64 {
 
 type SetNodeRequest struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
-	Node          string                 `protobuf:"bytes,1,opt,name=node,proto3" json:"node,omitempty"`
+	Node          string                 `protobuf:"bytes,1,opt,name=node,proto3" json:"node,omitempty"` // name or ID
 	Settings      *NodeSettings          `protobuf:"bytes,2,opt,name=settings,proto3" json:"settings,omitempty"`
-	Fields        []string               `protobuf:"bytes,3,rep,name=fields,proto3" json:"fields,omitempty"`
+	Fields        []string               `protobuf:"bytes,3,rep,name=fields,proto3" json:"fields,omitempty"`                                                                                                   // of settings to take over; an empty one takes back what was set
+	SetLabels     map[string]string      `protobuf:"bytes,60,rep,name=set_labels,json=setLabels,proto3" json:"set_labels,omitempty" protobuf_key:"bytes,1,opt,name=key" protobuf_val:"bytes,2,opt,name=value"` // added to the member's labels, or in the place of those under the same keys
+	RemoveLabels  []string               `protobuf:"bytes,61,rep,name=remove_labels,json=removeLabels,proto3" json:"remove_labels,omitempty"`                                                                  // keys
+	Name          string                 `protobuf:"bytes,62,opt,name=name,proto3" json:"name,omitempty"`                                                                                                      // its name from now on; empty: it stays
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -3374,10 +3377,32 @@ func (x *SetNodeRequest) GetFields() []string {
 	return nil
 }
 
+func (x *SetNodeRequest) GetSetLabels() map[string]string {
+	if x != nil {
+		return x.SetLabels
+	}
+	return nil
+}
+
+func (x *SetNodeRequest) GetRemoveLabels() []string {
+	if x != nil {
+		return x.RemoveLabels
+	}
+	return nil
+}
+
+func (x *SetNodeRequest) GetName() string {
+	if x != nil {
+		return x.Name
+	}
+	return ""
+}
+
 type SetNodeResponse struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Node          *Node                  `protobuf:"bytes,1,opt,name=node,proto3" json:"node,omitempty"`
 	Index         uint64                 `protobuf:"varint,2,opt,name=index,proto3" json:"index,omitempty"`
+	Was           string                 `protobuf:"bytes,60,opt,name=was,proto3" json:"was,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -3424,6 +3449,13 @@ func (x *SetNodeResponse) GetIndex() uint64 {
 		return x.Index
 	}
 	return 0
+}
+
+func (x *SetNodeResponse) GetWas() string {
+	if x != nil {
+		return x.Was
+	}
+	return ""
 }
 
 type SettingsRequest struct {
@@ -9090,14 +9122,22 @@ const file_skein_v1_agent_proto_rawDesc = "" +
 	"\x0fSetRoleResponse\x12\"\n" +
 	"\x04node\x18\x01 \x01(\v2\x0e.skein.v1.NodeR\x04node\x12\x12\n" +
 	"\x04role\x18\x02 \x01(\tR\x04role\x12\x14\n" +
-	"\x05index\x18\x03 \x01(\x04R\x05index\"p\n" +
+	"\x05index\x18\x03 \x01(\x04R\x05index\"\xaf\x02\n" +
 	"\x0eSetNodeRequest\x12\x12\n" +
 	"\x04node\x18\x01 \x01(\tR\x04node\x122\n" +
 	"\bsettings\x18\x02 \x01(\v2\x16.skein.v1.NodeSettingsR\bsettings\x12\x16\n" +
-	"\x06fields\x18\x03 \x03(\tR\x06fields\"K\n" +
+	"\x06fields\x18\x03 \x03(\tR\x06fields\x12F\n" +
+	"\n" +
+	"set_labels\x18< \x03(\v2'.skein.v1.SetNodeRequest.SetLabelsEntryR\tsetLabels\x12#\n" +
+	"\rremove_labels\x18= \x03(\tR\fremoveLabels\x12\x12\n" +
+	"\x04name\x18> \x01(\tR\x04name\x1a<\n" +
+	"\x0eSetLabelsEntry\x12\x10\n" +
+	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
+	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\"]\n" +
 	"\x0fSetNodeResponse\x12\"\n" +
 	"\x04node\x18\x01 \x01(\v2\x0e.skein.v1.NodeR\x04node\x12\x14\n" +
-	"\x05index\x18\x02 \x01(\x04R\x05index\"U\n" +
+	"\x05index\x18\x02 \x01(\x04R\x05index\x12\x10\n" +
+	"\x03was\x18< \x01(\tR\x03was\"U\n" +
 	"\x0fSettingsRequest\x12*\n" +
 	"\x06change\x18\x01 \x01(\v2\x12.skein.v1.SettingsR\x06change\x12\x16\n" +
 	"\x06fields\x18\x02 \x03(\tR\x06fields\"X\n" +
@@ -9600,7 +9640,7 @@ func file_skein_v1_agent_proto_rawDescGZIP() []byte {
 	return file_skein_v1_agent_proto_rawDescData
 }
 
-var file_skein_v1_agent_proto_msgTypes = make([]protoimpl.MessageInfo, 129)
+var file_skein_v1_agent_proto_msgTypes = make([]protoimpl.MessageInfo, 130)
 var file_skein_v1_agent_proto_goTypes = []any{
 	(*StatusRequest)(nil),                 // 0: skein.v1.StatusRequest
 	(*StatusResponse)(nil),                // 1: skein.v1.StatusResponse
@@ -9731,33 +9771,34 @@ var file_skein_v1_agent_proto_goTypes = []any{
 	(*ProfileRequest)(nil),                // 126: skein.v1.ProfileRequest
 	(*ProfileResponse)(nil),               // 127: skein.v1.ProfileResponse
 	nil,                                   // 128: skein.v1.PeersResponse.PeerTransportsEntry
-	(NatType)(0),                          // 129: skein.v1.NatType
-	(*Node)(nil),                          // 130: skein.v1.Node
-	(*Record)(nil),                        // 131: skein.v1.Record
-	(*PlainPeer)(nil),                     // 132: skein.v1.PlainPeer
-	(*SiteTranslation)(nil),               // 133: skein.v1.SiteTranslation
-	(*Candidate)(nil),                     // 134: skein.v1.Candidate
-	(*Token)(nil),                         // 135: skein.v1.Token
-	(*NodeSettings)(nil),                  // 136: skein.v1.NodeSettings
-	(*Settings)(nil),                      // 137: skein.v1.Settings
-	(*Event)(nil),                         // 138: skein.v1.Event
-	(*State)(nil),                         // 139: skein.v1.State
-	(*JournalEntry)(nil),                  // 140: skein.v1.JournalEntry
-	(*Pool)(nil),                          // 141: skein.v1.Pool
-	(*ChangePool)(nil),                    // 142: skein.v1.ChangePool
-	(*Grant)(nil),                         // 143: skein.v1.Grant
-	(*StaticAddress)(nil),                 // 144: skein.v1.StaticAddress
-	(*Block)(nil),                         // 145: skein.v1.Block
-	(*ImportPools)(nil),                   // 146: skein.v1.ImportPools
-	(*Egress)(nil),                        // 147: skein.v1.Egress
-	(*ChangeEgress)(nil),                  // 148: skein.v1.ChangeEgress
-	(*EgressSlot)(nil),                    // 149: skein.v1.EgressSlot
-	(*EgressGateway)(nil),                 // 150: skein.v1.EgressGateway
-	(*EgressClientReport)(nil),            // 151: skein.v1.EgressClientReport
-	(*EgressOfClient)(nil),                // 152: skein.v1.EgressOfClient
+	nil,                                   // 129: skein.v1.SetNodeRequest.SetLabelsEntry
+	(NatType)(0),                          // 130: skein.v1.NatType
+	(*Node)(nil),                          // 131: skein.v1.Node
+	(*Record)(nil),                        // 132: skein.v1.Record
+	(*PlainPeer)(nil),                     // 133: skein.v1.PlainPeer
+	(*SiteTranslation)(nil),               // 134: skein.v1.SiteTranslation
+	(*Candidate)(nil),                     // 135: skein.v1.Candidate
+	(*Token)(nil),                         // 136: skein.v1.Token
+	(*NodeSettings)(nil),                  // 137: skein.v1.NodeSettings
+	(*Settings)(nil),                      // 138: skein.v1.Settings
+	(*Event)(nil),                         // 139: skein.v1.Event
+	(*State)(nil),                         // 140: skein.v1.State
+	(*JournalEntry)(nil),                  // 141: skein.v1.JournalEntry
+	(*Pool)(nil),                          // 142: skein.v1.Pool
+	(*ChangePool)(nil),                    // 143: skein.v1.ChangePool
+	(*Grant)(nil),                         // 144: skein.v1.Grant
+	(*StaticAddress)(nil),                 // 145: skein.v1.StaticAddress
+	(*Block)(nil),                         // 146: skein.v1.Block
+	(*ImportPools)(nil),                   // 147: skein.v1.ImportPools
+	(*Egress)(nil),                        // 148: skein.v1.Egress
+	(*ChangeEgress)(nil),                  // 149: skein.v1.ChangeEgress
+	(*EgressSlot)(nil),                    // 150: skein.v1.EgressSlot
+	(*EgressGateway)(nil),                 // 151: skein.v1.EgressGateway
+	(*EgressClientReport)(nil),            // 152: skein.v1.EgressClientReport
+	(*EgressOfClient)(nil),                // 153: skein.v1.EgressOfClient
 }
 var file_skein_v1_agent_proto_depIdxs = []int32{
-	129, // 0: skein.v1.StatusResponse.nat_type:type_name -> skein.v1.NatType
+	130, // 0: skein.v1.StatusResponse.nat_type:type_name -> skein.v1.NatType
 	4,   // 1: skein.v1.StatusResponse.problems:type_name -> skein.v1.Problem
 	5,   // 2: skein.v1.StatusResponse.servers:type_name -> skein.v1.ServerStatus
 	3,   // 3: skein.v1.StatusResponse.hops:type_name -> skein.v1.HopCounts
@@ -9765,191 +9806,192 @@ var file_skein_v1_agent_proto_depIdxs = []int32{
 	2,   // 5: skein.v1.StatusResponse.gossip:type_name -> skein.v1.GossipStatus
 	8,   // 6: skein.v1.NodesResponse.nodes:type_name -> skein.v1.NodeView
 	14,  // 7: skein.v1.NodesResponse.plain_peers:type_name -> skein.v1.PlainPeerView
-	130, // 8: skein.v1.NodeView.node:type_name -> skein.v1.Node
-	131, // 9: skein.v1.NodeView.record:type_name -> skein.v1.Record
-	132, // 10: skein.v1.AddPlainPeerResponse.peer:type_name -> skein.v1.PlainPeer
+	131, // 8: skein.v1.NodeView.node:type_name -> skein.v1.Node
+	132, // 9: skein.v1.NodeView.record:type_name -> skein.v1.Record
+	133, // 10: skein.v1.AddPlainPeerResponse.peer:type_name -> skein.v1.PlainPeer
 	11,  // 11: skein.v1.AddPlainPeerResponse.endpoints:type_name -> skein.v1.PlainEndpoint
 	14,  // 12: skein.v1.PlainPeersResponse.peers:type_name -> skein.v1.PlainPeerView
-	132, // 13: skein.v1.PlainPeerView.peer:type_name -> skein.v1.PlainPeer
-	132, // 14: skein.v1.RemovePlainPeerResponse.peer:type_name -> skein.v1.PlainPeer
-	133, // 15: skein.v1.SetSiteTranslationResponse.translation:type_name -> skein.v1.SiteTranslation
+	133, // 13: skein.v1.PlainPeerView.peer:type_name -> skein.v1.PlainPeer
+	133, // 14: skein.v1.RemovePlainPeerResponse.peer:type_name -> skein.v1.PlainPeer
+	134, // 15: skein.v1.SetSiteTranslationResponse.translation:type_name -> skein.v1.SiteTranslation
 	23,  // 16: skein.v1.SitesResponse.sites:type_name -> skein.v1.SiteView
 	24,  // 17: skein.v1.SiteView.translations:type_name -> skein.v1.TranslationView
-	133, // 18: skein.v1.TranslationView.translation:type_name -> skein.v1.SiteTranslation
+	134, // 18: skein.v1.TranslationView.translation:type_name -> skein.v1.SiteTranslation
 	27,  // 19: skein.v1.PeersResponse.peers:type_name -> skein.v1.PeerView
 	128, // 20: skein.v1.PeersResponse.peer_transports:type_name -> skein.v1.PeersResponse.PeerTransportsEntry
-	129, // 21: skein.v1.PeerView.nat_type:type_name -> skein.v1.NatType
-	129, // 22: skein.v1.NetcheckResponse.nat_type:type_name -> skein.v1.NatType
-	134, // 23: skein.v1.NetcheckResponse.candidates:type_name -> skein.v1.Candidate
+	130, // 21: skein.v1.PeerView.nat_type:type_name -> skein.v1.NatType
+	130, // 22: skein.v1.NetcheckResponse.nat_type:type_name -> skein.v1.NatType
+	135, // 23: skein.v1.NetcheckResponse.candidates:type_name -> skein.v1.Candidate
 	31,  // 24: skein.v1.NetcheckResponse.relays:type_name -> skein.v1.RelayCheck
 	30,  // 25: skein.v1.NetcheckResponse.notes:type_name -> skein.v1.DiscoveryNote
-	135, // 26: skein.v1.CreateTokenResponse.info:type_name -> skein.v1.Token
-	135, // 27: skein.v1.ListTokensResponse.tokens:type_name -> skein.v1.Token
+	136, // 26: skein.v1.CreateTokenResponse.info:type_name -> skein.v1.Token
+	136, // 27: skein.v1.ListTokensResponse.tokens:type_name -> skein.v1.Token
 	8,   // 28: skein.v1.ShowNodeResponse.node:type_name -> skein.v1.NodeView
-	130, // 29: skein.v1.RevokeNodeResponse.node:type_name -> skein.v1.Node
-	130, // 30: skein.v1.SetRoleResponse.node:type_name -> skein.v1.Node
-	136, // 31: skein.v1.SetNodeRequest.settings:type_name -> skein.v1.NodeSettings
-	130, // 32: skein.v1.SetNodeResponse.node:type_name -> skein.v1.Node
-	137, // 33: skein.v1.SettingsRequest.change:type_name -> skein.v1.Settings
-	137, // 34: skein.v1.SettingsResponse.settings:type_name -> skein.v1.Settings
-	138, // 35: skein.v1.EventsResponse.event:type_name -> skein.v1.Event
-	139, // 36: skein.v1.StateResponse.state:type_name -> skein.v1.State
-	27,  // 37: skein.v1.ExplainPeerResponse.peer:type_name -> skein.v1.PeerView
-	131, // 38: skein.v1.ExplainPeerResponse.record:type_name -> skein.v1.Record
-	131, // 39: skein.v1.ExplainPeerResponse.self:type_name -> skein.v1.Record
-	61,  // 40: skein.v1.ExplainPeerResponse.probes:type_name -> skein.v1.ProbeView
-	140, // 41: skein.v1.ExplainPeerResponse.history:type_name -> skein.v1.JournalEntry
-	58,  // 42: skein.v1.ExplainPeerResponse.guess:type_name -> skein.v1.PortGuessView
-	8,   // 43: skein.v1.GraphResponse.nodes:type_name -> skein.v1.NodeView
-	27,  // 44: skein.v1.GraphResponse.peers:type_name -> skein.v1.PeerView
-	68,  // 45: skein.v1.RelayResponse.sessions:type_name -> skein.v1.RelaySession
-	69,  // 46: skein.v1.RelayResponse.server:type_name -> skein.v1.RelayServer
-	71,  // 47: skein.v1.RelayServer.clients:type_name -> skein.v1.RelayClient
-	70,  // 48: skein.v1.RelayServer.limits:type_name -> skein.v1.RelayServerLimits
-	141, // 49: skein.v1.CreatePoolRequest.pool:type_name -> skein.v1.Pool
-	142, // 50: skein.v1.ChangePoolRequest.change:type_name -> skein.v1.ChangePool
-	141, // 51: skein.v1.PoolResponse.pool:type_name -> skein.v1.Pool
-	79,  // 52: skein.v1.PoolsResponse.pools:type_name -> skein.v1.PoolView
-	141, // 53: skein.v1.PoolView.pool:type_name -> skein.v1.Pool
-	80,  // 54: skein.v1.PoolView.holders:type_name -> skein.v1.PoolHolder
-	143, // 55: skein.v1.PoolView.grants:type_name -> skein.v1.Grant
-	144, // 56: skein.v1.PoolView.statics:type_name -> skein.v1.StaticAddress
-	81,  // 57: skein.v1.PoolView.local:type_name -> skein.v1.LocalPool
-	84,  // 58: skein.v1.BlocksResponse.blocks:type_name -> skein.v1.BlockView
-	145, // 59: skein.v1.BlockView.block:type_name -> skein.v1.Block
-	145, // 60: skein.v1.BlockResponse.block:type_name -> skein.v1.Block
-	144, // 61: skein.v1.StaticResponse.address:type_name -> skein.v1.StaticAddress
-	144, // 62: skein.v1.StaticsResponse.addresses:type_name -> skein.v1.StaticAddress
-	145, // 63: skein.v1.WhoResponse.block:type_name -> skein.v1.Block
-	96,  // 64: skein.v1.WhoResponse.pod:type_name -> skein.v1.Holder
-	95,  // 65: skein.v1.WhoResponse.translated:type_name -> skein.v1.TranslatedAddress
-	99,  // 66: skein.v1.PodsResponse.pods:type_name -> skein.v1.PodView
-	96,  // 67: skein.v1.PodView.holder:type_name -> skein.v1.Holder
-	146, // 68: skein.v1.ImportRequest.import:type_name -> skein.v1.ImportPools
-	147, // 69: skein.v1.CreateEgressRequest.egress:type_name -> skein.v1.Egress
-	148, // 70: skein.v1.ChangeEgressRequest.change:type_name -> skein.v1.ChangeEgress
-	147, // 71: skein.v1.EgressResponse.egress:type_name -> skein.v1.Egress
-	109, // 72: skein.v1.EgressesResponse.egresses:type_name -> skein.v1.EgressSummary
-	147, // 73: skein.v1.EgressSummary.egress:type_name -> skein.v1.Egress
-	110, // 74: skein.v1.EgressSummary.slots:type_name -> skein.v1.SlotView
-	149, // 75: skein.v1.SlotView.slot:type_name -> skein.v1.EgressSlot
-	109, // 76: skein.v1.ShowEgressResponse.summary:type_name -> skein.v1.EgressSummary
-	150, // 77: skein.v1.ShowEgressResponse.gateways:type_name -> skein.v1.EgressGateway
-	113, // 78: skein.v1.ShowEgressResponse.silent:type_name -> skein.v1.EgressNodeError
-	114, // 79: skein.v1.ShowEgressResponse.clients:type_name -> skein.v1.EgressHostClients
-	151, // 80: skein.v1.EgressHostClients.clients:type_name -> skein.v1.EgressClientReport
-	152, // 81: skein.v1.AttachEgressResponse.egresses:type_name -> skein.v1.EgressOfClient
-	130, // 82: skein.v1.DrainNodeResponse.node:type_name -> skein.v1.Node
-	110, // 83: skein.v1.DrainNodeResponse.slots:type_name -> skein.v1.SlotView
-	123, // 84: skein.v1.UsageResponse.peers:type_name -> skein.v1.PeerUsage
-	122, // 85: skein.v1.UsageRates.usage:type_name -> skein.v1.UsageResponse
-	125, // 86: skein.v1.UsageRates.peers:type_name -> skein.v1.PeerRates
-	123, // 87: skein.v1.PeerRates.peer:type_name -> skein.v1.PeerUsage
-	0,   // 88: skein.v1.AgentService.Status:input_type -> skein.v1.StatusRequest
-	6,   // 89: skein.v1.AgentService.Nodes:input_type -> skein.v1.NodesRequest
-	25,  // 90: skein.v1.AgentService.Peers:input_type -> skein.v1.PeersRequest
-	28,  // 91: skein.v1.AgentService.Netcheck:input_type -> skein.v1.NetcheckRequest
-	32,  // 92: skein.v1.AgentService.CreateToken:input_type -> skein.v1.CreateTokenRequest
-	34,  // 93: skein.v1.AgentService.ListTokens:input_type -> skein.v1.ListTokensRequest
-	36,  // 94: skein.v1.AgentService.RevokeToken:input_type -> skein.v1.RevokeTokenRequest
-	38,  // 95: skein.v1.AgentService.RepairClock:input_type -> skein.v1.RepairClockRequest
-	40,  // 96: skein.v1.AgentService.ShowNode:input_type -> skein.v1.ShowNodeRequest
-	42,  // 97: skein.v1.AgentService.RevokeNode:input_type -> skein.v1.RevokeNodeRequest
-	48,  // 98: skein.v1.AgentService.Settings:input_type -> skein.v1.SettingsRequest
-	50,  // 99: skein.v1.AgentService.Events:input_type -> skein.v1.EventsRequest
-	52,  // 100: skein.v1.AgentService.State:input_type -> skein.v1.StateRequest
-	54,  // 101: skein.v1.AgentService.Diff:input_type -> skein.v1.DiffRequest
-	56,  // 102: skein.v1.AgentService.ExplainPeer:input_type -> skein.v1.ExplainPeerRequest
-	59,  // 103: skein.v1.AgentService.Graph:input_type -> skein.v1.GraphRequest
-	62,  // 104: skein.v1.AgentService.Plan:input_type -> skein.v1.PlanRequest
-	64,  // 105: skein.v1.AgentService.Down:input_type -> skein.v1.DownRequest
-	66,  // 106: skein.v1.AgentService.Relay:input_type -> skein.v1.RelayRequest
-	72,  // 107: skein.v1.AgentService.CreatePool:input_type -> skein.v1.CreatePoolRequest
-	73,  // 108: skein.v1.AgentService.ChangePool:input_type -> skein.v1.ChangePoolRequest
-	75,  // 109: skein.v1.AgentService.RemovePool:input_type -> skein.v1.RemovePoolRequest
-	77,  // 110: skein.v1.AgentService.Pools:input_type -> skein.v1.PoolsRequest
-	82,  // 111: skein.v1.AgentService.Blocks:input_type -> skein.v1.BlocksRequest
-	85,  // 112: skein.v1.AgentService.ReserveBlock:input_type -> skein.v1.ReserveBlockRequest
-	86,  // 113: skein.v1.AgentService.ReleaseBlock:input_type -> skein.v1.ReleaseBlockRequest
-	88,  // 114: skein.v1.AgentService.ReserveAddress:input_type -> skein.v1.ReserveAddressRequest
-	89,  // 115: skein.v1.AgentService.ReleaseAddress:input_type -> skein.v1.ReleaseAddressRequest
-	91,  // 116: skein.v1.AgentService.Statics:input_type -> skein.v1.StaticsRequest
-	93,  // 117: skein.v1.AgentService.Who:input_type -> skein.v1.WhoRequest
-	97,  // 118: skein.v1.AgentService.Pods:input_type -> skein.v1.PodsRequest
-	100, // 119: skein.v1.AgentService.Import:input_type -> skein.v1.ImportRequest
-	102, // 120: skein.v1.AgentService.CreateEgress:input_type -> skein.v1.CreateEgressRequest
-	103, // 121: skein.v1.AgentService.ChangeEgress:input_type -> skein.v1.ChangeEgressRequest
-	105, // 122: skein.v1.AgentService.RemoveEgress:input_type -> skein.v1.RemoveEgressRequest
-	107, // 123: skein.v1.AgentService.Egresses:input_type -> skein.v1.EgressesRequest
-	111, // 124: skein.v1.AgentService.ShowEgress:input_type -> skein.v1.ShowEgressRequest
-	115, // 125: skein.v1.AgentService.ExplainEgress:input_type -> skein.v1.ExplainEgressRequest
-	117, // 126: skein.v1.AgentService.AttachEgress:input_type -> skein.v1.AttachEgressRequest
-	119, // 127: skein.v1.AgentService.DrainNode:input_type -> skein.v1.DrainNodeRequest
-	44,  // 128: skein.v1.AgentService.SetRole:input_type -> skein.v1.SetRoleRequest
-	46,  // 129: skein.v1.AgentService.SetNode:input_type -> skein.v1.SetNodeRequest
-	9,   // 130: skein.v1.AgentService.AddPlainPeer:input_type -> skein.v1.AddPlainPeerRequest
-	12,  // 131: skein.v1.AgentService.PlainPeers:input_type -> skein.v1.PlainPeersRequest
-	15,  // 132: skein.v1.AgentService.RemovePlainPeer:input_type -> skein.v1.RemovePlainPeerRequest
-	17,  // 133: skein.v1.AgentService.SetSiteTranslation:input_type -> skein.v1.SetSiteTranslationRequest
-	19,  // 134: skein.v1.AgentService.RemoveSiteTranslation:input_type -> skein.v1.RemoveSiteTranslationRequest
-	21,  // 135: skein.v1.AgentService.Sites:input_type -> skein.v1.SitesRequest
-	121, // 136: skein.v1.AgentService.Usage:input_type -> skein.v1.UsageRequest
-	126, // 137: skein.v1.AgentService.Profile:input_type -> skein.v1.ProfileRequest
-	1,   // 138: skein.v1.AgentService.Status:output_type -> skein.v1.StatusResponse
-	7,   // 139: skein.v1.AgentService.Nodes:output_type -> skein.v1.NodesResponse
-	26,  // 140: skein.v1.AgentService.Peers:output_type -> skein.v1.PeersResponse
-	29,  // 141: skein.v1.AgentService.Netcheck:output_type -> skein.v1.NetcheckResponse
-	33,  // 142: skein.v1.AgentService.CreateToken:output_type -> skein.v1.CreateTokenResponse
-	35,  // 143: skein.v1.AgentService.ListTokens:output_type -> skein.v1.ListTokensResponse
-	37,  // 144: skein.v1.AgentService.RevokeToken:output_type -> skein.v1.RevokeTokenResponse
-	39,  // 145: skein.v1.AgentService.RepairClock:output_type -> skein.v1.RepairClockResponse
-	41,  // 146: skein.v1.AgentService.ShowNode:output_type -> skein.v1.ShowNodeResponse
-	43,  // 147: skein.v1.AgentService.RevokeNode:output_type -> skein.v1.RevokeNodeResponse
-	49,  // 148: skein.v1.AgentService.Settings:output_type -> skein.v1.SettingsResponse
-	51,  // 149: skein.v1.AgentService.Events:output_type -> skein.v1.EventsResponse
-	53,  // 150: skein.v1.AgentService.State:output_type -> skein.v1.StateResponse
-	55,  // 151: skein.v1.AgentService.Diff:output_type -> skein.v1.DiffResponse
-	57,  // 152: skein.v1.AgentService.ExplainPeer:output_type -> skein.v1.ExplainPeerResponse
-	60,  // 153: skein.v1.AgentService.Graph:output_type -> skein.v1.GraphResponse
-	63,  // 154: skein.v1.AgentService.Plan:output_type -> skein.v1.PlanResponse
-	65,  // 155: skein.v1.AgentService.Down:output_type -> skein.v1.DownResponse
-	67,  // 156: skein.v1.AgentService.Relay:output_type -> skein.v1.RelayResponse
-	74,  // 157: skein.v1.AgentService.CreatePool:output_type -> skein.v1.PoolResponse
-	74,  // 158: skein.v1.AgentService.ChangePool:output_type -> skein.v1.PoolResponse
-	76,  // 159: skein.v1.AgentService.RemovePool:output_type -> skein.v1.RemovePoolResponse
-	78,  // 160: skein.v1.AgentService.Pools:output_type -> skein.v1.PoolsResponse
-	83,  // 161: skein.v1.AgentService.Blocks:output_type -> skein.v1.BlocksResponse
-	87,  // 162: skein.v1.AgentService.ReserveBlock:output_type -> skein.v1.BlockResponse
-	87,  // 163: skein.v1.AgentService.ReleaseBlock:output_type -> skein.v1.BlockResponse
-	90,  // 164: skein.v1.AgentService.ReserveAddress:output_type -> skein.v1.StaticResponse
-	90,  // 165: skein.v1.AgentService.ReleaseAddress:output_type -> skein.v1.StaticResponse
-	92,  // 166: skein.v1.AgentService.Statics:output_type -> skein.v1.StaticsResponse
-	94,  // 167: skein.v1.AgentService.Who:output_type -> skein.v1.WhoResponse
-	98,  // 168: skein.v1.AgentService.Pods:output_type -> skein.v1.PodsResponse
-	101, // 169: skein.v1.AgentService.Import:output_type -> skein.v1.ImportResponse
-	104, // 170: skein.v1.AgentService.CreateEgress:output_type -> skein.v1.EgressResponse
-	104, // 171: skein.v1.AgentService.ChangeEgress:output_type -> skein.v1.EgressResponse
-	106, // 172: skein.v1.AgentService.RemoveEgress:output_type -> skein.v1.RemoveEgressResponse
-	108, // 173: skein.v1.AgentService.Egresses:output_type -> skein.v1.EgressesResponse
-	112, // 174: skein.v1.AgentService.ShowEgress:output_type -> skein.v1.ShowEgressResponse
-	116, // 175: skein.v1.AgentService.ExplainEgress:output_type -> skein.v1.ExplainEgressResponse
-	118, // 176: skein.v1.AgentService.AttachEgress:output_type -> skein.v1.AttachEgressResponse
-	120, // 177: skein.v1.AgentService.DrainNode:output_type -> skein.v1.DrainNodeResponse
-	45,  // 178: skein.v1.AgentService.SetRole:output_type -> skein.v1.SetRoleResponse
-	47,  // 179: skein.v1.AgentService.SetNode:output_type -> skein.v1.SetNodeResponse
-	10,  // 180: skein.v1.AgentService.AddPlainPeer:output_type -> skein.v1.AddPlainPeerResponse
-	13,  // 181: skein.v1.AgentService.PlainPeers:output_type -> skein.v1.PlainPeersResponse
-	16,  // 182: skein.v1.AgentService.RemovePlainPeer:output_type -> skein.v1.RemovePlainPeerResponse
-	18,  // 183: skein.v1.AgentService.SetSiteTranslation:output_type -> skein.v1.SetSiteTranslationResponse
-	20,  // 184: skein.v1.AgentService.RemoveSiteTranslation:output_type -> skein.v1.RemoveSiteTranslationResponse
-	22,  // 185: skein.v1.AgentService.Sites:output_type -> skein.v1.SitesResponse
-	122, // 186: skein.v1.AgentService.Usage:output_type -> skein.v1.UsageResponse
-	127, // 187: skein.v1.AgentService.Profile:output_type -> skein.v1.ProfileResponse
-	138, // [138:188] is the sub-list for method output_type
-	88,  // [88:138] is the sub-list for method input_type
-	88,  // [88:88] is the sub-list for extension type_name
-	88,  // [88:88] is the sub-list for extension extendee
-	0,   // [0:88] is the sub-list for field type_name
+	131, // 29: skein.v1.RevokeNodeResponse.node:type_name -> skein.v1.Node
+	131, // 30: skein.v1.SetRoleResponse.node:type_name -> skein.v1.Node
+	137, // 31: skein.v1.SetNodeRequest.settings:type_name -> skein.v1.NodeSettings
+	129, // 32: skein.v1.SetNodeRequest.set_labels:type_name -> skein.v1.SetNodeRequest.SetLabelsEntry
+	131, // 33: skein.v1.SetNodeResponse.node:type_name -> skein.v1.Node
+	138, // 34: skein.v1.SettingsRequest.change:type_name -> skein.v1.Settings
+	138, // 35: skein.v1.SettingsResponse.settings:type_name -> skein.v1.Settings
+	139, // 36: skein.v1.EventsResponse.event:type_name -> skein.v1.Event
+	140, // 37: skein.v1.StateResponse.state:type_name -> skein.v1.State
+	27,  // 38: skein.v1.ExplainPeerResponse.peer:type_name -> skein.v1.PeerView
+	132, // 39: skein.v1.ExplainPeerResponse.record:type_name -> skein.v1.Record
+	132, // 40: skein.v1.ExplainPeerResponse.self:type_name -> skein.v1.Record
+	61,  // 41: skein.v1.ExplainPeerResponse.probes:type_name -> skein.v1.ProbeView
+	141, // 42: skein.v1.ExplainPeerResponse.history:type_name -> skein.v1.JournalEntry
+	58,  // 43: skein.v1.ExplainPeerResponse.guess:type_name -> skein.v1.PortGuessView
+	8,   // 44: skein.v1.GraphResponse.nodes:type_name -> skein.v1.NodeView
+	27,  // 45: skein.v1.GraphResponse.peers:type_name -> skein.v1.PeerView
+	68,  // 46: skein.v1.RelayResponse.sessions:type_name -> skein.v1.RelaySession
+	69,  // 47: skein.v1.RelayResponse.server:type_name -> skein.v1.RelayServer
+	71,  // 48: skein.v1.RelayServer.clients:type_name -> skein.v1.RelayClient
+	70,  // 49: skein.v1.RelayServer.limits:type_name -> skein.v1.RelayServerLimits
+	142, // 50: skein.v1.CreatePoolRequest.pool:type_name -> skein.v1.Pool
+	143, // 51: skein.v1.ChangePoolRequest.change:type_name -> skein.v1.ChangePool
+	142, // 52: skein.v1.PoolResponse.pool:type_name -> skein.v1.Pool
+	79,  // 53: skein.v1.PoolsResponse.pools:type_name -> skein.v1.PoolView
+	142, // 54: skein.v1.PoolView.pool:type_name -> skein.v1.Pool
+	80,  // 55: skein.v1.PoolView.holders:type_name -> skein.v1.PoolHolder
+	144, // 56: skein.v1.PoolView.grants:type_name -> skein.v1.Grant
+	145, // 57: skein.v1.PoolView.statics:type_name -> skein.v1.StaticAddress
+	81,  // 58: skein.v1.PoolView.local:type_name -> skein.v1.LocalPool
+	84,  // 59: skein.v1.BlocksResponse.blocks:type_name -> skein.v1.BlockView
+	146, // 60: skein.v1.BlockView.block:type_name -> skein.v1.Block
+	146, // 61: skein.v1.BlockResponse.block:type_name -> skein.v1.Block
+	145, // 62: skein.v1.StaticResponse.address:type_name -> skein.v1.StaticAddress
+	145, // 63: skein.v1.StaticsResponse.addresses:type_name -> skein.v1.StaticAddress
+	146, // 64: skein.v1.WhoResponse.block:type_name -> skein.v1.Block
+	96,  // 65: skein.v1.WhoResponse.pod:type_name -> skein.v1.Holder
+	95,  // 66: skein.v1.WhoResponse.translated:type_name -> skein.v1.TranslatedAddress
+	99,  // 67: skein.v1.PodsResponse.pods:type_name -> skein.v1.PodView
+	96,  // 68: skein.v1.PodView.holder:type_name -> skein.v1.Holder
+	147, // 69: skein.v1.ImportRequest.import:type_name -> skein.v1.ImportPools
+	148, // 70: skein.v1.CreateEgressRequest.egress:type_name -> skein.v1.Egress
+	149, // 71: skein.v1.ChangeEgressRequest.change:type_name -> skein.v1.ChangeEgress
+	148, // 72: skein.v1.EgressResponse.egress:type_name -> skein.v1.Egress
+	109, // 73: skein.v1.EgressesResponse.egresses:type_name -> skein.v1.EgressSummary
+	148, // 74: skein.v1.EgressSummary.egress:type_name -> skein.v1.Egress
+	110, // 75: skein.v1.EgressSummary.slots:type_name -> skein.v1.SlotView
+	150, // 76: skein.v1.SlotView.slot:type_name -> skein.v1.EgressSlot
+	109, // 77: skein.v1.ShowEgressResponse.summary:type_name -> skein.v1.EgressSummary
+	151, // 78: skein.v1.ShowEgressResponse.gateways:type_name -> skein.v1.EgressGateway
+	113, // 79: skein.v1.ShowEgressResponse.silent:type_name -> skein.v1.EgressNodeError
+	114, // 80: skein.v1.ShowEgressResponse.clients:type_name -> skein.v1.EgressHostClients
+	152, // 81: skein.v1.EgressHostClients.clients:type_name -> skein.v1.EgressClientReport
+	153, // 82: skein.v1.AttachEgressResponse.egresses:type_name -> skein.v1.EgressOfClient
+	131, // 83: skein.v1.DrainNodeResponse.node:type_name -> skein.v1.Node
+	110, // 84: skein.v1.DrainNodeResponse.slots:type_name -> skein.v1.SlotView
+	123, // 85: skein.v1.UsageResponse.peers:type_name -> skein.v1.PeerUsage
+	122, // 86: skein.v1.UsageRates.usage:type_name -> skein.v1.UsageResponse
+	125, // 87: skein.v1.UsageRates.peers:type_name -> skein.v1.PeerRates
+	123, // 88: skein.v1.PeerRates.peer:type_name -> skein.v1.PeerUsage
+	0,   // 89: skein.v1.AgentService.Status:input_type -> skein.v1.StatusRequest
+	6,   // 90: skein.v1.AgentService.Nodes:input_type -> skein.v1.NodesRequest
+	25,  // 91: skein.v1.AgentService.Peers:input_type -> skein.v1.PeersRequest
+	28,  // 92: skein.v1.AgentService.Netcheck:input_type -> skein.v1.NetcheckRequest
+	32,  // 93: skein.v1.AgentService.CreateToken:input_type -> skein.v1.CreateTokenRequest
+	34,  // 94: skein.v1.AgentService.ListTokens:input_type -> skein.v1.ListTokensRequest
+	36,  // 95: skein.v1.AgentService.RevokeToken:input_type -> skein.v1.RevokeTokenRequest
+	38,  // 96: skein.v1.AgentService.RepairClock:input_type -> skein.v1.RepairClockRequest
+	40,  // 97: skein.v1.AgentService.ShowNode:input_type -> skein.v1.ShowNodeRequest
+	42,  // 98: skein.v1.AgentService.RevokeNode:input_type -> skein.v1.RevokeNodeRequest
+	48,  // 99: skein.v1.AgentService.Settings:input_type -> skein.v1.SettingsRequest
+	50,  // 100: skein.v1.AgentService.Events:input_type -> skein.v1.EventsRequest
+	52,  // 101: skein.v1.AgentService.State:input_type -> skein.v1.StateRequest
+	54,  // 102: skein.v1.AgentService.Diff:input_type -> skein.v1.DiffRequest
+	56,  // 103: skein.v1.AgentService.ExplainPeer:input_type -> skein.v1.ExplainPeerRequest
+	59,  // 104: skein.v1.AgentService.Graph:input_type -> skein.v1.GraphRequest
+	62,  // 105: skein.v1.AgentService.Plan:input_type -> skein.v1.PlanRequest
+	64,  // 106: skein.v1.AgentService.Down:input_type -> skein.v1.DownRequest
+	66,  // 107: skein.v1.AgentService.Relay:input_type -> skein.v1.RelayRequest
+	72,  // 108: skein.v1.AgentService.CreatePool:input_type -> skein.v1.CreatePoolRequest
+	73,  // 109: skein.v1.AgentService.ChangePool:input_type -> skein.v1.ChangePoolRequest
+	75,  // 110: skein.v1.AgentService.RemovePool:input_type -> skein.v1.RemovePoolRequest
+	77,  // 111: skein.v1.AgentService.Pools:input_type -> skein.v1.PoolsRequest
+	82,  // 112: skein.v1.AgentService.Blocks:input_type -> skein.v1.BlocksRequest
+	85,  // 113: skein.v1.AgentService.ReserveBlock:input_type -> skein.v1.ReserveBlockRequest
+	86,  // 114: skein.v1.AgentService.ReleaseBlock:input_type -> skein.v1.ReleaseBlockRequest
+	88,  // 115: skein.v1.AgentService.ReserveAddress:input_type -> skein.v1.ReserveAddressRequest
+	89,  // 116: skein.v1.AgentService.ReleaseAddress:input_type -> skein.v1.ReleaseAddressRequest
+	91,  // 117: skein.v1.AgentService.Statics:input_type -> skein.v1.StaticsRequest
+	93,  // 118: skein.v1.AgentService.Who:input_type -> skein.v1.WhoRequest
+	97,  // 119: skein.v1.AgentService.Pods:input_type -> skein.v1.PodsRequest
+	100, // 120: skein.v1.AgentService.Import:input_type -> skein.v1.ImportRequest
+	102, // 121: skein.v1.AgentService.CreateEgress:input_type -> skein.v1.CreateEgressRequest
+	103, // 122: skein.v1.AgentService.ChangeEgress:input_type -> skein.v1.ChangeEgressRequest
+	105, // 123: skein.v1.AgentService.RemoveEgress:input_type -> skein.v1.RemoveEgressRequest
+	107, // 124: skein.v1.AgentService.Egresses:input_type -> skein.v1.EgressesRequest
+	111, // 125: skein.v1.AgentService.ShowEgress:input_type -> skein.v1.ShowEgressRequest
+	115, // 126: skein.v1.AgentService.ExplainEgress:input_type -> skein.v1.ExplainEgressRequest
+	117, // 127: skein.v1.AgentService.AttachEgress:input_type -> skein.v1.AttachEgressRequest
+	119, // 128: skein.v1.AgentService.DrainNode:input_type -> skein.v1.DrainNodeRequest
+	44,  // 129: skein.v1.AgentService.SetRole:input_type -> skein.v1.SetRoleRequest
+	46,  // 130: skein.v1.AgentService.SetNode:input_type -> skein.v1.SetNodeRequest
+	9,   // 131: skein.v1.AgentService.AddPlainPeer:input_type -> skein.v1.AddPlainPeerRequest
+	12,  // 132: skein.v1.AgentService.PlainPeers:input_type -> skein.v1.PlainPeersRequest
+	15,  // 133: skein.v1.AgentService.RemovePlainPeer:input_type -> skein.v1.RemovePlainPeerRequest
+	17,  // 134: skein.v1.AgentService.SetSiteTranslation:input_type -> skein.v1.SetSiteTranslationRequest
+	19,  // 135: skein.v1.AgentService.RemoveSiteTranslation:input_type -> skein.v1.RemoveSiteTranslationRequest
+	21,  // 136: skein.v1.AgentService.Sites:input_type -> skein.v1.SitesRequest
+	121, // 137: skein.v1.AgentService.Usage:input_type -> skein.v1.UsageRequest
+	126, // 138: skein.v1.AgentService.Profile:input_type -> skein.v1.ProfileRequest
+	1,   // 139: skein.v1.AgentService.Status:output_type -> skein.v1.StatusResponse
+	7,   // 140: skein.v1.AgentService.Nodes:output_type -> skein.v1.NodesResponse
+	26,  // 141: skein.v1.AgentService.Peers:output_type -> skein.v1.PeersResponse
+	29,  // 142: skein.v1.AgentService.Netcheck:output_type -> skein.v1.NetcheckResponse
+	33,  // 143: skein.v1.AgentService.CreateToken:output_type -> skein.v1.CreateTokenResponse
+	35,  // 144: skein.v1.AgentService.ListTokens:output_type -> skein.v1.ListTokensResponse
+	37,  // 145: skein.v1.AgentService.RevokeToken:output_type -> skein.v1.RevokeTokenResponse
+	39,  // 146: skein.v1.AgentService.RepairClock:output_type -> skein.v1.RepairClockResponse
+	41,  // 147: skein.v1.AgentService.ShowNode:output_type -> skein.v1.ShowNodeResponse
+	43,  // 148: skein.v1.AgentService.RevokeNode:output_type -> skein.v1.RevokeNodeResponse
+	49,  // 149: skein.v1.AgentService.Settings:output_type -> skein.v1.SettingsResponse
+	51,  // 150: skein.v1.AgentService.Events:output_type -> skein.v1.EventsResponse
+	53,  // 151: skein.v1.AgentService.State:output_type -> skein.v1.StateResponse
+	55,  // 152: skein.v1.AgentService.Diff:output_type -> skein.v1.DiffResponse
+	57,  // 153: skein.v1.AgentService.ExplainPeer:output_type -> skein.v1.ExplainPeerResponse
+	60,  // 154: skein.v1.AgentService.Graph:output_type -> skein.v1.GraphResponse
+	63,  // 155: skein.v1.AgentService.Plan:output_type -> skein.v1.PlanResponse
+	65,  // 156: skein.v1.AgentService.Down:output_type -> skein.v1.DownResponse
+	67,  // 157: skein.v1.AgentService.Relay:output_type -> skein.v1.RelayResponse
+	74,  // 158: skein.v1.AgentService.CreatePool:output_type -> skein.v1.PoolResponse
+	74,  // 159: skein.v1.AgentService.ChangePool:output_type -> skein.v1.PoolResponse
+	76,  // 160: skein.v1.AgentService.RemovePool:output_type -> skein.v1.RemovePoolResponse
+	78,  // 161: skein.v1.AgentService.Pools:output_type -> skein.v1.PoolsResponse
+	83,  // 162: skein.v1.AgentService.Blocks:output_type -> skein.v1.BlocksResponse
+	87,  // 163: skein.v1.AgentService.ReserveBlock:output_type -> skein.v1.BlockResponse
+	87,  // 164: skein.v1.AgentService.ReleaseBlock:output_type -> skein.v1.BlockResponse
+	90,  // 165: skein.v1.AgentService.ReserveAddress:output_type -> skein.v1.StaticResponse
+	90,  // 166: skein.v1.AgentService.ReleaseAddress:output_type -> skein.v1.StaticResponse
+	92,  // 167: skein.v1.AgentService.Statics:output_type -> skein.v1.StaticsResponse
+	94,  // 168: skein.v1.AgentService.Who:output_type -> skein.v1.WhoResponse
+	98,  // 169: skein.v1.AgentService.Pods:output_type -> skein.v1.PodsResponse
+	101, // 170: skein.v1.AgentService.Import:output_type -> skein.v1.ImportResponse
+	104, // 171: skein.v1.AgentService.CreateEgress:output_type -> skein.v1.EgressResponse
+	104, // 172: skein.v1.AgentService.ChangeEgress:output_type -> skein.v1.EgressResponse
+	106, // 173: skein.v1.AgentService.RemoveEgress:output_type -> skein.v1.RemoveEgressResponse
+	108, // 174: skein.v1.AgentService.Egresses:output_type -> skein.v1.EgressesResponse
+	112, // 175: skein.v1.AgentService.ShowEgress:output_type -> skein.v1.ShowEgressResponse
+	116, // 176: skein.v1.AgentService.ExplainEgress:output_type -> skein.v1.ExplainEgressResponse
+	118, // 177: skein.v1.AgentService.AttachEgress:output_type -> skein.v1.AttachEgressResponse
+	120, // 178: skein.v1.AgentService.DrainNode:output_type -> skein.v1.DrainNodeResponse
+	45,  // 179: skein.v1.AgentService.SetRole:output_type -> skein.v1.SetRoleResponse
+	47,  // 180: skein.v1.AgentService.SetNode:output_type -> skein.v1.SetNodeResponse
+	10,  // 181: skein.v1.AgentService.AddPlainPeer:output_type -> skein.v1.AddPlainPeerResponse
+	13,  // 182: skein.v1.AgentService.PlainPeers:output_type -> skein.v1.PlainPeersResponse
+	16,  // 183: skein.v1.AgentService.RemovePlainPeer:output_type -> skein.v1.RemovePlainPeerResponse
+	18,  // 184: skein.v1.AgentService.SetSiteTranslation:output_type -> skein.v1.SetSiteTranslationResponse
+	20,  // 185: skein.v1.AgentService.RemoveSiteTranslation:output_type -> skein.v1.RemoveSiteTranslationResponse
+	22,  // 186: skein.v1.AgentService.Sites:output_type -> skein.v1.SitesResponse
+	122, // 187: skein.v1.AgentService.Usage:output_type -> skein.v1.UsageResponse
+	127, // 188: skein.v1.AgentService.Profile:output_type -> skein.v1.ProfileResponse
+	139, // [139:189] is the sub-list for method output_type
+	89,  // [89:139] is the sub-list for method input_type
+	89,  // [89:89] is the sub-list for extension type_name
+	89,  // [89:89] is the sub-list for extension extendee
+	0,   // [0:89] is the sub-list for field type_name
 }
 
 func init() { file_skein_v1_agent_proto_init() }
@@ -9968,7 +10010,7 @@ func file_skein_v1_agent_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_skein_v1_agent_proto_rawDesc), len(file_skein_v1_agent_proto_rawDesc)),
 			NumEnums:      0,
-			NumMessages:   129,
+			NumMessages:   130,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

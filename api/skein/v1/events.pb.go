@@ -3823,8 +3823,10 @@ type ChangeNode struct {
 	SetLabels      bool                   `protobuf:"varint,4,opt,name=set_labels,json=setLabels,proto3" json:"set_labels,omitempty"`
 	MinSchema      uint32                 `protobuf:"varint,5,opt,name=min_schema,json=minSchema,proto3" json:"min_schema,omitempty"`
 	MaxSchema      uint32                 `protobuf:"varint,6,opt,name=max_schema,json=maxSchema,proto3" json:"max_schema,omitempty"`
-	Settings       *NodeSettings          `protobuf:"bytes,7,opt,name=settings,proto3" json:"settings,omitempty"`                                   // those of its fields that are named are taken over
-	SettingsFields []string               `protobuf:"bytes,8,rep,name=settings_fields,json=settingsFields,proto3" json:"settings_fields,omitempty"` // of site, leader, force_endpoint, internal_ip, persistent_keepalive
+	Settings       *NodeSettings          `protobuf:"bytes,7,opt,name=settings,proto3" json:"settings,omitempty"`                                                                                                  // those of its fields that are named are taken over
+	SettingsFields []string               `protobuf:"bytes,8,rep,name=settings_fields,json=settingsFields,proto3" json:"settings_fields,omitempty"`                                                                // of site, leader, force_endpoint, internal_ip, persistent_keepalive
+	LabelsWere     map[string]string      `protobuf:"bytes,60,rep,name=labels_were,json=labelsWere,proto3" json:"labels_were,omitempty" protobuf_key:"bytes,1,opt,name=key" protobuf_val:"bytes,2,opt,name=value"` // those that labels were made from
+	CheckLabels    bool                   `protobuf:"varint,61,opt,name=check_labels,json=checkLabels,proto3" json:"check_labels,omitempty"`                                                                       // refused as aborted when the node's labels are others than labels_were by now
 	unknownFields  protoimpl.UnknownFields
 	sizeCache      protoimpl.SizeCache
 }
@@ -3913,6 +3915,20 @@ func (x *ChangeNode) GetSettingsFields() []string {
 		return x.SettingsFields
 	}
 	return nil
+}
+
+func (x *ChangeNode) GetLabelsWere() map[string]string {
+	if x != nil {
+		return x.LabelsWere
+	}
+	return nil
+}
+
+func (x *ChangeNode) GetCheckLabels() bool {
+	if x != nil {
+		return x.CheckLabels
+	}
+	return false
 }
 
 type RevokeNode struct {
@@ -6046,7 +6062,7 @@ const file_skein_v1_events_proto_rawDesc = "" +
 	"cluster_id\x18\x04 \x01(\tR\tclusterId\x12!\n" +
 	"\ftoken_secret\x18\x05 \x01(\fR\vtokenSecret\x12\x1f\n" +
 	"\vtoken_proof\x18\x06 \x01(\fR\n" +
-	"tokenProof\"\xe8\x02\n" +
+	"tokenProof\"\x91\x04\n" +
 	"\n" +
 	"ChangeNode\x12\x17\n" +
 	"\anode_id\x18\x01 \x01(\tR\x06nodeId\x12\x12\n" +
@@ -6059,8 +6075,14 @@ const file_skein_v1_events_proto_rawDesc = "" +
 	"\n" +
 	"max_schema\x18\x06 \x01(\rR\tmaxSchema\x122\n" +
 	"\bsettings\x18\a \x01(\v2\x16.skein.v1.NodeSettingsR\bsettings\x12'\n" +
-	"\x0fsettings_fields\x18\b \x03(\tR\x0esettingsFields\x1a9\n" +
+	"\x0fsettings_fields\x18\b \x03(\tR\x0esettingsFields\x12E\n" +
+	"\vlabels_were\x18< \x03(\v2$.skein.v1.ChangeNode.LabelsWereEntryR\n" +
+	"labelsWere\x12!\n" +
+	"\fcheck_labels\x18= \x01(\bR\vcheckLabels\x1a9\n" +
 	"\vLabelsEntry\x12\x10\n" +
+	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
+	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\x1a=\n" +
+	"\x0fLabelsWereEntry\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
 	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\"S\n" +
 	"\n" +
@@ -6204,7 +6226,7 @@ func file_skein_v1_events_proto_rawDescGZIP() []byte {
 	return file_skein_v1_events_proto_rawDescData
 }
 
-var file_skein_v1_events_proto_msgTypes = make([]protoimpl.MessageInfo, 83)
+var file_skein_v1_events_proto_msgTypes = make([]protoimpl.MessageInfo, 84)
 var file_skein_v1_events_proto_goTypes = []any{
 	(*Event)(nil),                  // 0: skein.v1.Event
 	(*ClusterCreated)(nil),         // 1: skein.v1.ClusterCreated
@@ -6289,24 +6311,25 @@ var file_skein_v1_events_proto_goTypes = []any{
 	(*IntroduceRoles)(nil),         // 80: skein.v1.IntroduceRoles
 	nil,                            // 81: skein.v1.NewNode.LabelsEntry
 	nil,                            // 82: skein.v1.ChangeNode.LabelsEntry
-	(*Cluster)(nil),                // 83: skein.v1.Cluster
-	(*Settings)(nil),               // 84: skein.v1.Settings
-	(*Token)(nil),                  // 85: skein.v1.Token
-	(*Node)(nil),                   // 86: skein.v1.Node
-	(*GossipKeys)(nil),             // 87: skein.v1.GossipKeys
-	(*Answer)(nil),                 // 88: skein.v1.Answer
-	(*Pool)(nil),                   // 89: skein.v1.Pool
-	(*Block)(nil),                  // 90: skein.v1.Block
-	(*StaticAddress)(nil),          // 91: skein.v1.StaticAddress
-	(*Grant)(nil),                  // 92: skein.v1.Grant
-	(*Egress)(nil),                 // 93: skein.v1.Egress
-	(*EgressSlot)(nil),             // 94: skein.v1.EgressSlot
-	(*PodCidrs)(nil),               // 95: skein.v1.PodCidrs
-	(*NodeSettings)(nil),           // 96: skein.v1.NodeSettings
-	(*PlainPeer)(nil),              // 97: skein.v1.PlainPeer
-	(*SiteRange)(nil),              // 98: skein.v1.SiteRange
-	(*SiteTranslation)(nil),        // 99: skein.v1.SiteTranslation
-	(*PoolSubnet)(nil),             // 100: skein.v1.PoolSubnet
+	nil,                            // 83: skein.v1.ChangeNode.LabelsWereEntry
+	(*Cluster)(nil),                // 84: skein.v1.Cluster
+	(*Settings)(nil),               // 85: skein.v1.Settings
+	(*Token)(nil),                  // 86: skein.v1.Token
+	(*Node)(nil),                   // 87: skein.v1.Node
+	(*GossipKeys)(nil),             // 88: skein.v1.GossipKeys
+	(*Answer)(nil),                 // 89: skein.v1.Answer
+	(*Pool)(nil),                   // 90: skein.v1.Pool
+	(*Block)(nil),                  // 91: skein.v1.Block
+	(*StaticAddress)(nil),          // 92: skein.v1.StaticAddress
+	(*Grant)(nil),                  // 93: skein.v1.Grant
+	(*Egress)(nil),                 // 94: skein.v1.Egress
+	(*EgressSlot)(nil),             // 95: skein.v1.EgressSlot
+	(*PodCidrs)(nil),               // 96: skein.v1.PodCidrs
+	(*NodeSettings)(nil),           // 97: skein.v1.NodeSettings
+	(*PlainPeer)(nil),              // 98: skein.v1.PlainPeer
+	(*SiteRange)(nil),              // 99: skein.v1.SiteRange
+	(*SiteTranslation)(nil),        // 100: skein.v1.SiteTranslation
+	(*PoolSubnet)(nil),             // 101: skein.v1.PoolSubnet
 }
 var file_skein_v1_events_proto_depIdxs = []int32{
 	1,   // 0: skein.v1.Event.cluster_created:type_name -> skein.v1.ClusterCreated
@@ -6348,31 +6371,31 @@ var file_skein_v1_events_proto_depIdxs = []int32{
 	38,  // 36: skein.v1.Event.site_translation_set:type_name -> skein.v1.SiteTranslationSet
 	39,  // 37: skein.v1.Event.site_translation_removed:type_name -> skein.v1.SiteTranslationRemoved
 	37,  // 38: skein.v1.Event.sliced_range_allotted:type_name -> skein.v1.SlicedRangeAllotted
-	83,  // 39: skein.v1.ClusterCreated.cluster:type_name -> skein.v1.Cluster
-	84,  // 40: skein.v1.ClusterCreated.settings:type_name -> skein.v1.Settings
-	84,  // 41: skein.v1.SettingsChanged.settings:type_name -> skein.v1.Settings
-	85,  // 42: skein.v1.TokenCreated.token:type_name -> skein.v1.Token
-	86,  // 43: skein.v1.NodeAdmitted.node:type_name -> skein.v1.Node
-	86,  // 44: skein.v1.NodeChanged.node:type_name -> skein.v1.Node
-	87,  // 45: skein.v1.GossipKeyRotated.keys:type_name -> skein.v1.GossipKeys
-	88,  // 46: skein.v1.CommandAnswered.answer:type_name -> skein.v1.Answer
-	89,  // 47: skein.v1.PoolCreated.pool:type_name -> skein.v1.Pool
-	89,  // 48: skein.v1.PoolChanged.pool:type_name -> skein.v1.Pool
-	90,  // 49: skein.v1.BlockAllocated.block:type_name -> skein.v1.Block
-	90,  // 50: skein.v1.BlockReserved.block:type_name -> skein.v1.Block
-	91,  // 51: skein.v1.AddressReserved.address:type_name -> skein.v1.StaticAddress
-	92,  // 52: skein.v1.GrantSet.grant:type_name -> skein.v1.Grant
-	93,  // 53: skein.v1.EgressDefined.egress:type_name -> skein.v1.Egress
-	93,  // 54: skein.v1.EgressChanged.egress:type_name -> skein.v1.Egress
-	94,  // 55: skein.v1.SlotAssigned.slot:type_name -> skein.v1.EgressSlot
-	94,  // 56: skein.v1.SlotMoved.slot:type_name -> skein.v1.EgressSlot
-	94,  // 57: skein.v1.SlotReleased.slot:type_name -> skein.v1.EgressSlot
-	95,  // 58: skein.v1.PodCidrsSet.pod_cidrs:type_name -> skein.v1.PodCidrs
-	96,  // 59: skein.v1.NodeSettingsSet.settings:type_name -> skein.v1.NodeSettings
-	97,  // 60: skein.v1.PlainPeerSet.plain_peer:type_name -> skein.v1.PlainPeer
-	98,  // 61: skein.v1.SiteRangeAllotted.range:type_name -> skein.v1.SiteRange
-	98,  // 62: skein.v1.SlicedRangeAllotted.range:type_name -> skein.v1.SiteRange
-	99,  // 63: skein.v1.SiteTranslationSet.translation:type_name -> skein.v1.SiteTranslation
+	84,  // 39: skein.v1.ClusterCreated.cluster:type_name -> skein.v1.Cluster
+	85,  // 40: skein.v1.ClusterCreated.settings:type_name -> skein.v1.Settings
+	85,  // 41: skein.v1.SettingsChanged.settings:type_name -> skein.v1.Settings
+	86,  // 42: skein.v1.TokenCreated.token:type_name -> skein.v1.Token
+	87,  // 43: skein.v1.NodeAdmitted.node:type_name -> skein.v1.Node
+	87,  // 44: skein.v1.NodeChanged.node:type_name -> skein.v1.Node
+	88,  // 45: skein.v1.GossipKeyRotated.keys:type_name -> skein.v1.GossipKeys
+	89,  // 46: skein.v1.CommandAnswered.answer:type_name -> skein.v1.Answer
+	90,  // 47: skein.v1.PoolCreated.pool:type_name -> skein.v1.Pool
+	90,  // 48: skein.v1.PoolChanged.pool:type_name -> skein.v1.Pool
+	91,  // 49: skein.v1.BlockAllocated.block:type_name -> skein.v1.Block
+	91,  // 50: skein.v1.BlockReserved.block:type_name -> skein.v1.Block
+	92,  // 51: skein.v1.AddressReserved.address:type_name -> skein.v1.StaticAddress
+	93,  // 52: skein.v1.GrantSet.grant:type_name -> skein.v1.Grant
+	94,  // 53: skein.v1.EgressDefined.egress:type_name -> skein.v1.Egress
+	94,  // 54: skein.v1.EgressChanged.egress:type_name -> skein.v1.Egress
+	95,  // 55: skein.v1.SlotAssigned.slot:type_name -> skein.v1.EgressSlot
+	95,  // 56: skein.v1.SlotMoved.slot:type_name -> skein.v1.EgressSlot
+	95,  // 57: skein.v1.SlotReleased.slot:type_name -> skein.v1.EgressSlot
+	96,  // 58: skein.v1.PodCidrsSet.pod_cidrs:type_name -> skein.v1.PodCidrs
+	97,  // 59: skein.v1.NodeSettingsSet.settings:type_name -> skein.v1.NodeSettings
+	98,  // 60: skein.v1.PlainPeerSet.plain_peer:type_name -> skein.v1.PlainPeer
+	99,  // 61: skein.v1.SiteRangeAllotted.range:type_name -> skein.v1.SiteRange
+	99,  // 62: skein.v1.SlicedRangeAllotted.range:type_name -> skein.v1.SiteRange
+	100, // 63: skein.v1.SiteTranslationSet.translation:type_name -> skein.v1.SiteTranslation
 	0,   // 64: skein.v1.Batch.events:type_name -> skein.v1.Event
 	42,  // 65: skein.v1.Command.create_cluster:type_name -> skein.v1.CreateCluster
 	43,  // 66: skein.v1.Command.change_settings:type_name -> skein.v1.ChangeSettings
@@ -6411,28 +6434,29 @@ var file_skein_v1_events_proto_depIdxs = []int32{
 	77,  // 99: skein.v1.Command.remove_plain_peer:type_name -> skein.v1.RemovePlainPeer
 	78,  // 100: skein.v1.Command.set_site_translation:type_name -> skein.v1.SetSiteTranslation
 	79,  // 101: skein.v1.Command.remove_site_translation:type_name -> skein.v1.RemoveSiteTranslation
-	84,  // 102: skein.v1.CreateCluster.settings:type_name -> skein.v1.Settings
+	85,  // 102: skein.v1.CreateCluster.settings:type_name -> skein.v1.Settings
 	46,  // 103: skein.v1.CreateCluster.first_node:type_name -> skein.v1.NewNode
-	84,  // 104: skein.v1.ChangeSettings.settings:type_name -> skein.v1.Settings
+	85,  // 104: skein.v1.ChangeSettings.settings:type_name -> skein.v1.Settings
 	81,  // 105: skein.v1.NewNode.labels:type_name -> skein.v1.NewNode.LabelsEntry
 	46,  // 106: skein.v1.AdmitNode.node:type_name -> skein.v1.NewNode
 	82,  // 107: skein.v1.ChangeNode.labels:type_name -> skein.v1.ChangeNode.LabelsEntry
-	96,  // 108: skein.v1.ChangeNode.settings:type_name -> skein.v1.NodeSettings
-	89,  // 109: skein.v1.CreatePool.pool:type_name -> skein.v1.Pool
-	100, // 110: skein.v1.ChangePool.add_subnets:type_name -> skein.v1.PoolSubnet
-	89,  // 111: skein.v1.ChangePool.set:type_name -> skein.v1.Pool
-	89,  // 112: skein.v1.ImportPools.pools:type_name -> skein.v1.Pool
-	66,  // 113: skein.v1.ImportPools.blocks:type_name -> skein.v1.ImportBlock
-	93,  // 114: skein.v1.DefineEgress.egress:type_name -> skein.v1.Egress
-	93,  // 115: skein.v1.ChangeEgress.set:type_name -> skein.v1.Egress
-	95,  // 116: skein.v1.SetPodCidrs.pod_cidrs:type_name -> skein.v1.PodCidrs
-	97,  // 117: skein.v1.SetPlainPeer.plain_peer:type_name -> skein.v1.PlainPeer
-	99,  // 118: skein.v1.SetSiteTranslation.translation:type_name -> skein.v1.SiteTranslation
-	119, // [119:119] is the sub-list for method output_type
-	119, // [119:119] is the sub-list for method input_type
-	119, // [119:119] is the sub-list for extension type_name
-	119, // [119:119] is the sub-list for extension extendee
-	0,   // [0:119] is the sub-list for field type_name
+	97,  // 108: skein.v1.ChangeNode.settings:type_name -> skein.v1.NodeSettings
+	83,  // 109: skein.v1.ChangeNode.labels_were:type_name -> skein.v1.ChangeNode.LabelsWereEntry
+	90,  // 110: skein.v1.CreatePool.pool:type_name -> skein.v1.Pool
+	101, // 111: skein.v1.ChangePool.add_subnets:type_name -> skein.v1.PoolSubnet
+	90,  // 112: skein.v1.ChangePool.set:type_name -> skein.v1.Pool
+	90,  // 113: skein.v1.ImportPools.pools:type_name -> skein.v1.Pool
+	66,  // 114: skein.v1.ImportPools.blocks:type_name -> skein.v1.ImportBlock
+	94,  // 115: skein.v1.DefineEgress.egress:type_name -> skein.v1.Egress
+	94,  // 116: skein.v1.ChangeEgress.set:type_name -> skein.v1.Egress
+	96,  // 117: skein.v1.SetPodCidrs.pod_cidrs:type_name -> skein.v1.PodCidrs
+	98,  // 118: skein.v1.SetPlainPeer.plain_peer:type_name -> skein.v1.PlainPeer
+	100, // 119: skein.v1.SetSiteTranslation.translation:type_name -> skein.v1.SiteTranslation
+	120, // [120:120] is the sub-list for method output_type
+	120, // [120:120] is the sub-list for method input_type
+	120, // [120:120] is the sub-list for extension type_name
+	120, // [120:120] is the sub-list for extension extendee
+	0,   // [0:120] is the sub-list for field type_name
 }
 
 func init() { file_skein_v1_events_proto_init() }
@@ -6527,7 +6551,7 @@ func file_skein_v1_events_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_skein_v1_events_proto_rawDesc), len(file_skein_v1_events_proto_rawDesc)),
 			NumEnums:      0,
-			NumMessages:   83,
+			NumMessages:   84,
 			NumExtensions: 0,
 			NumServices:   0,
 		},
